@@ -1,0 +1,126 @@
+"""The one place that knows JAX versions: how 0.10, 0.11 and 0.12 differ, in small functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an input of an equation is a constant written in place."""
+    return isinstance(atom, core.Literal)
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The equations of a jaxpr; from 0.12 on a closed jaxpr is its own."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def consts_of(jaxpr: Any) -> Sequence[Any]:
+    """The constants that a jaxpr holds; an open jaxpr of 0.10 holds none."""
+    return getattr(jaxpr, "consts", ())
+
+
+def subjaxprs(eqn: Any) -> list[Any]:
+    """The open jaxprs that an equation holds."""
+    return [open_jaxpr(jaxpr) for jaxpr in core.jaxprs_in_params(eqn.params)]
+
+
+def bind_params(eqn: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Functions and parameters with which to bind an equation's primitive again."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    if isinstance(params, tuple):
+        functions, named = params
+        return functions, named
+    return (), params
+
+
+def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many constants and carried values a scan has."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def is_unspecified(sharding: Any) -> bool:
+    """Whether a parameter of jit leaves the sharding open; its class is not public."""
+    return type(sharding).__name__ == "UnspecifiedValue"
+
+
+def hoisted(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """The open jaxpr of a function, its constants made arguments, which come first."""
+    jaxpr = jax.make_jaxpr(function)(*args)
+    consts = consts_of(jaxpr)
+    if not consts:
+        return open_jaxpr(jaxpr), ()
+    opened, number = open_jaxpr(jaxpr), len(consts)
+
+    def of_consts(*both: Any) -> list[Any]:
+        return jax.core.eval_jaxpr(opened, both[:number], *both[number:])
+
+    return open_jaxpr(jax.make_jaxpr(of_consts)(*consts, *args)), consts
+
+
+def varying_like(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """Outputs that vary along the manual mesh axes that any input varies along (in shard_map)."""
+    axes: set[Any] = set()
+    for array in inputs:
+        axes |= set(jax.typeof(array).mat.varying)
+    missing = [tuple(axes - set(jax.typeof(out).mat.varying)) for out in outputs]
+    pairs = zip(outputs, missing, strict=True)
+    return [jax.lax.pcast(out, new, to="varying") if new else out for out, new in pairs]
+
+
+def frames(eqn: Any) -> list[tuple[str, int, str]]:
+    """File, line and function of each Python frame that made an equation, innermost first."""
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return []
+    return [(f.file_name, f.line_num, f.function_name) for f in traceback.frames]
+
+
+def linearize(function: Callable[..., tuple[list[Any], Any]], *points: Any) -> tuple[Any, Any, Any]:
+    """`jax.linearize` with aux outputs, as (outputs, linear function, aux), inside a trace.
+
+    Before 0.12 the linear function kept tangents that are zero as tracers in its static part, and
+    so could not leave the trace; here such outputs are told apart first.
+    """
+    if jax.__version_info__ >= (0, 12):
+        return jax.linearize(function, *points, has_aux=True)
+    moving = _moving(function, points)
+
+    def of_moving(*values: Any) -> tuple[list[Any], Any]:
+        outputs, aux = function(*values)
+        still = [o for o, moves in zip(outputs, moving, strict=True) if not moves]
+        return [o for o, moves in zip(outputs, moving, strict=True) if moves], (still, aux)
+
+    outputs, linear, (still, aux) = jax.linearize(of_moving, *points, has_aux=True)
+    merged, rest = iter(outputs), iter(still)
+    whole = [next(merged) if moves else next(rest) for moves in moving]
+    zeros = tuple(None if m else (o.shape, o.dtype) for o, m in zip(whole, moving, strict=True))
+    return whole, jax.tree_util.Partial(functools.partial(_with_zeros, zeros), linear), aux
+
+
+def _moving(function: Callable[..., tuple[list[Any], Any]], points: Sequence[Any]) -> list[bool]:
+    """Which outputs have a tangent that depends on those of the inputs."""
+
+    def tangents(points: Sequence[Any], directions: Sequence[Any]) -> list[Any]:
+        return jax.jvp(function, tuple(points), tuple(directions), has_aux=True)[1]
+
+    jaxpr = open_jaxpr(jax.make_jaxpr(tangents)(points, points))
+    depends = set(jaxpr.invars[len(points) :])
+    for eqn in jaxpr.eqns:
+        if any(not is_literal(v) and v in depends for v in eqn.invars):
+            depends.update(eqn.outvars)
+    return [not is_literal(v) and v in depends for v in jaxpr.outvars]
+
+
+def _with_zeros(zeros: tuple[Any, ...], linear: Callable[..., Any], *tangents: Any) -> list[Any]:
+    moving = iter(linear(*tangents))
+    return [next(moving) if zero is None else jnp.zeros(*zero) for zero in zeros]

@@ -1,0 +1,46 @@
+"""The dtypes of the project: which exist, what they hold, how they travel as bytes."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+FLOAT8 = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))
+INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
+EIGHT_BIT = FLOAT8 + INT8
+WIDE_FLOAT = (np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.float16))
+SCALE = WIDE_FLOAT + (np.dtype(jnp.float8_e8m0fnu),)
+INT32 = np.dtype(np.int32)
+
+
+def is_float8(dtype: DTypeLike) -> bool:
+    """Whether `dtype` is one of the FP8 types that hold values (e4m3fn, e5m2)."""
+    return np.dtype(dtype) in FLOAT8
+
+
+def is_int8(dtype: DTypeLike) -> bool:
+    """Whether `dtype` is int8 or uint8."""
+    return np.dtype(dtype) in INT8
+
+
+def is_eight_bit(dtype: DTypeLike) -> bool:
+    """Whether `dtype` is one of the four types a `QArray` can store."""
+    return np.dtype(dtype) in EIGHT_BIT
+
+
+def storage(dtype: DTypeLike) -> np.dtype:
+    """The dtype in which values of a logical `dtype` travel: FP8 as uint8, all else as itself."""
+    return np.dtype(np.uint8) if is_float8(dtype) else np.dtype(dtype)
+
+
+def finite_range(dtype: DTypeLike) -> tuple[float, float]:
+    """The lowest and highest finite value of an 8-bit `dtype`."""
+    info = jnp.finfo(dtype) if is_float8(dtype) else jnp.iinfo(dtype)
+    return float(info.min), float(info.max)
+
+
+def names(dtypes: tuple[np.dtype, ...]) -> str:
+    """A list of dtypes as a sentence has it: `a, b or c`."""
+    *head, last = [d.name for d in dtypes]
+    return f"{', '.join(head)} or {last}" if head else last
