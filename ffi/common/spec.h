@@ -1,0 +1,51 @@
+// The problem as the caller states it: the twin of `jaxfp8/_spec.py`, field by field.
+//
+// docs/custom_call.md describes the attributes that carry it.
+
+#ifndef JAXFP8_COMMON_SPEC_H_
+#define JAXFP8_COMMON_SPEC_H_
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace jaxfp8 {
+
+using Dims = std::span<const int64_t>;
+
+// One side of the product: `(values - zero_point) * scale`.
+struct OperandSpec {
+  std::string_view dtype;
+  Dims shape;
+  Dims contracting;
+  Dims batch;
+  Dims tiles;
+  bool scale = false;
+  bool zero_point = false;
+};
+
+// `y = activation(sum + residual + bias)`; `amax = max |y|`; `out = cast(y / out_scale)`.
+struct EpilogueSpec {
+  bool has_residual = false;
+  Dims residual;
+  std::string_view residual_dtype;
+  bool has_bias = false;
+  Dims bias;
+  std::string_view activation;
+  std::string_view out_dtype;
+  bool has_out_scale = false;
+  Dims out_scale;
+  bool has_amax = false;
+  Dims amax;
+};
+
+struct ScaledDotSpec {
+  OperandSpec lhs;
+  OperandSpec rhs;
+  EpilogueSpec epilogue;
+  std::string_view precision;
+};
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_COMMON_SPEC_H_

@@ -1,0 +1,280 @@
+#include "cpu/check.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace jaxfp8 {
+namespace {
+
+using Shape = std::vector<int64_t>;
+
+std::string Text(Dims shape) {
+  std::string out = "(";
+  for (size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
+  return out + (shape.size() == 1 ? ",)" : ")");
+}
+
+std::string Say(const std::string& what, const std::string& got, const std::string& needs) {
+  return "`jaxfp8_scaled_dot`: " + what + " " + got + ", but needs " + needs;
+}
+
+bool Same(Dims a, Dims b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+
+bool Contains(Dims axes, int64_t axis) {
+  return std::find(axes.begin(), axes.end(), axis) != axes.end();
+}
+
+// One side alone.
+class SideCheck {
+ public:
+  SideCheck(const OperandSpec& side, const std::string& name) : side_(side), name_(name) {}
+
+  std::string Run() const {
+    for (auto check : {&SideCheck::Types, &SideCheck::Axes, &SideCheck::Tiles}) {
+      const std::string wrong = (this->*check)();
+      if (!wrong.empty()) return wrong;
+    }
+    return "";
+  }
+
+ private:
+  std::string Attribute(const char* field) const {
+    return "attribute `" + name_ + "_" + field + "`";
+  }
+
+  std::string Types() const {
+    const DType type = ParseDType(side_.dtype);
+    if (!IsEightBit(type) && !IsWideFloat(type)) {
+      return Say(Attribute("dtype"), "is `" + std::string(side_.dtype) + "`",
+                 "float8_e4m3fn, float8_e5m2, int8, uint8, float32, bfloat16 or float16");
+    }
+    if (side_.zero_point && !IsInt8(type)) {
+      return Say(Attribute("zero_point"), "is given for " + std::string(side_.dtype),
+                 "values of int8 or uint8");
+    }
+    return "";
+  }
+
+  std::string Axes() const {
+    const auto rank = static_cast<int64_t>(side_.shape.size());
+    std::vector<bool> used(rank);
+    for (Dims axes : {side_.contracting, side_.batch}) {
+      for (int64_t axis : axes) {
+        if (axis < 0 || axis >= rank || used[axis]) {
+          return Say(Attribute("contracting") + " and `" + name_ + "_batch`",
+                     "are " + Text(side_.contracting) + " and " + Text(side_.batch),
+                     "different axes of shape " + Text(side_.shape));
+        }
+        used[axis] = true;
+      }
+    }
+    return "";
+  }
+
+  std::string Tiles() const {
+    const bool positive =
+        std::all_of(side_.tiles.begin(), side_.tiles.end(), [](int64_t tile) { return tile >= 1; });
+    if (side_.tiles.size() == side_.shape.size() && positive) return "";
+    return Say(Attribute("tiles"), "is " + Text(side_.tiles),
+               "one size of at least 1 for each axis of shape " + Text(side_.shape));
+  }
+
+  const OperandSpec& side_;
+  const std::string name_;
+};
+
+std::string CheckPair(const OperandSpec& lhs, const OperandSpec& rhs) {
+  if (!IsEightBit(ParseDType(lhs.dtype)) && !IsEightBit(ParseDType(rhs.dtype))) {
+    return Say("`lhs` and `rhs`",
+               "are " + std::string(lhs.dtype) + " and " + std::string(rhs.dtype),
+               "at least one of them in 8 bits");
+  }
+  const auto match = [&](Dims left, Dims right, bool shared) {
+    if (left.size() != right.size()) return false;
+    for (size_t i = 0; i < left.size(); ++i) {
+      const int64_t l = lhs.shape[left[i]], r = rhs.shape[right[i]];
+      if (l != r && !(shared && (l == 1 || r == 1))) return false;
+    }
+    return true;
+  };
+  const std::string shapes = "of shapes " + Text(lhs.shape) + " and " + Text(rhs.shape);
+  if (!match(lhs.contracting, rhs.contracting, false)) {
+    return Say("contracting axes",
+               Text(lhs.contracting) + " and " + Text(rhs.contracting) + " " + shapes,
+               "equal sizes in pairs");
+  }
+  if (!match(lhs.batch, rhs.batch, true)) {
+    return Say("batch axes", Text(lhs.batch) + " and " + Text(rhs.batch) + " " + shapes,
+               "equal sizes in pairs, or 1 on one side");
+  }
+  return "";
+}
+
+Shape OutShape(const ScaledDotSpec& spec) {
+  Shape out;
+  for (size_t i = 0; i < spec.lhs.batch.size(); ++i) {
+    const int64_t left = spec.lhs.shape[spec.lhs.batch[i]];
+    out.push_back(left == 1 ? spec.rhs.shape[spec.rhs.batch[i]] : left);
+  }
+  for (const OperandSpec* side : {&spec.lhs, &spec.rhs}) {
+    for (size_t axis = 0; axis < side->shape.size(); ++axis) {
+      const auto i = static_cast<int64_t>(axis);
+      if (!Contains(side->contracting, i) && !Contains(side->batch, i))
+        out.push_back(side->shape[i]);
+    }
+  }
+  return out;
+}
+
+std::string CheckPlane(const char* name, bool given, Dims shape, const Shape& out) {
+  if (!given) return "";
+  bool fits = shape.size() == out.size();
+  for (size_t i = 0; fits && i < out.size(); ++i) fits = shape[i] == 1 || shape[i] == out[i];
+  if (fits) return "";
+  return Say("attribute `" + std::string(name) + "`", "is " + Text(shape),
+             "the rank of the output " + Text(out) + ", each axis 1 or full");
+}
+
+std::string CheckOutType(const ScaledDotSpec& spec) {
+  const EpilogueSpec& epilogue = spec.epilogue;
+  const DType out = ParseDType(epilogue.out_dtype);
+  const std::string got = "is `" + std::string(epilogue.out_dtype) + "`";
+  if (out == DType::kNone) {
+    return Say("attribute `out_dtype`", got,
+               "float32, bfloat16, float16, int32, int8, uint8, float8_e4m3fn or float8_e5m2");
+  }
+  if (epilogue.has_out_scale && !IsEightBit(out)) {
+    return Say("attribute `has_out_scale`", "is set for " + std::string(epilogue.out_dtype),
+               "an output of 8 bits");
+  }
+  if (out != DType::kS32) return "";
+  const bool integers = IsInt8(ParseDType(spec.lhs.dtype)) && IsInt8(ParseDType(spec.rhs.dtype));
+  const bool plain = !spec.lhs.scale && !spec.rhs.scale && !epilogue.has_residual &&
+                     !epilogue.has_bias && epilogue.activation == "none";
+  if (integers && plain) return "";
+  return Say("attribute `out_dtype`", got,
+             "int8 or uint8 operands without scales, and no residual, bias or activation");
+}
+
+std::string CheckEpilogue(const ScaledDotSpec& spec) {
+  const EpilogueSpec& epilogue = spec.epilogue;
+  if (ParseActivation(epilogue.activation) == Activation::kUnknown) {
+    return Say("attribute `activation`", "is `" + std::string(epilogue.activation) + "`",
+               "none, relu, gelu_tanh, gelu_erf or silu");
+  }
+  if (epilogue.has_residual && !IsWideFloat(ParseDType(epilogue.residual_dtype))) {
+    return Say("attribute `residual_dtype`", "is `" + std::string(epilogue.residual_dtype) + "`",
+               "float32, bfloat16 or float16");
+  }
+  const Shape out = OutShape(spec);
+  for (const std::string& wrong :
+       {CheckPlane("residual", epilogue.has_residual, epilogue.residual, out),
+        CheckPlane("bias", epilogue.has_bias, epilogue.bias, out),
+        CheckPlane("out_scale", epilogue.has_out_scale, epilogue.out_scale, out),
+        CheckPlane("amax", epilogue.has_amax, epilogue.amax, out)}) {
+    if (!wrong.empty()) return wrong;
+  }
+  return CheckOutType(spec);
+}
+
+Shape ScaleShape(const OperandSpec& side) {
+  Shape shape;
+  for (size_t i = 0; i < side.shape.size(); ++i) {
+    shape.push_back((side.shape[i] + side.tiles[i] - 1) / side.tiles[i]);
+  }
+  return shape;
+}
+
+// A buffer that the spec asks for.
+struct Wanted {
+  const char* name;
+  std::string_view dtype;
+  Shape shape;
+  void** data;
+};
+
+Shape Copy(Dims dims) { return Shape(dims.begin(), dims.end()); }
+
+std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec, Buffers& buffers) {
+  const EpilogueSpec& epilogue = spec.epilogue;
+  std::vector<Wanted> wanted = {
+      {"lhs", spec.lhs.dtype, Copy(spec.lhs.shape), &buffers.lhs},
+      {"rhs", spec.rhs.dtype, Copy(spec.rhs.shape), &buffers.rhs},
+  };
+  const auto add = [&](bool given, Wanted one) {
+    if (given) wanted.push_back(std::move(one));
+  };
+  const Shape lhs = ScaleShape(spec.lhs), rhs = ScaleShape(spec.rhs);
+  add(spec.lhs.scale, {"lhs_scale", "float32", lhs, &buffers.lhs_scale});
+  add(spec.lhs.zero_point, {"lhs_zero_point", "int32", lhs, &buffers.lhs_zero_point});
+  add(spec.rhs.scale, {"rhs_scale", "float32", rhs, &buffers.rhs_scale});
+  add(spec.rhs.zero_point, {"rhs_zero_point", "int32", rhs, &buffers.rhs_zero_point});
+  add(epilogue.has_residual,
+      {"residual", epilogue.residual_dtype, Copy(epilogue.residual), &buffers.residual});
+  add(epilogue.has_bias, {"bias", "float32", Copy(epilogue.bias), &buffers.bias});
+  add(epilogue.has_out_scale,
+      {"out_scale", "float32", Copy(epilogue.out_scale), &buffers.out_scale});
+  return wanted;
+}
+
+std::vector<Wanted> WantedResults(const ScaledDotSpec& spec, Buffers& buffers) {
+  std::vector<Wanted> wanted = {{"out", spec.epilogue.out_dtype, OutShape(spec), &buffers.out}};
+  if (spec.epilogue.has_amax) {
+    wanted.push_back({"amax", "float32", Copy(spec.epilogue.amax), &buffers.amax});
+  }
+  return wanted;
+}
+
+// FP8 travels as uint8; int8 bytes and the type itself do as well.
+bool Carries(DType buffer, DType logical) {
+  if (IsFloat8(logical)) return buffer == logical || IsInt8(buffer);
+  return buffer == logical;
+}
+
+std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& given,
+                 const std::string& kind) {
+  if (wanted.size() != given.size()) {
+    std::string names;
+    for (const Wanted& one : wanted) names += (names.empty() ? "" : ", ") + std::string(one.name);
+    return Say("the call", "has " + std::to_string(given.size()) + " " + kind,
+               std::to_string(wanted.size()) + ": " + names);
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const std::string name = "`" + std::string(wanted[i].name) + "`";
+    if (!Carries(given[i].dtype, ParseDType(wanted[i].dtype))) {
+      return Say(name, "is a buffer of " + std::string(NameOf(given[i].dtype)),
+                 std::string(wanted[i].dtype) +
+                     (IsFloat8(ParseDType(wanted[i].dtype)) ? " (as uint8)" : ""));
+    }
+    if (!Same(given[i].shape, wanted[i].shape)) {
+      return Say(name, "has shape " + Text(given[i].shape), Text(wanted[i].shape));
+    }
+    *wanted[i].data = given[i].data;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string CheckSpec(const ScaledDotSpec& spec) {
+  for (const auto& [side, name] : {std::pair(&spec.lhs, "lhs"), std::pair(&spec.rhs, "rhs")}) {
+    const std::string wrong = SideCheck(*side, name).Run();
+    if (!wrong.empty()) return wrong;
+  }
+  const std::string wrong = CheckPair(spec.lhs, spec.rhs);
+  if (!wrong.empty()) return wrong;
+  if (spec.precision != "default" && spec.precision != "highest") {
+    return Say("attribute `precision`", "is `" + std::string(spec.precision) + "`",
+               "default or highest");
+  }
+  return CheckEpilogue(spec);
+}
+
+std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
+                        const std::vector<Buffer>& results, Buffers& buffers) {
+  const std::string wrong = Bind(WantedOperands(spec, buffers), operands, "operands");
+  if (!wrong.empty()) return wrong;
+  return Bind(WantedResults(spec, buffers), results, "results");
+}
+
+}  // namespace jaxfp8

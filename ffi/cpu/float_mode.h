@@ -1,0 +1,44 @@
+// The floating-point mode of the kernels: subnormals kept, round to nearest even.
+//
+// XLA runs its own threads with subnormals flushed and lends others where they are not. Bits must
+// not depend on which thread computed them.
+
+#ifndef JAXFP8_CPU_FLOAT_MODE_H_
+#define JAXFP8_CPU_FLOAT_MODE_H_
+
+#ifdef JAXFP8_X86
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
+
+namespace jaxfp8 {
+
+// Sets the mode for as long as it lives.
+class FloatMode {
+ public:
+#ifdef JAXFP8_X86
+  FloatMode() : before_(_mm_getcsr()) { _mm_setcsr(kDefault); }
+  ~FloatMode() { _mm_setcsr(before_); }
+#else
+  FloatMode() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~FloatMode() { std::fesetenv(&before_); }
+#endif
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
+
+ private:
+#ifdef JAXFP8_X86
+  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, nothing flushed
+  unsigned before_;
+#else
+  std::fenv_t before_;
+#endif
+};
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_CPU_FLOAT_MODE_H_

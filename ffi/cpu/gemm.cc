@@ -1,0 +1,158 @@
+#include "cpu/gemm.h"
+
+#include <algorithm>
+
+#include "cpu/plan.h"
+#include "cpu/scratch.h"
+
+namespace jaxfp8 {
+namespace {
+
+// The factors of `lines` lines, one after the other in memory from `at`.
+Panel WithFactors(uint8_t* data, int64_t pitch, uint8_t* at, int64_t lines, uint8_t* raw) {
+  const int64_t step = Scratch::Padded(lines * sizeof(double));
+  return {data,
+          pitch,
+          reinterpret_cast<double*>(at),
+          reinterpret_cast<double*>(at + step),
+          reinterpret_cast<double*>(at + 2 * step),
+          raw};
+}
+
+// The panel without its first rows.
+Panel From(const Panel& panel, int64_t row) {
+  return {panel.data + row * panel.pitch,
+          panel.pitch,
+          panel.scale + row,
+          panel.zero + row,
+          panel.sum + row,
+          panel.raw};
+}
+
+// One share of the output: some rows by some columns of one batch element.
+class Share {
+ public:
+  Share(const Problem& problem, const Kernel& kernel, const Plan& plan, int64_t share)
+      : problem_(problem), kernel_(kernel), plan_(plan) {
+    batch_ = share / (plan.row_shares * plan.column_shares);
+    row_ = share / plan.column_shares % plan.row_shares * plan.row_block;
+    rows_ = std::min(plan.row_block, problem.rows - row_);
+    column_ = share % plan.column_shares * plan.share_columns;
+    columns_ = std::min(plan.share_columns, problem.columns - column_);
+    TakeScratch();
+  }
+
+  void Run() {
+    for (int64_t done = 0; done < columns_; done += plan_.column_block) {
+      const int64_t count = std::min(plan_.column_block, columns_ - done);
+      std::fill_n(sums_, rows_ * plan_.column_block, 0.0);
+      for (const Round& round : plan_.rounds) MultiplyRound(round, column_ + done, count);
+      FinishBlock(column_ + done, count);
+    }
+  }
+
+ private:
+  void TakeScratch() {
+    Scratch& scratch = Scratch::OfThread();
+    const int64_t factors = 3 * Scratch::Padded(kernel_.columns * sizeof(double));
+    scratch.Reserve(plan_.rows_bytes + plan_.columns_bytes + plan_.raw_bytes + plan_.sums_bytes +
+                    factors + 5 * 64);
+    packed_rows_ = scratch.Take<uint8_t>(plan_.rows_bytes);
+    uint8_t* columns = scratch.Take<uint8_t>(plan_.columns_bytes);
+    raw_ = scratch.Take<uint8_t>(plan_.raw_bytes);
+    sums_ = scratch.Take<double>(plan_.sums_bytes / sizeof(double));
+    right_ = WithFactors(columns, 0, scratch.Take<uint8_t>(factors), kernel_.columns, raw_);
+  }
+
+  Panel LeftPanel(const Chunk& chunk) const {
+    uint8_t* data = packed_rows_ + chunk.offset;
+    uint8_t* factors = data + Scratch::Padded(plan_.row_block * chunk.pitch);
+    return WithFactors(data, chunk.pitch, factors, plan_.row_block, raw_);
+  }
+
+  Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, const Side& other) const {
+    const bool sums = kernel_.biased || other.zero_point;
+    return {batch_, first, count, chunk.start, chunk.depth, sums};
+  }
+
+  void PackRows(const Round& round) {
+    if (packed_ == &round) return;
+    packed_ = &round;
+    for (size_t i = round.begin; i < round.end; ++i) {
+      const Chunk& chunk = plan_.chunks[i];
+      const Panel panel = LeftPanel(chunk);
+      for (int64_t row = 0; row < rows_; row += kSlab) {
+        const int64_t count = std::min(kSlab, rows_ - row);
+        kernel_.pack_rows(problem_.lhs, BlockOf(chunk, row_ + row, count, problem_.rhs),
+                          From(panel, row));
+      }
+    }
+  }
+
+  void MultiplyRound(const Round& round, int64_t column, int64_t count) {
+    PackRows(round);
+    for (int64_t done = 0; done < count; done += kernel_.columns) {
+      const int64_t width = std::min<int64_t>(kernel_.columns, count - done);
+      for (size_t i = round.begin; i < round.end; ++i) {
+        const Chunk& chunk = plan_.chunks[i];
+        const Block block = BlockOf(chunk, column + done, width, problem_.lhs);
+        if (plan_.few) {
+          MultiplyFew(chunk, block, sums_ + done);
+        } else {
+          kernel_.pack_columns(problem_.rhs, block, right_);
+          MultiplyStrip(chunk, sums_ + done);
+        }
+      }
+    }
+  }
+
+  void MultiplyFew(const Chunk& chunk, const Block& block, double* sums) {
+    const Panel left = LeftPanel(chunk);
+    for (int64_t row = 0; row < rows_; row += kFewRows) {
+      const int count = static_cast<int>(std::min<int64_t>(kFewRows, rows_ - row));
+      kernel_.multiply_few(problem_.rhs, block, From(left, row), count, right_,
+                           sums + row * plan_.column_block, plan_.column_block);
+    }
+  }
+
+  void MultiplyStrip(const Chunk& chunk, double* sums) {
+    const Panel left = LeftPanel(chunk);
+    const int64_t tiles = (rows_ + kernel_.rows - 1) / kernel_.rows;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      // Even heights: 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
+      const int64_t row = rows_ * tile / tiles;
+      const int count = static_cast<int>(rows_ * (tile + 1) / tiles - row);
+      kernel_.multiply(From(left, row), count, right_, chunk.depth, sums + row * plan_.column_block,
+                       plan_.column_block);
+    }
+  }
+
+  void FinishBlock(int64_t column, int64_t count) {
+    for (int64_t row = 0; row < rows_; ++row) {
+      for (int64_t done = 0; done < count; done += kernel_.columns) {
+        const int width = static_cast<int>(std::min<int64_t>(kernel_.columns, count - done));
+        kernel_.finish(problem_.epilogue, batch_, row_ + row, column + done, width,
+                       sums_ + row * plan_.column_block + done);
+      }
+    }
+  }
+
+  const Problem& problem_;
+  const Kernel& kernel_;
+  const Plan& plan_;
+  int64_t batch_, row_, rows_, column_, columns_;
+  const Round* packed_ = nullptr;
+  uint8_t* packed_rows_;
+  uint8_t* raw_;
+  double* sums_;
+  Panel right_;
+};
+
+}  // namespace
+
+void RunGemm(const Problem& problem, const Kernel& kernel, Pool& pool) {
+  const Plan plan = MakePlan(problem, kernel, pool.threads());
+  ParallelFor(pool, plan.shares, [&](int64_t share) { Share(problem, kernel, plan, share).Run(); });
+}
+
+}  // namespace jaxfp8

@@ -1,0 +1,19 @@
+// The kernels for x86 with AVX2, FMA and F16C.
+
+#define JAXFP8_ISA avx2
+
+#include "cpu/kernels/few_rows.h"
+#include "cpu/kernels/float_sums.h"
+#include "cpu/kernels/short_sums.h"
+#include "cpu/kernels/table.h"
+
+namespace jaxfp8::avx2 {
+
+constexpr Kernel kKernels[] = {
+    Entry<ShortSums>("avx2_int8", kAvx2, Sums::kInteger),
+    Entry<FloatSums>("avx2_f32", kAvx2, Sums::kFloat32, MultiplyFew<FloatSums>),
+};
+
+KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }
+
+}  // namespace jaxfp8::avx2

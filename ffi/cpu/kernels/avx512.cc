@@ -1,0 +1,19 @@
+// The kernels for x86 with the common core of AVX-512.
+
+#define JAXFP8_ISA avx512
+
+#include "cpu/kernels/few_rows.h"
+#include "cpu/kernels/float_sums.h"
+#include "cpu/kernels/short_sums.h"
+#include "cpu/kernels/table.h"
+
+namespace jaxfp8::avx512 {
+
+constexpr Kernel kKernels[] = {
+    Entry<ShortSums>("avx512_int8", kAvx512, Sums::kInteger),
+    Entry<FloatSums>("avx512_f32", kAvx512, Sums::kFloat32, MultiplyFew<FloatSums>),
+};
+
+KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }
+
+}  // namespace jaxfp8::avx512

@@ -1,0 +1,17 @@
+// The kernel for x86 with AVX-512 and its bfloat16 dot products.
+
+#define JAXFP8_ISA avx512_bf16
+
+#include "cpu/kernels/bf16_sums.h"
+#include "cpu/kernels/few_rows.h"
+#include "cpu/kernels/table.h"
+
+namespace jaxfp8::avx512_bf16 {
+
+constexpr Kernel kKernels[] = {
+    Entry<BF16Sums>("avx512_bf16", kAvx512 | kAvx512Bf16, Sums::kBFloat16, MultiplyFew<BF16Sums>),
+};
+
+KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }
+
+}  // namespace jaxfp8::avx512_bf16

@@ -1,0 +1,155 @@
+// Few rows: columns are decoded in registers and used at once, so that the weight is read once and
+// nothing is written but the sums. They may lie along the depth, or side by side across it.
+
+#ifndef JAXFP8_CPU_KERNELS_FEW_ROWS_H_
+#define JAXFP8_CPU_KERNELS_FEW_ROWS_H_
+
+#include "cpu/kernels/pack.h"
+#include "cpu/kernels/strip.h"
+#include "cpu/kernels/tile.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+template <typename T>
+inline T SumOfLanes(const void* vector) {
+  T lane[kLanes];
+  std::memcpy(lane, vector, sizeof lane);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+  }
+  return lane[0];
+}
+
+// The products of one column along the depth with kCount rows; `Sums::Unpack` turns kStep stored
+// values into a vector packed like a row's.
+template <class Sums, DType kType, int kCount>
+class Column {
+ public:
+  using Vector = typename Sums::Vector;
+  static constexpr int kStep = kLanes * Sums::kGroup;
+
+  void Multiply(const uint8_t* from, const Panel& left, int64_t depth) {
+    const int64_t whole = depth / kStep;
+    int64_t v = 0;
+    // Two chains of sums per row hide the latency of an addition.
+    for (; v + 1 < whole; v += 2) {
+      Add<0>(Sums::template Unpack<kType>(from + v * kStep), left, v * kBytes);
+      Add<1>(Sums::template Unpack<kType>(from + (v + 1) * kStep), left, (v + 1) * kBytes);
+    }
+    if (v < whole) Add<0>(Sums::template Unpack<kType>(from + v * kStep), left, v * kBytes);
+    if (depth % kStep) AddRest(from + whole * kStep, depth % kStep, left, whole * kBytes);
+  }
+
+  template <typename T>
+  T Total(int row) const {
+    const Vector both = sum_[row][0] + sum_[row][1];
+    return SumOfLanes<T>(&both);
+  }
+
+  double TotalOfColumn() const { return SumOfLanes<int32_t>(&of_column_); }
+
+ private:
+  template <int kChain>
+  void Add(Vector column, const Panel& left, int64_t offset) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kCount; ++r) {
+      const Vector row = Load<Vector>(left.data + r * left.pitch + offset);
+      sum_[r][kChain] = Sums::AddLanes(sum_[r][kChain], row, column);
+    }
+    if constexpr (Sums::kExact) of_column_ = Sums::AddLanes(of_column_, Sums::Ones(), column);
+  }
+
+  // The end of a column that fills no vector, padded with what decodes to 0, against rows likewise.
+  void AddRest(const uint8_t* from, int64_t count, const Panel& left, int64_t offset) {
+    constexpr int kSize = 4 / Sums::kGroup;
+    uint8_t rest[kStep];
+    std::memset(rest, Sums::template kZeroCode<kType>, kStep);
+    std::memcpy(rest, from, count);
+    uint8_t rows[kCount][kBytes] = {};
+    for (int r = 0; r < kCount; ++r) {
+      std::memcpy(rows[r], left.data + r * left.pitch + offset, count * kSize);
+    }
+    Panel padded = left;
+    padded.data = rows[0];
+    padded.pitch = kBytes;
+    Add<0>(Sums::template Unpack<kType>(rest), padded, 0);
+  }
+
+  Vector sum_[kCount][2] = {};
+  Vector of_column_ = {};
+};
+
+// Both fill found[row][column], and the sums of the columns where sums are exact.
+template <class Sums, DType kType, int kCount>
+void FindAlong(const Side& side, const Block& block, const Panel& left, const Panel& right,
+               Found<Sums> (&found)[kCount][kColumns]) {
+  const Lines lines = AlongDepth(side, block);
+  for (int64_t i = 0; i < block.count; ++i) {
+    Column<Sums, kType, kCount> column;
+    column.Multiply(lines[i], left, block.depth);
+    for (int r = 0; r < kCount; ++r) found[r][i] = column.template Total<Found<Sums>>(r);
+    if constexpr (Sums::kExact) right.sum[i] = column.TotalOfColumn();
+  }
+}
+
+template <class Sums, DType kType, int kCount>
+void FindAcross(const Side& side, const Block& block, const Panel& left, const Panel& right,
+                Found<Sums> (&found)[kCount][kColumns]) {
+  int32_t of_columns[kColumns] = {};
+  FindStrip<Sums, kType, kCount>(AcrossDepth(side, block), block, left, found, of_columns);
+  for (int i = 0; i < kColumns; ++i) right.sum[i] = of_columns[i];
+}
+
+template <class Sums, DType kType, int kCount>
+void MultiplyColumns(const Side& side, const Block& block, const Panel& left, const Panel& right,
+                     double* sums, int64_t pitch) {
+  Found<Sums> found[kCount][kColumns] = {};
+  if (side.depth.Contiguous()) {
+    FindAlong<Sums, kType, kCount>(side, block, left, right, found);
+  } else {
+    FindAcross<Sums, kType, kCount>(side, block, left, right, found);
+  }
+  if constexpr (Sums::kExact) {
+    for (int i = 0; i < kColumns; ++i) right.zero[i] += Sums::Shift(kType, Role::kColumn);
+  }
+  for (int r = 0; r < kCount; ++r) {
+    AddRow<Sums>(found[r], left, r, right, block.depth, sums + r * pitch);
+  }
+}
+
+template <class Sums, DType kType>
+void MultiplyFewOf(const Side& side, const Block& block, const Panel& left, int rows,
+                   const Panel& right, double* sums, int64_t pitch) {
+  switch (rows) {
+    case 1:
+      return MultiplyColumns<Sums, kType, 1>(side, block, left, right, sums, pitch);
+    case 2:
+      return MultiplyColumns<Sums, kType, 2>(side, block, left, right, sums, pitch);
+    case 3:
+      return MultiplyColumns<Sums, kType, 3>(side, block, left, right, sums, pitch);
+    default:
+      return MultiplyColumns<Sums, kType, kFewRows>(side, block, left, right, sums, pitch);
+  }
+}
+
+template <class Sums>
+void MultiplyFew(const Side& side, const Block& block, const Panel& left, int rows,
+                 const Panel& right, double* sums, int64_t pitch) {
+  Factors(side, block, kColumns, right);
+  if constexpr (!Sums::kExact) {
+    if (side.dtype == DType::kE4M3) {
+      return MultiplyFewOf<Sums, DType::kE4M3>(side, block, left, rows, right, sums, pitch);
+    }
+    if (side.dtype == DType::kE5M2) {
+      return MultiplyFewOf<Sums, DType::kE5M2>(side, block, left, rows, right, sums, pitch);
+    }
+  }
+  if (side.dtype == DType::kS8) {
+    return MultiplyFewOf<Sums, DType::kS8>(side, block, left, rows, right, sums, pitch);
+  }
+  return MultiplyFewOf<Sums, DType::kU8>(side, block, left, rows, right, sums, pitch);
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_FEW_ROWS_H_

@@ -1,0 +1,154 @@
+// From finished sums to the output: residual, bias, activation, amax, out_scale, one rounding.
+
+#ifndef JAXFP8_CPU_KERNELS_FINISH_H_
+#define JAXFP8_CPU_KERNELS_FINISH_H_
+
+#include <algorithm>
+#include <atomic>
+
+#include "common/activation.h"
+#include "common/decode.h"
+#include "common/encode.h"
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/simd.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// A stretch of one output row.
+struct Stretch {
+  int64_t batch, row, column;
+  int count;
+
+  int64_t Start(const Plane& plane) const { return plane.batch[batch] + plane.rows[row]; }
+};
+
+template <typename T, typename Decode>
+inline void FetchAs(const Plane& plane, const Stretch& at, double* to, Decode decode) {
+  const T* base = static_cast<const T*>(plane.data) + at.Start(plane);
+  if (plane.columns.Contiguous()) {
+    for (int i = 0; i < at.count; ++i) to[i] = decode(base[at.column + i]);
+  } else if (plane.columns.Constant()) {
+    std::fill_n(to, at.count, decode(*base));
+  } else {
+    for (int i = 0; i < at.count; ++i) to[i] = decode(base[plane.columns[at.column + i]]);
+  }
+}
+
+// The plane's values along the stretch, as float64.
+inline void Fetch(const Plane& plane, const Stretch& at, double* to) {
+  switch (plane.dtype) {
+    case DType::kBF16:
+      return FetchAs<uint16_t>(plane, at, to, [](uint16_t v) { return double{DecodeBF16(v)}; });
+    case DType::kF16:
+      return FetchAs<uint16_t>(plane, at, to, [](uint16_t v) { return double{DecodeF16(v)}; });
+    default:
+      return FetchAs<float>(plane, at, to, [](float v) { return double{v}; });
+  }
+}
+
+inline void AddPlane(const Plane& plane, const Stretch& at, double* y) {
+  if (!plane.data) return;
+  double values[kColumns];
+  Fetch(plane, at, values);
+  for (int i = 0; i < at.count; ++i) y[i] += values[i];
+}
+
+// Written on whole vectors: lanes beyond `count` hold 0 and are thrown away.
+inline void Activate(Activation activation, double* y) {
+  switch (activation) {
+    case Activation::kRelu:
+      for (int i = 0; i < kColumns; ++i) y[i] = Relu(y[i]);
+      return;
+    case Activation::kGeluTanh:
+      for (int i = 0; i < kColumns; ++i) y[i] = GeluTanh(y[i]);
+      return;
+    case Activation::kGeluErf:
+      for (int i = 0; i < kColumns; ++i) y[i] = GeluErf(y[i]);
+      return;
+    case Activation::kSilu:
+      for (int i = 0; i < kColumns; ++i) y[i] = Silu(y[i]);
+      return;
+    default:
+      return;
+  }
+}
+
+// Non-negative floats, and above them NaN, compare like their bits: the maximum does not depend on
+// the order in which threads arrive.
+inline void RaiseTo(float* amax, uint32_t bits) {
+  std::atomic_ref<uint32_t> cell(*reinterpret_cast<uint32_t*>(amax));
+  uint32_t seen = cell.load(std::memory_order_relaxed);
+  while (seen < bits && !cell.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+  }
+}
+
+inline void RaiseAmax(const Plane& amax, const Stretch& at, const double* y) {
+  if (!amax.data) return;
+  auto* base = static_cast<float*>(amax.data) + at.Start(amax);
+  uint32_t highest = 0;
+  for (int i = 0; i < at.count; ++i) {
+    const float value = static_cast<float>(y[i]);
+    const uint32_t bits = value != value ? 0x7fc00000u : BitsOf(value) & 0x7fffffffu;
+    if (!amax.columns.Constant()) RaiseTo(base + amax.columns[at.column + i], bits);
+    highest = bits > highest ? bits : highest;
+  }
+  if (amax.columns.Constant()) RaiseTo(base, highest);
+}
+
+// Encodes whole vectors, then stores the part that is present.
+template <typename T, typename Encode>
+inline void Put(const Plane& out, const Stretch& at, const double* y, Encode encode) {
+  T codes[kColumns];
+  for (int i = 0; i < kColumns; ++i) codes[i] = encode(y[i]);
+  T* base = static_cast<T*>(out.data) + at.Start(out);
+  if (out.columns.Contiguous()) {
+    std::memcpy(base + at.column, codes, at.count * sizeof(T));
+    return;
+  }
+  for (int i = 0; i < at.count; ++i) base[out.columns[at.column + i]] = codes[i];
+}
+
+inline void PutAs(const Plane& out, const Stretch& at, const double* y) {
+  switch (out.dtype) {
+    case DType::kF32:
+      return Put<float>(out, at, y, [](double v) { return static_cast<float>(v); });
+    case DType::kBF16:
+      return Put<uint16_t>(out, at, y, [](double v) { return EncodeBF16(RoundToOdd(v)); });
+    case DType::kF16:
+      return Put<uint16_t>(out, at, y, [](double v) { return EncodeF16(RoundToOdd(v)); });
+    case DType::kE4M3:
+      return Put<uint8_t>(out, at, y, [](double v) { return EncodeE4M3(RoundToOdd(v)); });
+    case DType::kE5M2:
+      return Put<uint8_t>(out, at, y, [](double v) { return EncodeE5M2(RoundToOdd(v)); });
+    case DType::kS8:
+      return Put<int8_t>(out, at, y, [](double v) { return EncodeS8(v); });
+    case DType::kU8:
+      return Put<uint8_t>(out, at, y, [](double v) { return EncodeU8(v); });
+    default:
+      return Put<int32_t>(out, at, y, [](double v) { return EncodeS32(v); });
+  }
+}
+
+inline void DividePlane(const Plane& plane, const Stretch& at, double* y) {
+  if (!plane.data) return;
+  double values[kColumns];
+  Fetch(plane, at, values);
+  for (int i = 0; i < at.count; ++i) y[i] /= values[i];
+}
+
+inline void Finish(const Epilogue& epilogue, int64_t batch, int64_t row, int64_t column, int count,
+                   const double* sums) {
+  const Stretch at{batch, row, column, count};
+  double y[kColumns] = {};
+  std::memcpy(y, sums, count * sizeof(double));
+  AddPlane(epilogue.residual, at, y);
+  AddPlane(epilogue.bias, at, y);
+  Activate(epilogue.activation, y);
+  RaiseAmax(epilogue.amax, at, y);
+  DividePlane(epilogue.out_scale, at, y);
+  PutAs(epilogue.out, at, y);
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_FINISH_H_

@@ -1,0 +1,98 @@
+// What a kernel is: a row of a table. The driver (cpu/gemm.cc) knows no instruction set, the
+// functions here know no thread, no cache and no XLA.
+
+#ifndef JAXFP8_CPU_KERNELS_KERNEL_H_
+#define JAXFP8_CPU_KERNELS_KERNEL_H_
+
+#include <cstdint>
+
+#include "cpu/problem.h"
+
+namespace jaxfp8 {
+
+// Instruction sets beyond the portable one, as bits.
+enum Feature : unsigned {
+  kAvx2 = 1,        // with FMA and F16C
+  kAvx512 = 2,      // F, BW, DQ, VL
+  kAvx512Vbmi = 4,  // byte permutations
+  kAvx512Vnni = 8,  // 8-bit dot products
+  kAvx512Bf16 = 16  // bfloat16 dot products
+};
+
+// How a kernel adds: in float32, in float32 from bfloat16 values, or exactly in int32.
+enum class Sums : uint8_t { kFloat32, kBFloat16, kInteger };
+
+// A piece of one side: `count` lines (rows or columns) by `depth` values.
+struct Block {
+  int64_t batch, first, count;
+  int64_t start, depth;
+  bool sums;  // whether the sum of each line is wanted
+};
+
+// A packed block. The factors are per line: a sum over the block is worth
+// scale_l * scale_r * (sum - zero_l * sum_r - zero_r * sum_l + depth * zero_l * zero_r),
+// where the float kernels have subtracted the zero points beforehand.
+struct Panel {
+  uint8_t* data;
+  int64_t pitch;  // bytes from row to row; columns are interleaved
+  double* scale;
+  double* zero;
+  double* sum;
+  uint8_t* raw;  // room for an unpacked block whose layout needs turning
+};
+
+inline constexpr int kFewRows = 4;
+
+struct Kernel {
+  const char* name;
+  unsigned needs;  // Feature bits
+  Sums sums;
+  int rows, columns;  // of the register tile
+  int depth;          // longest block
+  int group;          // consecutive depths that one lane holds
+  int size;           // bytes of a packed value
+  int few;            // rows up to which multiply_few is best for columns along the depth
+  bool biased;        // packed values are shifted, so line sums are always needed
+
+  void (*pack_rows)(const Side&, const Block&, const Panel&);
+  void (*pack_columns)(const Side&, const Block&, const Panel&);
+  // sums[r * pitch + c] += the worth of the product of the panels, `rows` at most Kernel::rows.
+  void (*multiply)(const Panel& left, int rows, const Panel& right, int64_t depth, double* sums,
+                   int64_t pitch);
+  // The same for at most kFewRows rows and a block of columns of 8-bit values, contiguous along the
+  // depth or side by side, which are not packed; `right` has room for their factors. Null where a
+  // kernel has none.
+  void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
+                       double* sums, int64_t pitch);
+  // Stores `count` finished sums of one row; `sums` has Kernel::columns of them.
+  void (*finish)(const Epilogue&, int64_t batch, int64_t row, int64_t column, int count,
+                 const double* sums);
+};
+
+// The kernels of one instruction set, best first.
+struct KernelList {
+  const Kernel* begin;
+  const Kernel* end;
+};
+
+namespace scalar {
+KernelList Kernels();
+}
+#ifdef JAXFP8_X86
+namespace avx2 {
+KernelList Kernels();
+}
+namespace avx512 {
+KernelList Kernels();
+}
+namespace avx512_bf16 {
+KernelList Kernels();
+}
+namespace avx512_vnni {
+KernelList Kernels();
+}
+#endif
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_CPU_KERNELS_KERNEL_H_

@@ -1,0 +1,122 @@
+// The lines of a block, each a contiguous run of values, whatever the layout of the operand.
+//
+// Where memory already runs along the line, nothing is copied. Where it runs across the lines, the
+// block is turned in scratch, 16 x 16 bytes at a time in registers; any other layout value by
+// value.
+
+#ifndef JAXFP8_CPU_KERNELS_LINES_H_
+#define JAXFP8_CPU_KERNELS_LINES_H_
+
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/simd.h"
+#include "cpu/problem.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// Turns 16 x 16 bytes: to[i][j] = from[j][i].
+inline void Turn16(const uint8_t* const (&from)[16], uint8_t* to, int64_t pitch) {
+  constexpr U8x16 kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+  constexpr U8x16 kHigh = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  U8x16 a[16], b[16];
+  for (int i = 0; i < 16; ++i) a[i] = Load<U8x16>(from[i]);
+  // Four perfect shuffles of the 256 bytes exchange row and column numbers.
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < 8; ++i) {
+      b[2 * i] = __builtin_shuffle(a[i], a[i + 8], kLow);
+      b[2 * i + 1] = __builtin_shuffle(a[i], a[i + 8], kHigh);
+    }
+    for (int i = 0; i < 16; ++i) a[i] = b[i];
+  }
+  for (int i = 0; i < 16; ++i) Store(to + i * pitch, a[i]);
+}
+
+class Lines {
+ public:
+  // `across` finds a line and `along` a value in it; both start at the given index.
+  Lines(const uint8_t* base, int size, Offsets across, int64_t line, Offsets along, int64_t value)
+      : base_(base), size_(size), across_(across), along_(along), line_(line), value_(value) {}
+
+  // Makes `count` lines of `length` values ready; `scratch` holds them if they must be turned.
+  void Prepare(int64_t count, int64_t length, uint8_t* scratch) {
+    count_ = count;
+    if (along_.Contiguous()) return;
+    turned_ = scratch;
+    pitch_ = (length * size_ + 15) / 16 * 16;
+    if (size_ == 1 && across_.Contiguous()) {
+      TurnBytes(count, length);
+    } else if (size_ == 1) {
+      Copy<uint8_t>(0, count, 0, length);
+    } else if (size_ == 2) {
+      Copy<uint16_t>(0, count, 0, length);
+    } else {
+      Copy<uint32_t>(0, count, 0, length);
+    }
+  }
+
+  const uint8_t* operator[](int64_t i) const {
+    if (turned_) return turned_ + i * pitch_;
+    return base_ + (across_[line_ + i] + along_[value_]) * size_;
+  }
+
+  // Asks for the start of the line `ahead` of line i: lines are pages apart, where the processor
+  // does not look ahead by itself.
+  void Prefetch(int64_t i, int64_t ahead = 32) const {
+    if (i + ahead < count_) __builtin_prefetch((*this)[i + ahead]);
+  }
+
+ private:
+  const uint8_t* Source(int64_t line, int64_t value) const {
+    return base_ + (across_[line_ + line] + along_[value_ + value]) * size_;
+  }
+
+  void TurnBytes(int64_t count, int64_t length) {
+    const int64_t whole_lines = count / 16 * 16;
+    const int64_t whole_values = length / 16 * 16;
+    for (int64_t line = 0; line < whole_lines; line += 16) {
+      for (int64_t value = 0; value < whole_values; value += 16) {
+        const uint8_t* from[16];
+        for (int i = 0; i < 16; ++i) from[i] = Source(line, value + i);
+        Turn16(from, turned_ + line * pitch_ + value, pitch_);
+      }
+    }
+    Copy<uint8_t>(0, whole_lines, whole_values, length);
+    Copy<uint8_t>(whole_lines, count, 0, length);
+  }
+
+  template <typename T>
+  void Copy(int64_t line, int64_t line_end, int64_t value, int64_t value_end) {
+    for (int64_t v = value; v < value_end; ++v) {
+      for (int64_t i = line; i < line_end; ++i) {
+        std::memcpy(turned_ + i * pitch_ + v * sizeof(T), Source(i, v), sizeof(T));
+      }
+    }
+  }
+
+  const uint8_t* base_;
+  int size_;
+  Offsets across_, along_;
+  int64_t line_, value_;
+  int64_t count_ = 0;
+  uint8_t* turned_ = nullptr;
+  int64_t pitch_ = 0;
+};
+
+inline const uint8_t* BatchBase(const Side& side, int64_t batch) {
+  return side.values + side.batch[batch] * SizeOf(side.dtype);
+}
+
+// The lines of `block` along the depth: one per row or column of the operand.
+inline Lines AlongDepth(const Side& side, const Block& block) {
+  return Lines(BatchBase(side, block.batch), SizeOf(side.dtype), side.free, block.first, side.depth,
+               block.start);
+}
+
+// The lines of `block` across it: one per depth.
+inline Lines AcrossDepth(const Side& side, const Block& block) {
+  return Lines(BatchBase(side, block.batch), SizeOf(side.dtype), side.depth, block.start, side.free,
+               block.first);
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_LINES_H_

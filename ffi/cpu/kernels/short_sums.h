@@ -1,0 +1,72 @@
+// Exact int32 sums of pairs of 16-bit values: integers on machines without 8-bit dot products.
+
+#ifndef JAXFP8_CPU_KERNELS_SHORT_SUMS_H_
+#define JAXFP8_CPU_KERNELS_SHORT_SUMS_H_
+
+#include "cpu/kernels/pack.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+inline void WidenLine(DType type, const uint8_t* from, int64_t count, int16_t* to) {
+  if (type == DType::kS8) {
+    for (int64_t i = 0; i < count; ++i) to[i] = static_cast<int8_t>(from[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] = from[i];
+  }
+}
+
+struct ShortSums {
+  using Vector = S32;
+  using Lane = int32_t;
+  static constexpr int kGroup = 2;
+  static constexpr bool kExact = true;
+  static constexpr int kDepth = 512;  // 2^9 * 255^2 is far below 2^31
+
+  static Vector Add(Vector sum, Lane row, Vector column) {
+#if defined(__AVX512F__)
+    return sum + (S32)_mm512_madd_epi16(_mm512_set1_epi32(row), (__m512i)column);
+#elif defined(__AVX2__)
+    return sum + (S32)_mm256_madd_epi16(_mm256_set1_epi32(row), (__m256i)column);
+#else
+    const int32_t low = static_cast<int16_t>(row);
+    return sum + (row >> 16) * (column >> 16) + low * ((column << 16) >> 16);
+#endif
+  }
+
+  static void PackLine(const Side& side, const Block& block, Role, int64_t i, const uint8_t* from,
+                       void* to, const Panel& panel) {
+    auto* line = static_cast<int16_t*>(to);
+    WidenLine(side.dtype, from, block.depth, line);
+    if (block.depth % 2) line[block.depth] = 0;
+    if (!block.sums) return;
+    int32_t sum = 0;
+    for (int64_t k = 0; k < block.depth; ++k) sum += line[k];
+    panel.sum[i] = sum;
+  }
+
+  static void PackAcross(const Side& side, const Block& block, const Lines& lines,
+                         const Panel& panel) {
+    auto* to = reinterpret_cast<int32_t*>(panel.data);
+    int16_t even[kColumns] = {}, odd[kColumns] = {};
+    int32_t sum[kColumns] = {};
+    for (int64_t k = 0; k < block.depth; k += 2, to += kColumns) {
+      lines.Prefetch(k);
+      lines.Prefetch(k + 1);
+      WidenLine(side.dtype, lines[k], block.count, even);
+      if (k + 1 < block.depth) {
+        WidenLine(side.dtype, lines[k + 1], block.count, odd);
+      } else {
+        std::fill_n(odd, kColumns, int16_t{0});
+      }
+      for (int i = 0; i < kColumns; ++i) {
+        to[i] = static_cast<uint16_t>(even[i]) | odd[i] * (1 << 16);
+        sum[i] += even[i] + odd[i];
+      }
+    }
+    for (int i = 0; i < kColumns; ++i) panel.sum[i] = sum[i];
+  }
+};
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_SHORT_SUMS_H_

@@ -1,0 +1,58 @@
+// The vectors of the instruction set this file is compiled for.
+//
+// Kernels are written once in terms of these; scalar.cc, avx2.cc and avx512.cc include them with
+// JAXFP8_ISA naming the namespace, so that copies for different machines never meet in the linker.
+
+#ifndef JAXFP8_CPU_KERNELS_SIMD_H_
+#define JAXFP8_CPU_KERNELS_SIMD_H_
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace jaxfp8::JAXFP8_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kBytes = 64;   // of a vector
+inline constexpr int kVectors = 4;  // across a register tile: 6 x 4 sums, 4 columns, 1 row of 32
+#elif defined(__AVX2__)
+inline constexpr int kBytes = 32;
+inline constexpr int kVectors = 2;  // 6 x 2 sums, 2 columns, 1 row of 16 registers
+#else
+inline constexpr int kBytes = 16;
+inline constexpr int kVectors = 2;
+#endif
+
+inline constexpr int kRows = 6;
+inline constexpr int kLanes = kBytes / 4;
+inline constexpr int kColumns = kVectors * kLanes;
+
+typedef float F32 __attribute__((vector_size(kBytes)));
+typedef int32_t S32 __attribute__((vector_size(kBytes)));
+typedef double F64 __attribute__((vector_size(kBytes)));
+typedef uint8_t U8x16 __attribute__((vector_size(16)));
+
+// Half a vector of 32-bit lanes: what one vector of doubles is converted from.
+typedef float HalfF32 __attribute__((vector_size(kBytes / 2)));
+typedef int32_t HalfS32 __attribute__((vector_size(kBytes / 2)));
+
+inline constexpr int kWide = kBytes / 8;  // doubles in a vector
+
+template <typename T>
+inline T Load(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+template <typename T>
+inline void Store(void* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_SIMD_H_

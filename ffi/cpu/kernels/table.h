@@ -1,0 +1,39 @@
+// The rows of the kernel table that share one shape.
+
+#ifndef JAXFP8_CPU_KERNELS_TABLE_H_
+#define JAXFP8_CPU_KERNELS_TABLE_H_
+
+#include "cpu/kernels/finish.h"
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/pack.h"
+#include "cpu/kernels/tile.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+template <class Policy>
+constexpr Kernel Entry(const char* name, unsigned needs, Sums sums,
+                       decltype(Kernel::multiply_few) few = nullptr) {
+  return {
+      .name = name,
+      .needs = needs,
+      .sums = sums,
+      .rows = kRows,
+      .columns = kColumns,
+      .depth = Policy::kDepth,
+      .group = Policy::kGroup,
+      .size = 4 / Policy::kGroup,
+      // Bytes need no decoding: reading them again for every four rows is cheaper than turning
+      // them.
+      .few = Policy::kGroup == 4 ? 16 : kFewRows,
+      .biased = Policy::kExact && Policy::kGroup == 4,
+      .pack_rows = PackRows<Policy>,
+      .pack_columns = PackColumns<Policy>,
+      .multiply = Multiply<Policy>,
+      .multiply_few = few,
+      .finish = Finish,
+  };
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_TABLE_H_

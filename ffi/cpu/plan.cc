@@ -1,0 +1,114 @@
+#include "cpu/plan.h"
+
+#include <algorithm>
+
+#include "cpu/scratch.h"
+
+namespace jaxfp8 {
+namespace {
+
+// Rows packed together: a multiple of every kernel's tile.
+constexpr int64_t kRowBlock = 288;
+// Bytes of the packed rows of a round. A tile reads one byte of them per cycle, which L3 delivers.
+constexpr int64_t kRoundBytes = 1280 << 10;
+// Bytes of the sums of a block of columns, where there is more than one round: half an L2 of 1 MB.
+constexpr int64_t kSumBytes = 512 << 10;
+// Columns of a share; with fewer, packing the rows again for each share would tell.
+constexpr int64_t kLeastColumns = 256;
+// Handing work to a sleeping thread takes some 30 us: below this many nanoseconds it does not pay.
+constexpr double kWorthSharing = 100e3;
+constexpr double kMultiplyNanoseconds = 0.01;  // per product, on one core
+constexpr double kPackNanoseconds = 0.2;       // per value of the right side
+constexpr int64_t kSharesPerThread = 3;
+
+int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit) * unit; }
+
+// Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
+constexpr int64_t kFewDepth = 4096;
+
+bool IsFew(const Problem& problem, const Kernel& kernel) {
+  const Side& right = problem.rhs;
+  if (!kernel.multiply_few || !IsEightBit(right.dtype)) return false;
+  if (kernel.sums != Sums::kInteger && (right.zero_point || right.fine)) return false;
+  if (right.depth.Contiguous()) return problem.rows <= kernel.few;
+  return right.free.Contiguous() && problem.rows <= kFewRows;
+}
+
+std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, int64_t longest) {
+  std::vector<Chunk> chunks;
+  int64_t start = 0;
+  for (int64_t end : problem.segments) {
+    const int64_t parts = Blocks(end - start, longest);
+    const int64_t step = RoundUp(Blocks(end - start, parts), kernel.group);
+    for (; start < end; start += step) {
+      const int64_t depth = std::min(step, end - start);
+      // The odd cache line keeps rows from falling on the same sets.
+      chunks.push_back({start, depth, RoundUp(depth, kernel.group) * kernel.size + 64, 0});
+    }
+    start = end;
+  }
+  return chunks;
+}
+
+void CutRounds(Plan& plan) {
+  plan.rows_bytes = 0;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    const int64_t needed = Scratch::Padded(plan.row_block * plan.chunks[i].pitch) +
+                           3 * Scratch::Padded(plan.row_block * sizeof(double));
+    if (plan.rounds.empty() || bytes + needed > kRoundBytes) {
+      plan.rounds.push_back({i, i});
+      bytes = 0;
+    }
+    plan.chunks[i].offset = bytes;
+    plan.rounds.back().end = i + 1;
+    bytes += needed;
+    plan.rows_bytes = std::max(plan.rows_bytes, bytes);
+  }
+}
+
+double Nanoseconds(const Problem& problem) {
+  const double right = static_cast<double>(problem.batch) * problem.columns * problem.depth;
+  return right * (problem.rows * kMultiplyNanoseconds + kPackNanoseconds);
+}
+
+int64_t ShareColumns(const Problem& problem, const Plan& plan, int64_t threads) {
+  if (threads <= 1 || Nanoseconds(problem) < kWorthSharing)
+    return std::max<int64_t>(problem.columns, 1);
+  const int64_t others = std::max<int64_t>(problem.batch * plan.row_shares, 1);
+  const int64_t even = Blocks(problem.columns, Blocks(kSharesPerThread * threads, others));
+  return RoundUp(std::max(even, kLeastColumns), plan.column_block);
+}
+
+void CountScratch(const Kernel& kernel, Plan& plan) {
+  int64_t depth = 0;
+  for (const Chunk& chunk : plan.chunks) depth = std::max(depth, RoundUp(chunk.depth, 16));
+  const int64_t columns = plan.few ? 0 : RoundUp(kernel.columns, 16);
+  plan.columns_bytes = depth * columns * 4;
+  plan.raw_bytes = depth * std::max(std::min(kSlab, plan.row_block), columns) * 4;
+  plan.sums_bytes = plan.row_block * plan.column_block * sizeof(double);
+}
+
+}  // namespace
+
+Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
+  Plan plan{};
+  plan.few = IsFew(problem, kernel);
+  plan.chunks = CutChunks(problem, kernel, plan.few ? kFewDepth : kernel.depth);
+  // Even blocks: columns are packed again for each.
+  const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
+  plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
+  plan.row_shares = Blocks(problem.rows, plan.row_block);
+  CutRounds(plan);
+  // With one round the sums of a register tile's columns are finished before the next begin.
+  const int64_t strips = kSumBytes / (plan.row_block * kernel.columns * sizeof(double));
+  plan.column_block = kernel.columns * (plan.rounds.size() > 1 ? std::max<int64_t>(strips, 1) : 1);
+  plan.share_columns = ShareColumns(problem, plan, threads);
+  plan.column_shares = Blocks(problem.columns, plan.share_columns);
+  plan.shares = problem.batch * plan.row_shares * plan.column_shares;
+  CountScratch(kernel, plan);
+  return plan;
+}
+
+}  // namespace jaxfp8

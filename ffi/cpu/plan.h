@@ -1,0 +1,50 @@
+// How a problem is cut: chunks of depth, rounds of chunks, blocks of rows and columns, shares of
+// work.
+//
+// The cuts along the depth depend on the problem and the kernel only, so that a result has the same
+// bits on any number of threads.
+
+#ifndef JAXFP8_CPU_PLAN_H_
+#define JAXFP8_CPU_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/kernels/kernel.h"
+#include "cpu/problem.h"
+
+namespace jaxfp8 {
+
+// A stretch of depth that is packed and multiplied in one go.
+struct Chunk {
+  int64_t start, depth;
+  int64_t pitch;   // bytes of a packed row
+  int64_t offset;  // of its packed rows within those of the round
+};
+
+// A run of chunks, [begin, end), whose packed rows stay in the cache together.
+struct Round {
+  size_t begin, end;
+};
+
+struct Plan {
+  std::vector<Chunk> chunks;
+  std::vector<Round> rounds;
+  bool few;               // whether columns are multiplied as they are, by Kernel::multiply_few
+  int64_t row_block;      // rows packed together
+  int64_t column_block;   // columns whose sums are kept at once
+  int64_t share_columns;  // columns of one share of work
+  int64_t row_shares, column_shares, shares;
+
+  // Bytes of scratch.
+  int64_t rows_bytes, columns_bytes, raw_bytes, sums_bytes;
+};
+
+// Rows are packed so many at a time: bounds the scratch of a layout that has to be turned.
+inline constexpr int64_t kSlab = 48;
+
+Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads);
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_CPU_PLAN_H_

@@ -1,0 +1,67 @@
+#include "cpu/pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+
+#include "cpu/float_mode.h"
+
+namespace jaxfp8 {
+namespace {
+
+// Shared by the caller and its helpers; outlives the call if a helper starts late.
+struct Shares {
+  int64_t count;
+  const std::function<void(int64_t)>* body;  // the caller's: touched only while a share is open
+  std::atomic<int64_t> next{0};
+  std::mutex mutex;
+  std::condition_variable rest;
+  int64_t done = 0;
+  std::exception_ptr failure;
+};
+
+void Take(Shares& shares) {
+  const FloatMode mode;
+  int64_t taken = 0;
+  std::exception_ptr failure;
+  for (int64_t i; (i = shares.next.fetch_add(1)) < shares.count; ++taken) {
+    if (failure) continue;
+    try {
+      (*shares.body)(i);
+    } catch (...) {  // carried to the caller, whatever it is
+      failure = std::current_exception();
+    }
+  }
+  if (taken == 0) return;
+  const std::lock_guard lock(shares.mutex);
+  shares.done += taken;
+  if (failure) shares.failure = failure;
+  if (shares.done == shares.count) shares.rest.notify_all();
+}
+
+void Invite(Pool& pool, const std::shared_ptr<Shares>& shares) {
+  const int64_t helpers = std::min(pool.threads(), shares->count - 1);
+  try {
+    for (int64_t i = 0; i < helpers; ++i) pool.Schedule([shares] { Take(*shares); });
+  } catch (const std::bad_alloc&) {
+    // Fewer helpers then; the caller does what they do not.
+  }
+}
+
+}  // namespace
+
+void ParallelFor(Pool& pool, int64_t count, const std::function<void(int64_t)>& body) {
+  const auto shares = std::make_shared<Shares>();
+  shares->count = count;
+  shares->body = &body;
+  Invite(pool, shares);
+  Take(*shares);
+  std::unique_lock lock(shares->mutex);
+  shares->rest.wait(lock, [&] { return shares->done == shares->count; });
+  if (shares->failure) std::rethrow_exception(shares->failure);
+}
+
+}  // namespace jaxfp8

@@ -1,0 +1,25 @@
+// Work shared between the calling thread and whatever threads a pool lends.
+
+#ifndef JAXFP8_CPU_POOL_H_
+#define JAXFP8_CPU_POOL_H_
+
+#include <cstdint>
+#include <functional>
+
+namespace jaxfp8 {
+
+class Pool {
+ public:
+  virtual ~Pool() = default;
+  virtual int64_t threads() const = 0;
+  virtual void Schedule(std::function<void()> task) = 0;
+};
+
+// Calls `body(i)` once for each i in [0, count). The caller takes its share and waits only for work
+// that has begun elsewhere: a pool that is busy, or has no thread at all, costs speed and nothing
+// else. An exception in any share is thrown to the caller once all shares are at rest.
+void ParallelFor(Pool& pool, int64_t count, const std::function<void(int64_t)>& body);
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_CPU_POOL_H_

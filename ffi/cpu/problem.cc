@@ -1,0 +1,271 @@
+#include "cpu/problem.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace jaxfp8 {
+namespace {
+
+// Below this many values per segment, scaling each value beats scaling each sum; up to this depth
+// the sums win again, because they are scaled in float64.
+constexpr int64_t kShortSegment = 16;
+constexpr int64_t kShallow = 64;
+
+// One axis of the dot, and where it is found in each array; -1 where it is not.
+struct Axis {
+  int64_t size;
+  int lhs;
+  int rhs;
+  int out;
+};
+
+struct Groups {
+  std::vector<Axis> batch, rows, columns, depth;
+};
+
+// The contribution of one axis of one array: stride * (index / tile).
+struct Digit {
+  int64_t size;
+  int64_t stride;
+  int64_t tile;
+};
+
+bool Contains(Dims axes, int64_t axis) {
+  return std::find(axes.begin(), axes.end(), axis) != axes.end();
+}
+
+std::vector<int> FreeAxes(const OperandSpec& side) {
+  std::vector<int> free;
+  for (int axis = 0; axis < static_cast<int>(side.shape.size()); ++axis) {
+    if (!Contains(side.contracting, axis) && !Contains(side.batch, axis)) free.push_back(axis);
+  }
+  return free;
+}
+
+void AddBatchAxes(const ScaledDotSpec& spec, Groups& groups) {
+  for (size_t i = 0; i < spec.lhs.batch.size(); ++i) {
+    const int lhs = static_cast<int>(spec.lhs.batch[i]);
+    const int rhs = static_cast<int>(spec.rhs.batch[i]);
+    const int64_t left = spec.lhs.shape[lhs];
+    const int64_t right = spec.rhs.shape[rhs];
+    const Axis axis{left == 1 ? right : left, lhs, rhs, static_cast<int>(i)};
+    std::vector<Axis>& group = right == 1 ? groups.rows : left == 1 ? groups.columns : groups.batch;
+    group.push_back(axis);
+  }
+}
+
+Groups GroupAxes(const ScaledDotSpec& spec) {
+  Groups groups;
+  AddBatchAxes(spec, groups);
+  int out = static_cast<int>(spec.lhs.batch.size());
+  for (int axis : FreeAxes(spec.lhs))
+    groups.rows.push_back({spec.lhs.shape[axis], axis, -1, out++});
+  for (int axis : FreeAxes(spec.rhs)) {
+    groups.columns.push_back({spec.rhs.shape[axis], -1, axis, out++});
+  }
+  for (size_t i = 0; i < spec.lhs.contracting.size(); ++i) {
+    const int lhs = static_cast<int>(spec.lhs.contracting[i]);
+    const int rhs = static_cast<int>(spec.rhs.contracting[i]);
+    groups.depth.push_back({spec.lhs.shape[lhs], lhs, rhs, -1});
+  }
+  return groups;
+}
+
+int64_t Size(const std::vector<Axis>& group) {
+  int64_t size = 1;
+  for (const Axis& axis : group) size *= axis.size;
+  return size;
+}
+
+std::vector<int64_t> Strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
+  return strides;
+}
+
+// Joins neighbours that count on like one digit, and drops those that never move.
+std::vector<Digit> Simplify(const std::vector<Digit>& digits) {
+  std::vector<Digit> out;
+  for (Digit digit : digits) {
+    if (digit.size == 1) continue;
+    if (digit.tile >= digit.size) digit.stride = 0;
+    if (digit.stride == 0) digit.tile = 1;
+    Digit* last = out.empty() ? nullptr : &out.back();
+    if (last && last->tile == 1 && digit.tile == 1 && last->stride == digit.stride * digit.size) {
+      *last = {last->size * digit.size, digit.stride, 1};
+    } else {
+      out.push_back(digit);
+    }
+  }
+  return out;
+}
+
+void Fill(const std::vector<Digit>& digits, size_t level, int64_t offset, int64_t*& next) {
+  const Digit& digit = digits[level];
+  const bool innermost = level + 1 == digits.size();
+  for (int64_t start = 0; start < digit.size; start += digit.tile, offset += digit.stride) {
+    const int64_t count = std::min(digit.tile, digit.size - start);
+    if (innermost) {
+      next = std::fill_n(next, count, offset);
+    } else {
+      for (int64_t i = 0; i < count; ++i) Fill(digits, level + 1, offset, next);
+    }
+  }
+}
+
+Offsets MakeOffsets(const std::vector<Digit>& all, Tables& tables) {
+  const std::vector<Digit> digits = Simplify(all);
+  if (digits.empty()) return {};
+  if (digits.size() == 1 && digits[0].tile == 1) return {nullptr, digits[0].stride};
+  int64_t size = 1;
+  for (const Digit& digit : digits) size *= digit.size;
+  tables.push_back(std::make_unique<int64_t[]>(size));
+  int64_t* next = tables.back().get();
+  Fill(digits, 0, 0, next);
+  return {tables.back().get(), 0};
+}
+
+// An array and the place of each axis of the dot in it.
+class Array {
+ public:
+  Array(Dims shape, Dims tiles, int Axis::* place) : place_(place) {
+    for (size_t i = 0; i < shape.size(); ++i) {
+      tiles_.push_back(tiles.empty() ? 1 : tiles[i]);
+      sizes_.push_back((shape[i] + tiles_[i] - 1) / tiles_[i]);
+      alone_.push_back(shape[i] == 1);
+    }
+    strides_ = Strides(sizes_);
+  }
+
+  Offsets Along(const std::vector<Axis>& group, Tables& tables) const {
+    std::vector<Digit> digits;
+    for (const Axis& axis : group) {
+      const int i = axis.*place_;
+      const bool still = i < 0 || alone_[i];
+      digits.push_back({axis.size, still ? 0 : strides_[i], still ? 1 : tiles_[i]});
+    }
+    return MakeOffsets(digits, tables);
+  }
+
+ private:
+  int Axis::* place_;
+  std::vector<int64_t> tiles_, sizes_, strides_;
+  std::vector<bool> alone_;
+};
+
+Side MakeSide(const OperandSpec& spec, int Axis::* place, const Groups& groups,
+              const std::vector<Axis>& free, Tables& tables) {
+  Side side;
+  side.dtype = ParseDType(spec.dtype);
+  const Array values(spec.shape, {}, place);
+  side.batch = values.Along(groups.batch, tables);
+  side.free = values.Along(free, tables);
+  side.depth = values.Along(groups.depth, tables);
+  if (!spec.scale && !spec.zero_point) return side;
+  const Array scales(spec.shape, spec.tiles, place);
+  side.tile_batch = scales.Along(groups.batch, tables);
+  side.tile_free = scales.Along(free, tables);
+  side.tile_depth = scales.Along(groups.depth, tables);
+  return side;
+}
+
+Plane MakePlane(bool given, void* data, DType dtype, Dims shape, const Groups& groups,
+                Tables& tables) {
+  if (!given) return {};
+  const Array array(shape, {}, &Axis::out);
+  return {data, dtype, array.Along(groups.batch, tables), array.Along(groups.rows, tables),
+          array.Along(groups.columns, tables)};
+}
+
+std::vector<int64_t> OutShape(const ScaledDotSpec& spec, const Groups& groups) {
+  std::vector<int64_t> shape(spec.lhs.batch.size() + FreeAxes(spec.lhs).size() +
+                             FreeAxes(spec.rhs).size());
+  for (const auto* group : {&groups.batch, &groups.rows, &groups.columns}) {
+    for (const Axis& axis : *group) shape[axis.out] = axis.size;
+  }
+  return shape;
+}
+
+Epilogue MakeEpilogue(const ScaledDotSpec& spec, const Buffers& buffers, const Groups& groups,
+                      Tables& tables) {
+  const EpilogueSpec& from = spec.epilogue;
+  Epilogue to;
+  to.activation = ParseActivation(from.activation);
+  to.residual = MakePlane(from.has_residual, buffers.residual, ParseDType(from.residual_dtype),
+                          from.residual, groups, tables);
+  to.bias = MakePlane(from.has_bias, buffers.bias, DType::kF32, from.bias, groups, tables);
+  to.out_scale =
+      MakePlane(from.has_out_scale, buffers.out_scale, DType::kF32, from.out_scale, groups, tables);
+  to.amax = MakePlane(from.has_amax, buffers.amax, DType::kF32, from.amax, groups, tables);
+  to.out = MakePlane(true, buffers.out, ParseDType(from.out_dtype), OutShape(spec, groups), groups,
+                     tables);
+  return to;
+}
+
+void Swap(Problem& problem) {
+  std::swap(problem.rows, problem.columns);
+  std::swap(problem.lhs, problem.rhs);
+  Epilogue& epilogue = problem.epilogue;
+  for (Plane* plane :
+       {&epilogue.residual, &epilogue.bias, &epilogue.out_scale, &epilogue.amax, &epilogue.out}) {
+    std::swap(plane->rows, plane->columns);
+  }
+}
+
+bool Scaled(const Side& side) { return side.scale || side.zero_point; }
+
+// Whether a new tile of `side` starts at depth k.
+bool Changes(const Side& side, int64_t k) {
+  return Scaled(side) && !side.fine && side.tile_depth[k] != side.tile_depth[k - 1];
+}
+
+bool ChangesOften(const Side& side, int64_t depth) {
+  if (!Scaled(side) || side.tile_depth.Constant() || depth <= kShallow) return false;
+  int64_t segments = 1;
+  for (int64_t k = 1; k < depth; ++k) segments += Changes(side, k);
+  return depth < segments * kShortSegment;
+}
+
+std::vector<int64_t> Segments(const Problem& problem) {
+  std::vector<int64_t> ends;
+  const bool moves = !problem.lhs.tile_depth.Constant() || !problem.rhs.tile_depth.Constant();
+  for (int64_t k = 1; moves && k < problem.depth; ++k) {
+    if (Changes(problem.lhs, k) || Changes(problem.rhs, k)) ends.push_back(k);
+  }
+  if (problem.depth > 0) ends.push_back(problem.depth);
+  return ends;
+}
+
+}  // namespace
+
+Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tables) {
+  const Groups groups = GroupAxes(spec);
+  Problem problem;
+  problem.batch = Size(groups.batch);
+  problem.rows = Size(groups.rows);
+  problem.columns = Size(groups.columns);
+  problem.depth = Size(groups.depth);
+  problem.lhs = MakeSide(spec.lhs, &Axis::lhs, groups, groups.rows, tables);
+  problem.rhs = MakeSide(spec.rhs, &Axis::rhs, groups, groups.columns, tables);
+  problem.lhs.values = static_cast<const uint8_t*>(buffers.lhs);
+  problem.rhs.values = static_cast<const uint8_t*>(buffers.rhs);
+  problem.lhs.scale = static_cast<const float*>(buffers.lhs_scale);
+  problem.rhs.scale = static_cast<const float*>(buffers.rhs_scale);
+  problem.lhs.zero_point = static_cast<const int32_t*>(buffers.lhs_zero_point);
+  problem.rhs.zero_point = static_cast<const int32_t*>(buffers.rhs_zero_point);
+  problem.epilogue = MakeEpilogue(spec, buffers, groups, tables);
+  if (problem.rows > problem.columns) Swap(problem);
+  return problem;
+}
+
+bool HasShortSegments(const Problem& problem) {
+  return ChangesOften(problem.lhs, problem.depth) || ChangesOften(problem.rhs, problem.depth);
+}
+
+void CutDepth(Problem& problem, bool per_value) {
+  problem.lhs.fine = per_value && ChangesOften(problem.lhs, problem.depth);
+  problem.rhs.fine = per_value && ChangesOften(problem.rhs, problem.depth);
+  problem.segments = Segments(problem);
+}
+
+}  // namespace jaxfp8

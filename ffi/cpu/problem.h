@@ -1,0 +1,95 @@
+// The canonical problem: every scaled dot as a batched product of rows and columns.
+//
+// Each axis of the dot belongs to one of four groups: batch, rows (free on the left), columns (free
+// on the right), depth (contracted). Every operand is dense and row-major, so the offset of an
+// element is a sum of one contribution per group. Transposed, permuted and shared operands thus
+// need no case of their own, and no operand is ever copied as a whole.
+//
+// A batch axis along which the right side does not vary counts as rows, and the other way round:
+// a weight that a batch shares is read once.
+
+#ifndef JAXFP8_CPU_PROBLEM_H_
+#define JAXFP8_CPU_PROBLEM_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common/activation.h"
+#include "common/dtype.h"
+#include "common/platform.h"
+#include "common/spec.h"
+
+namespace jaxfp8 {
+
+// What one group adds to an offset, in elements: index * stride, or a table where that cannot say
+// it.
+struct Offsets {
+  const int64_t* table = nullptr;
+  int64_t stride = 0;
+
+  JAXFP8_HD int64_t operator[](int64_t i) const { return table ? table[i] : i * stride; }
+  JAXFP8_HD bool Constant() const { return !table && stride == 0; }
+  JAXFP8_HD bool Contiguous() const { return !table && stride == 1; }
+};
+
+// One side of the product. `free` is rows on the left and columns on the right.
+struct Side {
+  DType dtype = DType::kNone;
+  const uint8_t* values = nullptr;
+  Offsets batch, free, depth;
+
+  const float* scale = nullptr;         // or none
+  const int32_t* zero_point = nullptr;  // or none
+  Offsets tile_batch, tile_free, tile_depth;
+
+  // Scales and zero points change so often along the depth that they belong to the single value.
+  bool fine = false;
+};
+
+// An array of the epilogue, addressed by output element.
+struct Plane {
+  void* data = nullptr;
+  DType dtype = DType::kNone;
+  Offsets batch, rows, columns;
+};
+
+struct Epilogue {
+  Plane residual, bias, out_scale, amax, out;
+  Activation activation = Activation::kNone;
+};
+
+struct Problem {
+  int64_t batch = 1, rows = 1, columns = 1, depth = 1;
+  Side lhs, rhs;
+  Epilogue epilogue;
+  // Ends of the stretches of depth along which each coarse scale and zero point is constant.
+  std::vector<int64_t> segments;
+};
+
+// The buffers of a call; null where the spec has none.
+struct Buffers {
+  void *lhs = nullptr, *rhs = nullptr;
+  void *lhs_scale = nullptr, *lhs_zero_point = nullptr;
+  void *rhs_scale = nullptr, *rhs_zero_point = nullptr;
+  void *residual = nullptr, *bias = nullptr, *out_scale = nullptr;
+  void *out = nullptr, *amax = nullptr;
+};
+
+// Owns the tables that a Problem points into.
+using Tables = std::vector<std::unique_ptr<int64_t[]>>;
+
+// The canonical form of a spec that `Check` accepted. Sides change places where the left one has
+// more rows than the right one has columns: kernels stream the right side.
+Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tables);
+
+// Whether scales or zero points of a side change too often along the depth to scale sums by them.
+bool HasShortSegments(const Problem& problem);
+
+// Cuts the depth where scales or zero points change. A kernel that can scale single values while it
+// packs them (`per_value`) is spared stretches too short to pay.
+void CutDepth(Problem& problem, bool per_value);
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_CPU_PROBLEM_H_

@@ -1,0 +1,203 @@
+"""Finds, loads and registers the kernel libraries.
+
+The rest of the package asks two things here: `why_unavailable(platform)` before it relies on a
+library, and `ensure_registered(platform)` when it is about to. A library that is missing or does
+not fit is a `LibraryError`, and JAX goes on working: nothing is registered before its version is
+known to fit, because XLA answers a handler of a newer version by refusing the whole backend.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.resources
+import pathlib
+import re
+import threading
+
+import jax
+
+from jaxfp8 import _errors
+
+TARGET = "jaxfp8_scaled_dot"
+
+_LOCK = threading.RLock()
+_REGISTERED: set[str] = set()
+_API_LINE = re.compile(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", re.MULTILINE)
+_OLDEST_JAX = "0.10.0"
+
+
+def library_path(platform: str = "cpu") -> pathlib.Path | None:
+    """Where the library of `platform` is installed, or None where it is not."""
+    # The package may be spread over two folders, sources and what was built from them.
+    found = importlib.resources.files("jaxfp8").joinpath("_lib", f"libjaxfp8_{platform}.so")
+    return pathlib.Path(str(found)) if found.is_file() else None
+
+
+def why_unavailable(platform: str) -> str | None:
+    """Says why the library of `platform` cannot be used in this process, or None if it can."""
+    try:
+        _library(platform)
+    except _errors.LibraryError as error:
+        return str(error).rstrip(".")
+    return None
+
+
+def ensure_registered(platform: str) -> None:
+    """Registers the custom call of `platform` with XLA, once per process.
+
+    Raises:
+      LibraryError: the library is missing, cannot be loaded or does not fit this jaxlib.
+    """
+    with _LOCK:
+        if platform in _REGISTERED:
+            return
+        handler = getattr(_library(platform), TARGET)
+        if not _has_backend(platform):
+            return  # nothing will run here; a lowering for export needs no handler
+        try:
+            jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform=platform)
+        except (RuntimeError, ValueError) as error:
+            raise _refused(platform, f"is refused by XLA: {error}") from error
+        _REGISTERED.add(platform)
+
+
+def reset() -> None:
+    """Forgets which libraries were loaded, so that the next use looks for them again."""
+    with _LOCK:
+        _library.cache_clear()
+
+
+def kernel_calls() -> dict[str, int]:
+    """How many calls each kernel has computed in this process, by name; {} without a library."""
+    library = _library_or_none()
+    if library is None:
+        return {}
+    return {name: library.jaxfp8_cpu_kernel_calls(i) for i, name in enumerate(_kernels(library))}
+
+
+def reset_kernel_calls() -> None:
+    """Sets every count of `kernel_calls` to 0."""
+    library = _library_or_none()
+    if library is not None:
+        library.jaxfp8_cpu_reset_counters()
+
+
+def available_kernels() -> tuple[str, ...]:
+    """The kernels this CPU can run, best first; () without a library."""
+    library = _library_or_none()
+    if library is None:
+        return ()
+    return tuple(
+        name for i, name in enumerate(_kernels(library)) if library.jaxfp8_cpu_kernel_available(i)
+    )
+
+
+def cpu_features() -> str:
+    """The instruction sets the library found, as names with spaces between."""
+    library = _library_or_none()
+    if library is None:
+        return ""
+    return library.jaxfp8_cpu_features().decode() or "none beyond the portable ones"
+
+
+def built_api_version(platform: str = "cpu") -> tuple[int, int] | None:
+    """The version (major, minor) of XLA's FFI the library was built for, if it can be loaded."""
+    path = library_path(platform)
+    if path is None:
+        return None
+    try:
+        return _built_for(_load(path, platform))
+    except _errors.LibraryError:
+        return None
+
+
+def running_api_version() -> tuple[int, int] | None:
+    """The version (major, minor) of the FFI of the jaxlib in use.
+
+    JAX tells it nowhere at run time; it is read from the headers that jaxlib installs beside it.
+    """
+    header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
+    if not header.is_file():
+        return None
+    found = dict(_API_LINE.findall(header.read_text()))
+    return (int(found["MAJOR"]), int(found["MINOR"])) if len(found) == 2 else None
+
+
+@functools.cache
+def _library(platform: str) -> ctypes.CDLL:
+    """The library of `platform`, loaded and checked."""
+    with _LOCK:
+        path = library_path(platform)
+        if path is None:
+            raise _refused(platform, "is not installed")
+        library = _load(path, platform)
+        _check_version(library, platform)
+        return library
+
+
+def _library_or_none() -> ctypes.CDLL | None:
+    return None if why_unavailable("cpu") else _library("cpu")
+
+
+def _load(path: pathlib.Path, platform: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        return _declare(library)
+    except (OSError, AttributeError) as error:
+        raise _refused(platform, f"cannot be loaded: {error}") from error
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Types of the C functions, as in ffi/include/jaxfp8_cpu.h."""
+    out = ctypes.POINTER(ctypes.c_int)
+    signatures = {
+        "jaxfp8_version": (ctypes.c_char_p, []),
+        "jaxfp8_ffi_api_version": (None, [out, out]),
+        "jaxfp8_cpu_features": (ctypes.c_char_p, []),
+        "jaxfp8_cpu_kernel_count": (ctypes.c_int, []),
+        "jaxfp8_cpu_kernel_name": (ctypes.c_char_p, [ctypes.c_int]),
+        "jaxfp8_cpu_kernel_available": (ctypes.c_int, [ctypes.c_int]),
+        "jaxfp8_cpu_kernel_calls": (ctypes.c_uint64, [ctypes.c_int]),
+        "jaxfp8_cpu_reset_counters": (None, []),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _kernels(library: ctypes.CDLL) -> list[str]:
+    count = library.jaxfp8_cpu_kernel_count()
+    return [library.jaxfp8_cpu_kernel_name(i).decode() for i in range(count)]
+
+
+def _built_for(library: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.jaxfp8_ffi_api_version(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def _check_version(library: ctypes.CDLL, platform: str) -> None:
+    """A runtime takes handlers built for its own version of the FFI or an earlier minor one."""
+    built, running = _built_for(library), running_api_version()
+    if running is None or (built[0] == running[0] and built[1] <= running[1]):
+        return
+    needs = f"is built for XLA FFI {built[0]}.{built[1]}, but jaxlib has {running[0]}.{running[1]}"
+    raise _refused(platform, needs, f'pip install --upgrade "jax>={_OLDEST_JAX}"')
+
+
+def _has_backend(platform: str) -> bool:
+    """Makes the backend of `platform` if there is none yet; whether there is one then."""
+    try:
+        return bool(jax.devices(platform))
+    except RuntimeError:
+        return False
+
+
+def _refused(platform: str, why: str, command: str | None = None) -> _errors.LibraryError:
+    command = command or "pip install --force-reinstall --no-deps jaxfp8"
+    return _errors.LibraryError(
+        f"the kernel library for {platform!r} {why}; run `{command}` "
+        "(in a checkout: `make setup`), or `python -m jaxfp8 doctor` for more."
+    )

@@ -1,0 +1,205 @@
+"""The call of docs/custom_call.md, made directly: what it takes, and how it refuses the rest."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from native import calls
+
+import oracle
+import specs
+from jaxfp8 import _ffi
+from jaxfp8._spec import EpilogueSpec, ScaledDotSpec
+
+SPEC = ScaledDotSpec(
+    lhs=calls.side("bfloat16", (5, 24), (1,)),
+    rhs=calls.side("float8_e4m3fn", (24, 9), (0,), tiles=(24, 1), scale=True),
+    epilogue=EpilogueSpec(out_dtype="float32"),
+)
+INT_SPEC = calls.matrices("int8", "int8", 2, 3, 4, out="int32")
+
+
+def operands_of(spec: ScaledDotSpec, seed: int = 0) -> dict[str, np.ndarray]:
+    return specs.draw_operands(np.random.default_rng(seed), spec)
+
+
+def change(spec: ScaledDotSpec, where: str, **changes) -> ScaledDotSpec:
+    return dataclasses.replace(
+        spec, **{where: dataclasses.replace(getattr(spec, where), **changes)}
+    )
+
+
+def refusal(spec: ScaledDotSpec, operands=None, **attributes) -> str:
+    """The message with which a call is refused; JAX must go on working after it."""
+    operands = operands_of(SPEC).values() if operands is None else operands
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        calls.call(spec, *operands, **attributes)
+    assert float(jnp.ones(3).sum()) == 3.0
+    return str(caught.value)
+
+
+def test_a_call_without_a_kernel_name_picks_the_best():
+    before = _ffi.kernel_calls()
+    operands = operands_of(SPEC)
+    (out,) = calls.call_named(SPEC, operands)
+    oracle.assert_within_bound(SPEC, operands, out)
+    ran = [name for name, count in _ffi.kernel_calls().items() if count > before[name]]
+    suitable = [name for name in _ffi.available_kernels() if calls.takes(name, SPEC)]
+    assert ran == suitable[:1]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, jnp.float8_e4m3fn])
+def test_fp8_may_travel_as_any_type_of_a_byte_that_fits(dtype):
+    operands = operands_of(SPEC)
+    (expected,) = calls.call_named(SPEC, operands)
+    operands["rhs"] = operands["rhs"].view(dtype)
+    (out,) = calls.call_named(SPEC, operands)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (1, 0, 2)])
+def test_any_order_of_axes_gives_the_same_sums(order):
+    """A batched weight [B, K, N], transposed in memory."""
+    rng = np.random.default_rng(2)
+    weight = specs.draw_values(rng, "int8", (3, 40, 70))
+    x = specs.draw_values(rng, "int8", (3, 5, 40))
+    batch, k = order.index(0), order.index(1)
+    spec = ScaledDotSpec(
+        lhs=calls.side("int8", x.shape, (2,), batch=(0,)),
+        rhs=calls.side("int8", weight.transpose(order).shape, (k,), batch=(batch,)),
+        epilogue=EpilogueSpec(out_dtype="int32"),
+    )
+    (out,) = calls.call(spec, x, np.ascontiguousarray(weight.transpose(order)))
+    np.testing.assert_array_equal(out, x.astype(np.int64) @ weight.astype(np.int64))
+
+
+def test_a_weight_of_batch_1_is_shared_by_the_batch():
+    rng = np.random.default_rng(2)
+    x, weight = (
+        specs.draw_values(rng, "int8", (6, 5, 40)),
+        specs.draw_values(rng, "int8", (1, 40, 7)),
+    )
+    spec = ScaledDotSpec(
+        lhs=calls.side("int8", x.shape, (2,), batch=(0,)),
+        rhs=calls.side("int8", weight.shape, (1,), batch=(0,)),
+        epilogue=EpilogueSpec(out_dtype="int32"),
+    )
+    (out,) = calls.call(spec, x, weight)
+    np.testing.assert_array_equal(out, x.astype(np.int64) @ weight.astype(np.int64))
+
+
+@pytest.mark.parametrize("empty", ["m", "n", "k"])
+def test_empty_sizes(empty):
+    size = {"m": 3, "n": 4, "k": 5, empty: 0}
+    spec = calls.matrices(
+        "float32", "int8", size["m"], size["k"], size["n"], bias=(1, size["n"]), activation="silu"
+    )
+    operands = operands_of(spec)
+    (out,) = calls.call_named(spec, operands)
+    oracle.assert_within_bound(spec, operands, out)
+
+
+def test_it_runs_inside_jit_and_is_compiled_once():
+    operands = operands_of(SPEC)
+    _ffi.ensure_registered("cpu")
+    function = jax.ffi.ffi_call(calls.TARGET, calls.results_of(SPEC))
+    jitted = jax.jit(lambda *given: function(*given, **SPEC.attributes(), kernel=""))
+    (expected,) = calls.call_named(SPEC, operands)
+    for _ in range(2):
+        np.testing.assert_array_equal(jitted(*operands.values())[0], expected)
+    assert jitted._cache_size() == 1
+
+
+REFUSED_SPECS = {
+    "unknown dtype": (change(SPEC, "rhs", dtype="float4"), "attribute `rhs_dtype` is `float4`"),
+    "no 8-bit side": (change(SPEC, "rhs", dtype="float32"), "at least one of them in 8 bits"),
+    "zero point of fp8": (
+        change(SPEC, "rhs", zero_point=True),
+        "`rhs_zero_point` is given for float8",
+    ),
+    "axis twice": (change(SPEC, "lhs", batch=(1,)), "different axes of shape (5, 24)"),
+    "axis out of range": (change(SPEC, "lhs", contracting=(2,)), "different axes of shape (5, 24)"),
+    "unequal depth": (change(SPEC, "lhs", contracting=(0,)), "needs equal sizes in pairs"),
+    "unequal batch": (
+        change(change(SPEC, "lhs", batch=(0,)), "rhs", batch=(1,)),
+        "equal sizes in pairs, or 1 on one side",
+    ),
+    "tiles of 0": (change(SPEC, "rhs", tiles=(0, 1)), "attribute `rhs_tiles` is (0, 1)"),
+    "too few tiles": (change(SPEC, "rhs", tiles=(1,)), "attribute `rhs_tiles` is (1,)"),
+    "activation": (
+        change(SPEC, "epilogue", activation="mish"),
+        "`activation` is `mish`, but needs",
+    ),
+    "output dtype": (change(SPEC, "epilogue", out_dtype="int16"), "`out_dtype` is `int16`"),
+    "int32 of floats": (
+        change(SPEC, "epilogue", out_dtype="int32"),
+        "int8 or uint8 operands without",
+    ),
+    "out_scale of a float": (
+        change(SPEC, "epilogue", out_scale=(1, 1)),
+        "is set for float32, but needs an output of 8 bits",
+    ),
+    "bias shape": (change(SPEC, "epilogue", bias=(9,)), "the rank of the output (5, 9), each axis"),
+    "amax shape": (change(SPEC, "epilogue", amax=(5, 3)), "attribute `amax` is (5, 3)"),
+    "residual dtype": (
+        change(SPEC, "epilogue", residual=(5, 9), residual_dtype="int8"),
+        "attribute `residual_dtype` is `int8`",
+    ),
+    "precision": (dataclasses.replace(SPEC, precision="high"), "attribute `precision` is `high`"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_SPECS)
+def test_a_wrong_spec_is_refused_with_what_it_got_and_needs(case):
+    spec, needle = REFUSED_SPECS[case]
+    function = jax.ffi.ffi_call(calls.TARGET, [jax.ShapeDtypeStruct((5, 9), np.float32)])
+    _ffi.ensure_registered("cpu")
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: `jaxfp8_scaled_dot`"
+    ) as e:
+        function(*operands_of(SPEC).values(), **spec.attributes(), kernel="")
+    assert needle in str(e.value)
+
+
+def test_a_missing_operand_is_named():
+    operands = list(operands_of(SPEC).values())[:2]
+    assert "has 2 operands, but needs 3: lhs, rhs, rhs_scale" in refusal(SPEC, operands)
+
+
+def test_an_operand_of_another_dtype_is_named():
+    operands = operands_of(SPEC) | {"rhs_scale": np.ones((1, 9), jnp.bfloat16)}
+    assert "`rhs_scale` is a buffer of bfloat16, but needs float32" in refusal(
+        SPEC, operands.values()
+    )
+
+
+def test_an_operand_of_another_shape_is_named():
+    operands = operands_of(SPEC) | {"rhs_scale": np.ones((9,), np.float32)}
+    assert "`rhs_scale` has shape (9,), but needs (1, 9)" in refusal(SPEC, operands.values())
+
+
+def test_a_missing_attribute_is_named():
+    function = jax.ffi.ffi_call(calls.TARGET, calls.results_of(SPEC))
+    _ffi.ensure_registered("cpu")
+    attributes = {k: v for k, v in SPEC.attributes().items() if k != "rhs_tiles"}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="`rhs_tiles` is missing"):
+        function(*operands_of(SPEC).values(), **attributes, kernel="")
+
+
+def test_an_attribute_of_another_type_is_named():
+    assert "`lhs_scale` has another type, but needs to be a bool" in refusal(SPEC, lhs_scale="yes")
+
+
+def test_an_unknown_kernel_is_answered_with_those_there_are():
+    text = refusal(SPEC, kernel="magic")
+    assert "attribute `kernel` is `magic`, but needs one of: " in text
+    assert "scalar_f32" in text
+
+
+def test_a_kernel_that_cannot_says_why():
+    text = refusal(SPEC, kernel="scalar_int8")
+    assert "it sums integers, and the operands are bfloat16 and float8_e4m3fn" in text
+    operands = np.ones((2, 3), np.int8), np.ones((3, 4), np.int8)
+    assert "its sums are rounded" in refusal(INT_SPEC, operands, kernel="scalar_f32")

@@ -1,0 +1,285 @@
+"""Every kernel this machine can run, forced by name, against float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from native import calls
+
+import oracle
+import specs
+from jaxfp8 import _dtypes, _ffi
+from jaxfp8._spec import ACTIVATIONS, EpilogueSpec, ScaledDotSpec
+
+KERNELS = _ffi.available_kernels()
+FLOAT_KERNELS = [name for name in KERNELS if not name.endswith(("_int8", "_vnni"))]
+INTEGER_KERNELS = [name for name in KERNELS if name not in FLOAT_KERNELS]
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+CODES = np.arange(256, dtype=np.uint8)
+SEEDS = range(40)
+
+
+def values_of(dtype: str) -> np.ndarray:
+    return oracle.decode(CODES, dtype).astype(np.float32)
+
+
+def finite_codes(dtype: str) -> np.ndarray:
+    return np.where(np.isfinite(values_of(dtype)), CODES, 0).astype(np.uint8)
+
+
+def wide_types(kernel: str) -> tuple[str, ...]:
+    return ("bfloat16",) if kernel.endswith("_bf16") else ("float32", "bfloat16", "float16")
+
+
+def test_every_isa_has_kernels_for_floats_and_for_integers():
+    assert "scalar_f32" in KERNELS
+    assert "scalar_int8" in KERNELS
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_all_256_codes_are_exact_as_weights(kernel, dtype):
+    for wide in wide_types(kernel):
+        spec = calls.matrices(wide, dtype, 1, 1, 256)
+        one = np.ones((1, 1), jnp.dtype(wide))
+        (out,) = calls.call(spec, one, CODES[None, :], kernel=kernel)
+        np.testing.assert_array_equal(out[0], values_of(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_all_256_codes_are_exact_as_activations(kernel, dtype):
+    for wide in ("int8", *wide_types(kernel)):
+        spec = calls.matrices(dtype, wide, 256, 1, 1)
+        one = np.ones((1, 1), jnp.dtype(wide))
+        (out,) = calls.call(spec, CODES[:, None], one, kernel=kernel)
+        np.testing.assert_array_equal(out[:, 0], values_of(dtype))
+
+
+@pytest.mark.parametrize("shape", ["kn", "nk"])
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_codes_are_exact_along_the_depth_of_either_side(kernel, dtype, shape):
+    """A product with the identity, so that vectors of codes run along the contracted axis."""
+    eye = np.eye(256, dtype=np.int8)
+    rows = np.stack([finite_codes(dtype), np.roll(finite_codes(dtype), 3)])
+    codes = rows if shape == "nk" else rows.T
+    axis = 1 if shape == "nk" else 0
+    coded = calls.side(dtype, codes.shape, (axis,))
+    identity = calls.side("int8", eye.shape, (0,))
+    out = EpilogueSpec(out_dtype="float32")
+    expected = oracle.decode(rows, dtype)
+    (left,) = calls.call(
+        ScaledDotSpec(lhs=coded, rhs=identity, epilogue=out), codes, eye, kernel=kernel
+    )
+    (right,) = calls.call(
+        ScaledDotSpec(lhs=identity, rhs=coded, epilogue=out), eye, codes, kernel=kernel
+    )
+    np.testing.assert_array_equal(left, expected)
+    np.testing.assert_array_equal(right, expected.T)
+
+
+@pytest.mark.parametrize("rhs", ["int8", "uint8"])
+@pytest.mark.parametrize("lhs", ["int8", "uint8"])
+@pytest.mark.parametrize("kernel", INTEGER_KERNELS)
+def test_sums_of_extreme_integers_are_exact(kernel, lhs, rhs):
+    k = 20_000
+    for left in (np.iinfo(lhs).min, np.iinfo(lhs).max):
+        for right in (np.iinfo(rhs).min, np.iinfo(rhs).max):
+            spec = calls.matrices(lhs, rhs, 2, k, 3, out="int32")
+            operands = np.full((2, k), left, lhs), np.full((k, 3), right, rhs)
+            (out,) = calls.call(spec, *operands, kernel=kernel)
+            np.testing.assert_array_equal(out, k * int(left) * int(right))
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 17, 118, 300])
+@pytest.mark.parametrize("kernel", INTEGER_KERNELS)
+def test_integer_products_of_odd_sizes_are_exact(kernel, size):
+    rng = np.random.default_rng(size)
+    for m, k, n in [(size, 5, 7), (3, size, 70), (9, 33, size)]:
+        x, w = specs.draw_values(rng, "int8", (m, k)), specs.draw_values(rng, "uint8", (k, n))
+        spec = calls.matrices("int8", "uint8", m, k, n, out="int32")
+        (out,) = calls.call(spec, x, w, kernel=kernel)
+        np.testing.assert_array_equal(out, x.astype(np.int64) @ w.astype(np.int64))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_random_problems_stay_within_the_bound(kernel):
+    """Any dtypes, axes, tiles, zero points, epilogue and sizes; see tests/specs.py."""
+    checked = 0
+    for seed in SEEDS:
+        rng = np.random.default_rng([seed, 77])
+        spec = specs.draw_spec(rng)
+        operands = specs.draw_operands(rng, spec)
+        if calls.takes(kernel, spec):
+            out, *amax = calls.call_named(spec, operands, kernel)
+            oracle.assert_within_bound(spec, operands, out, *amax)
+            checked += 1
+    assert checked >= 2
+
+
+@pytest.mark.parametrize("tile", [1, 5, 16, 32, 128])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_scales_along_the_depth_stay_within_the_bound(kernel, tile):
+    """Tiles along K on both sides, with a partial last one; below and above one block of depth."""
+    rng = np.random.default_rng(tile)
+    dtype = "int8" if kernel in INTEGER_KERNELS else "float8_e4m3fn"
+    for k in (1, 3, 118, 700):
+        spec = ScaledDotSpec(
+            lhs=calls.side(dtype, (5, k), (1,), tiles=(1, tile), scale=True),
+            rhs=calls.side(dtype, (67, k), (1,), tiles=(32, 2 * tile), scale=True),
+            epilogue=EpilogueSpec(out_dtype="float32"),
+        )
+        operands = specs.draw_operands(rng, spec)
+        (out,) = calls.call_named(spec, operands, kernel)
+        oracle.assert_within_bound(spec, operands, out)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_large_products_cross_every_block_border(kernel):
+    """More rows, columns and depth than one panel, one tile, one share of work hold."""
+    rng = np.random.default_rng(5)
+    dtype = "int8" if kernel in INTEGER_KERNELS else "bfloat16"
+    m, k, n = (30, 600, 700) if kernel.startswith("scalar") else (259, 1700, 650)
+    spec = ScaledDotSpec(
+        lhs=calls.side(dtype, (m, k), (1,), tiles=(1, k), scale=dtype == "int8"),
+        rhs=calls.side("int8", (k, n), (0,), tiles=(k, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    operands = specs.draw_operands(rng, spec)
+    (out,) = calls.call_named(spec, operands, kernel)
+    oracle.assert_within_bound(spec, operands, out)
+
+
+@pytest.mark.parametrize("layout", ["kn", "nk"])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_few_rows_against_columns_of_either_layout(kernel, m, layout):
+    """Depths and columns that fill no vector, and more than one block of depth."""
+    rng = np.random.default_rng(m)
+    integers = kernel in INTEGER_KERNELS
+    for weight in ("int8", "uint8") if integers else ("float8_e4m3fn", "float8_e5m2", "uint8"):
+        for k, n in [(5, 64), (5003, 67)]:
+            shape, tiles = ((k, n), (3000, 1)) if layout == "kn" else ((n, k), (1, 3000))
+            spec = ScaledDotSpec(
+                lhs=calls.side("int8" if integers else "bfloat16", (m, k), (1,)),
+                rhs=calls.side(
+                    weight,
+                    shape,
+                    (shape.index(k),),
+                    tiles=tiles,
+                    scale=True,
+                    zero_point=integers,
+                ),
+                epilogue=EpilogueSpec(out_dtype="float32"),
+            )
+            operands = specs.draw_operands(rng, spec)
+            (out,) = calls.call_named(spec, operands, kernel)
+            oracle.assert_within_bound(spec, operands, out)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_activations_hold_from_tiny_to_huge(kernel, activation):
+    """Scales carry the sums from 1e-30 to 1e30, through every branch of the function."""
+    dtype = "int8" if kernel in INTEGER_KERNELS else "float8_e5m2"
+    n = 200
+    spec = ScaledDotSpec(
+        lhs=calls.side(dtype, (2, 4), (1,)),
+        rhs=calls.side("int8", (4, n), (0,), tiles=(4, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32", activation=activation),
+    )
+    operands = specs.draw_operands(np.random.default_rng(1), spec)
+    operands["rhs_scale"] = np.logspace(-30, 30, n, dtype=np.float32)[None, :]
+    (out,) = calls.call_named(spec, operands, kernel)
+    oracle.assert_within_bound(spec, operands, out)
+
+
+@pytest.mark.parametrize("wide", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_nan_and_infinity_spread_as_in_ieee(kernel, wide):
+    if wide not in wide_types(kernel):
+        pytest.skip(f"{kernel} does not take {wide}")
+    x = np.ones((4, 19), jnp.dtype(wide))
+    x[1, 3], x[2, 18], x[3, 0], x[3, 1] = np.nan, np.inf, np.inf, -np.inf
+    w = np.full((19, 70), 0x3C, np.uint8)  # 1.0 in e5m2
+    w[0, 5], w[18, 6] = 0x7E, 0  # NaN, and the 0 that meets row 2's infinity
+    spec = calls.matrices(wide, "float8_e5m2", 4, 19, 70)
+    (out,) = calls.call(spec, x, w, kernel=kernel)
+    with np.errstate(invalid="ignore"):
+        exact = x.astype(np.float64) @ oracle.decode(w, "float8_e5m2")
+    np.testing.assert_array_equal(out, exact)
+
+
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_padding_never_meets_an_infinity(kernel):
+    """Depth and columns that fill no vector: what stands in for them must not make NaN."""
+    for k, n in [(1, 1), (3, 65), (17, 63)]:
+        x = np.full((2, k), np.inf, jnp.bfloat16)
+        w = np.ones((k, n), np.int8)
+        (out,) = calls.call(calls.matrices("bfloat16", "int8", 2, k, n), x, w, kernel=kernel)
+        np.testing.assert_array_equal(out, np.inf)
+
+
+@pytest.mark.parametrize("out_dtype", ["float8_e4m3fn", "float8_e5m2", "int8", "uint8"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_eight_bit_outputs_saturate_and_round_to_even(kernel, out_dtype):
+    """Against the cast of ml_dtypes, for values clipped to the type's range."""
+    dtype = "int8" if kernel in INTEGER_KERNELS else "bfloat16"
+    low, high = _dtypes.finite_range(out_dtype)
+    exact = np.concatenate([np.linspace(-1.5 * high, 1.5 * high, 997), np.linspace(-0.1, 0.1, 999)])
+    exact = exact.astype(np.float32)
+    n = exact.size
+    spec = ScaledDotSpec(
+        lhs=calls.side(dtype, (1, 1), (1,)),
+        rhs=calls.side("int8", (1, n), (0,)),
+        epilogue=EpilogueSpec(out_dtype=out_dtype, bias=(1, n), out_scale=(1, 1)),
+    )
+    zero, one = np.zeros((1, 1), jnp.dtype(dtype)), np.ones((1, n), np.int8)
+    operands = zero, one, exact[None, :], np.ones((1, 1), np.float32)
+    (out,) = calls.call(spec, *operands, kernel=kernel)
+    clipped = np.clip(exact, low, high)
+    rounded = clipped if _dtypes.is_float8(out_dtype) else np.round(clipped)
+    expected = rounded.astype(np.dtype(out_dtype)).view(_dtypes.storage(out_dtype))
+    np.testing.assert_array_equal(out[0], expected)
+
+
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_nan_stays_nan_in_fp8_and_becomes_0_in_integers(kernel):
+    x = np.array([[np.nan], [np.inf], [-np.inf]], jnp.bfloat16)
+    expected = {
+        "float8_e4m3fn": [np.nan, 448, -448],
+        "float8_e5m2": [np.nan, 57344, -57344],
+        "int8": [0, 127, -128],
+        "uint8": [0, 255, 0],
+    }
+    for out_dtype, values in expected.items():
+        spec = calls.matrices("bfloat16", "int8", 3, 1, 1, out=out_dtype, out_scale=(1, 1))
+        ones = np.ones((1, 1), np.int8), np.ones((1, 1), np.float32)
+        (out,) = calls.call(spec, x, *ones, kernel=kernel)
+        np.testing.assert_array_equal(oracle.decode(out, out_dtype)[:, 0], values)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_amax_reduces_the_axes_of_size_1_and_nan_wins(kernel):
+    dtype = "int8" if kernel in INTEGER_KERNELS else "float8_e4m3fn"
+    rng = np.random.default_rng(3)
+    for amax in [(1, 1), (1, 70), (9, 1), (9, 70)]:
+        spec = calls.matrices(dtype, "int8", 9, 20, 70, out="bfloat16", bias=(9, 70), amax=amax)
+        operands = specs.draw_operands(rng, spec)
+        operands["bias"][4, 11] = np.nan
+        _, found = calls.call_named(spec, operands, kernel)
+        x, w = oracle.decode(operands["lhs"], dtype), operands["rhs"].astype(np.float64)
+        y = np.abs(x @ w + operands["bias"])
+        axes = tuple(axis for axis, size in enumerate(amax) if size == 1)
+        np.testing.assert_allclose(found, y.max(axes, keepdims=True), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_forced_kernel_is_the_one_that_is_counted(kernel):
+    spec = calls.matrices("int8", "int8", 2, 3, 4)
+    before = _ffi.kernel_calls()
+    calls.call(spec, np.ones((2, 3), np.int8), np.ones((3, 4), np.int8), kernel=kernel)
+    after = _ffi.kernel_calls()
+    assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
+        kernel: 1
+    }

@@ -1,0 +1,118 @@
+"""A library that is missing or does not fit is an error one can catch, and JAX goes on working."""
+
+import concurrent.futures
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxfp8 import LibraryError, _ffi
+
+
+@pytest.fixture
+def afresh(monkeypatch):
+    """Makes the loader look again, before the test and after it."""
+    _ffi.reset()
+    monkeypatch.setattr(_ffi, "_REGISTERED", set())
+    yield monkeypatch
+    monkeypatch.undo()
+    _ffi.reset()
+
+
+def assert_jax_works():
+    assert float(jax.jit(lambda x: (x @ x).sum())(jnp.eye(3))) == 3.0
+
+
+def refusal(platform: str = "cpu") -> str:
+    with pytest.raises(LibraryError) as caught:
+        _ffi.ensure_registered(platform)
+    assert_jax_works()
+    return str(caught.value)
+
+
+def test_the_library_is_there_and_fits():
+    assert _ffi.why_unavailable("cpu") is None
+    assert _ffi.library_path().name == "libjaxfp8_cpu.so"
+    assert _ffi.built_api_version() <= _ffi.running_api_version()
+
+
+def test_the_library_is_built_for_the_oldest_supported_jaxlib():
+    """0.3 is the FFI of jaxlib 0.10.0; a library for a later one does not load there."""
+    assert _ffi.built_api_version() == (0, 3)
+
+
+def test_a_missing_library_is_an_error_with_a_remedy(afresh):
+    afresh.setattr(_ffi, "library_path", lambda platform="cpu": None)
+    text = refusal()
+    assert "the kernel library for 'cpu' is not installed" in text
+    assert "pip install --force-reinstall" in text
+    assert "python -m jaxfp8 doctor" in text
+    assert _ffi.why_unavailable("cpu") == text.rstrip(".")
+    assert _ffi.kernel_calls() == {}
+    assert _ffi.available_kernels() == ()
+    assert _ffi.cpu_features() == ""
+
+
+def test_a_platform_without_a_library_is_an_error(afresh):
+    assert "the kernel library for 'cuda' is not installed" in refusal("cuda")
+
+
+def test_a_broken_file_is_an_error(afresh, tmp_path):
+    broken = tmp_path / "libjaxfp8_cpu.so"
+    broken.write_bytes(b"not a library")
+    afresh.setattr(_ffi, "library_path", lambda platform="cpu": broken)
+    assert "cannot be loaded" in refusal()
+    assert _ffi.built_api_version() is None
+
+
+def test_a_library_that_is_not_ours_is_an_error(afresh):
+    libc = next(
+        pathlib.Path(match[1])
+        for match in re.finditer(r"(/\S+/libc\.so\.6)", pathlib.Path("/proc/self/maps").read_text())
+    )
+    afresh.setattr(_ffi, "library_path", lambda platform="cpu": libc)
+    assert "cannot be loaded" in refusal()
+
+
+@pytest.mark.parametrize("running", [(0, 2), (1, 0)])
+def test_a_library_built_for_another_ffi_is_an_error_and_is_not_registered(afresh, running):
+    afresh.setattr(_ffi, "running_api_version", lambda: running)
+    registered = []
+    afresh.setattr(jax.ffi, "register_ffi_target", lambda *a, **k: registered.append(a))
+    major, minor = _ffi.built_api_version()
+    text = refusal()
+    assert f"is built for XLA FFI {major}.{minor}, but jaxlib has {running[0]}.{running[1]}" in text
+    assert 'pip install --upgrade "jax>=0.10.0"' in text
+    assert registered == []
+
+
+def test_a_refusal_by_xla_is_an_error(afresh):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("no")
+
+    afresh.setattr(jax.ffi, "register_ffi_target", refuse)
+    assert "is refused by XLA: no" in refusal()
+
+
+def test_after_an_error_the_library_can_be_used_again(afresh):
+    afresh.setattr(_ffi, "library_path", lambda platform="cpu": None)
+    refusal()
+    afresh.undo()
+    _ffi.reset()
+    _ffi.ensure_registered("cpu")
+    assert _ffi.why_unavailable("cpu") is None
+
+
+def test_registration_from_many_threads_happens_once(afresh):
+    registered = []
+    afresh.setattr(jax.ffi, "register_ffi_target", lambda *a, **k: registered.append(a))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(_ffi.ensure_registered, ["cpu"] * 16))
+    assert len(registered) == 1
+
+
+def test_counters_start_again_at_0():
+    _ffi.reset_kernel_calls()
+    assert set(_ffi.kernel_calls().values()) == {0}
