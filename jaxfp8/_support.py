@@ -1,0 +1,37 @@
+"""Why a scaled dot has no kernel on a platform: the one table that decides, and its sentences."""
+
+from __future__ import annotations
+
+from jaxfp8._spec import ScaledDotSpec
+
+# The platforms whose kernels exist. A platform that is not here computes `_reference` through XLA.
+_WITHOUT_KERNELS = {
+    "cuda": "the CUDA kernels are not part of this version",
+    "rocm": "there are no ROCm kernels",
+    "tpu": "there are no TPU kernels",
+}
+KERNEL_PLATFORMS = ("cpu",)
+
+
+def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:
+    """Says why no kernel of `platform` takes `spec`, or None if one does.
+
+    Args:
+      spec: the scaled dot.
+      platform: "cpu", "cuda", "rocm" or "tpu", as `jax.default_backend()` and lowering name them.
+
+    Returns:
+      A clause that reads on after "because"; it does not speak of libraries that fail to load,
+      `jaxfp8._ffi.why_unavailable` does.
+    """
+    platform = {"gpu": "cuda"}.get(platform, platform)
+    if platform not in KERNEL_PLATFORMS:
+        return _WITHOUT_KERNELS.get(platform, f"there are no kernels for platform {platform!r}")
+    return None if _has_eight_bit_side(spec) else "neither operand is 8-bit"
+
+
+def _has_eight_bit_side(spec: ScaledDotSpec) -> bool:
+    return any(
+        side.dtype.startswith("float8") or side.dtype.endswith("int8")
+        for side in (spec.lhs, spec.rhs)
+    )
