@@ -1,0 +1,6 @@
+"""Captures existing functions: facts beside values, three passes, and a report."""
+
+from jaxfp8._rewrite._engine import explain, rewrite
+from jaxfp8._rewrite._report import Operand, Report, Site
+
+__all__ = ["Operand", "Report", "Site", "explain", "rewrite"]

@@ -1,0 +1,66 @@
+"""Passes two and three of a rewrite: from a jaxpr to a program with scaled dots in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxfp8 import _compat, _lowering
+from jaxfp8._rewrite import _emit, _graph
+from jaxfp8._rewrite._dots import Seen
+from jaxfp8._rewrite._emit import Program
+from jaxfp8._rewrite._graph import Value
+from jaxfp8._rewrite._resolve import Resolver
+from jaxfp8._rewrite._walk import Walk
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decision:
+    """What becomes of a jaxpr.
+
+    Attributes:
+      program: evaluates it; inputs are the constants of the jaxpr, then its arguments.
+      seen: the dots in it, regions included.
+    """
+
+    program: Program
+    seen: Seen
+
+    @property
+    def changed(self) -> bool:
+        """Whether any dot became a scaled dot."""
+        return any(site.call is not None for site in self.seen.sites)
+
+
+def decide(jaxpr: Any, linear: int = 0) -> Decision:
+    """Find the scaled dots of a closed jaxpr; nothing is executed.
+
+    The last `linear` arguments are those in which JAX will transpose the program.
+    """
+    opened = _compat.open_jaxpr(jaxpr)
+    if not has_static_shapes(opened):
+        return Decision(_emit.Program((), (), ()), Seen())
+    walk = Walk(resolve)
+    consts = [_graph.value_of(v.aval) for v in opened.constvars]
+    args = [_graph.value_of(v.aval) for v in opened.invars]
+    walk.linear.update(args[len(args) - linear :])
+    outputs = walk.jaxpr(opened, consts, args)
+    program = walk.settle(outputs, [*consts, *args])
+    return Decision(program, walk.seen)
+
+
+def has_static_shapes(jaxpr: Any) -> bool:
+    """Whether all sizes are numbers; an export with symbolic ones is left alone."""
+    shapes = [getattr(v.aval, "shape", ()) for v in jaxpr.invars]
+    return all(isinstance(size, int) for shape in shapes for size in shape)
+
+
+def resolve(walk: Walk, outputs: Sequence[Value], inputs: list[Value]) -> Program:
+    """Settle the calls of a walk and order what is left to do."""
+    why_not = functools.partial(_lowering.why_not, platform=jax.default_backend())
+    replaced = Resolver(walk, why_not).resolve(outputs)
+    return _emit.schedule(outputs, walk.effects, replaced, inputs)

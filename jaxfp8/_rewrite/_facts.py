@@ -1,0 +1,219 @@
+"""Facts: what is known about a value beside the array itself.
+
+A fact never replaces a value; it says what else the value equals. The decide pass hands facts
+from equation to equation, and the emit pass uses one only where it saves widening 8-bit data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxfp8 import _dtypes
+from jaxfp8._rewrite import _graph, _tiles
+from jaxfp8._rewrite._graph import Op, Value
+from jaxfp8._spec import Shape, tile_counts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factor:
+    """A small array seen as a large one: each entry of `small` fills a tile.
+
+    Invariant: `small.shape == tile_counts(shape, tiles)`, for the shape of the value it scales.
+    """
+
+    small: Value
+    tiles: Shape
+
+    def at(self, shape: Shape) -> Factor:
+        """The same factor for a value of `shape`, to which it broadcasts (of equal rank, or 0)."""
+        if not self.tiles and shape:
+            return Factor(_graph.reshape(self.small, (1,) * len(shape)), full_tiles(shape))
+        stretched = [
+            size if count == 1 else tile
+            for size, count, tile in zip(shape, self.small.shape, self.tiles, strict=True)
+        ]
+        return Factor(self.small, tuple(max(t, 1) for t in stretched))
+
+    def varying(self) -> Shape:
+        """Axes along which the factor is not constant."""
+        return tuple(axis for axis, count in enumerate(self.small.shape) if count > 1)
+
+    def map_small(self, function: Any) -> Factor:
+        """The factor with `function` applied to each entry."""
+        return Factor(function(self.small), self.tiles)
+
+
+Factors = tuple[Factor, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scales:
+    """This value is the product of small arrays, each seen as a large one."""
+
+    factors: Factors
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scaled:
+    """This value is `(decode(q) - zero_point) * product of factors`, up to rounding of that.
+
+    Attributes:
+      q: the 8-bit data in storage dtype, of the value's shape.
+      dtype: logical dtype of `q`.
+      zero_point: an int32 factor to subtract, or None.
+      factors: scales to multiply by; and masks (dtype bool): the value is zero where they are
+        False, whatever the factors before them.
+      origin: the value of dtype `dtype` that the data was first seen as, for reports.
+    """
+
+    q: Value
+    dtype: np.dtype
+    zero_point: Factor | None = None
+    factors: Factors = ()
+    origin: Value | None = None
+
+    def scaled(self, factors: Factors) -> Scaled:
+        """Multiplied by further factors."""
+        return dataclasses.replace(self, factors=self.factors + factors)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One operation after a product: `kind` names it, `data` is what it needs.
+
+    Kinds: scale (Factors), bias (Factor), residual (Value), activation (name, dtype), cast (dtype),
+    round, clip ((low, high)), quantize (dtype), view (Op, with `data` its inverse).
+    """
+
+    kind: str
+    data: Any = None
+    op: Op | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Product:
+    """This value is the scaled dot of `site`, followed by `steps`.
+
+    Attributes:
+      site: the dot and its operands.
+      value: the value that this fact is about.
+      parent: the product before the last step, or None at the dot itself.
+      step: the last step.
+      ready: whether a kernel can stop here; a clip without its convert, say, is not.
+    """
+
+    site: Any
+    value: Value
+    parent: Product | None = None
+    step: Step | None = None
+    ready: bool = True
+
+    def ancestry(self) -> list[Product]:
+        """This product and those before it, the dot itself last."""
+        out: list[Product] = []
+        product: Product | None = self
+        while product is not None:
+            out.append(product)
+            product = product.parent
+        return out
+
+    def steps(self) -> list[Step]:
+        """The steps from the dot to this value."""
+        return [p.step for p in reversed(self.ancestry()) if p.step is not None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Magnitude:
+    """This value is |product|, and may become its amax."""
+
+    product: Product
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Amax:
+    """This value is the largest |product| over the axes where `shape` is 1 and the dot's is not."""
+
+    product: Product
+    value: Value
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lost:
+    """This value once was dequantised 8-bit data; `eqn` in `callers` ended it, for `reason`."""
+
+    eqn: Any
+    reason: str
+    remedy: str
+    callers: tuple[Any, ...] = ()
+
+
+Fact = Scales | Scaled | Product | Magnitude | Amax | Lost
+
+
+def full_tiles(shape: Shape) -> Shape:
+    """The tiles of a factor that is constant over `shape`."""
+    return tuple(max(size, 1) for size in shape)
+
+
+def whole(value: Value) -> Factor:
+    """A value as a factor of itself: each axis varies, except those of size 1."""
+    return Factor(value, (1,) * len(value.shape))
+
+
+def constant(number: float, shape: Shape) -> Factor:
+    """A number as a factor of a value of `shape`."""
+    return Factor(_graph.literal(number, np.float32), ()).at(shape)
+
+
+def storage_bytes(value: Value) -> Value:
+    """The bytes of an 8-bit value."""
+    return _graph.bitcast(value, _dtypes.storage(value.dtype))
+
+
+def combine(factors: Factors, shape: Shape, dtype: Any = np.float32) -> Factor:
+    """The product of at least one factor, as one factor of `dtype`."""
+    tiles = _tiles.common(shape, [f.tiles for f in factors])
+    smalls = [_graph.cast(refine(f, shape, tiles), dtype) for f in factors]
+    total = functools.reduce(_graph.multiply, smalls)
+    return Factor(fill(total, tile_counts(shape, tiles)), tiles)
+
+
+def refine(factor: Factor, shape: Shape, tiles: Shape) -> Value:
+    """The small array of a factor for finer tiles; axes where it is constant stay 1."""
+    counts = tuple(
+        1 if count == 1 else -(-size // tile)
+        for size, tile, count in zip(shape, tiles, factor.small.shape, strict=True)
+    )
+    times = tuple(old // new for old, new in zip(factor.tiles, tiles, strict=True))
+    return _graph.repeat(factor.small, times, counts)
+
+
+def fill(small: Value, counts: Shape) -> Value:
+    """The small array with axes of size 1 stretched to `counts`."""
+    if small.shape == counts:
+        return small
+    times = tuple(max(counts, default=1) for _ in counts)
+    return _graph.repeat(small, times, counts)
+
+
+def entries(factors: Factors, shape: Shape) -> int:
+    """How many entries the product of the factors has."""
+    return math.prod(tile_counts(shape, _tiles.common(shape, [f.tiles for f in factors])))
+
+
+def all_moved(factors: Factors, move: Callable[[Factor], Factor | None]) -> Factors | None:
+    """Each factor moved; None if one of them cannot be."""
+    return all_found([move(factor) for factor in factors])
+
+
+def all_found(factors: Sequence[Factor | None]) -> Factors | None:
+    """The factors, or None if one is missing."""
+    found = tuple(f for f in factors if f is not None)
+    return found if len(found) == len(factors) else None

@@ -1,0 +1,315 @@
+"""The program as a graph: what the decide pass builds and the emit pass evaluates.
+
+Every equation of the function becomes an `Op` whose inputs and outputs are `Value`s. The rewrite
+adds ops of its own (bytes of an array, arithmetic on scales, scaled dots) to the same graph, and
+never removes one: an op that nobody demands is not emitted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import source_info_util
+
+from jaxfp8 import _compat
+from jaxfp8._spec import Shape
+
+_order = itertools.count()
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """One array of the program: an output of `op`, or an input of the program if `op` is None."""
+
+    shape: Shape
+    dtype: np.dtype
+    op: Op | None = None
+    index: int = 0
+    weak_type: bool = False
+    literal: Any = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Op:
+    """Something to evaluate: `run(*inputs) -> list of outputs`.
+
+    Attributes:
+      name: the primitive's name, or that of the synthesised operation.
+      inputs: the values it reads.
+      run: evaluates it with jax operations.
+      params: parameters of the equation, where it is one.
+      eqn: the equation it stands for, or None.
+      callers: the equations of the calls that it was inlined from, outermost first.
+      effectful: whether it must run, in order, even if nobody reads its outputs.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    run: Callable[..., Sequence[Any]]
+    params: dict[str, Any]
+    eqn: Any = None
+    callers: tuple[Any, ...] = ()
+    effectful: bool = False
+    outputs: tuple[Value, ...] = ()
+    order: int = dataclasses.field(default_factory=lambda: next(_order))
+
+
+def value_of(aval: Any) -> Value:
+    """An input of the program of the given abstract value."""
+    return Value(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def literal(value: Any, dtype: Any = None) -> Value:
+    """A scalar constant."""
+    array = np.asarray(value, dtype)
+    return Value(array.shape, array.dtype, literal=array)
+
+
+def literal_of(atom: Any) -> Value:
+    """The value of a literal in a jaxpr."""
+    return Value(
+        atom.aval.shape,
+        atom.aval.dtype,
+        weak_type=getattr(atom.aval, "weak_type", False),
+        literal=np.asarray(atom.val, atom.aval.dtype) if hasattr(atom.aval, "dtype") else atom.val,
+    )
+
+
+def array_of(value: Value) -> Any:
+    """A literal as JAX is to see it: a weak one as a Python number, if that has its dtype."""
+    number = value.literal
+    if value.weak_type and np.ndim(number) == 0:
+        plain = number.item()
+        if jax.dtypes.result_type(plain) == value.dtype:
+            return plain
+    return number
+
+
+def constant(array: Any) -> Value:
+    """An array that an inner jaxpr holds."""
+    aval = jax.typeof(array)
+    op = Op("constant", (), lambda: [array], {})
+    op.outputs = (Value(aval.shape, aval.dtype, op, weak_type=aval.weak_type),)
+    return op.outputs[0]
+
+
+def derived(
+    name: str,
+    run: Callable[..., Any],
+    inputs: Sequence[Value],
+    shape: Shape,
+    dtype: Any,
+    params: dict[str, Any] | None = None,
+) -> Value:
+    """The output of an operation that the rewrite adds."""
+    op = Op(name, tuple(inputs), lambda *arrays: [run(*arrays)], params or {})
+    op.outputs = (Value(tuple(shape), np.dtype(dtype), op),)
+    return op.outputs[0]
+
+
+def equation_op(eqn: Any, inputs: Sequence[Value], callers: tuple[Any, ...] = ()) -> Op:
+    """The op of an equation, as it stands in the function."""
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        return bind(eqn, arrays, callers)
+
+    op = Op(eqn.primitive.name, tuple(inputs), run, eqn.params, eqn, callers, bool(eqn.effects))
+    op.outputs = tuple(
+        Value(
+            getattr(v.aval, "shape", ()),
+            getattr(v.aval, "dtype", np.dtype(bool)),
+            op,
+            i,
+            getattr(v.aval, "weak_type", False),
+        )
+        for i, v in enumerate(eqn.outvars)
+    )
+    return op
+
+
+def bind(eqn: Any, arrays: Sequence[Any], callers: tuple[Any, ...] = ()) -> Sequence[Any]:
+    """Evaluate an equation on arrays, in the context that it was traced in."""
+    functions, params = _compat.bind_params(eqn)
+    with eqn.ctx.manager, context_of(eqn, callers):
+        out = eqn.primitive.bind(*functions, *arrays, **params)
+    return out if eqn.primitive.multiple_results else [out]
+
+
+def context_of(eqn: Any, callers: tuple[Any, ...] = ()) -> Any:
+    """The source line and the name stack of an equation, for what is traced in its place."""
+    stack = source_info_util.current_name_stack()
+    for outer in (*callers, eqn):
+        stack = stack + outer.source_info.name_stack
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+
+
+def replay(op: Op, inputs: Sequence[Value], shape: Shape, dtype: Any) -> Value:
+    """The same data movement on other inputs: on bytes, or on an array of scales."""
+    eqn = op.eqn
+
+    def run(*arrays: Any) -> Any:
+        return bind(eqn, arrays, op.callers)[0]
+
+    return derived(op.name, run, inputs, shape, dtype, op.params)
+
+
+def cast(value: Value, dtype: Any) -> Value:
+    """The value converted to `dtype`."""
+    dtype = np.dtype(dtype)
+    if value.dtype == dtype:
+        return value
+    if value.literal is not None:
+        return literal(value.literal.astype(dtype))
+    return derived(
+        "convert_element_type",
+        lambda x: lax.convert_element_type(x, dtype),
+        [value],
+        value.shape,
+        dtype,
+        {"new_dtype": dtype},
+    )
+
+
+def bitcast(value: Value, dtype: Any) -> Value:
+    """The same bits as another dtype of the same width."""
+    dtype = np.dtype(dtype)
+    if value.dtype == dtype:
+        return value
+    op = producer(value, "bitcast_convert_type")
+    if op is not None and op.inputs[0].dtype == dtype:
+        return op.inputs[0]
+    return derived(
+        "bitcast_convert_type",
+        lambda x: lax.bitcast_convert_type(x, dtype),
+        [value],
+        value.shape,
+        dtype,
+        {"new_dtype": dtype},
+    )
+
+
+# What XLA:CPU does to FP8 data without going through float16.
+_BYTE_EXACT = ("reshape", "transpose", "squeeze", "expand_dims", "copy", "optimization_barrier")
+
+
+def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
+    """The value as the FP8 `dtype` its bytes came from, where only a new shape lies between.
+
+    XLA:CPU copies a whole parameter in order to bitcast it; a custom call takes FP8 as it is.
+    """
+    op = value.op
+    if value.dtype == dtype or op is None:
+        return value
+    if op.name == "bitcast_convert_type" and op.inputs[0].dtype == dtype:
+        return op.inputs[0]
+    if op.name in _BYTE_EXACT and len(op.inputs) == 1:
+        source = undo_bitcast(op.inputs[0], dtype)
+        if source.dtype == dtype:
+            return derived(op.name, lambda x: op.run(x)[0], [source], value.shape, dtype)
+    return value
+
+
+def reshape(value: Value, shape: Shape) -> Value:
+    """The value in another shape."""
+    shape = tuple(shape)
+    if value.shape == shape:
+        return value
+    if value.literal is not None:
+        return literal(np.reshape(value.literal, shape))
+    return derived("reshape", lambda x: lax.reshape(x, shape), [value], shape, value.dtype)
+
+
+def transpose(value: Value, permutation: Shape) -> Value:
+    """The value with its axes permuted."""
+    permutation = tuple(int(axis) for axis in permutation)
+    if permutation == tuple(range(len(permutation))):
+        return value
+    shape = tuple(value.shape[axis] for axis in permutation)
+    return derived(
+        "transpose",
+        lambda x: lax.transpose(x, permutation),
+        [value],
+        shape,
+        value.dtype,
+        {"permutation": permutation},
+    )
+
+
+def multiply(left: Value, right: Value) -> Value:
+    """The product of two float32 arrays of one rank, size-1 axes stretched."""
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    return derived("mul", lambda x, y: x * y, [left, right], shape, left.dtype)
+
+
+def add(left: Value, right: Value) -> Value:
+    """The sum of two arrays of one rank and dtype, size-1 axes stretched."""
+    shape = np.broadcast_shapes(left.shape, right.shape)
+    return derived("add", lambda x, y: x + y, [left, right], shape, left.dtype)
+
+
+def negate(value: Value) -> Value:
+    """The value with its sign changed."""
+    return derived("neg", lambda x: -x, [value], value.shape, value.dtype)
+
+
+def reciprocal(value: Value) -> Value:
+    """One over a float32 array."""
+    if (op := producer(value, "reciprocal")) is not None:
+        return op.inputs[0]
+    return derived("reciprocal", lambda x: 1.0 / x, [value], value.shape, value.dtype)
+
+
+def repeat(value: Value, repeats: Shape, counts: Shape) -> Value:
+    """Each entry `repeats` times along each axis, cut to `counts`."""
+
+    def run(x: Any) -> Any:
+        for axis, (times, count) in enumerate(zip(repeats, counts, strict=True)):
+            if x.shape[axis] != count:
+                index = np.arange(count) // times
+                x = x[(slice(None),) * axis + (index,)]
+        return x
+
+    return value if value.shape == counts else derived("repeat", run, [value], counts, value.dtype)
+
+
+def producer(value: Value, name: str) -> Op | None:
+    """The op that made `value`, if it is a `name`."""
+    return value.op if value.op is not None and value.op.name == name else None
+
+
+_PASS_CONSTANT = ("convert_element_type", "broadcast_in_dim", "reshape", "copy", "copy_p")
+
+
+def number(value: Value) -> float | None:
+    """The number that every entry of the value is known to be, or None."""
+    dtypes = []
+    while value.literal is None:
+        if value.op is None or value.op.name not in _PASS_CONSTANT:
+            return None
+        dtypes.append(value.dtype)
+        value = value.op.inputs[0]
+    if value.literal.size != 1 or value.dtype.kind == "c":
+        return None
+    scalar = value.literal.reshape(())
+    for dtype in reversed(dtypes):
+        if dtype.kind in "iu" and not _holds(dtype, float(scalar)):
+            return None
+        scalar = scalar.astype(dtype)
+    return float(scalar)
+
+
+def _holds(dtype: np.dtype, number: float) -> bool:
+    """Whether an integer dtype holds a number, the fraction cut off."""
+    return bool(np.iinfo(dtype).min <= number <= np.iinfo(dtype).max)

@@ -1,0 +1,293 @@
+"""Equations that hold other equations: entered, and rebuilt with what was found inside.
+
+A region rule takes the walk, the equation, its inputs and its callers, and returns the outputs, or
+None to leave the equation as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax import lax
+
+from jaxfp8 import _compat
+from jaxfp8._rewrite import _graph
+from jaxfp8._rewrite._borders import Border, Inside
+from jaxfp8._rewrite._graph import Op, Value
+
+if TYPE_CHECKING:
+    from jaxfp8._rewrite._walk import Walk
+
+Callers = tuple[Any, ...]
+Region = Callable[["Walk", Any, list[Value], Callers], Sequence[Value] | None]
+REGIONS: dict[str, Region] = {}
+
+
+def region(*names: str) -> Callable[[Region], Region]:
+    """Register a region for primitives."""
+
+    def register(function: Region) -> Region:
+        REGIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def _walk_inside(walk: Walk, jaxpr: Any, inputs: Sequence[Value], callers: Callers) -> list[Value]:
+    """Walk an inner jaxpr on given values."""
+    consts = [_graph.constant(c) for c in _compat.consts_of(jaxpr)]
+    return walk.jaxpr(_compat.open_jaxpr(jaxpr), consts, inputs, callers)
+
+
+@region("jit", "pjit")
+def jit(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
+    """A jitted function that asks for nothing but compilation is entered as if written in place.
+
+    One that donates or shards is rebuilt with all its own parameters.
+    """
+    if _asks_for_nothing(eqn.params):
+        return _walk_inside(walk, eqn.params["jaxpr"], inputs, (*callers, eqn))
+    border = Border(walk, inputs)
+    args = [border.enter_plain(value) for value in inputs]
+    outputs = _walk_inside(border.inner, eqn.params["jaxpr"], args, (*callers, eqn))
+    inside = border.settle(outputs, keep=args)
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        jaxpr = jax.make_jaxpr(lambda *xs: inside.program.run(xs))(*arrays)
+        return eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": jaxpr})
+
+    return _rebuilt(walk, eqn, inside, run, callers)
+
+
+def _asks_for_nothing(params: dict[str, Any]) -> bool:
+    """Whether a jit states no sharding, layout, donation or compiler option."""
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    return (
+        not any(params["donated_invars"])
+        and not params["compiler_options_kvs"]
+        and all(layout is None for layout in layouts)
+        and all(_compat.is_unspecified(sharding) for sharding in shardings)
+    )
+
+
+@region("custom_jvp_call", "custom_vjp_call", "closed_call", "core_call")
+def call(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
+    """A call whose derivative rule is kept elsewhere: only its value is computed here."""
+    return _walk_inside(walk, eqn.params["call_jaxpr"], inputs, (*callers, eqn))
+
+
+@region("remat2", "checkpoint", "remat")
+def remat(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
+    """A rematerialised function, rebuilt with its own policy."""
+    border = Border(walk, inputs)
+    args = [border.enter(value) for value in inputs]
+    outputs = _walk_inside(border.inner, eqn.params["jaxpr"], args, (*callers, eqn))
+    inside = border.settle(outputs)
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        jaxpr, consts = _compat.hoisted(lambda *xs: inside.program.run(xs), arrays)
+        return eqn.primitive.bind(*consts, *arrays, **{**eqn.params, "jaxpr": jaxpr})
+
+    return _rebuilt(walk, eqn, inside, run, callers)
+
+
+@region("scan")
+def scan(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
+    """A scan: constants enter whole, stacks slice by slice; what the body only hands on, whole."""
+    params, jaxpr = eqn.params, eqn.params["jaxpr"]
+    n_consts, n_carry = _compat.scan_counts(params)
+    first = n_consts + n_carry
+    border = Border(walk, inputs)
+    carry = inputs[n_consts:first]
+    handed_on = _handed_on(jaxpr, n_consts, n_carry)
+    carried = _carried(border, carry, handed_on)
+    args = [border.enter(v) for v in inputs[:n_consts]] + carried
+    args += [border.enter_slices(v) for v in inputs[first:]]
+    outputs = _walk_inside(border.inner, jaxpr, args, (*callers, eqn))
+    changing = [i for i in range(n_carry) if not handed_on[i]]
+    inside = border.settle(
+        [outputs[i] for i in changing] + list(outputs[n_carry:]),
+        keep=[carried[i] for i in changing],
+    )
+    options = {
+        k: params[k] for k in ("reverse", "length", "unroll", "_split_transpose") if k in params
+    }
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        rows = list(zip(arrays, inside.sources, strict=True))
+        init = [x for x, (_, how) in rows if how == "carry"]
+        stacks = [x for x, (_, how) in rows if how == "slice"]
+
+        def body(state: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+            feed = {"carry": iter(state), "slice": iter(slices)}
+            xs = [next(feed[how]) if how in feed else x for x, (_, how) in rows]
+            outs = inside.program.run(xs)
+            return outs[: len(changing)], outs[len(changing) :]
+
+        state, stacked = lax.scan(body, init, stacks, **options)
+        return [*state, *stacked]
+
+    return _loop(walk, eqn, inside, run, carry, changing, callers)
+
+
+def _handed_on(jaxpr: Any, first: int, number: int) -> list[bool]:
+    """For each carried value, whether the body returns it as it came."""
+    opened = _compat.open_jaxpr(jaxpr)
+    arguments = opened.invars[first : first + number]
+    return [a is b for a, b in zip(arguments, opened.outvars[:number], strict=True)]
+
+
+def _carried(border: Border, carry: Sequence[Value], handed_on: Sequence[bool]) -> list[Value]:
+    """Carried values inside; one that never changes keeps what is known about it."""
+    pairs = zip(carry, handed_on, strict=True)
+    return [border.enter(v) if same else border.enter_plain(v) for v, same in pairs]
+
+
+def _loop(
+    walk: Walk,
+    eqn: Any,
+    inside: Inside,
+    run: Callable[..., Sequence[Any]],
+    carry: Sequence[Value],
+    changing: Sequence[int],
+    callers: Callers,
+) -> Sequence[Value] | None:
+    """The outputs of a rebuilt loop: carried values that never change are their inputs."""
+    if not inside.changed:
+        return None
+    op = _op(walk, eqn, inside, run, callers)
+    outputs = list(op.outputs)
+    kept = [outputs[i] for i in changing] + outputs[len(carry) :]
+    op.outputs = tuple(kept)
+    for i, value in enumerate(kept):
+        value.index = i
+    result = iter(kept)
+    return [
+        next(result) if i in changing or i >= len(carry) else carry[i] for i in range(len(outputs))
+    ]
+
+
+@region("while")
+def while_(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
+    """A while loop; its condition is left as it is."""
+    params = eqn.params
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]
+    first = n_cond + n_body
+    border = Border(walk, inputs)
+    cond_consts = [border.enter(v, facts=False) for v in inputs[:n_cond]]
+    consts = [border.enter(v) for v in inputs[n_cond:first]]
+    carry = inputs[first:]
+    handed_on = _handed_on(body_jaxpr, n_body, len(carry))
+    carried = _carried(border, carry, handed_on)
+    outputs = _walk_inside(border.inner, body_jaxpr, consts + carried, (*callers, eqn))
+    changing = [i for i in range(len(carry)) if not handed_on[i]]
+    fixed = [carried[i] for i in range(len(carry)) if handed_on[i]]
+    wanted = [v for v in cond_consts + fixed if v.literal is None]
+    keep = wanted + [carried[i] for i in changing]
+    inside = border.settle([outputs[i] for i in changing], keep=keep)
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        env = dict(zip(inside.program.inputs, arrays, strict=True))
+        init = [env[carried[i]] for i in changing]
+
+        def at(values: Sequence[Value], state: Sequence[Any]) -> list[Any]:
+            now = {**env, **dict(zip([carried[i] for i in changing], state, strict=True))}
+            return [now[v] if v.literal is None else v.literal for v in values]
+
+        def condition(state: list[Any]) -> Any:
+            consts = _compat.consts_of(cond_jaxpr)
+            opened = _compat.open_jaxpr(cond_jaxpr)
+            return jax.core.eval_jaxpr(opened, consts, *at(cond_consts + carried, state))[0]
+
+        def body(state: list[Any]) -> list[Any]:
+            return inside.program.run(at(inside.program.inputs, state))
+
+        return lax.while_loop(condition, body, init)
+
+    return _loop(walk, eqn, inside, run, carry, changing, callers)
+
+
+@region("cond")
+def cond(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
+    """A choice between branches, each settled alone; all are given what any of them reads."""
+    index, *operands = inputs
+    insides = []
+    for branch in eqn.params["branches"]:
+        border = Border(walk, inputs)
+        args = [border.enter(value) for value in operands]
+        outputs = _walk_inside(border.inner, branch, args, (*callers, eqn))
+        insides.append(border.settle(outputs))
+    if not any(inside.changed for inside in insides):
+        return None
+    values = list(dict.fromkeys(v for inside in insides for v, _ in inside.sources))
+    places = [[values.index(v) for v, _ in inside.sources] for inside in insides]
+
+    def branch_of(inside: Inside, own: list[int]) -> Callable[..., list[Any]]:
+        return lambda *arrays: inside.program.run([arrays[i] for i in own])
+
+    branches = [branch_of(i, own) for i, own in zip(insides, places, strict=True)]
+
+    def run(which: Any, *arrays: Any) -> Sequence[Any]:
+        return lax.switch(which, branches, *arrays)
+
+    op = _graph.equation_op(eqn, [index, *values], callers)
+    return _register(walk, op, run)
+
+
+def _rebuilt(
+    walk: Walk, eqn: Any, inside: Inside, run: Callable[..., Sequence[Any]], callers: Callers
+) -> Sequence[Value] | None:
+    """The outputs of a rebuilt region, or None if nothing inside it changed."""
+    return _op(walk, eqn, inside, run, callers).outputs if inside.changed else None
+
+
+def _op(
+    walk: Walk, eqn: Any, inside: Inside, run: Callable[..., Sequence[Any]], callers: Callers
+) -> Op:
+    op = _graph.equation_op(eqn, [value for value, _ in inside.sources], callers)
+    _register(walk, op, run)
+    return op
+
+
+def _register(walk: Walk, op: Op, run: Callable[..., Sequence[Any]]) -> tuple[Value, ...]:
+    """Give a rebuilt region its own way to run, within the equation's context."""
+    eqn = op.eqn
+
+    def within(*arrays: Any) -> Sequence[Any]:
+        with eqn.ctx.manager, _graph.context_of(eqn, op.callers):
+            return run(*arrays)
+
+    op.run = within
+    walk.note(op)
+    return op.outputs
+
+
+@region("shard_map")
+def shard_map(
+    walk: Walk, eqn: Any, inputs: list[Value], callers: Callers
+) -> Sequence[Value] | None:
+    """A function per device: 8-bit data is sharded like the wide value, scales where they vary."""
+    params, jaxpr = eqn.params, eqn.params["jaxpr"]
+    border = Border(walk, inputs)
+    rows = zip(inputs, _compat.open_jaxpr(jaxpr).invars, params["in_specs"], strict=True)
+    args = [border.enter_shards(value, v.aval.shape, spec) for value, v, spec in rows]
+    outputs = _walk_inside(border.inner, jaxpr, args, (*callers, eqn))
+    inside = border.settle(outputs)
+    axes = params.get("manual_axes", params.get("newly_manual_axes"))
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        mapped = jax.shard_map(
+            lambda *xs: tuple(inside.program.run(xs)),
+            mesh=params["mesh"],
+            in_specs=tuple(spec for _, spec in inside.sources),
+            out_specs=tuple(params["out_specs"]),
+            axis_names=axes,
+            check_vma=params["check_vma"],
+        )
+        return mapped(*arrays)
+
+    return _rebuilt(walk, eqn, inside, run, callers)

@@ -1,0 +1,250 @@
+"""The report: one row for each dot that 8-bit data reached, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfp8 import _dtypes
+from jaxfp8._rewrite import _calls, _masks, _report_text, _source
+from jaxfp8._rewrite._dots import Seen
+from jaxfp8._rewrite._dots import Site as DotSite
+from jaxfp8._rewrite._facts import Lost, Scaled
+from jaxfp8._rewrite._graph import Value
+from jaxfp8._spec import Shape
+from jaxfp8._support import why_unsupported
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operand:
+    """One operand of a dot, as the report tells it.
+
+    Attributes:
+      dtype: dtype of the 8-bit data, or of the array where there is none.
+      shape: shape of the operand as the dot has it.
+      scale: what scales the data: "none", "per tensor", "per axis 0", "blocks 128x128", ...
+      zero_point: whether it has a zero point.
+      eight_bit: whether it is 8-bit data.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    scale: str
+    zero_point: bool
+    eight_bit: bool
+
+    def __str__(self) -> str:
+        zero = ", zero point" if self.zero_point else ""
+        scale = f" ({self.scale}{zero})" if self.eight_bit else ""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{scale}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+    """One dot of the function.
+
+    Attributes:
+      file, line, function: the innermost frame of the user's own code.
+      library: the innermost frame outside JAX, as "file:line function", where it is another.
+      path: name stack of the equation, such as a module path; may be "".
+      lhs, rhs: the operands.
+      dims: sizes (batch, M, N, K).
+      rewritten: whether it became a scaled dot.
+      reason: why not; "" for a rewritten one.
+      remedy: what to change; "" for a rewritten one.
+      ended_at: "file:line" of the operation that ended the trail, where it was not the dot.
+      epilogue: what the scaled dot absorbed, such as "scale, bias, relu -> bfloat16".
+      widened_bytes: size of the arrays that the function as written makes of the 8-bit data.
+      platforms: for each platform, None where a kernel takes it, or why none does.
+    """
+
+    file: str
+    line: int
+    function: str
+    library: str
+    path: str
+    lhs: Operand
+    rhs: Operand
+    dims: tuple[int, int, int, int]
+    rewritten: bool
+    reason: str
+    remedy: str
+    ended_at: str
+    epilogue: str
+    widened_bytes: int
+    platforms: dict[str, str | None]
+
+    @property
+    def where(self) -> str:
+        """The place in the user's code, as "file:line"."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What `rewrite` does to a function, dot by dot.
+
+    Attributes:
+      name: name of the function.
+      sites: one row for each dot that 8-bit data reached, in order.
+      others: how many dots never had anything to do with 8-bit data.
+    """
+
+    name: str
+    sites: tuple[Site, ...]
+    others: int
+
+    @property
+    def matched(self) -> tuple[Site, ...]:
+        """The dots that become scaled dots."""
+        return tuple(site for site in self.sites if site.rewritten)
+
+    @property
+    def missed(self) -> tuple[Site, ...]:
+        """The dots that stay as they are, though 8-bit data reached them."""
+        return tuple(site for site in self.sites if not site.rewritten)
+
+    @property
+    def widened_bytes(self) -> int:
+        """Bytes that the rewritten dots no longer widen."""
+        return sum(site.widened_bytes for site in self.matched)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The rows and totals as JSON."""
+        totals = {
+            "matched": len(self.matched),
+            "missed": len(self.missed),
+            "others": self.others,
+            "widened_bytes": self.widened_bytes,
+        }
+        rows = [dataclasses.asdict(site) for site in self.sites]
+        return json.dumps({"name": self.name, "totals": totals, "sites": rows}, indent=indent)
+
+    def to_html(self) -> str:
+        """The rows and totals as an HTML table."""
+        return _report_text.html(self)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __str__(self) -> str:
+        return _report_text.text(self)
+
+
+def report(fun: Callable[..., Any], seen: Seen) -> Report:
+    """The report on the dots that a decision saw."""
+    name = getattr(fun, "__name__", type(fun).__name__)
+    return Report(name=name, sites=tuple(map(_row, seen.sites)), others=seen.others)
+
+
+def _row(site: DotSite) -> Site:
+    place = _source.place(site.op.eqn, site.op.callers)
+    call = site.call
+    blamed = _source.place(*site.blame) if site.blame is not None else None
+    return Site(
+        file=place.file,
+        line=place.line,
+        function=place.function,
+        library=place.library,
+        path=_source.path(site.op),
+        lhs=_operand(site, 0),
+        rhs=_operand(site, 1),
+        dims=_dims(site),
+        rewritten=call is not None,
+        reason=site.reason,
+        remedy=site.remedy,
+        ended_at=f"{blamed.file}:{blamed.line}" if blamed is not None else "",
+        epilogue=_epilogue(call) if call is not None else "",
+        widened_bytes=sum(_widened(*given) for given in site.given),
+        platforms=_platforms(call),
+    )
+
+
+def _platforms(call: _calls.Call | None) -> dict[str, str | None]:
+    if call is None:
+        return {}
+    names = dict.fromkeys(["cpu", "cuda", jax.default_backend()])
+    return {name: why_unsupported(call.spec, name) for name in names}
+
+
+def _operand(site: DotSite, index: int) -> Operand:
+    value, fact = site.given[index]
+    if not isinstance(fact, Scaled):
+        dtype, scale, zero = value.dtype.name, "none", False
+    else:
+        tiles = _tiles_found(fact) if site.call is None else _tiles_given(site, index)
+        dtype, scale, zero = fact.dtype.name, _scale(tiles, value), fact.zero_point is not None
+    return Operand(
+        dtype=dtype,
+        shape=value.shape,
+        scale=scale,
+        zero_point=zero,
+        eight_bit=isinstance(fact, Scaled),
+    )
+
+
+def _tiles_found(fact: Scaled) -> Shape | None:
+    """The tiles of the scales that were found before the dot; None without scales."""
+    scales = [f.tiles for f in fact.factors if not _masks.is_mask(f)]
+    return tuple(map(min, zip(*scales, strict=True))) if scales else None
+
+
+def _tiles_given(site: DotSite, index: int) -> Shape | None:
+    """The tiles of the scale that the call gets, by the axes of the operand as the dot has it."""
+    side = (site.lhs, site.rhs)[index]
+    spec = (site.call.spec.lhs, site.call.spec.rhs)[index]
+    if not spec.scale:
+        return None
+    contracting, batch = (axes[index] for axes in site.op.params["dimension_numbers"])
+    own = (*side.contracting, *side.batch, *spec.free)
+    free = (a for a in range(len(spec.shape)) if a not in contracting and a not in batch)
+    as_given = dict(zip((*contracting, *batch, *free), own, strict=True))
+    return tuple(spec.tiles[as_given[axis]] for axis in range(len(spec.shape)))
+
+
+def _scale(tiles: Shape | None, value: Value) -> str:
+    """The granularity of scales, in words."""
+    if tiles is None:
+        return "no scale"
+    fine = [a for a, (t, size) in enumerate(zip(tiles, value.shape, strict=True)) if t < size]
+    if not fine:
+        return "per tensor"
+    if all(tiles[axis] == 1 for axis in fine):
+        return "per axis " + ", ".join(map(str, fine))
+    return "blocks " + "x".join(map(str, tiles))
+
+
+def _dims(site: DotSite) -> tuple[int, int, int, int]:
+    (contracting, _), (batch, _) = site.op.params["dimension_numbers"]
+    lhs, rhs = (value.shape for value, _ in site.given)
+    b = math.prod(lhs[axis] for axis in batch)
+    k = math.prod(lhs[axis] for axis in contracting)
+    used = max(b * k, 1)
+    return b, math.prod(lhs) // used, math.prod(rhs) // used, k
+
+
+def _widened(value: Value, fact: Scaled | Lost | None) -> int:
+    """Bytes of the wide array that the dot reads where 8-bit data would do."""
+    wide = isinstance(fact, Scaled) and value.dtype not in _dtypes.EIGHT_BIT
+    return value.size * np.dtype(value.dtype).itemsize if wide else 0
+
+
+def _epilogue(call: _calls.Call) -> str:
+    """What a scaled dot holds beside the product, in words."""
+    spec, epilogue = call.spec, call.spec.epilogue
+    parts = {
+        "scale": spec.lhs.scale or spec.rhs.scale,
+        "zero point": spec.lhs.zero_point or spec.rhs.zero_point,
+        "residual": epilogue.residual is not None,
+        "bias": epilogue.bias is not None,
+        epilogue.activation: epilogue.activation != "none",
+        "amax": epilogue.amax is not None,
+        "out scale": epilogue.out_scale is not None,
+    }
+    return f"{', '.join(p for p, held in parts.items() if held)} -> {epilogue.out_dtype}".lstrip()

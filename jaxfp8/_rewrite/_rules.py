@@ -1,0 +1,283 @@
+"""Arithmetic on facts: conversions, scales and zero points.
+
+A rule takes the walk and an op, and returns the fact about the op's output: None where it knows
+none, `Lost` where 8-bit data was under the op and a better-known operation would have kept it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxfp8 import _dtypes
+from jaxfp8._rewrite import _epilogues, _graph
+from jaxfp8._rewrite._facts import Fact, Factor, Factors, Lost, Product, Scaled, Scales
+from jaxfp8._rewrite._graph import Op, Value
+
+if TYPE_CHECKING:
+    from jaxfp8._rewrite._walk import Walk
+
+Rule = Callable[["Walk", Op], Fact | None]
+RULES: dict[str, Rule] = {}
+
+BEFORE = "apply it to the 8-bit array before dequantising, or to the output of the dot"
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for primitives."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def lost(op: Op, reason: str, remedy: str = BEFORE) -> Lost:
+    """The fact ended at `op`, for `reason`."""
+    return Lost(op.eqn, f"`{op.name}` {reason}", remedy, op.callers)
+
+
+def is_wide_float(value: Value) -> bool:
+    """Whether the value is float32, bfloat16 or float16."""
+    return value.dtype in _dtypes.WIDE_FLOAT
+
+
+@rule("convert_element_type")
+def convert(walk: Walk, op: Op) -> Fact | None:
+    """8-bit to float or int32, and between floats: only the rounding of the product is dropped."""
+    source, out = op.inputs[0], op.outputs[0]
+    product = walk.product(source)
+    if product is not None and source.dtype not in _dtypes.EIGHT_BIT:
+        return _epilogues.convert(product, op)
+    if (scaled := walk.scaled(source)) is not None:
+        return _convert_scaled(scaled, op, source, out)
+    scales = walk.fact(source)
+    if isinstance(scales, Scales) and is_wide_float(source) and is_wide_float(out):
+        return scales
+    return None
+
+
+def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact | None:
+    if is_wide_float(out):
+        return scaled
+    if source.dtype == out.dtype:
+        return scaled
+    if source.dtype in _dtypes.INT8 and out.dtype in (np.int16, np.int32):
+        return scaled
+    if source.dtype == np.int16 and out.dtype == np.int32:
+        return scaled
+    if out.dtype in _dtypes.EIGHT_BIT and source.dtype not in _dtypes.EIGHT_BIT:
+        return None  # quantised anew: a fact of its own begins
+    remedy = "keep them in float32, or quantise them to 8 bit" if is_wide_float(source) else BEFORE
+    return lost(op, f"from {source.dtype} to {out.dtype} changes the values", remedy)
+
+
+@rule("bitcast_convert_type")
+def bitcast(walk: Walk, op: Op) -> Fact | None:
+    """FP8 kept as uint8 bit patterns: the same bytes under another dtype."""
+    source, out = op.inputs[0], op.outputs[0]
+    scaled = walk.scaled(source)
+    if scaled is None or out.dtype not in _dtypes.EIGHT_BIT:
+        return None
+    if source.dtype not in _dtypes.EIGHT_BIT:
+        return None
+    return Scaled(_graph.bitcast(scaled.q, _dtypes.storage(out.dtype)), out.dtype, origin=out)
+
+
+@rule("mul")
+def multiply(walk: Walk, op: Op) -> Fact | None:
+    """A scale multiplied in: onto a product, a dequantised value, or another scale."""
+    for main, other in (op.inputs, op.inputs[::-1]):
+        if (product := walk.product(main)) is not None:
+            return _epilogues.scale(product, op, walk.factors(other))
+    return _scale(walk, op, invert=False)
+
+
+@rule("div")
+def divide(walk: Walk, op: Op) -> Fact | None:
+    """A scale divided by: its reciprocal, taken once on the small array in float32."""
+    main, other = op.inputs
+    if (product := walk.product(main)) is not None:
+        return _epilogues.scale(product, op, inverse(walk.factors(other)))
+    return _scale(walk, op, invert=True)
+
+
+def inverse(factors: Factors) -> Factors:
+    """One over each factor, in float32."""
+    return tuple(
+        f.map_small(lambda s: _graph.reciprocal(_graph.cast(s, np.float32))) for f in factors
+    )
+
+
+def _scale(walk: Walk, op: Op, *, invert: bool) -> Fact | None:
+    out = op.outputs[0]
+    if not is_wide_float(out):
+        return _integer_scale(walk, op)
+    pairs = [op.inputs] if invert else [op.inputs, op.inputs[::-1]]
+    for main, other in sorted(pairs, key=lambda p: -p[0].size):
+        scaled = walk.dequantised(main)
+        if scaled is None:
+            continue
+        if main.shape == out.shape:
+            factors = tuple(f.at(out.shape) for f in walk.factors(other))
+            return scaled.scaled(inverse(factors) if invert else factors)
+        return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}")
+    if any(isinstance(walk.fact(v), Scales) for v in op.inputs) or _stretches(op):
+        left, right = (walk.factors(v) for v in op.inputs)
+        right = inverse(right) if invert else right
+        return Scales(tuple(f.at(out.shape) for f in left + right))
+    return None
+
+
+def _integer_scale(walk: Walk, op: Op) -> Fact | None:
+    if any(walk.dequantised(v) is not None for v in op.inputs):
+        return lost(op, f"in {op.outputs[0].dtype} may wrap", "convert to float32 first")
+    return None
+
+
+def _stretches(op: Op) -> bool:
+    """Whether the op broadcasts an axis of size 1 of a non-scalar input."""
+    return any(v.shape != op.outputs[0].shape and v.shape for v in op.inputs)
+
+
+@rule("neg")
+def negative(walk: Walk, op: Op) -> Fact | None:
+    """A factor of -1."""
+    source, out = op.inputs[0], op.outputs[0]
+    minus = (Factor(_graph.literal(-1.0, np.float32), ()).at(out.shape),)
+    if (product := walk.product(source)) is not None:
+        return _epilogues.scale(product, op, minus)
+    if not is_wide_float(out):
+        return _integer_scale(walk, op)
+    if (scaled := walk.dequantised(source)) is not None:
+        return scaled.scaled(minus)
+    fact = walk.fact(source)
+    return Scales(fact.factors + minus) if isinstance(fact, Scales) else None
+
+
+def both_ways(op: Op) -> list[tuple[Value, Value, bool]]:
+    """The two inputs of an op, and the two the other way round."""
+    left, right = op.inputs
+    return [(left, right, False), (right, left, True)]
+
+
+@rule("add", "sub", "add_any")
+def add(walk: Walk, op: Op) -> Fact | None:
+    """A bias or residual onto a product, or a zero point from 8-bit integers."""
+    subtract = op.name == "sub"
+    for main, other, flipped in both_ways(op):
+        if (product := walk.product(main)) is not None:
+            sign = (-1 if subtract and flipped else 1, -1 if subtract and not flipped else 1)
+            fact = _epilogues.add(walk, product, op, other, sign)
+            if isinstance(fact, Product):
+                return fact
+    for main, other, flipped in both_ways(op):
+        scaled = walk.dequantised(main)
+        if scaled is not None:
+            if subtract and flipped:
+                return lost(op, "takes dequantised values from another", "subtract the other way")
+            return _zero_point(walk, scaled, op, main, other, subtract)
+    return None
+
+
+# x @ (w - m) is x @ w - x @ m: the shift is a product of its own.
+_APART = "subtract the product with what is subtracted: `x @ w - x @ m` for `x @ (w - m)`"
+
+
+def _zero_point(
+    walk: Walk, scaled: Scaled, op: Op, main: Value, other: Value, subtract: bool
+) -> Fact | None:
+    """`q - z` with integer `z`: a zero point, unless something came before it."""
+    out = op.outputs[0]
+    if scaled.dtype not in _dtypes.INT8:
+        return lost(op, f"shifts {scaled.dtype} values, which have no zero point", _APART)
+    if scaled.factors or scaled.zero_point is not None:
+        return lost(op, "shifts values that are already scaled or shifted", "subtract it first")
+    if main.shape != out.shape:
+        return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}")
+    factors = walk.factors(other)
+    if len(factors) != 1 or not _is_small_integer(other):
+        return lost(
+            op,
+            "shifts by values that are not known to be whole numbers of 16 bits at most",
+            "keep zero points in int8, uint8 or int16 and convert them where they are used",
+        )
+    if out.dtype == np.int16 and not _is_narrow(other):
+        return lost(op, "in int16 may wrap", "subtract in int32")
+    factor = factors[0].at(out.shape)
+    small = _graph.cast(factor.small, np.int32)
+    small = small if subtract else _graph.negate(small)
+    return Scaled(scaled.q, scaled.dtype, Factor(small, factor.tiles), (), scaled.origin)
+
+
+_KEEP_INTEGRAL = (
+    "broadcast_in_dim",
+    "reshape",
+    "transpose",
+    "squeeze",
+    "expand_dims",
+    "copy",
+    "neg",
+)
+
+
+def _is_small_integer(value: Value) -> bool:
+    """Whether every entry is provably a whole number that fits 16 bits.
+
+    Wider ones may wrap in the function as written, and floats need not fit an integer at all.
+    """
+    while True:
+        number = _graph.number(value)
+        if number is not None:
+            return number.is_integer() and abs(number) < 2**15
+        if value.dtype in (*_dtypes.INT8, np.int16):
+            return True
+        if value.op is None or value.op.name not in (*_KEEP_INTEGRAL, "convert_element_type"):
+            return False
+        value = value.op.inputs[0]
+
+
+def _is_narrow(value: Value) -> bool:
+    """Whether every entry provably fits 8 bits."""
+    while value.op is not None and value.dtype not in _dtypes.INT8:
+        if value.op.name not in (*_KEEP_INTEGRAL, "convert_element_type"):
+            return False
+        value = value.op.inputs[0]
+    number = _graph.number(value)
+    return value.dtype in _dtypes.INT8 or (number is not None and -256 < number < 256)
+
+
+@rule("max", "min", "clamp", "round")
+def bound(walk: Walk, op: Op) -> Fact | None:
+    """Part of a quantised output: clip to the range of the dtype, round to whole numbers."""
+    source = op.inputs[1] if op.name == "clamp" else op.inputs[0]
+    if op.name in ("max", "min") and walk.product(source) is None:
+        source = op.inputs[1]
+    product = walk.product(source)
+    return _epilogues.bound(product, op, source) if product is not None else None
+
+
+@rule("abs")
+def magnitude(walk: Walk, op: Op) -> Fact | None:
+    """The start of an amax."""
+    product = walk.product(op.inputs[0])
+    return _epilogues.magnitude(product) if product is not None else None
+
+
+@rule("reduce_max")
+def largest(walk: Walk, op: Op) -> Fact | None:
+    """The end of an amax."""
+    return _epilogues.amax(walk.fact(op.inputs[0]), op)
+
+
+@rule("copy", "copy_p", "name", "stop_gradient", "pvary", "pcast")
+def same(walk: Walk, op: Op) -> Fact | None:
+    """The value as it is."""
+    source = op.inputs[0]
+    if (product := walk.product(source)) is not None:
+        return _epilogues.same(product, op)
+    fact = walk.scaled(source) or walk.fact(source)
+    return fact if isinstance(fact, Scaled | Scales) else None

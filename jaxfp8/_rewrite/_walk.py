@@ -1,0 +1,222 @@
+"""The decide pass: walk a jaxpr, keep facts beside values. Nothing is executed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxfp8 import _compat, _dtypes
+from jaxfp8._rewrite import _curves, _dots, _epilogues, _graph, _opaque, _regions
+from jaxfp8._rewrite._emit import Program
+from jaxfp8._rewrite._facts import (
+    Fact,
+    Factors,
+    Lost,
+    Product,
+    Scaled,
+    Scales,
+    storage_bytes,
+    whole,
+)
+from jaxfp8._rewrite._gathers import MULTIPLE
+from jaxfp8._rewrite._graph import Op, Value
+from jaxfp8._rewrite._rules import RULES, lost
+
+# After these an array is another one: a dot on it is not a missed 8-bit dot.
+_ENDS_TRAIL = ("dot_general", "argmax", "argmin", "iota")
+# These may make an array smaller and still hold the same data.
+_VIEWS = ("slice", "dynamic_slice", "gather", "squeeze", "split")
+
+
+Settler = Callable[["Walk", Sequence[Value], list[Value]], Program]
+
+
+class Walk:
+    """Facts, dots and effects of one program (a function, or the body of a region).
+
+    Attributes:
+      settler: how a walk becomes a program, here and inside regions.
+      facts: what is known beside each value.
+      curves: values that are scalar functions of a product, sampled.
+      seen: the dots seen so far, shared with the walks of regions.
+      linear: values in which JAX will transpose the program: bytes have no transpose.
+      effects: ops that must run whatever is demanded.
+      own: those of this walk, not of regions inside it.
+    """
+
+    def __init__(self, settler: Settler, seen: _dots.Seen | None = None) -> None:
+        self.settler = settler
+        self.facts: dict[Value, Fact] = {}
+        self.curves: dict[Value, _curves.Curves] = {}
+        self.seen = _dots.Seen() if seen is None else seen
+        self.own: list[_dots.Site] = []
+        self.effects: list[Op] = []
+        self.linear: set[Value] = set()
+        self._implicit: dict[Value, Scaled] = {}
+
+    # What is known about a value
+
+    def fact(self, value: Value) -> Fact | None:
+        """The fact beside a value."""
+        return self.facts.get(value)
+
+    def product(self, value: Value) -> Product | None:
+        """The product that the value is."""
+        fact = self.facts.get(value)
+        return fact if isinstance(fact, Product) else None
+
+    def scaled(self, value: Value) -> Scaled | None:
+        """The 8-bit data behind a value; an 8-bit array is its own."""
+        fact = self.facts.get(value)
+        if isinstance(fact, Scaled):
+            return fact
+        if value.dtype not in _dtypes.EIGHT_BIT or value.literal is not None:
+            return None
+        if value in self.linear:
+            return None
+        if value not in self._implicit:
+            self._implicit[value] = Scaled(storage_bytes(value), value.dtype, origin=value)
+        return self._implicit[value]
+
+    def dequantised(self, value: Value) -> Scaled | None:
+        """The 8-bit data behind a value of a wider dtype."""
+        fact = self.facts.get(value)
+        wide = value.dtype not in _dtypes.EIGHT_BIT
+        return fact if wide and isinstance(fact, Scaled) else None
+
+    def lost(self, value: Value) -> Lost | None:
+        """Where the value's 8-bit data was lost."""
+        fact = self.facts.get(value)
+        return fact if isinstance(fact, Lost) else None
+
+    def factors(self, value: Value, shape: Any = None) -> Factors:
+        """The value as a product of small arrays; at worst of itself."""
+        fact = self.facts.get(value)
+        return fact.factors if isinstance(fact, Scales) else (whole(value),)
+
+    def concerns(self, eqn: Any, inputs: Sequence[Value]) -> bool:
+        """Whether 8-bit data goes into a region, or is made in it, in any form."""
+        known = any(v in self.facts or v in self.curves for v in inputs)
+        return known or any(map(_opaque.holds_eight_bit, _compat.subjaxprs(eqn)))
+
+    # The walk
+
+    def jaxpr(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Value],
+        args: Sequence[Value],
+        callers: tuple[Any, ...] = (),
+        names: dict[Any, Value] | None = None,
+    ) -> list[Value]:
+        """Walk a jaxpr on given values and return its outputs; `names` gets all its variables."""
+        env: dict[Any, Value] = {} if names is None else names
+        env.update(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Value:
+            if _compat.is_literal(atom):
+                return _graph.literal_of(atom)
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            outs = self.equation(eqn, [read(v) for v in eqn.invars], callers)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
+        """Add an equation to the graph; its outputs, with facts."""
+        region = _regions.REGIONS.get(eqn.primitive.name)
+        concerned = region is not None and self.concerns(eqn, inputs)
+        if region is not None and concerned:
+            outputs = region(self, eqn, inputs, callers)
+            if outputs is not None:
+                return outputs
+        op = _graph.equation_op(eqn, inputs, callers)
+        self.note(op)
+        if not op.effectful:
+            self._know(op)
+        if not concerned:
+            _opaque.look_into(self, eqn, inputs, callers)
+        return op.outputs
+
+    def see(self, site: _dots.Site) -> None:
+        """Note a dot of this walk, or count it if it has nothing to do with 8-bit data."""
+        if site.concerned:
+            self.seen.sites.append(site)
+            self.own.append(site)
+        else:
+            self.seen.others += 1
+
+    def note(self, op: Op) -> None:
+        """Note of a new op whether it has effects, and whether it is linear in what is."""
+        if op.effectful:
+            self.effects.append(op)
+        if not self.linear.isdisjoint(op.inputs):
+            self.linear.update(op.outputs)
+
+    def nested(self) -> Walk:
+        """A walk for the inside of a region."""
+        return Walk(self.settler, self.seen)
+
+    def settle(self, outputs: Sequence[Value], inputs: list[Value]) -> Program:
+        """Settle the calls of this walk and order what is left to do."""
+        return self.settler(self, outputs, inputs)
+
+    def _know(self, op: Op) -> None:
+        """Apply the rule of an op's primitive, then look for an activation, then for a loss."""
+        if op.name in MULTIPLE:
+            for value, fact in zip(op.outputs, MULTIPLE[op.name](self, op), strict=True):
+                self._learn(value, fact)
+            return
+        rule = RULES.get(op.name)
+        fact = rule(self, op) if rule is not None else None
+        if len(op.outputs) != 1:
+            return
+        value = op.outputs[0]
+        fact = self._activation(op) or fact
+        if fact is None or isinstance(fact, Scales):
+            fact = self._trail(op) or fact
+        self._learn(value, fact)
+
+    def _learn(self, value: Value, fact: Fact | None) -> None:
+        if isinstance(fact, Product) and value.dtype in _dtypes.WIDE_FLOAT:
+            self.curves.setdefault(value, {})[value] = _curves.GRID
+        if isinstance(fact, Lost) and value.dtype in (*_dtypes.EIGHT_BIT, np.dtype(bool)):
+            return
+        if fact is not None:
+            self.facts[value] = fact
+
+    def _activation(self, op: Op) -> Product | None:
+        """A product where the op completes an activation of one."""
+        inputs = [self.curves.get(v, {}) for v in op.inputs]
+        if not any(inputs) or len(op.outputs) != 1:
+            return None
+        curves = _curves.extend(op, inputs)
+        if not curves:
+            return None
+        self.curves[op.outputs[0]] = curves
+        found = _curves.identify(op, curves)
+        if found is None:
+            return None
+        base = self.product(found[0])
+        return _epilogues.activate(base, op, found[1]) if base else None
+
+    def _trail(self, op: Op) -> Lost | None:
+        """Where dequantised values end in an op without a rule, for the report."""
+        reached = any(isinstance(self.facts.get(v), Scaled | Lost) for v in op.inputs)
+        if not reached or op.name in _ENDS_TRAIL:
+            return None
+        largest = max(v.size for v in op.inputs)
+        if op.outputs[0].size < largest and op.name not in _VIEWS:
+            return None
+        for value in op.inputs:
+            if value.size < largest:
+                continue
+            if (earlier := self.lost(value)) is not None:
+                return earlier
+            if self.dequantised(value) is not None:
+                return lost(op, "is applied to the dequantised values")
+        return None

@@ -1,0 +1,138 @@
+"""What the tests of the rewrite share: counting calls, a float64 oracle, arrays to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from jaxfp8 import _compat, _dtypes
+
+E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+
+
+def count(fun: Callable[..., Any], *args: Any, name: str = "scaled_dot") -> int:
+    """How many equations of a primitive stand in a function, at any depth."""
+    return _count(_compat.open_jaxpr(jax.make_jaxpr(fun)(*args)), name)
+
+
+def _count(jaxpr: Any, name: str) -> int:
+    here = sum(eqn.primitive.name == name for eqn in jaxpr.eqns)
+    return here + sum(_count(inner, name) for inner in core.subjaxprs(jaxpr))
+
+
+def float64(fun: Callable[..., Any], *args: Any) -> list[np.ndarray]:
+    """The function in float64: every float dtype wider than 8 bits widened, nothing rounded."""
+    jaxpr = jax.make_jaxpr(fun)(*args)
+    with jax.enable_x64(True):
+        leaves = [_widen(x) for x in jax.tree.leaves(args)]
+        consts = [_widen(c) for c in _compat.consts_of(jaxpr)]
+        outs = _evaluate(_compat.open_jaxpr(jaxpr), consts, leaves)
+    return [np.asarray(out) for out in outs]
+
+
+def _widen(array: Any) -> Any:
+    array = np.asarray(array)
+    return array.astype(np.float64) if array.dtype in _dtypes.WIDE_FLOAT else array
+
+
+def _evaluate(jaxpr: Any, consts: list[Any], args: list[Any]) -> list[Any]:
+    env: dict[Any, Any] = dict(
+        zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True)
+    )
+
+    def read(atom: Any) -> Any:
+        if not _compat.is_literal(atom):
+            return env[atom]
+        return _widen(np.asarray(atom.val, atom.aval.dtype))
+
+    for eqn in jaxpr.eqns:
+        inputs = [read(v) for v in eqn.invars]
+        inner = next((eqn.params[k] for k in ("call_jaxpr", "jaxpr") if k in eqn.params), None)
+        loop = _LOOPS.get(eqn.primitive.name)
+        if loop is not None:
+            outs = loop(eqn.params, inputs)
+        elif inner is not None:
+            outs = _closed(inner, inputs)
+        else:
+            outs = _bind(eqn, inputs)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _closed(jaxpr: Any, inputs: list[Any]) -> list[Any]:
+    consts = [_widen(c) for c in _compat.consts_of(jaxpr)]
+    return _evaluate(_compat.open_jaxpr(jaxpr), consts, inputs)
+
+
+def _scan(params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    n_consts, n_carry = _compat.scan_counts(params)
+    consts, state = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
+    stacks, rows = inputs[n_consts + n_carry :], []
+    for i in range(params["length"]):
+        outs = _closed(params["jaxpr"], [*consts, *state, *(s[i] for s in stacks)])
+        state = outs[:n_carry]
+        rows.append(outs[n_carry:])
+    return [*state, *(np.stack(column) for column in zip(*rows, strict=True))]
+
+
+def _while(params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
+    state = inputs[n_cond + n_body :]
+    while _closed(params["cond_jaxpr"], [*cond_consts, *state])[0]:
+        state = _closed(params["body_jaxpr"], [*consts, *state])
+    return state
+
+
+def _cond(params: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    return _closed(params["branches"][int(inputs[0])], inputs[1:])
+
+
+_LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def _bind(eqn: Any, inputs: list[Any]) -> list[Any]:
+    params = dict(eqn.params)
+    for name in ("new_dtype", "preferred_element_type"):
+        if params.get(name) is not None and np.dtype(params[name]) in _dtypes.WIDE_FLOAT:
+            params[name] = np.dtype(np.float64)
+    if eqn.primitive.name == "dot_general":
+        wide = np.float64 if params["preferred_element_type"] == np.float64 else None
+        inputs = [jnp.asarray(x).astype(wide or x.dtype) for x in inputs]
+    out = eqn.primitive.bind(*inputs, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def relative_l2(got: Any, want: np.ndarray) -> float:
+    """Relative L2 distance from the float64 value."""
+    error = np.linalg.norm(np.asarray(got).astype(np.float64) - np.asarray(want).astype(np.float64))
+    norm = np.linalg.norm(np.asarray(want).astype(np.float64))
+    return float(error / norm) if norm else float(error)
+
+
+class Data:
+    """Small arrays, the same in every test: x [M, K], q [K, N] and what goes with them."""
+
+    m, k, n = 5, 32, 24
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def normal(self, *shape: int, dtype: Any = F32) -> jax.Array:
+        return jnp.asarray(self.rng.normal(size=shape), F32).astype(dtype)
+
+    def scale(self, *shape: int, dtype: Any = F32) -> jax.Array:
+        values = jnp.asarray(self.rng.uniform(0.25, 2.0, size=shape), F32)
+        return values.astype(BF16).astype(dtype)  # exact in every dtype that a program casts to
+
+    def bits8(self, *shape: int, dtype: Any = E4M3) -> jax.Array:
+        if _dtypes.is_int8(dtype):
+            low, high = _dtypes.finite_range(dtype)
+            return jnp.asarray(self.rng.integers(int(low), int(high) + 1, size=shape), dtype)
+        return self.normal(*shape).astype(dtype)

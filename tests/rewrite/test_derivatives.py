@@ -1,0 +1,211 @@
+"""Derivatives of a rewritten function are those of the function, custom rules included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rewrite.support import E4M3, F32, Data, count
+
+import jaxfp8
+
+
+def _args() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    data = Data()
+    return data.normal(5, 32), data.bits8(32, 24), data.scale(24), data.normal(24)
+
+
+def plain(x: Any, q: Any, s: Any, b: Any) -> Any:
+    return jnp.sum(jnp.sin(x @ (q.astype(F32) * s) + b))
+
+
+def with_gelu(x: Any, q: Any, s: Any, b: Any) -> Any:
+    return jnp.sum(jax.nn.gelu(x @ (q.astype(F32) * s) + b) ** 2)
+
+
+def with_relu(x: Any, q: Any, s: Any, b: Any) -> Any:
+    return jnp.sum(jax.nn.relu(x @ (q.astype(F32) * s) + b) ** 2)
+
+
+def straight_through(x: Any, q: Any, s: Any, b: Any) -> Any:
+    """Fake quantisation of the activations; the gradient skips it by stop_gradient."""
+    coarse = jnp.clip(x * 4.0, -448, 448).astype(E4M3).astype(F32) / 4.0
+    x = x + jax.lax.stop_gradient(coarse - x)
+    return jnp.sum(jnp.cos(x @ (q.astype(F32) * s) + b))
+
+
+def fake_quantised(x: Any, q: Any, s: Any, b: Any) -> Any:
+    """Clip and convert with the true gradient, which is zero beyond the clip."""
+    coarse = jnp.clip(x, -0.5, 0.5).astype(E4M3).astype(F32)
+    return jnp.sum(coarse @ (q.astype(F32) * s) + b)
+
+
+@jax.custom_vjp
+def scaled_gradient(x: Any) -> Any:
+    """The identity, with a gradient 7 times too large: inlining it would lose the 7."""
+    return x
+
+
+scaled_gradient.defvjp(lambda x: (x, None), lambda _, ct: (7.0 * ct,))
+
+
+def with_custom_vjp(x: Any, q: Any, s: Any, b: Any) -> Any:
+    return jnp.sum(jnp.sin(scaled_gradient(x) @ (q.astype(F32) * s) + b))
+
+
+@jax.custom_vjp
+def dequantise(q: Any, s: Any) -> Any:
+    return q.astype(F32) * s
+
+
+dequantise.defvjp(
+    lambda q, s: (q.astype(F32) * s, (q, s)),
+    lambda res, ct: (jnp.zeros_like(res[0]), 3.0 * jnp.sum(ct * res[0].astype(F32), axis=0)),
+)
+
+
+def dequantised_in_custom_vjp(x: Any, q: Any, s: Any, b: Any) -> Any:
+    return jnp.sum(jnp.sin(x @ dequantise(q, s) + b))
+
+
+@jax.custom_jvp
+def odd_tangent(x: Any) -> Any:
+    return x
+
+
+odd_tangent.defjvp(lambda p, t: (p[0], 5.0 * t[0]))
+
+
+def with_custom_jvp(x: Any, q: Any, s: Any, b: Any) -> Any:
+    return jnp.sum(jnp.sin(odd_tangent(x @ (q.astype(F32) * s)) + b))
+
+
+FUNCTIONS = [
+    plain,
+    with_gelu,
+    with_relu,
+    straight_through,
+    fake_quantised,
+    with_custom_vjp,
+    dequantised_in_custom_vjp,
+    with_custom_jvp,
+]
+FORWARD = [f for f in FUNCTIONS if f not in (with_custom_vjp, dequantised_in_custom_vjp)]
+every = pytest.mark.parametrize("fun", FUNCTIONS, ids=lambda f: f.__name__)
+forward = pytest.mark.parametrize("fun", FORWARD, ids=lambda f: f.__name__)
+
+
+def _same(got: Any, want: Any) -> None:
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-4 * float(np.max(np.abs(w)) + 1e-3))
+        assert np.any(np.asarray(w) != 0)
+
+
+@every
+def test_gradient_equals_that_of_the_function(fun: Callable[..., Any]) -> None:
+    args = _args()
+    _same(jax.grad(jaxfp8.rewrite(fun), (0, 2, 3))(*args), jax.grad(fun, (0, 2, 3))(*args))
+
+
+@every
+def test_gradient_under_jit_equals_that_of_the_function(fun: Callable[..., Any]) -> None:
+    args = _args()
+    _same(jax.jit(jax.grad(jaxfp8.rewrite(fun)))(*args), jax.grad(fun)(*args))
+
+
+@every
+def test_rewrite_of_the_gradient_equals_the_gradient(fun: Callable[..., Any]) -> None:
+    args = _args()
+    gradient = jax.value_and_grad(fun, (0, 2, 3))
+    _same(jaxfp8.rewrite(gradient)(*args), gradient(*args))
+
+
+@every
+def test_rewrite_of_the_gradient_captures_forward_and_backward(fun: Callable[..., Any]) -> None:
+    assert count(jaxfp8.rewrite(jax.grad(fun)), *_args()) == (1 if fun is fake_quantised else 2)
+
+
+@every
+def test_gradient_of_the_rewrite_captures_forward_and_backward(fun: Callable[..., Any]) -> None:
+    assert count(jax.jit(jax.grad(jaxfp8.rewrite(fun))), *_args()) >= 2
+
+
+@forward
+def test_jvp_equals_that_of_the_function(fun: Callable[..., Any]) -> None:
+    x, q, s, b = _args()
+
+    def along(f: Callable[..., Any]) -> Any:
+        return jax.jvp(lambda x, s: f(x, q, s, b), (x, s), (jnp.cos(x), s))
+
+    _same(along(jaxfp8.rewrite(fun)), along(fun))
+
+
+@forward
+def test_linearize_equals_that_of_the_function(fun: Callable[..., Any]) -> None:
+    x, q, s, b = _args()
+
+    def along(f: Callable[..., Any]) -> Any:
+        value, linear = jax.linearize(lambda x: f(x, q, s, b), x)
+        return value, linear(jnp.cos(x))
+
+    _same(along(jaxfp8.rewrite(fun)), along(fun))
+
+
+@pytest.mark.parametrize("fun", [plain, with_gelu, with_custom_jvp], ids=lambda f: f.__name__)
+def test_hessian_vector_product_equals_that_of_the_function(fun: Callable[..., Any]) -> None:
+    x, q, s, b = _args()
+
+    def product(f: Callable[..., Any]) -> Any:
+        gradient = jax.grad(lambda x: f(x, q, s, b))
+        return jax.jvp(gradient, (x,), (jnp.cos(x),))[1]
+
+    _same(product(jaxfp8.rewrite(fun)), product(fun))
+
+
+@pytest.mark.parametrize("fun", [plain, with_custom_vjp], ids=lambda f: f.__name__)
+def test_gradient_of_the_gradient_equals_that_of_the_function(fun: Callable[..., Any]) -> None:
+    x, q, s, b = _args()
+
+    def second(f: Callable[..., Any]) -> Any:
+        gradient = jax.grad(lambda x: f(x, q, s, b))
+        return jax.grad(lambda x: jnp.sum(jnp.sin(gradient(x))))(x)
+
+    _same(second(jaxfp8.rewrite(fun)), second(fun))
+
+
+@every
+def test_vmap_of_the_gradient_equals_that_of_the_function(fun: Callable[..., Any]) -> None:
+    x, q, s, b = _args()
+    many = jnp.stack([x, 2 * x, -x])
+
+    def mapped(f: Callable[..., Any]) -> Any:
+        return jax.vmap(jax.grad(f), (0, None, None, None))(many, q, s, b)
+
+    _same(mapped(jaxfp8.rewrite(fun)), mapped(fun))
+
+
+def test_gradient_reaches_arrays_that_the_function_closes_over() -> None:
+    x, q, s, b = _args()
+
+    def loss(rewrite: Callable[..., Any], s: Any) -> Any:
+        return rewrite(lambda x: plain(x, q, s, b))(x)
+
+    got = jax.grad(lambda s: loss(jaxfp8.rewrite, s))(s)
+    _same(got, jax.grad(lambda s: loss(lambda f: f, s))(s))
+
+
+def test_derivative_of_an_integer_output_is_none_of_ours() -> None:
+    x, q, s, _ = _args()
+
+    def f(x: Any) -> Any:
+        y = x @ (q.astype(F32) * s)
+        return jnp.sum(y), jnp.argmax(y)
+
+    got = jax.value_and_grad(jaxfp8.rewrite(f), has_aux=True)(x)
+    want = jax.value_and_grad(f, has_aux=True)(x)
+    _same(got[1], want[1])
+    assert int(got[0][1]) == int(want[0][1])
