@@ -1,0 +1,165 @@
+"""The demo from sentences to a `Result`: what is computed, and what is required of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+import jaxfp8
+from minilm.files import ModelFiles
+from minilm.measure import (
+    Track,
+    count_calls,
+    embed,
+    embed_and_compare,
+    explain,
+    programs,
+    times,
+)
+from minilm.quantise import WEIGHT_MATRICES, load_params, quantise, weight_bytes
+from minilm.reference import Reference
+from minilm.sentences import ORDINARY, SENTENCES
+from minilm.text import Sentence, Tokenizer, make_batches
+
+# By recipe: what 8 bits may cost an ordinary English sentence, the only kind the model reads well.
+LEAST_TO_F32 = {"W8A16": 0.997, "FP8_DYNAMIC": 0.995, "INT8": 0.99}
+LEAST_TO_NUMPY = 0.9995
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """A number that must not be below another; `hint` says where to look if it is."""
+
+    claim: str
+    value: float
+    least: float
+    hint: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is not; false for NaN."""
+        return self.value >= self.least
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What the demo shows.
+
+    Attributes:
+      sentences: what was embedded.
+      recipe: how.
+      embeddings: of the rewritten program, unit length, [S, 384].
+      f32: embeddings of the same encoder in float32, [S, 384].
+      alone: embeddings of a numpy model of the recipe that makes its own choices at ties, [S, 384].
+      checks: the numbers that something was required of.
+      milliseconds: per sentence, by program.
+      sizes: bytes of the weights by part, before and after.
+      report: what `jaxfp8.explain` says.
+      kernel_calls: by kernel, in one pass over the sentences.
+    """
+
+    sentences: list[Sentence]
+    recipe: str
+    embeddings: np.ndarray
+    f32: np.ndarray
+    alone: np.ndarray
+    checks: list[Check]
+    milliseconds: dict[str, float]
+    sizes: tuple[dict[str, int], dict[str, int]]
+    report: jaxfp8.Report
+    kernel_calls: dict[str, int]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all checks did."""
+        return all(check.passed for check in self.checks)
+
+    @property
+    def to_f32(self) -> np.ndarray:
+        """Cosine of each embedding to its float32 one, [S]."""
+        return cosines(self.embeddings, self.f32)
+
+    @property
+    def similarity(self) -> np.ndarray:
+        """Cosine of each pair, [S, S]."""
+        return self.embeddings @ self.embeddings.T
+
+
+def do(files: ModelFiles, texts: Sequence[str], recipe: str, repeat: int, track: Track) -> Result:
+    """The whole demo; `texts` must not be empty."""
+    sentences = Tokenizer(files.tokenizer)(texts)
+    batches = make_batches(sentences)
+    wide = load_params(files.tensors)
+    narrow = quantise(wide, recipe)
+    contenders = programs(wide, narrow, recipe)
+    plain, unrewritten, rewritten = contenders
+    reference = Reference(files.tensors, recipe)
+    f32 = embed(plain, batches, track)
+    embed(unrewritten, batches, track)
+    (embeddings, expected), kernel_calls = count_calls(
+        lambda: embed_and_compare(rewritten, batches, sentences, reference, track)
+    )
+    report = explain(narrow, recipe, batches[-1])
+    seconds = times(contenders, batches, repeat, track)
+    checks = [check_numpy(embeddings, expected), check_rewritten(report)]
+    if has_kernels(report):
+        checks.append(check_kernels(kernel_calls, len(batches)))
+    if tuple(texts) == SENTENCES:
+        checks.append(check_f32(embeddings, f32, recipe))
+    return Result(
+        sentences=sentences,
+        recipe=recipe,
+        embeddings=embeddings,
+        f32=f32,
+        alone=np.stack([reference(s.ids) for s in track(sentences, "numpy model by itself")]),
+        checks=checks,
+        milliseconds={name: 1e3 * t / len(texts) for name, t in seconds.items()},
+        sizes=(weight_bytes(wide), weight_bytes(narrow)),
+        report=report,
+        kernel_calls=kernel_calls,
+    )
+
+
+def check_numpy(embeddings: np.ndarray, expected: np.ndarray) -> Check:
+    """The program computes what the recipe says."""
+    lowest = float(cosines(embeddings, expected).min())
+    claim = "lowest cosine to the numpy model, ties rounded alike"
+    return Check(claim=claim, value=lowest, least=LEAST_TO_NUMPY)
+
+
+def check_rewritten(report: jaxfp8.Report) -> Check:
+    """Every product with a weight is rewritten; attention multiplies float by float."""
+    claim = "products with weights that are rewritten"
+    return Check(claim=claim, value=len(report.matched), least=WEIGHT_MATRICES)
+
+
+def has_kernels(report: jaxfp8.Report) -> bool:
+    """Whether kernels exist for this platform; elsewhere XLA computes the products by design."""
+    backend = jax.default_backend()
+    return all(site.platforms[backend] is None for site in report.matched)
+
+
+def check_kernels(kernel_calls: dict[str, int], batches: int) -> Check:
+    """The rewritten products ran on kernels, and did not fall back to XLA."""
+    return Check(
+        claim="kernel calls in one pass over the sentences",
+        value=sum(kernel_calls.values()),
+        least=WEIGHT_MATRICES * batches,
+        hint="`python -m jaxfp8 doctor` says what is wrong with the kernels",
+    )
+
+
+def check_f32(embeddings: np.ndarray, f32: np.ndarray, recipe: str) -> Check:
+    """8 bits cost no more than they should, on the shipped ordinary sentences, which come first."""
+    lowest = float(cosines(embeddings, f32)[: len(ORDINARY)].min())
+    claim = f"lowest cosine to float32 of {len(ORDINARY)} ordinary sentences"
+    return Check(claim=claim, value=lowest, least=LEAST_TO_F32[recipe])
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Cosine of each row of `a` to that of `b`."""
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return (a * b).sum(1) / lengths

