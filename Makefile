@@ -1,0 +1,63 @@
+# `make help` lists what there is. Everything is set up on first use and reused afterwards.
+#   PYTHON=python3.12   the interpreter .venv is made from (3.11 to 3.14)
+#   ARGS="..."          handed to the demo or to pytest
+#   JOBS=2              test processes
+
+PYTHON ?=
+ARGS ?=
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); [ $$n -gt 4 ] && echo 4 || echo $$n)
+
+BIN := .venv/bin
+CPP = $(shell find ffi -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup setup-latest demo test check format doctor wheel docs clean
+
+help:  ## list the targets
+	@sed -n 's/^#   /  /p' Makefile; echo
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+setup:  ## .venv: the oldest supported JAX, extras, tools, and the built library
+	@python=$$(tools/find-python main $(PYTHON)) && \
+	  $$python tools/environment.py .venv --constraints tools/constraints-oldest.txt
+
+setup-latest: setup  ## .venv-latest: the newest JAX, where there is a Python 3.12 or newer
+	@if python=$$(tools/find-python latest); then \
+	  $$python tools/environment.py .venv-latest --headers .venv; \
+	else echo "==> no working Python 3.12 or newer: the newest JAX is left out"; fi
+
+demo: setup  ## quantise a real sentence encoder, rewrite it and compare; ARGS="--help" for more
+	@$(BIN)/python examples/minilm_demo.py $(ARGS)
+
+test: setup-latest  ## the test suite, on the oldest and on the newest JAX
+	@failed=0; for venv in .venv .venv-latest; do \
+	  [ -x $$venv/bin/pytest ] || continue; \
+	  $$venv/bin/python tools/show_versions.py; \
+	  $$venv/bin/pytest -n $(JOBS) $(ARGS) || failed=1; \
+	done; exit $$failed
+
+check: setup  ## format, lint, types and import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/mypy
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
+
+format: setup  ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CPP)
+
+doctor: setup  ## what is installed, what runs, and the command that mends the rest
+	@$(BIN)/python -m jaxfp8 doctor
+
+wheel: setup  ## dist/*.whl, for every Python 3 on this platform
+	$(BIN)/pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+
+docs: setup  ## build/docs/index.html, the API reference
+	$(BIN)/python -m sphinx -q -b html docs build/docs
+
+clean:  ## remove all that was built, the environments too
+	rm -rf .venv .venv-latest build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .import_linter_cache .hypothesis

@@ -1,0 +1,215 @@
+"""What is installed, what runs, and the command that mends the rest.
+
+Each look at the machine returns findings; one with a remedy means that something is broken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import pathlib
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxfp8 import _errors, _ffi, _lowering, _ops, _quantize
+from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+
+PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "ml_dtypes", "flax")
+
+# The plainest product there is: a platform that refuses it has no kernels at all.
+_SIDE = OperandSpec(
+    dtype="int8",
+    shape=(1, 1),
+    contracting=(1,),
+    batch=(),
+    tiles=(1, 1),
+    scale=False,
+    zero_point=False,
+)
+_SAMPLE = ScaledDotSpec(lhs=_SIDE, rhs=_SIDE, epilogue=EpilogueSpec(out_dtype="int32"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+      name: what was looked at.
+      text: what was found.
+      remedy: the command or sentence that mends it; None where nothing is broken.
+    """
+
+    name: str
+    text: str
+    remedy: str | None = None
+
+
+def run() -> int:
+    """Print the report; returns 0 if all is well and 1 if something is broken."""
+    findings = []
+    for title, look in SECTIONS.items():
+        print(f"\n{title}")
+        for finding in look():
+            findings.append(finding)
+            mark = "-" if finding.remedy is None else "✗"
+            print(f"  {mark} {finding.name:<23} {finding.text}")
+    remedies = list(dict.fromkeys(f.remedy for f in findings if f.remedy is not None))
+    print("\nEverything works." if not remedies else "\nTo mend that:")
+    for remedy in remedies:
+        print(f"  {remedy}")
+    return 1 if remedies else 0
+
+
+def versions() -> Iterable[Finding]:
+    """The interpreter and the packages that matter."""
+    system = f"{platform.system()} {platform.machine()}"
+    yield Finding(name="python", text=f"{platform.python_version()} on {system}, {sys.executable}")
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            yield Finding(name=name, text="not installed (optional)")
+        else:
+            yield Finding(name=name, text=version_of(name))
+
+
+def library() -> Iterable[Finding]:
+    """The kernel library: where it is, and whether it fits this jaxlib."""
+    path = _ffi.library_path("cpu")
+    yield Finding(name="library", text=str(path) if path else "not found")
+    built, running = _ffi.built_api_version("cpu"), _ffi.running_api_version()
+    yield Finding(name="FFI API built for", text=_dotted(built))
+    yield Finding(name="FFI API running", text=_dotted(running))
+    reason = _ffi.why_unavailable("cpu")
+    if reason is not None:
+        too_new = built is not None and running is not None and built > running
+        remedy = _update_jax() if too_new else _reinstall()
+        # What follows the semicolon is advice for those who are not yet here.
+        yield Finding(name="cpu kernels", text=reason.partition(";")[0], remedy=remedy)
+
+
+def processor() -> Iterable[Finding]:
+    """The processor's features, and the kernels they select."""
+    if _ffi.why_unavailable("cpu") is not None:
+        yield Finding(name="features", text="unknown without the library")
+        return
+    yield Finding(name="features", text=_ffi.cpu_features())
+    yield Finding(name="kernels", text=", ".join(_ffi.available_kernels()))
+
+
+def devices() -> Iterable[Finding]:
+    """The devices JAX sees, and what computes a scaled dot on them."""
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        yield Finding(name="devices", text=_first_clause(error), remedy=_update_jax())
+        return
+    for device in found:
+        reason = _lowering.why_not(_SAMPLE, device.platform)
+        text = "own kernels" if reason is None else f"the reference, through XLA: {reason}"
+        yield Finding(name=str(device), text=f"{device.device_kind}: {text}")
+
+
+def smoke() -> Iterable[Finding]:
+    """Products on the CPU's kernels, compared with float64."""
+    for kind in (jnp.float8_e4m3fn, jnp.int8):
+        name = f"float32 x {jnp.dtype(kind).name}"
+        before = _ffi.kernel_calls()
+        try:
+            with jax.default_device(jax.devices("cpu")[0]), _lowering.strict():
+                excess = _excess(kind)
+        except (RuntimeError, _errors.UnsupportedError) as error:
+            yield Finding(name=name, text=_first_clause(error), remedy=_reinstall())
+            continue
+        after = _ffi.kernel_calls()
+        ran = ", ".join(name for name in after if after[name] > before.get(name, 0))
+        yield _judge(name, excess, ran)
+
+
+def _judge(name: str, excess: float, ran: str) -> Finding:
+    if not ran:
+        return Finding(name=name, text="computed, but by no kernel", remedy=_reinstall())
+    if not excess <= 0:
+        text = f"wrong by {excess:.3g} more than the bound, on {ran}"
+        return Finding(name=name, text=text, remedy=_reinstall())
+    return Finding(name=name, text=f"right, computed by {ran}")
+
+
+def counters() -> Iterable[Finding]:
+    """How often each kernel has run in this process."""
+    for name, calls in _ffi.kernel_calls().items():
+        yield Finding(name=name, text=f"{calls} calls")
+
+
+SECTIONS: dict[str, Callable[[], Iterable[Finding]]] = {
+    "Versions": versions,
+    "Library": library,
+    "Processor": processor,
+    "Devices": devices,
+    "Products, checked against float64": smoke,
+    "Kernel calls in this process": counters,
+}
+
+
+def _excess(dtype: DTypeLike) -> float:
+    """By how much a small product exceeds the bound of docs/design.md; not above 0 when right."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, 96)).astype(np.float32)
+    wide = rng.standard_normal((96, 33)).astype(np.float32)
+    w = _quantize.quantize(wide, dtype, channelwise_axes=(1,))
+    y = np.asarray(jax.jit(_ops.matmul)(x, w), np.float64)
+    exact = np.asarray(w.qvalue).astype(np.float64) * np.asarray(w.scale, np.float64)
+    bound = 96 * 2.0**-24 * (np.abs(x) @ np.abs(exact)) + np.spacing(np.abs(y).astype(np.float32))
+    return float(np.max(np.abs(y - x.astype(np.float64) @ exact) - bound))
+
+
+def version_of(name: str) -> str:
+    """The installed version of a package that can be imported."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        spec = importlib.util.find_spec(name)
+        return f"not installed, but importable from {spec.origin if spec else '?'}"
+
+
+def _dotted(version: tuple[int, int] | None) -> str:
+    return "unknown" if version is None else ".".join(map(str, version))
+
+
+def _first_clause(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].partition(";")[0]
+
+
+def _update_jax() -> str:
+    return f"{shlex.quote(sys.executable)} -m pip install --upgrade jax jaxlib"
+
+
+def _reinstall() -> str:
+    """The command that builds and installs the library again, from where it was installed."""
+    compiler = (
+        "" if any(map(shutil.which, ("c++", "g++", "clang++"))) else "apt-get install g++ && "
+    )
+    pip = f"{shlex.quote(sys.executable)} -m pip install --force-reinstall --no-deps"
+    return f"{compiler}{pip} {_origin()}"
+
+
+def _origin() -> str:
+    """What pip has to be told to install this package from where it came from."""
+    try:
+        package = importlib.metadata.distribution("jaxfp8")
+    except importlib.metadata.PackageNotFoundError:
+        return shlex.quote(str(pathlib.Path(__file__).parent.parent))
+    came_from = json.loads(package.read_text("direct_url.json") or "{}")
+    if "url" not in came_from:
+        return f"jaxfp8=={package.version}"
+    editable = came_from.get("dir_info", {}).get("editable", False)
+    place = came_from["url"].removeprefix("file://")
+    return ("--editable " if editable else "") + shlex.quote(place)

@@ -1,0 +1,35 @@
+"""What all tests share."""
+
+import ctypes
+import pathlib
+
+import hypothesis
+import jax
+import pytest
+
+# Several CPU devices, so that meshes can be tested anywhere. Set before a backend starts.
+jax.config.update("jax_num_cpu_devices", 4)
+
+# The same examples in every run: a failure is a fact about the change, not about the day.
+hypothesis.settings.register_profile(
+    "reproducible",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
+)
+hypothesis.settings.load_profile("reproducible")
+
+# Thousands of small programs are compiled, a megabyte each.
+MOST_RESIDENT_BYTES = 1.5e9
+PAGE_BYTES = 4096
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory():
+    """Forgets compiled programs when a test process has grown large."""
+    yield
+    resident = int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+    if resident > MOST_RESIDENT_BYTES:
+        jax.clear_caches()
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda keep: None)(0)  # glibc keeps it otherwise

@@ -1,0 +1,115 @@
+"""What holds for the package as a whole."""
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import jaxfp8
+
+ROOT = pathlib.Path(__file__).parent.parent
+MODULES = sorted((ROOT / "jaxfp8").rglob("*.py"))
+PYTHON = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")})
+MAX_LINES = 450
+MAX_FUNCTION_LINES = 50  # without the docstring
+
+_AFTER_IMPORT = """
+import json, sys, jax
+before = dict(jax.config.values)
+import jaxfp8
+from jax.extend import backend
+changed = [name for name, value in jax.config.values.items() if before.get(name) != value]
+heavy = [name for name in ("flax", "orbax", "matplotlib", "torch") if name in sys.modules]
+print(json.dumps({"changed": changed, "heavy": heavy}))
+"""
+
+_STARTS_NO_BACKEND = """
+import jax, jaxfp8
+jax.config.update("jax_num_cpu_devices", 3)  # refused once a backend has started
+assert len(jax.devices()) == 3
+"""
+
+
+def run_python(code: str, cwd: pathlib.Path) -> str:
+    """The output of a program in a fresh interpreter that cannot see the sources' folder."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def name_of(path: pathlib.Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports_of(path: pathlib.Path) -> set[str]:
+    """Full names that a module imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def length_of(function: ast.FunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    docstring = ast.get_docstring(function, clean=False)
+    return function.end_lineno - function.lineno + 1 - len((docstring or "").splitlines())
+
+
+def test_import_changes_no_config_and_loads_no_extras(tmp_path):
+    seen = json.loads(run_python(_AFTER_IMPORT, tmp_path))
+    assert seen == {"changed": [], "heavy": []}
+
+
+def test_import_starts_no_backend(tmp_path):
+    run_python(_STARTS_NO_BACKEND, tmp_path)
+
+
+def test_package_works_from_outside_the_sources(tmp_path):
+    found = run_python("import jaxfp8; print(jaxfp8.__name__, jaxfp8.matmul.__name__)", tmp_path)
+    assert found.split() == ["jaxfp8", "matmul"]
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=name_of)
+def test_no_module_uses_private_jax(path):
+    private = {name for name in imports_of(path) if f"{name}.".startswith("jax._src.")}
+    assert not private
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_handler_catches_everything(path):
+    caught = [
+        node.type
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+    ]
+    assert None not in caught
+    broad = {"Exception", "BaseException"}
+    assert not [kind for kind in caught if isinstance(kind, ast.Name) and kind.id in broad]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_module_reads_the_environment(path):
+    tree = ast.parse(path.read_text())
+    reads = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not reads & {"environ", "getenv"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_files_and_functions_stay_small(path):
+    text = path.read_text()
+    assert text.count("\n") <= MAX_LINES
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    lengths = {node.name: length_of(node) for node in functions}
+    assert {name: n for name, n in lengths.items() if n > MAX_FUNCTION_LINES} == {}
+
+
+@pytest.mark.parametrize("name", jaxfp8.__all__)
+def test_every_public_name_exists_and_is_documented(name):
+    assert getattr(jaxfp8, name).__doc__

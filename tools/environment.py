@@ -1,0 +1,233 @@
+"""Make a virtual environment that holds the project, its extras and its built library.
+
+    python3 tools/environment.py .venv --constraints tools/constraints-oldest.txt
+    python3 tools/environment.py .venv-latest --headers .venv
+
+Three steps (interpreter, dependencies, library), each skipped when a stamp in the environment
+says that nothing it depends on has changed: a second run does nothing and needs no network.
+Uses the standard library only, and is run by the interpreter the environment is made from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ROOT / "tools"
+EXTRAS = ("flax", "demo", "bench", "test", "docs")
+# Shown of pip's output while it runs; the whole goes to a log next to the stamp.
+NEWS = re.compile(r"\s*(Collecting|Downloading|Building|Installing|Created|Successfully)\b")
+
+
+def main() -> None:
+    """Bring the environment up to date, or exit with a sentence that says what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("venv", type=Path, help="folder of the environment")
+    parser.add_argument("--constraints", type=Path, help="pip constraints file")
+    parser.add_argument("--headers", type=Path, help="environment whose jaxlib has the headers")
+    args = parser.parse_args()
+    environment = Environment((ROOT / args.venv).absolute())
+    environment.ensure_interpreter()
+    environment.ensure_dependencies(args.constraints)
+    environment.ensure_library((ROOT / (args.headers or args.venv)).absolute())
+
+
+class Environment:
+    """A virtual environment and the stamps that tell what it was made from."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.stamps = folder / ".stamps"
+        self.python = folder / "bin" / "python"
+
+    def ensure_interpreter(self) -> None:
+        """Make the environment anew when there is none, or its Python or its place differs."""
+        key = digest([sys.version, sys.base_prefix, str(self.folder)])
+        if self.is_current("interpreter", key) and runs(self.python):
+            return
+        say(f"{self.folder.name}: new environment on Python {sys.version.split()[0]}")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if not can_make_environments():
+            install_venv()
+        self.run("venv", [sys.executable, "-m", "venv", str(self.folder)])
+        self.stamp("interpreter", key)
+
+    def ensure_dependencies(self, constraints: Path | None) -> None:
+        """Install what the project, its extras, its build and its checks need."""
+        wanted = [*project_requirements(), *lines(TOOLS / "requirements-dev.txt")]
+        bare = lines(TOOLS / "requirements-no-deps.txt")
+        limits = lines(constraints) if constraints else []
+        key = digest([*wanted, "--no-deps", *bare, "--constraint", *limits])
+        if self.is_current("dependencies", key):
+            return
+        say(f"{self.folder.name}: installing dependencies (a minute or two)")
+        limit = ["--constraint", str(constraints)] if constraints else []
+        self.pip("dependencies", *limit, *wanted)
+        self.pip("dependencies-bare", "--no-deps", *bare)
+        self.stamp("dependencies", key)
+
+    def ensure_library(self, headers_from: Path) -> None:
+        """Build the C++ library and install the package so that it is used in place."""
+        key = digest([str(headers_from), *project_files()])
+        if self.is_current("library", key):
+            return
+        compilers = os.environ.get("CXX", "c++"), "g++", "clang++"
+        if not any(map(shutil.which, compilers)):
+            sys.exit("No C++ compiler found. On Debian or Ubuntu: apt-get install g++")
+        say(f"{self.folder.name}: building the C++ library")
+        settings = {
+            "build-dir": f"build/{self.folder.name.strip('.')}",
+            "cmake.define.JAXFP8_FFI_INCLUDE": str(ffi_include(headers_from)),
+        }
+        flags = [f"--config-settings={name}={value}" for name, value in settings.items()]
+        flags += ["--no-deps", "--no-build-isolation", "--force-reinstall", "--verbose"]
+        self.pip("library", *flags, "--editable", str(ROOT))
+        self.stamp("library", key)
+
+    def is_current(self, step: str, key: str) -> bool:
+        """Whether `step` was last done with this very key."""
+        stamp = self.stamps / step
+        return stamp.exists() and stamp.read_text() == key
+
+    def stamp(self, step: str, key: str) -> None:
+        """Note that `step` is done."""
+        self.stamps.mkdir(exist_ok=True)
+        (self.stamps / step).write_text(key)
+
+    def pip(self, step: str, *arguments: str) -> None:
+        """Run `pip install` in the environment."""
+        pip = [str(self.python), "-m", "pip", "--no-input", "--disable-pip-version-check"]
+        self.run(step, [*pip, "install", "--progress-bar=off", *arguments])
+
+    def run(self, step: str, command: list[str]) -> None:
+        """Run `command` with its news on the terminal and its output in a log; exit if it fails."""
+        tools_first = f"{self.python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        start, output = time.monotonic(), []
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=dict(os.environ, PATH=tools_first),
+        ) as process:
+            for line in process.stdout or ():
+                output.append(line)
+                show_news(line)
+        clear_news()
+        self.stamps.mkdir(parents=True, exist_ok=True)
+        log = self.stamps / f"{step}.log"
+        log.write_text("".join(output))
+        if process.returncode:
+            sys.exit(f"{''.join(output[-60:])}\nfailed: {' '.join(command[:4])} ... (log: {log})")
+        say(f"{self.folder.name}: {step} done in {time.monotonic() - start:.0f} s")
+
+
+def can_make_environments() -> bool:
+    """Whether this Python has the module that `venv` takes pip from; Debian packages it apart."""
+    ensurepip = importlib.util.find_spec("ensurepip")
+    return ensurepip is not None and ensurepip.origin is not None
+
+
+def install_venv() -> None:
+    """Install Debian's python3-venv where that is ours to do; say so, or say how."""
+    package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+    if os.geteuid() or not shutil.which("apt-get"):
+        sys.exit(
+            f"{sys.executable} cannot make virtual environments: it has no ensurepip.\n"
+            f"On Debian or Ubuntu: sudo apt-get install {package}"
+        )
+    say(f"{sys.executable} has no ensurepip: apt-get install {package}")
+    subprocess.run(["apt-get", "update", "-q"], check=True)
+    subprocess.run(["apt-get", "install", "-q", "-y", package], check=True)
+    importlib.invalidate_caches()
+    if not can_make_environments():
+        sys.exit(f"{package} is installed, but {sys.executable} still has no ensurepip.")
+
+
+def project_requirements() -> list[str]:
+    """What pyproject.toml asks for: dependencies, the extras used here, and the build's.
+
+    The build's pinned jaxlib is left out: it is there for its headers, and this environment
+    may hold another; `--headers` names the one to build against.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"].get("optional-dependencies", {})
+    wanted = list(project["project"]["dependencies"])
+    wanted += [requirement for extra in EXTRAS for requirement in extras[extra]]
+    wanted += [r for r in project["build-system"]["requires"] if not r.startswith("jaxlib")]
+    return list(dict.fromkeys(expand(wanted, extras)))
+
+
+def expand(wanted: Iterable[str], extras: dict[str, list[str]]) -> Iterable[str]:
+    """Replace `jaxfp8[a,b]` by what these extras hold: the project itself comes from here."""
+    for requirement in wanted:
+        own = re.fullmatch(r"jaxfp8\[(.*)\]", requirement.replace(" ", ""))
+        if own is None:
+            yield requirement
+        else:
+            for extra in own[1].split(","):
+                yield from expand(extras[extra], extras)
+
+
+def project_files() -> list[str]:
+    """What the installed package depends on: the build's files, and which modules there are."""
+    build = [ROOT / "pyproject.toml", *sorted((ROOT / "ffi").rglob("*"))]
+    contents = [f"{path}\n{path.read_text()}" for path in build if path.is_file()]
+    return contents + sorted(str(path) for path in (ROOT / "jaxfp8").rglob("*.py"))
+
+
+def ffi_include(environment: Path) -> Path:
+    """The XLA FFI headers that come with the jaxlib of an environment."""
+    found = sorted(environment.glob("lib/python3*/site-packages/jaxlib/include"))
+    if not found:
+        sys.exit(f"No jaxlib headers in {environment}; remove it and run this again.")
+    return found[0]
+
+
+def lines(file: Path) -> list[str]:
+    """The lines of a requirements file, without comments."""
+    bare = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
+    return [line for line in bare if line]
+
+
+def digest(parts: Iterable[str]) -> str:
+    """A hash of texts."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def runs(python: Path) -> bool:
+    """Whether an interpreter is there and works."""
+    return python.exists() and not subprocess.run([python, "-c", ""], check=False).returncode
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"==> {text}", flush=True)
+
+
+def show_news(line: str) -> None:
+    """Show what a long step is doing, on one line that is overwritten; on a terminal only."""
+    if sys.stdout.isatty() and NEWS.match(line):
+        print(f"\r\033[K    {line.strip()[:76]}", end="", flush=True)
+
+
+def clear_news() -> None:
+    """Remove that line."""
+    if sys.stdout.isatty():
+        print("\r\033[K", end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()
