@@ -5,6 +5,7 @@ backend and changes no configuration.
 """
 
 from jaxfp8._errors import FallbackWarning, LibraryError, UnsupportedError
+from jaxfp8._ffi import register_ffi_targets
 from jaxfp8._lowering import strict
 from jaxfp8._ops import dot_general, einsum, matmul
 from jaxfp8._qarray import QArray
@@ -24,6 +25,7 @@ __all__ = [
     "fake_quantize",
     "matmul",
     "quantize",
+    "register_ffi_targets",
     "rewrite",
     "strict",
 ]

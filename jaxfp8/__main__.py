@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         print(f"jaxfp8 {options.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,8 +77,23 @@ def _explain(options: argparse.Namespace) -> int:
     if not isinstance(arguments, tuple):
         got = type(arguments).__name__
         raise _UsageError(f"{options.args} returned a {got}, but a tuple of arguments is needed")
+    if not options.args and _required_arguments(function):
+        raise _UsageError(
+            f"{options.function} takes arguments; give --args MODULE:MAKE_ARGS, a function that "
+            "returns them"
+        )
     print(jaxfp8.explain(function)(*arguments))
     return 0
+
+
+def _required_arguments(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments without which `function` cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # built in C, for instance
+        return []
+    named = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in named]
 
 
 def _load(path: str) -> Callable[..., Any]:

@@ -62,6 +62,24 @@ def ensure_registered(platform: str) -> None:
         _REGISTERED.add(platform)
 
 
+def register_ffi_targets(platform: str = "cpu") -> None:
+    """Makes the custom call known to XLA, for those who call it through `jax.ffi.ffi_call`.
+
+    `docs/custom_call.md` describes the call. The functions of this package register it themselves.
+
+    Args:
+      platform: "cpu", the one platform with kernels.
+
+    Raises:
+      LibraryError: the library is missing, cannot be loaded or does not fit this jaxlib.
+
+    Example:
+      >>> import jaxfp8
+      >>> jaxfp8.register_ffi_targets()
+    """
+    ensure_registered(platform)
+
+
 def reset() -> None:
     """Forgets which libraries were loaded, so that the next use looks for them again."""
     with _LOCK:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxfp8 import _compat, _lowering
-from jaxfp8._rewrite import _emit, _graph
+from jaxfp8._rewrite import _emit, _graph, _opaque
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._emit import Program
 from jaxfp8._rewrite._graph import Value
@@ -42,8 +42,9 @@ def decide(jaxpr: Any, linear: int = 0) -> Decision:
     The last `linear` arguments are those in which JAX will transpose the program.
     """
     opened = _compat.open_jaxpr(jaxpr)
-    if not has_static_shapes(opened):
-        return Decision(_emit.Program((), (), ()), Seen())
+    objection = _objection(opened)
+    if objection is not None:
+        return Decision(_emit.Program((), (), ()), _opaque.left_alone(opened, *objection))
     walk = Walk(resolve)
     consts = [_graph.value_of(v.aval) for v in opened.constvars]
     args = [_graph.value_of(v.aval) for v in opened.invars]
@@ -51,6 +52,18 @@ def decide(jaxpr: Any, linear: int = 0) -> Decision:
     outputs = walk.jaxpr(opened, consts, args)
     program = walk.settle(outputs, [*consts, *args])
     return Decision(program, walk.seen)
+
+
+def _objection(jaxpr: Any) -> tuple[str, str] | None:
+    """Why a jaxpr is left alone as a whole, and what to do, or None."""
+    if not has_static_shapes(jaxpr):
+        return "shapes are symbolic", "give every size a number"
+    if _opaque.holds_ref(jaxpr):
+        return (
+            "the function reads or writes a mutable array (`jax.Ref`)",
+            "rewrite the part of it that has none",
+        )
+    return None
 
 
 def has_static_shapes(jaxpr: Any) -> bool:

@@ -72,10 +72,23 @@ class Seen:
     Attributes:
       sites: those that 8-bit data reached, in order.
       others: how many it never did.
+      scaled: how many are scaled dots as they stand.
     """
 
     sites: list[Site] = dataclasses.field(default_factory=list)
     others: int = 0
+    scaled: int = 0
+
+    def see(self, site: Site) -> None:
+        """Note a dot, or count it if it has nothing to do with 8-bit data."""
+        if site.concerned:
+            self.sites.append(site)
+        else:
+            self.others += 1
+
+    def see_scaled(self) -> None:
+        """Count a dot that is a scaled dot already."""
+        self.scaled += 1
 
 
 @dataclasses.dataclass(eq=False)

@@ -225,6 +225,14 @@ def _refuse_misses(found: Report) -> None:
         )
 
 
+def _check_callable(operation: str, fun: Any) -> None:
+    if not callable(fun):
+        raise TypeError(
+            f"`jaxfp8.{operation}`: `fun` is {fun!r}, of type {type(fun).__name__}; it needs to be "
+            f"a function: `jaxfp8.{operation}(f)(x)`."
+        )
+
+
 def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., Any]:
     """Makes the dequantise-matmul patterns of a function into products of the 8-bit data itself.
 
@@ -243,6 +251,7 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
       A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`.
 
     Raises:
+      TypeError: if `fun` is no function.
       ValueError: when called, if `strict` and a dot is missed; says which one and why.
 
     Example:
@@ -253,6 +262,7 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
       >>> float(jaxfp8.rewrite(f)(x, q, jnp.full((4,), 0.5))[0, 0])
       1.5
     """
+    _check_callable("rewrite", fun)
     rewriter = Rewriter(fun, strict=strict)
 
     @functools.wraps(fun)
@@ -279,6 +289,8 @@ def explain(fun: Callable[..., Any]) -> Callable[..., Report]:
       >>> len(found.matched), len(found.missed)
       (1, 0)
     """
+
+    _check_callable("explain", fun)
 
     @functools.wraps(fun)
     def explained(*args: Any, **kwargs: Any) -> Report:

@@ -195,6 +195,9 @@ def concatenate(walk: Walk, op: Op) -> Fact | None:
     axis, out = op.params["dimension"], op.outputs[0]
     if not any(walk.dequantised(v) for v in op.inputs) and len(facts) < len(found):
         return None
+    earlier = next((walk.lost(v) for v in op.inputs if walk.lost(v) is not None), None)
+    if earlier is not None:
+        return earlier
     if len(facts) < len(found) or len({f.dtype for f in facts}) > 1:
         return lost(op, "joins 8-bit data with other data", "join arrays of one 8-bit dtype")
     if any(f.zero_point is not None for f in facts):

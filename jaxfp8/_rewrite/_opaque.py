@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxfp8 import _compat, _dtypes
+from jaxfp8._primitive import scaled_dot_p
 from jaxfp8._rewrite import _graph
-from jaxfp8._rewrite._dots import Site
+from jaxfp8._rewrite._dots import Seen, Site
 from jaxfp8._rewrite._facts import Lost, Scaled
 from jaxfp8._rewrite._graph import Value
 
@@ -17,15 +18,34 @@ if TYPE_CHECKING:
 
 # A kernel of the user's own: its dots are on blocks in fast memory, and are meant as they are.
 _KERNELS = ("pallas_call",)
+_SCALED = scaled_dot_p.name
 
 
 @functools.lru_cache(maxsize=4096)
 def holds_eight_bit(jaxpr: Any) -> bool:
-    """Whether any variable of a jaxpr, at any depth, is 8-bit data."""
-    atoms = [*jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
+    """Whether any variable or constant of a jaxpr, at any depth, is 8-bit data."""
+    atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     here = any(getattr(v.aval, "dtype", None) in _dtypes.EIGHT_BIT for v in atoms)
     inner = (j for eqn in jaxpr.eqns for j in _compat.subjaxprs(eqn))
     return here or any(map(holds_eight_bit, inner))
+
+
+@functools.lru_cache(maxsize=4096)
+def holds_ref(jaxpr: Any) -> bool:
+    """Whether a jaxpr reads or writes a mutable array at any depth, user kernels apart."""
+    atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
+    if any(hasattr(v.aval, "inner_aval") for v in atoms):
+        return True
+    outside = (eqn for eqn in jaxpr.eqns if eqn.primitive.name not in _KERNELS)
+    return any(holds_ref(inner) for eqn in outside for inner in _compat.subjaxprs(eqn))
+
+
+def left_alone(jaxpr: Any, reason: str, remedy: str) -> Seen:
+    """The dots of a whole jaxpr that is not walked: missed, if it holds 8-bit data."""
+    seen = Seen()
+    fact = Lost(None, reason, remedy) if holds_eight_bit(jaxpr) else None
+    _tell(seen, [jaxpr], fact, reason, remedy, ())
+    return seen
 
 
 def look_into(walk: Walk, eqn: Any, inputs: Sequence[Value], callers: tuple[Any, ...]) -> None:
@@ -42,22 +62,46 @@ def look_into(walk: Walk, eqn: Any, inputs: Sequence[Value], callers: tuple[Any,
         f"rewrite inside `{name}`",
         callers,
     )
-    for dot, outer in _dots_in(jaxprs, (*callers, eqn)):
-        values = [_graph.value_of(v.aval) for v in dot.invars]
-        op = _graph.equation_op(dot, values, outer)
-        fact = lost if reached else None
+    _tell(walk, jaxprs, lost if reached else None, lost.reason, lost.remedy, (*callers, eqn))
+
+
+def look_into_condition(walk: Walk, eqn: Any, inputs: Sequence[Value], callers: Any) -> None:
+    """Count the dots in the condition of a while loop; report them if 8-bit data goes in."""
+    jaxpr = _compat.open_jaxpr(eqn.params["cond_jaxpr"])
+    reached = holds_eight_bit(jaxpr) or any(isinstance(walk.fact(v), Scaled | Lost) for v in inputs)
+    reason = "it stands in the condition of a `while`, which is left as it is"
+    remedy = "compute it in the body, and carry what the condition needs"
+    fact = Lost(eqn, reason, remedy, callers) if reached else None
+    _tell(walk, [jaxpr], fact, reason, remedy, (*callers, eqn))
+
+
+def _tell(
+    to: Walk | Seen,
+    jaxprs: Sequence[Any],
+    fact: Lost | None,
+    reason: str,
+    remedy: str,
+    callers: tuple[Any, ...],
+) -> None:
+    """Count the dots in jaxprs, as missed ones if there is a fact."""
+    for eqn, outer in _dots_in(jaxprs, callers):
+        if eqn.primitive.name == _SCALED:
+            to.see_scaled()
+            continue
+        values = [_graph.value_of(v.aval) for v in eqn.invars]
+        op = _graph.equation_op(eqn, values, outer)
         site = Site(op, ((values[0], fact), (values[1], fact)))
-        site.miss(lost.reason, lost.remedy)
-        walk.see(site)
+        site.miss(reason, remedy)
+        to.see(site)
 
 
 def _dots_in(
     jaxprs: Sequence[Any], callers: tuple[Any, ...]
 ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Every dot_general in jaxprs, with the equations around it."""
+    """Every dot in jaxprs, scaled ones too, with the equations around it."""
     for jaxpr in jaxprs:
         for eqn in jaxpr.eqns:
-            if eqn.primitive.name == "dot_general":
+            if eqn.primitive.name in ("dot_general", "ragged_dot_general", _SCALED):
                 yield eqn, callers
             elif eqn.primitive.name not in _KERNELS:
                 yield from _dots_in(_compat.subjaxprs(eqn), (*callers, eqn))

@@ -13,7 +13,7 @@ import jax
 from jax import lax
 
 from jaxfp8 import _compat
-from jaxfp8._rewrite import _graph
+from jaxfp8._rewrite import _graph, _opaque
 from jaxfp8._rewrite._borders import Border, Inside
 from jaxfp8._rewrite._graph import Op, Value
 
@@ -173,6 +173,7 @@ def _loop(
 @region("while")
 def while_(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
     """A while loop; its condition is left as it is."""
+    _opaque.look_into_condition(walk, eqn, inputs, callers)
     params = eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]

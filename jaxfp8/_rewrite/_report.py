@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxfp8 import _dtypes
-from jaxfp8._rewrite import _calls, _masks, _report_text, _source
+from jaxfp8._rewrite import _calls, _masks, _report_text, _source, _unserved
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._dots import Site as DotSite
 from jaxfp8._rewrite._facts import Lost, Scaled
@@ -94,11 +93,13 @@ class Report:
       name: name of the function.
       sites: one row for each dot that 8-bit data reached, in order.
       others: how many dots never had anything to do with 8-bit data.
+      scaled: how many are scaled dots already, as those of `jaxfp8.matmul` are.
     """
 
     name: str
     sites: tuple[Site, ...]
     others: int
+    scaled: int = 0
 
     @property
     def matched(self) -> tuple[Site, ...]:
@@ -121,10 +122,11 @@ class Report:
             "matched": len(self.matched),
             "missed": len(self.missed),
             "others": self.others,
+            "scaled": self.scaled,
             "widened_bytes": self.widened_bytes,
         }
         rows = [dataclasses.asdict(site) for site in self.sites]
-        return json.dumps({"name": self.name, "totals": totals, "sites": rows}, indent=indent)
+        return json.dumps({"name": self.name, "totals": totals, "sites": rows}, indent=indent, default=str)
 
     def to_html(self) -> str:
         """The rows and totals as an HTML table."""
@@ -140,7 +142,8 @@ class Report:
 def report(fun: Callable[..., Any], seen: Seen) -> Report:
     """The report on the dots that a decision saw."""
     name = getattr(fun, "__name__", type(fun).__name__)
-    return Report(name=name, sites=tuple(map(_row, seen.sites)), others=seen.others)
+    rows = tuple(map(_row, seen.sites))
+    return Report(name=name, sites=rows, others=seen.others, scaled=seen.scaled)
 
 
 def _row(site: DotSite) -> Site:
@@ -155,7 +158,7 @@ def _row(site: DotSite) -> Site:
         path=_source.path(site.op),
         lhs=_operand(site, 0),
         rhs=_operand(site, 1),
-        dims=_dims(site),
+        dims=_unserved.sizes_of(site),
         rewritten=call is not None,
         reason=site.reason,
         remedy=site.remedy,
@@ -218,15 +221,6 @@ def _scale(tiles: Shape | None, value: Value) -> str:
     if all(tiles[axis] == 1 for axis in fine):
         return "per axis " + ", ".join(map(str, fine))
     return "blocks " + "x".join(map(str, tiles))
-
-
-def _dims(site: DotSite) -> tuple[int, int, int, int]:
-    (contracting, _), (batch, _) = site.op.params["dimension_numbers"]
-    lhs, rhs = (value.shape for value, _ in site.given)
-    b = math.prod(lhs[axis] for axis in batch)
-    k = math.prod(lhs[axis] for axis in contracting)
-    used = max(b * k, 1)
-    return b, math.prod(lhs) // used, math.prod(rhs) // used, k
 
 
 def _widened(value: Value, fact: Scaled | Lost | None) -> int:

@@ -40,9 +40,10 @@ def footer(report: Report) -> list[str]:
 def headline(report: Report) -> str:
     """Totals in a sentence."""
     saved = report.widened_bytes / 2**20
+    already = f"; {report.scaled} already scaled dots" if report.scaled else ""
     return (
         f"{report.name}: {len(report.matched)} of {len(report.sites)} dots on 8-bit data "
-        f"rewritten, {saved:.1f} MiB no longer widened; {report.others} other dots"
+        f"rewritten, {saved:.1f} MiB no longer widened; {report.others} other dots{already}"
     )
 
 

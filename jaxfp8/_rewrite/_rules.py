@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 Rule = Callable[["Walk", Op], Fact | None]
 RULES: dict[str, Rule] = {}
 
-BEFORE = "apply it to the 8-bit array before dequantising, or to the output of the dot"
+STAYS_WIDE = "the product needs the dequantised values themselves, so this dot stays wide"
+BEFORE = "apply it to the 8-bit array and to the scales, before dequantising"
+# Where they bind, the product needs the bounded values; where they cannot, nothing is lost.
+_BOUNDS = ("max", "min", "clamp")
+_UNBOUND = f"drop it if it never binds; else {STAYS_WIDE.replace('dequantised', 'bounded')}"
+_MOVES = ("gather", "slice", "dynamic_slice", "split", "rev", "reshape", "transpose", "squeeze")
+
+
+def remedy_for(name: str) -> str:
+    """What to do about a primitive that no rule takes on dequantised values."""
+    if name in _BOUNDS:
+        return _UNBOUND
+    return BEFORE if name in _MOVES else STAYS_WIDE
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -35,7 +47,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def lost(op: Op, reason: str, remedy: str = BEFORE) -> Lost:
+def lost(op: Op, reason: str, remedy: str = STAYS_WIDE) -> Lost:
     """The fact ended at `op`, for `reason`."""
     return Lost(op.eqn, f"`{op.name}` {reason}", remedy, op.callers)
 
@@ -71,7 +83,7 @@ def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact |
         return scaled
     if out.dtype in _dtypes.EIGHT_BIT and source.dtype not in _dtypes.EIGHT_BIT:
         return None  # quantised anew: a fact of its own begins
-    remedy = "keep them in float32, or quantise them to 8 bit" if is_wide_float(source) else BEFORE
+    remedy = "keep them in float32, or quantise them to 8 bit" if is_wide_float(source) else STAYS_WIDE
     return lost(op, f"from {source.dtype} to {out.dtype} changes the values", remedy)
 
 
@@ -124,7 +136,7 @@ def _scale(walk: Walk, op: Op, *, invert: bool) -> Fact | None:
         if main.shape == out.shape:
             factors = tuple(f.at(out.shape) for f in walk.factors(other))
             return scaled.scaled(inverse(factors) if invert else factors)
-        return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}")
+        return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}", BEFORE)
     if any(isinstance(walk.fact(v), Scales) for v in op.inputs) or _stretches(op):
         left, right = (walk.factors(v) for v in op.inputs)
         right = inverse(right) if invert else right
@@ -197,7 +209,7 @@ def _zero_point(
     if scaled.factors or scaled.zero_point is not None:
         return lost(op, "shifts values that are already scaled or shifted", "subtract it first")
     if main.shape != out.shape:
-        return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}")
+        return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}", BEFORE)
     factors = walk.factors(other)
     if len(factors) != 1 or not _is_small_integer(other):
         return lost(
@@ -258,6 +270,13 @@ def bound(walk: Walk, op: Op) -> Fact | None:
         source = op.inputs[1]
     product = walk.product(source)
     return _epilogues.bound(product, op, source) if product is not None else None
+
+
+@rule("sharding_constraint")
+def constrained(walk: Walk, op: Op) -> Fact | None:
+    """A layout asked of dequantised values, which no longer exist; of a product it stays."""
+    fact = walk.dequantised(op.inputs[0]) or walk.fact(op.inputs[0])
+    return fact if isinstance(fact, Scaled | Scales) else None
 
 
 @rule("abs")

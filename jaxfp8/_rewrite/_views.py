@@ -17,7 +17,7 @@ from jax import lax
 from jaxfp8._rewrite import _epilogues, _graph, _tiles
 from jaxfp8._rewrite._facts import Fact, Factor, Scaled, Scales, all_moved
 from jaxfp8._rewrite._graph import Op, Value
-from jaxfp8._rewrite._rules import lost, rule
+from jaxfp8._rewrite._rules import BEFORE, lost, rule
 from jaxfp8._spec import Shape, tile_counts
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def moved(walk: Walk, op: Op, data: Callable[[Value], Value], move: MoveFactor) 
         return Scales(factors)
     zero = fact.zero_point
     if zero is not None and (zero := move(op, zero)) is None:
-        return lost(op, "cuts through the tiles of a zero point")
+        return lost(op, "cuts through the tiles of a zero point", BEFORE)
     return Scaled(data(fact.q), fact.dtype, zero, factors, fact.origin)
 
 

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from jaxfp8 import _compat, _dtypes
-from jaxfp8._rewrite import _curves, _dots, _epilogues, _graph, _opaque, _regions
+from jaxfp8._primitive import scaled_dot_p
+from jaxfp8._rewrite import (
+    _curves,
+    _dots,
+    _epilogues,
+    _graph,
+    _opaque,
+    _regions,
+    _unserved,
+)
 from jaxfp8._rewrite._emit import Program
 from jaxfp8._rewrite._facts import (
     Fact,
@@ -22,10 +31,10 @@ from jaxfp8._rewrite._facts import (
 )
 from jaxfp8._rewrite._gathers import MULTIPLE
 from jaxfp8._rewrite._graph import Op, Value
-from jaxfp8._rewrite._rules import RULES, lost
+from jaxfp8._rewrite._rules import RULES, lost, remedy_for
 
 # After these an array is another one: a dot on it is not a missed 8-bit dot.
-_ENDS_TRAIL = ("dot_general", "argmax", "argmin", "iota")
+_ENDS_TRAIL = ("dot_general", *_unserved.NAMES, scaled_dot_p.name, "argmax", "argmin", "iota")
 # These may make an array smaller and still hold the same data.
 _VIEWS = ("slice", "dynamic_slice", "gather", "squeeze", "split")
 
@@ -128,6 +137,8 @@ class Walk:
 
     def equation(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
         """Add an equation to the graph; its outputs, with facts."""
+        if eqn.primitive is scaled_dot_p:
+            self.see_scaled()
         region = _regions.REGIONS.get(eqn.primitive.name)
         concerned = region is not None and self.concerns(eqn, inputs)
         if region is not None and concerned:
@@ -144,11 +155,13 @@ class Walk:
 
     def see(self, site: _dots.Site) -> None:
         """Note a dot of this walk, or count it if it has nothing to do with 8-bit data."""
+        self.seen.see(site)
         if site.concerned:
-            self.seen.sites.append(site)
             self.own.append(site)
-        else:
-            self.seen.others += 1
+
+    def see_scaled(self) -> None:
+        """Count a dot that is a scaled dot already."""
+        self.seen.see_scaled()
 
     def note(self, op: Op) -> None:
         """Note of a new op whether it has effects, and whether it is linear in what is."""
@@ -218,5 +231,5 @@ class Walk:
             if (earlier := self.lost(value)) is not None:
                 return earlier
             if self.dequantised(value) is not None:
-                return lost(op, "is applied to the dequantised values")
+                return lost(op, "is applied to the dequantised values", remedy_for(op.name))
         return None

@@ -1,0 +1,47 @@
+"""The examples of the README and of the pages in docs/ run, as they stand."""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LONGEST = 10
+
+
+def blocks(page):
+    """(page, line, code) of each Python block of a page."""
+    text = page.read_text()
+    return [(page, text[: m.start(1)].count("\n"), m.group(1)) for m in BLOCK.finditer(text)]
+
+
+def place_of(block):
+    return f"{block[0].name}:{block[1]}"
+
+
+def test_readme_has_an_example_per_entry_point():
+    code = "".join(text for *_, text in blocks(README))
+    for name in ("rewrite", "quantize", "matmul", "explain", "strict"):
+        assert f"jaxfp8.{name}" in code
+
+
+@pytest.mark.parametrize("block", [b for page in PAGES for b in blocks(page)], ids=place_of)
+def test_example_runs(block):
+    page, line, code = block
+    # Empty lines on top make a traceback point into the page.
+    exec(compile("\n" * line + code, page, "exec"), {"__name__": page.stem})
+
+
+@pytest.mark.parametrize("block", blocks(README), ids=place_of)
+def test_example_of_the_readme_is_short(block):
+    statements = [text for text in block[2].splitlines() if text and "import" not in text]
+    assert len(statements) <= LONGEST
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_a_page_links_to_exists(page):
+    links = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
