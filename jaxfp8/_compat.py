@@ -67,14 +67,21 @@ def hoisted(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Seq
     return open_jaxpr(jax.make_jaxpr(of_consts)(*consts, *args)), consts
 
 
-def varying_like(outputs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """Outputs that vary along the manual mesh axes that any input varies along (in shard_map)."""
-    axes: set[Any] = set()
-    for array in inputs:
-        axes |= set(jax.typeof(array).mat.varying)
-    missing = [tuple(axes - set(jax.typeof(out).mat.varying)) for out in outputs]
-    pairs = zip(outputs, missing, strict=True)
-    return [jax.lax.pcast(out, new, to="varying") if new else out for out, new in pairs]
+def vary_alike(arrays: Sequence[Any]) -> list[Any]:
+    """Arrays that vary along the same manual mesh axes: inside shard_map, those of all of them."""
+    own = [jax.typeof(array).mat.varying for array in arrays]
+    axes = frozenset().union(*own)
+    pairs = zip(arrays, (tuple(axes - some) for some in own), strict=True)
+    return [jax.lax.pcast(x, missing, to="varying") if missing else x for x, missing in pairs]
+
+
+def output_aval(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    """The abstract output of an operation whose inputs vary alike, as `vary_alike` makes them."""
+    for aval in avals:
+        if aval.mat.varying:
+            whole = aval.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
+            return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=whole)
+    return jax.core.ShapedArray(shape, dtype)
 
 
 def frames(eqn: Any) -> list[tuple[str, int, str]]:

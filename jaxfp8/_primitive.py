@@ -3,6 +3,7 @@
 Order of this file: bind, primitive, abstract evaluation, batching, differentiation, registration.
 Sharding: without a partitioning rule XLA gathers the operands of the call, so that numbers are
 right on any mesh; a rule goes between batching and lowering, as a parameter of the primitive.
+Inside shard_map a product is local: its output varies along the mesh axes that an operand does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
-from jaxfp8 import _dtypes, _lowering, _reference
+from jaxfp8 import _compat, _dtypes, _lowering, _reference
 from jaxfp8._batching import batch_scaled_dot
 from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
@@ -67,13 +68,12 @@ def scaled_dot(
         "bias": bias,
         "out_scale": out_scale,
     }
-    operands = [given[name] for name in spec.operand_names()]
-    out, *amax = scaled_dot_p.bind(*operands, spec=spec, kernel=kernel)
+    out, *amax = _bind(spec, kernel, given)
     return out, amax[0] if amax else None
 
 
 def _bind(spec: ScaledDotSpec, kernel: str, named: dict[str, Any]) -> list[jax.Array]:
-    operands = [named[name] for name in spec.operand_names()]
+    operands = _compat.vary_alike([named[name] for name in spec.operand_names()])
     return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel)
 
 
@@ -126,9 +126,10 @@ def _abstract_eval(
                 f"`scaled_dot`: {name} is {aval.dtype}{list(aval.shape)}, but its spec says "
                 f"{dtype}{list(shape)}; make the spec from the operands."
             )
-    out = [jax.core.ShapedArray(spec.out_shape, _dtypes.storage(spec.epilogue.out_dtype))]
+    stored = _dtypes.storage(spec.epilogue.out_dtype)
+    out = [_compat.output_aval(avals, spec.out_shape, stored)]
     if spec.epilogue.amax is not None:
-        out.append(jax.core.ShapedArray(spec.epilogue.amax, np.dtype(np.float32)))
+        out.append(_compat.output_aval(avals, spec.epilogue.amax, np.dtype(np.float32)))
     return out
 
 

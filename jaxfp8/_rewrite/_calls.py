@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfp8 import _compat, _dtypes
+from jaxfp8 import _dtypes
 from jaxfp8._primitive import scaled_dot
 from jaxfp8._rewrite import _dots, _epilogues, _graph
 from jaxfp8._rewrite._dots import Side
@@ -129,7 +129,7 @@ def _op(spec: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
     def run(*arrays: Any) -> list[Any]:
         with _graph.context_of(dot.eqn, dot.callers):
             out, amax = scaled_dot(spec, **dict(zip(names, arrays, strict=True)))
-        return _compat.varying_like([out] if amax is None else [out, amax], arrays)
+        return [out] if amax is None else [out, amax]
 
     op = Op("scaled_dot", tuple(operands.values()), run, {"spec": spec})
     out = Value(spec.out_shape, _dtypes.storage(spec.epilogue.out_dtype), op)
