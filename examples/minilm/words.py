@@ -14,6 +14,7 @@ import numpy as np
 import jaxfp8
 from minilm.job import Check, Result, cosines
 from minilm.quantise import WEIGHT_MATRICES
+from minilm.text import MAX_TOKENS
 
 PARTS = {
     "matrices": f"{WEIGHT_MATRICES} weight matrices with their scales",
@@ -91,6 +92,12 @@ def machine() -> str:
     return f"{versions}, {platform.python_implementation()} {platform.python_version()}, {device}"
 
 
+def cuts(result: Result) -> list[str]:
+    """A line if sentences were longer than the model takes."""
+    count = sum(sentence.cut for sentence in result.sentences)
+    return [f"longer than {MAX_TOKENS} tokens, and cut there: {count}"] if count else []
+
+
 def quality(result: Result) -> list[str]:
     """What 8 bits cost, against float32."""
     by_itself = cosines(result.alone, result.f32)
@@ -99,6 +106,7 @@ def quality(result: Result) -> list[str]:
         f"cosine to the float32 embeddings: {lowest_and_mean(result.to_f32)}",
         f"the same of a numpy model of {result.recipe}: {lowest_and_mean(by_itself)}",
         f"between the two, each with its own choices at ties: {lowest_and_mean(apart)}",
+        *cuts(result),
     ]
 
 
