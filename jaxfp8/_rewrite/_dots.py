@@ -86,10 +86,6 @@ class Seen:
         else:
             self.others += 1
 
-    def see_scaled(self) -> None:
-        """Count a dot that is a scaled dot already."""
-        self.scaled += 1
-
 
 @dataclasses.dataclass(eq=False)
 class Site:

@@ -289,7 +289,6 @@ def explain(fun: Callable[..., Any]) -> Callable[..., Report]:
       >>> len(found.matched), len(found.missed)
       (1, 0)
     """
-
     _check_callable("explain", fun)
 
     @functools.wraps(fun)

@@ -43,8 +43,7 @@ def holds_ref(jaxpr: Any) -> bool:
 def left_alone(jaxpr: Any, reason: str, remedy: str) -> Seen:
     """The dots of a whole jaxpr that is not walked: missed, if it holds 8-bit data."""
     seen = Seen()
-    fact = Lost(None, reason, remedy) if holds_eight_bit(jaxpr) else None
-    _tell(seen, [jaxpr], fact, reason, remedy, ())
+    _tell(seen, [jaxpr], Lost(None, reason, remedy), (), reached=holds_eight_bit(jaxpr))
     return seen
 
 
@@ -62,37 +61,36 @@ def look_into(walk: Walk, eqn: Any, inputs: Sequence[Value], callers: tuple[Any,
         f"rewrite inside `{name}`",
         callers,
     )
-    _tell(walk, jaxprs, lost if reached else None, lost.reason, lost.remedy, (*callers, eqn))
+    _tell(walk.seen, jaxprs, lost, (*callers, eqn), reached=reached)
 
 
 def look_into_condition(walk: Walk, eqn: Any, inputs: Sequence[Value], callers: Any) -> None:
     """Count the dots in the condition of a while loop; report them if 8-bit data goes in."""
     jaxpr = _compat.open_jaxpr(eqn.params["cond_jaxpr"])
     reached = holds_eight_bit(jaxpr) or any(isinstance(walk.fact(v), Scaled | Lost) for v in inputs)
-    reason = "it stands in the condition of a `while`, which is left as it is"
-    remedy = "compute it in the body, and carry what the condition needs"
-    fact = Lost(eqn, reason, remedy, callers) if reached else None
-    _tell(walk, [jaxpr], fact, reason, remedy, (*callers, eqn))
+    lost = Lost(
+        eqn,
+        "it stands in the condition of a `while`, which is left as it is",
+        "compute it in the body, and carry what the condition needs",
+        callers,
+    )
+    _tell(walk.seen, [jaxpr], lost, (*callers, eqn), reached=reached)
 
 
 def _tell(
-    to: Walk | Seen,
-    jaxprs: Sequence[Any],
-    fact: Lost | None,
-    reason: str,
-    remedy: str,
-    callers: tuple[Any, ...],
+    seen: Seen, jaxprs: Sequence[Any], lost: Lost, callers: tuple[Any, ...], *, reached: bool
 ) -> None:
-    """Count the dots in jaxprs, as missed ones if there is a fact."""
+    """Count the dots in jaxprs, as missed ones if 8-bit data reached them."""
+    fact = lost if reached else None
     for eqn, outer in _dots_in(jaxprs, callers):
         if eqn.primitive.name == _SCALED:
-            to.see_scaled()
+            seen.scaled += 1
             continue
         values = [_graph.value_of(v.aval) for v in eqn.invars]
         op = _graph.equation_op(eqn, values, outer)
         site = Site(op, ((values[0], fact), (values[1], fact)))
-        site.miss(reason, remedy)
-        to.see(site)
+        site.miss(lost.reason, lost.remedy)
+        seen.see(site)
 
 
 def _dots_in(

@@ -126,7 +126,9 @@ class Report:
             "widened_bytes": self.widened_bytes,
         }
         rows = [dataclasses.asdict(site) for site in self.sites]
-        return json.dumps({"name": self.name, "totals": totals, "sites": rows}, indent=indent, default=str)
+        return json.dumps(
+            {"name": self.name, "totals": totals, "sites": rows}, indent=indent, default=str
+        )
 
     def to_html(self) -> str:
         """The rows and totals as an HTML table."""

@@ -83,7 +83,9 @@ def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact |
         return scaled
     if out.dtype in _dtypes.EIGHT_BIT and source.dtype not in _dtypes.EIGHT_BIT:
         return None  # quantised anew: a fact of its own begins
-    remedy = "keep them in float32, or quantise them to 8 bit" if is_wide_float(source) else STAYS_WIDE
+    remedy = (
+        "keep them in float32, or quantise them to 8 bit" if is_wide_float(source) else STAYS_WIDE
+    )
     return lost(op, f"from {source.dtype} to {out.dtype} changes the values", remedy)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from jaxfp8._rewrite import _rules
 from jaxfp8._rewrite._dots import Site
-from jaxfp8._rewrite._facts import Lost
 from jaxfp8._rewrite._graph import Op
 from jaxfp8._spec import Shape
 
@@ -30,19 +29,8 @@ def unserved(walk: Walk, op: Op) -> None:
     lhs, rhs = [(v, walk.dequantised(v) or walk.lost(v)) for v in op.inputs[:2]]
     site = Site(op, (lhs, rhs))
     if site.concerned:
-        site.miss(*objection(op.name), _blame(site))
+        site.miss(f"there is no kernel for {NAMES[op.name]} yet", _REMEDIES[op.name])
         walk.see(site)
-
-
-def objection(name: str) -> tuple[str, str]:
-    """Why a primitive of this name stays as it is, and what to do."""
-    return f"there is no kernel for {NAMES[name]} yet", _REMEDIES[name]
-
-
-def _blame(site: Site) -> Any:
-    """The equation that ended the 8-bit data before it came here, if one did."""
-    lost = next((fact for _, fact in site.given if isinstance(fact, Lost)), None)
-    return (lost.eqn, lost.callers) if lost is not None else None
 
 
 def sizes(params: dict[str, Any], lhs: Shape, rhs: Shape) -> Sizes:

@@ -138,7 +138,7 @@ class Walk:
     def equation(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
         """Add an equation to the graph; its outputs, with facts."""
         if eqn.primitive is scaled_dot_p:
-            self.see_scaled()
+            self.seen.scaled += 1
         region = _regions.REGIONS.get(eqn.primitive.name)
         concerned = region is not None and self.concerns(eqn, inputs)
         if region is not None and concerned:
@@ -158,10 +158,6 @@ class Walk:
         self.seen.see(site)
         if site.concerned:
             self.own.append(site)
-
-    def see_scaled(self) -> None:
-        """Count a dot that is a scaled dot already."""
-        self.seen.see_scaled()
 
     def note(self, op: Op) -> None:
         """Note of a new op whether it has effects, and whether it is linear in what is."""

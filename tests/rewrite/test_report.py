@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import pytest
 from rewrite.support import BF16, F32, Data
@@ -56,7 +57,7 @@ def test_row_describes_the_dot() -> None:
 def test_miss_names_the_operation_that_ended_the_fact_and_its_line() -> None:
     site = jaxfp8.explain(mixed)(*_args()).missed[0]
     assert "`sin`" in site.reason
-    assert "before dequantising" in site.remedy
+    assert "stays wide" in site.remedy
     assert site.ended_at == f"{__file__}:{_line(mixed, 'jnp.sin')}"
 
 
@@ -148,3 +149,99 @@ def test_dot_that_nobody_uses_is_neither_a_row_nor_a_miss() -> None:
 
     report = jaxfp8.explain(f)(*_args()[:2])
     assert (len(report.matched), len(report.missed)) == (1, 0)
+
+
+def _missed(fun: Any, *args: Any) -> Any:
+    """The one row of a function, a missed one, which strict refuses."""
+    report = jaxfp8.explain(fun)(*args)
+    assert (len(report.sites), len(report.missed)) == (1, 1)
+    with pytest.raises(ValueError, match="strict, but 1 of 1"):
+        jaxfp8.rewrite(fun, strict=True)(*args)
+    return report.missed[0]
+
+
+def test_ragged_dot_on_dequantised_values_is_missed() -> None:
+    def f(x: Any, q: Any, sizes: Any) -> Any:
+        return jax.lax.ragged_dot(x, q.astype(F32) * 0.5, sizes)
+
+    data = Data()
+    site = _missed(f, data.normal(5, 32), data.bits8(2, 32, 24), jnp.array([2, 3]))
+    assert "no kernel for `ragged_dot`" in site.reason
+    assert site.dims == (1, 5, 24, 32)
+
+
+def test_convolution_on_dequantised_values_is_missed() -> None:
+    def f(x: Any, q: Any) -> Any:
+        return jax.lax.conv_general_dilated(x, q.astype(F32) * 0.5, (1, 1), "SAME")
+
+    data = Data()
+    site = _missed(f, data.normal(1, 8, 6, 6), data.bits8(3, 8, 3, 3))
+    assert "no kernel for convolutions" in site.reason
+    assert site.dims == (1, 36, 3, 72)
+
+
+def test_convolution_of_int8_as_it_is_widens_nothing_and_is_no_miss() -> None:
+    def f(x: Any, q: Any) -> Any:
+        return jax.lax.conv(x, q, (1, 1), "SAME", preferred_element_type=jnp.int32)
+
+    data = Data()
+    args = data.bits8(1, 8, 6, 6, dtype=jnp.int8), data.bits8(3, 8, 3, 3, dtype=jnp.int8)
+    assert jaxfp8.explain(f)(*args).sites == ()
+
+
+def test_scaled_dots_are_counted_as_such() -> None:
+    def f(x: Any, q: Any) -> Any:
+        return x @ (q.astype(F32) * 0.5)
+
+    args = _args()[:2]
+    report = jaxfp8.explain(jaxfp8.rewrite(f))(*args)
+    assert (report.scaled, report.others, len(report.sites)) == (1, 0, 0)
+    assert "1 already scaled dots" in str(report)
+
+
+def test_remedy_for_a_bound_is_to_drop_it_only_where_it_never_binds() -> None:
+    def f(x: Any, q: Any) -> Any:
+        return x @ jnp.maximum(q.astype(F32), 0.1)
+
+    assert "never binds; else" in _missed(f, *_args()[:2]).remedy
+
+
+def test_roll_through_a_tile_blames_the_slice() -> None:
+    def f(x: Any, q: Any, s: Any) -> Any:
+        w = (q.astype(F32).reshape(2, 16, 24) * s[:, None]).reshape(32, 24)
+        return x @ jnp.roll(w, 3, axis=0)
+
+    data = Data()
+    site = _missed(f, data.normal(5, 32), data.bits8(32, 24), data.scale(2, 24))
+    assert "`slice`" in site.reason
+    assert "cuts through the tiles" in site.reason
+
+
+def test_sharding_of_a_dequantised_weight_goes_with_it_and_that_of_a_product_stays() -> None:
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.NamedSharding(mesh, jax.P(None, "a"))
+
+    @jax.jit
+    def f(x: Any, q: Any) -> Any:
+        w = jax.lax.with_sharding_constraint(q.astype(F32) * 0.5, sharding)
+        return jax.lax.with_sharding_constraint(x @ w, sharding)
+
+    args = _args()[:2]
+    assert len(jaxfp8.explain(f)(*args).matched) == 1
+    assert str(jax.make_jaxpr(jaxfp8.rewrite(f))(*args)).count("sharding_constraint[") == 1
+
+
+def test_symbolic_shapes_are_a_reason() -> None:
+    (b,) = jax.export.symbolic_shape("b")
+    q = _args()[1]
+    report = jaxfp8.explain(lambda x: x @ q.astype(F32))(jax.ShapeDtypeStruct((b, 32), F32))
+    assert report.missed[0].reason == "shapes are symbolic"
+    assert "symbolic" in str(report)
+    assert json.loads(report.to_json())["sites"][0]["dims"] == [1, -1, 24, 32]
+
+
+@pytest.mark.parametrize("operation", [jaxfp8.rewrite, jaxfp8.explain])
+@pytest.mark.parametrize("fun", [None, 3])
+def test_what_is_no_function_is_refused_at_once(operation: Any, fun: Any) -> None:
+    with pytest.raises(TypeError, match=f"`jaxfp8.{operation.__name__}`: `fun` is {fun}"):
+        operation(fun)
