@@ -38,7 +38,7 @@ def as_array(operation: str, name: str, value: Any) -> jax.Array:
 
 def as_dtype(operation: str, name: str, dtype: Any, allowed: tuple[np.dtype, ...]) -> np.dtype:
     """One of the `allowed` dtypes, however it is named."""
-    found = _dtype(dtype)
+    found = find_dtype(dtype)
     if found is None or found not in allowed:
         got = f"is {dtype!r}" if found is None else f"is {found.name}"
         remedy = "convert it with `.astype`" if name == "x" else "choose one of these"
@@ -159,7 +159,7 @@ def _number_dtype(value: Any) -> np.dtype | None:
     return INT32 if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _dtype(dtype: Any) -> np.dtype | None:
+def find_dtype(dtype: Any) -> np.dtype | None:
     """A dtype as numpy has it, or None if it is none; numpy would take None for float64."""
     try:
         return None if dtype is None else np.dtype(dtype)

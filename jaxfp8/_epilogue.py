@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8 import _dtypes
+from jaxfp8 import _checks, _dtypes
 from jaxfp8._errors import message
 from jaxfp8._operands import Side, as_array
 from jaxfp8._spec import ACTIVATIONS, EpilogueSpec, Shape
@@ -90,7 +90,7 @@ def choose_out_dtype(
 ) -> np.dtype:
     """The output dtype: the one asked for, else the float side's, else the scales'."""
     asked = [d for d in (epilogue.out_dtype, preferred) if d is not None]
-    dtypes = [_as_dtype(d) for d in asked] or [_default_out_dtype(sides)]
+    dtypes = [_checks.find_dtype(d) for d in asked] or [_default_out_dtype(sides)]
     dtype = dtypes[0]
     allowed = _WIDE_OUT + _dtypes.EIGHT_BIT
     if dtype != dtypes[-1]:
@@ -116,14 +116,6 @@ def choose_out_dtype(
     if dtype == _dtypes.INT32:
         _check_int32(operation, epilogue, sides, contracting_size)
     return dtype
-
-
-def _as_dtype(name: Any) -> np.dtype | None:
-    """The dtype of that name, or None for what names no dtype."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return None
 
 
 def _default_out_dtype(sides: tuple[Side, Side]) -> np.dtype:

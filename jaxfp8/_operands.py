@@ -128,13 +128,8 @@ def _quantized_side(operation: str, name: str, q: QArray) -> Side:
         scale=scale,
         zero_point=zero_point,
         tiles=tiles,
-        result_dtype=_result_dtype(q),
+        result_dtype=q.dtype,
     )
-
-
-def _result_dtype(q: QArray) -> np.dtype:
-    dtype = np.dtype(q.scale.dtype)
-    return dtype if dtype in _dtypes.WIDE_FLOAT else np.dtype(np.float32)
 
 
 def _one_tile(array: jax.Array) -> Shape:

@@ -187,18 +187,14 @@ def _is_linear(epilogue: EpilogueSpec) -> bool:
 def _finish_jvp(
     spec: ScaledDotSpec, total: Any, tangent: Any, out_scale: Any, out_scale_tangent: Any
 ) -> tuple[list[Any], list[Any]]:
-    if out_scale is None:
-        out, d_out = jax.jvp(
-            lambda t: _reference.finish(spec.epilogue, t, None), (total,), (tangent,)
+    primals, tangents = [total], [tangent]
+    if out_scale is not None:
+        primals.append(out_scale)
+        tangents.append(
+            jnp.zeros_like(out_scale) if out_scale_tangent is None else out_scale_tangent
         )
-    else:
-        if out_scale_tangent is None:
-            out_scale_tangent = jnp.zeros_like(out_scale)
-        out, d_out = jax.jvp(
-            functools.partial(_reference.finish, spec.epilogue),
-            (total, out_scale),
-            (tangent, out_scale_tangent),
-        )
+    finish = functools.partial(_reference.finish, spec.epilogue)
+    out, d_out = jax.jvp(finish, primals, tangents)
     zeros = [
         _zero_tangent(y) if not jnp.issubdtype(y.dtype, np.floating) else d
         for y, d in zip(out, d_out, strict=True)

@@ -44,7 +44,7 @@ def scaled_dot(spec: ScaledDotSpec, *operands: jax.Array) -> tuple[jax.Array, ..
 
 
 def finish(
-    epilogue: EpilogueSpec, total: jax.Array, out_scale: jax.Array | None
+    epilogue: EpilogueSpec, total: jax.Array, out_scale: jax.Array | None = None
 ) -> tuple[jax.Array, ...]:
     """Activation, amax and output cast of a sum that already holds residual and bias."""
     y = _ACTIVATIONS[epilogue.activation](total)

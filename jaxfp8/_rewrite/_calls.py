@@ -95,12 +95,6 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
     return spec, operands
 
 
-def _as_it_came(side: Side) -> Value:
-    """FP8 data as FP8 where nothing moved it: XLA on the CPU copies a parameter to bitcast it."""
-    op = _graph.producer(side.value, "bitcast_convert_type")
-    return op.inputs[0] if op is not None and op.inputs[0].dtype == side.dtype else side.value
-
-
 def _epilogue(
     form: Form, product: Product, amax: Amax | None
 ) -> tuple[EpilogueSpec, dict[str, Value]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -201,11 +200,6 @@ def fill(small: Value, counts: Shape) -> Value:
         return small
     times = tuple(max(counts, default=1) for _ in counts)
     return _graph.repeat(small, times, counts)
-
-
-def entries(factors: Factors, shape: Shape) -> int:
-    """How many entries the product of the factors has."""
-    return math.prod(tile_counts(shape, _tiles.common(shape, [f.tiles for f in factors])))
 
 
 def all_moved(factors: Factors, move: Callable[[Factor], Factor | None]) -> Factors | None:

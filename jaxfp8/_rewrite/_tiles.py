@@ -15,16 +15,6 @@ from jaxfp8._spec import Shape, tile_counts
 Tiled = tuple[Shape, Shape]  # shape of the small array, tiles
 
 
-def tile_of(size: int, count: int) -> int:
-    """The tile of an axis of `size` over which a broadcast operand of `count` entries varies."""
-    return 1 if count == size else max(size, 1)
-
-
-def varies(shape: Shape, tiles: Shape, axis: int) -> bool:
-    """Whether entries differ along `axis`."""
-    return -(-shape[axis] // tiles[axis]) > 1
-
-
 def reshape(shape: Shape, tiles: Shape, new_shape: Shape) -> Tiled | None:
     """Tiles after a reshape: `(shape of the small array, new tiles)`."""
     groups = axis_groups(shape, new_shape)
