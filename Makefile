@@ -12,7 +12,7 @@ CPP = $(shell find ffi -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.c
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-latest demo test check format doctor wheel docs clean
+.PHONY: help setup setup-latest cuda demo test test-gpu bench-gpu check format doctor wheel smoke docs clean
 
 help:  ## list the targets
 	@sed -n 's/^#   /  /p' Makefile; echo
@@ -26,6 +26,9 @@ setup-latest: setup  ## .venv-latest: the newest JAX, where there is a Python 3.
 	@if python=$$(tools/find-python latest); then \
 	  $$python tools/environment.py .venv-latest --headers .venv; \
 	else echo "==> no working Python 3.12 or newer: the newest JAX is left out"; fi
+
+cuda:  ## setup with the kernels for NVIDIA GPUs; needs no GPU, and stays on from then on
+	@JAXFP8_CUDA=1 $(MAKE) --no-print-directory setup-latest
 
 demo: setup  ## quantise a real sentence encoder, rewrite it and compare; ARGS="--help" for more
 	@$(BIN)/python examples/minilm_demo.py $(ARGS)
@@ -52,8 +55,17 @@ format: setup  ## rewrite the sources in the project's format
 doctor: setup  ## what is installed, what runs, and the command that mends the rest
 	@$(BIN)/python -m jaxfp8 doctor
 
-wheel: setup  ## dist/*.whl, for every Python 3 on this platform
-	$(BIN)/pip wheel . --no-deps --no-build-isolation --wheel-dir dist
+wheel: setup  ## dist/*.whl, for every Python 3 on this platform; with CUDA after `make cuda`
+	@$(BIN)/python tools/wheel.py build
+
+smoke: wheel  ## install the wheel into a bare environment without compilers, and try it
+	@$(BIN)/python tools/wheel.py try
+
+test-gpu:  ## the tests that need a GPU, with the python3 and the JAX that the machine has
+	@python3 tools/gpu.py test $(ARGS)
+
+bench-gpu:  ## the figures of docs/hardware.md, on this machine's GPU
+	@python3 tools/gpu.py bench $(ARGS)
 
 docs: setup  ## build/docs/index.html, the API reference
 	$(BIN)/python -m sphinx -q -b html docs build/docs

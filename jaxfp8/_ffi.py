@@ -53,7 +53,7 @@ def ensure_registered(platform: str) -> None:
         if platform in _REGISTERED:
             return
         handler = getattr(_library(platform), TARGET)
-        if not _has_backend(platform):
+        if not has_backend(platform):
             return  # nothing will run here; a lowering for export needs no handler
         try:
             jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform=platform)
@@ -205,7 +205,7 @@ def _check_version(library: ctypes.CDLL, platform: str) -> None:
     raise _refused(platform, needs, f'pip install --upgrade "jax>={_OLDEST_JAX}"')
 
 
-def _has_backend(platform: str) -> bool:
+def has_backend(platform: str) -> bool:
     """Makes the backend of `platform` if there is none yet; whether there is one then."""
     try:
         return bool(jax.devices(platform))

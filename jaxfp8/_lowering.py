@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jax.interpreters import mlir
 
-from jaxfp8 import _errors, _ffi, _reference, _support
+from jaxfp8 import _canonical, _dtypes, _errors, _ffi, _reference, _support, _workspace
 from jaxfp8._spec import ScaledDotSpec
 
 TARGET = "jaxfp8_scaled_dot"
@@ -54,9 +55,14 @@ def is_strict() -> bool:
 def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
     """Says why `spec` would not run on a kernel of `platform` now, or None if it would.
 
-    Unlike `_support.why_unsupported` this also asks whether the library is there.
+    Unlike `_support.why_unsupported` this also asks whether the library is there. A program that is
+    lowered for GPUs where there is none runs elsewhere: what that machine has cannot be asked here,
+    and XLA refuses the call there by its name if the library is missing.
     """
-    return _support.why_unsupported(spec, platform) or _ffi.why_unavailable(platform)
+    reason = _support.why_unsupported(spec, platform)
+    if reason is None and (platform != "cuda" or _ffi.has_backend(platform)):
+        reason = _ffi.why_unavailable(platform)
+    return reason
 
 
 def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: str) -> Any:
@@ -65,9 +71,35 @@ def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: 
     if reason is not None:
         _report_fallback(spec, platform, reason)
         return _lower_reference(ctx, *operands, spec=spec, kernel=kernel)
+    if platform == "cuda":
+        return _lower_cuda(ctx, *operands, spec=spec, kernel=kernel)
     _ffi.ensure_registered(platform)
     rule = jax.ffi.ffi_lowering(TARGET)
     return rule(ctx, *operands, **spec.attributes(), kernel=kernel)
+
+
+def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[jax.Array]:
+    """The call in its canonical form, with scratch memory as its last result."""
+    if _ffi.has_backend("cuda"):
+        _ffi.ensure_registered("cuda")
+    if _canonical.is_empty(spec):
+        return list(_reference.scaled_dot(spec, *operands))
+    form = _canonical.canonical(spec)
+    named = form.operands(dict(zip(spec.operand_names(), operands, strict=True)))
+    epilogue = form.spec.epilogue
+    results = [(form.spec.out_shape, _dtypes.storage(epilogue.out_dtype))]
+    results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]
+    results.append(((_workspace.workspace_bytes(form.spec),), np.dtype(np.uint8)))
+    call = jax.ffi.ffi_call(TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
+    *outputs, _ = call(
+        *(named[name] for name in form.spec.operand_names()),
+        **form.spec.attributes(),
+        kernel=kernel,
+    )
+    return form.results(outputs)
+
+
+_lower_cuda = mlir.lower_fun(_call_cuda, multiple_results=True)
 
 
 def _compute_reference(

@@ -17,6 +17,7 @@ from jaxfp8 import _checks
 from jaxfp8._dtypes import EIGHT_BIT, INT32, SCALE, WIDE_FLOAT, finite_range, is_float8
 from jaxfp8._errors import message
 from jaxfp8._qarray import QArray, check_qarray, check_shapes, scale_and_zero_point
+from jaxfp8._quantize_tiles import codes_of, quantize_tiles, steps_of
 from jaxfp8._scales import (
     Granularity,
     choose_scale,
@@ -80,13 +81,18 @@ def quantize(
       QArray(float8_e4m3fn[300,8], scale=float32[3,8], tiles=(128, None))
     """
     operation = "jaxfp8.quantize"
-    x = _floats(operation, x).astype(jnp.float32)
+    x = _floats(operation, x)
     axes = (channelwise_axes, tiled_axes)
+    symmetric = zero_point is None or zero_point is False
+    stored = _checks.as_dtype(operation, "scale_dtype", scale_dtype, SCALE)
+    if x.size and scale is None and symmetric and stored == np.float32:
+        return _chosen(x, dtype, axes, operation)
+    x = x.astype(jnp.float32)
     q = _grid(x, dtype, axes, scale, zero_point, scale_dtype, operation)
     scales, zeros, tiles = scale_and_zero_point(q)
     # Stopped before the cast: the derivative of a cast to FP8 would be rounded to FP8 itself.
     shared = jax.lax.stop_gradient(_present(scales, zeros))
-    codes = functools.partial(_codes, np.dtype(dtype))
+    codes = functools.partial(codes_of, np.dtype(dtype))
     return dataclasses.replace(q, qvalue=map_tiles(codes, jax.lax.stop_gradient(x), shared, tiles))
 
 
@@ -172,6 +178,20 @@ def fake_quantize(
     nearest = functools.partial(_nearest, np.dtype(dtype))
     y = map_tiles(nearest, wide, _present(scales, zeros), tiles)
     return y.astype(x.dtype)
+
+
+def _chosen(
+    x: jax.Array,
+    dtype: DTypeLike,
+    axes: tuple[Collection[int], Mapping[int, int]],
+    operation: str,
+) -> QArray:
+    """Codes around 0 with a float32 scale for each tile, in one operation."""
+    dtype = _checks.as_dtype(operation, "dtype", dtype, EIGHT_BIT)
+    grain = granularity(x.shape, _checks.named_tiles(operation, x.ndim, *axes))
+    x = x if x.dtype in WIDE_FLOAT else x.astype(jnp.float32)
+    codes, scale = quantize_tiles(x, dtype, grain.tiles)
+    return QArray(codes, scale, tiles=grain.stated_tiles)
 
 
 def _grid(
@@ -260,23 +280,6 @@ def _present(*shared: jax.Array | None) -> list[jax.Array]:
     return [s for s in shared if s is not None]
 
 
-def _codes(
-    dtype: np.dtype, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None
-) -> jax.Array:
-    """The nearest codes of `x / scale`, saturated: a bare cast to FP8 gives NaN past its range."""
-    lowest, highest = finite_range(dtype)
-    steps = _steps(x, scale)
-    if not is_float8(dtype):
-        steps = jnp.round(jnp.where(jnp.isnan(steps), 0, steps))
-        steps = steps if zero_point is None else steps + zero_point
-    return jnp.clip(steps, lowest, highest).astype(dtype)
-
-
-def _steps(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """`x` in units of the scale; a scale of 0 represents only 0, whatever the code."""
-    return x / jnp.where(scale == 0, 1, scale)
-
-
 def _values(codes: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None) -> jax.Array:
     """What codes stand for, in float32."""
     if zero_point is not None:
@@ -289,7 +292,7 @@ def _nearest(
     dtype: np.dtype, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None
 ) -> jax.Array:
     """`x` after quantising and dequantising; rounding is the identity to its derivative."""
-    return _values(_codes(dtype, x, scale, zero_point), scale, zero_point)
+    return _values(codes_of(dtype, x, scale, zero_point), scale, zero_point)
 
 
 @_nearest.defjvp
@@ -299,9 +302,9 @@ def _nearest_jvp(
     """The rule of `fake_quantize`: `y = scale * steps`, `steps` following `x / scale` in range."""
     x, scale, zero_point = primals
     dx, dscale, _ = tangents
-    codes = _codes(dtype, x, scale, zero_point)
+    codes = codes_of(dtype, x, scale, zero_point)
     rounded = _values(codes, jnp.ones_like(scale), zero_point)
-    steps = _steps(x, scale)
+    steps = steps_of(x, scale)
     inside = _in_range(dtype, steps if zero_point is None else steps + zero_point)
     slope = rounded - jnp.where(inside, steps, 0)
     return rounded * scale, jnp.where(inside, dx, 0) + slope * dscale

@@ -6,11 +6,10 @@ from jaxfp8._spec import ScaledDotSpec
 
 # The platforms whose kernels exist. A platform that is not here computes `_reference` through XLA.
 _WITHOUT_KERNELS = {
-    "cuda": "the CUDA kernels are not part of this version",
     "rocm": "there are no ROCm kernels",
     "tpu": "there are no TPU kernels",
 }
-KERNEL_PLATFORMS = ("cpu",)
+KERNEL_PLATFORMS = ("cpu", "cuda")
 
 
 def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:

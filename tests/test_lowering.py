@@ -35,7 +35,7 @@ def test_cpu_lowers_to_the_custom_call_alone() -> None:
     assert "dot_general" not in text
 
 
-@pytest.mark.parametrize("platform", ["tpu", "rocm", "cuda"])
+@pytest.mark.parametrize("platform", ["tpu", "rocm"])
 def test_platforms_without_kernels_compute_the_reference_and_say_so(platform) -> None:
     with pytest.warns(jaxfp8.FallbackWarning, match=platform):
         text = lowered(platform)
@@ -61,6 +61,79 @@ def test_strict_ends_with_its_context() -> None:
     with jaxfp8.strict():
         assert _lowering.is_strict()
     assert not _lowering.is_strict()
+
+
+class TestCudaWithoutGpu:
+    """A program for GPUs can be lowered anywhere; what the machine it runs on has is its matter."""
+
+    def test_a_product_is_one_call(self) -> None:
+        text = lowered("cuda")
+        assert text.count("custom_call @jaxfp8_scaled_dot") == 1
+        assert "dot_general" not in text
+
+    def test_a_weight_is_neither_widened_nor_turned(self) -> None:
+        text = lowered("cuda")
+        assert "convert" not in text
+        assert "transpose" not in text
+
+    def test_8_bit_times_8_bit_reaches_tensor_cores_with_contiguous_depths(self) -> None:
+        quantized = jaxfp8.quantize(X)
+        trace = jax.jit(jaxfp8.matmul).trace(quantized, QW)
+        text = trace.lower(lowering_platforms=("cuda",)).as_text()
+        assert "transpose %arg2, dims = [1, 0] : (tensor<32x16xf8E4M3FN>)" in text
+
+    def test_a_weight_kept_with_its_contracted_axis_last_is_not_turned(self) -> None:
+        weight = jaxfp8.quantize(jnp.ones((16, 32)), channelwise_axes=(0,))
+        product = jax.jit(lambda x, w: jaxfp8.einsum("mk,nk->mn", x, w))
+        trace = product.trace(jaxfp8.quantize(X), weight)
+        assert "transpose" not in trace.lower(lowering_platforms=("cuda",)).as_text()
+
+    def test_the_last_result_is_scratch_memory(self) -> None:
+        assert "-> (tensor<1x4x16xbf16>, tensor<" in lowered("cuda")
+
+    def test_inside_shard_map(self) -> None:
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))
+        rows = jax.sharding.PartitionSpec("rows")
+        local = jax.shard_map(
+            jaxfp8.matmul, mesh=mesh, in_specs=(rows, jax.sharding.PartitionSpec()), out_specs=rows
+        )
+        text = jax.jit(local).trace(X, QW).lower(lowering_platforms=("cuda",)).as_text()
+        assert "tensor<1x2x32xbf16>" in text
+        assert "jaxfp8_scaled_dot" in text
+
+    def test_a_program_is_exported_for_both_platforms(self) -> None:
+        consent = [jax.export.DisabledSafetyCheck.custom_call("jaxfp8_scaled_dot")]
+        exported = jax.export.export(
+            jax.jit(jaxfp8.matmul), platforms=("cpu", "cuda"), disabled_checks=consent
+        )(X, QW)
+        assert exported.mlir_module().count("custom_call @jaxfp8_scaled_dot") == 2
+        np.testing.assert_array_equal(exported.call(X, QW), 32)
+
+    def test_a_rewritten_program(self) -> None:
+        def pattern(x, codes, scale):
+            return x @ (codes.astype(x.dtype) * scale.astype(x.dtype))
+
+        trace = jax.jit(jaxfp8.rewrite(pattern)).trace(X, QW.qvalue, QW.scale)
+        assert "jaxfp8_scaled_dot" in trace.lower(lowering_platforms=("cuda",)).as_text()
+
+    def test_an_empty_product_needs_no_call(self) -> None:
+        trace = jax.jit(jaxfp8.matmul).trace(X[:0], QW)
+        assert "custom_call" not in trace.lower(lowering_platforms=("cuda",)).as_text()
+
+    @pytest.mark.parametrize(
+        ("axes", "call"),
+        [
+            ({"channelwise_axes": (0,)}, True),
+            ({}, True),
+            ({"tiled_axes": {1: 128}, "channelwise_axes": (0,)}, True),
+            ({"channelwise_axes": (1,)}, False),
+        ],
+        ids=["row", "tensor", "1x128", "column"],
+    )
+    def test_scales_are_chosen_by_a_kernel_where_there_is_one(self, axes, call) -> None:
+        trace = jax.jit(lambda x: jaxfp8.quantize(x, **axes)).trace(jnp.ones((64, 256)))
+        text = trace.lower(lowering_platforms=("cuda",)).as_text()
+        assert ("custom_call @jaxfp8_quantize" in text) == call
 
 
 class TestWithoutTheLibrary:

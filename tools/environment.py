@@ -3,6 +3,7 @@
     python3 tools/environment.py .venv --constraints tools/constraints-oldest.txt
     python3 tools/environment.py .venv-latest --headers .venv
 
+With JAXFP8_CUDA=1 the kernels for NVIDIA GPUs are built too, now and from now on.
 Three steps (interpreter, dependencies, library), each skipped when a stamp in the environment
 says that nothing it depends on has changed: a second run does nothing and needs no network.
 Uses the standard library only, and is run by the interpreter the environment is made from.
@@ -26,6 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "tools"
 EXTRAS = ("flax", "demo", "bench", "test", "docs")
+# Where the wheels of NVIDIA's tools unpack.
+CUDA_ROOT = "lib/python3*/site-packages/nvidia/cu13"
 # Shown of pip's output while it runs; the whole goes to a log next to the stamp.
 NEWS = re.compile(r"\s*(Collecting|Downloading|Building|Installing|Created|Successfully)\b")
 
@@ -40,7 +43,9 @@ def main() -> None:
     environment = Environment((ROOT / args.venv).absolute())
     environment.ensure_interpreter()
     environment.ensure_dependencies(args.constraints)
-    environment.ensure_library((ROOT / (args.headers or args.venv)).absolute())
+    headers_from = Environment((ROOT / (args.headers or args.venv)).absolute())
+    headers_from.ensure_cuda()
+    environment.ensure_library(headers_from)
 
 
 class Environment:
@@ -50,6 +55,8 @@ class Environment:
         self.folder = folder
         self.stamps = folder / ".stamps"
         self.python = folder / "bin" / "python"
+        asked = os.environ.get("JAXFP8_CUDA", "0").upper() in ("1", "ON", "TRUE", "YES")
+        self.cuda = asked or (self.stamps / "cuda").exists()
 
     def ensure_interpreter(self) -> None:
         """Make the environment anew when there is none, or its Python or its place differs."""
@@ -77,23 +84,55 @@ class Environment:
         self.pip("dependencies-bare", "--no-deps", *bare)
         self.stamp("dependencies", key)
 
-    def ensure_library(self, headers_from: Path) -> None:
-        """Build the C++ library and install the package so that it is used in place."""
-        key = digest([str(headers_from), *project_files()])
+    def ensure_cuda(self) -> None:
+        """Install what the CUDA part needs: headers of cuBLAS, a compiler if there is none."""
+        wanted = cuda_requirements()
+        if not self.cuda or self.is_current("cuda", digest(wanted)):
+            return
+        say(f"{self.folder.name}: installing what the CUDA part is built with")
+        self.pip("cuda", "--no-deps", *wanted)
+        self.stamp("cuda", digest(wanted))
+
+    def ensure_library(self, headers_from: Environment) -> None:
+        """Build the C++ libraries and install the package so that it is used in place."""
+        settings = self.build_settings(headers_from)
+        key = digest([*settings.values(), *project_files()])
         if self.is_current("library", key):
             return
         compilers = os.environ.get("CXX", "c++"), "g++", "clang++"
         if not any(map(shutil.which, compilers)):
             sys.exit("No C++ compiler found. On Debian or Ubuntu: apt-get install g++")
-        say(f"{self.folder.name}: building the C++ library")
-        settings = {
-            "build-dir": f"build/{self.folder.name.strip('.')}",
-            "cmake.define.JAXFP8_FFI_INCLUDE": str(ffi_include(headers_from)),
-        }
+        say(f"{self.folder.name}: building the C++ libraries")
         flags = [f"--config-settings={name}={value}" for name, value in settings.items()]
         flags += ["--no-deps", "--no-build-isolation", "--force-reinstall", "--verbose"]
         self.pip("library", *flags, "--editable", str(ROOT))
         self.stamp("library", key)
+
+    def build_settings(self, headers_from: Environment) -> dict[str, str]:
+        """What scikit-build-core is told, for the editable package and for the wheel alike."""
+        settings = {
+            "build-dir": "build/cmake",  # one for all environments: the libraries know no Python
+            "cmake.define.JAXFP8_FFI_INCLUDE": str(headers_from.ffi_include()),
+            "cmake.define.JAXFP8_CUDA": "ON" if headers_from.cuda else "OFF",
+        }
+        if headers_from.cuda:
+            settings["cmake.define.JAXFP8_CUBLAS_INCLUDE"] = str(headers_from.cublas_include())
+        return settings
+
+    def ffi_include(self) -> Path:
+        """The XLA FFI headers that come with the jaxlib of this environment."""
+        return self.only("lib/python3*/site-packages/jaxlib/include")
+
+    def cublas_include(self) -> Path:
+        """The headers that come with the cuBLAS of this environment."""
+        return self.only(f"{CUDA_ROOT}/include")
+
+    def only(self, pattern: str) -> Path:
+        """The one folder in this environment that a pattern matches."""
+        found = sorted(self.folder.glob(pattern))
+        if not found:
+            sys.exit(f"No {pattern} in {self.folder}; remove it and run this again.")
+        return found[0]
 
     def is_current(self, step: str, key: str) -> bool:
         """Whether `step` was last done with this very key."""
@@ -170,6 +209,15 @@ def project_requirements() -> list[str]:
     return list(dict.fromkeys(expand(wanted, extras)))
 
 
+def cuda_requirements() -> list[str]:
+    """What pyproject.toml adds to the build for CUDA; no compiler where the machine has one."""
+    scikit_build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]
+    wanted = [r for override in scikit_build["overrides"] for r in override["build"]["requires"]]
+    if shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists():
+        wanted = [r for r in wanted if "cublas" in r]
+    return wanted
+
+
 def expand(wanted: Iterable[str], extras: dict[str, list[str]]) -> Iterable[str]:
     """Replace `jaxfp8[a,b]` by what these extras hold: the project itself comes from here."""
     for requirement in wanted:
@@ -186,14 +234,6 @@ def project_files() -> list[str]:
     build = [ROOT / "pyproject.toml", *sorted((ROOT / "ffi").rglob("*"))]
     contents = [f"{path}\n{path.read_text()}" for path in build if path.is_file()]
     return contents + sorted(str(path) for path in (ROOT / "jaxfp8").rglob("*.py"))
-
-
-def ffi_include(environment: Path) -> Path:
-    """The XLA FFI headers that come with the jaxlib of an environment."""
-    found = sorted(environment.glob("lib/python3*/site-packages/jaxlib/include"))
-    if not found:
-        sys.exit(f"No jaxlib headers in {environment}; remove it and run this again.")
-    return found[0]
 
 
 def lines(file: Path) -> list[str]:

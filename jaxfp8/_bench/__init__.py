@@ -1,0 +1,1 @@
+"""Benchmarks: contenders for the same work, timed in turns, as ratios."""

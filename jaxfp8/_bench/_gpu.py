@@ -1,0 +1,329 @@
+"""The figures of docs/hardware.md for one GPU: `make bench-gpu`.
+
+Each case gives contenders for the same result and what they have to move or to compute. The peaks
+(a copy, a bfloat16 product) are measured in the same run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxfp8
+from jaxfp8._bench._measure import Contender, Timing, measure, over_copies
+
+E4M3 = jnp.float8_e4m3fn
+# More than the L2 cache of any device so far: what is rotated through is read from memory.
+_BEYOND_CACHES = 256 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """Contenders for one result.
+
+    Attributes:
+      name: what is computed.
+      contenders: by name; ours first.
+      flops: operations of one unit, or 0 where memory is the limit.
+      bytes: bytes that one unit has to move.
+    """
+
+    name: str
+    contenders: dict[str, Contender]
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def rate(self, timing: Timing) -> str:
+        """TFLOP/s or GB/s."""
+        if self.flops:
+            return f"{self.flops / timing.median / 1e12:7.0f} TFLOP/s"
+        return f"{self.bytes / timing.median / 1e9:7.0f} GB/s"
+
+
+def run(select: str = "") -> list[dict[str, Any]]:
+    """Measures all cases whose name contains `select` and prints a line for each contender."""
+    rows = []
+    for name, make in _CASES.items():
+        if select in name:
+            rows += _run_case(make())
+    return rows
+
+
+def _run_case(case: Case) -> list[dict[str, Any]]:
+    timings = measure(case.contenders)
+    ours = next(iter(timings.values()))
+    rows = []
+    for name, timing in timings.items():
+        ratio = timing.median / ours.median
+        print(
+            f"{case.name:44} {name:28} {timing.median * 1e6:9.1f} us ±{timing.spread:4.0%}"
+            f" {case.rate(timing)}  x{ratio:.2f}",
+            flush=True,
+        )
+        rows.append({"case": case.name, "contender": name, "seconds": timing.median, "x": ratio})
+    return rows
+
+
+def _normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+
+
+def _copies(bytes_each: float, most: int = 24) -> int:
+    """How many sets of operands are rotated through."""
+    return int(min(most, max(2, _BEYOND_CACHES // max(bytes_each, 1))))
+
+
+def _weights(n: int, k: int, count: int, dtype: Any = E4M3) -> list[jaxfp8.QArray]:
+    """[N, K], a scale per output channel."""
+    return [
+        jaxfp8.quantize(_normal(i, n, k) / np.sqrt(k), dtype, channelwise_axes=(0,))
+        for i in range(count)
+    ]
+
+
+_NT = (((1,), (1,)), ((), ()))
+
+
+def _ours(x: Any, w: jaxfp8.QArray, **more: Any) -> Any:
+    more = {"preferred_element_type": jnp.bfloat16, **more}
+    return jaxfp8.dot_general(x, w, _NT, **more)
+
+
+def _bf16(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.dot_general(x, w, _NT, preferred_element_type=jnp.bfloat16)
+
+
+def _pattern(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
+    """What people write, left to XLA."""
+    return _bf16(x, q.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16))
+
+
+def _dequantised(w: jaxfp8.QArray) -> jax.Array:
+    return jaxfp8.dequantize(w, jnp.bfloat16)
+
+
+def copy_bandwidth() -> Case:
+    """A device-to-device copy: bytes read plus bytes written."""
+    x = _normal(0, 1 << 29, dtype=jnp.bfloat16)
+    add = jax.jit(lambda x: x + jnp.bfloat16(1))
+    return Case(
+        name="copy 1 GiB", contenders={"xla": Contender(lambda: add(x))}, bytes=2.0 * x.nbytes
+    )
+
+
+def weight_only(m: int, n: int, k: int, dtype: Any = E4M3, first: bool = False) -> Case:
+    """W8A16 against the bfloat16 product of XLA, and against XLA on the same expression."""
+    count = _copies(n * k)
+    ws = _weights(n, k, count, dtype)
+    xs = [_normal(100 + i, m, k) for i in range(count)]
+    contenders = {"jaxfp8": over_copies(_ours, list(zip(xs, ws, strict=True)))}
+    if first:
+        turned = [jaxfp8.QArray(jnp.asarray(w.qvalue.T), jnp.asarray(w.scale.T)) for w in ws]
+        pairs = list(zip(xs, turned, strict=True))
+        matmul = functools.partial(jaxfp8.matmul, preferred_element_type=jnp.bfloat16)
+        contenders["jaxfp8 [K,N]"] = over_copies(matmul, pairs)
+    wide = [(x, _dequantised(w)) for x, w in zip(xs, ws, strict=True)]
+    contenders["xla bf16"] = over_copies(_bf16, wide)
+    same = [(x, w.qvalue, w.scale) for x, w in zip(xs, ws, strict=True)]
+    contenders["xla same expression"] = over_copies(_pattern, same)
+    name = f"W8A16 {np.dtype(dtype).name} M={m} N={n} K={k}"
+    moved = n * k + 2.0 * m * (n + k)
+    flops = 2.0 * m * n * k if m > 128 else 0.0
+    return Case(name=name, contenders=contenders, bytes=moved, flops=flops)
+
+
+def fp8(m: int, n: int, k: int, grain: str) -> Case:
+    """FP8 x FP8 -> bfloat16."""
+    count = _copies(n * k + m * k + 2 * m * n, most=4)
+    axes: dict[str, Any] = {"tensor": {}, "row": {"channelwise_axes": (0,)}}.get(grain, {})
+    left = right = axes
+    if grain == "block":
+        left = {"channelwise_axes": (0,), "tiled_axes": {1: 128}}
+        right = {"tiled_axes": {0: 128, 1: 128}}
+    xs = [jaxfp8.quantize(_normal(100 + i, m, k), E4M3, **left) for i in range(count)]
+    ws = [jaxfp8.quantize(_normal(i, n, k), E4M3, **right) for i in range(count)]
+    pairs = list(zip(xs, ws, strict=True))
+    contenders = {"jaxfp8": over_copies(_ours, pairs)}
+    if grain == "tensor":
+        contenders["jaxfp8 promoted"] = over_copies(
+            functools.partial(_ours, precision="highest"), pairs
+        )
+        plain = [(x.qvalue, w.qvalue) for x, w in pairs]
+        contenders["jaxfp8 without scales"] = over_copies(_no_scales, plain)
+        contenders["xla fp8"] = over_copies(_xla_fp8, pairs)
+        contenders |= _torch_scaled_mm(pairs)
+    contenders["xla bf16"] = over_copies(
+        _bf16, [(_dequantised(x), _dequantised(w)) for x, w in pairs]
+    )
+    return Case(name=f"FP8 {grain} M={m} N={n} K={k}", contenders=contenders, flops=2.0 * m * n * k)
+
+
+def _no_scales(x: jax.Array, w: jax.Array) -> jax.Array:
+    one = jnp.float32(1)
+    return _ours(jaxfp8.QArray(x, one), jaxfp8.QArray(w, one))
+
+
+def _xla_fp8(x: jaxfp8.QArray, w: jaxfp8.QArray) -> jax.Array:
+    """The one shape of graph that XLA's own rewriter takes."""
+    left = x.qvalue.astype(jnp.bfloat16) * x.scale.reshape(()).astype(jnp.bfloat16)
+    right = w.qvalue.astype(jnp.bfloat16) * w.scale.reshape(()).astype(jnp.bfloat16)
+    return _bf16(left, right)
+
+
+def _torch_scaled_mm(pairs: list) -> dict[str, Contender]:
+    """PyTorch's FP8 product on the same bits, where PyTorch is installed."""
+    try:
+        import torch  # noqa: PLC0415 (a peer, where there is one)
+    except ImportError:
+        return {}
+
+    def tensor(x: jax.Array) -> Any:
+        codes = torch.from_numpy(np.asarray(x).view(np.uint8).copy()).cuda()
+        return codes.view(torch.float8_e4m3fn)
+
+    operands = [
+        (
+            tensor(x.qvalue),
+            tensor(w.qvalue).t(),
+            torch.tensor(float(x.scale.reshape(()))).cuda(),
+            torch.tensor(float(w.scale.reshape(()))).cuda(),
+        )
+        for x, w in pairs
+    ]
+
+    def enqueue() -> None:
+        for a, b, scale_a, scale_b in operands:
+            torch._scaled_mm(
+                a,
+                b,
+                scale_a=scale_a,
+                scale_b=scale_b,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
+            )
+
+    wait = lambda _: torch.cuda.synchronize()  # noqa: E731
+    return {"torch._scaled_mm": Contender(enqueue, wait, len(operands))}
+
+
+def dynamic(m: int, n: int, k: int) -> Case:
+    """bfloat16 activations quantised per token, times an FP8 weight."""
+    count = _copies(n * k + 2 * m * k + 2 * m * n, most=4)
+    ws = _weights(n, k, count)
+    xs = [_normal(100 + i, m, k) for i in range(count)]
+
+    def ours(x: jax.Array, w: jaxfp8.QArray) -> Any:
+        return _ours(jaxfp8.quantize(x, E4M3, channelwise_axes=(0,)), w)
+
+    def xla(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
+        own = jnp.max(jnp.abs(x), axis=1, keepdims=True).astype(jnp.float32) / 448
+        codes = jnp.clip(x.astype(jnp.float32) / own, -448, 448).astype(E4M3)
+        wide = codes.astype(jnp.bfloat16) * own.astype(jnp.bfloat16)
+        return _pattern(wide, q, scale)
+
+    pairs = list(zip(xs, ws, strict=True))
+    contenders = {
+        "jaxfp8": over_copies(ours, pairs),
+        "xla same expression": over_copies(xla, [(x, w.qvalue, w.scale) for x, w in pairs]),
+        "xla bf16": over_copies(_bf16, [(x, _dequantised(w)) for x, w in pairs]),
+    }
+    return Case(name=f"FP8 dynamic M={m} N={n} K={k}", contenders=contenders, flops=2.0 * m * n * k)
+
+
+def int8(m: int, n: int, k: int) -> Case:
+    """int8 x int8 -> bfloat16 with scales, zero points and bias, against the bare int32 product."""
+    rng = np.random.default_rng(0)
+    codes = [
+        tuple(jnp.asarray(rng.integers(-128, 128, s, dtype=np.int8)) for s in ((m, k), (n, k)))
+        for _ in range(2)
+    ]
+    zero = jnp.full((1, 1), 3, jnp.int8)
+    bias = _normal(5, n, dtype=jnp.float32)
+
+    def whole(x: jax.Array, w: jax.Array) -> Any:
+        left = jaxfp8.QArray(x, jnp.full((m, 1), 0.01), zero)
+        right = jaxfp8.QArray(w, jnp.full((n, 1), 0.01), zero)
+        return _ours(left, right, bias=bias)
+
+    def bare(x: jax.Array, w: jax.Array) -> Any:
+        return jax.lax.dot_general(x, w, _NT, preferred_element_type=jnp.int32)
+
+    contenders = {"jaxfp8 whole": over_copies(whole, codes), "xla int32": over_copies(bare, codes)}
+    return Case(name=f"INT8 M={m} N={n} K={k}", contenders=contenders, flops=2.0 * m * n * k)
+
+
+_GRAINS: dict[str, dict[str, Any]] = {
+    "tensor": {},
+    "token": {"channelwise_axes": (0,)},
+    "1x128": {"channelwise_axes": (0,), "tiled_axes": {1: 128}},
+    "128x128": {"tiled_axes": {0: 128, 1: 128}},
+}
+
+
+def quantize(grain: str, side: int = 8192) -> Case:
+    """bfloat16 -> FP8."""
+    axes = _GRAINS[grain]
+    xs = [(_normal(i, side, side),) for i in range(4)]
+    ours = functools.partial(jaxfp8.quantize, dtype=E4M3, **axes)
+    plain = functools.partial(_quantize_by_xla, grain)
+    contenders = {"jaxfp8": over_copies(ours, xs), "xla": over_copies(plain, xs)}
+    return Case(name=f"quantize {grain} {side}^2", contenders=contenders, bytes=3.0 * side * side)
+
+
+def _quantize_by_xla(grain: str, x: jax.Array) -> Any:
+    rows, columns = x.shape
+    tile = {"tensor": x.shape, "token": (1, columns), "1x128": (1, 128), "128x128": (128, 128)}[
+        grain
+    ]
+    blocks = x.reshape(rows // tile[0], tile[0], columns // tile[1], tile[1]).astype(jnp.float32)
+    scale = jnp.max(jnp.abs(blocks), axis=(1, 3), keepdims=True) / 448
+    return jnp.clip(blocks / scale, -448, 448).astype(E4M3).reshape(x.shape), scale
+
+
+def outputs(m: int = 8192, n: int = 8192, k: int = 8192) -> Case:
+    """An FP8 output from the call, against a bfloat16 one and a cast."""
+    x = jaxfp8.quantize(_normal(1, m, k), E4M3)
+    w = jaxfp8.quantize(_normal(2, n, k), E4M3)
+    scale = jnp.float32(2.0)
+
+    def fused(x: Any, w: Any) -> Any:
+        return jaxfp8.dot_general(x, w, _NT, out_dtype=E4M3, out_scale=scale)
+
+    def cast(x: Any, w: Any) -> Any:
+        return jnp.clip(_ours(x, w).astype(jnp.float32) / scale, -448, 448).astype(E4M3)
+
+    contenders = {
+        "FP8 output": over_copies(fused, [(x, w)]),
+        "bf16 + cast": over_copies(cast, [(x, w)]),
+    }
+    return Case(name=f"FP8 output {m}^3", contenders=contenders, flops=2.0 * m * n * k)
+
+
+def _named() -> Iterator[tuple[str, Callable[[], Case]]]:
+    yield "copy", copy_bandwidth
+    for m in (1, 4, 16, 64, 128, 256, 1024, 4096):
+        for n, k in ((14336, 4096), (28672, 8192)):
+            both = m in (1, 16, 64)
+            yield f"w8a16 {m} {n}", functools.partial(weight_only, m, n, k, E4M3, both)
+    yield "w8a16 int8 1", functools.partial(weight_only, 1, 14336, 4096, jnp.int8)
+    for m, n, k in ((8192, 8192, 8192), (4096, 12288, 4096)):
+        yield f"fp8 tensor {m}", functools.partial(fp8, m, n, k, "tensor")
+        yield f"fp8 row {m}", functools.partial(fp8, m, n, k, "row")
+    for n, k in ((7168, 16384), (4096, 7168), (24576, 1536), (7168, 2048), (2112, 7168)):
+        yield f"fp8 block {n}", functools.partial(fp8, 4096, n, k, "block")
+        yield f"fp8 tensor {n}", functools.partial(fp8, 4096, n, k, "tensor")
+    for m in (512, 8192):
+        yield f"dynamic {m}", functools.partial(dynamic, m, 8192, 8192)
+    yield "int8", functools.partial(int8, 4096, 8192, 8192)
+    for grain in ("tensor", "token", "1x128", "128x128"):
+        yield f"quantize {grain}", functools.partial(quantize, grain)
+    yield "output", outputs
+
+
+_CASES = dict(_named())

@@ -1,0 +1,89 @@
+"""Matrix products on the GPU, each against float64, and how exactly its path accumulates."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+import oracle
+import specs
+from jaxfp8 import _dtypes, _ffi
+from jaxfp8._primitive import scaled_dot
+from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+
+PATHS = ("cublaslt_fp8", "cublaslt_int8", "sm80_w8a16", "cublaslt_wide", "general")
+
+# Beyond the bound of float32 sums: how far a sum may be off, as a share of the sum of magnitudes.
+# Tensor cores align the terms of one instruction to the largest and cut off what is below: FP8 on
+# Hopper keeps 13 bits there, 16-bit types as many as float32 has.
+ACCUMULATION = {"cublaslt_fp8": 2.0**-12, "sm80_w8a16": 2.0**-21, "cublaslt_wide": 2.0**-21}
+
+WIDE = ("bfloat16", "float16", "float32")
+
+
+def matrices(
+    lhs: str,
+    rhs: str,
+    m: int,
+    k: int,
+    n: int,
+    *,
+    batch: int = 0,
+    lhs_first: bool = False,
+    rhs_first: bool = True,
+    lhs_tiles: tuple[int, int] | None = None,
+    rhs_tiles: tuple[int, int] | None = None,
+    zero_points: bool = False,
+    precision: str = "highest",
+    **epilogue,
+) -> ScaledDotSpec:
+    """[M, K] x [K, N]; `*_first`: the contracted axis comes first. Tiles are (free, depth)."""
+
+    def side(dtype: str, free: int, first: bool, tiles: tuple[int, int] | None) -> OperandSpec:
+        lead = 1 if batch else 0
+        shape = (k, free) if first else (free, k)
+        sizes = (free, k) if tiles is None else tiles
+        sizes = sizes[::-1] if first else sizes
+        return OperandSpec(
+            dtype=dtype,
+            shape=(batch,) * lead + shape,
+            contracting=(lead + (0 if first else 1),),
+            batch=(0,) * lead,
+            tiles=(1,) * lead + sizes,
+            scale=tiles is not None,
+            zero_point=zero_points and _dtypes.is_int8(dtype),
+        )
+
+    return ScaledDotSpec(
+        lhs=side(lhs, m, lhs_first, lhs_tiles),
+        rhs=side(rhs, n, rhs_first, rhs_tiles),
+        epilogue=EpilogueSpec(**{"out_dtype": "float32", **epilogue}),
+        precision=precision,
+    )
+
+
+def run(spec: ScaledDotSpec, operands: dict[str, np.ndarray], kernel: str = ""):
+    """Output, amax and the path that computed them."""
+    before = _ffi.kernel_calls("cuda")
+    out, amax = scaled_dot(
+        spec, **{n: jax.numpy.asarray(x) for n, x in operands.items()}, kernel=kernel
+    )
+    out = np.asarray(out)
+    after = _ffi.kernel_calls("cuda")
+    ran = [name for name in after if after[name] > before[name]]
+    return out, None if amax is None else np.asarray(amax), ran
+
+
+def check(spec: ScaledDotSpec, operands: dict[str, np.ndarray], kernel: str = "") -> str:
+    """Runs a product, compares it with float64, and returns the path that computed it."""
+    out, amax, ran = run(spec, operands, kernel)
+    assert len(ran) == (0 not in spec.lhs.shape + spec.rhs.shape)
+    path = ran[0] if ran else ""
+    slack = ACCUMULATION.get(path, 0.0)
+    oracle.assert_within_bound(spec, operands, out, amax, slack)
+    return path
+
+
+def draw(seed: int, spec: ScaledDotSpec) -> dict[str, np.ndarray]:
+    """Operands of a spec."""
+    return specs.draw_operands(np.random.default_rng(seed), spec)

@@ -1,0 +1,170 @@
+"""Every path against float64: dtypes, layouts, odd sizes, scales, epilogues."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from gpu import products
+from gpu.products import check, draw, matrices
+
+import specs
+from jaxfp8 import _dtypes
+
+SIZES = [(1, 16, 16), (3, 100, 40), (17, 256, 128), (64, 130, 258), (128, 512, 96), (200, 384, 272)]
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+INT8 = ("int8", "uint8")
+
+
+@pytest.mark.parametrize("block", range(24))
+def test_random_problems(block):
+    rng = np.random.default_rng(70_000 + block)
+    for _ in range(20):
+        spec = dataclasses.replace(specs.draw_spec(rng), precision="highest")
+        check(spec, specs.draw_operands(rng, spec))
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_problems_on_the_general_path(block):
+    rng = np.random.default_rng(80_000 + block)
+    for _ in range(20):
+        spec = specs.draw_spec(rng)
+        if 0 not in spec.lhs.shape + spec.rhs.shape:
+            assert check(spec, specs.draw_operands(rng, spec), "general") == "general"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+@pytest.mark.parametrize("weights", FP8 + INT8)
+@pytest.mark.parametrize("activations", ["bfloat16", "float16"])
+def test_weight_only_products(activations, weights, rhs_first, size):
+    m, k, n = size
+    spec = matrices(
+        activations, weights, m, k, n, rhs_first=rhs_first, rhs_tiles=(1, k), out_dtype=activations
+    )
+    for kernel in ("sm80_w8a16", "cublaslt_wide"):
+        if kernel == "sm80_w8a16" or k % 8 == 0:
+            check(spec, draw(1, spec), kernel if m <= 64 or kernel != "sm80_w8a16" else "")
+
+
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+@pytest.mark.parametrize("tiles", [(128, 128), (1, 128), (64, 64)], ids=str)
+@pytest.mark.parametrize("m", [1, 16, 64, 100])
+def test_weight_only_products_with_blocks(m, tiles, rhs_first):
+    spec = matrices("bfloat16", "float8_e4m3fn", m, 512, 384, rhs_first=rhs_first, rhs_tiles=tiles)
+    check(spec, draw(2, spec))
+
+
+@pytest.mark.parametrize("lhs_first", [True, False], ids=["KM", "MK"])
+@pytest.mark.parametrize("m", [24, 257])
+def test_the_weight_on_the_left(m, lhs_first):
+    spec = matrices("int8", "bfloat16", m, 128, 8, lhs_first=lhs_first, lhs_tiles=(1, 128))
+    assert check(spec, draw(3, spec)) == "sm80_w8a16"
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("pair", [(a, b) for a in FP8 for b in FP8], ids=str)
+@pytest.mark.parametrize("tiles", ["tensor", "channel", "mixed"])
+def test_fp8_products(tiles, pair, size):
+    m, k, n = size
+    lhs_tiles, rhs_tiles = {
+        "tensor": ((m, k), (n, k)),
+        "channel": ((1, k), (1, k)),
+        "mixed": ((m, k), (1, k)),
+    }[tiles]
+    for out_dtype in ("bfloat16", "float32"):
+        spec = matrices(
+            *pair, m, k, n, lhs_tiles=lhs_tiles, rhs_tiles=rhs_tiles, out_dtype=out_dtype
+        )
+        path = check(spec, draw(4, spec))
+        assert path in ("cublaslt_fp8", "cublaslt_wide", "general")
+
+
+@pytest.mark.parametrize("m", [1, 64, 200, 256])
+def test_deepseek_blocks(m):
+    spec = matrices(
+        *FP8[:1] * 2, m, 512, 384, lhs_tiles=(1, 128), rhs_tiles=(128, 128), out_dtype="bfloat16"
+    )
+    check(spec, draw(5, spec))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("pair", [(a, b) for a in INT8 for b in INT8], ids=str)
+@pytest.mark.parametrize("zero_points", [False, True], ids=["symmetric", "zero points"])
+def test_int8_products(zero_points, pair, size):
+    m, k, n = size
+    tiles = {"lhs_tiles": (1, k), "rhs_tiles": (1, k), "zero_points": zero_points}
+    spec = matrices(*pair, m, k, n, **tiles, out_dtype="bfloat16", bias=(1, n))
+    check(spec, draw(6, spec))
+
+
+def test_int32_sums_are_exact():
+    spec = matrices("int8", "int8", 128, 512, 128, out_dtype="int32")
+    assert check(spec, draw(7, spec)) == "cublaslt_int8"
+
+
+EPILOGUES = {
+    "bias": {"bias": (1, 272)},
+    "row bias": {"bias": (200, 1)},
+    "residual": {"residual": (200, 272), "residual_dtype": "bfloat16"},
+    "relu": {"bias": (1, 272), "activation": "relu"},
+    "gelu": {"activation": "gelu_tanh"},
+    "gelu_erf": {"activation": "gelu_erf"},
+    "silu": {"residual": (1, 272), "residual_dtype": "float32", "activation": "silu"},
+    "fp8": {"out_dtype": "float8_e4m3fn", "out_scale": (1, 1), "amax": (1, 1)},
+    "int8 rows": {"out_dtype": "int8", "out_scale": (200, 1), "amax": (200, 1)},
+    "amax": {"amax": (1, 272), "activation": "relu"},
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize(
+    "pair", [("float8_e4m3fn",) * 2, ("int8",) * 2, ("bfloat16", "int8")], ids=str
+)
+def test_epilogues(pair, name):
+    spec = matrices(
+        *pair, 200, 384, 272, rhs_tiles=(1, 384), **{"out_dtype": "bfloat16", **EPILOGUES[name]}
+    )
+    check(spec, draw(8, spec))
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_epilogues_of_few_rows(name):
+    epilogue = {
+        key: tuple(3 if size == 200 else size for size in value) if type(value) is tuple else value
+        for key, value in EPILOGUES[name].items()
+    }
+    spec = matrices(
+        "bfloat16",
+        "float8_e4m3fn",
+        3,
+        384,
+        272,
+        rhs_tiles=(1, 384),
+        **{"out_dtype": "bfloat16", **epilogue},
+    )
+    assert check(spec, draw(8, spec)) == "sm80_w8a16"
+
+
+@pytest.mark.parametrize(
+    "pair", [("float8_e4m3fn",) * 2, ("int8",) * 2, ("bfloat16", "int8")], ids=str
+)
+def test_batches(pair):
+    spec = matrices(*pair, 48, 64, 80, batch=5, lhs_tiles=(1, 64), rhs_tiles=(1, 64))
+    if not _dtypes.is_eight_bit(pair[0]):
+        spec = dataclasses.replace(spec, lhs=dataclasses.replace(spec.lhs, scale=False))
+    check(spec, draw(9, spec))
+
+
+@pytest.mark.parametrize("pair", [("float8_e4m3fn",) * 2, ("bfloat16", "float8_e4m3fn")], ids=str)
+def test_large_products(pair):
+    spec = matrices(*pair, 1024, 4096, 1536, rhs_tiles=(1, 4096), out_dtype="bfloat16")
+    check(spec, draw(10, spec))
+
+
+def test_fast_accumulation_stays_near_the_exact_sum():
+    spec = matrices(*["float8_e4m3fn"] * 2, 256, 8192, 256, precision="default")
+    operands = draw(11, spec)
+    out, _, ran = products.run(spec, operands)
+    assert ran == ["cublaslt_fp8"]
+    exact = products.oracle.scaled_dot(spec, operands).y
+    assert np.linalg.norm(out - exact) < 2e-3 * np.linalg.norm(exact)

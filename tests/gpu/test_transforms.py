@@ -1,0 +1,160 @@
+"""What JAX does with a product on a GPU: jit, vmap, grad, scan, CUDA graphs, threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfp8
+from jaxfp8 import _ffi
+
+
+def weight(seed: int, k: int, n: int, dtype=jnp.float8_e4m3fn) -> jaxfp8.QArray:
+    x = jax.random.normal(jax.random.key(seed), (k, n)) / np.sqrt(k)
+    return jaxfp8.quantize(x, dtype, channelwise_axes=(1,))
+
+
+def activations(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(100 + seed), shape).astype(jnp.bfloat16)
+
+
+def on_cpu(fun, *args):
+    with jax.default_device(jax.devices("cpu")[0]):
+        return jax.jit(fun)(*jax.device_put(args, jax.devices("cpu")[0]))
+
+
+def close(a, b, tolerance=2e-2):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        assert np.linalg.norm(x - y) <= tolerance * np.linalg.norm(y)
+
+
+def loss(x, w):
+    return jnp.sum(jnp.tanh(jaxfp8.matmul(x, w)).astype(jnp.float32) ** 2)
+
+
+PROGRAMS = {
+    "jit": (jaxfp8.matmul, lambda: (activations(1, 8, 128), weight(1, 128, 64))),
+    "vmap": (
+        jax.vmap(jaxfp8.matmul, (0, None)),
+        lambda: (activations(2, 5, 8, 128), weight(2, 128, 64)),
+    ),
+    "grad": (jax.grad(loss), lambda: (activations(3, 8, 128), weight(3, 128, 64))),
+    "einsum": (
+        lambda x, w: jaxfp8.einsum("bsd,dhk->bshk", x, w),
+        lambda: (
+            activations(4, 2, 8, 64),
+            jaxfp8.quantize(
+                jax.random.normal(jax.random.key(4), (64, 4, 16)), channelwise_axes=(1, 2)
+            ),
+        ),
+    ),
+    "attention": (
+        lambda q, k: jaxfp8.einsum("bqhd,bkhd->bhqk", q, k),
+        lambda: (
+            jaxfp8.quantize(activations(5, 2, 16, 4, 32), channelwise_axes=(0, 1, 2)),
+            jaxfp8.quantize(activations(6, 2, 24, 4, 32), channelwise_axes=(0, 1, 2)),
+        ),
+    ),
+    "experts": (
+        jax.vmap(jaxfp8.matmul),
+        lambda: (
+            activations(7, 4, 8, 128),
+            jaxfp8.quantize(
+                jax.random.normal(jax.random.key(7), (4, 128, 64)), channelwise_axes=(0, 2)
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_gpu_and_a_cpu_agree(name):
+    fun, make = PROGRAMS[name]
+    args = make()
+    before = sum(_ffi.kernel_calls("cuda").values())
+    with jaxfp8.strict():
+        out = jax.jit(fun)(*args)
+    jax.block_until_ready(out)
+    assert sum(_ffi.kernel_calls("cuda").values()) > before
+    close(out, on_cpu(fun, *args))
+
+
+def test_scan_over_a_stack_of_layers():
+    stack = jaxfp8.quantize(
+        jax.random.normal(jax.random.key(0), (6, 128, 128)) / 11, channelwise_axes=(0, 2)
+    )
+
+    def model(x, stack):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(jaxfp8.matmul(x, w)), None), x, stack)[0]
+
+    args = (activations(8, 16, 128), stack)
+    close(jax.jit(model)(*args), on_cpu(model, *args), 5e-2)
+
+
+def test_a_captured_graph_gives_what_the_first_run_gave():
+    w = [weight(i, 256, 256) for i in range(12)]
+
+    @jax.jit
+    def model(x):
+        for one in w:
+            x = jnp.tanh(jaxfp8.matmul(x, one))
+        return x
+
+    inputs = [activations(i, 16, 256) for i in range(4)]
+    first = [np.asarray(model(x)) for x in inputs]
+    for _ in range(5):
+        for x, expected in zip(inputs, first, strict=True):
+            np.testing.assert_array_equal(np.asarray(model(x)), expected)
+
+
+@pytest.mark.parametrize("rows", [4, 512])
+@pytest.mark.parametrize("kind", ["weight-only", "fp8", "int8"])
+def test_repeats_have_the_same_bits(kind, rows):
+    x, w = (
+        activations(9, rows, 4096),
+        weight(9, 4096, 1024, jnp.int8 if kind == "int8" else jnp.float8_e4m3fn),
+    )
+    if kind != "weight-only":
+        x = jaxfp8.quantize(x, w.qvalue.dtype, channelwise_axes=(0,))
+    product = jax.jit(jaxfp8.matmul)
+    first = np.asarray(product(x, w))
+    for _ in range(20):
+        np.testing.assert_array_equal(np.asarray(product(x, w)), first)
+
+
+def test_several_threads_at_once():
+    problems = [(activations(i, 4 + 60 * (i % 3), 512), weight(i, 512, 384)) for i in range(8)]
+    expected = [np.asarray(jax.jit(jaxfp8.matmul)(*p)) for p in problems]
+
+    def repeat(i):
+        return [np.asarray(jax.jit(jaxfp8.matmul)(*problems[i])) for _ in range(20)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for i, results in enumerate(pool.map(repeat, range(8))):
+            for result in results:
+                np.testing.assert_array_equal(result, expected[i])
+
+
+def test_a_rewritten_function_runs_on_the_kernels():
+    w = weight(10, 512, 256)
+
+    def layer(x, codes, scale):
+        return jax.nn.gelu(x @ (codes.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)))
+
+    args = (activations(10, 32, 512), w.qvalue, w.scale)
+    jaxfp8.testing.assert_rewritten(layer, *args, at_least=1)
+    before = sum(_ffi.kernel_calls("cuda").values())
+    out = jax.jit(jaxfp8.rewrite(layer))(*args)
+    assert sum(_ffi.kernel_calls("cuda").values()) > before
+    close(out, layer(*args))
+
+
+def test_no_wide_copy_of_a_weight_is_made():
+    w = weight(11, 8192, 8192)
+    compiled = jax.jit(jaxfp8.matmul).lower(activations(11, 4, 8192), w).compile()
+    scratch = compiled.memory_analysis().temp_size_in_bytes
+    assert scratch < 1.6 * w.qvalue.size  # the workspace; a bfloat16 copy alone would be 2.0
+    assert "bf16[8192,8192]" not in compiled.as_text()

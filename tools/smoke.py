@@ -1,0 +1,44 @@
+"""What a user does first, on nothing but an installed wheel; exits non-zero if any of it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxfp8
+
+
+def main() -> None:
+    """An explicit product, a rewritten one, the doctor, and the CUDA lowering where it is built."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(4, 64)), jnp.bfloat16)
+    w = jaxfp8.quantize(jnp.asarray(rng.normal(size=(64, 32))), channelwise_axes=(1,))
+    expected = np.asarray(x, np.float64) @ np.asarray(jaxfp8.dequantize(w), np.float64)
+    with jaxfp8.strict():
+        y = jax.jit(jaxfp8.matmul)(x, w)
+    check("an explicit product", np.abs(np.asarray(y, np.float64) - expected).max() < 0.2)
+
+    def by_pattern(x: jax.Array, codes: jax.Array, scale: jax.Array) -> jax.Array:
+        return x @ (codes.astype(x.dtype) * scale.astype(x.dtype))
+
+    report = jaxfp8.explain(by_pattern)(x, w.qvalue, w.scale)
+    check("a rewritten product", len(report.matched) == 1)
+    lowered = jax.jit(jaxfp8.matmul).trace(x, w).lower(lowering_platforms=("cuda",))
+    check("its CUDA lowering", "jaxfp8_scaled_dot" in lowered.as_text())
+    command = [sys.executable, "-I", "-m", "jaxfp8", "doctor"]
+    check("the doctor", subprocess.run(command, check=False).returncode == 0)
+
+
+def check(what: str, worked: bool) -> None:
+    """Report one step; the first that fails ends the run."""
+    print(f"{what}: {'works' if worked else 'FAILS'}", flush=True)
+    if not worked:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

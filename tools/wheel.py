@@ -1,0 +1,56 @@
+"""Build the wheel, and try it as a user without a compiler would.
+
+python tools/wheel.py build     dist/jaxfp8-*.whl, out of the objects of the last `make setup`
+python tools/wheel.py try       a bare environment, the wheel, the oldest JAX, tools/smoke.py
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import environment
+from environment import ROOT, TOOLS, say
+
+DIST = ROOT / "dist"
+BARE = ROOT / "build" / "smoke"
+
+
+def build() -> None:
+    """Make the wheel with the settings of the environment that runs this."""
+    here = environment.Environment(Path(sys.prefix))
+    shutil.rmtree(DIST, ignore_errors=True)
+    settings = here.build_settings(here)
+    flags = [f"--config-settings={name}={value}" for name, value in settings.items()]
+    command = ["wheel", ".", "--no-deps", "--no-build-isolation", f"--wheel-dir={DIST}", *flags]
+    here.run("wheel", [str(here.python), "-m", "pip", *command])
+    say(f"dist/{wheel().name}")
+
+
+def try_out() -> None:
+    """Install the wheel where there is neither compiler nor checkout, and run what a user would."""
+    shutil.rmtree(BARE, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(BARE)], check=True)
+    bare = environment.Environment(BARE)
+    limits = ["--constraint", str(TOOLS / "constraints-oldest.txt")]
+    bare.pip("wheel", "--only-binary=:all:", *limits, str(wheel()))
+    say("a bare environment: no compiler on the path, nothing but the wheel and what it asks for")
+    paths = {"PATH": str(BARE / "bin"), "HOME": os.environ.get("HOME", "/")}
+    smoke = [str(bare.python), "-I", str(TOOLS / "smoke.py")]
+    subprocess.run(smoke, check=True, cwd=BARE, env=paths)
+
+
+def wheel() -> Path:
+    """The wheel that was built."""
+    found = sorted(DIST.glob("*.whl"))
+    if len(found) != 1:
+        sys.exit(f"{len(found)} wheels in {DIST}; run `make wheel`.")
+    return found[0]
+
+
+if __name__ == "__main__":
+    {"build": build, "try": try_out}[sys.argv[1]]()
