@@ -21,6 +21,15 @@ from jaxfp8 import _errors
 
 TARGET = "jaxfp8_scaled_dot"
 
+# The handlers of each custom call, by platform: the stages that XLA knows and their C names.
+_TARGETS: dict[str, dict[str, dict[str, str]]] = {
+    "cpu": {TARGET: {"execute": TARGET}},
+    "cuda": {
+        TARGET: {"initialize": f"{TARGET}_initialize", "execute": TARGET},
+        "jaxfp8_quantize": {"execute": "jaxfp8_quantize"},
+    },
+}
+
 _LOCK = threading.RLock()
 _REGISTERED: set[str] = set()
 _API_LINE = re.compile(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", re.MULTILINE)
@@ -52,23 +61,25 @@ def ensure_registered(platform: str) -> None:
     with _LOCK:
         if platform in _REGISTERED:
             return
-        handler = getattr(_library(platform), TARGET)
+        library = _library(platform)
         if not has_backend(platform):
             return  # nothing will run here; a lowering for export needs no handler
-        try:
-            jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform=platform)
-        except (RuntimeError, ValueError) as error:
-            raise _refused(platform, f"is refused by XLA: {error}") from error
+        for target, stages in _TARGETS[platform].items():
+            handlers = {s: jax.ffi.pycapsule(getattr(library, f)) for s, f in stages.items()}
+            try:
+                jax.ffi.register_ffi_target(target, handlers, platform=platform)
+            except (RuntimeError, ValueError) as error:
+                raise _refused(platform, f"is refused by XLA: {error}") from error
         _REGISTERED.add(platform)
 
 
 def register_ffi_targets(platform: str = "cpu") -> None:
-    """Makes the custom call known to XLA, for those who call it through `jax.ffi.ffi_call`.
+    """Makes the custom calls known to XLA, for those who make them through `jax.ffi.ffi_call`.
 
-    `docs/custom_call.md` describes the call. The functions of this package register it themselves.
+    `docs/custom_call.md` describes them. The functions of this package register them themselves.
 
     Args:
-      platform: "cpu", the one platform with kernels.
+      platform: "cpu" or "cuda".
 
     Raises:
       LibraryError: the library is missing, cannot be loaded or does not fit this jaxlib.
@@ -86,37 +97,69 @@ def reset() -> None:
         _library.cache_clear()
 
 
-def kernel_calls() -> dict[str, int]:
-    """How many calls each kernel has computed in this process, by name; {} without a library."""
-    library = _library_or_none()
+def kernel_calls(platform: str = "cpu") -> dict[str, int]:
+    """How many calls each kernel has computed in this process, by name; {} without a library.
+
+    A CUDA graph counts once, when it is captured.
+    """
+    library = _library_or_none(platform)
     if library is None:
         return {}
-    return {name: library.jaxfp8_cpu_kernel_calls(i) for i, name in enumerate(_kernels(library))}
+    calls = getattr(library, f"jaxfp8_{platform}_kernel_calls")
+    return {name: calls(i) for i, name in enumerate(kernels(platform))}
 
 
-def reset_kernel_calls() -> None:
+def reset_kernel_calls(platform: str = "cpu") -> None:
     """Sets every count of `kernel_calls` to 0."""
-    library = _library_or_none()
+    library = _library_or_none(platform)
     if library is not None:
-        library.jaxfp8_cpu_reset_counters()
+        getattr(library, f"jaxfp8_{platform}_reset_counters")()
+
+
+def kernels(platform: str) -> tuple[str, ...]:
+    """The kernels that the library of a platform holds, by name; () without a library."""
+    library = _library_or_none(platform)
+    if library is None:
+        return ()
+    name = getattr(library, f"jaxfp8_{platform}_kernel_name")
+    return tuple(
+        name(i).decode() for i in range(getattr(library, f"jaxfp8_{platform}_kernel_count")())
+    )
 
 
 def available_kernels() -> tuple[str, ...]:
     """The kernels this CPU can run, best first; () without a library."""
-    library = _library_or_none()
+    library = _library_or_none("cpu")
     if library is None:
         return ()
     return tuple(
-        name for i, name in enumerate(_kernels(library)) if library.jaxfp8_cpu_kernel_available(i)
+        name for i, name in enumerate(kernels("cpu")) if library.jaxfp8_cpu_kernel_available(i)
     )
 
 
 def cpu_features() -> str:
     """The instruction sets the library found, as names with spaces between."""
-    library = _library_or_none()
+    library = _library_or_none("cpu")
     if library is None:
         return ""
     return library.jaxfp8_cpu_features().decode() or "none beyond the portable ones"
+
+
+def cublaslt() -> tuple[str, int]:
+    """Path and version of the cuBLASLt in use, such as 130100; or why there is none, and 0."""
+    library = _library_or_none("cuda")
+    if library is None:
+        return why_unavailable("cuda") or "", 0
+    text = ctypes.create_string_buffer(4096)
+    version = library.jaxfp8_cuda_cublaslt(text, len(text))
+    return text.value.decode(), version
+
+
+def compute_capability() -> int | None:
+    """10 * major + minor of the least capable NVIDIA GPU in use; None where there is none."""
+    if not has_backend("cuda"):
+        return None
+    return min(round(10 * float(device.compute_capability)) for device in jax.devices("cuda"))
 
 
 def built_api_version(platform: str = "cpu") -> tuple[int, int] | None:
@@ -154,40 +197,47 @@ def _library(platform: str) -> ctypes.CDLL:
         return library
 
 
-def _library_or_none() -> ctypes.CDLL | None:
-    return None if why_unavailable("cpu") else _library("cpu")
+def _library_or_none(platform: str) -> ctypes.CDLL | None:
+    return None if why_unavailable(platform) else _library(platform)
 
 
 def _load(path: pathlib.Path, platform: str) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-        return _declare(library)
+        return _declare(library, platform)
     except (OSError, AttributeError) as error:
         raise _refused(platform, f"cannot be loaded: {error}") from error
 
 
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Types of the C functions, as in ffi/include/jaxfp8_cpu.h."""
-    out = ctypes.POINTER(ctypes.c_int)
-    signatures = {
-        "jaxfp8_version": (ctypes.c_char_p, []),
-        "jaxfp8_ffi_api_version": (None, [out, out]),
+# Types of the C functions, as in ffi/include/jaxfp8_cpu.h and jaxfp8_cuda.h.
+_OUT = ctypes.POINTER(ctypes.c_int)
+_Signatures = dict[str, tuple[type | None, list[type]]]
+_OF_BOTH: _Signatures = {
+    "jaxfp8_version": (ctypes.c_char_p, []),
+    "jaxfp8_ffi_api_version": (None, [_OUT, _OUT]),
+    "jaxfp8_{}_kernel_count": (ctypes.c_int, []),
+    "jaxfp8_{}_kernel_name": (ctypes.c_char_p, [ctypes.c_int]),
+    "jaxfp8_{}_kernel_calls": (ctypes.c_uint64, [ctypes.c_int]),
+    "jaxfp8_{}_reset_counters": (None, []),
+}
+_OF_ONE: dict[str, _Signatures] = {
+    "cpu": {
         "jaxfp8_cpu_features": (ctypes.c_char_p, []),
-        "jaxfp8_cpu_kernel_count": (ctypes.c_int, []),
-        "jaxfp8_cpu_kernel_name": (ctypes.c_char_p, [ctypes.c_int]),
         "jaxfp8_cpu_kernel_available": (ctypes.c_int, [ctypes.c_int]),
-        "jaxfp8_cpu_kernel_calls": (ctypes.c_uint64, [ctypes.c_int]),
-        "jaxfp8_cpu_reset_counters": (None, []),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
+    },
+    "cuda": {
+        "jaxfp8_cuda_architectures": (ctypes.c_char_p, []),
+        "jaxfp8_cuda_set_cublaslt": (None, [ctypes.c_char_p]),
+        "jaxfp8_cuda_cublaslt": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_size_t]),
+    },
+}
+
+
+def _declare(library: ctypes.CDLL, platform: str) -> ctypes.CDLL:
+    for name, (result, arguments) in (_OF_BOTH | _OF_ONE[platform]).items():
+        function = getattr(library, name.format(platform))
         function.restype, function.argtypes = result, arguments
     return library
-
-
-def _kernels(library: ctypes.CDLL) -> list[str]:
-    count = library.jaxfp8_cpu_kernel_count()
-    return [library.jaxfp8_cpu_kernel_name(i).decode() for i in range(count)]
 
 
 def _built_for(library: ctypes.CDLL) -> tuple[int, int]:

@@ -60,9 +60,12 @@ def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
     and XLA refuses the call there by its name if the library is missing.
     """
     reason = _support.why_unsupported(spec, platform)
-    if reason is None and (platform != "cuda" or _ffi.has_backend(platform)):
-        reason = _ffi.why_unavailable(platform)
-    return reason
+    if reason is not None or platform != "cuda":
+        return reason or _ffi.why_unavailable(platform)
+    capability = _ffi.compute_capability()
+    if capability is None:
+        return None
+    return _support.why_too_old(capability) or _ffi.why_unavailable(platform)
 
 
 def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: str) -> Any:

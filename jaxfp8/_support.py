@@ -9,6 +9,7 @@ _WITHOUT_KERNELS = {
     "rocm": "there are no ROCm kernels",
     "tpu": "there are no TPU kernels",
 }
+_OLDEST_GPU = 80
 KERNEL_PLATFORMS = ("cpu", "cuda")
 
 
@@ -27,6 +28,14 @@ def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:
     if platform not in KERNEL_PLATFORMS:
         return _WITHOUT_KERNELS.get(platform, f"there are no kernels for platform {platform!r}")
     return None if _has_eight_bit_side(spec) else "neither operand is 8-bit"
+
+
+def why_too_old(compute_capability: int) -> str | None:
+    """Says why an NVIDIA GPU of `10 * major + minor` has no kernels, or None if it has."""
+    if compute_capability >= _OLDEST_GPU:
+        return None
+    major, minor = divmod(compute_capability, 10)
+    return f"the GPU is of compute capability {major}.{minor}, and the kernels need 8.0 or later"
 
 
 def _has_eight_bit_side(spec: ScaledDotSpec) -> bool:

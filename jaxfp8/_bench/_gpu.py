@@ -327,3 +327,9 @@ def _named() -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 _CASES = dict(_named())
+
+
+if __name__ == "__main__":
+    import sys
+
+    run(" ".join(sys.argv[1:]))
