@@ -17,7 +17,8 @@ import threading
 
 import jax
 
-from jaxfp8 import _errors
+from jaxfp8 import _abi, _errors
+from jaxfp8._spec import ScaledDotSpec
 
 TARGET = "jaxfp8_scaled_dot"
 
@@ -162,6 +163,30 @@ def compute_capability() -> int | None:
     return min(round(10 * float(device.compute_capability)) for device in jax.devices("cuda"))
 
 
+def cuda_paths(
+    spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int
+) -> dict[str, str] | str:
+    """The paths of the CUDA library for a canonical problem, best first; asks no GPU.
+
+    Args:
+      spec: the canonical problem.
+      compute_capability: 10 * major + minor.
+      cublaslt_version: such as 130100; 0 for none.
+
+    Returns:
+      For each path why it cannot, "" where it can: the first of these is taken. Or one sentence
+      that says why none can, or that there is no library.
+    """
+    library = _library_or_none("cuda")
+    if library is None:
+        return why_unavailable("cuda") or ""
+    asked = (_abi.Spec.of(spec), compute_capability, cublaslt_version)
+    status, text = _abi.call(library, "jaxfp8_cuda_route", *asked)
+    if status:
+        return text
+    return {name: why for name, _, why in (line.partition(": ") for line in text.splitlines())}
+
+
 def built_api_version(platform: str = "cpu") -> tuple[int, int] | None:
     """The version (major, minor) of XLA's FFI the library was built for, if it can be loaded."""
     path = library_path(platform)
@@ -237,6 +262,10 @@ def _declare(library: ctypes.CDLL, platform: str) -> ctypes.CDLL:
     for name, (result, arguments) in (_OF_BOTH | _OF_ONE[platform]).items():
         function = getattr(library, name.format(platform))
         function.restype, function.argtypes = result, arguments
+    for name, arguments in _abi.SIGNATURES[platform].items():
+        function = getattr(library, name)
+        function.restype = ctypes.c_int
+        function.argtypes = [*arguments, ctypes.c_char_p, ctypes.c_size_t]
     return library
 
 

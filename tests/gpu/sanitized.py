@@ -1,0 +1,47 @@
+"""A reduced suite for compute-sanitizer: every path, odd sizes, all features, few launches."""
+
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import numpy as np  # noqa: E402
+from gpu import products  # noqa: E402
+from gpu.tensors import Call, canonical  # noqa: E402
+
+import oracle  # noqa: E402
+
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+FULL = {"bias": (1, 72), "residual": (1, 72), "residual_dtype": "float32", "activation": "silu"}
+EIGHT = {"out_dtype": E4M3, "out_scale": (1, 1), "amax": (1, 1)}
+
+CASES = [
+    ("sm80_w8a16", ("bfloat16", E4M3, 1, 160, 72), {"rhs_tiles": (1, 160)}),
+    ("sm80_w8a16", ("bfloat16", E4M3, 5, 160, 72), {"rhs_first": False, **FULL}),
+    ("sm80_w8a16", ("float16", "int8", 17, 136, 72), {"rhs_tiles": (1, 136), "zero_points": True}),
+    ("sm80_w8a16", ("bfloat16", E5M2, 33, 256, 72), {"rhs_tiles": (64, 128), **EIGHT}),
+    ("cublaslt_fp8", (E4M3, E4M3, 33, 100, 72), {"lhs_tiles": (1, 100), "rhs_tiles": (1, 100)}),
+    ("cublaslt_fp8", (E4M3, E5M2, 16, 128, 64), {"out_dtype": "bfloat16"}),
+    ("cublaslt_int8", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
+    ("cublaslt_wide", ("bfloat16", E4M3, 65, 128, 72), {"rhs_tiles": (1, 128), **EIGHT}),
+    ("general", ("float32", "int8", 33, 70, 72), {"rhs_tiles": (3, 16), **FULL}),
+    ("general", ("int8", "uint8", 17, 65, 72), {"out_dtype": "int32"}),
+]
+
+
+def main() -> None:
+    """Runs all cases; exits non-zero where one fails."""
+    for seed, (kernel, sizes, more) in enumerate(CASES):
+        spec = products.matrices(*sizes, **more)
+        spec, operands = canonical(spec, products.draw(seed, spec))
+        call = Call(spec, operands, kernel)
+        status, text = call.run()
+        assert status == 0, text
+        out, amax = call.results()
+        oracle.assert_within_bound(spec, operands, np.asarray(out), amax, 2.0**-12)
+        print(kernel, *sizes, "right", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The CUDA library called from PyTorch, as its C header has it; needs no JAX to run."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from jaxfp8 import _abi, _canonical, _dtypes, _ffi
+
+torch = pytest.importorskip("torch")
+
+POISON = 0xA5
+
+
+def tensor(x: np.ndarray):
+    """The bytes of an array on the GPU."""
+    data = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return torch.from_numpy(data.copy()).cuda()
+
+
+def poisoned(size: int):
+    """Memory that holds no zeros."""
+    return torch.full((max(size, 1),), POISON, dtype=torch.uint8, device="cuda")
+
+
+def workspace_bytes(spec) -> int:
+    """What the library asks for."""
+    size = ctypes.c_size_t()
+    asked = ctypes.byref(_abi.Spec.of(spec)), ctypes.byref(size)
+    status, text = _abi.call(_ffi._library("cuda"), "jaxfp8_cuda_workspace", *asked)
+    assert status == 0, text
+    return size.value
+
+
+class Call:
+    """A canonical problem with its operands and poisoned results on the GPU."""
+
+    def __init__(self, spec, operands: dict[str, np.ndarray], kernel: str = ""):
+        self.spec, self.kernel = spec, kernel
+        self.bytes = workspace_bytes(spec)
+        self.held = {name: tensor(x) for name, x in operands.items()}
+        itemsize = np.dtype(_dtypes.storage(spec.epilogue.out_dtype)).itemsize
+        self.held["out"] = poisoned(int(np.prod(spec.out_shape)) * itemsize)
+        if spec.epilogue.amax is not None:
+            self.held["amax"] = poisoned(int(np.prod(spec.epilogue.amax)) * 4)
+        self.held["workspace"] = poisoned(self.bytes)
+
+    def run(self, stream=None) -> tuple[int, str]:
+        """Enqueues the call."""
+        addresses = {name: x.data_ptr() for name, x in self.held.items()}
+        buffers = _abi.Buffers.of(self.bytes, **addresses)
+        stream = torch.cuda.current_stream() if stream is None else stream
+        spec = _abi.Spec.of(self.spec, self.kernel)
+        given = ctypes.byref(spec), ctypes.byref(buffers), stream.cuda_stream
+        return _abi.call(_ffi._library("cuda"), "jaxfp8_cuda_scaled_dot", *given)
+
+    def results(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Output and amax on the host."""
+        torch.cuda.synchronize()
+        dtype = _dtypes.storage(self.spec.epilogue.out_dtype)
+        out = self.held["out"].cpu().numpy()
+        out = out[: int(np.prod(self.spec.out_shape)) * np.dtype(dtype).itemsize].view(dtype)
+        amax = None
+        if "amax" in self.held:
+            amax = self.held["amax"].cpu().numpy().view(np.float32)
+            amax = amax.reshape(self.spec.epilogue.amax)
+        return out.reshape(self.spec.out_shape), amax
+
+
+def canonical(spec, operands: dict[str, np.ndarray]):
+    """A problem and its operands in the form that the CUDA library takes."""
+    form = _canonical.canonical(spec)
+    named = form.operands({name: np.asarray(x) for name, x in operands.items()})
+    return form.spec, {name: np.asarray(x) for name, x in named.items()}
