@@ -31,6 +31,9 @@ _TARGETS: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
+# XLA accepts any name here, and finds no handler later under one that is not its own.
+_XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
+
 _LOCK = threading.RLock()
 _REGISTERED: set[str] = set()
 _API_LINE = re.compile(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", re.MULTILINE)
@@ -68,7 +71,7 @@ def ensure_registered(platform: str) -> None:
         for target, stages in _TARGETS[platform].items():
             handlers = {s: jax.ffi.pycapsule(getattr(library, f)) for s, f in stages.items()}
             try:
-                jax.ffi.register_ffi_target(target, handlers, platform=platform)
+                jax.ffi.register_ffi_target(target, handlers, platform=_XLA_NAMES[platform])
             except (RuntimeError, ValueError) as error:
                 raise _refused(platform, f"is refused by XLA: {error}") from error
         _REGISTERED.add(platform)

@@ -59,6 +59,7 @@ def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
     lowered for GPUs where there is none runs elsewhere: what that machine has cannot be asked here,
     and XLA refuses the call there by its name if the library is missing.
     """
+    platform = {"gpu": "cuda"}.get(platform, platform)
     reason = _support.why_unsupported(spec, platform)
     if reason is not None or platform != "cuda":
         return reason or _ffi.why_unavailable(platform)

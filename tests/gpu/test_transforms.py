@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8 import _ffi
+from jaxfp8 import _ffi, testing
 
 
 def weight(seed: int, k: int, n: int, dtype=jnp.float8_e4m3fn) -> jaxfp8.QArray:
@@ -145,7 +145,7 @@ def test_a_rewritten_function_runs_on_the_kernels():
         return jax.nn.gelu(x @ (codes.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)))
 
     args = (activations(10, 32, 512), w.qvalue, w.scale)
-    jaxfp8.testing.assert_rewritten(layer, *args, at_least=1)
+    testing.assert_rewritten(layer, *args, at_least=1)
     before = sum(_ffi.kernel_calls("cuda").values())
     out = jax.jit(jaxfp8.rewrite(layer))(*args)
     assert sum(_ffi.kernel_calls("cuda").values()) > before

@@ -16,7 +16,9 @@ TESTS = sorted(FFI.glob("tests/*_test.cc"))
 # What each program is linked with; files without a line here need nothing.
 SOURCES = {
     "cublaslt_plan_file_test": ["cuda/cublaslt/plan_file.cc"],
-    "cublaslt_product_test": [f"cuda/cublaslt/{name}.cc" for name in ("layout", "paths", "product")],
+    "cublaslt_product_test": [
+        f"cuda/cublaslt/{name}.cc" for name in ("layout", "paths", "product")
+    ],
     "cuda_problem_test": ["cuda/problem.cc", "common/check.cc"],
     "w8a16_plan_test": ["cuda/kernels/sm80_w8a16_plan.cc"],
 }

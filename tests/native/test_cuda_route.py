@@ -1,0 +1,100 @@
+"""Which path of the CUDA library takes which problem on which device: asks no GPU."""
+
+import dataclasses
+
+import pytest
+
+from jaxfp8 import _canonical, _ffi
+from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+
+WITHOUT = _ffi.why_unavailable("cuda")
+pytestmark = pytest.mark.skipif(WITHOUT is not None, reason=f"needs the CUDA library: {WITHOUT}")
+
+CUBLASLT = 130100
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+
+
+def side(dtype: str, lines: int, tiles: tuple[int, int] | None, depth: int) -> OperandSpec:
+    """A K-major side of `lines` lines; without tiles it has no scale."""
+    return OperandSpec(
+        dtype=dtype,
+        shape=(lines, depth),
+        contracting=(1,),
+        batch=(),
+        tiles=tiles or (lines, depth),
+        scale=tiles is not None,
+        zero_point=False,
+    )
+
+
+def product(lhs, rhs, m=4096, n=4096, k=4096, tiles=((1, 4096), (1, 4096)), **epilogue):
+    return ScaledDotSpec(
+        lhs=side(lhs, m, tiles[0], k),
+        rhs=side(rhs, n, tiles[1], k),
+        epilogue=EpilogueSpec(**{"out_dtype": "bfloat16", **epilogue}),
+    )
+
+
+def paths(spec, compute_capability, cublaslt=CUBLASLT):
+    """The paths that can, best first, and why the others cannot."""
+    canonical = _canonical.canonical(spec).spec
+    found = _ffi.cuda_paths(canonical, compute_capability, cublaslt)
+    assert isinstance(found, dict), found
+    return [name for name, why in found.items() if not why], found
+
+
+TILES_128 = ((1, 128), (128, 128))
+WEIGHTS = (None, (1, 4096))
+TAKEN = [
+    (product(E4M3, E4M3), {80: "cublaslt_wide", 89: "cublaslt_fp8", 90: "cublaslt_fp8"}),
+    (product(E4M3, E5M2, tiles=((4096, 4096),) * 2), {89: "cublaslt_fp8", 120: "cublaslt_fp8"}),
+    (product(E5M2, E5M2), {90: "cublaslt_wide"}),
+    (product(E4M3, E4M3, tiles=TILES_128), {89: "cublaslt_fp8", 90: "cublaslt_fp8"}),
+    (product(E4M3, E4M3, m=17, n=118, k=4100, tiles=((1, 4100),) * 2), {90: "cublaslt_fp8"}),
+    (product("int8", "uint8"), {80: "cublaslt_int8", 90: "cublaslt_int8"}),
+    (product("int8", "int8", tiles=(None, None), out_dtype="int32"), {80: "cublaslt_int8"}),
+    (product("int8", "int8", tiles=((1, 16), (1, 16))), {80: "general", 90: "general"}),
+    (product("bfloat16", E4M3, m=16, tiles=WEIGHTS), {80: "sm80_w8a16", 90: "sm80_w8a16"}),
+    (product("float16", "int8", m=16, tiles=WEIGHTS), {86: "sm80_w8a16"}),
+    (product("bfloat16", E4M3, tiles=WEIGHTS), {80: "cublaslt_wide", 90: "cublaslt_wide"}),
+    (product("float32", E4M3, tiles=WEIGHTS), {80: "general", 90: "general"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "compute_capability", "path"),
+    [
+        pytest.param(spec, cc, path, id=f"{spec.lhs.dtype}-{spec.rhs.dtype}-{i}-sm_{cc}")
+        for i, (spec, by_device) in enumerate(TAKEN)
+        for cc, path in by_device.items()
+    ],
+)
+def test_the_path_taken(spec, compute_capability, path):
+    assert paths(spec, compute_capability)[0][0] == path
+
+
+def test_every_problem_has_a_path_without_cublaslt():
+    for spec, _ in TAKEN:
+        can, found = paths(spec, 90, cublaslt=0)
+        assert can[-1] == "general"
+        assert not any(name.startswith("cublaslt") for name in can)
+        assert all("jax[cuda13]" in why for why in found.values() if "libcublasLt" in why)
+
+
+def test_an_older_device_is_told_so():
+    told = _ffi.cuda_paths(_canonical.canonical(TAKEN[0][0]).spec, 75, CUBLASLT)
+    text = told if isinstance(told, str) else "; ".join(told.values())
+    assert "7.5" in text
+
+
+def test_zero_points_of_a_weight_are_taken_by_a_kernel_that_subtracts_them():
+    spec = product("bfloat16", "int8", tiles=WEIGHTS)
+    spec = dataclasses.replace(spec, rhs=dataclasses.replace(spec.rhs, zero_point=True))
+    can, found = paths(spec, 90)
+    assert "zero point" in found["cublaslt_wide"]
+    assert can[0] in ("sm80_w8a16", "general")
+
+
+def test_the_library_in_use_is_named_or_what_is_missing():
+    path, version = _ffi.cublaslt()
+    assert version or "libcublasLt.so.13" in path
