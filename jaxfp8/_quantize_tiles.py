@@ -149,7 +149,7 @@ def _matrix(shape: Shape, tiles: Shape) -> tuple[int, int, int, int] | None:
 
 def _call_cuda(x: jax.Array, *, dtype: np.dtype, tiles: Shape) -> list[jax.Array]:
     """The kernel where there is one for these tiles, else what XLA makes of the meaning."""
-    matrix = _matrix(x.shape, tiles)
+    matrix = _matrix(x.shape, tiles) if dtype != np.uint8 else None
     here = _ffi.has_backend("cuda")
     if matrix is None or (here and _ffi.why_unavailable("cuda")):
         return _meaning(x, dtype=dtype, tiles=tiles)

@@ -1,7 +1,9 @@
-#include "cpu/check.h"
+#include "common/check.h"
 
 #include <algorithm>
 #include <string_view>
+
+#include "common/activation.h"
 
 namespace jaxfp8 {
 namespace {
@@ -275,6 +277,19 @@ std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& op
   const std::string wrong = Bind(WantedOperands(spec, buffers), operands, "operands");
   if (!wrong.empty()) return wrong;
   return Bind(WantedResults(spec, buffers), results, "results");
+}
+
+std::string WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers) {
+  Buffers given = buffers;
+  for (const auto& all : {WantedOperands(spec, given), WantedResults(spec, given)}) {
+    for (const Wanted& one : all) {
+      const bool empty = std::find(one.shape.begin(), one.shape.end(), 0) != one.shape.end();
+      if (*one.data || empty) continue;
+      return Say("`" + std::string(one.name) + "`", "is null",
+                 "the address of " + std::string(one.dtype) + " of shape " + Text(one.shape));
+    }
+  }
+  return "";
 }
 
 }  // namespace jaxfp8

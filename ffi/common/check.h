@@ -1,14 +1,13 @@
 // Whether a call makes sense, before anything is computed.
 
-#ifndef JAXFP8_CPU_CHECK_H_
-#define JAXFP8_CPU_CHECK_H_
+#ifndef JAXFP8_COMMON_CHECK_H_
+#define JAXFP8_COMMON_CHECK_H_
 
 #include <string>
 #include <vector>
 
 #include "common/dtype.h"
 #include "common/spec.h"
-#include "cpu/problem.h"
 
 namespace jaxfp8 {
 
@@ -19,6 +18,15 @@ struct Buffer {
   void* data;
 };
 
+// The data of a call's operands and results; null where the spec has none.
+struct Buffers {
+  void *lhs = nullptr, *rhs = nullptr;
+  void *lhs_scale = nullptr, *lhs_zero_point = nullptr;
+  void *rhs_scale = nullptr, *rhs_zero_point = nullptr;
+  void *residual = nullptr, *bias = nullptr, *out_scale = nullptr;
+  void *out = nullptr, *amax = nullptr;
+};
+
 // What is wrong with the spec itself: operation, attribute, got, needs. "" if nothing is.
 std::string CheckSpec(const ScaledDotSpec& spec);
 
@@ -26,6 +34,10 @@ std::string CheckSpec(const ScaledDotSpec& spec);
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
                         const std::vector<Buffer>& results, Buffers& buffers);
 
+// The first buffer that an accepted spec asks for and that is null although it has values, as a
+// sentence; "" if there is none.
+std::string WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers);
+
 }  // namespace jaxfp8
 
-#endif  // JAXFP8_CPU_CHECK_H_
+#endif  // JAXFP8_COMMON_CHECK_H_

@@ -46,6 +46,12 @@ struct ScaledDotSpec {
   std::string_view precision;
 };
 
+// A whole call, as its attributes state it.
+struct Request {
+  ScaledDotSpec spec;
+  std::string_view kernel;  // "" lets the library choose
+};
+
 }  // namespace jaxfp8
 
 #endif  // JAXFP8_COMMON_SPEC_H_

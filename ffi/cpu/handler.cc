@@ -1,126 +1,22 @@
-// The XLA FFI handler and the C functions: the only file that includes XLA's headers.
+// The XLA FFI handler and the C functions: the only file here that sees XLA's headers.
 
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <new>
 #include <string>
-#include <vector>
 
-#include "cpu/check.h"
+#include "common/check.h"
+#include "common/xla_call.h"
 #include "cpu/counters.h"
 #include "cpu/features.h"
 #include "cpu/float_mode.h"
 #include "cpu/route.h"
 #include "cpu/run.h"
 #include "include/jaxfp8_cpu.h"
-#include "xla/ffi/api/ffi.h"
 
 namespace jaxfp8 {
 namespace {
-
-namespace ffi = xla::ffi;
-
-DType TypeOf(ffi::DataType type) {
-  switch (type) {
-    case ffi::DataType::F32:
-      return DType::kF32;
-    case ffi::DataType::BF16:
-      return DType::kBF16;
-    case ffi::DataType::F16:
-      return DType::kF16;
-    case ffi::DataType::F8E4M3FN:
-      return DType::kE4M3;
-    case ffi::DataType::F8E5M2:
-      return DType::kE5M2;
-    case ffi::DataType::S8:
-      return DType::kS8;
-    case ffi::DataType::U8:
-      return DType::kU8;
-    case ffi::DataType::S32:
-      return DType::kS32;
-    default:
-      return DType::kNone;
-  }
-}
-
-Buffer Describe(ffi::AnyBuffer buffer) {
-  const auto dims = buffer.dimensions();
-  return {TypeOf(buffer.element_type()), Dims(dims.begin(), dims.size()), buffer.untyped_data()};
-}
-
-// Reads attributes, and remembers the first that is not there or of another type.
-class Reader {
- public:
-  explicit Reader(ffi::Dictionary from) : from_(from) {}
-
-  void operator()(const std::string& name, bool& to) { Get<bool>(name, to, "a bool"); }
-  void operator()(const std::string& name, std::string_view& to) {
-    Get<std::string_view>(name, to, "a string");
-  }
-  void operator()(const std::string& name, Dims& to) {
-    ffi::Span<const int64_t> span;
-    Get<ffi::Span<const int64_t>>(name, span, "an array of i64");
-    to = Dims(span.begin(), span.size());
-  }
-
-  const std::string& wrong() const { return wrong_; }
-
- private:
-  template <typename T>
-  void Get(const std::string& name, T& to, const char* needs) {
-    const ffi::ErrorOr<T> value = from_.get<T>(name);
-    if (value.has_value()) {
-      to = *value;
-    } else if (wrong_.empty()) {
-      const char* got = from_.contains(name) ? "` has another type" : "` is missing";
-      wrong_ = "`jaxfp8_scaled_dot`: attribute `" + name + got + ", but needs to be " + needs;
-    }
-  }
-
-  ffi::Dictionary from_;
-  std::string wrong_;
-};
-
-void Read(Reader& read, const std::string& side, OperandSpec& to) {
-  read(side + "_dtype", to.dtype);
-  read(side + "_shape", to.shape);
-  read(side + "_contracting", to.contracting);
-  read(side + "_batch", to.batch);
-  read(side + "_tiles", to.tiles);
-  read(side + "_scale", to.scale);
-  read(side + "_zero_point", to.zero_point);
-}
-
-void Read(Reader& read, EpilogueSpec& to) {
-  read("has_residual", to.has_residual);
-  read("residual", to.residual);
-  read("residual_dtype", to.residual_dtype);
-  read("has_bias", to.has_bias);
-  read("bias", to.bias);
-  read("activation", to.activation);
-  read("out_dtype", to.out_dtype);
-  read("has_out_scale", to.has_out_scale);
-  read("out_scale", to.out_scale);
-  read("has_amax", to.has_amax);
-  read("amax", to.amax);
-}
-
-// A whole call, as its attributes state it.
-struct Request {
-  ScaledDotSpec spec;
-  std::string_view kernel;
-};
-
-std::string Read(ffi::Dictionary attributes, Request& to) {
-  Reader read(attributes);
-  Read(read, "lhs", to.spec.lhs);
-  Read(read, "rhs", to.spec.rhs);
-  Read(read, to.spec.epilogue);
-  read("precision", to.spec.precision);
-  read("kernel", to.kernel);
-  return read.wrong();
-}
 
 class XlaPool : public Pool {
  public:
@@ -140,14 +36,8 @@ std::string Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::Rema
   std::string wrong = Read(attributes, request);
   if (wrong.empty()) wrong = CheckSpec(request.spec);
   if (!wrong.empty()) return wrong;
-  std::vector<Buffer> operands, results;
-  for (size_t i = 0; i < args.size(); ++i)
-    operands.push_back(Describe(*args.get<ffi::AnyBuffer>(i)));
-  for (size_t i = 0; i < rets.size(); ++i) {
-    results.push_back(Describe(**rets.get<ffi::AnyBuffer>(i)));
-  }
   Buffers buffers;
-  wrong = BindBuffers(request.spec, operands, results, buffers);
+  wrong = BindBuffers(request.spec, Describe(args), Describe(rets), buffers);
   if (!wrong.empty()) return wrong;
   XlaPool pool(threads);
   return Run(request.spec, buffers, request.kernel, pool);

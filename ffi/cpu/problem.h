@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/activation.h"
+#include "common/check.h"
 #include "common/dtype.h"
 #include "common/platform.h"
 #include "common/spec.h"
@@ -65,15 +66,6 @@ struct Problem {
   Epilogue epilogue;
   // Ends of the stretches of depth along which each coarse scale and zero point is constant.
   std::vector<int64_t> segments;
-};
-
-// The buffers of a call; null where the spec has none.
-struct Buffers {
-  void *lhs = nullptr, *rhs = nullptr;
-  void *lhs_scale = nullptr, *lhs_zero_point = nullptr;
-  void *rhs_scale = nullptr, *rhs_zero_point = nullptr;
-  void *residual = nullptr, *bias = nullptr, *out_scale = nullptr;
-  void *out = nullptr, *amax = nullptr;
 };
 
 // Owns the tables that a Problem points into.

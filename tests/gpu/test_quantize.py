@@ -67,7 +67,7 @@ def same(x: np.ndarray, dtype, grain: str) -> None:
     codes, scale = expected(x, dtype, grain)
     np.testing.assert_array_equal(np.asarray(gpu.scale).reshape(scale.shape), scale)
     ours, exact = np.asarray(gpu.qvalue), codes
-    if grain == BY_XLA:
+    if grain == BY_XLA or dtype == "uint8":
         assert np.mean(ours.view(np.uint8) != exact.view(np.uint8)) < 1e-2
     else:
         nan = np.isnan(exact.astype(np.float32))
