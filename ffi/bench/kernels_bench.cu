@@ -1,0 +1,302 @@
+// Checks the GPU kernels against host references, then times them against a copy of the same run.
+//
+//   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -arch=sm_90a -I ffi \
+//     ffi/bench/kernels_bench.cu ffi/cuda/kernels/{pack,epilogue,general,quantize}.cu -o
+//     kernels_bench
+//   ./kernels_bench [check|time]
+//
+// Exits non-zero if a check fails. Ratios are of bytes read and written per second to those of a
+// device-to-device copy of 512 MiB.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/activation.h"
+#include "cuda/kernels/element.cuh"
+#include "cuda/kernels/epilogue.h"
+#include "cuda/kernels/general.h"
+#include "cuda/kernels/pack.h"
+#include "cuda/kernels/quantize.h"
+#include "cuda/kernels/quantize_rule.cuh"
+
+namespace jaxfp8::cuda {
+std::string CudaError(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return "";
+  return std::string(what) + " failed: " + cudaGetErrorString(status);
+}
+}  // namespace jaxfp8::cuda
+
+namespace {
+
+using namespace jaxfp8;
+using namespace jaxfp8::cuda;
+
+int failures = 0, checks = 0;
+
+void Must(cudaError_t status) {
+  if (status == cudaSuccess) return;
+  std::printf("CUDA: %s\n", cudaGetErrorString(status));
+  std::exit(2);
+}
+void Must(const std::string& wrong) {
+  if (wrong.empty()) return;
+  std::printf("refused: %s\n", wrong.c_str());
+  std::exit(2);
+}
+void Expect(bool right, const std::string& what) {
+  ++checks;
+  if (right) return;
+  if (++failures <= 40) std::printf("WRONG: %s\n", what.c_str());
+}
+
+// Memory of the device; poisoned unless it is given bytes.
+struct Memory {
+  explicit Memory(size_t bytes) : bytes(bytes) {
+    Must(cudaMalloc(&data, bytes + 256));
+    Must(cudaMemset(data, 0xa5, bytes + 256));
+  }
+  explicit Memory(const std::vector<uint8_t>& from) : Memory(from.size()) {
+    Must(cudaMemcpy(data, from.data(), bytes, cudaMemcpyHostToDevice));
+  }
+  Memory(const Memory&) = delete;
+  ~Memory() { cudaFree(data); }
+  std::vector<uint8_t> Bytes() const {
+    std::vector<uint8_t> to(bytes);
+    Must(cudaDeviceSynchronize());
+    Must(cudaMemcpy(to.data(), data, bytes, cudaMemcpyDeviceToHost));
+    return to;
+  }
+  template <typename T>
+  T* As() const {
+    return static_cast<T*>(data);
+  }
+  void* data = nullptr;
+  size_t bytes;
+};
+
+std::mt19937_64 rng(7);
+
+float ValueOf(DType type, const std::vector<uint8_t>& bytes, int64_t at) {
+  return Visit<DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3, DType::kE5M2, DType::kS8,
+               DType::kU8, DType::kS32>(type, 0.0f, [&]<DType kType>() {
+    Bits<kType> bits;
+    std::memcpy(&bits, bytes.data() + at * sizeof(bits), sizeof(bits));
+    return Decode<kType>(bits);
+  });
+}
+void SetValue(DType type, std::vector<uint8_t>& bytes, int64_t at, float value) {
+  Visit<DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3, DType::kE5M2, DType::kS8, DType::kU8>(
+      type, 0, [&]<DType kType>() {
+        const Bits<kType> bits = Encode<kType>(value);
+        std::memcpy(bytes.data() + at * sizeof(bits), &bits, sizeof(bits));
+        return 0;
+      });
+}
+
+// Every code of an 8-bit type that is finite, normal numbers of a wide one.
+std::vector<uint8_t> RandomValues(DType type, int64_t count) {
+  std::vector<uint8_t> bytes(count * SizeOf(type));
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < count; ++i) {
+    if (IsWideFloat(type)) {
+      SetValue(type, bytes, i, normal(rng));
+    } else {
+      do bytes[i] = static_cast<uint8_t>(rng());
+      while (!std::isfinite(ValueOf(type, bytes, i)));
+    }
+  }
+  return bytes;
+}
+std::vector<uint8_t> RandomFloats(int64_t count, float low, float high) {
+  std::vector<uint8_t> bytes(count * 4);
+  std::uniform_real_distribution<float> uniform(low, high);
+  for (int64_t i = 0; i < count; ++i) SetValue(DType::kF32, bytes, i, uniform(rng));
+  return bytes;
+}
+std::vector<uint8_t> RandomZeros(int64_t count, int low, int high) {
+  std::vector<uint8_t> bytes(count * 4);
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t zero = low + static_cast<int>(rng() % (high - low + 1));
+    std::memcpy(bytes.data() + 4 * i, &zero, 4);
+  }
+  return bytes;
+}
+int32_t IntAt(const std::vector<uint8_t>& bytes, int64_t at) {
+  int32_t value;
+  std::memcpy(&value, bytes.data() + 4 * at, 4);
+  return value;
+}
+
+// One side of a product with its arrays here and there.
+struct TestSide {
+  Side side;
+  std::vector<uint8_t> values, scale, zero;
+  Memory *d_values = nullptr, *d_scale = nullptr, *d_zero = nullptr;
+
+  TestSide(DType type, int64_t batch, int64_t lines, int64_t depth, bool depth_major, bool scaled,
+           bool zeroed, int64_t tile_free, int64_t tile_depth) {
+    side.dtype = type, side.batch = lines * depth;
+    side.free = depth_major ? 1 : depth, side.depth = depth_major ? lines : 1;
+    side.scale = scaled, side.zero_point = zeroed;
+    const int64_t across = (depth + tile_depth - 1) / tile_depth;
+    const int64_t down = (lines + tile_free - 1) / tile_free;
+    side.tiles = {tile_free, tile_depth, across * down, down == 1 ? 0 : across,
+                  across == 1 ? 0 : 1};
+    values = RandomValues(type, batch * lines * depth);
+    scale = RandomFloats(batch * across * down, 0.5f, 2.0f);
+    zero = type == DType::kU8 ? RandomZeros(batch * across * down, 0, 255)
+                              : RandomZeros(batch * across * down, -128, 127);
+    d_values = new Memory(values), d_scale = new Memory(scale), d_zero = new Memory(zero);
+  }
+  TestSide(TestSide&& o) noexcept
+      : side(o.side),
+        values(std::move(o.values)),
+        scale(std::move(o.scale)),
+        zero(std::move(o.zero)),
+        d_values(std::exchange(o.d_values, nullptr)),
+        d_scale(std::exchange(o.d_scale, nullptr)),
+        d_zero(std::exchange(o.d_zero, nullptr)) {}
+  ~TestSide() { delete d_values, delete d_scale, delete d_zero; }
+
+  double At(int64_t b, int64_t f, int64_t k) const {
+    double v = ValueOf(side.dtype, values, b * side.batch + f * side.free + k * side.depth);
+    if (side.zero_point) v -= IntAt(zero, side.tiles.At(b, f, k));
+    if (side.scale) v *= ValueOf(DType::kF32, scale, side.tiles.At(b, f, k));
+    return v;
+  }
+};
+
+Plane MakePlane(DType type, int64_t batch, int64_t rows, int64_t columns, bool b, bool r, bool c) {
+  (void)batch;
+  const int64_t column = c ? columns : 1, row = r ? rows : 1;
+  return {type, b ? row * column : 0, r ? column : 0, c ? 1 : 0};
+}
+int64_t CellsOf(const Plane& p, int64_t batch, int64_t rows, int64_t columns) {
+  return (p.batch ? batch : 1) * (p.row ? rows : 1) * (p.column ? columns : 1);
+}
+
+// A product, its epilogue, and what it should be.
+struct Case {
+  Problem p;
+  TestSide lhs, rhs;
+  std::vector<uint8_t> residual, bias, out_scale;
+  std::string name;
+
+  Case(std::string name, int64_t b, int64_t m, int64_t n, int64_t k, TestSide&& l, TestSide&& r)
+      : lhs(std::move(l)), rhs(std::move(r)), name(std::move(name)) {
+    p.batch = b, p.rows = m, p.columns = n, p.depth = k, p.lhs = lhs.side, p.rhs = rhs.side;
+  }
+  void Fill() {
+    auto cells = [&](const Plane& plane) { return CellsOf(plane, p.batch, p.rows, p.columns); };
+    if (p.residual) residual = RandomValues(p.residual.dtype, cells(p.residual));
+    if (p.bias) bias = RandomFloats(cells(p.bias), -2, 2);
+    if (p.out_scale) out_scale = RandomFloats(cells(p.out_scale), 1, 4);
+  }
+  double Before(int64_t b, int64_t r, int64_t c) const {
+    double sum = 0;
+    for (int64_t k = 0; k < p.depth; ++k) sum += lhs.At(b, r, k) * rhs.At(b, c, k);
+    if (p.residual) sum += ValueOf(p.residual.dtype, residual, p.residual.At(b, r, c));
+    if (p.bias) sum += ValueOf(DType::kF32, bias, p.bias.At(b, r, c));
+    return Apply(p.activation, sum);
+  }
+  // `columns_first` is unused by canonical outputs.
+  void Compare(const std::vector<uint8_t>& out, const std::vector<uint8_t>& amax) const {
+    const DType type = p.out.dtype;
+    std::vector<double> largest(std::max<size_t>(1, amax.size() / 4), 0.0);
+    double worst = 0;
+    const double magnitude = std::sqrt(static_cast<double>(p.depth) + 1) *
+                             (IsInt8(p.lhs.dtype)     ? 200
+                              : IsFloat8(p.lhs.dtype) ? 300
+                                                      : 3) *
+                             (IsInt8(p.rhs.dtype)     ? 200
+                              : IsFloat8(p.rhs.dtype) ? 300
+                                                      : 3);
+    const double step = type == DType::kF32 ? 2e-6 : type == DType::kBF16 ? 0x1p-8 : 0x1p-11;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      for (int64_t r = 0; r < p.rows; ++r) {
+        for (int64_t c = 0; c < p.columns; ++c) {
+          const double y = Before(b, r, c);
+          if (p.amax) {
+            double& cell = largest[p.amax.At(b, r, c)];
+            cell = std::max(cell, std::fabs(y));
+          }
+          const int64_t at = p.out.At(b, r, c);
+          if (type == DType::kS32) {
+            const auto wanted =
+                static_cast<int32_t>(static_cast<uint32_t>(static_cast<int64_t>(y)));
+            worst = std::max(worst, IntAt(out, at) == wanted ? 0.0 : 1e9);
+            continue;
+          }
+          const double scaled =
+              p.out_scale ? y / ValueOf(DType::kF32, out_scale, p.out_scale.At(b, r, c)) : y;
+          const double got = ValueOf(type, out, at);
+          if (SizeOf(type) == 1) {  // the code of a number that close
+            const double slack = std::fabs(scaled) * 1e-5 + magnitude * 3e-6;
+            const double low = Coded(type, scaled - slack), high = Coded(type, scaled + slack);
+            worst = std::max(worst, got >= low && got <= high ? 0.0 : 1e6);
+          } else {
+            const double allowed = std::fabs(scaled) * step + magnitude * 3e-6;
+            worst = std::max(worst, std::isfinite(got) ? std::fabs(got - scaled) / allowed : 1e9);
+          }
+        }
+      }
+    }
+    Expect(worst <= 1, name + ": off by " + std::to_string(worst) + " of what is allowed");
+    for (size_t i = 0; p.amax && i < largest.size(); ++i) {
+      const double got = ValueOf(DType::kF32, amax, static_cast<int64_t>(i));
+      Expect(std::fabs(got - largest[i]) <= largest[i] * 1e-4 + magnitude * 3e-6, name + ": amax");
+    }
+  }
+  static double Coded(DType type, double value) {
+    std::vector<uint8_t> code(4);
+    SetValue(type, code, 0, static_cast<float>(value));
+    return ValueOf(type, code, 0);
+  }
+  Buffers Bind(const Memory& res, const Memory& bia, const Memory& osc, const Memory& out,
+               const Memory& amax) const {
+    Buffers b;
+    b.lhs = lhs.d_values->data, b.rhs = rhs.d_values->data;
+    b.lhs_scale = lhs.d_scale->As<float>(), b.rhs_scale = rhs.d_scale->As<float>();
+    b.lhs_zero_point = lhs.d_zero->As<int32_t>(), b.rhs_zero_point = rhs.d_zero->As<int32_t>();
+    b.residual = res.data, b.bias = bia.As<float>(), b.out_scale = osc.As<float>();
+    b.out = out.data, b.amax = amax.As<float>();
+    return b;
+  }
+  // Runs `launch` on poisoned outputs and compares.
+  void Run(const std::function<void(const Buffers&)>& launch) {
+    const Memory res(residual), bia(bias), osc(out_scale);
+    const Memory out(p.batch * p.rows * p.columns * SizeOf(p.out.dtype));
+    const Memory amax(p.amax ? CellsOf(p.amax, p.batch, p.rows, p.columns) * 4 : 0);
+    launch(Bind(res, bia, osc, out, amax));
+    Compare(out.Bytes(), amax.Bytes());
+  }
+};
+
+#include "bench/kernels_checks.inc"
+#include "bench/kernels_times.inc"
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string only = count > 1 ? arguments[1] : "";
+  if (only != "time") {
+    CheckQuantize();
+    CheckPack();
+    CheckGeneral();
+    CheckEpilogue();
+    std::printf("checks: %d, failures: %d\n", checks, failures);
+  }
+  if (only != "check") TimeAll();
+  return failures ? 1 : 0;
+}

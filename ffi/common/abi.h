@@ -1,0 +1,101 @@
+// The structs of include/jaxfp8/jaxfp8.h in the words of ffi/common.
+
+#ifndef JAXFP8_COMMON_ABI_H_
+#define JAXFP8_COMMON_ABI_H_
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "common/check.h"
+#include "common/spec.h"
+#include "include/jaxfp8/jaxfp8.h"
+
+namespace jaxfp8 {
+
+// Fills a caller's buffer with as much of a text as it holds.
+inline void WriteText(const std::string& from, char* text, size_t size) {
+  if (!text || size == 0) return;
+  const size_t count = std::min(from.size(), size - 1);
+  std::memcpy(text, from.data(), count);
+  text[count] = 0;
+}
+
+inline std::string_view ReadText(const char* text) { return text ? text : ""; }
+
+inline Dims ReadDims(const jaxfp8_dims& dims) { return Dims(dims.values, dims.rank); }
+
+inline OperandSpec ReadSide(const jaxfp8_operand_spec& from) {
+  return {ReadText(from.dtype), ReadDims(from.shape), ReadDims(from.contracting),
+          ReadDims(from.batch), ReadDims(from.tiles), from.scale != 0,
+          from.zero_point != 0};
+}
+
+inline EpilogueSpec ReadEpilogue(const jaxfp8_epilogue_spec& from) {
+  return {from.has_residual != 0,   ReadDims(from.residual), ReadText(from.residual_dtype),
+          from.has_bias != 0,       ReadDims(from.bias),     ReadText(from.activation),
+          ReadText(from.out_dtype), from.has_out_scale != 0, ReadDims(from.out_scale),
+          from.has_amax != 0,       ReadDims(from.amax)};
+}
+
+template <typename T>
+std::string CheckStruct(const T* from, const char* name) {
+  const std::string start = "`" + std::string(name) + "`";
+  if (!from) return start + " is null";
+  if (from->struct_size == sizeof(T)) return "";
+  return start + "->struct_size is " + std::to_string(from->struct_size) + ", but needs " +
+         std::to_string(sizeof(T)) + ": the library and its caller are of different versions";
+}
+
+// The request a struct states; returns what is wrong with it, or "".
+inline std::string ReadRequest(const jaxfp8_scaled_dot_spec* from, Request& to) {
+  const std::string wrong = CheckStruct(from, "spec");
+  if (!wrong.empty()) return wrong;
+  to = {{ReadSide(from->lhs), ReadSide(from->rhs), ReadEpilogue(from->epilogue),
+         ReadText(from->precision)},
+        ReadText(from->kernel)};
+  return CheckSpec(to.spec);
+}
+
+// The buffers a spec needs; returns the first that is null, or "".
+inline std::string ReadBuffers(const jaxfp8_scaled_dot_buffers* from, const ScaledDotSpec& spec,
+                               Buffers& to) {
+  const std::string wrong = CheckStruct(from, "buffers");
+  if (!wrong.empty()) return wrong;
+  const auto take = [](const void* data) { return const_cast<void*>(data); };
+  to = {take(from->lhs),
+        take(from->rhs),
+        take(from->lhs_scale),
+        take(from->lhs_zero_point),
+        take(from->rhs_scale),
+        take(from->rhs_zero_point),
+        take(from->residual),
+        take(from->bias),
+        take(from->out_scale),
+        from->out,
+        from->amax};
+  return WhyNotBound(spec, to);
+}
+
+// Calls `work`, which returns what is wrong or "", and gives its answer the way of C: nothing is
+// thrown past here.
+template <typename Work>
+int Answer(char* message, size_t size, const Work& work) {
+  try {
+    const std::string wrong = work();
+    WriteText(wrong, message, size);
+    return wrong.empty() ? JAXFP8_OK : JAXFP8_INVALID_ARGUMENT;
+  } catch (const std::bad_alloc&) {
+    WriteText("out of memory", message, size);
+    return JAXFP8_OUT_OF_MEMORY;
+  } catch (const std::exception& error) {
+    WriteText(error.what(), message, size);
+    return JAXFP8_FAILED;
+  }
+}
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_COMMON_ABI_H_

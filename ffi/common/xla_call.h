@@ -1,0 +1,138 @@
+// A call of XLA's FFI, in the words of ffi/common: what each platform's handler reads the same way.
+//
+// Only handlers include this: nothing else sees XLA's headers.
+
+#ifndef JAXFP8_COMMON_XLA_CALL_H_
+#define JAXFP8_COMMON_XLA_CALL_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/check.h"
+#include "common/dtype.h"
+#include "common/spec.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxfp8 {
+
+namespace ffi = xla::ffi;
+
+inline DType TypeOf(ffi::DataType type) {
+  switch (type) {
+    case ffi::DataType::F32:
+      return DType::kF32;
+    case ffi::DataType::BF16:
+      return DType::kBF16;
+    case ffi::DataType::F16:
+      return DType::kF16;
+    case ffi::DataType::F8E4M3FN:
+      return DType::kE4M3;
+    case ffi::DataType::F8E5M2:
+      return DType::kE5M2;
+    case ffi::DataType::S8:
+      return DType::kS8;
+    case ffi::DataType::U8:
+      return DType::kU8;
+    case ffi::DataType::S32:
+      return DType::kS32;
+    default:
+      return DType::kNone;
+  }
+}
+
+inline Buffer Describe(ffi::AnyBuffer buffer) {
+  const auto dims = buffer.dimensions();
+  return {TypeOf(buffer.element_type()), Dims(dims.begin(), dims.size()), buffer.untyped_data()};
+}
+
+// Reads attributes, and remembers the first that is not there or of another type.
+class Reader {
+ public:
+  explicit Reader(ffi::Dictionary from, const char* call = "jaxfp8_scaled_dot")
+      : from_(from), call_(call) {}
+
+  void operator()(const std::string& name, bool& to) { Get<bool>(name, to, "a bool"); }
+  void operator()(const std::string& name, int64_t& to) { Get<int64_t>(name, to, "an i64"); }
+  void operator()(const std::string& name, std::string_view& to) {
+    Get<std::string_view>(name, to, "a string");
+  }
+  void operator()(const std::string& name, Dims& to) {
+    ffi::Span<const int64_t> span;
+    Get<ffi::Span<const int64_t>>(name, span, "an array of i64");
+    to = Dims(span.begin(), span.size());
+  }
+
+  const std::string& wrong() const { return wrong_; }
+
+ private:
+  template <typename T>
+  void Get(const std::string& name, T& to, const char* needs) {
+    const ffi::ErrorOr<T> value = from_.get<T>(name);
+    if (value.has_value()) {
+      to = *value;
+    } else if (wrong_.empty()) {
+      const char* got = from_.contains(name) ? "` has another type" : "` is missing";
+      wrong_ =
+          "`" + std::string(call_) + "`: attribute `" + name + got + ", but needs to be " + needs;
+    }
+  }
+
+  ffi::Dictionary from_;
+  const char* call_;
+  std::string wrong_;
+};
+
+inline void Read(Reader& read, const std::string& side, OperandSpec& to) {
+  read(side + "_dtype", to.dtype);
+  read(side + "_shape", to.shape);
+  read(side + "_contracting", to.contracting);
+  read(side + "_batch", to.batch);
+  read(side + "_tiles", to.tiles);
+  read(side + "_scale", to.scale);
+  read(side + "_zero_point", to.zero_point);
+}
+
+inline void Read(Reader& read, EpilogueSpec& to) {
+  read("has_residual", to.has_residual);
+  read("residual", to.residual);
+  read("residual_dtype", to.residual_dtype);
+  read("has_bias", to.has_bias);
+  read("bias", to.bias);
+  read("activation", to.activation);
+  read("out_dtype", to.out_dtype);
+  read("has_out_scale", to.has_out_scale);
+  read("out_scale", to.out_scale);
+  read("has_amax", to.has_amax);
+  read("amax", to.amax);
+}
+
+inline std::string Read(ffi::Dictionary attributes, Request& to) {
+  Reader read(attributes);
+  Read(read, "lhs", to.spec.lhs);
+  Read(read, "rhs", to.spec.rhs);
+  Read(read, to.spec.epilogue);
+  read("precision", to.spec.precision);
+  read("kernel", to.kernel);
+  return read.wrong();
+}
+
+inline std::vector<Buffer> Describe(ffi::RemainingArgs args) {
+  std::vector<Buffer> operands;
+  for (size_t i = 0; i < args.size(); ++i) {
+    operands.push_back(Describe(*args.get<ffi::AnyBuffer>(i)));
+  }
+  return operands;
+}
+
+inline std::vector<Buffer> Describe(ffi::RemainingRets rets) {
+  std::vector<Buffer> results;
+  for (size_t i = 0; i < rets.size(); ++i) {
+    results.push_back(Describe(**rets.get<ffi::AnyBuffer>(i)));
+  }
+  return results;
+}
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_COMMON_XLA_CALL_H_

@@ -1,0 +1,111 @@
+// The C functions of include/jaxfp8/jaxfp8.h for CUDA.
+
+#include "common/abi.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "cuda/plans.h"
+#include "cuda/route.h"
+#include "cuda/workspace.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+// What a device of a compute capability has at least, for routing without one.
+Device Imagined(int compute_capability, int cublaslt_version) {
+  Device device;
+  device.compute_capability = compute_capability;
+  device.cublaslt_version = cublaslt_version;
+  device.multiprocessors = 1;
+  // Per block, opted in: the datacentre chips have more than the others of their generation.
+  const bool large = compute_capability >= 90 && compute_capability < 120;
+  device.shared_bytes = large ? 227 << 10 : compute_capability == 80 ? 163 << 10 : 99 << 10;
+  return device;
+}
+
+std::string Explain(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
+                    int cublaslt_version, std::string& text) {
+  Request request;
+  std::string wrong = ReadRequest(spec, request);
+  Problem problem;
+  if (wrong.empty()) wrong = MakeProblem(request.spec, problem);
+  if (!wrong.empty()) return wrong;
+  const Device device = Imagined(compute_capability, cublaslt_version);
+  for (const Choice& choice : Choices(problem, device)) {
+    text += (text.empty() ? "" : "\n") + std::string(choice.path->name);
+    if (!choice.why_not.empty()) text += ": " + choice.why_not;
+  }
+  return RouteTo(problem, device, request.kernel).reason;
+}
+
+std::string Compute(const jaxfp8_scaled_dot_spec* spec, const jaxfp8_scaled_dot_buffers* from,
+                    cudaStream_t stream) {
+  Request request;
+  std::string wrong = ReadRequest(spec, request);
+  if (!wrong.empty()) return wrong;
+  jaxfp8::Buffers buffers;
+  wrong = ReadBuffers(from, request.spec, buffers);
+  if (!wrong.empty()) return wrong;
+  const Planned* planned = FindPlan(request, from->workspace_bytes, stream, wrong);
+  if (!planned) return wrong;
+  return RunPlan(*planned, buffers, from->workspace, from->workspace_bytes, stream);
+}
+
+std::string Prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes) {
+  Request request;
+  std::string wrong = ReadRequest(spec, request);
+  if (wrong.empty()) FindPlan(request, workspace_bytes, nullptr, wrong);
+  return wrong;
+}
+
+std::string Workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes) {
+  Request request;
+  std::string wrong = ReadRequest(spec, request);
+  Problem problem;
+  if (wrong.empty()) wrong = MakeProblem(request.spec, problem);
+  if (wrong.empty()) *workspace_bytes = WorkspaceFor(problem);
+  return wrong;
+}
+
+}  // namespace
+}  // namespace jaxfp8::cuda
+
+#pragma GCC visibility push(default)
+
+extern "C" {
+
+int jaxfp8_cuda_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
+                           const jaxfp8_scaled_dot_buffers* buffers, void* stream, char* message,
+                           size_t size) {
+  return jaxfp8::Answer(message, size, [&] {
+    return jaxfp8::cuda::Compute(spec, buffers, static_cast<cudaStream_t>(stream));
+  });
+}
+
+int jaxfp8_cuda_prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes, char* message,
+                        size_t size) {
+  return jaxfp8::Answer(message, size,
+                        [&] { return jaxfp8::cuda::Prepare(spec, workspace_bytes); });
+}
+
+int jaxfp8_cuda_workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes,
+                          char* message, size_t size) {
+  return jaxfp8::Answer(message, size,
+                        [&] { return jaxfp8::cuda::Workspace(spec, workspace_bytes); });
+}
+
+int jaxfp8_cuda_route(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
+                      int cublaslt_version, char* text, size_t size) {
+  std::string lines;
+  const int status = jaxfp8::Answer(text, size, [&] {
+    return jaxfp8::cuda::Explain(spec, compute_capability, cublaslt_version, lines);
+  });
+  if (!lines.empty()) jaxfp8::WriteText(lines, text, size);
+  return status;
+}
+
+}  // extern "C"
+
+#pragma GCC visibility pop

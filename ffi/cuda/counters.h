@@ -1,0 +1,18 @@
+// How often each path ran, so that a fallback in disguise is seen.
+
+#ifndef JAXFP8_CUDA_COUNTERS_H_
+#define JAXFP8_CUDA_COUNTERS_H_
+
+#include <cstdint>
+
+#include "cuda/path.h"
+
+namespace jaxfp8::cuda {
+
+void CountCall(const Path& path);
+uint64_t CallsOf(int path);  // by index in AllPaths()
+void ResetCalls();
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_COUNTERS_H_

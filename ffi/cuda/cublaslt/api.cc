@@ -1,0 +1,142 @@
+#include "cuda/cublaslt/api.h"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <map>
+#include <mutex>
+
+namespace jaxfp8::cuda {
+namespace {
+
+constexpr char kLibrary[] = "libcublasLt.so.13";
+constexpr char kLibraryBefore[] = "libcublasLt.so.12";
+constexpr int kVersionNeeded = 130000;
+
+// Kept for the life of the process: handles, and kernels in flight, hold on to the library.
+struct Library {
+  std::mutex mutex;
+  std::string given_path;
+  CublasLt api{};
+  bool open = false;
+  std::map<int, cublasLtHandle_t> handles;
+};
+
+Library& TheLibrary() {
+  static Library* library = new Library;
+  return *library;
+}
+
+std::string LoaderError() {
+  const char* text = dlerror();
+  return text ? text : "unknown error";
+}
+
+void* Open(const std::string& given_path, std::string& wrong) {
+  if (void* found = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD)) return found;
+  if (!given_path.empty()) {
+    if (void* found = dlopen(given_path.c_str(), RTLD_NOW | RTLD_LOCAL)) return found;
+    wrong = LoaderError();
+  }
+  if (void* found = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)) return found;
+  if (wrong.empty()) wrong = LoaderError();
+  wrong = std::string(kLibrary) + " cannot be loaded (" + wrong +
+          "); install it with `pip install \"jax[cuda13]\"`";
+  if (dlopen(kLibraryBefore, RTLD_NOW | RTLD_NOLOAD)) {
+    wrong += ": this process runs on CUDA 12, and the kernels need CUDA 13";
+  }
+  return nullptr;
+}
+
+// Looks functions up, and remembers the first that is not there.
+class Loader {
+ public:
+  explicit Loader(void* library) : library_(library) {}
+
+  template <typename Function>
+  void operator()(const char* name, Function& to) {
+    to = reinterpret_cast<Function>(dlsym(library_, name));
+    if (!to && missing_.empty()) missing_ = name;
+  }
+
+  const std::string& missing() const { return missing_; }
+
+ private:
+  void* library_;
+  std::string missing_;
+};
+
+std::string Fill(void* library, CublasLt& api) {
+  Loader load(library);
+  load("cublasLtGetVersion", api.GetVersion);
+  load("cublasLtGetStatusName", api.GetStatusName);
+  load("cublasLtCreate", api.Create);
+  load("cublasLtMatmul", api.Matmul);
+  load("cublasLtMatmulAlgoGetHeuristic", api.MatmulAlgoGetHeuristic);
+  load("cublasLtMatmulAlgoCheck", api.MatmulAlgoCheck);
+  load("cublasLtMatmulDescInit_internal", api.MatmulDescInit);
+  load("cublasLtMatmulDescSetAttribute", api.MatmulDescSetAttribute);
+  load("cublasLtMatrixLayoutInit_internal", api.MatrixLayoutInit);
+  load("cublasLtMatrixLayoutSetAttribute", api.MatrixLayoutSetAttribute);
+  load("cublasLtMatmulPreferenceInit_internal", api.MatmulPreferenceInit);
+  load("cublasLtMatmulPreferenceSetAttribute", api.MatmulPreferenceSetAttribute);
+  return load.missing();
+}
+
+// The file a library was loaded from.
+std::string FileOf(void* library) {
+  link_map* map = nullptr;
+  if (dlinfo(library, RTLD_DI_LINKMAP, &map) != 0 || !map) return kLibrary;
+  return map->l_name;
+}
+
+std::string Load(Library& library) {
+  std::string wrong;
+  void* opened = Open(library.given_path, wrong);
+  if (!opened) return wrong;
+  library.api.path = FileOf(opened);
+  const std::string missing = Fill(opened, library.api);
+  if (!missing.empty()) return library.api.path + " has no function `" + missing + "`";
+  library.api.version = static_cast<int>(library.api.GetVersion());
+  if (library.api.version < kVersionNeeded) {
+    return library.api.path + " is cuBLASLt " + std::to_string(library.api.version) +
+           ", but the kernels need " + std::to_string(kVersionNeeded) +
+           " or later; install it with `pip install \"jax[cuda13]\"`";
+  }
+  library.open = true;
+  return "";
+}
+
+}  // namespace
+
+const CublasLt* OpenCublasLt(std::string& wrong) {
+  Library& library = TheLibrary();
+  const std::lock_guard lock(library.mutex);
+  if (!library.open) wrong = Load(library);
+  return library.open ? &library.api : nullptr;
+}
+
+void SetCublasLtPath(const std::string& path) {
+  Library& library = TheLibrary();
+  const std::lock_guard lock(library.mutex);
+  library.given_path = path;
+}
+
+cublasLtHandle_t CublasLtHandle(int ordinal, std::string& wrong) {
+  const CublasLt* api = OpenCublasLt(wrong);
+  if (!api) return nullptr;
+  Library& library = TheLibrary();
+  const std::lock_guard lock(library.mutex);
+  cublasLtHandle_t& handle = library.handles[ordinal];
+  if (!handle) wrong = CublasLtError(api->Create(&handle), "cublasLtCreate");
+  return handle;
+}
+
+std::string CublasLtError(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return "";
+  const CublasLt& api = TheLibrary().api;
+  const std::string name = api.GetStatusName ? api.GetStatusName(status) : std::to_string(status);
+  return "`" + std::string(what) + "` failed: " + name;
+}
+
+}  // namespace jaxfp8::cuda

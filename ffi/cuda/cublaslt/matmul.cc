@@ -1,0 +1,237 @@
+#include "cuda/cublaslt/matmul.h"
+
+#include <utility>
+
+#include "cuda/cublaslt/api.h"
+#include "cuda/cublaslt/plan_file.h"
+#include "cuda/cublaslt/tune.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+// The library lists algorithms by its own guess at their speed: those further down never won in
+// what was tried. Set before measurement.
+constexpr int kCandidates = 8;
+
+bool Integer(const MatmulShape& shape) { return shape.d == CUDA_R_32I; }
+
+// Sets attributes, and remembers the first that is refused.
+class Setter {
+ public:
+  Setter(const CublasLt& api, cublasLtMatmulDesc_t to) : api_(api), to_(to) {}
+
+  template <typename T>
+  void operator()(cublasLtMatmulDescAttributes_t attribute, T value) {
+    if (!wrong_.empty()) return;
+    wrong_ = CublasLtError(api_.MatmulDescSetAttribute(to_, attribute, &value, sizeof(value)),
+                           "cublasLtMatmulDescSetAttribute");
+  }
+
+  const std::string& wrong() const { return wrong_; }
+
+ private:
+  const CublasLt& api_;
+  cublasLtMatmulDesc_t to_;
+  std::string wrong_;
+};
+
+std::string MakeLayout(const CublasLt& api, cudaDataType_t type, int64_t rows, int64_t columns,
+                       int64_t pitch, int64_t batch, int64_t stride,
+                       cublasLtMatrixLayoutOpaque_t& to) {
+  std::string wrong =
+      CublasLtError(api.MatrixLayoutInit(&to, sizeof(to), type, rows, columns, pitch),
+                    "cublasLtMatrixLayoutInit");
+  if (!wrong.empty() || batch == 1) return wrong;
+  const auto count = static_cast<int32_t>(batch);
+  wrong = CublasLtError(
+      api.MatrixLayoutSetAttribute(&to, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)),
+      "cublasLtMatrixLayoutSetAttribute");
+  if (!wrong.empty()) return wrong;
+  return CublasLtError(
+      api.MatrixLayoutSetAttribute(&to, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                   sizeof(stride)),
+      "cublasLtMatrixLayoutSetAttribute");
+}
+
+std::string MakePreference(const CublasLt& api, size_t workspace_bytes,
+                           cublasLtMatmulPreferenceOpaque_t& to) {
+  std::string wrong =
+      CublasLtError(api.MatmulPreferenceInit(&to, sizeof(to)), "cublasLtMatmulPreferenceInit");
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    if (!wrong.empty()) return;
+    wrong = CublasLtError(api.MatmulPreferenceSetAttribute(&to, attribute, &value, sizeof(value)),
+                          "cublasLtMatmulPreferenceSetAttribute");
+  };
+  set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes));
+  // Parts of a sum are added up in float32, never in the type of the output.
+  set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  for (auto side :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    set(side, static_cast<uint32_t>(kMatmulAlignment));
+  }
+  return wrong;
+}
+
+// What an algorithm was found for, in one word.
+std::string NameOf(const MatmulShape& s, const Device& device, size_t workspace_bytes) {
+  std::string name = "sm" + std::to_string(device.compute_capability);
+  const int64_t numbers[] = {device.multiprocessors,
+                             device.cublaslt_version,
+                             s.a,
+                             s.b,
+                             s.d,
+                             s.m,
+                             s.n,
+                             s.k,
+                             s.lda,
+                             s.ldb,
+                             s.ldd,
+                             s.plain_a,
+                             s.transposed_b,
+                             s.batch,
+                             s.batch_a,
+                             s.batch_b,
+                             s.batch_d,
+                             s.scale_a,
+                             s.scale_b,
+                             s.mode_a,
+                             s.mode_b,
+                             s.fast,
+                             s.add_c,
+                             static_cast<int64_t>(workspace_bytes)};
+  for (int64_t number : numbers) name += "_" + std::to_string(number);
+  return name;
+}
+
+}  // namespace
+
+std::unique_ptr<const Matmul> Matmul::Make(const Device& device, const MatmulShape& shape,
+                                           size_t workspace_bytes, std::string& wrong) {
+  std::unique_ptr<Matmul> made(new Matmul);
+  made->shape_ = shape;
+  made->api_ = OpenCublasLt(wrong);
+  if (!made->api_) return nullptr;
+  made->handle_ = CublasLtHandle(device.ordinal, wrong);
+  if (!made->handle_) return nullptr;
+  wrong = made->MakeLayouts();
+  if (wrong.empty()) wrong = made->Choose(device, workspace_bytes);
+  if (!wrong.empty()) return nullptr;
+  return made;
+}
+
+std::string Matmul::MakeLayouts() {
+  const MatmulShape& s = shape_;
+  auto a = std::pair(s.k, s.m), b = std::pair(s.k, s.n);
+  if (s.plain_a) std::swap(a.first, a.second);
+  if (s.transposed_b) std::swap(b.first, b.second);
+  std::string wrong = MakeLayout(*api_, s.a, a.first, a.second, s.lda, s.batch, s.batch_a, a_);
+  if (wrong.empty()) {
+    wrong = MakeLayout(*api_, s.b, b.first, b.second, s.ldb, s.batch, s.batch_b, b_);
+  }
+  if (wrong.empty()) wrong = MakeLayout(*api_, s.d, s.m, s.n, s.ldd, s.batch, s.batch_d, d_);
+  return wrong;
+}
+
+// A descriptor for one query or call. It is made each time, in the caller's own memory: it holds
+// the scales' pointers, and one that calls shared could not be changed under them.
+std::string Matmul::Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpaque_t& to) const {
+  const MatmulShape& s = shape_;
+  const auto compute = Integer(s) ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F;
+  const auto scale = Integer(s) ? CUDA_R_32I : CUDA_R_32F;
+  const std::string wrong = CublasLtError(api_->MatmulDescInit(&to, sizeof(to), compute, scale),
+                                          "cublasLtMatmulDescInit");
+  if (!wrong.empty()) return wrong;
+  Setter set(*api_, &to);
+  set(CUBLASLT_MATMUL_DESC_TRANSA, static_cast<int32_t>(s.plain_a ? CUBLAS_OP_N : CUBLAS_OP_T));
+  set(CUBLASLT_MATMUL_DESC_TRANSB,
+      static_cast<int32_t>(s.transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N));
+  if (s.fast) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+  // The heuristic asks for pointers too: without one it takes the scale for 1, whatever the mode.
+  alignas(kMatmulAlignment) static const float stand_in = 1;
+  if (s.scale_a) {
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, static_cast<int32_t>(s.mode_a));
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, buffers ? buffers->scale_a : &stand_in);
+  }
+  if (s.scale_b) {
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, static_cast<int32_t>(s.mode_b));
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, buffers ? buffers->scale_b : &stand_in);
+  }
+  return set.wrong();
+}
+
+std::string Matmul::AskHeuristic(size_t workspace_bytes,
+                                 std::vector<cublasLtMatmulAlgo_t>& found) const {
+  cublasLtMatmulDescOpaque_t description;
+  std::string wrong = Describe(nullptr, description);
+  if (!wrong.empty()) return wrong;
+  cublasLtMatmulPreferenceOpaque_t preference;
+  wrong = MakePreference(*api_, workspace_bytes, preference);
+  if (!wrong.empty()) return wrong;
+  cublasLtMatrixLayoutOpaque_t a = a_, b = b_, d = d_;
+  cublasLtMatmulHeuristicResult_t results[kCandidates];
+  int count = 0;
+  wrong = CublasLtError(api_->MatmulAlgoGetHeuristic(handle_, &description, &a, &b, &d, &d,
+                                                     &preference, kCandidates, results, &count),
+                        "cublasLtMatmulAlgoGetHeuristic");
+  for (int i = 0; i < count && wrong.empty(); ++i) {
+    if (results[i].state == CUBLAS_STATUS_SUCCESS) found.push_back(results[i].algo);
+  }
+  if (!wrong.empty() || !found.empty()) return wrong;
+  return "`cublasLtMatmulAlgoGetHeuristic` knows no algorithm for this product";
+}
+
+bool Matmul::Fits(cublasLtMatmulAlgo_t algorithm, size_t workspace_bytes) const {
+  cublasLtMatmulDescOpaque_t description;
+  if (!Describe(nullptr, description).empty()) return false;
+  cublasLtMatrixLayoutOpaque_t a = a_, b = b_, d = d_;
+  cublasLtMatmulHeuristicResult_t result;
+  const cublasStatus_t status =
+      api_->MatmulAlgoCheck(handle_, &description, &a, &b, &d, &d, &algorithm, &result);
+  return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes;
+}
+
+std::string Matmul::Choose(const Device& device, size_t workspace_bytes) {
+  const std::string product = NameOf(shape_, device, workspace_bytes);
+  if (RecallAlgorithm(product, algorithm_) && Fits(algorithm_, workspace_bytes)) return "";
+  std::vector<cublasLtMatmulAlgo_t> found;
+  const std::string wrong = AskHeuristic(workspace_bytes, found);
+  if (!wrong.empty()) return wrong;
+  algorithm_ = found[0];
+  if (!device.may_time || found.size() == 1 || !WorthTiming(shape_)) return "";
+  const int fastest = Fastest(shape_, workspace_bytes, found,
+                              [this](const auto& algorithm, const auto& buffers, auto stream) {
+                                return RunWith(algorithm, buffers, stream);
+                              });
+  if (fastest < 0) return "";
+  algorithm_ = found[fastest];
+  KeepAlgorithm(product, algorithm_);
+  return "";
+}
+
+std::string Matmul::Run(const MatmulBuffers& buffers, cudaStream_t stream) const {
+  return RunWith(algorithm_, buffers, stream);
+}
+
+std::string Matmul::RunWith(const cublasLtMatmulAlgo_t& algorithm, const MatmulBuffers& buffers,
+                            cudaStream_t stream) const {
+  cublasLtMatmulDescOpaque_t description;
+  const std::string wrong = Describe(&buffers, description);
+  if (!wrong.empty()) return wrong;
+  // The library takes layouts by pointers that are not const.
+  cublasLtMatrixLayoutOpaque_t a = a_, b = b_, d = d_;
+  // The type of alpha and beta is that of the sums.
+  const float one = 1, beta = shape_.add_c ? 1 : 0;
+  const int32_t integer_one = 1, integer_beta = shape_.add_c ? 1 : 0;
+  const bool integer = Integer(shape_);
+  const void* c = shape_.add_c ? buffers.c : buffers.d;
+  return CublasLtError(
+      api_->Matmul(handle_, &description, integer ? static_cast<const void*>(&integer_one) : &one,
+                   buffers.a, &a, buffers.b, &b,
+                   integer ? static_cast<const void*>(&integer_beta) : &beta, c, &d, buffers.d, &d,
+                   &algorithm, buffers.workspace, buffers.workspace_bytes, stream),
+      "cublasLtMatmul");
+}
+
+}  // namespace jaxfp8::cuda

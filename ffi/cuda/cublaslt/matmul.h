@@ -1,0 +1,82 @@
+// One product by cuBLASLt: shapes, types and scale modes fixed when it is made, pointers given when
+// it is run. Column-major throughout, as the library counts.
+
+#ifndef JAXFP8_CUDA_CUBLASLT_MATMUL_H_
+#define JAXFP8_CUDA_CUBLASLT_MATMUL_H_
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/device.h"
+
+namespace jaxfp8::cuda {
+
+struct CublasLt;
+
+// D (m x n) = scale_a scale_b A^T B (+ C, of D's type and layout) with A (k x m) and B (k x n), or
+// A (m x k) where `plain_a`, or B (n x k) where `transposed_b`.
+struct MatmulShape {
+  cudaDataType_t a = CUDA_R_32F, b = CUDA_R_32F, d = CUDA_R_32F;
+  int64_t m = 0, n = 0, k = 0;
+  int64_t lda = 0, ldb = 0, ldd = 0;  // elements from column to column
+  bool plain_a = false, transposed_b = false;
+  int64_t batch = 1, batch_a = 0, batch_b = 0, batch_d = 0;  // strides in elements
+  bool scale_a = false, scale_b = false;                     // of one, as a scalar, where false
+  cublasLtMatmulMatrixScale_t mode_a = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  cublasLtMatmulMatrixScale_t mode_b = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+  bool add_c = false;
+  bool fast = false;  // FP8 sums kept in the tensor cores' own precision
+};
+
+struct MatmulBuffers {
+  const void *a = nullptr, *b = nullptr;
+  const float *scale_a = nullptr, *scale_b = nullptr;
+  const void* c = nullptr;
+  void* d = nullptr;
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+
+// What every pointer and row pitch is a multiple of, in bytes: the unit in which Hopper's copy
+// engine and the FP8 and INT8 kernels of every device read.
+inline constexpr int kMatmulAlignment = 16;
+
+class Matmul {
+ public:
+  // Null with `wrong` set where the library has no algorithm for the shape on this device.
+  // Of several algorithms the one is taken that the plan file names, or the fastest if the device
+  // may be used for timing, or the library's own first choice.
+  static std::unique_ptr<const Matmul> Make(const Device& device, const MatmulShape& shape,
+                                            size_t workspace_bytes, std::string& wrong);
+
+  std::string Run(const MatmulBuffers& buffers, cudaStream_t stream) const;
+
+  const MatmulShape& shape() const { return shape_; }
+
+ private:
+  Matmul() = default;
+
+  std::string Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpaque_t& to) const;
+  std::string MakeLayouts();
+  std::string AskHeuristic(size_t workspace_bytes, std::vector<cublasLtMatmulAlgo_t>& found) const;
+  std::string Choose(const Device& device, size_t workspace_bytes);
+  bool Fits(cublasLtMatmulAlgo_t algorithm, size_t workspace_bytes) const;
+  std::string RunWith(const cublasLtMatmulAlgo_t& algorithm, const MatmulBuffers& buffers,
+                      cudaStream_t stream) const;
+
+  const CublasLt* api_ = nullptr;
+  cublasLtHandle_t handle_ = nullptr;
+  MatmulShape shape_;
+  cublasLtMatrixLayoutOpaque_t a_{}, b_{}, d_{};
+  cublasLtMatmulAlgo_t algorithm_{};
+};
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_CUBLASLT_MATMUL_H_

@@ -1,0 +1,114 @@
+#include "cuda/cublaslt/paths.h"
+
+#include <limits>
+
+#include "cuda/cublaslt/layout.h"
+#include "cuda/cublaslt/product.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+std::string Version(int compute_capability) {
+  return std::to_string(compute_capability / 10) + "." + std::to_string(compute_capability % 10);
+}
+
+std::string Types(const Problem& problem) {
+  return std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
+}
+
+// What the three paths ask alike.
+std::string WhyNotDevice(const Device& device, int compute_capability) {
+  if (device.compute_capability < compute_capability) {
+    return "it needs compute capability " + Version(compute_capability) + ", and the device has " +
+           Version(device.compute_capability);
+  }
+  if (device.cublaslt_version == 0) {
+    return "it needs libcublasLt.so.13, which was not found; install it with `pip install "
+           "\"jax[cuda13]\"`";
+  }
+  return "";
+}
+
+std::string WhyNotLayout(const Problem& problem, const Device& device, const ProductTypes& types) {
+  if (problem.depth == 0) return "there is nothing to sum";
+  std::string wrong;
+  for (const Attempt& attempt : Attempts(problem, device)) {
+    Layout layout;
+    constexpr size_t kAnyWorkspace = std::numeric_limits<int64_t>::max();
+    wrong = MakeLayout(problem, types, attempt, kAnyWorkspace, layout);
+    if (wrong.empty()) break;
+  }
+  return wrong;
+}
+
+ProductTypes Fp8Types(const Problem& problem) {
+  return {problem.lhs.dtype, problem.rhs.dtype, DType::kF32};
+}
+
+std::string WhyNotFp8(const Problem& problem, const Device& device) {
+  if (!IsFloat8(problem.lhs.dtype) || !IsFloat8(problem.rhs.dtype)) {
+    return "it multiplies FP8 by FP8, and the operands are " + Types(problem);
+  }
+  if (problem.lhs.dtype == DType::kE5M2 && problem.rhs.dtype == DType::kE5M2) {
+    return "no tensor core multiplies float8_e5m2 by float8_e5m2";
+  }
+  const std::string wrong = WhyNotDevice(device, 89);
+  return wrong.empty() ? WhyNotLayout(problem, device, Fp8Types(problem)) : wrong;
+}
+
+std::unique_ptr<Plan> PlanFp8(const Problem& problem, const Device& device, size_t workspace,
+                              std::string& wrong) {
+  return PlanProduct(problem, device, Fp8Types(problem), workspace, wrong);
+}
+
+constexpr ProductTypes kInt8Types{DType::kS8, DType::kS8, DType::kS32};
+
+std::string WhyNotInt8(const Problem& problem, const Device& device) {
+  if (!IsInt8(problem.lhs.dtype) || !IsInt8(problem.rhs.dtype)) {
+    return "it multiplies int8 or uint8 on both sides, and the operands are " + Types(problem);
+  }
+  const std::string wrong = WhyNotDevice(device, 80);
+  return wrong.empty() ? WhyNotLayout(problem, device, kInt8Types) : wrong;
+}
+
+std::unique_ptr<Plan> PlanInt8(const Problem& problem, const Device& device, size_t workspace,
+                               std::string& wrong) {
+  return PlanProduct(problem, device, kInt8Types, workspace, wrong);
+}
+
+// float16 where a side is float16, else bfloat16: both hold every value of every 8-bit type.
+ProductTypes WideTypes(const Problem& problem) {
+  const bool half = problem.lhs.dtype == DType::kF16 || problem.rhs.dtype == DType::kF16;
+  const DType type = half ? DType::kF16 : DType::kBF16;
+  return {type, type, DType::kF32};
+}
+
+std::string WhyNotWide(const Problem& problem, const Device& device) {
+  const DType type = WideTypes(problem).lhs;
+  for (const Side* side : {&problem.lhs, &problem.rhs}) {
+    if (!IsEightBit(side->dtype) && side->dtype != type) {
+      return "it multiplies in 16 bits, which do not hold both " + Types(problem);
+    }
+    if (side->zero_point) {
+      return "it multiplies in 16 bits, which do not hold every value less its zero point";
+    }
+  }
+  if (problem.out.dtype == DType::kS32) {
+    return "its sums are rounded, and an int32 output needs exact ones";
+  }
+  const std::string wrong = WhyNotDevice(device, 80);
+  return wrong.empty() ? WhyNotLayout(problem, device, WideTypes(problem)) : wrong;
+}
+
+std::unique_ptr<Plan> PlanWide(const Problem& problem, const Device& device, size_t workspace,
+                               std::string& wrong) {
+  return PlanProduct(problem, device, WideTypes(problem), workspace, wrong);
+}
+
+}  // namespace
+
+const Path kCublasLtFp8{"cublaslt_fp8", WhyNotFp8, PlanFp8};
+const Path kCublasLtInt8{"cublaslt_int8", WhyNotInt8, PlanInt8};
+const Path kCublasLtWide{"cublaslt_wide", WhyNotWide, PlanWide};
+
+}  // namespace jaxfp8::cuda

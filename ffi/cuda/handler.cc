@@ -1,0 +1,107 @@
+// The XLA FFI handlers of the scaled dot: the plan is made when a program starts, and run each time
+// it comes by.
+
+#include <cuda_runtime_api.h>
+
+#include <exception>
+#include <new>
+#include <string>
+
+#include "common/check.h"
+#include "common/xla_call.h"
+#include "cuda/plans.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+struct Workspace {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+// The scratch is the last result: memory from XLA's allocator would be given away while a captured
+// graph still points to it.
+std::string TakeWorkspace(ffi::RemainingRets rets, std::vector<Buffer>& results,
+                          Workspace& workspace) {
+  results = Describe(rets);
+  if (results.empty() || results.back().dtype != DType::kU8 || results.back().shape.size() != 1) {
+    return "`jaxfp8_scaled_dot`: the last result is not the workspace, but on CUDA needs to be: a "
+           "vector of uint8";
+  }
+  workspace = {results.back().data, static_cast<size_t>(results.back().shape[0])};
+  results.pop_back();
+  return "";
+}
+
+// A known plan was checked when it was made: only the buffers are new. The initialisation of every
+// run of a program comes by here, so it has nothing more to do then.
+std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                 ffi::Dictionary attributes, bool run) {
+  Request request;
+  std::string wrong = Read(attributes, request);
+  std::vector<Buffer> results;
+  Workspace workspace;
+  if (wrong.empty()) wrong = TakeWorkspace(rets, results, workspace);
+  if (!wrong.empty()) return wrong;
+  const Planned* planned = KnownPlan(request, workspace.bytes);
+  if (planned && !run) return "";
+  if (!planned) wrong = CheckSpec(request.spec);
+  jaxfp8::Buffers buffers;
+  if (wrong.empty()) wrong = BindBuffers(request.spec, Describe(args), results, buffers);
+  if (!wrong.empty()) return wrong;
+  if (!planned) planned = FindPlan(request, workspace.bytes, stream, wrong);
+  if (!planned || !run) return wrong;
+  return RunPlan(*planned, buffers, workspace.data, workspace.bytes, stream);
+}
+
+// Nothing is thrown past here.
+ffi::Error Guarded(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary attributes, bool run) {
+  try {
+    const std::string wrong = Call(stream, args, rets, attributes, run);
+    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                      "`jaxfp8_scaled_dot`: no host memory for a plan");
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("`jaxfp8_scaled_dot`: ") + error.what());
+  }
+}
+
+ffi::Error Initialize(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                      ffi::Dictionary attributes) {
+  return Guarded(stream, args, rets, attributes, /*run=*/false);
+}
+
+ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary attributes) {
+  return Guarded(stream, args, rets, attributes, /*run=*/true);
+}
+
+}  // namespace
+}  // namespace jaxfp8::cuda
+
+#pragma GCC visibility push(default)
+
+extern "C" {
+XLA_FFI_Error* jaxfp8_scaled_dot_initialize(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* jaxfp8_scaled_dot(XLA_FFI_CallFrame* call_frame);
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_scaled_dot_initialize, jaxfp8::cuda::Initialize,
+                              xla::ffi::Ffi::BindInitialize()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attrs<xla::ffi::Dictionary>(),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_scaled_dot, jaxfp8::cuda::Execute,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attrs<xla::ffi::Dictionary>(),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+#pragma GCC visibility pop

@@ -1,0 +1,381 @@
+// From wide floats to 8 bits. Bound by memory; every path but one scale for all reads x once.
+//
+//   QuantizeRows   a scale per row: a row stays in the registers of 32 to 1024 threads
+//   QuantizeTiles  128 x 128 values in the registers of a block: scales of 1x128 and 128x128 tiles,
+//                  or known ones; turns the codes through shared memory for a second output
+//   FindAmax       before QuantizeTiles, for one scale for all and for rows that are too long
+
+#include <algorithm>
+
+#include "cuda/kernels/pack.h"
+#include "cuda/kernels/quantize.h"
+#include "cuda/kernels/quantize_values.cuh"
+#include "cuda/kernels/turn.cuh"
+#include "cuda/kernels/vector.cuh"
+#include "cuda/path.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+// `group` threads to a row, 16 bytes each, kChunks times.
+template <DType kIn, DType kOut, int kChunks>
+__global__ void __launch_bounds__(1024) QuantizeRows(const Quantize q, int group) {
+  __shared__ uint32_t shared[32];
+  constexpr int kPer = kValues<kIn>;
+  const int64_t row = int64_t{blockIdx.x} * (blockDim.x / group) + threadIdx.x / group;
+  const bool there = row < q.rows;
+  const int first = threadIdx.x % group * kPer;
+  const int64_t start = there ? row * q.columns : 0, columns = there ? q.columns : 0;
+  uint32_t words[kChunks][kWords];
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int64_t at = first + int64_t{i} * group * kPer;
+    LoadX<kIn>(q, at < columns ? start + at : 0, at < columns ? columns - at : 0, words[i]);
+  }
+  uint32_t packed = 0;
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) packed = LargestOf<kIn>(words[i], packed);
+  uint32_t largest = MaxOfGroup(LargestBits<kIn>(packed), group, shared);
+  if (__syncthreads_or(largest >= kInfinityBits)) {
+    uint32_t finite = 0;
+#pragma unroll 1
+    for (int64_t at = first; at < columns; at += int64_t{group} * kPer) {
+      finite = max(finite, LargestFinite<kIn>(q.x, start + at, columns - at));
+    }
+    largest = MaxOfGroup(finite, group, shared);
+  }
+  if (!there) return;
+  const float scale = ScaleOf<kOut>(FloatFromBits(largest));
+  if (first == 0) {
+    q.scale[row] = scale;
+    if (q.amax) q.amax[row] = FloatFromBits(largest);
+  }
+  const Divisor divisor = MakeDivisor(scale);
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const int64_t at = first + int64_t{i} * group * kPer;
+    if (at >= columns) break;
+    uint32_t codes[kPer / 4];
+    ToCodes<kIn, kOut>(words[i], divisor, codes);
+    StoreCodes(q.codes + start + at, columns - at, q.codes_aligned, codes);
+  }
+}
+
+enum class Grain { kRow128, kSquare128, kKnown };
+
+// A block's tile of x. Threads that share threadIdx.x / kAcross hold kDown consecutive rows.
+template <DType kIn>
+struct Tile {
+  static constexpr int kAcross = kTurn / kValues<kIn>;  // threads to a row
+  static constexpr int kDown = kTurn * kAcross / kThreads;
+  uint32_t words[kDown][kWords];
+};
+
+// The largest finite magnitude of 16 bytes that came from `at`.
+template <DType kIn>
+__device__ __forceinline__ uint32_t LargestOfRun(const Quantize& q, int64_t at, int64_t count,
+                                                 const uint32_t (&words)[kWords]) {
+  const uint32_t largest = LargestBits<kIn>(LargestOf<kIn>(words, 0));
+  return largest < kInfinityBits ? largest : LargestFinite<kIn>(q.x, at, count);
+}
+
+// The scale of a row of the block's tile, given or from an amax found before.
+template <DType kOut>
+__device__ __forceinline__ float KnownScale(const Quantize& q, int64_t row, int64_t column_tile) {
+  const int64_t down = q.tile_rows == 1 ? row : q.tile_rows == kTurn ? row / kTurn : 0;
+  const int64_t at = down * q.across + (q.across == 1 ? 0 : column_tile);
+  if (!q.found) return q.scale[at];
+  const float amax = FloatFromBits(q.found[at]), scale = ScaleOf<kOut>(amax);
+  if (column_tile == 0 && (q.tile_rows == 1 || row == 0)) {
+    q.scale[at] = scale;
+    if (q.amax) q.amax[at] = amax;
+  }
+  return scale;
+}
+
+// The new scale of a row, which the thread that is `first` on it writes.
+template <DType kOut, Grain kGrain>
+__device__ __forceinline__ float NewScale(const Quantize& q, int64_t row, int64_t column_tile,
+                                          bool first, uint32_t largest) {
+  const int64_t down = kGrain == Grain::kRow128 ? row : row / kTurn;
+  const float amax = FloatFromBits(largest), scale = ScaleOf<kOut>(amax);
+  if (first && (kGrain == Grain::kRow128 || row % kTurn == 0)) {
+    q.scale[down * q.across + column_tile] = scale;
+    if (q.amax) q.amax[down * q.across + column_tile] = amax;
+  }
+  return scale;
+}
+
+// The codes of a tile lie in shared memory as words of four rows of a column.
+template <DType kIn>
+__device__ __forceinline__ void StageTurned(
+    const uint32_t (&codes)[Tile<kIn>::kDown][kValues<kIn> / 4], int row, int column,
+    uint32_t* stage) {
+#pragma unroll
+  for (int i = 0; i < Tile<kIn>::kDown; i += 4) {
+#pragma unroll
+    for (int j = 0; j < kValues<kIn> / 4; ++j) {
+      uint32_t turned[4];
+      TurnFour(codes[i][j], codes[i + 1][j], codes[i + 2][j], codes[i + 3][j], turned);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) stage[CodeWord(column + 4 * j + k, (row + i) / 4)] = turned[k];
+    }
+  }
+}
+
+__device__ __forceinline__ void StoreTurned(const Quantize& q, int64_t row, int64_t column,
+                                            const uint32_t* stage) {
+#pragma unroll 2
+  for (int i = threadIdx.x; i < kTurn * kTurn / 16; i += kThreads) {
+    const int c = i / (kTurn / 16), r = i % (kTurn / 16) * 16;
+    if (column + c >= q.columns || row + r >= q.rows) continue;
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = stage[CodeWord(c, r / 4 + j)];
+    StoreCodes(q.turned + (column + c) * q.rows + row + r, q.rows - row - r, q.turned_aligned,
+               words);
+  }
+}
+
+template <DType kIn, DType kOut, Grain kGrain>
+__global__ void __launch_bounds__(kThreads) QuantizeTiles(const Quantize q) {
+  using T = Tile<kIn>;
+  __shared__ uint32_t shared[32];
+  __shared__ uint32_t stage[kTurn * kTurn / 4];
+  const int64_t across = (q.columns + kTurn - 1) / kTurn;
+  // After a pass over x its end is what the L2 cache still holds: begin there.
+  const int64_t index = kGrain == Grain::kKnown ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  const int64_t top = index / across * kTurn, column_tile = index % across;
+  const int row = threadIdx.x / T::kAcross * T::kDown;
+  const int column = threadIdx.x % T::kAcross * kValues<kIn>;
+  const int64_t c = column_tile * kTurn + column;
+  T tile;
+#pragma unroll
+  for (int i = 0; i < T::kDown; ++i) {
+    const int64_t r = top + row + i;
+    const bool there = r < q.rows && c < q.columns;
+    LoadX<kIn>(q, there ? r * q.columns + c : 0, there ? q.columns - c : 0, tile.words[i]);
+  }
+  uint32_t largest[T::kDown] = {};
+  if constexpr (kGrain != Grain::kKnown) {
+#pragma unroll
+    for (int i = 0; i < T::kDown; ++i) {
+      largest[i] =
+          LargestOfRun<kIn>(q, (top + row + i) * q.columns + c, q.columns - c, tile.words[i]);
+    }
+  }
+  if constexpr (kGrain == Grain::kRow128) {
+#pragma unroll
+    for (int i = 0; i < T::kDown; ++i) largest[i] = MaxOfLanes(largest[i], T::kAcross);
+  }
+  if constexpr (kGrain == Grain::kSquare128) {
+#pragma unroll
+    for (int i = 1; i < T::kDown; ++i) largest[0] = max(largest[0], largest[i]);
+    largest[0] = MaxOfGroup(largest[0], kThreads, shared);
+#pragma unroll
+    for (int i = 1; i < T::kDown; ++i) largest[i] = largest[0];
+  }
+  __shared__ float known[kTurn];
+  if constexpr (kGrain == Grain::kKnown) {
+    if (threadIdx.x < kTurn && top + threadIdx.x < q.rows) {
+      known[threadIdx.x] = KnownScale<kOut>(q, top + threadIdx.x, column_tile);
+    }
+    __syncthreads();
+  }
+  uint32_t codes[T::kDown][kValues<kIn> / 4];
+#pragma unroll
+  for (int i = 0; i < T::kDown; ++i) {
+    const int64_t r = min(top + row + i, q.rows - 1);
+    const bool first = column == 0 && top + row + i < q.rows;
+    float scale;
+    if constexpr (kGrain == Grain::kKnown) {
+      scale = known[r - top];
+    } else {
+      scale = NewScale<kOut, kGrain>(q, r, column_tile, first, largest[i]);
+    }
+    ToCodes<kIn, kOut>(tile.words[i], MakeDivisor(scale), codes[i]);
+    if (q.codes && top + row + i < q.rows && c < q.columns) {
+      StoreCodes(q.codes + r * q.columns + c, q.columns - c, q.codes_aligned, codes[i]);
+    }
+  }
+  if (!q.turned) return;
+  StageTurned<kIn>(codes, row, column, stage);
+  __syncthreads();
+  StoreTurned(q, top, column_tile * kTurn, stage);
+}
+
+constexpr int kAmaxChunks = 8;  // 16-byte loads in flight to a thread; set before measurement
+
+// Raises found[blockIdx.y] to the largest finite magnitude of a stretch of `length` values.
+template <DType kIn>
+__global__ void __launch_bounds__(kThreads) FindAmax(const Quantize q, int64_t length) {
+  __shared__ uint32_t shared[32];
+  const int64_t start = blockIdx.y * length;
+  const int64_t first = (int64_t{blockIdx.x} * kAmaxChunks * kThreads + threadIdx.x) * kValues<kIn>;
+  constexpr int64_t kStride = kThreads * kValues<kIn>;
+  uint32_t words[kAmaxChunks][kWords], largest = 0;
+#pragma unroll
+  for (int i = 0; i < kAmaxChunks; ++i) {
+    const int64_t at = first + i * kStride;
+    LoadX<kIn>(q, at < length ? start + at : 0, at < length ? length - at : 0, words[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kAmaxChunks; ++i) {
+    const int64_t at = first + i * kStride;
+    largest = max(largest, LargestOfRun<kIn>(q, start + at, length - at, words[i]));
+  }
+  largest = MaxOfGroup(largest, kThreads, shared);
+  if (threadIdx.x == 0 && largest > 0) atomicMax(q.found + blockIdx.y, largest);
+}
+
+// ------------------------------------------------------------------------------------ launching
+
+// Of a row that stays in registers.
+constexpr int64_t kRowBytes = 1024 * 8 * 16;
+
+int64_t RowBytes(const QuantizeProblem& p) { return p.columns * SizeOf(p.in); }
+bool OneForAll(const QuantizeProblem& p) {
+  return p.tile_rows >= p.rows && p.tile_columns >= p.columns;
+}
+bool PerRow(const QuantizeProblem& p) { return p.tile_rows == 1 && p.tile_columns >= p.columns; }
+bool RowsInRegisters(const QuantizeProblem& p) {
+  return PerRow(p) && !p.given_scale && RowBytes(p) <= kRowBytes;
+}
+// An amax pass comes first.
+bool TwoPasses(const QuantizeProblem& p) {
+  return !p.given_scale && !RowsInRegisters(p) && (PerRow(p) || OneForAll(p));
+}
+int64_t CeilDivide(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
+
+Quantize MakeQuantize(const QuantizeProblem& p, const QuantizeBuffers& b) {
+  Quantize q{};
+  q.x = b.x, q.scale = b.scale, q.codes = static_cast<uint8_t*>(b.codes);
+  q.turned = p.transposed ? static_cast<uint8_t*>(b.codes_transposed) : nullptr;
+  q.amax = p.amax ? b.amax : nullptr;
+  q.found = TwoPasses(p) ? static_cast<uint32_t*>(b.workspace) : nullptr;
+  q.rows = p.rows, q.columns = p.columns;
+  q.tile_rows = p.tile_rows >= p.rows && p.tile_rows != kTurn ? p.rows : p.tile_rows;
+  q.tile_columns = p.tile_columns, q.across = CeilDivide(p.columns, p.tile_columns);
+  // A stretch of all rows is a single run, but its end has to be a multiple as well.
+  q.x_aligned = AlignmentOf(b.x, {RowBytes(p)}) == 16;
+  q.codes_aligned = AlignmentOf(b.codes, {p.columns}) >= 16 / SizeOf(p.in);
+  q.turned_aligned = AlignmentOf(b.codes_transposed, {p.rows}) == 16;
+  return q;
+}
+
+template <DType kIn, DType kOut>
+cudaError_t LaunchRows(const QuantizeProblem& p, const Quantize& q, cudaStream_t stream) {
+  const int64_t chunks = CeilDivide(RowBytes(p), 16);
+  int group = 32;
+  while (group < 1024 && group * 4 < chunks) group *= 2;
+  const int threads = std::max(group, kThreads);
+  const auto blocks = static_cast<unsigned>(CeilDivide(p.rows, threads / group));
+  if (group * 4 >= chunks) {
+    QuantizeRows<kIn, kOut, 4><<<blocks, threads, 0, stream>>>(q, group);
+  } else {
+    QuantizeRows<kIn, kOut, 8><<<blocks, threads, 0, stream>>>(q, group);
+  }
+  return cudaGetLastError();
+}
+
+template <DType kIn, DType kOut>
+cudaError_t LaunchTiles(const QuantizeProblem& p, const Quantize& q, cudaStream_t stream) {
+  const auto blocks =
+      static_cast<unsigned>(CeilDivide(p.rows, kTurn) * CeilDivide(p.columns, kTurn));
+  if (p.given_scale || q.found) {
+    QuantizeTiles<kIn, kOut, Grain::kKnown><<<blocks, kThreads, 0, stream>>>(q);
+  } else if (p.tile_rows == 1) {
+    QuantizeTiles<kIn, kOut, Grain::kRow128><<<blocks, kThreads, 0, stream>>>(q);
+  } else {
+    QuantizeTiles<kIn, kOut, Grain::kSquare128><<<blocks, kThreads, 0, stream>>>(q);
+  }
+  return cudaGetLastError();
+}
+
+template <DType kIn>
+cudaError_t LaunchAmax(const QuantizeProblem& p, const Quantize& q, cudaStream_t stream) {
+  const int64_t stretches = OneForAll(p) ? 1 : p.rows, length = p.rows * p.columns / stretches;
+  const cudaError_t cleared =
+      cudaMemsetAsync(q.found, 0, static_cast<size_t>(stretches) * sizeof(float), stream);
+  if (cleared != cudaSuccess) return cleared;
+  constexpr int64_t kPerBlock = int64_t{kThreads} * kAmaxChunks * kValues<kIn>;
+  const dim3 grid(static_cast<unsigned>(CeilDivide(length, kPerBlock)),
+                  static_cast<unsigned>(stretches));
+  FindAmax<kIn><<<grid, kThreads, 0, stream>>>(q, length);
+  return cudaGetLastError();
+}
+
+template <DType kIn, DType kOut>
+cudaError_t LaunchAs(const QuantizeProblem& p, const Quantize& q, cudaStream_t stream) {
+  if (RowsInRegisters(p)) return LaunchRows<kIn, kOut>(p, q, stream);
+  if (q.found) {
+    const cudaError_t status = LaunchAmax<kIn>(p, q, stream);
+    if (status != cudaSuccess) return status;
+  }
+  return LaunchTiles<kIn, kOut>(p, q, stream);
+}
+
+cudaError_t Dispatch(const QuantizeProblem& p, const Quantize& q, cudaStream_t stream) {
+  return Visit<DType::kBF16, DType::kF16, DType::kF32>(
+      p.in, cudaErrorInvalidValue, [&]<DType kIn>() {
+        return Visit<DType::kE4M3, DType::kE5M2, DType::kS8>(
+            p.out, cudaErrorInvalidValue,
+            [&]<DType kOut>() { return LaunchAs<kIn, kOut>(p, q, stream); });
+      });
+}
+
+// The second output of rows that stayed in registers: their codes, turned; or quantised once more
+// where the rows of the second output are not 16-byte aligned.
+std::string TurnCodes(const QuantizeProblem& p, const QuantizeBuffers& b, cudaStream_t stream) {
+  if (p.rows % 16 == 0 && AlignmentOf(b.codes_transposed, {}) == 16) {
+    PackRequest request;
+    request.side.dtype = p.out, request.side.free = 1, request.side.depth = p.columns;
+    request.lines.count = p.columns, request.lines.depth = p.rows;
+    request.out = p.out, request.count_padded = p.columns, request.depth_padded = p.rows;
+    return LaunchPack(request, b.codes, nullptr, nullptr, b.codes_transposed, stream);
+  }
+  QuantizeProblem again = p;
+  again.given_scale = true, again.amax = false;
+  Quantize q = MakeQuantize(again, b);
+  q.codes = nullptr;
+  return CudaError(Dispatch(again, q, stream), "quantising for the transposed output");
+}
+
+}  // namespace
+
+std::string QuantizeWhyNot(const QuantizeProblem& p) {
+  if (!IsWideFloat(p.in)) return "quantize: the input has to be float32, bfloat16 or float16";
+  if (!IsFloat8(p.out) && p.out != DType::kS8) {
+    return "quantize: the output has to be float8_e4m3fn, float8_e5m2 or int8";
+  }
+  const bool tiles = p.tile_columns == kTurn && (p.tile_rows == 1 || p.tile_rows == kTurn);
+  if (p.tile_rows < 1 || p.tile_columns < 1 || !(tiles || OneForAll(p) || PerRow(p))) {
+    return "quantize: a scale belongs to all, to a row, to 1x128 or to 128x128 values";
+  }
+  if (p.given_scale && p.amax) return "quantize: with a given scale there is no amax";
+  if (CeilDivide(p.rows, kTurn) * CeilDivide(p.columns, kTurn) >> 31 || p.rows >> 31) {
+    return "quantize: more than 2^31 tiles of 128x128 values, or rows";
+  }
+  if (TwoPasses(p) && !OneForAll(p) && p.rows > 65535) {
+    return "quantize: more than 65535 rows of more than 128 KiB";
+  }
+  return "";
+}
+
+size_t QuantizeWorkspace(const QuantizeProblem& p) {
+  if (!TwoPasses(p)) return 0;
+  return static_cast<size_t>(OneForAll(p) ? 1 : p.rows) * sizeof(float);
+}
+
+std::string LaunchQuantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers,
+                           cudaStream_t stream) {
+  std::string wrong = QuantizeWhyNot(problem);
+  if (!wrong.empty() || problem.rows * problem.columns == 0) return wrong;
+  const Quantize q = MakeQuantize(problem, buffers);
+  wrong = CudaError(Dispatch(problem, q, stream), "quantising");
+  if (!wrong.empty() || !problem.transposed || !RowsInRegisters(problem)) return wrong;
+  return TurnCodes(problem, buffers, stream);
+}
+
+}  // namespace jaxfp8::cuda

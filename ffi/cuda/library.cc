@@ -1,0 +1,76 @@
+// The C functions of include/jaxfp8_cuda.h.
+
+#include <string>
+
+#include "common/abi.h"
+#include "cuda/counters.h"
+#include "cuda/cublaslt/api.h"
+#include "cuda/cublaslt/plan_file.h"
+#include "cuda/device.h"
+#include "cuda/plans.h"
+#include "cuda/route.h"
+#include "include/jaxfp8_cuda.h"
+#include "xla/ffi/api/c_api.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+bool InRange(int path) { return path >= 0 && path < static_cast<int>(AllPaths().size()); }
+
+}  // namespace
+}  // namespace jaxfp8::cuda
+
+#pragma GCC visibility push(default)
+
+extern "C" {
+
+const char* jaxfp8_version() { return JAXFP8_VERSION; }
+
+void jaxfp8_ffi_api_version(int* major, int* minor) {
+  *major = XLA_FFI_API_MAJOR;
+  *minor = XLA_FFI_API_MINOR;
+}
+
+const char* jaxfp8_cuda_architectures() { return JAXFP8_CUDA_ARCHITECTURES; }
+
+int jaxfp8_cuda_kernel_count() { return static_cast<int>(jaxfp8::cuda::AllPaths().size()); }
+
+const char* jaxfp8_cuda_kernel_name(int kernel) {
+  return jaxfp8::cuda::InRange(kernel) ? jaxfp8::cuda::AllPaths()[kernel]->name : "";
+}
+
+uint64_t jaxfp8_cuda_kernel_calls(int kernel) { return jaxfp8::cuda::CallsOf(kernel); }
+
+void jaxfp8_cuda_reset_counters() { jaxfp8::cuda::ResetCalls(); }
+
+void jaxfp8_cuda_set_cublaslt(const char* path) { jaxfp8::cuda::SetCublasLtPath(path ? path : ""); }
+
+int jaxfp8_cuda_cublaslt(char* text, size_t size) {
+  std::string wrong;
+  const jaxfp8::cuda::CublasLt* library = jaxfp8::cuda::OpenCublasLt(wrong);
+  jaxfp8::WriteText(library ? library->path : wrong, text, size);
+  return library ? library->version : 0;
+}
+
+void jaxfp8_cuda_allow_timing(int allowed) { jaxfp8::cuda::AllowTiming(allowed != 0); }
+
+int jaxfp8_cuda_set_plan_file(const char* path, char* text, size_t size) {
+  const std::string wrong = jaxfp8::cuda::SetPlanFile(path ? path : "");
+  jaxfp8::WriteText(wrong, text, size);
+  return wrong.empty();
+}
+
+int jaxfp8_cuda_device(int* ordinal, int* compute_capability, int* multiprocessors, char* text,
+                       size_t size) {
+  jaxfp8::cuda::Device device;
+  const std::string wrong = jaxfp8::cuda::CurrentDevice(device);
+  jaxfp8::WriteText(wrong, text, size);
+  *ordinal = device.ordinal;
+  *compute_capability = device.compute_capability;
+  *multiprocessors = device.multiprocessors;
+  return wrong.empty();
+}
+
+}  // extern "C"
+
+#pragma GCC visibility pop

@@ -1,0 +1,178 @@
+#include "cuda/plans.h"
+
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+#include "cuda/counters.h"
+#include "cuda/route.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+// The bytes of everything that a plan depends on.
+class Key {
+ public:
+  void operator()(int64_t value) {
+    text_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  void operator()(std::string_view value) {
+    (*this)(static_cast<int64_t>(value.size()));
+    text_ += value;
+  }
+  void operator()(Dims values) {
+    (*this)(static_cast<int64_t>(values.size()));
+    text_.append(reinterpret_cast<const char*>(values.data()), values.size_bytes());
+  }
+  void operator()(const OperandSpec& side) {
+    (*this)(side.dtype);
+    for (Dims dims : {side.shape, side.contracting, side.batch, side.tiles}) (*this)(dims);
+    (*this)(int64_t{side.scale} + 2 * int64_t{side.zero_point});
+  }
+  void operator()(const EpilogueSpec& e) {
+    (*this)(int64_t{e.has_residual} + 2 * int64_t{e.has_bias} + 4 * int64_t{e.has_out_scale} +
+            8 * int64_t{e.has_amax});
+    for (Dims dims : {e.residual, e.bias, e.out_scale, e.amax}) (*this)(dims);
+    for (std::string_view name : {e.residual_dtype, e.activation, e.out_dtype}) (*this)(name);
+  }
+
+  std::string Take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+std::string KeyOf(const Request& request, int ordinal, size_t workspace_bytes) {
+  Key key;
+  key(ordinal);
+  key(static_cast<int64_t>(workspace_bytes));
+  key(request.spec.lhs);
+  key(request.spec.rhs);
+  key(request.spec.epilogue);
+  key(request.spec.precision);
+  key(request.kernel);
+  return key.Take();
+}
+
+// Kept for the life of the process: a plan may be running when it ends.
+struct Plans {
+  std::shared_mutex mutex;
+  std::unordered_map<std::string, std::unique_ptr<const Planned>> known;
+  // One at a time on a device, so that timed candidates have it for themselves; devices do not wait
+  // for each other, lest one wait in turn for what the other is to send it.
+  std::array<std::mutex, 16> making;
+};
+
+Plans& ThePlans() {
+  static Plans* plans = new Plans;
+  return *plans;
+}
+
+const Planned* Known(Plans& plans, const std::string& key) {
+  const std::shared_lock lock(plans.mutex);
+  const auto found = plans.known.find(key);
+  return found == plans.known.end() ? nullptr : found->second.get();
+}
+
+std::atomic<bool> timing_allowed = true;
+
+bool Capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) {
+    return status != cudaStreamCaptureStatusNone;
+  }
+  cudaGetLastError();  // the default stream says so while any other is captured; it is no failure
+  return true;
+}
+
+// Lets this thread ask the driver things while another stream is being captured.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// Where a path has no room or no algorithm after all, the next that can takes its place; a path
+// that was asked for by name has no other.
+std::string MakePlan(const Request& request, const Device& device, size_t workspace_bytes,
+                     Planned& planned) {
+  std::string wrong = MakeProblem(request.spec, planned.problem);
+  if (!wrong.empty()) return wrong;
+  const Route route = RouteTo(planned.problem, device, request.kernel);
+  if (!route.path) return "`jaxfp8_scaled_dot`: " + route.reason;
+  for (const Choice& choice : Choices(planned.problem, device)) {
+    const bool named = !request.kernel.empty();
+    if (!choice.why_not.empty() || (named && choice.path != route.path)) continue;
+    std::string why;
+    planned.path = choice.path;
+    planned.plan = choice.path->plan(planned.problem, device, workspace_bytes, why);
+    if (planned.plan) return "";
+    wrong += (wrong.empty() ? "" : "; ") + std::string(choice.path->name) + ": " + why;
+  }
+  return "`jaxfp8_scaled_dot`: no plan: " + wrong;
+}
+
+}  // namespace
+
+const Planned* KnownPlan(const Request& request, size_t workspace_bytes) {
+  int ordinal = 0;
+  if (cudaGetDevice(&ordinal) != cudaSuccess) return nullptr;
+  return Known(ThePlans(), KeyOf(request, ordinal, workspace_bytes));
+}
+
+void AllowTiming(bool allowed) { timing_allowed = allowed; }
+
+const Planned* FindPlan(const Request& request, size_t workspace_bytes, cudaStream_t stream,
+                        std::string& wrong) {
+  int ordinal = 0;
+  wrong = CudaError(cudaGetDevice(&ordinal), "cudaGetDevice");
+  if (!wrong.empty()) return nullptr;
+  Plans& plans = ThePlans();
+  const std::string key = KeyOf(request, ordinal, workspace_bytes);
+  if (const Planned* known = Known(plans, key)) return known;
+  const std::lock_guard making(plans.making[ordinal % plans.making.size()]);
+  if (const Planned* known = Known(plans, key)) return known;
+  const RelaxedCapture relaxed;
+  Device device;
+  wrong = CurrentDevice(device);
+  if (!wrong.empty()) return nullptr;
+  device.may_time = timing_allowed && !Capturing(stream);
+  auto made = std::make_unique<Planned>();
+  wrong = MakePlan(request, device, workspace_bytes, *made);
+  if (!wrong.empty()) return nullptr;
+  const std::unique_lock lock(plans.mutex);
+  return (plans.known[key] = std::move(made)).get();
+}
+
+std::string RunPlan(const Planned& planned, const jaxfp8::Buffers& from, void* workspace,
+                    size_t workspace_bytes, cudaStream_t stream) {
+  Buffers buffers;
+  buffers.lhs = from.lhs;
+  buffers.rhs = from.rhs;
+  buffers.lhs_scale = static_cast<const float*>(from.lhs_scale);
+  buffers.lhs_zero_point = static_cast<const int32_t*>(from.lhs_zero_point);
+  buffers.rhs_scale = static_cast<const float*>(from.rhs_scale);
+  buffers.rhs_zero_point = static_cast<const int32_t*>(from.rhs_zero_point);
+  buffers.residual = from.residual;
+  buffers.bias = static_cast<const float*>(from.bias);
+  buffers.out_scale = static_cast<const float*>(from.out_scale);
+  buffers.out = from.out;
+  buffers.amax = static_cast<float*>(from.amax);
+  buffers.workspace = workspace;
+  buffers.workspace_bytes = workspace_bytes;
+  const std::string wrong = planned.plan->Run(buffers, stream);
+  if (!wrong.empty()) {
+    return "`jaxfp8_scaled_dot`: path `" + std::string(planned.path->name) + "`: " + wrong;
+  }
+  CountCall(*planned.path);
+  return "";
+}
+
+}  // namespace jaxfp8::cuda

@@ -1,0 +1,94 @@
+// The canonical problem on a GPU: a batch of products of two matrices, and what follows each sum.
+//
+// The Python lowering brings every scaled dot into this form (jaxfp8/_canonical.py): three axes on
+// each side (batch, free, depth), row-major, the last two in either order. Offsets are products of
+// an index and a stride; nothing here needs a table on the device.
+//
+// A Problem holds no pointers: plans are made from it once and run with the buffers of each call.
+
+#ifndef JAXFP8_CUDA_PROBLEM_H_
+#define JAXFP8_CUDA_PROBLEM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "common/activation.h"
+#include "common/dtype.h"
+#include "common/platform.h"
+#include "common/spec.h"
+
+namespace jaxfp8::cuda {
+
+// Scales and zero points of a side, one per tile: the one of value (b, f, k) is at
+// b * batch_stride + (f / tile_free) * free_stride + (k / tile_depth) * depth_stride.
+struct Tiles {
+  int64_t tile_free = 1, tile_depth = 1;
+  int64_t batch_stride = 0, free_stride = 0, depth_stride = 0;
+
+  JAXFP8_HD int64_t At(int64_t b, int64_t f, int64_t k) const {
+    return b * batch_stride + (f / tile_free) * free_stride + (k / tile_depth) * depth_stride;
+  }
+  // A stride is 0 where one tile spans the whole axis.
+  JAXFP8_HD bool ConstantAlongDepth() const { return depth_stride == 0; }
+  JAXFP8_HD bool ConstantAlongFree() const { return free_stride == 0; }
+};
+
+// One side of the product; value (b, f, k) is at b * batch + f * free + k * depth, in elements.
+// One of `free` and `depth` is 1.
+struct Side {
+  DType dtype = DType::kNone;
+  int64_t batch = 0, free = 0, depth = 0;
+  bool scale = false, zero_point = false;
+  Tiles tiles;
+
+  JAXFP8_HD bool DepthMajor() const { return depth != 1; }  // [depth, free]: `free` is contiguous
+};
+
+// An array of the epilogue; the one of output (b, r, c) is at b * batch + r * row + c * column, in
+// elements. dtype is kNone where there is none.
+struct Plane {
+  DType dtype = DType::kNone;
+  int64_t batch = 0, row = 0, column = 0;
+
+  JAXFP8_HD explicit operator bool() const { return dtype != DType::kNone; }
+  JAXFP8_HD int64_t At(int64_t b, int64_t r, int64_t c) const {
+    return b * batch + r * row + c * column;
+  }
+};
+
+struct Problem {
+  int64_t batch = 1, rows = 1, columns = 1, depth = 1;
+  Side lhs, rhs;
+  Plane residual, bias, out_scale, amax, out;
+  Activation activation = Activation::kNone;
+  bool highest = false;  // full float32 accumulation, where tensor cores can do less
+};
+
+// Device pointers of one call; null where the problem has none.
+struct Buffers {
+  const void *lhs = nullptr, *rhs = nullptr;
+  const float* lhs_scale = nullptr;
+  const int32_t* lhs_zero_point = nullptr;
+  const float* rhs_scale = nullptr;
+  const int32_t* rhs_zero_point = nullptr;
+  const void* residual = nullptr;
+  const float* bias = nullptr;
+  const float* out_scale = nullptr;
+  void* out = nullptr;
+  float* amax = nullptr;
+  void* workspace = nullptr;  // 256-byte aligned
+  size_t workspace_bytes = 0;
+};
+
+// The problem a spec states; returns what is wrong with it, "" if nothing is. The spec has been
+// accepted by `CheckSpec` and is of the canonical form.
+std::string MakeProblem(const ScaledDotSpec& spec, Problem& problem);
+
+// The same product with its sides exchanged: out^T = rhs^T lhs^T.
+Problem Swapped(const Problem& problem);
+Buffers Swapped(const Buffers& buffers);
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_PROBLEM_H_

@@ -1,0 +1,118 @@
+/* The scaled dot for C, C++ and anything that calls C: libjaxfp8_cpu.so and libjaxfp8_cuda.so.
+ *
+ *   L   = (lhs - lhs_zero_point) * lhs_scale            each scale and zero point shared by a tile
+ *   R   = (rhs - rhs_zero_point) * rhs_scale
+ *   y   = activation(sum over contracting axes of L * R  + residual + bias)
+ *   amax = max |y|
+ *   out = cast(y)                                       float output
+ *   out = saturate(round(y / out_scale))                8-bit output
+ *
+ * docs/custom_call.md gives every dtype, shape and rule; the names here are those of the attributes
+ * and operands there. Arrays are dense and row-major.
+ *
+ * Functions return 0, or another JAXFP8_ status; then `message`, of `size` bytes, says what is
+ * wrong, cut short where it does not fit and always ended by a 0. It may be null. Nothing is kept
+ * of what a pointer points to. All functions may be called from any thread.
+ *
+ * Libraries and callers must be of one version: structs grow at the end only, and `struct_size`,
+ * sizeof the struct in the caller's eyes, says how much of them there is.
+ */
+
+#ifndef JAXFP8_JAXFP8_H_
+#define JAXFP8_JAXFP8_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  JAXFP8_OK = 0,
+  JAXFP8_INVALID_ARGUMENT = 1, /* the message says which, what it is and what it needs to be */
+  JAXFP8_OUT_OF_MEMORY = 2,
+  JAXFP8_FAILED = 3 /* of the device or its libraries */
+};
+
+/* Sizes or axes, `rank` of them; `values` may be null where it is 0. */
+typedef struct jaxfp8_dims {
+  size_t rank;
+  const int64_t* values;
+} jaxfp8_dims;
+
+/* One side of the product. */
+typedef struct jaxfp8_operand_spec {
+  const char* dtype;       /* "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "float32", ... */
+  jaxfp8_dims shape;       /* of the values */
+  jaxfp8_dims contracting; /* axes summed over, in the order of the other side's */
+  jaxfp8_dims batch;       /* axes both sides share, in the order of the output's leading ones */
+  jaxfp8_dims tiles;       /* for each axis the size of the tile that shares a scale */
+  int32_t scale;           /* whether the side has a scale: float32, ceil(shape / tiles) */
+  int32_t zero_point;      /* and a zero point: int32, of that shape too */
+} jaxfp8_operand_spec;
+
+/* What follows the sum. Shapes have the rank of the output, each axis 1 or full. */
+typedef struct jaxfp8_epilogue_spec {
+  int32_t has_residual, has_bias, has_out_scale, has_amax;
+  jaxfp8_dims residual, bias, out_scale, amax;
+  const char* residual_dtype; /* "float32", "bfloat16", "float16"; "" or null without a residual */
+  const char* activation;     /* "none", "relu", "gelu_tanh", "gelu_erf", "silu" */
+  const char* out_dtype;      /* "float32", "bfloat16", "float16", "int32" or 8 bits */
+} jaxfp8_epilogue_spec;
+
+typedef struct jaxfp8_scaled_dot_spec {
+  size_t struct_size;
+  jaxfp8_operand_spec lhs, rhs;
+  jaxfp8_epilogue_spec epilogue;
+  const char* precision; /* "default" or "highest" */
+  const char* kernel;    /* "" or null: the library chooses; a name forces that kernel */
+} jaxfp8_scaled_dot_spec;
+
+/* Data of the operands and results; null where the spec has none. On CUDA they are device pointers,
+ * multiples of 16 bytes, and the workspace of 256. */
+typedef struct jaxfp8_scaled_dot_buffers {
+  size_t struct_size;
+  const void *lhs, *rhs;
+  const void *lhs_scale, *lhs_zero_point, *rhs_scale, *rhs_zero_point;
+  const void *residual, *bias, *out_scale;
+  void *out, *amax;
+  void* workspace; /* CUDA only */
+  size_t workspace_bytes;
+} jaxfp8_scaled_dot_buffers;
+
+/* libjaxfp8_cpu.so: computes on at most `threads` threads (0 counts as 1), and returns when done.
+ */
+int jaxfp8_cpu_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
+                          const jaxfp8_scaled_dot_buffers* buffers, int threads, char* message,
+                          size_t size);
+
+/* libjaxfp8_cuda.so: enqueues on `stream`, a cudaStream_t of the current device, and returns.
+ *
+ * The first call of a spec on a device makes its plan, which may time candidates; do it before the
+ * stream is captured into a graph, or call `jaxfp8_cuda_prepare`. Each side has one free and one
+ * contracted axis, one of them the last, and at most one batch axis. */
+int jaxfp8_cuda_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
+                           const jaxfp8_scaled_dot_buffers* buffers, void* stream, char* message,
+                           size_t size);
+
+/* Makes the plan of a spec for the current device and a workspace of so many bytes. */
+int jaxfp8_cuda_prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes, char* message,
+                        size_t size);
+
+/* How many bytes of workspace serve a spec best on any device; less may do. Needs no GPU. */
+int jaxfp8_cuda_workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes,
+                          char* message, size_t size);
+
+/* Which kernel takes a spec on a device of a compute capability (10 * major + minor, such as 90)
+ * with a version of cuBLASLt (such as 130100; 0 for none). Writes to `text` a line for each kernel,
+ * best first: its name, and after ": " why it cannot, if it cannot. The first that can, does; the
+ * status is JAXFP8_INVALID_ARGUMENT where none can, or the spec is wrong. Needs no GPU. */
+int jaxfp8_cuda_route(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
+                      int cublaslt_version, char* text, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* JAXFP8_JAXFP8_H_ */

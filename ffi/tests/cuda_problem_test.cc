@@ -1,0 +1,110 @@
+// From specs to canonical problems: strides of values, scales and planes, and what is refused.
+
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "common/check.h"
+#include "cuda/problem.h"
+
+using namespace jaxfp8;
+
+namespace {
+
+int failures = 0;
+
+void Expect(bool holds, const std::string& claim) {
+  if (!holds && ++failures) std::printf("FAILED: %s\n", claim.c_str());
+}
+
+using Sizes = std::vector<int64_t>;
+
+struct Given {
+  Sizes lhs{3, 5, 32}, lhs_contracting{2}, lhs_batch{0}, lhs_tiles{1, 1, 32};
+  Sizes rhs{3, 32, 7}, rhs_contracting{1}, rhs_batch{0}, rhs_tiles{3, 16, 4};
+  Sizes residual{3, 1, 7}, bias{1, 1, 7}, amax{3, 5, 1};
+
+  ScaledDotSpec Spec() const {
+    ScaledDotSpec spec;
+    spec.lhs = {"float8_e4m3fn", lhs, lhs_contracting, lhs_batch, lhs_tiles, true, false};
+    spec.rhs = {"int8", rhs, rhs_contracting, rhs_batch, rhs_tiles, true, true};
+    spec.epilogue = {true,   residual, "bfloat16", true, bias, "silu",
+                     "int8", true,     bias,       true, amax};
+    spec.precision = "highest";
+    return spec;
+  }
+};
+
+std::string Make(const Given& given, cuda::Problem& problem) {
+  const ScaledDotSpec spec = given.Spec();
+  const std::string wrong = CheckSpec(spec);
+  Expect(wrong.empty(), "the spec is sound: " + wrong);
+  return cuda::MakeProblem(spec, problem);
+}
+
+void CheckStrides() {
+  cuda::Problem p;
+  Expect(Make(Given{}, p).empty(), "three axes on each side are taken");
+  Expect(p.batch == 3 && p.rows == 5 && p.columns == 7 && p.depth == 32, "sizes");
+  Expect(p.lhs.batch == 160 && p.lhs.free == 32 && p.lhs.depth == 1, "depth-contiguous side");
+  Expect(p.rhs.batch == 224 && p.rhs.free == 1 && p.rhs.depth == 7, "free-contiguous side");
+  Expect(!p.lhs.DepthMajor() && p.rhs.DepthMajor(), "which is which");
+  Expect(p.lhs.tiles.ConstantAlongDepth() && p.lhs.tiles.At(2, 4, 31) == 14, "scales by row");
+  Expect(p.rhs.tiles.At(2, 6, 31) == 3 && p.rhs.tiles.At(0, 3, 15) == 0, "scales by tile");
+  Expect(p.residual.At(2, 4, 6) == 20 && p.bias.At(2, 4, 6) == 6, "planes shared along axes");
+  Expect(p.amax.At(2, 4, 6) == 14 && p.out.At(2, 4, 6) == 104, "amax by row, output in full");
+  Expect(p.highest && p.activation == Activation::kSilu && p.out.dtype == DType::kS8, "the rest");
+}
+
+void CheckShared() {
+  Given given;
+  given.lhs[0] = 1, given.lhs_tiles[0] = 1;
+  cuda::Problem p;
+  Expect(Make(given, p).empty(), "a shared side is taken");
+  Expect(p.batch == 3 && p.lhs.batch == 0 && p.lhs.tiles.batch_stride == 0, "and does not move");
+}
+
+void CheckWithoutBatch() {
+  Given given;
+  given.lhs = {5, 32}, given.lhs_contracting = {1}, given.lhs_batch = {}, given.lhs_tiles = {5, 8};
+  given.rhs = {7, 32}, given.rhs_contracting = {1}, given.rhs_batch = {}, given.rhs_tiles = {1, 32};
+  given.residual = {5, 7}, given.bias = {1, 1}, given.amax = {1, 1};
+  cuda::Problem p;
+  Expect(Make(given, p).empty(), "two axes on each side are taken");
+  Expect(p.batch == 1 && p.lhs.tiles.At(0, 4, 31) == 3 && p.rhs.tiles.At(0, 6, 31) == 6, "scales");
+  Expect(p.residual.At(0, 4, 6) == 34 && p.amax.At(0, 4, 6) == 0, "planes");
+}
+
+void CheckRefused() {
+  Given given;
+  given.lhs = {5, 32, 3}, given.lhs_contracting = {1}, given.lhs_batch = {2};
+  given.lhs_tiles = {1, 32, 1};
+  cuda::Problem p;
+  Expect(Make(given, p).find("the last axis of `lhs` is a batch axis") != std::string::npos,
+         "a batch in the last axis is refused");
+  given = Given{};
+  given.rhs_tiles = {2, 16, 4};
+  Expect(Make(given, p).find("`rhs_tiles` is 2 along the batch") != std::string::npos,
+         "tiles across some of a batch are refused");
+}
+
+void CheckSwapped() {
+  cuda::Problem p;
+  Expect(Make(Given{}, p).empty(), "the problem is made");
+  const cuda::Problem s = cuda::Swapped(p);
+  Expect(s.rows == 7 && s.columns == 5 && s.lhs.dtype == DType::kS8, "sides change places");
+  Expect(s.out.At(2, 6, 4) == p.out.At(2, 4, 6) && s.amax.At(2, 6, 4) == p.amax.At(2, 4, 6),
+         "and planes are read the other way");
+}
+
+}  // namespace
+
+int main() {
+  CheckStrides();
+  CheckShared();
+  CheckWithoutBatch();
+  CheckRefused();
+  CheckSwapped();
+  std::printf("cuda problem: %d failures\n", failures);
+  return failures != 0;
+}
