@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,6 +83,22 @@ def output_aval(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any
             whole = aval.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
             return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=whole)
     return jax.core.ShapedArray(shape, dtype)
+
+
+_AVAL, _SHARDING = operator.attrgetter("aval"), operator.attrgetter("sharding")
+
+
+def avals_on_one_device(arrays: Sequence[Any]) -> tuple[Any, ...] | None:
+    """What `jax.typeof` says of each array, sooner; None unless each is whole on one device.
+
+    An array that is spread over a mesh is of a type that names the mesh; tracers and the arrays of
+    numpy have no such attributes.
+    """
+    if not all([issubclass(cls, jax.Array) for cls in {*map(type, arrays)}]):
+        return None
+    if not {*map(type, map(_SHARDING, arrays))} <= {jax.sharding.SingleDeviceSharding}:
+        return None
+    return tuple(map(_AVAL, arrays))
 
 
 def frames(eqn: Any) -> list[tuple[str, int, str]]:

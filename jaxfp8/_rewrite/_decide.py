@@ -14,6 +14,7 @@ from jaxfp8._rewrite import _emit, _graph, _opaque
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._emit import Program
 from jaxfp8._rewrite._graph import Value
+from jaxfp8._rewrite._pause import collector_paused
 from jaxfp8._rewrite._resolve import Resolver
 from jaxfp8._rewrite._walk import Walk
 
@@ -36,6 +37,7 @@ class Decision:
         return any(site.call is not None for site in self.seen.sites)
 
 
+@collector_paused()
 def decide(jaxpr: Any, linear: int = 0) -> Decision:
     """Find the scaled dots of a closed jaxpr; nothing is executed.
 

@@ -9,7 +9,7 @@ their meaning to any order, and backward products are captured too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -19,14 +19,18 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from jaxfp8 import _compat
-from jaxfp8._rewrite._halves import Halves, Rewrite
+from jaxfp8._rewrite._halves import Halves, Rewrite, evaluate
 
 Flat = Callable[..., Sequence[Any]]
 
 
-def differentiable(run: Flat, jaxpr: Any, rewrite: Rewrite) -> Flat:
-    """`run` with the derivatives of `jaxpr`, whose constants come first among the arguments."""
-    rules = _Rules(jaxpr, rewrite, run)
+def differentiable(run: Flat, jaxpr: Any, used: Sequence[int], rewrite: Rewrite) -> Flat:
+    """`run` with the derivatives of `jaxpr`, as a function of the inputs that are used.
+
+    The inputs of `jaxpr` are its constants, then its arguments; no other than those at `used` are
+    read, by `run` or by an equation.
+    """
+    rules = _Rules(jaxpr, used, rewrite, run)
     call = jax.custom_jvp(run)
     call.defjvp(functools.partial(rules.jvp, call), symbolic_zeros=True)
     return call
@@ -39,10 +43,9 @@ def _holds(jaxpr: Any, name: str) -> bool:
     )
 
 
-def _reaches(jaxpr: Any, active: Sequence[int], name: str) -> bool:
-    """Whether an equation of this primitive, or one that holds it, depends on active inputs."""
-    inputs = [*jaxpr.constvars, *jaxpr.invars]
-    moving = {inputs[i] for i in active}
+def _reaches(jaxpr: Any, active: Iterable[Any], name: str) -> bool:
+    """Whether an equation of this primitive, or one that holds it, depends on active variables."""
+    moving = set(active)
     for eqn in jaxpr.eqns:
         if any(not _compat.is_literal(v) and v in moving for v in eqn.invars):
             if eqn.primitive.name == name:
@@ -56,8 +59,10 @@ def _reaches(jaxpr: Any, active: Sequence[int], name: str) -> bool:
 class _Rules:
     """The derivative rules of one jaxpr; halves are made once per set of differentiated inputs."""
 
-    def __init__(self, jaxpr: Any, rewrite: Rewrite, run: Flat) -> None:
+    def __init__(self, jaxpr: Any, used: Sequence[int], rewrite: Rewrite, run: Flat) -> None:
         self.jaxpr, self.rewrite = _compat.open_jaxpr(jaxpr), rewrite
+        inputs = [*self.jaxpr.constvars, *self.jaxpr.invars]
+        self.inputs = [inputs[i] for i in used]
         self.reverse = jax.custom_vjp(run)
         self.reverse.defvjp(self.forward, self.backward, symbolic_zeros=True)
         self.inexact = [_is_inexact(v.aval) for v in self.jaxpr.outvars]
@@ -68,7 +73,7 @@ class _Rules:
         active = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
         if not active:
             return call(*primals), self._tangents([jnp.zeros_like(p) for p in self._floats()])
-        if _reaches(self.jaxpr, active, "custom_vjp_call"):
+        if _reaches(self.jaxpr, [self.inputs[i] for i in active], "custom_vjp_call"):
             return self._by_reverse(active, primals, tangents)
         halves = self._get("jvp", active, primals)
         outputs, residuals = halves.first(*primals)
@@ -131,8 +136,7 @@ class _Rules:
         merged = list(primals)
         for i, value in zip(active, values, strict=True):
             merged[i] = value
-        number = len(self.jaxpr.constvars)
-        outs = jax.core.eval_jaxpr(self.jaxpr, merged[:number], *merged[number:])
+        outs = evaluate(self.jaxpr, dict(zip(self.inputs, merged, strict=True)))
         both = list(zip(outs, self.inexact, strict=True))
         return [o for o, real in both if real], [o for o, real in both if not real]
 

@@ -28,15 +28,16 @@ class Program:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
-    def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """Evaluate on arrays (or tracers), one for each of `inputs`."""
-        env: dict[Value, Any] = dict(zip(self.inputs, arrays, strict=True))
+    def run(self, arrays: Sequence[Any], used: Sequence[int] | None = None) -> list[Any]:
+        """Evaluate on arrays (or tracers), one for each of `inputs`, or for the `used` ones."""
+        inputs = self.inputs if used is None else [self.inputs[i] for i in used]
+        env: dict[Value, Any] = dict(zip(inputs, arrays, strict=True))
 
         def read(value: Value) -> Any:
             return env[value] if value.literal is None else _graph.array_of(value)
 
         for op, inputs in self.ops:
-            results = op.run(*map(read, inputs))
+            results = op.evaluate(*map(read, inputs))
             env.update(zip(op.outputs, results, strict=True))
         return [read(value) for value in self.outputs]
 

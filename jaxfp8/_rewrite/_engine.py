@@ -4,154 +4,48 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import enum
 import functools
-import numbers
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from jaxfp8 import _compat
 from jaxfp8._rewrite import _derivatives
+from jaxfp8._rewrite._arguments import Arguments, split
 from jaxfp8._rewrite._decide import Decision, decide
+from jaxfp8._rewrite._direct import Direct, Refused
+from jaxfp8._rewrite._pause import collector_paused
 from jaxfp8._rewrite._report import Report, report
+from jaxfp8._rewrite._trace import Trace, trace
 
-# Leaves of an output that hold no array, and so may be kept beside the program.
-_LABELS = (str, bytes, enum.Enum, np.dtype, type)
 # Each value of an argument that is no array is a trace of its own, as in jax.jit.
 _MOST_TRACES = 256
 
 
-# What of JAX's configuration changes a trace.
-_CONFIGURATION = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_numpy_dtype_promotion",
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """The arguments of a call, arrays apart from everything else.
-
-    Attributes:
-      arrays: leaves that are arrays, tracers or abstract arrays, in order.
-      others: leaves that are not, as (position, value).
-      tree: the structure of (args, kwargs).
-    """
-
-    arrays: tuple[Any, ...]
-    others: tuple[tuple[int, Any], ...]
-    tree: Any
-
-    def key(self) -> Hashable:
-        """What a trace depends on; two calls of one key have the same trace."""
-        avals = tuple(map(_aval, self.arrays))
-        others = tuple((i, type(x), _exact(x)) for i, x in self.others)
-        return (
-            avals,
-            others,
-            self.tree,
-            *(getattr(jax.config, name) for name in _CONFIGURATION),
-            jax.default_backend(),
-        )
-
-    def after_first(self) -> int:
-        """How many arrays come after those of the first argument."""
-        (first, *_), _ = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
-        return self.tree.num_leaves - len(jax.tree.leaves(first))
-
-    def restore(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Args and kwargs with the given arrays in their places."""
-        leaves: list[Any] = list(arrays)
-        for position, value in self.others:
-            leaves.insert(position, value)
-        return jax.tree.unflatten(self.tree, leaves)
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
-
-
-def _exact(leaf: Any) -> Hashable:
-    """A leaf as a key: 0.0 and -0.0 are equal but not the same, NaN is the same but not equal."""
-    return repr(leaf) if isinstance(leaf, float | complex) else leaf
-
-
-def _aval(leaf: Any) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.core.ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
-    return jax.typeof(leaf)
-
-
-def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Tell the arrays among the leaves of the arguments from the rest."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    arrays = tuple(leaf for leaf in leaves if _is_array(leaf))
-    others = tuple((i, leaf) for i, leaf in enumerate(leaves) if not _is_array(leaf))
-    return Arguments(arrays, others, tree)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trace:
-    """A function as a jaxpr.
+class Found:
+    """What was found for some arguments.
 
     Attributes:
-      jaxpr: its equations.
-      consts: its constants.
-      out_tree: the structure of its output.
-      labels: leaves of its output that are no arrays, such as strings, as (position, value).
+      trace: the function as it was traced.
+      call: the rewritten function, from constants and flat arrays to flat arrays; None where
+        nothing matched.
+      bare: the same with the output in its structure, to be traced by another jit; None where it
+        cannot be, or is not to be.
     """
 
-    jaxpr: Any
-    consts: tuple[Any, ...]
-    out_tree: Any
-    labels: tuple[tuple[int, Any], ...] = ()
-
-    def restore(self, arrays: Sequence[Any]) -> Any:
-        """The output with the given arrays in their places."""
-        leaves = list(arrays)
-        for position, value in self.labels:
-            leaves.insert(position, value)
-        return jax.tree.unflatten(self.out_tree, leaves)
+    trace: Trace
+    call: Callable[..., Any] | None = None
+    bare: Callable[..., Any] | None = None
 
     @property
-    def is_cacheable(self) -> bool:
-        """Whether it holds no tracer of a transformation that is still under way."""
-        return not any(isinstance(c, jax.core.Tracer) for c in self.consts)
+    def consts(self) -> tuple[Any, ...]:
+        """The constants of the trace."""
+        return self.trace.consts
 
-
-def trace(fun: Callable[..., Any], arguments: Arguments) -> Trace:
-    """The first pass. A jitted function is traced through its own jit, static arguments and all."""
-    out_tree = None
-    labels: tuple[tuple[int, Any], ...] = ()
-
-    def flat(*arrays: Any) -> list[Any]:
-        nonlocal out_tree, labels
-        args, kwargs = arguments.restore(arrays)
-        leaves, out_tree = jax.tree.flatten(fun(*args, **kwargs))
-        labels = tuple((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, _LABELS))
-        return [_output(fun, leaf) for leaf in leaves if not isinstance(leaf, _LABELS)]
-
-    jaxpr = jax.make_jaxpr(flat)(*arguments.arrays)
-    return Trace(jaxpr, tuple(_compat.consts_of(jaxpr)), out_tree, labels)
-
-
-def _output(fun: Callable[..., Any], leaf: Any) -> Any:
-    """A leaf of the output that is an array or a number."""
-    if _is_array(leaf) or isinstance(leaf, numbers.Number):
-        return leaf
-    name = getattr(fun, "__name__", type(fun).__name__)
-    raise TypeError(
-        f"`jaxfp8.rewrite`: `{name}` returns a {type(leaf).__name__}; its outputs need to be "
-        "arrays, numbers, strings, enums or dtypes, in pytrees; register the class with "
-        "`jax.tree_util`, or return its arrays."
-    )
-
-
-Found = tuple[Trace, Callable[..., Any] | None]
+    def __call__(self, arguments: Arguments) -> Any:
+        assert self.call is not None
+        return self.trace.restore(self.call(*self.consts, *arguments.arrays))
 
 
 class Rewriter:
@@ -169,60 +63,71 @@ class Rewriter:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = split(args, kwargs)
-        traced, call = self._lookup(arguments)
-        if call is None:
-            return self.fun(*args, **kwargs)
-        outputs = call(*traced.consts, *arguments.arrays)
-        return traced.restore(outputs)
+        found = self.find(arguments)
+        return self.fun(*args, **kwargs) if found.call is None else found(arguments)
 
-    def _lookup(self, arguments: Arguments) -> Found:
+    def find(self, arguments: Arguments) -> Found:
+        """The rewrite for these arguments, made when they are the first of their kind."""
         try:
             key = arguments.key()
             found = self._cache.get(key)
-            if found is not None:
-                self._cache.move_to_end(key)
         except TypeError:  # a leaf that is neither an array nor hashable: traced at each call
-            key, found = None, None
+            return self._build(arguments)
         if found is None:
             found = self._build(arguments)
-            if key is not None and found[0].is_cacheable:
+            if found.trace.is_cacheable:
                 self._cache[key] = found
                 if len(self._cache) > _MOST_TRACES:
                     self._cache.popitem(last=False)
+        elif len(self._cache) > 1:
+            self._cache.move_to_end(key)
         return found
 
     def _build(self, arguments: Arguments) -> Found:
         traced = trace(self.fun, arguments)
         decision = decide(traced.jaxpr, arguments.after_first() if self.is_linear else 0)
-        if self.strict:
+        if self.strict and any(site.call is None for site in decision.seen.sites):
             _refuse_misses(report(self.fun, decision.seen))
-        if not decision.changed:
-            return traced, None
-        return traced, _callable(self.fun, traced, decision)
+        return _found(self.fun, traced, decision) if decision.changed else Found(traced)
 
 
-def _callable(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Callable[..., Any]:
+def _found(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Found:
     """The rewritten function on flat arrays, with the derivatives of the original."""
+    used = traced.used()
 
+    @collector_paused()
     def run(*arrays: Any) -> list[Any]:
-        return decision.program.run(arrays)
+        return decision.program.run(arrays, used)
 
-    run.__name__ = run.__qualname__ = getattr(fun, "__name__", "rewritten")
-    call = _derivatives.differentiable(run, traced.jaxpr, Rewriter)
+    name = getattr(fun, "__name__", "rewritten")
+    run.__name__ = run.__qualname__ = name
+    of_used = _derivatives.differentiable(run, traced.jaxpr, used, Rewriter)
+
+    def call(*arrays: Any) -> Sequence[Any]:
+        return of_used(*[arrays[i] for i in used])
+
     ops = decision.program.ops
     if len(ops) == 1 and ops[0][0].name in ("jit", "pjit"):
-        return call  # its own jit donates and shards; another around it would hide that
-    return jax.jit(call)
+        return Found(traced, call)  # its own jit donates and shards; ours would hide that
+    is_plain = traced.is_cacheable and not traced.labels
+
+    def bare(*arrays: Any) -> Any:
+        return traced.restore(call(*arrays))
+
+    # JAX forgets a trace with the function that it is of. `of_used` would never go: its traces
+    # refer to it, for its derivatives.
+    call.__name__ = call.__qualname__ = name
+    return Found(traced, jax.jit(call), bare if is_plain else None)
 
 
 def _refuse_misses(found: Report) -> None:
-    if found.missed:
-        first = found.missed[0]
-        raise ValueError(
-            f"`jaxfp8.rewrite`: strict, but {len(found.missed)} of {len(found.sites)} 8-bit dots "
-            f"of `{found.name}` cannot be rewritten; the first, at {first.where}: {first.reason}; "
-            f"{first.remedy}."
-        )
+    first = found.missed[0]
+    ended = f" (at {first.ended_at})" if first.ended_at != first.where else ""
+    raise ValueError(
+        f"`jaxfp8.rewrite`: strict, but {len(found.missed)} of {len(found.sites)} 8-bit dots of "
+        f"`{found.name}` cannot be rewritten; the first, at {first.where}: {first.reason}{ended}; "
+        f"{first.remedy}. `print(jaxfp8.explain({found.name})(...))` lists them all."
+    )
 
 
 def _check_callable(operation: str, fun: Any) -> None:
@@ -264,10 +169,19 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
     """
     _check_callable("rewrite", fun)
     rewriter = Rewriter(fun, strict=strict)
+    direct = Direct(getattr(fun, "__name__", "rewritten"), rewriter.find)
 
     @functools.wraps(fun)
     def rewritten(*args: Any, **kwargs: Any) -> Any:
-        return rewriter(*args, **kwargs)
+        try:
+            return direct.call(args, kwargs)
+        except Refused:
+            pass  # what now goes wrong did not do so while another error was handled
+        arguments = split(args, kwargs)
+        found = rewriter.find(arguments)
+        if found.call is None:
+            return fun(*args, **kwargs)
+        return direct.call(args, kwargs) if direct.learn(args, kwargs, found) else found(arguments)
 
     return rewritten
 

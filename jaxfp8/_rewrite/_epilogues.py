@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # How far a form has come, in the order of a kernel's work, and the last of these stages that each
 # kind of step may follow: a kernel has one order of work, and no step overtakes another.
 _STAGES = ("sum", "activation", "amax", "out scale", "clip or rounding", "quantised output")
+_ORDER = {stage: i for i, stage in enumerate(_STAGES)}
 _FOLLOWS = {
     "bias": "sum",
     "residual": "sum",
@@ -86,16 +87,15 @@ class Form:
     @property
     def stage(self) -> str:
         """How far the form has come: one of `_STAGES`."""
-        bounded = self.low is not None or self.high is not None or self.rounded
-        passed = (
-            True,
-            self.activation != "none",
-            self.sealed,
-            bool(self.out),
-            bounded,
-            self.quantized is not None,
-        )
-        return [name for name, held in zip(_STAGES, passed, strict=True) if held][-1]
+        if self.quantized is not None:
+            return "quantised output"
+        if self.low is not None or self.high is not None or self.rounded:
+            return "clip or rounding"
+        if self.out:
+            return "out scale"
+        if self.sealed:
+            return "amax"
+        return "sum" if self.activation == "none" else "activation"
 
     @property
     def ready(self) -> bool:
@@ -104,7 +104,7 @@ class Form:
 
     def apply(self, step: Step) -> str | None:
         """Take one more step; a sentence where it does not fit."""
-        if _STAGES.index(self.stage) > _STAGES.index(_FOLLOWS[step.kind]):
+        if _ORDER[self.stage] > _ORDER[_FOLLOWS[step.kind]]:
             return f"{_VERBS[step.kind]} after the {self.stage}"
         if self.dtype == _dtypes.INT32 and step.kind not in ("same", "view", "cast"):
             return f"{_VERBS[step.kind]} in int32, where a kernel computes in float32"

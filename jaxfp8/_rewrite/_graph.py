@@ -8,7 +8,6 @@ never removes one: an op that nobody demands is not emitted.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,8 +19,6 @@ from jax.extend import source_info_util
 
 from jaxfp8 import _compat
 from jaxfp8._spec import Shape
-
-_order = itertools.count()
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -43,12 +40,12 @@ class Value:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Op:
-    """Something to evaluate: `run(*inputs) -> list of outputs`.
+    """Something to evaluate.
 
     Attributes:
       name: the primitive's name, or that of the synthesised operation.
       inputs: the values it reads.
-      run: evaluates it with jax operations.
+      run: evaluates it with jax operations, `run(*inputs) -> outputs`; None for the equation as is.
       params: parameters of the equation, where it is one.
       eqn: the equation it stands for, or None.
       callers: the equations of the calls that it was inlined from, outermost first.
@@ -57,13 +54,18 @@ class Op:
 
     name: str
     inputs: tuple[Value, ...]
-    run: Callable[..., Sequence[Any]]
+    run: Callable[..., Sequence[Any]] | None
     params: dict[str, Any]
     eqn: Any = None
     callers: tuple[Any, ...] = ()
     effectful: bool = False
     outputs: tuple[Value, ...] = ()
-    order: int = dataclasses.field(default_factory=lambda: next(_order))
+
+    def evaluate(self, *arrays: Any) -> Sequence[Any]:
+        """The outputs for given inputs."""
+        if self.run is None:
+            return bind(self.eqn, arrays, self.callers)
+        return self.run(*arrays)
 
 
 def value_of(aval: Any) -> Value:
@@ -121,22 +123,20 @@ def derived(
 
 def equation_op(eqn: Any, inputs: Sequence[Value], callers: tuple[Any, ...] = ()) -> Op:
     """The op of an equation, as it stands in the function."""
-
-    def run(*arrays: Any) -> Sequence[Any]:
-        return bind(eqn, arrays, callers)
-
-    op = Op(eqn.primitive.name, tuple(inputs), run, eqn.params, eqn, callers, bool(eqn.effects))
-    op.outputs = tuple(
-        Value(
-            getattr(v.aval, "shape", ()),
-            getattr(v.aval, "dtype", np.dtype(bool)),
-            op,
-            i,
-            getattr(v.aval, "weak_type", False),
-        )
-        for i, v in enumerate(eqn.outvars)
-    )
+    name, effectful = eqn.primitive.name, bool(eqn.effects)
+    op = Op(name, tuple(inputs), None, eqn.params, eqn, callers, effectful)
+    op.outputs = tuple([_output(v.aval, op, i) for i, v in enumerate(eqn.outvars)])
     return op
+
+
+_NO_ARRAY = np.dtype(bool)  # of tokens and the like, which nothing looks into
+
+
+def _output(aval: Any, op: Op, index: int) -> Value:
+    if isinstance(aval, jax.core.ShapedArray):
+        return Value(aval.shape, aval.dtype, op, index, aval.weak_type)
+    shape, dtype = getattr(aval, "shape", ()), getattr(aval, "dtype", _NO_ARRAY)
+    return Value(shape, dtype, op, index, getattr(aval, "weak_type", False))
 
 
 def bind(eqn: Any, arrays: Sequence[Any], callers: tuple[Any, ...] = ()) -> Sequence[Any]:
@@ -151,7 +151,8 @@ def context_of(eqn: Any, callers: tuple[Any, ...] = ()) -> Any:
     """The source line and the name stack of an equation, for what is traced in its place."""
     stack = source_info_util.current_name_stack()
     for outer in (*callers, eqn):
-        stack = stack + outer.source_info.name_stack
+        if (own := outer.source_info.name_stack).stack:
+            stack = stack + own
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
 
 
@@ -217,7 +218,7 @@ def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
     if op.name in _BYTE_EXACT and len(op.inputs) == 1:
         source = undo_bitcast(op.inputs[0], dtype)
         if source.dtype == dtype:
-            return derived(op.name, lambda x: op.run(x)[0], [source], value.shape, dtype)
+            return derived(op.name, lambda x: op.evaluate(x)[0], [source], value.shape, dtype)
     return value
 
 

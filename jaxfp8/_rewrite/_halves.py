@@ -101,6 +101,12 @@ def _dequantised(jaxpr: Any) -> set[Any]:
     return {var for var, value in names.items() if walk.dequantised(value) is not None}
 
 
+def evaluate(jaxpr: Any, env: dict[Any, Any]) -> list[Any]:
+    """The outputs of an open jaxpr whose inputs, as far as they are read, are in `env`."""
+    _evaluate(jaxpr.eqns, env)
+    return [_read(env, v) for v in jaxpr.outvars]
+
+
 def _evaluate(eqns: Sequence[Any], env: dict[Any, Any]) -> None:
     """Evaluate equations as they stand, custom rules included."""
     for eqn in eqns:

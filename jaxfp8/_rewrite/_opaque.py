@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxfp8 import _compat, _dtypes
@@ -21,7 +22,21 @@ _KERNELS = ("pallas_call",)
 _SCALED = scaled_dot_p.name
 
 
-@functools.lru_cache(maxsize=4096)
+def _remembered(predicate: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """The predicate with what it said of each jaxpr, for as long as that lives."""
+    known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(predicate)
+    def of(jaxpr: Any) -> bool:
+        answer = known.get(jaxpr)
+        if answer is None:
+            answer = known[jaxpr] = predicate(jaxpr)
+        return answer
+
+    return of
+
+
+@_remembered
 def holds_eight_bit(jaxpr: Any) -> bool:
     """Whether any variable or constant of a jaxpr, at any depth, is 8-bit data."""
     atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
@@ -30,7 +45,7 @@ def holds_eight_bit(jaxpr: Any) -> bool:
     return here or any(map(holds_eight_bit, inner))
 
 
-@functools.lru_cache(maxsize=4096)
+@_remembered
 def holds_ref(jaxpr: Any) -> bool:
     """Whether a jaxpr reads or writes a mutable array at any depth, user kernels apart."""
     atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]

@@ -37,7 +37,8 @@ from jaxfp8._rewrite._rules import RULES, lost, remedy_for
 _ENDS_TRAIL = ("dot_general", *_unserved.NAMES, scaled_dot_p.name, "argmax", "argmin", "iota")
 # These may make an array smaller and still hold the same data.
 _VIEWS = ("slice", "dynamic_slice", "gather", "squeeze", "split")
-
+# Facts that tell of 8-bit data, found or lost.
+_DATA = (Scaled, Lost)
 
 Settler = Callable[["Walk", Sequence[Value], list[Value]], Program]
 
@@ -124,32 +125,26 @@ class Walk:
         env: dict[Any, Value] = {} if names is None else names
         env.update(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
-
-        def read(atom: Any) -> Value:
-            if _compat.is_literal(atom):
-                return _graph.literal_of(atom)
-            return env[atom]
-
         for eqn in jaxpr.eqns:
-            outs = self.equation(eqn, [read(v) for v in eqn.invars], callers)
+            outs = self.equation(eqn, _read(env, eqn.invars), callers)
             env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        return _read(env, jaxpr.outvars)
 
     def equation(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
         """Add an equation to the graph; its outputs, with facts."""
         if eqn.primitive is scaled_dot_p:
             self.seen.scaled += 1
-        region = _regions.REGIONS.get(eqn.primitive.name)
-        concerned = region is not None and self.concerns(eqn, inputs)
-        if region is not None and concerned:
-            outputs = region(self, eqn, inputs, callers)
+        name = eqn.primitive.name
+        concerned = name in _regions.REGIONS and self.concerns(eqn, inputs)
+        if concerned:
+            outputs = _regions.REGIONS[name](self, eqn, inputs, callers)
             if outputs is not None:
                 return outputs
         op = _graph.equation_op(eqn, inputs, callers)
         self.note(op)
         if not op.effectful:
             self._know(op)
-        if not concerned:
+        if not concerned and name not in RULES:
             _opaque.look_into(self, eqn, inputs, callers)
         return op.outputs
 
@@ -163,7 +158,7 @@ class Walk:
         """Note of a new op whether it has effects, and whether it is linear in what is."""
         if op.effectful:
             self.effects.append(op)
-        if not self.linear.isdisjoint(op.inputs):
+        if self.linear and not self.linear.isdisjoint(op.inputs):
             self.linear.update(op.outputs)
 
     def nested(self) -> Walk:
@@ -184,11 +179,11 @@ class Walk:
         fact = rule(self, op) if rule is not None else None
         if len(op.outputs) != 1:
             return
-        value = op.outputs[0]
         fact = self._activation(op) or fact
         if fact is None or isinstance(fact, Scales):
             fact = self._trail(op) or fact
-        self._learn(value, fact)
+        if fact is not None:
+            self._learn(op.outputs[0], fact)
 
     def _learn(self, value: Value, fact: Fact | None) -> None:
         if isinstance(fact, Product) and value.dtype in _dtypes.WIDE_FLOAT:
@@ -200,9 +195,9 @@ class Walk:
 
     def _activation(self, op: Op) -> Product | None:
         """A product where the op completes an activation of one."""
-        inputs = [self.curves.get(v, {}) for v in op.inputs]
-        if not any(inputs) or len(op.outputs) != 1:
+        if not any([v in self.curves for v in op.inputs]):
             return None
+        inputs = [self.curves.get(v, {}) for v in op.inputs]
         curves = _curves.extend(op, inputs)
         if not curves:
             return None
@@ -215,8 +210,8 @@ class Walk:
 
     def _trail(self, op: Op) -> Lost | None:
         """Where dequantised values end in an op without a rule, for the report."""
-        reached = any(isinstance(self.facts.get(v), Scaled | Lost) for v in op.inputs)
-        if not reached or op.name in _ENDS_TRAIL:
+        facts = [self.facts.get(v) for v in op.inputs]
+        if not any([isinstance(f, _DATA) for f in facts]) or op.name in _ENDS_TRAIL:
             return None
         largest = max(v.size for v in op.inputs)
         if op.outputs[0].size < largest and op.name not in _VIEWS:
@@ -229,3 +224,8 @@ class Walk:
             if self.dequantised(value) is not None:
                 return lost(op, "is applied to the dequantised values", remedy_for(op.name))
         return None
+
+
+def _read(env: dict[Any, Value], atoms: Sequence[Any]) -> list[Value]:
+    """The values of variables and literals."""
+    return [_graph.literal_of(a) if _compat.is_literal(a) else env[a] for a in atoms]
