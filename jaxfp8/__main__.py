@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import inspect
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jaxfp8
 from jaxfp8 import _doctor
+from jaxfp8._rewrite import show
 
 _EXPLAIN = """\
 Traces FUNCTION with the arguments that MAKE_ARGS() returns (a tuple; shapes made by
 jax.ShapeDtypeStruct will do) and prints, for each dot product, whether jaxfp8.rewrite takes it,
 and if not, why, with the file and the line. Nothing is computed.
 
-example:
+examples:
   python -m jaxfp8 explain my_model:forward --args my_model:example_arguments
+  python -m jaxfp8 explain my_model:Layer.forward --args my_model:arguments --html report.html
 """
 
 
@@ -67,33 +71,83 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE:MAKE_ARGS",
         help="function of no arguments that returns the tuple of FUNCTION's (default: none)",
     )
+    explain.add_argument("--json", metavar="FILE", help="write the report as JSON too")
+    explain.add_argument("--html", metavar="FILE", help="write the report as a page too")
     explain.set_defaults(run=_explain)
     return parser
 
 
 def _explain(options: argparse.Namespace) -> int:
     function = _load(options.function)
-    arguments = _load(options.args)() if options.args else ()
-    if not isinstance(arguments, tuple):
-        got = type(arguments).__name__
-        raise _UsageError(f"{options.args} returned a {got}, but a tuple of arguments is needed")
-    if not options.args and _required_arguments(function):
-        raise _UsageError(
-            f"{options.function} takes arguments; give --args MODULE:MAKE_ARGS, a function that "
-            "returns them"
+    arguments = _arguments(options.args)
+    if reason := _why_not_called_with(function, arguments):
+        remedy = (
+            f"{options.args} has to return a tuple of its arguments"
+            if options.args
+            else "give --args MODULE:MAKE_ARGS, a function that returns a tuple of them"
         )
-    print(jaxfp8.explain(function)(*arguments))
+        raise _UsageError(f"{options.function} takes other arguments: {reason}; {remedy}")
+    report = jaxfp8.explain(function)(*arguments)
+    if options.json:
+        _write(options.json, report.to_json(indent=1) + "\n")
+    if options.html:
+        _write(options.html, report.to_html())
+    show(report)
     return 0
 
 
-def _required_arguments(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments without which `function` cannot be called."""
+def _arguments(path: str | None) -> tuple[Any, ...]:
+    """What the function that `path` names returns."""
+    if path is None:
+        return ()
+    make = _load(path)
+    if reason := _why_not_called_with(make, ()):
+        raise _UsageError(f"{path} has to be a function of no arguments: {reason}")
+    arguments = make()
+    if not isinstance(arguments, tuple):
+        got = type(arguments).__name__
+        raise _UsageError(f"{path} returned a {got}, but a tuple of arguments is needed")
+    return arguments
+
+
+def _why_not_called_with(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | None:
+    """Why the function cannot be called with so many arguments; None if it can be."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # built in C, for instance
-        return []
-    named = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in named]
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _write(path: str, text: str) -> None:
+    """Write a whole file or none: what stood there before stays until all of the text is safe."""
+    folder, name = os.path.split(os.path.abspath(path))
+    part = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=folder, prefix=f".{name}.", delete=False
+        ) as file:
+            part = file.name
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(part, 0o666 & ~_umask())
+        os.replace(part, path)
+    except OSError as error:
+        if part is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+        raise _UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _load(path: str) -> Callable[..., Any]:

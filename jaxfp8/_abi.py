@@ -103,7 +103,10 @@ class Buffers(ctypes.Structure):
 # Types of the functions: name, result and arguments before the message and its size.
 _POINTERS = [ctypes.POINTER(Spec), ctypes.POINTER(Buffers)]
 SIGNATURES: dict[str, dict[str, list[Any]]] = {
-    "cpu": {"jaxfp8_cpu_scaled_dot": [*_POINTERS, ctypes.c_int]},
+    "cpu": {
+        "jaxfp8_cpu_scaled_dot": [*_POINTERS, ctypes.c_int],
+        "jaxfp8_cpu_route": [_POINTERS[0]],
+    },
     "cuda": {
         "jaxfp8_cuda_scaled_dot": [*_POINTERS, ctypes.c_void_p],
         "jaxfp8_cuda_prepare": [_POINTERS[0], ctypes.c_size_t],

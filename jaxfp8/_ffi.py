@@ -166,6 +166,14 @@ def compute_capability() -> int | None:
     return min(round(10 * float(device.compute_capability)) for device in jax.devices("cuda"))
 
 
+def cpu_paths(spec: ScaledDotSpec) -> dict[str, str] | str:
+    """The kernels of the CPU library, as `cuda_paths` tells those of CUDA, for the CPU at hand."""
+    library = _library_or_none("cpu")
+    if library is None:
+        return why_unavailable("cpu") or ""
+    return _paths(*_abi.call(library, "jaxfp8_cpu_route", _abi.Spec.of(spec)))
+
+
 def cuda_paths(
     spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int
 ) -> dict[str, str] | str:
@@ -184,7 +192,10 @@ def cuda_paths(
     if library is None:
         return why_unavailable("cuda") or ""
     asked = (_abi.Spec.of(spec), compute_capability, cublaslt_version)
-    status, text = _abi.call(library, "jaxfp8_cuda_route", *asked)
+    return _paths(*_abi.call(library, "jaxfp8_cuda_route", *asked))
+
+
+def _paths(status: int, text: str) -> dict[str, str] | str:
     if status:
         return text
     return {name: why for name, _, why in (line.partition(": ") for line in text.splitlines())}

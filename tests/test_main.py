@@ -1,5 +1,6 @@
 """The command line."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -20,6 +21,9 @@ MODULE = """
         x = jax.ShapeDtypeStruct((4, 64), jnp.bfloat16)
         w = jax.ShapeDtypeStruct((64, 32), jnp.float8_e4m3fn)
         return x, w, jnp.ones((1, 32), jnp.bfloat16)
+
+    def too_few():
+        return arguments()[:2]
 
     def one_array():
         return jnp.ones(3)
@@ -62,6 +66,53 @@ def test_explain_says_what_was_mistyped(folder, monkeypatch, capsys, arguments, 
     monkeypatch.syspath_prepend(folder)
     assert __main__.main(["explain", *arguments]) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["my_model:forward"], "missing a required argument: 'x'; give --args"),
+        (
+            ["my_model:forward", "--args", "my_model:too_few"],
+            "missing a required argument: 'scale'; my_model:too_few has to return a tuple",
+        ),
+        (["my_model:forward", "--args", "my_model:forward"], "a function of no arguments"),
+        (
+            ["my_model:forward", "--args", "my_model:arguments", "--json", "no/such/folder.json"],
+            "no/such/folder.json cannot be written: No such file",
+        ),
+    ],
+    ids=["none", "too few", "wants some", "folder"],
+)
+def test_explain_says_which_arguments_are_wrong(folder, monkeypatch, capsys, arguments, expected):
+    monkeypatch.syspath_prepend(folder)
+    assert __main__.main(["explain", *arguments]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_explain_writes_json_and_html(folder, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.chdir(folder)
+    command = ["explain", "my_model:forward", "--args", "my_model:arguments"]
+    assert __main__.main([*command, "--json", "report.json", "--html", "report.html"]) == 0
+    assert json.loads(pathlib.Path("report.json").read_text())["totals"]["matched"] == 1
+    assert "my_model.py:5" in pathlib.Path("report.html").read_text()
+    assert sorted(p.name for p in folder.glob("*report*")) == ["report.html", "report.json"]
+
+
+def test_file_stays_whole_when_writing_is_cut_short(folder, monkeypatch, capsys):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.chdir(folder)
+    pathlib.Path("report.json").write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    command = ["explain", "my_model:forward", "--args", "my_model:arguments"]
+    assert __main__.main([*command, "--json", "report.json"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert pathlib.Path("report.json").read_text() == "before"
+    assert [p.name for p in folder.glob("*report*")] == ["report.json"]
 
 
 def test_explain_shows_an_error_inside_the_users_module(folder, monkeypatch):

@@ -2,5 +2,6 @@
 
 from jaxfp8._rewrite._engine import explain, rewrite
 from jaxfp8._rewrite._report import Operand, Report, Site
+from jaxfp8._rewrite._report_text import show
 
-__all__ = ["Operand", "Report", "Site", "explain", "rewrite"]
+__all__ = ["Operand", "Report", "Site", "explain", "rewrite", "show"]

@@ -104,7 +104,7 @@ def _tell(
         values = [_graph.value_of(v.aval) for v in eqn.invars]
         op = _graph.equation_op(eqn, values, outer)
         site = Site(op, ((values[0], fact), (values[1], fact)))
-        site.miss(lost.reason, lost.remedy)
+        site.miss(lost.reason, lost.remedy, (lost.eqn, lost.callers) if lost.eqn else None)
         seen.see(site)
 
 

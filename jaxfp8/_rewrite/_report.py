@@ -10,14 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfp8 import _dtypes
-from jaxfp8._rewrite import _calls, _masks, _report_text, _source, _unserved
+from jaxfp8 import _dtypes, _lowering, _routes
+from jaxfp8._rewrite import _calls, _masks, _report_html, _report_text, _source, _unserved
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._dots import Site as DotSite
 from jaxfp8._rewrite._facts import Lost, Scaled
 from jaxfp8._rewrite._graph import Value
 from jaxfp8._spec import Shape
-from jaxfp8._support import why_unsupported
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,14 +25,14 @@ class Operand:
 
     Attributes:
       dtype: dtype of the 8-bit data, or of the array where there is none.
-      shape: shape of the operand as the dot has it.
+      shape: shape of the operand as the dot has it; a symbolic size is a string.
       scale: what scales the data: "none", "per tensor", "per axis 0", "blocks 128x128", ...
       zero_point: whether it has a zero point.
       eight_bit: whether it is 8-bit data.
     """
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
     scale: str
     zero_point: bool
     eight_bit: bool
@@ -53,14 +52,19 @@ class Site:
       library: the innermost frame outside JAX, as "file:line function", where it is another.
       path: name stack of the equation, such as a module path; may be "".
       lhs, rhs: the operands.
-      dims: sizes (batch, M, N, K).
+      dims: sizes (batch, M, N, K); -1 for a symbolic one.
       rewritten: whether it became a scaled dot.
       reason: why not; "" for a rewritten one.
       remedy: what to change; "" for a rewritten one.
-      ended_at: "file:line" of the operation that ended the trail, where it was not the dot.
+      ended_by: the operation that stands between the 8-bit data and a scaled dot, as JAX names it;
+        "dot_general" where it is the dot itself; "" for a rewritten one.
+      ended_at: "file:line" of that operation; "" for a rewritten one.
       epilogue: what the scaled dot absorbed, such as "scale, bias, relu -> bfloat16".
       widened_bytes: size of the arrays that the function as written makes of the 8-bit data.
-      platforms: for each platform, None where a kernel takes it, or why none does.
+      platforms: for each platform, None where a kernel takes it, or why none does; {} for a missed
+        one.
+      kernels: for each platform on which a kernel takes it, the name of that kernel, as the
+        platform's library tells; "" where only the device can tell.
     """
 
     file: str
@@ -74,20 +78,29 @@ class Site:
     rewritten: bool
     reason: str
     remedy: str
+    ended_by: str
     ended_at: str
     epilogue: str
     widened_bytes: int
     platforms: dict[str, str | None]
+    kernels: dict[str, str]
 
     @property
     def where(self) -> str:
         """The place in the user's code, as "file:line"."""
         return f"{self.file}:{self.line}"
 
+    @property
+    def status(self) -> str:
+        """One of "rewritten" and "missed"."""
+        return "rewritten" if self.rewritten else "missed"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
     """What `rewrite` does to a function, dot by dot.
+
+    It prints as a table that fits the terminal, and shows itself in notebooks.
 
     Attributes:
       name: name of the function.
@@ -116,29 +129,40 @@ class Report:
         """Bytes that the rewritten dots no longer widen."""
         return sum(site.widened_bytes for site in self.matched)
 
-    def to_json(self, indent: int | None = None) -> str:
-        """The rows and totals as JSON."""
-        totals = {
+    @property
+    def totals(self) -> dict[str, int]:
+        """Numbers of dots, by what becomes of them, and bytes."""
+        return {
             "matched": len(self.matched),
             "missed": len(self.missed),
             "others": self.others,
             "scaled": self.scaled,
             "widened_bytes": self.widened_bytes,
+            "still_widened_bytes": sum(site.widened_bytes for site in self.missed),
         }
-        rows = [dataclasses.asdict(site) for site in self.sites]
-        return json.dumps(
-            {"name": self.name, "totals": totals, "sites": rows}, indent=indent, default=str
-        )
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The rows and totals as JSON; docs/rewrite.md describes the fields."""
+        rows = [{"status": s.status, **dataclasses.asdict(s)} for s in self.sites]
+        whole = {"schema": SCHEMA, "name": self.name, "totals": self.totals, "sites": rows}
+        return json.dumps(whole, indent=indent, allow_nan=False)
 
     def to_html(self) -> str:
-        """The rows and totals as an HTML table."""
-        return _report_text.html(self)
+        """The rows and totals as an HTML page of its own, which loads nothing."""
+        return _report_html.page(self)
 
     def _repr_html_(self) -> str:
-        return self.to_html()
+        return _report_html.fragment(self)
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        yield _report_text.renderable(self, options.max_width)
 
     def __str__(self) -> str:
         return _report_text.text(self)
+
+
+# The fields of `to_json`: a new one keeps the number, a changed or missing one does not.
+SCHEMA = "jaxfp8.report/1"
 
 
 def report(fun: Callable[..., Any], seen: Seen) -> Report:
@@ -151,7 +175,7 @@ def report(fun: Callable[..., Any], seen: Seen) -> Report:
 def _row(site: DotSite) -> Site:
     place = _source.place(site.op.eqn, site.op.callers)
     call = site.call
-    blamed = _source.place(*site.blame) if site.blame is not None else None
+    ended_by, ended_at = _end(site, place) if call is None else ("", "")
     return Site(
         file=place.file,
         line=place.line,
@@ -164,18 +188,33 @@ def _row(site: DotSite) -> Site:
         rewritten=call is not None,
         reason=site.reason,
         remedy=site.remedy,
-        ended_at=f"{blamed.file}:{blamed.line}" if blamed is not None else "",
+        ended_by=ended_by,
+        ended_at=ended_at,
         epilogue=_epilogue(call) if call is not None else "",
         widened_bytes=sum(_widened(*given) for given in site.given),
-        platforms=_platforms(call),
+        **_on_platforms(call),
     )
 
 
-def _platforms(call: _calls.Call | None) -> dict[str, str | None]:
+def _end(site: DotSite, place: _source.Place) -> tuple[str, str]:
+    """The operation that ended the trail of a missed dot, and its "file:line"."""
+    if site.blame is None:
+        return site.op.name, f"{place.file}:{place.line}"
+    eqn, callers = site.blame
+    there = _source.place(eqn, callers)
+    return eqn.primitive.name, f"{there.file}:{there.line}"
+
+
+def _on_platforms(call: _calls.Call | None) -> dict[str, dict[str, Any]]:
+    """Why no kernel takes a call, and which does, by platform."""
     if call is None:
-        return {}
+        return {"platforms": {}, "kernels": {}}
     names = dict.fromkeys(["cpu", "cuda", jax.default_backend()])
-    return {name: why_unsupported(call.spec, name) for name in names}
+    kernels = {name: _routes.kernel_for(call.spec, name) for name in names}
+    return {
+        "platforms": {name: _lowering.why_not(call.spec, name) for name in names},
+        "kernels": {name: kernel for name, kernel in kernels.items() if kernel is not None},
+    }
 
 
 def _operand(site: DotSite, index: int) -> Operand:
@@ -187,7 +226,7 @@ def _operand(site: DotSite, index: int) -> Operand:
         dtype, scale, zero = fact.dtype.name, _scale(tiles, value), fact.zero_point is not None
     return Operand(
         dtype=dtype,
-        shape=value.shape,
+        shape=tuple(size if isinstance(size, int) else str(size) for size in value.shape),
         scale=scale,
         zero_point=zero,
         eight_bit=isinstance(fact, Scaled),

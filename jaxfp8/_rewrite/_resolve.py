@@ -125,7 +125,7 @@ class Resolver:
             call = self._call(product, None)
             if isinstance(call, Call):
                 return call
-        product.site.miss(call, "see docs/rewrite.md, how to read a miss")
+        product.site.miss(call, "leave it to XLA here; there are kernels for cpu and cuda")
         return None
 
     def _call(self, product: Product, amax: Amax | None) -> Call | str:
