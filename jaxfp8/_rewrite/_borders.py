@@ -66,11 +66,18 @@ class Border:
             self._know(inner, fact, self._slice_factor, "slice")
         return inner
 
-    def enter_plain(self, value: Value) -> Value:
-        """The inner value of one that changes inside, of which nothing is known."""
+    def enter_plain(self, value: Value, lose: Callable[[], Lost]) -> Value:
+        """The inner value of one that changes inside, of which nothing else is known.
+
+        Where it was dequantised 8-bit data outside, `lose` says what it is no longer.
+        """
         inner = self._link(value, value.shape, "carry")
         if self._is_linear:
             self.inner.linear.add(inner)
+        if (before := self.outer.lost(value)) is not None:
+            self.inner.facts[inner] = before
+        elif self.outer.dequantised(value) is not None:
+            self.inner.facts[inner] = lose()
         return inner
 
     def enter_shards(self, value: Value, shape: Shape, spec: Any) -> Value:

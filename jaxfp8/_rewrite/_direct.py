@@ -9,6 +9,7 @@ such calls take the long way.
 
 from __future__ import annotations
 
+import collections
 import enum
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -21,10 +22,9 @@ from jaxfp8._rewrite._arguments import Arguments, exact, split
 _STATIC = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
 # Each refusal costs a trace of the arguments; a function that is refused so often is not suited.
 _MOST_REFUSALS = 8
-# Each combination of static arguments has a jitted function of its own.
-_MOST_FUNCTIONS = 64
 
 Lookup = Callable[[Arguments], Any]
+Kept = tuple[Callable[..., Any], tuple[Any, ...]]  # a jitted function, and constants to give it
 
 
 class Refused(Exception):
@@ -38,12 +38,13 @@ class Direct:
       name: that of the function.
       lookup: from arguments to the rewrite found for them: its constants `consts`, and `bare`,
         from flat arrays to the output; None where a call is to take the long way.
+      most: how many functions are kept, those that were used last.
     """
 
-    def __init__(self, name: str, lookup: Lookup) -> None:
-        self._name, self._lookup = name, lookup
+    def __init__(self, name: str, lookup: Lookup, most: int) -> None:
+        self._name, self._lookup, self._most = name, lookup, most
         self._refusals = 0
-        self._functions: dict[Hashable, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+        self._functions: collections.OrderedDict[Hashable, Kept] = collections.OrderedDict()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of the rewritten function; raises `Refused` where that is for others."""
@@ -51,6 +52,8 @@ class Direct:
         found = self._functions.get(statics)
         if found is None:
             raise Refused
+        if len(self._functions) > 1:
+            self._functions.move_to_end(statics)
         function, consts = found
         try:
             return function(consts, *rest)
@@ -69,10 +72,11 @@ class Direct:
         if self._refusals > _MOST_REFUSALS or found.bare is None:
             return False
         statics, rest = _statics(args, kwargs)
-        is_full = len(self._functions) >= _MOST_FUNCTIONS and statics not in self._functions
-        if is_full or _is_mixed(split(*rest)):
+        if _is_mixed(split(*rest)):
             return False
         self._functions[statics] = (self._jitted(statics, found.consts), found.consts)
+        if len(self._functions) > self._most:
+            self._functions.popitem(last=False)
         return True
 
     def _jitted(self, statics: Any, consts: tuple[Any, ...]) -> Callable[..., Any]:

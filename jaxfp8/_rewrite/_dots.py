@@ -203,11 +203,17 @@ def _arrange(walk: Walk, site: Site) -> Objection | None:
                 "put the zeros over the 8-bit array, before dequantising",
             )
         return _objection(
-            "the scale of an operand varies with every element of it",
-            "scale by rows, columns or blocks",
+            f"the scale of {_finest(first, second)} varies with every element of it",
+            "scale by rows, columns or blocks; a scale for each element saves nothing",
         )
     site.lhs, site.rhs = _peel(lhs), _peel(rhs)
     return _against(site, site.lhs, site.rhs)
+
+
+def _finest(lhs: Side, rhs: Side) -> str:
+    """The operand whose scales are as fine as its data, in words."""
+    name, side = ("left", lhs) if is_elementwise(lhs) else ("right", rhs)
+    return f"the {name} operand, {side.dtype}{list(side.value.shape)},"
 
 
 def _scaled_side(site: Site, index: int) -> Side | None:

@@ -169,7 +169,7 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
     """
     _check_callable("rewrite", fun)
     rewriter = Rewriter(fun, strict=strict)
-    direct = Direct(getattr(fun, "__name__", "rewritten"), rewriter.find)
+    direct = Direct(getattr(fun, "__name__", "rewritten"), rewriter.find, _MOST_TRACES)
 
     @functools.wraps(fun)
     def rewritten(*args: Any, **kwargs: Any) -> Any:

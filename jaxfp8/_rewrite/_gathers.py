@@ -151,6 +151,11 @@ def _pad_factor(op: Op, factor: Factor) -> Factor | None:
     )
 
 
+_SELECT_BYTES = (
+    "select zero, or select between 8-bit arrays and between their scales, before dequantising"
+)
+
+
 @rule("select_n")
 def select(walk: Walk, op: Op) -> Fact | None:
     """A mask with zero on one side: the bytes are masked instead."""
@@ -165,7 +170,7 @@ def select(walk: Walk, op: Op) -> Fact | None:
         if _graph.number(other) != 0 or fact.zero_point is not None:
             if walk.dequantised(case) is None:
                 return None
-            return lost(op, "mixes dequantised values with others than zero")
+            return lost(op, "mixes dequantised values with others than zero", _SELECT_BYTES)
         zero = _graph.derived(
             "zeros",
             lambda q=fact.q: np.zeros(q.shape, q.dtype),

@@ -73,7 +73,7 @@ def look_into(walk: Walk, eqn: Any, inputs: Sequence[Value], callers: tuple[Any,
     lost = Lost(
         eqn,
         f"it stands inside `{name}`, which is left as it is",
-        f"rewrite inside `{name}`",
+        f"move the product out of `{name}`, or rewrite the function that is given to it",
         callers,
     )
     _tell(walk.seen, jaxprs, lost, (*callers, eqn), reached=reached)

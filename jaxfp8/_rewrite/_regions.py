@@ -15,6 +15,7 @@ from jax import lax
 from jaxfp8 import _compat
 from jaxfp8._rewrite import _graph, _opaque
 from jaxfp8._rewrite._borders import Border, Inside
+from jaxfp8._rewrite._facts import Lost
 from jaxfp8._rewrite._graph import Op, Value
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def jit(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence
     if _asks_for_nothing(eqn.params):
         return _walk_inside(walk, eqn.params["jaxpr"], inputs, (*callers, eqn))
     border = Border(walk, inputs)
-    args = [border.enter_plain(value) for value in inputs]
+    lose = _loser(
+        eqn, callers, "takes dequantised values, and donates or shards", "dequantise inside it"
+    )
+    args = [border.enter_plain(value, lose) for value in inputs]
     outputs = _walk_inside(border.inner, eqn.params["jaxpr"], args, (*callers, eqn))
     inside = border.settle(outputs, keep=args)
 
@@ -103,7 +107,7 @@ def scan(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequenc
     border = Border(walk, inputs)
     carry = inputs[n_consts:first]
     handed_on = _handed_on(jaxpr, n_consts, n_carry)
-    carried = _carried(border, carry, handed_on)
+    carried = _carried(border, carry, handed_on, eqn, callers)
     args = [border.enter(v) for v in inputs[:n_consts]] + carried
     args += [border.enter_slices(v) for v in inputs[first:]]
     outputs = _walk_inside(border.inner, jaxpr, args, (*callers, eqn))
@@ -140,10 +144,27 @@ def _handed_on(jaxpr: Any, first: int, number: int) -> list[bool]:
     return [a is b for a, b in zip(arguments, opened.outvars[:number], strict=True)]
 
 
-def _carried(border: Border, carry: Sequence[Value], handed_on: Sequence[bool]) -> list[Value]:
+def _carried(
+    border: Border,
+    carry: Sequence[Value],
+    handed_on: Sequence[bool],
+    eqn: Any,
+    callers: Callers,
+) -> list[Value]:
     """Carried values inside; one that never changes keeps what is known about it."""
+    lose = _loser(
+        eqn,
+        callers,
+        "carries dequantised values from turn to turn, and changes them",
+        "carry the 8-bit array, and dequantise it in the body",
+    )
     pairs = zip(carry, handed_on, strict=True)
-    return [border.enter(v) if same else border.enter_plain(v) for v, same in pairs]
+    return [border.enter(v) if same else border.enter_plain(v, lose) for v, same in pairs]
+
+
+def _loser(eqn: Any, callers: Callers, reason: str, remedy: str) -> Callable[[], Lost]:
+    """The loss of a fact at a region."""
+    return lambda: Lost(eqn, f"`{eqn.primitive.name}` {reason}", remedy, callers)
 
 
 def _loop(
@@ -183,7 +204,7 @@ def while_(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Seque
     consts = [border.enter(v) for v in inputs[n_cond:first]]
     carry = inputs[first:]
     handed_on = _handed_on(body_jaxpr, n_body, len(carry))
-    carried = _carried(border, carry, handed_on)
+    carried = _carried(border, carry, handed_on, eqn, callers)
     outputs = _walk_inside(border.inner, body_jaxpr, consts + carried, (*callers, eqn))
     changing = [i for i in range(len(carry)) if not handed_on[i]]
     fixed = [carried[i] for i in range(len(carry)) if handed_on[i]]

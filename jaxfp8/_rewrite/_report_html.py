@@ -20,6 +20,7 @@ _STYLE = """
   .jaxfp8 { --ink: #e6eaf0; --dim: #98a2b3; --line: #38414f; --card: #202733; --good: #6ce9a6;
     --good-card: #143526; --bad: #fda29b; --bad-card: #40201e; --note: #fec84b; } }
 .jaxfp8 h1 { font-size: 20px; margin: 0 0 12px; }
+.jaxfp8 h1 code { font-size: inherit; }
 .jaxfp8 .totals { display: flex; flex-wrap: wrap; gap: 8px; margin: 0 0 16px; padding: 0; }
 .jaxfp8 .totals div { background: var(--card); border-radius: 8px; padding: 8px 14px; }
 .jaxfp8 .totals b { display: block; font-size: 18px; }

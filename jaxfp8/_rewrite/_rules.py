@@ -34,7 +34,12 @@ def remedy_for(name: str) -> str:
     """What to do about a primitive that no rule takes on dequantised values."""
     if name in _BOUNDS:
         return _UNBOUND
-    return BEFORE if name in _MOVES else STAYS_WIDE
+    if name in _MOVES:
+        return BEFORE
+    return (
+        f"the product needs what `{name}` makes of them, so this dot stays wide; for an 8-bit "
+        "product, quantise that (`jaxfp8.quantize`)"
+    )
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -192,13 +197,15 @@ def add(walk: Walk, op: Op) -> Fact | None:
         scaled = walk.dequantised(main)
         if scaled is not None:
             if subtract and flipped:
-                return lost(op, "takes dequantised values from another", "subtract the other way")
+                return lost(op, "takes dequantised values from others", _APART_LEFT)
             return _zero_point(walk, scaled, op, main, other, subtract)
     return None
 
 
 # x @ (w - m) is x @ w - x @ m: the shift is a product of its own.
 _APART = "subtract the product with what is subtracted: `x @ w - x @ m` for `x @ (w - m)`"
+_APART_LEFT = "subtract the product from that of the others: `x @ c - x @ w` for `x @ (c - w)`"
+_SHIFT_FIRST = "subtract the zero point first, in integers: `(q - z) * scale`"
 
 
 def _zero_point(
@@ -209,7 +216,7 @@ def _zero_point(
     if scaled.dtype not in _dtypes.INT8:
         return lost(op, f"shifts {scaled.dtype} values, which have no zero point", _APART)
     if scaled.factors or scaled.zero_point is not None:
-        return lost(op, "shifts values that are already scaled or shifted", "subtract it first")
+        return lost(op, "shifts values that are already scaled or shifted", _SHIFT_FIRST)
     if main.shape != out.shape:
         return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}", BEFORE)
     factors = walk.factors(other)

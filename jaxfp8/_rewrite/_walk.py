@@ -36,7 +36,7 @@ from jaxfp8._rewrite._rules import RULES, lost, remedy_for
 # After these an array is another one: a dot on it is not a missed 8-bit dot.
 _ENDS_TRAIL = ("dot_general", *_unserved.NAMES, scaled_dot_p.name, "argmax", "argmin", "iota")
 # These may make an array smaller and still hold the same data.
-_VIEWS = ("slice", "dynamic_slice", "gather", "squeeze", "split")
+_VIEWS = ("slice", "dynamic_slice", "gather", "squeeze", "split", "top_k")
 # Facts that tell of 8-bit data, found or lost.
 _DATA = (Scaled, Lost)
 
@@ -54,6 +54,7 @@ class Walk:
       linear: values in which JAX will transpose the program: bytes have no transpose.
       effects: ops that must run whatever is demanded.
       own: those of this walk, not of regions inside it.
+      results: the outputs of the jaxpr that was walked last.
     """
 
     def __init__(self, settler: Settler, seen: _dots.Seen | None = None) -> None:
@@ -64,7 +65,9 @@ class Walk:
         self.own: list[_dots.Site] = []
         self.effects: list[Op] = []
         self.linear: set[Value] = set()
+        self.results: list[Value] = []
         self._implicit: dict[Value, Scaled] = {}
+        self._nested: list[Walk] = []
 
     # What is known about a value
 
@@ -128,7 +131,8 @@ class Walk:
         for eqn in jaxpr.eqns:
             outs = self.equation(eqn, _read(env, eqn.invars), callers)
             env.update(zip(eqn.outvars, outs, strict=True))
-        return _read(env, jaxpr.outvars)
+        self.results = _read(env, jaxpr.outvars)
+        return self.results
 
     def equation(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
         """Add an equation to the graph; its outputs, with facts."""
@@ -137,16 +141,41 @@ class Walk:
         name = eqn.primitive.name
         concerned = name in _regions.REGIONS and self.concerns(eqn, inputs)
         if concerned:
-            outputs = _regions.REGIONS[name](self, eqn, inputs, callers)
-            if outputs is not None:
-                return outputs
+            return self._region(eqn, inputs, callers)
         op = _graph.equation_op(eqn, inputs, callers)
         self.note(op)
         if not op.effectful:
             self._know(op)
-        if not concerned and name not in RULES:
+        if name not in RULES:
             _opaque.look_into(self, eqn, inputs, callers)
         return op.outputs
+
+    def _region(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
+        """The outputs of a region that 8-bit data goes into, or is made in."""
+        before, self._nested = self._nested, []
+        outputs = _regions.REGIONS[eqn.primitive.name](self, eqn, inputs, callers)
+        insides, self._nested = self._nested, before
+        if outputs is None:
+            op = _graph.equation_op(eqn, inputs, callers)
+            self.note(op)
+            outputs = op.outputs
+            if not op.effectful and not insides:
+                self._know(op)
+        for inside in insides:
+            self._leave(inside, outputs, eqn, callers)
+        return outputs
+
+    def _leave(self, inside: Walk, outputs: Sequence[Value], eqn: Any, callers: Any) -> None:
+        """Say of what leaves a region that it was dequantised data in there; no fact leaves it."""
+        for inner, value in zip(inside.results, outputs, strict=True):
+            if value in self.facts:
+                continue
+            if (earlier := inside.lost(inner)) is not None:
+                self._learn(value, earlier)
+            elif inside.dequantised(inner) is not None:
+                reason = f"`{eqn.primitive.name}` returns dequantised values"
+                remedy = "return the 8-bit array and its scale, and dequantise after it"
+                self._learn(value, Lost(eqn, reason, remedy, callers))
 
     def see(self, site: _dots.Site) -> None:
         """Note a dot of this walk, or count it if it has nothing to do with 8-bit data."""
@@ -163,7 +192,9 @@ class Walk:
 
     def nested(self) -> Walk:
         """A walk for the inside of a region."""
-        return Walk(self.settler, self.seen)
+        inside = Walk(self.settler, self.seen)
+        self._nested.append(inside)
+        return inside
 
     def settle(self, outputs: Sequence[Value], inputs: list[Value]) -> Program:
         """Settle the calls of this walk and order what is left to do."""
@@ -178,6 +209,7 @@ class Walk:
         rule = RULES.get(op.name)
         fact = rule(self, op) if rule is not None else None
         if len(op.outputs) != 1:
+            self._trail_of_many(op)
             return
         fact = self._activation(op) or fact
         if fact is None or isinstance(fact, Scales):
@@ -208,13 +240,20 @@ class Walk:
         base = self.product(found[0])
         return _epilogues.activate(base, op, found[1]) if base else None
 
+    def _trail_of_many(self, op: Op) -> None:
+        """Where dequantised values end in an op with several outputs: all that may hold them."""
+        lost = self._trail(op) if op.outputs else None
+        for value in op.outputs if lost is not None else ():
+            if value.dtype in _dtypes.WIDE_FLOAT:
+                self._learn(value, lost)
+
     def _trail(self, op: Op) -> Lost | None:
         """Where dequantised values end in an op without a rule, for the report."""
         facts = [self.facts.get(v) for v in op.inputs]
         if not any([isinstance(f, _DATA) for f in facts]) or op.name in _ENDS_TRAIL:
             return None
         largest = max(v.size for v in op.inputs)
-        if op.outputs[0].size < largest and op.name not in _VIEWS:
+        if max(v.size for v in op.outputs) < largest and op.name not in _VIEWS:
             return None
         for value in op.inputs:
             if value.size < largest:
@@ -222,7 +261,9 @@ class Walk:
             if (earlier := self.lost(value)) is not None:
                 return earlier
             if self.dequantised(value) is not None:
-                return lost(op, "is applied to the dequantised values", remedy_for(op.name))
+                what = f"{value.dtype}[{','.join(map(str, value.shape))}]"
+                reason = f"is applied to the dequantised values, {what}"
+                return lost(op, reason, remedy_for(op.name))
         return None
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import html.parser
 import inspect
 import json
+import re
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -13,7 +17,9 @@ import pytest
 from rewrite.support import BF16, F32, Data
 
 import jaxfp8
-from jaxfp8.testing import assert_rewritten
+from jaxfp8 import _ffi
+from jaxfp8._rewrite import Site, _report_text
+from jaxfp8.testing import assert_rewritten, kernel_calls
 
 
 def mixed(x: Any, q: Any, s: Any, w: Any) -> Any:
@@ -72,10 +78,95 @@ def test_report_needs_no_arrays() -> None:
     assert len(jaxfp8.explain(mixed)(*shapes).matched) == 1
 
 
+def test_row_names_the_kernel_that_the_library_routes_the_product_to() -> None:
+    kernels = jaxfp8.explain(mixed)(*_args()).matched[0].kernels
+    assert kernels["cpu"] in _ffi.available_kernels()
+    before = kernel_calls()[kernels["cpu"]]
+    jax.block_until_ready(jaxfp8.rewrite(mixed)(*_args()))
+    assert kernel_calls()[kernels["cpu"]] == before + 1
+
+
+def test_row_of_a_library_holds_the_line_of_the_user_and_that_of_the_library() -> None:
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any, q: Any) -> Any:
+            kernel = jnp.sin(q.astype(F32))
+            return nn.Dense(24, use_bias=False, kernel_init=lambda *_: kernel)(x)
+
+    site = jaxfp8.explain(Model().init_with_output)(jax.random.key(0), *_args()[:2]).missed[0]
+    assert (site.file, site.line) == (__file__, _line(Model.__call__, "nn.Dense"))
+    assert re.search(r"flax/linen/linear\.py:\d+ Dense\.__call__$", site.library)
+    assert site.path.endswith("Model/Dense_0")
+
+
 def test_report_as_json_holds_rows_and_totals() -> None:
     loaded = json.loads(jaxfp8.explain(mixed)(*_args()).to_json())
     assert loaded["totals"]["matched"] == 1
     assert [row["rewritten"] for row in loaded["sites"]] == [True, False]
+
+
+def test_report_as_json_says_its_schema_and_survives_a_round_trip() -> None:
+    text = jaxfp8.explain(mixed)(*_args()).to_json()
+    loaded = json.loads(text)
+    assert loaded["schema"] == "jaxfp8.report/1"
+    assert set(loaded) == {"schema", "name", "totals", "sites"}
+    assert [row["status"] for row in loaded["sites"]] == ["rewritten", "missed"]
+    assert set(loaded["sites"][0]) == {"status", *(f.name for f in dataclasses.fields(Site))}
+    assert json.dumps(loaded) == text
+
+
+def test_report_as_html_is_a_page_that_loads_nothing() -> None:
+    page = jaxfp8.explain(mixed)(*_args()).to_html()
+    assert page.startswith("<!DOCTYPE html>")
+    assert not re.search(r"src=|href=|url\(|@import|<script", page)
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+
+
+class Tags(html.parser.HTMLParser):
+    """Which tags are open; one that closes another than the last is an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        """A tag opens; a few never close."""
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """A tag closes."""
+        assert self.open.pop() == tag
+
+
+def test_rows_that_are_alike_are_printed_once() -> None:
+    def f(x: Any, q: Any) -> Any:
+        for i in range(3):
+            with jax.named_scope(f"layer_{i}"):
+                x = x @ q.astype(F32)
+        return x
+
+    text = str(jaxfp8.explain(f)(_args()[0], Data().bits8(32, 32)))
+    assert "3 of 3 dots" in text
+    assert "3 x" in text
+    assert "layer_*" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("one two three", 7, ["one two", "three"]),
+        ("in models/layers/attention.py:12", 20, ["in models/layers/", "attention.py:12"]),
+        ("f8_e4m3fn[14336,4096]", 16, ["f8_e4m3fn[14336,", "4096]"]),
+        ("abcdefgh", 3, ["abc", "def", "gh"]),
+        ("", 3, [""]),
+    ],
+    ids=["words", "path", "shape", "no joint", "empty"],
+)
+def test_long_words_are_broken_at_their_joints(text: str, width: int, lines: list[str]) -> None:
+    assert _report_text.wrap(text, width) == lines
 
 
 def test_report_as_html_escapes_what_it_shows() -> None:
@@ -89,6 +180,7 @@ def test_printed_report_fits_the_terminal(width: int, monkeypatch: pytest.Monkey
     monkeypatch.setenv("COLUMNS", str(width))
     table = str(jaxfp8.explain(mixed)(*_args())).splitlines()[1:-1]
     assert max(map(len, table)) <= width
+    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in table)
 
 
 def test_printed_report_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:

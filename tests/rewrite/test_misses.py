@@ -1,0 +1,214 @@
+"""Every miss says which operation stands in the way, on which line, and what to change."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from rewrite.support import F32, Data
+
+import jaxfp8
+
+_DATA = Data()
+X = _DATA.normal(5, 32)
+FP8, OTHER, SQUARE = _DATA.bits8(32, 24), _DATA.bits8(32, 24), _DATA.bits8(32, 32)
+INT8, PLAIN = _DATA.bits8(32, 24, dtype=jnp.int8), _DATA.normal(32, 24)
+BLOCKS = _DATA.scale(2, 1, 24)
+
+Function = Callable[[Any], Any]
+MISSES: dict[str, tuple[Function, str, str, str]] = {}
+
+
+def miss(ended_by: str, reason: str, remedy: str) -> Callable[[Function], Function]:
+    """Register a function with one miss: the operation, and parts of its reason and remedy.
+
+    The operation stands on the line that ends in "# here".
+    """
+
+    def register(fun: Function) -> Function:
+        MISSES[fun.__name__] = (fun, ended_by, reason, remedy)
+        return fun
+
+    return register
+
+
+def _wide(q: Any) -> Any:
+    return q.astype(F32) * 0.5
+
+
+@miss("sin", "`sin` is applied to the dequantised values, float32[32,24]", "quantise that")
+def curve(x: Any) -> Any:
+    w = jnp.sin(_wide(FP8))  # here
+    return x @ w
+
+
+@miss("max", "`max` is applied", "drop it if it never binds")
+def bound(x: Any) -> Any:
+    w = jnp.maximum(_wide(FP8), -1.0)  # here
+    return x @ w
+
+
+@miss("select_n", "mixes dequantised values with others than zero", "select zero")
+def select(x: Any) -> Any:
+    w = jnp.where(PLAIN > 0, _wide(FP8), 1.0)  # here
+    return x @ w
+
+
+@miss("convert_element_type", "from float32 to int32 changes the values", "keep them in float32")
+def truncated(x: Any) -> Any:
+    w = _wide(FP8).astype(jnp.int32)  # here
+    return x.astype(jnp.int32) @ w
+
+
+@miss("mul", "stretches [1, 24] to [32, 24]", "before dequantising")
+def stretched(x: Any) -> Any:
+    w = _wide(FP8[:1]) * PLAIN  # here
+    return x @ w
+
+
+@miss("sub", "not known to be whole numbers", "keep zero points in int8, uint8 or int16")
+def float_zero_point(x: Any) -> Any:
+    w = INT8.astype(F32) - PLAIN[0]  # here
+    return x @ w
+
+
+@miss("sub", "float8_e4m3fn values, which have no zero point", "`x @ w - x @ m`")
+def shifted_fp8(x: Any) -> Any:
+    w = _wide(FP8) - 0.5  # here
+    return x @ w
+
+
+@miss("sub", "already scaled or shifted", "`(q - z) * scale`")
+def late_zero_point(x: Any) -> Any:
+    w = _wide(INT8) - 3.0  # here
+    return x @ w
+
+
+@miss("sub", "takes dequantised values from others", "`x @ c - x @ w`")
+def taken_away(x: Any) -> Any:
+    w = 1.0 - _wide(FP8)  # here
+    return x @ w
+
+
+@miss(
+    "dot_general", "the right operand, float8_e4m3fn[32, 24], varies", "by rows, columns or blocks"
+)
+def elementwise_scale(x: Any) -> Any:
+    w = FP8.astype(F32) * PLAIN
+    return x @ w  # here
+
+
+@miss("gather", "fills rows out of bounds with NaN", 'mode="clip"')
+def filled_rows(x: Any) -> Any:
+    w = jnp.take(_wide(FP8), jnp.array([1, 2, 3]), axis=0)  # here
+    return x[:, :3] @ w
+
+
+@miss("pad", "adds values other than zero", "pad with zero")
+def padded_with_one(x: Any) -> Any:
+    w = jnp.pad(_wide(FP8[1:]), ((1, 0), (0, 0)), constant_values=1.0)  # here
+    return x @ w
+
+
+@miss("concatenate", "joins 8-bit data with other data", "one 8-bit dtype")
+def joined_with_others(x: Any) -> Any:
+    w = jnp.concatenate([_wide(FP8[:16]), PLAIN[:16]])  # here
+    return x @ w
+
+
+@miss("slice", "[32, 24] to [16, 24] cuts through the tiles of a scale of shape [2, 24]", "whole")
+def cut_tile(x: Any) -> Any:
+    w = (FP8.astype(F32).reshape(2, 16, 24) * BLOCKS).reshape(32, 24)
+    w = w[8:24]  # here
+    return x[:, :16] @ w
+
+
+@miss("dynamic_update_slice", "is applied", "stays wide")
+def updated(x: Any) -> Any:
+    w = lax.dynamic_update_slice(_wide(FP8), PLAIN[:2], (3, 0))  # here
+    return x @ w
+
+
+@miss("top_k", "is applied", "quantise that")
+def several_outputs(x: Any) -> Any:
+    w, _ = lax.top_k(_wide(FP8), 8)  # here
+    return x @ w
+
+
+@miss("scan", "carries dequantised values from turn to turn", "carry the 8-bit array")
+def changed_in_a_loop(x: Any) -> Any:
+    w = _wide(SQUARE)
+    body = lambda i, c: (c[0] @ c[1], c[1] * 0.9)  # noqa: E731
+    return lax.fori_loop(0, 3, body, (x, w))[0]  # here
+
+
+@miss("cond", "`cond` returns dequantised values", "return the 8-bit array")
+def chosen(x: Any) -> Any:
+    w = lax.cond(x[0, 0] > 0, lambda: _wide(FP8), lambda: _wide(OTHER))  # here
+    return x @ w
+
+
+@miss("exp", "is applied", "quantise that")
+def inside_a_rematerialised_function(x: Any) -> Any:
+    w = jax.checkpoint(lambda q: jnp.exp(_wide(q)))(FP8)  # here
+    return x @ w
+
+
+@miss("while", "stands in the condition of a `while`", "compute it in the body")
+def in_a_condition(x: Any) -> Any:
+    w = _wide(SQUARE)
+    return lax.while_loop(lambda c: (c @ w).sum() < 3, lambda c: c + 1, x)  # here
+
+
+@miss("dot_general", "the output dtype is float8_e4m3fn", "set preferred_element_type")
+def eight_bit_sums(x: Any) -> Any:
+    numbers = (((0,), (0,)), ((), ()))
+    dtype = jnp.float8_e4m3fn
+    return lax.dot_general(FP8, OTHER, numbers, preferred_element_type=dtype)  # here
+
+
+@miss("dot_general", "precision BF16_BF16_F32 names an algorithm", "DEFAULT or HIGHEST")
+def algorithm(x: Any) -> Any:
+    return lax.dot(x, _wide(FP8), precision=lax.DotAlgorithmPreset.BF16_BF16_F32)  # here
+
+
+@miss("dot_general", "the other operand is int32", "convert it to float32 or bfloat16")
+def wide_integers(x: Any) -> Any:
+    numbers = (((1,), (0,)), ((), ()))
+    y = x.astype(jnp.int32)
+    return lax.dot_general(y, _wide(FP8), numbers, preferred_element_type=F32)  # here
+
+
+@miss("ragged_dot_general", "no kernel for `ragged_dot`", "multiply each group by itself")
+def ragged(x: Any) -> Any:
+    w = jnp.stack([_wide(FP8)] * 2)
+    return lax.ragged_dot(x, w, jnp.array([2, 3]))  # here
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_miss_names_the_operation_its_line_and_what_to_change(name: str) -> None:
+    fun, ended_by, reason, remedy = MISSES[name]
+    report = jaxfp8.explain(fun)(X)
+    (site,) = [s for s in report.missed if s.ended_by == ended_by]
+    lines, start = inspect.getsourcelines(fun)
+    line = start + next(i for i, text in enumerate(lines) if text.rstrip().endswith("# here"))
+    assert site.ended_at == f"{__file__}:{line}"
+    assert reason in site.reason
+    assert remedy in site.remedy
+    assert not report.matched
+
+
+def test_dequantised_values_that_are_only_summed_up_leave_no_miss() -> None:
+    report = jaxfp8.explain(lambda x: (x * _wide(FP8).mean()) @ PLAIN)(X)
+    assert (report.sites, report.others) == ((), 1)
+
+
+def test_strict_says_where_the_trail_ended_and_how_to_see_all() -> None:
+    with pytest.raises(ValueError, match=r"`sin` is applied .* \(at .*:\d+\); .*explain\(curve\)"):
+        jaxfp8.rewrite(curve, strict=True)(np.asarray(X))
