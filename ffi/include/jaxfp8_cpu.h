@@ -7,6 +7,7 @@
 #ifndef JAXFP8_CPU_H_
 #define JAXFP8_CPU_H_
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -28,6 +29,13 @@ int jaxfp8_cpu_kernel_count(void);
 const char* jaxfp8_cpu_kernel_name(int kernel);
 int jaxfp8_cpu_kernel_available(int kernel);
 uint64_t jaxfp8_cpu_kernel_calls(int kernel);
+
+struct jaxfp8_scaled_dot_spec; /* jaxfp8/jaxfp8.h */
+
+/* Which kernel computes a spec on this CPU. Writes to `text`, of `size` bytes, a line for each
+ * kernel: its name, and after ": " why it is not taken; the one that is has nothing after its name.
+ * Returns 0, or JAXFP8_INVALID_ARGUMENT and in `text` why no kernel takes the spec. */
+int jaxfp8_cpu_route(const struct jaxfp8_scaled_dot_spec* spec, char* text, size_t size);
 
 /* Sets every count of calls to 0. */
 void jaxfp8_cpu_reset_counters(void);

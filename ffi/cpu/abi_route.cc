@@ -1,0 +1,71 @@
+// The C function of include/jaxfp8_cpu.h that says which kernel takes a spec, without any data.
+
+#include <string>
+
+#include "common/abi.h"
+#include "cpu/features.h"
+#include "cpu/route.h"
+#include "include/jaxfp8_cpu.h"
+
+namespace jaxfp8 {
+namespace {
+
+// A line for each kernel: its name, and why it is not taken unless it is.
+std::string Lines(const Problem& problem, const Kernel& taken) {
+  std::string lines;
+  for (const Kernel* kernel : AllKernels()) {
+    lines += std::string(kernel->name);
+    if (kernel != &taken) {
+      const Route alone = RouteTo(problem, CpuFeatures(), kernel->name);
+      lines += ": " + (alone.kernel ? "another suits the problem better" : alone.reason);
+    }
+    lines += "\n";
+  }
+  return lines;
+}
+
+// Addresses for what a spec has, and null for what it has not: whether there is a zero point is
+// part of a problem, where it lies is not, and nothing is read there.
+Buffers Nowhere(const ScaledDotSpec& spec) {
+  static char place;
+  const auto where = [](bool given) -> void* { return given ? &place : nullptr; };
+  const EpilogueSpec& epilogue = spec.epilogue;
+  return {where(true),
+          where(true),
+          where(spec.lhs.scale),
+          where(spec.lhs.zero_point),
+          where(spec.rhs.scale),
+          where(spec.rhs.zero_point),
+          where(epilogue.has_residual),
+          where(epilogue.has_bias),
+          where(epilogue.has_out_scale),
+          where(true),
+          where(epilogue.has_amax)};
+}
+
+// Fills `lines`, or returns why there is no kernel.
+std::string Ask(const jaxfp8_scaled_dot_spec* spec, std::string& lines) {
+  Request request;
+  const std::string wrong = ReadRequest(spec, request);
+  if (!wrong.empty()) return wrong;
+  Tables tables;
+  const Problem problem = Canonical(request.spec, Nowhere(request.spec), tables);
+  const Route route = RouteTo(problem, CpuFeatures(), request.kernel);
+  if (!route.kernel) return route.reason;
+  lines = Lines(problem, *route.kernel);
+  return "";
+}
+
+}  // namespace
+}  // namespace jaxfp8
+
+#pragma GCC visibility push(default)
+
+extern "C" int jaxfp8_cpu_route(const jaxfp8_scaled_dot_spec* spec, char* text, size_t size) {
+  std::string lines;
+  const int status = jaxfp8::Answer(text, size, [&] { return jaxfp8::Ask(spec, lines); });
+  if (status == JAXFP8_OK) jaxfp8::WriteText(lines, text, size);
+  return status;
+}
+
+#pragma GCC visibility pop

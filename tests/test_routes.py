@@ -1,0 +1,75 @@
+"""The kernel that a report names is the one that runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+
+import jaxfp8
+from jaxfp8 import _ffi, _routes
+from jaxfp8.testing import kernel_calls
+
+RNG = np.random.default_rng(0)
+
+
+def quantised(dtype, *shape, tile=None, **options):
+    x = jnp.asarray(RNG.normal(size=shape), jnp.float32)
+    tiles = {"tiled_axes": {0: tile}} if tile else {"channelwise_axes": (1,)}
+    return jaxfp8.quantize(x, dtype, **tiles, **options)
+
+
+def plain(dtype, *shape):
+    return jnp.asarray(RNG.normal(size=shape), dtype)
+
+
+CASES = {
+    "bf16 x e4m3": lambda: (plain(jnp.bfloat16, 3, 64), quantised(jnp.float8_e4m3fn, 64, 17)),
+    "f32 x e5m2": lambda: (plain(jnp.float32, 3, 64), quantised(jnp.float8_e5m2, 64, 17)),
+    "int8 x int8": lambda: (quantised(jnp.int8, 3, 64, tile=3), quantised(jnp.int8, 64, 17)),
+    "e4m3 x int8": lambda: (
+        quantised(jnp.float8_e4m3fn, 3, 64, tile=3),
+        quantised(jnp.int8, 64, 17),
+    ),
+    "short blocks": lambda: (
+        plain(jnp.bfloat16, 3, 256),
+        quantised(jnp.float8_e4m3fn, 256, 17, tile=4),
+    ),
+    "zero points": lambda: (
+        plain(jnp.bfloat16, 3, 64),
+        quantised(jnp.uint8, 64, 17, zero_point=True),
+    ),
+}
+
+
+def spec_of(lhs, rhs):
+    jaxpr = jax.make_jaxpr(jaxfp8.matmul)(lhs, rhs)
+    return next(iter(specs_in(jaxpr.jaxpr)))
+
+
+def specs_in(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "scaled_dot":
+            yield eqn.params["spec"]
+    for inner in core.subjaxprs(jaxpr):
+        yield from specs_in(inner)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_that_is_named_is_the_one_that_runs(case):
+    lhs, rhs = CASES[case]()
+    kernel = _routes.kernel_for(spec_of(lhs, rhs), "cpu")
+    before = kernel_calls()
+    jax.block_until_ready(jaxfp8.matmul(lhs, rhs))
+    after = kernel_calls()
+    assert [name for name in after if after[name] > before[name]] == [kernel]
+
+
+def test_each_other_kernel_has_a_reason():
+    paths = _ffi.cpu_paths(spec_of(*CASES["e4m3 x int8"]()))
+    assert set(_ffi.available_kernels()) <= set(paths)
+    assert [why for why in paths.values()].count("") == 1
+
+
+def test_platform_without_kernels_has_none():
+    assert _routes.kernel_for(spec_of(*CASES["bf16 x e4m3"]()), "tpu") is None
