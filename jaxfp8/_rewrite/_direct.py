@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxfp8._rewrite._arguments import Arguments, exact, split
 
@@ -74,7 +76,8 @@ class Direct:
         statics, rest = _statics(args, kwargs)
         if _is_mixed(split(*rest)):
             return False
-        self._functions[statics] = (self._jitted(statics, found.consts), found.consts)
+        given = tuple(map(_on_device, found.consts))
+        self._functions[statics] = (self._jitted(statics, found.consts), given)
         if len(self._functions) > self._most:
             self._functions.popitem(last=False)
         return True
@@ -107,12 +110,25 @@ def _is_mixed(arguments: Arguments) -> bool:
 
 def _statics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, Any]:
     """The static arguments by place as a key, and (args, kwargs) without them."""
-    named = {k: v for k, v in kwargs.items() if not isinstance(v, _STATIC)}
-    placed = [None if isinstance(v, _STATIC) else v for v in args]
+    named = {k: v for k, v in kwargs.items() if not _is_static(v)}
+    placed = [None if _is_static(v) else v for v in args]
     places: list[tuple[int | str, Any]] = list(enumerate(args))
     places += [(k, v) for k, v in kwargs.items() if k not in named]
-    statics = [(k, type(v), exact(v), v) for k, v in places if isinstance(v, _STATIC)]
+    statics = [(k, type(v), exact(v), v) for k, v in places if _is_static(v)]
     return tuple(statics), (placed, named)
+
+
+def _is_static(argument: Any) -> bool:
+    """Whether a whole argument is static; a number of numpy is an array, and may be a float too."""
+    return isinstance(argument, _STATIC) and not isinstance(argument, np.generic)
+
+
+def _on_device(const: Any) -> Any:
+    """A constant as JAX holds it, so that not each call hands over an array of numpy."""
+    if not isinstance(const, np.ndarray):
+        return const
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(const)
 
 
 def _merged(

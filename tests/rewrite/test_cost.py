@@ -228,6 +228,31 @@ def test_number_and_array_of_no_axes_are_told_apart() -> None:
             np.testing.assert_allclose(rewritten(x, q, power), f(x, q, power), rtol=1e-5)
 
 
+def test_number_of_numpy_is_an_array_and_not_traced_anew_for_each_value() -> None:
+    traces = []
+
+    def f(x: Any, q: Any, factor: Any) -> Any:
+        traces.append(factor)
+        return x @ q.astype(F32) * factor
+
+    data = Data()
+    x, q, rewritten = data.normal(5, 32), data.bits8(32, 24), jaxfp8.rewrite(f)
+    for factor in (np.float64(1.0), np.float64(2.0), np.float64(3.0)):
+        got = rewritten(x, q, factor)
+        np.testing.assert_allclose(got, x @ q.astype(F32) * factor, rtol=1e-5)
+    assert len(traces) == 1
+
+
+def test_table_of_numpy_that_a_function_closes_over_is_handed_over_once() -> None:
+    data = Data()
+    q, table = data.bits8(32, 24), np.arange(24.0)
+    rewritten = jaxfp8.rewrite(lambda x: x @ q.astype(F32) * table)
+    x = data.normal(5, 32)
+    want = rewritten(x)
+    with jax.transfer_guard_host_to_device("disallow"):
+        np.testing.assert_array_equal(rewritten(x), want)
+
+
 def test_calls_of_many_shapes_and_closures_keep_their_values() -> None:
     data = Data()
     q, table = data.bits8(32, 24), jnp.asarray(data.normal(24, 24))
