@@ -30,6 +30,8 @@ _PARTS = (0.30, 0.30)
 # After these a word that is longer than a line is broken, rather after the first kind.
 _JOINTS = (re.compile(r"(?<=[/,])"), re.compile(r"(?<=[_.:\]>])"))
 
+_HELD = "\N{NO-BREAK SPACE}"
+
 Line = tuple[str, str]  # text and style
 Cell = list[Line]
 
@@ -102,8 +104,16 @@ def _cells(row: Row) -> list[Cell]:
     """The four cells of a row, line by line."""
     count = [(f"{row.count} x", "dim")] if row.count > 1 else []
     sign = ("ok", "bold green") if row.rewritten else ("no", "bold red")
-    product = [(row.operands[0], ""), (f". {row.operands[1]}", ""), (row.sizes, "dim")]
+    lhs, rhs = map(_held_together, row.operands)
+    sizes = re.sub(r"(?<=[a-zMNK]) ", _HELD, row.sizes)
+    product = [(lhs, ""), (f".{_HELD}{rhs}", ""), (sizes, "dim")]
     return [[sign, *count], list(_place(row)), product, list(_outcome(row))]
+
+
+def _held_together(operand: str) -> str:
+    """An operand that breaks between its array and its scale, if it has to."""
+    array, space, scale = operand.partition(" ")
+    return array + space + scale.replace(" ", _HELD)
 
 
 def _place(row: Row) -> Iterator[Line]:
@@ -154,7 +164,7 @@ def wrap(text: str, width: int) -> list[str]:
                 lines[-1] += space + piece
             else:
                 lines.append(piece)
-    return [line for line in lines if line] or [""]
+    return [line.replace(_HELD, " ") for line in lines if line] or [""]
 
 
 def _pieces(word: str, width: int) -> list[str]:
