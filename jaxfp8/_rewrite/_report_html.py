@@ -29,7 +29,8 @@ _STYLE = """
 .jaxfp8 th, .jaxfp8 td { text-align: left; vertical-align: top; padding: 8px 16px 8px 0;
   border: 0; border-bottom: 1px solid var(--line); background: none; }
 .jaxfp8 th { color: var(--dim); font-weight: 500; }
-.jaxfp8 td div { overflow-wrap: anywhere; }
+.jaxfp8 td div { overflow-wrap: break-word; }
+.jaxfp8 .whole { white-space: nowrap; }
 .jaxfp8 code { font: 12.5px/1.45 ui-monospace, monospace; background: none; color: inherit; }
 .jaxfp8 .dim { color: var(--dim); }
 .jaxfp8 .note { color: var(--note); }
@@ -87,7 +88,7 @@ def _totals(report: Report) -> str:
 def _row(row: Row) -> str:
     status = "rewritten" if row.rewritten else "missed"
     count = _line(f"{row.count} alike", "dim") if row.count > 1 else ""
-    operands = "".join(f"<div>{_code(operand)}</div>" for operand in row.operands)
+    operands = "".join(map(_operand, row.operands))
     cells = (
         f'<span class="status {status}">{status}</span>{count}',
         "".join(_place(row)),
@@ -95,6 +96,13 @@ def _row(row: Row) -> str:
         "".join(_outcome(row)),
     )
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _operand(operand: str) -> str:
+    """An operand, which breaks between its array and its scale."""
+    array, _, scale = operand.partition(" ")
+    parts = (f'<span class="whole">{_code(part)}</span>' for part in (array, scale) if part)
+    return f"<div>{' '.join(parts)}</div>"
 
 
 def _place(row: Row) -> Iterator[str]:
@@ -128,4 +136,5 @@ def _line(text: str, style: str = "") -> str:
 
 
 def _code(text: str) -> str:
-    return f"<code>{escape(text)}</code>"
+    """Code, which breaks after a slash if it has to."""
+    return f"<code>{escape(text).replace('/', '/<wbr>')}</code>"

@@ -133,7 +133,7 @@ class Tags(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         """A tag opens; a few never close."""
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "wbr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
