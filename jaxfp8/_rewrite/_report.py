@@ -209,7 +209,8 @@ def _on_platforms(call: _calls.Call | None) -> dict[str, dict[str, Any]]:
     """Why no kernel takes a call, and which does, by platform."""
     if call is None:
         return {"platforms": {}, "kernels": {}}
-    names = dict.fromkeys(["cpu", "cuda", jax.default_backend()])
+    backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    names = dict.fromkeys(["cpu", "cuda", backend])
     kernels = {name: _routes.kernel_for(call.spec, name) for name in names}
     return {
         "platforms": {name: _lowering.why_not(call.spec, name) for name in names},
