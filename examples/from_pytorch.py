@@ -120,10 +120,11 @@ def linear(
     Returns:
       [M, N] in the dtype of `x`.
     """
-    (m, k), n = x.shape, weight.shape[0]
+    (m, k), (n, depth) = x.shape, weight.shape
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
     left = Side(NAMES[x.dtype], dims(1, m, k), dims(2), dims(0), dims(1, m, k), 0, 0)
-    right = Side(NAMES[weight.dtype], dims(1, n, k), dims(2), dims(0), dims(1, 1, k), 1, 0)
+    tiles = dims(1, 1, depth)
+    right = Side(NAMES[weight.dtype], dims(1, n, depth), dims(2), dims(0), tiles, 1, 0)
     epilogue = Epilogue(
         has_bias=bias is not None,
         bias=dims(1, 1, n) if bias is not None else dims(),
