@@ -74,9 +74,13 @@ def _normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
 
 
-def _copies(bytes_each: float, most: int = 24) -> int:
+def _copies(bytes_each: float, least: int = 2) -> int:
     """How many sets of operands are rotated through."""
-    return int(min(most, max(2, _BEYOND_CACHES // max(bytes_each, 1))))
+    return int(min(24, max(least, _BEYOND_CACHES // max(bytes_each, 1))))
+
+
+# So many small products in one program that its dispatch does not tell.
+_MANY = 16
 
 
 def _weights(n: int, k: int, count: int, dtype: Any = E4M3) -> list[jaxfp8.QArray]:
@@ -119,7 +123,7 @@ def copy_bandwidth() -> Case:
 
 def weight_only(m: int, n: int, k: int, dtype: Any = E4M3, first: bool = False) -> Case:
     """W8A16 against the bfloat16 product of XLA, and against XLA on the same expression."""
-    count = _copies(n * k)
+    count = _copies(n * k, least=_MANY if m <= 256 else 2)
     ws = _weights(n, k, count, dtype)
     xs = [_normal(100 + i, m, k) for i in range(count)]
     contenders = {"jaxfp8": over_copies(_ours, list(zip(xs, ws, strict=True)))}
@@ -140,7 +144,7 @@ def weight_only(m: int, n: int, k: int, dtype: Any = E4M3, first: bool = False) 
 
 def fp8(m: int, n: int, k: int, grain: str) -> Case:
     """FP8 x FP8 -> bfloat16."""
-    count = _copies(n * k + m * k + 2 * m * n, most=4)
+    count = _copies(n * k + m * k + 2 * m * n)
     axes: dict[str, Any] = {"tensor": {}, "row": {"channelwise_axes": (0,)}}.get(grain, {})
     left = right = axes
     if grain == "block":
@@ -214,7 +218,7 @@ def _torch_scaled_mm(pairs: list) -> dict[str, Contender]:
 
 def dynamic(m: int, n: int, k: int) -> Case:
     """bfloat16 activations quantised per token, times an FP8 weight."""
-    count = _copies(n * k + 2 * m * k + 2 * m * n, most=4)
+    count = _copies(n * k + 2 * m * k + 2 * m * n)
     ws = _weights(n, k, count)
     xs = [_normal(100 + i, m, k) for i in range(count)]
 
@@ -313,11 +317,11 @@ def _named() -> Iterator[tuple[str, Callable[[], Case]]]:
             yield f"w8a16 {m} {n}", functools.partial(weight_only, m, n, k, E4M3, both)
     yield "w8a16 int8 1", functools.partial(weight_only, 1, 14336, 4096, jnp.int8)
     for m, n, k in ((8192, 8192, 8192), (4096, 12288, 4096)):
-        yield f"fp8 tensor {m}", functools.partial(fp8, m, n, k, "tensor")
-        yield f"fp8 row {m}", functools.partial(fp8, m, n, k, "row")
+        yield f"fp8 tensor {m}x{n}", functools.partial(fp8, m, n, k, "tensor")
+        yield f"fp8 row {m}x{n}", functools.partial(fp8, m, n, k, "row")
     for n, k in ((7168, 16384), (4096, 7168), (24576, 1536), (7168, 2048), (2112, 7168)):
-        yield f"fp8 block {n}", functools.partial(fp8, 4096, n, k, "block")
-        yield f"fp8 tensor {n}", functools.partial(fp8, 4096, n, k, "tensor")
+        yield f"fp8 block {n}x{k}", functools.partial(fp8, 4096, n, k, "block")
+        yield f"fp8 tensor {n}x{k}", functools.partial(fp8, 4096, n, k, "tensor")
     for m in (512, 8192):
         yield f"dynamic {m}", functools.partial(dynamic, m, 8192, 8192)
     yield "int8", functools.partial(int8, 4096, 8192, 8192)
