@@ -144,14 +144,16 @@ def run(spec: Spec, tensors: dict[str, torch.Tensor]) -> None:
     addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     buffers = Buffers(struct_size=ctypes.sizeof(Buffers), **addresses)
     message = ctypes.create_string_buffer(4096)
+    both = ctypes.byref(spec), ctypes.byref(buffers)
     if tensors["out"].is_cuda:
         workspace = scratch(spec, tensors["out"].device)
         buffers.workspace, buffers.workspace_bytes = workspace.data_ptr(), workspace.numel()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        call, how = library("cuda").jaxfp8_cuda_scaled_dot, stream
+        call = functools.partial(library("cuda").jaxfp8_cuda_scaled_dot, *both, stream)
     else:
-        call, how = library("cpu").jaxfp8_cpu_scaled_dot, ctypes.c_int(torch.get_num_threads())
-    if call(ctypes.byref(spec), ctypes.byref(buffers), how, message, ctypes.c_size_t(len(message))):
+        threads = ctypes.c_int(torch.get_num_threads())
+        call = functools.partial(library("cpu").jaxfp8_cpu_scaled_dot, *both, threads)
+    if call(message, ctypes.c_size_t(len(message))):
         raise RuntimeError(message.value.decode())
 
 

@@ -53,13 +53,6 @@ std::string LaunchEpilogue(const Problem& problem, const EpilogueRequest& reques
 // Zeros to the amax of the whole problem; nothing where it has none.
 std::string ClearAmax(const Problem& problem, const Buffers& buffers, cudaStream_t stream);
 
-// For products cut along the depth: totals += sums * scales (or =, with `first`), float32, in the
-// slab's own coordinates with dtype ignored. The last cut is followed by `LaunchEpilogue` over
-// `totals` without corrections.
-std::string LaunchAccumulate(const Problem& problem, const EpilogueRequest& request,
-                             const void* sums, const Buffers& buffers, bool first, float* totals,
-                             cudaStream_t stream);
-
 }  // namespace jaxfp8::cuda
 
 #endif  // JAXFP8_CUDA_KERNELS_EPILOGUE_H_

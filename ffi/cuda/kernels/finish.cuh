@@ -194,7 +194,9 @@ __device__ __forceinline__ uint32_t FinishQuad(const Finish& f, const Quad& q,
 __device__ __forceinline__ void RaiseOne(const Finish& f, int64_t b, uint32_t largest) {
   if (f.amax_kind != AmaxKind::kOne) return;
   largest = __reduce_max_sync(~0u, largest);
-  if (threadIdx.x % 32 == 0) atomicMax(f.amax + f.amax_plane.At(b, 0, 0), largest);
+  uint32_t* cell = f.amax + f.amax_plane.At(b, 0, 0);
+  // Atomics on one address go one by one; a look first spares nearly all of them.
+  if (threadIdx.x % 32 == 0 && largest > __ldcg(cell)) atomicMax(cell, largest);
 }
 
 #endif  // __CUDACC__

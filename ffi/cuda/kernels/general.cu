@@ -9,6 +9,7 @@
 #include "cuda/kernels/epilogue.h"
 #include "cuda/kernels/finish.cuh"
 #include "cuda/kernels/general.h"
+#include "cuda/kernels/tile_at.cuh"
 #include "cuda/kernels/vector.cuh"
 
 namespace jaxfp8::cuda {
@@ -93,21 +94,6 @@ __device__ __forceinline__ void LoadValues(const Operand& o, int64_t at, int64_t
     default:
       return LoadAs<DType::kF32>(o, at, count, run);
   }
-}
-
-// 64-bit division takes a hundred instructions.
-__device__ __forceinline__ int64_t TileOf(int64_t index, int64_t size) {
-  if (size == 1) return index;
-  if (((index | size) >> 32) == 0)
-    return static_cast<uint32_t>(index) / static_cast<uint32_t>(size);
-  return index / size;
-}
-
-__device__ __forceinline__ int64_t TileAt(const Tiles& t, int64_t b, int64_t f, int64_t k) {
-  int64_t at = b * t.batch_stride;
-  if (t.free_stride != 0) at += TileOf(f, t.tile_free) * t.free_stride;
-  if (t.depth_stride != 0) at += TileOf(k, t.tile_depth) * t.depth_stride;
-  return at;
 }
 
 template <typename Value>
