@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import pathlib
 import platform
@@ -37,6 +38,30 @@ _SIDE = OperandSpec(
     zero_point=False,
 )
 _SAMPLE = ScaledDotSpec(lhs=_SIDE, rhs=_SIDE, epilogue=EpilogueSpec(out_dtype="int32"))
+
+
+def _linear(activations: str, weights: str) -> ScaledDotSpec:
+    """16 rows times a weight with a scale per output channel, as a GPU's library takes it."""
+    lhs = OperandSpec(
+        dtype=activations,
+        shape=(1, 16, 4096),
+        contracting=(2,),
+        batch=(0,),
+        tiles=(1, 1, 4096),
+        scale=activations == weights,
+        zero_point=False,
+    )
+    rhs = dataclasses.replace(lhs, dtype=weights, shape=(1, 4096, 4096), scale=True)
+    return ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="bfloat16"))
+
+
+_TYPICAL = {
+    "W8A16": _linear("bfloat16", "float8_e4m3fn"),
+    "FP8": _linear("float8_e4m3fn", "float8_e4m3fn"),
+    "INT8": _linear("int8", "int8"),
+}
+# What is told of where there is no GPU.
+_TYPICAL_GPU, _TYPICAL_CUBLASLT = 90, 130000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,6 +130,30 @@ def processor() -> Iterable[Finding]:
     yield Finding(name="kernels", text=", ".join(_ffi.available_kernels()))
 
 
+def graphics() -> Iterable[Finding]:
+    """The library for NVIDIA GPUs, the cuBLASLt it uses, and the path typical products take."""
+    path, here = _ffi.library_path("cuda"), _ffi.has_backend("cuda")
+    if path is None:
+        text = "not part of this installation; only a machine with an NVIDIA GPU needs it"
+        yield Finding(name="cuda library", text=text, remedy=_build_cuda() if here else None)
+        return
+    reason = _ffi.why_unavailable("cuda")
+    if reason is not None:
+        text = reason.partition(";")[0]
+        yield Finding(name="cuda library", text=text, remedy=_build_cuda() if here else None)
+        return
+    yield Finding(name="cuda library", text=f"{path}, for {_ffi.cuda_architectures()}")
+    found, version = _ffi.cublaslt()
+    text = f"{found}, version {version}" if version else found.partition(";")[0]
+    missing = here and not version
+    yield Finding(name="cuBLASLt", text=text, remedy=_install_cublaslt() if missing else None)
+    capability = _ffi.compute_capability() or _TYPICAL_GPU
+    for name, spec in _TYPICAL.items():
+        paths = _ffi.cuda_paths(spec, capability, version or _TYPICAL_CUBLASLT)
+        taken = paths if isinstance(paths, str) else next(p for p, why in paths.items() if not why)
+        yield Finding(name=f"{name} on sm_{capability}", text=taken)
+
+
 def devices() -> Iterable[Finding]:
     """The devices JAX sees, and what computes a scaled dot on them."""
     try:
@@ -119,19 +168,22 @@ def devices() -> Iterable[Finding]:
 
 
 def smoke() -> Iterable[Finding]:
-    """Products on the CPU's kernels, compared with float64."""
-    for kind in (jnp.float8_e4m3fn, jnp.int8):
-        name = f"float32 x {jnp.dtype(kind).name}"
-        before = _ffi.kernel_calls()
-        try:
-            with jax.default_device(jax.devices("cpu")[0]), _lowering.strict():
-                excess = _excess(kind)
-        except (RuntimeError, _errors.UnsupportedError) as error:
-            yield Finding(name=name, text=_first_clause(error), remedy=_reinstall())
-            continue
-        after = _ffi.kernel_calls()
-        ran = ", ".join(name for name in after if after[name] > before.get(name, 0))
-        yield _judge(name, excess, ran)
+    """Products on the kernels of the CPU, and of a GPU where there is one, against float64."""
+    here = filter(_ffi.has_backend, _ffi.PLATFORMS)
+    for where, kind in itertools.product(here, (jnp.float8_e4m3fn, jnp.int8)):
+        yield _product(where, kind)
+
+
+def _product(where: str, kind: DTypeLike) -> Finding:
+    name = f"float32 x {jnp.dtype(kind).name} on {where}"
+    before = _ffi.kernel_calls(where)
+    try:
+        with jax.default_device(jax.devices(where)[0]), _lowering.strict():
+            excess = _excess(kind)
+    except (RuntimeError, _errors.UnsupportedError) as error:
+        return Finding(name=name, text=_first_clause(error), remedy=_reinstall())
+    after = _ffi.kernel_calls(where)
+    return _judge(name, excess, ", ".join(n for n in after if after[n] > before.get(n, 0)))
 
 
 def _judge(name: str, excess: float, ran: str) -> Finding:
@@ -145,14 +197,16 @@ def _judge(name: str, excess: float, ran: str) -> Finding:
 
 def counters() -> Iterable[Finding]:
     """How often each kernel has run in this process."""
-    for name, calls in _ffi.kernel_calls().items():
-        yield Finding(name=name, text=f"{calls} calls")
+    for where in _ffi.PLATFORMS:
+        for name, calls in _ffi.kernel_calls(where).items():
+            yield Finding(name=name, text=f"{calls} calls")
 
 
 SECTIONS: dict[str, Callable[[], Iterable[Finding]]] = {
     "Versions": versions,
     "Library": library,
     "Processor": processor,
+    "NVIDIA GPUs": graphics,
     "Devices": devices,
     "Products, checked against float64": smoke,
     "Kernel calls in this process": counters,
@@ -186,6 +240,14 @@ def _dotted(version: tuple[int, int] | None) -> str:
 
 def _first_clause(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].partition(";")[0]
+
+
+def _install_cublaslt() -> str:
+    return f'{shlex.quote(sys.executable)} -m pip install "jax[cuda13]"'
+
+
+def _build_cuda() -> str:
+    return "JAXFP8_CUDA=1 " + _reinstall()
 
 
 def _update_jax() -> str:

@@ -33,6 +33,7 @@ _TARGETS: dict[str, dict[str, dict[str, str]]] = {
 
 # XLA accepts any name here, and finds no handler later under one that is not its own.
 _XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
+PLATFORMS = tuple(_XLA_NAMES)  # those with a library
 
 _LOCK = threading.RLock()
 _REGISTERED: set[str] = set()
@@ -147,6 +148,12 @@ def cpu_features() -> str:
     if library is None:
         return ""
     return library.jaxfp8_cpu_features().decode() or "none beyond the portable ones"
+
+
+def cuda_architectures() -> str:
+    """What the CUDA library is compiled for, such as 90a-real;80-virtual; "" without it."""
+    library = _library_or_none("cuda")
+    return "" if library is None else library.jaxfp8_cuda_architectures().decode()
 
 
 def cublaslt() -> tuple[str, int]:
