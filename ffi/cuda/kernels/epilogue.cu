@@ -39,10 +39,9 @@ __device__ __forceinline__ uint32_t FinishRow(const Epilogue& e, const Quad& q, 
 #pragma unroll
   for (int i = 0; i < 4; ++i) y[i] = y[i] * row.scale * columns.scale[i];
   if (f.bias_plane && f.bias_plane.row != 0) LoadPlane(f.bias_plane, f.bias, q, 0.0f, columns.bias);
-  if (f.out_scale_plane && f.out_scale_plane.row != 0) {
-    LoadPlane(f.out_scale_plane, f.out_scale, q, 1.0f, columns.out_scale);
-  }
-  return FinishQuad(f, q, columns.bias, columns.out_scale, y);
+  float out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+  if (f.out_scale_plane) LoadPlane(f.out_scale_plane, f.out_scale, q, 1.0f, out_scale);
+  return FinishQuad(f, q, columns.bias, out_scale, y);
 }
 
 // The bits of four sums as int32 or float32; absent ones are 0.

@@ -296,8 +296,24 @@ __global__ void __launch_bounds__(kThreads) SumRows(const Sums p) {
       p.values + (p.batch + blockIdx.y) * p.side_batch + (p.first + line) * p.side_free;
   int32_t sum = 0;
   const int lane = threadIdx.x % 32;
-#pragma unroll 4
-  for (int64_t k = lane * 16; k < p.depth; k += 32 * 16) {
+  int64_t k = lane * 16;
+  // Whole runs, several in flight.
+  constexpr int kAhead = 8, kStride = 32 * 16;
+  for (; p.alignment == 16 && k + (kAhead - 1) * kStride + 16 <= p.depth; k += kAhead * kStride) {
+    uint4 values[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      values[i] = *reinterpret_cast<const uint4*>(from + k + i * kStride);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      sum = SumOfBytes(values[i].x ^ p.flip, sum, p.is_signed);
+      sum = SumOfBytes(values[i].y ^ p.flip, sum, p.is_signed);
+      sum = SumOfBytes(values[i].z ^ p.flip, sum, p.is_signed);
+      sum = SumOfBytes(values[i].w ^ p.flip, sum, p.is_signed);
+    }
+  }
+  for (; k < p.depth; k += kStride) {
     uint32_t words[4];
     const int64_t there = p.depth - k;
     LoadRun(from + k, there, p.alignment, words);
@@ -312,39 +328,77 @@ __global__ void __launch_bounds__(kThreads) SumRows(const Sums p) {
   if (lane == 0) p.sums[blockIdx.y * p.count + line] = sum;
 }
 
-// A thread per 4 lines; the depth is cut over blockIdx.z, integer atomics join the parts.
-constexpr int kSumLines = 128, kSumGroups = kThreads / (kSumLines / 4);
-constexpr int kSumDepth = 256;
+// A warp takes 16 lines per lane, a warp's part of the depth in pieces of kSumAhead rows whose loads
+// all come first; the depth is cut over blockIdx.z too, integer atomics join the parts.
+//
+// Bytes are added two to a word, as what is 0 to 255 once biased: 257 of them fit 16 bits.
+constexpr int kSumLines = 512, kSumWarps = kThreads / 32;
+constexpr int kSumAhead = 8, kSumRows = 32;  // a warp's
+constexpr int kSumDepth = kSumWarps * kSumRows;
+static_assert(kSumRows <= 257);
+
+// 16 bytes of a row; zeros where it has less.
+__device__ __noinline__ uint4 LoadLinesSlowly(const uint8_t* from, int64_t count, int alignment) {
+  uint32_t words[4];
+  LoadRun(from, count, alignment, words);
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
 
 __global__ void __launch_bounds__(kThreads) SumColumns(const Sums p) {
-  __shared__ int32_t parts[kSumGroups][kSumLines];
-  const int lane = threadIdx.x % (kSumLines / 4), group = threadIdx.x / (kSumLines / 4);
-  const int64_t f = int64_t{blockIdx.x} * kSumLines + lane * 4;
+  __shared__ uint32_t parts[kSumWarps][kSumLines];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t f = int64_t{blockIdx.x} * kSumLines + lane * 16;
+  const int64_t there = p.count - f, start = int64_t{blockIdx.z} * kSumDepth + warp * kSumRows;
+  const int rows = static_cast<int>(max(min(p.depth - start, int64_t{kSumRows}), int64_t{0}));
   const uint8_t* from = p.values + (p.batch + blockIdx.y) * p.side_batch + p.first + f;
-  int32_t sums[4] = {};
-  const int64_t start = int64_t{blockIdx.z} * kSumDepth;
-#pragma unroll 8
-  for (int i = group; i < kSumDepth; i += kSumGroups) {
-    const int64_t k = start + i;
-    if (k >= p.depth || f >= p.count) break;
-    uint32_t word[1];
-    LoadRun(from + k * p.side_depth, p.count - f, p.alignment, word);
-    word[0] ^= p.flip;
+  const bool aligned = p.alignment == 16 && there >= 16;
+  uint32_t even[4] = {}, odd[4] = {};
+#pragma unroll 1
+  for (int i = 0; i < rows && there > 0; i += kSumAhead) {
+    uint4 values[kSumAhead];
+    if (aligned) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t byte = word[0] >> (8 * j) & 0xffu;
-      sums[j] += p.is_signed ? static_cast<int8_t>(byte) : static_cast<int32_t>(byte);
+      for (int j = 0; j < kSumAhead; ++j) {
+        const int64_t k = start + min(i + j, rows - 1);
+        values[j] = *reinterpret_cast<const uint4*>(from + k * p.side_depth);
+      }
+    } else {
+#pragma unroll 1
+      for (int j = 0; j < kSumAhead; ++j) {
+        const int64_t k = start + min(i + j, rows - 1);
+        const uint4 slow = LoadLinesSlowly(from + k * p.side_depth, there, p.alignment);
+#pragma unroll
+        for (int to = 0; to < kSumAhead; ++to) values[to] = to == j ? slow : values[to];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kSumAhead; ++j) {
+      const uint32_t words[4] = {values[j].x, values[j].y, values[j].z, values[j].w};
+      const uint32_t mask = i + j < rows ? 0x00ff00ffu : 0u;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t biased = words[w] ^ p.flip;
+        even[w] += biased & mask, odd[w] += biased >> 8 & mask;
+      }
     }
   }
 #pragma unroll
-  for (int j = 0; j < 4; ++j) parts[group][lane * 4 + j] = sums[j];
-  __syncthreads();
-  const int64_t line = int64_t{blockIdx.x} * kSumLines + threadIdx.x;
-  if (threadIdx.x >= kSumLines || line >= p.count) return;
-  int32_t sum = 0;
+  for (int w = 0; w < 4; ++w) {
+    const uint32_t sums[4] = {even[w] & 0xffffu, odd[w] & 0xffffu, even[w] >> 16, odd[w] >> 16};
 #pragma unroll
-  for (int i = 0; i < kSumGroups; ++i) sum += parts[i][threadIdx.x];
-  atomicAdd(p.sums + blockIdx.y * p.count + line, sum);
+    for (int i = 0; i < 4; ++i) parts[warp][lane * 16 + 4 * w + i] = sums[i];
+  }
+  __syncthreads();
+  const int64_t block_depth = min(p.depth - int64_t{blockIdx.z} * kSumDepth, int64_t{kSumDepth});
+  for (int at = threadIdx.x; at < kSumLines; at += kThreads) {
+    const int64_t line = int64_t{blockIdx.x} * kSumLines + at;
+    if (line >= p.count) break;
+    uint32_t sum = 0;
+#pragma unroll
+    for (int i = 0; i < kSumWarps; ++i) sum += parts[i][at];
+    const auto bias = static_cast<int32_t>(p.is_signed ? 128 * block_depth : 0);
+    atomicAdd(p.sums + blockIdx.y * p.count + line, static_cast<int32_t>(sum) - bias);
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -396,6 +450,8 @@ std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed,
     return CudaError(cudaGetLastError(), "summing the lines of an operand");
   }
   p.alignment = AlignmentOf(p.values + p.first, {side.depth, side.batch});
+  // Biased by 128, int8 values are 0 to 255, as uint8 ones are.
+  p.flip = side.dtype == DType::kS8 ? kFlipSigns : 0;
   const cudaError_t cleared = cudaMemsetAsync(
       sums, 0, static_cast<size_t>(p.count * lines.batches) * sizeof(int32_t), stream);
   if (cleared != cudaSuccess) return CudaError(cleared, "clearing the sums of lines");

@@ -72,12 +72,58 @@ struct Tile {
   uint32_t words[kDown][kWords];
 };
 
+// The largest finite magnitudes of a thread's runs, from row `r` on.
+template <DType kIn>
+__device__ __forceinline__ void LargestOfTile(const Quantize& q, const Tile<kIn>& tile, int64_t r,
+                                              int64_t c, uint32_t (&largest)[Tile<kIn>::kDown]) {
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < Tile<kIn>::kDown; ++i) {
+    largest[i] = LargestBits<kIn>(LargestOf<kIn>(tile.words[i], 0));
+    most = max(most, largest[i]);
+  }
+  if (most < kInfinityBits) return;
+#pragma unroll
+  for (int i = 0; i < Tile<kIn>::kDown; ++i) {
+    if (largest[i] < kInfinityBits) continue;
+    largest[i] = LargestFinite<kIn>(q.x, (r + i) * q.columns + c, q.columns - c);
+  }
+}
+
 // The largest finite magnitude of 16 bytes that came from `at`.
 template <DType kIn>
 __device__ __forceinline__ uint32_t LargestOfRun(const Quantize& q, int64_t at, int64_t count,
                                                  const uint32_t (&words)[kWords]) {
   const uint32_t largest = LargestBits<kIn>(LargestOf<kIn>(words, 0));
   return largest < kInfinityBits ? largest : LargestFinite<kIn>(q.x, at, count);
+}
+
+// The largest value of each of kCount rows over `kLanes` neighbouring lanes, each lane of which holds
+// kCount; the result is that of row `RowOfLane`. Every exchange halves the rows a lane is left with.
+template <int kCount, int kLanes>
+__device__ __forceinline__ uint32_t MaxOfRows(uint32_t (&rows)[kCount]) {
+  int held = kCount;
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    const bool upper = threadIdx.x & step;
+    if (held > 1) {
+      held /= 2;
+#pragma unroll
+      for (int i = 0; i < held; ++i) {
+        const uint32_t kept = upper ? rows[held + i] : rows[i];
+        const uint32_t given = upper ? rows[i] : rows[held + i];
+        rows[i] = max(kept, __shfl_xor_sync(~0u, given, step));
+      }
+    } else {
+      rows[0] = max(rows[0], __shfl_xor_sync(~0u, rows[0], step));
+    }
+  }
+  return rows[0];
+}
+
+template <int kCount, int kLanes>
+__device__ __forceinline__ int RowOfLane() {
+  return static_cast<int>(threadIdx.x % kLanes) / (kLanes / kCount);
 }
 
 // The scale of a row of the block's tile, given or from an amax found before.
@@ -157,45 +203,39 @@ __global__ void __launch_bounds__(kThreads) QuantizeTiles(const Quantize q) {
     const bool there = r < q.rows && c < q.columns;
     LoadX<kIn>(q, there ? r * q.columns + c : 0, there ? q.columns - c : 0, tile.words[i]);
   }
-  uint32_t largest[T::kDown] = {};
-  if constexpr (kGrain != Grain::kKnown) {
-#pragma unroll
-    for (int i = 0; i < T::kDown; ++i) {
-      largest[i] =
-          LargestOfRun<kIn>(q, (top + row + i) * q.columns + c, q.columns - c, tile.words[i]);
-    }
-  }
-  if constexpr (kGrain == Grain::kRow128) {
-#pragma unroll
-    for (int i = 0; i < T::kDown; ++i) largest[i] = MaxOfLanes(largest[i], T::kAcross);
-  }
-  if constexpr (kGrain == Grain::kSquare128) {
-#pragma unroll
-    for (int i = 1; i < T::kDown; ++i) largest[0] = max(largest[0], largest[i]);
-    largest[0] = MaxOfGroup(largest[0], kThreads, shared);
-#pragma unroll
-    for (int i = 1; i < T::kDown; ++i) largest[i] = largest[0];
-  }
-  __shared__ float known[kTurn];
+  __shared__ Divisor divisors[kTurn];
   if constexpr (kGrain == Grain::kKnown) {
     if (threadIdx.x < kTurn && top + threadIdx.x < q.rows) {
-      known[threadIdx.x] = KnownScale<kOut>(q, top + threadIdx.x, column_tile);
+      divisors[threadIdx.x] =
+          MakeDivisor(KnownScale<kOut>(q, top + threadIdx.x, column_tile));
     }
-    __syncthreads();
+  } else {
+    uint32_t largest[T::kDown];
+    LargestOfTile<kIn>(q, tile, top + row, c, largest);
+    if constexpr (kGrain == Grain::kRow128) {
+      const uint32_t found = MaxOfRows<T::kDown, T::kAcross>(largest);
+      const int r = row + RowOfLane<T::kDown, T::kAcross>();
+      const bool first = threadIdx.x % (T::kAcross / T::kDown) == 0 && top + r < q.rows;
+      const float scale = NewScale<kOut, kGrain>(q, top + r, column_tile, first, found);
+      divisors[r] = MakeDivisor(scale);
+    } else {
+#pragma unroll
+      for (int i = 1; i < T::kDown; ++i) largest[0] = max(largest[0], largest[i]);
+      const uint32_t found = MaxOfGroup(largest[0], kThreads, shared);
+      if (threadIdx.x < kTurn) {
+        const bool first = threadIdx.x == 0;
+        divisors[threadIdx.x] =
+            MakeDivisor(NewScale<kOut, kGrain>(q, top, column_tile, first, found));
+      }
+    }
   }
+  __syncthreads();
   uint32_t codes[T::kDown][kValues<kIn> / 4];
 #pragma unroll
   for (int i = 0; i < T::kDown; ++i) {
-    const int64_t r = min(top + row + i, q.rows - 1);
-    const bool first = column == 0 && top + row + i < q.rows;
-    float scale;
-    if constexpr (kGrain == Grain::kKnown) {
-      scale = known[r - top];
-    } else {
-      scale = NewScale<kOut, kGrain>(q, r, column_tile, first, largest[i]);
-    }
-    ToCodes<kIn, kOut>(tile.words[i], MakeDivisor(scale), codes[i]);
-    if (q.codes && top + row + i < q.rows && c < q.columns) {
+    ToCodes<kIn, kOut>(tile.words[i], divisors[row + i], codes[i]);
+    const int64_t r = top + row + i;
+    if (q.codes && r < q.rows && c < q.columns) {
       StoreCodes(q.codes + r * q.columns + c, q.columns - c, q.codes_aligned, codes[i]);
     }
   }

@@ -1,0 +1,224 @@
+// The index maps of `sm80_w8a16`: tiles in shared memory are complete and without overlap, loads
+// meet no bank twice, and both weight layouts put the same value into the same place of a fragment.
+
+#include <cstdio>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/kernels/sm80_w8a16_fragments.h"
+
+namespace jaxfp8::cuda::w8a16 {
+namespace {
+
+int failures = 0;
+
+void Expect(bool holds, const std::string& claim) {
+  if (!holds && ++failures <= 20) std::printf("FAILED: %s\n", claim.c_str());
+}
+
+template <typename Offset>
+void CheckTile(const char* name, int lines, int chunks, Offset offset) {
+  std::set<int> seen;
+  for (int line = 0; line < lines; ++line) {
+    for (int chunk = 0; chunk < chunks; ++chunk) seen.insert(offset(line, chunk));
+  }
+  const int count = lines * chunks;
+  Expect(static_cast<int>(seen.size()) == count, std::string(name) + ": chunks overlap");
+  Expect(*seen.begin() == 0 && *seen.rbegin() == 16 * (count - 1), std::string(name) + ": gaps");
+}
+
+// `lanes` lanes, each reading `words` words from its offset, together touch each bank once.
+template <typename Offset>
+void CheckBanks(const char* name, int first, int lanes, int words, Offset offset) {
+  std::set<int> banks;
+  for (int lane = first; lane < first + lanes; ++lane) {
+    for (int word = 0; word < words; ++word) banks.insert((offset(lane) / 4 + word) % 32);
+  }
+  Expect(static_cast<int>(banks.size()) == lanes * words, std::string(name) + ": bank conflict");
+}
+
+void CheckAllBanks() {
+  for (int warp = 0; warp < kWarps; ++warp) {
+    for (int step = 0; step < 8; ++step) {
+      for (int i = 0; i < 4; ++i) {
+        for (int first = 0; first < 32; first += 8) {
+          CheckBanks("[N, K]", first, 8, 4, [&](int lane) {
+            return ColumnLineOffset(ColumnOf(warp, lane) + i, DepthOf(lane, step / 4 * 4) / 16);
+          });
+        }
+        CheckBanks("[K, N]", 0, 32, 1, [&](int lane) {
+          const int column = ColumnOf(warp, lane);
+          return DepthLineOffset(DepthOf(lane, step) + i, column / 16) + column % 16;
+        });
+      }
+      for (int first = 0; first < 32; first += 8) {
+        CheckBanks("activations", first, 8, 4, [&](int lane) {
+          return ActivationOffset(ActivationRowOf(lane, 0), DepthOf(lane, step / 2 * 2) / 8);
+        });
+      }
+    }
+  }
+}
+
+// The warps' steps take every depth of the tile once, and lanes every column and row once.
+void CheckCoverage() {
+  std::multiset<std::pair<int, int>> weights;
+  std::multiset<std::pair<int, int>> sums;
+  for (int warp = 0; warp < kWarps; ++warp) {
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int column = 0; column < 4; ++column) {
+        for (int i = 0; i < 32; ++i) {
+          weights.insert({ColumnOf(warp, lane) + column, DepthOf(lane, i / 4) + i % 4});
+        }
+        for (int i = 0; i < 16; ++i) {
+          sums.insert({ColumnOf(warp, lane) + column, RowOf(lane, i / 2) + i % 2});
+        }
+      }
+    }
+  }
+  for (int column = 0; column < kGroupColumns; ++column) {
+    for (int depth = 0; depth < kTileDepth; ++depth) {
+      Expect(weights.count({column, depth}) == 1, "each weight is multiplied once");
+    }
+    for (int row = 0; row < 64; ++row) {
+      Expect(sums.count({column, row}) == 1, "each sum belongs to one lane");
+    }
+  }
+}
+
+// The kernel's DecodeStep in terms of names: lanes of a picked word, signs above the codes.
+void CheckPicks() {
+  // [N, K]: byte d of the word is depth d.
+  Expect(PickBytes(0x83020180u, 0, PickDepths(0)) == 0x0001ff80u, "[N, K]: depths 0 and 1");
+  Expect(PickBytes(0x83020180u, 0, PickDepths(1)) == 0xff830002u, "[N, K]: depths 2 and 3");
+  // [K, N]: byte c of word d is column c of depth d, written dc.
+  for (uint32_t c = 0; c < 4; ++c) {
+    Expect(PickBytes(0x03020100u, 0x93929190u, PickColumn(c)) == (0xff900000u | c << 16 | c),
+           "[K, N]: depths 0 and 1 of a column");
+  }
+}
+
+// The instruction on the host, by the fragments' definition in mma.cuh: one warp, all lanes.
+struct Warp {
+  uint32_t a[32][2][4], b[32][2];
+  float sums[32][2][4] = {};
+
+  template <DType kWide>
+  void Multiply() {
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int m = 0; m < 2; ++m) {
+        for (int i = 0; i < 4; ++i) {
+          const int row = lane / 4, column = lane % 4 * 2 + i % 2;  // of the 8 + 8 x 8 sums
+          for (int t = 0; t < 4; ++t) {
+            for (int p = 0; p < 2; ++p) {
+              const uint32_t left = a[row * 4 + t][m][2 * p + i / 2], right = b[column * 4 + t][p];
+              for (int half = 0; half < 2; ++half) {
+                sums[lane][m][i] += WideLane<kWide>(left, half) * WideLane<kWide>(right, half);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+uint8_t CodeAt(int column, int depth) {
+  return static_cast<uint8_t>(column * 7 + depth * 13 + depth / 9);
+}
+int ActivationAt(int row, int depth) { return (row * 5 + depth * 3) % 17 - 8; }
+
+// A tile of integers, so that sums are exact, through shared memory as the kernel lays it out.
+template <DType kWide, bool kDepthMajor>
+void CheckTileProduct() {
+  using D = Decoder<DType::kS8, kWide>;
+  alignas(16) static uint8_t weights[kGroupBytes], activations[8 * 256];
+  for (int depth = 0; depth < kTileDepth; ++depth) {
+    for (int column = 0; column < kGroupColumns; ++column) {
+      const int offset = kDepthMajor ? DepthLineOffset(depth, column / 16) + column % 16
+                                     : ColumnLineOffset(column, depth / 16) + depth % 16;
+      weights[offset] = CodeAt(column, depth);
+    }
+    for (int row = 0; row < 8; ++row) {
+      const auto value = static_cast<float>(ActivationAt(row, depth));
+      const uint16_t bits = kWide == DType::kBF16 ? EncodeBF16(value) : EncodeF16(value);
+      auto* at = activations + ActivationOffset(row, depth / 8) + depth % 8 * 2;
+      at[0] = static_cast<uint8_t>(bits), at[1] = static_cast<uint8_t>(bits >> 8);
+    }
+  }
+  for (int w = 0; w < kWarps; ++w) {
+    Warp warp;
+    for (int step = 0; step < 8; ++step) {
+      for (int lane = 0; lane < 32; ++lane) {
+        Columns columns = {};
+        for (int j = 0; j < 4; ++j) {
+          columns.less[j] = D::LessOf(DType::kS8, ColumnOf(w, lane) + j - 64);  // zero points
+        }
+        const Codes codes = LoadCodes<kDepthMajor>(weights, 32 * w + lane, step / 4);
+        DecodeStep<D, kDepthMajor>(codes.of[step % 4], columns, D::FlipOf(DType::kS8),
+                                   warp.a[lane]);
+        const Vector16 rows = LoadTwoSteps(activations, lane, 0, step / 2);
+        warp.b[lane][0] = rows.words[2 * (step % 2)];
+        warp.b[lane][1] = rows.words[2 * (step % 2) + 1];
+      }
+      warp.Multiply<kWide>();
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int i = 0; i < 8; ++i) {
+        // As the kernel keeps them: two rows of four columns.
+        const int row = RowOf(lane, 0) + i % 2, j = i / 2, column = ColumnOf(w, lane) + j;
+        int want = 0;
+        for (int depth = 0; depth < kTileDepth; ++depth) {
+          const int weight = static_cast<int8_t>(CodeAt(column, depth)) - (column - 64);
+          want += weight * ActivationAt(row, depth);
+        }
+        Expect(warp.sums[lane][j / 2][j % 2 * 2 + i % 2] == static_cast<float>(want),
+               kDepthMajor ? "a [K, N] tile is multiplied" : "an [N, K] tile is multiplied");
+      }
+    }
+  }
+}
+
+// NaN anywhere among a lane's codes spoils the fragment rows of its column, and no other.
+template <bool kDepthMajor>
+void CheckPoison() {
+  using D = Decoder<DType::kE4M3, DType::kBF16>;
+  for (int step = 0; step < 4; ++step) {
+    for (int word = 0; word < 4; ++word) {
+      for (int byte = 0; byte < 4; ++byte) {
+        Codes codes = {};
+        codes.of[step][word] = 0x7fu << (8 * byte);
+        uint32_t fragments[2][4];
+        PoisonOf<D, kDepthMajor>(codes, fragments);
+        const int column = kDepthMajor ? byte : word;
+        for (int i = 0; i < 8; ++i) {
+          const bool poisoned = i / 4 == column / 2 && i % 4 == column % 2;
+          Expect(fragments[i / 4][i % 4] == (poisoned ? 0x7fff7fffu : 0), "NaN spoils its column");
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jaxfp8::cuda::w8a16
+
+int main() {
+  using namespace jaxfp8::cuda::w8a16;
+  CheckTile("[N, K]", kWeightLines, kWeightChunks, ColumnLineOffset);
+  CheckTile("[K, N]", kWeightLines, kWeightChunks, DepthLineOffset);
+  CheckTile("activations", 64, kActivationChunks, ActivationOffset);
+  CheckAllBanks();
+  CheckCoverage();
+  CheckPicks();
+  CheckTileProduct<jaxfp8::DType::kBF16, false>();
+  CheckTileProduct<jaxfp8::DType::kBF16, true>();
+  CheckTileProduct<jaxfp8::DType::kF16, false>();
+  CheckTileProduct<jaxfp8::DType::kF16, true>();
+  CheckPoison<false>();
+  CheckPoison<true>();
+  std::printf("w8a16 layout: %d failures\n", failures);
+  return failures != 0;
+}

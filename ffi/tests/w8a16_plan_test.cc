@@ -1,0 +1,150 @@
+// The schedule of `sm80_w8a16`: every step belongs to one block, the blocks that share an output
+// know of each other, and no two sums are kept in one slot at a time.
+
+#include <cstdio>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda/kernels/sm80_w8a16_plan.h"
+
+namespace jaxfp8::cuda::w8a16 {
+namespace {
+
+int failures = 0;
+
+void Expect(bool holds, const std::string& claim) {
+  if (!holds && ++failures <= 20) std::printf("FAILED: %s\n", claim.c_str());
+}
+
+// Walks the blocks as the kernel does and notes what they do.
+void CheckSchedule(const Schedule& s, int64_t batch) {
+  const std::string name = std::to_string(batch) + "x" + std::to_string(s.column_tiles) + "x" +
+                           std::to_string(s.row_tiles) + "x" + std::to_string(s.depth_tiles) +
+                           " on " + std::to_string(s.blocks) + ": ";
+  Expect(s.Begin(0) == 0 && s.Begin(s.blocks) == s.Steps(), name + "blocks cover all steps");
+  std::map<int64_t, int> parts;  // of an output
+  std::set<int64_t> slots;
+  for (int32_t block = 0; block < s.blocks; ++block) {
+    Expect(s.Begin(block) < s.Begin(block + 1), name + "no block is idle");
+    for (int32_t step = s.Begin(block); step < s.Begin(block + 1); ++step) {
+      Expect(s.BlockOf(step) == block, name + "a step knows its block");
+      const int32_t output = step / s.depth_tiles;
+      const bool ends = step + 1 == s.Begin(block + 1) || (step + 1) % s.depth_tiles == 0;
+      if (!ends) continue;
+      ++parts[output];
+      const int64_t slot = s.SlotOf(block, output);
+      Expect(slots.insert(slot).second, name + "a part of a sum has a slot of its own");
+      Expect(slot < s.Slots(), name + "slots are counted");
+      Expect(s.FirstBlock(output) <= block && block <= s.LastBlock(output),
+             name + "a sharer is among the sharers");
+    }
+  }
+  for (int32_t output = 0; output < s.outputs; ++output) {
+    Expect(parts[output] == s.LastBlock(output) - s.FirstBlock(output) + 1,
+           name + "as many parts are added up as there are");
+    const Place p = s.PlaceOf(output);
+    Expect(p.batch < batch && p.column_tile < s.column_tiles && p.row_tile < s.row_tiles &&
+               (p.batch * s.column_tiles + p.column_tile) * s.row_tiles + p.row_tile ==
+                   s.first + output,
+           name + "an output has one place");
+  }
+}
+
+// All launches of a problem; returns how many.
+int CheckLaunches(const Problem& p, int64_t resident, size_t workspace) {
+  const int64_t outputs = OutputsOf(p);
+  int launches = 0;
+  Expect(WhyNotWorkspace(p, workspace).empty(), "enough workspace is accepted");
+  for (int64_t first = 0; first < outputs; ++launches) {
+    const Schedule s = MakeSchedule(p, resident, workspace, first);
+    Expect(s.outputs > 0 && first + s.outputs <= outputs, "a launch makes some of the outputs");
+    Expect(s.blocks <= resident, "all blocks are resident at a time");
+    if (p.depth > 0) {
+      Expect(static_cast<size_t>(s.Slots()) * SlotBytes(p) <= workspace, "the slots fit");
+      CheckSchedule(s, p.batch);
+    }
+    first += s.outputs;
+  }
+  return launches;
+}
+
+Problem Some(int64_t batch, int64_t rows, int64_t columns, int64_t depth) {
+  Problem p;
+  p.batch = batch, p.rows = rows, p.columns = columns, p.depth = depth;
+  p.lhs.dtype = DType::kBF16, p.lhs.free = depth, p.lhs.depth = 1;
+  p.rhs.dtype = DType::kE4M3, p.rhs.free = depth, p.rhs.depth = 1;
+  p.out = {DType::kBF16, rows * columns, columns, 1};
+  return p;
+}
+
+void CheckSchedules() {
+  for (int64_t batch : {1, 3}) {
+    for (int64_t rows : {1, 17, 200}) {
+      for (int64_t columns : {1, 129, 6144}) {
+        for (int64_t depth : {0, 1, 128, 4100}) {
+          for (int64_t resident : {1, 7, 132, 396}) {
+            const Problem p = Some(batch, rows, columns, depth);
+            const int launches = CheckLaunches(p, resident, size_t{32} << 20);
+            Expect(launches == 1 || rows == 200, "32 MiB suffice for few rows");
+          }
+        }
+      }
+    }
+  }
+}
+
+void CheckWorkspace() {
+  const Problem p = Some(1, 64, 4096, 4096);
+  Expect(!WhyNotWorkspace(p, 1000).empty(), "too little workspace is refused");
+  for (size_t workspace : {size_t{70000}, size_t{1} << 20, size_t{32} << 20}) {
+    CheckLaunches(p, 264, workspace);
+  }
+}
+
+void CheckTiles() {
+  Problem p = Some(1, 64, 4096, 4096);
+  Expect(EightsFor(p) == 8, "64 rows fit one tile");
+  p.rhs.scale = true, p.rhs.tiles = {128, 128, 0, 32, 1};
+  Expect(EightsFor(p) == 4, "sums that are folded along the depth take half of it");
+  for (int eights : {1, 2, 4, 8}) {
+    Expect(SharedBytes(eights) <= 99 * 1024, "a block fits on every device from sm_80 on");
+  }
+}
+
+void CheckRefusals() {
+  Device device;
+  device.compute_capability = 90, device.shared_bytes = 227 * 1024;
+  Problem p = Some(1, 1, 256, 512);
+  Expect(WhyNotProblem(p, device).empty(), "a plain problem is taken");
+  p.rhs.scale = true, p.rhs.tiles = {1, 64, 0, 8, 1};
+  Expect(!WhyNotProblem(p, device).empty(), "tiles of 64 along the depth are refused");
+  p.rhs.tiles = {128, 128, 0, 4, 1};
+  Expect(WhyNotProblem(p, device).empty(), "tiles of 128 x 128 are taken");
+  p.rhs.tiles = {1, 512, 0, 1, 0};
+  Expect(WhyNotProblem(p, device).empty(), "a scale for each column is taken");
+  device.compute_capability = 75;
+  Expect(!WhyNotProblem(p, device).empty(), "sm_75 is refused");
+  device.compute_capability = 80;
+  p.lhs.dtype = DType::kE4M3;
+  Expect(!WhyNotProblem(p, device).empty(), "two 8-bit sides are refused");
+  p = Some(1, 1, 256, 512);
+  p.out.dtype = DType::kS32;
+  Expect(!WhyNotProblem(p, device).empty(), "an int32 output is refused");
+  p = Some(int64_t{1} << 30, 1 << 20, 1 << 20, 1 << 20);
+  Expect(!WhyNotProblem(p, device).empty(), "more tiles than 32 bits count are refused");
+}
+
+}  // namespace
+}  // namespace jaxfp8::cuda::w8a16
+
+int main() {
+  using namespace jaxfp8::cuda::w8a16;
+  CheckSchedules();
+  CheckWorkspace();
+  CheckTiles();
+  CheckRefusals();
+  std::printf("w8a16 plan: %d failures\n", failures);
+  return failures != 0;
+}
