@@ -32,6 +32,11 @@ def subjaxprs(eqn: Any) -> list[Any]:
     return [open_jaxpr(jaxpr) for jaxpr in core.jaxprs_in_params(eqn.params)]
 
 
+def has_effects(eqn: Any) -> bool:
+    """Whether an equation has effects; that it names a mesh axis is none, but is listed as one."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
 def bind_params(eqn: Any) -> tuple[Sequence[Any], dict[str, Any]]:
     """Functions and parameters with which to bind an equation's primitive again."""
     params = eqn.primitive.get_bind_params(eqn.params)

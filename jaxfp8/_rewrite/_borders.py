@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from jaxfp8._rewrite._walk import Walk
 
 
+_LOOPS = ("whole", "slice", "carry")  # ways to enter other than by a sharding
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inside:
     """A settled region.
@@ -134,7 +137,14 @@ class Border:
             self.inner.facts[inner] = Scales(factors)
             return
         q = self._link(fact.q, inner.shape, how)
-        self.inner.facts[inner] = Scaled(q, fact.dtype, inner_zero, factors, fact.origin)
+        guards = tuple(self._guard(guard, how) for guard in fact.guards)
+        self.inner.facts[inner] = Scaled(q, fact.dtype, inner_zero, factors, fact.origin, guards)
+
+    def _guard(self, guard: Value, how: Any) -> Value:
+        """A guard inside, the same for every slice and on every device."""
+        if guard.literal is not None:
+            return guard
+        return self._link(guard, (), "whole" if how in _LOOPS else type(how)())
 
     def _slice_factor(self, factor: Factor) -> Factor | None:
         """A factor of the stack as one of a slice: itself sliced, or whole if constant."""

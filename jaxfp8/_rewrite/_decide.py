@@ -49,6 +49,8 @@ def decide(jaxpr: Any, linear: int = 0) -> Decision:
         return Decision(_emit.Program((), (), ()), _opaque.left_alone(opened, *objection))
     walk = Walk(resolve)
     consts = [_graph.value_of(v.aval) for v in opened.constvars]
+    for value, array in zip(consts, _compat.consts_of(jaxpr), strict=True):
+        value.concrete = None if isinstance(array, jax.core.Tracer) else array
     args = [_graph.value_of(v.aval) for v in opened.invars]
     walk.linear.update(args[len(args) - linear :])
     outputs = walk.jaxpr(opened, consts, args)

@@ -297,7 +297,8 @@ def is_elementwise(side: Side, more: Factors = ()) -> bool:
     tiles = _tiles.common(side.value.shape, [f.tiles for f in factors])
     fine = [axis for axis, size in enumerate(side.value.shape) if size > 1 == tiles[axis]]
     free = [a for a in fine if a not in side.contracting and a not in side.batch]
-    return bool(free) and any(axis in side.contracting for axis in fine)
+    summed = [a for a in side.contracting if side.value.shape[a] > 1]
+    return bool(free) and bool(summed) and all(axis in fine for axis in summed)
 
 
 def _output_axes(site: Site, index: int) -> Shape:
@@ -365,7 +366,7 @@ def _in_order(side: Side) -> bool:
 def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
     """What stands against a product of two sides."""
     out, params = site.out, site.op.params
-    if params.get("out_sharding") is not None:
+    if _splits(params.get("out_sharding")):
         return _objection("the dot states an output sharding", "leave out_sharding unset")
     if not _is_ordinary(params.get("precision")):
         return _objection(
@@ -379,6 +380,11 @@ def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
             "set preferred_element_type to float32, bfloat16 or int32",
         )
     return None
+
+
+def _splits(sharding: Any) -> bool:
+    """Whether an output sharding names mesh axes; inside shard_map some name none."""
+    return sharding is not None and any(part is not None for part in sharding.spec)
 
 
 def _is_ordinary(precision: Any) -> bool:

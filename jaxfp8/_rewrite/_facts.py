@@ -69,6 +69,8 @@ class Scaled:
       factors: scales to multiply by; and masks (dtype bool): the value is zero where they are
         False, whatever the factors before them.
       origin: the value of dtype `dtype` that the data was first seen as, for reports.
+      guards: scalars of dtype bool, without all of which the fact does not hold; known only when
+        the program runs. A fact with guards stays in its region.
     """
 
     q: Value
@@ -76,6 +78,7 @@ class Scaled:
     zero_point: Factor | None = None
     factors: Factors = ()
     origin: Value | None = None
+    guards: tuple[Value, ...] = ()
 
     def scaled(self, factors: Factors) -> Scaled:
         """Multiplied by further factors."""

@@ -1,329 +1,229 @@
-"""Views that pick, mask and join: gather, pad, select, concatenate, split, barriers; on bytes."""
+"""Views that pick by index: rows, experts and layers, picked from the bytes and from the scales.
+
+A gather by an index that is known beforehand and counts `0 0 0 1 1 1 ..` repeats what it gathers
+from: that is how scales of blocks are stretched, and a fact about scales.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import math
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxfp8._rewrite import _graph, _masks, _tiles
-from jaxfp8._rewrite._facts import (
-    Fact,
-    Factor,
-    Factors,
-    Lost,
-    Scaled,
-    Scales,
-    all_found,
-    all_moved,
-    combine,
-    constant,
-    fill,
-    refine,
-    whole,
-)
+from jaxfp8 import _dtypes
+from jaxfp8._rewrite import _graph
+from jaxfp8._rewrite._facts import Fact, Factor, Factors, Scaled, Scales
 from jaxfp8._rewrite._graph import Op, Value
 from jaxfp8._rewrite._rules import lost, rule
-from jaxfp8._rewrite._views import moved, slice_factor
+from jaxfp8._rewrite._views import moved
 from jaxfp8._spec import Shape, tile_counts
 
 if TYPE_CHECKING:
     from jaxfp8._rewrite._walk import Walk
 
+NAMES = ("gather",)
+_IN_BOUNDS = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+_FILL = lax.GatherScatterMode.FILL_OR_DROP
+# Bytes of a NaN in both FP8 dtypes.
+_NAN = 0x7F
 
-@rule("gather")
+
+def is_in_bounds(op: Op) -> bool:
+    """Whether an op picks what there is, and nothing else."""
+    return op.name not in NAMES or op.params["mode"] in _IN_BOUNDS
+
+
+@rule(*NAMES)
 def gather(walk: Walk, op: Op) -> Fact | None:
     """Whole rows (or experts) picked by index: constant scales stay, scales by row are gathered."""
-    source = op.inputs[0]
-    fact = walk.scaled(source)
+    fact = walk.scaled(op.inputs[0])
     if fact is None:
-        return None
-    if op.params["mode"] not in _IN_BOUNDS:
-        return lost(op, "fills rows out of bounds with NaN", 'index with mode="clip"')
-
-    def data(q: Value) -> Value:
-        return _graph.replay(op, [q, op.inputs[1]], op.outputs[0].shape, q.dtype)
-
-    return moved(walk, op, data, _gather_factor)
-
-
-_IN_BOUNDS = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+        return _repeated(walk, op)
+    mode = op.params["mode"]
+    if is_in_bounds(op):
+        return moved(walk, op, functools.partial(_rows, op), gather_factor)
+    if mode != _FILL:
+        return lost(op, f"picks rows by {mode}", 'index with mode="clip"')
+    if walk.dequantised(op.inputs[0]) is None:
+        return moved(walk, op, functools.partial(_filled, op, fact), gather_factor)
+    return _with_nan_outside(walk, op)
 
 
-def _gather_factor(op: Op, factor: Factor) -> Factor | None:
+def _rows(op: Op, q: Value) -> Value:
+    """The bytes, picked as the function picks."""
+    return _graph.replay(op, [q, op.inputs[1]], op.outputs[0].shape, q.dtype)
+
+
+def _filled(op: Op, fact: Scaled, q: Value) -> Value:
+    """The bytes of an 8-bit array, with what the function puts where there is no row."""
+    if not _dtypes.is_float8(fact.dtype):
+        return _rows(op, q)
+    given = op.params["fill_value"]
+    fill = _NAN if given is None else int(np.asarray(given, fact.dtype).view(np.uint8))
+    return _picked(op, q, op.params["slice_sizes"], op.outputs[0].shape, _FILL, fill)
+
+
+def _picked(op: Op, value: Value, sizes: Shape, shape: Shape, mode: Any, fill: Any = None) -> Value:
+    """A gather of slices of other sizes, in another mode, by the index of this one."""
+    numbers = op.params["dimension_numbers"]
+    return _graph.derived(
+        "gather",
+        lambda x, i: lax.gather(x, i, numbers, sizes, mode=mode, fill_value=fill),
+        [value, op.inputs[1]],
+        shape,
+        value.dtype,
+    )
+
+
+def _with_nan_outside(walk: Walk, op: Op) -> Fact | None:
+    """Rows out of bounds are NaN: any row with a scale of NaN."""
+    if not fills_with_nan(op):
+        return lost(op, "fills rows out of bounds", 'index with mode="clip"')
+    clip = lax.GatherScatterMode.CLIP
+    clipped = dataclasses.replace(op, params={**op.params, "mode": clip})
+    fact = moved(walk, clipped, functools.partial(clipped_rows, op), gather_factor)
+    if not isinstance(fact, Scaled):
+        return fact
+    inside = rows_inside(op)
+    return None if inside is None else fact.scaled((inside,))
+
+
+def clipped_rows(op: Op, q: Value) -> Value:
+    """The bytes of whole rows; for those out of bounds, of the row at the bound."""
+    clip = lax.GatherScatterMode.CLIP
+    return _picked(op, q, op.params["slice_sizes"], op.outputs[0].shape, clip)
+
+
+def fills_with_nan(op: Op) -> bool:
+    """Whether a gather gives NaN for rows out of bounds."""
+    given = op.params["fill_value"]
+    return op.params["mode"] == _FILL and (given is None or bool(np.isnan(given)))
+
+
+def rows_inside(op: Op) -> Factor | None:
+    """1 for each row that a gather finds, NaN for each that is out of bounds."""
+    return gather_factor(op, _ones(op))
+
+
+def _ones(op: Op) -> Factor:
+    """A factor of one for each row there is."""
+    numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
+    indexed = {*numbers.start_index_map, *numbers.operand_batching_dims}
+    tiles = tuple(1 if a in indexed else max(size, 1) for a, size in enumerate(shape))
+    counts = tile_counts(shape, tiles)
+    ones = _graph.derived("ones", lambda: jnp.ones(counts), [], counts, np.float32)
+    return Factor(ones, tiles)
+
+
+def gather_factor(op: Op, factor: Factor) -> Factor | None:
     """Gather from the small array: axes it is constant along are cut to size 1 slices."""
     numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
     indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
-    varying = set(factor.varying())
-    sizes = op.params["slice_sizes"]
-    whole_axes = [a for a in range(len(shape)) if a not in indexed]
-    if any(factor.tiles[a] != 1 for a in varying & indexed):
+    at = _sources(op)
+    if at is None or any(factor.tiles[a] != 1 for a in set(factor.varying()) & indexed):
         return None
-    if any(sizes[a] != shape[a] for a in whole_axes):
-        return None
-    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    offset = [a for a in range(len(shape)) if a not in dropped]
-    if any(a in offset for a in indexed):
-        return None  # a slice of several rows at an index
-    rank = len(op.outputs[0].shape)
-    at = dict(zip(numbers.offset_dims, offset, strict=True))
+    by_row = {a for a in indexed if factor.tiles[a] == 1 and shape[a] > 1} & set(factor.varying())
     tiles = tuple(
-        factor.tiles[at[j]] if j in at else 1 if varying & indexed else size
+        max(factor.tiles[at[j]] if j in at else 1 if by_row else size, 1)
         for j, size in enumerate(op.outputs[0].shape)
     )
-    tiles = tuple(max(t, 1) for t in tiles)
-    if not varying & indexed:
+    if not by_row:
+        rank = len(op.outputs[0].shape)
         counts = tuple(factor.small.shape[at[j]] if j in at else 1 for j in range(rank))
         return Factor(_graph.reshape(factor.small, counts), tiles)
-    return _gather_rows(op, factor, varying & indexed, tiles)
-
-
-def _gather_rows(op: Op, factor: Factor, rows: set[int], tiles: Shape) -> Factor | None:
-    numbers = op.params["dimension_numbers"]
-    indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
-    if rows != indexed:
+    if by_row != indexed:
         return None
-    slice_sizes = tuple(1 if a in indexed else count for a, count in enumerate(factor.small.shape))
-    mode = op.params["mode"]
+    sizes = tuple(1 if a in indexed else count for a, count in enumerate(factor.small.shape))
     counts = tile_counts(op.outputs[0].shape, tiles)
-    small = _graph.derived(
-        "gather",
-        lambda x, i: lax.gather(x, i, numbers, slice_sizes, mode=mode),
-        [factor.small, op.inputs[1]],
-        counts,
-        factor.small.dtype,
-    )
-    return Factor(small, tiles)
+    return Factor(_picked(op, factor.small, sizes, counts, op.params["mode"]), tiles)
 
 
-@rule("pad")
-def pad(walk: Walk, op: Op) -> Fact | None:
-    """Padding with zero: code 0 is zero in every dtype, and a mask says that it is zero."""
-    source, filler = op.inputs
-    fact = walk.scaled(source)
-    if fact is None:
+def _sources(op: Op) -> dict[int, int] | None:
+    """For each axis of the output that is no index the operand's axis, if whole slices are taken.
+
+    None if a slice holds several rows at an index, or is cut along another axis.
+    """
+    numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
+    indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    offset = [a for a in range(len(shape)) if a not in dropped]
+    sizes = op.params["slice_sizes"]
+    if any(a in offset for a in indexed) or any(sizes[a] != shape[a] for a in offset):
         return None
-    if _graph.number(filler) != 0 or fact.zero_point is not None:
-        return lost(op, "adds values other than zero", "pad with zero, before the zero point")
-    zero = _graph.literal(0, fact.q.dtype)
-
-    def data(q: Value) -> Value:
-        return _graph.replay(op, [q, zero], op.outputs[0].shape, q.dtype)
-
-    padded = moved(walk, op, data, _pad_factor)
-    masks = _masks.padding(op.params["padding_config"], source.shape, op.outputs[0].shape)
-    return _masks.masked(padded, masks) if isinstance(padded, Scaled) else padded
+    return dict(zip(numbers.offset_dims, offset, strict=True))
 
 
-def _pad_factor(op: Op, factor: Factor) -> Factor | None:
-    """Constant axes stay constant; others grow by repeated entries, at the front if by element."""
-    rows = list(
-        zip(
-            op.params["padding_config"],
-            op.outputs[0].shape,
-            factor.tiles,
-            factor.small.shape,
-            strict=True,
-        )
-    )
-    edges, tiles = [], []
-    for (low, high, inner), size, tile, count in rows:
-        fits = inner == 0 and low >= 0 and high >= 0 and (low == 0 or tile == 1)
-        if count > 1 and not fits:
+def _repeated(walk: Walk, op: Op) -> Scales | None:
+    """Scales stretched by an index: each entry fills a tile of the output."""
+    source, index = op.inputs
+    out, at = op.outputs[0], _sources(op)
+    if out.size <= source.size or at is None or out.dtype.kind not in "fVi":
+        return None
+    if op.params["dimension_numbers"].operand_batching_dims:
+        return None
+    known = _graph.known(index)
+    if known is None:
+        return None
+    return _stretched(op, walk.factors(source), _ramps(op, known), at)
+
+
+def _ramps(op: Op, index: np.ndarray) -> dict[int, tuple[int, int]] | None:
+    """For each axis of the operand that is indexed, the axis of the output along it, and a tile."""
+    numbers, out = op.params["dimension_numbers"], op.outputs[0]
+    places = [j for j in range(len(out.shape)) if j not in numbers.offset_dims]
+    found: dict[int, tuple[int, int]] = {}
+    for column, axis in enumerate(numbers.start_index_map):
+        ramp = _ramp(index[..., column])
+        if ramp is None or places[ramp[0]] in [place for place, _ in found.values()]:
             return None
-        tiles.append(tile if count > 1 else max(size, 1))
-        edges.append((low, -(-size // tile) - low - count) if count > 1 else (0, 0))
-    counts = tile_counts(op.outputs[0].shape, tuple(tiles))
-    if counts == factor.small.shape:
-        return Factor(factor.small, tuple(tiles))
-
-    def run(x: Any) -> Any:
-        return jnp.pad(x, edges, mode="edge")
-
-    return Factor(
-        _graph.derived("pad", run, [factor.small], counts, factor.small.dtype), tuple(tiles)
-    )
+        found[axis] = places[ramp[0]], ramp[1]
+        if -(-out.shape[places[ramp[0]]] // ramp[1]) > op.inputs[0].shape[axis]:
+            return None
+    return found
 
 
-_SELECT_BYTES = (
-    "select zero, or select between 8-bit arrays and between their scales, before dequantising"
-)
-
-
-@rule("select_n")
-def select(walk: Walk, op: Op) -> Fact | None:
-    """A mask with zero on one side: the bytes are masked instead."""
-    if len(op.inputs) != 3:
+def _stretched(
+    op: Op, factors: Factors, ramps: dict[int, tuple[int, int]] | None, at: dict[int, int]
+) -> Scales | None:
+    """Each factor with the tiles of the index along the axes that it picks from."""
+    if ramps is None or any(f.tiles[axis] != 1 for f in factors for axis in ramps):
         return None
-    which, *cases = op.inputs
-    for i, case in enumerate(cases):
-        fact = walk.scaled(case)
-        if fact is None:
-            continue
-        other = cases[1 - i]
-        if _graph.number(other) != 0 or fact.zero_point is not None:
-            if walk.dequantised(case) is None:
-                return None
-            return lost(op, "mixes dequantised values with others than zero", _SELECT_BYTES)
-        zero = _graph.derived(
-            "zeros",
-            lambda q=fact.q: np.zeros(q.shape, q.dtype),
-            [],
-            fact.q.shape,
-            fact.q.dtype,
-        )
-        arms = [zero, zero]
-        arms[i] = fact.q
-        q = _graph.replay(op, [which, *arms], fact.q.shape, fact.q.dtype)
-        return _masks.masked(dataclasses.replace(fact, q=q), [_mask(walk, op, i)])
+    shape, axes = op.outputs[0].shape, dict(at)
+    axes.update({place: axis for axis, (place, _) in ramps.items()})
+    stretched = []
+    for factor in factors:
+        tiles = [max(size, 1) for size in shape]
+        for j, axis in at.items():
+            tiles[j] = factor.tiles[axis]
+        for place, tile in ramps.values():
+            tiles[place] = tile
+        stretched.append(_small(factor.small, tuple(tiles), axes, shape))
+    return Scales(tuple(stretched))
+
+
+def _ramp(index: np.ndarray) -> tuple[int, int] | None:
+    """The axis along which an index is `i // tile`, and the tile; constant along all others."""
+    for axis, size in enumerate(index.shape):
+        line = np.moveaxis(index, axis, -1).reshape(-1, size)
+        tile = int(np.count_nonzero(line[0] == 0)) if line.size else 0
+        if tile and np.array_equal(line, np.broadcast_to(np.arange(size) // tile, line.shape)):
+            return axis, tile
     return None
 
 
-def _mask(walk: Walk, op: Op, case: int) -> Factor:
-    """The mask of a select between zero and data, which is the given case."""
-    which = op.inputs[0]
-    small, *more = walk.factors(which)
-    return _masks.where((whole(which) if more else small).at(op.outputs[0].shape), case)
-
-
-@rule("concatenate")
-def concatenate(walk: Walk, op: Op) -> Fact | None:
-    """Pieces of one dtype: bytes are joined, and their scales along the same axis."""
-    found = [walk.scaled(v) for v in op.inputs]
-    facts = [f for f in found if f is not None]
-    axis, out = op.params["dimension"], op.outputs[0]
-    if not any(walk.dequantised(v) for v in op.inputs) and len(facts) < len(found):
-        return None
-    earlier = next((walk.lost(v) for v in op.inputs if walk.lost(v) is not None), None)
-    if earlier is not None:
-        return earlier
-    if len(facts) < len(found) or len({f.dtype for f in facts}) > 1:
-        return lost(op, "joins 8-bit data with other data", "join arrays of one 8-bit dtype")
-    if any(f.zero_point is not None for f in facts):
-        return lost(op, "joins arrays with zero points", "join the 8-bit arrays before")
-    if any(map(_masks.is_mask, itertools.chain(*(f.factors for f in facts)))):
-        return lost(op, "joins pieces with zeros put over them", "join them before that")
-    shapes = [v.shape for v in op.inputs]
-    factors = _join_all(facts, shapes, axis, out.shape)
-    if factors is None:
-        return lost(op, "joins pieces whose scales have different tiles", "use one granularity")
-    q = _graph.replay(op, [f.q for f in facts], out.shape, facts[0].q.dtype)
-    return Scaled(q, facts[0].dtype, None, factors, facts[0].origin)
-
-
-def _join_all(
-    facts: list[Scaled], shapes: list[Shape], axis: int, out_shape: Shape
-) -> Factors | None:
-    """The factors of the joined pieces: factor by factor, or one made of each piece's product."""
-    rows = [f.factors for f in facts]
-    if len({len(row) for row in rows}) > 1:
-        rows = [
-            (combine((*row, constant(1.0, shape)), shape),)
-            for row, shape in zip(rows, shapes, strict=True)
-        ]
-    columns = zip(*rows, strict=True)
-    return all_found([_join(list(column), shapes, axis, out_shape) for column in columns])
-
-
-def _join(factors: list[Factor], shapes: list[Shape], axis: int, out_shape: Shape) -> Factor | None:
-    """One factor over the joined pieces: shared if it is one array, else joined like them."""
-    first = factors[0]
-    if all(f.small is first.small and f.small.shape[axis] == 1 for f in factors):
-        return Factor(first.small, _at(first.tiles, axis, max(out_shape[axis], 1)))
-    tile = _joined_tile(factors, shapes, axis)
-    if tile is None:
-        return None
-    tiles = _at(_tiles.common(shapes[0], [f.tiles for f in factors]), axis, tile)
-    dtypes = {f.small.dtype for f in factors}
-    dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
-    smalls = [
-        _graph.cast(fill(refine(factor, shape, tiles), tile_counts(shape, tiles)), dtype)
-        for factor, shape in zip(factors, shapes, strict=True)
-    ]
-    small = _graph.derived(
-        "concatenate",
-        lambda *xs: lax.concatenate(xs, axis),
-        smalls,
-        tile_counts(out_shape, tiles),
-        dtype,
-    )
-    return Factor(small, tiles)
-
-
-def _at(values: Shape, axis: int, value: int) -> Shape:
-    """The tuple with another entry at `axis`."""
-    return values[:axis] + (value,) + values[axis + 1 :]
-
-
-def _joined_tile(factors: list[Factor], shapes: list[Shape], axis: int) -> int | None:
-    """The tile along the joined axis that serves every piece, all but the last of them whole."""
-    pairs = zip(factors, shapes, strict=True)
-    tile = math.gcd(*(min(f.tiles[axis], s[axis]) for f, s in pairs))
-    return None if any(s[axis] % tile for s in shapes[:-1]) else tile
-
-
-@rule("split")
-def split(walk: Walk, op: Op) -> Fact | None:
-    """Handled output by output in the walk; see `split_facts`."""
-    return None
-
-
-def split_facts(walk: Walk, op: Op) -> list[Fact | None]:
-    """A split as one slice per output."""
-    out: list[Fact | None] = []
-    axis, start = op.params["axis"], 0
-    source = op.inputs[0]
-    fact = walk.scaled(source) or walk.fact(source)
-    for piece in op.outputs:
-        if not isinstance(fact, Scaled | Scales):
-            return [None] * len(op.outputs)
-        begin = [0] * len(source.shape)
-        begin[axis] = start
-        end = [b + s for b, s in zip(begin, piece.shape, strict=True)]
-        start = end[axis]
-        params = {"start_indices": begin, "limit_indices": end, "strides": None}
-        as_slice = Op("slice", (source,), lambda *a: [], params, op.eqn, outputs=(piece,))
-        out.append(_sliced(fact, as_slice, begin, end))
-    return out
-
-
-def _sliced(
-    fact: Scaled | Scales, op: Op, begin: list[int], end: list[int]
-) -> Scaled | Scales | Lost:
-    factors = all_moved(fact.factors, functools.partial(slice_factor, op))
-    if factors is None:
-        return lost(op, "cuts through the tiles of a scale", "split at multiples of the tile")
-    if isinstance(fact, Scales):
-        return Scales(factors)
-    zero = fact.zero_point
-    if zero is not None and (zero := slice_factor(op, zero)) is None:
-        return lost(op, "cuts through the tiles of a zero point", "split at multiples of the tile")
-    q = _graph.derived(
-        "slice", lambda x: lax.slice(x, begin, end), [fact.q], op.outputs[0].shape, fact.q.dtype
-    )
-    return Scaled(q, fact.dtype, zero, factors, fact.origin)
-
-
-def barrier_facts(walk: Walk, op: Op) -> list[Fact | None]:
-    """An optimization barrier: each dequantised operand passes it as bytes."""
-    out: list[Fact | None] = []
-    for value in op.inputs:
-        fact = walk.scaled(value)
-        if fact is None:
-            other = walk.fact(value)
-            out.append(other if isinstance(other, Scales) else None)
-            continue
-        q = _graph.derived(
-            "optimization_barrier", lax.optimization_barrier, [fact.q], fact.q.shape, fact.q.dtype
-        )
-        out.append(dataclasses.replace(fact, q=q))
-    return out
-
-
-MULTIPLE = {"split": split_facts, "optimization_barrier": barrier_facts}
+def _small(source: Value, tiles: Shape, axes: dict[int, int], shape: Shape) -> Factor:
+    """The entries that are used, with axes in the order of the output."""
+    counts = tile_counts(shape, tiles)
+    order = [axes[j] for j in sorted(axes)]
+    limits = [1] * len(source.shape)
+    for j, axis in axes.items():
+        limits[axis] = counts[j]
+    small = source
+    if tuple(limits) != source.shape:
+        run = functools.partial(lax.slice, start_indices=[0] * len(limits), limit_indices=limits)
+        small = _graph.derived("slice", run, [source], tuple(limits), source.dtype)
+    return Factor(_graph.reshape(_graph.transpose(small, tuple(order)), counts), tiles)

@@ -31,6 +31,7 @@ class Value:
     index: int = 0
     weak_type: bool = False
     literal: Any = None
+    concrete: Any = None  # the array, where the function closes over one
 
     @property
     def size(self) -> int:
@@ -123,7 +124,7 @@ def derived(
 
 def equation_op(eqn: Any, inputs: Sequence[Value], callers: tuple[Any, ...] = ()) -> Op:
     """The op of an equation, as it stands in the function."""
-    name, effectful = eqn.primitive.name, bool(eqn.effects)
+    name, effectful = eqn.primitive.name, _compat.has_effects(eqn)
     op = Op(name, tuple(inputs), None, eqn.params, eqn, callers, effectful)
     op.outputs = tuple([_output(v.aval, op, i) for i, v in enumerate(eqn.outvars)])
     return op
@@ -161,7 +162,7 @@ def replay(op: Op, inputs: Sequence[Value], shape: Shape, dtype: Any) -> Value:
     eqn = op.eqn
 
     def run(*arrays: Any) -> Any:
-        return bind(eqn, arrays, op.callers)[0]
+        return bind(eqn, _compat.vary_alike(arrays), op.callers)[0]
 
     return derived(op.name, run, inputs, shape, dtype, op.params)
 
@@ -202,7 +203,16 @@ def bitcast(value: Value, dtype: Any) -> Value:
 
 
 # What XLA:CPU does to FP8 data without going through float16.
-_BYTE_EXACT = ("reshape", "transpose", "squeeze", "expand_dims", "copy", "optimization_barrier")
+_BYTE_EXACT = (
+    "reshape",
+    "transpose",
+    "squeeze",
+    "expand_dims",
+    "copy",
+    "optimization_barrier",
+    "pvary",
+    "pcast",
+)
 
 
 def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
@@ -269,6 +279,8 @@ def reciprocal(value: Value) -> Value:
     """One over a float32 array."""
     if (op := producer(value, "reciprocal")) is not None:
         return op.inputs[0]
+    if value.literal is not None and np.all(value.literal != 0):
+        return literal(np.float32(1.0) / value.literal)
     return derived("reciprocal", lambda x: 1.0 / x, [value], value.shape, value.dtype)
 
 
@@ -309,6 +321,42 @@ def number(value: Value) -> float | None:
             return None
         scalar = scalar.astype(dtype)
     return float(scalar)
+
+
+_MOST_KNOWN = 2**22  # entries of an index worth evaluating while a function is traced
+
+
+def known(value: Value) -> np.ndarray | None:
+    """The entries of an array that depends on no input; None if it does, or is large."""
+    order: dict[Op, None] = {}
+    stack = [(value, False)]
+    while stack:
+        top, is_ready = stack.pop()
+        if top.size > _MOST_KNOWN or (top.op is None and _given(top) is None):
+            return None
+        if top.op is None or top.op in order:
+            continue
+        if top.op.effectful:
+            return None
+        if is_ready:
+            order[top.op] = None
+        else:
+            stack += [(top, True), *((source, False) for source in top.op.inputs)]
+    return _evaluated(value, list(order))
+
+
+def _evaluated(value: Value, ops: list[Op]) -> np.ndarray:
+    env: dict[Value, Any] = {}
+    with jax.ensure_compile_time_eval():
+        for op in ops:
+            inputs = [_given(v) if v.op is None else env[v] for v in op.inputs]
+            env.update(zip(op.outputs, op.evaluate(*inputs), strict=True))
+    return np.asarray(_given(value) if value.op is None else env[value])
+
+
+def _given(value: Value) -> Any:
+    """The array that an input of a program is known to be, if it is."""
+    return value.concrete if value.literal is None else value.literal
 
 
 def _holds(dtype: np.dtype, number: float) -> bool:

@@ -9,13 +9,14 @@ begins with the equations that dequantise them, which its own rewrite then captu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from jaxfp8 import _compat
-from jaxfp8._rewrite import _graph
+from jaxfp8._rewrite import _graph, _rebuilt
 from jaxfp8._rewrite._decide import resolve
 from jaxfp8._rewrite._graph import Value
 from jaxfp8._rewrite._walk import Walk
@@ -54,7 +55,8 @@ class Halves:
 
         def backward(passed: Sequence[Any], *values: Any) -> Any:
             env = {v: x for v, x in zip(roots, passed, strict=True) if not _compat.is_literal(v)}
-            _evaluate(redone, env)
+            for step in redone:
+                step(env)
             leaves = [_read(env, v) for v in residuals]
             return second(jax.tree.unflatten(residual_tree, leaves), *values)
 
@@ -78,27 +80,59 @@ def _trace(
     return (jaxpr, *trees[-1])
 
 
-def _sources(jaxpr: Any, residuals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The equations that only dequantise residuals, and the variables they all start from."""
-    known = _dequantised(jaxpr)
-    needed = {v for v in residuals if not _compat.is_literal(v)}
-    redone, roots = [], []
-    for eqn in reversed(jaxpr.eqns):
-        if any(v in known and v in needed for v in eqn.outvars):
-            redone.append(eqn)
-            needed |= {v for v in eqn.invars if not _compat.is_literal(v)}
-    made = {v for eqn in redone for v in eqn.outvars}
-    roots = [v for v in needed if v not in made]
-    return redone[::-1], roots
+Step = Callable[[dict[Any, Any]], None]  # adds variables to an environment
 
 
-def _dequantised(jaxpr: Any) -> set[Any]:
-    """The variables of a jaxpr that are known to be dequantised 8-bit data."""
+def _sources(jaxpr: Any, residuals: Sequence[Any]) -> tuple[list[Step], list[Any]]:
+    """The steps that only dequantise residuals, and the variables they all start from."""
     names: dict[Any, Value] = {}
     walk = Walk(resolve)
     consts = [_graph.value_of(v.aval) for v in jaxpr.constvars]
     walk.jaxpr(jaxpr, consts, [_graph.value_of(v.aval) for v in jaxpr.invars], names=names)
-    return {var for var, value in names.items() if walk.dequantised(value) is not None}
+    variables = {value: var for var, value in names.items()}
+    needed = {v for v in residuals if not _compat.is_literal(v)}
+    steps: list[Step] = []
+    made: set[Any] = set()
+    for eqn in reversed(jaxpr.eqns):
+        for step, outputs, inputs in _dequantising(walk, eqn, names, variables, needed):
+            steps.append(step)
+            made.update(outputs)
+            needed.update(inputs)
+    return steps[::-1], [v for v in needed if v not in made]
+
+
+def _dequantising(
+    walk: Walk, eqn: Any, names: dict[Any, Value], variables: dict[Value, Any], needed: set[Any]
+) -> Iterator[tuple[Step, Sequence[Any], Sequence[Any]]]:
+    """Steps to do again for one equation: each with the variables that it makes and reads."""
+    facts = {v: walk.dequantised(names[v]) for v in eqn.outvars if v in names and v in needed}
+    known = {v: fact for v, fact in facts.items() if fact is not None}
+    if not known:
+        return
+    if not _holds_a_dot(eqn):
+        inputs = [v for v in eqn.invars if not _compat.is_literal(v)]
+        yield functools.partial(_evaluate, [eqn]), eqn.outvars, inputs
+        return
+    for var, fact in known.items():
+        again = _rebuilt.of(fact, names[var].dtype, set(variables))
+        if again is not None:
+            sources = [variables[value] for value in again.program.inputs]
+            yield functools.partial(_rebuild, again, var, sources), [var], sources
+
+
+def _holds_a_dot(eqn: Any) -> bool:
+    """Whether to do an equation again would be to do a product again."""
+    return any(
+        inner.primitive.name == "dot_general" or _holds_a_dot(inner)
+        for jaxpr in _compat.subjaxprs(eqn)
+        for inner in jaxpr.eqns
+    )
+
+
+def _rebuild(
+    again: _rebuilt.Rebuilt, var: Any, sources: Sequence[Any], env: dict[Any, Any]
+) -> None:
+    env[var] = again.run([env[source] for source in sources])
 
 
 def evaluate(jaxpr: Any, env: dict[Any, Any]) -> list[Any]:

@@ -13,8 +13,9 @@ import jax
 from jax import lax
 
 from jaxfp8 import _compat
-from jaxfp8._rewrite import _graph, _opaque
+from jaxfp8._rewrite import _exits, _graph, _opaque
 from jaxfp8._rewrite._borders import Border, Inside
+from jaxfp8._rewrite._exits import Exit
 from jaxfp8._rewrite._facts import Lost
 from jaxfp8._rewrite._graph import Op, Value
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Callers = tuple[Any, ...]
 Region = Callable[["Walk", Any, list[Value], Callers], Sequence[Value] | None]
 REGIONS: dict[str, Region] = {}
+JITS = ("jit", "pjit")
 
 
 def region(*names: str) -> Callable[[Region], Region]:
@@ -42,7 +44,7 @@ def _walk_inside(walk: Walk, jaxpr: Any, inputs: Sequence[Value], callers: Calle
     return walk.jaxpr(_compat.open_jaxpr(jaxpr), consts, inputs, callers)
 
 
-@region("jit", "pjit")
+@region(*JITS)
 def jit(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
     """A jitted function that asks for nothing but compilation is entered as if written in place.
 
@@ -62,7 +64,7 @@ def jit(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence
         jaxpr = jax.make_jaxpr(lambda *xs: inside.program.run(xs))(*arrays)
         return eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": jaxpr})
 
-    return _rebuilt(walk, eqn, inside, run, callers)
+    return _op(walk, eqn, inside, run, callers).outputs if inside.changed else None
 
 
 def _asks_for_nothing(params: dict[str, Any]) -> bool:
@@ -89,13 +91,14 @@ def remat(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequen
     border = Border(walk, inputs)
     args = [border.enter(value) for value in inputs]
     outputs = _walk_inside(border.inner, eqn.params["jaxpr"], args, (*callers, eqn))
-    inside = border.settle(outputs)
+    leaving = _exits.exits(border, outputs)
+    inside = border.settle([*outputs, *_extra(leaving)])
 
     def run(*arrays: Any) -> Sequence[Any]:
         jaxpr, consts = _compat.hoisted(lambda *xs: inside.program.run(xs), arrays)
         return eqn.primitive.bind(*consts, *arrays, **{**eqn.params, "jaxpr": jaxpr})
 
-    return _rebuilt(walk, eqn, inside, run, callers)
+    return _rebuilt(walk, eqn, inside, run, callers, leaving)
 
 
 @region("scan")
@@ -112,8 +115,9 @@ def scan(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequenc
     args += [border.enter_slices(v) for v in inputs[first:]]
     outputs = _walk_inside(border.inner, jaxpr, args, (*callers, eqn))
     changing = [i for i in range(n_carry) if not handed_on[i]]
+    leaving = _exits.exits(border, outputs[n_carry:], params["length"])
     inside = border.settle(
-        [outputs[i] for i in changing] + list(outputs[n_carry:]),
+        [outputs[i] for i in changing] + list(outputs[n_carry:]) + _extra(leaving),
         keep=[carried[i] for i in changing],
     )
     options = {
@@ -134,7 +138,7 @@ def scan(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequenc
         state, stacked = lax.scan(body, init, stacks, **options)
         return [*state, *stacked]
 
-    return _loop(walk, eqn, inside, run, carry, changing, callers)
+    return _loop(walk, eqn, inside, run, carry, changing, callers, leaving)
 
 
 def _handed_on(jaxpr: Any, first: int, number: int) -> list[bool]:
@@ -175,9 +179,10 @@ def _loop(
     carry: Sequence[Value],
     changing: Sequence[int],
     callers: Callers,
+    leaving: Sequence[Exit] = (),
 ) -> Sequence[Value] | None:
     """The outputs of a rebuilt loop: carried values that never change are their inputs."""
-    if not inside.changed:
+    if not inside.changed and not _is_known(leaving):
         return None
     op = _op(walk, eqn, inside, run, callers)
     outputs = list(op.outputs)
@@ -185,10 +190,33 @@ def _loop(
     op.outputs = tuple(kept)
     for i, value in enumerate(kept):
         value.index = i
+    _tell(walk, op, kept[len(changing) :], leaving)
     result = iter(kept)
     return [
         next(result) if i in changing or i >= len(carry) else carry[i] for i in range(len(outputs))
     ]
+
+
+def _extra(leaving: Sequence[Exit]) -> list[Value]:
+    """What a region gives out for the sake of facts."""
+    return [value for exit_ in leaving for value in exit_.extra]
+
+
+def _is_known(leaving: Sequence[Exit]) -> bool:
+    """Whether any output is known to be dequantised 8-bit data."""
+    return any(exit_.fact is not None for exit_ in leaving)
+
+
+def _tell(walk: Walk, op: Op, outputs: Sequence[Value], leaving: Sequence[Exit]) -> None:
+    """Add the extra outputs to a rebuilt region, and state the facts about the others."""
+    for value, exit_ in zip(outputs, leaving, strict=True):
+        given: dict[Value, Value] = {}
+        for part in exit_.extra:
+            given[part] = Value(exit_.shape(part), part.dtype, op, len(op.outputs))
+            op.outputs += (given[part],)
+        fact = exit_.outside(given.__getitem__)
+        if fact is not None:
+            walk.facts[value] = fact
 
 
 @region("while")
@@ -237,13 +265,19 @@ def while_(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Seque
 def cond(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
     """A choice between branches, each settled alone; all are given what any of them reads."""
     index, *operands = inputs
-    insides = []
-    for branch in eqn.params["branches"]:
-        border = Border(walk, inputs)
-        args = [border.enter(value) for value in operands]
-        outputs = _walk_inside(border.inner, branch, args, (*callers, eqn))
-        insides.append(border.settle(outputs))
-    if not any(inside.changed for inside in insides):
+    borders = [Border(walk, inputs) for _ in eqn.params["branches"]]
+    results = [
+        _walk_inside(
+            border.inner, branch, [border.enter(value) for value in operands], (*callers, eqn)
+        )
+        for border, branch in zip(borders, eqn.params["branches"], strict=True)
+    ]
+    leaving = _exits.branch_exits(borders, results)
+    insides = [
+        border.settle([*outputs, *(v for exit_ in own for v in exit_.extra)])
+        for border, outputs, own in zip(borders, results, leaving, strict=True)
+    ]
+    if not any(inside.changed for inside in insides) and not _is_known(leaving[0]):
         return None
     values = list(dict.fromkeys(v for inside in insides for v, _ in inside.sources))
     places = [[values.index(v) for v, _ in inside.sources] for inside in insides]
@@ -257,14 +291,26 @@ def cond(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequenc
         return lax.switch(which, branches, *arrays)
 
     op = _graph.equation_op(eqn, [index, *values], callers)
-    return _register(walk, op, run)
+    outputs = _register(walk, op, run)
+    _tell(walk, op, outputs, leaving[0])
+    return outputs
 
 
 def _rebuilt(
-    walk: Walk, eqn: Any, inside: Inside, run: Callable[..., Sequence[Any]], callers: Callers
+    walk: Walk,
+    eqn: Any,
+    inside: Inside,
+    run: Callable[..., Sequence[Any]],
+    callers: Callers,
+    leaving: Sequence[Exit],
 ) -> Sequence[Value] | None:
-    """The outputs of a rebuilt region, or None if nothing inside it changed."""
-    return _op(walk, eqn, inside, run, callers).outputs if inside.changed else None
+    """The outputs of a rebuilt region, or None if nothing inside it changed or is known."""
+    if not inside.changed and not _is_known(leaving):
+        return None
+    op = _op(walk, eqn, inside, run, callers)
+    outputs = op.outputs
+    _tell(walk, op, outputs, leaving)
+    return outputs
 
 
 def _op(
@@ -298,7 +344,9 @@ def shard_map(
     rows = zip(inputs, _compat.open_jaxpr(jaxpr).invars, params["in_specs"], strict=True)
     args = [border.enter_shards(value, v.aval.shape, spec) for value, v, spec in rows]
     outputs = _walk_inside(border.inner, jaxpr, args, (*callers, eqn))
-    inside = border.settle(outputs)
+    leaving = _exits.shard_exits(border, outputs, params["out_specs"], params["mesh"])
+    inside = border.settle([*outputs, *_extra(leaving)])
+    out_specs = (*params["out_specs"], *(exit_.spec for exit_ in leaving for _ in exit_.extra))
     axes = params.get("manual_axes", params.get("newly_manual_axes"))
 
     def run(*arrays: Any) -> Sequence[Any]:
@@ -306,10 +354,10 @@ def shard_map(
             lambda *xs: tuple(inside.program.run(xs)),
             mesh=params["mesh"],
             in_specs=tuple(spec for _, spec in inside.sources),
-            out_specs=tuple(params["out_specs"]),
+            out_specs=out_specs,
             axis_names=axes,
             check_vma=params["check_vma"],
         )
         return mapped(*arrays)
 
-    return _rebuilt(walk, eqn, inside, run, callers)
+    return _rebuilt(walk, eqn, inside, run, callers, leaving)

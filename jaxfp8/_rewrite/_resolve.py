@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxfp8._rewrite import _calls
+from jaxfp8._rewrite import _calls, _guards
 from jaxfp8._rewrite._calls import Call
 from jaxfp8._rewrite._dots import Site
-from jaxfp8._rewrite._facts import Amax, Product
+from jaxfp8._rewrite._facts import Amax, Product, Scaled
 from jaxfp8._rewrite._graph import Value
 from jaxfp8._rewrite._walk import Walk
 from jaxfp8._spec import ScaledDotSpec
@@ -78,6 +78,8 @@ class Resolver:
 
     def _replacement(self, value: Value, wants: dict[Site, Wants]) -> Value | None:
         fact = self.walk.fact(value)
+        if isinstance(fact, Scaled):
+            return self.walk.early.get(value)
         if isinstance(fact, Product) and self._open(fact):
             wants.setdefault(fact.site, Wants()).products[fact] = None
             call = self.chosen.get(fact.site) or self._call(fact, None)
@@ -135,6 +137,8 @@ class Resolver:
             call = _calls.make(product, amax, self.why_not)
             if isinstance(call, Call) and amax is not None and _feeds_itself(call, amax):
                 call = "its amax is an input of what follows the product"
+            if isinstance(call, Call):
+                call = _guards.guarded(self.walk, call)
             self._calls[key] = call
         return self._calls[key]
 

@@ -6,13 +6,15 @@ none, `Lost` where 8-bit data was under the op and a better-known operation woul
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8 import _dtypes
-from jaxfp8._rewrite import _epilogues, _graph
+from jaxfp8._rewrite import _epilogues, _graph, _whole
 from jaxfp8._rewrite._facts import Fact, Factor, Factors, Lost, Product, Scaled, Scales
 from jaxfp8._rewrite._graph import Op, Value
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 Rule = Callable[["Walk", Op], Fact | None]
 RULES: dict[str, Rule] = {}
 
+SAME = ("copy", "copy_p", "name", "stop_gradient")
 STAYS_WIDE = "the product needs the dequantised values themselves, so this dot stays wide"
 BEFORE = "apply it to the 8-bit array and to the scales, before dequantising"
 # Where they bind, the product needs the bounded values; where they cannot, nothing is lost.
@@ -92,6 +95,15 @@ def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact |
         "keep them in float32, or quantise them to 8 bit" if is_wide_float(source) else STAYS_WIDE
     )
     return lost(op, f"from {source.dtype} to {out.dtype} changes the values", remedy)
+
+
+@rule("reduce_precision")
+def coarsen(walk: Walk, op: Op) -> Fact | None:
+    """Rounding of dequantised values to a float type, as by a conversion there and back."""
+    scaled = walk.dequantised(op.inputs[0])
+    exponent, mantissa = op.params["exponent_bits"], op.params["mantissa_bits"]
+    is_float = (exponent >= 8 and mantissa >= 7) or (exponent >= 5 and mantissa >= 10)
+    return scaled if is_float else None
 
 
 @rule("bitcast_convert_type")
@@ -193,6 +205,8 @@ def add(walk: Walk, op: Op) -> Fact | None:
             fact = _epilogues.add(walk, product, op, other, sign)
             if isinstance(fact, Product):
                 return fact
+    if not subtract and (passed := _straight_through(walk, op)) is not None:
+        return passed
     for main, other, flipped in both_ways(op):
         scaled = walk.dequantised(main)
         if scaled is not None:
@@ -200,6 +214,32 @@ def add(walk: Walk, op: Op) -> Fact | None:
                 return lost(op, "takes dequantised values from others", _APART_LEFT)
             return _zero_point(walk, scaled, op, main, other, subtract)
     return None
+
+
+def _straight_through(walk: Walk, op: Op) -> Scaled | None:
+    """`w + (q - w)` or `(w - w) + q`, as an estimator of gradients writes `q`.
+
+    Its derivative is not that of `q`, so the fact must not be used to make the value again; a guard
+    that always holds sees to that.
+    """
+    for value, other, _ in both_ways(op):
+        difference = _graph.producer(_unnamed(other), "sub")
+        if difference is None:
+            continue
+        left, right = map(_unnamed, difference.inputs)
+        fact = walk.dequantised(left) if right is _unnamed(value) else None
+        if left is right:
+            fact = walk.dequantised(value)
+        if fact is not None:
+            return dataclasses.replace(fact, guards=(*fact.guards, _graph.literal(True)))
+    return None
+
+
+def _unnamed(value: Value) -> Value:
+    """The value before operations that do nothing to it."""
+    while value.op is not None and value.op.name in SAME:
+        value = value.op.inputs[0]
+    return value
 
 
 # x @ (w - m) is x @ w - x @ m: the shift is a product of its own.
@@ -220,55 +260,51 @@ def _zero_point(
     if main.shape != out.shape:
         return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}", BEFORE)
     factors = walk.factors(other)
-    if len(factors) != 1 or not _is_small_integer(other):
+    if len(factors) != 1 or other.dtype.kind not in "iufV":
+        return lost(op, "shifts by a product of scales", "subtract a zero point of its own")
+    factor, known = factors[0].at(out.shape), _whole.bounds(other)
+    if out.dtype == np.int16 and not known.within(2**14):
+        return lost(op, "in int16 may wrap", "subtract in int32")
+    small, is_sure = factor.small, known.within(_MOST_ZERO)
+    if not is_sure and (known.nan or not known.whole or _graph.number(other) is not None):
         return lost(
             op,
             "shifts by values that are not known to be whole numbers of 16 bits at most",
-            "keep zero points in int8, uint8 or int16 and convert them where they are used",
+            "keep zero points in an integer dtype and convert them where they are used",
         )
-    if out.dtype == np.int16 and not _is_narrow(other):
-        return lost(op, "in int16 may wrap", "subtract in int32")
-    factor = factors[0].at(out.shape)
-    small = _graph.cast(factor.small, np.int32)
-    small = small if subtract else _graph.negate(small)
-    return Scaled(scaled.q, scaled.dtype, Factor(small, factor.tiles), (), scaled.origin)
+    guards = () if is_sure else (_is_small(small),)
+    scales = (factor.map_small(_one_or_nan),) if known.nan else ()
+    if known.nan:
+        small = _graph.derived("nan_to_num", _without_nan, [small], small.shape, small.dtype)
+    small = _graph.cast(small, np.int32)
+    zero = Factor(small if subtract else _graph.negate(small), factor.tiles)
+    return Scaled(scaled.q, scaled.dtype, zero, scales, scaled.origin, guards)
 
 
-_KEEP_INTEGRAL = (
-    "broadcast_in_dim",
-    "reshape",
-    "transpose",
-    "squeeze",
-    "expand_dims",
-    "copy",
-    "neg",
-)
+# Zero points of 16 bits: what a kernel may sum in int32 and in float32 without a loss.
+_MOST_ZERO = 2**15
 
 
-def _is_small_integer(value: Value) -> bool:
-    """Whether every entry is provably a whole number that fits 16 bits.
-
-    Wider ones may wrap in the function as written, and floats need not fit an integer at all.
-    """
-    while True:
-        number = _graph.number(value)
-        if number is not None:
-            return number.is_integer() and abs(number) < 2**15
-        if value.dtype in (*_dtypes.INT8, np.int16):
-            return True
-        if value.op is None or value.op.name not in (*_KEEP_INTEGRAL, "convert_element_type"):
-            return False
-        value = value.op.inputs[0]
+def _without_nan(x: Any) -> Any:
+    return jnp.where(jnp.isnan(x), jnp.zeros_like(x), x)
 
 
-def _is_narrow(value: Value) -> bool:
-    """Whether every entry provably fits 8 bits."""
-    while value.op is not None and value.dtype not in _dtypes.INT8:
-        if value.op.name not in (*_KEEP_INTEGRAL, "convert_element_type"):
-            return False
-        value = value.op.inputs[0]
-    number = _graph.number(value)
-    return value.dtype in _dtypes.INT8 or (number is not None and -256 < number < 256)
+def _one_or_nan(small: Value) -> Value:
+    """A scale that makes NaN what a zero point of NaN would."""
+
+    def run(x: Any) -> Any:
+        return jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), jnp.float32(1.0))
+
+    return _graph.derived("one_or_nan", run, [small], small.shape, np.float32)
+
+
+def _is_small(small: Value) -> Value:
+    """Whether every entry has 16 bits at most, as the program runs."""
+
+    def run(x: Any) -> Any:
+        return jnp.all((x > -_MOST_ZERO) & (x < _MOST_ZERO))
+
+    return _graph.derived("is_small", run, [small], (), np.bool_)
 
 
 @rule("max", "min", "clamp", "round")
@@ -301,7 +337,7 @@ def largest(walk: Walk, op: Op) -> Fact | None:
     return _epilogues.amax(walk.fact(op.inputs[0]), op)
 
 
-@rule("copy", "copy_p", "name", "stop_gradient", "pvary", "pcast")
+@rule(*SAME)
 def same(walk: Walk, op: Op) -> Fact | None:
     """The value as it is."""
     source = op.inputs[0]

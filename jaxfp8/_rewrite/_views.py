@@ -45,7 +45,7 @@ def moved(walk: Walk, op: Op, data: Callable[[Value], Value], move: MoveFactor) 
     zero = fact.zero_point
     if zero is not None and (zero := move(op, zero)) is None:
         return lost(op, "cuts through the tiles of a zero point", BEFORE)
-    return Scaled(data(fact.q), fact.dtype, zero, factors, fact.origin)
+    return Scaled(data(fact.q), fact.dtype, zero, factors, fact.origin, fact.guards)
 
 
 @rule("transpose")
@@ -169,10 +169,10 @@ def dynamic_slice(walk: Walk, op: Op) -> Fact | None:
     def data(q: Value) -> Value:
         return _graph.replay(op, [q, *op.inputs[1:]], op.outputs[0].shape, q.dtype)
 
-    return moved(walk, op, data, _dynamic_slice_factor)
+    return moved(walk, op, data, dynamic_slice_factor)
 
 
-def _dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
+def dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
     shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
     tiles, sizes = [], []
     for size, new, tile, count in zip(
@@ -199,6 +199,22 @@ def _dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
         factor.small.dtype,
     )
     return Factor(small, tuple(tiles))
+
+
+@rule("pvary", "pcast")
+def vary(walk: Walk, op: Op) -> Fact | None:
+    """A value that is the same on several devices, from now on one of each device's own."""
+
+    def data(q: Value) -> Value:
+        return _graph.replay(op, [q], q.shape, q.dtype)
+
+    def move(op: Op, factor: Factor) -> Factor:
+        if factor.small.literal is not None:
+            return factor
+        small = _graph.replay(op, [factor.small], factor.small.shape, factor.small.dtype)
+        return Factor(small, factor.tiles)
+
+    return moved(walk, op, data, move)
 
 
 @rule("rev")

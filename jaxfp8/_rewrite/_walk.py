@@ -10,9 +10,12 @@ import numpy as np
 from jaxfp8 import _compat, _dtypes
 from jaxfp8._primitive import scaled_dot_p
 from jaxfp8._rewrite import (
+    _collectives,
     _curves,
     _dots,
+    _early,
     _epilogues,
+    _gathers,
     _graph,
     _opaque,
     _regions,
@@ -29,16 +32,19 @@ from jaxfp8._rewrite._facts import (
     storage_bytes,
     whole,
 )
-from jaxfp8._rewrite._gathers import MULTIPLE
 from jaxfp8._rewrite._graph import Op, Value
+from jaxfp8._rewrite._joins import MULTIPLE
 from jaxfp8._rewrite._rules import RULES, lost, remedy_for
 
 # After these an array is another one: a dot on it is not a missed 8-bit dot.
 _ENDS_TRAIL = ("dot_general", *_unserved.NAMES, scaled_dot_p.name, "argmax", "argmin", "iota")
 # These may make an array smaller and still hold the same data.
-_VIEWS = ("slice", "dynamic_slice", "gather", "squeeze", "split", "top_k")
+_MOVES = (*_gathers.NAMES, *_collectives.NAMES)
+_VIEWS = ("slice", "dynamic_slice", "squeeze", "split", "top_k", *_MOVES)
 # Facts that tell of 8-bit data, found or lost.
 _DATA = (Scaled, Lost)
+
+_SMALL = 32  # equations in a jitted function that is entered whatever it holds
 
 Settler = Callable[["Walk", Sequence[Value], list[Value]], Program]
 
@@ -51,6 +57,7 @@ class Walk:
       facts: what is known beside each value.
       curves: values that are scalar functions of a product, sampled.
       seen: the dots seen so far, shared with the walks of regions.
+      early: rows of dequantised arrays, by the value that they are, picked before dequantising.
       linear: values in which JAX will transpose the program: bytes have no transpose.
       effects: ops that must run whatever is demanded.
       own: those of this walk, not of regions inside it.
@@ -66,6 +73,7 @@ class Walk:
         self.effects: list[Op] = []
         self.linear: set[Value] = set()
         self.results: list[Value] = []
+        self.early: dict[Value, Value] = {}
         self._implicit: dict[Value, Scaled] = {}
         self._nested: list[Walk] = []
 
@@ -112,7 +120,11 @@ class Walk:
     def concerns(self, eqn: Any, inputs: Sequence[Value]) -> bool:
         """Whether 8-bit data goes into a region, or is made in it, in any form."""
         known = any(v in self.facts or v in self.curves for v in inputs)
-        return known or any(map(_opaque.holds_eight_bit, _compat.subjaxprs(eqn)))
+        inner = _compat.subjaxprs(eqn)
+        if known or any(map(_opaque.holds_eight_bit, inner)):
+            return True
+        # Many functions of jax.numpy are such: `take`, say, which may stretch scales.
+        return eqn.primitive.name in _regions.JITS and all(len(j.eqns) < _SMALL for j in inner)
 
     # The walk
 
@@ -216,6 +228,8 @@ class Walk:
             fact = self._trail(op) or fact
         if fact is not None:
             self._learn(op.outputs[0], fact)
+        if isinstance(fact, Scaled):
+            self._pick_early(op)
 
     def _learn(self, value: Value, fact: Fact | None) -> None:
         if isinstance(fact, Product) and value.dtype in _dtypes.WIDE_FLOAT:
@@ -224,6 +238,12 @@ class Walk:
             return
         if fact is not None:
             self.facts[value] = fact
+
+    def _pick_early(self, op: Op) -> None:
+        """Rows of a dequantised array, for who wants them as they are."""
+        value = _early.picked(self, op)
+        if value is not None:
+            self.early[op.outputs[0]] = value
 
     def _activation(self, op: Op) -> Product | None:
         """A product where the op completes an activation of one."""

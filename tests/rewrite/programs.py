@@ -16,7 +16,8 @@ from rewrite.support import BF16, E4M3, E5M2, F16, F32, Data
 class Program:
     """A function, its arguments, and the number of scaled dots it must hold when rewritten.
 
-    `plain` computes the same on one device, where the float64 oracle cannot follow the function.
+    `plain` computes the same where the float64 oracle cannot follow the function. `floor` is the
+    relative error that a float32 sum in another order may have, once what follows enlarged it.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Program:
     make: Callable[[Data], tuple[Any, ...]]
     calls: int = 1
     plain: Callable[..., Any] | None = None
+    floor: float = 1e-7
 
     def args(self) -> tuple[Any, ...]:
         return self.make(Data())

@@ -6,12 +6,13 @@ import jax
 import numpy as np
 import pytest
 from rewrite.programs import PROGRAMS, Program
+from rewrite.styles import STYLES
 from rewrite.support import count, float64, relative_l2
 
 import jaxfp8
 from jaxfp8 import _dtypes
 
-cases = pytest.mark.parametrize("case", PROGRAMS, ids=lambda p: p.name)
+cases = pytest.mark.parametrize("case", PROGRAMS + STYLES, ids=lambda p: p.name)
 
 
 @cases
@@ -33,7 +34,7 @@ def test_program_is_as_near_float64_as_before(case: Program) -> None:
         elif got.dtype == np.int32:
             np.testing.assert_array_equal(got, was)
         else:
-            assert relative_l2(got, want) <= 1.05 * relative_l2(was, want) + 1e-7
+            assert relative_l2(got, want) <= 1.05 * relative_l2(was, want) + case.floor
 
 
 @cases
@@ -41,4 +42,4 @@ def test_every_dot_of_the_program_is_reported_as_captured(case: Program) -> None
     report = jaxfp8.explain(case.fun)(*case.args())
     assert len(report.matched) == case.calls
     assert not report.missed
-    assert all(site.file == case.fun.__code__.co_filename for site in report.matched)
+    assert all("tests/rewrite" in site.file for site in report.matched)

@@ -1,0 +1,83 @@
+"""A stack of 8-bit layers is never widened by XLA:CPU, however the scan comes by its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from rewrite.support import BF16, E4M3, E5M2, F32, Data
+
+import jaxfp8
+
+LAYERS, SIZE = 16, 256
+
+
+def _deq(q: Any, s: Any) -> Any:
+    return q.astype(BF16) * s.astype(BF16)
+
+
+def as_stacks(x: Any, q: Any, s: Any) -> Any:
+    return lax.scan(lambda x, w: (jnp.tanh(x @ _deq(*w)), None), x, (q, s))[0]
+
+
+def as_constants(x: Any, q: Any, s: Any) -> Any:
+    layers = jnp.arange(LAYERS)
+    return lax.scan(lambda x, i: (jnp.tanh(x @ _deq(q[i], s[i])), None), x, layers)[0]
+
+
+def dequantised_outside(x: Any, q: Any, s: Any) -> Any:
+    return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, _deq(q, s))[0]
+
+
+def gradient(x: Any, q: Any, s: Any) -> Any:
+    return jax.grad(lambda x: jnp.sum(as_stacks(x, q, s).astype(F32)))(x)
+
+
+def gradient_dequantised_outside(x: Any, q: Any, s: Any) -> Any:
+    return jax.grad(lambda x: jnp.sum(dequantised_outside(x, q, s).astype(F32)))(x)
+
+
+MODELS = [as_stacks, as_constants, dequantised_outside, gradient, gradient_dequantised_outside]
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2, jnp.int8], ids=lambda d: jnp.dtype(d).name)
+@pytest.mark.parametrize("model", MODELS, ids=lambda f: f.__name__)
+def test_stack_of_layers_is_never_widened(model: Callable[..., Any], dtype: Any) -> None:
+    data = Data()
+    q = data.bits8(LAYERS, SIZE, SIZE, dtype=dtype)
+    args = data.normal(2, SIZE, dtype=BF16), q, data.scale(LAYERS, 1, SIZE) * 0.05
+    compiled = jax.jit(jaxfp8.rewrite(model)).lower(*args).compile()
+    text = compiled.as_text()
+    for wide in ("f16", "bf16", "f32"):
+        assert f"{wide}[{LAYERS},{SIZE},{SIZE}]" not in text
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.2 * q.nbytes
+
+
+def test_rows_of_an_embedding_are_picked_before_they_are_dequantised() -> None:
+    def model(ids: Any, q: Any, s: Any) -> Any:
+        table = q.astype(F32) * s
+        rows = table[ids]
+        return rows, jnp.take(table, ids, axis=0), rows @ table.T
+
+    data = Data()
+    args = jnp.asarray([3, 1, 39]), data.bits8(40, 32), data.scale(40, 1)
+    assert "f32[40,32]" not in str(jax.make_jaxpr(jaxfp8.rewrite(model))(*args))
+    for got, want in zip(jaxfp8.rewrite(model)(*args)[:2], jax.jit(model)(*args)[:2], strict=True):
+        assert jnp.array_equal(got, want)
+
+
+def test_taken_rows_out_of_bounds_are_nan_as_in_the_function() -> None:
+    def model(ids: Any, q: Any, s: Any, x: Any) -> Any:
+        table = q.astype(F32) * s
+        return jnp.take(table, ids, axis=0) @ x, jnp.take(table, ids, axis=0)
+
+    data = Data()
+    args = jnp.asarray([3, 77, -1]), data.bits8(40, 32), data.scale(40, 1), data.normal(32, 5)
+    assert len(jaxfp8.explain(model)(*args).matched) == 1
+    for got, want in zip(jaxfp8.rewrite(model)(*args), model(*args), strict=True):
+        assert jnp.array_equal(jnp.isnan(got), jnp.isnan(want))
+        assert jnp.allclose(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
