@@ -95,6 +95,25 @@ def mask(draw: Draw, w: Any) -> Any:
     return jnp.where(keep, w, float(draw.choice([0.0, 0.0, 0.5])))
 
 
+def choose(draw: Draw, w: Any) -> Any:
+    shape = tuple(size if draw.random() < 0.3 else 1 for size in w.shape)
+    return jnp.where(jnp.asarray(draw.random(shape) < 0.5), w, multiply(draw, w))
+
+
+def take(draw: Draw, w: Any) -> Any:
+    axis = int(draw.integers(w.ndim))
+    return jnp.take(w, jnp.asarray(draw.integers(w.shape[axis], size=2)), axis=axis)
+
+
+def stretched_scale(draw: Draw, w: Any) -> Any:
+    axis = int(draw.integers(w.ndim))
+    scale, size = jnp.asarray(draw.uniform(0.5, 2.0, size=w.shape[axis]), w.dtype), w.shape[axis]
+    return w * jnp.expand_dims(
+        scale[jnp.arange(size) // int(draw.choice([1, 2, 3]))],
+        [a for a in range(w.ndim) if a != axis],
+    )
+
+
 def pick(draw: Draw, w: Any) -> Any:
     axis = int(draw.integers(w.ndim))
     rows = jnp.asarray(draw.integers(w.shape[axis], size=3))
@@ -134,7 +153,7 @@ def behind_jit(draw: Draw, w: Any) -> Any:
 SHAPING: list[Step] = [
     multiply, divide, literal, product_of_scales, transpose, split_axis, merge_axes, blocks, cut,
     cut_dynamically, reverse, pad, mask, pick, join, add_axis, drop_axes, shift, negate, stretch,
-    behind_jit,
+    behind_jit, choose, take, stretched_scale,
 ]  # fmt: skip
 
 
