@@ -134,8 +134,37 @@ def _mask(walk: Walk, op: Op, case: int) -> Factor:
 def concatenate(walk: Walk, op: Op) -> Fact | None:
     """Pieces of one dtype: bytes are joined, and their scales along the same axis."""
     found = [walk.scaled(v) for v in op.inputs]
-    facts = [f for f in found if f is not None]
-    axis, out = op.params["dimension"], op.outputs[0]
+    return _joined(walk, op, found, [v.shape for v in op.inputs], op.params["dimension"])
+
+
+@rule("stack")
+def stack(walk: Walk, op: Op) -> Fact | None:
+    """Arrays side by side along a new axis: a concatenation with that axis of size 1 in each."""
+    axis = op.params["axis"]
+    found = [_with_axis(walk.scaled(v), axis) for v in op.inputs]
+    shapes = [(*v.shape[:axis], 1, *v.shape[axis:]) for v in op.inputs]
+    return _joined(walk, op, found, shapes, axis)
+
+
+def _with_axis(fact: Scaled | None, axis: int) -> Scaled | None:
+    """The fact with factors of one more axis, of size 1; the bytes as they are."""
+    if fact is None:
+        return None
+
+    def move(factor: Factor) -> Factor:
+        counts, tiles = factor.small.shape, factor.tiles
+        small = _graph.reshape(factor.small, (*counts[:axis], 1, *counts[axis:]))
+        return Factor(small, (*tiles[:axis], 1, *tiles[axis:]))
+
+    zero = None if fact.zero_point is None else move(fact.zero_point)
+    return dataclasses.replace(fact, zero_point=zero, factors=tuple(map(move, fact.factors)))
+
+
+def _joined(
+    walk: Walk, op: Op, found: list[Scaled | None], shapes: list[Shape], axis: int
+) -> Fact | None:
+    """The fact about pieces of the given shapes, joined along an axis."""
+    facts, out = [f for f in found if f is not None], op.outputs[0]
     if not any(walk.dequantised(v) for v in op.inputs) and len(facts) < len(found):
         return None
     earlier = next((walk.lost(v) for v in op.inputs if walk.lost(v) is not None), None)
@@ -147,12 +176,12 @@ def concatenate(walk: Walk, op: Op) -> Fact | None:
         return lost(op, "joins arrays with zero points", "join the 8-bit arrays before")
     if any(map(_masks.is_mask, itertools.chain(*(f.factors for f in facts)))):
         return lost(op, "joins pieces with zeros put over them", "join them before that")
-    shapes = [v.shape for v in op.inputs]
     factors = _join_all(facts, shapes, axis, out.shape)
     if factors is None:
         return lost(op, "joins pieces whose scales have different tiles", "use one granularity")
     q = _graph.replay(op, [f.q for f in facts], out.shape, facts[0].q.dtype)
-    return Scaled(q, facts[0].dtype, None, factors, facts[0].origin)
+    guards = tuple(guard for fact in facts for guard in fact.guards)
+    return Scaled(q, facts[0].dtype, None, factors, facts[0].origin, guards)
 
 
 def _join_all(
@@ -248,6 +277,39 @@ def _sliced(
     return Scaled(q, fact.dtype, zero, factors, fact.origin, fact.guards)
 
 
+def unstack_facts(walk: Walk, op: Op) -> list[Fact | None]:
+    """An unstack as one slice per output, without the axis."""
+    source, axis = op.inputs[0], op.params["axis"]
+    fact = walk.scaled(source) or walk.fact(source)
+    if not isinstance(fact, Scaled | Scales):
+        return [None] * len(op.outputs)
+    return [_entry(fact, op, source, axis, i) for i in range(len(op.outputs))]
+
+
+def _entry(fact: Scaled | Scales, op: Op, source: Value, axis: int, place: int) -> Fact:
+    """The fact about one entry along an axis."""
+    begin, end = [0] * len(source.shape), list(source.shape)
+    begin[axis], end[axis] = place, place + 1
+    piece = Value(tuple(e - b for b, e in zip(begin, end, strict=True)), source.dtype)
+    params = {"start_indices": begin, "limit_indices": end, "strides": None}
+    as_slice = Op("slice", (source,), lambda *a: [], params, op.eqn, outputs=(piece,))
+    sliced = _sliced(fact, as_slice, begin, end)
+    if isinstance(sliced, Lost):
+        return sliced
+
+    def drop(factor: Factor) -> Factor:
+        counts, tiles = factor.small.shape, factor.tiles
+        small = _graph.reshape(factor.small, counts[:axis] + counts[axis + 1 :])
+        return Factor(small, tiles[:axis] + tiles[axis + 1 :])
+
+    factors = tuple(map(drop, sliced.factors))
+    if isinstance(sliced, Scales):
+        return Scales(factors)
+    zero = None if sliced.zero_point is None else drop(sliced.zero_point)
+    q = _graph.reshape(sliced.q, op.outputs[place].shape)
+    return dataclasses.replace(sliced, q=q, zero_point=zero, factors=factors)
+
+
 def barrier_facts(walk: Walk, op: Op) -> list[Fact | None]:
     """An optimization barrier: each dequantised operand passes it as bytes."""
     out: list[Fact | None] = []
@@ -264,4 +326,4 @@ def barrier_facts(walk: Walk, op: Op) -> list[Fact | None]:
     return out
 
 
-MULTIPLE = {"split": split_facts, "optimization_barrier": barrier_facts}
+MULTIPLE = {"split": split_facts, "unstack": unstack_facts, "optimization_barrier": barrier_facts}

@@ -320,6 +320,12 @@ styles(
     map_over_a_stack=lambda x, q, s: lax.map(lambda w: x @ deq(*w), (q, s)),
 )
 
+styles(
+    _stack,
+    calls=3,
+    layers_unstacked=lambda x, q, s: sum(x @ w for w in jnp.unstack(deq(q, s[:, None]))),
+)
+
 # Derivatives
 
 
