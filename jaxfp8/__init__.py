@@ -9,20 +9,47 @@ from jaxfp8._ffi import register_ffi_targets
 from jaxfp8._lowering import strict
 from jaxfp8._ops import dot_general, einsum, matmul
 from jaxfp8._qarray import QArray
+from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import dequantize, fake_quantize, quantize
+from jaxfp8._recipes import (
+    FP8,
+    FP8_BLOCK,
+    FP8_DYNAMIC,
+    INT8,
+    INT8_ASYMMETRIC,
+    W8A16,
+    W8A16_INT8,
+    CurrentScaling,
+    DelayedScaling,
+    Recipe,
+)
 from jaxfp8._rewrite import Report, explain, rewrite
+from jaxfp8._rules import Rule, from_qwix
 
 __all__ = [
+    "FP8",
+    "FP8_BLOCK",
+    "FP8_DYNAMIC",
+    "INT8",
+    "INT8_ASYMMETRIC",
+    "W8A16",
+    "W8A16_INT8",
+    "CurrentScaling",
+    "DelayedScaling",
     "FallbackWarning",
     "LibraryError",
     "QArray",
+    "Quantization",
+    "Recipe",
     "Report",
+    "Rule",
     "UnsupportedError",
     "dequantize",
     "dot_general",
     "einsum",
     "explain",
     "fake_quantize",
+    "from_qwix",
     "matmul",
     "quantize",
     "register_ffi_targets",
