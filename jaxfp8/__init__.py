@@ -25,6 +25,8 @@ from jaxfp8._recipes import (
 )
 from jaxfp8._rewrite import Report, explain, rewrite
 from jaxfp8._rules import Rule, from_qwix
+from jaxfp8._scaling import Scaling, ScalingState
+from jaxfp8._training import fp8_dot_general
 
 __all__ = [
     "FP8",
@@ -43,12 +45,15 @@ __all__ = [
     "Recipe",
     "Report",
     "Rule",
+    "Scaling",
+    "ScalingState",
     "UnsupportedError",
     "dequantize",
     "dot_general",
     "einsum",
     "explain",
     "fake_quantize",
+    "fp8_dot_general",
     "from_qwix",
     "matmul",
     "quantize",

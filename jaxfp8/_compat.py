@@ -81,6 +81,11 @@ def vary_alike(arrays: Sequence[Any]) -> list[Any]:
     return [jax.lax.pcast(x, missing, to="varying") if missing else x for x, missing in pairs]
 
 
+def varying_axes(array: Any) -> frozenset[Any]:
+    """The manual mesh axes that an array varies along, inside shard_map."""
+    return frozenset(jax.typeof(array).mat.varying)
+
+
 def output_aval(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
     """The abstract output of an operation whose inputs vary alike, as `vary_alike` makes them."""
     for aval in avals:

@@ -1,0 +1,134 @@
+"""Delayed scaling: the state of one product's three tensors, and how a step changes it.
+
+The names, shapes, order and arithmetic are those of Flax, so that one checkpoint serves both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.typing import DTypeLike
+
+from jaxfp8 import _compat
+from jaxfp8._dtypes import finite_range
+from jaxfp8._recipes import DelayedScaling
+
+TENSORS = ("input", "kernel", "output_grad")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """The delayed scaling of one tensor: what `DelayedScaling` remembers of earlier steps.
+
+    Attributes:
+      scale: float32 [1], the scale of the last step.
+      amax_history: float32 [amax_history_length], largest magnitudes, that of the last step
+        first, then the oldest, and so on up to the last but one.
+    """
+
+    scale: jax.Array
+    amax_history: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScalingState:
+    """The delayed scaling of the three tensors of one product.
+
+    In a gradient with respect to it stands not a derivative but the next state: overwrite it.
+
+    Attributes:
+      input: of the left operand, the activations.
+      kernel: of the right operand, the weights.
+      output_grad: of the gradient of the output.
+
+    Example:
+      >>> import jaxfp8
+      >>> state = jaxfp8.ScalingState.init(jaxfp8.DelayedScaling(amax_history_length=16))
+      >>> state.input.scale.shape, state.input.amax_history.shape
+      ((1,), (16,))
+    """
+
+    input: Scaling
+    kernel: Scaling
+    output_grad: Scaling
+
+    @classmethod
+    def init(cls, recipe: DelayedScaling) -> ScalingState:
+        """The state before the first step: scales of 1, histories of 0."""
+        history = jnp.zeros((recipe.amax_history_length,), jnp.float32)
+        first = Scaling(scale=jnp.ones((1,), jnp.float32), amax_history=history)
+        return cls(input=first, kernel=first, output_grad=first)
+
+
+def advance(
+    recipe: DelayedScaling, dtype: DTypeLike, x: jax.Array, old: Scaling
+) -> tuple[jax.Array, Scaling]:
+    """The scale for this step, and the state after it.
+
+    Args:
+      recipe: how the history becomes a scale.
+      dtype: the FP8 dtype that `x` will have.
+      x: the tensor of this step, which enters the history but not yet the scale.
+      old: the state before; of float32, or of a dtype that converts to it and adds by maximum.
+
+    Returns:
+      The scale, a float32 scalar; and the new state, of the dtype and shapes of the old one.
+    """
+    scale, history = (
+        jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
+    )
+    scale = _next_scale(recipe, dtype, scale, history)
+    history = jnp.roll(history, -1).at[0].set(_amax(x, history))
+    new = Scaling(
+        scale=jax.lax.convert_element_type(scale, old.scale.dtype),
+        amax_history=jax.lax.convert_element_type(history, old.amax_history.dtype),
+    )
+    return scale.reshape(()), new
+
+
+def _next_scale(
+    recipe: DelayedScaling, dtype: DTypeLike, scale: jax.Array, history: jax.Array
+) -> jax.Array:
+    """`amax / max(dtype) * 2^margin`, the last scale where nothing has an amax yet.
+
+    Written as the reciprocal of a choice of reciprocals, so that it rounds as Flax's does. A state
+    may come from elsewhere: what is not finite in it is passed over.
+    """
+    history = jnp.where(jnp.isfinite(history), history, 0)
+    amax = history[:1] if recipe.amax_compute == "most_recent" else jnp.max(history, keepdims=True)
+    last = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1)
+    chosen = (finite_range(dtype)[1] / amax) / 2.0**recipe.margin
+    info = jnp.finfo(jnp.float32)
+    return jnp.clip(1 / jnp.where(amax > 0, chosen, 1 / last), float(info.tiny), float(info.max))
+
+
+def _amax(x: jax.Array, history: jax.Array) -> jax.Array:
+    """The largest finite magnitude of `x`, over all shards and vmapped copies that share it."""
+    amax = _largest(x, history)
+    axes = _compat.varying_axes(amax) - _compat.varying_axes(history)
+    return jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
+
+
+@custom_vmap
+def _largest(x: jax.Array, history: jax.Array) -> jax.Array:
+    """The largest finite magnitude; under vmap one for each history, not for each `x`."""
+    del history
+    x = jax.lax.stop_gradient(x).astype(jnp.float32)  # a reduction of bfloat16 is slow on the CPU
+    return jnp.max(jnp.abs(jnp.where(jnp.isfinite(x), x, 0)), initial=0)
+
+
+@_largest.def_vmap
+def _largest_of_batch(
+    size: int, batched: list[bool], x: jax.Array, history: jax.Array
+) -> tuple[Any, bool]:
+    del size
+    x_batched, history_batched = batched
+    if not history_batched:
+        return _largest(x, history), False
+    return jax.vmap(_largest, in_axes=(0 if x_batched else None, 0))(x, history), True

@@ -1,0 +1,284 @@
+"""The product of FP8 training: forward and both backward products on 8-bit operands."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxfp8._checks import as_array, as_dtype
+from jaxfp8._dimensions import normalise
+from jaxfp8._dtypes import WIDE_FLOAT
+from jaxfp8._errors import message
+from jaxfp8._primitive import scaled_dot
+from jaxfp8._qarray import as_bytes, scale_and_zero_point
+from jaxfp8._quantize import quantize
+from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
+from jaxfp8._scaling import Scaling, ScalingState, advance
+from jaxfp8._spec import DimensionNumbers, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+
+
+def fp8_dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: DimensionNumbers,
+    state: ScalingState | None = None,
+    *,
+    recipe: TrainingRecipe | None = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> jax.Array:
+    """A product for FP8 training: its value and its gradients come from 8-bit operands.
+
+    `y = q(lhs) . q(rhs)` with both operands in e4m3fn; for a gradient `g` of `y`, in e5m2,
+    `d_lhs = q(g) . q(rhs)^T` and `d_rhs = q(lhs)^T . q(g)`. Rounding is differentiated as if it
+    were the identity. What is kept for the backward pass is 8-bit. Everything saturates: no value
+    becomes NaN or infinite by being quantised.
+
+    Args:
+      lhs: activations, float32, bfloat16 or float16.
+      rhs: weights, likewise; master weights in float32 go with activations in bfloat16.
+      dimension_numbers: as in `jax.lax.dot_general`.
+      state: the scales of `DelayedScaling`. The gradient with respect to it is the next state,
+        which is to overwrite it. Under vmap, scan and shard_map, a state that several products
+        share takes the maximum; where `jax.grad` adds up gradients of one state (a layer used
+        twice, a scan that closes over it), give it a dtype that adds by maximum, such as
+        `flax.linen.fp8_ops.fp32_max_grad`.
+      recipe: `DelayedScaling` (default) or `CurrentScaling`, which has no state.
+      preferred_element_type: output dtype; by default the dtype both operands promote to.
+
+    Returns:
+      The product; its gradients have the dtypes of the operands.
+
+    Raises:
+      TypeError: an operand is of no such dtype, or state and recipe do not go together.
+      ValueError: shapes do not fit.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8
+      >>> numbers = (((1,), (0,)), ((), ()))
+      >>> def loss(w, x):
+      ...     recipe = jaxfp8.CurrentScaling()
+      ...     return jaxfp8.fp8_dot_general(x, w, numbers, recipe=recipe).sum()
+      >>> jax.grad(loss)(jnp.ones((4, 2)), jnp.full((3, 4), 2.0)).tolist()
+      [[6.0, 6.0], [6.0, 6.0], [6.0, 6.0], [6.0, 6.0]]
+    """
+    operation = "jaxfp8.fp8_dot_general"
+    recipe = DelayedScaling() if recipe is None else recipe
+    _check_state(operation, recipe, state)
+    lhs, rhs = _floats(operation, "lhs", lhs), _floats(operation, "rhs", rhs)
+    promoted = jnp.promote_types(lhs.dtype, rhs.dtype)
+    dtype = promoted if preferred_element_type is None else preferred_element_type
+    problem = _Problem(
+        numbers=normalise(operation, dimension_numbers, (lhs.shape, rhs.shape)),
+        recipe=recipe,
+        out_dtype=as_dtype(operation, "preferred_element_type", dtype, WIDE_FLOAT),
+        dtypes=(lhs.dtype, rhs.dtype),
+    )
+    return _product(problem, lhs, rhs, state)
+
+
+def _floats(operation: str, name: str, value: ArrayLike) -> jax.Array:
+    array = as_array(operation, name, value)
+    as_dtype(operation, name, array.dtype, WIDE_FLOAT)
+    return array
+
+
+def _check_state(operation: str, recipe: Any, state: Any) -> None:
+    if not isinstance(recipe, DelayedScaling | CurrentScaling):
+        got, needs = f"is {recipe!r}", "DelayedScaling or CurrentScaling is needed"
+        remedy = "recipes of inference, such as FP8_DYNAMIC, have no rule for gradients"
+        raise TypeError(message(operation, "`recipe`", got, needs, remedy))
+    if isinstance(recipe, DelayedScaling) == isinstance(state, ScalingState):
+        return
+    got = f"is of type {type(state).__name__}"
+    if isinstance(recipe, DelayedScaling):
+        needs = "DelayedScaling keeps a ScalingState from step to step"
+        remedy = "start with `jaxfp8.ScalingState.init(recipe)`"
+    else:
+        needs, remedy = "CurrentScaling has none", "leave it out"
+        if state is None:
+            return
+    raise TypeError(message(operation, "`state`", got, needs, remedy))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Problem:
+    """What is known of a product before its data is.
+
+    Attributes:
+      numbers: normalised dimension numbers.
+      recipe: how tensors are scaled.
+      out_dtype: dtype of the output.
+      dtypes: those of the operands, and so of their gradients.
+    """
+
+    numbers: DimensionNumbers
+    recipe: TrainingRecipe
+    out_dtype: np.dtype
+    dtypes: tuple[np.dtype, np.dtype]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Codes:
+    """A quantised operand. FP8 as bytes: XLA:CPU widens float8 arrays that a scan stacks.
+
+    Attributes:
+      values: the codes, as uint8.
+      scale: float32, one per tile.
+      tiles: size of the tile by axis.
+      dtype: logical dtype of the values.
+    """
+
+    values: jax.Array
+    scale: jax.Array
+    tiles: Shape = dataclasses.field(metadata={"static": True})
+    dtype: str = dataclasses.field(metadata={"static": True})
+
+    def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
+        return OperandSpec(
+            dtype=self.dtype,
+            shape=self.values.shape,
+            contracting=contracting,
+            batch=batch,
+            tiles=self.tiles,
+            scale=True,
+            zero_point=False,
+        )
+
+
+# The product and its rule
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(
+    problem: _Problem, lhs: jax.Array, rhs: jax.Array, state: ScalingState | None
+) -> jax.Array:
+    return _forward(problem, lhs, rhs, state)[0]
+
+
+def _forward(
+    problem: _Problem, lhs: jax.Array, rhs: jax.Array, state: ScalingState | None
+) -> tuple[jax.Array, Any]:
+    """The product, and for the backward pass both operands as it will need them."""
+    recipe, ((lhs_axes, rhs_axes), (lhs_batch, rhs_batch)) = problem.recipe, problem.numbers
+    old = (None, None) if state is None else (state.input, state.kernel)
+    code = functools.partial(_encode, recipe, recipe.forward_dtype)
+    lhs_codes, new_input = code(lhs, old[0], (lhs_axes, _free(lhs, lhs_axes, lhs_batch)), lhs_batch)
+    rhs_codes, new_kernel = code(
+        rhs, old[1], (rhs_axes, _free(rhs, rhs_axes, rhs_batch)), rhs_batch
+    )
+    out_dtype, precision = problem.out_dtype, recipe.precision
+    y = _multiply(lhs_codes[0], rhs_codes[0], problem.numbers, out_dtype, precision)
+    gradient = None if state is None else state.output_grad
+    return y, (lhs_codes[1], rhs_codes[1], new_input, new_kernel, gradient)
+
+
+def _backward(
+    problem: _Problem, residuals: Any, g: jax.Array
+) -> tuple[jax.Array, jax.Array, ScalingState | None]:
+    """Gradients of both operands; in place of a gradient of the state, the next state."""
+    lhs, rhs, new_input, new_kernel, old = residuals
+    recipe, (_, (lhs_batch, _)) = problem.recipe, problem.numbers
+    batch = tuple(range(len(lhs_batch)))
+    border = g.ndim - len(_free(rhs.values, problem.numbers[0][1], problem.numbers[1][1]))
+    of_lhs, of_rhs = tuple(range(len(batch), border)), tuple(range(border, g.ndim))
+    codes, new = _encode(recipe, recipe.gradient_dtype, g, old, (of_rhs, of_lhs), batch)
+    d_lhs = _gradient_of_lhs(problem, codes[0], rhs, of_rhs, batch)
+    d_rhs = _gradient_of_rhs(problem, lhs, codes[1], of_lhs, batch)
+    if new is None:
+        return d_lhs, d_rhs, None
+    return d_lhs, d_rhs, ScalingState(input=new_input, kernel=new_kernel, output_grad=new)
+
+
+_product.defvjp(_forward, _backward)
+
+
+def _gradient_of_lhs(
+    problem: _Problem, g: _Codes, rhs: _Codes, of_rhs: Shape, batch: Shape
+) -> jax.Array:
+    """`g . rhs^T`, its axes in the order of lhs."""
+    (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
+    rhs_free = _free(rhs.values, rhs_axes, rhs_batch)
+    numbers = ((of_rhs, rhs_free), (batch, rhs_batch))
+    dx = _multiply(g, rhs, numbers, problem.dtypes[0], problem.recipe.backward_precision)
+    paired = dict(zip(rhs_axes, lhs_axes, strict=True))
+    lhs_free = [a for a in range(dx.ndim) if a not in {*lhs_axes, *lhs_batch}]
+    return _in_order(dx, [*lhs_batch, *lhs_free, *(paired[a] for a in sorted(rhs_axes))])
+
+
+def _gradient_of_rhs(
+    problem: _Problem, lhs: _Codes, g: _Codes, of_lhs: Shape, batch: Shape
+) -> jax.Array:
+    """`lhs^T . g`, its axes in the order of rhs."""
+    (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
+    lhs_free = _free(lhs.values, lhs_axes, lhs_batch)
+    numbers = ((lhs_free, of_lhs), (lhs_batch, batch))
+    dw = _multiply(lhs, g, numbers, problem.dtypes[1], problem.recipe.backward_precision)
+    paired = dict(zip(lhs_axes, rhs_axes, strict=True))
+    rhs_free = [a for a in range(dw.ndim) if a not in {*rhs_axes, *rhs_batch}]
+    return _in_order(dw, [*rhs_batch, *(paired[a] for a in sorted(lhs_axes)), *rhs_free])
+
+
+def _in_order(x: jax.Array, axes: list[int]) -> jax.Array:
+    """`x`, whose axis `i` is to become axis `axes[i]`."""
+    return x.transpose([axes.index(axis) for axis in range(x.ndim)])
+
+
+def _free(x: jax.Array, contracting: Shape, batch: Shape) -> Shape:
+    return tuple(axis for axis in range(x.ndim) if axis not in {*contracting, *batch})
+
+
+# Quantising and multiplying
+
+
+def _encode(
+    recipe: TrainingRecipe,
+    dtype: DTypeLike,
+    x: jax.Array,
+    old: Scaling | None,
+    summed: tuple[Shape, Shape],
+    batch: Shape,
+) -> tuple[tuple[_Codes, _Codes], Scaling | None]:
+    """`x` for the two products it is in, which sum over different axes; and its next scaling.
+
+    With one scale for the whole tensor the two are the same. With a scale per row, each product
+    needs scales that do not vary along what it sums, so `x` is quantised twice.
+    """
+    if isinstance(recipe, DelayedScaling) and old is not None:
+        scale, new = advance(recipe, dtype, x, old)
+        codes = _codes(quantize(x, dtype, scale=scale))
+        return (codes, codes), new
+    how = recipe.quantization(dtype)  # type: ignore[union-attr]
+    first = _codes(how.quantize(x, summed[0], batch))
+    if how.granularity == "tensor":
+        return (first, first), None
+    return (first, _codes(how.quantize(x, summed[1], batch))), None
+
+
+def _codes(q: Any) -> _Codes:
+    scale, _, tiles = scale_and_zero_point(q)
+    return _Codes(values=as_bytes(q.qvalue), scale=scale, tiles=tiles, dtype=q.qvalue.dtype.name)
+
+
+def _multiply(
+    lhs: _Codes,
+    rhs: _Codes,
+    numbers: DimensionNumbers,
+    out_dtype: np.dtype,
+    precision: jax.lax.Precision,
+) -> jax.Array:
+    """One scaled dot."""
+    (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = numbers
+    spec = ScaledDotSpec(
+        lhs=lhs.spec(lhs_axes, lhs_batch),
+        rhs=rhs.spec(rhs_axes, rhs_batch),
+        epilogue=EpilogueSpec(out_dtype=out_dtype.name),
+        precision="default" if precision == jax.lax.Precision.DEFAULT else "highest",
+    )
+    return scaled_dot(spec, lhs.values, rhs.values, lhs_scale=lhs.scale, rhs_scale=rhs.scale)[0]
