@@ -11,6 +11,7 @@ from jaxfp8._ops import dot_general, einsum, matmul
 from jaxfp8._qarray import QArray
 from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import dequantize, fake_quantize, quantize
+from jaxfp8._recipe_dot import recipe_dot_general
 from jaxfp8._recipes import (
     FP8,
     FP8_BLOCK,
@@ -57,6 +58,7 @@ __all__ = [
     "from_qwix",
     "matmul",
     "quantize",
+    "recipe_dot_general",
     "register_ffi_targets",
     "rewrite",
     "strict",
