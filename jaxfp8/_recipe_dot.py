@@ -32,7 +32,7 @@ def recipe_dot_general(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
 ) -> jax.Array:
-    """`q(x) . q(w) + bias` in the 8 bits of a recipe; a weight that is 8-bit already stays as it is.
+    """`q(x) . q(w) + bias` in the 8 bits of a recipe; an 8-bit weight stays as it is.
 
     Gradients are those of `x . q(w)` and `q(x) . w`: rounding and saturation count as the identity.
     A `QArray` has the gradient of its scale, its codes have none.

@@ -64,8 +64,8 @@ def fp8_dot_general(
       >>> def loss(w, x):
       ...     recipe = jaxfp8.CurrentScaling()
       ...     return jaxfp8.fp8_dot_general(x, w, numbers, recipe=recipe).sum()
-      >>> jax.grad(loss)(jnp.ones((4, 2)), jnp.full((3, 4), 2.0)).tolist()
-      [[6.0, 6.0], [6.0, 6.0], [6.0, 6.0], [6.0, 6.0]]
+      >>> jax.grad(loss)(jnp.ones((4, 2)), jnp.full((3, 4), 7.0)).round(3).tolist()
+      [[21.0, 21.0], [21.0, 21.0], [21.0, 21.0], [21.0, 21.0]]
     """
     operation = "jaxfp8.fp8_dot_general"
     recipe = DelayedScaling() if recipe is None else recipe

@@ -1,0 +1,27 @@
+"""Flax linen: layers with 8-bit parameters, and FP8 training inside any layer of Flax.
+
+Import this module by its name; `import jaxfp8` alone does not import Flax.
+"""
+
+from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
+from jaxfp8.linen._quantize import quantize
+from jaxfp8.linen._training import (
+    Fp8DirectDotGeneralOp,
+    Fp8DotGeneral,
+    Fp8Einsum,
+    accumulate,
+    shared_scaling,
+)
+
+__all__ = [
+    "Dense",
+    "DenseGeneral",
+    "Einsum",
+    "Embed",
+    "Fp8DirectDotGeneralOp",
+    "Fp8DotGeneral",
+    "Fp8Einsum",
+    "accumulate",
+    "quantize",
+    "shared_scaling",
+]

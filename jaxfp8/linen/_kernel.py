@@ -1,0 +1,113 @@
+"""8-bit parameters of linen modules: made, found, checked, and boxed as their float ones were."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.core import meta
+
+from jaxfp8._errors import message
+from jaxfp8._qarray import QArray
+from jaxfp8._recipes import Recipe
+from jaxfp8._spec import Shape
+
+PARAMS = "params"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weight:
+    """What a layer knows of its weight.
+
+    Attributes:
+      name: name of the parameter.
+      shape: its shape.
+      contracting: axes that the layer's product sums over.
+      batch: batch axes of that product.
+      recipe: how it is held.
+    """
+
+    name: str
+    shape: Shape
+    contracting: Shape
+    batch: Shape = ()
+    recipe: Recipe
+
+    def quantize(self, value: Any) -> Any:
+        """A float weight in 8 bits; a box of metadata becomes a box about each array."""
+        if not isinstance(value, meta.AxisMetadata):
+            return self.recipe.quantize_weight(value, self.contracting, self.batch)
+        q = self.recipe.quantize_weight(value.unbox(), self.contracting, self.batch)
+        return jax.tree.map(lambda leaf: _box(value, leaf), q)
+
+
+def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype: Any) -> Any:
+    """The weight of a module: a `QArray`, or a float array where the recipe leaves it wide.
+
+    It is made in 8 bits by `init`; a float one is quantised where parameters may change, as in
+    `jaxfp8.linen.quantize`, and refused elsewhere.
+    """
+    if module.has_variable(PARAMS, weight.name):
+        _settle(module, weight)
+
+    def quantized(key: jax.Array, shape: Shape, dtype: Any) -> Any:
+        return weight.quantize(init(key, shape, dtype))
+
+    return module.param(weight.name, quantized, weight.shape, dtype)
+
+
+def _settle(module: nn.Module, weight: Weight) -> None:
+    """Checks the weight that a module was given, quantising it if that is what is going on."""
+    found: Any = module.get_variable(PARAMS, weight.name)
+    value = meta.unbox(found)
+    if jnp.shape(getattr(value, "qvalue", value)) != weight.shape:
+        got = f"has shape {jnp.shape(getattr(value, 'qvalue', value))}"
+        needs, remedy = f"the input asks for {weight.shape}", "apply the layer to what it was for"
+        raise ValueError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
+    if isinstance(value, QArray) or weight.recipe.weight is None:
+        return
+    if not module.is_mutable_collection(PARAMS):
+        got, needs = f"is {value.dtype}", f"{weight.recipe.name} holds it in 8 bits"
+        remedy = "convert the variables once with `jaxfp8.linen.quantize(model, variables, x)`"
+        raise TypeError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
+    module.put_variable(PARAMS, weight.name, weight.quantize(found))
+
+
+def _operation(module: nn.Module) -> str:
+    path = "/".join(map(str, module.path))
+    return f"jaxfp8.linen.{type(module).__name__}" + (f" at {path}" if path else "")
+
+
+def input_scale(module: nn.Module, recipe: Recipe, x: jax.Array) -> jax.Array | None:
+    """The scale of the activations of a static recipe: a parameter, calibrated on the first input.
+
+    While `jaxfp8.linen.quantize` runs further inputs, the scale grows with them.
+    """
+    how = recipe.activation
+    if how is None or not how.static:
+        return None
+    dynamic = dataclasses.replace(how, static=False)
+    largest = dynamic.quantize(x, range(x.ndim), operand="activation").scale.reshape(())
+    known = module.has_variable(PARAMS, "input_scale")
+    if not known and not module.is_mutable_collection(PARAMS):
+        got, needs = "is missing", f"{recipe.name} needs the scale that calibration found"
+        remedy = "make it with `jaxfp8.linen.quantize(model, variables, x)`"
+        raise ValueError(message(_operation(module), "`input_scale`", got, needs, remedy))
+    if not module.is_mutable_collection(PARAMS):
+        return module.get_variable(PARAMS, "input_scale")
+    scale = jnp.maximum(module.get_variable(PARAMS, "input_scale"), largest) if known else largest
+    module.put_variable(PARAMS, "input_scale", scale)
+    return scale
+
+
+def _box(box: Any, leaf: jax.Array) -> Any:
+    """The metadata of a weight about an array of its `QArray`; a shared axis has no mesh axis."""
+    names = getattr(box, "names", None)
+    if names is None or len(names) != leaf.ndim:
+        return leaf if leaf.ndim == 0 else box.replace_boxed(leaf)
+    kept = tuple(n if size > 1 else None for n, size in zip(names, leaf.shape, strict=True))
+    return box.replace_boxed(leaf).replace(names=kept)

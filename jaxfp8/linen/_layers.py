@@ -1,0 +1,286 @@
+"""Layers of Flax whose weights are 8-bit: the same names, parameters and results, less memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.core import meta
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxfp8 import _einsum
+from jaxfp8._dimensions import normalise
+from jaxfp8._embedding import lookup
+from jaxfp8._recipe_dot import recipe_dot_general
+from jaxfp8._recipes import W8A16, Recipe
+from jaxfp8._spec import DimensionNumbers, Shape
+from jaxfp8.linen._kernel import Weight, input_scale, weight_of
+
+Init = Callable[..., Any]
+
+_KERNEL_INIT = nn.initializers.lecun_normal()
+_EMBEDDING_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+
+
+class _Layer(nn.Module):
+    """What the layers share: the dtype of their product, and the product."""
+
+    def _compute_dtype(self, x: jax.Array) -> Any:
+        return self.dtype or jnp.promote_types(x.dtype, self.param_dtype)
+
+    def _product(
+        self, x: jax.Array, w: Any, numbers: DimensionNumbers, bias: jax.Array | None = None
+    ) -> jax.Array:
+        x = x.astype(self._compute_dtype(x))
+        scale = input_scale(self, self.recipe, x)
+        return recipe_dot_general(
+            x, w, numbers, self.recipe, scale=scale, bias=bias, precision=self.precision
+        )
+
+
+class DenseGeneral(_Layer):
+    """`flax.linen.DenseGeneral` with a weight in 8 bits: `y = q(x) . q(kernel) + bias`.
+
+    Attributes:
+      features: number or shape of the output features.
+      axis: axes of the input that are summed over.
+      batch_dims: leading axes for each index of which there is a kernel of its own.
+      use_bias: whether a bias is added.
+      dtype: dtype of the computation; by default what input and `param_dtype` promote to.
+      param_dtype: dtype of the bias, and of the kernel before it is quantised.
+      kernel_init, bias_init: initialisers.
+      precision: as in `jaxfp8.dot_general`.
+      recipe: how kernel and input are held.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> layer = jaxfp8.linen.DenseGeneral((4, 5), axis=(1, -1), recipe=jaxfp8.INT8)
+      >>> params = layer.init(jax.random.key(0), jnp.ones((1, 3, 6, 7)))["params"]
+      >>> params["kernel"]
+      QArray(int8[3,7,4,5], scale=float32[1,1,4,5])
+    """
+
+    features: int | Sequence[int]
+    axis: int | Sequence[int] = -1
+    batch_dims: Sequence[int] = ()
+    use_bias: bool = True
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    kernel_init: Init = _KERNEL_INIT
+    bias_init: Init = nn.initializers.zeros_init()
+    precision: Any = None
+    recipe: Recipe = W8A16
+
+    @nn.compact
+    def __call__(self, inputs: ArrayLike) -> jax.Array:
+        """Applies the layer to an input of any shape that has the axes named."""
+        x = jnp.asarray(inputs)
+        features, axes = _tuple(self.features), tuple(a % x.ndim for a in _tuple(self.axis))
+        batch = tuple(a % x.ndim for a in _tuple(self.batch_dims))
+        if batch != tuple(range(len(batch))):
+            raise ValueError(f"batch_dims {self.batch_dims} must be the leading axes, in order.")
+        batch_shape = tuple(x.shape[a] for a in batch)
+        contracting = tuple(range(len(batch), len(batch) + len(axes)))
+        weight = Weight(
+            name="kernel",
+            shape=batch_shape + tuple(x.shape[a] for a in axes) + features,
+            contracting=contracting,
+            batch=batch,
+            recipe=self.recipe,
+        )
+        init = _matrix_init(self.kernel_init, len(features))
+        kernel = weight_of(self, weight, init, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            init = _vector_init(self.bias_init)
+            bias = self.param("bias", init, batch_shape + features, self.param_dtype)
+            others = (1,) * (x.ndim - len(batch) - len(axes))
+            bias = bias.reshape(batch_shape + others + features)
+        numbers = ((axes, contracting), (batch, batch))
+        return self._product(x, kernel, numbers, bias)
+
+
+class Dense(_Layer):
+    """`flax.linen.Dense` with a weight in 8 bits: `y = q(x) @ q(kernel) + bias`.
+
+    Attributes:
+      features: number of output features.
+      use_bias: whether a bias is added.
+      dtype: dtype of the computation; by default what input and `param_dtype` promote to.
+      param_dtype: dtype of the bias, and of the kernel before it is quantised.
+      precision: as in `jaxfp8.dot_general`.
+      kernel_init, bias_init: initialisers.
+      recipe: how kernel and input are held.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> layer = jaxfp8.linen.Dense(4, recipe=jaxfp8.FP8_DYNAMIC)
+      >>> y, variables = layer.init_with_output(jax.random.key(0), jnp.ones((2, 8)))
+      >>> y.shape, variables["params"]["kernel"]
+      ((2, 4), QArray(float8_e4m3fn[8,4], scale=float32[1,4]))
+    """
+
+    features: int
+    use_bias: bool = True
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    precision: Any = None
+    kernel_init: Init = _KERNEL_INIT
+    bias_init: Init = nn.initializers.zeros_init()
+    recipe: Recipe = W8A16
+
+    @nn.compact
+    def __call__(self, inputs: ArrayLike) -> jax.Array:
+        """Applies the layer to the last axis of an input."""
+        x = jnp.asarray(inputs)
+        shape = (x.shape[-1], self.features)
+        weight = Weight(name="kernel", shape=shape, contracting=(0,), recipe=self.recipe)
+        kernel = weight_of(self, weight, self.kernel_init, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
+        return self._product(x, kernel, (((x.ndim - 1,), (0,)), ((), ())), bias)
+
+
+class Einsum(_Layer):
+    """`flax.linen.Einsum` with a weight in 8 bits.
+
+    Attributes:
+      shape: shape of the kernel.
+      einsum_str: the equation of input and kernel, unless it is given to the call.
+      use_bias: whether a bias is added, of the kernel's axes in the output.
+      dtype: dtype of the computation; by default what input and `param_dtype` promote to.
+      param_dtype: dtype of the bias, and of the kernel before it is quantised.
+      precision: as in `jaxfp8.dot_general`.
+      kernel_init, bias_init: initialisers.
+      recipe: how kernel and input are held.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> layer = jaxfp8.linen.Einsum((5, 6, 7), "abc,cde->abde")
+      >>> layer.init(jax.random.key(0), jnp.ones((3, 4, 5)))["params"]["kernel"]
+      QArray(float8_e4m3fn[5,6,7], scale=float32[1,6,7])
+    """
+
+    shape: Sequence[int]
+    einsum_str: str | None = None
+    use_bias: bool = True
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    precision: Any = None
+    kernel_init: Init = _KERNEL_INIT
+    bias_init: Init = nn.initializers.zeros_init()
+    recipe: Recipe = W8A16
+
+    @nn.compact
+    def __call__(self, inputs: ArrayLike, einsum_str: str | None = None) -> jax.Array:
+        """Applies the layer; an equation given here counts before that of the attribute."""
+        operation = "jaxfp8.linen.Einsum"
+        x, shape = jnp.asarray(inputs), tuple(self.shape)
+        equation: Any = self.einsum_str if einsum_str is None else einsum_str
+        parsed = _einsum.parse(operation, equation, x.ndim, len(shape))
+        numbers = normalise(operation, parsed.dimension_numbers, (x.shape, shape))
+        (_, contracting), (_, batch) = numbers
+        weight = Weight(
+            name="kernel", shape=shape, contracting=contracting, batch=batch, recipe=self.recipe
+        )
+        kernel = weight_of(self, weight, self.kernel_init, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            sizes = _kernel_sizes(numbers, parsed.order, x.ndim, shape)
+            own = tuple(size for size in sizes if size is not None)
+            bias = self.param("bias", self.bias_init, own, self.param_dtype)
+            bias = bias.reshape([size or 1 for size in sizes])
+            bias = bias.transpose([parsed.order.index(axis) for axis in range(len(sizes))])
+        return self._product(x, kernel, numbers, bias).transpose(parsed.order)
+
+
+class Embed(_Layer):
+    """`flax.linen.Embed` with a table in 8 bits, one scale per row in most recipes.
+
+    Rows are widened as they are looked up. `attend` multiplies by the transposed table as it is.
+
+    Attributes:
+      num_embeddings: number of rows.
+      features: size of a row.
+      dtype: dtype of the computation; by default `param_dtype`.
+      param_dtype: dtype of the table before it is quantised.
+      embedding_init: initialiser.
+      precision: as in `jaxfp8.dot_general`.
+      recipe: how the table, and the input of `attend`, are held.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> layer = jaxfp8.linen.Embed(num_embeddings=50, features=8)
+      >>> layer.init(jax.random.key(0), jnp.arange(3))["params"]["embedding"]
+      QArray(float8_e4m3fn[50,8], scale=float32[50,1])
+    """
+
+    num_embeddings: int
+    features: int
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike = jnp.float32
+    embedding_init: Init = _EMBEDDING_INIT
+    precision: Any = None
+    recipe: Recipe = W8A16
+
+    def setup(self) -> None:
+        """Makes or finds the table."""
+        shape = (self.num_embeddings, self.features)
+        weight = Weight(name="embedding", shape=shape, contracting=(1,), recipe=self.recipe)
+        self.embedding = weight_of(self, weight, self.embedding_init, self.param_dtype)
+
+    def __call__(self, inputs: ArrayLike) -> jax.Array:
+        """The rows at `inputs`, integers of any shape."""
+        dtype = self.dtype or self.param_dtype
+        return lookup(self.embedding, inputs, dtype)
+
+    def attend(self, query: ArrayLike) -> jax.Array:
+        """`query @ table.T`: the inner product of each query with each row."""
+        query = jnp.asarray(query)
+        return self._product(query, self.embedding, (((query.ndim - 1,), (1,)), ((), ())))
+
+
+def _tuple(axes: int | Sequence[int]) -> Shape:
+    return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
+def _matrix_init(init: Init, features: int) -> Init:
+    """An initialiser that sees a matrix: inputs, batch included, by output features."""
+
+    def reshaped(key: jax.Array, shape: Shape, dtype: Any) -> Any:
+        border = len(shape) - features
+        flat = math.prod(shape[:border]), math.prod(shape[border:])
+        return _reshape(init(key, flat, dtype), shape)
+
+    return reshaped
+
+
+def _vector_init(init: Init) -> Init:
+    """An initialiser that sees a vector."""
+
+    def reshaped(key: jax.Array, shape: Shape, dtype: Any) -> Any:
+        return _reshape(init(key, (math.prod(shape),), dtype), shape)
+
+    return reshaped
+
+
+def _reshape(value: Any, shape: Shape) -> Any:
+    if isinstance(value, meta.AxisMetadata):
+        return meta.replace_boxed(value, value.unbox().reshape(shape))
+    return value.reshape(shape)
+
+
+def _kernel_sizes(
+    numbers: DimensionNumbers, order: Shape, x_ndim: int, shape: Shape
+) -> list[int | None]:
+    """By axis of an einsum's output, its size if the kernel has it, else None."""
+    (x_axes, axes), (x_batch, batch) = numbers
+    x_free = x_ndim - len(x_axes) - len(x_batch)
+    free = [a for a in range(len(shape)) if a not in {*axes, *batch}]
+    by_dot = [shape[a] for a in batch] + [None] * x_free + [shape[a] for a in free]
+    return [by_dot[axis] for axis in order]

@@ -1,0 +1,47 @@
+"""From the variables of a float model to those of the same model in 8 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from jaxfp8.linen._kernel import PARAMS
+
+
+def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
+    """The variables that `model`, made of 8-bit layers, needs, from those of its float twin.
+
+    A layer of `jaxfp8.linen` has the name and the parameters of its Flax counterpart, so that the
+    variables of a float model fit once their weights are quantised. Each layer knows which axes of
+    its weight it sums over, so the model is traced to find out; what it computes is dropped,
+    except the scales that a static recipe calibrates on `args`. Call again with other inputs to
+    calibrate on these as well. Metadata of sharding is kept, and the scale gets that of its weight.
+
+    Args:
+      model: a module that holds layers of `jaxfp8.linen`.
+      variables: variables of the same model with layers of Flax; 8-bit weights stay as they are.
+      *args, **kwargs: what `model.apply` takes: inputs such as the model will see.
+
+    Returns:
+      The variables in 8 bits, structured as `variables`; their other collections are as they were.
+
+    Raises:
+      ValueError: the parameters are not those of `model`.
+
+    Example:
+      >>> import flax.linen as nn, jax, jax.numpy as jnp
+      >>> import jaxfp8.linen
+      >>> x = jnp.ones((1, 8))
+      >>> variables = nn.Dense(4).init(jax.random.key(0), x)
+      >>> model = jaxfp8.linen.Dense(4, recipe=jaxfp8.FP8_DYNAMIC)
+      >>> jaxfp8.linen.quantize(model, variables, x)["params"]["kernel"]
+      QArray(float8_e4m3fn[8,4], scale=float32[1,4])
+    """
+
+    @jax.jit
+    def parameters(variables: Any) -> Any:
+        return model.apply(variables, *args, **kwargs, mutable=[PARAMS])[1][PARAMS]
+
+    return {**variables, PARAMS: parameters(variables)}

@@ -1,0 +1,218 @@
+"""FP8 training in the layers of Flax: what goes where they take a `dot_general_cls`.
+
+Class names, variable names, shapes and arithmetic of the state are those of Flax, so that a
+checkpoint made with Flax's classes continues with these, and the other way round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT, fp32_max_grad
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxfp8 import _einsum
+from jaxfp8._dimensions import normalise
+from jaxfp8._errors import message
+from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
+from jaxfp8._scaling import TENSORS, Scaling, ScalingState
+from jaxfp8._spec import DimensionNumbers
+from jaxfp8._training import fp8_dot_general
+
+
+class _Fp8(nn.Module):
+    """Holds the state of delayed scaling in Flax's six variables.
+
+    Attributes:
+      recipe: `DelayedScaling` or `CurrentScaling`, which has no variables.
+    """
+
+    recipe: TrainingRecipe = DelayedScaling()
+
+    def setup(self) -> None:
+        """Makes the variables, or finds those that were given."""
+        if not isinstance(self.recipe, DelayedScaling | CurrentScaling):
+            got, needs = f"is {self.recipe!r}", "DelayedScaling or CurrentScaling is needed"
+            remedy = "recipes of inference go with the layers of `jaxfp8.linen`"
+            raise TypeError(message(self._operation, "`recipe`", got, needs, remedy))
+        self.state = self._variables() if isinstance(self.recipe, DelayedScaling) else None
+
+    @property
+    def _operation(self) -> str:
+        return f"jaxfp8.linen.{type(self).__name__}"
+
+    def _variables(self) -> ScalingState:
+        """The state; its variables are Flax's own."""
+        first = ScalingState.init(self.recipe)  # type: ignore[arg-type]
+        parts = {name: self._scaling(name, getattr(first, name)) for name in TENSORS}
+        return ScalingState(**parts)
+
+    def _scaling(self, tensor: str, first: Scaling) -> Scaling:
+        return Scaling(
+            scale=self._variable(f"{tensor}_scale", first.scale),
+            amax_history=self._variable(f"{tensor}_amax_history", first.amax_history),
+        )
+
+    def _variable(self, name: str, first: jax.Array) -> jax.Array:
+        kind, initial = OVERWRITE_WITH_GRADIENT, first
+        missing = not self.has_variable(kind, name)
+        if missing and not self.is_mutable_collection(kind):
+            needs = f"DelayedScaling keeps `{name}` there"
+            remedy = "pass all of what `init` returned, or take `jaxfp8.CurrentScaling()`"
+            got = "lacks it"
+            raise ValueError(message(self._operation, f"collection `{kind}`", got, needs, remedy))
+        value = self.variable(kind, name, lambda: initial).value
+        if jnp.shape(value) != first.shape:
+            got, needs = f"has shape {jnp.shape(value)}", f"the recipe needs {first.shape}"
+            remedy = "use the `amax_history_length` it was made with, or map layers over it"
+            raise ValueError(message(self._operation, f"`{name}`", got, needs, remedy))
+        return value
+
+    def _dot(
+        self, lhs: jax.Array, rhs: jax.Array, numbers: DimensionNumbers, dtype: DTypeLike
+    ) -> jax.Array:
+        return fp8_dot_general(
+            lhs, rhs, numbers, self.state, recipe=self.recipe, preferred_element_type=dtype
+        )
+
+
+class Fp8DirectDotGeneralOp(_Fp8):
+    """FP8 training for any layer of Flax that takes a `dot_general_cls`.
+
+    A drop-in for `flax.linen.Fp8DirectDotGeneralOp`: forward and both backward products run on
+    8-bit operands. With `DelayedScaling` the state lives in the collection
+    `_overwrite_with_gradient`, where a gradient is the next value, as `TrainState` knows.
+
+    Attributes:
+      recipe: `jaxfp8.DelayedScaling` or `jaxfp8.CurrentScaling`.
+
+    Example:
+      >>> import flax.linen as nn, jax, jax.numpy as jnp
+      >>> import jaxfp8.linen
+      >>> layer = nn.Dense(4, dot_general_cls=jaxfp8.linen.Fp8DirectDotGeneralOp)
+      >>> variables = layer.init(jax.random.key(0), jnp.ones((2, 8)))
+      >>> sorted(variables)
+      ['_overwrite_with_gradient', 'params']
+    """
+
+    def __call__(
+        self,
+        lhs: ArrayLike,
+        rhs: ArrayLike,
+        dimension_numbers: DimensionNumbers,
+        precision: Any = None,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The product, as `jax.lax.dot_general`; the recipe settles the precision.
+
+        Args:
+          lhs: activations; rounded to the dtype of `rhs` as Flax does.
+          rhs: weights in the dtype of the computation.
+          dimension_numbers: as in `jax.lax.dot_general`.
+          precision: not used.
+          preferred_element_type: output dtype, by default that of `rhs`.
+          out_sharding: a sharding constraint put on the output.
+        """
+        del precision
+        rhs = jnp.asarray(rhs)
+        dtype = rhs.dtype if preferred_element_type is None else preferred_element_type
+        y = self._dot(jnp.asarray(lhs, rhs.dtype), rhs, dimension_numbers, dtype)
+        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+
+Fp8DotGeneral = Fp8DirectDotGeneralOp
+
+
+class Fp8Einsum(_Fp8):
+    """FP8 training for an einsum of activations and weights; a drop-in for Flax's `Fp8Einsum`.
+
+    Attributes:
+      recipe: `jaxfp8.DelayedScaling` or `jaxfp8.CurrentScaling`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8, jaxfp8.linen
+      >>> layer = jaxfp8.linen.Fp8Einsum(recipe=jaxfp8.CurrentScaling())
+      >>> x, w = jnp.ones((2, 5, 8)), jnp.ones((3, 8, 4))
+      >>> layer.apply({}, "btd,hdk->bhtk", x, w).shape
+      (2, 3, 5, 4)
+    """
+
+    def __call__(
+        self,
+        eqn: str,
+        lhs: ArrayLike,
+        rhs: ArrayLike,
+        precision: Any = None,
+        preferred_element_type: DTypeLike | None = None,
+    ) -> jax.Array:
+        """The einsum `eqn` of activations `lhs` and weights `rhs`; see `Fp8DirectDotGeneralOp`."""
+        del precision
+        rhs = jnp.asarray(rhs)
+        lhs = jnp.asarray(lhs, rhs.dtype)
+        dtype = rhs.dtype if preferred_element_type is None else preferred_element_type
+        parsed = _einsum.parse(self._operation, eqn, lhs.ndim, rhs.ndim)
+        numbers = normalise(self._operation, parsed.dimension_numbers, (lhs.shape, rhs.shape))
+        return self._dot(lhs, rhs, numbers, dtype).transpose(parsed.order)
+
+
+def shared_scaling(variables: Any) -> Any:
+    """Variables whose scaling states add up by maximum, where one state serves several products.
+
+    A layer that is called twice, or a scan over layers that share a state, adds up the gradients
+    of that state; but a gradient of a state is its next value, and the next value for all is the
+    largest. Call this inside the function that is differentiated, on the variables it is given.
+
+    Args:
+      variables: variables of a model, with a collection `_overwrite_with_gradient`.
+
+    Returns:
+      The same, those states converted to `flax.linen.fp8_ops.fp32_max_grad`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> state = {"_overwrite_with_gradient": {"scale": jnp.ones(1)}}
+      >>> def twice(state):
+      ...     scale = jaxfp8.linen.shared_scaling(state)["_overwrite_with_gradient"]["scale"]
+      ...     return scale.dtype
+      >>> twice(state)
+      fp8_meta32
+    """
+    if OVERWRITE_WITH_GRADIENT not in variables:
+        got, needs = f"is in {sorted(variables)}", "the scaling states are there"
+        remedy = "pass all variables, those of DelayedScaling among them"
+        operand = f"none of `variables` is `{OVERWRITE_WITH_GRADIENT}`: it"
+        raise ValueError(message("jaxfp8.linen.shared_scaling", operand, got, needs, remedy))
+    convert = jax.lax.convert_element_type
+    states = jax.tree.map(
+        lambda leaf: convert(leaf, fp32_max_grad), variables[OVERWRITE_WITH_GRADIENT]
+    )
+    return {**variables, OVERWRITE_WITH_GRADIENT: states}
+
+
+def accumulate(total: Any, gradients: Any) -> Any:
+    """Gradients of two microbatches as one: the sum of derivatives, the maximum of states.
+
+    Args:
+      total: gradients so far, with respect to variables of a model.
+      gradients: those of the next microbatch, taken at the same variables.
+
+    Returns:
+      Their sum; in `_overwrite_with_gradient` the elementwise maximum, for every microbatch
+      wrote its own amax into the same place of the history.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.linen
+      >>> one = {"params": jnp.ones(2), "_overwrite_with_gradient": jnp.array([3.0])}
+      >>> two = {"params": jnp.ones(2), "_overwrite_with_gradient": jnp.array([2.0])}
+      >>> both = jaxfp8.linen.accumulate(one, two)
+      >>> both["params"].tolist(), both["_overwrite_with_gradient"].tolist()
+      ([2.0, 2.0], [3.0])
+    """
+    kinds = {OVERWRITE_WITH_GRADIENT: jnp.maximum}
+    return {
+        kind: jax.tree.map(kinds.get(kind, jnp.add), total[kind], gradients[kind]) for kind in total
+    }
