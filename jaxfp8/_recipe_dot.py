@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxfp8 import _compat
 from jaxfp8._checks import as_array, as_dtype
 from jaxfp8._dimensions import normalise
 from jaxfp8._dtypes import WIDE_FLOAT
@@ -74,7 +75,9 @@ def recipe_dot_general(
         precision=precision if precision is None else str(jax.lax.Precision(precision)),
         out_dtype=np.dtype(x.dtype if preferred_element_type is None else preferred_element_type),
     )
-    return _product(problem, x, w, scale, zero_point, bias)
+    leaves, structure = jax.tree.flatten((x, w, scale, zero_point, bias))
+    leaves = _compat.vary_alike([jnp.asarray(leaf) for leaf in leaves])
+    return _product(problem, *jax.tree.unflatten(structure, leaves))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

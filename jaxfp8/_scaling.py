@@ -6,6 +6,7 @@ The names, shapes, order and arithmetic are those of Flax, so that one checkpoin
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -34,6 +35,14 @@ class Scaling:
     scale: jax.Array
     amax_history: jax.Array
 
+    @classmethod
+    def init(cls, recipe: DelayedScaling) -> Scaling:
+        """The scaling before the first step: a scale of 1, a history of 0."""
+        return cls(
+            scale=jnp.ones((1,), jnp.float32),
+            amax_history=jnp.zeros((recipe.amax_history_length,), jnp.float32),
+        )
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,9 +70,8 @@ class ScalingState:
     @classmethod
     def init(cls, recipe: DelayedScaling) -> ScalingState:
         """The state before the first step: scales of 1, histories of 0."""
-        history = jnp.zeros((recipe.amax_history_length,), jnp.float32)
-        first = Scaling(scale=jnp.ones((1,), jnp.float32), amax_history=history)
-        return cls(input=first, kernel=first, output_grad=first)
+        parts = {tensor: Scaling.init(recipe) for tensor in TENSORS}  # each with its own buffers
+        return cls(**parts)
 
 
 def advance(
@@ -110,25 +118,31 @@ def _next_scale(
 
 def _amax(x: jax.Array, history: jax.Array) -> jax.Array:
     """The largest finite magnitude of `x`, over all shards and vmapped copies that share it."""
-    amax = _largest(x, history)
+    x = jax.lax.stop_gradient(x).astype(jnp.float32)  # a reduction of bfloat16 is slow on the CPU
+    amax = _largest(0)(jnp.abs(jnp.where(jnp.isfinite(x), x, 0)), history)
     axes = _compat.varying_axes(amax) - _compat.varying_axes(history)
     return jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
 
 
-@custom_vmap
-def _largest(x: jax.Array, history: jax.Array) -> jax.Array:
-    """The largest finite magnitude; under vmap one for each history, not for each `x`."""
-    del history
-    x = jax.lax.stop_gradient(x).astype(jnp.float32)  # a reduction of bfloat16 is slow on the CPU
-    return jnp.max(jnp.abs(jnp.where(jnp.isfinite(x), x, 0)), initial=0)
+@functools.cache
+def _largest(kept: int) -> Any:
+    """The maximum of `x` over all axes but the first `kept`, which its history has too.
 
+    Under vmap it is one for each history, not for each `x`: an axis that the history lacks is
+    reduced as well.
+    """
 
-@_largest.def_vmap
-def _largest_of_batch(
-    size: int, batched: list[bool], x: jax.Array, history: jax.Array
-) -> tuple[Any, bool]:
-    del size
-    x_batched, history_batched = batched
-    if not history_batched:
-        return _largest(x, history), False
-    return jax.vmap(_largest, in_axes=(0 if x_batched else None, 0))(x, history), True
+    @custom_vmap
+    def largest(x: jax.Array, history: jax.Array) -> jax.Array:
+        del history
+        return jnp.max(x, axis=tuple(range(kept, x.ndim)), initial=0)
+
+    @largest.def_vmap
+    def _(size: int, batched: list[bool], x: jax.Array, history: jax.Array) -> tuple[Any, bool]:
+        x_batched, history_batched = batched
+        if not history_batched:
+            return largest(jnp.moveaxis(x, 0, kept), history), False
+        x = x if x_batched else jnp.broadcast_to(x, (size, *x.shape))
+        return _largest(kept + 1)(x, history), True
+
+    return largest

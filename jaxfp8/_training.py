@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxfp8 import _compat
 from jaxfp8._checks import as_array, as_dtype
 from jaxfp8._dimensions import normalise
 from jaxfp8._dtypes import WIDE_FLOAT
@@ -79,6 +80,7 @@ def fp8_dot_general(
         out_dtype=as_dtype(operation, "preferred_element_type", dtype, WIDE_FLOAT),
         dtypes=(lhs.dtype, rhs.dtype),
     )
+    lhs, rhs = _compat.vary_alike((lhs, rhs))
     return _product(problem, lhs, rhs, state)
 
 
