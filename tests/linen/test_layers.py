@@ -1,0 +1,270 @@
+"""Layers with 8-bit parameters: as Flax's in name and shape, close in value, clear when misused."""
+
+import functools
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import jaxfp8
+import jaxfp8.linen
+
+# Relative error of a layer's output, by recipe.
+BOUND = {"W8A16": 0.04, "W8A16_INT8": 0.015, "FP8_DYNAMIC": 0.05, "FP8": 0.06, "FP8_BLOCK": 0.05}
+BOUND |= {"INT8": 0.02, "INT8_ASYMMETRIC": 0.02}
+RECIPES = [getattr(jaxfp8, name) for name in BOUND]
+
+
+def normal(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def off(got, want):
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+def both(theirs, ours, x, *args):
+    """Outputs of Flax's layer and of ours with the same variables, and the variables of ours."""
+    variables = jax.jit(theirs.init)(jax.random.key(0), x, *args)
+    bias = lambda p: jax.tree.map(lambda b: b + normal(*b.shape, seed=3) if b.ndim else b, p)  # noqa: E731
+    variables = {"params": bias(variables["params"])}
+    narrow = jaxfp8.linen.quantize(ours, variables, x, *args)
+    return jax.jit(theirs.apply)(variables, x, *args), jax.jit(ours.apply)(narrow, x, *args), narrow
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=BOUND)
+def test_dense_is_flax_dense(recipe):
+    x = normal(9, 256)
+    want, got, narrow = both(nn.Dense(64), jaxfp8.linen.Dense(64, recipe=recipe), x)
+    assert got.dtype == want.dtype and off(got, want) < BOUND[recipe.name]
+    assert narrow["params"]["kernel"].qvalue.dtype == recipe.weight.dtype
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ({"features": (4, 6)}, (3, 32)),
+        ({"features": 8, "axis": (-2, -1)}, (2, 3, 4, 8)),
+        ({"features": (4,), "axis": (1, -1)}, (2, 4, 3, 8)),
+        ({"features": 8, "axis": -1, "batch_dims": (0,)}, (3, 5, 16)),
+        ({"features": 8, "use_bias": False}, (3, 16)),
+    ],
+)
+def test_dense_general_is_flax_dense_general(fields, shape):
+    x = normal(*shape)
+    theirs, ours = (module.DenseGeneral(**fields) for module in (nn, jaxfp8.linen))
+    want, got, narrow = both(theirs, ours, x)
+    assert got.shape == want.shape and off(got, want) < BOUND["W8A16"]
+    shapes = jax.tree.map(jnp.shape, theirs.init(jax.random.key(0), x)["params"])
+    assert narrow["params"]["kernel"].shape == shapes["kernel"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "equation", "shape"),
+    [
+        ((5, 6, 7), "abc,cde->abde", (3, 4, 5)),
+        ((2, 8, 6), "bthd,hdk->bthk", (3, 4, 2, 8)),
+        ((6, 8), "...d,kd->...k", (3, 4, 8)),
+        ((8, 6), "td,dk->kt", (4, 8)),
+    ],
+)
+def test_einsum_is_flax_einsum(kernel, equation, shape):
+    x = normal(*shape)
+    theirs, ours = (module.Einsum(kernel, equation) for module in (nn, jaxfp8.linen))
+    want, got, narrow = both(theirs, ours, x)
+    assert got.shape == want.shape and off(got, want) < BOUND["W8A16"]
+    shapes = jax.tree.map(jnp.shape, theirs.init(jax.random.key(0), x)["params"])
+    assert narrow["params"]["bias"].shape == shapes["bias"]
+
+
+def test_equation_may_be_given_to_the_call():
+    layer, x = jaxfp8.linen.Einsum((8, 6)), normal(4, 8)
+    y, variables = layer.init_with_output(jax.random.key(0), x, "td,dk->tk")
+    np.testing.assert_array_equal(layer.apply(variables, x, "td,dk->tk"), y)
+
+
+@pytest.mark.parametrize(
+    "recipe", [jaxfp8.W8A16, jaxfp8.FP8_BLOCK, jaxfp8.INT8], ids=lambda r: r.name
+)
+def test_embed_looks_up_rows_and_attends_to_them(recipe):
+    indices = jnp.array([[0, 299, 17], [-1, 130, 4]])
+    theirs = nn.Embed(300, 144)
+    ours = jaxfp8.linen.Embed(300, 144, recipe=recipe)
+    want, got, narrow = both(theirs, ours, indices)
+    assert off(got, want) < BOUND[recipe.name]
+    table = jaxfp8.dequantize(narrow["params"]["embedding"])
+    np.testing.assert_array_equal(got, table[indices])
+    logits = ours.apply(narrow, got, method="attend")
+    assert off(logits, got @ table.T) < BOUND[recipe.name]
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
+def test_an_index_out_of_range_gives_nan_as_in_flax(dtype):
+    recipe = jaxfp8.Recipe(name="rows", weight=jaxfp8.Quantization(dtype=dtype))
+    layer = jaxfp8.linen.Embed(5, 4, recipe=recipe)
+    rows = layer.apply(layer.init(jax.random.key(0), jnp.arange(2)), jnp.array([4, 5, -5, -6]))
+    np.testing.assert_array_equal(np.isnan(rows).all(1), [False, True, False, True])
+
+
+def test_bfloat16_layer_computes_in_bfloat16():
+    layer = jaxfp8.linen.Dense(16, dtype=jnp.bfloat16, recipe=jaxfp8.FP8_DYNAMIC)
+    y, _ = layer.init_with_output(jax.random.key(0), normal(3, 32))
+    assert y.dtype == jnp.bfloat16
+
+
+def test_gradient_of_the_input_is_that_of_the_dequantised_layer():
+    x, layer = normal(5, 32), jaxfp8.linen.Dense(16, recipe=jaxfp8.INT8)
+    variables = layer.init(jax.random.key(0), x)
+    got = jax.grad(lambda x: jnp.sum(jnp.sin(layer.apply(variables, x))))(x)
+    kernel = jaxfp8.dequantize(variables["params"]["kernel"])
+    want = jax.grad(lambda x: jnp.sum(jnp.sin(x @ kernel)))(x)
+    assert off(got, want) < 0.02
+
+
+class Net(nn.Module):
+    """Layers under a scan, named as Flax names them, from one module or the other."""
+
+    dense: object
+    embed: object
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = self.embed(50, 32, name="tokens")(tokens)
+
+        class Body(nn.Module):
+            dense: object
+
+            @nn.compact
+            def __call__(self, x, _):
+                return x + nn.tanh(self.dense(32)(x)), None
+
+        scan = nn.scan(Body, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        return scan(self.dense, name="layers")(x, None)[0]
+
+
+def test_a_model_with_scanned_layers_is_quantised_whole():
+    tokens = jnp.arange(6).reshape(2, 3)
+    wide = Net(nn.Dense, nn.Embed)
+    narrow = Net(
+        functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8),
+        functools.partial(jaxfp8.linen.Embed, recipe=jaxfp8.W8A16),
+    )
+    variables = wide.init(jax.random.key(0), tokens)
+    params = jaxfp8.linen.quantize(narrow, variables, tokens)["params"]
+    layers = params["layers"]["Dense_0"]
+    assert layers["kernel"].shape == (3, 32, 32) and layers["kernel"].scale.shape == (3, 1, 1)
+    assert layers["input_scale"].shape == (3,)
+    got = jax.jit(narrow.apply)({"params": params}, tokens)
+    assert off(got, wide.apply(variables, tokens)) < 0.06
+
+
+def test_calibration_grows_with_more_inputs_and_leaves_the_weights():
+    x, layer = normal(4, 16), jaxfp8.linen.Dense(8, recipe=jaxfp8.FP8)
+    variables = nn.Dense(8).init(jax.random.key(0), x)
+    first = jaxfp8.linen.quantize(layer, variables, x)
+    second = jaxfp8.linen.quantize(layer, first, 3 * x)
+    third = jaxfp8.linen.quantize(layer, second, x)
+    scales = [float(v["params"]["input_scale"]) for v in (first, second, third)]
+    np.testing.assert_allclose(scales, np.float32([1, 3, 3]) * np.abs(x).max() / 448, rtol=1e-6)
+    np.testing.assert_array_equal(first["params"]["kernel"].scale, third["params"]["kernel"].scale)
+
+
+def test_sharding_names_go_to_the_codes_and_to_the_scale():
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
+    layer = jaxfp8.linen.Dense(256, kernel_init=init, recipe=jaxfp8.FP8_DYNAMIC)
+    specs = nn.get_partition_spec(jax.eval_shape(layer.init, jax.random.key(0), normal(2, 256)))
+    kernel = specs["params"]["kernel"]
+    assert kernel.qvalue == PartitionSpec("embed", "mlp")
+    assert kernel.scale == PartitionSpec(None, "mlp")
+
+
+def test_quantising_keeps_the_names_of_float_variables():
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
+    variables = nn.Dense(256, kernel_init=init).init(jax.random.key(0), normal(2, 256))
+    layer = jaxfp8.linen.Dense(256, kernel_init=init, recipe=jaxfp8.FP8_BLOCK)
+    kernel = nn.get_partition_spec(jaxfp8.linen.quantize(layer, variables, normal(2, 256)))
+    assert kernel["params"]["kernel"].scale == PartitionSpec("embed", "mlp")
+
+
+def test_8_bit_parameters_go_through_orbax(tmp_path):
+    import orbax.checkpoint
+
+    layer, x = jaxfp8.linen.Dense(8, recipe=jaxfp8.FP8_DYNAMIC), normal(4, 16)
+    variables = layer.init(jax.random.key(0), x)
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "variables", variables)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "variables", variables)
+    np.testing.assert_array_equal(layer.apply(restored, x), layer.apply(variables, x))
+
+
+# Wrong use
+
+
+def test_float_variables_in_an_8_bit_layer_say_how_to_convert_them():
+    x = normal(2, 8)
+    variables = nn.Dense(4).init(jax.random.key(0), x)
+    with pytest.raises(TypeError, match=r"`kernel` is float32.*jaxfp8.linen.quantize"):
+        jaxfp8.linen.Dense(4).apply(variables, x)
+
+
+def test_a_static_recipe_without_calibration_says_how_to_calibrate():
+    x, layer = normal(2, 8), jaxfp8.linen.Dense(4, recipe=jaxfp8.FP8)
+    variables = layer.init(jax.random.key(0), x)
+    del variables["params"]["input_scale"]
+    with pytest.raises(ValueError, match=r"`input_scale` is missing.*jaxfp8.linen.quantize"):
+        layer.apply(variables, x)
+
+
+def test_another_feature_size_is_named():
+    layer = jaxfp8.linen.Dense(4)
+    variables = layer.init(jax.random.key(0), normal(2, 8))
+    with pytest.raises(ValueError, match=r"`kernel` has shape \(8, 4\), but the input asks"):
+        layer.apply(variables, normal(2, 16))
+
+
+def test_a_layer_below_is_named_by_its_path():
+    model = nn.Sequential([jaxfp8.linen.Dense(8), jaxfp8.linen.Dense(4)])
+    variables = model.init(jax.random.key(0), normal(2, 8))
+    variables["params"]["layers_1"]["kernel"] = jnp.ones((8, 4))
+    with pytest.raises(TypeError, match=r"`jaxfp8.linen.Dense at layers_1`"):
+        model.apply(variables, normal(2, 8))
+
+
+def test_training_without_its_collection_says_what_is_missing():
+    layer = nn.Dense(4, dot_general_cls=jaxfp8.linen.Fp8DirectDotGeneralOp)
+    variables = layer.init(jax.random.key(0), normal(2, 8))
+    with pytest.raises(ValueError, match=r"collection `_overwrite_with_gradient` lacks it"):
+        layer.apply({"params": variables["params"]}, normal(2, 8))
+
+
+def test_a_history_of_another_length_is_refused():
+    def layer(length):
+        recipe = jaxfp8.DelayedScaling(amax_history_length=length)
+        cls = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=recipe)
+        return nn.Dense(4, dot_general_cls=cls)
+
+    variables = layer(16).init(jax.random.key(0), normal(2, 8))
+    with pytest.raises(ValueError, match=r"has shape \(16,\), but the recipe needs \(32,\)"):
+        layer(32).apply(variables, normal(2, 8))
+
+
+def test_a_recipe_of_inference_is_not_for_training():
+    cls = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=jaxfp8.INT8)
+    with pytest.raises(TypeError, match="recipes of inference go with the layers"):
+        nn.Dense(4, dot_general_cls=cls).init(jax.random.key(0), normal(2, 8))
+
+
+def test_shared_scaling_wants_a_state():
+    with pytest.raises(ValueError, match="pass all variables"):
+        jaxfp8.linen.shared_scaling({"params": {}})
+
+
+def test_importing_the_package_does_not_import_flax():
+    code = "import sys, jaxfp8; assert not {'flax', 'optax'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", code], check=True)
