@@ -50,7 +50,9 @@ class Run:
     seed: int = 0
 
 
-def model_of(run: Run, **fields: Any) -> GPT:
+# What a state holds besides arrays is the same object for the same run: it is compiled once.
+@functools.lru_cache
+def model_of(run: Run) -> GPT:
     """The model of a run: Flax's layers, and in them the recipe's product."""
     recipe = RECIPES[run.recipe]
     product = recipe and functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=recipe)
@@ -58,16 +60,21 @@ def model_of(run: Run, **fields: Any) -> GPT:
     embed = functools.partial(
         nn.Embed, dtype=jnp.bfloat16, embedding_init=nn.initializers.normal(0.02)
     )
-    return GPT(dataclasses.replace(run.config, dense=dense, embed=embed, **fields))
+    return GPT(dataclasses.replace(run.config, dense=dense, embed=embed))
+
+
+@functools.lru_cache
+def optimiser_of(run: Run) -> optax.GradientTransformation:
+    """AdamW with clipped gradients, warmed up and then on a cosine."""
+    warmup = min(50, max(run.steps // 10, 1))
+    schedule = optax.warmup_cosine_decay_schedule(0, run.rate, warmup, run.steps, run.rate / 10)
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.1))
 
 
 def first_state(run: Run) -> TrainState:
     """The state before the first step."""
-    model = model_of(run)
+    model, optimiser = model_of(run), optimiser_of(run)
     tokens = jnp.zeros((1, run.config.length), jnp.int32)
-    warmup = min(50, max(run.steps // 10, 1))
-    schedule = optax.warmup_cosine_decay_schedule(0, run.rate, warmup, run.steps, run.rate / 10)
-    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.1))
     variables = jax.jit(model.init)(jax.random.key(run.seed), tokens)
     # With nothing to overwrite, TrainState wants the parameters on their own.
     params = variables if "_overwrite_with_gradient" in variables else variables["params"]

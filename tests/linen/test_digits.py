@@ -1,0 +1,21 @@
+"""The digits example at reduced length: one seed, 150 steps."""
+
+import pytest
+
+pytest.importorskip("sklearn")
+
+import digits
+
+
+@pytest.fixture(scope="module")
+def data():
+    return digits.load()
+
+
+@pytest.mark.parametrize("api", digits.TRAINERS)
+def test_a_perceptron_learns_digits_in_fp8_as_in_bfloat16(api, data):
+    if api == "nnx":
+        pytest.importorskip("jaxfp8.nnx")
+    recipes = ["bf16", "delayed"] if api == "linen" else ["delayed"]
+    scores = [digits.TRAINERS[api]("mlp", digits.RECIPES[r], 0, 150, data) for r in recipes]
+    assert min(scores) > 0.95 and max(scores) - min(scores) < 0.015

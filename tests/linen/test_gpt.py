@@ -1,0 +1,82 @@
+"""The GPT of the examples at reduced size: training, resuming, what its step is made of."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gpt import curves, text, train
+from gpt.model import Config
+
+import jaxfp8
+
+SMALL = Config(layers=2, width=32, heads=2, length=32)
+
+
+def run_of(recipe):
+    return train.Run(recipe=recipe, config=SMALL, steps=30, batch=4, rate=1e-2)
+
+
+@pytest.fixture(scope="module")
+def curve_of():
+    """The losses of a run, computed once."""
+
+    @functools.cache
+    def losses(recipe):
+        run = run_of(recipe)
+        return train.train(run, train.first_state(run))[1]
+
+    return losses
+
+
+def test_fp8_learns_what_bfloat16_learns(curve_of):
+    wide, narrow = curve_of("bf16"), curve_of("delayed")
+    assert np.mean(wide[-5:]) < wide[0] - 1
+    assert abs(np.mean(narrow[-5:]) / np.mean(wide[-5:]) - 1) < 0.01
+
+
+def test_a_resumed_run_continues_identically(tmp_path, curve_of):
+    run = run_of("delayed")
+    half, losses = train.train(run, train.first_state(run), until=10)
+    train.save(half, tmp_path / "half")
+    _, rest = train.train(run, train.restore(run, tmp_path / "half"), until=20)
+    assert losses + rest == curve_of("delayed")[:20]
+
+
+def test_each_layer_of_the_scan_has_a_scaling_state_that_moves():
+    run = run_of("delayed")
+    state, _ = train.train(run, train.first_state(run), until=2)
+    states = state.params["_overwrite_with_gradient"]["layers"]
+    assert len(jax.tree.leaves(states)) == 4 * 6  # four dense layers, six variables each
+    for history in jax.tree.leaves(states["up"], is_leaf=lambda x: getattr(x, "ndim", 0) == 2):
+        if history.shape == (2, 1024):
+            assert (history[:, 0] > 0).all() and (history[:, -1] > 0).all()
+
+
+def test_the_train_step_runs_its_dense_layers_in_8_bit():
+    run = run_of("delayed")
+    state, tokens = train.first_state(run), jnp.zeros((4, 33), jnp.int32)
+    step = jax.value_and_grad(functools.partial(train.loss_of, state.apply_fn))
+    report = jaxfp8.explain(step)(state.params, tokens)
+    assert not report.missed
+    hlo = jax.jit(step).lower(state.params, tokens).compile().as_text()
+    # Forward, input and weight gradient of four layers; remat repeats three forwards, for
+    # nothing in the backward pass asks for the output of the last.
+    assert len(re.findall(r'custom_call_target="jaxfp8_', hlo)) == 4 + 4 + 4 + 3
+    # Bytes are stacked by the scan as bytes: float8 would go through float16.
+    assert not re.search(r"(?<!b)f16\[", hlo)
+
+
+def test_text_of_a_step_is_the_same_for_the_same_seed():
+    training, validation = text.load(100_000)
+    assert len(validation) > 1000
+    one, other = (text.batch(training, 2, 16, seed=3) for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+    assert one.shape == (2, 17) and one.max() < text.VOCABULARY
+
+
+def test_curves_are_drawn(tmp_path):
+    curves.draw({"bf16": [3.0, 2.0, 1.0], "delayed": [3.0, 2.1, 1.0]}, tmp_path / "losses.png")
+    assert (tmp_path / "losses.png").read_bytes()[1:4] == b"PNG"
