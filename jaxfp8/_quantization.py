@@ -122,7 +122,7 @@ class Quantization:
         shared = [_axis(operand, axis, x.ndim) for axis in batch]
         sizes = self.tiles(x.shape, axes, shared)
         check_tiles_fit_shards(operand, x, sizes)
-        self._check_scale(operand, scale)
+        self._check_given(operand, scale, zero_point)
         if scale is None:
             zero: Any = None if self.symmetric else True
             kind = {"scale_dtype": self.scale_dtype, "zero_point": zero}
@@ -130,18 +130,21 @@ class Quantization:
         scale, zero_point = (_scalar_if_one(value) for value in (scale, zero_point))
         return quantize(x, self.dtype, scale=scale, zero_point=zero_point)
 
-    def _check_scale(self, operand: str, scale: ArrayLike | None) -> None:
-        """A static recipe is given a scale, a dynamic one is not."""
-        if self.static == (scale is not None):
-            return
-        where = f"scale of `{operand}`"
-        if self.static:
-            got, needs = "is missing", "a static recipe takes the one that calibration found"
-            remedy = "pass `scale`, or use a dynamic recipe such as `jaxfp8.FP8_DYNAMIC`"
-        else:
-            got, needs = "is given", "a dynamic recipe chooses it from the data"
-            remedy = "leave it out, or make the recipe with `static=True`"
-        raise ValueError(message("jaxfp8.Quantization", where, got, needs, remedy))
+    def _check_given(self, operand: str, scale: Any, zero_point: Any) -> None:
+        """A static recipe is given what calibration found, a dynamic one nothing."""
+        given = {"scale": scale is not None, "zero point": zero_point is not None}
+        wanted = {"scale": self.static, "zero point": self.static and not self.symmetric}
+        for name, is_given in given.items():
+            if is_given == wanted[name]:
+                continue
+            if is_given:
+                got, needs = "is given", "the recipe chooses it, or has none"
+                remedy = "leave it out, or make the recipe with `static=True`"
+            else:
+                got, needs = "is missing", "a static recipe takes the one that calibration found"
+                remedy = "pass it, or use a dynamic recipe such as `jaxfp8.FP8_DYNAMIC`"
+            where = f"{name} of `{operand}`"
+            raise ValueError(message("jaxfp8.Quantization", where, got, needs, remedy))
 
 
 def _granularity(operation: str, granularity: Any) -> Granularity:

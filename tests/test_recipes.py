@@ -155,6 +155,14 @@ def test_dynamic_recipe_with_a_scale_is_refused():
         jaxfp8.FP8_DYNAMIC.quantize_activation(normal(2, 8), (1,), scale=1.0)
 
 
+def test_static_asymmetric_recipe_wants_a_zero_point():
+    how = jaxfp8.Quantization(dtype="int8", granularity="tensor", symmetric=False, static=True)
+    with pytest.raises(ValueError, match="zero point of `x` is missing"):
+        how.quantize(normal(2, 8), (1,), scale=0.1)
+    x = how.quantize(normal(2, 8), (1,), scale=0.1, zero_point=3)
+    assert x.zero_point == 3
+
+
 def test_axis_that_does_not_exist_is_named():
     with pytest.raises(ValueError, match="`weight` has 2 axes, but axis 2 of it is named"):
         jaxfp8.INT8.quantize_weight(normal(2, 8), (2,))

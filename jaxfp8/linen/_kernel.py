@@ -13,6 +13,7 @@ from flax.core import meta
 
 from jaxfp8._errors import message
 from jaxfp8._qarray import QArray
+from jaxfp8._quantize import quantize
 from jaxfp8._recipes import Recipe
 from jaxfp8._spec import Shape
 
@@ -90,16 +91,16 @@ def input_scale(module: nn.Module, recipe: Recipe, x: jax.Array) -> jax.Array | 
     how = recipe.activation
     if how is None or not how.static:
         return None
-    dynamic = dataclasses.replace(how, static=False)
-    largest = dynamic.quantize(x, range(x.ndim), operand="activation").scale.reshape(())
     known = module.has_variable(PARAMS, "input_scale")
     if not known and not module.is_mutable_collection(PARAMS):
         got, needs = "is missing", f"{recipe.name} needs the scale that calibration found"
         remedy = "make it with `jaxfp8.linen.quantize(model, variables, x)`"
         raise ValueError(message(_operation(module), "`input_scale`", got, needs, remedy))
-    if not module.is_mutable_collection(PARAMS):
+    if known and not module.is_mutable_collection(PARAMS):
         return module.get_variable(PARAMS, "input_scale")
-    scale = jnp.maximum(module.get_variable(PARAMS, "input_scale"), largest) if known else largest
+    scale = quantize(x, how.dtype, scale_dtype=how.scale_dtype).scale.reshape(())
+    if known:
+        scale = jnp.maximum(module.get_variable(PARAMS, "input_scale"), scale)
     module.put_variable(PARAMS, "input_scale", scale)
     return scale
 
