@@ -299,15 +299,19 @@ def _nearest(
 def _nearest_jvp(
     dtype: np.dtype, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """The rule of `fake_quantize`: `y = scale * steps`, `steps` following `x / scale` in range."""
-    x, scale, zero_point = primals
+    """The rule of `fake_quantize`: `y = scale * steps`, `steps` following `x / scale` in range.
+
+    The value is `_nearest` again, so that the rule of a second derivative is this one; the slope
+    is a constant to it, as the code moves with `x / scale` or not at all.
+    """
     dx, dscale, _ = tangents
+    x, scale, zero_point = (jax.lax.stop_gradient(p) for p in primals)
     codes = codes_of(dtype, x, scale, zero_point)
     rounded = _values(codes, jnp.ones_like(scale), zero_point)
     steps = steps_of(x, scale)
     inside = _in_range(dtype, steps if zero_point is None else steps + zero_point)
     slope = rounded - jnp.where(inside, steps, 0)
-    return rounded * scale, jnp.where(inside, dx, 0) + slope * dscale
+    return _nearest(dtype, *primals), jnp.where(inside, dx, 0) + slope * dscale
 
 
 def _in_range(dtype: np.dtype, steps: jax.Array) -> jax.Array:

@@ -584,6 +584,12 @@ def test_fake_quantize_gives_a_scale_the_gradient_of_learned_step_sizes():
     np.testing.assert_allclose(gradient, (0 - 0.3) + (1 - 1.4) + 127 - 128, rtol=1e-5)
 
 
+def test_second_derivative_of_fake_quantize_is_straight_through():
+    x = normal(24)
+    second = jax.grad(lambda v: jnp.sum(jax.grad(lambda v: jnp.sum(fake_quantize(v) ** 3))(v)))(x)
+    np.testing.assert_allclose(second, 6 * fake_quantize(x), rtol=1e-6)
+
+
 def test_fake_quantize_works_under_jit_vmap_and_forward_mode():
     x, dx = normal(3, 20), normal(3, 20, seed=1)
     fake = jax.jit(jax.vmap(lambda row: fake_quantize(row, tiled_axes={0: 8})))
