@@ -24,7 +24,7 @@ from jaxfp8._recipes import (
     DelayedScaling,
     Recipe,
 )
-from jaxfp8._rewrite import Report, explain, rewrite
+from jaxfp8._rewrite import Report, explain, quantize_dots, rewrite
 from jaxfp8._rules import Rule, from_qwix
 from jaxfp8._scaling import Scaling, ScalingState
 from jaxfp8._training import fp8_dot_general
@@ -58,6 +58,7 @@ __all__ = [
     "from_qwix",
     "matmul",
     "quantize",
+    "quantize_dots",
     "recipe_dot_general",
     "register_ffi_targets",
     "rewrite",
