@@ -1,0 +1,67 @@
+"""How a report prints: with rich where it is installed, as plain text otherwise, and as HTML."""
+
+from __future__ import annotations
+
+import html as _html
+import shutil
+from collections.abc import Sequence
+
+try:
+    import rich.console as rich_console
+    import rich.table as rich_table
+except ImportError:  # an extra; without it the table is plain text
+    rich_console = rich_table = None  # type: ignore[assignment]
+
+Row = Sequence[str]
+
+
+def text(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ()) -> str:
+    """A title, a table that fits the terminal, and lines below it."""
+    body = _rich(head, rows) if rich_table is not None and rows else _plain(head, rows)
+    return "\n".join([title, *body, *footer])
+
+
+def html(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ()) -> str:
+    """The same as HTML."""
+    cells = "".join(_html_row("td", row) for row in rows)
+    return (
+        f"<p>{_html.escape(title)}</p><table><thead>{_html_row('th', head)}</thead>"
+        f"<tbody>{cells}</tbody></table>" + "".join(f"<p>{_html.escape(x)}</p>" for x in footer)
+    )
+
+
+def size(nbytes: int) -> str:
+    """Bytes in a unit that keeps them short."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes} B"
+
+
+def _html_row(tag: str, row: Row) -> str:
+    return "<tr>" + "".join(f"<{tag}>{_html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
+
+
+def _plain(head: Row, rows: Sequence[Row]) -> list[str]:
+    """Columns padded to their widest cell."""
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (head, *rows)
+    ]
+    return [line.rstrip() for line in lines]
+
+
+def _rich(head: Row, rows: Sequence[Row]) -> list[str]:
+    table = rich_table.Table()
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell.replace("[", "\\[") for cell in row))
+    width = shutil.get_terminal_size((100, 24)).columns
+    console = rich_console.Console(width=width, no_color=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table)
+    return [captured.get().rstrip()]

@@ -1,0 +1,21 @@
+"""Flax nnx: layers with 8-bit parameters, whole models in place, FP8 training, accuracy reports.
+
+Import this module by its name; `import jaxfp8` alone does not import Flax.
+"""
+
+from jaxfp8.nnx._layers import EightBitLayer, Einsum, Embed, Linear, LinearGeneral
+from jaxfp8.nnx._quantize import Change, Changes, dequantize, quantize
+from jaxfp8.nnx._variables import QParam
+
+__all__ = [
+    "Change",
+    "Changes",
+    "EightBitLayer",
+    "Einsum",
+    "Embed",
+    "Linear",
+    "LinearGeneral",
+    "QParam",
+    "dequantize",
+    "quantize",
+]

@@ -1,0 +1,434 @@
+"""Layers of nnx whose weights are 8-bit: the attributes and results of Flax's, less memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import ArrayLike
+
+from jaxfp8 import _einsum
+from jaxfp8._dimensions import normalise
+from jaxfp8._embedding import lookup
+from jaxfp8._errors import message
+from jaxfp8._qarray import QArray
+from jaxfp8._recipe_dot import recipe_dot_general
+from jaxfp8._recipes import W8A16, Recipe
+from jaxfp8._spec import DimensionNumbers, Shape
+from jaxfp8.nnx._variables import Held, QParam, as_qarray, hold, release
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class EightBitLayer(nnx.Module):
+    """What the layers share: a weight in 8 bits, and the product with it.
+
+    Attributes:
+      recipe: how the weight, and the input, are held.
+      path: the layer's place in its model, the name of its scope; "" if unknown.
+      input_scale: scale of the input of a static recipe, else None.
+    """
+
+    FLOAT: ClassVar[type[nnx.Module]]
+    WEIGHT: ClassVar[str] = "kernel"
+
+    def _adopt(self, layer: nnx.Module, recipe: Recipe, path: str, scale: Any = None) -> None:
+        """Take over a float layer: its settings, its bias, and its weight in 8 bits."""
+        for name, value in vars(layer).items():
+            if not name.startswith("_pytree__") and name not in (self.WEIGHT, "bias"):
+                setattr(self, name, value)
+        self.recipe, self.path = recipe, path
+        weight = getattr(layer, self.WEIGHT)
+        contracting, batch = self._weight_axes()
+        stack = weight[...].ndim - self._weight_rank()
+        axes = tuple(range(stack)) + tuple(stack + axis for axis in batch)
+        self._keep(hold(weight, recipe, tuple(stack + axis for axis in contracting), axes))
+        self.input_scale = nnx.data(None if scale is None else QParam(jnp.asarray(scale)))
+        if hasattr(layer, "bias"):
+            self.bias = nnx.data(layer.bias)
+
+    def _keep(self, held: Held) -> None:
+        setattr(self, self.WEIGHT, held.codes)
+        setattr(self, f"{self.WEIGHT}_scale", nnx.data(held.scale))
+        setattr(self, f"{self.WEIGHT}_zero_point", nnx.data(held.zero_point))
+        self.tiles = held.tiles
+
+    def held(self) -> Held:
+        """The weight as this layer keeps it."""
+        return Held(
+            codes=getattr(self, self.WEIGHT),
+            scale=getattr(self, f"{self.WEIGHT}_scale"),
+            zero_point=getattr(self, f"{self.WEIGHT}_zero_point"),
+            tiles=self.tiles,
+        )
+
+    @property
+    def weight(self) -> QArray | jax.Array:
+        """The weight, ready for `jaxfp8.dot_general`."""
+        return as_qarray(self.held())
+
+    @classmethod
+    def of(
+        cls, layer: nnx.Module, recipe: Recipe = W8A16, *, path: str = "", scale: Any = None
+    ) -> Any:
+        """The 8-bit twin of a layer of Flax; a bias is shared with it.
+
+        Args:
+          layer: the float layer, stacked or not.
+          recipe: how its weight and input are held.
+          path: its place in its model.
+          scale: of the input, for a static recipe.
+        """
+        arguments = [getattr(layer, name) for name in cls._POSITIONAL]
+        return cls(*arguments, recipe=recipe, layer=layer, path=path, scale=scale)
+
+    # Attributes that the layer of Flax is constructed with.
+    _POSITIONAL: ClassVar[tuple[str, ...]]
+    _KEYWORDS: ClassVar[tuple[str, ...]] = ()
+
+    def to_float(self) -> nnx.Module:
+        """The layer of Flax that this one stands for: weights as the 8 bits say, the same bias."""
+        arguments = [getattr(self, name) for name in self._POSITIONAL]
+        keywords = {name: getattr(self, name) for name in self._KEYWORDS}
+        made = nnx.eval_shape(lambda: self.FLOAT(*arguments, **keywords, rngs=nnx.Rngs(0)))
+        own = {"recipe", "path", "tiles", "input_scale", "bias"}
+        own |= {f"{self.WEIGHT}{suffix}" for suffix in ("", "_scale", "_zero_point")}
+        for name, value in vars(self).items():
+            if not name.startswith("_pytree__") and name not in own:
+                setattr(made, name, value)
+        setattr(made, self.WEIGHT, release(self.held(), self.param_dtype))
+        if hasattr(self, "bias"):
+            made.bias = nnx.data(self.bias)
+        return made
+
+    def _weight_axes(self) -> tuple[Shape, Shape]:
+        """Contracted and batch axes of an unstacked weight."""
+        raise NotImplementedError
+
+    def _weight_rank(self) -> int:
+        """Rank of an unstacked weight."""
+        raise NotImplementedError
+
+    def _cast(self, x: ArrayLike) -> jax.Array:
+        """An input in the dtype of the computation: `dtype`, or what it and the parameters need."""
+        x = jnp.asarray(x)
+        if self.dtype is not None:
+            return x.astype(self.dtype)
+        return x.astype(jnp.promote_types(x.dtype, self.param_dtype))
+
+    def activation(self, x: jax.Array, numbers: DimensionNumbers) -> QArray | jax.Array:
+        """The input as the product takes it."""
+        (axes, _), (batch, _) = numbers
+        return self.recipe.quantize_activation(x, axes, batch, scale=self._input_scale())
+
+    def _input_scale(self) -> jax.Array | None:
+        return None if self.input_scale is None else self.input_scale[...]
+
+    def _product(
+        self, x: jax.Array, numbers: DimensionNumbers, bias: jax.Array | None = None
+    ) -> jax.Array:
+        return recipe_dot_general(
+            x,
+            self.weight,
+            numbers,
+            self.recipe,
+            scale=self._input_scale(),
+            bias=bias,
+            precision=getattr(self, "precision", None),
+            preferred_element_type=getattr(self, "preferred_element_type", None),
+        )
+
+    def _scope(self) -> Any:
+        return jax.named_scope(self.path) if self.path else contextlib.nullcontext()
+
+    def _check_sizes(self, x: jax.Array, axes: Sequence[int], sizes: Sequence[int]) -> None:
+        """Refuses an input of another feature size."""
+        if max([-a if a < 0 else a + 1 for a in axes], default=0) <= x.ndim:
+            found = tuple(x.shape[axis] for axis in axes)
+            if found == tuple(sizes):
+                return
+        got, needs = f"has shape {x.shape}", f"size {_list(sizes)} on axis {_list(axes)} is needed"
+        remedy = "apply the layer to what it was made for"
+        raise ValueError(message(self._operation(), "the input", got, needs, remedy))
+
+    def _operation(self) -> str:
+        at = f" at {self.path}" if self.path else ""
+        return f"jaxfp8.nnx.{type(self).__name__}{at}"
+
+
+class Linear(EightBitLayer):
+    """`flax.nnx.Linear` with its weight in 8 bits: `y = q(x) @ q(kernel) + bias`.
+
+    Args:
+      in_features, out_features: sizes of the last axis of input and output.
+      recipe: how kernel and input are held.
+      use_bias: whether a bias is added.
+      dtype: dtype of the computation; by default what input and `param_dtype` promote to.
+      param_dtype: dtype of the bias, and of the kernel before it is quantised.
+      **settings: those of `flax.nnx.Linear`: `precision`, initialisers, metadata, `rngs`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> layer = jaxfp8.nnx.Linear(8, 4, recipe=jaxfp8.FP8_DYNAMIC, rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((2, 8))).shape, layer.weight
+      ((2, 4), QArray(float8_e4m3fn[8,4], scale=float32[1,4]))
+    """
+
+    FLOAT = nnx.Linear
+    _POSITIONAL = ("in_features", "out_features")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        recipe: Recipe = W8A16,
+        layer: nnx.Linear | None = None,
+        path: str = "",
+        scale: Any = None,
+        **settings: Any,
+    ) -> None:
+        self._adopt(layer or nnx.Linear(in_features, out_features, **settings), recipe, path, scale)
+
+    def _weight_axes(self) -> tuple[Shape, Shape]:
+        return (0,), ()
+
+    def _weight_rank(self) -> int:
+        return 2
+
+    def numbers(self, x: jax.Array) -> DimensionNumbers:
+        """Dimension numbers of the product with an input."""
+        self._check_sizes(x, (-1,), (self.in_features,))
+        return ((x.ndim - 1,), (0,)), ((), ())
+
+    def __call__(self, inputs: ArrayLike, out_sharding: Any = None) -> jax.Array:
+        """Applies the layer to the last axis of an input."""
+        with self._scope():
+            x = self._cast(inputs)
+            bias = None if self.bias is None else self.bias[...]
+            return _constrained(self._product(x, self.numbers(x), bias), out_sharding)
+
+
+class LinearGeneral(EightBitLayer):
+    """`flax.nnx.LinearGeneral` with its weight in 8 bits: `y = q(x) . q(kernel) + bias`.
+
+    Args:
+      in_features, out_features: sizes or shapes of what is summed over and of the output.
+      axis: axes of the input that are summed over.
+      recipe: how kernel and input are held.
+      **settings: those of `flax.nnx.LinearGeneral`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> layer = jaxfp8.nnx.LinearGeneral((2, 3), (4, 5), axis=(1, -1), rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((16, 2, 3))).shape
+      (16, 4, 5)
+    """
+
+    FLOAT = nnx.LinearGeneral
+    _POSITIONAL = ("in_features", "out_features")
+    _KEYWORDS = ("axis",)
+
+    def __init__(
+        self,
+        in_features: int | Sequence[int],
+        out_features: int | Sequence[int],
+        *,
+        recipe: Recipe = W8A16,
+        layer: nnx.LinearGeneral | None = None,
+        path: str = "",
+        scale: Any = None,
+        **settings: Any,
+    ) -> None:
+        made = layer or nnx.LinearGeneral(in_features, out_features, **settings)
+        self._adopt(made, recipe, path, scale)
+
+    def _weight_axes(self) -> tuple[Shape, Shape]:
+        batch = len(self.batch_axis)
+        return tuple(range(batch, batch + len(self.in_features))), tuple(range(batch))
+
+    def _weight_rank(self) -> int:
+        return len(self.batch_axis) + len(self.in_features) + len(self.out_features)
+
+    def numbers(self, x: jax.Array) -> DimensionNumbers:
+        """Dimension numbers of the product with an input."""
+        batch, sizes = tuple(self.batch_axis), tuple(self.batch_axis.values())
+        self._check_sizes(x, (*batch, *self.axis), (*sizes, *self.in_features))
+        axes = tuple(sorted(axis % x.ndim for axis in self.axis))
+        contracting, own = self._weight_axes()
+        return (axes, contracting), (tuple(sorted(a % x.ndim for a in batch)), own)
+
+    def __call__(self, inputs: ArrayLike, out_sharding: Any = None) -> jax.Array:
+        """Applies the layer to the axes of an input that it names."""
+        with self._scope():
+            x = self._cast(inputs)
+            numbers = self.numbers(x)
+            bias = None if self.bias is None else self._bias(x, numbers)
+            return _constrained(self._product(x, numbers, bias), out_sharding)
+
+    def _bias(self, x: jax.Array, numbers: DimensionNumbers) -> jax.Array:
+        (axes, _), (batch, _) = numbers
+        others = [x.shape[a] if a in batch else 1 for a in range(x.ndim) if a not in axes]
+        return self.bias[...].reshape(*others, *self.out_features)
+
+
+class Einsum(EightBitLayer):
+    """`flax.nnx.Einsum` with its weight in 8 bits.
+
+    Args:
+      einsum_str: the equation of input and kernel; it may be given to the call instead.
+      kernel_shape: shape of the kernel.
+      bias_shape: shape of the bias, or None.
+      recipe: how kernel and input are held.
+      **settings: those of `flax.nnx.Einsum`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> layer = jaxfp8.nnx.Einsum("nta,hab->nthb", (8, 2, 4), (8, 4), rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((16, 11, 2))).shape
+      (16, 11, 8, 4)
+    """
+
+    FLOAT = nnx.Einsum
+    _POSITIONAL = ("einsum_str", "kernel_shape", "bias_shape")
+
+    def __init__(
+        self,
+        einsum_str: str,
+        kernel_shape: Shape,
+        bias_shape: Shape | None = None,
+        *,
+        recipe: Recipe = W8A16,
+        layer: nnx.Einsum | None = None,
+        path: str = "",
+        scale: Any = None,
+        **settings: Any,
+    ) -> None:
+        made = layer or nnx.Einsum(einsum_str, kernel_shape, bias_shape, **settings)
+        self._adopt(made, recipe, path, scale)
+
+    def _weight_axes(self) -> tuple[Shape, Shape]:
+        """Axes by their letters: one that the output lacks is summed, one of the input is batch."""
+        inputs, output = self.einsum_str.replace(" ", "").split("->")
+        x, kernel = inputs.split(",")
+        summed = tuple(i for i, letter in enumerate(kernel) if letter not in output)
+        batch = tuple(i for i, letter in enumerate(kernel) if letter in x and letter in output)
+        return summed, batch
+
+    def _weight_rank(self) -> int:
+        return len(self.kernel_shape)
+
+    def _parsed(self, x: jax.Array, einsum_str: str | None) -> tuple[DimensionNumbers, Shape]:
+        equation = self.einsum_str if einsum_str is None else einsum_str
+        operation, shape = self._operation(), tuple(self.kernel_shape)
+        parsed = _einsum.parse(operation, equation, x.ndim, len(shape))
+        return normalise(operation, parsed.dimension_numbers, (x.shape, shape)), parsed.order
+
+    def numbers(self, x: jax.Array) -> DimensionNumbers:
+        """Dimension numbers of the product with an input."""
+        return self._parsed(x, None)[0]
+
+    def __call__(
+        self, inputs: ArrayLike, einsum_str: str | None = None, out_sharding: Any = None
+    ) -> jax.Array:
+        """Applies the layer; an equation given here counts before that of the attribute."""
+        with self._scope():
+            x = self._cast(inputs)
+            numbers, order = self._parsed(x, einsum_str)
+            bias = None if self.bias is None else self._bias(x, numbers, order)
+            return _constrained(self._product(x, numbers, bias).transpose(order), out_sharding)
+
+    def _bias(self, x: jax.Array, numbers: DimensionNumbers, order: Shape) -> jax.Array:
+        """The bias, whose axes are those of the kernel in the output, laid along the product's."""
+        (x_axes, axes), (x_batch, batch) = numbers
+        shape = tuple(self.kernel_shape)
+        free = [shape[a] for a in range(len(shape)) if a not in {*axes, *batch}]
+        sizes = [shape[a] for a in batch] + [1] * (x.ndim - len(x_axes) - len(x_batch)) + free
+        aligned = self.bias[...].reshape([sizes[axis] for axis in order])
+        return aligned.transpose([order.index(axis) for axis in range(len(order))])
+
+
+class Embed(EightBitLayer):
+    """`flax.nnx.Embed` with its table in 8 bits, one scale per row in most recipes.
+
+    Rows are widened as they are looked up. `attend` multiplies by the transposed table as it is.
+
+    Args:
+      num_embeddings, features: number and size of rows.
+      recipe: how the table, and the input of `attend`, are held.
+      **settings: those of `flax.nnx.Embed`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> layer = jaxfp8.nnx.Embed(50, 8, rngs=nnx.Rngs(0))
+      >>> layer(jnp.arange(3)).shape, layer.attend(jnp.ones((2, 8))).shape
+      ((3, 8), (2, 50))
+    """
+
+    FLOAT = nnx.Embed
+    WEIGHT = "embedding"
+    _POSITIONAL = ("num_embeddings", "features")
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        recipe: Recipe = W8A16,
+        layer: nnx.Embed | None = None,
+        path: str = "",
+        scale: Any = None,
+        **settings: Any,
+    ) -> None:
+        self._adopt(layer or nnx.Embed(num_embeddings, features, **settings), recipe, path, scale)
+
+    def _weight_axes(self) -> tuple[Shape, Shape]:
+        return (1,), ()
+
+    def _weight_rank(self) -> int:
+        return 2
+
+    def numbers(self, x: jax.Array) -> DimensionNumbers:
+        """Dimension numbers of `attend`."""
+        self._check_sizes(x, (-1,), (self.features,))
+        return ((x.ndim - 1,), (1,)), ((), ())
+
+    def __call__(self, inputs: ArrayLike, out_sharding: Any = None) -> jax.Array:
+        """The rows at `inputs`, integers of any shape."""
+        with self._scope():
+            table, indices = self.weight, jnp.asarray(inputs)
+            if not isinstance(table, QArray):
+                return _constrained(
+                    jnp.take(table, indices, axis=0).astype(self.dtype), out_sharding
+                )
+            if self.num_embeddings == 1:
+                indices = jnp.zeros_like(indices)
+            return _constrained(lookup(table, indices, self.dtype), out_sharding)
+
+    def attend(self, query: ArrayLike, out_sharding: Any = None) -> jax.Array:
+        """`query @ table.T`: the inner product of each query with each row."""
+        with self._scope():
+            x = self._cast(query)
+            return _constrained(self._product(x, self.numbers(x)), out_sharding)
+
+
+def _constrained(y: jax.Array, out_sharding: Any) -> jax.Array:
+    return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+
+
+def _list(items: Sequence[int]) -> str:
+    return ", ".join(map(str, items))
+
+
+TWINS: dict[type[nnx.Module], type[EightBitLayer]] = {
+    layer.FLOAT: layer for layer in (Linear, LinearGeneral, Einsum, Embed)
+}

@@ -1,0 +1,117 @@
+"""8-bit parameters as variables of nnx: one for the codes, one for the scale, one for a zero point.
+
+They are no `nnx.Param`: there is no gradient of a code, so `nnx.grad` and optimisers that select
+`nnx.Param` pass them by. Each holds one plain array, for checkpoints, shardings and scans.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxfp8._qarray import QArray
+from jaxfp8._quantize import dequantize
+from jaxfp8._recipes import Recipe
+from jaxfp8._spec import Shape
+
+_SHARDING = "out_sharding"
+
+
+class QParam(nnx.Variable):
+    """Codes, scale or zero point of an 8-bit parameter."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Held:
+    """A parameter in 8 bits: what a layer keeps of it.
+
+    Attributes:
+      codes: the 8-bit values; or the float parameter as it was, if the recipe leaves it wide.
+      scale, zero_point: of the codes; None where there is none.
+      tiles: as in `QArray`.
+    """
+
+    codes: nnx.Variable
+    scale: QParam | None = None
+    zero_point: QParam | None = None
+    tiles: tuple[int | None, ...] | None = None
+
+
+def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) -> Held:
+    """A float parameter in 8 bits; metadata is kept, and each array sharded as the float one was.
+
+    Args:
+      param: float32, bfloat16 or float16.
+      recipe: how it is held.
+      contracting: axes that the layer's product sums over.
+      batch: its batch axes, those of stacked layers among them.
+    """
+    values = param[...]
+    q = recipe.quantize_weight(values, contracting, batch)
+    if not isinstance(q, QArray):
+        return Held(codes=param)
+    zero = None if q.zero_point is None else _variable(param, values, q.zero_point)
+    return Held(
+        codes=_variable(param, values, q.qvalue),
+        scale=_variable(param, values, q.scale),
+        zero_point=zero,
+        tiles=q.tiles,
+    )
+
+
+def as_qarray(held: Held) -> Any:
+    """The parameter as a product takes it: a `QArray`, or a float array if it was left wide."""
+    if held.scale is None:
+        return held.codes[...]
+    zero = None if held.zero_point is None else held.zero_point[...]
+    return QArray(held.codes[...], held.scale[...], zero, tiles=held.tiles)
+
+
+def release(held: Held, dtype: Any) -> nnx.Variable:
+    """The parameter as an `nnx.Param` of floats, with the metadata that it had."""
+    if held.scale is None:
+        return held.codes
+    values = dequantize(as_qarray(held), jnp.float32).astype(dtype)
+    return _variable(held.codes, held.codes[...], values, kind=nnx.Param)
+
+
+def nbytes(*variables: nnx.Variable | None) -> int:
+    """Bytes of the arrays."""
+    return sum(v[...].size * v[...].dtype.itemsize for v in variables if v is not None)
+
+
+def _variable(
+    like: nnx.Variable, values: jax.Array, array: jax.Array, kind: type[nnx.Variable] = QParam
+) -> Any:
+    """A variable of an array that belongs to `like`, whose values are `values`."""
+    metadata = dict(like.get_metadata())
+    if metadata.get(_SHARDING) is not None:
+        metadata[_SHARDING] = _axes(metadata[_SHARDING], array.shape)
+    # The array lies where it should: sharding it once more would need the mesh as a context.
+    eager = metadata.pop("eager_sharding", None)
+    variable = kind(_placed(values, array), eager_sharding=False, **metadata)
+    if eager is not None:
+        variable.set_metadata(eager_sharding=eager)
+    return variable
+
+
+def _placed(values: jax.Array, array: jax.Array) -> jax.Array:
+    """An array sharded as the values are, along the axes that it has."""
+    if isinstance(values, jax.core.Tracer) or not isinstance(values, jax.Array):
+        return array
+    sharding = values.sharding
+    if not isinstance(sharding, NamedSharding):
+        return array
+    spec = PartitionSpec(*_axes(tuple(sharding.spec), array.shape))
+    return jax.device_put(array, NamedSharding(sharding.mesh, spec))
+
+
+def _axes(names: Any, shape: Shape) -> tuple[Any, ...]:
+    """Names of mesh axes for an array whose axes of size 1 are shared."""
+    padded = [*names, *[None] * (len(shape) - len(names))]
+    return tuple(n if size > 1 else None for n, size in zip(padded, shape, strict=True))
