@@ -54,7 +54,7 @@ class ScalingState:
     Attributes:
       input: of the left operand, the activations.
       kernel: of the right operand, the weights.
-      output_grad: of the gradient of the output.
+      output_grad: of the gradient of the output; None scales that by its own amax in every step.
 
     Example:
       >>> import jaxfp8
@@ -65,7 +65,7 @@ class ScalingState:
 
     input: Scaling
     kernel: Scaling
-    output_grad: Scaling
+    output_grad: Scaling | None
 
     @classmethod
     def init(cls, recipe: DelayedScaling) -> ScalingState:

@@ -18,6 +18,7 @@ from jaxfp8._dtypes import WIDE_FLOAT
 from jaxfp8._errors import message
 from jaxfp8._primitive import scaled_dot
 from jaxfp8._qarray import as_bytes, scale_and_zero_point
+from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import quantize
 from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
 from jaxfp8._scaling import Scaling, ScalingState, advance
@@ -193,7 +194,7 @@ def _backward(
     codes, new = _encode(recipe, recipe.gradient_dtype, g, old, (of_rhs, of_lhs), batch)
     d_lhs = _gradient_of_lhs(problem, codes[0], rhs, of_rhs, batch)
     d_rhs = _gradient_of_rhs(problem, lhs, codes[1], of_lhs, batch)
-    if new is None:
+    if new_input is None:
         return d_lhs, d_rhs, None
     return d_lhs, d_rhs, ScalingState(input=new_input, kernel=new_kernel, output_grad=new)
 
@@ -256,7 +257,10 @@ def _encode(
         scale, new = advance(recipe, dtype, x, old)
         codes = _codes(quantize(x, dtype, scale=scale))
         return (codes, codes), new
-    how = recipe.quantization(dtype)  # type: ignore[union-attr]
+    if isinstance(recipe, DelayedScaling):  # of a tensor whose amax is nowhere remembered
+        how = Quantization(dtype=dtype, granularity="tensor")
+    else:
+        how = recipe.quantization(dtype)
     first = _codes(how.quantize(x, summed[0], batch))
     if how.granularity == "tensor":
         return (first, first), None

@@ -34,7 +34,15 @@ class EightBitLayer(nnx.Module):
       input_scale: scale of the input of a static recipe, else None.
     """
 
-    FLOAT: ClassVar[type[nnx.Module]]
+    recipe: Recipe
+    path: str
+    tiles: tuple[int | None, ...] | None
+    input_scale: Any
+    bias: Any
+    dtype: Any
+    param_dtype: Any
+
+    FLOAT: ClassVar[Any]
     WEIGHT: ClassVar[str] = "kernel"
 
     def _adopt(self, layer: nnx.Module, recipe: Recipe, path: str, scale: Any = None) -> None:
@@ -45,7 +53,7 @@ class EightBitLayer(nnx.Module):
         self.recipe, self.path = recipe, path
         weight = getattr(layer, self.WEIGHT)
         contracting, batch = self._weight_axes()
-        stack = weight[...].ndim - self._weight_rank()
+        stack = weight[...].ndim - self.rank_of(layer)
         axes = tuple(range(stack)) + tuple(stack + axis for axis in batch)
         self._keep(hold(weight, recipe, tuple(stack + axis for axis in contracting), axes))
         self.input_scale = nnx.data(None if scale is None else QParam(jnp.asarray(scale)))
@@ -85,17 +93,18 @@ class EightBitLayer(nnx.Module):
           scale: of the input, for a static recipe.
         """
         arguments = [getattr(layer, name) for name in cls._POSITIONAL]
-        return cls(*arguments, recipe=recipe, layer=layer, path=path, scale=scale)
+        make: Any = cls
+        return make(*arguments, recipe=recipe, layer=layer, path=path, scale=scale)
 
     # Attributes that the layer of Flax is constructed with.
     _POSITIONAL: ClassVar[tuple[str, ...]]
     _KEYWORDS: ClassVar[tuple[str, ...]] = ()
 
-    def to_float(self) -> nnx.Module:
+    def to_float(self) -> Any:
         """The layer of Flax that this one stands for: weights as the 8 bits say, the same bias."""
         arguments = [getattr(self, name) for name in self._POSITIONAL]
         keywords = {name: getattr(self, name) for name in self._KEYWORDS}
-        made = nnx.eval_shape(lambda: self.FLOAT(*arguments, **keywords, rngs=nnx.Rngs(0)))
+        made: Any = nnx.eval_shape(lambda: self.FLOAT(*arguments, **keywords, rngs=nnx.Rngs(0)))
         own = {"recipe", "path", "tiles", "input_scale", "bias"}
         own |= {f"{self.WEIGHT}{suffix}" for suffix in ("", "_scale", "_zero_point")}
         for name, value in vars(self).items():
@@ -110,8 +119,9 @@ class EightBitLayer(nnx.Module):
         """Contracted and batch axes of an unstacked weight."""
         raise NotImplementedError
 
-    def _weight_rank(self) -> int:
-        """Rank of an unstacked weight."""
+    @staticmethod
+    def rank_of(layer: Any) -> int:
+        """Rank of the weight of a layer that is not stacked."""
         raise NotImplementedError
 
     def _cast(self, x: ArrayLike) -> jax.Array:
@@ -180,6 +190,9 @@ class Linear(EightBitLayer):
       ((2, 4), QArray(float8_e4m3fn[8,4], scale=float32[1,4]))
     """
 
+    in_features: int
+    out_features: int
+
     FLOAT = nnx.Linear
     _POSITIONAL = ("in_features", "out_features")
 
@@ -199,7 +212,9 @@ class Linear(EightBitLayer):
     def _weight_axes(self) -> tuple[Shape, Shape]:
         return (0,), ()
 
-    def _weight_rank(self) -> int:
+    @staticmethod
+    def rank_of(layer: Any) -> int:
+        """Rank of the weight of a layer that is not stacked."""
         return 2
 
     def numbers(self, x: jax.Array) -> DimensionNumbers:
@@ -232,6 +247,11 @@ class LinearGeneral(EightBitLayer):
       (16, 4, 5)
     """
 
+    in_features: Shape
+    out_features: Shape
+    axis: Shape
+    batch_axis: Mapping[int, int]
+
     FLOAT = nnx.LinearGeneral
     _POSITIONAL = ("in_features", "out_features")
     _KEYWORDS = ("axis",)
@@ -254,8 +274,10 @@ class LinearGeneral(EightBitLayer):
         batch = len(self.batch_axis)
         return tuple(range(batch, batch + len(self.in_features))), tuple(range(batch))
 
-    def _weight_rank(self) -> int:
-        return len(self.batch_axis) + len(self.in_features) + len(self.out_features)
+    @staticmethod
+    def rank_of(layer: Any) -> int:
+        """Rank of the weight of a layer that is not stacked."""
+        return len(layer.batch_axis) + len(layer.in_features) + len(layer.out_features)
 
     def numbers(self, x: jax.Array) -> DimensionNumbers:
         """Dimension numbers of the product with an input."""
@@ -297,6 +319,10 @@ class Einsum(EightBitLayer):
       (16, 11, 8, 4)
     """
 
+    einsum_str: str
+    kernel_shape: Shape
+    bias_shape: Shape | None
+
     FLOAT = nnx.Einsum
     _POSITIONAL = ("einsum_str", "kernel_shape", "bias_shape")
 
@@ -323,8 +349,10 @@ class Einsum(EightBitLayer):
         batch = tuple(i for i, letter in enumerate(kernel) if letter in x and letter in output)
         return summed, batch
 
-    def _weight_rank(self) -> int:
-        return len(self.kernel_shape)
+    @staticmethod
+    def rank_of(layer: Any) -> int:
+        """Rank of the weight of a layer that is not stacked."""
+        return len(layer.kernel_shape)
 
     def _parsed(self, x: jax.Array, einsum_str: str | None) -> tuple[DimensionNumbers, Shape]:
         equation = self.einsum_str if einsum_str is None else einsum_str
@@ -374,6 +402,9 @@ class Embed(EightBitLayer):
       ((3, 8), (2, 50))
     """
 
+    num_embeddings: int
+    features: int
+
     FLOAT = nnx.Embed
     WEIGHT = "embedding"
     _POSITIONAL = ("num_embeddings", "features")
@@ -394,7 +425,9 @@ class Embed(EightBitLayer):
     def _weight_axes(self) -> tuple[Shape, Shape]:
         return (1,), ()
 
-    def _weight_rank(self) -> int:
+    @staticmethod
+    def rank_of(layer: Any) -> int:
+        """Rank of the weight of a layer that is not stacked."""
         return 2
 
     def numbers(self, x: jax.Array) -> DimensionNumbers:
@@ -407,9 +440,8 @@ class Embed(EightBitLayer):
         with self._scope():
             table, indices = self.weight, jnp.asarray(inputs)
             if not isinstance(table, QArray):
-                return _constrained(
-                    jnp.take(table, indices, axis=0).astype(self.dtype), out_sharding
-                )
+                rows = jnp.take(table, indices, axis=0).astype(self.dtype)
+                return _constrained(rows, out_sharding)
             if self.num_embeddings == 1:
                 indices = jnp.zeros_like(indices)
             return _constrained(lookup(table, indices, self.dtype), out_sharding)

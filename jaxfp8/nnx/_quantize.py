@@ -22,6 +22,13 @@ from jaxfp8.nnx._variables import nbytes
 
 Where = Callable[[str, nnx.Module], bool] | str | None
 _OPERATION = "jaxfp8.nnx.quantize"
+# What the layers of Flax multiply with, unless they are told otherwise.
+_USUAL: dict[str, Any] = {
+    "dot_general": jax.lax.dot_general,
+    "dot_general_cls": None,
+    "einsum_op": jax.numpy.einsum,
+    "promote_dtype": promote_dtype,
+}
 _HEAD = ("layer", "kind", "weight", "becomes", "recipe", "bytes")
 
 
@@ -161,10 +168,10 @@ def quantize(
             raise ValueError(message(_OPERATION, "layer", got, needs, remedy))
         if not any(isinstance(module, kind) for kind in TWINS):
             return module
-        reason = _why_left(path, module, rules, selects)
+        chosen = choose(rules, path)
+        reason = _why_left(path, module, chosen, selects)
         twin = module
-        if not reason:
-            chosen = choose(rules, path)
+        if chosen is not None and not reason:
             twin = TWINS[type(module)].of(module, chosen, path=path, scale=scales.get(path))
         rows.append(_row(path, module, twin, reason=reason))
         return twin
@@ -235,9 +242,7 @@ def why_unfit(module: nnx.Module) -> str:
     """Why a layer has no 8-bit twin; "" if it has one."""
     if type(module) not in TWINS:
         return f"{type(module).__name__} is a class of its own"
-    own = {"dot_general": jax.lax.dot_general, "promote_dtype": promote_dtype}
-    own |= {"einsum_op": jax.numpy.einsum, "dot_general_cls": None}
-    for name, usual in own.items():
+    for name, usual in _USUAL.items():
         value = getattr(module, name, usual)
         if value is not usual and value is not None:
             return f"it has a `{name}` of its own"
@@ -247,12 +252,10 @@ def why_unfit(module: nnx.Module) -> str:
     return "" if weight.size else "its weight is empty"
 
 
-def _why_left(path: str, module: nnx.Module, rules: Any, selects: Any) -> str:
+def _why_left(path: str, module: nnx.Module, recipe: Recipe | None, selects: Any) -> str:
     if not selects(path, module):
         return "`where` does not choose it"
-    if choose(rules, path) is None:
-        return "no rule gives it a recipe"
-    return why_unfit(module)
+    return why_unfit(module) if recipe is not None else "no rule gives it a recipe"
 
 
 def _row(path: str, before: nnx.Module, after: nnx.Module, reason: str = "") -> Change:
