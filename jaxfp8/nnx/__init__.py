@@ -5,6 +5,7 @@ Import this module by its name; `import jaxfp8` alone does not import Flax.
 
 from jaxfp8.nnx._layers import EightBitLayer, Einsum, Embed, Linear, LinearGeneral
 from jaxfp8.nnx._quantize import Change, Changes, dequantize, quantize
+from jaxfp8.nnx._report import report
 from jaxfp8.nnx._training import Fp8DotGeneral, Fp8Einsum, ScalingStat, fp8_training
 from jaxfp8.nnx._variables import QParam
 
@@ -23,4 +24,5 @@ __all__ = [
     "dequantize",
     "fp8_training",
     "quantize",
+    "report",
 ]

@@ -124,7 +124,7 @@ class EightBitLayer(nnx.Module):
         """Rank of the weight of a layer that is not stacked."""
         raise NotImplementedError
 
-    def _cast(self, x: ArrayLike) -> jax.Array:
+    def cast(self, x: ArrayLike) -> jax.Array:
         """An input in the dtype of the computation: `dtype`, or what it and the parameters need."""
         x = jnp.asarray(x)
         if self.dtype is not None:
@@ -225,7 +225,7 @@ class Linear(EightBitLayer):
     def __call__(self, inputs: ArrayLike, out_sharding: Any = None) -> jax.Array:
         """Applies the layer to the last axis of an input."""
         with self._scope():
-            x = self._cast(inputs)
+            x = self.cast(inputs)
             bias = None if self.bias is None else self.bias[...]
             return _constrained(self._product(x, self.numbers(x), bias), out_sharding)
 
@@ -290,7 +290,7 @@ class LinearGeneral(EightBitLayer):
     def __call__(self, inputs: ArrayLike, out_sharding: Any = None) -> jax.Array:
         """Applies the layer to the axes of an input that it names."""
         with self._scope():
-            x = self._cast(inputs)
+            x = self.cast(inputs)
             numbers = self.numbers(x)
             bias = None if self.bias is None else self._bias(x, numbers)
             return _constrained(self._product(x, numbers, bias), out_sharding)
@@ -360,16 +360,16 @@ class Einsum(EightBitLayer):
         parsed = _einsum.parse(operation, equation, x.ndim, len(shape))
         return normalise(operation, parsed.dimension_numbers, (x.shape, shape)), parsed.order
 
-    def numbers(self, x: jax.Array) -> DimensionNumbers:
+    def numbers(self, x: jax.Array, einsum_str: str | None = None) -> DimensionNumbers:
         """Dimension numbers of the product with an input."""
-        return self._parsed(x, None)[0]
+        return self._parsed(x, einsum_str)[0]
 
     def __call__(
         self, inputs: ArrayLike, einsum_str: str | None = None, out_sharding: Any = None
     ) -> jax.Array:
         """Applies the layer; an equation given here counts before that of the attribute."""
         with self._scope():
-            x = self._cast(inputs)
+            x = self.cast(inputs)
             numbers, order = self._parsed(x, einsum_str)
             bias = None if self.bias is None else self._bias(x, numbers, order)
             return _constrained(self._product(x, numbers, bias).transpose(order), out_sharding)
@@ -449,7 +449,7 @@ class Embed(EightBitLayer):
     def attend(self, query: ArrayLike, out_sharding: Any = None) -> jax.Array:
         """`query @ table.T`: the inner product of each query with each row."""
         with self._scope():
-            x = self._cast(query)
+            x = self.cast(query)
             return _constrained(self._product(x, self.numbers(x)), out_sharding)
 
 

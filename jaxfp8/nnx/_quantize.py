@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jaxfp8 import _tables
 from jaxfp8._errors import message
 from jaxfp8._recipes import Recipe
 from jaxfp8._rules import Rule, as_rules, choose
+from jaxfp8.nnx._calibrate import calibrated, static_activation
 from jaxfp8.nnx._layers import TWINS, EightBitLayer
 from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._variables import nbytes
@@ -121,6 +122,7 @@ def quantize(
     *,
     where: Where = None,
     sample: tuple[Any, ...] | None = None,
+    scales: Mapping[str, Any] | None = None,
 ) -> Changes:
     """Replaces the layers of a live model by their 8-bit twins, in place.
 
@@ -135,8 +137,9 @@ def quantize(
         qwix), matched with the whole path of a layer. A layer that no rule names is left.
       where: which layers: a function of path and module, or a regular expression that is searched
         in the path. By default all.
-      sample: arguments to call the model with, for a recipe with static scales: they are those of
-        the inputs that the layers see.
+      sample: positional arguments to call the model with, for a recipe with static scales: they
+        are those of the inputs that the layers then see.
+      scales: the static scales of inputs by path, if they are known already.
 
     Returns:
       What became of each layer with a weight, and the bytes that it saves; print it.
@@ -155,8 +158,11 @@ def quantize(
       (12032, 'jaxfp8.nnx._layers')
     """
     _check_model(_OPERATION, model)
-    rules, selects, rows = _rules(recipe), selector(_OPERATION, where), []
-    scales = _calibrated(model, rules, selects, sample)
+    rules, selects = rules_of(_OPERATION, recipe), selector(_OPERATION, where)
+    known = dict(scales or {})
+    if sample is not None:
+        known |= calibrated(model, rules, selects, sample, {})
+    rows: list[Change] = []
 
     def new(path: str, module: nnx.Module) -> nnx.Module:
         if isinstance(module, EightBitLayer):
@@ -172,7 +178,8 @@ def quantize(
         reason = _why_left(path, module, chosen, selects)
         twin = module
         if chosen is not None and not reason:
-            twin = TWINS[type(module)].of(module, chosen, path=path, scale=scales.get(path))
+            _check_scale(rules, path, module, known)
+            twin = TWINS[type(module)].of(module, chosen, path=path, scale=known.get(path))
         rows.append(_row(path, module, twin, reason=reason))
         return twin
 
@@ -208,7 +215,8 @@ def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
     """
     operation = "jaxfp8.nnx.dequantize"
     _check_model(operation, model)
-    selects, rows = selector(operation, where), []
+    selects = selector(operation, where)
+    rows: list[Change] = []
 
     def new(path: str, module: nnx.Module) -> nnx.Module:
         if not isinstance(module, EightBitLayer) or not selects(path, module):
@@ -282,11 +290,12 @@ def _weight_variables(module: nnx.Module) -> list[Any]:
     return [getattr(module, "embedding" if isinstance(module, nnx.Embed) else "kernel")]
 
 
-def _rules(recipe: Any) -> tuple[Rule, ...]:
+def rules_of(operation: str, recipe: Any) -> tuple[Rule, ...]:
+    """Rules for inference from what a user gave."""
     if hasattr(recipe, "gradient_dtype"):
         got, needs = "is for training", "a recipe such as jaxfp8.W8A16 is needed"
         remedy = "train with `jaxfp8.nnx.fp8_training(model, recipe)`"
-        raise TypeError(message(_OPERATION, "`recipe`", got, needs, remedy))
+        raise TypeError(message(operation, "`recipe`", got, needs, remedy))
     return as_rules(recipe)
 
 
@@ -301,6 +310,14 @@ def _check_model(operation: str, model: Any) -> None:
         raise ValueError(message(operation, "`model`", got, needs, remedy))
 
 
+def _check_scale(rules: Any, path: str, module: nnx.Module, scales: Mapping[str, Any]) -> None:
+    """Refuses a static recipe for a product whose input no sample reached."""
+    if static_activation(rules, path) and path not in scales and not isinstance(module, nnx.Embed):
+        got, needs = f"`{path}` has a static recipe", "a scale of its input is needed"
+        remedy = "pass `sample`, arguments with which the model calls every layer"
+        raise ValueError(message(_OPERATION, "layer", got, needs, remedy))
+
+
 def _check_some(changes: Changes, where: Where) -> None:
     """Refuses a call that changed nothing because everything is in 8 bits already."""
     already = [row for row in changes.rows if row.reason == "it is in 8 bits already"]
@@ -308,8 +325,3 @@ def _check_some(changes: Changes, where: Where) -> None:
         got, needs = f"is in 8 bits already, all {len(already)} layers", "float layers are needed"
         remedy = "undo it with `jaxfp8.nnx.dequantize`"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
-
-
-def _calibrated(model: nnx.Module, rules: Any, selects: Any, sample: Any) -> dict[str, Any]:
-    """Scales of inputs by path, for the layers whose recipe is static."""
-    return {}

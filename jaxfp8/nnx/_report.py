@@ -1,0 +1,203 @@
+"""What 8 bits cost a model of nnx, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flax import nnx
+
+from jaxfp8 import _accuracy
+from jaxfp8._accuracy_report import AccuracyReport, Recorder
+from jaxfp8._errors import message
+from jaxfp8._recipes import Recipe
+from jaxfp8._rules import Rule, choose
+from jaxfp8.nnx._calibrate import calibrated
+from jaxfp8.nnx._layers import TWINS, EightBitLayer
+from jaxfp8.nnx._observe import run_watched
+from jaxfp8.nnx._quantize import Where, quantize, rules_of, selector, why_unfit
+from jaxfp8.nnx._replace import replace
+
+_OPERATION = "jaxfp8.nnx.report"
+RecipeOf = Callable[[str, nnx.Module], Recipe | None]
+
+
+def report(
+    model: nnx.Module,
+    *args: Any,
+    recipe: Recipe | Rule | Sequence[Any] | None = None,
+    reference: nnx.Module | None = None,
+    where: Where = None,
+    **kwargs: Any,
+) -> AccuracyReport:
+    """Measures what 8 bits cost each layer of a model, and its outputs, on a sample.
+
+    Each layer is given the input that it has in the float model, and computed in floats and in 8
+    bits; so its error is its own, not that of the layers before it. There are three ways to ask:
+
+    - a float model and a `recipe`: what would it cost?
+    - an 8-bit model and its float `reference`: what did it cost?
+    - an 8-bit model alone: layers are compared with what their 8-bit weights stand for, which
+      leaves the rounding of activations; that of the weights is not known any more.
+
+    Args:
+      model: not changed.
+      *args, **kwargs: the sample: what the model is called with.
+      recipe: as for `jaxfp8.nnx.quantize`.
+      reference: the model as it was before it was quantised, with layers at the same paths.
+      where: which layers, as for `jaxfp8.nnx.quantize`.
+
+    Returns:
+      The report: layers worst first, and which to keep wide.
+
+    Raises:
+      TypeError: `model` is no module.
+      ValueError: there is neither a recipe nor an 8-bit layer, or both a recipe and a reference.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
+      >>> found = jaxfp8.nnx.report(model, jnp.ones((2, 64)), recipe=jaxfp8.INT8)
+      >>> [row.path for row in found.rows], found.keep_wide
+      (['layers/0'], ())
+    """
+    _check(model, recipe, reference)
+    if recipe is not None:
+        return _before(model, args, kwargs, recipe, where)
+    if reference is not None:
+        return _after(model, args, kwargs, reference, selector(_OPERATION, where))
+    return _alone(model, args, kwargs, selector(_OPERATION, where))
+
+
+def _before(
+    model: nnx.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recipe: Any, where: Where
+) -> AccuracyReport:
+    """What a recipe would cost a float model."""
+    rules, selects = rules_of(_OPERATION, recipe), selector(_OPERATION, where)
+    scales = calibrated(model, rules, selects, args, kwargs)
+
+    def recipe_of(path: str, module: nnx.Module) -> Recipe | None:
+        fit = type(module) in TWINS and selects(path, module) and not why_unfit(module)
+        return choose(rules, path) if fit else None
+
+    recorder = Recorder()
+    exact = _run(model, recorder, recipe_of, scales, args, kwargs)
+    narrow = nnx.clone(model)
+    quantize(narrow, recipe, where=where, scales=scales)
+    total = _accuracy.compare(exact, narrow(*args, **kwargs))  # type: ignore[operator]
+    return recorder.report(total)
+
+
+def _after(
+    model: nnx.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    reference: nnx.Module,
+    selects: Callable[[str, nnx.Module], bool],
+) -> AccuracyReport:
+    """What 8 bits cost a model whose float original is there."""
+    layers = _eight_bit_layers(model)
+    known = {path: layer.input_scale for path, layer in layers.items()}
+    scales = {path: scale[...] for path, scale in known.items() if scale is not None}
+
+    def recipe_of(path: str, module: nnx.Module) -> Recipe | None:
+        fit = path in layers and type(module) in TWINS and selects(path, module)
+        return layers[path].recipe if fit else None
+
+    recorder = Recorder()
+    exact = _run(reference, recorder, recipe_of, scales, args, kwargs)
+    total = _accuracy.compare(exact, model(*args, **kwargs))  # type: ignore[operator]
+    return recorder.report(total)
+
+
+def _alone(
+    model: nnx.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    selects: Callable[[str, nnx.Module], bool],
+) -> AccuracyReport:
+    """What the rounding of activations costs an 8-bit model."""
+    recorder = Recorder()
+
+    def watch(path: str, layer: Any, method: str, given: tuple[Any, ...], y: Any) -> None:
+        exact = getattr(layer.to_float(), method)(*given)
+        kind, name = type(layer).__name__, layer.recipe.name
+        recorder.layer(
+            path, kind, name, exact=exact, got=y, activation=_activation(layer, method, given)
+        )
+
+    def chosen(path: str, module: nnx.Module) -> bool:
+        return isinstance(module, EightBitLayer) and selects(path, module)
+
+    got = run_watched(model, chosen, watch, args, kwargs)
+    wide = nnx.clone(model)
+    replace(wide, lambda path, m: m.to_float() if isinstance(m, EightBitLayer) else m)
+    total = _accuracy.compare(wide(*args, **kwargs), got)  # type: ignore[operator]
+    note = "against what the 8-bit weights stand for; give `reference` for the whole error"
+    return recorder.report(total, note)
+
+
+def _run(
+    model: nnx.Module,
+    recorder: Recorder,
+    recipe_of: RecipeOf,
+    scales: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Runs a float model, with each layer that has a recipe computed in 8 bits beside it."""
+
+    def watch(path: str, layer: Any, method: str, given: tuple[Any, ...], y: Any) -> None:
+        recipe = recipe_of(path, layer)
+        assert recipe is not None  # only such layers are watched
+        twin = TWINS[type(layer)].of(layer, recipe, path=path, scale=scales.get(path))
+        recorder.layer(
+            path,
+            type(layer).__name__,
+            recipe.name,
+            exact=y,
+            got=getattr(twin, method)(*given),
+            weight=(getattr(layer, twin.WEIGHT)[...], twin.weight),
+            activation=_activation(twin, method, given),
+        )
+
+    def chosen(path: str, module: nnx.Module) -> bool:
+        return recipe_of(path, module) is not None
+
+    return run_watched(model, chosen, watch, args, kwargs)
+
+
+def _activation(twin: Any, method: str, given: tuple[Any, ...]) -> Any:
+    """The input of a product and what 8 bits make of it; None for a lookup."""
+    if method == "__call__" and twin.WEIGHT == "embedding":
+        return None
+    x = twin.cast(given[0])
+    return x, twin.activation(x, twin.numbers(x, *given[1:2]))
+
+
+def _eight_bit_layers(model: nnx.Module) -> dict[str, Any]:
+    found = {}
+
+    def note(path: str, module: nnx.Module) -> nnx.Module:
+        if isinstance(module, EightBitLayer):
+            found[path] = module
+        return module
+
+    replace(model, note)
+    return found
+
+
+def _check(model: Any, recipe: Any, reference: Any) -> None:
+    if not isinstance(model, nnx.Module):
+        got, needs = f"is of type {type(model).__name__}", "an nnx.Module is needed"
+        remedy = "for linen, see `jaxfp8.linen.report`"
+        raise TypeError(message(_OPERATION, "`model`", got, needs, remedy))
+    if recipe is not None and reference is not None:
+        got, needs = "are both given", "one of them says what to compare"
+        remedy = "give `recipe` with a float model, `reference` with an 8-bit one"
+        raise ValueError(message(_OPERATION, "`recipe` and `reference`", got, needs, remedy))
+    if recipe is None and not _eight_bit_layers(model):
+        got, needs = "has no 8-bit layer", "there is nothing to compare"
+        remedy = "give the `recipe` that you think of"
+        raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
