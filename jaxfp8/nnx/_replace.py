@@ -33,7 +33,10 @@ class _Replacer:
     def enter(self, node: Any, path: Path) -> None:
         """Look for replacements among the attributes of a node of the model."""
         self.done[id(node)] = node
-        for name, child in list(vars(node).items()):
+        # In order of names, not of assignment, which a copy of a model does not keep: where a module
+        # is reached twice, its path is then the same in both.
+        for name in sorted(vars(node), key=_by_number):
+            child = vars(node)[name]
             if name.startswith("_pytree__"):
                 continue
             found = self.visit(child, (*path, name))
@@ -61,3 +64,8 @@ class _Replacer:
         items = [self.visit(v, (*path, str(i))) for i, v in enumerate(value)]
         same = all(a is b for a, b in zip(items, value, strict=True))
         return value if same else type(value)(items)
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """Puts the items of a list, whose names are numbers, in their order."""
+    return (int(name), "") if name.isdigit() else (-1, name)
