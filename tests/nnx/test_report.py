@@ -1,0 +1,171 @@
+"""The report on accuracy: its numbers, its order, its suggestion."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxfp8
+import jaxfp8.nnx
+
+X = jax.random.normal(jax.random.key(0), (32, 64))
+
+
+class Model(nnx.Module):
+    """Three layers, of which one has an input of outliers that make the rest of it vanish."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(64, 64, rngs=rngs)
+        self.bad = nnx.Linear(64, 64, rngs=rngs)
+        self.last = nnx.Linear(64, 8, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.first(x)
+        outliers = jnp.zeros(64).at[0].set(3e3)
+        return self.last(jnp.tanh(self.bad(x + outliers)))
+
+
+def model():
+    made = Model(nnx.Rngs(0))
+    made.bad.kernel[...] = made.bad.kernel[...].at[0].set(0)
+    return made
+
+
+def decibels(exact, got):
+    exact, got = np.asarray(exact, np.float64), np.asarray(got, np.float64)
+    return 20 * np.log10(np.linalg.norm(exact) / np.linalg.norm(got - exact))
+
+
+def test_numbers_are_those_of_the_layer_on_its_own_input():
+    made = model()
+    rows = {row.path: row for row in jaxfp8.nnx.report(made, X, recipe=jaxfp8.INT8).rows}
+    row, twin = rows["first"], jaxfp8.nnx.Linear.of(made.first, jaxfp8.INT8)
+    assert row.sqnr == pytest.approx(decibels(made.first(X), twin(X)), abs=0.01)
+    assert (row.kind, row.recipe, row.calls) == ("Linear", "INT8", 1)
+    kernel = made.first.kernel[...]
+    assert row.weight.error.sqnr == pytest.approx(
+        decibels(kernel, jaxfp8.dequantize(twin.weight)), abs=0.01
+    )
+    assert row.activation.amax == pytest.approx(float(jnp.abs(X).max()))
+    scales = jnp.abs(X).max(1) / 127
+    assert row.activation.scale == pytest.approx((float(scales.min()), float(scales.max())))
+
+
+def test_values_that_vanish_are_counted():
+    rows = {row.path: row for row in jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8).rows}
+    assert rows["first"].activation.underflowed < 0.02
+    assert rows["bad"].activation.underflowed > 0.95
+    assert rows["bad"].activation.saturated == 0
+
+
+def test_worst_comes_first_and_is_suggested_to_stay_wide():
+    report = jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8)
+    assert report.rows[0].path == "bad"
+    assert report.keep_wide == ("bad",)
+    assert [row.sqnr for row in report.rows] == sorted(row.sqnr for row in report.rows)
+
+
+def test_what_is_suggested_helps():
+    made = model()
+    report = jaxfp8.nnx.report(made, X, recipe=jaxfp8.INT8)
+    kept = jaxfp8.nnx.report(
+        made, X, recipe=jaxfp8.INT8, where=lambda path, layer: path not in report.keep_wide
+    )
+    assert kept.total.sqnr > report.total.sqnr + 10
+
+
+def test_model_is_not_changed():
+    made = model()
+    jaxfp8.nnx.report(made, X, recipe=jaxfp8.FP8_DYNAMIC)
+    assert type(made.first) is nnx.Linear
+
+
+def test_eight_bit_model_against_its_reference_says_the_same():
+    made, narrow = model(), model()
+    jaxfp8.nnx.quantize(narrow, jaxfp8.FP8_DYNAMIC)
+    before = jaxfp8.nnx.report(made, X, recipe=jaxfp8.FP8_DYNAMIC)
+    after = jaxfp8.nnx.report(narrow, X, reference=made)
+    assert [row.path for row in after.rows] == [row.path for row in before.rows]
+    for a, b in zip(before.rows, after.rows, strict=True):
+        assert a.sqnr == pytest.approx(b.sqnr, abs=0.01)
+
+
+def test_eight_bit_model_alone_tells_of_its_activations():
+    narrow = model()
+    jaxfp8.nnx.quantize(narrow, jaxfp8.INT8, where="first|last")
+    report = jaxfp8.nnx.report(narrow, X)
+    assert {row.path for row in report.rows} == {"first", "last"}
+    assert all(row.weight is None and row.activation is not None for row in report.rows)
+    assert "give `reference`" in report.note
+
+
+def test_static_scales_that_are_too_small_saturate():
+    made = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)))
+    narrow = nnx.clone(made)
+    jaxfp8.nnx.quantize(narrow, jaxfp8.FP8, sample=(X / 2,))
+    (row,) = jaxfp8.nnx.report(narrow, X, reference=made).rows
+    share = float((jnp.abs(X) > jnp.abs(X).max() / 2 * (1 + 1 / 32)).mean())
+    assert row.activation.saturated == pytest.approx(share)
+
+
+class Stacked(nnx.Module):
+    def __init__(self, rngs):
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def make(rngs):
+            return nnx.Linear(64, 64, rngs=rngs)
+
+        self.layers = make(rngs)
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        def run(layer, x):
+            return jnp.tanh(layer(x))
+
+        return run(self.layers, x)
+
+
+def test_layers_of_a_scan_are_one_row_of_several_calls():
+    (row,) = jaxfp8.nnx.report(Stacked(nnx.Rngs(0)), X, recipe=jaxfp8.INT8).rows
+    assert (row.path, row.calls) == ("layers", 3)
+    assert 35 < row.sqnr < 45
+
+
+def test_tied_embedding_is_one_row():
+    class Tied(nnx.Module):
+        def __init__(self):
+            self.table = nnx.Embed(30, 16, rngs=nnx.Rngs(0))
+
+        def __call__(self, ids):
+            return self.table.attend(self.table(ids))
+
+    (row,) = jaxfp8.nnx.report(Tied(), jnp.arange(5), recipe=jaxfp8.INT8).rows
+    assert row.calls == 2 and row.activation is not None
+
+
+def test_report_prints_and_is_json():
+    report = jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8)
+    assert "better kept wide: bad" in str(report)
+    whole = json.loads(report.to_json())
+    assert whole["keep_wide"] == ["bad"] and whole["rows"][0]["path"] == "bad"
+    assert report.to_html().count("<tr>") == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: jaxfp8.nnx.report(3, X), TypeError, "`model` is of type int"),
+        (lambda: jaxfp8.nnx.report(model(), X), ValueError, "has no 8-bit layer"),
+        (
+            lambda: jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8, reference=model()),
+            ValueError,
+            "are both given",
+        ),
+    ],
+)
+def test_wrong_use_says_what_to_do(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
