@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from jaxfp8 import _checks, _dtypes
 from jaxfp8._errors import message
-from jaxfp8._qarray import QArray, check_qarray, scale_and_zero_point
+from jaxfp8._qarray import QArray, adopt, check_qarray, scale_and_zero_point
 from jaxfp8._spec import OperandSpec, Shape
 
 Operand = ArrayLike | QArray
@@ -101,7 +101,8 @@ def as_sides(operation: str, lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
 
 
 def as_side(operation: str, name: str, operand: Operand) -> Side:
-    """Checks one operand: a QArray, an unscaled 8-bit array, or a float array."""
+    """Checks one operand: a QArray (ours or qwix's), an unscaled 8-bit array, or a float array."""
+    operand = adopt(operand)
     if isinstance(operand, QArray):
         return _quantized_side(operation, name, operand)
     array = as_array(operation, name, operand)

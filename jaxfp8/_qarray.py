@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import jax
@@ -71,6 +72,58 @@ class QArray:
         if isinstance(self.tiles, list):
             object.__setattr__(self, "tiles", tuple(self.tiles))
 
+    @classmethod
+    def of(cls, other: Any) -> QArray:
+        """The same array from another library's class with these fields, such as `qwix.QArray`.
+
+        Args:
+          other: anything with `qvalue`, `scale` and `zero_point`; tiles are those that divide.
+
+        Returns:
+          `other` itself if it is a `QArray`; else one that holds its arrays.
+
+        Raises:
+          TypeError: `other` has no such fields.
+
+        Example:
+          >>> import types, jax.numpy as jnp
+          >>> theirs = types.SimpleNamespace(
+          ...     qvalue=jnp.ones((4, 8), jnp.int8), scale=jnp.ones((1, 8)), zero_point=None
+          ... )
+          >>> QArray.of(theirs)
+          QArray(int8[4,8], scale=float32[1,8])
+        """
+        adopted = adopt(other)
+        if isinstance(adopted, QArray):
+            return adopted
+        got = f"is of type {type(other).__name__}"
+        needs, remedy = "`qvalue` and `scale` are needed", "use `jaxfp8.quantize` to make a QArray"
+        raise TypeError(message("jaxfp8.QArray.of", "`other`", got, needs, remedy))
+
+    def to(self, kind: Callable[..., Any]) -> Any:
+        """The same array as another library's class with these fields, such as `qwix.QArray`.
+
+        Args:
+          kind: called with `qvalue`, `scale` and `zero_point` by name.
+
+        Returns:
+          What `kind` makes of them.
+
+        Raises:
+          ValueError: a tile is partial, which no other class can state.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> sorted(QArray(jnp.ones((4, 8), jnp.int8), jnp.ones((1, 8))).to(dict))
+          ['qvalue', 'scale', 'zero_point']
+        """
+        pairs = zip(self.shape, _entries(self), self.tile_sizes, strict=True)
+        if any(size != count * tile for size, count, tile in pairs if count > 1):
+            got, needs = f"has tiles {self.tiles}", "tiles that divide their axis are needed"
+            remedy = "quantise with a tile size that divides it"
+            raise ValueError(message("jaxfp8.QArray.to", f"shape {self.shape}", got, needs, remedy))
+        return kind(qvalue=self.qvalue, scale=self.scale, zero_point=self.zero_point)
+
     @property
     def shape(self) -> Shape:
         """Shape of the values."""
@@ -115,6 +168,13 @@ class QArray:
         if self.tiles is not None:
             parts.append(f"tiles={self.tiles}")
         return f"QArray({', '.join(parts)})"
+
+
+def adopt(value: Any) -> Any:
+    """A `QArray` from another class with its fields; anything else as it is."""
+    if isinstance(value, QArray) or not (hasattr(value, "qvalue") and hasattr(value, "scale")):
+        return value
+    return QArray(value.qvalue, value.scale, getattr(value, "zero_point", None))
 
 
 def as_bytes(qvalue: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxfp8 import _checks
 from jaxfp8._dtypes import EIGHT_BIT, INT32, SCALE, WIDE_FLOAT, finite_range, is_float8
 from jaxfp8._errors import message
-from jaxfp8._qarray import QArray, check_qarray, check_shapes, scale_and_zero_point
+from jaxfp8._qarray import QArray, adopt, check_qarray, check_shapes, scale_and_zero_point
 from jaxfp8._quantize_tiles import codes_of, quantize_tiles, steps_of
 from jaxfp8._scales import (
     Granularity,
@@ -120,6 +120,7 @@ def dequantize(q: QArray, dtype: DTypeLike | None = None) -> jax.Array:
       Array([0, 1, 2], dtype=bfloat16)
     """
     operation = "jaxfp8.dequantize"
+    q = adopt(q)
     check_qarray(q, operation, "q")
     dtype = _checks.as_dtype(operation, "dtype", q.dtype if dtype is None else dtype, WIDE_FLOAT)
     scales, zeros, tiles = scale_and_zero_point(q)

@@ -16,7 +16,7 @@ from jaxfp8._checks import as_array, as_dtype
 from jaxfp8._dimensions import normalise
 from jaxfp8._dtypes import WIDE_FLOAT
 from jaxfp8._ops import dot_general
-from jaxfp8._qarray import QArray, check_qarray
+from jaxfp8._qarray import QArray, adopt, check_qarray
 from jaxfp8._recipes import Recipe
 from jaxfp8._spec import DimensionNumbers
 
@@ -64,6 +64,7 @@ def recipe_dot_general(
     operation = "jaxfp8.recipe_dot_general"
     x = as_array(operation, "x", x)
     as_dtype(operation, "x", x.dtype, WIDE_FLOAT)
+    w = adopt(w)
     if isinstance(w, QArray):
         check_qarray(w, operation, "w")
     else:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxfp8 import _accuracy, _compat, _dtypes
 from jaxfp8._errors import message
-from jaxfp8._qarray import QArray
+from jaxfp8._qarray import QArray, adopt
 from jaxfp8._quantize import dequantize
 from jaxfp8._recipes import Recipe
 from jaxfp8._rewrite import _derivatives, _roles
@@ -239,7 +239,7 @@ def _positions(arguments: Arguments, argnum: int) -> list[int]:
 
 def _quantized(leaf: Any, positions: Any, chosen: dict[int, Any]) -> Any:
     """A leaf of an argument: a `QArray` if a dot was chosen whose weight it is."""
-    if isinstance(leaf, QArray):
+    if _is_qarray(leaf):
         for _ in jax.tree.leaves(leaf):
             next(positions)
         return leaf
@@ -260,14 +260,14 @@ def _scale_dtype(quantization: Any, leaf: Any) -> Any:
 
 
 def _is_qarray(leaf: Any) -> bool:
-    return isinstance(leaf, QArray)
+    return isinstance(adopt(leaf), QArray)
 
 
 def _widened(fun: Callable[..., Any]) -> Callable[..., Any]:
     """The function of arguments in which a `QArray` stands for an array."""
 
     def widen(leaf: Any) -> Any:
-        return dequantize(leaf) if isinstance(leaf, QArray) else leaf
+        return dequantize(leaf) if _is_qarray(leaf) else leaf
 
     @functools.wraps(fun)
     def of_wide(*args: Any, **kwargs: Any) -> Any:

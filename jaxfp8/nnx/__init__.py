@@ -3,7 +3,8 @@
 Import this module by its name; `import jaxfp8` alone does not import Flax.
 """
 
-from jaxfp8.nnx._layers import EightBitLayer, Einsum, Embed, Linear, LinearGeneral
+from jaxfp8.nnx._base import EightBitLayer
+from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral
 from jaxfp8.nnx._quantize import Change, Changes, dequantize, quantize
 from jaxfp8.nnx._report import report
 from jaxfp8.nnx._training import Fp8DotGeneral, Fp8Einsum, ScalingStat, fp8_training

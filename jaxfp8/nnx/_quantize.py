@@ -16,8 +16,9 @@ from jaxfp8 import _tables
 from jaxfp8._errors import message
 from jaxfp8._recipes import Recipe
 from jaxfp8._rules import Rule, as_rules, choose
+from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import calibrated, static_activation
-from jaxfp8.nnx._layers import TWINS, EightBitLayer
+from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._variables import nbytes
 

@@ -33,8 +33,8 @@ class _Replacer:
     def enter(self, node: Any, path: Path) -> None:
         """Look for replacements among the attributes of a node of the model."""
         self.done[id(node)] = node
-        # In order of names, not of assignment, which a copy of a model does not keep: where a module
-        # is reached twice, its path is then the same in both.
+        # In order of names, not of assignment, which a copy of a model does not keep: the path of a
+        # module that is reached twice is then the same in both.
         for name in sorted(vars(node), key=_by_number):
             child = vars(node)[name]
             if name.startswith("_pytree__"):

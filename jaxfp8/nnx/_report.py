@@ -12,8 +12,9 @@ from jaxfp8._accuracy_report import AccuracyReport, Recorder
 from jaxfp8._errors import message
 from jaxfp8._recipes import Recipe
 from jaxfp8._rules import Rule, choose
+from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import calibrated
-from jaxfp8.nnx._layers import TWINS, EightBitLayer
+from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._observe import run_watched
 from jaxfp8.nnx._quantize import Where, quantize, rules_of, selector, why_unfit
 from jaxfp8.nnx._replace import replace

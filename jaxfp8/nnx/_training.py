@@ -23,7 +23,8 @@ from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
 from jaxfp8._scaling import Scaling, ScalingState, advance
 from jaxfp8._spec import DimensionNumbers, Shape
 from jaxfp8._training import fp8_dot_general
-from jaxfp8.nnx._layers import TWINS, EightBitLayer
+from jaxfp8.nnx._base import EightBitLayer
+from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._quantize import Where, selector, why_unfit
 from jaxfp8.nnx._replace import replace
 

@@ -1,0 +1,169 @@
+"""What the 8-bit layers of nnx share: a weight in 8 bits, and the product with it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import ArrayLike
+
+from jaxfp8._errors import message
+from jaxfp8._qarray import QArray
+from jaxfp8._recipe_dot import recipe_dot_general
+from jaxfp8._recipes import W8A16, Recipe
+from jaxfp8._spec import DimensionNumbers, Shape
+from jaxfp8.nnx._variables import Held, QParam, as_qarray, hold, release
+
+
+class EightBitLayer(nnx.Module):
+    """What the layers share: a weight in 8 bits, and the product with it.
+
+    Attributes:
+      recipe: how the weight, and the input, are held.
+      path: the layer's place in its model, the name of its scope; "" if unknown.
+      input_scale: scale of the input of a static recipe, else None.
+    """
+
+    recipe: Recipe
+    path: str
+    tiles: tuple[int | None, ...] | None
+    input_scale: Any
+    bias: Any
+    dtype: Any
+    param_dtype: Any
+
+    FLOAT: ClassVar[Any]
+    WEIGHT: ClassVar[str] = "kernel"
+
+    def _adopt(self, layer: nnx.Module, recipe: Recipe, path: str, scale: Any = None) -> None:
+        """Take over a float layer: its settings, its bias, and its weight in 8 bits."""
+        for name, value in vars(layer).items():
+            if not name.startswith("_pytree__") and name not in (self.WEIGHT, "bias"):
+                setattr(self, name, value)
+        self.recipe, self.path = recipe, path
+        weight = getattr(layer, self.WEIGHT)
+        contracting, batch = self._weight_axes()
+        stack = weight[...].ndim - self.rank_of(layer)
+        axes = tuple(range(stack)) + tuple(stack + axis for axis in batch)
+        self._keep(hold(weight, recipe, tuple(stack + axis for axis in contracting), axes))
+        self.input_scale = nnx.data(None if scale is None else QParam(jnp.asarray(scale)))
+        if hasattr(layer, "bias"):
+            self.bias = nnx.data(layer.bias)
+
+    def _keep(self, held: Held) -> None:
+        setattr(self, self.WEIGHT, held.codes)
+        setattr(self, f"{self.WEIGHT}_scale", nnx.data(held.scale))
+        setattr(self, f"{self.WEIGHT}_zero_point", nnx.data(held.zero_point))
+        self.tiles = held.tiles
+
+    def held(self) -> Held:
+        """The weight as this layer keeps it."""
+        return Held(
+            codes=getattr(self, self.WEIGHT),
+            scale=getattr(self, f"{self.WEIGHT}_scale"),
+            zero_point=getattr(self, f"{self.WEIGHT}_zero_point"),
+            tiles=self.tiles,
+        )
+
+    @property
+    def weight(self) -> QArray | jax.Array:
+        """The weight, ready for `jaxfp8.dot_general`."""
+        return as_qarray(self.held())
+
+    @classmethod
+    def of(
+        cls, layer: nnx.Module, recipe: Recipe = W8A16, *, path: str = "", scale: Any = None
+    ) -> Any:
+        """The 8-bit twin of a layer of Flax; a bias is shared with it.
+
+        Args:
+          layer: the float layer, stacked or not.
+          recipe: how its weight and input are held.
+          path: its place in its model.
+          scale: of the input, for a static recipe.
+        """
+        arguments = [getattr(layer, name) for name in cls._POSITIONAL]
+        make: Any = cls
+        return make(*arguments, recipe=recipe, layer=layer, path=path, scale=scale)
+
+    # Attributes that the layer of Flax is constructed with.
+    _POSITIONAL: ClassVar[tuple[str, ...]]
+    _KEYWORDS: ClassVar[tuple[str, ...]] = ()
+
+    def to_float(self) -> Any:
+        """The layer of Flax that this one stands for: weights as the 8 bits say, the same bias."""
+        arguments = [getattr(self, name) for name in self._POSITIONAL]
+        keywords = {name: getattr(self, name) for name in self._KEYWORDS}
+        made: Any = nnx.eval_shape(lambda: self.FLOAT(*arguments, **keywords, rngs=nnx.Rngs(0)))
+        own = {"recipe", "path", "tiles", "input_scale", "bias"}
+        own |= {f"{self.WEIGHT}{suffix}" for suffix in ("", "_scale", "_zero_point")}
+        for name, value in vars(self).items():
+            if not name.startswith("_pytree__") and name not in own:
+                setattr(made, name, value)
+        setattr(made, self.WEIGHT, release(self.held(), self.param_dtype))
+        if hasattr(self, "bias"):
+            made.bias = nnx.data(self.bias)
+        return made
+
+    def _weight_axes(self) -> tuple[Shape, Shape]:
+        """Contracted and batch axes of an unstacked weight."""
+        raise NotImplementedError
+
+    @staticmethod
+    def rank_of(layer: Any) -> int:
+        """Rank of the weight of a layer that is not stacked."""
+        raise NotImplementedError
+
+    def cast(self, x: ArrayLike) -> jax.Array:
+        """An input in the dtype of the computation: `dtype`, or what it and the parameters need."""
+        x = jnp.asarray(x)
+        if self.dtype is not None:
+            return x.astype(self.dtype)
+        return x.astype(jnp.promote_types(x.dtype, self.param_dtype))
+
+    def activation(self, x: jax.Array, numbers: DimensionNumbers) -> QArray | jax.Array:
+        """The input as the product takes it."""
+        (axes, _), (batch, _) = numbers
+        return self.recipe.quantize_activation(x, axes, batch, scale=self._input_scale())
+
+    def _input_scale(self) -> jax.Array | None:
+        return None if self.input_scale is None else self.input_scale[...]
+
+    def _product(
+        self, x: jax.Array, numbers: DimensionNumbers, bias: jax.Array | None = None
+    ) -> jax.Array:
+        return recipe_dot_general(
+            x,
+            self.weight,
+            numbers,
+            self.recipe,
+            scale=self._input_scale(),
+            bias=bias,
+            precision=getattr(self, "precision", None),
+            preferred_element_type=getattr(self, "preferred_element_type", None),
+        )
+
+    def _scope(self) -> Any:
+        return jax.named_scope(self.path) if self.path else contextlib.nullcontext()
+
+    def _check_sizes(self, x: jax.Array, axes: Sequence[int], sizes: Sequence[int]) -> None:
+        """Refuses an input of another feature size."""
+        if max([-a if a < 0 else a + 1 for a in axes], default=0) <= x.ndim:
+            found = tuple(x.shape[axis] for axis in axes)
+            if found == tuple(sizes):
+                return
+        got, needs = f"has shape {x.shape}", f"size {_list(sizes)} on axis {_list(axes)} is needed"
+        remedy = "apply the layer to what it was made for"
+        raise ValueError(message(self._operation(), "the input", got, needs, remedy))
+
+    def _operation(self) -> str:
+        at = f" at {self.path}" if self.path else ""
+        return f"jaxfp8.nnx.{type(self).__name__}{at}"
+
+
+def _list(items: Sequence[int]) -> str:
+    return ", ".join(map(str, items))
