@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,6 +15,13 @@ from minilm.quantise import LINEAR
 
 class Layer(nnx.Module):
     """A transformer layer of post-norm attention and feed-forward."""
+
+    query: nnx.Linear
+    key: nnx.Linear
+    value: nnx.Linear
+    attention_output: nnx.Linear
+    intermediate: nnx.Linear
+    output: nnx.Linear
 
     def __init__(self, params: Params) -> None:
         self.attention_norm = _norm(params["attention_norm"])
@@ -57,20 +66,20 @@ class Encoder(nnx.Module):
 
 def _linear(params: Params) -> nnx.Linear:
     zeros, rngs = nnx.initializers.zeros_init(), nnx.Rngs(0)
-    layer = nnx.Linear(*params["kernel"].shape, kernel_init=zeros, rngs=rngs)
+    layer: Any = nnx.Linear(*params["kernel"].shape, kernel_init=zeros, rngs=rngs)
     layer.kernel[...], layer.bias[...] = params["kernel"], params["bias"]
     return layer
 
 
 def _embed(table: jax.Array) -> nnx.Embed:
     zeros = nnx.initializers.zeros_init()
-    layer = nnx.Embed(*table.shape, embedding_init=zeros, rngs=nnx.Rngs(0))
+    layer: Any = nnx.Embed(*table.shape, embedding_init=zeros, rngs=nnx.Rngs(0))
     layer.embedding[...] = table
     return layer
 
 
 def _norm(params: Params) -> nnx.LayerNorm:
     size = params["scale"].size
-    norm = nnx.LayerNorm(size, epsilon=model.LAYER_NORM_EPS, rngs=nnx.Rngs(0))
+    norm: Any = nnx.LayerNorm(size, epsilon=model.LAYER_NORM_EPS, rngs=nnx.Rngs(0))
     norm.scale[...], norm.bias[...] = params["scale"], params["bias"]
     return norm

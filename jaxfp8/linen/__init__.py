@@ -5,6 +5,7 @@ Import this module by its name; `import jaxfp8` alone does not import Flax.
 
 from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
 from jaxfp8.linen._quantize import quantize
+from jaxfp8.linen._report import report
 from jaxfp8.linen._training import (
     Fp8DirectDotGeneralOp,
     Fp8DotGeneral,
@@ -23,5 +24,6 @@ __all__ = [
     "Fp8Einsum",
     "accumulate",
     "quantize",
+    "report",
     "shared_scaling",
 ]

@@ -1,0 +1,94 @@
+"""The report on accuracy of models of linen: the numbers of nnx's, by interception."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfp8
+import jaxfp8.linen
+
+X = jax.random.normal(jax.random.key(0), (16, 32))
+
+
+class Model(nn.Module):
+    kind: object = nn.Dense
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(self.kind(64, name="up")(x))
+        return self.kind(8, name="down")(x)
+
+
+def eight_bit(features, name):
+    return jaxfp8.linen.Dense(features, recipe=jaxfp8.INT8, name=name)
+
+
+VARIABLES = Model().init(jax.random.key(1), X)
+
+
+def decibels(exact, got):
+    return 20 * np.log10(np.linalg.norm(exact) / np.linalg.norm(got - exact))
+
+
+def test_numbers_are_those_of_the_layer_on_its_own_input():
+    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8)
+    rows = {row.path: row for row in report.rows}
+    params = VARIABLES["params"]["up"]
+    twin = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)
+    held = jaxfp8.linen.quantize(twin, {"params": params}, X)
+    exact, got = nn.Dense(64).apply({"params": params}, X), twin.apply(held, X)
+    assert rows["up"].sqnr == pytest.approx(decibels(exact, got), abs=0.01)
+    assert rows["up"].weight.amax == pytest.approx(float(jnp.abs(params["kernel"]).max()))
+    assert report.total.sqnr > 30
+
+
+def test_model_of_8_bit_layers_with_float_variables_says_the_same():
+    before = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8)
+    after = jaxfp8.linen.report(Model(eight_bit), VARIABLES, X)
+    assert [row.path for row in after.rows] == [row.path for row in before.rows]
+    assert [row.sqnr for row in after.rows] == pytest.approx([row.sqnr for row in before.rows])
+    assert after.total.sqnr == pytest.approx(before.total.sqnr)
+
+
+def test_eight_bit_variables_tell_of_activations_alone():
+    model = Model(eight_bit)
+    held = jaxfp8.linen.quantize(model, VARIABLES, X)
+    report = jaxfp8.linen.report(model, held, X)
+    assert all(row.weight is None for row in report.rows)
+    assert "what the 8-bit weights stand for" in report.note
+
+
+class Scanned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        class Body(nn.Module):
+            @nn.compact
+            def __call__(self, x, _):
+                return jnp.tanh(nn.Dense(32, name="dense")(x)), None
+
+        layers = nn.scan(Body, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        return layers(name="layers")(x, None)[0]
+
+
+def test_layers_of_a_scan_are_one_row_of_several_calls():
+    variables = Scanned().init(jax.random.key(0), X)
+    (row,) = jaxfp8.linen.report(Scanned(), variables, X, recipe=jaxfp8.FP8_DYNAMIC).rows
+    assert (row.path, row.calls) == ("layers/dense", 3)
+    assert 25 < row.sqnr < 35
+
+
+def test_where_and_rules_choose():
+    rules = [jaxfp8.Rule(where="up", recipe=None), jaxfp8.INT8]
+    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=rules)
+    assert [row.path for row in report.rows] == ["down"]
+    report = jaxfp8.linen.report(
+        Model(), VARIABLES, X, recipe=jaxfp8.INT8, where=lambda path, module: path == "up"
+    )
+    assert [row.path for row in report.rows] == ["up"]
+
+
+def test_nothing_to_compare_is_refused():
+    with pytest.raises(ValueError, match="has no layer to compare"):
+        jaxfp8.linen.report(Model(), VARIABLES, X)
