@@ -26,6 +26,7 @@ class Config:
       length: longest text it sees.
       dense: makes a dense layer from its number of features and its name.
       embed: makes the table of tokens from its sizes and its name.
+      dtype: dtype of what flows between the layers.
       remat: whether blocks are recomputed in the backward pass.
     """
 
@@ -35,6 +36,7 @@ class Config:
     length: int = 128
     dense: Callable[..., nn.Module] = nn.Dense
     embed: Callable[..., nn.Module] = nn.Embed
+    dtype: Any = jnp.bfloat16
     remat: bool = True
 
 
@@ -83,7 +85,7 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, _: Any) -> tuple[jax.Array, None]:
         """[B, T, width] to the same, as a scan has it."""
         config = self.config
-        norm = lambda name: nn.LayerNorm(dtype=jnp.bfloat16, name=name)  # noqa: E731
+        norm = lambda name: nn.LayerNorm(dtype=config.dtype, name=name)  # noqa: E731
         x = x + Attention(config, self.decode, name="attention")(norm("norm1")(x))
         hidden = config.dense(4 * config.width, name="up")(norm("norm2")(x))
         return x + config.dense(config.width, name="down")(nn.gelu(hidden)), None
@@ -103,7 +105,7 @@ class GPT(nn.Module):
         initial = nn.initializers.normal(0.02)
         places = self.param("places", initial, (config.length, config.width))
         here = jax.lax.dynamic_slice_in_dim(places, start, tokens.shape[1])
-        x = table(tokens).astype(jnp.bfloat16) + here.astype(jnp.bfloat16)
+        x = table(tokens).astype(config.dtype) + here.astype(config.dtype)
         block = nn.remat(Block, prevent_cse=False) if config.remat else Block
         layers = nn.scan(
             block,
@@ -112,5 +114,5 @@ class GPT(nn.Module):
             length=config.layers,
         )
         x, _ = layers(config, self.decode, name="layers")(x, None)
-        x = nn.LayerNorm(dtype=jnp.bfloat16, name="norm")(x)
+        x = nn.LayerNorm(dtype=config.dtype, name="norm")(x)
         return table.attend(x).astype(jnp.float32)
