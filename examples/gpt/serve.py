@@ -49,17 +49,19 @@ class Server:
 
 
 def server(name: str, params: Any, config: Config = Config()) -> Server:  # noqa: B008 - frozen
-    """The model in floats or in 8 bits, from its float32 parameters."""
+    """The model in floats or in 8 bits, from its float32 parameters.
+
+    The table of tokens, which gives the logits too, stays wide, as is usual: what is rounded there
+    goes straight into the choice of the next byte.
+    """
     config = dataclasses.replace(config, remat=False)
     if name in FLOATS:
         dtype = FLOATS[name]
-        kinds: tuple[Any, Any] = (nn.Dense, nn.Embed)
-        own = {"dtype": dtype, "param_dtype": dtype}
+        dense: Any = functools.partial(nn.Dense, dtype=dtype, param_dtype=dtype)
     else:
         dtype = jnp.bfloat16
-        kinds = (jaxfp8.linen.Dense, jaxfp8.linen.Embed)
-        own = {"dtype": dtype, "recipe": RECIPES[name]}
-    dense, embed = (functools.partial(kind, **own) for kind in kinds)
+        dense = functools.partial(jaxfp8.linen.Dense, dtype=dtype, recipe=RECIPES[name])
+    embed = functools.partial(nn.Embed, dtype=dtype, param_dtype=dtype)
     config = dataclasses.replace(config, dense=dense, embed=embed, dtype=dtype)
     if name in RECIPES:
         tokens = jnp.zeros((1, config.length), jnp.int32)
