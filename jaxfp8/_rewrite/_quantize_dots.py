@@ -22,7 +22,7 @@ from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._dots import Site as DotSite
 from jaxfp8._rewrite._engine import Arguments, Found, Rewriter, Trace, split, trace
 from jaxfp8._rewrite._report import Report, Site, report
-from jaxfp8._rewrite._rounding import Dot, Plan, Rounded, round_dots
+from jaxfp8._rewrite._rounding import Dot, Plan, Rounded, is_pure, round_dots
 from jaxfp8._rules import Rule, as_rules, choose
 
 Where = Callable[[Site], bool] | str | None
@@ -178,6 +178,8 @@ class _Rewriter(Rewriter):
     def rounded(self, arguments: Arguments) -> tuple[Trace, list[DotSite]]:
         """The function with roundings, as a trace; and the dots that were left as they are."""
         traced = trace(self.fun, arguments)
+        if not is_pure(traced.jaxpr):
+            return traced, []
         program, found = round_dots(traced.jaxpr, self.plan, self._given(traced, arguments))
 
         def run(*arrays: Any) -> list[Any]:
@@ -220,6 +222,8 @@ class _Rewriter(Rewriter):
 
     def _build(self, arguments: Arguments) -> Found:
         rounded, _ = self.rounded(arguments)
+        if not is_pure(rounded.jaxpr):
+            return rounded, None  # the function is called as it is
         decision = decide(rounded.jaxpr)
 
         def run(*arrays: Any) -> list[Any]:

@@ -50,7 +50,7 @@ def jit(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence
 
     One that donates or shards is rebuilt with all its own parameters.
     """
-    if _asks_for_nothing(eqn.params):
+    if asks_for_nothing(eqn.params):
         return _walk_inside(walk, eqn.params["jaxpr"], inputs, (*callers, eqn))
     border = Border(walk, inputs)
     lose = _loser(
@@ -67,7 +67,7 @@ def jit(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence
     return _op(walk, eqn, inside, run, callers).outputs if inside.changed else None
 
 
-def _asks_for_nothing(params: dict[str, Any]) -> bool:
+def asks_for_nothing(params: dict[str, Any]) -> bool:
     """Whether a jit states no sharding, layout, donation or compiler option."""
     shardings = (*params["in_shardings"], *params["out_shardings"])
     layouts = (*params["in_layouts"], *params["out_layouts"])

@@ -17,7 +17,7 @@ import jax
 from jaxfp8 import _compat
 from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import fake_quantize
-from jaxfp8._rewrite import _derivatives, _emit, _graph, _roles
+from jaxfp8._rewrite import _decide, _derivatives, _emit, _graph, _opaque, _regions, _roles
 from jaxfp8._rewrite._borders import Border
 from jaxfp8._rewrite._dots import Seen, Site
 from jaxfp8._rewrite._emit import Program
@@ -27,6 +27,7 @@ from jaxfp8._rewrite._walk import Walk
 from jaxfp8._spec import Shape
 
 _CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
+_JITS = ("jit", "pjit")
 _DOTS = ("dot_general",)
 
 
@@ -97,6 +98,8 @@ class Rounding(Walk):
             return self._dot(eqn, inputs, callers)
         if eqn.primitive.name in _CUSTOM_RULES and self.concerns(eqn, inputs):
             return self._custom_rule(eqn, inputs, callers)
+        if eqn.primitive.name in _JITS and self.concerns(eqn, inputs):
+            return self._jit(eqn, inputs, callers)
         return super().equation(eqn, inputs, callers)
 
     def _dot(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
@@ -132,6 +135,26 @@ class Rounding(Walk):
             self._done[key] = _rounded_value(dot.op, value, quantization, tiles)
         return self._done[key]
 
+    def _jit(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
+        """A jitted function, rebuilt with its own parameters if it has any.
+
+        What donates or shards takes the same arguments as before, so the rewrite lets no facts in.
+        These here are never computed with: what is known of an argument is known inside.
+        """
+        if _regions.asks_for_nothing(eqn.params):
+            return super().equation(eqn, inputs, callers)
+        border = Border(self, inputs)
+        args = [border.enter_plain(value) for value in inputs]
+        for value, arg in zip(inputs, args, strict=True):
+            if (fact := self.scaled(value)) is not None:
+                border.inner.facts[arg] = fact
+        inside = border.settle(_inner(border, eqn, "jaxpr", args, callers), keep=args)
+        op = _graph.equation_op(eqn, inputs, callers)
+        self.note(op)
+        if inside.changed:
+            op.run = functools.partial(_run_jit, op, inside.program)
+        return op.outputs
+
     def _custom_rule(
         self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]
     ) -> Sequence[Value]:
@@ -142,10 +165,7 @@ class Rounding(Walk):
         """
         border = Border(self, inputs)
         args = [border.enter(value) for value in inputs]
-        jaxpr = eqn.params["call_jaxpr"]
-        consts = [_graph.constant(c) for c in _compat.consts_of(jaxpr)]
-        outputs = border.inner.jaxpr(_compat.open_jaxpr(jaxpr), consts, args, (*callers, eqn))
-        inside = border.settle(outputs)
+        inside = border.settle(_inner(border, eqn, "call_jaxpr", args, callers))
         op = _graph.equation_op(eqn, inputs, callers)
         self.note(op)
         if not inside.changed:
@@ -156,6 +176,23 @@ class Rounding(Walk):
         run = functools.partial(_run_at, inside.program, places)
         op.run = _with_rule(op, run, self.plan, given)
         return op.outputs
+
+
+def _inner(
+    border: Border, eqn: Any, name: str, args: Sequence[Value], callers: tuple[Any, ...]
+) -> list[Value]:
+    """Walk the jaxpr in a parameter of an equation."""
+    jaxpr = eqn.params[name]
+    consts = [_graph.constant(c) for c in _compat.consts_of(jaxpr)]
+    return border.inner.jaxpr(_compat.open_jaxpr(jaxpr), consts, args, (*callers, eqn))
+
+
+def _run_jit(op: Op, program: Program, *arrays: Any) -> Sequence[Any]:
+    """Bind a jit of another program, all else as it was."""
+    eqn = op.eqn
+    with eqn.ctx.manager, _graph.context_of(eqn, op.callers):
+        jaxpr = jax.make_jaxpr(lambda *xs: program.run(xs))(*arrays)
+        return eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": jaxpr})
 
 
 def _run_at(program: Program, places: Sequence[int], *arrays: Any) -> list[Any]:
@@ -214,6 +251,12 @@ def _rounded_function(
         return jax.tree.unflatten(jax.tree.structure(shape), program.run([*consts, *arrays]))
 
     return rounded
+
+
+def is_pure(jaxpr: Any) -> bool:
+    """Whether a jaxpr can be taken apart: it has no mutable arrays, and all its sizes are known."""
+    opened = _compat.open_jaxpr(jaxpr)
+    return _decide.has_static_shapes(opened) and not _opaque.holds_ref(opened)
 
 
 def round_dots(

@@ -226,6 +226,26 @@ def test_convolution_is_reported_as_left():
     assert "no kernel for convolutions" in site.reason and not site.rhs.eight_bit
 
 
+def test_jit_that_donates_and_shards_keeps_its_parameters():
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    step = jax.jit(lambda x, w: x @ w, in_shardings=(device, device), donate_argnums=0)
+    g = jaxfp8.quantize_dots(lambda x, w: step(x + 0, w), jaxfp8.FP8_DYNAMIC)
+    close(g(X, W), expected(X, W, jaxfp8.FP8_DYNAMIC))
+    assert "donated_invars=(True, False)" in str(jax.make_jaxpr(g)(X, W))
+
+
+def test_function_with_a_mutable_array_is_called_as_it_is():
+    def f(x, w):
+        total = jax.new_ref(jnp.zeros(()))
+        y = x @ w
+        total[...] += y.sum()
+        return y * total[...]
+
+    g = jaxfp8.quantize_dots(f, jaxfp8.INT8)
+    np.testing.assert_array_equal(g(X, W), f(X, W))
+    assert not g.explain(X, W).matched
+
+
 # Gradients
 
 
