@@ -88,10 +88,10 @@ class Rewriter:
         decision = decide(traced.jaxpr, arguments.after_first() if self.is_linear else 0)
         if self.strict and any(site.call is None for site in decision.seen.sites):
             _refuse_misses(report(self.fun, decision.seen))
-        return _found(self.fun, traced, decision) if decision.changed else Found(traced)
+        return found_of(self.fun, traced, decision) if decision.changed else Found(traced)
 
 
-def _found(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Found:
+def found_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Found:
     """The rewritten function on flat arrays, with the derivatives of the original."""
     used = traced.used()
 

@@ -16,13 +16,15 @@ from jaxfp8._errors import message
 from jaxfp8._qarray import QArray, adopt
 from jaxfp8._quantize import dequantize
 from jaxfp8._recipes import Recipe
-from jaxfp8._rewrite import _derivatives, _roles
+from jaxfp8._rewrite import _roles
+from jaxfp8._rewrite._arguments import Arguments, split
 from jaxfp8._rewrite._decide import decide
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._dots import Site as DotSite
-from jaxfp8._rewrite._engine import Arguments, Found, Rewriter, Trace, split, trace
+from jaxfp8._rewrite._engine import Found, Rewriter, found_of
 from jaxfp8._rewrite._report import Report, Site, report
 from jaxfp8._rewrite._rounding import Dot, Plan, Rounded, is_pure, round_dots
+from jaxfp8._rewrite._trace import Trace, trace
 from jaxfp8._rules import Rule, as_rules, choose
 
 Where = Callable[[Site], bool] | str | None
@@ -223,13 +225,8 @@ class _Rewriter(Rewriter):
     def _build(self, arguments: Arguments) -> Found:
         rounded, _ = self.rounded(arguments)
         if not is_pure(rounded.jaxpr):
-            return rounded, None  # the function is called as it is
-        decision = decide(rounded.jaxpr)
-
-        def run(*arrays: Any) -> list[Any]:
-            return decision.program.run(arrays)
-
-        return rounded, jax.jit(_derivatives.differentiable(run, rounded.jaxpr, Rewriter))
+            return Found(rounded)  # the function is called as it is
+        return found_of(self.fun, rounded, decide(rounded.jaxpr))
 
 
 def _positions(arguments: Arguments, argnum: int) -> list[int]:

@@ -21,6 +21,7 @@ from jaxfp8._rewrite import _decide, _derivatives, _emit, _graph, _opaque, _regi
 from jaxfp8._rewrite._borders import Border
 from jaxfp8._rewrite._dots import Seen, Site
 from jaxfp8._rewrite._emit import Program
+from jaxfp8._rewrite._facts import Lost
 from jaxfp8._rewrite._graph import Op, Value
 from jaxfp8._rewrite._roles import Role
 from jaxfp8._rewrite._walk import Walk
@@ -86,7 +87,9 @@ class Rounding(Walk):
 
     def nested(self) -> Rounding:
         """A walk for the inside of a region."""
-        return Rounding(self.plan, self.seen, self.found)
+        inside = Rounding(self.plan, self.seen, self.found)
+        self._nested.append(inside)
+        return inside
 
     def concerns(self, eqn: Any, inputs: Sequence[Value]) -> bool:
         """Whether a region holds a dot."""
@@ -144,7 +147,7 @@ class Rounding(Walk):
         if _regions.asks_for_nothing(eqn.params):
             return super().equation(eqn, inputs, callers)
         border = Border(self, inputs)
-        args = [border.enter_plain(value) for value in inputs]
+        args = [border.enter_plain(value, lambda: Lost(eqn, "", "")) for value in inputs]
         for value, arg in zip(inputs, args, strict=True):
             if (fact := self.scaled(value)) is not None:
                 border.inner.facts[arg] = fact
@@ -234,7 +237,8 @@ def _with_rule(
             # Only the second half of a derivative is named as linear or not.
             return fun if is_linear is not None else _rounded_function(fun, plan, places)
 
-        return _derivatives.differentiable(value, jaxpr, rewrite)(*consts, *arrays)
+        every = range(number + len(arrays))
+        return _derivatives.differentiable(value, jaxpr, every, rewrite)(*consts, *arrays)
 
     return call
 
