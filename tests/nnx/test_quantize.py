@@ -123,6 +123,16 @@ def test_first_rule_that_matches_a_path_counts():
     assert recipes["heads/a"] == "" and isinstance(model.heads["a"], nnx.Linear)
 
 
+def test_rule_of_qwix_says_the_same():
+    qwix = pytest.importorskip("qwix")
+    model = Model()
+    rule = qwix.QuantizationRule(module_path="blocks/.*", weight_qtype=jnp.int8, act_qtype=jnp.int8)
+    changes = jaxfp8.nnx.quantize(model, [rule])
+    assert {row.path for row in changes.left} == {"embed", "heads/a"}
+    up = model.blocks[0].up
+    assert up.kernel.dtype == jnp.int8 and up.recipe.activation.dtype == jnp.int8
+
+
 class Own(nnx.Linear):
     pass
 
@@ -227,6 +237,23 @@ def test_state_survives_split_and_merge():
     graph, state = nnx.split(model)
     again = nnx.merge(graph, jax.tree.map(lambda x: x, state))
     np.testing.assert_array_equal(run(again, IDS)[0], run(model, IDS)[0])
+
+
+def test_checkpoint_keeps_codes_and_scales(tmp_path):
+    import orbax.checkpoint
+
+    model, other = Model(), Model(rngs=nnx.Rngs(1))
+    for m in (model, other):
+        jaxfp8.nnx.quantize(m, jaxfp8.W8A16)
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", nnx.to_pure_dict(nnx.state(model)))
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", nnx.to_pure_dict(nnx.state(other)))
+    state = nnx.state(other)
+    nnx.replace_by_pure_dict(state, restored)
+    nnx.update(other, state)
+    assert other.blocks[0].up.kernel.dtype == jnp.float8_e4m3fn
+    np.testing.assert_array_equal(run(other, IDS)[0], run(model, IDS)[0])
 
 
 def sharded(size, names):
