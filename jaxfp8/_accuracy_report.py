@@ -190,11 +190,25 @@ class Recorder:
           weight, activation: the float operand and what the product takes in its place; None, or
             a pair without a `QArray`, where it is not in 8 bits.
         """
-        sums = {"output": _error_sums(exact, got)}
-        for name, pair in (("weight", weight), ("activation", activation)):
-            if pair is not None and isinstance(pair[1], QArray):
-                sums[name] = _operand_sums(*pair)
+        sums = _call_sums(exact, got, weight=weight, activation=activation)
         jax.debug.callback(functools.partial(self._note, _Key(path, kind, recipe)), sums)
+
+    def layer_of(self, path: str, kind: str, recipe: str, **operands: Any) -> jax.Array:
+        """As `layer`, noted when the value that this returns, `exact`, is computed.
+
+        For where a callback of its own is in the way: the scan of linen looks whether anything
+        but its outputs depends on what it is given.
+        """
+
+        def note(sums: Any) -> np.ndarray:
+            self._note(_Key(path, kind, recipe), sums)
+            return np.zeros((), np.float32)
+
+        sums, exact = _call_sums(**operands), operands["exact"]
+        zero = jax.ShapeDtypeStruct((), jnp.float32)
+        return exact + jax.pure_callback(note, zero, sums, vmap_method="sequential").astype(
+            exact.dtype
+        )
 
     def _note(self, key: _Key, sums: dict[str, np.ndarray]) -> None:
         self._seen.setdefault(key, []).append({k: np.asarray(v) for k, v in sums.items()})
@@ -205,6 +219,17 @@ class Recorder:
         rows = [_row(key, calls) for key, calls in self._seen.items()]
         rows.sort(key=lambda row: (not math.isnan(row.sqnr), row.sqnr))
         return AccuracyReport(rows=tuple(rows), total=total, note=note)
+
+
+def _call_sums(
+    exact: jax.Array, got: jax.Array, **operands: tuple[Any, Any] | None
+) -> dict[str, jax.Array]:
+    """What is kept of one call."""
+    sums = {"output": _error_sums(exact, got)}
+    for name, pair in operands.items():
+        if pair is not None and isinstance(pair[1], QArray):
+            sums[name] = _operand_sums(*pair)
+    return sums
 
 
 def _row(key: _Key, calls: list[dict[str, np.ndarray]]) -> LayerError:
