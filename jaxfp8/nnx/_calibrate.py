@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxfp8._quantization import Quantization
+from jaxfp8._quantize import quantize
 from jaxfp8._rules import Rule, choose
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._observe import run_watched
@@ -44,8 +44,7 @@ def calibrated(
         x = jnp.asarray(given[0])
         if how is None or not jnp.issubdtype(x.dtype, jnp.floating):
             return
-        dynamic = dataclasses.replace(how, static=False)
-        scale = dynamic.quantize(x, range(x.ndim)).scale.reshape(())
+        scale = quantize(x, how.dtype, scale_dtype=how.scale_dtype).scale.reshape(())
         jax.debug.callback(lambda scale: note(path, np.asarray(scale)), scale)
 
     def chosen(path: str, module: nnx.Module) -> bool:

@@ -312,8 +312,16 @@ def _check_model(operation: str, model: Any) -> None:
 
 
 def _check_scale(rules: Any, path: str, module: nnx.Module, scales: Mapping[str, Any]) -> None:
-    """Refuses a static recipe for a product whose input no sample reached."""
-    if static_activation(rules, path) and path not in scales and not isinstance(module, nnx.Embed):
+    """Refuses a static recipe that nothing was, or can be, calibrated for."""
+    how = static_activation(rules, path)
+    if how is not None and not how.symmetric:
+        got, needs = (
+            f"`{path}` has a static recipe with a zero point",
+            "only scales are calibrated",
+        )
+        remedy = "make the activation symmetric, or dynamic as in `jaxfp8.INT8_ASYMMETRIC`"
+        raise ValueError(message(_OPERATION, "layer", got, needs, remedy))
+    if how is not None and path not in scales and not isinstance(module, nnx.Embed):
         got, needs = f"`{path}` has a static recipe", "a scale of its input is needed"
         remedy = "pass `sample`, arguments with which the model calls every layer"
         raise ValueError(message(_OPERATION, "layer", got, needs, remedy))

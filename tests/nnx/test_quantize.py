@@ -304,6 +304,13 @@ def test_static_recipe_needs_a_sample():
         jaxfp8.nnx.quantize(Model(), jaxfp8.FP8)
 
 
+def test_static_zero_point_is_refused():
+    how = jaxfp8.Quantization(dtype=jnp.int8, granularity="tensor", static=True, symmetric=False)
+    recipe = jaxfp8.Recipe(name="static", activation=how)
+    with pytest.raises(ValueError, match="a static recipe with a zero point"):
+        jaxfp8.nnx.quantize(Model(), recipe, sample=(IDS,))
+
+
 # Wrong use
 
 
