@@ -257,8 +257,8 @@ def _operand(calls: list[np.ndarray]) -> OperandError | None:
     count, saturated, underflowed = table[:, 3:6].sum(0)
     return OperandError(
         error=pooled(_error(row[:3]) for row in table),
-        amax=float(table[:, 6].max()),
-        scale=(float(table[:, 7].min()), float(table[:, 8].max())),
+        amax=float(np.max(table[:, 6])),
+        scale=(float(np.min(table[:, 7])), float(np.max(table[:, 8]))),
         saturated=float(saturated / max(count, 1)),
         underflowed=float(underflowed / max(count, 1)),
     )
