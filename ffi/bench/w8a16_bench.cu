@@ -180,11 +180,10 @@ void CheckAllCodes(const Device& device) {
 }
 
 void CheckShapes(const Device& device) {
-  const int64_t shapes[][3] = {{1, 8, 128},    {1, 130, 4100},  {3, 257, 300},  {8, 128, 129},
-                               {17, 200, 515}, {33, 96, 1024},  {64, 264, 260}, {65, 129, 256},
-                               {130, 40, 384}, {1, 1, 1},       {2, 5, 7},      {16, 1000, 16},
-                               {4, 128, 8192}, {64, 128, 4096}, {1, 3000, 2048},
-                               {5, 3, 0}};
+  const int64_t shapes[][3] = {{1, 8, 128},    {1, 130, 4100},  {3, 257, 300},   {8, 128, 129},
+                               {17, 200, 515}, {33, 96, 1024},  {64, 264, 260},  {65, 129, 256},
+                               {130, 40, 384}, {1, 1, 1},       {2, 5, 7},       {16, 1000, 16},
+                               {4, 128, 8192}, {64, 128, 4096}, {1, 3000, 2048}, {5, 3, 0}};
   for (const auto& shape : shapes) {
     for (DType weight : kWeights) {
       for (bool depth_major : {false, true}) {
@@ -333,21 +332,20 @@ void TimeAll(const Device& device) {
       copy);
   constexpr size_t kPool = size_t{768} << 20;
   DeviceBytes pool(kPool), rest(kWorkspace + (size_t{48} << 20));
-  FillRandom<<<1024, 256>>>(reinterpret_cast<uint32_t*>(rest.at + kWorkspace),
-                            int64_t{12} << 20, DType::kBF16, 7);
+  FillRandom<<<1024, 256>>>(reinterpret_cast<uint32_t*>(rest.at + kWorkspace), int64_t{12} << 20,
+                            DType::kBF16, 7);
   struct Timing {
     int64_t columns, depth;
     DType weight;
     bool depth_major, blocks;
   };
   constexpr DType k4 = DType::kE4M3, k5 = DType::kE5M2, kI = DType::kS8;
-  const Timing timings[] = {
-      {14336, 4096, k4, false, false}, {14336, 4096, k4, true, false},
-      {14336, 4096, k4, false, true},  {14336, 4096, k5, false, false},
-      {14336, 4096, kI, false, false}, {14336, 4096, kI, true, false},
-      {28672, 8192, k4, false, false}, {28672, 8192, k4, true, false},
-      {6144, 4096, k4, false, false},  {4096, 14336, k4, false, false},
-      {4096, 14336, k4, true, false},  {1024, 8192, k4, false, false}};
+  const Timing timings[] = {{14336, 4096, k4, false, false}, {14336, 4096, k4, true, false},
+                            {14336, 4096, k4, false, true},  {14336, 4096, k5, false, false},
+                            {14336, 4096, kI, false, false}, {14336, 4096, kI, true, false},
+                            {28672, 8192, k4, false, false}, {28672, 8192, k4, true, false},
+                            {6144, 4096, k4, false, false},  {4096, 14336, k4, false, false},
+                            {4096, 14336, k4, true, false},  {1024, 8192, k4, false, false}};
   for (const Timing& t : timings) {
     FillRandom<<<1024, 256>>>(reinterpret_cast<uint32_t*>(pool.at), kPool / 4, t.weight, 3);
     std::printf("%5lldx%-5lld %-13s %s%s", static_cast<long long>(t.columns),

@@ -28,12 +28,12 @@ bool Same(float got, float want) {
 
 // The four values of a word: byte 0 to 3.
 template <DType kWeight, DType kWide>
-void DecodeFour(uint32_t word, uint32_t flip, uint32_t less, bool mend, float (&values)[4]) {
+void DecodeFour(uint32_t word, uint32_t flip, uint32_t less, bool careful, float (&values)[4]) {
   using D = Decoder<kWeight, kWide>;
   for (int pair = 0; pair < 2; ++pair) {
     const uint32_t lanes = PickBytes(word, 0, pair == 0 ? 0x9180u : 0xb3a2u);
-    uint32_t decoded = D::Decode(lanes, flip, less);
-    if (mend) decoded = D::Mend(decoded);
+    const uint32_t decoded = careful ? D::template Decode<true>(lanes, flip, less)
+                                     : D::template Decode<false>(lanes, flip, less);
     for (int lane = 0; lane < 2; ++lane) {
       values[2 * pair + lane] = WideLane<kWide>(decoded, lane) * D::kFactor;
     }
@@ -60,7 +60,8 @@ void CheckFloats() {
       if constexpr (D::kPoisons) {
         for (int i = 0; i < 4; ++i) {
           const bool nan = std::isnan(Want(kWeight, bytes[i]));
-          Expect((D::IsNaN(word) >> (8 * i) & 0xff) == (nan ? 0x80u : 0u), name + " spoils its own");
+          Expect((D::IsNaN(word) >> (8 * i) & 0xff) == (nan ? 0x80u : 0u),
+                 name + " spoils its own");
         }
       }
       float values[4];
@@ -81,7 +82,8 @@ void CheckIntegers(DType type) {
     for (uint32_t code = 0; code < 256; ++code) {
       const uint32_t word = code | (code ^ 0xffu) << 8 | ((code + 85) & 0xffu) << 16 | 0x80000000u;
       float values[4];
-      DecodeFour<DType::kS8, kWide>(word, D::FlipOf(type), D::LessOf(type, zero), false, values);
+      DecodeFour<DType::kS8, kWide>(word, D::FlipOf(type), D::LessOf(type, zero),
+                                    zero != 0 || type == DType::kU8, values);
       for (int i = 0; i < 4; ++i) {
         const float want =
             Want(type, static_cast<uint8_t>(word >> (8 * i))) - static_cast<float>(zero);

@@ -78,7 +78,7 @@ void CheckCoverage() {
       }
     }
   }
-  for (int column = 0; column < kGroupColumns; ++column) {
+  for (int column = 0; column < kTileColumns; ++column) {
     for (int depth = 0; depth < kTileDepth; ++depth) {
       Expect(weights.count({column, depth}) == 1, "each weight is multiplied once");
     }
@@ -134,9 +134,9 @@ int ActivationAt(int row, int depth) { return (row * 5 + depth * 3) % 17 - 8; }
 template <DType kWide, bool kDepthMajor>
 void CheckTileProduct() {
   using D = Decoder<DType::kS8, kWide>;
-  alignas(16) static uint8_t weights[kGroupBytes], activations[8 * 256];
+  alignas(16) static uint8_t weights[kWeightBytes], activations[8 * 256];
   for (int depth = 0; depth < kTileDepth; ++depth) {
-    for (int column = 0; column < kGroupColumns; ++column) {
+    for (int column = 0; column < kTileColumns; ++column) {
       const int offset = kDepthMajor ? DepthLineOffset(depth, column / 16) + column % 16
                                      : ColumnLineOffset(column, depth / 16) + depth % 16;
       weights[offset] = CodeAt(column, depth);
@@ -157,8 +157,8 @@ void CheckTileProduct() {
           columns.less[j] = D::LessOf(DType::kS8, ColumnOf(w, lane) + j - 64);  // zero points
         }
         const Codes codes = LoadCodes<kDepthMajor>(weights, 32 * w + lane, step / 4);
-        DecodeStep<D, kDepthMajor>(codes.of[step % 4], columns, D::FlipOf(DType::kS8),
-                                   warp.a[lane]);
+        DecodeStep<D, kDepthMajor, true>(codes.of[step % 4], columns, D::FlipOf(DType::kS8),
+                                         warp.a[lane]);
         const Vector16 rows = LoadTwoSteps(activations, lane, 0, step / 2);
         warp.b[lane][0] = rows.words[2 * (step % 2)];
         warp.b[lane][1] = rows.words[2 * (step % 2) + 1];

@@ -56,7 +56,7 @@ void CheckSchedule(const Schedule& s, int64_t batch) {
 int CheckLaunches(const Problem& p, int64_t resident, size_t workspace) {
   const int64_t outputs = OutputsOf(p);
   int launches = 0;
-  Expect(WhyNotWorkspace(p, workspace).empty(), "enough workspace is accepted");
+  Expect(WhyNotWorkspace(p, 0, workspace).empty(), "enough workspace is accepted");
   for (int64_t first = 0; first < outputs; ++launches) {
     const Schedule s = MakeSchedule(p, resident, workspace, first);
     Expect(s.outputs > 0 && first + s.outputs <= outputs, "a launch makes some of the outputs");
@@ -97,7 +97,7 @@ void CheckSchedules() {
 
 void CheckWorkspace() {
   const Problem p = Some(1, 64, 4096, 4096);
-  Expect(!WhyNotWorkspace(p, 1000).empty(), "too little workspace is refused");
+  Expect(!WhyNotWorkspace(p, 0, 1000).empty(), "too little workspace is refused");
   for (size_t workspace : {size_t{70000}, size_t{1} << 20, size_t{32} << 20}) {
     CheckLaunches(p, 264, workspace);
   }

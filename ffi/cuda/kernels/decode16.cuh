@@ -107,6 +107,8 @@ struct Decoder {
   // How infinity and NaN are made right.
   static constexpr bool kPoisons = kWeight == DType::kE4M3;
   static constexpr bool kMends = kWeight == DType::kE5M2 && kBrain;
+  // Whether subtracting a zero point takes an instruction of its own.
+  static constexpr bool kSubtracts = kInteger && kBrain;
 
   // A decoded value times this is the value.
   static constexpr float kFactor = kWeight == DType::kE4M3 && !kBrain ? 256.0f : 1.0f;
@@ -122,12 +124,15 @@ struct Decoder {
     return BothLanes<kWide>(static_cast<float>(kBrain ? -centred : -1152 - centred));
   }
 
-  // A pair from two codes with their signs above them.
+  // A pair from two codes with their signs above them. `kCareful`: there may be zero points, or
+  // infinity and NaN to be mended.
+  template <bool kCareful>
   JAXFP8_HD static uint32_t Decode(uint32_t codes, uint32_t flip, uint32_t less) {
     if constexpr (!kInteger) {
-      return Float(codes);
+      return kCareful && kMends ? Mend(Float(codes)) : Float(codes);
     } else if constexpr (kBrain) {
-      return IntegerToBrain(codes, flip, less);
+      const uint32_t pair = IntegerToBrain(codes, flip);
+      return kCareful ? FusedPair<kWide>(pair, 0x3f803f80u, less) : pair;
     } else {
       return IntegerToHalf(codes, flip, less);
     }
@@ -146,11 +151,6 @@ struct Decoder {
     return ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
   }
 
-  // A decoded pair with infinity and NaN put in the place of the numbers they were taken for.
-  JAXFP8_HD static uint32_t Mend(uint32_t pair) {
-    return MendLane(pair & 0xffffu) | MendLane(pair >> 16) << 16;
-  }
-
  private:
   JAXFP8_HD static uint32_t Float(uint32_t codes) {
     // The exponent's place: 4 or 5 bits of a byte become the lowest of the 8 or 5 of the wide type.
@@ -166,16 +166,19 @@ struct Decoder {
 
   // Signed codes: 128 + (low 7 bits), less 128 or 256 by the sign bit, which is the lowest bit of
   // the exponent.
-  JAXFP8_HD static uint32_t IntegerToBrain(uint32_t codes, uint32_t flip, uint32_t less) {
-    constexpr uint32_t kOne = 0x3f803f80u;
-    const uint32_t pair = FusedPair<kWide>((codes & 0x007f007fu) | 0x43004300u, kOne,
-                                           (codes & 0x00800080u) ^ (0xc300c300u ^ flip));
-    return FusedPair<kWide>(pair, kOne, less);
+  JAXFP8_HD static uint32_t IntegerToBrain(uint32_t codes, uint32_t flip) {
+    return FusedPair<kWide>((codes & 0x007f007fu) | 0x43004300u, 0x3f803f80u,
+                            (codes & 0x00800080u) ^ (0xc300c300u ^ flip));
   }
 
   // Unsigned codes: 1024 + code, less 1152 and the zero point.
   JAXFP8_HD static uint32_t IntegerToHalf(uint32_t codes, uint32_t flip, uint32_t less) {
     return FusedPair<kWide>((codes & 0x00ff00ffu) ^ (0x64006400u ^ flip), 0x3c003c00u, less);
+  }
+
+  // A decoded pair with infinity and NaN put in the place of the numbers they were taken for.
+  JAXFP8_HD static uint32_t Mend(uint32_t pair) {
+    return MendLane(pair & 0xffffu) | MendLane(pair >> 16) << 16;
   }
 
   // e5m2 as bfloat16: 2^16 is infinity, and what is above it is NaN.

@@ -5,6 +5,7 @@
 #include "cuda/kernels/sm80_w8a16.h"
 #include "cuda/kernels/sm80_w8a16_arguments.h"
 #include "cuda/kernels/sm80_w8a16_finish.cuh"
+#include "cuda/kernels/sm80_w8a16_pack.cuh"
 
 namespace jaxfp8::cuda {
 namespace w8a16 {
@@ -78,6 +79,7 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.tile_columns = static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, problem.columns));
   a.flip = FlipOf(problem);
   a.weight = weights.dtype;
+  a.subtracts = weights.zero_point || weights.dtype == DType::kU8;  // uint8 is int8 plus 128
   return a;
 }
 
@@ -87,7 +89,7 @@ FinishArguments FinishArgumentsFor(const Problem& problem, const Buffers& buffer
   a.finish = MakeFinish(problem, buffers);
   a.rows = static_cast<int32_t>(problem.rows), a.columns = static_cast<int32_t>(problem.columns);
   a.depth = static_cast<int32_t>(problem.depth);
-  a.tile_rows = 8 * eights, a.tile_columns = TileColumns(eights);
+  a.tile_rows = 8 * eights;
   a.lines = std::min(a.rows, a.tile_rows);
   // Without any depth there are no tiles along it, and so no scales.
   if (problem.lhs.scale && problem.depth > 0) a.row_scales = buffers.lhs_scale;
@@ -97,6 +99,40 @@ FinishArguments FinishArgumentsFor(const Problem& problem, const Buffers& buffer
   a.activations = buffers.lhs;
   a.wide = problem.lhs, a.weight = problem.rhs;
   return a;
+}
+
+PackArguments PackArgumentsFor(const Problem& problem, const Buffers& buffers) {
+  PackArguments a;
+  const Side& wide = problem.lhs;
+  const int eights = EightsFor(problem);
+  a.from = static_cast<const uint16_t*>(buffers.lhs);
+  a.to = static_cast<uint4*>(buffers.workspace);
+  a.row_stride = wide.free, a.depth_stride = wide.depth, a.batch_stride = wide.batch;
+  a.lines = static_cast<int64_t>(PackedBytesOf(problem) / sizeof(uint4));
+  a.rows = static_cast<int32_t>(problem.rows), a.depth = static_cast<int32_t>(problem.depth);
+  a.tile_rows = 8 * eights;
+  a.row_tiles = (a.rows + a.tile_rows - 1) / a.tile_rows;
+  a.depth_tiles = static_cast<int32_t>((problem.depth + kTileDepth - 1) / kTileDepth);
+  return a;
+}
+
+// Whether the instance that runs on the device is the one that wants its activations packed: the
+// code made for sm_90a, and not what the driver makes of that for an older device.
+std::string WantsPacked(const Device& device, KernelFunction kernel, int eights, bool& wants) {
+  cudaFuncAttributes attributes;
+  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+  if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
+  wants = PacksFor(eights) && device.compute_capability == 90 && attributes.ptxVersion == 90;
+  return "";
+}
+
+cudaLaunchConfig_t LaunchOf(int64_t blocks, int threads, size_t shared, cudaStream_t stream) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  return config;
 }
 
 // How many warps share the adding of a tile's slots, so that each loads all of its at once.
@@ -115,15 +151,16 @@ bool IsPlain(const Problem& problem) {
 class W8A16Plan final : public Plan {
  public:
   W8A16Plan(const Problem& problem, const Device& device, bool swapped, size_t workspace)
-      : problem_(problem),
-        swapped_(swapped),
-        overlaps_(device.compute_capability >= 90),
-        workspace_(workspace),
-        kernel_(KernelOf(problem)) {}
+      : problem_(problem), device_(device), swapped_(swapped), workspace_(workspace) {}
 
   // Fits the kernel to the device; returns what went wrong, or "".
-  std::string Prepare(const Device& device) {
-    const int shared = SharedBytes(EightsFor(problem_));
+  std::string Prepare() {
+    const int eights = EightsFor(problem_), shared = SharedBytes(eights);
+    kernel_ = KernelOf(problem_);
+    bool packs = false;
+    std::string wrong = WantsPacked(device_, kernel_, eights, packs);
+    if (!wrong.empty()) return wrong;
+    packed_ = packs ? PackedBytesOf(problem_) : 0;
     cudaError_t status =
         cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (status != cudaSuccess) return CudaError(status, "cudaFuncSetAttribute");
@@ -133,9 +170,8 @@ class W8A16Plan final : public Plan {
       return CudaError(status, "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     }
     if (blocks == 0) return "`sm80_w8a16` does not fit on a multiprocessor of the device";
-    resident_ = static_cast<int64_t>(blocks) * device.multiprocessors;
-    finish_resident_ = static_cast<int64_t>(kFinishBlocks) * device.multiprocessors;
-    return WhyNotWorkspace(problem_, workspace_);
+    resident_ = static_cast<int64_t>(blocks) * device_.multiprocessors;
+    return WhyNotWorkspace(problem_, packed_, workspace_);
   }
 
   std::string Run(const Buffers& given, cudaStream_t stream) const override {
@@ -146,9 +182,10 @@ class W8A16Plan final : public Plan {
       return "`sm80_w8a16` was planned for a workspace of " + std::to_string(workspace_) +
              " bytes and got " + std::to_string(buffers.workspace_bytes);
     }
+    if (packed_ > 0) wrong = LaunchPack(buffers, stream);
     const int64_t outputs = OutputsOf(problem_);
     for (int64_t first = 0; first < outputs && wrong.empty();) {
-      const Schedule schedule = MakeSchedule(problem_, resident_, workspace_, first);
+      const Schedule schedule = MakeSchedule(problem_, resident_, workspace_ - packed_, first);
       if (problem_.depth > 0) wrong = LaunchSums(schedule, buffers, stream);
       if (wrong.empty()) wrong = LaunchFinish(schedule, buffers, stream);
       first += schedule.outputs;
@@ -157,47 +194,71 @@ class W8A16Plan final : public Plan {
   }
 
  private:
+  float* SlotsOf(const Buffers& buffers) const {
+    return reinterpret_cast<float*>(static_cast<char*>(buffers.workspace) + packed_);
+  }
+
+  // `overlaps`: the launch may begin before the one before it has ended, and waits by itself.
+  template <typename Kernel, typename Given>
+  std::string Launch(const char* what, cudaLaunchConfig_t config, bool overlaps, Kernel kernel,
+                     const Given& given) const {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = overlaps && device_.compute_capability >= 90 ? 1 : 0;
+    return CudaError(cudaLaunchKernelEx(&config, kernel, given), what);
+  }
+
+  std::string LaunchPack(const Buffers& buffers, cudaStream_t stream) const {
+    const PackArguments arguments = PackArgumentsFor(problem_, buffers);
+    const int64_t blocks = (arguments.lines + kPackThreads - 1) / kPackThreads;
+    return Launch("sm80_w8a16 pack", LaunchOf(blocks, kPackThreads, 0, stream), false,
+                  PackActivations, arguments);
+  }
+
   std::string LaunchSums(const Schedule& schedule, const Buffers& buffers,
                          cudaStream_t stream) const {
     Arguments arguments = ArgumentsFor(problem_, buffers);
     arguments.schedule = schedule;
-    arguments.slots = static_cast<float*>(buffers.workspace);
+    arguments.slots = SlotsOf(buffers);
+    if (packed_ > 0) {
+      arguments.activations = static_cast<const uint16_t*>(buffers.workspace);
+      const int64_t tiles = int64_t{schedule.row_tiles} * schedule.depth_tiles;
+      const int64_t batch = tiles * PackedBytes(EightsFor(problem_)) / 2;
+      arguments.activation_batch = problem_.lhs.batch == 0 ? 0 : batch;
+    }
     const auto shared = static_cast<size_t>(SharedBytes(EightsFor(problem_)));
-    kernel_<<<static_cast<unsigned>(schedule.blocks), kThreads, shared, stream>>>(arguments);
-    return CudaError(cudaGetLastError(), "sm80_w8a16");
+    const bool overlaps = packed_ > 0 && schedule.first == 0;
+    return Launch("sm80_w8a16", LaunchOf(schedule.blocks, kThreads, shared, stream), overlaps,
+                  kernel_, arguments);
   }
 
   std::string LaunchFinish(const Schedule& schedule, const Buffers& buffers,
                            cudaStream_t stream) const {
     FinishArguments arguments = FinishArgumentsFor(problem_, buffers);
     arguments.schedule = schedule;
-    arguments.slots = static_cast<const float*>(buffers.workspace);
+    arguments.slots = SlotsOf(buffers);
     arguments.ways = WaysFor(schedule);
-    const int64_t tiles = int64_t{schedule.outputs} * (arguments.tile_columns / kGroupColumns);
+    const int64_t resident = int64_t{kFinishBlocks} * device_.multiprocessors;
     const int at_once = kFinishWarps / arguments.ways;
     const int most = (arguments.lines + at_once - 1) / at_once;
     arguments.line_blocks =
-        static_cast<int32_t>(std::clamp<int64_t>(finish_resident_ / tiles, 1, most));
-    const int64_t blocks = tiles * arguments.line_blocks;
+        static_cast<int32_t>(std::clamp<int64_t>(resident / schedule.outputs, 1, most));
+    const int64_t blocks = int64_t{schedule.outputs} * arguments.line_blocks;
     if (blocks >> 31) return "`sm80_w8a16` has more outputs than a launch has blocks";
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(kFinishThreads);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = overlaps_ && problem_.depth > 0 ? 1 : 0;
-    const auto kernel = IsPlain(problem_) ? FinishOutputs<true> : FinishOutputs<false>;
-    return CudaError(cudaLaunchKernelEx(&config, kernel, arguments), "sm80_w8a16 finish");
+    return Launch("sm80_w8a16 finish", LaunchOf(blocks, kFinishThreads, 0, stream),
+                  problem_.depth > 0,
+                  IsPlain(problem_) ? FinishOutputs<true> : FinishOutputs<false>, arguments);
   }
 
   Problem problem_;  // rhs is the 8-bit side
-  bool swapped_, overlaps_;
+  Device device_;
+  bool swapped_;
   size_t workspace_;
-  KernelFunction kernel_;
-  int64_t resident_ = 1, finish_resident_ = 1;  // blocks at a time
+  KernelFunction kernel_ = nullptr;
+  size_t packed_ = 0;     // bytes of packed activations, before the slots
+  int64_t resident_ = 1;  // blocks at a time
 };
 
 bool WeightsOnTheLeft(const Problem& problem) {
@@ -213,7 +274,7 @@ std::unique_ptr<Plan> Make(const Problem& problem, const Device& device, size_t 
   const bool swapped = WeightsOnTheLeft(problem);
   const Problem turned = swapped ? Swapped(problem) : problem;
   auto plan = std::make_unique<W8A16Plan>(turned, device, swapped, workspace);
-  if (!Empty(turned)) wrong = plan->Prepare(device);
+  if (!Empty(turned)) wrong = plan->Prepare();
   if (!wrong.empty()) return nullptr;
   return plan;
 }

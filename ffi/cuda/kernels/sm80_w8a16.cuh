@@ -3,7 +3,8 @@
 // With few rows all time goes to reading the weights, so the weights are the 16-row operand of the
 // instruction and the activations the 8-column one: out^T = weights * activations^T, and a product
 // of one row wastes nothing but idle arithmetic. Weights go through shared memory as they are, many
-// copies in flight, and are decoded in registers.
+// copies in flight, and are decoded in registers. Sums go to memory: what follows them is another
+// kernel (sm80_w8a16_finish.cuh).
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_CUH_
@@ -16,68 +17,45 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Sums of a warp: of[g][m][n] are those of fragment m of its columns in group g, and n of the rows.
-template <int kEights>
-struct Sums {
-  float of[GroupsFor(kEights)][2][kEights][4];
-};
-
-// What a lane knows of its columns in all groups.
-template <int kEights>
-struct AllColumns {
-  Columns of[GroupsFor(kEights)];
-};
-
 // Where the scales of a lane's columns begin: a division for each, once an output.
-template <int kEights>
 struct ScaleOffsets {
   int64_t batch;
-  int32_t of[GroupsFor(kEights)][4];
+  int32_t of[4];
 
   __device__ __forceinline__ ScaleOffsets(const Arguments& a, const Place& place)
       : batch(place.batch * a.scale_batch) {
+    const int32_t first =
+        place.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
 #pragma unroll
-    for (int g = 0; g < GroupsFor(kEights); ++g) {
-      const int32_t first = place.column_tile * TileColumns(kEights) + g * kGroupColumns +
-                            ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int32_t column = min(first + j, a.columns - 1);
-        of[g][j] = (a.tile_columns == 1 ? column : column / a.tile_columns) * a.scale_column;
-      }
+    for (int j = 0; j < 4; ++j) {
+      const int32_t column = min(first + j, a.columns - 1);
+      of[j] = (a.tile_columns == 1 ? column : column / a.tile_columns) * a.scale_column;
     }
   }
 };
 
-template <class D, int kEights>
-__device__ __forceinline__ void LoadColumns(const Arguments& a,
-                                            const ScaleOffsets<kEights>& offsets, int32_t stretch,
-                                            AllColumns<kEights>& columns) {
+template <class D>
+__device__ __forceinline__ void LoadColumns(const Arguments& a, const ScaleOffsets& offsets,
+                                            int32_t stretch, Columns& columns) {
   const int64_t origin = offsets.batch + stretch * a.scale_depth;
 #pragma unroll
-  for (int g = 0; g < GroupsFor(kEights); ++g) {
+  for (int j = 0; j < 4; ++j) {
+    columns.scale[j] = a.scales ? __ldg(a.scales + origin + offsets.of[j]) : 1.0f;
+  }
+  if constexpr (D::kInteger) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) columns.less[j] = D::LessOf(a.weight, 0);
+    if (!a.zero_points) return;  // nothing then waits for a load
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int64_t tile = origin + offsets.of[g][j];
-      columns.of[g].scale[j] = a.scales ? __ldg(a.scales + tile) : 1.0f;
-      if constexpr (D::kInteger) {
-        const int32_t zero = a.zero_points ? __ldg(a.zero_points + tile) : 0;
-        columns.of[g].less[j] = D::LessOf(a.weight, SplitZeroPoint(a.weight, zero).border);
-      }
+      const int32_t zero = __ldg(a.zero_points + origin + offsets.of[j]);
+      columns.less[j] = D::LessOf(a.weight, SplitZeroPoint(a.weight, zero).border);
     }
   }
 }
 
-template <class D>
-__device__ __forceinline__ bool AnyUnusual(const Codes& codes) {
-  uint32_t any = 0;
-#pragma unroll
-  for (int i = 0; i < 16; ++i) any |= D::Unusual(codes.of[i / 4][i % 4]);
-  return any & 0x80808080u;
-}
-
-// Adds the products of half a group to its sums. `kMend`: some of the codes are infinity or NaN.
-template <class D, DType kWide, bool kDepthMajor, bool kMend, int kEights>
+// Adds the products of half a stage to the sums.
+template <class D, DType kWide, bool kDepthMajor, bool kCareful, int kEights>
 __device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t* activations,
                                               int half, const Columns& columns, uint32_t flip,
                                               float (&sums)[2][kEights][4]) {
@@ -92,11 +70,7 @@ __device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t*
 #pragma unroll
     for (int one = 0; one < 2; ++one) {
       uint32_t fragments[2][4];
-      DecodeStep<D, kDepthMajor>(codes.of[2 * two + one], columns, flip, fragments);
-#pragma unroll
-      for (int i = 0; kMend && i < 8; ++i) {
-        fragments[i / 4][i % 4] = D::Mend(fragments[i / 4][i % 4]);
-      }
+      DecodeStep<D, kDepthMajor, kCareful>(codes.of[2 * two + one], columns, flip, fragments);
 #pragma unroll
       for (int n = 0; n < kEights; ++n) {
 #pragma unroll
@@ -122,53 +96,42 @@ __device__ __forceinline__ void Poison(const Codes& codes, float (&sums)[2][kEig
 
 // Adds the products of a stage to the sums.
 template <class D, DType kWide, bool kDepthMajor, int kEights>
-__device__ __forceinline__ void MultiplyStage(const uint8_t* stage,
-                                              const AllColumns<kEights>& columns, uint32_t flip,
-                                              Sums<kEights>& sums) {
-  constexpr int kGroups = GroupsFor(kEights);
-  const uint8_t* activations = stage + kGroups * kGroupBytes;
-#pragma unroll(kEights <= 2 ? 2 : 1)  // the wider tiles have no registers for two halves at once
+__device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t* stage,
+                                              const Columns& columns, Sums<kEights>& sums) {
+  // The wider tiles have no registers for two halves at once. With 16 rows on an H200 one at a time
+  // takes 3 % less for [N, K], and 6 % more for [K, N].
+#pragma unroll(kEights == 1 || (kEights == 2 && kDepthMajor) ? 2 : 1)
   for (int half = 0; half < 2; ++half) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const Codes codes = LoadCodes<kDepthMajor>(stage + g * kGroupBytes, threadIdx.x, half);
-      // The whole warp takes one branch: the instructions of a step are not torn apart.
-      const bool unusual =
-          (D::kPoisons || D::kMends) && __any_sync(0xffffffffu, AnyUnusual<D>(codes));
-      if constexpr (D::kMends) {
-        if (unusual) {
-          MultiplyCodes<D, kWide, kDepthMajor, true>(codes, activations, half, columns.of[g], flip,
-                                                     sums.of[g]);
-          continue;
-        }
-      }
-      MultiplyCodes<D, kWide, kDepthMajor, false>(codes, activations, half, columns.of[g], flip,
-                                                  sums.of[g]);
-      if constexpr (D::kPoisons) {
-        if (unusual) Poison<D, kWide, kDepthMajor>(codes, sums.of[g]);
-      }
+    const Codes codes = LoadCodes<kDepthMajor>(stage, threadIdx.x, half);
+    // The whole warp takes one branch: the instructions of a step are not torn apart.
+    const bool unusual = AnyOfWarpUnusual<D>(codes);
+    if ((D::kMends && unusual) || (D::kSubtracts && a.subtracts)) {
+      MultiplyCodes<D, kWide, kDepthMajor, true>(codes, stage + kWeightBytes, half, columns, a.flip,
+                                                 sums.of);
+    } else {
+      MultiplyCodes<D, kWide, kDepthMajor, false>(codes, stage + kWeightBytes, half, columns,
+                                                  a.flip, sums.of);
+    }
+    if constexpr (D::kPoisons) {
+      if (unusual) Poison<D, kWide, kDepthMajor>(codes, sums.of);
     }
   }
 }
 
 // At the end of a stretch: totals += sums * scales.
 template <int kEights>
-__device__ __forceinline__ void Fold(const AllColumns<kEights>& columns, float factor,
-                                     Sums<kEights>& sums, Sums<kEights>& totals) {
+__device__ __forceinline__ void Fold(const Columns& columns, float factor, Sums<kEights>& sums,
+                                     Sums<kEights>& totals) {
 #pragma unroll
-  for (int g = 0; g < GroupsFor(kEights); ++g) {
+  for (int m = 0; m < 2; ++m) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) {
+    for (int n = 0; n < kEights; ++n) {
 #pragma unroll
-      for (int n = 0; n < kEights; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float scale = columns.of[g].scale[2 * m + i / 2];
-          // The factor first: a product of both could overflow where the scaled sum does not.
-          const float scaled = sums.of[g][m][n][i] * factor * scale;
-          totals.of[g][m][n][i] = FoldsFor(kEights) ? totals.of[g][m][n][i] + scaled : scaled;
-          sums.of[g][m][n][i] = 0.0f;
-        }
+      for (int i = 0; i < 4; ++i) {
+        // The factor first: a product of both could overflow where the scaled sum does not.
+        const float scaled = sums.of[m][n][i] * factor * columns.scale[2 * m + i / 2];
+        totals.of[m][n][i] = FoldsFor(kEights) ? totals.of[m][n][i] + scaled : scaled;
+        sums.of[m][n][i] = 0.0f;
       }
     }
   }
@@ -178,23 +141,19 @@ __device__ __forceinline__ void Fold(const AllColumns<kEights>& columns, float f
 template <int kEights>
 __device__ __forceinline__ void KeepTotals(const Arguments& a, int32_t output, const Place& place,
                                            const Sums<kEights>& totals) {
-  constexpr int kColumns = TileColumns(kEights);
   const int lane = threadIdx.x % 32, left = a.rows - place.row_tile * (8 * kEights);
   const int64_t lines = min(a.rows, 8 * kEights);  // of a slot
-  float* slot = a.slots + a.schedule.SlotOf(blockIdx.x, output) * (lines * kColumns) +
+  float* slot = a.slots + a.schedule.SlotOf(blockIdx.x, output) * (lines * kTileColumns) +
                 ColumnOf(threadIdx.x / 32, lane);
+  const auto& of = totals.of;
 #pragma unroll
   for (int n = 0; n < kEights; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = RowOf(lane, n) + i;
       if (row >= left) continue;
-#pragma unroll
-      for (int g = 0; g < GroupsFor(kEights); ++g) {
-        const auto& of = totals.of[g];
-        *reinterpret_cast<float4*>(slot + row * kColumns + g * kGroupColumns) =
-            make_float4(of[0][n][i], of[0][n][2 + i], of[1][n][i], of[1][n][2 + i]);
-      }
+      *reinterpret_cast<float4*>(slot + row * kTileColumns) =
+          make_float4(of[0][n][i], of[0][n][2 + i], of[1][n][i], of[1][n][2 + i]);
     }
   }
 }
@@ -218,59 +177,95 @@ struct Step {
   }
 };
 
+// The stages of a block: what is copied into them, and when.
+template <bool kDepthMajor, int kEights, bool kPacked>
+class Pipeline {
+ public:
+  __device__ __forceinline__ Pipeline(const Arguments& a, const Step& first, int32_t count,
+                                      uint8_t* stages)
+      : a_(a),
+        // Weights that other tiles of rows read again should stay in L2, others should not push
+        // the activations out.
+        policy_(a.schedule.row_tiles == 1 ? ReadOncePolicy() : ReadAgainPolicy()),
+        step_(first),
+        left_(count),
+        stages_(stages) {
+    loader_.Start(a, first.place, first.depth_tile);
+    if constexpr (kPacked) {
+      // The launch before packs the activations; the weights were there before it.
+      loader_.LoadWeights(a, Address(0), policy_);
+      WaitForLaunchBefore();
+    }
+#pragma unroll 1
+    for (int stage = 0; stage < kStages - 1; ++stage) Fill(stage, stage > 0 || !kPacked);
+  }
+
+  // The next stage, ready to be read by everyone until the next call.
+  __device__ __forceinline__ const uint8_t* Next() {
+    WaitForCopies<kStages - 2>();
+    if constexpr (kPacked) ShowToWarpgroupMma();
+    // Everyone's copies of this stage are there, and everyone has read the stage filled next.
+    __syncthreads();
+    Fill(stage_ == 0 ? kStages - 1 : stage_ - 1, true);
+    const uint8_t* ready = stages_ + stage_ * kStageBytes;
+    stage_ = stage_ + 1 == kStages ? 0 : stage_ + 1;
+    return ready;
+  }
+
+ private:
+  static constexpr int kStages = StagesFor(kEights), kStageBytes = StageBytes(kEights);
+
+  __device__ __forceinline__ uint32_t Address(int stage) const {
+    return SharedAddress(stages_) + stage * kStageBytes;
+  }
+
+  // Starts the copies of the next step, if there is one; commits them, even if there are none.
+  __device__ __forceinline__ void Fill(int stage, bool with_weights) {
+    if (left_-- > 0) {
+      if (with_weights) loader_.LoadWeights(a_, Address(stage), policy_);
+      loader_.LoadActivations(a_, Address(stage) + kWeightBytes);
+      loader_.Advance(a_);
+      if (step_.Advance(a_.schedule)) loader_.Start(a_, step_.place, 0);
+    }
+    CommitCopies();
+  }
+
+  const Arguments& a_;
+  uint64_t policy_;
+  Step step_;     // the next to be copied
+  int32_t left_;  // how many are
+  uint8_t* stages_;
+  int stage_ = 0;  // the next to be read
+  Loader<kDepthMajor, kEights, kPacked> loader_;
+};
+
 template <DType kWeight, DType kWide, bool kDepthMajor, int kEights>
 __global__ void __launch_bounds__(kThreads, BlocksFor(kEights))
     Sm80W8A16(const __grid_constant__ Arguments a) {
   using D = Decoder<kWeight, kWide>;
-  constexpr int kStages = StagesFor(kEights), kStageBytes = StageBytes(kEights);
   constexpr bool kWarpgroup = kHasWarpgroupMma && PacksFor(kEights);
   extern __shared__ __align__(128) uint8_t stages[];
   LetNextLaunchStart();
   const Schedule& schedule = a.schedule;
   const int32_t begin = schedule.Begin(blockIdx.x);
   const int32_t count = schedule.Begin(blockIdx.x + 1) - begin;
-  // Weights that other tiles of rows read again should stay in L2, others should not push the
-  // activations out.
-  const uint64_t policy = schedule.row_tiles == 1 ? ReadOncePolicy() : ReadAgainPolicy();
-
-  Step step(schedule, begin), loading = step;
-  Loader<kDepthMajor, kEights, kWarpgroup> loader;
-  loader.Start(a, loading.place, loading.depth_tile);
-  const auto load = [&](int stage) {
-    loader.Load(a, SharedAddress(stages) + stage * kStageBytes, policy);
-    if (loading.Advance(schedule)) loader.Start(a, loading.place, 0);
-  };
-  if constexpr (kWarpgroup) WaitForLaunchBefore();  // it packs the activations
-#pragma unroll 1
-  for (int i = 0; i < kStages - 1; ++i) {
-    if (i < count) load(i);
-    CommitCopies();
-  }
-  Sums<kEights> sums = {}, totals = {};
+  Step step(schedule, begin);
+  Pipeline<kDepthMajor, kEights, kWarpgroup> pipeline(a, step, count, stages);
   int32_t stretch = step.depth_tile / a.stretch;
   int32_t left = (stretch + 1) * a.stretch - step.depth_tile;  // tiles of the stretch
-  ScaleOffsets<kEights> offsets(a, step.place);
-  AllColumns<kEights> columns;
+  ScaleOffsets offsets(a, step.place);
+  Columns columns;
   LoadColumns<D>(a, offsets, stretch, columns);
-  int stage = 0, next_stage = kStages - 1;
+  Sums<kEights> sums = {}, totals = {};
 #pragma unroll 1
-  for (int32_t i = 0; i < count; ++i) {
-    WaitForCopies<kStages - 2>();
-    // Everyone's copies of this stage are there, and everyone has read the stage filled next.
-    if constexpr (kWarpgroup) ShowToWarpgroupMma();
-    __syncthreads();
-    if (i + kStages - 1 < count) load(next_stage);
-    CommitCopies();
+  for (int32_t i = 1;; ++i) {
+    const uint8_t* stage = pipeline.Next();
     if constexpr (kWarpgroup) {
-      MultiplyStageTogether<D, kWide, kDepthMajor>(stages + stage * kStageBytes, columns, a.flip,
-                                                   sums);
+      MultiplyStageTogether<D, kWide, kDepthMajor>(a, stage, columns, sums);
     } else {
-      MultiplyStage<D, kWide, kDepthMajor>(stages + stage * kStageBytes, columns, a.flip, sums);
+      MultiplyStage<D, kWide, kDepthMajor>(a, stage, columns, sums);
     }
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    next_stage = next_stage + 1 == kStages ? 0 : next_stage + 1;
-
-    const bool last = i + 1 == count || step.depth_tile + 1 == schedule.depth_tiles;
+    const bool last = i == count || step.depth_tile + 1 == schedule.depth_tiles;
     if (!last && --left > 0) {
       ++step.depth_tile;
       continue;
@@ -281,10 +276,10 @@ __global__ void __launch_bounds__(kThreads, BlocksFor(kEights))
       totals = {};
       stretch = -1;
     }
-    if (i + 1 == count) break;
+    if (i == count) return;
     step.Advance(schedule);
     // Without folding a stretch is the whole depth, and offsets need not be kept.
-    if (last || !FoldsFor(kEights)) offsets = ScaleOffsets<kEights>(a, step.place);
+    if (last || !FoldsFor(kEights)) offsets = ScaleOffsets(a, step.place);
     left = a.stretch;
     LoadColumns<D>(a, offsets, ++stretch, columns);
   }

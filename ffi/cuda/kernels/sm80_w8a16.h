@@ -8,7 +8,8 @@
 namespace jaxfp8::cuda {
 
 // For few rows, where the time is that of reading the weights; right for any number. Either side
-// may be the 8-bit one.
+// may be the 8-bit one. A call is two launches, three on sm_90 with more than 16 rows: pack the
+// activations, sum, finish.
 extern const Path kSm80W8A16;
 
 }  // namespace jaxfp8::cuda

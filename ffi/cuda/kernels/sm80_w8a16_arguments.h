@@ -10,7 +10,8 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Only what the kernel reads: every further line of constants costs it a miss before its first load.
+// Only what the kernel reads: every further line of constants costs it a miss before its first
+// load.
 struct Arguments {
   Schedule schedule;
   int32_t rows = 0, columns = 0, depth = 0;
@@ -21,14 +22,15 @@ struct Arguments {
   float* slots = nullptr;
   int64_t weight_line = 0, weight_batch = 0;  // strides, a line being as in shared memory
   int64_t activation_row = 0, activation_depth = 0, activation_batch = 0;
-  const float* scales = nullptr;          // or null
-  const int32_t* zero_points = nullptr;   // or null
+  const float* scales = nullptr;         // or null
+  const int32_t* zero_points = nullptr;  // or null
   int64_t scale_batch = 0, scale_depth = 0;
   int32_t scale_column = 0;
   int32_t stretch = 1;       // depth tiles that share a scale
   int32_t tile_columns = 1;  // columns that share a scale
   uint32_t flip = 0;         // of `Decoder::FlipOf`
   DType weight = DType::kNone;
+  bool subtracts = false;  // whether codes are more than turned into numbers: `Decoder::kSubtracts`
 };
 
 using KernelFunction = void (*)(Arguments);

@@ -1,9 +1,9 @@
 // The second kernel of `sm80_w8a16`: adds the blocks' sums of each tile up, and makes the output.
 //
 // A warp takes 128 columns of a row, four to a lane, and then of another row. Where many blocks
-// share a tile, `ways` warps add every so manieth of them each. With few rows this kernel is nothing
-// but latency: it starts early, does what it can before the sums are there (`WaitForLaunchBefore`),
-// and then loads all of them at once.
+// share a tile, `ways` warps add every so manieth of them each. With few rows this kernel is
+// nothing but latency: it starts early, does what it can before the sums are there
+// (`WaitForLaunchBefore`), and then loads all of them at once.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_FINISH_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_FINISH_CUH_
@@ -23,10 +23,10 @@ struct FinishArguments {
   Finish finish;
   const float* slots = nullptr;
   int32_t rows = 0, columns = 0, depth = 0;
-  int32_t tile_rows = 0, tile_columns = 0;
-  int32_t ways = 1;        // a power of two, kFinishWarps at the most
-  int32_t lines = 1;       // rows of a tile, or of the whole output if it is lower
-  int32_t line_blocks = 1;  // blocks for them
+  int32_t tile_rows = 0;
+  int32_t ways = 1;                   // a power of two, kFinishWarps at the most
+  int32_t lines = 1;                  // rows of a tile, or of the whole output if it is lower
+  int32_t line_blocks = 1;            // blocks for them
   const float* row_scales = nullptr;  // or null
   Tiles row_tiles;
   // For zero points outside their type's range; null where there are none.
@@ -84,11 +84,11 @@ struct Parts {
   int count;
 
   __device__ __forceinline__ Parts(const FinishArguments& a, int32_t output, int way)
-      : from(a.slots), stride(int64_t{a.lines} * a.tile_columns * a.ways), count(0) {
+      : from(a.slots), stride(int64_t{a.lines} * kTileColumns * a.ways), count(0) {
     if (a.depth == 0) return;
     const Schedule& s = a.schedule;
     const int32_t first = s.FirstBlock(output) + way, last = s.LastBlock(output);
-    from += s.SlotOf(first, output) * int64_t{a.lines} * a.tile_columns;
+    from += s.SlotOf(first, output) * int64_t{a.lines} * kTileColumns;
     count = first > last ? 0 : (last - first) / a.ways + 1;
   }
 
@@ -129,8 +129,8 @@ __device__ __forceinline__ void RaiseAmax(const Finish& f, const Quad& q, uint32
   if (threadIdx.x % 32 == 0) atomicMax(f.amax + f.amax_plane.At(q.b, q.r, 0), largest);
 }
 
-// What is left of a quad once its sums are there. `kPlain`: little is. The rest of the code is worth
-// avoiding: a launch finds none of it in the instruction cache.
+// What is left of a quad once its sums are there. `kPlain`: little is. The rest of the code is
+// worth avoiding: a launch finds none of it in the instruction cache.
 template <bool kPlain>
 __device__ __forceinline__ void FinishSums(const FinishArguments& a, const Quad& q,
                                            const float (&bias)[4], const float (&out_scale)[4],
@@ -151,17 +151,15 @@ template <bool kPlain>
 __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks)
     FinishOutputs(const __grid_constant__ FinishArguments a) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, way = warp % a.ways;
-  const int groups = a.tile_columns / kGroupColumns;
-  const int32_t tile = blockIdx.x / a.line_blocks, output = tile / groups;
+  const int32_t output = blockIdx.x / a.line_blocks;
   const Place place = a.schedule.PlaceOf(output);
   const int at_once = kFinishWarps / a.ways;
-  const int cell = (tile - output * groups) * kGroupColumns + 4 * lane;
-  const int32_t column = place.column_tile * a.tile_columns + cell;
+  const int32_t column = place.column_tile * kTileColumns + 4 * lane;
   const int count = max(0, min(4, a.columns - column));
   const Parts parts(a, output, way);
   const Finish& f = a.finish;
   // The rows of a block are interleaved with those of its neighbours.
-  for (int base = (blockIdx.x - tile * a.line_blocks) * at_once; base < a.lines;
+  for (int base = (blockIdx.x - output * a.line_blocks) * at_once; base < a.lines;
        base += a.line_blocks * at_once) {
     const int line = base + warp / a.ways, row = place.row_tile * a.tile_rows + line;
     const bool there = line < a.lines && row < a.rows;
@@ -180,7 +178,7 @@ __global__ void __launch_bounds__(kFinishThreads, kFinishBlocks)
     }
     WaitForLaunchBefore();
     float4 sum = {};
-    if (q.count > 0) sum = parts.Sum(line * a.tile_columns + cell);
+    if (q.count > 0) sum = parts.Sum(line * kTileColumns + 4 * lane);
     if (a.ways > 1) JoinWays(a.ways, sum);
     if (way != 0 || !there) continue;
     float y[4] = {sum.x, sum.y, sum.z, sum.w};

@@ -9,6 +9,7 @@
 
 #include "cuda/kernels/decode16.cuh"
 #include "cuda/kernels/sm80_w8a16_layout.h"
+#include "cuda/kernels/sm80_w8a16_plan.h"
 
 namespace jaxfp8::cuda::w8a16 {
 
@@ -16,10 +17,16 @@ struct alignas(16) Vector16 {
   uint32_t words[4];
 };
 
-// What a lane knows of its four columns of a group over a stretch of the depth.
+// What a lane knows of its four columns over a stretch of the depth.
 struct Columns {
   float scale[4];
   uint32_t less[4];  // of `Decoder::LessOf`
+};
+
+// Sums of a warp: of[m][n] are those of fragment m of its columns and n of the rows.
+template <int kEights>
+struct Sums {
+  float of[2][kEights][4];
 };
 
 // The codes of a lane in four steps: of[step][i] are four depths of its column i, or its four
@@ -28,7 +35,7 @@ struct Codes {
   uint32_t of[4][4];
 };
 
-// `half` of the depth of a group.
+// `half` of the depth of a stage.
 template <bool kDepthMajor>
 JAXFP8_HD Codes LoadCodes(const uint8_t* weights, int thread, int half) {
   const int lane = thread % 32, column = ColumnOf(thread / 32, lane);
@@ -57,19 +64,31 @@ JAXFP8_HD Vector16 LoadTwoSteps(const uint8_t* activations, int lane, int eight,
 
 // The two fragments of weights of one step: fragments[m][2 * pair + h] is column 2 * m + h of the
 // lane at depths 2 * pair and 2 * pair + 1.
-template <class D, bool kDepthMajor>
+template <class D, bool kDepthMajor, bool kCareful>
 JAXFP8_HD void DecodeStep(const uint32_t (&codes)[4], const Columns& columns, uint32_t flip,
                           uint32_t (&fragments)[2][4]) {
   for (int i = 0; i < 4; ++i) {
     for (int pair = 0; pair < 2; ++pair) {
-      const uint32_t picked =
-          kDepthMajor ? PickBytes(codes[2 * pair], codes[2 * pair + 1], PickColumn(i))
-                      : PickBytes(codes[i], 0, PickDepths(pair));
+      const uint32_t picked = kDepthMajor
+                                  ? PickBytes(codes[2 * pair], codes[2 * pair + 1], PickColumn(i))
+                                  : PickBytes(codes[i], 0, PickDepths(pair));
       fragments[i / 2][2 * pair + i % 2] =
-          D::Decode(picked, flip, D::kInteger ? columns.less[i] : 0);
+          D::template Decode<kCareful>(picked, flip, D::kInteger ? columns.less[i] : 0);
     }
   }
 }
+
+#ifdef __CUDACC__
+// Whether some lane of the warp has a code that is infinity or NaN and would not be right.
+template <class D>
+__device__ __forceinline__ bool AnyOfWarpUnusual(const Codes& codes) {
+  if constexpr (!D::kPoisons && !D::kMends) return false;
+  uint32_t any = 0;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) any |= D::Unusual(codes.of[i / 4][i % 4]);
+  return __any_sync(0xffffffffu, any & 0x80808080u);
+}
+#endif
 
 // Fragments that are NaN in the columns of a lane where some of its codes are, and 0 elsewhere.
 template <class D, bool kDepthMajor>

@@ -1,10 +1,10 @@
 // Where everything is in the kernel `sm80_w8a16`: tiles in shared memory, values in fragments.
 //
-// A block makes tiles of 8 * kEights rows and kGroupColumns * kGroups columns of the output,
+// A block makes tiles of 8 * kEights rows and kTileColumns columns of the output,
 // kTileDepth of the depth at a time. A sum over the depth may take its terms in any order, the same
 // for both sides: a lane takes 16 neighbouring depths, so that it can load vectors, and the
 // instruction, which believes in depths 2t, 2t + 1, 2t + 8 and 2t + 9, does not notice. Likewise a
-// lane takes four neighbouring columns of a group, so that it can load and store vectors of those.
+// lane takes four neighbouring columns, so that it can load and store vectors of those.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_LAYOUT_H_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_LAYOUT_H_
@@ -16,14 +16,14 @@
 namespace jaxfp8::cuda::w8a16 {
 
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
-inline constexpr int kWarpColumns = 32, kGroupColumns = kWarps * kWarpColumns;
+inline constexpr int kWarpColumns = 32, kTileColumns = kWarps * kWarpColumns;
 inline constexpr int kTileDepth = 128;
 
-// A group of columns in shared memory: 128 lines of 128 bytes in chunks of 16, a line being a column
-// of the product ([N, K]) or a depth of it ([K, N]). Groups follow one another.
+// Weights in shared memory: 128 lines of 128 bytes in chunks of 16, a line being a column of the
+// product ([N, K]) or a depth of it ([K, N]).
 inline constexpr int kWeightLines = 128, kWeightChunks = 8;
-inline constexpr int kGroupBytes = kWeightLines * kWeightChunks * 16;
-static_assert(kGroupColumns == 128 && kTileDepth == 128);
+inline constexpr int kWeightBytes = kWeightLines * kWeightChunks * 16;
+static_assert(kTileColumns == 128 && kTileDepth == 128);
 
 // Activations: a line of 16 chunks for each row.
 inline constexpr int kActivationChunks = kTileDepth * 2 / 16;
@@ -45,8 +45,8 @@ JAXFP8_HD int DepthOf(int lane, int step) {
   return (step / 4) * 64 + (lane % 4) * 16 + step % 4 * 4;
 }
 
-// The columns of a lane in its group: this one and the next three. The first of them are rows g and
-// g + 8 of the first fragment of weights, the others those of the second.
+// The columns of a lane: this one and the next three. The first of them are rows g and g + 8 of the
+// first fragment of weights, the others those of the second.
 JAXFP8_HD int ColumnOf(int warp, int lane) { return warp * kWarpColumns + lane / 4 * 4; }
 
 // The rows of a lane in fragment `eight` of sums: this one and the next.

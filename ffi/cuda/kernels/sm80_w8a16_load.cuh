@@ -53,7 +53,7 @@ class Loader {
  public:
   __device__ __forceinline__ void Start(const Arguments& a, const Place& place,
                                         int32_t depth_tile) {
-    const int column = place.column_tile * TileColumns(kEights);
+    const int column = place.column_tile * kTileColumns;
     const int row = place.row_tile * (8 * kEights);
     const int depth = depth_tile * kTileDepth;
     columns_ = a.columns - column;
@@ -73,32 +73,36 @@ class Loader {
     }
   }
 
-  // Copies the tile into a stage and moves on to the next of the depth.
-  __device__ __forceinline__ void Load(const Arguments& a, uint32_t stage, uint64_t policy) {
-    constexpr int kWeightBytes = kGroups * kGroupBytes;
+  // Copies of the tile's weights and activations, to where a stage has them.
+  __device__ __forceinline__ void LoadWeights(const Arguments& a, uint32_t to,
+                                              uint64_t policy) const {
     if (a.weight_width == 16 && depth_ >= kTileDepth) {
-      LoadWeights(a, stage, policy);
+      LoadAllWeights(a, to, policy);
     } else {
-      LoadSomeWeights(a, stage);
+      LoadSomeWeights(a, to);
     }
+  }
+  __device__ __forceinline__ void LoadActivations(const Arguments& a, uint32_t to) const {
     if constexpr (kPacked) {
 #pragma unroll
       for (int i = 0; i < kEights; ++i) {
-        CopyAsync16(stage + kWeightBytes + 16 * (threadIdx.x + i * kThreads),
-                    activations_ + 8 * i * kThreads);
+        CopyAsync16(to + 16 * (threadIdx.x + i * kThreads), activations_ + 8 * i * kThreads);
       }
     } else if (a.activation_vectors && depth_ >= kTileDepth) {
-      LoadActivations(a, stage + kWeightBytes);
+      LoadAllActivations(a, to);
     } else {
-      LoadSomeActivations(a, stage + kWeightBytes);
+      LoadSomeActivations(a, to);
     }
+  }
+
+  // To the next tile of the depth.
+  __device__ __forceinline__ void Advance(const Arguments& a) {
     depth_ -= kTileDepth;
     weights_ += kDepthMajor ? kTileDepth * a.weight_line : kTileDepth;
     activations_ += kPacked ? kTileWords : kTileDepth * a.activation_depth;
   }
 
  private:
-  static constexpr int kGroups = GroupsFor(kEights);
   static constexpr int kTileWords = PackedBytes(kEights) / 2;  // of 16 bits
   static_assert(PackedBytes(kEights) == kEights * kThreads * 16);
   static constexpr int kLinesAtOnce = kThreads / kWeightChunks;
@@ -111,56 +115,48 @@ class Loader {
     return threadIdx.x % kActivationChunks;
   }
   __device__ __forceinline__ static int ActivationLine() { return threadIdx.x / kActivationChunks; }
-  __device__ __forceinline__ static uint32_t WeightOffset(int group, int line) {
-    return group * kGroupBytes + (kDepthMajor ? DepthLineOffset(line, WeightChunk())
-                                              : ColumnLineOffset(line, WeightChunk()));
-  }
-  // From the first line of a group to that of the next in memory.
-  __device__ __forceinline__ static int64_t GroupStride(const Arguments& a) {
-    return kDepthMajor ? kGroupColumns : kGroupColumns * a.weight_line;
+  __device__ __forceinline__ static uint32_t WeightOffset(int line) {
+    return kDepthMajor ? DepthLineOffset(line, WeightChunk())
+                       : ColumnLineOffset(line, WeightChunk());
   }
   // Columns from a chunk's first on: of its line, or of the lines from its own.
-  __device__ __forceinline__ int ColumnsLeft(int group) const {
-    return columns_ - group * kGroupColumns - (kDepthMajor ? 16 * WeightChunk() : WeightLine());
+  __device__ __forceinline__ int ColumnsLeft() const {
+    return columns_ - (kDepthMajor ? 16 * WeightChunk() : WeightLine());
   }
 
-  __device__ __forceinline__ void LoadWeights(const Arguments& a, uint32_t to,
-                                              uint64_t policy) const {
-    const int64_t step = kLinesAtOnce * a.weight_line;
+  __device__ __forceinline__ void LoadAllWeights(const Arguments& a, uint32_t to,
+                                                 uint64_t policy) const {
+    const int left = ColumnsLeft();
+    const uint8_t* from = weights_;
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const int left = ColumnsLeft(group);
-      const uint8_t* from = weights_ + group * GroupStride(a);
-#pragma unroll
-      for (int line = 0; line < kWeightLines; line += kLinesAtOnce) {
-        if (left > (kDepthMajor ? 0 : line)) {
-          CopyAsync16(to + WeightOffset(group, line + WeightLine()), from, policy);
-        }
-        from += step;
+    for (int line = 0; line < kWeightLines; line += kLinesAtOnce) {
+      if (left > (kDepthMajor ? 0 : line)) {
+        CopyAsync16(to + WeightOffset(line + WeightLine()), from, policy);
       }
+      from += kLinesAtOnce * a.weight_line;
     }
   }
 
   // The end of the depth, or weights without alignment.
   __device__ __forceinline__ void LoadSomeWeights(const Arguments& a, uint32_t to) const {
+    const uint8_t* from = weights_;
 #pragma unroll 1
-    for (int i = 0; i < kGroups * kWeightLines / kLinesAtOnce; ++i) {
-      const int group = i * kLinesAtOnce / kWeightLines, line = i * kLinesAtOnce % kWeightLines;
-      const int left = ColumnsLeft(group) - (kDepthMajor ? 0 : line);
-      if (left <= 0) continue;
-      const uint8_t* from = weights_ + group * GroupStride(a) + line * a.weight_line;
+    for (int line = 0; line < kWeightLines; line += kLinesAtOnce) {
+      const int left = ColumnsLeft() - (kDepthMajor ? 0 : line);
+      if (left <= 0) break;
       const int there = kDepthMajor ? (line + WeightLine() < depth_ ? min(left, 16) : 0)
                                     : Clip(depth_ - 16 * WeightChunk(), 16);
-      const uint32_t at = to + WeightOffset(group, line + WeightLine());
+      const uint32_t at = to + WeightOffset(line + WeightLine());
       if (a.weight_width == 16) {
         CopyAsync16(at, there > 0 ? from : a.weights, there);
       } else {
         CopyNarrow(at, there > 0 ? from : a.weights, there, a.weight_width);
       }
+      from += kLinesAtOnce * a.weight_line;
     }
   }
 
-  __device__ __forceinline__ void LoadActivations(const Arguments& a, uint32_t to) const {
+  __device__ __forceinline__ void LoadAllActivations(const Arguments& a, uint32_t to) const {
     const uint16_t* from = activations_;
     const int left = rows_ - ActivationLine();
 #pragma unroll

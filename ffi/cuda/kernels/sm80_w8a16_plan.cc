@@ -8,7 +8,8 @@
 namespace jaxfp8::cuda::w8a16 {
 namespace {
 
-// A block with fewer steps spends its time on filling the pipeline. Set before measurement.
+// A block with fewer steps spends its time on filling the pipeline, more leave multiprocessors
+// idle: with 4, an H200 takes 3 to 7 % longer for 1 to 16 rows of 1024 x 8192 weights.
 constexpr int64_t kFewestSteps = 2;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -27,7 +28,7 @@ bool TooLarge(const Problem& problem) {
   }
   const int eights = EightsFor(problem);
   const int64_t outputs =  // below 2^60 by the limits above
-      Ceil(problem.rows, 8 * eights) * Ceil(problem.columns, TileColumns(eights));
+      Ceil(problem.rows, 8 * eights) * Ceil(problem.columns, kTileColumns);
   return outputs > kMost || outputs * problem.batch > kMost ||
          DepthTiles(problem) > kMost / std::max<int64_t>(1, outputs * problem.batch);
 }
@@ -71,14 +72,13 @@ int EightsFor(const Problem& problem) {
 
 int64_t OutputsOf(const Problem& problem) {
   const int eights = EightsFor(problem);
-  return problem.batch * Ceil(problem.rows, 8 * eights) *
-         Ceil(problem.columns, TileColumns(eights));
+  return problem.batch * Ceil(problem.rows, 8 * eights) * Ceil(problem.columns, kTileColumns);
 }
 
 size_t SlotBytes(const Problem& problem) {
   const int eights = EightsFor(problem);
   const int64_t rows = std::min<int64_t>(problem.rows, 8 * eights);
-  return sizeof(float) * static_cast<size_t>(rows * TileColumns(eights));
+  return sizeof(float) * static_cast<size_t>(rows * kTileColumns);
 }
 
 size_t PackedBytesOf(const Problem& problem) {
@@ -91,7 +91,7 @@ size_t PackedBytesOf(const Problem& problem) {
 Schedule MakeSchedule(const Problem& problem, int64_t resident, size_t workspace, int64_t first) {
   const int eights = EightsFor(problem);
   Schedule s;
-  s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, TileColumns(eights)));
+  s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
   s.row_tiles = static_cast<int32_t>(Ceil(problem.rows, 8 * eights));
   s.depth_tiles = static_cast<int32_t>(DepthTiles(problem));
   s.first = static_cast<int32_t>(first);
@@ -104,11 +104,11 @@ Schedule MakeSchedule(const Problem& problem, int64_t resident, size_t workspace
   return s;
 }
 
-std::string WhyNotWorkspace(const Problem& problem, size_t workspace) {
-  const size_t least = SlotBytes(problem);
+std::string WhyNotWorkspace(const Problem& problem, size_t packed, size_t workspace) {
+  const size_t least = packed + SlotBytes(problem);
   if (workspace >= least) return "";
-  return "`sm80_w8a16` needs a workspace of at least " + std::to_string(least) +
-         " bytes and got " + std::to_string(workspace);
+  return "`sm80_w8a16` needs a workspace of at least " + std::to_string(least) + " bytes and got " +
+         std::to_string(workspace);
 }
 
 std::string WhyNotProblem(const Problem& problem, const Device& device) {
