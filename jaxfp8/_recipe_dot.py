@@ -17,7 +17,7 @@ from jaxfp8._dimensions import normalise
 from jaxfp8._dtypes import WIDE_FLOAT
 from jaxfp8._ops import dot_general
 from jaxfp8._qarray import QArray, adopt, check_qarray
-from jaxfp8._recipes import Recipe
+from jaxfp8._recipes import Recipe, check_recipe
 from jaxfp8._spec import DimensionNumbers
 
 
@@ -62,6 +62,7 @@ def recipe_dot_general(
       Array([[1., 1., 1.]], dtype=float32)
     """
     operation = "jaxfp8.recipe_dot_general"
+    check_recipe(operation, recipe)
     x = as_array(operation, "x", x)
     as_dtype(operation, "x", x.dtype, WIDE_FLOAT)
     w = adopt(w)

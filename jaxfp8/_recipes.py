@@ -88,6 +88,14 @@ INT8_ASYMMETRIC = Recipe(
 )
 
 
+def check_recipe(operation: str, recipe: Any) -> None:
+    """Refuses what is no recipe of inference."""
+    if not isinstance(recipe, Recipe):
+        got, needs = f"is {recipe!r}", "a recipe such as `jaxfp8.FP8_DYNAMIC` is needed"
+        remedy = "recipes of training go to `jaxfp8.fp8_dot_general` and what is made of it"
+        raise TypeError(message(operation, "`recipe`", got, needs, remedy))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DelayedScaling:
     """FP8 training with one scale per tensor, from the amax of earlier steps.

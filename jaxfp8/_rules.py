@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxfp8._errors import message
 from jaxfp8._quantization import Granularity, Quantization
 from jaxfp8._recipes import Recipe
@@ -97,7 +95,7 @@ def _operand(
     if method not in ("absmax", "minmax"):
         raise _unsaid(field, method, "a recipe takes the whole range of the values", "'absmax'")
     return Quantization(
-        dtype=jnp.dtype(dtype),
+        dtype=dtype,
         granularity=granularity,
         symmetric=method == "absmax",
         static=static,

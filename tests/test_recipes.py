@@ -226,6 +226,11 @@ def test_qwix_rule_without_a_counterpart_is_refused(fields, text):
         jaxfp8.from_qwix(qwix_rule(weight_qtype="int8", **fields))
 
 
+def test_qwix_dtype_that_no_array_here_holds_is_refused():
+    with pytest.raises(TypeError, match="`dtype` is 'nf4'"):
+        jaxfp8.from_qwix(qwix_rule(weight_qtype="nf4"))
+
+
 def test_what_is_no_rule_is_refused():
     with pytest.raises(TypeError, match="`recipe` is 'INT8'"):
         as_rules("INT8")

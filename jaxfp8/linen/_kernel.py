@@ -14,7 +14,7 @@ from flax.core import meta
 from jaxfp8._errors import message
 from jaxfp8._qarray import QArray
 from jaxfp8._quantize import quantize
-from jaxfp8._recipes import Recipe
+from jaxfp8._recipes import Recipe, check_recipe
 from jaxfp8._spec import Shape
 
 PARAMS = "params"
@@ -52,6 +52,7 @@ def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype
     It is made in 8 bits by `init`; a float one is quantised where parameters may change, as in
     `jaxfp8.linen.quantize`, and refused elsewhere.
     """
+    check_recipe(_operation(module), weight.recipe)
     if module.has_variable(PARAMS, weight.name):
         _settle(module, weight)
 

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gpt import curves, text, train
-from gpt.model import Config
 
 import jaxfp8
+from gpt import curves, text, train
+from gpt.model import Config
 
 SMALL = Config(layers=2, width=32, heads=2, length=32)
 

@@ -260,6 +260,12 @@ def test_a_recipe_of_inference_is_not_for_training():
         nn.Dense(4, dot_general_cls=cls).init(jax.random.key(0), normal(2, 8))
 
 
+def test_a_recipe_of_training_is_not_for_8_bit_parameters():
+    layer = jaxfp8.linen.Dense(4, recipe=jaxfp8.DelayedScaling())
+    with pytest.raises(TypeError, match=r"recipes of training go to `jaxfp8.fp8_dot_general`"):
+        layer.init(jax.random.key(0), normal(2, 8))
+
+
 def test_shared_scaling_wants_a_state():
     with pytest.raises(ValueError, match="pass all variables"):
         jaxfp8.linen.shared_scaling({"params": {}})
