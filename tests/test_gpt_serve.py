@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from gpt.model import Config
 from gpt.serve import generator, quality, server, tokens_per_second
 from gpt.train import Run, first_state, model_of
