@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import jax.numpy as jnp
+
 from gpt import text
 from gpt.serve import FLOATS, RECIPES, quality, server, tokens_per_second
 from gpt.train import Run, restore

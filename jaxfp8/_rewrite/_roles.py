@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from jaxfp8 import _dtypes
+from jaxfp8._rewrite import _graph
 from jaxfp8._rewrite._facts import Factor, Factors, Scaled
 from jaxfp8._rewrite._graph import Value
 from jaxfp8._spec import Shape
@@ -51,7 +52,9 @@ def mark(walk: Walk, value: Value) -> None:
         return
     factors = tuple(_up_to(value, axis) for axis in range(len(value.shape)))
     stand_in = Value(value.shape, _STANDS_IN)
-    walk.facts[value] = Scaled(stand_in, _STANDS_IN, None, factors, value)
+    # A fact with a guard stays in its region: no part of this one can be computed to leave it.
+    guards = (_graph.literal(True),)
+    walk.facts[value] = Scaled(stand_in, _STANDS_IN, None, factors, value, guards)
 
 
 def role_of(walk: Walk, value: Value) -> Role:

@@ -226,6 +226,16 @@ def test_convolution_is_reported_as_left():
     assert "no kernel for convolutions" in site.reason and not site.rhs.eight_bit
 
 
+def test_weight_may_leave_a_region():
+    def f(x, stack):
+        y, turned = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), w.T), x, stack)
+        return y @ turned[0].T
+
+    y = layers(Y, STACK, jaxfp8.FP8_DYNAMIC)
+    g = jaxfp8.quantize_dots(f, jaxfp8.FP8_DYNAMIC, where=lambda dot: True)
+    close(g(Y, STACK), expected(y, STACK[0], jaxfp8.FP8_DYNAMIC))
+
+
 def test_jit_that_donates_and_shards_keeps_its_parameters():
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     step = jax.jit(lambda x, w: x @ w, in_shardings=(device, device), donate_argnums=0)
