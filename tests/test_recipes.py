@@ -201,6 +201,18 @@ def test_qwix_rule_becomes_the_recipe_that_says_the_same():
     assert rule.recipe.activation == jaxfp8.Quantization(dtype="int8", granularity=(128, 1))
 
 
+def test_a_rule_made_by_qwix_itself_is_understood():
+    import qwix
+
+    rule = qwix.QuantizationRule(module_path=".*mlp.*", weight_qtype=jnp.int8, act_qtype=jnp.int8)
+    (own,) = as_rules([rule])
+    assert own.where == ".*mlp.*"
+    assert (own.recipe.weight, own.recipe.activation) == (
+        jaxfp8.INT8.weight,
+        dataclasses.replace(jaxfp8.INT8.activation, granularity="channel"),
+    )
+
+
 def test_qwix_static_minmax_activation_has_one_scale_and_a_zero_point():
     fields = {"act_static_scale": True, "act_calibration_method": "minmax"}
     rule = jaxfp8.from_qwix(qwix_rule(act_qtype="int8", **fields))
