@@ -66,8 +66,9 @@ def fp8_dot_general(
       >>> def loss(w, x):
       ...     recipe = jaxfp8.CurrentScaling()
       ...     return jaxfp8.fp8_dot_general(x, w, numbers, recipe=recipe).sum()
-      >>> jax.grad(loss)(jnp.ones((4, 2)), jnp.full((3, 4), 7.0)).round(3).tolist()
-      [[21.0, 21.0], [21.0, 21.0], [21.0, 21.0], [21.0, 21.0]]
+      >>> gradient = jax.grad(loss)(jnp.ones((4, 2)), jnp.full((3, 4), 7.0))
+      >>> gradient.shape, bool(jnp.allclose(gradient, 3 * 7))
+      ((4, 2), True)
     """
     operation = "jaxfp8.fp8_dot_general"
     recipe = DelayedScaling() if recipe is None else recipe
