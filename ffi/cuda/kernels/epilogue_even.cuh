@@ -14,17 +14,26 @@ namespace jaxfp8::cuda {
 
 inline constexpr int kEvenThreads = 128;
 inline constexpr int kAhead = 4;
-inline constexpr int kMostRows = 16;  // to a thread
+inline constexpr int kMostRows = 32;  // to a thread
+inline constexpr int kBlockRows = kEvenThreads / 32 * kMostRows;
+
+// Blocks to a multiprocessor; what the registers allow.
+template <bool kZero>
+inline constexpr int kResident = kZero ? 5 : 6;
+
+// Offsets within a block's rows are 32 bits wide.
+inline bool RowsFit(int64_t stride) { return stride >= 0 && stride < (1ll << 31) / kBlockRows; }
 
 inline bool InFours(const Plane& plane, int alignment) {
-  return plane.column == 1 && alignment >= 4 * SizeOf(plane.dtype);
+  return plane.column == 1 && RowsFit(plane.row) && alignment >= 4 * SizeOf(plane.dtype);
 }
 
 // Whether `RunEven` can do it.
 inline bool Even(const Epilogue& e, DType sums) {
   const Finish& f = e.finish;
   return e.columns % 4 == 0 && e.column % 4 == 0 && e.alignment >= 4 * SizeOf(sums) &&
-         f.out_plane.dtype != DType::kS32 && InFours(f.out_plane, f.out_alignment) &&
+         RowsFit(e.sums_row) && f.out_plane.dtype != DType::kS32 &&
+         InFours(f.out_plane, f.out_alignment) &&
          (!f.residual_plane || InFours(f.residual_plane, f.residual_alignment)) &&
          (!f.bias_plane || f.bias_plane.row == 0) &&
          (!f.out_scale_plane || f.out_scale_plane.row == 0) && f.amax_kind != AmaxKind::kOther;
@@ -40,32 +49,40 @@ struct Place {
   int row, step, last;      // from first_row
 
   __device__ __forceinline__ int At(int j) const { return min(row + j * step, last); }
+  __device__ __forceinline__ int At(int j, int64_t stride) const {
+    return At(j) * static_cast<int>(stride);
+  }
   __device__ __forceinline__ int64_t In(const Plane& plane) const {
     return plane.At(b, first_row, c);
   }
 };
 
-// Sums are read once; as bits, float32 or int32.
+// Four sums as bits, of float32 or int32.
 template <DType kSums>
 __device__ __forceinline__ uint4 LoadFour(const void* sums, int64_t at) {
   if constexpr (kSums == DType::kBF16) {
-    const uint2 v =
-        __ldcs(reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(sums) + at));
+    const uint2 v = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(sums) + at);
     return make_uint4(v.x << 16, v.x & 0xffff0000u, v.y << 16, v.y & 0xffff0000u);
   } else {
-    return __ldcs(reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(sums) + at));
+    return *reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(sums) + at);
   }
 }
 
-template <DType kSums, bool kZero>
+// How the sums become floats: as they are, or corrected for zero points in 32 or 64 bits.
+enum class Total { kPlain, kNarrow, kWide };
+
+template <DType kSums, Total kTotal>
 __device__ __forceinline__ void Scale(const uint4& bits, const Fixed& row, const Columns& columns,
-                                      float (&y)[4]) {
+                                      int64_t depth, float (&y)[4]) {
   const uint32_t sums[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float sum;
-    if constexpr (kZero) {
-      sum = ToFloat(TotalOf(sums[i], row, columns, i));
+    if constexpr (kTotal == Total::kWide) {
+      sum = ToFloat(TotalOf(sums[i], row, columns, i, depth));
+    } else if constexpr (kTotal == Total::kNarrow) {
+      sum = static_cast<float>(static_cast<int32_t>(sums[i]) - row.zero * columns.sum[i] -
+                               columns.zero[i] * row.rest);
     } else if constexpr (kSums == DType::kS32) {
       sum = static_cast<float>(static_cast<int32_t>(sums[i]));
     } else {
@@ -75,6 +92,42 @@ __device__ __forceinline__ void Scale(const uint4& bits, const Fixed& row, const
   }
 }
 
+template <DType kSums, Total kTotal>
+__device__ __forceinline__ void ScaleRows(const uint4 (&sums)[kAhead], const Place& place,
+                                          const Fixed* row_fixes, const Columns& columns,
+                                          int64_t depth, Rows& y) {
+#pragma unroll
+  for (int j = 0; j < kAhead; ++j) {
+    const Fixed fixed = row_fixes[place.At(j)];
+    Scale<kSums, kTotal>(sums[j], fixed, columns, depth, y[j]);
+  }
+}
+
+// The magnitude, or 2^31 if it is larger.
+__device__ __forceinline__ uint32_t Magnitude(int64_t value) {
+  const uint64_t magnitude = static_cast<uint64_t>(value < 0 ? -value : value);
+  return magnitude >> 31 ? 1u << 31 : static_cast<uint32_t>(magnitude);
+}
+
+// The largest magnitudes of `zero` and `rest` of a block's rows, in shared memory.
+struct Most {
+  uint32_t zero, rest;
+};
+
+// Whether no total, nor any part of one, can leave 32 bits; a product of two 8-bit values has 16.
+__device__ __forceinline__ bool FitsNarrow(const Most& most, int64_t depth,
+                                           const Columns& columns) {
+  uint32_t sum = 0, zero = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    sum = max(sum, Magnitude(columns.sum[i])), zero = max(zero, Magnitude(columns.zero[i]));
+  }
+  const float products = 65536.0f * static_cast<float>(depth);
+  return products + static_cast<float>(most.zero) * static_cast<float>(sum) +
+             static_cast<float>(most.rest) * static_cast<float>(zero) <
+         0x1.ep30f;
+}
+
 template <DType kType>
 __device__ __forceinline__ void AddRowsOf(const Finish& f, const Place& place, Rows& y) {
   const Bits<kType>* from =
@@ -82,7 +135,7 @@ __device__ __forceinline__ void AddRowsOf(const Finish& f, const Place& place, R
   uint32_t words[kAhead][SizeOf(kType)];
 #pragma unroll
   for (int j = 0; j < kAhead; ++j) {
-    LoadWords(from + place.At(j) * f.residual_plane.row, 4 * SizeOf(kType), words[j]);
+    LoadWords(from + place.At(j, f.residual_plane.row), 4 * SizeOf(kType), words[j]);
   }
 #pragma unroll
   for (int j = 0; j < kAhead; ++j) {
@@ -139,7 +192,7 @@ __device__ __forceinline__ void StoreRowsAs(const Finish& f, const Place& place,
     uint32_t words[SizeOf(kOut)];
 #pragma unroll
     for (int i = 0; i < SizeOf(kOut); ++i) words[i] = EncodeWord<kOut>(y[j] + i * kPerWord<kOut>);
-    if (j < there) StoreRun(to + place.At(j) * f.out_plane.row, 4, 4 * SizeOf(kOut), words);
+    if (j < there) StoreRun(to + place.At(j, f.out_plane.row), 4, 4 * SizeOf(kOut), words);
   }
 }
 
@@ -171,7 +224,8 @@ __device__ __forceinline__ uint32_t AmaxOfRows(const Finish& f, const Place& pla
   for (int j = 0; j < kAhead; ++j) {
     uint32_t seen = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) seen = max(seen, j < there ? MagnitudeBits(y[j][i]) : 0u);
+    for (int i = 0; i < 4; ++i) seen = max(seen, MagnitudeBits(y[j][i]));
+    seen = j < there ? AmaxBits(seen) : 0u;
     largest = max(largest, seen);
     if (f.amax_kind != AmaxKind::kPerRow) continue;
     seen = __reduce_max_sync(~0u, seen);
@@ -182,47 +236,59 @@ __device__ __forceinline__ uint32_t AmaxOfRows(const Finish& f, const Place& pla
   return largest;
 }
 
-// `group` threads (32 to 128, a power of two) to a row, `deep` rows (a multiple of kAhead) to a
-// thread.
+// 2^log_group threads (32 to 128) to a row, `deep` rows (a multiple of kAhead) to a thread.
 template <DType kSums, bool kZero>
-__global__ void __launch_bounds__(kEvenThreads, kZero ? 4 : 5)
-    RunEven(const Epilogue e, int group, int deep) {
-  __shared__ Fixed row_fixes[kEvenThreads / 32 * kMostRows];
+__global__ void __launch_bounds__(kEvenThreads, kResident<kZero>)
+    RunEven(const Epilogue e, int log_group, int deep) {
+  __shared__ Fixed row_fixes[kBlockRows];
+  __shared__ Most most;
+  if (kZero && threadIdx.x == 0) most = Most{0, 0};
   const Finish& f = e.finish;
-  const uint32_t down = blockIdx.x / e.tiles_across;
-  const int64_t local_b = down / e.tiles_down, b = e.batch + local_b;
-  const int step = kEvenThreads / group;  // rows that the block takes side by side
-  const int64_t first_row = int64_t{down % e.tiles_down} * (step * deep);
-  const int64_t wanted = int64_t{blockIdx.x % e.tiles_across} * (4 * group) +
-                         4 * static_cast<int>(threadIdx.x & (group - 1));
+  const int64_t local_b = blockIdx.z, b = e.batch + local_b;
+  const int step = kEvenThreads >> log_group;  // rows that the block takes side by side
+  const int line = static_cast<int>(threadIdx.x) >> log_group;
+  const int64_t first_row = int64_t{blockIdx.y} * (step * deep);
+  const int64_t wanted =
+      ((int64_t{blockIdx.x} << log_group) + (threadIdx.x & ((1 << log_group) - 1))) * 4;
   const bool inside = wanted < e.columns;
   const int64_t c = inside ? wanted : 0;
   const int rows = static_cast<int>(min(int64_t{step * deep}, e.rows - first_row));
-  const int line = static_cast<int>(threadIdx.x) / group;
   Place place{b, e.row + first_row, e.column + c, line, step, rows - 1};
   const int64_t start = local_b * e.sums_batch + first_row * e.sums_row + c;
   uint4 sums[kAhead];
 #pragma unroll
   for (int j = 0; j < kAhead; ++j) {
-    sums[j] = LoadFour<kSums>(e.sums, start + place.At(j) * e.sums_row);
+    sums[j] = LoadFour<kSums>(e.sums, start + place.At(j, e.sums_row));
   }
-  if (threadIdx.x < rows) {
-    const int64_t r = first_row + threadIdx.x;
-    row_fixes[threadIdx.x] = Fetch(e.lhs, local_b, b, r, e.row + r);
-  }
+  static_assert(kBlockRows <= kEvenThreads);
+  const bool has_row = threadIdx.x < rows;
+  const int64_t r = first_row + (has_row ? threadIdx.x : 0);
+  Fixed fixed = Fetch(e.lhs, local_b, b, r, e.row + r);
   Columns columns;
   FetchColumns<kZero>(e, local_b, Quad{b, place.first_row, place.c, 4}, columns);
+  if constexpr (kZero) __syncthreads();
+  if (has_row) {
+    if constexpr (kZero) {
+      const int64_t rest = fixed.sum - e.depth * fixed.zero;
+      fixed.rest = static_cast<int32_t>(rest);
+      atomicMax(&most.zero, Magnitude(fixed.zero)), atomicMax(&most.rest, Magnitude(rest));
+    }
+    row_fixes[threadIdx.x] = fixed;
+  }
   __syncthreads();
+  const bool narrow = kZero && FitsNarrow(most, e.depth, columns);
   uint32_t largest = 0;
 #pragma unroll 1
   for (int i = kAhead;; i += kAhead) {
     const int left = place.row < rows ? (rows - place.row + step - 1) / step : 0;
     const int there = inside ? left : 0;
     Rows y;
-#pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const Fixed fixed = row_fixes[place.At(j)];
-      Scale<kSums, kZero>(sums[j], fixed, columns, y[j]);
+    if constexpr (!kZero) {
+      ScaleRows<kSums, Total::kPlain>(sums, place, row_fixes, columns, e.depth, y);
+    } else if (narrow) {
+      ScaleRows<kSums, Total::kNarrow>(sums, place, row_fixes, columns, e.depth, y);
+    } else {
+      ScaleRows<kSums, Total::kWide>(sums, place, row_fixes, columns, e.depth, y);
     }
     // The next batch comes while this one is finished.
     Place next = place;
@@ -230,7 +296,7 @@ __global__ void __launch_bounds__(kEvenThreads, kZero ? 4 : 5)
     if (i < deep) {
 #pragma unroll
       for (int j = 0; j < kAhead; ++j) {
-        sums[j] = LoadFour<kSums>(e.sums, start + next.At(j) * e.sums_row);
+        sums[j] = LoadFour<kSums>(e.sums, start + next.At(j, e.sums_row));
       }
     }
     if (f.residual_plane) AddRows(f, place, y);

@@ -34,12 +34,13 @@ struct Epilogue {
 struct alignas(16) Fixed {
   float scale;
   int32_t zero, sum;
+  int32_t rest;  // sum - depth * zero, modulo 2^32
 };
 
 // `local` counts from the slab's beginning, f from the side's.
 __device__ __forceinline__ Fixed Fetch(const Fix& fix, int64_t local_b, int64_t b, int64_t local,
                                        int64_t f) {
-  Fixed fixed{1.0f, fix.shift, 0};
+  Fixed fixed{1.0f, fix.shift, 0, 0};
   if (fix.scale || fix.zero_point) {
     const int64_t at = TileAt(fix.tiles, b, f, 0);
     if (fix.scale) fixed.scale = fix.scale[at];
@@ -49,36 +50,54 @@ __device__ __forceinline__ Fixed Fetch(const Fix& fix, int64_t local_b, int64_t 
   return fixed;
 }
 
-// What belongs to a thread's four columns. `rest` is colsum - depth * zero, so that
-// total = sum - za * rest - zb * rowsum.
+// What belongs to a thread's four columns.
 struct Columns {
   float scale[4], bias[4];
-  int32_t zero[4];
-  int64_t rest[4];
+  int32_t zero[4], sum[4];
 };
 
+// Where the tiles of four columns lie. Most tiles have size 1 or are one for all, which takes no
+// division.
+__device__ __forceinline__ void TilesOf(const Tiles& t, const Quad& q, int64_t (&at)[4]) {
+  const int64_t start = q.b * t.batch_stride;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) at[i] = start + (q.c + i) * t.free_stride;
+  if (t.tile_free == 1 || t.free_stride == 0) return;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) at[i] = start + TileOf(q.c + i, t.tile_free) * t.free_stride;
+}
+
+// One load per column, without branches between them; wider ones behind a branch measured slower.
 template <bool kZero>
 __device__ __forceinline__ void FetchColumns(const Epilogue& e, int64_t local_b, const Quad& q,
                                              Columns& columns) {
+  const Fix& fix = e.rhs;
+  const Finish& f = e.finish;
+  int64_t at[4];
+  TilesOf(fix.tiles, q, at);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const bool there = i < q.count;
-    const Fixed fixed =
-        there ? Fetch(e.rhs, local_b, q.b, q.c + i - e.column, q.c + i) : Fixed{1.0f, 0, 0};
-    columns.scale[i] = fixed.scale;
-    columns.zero[i] = fixed.zero;
-    columns.rest[i] = kZero ? fixed.sum - e.depth * fixed.zero : 0;
-    columns.bias[i] = 0.0f;
+    columns.scale[i] = there && fix.scale ? fix.scale[at[i]] : 1.0f;
+    if constexpr (kZero) {
+      const int64_t local = local_b * fix.sums_batch + q.c + i - e.column;
+      columns.zero[i] = fix.shift + (there && fix.zero_point ? fix.zero_point[at[i]] : 0);
+      columns.sum[i] = there && fix.sums ? fix.sums[local] : 0;
+    }
   }
-  const Finish& f = e.finish;
-  if (f.bias_plane && f.bias_plane.row == 0) LoadPlane(f.bias_plane, f.bias, q, 0.0f, columns.bias);
+  const bool biased = f.bias_plane && f.bias_plane.row == 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    columns.bias[i] = biased && i < q.count ? f.bias[f.bias_plane.At(q.b, 0, q.c + i)] : 0.0f;
+  }
 }
 
-// Exact: zero points and depths are the caller's, and no bound on them is known.
+// sum - za * colsum - zb * (rowsum - depth * za). Exact: no bound on zero points and depths is
+// known beforehand.
 __device__ __forceinline__ int64_t TotalOf(uint32_t sum, const Fixed& row, const Columns& columns,
-                                           int i) {
-  return static_cast<int32_t>(sum) - row.zero * columns.rest[i] -
-         int64_t{columns.zero[i]} * row.sum;
+                                           int i, int64_t depth) {
+  const int64_t rest = row.sum - depth * row.zero;
+  return static_cast<int32_t>(sum) - int64_t{row.zero} * columns.sum[i] - columns.zero[i] * rest;
 }
 
 // Most totals fit 32 bits, whose conversion is four times as fast.

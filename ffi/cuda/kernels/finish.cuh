@@ -103,9 +103,12 @@ __device__ __forceinline__ void LoadPlane(const Plane& plane, const float* data,
   }
 }
 
-// Non-negative floats, and above them NaN, compare like their bits.
-__device__ __forceinline__ uint32_t MagnitudeBits(float y) {
-  return y != y ? 0x7fc00000u : BitsOf(y) & 0x7fffffffu;
+// Magnitudes compare like their bits, and NaN above them all: maxima are taken of these.
+__device__ __forceinline__ uint32_t MagnitudeBits(float y) { return BitsOf(y) & 0x7fffffffu; }
+
+// A maximum of them for memory, where any NaN is the same.
+__device__ __forceinline__ uint32_t AmaxBits(uint32_t largest) {
+  return largest > 0x7f800000u ? 0x7fc00000u : largest;
 }
 
 template <DType kOut>
@@ -159,7 +162,7 @@ __device__ __forceinline__ uint32_t AmaxOf(const Finish& f, const Quad& q, const
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (i >= q.count) break;
-    const uint32_t bits = MagnitudeBits(y[i]);
+    const uint32_t bits = AmaxBits(MagnitudeBits(y[i]));
     largest = max(largest, bits);
     if (f.amax_kind == AmaxKind::kOther) {
       atomicMax(f.amax + f.amax_plane.At(q.b, q.r, q.c + i), bits);

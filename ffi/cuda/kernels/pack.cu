@@ -1,4 +1,5 @@
-// Copies, decodes, turns and sums one side of a product. All of it is bound by memory.
+// Copies, decodes and turns one side of a product; launches the sums of its lines. All of it is
+// bound by memory.
 //
 // Two kernels write matrices: `PackRows` where the depth is contiguous in the source, `PackTurned`
 // and its form for wide types where the free axis is. The latter go through shared memory, so that
@@ -7,6 +8,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/element.cuh"
+#include "cuda/kernels/line_sums.cuh"
 #include "cuda/kernels/pack.h"
 #include "cuda/kernels/turn.cuh"
 #include "cuda/kernels/vector.cuh"
@@ -271,136 +273,6 @@ Pack MakePack(const PackRequest& r, const void* values, void* matrix) {
   return p;
 }
 
-// ------------------------------------------------------------------------------- sums of lines
-
-struct Sums {
-  const uint8_t* values;
-  int32_t* sums;
-  int64_t side_batch, side_free, side_depth, batch, first, count, depth;
-  uint32_t flip;
-  bool is_signed;  // once flipped
-  int alignment;
-};
-
-__device__ __forceinline__ int32_t SumOfBytes(uint32_t word, int32_t sum, bool is_signed) {
-  if (is_signed) return __dp4a(static_cast<int>(word), 0x01010101, sum);
-  return static_cast<int32_t>(__dp4a(word, 0x01010101u, static_cast<uint32_t>(sum)));
-}
-
-// A warp per line. A run past the end holds zeros, which flipped are -128 each: only the bytes that
-// are there may be flipped.
-__global__ void __launch_bounds__(kThreads) SumRows(const Sums p) {
-  const int64_t line = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
-  if (line >= p.count) return;
-  const uint8_t* from =
-      p.values + (p.batch + blockIdx.y) * p.side_batch + (p.first + line) * p.side_free;
-  int32_t sum = 0;
-  const int lane = threadIdx.x % 32;
-  int64_t k = lane * 16;
-  // Whole runs, several in flight.
-  constexpr int kAhead = 8, kStride = 32 * 16;
-  for (; p.alignment == 16 && k + (kAhead - 1) * kStride + 16 <= p.depth; k += kAhead * kStride) {
-    uint4 values[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      values[i] = *reinterpret_cast<const uint4*>(from + k + i * kStride);
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      sum = SumOfBytes(values[i].x ^ p.flip, sum, p.is_signed);
-      sum = SumOfBytes(values[i].y ^ p.flip, sum, p.is_signed);
-      sum = SumOfBytes(values[i].z ^ p.flip, sum, p.is_signed);
-      sum = SumOfBytes(values[i].w ^ p.flip, sum, p.is_signed);
-    }
-  }
-  for (; k < p.depth; k += kStride) {
-    uint32_t words[4];
-    const int64_t there = p.depth - k;
-    LoadRun(from + k, there, p.alignment, words);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t left = there - 4 * i;
-      const uint32_t mask = left >= 4 ? ~0u : left <= 0 ? 0u : (1u << (8 * left)) - 1;
-      sum = SumOfBytes(words[i] ^ (p.flip & mask), sum, p.is_signed);
-    }
-  }
-  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  if (lane == 0) p.sums[blockIdx.y * p.count + line] = sum;
-}
-
-// A warp takes 16 lines per lane, a warp's part of the depth in pieces of kSumAhead rows whose loads
-// all come first; the depth is cut over blockIdx.z too, integer atomics join the parts.
-//
-// Bytes are added two to a word, as what is 0 to 255 once biased: 257 of them fit 16 bits.
-constexpr int kSumLines = 512, kSumWarps = kThreads / 32;
-constexpr int kSumAhead = 8, kSumRows = 32;  // a warp's
-constexpr int kSumDepth = kSumWarps * kSumRows;
-static_assert(kSumRows <= 257);
-
-// 16 bytes of a row; zeros where it has less.
-__device__ __noinline__ uint4 LoadLinesSlowly(const uint8_t* from, int64_t count, int alignment) {
-  uint32_t words[4];
-  LoadRun(from, count, alignment, words);
-  return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-__global__ void __launch_bounds__(kThreads) SumColumns(const Sums p) {
-  __shared__ uint32_t parts[kSumWarps][kSumLines];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t f = int64_t{blockIdx.x} * kSumLines + lane * 16;
-  const int64_t there = p.count - f, start = int64_t{blockIdx.z} * kSumDepth + warp * kSumRows;
-  const int rows = static_cast<int>(max(min(p.depth - start, int64_t{kSumRows}), int64_t{0}));
-  const uint8_t* from = p.values + (p.batch + blockIdx.y) * p.side_batch + p.first + f;
-  const bool aligned = p.alignment == 16 && there >= 16;
-  uint32_t even[4] = {}, odd[4] = {};
-#pragma unroll 1
-  for (int i = 0; i < rows && there > 0; i += kSumAhead) {
-    uint4 values[kSumAhead];
-    if (aligned) {
-#pragma unroll
-      for (int j = 0; j < kSumAhead; ++j) {
-        const int64_t k = start + min(i + j, rows - 1);
-        values[j] = *reinterpret_cast<const uint4*>(from + k * p.side_depth);
-      }
-    } else {
-#pragma unroll 1
-      for (int j = 0; j < kSumAhead; ++j) {
-        const int64_t k = start + min(i + j, rows - 1);
-        const uint4 slow = LoadLinesSlowly(from + k * p.side_depth, there, p.alignment);
-#pragma unroll
-        for (int to = 0; to < kSumAhead; ++to) values[to] = to == j ? slow : values[to];
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kSumAhead; ++j) {
-      const uint32_t words[4] = {values[j].x, values[j].y, values[j].z, values[j].w};
-      const uint32_t mask = i + j < rows ? 0x00ff00ffu : 0u;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t biased = words[w] ^ p.flip;
-        even[w] += biased & mask, odd[w] += biased >> 8 & mask;
-      }
-    }
-  }
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    const uint32_t sums[4] = {even[w] & 0xffffu, odd[w] & 0xffffu, even[w] >> 16, odd[w] >> 16};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) parts[warp][lane * 16 + 4 * w + i] = sums[i];
-  }
-  __syncthreads();
-  const int64_t block_depth = min(p.depth - int64_t{blockIdx.z} * kSumDepth, int64_t{kSumDepth});
-  for (int at = threadIdx.x; at < kSumLines; at += kThreads) {
-    const int64_t line = int64_t{blockIdx.x} * kSumLines + at;
-    if (line >= p.count) break;
-    uint32_t sum = 0;
-#pragma unroll
-    for (int i = 0; i < kSumWarps; ++i) sum += parts[i][at];
-    const auto bias = static_cast<int32_t>(p.is_signed ? 128 * block_depth : 0);
-    atomicAdd(p.sums + blockIdx.y * p.count + line, static_cast<int32_t>(sum) - bias);
-  }
-}
-
 __global__ void __launch_bounds__(kThreads)
     GatherScales(const ScaleRequest r, const float* scale, float* to) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -444,9 +316,9 @@ std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed,
   const auto batches = static_cast<unsigned>(lines.batches);
   if (!side.DepthMajor()) {
     p.alignment = AlignmentOf(values, {side.free, side.batch});
-    constexpr int64_t kPerBlock = kThreads / 32;
+    constexpr int64_t kPerBlock = kSumThreads / 32;
     const dim3 grid(static_cast<unsigned>((p.count + kPerBlock - 1) / kPerBlock), batches);
-    SumRows<<<grid, kThreads, 0, stream>>>(p);
+    SumRows<<<grid, kSumThreads, 0, stream>>>(p);
     return CudaError(cudaGetLastError(), "summing the lines of an operand");
   }
   p.alignment = AlignmentOf(p.values + p.first, {side.depth, side.batch});
@@ -458,7 +330,7 @@ std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed,
   const dim3 grid(
       static_cast<unsigned>((p.count + kSumLines - 1) / kSumLines), batches,
       static_cast<unsigned>(std::max<int64_t>(1, (p.depth + kSumDepth - 1) / kSumDepth)));
-  SumColumns<<<grid, kThreads, 0, stream>>>(p);
+  SumColumns<<<grid, kSumThreads, 0, stream>>>(p);
   return CudaError(cudaGetLastError(), "summing the lines of an operand");
 }
 

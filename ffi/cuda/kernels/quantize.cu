@@ -98,27 +98,26 @@ __device__ __forceinline__ uint32_t LargestOfRun(const Quantize& q, int64_t at, 
   return largest < kInfinityBits ? largest : LargestFinite<kIn>(q.x, at, count);
 }
 
-// The largest value of each of kCount rows over `kLanes` neighbouring lanes, each lane of which holds
-// kCount; the result is that of row `RowOfLane`. Every exchange halves the rows a lane is left with.
-template <int kCount, int kLanes>
-__device__ __forceinline__ uint32_t MaxOfRows(uint32_t (&rows)[kCount]) {
-  int held = kCount;
+// The largest value of each of kCount rows over `kLanes` neighbouring lanes, each lane of which
+// holds kCount; the result is that of row `RowOfLane`. Every exchange halves the rows a lane is
+// left with.
+template <int kLanes, int kCount>
+__device__ __forceinline__ uint32_t MaxOfRows(const uint32_t (&rows)[kCount]) {
+  constexpr int kStep = kLanes / 2, kHalf = kCount > 1 ? kCount / 2 : 1;
+  const bool upper = threadIdx.x & kStep;
+  uint32_t left[kHalf];
 #pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) {
-    const bool upper = threadIdx.x & step;
-    if (held > 1) {
-      held /= 2;
-#pragma unroll
-      for (int i = 0; i < held; ++i) {
-        const uint32_t kept = upper ? rows[held + i] : rows[i];
-        const uint32_t given = upper ? rows[i] : rows[held + i];
-        rows[i] = max(kept, __shfl_xor_sync(~0u, given, step));
-      }
-    } else {
-      rows[0] = max(rows[0], __shfl_xor_sync(~0u, rows[0], step));
-    }
+  for (int i = 0; i < kHalf; ++i) {
+    constexpr int kOther = kCount > 1 ? kHalf : 0;
+    const uint32_t kept = upper ? rows[kOther + i] : rows[i];
+    const uint32_t given = upper ? rows[i] : rows[kOther + i];
+    left[i] = max(kept, __shfl_xor_sync(~0u, given, kStep));
   }
-  return rows[0];
+  if constexpr (kStep == 1) {
+    return left[0];
+  } else {
+    return MaxOfRows<kStep>(left);
+  }
 }
 
 template <int kCount, int kLanes>
@@ -206,14 +205,13 @@ __global__ void __launch_bounds__(kThreads) QuantizeTiles(const Quantize q) {
   __shared__ Divisor divisors[kTurn];
   if constexpr (kGrain == Grain::kKnown) {
     if (threadIdx.x < kTurn && top + threadIdx.x < q.rows) {
-      divisors[threadIdx.x] =
-          MakeDivisor(KnownScale<kOut>(q, top + threadIdx.x, column_tile));
+      divisors[threadIdx.x] = MakeDivisor(KnownScale<kOut>(q, top + threadIdx.x, column_tile));
     }
   } else {
     uint32_t largest[T::kDown];
     LargestOfTile<kIn>(q, tile, top + row, c, largest);
     if constexpr (kGrain == Grain::kRow128) {
-      const uint32_t found = MaxOfRows<T::kDown, T::kAcross>(largest);
+      const uint32_t found = MaxOfRows<T::kAcross>(largest);
       const int r = row + RowOfLane<T::kDown, T::kAcross>();
       const bool first = threadIdx.x % (T::kAcross / T::kDown) == 0 && top + r < q.rows;
       const float scale = NewScale<kOut, kGrain>(q, top + r, column_tile, first, found);
