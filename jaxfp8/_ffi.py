@@ -166,6 +166,35 @@ def cublaslt() -> tuple[str, int]:
     return text.value.decode(), version
 
 
+def keep_plans(path: str | pathlib.Path | None) -> None:
+    """Keeps in a file which cuBLASLt algorithms were found fastest, and takes them from there.
+
+    The first call of a product on a device times the algorithms that the library proposes, which
+    takes some tens of milliseconds and may end differently from run to run. A product that stands
+    in the file is not timed: it runs with the same algorithm in every process that names the file.
+
+    Args:
+      path: the file, which need not exist; None ends it.
+
+    Raises:
+      LibraryError: there is no CUDA library.
+      OSError: the file cannot be read or written.
+    """
+    text = ctypes.create_string_buffer(4096)
+    name = "" if path is None else str(path)
+    if not _library("cuda").jaxfp8_cuda_set_plan_file(name.encode(), text, len(text)):
+        raise OSError(f"`jaxfp8._ffi.keep_plans`: {text.value.decode()}")
+
+
+def allow_timing(allowed: bool) -> None:
+    """Whether new plans on a GPU may time candidates; they may unless told otherwise.
+
+    Raises:
+      LibraryError: there is no CUDA library.
+    """
+    _library("cuda").jaxfp8_cuda_allow_timing(allowed)
+
+
 def compute_capability() -> int | None:
     """10 * major + minor of the least capable NVIDIA GPU in use; None where there is none."""
     if not has_backend("cuda"):
@@ -275,6 +304,11 @@ _OF_ONE: dict[str, _Signatures] = {
         "jaxfp8_cuda_architectures": (ctypes.c_char_p, []),
         "jaxfp8_cuda_set_cublaslt": (None, [ctypes.c_char_p]),
         "jaxfp8_cuda_cublaslt": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_size_t]),
+        "jaxfp8_cuda_allow_timing": (None, [ctypes.c_int]),
+        "jaxfp8_cuda_set_plan_file": (
+            ctypes.c_int,
+            [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t],
+        ),
     },
 }
 

@@ -104,4 +104,4 @@ def test_a_scale_that_repeats_along_joined_axes_is_given_for_each_index():
 def test_scratch_is_bounded_however_large_the_problem():
     big = side((1, 1 << 16, 1 << 16), (2,), (0,))
     spec = ScaledDotSpec(lhs=big, rhs=big, epilogue=EpilogueSpec(out_dtype="bfloat16"))
-    assert _workspace.workspace_bytes(spec) < 100 << 20
+    assert _workspace.workspace_bytes(spec) < 300 << 20

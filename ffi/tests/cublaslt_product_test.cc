@@ -237,6 +237,27 @@ void Check(Case& made, const Path& path, const Device& device, size_t workspace,
   }
 }
 
+// What DeepSeek-V3 has: activations by 1 x 128, weights by 128 x 128.
+void BlockScales(Case& made, Random& random) {
+  Problem& p = made.problem;
+  const int64_t blocks = (p.depth + 127) / 128, along = blocks > 1 ? 1 : 0;
+  p.lhs.scale = p.rhs.scale = true;
+  p.lhs.tiles = {1, 128, 0, p.rows > 1 ? blocks : 0, along};
+  p.rhs.tiles = {128, 128, 0, p.columns > 128 ? blocks : 0, along};
+  made.buffers.lhs_scale = made.Floats(p.rows * blocks, random);
+  made.buffers.rhs_scale = made.Floats((p.columns + 127) / 128 * blocks, random);
+}
+
+// One number for each 8-bit side, nothing for the other.
+void ShareScales(Case& made) {
+  for (Side* side : {&made.problem.lhs, &made.problem.rhs}) {
+    side->tiles = Tiles{};
+    if (IsEightBit(side->dtype)) continue;
+    side->scale = false;
+    (side == &made.problem.lhs ? made.buffers.lhs_scale : made.buffers.rhs_scale) = nullptr;
+  }
+}
+
 struct Kind {
   const Path* path;
   std::vector<std::pair<DType, DType>> types;
@@ -267,9 +288,14 @@ void CheckKind(const Kind& kind, int compute_capability, int cases, int64_t most
                      kind.depth_tiles, random);
     p.out = {kind.outs[Draw(random, 0, static_cast<int64_t>(kind.outs.size()) - 1)],
              p.rows * p.columns, p.columns, 1};
+    const bool integers = kind.path == &kCublasLtInt8;
+    const int64_t grain = integers ? 2 : Draw(random, 0, 4);
+    if (grain == 0) ShareScales(made);
+    if (grain == 1 && kind.path == &kCublasLtFp8) BlockScales(made, random);
     if (p.out.dtype == DType::kS32) p.lhs.scale = p.rhs.scale = false;
-    const bool plain = p.out.dtype == DType::kS32 || Draw(random, 0, 1);
+    const bool plain = p.out.dtype == DType::kS32 || grain == 0 || Draw(random, 0, 1);
     DrawEpilogue(made, plain, random);
+    if (grain == 0) p.out_scale.batch = p.out_scale.row = p.out_scale.column = 0;
     refuse_unpadded = Draw(random, 0, 3) == 0;
     Check(made, *kind.path, device, workspace,
           std::string(kind.path->name) + " on " + std::to_string(compute_capability) + ", case " +
@@ -285,7 +311,7 @@ int main() {
   using enum jaxfp8::DType;
   const Kind fp8{&kCublasLtFp8,
                  {{kE4M3, kE4M3}, {kE4M3, kE5M2}, {kE5M2, kE4M3}, {kE5M2, kE5M2}},
-                 {kF32, kBF16, kBF16, kF16, kE4M3, kS8},
+                 {kF32, kBF16, kBF16, kF16, kE4M3, kE4M3, kS8},
                  {0, 0, 128, 128, 64, 256, 48},
                  false};
   const Kind int8{&kCublasLtInt8,
@@ -299,7 +325,7 @@ int main() {
                   {0, 0, 0, 128},
                   false};
   constexpr size_t kRoom = size_t{8} << 20, kLittle = size_t{640} << 10;
-  CheckKind(fp8, 90, 80, 110, kRoom, 1);
+  CheckKind(fp8, 90, 160, 110, kRoom, 1);
   CheckKind(fp8, 100, 40, 110, kRoom, 2);
   CheckKind(int8, 80, 80, 110, kRoom, 3);
   CheckKind(wide, 90, 60, 110, kRoom, 4);
@@ -312,6 +338,7 @@ int main() {
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F] > 0, "vectors of scales");
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F] > 0, "1 x 128 scales");
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F] > 0, "128 x 128 scales");
+  Expect(encoded > 0, "FP8 outputs by the library");
   Expect(accumulated > 0 && added > 0 && batched > 0 && turned > 0,
          "pieces of depth, residuals by the library, batches in one go, sides in place and turned");
   std::printf("cublaslt product: %d failures\n", failures);

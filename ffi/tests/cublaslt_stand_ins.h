@@ -17,13 +17,14 @@
 #include "cuda/cublaslt/matmul.h"
 #include "cuda/kernels/epilogue.h"
 #include "cuda/kernels/pack.h"
+#include "cuda/kernels/reciprocal.h"
 
 namespace jaxfp8::cuda {
 namespace {
 
 int failures = 0;
 int modes_seen[8];  // by mode of the right side's scale
-int accumulated = 0, added = 0, batched = 0, turned = 0;
+int accumulated = 0, added = 0, batched = 0, turned = 0, encoded = 0;
 bool refuse_unpadded = false;  // as a library that has no algorithm for odd sizes
 
 void Expect(bool holds, const std::string& claim) {
@@ -226,6 +227,11 @@ std::string ClearAmax(const Problem& p, const Buffers& buffers, cudaStream_t) {
   return "";
 }
 
+std::string LaunchReciprocal(const float* from, float* to, cudaStream_t) {
+  *to = 1 / *from;
+  return "";
+}
+
 // The library.
 
 std::unique_ptr<const Matmul> Matmul::Make(const Device&, const MatmulShape& s, size_t,
@@ -256,6 +262,7 @@ std::string Matmul::Run(const MatmulBuffers& buffers, cudaStream_t) const {
   added += s.add_c;
   batched += s.batch > 1;
   turned += s.plain_a || s.transposed_b;
+  encoded += s.scale_d;
   const DType a = TypeOf(s.a), b = TypeOf(s.b), d = TypeOf(s.d);
   std::vector<double> left(s.n * s.k), right(s.m * s.k);
   for (int64_t t = 0; t < s.batch; ++t) {
@@ -278,6 +285,9 @@ std::string Matmul::Run(const MatmulBuffers& buffers, cudaStream_t) const {
         double sum = 0;
         for (int64_t k = 0; k < s.k; ++k) sum += left[j * s.k + k] * right[i * s.k + k];
         const int64_t to = t * s.batch_d + j * s.ldd + i;
+        if (s.amax_d)
+          *buffers.amax_d = std::max(*buffers.amax_d, std::abs(static_cast<float>(sum)));
+        if (s.scale_d) sum *= *buffers.scale_d;
         Store(buffers.d, to, d, sum + (s.add_c ? Load(buffers.c, to, d) : 0));
       }
     }

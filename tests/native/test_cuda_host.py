@@ -22,7 +22,7 @@ SOURCES = {
     "cuda_problem_test": ["cuda/problem.cc", "common/check.cc"],
     "w8a16_plan_test": ["cuda/kernels/sm80_w8a16_plan.cc"],
 }
-OPTIONS = ["-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror", "-Wno-restrict"]
+OPTIONS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-restrict"]
 
 pytestmark = pytest.mark.skipif(
     shutil.which("c++") is None or not TESTS, reason="needs a C++ compiler and the sources"

@@ -1,10 +1,11 @@
 """Which path of the CUDA library takes which problem on which device: asks no GPU."""
 
+import ctypes
 import dataclasses
 
 import pytest
 
-from jaxfp8 import _canonical, _ffi
+from jaxfp8 import _abi, _canonical, _ffi, _workspace
 from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 WITHOUT = _ffi.why_unavailable("cuda")
@@ -98,3 +99,18 @@ def test_zero_points_of_a_weight_are_taken_by_a_kernel_that_subtracts_them():
 def test_the_library_in_use_is_named_or_what_is_missing():
     path, version = _ffi.cublaslt()
     assert version or "libcublasLt.so.13" in path
+
+
+def workspace_by_library(spec) -> int:
+    """What `jaxfp8_cuda_workspace` says of a canonical problem."""
+    size = ctypes.c_size_t()
+    asked = (_abi.Spec.of(spec), ctypes.byref(size))
+    status, text = _abi.call(_ffi._library("cuda"), "jaxfp8_cuda_workspace", *asked)
+    assert status == 0, text
+    return size.value
+
+
+@pytest.mark.parametrize("spec", [spec for spec, _ in TAKEN], ids=str)
+def test_the_library_asks_for_as_much_scratch_as_python_gives(spec):
+    canonical = _canonical.canonical(spec).spec
+    assert workspace_by_library(canonical) == _workspace.workspace_bytes(canonical)

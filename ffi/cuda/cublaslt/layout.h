@@ -55,7 +55,7 @@ struct Steps {
 // Offsets in the workspace, each a multiple of 256.
 struct Places {
   size_t lhs = 0, rhs = 0, lhs_sums = 0, rhs_sums = 0, lhs_scale = 0, rhs_scale = 0;
-  size_t sums = 0, totals = 0, library = 0, library_bytes = 0, end = 0;
+  size_t sums = 0, totals = 0, constants = 0, library = 0, library_bytes = 0, end = 0;
 };
 
 struct Layout {
@@ -64,9 +64,10 @@ struct Layout {
   SideLayout lhs, rhs;
   Steps steps;
   Places places;
-  int64_t depth = 0;    // of the product, padded where the sides are
-  bool direct = false;  // the library writes the output itself
-  bool cut = false;     // pieces along the depth are scaled and added up in float32
+  int64_t depth = 0;     // of the product, padded where the sides are
+  bool direct = false;   // the library writes the output itself
+  bool encodes = false;  // and it is FP8, divided by a scale
+  bool cut = false;      // pieces along the depth are scaled and added up in float32
 
   int64_t Padded(int64_t size) const { return attempt.padded ? (size + 15) / 16 * 16 : size; }
   // Elements from row to row of the sums of a piece.

@@ -31,12 +31,16 @@ struct MatmulShape {
   cublasLtMatmulMatrixScale_t mode_a = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   cublasLtMatmulMatrixScale_t mode_b = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   bool add_c = false;
+  // FP8 output: times a number on the device, after its largest |value| was noted where wanted.
+  bool scale_d = false, amax_d = false;
   bool fast = false;  // FP8 sums kept in the tensor cores' own precision
 };
 
 struct MatmulBuffers {
   const void *a = nullptr, *b = nullptr;
   const float *scale_a = nullptr, *scale_b = nullptr;
+  const float* scale_d = nullptr;
+  float* amax_d = nullptr;
   const void* c = nullptr;
   void* d = nullptr;
   void* workspace = nullptr;
@@ -65,6 +69,7 @@ class Matmul {
   std::string Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpaque_t& to) const;
   std::string MakeLayouts();
   std::string AskHeuristic(size_t workspace_bytes, std::vector<cublasLtMatmulAlgo_t>& found) const;
+  const void* Scalar(bool one) const;
   std::string Choose(const Device& device, size_t workspace_bytes);
   bool Fits(cublasLtMatmulAlgo_t algorithm, size_t workspace_bytes) const;
   std::string RunWith(const cublasLtMatmulAlgo_t& algorithm, const MatmulBuffers& buffers,
@@ -73,7 +78,7 @@ class Matmul {
   const CublasLt* api_ = nullptr;
   cublasLtHandle_t handle_ = nullptr;
   MatmulShape shape_;
-  cublasLtMatrixLayoutOpaque_t a_{}, b_{}, d_{};
+  cublasLtMatrixLayoutOpaque_t a_{}, b_{}, c_{}, d_{};
   cublasLtMatmulAlgo_t algorithm_{};
 };
 

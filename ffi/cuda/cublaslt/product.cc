@@ -8,6 +8,7 @@
 #include "cuda/cublaslt/matmul.h"
 #include "cuda/kernels/epilogue.h"
 #include "cuda/kernels/pack.h"
+#include "cuda/kernels/reciprocal.h"
 
 namespace jaxfp8::cuda {
 namespace {
@@ -78,6 +79,8 @@ class ProductPlan : public Plan {
   Slab SlabOf(const Piece& piece) const;
   EpilogueRequest Request(const Piece& piece, const Buffers& buffers) const;
 
+  std::string MakeConstants(const Buffers& buffers, cudaStream_t stream) const;
+  float* Constants(const Buffers& buffers) const;
   std::string RunPiece(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
   std::string Prepare(const Half& half, const Lines& lines, const Buffers& buffers,
                       cudaStream_t stream) const;
@@ -106,6 +109,11 @@ char* At(const Buffers& buffers, size_t offset) {
   return static_cast<char*>(buffers.workspace) + offset;
 }
 
+// The reciprocal of `out_scale`.
+float* ProductPlan::Constants(const Buffers& buffers) const {
+  return reinterpret_cast<float*>(At(buffers, layout_.places.constants));
+}
+
 MatmulShape ProductPlan::ShapeOf(const Piece& piece) const {
   const Layout& l = layout_;
   const int64_t rows = l.Padded(piece.rows), columns = l.Padded(piece.columns);
@@ -128,9 +136,11 @@ MatmulShape ProductPlan::ShapeOf(const Piece& piece) const {
   shape.add_c = l.direct && problem_.residual;
   const Scaling scaling = l.attempt.scaling;
   // The modes by vectors and blocks want a scale on both sides: ones where there is none.
-  const bool both = ByLibrary() && scaling != Scaling::kScalar;
-  shape.scale_a = both || (ByLibrary() && problem_.rhs.scale);
-  shape.scale_b = both || (ByLibrary() && problem_.lhs.scale);
+  const bool both = scaling == Scaling::kOuterVectors || scaling == Scaling::kBlocks;
+  shape.scale_a = both || (scaling == Scaling::kScalar && problem_.rhs.scale);
+  shape.scale_b = both || (scaling == Scaling::kScalar && problem_.lhs.scale);
+  shape.scale_d = l.encodes && problem_.out_scale;
+  shape.amax_d = l.encodes && problem_.amax;
   shape.mode_a = LibraryMode(scaling, l.rhs);
   shape.mode_b = LibraryMode(scaling, l.lhs);
   // Block scales promote every 128 of the depth: they have no fast mode.
@@ -165,10 +175,16 @@ std::string ProductPlan::Run(const Buffers& buffers, cudaStream_t stream) const 
     return "the workspace has " + std::to_string(buffers.workspace_bytes) + " bytes, but needs " +
            std::to_string(layout_.places.end);
   }
-  const std::string wrong = ClearAmax(problem_, buffers, stream);
+  std::string wrong = ClearAmax(problem_, buffers, stream);
+  if (wrong.empty()) wrong = MakeConstants(buffers, stream);
   if (!wrong.empty()) return wrong;
   return ForEachPiece(problem_, layout_,
                       [&](const Piece& piece) { return RunPiece(piece, buffers, stream); });
+}
+
+std::string ProductPlan::MakeConstants(const Buffers& buffers, cudaStream_t stream) const {
+  const bool divides = layout_.encodes && problem_.out_scale;
+  return divides ? LaunchReciprocal(buffers.out_scale, Constants(buffers), stream) : "";
 }
 
 std::string ProductPlan::RunPiece(const Piece& piece, const Buffers& buffers,
@@ -268,6 +284,8 @@ std::string ProductPlan::Multiply(const Piece& piece, const Buffers& buffers,
   to.b = Operand(left, piece.batch, piece.row, piece.start, buffers);
   to.scale_a = ScaleOf(right, piece.batch, piece.column, buffers);
   to.scale_b = ScaleOf(left, piece.batch, piece.row, buffers);
+  to.scale_d = Constants(buffers);
+  to.amax_d = buffers.amax;
   to.d = At(buffers, layout_.places.sums);
   if (layout_.direct) {
     const int64_t at = problem_.out.At(piece.batch, piece.row, piece.column);

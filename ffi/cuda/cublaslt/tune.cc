@@ -37,6 +37,8 @@ size_t MatrixBytes(int64_t lines, int64_t pitch, int64_t batch, int64_t stride,
   return (lines * pitch + (batch - 1) * stride) * SizeOfType(type);
 }
 
+constexpr size_t kScalarBytes = 256;
+
 // Memory and a stream for the time of tuning. Failures are kept: without them nothing is timed.
 class Bench {
  public:
@@ -121,9 +123,12 @@ MatmulBuffers TakeBuffers(const MatmulShape& s, size_t workspace_bytes, Bench& b
   out.a = bench.TakeRandom(a);
   out.b = bench.TakeRandom(b);
   out.d = bench.Take(d);
-  out.c = out.d;
+  out.c = s.add_c ? out.d : nullptr;
   if (s.scale_a) out.scale_a = static_cast<float*>(bench.TakeRandom(ScaleBytes(s.m, s.k)));
   if (s.scale_b) out.scale_b = static_cast<float*>(bench.TakeRandom(ScaleBytes(s.n, s.k)));
+  // One number each: the first of a few.
+  if (s.scale_d) out.scale_d = static_cast<float*>(bench.TakeRandom(kScalarBytes));
+  if (s.amax_d) out.amax_d = static_cast<float*>(bench.Take(kScalarBytes));
   out.workspace = bench.Take(workspace_bytes);
   out.workspace_bytes = workspace_bytes;
   return out;
