@@ -223,7 +223,7 @@ std::vector<Attempt> Attempts(const Problem& problem, const Device& device) {
     if (hopper && floats && both && FitsBlocks(problem.lhs) && FitsBlocks(problem.rhs)) {
       ways.push_back(Scaling::kBlocks);
     }
-  } else if (floats && whole && Encodes(problem)) {
+  } else if (kLibraryEncodes && floats && whole && Encodes(problem)) {
     ways.push_back(Scaling::kScalar);
   } else if (BareIntegers(problem) || (Plain(problem) && (!scaled || (floats && whole)))) {
     ways.push_back(Scaling::kScalar);
