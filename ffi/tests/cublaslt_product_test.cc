@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/cublaslt/layout.h"
 #include "cuda/cublaslt/paths.h"
 #include "tests/cublaslt_stand_ins.h"
 
