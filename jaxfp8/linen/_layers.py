@@ -79,7 +79,8 @@ class DenseGeneral(_Layer):
     def __call__(self, inputs: ArrayLike) -> jax.Array:
         """Applies the layer to an input of any shape that has the axes named."""
         x = jnp.asarray(inputs)
-        features, axes = _tuple(self.features), tuple(a % x.ndim for a in _tuple(self.axis))
+        features = _tuple(self.features)
+        axes = tuple(sorted(a % x.ndim for a in _tuple(self.axis)))  # as Flax has its kernels
         batch = tuple(a % x.ndim for a in _tuple(self.batch_dims))
         if batch != tuple(range(len(batch))):
             raise ValueError(f"batch_dims {self.batch_dims} must be the leading axes, in order.")

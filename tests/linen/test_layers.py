@@ -51,6 +51,8 @@ def test_dense_is_flax_dense(recipe):
         ({"features": (4, 6)}, (3, 32)),
         ({"features": 8, "axis": (-2, -1)}, (2, 3, 4, 8)),
         ({"features": (4,), "axis": (1, -1)}, (2, 4, 3, 8)),
+        ({"features": 4, "axis": (-1, 1)}, (2, 5, 5)),
+        ({"features": 4, "axis": (2, 1)}, (2, 3, 5)),
         ({"features": 8, "axis": -1, "batch_dims": (0,)}, (3, 5, 16)),
         ({"features": 8, "use_bias": False}, (3, 16)),
     ],
