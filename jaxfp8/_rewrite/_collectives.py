@@ -24,7 +24,18 @@ NAMES = ("all_gather", "ppermute", "all_to_all")
 
 
 def _sent(walk: Walk, op: Op, move: MoveFactor) -> Fact | None:
-    """The fact about what arrives: bytes by the same collective, factors by `move`."""
+    """The fact about what arrives: bytes by the same collective, factors by `move`.
+
+    Not where a fact depends on values that devices may disagree about: some would compute the call
+    and others the function as it is, and wait for each other for ever.
+    """
+    fact = walk.dequantised(op.inputs[0])
+    if fact is not None and any(guard.literal is None for guard in fact.guards):
+        return lost(
+            op,
+            "sends values to other devices whose zero point is known only when the program runs",
+            "send the 8-bit array, or keep the zero point in int8 or uint8",
+        )
 
     def data(q: Value) -> Value:
         return _graph.replay(op, [q], op.outputs[0].shape, q.dtype)

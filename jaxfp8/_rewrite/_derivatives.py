@@ -19,6 +19,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from jaxfp8 import _compat
+from jaxfp8._rewrite._cuts import cuts_gradients
 from jaxfp8._rewrite._halves import Halves, Rewrite, evaluate
 
 Flat = Callable[..., Sequence[Any]]
@@ -114,9 +115,8 @@ class _Rules:
         if key not in self._halves:
             first = functools.partial(self._first, kind, active)
             second = _apply if kind == "jvp" else _pull_back
-            self._halves[key] = Halves(
-                first, second, primals, self.rewrite, is_linear=kind == "jvp"
-            )
+            how = {"is_linear": kind == "jvp", "cut": cuts_gradients(self.jaxpr)}
+            self._halves[key] = Halves(first, second, primals, self.rewrite, **how)
         return self._halves[key]
 
     def _first(self, kind: str, active: tuple[int, ...], *primals: Any) -> tuple[Any, Any]:

@@ -23,8 +23,15 @@ if TYPE_CHECKING:
     from jaxfp8._rewrite._walk import Walk
 
 
-def guarded(walk: Walk, call: Call) -> Call:
-    """The call, behind the guards of its operands; itself if there are none."""
+# Where devices wait for each other, which those that decide differently would do for ever.
+_MEETINGS = (
+    *("all_gather", "all_gather_invariant", "ppermute", "pbroadcast", "all_to_all"),
+    *("psum", "psum_invariant", "psum2", "pmax", "pmin", "psum_scatter", "reduce_scatter"),
+)
+
+
+def guarded(walk: Walk, call: Call) -> Call | str:
+    """The call, behind the guards of its operands, itself without any; or why it cannot be."""
     sides = (call.product.site.lhs, call.product.site.rhs)
     every = [guard for s in sides if s.scaled for guard in s.scaled.guards]
     guards = list(dict.fromkeys(guard for guard in every if guard.literal is None))
@@ -35,6 +42,8 @@ def guarded(walk: Walk, call: Call) -> Call:
     stops = set(_scaled_dot(call.value).inputs)
     fast = _program(fast_outputs, lambda value: value in stops)
     slow = _program(slow_outputs, lambda value: not _belongs(walk, value))
+    if any(op.name in _MEETINGS for program in (fast, slow) for op, _ in program.ops):
+        return "whether its zero point fits is known on each device alone, and devices meet in it"
     inputs = tuple(dict.fromkeys((*guards, *fast.inputs, *slow.inputs)))
     op = Op("guarded", inputs, _choice(inputs, guards, fast, slow), {})
     op.outputs = tuple(Value(v.shape, v.dtype, op, i) for i, v in enumerate(slow_outputs))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxfp8 import _compat
 from jaxfp8._rewrite import _graph, _rebuilt
@@ -30,7 +31,8 @@ class Halves:
     Attributes:
       first: from primals to (outputs, what the second half needs).
       second: from that and further arrays to the derivative; if `is_linear`, JAX will transpose it
-        in those arrays.
+        in those arrays. If the function may `cut` the gradient of dequantised data, what is made
+        again has no derivative of its own, and asking for one is an error.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Halves:
         rewrite: Rewrite,
         *,
         is_linear: bool,
+        cut: bool,
     ) -> None:
         jaxpr, out_tree, number, residual_tree = _trace(first, primals)
         opened, consts = _compat.open_jaxpr(jaxpr), _compat.consts_of(jaxpr)
@@ -54,13 +57,34 @@ class Halves:
             return jax.tree.unflatten(out_tree, outs), [_read(env, v) for v in roots]
 
         def backward(passed: Sequence[Any], *values: Any) -> Any:
-            env = {v: x for v, x in zip(roots, passed, strict=True) if not _compat.is_literal(v)}
+            given = {v: x for v, x in zip(roots, passed, strict=True) if not _compat.is_literal(v)}
+            env = {v: _differentiated_once(x) for v, x in given.items()} if cut else dict(given)
             for step in redone:
                 step(env)
+            env.update(given)
             leaves = [_read(env, v) for v in residuals]
             return second(jax.tree.unflatten(residual_tree, leaves), *values)
 
         self.first, self.second = rewrite(forward), rewrite(backward, is_linear=is_linear)
+
+
+def _differentiated_once(x: Any) -> Any:
+    return _once(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+@jax.custom_jvp
+def _once(x: Any) -> Any:
+    """The identity, for what may not be differentiated any more."""
+    return x
+
+
+@_once.defjvp
+def _once_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    raise NotImplementedError(
+        "`jaxfp8.rewrite`: a second derivative goes through scales of 8-bit data whose gradient "
+        "`stop_gradient` or a custom rule changes; rewrite the derivative instead, as in "
+        "`jaxfp8.rewrite(jax.hessian(f))`, or keep the scales out of what is differentiated twice."
+    )
 
 
 def _trace(

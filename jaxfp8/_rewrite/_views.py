@@ -193,7 +193,8 @@ def dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
     ]
     small = _graph.derived(
         "dynamic_slice",
-        lambda x, *starts: lax.dynamic_slice(x, starts, sizes),
+        # The equation's own starts: JAX has added the size to what was negative.
+        lambda x, *starts: lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False),
         [factor.small, *indices],
         tuple(sizes),
         factor.small.dtype,

@@ -64,11 +64,33 @@ def _bounds(value: Value, seen: dict[Value, Range], depth: int) -> Range:
 def _of_dtype(value: Value, known: Range) -> Range:
     """What the dtype adds: an integer that may have wrapped is anything that it holds."""
     if value.dtype.kind not in "iu":
-        return known if value.dtype.kind in "bfV" else Range()
+        return _of_float(value, known)
     info = np.iinfo(value.dtype)
     if info.min <= known.low and known.high <= info.max:
         return Range(known.low, known.high, True, False)
     return Range(info.min, info.max, True, False)
+
+
+def _of_float(value: Value, known: Range) -> Range:
+    """Floats of 16 bits round what is computed in them; narrower ones, of which some have no
+    infinity, may also make NaN of it.
+    """
+    if value.dtype.name in ("bool", "float32", "float64"):
+        return known
+    if value.dtype.name not in _NARROW:
+        return Range()
+    if value.op is not None and value.op.name in _MOVES:
+        return known
+    largest = max(abs(known.low), abs(known.high))
+    if largest > _NARROW[value.dtype.name]:
+        return Range(nan=known.nan)
+    return Range(
+        known.low - largest / 64 - 1, known.high + largest / 64 + 1, known.whole, known.nan
+    )
+
+
+# Below these, 16-bit floats round whole numbers to whole numbers, and to no infinity.
+_NARROW = {"bfloat16": 2.0**100, "float16": 2.0**15}
 
 
 def _known(value: Value, seen: dict[Value, Range], depth: int) -> Range:
@@ -103,9 +125,7 @@ def _convert(op: Op, inputs: list[Range]) -> Range:
         low, high = math.floor(min(source.low, 0.0)), math.ceil(max(source.high, 0.0))
         exact = source.whole and not source.nan
         return source if exact else Range(low, high, True, False)
-    if source.whole and (out.dtype != np.float16 or max(-source.low, source.high) < 2.0**15):
-        return Range(source.low * 1.01 - 1, source.high * 1.01 + 1, True, source.nan)
-    return Range(source.low, source.high, False, source.nan)
+    return source
 
 
 def _convert_bounds(op: Op, inputs: list[Range]) -> Range:
