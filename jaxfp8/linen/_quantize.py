@@ -7,6 +7,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 
+from jaxfp8._errors import message
+from jaxfp8._qarray import QArray
 from jaxfp8.linen._kernel import PARAMS
 
 
@@ -28,7 +30,7 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
       The variables in 8 bits, structured as `variables`; their other collections are as they were.
 
     Raises:
-      ValueError: the parameters are not those of `model`.
+      ValueError: the parameters are not those of `model`, or it has no 8-bit layer.
 
     Example:
       >>> import flax.linen as nn, jax, jax.numpy as jnp
@@ -44,4 +46,10 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
     def parameters(variables: Any) -> Any:
         return model.apply(variables, *args, **kwargs, mutable=[PARAMS])[1][PARAMS]
 
-    return {**variables, PARAMS: parameters(variables)}
+    quantized = parameters(variables)
+    leaves = jax.tree.leaves(quantized, is_leaf=lambda leaf: isinstance(leaf, QArray))
+    if not any(isinstance(leaf, QArray) for leaf in leaves):
+        got, needs = "has no layer of `jaxfp8.linen`", "it has to hold the 8-bit layers"
+        remedy = "give the model that will be used, not the float one its variables come from"
+        raise ValueError(message("jaxfp8.linen.quantize", "`model`", got, needs, remedy))
+    return {**variables, PARAMS: quantized}

@@ -162,6 +162,9 @@ def quantize(
     rules, selects = rules_of(_OPERATION, recipe), selector(_OPERATION, where)
     known = dict(scales or {})
     if sample is not None:
+        if not isinstance(sample, tuple | list):
+            got, needs = f"is {type(sample).__name__}", "a tuple of positional arguments is needed"
+            raise TypeError(message(_OPERATION, "`sample`", got, needs, "write `sample=(x,)`"))
         known |= calibrated(model, rules, selects, sample, {})
     rows: list[Change] = []
 

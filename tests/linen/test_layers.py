@@ -276,3 +276,9 @@ def test_shared_scaling_wants_a_state():
 def test_importing_the_package_does_not_import_flax():
     code = "import sys, jaxfp8; assert not {'flax', 'optax'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_quantizing_for_a_model_without_8_bit_layers_is_an_error():
+    x, model = normal(2, 8), nn.Dense(4)
+    with pytest.raises(ValueError, match=r"`model` has no layer of `jaxfp8\.linen`"):
+        jaxfp8.linen.quantize(model, model.init(jax.random.key(0), x), x)

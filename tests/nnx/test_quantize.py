@@ -361,3 +361,9 @@ def test_importing_jaxfp8_does_not_import_flax():
 
     code = "import sys, jaxfp8; sys.exit('flax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_sample_is_a_tuple_of_arguments():
+    model = nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
+    with pytest.raises(TypeError, match=r"`sample` is .*write `sample=\(x,\)`"):
+        jaxfp8.nnx.quantize(model, jaxfp8.FP8, sample=jnp.ones((1, 8)))

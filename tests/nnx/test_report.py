@@ -169,3 +169,19 @@ def test_report_prints_and_is_json():
 def test_wrong_use_says_what_to_do(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def test_a_report_against_a_reference_leaves_the_model_as_it_is():
+    class Normed(nnx.Module):
+        def __init__(self):
+            self.dense = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+            self.norm = nnx.BatchNorm(8, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.norm(self.dense(x))
+
+    model, reference = Normed(), Normed()
+    jaxfp8.nnx.quantize(model, jaxfp8.INT8)
+    before = np.asarray(model.norm.mean[...])
+    jaxfp8.nnx.report(model, jnp.ones((4, 8)), reference=reference)
+    np.testing.assert_array_equal(model.norm.mean[...], before)
