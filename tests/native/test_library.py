@@ -56,7 +56,7 @@ def test_a_missing_library_is_an_error_with_a_remedy(afresh):
 
 
 def test_a_platform_without_a_library_is_an_error(afresh):
-    assert "the kernel library for 'cuda' is not installed" in refusal("cuda")
+    assert "the kernel library for 'tpu' is not installed" in refusal("tpu")
 
 
 def test_a_broken_file_is_an_error(afresh, tmp_path):
