@@ -91,10 +91,17 @@ def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact |
         return scaled
     if out.dtype in _dtypes.EIGHT_BIT and source.dtype not in _dtypes.EIGHT_BIT:
         return None  # quantised anew: a fact of its own begins
+    what = f"from {source.dtype} to {out.dtype}"
+    if out.dtype.name in _WIDER:
+        return lost(op, f"{what} is to a dtype that no kernel has", f"use {_WIDER[out.dtype.name]}")
     remedy = (
         "keep them in float32, or quantise them to 8 bit" if is_wide_float(source) else STAYS_WIDE
     )
-    return lost(op, f"from {source.dtype} to {out.dtype} changes the values", remedy)
+    return lost(op, f"{what} changes the values", remedy)
+
+
+# Dtypes that lose nothing, and what to use in their place.
+_WIDER = {"int64": "int32", "float64": "float32", "complex64": "float32", "complex128": "float32"}
 
 
 @rule("reduce_precision")

@@ -131,3 +131,11 @@ def test_devices_that_disagree_about_a_zero_point_do_not_wait_for_each_other(bef
     f = jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), columns, rows), out_specs=rows)
     args = (jnp.ones((8, 64)), CODES, jnp.array([[0], [0], [0], [40000]], jnp.int32))
     np.testing.assert_allclose(jax.jit(jaxfp8.rewrite(f))(*args), jax.jit(f)(*args), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.complex64], ids=["float64", "complex64"])
+def test_a_dtype_without_kernels_is_called_that(dtype):
+    with jax.enable_x64(True):
+        report = jaxfp8.explain(lambda x: x.astype(dtype) @ CODES.astype(dtype))(X)
+    assert "is to a dtype that no kernel has" in report.missed[0].reason
+    assert "use float32" in report.missed[0].remedy
