@@ -21,13 +21,14 @@ from jaxfp8 import _abi, _errors
 from jaxfp8._spec import ScaledDotSpec
 
 TARGET = "jaxfp8_scaled_dot"
+QUANTIZE_TARGET = "jaxfp8_quantize"
 
 # The handlers of each custom call, by platform: the stages that XLA knows and their C names.
 _TARGETS: dict[str, dict[str, dict[str, str]]] = {
     "cpu": {TARGET: {"execute": TARGET}},
     "cuda": {
         TARGET: {"initialize": f"{TARGET}_initialize", "execute": TARGET},
-        "jaxfp8_quantize": {"execute": "jaxfp8_quantize"},
+        QUANTIZE_TARGET: {"execute": QUANTIZE_TARGET},
     },
 }
 
@@ -76,6 +77,12 @@ def ensure_registered(platform: str) -> None:
             except (RuntimeError, ValueError) as error:
                 raise _refused(platform, f"is refused by XLA: {error}") from error
         _REGISTERED.add(platform)
+
+
+def register_if_it_runs_here(platform: str) -> None:
+    """`ensure_registered` where there is a device: a program for another needs no handler here."""
+    if has_backend(platform):
+        ensure_registered(platform)
 
 
 def register_ffi_targets(platform: str = "cpu") -> None:

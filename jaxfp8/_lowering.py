@@ -15,8 +15,6 @@ from jax.interpreters import mlir
 from jaxfp8 import _canonical, _dtypes, _errors, _ffi, _reference, _support, _workspace
 from jaxfp8._spec import ScaledDotSpec
 
-TARGET = "jaxfp8_scaled_dot"
-
 _WARNED: set[tuple[str, str]] = set()
 _STRICT = contextvars.ContextVar("jaxfp8_strict", default=False)
 
@@ -78,14 +76,13 @@ def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: 
     if platform == "cuda":
         return _lower_cuda(ctx, *operands, spec=spec, kernel=kernel)
     _ffi.ensure_registered(platform)
-    rule = jax.ffi.ffi_lowering(TARGET)
+    rule = jax.ffi.ffi_lowering(_ffi.TARGET)
     return rule(ctx, *operands, **spec.attributes(), kernel=kernel)
 
 
 def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[jax.Array]:
     """The call in its canonical form, with scratch memory as its last result."""
-    if _ffi.has_backend("cuda"):
-        _ffi.ensure_registered("cuda")
+    _ffi.register_if_it_runs_here("cuda")
     if _canonical.is_empty(spec):
         return list(_reference.scaled_dot(spec, *operands))
     form = _canonical.canonical(spec)
@@ -94,7 +91,7 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
     results = [(form.spec.out_shape, _dtypes.storage(epilogue.out_dtype))]
     results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]
     results.append(((_workspace.workspace_bytes(form.spec),), np.dtype(np.uint8)))
-    call = jax.ffi.ffi_call(TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
+    call = jax.ffi.ffi_call(_ffi.TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
     *outputs, _ = call(
         *(named[name] for name in form.spec.operand_names()),
         **form.spec.attributes(),

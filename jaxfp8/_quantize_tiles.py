@@ -24,8 +24,6 @@ from jaxfp8._scales import Granularity, choose_scale, store_scale
 from jaxfp8._spec import Shape, tile_counts
 from jaxfp8._tiles import map_tiles
 
-TARGET = "jaxfp8_quantize"
-
 quantize_p = Primitive("quantize_tiles")
 quantize_p.multiple_results = True
 
@@ -135,7 +133,7 @@ def _matrix(shape: Shape, tiles: Shape) -> tuple[int, int, int, int] | None:
     whole = len(shape)
     while whole and tiles[whole - 1] >= shape[whole - 1]:
         whole -= 1
-    split = max(whole, 1) if whole == 0 else whole
+    split = max(whole, 1)
     if whole == 0 or all(t == 1 for t in tiles[:whole]):
         rows, columns = math.prod(shape[:split]), math.prod(shape[split:])
         return rows, columns, (rows if whole == 0 else 1), columns
@@ -150,11 +148,9 @@ def _matrix(shape: Shape, tiles: Shape) -> tuple[int, int, int, int] | None:
 def _call_cuda(x: jax.Array, *, dtype: np.dtype, tiles: Shape) -> list[jax.Array]:
     """The kernel where there is one for these tiles, else what XLA makes of the meaning."""
     matrix = _matrix(x.shape, tiles) if dtype != np.uint8 else None
-    here = _ffi.has_backend("cuda")
-    if matrix is None or (here and _ffi.why_unavailable("cuda")):
+    if matrix is None or (_ffi.has_backend("cuda") and _ffi.why_unavailable("cuda")):
         return _meaning(x, dtype=dtype, tiles=tiles)
-    if here:
-        _ffi.ensure_registered("cuda")
+    _ffi.register_if_it_runs_here("cuda")
     rows, columns, tile_rows, tile_columns = matrix
     counts = (-(-rows // tile_rows), -(-columns // tile_columns))
     results = [
@@ -162,7 +158,7 @@ def _call_cuda(x: jax.Array, *, dtype: np.dtype, tiles: Shape) -> list[jax.Array
         jax.ShapeDtypeStruct(counts, np.float32),
         jax.ShapeDtypeStruct((_WORKSPACE,), np.uint8),
     ]
-    call = jax.ffi.ffi_call(TARGET, results)
+    call = jax.ffi.ffi_call(_ffi.QUANTIZE_TARGET, results)
     codes, scale, _ = call(
         x.reshape(rows, columns),
         out_dtype=dtype.name,

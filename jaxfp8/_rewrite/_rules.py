@@ -92,7 +92,7 @@ def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact |
     if out.dtype in _dtypes.EIGHT_BIT and source.dtype not in _dtypes.EIGHT_BIT:
         return None  # quantised anew: a fact of its own begins
     what = f"from {source.dtype} to {out.dtype}"
-    if out.dtype.name in _WIDER:
+    if out.dtype.name in _WIDER and (out.dtype.kind in "fc" or source.dtype.kind in "iu"):
         return lost(op, f"{what} is to a dtype that no kernel has", f"use {_WIDER[out.dtype.name]}")
     remedy = (
         "keep them in float32, or quantise them to 8 bit" if is_wide_float(source) else STAYS_WIDE

@@ -121,17 +121,12 @@ def _union(op: Op, inputs: list[Range]) -> Range:
 def _convert(op: Op, inputs: list[Range]) -> Range:
     """Rounding to fewer bits keeps a whole number whole; a float is cut to one, NaN to zero."""
     (source,), out = inputs, op.outputs[0]
-    if out.dtype.kind in "iu":
-        low, high = math.floor(min(source.low, 0.0)), math.ceil(max(source.high, 0.0))
-        exact = source.whole and not source.nan
-        return source if exact else Range(low, high, True, False)
-    return source
-
-
-def _convert_bounds(op: Op, inputs: list[Range]) -> Range:
-    if any(not math.isfinite(b) for b in (inputs[0].low, inputs[0].high)):
-        return Range(nan=inputs[0].nan)
-    return _convert(op, inputs)
+    if not (math.isfinite(source.low) and math.isfinite(source.high)):
+        return Range(nan=source.nan)
+    if out.dtype.kind not in "iu" or (source.whole and not source.nan):
+        return source
+    low, high = math.floor(min(source.low, 0.0)), math.ceil(max(source.high, 0.0))
+    return Range(low, high, True, False)
 
 
 def _round(op: Op, inputs: list[Range]) -> Range:
@@ -207,7 +202,7 @@ def _iota(op: Op, inputs: list[Range]) -> Range:
 
 
 _RULES: dict[str, Callable[[Op, list[Range]], Range]] = {
-    "convert_element_type": _convert_bounds,
+    "convert_element_type": _convert,
     "round": _round,
     "floor": _round,
     "ceil": _round,

@@ -139,3 +139,11 @@ def test_a_dtype_without_kernels_is_called_that(dtype):
         report = jaxfp8.explain(lambda x: x.astype(dtype) @ CODES.astype(dtype))(X)
     assert "is to a dtype that no kernel has" in report.missed[0].reason
     assert "use float32" in report.missed[0].remedy
+
+
+def test_a_conversion_that_cuts_fractions_off_is_called_that():
+    with jax.enable_x64(True):
+        report = jaxfp8.explain(
+            lambda x: x @ (CODES.astype(jnp.float32) * SCALE).astype(jnp.int64).astype(jnp.float32)
+        )(X)
+    assert "from float32 to int64 changes the values" in report.missed[0].reason
