@@ -120,7 +120,7 @@ def _assert_neighbouring_codes(
 ) -> None:
     dtype = np.dtype(spec.epilogue.out_dtype)
     low, high = _dtypes.finite_range(dtype)
-    scale = operands["out_scale"].astype(np.float64)
+    scale = np.asarray(operands.get("out_scale", 1), np.float64)
     stored = decode(out, dtype.name)
     with np.errstate(all="ignore"):
         nan = np.isnan(exact.y / scale)

@@ -9,6 +9,11 @@
 
 namespace jaxfp8::cuda {
 
+// The host takes any code of Hopper's for code with the instruction: there is to be no other.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#error "compile for sm_90a (JAXFP8_CUDA_ARCHITECTURES=90a-real), not for sm_90"
+#endif
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr bool kHasWarpgroupMma = true;
 #else
