@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxfp8
+from jaxfp8._bench import _train
 from jaxfp8._bench._measure import Contender, Timing, measure, over_copies
 
 E4M3 = jnp.float8_e4m3fn
@@ -309,6 +310,13 @@ def outputs(m: int = 8192, n: int = 8192, k: int = 8192) -> Case:
     return Case(name=f"FP8 output {m}^3", contenders=contenders, flops=2.0 * m * n * k)
 
 
+def train(tokens: int, hidden: int, wide: int) -> Case:
+    """A training step of a perceptron block."""
+    contenders = _train.contenders(tokens, hidden, wide)
+    flops = 12.0 * tokens * hidden * wide
+    return Case(name=f"train {tokens} x {hidden} x {wide}", contenders=contenders, flops=flops)
+
+
 def _named() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "copy", copy_bandwidth
     for m in (1, 4, 16, 64, 128, 256, 1024, 4096):
@@ -328,6 +336,8 @@ def _named() -> Iterator[tuple[str, Callable[[], Case]]]:
     for grain in ("tensor", "token", "1x128", "128x128"):
         yield f"quantize {grain}", functools.partial(quantize, grain)
     yield "output", outputs
+    for wide in (4096, 14336):
+        yield f"train {wide}", functools.partial(train, 8192, 4096, wide)
 
 
 _CASES = dict(_named())
