@@ -1,13 +1,17 @@
 """Scales chosen and values cast in one: `quantize_p`, one FFI call on a GPU, plain jnp elsewhere.
 
-    scale = max|x| / highest over the finite values of a tile, 1 for a tile of zeros
+    amax  = max|x| over the finite values of a tile
+    scale = amax / highest, 1 for a tile of zeros; or given
     code  = saturate(round(x / scale))
+
+On request the codes come a second time, turned: with the axes from `split` on before the others.
 
 Order of this file: bind, primitive, what it means, batching, differentiation, lowering.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -17,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.typing import DTypeLike
 
 from jaxfp8 import _compat, _ffi
 from jaxfp8._dtypes import finite_range, is_float8
@@ -36,30 +41,77 @@ def quantize_tiles(x: jax.Array, dtype: np.dtype, tiles: Shape) -> tuple[jax.Arr
       dtype: the 8-bit dtype.
       tiles: size of the tile on each axis, at least 1; the last may be partial.
     """
-    codes, scale = quantize_p.bind(x, dtype=np.dtype(dtype), tiles=tiles)
+    codes, scale = quantize_p.bind(x, dtype=np.dtype(dtype), tiles=tiles, split=None)
     return codes, scale
 
 
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """A tensor in 8 bits with one scale.
+
+    Attributes:
+      codes: of its shape.
+      turned: the same with the axes from `split` on before the others; None without a split.
+      scale: float32, every axis of size 1.
+      found: float32, likewise: the largest finite magnitude if the scale was given, else the scale.
+    """
+
+    codes: jax.Array
+    turned: jax.Array | None
+    scale: jax.Array
+    found: jax.Array
+
+
+def encode(x: jax.Array, dtype: DTypeLike, scale: jax.Array | None, split: int | None) -> Encoded:
+    """A whole tensor with one scale, chosen or given, in one layout or in two; no gradient.
+
+    Args:
+      x: float32, bfloat16 or float16; with an empty axis only where the scale is given.
+      dtype: the 8-bit dtype.
+      scale: a float32 scalar, or None to choose it.
+      split: the first of the axes that `turned` has in front; None for no such copy.
+    """
+    x, one = jax.lax.stop_gradient(x), (1,) * x.ndim
+    given = [] if scale is None else [jax.lax.stop_gradient(scale).reshape(one)]
+    tiles = tuple(max(size, 1) for size in x.shape)
+    operands = _compat.vary_alike((x, *given))
+    codes, *turned, found = quantize_p.bind(
+        *operands, dtype=np.dtype(dtype), tiles=tiles, split=split
+    )
+    copy = turned[0] if turned else None
+    return Encoded(codes, copy, given[0] if given else found, found)
+
+
 @functools.lru_cache(maxsize=1024)
-def _jitted(dtype: np.dtype, tiles: Shape) -> Any:
-    return jax.jit(functools.partial(quantize_p.bind, dtype=dtype, tiles=tiles))
+def _jitted(**how: Any) -> Any:
+    return jax.jit(functools.partial(quantize_p.bind, **how))
 
 
 @quantize_p.def_impl
-def _impl(x: jax.Array, *, dtype: np.dtype, tiles: Shape) -> list[jax.Array]:
+def _impl(*operands: jax.Array, **how: Any) -> list[jax.Array]:
     with jax.disable_jit(False):
-        return _jitted(dtype, tiles)(x)
+        return _jitted(**how)(*operands)
 
 
 @quantize_p.def_abstract_eval
 def _abstract_eval(
-    x: jax.core.ShapedArray, *, dtype: np.dtype, tiles: Shape
+    x: jax.core.ShapedArray,
+    *scale: jax.core.ShapedArray,
+    dtype: np.dtype,
+    tiles: Shape,
+    split: int | None,
 ) -> list[jax.core.ShapedArray]:
-    counts = tile_counts(x.shape, tiles)
+    *codes, found = _shapes(x.shape, tiles, split)
     return [
-        _compat.output_aval([x], x.shape, dtype),
-        _compat.output_aval([x], counts, np.dtype(np.float32)),
+        *(_compat.output_aval([x, *scale], shape, dtype) for shape in codes),
+        _compat.output_aval([x, *scale], found, np.dtype(np.float32)),
     ]
+
+
+def _shapes(shape: Shape, tiles: Shape, split: int | None) -> list[Shape]:
+    """Of codes, turned codes where there are any, and what is found in each tile."""
+    turned = [] if split is None else [shape[split:] + shape[:split]]
+    return [shape, *turned, tuple(max(n, 1) for n in tile_counts(shape, tiles))]
 
 
 # What it means
@@ -71,10 +123,27 @@ def _scale(x: jax.Array, dtype: np.dtype, tiles: Shape) -> jax.Array:
     return store_scale(chosen, np.float32)
 
 
-def _meaning(x: jax.Array, *, dtype: np.dtype, tiles: Shape) -> list[jax.Array]:
-    scale = _scale(x, dtype, tiles)
-    codes = functools.partial(codes_of, dtype)
-    return [map_tiles(codes, x.astype(jnp.float32), [scale], tiles), scale]
+def _amax(x: jax.Array) -> jax.Array:
+    finite = jnp.where(jnp.isfinite(x), x, 0)
+    return jnp.max(jnp.abs(finite), keepdims=True, initial=0)
+
+
+def _meaning(
+    x: jax.Array, *given: jax.Array, dtype: np.dtype, tiles: Shape, split: int | None
+) -> list[jax.Array]:
+    """Codes; turned, where there is a split; the scale, or beside a given one the amax."""
+    wide = x.astype(jnp.float32)  # also because a reduction of bfloat16 is slow on the CPU
+    found = _amax(wide) if given else _scale(x, dtype, tiles)
+    scale = given[0] if given else found
+    codes = map_tiles(functools.partial(codes_of, dtype), wide, [scale], tiles)
+    return [codes, *_turned(codes, split), found]
+
+
+def _turned(codes: jax.Array, split: int | None, batch: int = 0) -> list[jax.Array]:
+    if split is None:
+        return []
+    axes, first = range(codes.ndim), split + batch
+    return [codes.transpose(*axes[:batch], *axes[first:], *axes[batch:first])]
 
 
 def codes_of(
@@ -98,24 +167,44 @@ def steps_of(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _batch(
-    operands: tuple[jax.Array], axes: tuple[int], *, dtype: np.dtype, tiles: Shape
+    operands: tuple[jax.Array, ...],
+    axes: tuple[int | None, ...],
+    *,
+    dtype: np.dtype,
+    tiles: Shape,
+    split: int | None,
 ) -> tuple[list[jax.Array], list[int]]:
-    x = jnp.moveaxis(operands[0], axes[0], 0)
-    return quantize_p.bind(x, dtype=dtype, tiles=(1, *tiles)), [0, 0]
+    """A chosen scale is one per tile still; given ones differ, and no kernel takes those."""
+    if len(operands) > 1:
+        one = functools.partial(_meaning, dtype=dtype, tiles=tiles, split=split)
+        results = jax.vmap(one, axes)(*operands)
+        return results, [0] * len(results)
+    (axis,) = axes
+    assert axis is not None
+    x = jnp.moveaxis(operands[0], axis, 0)
+    codes, scale = quantize_p.bind(x, dtype=dtype, tiles=(1, *tiles), split=None)
+    results = [codes, *_turned(codes, split, 1), scale]
+    return results, [0] * len(results)
 
 
 # Differentiation: the codes have none, the scale follows the largest value of its tile.
 
 
 def _jvp(
-    primals: tuple[jax.Array], tangents: tuple[Any], *, dtype: np.dtype, tiles: Shape
+    primals: tuple[jax.Array, ...],
+    tangents: tuple[Any, ...],
+    *,
+    dtype: np.dtype,
+    tiles: Shape,
+    split: int | None,
 ) -> tuple[list[jax.Array], list[Any]]:
-    codes, scale = quantize_p.bind(*primals, dtype=dtype, tiles=tiles)
-    d_scale: Any = ad.Zero(jax.typeof(scale).to_tangent_aval())
+    """That of a chosen scale; `encode` lets no tangent come here."""
+    results = quantize_p.bind(*primals, dtype=dtype, tiles=tiles, split=split)
+    d_results: list[Any] = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
     if not isinstance(tangents[0], ad.Zero):
         of_x = functools.partial(_scale, dtype=dtype, tiles=tiles)
-        d_scale = jax.jvp(of_x, primals, tangents)[1]
-    return [codes, scale], [ad.Zero(jax.typeof(codes).to_tangent_aval()), d_scale]
+        d_results[-1] = jax.jvp(of_x, primals, tangents)[1]
+    return results, d_results
 
 
 # Lowering
@@ -123,7 +212,7 @@ def _jvp(
 _BLOCK = 128
 
 
-def _matrix(shape: Shape, tiles: Shape) -> tuple[int, int, int, int] | None:
+def _matrix(shape: Shape, tiles: Shape, split: int | None) -> tuple[int, int, int, int] | None:
     """Rows, columns and tile of the matrix that a kernel takes, or None where none does.
 
     One tile for all, one per row, or tiles of 1 x 128 or 128 x 128.
@@ -133,7 +222,7 @@ def _matrix(shape: Shape, tiles: Shape) -> tuple[int, int, int, int] | None:
     whole = len(shape)
     while whole and tiles[whole - 1] >= shape[whole - 1]:
         whole -= 1
-    split = max(whole, 1)
+    split = max(whole, 1) if split is None else split
     if whole == 0 or all(t == 1 for t in tiles[:whole]):
         rows, columns = math.prod(shape[:split]), math.prod(shape[split:])
         return rows, columns, (rows if whole == 0 else 1), columns
@@ -145,27 +234,36 @@ def _matrix(shape: Shape, tiles: Shape) -> tuple[int, int, int, int] | None:
     return None
 
 
-def _call_cuda(x: jax.Array, *, dtype: np.dtype, tiles: Shape) -> list[jax.Array]:
+def _call_cuda(
+    x: jax.Array, *given: jax.Array, dtype: np.dtype, tiles: Shape, split: int | None
+) -> list[jax.Array]:
     """The kernel where there is one for these tiles, else what XLA makes of the meaning."""
-    matrix = _matrix(x.shape, tiles) if dtype != np.uint8 else None
+    matrix = _matrix(x.shape, tiles, split) if dtype != np.uint8 else None
     if matrix is None or (_ffi.has_backend("cuda") and _ffi.why_unavailable("cuda")):
-        return _meaning(x, dtype=dtype, tiles=tiles)
+        return _meaning(x, *given, dtype=dtype, tiles=tiles, split=split)
     _ffi.register_if_it_runs_here("cuda")
     rows, columns, tile_rows, tile_columns = matrix
     counts = (-(-rows // tile_rows), -(-columns // tile_columns))
+    found = jax.ShapeDtypeStruct(counts, np.float32)
+    turned = [] if split is None else [jax.ShapeDtypeStruct((columns, rows), dtype)]
     results = [
         jax.ShapeDtypeStruct((rows, columns), dtype),
-        jax.ShapeDtypeStruct(counts, np.float32),
+        *([*turned, found] if given else [found, *turned]),
         jax.ShapeDtypeStruct((_WORKSPACE,), np.uint8),
     ]
-    call = jax.ffi.ffi_call(_ffi.QUANTIZE_TARGET, results)
-    codes, scale, _ = call(
+    codes, *others, _ = jax.ffi.ffi_call(_ffi.QUANTIZE_TARGET, results)(
         x.reshape(rows, columns),
+        *(scale.reshape(1, 1) for scale in given),
         out_dtype=dtype.name,
         tile_rows=np.int64(tile_rows),
         tile_columns=np.int64(tile_columns),
+        given_scale=bool(given),
+        transposed=split is not None,
+        amax=bool(given),
     )
-    return [codes.reshape(x.shape), scale.reshape(tile_counts(x.shape, tiles))]
+    others = others if given else others[::-1]
+    outputs = zip([codes, *others], _shapes(x.shape, tiles, split), strict=True)
+    return [output.reshape(shape) for output, shape in outputs]
 
 
 # The partial maxima of one scale for the whole array.

@@ -74,54 +74,53 @@ class ScalingState:
         return cls(**parts)
 
 
-def advance(
-    recipe: DelayedScaling, dtype: DTypeLike, x: jax.Array, old: Scaling
-) -> tuple[jax.Array, Scaling]:
-    """The scale for this step, and the state after it.
+def advance(recipe: DelayedScaling, dtype: DTypeLike, x: jax.Array, old: Scaling) -> Scaling:
+    """The state after a step with a tensor `x` that becomes `dtype`."""
+    x = jax.lax.stop_gradient(x).astype(jnp.float32)  # a reduction of bfloat16 is slow on the CPU
+    magnitudes = jnp.abs(jnp.where(jnp.isfinite(x), x, 0))
+    return record(old, next_scale(recipe, dtype, old), magnitudes)
+
+
+def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
+    """The state after a step: its scale, and the largest of the magnitudes that it met.
+
+    That is the largest over all shards and vmapped copies that share the state.
 
     Args:
-      recipe: how the history becomes a scale.
-      dtype: the FP8 dtype that `x` will have.
-      x: the tensor of this step, which enters the history but not yet the scale.
       old: the state before; of float32, or of a dtype that converts to it and adds by maximum.
+      scale: what the tensor was divided by, a float32 scalar.
+      magnitudes: the finite magnitudes of the tensor, or the largest of them; float32.
 
     Returns:
-      The scale, a float32 scalar; and the new state, of the dtype and shapes of the old one.
+      The new state, of the dtypes and shapes of the old one.
     """
-    scale, history = (
-        jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
-    )
-    scale = _next_scale(recipe, dtype, scale, history)
-    history = jnp.roll(history, -1).at[0].set(_amax(x, history))
-    new = Scaling(
-        scale=jax.lax.convert_element_type(scale, old.scale.dtype),
+    history = jax.lax.convert_element_type(old.amax_history, jnp.float32)
+    amax = _largest(0)(magnitudes, history)
+    axes = _compat.varying_axes(amax) - _compat.varying_axes(history)
+    amax = jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
+    history = jnp.roll(history, -1).at[0].set(amax)
+    return Scaling(
+        scale=jax.lax.convert_element_type(scale.reshape(old.scale.shape), old.scale.dtype),
         amax_history=jax.lax.convert_element_type(history, old.amax_history.dtype),
     )
-    return scale.reshape(()), new
 
 
-def _next_scale(
-    recipe: DelayedScaling, dtype: DTypeLike, scale: jax.Array, history: jax.Array
-) -> jax.Array:
-    """`amax / max(dtype) * 2^margin`, the last scale where nothing has an amax yet.
+def next_scale(recipe: DelayedScaling, dtype: DTypeLike, old: Scaling) -> jax.Array:
+    """`amax / max(dtype) * 2^margin`, the last scale where nothing has an amax yet; a scalar.
 
     Written as the reciprocal of a choice of reciprocals, so that it rounds as Flax's does. A state
     may come from elsewhere: what is not finite in it is passed over.
     """
+    scale, history = (
+        jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
+    )
     history = jnp.where(jnp.isfinite(history), history, 0)
     amax = history[:1] if recipe.amax_compute == "most_recent" else jnp.max(history, keepdims=True)
     last = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1)
     chosen = (finite_range(dtype)[1] / amax) / 2.0**recipe.margin
     info = jnp.finfo(jnp.float32)
-    return jnp.clip(1 / jnp.where(amax > 0, chosen, 1 / last), float(info.tiny), float(info.max))
-
-
-def _amax(x: jax.Array, history: jax.Array) -> jax.Array:
-    """The largest finite magnitude of `x`, over all shards and vmapped copies that share it."""
-    x = jax.lax.stop_gradient(x).astype(jnp.float32)  # a reduction of bfloat16 is slow on the CPU
-    amax = _largest(0)(jnp.abs(jnp.where(jnp.isfinite(x), x, 0)), history)
-    axes = _compat.varying_axes(amax) - _compat.varying_axes(history)
-    return jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
+    scale = 1 / jnp.where(amax > 0, chosen, 1 / last)
+    return jnp.clip(scale, float(info.tiny), float(info.max)).reshape(())
 
 
 @functools.cache

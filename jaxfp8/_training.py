@@ -19,10 +19,17 @@ from jaxfp8._errors import message
 from jaxfp8._primitive import scaled_dot
 from jaxfp8._qarray import as_bytes, scale_and_zero_point
 from jaxfp8._quantization import Quantization
-from jaxfp8._quantize import quantize
+from jaxfp8._quantize_tiles import Encoded, encode
 from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
-from jaxfp8._scaling import Scaling, ScalingState, advance
-from jaxfp8._spec import DimensionNumbers, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+from jaxfp8._scaling import Scaling, ScalingState, next_scale, record
+from jaxfp8._spec import (
+    DimensionNumbers,
+    EpilogueSpec,
+    OperandSpec,
+    ScaledDotSpec,
+    Shape,
+    tile_counts,
+)
 
 
 def fp8_dot_general(
@@ -135,21 +142,24 @@ class _Codes:
     Attributes:
       values: the codes, as uint8.
       scale: float32, one per tile.
-      tiles: size of the tile by axis.
+      tiles: size of the tile by axis of the values.
       dtype: logical dtype of the values.
+      order: the axes of the operand in the order in which the values have them.
     """
 
     values: jax.Array
     scale: jax.Array
     tiles: Shape = dataclasses.field(metadata={"static": True})
     dtype: str = dataclasses.field(metadata={"static": True})
+    order: Shape = dataclasses.field(metadata={"static": True})
 
     def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
+        """The operand of a product over some of its axes."""
         return OperandSpec(
             dtype=self.dtype,
             shape=self.values.shape,
-            contracting=contracting,
-            batch=batch,
+            contracting=tuple(map(self.order.index, contracting)),
+            batch=tuple(map(self.order.index, batch)),
             tiles=self.tiles,
             scale=True,
             zero_point=False,
@@ -163,16 +173,20 @@ class _Codes:
 def _product(
     problem: _Problem, lhs: jax.Array, rhs: jax.Array, state: ScalingState | None
 ) -> jax.Array:
-    return _forward(problem, lhs, rhs, state)[0]
+    return _forward(problem, lhs, rhs, state, backward=False)[0]
 
 
 def _forward(
-    problem: _Problem, lhs: jax.Array, rhs: jax.Array, state: ScalingState | None
+    problem: _Problem,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    state: ScalingState | None,
+    backward: bool = True,
 ) -> tuple[jax.Array, Any]:
-    """The product, and for the backward pass both operands as it will need them."""
+    """The product, and for the backward pass, if any, both operands as it will need them."""
     recipe, ((lhs_axes, rhs_axes), (lhs_batch, rhs_batch)) = problem.recipe, problem.numbers
     old = (None, None) if state is None else (state.input, state.kernel)
-    code = functools.partial(_encode, recipe, recipe.forward_dtype)
+    code = functools.partial(_encode, recipe, recipe.forward_dtype, both=backward)
     lhs_codes, new_input = code(lhs, old[0], (lhs_axes, _free(lhs, lhs_axes, lhs_batch)), lhs_batch)
     rhs_codes, new_kernel = code(
         rhs, old[1], (rhs_axes, _free(rhs, rhs_axes, rhs_batch)), rhs_batch
@@ -248,20 +262,24 @@ def _encode(
     old: Scaling | None,
     summed: tuple[Shape, Shape],
     batch: Shape,
+    both: bool = True,
 ) -> tuple[tuple[_Codes, _Codes], Scaling | None]:
     """`x` for the two products it is in, which sum over different axes; and its next scaling.
 
-    With one scale for the whole tensor the two are the same. With a scale per row, each product
-    needs scales that do not vary along what it sums, so `x` is quantised twice.
+    With one scale for the whole tensor the two have the same codes, on a GPU each in the layout
+    that its product wants. With a scale per row, each product needs scales that do not vary along
+    what it sums, so `x` is quantised twice. Unless `both` are needed, only the first is fit.
     """
     if isinstance(recipe, DelayedScaling) and old is not None:
-        scale, new = advance(recipe, dtype, x, old)
-        codes = _codes(quantize(x, dtype, scale=scale))
-        return (codes, codes), new
+        scale = next_scale(recipe, dtype, old)
+        encoded = encode(x, dtype, scale, _split(x, summed, batch, both))
+        return _layouts(encoded, summed), record(old, scale, encoded.found)
     if isinstance(recipe, DelayedScaling):  # of a tensor whose amax is nowhere remembered
         how = Quantization(dtype=dtype, granularity="tensor")
     else:
         how = recipe.quantization(dtype)
+    if how.granularity == "tensor" and how.scale_dtype == np.float32 and x.size:
+        return _layouts(encode(x, dtype, None, _split(x, summed, batch, both)), summed), None
     first = _codes(how.quantize(x, summed[0], batch))
     if how.granularity == "tensor":
         return (first, first), None
@@ -270,7 +288,54 @@ def _encode(
 
 def _codes(q: Any) -> _Codes:
     scale, _, tiles = scale_and_zero_point(q)
-    return _Codes(values=as_bytes(q.qvalue), scale=scale, tiles=tiles, dtype=q.qvalue.dtype.name)
+    return _as_codes(q.qvalue, scale, tiles, tuple(range(q.ndim)))
+
+
+def _as_codes(values: jax.Array, scale: jax.Array, tiles: Shape, order: Shape) -> _Codes:
+    dtype = values.dtype.name
+    return _Codes(values=as_bytes(values), scale=scale, tiles=tiles, dtype=dtype, order=order)
+
+
+def _split(x: jax.Array, summed: tuple[Shape, Shape], batch: Shape, both: bool) -> int | None:
+    """Where the axes that one of the products sums over begin, behind those of the other.
+
+    None where they do not lie so, or where a turned copy is of no use: the first product has what
+    it sums over last already, or the platform multiplies any layout as fast.
+    """
+    if batch or not _layout_matters():
+        return None
+    for place, axes in enumerate(summed):
+        first = x.ndim - len(axes)
+        if sorted(axes) == list(range(first, x.ndim)) and 0 < first < x.ndim:
+            return first if both or place == 1 else None
+    return None
+
+
+def _layout_matters() -> bool:
+    """Whether products are faster along contiguous axes, as those of tensor cores are.
+
+    A guess, made before it is known where the program will run; only its speed hangs on it.
+    """
+    return jax.default_backend() == "gpu"
+
+
+def _whole(values: jax.Array, scale: jax.Array, order: Shape) -> _Codes:
+    """Codes with one scale; an empty axis has none."""
+    tiles = tuple(max(size, 1) for size in values.shape)
+    scale = jnp.broadcast_to(scale, tile_counts(values.shape, tiles))
+    return _as_codes(values, scale, tiles, order)
+
+
+def _layouts(x: Encoded, summed: tuple[Shape, Shape]) -> tuple[_Codes, _Codes]:
+    """The codes for both products: each has what it sums over last, where there is a choice."""
+    axes = tuple(range(x.codes.ndim))
+    plain = _whole(x.codes, x.scale, axes)
+    if x.turned is None:
+        return plain, plain
+    split = len(summed[0]) if axes[-1] in summed[1] else len(summed[1])
+    order = axes[split:] + axes[:split]
+    turned = _whole(x.turned, x.scale, order)
+    return (turned, plain) if axes[-1] in summed[1] else (plain, turned)
 
 
 def _multiply(

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxfp8
+from jaxfp8 import _training
 
 MATRIX = (((1,), (0,)), ((), ()))
 DELAYED = jaxfp8.DelayedScaling(amax_history_length=4)
@@ -131,6 +132,56 @@ def test_only_bytes_are_kept_for_the_backward_pass(recipe):
     kept = jax.tree.leaves(jax.vjp(product, x, w, first_state(recipe))[1])
     large = [leaf.dtype for leaf in kept if leaf.size >= min(x.size, w.size)]
     assert large and set(large) == {np.dtype(np.uint8)}
+
+
+# Layouts
+
+
+@pytest.fixture
+def contiguous_sums(monkeypatch):
+    """As on a GPU: each product gets operands that have what it sums over last."""
+    monkeypatch.setattr(_training, "_layout_matters", lambda: True)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+TURNED = {**PRODUCTS, "tokens": ((2, 3, 16), (16, 4, 2), (((2,), (0,)), ((), ())))}
+
+
+@each_recipe
+@pytest.mark.parametrize("product", TURNED.values(), ids=TURNED)
+def test_turned_copies_change_no_number(product, recipe, contiguous_sums, monkeypatch):
+    x_shape, w_shape, numbers = product
+    x, w = normal(*x_shape), normal(*w_shape, seed=1)
+    y = jax.eval_shape(functools.partial(jax.lax.dot_general, dimension_numbers=numbers), x, w)
+    g = normal(*y.shape, seed=2)
+    got = settled(x, w, g, recipe, numbers)
+    monkeypatch.setattr(_training, "_layout_matters", lambda: False)
+    jax.clear_caches()
+    want = settled(x, w, g, recipe, numbers)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), got, want)
+
+
+@pytest.mark.parametrize("recipe", [DELAYED, TENSOR], ids=["delayed", "tensor"])
+@pytest.mark.parametrize("product", ["matrix", "tokens"])
+def test_on_a_gpu_each_tensor_is_read_once_and_nothing_is_transposed(
+    product, recipe, contiguous_sums
+):
+    x_shape, w_shape, numbers = TURNED[product]
+    x, w, g = normal(*x_shape), normal(*w_shape), normal(*x_shape[:-1], *w_shape[1:])
+    trace = step.trace(x, w, g, first_state(recipe), recipe, numbers)
+    text = trace.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @jaxfp8_quantize") == 3
+    assert text.count("custom_call @jaxfp8_scaled_dot") == 3
+    assert "stablehlo.transpose" not in text
+
+
+def test_without_a_backward_pass_only_the_weights_are_turned(contiguous_sums):
+    product = functools.partial(jaxfp8.fp8_dot_general, recipe=TENSOR)
+    trace = jax.jit(lambda x, w: product(x, w, MATRIX)).trace(normal(5, 32), normal(32, 7))
+    text = trace.lower(lowering_platforms=("cuda",)).as_text()
+    assert (text.count("transposed = true"), text.count("transposed = false")) == (1, 1)
 
 
 # Special values

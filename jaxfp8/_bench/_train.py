@@ -61,8 +61,9 @@ def contenders(tokens: int, hidden: int, wide: int) -> dict[str, Contender]:
     keys = jax.random.split(jax.random.key(0), 3)
     x, g = (jax.random.normal(k, (tokens, hidden)).astype(jnp.bfloat16) for k in keys[:2])
     kernels = Block(hidden, wide).init(keys[2], x[:1])
-    ran = {name: _contender(Block(hidden, wide, cls), kernels, x, g) for name, cls in
-           _RECIPES.items()}
+    ran = {
+        name: _contender(Block(hidden, wide, cls), kernels, x, g) for name, cls in _RECIPES.items()
+    }
     exact = ran["bf16"][1]
     for name, (_, gradients) in ran.items():
         error = _error(gradients, exact)

@@ -137,7 +137,7 @@ class Fp8DotGeneral(nnx.Module):
         """Enter the amax of a tensor into its history."""
         assert isinstance(self.recipe, DelayedScaling)
         constant = jax.lax.stop_gradient(x)
-        _, new = advance(self.recipe, self.recipe.forward_dtype, constant, old)
+        new = advance(self.recipe, self.recipe.forward_dtype, constant, old)
         getattr(self, f"{tensor}_scale")[...] = new.scale
         getattr(self, f"{tensor}_amax_history")[...] = new.amax_history
 

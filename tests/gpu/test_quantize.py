@@ -6,6 +6,7 @@ import pytest
 
 import jaxfp8
 from jaxfp8 import _dtypes
+from jaxfp8._quantize_tiles import encode
 
 GRAINS = {
     "tensor": {},
@@ -43,7 +44,9 @@ def blocks_of(x: np.ndarray, grain: str) -> tuple[int, int, int, int]:
     return -(-rows // tile[0]), tile[0], -(-columns // tile[1]), tile[1]
 
 
-def expected(x: np.ndarray, dtype: str, grain: str) -> tuple[np.ndarray, np.ndarray]:
+def expected(
+    x: np.ndarray, dtype: str, grain: str, given: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Codes and scales as float32 arithmetic has them, each operation rounded once."""
     wide = x.reshape(-1, x.shape[-1]).astype(np.float32)
     row_tiles, tile_rows, column_tiles, tile_columns = blocks_of(wide, grain)
@@ -55,6 +58,7 @@ def expected(x: np.ndarray, dtype: str, grain: str) -> tuple[np.ndarray, np.ndar
     amax = np.max(counted if lowest == 0 else np.abs(counted), axis=(1, 3), keepdims=True)
     scale = np.maximum(amax, 0) * (np.float32(1) / np.float32(highest))
     scale = np.where(scale > 0, np.maximum(scale, np.finfo(np.float32).tiny), np.float32(1))
+    scale = scale if given is None else np.full_like(scale, given)
     steps = blocks / scale
     if not _dtypes.is_float8(dtype):
         steps = np.round(np.where(np.isnan(steps), 0, steps))
@@ -91,6 +95,30 @@ def test_special_values(dtype, grain):
     x[5] = 0
     x[6] = 1e-30
     same(x, dtype, grain)
+
+
+@pytest.mark.parametrize("scale", [None, 0.05])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("wide", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (128, 256), (200, 1000), (4, 50, 17)], ids=str)
+def test_both_layouts_in_one_pass(shape, wide, dtype, scale):
+    x = values(shape, wide)
+    x[0, 0], x[-1, -1] = np.inf, np.nan
+    split = len(shape) - 1
+    got = encode(jnp.asarray(x), dtype, None if scale is None else jnp.float32(scale), split)
+    codes, used = expected(x.reshape(-1, shape[-1]), dtype, "tensor", scale)
+    np.testing.assert_array_equal(np.ravel(got.scale), used.ravel())
+    if scale is not None:
+        finite = np.where(np.isfinite(x), x, 0).astype(np.float32)
+        np.testing.assert_array_equal(np.ravel(got.found), np.abs(finite).max())
+    ours = np.asarray(got.codes)
+    np.testing.assert_array_equal(as_floats(ours), as_floats(codes.reshape(shape)))
+    turned = ours.transpose(split, *range(split))
+    np.testing.assert_array_equal(as_floats(got.turned), as_floats(turned))
+
+
+def as_floats(codes) -> np.ndarray:
+    return np.asarray(codes).astype(np.float32)
 
 
 def test_long_rows_and_leading_axes():

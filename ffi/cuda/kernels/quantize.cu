@@ -2,7 +2,8 @@
 //
 //   QuantizeRows   a scale per row: a row stays in the registers of 32 to 1024 threads
 //   QuantizeTiles  128 x 128 values in the registers of a block: scales of 1x128 and 128x128 tiles,
-//                  or known ones; turns the codes through shared memory for a second output
+//                  or known ones, beside which it can find the amax of all; turns the codes through
+//                  shared memory for a second output
 //   FindAmax       before QuantizeTiles, for one scale for all and for rows that are too long
 
 #include <algorithm>
@@ -88,6 +89,30 @@ __device__ __forceinline__ void LargestOfTile(const Quantize& q, const Tile<kIn>
     if (largest[i] < kInfinityBits) continue;
     largest[i] = LargestFinite<kIn>(q.x, (r + i) * q.columns + c, q.columns - c);
   }
+}
+
+// The largest finite magnitude of a block's tile, of which this thread's first row is `r`.
+template <DType kIn>
+__device__ __forceinline__ uint32_t LargestOfBlock(const Quantize& q, const Tile<kIn>& tile,
+                                                   int64_t r, int64_t c, uint32_t* shared) {
+  uint32_t packed = 0;
+#pragma unroll
+  for (int i = 0; i < Tile<kIn>::kDown; ++i) packed = LargestOf<kIn>(tile.words[i], packed);
+  uint32_t largest = LargestBits<kIn>(packed);
+  if (largest >= kInfinityBits) {
+    largest = 0;
+    const int64_t end = min(r + Tile<kIn>::kDown, q.rows);
+#pragma unroll 1
+    for (int64_t i = r; i < end; ++i) {
+      largest = max(largest, LargestFinite<kIn>(q.x, i * q.columns + c, q.columns - c));
+    }
+  }
+  return MaxOfGroup(largest, kThreads, shared);
+}
+
+// The amax of all, of which a block has found its part.
+__device__ __forceinline__ void Raise(uint32_t* amax, uint32_t found) {
+  if (threadIdx.x == 0 && found > 0) atomicMax(amax, found);
 }
 
 // The largest finite magnitude of 16 bytes that came from `at`.
@@ -204,22 +229,21 @@ __global__ void __launch_bounds__(kThreads) QuantizeTiles(const Quantize q) {
   }
   __shared__ Divisor divisors[kTurn];
   if constexpr (kGrain == Grain::kKnown) {
+    if (q.raised) Raise(q.raised, LargestOfBlock<kIn>(q, tile, top + row, c, shared));
     if (threadIdx.x < kTurn && top + threadIdx.x < q.rows) {
       divisors[threadIdx.x] = MakeDivisor(KnownScale<kOut>(q, top + threadIdx.x, column_tile));
     }
   } else {
-    uint32_t largest[T::kDown];
-    LargestOfTile<kIn>(q, tile, top + row, c, largest);
     if constexpr (kGrain == Grain::kRow128) {
+      uint32_t largest[T::kDown];
+      LargestOfTile<kIn>(q, tile, top + row, c, largest);
       const uint32_t found = MaxOfRows<T::kAcross>(largest);
       const int r = row + RowOfLane<T::kDown, T::kAcross>();
       const bool first = threadIdx.x % (T::kAcross / T::kDown) == 0 && top + r < q.rows;
       const float scale = NewScale<kOut, kGrain>(q, top + r, column_tile, first, found);
       divisors[r] = MakeDivisor(scale);
     } else {
-#pragma unroll
-      for (int i = 1; i < T::kDown; ++i) largest[0] = max(largest[0], largest[i]);
-      const uint32_t found = MaxOfGroup(largest[0], kThreads, shared);
+      const uint32_t found = LargestOfBlock<kIn>(q, tile, top + row, c, shared);
       if (threadIdx.x < kTurn) {
         const bool first = threadIdx.x == 0;
         divisors[threadIdx.x] =
@@ -263,8 +287,7 @@ __global__ void __launch_bounds__(kThreads) FindAmax(const Quantize q, int64_t l
     const int64_t at = first + i * kStride;
     largest = max(largest, LargestOfRun<kIn>(q, start + at, length - at, words[i]));
   }
-  largest = MaxOfGroup(largest, kThreads, shared);
-  if (threadIdx.x == 0 && largest > 0) atomicMax(q.found + blockIdx.y, largest);
+  Raise(q.found + blockIdx.y, MaxOfGroup(largest, kThreads, shared));
 }
 
 // ------------------------------------------------------------------------------------ launching
@@ -291,6 +314,7 @@ Quantize MakeQuantize(const QuantizeProblem& p, const QuantizeBuffers& b) {
   q.x = b.x, q.scale = b.scale, q.codes = static_cast<uint8_t*>(b.codes);
   q.turned = p.transposed ? static_cast<uint8_t*>(b.codes_transposed) : nullptr;
   q.amax = p.amax ? b.amax : nullptr;
+  q.raised = p.amax && p.given_scale ? reinterpret_cast<uint32_t*>(b.amax) : nullptr;
   q.found = TwoPasses(p) ? static_cast<uint32_t*>(b.workspace) : nullptr;
   q.rows = p.rows, q.columns = p.columns;
   q.tile_rows = p.tile_rows >= p.rows && p.tile_rows != kTurn ? p.rows : p.tile_rows;
@@ -347,10 +371,10 @@ cudaError_t LaunchAmax(const QuantizeProblem& p, const Quantize& q, cudaStream_t
 template <DType kIn, DType kOut>
 cudaError_t LaunchAs(const QuantizeProblem& p, const Quantize& q, cudaStream_t stream) {
   if (RowsInRegisters(p)) return LaunchRows<kIn, kOut>(p, q, stream);
-  if (q.found) {
-    const cudaError_t status = LaunchAmax<kIn>(p, q, stream);
-    if (status != cudaSuccess) return status;
-  }
+  cudaError_t status = cudaSuccess;
+  if (q.found) status = LaunchAmax<kIn>(p, q, stream);
+  if (q.raised) status = cudaMemsetAsync(q.raised, 0, sizeof(float), stream);
+  if (status != cudaSuccess) return status;
   return LaunchTiles<kIn, kOut>(p, q, stream);
 }
 
@@ -391,7 +415,9 @@ std::string QuantizeWhyNot(const QuantizeProblem& p) {
   if (p.tile_rows < 1 || p.tile_columns < 1 || !(tiles || OneForAll(p) || PerRow(p))) {
     return "quantize: a scale belongs to all, to a row, to 1x128 or to 128x128 values";
   }
-  if (p.given_scale && p.amax) return "quantize: with a given scale there is no amax";
+  if (p.given_scale && p.amax && !OneForAll(p)) {
+    return "quantize: with given scales there is an amax only where one scale is for all";
+  }
   if (CeilDivide(p.rows, kTurn) * CeilDivide(p.columns, kTurn) >> 31 || p.rows >> 31) {
     return "quantize: more than 2^31 tiles of 128x128 values, or rows";
   }

@@ -32,7 +32,7 @@ struct QuantizeProblem {
   DType out = DType::kNone;  // float8_e4m3fn, float8_e5m2, int8
   bool given_scale = false;  // the scale is an input; 0 counts as 1
   bool transposed = false;   // the same codes also as [columns, rows]
-  bool amax = false;  // the largest finite |x| of each tile is a result; not with given_scale
+  bool amax = false;  // the largest finite |x| of each tile is a result; with given_scale, of all
 };
 
 struct QuantizeBuffers {

@@ -19,6 +19,7 @@ struct Quantize {
   uint8_t *codes, *turned;  // null: not wanted
   float* amax;              // null: not wanted
   uint32_t* found;          // amaxes in the workspace, as bits; null where none are needed
+  uint32_t* raised;         // the amax of all, as bits, beside a given scale; null: not wanted
   int64_t rows, columns, tile_rows, tile_columns, across;
   bool x_aligned, codes_aligned, turned_aligned;  // rows begin at multiples of 16 bytes
 };
