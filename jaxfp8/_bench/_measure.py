@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,8 @@ import jax
 # A round shorter than this measures the dispatch rather than the work.
 _ROUND_SECONDS = 0.02
 _LONGEST_ROUND = 2000
+# XLA's own FP8 products stand behind those of Triton, which take the same graphs first.
+NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,21 +54,35 @@ class Contender:
         return time.perf_counter() - start
 
 
-def over_copies(function: Callable[..., object], copies: Sequence[tuple]) -> Contender:
+def over_copies(
+    function: Callable[..., object],
+    copies: Sequence[tuple],
+    options: Mapping[str, bool] | None = None,
+) -> Contender:
     """A jitted function of several sets of operands, one call working on each in turn.
 
     Together they should be larger than the caches, and their work long beside a dispatch.
+    `options` are those of XLA's compiler.
     """
-    jitted = jax.jit(lambda copies: [function(*operands) for operands in copies])
+
+    def program(copies: Sequence[tuple]) -> list[object]:
+        return [function(*operands) for operands in copies]
+
+    jitted = jax.jit(program, compiler_options=None if options is None else dict(options))
     return Contender(lambda: jitted(copies), units=len(copies))
 
 
 def measure(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[str, Timing]:
-    """Times contenders in turns; the first call of each, which compiles, does not count."""
+    """Times contenders in turns; the first call of each, which compiles, does not count.
+
+    Each round has an order of its own: what ran before leaves its heat behind.
+    """
     calls = {name: _calls_per_round(one) for name, one in contenders.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    order = random.Random(0)
     for _ in range(rounds):
-        for name, one in contenders.items():
+        for name in order.sample(list(contenders), len(contenders)):
+            one = contenders[name]
             seconds[name].append(one.seconds(calls[name]) / (calls[name] * one.units))
     return {name: _timing(values) for name, values in seconds.items()}
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxfp8.linen
-from jaxfp8._bench._measure import Contender
+from jaxfp8._bench._measure import NO_TRITON, Contender
 
 _OURS = jaxfp8.linen.Fp8DirectDotGeneralOp
 _RECIPES: Mapping[str, Any] = {
@@ -25,10 +25,8 @@ _RECIPES: Mapping[str, Any] = {
     "flax fp8": nn.Fp8DirectDotGeneralOp,
     "bf16": None,
 }
-# XLA's own FP8 products stand behind its Triton products, which take these graphs first.
-_CUBLASLT = {"xla_gpu_enable_triton_gemm": False}
 _LARGEST_ERROR = 0.15  # of a gradient, relative, against bfloat16
-STATE = "_overwrite_with_gradient"
+_STATE = "_overwrite_with_gradient"
 
 
 class Block(nn.Module):
@@ -74,11 +72,11 @@ def contenders(tokens: int, hidden: int, wide: int) -> dict[str, Contender]:
 def _contender(block: Block, kernels: Any, x: jax.Array, g: jax.Array) -> tuple[Contender, Any]:
     """The step of a block, and the gradients it gives once its scales know the data."""
     is_flax = block.product is nn.Fp8DirectDotGeneralOp
-    step = jax.jit(step_of(block), compiler_options=_CUBLASLT if is_flax else None)
+    step = jax.jit(step_of(block), compiler_options=NO_TRITON if is_flax else None)
     variables = {**block.init(jax.random.key(0), x[:1]), **kernels}
     for _ in range(2):
         gradients = step(variables, x, g)[1]
-        variables = {**kernels, **{name: gradients[name] for name in gradients if name == STATE}}
+        variables = {**kernels, **{name: gradients[name] for name in gradients if name == _STATE}}
     _, of_kernels, of_x = step(variables, x, g)
     return Contender(lambda: step(variables, x, g)), (of_kernels["params"], of_x)
 
