@@ -70,13 +70,35 @@ def _settle(module: nn.Module, weight: Weight) -> None:
         got = f"has shape {jnp.shape(getattr(value, 'qvalue', value))}"
         needs, remedy = f"the input asks for {weight.shape}", "apply the layer to what it was for"
         raise ValueError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
-    if isinstance(value, QArray) or weight.recipe.weight is None:
+    if isinstance(value, QArray):
+        _check_recipe_holds(module, weight, value)
+        return
+    if weight.recipe.weight is None:
         return
     if not module.is_mutable_collection(PARAMS):
         got, needs = f"is {value.dtype}", f"{weight.recipe.name} holds it in 8 bits"
         remedy = "convert the variables once with `jaxfp8.linen.quantize(model, variables, x)`"
         raise TypeError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
     module.put_variable(PARAMS, weight.name, weight.quantize(found))
+
+
+def _check_recipe_holds(module: nn.Module, weight: Weight, value: QArray) -> None:
+    """Refuses an 8-bit weight that is not held as the recipe of its layer says."""
+    wide = jax.ShapeDtypeStruct(weight.shape, jnp.float32)
+    own: Any = jax.eval_shape(weight.quantize, wide)
+    if isinstance(own, QArray) and _holding(own) == _holding(value):
+        return
+    needs = f"{weight.recipe.name} holds it as {own if isinstance(own, QArray) else 'floats'}"
+    remedy = (
+        "give the layer the recipe that its variables were made with, or make them anew from the "
+        "float ones with `jaxfp8.linen.quantize(model, variables, x)`"
+    )
+    raise TypeError(message(_operation(module), f"`{weight.name}`", f"is {value}", needs, remedy))
+
+
+def _holding(q: QArray) -> tuple[Any, ...]:
+    """What a recipe settles of a `QArray`; the dtype of the scale is free."""
+    return q.qvalue.dtype, q.tile_sizes, q.zero_point is None
 
 
 def _operation(module: nn.Module) -> str:

@@ -230,6 +230,38 @@ def test_another_feature_size_is_named():
         layer.apply(variables, normal(2, 16))
 
 
+@pytest.mark.parametrize(
+    ("made", "applied", "says"),
+    [
+        (jaxfp8.INT8, jaxfp8.FP8_DYNAMIC, r"\[.*FP8_DYNAMIC holds it as QArray\(float8_e4m3fn"),
+        (jaxfp8.W8A16, jaxfp8.FP8_BLOCK, r".*\]\), but FP8_BLOCK holds .*float32\[2,2\]"),
+        (jaxfp8.INT8, jaxfp8.Recipe(name="wide", weight=None), ".*wide holds it as floats"),
+    ],
+    ids=["dtype", "tiles", "floats"],
+)
+@pytest.mark.parametrize("kind", ["Dense", "DenseGeneral", "Einsum", "Embed"])
+def test_weights_of_another_recipe_are_refused(kind, made, applied, says):
+    def model(recipe):
+        layer = getattr(jaxfp8.linen, kind)
+        fields = {"Einsum": ((256, 256), "td,dk->tk"), "Embed": (256, 256)}.get(kind, (256,))
+        return nn.Sequential([layer(*fields, recipe=recipe)])
+
+    x = jnp.arange(2) if kind == "Embed" else normal(2, 256)
+    variables = model(made).init(jax.random.key(0), x)
+    with pytest.raises(TypeError, match=rf"{kind} at layers_0`: `\w+` is QArray\(\w*{says}"):
+        model(applied).apply(variables, x)
+    with pytest.raises(TypeError, match=r"jaxfp8\.linen\.quantize"):
+        jaxfp8.linen.quantize(model(applied), variables, x)
+
+
+def test_recipes_that_hold_weights_alike_share_variables():
+    x = normal(2, 8)
+    variables = jaxfp8.linen.Dense(4, recipe=jaxfp8.INT8).init(jax.random.key(0), x)
+    got = jaxfp8.linen.Dense(4, recipe=jaxfp8.W8A16_INT8).apply(variables, x)
+    kernel = jaxfp8.dequantize(variables["params"]["kernel"])
+    np.testing.assert_allclose(got, x @ kernel, rtol=1e-5, atol=1e-6)
+
+
 def test_a_layer_below_is_named_by_its_path():
     model = nn.Sequential([jaxfp8.linen.Dense(8), jaxfp8.linen.Dense(4)])
     variables = model.init(jax.random.key(0), normal(2, 8))
