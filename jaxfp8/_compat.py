@@ -95,6 +95,26 @@ def output_aval(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any
     return jax.core.ShapedArray(shape, dtype)
 
 
+def laid_out_like(x: Any, aval: Any) -> Any:
+    """`x` sharded as a type says, on a mesh with explicit axes; elsewhere as it is."""
+    want, have = aval.sharding, jax.typeof(x).sharding
+    if jax.sharding.AxisType.Explicit not in (want.mesh.axis_types or have.mesh.axis_types):
+        return x
+    if want.mesh.empty:
+        want = have.update(spec=jax.sharding.PartitionSpec(*[None] * x.ndim))
+    return jax.reshard(x, want)  # also where they agree: under vmap it sees to the mapped axis
+
+
+def sharded(x: Any, sharding: Any) -> Any:
+    """`x` as an `out_sharding` says; on explicit axes a constraint would be an assertion."""
+    if sharding is None:
+        return x
+    mesh = getattr(sharding, "mesh", None) or jax.sharding.get_abstract_mesh()
+    if jax.sharding.AxisType.Explicit in mesh.axis_types:
+        return jax.reshard(x, sharding)
+    return jax.lax.with_sharding_constraint(x, sharding)
+
+
 _AVAL, _SHARDING = operator.attrgetter("aval"), operator.attrgetter("sharding")
 
 

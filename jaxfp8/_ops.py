@@ -9,7 +9,7 @@ from typing import Any
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8 import _dtypes, _einsum
+from jaxfp8 import _compat, _dtypes, _einsum
 from jaxfp8._dimensions import check_matmul, normalise
 from jaxfp8._epilogue import Epilogue, choose_out_dtype, prepare
 from jaxfp8._errors import message
@@ -50,7 +50,7 @@ def dot_general(
       precision: DEFAULT lets a device accumulate FP8 fast, HIGHEST asks for full float32.
       preferred_element_type: output dtype: float32, bfloat16, float16, or int32 for two integer
         sides without scales. Default: the float side's dtype, else that of the scales.
-      out_sharding: a sharding constraint put on the output.
+      out_sharding: sharding of the output, as of `jax.lax.dot_general`.
       bias: array that broadcasts over the last output axes.
       residual: array of the output's shape, or one that broadcasts to it.
       activation: None, "relu", "gelu_tanh", "gelu_erf" or "silu".
@@ -91,7 +91,7 @@ def dot_general(
     shapes = (sides[0].shape, sides[1].shape)
     numbers = normalise(operation, dimension_numbers, shapes)
     out = _product(operation, sides, numbers, precision, preferred_element_type, epilogue)
-    return out if out_sharding is None else lax.with_sharding_constraint(out, out_sharding)
+    return _compat.sharded(out, out_sharding)
 
 
 def matmul(

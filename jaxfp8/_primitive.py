@@ -216,8 +216,9 @@ def _sum_tangent(
         for name in _LINEAR_IN
         if name in moving
     ]
+    aval = _compat.output_aval([], spec.out_shape, np.dtype(dtype))
     terms += [
-        jnp.broadcast_to(moving[name], spec.out_shape).astype(dtype)
+        _compat.laid_out_like(jnp.broadcast_to(moving[name], spec.out_shape).astype(dtype), aval)
         for name in ("residual", "bias")
         if name in moving
     ]
@@ -250,6 +251,8 @@ def _transpose(
         result = _transpose_values(spec, kernel, named, ct, linear)
     else:
         result = _transpose_scale(spec, named, ct, linear)
+    if not isinstance(result, ad.Zero):
+        result = _compat.laid_out_like(result, named[linear].aval)
     return [result if name == linear else None for name in names]
 
 
@@ -260,7 +263,8 @@ def _transpose_scale(
 
     def as_function_of_scale(scale: jax.Array) -> jax.Array:
         operands = {**named, linear: scale}
-        return _reference.scaled_dot(spec, *(operands[n] for n in spec.operand_names()))[0]
+        out = _reference.scaled_dot(spec, *(operands[n] for n in spec.operand_names()))[0]
+        return _compat.laid_out_like(out, jax.typeof(ct))
 
     (out,) = jax.linear_transpose(as_function_of_scale, named[linear].aval)(ct)
     return out

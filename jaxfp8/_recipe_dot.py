@@ -133,18 +133,18 @@ _product.defvjp(_forward, _backward)
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Like:
-    """Shape and dtype of an array that the backward pass does not keep."""
+    """The type of an array that the backward pass does not keep."""
 
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    type: Any
 
     def zeros(self) -> jax.Array:
         """A point to be linear about; no value of it is used."""
-        return jnp.zeros(self.shape, self.dtype)
+        zeros = jnp.zeros(self.type.shape, self.type.dtype)
+        return _compat.laid_out_like(zeros, self.type)
 
 
 def _like(x: Any) -> _Like | None:
-    return None if x is None else _Like(x.shape, np.dtype(x.dtype))
+    return None if x is None else _Like(jax.typeof(x))
 
 
 def _no_gradient(x: Any) -> Any:

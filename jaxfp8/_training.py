@@ -87,7 +87,7 @@ def fp8_dot_general(
         numbers=normalise(operation, dimension_numbers, (lhs.shape, rhs.shape)),
         recipe=recipe,
         out_dtype=as_dtype(operation, "preferred_element_type", dtype, WIDE_FLOAT),
-        dtypes=(lhs.dtype, rhs.dtype),
+        types=(jax.typeof(lhs), jax.typeof(rhs)),
     )
     lhs, rhs = _compat.vary_alike((lhs, rhs))
     return _product(problem, lhs, rhs, state)
@@ -125,13 +125,13 @@ class _Problem:
       numbers: normalised dimension numbers.
       recipe: how tensors are scaled.
       out_dtype: dtype of the output.
-      dtypes: those of the operands, and so of their gradients.
+      types: those of the operands, and so of their gradients.
     """
 
     numbers: DimensionNumbers
     recipe: TrainingRecipe
     out_dtype: np.dtype
-    dtypes: tuple[np.dtype, np.dtype]
+    types: tuple[Any, Any]
 
 
 @jax.tree_util.register_dataclass
@@ -224,10 +224,11 @@ def _gradient_of_lhs(
     (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
     rhs_free = _free(rhs.values, rhs_axes, rhs_batch)
     numbers = ((of_rhs, rhs_free), (batch, rhs_batch))
-    dx = _multiply(g, rhs, numbers, problem.dtypes[0], problem.recipe.backward_precision)
+    dx = _multiply(g, rhs, numbers, problem.types[0].dtype, problem.recipe.backward_precision)
     paired = dict(zip(rhs_axes, lhs_axes, strict=True))
     lhs_free = [a for a in range(dx.ndim) if a not in {*lhs_axes, *lhs_batch}]
-    return _in_order(dx, [*lhs_batch, *lhs_free, *(paired[a] for a in sorted(rhs_axes))])
+    dx = _in_order(dx, [*lhs_batch, *lhs_free, *(paired[a] for a in sorted(rhs_axes))])
+    return _compat.laid_out_like(dx, problem.types[0])
 
 
 def _gradient_of_rhs(
@@ -237,10 +238,11 @@ def _gradient_of_rhs(
     (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
     lhs_free = _free(lhs.values, lhs_axes, lhs_batch)
     numbers = ((lhs_free, of_lhs), (lhs_batch, batch))
-    dw = _multiply(lhs, g, numbers, problem.dtypes[1], problem.recipe.backward_precision)
+    dw = _multiply(lhs, g, numbers, problem.types[1].dtype, problem.recipe.backward_precision)
     paired = dict(zip(lhs_axes, rhs_axes, strict=True))
     rhs_free = [a for a in range(dw.ndim) if a not in {*rhs_axes, *rhs_batch}]
-    return _in_order(dw, [*rhs_batch, *(paired[a] for a in sorted(lhs_axes)), *rhs_free])
+    dw = _in_order(dw, [*rhs_batch, *(paired[a] for a in sorted(lhs_axes)), *rhs_free])
+    return _compat.laid_out_like(dw, problem.types[1])
 
 
 def _in_order(x: jax.Array, axes: list[int]) -> jax.Array:

@@ -66,7 +66,7 @@ def _from_form(
     if reason:
         return reason
     op = _op(spec, {**lhs_operands, **rhs_operands, **others}, form.site.op)
-    value = _view(op.outputs[0], form, product)
+    value = _graph.laid_out_like(_view(op.outputs[0], form, product), product.value)
     return Call(spec, product, amax, value, _amax(op, amax))
 
 

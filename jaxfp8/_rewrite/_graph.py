@@ -8,6 +8,7 @@ never removes one: an op that nobody demands is not emitted.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -256,6 +257,18 @@ def transpose(value: Value, permutation: Shape) -> Value:
         value.dtype,
         {"permutation": permutation},
     )
+
+
+def laid_out_like(value: Value, original: Value) -> Value:
+    """The value sharded as the one it replaces, where types say how: on a mesh of explicit axes."""
+    op = original.op
+    if op is None or op.eqn is None:
+        return value
+    aval = op.eqn.outvars[original.index].aval
+    if jax.sharding.AxisType.Explicit not in aval.sharding.mesh.axis_types:
+        return value
+    run = functools.partial(_compat.laid_out_like, aval=aval)
+    return derived("reshard", run, [value], value.shape, value.dtype)
 
 
 def multiply(left: Value, right: Value) -> Value:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT, fp32_max_grad
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8 import _einsum
+from jaxfp8 import _compat, _einsum
 from jaxfp8._dimensions import normalise
 from jaxfp8._errors import message
 from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
@@ -115,13 +115,13 @@ class Fp8DirectDotGeneralOp(_Fp8):
           dimension_numbers: as in `jax.lax.dot_general`.
           precision: not used.
           preferred_element_type: output dtype, by default that of `rhs`.
-          out_sharding: a sharding constraint put on the output.
+          out_sharding: sharding of the output, as of `jax.lax.dot_general`.
         """
         del precision
         rhs = jnp.asarray(rhs)
         dtype = rhs.dtype if preferred_element_type is None else preferred_element_type
         y = self._dot(jnp.asarray(lhs, rhs.dtype), rhs, dimension_numbers, dtype)
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return _compat.sharded(y, out_sharding)
 
 
 Fp8DotGeneral = Fp8DirectDotGeneralOp

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jaxfp8 import _einsum
+from jaxfp8 import _compat, _einsum
 from jaxfp8._dimensions import normalise
 from jaxfp8._embedding import lookup
 from jaxfp8._qarray import QArray
@@ -75,7 +75,7 @@ class Linear(EightBitLayer):
         with self._scope():
             x = self.cast(inputs)
             bias = None if self.bias is None else self.bias[...]
-            return _constrained(self._product(x, self.numbers(x), bias), out_sharding)
+            return _compat.sharded(self._product(x, self.numbers(x), bias), out_sharding)
 
 
 class LinearGeneral(EightBitLayer):
@@ -141,7 +141,7 @@ class LinearGeneral(EightBitLayer):
             x = self.cast(inputs)
             numbers = self.numbers(x)
             bias = None if self.bias is None else self._bias(x, numbers)
-            return _constrained(self._product(x, numbers, bias), out_sharding)
+            return _compat.sharded(self._product(x, numbers, bias), out_sharding)
 
     def _bias(self, x: jax.Array, numbers: DimensionNumbers) -> jax.Array:
         (axes, _), (batch, _) = numbers
@@ -220,7 +220,7 @@ class Einsum(EightBitLayer):
             x = self.cast(inputs)
             numbers, order = self._parsed(x, einsum_str)
             bias = None if self.bias is None else self._bias(x, numbers, order)
-            return _constrained(self._product(x, numbers, bias).transpose(order), out_sharding)
+            return _compat.sharded(self._product(x, numbers, bias).transpose(order), out_sharding)
 
     def _bias(self, x: jax.Array, numbers: DimensionNumbers, order: Shape) -> jax.Array:
         """The bias, whose axes are those of the kernel in the output, laid along the product's."""
@@ -289,20 +289,16 @@ class Embed(EightBitLayer):
             table, indices = self.weight, jnp.asarray(inputs)
             if not isinstance(table, QArray):
                 rows = jnp.take(table, indices, axis=0).astype(self.dtype)
-                return _constrained(rows, out_sharding)
+                return _compat.sharded(rows, out_sharding)
             if self.num_embeddings == 1:
                 indices = jnp.zeros_like(indices)
-            return _constrained(lookup(table, indices, self.dtype), out_sharding)
+            return _compat.sharded(lookup(table, indices, self.dtype), out_sharding)
 
     def attend(self, query: ArrayLike, out_sharding: Any = None) -> jax.Array:
         """`query @ table.T`: the inner product of each query with each row."""
         with self._scope():
             x = self.cast(query)
-            return _constrained(self._product(x, self.numbers(x)), out_sharding)
-
-
-def _constrained(y: jax.Array, out_sharding: Any) -> jax.Array:
-    return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+            return _compat.sharded(self._product(x, self.numbers(x)), out_sharding)
 
 
 TWINS: dict[type[nnx.Module], type[EightBitLayer]] = {

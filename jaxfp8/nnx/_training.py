@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8 import _einsum
+from jaxfp8 import _compat, _einsum
 from jaxfp8._dimensions import normalise
 from jaxfp8._errors import message
 from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
@@ -102,14 +102,14 @@ class Fp8DotGeneral(nnx.Module):
           dimension_numbers: as in `jax.lax.dot_general`.
           precision: not used.
           preferred_element_type: output dtype.
-          out_sharding: a sharding constraint put on the output.
+          out_sharding: sharding of the output, as of `jax.lax.dot_general`.
         """
         del precision
         with jax.named_scope(self.path) if self.path else contextlib.nullcontext():
             y = self._dot(
                 jnp.asarray(lhs), jnp.asarray(rhs), dimension_numbers, preferred_element_type
             )
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return _compat.sharded(y, out_sharding)
 
     def _dot(
         self, lhs: jax.Array, rhs: jax.Array, numbers: DimensionNumbers, dtype: DTypeLike | None
@@ -170,7 +170,7 @@ class Fp8Einsum(Fp8DotGeneral):
         numbers = normalise(operation, parsed.dimension_numbers, (lhs.shape, rhs.shape))
         y = super().__call__(lhs, rhs, numbers, precision, preferred_element_type)
         y = y.transpose(parsed.order)
-        return y if out_sharding is None else jax.lax.with_sharding_constraint(y, out_sharding)
+        return _compat.sharded(y, out_sharding)
 
 
 def fp8_training(
