@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.interpreters import ad
 
 
 def is_literal(atom: Any) -> bool:
@@ -113,6 +114,21 @@ def sharded(x: Any, sharding: Any) -> Any:
     if jax.sharding.AxisType.Explicit in mesh.axis_types:
         return jax.reshard(x, sharding)
     return jax.lax.with_sharding_constraint(x, sharding)
+
+
+@functools.cache
+def let_extended_dtypes_add() -> None:
+    """Gives JAX the sum of two arrays of an extended dtype outside jit, for which it has no rule.
+
+    There the gradients of one array that is used twice are added up by the primitive's own impl.
+    """
+    known, compiled = ad.add_jaxvals_p.impl, jax.jit(ad.add_jaxvals_p.bind)
+
+    def add(x: Any, y: Any) -> Any:
+        extended = jnp.issubdtype(getattr(x, "dtype", float), jax.dtypes.extended)
+        return (compiled if extended else known)(x, y)
+
+    ad.add_jaxvals_p.def_impl(add)
 
 
 _AVAL, _SHARDING = operator.attrgetter("aval"), operator.attrgetter("sharding")

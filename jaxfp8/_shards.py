@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxfp8._errors import message
+from jaxfp8._spec import Shape
 
 
 def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int]) -> None:
@@ -24,18 +25,34 @@ def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int])
     Raises:
       ValueError: a tile does not divide the shards of its axis.
     """
-    for axis, parts in _parts(x).items():
-        tile = tiles.get(axis, 1)
-        if tile < x.shape[axis] and parts > 1 and (x.shape[axis] // parts) % tile:
-            got = f"has {x.shape[axis] // parts} values per shard on axis {axis}"
+    check_tiles_fit("jaxfp8.Quantization", operand, x.shape, _sharding(x), tiles)
+
+
+def check_tiles_fit(
+    operation: str, operand: str, shape: Shape, sharding: Any, tiles: Mapping[int, int]
+) -> None:
+    """Refuses a tile that a shard would cut, of an array of `shape` that will have a sharding.
+
+    Args:
+      operation, operand: what the error calls them.
+      shape: shape of the array.
+      sharding: any; of one that is no `NamedSharding` nothing is known.
+      tiles: size of the tile by axis.
+
+    Raises:
+      ValueError: a tile does not divide the shards of its axis.
+    """
+    for axis, parts in _parts(sharding).items():
+        tile = tiles.get(axis, shape[axis])
+        if tile < shape[axis] and parts > 1 and (shape[axis] // parts) % tile:
+            got = f"has {shape[axis] // parts} values per shard on axis {axis}"
             needs = f"tiles of {tile} have to lie within a shard"
             remedy = "choose a tile that divides it, or shard another axis"
-            raise ValueError(message("jaxfp8.Quantization", f"`{operand}`", got, needs, remedy))
+            raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
 
 
-def _parts(x: jax.Array) -> dict[int, int]:
+def _parts(sharding: Any) -> dict[int, int]:
     """Into how many shards each axis is cut; nothing where that is not known."""
-    sharding = _sharding(x)
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return {}
     sizes = sharding.mesh.shape

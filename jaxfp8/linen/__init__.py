@@ -4,6 +4,7 @@ Import this module by its name; `import jaxfp8` alone does not import Flax.
 """
 
 from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
+from jaxfp8.linen._partition import combine, partition
 from jaxfp8.linen._quantize import quantize
 from jaxfp8.linen._report import report
 from jaxfp8.linen._training import (
@@ -23,6 +24,8 @@ __all__ = [
     "Fp8DotGeneral",
     "Fp8Einsum",
     "accumulate",
+    "combine",
+    "partition",
     "quantize",
     "report",
     "shared_scaling",

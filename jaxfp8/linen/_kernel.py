@@ -10,14 +10,21 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.core import meta
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfp8._errors import message
+from jaxfp8._no_gradient import constant_codes
 from jaxfp8._qarray import QArray
 from jaxfp8._quantize import quantize
 from jaxfp8._recipes import Recipe, check_recipe
+from jaxfp8._shards import check_tiles_fit
 from jaxfp8._spec import Shape
 
-PARAMS = "params"
+PARAMS, INPUT_SCALE = "params", "input_scale"
+_DIFFERENTIATE = (
+    "differentiate with respect to the floats of `floats, held = jaxfp8.linen.partition(params)`, "
+    "and apply the model to `jaxfp8.linen.combine(floats, held)`"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,9 +64,12 @@ def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype
         _settle(module, weight)
 
     def quantized(key: jax.Array, shape: Shape, dtype: Any) -> Any:
-        return weight.quantize(init(key, shape, dtype))
+        value = init(key, shape, dtype)
+        _check_shards(module, weight, value)
+        return weight.quantize(value)
 
-    return module.param(weight.name, quantized, weight.shape, dtype)
+    value = module.param(weight.name, quantized, weight.shape, dtype)
+    return constant_codes(value, _operation(module), weight.name, _DIFFERENTIATE)
 
 
 def _settle(module: nn.Module, weight: Weight) -> None:
@@ -79,7 +89,28 @@ def _settle(module: nn.Module, weight: Weight) -> None:
         got, needs = f"is {value.dtype}", f"{weight.recipe.name} holds it in 8 bits"
         remedy = "convert the variables once with `jaxfp8.linen.quantize(model, variables, x)`"
         raise TypeError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
+    _check_shards(module, weight, found)
     module.put_variable(PARAMS, weight.name, weight.quantize(found))
+
+
+def _check_shards(module: nn.Module, weight: Weight, value: Any) -> None:
+    """Refuses tiles that the mesh axes named in a box would cut, if the mesh is known."""
+    names, how = getattr(value, "names", None), weight.recipe.weight
+    if names is None or how is None or len(names) != len(weight.shape):
+        return
+    if isinstance(value, nn.LogicallyPartitioned):
+        names = nn.logical_to_mesh_axes(names, value.rules) or ()
+    mesh = value.mesh or jax.sharding.get_abstract_mesh()
+    known = [_names_in(mesh, entry) for entry in names]
+    sharding = NamedSharding(mesh, PartitionSpec(*known)) if not mesh.empty else None
+    tiles = how.tiles(weight.shape, weight.contracting, weight.batch)
+    check_tiles_fit(_operation(module), weight.name, weight.shape, sharding, tiles)
+
+
+def _names_in(mesh: Any, entry: Any) -> tuple[str, ...]:
+    """The mesh axes among the names of one axis."""
+    names = entry if isinstance(entry, tuple) else (entry,)
+    return tuple(name for name in names if name in mesh.axis_names)
 
 
 def _check_recipe_holds(module: nn.Module, weight: Weight, value: QArray) -> None:
@@ -114,17 +145,17 @@ def input_scale(module: nn.Module, recipe: Recipe, x: jax.Array) -> jax.Array | 
     how = recipe.activation
     if how is None or not how.static:
         return None
-    known = module.has_variable(PARAMS, "input_scale")
+    known = module.has_variable(PARAMS, INPUT_SCALE)
     if not known and not module.is_mutable_collection(PARAMS):
         got, needs = "is missing", f"{recipe.name} needs the scale that calibration found"
         remedy = "make it with `jaxfp8.linen.quantize(model, variables, x)`"
         raise ValueError(message(_operation(module), "`input_scale`", got, needs, remedy))
     if known and not module.is_mutable_collection(PARAMS):
-        return module.get_variable(PARAMS, "input_scale")
+        return module.get_variable(PARAMS, INPUT_SCALE)
     scale = quantize(x, how.dtype, scale_dtype=how.scale_dtype).scale.reshape(())
     if known:
-        scale = jnp.maximum(module.get_variable(PARAMS, "input_scale"), scale)
-    module.put_variable(PARAMS, "input_scale", scale)
+        scale = jnp.maximum(module.get_variable(PARAMS, INPUT_SCALE), scale)
+    module.put_variable(PARAMS, INPUT_SCALE, scale)
     return scale
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+from flax.core import meta
 
 from jaxfp8._errors import message
 from jaxfp8._qarray import QArray
+from jaxfp8._shards import check_tiles_fit
 from jaxfp8.linen._kernel import PARAMS
 
 
@@ -30,7 +32,8 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
       The variables in 8 bits, structured as `variables`; their other collections are as they were.
 
     Raises:
-      ValueError: the parameters are not those of `model`, or it has no 8-bit layer.
+      ValueError: the parameters are not those of `model`, or it has no 8-bit layer; a tile does not
+        divide the shards of a weight.
 
     Example:
       >>> import flax.linen as nn, jax, jax.numpy as jnp
@@ -52,4 +55,16 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
         got, needs = "has no layer of `jaxfp8.linen`", "it has to hold the 8-bit layers"
         remedy = "give the model that will be used, not the float one its variables come from"
         raise ValueError(message("jaxfp8.linen.quantize", "`model`", got, needs, remedy))
+    jax.tree_util.tree_map_with_path(
+        _check_shards, quantized, variables[PARAMS], is_leaf=lambda leaf: isinstance(leaf, QArray)
+    )
     return {**variables, PARAMS: quantized}
+
+
+def _check_shards(path: Any, leaf: Any, before: Any) -> None:
+    """Refuses tiles that the shards of the float weight cut."""
+    if isinstance(leaf, QArray) and not isinstance(before, QArray):
+        q, value = meta.unbox(leaf), meta.unbox(before)
+        where = jax.tree_util.keystr(path, simple=True, separator="/")
+        sharding, tiles = getattr(value, "sharding", None), dict(enumerate(q.tile_sizes))
+        check_tiles_fit("jaxfp8.linen.quantize", where, q.shape, sharding, tiles)

@@ -186,6 +186,7 @@ def shared_scaling(variables: Any) -> Any:
         remedy = "pass all variables, those of DelayedScaling among them"
         operand = f"none of `variables` is `{OVERWRITE_WITH_GRADIENT}`: it"
         raise ValueError(message("jaxfp8.linen.shared_scaling", operand, got, needs, remedy))
+    _compat.let_extended_dtypes_add()
     convert = jax.lax.convert_element_type
     states = jax.tree.map(
         lambda leaf: convert(leaf, fp32_max_grad), variables[OVERWRITE_WITH_GRADIENT]

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.typing import ArrayLike
 
 from jaxfp8._errors import message
+from jaxfp8._no_gradient import constant_codes
 from jaxfp8._qarray import QArray
 from jaxfp8._recipe_dot import recipe_dot_general
 from jaxfp8._recipes import W8A16, Recipe
@@ -72,7 +73,8 @@ class EightBitLayer(nnx.Module):
     @property
     def weight(self) -> QArray | jax.Array:
         """The weight, ready for `jaxfp8.dot_general`."""
-        return as_qarray(self.held())
+        remedy = "differentiate with respect to `nnx.Param`, as `nnx.grad` does by default"
+        return constant_codes(as_qarray(self.held()), self._operation(), self.WEIGHT, remedy)
 
     @classmethod
     def of(

@@ -177,3 +177,24 @@ def test_a_run_continues_with_the_other_class(first, second, tmp_path):
         state, other = step(state, *data(seed)), step(other, *data(seed))
     compare = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     jax.tree.map(compare, state.params, other.params)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_layer_called_twice_shares_its_state_by_maximum(jit):
+    class Twice(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            layer = nn.Dense(8, dot_general_cls=OURS)
+            return layer(3 * layer(x))
+
+    model, x = Twice(), normal(4, 8)
+    variables = model.init(jax.random.key(0), x)
+
+    def loss(variables):
+        return model.apply(jaxfp8.linen.shared_scaling(variables), x).sum()
+
+    state = jit(jax.grad(loss))(variables)[STATE]["Dense_0"]["Fp8DirectDotGeneralOp_0"]
+    hidden = nn.Dense(8).apply({"params": variables["params"]["Dense_0"]}, x)
+    largest = max(jnp.abs(x).max(), 3 * jnp.abs(hidden).max())
+    np.testing.assert_allclose(state["input_amax_history"][0], largest, rtol=0.1)
+    assert state["input_scale"] == 1 and state["kernel_scale"] == 1

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -205,6 +206,67 @@ def test_8_bit_parameters_go_through_orbax(tmp_path):
     np.testing.assert_array_equal(layer.apply(restored, x), layer.apply(variables, x))
 
 
+class Classifier(nn.Module):
+    """8-bit layers of every kind, some in a scan and rematerialised."""
+
+    recipe: jaxfp8.Recipe
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = jaxfp8.linen.Embed(16, 32, recipe=self.recipe)(tokens)
+
+        class Body(nn.Module):
+            recipe: jaxfp8.Recipe
+
+            @nn.compact
+            def __call__(self, x, _):
+                x = nn.LayerNorm()(x)
+                return x + jaxfp8.linen.Dense(32, recipe=self.recipe)(x), None
+
+        body = nn.remat(Body)
+        scan = nn.scan(body, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+        return jaxfp8.linen.DenseGeneral(8, recipe=self.recipe)(scan(self.recipe)(x, None)[0])
+
+
+@pytest.mark.parametrize("recipe", [jaxfp8.W8A16, jaxfp8.FP8, jaxfp8.INT8], ids=lambda r: r.name)
+def test_an_optimiser_trains_the_floats_and_leaves_the_8_bits(recipe):
+    model, tokens = Classifier(recipe), jnp.arange(6).reshape(2, 3)
+    params = model.init(jax.random.key(0), tokens)["params"]
+    floats, held = jaxfp8.linen.partition(params)
+    assert jax.tree.structure(jaxfp8.linen.combine(floats, held)) == jax.tree.structure(params)
+    optimiser = optax.adamw(1e-2, weight_decay=0.1)
+
+    def loss(floats):
+        y = model.apply({"params": jaxfp8.linen.combine(floats, held)}, tokens)
+        return jnp.mean((y - 1) ** 2)
+
+    @jax.jit
+    def step(floats, state):
+        value, gradients = jax.value_and_grad(loss)(floats)
+        updates, state = optimiser.update(gradients, state, floats)
+        return value, optax.apply_updates(floats, updates), state
+
+    state, values = optimiser.init(floats), []
+    for _ in range(5):
+        value, floats, state = step(floats, state)
+        values.append(float(value))
+    assert values == sorted(values, reverse=True) and np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("part", ["Embed_0", "DenseGeneral_0", "ScanBody_0"])
+def test_a_gradient_of_8_bit_codes_is_refused(part, jit):
+    model, tokens = Classifier(jaxfp8.W8A16), jnp.arange(6).reshape(2, 3)
+    params = model.init(jax.random.key(0), tokens)["params"]
+    (part,) = [name for name in params if part.removeprefix("Scan") in name]
+
+    def loss(own):
+        return model.apply({"params": {**params, part: own}}, tokens).sum()
+
+    with pytest.raises(TypeError, match=r"a gradient is asked for.*jaxfp8\.linen\.partition"):
+        jit(jax.grad(loss))(params[part])
+
+
 # Wrong use
 
 
@@ -260,6 +322,37 @@ def test_recipes_that_hold_weights_alike_share_variables():
     got = jaxfp8.linen.Dense(4, recipe=jaxfp8.W8A16_INT8).apply(variables, x)
     kernel = jaxfp8.dequantize(variables["params"]["kernel"])
     np.testing.assert_allclose(got, x @ kernel, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def mesh():
+    made = jax.make_mesh((4,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(made):
+        yield made
+
+
+CUT = r"has 64 values per shard on axis 0, but tiles of 128 have to lie within a shard"
+
+
+@pytest.mark.parametrize("box", [nn.with_partitioning, nn.with_logical_partitioning])
+def test_tiles_that_a_named_mesh_axis_cuts_are_refused(mesh, box):
+    init = box(nn.initializers.lecun_normal(), ("model", None))
+    layer = jaxfp8.linen.Dense(256, kernel_init=init, recipe=jaxfp8.FP8_BLOCK)
+    error = pytest.raises(ValueError, match=rf"`jaxfp8\.linen\.Dense`: `kernel` {CUT}")
+    with nn.logical_axis_rules([("model", "model")]), error:
+        jax.eval_shape(layer.init, jax.random.key(0), normal(2, 256))
+
+
+@pytest.mark.parametrize("boxed", [True, False])
+def test_tiles_that_the_shards_of_variables_cut_are_refused(mesh, boxed):
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("model", None))
+    wide = nn.Sequential([nn.Dense(256, kernel_init=init)])
+    variables = wide.init(jax.random.key(0), normal(2, 256))
+    variables = jax.device_put(variables, nn.get_sharding(variables, mesh))
+    narrow = nn.Sequential([jaxfp8.linen.Dense(256, recipe=jaxfp8.FP8_BLOCK)])
+    with pytest.raises(ValueError, match=rf"layers_0.*kernel` {CUT}"):
+        given = variables if boxed else nn.unbox(variables)
+        jaxfp8.linen.quantize(narrow, given, normal(2, 256))
 
 
 def test_a_layer_below_is_named_by_its_path():

@@ -154,3 +154,10 @@ def test_scope_names_the_layer():
     jaxpr = jax.make_jaxpr(model)(normal(2, 8))
     names = {str(eqn.source_info.name_stack) for eqn in jaxpr.eqns}
     assert "layers/0" in names
+
+
+def test_a_gradient_of_8_bit_codes_is_refused():
+    layer = jaxfp8.nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+    wrt = nnx.DiffState(0, jaxfp8.nnx.QParam)
+    with pytest.raises(TypeError, match=r"`kernel` has 8-bit codes, of which a gradient"):
+        nnx.grad(lambda layer: layer(jnp.ones((2, 8))).sum(), argnums=wrt)(layer)

@@ -1,0 +1,69 @@
+"""Which parameters an optimiser may change: the floats, not the 8-bit ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jaxfp8._qarray import QArray
+from jaxfp8.linen._kernel import INPUT_SCALE
+
+
+def partition(params: Any) -> tuple[Any, Any]:
+    """Parameters as two trees: floats to differentiate and train, and what is held in 8 bits.
+
+    The codes of an 8-bit kernel have no gradient, and neither they, their scales nor the calibrated
+    scale of an input are for an optimiser to change. `combine` puts both together again.
+
+    Args:
+      params: parameters of a model with layers of `jaxfp8.linen`.
+
+    Returns:
+      Two trees structured as `params`, each with None where the other has an array.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> layer, x = jaxfp8.linen.Dense(4), jnp.ones((2, 8))
+      >>> params = layer.init(jax.random.key(0), x)["params"]
+      >>> floats, held = jaxfp8.linen.partition(params)
+      >>> def loss(floats):
+      ...     return layer.apply({"params": jaxfp8.linen.combine(floats, held)}, x).sum()
+      >>> jax.grad(loss)(floats)
+      {'bias': Array([2., 2., 2., 2.], dtype=float32), 'kernel': None}
+    """
+
+    def floats(path: Any, leaf: Any) -> Any:
+        return None if _is_held(path, leaf) else leaf
+
+    def held(path: Any, leaf: Any) -> Any:
+        return leaf if _is_held(path, leaf) else None
+
+    return tuple(
+        jax.tree_util.tree_map_with_path(part, params, is_leaf=_is_qarray)
+        for part in (floats, held)
+    )  # type: ignore[return-value]
+
+
+def combine(floats: Any, held: Any) -> Any:
+    """The parameters that `partition` made two trees of.
+
+    Args:
+      floats, held: the two trees, the first perhaps changed since.
+
+    Returns:
+      One tree, with the arrays of both.
+    """
+
+    def either(one: Any, other: Any) -> Any:
+        return other if one is None else one
+
+    return jax.tree.map(either, floats, held, is_leaf=lambda x: x is None or _is_qarray(x))
+
+
+def _is_qarray(leaf: Any) -> bool:
+    return isinstance(leaf, QArray)
+
+
+def _is_held(path: Any, leaf: Any) -> bool:
+    return _is_qarray(leaf) or any(getattr(key, "key", None) == INPUT_SCALE for key in path)
