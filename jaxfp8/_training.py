@@ -17,8 +17,9 @@ from jaxfp8._dimensions import normalise
 from jaxfp8._dtypes import WIDE_FLOAT
 from jaxfp8._errors import message
 from jaxfp8._primitive import scaled_dot
-from jaxfp8._qarray import as_bytes, scale_and_zero_point
+from jaxfp8._qarray import QArray, as_bytes, scale_and_zero_point
 from jaxfp8._quantization import Quantization
+from jaxfp8._quantize import quantize
 from jaxfp8._quantize_tiles import Encoded, encode
 from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
 from jaxfp8._scaling import Scaling, ScalingState, next_scale, record
@@ -91,6 +92,16 @@ def fp8_dot_general(
     )
     lhs, rhs = _compat.vary_alike((lhs, rhs))
     return _product(problem, lhs, rhs, state)
+
+
+def forward_codes(
+    recipe: TrainingRecipe, x: jax.Array, old: Scaling | None, contracting: Shape, batch: Shape
+) -> QArray:
+    """An operand as the forward product takes it; `old` is its delayed scaling, if it has one."""
+    dtype = recipe.forward_dtype
+    if isinstance(recipe, DelayedScaling) and old is not None:
+        return quantize(x, dtype, scale=next_scale(recipe, dtype, old))
+    return _unremembered(recipe, dtype).quantize(x, contracting, batch)
 
 
 def _floats(operation: str, name: str, value: ArrayLike) -> jax.Array:
@@ -276,10 +287,7 @@ def _encode(
         scale = next_scale(recipe, dtype, old)
         encoded = encode(x, dtype, scale, _split(x, summed, batch, both))
         return _layouts(encoded, summed), record(old, scale, encoded.found)
-    if isinstance(recipe, DelayedScaling):  # of a tensor whose amax is nowhere remembered
-        how = Quantization(dtype=dtype, granularity="tensor")
-    else:
-        how = recipe.quantization(dtype)
+    how = _unremembered(recipe, dtype)
     if how.granularity == "tensor" and how.scale_dtype == np.float32 and x.size:
         return _layouts(encode(x, dtype, None, _split(x, summed, batch, both)), summed), None
     first = _codes(how.quantize(x, summed[0], batch))
@@ -288,7 +296,14 @@ def _encode(
     return (first, _codes(how.quantize(x, summed[1], batch))), None
 
 
-def _codes(q: Any) -> _Codes:
+def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike) -> Quantization:
+    """How a tensor is quantised whose amax is nowhere remembered."""
+    if isinstance(recipe, DelayedScaling):
+        return Quantization(dtype=dtype, granularity="tensor")
+    return recipe.quantization(dtype)
+
+
+def _codes(q: QArray) -> _Codes:
     scale, _, tiles = scale_and_zero_point(q)
     return _as_codes(q.qvalue, scale, tiles, tuple(range(q.ndim)))
 

@@ -50,21 +50,27 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
         return model.apply(variables, *args, **kwargs, mutable=[PARAMS])[1][PARAMS]
 
     quantized = parameters(variables)
-    leaves = jax.tree.leaves(quantized, is_leaf=lambda leaf: isinstance(leaf, QArray))
-    if not any(isinstance(leaf, QArray) for leaf in leaves):
+    if not any(isinstance(leaf, QArray) for _, leaf in _parameters(quantized)):
         got, needs = "has no layer of `jaxfp8.linen`", "it has to hold the 8-bit layers"
         remedy = "give the model that will be used, not the float one its variables come from"
         raise ValueError(message("jaxfp8.linen.quantize", "`model`", got, needs, remedy))
-    jax.tree_util.tree_map_with_path(
-        _check_shards, quantized, variables[PARAMS], is_leaf=lambda leaf: isinstance(leaf, QArray)
-    )
+    _check_shards(quantized, variables[PARAMS])
     return {**variables, PARAMS: quantized}
 
 
-def _check_shards(path: Any, leaf: Any, before: Any) -> None:
-    """Refuses tiles that the shards of the float weight cut."""
-    if isinstance(leaf, QArray) and not isinstance(before, QArray):
-        q, value = meta.unbox(leaf), meta.unbox(before)
-        where = jax.tree_util.keystr(path, simple=True, separator="/")
-        sharding, tiles = getattr(value, "sharding", None), dict(enumerate(q.tile_sizes))
-        check_tiles_fit("jaxfp8.linen.quantize", where, q.shape, sharding, tiles)
+def _check_shards(quantized: Any, variables: Any) -> None:
+    """Refuses tiles that the shards of a float weight cut."""
+    floats = dict(_parameters(variables))
+    for path, leaf in _parameters(quantized):
+        if isinstance(leaf, QArray) and not isinstance(floats[path], QArray):
+            q, value = meta.unbox(leaf), meta.unbox(floats[path])
+            where = jax.tree_util.keystr(path, simple=True, separator="/")
+            sharding, tiles = getattr(value, "sharding", None), dict(enumerate(q.tile_sizes))
+            check_tiles_fit("jaxfp8.linen.quantize", where, q.shape, sharding, tiles)
+
+
+def _parameters(tree: Any) -> list[Any]:
+    """Paths and parameters, each whole."""
+    return jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda leaf: isinstance(leaf, QArray | meta.AxisMetadata)
+    )

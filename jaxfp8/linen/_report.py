@@ -17,12 +17,14 @@ from jaxfp8._dimensions import normalise
 from jaxfp8._errors import message
 from jaxfp8._qarray import QArray
 from jaxfp8._quantize import dequantize
-from jaxfp8._recipes import Recipe
+from jaxfp8._recipes import Recipe, TrainingRecipe
 from jaxfp8._rules import Rule, as_rules, choose
 from jaxfp8._spec import Shape
+from jaxfp8._training import forward_codes
 from jaxfp8.linen import _layers
 from jaxfp8.linen._kernel import PARAMS
 from jaxfp8.linen._quantize import quantize
+from jaxfp8.linen._training import scaling_of, training_recipe
 
 _OPERATION = "jaxfp8.linen.report"
 _OURS: dict[type[nn.Module], type[nn.Module]] = {
@@ -52,6 +54,8 @@ def report(
     - a model of `jaxfp8.linen`'s layers, with the float variables that it was made from: what does
       it cost? With 8-bit variables, layers are compared with what their weights stand for, which
       leaves the rounding of activations.
+    - a model in FP8 training, with all its variables: what do its forward products cost? With a
+      `recipe`: what would that cost? Both against the same model in floats.
 
     Args:
       model: the model.
@@ -77,7 +81,7 @@ def report(
     watch = _Watch(as_rules(recipe) if recipe is not None else (), where, exact=True)
     exact = watch.run(model, variables, args, kwargs)
     if not watch.told:
-        got, needs = "has no layer to compare", "layers of jaxfp8.linen, or a recipe, are needed"
+        got, needs = "has no layer to compare", "8-bit layers, FP8 training or a recipe is needed"
         remedy = "give the `recipe` that you think of"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
     narrow = _Watch(watch.rules, where, exact=False).run(model, variables, args, kwargs)
@@ -111,33 +115,43 @@ class _Watch:
             return call(*args, **kwargs)
         module, path = context.module, "/".join(context.module.path)
         recipe = self._recipe(path, module)
-        if recipe is None or (self.where is not None and not self.where(path, module)):
+        if recipe is not None and self.where is not None and not self.where(path, module):
+            recipe = None
+        if recipe is None and training_recipe(module) is None:
             return call(*args, **kwargs)
-        theirs, ours = _twins(module, recipe)
         floats = meta.unbox(module.variables[PARAMS])
         wide = {name: _widened(value) for name, value in floats.items()}
-        self.narrow |= any(isinstance(value, QArray) for value in floats.values())
         method, self.is_inside = context.method_name, True
         try:
-            y = theirs.apply({PARAMS: wide}, *args, **kwargs, method=method)
-            held = quantize(ours, {PARAMS: floats}, *args, **kwargs, method=method)
-            y8 = ours.apply(held, *args, **kwargs, method=method)
+            y = _as_flax(module).apply({PARAMS: wide}, *args, **kwargs, method=method)
+            if recipe is None:
+                return y
+            if isinstance(recipe, Recipe):
+                held, y8 = _in_8_bits(module, recipe, floats, args, kwargs, method)
+            else:
+                held, y8 = floats, call(*args, **kwargs)
         finally:
             self.is_inside = False
+        self.narrow |= any(isinstance(value, QArray) for value in floats.values())
         if not self.exact:
             return y8
-        return self._tell(path, module, recipe, args[0], y, y8, wide, held[PARAMS], method)
+        return self._tell(path, module, recipe, args[0], y, y8, wide, held, method)
 
-    def _recipe(self, path: str, module: nn.Module) -> Recipe | None:
+    def _recipe(self, path: str, module: nn.Module) -> Recipe | TrainingRecipe | None:
         if type(module) in _FLAX:
             return module.recipe  # type: ignore[attr-defined]
-        return choose(self.rules, path) if type(module) in _OURS else None
+        if type(module) not in _OURS:
+            return None
+        training = training_recipe(module)
+        if getattr(module, "dot_general_cls", None) is not None and training is None:
+            return None  # a product of its own
+        return choose(self.rules, path) if self.rules else training
 
     def _tell(
         self,
         path: str,
         module: nn.Module,
-        recipe: Recipe,
+        recipe: Recipe | TrainingRecipe,
         x: Any,
         y: Any,
         y8: Any,
@@ -147,20 +161,24 @@ class _Watch:
     ) -> jax.Array:
         self.told = True
         name = "embedding" if "embedding" in held else "kernel"
-        activation = None
-        x = jnp.asarray(x)
+        activation, x = None, jnp.asarray(x)
+        weight = (wide[name], held[name]) if not self.narrow else None
         if not (name == "embedding" and method == "__call__"):
-            axes = _summed(module, x, wide[name].shape)
-            scale = held.get("input_scale")
-            activation = x, recipe.quantize_activation(x, *axes, scale=scale)
-        known = not self.narrow
+            axes, batch, of_kernel = _summed(module, x, wide[name].shape)
+            if isinstance(recipe, Recipe):
+                scale = held.get("input_scale")
+                activation = x, recipe.quantize_activation(x, axes, batch, scale=scale)
+            else:
+                activation = x, forward_codes(recipe, x, scaling_of(module, "input"), axes, batch)
+                old = scaling_of(module, "kernel")
+                weight = wide[name], forward_codes(recipe, wide[name], old, *of_kernel)
         return self.recorder.layer_of(
             path,
             type(module).__name__,
-            recipe.name,
+            recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__,
             exact=y,
             got=y8,
-            weight=(wide[name], held[name]) if known else None,
+            weight=weight,
             activation=activation,
         )
 
@@ -169,10 +187,19 @@ def _widened(value: Any) -> Any:
     return dequantize(value, jnp.float32) if isinstance(value, QArray) else value
 
 
-def _twins(module: nn.Module, recipe: Recipe) -> tuple[nn.Module, nn.Module]:
-    """The layer as Flax has it, and as we do."""
-    theirs, ours = _FLAX.get(type(module), type(module)), _OURS.get(type(module), type(module))
-    return _like(module, theirs), _like(module, ours, recipe=recipe)
+def _as_flax(module: nn.Module) -> nn.Module:
+    """The layer as Flax has it, in floats."""
+    fields = {"dot_general_cls": None} if hasattr(module, "dot_general_cls") else {}
+    return _like(module, _FLAX.get(type(module), type(module)), **fields)
+
+
+def _in_8_bits(
+    module: nn.Module, recipe: Recipe, floats: Any, args: Any, kwargs: Any, method: str
+) -> tuple[Any, Any]:
+    """The parameters of the layer as we have it, and its output."""
+    ours = _like(module, _OURS.get(type(module), type(module)), recipe=recipe)
+    held = quantize(ours, {PARAMS: floats}, *args, **kwargs, method=method)
+    return held[PARAMS], ours.apply(held, *args, **kwargs, method=method)
 
 
 def _like(module: nn.Module, kind: type[nn.Module], **fields: Any) -> nn.Module:
@@ -182,15 +209,18 @@ def _like(module: nn.Module, kind: type[nn.Module], **fields: Any) -> nn.Module:
     return kind(**shared, **fields, parent=None)
 
 
-def _summed(module: Any, x: jax.Array, kernel: Shape) -> tuple[Shape, Shape]:
-    """Axes of an input that a layer's product sums over, and its batch axes."""
+def _summed(module: Any, x: jax.Array, kernel: Shape) -> tuple[Shape, Shape, tuple[Shape, Shape]]:
+    """Axes of an input that a product sums over, its batch axes, and those of the kernel."""
     if isinstance(module, nn.DenseGeneral | _layers.DenseGeneral):
-        return tuple(_positive(module.axis, x)), tuple(_positive(module.batch_dims, x))
+        axes, batch = tuple(_positive(module.axis, x)), tuple(_positive(module.batch_dims, x))
+        first = len(batch)
+        return axes, batch, (tuple(range(first, first + len(axes))), tuple(range(first)))
     if isinstance(module, nn.Einsum | _layers.Einsum) and module.einsum_str:
         parsed = _einsum.parse(_OPERATION, module.einsum_str, x.ndim, len(kernel))
-        (axes, _), (batch, _) = normalise(_OPERATION, parsed.dimension_numbers, (x.shape, kernel))
-        return tuple(axes), tuple(batch)
-    return (x.ndim - 1,), ()
+        numbers = normalise(_OPERATION, parsed.dimension_numbers, (x.shape, kernel))
+        (axes, of_kernel), (batch, shared) = numbers
+        return tuple(axes), tuple(batch), (tuple(of_kernel), tuple(shared))
+    return (x.ndim - 1,), (), ((0,), ())
 
 
 def _positive(axes: Any, x: jax.Array) -> list[int]:

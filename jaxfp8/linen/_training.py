@@ -6,12 +6,13 @@ checkpoint made with Flax's classes continues with these, and the other way roun
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT, fp32_max_grad
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT, Fp8DotGeneralBase, fp32_max_grad
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8 import _compat, _einsum
@@ -157,6 +158,24 @@ class Fp8Einsum(_Fp8):
         parsed = _einsum.parse(self._operation, eqn, lhs.ndim, rhs.ndim)
         numbers = normalise(self._operation, parsed.dimension_numbers, (lhs.shape, rhs.shape))
         return self._dot(lhs, rhs, numbers, dtype).transpose(parsed.order)
+
+
+def training_recipe(layer: nn.Module) -> TrainingRecipe | None:
+    """How a layer of Flax trains in FP8, by our classes or by Flax's; None if it does not."""
+    given: Any = getattr(layer, "dot_general_cls", None)
+    cls = given.func if isinstance(given, functools.partial) else given
+    if not isinstance(cls, type) or not issubclass(cls, (_Fp8, Fp8DotGeneralBase)):
+        return None
+    return getattr(given(parent=None), "recipe", DelayedScaling())
+
+
+def scaling_of(layer: nn.Module, tensor: str) -> Scaling | None:
+    """The delayed scaling of the input or kernel of a layer, as its variables have it."""
+    state = layer.variables.get(OVERWRITE_WITH_GRADIENT)
+    if not state:
+        return None
+    (own,) = state.values()  # those of the product, the one module in the layer
+    return Scaling(scale=own[f"{tensor}_scale"], amax_history=own[f"{tensor}_amax_history"])
 
 
 def shared_scaling(variables: Any) -> Any:

@@ -5,9 +5,10 @@ Import this module by its name; `import jaxfp8` alone does not import Flax.
 
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral
+from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum, ScalingStat
 from jaxfp8.nnx._quantize import Change, Changes, dequantize, quantize
 from jaxfp8.nnx._report import report
-from jaxfp8.nnx._training import Fp8DotGeneral, Fp8Einsum, ScalingStat, fp8_training
+from jaxfp8.nnx._training import fp8_training, undo_fp8_training
 from jaxfp8.nnx._variables import QParam
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "fp8_training",
     "quantize",
     "report",
+    "undo_fp8_training",
 ]

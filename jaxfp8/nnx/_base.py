@@ -17,6 +17,7 @@ from jaxfp8._qarray import QArray
 from jaxfp8._recipe_dot import recipe_dot_general
 from jaxfp8._recipes import W8A16, Recipe
 from jaxfp8._spec import DimensionNumbers, Shape
+from jaxfp8.nnx._products import USUAL, training_product
 from jaxfp8.nnx._variables import Held, QParam, as_qarray, hold, release
 
 
@@ -42,9 +43,12 @@ class EightBitLayer(nnx.Module):
 
     def _adopt(self, layer: nnx.Module, recipe: Recipe, path: str, scale: Any = None) -> None:
         """Take over a float layer: its settings, its bias, and its weight in 8 bits."""
+        product = training_product(layer)
         for name, value in vars(layer).items():
             if not name.startswith("_pytree__") and name not in (self.WEIGHT, "bias"):
-                setattr(self, name, value)
+                setattr(
+                    self, name, value if product is None or value is not product else USUAL[name]
+                )
         self.recipe, self.path = recipe, path
         weight = getattr(layer, self.WEIGHT)
         contracting, batch = self._weight_axes()

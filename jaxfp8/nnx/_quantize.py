@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 from flax import nnx
-from flax.nnx.nn.dtypes import promote_dtype
 
 from jaxfp8 import _tables
 from jaxfp8._errors import message
@@ -19,18 +18,12 @@ from jaxfp8._rules import Rule, as_rules, choose
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import calibrated, static_activation
 from jaxfp8.nnx._layers import TWINS
+from jaxfp8.nnx._products import USUAL, training_product
 from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._variables import nbytes
 
 Where = Callable[[str, nnx.Module], bool] | str | None
 _OPERATION = "jaxfp8.nnx.quantize"
-# What the layers of Flax multiply with, unless they are told otherwise.
-_USUAL: dict[str, Any] = {
-    "dot_general": jax.lax.dot_general,
-    "dot_general_cls": None,
-    "einsum_op": jax.numpy.einsum,
-    "promote_dtype": promote_dtype,
-}
 _HEAD = ("layer", "kind", "weight", "becomes", "recipe", "bytes")
 
 
@@ -130,7 +123,7 @@ def quantize(
     `nnx.Linear`, `LinearGeneral`, `Einsum` and `Embed` become those of `jaxfp8.nnx`, wherever in
     the model they stand, stacked layers (`nnx.vmap`, `nnx.scan`) included. Biases are the same
     variables as before; metadata and sharding names go from a kernel to its codes and scales. The
-    float weights are gone from the model afterwards.
+    float weights are gone from the model afterwards, and so is what FP8 training put into it.
 
     Args:
       model: changed in place.
@@ -254,9 +247,9 @@ def why_unfit(module: nnx.Module) -> str:
     """Why a layer has no 8-bit twin; "" if it has one."""
     if type(module) not in TWINS:
         return f"{type(module).__name__} is a class of its own"
-    for name, usual in _USUAL.items():
+    for name, usual in USUAL.items():
         value = getattr(module, name, usual)
-        if value is not usual and value is not None:
+        if value is not usual and value is not None and value is not training_product(module):
             return f"it has a `{name}` of its own"
     weight = getattr(module, TWINS[type(module)].WEIGHT)[...]
     if weight.dtype not in (jax.numpy.float32, jax.numpy.bfloat16, jax.numpy.float16):

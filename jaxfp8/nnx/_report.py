@@ -12,14 +12,18 @@ from jaxfp8._accuracy_report import AccuracyReport, Recorder
 from jaxfp8._errors import message
 from jaxfp8._recipes import Recipe
 from jaxfp8._rules import Rule, choose
+from jaxfp8._training import forward_codes
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import calibrated
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._observe import run_watched
+from jaxfp8.nnx._products import stop_training_in_fp8, training_product
 from jaxfp8.nnx._quantize import Where, quantize, rules_of, selector, why_unfit
 from jaxfp8.nnx._replace import replace
+from jaxfp8.nnx._training import training_layers, undo_fp8_training
 
 _OPERATION = "jaxfp8.nnx.report"
+_AS_IT_IS = Recipe(name="floats", weight=None)
 RecipeOf = Callable[[str, nnx.Module], Recipe | None]
 
 
@@ -34,12 +38,16 @@ def report(
     """Measures what 8 bits cost each layer of a model, and its outputs, on a sample.
 
     Each layer is given the input that it has in the float model, and computed in floats and in 8
-    bits; so its error is its own, not that of the layers before it. There are three ways to ask:
+    bits; so its error is its own, not that of the layers before it. There are four ways to ask:
 
     - a float model and a `recipe`: what would it cost?
     - an 8-bit model and its float `reference`: what did it cost?
     - an 8-bit model alone: layers are compared with what their 8-bit weights stand for, which
       leaves the rounding of activations; that of the weights is not known any more.
+    - a model in FP8 training alone: what do its forward products cost?
+
+    What FP8 training put into a model with a `recipe`, or into a `reference`, does not count: these
+    are compared in floats.
 
     Args:
       model: not changed.
@@ -65,9 +73,9 @@ def report(
     """
     _check(model, recipe, reference)
     if recipe is not None:
-        return _before(model, args, kwargs, recipe, where)
+        return _before(_in_floats(model), args, kwargs, recipe, where)
     if reference is not None:
-        return _after(model, args, kwargs, reference, selector(_OPERATION, where))
+        return _after(model, args, kwargs, _in_floats(reference), selector(_OPERATION, where))
     return _alone(model, args, kwargs, selector(_OPERATION, where))
 
 
@@ -119,25 +127,63 @@ def _alone(
     kwargs: dict[str, Any],
     selects: Callable[[str, nnx.Module], bool],
 ) -> AccuracyReport:
-    """What the rounding of activations costs an 8-bit model."""
-    recorder = Recorder()
+    """What the rounding of activations costs an 8-bit model, and FP8 training its products."""
+    recorder, still = Recorder(), nnx.clone(model)
+    for _, layer in training_layers(still):
+        product: Any = training_product(layer)
+        product.use_running_average = True  # what is compared has the scales before the step
 
     def watch(path: str, layer: Any, method: str, given: tuple[Any, ...], y: Any) -> None:
-        exact = getattr(layer.to_float(), method)(*given)
-        kind, name = type(layer).__name__, layer.recipe.name
-        recorder.layer(
-            path, kind, name, exact=exact, got=y, activation=_activation(layer, method, given)
-        )
+        eight_bit = isinstance(layer, EightBitLayer)
+        row = _eight_bit_row if eight_bit else _training_row
+        recorder.layer(path, type(layer).__name__, got=y, **row(layer, method, given))
 
     def chosen(path: str, module: nnx.Module) -> bool:
-        return isinstance(module, EightBitLayer) and selects(path, module)
+        known = isinstance(module, EightBitLayer) or training_product(module) is not None
+        return known and selects(path, module)
 
-    got = run_watched(model, chosen, watch, args, kwargs)
-    wide = nnx.clone(model)
+    got = run_watched(still, chosen, watch, args, kwargs)
+    wide = nnx.clone(_in_floats(model))
     replace(wide, lambda path, m: m.to_float() if isinstance(m, EightBitLayer) else m)
     total = _accuracy.compare(wide(*args, **kwargs), got)  # type: ignore[operator]
     note = "against what the 8-bit weights stand for; give `reference` for the whole error"
-    return recorder.report(total, note)
+    return recorder.report(total, note if _eight_bit_layers(model) else "")
+
+
+def _eight_bit_row(layer: EightBitLayer, method: str, given: tuple[Any, ...]) -> dict[str, Any]:
+    """One call of an 8-bit layer, against what its weights stand for."""
+    return {
+        "recipe": layer.recipe.name,
+        "exact": getattr(layer.to_float(), method)(*given),
+        "activation": _activation(layer, method, given),
+    }
+
+
+def _training_row(layer: Any, method: str, given: tuple[Any, ...]) -> dict[str, Any]:
+    """One call of a layer that trains in FP8, against the same layer in floats."""
+    product: Any = training_product(layer)
+    wide = nnx.clone(layer)
+    stop_training_in_fp8(wide)
+    twin = TWINS[type(layer)].of(wide, _AS_IT_IS)
+    x, kernel = twin.cast(given[0]), twin.weight
+    (x_axes, axes), (x_batch, batch) = twin.numbers(x, *given[1:2])
+    state = product.state()
+    old = (None, None) if state is None else (state.input, state.kernel)
+    return {
+        "recipe": type(product.recipe).__name__,
+        "exact": getattr(wide, method)(*given),
+        "weight": (kernel, forward_codes(product.recipe, kernel, old[1], axes, batch)),
+        "activation": (x, forward_codes(product.recipe, x, old[0], x_axes, x_batch)),
+    }
+
+
+def _in_floats(model: nnx.Module) -> nnx.Module:
+    """The model, or a copy of it without what FP8 training put into it."""
+    if not training_layers(model):
+        return model
+    copy = nnx.clone(model)
+    undo_fp8_training(copy)
+    return copy
 
 
 def _run(
@@ -199,7 +245,7 @@ def _check(model: Any, recipe: Any, reference: Any) -> None:
         got, needs = "are both given", "one of them says what to compare"
         remedy = "give `recipe` with a float model, `reference` with an 8-bit one"
         raise ValueError(message(_OPERATION, "`recipe` and `reference`", got, needs, remedy))
-    if recipe is None and not _eight_bit_layers(model):
-        got, needs = "has no 8-bit layer", "there is nothing to compare"
+    if recipe is None and not _eight_bit_layers(model) and not training_layers(model):
+        got, needs = "has no layer in 8 bits or FP8 training", "there is nothing to compare"
         remedy = "give the `recipe` that you think of"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))

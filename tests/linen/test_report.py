@@ -1,5 +1,7 @@
 """The report on accuracy of models of linen: the numbers of nnx's, by interception."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -92,3 +94,44 @@ def test_where_and_rules_choose():
 def test_nothing_to_compare_is_refused():
     with pytest.raises(ValueError, match="has no layer to compare"):
         jaxfp8.linen.report(Model(), VARIABLES, X)
+
+
+TRAINING = {
+    "delayed": jaxfp8.linen.Fp8DirectDotGeneralOp,
+    "current": functools.partial(jaxfp8.linen.Fp8DotGeneral, recipe=jaxfp8.CurrentScaling()),
+    "flax": nn.Fp8DirectDotGeneralOp,
+}
+
+
+def training(cls):
+    model = Model(functools.partial(nn.Dense, dot_general_cls=cls))
+    return model, {**model.init(jax.random.key(1), X), "params": VARIABLES["params"]}
+
+
+@pytest.mark.parametrize("cls", TRAINING.values(), ids=TRAINING)
+def test_a_recipe_is_compared_with_floats_though_the_model_trains_in_fp8(cls):
+    want = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8)
+    got = jaxfp8.linen.report(*training(cls), X, recipe=jaxfp8.INT8)
+    assert [row.sqnr for row in got.rows] == pytest.approx([row.sqnr for row in want.rows])
+    assert got.total.sqnr == pytest.approx(want.total.sqnr)
+
+
+@pytest.mark.parametrize("cls", TRAINING.values(), ids=TRAINING)
+def test_fp8_training_is_compared_with_floats(cls):
+    model, variables = training(cls)
+    report = jaxfp8.linen.report(model, variables, X)
+    exact, got = Model().apply(VARIABLES, X), model.apply(variables, X)
+    assert report.total.sqnr == pytest.approx(decibels(exact, got), abs=0.01)
+    row = {row.path: row for row in report.rows}["up"]
+    recipe = "CurrentScaling" if cls is TRAINING["current"] else "DelayedScaling"
+    assert (row.kind, row.recipe) == ("Dense", recipe)
+    assert 25 < row.sqnr < 35 and 25 < row.weight.error.sqnr < 40
+    assert row.activation.amax == pytest.approx(float(jnp.abs(X).max()))
+
+
+def test_layers_that_where_leaves_out_are_wide_in_the_baseline():
+    model, variables = training(TRAINING["current"])
+    report = jaxfp8.linen.report(model, variables, X, where=lambda path, module: path == "up")
+    assert [row.path for row in report.rows] == ["up"]
+    both = jaxfp8.linen.report(model, variables, X)
+    assert report.total.sqnr > both.total.sqnr

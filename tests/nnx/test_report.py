@@ -158,7 +158,7 @@ def test_report_prints_and_is_json():
     ("call", "error", "says"),
     [
         (lambda: jaxfp8.nnx.report(3, X), TypeError, "`model` is of type int"),
-        (lambda: jaxfp8.nnx.report(model(), X), ValueError, "has no 8-bit layer"),
+        (lambda: jaxfp8.nnx.report(model(), X), ValueError, "has no layer in 8 bits"),
         (
             lambda: jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8, reference=model()),
             ValueError,
@@ -185,3 +185,34 @@ def test_a_report_against_a_reference_leaves_the_model_as_it_is():
     before = np.asarray(model.norm.mean[...])
     jaxfp8.nnx.report(model, jnp.ones((4, 8)), reference=reference)
     np.testing.assert_array_equal(model.norm.mean[...], before)
+
+
+TRAINING = {"delayed": jaxfp8.DelayedScaling(amax_history_length=4)}
+TRAINING |= {"current": jaxfp8.CurrentScaling(), "row": jaxfp8.CurrentScaling(granularity="row")}
+
+
+def trained(recipe):
+    made = model()
+    jaxfp8.nnx.fp8_training(made, recipe)
+    made(X)  # a step of the history
+    return made
+
+
+@pytest.mark.parametrize("recipe", TRAINING.values(), ids=TRAINING)
+def test_fp8_training_is_compared_with_floats_and_left_alone(recipe):
+    made, before = trained(recipe), nnx.state(trained(recipe))
+    report = jaxfp8.nnx.report(made, X)
+    row = {row.path: row for row in report.rows}["first"]
+    got = nnx.clone(made).first(X)
+    assert row.sqnr == pytest.approx(decibels(model().first(X), got), abs=0.01)
+    assert (row.kind, row.recipe, report.note) == ("Linear", type(recipe).__name__, "")
+    assert 25 < row.activation.error.sqnr < 40 and 25 < row.weight.error.sqnr < 40
+    assert report.total.sqnr == pytest.approx(decibels(model()(X), nnx.clone(made)(X)), abs=0.01)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, nnx.state(made), before))
+
+
+def test_a_recipe_is_compared_with_floats_though_the_model_trains_in_fp8():
+    want = jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8)
+    got = jaxfp8.nnx.report(trained(jaxfp8.CurrentScaling()), X, recipe=jaxfp8.INT8)
+    assert [row.sqnr for row in got.rows] == pytest.approx([row.sqnr for row in want.rows])
+    assert got.total.sqnr == pytest.approx(want.total.sqnr)

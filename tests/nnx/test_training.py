@@ -151,6 +151,11 @@ def test_products_are_on_8_bit_operands():
             "has no layer to change",
         ),
         (lambda: jaxfp8.nnx.fp8_training(linear()), ValueError, "has no layer to change"),
+        (
+            lambda: jaxfp8.nnx.undo_fp8_training(nnx.Sequential(nnx.relu)),
+            ValueError,
+            "there is nothing to undo; `jaxfp8.nnx.dequantize` undoes",
+        ),
     ],
 )
 def test_wrong_use_says_what_to_do(call, error, says):
@@ -163,3 +168,28 @@ def test_layer_with_8_bit_weights_is_refused():
     jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
     with pytest.raises(ValueError, match="training needs float master weights"):
         jaxfp8.nnx.fp8_training(model)
+
+
+@pytest.mark.parametrize("recipe", [DELAYED, jaxfp8.CurrentScaling()], ids=["delayed", "current"])
+def test_undone_training_is_the_model_that_it_was(recipe):
+    made = nnx.Sequential(
+        nnx.Linear(16, 8, rngs=nnx.Rngs(0)),
+        nnx.Einsum("nk,km->nm", (8, 4), rngs=nnx.Rngs(1)),
+    )
+    before = nnx.clone(made)
+    assert len(jaxfp8.nnx.fp8_training(made, recipe)) == 2
+    nnx.jit(step)(made, X)
+    assert jaxfp8.nnx.undo_fp8_training(made, where="layers/1") == ["layers/1"]
+    assert jaxfp8.nnx.undo_fp8_training(made) == ["layers/0"]
+    assert nnx.graphdef(made) == nnx.graphdef(before)
+    np.testing.assert_array_equal(nnx.jit(lambda m, x: m(x))(made, X), before(X))
+
+
+def test_a_model_that_trains_in_fp8_is_quantised_as_any_other():
+    made, plain = linear(), nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)))
+    changes = [jaxfp8.nnx.quantize(model, jaxfp8.INT8) for model in (made, plain)]
+    assert changes[0] == changes[1] and len(changes[0].changed) == 1
+    assert nnx.graphdef(made) == nnx.graphdef(plain)
+    np.testing.assert_array_equal(made(X), plain(X))
+    jaxfp8.nnx.dequantize(made)
+    assert made.layers[0].dot_general is jax.lax.dot_general

@@ -1,0 +1,198 @@
+"""The products of FP8 training in nnx: modules that go where a layer takes a `dot_general`.
+
+Their scaling state is kept as batch statistics are: in variables that the forward pass updates in
+place, and that no gradient and no optimiser touches. What the forward pass does not see, the
+gradient of the output, is scaled by its own amax in the backward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxfp8 import _compat, _einsum
+from jaxfp8._dimensions import normalise
+from jaxfp8._errors import message
+from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
+from jaxfp8._scaling import Scaling, ScalingState, advance
+from jaxfp8._spec import DimensionNumbers, Shape
+from jaxfp8._training import fp8_dot_general
+
+
+class ScalingStat(nnx.Variable):
+    """A scale, or a history of largest magnitudes, of delayed scaling."""
+
+
+class Fp8DotGeneral(nnx.Module):
+    """The product of FP8 training, for any layer of nnx that takes a `dot_general`.
+
+    Forward and both backward products run on 8-bit operands. With `DelayedScaling` the scales of
+    input and kernel come from the amax of earlier steps, kept in four variables with Flax's names;
+    each call in training is a step of the history. The gradient is scaled by its own amax, as
+    nothing leaves a backward pass but gradients. One such module belongs to one layer.
+
+    Args:
+      recipe: `jaxfp8.DelayedScaling` or `jaxfp8.CurrentScaling`, which has no variables.
+      path: the layer's place in its model, the name of its scope.
+      stack: leading axes of a layer that is stacked, as by `nnx.vmap`.
+
+    Attributes:
+      use_running_average: whether the history stays as it is, as in evaluation; `model.eval()` and
+        `model.train()` set it.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> layer = nnx.Linear(8, 4, dot_general=jaxfp8.nnx.Fp8DotGeneral(), rngs=nnx.Rngs(0))
+      >>> y = layer(jnp.full((2, 8), 3.0))
+      >>> float(layer.dot_general.input_amax_history[0])
+      3.0
+    """
+
+    def __init__(
+        self,
+        recipe: TrainingRecipe | None = None,
+        *,
+        path: str = "",
+        stack: Shape = (),
+    ) -> None:
+        recipe = DelayedScaling() if recipe is None else recipe
+        if not isinstance(recipe, DelayedScaling | CurrentScaling):
+            got, needs = f"is {recipe!r}", "DelayedScaling or CurrentScaling is needed"
+            remedy = "recipes of inference go to `jaxfp8.nnx.quantize`"
+            raise TypeError(
+                message(f"jaxfp8.nnx.{type(self).__name__}", "`recipe`", got, needs, remedy)
+            )
+        self.recipe, self.path = recipe, path
+        self.use_running_average = False
+        if isinstance(recipe, DelayedScaling):
+            first = ScalingState.init(recipe)
+            for tensor in ("input", "kernel"):
+                for name in ("scale", "amax_history"):
+                    value = getattr(getattr(first, tensor), name)
+                    whole = jnp.broadcast_to(value, (*stack, *value.shape))
+                    setattr(self, f"{tensor}_{name}", ScalingStat(whole))
+
+    def __call__(
+        self,
+        lhs: ArrayLike,
+        rhs: ArrayLike,
+        dimension_numbers: DimensionNumbers,
+        precision: Any = None,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The product, as `jax.lax.dot_general`; the recipe settles the precision.
+
+        Args:
+          lhs: activations.
+          rhs: weights in the dtype of the computation.
+          dimension_numbers: as in `jax.lax.dot_general`.
+          precision: not used.
+          preferred_element_type: output dtype.
+          out_sharding: sharding of the output, as of `jax.lax.dot_general`.
+        """
+        del precision
+        with jax.named_scope(self.path) if self.path else contextlib.nullcontext():
+            y = self._dot(
+                jnp.asarray(lhs), jnp.asarray(rhs), dimension_numbers, preferred_element_type
+            )
+        return _compat.sharded(y, out_sharding)
+
+    def _dot(
+        self, lhs: jax.Array, rhs: jax.Array, numbers: DimensionNumbers, dtype: DTypeLike | None
+    ) -> jax.Array:
+        state = self.state()
+        y = fp8_dot_general(
+            lhs, rhs, numbers, state, recipe=self.recipe, preferred_element_type=dtype
+        )
+        if state is not None and not self.use_running_average:
+            self._step("input", lhs, state.input)
+            self._step("kernel", rhs, state.kernel)
+        return y
+
+    def state(self) -> ScalingState | None:
+        """The scaling before the next step; None for `CurrentScaling`."""
+        if not isinstance(self.recipe, DelayedScaling):
+            return None
+        input_, kernel = (
+            Scaling(
+                scale=jax.lax.stop_gradient(getattr(self, f"{tensor}_scale")[...]),
+                amax_history=jax.lax.stop_gradient(getattr(self, f"{tensor}_amax_history")[...]),
+            )
+            for tensor in ("input", "kernel")
+        )
+        return ScalingState(input=input_, kernel=kernel, output_grad=None)
+
+    def _step(self, tensor: str, x: jax.Array, old: Scaling) -> None:
+        """Enter the amax of a tensor into its history."""
+        assert isinstance(self.recipe, DelayedScaling)
+        constant = jax.lax.stop_gradient(x)
+        new = advance(self.recipe, self.recipe.forward_dtype, constant, old)
+        getattr(self, f"{tensor}_scale")[...] = new.scale
+        getattr(self, f"{tensor}_amax_history")[...] = new.amax_history
+
+
+class Fp8Einsum(Fp8DotGeneral):
+    """The same for `flax.nnx.Einsum`, which takes it as `einsum_op`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> op = jaxfp8.nnx.Fp8Einsum(jaxfp8.CurrentScaling())
+      >>> layer = nnx.Einsum("btd,dhk->bthk", (8, 2, 4), einsum_op=op, rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((3, 5, 8))).shape
+      (3, 5, 2, 4)
+    """
+
+    def __call__(  # type: ignore[override]
+        self,
+        subscripts: str,
+        lhs: ArrayLike,
+        rhs: ArrayLike,
+        precision: Any = None,
+        preferred_element_type: DTypeLike | None = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """The einsum of activations `lhs` and weights `rhs`; see `Fp8DotGeneral`."""
+        lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+        operation = "jaxfp8.nnx.Fp8Einsum"
+        parsed = _einsum.parse(operation, subscripts, lhs.ndim, rhs.ndim)
+        numbers = normalise(operation, parsed.dimension_numbers, (lhs.shape, rhs.shape))
+        y = super().__call__(lhs, rhs, numbers, precision, preferred_element_type)
+        y = y.transpose(parsed.order)
+        return _compat.sharded(y, out_sharding)
+
+
+# What the layers of Flax multiply with, unless they are told otherwise.
+USUAL: dict[str, Any] = {
+    "dot_general": jax.lax.dot_general,
+    "dot_general_cls": None,
+    "einsum_op": jnp.einsum,
+    "promote_dtype": promote_dtype,
+}
+# By kind of layer, the attribute that a product of its own goes to, and that product.
+SLOTS: dict[type[nnx.Module], tuple[str, type[Fp8DotGeneral]]] = {
+    nnx.Linear: ("dot_general", Fp8DotGeneral),
+    nnx.LinearGeneral: ("dot_general", Fp8DotGeneral),
+    nnx.Einsum: ("einsum_op", Fp8Einsum),
+}
+
+
+def training_product(layer: nnx.Module) -> Fp8DotGeneral | None:
+    """The product of FP8 training that a layer has; None if it has none."""
+    slot, _ = SLOTS.get(type(layer), ("", None))
+    found = getattr(layer, slot, None) if slot else None
+    return found if isinstance(found, Fp8DotGeneral) else None
+
+
+def stop_training_in_fp8(layer: nnx.Module) -> None:
+    """Gives a layer its usual product back, in place."""
+    slot, _ = SLOTS[type(layer)]
+    setattr(layer, slot, nnx.static(USUAL[slot]))
