@@ -25,7 +25,7 @@ QUANTIZE_TARGET = "jaxfp8_quantize"
 
 # The handlers of each custom call, by platform: the stages that XLA knows and their C names.
 _TARGETS: dict[str, dict[str, dict[str, str]]] = {
-    "cpu": {TARGET: {"execute": TARGET}},
+    "cpu": {TARGET: {"execute": TARGET}, QUANTIZE_TARGET: {"execute": QUANTIZE_TARGET}},
     "cuda": {
         TARGET: {"initialize": f"{TARGET}_initialize", "execute": TARGET},
         QUANTIZE_TARGET: {"execute": QUANTIZE_TARGET},

@@ -1,4 +1,4 @@
-"""Scales chosen and values cast in one: `quantize_p`, one FFI call on a GPU, plain jnp elsewhere.
+"""Scales chosen and values cast in one: `quantize_p`, one FFI call where there is a kernel.
 
     amax  = max|x| over the finite values of a tile
     scale = amax / highest, 1 for a tile of zeros; or given
@@ -209,16 +209,21 @@ def _jvp(
 
 # Lowering
 
+# On a GPU a tile that is part of a row has so many columns. The CPU takes tiles of any size whose
+# values lie in runs that are not too short to pay.
 _BLOCK = 128
+_SHORTEST = 16
 
 
 def _matrix(shape: Shape, tiles: Shape, split: int | None) -> tuple[int, int, int, int] | None:
-    """Rows, columns and tile of the matrix that a kernel takes, or None where none does.
+    """Rows, columns and tile of the matrix that has the same tiles, or None where none has.
 
-    One tile for all, one per row, or tiles of 1 x 128 or 128 x 128.
+    Tiles reach over whole trailing axes, or over the last two axes and one index of the others.
     """
-    if 0 in shape or not shape:
-        return None
+    if not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+        return None  # nothing to do, or sizes that only the one who runs an export knows
+    if len(shape) == 1:
+        shape, tiles = (1, *shape), (1, *tiles)
     whole = len(shape)
     while whole and tiles[whole - 1] >= shape[whole - 1]:
         whole -= 1
@@ -227,21 +232,37 @@ def _matrix(shape: Shape, tiles: Shape, split: int | None) -> tuple[int, int, in
         rows, columns = math.prod(shape[:split]), math.prod(shape[split:])
         return rows, columns, (rows if whole == 0 else 1), columns
     *leading, tile_rows, tile_columns = tiles
-    blocks = (tile_rows, tile_columns) in ((1, _BLOCK), (_BLOCK, _BLOCK))
-    aligned = shape[-2] % tile_rows == 0 or math.prod(shape[:-2]) == 1
-    if blocks and aligned and all(t == 1 for t in leading):
+    aligned = tile_rows == 1 or shape[-2] % tile_rows == 0 or math.prod(shape[:-2]) == 1
+    if aligned and all(t == 1 for t in leading):
         return math.prod(shape[:-1]), shape[-1], tile_rows, tile_columns
     return None
 
 
-def _call_cuda(
-    x: jax.Array, *given: jax.Array, dtype: np.dtype, tiles: Shape, split: int | None
+def _has_kernel(platform: str, matrix: tuple[int, int, int, int], split: int | None) -> bool:
+    """Whether the library of a platform takes these tiles."""
+    rows, columns, tile_rows, tile_columns = matrix
+    if platform == "cpu":
+        run = tile_columns if tile_columns < columns else min(tile_rows, rows) * columns
+        return split is None and (run >= _SHORTEST or run == rows * columns)
+    if tile_columns >= columns and tile_rows in (1, rows):
+        return True
+    return tile_columns == _BLOCK and tile_rows in (1, _BLOCK)
+
+
+def _call(
+    platform: str,
+    x: jax.Array,
+    *given: jax.Array,
+    dtype: np.dtype,
+    tiles: Shape,
+    split: int | None,
 ) -> list[jax.Array]:
     """The kernel where there is one for these tiles, else what XLA makes of the meaning."""
     matrix = _matrix(x.shape, tiles, split) if dtype != np.uint8 else None
-    if matrix is None or (_ffi.has_backend("cuda") and _ffi.why_unavailable("cuda")):
+    absent = _ffi.has_backend(platform) and _ffi.why_unavailable(platform)
+    if matrix is None or not _has_kernel(platform, matrix, split) or absent:
         return _meaning(x, *given, dtype=dtype, tiles=tiles, split=split)
-    _ffi.register_if_it_runs_here("cuda")
+    _ffi.register_if_it_runs_here(platform)
     rows, columns, tile_rows, tile_columns = matrix
     counts = (-(-rows // tile_rows), -(-columns // tile_columns))
     found = jax.ShapeDtypeStruct(counts, np.float32)
@@ -249,9 +270,10 @@ def _call_cuda(
     results = [
         jax.ShapeDtypeStruct((rows, columns), dtype),
         *([*turned, found] if given else [found, *turned]),
-        jax.ShapeDtypeStruct((_WORKSPACE,), np.uint8),
     ]
-    codes, *others, _ = jax.ffi.ffi_call(_ffi.QUANTIZE_TARGET, results)(
+    if platform == "cuda":
+        results.append(jax.ShapeDtypeStruct((_WORKSPACE,), np.uint8))
+    codes, *others = jax.ffi.ffi_call(_ffi.QUANTIZE_TARGET, results)(
         x.reshape(rows, columns),
         *(scale.reshape(1, 1) for scale in given),
         out_dtype=dtype.name,
@@ -261,6 +283,7 @@ def _call_cuda(
         transposed=split is not None,
         amax=bool(given),
     )
+    others = others[: 1 + len(turned)]
     others = others if given else others[::-1]
     outputs = zip([codes, *others], _shapes(x.shape, tiles, split), strict=True)
     return [output.reshape(shape) for output, shape in outputs]
@@ -272,6 +295,9 @@ _WORKSPACE = 1 << 16
 ad.primitive_jvps[quantize_p] = _jvp
 batching.primitive_batchers[quantize_p] = _batch
 mlir.register_lowering(quantize_p, mlir.lower_fun(_meaning, multiple_results=True))
-mlir.register_lowering(
-    quantize_p, mlir.lower_fun(_call_cuda, multiple_results=True), platform="cuda"
-)
+for _platform in _ffi.PLATFORMS:
+    mlir.register_lowering(
+        quantize_p,
+        mlir.lower_fun(functools.partial(_call, _platform), multiple_results=True),
+        platform=_platform,
+    )

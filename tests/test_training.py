@@ -414,7 +414,7 @@ def test_train_step_multiplies_8_bit_data_only(recipe):
     params = [(w.astype(jnp.bfloat16), first_state(recipe)) for w in weights]
     text = jax.jit(jax.grad(mlp), static_argnums=2).lower(params, x, recipe).compile().as_text()
     # Forward and weight gradient of three layers, input gradient of those that another feeds.
-    assert len(re.findall(r"custom_call_target=\"jaxfp8_", text)) == 3 + 3 + 2
+    assert len(re.findall(r"custom_call_target=\"jaxfp8_scaled_dot", text)) == 3 + 3 + 2
     assert " dot(" not in text
     assert not widened(text)
 

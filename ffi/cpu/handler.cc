@@ -1,8 +1,7 @@
-// The XLA FFI handler and the C functions: the only file here that sees XLA's headers.
+// The XLA FFI handler `jaxfp8_scaled_dot`, and the C functions.
 
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <new>
 #include <string>
 
@@ -13,22 +12,11 @@
 #include "cpu/float_mode.h"
 #include "cpu/route.h"
 #include "cpu/run.h"
+#include "cpu/xla_pool.h"
 #include "include/jaxfp8_cpu.h"
 
 namespace jaxfp8 {
 namespace {
-
-class XlaPool : public Pool {
- public:
-  explicit XlaPool(ffi::ThreadPool& pool) : pool_(pool), threads_(pool.num_threads()) {}
-
-  int64_t threads() const override { return threads_; }
-  void Schedule(std::function<void()> task) override { pool_.Schedule(std::move(task)); }
-
- private:
-  ffi::ThreadPool& pool_;
-  int64_t threads_;
-};
 
 std::string Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
                     ffi::Dictionary attributes) {

@@ -1,4 +1,4 @@
-/* The C functions of libjaxfp8_cpu beside its XLA FFI handler `jaxfp8_scaled_dot`.
+/* The C functions of libjaxfp8_cpu beside its XLA FFI handlers.
  *
  * Strings belong to the library and live as long as it. All functions may be called from any
  * thread.

@@ -63,7 +63,7 @@ def test_the_train_step_runs_its_dense_layers_in_8_bit():
     hlo = jax.jit(step).lower(state.params, tokens).compile().as_text()
     # Forward, input and weight gradient of four layers; remat repeats three forwards, for
     # nothing in the backward pass asks for the output of the last.
-    assert len(re.findall(r'custom_call_target="jaxfp8_', hlo)) == 4 + 4 + 4 + 3
+    assert len(re.findall(r'custom_call_target="jaxfp8_scaled_dot', hlo)) == 4 + 4 + 4 + 3
     # Bytes are stacked by the scan as bytes: float8 would go through float16.
     assert not re.search(r"(?<!b)f16\[", hlo)
 

@@ -110,7 +110,7 @@ def test_registration_from_many_threads_happens_once(afresh):
     afresh.setattr(jax.ffi, "register_ffi_target", lambda *a, **k: registered.append(a))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(_ffi.ensure_registered, ["cpu"] * 16))
-    assert len(registered) == 1
+    assert [target for target, _ in registered] == ["jaxfp8_scaled_dot", "jaxfp8_quantize"]
 
 
 def test_counters_start_again_at_0():

@@ -13,36 +13,14 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
-#include "common/dtype.h"
+#include "common/quantize.h"
 
 namespace jaxfp8::cuda {
 
-// x is [rows, columns], row-major and dense; a batch is folded into the rows.
-//
-// Tiles that share a scale: (rows, columns) one for all, (1, columns) one per row,
-// (1, 128) or (128, 128). Scales and amaxes are [ceil(rows / tile_rows),
-// ceil(columns / tile_columns)], float32, row-major.
-struct QuantizeProblem {
-  int64_t rows = 0, columns = 0;
-  int64_t tile_rows = 1, tile_columns = 1;
-  DType in = DType::kNone;   // bfloat16, float16, float32
-  DType out = DType::kNone;  // float8_e4m3fn, float8_e5m2, int8
-  bool given_scale = false;  // the scale is an input; 0 counts as 1
-  bool transposed = false;   // the same codes also as [columns, rows]
-  bool amax = false;  // the largest finite |x| of each tile is a result; with given_scale, of all
-};
-
-struct QuantizeBuffers {
-  const void* x = nullptr;
-  float* scale = nullptr;  // read where it is given, else written
-  void* codes = nullptr;
-  void* codes_transposed = nullptr;
-  float* amax = nullptr;
-  void* workspace = nullptr;  // 16-byte aligned, `QuantizeWorkspace` bytes
-};
+// Tiles that share a scale: (rows, columns) one for all, (1, columns) one per row, (1, 128) or
+// (128, 128). The workspace is 16-byte aligned and has `QuantizeWorkspace` bytes.
 
 // Why the kernels cannot do it, "" if they can.
 std::string QuantizeWhyNot(const QuantizeProblem& problem);

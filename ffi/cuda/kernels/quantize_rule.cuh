@@ -1,5 +1,5 @@
-// The numbers of `jaxfp8.quantize`: what a scale is, and a correctly rounded quotient that is fast.
-// Shared by the kernels and the host tests.
+// A correctly rounded quotient that is fast, for the codes of `jaxfp8.quantize`. Shared by the
+// kernels and the host tests.
 
 #ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_RULE_CUH_
 #define JAXFP8_CUDA_KERNELS_QUANTIZE_RULE_CUH_
@@ -7,24 +7,10 @@
 #include <cfloat>
 #include <cmath>
 
+#include "common/quantize_scale.h"
 #include "cuda/kernels/element.cuh"
 
 namespace jaxfp8::cuda {
-
-// The largest finite value of an 8-bit type.
-template <DType kOut>
-inline constexpr float kHighest = kOut == DType::kE4M3   ? 448.0f
-                                  : kOut == DType::kE5M2 ? 57344.0f
-                                                         : 127.0f;
-
-// The scale of a tile whose largest finite magnitude is `amax`.
-template <DType kOut>
-JAXFP8_HD float ScaleOf(float amax) {
-  constexpr float kPer = 1.0f / kHighest<kOut>;
-  const float scale = amax * kPer;
-  const float normal = scale < FLT_MIN ? FLT_MIN : scale;
-  return scale > 0.0f ? normal : 1.0f;
-}
 
 // A divisor brought near 1 by a power of two, which x has to be multiplied by as well.
 struct Divisor {

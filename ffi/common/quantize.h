@@ -1,0 +1,40 @@
+// Quantising as a problem: from wide floats to 8 bits with a chosen or given scale per tile.
+
+#ifndef JAXFP8_COMMON_QUANTIZE_H_
+#define JAXFP8_COMMON_QUANTIZE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace jaxfp8 {
+
+// x is [rows, columns], row-major and dense; a batch is folded into the rows. Scales and amaxes are
+// [ceil(rows / tile_rows), ceil(columns / tile_columns)], float32, row-major.
+struct QuantizeProblem {
+  int64_t rows = 0, columns = 0;
+  int64_t tile_rows = 1, tile_columns = 1;
+  DType in = DType::kNone;   // bfloat16, float16, float32
+  DType out = DType::kNone;  // float8_e4m3fn, float8_e5m2, int8
+  bool given_scale = false;  // the scale is an input; 0 counts as 1
+  bool transposed = false;   // the same codes also as [columns, rows]
+  bool amax = false;         // the largest finite |x| of each tile is a result
+
+  int64_t tiles_down() const { return rows / tile_rows + (rows % tile_rows != 0); }
+  int64_t tiles_across() const { return columns / tile_columns + (columns % tile_columns != 0); }
+};
+
+struct QuantizeBuffers {
+  const void* x = nullptr;
+  float* scale = nullptr;  // read where it is given, else written
+  void* codes = nullptr;
+  void* codes_transposed = nullptr;
+  float* amax = nullptr;
+  void* workspace = nullptr;  // scratch memory, where the platform needs any
+  size_t workspace_bytes = 0;
+};
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_COMMON_QUANTIZE_H_

@@ -1,0 +1,34 @@
+// What quantising asks of an instruction set: two functions on a run of values in a row.
+
+#ifndef JAXFP8_CPU_KERNELS_QUANTIZE_H_
+#define JAXFP8_CPU_KERNELS_QUANTIZE_H_
+
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace jaxfp8 {
+
+struct QuantizeKernel {
+  // The largest finite magnitude of `count` values; 0 if there is none.
+  float (*largest)(const uint8_t* x, int64_t count);
+  // The codes of `count` values. The scale is not 0.
+  void (*encode)(const uint8_t* x, int64_t count, float scale, uint8_t* codes);
+};
+
+// The functions for a pair of types that `QuantizeWhyNot` lets through, by instruction set.
+namespace scalar {
+QuantizeKernel QuantizeKernelOf(DType in, DType out);
+}
+#ifdef JAXFP8_X86
+namespace avx2 {
+QuantizeKernel QuantizeKernelOf(DType in, DType out);
+}
+namespace avx512 {
+QuantizeKernel QuantizeKernelOf(DType in, DType out);
+}
+#endif
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_CPU_KERNELS_QUANTIZE_H_

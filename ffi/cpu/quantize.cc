@@ -1,0 +1,193 @@
+#include "cpu/quantize.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/quantize_scale.h"
+#include "cpu/features.h"
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/quantize.h"
+
+namespace jaxfp8 {
+namespace {
+
+// Values of a share, some 20 us: with fewer, handing them to a sleeping thread does not pay.
+constexpr int64_t kLeastShare = 64 << 10;
+constexpr int64_t kSharesPerThread = 3;
+// Values of a tile that is read twice by one thread: 256 KB of float32, which an L2 cache keeps.
+constexpr int64_t kSmallTile = 64 << 10;
+
+struct InstructionSet {
+  std::string_view name;
+  unsigned needs;  // Feature bits
+  QuantizeKernel (*kernel_of)(DType in, DType out);
+};
+
+constexpr InstructionSet kSets[] = {
+#ifdef JAXFP8_X86
+    {"avx512", kAvx512, avx512::QuantizeKernelOf},
+    {"avx2", kAvx2, avx2::QuantizeKernelOf},
+#endif
+    {"scalar", 0, scalar::QuantizeKernelOf},
+};
+
+bool Available(const InstructionSet& set) { return !(set.needs & ~CpuFeatures()); }
+
+const InstructionSet* Find(std::string_view name) {
+  for (const InstructionSet& set : kSets) {
+    if (Available(set) && (name.empty() || set.name == name)) return &set;
+  }
+  return nullptr;
+}
+
+float ChosenScale(DType out, float amax) {
+  switch (out) {
+    case DType::kE4M3:
+      return ScaleOf<DType::kE4M3>(amax);
+    case DType::kE5M2:
+      return ScaleOf<DType::kE5M2>(amax);
+    default:
+      return ScaleOf<DType::kS8>(amax);
+  }
+}
+
+// Tiles as wide as the matrix lie one behind the other: a single row of tiles.
+QuantizeProblem Flat(QuantizeProblem problem) {
+  if (problem.tile_columns < problem.columns) return problem;
+  problem.tile_columns = std::min(problem.tile_rows, problem.rows) * problem.columns;
+  problem.columns *= problem.rows;
+  problem.rows = problem.tile_rows = 1;
+  return problem;
+}
+
+struct Area {
+  int64_t row, column, rows, columns;
+};
+
+class Quantizer {
+ public:
+  Quantizer(const QuantizeProblem& problem, const QuantizeBuffers& buffers, QuantizeKernel kernel,
+            Pool& pool)
+      : problem_(Flat(problem)), buffers_(buffers), kernel_(kernel), pool_(pool) {}
+
+  void Run() const {
+    const int64_t tiles = problem_.tiles_down() * problem_.tiles_across();
+    const Area first = TileAt(0);
+    if (first.rows * first.columns > kSmallTile) {
+      for (int64_t tile = 0; tile < tiles; ++tile) QuantizeByPieces(tile);
+    } else {
+      const int64_t shares = std::min(Shares(problem_.rows * problem_.columns), tiles);
+      ParallelFor(pool_, shares, [&](int64_t share) {
+        const int64_t end = tiles * (share + 1) / shares;
+        for (int64_t tile = tiles * share / shares; tile < end; ++tile) QuantizeTile(tile);
+      });
+    }
+  }
+
+ private:
+  int64_t Shares(int64_t values) const {
+    return std::clamp<int64_t>(values / kLeastShare, 1, 1 + kSharesPerThread * pool_.threads());
+  }
+
+  Area TileAt(int64_t tile) const {
+    const int64_t row = tile / problem_.tiles_across() * problem_.tile_rows;
+    const int64_t column = tile % problem_.tiles_across() * problem_.tile_columns;
+    return {row, column, std::min(problem_.tile_rows, problem_.rows - row),
+            std::min(problem_.tile_columns, problem_.columns - column)};
+  }
+
+  void QuantizeTile(int64_t tile) const {
+    const Area area = TileAt(tile);
+    if (LooksFirst()) Settle(tile, Largest(area));
+    Encode(area, buffers_.scale[tile]);
+  }
+
+  void QuantizeByPieces(int64_t tile) const {
+    const Area area = TileAt(tile);
+    const int64_t count = Shares(area.rows * area.columns);
+    std::vector<float> largest(count);
+    if (LooksFirst()) {
+      ParallelFor(pool_, count, [&](int64_t i) { largest[i] = Largest(Piece(area, i, count)); });
+      Settle(tile, *std::max_element(largest.begin(), largest.end()));
+    }
+    ParallelFor(pool_, count,
+                [&](int64_t i) { Encode(Piece(area, i, count), buffers_.scale[tile]); });
+  }
+
+  // A share of the rows of an area; where it has one row only, of its columns.
+  static Area Piece(const Area& area, int64_t index, int64_t count) {
+    const auto cut = [&](int64_t size) {
+      const int64_t start = size * index / count;
+      return std::pair(start, size * (index + 1) / count - start);
+    };
+    if (area.rows > 1) {
+      const auto [start, size] = cut(area.rows);
+      return {area.row + start, area.column, size, area.columns};
+    }
+    const auto [start, size] = cut(area.columns);
+    return {area.row, area.column + start, 1, size};
+  }
+
+  // Whether the largest magnitude of a tile is needed.
+  bool LooksFirst() const { return problem_.amax || !problem_.given_scale; }
+
+  void Settle(int64_t tile, float amax) const {
+    if (!problem_.given_scale) buffers_.scale[tile] = ChosenScale(problem_.out, amax);
+    if (buffers_.amax) buffers_.amax[tile] = amax;
+  }
+
+  float Largest(const Area& area) const {
+    float largest = 0;
+    for (int64_t row = 0; row < area.rows; ++row) {
+      largest = std::max(largest, kernel_.largest(ValuesAt(area, row), area.columns));
+    }
+    return largest;
+  }
+
+  void Encode(const Area& area, float scale) const {
+    const float divisor = scale == 0.0f ? 1.0f : scale;
+    for (int64_t row = 0; row < area.rows; ++row) {
+      uint8_t* codes = static_cast<uint8_t*>(buffers_.codes) + Offset(area, row);
+      kernel_.encode(ValuesAt(area, row), area.columns, divisor, codes);
+    }
+  }
+
+  int64_t Offset(const Area& area, int64_t row) const {
+    return (area.row + row) * problem_.columns + area.column;
+  }
+
+  const uint8_t* ValuesAt(const Area& area, int64_t row) const {
+    return static_cast<const uint8_t*>(buffers_.x) + Offset(area, row) * SizeOf(problem_.in);
+  }
+
+  const QuantizeProblem problem_;
+  const QuantizeBuffers& buffers_;
+  const QuantizeKernel kernel_;
+  Pool& pool_;
+};
+
+}  // namespace
+
+std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name) {
+  if (!IsWideFloat(problem.in)) return "`x` needs to be float32, bfloat16 or float16";
+  if (!IsFloat8(problem.out) && problem.out != DType::kS8) {
+    return "attribute `out_dtype` needs to be float8_e4m3fn, float8_e5m2 or int8";
+  }
+  if (problem.transposed) return "attribute `transposed` is for GPUs";
+  if (Find(name)) return "";
+  std::string known;
+  for (const InstructionSet& set : kSets) {
+    if (Available(set)) known += (known.empty() ? "" : ", ") + std::string(set.name);
+  }
+  return "attribute `kernel` is `" + std::string(name) + "`, but this CPU needs one of: " + known;
+}
+
+void Quantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers, std::string_view name,
+              Pool& pool) {
+  if (problem.rows == 0 || problem.columns == 0) return;
+  const QuantizeKernel kernel = Find(name)->kernel_of(problem.in, problem.out);
+  Quantizer(problem, buffers, kernel, pool).Run();
+}
+
+}  // namespace jaxfp8

@@ -1,0 +1,30 @@
+// From wide floats to 8 bits, as `jaxfp8.quantize` has it.
+//
+//   scale = max|x| * float32(1 / highest), clipped to normal numbers; 1 for a tile of zeros
+//   code  = saturate(round(x / scale))
+//
+// NaN and infinities do not count in the maximum, the division is correctly rounded, NaN stays NaN
+// in FP8 and becomes 0 in int8, infinities saturate.
+
+#ifndef JAXFP8_CPU_QUANTIZE_H_
+#define JAXFP8_CPU_QUANTIZE_H_
+
+#include <string>
+#include <string_view>
+
+#include "common/quantize.h"
+#include "cpu/pool.h"
+
+namespace jaxfp8 {
+
+// Why a problem of any tiles cannot be computed, or the instruction set called `name` not be used;
+// "" if it can. No name lets the library choose.
+std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name);
+
+// Computes what `QuantizeWhyNot` let through.
+void Quantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers, std::string_view name,
+              Pool& pool);
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_CPU_QUANTIZE_H_

@@ -1,0 +1,29 @@
+// XLA's threads as a pool. Only handlers include this: nothing else here sees XLA's headers.
+
+#ifndef JAXFP8_CPU_XLA_POOL_H_
+#define JAXFP8_CPU_XLA_POOL_H_
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "common/xla_call.h"
+#include "cpu/pool.h"
+
+namespace jaxfp8 {
+
+class XlaPool : public Pool {
+ public:
+  explicit XlaPool(ffi::ThreadPool& pool) : pool_(pool), threads_(pool.num_threads()) {}
+
+  int64_t threads() const override { return threads_; }
+  void Schedule(std::function<void()> task) override { pool_.Schedule(std::move(task)); }
+
+ private:
+  ffi::ThreadPool& pool_;
+  int64_t threads_;
+};
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_CPU_XLA_POOL_H_

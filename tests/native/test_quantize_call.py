@@ -1,0 +1,216 @@
+"""The call `jaxfp8_quantize` on the CPU: the bits of float32 arithmetic, on any instruction set."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import quantized
+
+from jaxfp8 import _ffi
+
+SETS = [name for name in ("avx512", "avx2") if name in _ffi.cpu_features().split()] + ["scalar"]
+WIDE = ("bfloat16", "float16", "float32")
+NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
+WHOLE = 1 << 62
+GRAINS = {
+    "tensor": (WHOLE, WHOLE),
+    "token": (1, WHOLE),
+    "1x128": (1, 128),
+    "128x128": (128, 128),
+    "1x32": (1, 32),
+    "3x5": (3, 5),
+    "7 rows": (7, WHOLE),
+}
+
+
+def call(x, dtype: str, tile=(WHOLE, WHOLE), scale=None, amax=False, **attributes) -> list:
+    """The results of one call."""
+    _ffi.ensure_registered("cpu")
+    x = np.asarray(x)
+    counts = tuple(-(-size // t) for size, t in zip(x.shape, tile, strict=True))
+    results = [jax.ShapeDtypeStruct(x.shape, np.dtype(dtype))]
+    tiles = jax.ShapeDtypeStruct(counts, np.float32)
+    results += [tiles] * ((scale is None) + amax)
+    operands = [x] if scale is None else [x, np.broadcast_to(np.float32(scale), counts)]
+    given = {
+        "out_dtype": dtype,
+        "tile_rows": np.int64(tile[0]),
+        "tile_columns": np.int64(tile[1]),
+        "given_scale": scale is not None,
+        "amax": amax,
+        **attributes,
+    }
+    return [np.asarray(y) for y in jax.ffi.ffi_call("jaxfp8_quantize", results)(*operands, **given)]
+
+
+def refusal(*args, **kwargs) -> str:
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def check(x: np.ndarray, dtype: str, grain: str, kernel: str) -> None:
+    tile = tuple(min(t, size) for t, size in zip(GRAINS[grain], x.shape, strict=True))
+    codes, scale, amax = call(x, dtype, GRAINS[grain], amax=True, kernel=kernel)
+    exact_codes, exact_scale, exact_amax = quantized.expected(x, dtype, tile)
+    np.testing.assert_array_equal(amax, exact_amax)
+    np.testing.assert_array_equal(scale, exact_scale)
+    quantized.assert_same_codes(codes, exact_codes)
+
+
+def every_code(wide: str) -> np.ndarray:
+    """All values of a 16-bit type; all float32 whose upper 16 bits those are, two of each."""
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    if wide != "float32":
+        return bits.view(np.dtype(wide))[None]
+    low = np.array([0x0000, 0x8001], np.uint32)
+    return (bits.astype(np.uint32)[:, None] << 16 | low).view(np.float32).reshape(1, -1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3, 0.0, -0.7, 1e-40, 1e38, np.inf], ids=str)
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("kernel", SETS)
+def test_every_value_by_a_given_scale(kernel, wide, dtype, scale):
+    x = every_code(wide)
+    (codes,) = call(x, dtype, scale=scale, kernel=kernel)
+    with np.errstate(all="ignore"):
+        steps = x.astype(np.float32) / (np.float32(scale) or np.float32(1))
+        quantized.assert_same_codes(codes, quantized.codes_of(steps, dtype))
+
+
+@pytest.mark.parametrize("grain", GRAINS)
+@pytest.mark.parametrize("kernel", SETS)
+def test_amaxes_beside_a_given_scale(kernel, grain):
+    for shape in SHAPES:
+        x = values(shape, "float32")
+        codes, amax = call(x, "int8", GRAINS[grain], scale=0.3, amax=True, kernel=kernel)
+        tile = tuple(min(t, size) for t, size in zip(GRAINS[grain], x.shape, strict=True))
+        exact_codes, _, exact_amax = quantized.expected(x, "int8", tile, 0.3)
+        np.testing.assert_array_equal(amax, exact_amax)
+        quantized.assert_same_codes(codes, exact_codes)
+
+
+def borders(dtype: str) -> np.ndarray:
+    """What lies halfway between two codes, and the two float32 on either side of it."""
+    codes = np.arange(128, dtype=np.uint8).view(np.dtype(dtype)).astype(np.float32)
+    codes = np.unique(codes[np.isfinite(codes)])
+    half = (codes[:-1] + codes[1:]) / 2
+    near = half.view(np.int32)[:, None] + np.arange(-2, 3, dtype=np.int32)
+    return np.concatenate([near, near | np.int32(-(2**31))]).view(np.float32).reshape(1, -1)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("kernel", SETS)
+def test_ties_go_to_the_even_code_and_neighbours_to_their_own(kernel, dtype):
+    steps = borders(dtype)
+    (codes,) = call(steps, dtype, scale=1, kernel=kernel)
+    quantized.assert_same_codes(codes, quantized.codes_of(steps, dtype))
+    rng = np.random.default_rng(0)
+    for scale in np.exp(rng.normal(size=50)).astype(np.float32):
+        x = steps * scale
+        (codes,) = call(x, dtype, scale=scale, kernel=kernel)
+        quantized.assert_same_codes(codes, quantized.codes_of(x / scale, dtype))
+
+
+def values(shape: tuple[int, int], wide: str) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=shape) * np.exp(rng.normal(size=(shape[0], 1)) * 3)
+    x.reshape(-1)[:: x.size // 5 + 1] = 0
+    return x.astype(np.dtype(wide))
+
+
+SHAPES = [(1, 1), (3, 5), (1, 31), (2, 33), (130, 256), (200, 130), (17, 1027)]
+
+
+@pytest.mark.parametrize("grain", GRAINS)
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("kernel", SETS)
+def test_codes_scales_and_amaxes_of_any_tiles(kernel, dtype, grain):
+    for shape, wide in itertools.product(SHAPES, WIDE):
+        check(values(shape, wide), dtype, grain, kernel)
+
+
+@pytest.mark.parametrize("grain", GRAINS)
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("kernel", SETS)
+def test_nan_infinities_zeros_and_subnormals(kernel, wide, grain):
+    x = values((131, 300), wide)
+    tiny = 2.0 ** (-149 if wide == "float32" else -133 if wide == "bfloat16" else -24)
+    x[0, 0], x[1, 1], x[2, 2], x[3, 299], x[130, 299] = np.nan, np.inf, -np.inf, -np.nan, np.inf
+    x[5], x[6], x[7], x[8] = 0, tiny, -0.0, np.nan
+    x[9], x[10] = 0, np.finfo(x.dtype).max if wide == "float16" else ml_dtypes.finfo(x.dtype).max
+    x[9, 7] = tiny
+    with np.errstate(all="ignore"):
+        for dtype in NARROW:
+            check(x, dtype, grain, kernel)
+
+
+@pytest.mark.parametrize("shape", [(1, 1 << 20), (1024, 1025), (3, 400_001)], ids=str)
+@pytest.mark.parametrize("grain", ["tensor", "token", "128x128"])
+def test_arrays_that_threads_share(grain, shape):
+    for kernel in ("", *SETS):
+        check(values(shape, "bfloat16"), "int8", grain, kernel)
+
+
+def test_calls_from_several_threads_at_once():
+    x = values((300, 4096), "float32")
+    alone = call(x, "float8_e4m3fn", (1, WHOLE))
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for codes, scale in pool.map(lambda _: call(x, "float8_e4m3fn", (1, WHOLE)), range(16)):
+            quantized.assert_same_codes(codes, alone[0])
+            np.testing.assert_array_equal(scale, alone[1])
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)], ids=str)
+def test_nothing_is_quantised_to_nothing(shape):
+    codes, scale = call(np.zeros(shape, np.float32), "int8")
+    assert (codes.size, scale.size) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"kernel": "neon"}, "attribute `kernel` is `neon`, but this CPU needs one of: "),
+        ({"kernel": 1}, "attribute `kernel` has another type, but needs to be a string"),
+        ({"out_dtype": "uint8"}, "attribute `out_dtype` needs to be float8_e4m3fn, float8_e5m2 or"),
+        ({"transposed": True}, "attribute `transposed` is for GPUs"),
+        ({"tile_rows": np.int64(0)}, "attributes `tile_rows` and `tile_columns` are 0"),
+        ({"tile_rows": np.int64(1)}, "`scale` is float32 of (1, 1), but needs to be float32 of (2"),
+        ({"amax": 1}, "attribute `amax` has another type, but needs to be a bool"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_call_that_does_not_fit_is_refused(arguments, text):
+    attributes = {"amax": False, **arguments}
+    amax = attributes.pop("amax")
+    given = {} if amax is False else {"amax": amax}
+    results = [jax.ShapeDtypeStruct((2, 3), np.int8), jax.ShapeDtypeStruct((1, 1), np.float32)]
+    _ffi.ensure_registered("cpu")
+    asked = {"out_dtype": "int8", "tile_rows": np.int64(2), "tile_columns": np.int64(3)}
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        jax.ffi.ffi_call("jaxfp8_quantize", results)(
+            jnp.ones((2, 3)), **{**asked, **attributes, **given}
+        )
+    assert f"INVALID_ARGUMENT: `jaxfp8_quantize`: {text}" in str(caught.value)
+
+
+def test_operands_that_do_not_fit_are_refused():
+    assert "`x` needs to be float32, bfloat16 or float16" in refusal(
+        np.ones((2, 3), np.int8), "int8"
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match="has 2 operands, but its attributes ask"):
+        results = [jax.ShapeDtypeStruct((2, 3), np.int8), jax.ShapeDtypeStruct((1, 1), np.float32)]
+        jax.ffi.ffi_call("jaxfp8_quantize", results)(
+            jnp.ones((2, 3)),
+            jnp.ones((1, 1)),
+            out_dtype="int8",
+            tile_rows=np.int64(2),
+            tile_columns=np.int64(3),
+        )

@@ -1,0 +1,48 @@
+"""Quantising as float32 arithmetic has it, each operation rounded once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxfp8 import _dtypes
+
+
+def codes_of(steps: np.ndarray, dtype: str) -> np.ndarray:
+    """The nearest codes, saturated."""
+    lowest, highest = _dtypes.finite_range(dtype)
+    if not _dtypes.is_float8(dtype):
+        steps = np.round(np.where(np.isnan(steps), 0, steps))
+    return np.clip(steps, lowest, highest).astype(np.dtype(dtype))
+
+
+def scale_of(amax: np.ndarray, dtype: str) -> np.ndarray:
+    """The scale of tiles with these largest finite magnitudes."""
+    highest = _dtypes.finite_range(dtype)[1]
+    scale = amax * (np.float32(1) / np.float32(highest))
+    return np.where(scale > 0, np.maximum(scale, np.finfo(np.float32).tiny), np.float32(1))
+
+
+def expected(
+    x: np.ndarray, dtype: str, tile: tuple[int, int], given: float | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales and amaxes of a matrix, of which each tile has its own; or of a given scale."""
+    wide = x.astype(np.float32)
+    down, across = (-(-size // t) for size, t in zip(wide.shape, tile, strict=True))
+    padded = np.zeros((down * tile[0], across * tile[1]), np.float32)
+    padded[: wide.shape[0], : wide.shape[1]] = wide
+    blocks = padded.reshape(down, tile[0], across, tile[1])
+    counted = np.where(np.isfinite(blocks), blocks, 0)
+    if _dtypes.finite_range(dtype)[0] < 0:
+        counted = np.abs(counted)
+    amax = np.maximum(np.max(counted, axis=(1, 3), keepdims=True), 0)
+    scale = scale_of(amax, dtype) if given is None else np.full_like(amax, given)
+    codes = codes_of(blocks / scale, dtype).reshape(padded.shape)
+    return codes[: wide.shape[0], : wide.shape[1]], scale[:, 0, :, 0], amax[:, 0, :, 0]
+
+
+def assert_same_codes(codes: np.ndarray, exact: np.ndarray) -> None:
+    """The same bits, but for the sign of NaN."""
+    codes, exact = np.asarray(codes), np.asarray(exact)
+    nan = np.isnan(exact.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(codes.astype(np.float32)), nan)
+    np.testing.assert_array_equal(codes.view(np.uint8)[~nan], exact.view(np.uint8)[~nan])

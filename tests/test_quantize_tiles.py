@@ -1,0 +1,149 @@
+"""Where quantising is one call on the CPU, and what JAX does with that call."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import quantized
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxfp8
+from jaxfp8 import _ffi
+
+X = jax.random.normal(jax.random.key(0), (4, 6, 256), jnp.bfloat16)
+CALL = "custom_call @jaxfp8_quantize"
+
+
+def per_token(x: jax.Array, dtype="int8") -> tuple[jax.Array, jax.Array]:
+    q = jaxfp8.quantize(x, dtype, channelwise_axes=range(x.ndim - 1))
+    return q.qvalue, q.scale
+
+
+def check(codes, scale, x, tile) -> None:
+    """The bits of float32 arithmetic, all leading axes as rows."""
+    matrix = np.asarray(x).reshape(-1, x.shape[-1])
+    exact_codes, exact_scale, _ = quantized.expected(matrix, codes.dtype.name, tile)
+    quantized.assert_same_codes(np.asarray(codes).reshape(matrix.shape), exact_codes)
+    np.testing.assert_array_equal(np.asarray(scale).reshape(exact_scale.shape), exact_scale)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "tile"),
+    [
+        ((6, 256), {"channelwise_axes": (0,)}, (1, 256)),
+        ((6, 256), {}, (6, 256)),
+        ((2, 3, 256), {"channelwise_axes": (0, 1)}, (1, 256)),
+        ((6, 200), {"channelwise_axes": (0,), "tiled_axes": {1: 128}}, (1, 128)),
+        ((6, 64), {"channelwise_axes": (0,), "tiled_axes": {1: 32}}, (1, 32)),
+        ((256, 200), {"tiled_axes": {0: 128, 1: 128}}, (128, 128)),
+        ((8, 100), {"tiled_axes": {0: 2}}, (2, 100)),
+        ((200, 100), {"tiled_axes": {0: 128, 1: 128}}, (128, 100)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_tiles_that_reach_along_rows_are_one_call(shape, axes, tile, dtype):
+    x = jax.random.normal(jax.random.key(1), shape)
+    run = jax.jit(lambda x: jaxfp8.quantize(x, dtype, **axes))
+    assert run.lower(x).as_text().count(CALL) == 1
+    q = run(x)
+    check(q.qvalue, q.scale, x, tile)
+
+
+@pytest.mark.parametrize(
+    ("axes", "dtype"),
+    [({"channelwise_axes": (1,)}, "int8"), ({"channelwise_axes": (0,)}, "uint8")],
+    ids=["columns", "uint8"],
+)
+def test_what_no_kernel_takes_is_left_to_xla(axes, dtype):
+    lowered = jax.jit(lambda x: jaxfp8.quantize(x, dtype, **axes)).lower(jnp.ones((64, 256)))
+    assert CALL not in lowered.as_text()
+
+
+def test_a_vector_and_its_tiles():
+    x = jnp.arange(96.0)
+    for axes, tile in (({}, (1, 96)), ({"tiled_axes": {0: 32}}, (1, 32))):
+        q = jax.jit(lambda x, axes=axes: jaxfp8.quantize(x, "int8", **axes))(x)
+        check(q.qvalue, q.scale, x, tile)
+
+
+def test_a_function_of_unknown_sizes_is_exported_without_the_call():
+    (rows,) = jax.export.symbolic_shape("rows")
+    exported = jax.export.export(jax.jit(lambda x: jaxfp8.quantize(x, "int8").qvalue))(
+        jax.ShapeDtypeStruct((rows, 64), jnp.float32)
+    )
+    np.testing.assert_array_equal(exported.call(jnp.ones((3, 64))), 127)
+
+
+def test_without_a_library_xla_computes_it(monkeypatch):
+    monkeypatch.setattr(_ffi, "why_unavailable", lambda platform: "the library is not there")
+    try:
+        run = jax.jit(lambda x: per_token(x + 0))
+        assert CALL not in run.lower(X).as_text()
+        np.testing.assert_allclose(run(X)[1], per_token(X)[1])
+    finally:
+        jax.clear_caches()
+
+
+def test_vmap_is_one_call_and_gives_the_same_bits():
+    run = jax.jit(jax.vmap(jax.vmap(per_token, in_axes=1, out_axes=1)))
+    assert run.lower(X[:, :, None]).as_text().count(CALL) == 1
+    check(*run(X[:, :, None]), X, (1, 256))
+
+
+def test_a_scale_for_each_of_a_batch():
+    q = jax.jit(jax.vmap(lambda x: jaxfp8.quantize(x, "float8_e4m3fn")))(X)
+    check(q.qvalue, q.scale, X, (6, 256))
+
+
+def test_scan_while_and_cond():
+    _, (codes, scale) = jax.lax.scan(lambda c, x: (c, per_token(x)), 0, X)
+    check(codes, scale, X, (1, 256))
+    codes, scale = jax.lax.cond(X.sum() < jnp.inf, per_token, lambda x: per_token(2 * x), X)
+    check(codes, scale, X, (1, 256))
+
+
+def test_the_gradient_of_the_scale_is_that_of_the_largest_value():
+    x = jnp.zeros((2, 64)).at[0, 3].set(-5.0).at[1, 7].set(2.0)
+    slope = jax.jit(jax.grad(lambda x: per_token(x)[1].sum()))(x)
+    wanted = jnp.zeros((2, 64)).at[0, 3].set(-1 / 127).at[1, 7].set(1 / 127)
+    np.testing.assert_allclose(slope, wanted, rtol=1e-6)
+
+
+def test_under_shard_map_each_device_quantises_its_own_rows():
+    mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = PartitionSpec("rows")
+    run = jax.jit(jax.shard_map(per_token, mesh=mesh, in_specs=rows, out_specs=(rows, rows)))
+    assert "tensor<6x256xbf16>" in run.lower(X).as_text()
+    check(*run(X), X, (1, 256))
+
+
+def test_a_sharded_array_gives_the_same_bits():
+    mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.device_put(X, NamedSharding(mesh, PartitionSpec("rows")))
+    check(*jax.jit(per_token)(x), X, (1, 256))
+    q = jax.jit(functools.partial(jaxfp8.quantize, dtype="int8"))(x)
+    check(q.qvalue, q.scale, X, (24, 256))
+
+
+def test_subnormal_numbers_count():
+    """XLA's own threads flush them to zero."""
+    x = jnp.full((1, 64), 1e-40).at[0, 0].set(-1e-39)
+    codes, scale = jax.jit(per_token)(x)
+    check(codes, scale, x, (1, 64))
+
+
+def test_products_take_the_codes_as_they_are():
+    x, w = X[0], jax.random.normal(jax.random.key(2), (256, 32))
+    w_q = jaxfp8.quantize(w, channelwise_axes=(1,))
+
+    def product(x):
+        return jaxfp8.matmul(jaxfp8.quantize(x, channelwise_axes=(0,)), w_q)
+
+    compiled = jax.jit(product).lower(x).compile().as_text()
+    assert "jaxfp8_quantize" in compiled
+    assert "f16" not in compiled.replace("bf16", "")
+    x_q = jaxfp8.quantize(x, channelwise_axes=(0,))
+    np.testing.assert_array_equal(product(x), jaxfp8.matmul(x_q, w_q))
