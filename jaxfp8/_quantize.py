@@ -82,11 +82,11 @@ def quantize(
     """
     operation = "jaxfp8.quantize"
     x = _floats(operation, x)
+    x = x if x.dtype in WIDE_FLOAT else x.astype(jnp.float32)
     axes = (channelwise_axes, tiled_axes)
-    symmetric = zero_point is None or zero_point is False
-    stored = _checks.as_dtype(operation, "scale_dtype", scale_dtype, SCALE)
-    if x.size and scale is None and symmetric and stored == np.float32:
-        return _chosen(x, dtype, axes, operation)
+    if _is_one_operation(x, scale, zero_point, scale_dtype, operation):
+        dtype, grain = _grain(x, dtype, axes, operation)
+        return QArray(*quantize_tiles(x, dtype, grain.tiles), tiles=grain.stated_tiles)
     x = x.astype(jnp.float32)
     q = _grid(x, dtype, axes, scale, zero_point, scale_dtype, operation)
     scales, zeros, tiles = scale_and_zero_point(q)
@@ -173,6 +173,11 @@ def fake_quantize(
     x = _floats(operation, x)
     wide = x.astype(jnp.float32)
     axes = (channelwise_axes, tiled_axes)
+    if _is_one_operation(x, scale, zero_point, scale_dtype, operation):
+        dtype, grain = _grain(x, dtype, axes, operation)
+        if dtype != np.uint8:
+            values = x if x.dtype in WIDE_FLOAT else wide
+            return _nearest_chosen(dtype, grain.tiles, values).astype(x.dtype)
     constant = jax.lax.stop_gradient(wide)
     q = _grid(constant, dtype, axes, scale, zero_point, scale_dtype, operation)
     scales, zeros, tiles = scale_and_zero_point(q)
@@ -181,18 +186,28 @@ def fake_quantize(
     return y.astype(x.dtype)
 
 
-def _chosen(
+def _is_one_operation(
+    x: jax.Array,
+    scale: ArrayLike | None,
+    zero_point: ArrayLike | bool | None,
+    scale_dtype: DTypeLike,
+    operation: str,
+) -> bool:
+    """Whether codes around 0 and a float32 scale for each tile are to be chosen."""
+    stored = _checks.as_dtype(operation, "scale_dtype", scale_dtype, SCALE)
+    symmetric = zero_point is None or zero_point is False
+    return x.size > 0 and scale is None and symmetric and stored == np.float32
+
+
+def _grain(
     x: jax.Array,
     dtype: DTypeLike,
     axes: tuple[Collection[int], Mapping[int, int]],
     operation: str,
-) -> QArray:
-    """Codes around 0 with a float32 scale for each tile, in one operation."""
+) -> tuple[np.dtype, Granularity]:
+    """The dtype and the tiles that are asked for."""
     dtype = _checks.as_dtype(operation, "dtype", dtype, EIGHT_BIT)
-    grain = granularity(x.shape, _checks.named_tiles(operation, x.ndim, *axes))
-    x = x if x.dtype in WIDE_FLOAT else x.astype(jnp.float32)
-    codes, scale = quantize_tiles(x, dtype, grain.tiles)
-    return QArray(codes, scale, tiles=grain.stated_tiles)
+    return dtype, granularity(x.shape, _checks.named_tiles(operation, x.ndim, *axes))
 
 
 def _grid(
@@ -313,6 +328,23 @@ def _nearest_jvp(
     inside = _in_range(dtype, steps if zero_point is None else steps + zero_point)
     slope = rounded - jnp.where(inside, steps, 0)
     return _nearest(dtype, *primals), jnp.where(inside, dx, 0) + slope * dscale
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _nearest_chosen(dtype: np.dtype, tiles: Shape, x: jax.Array) -> jax.Array:
+    """`x` after quantising with scales chosen for it, and dequantising, in float32."""
+    codes, scale = quantize_tiles(x, dtype, tiles)
+    return map_tiles(_values, codes, [scale], tiles)
+
+
+@_nearest_chosen.defjvp
+def _nearest_chosen_jvp(
+    dtype: np.dtype, tiles: Shape, primals: tuple[Any], tangents: tuple[Any]
+) -> tuple[jax.Array, jax.Array]:
+    """The rule of `fake_quantize`: with a scale chosen for it, only what is infinite saturates."""
+    (x,), (dx,) = primals, tangents
+    inside = jnp.isfinite(jax.lax.stop_gradient(x))
+    return _nearest_chosen(dtype, tiles, x), jnp.where(inside, dx, 0).astype(jnp.float32)
 
 
 def _in_range(dtype: np.dtype, steps: jax.Array) -> jax.Array:
