@@ -72,12 +72,12 @@ class Seen:
     Attributes:
       sites: those that 8-bit data reached, in order.
       others: how many it never did.
-      scaled: how many are scaled dots as they stand.
+      calls: the scaled dots among them as they stand, which are calls of a kernel already.
     """
 
     sites: list[Site] = dataclasses.field(default_factory=list)
     others: int = 0
-    scaled: int = 0
+    calls: list[Op] = dataclasses.field(default_factory=list)
 
     def see(self, site: Site) -> None:
         """Note a dot, or count it if it has nothing to do with 8-bit data."""

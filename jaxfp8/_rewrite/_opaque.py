@@ -98,11 +98,11 @@ def _tell(
     """Count the dots in jaxprs, as missed ones if 8-bit data reached them."""
     fact = lost if reached else None
     for eqn, outer in _dots_in(jaxprs, callers):
-        if eqn.primitive.name == _SCALED:
-            seen.scaled += 1
-            continue
         values = [_graph.value_of(v.aval) for v in eqn.invars]
         op = _graph.equation_op(eqn, values, outer)
+        if eqn.primitive.name == _SCALED:
+            seen.calls.append(op)
+            continue
         site = Site(op, ((values[0], fact), (values[1], fact)))
         site.miss(lost.reason, lost.remedy, (lost.eqn, lost.callers) if lost.eqn else None)
         seen.see(site)

@@ -118,7 +118,7 @@ class QuantizedDots:
         """
         rounded, found = self._rewriter.rounded(split(args, kwargs))
         seen = decide(rounded.jaxpr).seen
-        both = Seen([*seen.sites, *found], max(seen.others - len(found), 0), seen.scaled)
+        both = Seen([*seen.sites, *found], max(seen.others - len(found), 0), seen.calls)
         return report(self._fun, both)
 
     def compare(self, *args: Any, **kwargs: Any) -> _accuracy.Comparison:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,12 @@ import jax
 import numpy as np
 
 from jaxfp8 import _dtypes, _lowering, _routes
-from jaxfp8._rewrite import _calls, _masks, _report_html, _report_text, _source, _unserved
+from jaxfp8._rewrite import _masks, _report_html, _report_text, _source, _unserved
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._dots import Site as DotSite
 from jaxfp8._rewrite._facts import Lost, Scaled
-from jaxfp8._rewrite._graph import Value
-from jaxfp8._spec import Shape
+from jaxfp8._rewrite._graph import Op, Value
+from jaxfp8._spec import OperandSpec, ScaledDotSpec, Shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Site:
       lhs, rhs: the operands.
       dims: sizes (batch, M, N, K); -1 for a symbolic one.
       rewritten: whether it became a scaled dot.
+      already: whether it is one as it stands, and so a call of a kernel.
       reason: why not; "" for a rewritten one.
       remedy: what to change; "" for a rewritten one.
       ended_by: the operation that stands between the 8-bit data and a scaled dot, as JAX names it;
@@ -76,6 +78,7 @@ class Site:
     rhs: Operand
     dims: tuple[int, int, int, int]
     rewritten: bool
+    already: bool = False
     reason: str
     remedy: str
     ended_by: str
@@ -92,7 +95,9 @@ class Site:
 
     @property
     def status(self) -> str:
-        """One of "rewritten" and "missed"."""
+        """One of "rewritten", "missed" and "already"."""
+        if self.already:
+            return "already"
         return "rewritten" if self.rewritten else "missed"
 
 
@@ -106,13 +111,18 @@ class Report:
       name: name of the function.
       sites: one row for each dot that 8-bit data reached, in order.
       others: how many dots never had anything to do with 8-bit data.
-      scaled: how many are scaled dots already, as those of `jaxfp8.matmul` are.
+      calls: a row for each scaled dot that is one already, as those of `jaxfp8.matmul` are.
     """
 
     name: str
     sites: tuple[Site, ...]
     others: int
-    scaled: int = 0
+    calls: tuple[Site, ...] = ()
+
+    @property
+    def scaled(self) -> int:
+        """How many are scaled dots already."""
+        return len(self.calls)
 
     @property
     def matched(self) -> tuple[Site, ...]:
@@ -143,8 +153,12 @@ class Report:
 
     def to_json(self, indent: int | None = None) -> str:
         """The rows and totals as JSON; docs/rewrite.md describes the fields."""
-        rows = [{"status": s.status, **dataclasses.asdict(s)} for s in self.sites]
-        whole = {"schema": SCHEMA, "name": self.name, "totals": self.totals, "sites": rows}
+        rows, calls = (
+            [{"status": s.status, **dataclasses.asdict(s)} for s in sites]
+            for sites in (self.sites, self.calls)
+        )
+        named = {"schema": SCHEMA, "name": self.name, "totals": self.totals}
+        whole = {**named, "sites": rows, "calls": calls}
         return json.dumps(whole, indent=indent, allow_nan=False)
 
     def to_html(self) -> str:
@@ -168,8 +182,8 @@ SCHEMA = "jaxfp8.report/1"
 def report(fun: Callable[..., Any], seen: Seen) -> Report:
     """The report on the dots that a decision saw."""
     name = getattr(fun, "__name__", type(fun).__name__)
-    rows = tuple(map(_row, seen.sites))
-    return Report(name=name, sites=rows, others=seen.others, scaled=seen.scaled)
+    rows, calls = tuple(map(_row, seen.sites)), tuple(map(_call_row, seen.calls))
+    return Report(name=name, sites=rows, others=seen.others, calls=calls)
 
 
 def _row(site: DotSite) -> Site:
@@ -190,9 +204,50 @@ def _row(site: DotSite) -> Site:
         remedy=site.remedy,
         ended_by=ended_by,
         ended_at=ended_at,
-        epilogue=_epilogue(call) if call is not None else "",
+        epilogue=_epilogue(call.spec) if call is not None else "",
         widened_bytes=sum(_widened(*given) for given in site.given),
-        **_on_platforms(call),
+        **_on_platforms(call.spec if call is not None else None),
+    )
+
+
+def _call_row(op: Op) -> Site:
+    """The row of a scaled dot as it stands in the function."""
+    place, spec = _source.place(op.eqn, op.callers), op.params["spec"]
+    return Site(
+        file=place.file,
+        line=place.line,
+        function=place.function,
+        library=place.library,
+        path=_source.path(op),
+        lhs=_operand_of(spec.lhs),
+        rhs=_operand_of(spec.rhs),
+        dims=(
+            math.prod(spec.batch_shape),
+            math.prod(spec.lhs.sizes(spec.lhs.free)),
+            math.prod(spec.rhs.sizes(spec.rhs.free)),
+            math.prod(spec.lhs.sizes(spec.lhs.contracting)),
+        ),
+        rewritten=False,
+        already=True,
+        reason="",
+        remedy="",
+        ended_by="",
+        ended_at="",
+        epilogue=_epilogue(spec),
+        widened_bytes=0,
+        **_on_platforms(spec),
+    )
+
+
+def _operand_of(side: OperandSpec) -> Operand:
+    """An operand of a scaled dot as it stands."""
+    eight_bit = _dtypes.is_eight_bit(side.dtype)
+    return Operand(
+        dtype=side.dtype,
+        shape=side.shape,
+        scale=_scale(side.tiles if side.scale else None, side.shape) if eight_bit else "none",
+        zero_point=side.zero_point,
+        eight_bit=eight_bit,
     )
 
 
@@ -205,15 +260,15 @@ def _end(site: DotSite, place: _source.Place) -> tuple[str, str]:
     return eqn.primitive.name, f"{there.file}:{there.line}"
 
 
-def _on_platforms(call: _calls.Call | None) -> dict[str, dict[str, Any]]:
+def _on_platforms(spec: ScaledDotSpec | None) -> dict[str, Any]:
     """Why no kernel takes a call, and which does, by platform."""
-    if call is None:
+    if spec is None:
         return {"platforms": {}, "kernels": {}}
     backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     names = dict.fromkeys(["cpu", "cuda", backend])
-    kernels = {name: _routes.kernel_for(call.spec, name) for name in names}
+    kernels = {name: _routes.kernel_for(spec, name) for name in names}
     return {
-        "platforms": {name: _lowering.why_not(call.spec, name) for name in names},
+        "platforms": {name: _lowering.why_not(spec, name) for name in names},
         "kernels": {name: kernel for name, kernel in kernels.items() if kernel is not None},
     }
 
@@ -224,7 +279,11 @@ def _operand(site: DotSite, index: int) -> Operand:
         dtype, scale, zero = value.dtype.name, "none", False
     else:
         tiles = _tiles_found(fact) if site.call is None else _tiles_given(site, index)
-        dtype, scale, zero = fact.dtype.name, _scale(tiles, value), fact.zero_point is not None
+        dtype, scale, zero = (
+            fact.dtype.name,
+            _scale(tiles, value.shape),
+            fact.zero_point is not None,
+        )
     return Operand(
         dtype=dtype,
         shape=tuple(size if isinstance(size, int) else str(size) for size in value.shape),
@@ -253,11 +312,11 @@ def _tiles_given(site: DotSite, index: int) -> Shape | None:
     return tuple(spec.tiles[as_given[axis]] for axis in range(len(spec.shape)))
 
 
-def _scale(tiles: Shape | None, value: Value) -> str:
+def _scale(tiles: Shape | None, shape: Shape) -> str:
     """The granularity of scales, in words."""
     if tiles is None:
         return "no scale"
-    fine = [a for a, (t, size) in enumerate(zip(tiles, value.shape, strict=True)) if t < size]
+    fine = [a for a, (t, size) in enumerate(zip(tiles, shape, strict=True)) if t < size]
     if not fine:
         return "per tensor"
     if all(tiles[axis] == 1 for axis in fine):
@@ -271,9 +330,9 @@ def _widened(value: Value, fact: Scaled | Lost | None) -> int:
     return value.size * np.dtype(value.dtype).itemsize if wide else 0
 
 
-def _epilogue(call: _calls.Call) -> str:
+def _epilogue(spec: ScaledDotSpec) -> str:
     """What a scaled dot holds beside the product, in words."""
-    spec, epilogue = call.spec, call.spec.epilogue
+    epilogue = spec.epilogue
     parts = {
         "scale": spec.lhs.scale or spec.rhs.scale,
         "zero point": spec.lhs.zero_point or spec.rhs.zero_point,

@@ -35,7 +35,7 @@ _STYLE = """
 .jaxfp8 .dim { color: var(--dim); }
 .jaxfp8 .note { color: var(--note); }
 .jaxfp8 .status { border-radius: 6px; padding: 2px 8px; font-size: 12.5px; white-space: nowrap; }
-.jaxfp8 .rewritten { color: var(--good); background: var(--good-card); }
+.jaxfp8 .rewritten, .jaxfp8 .already { color: var(--good); background: var(--good-card); }
 .jaxfp8 .missed { color: var(--bad); background: var(--bad-card); }
 """
 _PAGE_STYLE = """
@@ -86,7 +86,7 @@ def _totals(report: Report) -> str:
 
 
 def _row(row: Row) -> str:
-    status = "rewritten" if row.rewritten else "missed"
+    status = "already" if row.already else "rewritten" if row.rewritten else "missed"
     count = _line(f"{row.count} alike", "dim") if row.count > 1 else ""
     operands = "".join(map(_operand, row.operands))
     cells = (
@@ -117,10 +117,9 @@ def _place(row: Row) -> Iterator[str]:
 
 def _outcome(row: Row) -> Iterator[str]:
     yield _line(row.outcome)
+    yield from (_line(kernel, "dim") for kernel in row.kernels)
     if row.rewritten:
-        yield from (_line(kernel, "dim") for kernel in row.kernels)
         yield _line(f"saves {row.saved}", "dim")
-        return
     if row.ended:
         yield f"<div>at {_code(row.ended)}</div>"
     if row.remedy:

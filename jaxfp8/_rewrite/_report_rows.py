@@ -23,6 +23,7 @@ class Row:
     Attributes:
       count: how many they are.
       rewritten: whether they became scaled dots.
+      already: whether they are some as they stand.
       where: "file:line" as seen from here.
       function, path, library: around that line; digits in which the paths differ are "*".
       operands: the two, as "f8_e4m3fn[64,32] per axis 1".
@@ -36,6 +37,7 @@ class Row:
 
     count: int
     rewritten: bool
+    already: bool
     where: str
     function: str
     path: str
@@ -52,7 +54,7 @@ class Row:
 def rows(report: Report) -> list[Row]:
     """The rows of a report, equal ones together, in the order in which they first stand."""
     groups: dict[object, list[Site]] = {}
-    for site in report.sites:
+    for site in (*report.sites, *report.calls):
         alike = dataclasses.replace(site, path=_numberless(site.path), platforms={}, kernels={})
         key = (*vars(alike).values(),)[:-2]
         groups.setdefault((key, tuple(_kernels(site))), []).append(site)
@@ -64,18 +66,26 @@ def _row(sites: list[Site]) -> Row:
     return Row(
         count=len(sites),
         rewritten=site.rewritten,
+        already=site.already,
         where=relative(site.where),
         function=site.function,
         path=site.path if len(paths) == 1 else _common(paths),
         library=_INSTALLED.sub("", site.library),
         operands=(_operand(site.lhs), _operand(site.rhs)),
         sizes=_sizes(site.dims),
-        outcome=shortened(site.epilogue) if site.rewritten else site.reason,
+        outcome=_outcome(site),
         ended=relative(site.ended_at) if site.ended_at != site.where else "",
         remedy=site.remedy,
         kernels=tuple(_kernels(site)),
         saved=size(sum(s.widened_bytes for s in sites)),
     )
+
+
+def _outcome(site: Site) -> str:
+    epilogue = shortened(site.epilogue)
+    if site.already:
+        return f"already a kernel call: {epilogue}"
+    return epilogue if site.rewritten else site.reason
 
 
 def _numberless(path: str) -> str:
@@ -145,8 +155,9 @@ def headline(report: Report) -> str:
 def footer(report: Report) -> list[str]:
     """Where the scaled dots have no kernel, and why, a line for each platform."""
     lines = []
-    for platform in dict.fromkeys(p for site in report.matched for p in site.platforms):
-        whys = [site.platforms.get(platform) for site in report.matched]
+    calls = (*report.matched, *report.calls)
+    for platform in dict.fromkeys(p for site in calls for p in site.platforms):
+        whys = [site.platforms.get(platform) for site in calls]
         counts = {why: whys.count(why) for why in whys if why is not None}
         lines += [f"on {platform}, {n} without a kernel: {why}" for why, n in counts.items()]
     return lines

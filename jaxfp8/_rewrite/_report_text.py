@@ -47,7 +47,7 @@ def show(report: Report) -> None:
 def text(report: Report) -> str:
     """The report as text that fits the terminal."""
     width = shutil.get_terminal_size((100, 24)).columns
-    if not report.sites:
+    if not (report.sites or report.calls):
         return _report_rows.headline(report)
     if rich_table is None:
         return "\n".join(_plain(report, width))
@@ -61,7 +61,7 @@ def renderable(report: Report, width: int) -> Any:
     """What rich prints of a report, in colours."""
     head = rich_text.Text(_report_rows.headline(report), style="bold")
     lines = [rich_text.Text(line, style="yellow") for line in _report_rows.footer(report)]
-    table = [_table(report, width)] if report.sites else []
+    table = [_table(report, width)] if report.sites or report.calls else []
     return rich_console.Group(head, *table, *lines)
 
 
@@ -103,7 +103,8 @@ def _plain(report: Report, width: int) -> Iterator[str]:
 def _cells(row: Row) -> list[Cell]:
     """The four cells of a row, line by line."""
     count = [(f"{row.count} x", "dim")] if row.count > 1 else []
-    sign = ("ok", "bold green") if row.rewritten else ("no", "bold red")
+    is_call = row.rewritten or row.already
+    sign = ("ok", "bold green") if is_call else ("no", "bold red")
     lhs, rhs = map(_held_together, row.operands)
     sizes = re.sub(r"(?<=[a-zMNK]) ", _HELD, row.sizes)
     product = [(lhs, ""), (f".{_HELD}{rhs}", ""), (sizes, "dim")]
@@ -127,11 +128,10 @@ def _place(row: Row) -> Iterator[Line]:
 
 
 def _outcome(row: Row) -> Iterator[Line]:
-    yield row.outcome, "green" if row.rewritten else "red"
+    yield row.outcome, "green" if row.rewritten or row.already else "red"
+    yield from ((kernel, "dim") for kernel in row.kernels)
     if row.rewritten:
-        yield from ((kernel, "dim") for kernel in row.kernels)
         yield f"saves {row.saved}", "dim"
-        return
     if row.ended:
         yield f"at {row.ended}", "bold"
     if row.remedy:

@@ -148,13 +148,13 @@ class Walk:
 
     def equation(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
         """Add an equation to the graph; its outputs, with facts."""
-        if eqn.primitive is scaled_dot_p:
-            self.seen.scaled += 1
         name = eqn.primitive.name
         concerned = name in _regions.REGIONS and self.concerns(eqn, inputs)
         if concerned:
             return self._region(eqn, inputs, callers)
         op = _graph.equation_op(eqn, inputs, callers)
+        if eqn.primitive is scaled_dot_p:
+            self.seen.calls.append(op)
         self.note(op)
         if not op.effectful:
             self._know(op)

@@ -281,7 +281,7 @@ def test_convolution_of_int8_as_it_is_widens_nothing_and_is_no_miss() -> None:
     assert jaxfp8.explain(f)(*args).sites == ()
 
 
-def test_scaled_dots_are_counted_as_such() -> None:
+def test_scaled_dots_are_listed_as_such() -> None:
     def f(x: Any, q: Any) -> Any:
         return x @ (q.astype(F32) * 0.5)
 
@@ -289,6 +289,13 @@ def test_scaled_dots_are_counted_as_such() -> None:
     report = jaxfp8.explain(jaxfp8.rewrite(f))(*args)
     assert (report.scaled, report.others, len(report.sites)) == (1, 0, 0)
     assert "1 already scaled dots" in str(report)
+    (call,), (site,) = report.calls, jaxfp8.explain(f)(*args).sites
+    same = ("where", "function", "dims", "epilogue", "platforms", "kernels", "lhs", "rhs")
+    assert all(getattr(call, name) == getattr(site, name) for name in same)
+    assert call.status == "already" and not call.reason
+    assert json.loads(report.to_json())["calls"][0]["kernels"] == call.kernels
+    for shown in (str(report), report.to_html()):
+        assert "already a kernel call" in shown and call.kernels["cpu"] in shown
 
 
 def test_remedy_for_a_bound_is_to_drop_it_only_where_it_never_binds() -> None:

@@ -1,0 +1,41 @@
+"""FP8 training in the layers of Flax: what a whole step is made of."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax.training.train_state import TrainState
+
+import jaxfp8
+import jaxfp8.linen
+
+RECIPES = {"delayed": jaxfp8.DelayedScaling(), "current": jaxfp8.CurrentScaling()}
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_explain_lists_every_product_of_a_step_with_its_kernel(recipe):
+    cls = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=recipe)
+    layers = [nn.Dense(64, dot_general_cls=cls), nn.relu, nn.Dense(8, dot_general_cls=cls)]
+    model, x = nn.Sequential(layers), jnp.ones((16, 32))
+    variables = model.init(jax.random.key(0), x)
+    state = TrainState.create(apply_fn=model.apply, params=variables, tx=optax.adamw(1e-3))
+
+    @jax.jit
+    def step(state):
+        loss, gradients = jax.value_and_grad(lambda v: jnp.mean(model.apply(v, x) ** 2))(
+            state.params
+        )
+        return state.apply_gradients(grads=gradients), loss
+
+    report = jaxfp8.explain(step)(state)
+    assert (report.missed, report.others) == ((), 0)
+    found = {(call.lhs.dtype[7:11], call.rhs.dtype[7:11], call.dims[1:]) for call in report.calls}
+    forward = {("e4m3", "e4m3", (16, 64, 32)), ("e4m3", "e4m3", (16, 8, 64))}
+    weights = {("e4m3", "e5m2", (32, 64, 16)), ("e4m3", "e5m2", (64, 8, 16))}
+    inputs = {("e5m2", "e4m3", (16, 64, 8)), ("e5m2", "e4m3", (16, 32, 64))}
+    assert found == forward | weights | inputs
+    assert all(call.kernels["cpu"] and call.platforms["cpu"] is None for call in report.calls)
+    assert all("layers_" in call.path and call.function == "<lambda>" for call in report.calls)
