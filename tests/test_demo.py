@@ -207,7 +207,7 @@ def test_page_marks_a_failed_check(result):
 
 def test_demo_fails_where_no_kernel_runs(loaded, monkeypatch):
     # As if the library were not installed: then XLA computes, and the counters stand still.
-    monkeypatch.setattr(measure.testing, "kernel_calls", dict)
+    monkeypatch.setattr(measure.testing, "kernel_calls", lambda platform: {})
     failed = [c for c in job.do(loaded, ["A cat."], "INT8", 1, silent).checks if not c.passed]
     assert [c.claim for c in failed] == ["kernel calls in one pass over the sentences"]
     assert "jaxfp8 doctor" in words.verdict(failed[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 import jaxfp8
@@ -16,6 +15,7 @@ from minilm.measure import (
     embed,
     embed_and_compare,
     explain,
+    platform,
     programs,
     times,
 )
@@ -138,8 +138,7 @@ def check_rewritten(report: jaxfp8.Report) -> Check:
 
 def has_kernels(report: jaxfp8.Report) -> bool:
     """Whether kernels exist for this platform; elsewhere XLA computes the products by design."""
-    backend = jax.default_backend()
-    return all(site.platforms[backend] is None for site in report.matched)
+    return all(site.platforms[platform()] is None for site in report.matched)
 
 
 def check_kernels(kernel_calls: dict[str, int], batches: int) -> Check:

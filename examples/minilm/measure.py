@@ -103,11 +103,16 @@ def in_order(by_row: dict[int, np.ndarray]) -> np.ndarray:
     return np.stack([by_row[row] for row in range(len(by_row))])
 
 
+def platform() -> str:
+    """What this process computes on, as reports name it."""
+    return {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+
+
 def count_calls(action: Callable[[], T]) -> tuple[T, dict[str, int]]:
     """What `action` returns, and how often each kernel ran during it."""
-    before = testing.kernel_calls()
+    before = testing.kernel_calls(platform())
     result = action()
-    after = testing.kernel_calls()
+    after = testing.kernel_calls(platform())
     calls = {name: after[name] - before.get(name, 0) for name in after}
     return result, {name: count for name, count in calls.items() if count}
 
