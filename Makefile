@@ -12,7 +12,7 @@ CPP = $(shell find ffi -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.c
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-latest cuda demo test test-gpu bench-gpu check format doctor wheel smoke docs clean
+.PHONY: help setup setup-latest cuda demo test test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
 
 help:  ## list the targets
 	@sed -n 's/^#   /  /p' Makefile; echo
@@ -46,6 +46,11 @@ check: setup  ## format, lint, types and import contracts
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
+
+sanitize: setup  ## every CPU kernel under ASan and UBSan, AVX-512 in software too; threads under TSan
+	@$(BIN)/cmake -G Ninja -S ffi/tests/cpu -B build/checks -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
+	@$(BIN)/cmake --build build/checks
+	@$(BIN)/ctest --test-dir build/checks -j $(JOBS) --verbose
 
 format: setup  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .

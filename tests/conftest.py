@@ -7,6 +7,8 @@ import hypothesis
 import jax
 import pytest
 
+from jaxfp8 import _ffi
+
 # Several CPU devices, so that meshes can be tested anywhere. Set before a backend starts.
 jax.config.update("jax_num_cpu_devices", 4)
 
@@ -23,6 +25,24 @@ hypothesis.settings.load_profile("reproducible")
 # Thousands of small programs are compiled, a megabyte each.
 MOST_RESIDENT_BYTES = 1.5e9
 PAGE_BYTES = 4096
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--library",
+        type=pathlib.Path,
+        help="the CPU library to test in place of the installed one, such as one built with "
+        "-DJAXFP8_IN_SOFTWARE=ON, whose kernels run on any machine with AVX2",
+    )
+
+
+def pytest_configure(config):
+    library = config.getoption("--library")
+    if library is not None:
+        installed = _ffi.library_path
+        _ffi.library_path = lambda platform="cpu": (
+            library.resolve(strict=True) if platform == "cpu" else installed(platform)
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,13 @@
 #include <memory>
 #include <new>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(from, size)
+#define ASAN_UNPOISON_MEMORY_REGION(from, size)
+#endif
+
 namespace jaxfp8 {
 
 class Scratch {
@@ -21,6 +28,31 @@ class Scratch {
   // Makes room for `size` bytes; what was there is lost.
   void Reserve(size_t size) {
     used_ = 0;
+    Grow(size + kMostPieces * kGap);
+    ASAN_POISON_MEMORY_REGION(memory_.get(), size_);
+  }
+
+  template <typename T>
+  T* Take(size_t count) {
+    T* taken = reinterpret_cast<T*>(memory_.get() + used_);
+    used_ += Padded(count * sizeof(T)) + kGap;
+    ASAN_UNPOISON_MEMORY_REGION(taken, count * sizeof(T));
+    return taken;
+  }
+
+  static constexpr size_t Padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+ private:
+  // Behind each piece where AddressSanitizer looks: it sees who goes past the end.
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr size_t kGap = 256;
+#else
+  static constexpr size_t kGap = 0;
+#endif
+  static constexpr size_t kMostPieces = 8;
+  static constexpr std::align_val_t kAlignment{64};
+
+  void Grow(size_t size) {
     if (size <= size_) return;
     memory_.reset();
     size_ = 0;
@@ -28,17 +60,6 @@ class Scratch {
     size_ = size;
   }
 
-  template <typename T>
-  T* Take(size_t count) {
-    T* taken = reinterpret_cast<T*>(memory_.get() + used_);
-    used_ += Padded(count * sizeof(T));
-    return taken;
-  }
-
-  static constexpr size_t Padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
   struct Free {
     void operator()(uint8_t* memory) const { ::operator delete(memory, kAlignment); }
   };

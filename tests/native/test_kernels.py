@@ -1,4 +1,8 @@
-"""Every kernel this machine can run, forced by name, against float64."""
+"""Every kernel, forced by name, against float64.
+
+Those whose instructions this machine lacks are skipped, and run with a library that computes them
+in software: `make sanitize` does so, see `--library` in tests/conftest.py.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +14,20 @@ import specs
 from jaxfp8 import _dtypes, _ffi
 from jaxfp8._spec import ACTIVATIONS, EpilogueSpec, ScaledDotSpec
 
-KERNELS = _ffi.available_kernels()
+KERNELS = _ffi.kernels("cpu")
 FLOAT_KERNELS = [name for name in KERNELS if not name.endswith(("_int8", "_vnni"))]
 INTEGER_KERNELS = [name for name in KERNELS if name not in FLOAT_KERNELS]
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 CODES = np.arange(256, dtype=np.uint8)
 SEEDS = range(40)
+
+
+@pytest.fixture(autouse=True)
+def kernel_runs_here(request):
+    """Skips a test whose kernel this machine cannot run, and says why."""
+    kernel = getattr(request.node, "callspec", None) and request.node.callspec.params.get("kernel")
+    if kernel and kernel not in _ffi.available_kernels():
+        pytest.skip(f"{kernel} needs what this CPU lacks; it has {_ffi.cpu_features()}")
 
 
 def values_of(dtype: str) -> np.ndarray:

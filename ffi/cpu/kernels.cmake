@@ -1,0 +1,29 @@
+# The CPU library without XLA's handler and what asks for the machine's features, and what each
+# kernel file is compiled with: for the library and for its checks (tests/cpu).
+
+set(JAXFP8_CPU_SOURCES
+  common/check.cc cpu/abi.cc cpu/abi_route.cc cpu/counters.cc cpu/gemm.cc cpu/plan.cc
+  cpu/pool.cc cpu/problem.cc cpu/quantize.cc cpu/route.cc cpu/run.cc)
+list(TRANSFORM JAXFP8_CPU_SOURCES PREPEND "${CMAKE_CURRENT_LIST_DIR}/../")
+
+# Kernels may contract a product and a sum into one operation, and assume that no one reads errno or
+# floating-point exceptions; they keep NaN, infinities, signs and the order of sums.
+set(JAXFP8_scalar -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+# Each file gets what its kernels ask for and no more: the compiler uses all it is given.
+set(JAXFP8_avx2 ${JAXFP8_scalar} -mavx2 -mfma -mf16c)
+set(JAXFP8_avx512
+  ${JAXFP8_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+set(JAXFP8_avx512_bf16 ${JAXFP8_avx512} -mavx512bf16)
+set(JAXFP8_avx512_vnni ${JAXFP8_avx512} -mavx512vnni)
+# Those of AVX-512 for a machine without it: tests/cpu/in_software.h says how.
+set(JAXFP8_in_software ${JAXFP8_avx2} -Wno-psabi -Wno-aggressive-loop-optimizations
+  -include "${CMAKE_CURRENT_LIST_DIR}/../tests/cpu/in_software.h")
+
+set(JAXFP8_CPU_KERNELS scalar quantize_scalar)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND JAXFP8_CPU_KERNELS
+    avx2 avx512 avx512_bf16 avx512_vnni quantize_avx2 quantize_avx512)
+endif()
+foreach(set scalar avx2 avx512)
+  set(JAXFP8_quantize_${set} ${JAXFP8_${set}})
+endforeach()

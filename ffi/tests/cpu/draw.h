@@ -1,0 +1,36 @@
+// Cases to compute: products of two matrices by their sizes, and problems of any form.
+
+#ifndef JAXFP8_TESTS_CPU_DRAW_H_
+#define JAXFP8_TESTS_CPU_DRAW_H_
+
+#include "tests/cpu/case.h"
+
+namespace jaxfp8::tests {
+
+inline constexpr DType kEightBit[] = {DType::kE4M3, DType::kE5M2, DType::kS8, DType::kU8};
+inline constexpr DType kWide[] = {DType::kF32, DType::kBF16, DType::kF16};
+inline constexpr const char* kActivations[] = {"none", "relu", "gelu_tanh", "gelu_erf", "silu"};
+
+// The pairs of operand types that a scaled dot takes.
+std::vector<std::pair<DType, DType>> TypePairs();
+
+struct Sizes {
+  int64_t rows, depth, columns;
+};
+
+// The layouts of two matrices: bit 0 turns the left one to [K, M], bit 1 the right one to [N, K].
+inline constexpr int kLayouts = 4;
+
+// A product of two matrices, without scales.
+Case Matrices(DType lhs, DType rhs, const Sizes& sizes, int layout);
+
+// Gives a case scales, zero points and an epilogue.
+void DrawFactors(Case& to, Random& random);
+void DrawEpilogue(Case& to, Random& random);
+
+// Any types, number and order of axes, shared batch axes, tiles, zero points and epilogue.
+Case DrawCase(Random& random);
+
+}  // namespace jaxfp8::tests
+
+#endif  // JAXFP8_TESTS_CPU_DRAW_H_

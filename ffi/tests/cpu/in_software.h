@@ -1,0 +1,223 @@
+// AVX-512 in software: what its kernels use of it, on a machine that has AVX2.
+//
+// Included before a kernel file by the compiler's option. Functions with the names of the
+// intrinsics stand in the namespace around the kernels, where they are found before the
+// intrinsics themselves: the kernels are compiled as they are. software_test.cc compares each with
+// the instruction where the machine has it.
+//
+// Masked loads and stores touch the bytes of their mask only, one by one, so that AddressSanitizer
+// sees each of them.
+
+#ifndef JAXFP8_TESTS_CPU_IN_SOFTWARE_H_
+#define JAXFP8_TESTS_CPU_IN_SOFTWARE_H_
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+// What the kernels ask for AVX-512.
+#ifndef __AVX512F__
+#define __AVX512F__ 1
+#endif
+
+#define JAXFP8_SOFT [[maybe_unused]] static inline
+
+namespace jaxfp8 {
+namespace software {
+
+typedef float F32x16 __attribute__((vector_size(64)));
+typedef int32_t S32x16 __attribute__((vector_size(64)));
+typedef uint32_t U32x16 __attribute__((vector_size(64)));
+typedef int64_t S64x8 __attribute__((vector_size(64)));
+typedef uint8_t U8x64 __attribute__((vector_size(64)));
+typedef int8_t S8x16 __attribute__((vector_size(16)));
+typedef uint8_t U8x16 __attribute__((vector_size(16)));
+typedef uint16_t U16x16 __attribute__((vector_size(32)));
+
+template <typename To, typename From>
+inline To As(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// An operation of AVX2 on both halves.
+template <typename Operation>
+inline __m512i Halves(__m512i a, __m512i b, Operation operation) {
+  __m256i left[2], right[2];
+  std::memcpy(left, &a, sizeof left);
+  std::memcpy(right, &b, sizeof right);
+  for (int i = 0; i < 2; ++i) left[i] = operation(left[i], right[i]);
+  std::memcpy(&a, left, sizeof a);
+  return a;
+}
+
+// Subnormal values become 0 of their sign.
+inline F32x16 Flush(F32x16 value) {
+  const U32x16 bits = As<U32x16>(value);
+  const U32x16 subnormal = (U32x16)((bits & 0x7f800000u) == 0u);
+  return As<F32x16>(bits & ~(subnormal & 0x7fffffffu));
+}
+
+// One product per lane added to `sum`: subnormals count as 0, and become it.
+inline F32x16 FlushedProduct(F32x16 sum, U32x16 a, U32x16 b) {
+  F32x16 next;
+  const F32x16 from = Flush(sum), left = Flush(As<F32x16>(a)), right = Flush(As<F32x16>(b));
+  for (int i = 0; i < 16; ++i) next[i] = __builtin_fmaf(left[i], right[i], from[i]);
+  return Flush(next);
+}
+
+}  // namespace software
+
+JAXFP8_SOFT __m512i _mm512_setzero_si512() { return __m512i{}; }
+JAXFP8_SOFT __m512 _mm512_set1_ps(float value) { return value - __m512{}; }
+JAXFP8_SOFT __m512i _mm512_set1_epi32(int value) {
+  return (__m512i)(software::S32x16{} + int32_t{value});
+}
+JAXFP8_SOFT __m512i _mm512_set1_epi8(char value) {
+  return (__m512i)(software::U8x64{} + static_cast<uint8_t>(value));
+}
+JAXFP8_SOFT __m512 _mm512_castsi512_ps(__m512i a) { return (__m512)a; }
+JAXFP8_SOFT __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
+
+JAXFP8_SOFT __m512i _mm512_loadu_si512(const void* from) {
+  __m512i value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+JAXFP8_SOFT void _mm512_storeu_si512(void* to, __m512i value) {
+  std::memcpy(to, &value, sizeof value);
+}
+JAXFP8_SOFT __m512i _mm512_maskz_loadu_epi8(__mmask64 mask, const void* from) {
+  uint8_t value[64] = {};
+  for (int i = 0; i < 64; ++i) {
+    if (mask >> i & 1) value[i] = static_cast<const uint8_t*>(from)[i];
+  }
+  return _mm512_loadu_si512(value);
+}
+JAXFP8_SOFT void _mm512_mask_storeu_epi8(void* to, __mmask64 mask, __m512i from) {
+  uint8_t value[64];
+  _mm512_storeu_si512(value, from);
+  for (int i = 0; i < 64; ++i) {
+    if (mask >> i & 1) static_cast<uint8_t*>(to)[i] = value[i];
+  }
+}
+
+JAXFP8_SOFT __m512 _mm512_cvtph_ps(__m256i codes) {
+  __m128i half[2];
+  std::memcpy(half, &codes, sizeof half);
+  const __m256 value[2] = {_mm256_cvtph_ps(half[0]), _mm256_cvtph_ps(half[1])};
+  __m512 both;
+  std::memcpy(&both, value, sizeof both);
+  return both;
+}
+JAXFP8_SOFT __m512i _mm512_cvtepu16_epi32(__m256i codes) {
+  return (__m512i) __builtin_convertvector((software::U16x16)codes, software::S32x16);
+}
+JAXFP8_SOFT __m512i _mm512_cvtepi8_epi32(__m128i codes) {
+  return (__m512i) __builtin_convertvector((software::S8x16)codes, software::S32x16);
+}
+JAXFP8_SOFT __m512i _mm512_cvtepu8_epi32(__m128i codes) {
+  return (__m512i) __builtin_convertvector((software::U8x16)codes, software::S32x16);
+}
+JAXFP8_SOFT __m512 _mm512_cvtepi32_ps(__m512i values) {
+  return __builtin_convertvector((software::S32x16)values, __m512);
+}
+
+JAXFP8_SOFT __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
+JAXFP8_SOFT __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
+JAXFP8_SOFT __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
+JAXFP8_SOFT __m512i _mm512_slli_epi32(__m512i a, unsigned count) {
+  return (__m512i)((software::U32x16)a << count);
+}
+JAXFP8_SOFT __m512i _mm512_srli_epi32(__m512i a, unsigned count) {
+  return (__m512i)((software::U32x16)a >> count);
+}
+JAXFP8_SOFT __m512i _mm512_add_epi8(__m512i a, __m512i b) {
+  return (__m512i)((software::U8x64)a + (software::U8x64)b);
+}
+JAXFP8_SOFT __m512i _mm512_maskz_add_epi8(__mmask64 mask, __m512i a, __m512i b) {
+  const __m512i sum = _mm512_add_epi8(a, b);
+  return _mm512_maskz_loadu_epi8(mask, &sum);
+}
+JAXFP8_SOFT __m512 _mm512_mask_mov_ps(__m512 a, __mmask16 mask, __m512 b) {
+  for (int i = 0; i < 16; ++i) a[i] = mask >> i & 1 ? b[i] : a[i];
+  return a;
+}
+JAXFP8_SOFT __mmask16 _mm256_cmpeq_epi16_mask(__m256i a, __m256i b) {
+  const auto left = (software::U16x16)a, right = (software::U16x16)b;
+  unsigned mask = 0;
+  for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(left[i] == right[i]) << i;
+  return static_cast<__mmask16>(mask);
+}
+
+JAXFP8_SOFT __m512i _mm512_madd_epi16(__m512i a, __m512i b) {
+  return software::Halves(a, b, [](__m256i x, __m256i y) { return _mm256_madd_epi16(x, y); });
+}
+JAXFP8_SOFT __m512i _mm512_unpacklo_epi8(__m512i a, __m512i b) {
+  return software::Halves(a, b, [](__m256i x, __m256i y) { return _mm256_unpacklo_epi8(x, y); });
+}
+JAXFP8_SOFT __m512i _mm512_unpackhi_epi8(__m512i a, __m512i b) {
+  return software::Halves(a, b, [](__m256i x, __m256i y) { return _mm256_unpackhi_epi8(x, y); });
+}
+JAXFP8_SOFT __m512i _mm512_unpacklo_epi16(__m512i a, __m512i b) {
+  return software::Halves(a, b, [](__m256i x, __m256i y) { return _mm256_unpacklo_epi16(x, y); });
+}
+JAXFP8_SOFT __m512i _mm512_unpackhi_epi16(__m512i a, __m512i b) {
+  return software::Halves(a, b, [](__m256i x, __m256i y) { return _mm256_unpackhi_epi16(x, y); });
+}
+JAXFP8_SOFT __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int picked) {
+  software::S64x8 parts;
+  for (int i = 0; i < 4; ++i) {
+    const int from = (picked >> (2 * i) & 3) * 2;
+    parts[2 * i] = i < 2 ? a[from] : b[from];
+    parts[2 * i + 1] = i < 2 ? a[from + 1] : b[from + 1];
+  }
+  return (__m512i)parts;
+}
+JAXFP8_SOFT int _mm512_reduce_add_epi32(__m512i a) {
+  uint32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += ((software::U32x16)a)[i];
+  return static_cast<int>(sum);
+}
+
+// Four unsigned bytes times four signed ones per lane, added without saturation.
+JAXFP8_SOFT __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
+  auto total = (software::U32x16)sum;
+  for (int i = 0; i < 4; ++i) {
+    const auto left = (software::S32x16)((software::U32x16)a >> (8 * i) & 0xffu);
+    const auto right = (software::S32x16)((software::U32x16)b << (24 - 8 * i)) >> 24;
+    total += (software::U32x16)(left * right);
+  }
+  return (__m512i)total;
+}
+
+// Two products of bfloat16 per lane, the odd one first, each added with one rounding.
+JAXFP8_SOFT __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
+  const auto left = software::As<software::U32x16>(a), right = software::As<software::U32x16>(b);
+  const auto odd = software::FlushedProduct(sum, left & 0xffff0000u, right & 0xffff0000u);
+  return software::FlushedProduct(odd, left << 16, right << 16);
+}
+
+// The lower half of the result comes from `b`; rounds to nearest even, subnormals become 0.
+JAXFP8_SOFT __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
+  uint16_t codes[32];
+  for (int i = 0; i < 32; ++i) {
+    const float value = i < 16 ? b[i] : a[i - 16];
+    const auto bits = software::As<uint32_t>(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    uint32_t code = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    if (magnitude < 0x00800000u) code = bits >> 16 & 0x8000u;
+    if (magnitude > 0x7f800000u) code = bits >> 16 | 0x40u;
+    codes[i] = static_cast<uint16_t>(code);
+  }
+  return software::As<__m512bh>(codes);
+}
+
+}  // namespace jaxfp8
+
+#undef JAXFP8_SOFT
+
+#endif  // JAXFP8_TESTS_CPU_IN_SOFTWARE_H_

@@ -1,0 +1,129 @@
+// What in_software.h says an instruction does, against the instruction, as far as this machine has
+// it. Bits have to be the same.
+
+#include <cstdio>
+#include <random>
+#include <string>
+
+#include "tests/cpu/in_software.h"
+
+namespace {
+
+int failures = 0;
+
+template <typename T>
+void Same(const char* name, const T& soft, const T& real) {
+  if (std::memcmp(&soft, &real, sizeof soft) == 0 || ++failures > 20) return;
+  std::printf("FAILED: %s in software differs from the instruction\n", name);
+}
+
+// Bits of any kind; now and then those of a small, a subnormal or a special float.
+struct Draw {
+  std::mt19937 random{5};
+
+  template <typename Vector>
+  Vector Any() {
+    uint32_t word[sizeof(Vector) / 4];
+    constexpr uint32_t kFloats[] = {0x3f80c000u, 0x00000001u, 0x807fffffu, 0x7f800000u,
+                                    0x7fa00000u, 0xbf8001ffu, 0x00800000u, 0x0080ff80u};
+    for (uint32_t& bits : word) bits = random() % 3 ? random() : kFloats[random() % 8];
+    Vector vector;
+    std::memcpy(&vector, word, sizeof vector);
+    return vector;
+  }
+};
+
+#define CORE __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#define SAME(function, ...) Same(#function, jaxfp8::function(__VA_ARGS__), ::function(__VA_ARGS__))
+
+CORE void CompareCore(Draw& draw) {
+  const auto a = draw.Any<__m512i>(), b = draw.Any<__m512i>();
+  const auto x = draw.Any<__m512>(), y = draw.Any<__m512>();
+  const auto half = draw.Any<__m256i>();
+  const auto quarter = draw.Any<__m128i>();
+  const uint64_t mask = static_cast<uint64_t>(draw.random()) << 32 | draw.random();
+  const auto byte = static_cast<char>(draw.random());
+  SAME(_mm512_setzero_si512);
+  SAME(_mm512_set1_epi32, static_cast<int>(mask));
+  SAME(_mm512_set1_epi8, byte);
+  SAME(_mm512_set1_ps, -0.0f);
+  SAME(_mm512_castsi512_ps, a);
+  SAME(_mm512_castps_si512, x);
+  SAME(_mm512_loadu_si512, &a);
+  SAME(_mm512_maskz_loadu_epi8, mask, &a);
+  SAME(_mm512_cvtph_ps, half);
+  SAME(_mm512_cvtepu16_epi32, half);
+  SAME(_mm512_cvtepi8_epi32, quarter);
+  SAME(_mm512_cvtepu8_epi32, quarter);
+  SAME(_mm512_cvtepi32_ps, a);
+  SAME(_mm512_mul_ps, x, y);
+  SAME(_mm512_and_si512, a, b);
+  SAME(_mm512_or_si512, a, b);
+  SAME(_mm512_slli_epi32, a, 16);
+  SAME(_mm512_srli_epi32, a, 16);
+  SAME(_mm512_add_epi8, a, b);
+  SAME(_mm512_maskz_add_epi8, mask, a, b);
+  SAME(_mm512_mask_mov_ps, x, static_cast<__mmask16>(mask), y);
+  SAME(_mm512_madd_epi16, a, b);
+  SAME(_mm512_unpacklo_epi8, a, b);
+  SAME(_mm512_unpackhi_epi8, a, b);
+  SAME(_mm512_unpacklo_epi16, a, b);
+  SAME(_mm512_unpackhi_epi16, a, b);
+  SAME(_mm512_shuffle_i32x4, a, b, 0x44);
+  SAME(_mm512_shuffle_i32x4, a, b, 0xee);
+  SAME(_mm512_shuffle_i32x4, a, b, 0x88);
+  SAME(_mm512_shuffle_i32x4, a, b, 0xdd);
+  SAME(_mm512_reduce_add_epi32, a);
+  SAME(_mm256_cmpeq_epi16_mask, half, _mm256_and_si256(half, _mm256_set1_epi16(0x7fff)));
+  __m512i soft = a, real = a;
+  jaxfp8::_mm512_mask_storeu_epi8(&soft, mask, b);
+  ::_mm512_mask_storeu_epi8(&real, mask, b);
+  Same("_mm512_mask_storeu_epi8", soft, real);
+  jaxfp8::_mm512_storeu_si512(&soft, b);
+  ::_mm512_storeu_si512(&real, b);
+  Same("_mm512_storeu_si512", soft, real);
+}
+
+__attribute__((target("avx512f,avx512vnni"))) void CompareVnni(Draw& draw) {
+  const auto a = draw.Any<__m512i>(), b = draw.Any<__m512i>(), c = draw.Any<__m512i>();
+  SAME(_mm512_dpbusd_epi32, a, b, c);
+}
+
+__attribute__((target("avx512f,avx512bf16"))) void CompareBF16(Draw& draw) {
+  const auto x = draw.Any<__m512>(), y = draw.Any<__m512>();
+  const auto a = draw.Any<__m512bh>(), b = draw.Any<__m512bh>();
+  SAME(_mm512_cvtne2ps_pbh, x, y);
+  // Which NaN comes of several is not what a kernel depends on.
+  const auto soft = jaxfp8::_mm512_dpbf16_ps(x, a, b), real = ::_mm512_dpbf16_ps(x, a, b);
+  for (int i = 0; i < 16; ++i) {
+    if (soft[i] == soft[i] || real[i] == real[i]) Same("_mm512_dpbf16_ps", soft[i], real[i]);
+  }
+}
+
+struct Group {
+  const char* name;
+  bool here;
+  void (*compare)(Draw&);
+};
+
+}  // namespace
+
+int main() {
+  __builtin_cpu_init();
+  const bool core = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const Group groups[] = {
+      {"avx512", core, CompareCore},
+      {"avx512_vnni", core && __builtin_cpu_supports("avx512vnni"), CompareVnni},
+      {"avx512_bf16", core && __builtin_cpu_supports("avx512bf16"), CompareBF16},
+  };
+  Draw draw;
+  for (const Group& group : groups) {
+    for (int i = 0; group.here && i < 2000; ++i) group.compare(draw);
+    std::printf("  %-12s %s\n", group.name,
+                group.here ? "in software as in hardware"
+                           : "not compared: this CPU lacks the instructions");
+  }
+  std::printf("  %d failures\n", failures);
+  return failures != 0;
+}
