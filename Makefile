@@ -12,7 +12,7 @@ CPP = $(shell find ffi -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.c
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-latest cuda demo test test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
+.PHONY: help setup setup-latest cuda demo test test-avx512 test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
 
 help:  ## list the targets
 	@sed -n 's/^#   /  /p' Makefile; echo
@@ -40,6 +40,14 @@ test: setup-latest  ## the test suite, on the oldest and on the newest JAX
 	  $$venv/bin/pytest -n $(JOBS) $(ARGS) || failed=1; \
 	done; exit $$failed
 
+test-avx512: setup  ## the suite's tests of the CPU kernels, with AVX-512 computed in software
+	@$(BIN)/cmake -G Ninja -S ffi -B build/software -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DJAXFP8_IN_SOFTWARE=ON -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+	  -DJAXFP8_FFI_INCLUDE=$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/jaxlib/include) >/dev/null
+	@$(BIN)/cmake --build build/software --target jaxfp8_cpu
+	@$(BIN)/pytest -n $(JOBS) -q tests/native/test_kernels.py \
+	  --library build/software/cpu/libjaxfp8_cpu.so $(ARGS)
+
 check: setup  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -48,7 +56,8 @@ check: setup  ## format, lint, types and import contracts
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
 
 sanitize: setup  ## every CPU kernel under ASan and UBSan, AVX-512 in software too; threads under TSan
-	@$(BIN)/cmake -G Ninja -S ffi/tests/cpu -B build/checks -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
+	@$(BIN)/cmake -G Ninja -S ffi/tests/cpu -B build/checks \
+	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
 	@$(BIN)/cmake --build build/checks
 	@$(BIN)/ctest --test-dir build/checks -j $(JOBS) --verbose
 

@@ -27,9 +27,9 @@ class Scratch {
 
   // Makes room for `size` bytes; what was there is lost.
   void Reserve(size_t size) {
+    ASAN_POISON_MEMORY_REGION(memory_.get(), used_);
     used_ = 0;
     Grow(size + kMostPieces * kGap);
-    ASAN_POISON_MEMORY_REGION(memory_.get(), size_);
   }
 
   template <typename T>
@@ -58,6 +58,7 @@ class Scratch {
     size_ = 0;
     memory_.reset(static_cast<uint8_t*>(::operator new(size, kAlignment)));
     size_ = size;
+    ASAN_POISON_MEMORY_REGION(memory_.get(), size_);
   }
 
   struct Free {

@@ -1,7 +1,7 @@
 """Every kernel, forced by name, against float64.
 
 Those whose instructions this machine lacks are skipped, and run with a library that computes them
-in software: `make sanitize` does so, see `--library` in tests/conftest.py.
+in software: `make test-avx512`, or `--library` of tests/conftest.py.
 """
 
 import jax.numpy as jnp
@@ -101,6 +101,16 @@ def test_sums_of_extreme_integers_are_exact(kernel, lhs, rhs):
             operands = np.full((2, k), left, lhs), np.full((k, 3), right, rhs)
             (out,) = calls.call(spec, *operands, kernel=kernel)
             np.testing.assert_array_equal(out, k * int(left) * int(right))
+
+
+@pytest.mark.parametrize("rhs", ["int8", "uint8"])
+@pytest.mark.parametrize("lhs", ["int8", "uint8"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_integer_times_every_other_is_exact(kernel, lhs, rhs):
+    """All 256 x 256 products, by a depth of 1."""
+    x, w = CODES.view(lhs)[:, None], CODES.view(rhs)[None, :]
+    (out,) = calls.call(calls.matrices(lhs, rhs, 256, 1, 256), x, w, kernel=kernel)
+    np.testing.assert_array_equal(out, x.astype(np.float32) * w.astype(np.float32))
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 17, 118, 300])

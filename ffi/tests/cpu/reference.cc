@@ -99,10 +99,11 @@ Shape Sizes(const SideCase& side, const Shape& axes) {
 std::vector<double> Dequantized(const SideCase& side, const Array& values, const Array& scale,
                                 const Array& zero_point) {
   const Shape strides = Strides(side.shape), of_tiles = Strides(side.ScaleShape());
+  const bool factors = side.scale || side.zero_point;
   std::vector<double> out(values.count());
   for (int64_t i = 0; i < values.count(); ++i) {
     int64_t tile = 0;
-    for (size_t axis = 0; axis < side.shape.size(); ++axis) {
+    for (size_t axis = 0; factors && axis < side.shape.size(); ++axis) {
       tile += i / strides[axis] % side.shape[axis] / side.tiles[axis] * of_tiles[axis];
     }
     const double zero = side.zero_point ? Value(zero_point, tile) : 0.0;
