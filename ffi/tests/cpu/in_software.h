@@ -34,6 +34,7 @@ typedef uint8_t U8x64 __attribute__((vector_size(64)));
 typedef int8_t S8x16 __attribute__((vector_size(16)));
 typedef uint8_t U8x16 __attribute__((vector_size(16)));
 typedef uint16_t U16x16 __attribute__((vector_size(32)));
+typedef uint16_t U16x32 __attribute__((vector_size(64)));
 
 template <typename To, typename From>
 inline To As(const From& from) {
@@ -81,6 +82,21 @@ JAXFP8_SOFT __m512i _mm512_set1_epi8(char value) {
 }
 JAXFP8_SOFT __m512 _mm512_castsi512_ps(__m512i a) { return (__m512)a; }
 JAXFP8_SOFT __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
+
+JAXFP8_SOFT __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i,
+                                      int j, int k, int l, int m, int n, int o, int p) {
+  return (__m512i)software::S32x16{a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
+}
+JAXFP8_SOFT __m512i _mm512_broadcast_i32x4(__m128i a) {
+  const __m128i parts[4] = {a, a, a, a};
+  return software::As<__m512i>(parts);
+}
+JAXFP8_SOFT __m128i _mm512_extracti32x4_epi32(__m512i a, int part) {
+  __m128i parts[4];
+  std::memcpy(parts, &a, sizeof parts);
+  return parts[part];
+}
+JAXFP8_SOFT __m128i _mm512_castsi512_si128(__m512i a) { return _mm512_extracti32x4_epi32(a, 0); }
 
 JAXFP8_SOFT __m512i _mm512_loadu_si512(const void* from) {
   __m512i value;
@@ -135,12 +151,27 @@ JAXFP8_SOFT __m512i _mm512_slli_epi32(__m512i a, unsigned count) {
 JAXFP8_SOFT __m512i _mm512_srli_epi32(__m512i a, unsigned count) {
   return (__m512i)((software::U32x16)a >> count);
 }
+JAXFP8_SOFT __m512i _mm512_srli_epi16(__m512i a, unsigned count) {
+  return (__m512i)((software::U16x32)a >> static_cast<uint16_t>(count));
+}
 JAXFP8_SOFT __m512i _mm512_add_epi8(__m512i a, __m512i b) {
   return (__m512i)((software::U8x64)a + (software::U8x64)b);
 }
 JAXFP8_SOFT __m512i _mm512_maskz_add_epi8(__mmask64 mask, __m512i a, __m512i b) {
   const __m512i sum = _mm512_add_epi8(a, b);
   return _mm512_maskz_loadu_epi8(mask, &sum);
+}
+JAXFP8_SOFT __m512i _mm512_maskz_mov_epi8(__mmask64 mask, __m512i a) {
+  return _mm512_maskz_loadu_epi8(mask, &a);
+}
+JAXFP8_SOFT __mmask64 _mm512_cmpge_epu8_mask(__m512i a, __m512i b) {
+  const auto left = (software::U8x64)a, right = (software::U8x64)b;
+  uint64_t mask = 0;
+  for (int i = 0; i < 64; ++i) mask |= uint64_t{left[i] >= right[i]} << i;
+  return mask;
+}
+JAXFP8_SOFT __mmask64 _mm512_testn_epi8_mask(__m512i a, __m512i b) {
+  return _mm512_cmpge_epu8_mask(__m512i{}, a & b);
 }
 JAXFP8_SOFT __m512 _mm512_mask_mov_ps(__m512 a, __mmask16 mask, __m512 b) {
   for (int i = 0; i < 16; ++i) a[i] = mask >> i & 1 ? b[i] : a[i];
@@ -167,6 +198,16 @@ JAXFP8_SOFT __m512i _mm512_unpacklo_epi16(__m512i a, __m512i b) {
 }
 JAXFP8_SOFT __m512i _mm512_unpackhi_epi16(__m512i a, __m512i b) {
   return software::Halves(a, b, [](__m256i x, __m256i y) { return _mm256_unpackhi_epi16(x, y); });
+}
+JAXFP8_SOFT __m512i _mm512_shuffle_epi8(__m512i a, __m512i b) {
+  return software::Halves(a, b, [](__m256i x, __m256i y) { return _mm256_shuffle_epi8(x, y); });
+}
+JAXFP8_SOFT __m512i _mm512_mask_shuffle_epi8(__m512i from, __mmask64 mask, __m512i a, __m512i b) {
+  _mm512_mask_storeu_epi8(&from, mask, _mm512_shuffle_epi8(a, b));
+  return from;
+}
+JAXFP8_SOFT __m512i _mm512_permutexvar_epi32(__m512i places, __m512i a) {
+  return (__m512i)__builtin_shuffle((software::S32x16)a, (software::S32x16)places);
 }
 JAXFP8_SOFT __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int picked) {
   software::S64x8 parts;

@@ -47,6 +47,10 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_set1_epi32, static_cast<int>(mask));
   SAME(_mm512_set1_epi8, byte);
   SAME(_mm512_set1_ps, -0.0f);
+  SAME(_mm512_setr_epi32, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, -16);
+  SAME(_mm512_broadcast_i32x4, quarter);
+  SAME(_mm512_extracti32x4_epi32, a, 3);
+  SAME(_mm512_castsi512_si128, a);
   SAME(_mm512_castsi512_ps, a);
   SAME(_mm512_castps_si512, x);
   SAME(_mm512_loadu_si512, &a);
@@ -61,8 +65,15 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_or_si512, a, b);
   SAME(_mm512_slli_epi32, a, 16);
   SAME(_mm512_srli_epi32, a, 16);
+  SAME(_mm512_srli_epi16, a, 3);
   SAME(_mm512_add_epi8, a, b);
   SAME(_mm512_maskz_add_epi8, mask, a, b);
+  SAME(_mm512_maskz_mov_epi8, mask, a);
+  SAME(_mm512_cmpge_epu8_mask, a, b);
+  SAME(_mm512_testn_epi8_mask, a, b);
+  SAME(_mm512_shuffle_epi8, a, b);
+  SAME(_mm512_mask_shuffle_epi8, a, mask, b, a);
+  SAME(_mm512_permutexvar_epi32, a, b);
   SAME(_mm512_mask_mov_ps, x, static_cast<__mmask16>(mask), y);
   SAME(_mm512_madd_epi16, a, b);
   SAME(_mm512_unpacklo_epi8, a, b);
