@@ -28,7 +28,7 @@ constexpr int64_t kSoiledBytes = 96 << 10;
 
 struct Options {
   std::string kernels, how;
-  int64_t random = 1200;
+  int64_t random = 600;
   uint64_t seed = 1;
 };
 
