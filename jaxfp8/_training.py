@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8 import _compat
+from jaxfp8 import _compat, _ffi
 from jaxfp8._checks import as_array, as_dtype
 from jaxfp8._dimensions import normalise
 from jaxfp8._dtypes import WIDE_FLOAT
@@ -333,7 +333,7 @@ def _layout_matters() -> bool:
 
     A guess, made before it is known where the program will run; only its speed hangs on it.
     """
-    return jax.default_backend() == "gpu"
+    return _ffi.has_backend("cuda")
 
 
 def _whole(values: jax.Array, scale: jax.Array, order: Shape) -> _Codes:
