@@ -11,9 +11,6 @@ from jax.sharding import PartitionSpec as P
 
 import jaxfp8
 
-pytestmark = pytest.mark.skipif(
-    jax.default_backend() != "gpu" or len(jax.devices()) < 2, reason="needs two NVIDIA GPUs"
-)
 M, K, N = 64, 256, 128
 NUMBERS = (((1,), (0,)), ((), ()))
 KINDS = ("weight-only", "fp8", "int8", "asymmetric")
@@ -27,6 +24,13 @@ SPREADS = {
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_spread = pytest.mark.parametrize("spread", SPREADS)
+
+
+@pytest.fixture(autouse=True)
+def two(gpu):
+    """Skips where there are fewer."""
+    if len(jax.devices("cuda")) < 2:
+        pytest.skip("needs two NVIDIA GPUs")
 
 
 @pytest.fixture
