@@ -8,6 +8,7 @@ from jaxfp8._errors import FallbackWarning, LibraryError, UnsupportedError
 from jaxfp8._ffi import register_ffi_targets
 from jaxfp8._lowering import strict
 from jaxfp8._ops import dot_general, einsum, matmul
+from jaxfp8._partitioning import unpartitioned
 from jaxfp8._qarray import QArray
 from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import dequantize, fake_quantize, quantize
@@ -63,4 +64,5 @@ __all__ = [
     "register_ffi_targets",
     "rewrite",
     "strict",
+    "unpartitioned",
 ]

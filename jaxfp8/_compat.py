@@ -131,6 +131,28 @@ def let_extended_dtypes_add() -> None:
     ad.add_jaxvals_p.def_impl(add)
 
 
+def splits_calls(ctx: Any) -> bool:
+    """Whether XLA may be told in a lowering rule how to split a call over the devices of a mesh.
+
+    Not inside shard_map, where a call is local, and not in an exported program, which cannot hold
+    the Python function that splits.
+    """
+    context = ctx.module_context
+    devices = getattr(context.axis_context, "device_assignment", None) or ()
+    mesh = getattr(context.axis_context, "abstract_mesh", None)
+    exported = context.lowering_parameters.for_export
+    shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
+    return len(devices) > 1 and bool(mesh) and not exported and shardy
+
+
+def may_be_split(arrays: Sequence[Any]) -> bool:
+    """Whether XLA alone decides which of several devices computes what: on axes of type Auto."""
+    if jax.device_count() == 1:
+        return False
+    meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in arrays)]
+    return all(t == jax.sharding.AxisType.Auto for mesh in meshes for t in mesh.axis_types)
+
+
 _AVAL, _SHARDING = operator.attrgetter("aval"), operator.attrgetter("sharding")
 
 

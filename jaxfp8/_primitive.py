@@ -1,9 +1,9 @@
 """The operation in the middle: `scaled_dot_p`, one FFI call on a platform with kernels.
 
 Order of this file: bind, primitive, abstract evaluation, batching, differentiation, registration.
-Sharding: without a partitioning rule XLA gathers the operands of the call, so that numbers are
-right on any mesh; a rule goes between batching and lowering, as a parameter of the primitive.
-Inside shard_map a product is local: its output varies along the mesh axes that an operand does.
+Sharding: how XLA may split the call over a mesh is a parameter of the primitive (`_split_dot`),
+made anew for each problem that batching and differentiation lead to. Inside shard_map a product is
+local: its output varies along the mesh axes that an operand does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
-from jaxfp8 import _compat, _dtypes, _lowering, _reference
+from jaxfp8 import _compat, _dtypes, _lowering, _partitioning, _reference, _split_dot
 from jaxfp8._batching import batch_scaled_dot
 from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
@@ -74,21 +74,39 @@ def scaled_dot(
 
 def _bind(spec: ScaledDotSpec, kernel: str, named: dict[str, Any]) -> list[jax.Array]:
     operands = _compat.vary_alike([named[name] for name in spec.operand_names()])
-    return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel)
+    dtypes = tuple(x.dtype for x in operands)
+    split = _split(spec, kernel, dtypes) if _partitioning.is_wanted(operands) else None
+    return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=split)
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(spec: ScaledDotSpec, kernel: str, dtypes: tuple[np.dtype, ...]) -> Any:
+    """The call as XLA may split it over a mesh."""
+
+    def bind(spec: ScaledDotSpec, *operands: jax.Array) -> list[jax.Array]:
+        return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=None)
+
+    return _partitioning.partitioned(
+        functools.partial(bind, spec),
+        [jax.ShapeDtypeStruct(s, d) for (s, _), d in zip(_expected(spec), dtypes, strict=True)],
+        _split_dot.factors(spec),
+        functools.partial(_split_dot.on_shards, spec, bind),
+        what=repr((spec, kernel)),
+    )
 
 
 # Eager evaluation: a jitted bind per problem. Strictness is part of the key, for it decides what
 # compiling does.
 @functools.lru_cache(maxsize=1024)
-def _jitted(spec: ScaledDotSpec, kernel: str, strict: bool) -> Any:
+def _jitted(spec: ScaledDotSpec, kernel: str, split: Any, strict: bool) -> Any:
     del strict
-    return jax.jit(functools.partial(scaled_dot_p.bind, spec=spec, kernel=kernel))
+    return jax.jit(functools.partial(scaled_dot_p.bind, spec=spec, kernel=kernel, split=split))
 
 
 @scaled_dot_p.def_impl
-def _impl(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[jax.Array]:
+def _impl(*operands: jax.Array, spec: ScaledDotSpec, kernel: str, split: Any) -> list[jax.Array]:
     with jax.disable_jit(False):  # a kernel runs compiled or not at all
-        return _jitted(spec, kernel, _lowering.is_strict())(*operands)
+        return _jitted(spec, kernel, split, _lowering.is_strict())(*operands)
 
 
 # Abstract evaluation
@@ -114,9 +132,9 @@ def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
 
 @scaled_dot_p.def_abstract_eval
 def _abstract_eval(
-    *avals: jax.core.ShapedArray, spec: ScaledDotSpec, kernel: str
+    *avals: jax.core.ShapedArray, spec: ScaledDotSpec, kernel: str, split: Any
 ) -> list[jax.core.ShapedArray]:
-    del kernel
+    del kernel, split
     for name, aval, (shape, dtype) in zip(
         spec.operand_names(), avals, _expected(spec), strict=True
     ):
@@ -137,8 +155,14 @@ def _abstract_eval(
 
 
 def _batch(
-    operands: tuple[jax.Array, ...], axes: tuple[Any, ...], *, spec: ScaledDotSpec, kernel: str
+    operands: tuple[jax.Array, ...],
+    axes: tuple[Any, ...],
+    *,
+    spec: ScaledDotSpec,
+    kernel: str,
+    split: Any,
 ) -> tuple[list[jax.Array], list[int]]:
+    del split  # `_bind` makes that of the new problem
     names = spec.operand_names()
     spec, named = batch_scaled_dot(
         spec, dict(zip(names, operands, strict=True)), dict(zip(names, axes, strict=True))
@@ -155,8 +179,14 @@ _LINEAR_IN = ("lhs", "rhs", "lhs_scale", "rhs_scale")
 
 
 def _jvp(
-    primals: tuple[Any, ...], tangents: tuple[Any, ...], *, spec: ScaledDotSpec, kernel: str
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    *,
+    spec: ScaledDotSpec,
+    kernel: str,
+    split: Any,
 ) -> tuple[list[Any], list[Any]]:
+    del split
     names = spec.operand_names()
     named = dict(zip(names, primals, strict=True))
     moving = {
@@ -237,9 +267,10 @@ def _sum_only(spec: ScaledDotSpec, out_dtype: str, keep_addends: bool = False) -
 
 
 def _transpose(
-    cotangents: list[Any], *operands: Any, spec: ScaledDotSpec, kernel: str
+    cotangents: list[Any], *operands: Any, spec: ScaledDotSpec, kernel: str, split: Any
 ) -> list[Any]:
     """Transposes a sum that is linear in the one operand that is undefined."""
+    del split
     names = spec.operand_names()
     named = dict(zip(names, operands, strict=True))
     (linear,) = (n for n in names if ad.is_undefined_primal(named[n]))
@@ -339,6 +370,5 @@ ad.primitive_jvps[scaled_dot_p] = _jvp
 ad.primitive_transposes[scaled_dot_p] = _transpose
 batching.primitive_batchers[scaled_dot_p] = _batch
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
-    mlir.register_lowering(
-        scaled_dot_p, functools.partial(_lowering.lower, _platform), platform=_platform
-    )
+    _rule = _partitioning.lowering(functools.partial(_lowering.lower, _platform))
+    mlir.register_lowering(scaled_dot_p, _rule, platform=_platform)

@@ -4,9 +4,10 @@
     scale = amax / highest, 1 for a tile of zeros; or given
     code  = saturate(round(x / scale))
 
-On request the codes come a second time, turned: with the axes from `split` on before the others.
+On request the codes come a second time, turned: with the axes from `turn` on before the others.
 
-Order of this file: bind, primitive, what it means, batching, differentiation, lowering.
+Order of this file: bind, primitive, what it means, batching, differentiation, splitting over a
+mesh, lowering.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jax.typing import DTypeLike
 
 from jaxfp8 import _compat, _ffi
 from jaxfp8._dtypes import finite_range, is_float8
+from jaxfp8._partitioning import Factors, Shards, is_wanted, lowering, partitioned
 from jaxfp8._scales import Granularity, choose_scale, store_scale
 from jaxfp8._spec import Shape, tile_counts
 from jaxfp8._tiles import map_tiles
@@ -41,7 +43,7 @@ def quantize_tiles(x: jax.Array, dtype: np.dtype, tiles: Shape) -> tuple[jax.Arr
       dtype: the 8-bit dtype.
       tiles: size of the tile on each axis, at least 1; the last may be partial.
     """
-    codes, scale = quantize_p.bind(x, dtype=np.dtype(dtype), tiles=tiles, split=None)
+    codes, scale = _bind(x, dtype=np.dtype(dtype), tiles=tiles, turn=None)
     return codes, scale
 
 
@@ -51,7 +53,7 @@ class Encoded:
 
     Attributes:
       codes: of its shape.
-      turned: the same with the axes from `split` on before the others; None without a split.
+      turned: the same with the axes from `turn` on before the others; None where none is asked for.
       scale: float32, every axis of size 1.
       found: float32, likewise: the largest finite magnitude if the scale was given, else the scale.
     """
@@ -62,24 +64,30 @@ class Encoded:
     found: jax.Array
 
 
-def encode(x: jax.Array, dtype: DTypeLike, scale: jax.Array | None, split: int | None) -> Encoded:
+def encode(x: jax.Array, dtype: DTypeLike, scale: jax.Array | None, turn: int | None) -> Encoded:
     """A whole tensor with one scale, chosen or given, in one layout or in two; no gradient.
 
     Args:
       x: float32, bfloat16 or float16; with an empty axis only where the scale is given.
       dtype: the 8-bit dtype.
       scale: a float32 scalar, or None to choose it.
-      split: the first of the axes that `turned` has in front; None for no such copy.
+      turn: the first of the axes that `turned` has in front; None for no such copy.
     """
     x, one = jax.lax.stop_gradient(x), (1,) * x.ndim
     given = [] if scale is None else [jax.lax.stop_gradient(scale).reshape(one)]
     tiles = tuple(max(size, 1) for size in x.shape)
     operands = _compat.vary_alike((x, *given))
-    codes, *turned, found = quantize_p.bind(
-        *operands, dtype=np.dtype(dtype), tiles=tiles, split=split
-    )
+    codes, *turned, found = _bind(*operands, dtype=np.dtype(dtype), tiles=tiles, turn=turn)
     copy = turned[0] if turned else None
     return Encoded(codes, copy, given[0] if given else found, found)
+
+
+def _bind(*operands: jax.Array, **how: Any) -> list[jax.Array]:
+    split = None
+    if is_wanted(operands):
+        x, *given = operands
+        split = _split(x.shape, x.dtype, bool(given), **how)
+    return quantize_p.bind(*operands, **how, split=split)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -99,27 +107,35 @@ def _abstract_eval(
     *scale: jax.core.ShapedArray,
     dtype: np.dtype,
     tiles: Shape,
-    split: int | None,
+    turn: int | None,
+    split: Any,
 ) -> list[jax.core.ShapedArray]:
-    *codes, found = _shapes(x.shape, tiles, split)
+    del split
     return [
-        *(_compat.output_aval([x, *scale], shape, dtype) for shape in codes),
-        _compat.output_aval([x, *scale], found, np.dtype(np.float32)),
+        *(_compat.output_aval([x, *scale], shape, dtype) for shape in _layouts(x.shape, turn)),
+        _compat.output_aval([x, *scale], _counts(x.shape, tiles), np.dtype(np.float32)),
     ]
 
 
-def _shapes(shape: Shape, tiles: Shape, split: int | None) -> list[Shape]:
-    """Of codes, turned codes where there are any, and what is found in each tile."""
-    turned = [] if split is None else [shape[split:] + shape[:split]]
-    return [shape, *turned, tuple(max(n, 1) for n in tile_counts(shape, tiles))]
+def _layouts(axes: tuple[Any, ...], turn: int | None) -> list[tuple[Any, ...]]:
+    """What the axes of the codes are, and of the turned ones if these are asked for."""
+    return [axes] if turn is None else [axes, axes[turn:] + axes[:turn]]
+
+
+def _counts(shape: Shape, tiles: Shape) -> Shape:
+    """How many tiles each axis has: one where it is empty."""
+    return tuple(max(n, 1) for n in tile_counts(shape, tiles))
 
 
 # What it means
 
 
-def _scale(x: jax.Array, dtype: np.dtype, tiles: Shape) -> jax.Array:
+def _scale(
+    x: jax.Array, dtype: np.dtype, tiles: Shape, mesh_axes: tuple[str, ...] = ()
+) -> jax.Array:
     grain = Granularity(shape=x.shape, tiles=tiles, counts=tile_counts(x.shape, tiles))
     chosen = choose_scale(x.astype(jnp.float32), grain, dtype, None, choose_zero=False)
+    chosen = jax.lax.pmax(chosen, mesh_axes) if mesh_axes else chosen
     return store_scale(chosen, np.float32)
 
 
@@ -129,20 +145,28 @@ def _amax(x: jax.Array) -> jax.Array:
 
 
 def _meaning(
-    x: jax.Array, *given: jax.Array, dtype: np.dtype, tiles: Shape, split: int | None
+    x: jax.Array,
+    *given: jax.Array,
+    dtype: np.dtype,
+    tiles: Shape,
+    turn: int | None,
+    mesh_axes: tuple[str, ...] = (),
 ) -> list[jax.Array]:
-    """Codes; turned, where there is a split; the scale, or beside a given one the amax."""
+    """Codes; turned, if asked for; the scale, or beside a given one the amax.
+
+    Along `mesh_axes` a tile lies on several devices.
+    """
     wide = x.astype(jnp.float32)  # also because a reduction of bfloat16 is slow on the CPU
-    found = _amax(wide) if given else _scale(x, dtype, tiles)
+    found = _amax(wide) if given else _scale(x, dtype, tiles, mesh_axes)
     scale = given[0] if given else found
     codes = map_tiles(functools.partial(codes_of, dtype), wide, [scale], tiles)
-    return [codes, *_turned(codes, split), found]
+    return [codes, *_turned(codes, turn), found]
 
 
-def _turned(codes: jax.Array, split: int | None, batch: int = 0) -> list[jax.Array]:
-    if split is None:
+def _turned(codes: jax.Array, turn: int | None, batch: int = 0) -> list[jax.Array]:
+    if turn is None:
         return []
-    axes, first = range(codes.ndim), split + batch
+    axes, first = range(codes.ndim), turn + batch
     return [codes.transpose(*axes[:batch], *axes[first:], *axes[batch:first])]
 
 
@@ -172,18 +196,20 @@ def _batch(
     *,
     dtype: np.dtype,
     tiles: Shape,
-    split: int | None,
+    turn: int | None,
+    split: Any,
 ) -> tuple[list[jax.Array], list[int]]:
     """A chosen scale is one per tile still; given ones differ, and no kernel takes those."""
+    del split  # `_bind` makes that of the new array
     if len(operands) > 1:
-        one = functools.partial(_meaning, dtype=dtype, tiles=tiles, split=split)
+        one = functools.partial(_meaning, dtype=dtype, tiles=tiles, turn=turn)
         results = jax.vmap(one, axes)(*operands)
         return results, [0] * len(results)
     (axis,) = axes
     assert axis is not None
     x = jnp.moveaxis(operands[0], axis, 0)
-    codes, scale = quantize_p.bind(x, dtype=dtype, tiles=(1, *tiles), split=None)
-    results = [codes, *_turned(codes, split, 1), scale]
+    codes, scale = _bind(x, dtype=dtype, tiles=(1, *tiles), turn=None)
+    results = [codes, *_turned(codes, turn, 1), scale]
     return results, [0] * len(results)
 
 
@@ -196,15 +222,69 @@ def _jvp(
     *,
     dtype: np.dtype,
     tiles: Shape,
-    split: int | None,
+    turn: int | None,
+    split: Any,
 ) -> tuple[list[jax.Array], list[Any]]:
     """That of a chosen scale; `encode` lets no tangent come here."""
-    results = quantize_p.bind(*primals, dtype=dtype, tiles=tiles, split=split)
+    del split
+    results = _bind(*primals, dtype=dtype, tiles=tiles, turn=turn)
     d_results: list[Any] = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
     if not isinstance(tangents[0], ad.Zero):
         of_x = functools.partial(_scale, dtype=dtype, tiles=tiles)
         d_results[-1] = jax.jvp(of_x, primals, tangents)[1]
     return results, d_results
+
+
+# Splitting over a mesh
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(
+    shape: Shape, wide: np.dtype, given: bool, *, dtype: np.dtype, tiles: Shape, turn: int | None
+) -> Any:
+    """The call as XLA may split it; a tile is cut only where it is the whole of an axis."""
+    names = tuple(f"a{axis}" for axis in range(len(shape)))
+    axes = list(zip(names, shape, tiles, strict=True))
+    whole = [name for name, size, tile in axes if tile >= size]
+    found = tuple(None if tile >= size else name for name, size, tile in axes)
+    avals = [jax.ShapeDtypeStruct(shape, wide), jax.ShapeDtypeStruct((1,) * len(shape), np.float32)]
+
+    def call(*operands: jax.Array) -> list[jax.Array]:
+        return quantize_p.bind(*operands, dtype=dtype, tiles=tiles, turn=turn, split=None)
+
+    def on_shards(shards: Shards) -> Any:
+        mesh_axes = shards.axes(*whole)
+        if not mesh_axes:
+            return call
+        local = tuple(map(min, tiles, shards.shape(shape, names)))
+        meaning = _of_one if len(whole) == len(shape) else _meaning
+        how: Any = {"dtype": dtype, "tiles": local, "turn": turn, "mesh_axes": mesh_axes}
+        return functools.partial(meaning, **how)
+
+    factors = Factors(
+        operands=(names, *[(None,) * len(shape)] * given),
+        results=(*_layouts(names, turn), found),
+        pieces={
+            name: size if tile >= size else size // tile if size % tile == 0 else 1
+            for name, size, tile in axes
+        },
+    )
+    what = repr((quantize_p, shape, wide, given, dtype, tiles, turn))
+    return partitioned(call, avals[: 1 + given], factors, on_shards, what)
+
+
+def _of_one(
+    x: jax.Array,
+    *given: jax.Array,
+    dtype: np.dtype,
+    tiles: Shape,
+    turn: int | None,
+    mesh_axes: tuple[str, ...],
+) -> list[jax.Array]:
+    """A device's part of an array with one scale, which all of them settle first."""
+    scale = given[0] if given else _scale(x, dtype, tiles, mesh_axes)
+    *codes, amax = quantize_p.bind(x, scale, dtype=dtype, tiles=tiles, turn=turn, split=None)
+    return [*codes, jax.lax.pmax(amax, mesh_axes) if given else scale]
 
 
 # Lowering
@@ -215,7 +295,7 @@ _BLOCK = 128
 _SHORTEST = 16
 
 
-def _matrix(shape: Shape, tiles: Shape, split: int | None) -> tuple[int, int, int, int] | None:
+def _matrix(shape: Shape, tiles: Shape, turn: int | None) -> tuple[int, int, int, int] | None:
     """Rows, columns and tile of the matrix that has the same tiles, or None where none has.
 
     Tiles reach over whole trailing axes, or over the last two axes and one index of the others.
@@ -227,9 +307,9 @@ def _matrix(shape: Shape, tiles: Shape, split: int | None) -> tuple[int, int, in
     whole = len(shape)
     while whole and tiles[whole - 1] >= shape[whole - 1]:
         whole -= 1
-    split = max(whole, 1) if split is None else split
+    turn = max(whole, 1) if turn is None else turn
     if whole == 0 or all(t == 1 for t in tiles[:whole]):
-        rows, columns = math.prod(shape[:split]), math.prod(shape[split:])
+        rows, columns = math.prod(shape[:turn]), math.prod(shape[turn:])
         return rows, columns, (rows if whole == 0 else 1), columns
     *leading, tile_rows, tile_columns = tiles
     aligned = tile_rows == 1 or shape[-2] % tile_rows == 0 or math.prod(shape[:-2]) == 1
@@ -238,12 +318,12 @@ def _matrix(shape: Shape, tiles: Shape, split: int | None) -> tuple[int, int, in
     return None
 
 
-def _has_kernel(platform: str, matrix: tuple[int, int, int, int], split: int | None) -> bool:
+def _has_kernel(platform: str, matrix: tuple[int, int, int, int], turn: int | None) -> bool:
     """Whether the library of a platform takes these tiles."""
     rows, columns, tile_rows, tile_columns = matrix
     if platform == "cpu":
         run = tile_columns if tile_columns < columns else min(tile_rows, rows) * columns
-        return split is None and (run >= _SHORTEST or run == rows * columns)
+        return turn is None and (run >= _SHORTEST or run == rows * columns)
     if tile_columns >= columns and tile_rows in (1, rows):
         return True
     return tile_columns == _BLOCK and tile_rows in (1, _BLOCK)
@@ -255,18 +335,18 @@ def _call(
     *given: jax.Array,
     dtype: np.dtype,
     tiles: Shape,
-    split: int | None,
+    turn: int | None,
 ) -> list[jax.Array]:
     """The kernel where there is one for these tiles, else what XLA makes of the meaning."""
-    matrix = _matrix(x.shape, tiles, split) if dtype != np.uint8 else None
+    matrix = _matrix(x.shape, tiles, turn) if dtype != np.uint8 else None
     absent = _ffi.has_backend(platform) and _ffi.why_unavailable(platform)
-    if matrix is None or not _has_kernel(platform, matrix, split) or absent:
-        return _meaning(x, *given, dtype=dtype, tiles=tiles, split=split)
+    if matrix is None or not _has_kernel(platform, matrix, turn) or absent:
+        return _meaning(x, *given, dtype=dtype, tiles=tiles, turn=turn)
     _ffi.register_if_it_runs_here(platform)
     rows, columns, tile_rows, tile_columns = matrix
     counts = (-(-rows // tile_rows), -(-columns // tile_columns))
     found = jax.ShapeDtypeStruct(counts, np.float32)
-    turned = [] if split is None else [jax.ShapeDtypeStruct((columns, rows), dtype)]
+    turned = [] if turn is None else [jax.ShapeDtypeStruct((columns, rows), dtype)]
     results = [
         jax.ShapeDtypeStruct((rows, columns), dtype),
         *([*turned, found] if given else [found, *turned]),
@@ -280,12 +360,13 @@ def _call(
         tile_rows=np.int64(tile_rows),
         tile_columns=np.int64(tile_columns),
         given_scale=bool(given),
-        transposed=split is not None,
+        transposed=turn is not None,
         amax=bool(given),
     )
     others = others[: 1 + len(turned)]
     others = others if given else others[::-1]
-    outputs = zip([codes, *others], _shapes(x.shape, tiles, split), strict=True)
+    shapes = [*_layouts(x.shape, turn), _counts(x.shape, tiles)]
+    outputs = zip([codes, *others], shapes, strict=True)
     return [output.reshape(shape) for output, shape in outputs]
 
 
@@ -294,10 +375,7 @@ _WORKSPACE = 1 << 16
 
 ad.primitive_jvps[quantize_p] = _jvp
 batching.primitive_batchers[quantize_p] = _batch
-mlir.register_lowering(quantize_p, mlir.lower_fun(_meaning, multiple_results=True))
+mlir.register_lowering(quantize_p, lowering(mlir.lower_fun(_meaning, multiple_results=True)))
 for _platform in _ffi.PLATFORMS:
-    mlir.register_lowering(
-        quantize_p,
-        mlir.lower_fun(functools.partial(_call, _platform), multiple_results=True),
-        platform=_platform,
-    )
+    _rule = mlir.lower_fun(functools.partial(_call, _platform), multiple_results=True)
+    mlir.register_lowering(quantize_p, lowering(_rule), platform=_platform)

@@ -17,9 +17,10 @@ from jaxfp8._rewrite._graph import Value
 if TYPE_CHECKING:
     from jaxfp8._rewrite._walk import Walk
 
-# A kernel of the user's own: its dots are on blocks in fast memory, and are meant as they are.
-_KERNELS = ("pallas_call",)
 _SCALED = scaled_dot_p.name
+# What is meant as it is: a kernel of the user's own, whose dots are on blocks in fast memory, and
+# a scaled dot, which holds how it is split over a mesh.
+_KERNELS = ("pallas_call", _SCALED)
 
 
 def _remembered(predicate: Callable[[Any], bool]) -> Callable[[Any], bool]:

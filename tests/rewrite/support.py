@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
 from jaxfp8 import _compat, _dtypes
 
@@ -17,13 +16,14 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
 
 def count(fun: Callable[..., Any], *args: Any, name: str = "scaled_dot") -> int:
-    """How many equations of a primitive stand in a function, at any depth."""
+    """How many equations of a primitive stand in a function, at any depth but in one another."""
     return _count(_compat.open_jaxpr(jax.make_jaxpr(fun)(*args)), name)
 
 
 def _count(jaxpr: Any, name: str) -> int:
-    here = sum(eqn.primitive.name == name for eqn in jaxpr.eqns)
-    return here + sum(_count(inner, name) for inner in core.subjaxprs(jaxpr))
+    others = [eqn for eqn in jaxpr.eqns if eqn.primitive.name != name]
+    inside = (_count(inner, name) for eqn in others for inner in _compat.subjaxprs(eqn))
+    return len(jaxpr.eqns) - len(others) + sum(inside)
 
 
 def float64(fun: Callable[..., Any], *args: Any) -> list[np.ndarray]:

@@ -1,0 +1,420 @@
+"""Products on a mesh, under plain jit: what each device computes, what is sent, and the numbers."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxfp8
+import jaxfp8.nnx
+import oracle
+import specs
+from jaxfp8._primitive import scaled_dot, scaled_dot_p
+from jaxfp8._qarray import QArray
+
+P = PartitionSpec
+AUTO = jax.sharding.AxisType.Auto
+MATRIX = (((1,), (0,)), ((), ()))
+
+
+def mesh_of(*sizes: int) -> jax.sharding.Mesh:
+    return jax.make_mesh(sizes, tuple("xyz"[: len(sizes)]), axis_types=(AUTO,) * len(sizes))
+
+
+def put(array, *spec, mesh=None):
+    return jax.device_put(array, NamedSharding(mesh or mesh_of(2, 2), P(*spec)))
+
+
+def normal(*shape, seed=0, dtype=np.float32):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+X = normal(8, 256)
+W = normal(256, 64, seed=1)
+QW = jaxfp8.quantize(W, channelwise_axes=(1,))
+BLOCKS = jaxfp8.quantize(W, tiled_axes={0: 32, 1: 16})
+
+
+def sharded(q: QArray, *spec) -> QArray:
+    """A `QArray` of which the scale is sharded as the values are, where it has several tiles."""
+    pairs = zip(spec, q.scale.shape, strict=True)
+    of_scale = [entry if size > 1 else None for entry, size in pairs]
+    return QArray(put(q.qvalue, *spec), put(q.scale, *of_scale), tiles=q.tiles)
+
+
+def compiled(function, *args) -> str:
+    return jax.jit(function).lower(*args).compile().as_text()
+
+
+def collectives(text: str) -> set[str]:
+    names = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+    return set(re.findall(rf"({names})(?:-start)?\(", text))
+
+
+def local_shapes(text: str) -> list[str]:
+    """The type of the first result of each product."""
+    return re.findall(r"= \(?(\w+\[[\d,]*\])[^=]* custom-call\([^\n]*\"jaxfp8_scaled_dot", text)
+
+
+LAYOUTS = {
+    "rows": (("x", None), (None, None), "f32[4,64]"),
+    "columns": ((None, None), (None, "y"), "f32[8,32]"),
+    "both": (("x", None), (None, "y"), "f32[4,32]"),
+    "rows twice": ((("x", "y"), None), (None, None), "f32[2,64]"),
+    "columns twice": ((None, None), (None, ("y", "x")), "f32[8,16]"),
+}
+
+
+@pytest.mark.parametrize("weight", [QW, BLOCKS], ids=["channel", "blocks"])
+@pytest.mark.parametrize(("lhs", "rhs", "local"), LAYOUTS.values(), ids=LAYOUTS)
+def test_a_device_computes_its_rows_and_columns(weight, lhs, rhs, local) -> None:
+    args = put(X, *lhs), sharded(weight, *rhs)
+    text = compiled(jaxfp8.matmul, *args)
+    assert not collectives(text)
+    assert local_shapes(text) == [local]
+    y = jax.jit(jaxfp8.matmul)(*args)
+    assert y.sharding.is_equivalent_to(NamedSharding(mesh_of(2, 2), P(lhs[0], rhs[1])), 2)
+    np.testing.assert_allclose(y, jaxfp8.matmul(X, weight), rtol=1e-4, atol=1e-5)
+
+
+def test_a_device_computes_what_it_would_alone() -> None:
+    got = jax.jit(jaxfp8.matmul)(put(X, "x", None), sharded(QW, None, "y"))
+    parts = [
+        [
+            jaxfp8.matmul(x, QArray(QW.qvalue[:, n : n + 32], QW.scale[:, n : n + 32]))
+            for n in (0, 32)
+        ]
+        for x in (X[:4], X[4:])
+    ]
+    np.testing.assert_array_equal(got, np.block(parts))
+
+
+def test_batch_axes() -> None:
+    x, w = normal(4, 6, 32), normal(4, 32, 8)
+    q = jaxfp8.quantize(w, channelwise_axes=(0, 2))
+    args = put(x, "x", None, None), sharded(q, "x", None, "y")
+    text = compiled(jaxfp8.matmul, *args)
+    assert not collectives(text)
+    assert local_shapes(text) == ["f32[2,6,4]"]
+    np.testing.assert_array_equal(jax.jit(jaxfp8.matmul)(*args), jaxfp8.matmul(x, q))
+
+
+def everything(x, w, bias, residual, out_scale):
+    """A product with all that may follow the sum."""
+    return jaxfp8.matmul(
+        x,
+        w,
+        bias=bias,
+        residual=residual,
+        activation="silu",
+        out_dtype=jnp.int8,
+        out_scale=out_scale,
+        return_amax=True,
+    )
+
+
+@pytest.mark.parametrize("contracted", [None, "x"])
+def test_what_follows_the_sum_is_done_once(contracted) -> None:
+    bias, residual, scale = normal(64), normal(8, 64, seed=3), jnp.float32(0.25)
+    x = put(X, None if contracted else "x", contracted)
+    args = x, sharded(QW, contracted, "y"), put(bias, "y"), residual, scale
+    text = compiled(everything, *args)
+    assert ("all-reduce" in collectives(text)) == bool(contracted)
+    (got, amax), (want, want_amax) = jax.jit(everything)(*args), everything(X, QW, *args[2:])
+    assert np.max(np.abs(np.asarray(got.qvalue, int) - np.asarray(want.qvalue, int))) <= 1
+    np.testing.assert_allclose(amax, want_amax, rtol=1e-5)
+
+
+def test_an_amax_keeps_nan() -> None:
+    x = put(X.at[5, 1].set(jnp.nan), "x", None)
+    assert np.isnan(jax.jit(lambda x: jaxfp8.matmul(x, QW, return_amax=True)[1])(x))
+
+
+@pytest.mark.parametrize("weight", [QW, BLOCKS], ids=["channel", "blocks"])
+@pytest.mark.parametrize("spec", [(None, "x"), (None, None), ("y", "x")])
+def test_parts_of_a_sum_are_added_up(weight, spec) -> None:
+    args = put(X, *spec), sharded(weight, "x", None)
+    text = compiled(jaxfp8.matmul, *args)
+    assert collectives(text) == {"all-reduce"}
+    assert local_shapes(text) == ["f32[4,64]" if spec[0] else "f32[8,64]"]
+    got, want = jax.jit(jaxfp8.matmul)(*args), jaxfp8.matmul(X, weight)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_int32_sums_are_exact() -> None:
+    x, w = (jaxfp8.quantize(a, jnp.int8) for a in (X, W))
+    product = functools.partial(jaxfp8.matmul, preferred_element_type=jnp.int32)
+    args = put(x.qvalue, None, "x"), put(w.qvalue, "x", None)
+    text = compiled(product, *args)
+    assert re.search(r"s32\[8,64\]\S* all-reduce", text)
+    np.testing.assert_array_equal(jax.jit(product)(*args), product(x.qvalue, w.qvalue))
+
+
+def test_a_tile_is_not_cut() -> None:
+    """Four devices along an axis of two tiles: as many parts as there are tiles."""
+    q = jaxfp8.quantize(W, tiled_axes={1: 32})
+    args = put(X, None, None), QArray(put(q.qvalue, None, ("x", "y")), q.scale, tiles=q.tiles)
+    assert local_shapes(compiled(jaxfp8.matmul, *args)) == ["f32[8,32]"]
+    np.testing.assert_array_equal(jax.jit(jaxfp8.matmul)(*args), jaxfp8.matmul(X, q))
+
+
+def test_the_larger_operand_stays_where_it_is() -> None:
+    """One mesh axis splits the rows of one side and the depth of the other."""
+    split_weight = put(X, "x", None), sharded(QW, "x", None)
+    assert local_shapes(compiled(jaxfp8.matmul, *split_weight)) == ["f32[8,64]"]
+    tall = normal(1024, 256)
+    split_rows = put(tall, "x", None), sharded(QW, "x", None)
+    text = compiled(jaxfp8.matmul, *split_rows)
+    assert local_shapes(text) == ["f32[512,64]"]
+    assert "all-reduce" not in collectives(text)
+    np.testing.assert_array_equal(jax.jit(jaxfp8.matmul)(*split_rows), jaxfp8.matmul(tall, QW))
+
+
+def test_a_part_of_a_mesh_axis() -> None:
+    """A reshape leaves half of a mesh axis on each of two axes."""
+    x = put(normal(8, 4, 256), "x", mesh=mesh_of(4))
+
+    def product(x):
+        return jaxfp8.matmul(x.reshape(2, 4, 4, 256), QW)
+
+    assert local_shapes(compiled(product, x)) == ["f32[1,2,4,64]"]
+    np.testing.assert_array_equal(jax.jit(product)(x), product(jnp.asarray(np.asarray(x))))
+
+
+# Random problems over random shardings
+
+
+CASES_PER_TEST = 12
+
+
+def drawn(rng, monkeypatch):
+    """A spec, operands in one place, and the same spread over a mesh at random."""
+    monkeypatch.setattr(specs, "SIZES", (0, 1, 2, 4, 6, 8, 16, 64, 128))
+    mesh = mesh_of(*((4,), (2, 2))[rng.integers(2)])
+    spec = specs.draw_spec(rng)
+    operands = specs.draw_operands(rng, spec)
+    return spec, operands, {name: scattered(rng, mesh, x) for name, x in operands.items()}
+
+
+def scattered(rng, mesh, x):
+    """An array, some of whose axes are split."""
+    axes = list(mesh.axis_names)
+    spec = []
+    for size in x.shape:
+        fits = [axis for axis in axes if size % mesh.shape[axis] == 0]
+        spec.append(str(rng.choice(fits)) if fits and rng.random() < 0.6 else None)
+        axes = [axis for axis in axes if axis != spec[-1]]
+    return put(x, *spec, mesh=mesh)
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_random_products_agree_with_float64(block: int, monkeypatch) -> None:
+    rng = np.random.default_rng(20_000 + block)
+    split = 0
+    for _ in range(CASES_PER_TEST):
+        spec, operands, args = drawn(rng, monkeypatch)
+        program = jax.jit(lambda args, spec=spec: scaled_dot(spec, **args)).lower(args).compile()
+        split += spec.out_shape not in map(shape_of, local_shapes(program.as_text()))
+        out, amax = program(args)
+        oracle.assert_within_bound(spec, operands, np.asarray(out), amax)
+    assert split > CASES_PER_TEST / 4  # what this test is about does happen
+
+
+def shape_of(hlo_type: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in re.findall(r"\d+", hlo_type.partition("[")[2]))
+
+
+# Quantising
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.int8])
+@pytest.mark.parametrize("spec", [("x", None), (None, "y"), ("x", "y"), (("x", "y"), None)])
+@pytest.mark.parametrize(
+    "tiles",
+    [{}, {"channelwise_axes": (0,)}, {"channelwise_axes": (1,)}, {"tiled_axes": {0: 32, 1: 32}}],
+    ids=["tensor", "row", "column", "block"],
+)
+def test_quantize(tiles, spec, dtype) -> None:
+    def quantize(x):
+        return jaxfp8.quantize(x, dtype, **tiles)
+
+    text = compiled(quantize, put(W, *spec))
+    assert collectives(text) <= {"all-reduce"}
+    got, want = jax.jit(quantize)(put(W, *spec)), jax.jit(quantize)(W)
+    np.testing.assert_array_equal(got.scale, want.scale)
+    np.testing.assert_array_equal(
+        np.asarray(got.qvalue).view(np.uint8), np.asarray(want.qvalue).view(np.uint8)
+    )
+
+
+# Transformations
+
+
+def step(x, w, g, recipe):
+    """A product and its gradients, as a layer of FP8 training has them."""
+
+    def loss(x, w):
+        y = jaxfp8.fp8_dot_general(x, w, MATRIX, recipe=recipe)
+        return jnp.sum(y * g), y
+
+    (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
+    return y, *gradients
+
+
+TRAINING = {
+    "data": (("x", None), (None, None)),
+    "tensor": ((None, None), (None, "y")),
+    "both": (("x", None), (None, "y")),
+}
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "row"])
+@pytest.mark.parametrize(("lhs", "rhs"), TRAINING.values(), ids=TRAINING)
+def test_training_gathers_nothing(granularity, lhs, rhs) -> None:
+    recipe = jaxfp8.CurrentScaling(granularity=granularity)
+    g = normal(8, 64, seed=5)
+    args = put(X, *lhs), put(W, *rhs), put(g, lhs[0], rhs[1])
+    function = functools.partial(step, recipe=recipe)
+    assert collectives(compiled(function, *args)) == {"all-reduce"}
+    got, want = jax.jit(function)(*args), jax.jit(function)(X, W, g)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_vmap_scan_and_remat() -> None:
+    x = normal(8, 4, 64)
+    stack = jaxfp8.quantize(normal(3, 64, 64) / 8, channelwise_axes=(0, 2))
+
+    def loss(x, stack):
+        @jax.checkpoint
+        def layer(carry, w):
+            return jnp.tanh(jax.vmap(jaxfp8.matmul, (0, None))(carry, w)), None
+
+        return jnp.sum(jax.lax.scan(layer, x, stack)[0] ** 2)
+
+    grad = jax.value_and_grad(loss)
+    got, want = jax.jit(grad)(put(x, "x"), stack), grad(x, stack)
+    text = compiled(grad, put(x, "x"), stack)
+    assert "all-gather" not in collectives(text)
+    assert set(local_shapes(text)) == {"f32[4,4,64]"}
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, want)
+
+
+def test_rewritten_products() -> None:
+    def f(x, codes, scale):
+        return jax.nn.relu(x @ (codes.astype(jnp.float32) * scale))
+
+    args = put(X, "x", None), put(QW.qvalue, None, "y"), put(QW.scale, None, "y")
+    text = compiled(jaxfp8.rewrite(f), *args)
+    assert not collectives(text)
+    assert local_shapes(text) == ["f32[4,32]"]
+    np.testing.assert_allclose(jax.jit(jaxfp8.rewrite(f))(*args), f(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_layers_with_sharding_annotations() -> None:
+    """A column-parallel and a row-parallel layer, and a batch: one all-reduce and no gather."""
+
+    def init(*names):
+        return nnx.with_partitioning(nnx.initializers.lecun_normal(), names)
+
+    mesh = mesh_of(2, 2)
+    with jax.set_mesh(mesh):
+        model = nnx.Sequential(
+            nnx.Linear(256, 128, kernel_init=init(None, "y"), rngs=nnx.Rngs(0)),
+            nnx.relu,
+            nnx.Linear(128, 64, kernel_init=init("y", None), rngs=nnx.Rngs(1)),
+        )
+        jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+        graph, state = nnx.split(model)
+        run = jax.jit(lambda state, x: nnx.merge(graph, state)(x))
+        text = run.lower(state, put(X, "x", None)).compile().as_text()
+        got = run(state, put(X, "x", None))
+    assert local_shapes(text) == ["f32[4,64]", "f32[4,64]"]
+    assert collectives(text) == {"all-reduce"}
+    alone = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), state)
+    np.testing.assert_allclose(got, nnx.merge(graph, alone)(X), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("names", [("x", None), (None, "x")])
+def test_weights_that_lie_on_several_devices_are_gathered_as_bytes(names) -> None:
+    """Batch and weights split along one mesh axis, as fully sharded training has them."""
+    x, w, g = normal(2048, 256), normal(256, 64, seed=1), normal(2048, 64, seed=2)
+    function = functools.partial(step, recipe=jaxfp8.CurrentScaling())
+    text = compiled(function, put(x, "x"), put(w, *names), put(g, "x"))
+    gathered = re.findall(r"= \(?(\w+)\[[\d,]*\]\S* all-gather", text)
+    assert gathered
+    assert set(gathered) <= {"u8", "f8e4m3fn", "s8"}
+    assert "f32[1024,64]" in local_shapes(text)
+
+
+# What is lowered
+
+
+def test_one_device_needs_no_rule() -> None:
+    text = jax.jit(jaxfp8.matmul).lower(X, QW).as_text()
+    assert "CustomSPMDPartitioning" not in text
+    assert text.count("custom_call @jaxfp8_scaled_dot") == 1
+
+
+def test_calls_for_gpus_have_the_rule_too() -> None:
+    def product(x):
+        return jaxfp8.matmul(jaxfp8.quantize(x), QW)
+
+    text = jax.jit(product).trace(put(X, "x", None)).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@CustomSPMDPartitioning") == 2
+    assert "custom_call @jaxfp8" not in text
+
+
+def test_a_program_for_a_mesh_is_exported_with_a_whole_call() -> None:
+    consent = [jax.export.DisabledSafetyCheck.custom_call("jaxfp8_scaled_dot")]
+    x = put(X, "x", None)
+    exported = jax.export.export(jax.jit(lambda x: jaxfp8.matmul(x, QW)), disabled_checks=consent)(
+        x
+    )
+    np.testing.assert_array_equal(jax.jit(exported.call)(x), jaxfp8.matmul(X, QW))
+
+
+def test_calls_that_differ_only_in_what_they_compute_have_different_text() -> None:
+    """The persistent cache may leave the function that splits out of its key."""
+
+    def text(activation):
+        x = put(X, "x", None)
+        function = jax.jit(lambda x: jaxfp8.matmul(x, QW, activation=activation))
+        return re.sub(r'backend_config = "\d+"', "", function.lower(x).as_text())
+
+    assert text("relu") == text("relu")
+    assert text("relu") != text("silu")
+
+
+def test_a_mesh_with_explicit_axes_is_left_to_xla() -> None:
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, P("x"))
+        jaxpr = jax.make_jaxpr(lambda x: jaxfp8.matmul(x, QW))(x)
+        (eqn,) = [e for e in jaxpr.eqns if e.primitive is scaled_dot_p]
+        assert eqn.params["split"] is None
+        np.testing.assert_array_equal(jax.jit(jaxfp8.matmul)(x, QW), jaxfp8.matmul(X, QW))
+
+
+class TestUnpartitioned:
+    """What JAX refuses of a program that holds a call with a rule to split it."""
+
+    def test_an_abstract_mesh(self) -> None:
+        mesh = jax.sharding.AbstractMesh((4,), ("x",))
+        x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, P("x")))
+        with jaxfp8.unpartitioned():
+            traced = jax.jit(lambda x: jaxfp8.matmul(x, jaxfp8.quantize(W))).trace(x)
+        assert "jaxfp8_scaled_dot" in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+    def test_two_meshes(self) -> None:
+        args = put(X, "x", mesh=mesh_of(4)), sharded(QW, None, "y")
+        with jaxfp8.unpartitioned():
+            got = jax.jit(jaxfp8.matmul)(*args)
+        np.testing.assert_array_equal(got, jaxfp8.matmul(X, QW))
