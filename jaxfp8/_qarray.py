@@ -250,7 +250,7 @@ def _check_leaves(q: Any, operation: str, operand: str) -> None:
         raise TypeError(message(operation, f"`{operand}`", got, "a QArray is needed", remedy))
     for name in ("qvalue", "scale", "zero_point"):
         leaf = getattr(q, name)
-        if (name, leaf) != ("zero_point", None) and not is_array(leaf):
+        if not (name == "zero_point" and leaf is None) and not is_array(leaf):
             got = f"is of type {type(leaf).__name__}"
             type_error(
                 operation, operand, name, got, "an array is needed", "pass it as a `jax.Array`"

@@ -7,6 +7,7 @@ from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
 from jaxfp8.linen._partition import combine, partition
 from jaxfp8.linen._quantize import quantize
 from jaxfp8.linen._report import report
+from jaxfp8.linen._serialization import register as _register
 from jaxfp8.linen._training import (
     Fp8DirectDotGeneralOp,
     Fp8DotGeneral,
@@ -14,6 +15,8 @@ from jaxfp8.linen._training import (
     accumulate,
     shared_scaling,
 )
+
+_register()
 
 __all__ = [
     "Dense",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -52,6 +52,10 @@ class Weight:
         q = self.recipe.quantize_weight(value.unbox(), self.contracting, self.batch)
         return jax.tree.map(lambda leaf: _box(value, leaf), q)
 
+    def own(self) -> Any:
+        """The weight as the recipe holds it, without its values."""
+        return jax.eval_shape(self.quantize, jax.ShapeDtypeStruct(self.shape, jnp.float32))
+
 
 def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype: Any) -> Any:
     """The weight of a module: a `QArray`, or a float array where the recipe leaves it wide.
@@ -75,6 +79,8 @@ def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype
 def _settle(module: nn.Module, weight: Weight) -> None:
     """Checks the weight that a module was given, quantising it if that is what is going on."""
     found: Any = module.get_variable(PARAMS, weight.name)
+    if isinstance(found, Mapping) and {"qvalue", "scale"} <= {*found}:
+        found = _restored(module, weight, found)
     value = meta.unbox(found)
     if jnp.shape(getattr(value, "qvalue", value)) != weight.shape:
         got = f"has shape {jnp.shape(getattr(value, 'qvalue', value))}"
@@ -91,6 +97,23 @@ def _settle(module: nn.Module, weight: Weight) -> None:
         raise TypeError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
     _check_shards(module, weight, found)
     module.put_variable(PARAMS, weight.name, weight.quantize(found))
+
+
+def _restored(module: nn.Module, weight: Weight, found: Mapping[str, Any]) -> QArray:
+    """The `QArray` that a checkpoint restored without a target gave as a dictionary."""
+    if not module.is_mutable_collection(PARAMS):
+        got, needs = f"is a dictionary of {sorted(found)}", "a QArray is needed"
+        remedy = (
+            "restore the checkpoint into variables of the model, or convert what it gave once with "
+            "`jaxfp8.linen.quantize(model, variables, x)`"
+        )
+        raise TypeError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
+    zero_point = found.get("zero_point")
+    q = QArray(
+        found["qvalue"], found["scale"], zero_point, tiles=getattr(weight.own(), "tiles", None)
+    )
+    module.put_variable(PARAMS, weight.name, q)
+    return q
 
 
 def _check_shards(module: nn.Module, weight: Weight, value: Any) -> None:
@@ -115,8 +138,7 @@ def _names_in(mesh: Any, entry: Any) -> tuple[str, ...]:
 
 def _check_recipe_holds(module: nn.Module, weight: Weight, value: QArray) -> None:
     """Refuses an 8-bit weight that is not held as the recipe of its layer says."""
-    wide = jax.ShapeDtypeStruct(weight.shape, jnp.float32)
-    own: Any = jax.eval_shape(weight.quantize, wide)
+    own = weight.own()
     if isinstance(own, QArray) and _holding(own) == _holding(value):
         return
     needs = f"{weight.recipe.name} holds it as {own if isinstance(own, QArray) else 'floats'}"

@@ -25,7 +25,8 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
 
     Args:
       model: a module that holds layers of `jaxfp8.linen`.
-      variables: variables of the same model with layers of Flax; 8-bit weights stay as they are.
+      variables: variables of the same model with layers of Flax; 8-bit weights stay as they are,
+        and those that a checkpoint gave back as dictionaries become `QArray`s again.
       *args, **kwargs: what `model.apply` takes: inputs such as the model will see.
 
     Returns:
@@ -62,8 +63,9 @@ def _check_shards(quantized: Any, variables: Any) -> None:
     """Refuses tiles that the shards of a float weight cut."""
     floats = dict(_parameters(variables))
     for path, leaf in _parameters(quantized):
-        if isinstance(leaf, QArray) and not isinstance(floats[path], QArray):
-            q, value = meta.unbox(leaf), meta.unbox(floats[path])
+        before = floats.get(path)
+        if isinstance(leaf, QArray) and not isinstance(before, QArray):
+            q, value = meta.unbox(leaf), meta.unbox(before)
             where = jax.tree_util.keystr(path, simple=True, separator="/")
             sharding, tiles = getattr(value, "sharding", None), dict(enumerate(q.tile_sizes))
             check_tiles_fit("jaxfp8.linen.quantize", where, q.shape, sharding, tiles)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import flax.linen as nn
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -204,6 +205,55 @@ def test_8_bit_parameters_go_through_orbax(tmp_path):
         checkpointer.wait_until_finished()
         restored = checkpointer.restore(tmp_path / "variables", variables)
     np.testing.assert_array_equal(layer.apply(restored, x), layer.apply(variables, x))
+
+
+SAVED = {"fp8": jaxfp8.FP8_DYNAMIC, "static": jaxfp8.FP8, "int8": jaxfp8.INT8}
+SAVED["partial tiles"] = jaxfp8.Recipe(
+    name="tiles of 6", weight=jaxfp8.Quantization(dtype=jnp.int8, granularity=(6, 1))
+)
+SAVED["zero points"] = jaxfp8.Recipe(
+    name="zero points", weight=jaxfp8.Quantization(dtype=jnp.int8, symmetric=False)
+)
+
+
+@pytest.mark.parametrize("recipe", SAVED.values(), ids=SAVED)
+def test_8_bit_parameters_go_through_msgpack(recipe):
+    layer, x = jaxfp8.linen.Dense(8, recipe=recipe), normal(4, 16)
+    variables, others = (layer.init(jax.random.key(i), x) for i in (0, 1))
+    data = flax.serialization.to_bytes(variables)
+    restored = flax.serialization.from_bytes(others, data)
+    assert jax.tree.structure(restored) == jax.tree.structure(variables)
+    np.testing.assert_array_equal(layer.apply(restored, x), layer.apply(variables, x))
+    plain = jaxfp8.linen.quantize(layer, flax.serialization.msgpack_restore(data), x)
+    assert jax.tree.structure(plain) == jax.tree.structure(variables)
+    np.testing.assert_array_equal(layer.apply(plain, x), layer.apply(variables, x))
+
+
+def test_state_of_another_recipe_is_refused():
+    x = normal(4, 16)
+    with_zero_point, without = (
+        jaxfp8.linen.Dense(8, recipe=SAVED[name]).init(jax.random.key(0), x)
+        for name in ("zero points", "int8")
+    )
+    with pytest.raises(
+        ValueError, match=r"has \['qvalue', 'scale', 'zero_point'\], but the target"
+    ):
+        flax.serialization.from_bytes(without, flax.serialization.to_bytes(with_zero_point))
+
+
+def test_what_orbax_restores_without_a_target_is_converted_once(tmp_path):
+    import orbax.checkpoint
+
+    layer, x = jaxfp8.linen.Dense(8, recipe=jaxfp8.FP8_DYNAMIC), normal(4, 16)
+    variables = layer.init(jax.random.key(0), x)
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "variables", variables)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "variables")
+    with pytest.raises(TypeError, match=r"is a dictionary of .*jaxfp8\.linen\.quantize"):
+        layer.apply(restored, x)
+    again = jaxfp8.linen.quantize(layer, restored, x)
+    np.testing.assert_array_equal(layer.apply(again, x), layer.apply(variables, x))
 
 
 class Classifier(nn.Module):
