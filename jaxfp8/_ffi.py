@@ -22,10 +22,11 @@ from jaxfp8._spec import ScaledDotSpec
 
 TARGET = "jaxfp8_scaled_dot"
 QUANTIZE_TARGET = "jaxfp8_quantize"
+AMAX_TARGET = "jaxfp8_amax"
 
 # The handlers of each custom call, by platform: the stages that XLA knows and their C names.
 _TARGETS: dict[str, dict[str, dict[str, str]]] = {
-    "cpu": {TARGET: {"execute": TARGET}, QUANTIZE_TARGET: {"execute": QUANTIZE_TARGET}},
+    "cpu": {name: {"execute": name} for name in (TARGET, QUANTIZE_TARGET, AMAX_TARGET)},
     "cuda": {
         TARGET: {"initialize": f"{TARGET}_initialize", "execute": TARGET},
         QUANTIZE_TARGET: {"execute": QUANTIZE_TARGET},

@@ -20,6 +20,8 @@ struct QuantizeProblem {
   bool given_scale = false;  // the scale is an input; 0 counts as 1
   bool transposed = false;   // the same codes also as [columns, rows]
   bool amax = false;         // the largest finite |x| of each tile is a result
+  bool plain = false;        // a scale of 0 divides like any other number; CPU only
+  int64_t lowest = -128;     // of int8 codes; CPU only
 
   int64_t tiles_down() const { return rows / tile_rows + (rows % tile_rows != 0); }
   int64_t tiles_across() const { return columns / tile_columns + (columns % tile_columns != 0); }

@@ -1,6 +1,9 @@
 // The XLA FFI handler `jaxfp8_quantize`, which common/quantize_call.h describes.
 //
-// One attribute more, which need not be given: `kernel`, a string, the instruction set to use.
+// More attributes, none of which need be given: `kernel`, a string, the instruction set to use;
+// `plain`, a bool, and `lowest`, an i64, as in common/quantize.h.
+//
+// And `jaxfp8_amax`, from x [rows, columns] to the largest magnitude of each row, float32 [rows].
 
 #include <exception>
 #include <string>
@@ -24,6 +27,8 @@ std::string Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::Rema
   Reader read(attributes, "jaxfp8_quantize");
   std::string_view kernel;
   if (attributes.contains("kernel")) read("kernel", kernel);
+  if (attributes.contains("plain")) read("plain", problem.plain);
+  if (attributes.contains("lowest")) read("lowest", problem.lowest);
   if (!read.wrong().empty()) return read.wrong();
   wrong = QuantizeWhyNot(problem, kernel);
   if (!wrong.empty()) return SayQuantize(wrong);
@@ -47,12 +52,40 @@ ffi::Error Handle(ffi::ThreadPool threads, ffi::RemainingArgs args, ffi::Remaini
   }
 }
 
+std::string ComputeAmax(ffi::ThreadPool& threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32>& amax) {
+  const Buffer from = Describe(x);
+  if (from.shape.size() != 2 || !IsWideFloat(from.dtype)) {
+    return "`jaxfp8_amax`: `x` needs two axes and to be float32, bfloat16 or float16";
+  }
+  const auto rows = amax.dimensions();
+  if (rows.size() != 1 || rows[0] != from.shape[0]) {
+    return "`jaxfp8_amax`: the result needs one axis, of the size of the first of `x`";
+  }
+  XlaPool pool(threads);
+  FindRowAmax(from.data, from.dtype, from.shape[0], from.shape[1], amax.typed_data(), pool);
+  return "";
+}
+
+ffi::Error HandleAmax(ffi::ThreadPool threads, ffi::AnyBuffer x,
+                      ffi::Result<ffi::Buffer<ffi::F32>> amax) {
+  try {
+    const FloatMode mode;
+    const std::string wrong = ComputeAmax(threads, x, *amax);
+    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("`jaxfp8_amax`: ") + error.what());
+  }
+}
+
 }  // namespace
 }  // namespace jaxfp8
 
 #pragma GCC visibility push(default)
 
-extern "C" XLA_FFI_Error* jaxfp8_quantize(XLA_FFI_CallFrame* call_frame);
+extern "C" {
+XLA_FFI_Error* jaxfp8_quantize(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* jaxfp8_amax(XLA_FFI_CallFrame* call_frame);
+}
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_quantize, jaxfp8::Handle,
                               xla::ffi::Ffi::Bind()
@@ -60,5 +93,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_quantize, jaxfp8::Handle,
                                   .RemainingArgs()
                                   .RemainingRets()
                                   .Attrs<xla::ffi::Dictionary>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_amax, jaxfp8::HandleAmax,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::AnyBuffer>()
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>());
 
 #pragma GCC visibility pop

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/decode.h"
 #include "common/quantize_scale.h"
 #include "cpu/features.h"
 #include "cpu/kernels/kernel.h"
@@ -85,6 +86,18 @@ class Quantizer {
     }
   }
 
+  // The largest magnitude of each tile, NaN before infinity, which is all that is wanted.
+  void FindAmax() const {
+    const int64_t tiles = problem_.tiles_down() * problem_.tiles_across();
+    const int64_t shares = std::min(Shares(problem_.rows * problem_.columns), tiles);
+    ParallelFor(pool_, shares, [&](int64_t share) {
+      const int64_t end = tiles * (share + 1) / shares;
+      for (int64_t tile = tiles * share / shares; tile < end; ++tile) {
+        buffers_.amax[tile] = FloatFromBits(MagnitudeOf(TileAt(tile)));
+      }
+    });
+  }
+
  private:
   int64_t Shares(int64_t values) const {
     return std::clamp<int64_t>(values / kLeastShare, 1, 1 + kSharesPerThread * pool_.threads());
@@ -113,6 +126,14 @@ class Quantizer {
     }
     ParallelFor(pool_, count,
                 [&](int64_t i) { Encode(Piece(area, i, count), buffers_.scale[tile]); });
+  }
+
+  uint32_t MagnitudeOf(const Area& area) const {
+    uint32_t largest = 0;
+    for (int64_t row = 0; row < area.rows; ++row) {
+      largest = std::max(largest, kernel_.magnitude(ValuesAt(area, row), area.columns));
+    }
+    return largest;
   }
 
   // A share of the rows of an area; where it has one row only, of its columns.
@@ -146,10 +167,11 @@ class Quantizer {
   }
 
   void Encode(const Area& area, float scale) const {
-    const float divisor = scale == 0.0f ? 1.0f : scale;
+    const float divisor = scale == 0.0f && !problem_.plain ? 1.0f : scale;
+    const float lowest = static_cast<float>(problem_.lowest);
     for (int64_t row = 0; row < area.rows; ++row) {
       uint8_t* codes = static_cast<uint8_t*>(buffers_.codes) + Offset(area, row);
-      kernel_.encode(ValuesAt(area, row), area.columns, divisor, codes);
+      kernel_.encode(ValuesAt(area, row), area.columns, divisor, lowest, codes);
     }
   }
 
@@ -175,6 +197,10 @@ std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name
     return "attribute `out_dtype` needs to be float8_e4m3fn, float8_e5m2 or int8";
   }
   if (problem.transposed) return "attribute `transposed` is for GPUs";
+  if (problem.lowest < -128 || problem.lowest > 0) {
+    return "attribute `lowest` is " + std::to_string(problem.lowest) +
+           ", but needs to be from -128 to 0";
+  }
   if (Find(name)) return "";
   std::string known;
   for (const InstructionSet& set : kSets) {
@@ -188,6 +214,21 @@ void Quantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers, st
   if (problem.rows == 0 || problem.columns == 0) return;
   const QuantizeKernel kernel = Find(name)->kernel_of(problem.in, problem.out);
   Quantizer(problem, buffers, kernel, pool).Run();
+}
+
+void FindRowAmax(const void* x, DType type, int64_t rows, int64_t columns, float* amax,
+                 Pool& pool) {
+  QuantizeProblem problem;
+  problem.in = type;
+  problem.rows = rows;
+  problem.columns = problem.tile_columns = columns;
+  std::fill_n(amax, problem.rows, 0.0f);  // of no values
+  if (problem.rows == 0 || problem.columns == 0) return;
+  QuantizeBuffers buffers;
+  buffers.x = x;
+  buffers.amax = amax;
+  const QuantizeKernel kernel = Find("")->kernel_of(problem.in, DType::kS8);
+  Quantizer(problem, buffers, kernel, pool).FindAmax();
 }
 
 }  // namespace jaxfp8

@@ -25,6 +25,9 @@ std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name
 void Quantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers, std::string_view name,
               Pool& pool);
 
+// The largest magnitude of each row of x, row-major and dense; NaN if there is any in it.
+void FindRowAmax(const void* x, DType type, int64_t rows, int64_t columns, float* amax, Pool& pool);
+
 }  // namespace jaxfp8
 
 #endif  // JAXFP8_CPU_QUANTIZE_H_

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxfp8 import _compat, _lowering
-from jaxfp8._rewrite import _emit, _graph, _opaque
+from jaxfp8._rewrite import _activations, _emit, _graph, _opaque
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._emit import Program
 from jaxfp8._rewrite._graph import Value
@@ -80,4 +80,9 @@ def resolve(walk: Walk, outputs: Sequence[Value], inputs: list[Value]) -> Progra
     """Settle the calls of a walk and order what is left to do."""
     why_not = functools.partial(_lowering.why_not, platform=jax.default_backend())
     replaced = Resolver(walk, why_not).resolve(outputs)
-    return _emit.schedule(outputs, walk.effects, replaced, inputs)
+    activations = _activations.find(walk)
+    for operand in activations:
+        replaced = {**operand.replaced, **replaced}
+    program = _emit.schedule(outputs, walk.effects, replaced, inputs)
+    _activations.tell(activations, program)
+    return program

@@ -98,6 +98,7 @@ class Site:
       reason, remedy: why there is none; "" while there is one.
       blame: the equation that ended the fact and its callers, where another than the dot did.
       call: the scaled dot that it became, set when the program is resolved.
+      quantized: of each operand that the function quantises itself, "one call" or "as written".
     """
 
     op: Op
@@ -108,6 +109,7 @@ class Site:
     remedy: str = ""
     blame: Any = None
     call: Any = None
+    quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
 
     @property
     def out(self) -> Value:

@@ -30,6 +30,8 @@ class Operand:
       scale: what scales the data: "none", "per tensor", "per axis 0", "blocks 128x128", ...
       zero_point: whether it has a zero point.
       eight_bit: whether it is 8-bit data.
+      quantized: where a rewritten dot's operand is quantised by the function itself, "one call" if
+        that is computed so, else "as written"; otherwise "".
     """
 
     dtype: str
@@ -37,10 +39,12 @@ class Operand:
     scale: str
     zero_point: bool
     eight_bit: bool
+    quantized: str = ""
 
     def __str__(self) -> str:
         zero = ", zero point" if self.zero_point else ""
-        scale = f" ({self.scale}{zero})" if self.eight_bit else ""
+        made = f", quantised in {self.quantized}" if self.quantized == "one call" else ""
+        scale = f" ({self.scale}{zero}{made})" if self.eight_bit else ""
         return f"{self.dtype}[{','.join(map(str, self.shape))}]{scale}"
 
 
@@ -290,6 +294,7 @@ def _operand(site: DotSite, index: int) -> Operand:
         scale=scale,
         zero_point=zero,
         eight_bit=isinstance(fact, Scaled),
+        quantized=site.quantized[index],
     )
 
 

@@ -152,6 +152,38 @@ def test_nan_infinities_zeros_and_subnormals(kernel, wide, grain):
             check(x, dtype, grain, kernel)
 
 
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("kernel", SETS)
+def test_a_plain_division_by_zero_and_a_lowest_code(kernel, dtype):
+    x = every_code("bfloat16")
+    for scale, lowest in ((0.0, -128), (0.25, -127), (0.25, 0)):
+        (codes,) = call(x, dtype, scale=scale, plain=True, lowest=np.int64(lowest), kernel=kernel)
+        with np.errstate(all="ignore"):
+            exact = quantized.codes_of(x.astype(np.float32) / np.float32(scale), dtype)
+        exact = np.maximum(exact, lowest).astype(exact.dtype) if dtype == "int8" else exact
+        quantized.assert_same_codes(codes, exact)
+
+
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 33), (300, 4100), (3, 0)], ids=str)
+def test_the_amax_of_rows_is_nan_before_infinity_before_numbers(shape, wide):
+    x = values(shape, wide)
+    if x.size > 100:
+        x[0, 3], x[1, 32], x[1, 4], x[2, 7] = -np.inf, np.nan, np.inf, np.nan
+    _ffi.ensure_registered("cpu")
+    result = jax.ShapeDtypeStruct(shape[:1], np.float32)
+    amax = jax.ffi.ffi_call("jaxfp8_amax", result)(x)
+    exact = np.max(np.abs(x.astype(np.float32)), axis=1, initial=0)
+    np.testing.assert_array_equal(amax, exact)
+
+
+def test_an_amax_of_other_shapes_is_refused():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="`x` needs two axes and to be float32"):
+        jax.ffi.ffi_call("jaxfp8_amax", jax.ShapeDtypeStruct((3,), np.float32))(jnp.ones(3))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the result needs one axis, of the size"):
+        jax.ffi.ffi_call("jaxfp8_amax", jax.ShapeDtypeStruct((2,), np.float32))(jnp.ones((3, 4)))
+
+
 @pytest.mark.parametrize("shape", [(1, 1 << 20), (1024, 1025), (3, 400_001)], ids=str)
 @pytest.mark.parametrize("grain", ["tensor", "token", "128x128"])
 def test_arrays_that_threads_share(grain, shape):
@@ -181,6 +213,7 @@ def test_nothing_is_quantised_to_nothing(shape):
         ({"kernel": 1}, "attribute `kernel` has another type, but needs to be a string"),
         ({"out_dtype": "uint8"}, "attribute `out_dtype` needs to be float8_e4m3fn, float8_e5m2 or"),
         ({"transposed": True}, "attribute `transposed` is for GPUs"),
+        ({"lowest": np.int64(-129)}, "attribute `lowest` is -129, but needs to be from -128 to 0"),
         ({"tile_rows": np.int64(0)}, "attributes `tile_rows` and `tile_columns` are 0"),
         ({"tile_rows": np.int64(1)}, "`scale` is float32 of (1, 1), but needs to be float32 of (2"),
         ({"amax": 1}, "attribute `amax` has another type, but needs to be a bool"),

@@ -1,4 +1,4 @@
-// What quantising asks of an instruction set: two functions on a run of values in a row.
+// What quantising asks of an instruction set: three functions on a run of values in a row.
 
 #ifndef JAXFP8_CPU_KERNELS_QUANTIZE_H_
 #define JAXFP8_CPU_KERNELS_QUANTIZE_H_
@@ -12,8 +12,10 @@ namespace jaxfp8 {
 struct QuantizeKernel {
   // The largest finite magnitude of `count` values; 0 if there is none.
   float (*largest)(const uint8_t* x, int64_t count);
-  // The codes of `count` values. The scale is not 0.
-  void (*encode)(const uint8_t* x, int64_t count, float scale, uint8_t* codes);
+  // The bits of the largest magnitude as float32: NaN is larger than infinity.
+  uint32_t (*magnitude)(const uint8_t* x, int64_t count);
+  // The codes of `count` values; those of int8 are at least `lowest`.
+  void (*encode)(const uint8_t* x, int64_t count, float scale, float lowest, uint8_t* codes);
 };
 
 // The functions for a pair of types that `QuantizeWhyNot` lets through, by instruction set.

@@ -65,12 +65,22 @@ inline typename Wide<kIn>::Bits LargestFiniteBits(const uint8_t* x, int64_t coun
 }
 
 template <DType kIn>
-float LargestOfRun(const uint8_t* x, int64_t count) {
-  typename Wide<kIn>::Bits bits = LargestBits<kIn>(x, count);
-  if (bits >= Wide<kIn>::kInfinity) bits = LargestFiniteBits<kIn>(x, count);
+inline float Magnitude(typename Wide<kIn>::Bits bits) {
   uint8_t bytes[sizeof bits];
   Store(bytes, bits);
   return DecodeOne<kIn>(bytes);
+}
+
+template <DType kIn>
+uint32_t MagnitudeOfRun(const uint8_t* x, int64_t count) {
+  return BitsOf(Magnitude<kIn>(LargestBits<kIn>(x, count)));
+}
+
+template <DType kIn>
+float LargestOfRun(const uint8_t* x, int64_t count) {
+  typename Wide<kIn>::Bits bits = LargestBits<kIn>(x, count);
+  if (bits >= Wide<kIn>::kInfinity) bits = LargestFiniteBits<kIn>(x, count);
+  return Magnitude<kIn>(bits);
 }
 
 // kLanes values as float32.
@@ -117,19 +127,19 @@ inline S32 Float8Codes(F32 values) {
 }
 
 // Adding 1.5 * 2^23 leaves the nearest integer in the low bits; NaN is 0.
-inline S32 IntegerCodes(F32 values) {
-  const F32 low = F32{} - 128.0f, high = F32{} + 127.0f;
+inline S32 IntegerCodes(F32 values, F32 lowest) {
+  const F32 high = F32{} + 127.0f;
   const F32 known = values == values ? values : F32{};
-  const F32 raised = known > low ? known : low;
+  const F32 raised = known > lowest ? known : lowest;
   const F32 clipped = raised < high ? raised : high;
   return BitsOfVector(clipped + 0x1.8p23f) & 0xff;
 }
 
 template <DType kIn, DType kOut>
-inline S32 CodesOf(const uint8_t* x, F32 scale) {
+inline S32 CodesOf(const uint8_t* x, F32 scale, F32 lowest) {
   const F32 steps = WideVector<kIn>(x) / scale;
   if constexpr (kOut == DType::kS8) {
-    return IntegerCodes(steps);
+    return IntegerCodes(steps, lowest);
   } else {
     return Float8Codes<kOut>(steps);
   }
@@ -141,8 +151,8 @@ inline S32 CodesOf(const uint8_t* x, F32 scale) {
 inline constexpr int kBlock = kLanes;
 
 template <DType kIn, DType kOut>
-inline void EncodeBlock(const uint8_t* x, F32 scale, uint8_t* codes) {
-  const S32 wide = CodesOf<kIn, kOut>(x, scale);
+inline void EncodeBlock(const uint8_t* x, F32 scale, F32 lowest, uint8_t* codes) {
+  const S32 wide = CodesOf<kIn, kOut>(x, scale, lowest);
   Store(codes, _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(wide)));
 }
 
@@ -164,40 +174,41 @@ inline Half Narrow(Vector low, Vector high) {
 }
 
 template <DType kIn, DType kOut>
-inline void EncodeBlock(const uint8_t* x, F32 scale, uint8_t* codes) {
+inline void EncodeBlock(const uint8_t* x, F32 scale, F32 lowest, uint8_t* codes) {
   constexpr int kStep = kLanes * SizeOf(kIn);
   S32 wide[4];
-  for (int i = 0; i < 4; ++i) wide[i] = CodesOf<kIn, kOut>(x + i * kStep, scale);
+  for (int i = 0; i < 4; ++i) wide[i] = CodesOf<kIn, kOut>(x + i * kStep, scale, lowest);
   Store(codes, Narrow<U8>(Narrow<S16>(wide[0], wide[1]), Narrow<S16>(wide[2], wide[3])));
 }
 
 #endif
 
 template <DType kIn, DType kOut>
-void EncodeRun(const uint8_t* x, int64_t count, float scale, uint8_t* codes) {
+void EncodeRun(const uint8_t* x, int64_t count, float scale, float lowest, uint8_t* codes) {
   constexpr int kSize = SizeOf(kIn);
-  const F32 scales = F32{} + scale;
+  const F32 scales = F32{} + scale, lows = F32{} + lowest;
   int64_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
-    EncodeBlock<kIn, kOut>(x + i * kSize, scales, codes + i);
+    EncodeBlock<kIn, kOut>(x + i * kSize, scales, lows, codes + i);
   }
   if (i == count) return;
   uint8_t last[kBlock * kSize] = {}, some[kBlock];
   std::memcpy(last, x + i * kSize, (count - i) * kSize);
-  EncodeBlock<kIn, kOut>(last, scales, some);
+  EncodeBlock<kIn, kOut>(last, scales, lows, some);
   std::memcpy(codes + i, some, count - i);
 }
 
 template <DType kIn>
 QuantizeKernel KernelFrom(DType out) {
   constexpr auto largest = LargestOfRun<kIn>;
+  constexpr auto magnitude = MagnitudeOfRun<kIn>;
   switch (out) {
     case DType::kE4M3:
-      return {largest, EncodeRun<kIn, DType::kE4M3>};
+      return {largest, magnitude, EncodeRun<kIn, DType::kE4M3>};
     case DType::kE5M2:
-      return {largest, EncodeRun<kIn, DType::kE5M2>};
+      return {largest, magnitude, EncodeRun<kIn, DType::kE5M2>};
     default:
-      return {largest, EncodeRun<kIn, DType::kS8>};
+      return {largest, magnitude, EncodeRun<kIn, DType::kS8>};
   }
 }
 
