@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxfp8.linen
-from jaxfp8._bench._measure import NO_TRITON, Contender
+from jaxfp8._bench._measure import Contender
 
 _OURS = jaxfp8.linen.Fp8DirectDotGeneralOp
 _RECIPES: Mapping[str, Any] = {
@@ -71,8 +71,7 @@ def contenders(tokens: int, hidden: int, wide: int) -> dict[str, Contender]:
 
 def _contender(block: Block, kernels: Any, x: jax.Array, g: jax.Array) -> tuple[Contender, Any]:
     """The step of a block, and the gradients it gives once its scales know the data."""
-    is_flax = block.product is nn.Fp8DirectDotGeneralOp
-    step = jax.jit(step_of(block), compiler_options=NO_TRITON if is_flax else None)
+    step = jax.jit(step_of(block))
     variables = {**block.init(jax.random.key(0), x[:1]), **kernels}
     for _ in range(2):
         gradients = step(variables, x, g)[1]
