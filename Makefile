@@ -12,7 +12,7 @@ CPP = $(shell find ffi -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.c
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-latest cuda demo test test-avx512 test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
+.PHONY: help setup setup-latest cuda demo test bench test-avx512 test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
 
 help:  ## list the targets
 	@sed -n 's/^#   /  /p' Makefile; echo
@@ -74,6 +74,9 @@ wheel: setup  ## dist/*.whl, for every Python 3 on this platform; with CUDA afte
 
 smoke: wheel  ## install the wheel into a bare environment without compilers, and try it
 	@$(BIN)/python tools/wheel.py try
+
+bench: setup  ## how fast the kernels are here, beside XLA and others; ARGS="--help" for more
+	@$(BIN)/python -m jaxfp8 bench $(ARGS)
 
 test-gpu:  ## the tests that need a GPU, with the python3 and the JAX that the machine has
 	@python3 tools/gpu.py test $(ARGS)

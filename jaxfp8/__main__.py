@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import inspect
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jaxfp8
 from jaxfp8 import _doctor
+from jaxfp8._bench import _cli, _run
+from jaxfp8._files import write_whole
 from jaxfp8._rewrite import show
 
 _EXPLAIN = """\
@@ -74,7 +74,26 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", metavar="FILE", help="write the report as JSON too")
     explain.add_argument("--html", metavar="FILE", help="write the report as a page too")
     explain.set_defaults(run=_explain)
+    bench = commands.add_parser(
+        "bench",
+        help="how fast the kernels are on this machine, beside XLA and oneDNN",
+        description=_cli.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _cli.add_options(bench)
+    bench.set_defaults(run=_bench)
     return parser
+
+
+def _bench(options: argparse.Namespace) -> int:
+    try:
+        plan = _cli.plan(options)
+    except (ValueError, jaxfp8.LibraryError) as error:
+        raise _UsageError(str(error)) from error
+    if options.list:
+        print("\n".join(plan.cases))
+        return 0
+    return _run.run(plan)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -124,30 +143,10 @@ def _why_not_called_with(function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 def _write(path: str, text: str) -> None:
-    """Write a whole file or none: what stood there before stays until all of the text is safe."""
-    folder, name = os.path.split(os.path.abspath(path))
-    part = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=folder, prefix=f".{name}.", delete=False
-        ) as file:
-            part = file.name
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(part, 0o666 & ~_umask())
-        os.replace(part, path)
+        write_whole(path, text)
     except OSError as error:
-        if part is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
         raise _UsageError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _load(path: str) -> Callable[..., Any]:

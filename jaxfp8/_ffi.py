@@ -158,6 +158,26 @@ def cpu_features() -> str:
     return library.jaxfp8_cpu_features().decode() or "none beyond the portable ones"
 
 
+def peak_products(kind: str, rounds: int) -> int:
+    """Runs a loop of products of a kind ("f32", "bf16", "int8"); how many operations it did.
+
+    0 where the CPU has no instruction of that kind.
+
+    Raises:
+      LibraryError: there is no CPU library.
+    """
+    return _library("cpu").jaxfp8_cpu_peak_products(kind.encode(), rounds)
+
+
+def peak_read(address: int, size: int) -> int:
+    """Reads so many bytes of memory; returns a value that depends on them.
+
+    Raises:
+      LibraryError: there is no CPU library.
+    """
+    return _library("cpu").jaxfp8_cpu_peak_read(address, size)
+
+
 def cuda_architectures() -> str:
     """What the CUDA library is compiled for, such as 90a-real;80-virtual; "" without it."""
     library = _library_or_none("cuda")
@@ -307,6 +327,8 @@ _OF_ONE: dict[str, _Signatures] = {
     "cpu": {
         "jaxfp8_cpu_features": (ctypes.c_char_p, []),
         "jaxfp8_cpu_kernel_available": (ctypes.c_int, [ctypes.c_int]),
+        "jaxfp8_cpu_peak_products": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_int64]),
+        "jaxfp8_cpu_peak_read": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t]),
     },
     "cuda": {
         "jaxfp8_cuda_architectures": (ctypes.c_char_p, []),

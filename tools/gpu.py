@@ -1,7 +1,7 @@
 """Test or measure on a machine with an NVIDIA GPU, with the python3 and the JAX it has; offline.
 
     python3 tools/gpu.py test  [pytest options]    everything marked `gpu`, correctness first
-    python3 tools/gpu.py bench [part of a name]    the figures of docs/hardware.md
+    python3 tools/gpu.py bench [options]           `python -m jaxfp8 bench` on the GPU
     python3 tools/gpu.py sanitize                  compute-sanitizer over a reduced suite
 
 Needs jax[cuda13] and pytest in that Python. Where `jaxfp8/_lib` holds no CUDA library, it is built
@@ -38,7 +38,7 @@ def test(options: list[str]) -> list[list[str]]:
 
 def bench(options: list[str]) -> list[list[str]]:
     """The benchmark."""
-    return [[sys.executable, "-m", "jaxfp8._bench._gpu", *options]]
+    return [[sys.executable, "-m", "jaxfp8", "bench", "--platform", "cuda", *options]]
 
 
 def sanitize(options: list[str]) -> list[list[str]]:

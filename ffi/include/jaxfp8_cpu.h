@@ -40,6 +40,15 @@ int jaxfp8_cpu_route(const struct jaxfp8_scaled_dot_spec* spec, char* text, size
 /* Sets every count of calls to 0. */
 void jaxfp8_cpu_reset_counters(void);
 
+/* For benchmarks, what the calling thread can do at best. Runs a loop of independent products so
+ * many times, of the kind "f32" (multiply and add), "bf16" or "int8" (dot products). Returns how
+ * many operations that was, two for each product; 0 where the CPU has no such instruction. */
+int64_t jaxfp8_cpu_peak_products(const char* kind, int64_t rounds);
+
+/* The same for reading memory: returns a value that depends on all of it, for whole multiples of
+ * 256 bytes. */
+uint64_t jaxfp8_cpu_peak_read(const void* data, size_t size);
+
 #ifdef __cplusplus
 }
 #endif

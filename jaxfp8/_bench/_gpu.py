@@ -1,14 +1,10 @@
-"""The figures of docs/hardware.md for one GPU: `make bench-gpu`.
-
-Each case gives contenders for the same result and what they have to move or to compute. The peaks
-(a copy, a bfloat16 product) are measured in the same run.
-"""
+"""The cases for an NVIDIA GPU: the figures of docs/hardware.md, and any shapes."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -17,58 +13,47 @@ import numpy as np
 
 import jaxfp8
 from jaxfp8._bench import _train
-from jaxfp8._bench._measure import NO_TRITON, Contender, Timing, measure, over_copies
+from jaxfp8._bench._case import Case
+from jaxfp8._bench._measure import NO_TRITON, Contender, over_copies
 
 E4M3 = jnp.float8_e4m3fn
 # More than the L2 cache of any device so far: what is rotated through is read from memory.
 _BEYOND_CACHES = 256 << 20
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """Contenders for one result.
-
-    Attributes:
-      name: what is computed.
-      contenders: by name; ours first.
-      flops: operations of one unit, or 0 where memory is the limit.
-      bytes: bytes that one unit has to move.
-    """
-
-    name: str
-    contenders: dict[str, Contender]
-    flops: float = 0.0
-    bytes: float = 0.0
-
-    def rate(self, timing: Timing) -> str:
-        """TFLOP/s or GB/s."""
-        if self.flops:
-            return f"{self.flops / timing.median / 1e12:7.0f} TFLOP/s"
-        return f"{self.bytes / timing.median / 1e9:7.0f} GB/s"
+def table() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """The figures of docs/hardware.md."""
+    for name, make in _named():
+        yield name, functools.partial(_beside_a_copy, make)
 
 
-def run(select: str = "") -> list[dict[str, Any]]:
-    """Measures all cases whose name contains `select` and prints a line for each contender."""
-    rows = []
-    for name, make in _CASES.items():
-        if select in name:
-            rows += _run_case(make())
-    return rows
+def shaped(shapes: Iterable[tuple[int, int, int]]) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Each kind of product for each M, N, K."""
+    for m, n, k in shapes:
+        kinds: dict[str, Callable[[], Case]] = {
+            "w8a16 e4m3": functools.partial(weight_only, m, n, k, first=True),
+            "w8a16 int8": functools.partial(weight_only, m, n, k, jnp.int8),
+            "fp8": functools.partial(fp8, m, n, k, "row"),
+            "dynamic e4m3": functools.partial(dynamic, m, n, k),
+            "int8": functools.partial(int8, m, n, k),
+        }
+        for kind, make in kinds.items():
+            yield f"{kind} {m}x{n}x{k}", functools.partial(_beside_a_copy, make)
 
 
-def _run_case(case: Case) -> list[dict[str, Any]]:
-    timings = measure(case.contenders)
-    ours = next(iter(timings.values()))
-    rows = []
-    for name, timing in timings.items():
-        ratio = timing.median / ours.median
-        print(
-            f"{case.name:44} {name:28} {timing.median * 1e6:9.1f} us ±{timing.spread:4.0%}"
-            f" {case.rate(timing)}  x{ratio:.2f}",
-            flush=True,
-        )
-        rows.append({"case": case.name, "contender": name, "seconds": timing.median, "x": ratio})
-    return rows
+def _beside_a_copy(make: Callable[[], Case]) -> Case:
+    """A case, with the rate of a copy as the peak of those that memory limits."""
+    case = make()
+    return case if case.flops else dataclasses.replace(case, peaks={"read": _copy()})
+
+
+@functools.cache
+def _copy() -> Contender:
+    """The copy of `copy_bandwidth`, by bytes."""
+    case = copy_bandwidth()
+    contender = case.contenders["xla"]
+    assert isinstance(contender, Contender)
+    return dataclasses.replace(contender, units=case.bytes)
 
 
 def _normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
@@ -339,12 +324,3 @@ def _named() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "output", outputs
     for wide in (4096, 14336):
         yield f"train {wide}", functools.partial(train, 8192, 4096, wide)
-
-
-_CASES = dict(_named())
-
-
-if __name__ == "__main__":
-    import sys
-
-    run(" ".join(sys.argv[1:]))

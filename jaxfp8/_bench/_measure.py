@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 
@@ -15,6 +17,11 @@ _ROUND_SECONDS = 0.02
 _LONGEST_ROUND = 2000
 # XLA's own FP8 products stand behind those of Triton, which take the same graphs first.
 NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
+# Threads of a pool look for more work for a while after their last; the next has to run alone.
+_REST_SECONDS = 0.002
+
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,11 +45,15 @@ class Contender:
       enqueue: starts the work once and returns what has to be waited for.
       wait: waits for what `enqueue` returned.
       units: how many units of work one call of `enqueue` does.
+      exact: what `enqueue` should return, in float64; None where there is nothing to compare.
+      error: how far from it that may lie, as a share of its norm.
     """
 
-    enqueue: Callable[[], object]
-    wait: Callable[[object], object] = jax.block_until_ready
-    units: int = 1
+    enqueue: Callable[[], Any]
+    wait: Callable[[Any], object] = jax.block_until_ready
+    units: float = 1
+    exact: Callable[[], Any] | None = None
+    error: float = 0.0
 
     def seconds(self, calls: int) -> float:
         """Wall time of so many calls, started one after the other and waited for together."""
@@ -52,6 +63,22 @@ class Contender:
             last = self.enqueue()
         self.wait(last)
         return time.perf_counter() - start
+
+
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """Why a contender did not take part."""
+
+    reason: str
+
+
+def attempt(make: Callable[[], T]) -> T | Missing:
+    """What `make` returns, or why there is none: whatever goes wrong with one, the others go on."""
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 (a row of the table says what it was)
+        first = next(iter(str(error).splitlines()), "")
+        return Missing(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
 
 def over_copies(
@@ -72,24 +99,64 @@ def over_copies(
     return Contender(lambda: jitted(copies), units=len(copies))
 
 
-def measure(contenders: Mapping[str, Contender], rounds: int = 15) -> dict[str, Timing]:
-    """Times contenders in turns; the first call of each, which compiles, does not count.
+def measure(
+    contenders: Mapping[str, Contender | Missing],
+    rounds: int = 15,
+    tick: Callable[[], object] = lambda: None,
+) -> dict[str, Timing | Missing]:
+    """Times contenders in turns; one that fails is left out from there on.
 
     Each round has an order of its own: what ran before leaves its heat behind.
+
+    Args:
+      contenders: by name.
+      rounds: how often each has its turn.
+      tick: called after each turn, and after each first call, which compiles and does not count.
+
+    Returns:
+      For each name its timing, or why there is none.
     """
-    calls = {name: _calls_per_round(one) for name, one in contenders.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    ready: dict[str, Callable[[], float]] = {}
+    failed: dict[str, Missing] = {}
+    seconds: dict[str, list[float]] = {}
+    for name, one in contenders.items():
+        turn = one if isinstance(one, Missing) else attempt(functools.partial(_turn, one))
+        if isinstance(turn, Missing):
+            failed[name] = turn
+        else:
+            ready[name] = turn
+        tick()
     order = random.Random(0)
     for _ in range(rounds):
-        for name in order.sample(list(contenders), len(contenders)):
-            one = contenders[name]
-            seconds[name].append(one.seconds(calls[name]) / (calls[name] * one.units))
-    return {name: _timing(values) for name, values in seconds.items()}
+        for name in order.sample(list(ready), len(ready)):
+            taken = attempt(ready[name])
+            if isinstance(taken, Missing):
+                failed[name] = taken
+                del ready[name]
+            else:
+                seconds.setdefault(name, []).append(taken)
+            tick()
+    return {name: failed[name] if name in failed else _timing(seconds[name]) for name in contenders}
+
+
+def _turn(contender: Contender) -> Callable[[], float]:
+    """Compiles a contender, and returns what takes the seconds of a unit of its work."""
+    calls = _calls_per_round(contender)
+
+    def turn() -> float:
+        time.sleep(_REST_SECONDS)
+        if calls > 1:
+            contender.seconds(1)  # what the others pushed out of the caches
+        return contender.seconds(calls) / (calls * contender.units)
+
+    return turn
 
 
 def _calls_per_round(contender: Contender) -> int:
-    contender.seconds(2)
-    once = contender.seconds(3) / 3
+    contender.seconds(1)
+    once = contender.seconds(1)
+    if once < _ROUND_SECONDS:
+        once = contender.seconds(3) / 3
     return max(1, min(_LONGEST_ROUND, round(_ROUND_SECONDS / max(once, 1e-7))))
 
 

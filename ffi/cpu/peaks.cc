@@ -1,0 +1,127 @@
+// What the processor can do at best, for benchmarks to compare kernels with: loops that do one
+// thing, of one instruction. A kernel cannot be faster than its loop.
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/features.h"
+#include "cpu/kernels/kernel.h"
+#include "include/jaxfp8_cpu.h"
+
+#ifdef JAXFP8_X86
+#include <immintrin.h>
+#endif
+
+namespace jaxfp8 {
+namespace {
+
+// Independent sums: more than the latency times the ports of any processor so far, and few enough
+// for the registers of all.
+constexpr int kSums = 12;
+
+// Of 4 lanes, in whatever instructions every processor of this kind has.
+int64_t PortableF32(int64_t rounds) {
+  typedef float F32 __attribute__((vector_size(16)));
+  static volatile float source = 0.25f;  // each read may differ, so no two sums are one
+  const F32 x = F32{} + source;
+  F32 sums[kSums];
+  for (F32& sum : sums) sum = F32{} + source;
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (F32& sum : sums) sum = x * x + sum;
+  }
+  asm volatile("" : : "m"(sums) : "memory");
+  return rounds * kSums * 4 * 2;
+}
+
+#ifdef JAXFP8_X86
+
+// Written as instructions: compilers copy the sums about, or find out that they are equal.
+
+__attribute__((target("avx2,fma"))) int64_t Avx2F32(int64_t rounds) {
+  const __m256 x = _mm256_setzero_ps();
+  __m256 sums[kSums] = {};
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (__m256& sum : sums) asm volatile("vfmadd231ps %1, %1, %0" : "+x"(sum) : "x"(x));
+  }
+  return rounds * kSums * 8 * 2;
+}
+
+__attribute__((target("avx512f"))) int64_t Avx512F32(int64_t rounds) {
+  const __m512 x = _mm512_setzero_ps();
+  __m512 sums[kSums] = {};
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (__m512& sum : sums) asm volatile("vfmadd231ps %1, %1, %0" : "+v"(sum) : "v"(x));
+  }
+  return rounds * kSums * 16 * 2;
+}
+
+__attribute__((target("avx512f"))) int64_t Avx512Bf16(int64_t rounds) {
+  const __m512 x = _mm512_setzero_ps();
+  __m512 sums[kSums] = {};
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (__m512& sum : sums) asm volatile("vdpbf16ps %1, %1, %0" : "+v"(sum) : "v"(x));
+  }
+  return rounds * kSums * 32 * 2;
+}
+
+__attribute__((target("avx512f"))) int64_t Avx512Int8(int64_t rounds) {
+  const __m512i x = _mm512_setzero_si512();
+  __m512i sums[kSums] = {};
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (__m512i& sum : sums) asm volatile("vpdpbusd %1, %1, %0" : "+v"(sum) : "v"(x));
+  }
+  return rounds * kSums * 64 * 2;
+}
+
+#endif
+
+using Loop = int64_t (*)(int64_t rounds);
+
+struct Entry {
+  const char* kind;
+  unsigned needs;  // bits of `Feature`
+  Loop loop;
+};
+
+// The first of a kind that the processor can run is taken.
+constexpr Entry kLoops[] = {
+#ifdef JAXFP8_X86
+    {"int8", kAvx512Vnni, Avx512Int8}, {"bf16", kAvx512Bf16, Avx512Bf16},
+    {"f32", kAvx512, Avx512F32},       {"f32", kAvx2, Avx2F32},
+#endif
+    {"f32", 0, PortableF32},
+};
+
+}  // namespace
+}  // namespace jaxfp8
+
+#pragma GCC visibility push(default)
+
+extern "C" int64_t jaxfp8_cpu_peak_products(const char* kind, int64_t rounds) {
+  const unsigned features = jaxfp8::CpuFeatures();
+  for (const jaxfp8::Entry& entry : jaxfp8::kLoops) {
+    const bool runs = (entry.needs & ~features) == 0;
+    if (runs && std::strcmp(entry.kind, kind) == 0) return entry.loop(rounds);
+  }
+  return 0;
+}
+
+extern "C" uint64_t jaxfp8_cpu_peak_read(const void* data, size_t size) {
+  typedef uint64_t Words __attribute__((vector_size(16)));
+  constexpr size_t kStep = 256;    // bytes
+  constexpr size_t kAhead = 2048;  // bytes; the hardware's own prefetching ends with each page
+  const char* from = static_cast<const char*>(data);
+  Words sums[4] = {};
+  for (size_t i = 0; i + kStep <= size; i += kStep) {
+    for (size_t line = 0; line < kStep; line += 64) __builtin_prefetch(from + i + kAhead + line);
+    for (size_t at = 0; at < kStep; at += sizeof(Words)) {
+      Words words;
+      std::memcpy(&words, from + i + at, sizeof words);
+      sums[at / sizeof(Words) % 4] ^= words;
+    }
+  }
+  const Words all = sums[0] ^ sums[1] ^ sums[2] ^ sums[3];
+  return all[0] ^ all[1];
+}
+
+#pragma GCC visibility pop

@@ -1,0 +1,171 @@
+"""A case of the benchmark: contenders for one result, what it costs at least, what to reach."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from jaxfp8._bench._measure import Contender, Missing, Timing
+
+OURS = "jaxfp8"  # what a contender's name starts with that is not a peer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """Contenders for one result.
+
+    Attributes:
+      name: what is computed.
+      contenders: by name; ours first.
+      flops: operations of one unit, or 0 where memory is the limit.
+      bytes: bytes that one unit has to move.
+      product: the kind of its products, a key of `peaks`; "" where no peak is known.
+      peaks: what limits it, timed in the same turns: units of "read" are bytes, of kinds of
+        products operations.
+      goals: what is to be reached.
+    """
+
+    name: str
+    contenders: Mapping[str, Contender | Missing]
+    flops: float = 0.0
+    bytes: float = 0.0
+    product: str = ""
+    peaks: Mapping[str, Contender] = dataclasses.field(default_factory=dict)
+    goals: tuple[Goal, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A case and what came out.
+
+    Attributes:
+      case: what was measured.
+      timings: for each contender, or why there is none.
+      peaks: the best rates that the same turns showed, in bytes or operations per second.
+    """
+
+    case: Case
+    timings: Mapping[str, Timing | Missing]
+    peaks: Mapping[str, float]
+
+    @property
+    def ours(self) -> str:
+        """The contender that others are compared with."""
+        return next(iter(self.timings))
+
+    @property
+    def limit(self) -> str:
+        """What takes longest at its peak: "read", or the kind of products."""
+        work = {"read": self.case.bytes, self.case.product: self.case.flops}
+        least = {kind: work[kind] / peak for kind, peak in self.peaks.items() if work.get(kind)}
+        if least:
+            return max(least, key=least.__getitem__)
+        return self.case.product if self.case.flops else "read"
+
+    def seconds(self, name: str) -> float | None:
+        """The median of a contender; None where it has none."""
+        timing = self.timings.get(name)
+        return timing.median if isinstance(timing, Timing) else None
+
+    def ratio(self, slow: str, fast: str = "") -> float | None:
+        """How many times longer `slow` takes than `fast`, ours unless it is named."""
+        long, short = self.seconds(slow), self.seconds(fast or self.ours)
+        return None if long is None or short is None else long / short
+
+    def rate(self, name: str) -> float | None:
+        """What a contender does in a second of that which limits the case."""
+        seconds = self.seconds(name)
+        amount = self.case.bytes if self.limit == "read" else self.case.flops
+        return amount / seconds if seconds and amount else None
+
+    def share(self, name: str = "") -> float | None:
+        """A contender's rate as a share of the peak that limits the case."""
+        rate, peak = self.rate(name or self.ours), self.peaks.get(self.limit)
+        return rate / peak if rate and peak else None
+
+    def winners(self) -> dict[str, float]:
+        """Peers that were faster than ours, and how many times; none where nothing is ours."""
+        if not is_ours(self.ours):
+            return {}
+        ratios = {name: self.ratio(self.ours, name) for name in self.timings if not is_ours(name)}
+        return {name: ratio for name, ratio in ratios.items() if ratio and ratio > _LEVEL}
+
+
+# A peer that is less than this faster is level, on machines that are shared.
+_LEVEL = 1.03
+
+
+def is_ours(name: str) -> bool:
+    """Whether a contender is one of this package."""
+    return name.startswith(OURS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What a case is to reach.
+
+    Attributes:
+      text: what is compared.
+      value: the figure, None where something that it needs is missing.
+      reach: how much it has to be, at least or at most.
+      at_least: which of them.
+      percent: whether it is a share.
+    """
+
+    text: str
+    value: Callable[[Measured], float | None]
+    reach: float
+    at_least: bool = True
+    percent: bool = False
+
+    def reached(self, measured: Measured) -> bool | None:
+        """Whether; None where it could not be measured."""
+        value = self.value(measured)
+        if value is None:
+            return None
+        return value >= self.reach if self.at_least else value <= self.reach
+
+
+def faster_than(peer: str, reach: float, ours: str = OURS) -> Goal:
+    """How many times longer a peer takes than ours."""
+    text = f"{ours}: times faster than {peer}"
+    return Goal(text=text, value=lambda m: m.ratio(peer, ours), reach=reach)
+
+
+def share_of_peak(reach: float) -> Goal:
+    """The share of the peak that limits the case."""
+    text = f"{OURS}: share of the measured peak"
+    return Goal(text=text, value=Measured.share, reach=reach, percent=True)
+
+
+def no_slower_than(other: str, share: float, ours: str = OURS) -> Goal:
+    """How much longer ours takes than another form of it, as a share."""
+
+    def value(measured: Measured) -> float | None:
+        ratio = measured.ratio(ours, other)
+        return None if ratio is None else ratio - 1
+
+    text = f"{ours}: more time than {other}"
+    return Goal(text=text, value=value, reach=share, at_least=False, percent=True)
+
+
+def apart(one: str, other: str, share: float) -> Goal:
+    """How much longer the slower of two takes, as a share."""
+
+    def value(measured: Measured) -> float | None:
+        ratio = measured.ratio(one, other)
+        return None if ratio is None else max(ratio, 1 / ratio) - 1
+
+    text = f"{one} and {other} apart"
+    return Goal(text=text, value=value, reach=share, at_least=False, percent=True)
+
+
+def part_of_the_whole(without: str, share: float, whole: str = OURS) -> Goal:
+    """The share of the whole that is more than what the part without it takes."""
+
+    def value(measured: Measured) -> float | None:
+        ratio = measured.ratio(without, whole)
+        return None if ratio is None else 1 - ratio
+
+    text = f"{whole}: share of what {without} does not need"
+    return Goal(text=text, value=value, reach=share, at_least=False, percent=True)

@@ -1,0 +1,279 @@
+"""The cases for the CPU: contenders for one product each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxfp8
+from jaxfp8 import _ffi
+from jaxfp8._bench import _peaks, _peers
+from jaxfp8._bench import _problems as problems
+from jaxfp8._bench._case import Case, Goal, faster_than, no_slower_than, part_of_the_whole
+from jaxfp8._bench._measure import Contender, Missing
+from jaxfp8._bench._problems import E4M3, Problem
+from jaxfp8._bench._rotate import one_at_a_time
+from jaxfp8._primitive import scaled_dot
+from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+
+Shape = tuple[int, int, int]  # M, N, K
+Contenders = dict[str, Contender | Missing]
+Function = Callable[..., Any]
+
+SAME = "XLA, same expression"
+# Shares of the norm: of a result rounded to bfloat16, of one whose terms were, of one in float32.
+_ROUNDED, _NARROW, _FLOAT = 4e-3, 1.5e-2, 1e-5
+# Sets of operands that together are larger than any cache.
+_FROM_MEMORY = 256 << 20
+_MOST_COPIES = 24
+# Of a peer's wide weight, of which some copies are needed.
+_WIDEST = 1 << 30
+
+
+def weight_only(
+    name: str,
+    shape: Shape,
+    dtype: Any = E4M3,
+    x_dtype: Any = jnp.bfloat16,
+    goals: Sequence[Goal] = (),
+    from_memory: bool = False,
+) -> Case:
+    """Float activations, an 8-bit weight with a scale per channel, in both layouts."""
+    problem = problems.weight_only(*shape, dtype, x_dtype)
+    x, w = problem.x, problem.w
+    copies = _copied if from_memory else _alone
+    given, turned = copies(x, w.qvalue, w.scale), copies(x, w.qvalue.T, w.scale.T)
+    float32 = x_dtype == jnp.float32
+    rounded, narrow = (_FLOAT, _FLOAT) if float32 else (_ROUNDED, _NARROW)
+    contenders = {
+        "jaxfp8": _ours(problems.multiply, given, problem, rounded),
+        "jaxfp8 [N,K]": _ours(problems.multiply_turned, turned, problem, rounded),
+        SAME: _xla(problems.multiply, given, problem, narrow),
+        f"{SAME} [N,K]": _xla(problems.multiply_turned, turned, problem, narrow),
+        **_wide(problem, copies),
+    }
+    bytes_each = x.dtype.itemsize
+    product = "f32" if float32 else "bf16"
+    return _case(name, shape, contenders, product, bytes_each, bytes_each, goals, len(given))
+
+
+def integers(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
+    """int8 on both sides with scales and bias, in float32."""
+    problem = problems.integers(*shape)
+    x, w, bias = problem.x, problem.w, problem.bias
+    given, codes = _alone(x.qvalue, w.qvalue, x.scale, w.scale, bias), (x.qvalue, w.qvalue)
+    contenders: Contenders = {
+        "jaxfp8": _ours(problems.multiply_integers, given, problem, _FLOAT),
+        SAME: _xla(problems.multiply_integers, given, problem, _FLOAT),
+        "XLA int8 -> int32": _xla(_int32, [codes], Problem(x=x.qvalue, w=w.qvalue), 0.0),
+        "oneDNN int8": _peers.linear_int8(
+            [(x.qvalue, w.qvalue.T)],
+            float(x.scale[0, 0]),
+            w.scale[0],
+            bias,
+            exact=problem.exact,
+            error=_FLOAT,
+        ),
+        **_wide(Problem(x=_dequantized(x), w=w)),
+    }
+    return _case(name, shape, contenders, "int8", 1, 4, goals)
+
+
+def zero_points(name: str, shape: Shape) -> Case:
+    """int8 with zero points on both sides, against the same without."""
+    both, none = (problems.integers(*shape, zero_points=given) for given in (True, False))
+    given, plain = (_alone(p.x, p.w, p.bias) for p in (both, none))
+    contenders: Contenders = {
+        "jaxfp8": _ours(problems.multiply_affine, given, both, _FLOAT),
+        "jaxfp8 without": _ours(problems.multiply_affine, plain, none, _FLOAT),
+        SAME: _xla(problems.multiply_affine, given, both, _FLOAT),
+    }
+    goals = (no_slower_than("jaxfp8 without", 0.05), faster_than(SAME, 1.0))
+    return _case(name, shape, contenders, "int8", 1, 4, goals)
+
+
+def blocks(name: str, shape: Shape) -> Case:
+    """An e4m3 weight with a scale per block of 128 x 128, against one per channel."""
+    block, channel = (problems.weight_only(*shape, grain=grain) for grain in ("block", "channel"))
+    given, plain = (_alone(p.x, p.w.qvalue, p.w.scale) for p in (block, channel))
+    contenders: Contenders = {
+        "jaxfp8": _ours(problems.multiply_blocks, given, block, _ROUNDED),
+        "jaxfp8 per channel": _ours(problems.multiply, plain, channel, _ROUNDED),
+        SAME: _xla(problems.multiply_blocks, given, block, _NARROW),
+    }
+    goals = (no_slower_than("jaxfp8 per channel", 0.15), faster_than(SAME, 1.0))
+    return _case(name, shape, contenders, "bf16", 2, 2, goals)
+
+
+def dynamic(name: str, shape: Shape, dtype: Any) -> Case:
+    """bfloat16 activations quantised per token in the call, against quantised ahead."""
+    wide = problems.weight_only(*shape, dtype)
+    codes, scale = jax.jit(problems.quantize_rows, static_argnums=1)(wide.x, dtype)
+    w, problem = wide.w, Problem(x=jaxfp8.QArray(codes, scale), w=wide.w)
+    given, ahead = _alone(wide.x, w.qvalue, w.scale), _alone(codes, scale, w.qvalue, w.scale)
+    contenders: Contenders = {
+        "jaxfp8": _ours(problems.multiply_dynamic, given, problem, _ROUNDED),
+        "jaxfp8 quantised ahead": _ours(problems.multiply_quantized, ahead, problem, _ROUNDED),
+        SAME: _xla(problems.multiply_dynamic, given, problem, _NARROW),
+    }
+    goals = (part_of_the_whole("jaxfp8 quantised ahead", 0.03), faster_than(SAME, 1.0))
+    product = "int8" if dtype == jnp.int8 else "bf16"
+    return _case(name, shape, contenders, product, 2, 2, goals)
+
+
+def odd_weight_only(name: str, shape: Shape, even: Shape) -> Case:
+    """Sizes that fit no register, against the neighbour that does, per operation."""
+    odd, aligned = problems.weight_only(*shape), problems.weight_only(*even)
+    given, beside = (_alone(p.x, p.w.qvalue, p.w.scale) for p in (odd, aligned))
+    share = _size(even) / _size(shape)
+    contenders: Contenders = {
+        "jaxfp8": _ours(problems.multiply, given, odd, _ROUNDED),
+        _per_flop(even): _ours(problems.multiply, beside, aligned, _ROUNDED, units=share),
+        SAME: _xla(problems.multiply, given, odd, _NARROW),
+    }
+    goals = (no_slower_than(_per_flop(even), 0.15), faster_than(SAME, 1.0))
+    return _case(name, shape, contenders, "bf16", 2, 2, goals)
+
+
+def odd_integers(name: str, shape: Shape, even: Shape) -> Case:
+    """The same for int8 on both sides."""
+    odd, aligned = problems.integers(*shape), problems.integers(*even)
+    given, beside = (
+        _alone(p.x.qvalue, p.w.qvalue, p.x.scale, p.w.scale, p.bias) for p in (odd, aligned)
+    )
+    share = _size(even) / _size(shape)
+    contenders: Contenders = {
+        "jaxfp8": _ours(problems.multiply_integers, given, odd, _FLOAT),
+        _per_flop(even): _ours(problems.multiply_integers, beside, aligned, _FLOAT, units=share),
+        SAME: _xla(problems.multiply_integers, given, odd, _FLOAT),
+    }
+    goals = (no_slower_than(_per_flop(even), 0.15), faster_than(SAME, 1.0))
+    return _case(name, shape, contenders, "int8", 1, 4, goals)
+
+
+def avx2(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
+    """A weight-only product on the kernel for AVX2, whatever else the processor has."""
+    problem = problems.weight_only(*shape)
+    given = _alone(problem.x, problem.w.qvalue, problem.w.scale)
+    contenders: Contenders = {
+        "jaxfp8 avx2": _on_kernel("avx2", given, problem),
+        SAME: _xla(problems.multiply, given, problem, _NARROW),
+    }
+    return _case(name, shape, contenders, "f32", 2, 2, goals)
+
+
+def _on_kernel(instructions: str, copies: list[tuple], problem: Problem) -> Contender | Missing:
+    """A weight-only product [M, K] x [K, N] on a float kernel for some instructions."""
+    found = [one for one in _ffi.available_kernels() if one.startswith(instructions)]
+    kernels = [one for one in found if not one.endswith(("_int8", "_vnni"))]
+    if not kernels:
+        return Missing(f"no kernel for {instructions} runs on this processor")
+    (m, k), n = problem.x.shape, problem.w.shape[1]
+    x = OperandSpec(
+        dtype="bfloat16",
+        shape=(m, k),
+        contracting=(1,),
+        batch=(),
+        tiles=(m, k),
+        scale=False,
+        zero_point=False,
+    )
+    w = OperandSpec(
+        dtype="float8_e4m3fn",
+        shape=(k, n),
+        contracting=(0,),
+        batch=(),
+        tiles=(k, 1),
+        scale=True,
+        zero_point=False,
+    )
+    spec = ScaledDotSpec(lhs=x, rhs=w, epilogue=EpilogueSpec(out_dtype="bfloat16"))
+
+    def forced(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
+        return scaled_dot(spec, x, q, rhs_scale=scale, kernel=kernels[0])[0]
+
+    return one_at_a_time(forced, copies, exact=problem.exact, error=_ROUNDED)
+
+
+def _case(
+    name: str,
+    shape: Shape,
+    contenders: Contenders,
+    product: str,
+    x_bytes: int,
+    out_bytes: int,
+    goals: Sequence[Goal],
+    copies: int = 1,
+) -> Case:
+    """A product of activations and 8-bit weights, with what limits it."""
+    m, n, k = shape
+    moved = n * k + x_bytes * m * k + out_bytes * m * n
+    kind = _peaks.available(product)
+    return Case(
+        name=name,
+        contenders=contenders,
+        flops=2.0 * _size(shape),
+        bytes=float(moved),
+        product=kind,
+        peaks=_peaks.limits(kind, moved * copies),
+        goals=tuple(goals),
+    )
+
+
+def _size(shape: Shape) -> int:
+    return shape[0] * shape[1] * shape[2]
+
+
+def _per_flop(even: Shape) -> str:
+    return f"jaxfp8 {'x'.join(map(str, even))}, per FLOP"
+
+
+def _ours(
+    function: Function, copies: list[tuple], problem: Problem, error: float, **more: Any
+) -> Contender:
+    """An expression as the rewrite makes it, an error where it takes nothing."""
+    rewritten = jaxfp8.rewrite(function, strict=True)
+    return one_at_a_time(rewritten, copies, exact=problem.exact, error=error, **more)
+
+
+def _xla(function: Function, copies: list[tuple], problem: Problem, error: float) -> Contender:
+    """The same expression as it stands."""
+    return one_at_a_time(function, copies, exact=problem.exact, error=error)
+
+
+def _alone(*operands: Any) -> list[tuple]:
+    """One set of operands: what is used again and again, and may lie in caches."""
+    return [operands]
+
+
+def _copied(x: jax.Array, w: jax.Array, *more: jax.Array) -> list[tuple]:
+    """So many sets of operands that their weights are read from memory."""
+    count = min(_MOST_COPIES, max(2, -(-_FROM_MEMORY // w.nbytes)))
+    return [(x, jnp.array(w, copy=True), *more) for _ in range(count)]
+
+
+def _wide(problem: Problem, copies: Callable[..., list[tuple]] = _alone) -> Contenders:
+    """The bare product of the dequantised operands, in wider types."""
+    found: Contenders = {}
+    for name, dtype, error in (("f32", jnp.float32, _FLOAT), ("bf16", jnp.bfloat16, _NARROW)):
+        size = problem.w.size * jnp.dtype(dtype).itemsize
+        if size > _WIDEST:
+            too_wide = Missing(f"left out: a weight of {size / 1e9:.1f} GB in {name}")
+            found |= {f"XLA {name}": too_wide, f"oneDNN {name}": too_wide}
+            continue
+        x, w = problem.x.astype(dtype), _dequantized(problem.w).astype(dtype)
+        more = {"exact": problem.exact, "error": error}
+        found[f"XLA {name}"] = one_at_a_time(jnp.matmul, copies(x, w), **more)
+        found[f"oneDNN {name}"] = _peers.linear(copies(x, w.T), **more)
+    return found
+
+
+def _int32(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.dot(x, w, preferred_element_type=jnp.int32)
+
+
+def _dequantized(q: jaxfp8.QArray) -> jax.Array:
+    return jaxfp8.dequantize(q, jnp.float32)

@@ -1,0 +1,101 @@
+"""The best rates of the CPU, measured in turns with what is compared with them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from jaxfp8 import _ffi
+from jaxfp8._bench._case import Case
+from jaxfp8._bench._measure import Contender
+
+PRODUCTS = ("f32", "bf16", "int8")
+# Of the loop of products: some 0.3 ms, so that a thread that is delayed leaves its share to others.
+_ROUNDS = 100_000
+_PIECES = 16
+_MOST_READ = 256 << 20
+_IN_CACHE = 16 << 20  # a weight of 4096 x 4096
+_LEAST_READ = 2 << 20
+
+
+def threads() -> int:
+    """How many threads XLA's CPU pool has, which all contenders are given."""
+    asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")  # of which XLA takes note
+    return int(asked) if asked else len(os.sched_getaffinity(0))
+
+
+def limits(product: str, footprint: int) -> dict[str, Contender]:
+    """What limits a case: products of a kind, and reading as much memory as it goes through."""
+    return {product: products(product, threads()), "read": reads(footprint, threads())}
+
+
+def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """The peaks themselves, on one thread and on all."""
+    for kind in PRODUCTS:
+        if available(kind) == kind:
+            yield f"peak {kind} products", functools.partial(_case, f"peak {kind} products", kind)
+    for size in (_IN_CACHE, _MOST_READ):
+        name = f"peak reading {size >> 20} MiB"
+        yield name, functools.partial(_case, name, "read", size)
+
+
+def _case(name: str, kind: str, size: int = 0) -> Case:
+    """Times for a thousand million bytes or operations."""
+    contenders = {}
+    for count in sorted({1, threads()}):
+        one = reads(size, count) if kind == "read" else products(kind, count)
+        label = "1 thread" if count == 1 else f"{count} threads"
+        contenders[label] = dataclasses.replace(one, units=one.units / 1e9)
+    if kind == "read":
+        return Case(name=name, contenders=contenders, bytes=1e9)
+    return Case(name=name, contenders=contenders, flops=1e9, product=kind)
+
+
+@functools.cache
+def available(kind: str) -> str:
+    """A kind of product, or "f32" where the processor has no instruction for it."""
+    return kind if _ffi.peak_products(kind, 1) else "f32"
+
+
+def products(kind: str, threads: int) -> Contender:
+    """A loop of products in registers; its unit is one operation."""
+    piece = _ffi.peak_products(kind, _ROUNDS)
+
+    def enqueue() -> None:
+        list(
+            _pool(threads).map(
+                lambda _: _ffi.peak_products(kind, _ROUNDS), range(_PIECES * threads)
+            )
+        )
+
+    return Contender(enqueue, units=piece * _PIECES * threads)
+
+
+def reads(size: int, threads: int) -> Contender:
+    """Reads of memory of some size, again and again; its unit is one byte.
+
+    Each thread has a part of its own: what fits into its caches stays there.
+    """
+    size = min(max(size, _LEAST_READ), _MOST_READ)
+    data = np.ones(size, np.uint8)
+    part = size // threads // 256 * 256
+    times = max(1, _MOST_READ // 4 // size)  # long beside the start of threads
+
+    def read(thread: int) -> None:
+        for _ in range(times):
+            _ffi.peak_read(data.ctypes.data + thread * part, part)
+
+    def enqueue() -> None:
+        list(_pool(threads).map(read, range(threads)))
+
+    return Contender(enqueue, units=part * threads * times)
+
+
+@functools.cache
+def _pool(threads: int) -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(threads)

@@ -1,0 +1,84 @@
+"""oneDNN, through PyTorch where that is installed: weights packed ahead, as it likes them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfp8._bench import _peaks
+from jaxfp8._bench._measure import Contender, Missing, attempt
+from jaxfp8._bench._rotate import rotating
+
+# The same numbers as uint8 with a zero point: oneDNN 3.12 has no fast path for int8 activations.
+_OFFSET = 128
+INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+
+
+def linear(copies: Sequence[tuple[jax.Array, jax.Array]], **more: Any) -> Contender | Missing:
+    """`x @ w.T` for operands x [M, K] and w [N, K] of one float dtype; the output has it too."""
+
+    def prepare(x: jax.Array, w: jax.Array) -> Callable[[], Any]:
+        torch = _torch()
+        left, packed = _tensor(x), torch.ops.mkldnn._reorder_linear_weight(_tensor(w), x.shape[0])
+        product = torch.ops.mkldnn._linear_pointwise
+        return lambda: product(left, packed, None, "none", [], "")
+
+    return _contender(prepare, copies, **more)
+
+
+def linear_int8(
+    copies: Sequence[tuple[jax.Array, jax.Array]],
+    x_scale: float,
+    w_scale: jax.Array,
+    bias: jax.Array,
+    **more: Any,
+) -> Contender | Missing:
+    """`(x @ w.T) * x_scale * w_scale + bias` in float32 for int8 x [M, K] and w [N, K]."""
+
+    def prepare(x: jax.Array, w: jax.Array) -> Callable[[], Any]:
+        torch = _torch()
+        left = (_tensor(x).int() + _OFFSET).to(torch.uint8)
+        packed = torch.ops.onednn.qlinear_prepack(_tensor(w), list(x.shape))
+        scale, addend = _tensor(w_scale), _tensor(bias)
+        zeros = torch.zeros(w.shape[0], dtype=torch.int32)
+        product = torch.ops.onednn.qlinear_pointwise
+        after: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+        return lambda: product(left, x_scale, _OFFSET, packed, scale, zeros, addend, *after)
+
+    return _contender(prepare, copies, **more)
+
+
+def _contender(
+    prepare: Callable[..., Callable[[], Any]], copies: Sequence[tuple], **more: Any
+) -> Contender | Missing:
+    if importlib.util.find_spec("torch") is None:
+        return Missing(f"PyTorch is not installed: {INSTALL}")
+    return attempt(
+        lambda: Contender(
+            rotating([prepare(*operands) for operands in copies]), lambda last: None, **more
+        )
+    )
+
+
+@functools.cache
+def _torch() -> Any:
+    """PyTorch with as many threads as XLA has."""
+    import torch  # noqa: PLC0415 (a peer, where there is one; it takes seconds to import)
+
+    torch.set_num_threads(_peaks.threads())
+    torch.set_grad_enabled(False)
+    return torch
+
+
+def _tensor(x: jax.Array) -> Any:
+    """The same numbers in PyTorch."""
+    torch = _torch()
+    array = np.array(x)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)

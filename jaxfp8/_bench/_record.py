@@ -1,0 +1,109 @@
+"""What came out, as JSON: docs/benchmark.md lists the fields."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxfp8 import _ffi
+from jaxfp8._bench import _peaks
+from jaxfp8._bench._case import Goal, Measured
+from jaxfp8._bench._measure import Timing
+
+SCHEMA = 1
+_PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "torch")
+
+
+def text(machine: dict[str, Any], settings: Mapping[str, Any], done: Sequence[Measured]) -> str:
+    """The whole run."""
+    run = {
+        "schema": SCHEMA,
+        "machine": machine,
+        "settings": dict(settings),
+        "cases": [_case(measured) for measured in done],
+    }
+    return json.dumps(run, indent=1) + "\n"
+
+
+def machine(platform_name: str) -> dict[str, Any]:
+    """What it was measured on."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "features": _ffi.cpu_features(),
+        "threads": _peaks.threads(),
+        "platform": platform_name,
+        "devices": [device.device_kind for device in jax.devices(platform_name)],
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+    }
+
+
+def title(machine: dict[str, Any]) -> str:
+    """One line about it."""
+    packages = machine["packages"]  # this one is not among them where a checkout is on the path
+    names = [f"{name} {packages[name]}" for name in ("jaxfp8", "jax") if name in packages]
+    if machine["platform"] == "cpu":
+        return ", ".join([*names, machine["processor"], f"{machine['threads']} threads"])
+    return ", ".join([*names, *machine["devices"][:1]])
+
+
+def processor() -> str:
+    """Its name, as the system knows it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            found = re.search(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _case(measured: Measured) -> dict[str, Any]:
+    case = measured.case
+    return {
+        "name": case.name,
+        "flops": case.flops,
+        "bytes": case.bytes,
+        "limit": measured.limit,
+        "peaks": dict(measured.peaks),
+        "contenders": [_contender(measured, name) for name in measured.timings],
+        "goals": [_goal(goal, measured) for goal in case.goals],
+    }
+
+
+def _contender(measured: Measured, name: str) -> dict[str, Any]:
+    timing = measured.timings[name]
+    if not isinstance(timing, Timing):
+        return {"name": name, "missing": timing.reason}
+    return {
+        "name": name,
+        "seconds": timing.median,
+        "spread": timing.spread,
+        "rate": measured.rate(name),
+        "share_of_peak": measured.share(name),
+        "times_ours": measured.ratio(name),
+    }
+
+
+def _goal(goal: Goal, measured: Measured) -> dict[str, Any]:
+    return {
+        "text": goal.text,
+        "at_least" if goal.at_least else "at_most": goal.reach,
+        "measured": goal.value(measured),
+        "reached": goal.reached(measured),
+    }

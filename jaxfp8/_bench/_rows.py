@@ -1,0 +1,108 @@
+"""What came out, as the words and figures of a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from jaxfp8._bench._case import Goal, Measured, is_ours
+from jaxfp8._bench._measure import Missing
+
+CONTENDERS = ("contender", "time", "spread", "rate", "of peak", "takes")
+GOALS = ("", "case", "compared", "to reach", "measured")
+MARKS = {True: "✓", False: "✗", None: "–"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Cells of a table, and how they are meant: "ours", "better", "worse", "aside" or ""."""
+
+    cells: tuple[str, ...]
+    meant: str = ""
+
+
+def contenders(measured: Measured) -> Iterator[Row]:
+    """A row for each contender that ran, then for each peak."""
+    winners = measured.winners()
+    for name in measured.timings:
+        seconds = measured.seconds(name)
+        if seconds is None:
+            continue
+        meant = "ours" if is_ours(name) else "worse" if name in winners else ""
+        yield Row((name, time(seconds), *_figures(measured, name)), meant)
+    for kind, peak in measured.peaks.items():
+        yield Row((f"peak: {peak_name(kind)}", "", "", rate(peak, kind), "", ""), "aside")
+
+
+def _figures(measured: Measured, name: str) -> Iterator[str]:
+    timing = measured.timings[name]
+    assert not isinstance(timing, Missing)
+    yield f"±{timing.spread:.0%}"
+    found, share = measured.rate(name), measured.share(name)
+    yield "" if found is None else rate(found, measured.limit)
+    yield "" if share is None else f"{share:.0%}"
+    ratio = measured.ratio(name)
+    if ratio is None or name == measured.ours:
+        yield ""
+    else:
+        yield times(ratio) + (" faster" if name in measured.winners() else "")
+
+
+def missing(measured: Measured) -> list[str]:
+    """Why contenders have no row."""
+    return [f"{n}: {t.reason}" for n, t in measured.timings.items() if isinstance(t, Missing)]
+
+
+def goals(all_measured: Sequence[Measured]) -> Iterator[Row]:
+    """A row for each figure that was to be reached."""
+    for measured in all_measured:
+        for goal in measured.case.goals:
+            reached = goal.reached(measured)
+            least = f"{'≥' if goal.at_least else '≤'} {figure(goal, goal.reach)}"
+            cells = (measured.case.name, goal.text, least, figure(goal, goal.value(measured)))
+            meant = {True: "better", False: "worse", None: "aside"}[reached]
+            yield Row((MARKS[reached], *cells), meant)
+
+
+def summary(all_measured: Sequence[Measured]) -> Iterator[str]:
+    """How much was reached, and who was faster where."""
+    reached = [goal.reached(measured) for measured in all_measured for goal in measured.case.goals]
+    if reached:
+        yield f"{reached.count(True)} of {len(reached)} reached."
+    for measured in all_measured:
+        if winners := measured.winners():
+            who = ", ".join(f"{name} ({times(ratio)})" for name, ratio in winners.items())
+            yield f"Faster than {measured.ours} in {measured.case.name}: {who}."
+
+
+def figure(goal: Goal, value: float | None) -> str:
+    """A value of a goal."""
+    if value is None:
+        return "not measured"
+    return f"{value:.1%}" if goal.percent else times(value)
+
+
+def times(ratio: float) -> str:
+    """A ratio."""
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
+
+
+def time(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    unit, size = next((u for u in _TIMES if seconds >= u[1]), _TIMES[-1])
+    return f"{seconds / size:.3g} {unit}"
+
+
+_TIMES = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def rate(value: float, kind: str) -> str:
+    """Bytes or operations per second."""
+    unit = {"read": "B/s", "int8": "OP/s"}.get(kind, "FLOP/s")
+    size, prefix = (1e12, "T") if value >= 1e12 else (1e9, "G")
+    return f"{value / size:.3g} {prefix}{unit}"
+
+
+def peak_name(kind: str) -> str:
+    """What a peak is."""
+    return "reading memory" if kind == "read" else f"{kind} products"

@@ -1,0 +1,123 @@
+"""Tables and a progress bar where rich is installed, plain lines where it is not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from jaxfp8._bench import _rows
+from jaxfp8._bench._case import Measured
+from jaxfp8._bench._rows import Row
+
+try:
+    import rich.console as rich_console
+    import rich.markup as rich_markup
+    import rich.progress as rich_progress
+    import rich.table as rich_table
+except ImportError:  # an extra
+    rich_console = None  # type: ignore[assignment]
+
+_STYLES = {"ours": "bold", "better": "green", "worse": "red", "aside": "dim"}
+_LEFT = ("contender", "", "case", "compared")
+
+# Says which case is at hand, and how many are done, parts of one included.
+Show = Callable[[str, float], None]
+
+
+class Screen(Protocol):
+    """Where results go as they come."""
+
+    def progress(self, count: int) -> contextlib.AbstractContextManager[Show]:
+        """A bar for so many cases."""
+
+    def say(self, text: str) -> None:
+        """One line."""
+
+    def table(self, title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
+        """A table."""
+
+
+def screen() -> Screen:
+    """The best that is installed."""
+    return Plain() if rich_console is None else Rich()
+
+
+def case(screen: Screen, measured: Measured) -> None:
+    """Shows the contenders of a case."""
+    screen.table(measured.case.name, _rows.CONTENDERS, list(_rows.contenders(measured)))
+    for line in _rows.missing(measured):
+        screen.say(f"  {line}")
+
+
+def goals(screen: Screen, all_measured: Sequence[Measured]) -> None:
+    """Shows what was to be reached, and where others were faster."""
+    rows = list(_rows.goals(all_measured))
+    if rows:
+        screen.table("What was to be reached", _rows.GOALS, rows)
+    for line in _rows.summary(all_measured):
+        screen.say(line)
+
+
+class Plain:
+    """Lines of text."""
+
+    @contextlib.contextmanager
+    def progress(self, count: int) -> Iterator[Show]:
+        """None: the tables tell."""
+        self.say("Plain text; `pip install rich` for tables with colours and a progress bar.")
+        yield lambda name, done: None
+
+    def say(self, text: str) -> None:
+        """One line."""
+        print(text, flush=True)
+
+    def table(self, title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
+        """Columns with two spaces between."""
+        self.say(f"\n{text(title, head, rows)}")
+
+
+class Rich:
+    """Tables with lines and colours, and a bar below them."""
+
+    def __init__(self) -> None:
+        self._console = rich_console.Console(highlight=False)
+
+    @contextlib.contextmanager
+    def progress(self, count: int) -> Iterator[Show]:
+        """A bar, where there is a terminal to show it on."""
+        columns = (
+            rich_progress.BarColumn(),
+            rich_progress.TaskProgressColumn(),
+            rich_progress.TimeRemainingColumn(),
+            rich_progress.TextColumn("{task.description}", markup=False),
+        )
+        with rich_progress.Progress(*columns, console=self._console, transient=True) as bar:
+            task = bar.add_task("", total=count)
+            yield lambda name, done: bar.update(task, description=name, completed=done)
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._console.print(text, markup=False)
+
+    def table(self, title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
+        """A table with its title above."""
+        table = rich_table.Table(title=rich_markup.escape(title), title_justify="left")
+        for name in head:
+            table.add_column(name, justify="left" if name in _LEFT else "right")
+        for row in rows:
+            cells = map(rich_markup.escape, row.cells)
+            table.add_row(*cells, style=_STYLES.get(row.meant))
+        self._console.print(table)
+
+
+def text(title: str, head: Sequence[str], rows: Sequence[Row]) -> str:
+    """A table as text."""
+    lines = [tuple(head), *(row.cells for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    sides = ["<" if name in _LEFT else ">" for name in head]
+    cells = [
+        [f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)]
+        for line in lines
+    ]
+    return "\n".join([title, *("  ".join(line).rstrip() for line in cells)])

@@ -1,0 +1,52 @@
+"""Sizes of products: those of known models, and those that a user writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+# N x K of the weights of a layer, and of the last product where there is one.
+MODELS = {
+    "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)),
+    "minilm": ((384, 384), (1536, 384), (384, 1536)),
+}
+TABLE = "table"
+ROWS = (1, 16, 256)
+_ITEM = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)")
+FORM = f"{TABLE}, {', '.join(MODELS)}, or sizes NxK or MxNxK with commas between"
+
+
+def shapes(text: str, rows: Sequence[int] | None) -> list[tuple[int, int, int]]:
+    """M, N, K of what a user asked for.
+
+    Args:
+      text: the name of a model, or sizes such as "4096x4096,1x14336x4096".
+      rows: M for each that has none; `ROWS` unless given.
+
+    Raises:
+      ValueError: the text is neither.
+    """
+    if text in MODELS:
+        return [(m, n, k) for n, k in MODELS[text] for m in rows or ROWS]
+    return [shape for item in text.split(",") for shape in _written(item.strip(), rows)]
+
+
+def rows_of(text: str) -> list[int]:
+    """Numbers of rows such as "1,16,256".
+
+    Raises:
+      ValueError: it is not that.
+    """
+    items = [item.strip() for item in text.split(",")]
+    if not all(item.isdecimal() and int(item) > 0 for item in items):
+        raise ValueError(f"{text!r} is not a list of rows such as 1,16,256")
+    return [int(item) for item in items]
+
+
+def _written(item: str, rows: Sequence[int] | None) -> Iterator[tuple[int, int, int]]:
+    found = _ITEM.fullmatch(item)
+    if not found or 0 in (sizes := [int(size) for size in found.groups() if size]):
+        raise ValueError(f"{item!r} is none of {FORM}")
+    n, k = sizes[-2:]
+    for m in sizes[:-2] or rows or ROWS:
+        yield m, n, k

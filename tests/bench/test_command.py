@@ -1,0 +1,161 @@
+"""`python -m jaxfp8 bench` from end to end, on small sizes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxfp8 import __main__
+from jaxfp8._bench import _cpu, _peaks, _plot, _run, _screen
+
+pytest.importorskip("matplotlib")
+TINY = ["--shapes", "64x48", "--rows", "1,3", "--quick", "--only", "int8"]
+
+
+def bench(*arguments: str) -> int:
+    return __main__.main(["bench", *arguments])
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Rounds that take no time."""
+    monkeypatch.setattr("jaxfp8._bench._measure._ROUND_SECONDS", 1e-4)
+    monkeypatch.setattr(_peaks, "_LEAST_READ", 1 << 16)
+    monkeypatch.setattr(_peaks, "_MOST_READ", 1 << 18)
+    monkeypatch.setattr(_peaks, "_ROUNDS", 100)
+
+
+def test_it_measures_and_writes_what_it_says(tmp_path, short, capsys):
+    record, page = tmp_path / "run.json", tmp_path / "run.html"
+    assert bench(*TINY, "--json", str(record), "--plot", str(page)) == 0
+    shown = capsys.readouterr().out
+    assert "XLA, same expression" in shown and "What was to be reached" in shown
+    assert "<svg" in page.read_text() and "int8 3x64x48" in page.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.html", "run.json"]
+    check_record(json.loads(record.read_text()))
+
+
+def check_record(run):
+    """The fields that docs/benchmark.md lists."""
+    assert run["schema"] == 1
+    assert set(run) == {"schema", "machine", "settings", "cases"}
+    assert {"time", "processor", "features", "threads", "packages"} <= set(run["machine"])
+    assert run["settings"] == {"shapes": "64x48", "rows": "1,3", "only": ["int8"], "quick": True}
+    assert [case["name"] for case in run["cases"]][-1] == "int8 3x64x48"
+    for case in run["cases"]:
+        assert set(case) == {"name", "flops", "bytes", "limit", "peaks", "contenders", "goals"}
+        assert case["limit"] in case["peaks"]
+        assert all(peak > 0 for peak in case["peaks"].values())
+        ours, *others = case["contenders"]
+        assert ours["name"] == "jaxfp8" and ours["times_ours"] == 1
+        assert all("missing" in other or other["seconds"] > 0 for other in others)
+        assert all({"text", "measured", "reached"} <= set(goal) for goal in case["goals"])
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_it_draws(tmp_path, short, suffix):
+    path = tmp_path / f"run{suffix}"
+    assert bench(*TINY[:-1], "int8 1x", "--plot", str(path)) == 0
+    assert path.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--shapes", "64"], "'64' is none of table, llama3-8b, minilm, or sizes NxK or MxNxK"),
+        (["--shapes", "64x0"], "'64x0' is none of table"),
+        (["--shapes", "64x64", "--rows", "1,x"], "'1,x' is not a list of rows"),
+        (["--rows", "1"], "--rows goes with --shapes"),
+        (["--only", "int9", "--only", "int7"], "--only int9 --only int7: none of"),
+        (["--plot", "run.jpg"], "has to end with one of .png, .svg, .pdf, .html"),
+        (["--json", "no/such/run.json"], "there is no folder"),
+        (["--threads", "0"], "--threads 0: this process may use 1 to"),
+        (["--platform", "cuda"], "--platform cuda: JAX has no such device here"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_option_says_what_to_give(capsys, arguments, expected):
+    assert bench(*arguments) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("shapes", ["table", "llama3-8b"])
+def test_it_lists_the_cases_without_the_device(capsys, platform, shapes):
+    assert bench("--list", "--platform", platform, "--shapes", shapes) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 20
+
+
+def test_a_shape_may_have_its_own_rows(capsys):
+    assert bench("--list", "--shapes", "5x64x48,32x16", "--rows", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[-1] for line in lines} == {"5x64x48", "2x32x16"}
+
+
+def test_one_that_fails_is_a_line_and_the_run_goes_on(tmp_path, short, monkeypatch, capsys):
+    """And what was measured before a later case fails is in the file."""
+
+    def broken():
+        raise ValueError("no such product")
+
+    cases = dict(list(_cpu.shaped([(1, 16, 16)]))[-1:]) | {"broken": broken}
+    monkeypatch.setattr(_cpu, "table", lambda: cases.items())
+    record = tmp_path / "run.json"
+    assert bench("--quick", "--json", str(record)) == 1
+    assert "jaxfp8: ValueError: no such product" in capsys.readouterr().out
+    done, failed = json.loads(record.read_text())["cases"]
+    assert "seconds" in done["contenders"][0]
+    assert failed["contenders"] == [{"name": "jaxfp8", "missing": "ValueError: no such product"}]
+
+
+def test_an_interrupted_run_keeps_what_it_has(tmp_path, short, monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    cases = dict(list(_cpu.shaped([(1, 16, 16)]))[-1:]) | {"long": interrupted}
+    monkeypatch.setattr(_cpu, "table", lambda: cases.items())
+    record = tmp_path / "run.json"
+    assert bench("--quick", "--json", str(record)) == 130
+    assert len(json.loads(record.read_text())["cases"]) == 1
+    assert "What was to be reached" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch, capsys):
+    record = tmp_path / "run.json"
+    record.write_text("before")
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert _run._fails_to_write(str(record), "after")
+    assert record.read_text() == "before" and len(list(tmp_path.iterdir())) == 1
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_a_missing_peer_says_how_to_install_it(short, monkeypatch, capsys):
+    monkeypatch.setattr("jaxfp8._bench._peers.importlib.util.find_spec", lambda name: None)
+    assert bench(*TINY) == 0
+    assert "oneDNN int8: PyTorch is not installed: pip install torch" in capsys.readouterr().out
+
+
+def test_without_matplotlib_a_plot_is_refused_before_measuring(monkeypatch, capsys):
+    monkeypatch.setattr(_plot.importlib.util, "find_spec", lambda name: None)
+    assert bench("--plot", "run.png") == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_without_rich_it_prints_plain_lines(short, monkeypatch, capsys):
+    monkeypatch.setattr(_screen, "rich_console", None)
+    assert bench(*TINY) == 0
+    shown = capsys.readouterr().out
+    assert "contender" in shown and "│" not in shown
+    assert "pip install rich" in shown
+
+
+def test_the_command_works_in_a_process_of_its_own():
+    command = [sys.executable, "-m", "jaxfp8", "bench", "--list", "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "w8a16 e4m3 1x4096x4096" in done.stdout
