@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/ask.h"
 #include "cpu/plan.h"
 #include "cpu/scratch.h"
 
@@ -19,7 +20,7 @@ Panel WithFactors(uint8_t* data, int64_t pitch, uint8_t* at, int64_t lines, uint
           raw};
 }
 
-// The panel without its first rows.
+// The panel without its first rows, or with the factors of later columns.
 Panel From(const Panel& panel, int64_t row) {
   return {panel.data + row * panel.pitch,
           panel.pitch,
@@ -54,14 +55,15 @@ class Share {
  private:
   void TakeScratch() {
     Scratch& scratch = Scratch::OfThread();
-    const int64_t factors = 3 * Scratch::Padded(kernel_.columns * sizeof(double));
-    scratch.Reserve(plan_.rows_bytes + plan_.columns_bytes + plan_.raw_bytes + plan_.sums_bytes +
-                    factors + 5 * 64);
+    const int64_t factors = 3 * Scratch::Padded(plan_.wide * sizeof(double));
+    scratch.Reserve(plan_.rows_bytes + plan_.columns_bytes + plan_.raw_bytes + plan_.found_bytes +
+                    plan_.sums_bytes + factors + 6 * 64);
     packed_rows_ = scratch.Take<uint8_t>(plan_.rows_bytes);
     uint8_t* columns = scratch.Take<uint8_t>(plan_.columns_bytes);
     raw_ = scratch.Take<uint8_t>(plan_.raw_bytes);
     sums_ = scratch.Take<double>(plan_.sums_bytes / sizeof(double));
-    right_ = WithFactors(columns, 0, scratch.Take<uint8_t>(factors), kernel_.columns, raw_);
+    found_ = scratch.Take<float>(plan_.found_bytes / sizeof(float));
+    right_ = WithFactors(columns, 0, scratch.Take<uint8_t>(factors), plan_.wide, raw_);
   }
 
   Panel LeftPanel(const Chunk& chunk) const {
@@ -91,16 +93,15 @@ class Share {
 
   void MultiplyRound(const Round& round, int64_t column, int64_t count) {
     PackRows(round);
-    for (int64_t done = 0; done < count; done += kernel_.columns) {
-      const int64_t width = std::min<int64_t>(kernel_.columns, count - done);
-      for (size_t i = round.begin; i < round.end; ++i) {
-        const Chunk& chunk = plan_.chunks[i];
+    for (size_t i = round.begin; i < round.end; ++i) {
+      const Chunk& chunk = plan_.chunks[i];
+      for (int64_t done = 0; done < count; done += plan_.wide) {
+        const int64_t width = std::min<int64_t>(plan_.wide, count - done);
         const Block block = BlockOf(chunk, column + done, width, problem_.lhs);
         if (plan_.few) {
           MultiplyFew(chunk, block, sums_ + done);
         } else {
-          kernel_.pack_columns(problem_.rhs, block, right_);
-          MultiplyStrip(chunk, sums_ + done);
+          MultiplyMany(chunk, block, sums_ + done);
         }
       }
     }
@@ -115,15 +116,60 @@ class Share {
     }
   }
 
-  void MultiplyStrip(const Chunk& chunk, double* sums) {
+  // A strip is read to the end of the chunk where that is how it lies in memory. Where columns lie
+  // side by side, all strips are read slice by slice.
+  void MultiplyMany(const Chunk& chunk, const Block& block, double* sums) {
+    kernel_.start_columns(problem_.rhs, block, right_);
+    std::fill_n(found_, rows_ * plan_.wide, 0.0f);
+    const int64_t strips = (block.count + kernel_.columns - 1) / kernel_.columns;
+    const int64_t slices = (block.depth + plan_.slice - 1) / plan_.slice;
+    const bool along = problem_.rhs.depth.Contiguous();
+    const int64_t units = along ? strips : slices, parts = along ? slices : strips;
+    for (int64_t unit = 0; unit < units; ++unit) {
+      const Ask next = unit + 1 < units ? Ask(problem_.rhs, Unit(block, along, unit + 1)) : Ask();
+      for (int64_t part = 0; part < parts; ++part) {
+        next.Part(part, parts);
+        MultiplyPart(chunk, block, along ? unit : part, along ? part : unit);
+      }
+    }
+    const Panel left = LeftPanel(chunk);
+    for (int64_t row = 0; row < rows_; ++row) {
+      kernel_.add(found_ + row * plan_.wide, left, static_cast<int>(row), right_, block.depth,
+                  strips * kernel_.columns, sums + row * plan_.column_block);
+    }
+  }
+
+  Block StripOf(const Block& block, int64_t strip) const {
+    Block of = block;
+    of.first += strip * kernel_.columns;
+    of.count = std::min<int64_t>(kernel_.columns, block.count - strip * kernel_.columns);
+    return of;
+  }
+
+  Block SliceOf(const Block& block, int64_t slice) const {
+    Block of = block;
+    of.start += slice * plan_.slice;
+    of.depth = std::min(plan_.slice, block.depth - slice * plan_.slice);
+    return of;
+  }
+
+  Block Unit(const Block& block, bool along, int64_t unit) const {
+    return along ? StripOf(block, unit) : SliceOf(block, unit);
+  }
+
+  void MultiplyPart(const Chunk& chunk, const Block& block, int64_t strip, int64_t slice) {
+    const Block part = SliceOf(StripOf(block, strip), slice);
+    const int64_t first = strip * kernel_.columns;
+    kernel_.pack_columns(problem_.rhs, part, From(right_, first));
     const Panel left = LeftPanel(chunk);
     const int64_t tiles = (rows_ + kernel_.rows - 1) / kernel_.rows;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       // Even heights: 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
       const int64_t row = rows_ * tile / tiles;
       const int count = static_cast<int>(rows_ * (tile + 1) / tiles - row);
-      kernel_.multiply(From(left, row), count, right_, chunk.depth, sums + row * plan_.column_block,
-                       plan_.column_block);
+      const uint8_t* rows = left.data + row * left.pitch + slice * plan_.slice * kernel_.size;
+      kernel_.multiply(rows, left.pitch, count, right_.data, part.depth,
+                       found_ + row * plan_.wide + first, plan_.wide);
     }
   }
 
@@ -145,6 +191,7 @@ class Share {
   uint8_t* packed_rows_;
   uint8_t* raw_;
   double* sums_;
+  float* found_;  // or int32_t
   Panel right_;
 };
 

@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t kRowBlock = 288;
 // Bytes of the packed rows of a round. A tile reads one byte of them per cycle, which L3 delivers.
 constexpr int64_t kRoundBytes = 1280 << 10;
-// Bytes of the sums of a block of columns, where there is more than one round: half an L2 of 1 MB.
-constexpr int64_t kSumBytes = 512 << 10;
+// Bytes of the sums of a block of columns: a quarter of an L2 of 1 MB.
+constexpr int64_t kSumBytes = 256 << 10;
 // Columns of a share; with fewer, packing the rows again for each share would tell.
 constexpr int64_t kLeastColumns = 256;
 // Handing work to a sleeping thread takes some 30 us: below this many nanoseconds it does not pay.
@@ -20,6 +20,8 @@ constexpr double kWorthSharing = 100e3;
 constexpr double kMultiplyNanoseconds = 0.01;  // per product, on one core
 constexpr double kPackNanoseconds = 0.2;       // per value of the right side
 constexpr int64_t kSharesPerThread = 3;
+// With fewer rows a strip is read too rarely to pay for its way to L2 and back.
+constexpr int64_t kManyRows = 64;
 
 int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit) * unit; }
@@ -32,7 +34,7 @@ bool IsFew(const Problem& problem, const Kernel& kernel) {
   if (!kernel.multiply_few || !IsEightBit(right.dtype)) return false;
   if (kernel.sums != Sums::kInteger && (right.zero_point || right.fine)) return false;
   if (right.depth.Contiguous()) return problem.rows <= kernel.few;
-  return right.free.Contiguous() && problem.rows <= kFewRows;
+  return right.free.Contiguous() && problem.rows <= 2 * kFewRows;
 }
 
 std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, int64_t longest) {
@@ -78,15 +80,16 @@ int64_t ShareColumns(const Problem& problem, const Plan& plan, int64_t threads) 
     return std::max<int64_t>(problem.columns, 1);
   const int64_t others = std::max<int64_t>(problem.batch * plan.row_shares, 1);
   const int64_t even = Blocks(problem.columns, Blocks(kSharesPerThread * threads, others));
-  return RoundUp(std::max(even, kLeastColumns), plan.column_block);
+  return RoundUp(std::max(even, kLeastColumns), kLeastColumns);
 }
 
 void CountScratch(const Kernel& kernel, Plan& plan) {
   int64_t depth = 0;
   for (const Chunk& chunk : plan.chunks) depth = std::max(depth, RoundUp(chunk.depth, 16));
-  const int64_t columns = plan.few ? 0 : RoundUp(kernel.columns, 16);
-  plan.columns_bytes = depth * columns * 4;
-  plan.raw_bytes = depth * std::max(std::min(kSlab, plan.row_block), columns) * 4;
+  const int64_t slice = plan.few ? 0 : RoundUp(plan.slice, 16) * kernel.columns;
+  plan.columns_bytes = slice * kernel.size;
+  plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
+  plan.found_bytes = plan.few ? 0 : plan.row_block * plan.wide * sizeof(float);
   plan.sums_bytes = plan.row_block * plan.column_block * sizeof(double);
 }
 
@@ -101,9 +104,10 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
   plan.row_shares = Blocks(problem.rows, plan.row_block);
   CutRounds(plan);
-  // With one round the sums of a register tile's columns are finished before the next begin.
-  const int64_t strips = kSumBytes / (plan.row_block * kernel.columns * sizeof(double));
-  plan.column_block = kernel.columns * (plan.rounds.size() > 1 ? std::max<int64_t>(strips, 1) : 1);
+  plan.slice = kernel.slice * (problem.rows < kManyRows ? 1 : 4);
+  plan.wide = plan.few ? kernel.few_wide : kernel.wide;
+  const int64_t blocks = kSumBytes / (plan.row_block * plan.wide * sizeof(double));
+  plan.column_block = plan.wide * std::max<int64_t>(blocks, 1);
   plan.share_columns = ShareColumns(problem, plan, threads);
   plan.column_shares = Blocks(problem.columns, plan.share_columns);
   plan.shares = problem.batch * plan.row_shares * plan.column_shares;

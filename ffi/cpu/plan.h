@@ -32,12 +32,14 @@ struct Plan {
   std::vector<Round> rounds;
   bool few;               // whether columns are multiplied as they are, by Kernel::multiply_few
   int64_t row_block;      // rows packed together
+  int64_t wide;           // columns multiplied with the rows of a chunk in one go
+  int64_t slice;          // depth of a strip packed in one go
   int64_t column_block;   // columns whose sums are kept at once
   int64_t share_columns;  // columns of one share of work
   int64_t row_shares, column_shares, shares;
 
   // Bytes of scratch.
-  int64_t rows_bytes, columns_bytes, raw_bytes, sums_bytes;
+  int64_t rows_bytes, columns_bytes, raw_bytes, found_bytes, sums_bytes;
 };
 
 // Rows are packed so many at a time: bounds the scratch of a layout that has to be turned.

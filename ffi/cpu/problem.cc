@@ -11,6 +11,10 @@ namespace {
 constexpr int64_t kShortSegment = 16;
 constexpr int64_t kShallow = 64;
 
+// Up to this many columns, fewer than rows, are better taken as rows, although the output is then
+// written across: a register tile has up to 64 columns.
+constexpr int64_t kNarrow = 64;
+
 // One axis of the dot, and where it is found in each array; -1 where it is not.
 struct Axis {
   int64_t size;
@@ -254,7 +258,7 @@ Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tab
   problem.lhs.zero_point = static_cast<const int32_t*>(buffers.lhs_zero_point);
   problem.rhs.zero_point = static_cast<const int32_t*>(buffers.rhs_zero_point);
   problem.epilogue = MakeEpilogue(spec, buffers, groups, tables);
-  if (problem.rows > problem.columns) Swap(problem);
+  if (problem.rows > problem.columns && problem.columns <= kNarrow) Swap(problem);
   return problem;
 }
 

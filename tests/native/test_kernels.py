@@ -172,15 +172,32 @@ def test_large_products_cross_every_block_border(kernel):
     oracle.assert_within_bound(spec, operands, out)
 
 
+@pytest.mark.parametrize("m", [16, 64, 70])
+@pytest.mark.parametrize("n", [63, 64, 65, 300])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_more_rows_than_columns(kernel, m, n):
+    """On both sides of where rows and columns change places, in strips that are not full."""
+    rng = np.random.default_rng(n)
+    left, right = ("int8", "uint8") if kernel in INTEGER_KERNELS else ("bfloat16", "float8_e5m2")
+    spec = ScaledDotSpec(
+        lhs=calls.side(left, (m, 1100), (1,)),
+        rhs=calls.side(right, (1100, n), (0,), tiles=(1100, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    operands = specs.draw_operands(rng, spec)
+    (out,) = calls.call_named(spec, operands, kernel)
+    oracle.assert_within_bound(spec, operands, out)
+
+
 @pytest.mark.parametrize("layout", ["kn", "nk"])
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_few_rows_against_columns_of_either_layout(kernel, m, layout):
-    """Depths and columns that fill no vector, and more than one block of depth."""
+    """Depths and columns that fill no vector, and more than one block of either."""
     rng = np.random.default_rng(m)
     integers = kernel in INTEGER_KERNELS
     for weight in ("int8", "uint8") if integers else ("float8_e4m3fn", "float8_e5m2", "uint8"):
-        for k, n in [(5, 64), (5003, 67)]:
+        for k, n in [(5, 64), (5003, 67), (70, 2120)]:
             shape, tiles = ((k, n), (3000, 1)) if layout == "kn" else ((n, k), (1, 3000))
             spec = ScaledDotSpec(
                 lhs=calls.side("int8" if integers else "bfloat16", (m, k), (1,)),

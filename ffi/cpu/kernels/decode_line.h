@@ -5,6 +5,7 @@
 
 #include "common/decode.h"
 #include "common/dtype.h"
+#include "cpu/kernels/float8_halves.h"
 #include "cpu/kernels/simd.h"
 
 namespace jaxfp8::JAXFP8_ISA {
@@ -34,13 +35,11 @@ inline float DecodeOne(const uint8_t* from) {
   if constexpr (IsFloat8(kType)) return kDecoded<kType>.value[*from];
 }
 
-// kLanes values at once. Both FP8 types are decoded through float16, whose conversion to float32 is
-// exact for subnormals too: e5m2 is its upper byte, e4m3 has the same fields one bit lower and a
-// bias smaller by 8.
+// kLanes values at once, of any type but the FP8 ones.
 #if defined(__AVX512F__)
 
 template <DType kType>
-inline __m512 DecodeVector(const uint8_t* from) {
+[[gnu::always_inline]] inline __m512 DecodeVector(const uint8_t* from) {
   if constexpr (kType == DType::kF32) return Load<__m512>(from);
   if constexpr (kType == DType::kF16) return _mm512_cvtph_ps(Load<__m256i>(from));
   if constexpr (kType == DType::kBF16) {
@@ -53,23 +52,12 @@ inline __m512 DecodeVector(const uint8_t* from) {
   if constexpr (kType == DType::kU8) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(Load<__m128i>(from)));
   }
-  if constexpr (IsFloat8(kType)) {
-    const __m256i codes = _mm256_cvtepu8_epi16(Load<__m128i>(from));
-    const __m256i upper = _mm256_slli_epi16(codes, 8);
-    if constexpr (kType == DType::kE5M2) return _mm512_cvtph_ps(upper);
-    const __m256i fields = _mm256_set1_epi16(static_cast<int16_t>(0xbfff));
-    const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(upper, 1), fields);
-    const __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.0f));
-    const __m256i magnitude = _mm256_set1_epi16(0x7f);
-    const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(codes, magnitude), magnitude);
-    return _mm512_mask_mov_ps(value, nan, _mm512_set1_ps(__builtin_nanf("")));
-  }
 }
 
 #elif defined(__AVX2__)
 
 template <DType kType>
-inline __m256 DecodeVector(const uint8_t* from) {
+[[gnu::always_inline]] inline __m256 DecodeVector(const uint8_t* from) {
   if constexpr (kType == DType::kF32) return Load<__m256>(from);
   if constexpr (kType == DType::kF16) return _mm256_cvtph_ps(Load<__m128i>(from));
   if constexpr (kType == DType::kBF16) {
@@ -79,30 +67,42 @@ inline __m256 DecodeVector(const uint8_t* from) {
   const __m128i bytes = _mm_cvtsi64_si128(Load<int64_t>(from));
   if constexpr (kType == DType::kS8) return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
   if constexpr (kType == DType::kU8) return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
-  if constexpr (IsFloat8(kType)) {
-    const __m128i codes = _mm_cvtepu8_epi16(bytes);
-    const __m128i upper = _mm_slli_epi16(codes, 8);
-    if constexpr (kType == DType::kE5M2) return _mm256_cvtph_ps(upper);
-    const __m128i fields = _mm_set1_epi16(static_cast<int16_t>(0xbfff));
-    const __m128i halves = _mm_and_si128(_mm_srai_epi16(upper, 1), fields);
-    const __m256 value = _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(256.0f));
-    const __m128i magnitude = _mm_set1_epi16(0x7f);
-    const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(codes, magnitude), magnitude);
-    return _mm256_or_ps(value, _mm256_castsi256_ps(_mm256_cvtepi16_epi32(nan)));
-  }
 }
 
 #endif
 
+// kColumns values at once.
+template <DType kType>
+[[gnu::always_inline]] inline void DecodeVectors(const uint8_t* from, F32 (&to)[kVectors]) {
+#if defined(__AVX2__)
+  if constexpr (IsFloat8(kType)) {
+    DecodeFloat8<kType>(from, to);
+  } else {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      to[v] = (F32)DecodeVector<kType>(from + v * kLanes * SizeOf(kType));
+    }
+  }
+#else
+  float values[kColumns];
+  for (int i = 0; i < kColumns; ++i) values[i] = DecodeOne<kType>(from + i * SizeOf(kType));
+  std::memcpy(to, values, sizeof to);
+#endif
+}
+
 template <DType kType>
 inline void DecodeRun(const uint8_t* from, int64_t count, float* to) {
+  F32 values[kVectors];
   int64_t i = 0;
-#if defined(__AVX2__)
-  for (; i + kLanes <= count; i += kLanes) {
-    Store(to + i, DecodeVector<kType>(from + i * SizeOf(kType)));
+  for (; i + kColumns <= count; i += kColumns) {
+    DecodeVectors<kType>(from + i * SizeOf(kType), values);
+    std::memcpy(to + i, values, sizeof values);
   }
-#endif
-  for (; i < count; ++i) to[i] = DecodeOne<kType>(from + i * SizeOf(kType));
+  if (i == count) return;
+  uint8_t rest[kColumns * SizeOf(kType)] = {};
+  std::memcpy(rest, from + i * SizeOf(kType), (count - i) * SizeOf(kType));
+  DecodeVectors<kType>(rest, values);
+  std::memcpy(to + i, values, (count - i) * sizeof(float));
 }
 
 inline void DecodeLine(DType type, const uint8_t* from, int64_t count, float* to) {

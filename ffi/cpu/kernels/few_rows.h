@@ -20,24 +20,26 @@ inline T SumOfLanes(const void* vector) {
   return lane[0];
 }
 
-// The products of one column along the depth with kCount rows; `Sums::Unpack` turns kStep stored
-// values into a vector packed like a row's.
+// The products of one column along the depth with kCount rows; `Sums::Unpack` turns kColumns stored
+// values into kParts vectors packed like a row's.
 template <class Sums, DType kType, int kCount>
 class Column {
  public:
   using Vector = typename Sums::Vector;
-  static constexpr int kStep = kLanes * Sums::kGroup;
+  static constexpr int kParts = kVectors / Sums::kGroup;
+  static constexpr int kRowBytes = kParts * kBytes;  // of a packed row, for kColumns values
 
   void Multiply(const uint8_t* from, const Panel& left, int64_t depth) {
-    const int64_t whole = depth / kStep;
+    const int64_t whole = depth / kColumns;
     int64_t v = 0;
     // Two chains of sums per row hide the latency of an addition.
     for (; v + 1 < whole; v += 2) {
-      Add<0>(Sums::template Unpack<kType>(from + v * kStep), left, v * kBytes);
-      Add<1>(Sums::template Unpack<kType>(from + (v + 1) * kStep), left, (v + 1) * kBytes);
+      Add<0>(from + v * kColumns, left, v * kRowBytes);
+      Add<1>(from + (v + 1) * kColumns, left, (v + 1) * kRowBytes);
     }
-    if (v < whole) Add<0>(Sums::template Unpack<kType>(from + v * kStep), left, v * kBytes);
-    if (depth % kStep) AddRest(from + whole * kStep, depth % kStep, left, whole * kBytes);
+    if (v < whole) Add<0>(from + v * kColumns, left, v * kRowBytes);
+    if (depth % kColumns)
+      AddRest(from + whole * kColumns, depth % kColumns, left, whole * kRowBytes);
   }
 
   template <typename T>
@@ -49,30 +51,36 @@ class Column {
   double TotalOfColumn() const { return SumOfLanes<int32_t>(&of_column_); }
 
  private:
-  template <int kChain>
-  void Add(Vector column, const Panel& left, int64_t offset) {
+  template <int kFirstChain>
+  void Add(const uint8_t* from, const Panel& left, int64_t offset) {
+    Vector column[kParts];
+    Sums::template Unpack<kType>(from, column);
 #pragma GCC unroll 4
-    for (int r = 0; r < kCount; ++r) {
-      const Vector row = Load<Vector>(left.data + r * left.pitch + offset);
-      sum_[r][kChain] = Sums::AddLanes(sum_[r][kChain], row, column);
+    for (int p = 0; p < kParts; ++p) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kCount; ++r) {
+        const Vector row = Load<Vector>(left.data + r * left.pitch + offset + p * kBytes);
+        Vector& sum = sum_[r][(kFirstChain + p) % 2];
+        sum = Sums::AddLanes(sum, row, column[p]);
+      }
     }
-    if constexpr (Sums::kExact) of_column_ = Sums::AddLanes(of_column_, Sums::Ones(), column);
+    if constexpr (Sums::kExact) of_column_ = Sums::AddLanes(of_column_, Sums::Ones(), column[0]);
   }
 
   // The end of a column that fills no vector, padded with what decodes to 0, against rows likewise.
   void AddRest(const uint8_t* from, int64_t count, const Panel& left, int64_t offset) {
     constexpr int kSize = 4 / Sums::kGroup;
-    uint8_t rest[kStep];
-    std::memset(rest, Sums::template kZeroCode<kType>, kStep);
+    uint8_t rest[kColumns];
+    std::memset(rest, Sums::template kZeroCode<kType>, kColumns);
     std::memcpy(rest, from, count);
-    uint8_t rows[kCount][kBytes] = {};
+    uint8_t rows[kCount][kRowBytes] = {};
     for (int r = 0; r < kCount; ++r) {
       std::memcpy(rows[r], left.data + r * left.pitch + offset, count * kSize);
     }
     Panel padded = left;
     padded.data = rows[0];
-    padded.pitch = kBytes;
-    Add<0>(Sums::template Unpack<kType>(rest), padded, 0);
+    padded.pitch = kRowBytes;
+    Add<0>(rest, padded, 0);
   }
 
   Vector sum_[kCount][2] = {};
@@ -82,7 +90,7 @@ class Column {
 // Both fill found[row][column], and the sums of the columns where sums are exact.
 template <class Sums, DType kType, int kCount>
 void FindAlong(const Side& side, const Block& block, const Panel& left, const Panel& right,
-               Found<Sums> (&found)[kCount][kColumns]) {
+               Wide<Sums, kCount>& found) {
   const Lines lines = AlongDepth(side, block);
   for (int64_t i = 0; i < block.count; ++i) {
     Column<Sums, kType, kCount> column;
@@ -94,26 +102,24 @@ void FindAlong(const Side& side, const Block& block, const Panel& left, const Pa
 
 template <class Sums, DType kType, int kCount>
 void FindAcross(const Side& side, const Block& block, const Panel& left, const Panel& right,
-                Found<Sums> (&found)[kCount][kColumns]) {
-  int32_t of_columns[kColumns] = {};
-  FindStrip<Sums, kType, kCount>(AcrossDepth(side, block), block, left, found, of_columns);
-  for (int i = 0; i < kColumns; ++i) right.sum[i] = of_columns[i];
+                Wide<Sums, kCount>& found) {
+  int32_t of_columns[kFewColumns] = {};
+  FindStrips<Sums, kType, kCount>(AcrossDepth(side, block), block, left, found, of_columns);
+  if constexpr (Sums::kExact) std::copy_n(of_columns, Strips(block) * kColumns, right.sum);
 }
 
 template <class Sums, DType kType, int kCount>
 void MultiplyColumns(const Side& side, const Block& block, const Panel& left, const Panel& right,
                      double* sums, int64_t pitch) {
-  Found<Sums> found[kCount][kColumns] = {};
+  Wide<Sums, kCount> found = {};
   if (side.depth.Contiguous()) {
     FindAlong<Sums, kType, kCount>(side, block, left, right, found);
   } else {
     FindAcross<Sums, kType, kCount>(side, block, left, right, found);
   }
-  if constexpr (Sums::kExact) {
-    for (int i = 0; i < kColumns; ++i) right.zero[i] += Sums::Shift(kType, Role::kColumn);
-  }
+  const int64_t width = Strips(block) * kColumns;
   for (int r = 0; r < kCount; ++r) {
-    AddRow<Sums>(found[r], left, r, right, block.depth, sums + r * pitch);
+    AddRow<Sums>(found[r], left, r, right, block.depth, width, sums + r * pitch);
   }
 }
 
@@ -135,7 +141,7 @@ void MultiplyFewOf(const Side& side, const Block& block, const Panel& left, int 
 template <class Sums>
 void MultiplyFew(const Side& side, const Block& block, const Panel& left, int rows,
                  const Panel& right, double* sums, int64_t pitch) {
-  Factors(side, block, kColumns, right);
+  StartColumns<Sums>(side, block, right);
   if constexpr (!Sums::kExact) {
     if (side.dtype == DType::kE4M3) {
       return MultiplyFewOf<Sums, DType::kE4M3>(side, block, left, rows, right, sums, pitch);

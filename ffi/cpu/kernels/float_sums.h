@@ -41,22 +41,19 @@ struct FloatSums {
   using Lane = float;
   static constexpr int kGroup = 1;
   static constexpr bool kExact = false;
-  static constexpr int kDepth = 256;  // 64 columns of float32 are 64 KB, which L2 streams
 
   static Vector Add(Vector sum, Lane row, Vector column) { return sum + row * column; }
 
   static Vector AddLanes(Vector sum, Vector row, Vector column) { return sum + row * column; }
 
   template <DType kType>
-  static Vector Unpack(const uint8_t* from) {
-    float values[kLanes];
-    DecodeRun<kType>(from, kLanes, values);
-    return Load<Vector>(values);
+  static void Unpack(const uint8_t* from, Vector (&to)[kVectors]) {
+    DecodeVectors<kType>(from, to);
   }
 
   template <DType kType>
   static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    for (int v = 0; v < kVectors; ++v) column[v] = Unpack<kType>(line[0] + v * kLanes);
+    DecodeVectors<kType>(line[0], column);
   }
 
   template <DType>
@@ -73,11 +70,10 @@ struct FloatSums {
                          const Panel& panel) {
     const ValueFactors factors(side, block);
     auto* to = reinterpret_cast<float*>(panel.data);
-    for (int64_t k = 0; k < block.depth; ++k, to += kColumns) {
-      lines.Prefetch(k);
-      DecodeLine(side.dtype, lines[k], block.count, to);
-      factors.AcrossDepth(k, block.count, to);
-      for (int64_t i = block.count; i < kColumns; ++i) to[i] = 0.0f;
+    WithType(side.dtype,
+             [&]<DType kType>() { PackStrip<FloatSums, kType>(lines, block, panel.data); });
+    for (int64_t k = 0; k < block.depth; ++k) {
+      factors.AcrossDepth(k, block.count, to + k * kColumns);
     }
   }
 };

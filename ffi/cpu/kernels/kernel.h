@@ -47,18 +47,28 @@ struct Kernel {
   const char* name;
   unsigned needs;  // Feature bits
   Sums sums;
-  int rows, columns;  // of the register tile
-  int depth;          // longest block
+  int rows, columns;  // of the register tile; so many columns are a strip
+  int wide;           // columns that are packed in one go
+  int few_wide;       // columns multiplied with few rows in one go
+  int depth;          // longest chunk, whose sums stay in 32 bits
+  int slice;          // depth at which a packed strip fills half of an L1 of 32 KB
   int group;          // consecutive depths that one lane holds
   int size;           // bytes of a packed value
   int few;            // rows up to which multiply_few is best for columns along the depth
   bool biased;        // packed values are shifted, so line sums are always needed
 
   void (*pack_rows)(const Side&, const Block&, const Panel&);
+  // The factors of as many columns as are packed in one go, and sums of 0.
+  void (*start_columns)(const Side&, const Block&, const Panel&);
+  // Packs a slice of one strip, and adds to the sums of its columns.
   void (*pack_columns)(const Side&, const Block&, const Panel&);
-  // sums[r * pitch + c] += the worth of the product of the panels, `rows` at most Kernel::rows.
-  void (*multiply)(const Panel& left, int rows, const Panel& right, int64_t depth, double* sums,
-                   int64_t pitch);
+  // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip;
+  // what is found is float or int32_t.
+  void (*multiply)(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
+                   int64_t depth, void* found, int64_t pitch);
+  // Adds the worth of what was found along a chunk to `width` sums of one row.
+  void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
+              int64_t width, double* sums);
   // The same for at most kFewRows rows and a block of columns of 8-bit values, contiguous along the
   // depth or side by side, which are not packed; `right` has room for their factors. Null where a
   // kernel has none.

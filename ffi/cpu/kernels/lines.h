@@ -7,6 +7,8 @@
 #ifndef JAXFP8_CPU_KERNELS_LINES_H_
 #define JAXFP8_CPU_KERNELS_LINES_H_
 
+#include <algorithm>
+
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/simd.h"
 #include "cpu/problem.h"
@@ -30,6 +32,33 @@ inline void Turn16(const uint8_t* const (&from)[16], uint8_t* to, int64_t pitch)
   for (int i = 0; i < 16; ++i) Store(to + i * pitch, a[i]);
 }
 
+#if defined(__AVX512F__)
+// Turns 16 x 64 bytes: to[i][j] = from[j][i] for i < 64.
+inline void Turn64(const uint8_t* const (&from)[16], uint8_t* to, int64_t pitch) {
+  __m512i a[16], b[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) a[i] = Load<__m512i>(from[i]);
+  // Four perfect shuffles of the 256 bytes of each 128-bit lane, as below.
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      b[2 * i] = _mm512_unpacklo_epi8(a[i], a[i + 8]);
+      b[2 * i + 1] = _mm512_unpackhi_epi8(a[i], a[i + 8]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) a[i] = b[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    Store(to + i * pitch, _mm512_castsi512_si128(a[i]));
+    Store(to + (i + 16) * pitch, _mm512_extracti32x4_epi32(a[i], 1));
+    Store(to + (i + 32) * pitch, _mm512_extracti32x4_epi32(a[i], 2));
+    Store(to + (i + 48) * pitch, _mm512_extracti32x4_epi32(a[i], 3));
+  }
+}
+#endif
+
 class Lines {
  public:
   // `across` finds a line and `along` a value in it; both start at the given index.
@@ -38,7 +67,6 @@ class Lines {
 
   // Makes `count` lines of `length` values ready; `scratch` holds them if they must be turned.
   void Prepare(int64_t count, int64_t length, uint8_t* scratch) {
-    count_ = count;
     if (along_.Contiguous()) return;
     turned_ = scratch;
     pitch_ = (length * size_ + 15) / 16 * 16;
@@ -58,10 +86,13 @@ class Lines {
     return base_ + (across_[line_ + i] + along_[value_]) * size_;
   }
 
-  // Asks for the start of the line `ahead` of line i: lines are pages apart, where the processor
-  // does not look ahead by itself.
-  void Prefetch(int64_t i, int64_t ahead = 32) const {
-    if (i + ahead < count_) __builtin_prefetch((*this)[i + ahead]);
+  // How many of `count` lines can be read `width` bytes wide, of which `length` are theirs: beyond
+  // the end of one lies another, or the array ends.
+  int64_t Readable(int64_t count, int64_t length, int64_t width) const {
+    if (length == width) return count;
+    if (across_.table || across_.stride <= 0) return 0;
+    const int64_t beyond = (width - length + across_.stride * size_ - 1) / (across_.stride * size_);
+    return std::max<int64_t>(count - beyond, 0);
   }
 
  private:
@@ -72,7 +103,17 @@ class Lines {
   void TurnBytes(int64_t count, int64_t length) {
     const int64_t whole_lines = count / 16 * 16;
     const int64_t whole_values = length / 16 * 16;
-    for (int64_t line = 0; line < whole_lines; line += 16) {
+    int64_t line = 0;
+#if defined(__AVX512F__)
+    for (; line + 64 <= count; line += 64) {
+      for (int64_t value = 0; value < whole_values; value += 16) {
+        const uint8_t* from[16];
+        for (int i = 0; i < 16; ++i) from[i] = Source(line, value + i);
+        Turn64(from, turned_ + line * pitch_ + value, pitch_);
+      }
+    }
+#endif
+    for (; line < whole_lines; line += 16) {
       for (int64_t value = 0; value < whole_values; value += 16) {
         const uint8_t* from[16];
         for (int i = 0; i < 16; ++i) from[i] = Source(line, value + i);
@@ -96,7 +137,6 @@ class Lines {
   int size_;
   Offsets across_, along_;
   int64_t line_, value_;
-  int64_t count_ = 0;
   uint8_t* turned_ = nullptr;
   int64_t pitch_ = 0;
 };

@@ -18,6 +18,13 @@ namespace jaxfp8::JAXFP8_ISA {
 
 enum class Role : uint8_t { kRow, kColumn };
 
+inline int64_t Strips(const Block& block) { return (block.count + kColumns - 1) / kColumns; }
+
+// How many columns strip s of the block has.
+inline int64_t ColumnsOf(const Block& block, int64_t s) {
+  return std::min<int64_t>(block.count - s * kColumns, kColumns);
+}
+
 // Where the scale and zero point of a value of the block are; `i` counts lines, `k` depths.
 inline int64_t TileOf(const Side& side, const Block& block, int64_t i, int64_t k) {
   return side.tile_batch[block.batch] + side.tile_free[block.first + i] +
@@ -41,9 +48,60 @@ inline void Factors(const Side& side, const Block& block, int64_t room, const Pa
   }
 }
 
+// Calls `f.template operator()<kType>()` for a type that a panel can be packed from.
+template <typename F>
+void WithType(DType type, const F& f) {
+  switch (type) {
+    case DType::kF32:
+      return f.template operator()<DType::kF32>();
+    case DType::kBF16:
+      return f.template operator()<DType::kBF16>();
+    case DType::kF16:
+      return f.template operator()<DType::kF16>();
+    case DType::kE4M3:
+      return f.template operator()<DType::kE4M3>();
+    case DType::kE5M2:
+      return f.template operator()<DType::kE5M2>();
+    case DType::kS8:
+      return f.template operator()<DType::kS8>();
+    default:
+      return f.template operator()<DType::kU8>();
+  }
+}
+
+// Packs a strip by `Sums::Spread`, which takes whole lines of kColumns values; others are padded.
+template <class Sums, DType kType>
+void PackStrip(const Lines& lines, const Block& block, uint8_t* to) {
+  constexpr int kGroup = Sums::kGroup;
+  constexpr int kSize = SizeOf(kType);
+  uint8_t padded[kGroup][kColumns * kSize];
+  std::memset(padded, Sums::template kZeroCode<kType>, sizeof padded);
+  for (int64_t k = 0; k < block.depth; k += kGroup) {
+    const uint8_t* line[kGroup];
+    const bool whole = block.count == kColumns && k + kGroup <= block.depth;
+#pragma GCC unroll 4
+    for (int j = 0; j < kGroup; ++j) {
+      line[j] = whole ? lines[k + j] : padded[j];
+      if (whole) continue;
+      if (k + j < block.depth) {
+        std::memcpy(padded[j], lines[k + j], block.count * kSize);
+      } else {
+        std::memset(padded[j], Sums::template kZeroCode<kType>, sizeof padded[j]);
+      }
+    }
+    typename Sums::Vector column[kVectors];
+    Sums::template Spread<kType>(line, column);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v, to += kBytes) Store(to, column[v]);
+  }
+}
+
 template <class Sums>
 void PackRows(const Side& side, const Block& block, const Panel& panel) {
   Factors(side, block, block.count, panel);
+  if constexpr (Sums::kExact) {
+    for (int64_t i = 0; i < block.count; ++i) panel.zero[i] += Sums::Shift(side.dtype, Role::kRow);
+  }
   Lines lines = AlongDepth(side, block);
   lines.Prepare(block.count, block.depth, panel.raw);
   for (int64_t i = 0; i < block.count; ++i) {
@@ -51,47 +109,46 @@ void PackRows(const Side& side, const Block& block, const Panel& panel) {
   }
 }
 
-// Asks for a column some way after column i: a block of one is too short for the processor to see
-// where it leads.
-inline void PrefetchColumn(const Lines& lines, const Block& block, int64_t i, int size) {
-  constexpr int64_t kAhead = 8;
-  if (i + kAhead >= block.count) return;
-  const uint8_t* column = lines[i + kAhead];
-  for (int64_t offset = 0; offset < block.depth * size; offset += 64) {
-    __builtin_prefetch(column + offset);
-  }
-}
-
 template <class Sums>
 void TurnColumns(const Side& side, const Block& block, const Panel& panel) {
-  constexpr int kMostGroups = Sums::kDepth / Sums::kGroup;
+  constexpr int kMostGroups = kDeepSlice<Sums::kGroup> / Sums::kGroup;
   // A line's end is read in whole vectors; the odd lanes keep lines off each other's cache sets.
   constexpr int kPitch = kMostGroups + kLanes;
   int32_t packed[kLanes * kPitch];
   const int64_t groups = (block.depth + Sums::kGroup - 1) / Sums::kGroup;
-  auto* to = reinterpret_cast<int32_t*>(panel.data);
   const Lines lines = AlongDepth(side, block);
   for (int first = 0; first < kColumns; first += kLanes) {
     for (int i = 0; i < kLanes; ++i) {
       int32_t* line = packed + i * kPitch;
       if (first + i < block.count) {
-        PrefetchColumn(lines, block, first + i, SizeOf(side.dtype));
         Sums::PackLine(side, block, Role::kColumn, first + i, lines[first + i], line, panel);
         std::fill_n(line + groups, kLanes, 0);
       } else {
         std::fill_n(line, groups + kLanes, 0);
       }
     }
+    auto* to = reinterpret_cast<int32_t*>(panel.data) + first;
     for (int64_t g = 0; g < groups; g += kLanes) {
-      TurnLanes(packed + g, kPitch, to + g * kColumns + first, kColumns, groups - g);
+      TurnLanes(packed + g, kPitch, to + g * kColumns, kColumns, groups - g);
     }
   }
 }
 
 template <class Sums>
+void StartColumns(const Side& side, const Block& block, const Panel& panel) {
+  const int64_t room = Strips(block) * kColumns;
+  Factors(side, block, room, panel);
+  if constexpr (Sums::kExact) {
+    for (int64_t i = 0; i < room; ++i) panel.zero[i] += Sums::Shift(side.dtype, Role::kColumn);
+  }
+}
+
+// One strip, its columns side by side or along the depth. Bytes that are to be widened are turned
+// before: they are fewer.
+template <class Sums>
 void PackColumns(const Side& side, const Block& block, const Panel& panel) {
-  Factors(side, block, kColumns, panel);
-  if (side.depth.Contiguous()) return TurnColumns<Sums>(side, block, panel);
+  const bool turned = Sums::kGroup < 4 && IsEightBit(side.dtype);
+  if (side.depth.Contiguous() && !turned) return TurnColumns<Sums>(side, block, panel);
   Lines lines = AcrossDepth(side, block);
   lines.Prepare(block.depth, block.count, panel.raw);
   Sums::PackAcross(side, block, lines, panel);

@@ -20,7 +20,6 @@ struct ShortSums {
   using Lane = int32_t;
   static constexpr int kGroup = 2;
   static constexpr bool kExact = true;
-  static constexpr int kDepth = 512;  // 2^9 * 255^2 is far below 2^31
 
   static Vector Add(Vector sum, Lane row, Vector column) {
 #if defined(__AVX512F__)
@@ -33,6 +32,8 @@ struct ShortSums {
 #endif
   }
 
+  static int Shift(DType, Role) { return 0; }
+
   static void PackLine(const Side& side, const Block& block, Role, int64_t i, const uint8_t* from,
                        void* to, const Panel& panel) {
     auto* line = static_cast<int16_t*>(to);
@@ -41,7 +42,7 @@ struct ShortSums {
     if (!block.sums) return;
     int32_t sum = 0;
     for (int64_t k = 0; k < block.depth; ++k) sum += line[k];
-    panel.sum[i] = sum;
+    panel.sum[i] += sum;
   }
 
   static void PackAcross(const Side& side, const Block& block, const Lines& lines,
@@ -50,8 +51,6 @@ struct ShortSums {
     int16_t even[kColumns] = {}, odd[kColumns] = {};
     int32_t sum[kColumns] = {};
     for (int64_t k = 0; k < block.depth; k += 2, to += kColumns) {
-      lines.Prefetch(k);
-      lines.Prefetch(k + 1);
       WidenLine(side.dtype, lines[k], block.count, even);
       if (k + 1 < block.depth) {
         WidenLine(side.dtype, lines[k + 1], block.count, odd);
@@ -63,7 +62,7 @@ struct ShortSums {
         sum[i] += even[i] + odd[i];
       }
     }
-    for (int i = 0; i < kColumns; ++i) panel.sum[i] = sum[i];
+    for (int i = 0; i < kColumns; ++i) panel.sum[i] += sum[i];
   }
 };
 

@@ -5,6 +5,7 @@
 #define JAXFP8_CPU_KERNELS_STRIP_H_
 
 #include "cpu/kernels/lines.h"
+#include "cpu/kernels/pack.h"
 #include "cpu/kernels/tile.h"
 
 namespace jaxfp8::JAXFP8_ISA {
@@ -13,11 +14,11 @@ namespace jaxfp8::JAXFP8_ISA {
 template <class Sums, DType kType>
 class PaddedGroup {
  public:
-  PaddedGroup(const Lines& lines, const Block& block, int64_t group) {
+  PaddedGroup(const Lines& lines, const Block& block, int64_t s, int64_t group) {
     std::memset(line_, Sums::template kZeroCode<kType>, sizeof line_);
     for (int j = 0; j < Sums::kGroup; ++j) {
       const int64_t k = group * Sums::kGroup + j;
-      if (k < block.depth) std::memcpy(line_[j], lines[k], block.count);
+      if (k < block.depth) std::memcpy(line_[j], lines[k] + s * kColumns, ColumnsOf(block, s));
     }
   }
 
@@ -27,65 +28,110 @@ class PaddedGroup {
   uint8_t line_[Sums::kGroup][kColumns];
 };
 
-// Adds the products of kColumns columns with kCount rows over `count` groups of depth from `first`.
+// Sums of as many columns as are multiplied with few rows in one go.
+template <class Sums, int kCount>
+using Wide = Found<Sums>[kCount][kFewColumns];
+
+// Where a strip's sums are found, and the sums of its columns.
+template <class Sums>
+struct StripSums {
+  Found<Sums>* found;  // rows kFewColumns apart
+  int32_t* of_columns;
+};
+
+// Adds the products of kColumns columns with kCount rows over groups [first, last) of depth.
 // `lines[g * kGroup + j]` is line j of group g; `Sums::Spread` turns the lines of a group into
 // kVectors vectors of packed lanes. In a function of its own for the sake of registers.
 template <class Sums, DType kType, int kCount, class Lines>
-__attribute__((noinline)) void SumStrip(const Lines& lines, int64_t first, int64_t count,
-                                        const Panel& left, Found<Sums> (&found)[kCount][kColumns],
-                                        int32_t (&of_columns)[kColumns]) {
+__attribute__((noinline)) void SumStrip(const Lines& lines, int64_t offset, int64_t first,
+                                        int64_t last, const Panel& left, int64_t left_first,
+                                        const StripSums<Sums>& sums) {
   using Vector = typename Sums::Vector;
   constexpr int kGroup = Sums::kGroup;
-  constexpr int64_t kAhead = 32;  // lines, some 200 ns
-  Vector sum[kCount][kVectors] = {};
-  Vector totals[1][kVectors] = {};
-  const int64_t last = count * kGroup - 1;
-  for (int64_t g = 0; g < count; ++g) {
+  Vector sum[kCount][kVectors];
+  Vector totals[kVectors] = {};
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kCount; ++r) {
+      sum[r][v] = Load<Vector>(sums.found + r * kFewColumns + v * kLanes);
+    }
+    if constexpr (Sums::kExact) totals[v] = Load<Vector>(sums.of_columns + v * kLanes);
+  }
+  for (int64_t g = first; g < last; ++g) {
     const uint8_t* line[kGroup];
 #pragma GCC unroll 4
     for (int j = 0; j < kGroup; ++j) {
-      line[j] = lines[g * kGroup + j];
-      // Each line is in a page of its own, where the processor does not look ahead.
-      __builtin_prefetch(lines[std::min(g * kGroup + j + kAhead, last)]);
+      line[j] = lines[g * kGroup + j] + offset;
+      // Of the next strip; what has been read here leads nowhere else.
+      __builtin_prefetch(line[j] + kColumns, 0, 2);
     }
     Vector column[kVectors];
     Sums::template Spread<kType>(line, column);
 #pragma GCC unroll 4
     for (int r = 0; r < kCount; ++r) {
-      const auto row =
-          Load<typename Sums::Lane>(left.data + r * left.pitch + (first + g) * sizeof(int32_t));
+      const auto row = Load<typename Sums::Lane>(left.data + r * left.pitch +
+                                                 (left_first + g) * sizeof(int32_t));
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] = Sums::Add(sum[r][v], row, column[v]);
     }
     if constexpr (Sums::kExact) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        totals[0][v] = Sums::AddLanes(totals[0][v], Sums::Ones(), column[v]);
+        totals[v] = Sums::AddLanes(totals[v], Sums::Ones(), column[v]);
       }
     }
   }
-  Found<Sums> part[kCount][kColumns];
-  StoreTile<Sums, kCount>(sum, part);
-  for (int r = 0; r < kCount; ++r) {
-    for (int i = 0; i < kColumns; ++i) found[r][i] += part[r][i];
-  }
-  if constexpr (Sums::kExact) {
-    Found<Sums> total[1][kColumns];
-    StoreTile<Sums, 1>(totals, total);
-    for (int i = 0; i < kColumns; ++i) of_columns[i] += total[0][i];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kCount; ++r) {
+      Store(sums.found + r * kFewColumns + v * kLanes, sum[r][v]);
+    }
+    if constexpr (Sums::kExact) Store(sums.of_columns + v * kLanes, totals[v]);
   }
 }
 
-// The sums of a whole strip: groups as they lie in memory, then those that have to be padded.
+// The sums of one strip over groups [first, last): as they lie in memory, then padded those that
+// would reach beyond it.
 template <class Sums, DType kType, int kCount>
-void FindStrip(const Lines& lines, const Block& block, const Panel& left,
-               Found<Sums> (&found)[kCount][kColumns], int32_t (&of_columns)[kColumns]) {
+void SumGroups(const Lines& lines, const Block& block, int64_t s, int64_t first, int64_t last,
+               const Panel& left, const StripSums<Sums>& sums) {
+  const int64_t width = ColumnsOf(block, s);
+  const int64_t whole = lines.Readable(block.depth, width, kColumns) / Sums::kGroup;
+  const int64_t border = std::clamp(whole, first, last);
+  SumStrip<Sums, kType, kCount>(lines, s * kColumns, first, border, left, 0, sums);
+  for (int64_t g = border; g < last; ++g) {
+    const PaddedGroup<Sums, kType> padded(lines, block, s, g);
+    SumStrip<Sums, kType, kCount>(padded, 0, 0, 1, left, g, sums);
+  }
+}
+
+// Asks for the lines after `line` that strip s is to ask for, so that all do for a block's next.
+inline void PrefetchLines(const Lines& lines, const Block& block, int64_t line, int64_t count,
+                          int64_t s) {
+  const int64_t first = line + count * s / Strips(block);
+  const int64_t last = std::min(line + count * (s + 1) / Strips(block), block.depth);
+  for (int64_t k = first; k < last; ++k) {
+    __builtin_prefetch(lines[k], 0, 2);
+    __builtin_prefetch(lines[k] + 64, 0, 2);
+  }
+}
+
+// The sums of a block. Few lines at a time, so that they are read from end to end.
+template <class Sums, DType kType, int kCount>
+void FindStrips(const Lines& lines, const Block& block, const Panel& left,
+                Wide<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
+  constexpr int64_t kLines = 32;
+  constexpr int64_t kGroups = kLines / Sums::kGroup;
   const int64_t groups = (block.depth + Sums::kGroup - 1) / Sums::kGroup;
-  const int64_t whole = block.count == kColumns ? block.depth / Sums::kGroup : 0;
-  if (whole > 0) SumStrip<Sums, kType, kCount>(lines, 0, whole, left, found, of_columns);
-  for (int64_t g = whole; g < groups; ++g) {
-    const PaddedGroup<Sums, kType> padded(lines, block, g);
-    SumStrip<Sums, kType, kCount>(padded, g, 1, left, found, of_columns);
+  for (int64_t first = 0; first < groups; first += kGroups) {
+    const int64_t last = std::min(first + kGroups, groups);
+    for (int64_t s = 0; s < Strips(block); ++s) {
+      PrefetchLines(lines, block, last * Sums::kGroup, kLines, s);
+      SumGroups<Sums, kType, kCount>(lines, block, s, first, last, left,
+                                     {found[0] + s * kColumns, of_columns + s * kColumns});
+    }
   }
 }
 

@@ -1,4 +1,4 @@
-// The register tile: up to kRows rows times kColumns columns, summed over one block of depth.
+// The register tile: up to kRows rows times kColumns columns, summed over one slice of depth.
 //
 // Written once for every kernel. A kernel's `Sums` says what one 32-bit lane holds (one float, two
 // 16-bit or four 8-bit values at consecutive depths) and how a lane of products is added.
@@ -13,12 +13,12 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Adds the worth of one row of exact integer sums; see Panel for the equation.
+// Adds the worth of `width` exact integer sums of one row; see Panel for the equation.
 inline void AddIntegers(const int32_t* found, const Panel& left, int row, const Panel& right,
-                        int64_t depth, double* sums) {
+                        int64_t depth, int64_t width, double* sums) {
   const double row_zero = left.zero[row];
   const double row_sum = left.sum[row] - static_cast<double>(depth) * row_zero;
-  for (int i = 0; i < kColumns; i += kWide) {
+  for (int64_t i = 0; i < width; i += kWide) {
     const F64 raw = __builtin_convertvector(Load<HalfS32>(found + i), F64);
     const F64 shifted =
         raw - row_zero * Load<F64>(right.sum + i) - row_sum * Load<F64>(right.zero + i);
@@ -28,8 +28,8 @@ inline void AddIntegers(const int32_t* found, const Panel& left, int row, const 
 }
 
 inline void AddFloats(const float* found, const Panel& left, int row, const Panel& right,
-                      double* sums) {
-  for (int i = 0; i < kColumns; i += kWide) {
+                      int64_t width, double* sums) {
+  for (int64_t i = 0; i < width; i += kWide) {
     const F64 raw = __builtin_convertvector(Load<HalfF32>(found + i), F64);
     const F64 worth = raw * (Load<F64>(right.scale + i) * left.scale[row]);
     Store(sums + i, Load<F64>(sums + i) + worth);
@@ -41,74 +41,70 @@ using Found = std::conditional_t<Sums::kExact, int32_t, float>;
 
 template <class Sums>
 inline void AddRow(const Found<Sums>* found, const Panel& left, int row, const Panel& right,
-                   int64_t depth, double* sums) {
+                   int64_t depth, int64_t width, double* sums) {
   if constexpr (Sums::kExact) {
-    AddIntegers(found, left, row, right, depth, sums);
+    AddIntegers(found, left, row, right, depth, width, sums);
   } else {
-    AddFloats(found, left, row, right, sums);
+    AddFloats(found, left, row, right, width, sums);
   }
 }
 
-// Copies sums out of registers. Indices must be known to the compiler: unrolled to the last.
+// The inner loop: kCount rows times one strip. A function of its own, so that no register is kept
+// for what comes after it. Indices must be known to the compiler: unrolled to the last.
 template <class Sums, int kCount>
-inline void StoreTile(const typename Sums::Vector (&sum)[kCount][kVectors],
-                      Found<Sums> (&found)[kCount][kColumns]) {
+__attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip,
+                                       int64_t groups, Found<Sums>* found, int64_t pitch) {
+  using Vector = typename Sums::Vector;
+  using Lane = typename Sums::Lane;
+  Vector sum[kCount][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) Store(found[r] + v * kLanes, sum[r][v]);
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = Load<Vector>(found + r * pitch + v * kLanes);
   }
-}
-
-// The inner loop. A function of its own, so that no register is kept for what comes after it.
-template <class Sums, int kCount>
-__attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t pitch, const uint8_t* columns,
-                                       int64_t groups, Found<Sums> (&found)[kCount][kColumns]) {
-  using Vector = typename Sums::Vector;
-  using Lane = typename Sums::Lane;
-  Vector sum[kCount][kVectors] = {};
-  for (int64_t g = 0; g < groups; ++g, columns += kVectors * kBytes, rows += sizeof(Lane)) {
+  for (int64_t g = 0; g < groups; ++g, strip += kVectors * kBytes, rows += sizeof(Lane)) {
     Vector column[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) column[v] = Load<Vector>(columns + v * kBytes);
+    for (int v = 0; v < kVectors; ++v) column[v] = Load<Vector>(strip + v * kBytes);
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
-      const Lane row = Load<Lane>(rows + r * pitch);
+      const Lane row = Load<Lane>(rows + r * row_pitch);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] = Sums::Add(sum[r][v], row, column[v]);
     }
   }
-  StoreTile<Sums, kCount>(sum, found);
-}
-
-template <class Sums, int kCount>
-void MultiplyRows(const Panel& left, const Panel& right, int64_t depth, double* sums,
-                  int64_t pitch) {
-  Found<Sums> found[kCount][kColumns];
-  const int64_t groups = (depth + Sums::kGroup - 1) / Sums::kGroup;
-  SumTile<Sums, kCount>(left.data, left.pitch, right.data, groups, found);
+#pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
-    AddRow<Sums>(found[r], left, r, right, depth, sums + r * pitch);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) Store(found + r * pitch + v * kLanes, sum[r][v]);
   }
 }
 
 template <class Sums>
-void Multiply(const Panel& left, int rows, const Panel& right, int64_t depth, double* sums,
-              int64_t pitch) {
-  switch (rows) {
+void Multiply(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
+              int64_t depth, void* sums, int64_t pitch) {
+  auto* found = static_cast<Found<Sums>*>(sums);
+  const int64_t groups = (depth + Sums::kGroup - 1) / Sums::kGroup;
+  switch (count) {
     case 1:
-      return MultiplyRows<Sums, 1>(left, right, depth, sums, pitch);
+      return SumTile<Sums, 1>(rows, row_pitch, strip, groups, found, pitch);
     case 2:
-      return MultiplyRows<Sums, 2>(left, right, depth, sums, pitch);
+      return SumTile<Sums, 2>(rows, row_pitch, strip, groups, found, pitch);
     case 3:
-      return MultiplyRows<Sums, 3>(left, right, depth, sums, pitch);
+      return SumTile<Sums, 3>(rows, row_pitch, strip, groups, found, pitch);
     case 4:
-      return MultiplyRows<Sums, 4>(left, right, depth, sums, pitch);
+      return SumTile<Sums, 4>(rows, row_pitch, strip, groups, found, pitch);
     case 5:
-      return MultiplyRows<Sums, 5>(left, right, depth, sums, pitch);
+      return SumTile<Sums, 5>(rows, row_pitch, strip, groups, found, pitch);
     default:
-      return MultiplyRows<Sums, kRows>(left, right, depth, sums, pitch);
+      return SumTile<Sums, kRows>(rows, row_pitch, strip, groups, found, pitch);
   }
+}
+
+template <class Sums>
+void Add(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
+         int64_t width, double* sums) {
+  AddRow<Sums>(static_cast<const Found<Sums>*>(found), left, row, right, depth, width, sums);
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -1,0 +1,132 @@
+// 8-bit floats as bfloat16, whose two bytes are looked up by the halves of a code.
+//
+// This decodes as many values at once as a vector has bytes. With conversions from float16 instead,
+// of a quarter as many, one row times 4096 x 4096 took 1.4 times as long (Cascade Lake, one
+// thread).
+
+#ifndef JAXFP8_CPU_KERNELS_FLOAT8_HALVES_H_
+#define JAXFP8_CPU_KERNELS_FLOAT8_HALVES_H_
+
+#include "common/decode.h"
+#include "common/dtype.h"
+#include "cpu/kernels/simd.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// The bytes of the bfloat16 of a code h * 16 + n, h < 8; the sign is added to `upper`. Codes with
+// h = 0, among which are the subnormals, have entries of their own. For others the lower byte
+// depends on n alone, and the upper one is a sum of two, but for NaN and infinity.
+struct HalvesTable {
+  uint8_t upper[16] = {}, carry[16] = {}, lower[16] = {};
+  uint8_t first_upper[16] = {}, first_lower[16] = {};
+  uint8_t special = 0;  // the least code that is NaN or infinite
+};
+
+template <DType kType>
+constexpr uint32_t BF16Of(int code) {
+  const auto byte = static_cast<uint8_t>(code);
+  return BitsOf(kType == DType::kE4M3 ? DecodeE4M3(byte) : DecodeE5M2(byte)) >> 16;
+}
+
+template <DType kType>
+inline constexpr HalvesTable kHalves = [] {
+  HalvesTable table;
+  for (int i = 0; i < 16; ++i) {
+    const int h = i % 8;
+    table.upper[i] = static_cast<uint8_t>((h ? BF16Of<kType>(h * 16) >> 8 : 0) | (i & 8) << 4);
+    table.carry[i] = static_cast<uint8_t>((BF16Of<kType>(16 + i) >> 8) - (BF16Of<kType>(16) >> 8));
+    table.lower[i] = static_cast<uint8_t>(BF16Of<kType>(16 + i));
+    table.first_upper[i] = static_cast<uint8_t>(BF16Of<kType>(i) >> 8);
+    table.first_lower[i] = static_cast<uint8_t>(BF16Of<kType>(i));
+  }
+  table.special = kType == DType::kE4M3 ? 0x7f : 0x7c;
+  return table;
+}();
+
+#if defined(__AVX512F__)
+
+inline __m512i InEveryLane(const uint8_t (&table)[16]) {
+  return _mm512_broadcast_i32x4(Load<__m128i>(table));
+}
+
+// The upper and the lower bytes of 64 values.
+template <DType kType>
+[[gnu::always_inline]] inline void Halves(__m512i codes, __m512i& upper, __m512i& lower) {
+  constexpr const HalvesTable& table = kHalves<kType>;
+  const __m512i nibble = _mm512_set1_epi8(15);
+  const __m512i n = _mm512_and_si512(codes, nibble);
+  const __m512i h = _mm512_and_si512(_mm512_srli_epi16(codes, 4), nibble);
+  const __mmask64 first = _mm512_testn_epi8_mask(codes, _mm512_set1_epi8(0x70));
+  __m512i added = _mm512_setzero_si512();
+  if constexpr (kType == DType::kE5M2) added = _mm512_shuffle_epi8(InEveryLane(table.carry), n);
+  added = _mm512_mask_shuffle_epi8(added, first, InEveryLane(table.first_upper), n);
+  upper = _mm512_or_si512(_mm512_shuffle_epi8(InEveryLane(table.upper), h), added);
+  lower = _mm512_shuffle_epi8(InEveryLane(table.lower), n);
+  lower = _mm512_mask_shuffle_epi8(lower, first, InEveryLane(table.first_lower), n);
+  const __m512i magnitude = _mm512_set1_epi8(0x7f);
+  const __mmask64 special = _mm512_cmpge_epu8_mask(
+      _mm512_and_si512(codes, magnitude), _mm512_set1_epi8(static_cast<char>(table.special)));
+  upper = _mm512_or_si512(upper, _mm512_maskz_mov_epi8(special, magnitude));
+}
+
+// 64 values as float32, in order.
+template <DType kType>
+[[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
+  // Interleaving bytes, and then parting even words from odd ones, takes a value from byte 4d + e
+  // of a 128-bit lane to place e of the same lane of vector d.
+  const __m512i to_lane = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i in_lane =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
+  const __m512i codes = _mm512_permutexvar_epi32(to_lane, Load<__m512i>(from));
+  __m512i upper, lower;
+  Halves<kType>(_mm512_shuffle_epi8(codes, in_lane), upper, lower);
+  const __m512i first = _mm512_unpacklo_epi8(lower, upper);
+  const __m512i second = _mm512_unpackhi_epi8(lower, upper);
+  const __m512i odd = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+  to[0] = (F32)_mm512_slli_epi32(first, 16);
+  to[1] = (F32)_mm512_and_si512(first, odd);
+  to[2] = (F32)_mm512_slli_epi32(second, 16);
+  to[3] = (F32)_mm512_and_si512(second, odd);
+}
+
+#elif defined(__AVX2__)
+
+// The upper and the lower bytes of 16 values.
+template <DType kType>
+[[gnu::always_inline]] inline void Halves(__m128i codes, __m128i& upper, __m128i& lower) {
+  constexpr const HalvesTable& table = kHalves<kType>;
+  const auto look_up = [](const uint8_t (&in)[16], __m128i index) {
+    return _mm_shuffle_epi8(Load<__m128i>(in), index);
+  };
+  const __m128i nibble = _mm_set1_epi8(15), magnitude = _mm_set1_epi8(0x7f);
+  const __m128i n = _mm_and_si128(codes, nibble);
+  const __m128i h = _mm_and_si128(_mm_srli_epi16(codes, 4), nibble);
+  const __m128i first =
+      _mm_cmpeq_epi8(_mm_and_si128(codes, _mm_set1_epi8(0x70)), _mm_setzero_si128());
+  __m128i added = _mm_and_si128(first, look_up(table.first_upper, n));
+  if constexpr (kType == DType::kE5M2) {
+    added = _mm_or_si128(added, _mm_andnot_si128(first, look_up(table.carry, n)));
+  }
+  const __m128i bare = _mm_and_si128(codes, magnitude);
+  const __m128i special = _mm_cmpgt_epi8(bare, _mm_set1_epi8(static_cast<char>(table.special - 1)));
+  upper = _mm_or_si128(look_up(table.upper, h), added);
+  upper = _mm_or_si128(upper, _mm_and_si128(special, magnitude));
+  lower = _mm_blendv_epi8(look_up(table.lower, n), look_up(table.first_lower, n), first);
+}
+
+// 16 values as float32.
+template <DType kType>
+[[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
+  __m128i upper, lower;
+  Halves<kType>(Load<__m128i>(from), upper, lower);
+  const __m128i words[] = {_mm_unpacklo_epi8(lower, upper), _mm_unpackhi_epi8(lower, upper)};
+  for (int v = 0; v < kVectors; ++v) {
+    to[v] = (F32)_mm256_slli_epi32(_mm256_cvtepu16_epi32(words[v]), 16);
+  }
+}
+
+#endif
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_FLOAT8_HALVES_H_
