@@ -132,6 +132,9 @@ JAXFP8_SOFT __m512 _mm512_cvtph_ps(__m256i codes) {
 JAXFP8_SOFT __m512i _mm512_cvtepu16_epi32(__m256i codes) {
   return (__m512i) __builtin_convertvector((software::U16x16)codes, software::S32x16);
 }
+JAXFP8_SOFT __m128i _mm512_cvtepi32_epi8(__m512i wide) {
+  return (__m128i) __builtin_convertvector((software::S32x16)wide, software::S8x16);
+}
 JAXFP8_SOFT __m512i _mm512_cvtepi8_epi32(__m128i codes) {
   return (__m512i) __builtin_convertvector((software::S8x16)codes, software::S32x16);
 }

@@ -57,6 +57,7 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_maskz_loadu_epi8, mask, &a);
   SAME(_mm512_cvtph_ps, half);
   SAME(_mm512_cvtepu16_epi32, half);
+  SAME(_mm512_cvtepi32_epi8, a);
   SAME(_mm512_cvtepi8_epi32, quarter);
   SAME(_mm512_cvtepu8_epi32, quarter);
   SAME(_mm512_cvtepi32_ps, a);
