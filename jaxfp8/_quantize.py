@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8 import _checks
+from jaxfp8 import _checks, _compat
 from jaxfp8._dtypes import EIGHT_BIT, INT32, SCALE, WIDE_FLOAT, finite_range, is_float8
 from jaxfp8._errors import message
 from jaxfp8._qarray import QArray, adopt, check_qarray, check_shapes, scale_and_zero_point
@@ -334,7 +334,7 @@ def _nearest_jvp(
 def _nearest_chosen(dtype: np.dtype, tiles: Shape, x: jax.Array) -> jax.Array:
     """`x` after quantising with scales chosen for it, and dequantising, in float32."""
     codes, scale = quantize_tiles(x, dtype, tiles)
-    return map_tiles(_values, codes, [scale], tiles)
+    return _compat.laid_out_like(map_tiles(_values, codes, [scale], tiles), jax.typeof(x))
 
 
 @_nearest_chosen.defjvp
