@@ -15,20 +15,17 @@ def write_whole(path: str, content: str | bytes) -> None:
     """
     folder, name = os.path.split(os.path.abspath(path))
     data = content.encode() if isinstance(content, str) else content
-    part = None
+    descriptor, part = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name}.", delete=False) as file:
-            part = file.name
+        with open(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(part, 0o666 & ~_umask())
         os.replace(part, path)
-    except BaseException:
-        if part is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
-        raise
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # where all went well
+            os.unlink(part)
 
 
 def _umask() -> int:
