@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from jaxfp8._bench import _cpu, _encoder, _gpu
+from jaxfp8._bench import _cpu, _encoder, _gpu, _run
 from jaxfp8._bench._measure import Missing
 
 # More than a block of scales and not a multiple of one.
@@ -93,3 +93,11 @@ def first_of(results):
     first = results[0]
     array = getattr(first, "qvalue", first[0] if isinstance(first, tuple) else first)
     return np.asarray(array, np.float64)
+
+
+def test_a_copy_is_the_peak_of_what_memory_limits_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(_gpu, "_COPIED", 1 << 10)
+    monkeypatch.setattr(_gpu, "_copy", _gpu._copy.__wrapped__)
+    case = _gpu._beside_a_copy(_gpu.copy_bandwidth)
+    measured = _run.measured(case, 1)
+    assert case.bytes == 4096 and set(measured.peaks) == {"read"} and measured.seconds("copy")
