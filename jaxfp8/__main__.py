@@ -32,7 +32,7 @@ class _UsageError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (0 well, 1 something is broken, 2 misused)."""
+    """Run the command line; returns the exit code (0 well, 1 broken, 2 misused, 130 cut off)."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         print(f"jaxfp8 {options.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -96,12 +96,13 @@ def plan(options: argparse.Namespace) -> Plan:
     platform = options.platform or _default_platform()
     cases = _cases(options, platform)
     parts = options.only or [""]
+    for part in parts:
+        if not any(part in name for name in cases):
+            raise ValueError(
+                f"--only {part}: none of {len(cases)} cases has that in its name; "
+                "--list prints the names"
+            )
     chosen = {name: make for name, make in cases.items() if any(part in name for part in parts)}
-    if not chosen:
-        raise ValueError(
-            f"--only {' --only '.join(parts)}: none of {len(cases)} cases has that in its name; "
-            "--list prints the names"
-        )
     if not options.list and not _ffi.has_backend(platform):
         raise ValueError(f"--platform {platform}: JAX has no such device here")
     return Plan(
@@ -130,6 +131,8 @@ def _check_files(options: argparse.Namespace) -> None:
         raise ValueError(reason)
     for option, path in (("--json", options.json), ("--plot", options.plot)):
         folder = os.path.dirname(os.path.abspath(path or ""))
+        if path and os.path.isdir(path):
+            raise ValueError(f"{option} {path}: that is a folder; give the name of a file")
         if path and not os.path.isdir(folder):
             raise ValueError(f"{option} {path}: there is no folder {folder}")
         if path and not os.access(folder, os.W_OK):

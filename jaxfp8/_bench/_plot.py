@@ -131,4 +131,4 @@ def times(axes: Any, done: Sequence[Measured]) -> None:
         label = "to reach"
         axes.scatter(*zip(*aims, strict=True), marker="|", s=120, color="k", label=label)
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points

@@ -98,7 +98,7 @@ class Rich:
 
     def say(self, text: str) -> None:
         """One line."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=True)  # commands stay in one piece
 
     def table(self, title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
         """A table with its title above."""

@@ -13,21 +13,19 @@ MODELS = {
 TABLE = "table"
 ROWS = (1, 16, 256)
 _ITEM = re.compile(r"(?:(\d+)x)?(\d+)x(\d+)")
-FORM = f"{TABLE}, {', '.join(MODELS)}, or sizes NxK or MxNxK with commas between"
+FORM = f"{TABLE}, or models ({', '.join(MODELS)}) and sizes (NxK, MxNxK) with commas between"
 
 
 def shapes(text: str, rows: Sequence[int] | None) -> list[tuple[int, int, int]]:
     """M, N, K of what a user asked for.
 
     Args:
-      text: the name of a model, or sizes such as "4096x4096,1x14336x4096".
+      text: names of models and sizes, such as "minilm,4096x4096,1x14336x4096".
       rows: M for each that has none; `ROWS` unless given.
 
     Raises:
       ValueError: the text is neither.
     """
-    if text in MODELS:
-        return [(m, n, k) for n, k in MODELS[text] for m in rows or ROWS]
     return [shape for item in text.split(",") for shape in _written(item.strip(), rows)]
 
 
@@ -44,6 +42,9 @@ def rows_of(text: str) -> list[int]:
 
 
 def _written(item: str, rows: Sequence[int] | None) -> Iterator[tuple[int, int, int]]:
+    if item in MODELS:
+        yield from ((m, n, k) for n, k in MODELS[item] for m in rows or ROWS)
+        return
     found = _ITEM.fullmatch(item)
     if not found or 0 in (sizes := [int(size) for size in found.groups() if size]):
         raise ValueError(f"{item!r} is none of {FORM}")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jaxfp8 import __main__
-from jaxfp8._bench import _cpu, _peaks, _plot, _run, _screen
+from jaxfp8._bench import _cpu, _peaks, _peers, _plot, _run, _screen
 
 pytest.importorskip("matplotlib")
 TINY = ["--shapes", "64x48", "--rows", "1,3", "--quick", "--only", "int8"]
@@ -63,13 +63,14 @@ def test_it_draws(tmp_path, short, suffix):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--shapes", "64"], "'64' is none of table, llama3-8b, minilm, or sizes NxK or MxNxK"),
+        (["--shapes", "64"], "'64' is none of table, or models (llama3-8b, minilm) and sizes"),
         (["--shapes", "64x0"], "'64x0' is none of table"),
         (["--shapes", "64x64", "--rows", "1,x"], "'1,x' is not a list of rows"),
         (["--rows", "1"], "--rows goes with --shapes"),
-        (["--only", "int9", "--only", "int7"], "--only int9 --only int7: none of"),
+        (["--only", "int8", "--only", "int7"], "--only int7: none of"),
         (["--plot", "run.jpg"], "has to end with one of .png, .svg, .pdf, .html"),
         (["--json", "no/such/run.json"], "there is no folder"),
+        (["--json", "."], "--json .: that is a folder"),
         (["--threads", "0"], "--threads 0: this process may use 1 to"),
         (["--platform", "cuda"], "--platform cuda: JAX has no such device here"),
     ],
@@ -91,6 +92,12 @@ def test_a_shape_may_have_its_own_rows(capsys):
     assert bench("--list", "--shapes", "5x64x48,32x16", "--rows", "2") == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[-1] for line in lines} == {"5x64x48", "2x32x16"}
+
+
+def test_shapes_of_a_model_and_others_go_together(capsys):
+    assert bench("--list", "--shapes", "minilm,32x16", "--rows", "2", "--only", "int8 2x") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"int8 2x384x384", "int8 2x32x16"} <= set(lines)
 
 
 def test_one_that_fails_is_a_line_and_the_run_goes_on(tmp_path, short, monkeypatch, capsys):
@@ -119,6 +126,14 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, short, monkeypatch, caps
     assert bench("--quick", "--json", str(record)) == 130
     assert len(json.loads(record.read_text())["cases"]) == 1
     assert "What was to be reached" in capsys.readouterr().out
+
+
+def test_an_interrupt_before_the_measuring_is_no_traceback(monkeypatch):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxfp8._bench._cli.plan", interrupted)
+    assert bench() == 130
 
 
 def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch, capsys):
@@ -152,6 +167,13 @@ def test_without_rich_it_prints_plain_lines(short, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "contender" in shown and "│" not in shown
     assert "pip install rich" in shown
+
+
+def test_a_narrow_screen_breaks_no_command(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    line = f"  oneDNN int8: PyTorch is not installed: {_peers.INSTALL}"
+    _screen.Rich().say(line)
+    assert capsys.readouterr().out == f"{line}\n"
 
 
 def test_the_command_works_in_a_process_of_its_own():
