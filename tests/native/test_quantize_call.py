@@ -156,7 +156,7 @@ def test_nan_infinities_zeros_and_subnormals(kernel, wide, grain):
 @pytest.mark.parametrize("kernel", SETS)
 def test_a_plain_division_by_zero_and_a_lowest_code(kernel, dtype):
     x = every_code("bfloat16")
-    for scale, lowest in ((0.0, -128), (0.25, -127), (0.25, 0)):
+    for scale, lowest in ((0.0, -128), (-0.0, -128), (0.25, -127), (0.25, 0)):
         (codes,) = call(x, dtype, scale=scale, plain=True, lowest=np.int64(lowest), kernel=kernel)
         with np.errstate(all="ignore"):
             exact = quantized.codes_of(x.astype(np.float32) / np.float32(scale), dtype)

@@ -186,7 +186,8 @@ inline void EncodeBlock(const uint8_t* x, F32 scale, F32 lowest, uint8_t* codes)
 template <DType kIn, DType kOut>
 void EncodeRun(const uint8_t* x, int64_t count, float scale, float lowest, uint8_t* codes) {
   constexpr int kSize = SizeOf(kIn);
-  const F32 scales = F32{} + scale, lows = F32{} + lowest;
+  // Added to 0, a scale of -0 would become 0.
+  const F32 scales = scale - F32{}, lows = F32{} + lowest;
   int64_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
     EncodeBlock<kIn, kOut>(x + i * kSize, scales, lows, codes + i);
