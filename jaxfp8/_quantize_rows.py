@@ -20,6 +20,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxfp8 import _compat, _ffi
 from jaxfp8._dtypes import finite_range, is_float8
+from jaxfp8._partitioning import Factors, is_wanted, lowering, partitioned
 
 amax_rows_p = Primitive("amax_rows")
 encode_rows_p = Primitive("encode_rows")
@@ -27,7 +28,7 @@ encode_rows_p = Primitive("encode_rows")
 
 def amax_rows(x: jax.Array) -> jax.Array:
     """The largest magnitude along the last axis of a wide float array, in its dtype."""
-    return amax_rows_p.bind(x)
+    return _bind(amax_rows_p, x)
 
 
 def encode_rows(x: jax.Array, scale: jax.Array, dtype: np.dtype, lowest: int) -> jax.Array:
@@ -40,7 +41,15 @@ def encode_rows(x: jax.Array, scale: jax.Array, dtype: np.dtype, lowest: int) ->
       lowest: the lowest code of int8; FP8 has its whole range.
     """
     x, scale = _compat.vary_alike([x, scale])
-    return encode_rows_p.bind(x, scale, dtype=np.dtype(dtype), lowest=lowest)
+    return _bind(encode_rows_p, x, scale, dtype=np.dtype(dtype), lowest=lowest)
+
+
+def _bind(primitive: Primitive, *operands: jax.Array, **params: Any) -> jax.Array:
+    split = None
+    if is_wanted(operands):
+        avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
+        split = _split(primitive, avals, **params)
+    return primitive.bind(*operands, **params, split=split)
 
 
 # What they mean
@@ -63,48 +72,55 @@ def _scale_shape(x: jax.Array, scale: jax.Array) -> tuple[int, ...]:
 
 
 @amax_rows_p.def_abstract_eval
-def _amax_aval(x: jax.core.ShapedArray) -> jax.core.ShapedArray:
+def _amax_aval(x: jax.core.ShapedArray, *, split: Any) -> jax.core.ShapedArray:
+    del split
     return _compat.output_aval([x], x.shape[:-1], x.dtype)
 
 
 @encode_rows_p.def_abstract_eval
 def _encode_aval(
-    x: jax.core.ShapedArray, scale: jax.core.ShapedArray, *, dtype: np.dtype, lowest: int
+    x: jax.core.ShapedArray,
+    scale: jax.core.ShapedArray,
+    *,
+    dtype: np.dtype,
+    lowest: int,
+    split: Any,
 ) -> jax.core.ShapedArray:
+    del lowest, split
     return _compat.output_aval([x, scale], x.shape, dtype)
 
 
-amax_rows_p.def_impl(jax.jit(amax_rows_p.bind))
-
-
-@encode_rows_p.def_impl
-def _encode_impl(x: jax.Array, scale: jax.Array, *, dtype: np.dtype, lowest: int) -> jax.Array:
+def _impl(primitive: Primitive, *operands: jax.Array, **params: Any) -> jax.Array:
     with jax.disable_jit(False):
-        return _jitted(dtype, lowest)(x, scale)
+        return _jitted(primitive, **params)(*operands)
 
 
 @functools.lru_cache(maxsize=64)
-def _jitted(dtype: np.dtype, lowest: int) -> Any:
-    return jax.jit(functools.partial(encode_rows_p.bind, dtype=dtype, lowest=lowest))
+def _jitted(primitive: Primitive, **params: Any) -> Any:
+    return jax.jit(functools.partial(primitive.bind, **params))
 
 
 # Batching: one more axis of rows.
 
 
-def _amax_batch(operands: tuple[jax.Array], axes: tuple[int]) -> tuple[jax.Array, int]:
-    return amax_rows_p.bind(jnp.moveaxis(operands[0], axes[0], 0)), 0
+def _amax_batch(
+    operands: tuple[jax.Array], axes: tuple[int], *, split: Any
+) -> tuple[jax.Array, int]:
+    del split  # `_bind` makes that of the new array
+    return amax_rows(jnp.moveaxis(operands[0], axes[0], 0)), 0
 
 
 def _encode_batch(
-    operands: tuple[jax.Array, jax.Array], axes: tuple[Any, Any], **params: Any
+    operands: tuple[jax.Array, jax.Array], axes: tuple[Any, Any], *, split: Any, **params: Any
 ) -> tuple[jax.Array, int]:
+    del split
     (x, scale), (x_axis, scale_axis) = operands, axes
     size = scale.shape[scale_axis] if x_axis is None else x.shape[x_axis]
     x = _leading(x, x_axis, size)
     shape = (*x.shape[:-1], 1)
     scale = _leading(scale, scale_axis, size)
     scale = scale.reshape(size, *([1] * (x.ndim - 1))) if scale[0].size == 1 else scale
-    return encode_rows_p.bind(x, jnp.broadcast_to(scale, shape), **params), 0
+    return encode_rows(x, jnp.broadcast_to(scale, shape), **params), 0
 
 
 def _leading(x: jax.Array, axis: int | None, size: int) -> jax.Array:
@@ -116,15 +132,40 @@ def _leading(x: jax.Array, axis: int | None, size: int) -> jax.Array:
 # Differentiation
 
 
-def _amax_jvp(primals: tuple[jax.Array], tangents: tuple[Any]) -> tuple[jax.Array, Any]:
+def _amax_jvp(
+    primals: tuple[jax.Array], tangents: tuple[Any], *, split: Any
+) -> tuple[jax.Array, Any]:
+    del split
     return jax.jvp(_amax_meaning, primals, tuple(map(ad.instantiate_zeros, tangents)))
 
 
 def _encode_jvp(
-    primals: tuple[jax.Array, jax.Array], tangents: tuple[Any, Any], **params: Any
+    primals: tuple[jax.Array, jax.Array], tangents: tuple[Any, Any], *, split: Any, **params: Any
 ) -> tuple[jax.Array, Any]:
-    codes = encode_rows_p.bind(*primals, **params)
+    del split
+    codes = encode_rows(*primals, **params)
     return codes, ad.Zero(jax.typeof(codes).to_tangent_aval())
+
+
+# Splitting over a mesh
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(primitive: Primitive, avals: tuple[jax.ShapeDtypeStruct, ...], **params: Any) -> Any:
+    """The call as XLA may split it: between rows."""
+    x, *scales = avals
+    names = (*(f"a{axis}" for axis in range(len(x.shape) - 1)), None)
+
+    def call(*operands: jax.Array) -> list[jax.Array]:
+        return [primitive.bind(*operands, **params, split=None)]
+
+    factors = Factors(
+        operands=(names, *((None,) * len(s.shape) if s.size == 1 else names for s in scales)),
+        results=(names[:-1] if primitive is amax_rows_p else names,),
+        pieces={name: size for name, size in zip(names, x.shape, strict=True) if name},
+    )
+    what = repr((primitive, avals, params))
+    return partitioned(call, avals, factors, lambda shards: call, what)
 
 
 # Lowering
@@ -174,10 +215,15 @@ def _encode_call(
 
 
 def _register(primitive: Primitive, meaning: Any, call: Any, batch: Any, jvp: Any) -> None:
+    primitive.def_impl(functools.partial(_impl, primitive))
     batching.primitive_batchers[primitive] = batch
     ad.primitive_jvps[primitive] = jvp
-    mlir.register_lowering(primitive, mlir.lower_fun(meaning, multiple_results=False))
-    mlir.register_lowering(primitive, mlir.lower_fun(call, multiple_results=True), platform="cpu")
+    elsewhere, here = (
+        lowering(mlir.lower_fun(function, multiple_results=several))
+        for function, several in ((meaning, False), (call, True))
+    )
+    mlir.register_lowering(primitive, elsewhere)
+    mlir.register_lowering(primitive, here, platform="cpu")
 
 
 _register(amax_rows_p, _amax_meaning, _amax_call, _amax_batch, _amax_jvp)

@@ -318,6 +318,24 @@ def test_rewritten_products() -> None:
     np.testing.assert_allclose(jax.jit(jaxfp8.rewrite(f))(*args), f(*args), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [None, 1], ids=["per row", "per tensor"])
+def test_an_activation_that_the_function_quantises_stays_in_rows(size) -> None:
+    def product(x, w, scale):
+        amax = jnp.max(jnp.abs(x), axis=-1 if size is None else None, keepdims=True)
+        step = amax / 127.0
+        codes = jnp.clip(jnp.round(x / step), -127, 127).astype(jnp.int8)
+        return jax.lax.dot(codes, w, preferred_element_type=jnp.int32) * step * scale
+
+    q = jaxfp8.quantize(W, jnp.int8, channelwise_axes=(1,))
+    rewritten = jaxfp8.rewrite(product)
+    text = compiled(rewritten, put(X, "x"), q.qvalue, q.scale)
+    assert "jaxfp8_amax" in text and "jaxfp8_quantize" in text
+    assert size or "all-gather" not in collectives(text)  # of one scale the maxima are sent
+    np.testing.assert_allclose(
+        jax.jit(rewritten)(put(X, "x"), q.qvalue, q.scale), product(X, q.qvalue, q.scale), rtol=1e-6
+    )
+
+
 def test_layers_with_sharding_annotations() -> None:
     """A column-parallel and a row-parallel layer, and a batch: one all-reduce and no gather."""
 
