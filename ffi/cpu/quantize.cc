@@ -192,7 +192,10 @@ class Quantizer {
 }  // namespace
 
 std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name) {
-  if (!IsWideFloat(problem.in)) return "`x` needs to be float32, bfloat16 or float16";
+  if (!IsWideFloat(problem.in)) {
+    return "`x` is " + std::string(NameOf(problem.in)) +
+           ", but needs to be float32, bfloat16 or float16";
+  }
   if (!IsFloat8(problem.out) && problem.out != DType::kS8) {
     return "attribute `out_dtype` needs to be float8_e4m3fn, float8_e5m2 or int8";
   }

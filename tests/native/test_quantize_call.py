@@ -235,7 +235,7 @@ def test_a_call_that_does_not_fit_is_refused(arguments, text):
 
 
 def test_operands_that_do_not_fit_are_refused():
-    assert "`x` needs to be float32, bfloat16 or float16" in refusal(
+    assert "`x` is int8, but needs to be float32, bfloat16 or float16" in refusal(
         np.ones((2, 3), np.int8), "int8"
     )
     with pytest.raises(jax.errors.JaxRuntimeError, match="has 2 operands, but its attributes ask"):
