@@ -285,11 +285,11 @@ def _encode(
     """
     if isinstance(recipe, DelayedScaling) and old is not None:
         scale = next_scale(recipe, dtype, old)
-        encoded = encode(x, dtype, scale, _split(x, summed, batch, both))
+        encoded = encode(x, dtype, scale, _turn(x, summed, batch, both))
         return _layouts(encoded, summed), record(old, scale, encoded.found)
     how = _unremembered(recipe, dtype)
     if how.granularity == "tensor" and how.scale_dtype == np.float32 and x.size:
-        return _layouts(encode(x, dtype, None, _split(x, summed, batch, both)), summed), None
+        return _layouts(encode(x, dtype, None, _turn(x, summed, batch, both)), summed), None
     first = _codes(how.quantize(x, summed[0], batch))
     if how.granularity == "tensor":
         return (first, first), None
@@ -313,7 +313,7 @@ def _as_codes(values: jax.Array, scale: jax.Array, tiles: Shape, order: Shape) -
     return _Codes(values=as_bytes(values), scale=scale, tiles=tiles, dtype=dtype, order=order)
 
 
-def _split(x: jax.Array, summed: tuple[Shape, Shape], batch: Shape, both: bool) -> int | None:
+def _turn(x: jax.Array, summed: tuple[Shape, Shape], batch: Shape, both: bool) -> int | None:
     """Where the axes that one of the products sums over begin, behind those of the other.
 
     None where they do not lie so, or where a turned copy is of no use: the first product has what
