@@ -178,6 +178,7 @@ def test_the_amax_of_rows_is_nan_before_infinity_before_numbers(shape, wide):
 
 
 def test_an_amax_of_other_shapes_is_refused():
+    _ffi.ensure_registered("cpu")
     with pytest.raises(jax.errors.JaxRuntimeError, match="`x` needs two axes and to be float32"):
         jax.ffi.ffi_call("jaxfp8_amax", jax.ShapeDtypeStruct((3,), np.float32))(jnp.ones(3))
     with pytest.raises(jax.errors.JaxRuntimeError, match="the result needs one axis, of the size"):
