@@ -30,6 +30,11 @@ Panel From(const Panel& panel, int64_t row) {
           panel.raw};
 }
 
+// Whether a chunk is the first, and the last, of the depth.
+struct Turn {
+  bool first, last;
+};
+
 // One share of the output: some rows by some columns of one batch element.
 class Share {
  public:
@@ -46,9 +51,8 @@ class Share {
   void Run() {
     for (int64_t done = 0; done < columns_; done += plan_.column_block) {
       const int64_t count = std::min(plan_.column_block, columns_ - done);
-      std::fill_n(sums_, rows_ * plan_.column_block, 0.0);
       for (const Round& round : plan_.rounds) MultiplyRound(round, column_ + done, count);
-      FinishBlock(column_ + done, count);
+      if (plan_.rounds.empty()) FinishEmpty(column_ + done, count);
     }
   }
 
@@ -98,29 +102,32 @@ class Share {
       for (int64_t done = 0; done < count; done += plan_.wide) {
         const int64_t width = std::min<int64_t>(plan_.wide, count - done);
         const Block block = BlockOf(chunk, column + done, width, problem_.lhs);
+        const Turn turn{i == 0, i + 1 == plan_.chunks.size()};
         if (plan_.few) {
-          MultiplyFew(chunk, block, sums_ + done);
+          MultiplyFew(chunk, block, turn, sums_ + done);
         } else {
-          MultiplyMany(chunk, block, sums_ + done);
+          MultiplyMany(chunk, block, turn, sums_ + done);
         }
       }
     }
   }
 
-  void MultiplyFew(const Chunk& chunk, const Block& block, double* sums) {
+  void MultiplyFew(const Chunk& chunk, const Block& block, Turn turn, double* sums) {
     const Panel left = LeftPanel(chunk);
     for (int64_t row = 0; row < rows_; row += kFewRows) {
       const int count = static_cast<int>(std::min<int64_t>(kFewRows, rows_ - row));
       kernel_.multiply_few(problem_.rhs, block, From(left, row), count, right_,
-                           sums + row * plan_.column_block, plan_.column_block);
+                           sums + row * plan_.sums_pitch, plan_.sums_pitch, turn.first);
+    }
+    for (int64_t row = 0; turn.last && row < rows_; ++row) {
+      FinishRow(row, block, sums + row * plan_.sums_pitch);
     }
   }
 
   // A strip is read to the end of the chunk where that is how it lies in memory. Where columns lie
   // side by side, all strips are read slice by slice.
-  void MultiplyMany(const Chunk& chunk, const Block& block, double* sums) {
+  void MultiplyMany(const Chunk& chunk, const Block& block, Turn turn, double* sums) {
     kernel_.start_columns(problem_.rhs, block, right_);
-    std::fill_n(found_, rows_ * plan_.wide, 0.0f);
     const int64_t strips = (block.count + kernel_.columns - 1) / kernel_.columns;
     const int64_t slices = (block.depth + plan_.slice - 1) / plan_.slice;
     const bool along = problem_.rhs.depth.Contiguous();
@@ -134,8 +141,10 @@ class Share {
     }
     const Panel left = LeftPanel(chunk);
     for (int64_t row = 0; row < rows_; ++row) {
+      double* of_row = sums + row * plan_.sums_pitch;
       kernel_.add(found_ + row * plan_.wide, left, static_cast<int>(row), right_, block.depth,
-                  strips * kernel_.columns, sums + row * plan_.column_block);
+                  strips * kernel_.columns, of_row, turn.first);
+      if (turn.last) FinishRow(row, block, of_row);
     }
   }
 
@@ -169,18 +178,21 @@ class Share {
       const int count = static_cast<int>(rows_ * (tile + 1) / tiles - row);
       const uint8_t* rows = left.data + row * left.pitch + slice * plan_.slice * kernel_.size;
       kernel_.multiply(rows, left.pitch, count, right_.data, part.depth,
-                       found_ + row * plan_.wide + first, plan_.wide);
+                       found_ + row * plan_.wide + first, plan_.wide, slice == 0);
     }
   }
 
-  void FinishBlock(int64_t column, int64_t count) {
-    for (int64_t row = 0; row < rows_; ++row) {
-      for (int64_t done = 0; done < count; done += kernel_.columns) {
-        const int width = static_cast<int>(std::min<int64_t>(kernel_.columns, count - done));
-        kernel_.finish(problem_.epilogue, batch_, row_ + row, column + done, width,
-                       sums_ + row * plan_.column_block + done);
-      }
+  void FinishRow(int64_t row, const Block& block, const double* sums) {
+    for (int64_t done = 0; done < block.count; done += kernel_.columns) {
+      const int width = static_cast<int>(std::min<int64_t>(kernel_.columns, block.count - done));
+      kernel_.finish(problem_.epilogue, batch_, row_ + row, block.first + done, width, sums + done);
     }
+  }
+
+  // What no products add up to.
+  void FinishEmpty(int64_t column, int64_t count) {
+    std::fill_n(sums_, plan_.column_block, 0.0);
+    for (int64_t row = 0; row < rows_; ++row) FinishRow(row, {batch_, column, count}, sums_);
   }
 
   const Problem& problem_;

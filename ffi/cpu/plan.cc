@@ -90,7 +90,7 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
   plan.columns_bytes = slice * kernel.size;
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
   plan.found_bytes = plan.few ? 0 : plan.row_block * plan.wide * sizeof(float);
-  plan.sums_bytes = plan.row_block * plan.column_block * sizeof(double);
+  plan.sums_bytes = (plan.row_block * plan.sums_pitch + plan.column_block) * sizeof(double);
 }
 
 }  // namespace
@@ -108,6 +108,8 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   plan.wide = plan.few ? kernel.few_wide : kernel.wide;
   const int64_t blocks = kSumBytes / (plan.row_block * plan.wide * sizeof(double));
   plan.column_block = plan.wide * std::max<int64_t>(blocks, 1);
+  // A single chunk is finished row by row.
+  plan.sums_pitch = plan.few || plan.chunks.size() > 1 ? plan.column_block : 0;
   plan.share_columns = ShareColumns(problem, plan, threads);
   plan.column_shares = Blocks(problem.columns, plan.share_columns);
   plan.shares = problem.batch * plan.row_shares * plan.column_shares;

@@ -35,6 +35,7 @@ struct Plan {
   int64_t wide;           // columns multiplied with the rows of a chunk in one go
   int64_t slice;          // depth of a strip packed in one go
   int64_t column_block;   // columns whose sums are kept at once
+  int64_t sums_pitch;     // from the sums of a row to the next; 0 where a row needs them no longer
   int64_t share_columns;  // columns of one share of work
   int64_t row_shares, column_shares, shares;
 

@@ -43,7 +43,7 @@ void Take(Shares& shares) {
 }
 
 void Invite(Pool& pool, const std::shared_ptr<Shares>& shares) {
-  const int64_t helpers = std::min(pool.threads(), shares->count - 1);
+  const int64_t helpers = std::min(pool.threads(), shares->count) - 1;
   try {
     for (int64_t i = 0; i < helpers; ++i) pool.Schedule([shares] { Take(*shares); });
   } catch (const std::bad_alloc&) {

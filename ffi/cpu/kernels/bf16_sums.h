@@ -69,7 +69,7 @@ struct BF16Sums {
     if (block.depth % 2) line[block.depth] = 0;
   }
 
-  static void PackAcross(const Side& side, const Block& block, const Lines& lines,
+  static void PackAcross(const Side& side, const Block& block, Lines lines,
                          const Panel& panel) {
     WithType(side.dtype,
              [&]<DType kType>() { PackStrip<BF16Sums, kType>(lines, block, panel.data); });

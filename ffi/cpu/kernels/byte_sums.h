@@ -92,30 +92,41 @@ struct ByteSums {
     panel.sum[i] += _mm512_reduce_add_epi32(sum);
   }
 
-  static void PackAcross(const Side& side, const Block& block, const Lines& lines,
-                         const Panel& panel) {
+  // Four lines, of which only values in `present` are read, as groups; adds to the sums of columns.
+  static void PackGroups(const uint8_t* const (&line)[kGroup], __mmask64 present, __m512i shifts,
+                         __m512i (&sum)[kVectors], uint8_t* to) {
+    __m512i shifted[kGroup], group[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kGroup; ++j) {
+      shifted[j] = _mm512_setzero_si512();
+      if (line[j])
+        shifted[j] = _mm512_add_epi8(_mm512_maskz_loadu_epi8(present, line[j]), shifts);
+    }
+    Interleave(shifted, group);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      _mm512_storeu_si512(to + v * kBytes, group[v]);
+      sum[v] = _mm512_dpbusd_epi32(sum[v], _mm512_set1_epi8(1), group[v]);
+    }
+  }
+
+  static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
     const __m512i shifts = _mm512_set1_epi8(static_cast<char>(Shift(side.dtype, Role::kColumn)));
     const __mmask64 present = ~0ull >> (64 - block.count);
-    __m512i sum[4] = {};
+    __m512i sum[kVectors] = {};
     uint8_t* to = panel.data;
-    for (int64_t k = 0; k < block.depth; k += kGroup) {
-      __m512i line[4], group[4];
-#pragma GCC unroll 4
-      for (int64_t j = 0; j < kGroup; ++j) {
-        line[j] = _mm512_setzero_si512();
-        if (k + j >= block.depth) continue;
-        line[j] = _mm512_add_epi8(_mm512_maskz_loadu_epi8(present, lines[k + j]), shifts);
-      }
-      Interleave(line, group);
-#pragma GCC unroll 4
-      for (int v = 0; v < 4; ++v, to += 64) {
-        _mm512_storeu_si512(to, group[v]);
-        sum[v] = _mm512_dpbusd_epi32(sum[v], _mm512_set1_epi8(1), group[v]);
-      }
+    int64_t k = 0;
+    for (; k + kGroup <= block.depth; k += kGroup, to += kVectors * kBytes) {
+      PackGroups({lines[k], lines[k + 1], lines[k + 2], lines[k + 3]}, present, shifts, sum, to);
+    }
+    if (k < block.depth) {
+      const uint8_t* rest[kGroup] = {};
+      for (int j = 0; k + j < block.depth; ++j) rest[j] = lines[k + j];
+      PackGroups(rest, present, shifts, sum, to);
     }
     int32_t totals[kColumns];
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) Store(totals + v * kLanes, sum[v]);
+    for (int v = 0; v < kVectors; ++v) Store(totals + v * kLanes, sum[v]);
     for (int i = 0; i < kColumns; ++i) panel.sum[i] += totals[i];
   }
 };

@@ -110,7 +110,7 @@ void FindAcross(const Side& side, const Block& block, const Panel& left, const P
 
 template <class Sums, DType kType, int kCount>
 void MultiplyColumns(const Side& side, const Block& block, const Panel& left, const Panel& right,
-                     double* sums, int64_t pitch) {
+                     double* sums, int64_t pitch, bool first) {
   Wide<Sums, kCount> found = {};
   if (side.depth.Contiguous()) {
     FindAlong<Sums, kType, kCount>(side, block, left, right, found);
@@ -119,41 +119,41 @@ void MultiplyColumns(const Side& side, const Block& block, const Panel& left, co
   }
   const int64_t width = Strips(block) * kColumns;
   for (int r = 0; r < kCount; ++r) {
-    AddRow<Sums>(found[r], left, r, right, block.depth, width, sums + r * pitch);
+    AddRow<Sums>(found[r], left, r, right, block.depth, width, sums + r * pitch, first);
   }
 }
 
 template <class Sums, DType kType>
 void MultiplyFewOf(const Side& side, const Block& block, const Panel& left, int rows,
-                   const Panel& right, double* sums, int64_t pitch) {
+                   const Panel& right, double* sums, int64_t pitch, bool first) {
   switch (rows) {
     case 1:
-      return MultiplyColumns<Sums, kType, 1>(side, block, left, right, sums, pitch);
+      return MultiplyColumns<Sums, kType, 1>(side, block, left, right, sums, pitch, first);
     case 2:
-      return MultiplyColumns<Sums, kType, 2>(side, block, left, right, sums, pitch);
+      return MultiplyColumns<Sums, kType, 2>(side, block, left, right, sums, pitch, first);
     case 3:
-      return MultiplyColumns<Sums, kType, 3>(side, block, left, right, sums, pitch);
+      return MultiplyColumns<Sums, kType, 3>(side, block, left, right, sums, pitch, first);
     default:
-      return MultiplyColumns<Sums, kType, kFewRows>(side, block, left, right, sums, pitch);
+      return MultiplyColumns<Sums, kType, kFewRows>(side, block, left, right, sums, pitch, first);
   }
 }
 
 template <class Sums>
 void MultiplyFew(const Side& side, const Block& block, const Panel& left, int rows,
-                 const Panel& right, double* sums, int64_t pitch) {
+                 const Panel& right, double* sums, int64_t pitch, bool first) {
   StartColumns<Sums>(side, block, right);
   if constexpr (!Sums::kExact) {
     if (side.dtype == DType::kE4M3) {
-      return MultiplyFewOf<Sums, DType::kE4M3>(side, block, left, rows, right, sums, pitch);
+      return MultiplyFewOf<Sums, DType::kE4M3>(side, block, left, rows, right, sums, pitch, first);
     }
     if (side.dtype == DType::kE5M2) {
-      return MultiplyFewOf<Sums, DType::kE5M2>(side, block, left, rows, right, sums, pitch);
+      return MultiplyFewOf<Sums, DType::kE5M2>(side, block, left, rows, right, sums, pitch, first);
     }
   }
   if (side.dtype == DType::kS8) {
-    return MultiplyFewOf<Sums, DType::kS8>(side, block, left, rows, right, sums, pitch);
+    return MultiplyFewOf<Sums, DType::kS8>(side, block, left, rows, right, sums, pitch, first);
   }
-  return MultiplyFewOf<Sums, DType::kU8>(side, block, left, rows, right, sums, pitch);
+  return MultiplyFewOf<Sums, DType::kU8>(side, block, left, rows, right, sums, pitch, first);
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -22,19 +22,30 @@ struct Stretch {
   int64_t Start(const Plane& plane) const { return plane.batch[batch] + plane.rows[row]; }
 };
 
-template <typename T, typename Decode>
-inline void FetchAs(const Plane& plane, const Stretch& at, double* to, Decode decode) {
+// The plane's values along the stretch: where they lie, or in `room`, where the last one is repeated
+// to the end.
+template <typename T>
+inline const T* Along(const Plane& plane, const Stretch& at, T (&room)[kColumns]) {
   const T* base = static_cast<const T*>(plane.data) + at.Start(plane);
-  if (plane.columns.Contiguous()) {
-    for (int i = 0; i < at.count; ++i) to[i] = decode(base[at.column + i]);
-  } else if (plane.columns.Constant()) {
-    std::fill_n(to, at.count, decode(*base));
-  } else {
-    for (int i = 0; i < at.count; ++i) to[i] = decode(base[plane.columns[at.column + i]]);
+  if (plane.columns.Constant()) {
+    std::fill_n(room, kColumns, *base);
+    return room;
   }
+  if (plane.columns.Contiguous() && at.count == kColumns) return base + at.column;
+  for (int i = 0; i < kColumns; ++i) {
+    room[i] = base[plane.columns[at.column + std::min(i, at.count - 1)]];
+  }
+  return room;
 }
 
-// The plane's values along the stretch, as float64.
+template <typename T, typename Decode>
+inline void FetchAs(const Plane& plane, const Stretch& at, double* to, Decode decode) {
+  T room[kColumns];
+  const T* values = Along(plane, at, room);
+  for (int i = 0; i < kColumns; ++i) to[i] = decode(values[i]);
+}
+
+// The same as float64.
 inline void Fetch(const Plane& plane, const Stretch& at, double* to) {
   switch (plane.dtype) {
     case DType::kBF16:
@@ -50,10 +61,9 @@ inline void AddPlane(const Plane& plane, const Stretch& at, double* y) {
   if (!plane.data) return;
   double values[kColumns];
   Fetch(plane, at, values);
-  for (int i = 0; i < at.count; ++i) y[i] += values[i];
+  for (int i = 0; i < kColumns; ++i) y[i] += values[i];
 }
 
-// Written on whole vectors: lanes beyond `count` hold 0 and are thrown away.
 inline void Activate(Activation activation, double* y) {
   switch (activation) {
     case Activation::kRelu:
@@ -85,14 +95,13 @@ inline void RaiseTo(float* amax, uint32_t bits) {
 inline void RaiseAmax(const Plane& amax, const Stretch& at, const double* y) {
   if (!amax.data) return;
   auto* base = static_cast<float*>(amax.data) + at.Start(amax);
-  uint32_t highest = 0;
-  for (int i = 0; i < at.count; ++i) {
+  uint32_t bits[kColumns];
+  for (int i = 0; i < kColumns; ++i) {
     const float value = static_cast<float>(y[i]);
-    const uint32_t bits = value != value ? 0x7fc00000u : BitsOf(value) & 0x7fffffffu;
-    if (!amax.columns.Constant()) RaiseTo(base + amax.columns[at.column + i], bits);
-    highest = bits > highest ? bits : highest;
+    bits[i] = value != value ? 0x7fc00000u : BitsOf(value) & 0x7fffffffu;
   }
-  if (amax.columns.Constant()) RaiseTo(base, highest);
+  if (amax.columns.Constant()) return RaiseTo(base, *std::max_element(bits, bits + at.count));
+  for (int i = 0; i < at.count; ++i) RaiseTo(base + amax.columns[at.column + i], bits[i]);
 }
 
 // Encodes whole vectors, then stores the part that is present.
@@ -102,7 +111,12 @@ inline void Put(const Plane& out, const Stretch& at, const double* y, Encode enc
   for (int i = 0; i < kColumns; ++i) codes[i] = encode(y[i]);
   T* base = static_cast<T*>(out.data) + at.Start(out);
   if (out.columns.Contiguous()) {
-    std::memcpy(base + at.column, codes, at.count * sizeof(T));
+    // A size that the compiler knows needs no call.
+    if (at.count == kColumns) {
+      std::memcpy(base + at.column, codes, sizeof codes);
+    } else {
+      std::memcpy(base + at.column, codes, at.count * sizeof(T));
+    }
     return;
   }
   for (int i = 0; i < at.count; ++i) base[out.columns[at.column + i]] = codes[i];
@@ -133,14 +147,15 @@ inline void DividePlane(const Plane& plane, const Stretch& at, double* y) {
   if (!plane.data) return;
   double values[kColumns];
   Fetch(plane, at, values);
-  for (int i = 0; i < at.count; ++i) y[i] /= values[i];
+  for (int i = 0; i < kColumns; ++i) y[i] /= values[i];
 }
 
+// On whole vectors: what lanes beyond `count` hold is thrown away.
 inline void Finish(const Epilogue& epilogue, int64_t batch, int64_t row, int64_t column, int count,
                    const double* sums) {
   const Stretch at{batch, row, column, count};
-  double y[kColumns] = {};
-  std::memcpy(y, sums, count * sizeof(double));
+  double y[kColumns];
+  std::memcpy(y, sums, sizeof y);
   AddPlane(epilogue.residual, at, y);
   AddPlane(epilogue.bias, at, y);
   Activate(epilogue.activation, y);

@@ -66,7 +66,7 @@ struct FloatSums {
     ValueFactors(side, block).AlongDepth(i, block.depth, line);
   }
 
-  static void PackAcross(const Side& side, const Block& block, const Lines& lines,
+  static void PackAcross(const Side& side, const Block& block, Lines lines,
                          const Panel& panel) {
     const ValueFactors factors(side, block);
     auto* to = reinterpret_cast<float*>(panel.data);

@@ -62,18 +62,19 @@ struct Kernel {
   void (*start_columns)(const Side&, const Block&, const Panel&);
   // Packs a slice of one strip, and adds to the sums of its columns.
   void (*pack_columns)(const Side&, const Block&, const Panel&);
-  // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip;
-  // what is found is float or int32_t.
+  // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip,
+  // or = where it is the first; what is found is float or int32_t.
   void (*multiply)(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-                   int64_t depth, void* found, int64_t pitch);
-  // Adds the worth of what was found along a chunk to `width` sums of one row.
+                   int64_t depth, void* found, int64_t pitch, bool first);
+  // Adds the worth of what was found along a chunk to `width` sums of one row, or stores it where
+  // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
-              int64_t width, double* sums);
+              int64_t width, double* sums, bool first);
   // The same for at most kFewRows rows and a block of columns of 8-bit values, contiguous along the
   // depth or side by side, which are not packed; `right` has room for their factors. Null where a
   // kernel has none.
   void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
-                       double* sums, int64_t pitch);
+                       double* sums, int64_t pitch, bool first);
   // Stores `count` finished sums of one row; `sums` has Kernel::columns of them.
   void (*finish)(const Epilogue&, int64_t batch, int64_t row, int64_t column, int count,
                  const double* sums);

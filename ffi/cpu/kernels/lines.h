@@ -63,44 +63,55 @@ class Lines {
  public:
   // `across` finds a line and `along` a value in it; both start at the given index.
   Lines(const uint8_t* base, int size, Offsets across, int64_t line, Offsets along, int64_t value)
-      : base_(base), size_(size), across_(across), along_(along), line_(line), value_(value) {}
+      : size_(size), along_(along), value_(value) {
+    if (across.table) {
+      table_ = across.table + line;
+      start_ = base;
+    } else {
+      pitch_ = across.stride * size;
+      start_ = base + line * pitch_;
+    }
+    if (along.Contiguous()) start_ += value * size;
+  }
 
   // Makes `count` lines of `length` values ready; `scratch` holds them if they must be turned.
   void Prepare(int64_t count, int64_t length, uint8_t* scratch) {
     if (along_.Contiguous()) return;
-    turned_ = scratch;
-    pitch_ = (length * size_ + 15) / 16 * 16;
-    if (size_ == 1 && across_.Contiguous()) {
-      TurnBytes(count, length);
+    const int64_t pitch = (length * size_ + 15) / 16 * 16;
+    if (size_ == 1 && !table_ && pitch_ == 1) {
+      TurnBytes(count, length, scratch, pitch);
     } else if (size_ == 1) {
-      Copy<uint8_t>(0, count, 0, length);
+      Copy<uint8_t>(0, count, 0, length, scratch, pitch);
     } else if (size_ == 2) {
-      Copy<uint16_t>(0, count, 0, length);
+      Copy<uint16_t>(0, count, 0, length, scratch, pitch);
     } else {
-      Copy<uint32_t>(0, count, 0, length);
+      Copy<uint32_t>(0, count, 0, length, scratch, pitch);
     }
+    start_ = scratch;
+    pitch_ = pitch;
+    table_ = nullptr;
   }
 
   const uint8_t* operator[](int64_t i) const {
-    if (turned_) return turned_ + i * pitch_;
-    return base_ + (across_[line_ + i] + along_[value_]) * size_;
+    return start_ + (table_ ? table_[i] * size_ : i * pitch_);
   }
 
   // How many of `count` lines can be read `width` bytes wide, of which `length` are theirs: beyond
   // the end of one lies another, or the array ends.
   int64_t Readable(int64_t count, int64_t length, int64_t width) const {
     if (length == width) return count;
-    if (across_.table || across_.stride <= 0) return 0;
-    const int64_t beyond = (width - length + across_.stride * size_ - 1) / (across_.stride * size_);
+    if (table_ || pitch_ <= 0) return 0;
+    const int64_t beyond = (width - length + pitch_ - 1) / pitch_;
     return std::max<int64_t>(count - beyond, 0);
   }
 
  private:
+  // Of a value, before the lines are turned.
   const uint8_t* Source(int64_t line, int64_t value) const {
-    return base_ + (across_[line_ + line] + along_[value_ + value]) * size_;
+    return (*this)[line] + along_[value_ + value] * size_;
   }
 
-  void TurnBytes(int64_t count, int64_t length) {
+  void TurnBytes(int64_t count, int64_t length, uint8_t* to, int64_t pitch) const {
     const int64_t whole_lines = count / 16 * 16;
     const int64_t whole_values = length / 16 * 16;
     int64_t line = 0;
@@ -109,7 +120,7 @@ class Lines {
       for (int64_t value = 0; value < whole_values; value += 16) {
         const uint8_t* from[16];
         for (int i = 0; i < 16; ++i) from[i] = Source(line, value + i);
-        Turn64(from, turned_ + line * pitch_ + value, pitch_);
+        Turn64(from, to + line * pitch + value, pitch);
       }
     }
 #endif
@@ -117,28 +128,29 @@ class Lines {
       for (int64_t value = 0; value < whole_values; value += 16) {
         const uint8_t* from[16];
         for (int i = 0; i < 16; ++i) from[i] = Source(line, value + i);
-        Turn16(from, turned_ + line * pitch_ + value, pitch_);
+        Turn16(from, to + line * pitch + value, pitch);
       }
     }
-    Copy<uint8_t>(0, whole_lines, whole_values, length);
-    Copy<uint8_t>(whole_lines, count, 0, length);
+    Copy<uint8_t>(0, whole_lines, whole_values, length, to, pitch);
+    Copy<uint8_t>(whole_lines, count, 0, length, to, pitch);
   }
 
   template <typename T>
-  void Copy(int64_t line, int64_t line_end, int64_t value, int64_t value_end) {
+  void Copy(int64_t line, int64_t line_end, int64_t value, int64_t value_end, uint8_t* to,
+            int64_t pitch) const {
     for (int64_t v = value; v < value_end; ++v) {
       for (int64_t i = line; i < line_end; ++i) {
-        std::memcpy(turned_ + i * pitch_ + v * sizeof(T), Source(i, v), sizeof(T));
+        std::memcpy(to + i * pitch + v * sizeof(T), Source(i, v), sizeof(T));
       }
     }
   }
 
-  const uint8_t* base_;
   int size_;
-  Offsets across_, along_;
-  int64_t line_, value_;
-  uint8_t* turned_ = nullptr;
-  int64_t pitch_ = 0;
+  const uint8_t* start_;
+  const int64_t* table_ = nullptr;  // of lines, in values from the start; or none, and
+  int64_t pitch_ = 0;               // bytes from line to line
+  Offsets along_;
+  int64_t value_;
 };
 
 inline const uint8_t* BatchBase(const Side& side, int64_t batch) {

@@ -71,7 +71,7 @@ void WithType(DType type, const F& f) {
 
 // Packs a strip by `Sums::Spread`, which takes whole lines of kColumns values; others are padded.
 template <class Sums, DType kType>
-void PackStrip(const Lines& lines, const Block& block, uint8_t* to) {
+void PackStrip(Lines lines, const Block& block, uint8_t* to) {
   constexpr int kGroup = Sums::kGroup;
   constexpr int kSize = SizeOf(kType);
   uint8_t padded[kGroup][kColumns * kSize];

@@ -13,9 +13,10 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Adds the worth of `width` exact integer sums of one row; see Panel for the equation.
+// Adds the worth of `width` exact integer sums of one row, or stores it where they are the first;
+// see Panel for the equation.
 inline void AddIntegers(const int32_t* found, const Panel& left, int row, const Panel& right,
-                        int64_t depth, int64_t width, double* sums) {
+                        int64_t depth, int64_t width, double* sums, bool first) {
   const double row_zero = left.zero[row];
   const double row_sum = left.sum[row] - static_cast<double>(depth) * row_zero;
   for (int64_t i = 0; i < width; i += kWide) {
@@ -23,16 +24,16 @@ inline void AddIntegers(const int32_t* found, const Panel& left, int row, const 
     const F64 shifted =
         raw - row_zero * Load<F64>(right.sum + i) - row_sum * Load<F64>(right.zero + i);
     const F64 worth = shifted * (Load<F64>(right.scale + i) * left.scale[row]);
-    Store(sums + i, Load<F64>(sums + i) + worth);
+    Store(sums + i, first ? worth : Load<F64>(sums + i) + worth);
   }
 }
 
 inline void AddFloats(const float* found, const Panel& left, int row, const Panel& right,
-                      int64_t width, double* sums) {
+                      int64_t width, double* sums, bool first) {
   for (int64_t i = 0; i < width; i += kWide) {
     const F64 raw = __builtin_convertvector(Load<HalfF32>(found + i), F64);
     const F64 worth = raw * (Load<F64>(right.scale + i) * left.scale[row]);
-    Store(sums + i, Load<F64>(sums + i) + worth);
+    Store(sums + i, first ? worth : Load<F64>(sums + i) + worth);
   }
 }
 
@@ -41,11 +42,11 @@ using Found = std::conditional_t<Sums::kExact, int32_t, float>;
 
 template <class Sums>
 inline void AddRow(const Found<Sums>* found, const Panel& left, int row, const Panel& right,
-                   int64_t depth, int64_t width, double* sums) {
+                   int64_t depth, int64_t width, double* sums, bool first) {
   if constexpr (Sums::kExact) {
-    AddIntegers(found, left, row, right, depth, width, sums);
+    AddIntegers(found, left, row, right, depth, width, sums, first);
   } else {
-    AddFloats(found, left, row, right, width, sums);
+    AddFloats(found, left, row, right, width, sums, first);
   }
 }
 
@@ -53,14 +54,17 @@ inline void AddRow(const Found<Sums>* found, const Panel& left, int row, const P
 // for what comes after it. Indices must be known to the compiler: unrolled to the last.
 template <class Sums, int kCount>
 __attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip,
-                                       int64_t groups, Found<Sums>* found, int64_t pitch) {
+                                       int64_t groups, Found<Sums>* found, int64_t pitch,
+                                       bool first) {
   using Vector = typename Sums::Vector;
   using Lane = typename Sums::Lane;
   Vector sum[kCount][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = Load<Vector>(found + r * pitch + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) {
+      sum[r][v] = first ? Vector{} : Load<Vector>(found + r * pitch + v * kLanes);
+    }
   }
   for (int64_t g = 0; g < groups; ++g, strip += kVectors * kBytes, rows += sizeof(Lane)) {
     Vector column[kVectors];
@@ -82,29 +86,29 @@ __attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, c
 
 template <class Sums>
 void Multiply(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-              int64_t depth, void* sums, int64_t pitch) {
+              int64_t depth, void* sums, int64_t pitch, bool first) {
   auto* found = static_cast<Found<Sums>*>(sums);
   const int64_t groups = (depth + Sums::kGroup - 1) / Sums::kGroup;
   switch (count) {
     case 1:
-      return SumTile<Sums, 1>(rows, row_pitch, strip, groups, found, pitch);
+      return SumTile<Sums, 1>(rows, row_pitch, strip, groups, found, pitch, first);
     case 2:
-      return SumTile<Sums, 2>(rows, row_pitch, strip, groups, found, pitch);
+      return SumTile<Sums, 2>(rows, row_pitch, strip, groups, found, pitch, first);
     case 3:
-      return SumTile<Sums, 3>(rows, row_pitch, strip, groups, found, pitch);
+      return SumTile<Sums, 3>(rows, row_pitch, strip, groups, found, pitch, first);
     case 4:
-      return SumTile<Sums, 4>(rows, row_pitch, strip, groups, found, pitch);
+      return SumTile<Sums, 4>(rows, row_pitch, strip, groups, found, pitch, first);
     case 5:
-      return SumTile<Sums, 5>(rows, row_pitch, strip, groups, found, pitch);
+      return SumTile<Sums, 5>(rows, row_pitch, strip, groups, found, pitch, first);
     default:
-      return SumTile<Sums, kRows>(rows, row_pitch, strip, groups, found, pitch);
+      return SumTile<Sums, kRows>(rows, row_pitch, strip, groups, found, pitch, first);
   }
 }
 
 template <class Sums>
 void Add(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
-         int64_t width, double* sums) {
-  AddRow<Sums>(static_cast<const Found<Sums>*>(found), left, row, right, depth, width, sums);
+         int64_t width, double* sums, bool first) {
+  AddRow<Sums>(static_cast<const Found<Sums>*>(found), left, row, right, depth, width, sums, first);
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
