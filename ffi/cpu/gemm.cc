@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "cpu/ask.h"
 #include "cpu/plan.h"
 #include "cpu/scratch.h"
 
@@ -67,7 +66,7 @@ class Share {
     raw_ = scratch.Take<uint8_t>(plan_.raw_bytes);
     sums_ = scratch.Take<double>(plan_.sums_bytes / sizeof(double));
     found_ = scratch.Take<float>(plan_.found_bytes / sizeof(float));
-    right_ = WithFactors(columns, 0, scratch.Take<uint8_t>(factors), plan_.wide, raw_);
+    right_ = WithFactors(columns, plan_.strip_bytes, scratch.Take<uint8_t>(factors), plan_.wide, raw_);
   }
 
   Panel LeftPanel(const Chunk& chunk) const {
@@ -124,22 +123,20 @@ class Share {
     }
   }
 
-  // A strip is read to the end of the chunk where that is how it lies in memory. Where columns lie
-  // side by side, all strips are read slice by slice.
   void MultiplyMany(const Chunk& chunk, const Block& block, Turn turn, double* sums) {
     kernel_.start_columns(problem_.rhs, block, right_);
+    const Panel left = LeftPanel(chunk);
     const int64_t strips = (block.count + kernel_.columns - 1) / kernel_.columns;
-    const int64_t slices = (block.depth + plan_.slice - 1) / plan_.slice;
-    const bool along = problem_.rhs.depth.Contiguous();
-    const int64_t units = along ? strips : slices, parts = along ? slices : strips;
-    for (int64_t unit = 0; unit < units; ++unit) {
-      const Ask next = unit + 1 < units ? Ask(problem_.rhs, Unit(block, along, unit + 1)) : Ask();
-      for (int64_t part = 0; part < parts; ++part) {
-        next.Part(part, parts);
-        MultiplyPart(chunk, block, along ? unit : part, along ? part : unit);
+    for (int64_t done = 0; done < block.depth; done += plan_.slice) {
+      const Block slice = SliceOf(block, done);
+      kernel_.pack_columns(problem_.rhs, slice, right_);
+      for (int64_t strip = 0; strip < strips; ++strip) {
+        for (int64_t at = 0; at < slice.depth; at += plan_.stretch) {
+          const int64_t depth = std::min(plan_.stretch, slice.depth - at);
+          MultiplyStrip(left, strip, done + at, at, depth);
+        }
       }
     }
-    const Panel left = LeftPanel(chunk);
     for (int64_t row = 0; row < rows_; ++row) {
       double* of_row = sums + row * plan_.sums_pitch;
       kernel_.add(found_ + row * plan_.wide, left, static_cast<int>(row), right_, block.depth,
@@ -148,37 +145,26 @@ class Share {
     }
   }
 
-  Block StripOf(const Block& block, int64_t strip) const {
-    Block of = block;
-    of.first += strip * kernel_.columns;
-    of.count = std::min<int64_t>(kernel_.columns, block.count - strip * kernel_.columns);
-    return of;
+  Block SliceOf(const Block& block, int64_t done) const {
+    Block slice = block;
+    slice.start += done;
+    slice.depth = std::min(plan_.slice, block.depth - done);
+    return slice;
   }
 
-  Block SliceOf(const Block& block, int64_t slice) const {
-    Block of = block;
-    of.start += slice * plan_.slice;
-    of.depth = std::min(plan_.slice, block.depth - slice * plan_.slice);
-    return of;
-  }
-
-  Block Unit(const Block& block, bool along, int64_t unit) const {
-    return along ? StripOf(block, unit) : SliceOf(block, unit);
-  }
-
-  void MultiplyPart(const Chunk& chunk, const Block& block, int64_t strip, int64_t slice) {
-    const Block part = SliceOf(StripOf(block, strip), slice);
-    const int64_t first = strip * kernel_.columns;
-    kernel_.pack_columns(problem_.rhs, part, From(right_, first));
-    const Panel left = LeftPanel(chunk);
+  // All rows times a strip for `depth` from `start` of the chunk, which is `packed` into its slice.
+  void MultiplyStrip(const Panel& left, int64_t strip, int64_t start, int64_t packed,
+                     int64_t depth) {
+    const uint8_t* columns =
+        right_.data + strip * right_.pitch + packed * kernel_.columns * kernel_.size;
     const int64_t tiles = (rows_ + kernel_.rows - 1) / kernel_.rows;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       // Even heights: 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
       const int64_t row = rows_ * tile / tiles;
       const int count = static_cast<int>(rows_ * (tile + 1) / tiles - row);
-      const uint8_t* rows = left.data + row * left.pitch + slice * plan_.slice * kernel_.size;
-      kernel_.multiply(rows, left.pitch, count, right_.data, part.depth,
-                       found_ + row * plan_.wide + first, plan_.wide, slice == 0);
+      kernel_.multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch, count,
+                       columns, depth, found_ + row * plan_.wide + strip * kernel_.columns,
+                       plan_.wide, start == 0);
     }
   }
 

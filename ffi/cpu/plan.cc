@@ -13,6 +13,10 @@ constexpr int64_t kRowBlock = 288;
 constexpr int64_t kRoundBytes = 1280 << 10;
 // Bytes of the sums of a block of columns: a quarter of an L2 of 1 MB.
 constexpr int64_t kSumBytes = 256 << 10;
+// Bytes of packed columns: a quarter of an L2 of 1 MB.
+constexpr int64_t kPanelBytes = 256 << 10;
+// With more rows, what is found for kFewColumns, and for more than kLeastColumns, leaves L2.
+constexpr int64_t kSomeRows = 32, kEnoughRows = 192;
 // Columns of a share; with fewer, packing the rows again for each share would tell.
 constexpr int64_t kLeastColumns = 256;
 // Handing work to a sleeping thread takes some 30 us: below this many nanoseconds it does not pay.
@@ -70,6 +74,21 @@ void CutRounds(Plan& plan) {
   }
 }
 
+// Columns packed together. With many rows, so few that what is found of them stays in L2; otherwise
+// so that memory is read from end to end.
+int64_t Wide(const Problem& problem, const Kernel& kernel) {
+  if (problem.rows > kEnoughRows) return kLeastColumns;
+  if (problem.rhs.depth.Contiguous()) return kernel.columns;
+  return problem.rows > kSomeRows ? kFewColumns / 2 : kFewColumns;
+}
+
+void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
+  plan.stretch = kernel.slice * (problem.rows < kManyRows ? 1 : 4);
+  plan.wide = Wide(problem, kernel);
+  const int64_t slice = kPanelBytes / (plan.wide * kernel.size) / kernel.group * kernel.group;
+  plan.slice = std::min<int64_t>(slice, kernel.depth);
+}
+
 double Nanoseconds(const Problem& problem) {
   const double right = static_cast<double>(problem.batch) * problem.columns * problem.depth;
   return right * (problem.rows * kMultiplyNanoseconds + kPackNanoseconds);
@@ -80,14 +99,18 @@ int64_t ShareColumns(const Problem& problem, const Plan& plan, int64_t threads) 
     return std::max<int64_t>(problem.columns, 1);
   const int64_t others = std::max<int64_t>(problem.batch * plan.row_shares, 1);
   const int64_t even = Blocks(problem.columns, Blocks(kSharesPerThread * threads, others));
-  return RoundUp(std::max(even, kLeastColumns), kLeastColumns);
+  // Lines of columns side by side are best read from end to end.
+  const int64_t whole = problem.rhs.depth.Contiguous() ? kLeastColumns : plan.wide;
+  const int64_t fair = Blocks(problem.columns, Blocks(threads, others));
+  return RoundUp(std::max(even, std::min(whole, fair)), kLeastColumns);
 }
 
 void CountScratch(const Kernel& kernel, Plan& plan) {
   int64_t depth = 0;
   for (const Chunk& chunk : plan.chunks) depth = std::max(depth, RoundUp(chunk.depth, 16));
   const int64_t slice = plan.few ? 0 : RoundUp(plan.slice, 16) * kernel.columns;
-  plan.columns_bytes = slice * kernel.size;
+  plan.strip_bytes = slice * kernel.size;
+  plan.columns_bytes = plan.strip_bytes * (plan.wide / kernel.columns);
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
   plan.found_bytes = plan.few ? 0 : plan.row_block * plan.wide * sizeof(float);
   plan.sums_bytes = (plan.row_block * plan.sums_pitch + plan.column_block) * sizeof(double);
@@ -104,8 +127,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
   plan.row_shares = Blocks(problem.rows, plan.row_block);
   CutRounds(plan);
-  plan.slice = kernel.slice * (problem.rows < kManyRows ? 1 : 4);
-  plan.wide = plan.few ? kernel.few_wide : kernel.wide;
+  CutColumns(problem, kernel, plan);
   const int64_t blocks = kSumBytes / (plan.row_block * plan.wide * sizeof(double));
   plan.column_block = plan.wide * std::max<int64_t>(blocks, 1);
   // A single chunk is finished row by row.

@@ -33,7 +33,9 @@ struct Plan {
   bool few;               // whether columns are multiplied as they are, by Kernel::multiply_few
   int64_t row_block;      // rows packed together
   int64_t wide;           // columns multiplied with the rows of a chunk in one go
-  int64_t slice;          // depth of a strip packed in one go
+  int64_t slice;          // depth of columns packed in one go
+  int64_t stretch;        // depth of a strip multiplied in one go
+  int64_t strip_bytes;    // of a slice of one strip
   int64_t column_block;   // columns whose sums are kept at once
   int64_t sums_pitch;     // from the sums of a row to the next; 0 where a row needs them no longer
   int64_t share_columns;  // columns of one share of work

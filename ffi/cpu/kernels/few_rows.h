@@ -103,7 +103,8 @@ void FindAlong(const Side& side, const Block& block, const Panel& left, const Pa
 template <class Sums, DType kType, int kCount>
 void FindAcross(const Side& side, const Block& block, const Panel& left, const Panel& right,
                 Wide<Sums, kCount>& found) {
-  int32_t of_columns[kFewColumns] = {};
+  int32_t of_columns[kFewColumns];
+  std::fill_n(of_columns, Strips(block) * kColumns, 0);
   FindStrips<Sums, kType, kCount>(AcrossDepth(side, block), block, left, found, of_columns);
   if constexpr (Sums::kExact) std::copy_n(of_columns, Strips(block) * kColumns, right.sum);
 }
@@ -111,13 +112,14 @@ void FindAcross(const Side& side, const Block& block, const Panel& left, const P
 template <class Sums, DType kType, int kCount>
 void MultiplyColumns(const Side& side, const Block& block, const Panel& left, const Panel& right,
                      double* sums, int64_t pitch, bool first) {
-  Wide<Sums, kCount> found = {};
+  const int64_t width = Strips(block) * kColumns;
+  Wide<Sums, kCount> found;
+  for (int r = 0; r < kCount; ++r) std::fill_n(found[r], width, Found<Sums>{});
   if (side.depth.Contiguous()) {
     FindAlong<Sums, kType, kCount>(side, block, left, right, found);
   } else {
     FindAcross<Sums, kType, kCount>(side, block, left, right, found);
   }
-  const int64_t width = Strips(block) * kColumns;
   for (int r = 0; r < kCount; ++r) {
     AddRow<Sums>(found[r], left, r, right, block.depth, width, sums + r * pitch, first);
   }

@@ -34,7 +34,7 @@ struct Block {
 // where the float kernels have subtracted the zero points beforehand.
 struct Panel {
   uint8_t* data;
-  int64_t pitch;  // bytes from row to row; columns are interleaved
+  int64_t pitch;  // bytes from row to row, or from strip to strip, in which columns are interleaved
   double* scale;
   double* zero;
   double* sum;
@@ -42,14 +42,14 @@ struct Panel {
 };
 
 inline constexpr int kFewRows = 4;
+// Columns multiplied with few rows in one go: half a page of bytes, where they lie side by side.
+inline constexpr int kFewColumns = 2048;
 
 struct Kernel {
   const char* name;
   unsigned needs;  // Feature bits
   Sums sums;
   int rows, columns;  // of the register tile; so many columns are a strip
-  int wide;           // columns that are packed in one go
-  int few_wide;       // columns multiplied with few rows in one go
   int depth;          // longest chunk, whose sums stay in 32 bits
   int slice;          // depth at which a packed strip fills half of an L1 of 32 KB
   int group;          // consecutive depths that one lane holds
@@ -60,7 +60,7 @@ struct Kernel {
   void (*pack_rows)(const Side&, const Block&, const Panel&);
   // The factors of as many columns as are packed in one go, and sums of 0.
   void (*start_columns)(const Side&, const Block&, const Panel&);
-  // Packs a slice of one strip, and adds to the sums of its columns.
+  // Packs a slice of columns, its strips a pitch apart, and adds to the sums of the columns.
   void (*pack_columns)(const Side&, const Block&, const Panel&);
   // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip,
   // or = where it is the first; what is found is float or int32_t.

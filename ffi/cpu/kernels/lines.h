@@ -111,24 +111,23 @@ class Lines {
     return (*this)[line] + along_[value_ + value] * size_;
   }
 
+  // Few values at a time, for each of which a processor looks ahead.
   void TurnBytes(int64_t count, int64_t length, uint8_t* to, int64_t pitch) const {
     const int64_t whole_lines = count / 16 * 16;
     const int64_t whole_values = length / 16 * 16;
-    int64_t line = 0;
+    for (int64_t value = 0; value < whole_values; value += 16) {
+      const uint8_t* from[16];
+      for (int i = 0; i < 16; ++i) from[i] = Source(0, value + i);
+      int64_t line = 0;
 #if defined(__AVX512F__)
-    for (; line + 64 <= count; line += 64) {
-      for (int64_t value = 0; value < whole_values; value += 16) {
-        const uint8_t* from[16];
-        for (int i = 0; i < 16; ++i) from[i] = Source(line, value + i);
+      for (; line + 64 <= count; line += 64) {
         Turn64(from, to + line * pitch + value, pitch);
+        for (int i = 0; i < 16; ++i) from[i] += 64;
       }
-    }
 #endif
-    for (; line < whole_lines; line += 16) {
-      for (int64_t value = 0; value < whole_values; value += 16) {
-        const uint8_t* from[16];
-        for (int i = 0; i < 16; ++i) from[i] = Source(line, value + i);
+      for (; line < whole_lines; line += 16) {
         Turn16(from, to + line * pitch + value, pitch);
+        for (int i = 0; i < 16; ++i) from[i] += 16;
       }
     }
     Copy<uint8_t>(0, whole_lines, whole_values, length, to, pitch);

@@ -109,27 +109,32 @@ void PackRows(const Side& side, const Block& block, const Panel& panel) {
   }
 }
 
+// Packs kLanes columns, which lie along the depth, from `first` on. So few at a time that a processor
+// looks ahead in each.
 template <class Sums>
-void TurnColumns(const Side& side, const Block& block, const Panel& panel) {
-  constexpr int kMostGroups = kDeepSlice<Sums::kGroup> / Sums::kGroup;
+void TurnLanesOf(const Side& side, const Block& block, int first, const Panel& panel) {
+  constexpr int kMostGroups = 256;
   // A line's end is read in whole vectors; the odd lanes keep lines off each other's cache sets.
   constexpr int kPitch = kMostGroups + kLanes;
   int32_t packed[kLanes * kPitch];
-  const int64_t groups = (block.depth + Sums::kGroup - 1) / Sums::kGroup;
-  const Lines lines = AlongDepth(side, block);
-  for (int first = 0; first < kColumns; first += kLanes) {
+  auto* to = reinterpret_cast<int32_t*>(panel.data) + first;
+  Block part = block;
+  for (int64_t done = 0; done < block.depth; done += part.depth) {
+    part.start = block.start + done;
+    part.depth = std::min<int64_t>(kMostGroups * Sums::kGroup, block.depth - done);
+    const int64_t groups = (part.depth + Sums::kGroup - 1) / Sums::kGroup;
+    const Lines lines = AlongDepth(side, part);
     for (int i = 0; i < kLanes; ++i) {
       int32_t* line = packed + i * kPitch;
       if (first + i < block.count) {
-        Sums::PackLine(side, block, Role::kColumn, first + i, lines[first + i], line, panel);
+        Sums::PackLine(side, part, Role::kColumn, first + i, lines[first + i], line, panel);
         std::fill_n(line + groups, kLanes, 0);
       } else {
         std::fill_n(line, groups + kLanes, 0);
       }
     }
-    auto* to = reinterpret_cast<int32_t*>(panel.data) + first;
-    for (int64_t g = 0; g < groups; g += kLanes) {
-      TurnLanes(packed + g, kPitch, to + g * kColumns, kColumns, groups - g);
+    for (int64_t g = 0; g < groups; g += kLanes, to += kLanes * kColumns) {
+      TurnLanes(packed + g, kPitch, to, kColumns, groups - g);
     }
   }
 }
@@ -143,15 +148,53 @@ void StartColumns(const Side& side, const Block& block, const Panel& panel) {
   }
 }
 
-// One strip, its columns side by side or along the depth. Bytes that are to be widened are turned
-// before: they are fewer.
+// Strip s of a block, from `start` on for `depth`.
+inline Block StripOf(const Block& block, int64_t s, int64_t start, int64_t depth) {
+  Block strip = block;
+  strip.first += s * kColumns;
+  strip.count = ColumnsOf(block, s);
+  strip.start += start;
+  strip.depth = depth;
+  return strip;
+}
+
+inline Panel PanelOf(const Panel& panel, int64_t s, int64_t offset) {
+  const int64_t first = s * kColumns;
+  return {panel.data + s * panel.pitch + offset,
+          0,
+          panel.scale + first,
+          panel.zero + first,
+          panel.sum + first,
+          panel.raw};
+}
+
+// Bytes that are to be widened are turned before: they are fewer.
+template <class Sums>
+void PackStripOf(const Side& side, const Block& strip, const Panel& panel) {
+  const bool turned = Sums::kGroup < 4 && IsEightBit(side.dtype);
+  if (side.depth.Contiguous() && !turned) {
+    for (int first = 0; first < kColumns; first += kLanes) {
+      TurnLanesOf<Sums>(side, strip, first, panel);
+    }
+    return;
+  }
+  Lines lines = AcrossDepth(side, strip);
+  lines.Prepare(strip.depth, strip.count, panel.raw);
+  Sums::PackAcross(side, strip, lines, panel);
+}
+
+// Columns side by side are read a few lines at a time from end to end: a processor looks ahead in
+// that many pages, and lines may lie in a page each.
 template <class Sums>
 void PackColumns(const Side& side, const Block& block, const Panel& panel) {
-  const bool turned = Sums::kGroup < 4 && IsEightBit(side.dtype);
-  if (side.depth.Contiguous() && !turned) return TurnColumns<Sums>(side, block, panel);
-  Lines lines = AcrossDepth(side, block);
-  lines.Prepare(block.depth, block.count, panel.raw);
-  Sums::PackAcross(side, block, lines, panel);
+  const int64_t step = side.depth.Contiguous() ? block.depth : kLinesAhead;
+  for (int64_t start = 0; start < block.depth; start += step) {
+    const int64_t depth = std::min(step, block.depth - start);
+    for (int64_t s = 0; s < Strips(block); ++s) {
+      const int64_t offset = start * kColumns * (4 / Sums::kGroup);
+      PackStripOf<Sums>(side, StripOf(block, s, start, depth), PanelOf(panel, s, offset));
+    }
+  }
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

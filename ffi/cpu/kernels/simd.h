@@ -29,16 +29,13 @@ inline constexpr int kVectors = 2;
 inline constexpr int kRows = 6;
 inline constexpr int kLanes = kBytes / 4;
 inline constexpr int kColumns = kVectors * kLanes;
-// Columns side by side in memory are read so many at a time: each line may be in a page of its own,
-// and finding it takes longer than reading a few cache lines. Few rows have room for more sums.
-inline constexpr int kWideColumns = 256;
-inline constexpr int kFewColumns = 2048;
+// Lines read side by side: a processor looks ahead in so many pages, and each line may be in a page
+// of its own.
+inline constexpr int kLinesAhead = 32;
 
-// The depth at which a packed strip has 16 KB, and the deepest slice of one.
+// The depth at which a packed strip has 16 KB.
 template <int kGroup>
 inline constexpr int kSlice = 4096 / kColumns * kGroup;
-template <int kGroup>
-inline constexpr int kDeepSlice = 4 * kSlice<kGroup>;
 
 typedef float F32 __attribute__((vector_size(kBytes)));
 typedef int32_t S32 __attribute__((vector_size(kBytes)));

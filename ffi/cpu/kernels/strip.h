@@ -61,11 +61,7 @@ __attribute__((noinline)) void SumStrip(const Lines& lines, int64_t offset, int6
   for (int64_t g = first; g < last; ++g) {
     const uint8_t* line[kGroup];
 #pragma GCC unroll 4
-    for (int j = 0; j < kGroup; ++j) {
-      line[j] = lines[g * kGroup + j] + offset;
-      // Of the next strip; what has been read here leads nowhere else.
-      __builtin_prefetch(line[j] + kColumns, 0, 2);
-    }
+    for (int j = 0; j < kGroup; ++j) line[j] = lines[g * kGroup + j] + offset;
     Vector column[kVectors];
     Sums::template Spread<kType>(line, column);
 #pragma GCC unroll 4
@@ -107,28 +103,21 @@ void SumGroups(const Lines& lines, const Block& block, int64_t s, int64_t first,
   }
 }
 
-// Asks for the lines after `line` that strip s is to ask for, so that all do for a block's next.
-inline void PrefetchLines(const Lines& lines, const Block& block, int64_t line, int64_t count,
-                          int64_t s) {
-  const int64_t first = line + count * s / Strips(block);
-  const int64_t last = std::min(line + count * (s + 1) / Strips(block), block.depth);
-  for (int64_t k = first; k < last; ++k) {
-    __builtin_prefetch(lines[k], 0, 2);
-    __builtin_prefetch(lines[k] + 64, 0, 2);
-  }
-}
-
 // The sums of a block. Few lines at a time, so that they are read from end to end.
 template <class Sums, DType kType, int kCount>
 void FindStrips(const Lines& lines, const Block& block, const Panel& left,
                 Wide<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
-  constexpr int64_t kLines = 32;
+  constexpr int64_t kLines = kLinesAhead / 2;
   constexpr int64_t kGroups = kLines / Sums::kGroup;
   const int64_t groups = (block.depth + Sums::kGroup - 1) / Sums::kGroup;
   for (int64_t first = 0; first < groups; first += kGroups) {
     const int64_t last = std::min(first + kGroups, groups);
     for (int64_t s = 0; s < Strips(block); ++s) {
-      PrefetchLines(lines, block, last * Sums::kGroup, kLines, s);
+      // The same strip of the lines that come next.
+      const int64_t beyond = std::min((last + kGroups) * Sums::kGroup, block.depth);
+      for (int64_t k = last * Sums::kGroup; k < beyond; ++k) {
+        __builtin_prefetch(lines[k] + s * kColumns, 0, 2);
+      }
       SumGroups<Sums, kType, kCount>(lines, block, s, first, last, left,
                                      {found[0] + s * kColumns, of_columns + s * kColumns});
     }
