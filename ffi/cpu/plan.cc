@@ -17,13 +17,14 @@ constexpr int64_t kSumBytes = 256 << 10;
 constexpr int64_t kPanelBytes = 256 << 10;
 // With more rows, what is found for kFewColumns, and for more than kLeastColumns, leaves L2.
 constexpr int64_t kSomeRows = 32, kEnoughRows = 192;
+constexpr int64_t kCacheLine = 64;
 // Columns of a share; with fewer, packing the rows again for each share would tell.
 constexpr int64_t kLeastColumns = 256;
 // Handing work to a sleeping thread takes some 30 us: below this many nanoseconds it does not pay.
 constexpr double kWorthSharing = 100e3;
 constexpr double kMultiplyNanoseconds = 0.01;  // per product, on one core
 constexpr double kPackNanoseconds = 0.2;       // per value of the right side
-constexpr int64_t kSharesPerThread = 3;
+constexpr int64_t kSharesPerThread = 2;
 // With fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
 
@@ -102,7 +103,7 @@ int64_t ShareColumns(const Problem& problem, const Plan& plan, int64_t threads) 
   // Lines of columns side by side are best read from end to end.
   const int64_t whole = problem.rhs.depth.Contiguous() ? kLeastColumns : plan.wide;
   const int64_t fair = Blocks(problem.columns, Blocks(threads, others));
-  return RoundUp(std::max(even, std::min(whole, fair)), kLeastColumns);
+  return RoundUp(std::max({even, std::min(whole, fair), kLeastColumns}), kCacheLine);
 }
 
 void CountScratch(const Kernel& kernel, Plan& plan) {
