@@ -96,10 +96,10 @@ class Share {
 
   void MultiplyRound(const Round& round, int64_t column, int64_t count) {
     PackRows(round);
-    for (size_t i = round.begin; i < round.end; ++i) {
-      const Chunk& chunk = plan_.chunks[i];
-      for (int64_t done = 0; done < count; done += plan_.wide) {
-        const int64_t width = std::min<int64_t>(plan_.wide, count - done);
+    for (int64_t done = 0; done < count; done += plan_.wide) {
+      const int64_t width = std::min<int64_t>(plan_.wide, count - done);
+      for (size_t i = round.begin; i < round.end; ++i) {
+        const Chunk& chunk = plan_.chunks[i];
         const Block block = BlockOf(chunk, column + done, width, problem_.lhs);
         const Turn turn{i == 0, i + 1 == plan_.chunks.size()};
         if (plan_.few) {

@@ -28,6 +28,9 @@ struct BF16Sums {
     return (F32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)row, (__m512bh)column);
   }
 
+  static constexpr bool kLessZero = false;
+  using LessZero = void;
+
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
     F32 value[kVectors];

@@ -45,6 +45,10 @@ struct ByteSums {
 
   static Vector Ones() { return (S32)_mm512_set1_epi8(1); }
 
+  // Zero points are left to `AddRow`.
+  static constexpr bool kLessZero = false;
+  using LessZero = void;
+
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[1]) {
     const __m512i shift = _mm512_set1_epi8(static_cast<char>(Shift(kType, Role::kColumn)));

@@ -29,6 +29,8 @@ class Column {
   static constexpr int kParts = kVectors / Sums::kGroup;
   static constexpr int kRowBytes = kParts * kBytes;  // of a packed row, for kColumns values
 
+  explicit Column(double zero) : zero_(F32{} + static_cast<float>(zero)) {}
+
   void Multiply(const uint8_t* from, const Panel& left, int64_t depth) {
     const int64_t whole = depth / kColumns;
     int64_t v = 0;
@@ -57,6 +59,7 @@ class Column {
     Sums::template Unpack<kType>(from, column);
 #pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) {
+      if constexpr (Sums::kLessZero) column[p] -= zero_;
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
         const Vector row = Load<Vector>(left.data + r * left.pitch + offset + p * kBytes);
@@ -85,6 +88,7 @@ class Column {
 
   Vector sum_[kCount][2] = {};
   Vector of_column_ = {};
+  F32 zero_;
 };
 
 // Both fill found[row][column], and the sums of the columns where sums are exact.
@@ -93,7 +97,7 @@ void FindAlong(const Side& side, const Block& block, const Panel& left, const Pa
                Wide<Sums, kCount>& found) {
   const Lines lines = AlongDepth(side, block);
   for (int64_t i = 0; i < block.count; ++i) {
-    Column<Sums, kType, kCount> column;
+    Column<Sums, kType, kCount> column(right.zero[i]);
     column.Multiply(lines[i], left, block.depth);
     for (int r = 0; r < kCount; ++r) found[r][i] = column.template Total<Found<Sums>>(r);
     if constexpr (Sums::kExact) right.sum[i] = column.TotalOfColumn();
@@ -105,7 +109,7 @@ void FindAcross(const Side& side, const Block& block, const Panel& left, const P
                 Wide<Sums, kCount>& found) {
   int32_t of_columns[kFewColumns];
   std::fill_n(of_columns, Strips(block) * kColumns, 0);
-  FindStrips<Sums, kType, kCount>(AcrossDepth(side, block), block, left, found, of_columns);
+  FindStrips<Sums, kType, kCount>(AcrossDepth(side, block), block, left, right, found, of_columns);
   if constexpr (Sums::kExact) std::copy_n(of_columns, Strips(block) * kColumns, right.sum);
 }
 
@@ -141,6 +145,15 @@ void MultiplyFewOf(const Side& side, const Block& block, const Panel& left, int 
 }
 
 template <class Sums>
+void MultiplyFewIntegers(const Side& side, const Block& block, const Panel& left, int rows,
+                         const Panel& right, double* sums, int64_t pitch, bool first) {
+  if (side.dtype == DType::kS8) {
+    return MultiplyFewOf<Sums, DType::kS8>(side, block, left, rows, right, sums, pitch, first);
+  }
+  return MultiplyFewOf<Sums, DType::kU8>(side, block, left, rows, right, sums, pitch, first);
+}
+
+template <class Sums>
 void MultiplyFew(const Side& side, const Block& block, const Panel& left, int rows,
                  const Panel& right, double* sums, int64_t pitch, bool first) {
   StartColumns<Sums>(side, block, right);
@@ -152,10 +165,13 @@ void MultiplyFew(const Side& side, const Block& block, const Panel& left, int ro
       return MultiplyFewOf<Sums, DType::kE5M2>(side, block, left, rows, right, sums, pitch, first);
     }
   }
-  if (side.dtype == DType::kS8) {
-    return MultiplyFewOf<Sums, DType::kS8>(side, block, left, rows, right, sums, pitch, first);
+  if constexpr (!std::is_void_v<typename Sums::LessZero>) {
+    using LessZero = typename Sums::LessZero;
+    if (side.zero_point) {
+      return MultiplyFewIntegers<LessZero>(side, block, left, rows, right, sums, pitch, first);
+    }
   }
-  return MultiplyFewOf<Sums, DType::kU8>(side, block, left, rows, right, sums, pitch, first);
+  MultiplyFewIntegers<Sums>(side, block, left, rows, right, sums, pitch, first);
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -8,33 +8,32 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Takes the zero point off, and applies a scale that changes from value to value.
+// Takes zero points off, and applies scales that change from value to value.
 class ValueFactors {
  public:
   ValueFactors(const Side& side, const Block& block) : side_(side), block_(block) {}
 
+  bool Needed() const { return side_.fine; }
+
   void AlongDepth(int64_t i, int64_t count, float* line) const {
-    if (!Needed()) return;
     for (int64_t k = 0; k < count; ++k) line[k] = Apply(line[k], TileOf(side_, block_, i, k));
   }
 
   void AcrossDepth(int64_t k, int64_t count, float* line) const {
-    if (!Needed()) return;
     for (int64_t i = 0; i < count; ++i) line[i] = Apply(line[i], TileOf(side_, block_, i, k));
   }
 
  private:
-  bool Needed() const { return side_.zero_point || (side_.fine && side_.scale); }
-
-  // A difference of two integers that float32 cannot hold is rounded once, from float64.
   float Apply(float value, int64_t tile) const {
-    if (side_.zero_point) value = static_cast<float>(double{value} - side_.zero_point[tile]);
-    return side_.fine && side_.scale ? value * side_.scale[tile] : value;
+    if (side_.zero_point) value -= static_cast<float>(side_.zero_point[tile]);
+    return side_.scale ? value * side_.scale[tile] : value;
   }
 
   const Side& side_;
   const Block& block_;
 };
+
+struct FloatSumsLessZero;
 
 struct FloatSums {
   using Vector = F32;
@@ -45,6 +44,10 @@ struct FloatSums {
   static Vector Add(Vector sum, Lane row, Vector column) { return sum + row * column; }
 
   static Vector AddLanes(Vector sum, Vector row, Vector column) { return sum + row * column; }
+
+  // Whether columns that are not packed are taken less their zero points, and the sums for that.
+  static constexpr bool kLessZero = false;
+  using LessZero = FloatSumsLessZero;
 
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[kVectors]) {
@@ -60,22 +63,40 @@ struct FloatSums {
   static constexpr int kZeroCode = 0;
 
   static void PackLine(const Side& side, const Block& block, Role, int64_t i, const uint8_t* from,
-                       void* to, const Panel&) {
+                       void* to, const Panel& panel) {
     auto* line = static_cast<float*>(to);
     DecodeLine(side.dtype, from, block.depth, line);
-    ValueFactors(side, block).AlongDepth(i, block.depth, line);
+    const ValueFactors factors(side, block);
+    if (factors.Needed()) return factors.AlongDepth(i, block.depth, line);
+    if (!side.zero_point) return;
+    const auto zero = static_cast<float>(panel.zero[i]);
+    for (int64_t k = 0; k < block.depth; ++k) line[k] -= zero;
   }
 
-  static void PackAcross(const Side& side, const Block& block, Lines lines,
-                         const Panel& panel) {
-    const ValueFactors factors(side, block);
-    auto* to = reinterpret_cast<float*>(panel.data);
+  static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
     WithType(side.dtype,
              [&]<DType kType>() { PackStrip<FloatSums, kType>(lines, block, panel.data); });
-    for (int64_t k = 0; k < block.depth; ++k) {
+    auto* to = reinterpret_cast<float*>(panel.data);
+    const ValueFactors factors(side, block);
+    for (int64_t k = 0; factors.Needed() && k < block.depth; ++k) {
       factors.AcrossDepth(k, block.count, to + k * kColumns);
     }
+    if (side.zero_point && !factors.Needed()) TakeZeros(panel, block.depth);
   }
+
+  static void TakeZeros(const Panel& panel, int64_t depth) {
+    F32 zero[kVectors];
+    for (int v = 0; v < kVectors; ++v) zero[v] = Zeros(panel.zero + v * kLanes);
+    uint8_t* to = panel.data;
+    for (int64_t k = 0; k < depth; ++k) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v, to += kBytes) Store(to, Load<F32>(to) - zero[v]);
+    }
+  }
+};
+
+struct FloatSumsLessZero : FloatSums {
+  static constexpr bool kLessZero = true;
 };
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -48,6 +48,13 @@ inline void Factors(const Side& side, const Block& block, int64_t room, const Pa
   }
 }
 
+// The zero points of kLanes lines.
+inline F32 Zeros(const double* zero) {
+  F32 zeros;
+  for (int i = 0; i < kLanes; ++i) zeros[i] = static_cast<float>(zero[i]);
+  return zeros;
+}
+
 // Calls `f.template operator()<kType>()` for a type that a panel can be packed from.
 template <typename F>
 void WithType(DType type, const F& f) {

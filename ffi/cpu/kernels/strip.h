@@ -32,11 +32,12 @@ class PaddedGroup {
 template <class Sums, int kCount>
 using Wide = Found<Sums>[kCount][kFewColumns];
 
-// Where a strip's sums are found, and the sums of its columns.
+// Where a strip's sums are found, the sums of its columns, and their zero points.
 template <class Sums>
 struct StripSums {
   Found<Sums>* found;  // rows kFewColumns apart
   int32_t* of_columns;
+  const double* zero;
 };
 
 // Adds the products of kColumns columns with kCount rows over groups [first, last) of depth.
@@ -50,8 +51,10 @@ __attribute__((noinline)) void SumStrip(const Lines& lines, int64_t offset, int6
   constexpr int kGroup = Sums::kGroup;
   Vector sum[kCount][kVectors];
   Vector totals[kVectors] = {};
+  F32 zero[kVectors] = {};
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
+    if constexpr (Sums::kLessZero) zero[v] = Zeros(sums.zero + v * kLanes);
 #pragma GCC unroll 4
     for (int r = 0; r < kCount; ++r) {
       sum[r][v] = Load<Vector>(sums.found + r * kFewColumns + v * kLanes);
@@ -64,6 +67,10 @@ __attribute__((noinline)) void SumStrip(const Lines& lines, int64_t offset, int6
     for (int j = 0; j < kGroup; ++j) line[j] = lines[g * kGroup + j] + offset;
     Vector column[kVectors];
     Sums::template Spread<kType>(line, column);
+    if constexpr (Sums::kLessZero) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) column[v] -= zero[v];
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < kCount; ++r) {
       const auto row = Load<typename Sums::Lane>(left.data + r * left.pitch +
@@ -105,7 +112,7 @@ void SumGroups(const Lines& lines, const Block& block, int64_t s, int64_t first,
 
 // The sums of a block. Few lines at a time, so that they are read from end to end.
 template <class Sums, DType kType, int kCount>
-void FindStrips(const Lines& lines, const Block& block, const Panel& left,
+void FindStrips(const Lines& lines, const Block& block, const Panel& left, const Panel& right,
                 Wide<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
   constexpr int64_t kLines = kLinesAhead / 2;
   constexpr int64_t kGroups = kLines / Sums::kGroup;
@@ -113,13 +120,15 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left,
   for (int64_t first = 0; first < groups; first += kGroups) {
     const int64_t last = std::min(first + kGroups, groups);
     for (int64_t s = 0; s < Strips(block); ++s) {
+      const int64_t first_column = s * kColumns;
       // The same strip of the lines that come next.
       const int64_t beyond = std::min((last + kGroups) * Sums::kGroup, block.depth);
       for (int64_t k = last * Sums::kGroup; k < beyond; ++k) {
-        __builtin_prefetch(lines[k] + s * kColumns, 0, 2);
+        __builtin_prefetch(lines[k] + first_column, 0, 2);
       }
       SumGroups<Sums, kType, kCount>(lines, block, s, first, last, left,
-                                     {found[0] + s * kColumns, of_columns + s * kColumns});
+                                     {found[0] + first_column, of_columns + first_column,
+                                      right.zero + first_column});
     }
   }
 }
