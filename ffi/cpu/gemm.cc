@@ -178,7 +178,8 @@ class Share {
   // What no products add up to.
   void FinishEmpty(int64_t column, int64_t count) {
     std::fill_n(sums_, plan_.column_block, 0.0);
-    for (int64_t row = 0; row < rows_; ++row) FinishRow(row, {batch_, column, count}, sums_);
+    const Block block{batch_, column, count, 0, 0, false};
+    for (int64_t row = 0; row < rows_; ++row) FinishRow(row, block, sums_);
   }
 
   const Problem& problem_;

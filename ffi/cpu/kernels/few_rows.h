@@ -7,17 +7,23 @@
 #include "cpu/kernels/pack.h"
 #include "cpu/kernels/strip.h"
 #include "cpu/kernels/tile.h"
+#include "cpu/kernels/turn.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
-template <typename T>
-inline T SumOfLanes(const void* vector) {
-  T lane[kLanes];
-  std::memcpy(lane, vector, sizeof lane);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+// The sums of the lanes of kLanes vectors.
+template <typename Vector>
+inline Vector SumsOfLanes(Vector (&of)[kLanes]) {
+  // Each perfect shuffle of two vectors brings their halves together.
+#pragma GCC unroll 4
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) {
+      of[i] = __builtin_shuffle(of[i], of[i + half], kLowLanes) +
+              __builtin_shuffle(of[i], of[i + half], kHighLanes);
+    }
   }
-  return lane[0];
+  return of[0];
 }
 
 // The products of one column along the depth with kCount rows; `Sums::Unpack` turns kColumns stored
@@ -44,13 +50,9 @@ class Column {
       AddRest(from + whole * kColumns, depth % kColumns, left, whole * kRowBytes);
   }
 
-  template <typename T>
-  T Total(int row) const {
-    const Vector both = sum_[row][0] + sum_[row][1];
-    return SumOfLanes<T>(&both);
-  }
-
-  double TotalOfColumn() const { return SumOfLanes<int32_t>(&of_column_); }
+  // Vectors whose lanes add up to the product with a row, and to the sum of the column.
+  Vector Product(int row) const { return sum_[row][0] + sum_[row][1]; }
+  Vector OfColumn() const { return of_column_; }
 
  private:
   template <int kFirstChain>
@@ -96,11 +98,24 @@ template <class Sums, DType kType, int kCount>
 void FindAlong(const Side& side, const Block& block, const Panel& left, const Panel& right,
                Wide<Sums, kCount>& found) {
   const Lines lines = AlongDepth(side, block);
-  for (int64_t i = 0; i < block.count; ++i) {
-    Column<Sums, kType, kCount> column(right.zero[i]);
-    column.Multiply(lines[i], left, block.depth);
-    for (int r = 0; r < kCount; ++r) found[r][i] = column.template Total<Found<Sums>>(r);
-    if constexpr (Sums::kExact) right.sum[i] = column.TotalOfColumn();
+  for (int64_t first = 0; first < block.count; first += kLanes) {
+    typename Sums::Vector products[kCount][kLanes] = {}, of_columns[kLanes] = {};
+    for (int i = 0; i < std::min<int64_t>(kLanes, block.count - first); ++i) {
+      const uint8_t* line = lines[first + i];
+      // What follows is the same column of the next chunk, or the next column.
+      for (int64_t k = 0; k < std::min<int64_t>(block.depth, 256); k += 64) {
+        __builtin_prefetch(line + block.depth + k);
+      }
+      Column<Sums, kType, kCount> column(right.zero[first + i]);
+      column.Multiply(line, left, block.depth);
+      for (int r = 0; r < kCount; ++r) products[r][i] = column.Product(r);
+      of_columns[i] = column.OfColumn();
+    }
+    for (int r = 0; r < kCount; ++r) Store(found[r] + first, SumsOfLanes(products[r]));
+    if constexpr (Sums::kExact) {
+      const auto sums = SumsOfLanes(of_columns);
+      for (int i = 0; i < kLanes; ++i) right.sum[first + i] = sums[i];
+    }
   }
 }
 
@@ -116,9 +131,9 @@ void FindAcross(const Side& side, const Block& block, const Panel& left, const P
 template <class Sums, DType kType, int kCount>
 void MultiplyColumns(const Side& side, const Block& block, const Panel& left, const Panel& right,
                      double* sums, int64_t pitch, bool first) {
-  const int64_t width = Strips(block) * kColumns;
+  const int64_t width = (block.count + kLanes - 1) / kLanes * kLanes;
   Wide<Sums, kCount> found;
-  for (int r = 0; r < kCount; ++r) std::fill_n(found[r], width, Found<Sums>{});
+  for (int r = 0; r < kCount; ++r) std::fill_n(found[r], Strips(block) * kColumns, Found<Sums>{});
   if (side.depth.Contiguous()) {
     FindAlong<Sums, kType, kCount>(side, block, left, right, found);
   } else {
