@@ -13,7 +13,7 @@ namespace {
 
 using jaxfp8::Activation;
 
-constexpr double kSmallest = 1e-42;  // near the end of the float32 range the error is absolute
+constexpr double kSmallest = 1e-36;  // near the end of the float32 range the error is absolute
 
 // The argument of the exponential whose rounding the result feels.
 double Argument(Activation activation, double x) {

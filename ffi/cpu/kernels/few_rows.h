@@ -131,9 +131,9 @@ void FindAcross(const Side& side, const Block& block, const Panel& left, const P
 template <class Sums, DType kType, int kCount>
 void MultiplyColumns(const Side& side, const Block& block, const Panel& left, const Panel& right,
                      double* sums, int64_t pitch, bool first) {
-  const int64_t width = (block.count + kLanes - 1) / kLanes * kLanes;
+  const int64_t width = Strips(block) * kColumns;
   Wide<Sums, kCount> found;
-  for (int r = 0; r < kCount; ++r) std::fill_n(found[r], Strips(block) * kColumns, Found<Sums>{});
+  for (int r = 0; r < kCount; ++r) std::fill_n(found[r], width, Found<Sums>{});
   if (side.depth.Contiguous()) {
     FindAlong<Sums, kType, kCount>(side, block, left, right, found);
   } else {

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 
 #include "common/activation.h"
+#include "common/activation_f32.h"
 #include "common/decode.h"
 #include "common/encode.h"
 #include "cpu/kernels/kernel.h"
@@ -64,20 +66,35 @@ inline void AddPlane(const Plane& plane, const Stretch& at, double* y) {
   for (int i = 0; i < kColumns; ++i) y[i] += values[i];
 }
 
+// An activation in float32, where machines multiply and add at once: within its last places, and
+// four times as fast as in float64.
+template <float (*kNarrow)(float), double (*kWide)(double)>
+inline void ActivateBy(double* y) {
+#ifdef __FP_FAST_FMAF
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  float activated[kColumns];
+  for (int i = 0; i < kColumns; ++i) {
+    const double kept = (y[i] < -kLargest) & (y[i] > -kInfinity) ? -kLargest : y[i];
+    activated[i] = kNarrow(static_cast<float>(kept));
+  }
+  for (int i = 0; i < kColumns; ++i) y[i] = y[i] > kLargest ? y[i] : double{activated[i]};
+#else
+  for (int i = 0; i < kColumns; ++i) y[i] = kWide(y[i]);
+#endif
+}
+
 inline void Activate(Activation activation, double* y) {
   switch (activation) {
     case Activation::kRelu:
       for (int i = 0; i < kColumns; ++i) y[i] = Relu(y[i]);
       return;
     case Activation::kGeluTanh:
-      for (int i = 0; i < kColumns; ++i) y[i] = GeluTanh(y[i]);
-      return;
+      return ActivateBy<GeluTanhF32, GeluTanh>(y);
     case Activation::kGeluErf:
-      for (int i = 0; i < kColumns; ++i) y[i] = GeluErf(y[i]);
-      return;
+      return ActivateBy<GeluErfF32, GeluErf>(y);
     case Activation::kSilu:
-      for (int i = 0; i < kColumns; ++i) y[i] = Silu(y[i]);
-      return;
+      return ActivateBy<SiluF32, Silu>(y);
     default:
       return;
   }
