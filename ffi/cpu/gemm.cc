@@ -168,7 +168,7 @@ class Share {
     }
   }
 
-  void FinishRow(int64_t row, const Block& block, const double* sums) {
+  void FinishRow(int64_t row, const Block& block, double* sums) {
     for (int64_t done = 0; done < block.count; done += kernel_.columns) {
       const int width = static_cast<int>(std::min<int64_t>(kernel_.columns, block.count - done));
       kernel_.finish(problem_.epilogue, batch_, row_ + row, block.first + done, width, sums + done);
@@ -177,9 +177,11 @@ class Share {
 
   // What no products add up to.
   void FinishEmpty(int64_t column, int64_t count) {
-    std::fill_n(sums_, plan_.column_block, 0.0);
     const Block block{batch_, column, count, 0, 0, false};
-    for (int64_t row = 0; row < rows_; ++row) FinishRow(row, block, sums_);
+    for (int64_t row = 0; row < rows_; ++row) {
+      std::fill_n(sums_, plan_.column_block, 0.0);
+      FinishRow(row, block, sums_);
+    }
   }
 
   const Problem& problem_;

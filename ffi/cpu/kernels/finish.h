@@ -40,30 +40,33 @@ inline const T* Along(const Plane& plane, const Stretch& at, T (&room)[kColumns]
   return room;
 }
 
-template <typename T, typename Decode>
-inline void FetchAs(const Plane& plane, const Stretch& at, double* to, Decode decode) {
+// Calls `combine(y[i], value)` with the plane's values along the stretch, as float64.
+template <typename T, typename Decode, typename Combine>
+inline void EachOf(const Plane& plane, const Stretch& at, double* y, Decode decode,
+                   Combine combine) {
   T room[kColumns];
   const T* values = Along(plane, at, room);
-  for (int i = 0; i < kColumns; ++i) to[i] = decode(values[i]);
+  for (int i = 0; i < kColumns; ++i) combine(y[i], double{decode(values[i])});
 }
 
-// The same as float64.
-inline void Fetch(const Plane& plane, const Stretch& at, double* to) {
+template <typename Combine>
+inline void Each(const Plane& plane, const Stretch& at, double* y, Combine combine) {
   switch (plane.dtype) {
     case DType::kBF16:
-      return FetchAs<uint16_t>(plane, at, to, [](uint16_t v) { return double{DecodeBF16(v)}; });
+      return EachOf<uint16_t>(plane, at, y, [](uint16_t v) { return DecodeBF16(v); }, combine);
     case DType::kF16:
-      return FetchAs<uint16_t>(plane, at, to, [](uint16_t v) { return double{DecodeF16(v)}; });
+      return EachOf<uint16_t>(plane, at, y, [](uint16_t v) { return DecodeF16(v); }, combine);
     default:
-      return FetchAs<float>(plane, at, to, [](float v) { return double{v}; });
+      return EachOf<float>(plane, at, y, [](float v) { return v; }, combine);
   }
 }
 
 inline void AddPlane(const Plane& plane, const Stretch& at, double* y) {
-  if (!plane.data) return;
-  double values[kColumns];
-  Fetch(plane, at, values);
-  for (int i = 0; i < kColumns; ++i) y[i] += values[i];
+  if (plane.data) Each(plane, at, y, [](double& sum, double value) { sum += value; });
+}
+
+inline void DividePlane(const Plane& plane, const Stretch& at, double* y) {
+  if (plane.data) Each(plane, at, y, [](double& sum, double value) { sum /= value; });
 }
 
 // An activation in float32, where machines multiply and add at once: within its last places, and
@@ -121,21 +124,16 @@ inline void RaiseAmax(const Plane& amax, const Stretch& at, const double* y) {
   for (int i = 0; i < at.count; ++i) RaiseTo(base + amax.columns[at.column + i], bits[i]);
 }
 
-// Encodes whole vectors, then stores the part that is present.
+// Whole vectors where they lie side by side; otherwise the part that is present.
 template <typename T, typename Encode>
 inline void Put(const Plane& out, const Stretch& at, const double* y, Encode encode) {
-  T codes[kColumns];
-  for (int i = 0; i < kColumns; ++i) codes[i] = encode(y[i]);
   T* base = static_cast<T*>(out.data) + at.Start(out);
-  if (out.columns.Contiguous()) {
-    // A size that the compiler knows needs no call.
-    if (at.count == kColumns) {
-      std::memcpy(base + at.column, codes, sizeof codes);
-    } else {
-      std::memcpy(base + at.column, codes, at.count * sizeof(T));
-    }
+  if (out.columns.Contiguous() && at.count == kColumns) {
+    for (int i = 0; i < kColumns; ++i) base[at.column + i] = encode(y[i]);
     return;
   }
+  T codes[kColumns];
+  for (int i = 0; i < kColumns; ++i) codes[i] = encode(y[i]);
   for (int i = 0; i < at.count; ++i) base[out.columns[at.column + i]] = codes[i];
 }
 
@@ -160,25 +158,16 @@ inline void PutAs(const Plane& out, const Stretch& at, const double* y) {
   }
 }
 
-inline void DividePlane(const Plane& plane, const Stretch& at, double* y) {
-  if (!plane.data) return;
-  double values[kColumns];
-  Fetch(plane, at, values);
-  for (int i = 0; i < kColumns; ++i) y[i] /= values[i];
-}
-
 // On whole vectors: what lanes beyond `count` hold is thrown away.
 inline void Finish(const Epilogue& epilogue, int64_t batch, int64_t row, int64_t column, int count,
-                   const double* sums) {
+                   double* sums) {
   const Stretch at{batch, row, column, count};
-  double y[kColumns];
-  std::memcpy(y, sums, sizeof y);
-  AddPlane(epilogue.residual, at, y);
-  AddPlane(epilogue.bias, at, y);
-  Activate(epilogue.activation, y);
-  RaiseAmax(epilogue.amax, at, y);
-  DividePlane(epilogue.out_scale, at, y);
-  PutAs(epilogue.out, at, y);
+  AddPlane(epilogue.residual, at, sums);
+  AddPlane(epilogue.bias, at, sums);
+  Activate(epilogue.activation, sums);
+  RaiseAmax(epilogue.amax, at, sums);
+  DividePlane(epilogue.out_scale, at, sums);
+  PutAs(epilogue.out, at, sums);
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -75,9 +75,10 @@ struct Kernel {
   // kernel has none.
   void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
                        double* sums, int64_t pitch, bool first);
-  // Stores `count` finished sums of one row; `sums` has Kernel::columns of them.
+  // Finishes `count` sums of one row, where they are, and stores the results; `sums` has
+  // Kernel::columns of them.
   void (*finish)(const Epilogue&, int64_t batch, int64_t row, int64_t column, int count,
-                 const double* sums);
+                 double* sums);
 };
 
 // The kernels of one instruction set, best first.
