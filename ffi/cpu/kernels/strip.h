@@ -121,8 +121,10 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
     const int64_t last = std::min(first + kGroups, groups);
     for (int64_t s = 0; s < Strips(block); ++s) {
       const int64_t first_column = s * kColumns;
-      // The same strip of the lines that come next.
-      const int64_t beyond = std::min((last + kGroups) * Sums::kGroup, block.depth);
+      // Of the lines that come next, the same cache line.
+      const bool begins = first_column % 64 == 0;
+      const int64_t beyond =
+          begins ? std::min((last + kGroups) * Sums::kGroup, block.depth) : 0;
       for (int64_t k = last * Sums::kGroup; k < beyond; ++k) {
         __builtin_prefetch(lines[k] + first_column, 0, 2);
       }
