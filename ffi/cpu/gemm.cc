@@ -66,7 +66,8 @@ class Share {
     raw_ = scratch.Take<uint8_t>(plan_.raw_bytes);
     sums_ = scratch.Take<double>(plan_.sums_bytes / sizeof(double));
     found_ = scratch.Take<float>(plan_.found_bytes / sizeof(float));
-    right_ = WithFactors(columns, plan_.strip_bytes, scratch.Take<uint8_t>(factors), plan_.wide, raw_);
+    right_ =
+        WithFactors(columns, plan_.strip_bytes, scratch.Take<uint8_t>(factors), plan_.wide, raw_);
   }
 
   Panel LeftPanel(const Chunk& chunk) const {

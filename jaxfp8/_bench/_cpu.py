@@ -40,6 +40,7 @@ def table(side: int = 4096) -> Named:
         yield _named("int8", cases.integers, (m, side, side), goals=goals)
     for m in (1, 256):
         yield _named("zero points int8", cases.zero_points, (m, side, side))
+        yield _named("zero points w8a32 uint8", cases.affine_weight, (m, side, side))
     for m in (1, 256):
         yield _named("blocks e4m3", cases.blocks, (m, side, side))
     for name, dtype in (("int8", jnp.int8), ("e4m3", E4M3)):

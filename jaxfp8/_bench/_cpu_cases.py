@@ -12,7 +12,7 @@ import jaxfp8
 from jaxfp8 import _ffi
 from jaxfp8._bench import _peaks, _peers
 from jaxfp8._bench import _problems as problems
-from jaxfp8._bench._case import Case, Goal, faster_than, no_slower_than, part_of_the_whole
+from jaxfp8._bench._case import Case, Goal, apart, faster_than, no_slower_than, part_of_the_whole
 from jaxfp8._bench._measure import Contender, Missing
 from jaxfp8._bench._problems import E4M3, Problem
 from jaxfp8._bench._rotate import one_at_a_time
@@ -95,12 +95,29 @@ def zero_points(name: str, shape: Shape) -> Case:
     return _case(name, shape, contenders, "int8", 1, 4, goals)
 
 
+def affine_weight(name: str, shape: Shape) -> Case:
+    """float32 activations, a uint8 weight with a zero point per channel, in both layouts."""
+    problem = problems.affine_weight(*shape)
+    x, w = problem.x, problem.w
+    given = _alone(x, w.qvalue, w.scale, w.zero_point)
+    turned = _alone(x, w.qvalue.T, w.scale.T, w.zero_point.T)
+    contenders: Contenders = {
+        "jaxfp8": _ours(problems.multiply_affine_weight, given, problem, _FLOAT),
+        "jaxfp8 [N,K]": _ours(problems.multiply_affine_weight_turned, turned, problem, _FLOAT),
+        SAME: _xla(problems.multiply_affine_weight, given, problem, _FLOAT),
+    }
+    goals = (faster_than(SAME, 1.0), apart("jaxfp8", "jaxfp8 [N,K]", 0.15))
+    return _case(name, shape, contenders, "f32", 4, 4, goals)
+
+
 def blocks(name: str, shape: Shape) -> Case:
     """An e4m3 weight with a scale per block of 128 x 128, against one per channel."""
     block, channel = (problems.weight_only(*shape, grain=grain) for grain in ("block", "channel"))
     given, plain = (_alone(p.x, p.w.qvalue, p.w.scale) for p in (block, channel))
+    turned = _alone(block.x, block.w.qvalue.T, block.w.scale.T)
     contenders: Contenders = {
         "jaxfp8": _ours(problems.multiply_blocks, given, block, _ROUNDED),
+        "jaxfp8 [N,K]": _ours(problems.multiply_blocks_turned, turned, block, _ROUNDED),
         "jaxfp8 per channel": _ours(problems.multiply, plain, channel, _ROUNDED),
         SAME: _xla(problems.multiply_blocks, given, block, _NARROW),
     }

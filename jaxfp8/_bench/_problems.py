@@ -88,6 +88,15 @@ def integers(m: int, n: int, k: int, zero_points: bool = False) -> Problem:
     return Problem(x=x, w=w, bias=normal(2, n))
 
 
+def affine_weight(m: int, n: int, k: int) -> Problem:
+    """float32 activations and a uint8 weight with a zero point per channel."""
+    rng = np.random.default_rng(0)
+    zero = jnp.asarray(rng.integers(96, 161, (1, n)), jnp.int32)
+    scale = jnp.asarray(rng.uniform(1e-4, 1e-3, (1, n)), jnp.float32)
+    codes = jnp.asarray(rng.integers(0, 256, (k, n), dtype=np.uint8))
+    return Problem(x=normal(1, m, k), w=QArray(codes, scale, zero))
+
+
 def normal(seed: int, *shape: int) -> jax.Array:
     """Standard normal numbers in float32."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
@@ -111,6 +120,25 @@ def multiply_blocks(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
     rows = jnp.repeat(scale, BLOCK, 0)[: q.shape[0]]
     wide = jnp.repeat(rows, BLOCK, 1)[:, : q.shape[1]]
     return x @ (q.astype(x.dtype) * wide.astype(x.dtype))
+
+
+def multiply_affine_weight(
+    x: jax.Array, q: jax.Array, scale: jax.Array, zero: jax.Array
+) -> jax.Array:
+    """A weight [K, N] with zero points, widened before the product."""
+    return x @ _wide(QArray(q, scale, zero))
+
+
+def multiply_affine_weight_turned(
+    x: jax.Array, q: jax.Array, scale: jax.Array, zero: jax.Array
+) -> jax.Array:
+    """The same for a weight that is kept as [N, K]."""
+    return jax.lax.dot_general(x, _wide(QArray(q, scale, zero)), NT)
+
+
+def multiply_blocks_turned(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
+    """A weight [N, K] with a scale per block."""
+    return multiply_blocks(x, q.T, scale.T)
 
 
 def multiply_integers(

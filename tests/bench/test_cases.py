@@ -50,6 +50,7 @@ def test_the_table_has_every_row_that_the_kernels_are_judged_by():
         "w8a16 e4m3": (1, 16, 64, 256, 1024),
         "int8": (1, 16, 64, 256),
         "zero points int8": (1, 256),
+        "zero points w8a32 uint8": (1, 256),
         "blocks e4m3": (1, 256),
         "dynamic int8": (256,),
         "odd w8a16 e4m3": (17,),

@@ -72,8 +72,7 @@ struct BF16Sums {
     if (block.depth % 2) line[block.depth] = 0;
   }
 
-  static void PackAcross(const Side& side, const Block& block, Lines lines,
-                         const Panel& panel) {
+  static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
     WithType(side.dtype,
              [&]<DType kType>() { PackStrip<BF16Sums, kType>(lines, block, panel.data); });
   }

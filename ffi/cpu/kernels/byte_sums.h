@@ -103,8 +103,7 @@ struct ByteSums {
 #pragma GCC unroll 4
     for (int j = 0; j < kGroup; ++j) {
       shifted[j] = _mm512_setzero_si512();
-      if (line[j])
-        shifted[j] = _mm512_add_epi8(_mm512_maskz_loadu_epi8(present, line[j]), shifts);
+      if (line[j]) shifted[j] = _mm512_add_epi8(_mm512_maskz_loadu_epi8(present, line[j]), shifts);
     }
     Interleave(shifted, group);
 #pragma GCC unroll 4

@@ -24,8 +24,8 @@ struct Stretch {
   int64_t Start(const Plane& plane) const { return plane.batch[batch] + plane.rows[row]; }
 };
 
-// The plane's values along the stretch: where they lie, or in `room`, where the last one is repeated
-// to the end.
+// The plane's values along the stretch: where they lie, or in `room`, where the last one is
+// repeated to the end.
 template <typename T>
 inline const T* Along(const Plane& plane, const Stretch& at, T (&room)[kColumns]) {
   const T* base = static_cast<const T*>(plane.data) + at.Start(plane);

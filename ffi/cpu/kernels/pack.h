@@ -116,8 +116,8 @@ void PackRows(const Side& side, const Block& block, const Panel& panel) {
   }
 }
 
-// Packs kLanes columns, which lie along the depth, from `first` on. So few at a time that a processor
-// looks ahead in each.
+// Packs kLanes columns, which lie along the depth, from `first` on. So few at a time that a
+// processor looks ahead in each.
 template <class Sums>
 void TurnLanesOf(const Side& side, const Block& block, int first, const Panel& panel) {
   constexpr int kMostGroups = 256;

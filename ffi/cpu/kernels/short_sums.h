@@ -45,8 +45,7 @@ struct ShortSums {
     panel.sum[i] += sum;
   }
 
-  static void PackAcross(const Side& side, const Block& block, Lines lines,
-                         const Panel& panel) {
+  static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
     auto* to = reinterpret_cast<int32_t*>(panel.data);
     int16_t even[kColumns] = {}, odd[kColumns] = {};
     int32_t sum[kColumns] = {};

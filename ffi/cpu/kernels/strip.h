@@ -123,14 +123,13 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
       const int64_t first_column = s * kColumns;
       // Of the lines that come next, the same cache line.
       const bool begins = first_column % 64 == 0;
-      const int64_t beyond =
-          begins ? std::min((last + kGroups) * Sums::kGroup, block.depth) : 0;
+      const int64_t beyond = begins ? std::min((last + kGroups) * Sums::kGroup, block.depth) : 0;
       for (int64_t k = last * Sums::kGroup; k < beyond; ++k) {
         __builtin_prefetch(lines[k] + first_column, 0, 2);
       }
-      SumGroups<Sums, kType, kCount>(lines, block, s, first, last, left,
-                                     {found[0] + first_column, of_columns + first_column,
-                                      right.zero + first_column});
+      SumGroups<Sums, kType, kCount>(
+          lines, block, s, first, last, left,
+          {found[0] + first_column, of_columns + first_column, right.zero + first_column});
     }
   }
 }
