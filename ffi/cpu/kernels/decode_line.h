@@ -5,7 +5,7 @@
 
 #include "common/decode.h"
 #include "common/dtype.h"
-#include "cpu/kernels/float8_halves.h"
+#include "cpu/kernels/float8.h"
 #include "cpu/kernels/simd.h"
 
 namespace jaxfp8::JAXFP8_ISA {
