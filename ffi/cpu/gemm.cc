@@ -140,8 +140,8 @@ class Share {
     }
     for (int64_t row = 0; row < rows_; ++row) {
       double* of_row = sums + row * plan_.sums_pitch;
-      kernel_.add(found_ + row * plan_.wide, left, static_cast<int>(row), right_, block.depth,
-                  strips * kernel_.columns, of_row, turn.first);
+      kernel_.add(found_ + row * plan_.found_pitch, left, static_cast<int>(row), right_,
+                  block.depth, strips * kernel_.columns, of_row, turn.first);
       if (turn.last) FinishRow(row, block, of_row);
     }
   }
@@ -164,8 +164,8 @@ class Share {
       const int64_t row = rows_ * tile / tiles;
       const int count = static_cast<int>(rows_ * (tile + 1) / tiles - row);
       kernel_.multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch, count,
-                       columns, depth, found_ + row * plan_.wide + strip * kernel_.columns,
-                       plan_.wide, start == 0);
+                       columns, depth, found_ + row * plan_.found_pitch + strip * kernel_.columns,
+                       plan_.found_pitch, start == 0);
     }
   }
 

@@ -85,7 +85,10 @@ int64_t Wide(const Problem& problem, const Kernel& kernel) {
 
 void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.stretch = kernel.slice * (problem.rows < kManyRows ? 1 : 4);
-  plan.wide = Wide(problem, kernel);
+  const int64_t columns = RoundUp(std::max<int64_t>(problem.columns, 1), kernel.columns);
+  plan.wide = std::min(Wide(problem, kernel), columns);
+  // The odd cache line keeps rows from falling on the same sets.
+  plan.found_pitch = plan.wide + kCacheLine / sizeof(float);
   const int64_t slice = kPanelBytes / (plan.wide * kernel.size) / kernel.group * kernel.group;
   plan.slice = std::min<int64_t>(slice, kernel.depth);
 }
@@ -113,7 +116,7 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
   plan.strip_bytes = slice * kernel.size;
   plan.columns_bytes = plan.strip_bytes * (plan.wide / kernel.columns);
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
-  plan.found_bytes = plan.few ? 0 : plan.row_block * plan.wide * sizeof(float);
+  plan.found_bytes = plan.few ? 0 : plan.row_block * plan.found_pitch * sizeof(float);
   plan.sums_bytes = (plan.row_block * plan.sums_pitch + plan.column_block) * sizeof(double);
 }
 

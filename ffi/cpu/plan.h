@@ -33,6 +33,7 @@ struct Plan {
   bool few;               // whether columns are multiplied as they are, by Kernel::multiply_few
   int64_t row_block;      // rows packed together
   int64_t wide;           // columns multiplied with the rows of a chunk in one go
+  int64_t found_pitch;    // from what is found of a row to the next
   int64_t slice;          // depth of columns packed in one go
   int64_t stretch;        // depth of a strip multiplied in one go
   int64_t strip_bytes;    // of a slice of one strip
