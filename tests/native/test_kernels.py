@@ -233,6 +233,26 @@ def test_activations_hold_from_tiny_to_huge(kernel, activation):
     oracle.assert_within_bound(spec, operands, out)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_activations_of_sums_beyond_float32(kernel, activation):
+    """Sums are float64 until they are stored, and `out_scale` brings them back."""
+    spec = ScaledDotSpec(
+        lhs=calls.side("int8", (1, 1), (1,), tiles=(1, 1), scale=True),
+        rhs=calls.side("int8", (1, 2), (0,), tiles=(1, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="int8", activation=activation, out_scale=(1, 1)),
+    )
+    operands = {
+        "lhs": np.ones((1, 1), np.int8),
+        "lhs_scale": np.full((1, 1), 1e20, np.float32),
+        "rhs": np.array([[1, -1]], np.int8),
+        "rhs_scale": np.full((1, 2), 1e20, np.float32),
+        "out_scale": np.full((1, 1), 1e38, np.float32),
+    }
+    (out,) = calls.call_named(spec, operands, kernel)
+    np.testing.assert_array_equal(out, [[100, -100 if activation == "none" else 0]])
+
+
 @pytest.mark.parametrize("wide", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("kernel", FLOAT_KERNELS)
 def test_nan_and_infinity_spread_as_in_ieee(kernel, wide):
