@@ -10,7 +10,7 @@
 namespace jaxfp8::avx2 {
 
 constexpr Kernel kKernels[] = {
-    Entry<ShortSums>("avx2_int8", kAvx2, Sums::kInteger),
+    Entry<ShortSums>("avx2_int8", kAvx2, Sums::kInteger, MultiplyFew<ShortSums>),
     Entry<FloatSums>("avx2_f32", kAvx2, Sums::kFloat32, MultiplyFew<FloatSums>),
 };
 

@@ -10,7 +10,7 @@
 namespace jaxfp8::avx512 {
 
 constexpr Kernel kKernels[] = {
-    Entry<ShortSums>("avx512_int8", kAvx512, Sums::kInteger),
+    Entry<ShortSums>("avx512_int8", kAvx512, Sums::kInteger, MultiplyFew<ShortSums>),
     Entry<FloatSums>("avx512_f32", kAvx512, Sums::kFloat32, MultiplyFew<FloatSums>),
 };
 

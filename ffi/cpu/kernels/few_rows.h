@@ -69,7 +69,11 @@ class Column {
         sum = Sums::AddLanes(sum, row, column[p]);
       }
     }
-    if constexpr (Sums::kExact) of_column_ = Sums::AddLanes(of_column_, Sums::Ones(), column[0]);
+    if constexpr (Sums::kExact) {
+      for (int p = 0; p < kParts; ++p) {
+        of_column_ = Sums::AddLanes(of_column_, Sums::Ones(), column[p]);
+      }
+    }
   }
 
   // The end of a column that fills no vector, padded with what decodes to 0, against rows likewise.

@@ -10,7 +10,7 @@
 namespace jaxfp8::scalar {
 
 constexpr Kernel kKernels[] = {
-    Entry<ShortSums>("scalar_int8", 0, Sums::kInteger),
+    Entry<ShortSums>("scalar_int8", 0, Sums::kInteger, MultiplyFew<ShortSums>),
     Entry<FloatSums>("scalar_f32", 0, Sums::kFloat32, MultiplyFew<FloatSums>),
 };
 

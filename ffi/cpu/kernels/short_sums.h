@@ -15,6 +15,22 @@ inline void WidenLine(DType type, const uint8_t* from, int64_t count, int16_t* t
   }
 }
 
+// kLanes pairs of bytes as pairs of 16-bit values.
+template <DType kType>
+inline S32 WidenPairs(const uint8_t* from) {
+#if defined(__AVX512F__)
+  const auto bytes = Load<__m256i>(from);
+  return (S32)(kType == DType::kS8 ? _mm512_cvtepi8_epi16(bytes) : _mm512_cvtepu8_epi16(bytes));
+#elif defined(__AVX2__)
+  const auto bytes = Load<__m128i>(from);
+  return (S32)(kType == DType::kS8 ? _mm256_cvtepi8_epi16(bytes) : _mm256_cvtepu8_epi16(bytes));
+#else
+  int16_t wide[2 * kLanes];
+  WidenLine(kType, from, 2 * kLanes, wide);
+  return Load<S32>(wide);
+#endif
+}
+
 struct ShortSums {
   using Vector = S32;
   using Lane = int32_t;
@@ -22,15 +38,49 @@ struct ShortSums {
   static constexpr bool kExact = true;
 
   static Vector Add(Vector sum, Lane row, Vector column) {
+    return AddLanes(sum, Vector{} + row, column);
+  }
+
+  static Vector AddLanes(Vector sum, Vector row, Vector column) {
 #if defined(__AVX512F__)
-    return sum + (S32)_mm512_madd_epi16(_mm512_set1_epi32(row), (__m512i)column);
+    return sum + (S32)_mm512_madd_epi16((__m512i)row, (__m512i)column);
 #elif defined(__AVX2__)
-    return sum + (S32)_mm256_madd_epi16(_mm256_set1_epi32(row), (__m256i)column);
+    return sum + (S32)_mm256_madd_epi16((__m256i)row, (__m256i)column);
 #else
-    const int32_t low = static_cast<int16_t>(row);
-    return sum + (row >> 16) * (column >> 16) + low * ((column << 16) >> 16);
+    return sum + (row >> 16) * (column >> 16) + ((row << 16) >> 16) * ((column << 16) >> 16);
 #endif
   }
+
+  static Vector Ones() { return Vector{} + 0x00010001; }
+
+  static constexpr bool kLessZero = false;
+  using LessZero = void;
+
+  template <DType kType>
+  static void Unpack(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
+    for (int i = 0; i < kVectors / kGroup; ++i) to[i] = WidenPairs<kType>(from + i * 2 * kLanes);
+  }
+
+  template <DType kType>
+  static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    uint8_t pairs[kColumns * kGroup];
+#if defined(__AVX2__)
+    for (int i = 0; i < kColumns; i += 16) {
+      const auto even = Load<__m128i>(line[0] + i), odd = Load<__m128i>(line[1] + i);
+      Store(pairs + 2 * i, _mm_unpacklo_epi8(even, odd));
+      Store(pairs + 2 * i + 16, _mm_unpackhi_epi8(even, odd));
+    }
+#else
+    for (int i = 0; i < kColumns; ++i) {
+      pairs[2 * i] = line[0][i];
+      pairs[2 * i + 1] = line[1][i];
+    }
+#endif
+    for (int v = 0; v < kVectors; ++v) column[v] = WidenPairs<kType>(pairs + v * 2 * kLanes);
+  }
+
+  template <DType>
+  static constexpr int kZeroCode = 0;
 
   static int Shift(DType, Role) { return 0; }
 

@@ -35,6 +35,9 @@ typedef int8_t S8x16 __attribute__((vector_size(16)));
 typedef uint8_t U8x16 __attribute__((vector_size(16)));
 typedef uint16_t U16x16 __attribute__((vector_size(32)));
 typedef uint16_t U16x32 __attribute__((vector_size(64)));
+typedef int16_t S16x32 __attribute__((vector_size(64)));
+typedef int8_t S8x32 __attribute__((vector_size(32)));
+typedef uint8_t U8x32 __attribute__((vector_size(32)));
 
 template <typename To, typename From>
 inline To As(const From& from) {
@@ -134,6 +137,12 @@ JAXFP8_SOFT __m512i _mm512_cvtepu16_epi32(__m256i codes) {
 }
 JAXFP8_SOFT __m128i _mm512_cvtepi32_epi8(__m512i wide) {
   return (__m128i) __builtin_convertvector((software::S32x16)wide, software::S8x16);
+}
+JAXFP8_SOFT __m512i _mm512_cvtepi8_epi16(__m256i codes) {
+  return (__m512i) __builtin_convertvector((software::S8x32)codes, software::S16x32);
+}
+JAXFP8_SOFT __m512i _mm512_cvtepu8_epi16(__m256i codes) {
+  return (__m512i) __builtin_convertvector((software::U8x32)codes, software::S16x32);
 }
 JAXFP8_SOFT __m512i _mm512_cvtepi8_epi32(__m128i codes) {
   return (__m512i) __builtin_convertvector((software::S8x16)codes, software::S32x16);
