@@ -30,7 +30,7 @@ Panel From(const Panel& panel, int64_t row) {
 }
 
 // Whether a chunk is the first, and the last, of the depth.
-struct Turn {
+struct Ends {
   bool first, last;
 };
 
@@ -102,29 +102,29 @@ class Share {
       for (size_t i = round.begin; i < round.end; ++i) {
         const Chunk& chunk = plan_.chunks[i];
         const Block block = BlockOf(chunk, column + done, width, problem_.lhs);
-        const Turn turn{i == 0, i + 1 == plan_.chunks.size()};
+        const Ends ends{i == 0, i + 1 == plan_.chunks.size()};
         if (plan_.few) {
-          MultiplyFew(chunk, block, turn, sums_ + done);
+          MultiplyFew(chunk, block, ends, sums_ + done);
         } else {
-          MultiplyMany(chunk, block, turn, sums_ + done);
+          MultiplyMany(chunk, block, ends, sums_ + done);
         }
       }
     }
   }
 
-  void MultiplyFew(const Chunk& chunk, const Block& block, Turn turn, double* sums) {
+  void MultiplyFew(const Chunk& chunk, const Block& block, Ends ends, double* sums) {
     const Panel left = LeftPanel(chunk);
     for (int64_t row = 0; row < rows_; row += kFewRows) {
       const int count = static_cast<int>(std::min<int64_t>(kFewRows, rows_ - row));
       kernel_.multiply_few(problem_.rhs, block, From(left, row), count, right_,
-                           sums + row * plan_.sums_pitch, plan_.sums_pitch, turn.first);
+                           sums + row * plan_.sums_pitch, plan_.sums_pitch, ends.first);
     }
-    for (int64_t row = 0; turn.last && row < rows_; ++row) {
+    for (int64_t row = 0; ends.last && row < rows_; ++row) {
       FinishRow(row, block, sums + row * plan_.sums_pitch);
     }
   }
 
-  void MultiplyMany(const Chunk& chunk, const Block& block, Turn turn, double* sums) {
+  void MultiplyMany(const Chunk& chunk, const Block& block, Ends ends, double* sums) {
     kernel_.start_columns(problem_.rhs, block, right_);
     const Panel left = LeftPanel(chunk);
     const int64_t strips = (block.count + kernel_.columns - 1) / kernel_.columns;
@@ -141,8 +141,8 @@ class Share {
     for (int64_t row = 0; row < rows_; ++row) {
       double* of_row = sums + row * plan_.sums_pitch;
       kernel_.add(found_ + row * plan_.found_pitch, left, static_cast<int>(row), right_,
-                  block.depth, strips * kernel_.columns, of_row, turn.first);
-      if (turn.last) FinishRow(row, block, of_row);
+                  block.depth, strips * kernel_.columns, of_row, ends.first);
+      if (ends.last) FinishRow(row, block, of_row);
     }
   }
 

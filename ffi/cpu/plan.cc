@@ -36,8 +36,7 @@ constexpr int64_t kFewDepth = 4096;
 
 bool IsFew(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
-  if (!kernel.multiply_few || !IsEightBit(right.dtype)) return false;
-  if (right.fine) return false;
+  if (!IsEightBit(right.dtype) || right.fine) return false;
   if (right.depth.Contiguous()) return problem.rows <= kernel.few;
   return right.free.Contiguous() && problem.rows <= 2 * kFewRows;
 }

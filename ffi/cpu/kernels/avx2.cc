@@ -2,7 +2,6 @@
 
 #define JAXFP8_ISA avx2
 
-#include "cpu/kernels/few_rows.h"
 #include "cpu/kernels/float_sums.h"
 #include "cpu/kernels/short_sums.h"
 #include "cpu/kernels/table.h"
@@ -10,8 +9,8 @@
 namespace jaxfp8::avx2 {
 
 constexpr Kernel kKernels[] = {
-    Entry<ShortSums>("avx2_int8", kAvx2, Sums::kInteger, MultiplyFew<ShortSums>),
-    Entry<FloatSums>("avx2_f32", kAvx2, Sums::kFloat32, MultiplyFew<FloatSums>),
+    Entry<ShortSums>("avx2_int8", kAvx2, Sums::kInteger),
+    Entry<FloatSums>("avx2_f32", kAvx2, Sums::kFloat32),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

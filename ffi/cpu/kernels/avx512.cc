@@ -2,7 +2,6 @@
 
 #define JAXFP8_ISA avx512
 
-#include "cpu/kernels/few_rows.h"
 #include "cpu/kernels/float_sums.h"
 #include "cpu/kernels/short_sums.h"
 #include "cpu/kernels/table.h"
@@ -10,8 +9,8 @@
 namespace jaxfp8::avx512 {
 
 constexpr Kernel kKernels[] = {
-    Entry<ShortSums>("avx512_int8", kAvx512, Sums::kInteger, MultiplyFew<ShortSums>),
-    Entry<FloatSums>("avx512_f32", kAvx512, Sums::kFloat32, MultiplyFew<FloatSums>),
+    Entry<ShortSums>("avx512_int8", kAvx512, Sums::kInteger),
+    Entry<FloatSums>("avx512_f32", kAvx512, Sums::kFloat32),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

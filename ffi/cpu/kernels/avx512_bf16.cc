@@ -3,13 +3,12 @@
 #define JAXFP8_ISA avx512_bf16
 
 #include "cpu/kernels/bf16_sums.h"
-#include "cpu/kernels/few_rows.h"
 #include "cpu/kernels/table.h"
 
 namespace jaxfp8::avx512_bf16 {
 
 constexpr Kernel kKernels[] = {
-    Entry<BF16Sums>("avx512_bf16", kAvx512 | kAvx512Bf16, Sums::kBFloat16, MultiplyFew<BF16Sums>),
+    Entry<BF16Sums>("avx512_bf16", kAvx512 | kAvx512Bf16, Sums::kBFloat16),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

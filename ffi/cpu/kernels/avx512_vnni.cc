@@ -3,13 +3,12 @@
 #define JAXFP8_ISA avx512_vnni
 
 #include "cpu/kernels/byte_sums.h"
-#include "cpu/kernels/few_rows.h"
 #include "cpu/kernels/table.h"
 
 namespace jaxfp8::avx512_vnni {
 
 constexpr Kernel kKernels[] = {
-    Entry<ByteSums>("avx512_vnni", kAvx512 | kAvx512Vnni, Sums::kInteger, MultiplyFew<ByteSums>),
+    Entry<ByteSums>("avx512_vnni", kAvx512 | kAvx512Vnni, Sums::kInteger),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

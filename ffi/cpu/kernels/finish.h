@@ -69,8 +69,8 @@ inline void DividePlane(const Plane& plane, const Stretch& at, double* y) {
   if (plane.data) Each(plane, at, y, [](double& sum, double value) { sum /= value; });
 }
 
-// An activation in float32, where machines multiply and add at once: within its last places, and
-// four times as fast as in float64.
+// An activation in float32, where machines multiply and add at once: within its last places, in
+// half the time that float64 takes.
 template <float (*kNarrow)(float), double (*kWide)(double)>
 inline void ActivateBy(double* y) {
 #ifdef __FP_FAST_FMAF

@@ -71,8 +71,7 @@ struct Kernel {
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
   // The same for at most kFewRows rows and a block of columns of 8-bit values, contiguous along the
-  // depth or side by side, which are not packed; `right` has room for their factors. Null where a
-  // kernel has none.
+  // depth or side by side, which are not packed; `right` has room for their factors.
   void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
                        double* sums, int64_t pitch, bool first);
   // Finishes `count` sums of one row, where they are, and stores the results; `sums` has

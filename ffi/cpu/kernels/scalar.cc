@@ -2,7 +2,6 @@
 
 #define JAXFP8_ISA scalar
 
-#include "cpu/kernels/few_rows.h"
 #include "cpu/kernels/float_sums.h"
 #include "cpu/kernels/short_sums.h"
 #include "cpu/kernels/table.h"
@@ -10,8 +9,8 @@
 namespace jaxfp8::scalar {
 
 constexpr Kernel kKernels[] = {
-    Entry<ShortSums>("scalar_int8", 0, Sums::kInteger, MultiplyFew<ShortSums>),
-    Entry<FloatSums>("scalar_f32", 0, Sums::kFloat32, MultiplyFew<FloatSums>),
+    Entry<ShortSums>("scalar_int8", 0, Sums::kInteger),
+    Entry<FloatSums>("scalar_f32", 0, Sums::kFloat32),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

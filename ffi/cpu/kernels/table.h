@@ -3,6 +3,7 @@
 #ifndef JAXFP8_CPU_KERNELS_TABLE_H_
 #define JAXFP8_CPU_KERNELS_TABLE_H_
 
+#include "cpu/kernels/few_rows.h"
 #include "cpu/kernels/finish.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/pack.h"
@@ -11,8 +12,7 @@
 namespace jaxfp8::JAXFP8_ISA {
 
 template <class Policy>
-constexpr Kernel Entry(const char* name, unsigned needs, Sums sums,
-                       decltype(Kernel::multiply_few) few = nullptr) {
+constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
   return {
       .name = name,
       .needs = needs,
@@ -32,7 +32,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums,
       .pack_columns = PackColumns<Policy>,
       .multiply = Multiply<Policy>,
       .add = Add<Policy>,
-      .multiply_few = few,
+      .multiply_few = MultiplyFew<Policy>,
       .finish = Finish,
   };
 }
