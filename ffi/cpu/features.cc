@@ -1,5 +1,10 @@
 #include "cpu/features.h"
 
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <string>
 
 #include "cpu/kernels/kernel.h"
@@ -16,7 +21,25 @@ constexpr FeatureName kNames[] = {{kAvx2, "avx2"},
                                   {kAvx512, "avx512"},
                                   {kAvx512Vbmi, "avx512_vbmi"},
                                   {kAvx512Vnni, "avx512_vnni"},
-                                  {kAvx512Bf16, "avx512_bf16"}};
+                                  {kAvx512Bf16, "avx512_bf16"},
+                                  {kAmx, "amx"}};
+
+#ifdef JAXFP8_X86
+// Tiles are 8 KB of state for each thread, for which Linux wants to be asked once.
+bool AllowsTiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool HasTiles() {
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+         __builtin_cpu_supports("amx-bf16") && AllowsTiles();
+}
+#endif
 
 unsigned Detect() {
   unsigned found = 0;
@@ -32,6 +55,7 @@ unsigned Detect() {
   if (avx512 && __builtin_cpu_supports("avx512vbmi")) found |= kAvx512Vbmi;
   if (avx512 && __builtin_cpu_supports("avx512vnni")) found |= kAvx512Vnni;
   if (avx512 && __builtin_cpu_supports("avx512bf16")) found |= kAvx512Bf16;
+  if (avx512 && HasTiles()) found |= kAmx;
 #endif
   return found;
 }

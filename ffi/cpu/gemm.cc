@@ -34,6 +34,22 @@ struct Ends {
   bool first, last;
 };
 
+// A thread that works with a kernel.
+class Entered {
+ public:
+  explicit Entered(const Kernel& kernel) : kernel_(kernel) {
+    if (kernel.enter) kernel.enter();
+  }
+  ~Entered() {
+    if (kernel_.leave) kernel_.leave();
+  }
+  Entered(const Entered&) = delete;
+  Entered& operator=(const Entered&) = delete;
+
+ private:
+  const Kernel& kernel_;
+};
+
 // One share of the output: some rows by some columns of one batch element.
 class Share {
  public:
@@ -48,6 +64,7 @@ class Share {
   }
 
   void Run() {
+    const Entered entered(kernel_);
     for (int64_t done = 0; done < columns_; done += plan_.column_block) {
       const int64_t count = std::min(plan_.column_block, columns_ - done);
       for (const Round& round : plan_.rounds) MultiplyRound(round, column_ + done, count);
@@ -160,13 +177,18 @@ class Share {
         right_.data + strip * right_.pitch + packed * kernel_.columns * kernel_.size;
     const int64_t tiles = (rows_ + kernel_.rows - 1) / kernel_.rows;
     for (int64_t tile = 0; tile < tiles; ++tile) {
-      // Even heights: 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
-      const int64_t row = rows_ * tile / tiles;
-      const int count = static_cast<int>(rows_ * (tile + 1) / tiles - row);
+      const int64_t row = FirstRow(tile, tiles);
+      const int count = static_cast<int>(FirstRow(tile + 1, tiles) - row);
       kernel_.multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch, count,
                        columns, depth, found_ + row * plan_.found_pitch + strip * kernel_.columns,
                        plan_.found_pitch, start == 0);
     }
+  }
+
+  // Even heights: 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
+  int64_t FirstRow(int64_t tile, int64_t tiles) const {
+    const int64_t even = rows_ * tile / tiles + kernel_.row_step - 1;
+    return std::min(even / kernel_.row_step * kernel_.row_step, rows_);
   }
 
   void FinishRow(int64_t row, const Block& block, double* sums) {

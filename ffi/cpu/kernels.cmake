@@ -13,8 +13,10 @@ set(JAXFP8_scalar -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 set(JAXFP8_avx2 ${JAXFP8_scalar} -mavx2 -mfma -mf16c)
 set(JAXFP8_avx512
   ${JAXFP8_avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
-set(JAXFP8_avx512_bf16 ${JAXFP8_avx512} -mavx512bf16)
 set(JAXFP8_avx512_vnni ${JAXFP8_avx512} -mavx512vnni)
+set(JAXFP8_avx512_vbmi ${JAXFP8_avx512} -mavx512vbmi)
+set(JAXFP8_avx512_bf16 ${JAXFP8_avx512_vbmi} -mavx512bf16)
+set(JAXFP8_amx ${JAXFP8_avx512_bf16} -mavx512vnni -mamx-tile -mamx-int8 -mamx-bf16)
 # Those of AVX-512 for a machine without it: tests/cpu/in_software.h says how.
 set(JAXFP8_in_software ${JAXFP8_avx2} -Wno-psabi -Wno-aggressive-loop-optimizations
   -include "${CMAKE_CURRENT_LIST_DIR}/../tests/cpu/in_software.h")
@@ -22,7 +24,7 @@ set(JAXFP8_in_software ${JAXFP8_avx2} -Wno-psabi -Wno-aggressive-loop-optimizati
 set(JAXFP8_CPU_KERNELS scalar quantize_scalar)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(APPEND JAXFP8_CPU_KERNELS
-    avx2 avx512 avx512_bf16 avx512_vnni quantize_avx2 quantize_avx512)
+    avx2 avx512 avx512_vbmi avx512_bf16 avx512_vnni amx quantize_avx2 quantize_avx512)
 endif()
 foreach(set scalar avx2 avx512)
   set(JAXFP8_quantize_${set} ${JAXFP8_${set}})

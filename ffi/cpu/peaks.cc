@@ -73,6 +73,44 @@ __attribute__((target("avx512f"))) int64_t Avx512Int8(int64_t rounds) {
   return rounds * kSums * 64 * 2;
 }
 
+// Products of tiles, of 16 x 64 bytes each, with four sums as kernels have them.
+#define JAXFP8_WITH_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16")))
+
+JAXFP8_WITH_TILES void EnterTiles() {
+  alignas(64) uint8_t config[64] = {1};
+  for (int tile = 0; tile < 8; ++tile) {
+    config[16 + 2 * tile] = 64;
+    config[48 + tile] = 16;
+  }
+  _tile_loadconfig(config);
+  _tile_zero(4);
+  _tile_zero(5);
+}
+
+JAXFP8_WITH_TILES int64_t AmxBf16(int64_t rounds) {
+  EnterTiles();
+  for (int64_t round = 0; round < rounds; ++round) {
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_release();
+  return rounds * 4 * (16 * 16 * 32) * 2;
+}
+
+JAXFP8_WITH_TILES int64_t AmxInt8(int64_t rounds) {
+  EnterTiles();
+  for (int64_t round = 0; round < rounds; ++round) {
+    _tile_dpbusd(0, 4, 5);
+    _tile_dpbusd(1, 4, 5);
+    _tile_dpbusd(2, 4, 5);
+    _tile_dpbusd(3, 4, 5);
+  }
+  _tile_release();
+  return rounds * 4 * (16 * 16 * 64) * 2;
+}
+
 #endif
 
 using Loop = int64_t (*)(int64_t rounds);
@@ -86,6 +124,7 @@ struct Entry {
 // The first of a kind that the processor can run is taken.
 constexpr Entry kLoops[] = {
 #ifdef JAXFP8_X86
+    {"int8", kAmx, AmxInt8},           {"bf16", kAmx, AmxBf16},
     {"int8", kAvx512Vnni, Avx512Int8}, {"bf16", kAvx512Bf16, Avx512Bf16},
     {"f32", kAvx512, Avx512F32},       {"f32", kAvx2, Avx2F32},
 #endif

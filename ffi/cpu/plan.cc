@@ -9,10 +9,6 @@ namespace {
 
 // Rows packed together: a multiple of every kernel's tile.
 constexpr int64_t kRowBlock = 288;
-// Bytes of the packed rows of a round. A tile reads one byte of them per cycle, which L3 delivers.
-constexpr int64_t kRoundBytes = 1280 << 10;
-// Bytes of the sums of a block of columns: a quarter of an L2 of 1 MB.
-constexpr int64_t kSumBytes = 256 << 10;
 // Bytes of packed columns: a quarter of an L2 of 1 MB.
 constexpr int64_t kPanelBytes = 256 << 10;
 // With more rows, what is found for kFewColumns, and for more than kLeastColumns, leaves L2.
@@ -38,7 +34,7 @@ bool IsFew(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
   if (!IsEightBit(right.dtype) || right.fine) return false;
   if (right.depth.Contiguous()) return problem.rows <= kernel.few;
-  return right.free.Contiguous() && problem.rows <= 2 * kFewRows;
+  return right.free.Contiguous() && problem.rows <= std::min(kernel.few, 2 * kFewRows);
 }
 
 std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, int64_t longest) {
@@ -57,13 +53,13 @@ std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, int64
   return chunks;
 }
 
-void CutRounds(Plan& plan) {
+void CutRounds(const Kernel& kernel, Plan& plan) {
   plan.rows_bytes = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < plan.chunks.size(); ++i) {
     const int64_t needed = Scratch::Padded(plan.row_block * plan.chunks[i].pitch) +
                            3 * Scratch::Padded(plan.row_block * sizeof(double));
-    if (plan.rounds.empty() || bytes + needed > kRoundBytes) {
+    if (plan.rounds.empty() || bytes + needed > kernel.room.rows) {
       plan.rounds.push_back({i, i});
       bytes = 0;
     }
@@ -90,6 +86,13 @@ void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.found_pitch = plan.wide + kCacheLine / sizeof(float);
   const int64_t slice = kPanelBytes / (plan.wide * kernel.size) / kernel.group * kernel.group;
   plan.slice = std::min<int64_t>(slice, kernel.depth);
+}
+
+// Rows of several rounds are packed again for each block of columns.
+int64_t ColumnBlock(const Kernel& kernel, const Plan& plan) {
+  if (plan.rounds.size() <= 1) return plan.wide;
+  const int64_t blocks = kernel.room.sums / (plan.row_block * plan.wide * sizeof(double));
+  return plan.wide * std::max<int64_t>(blocks, 1);
 }
 
 double Nanoseconds(const Problem& problem) {
@@ -129,10 +132,9 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
   plan.row_shares = Blocks(problem.rows, plan.row_block);
-  CutRounds(plan);
+  CutRounds(kernel, plan);
   CutColumns(problem, kernel, plan);
-  const int64_t blocks = kSumBytes / (plan.row_block * plan.wide * sizeof(double));
-  plan.column_block = plan.wide * std::max<int64_t>(blocks, 1);
+  plan.column_block = ColumnBlock(kernel, plan);
   // A single chunk is finished row by row.
   plan.sums_pitch = plan.few || plan.chunks.size() > 1 ? plan.column_block : 0;
   plan.share_columns = ShareColumns(problem, plan, threads);

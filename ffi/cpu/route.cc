@@ -66,7 +66,8 @@ const std::vector<const Kernel*>& AllKernels() {
     std::vector<const Kernel*> all;
     for (const KernelList& list : {
 #ifdef JAXFP8_X86
-             avx512_vnni::Kernels(), avx512_bf16::Kernels(), avx512::Kernels(), avx2::Kernels(),
+             amx::Kernels(), avx512_vnni::Kernels(), avx512_bf16::Kernels(), avx512_vbmi::Kernels(),
+             avx512::Kernels(), avx2::Kernels(),
 #endif
              scalar::Kernels()}) {
       for (const Kernel* kernel = list.begin; kernel != list.end; ++kernel) all.push_back(kernel);

@@ -1,6 +1,7 @@
-// The kernel for x86 with AVX-512 and its bfloat16 dot products.
+// The kernel for x86 with AVX-512, its bfloat16 dot products and its permutations of bytes.
 
 #define JAXFP8_ISA avx512_bf16
+#define JAXFP8_VBMI
 
 #include "cpu/kernels/bf16_sums.h"
 #include "cpu/kernels/table.h"
@@ -8,7 +9,7 @@
 namespace jaxfp8::avx512_bf16 {
 
 constexpr Kernel kKernels[] = {
-    Entry<BF16Sums>("avx512_bf16", kAvx512 | kAvx512Bf16, Sums::kBFloat16),
+    Entry<BF16Sums>("avx512_bf16", kAvx512 | kAvx512Vbmi | kAvx512Bf16, Sums::kBFloat16),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

@@ -11,9 +11,6 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// The upper half of a float32 is the bfloat16 of the same value, where one has it.
-inline uint16_t UpperHalf(float value) { return static_cast<uint16_t>(BitsOf(value) >> 16); }
-
 struct BF16Sums {
   using Vector = F32;
   using Lane = int32_t;
@@ -33,6 +30,7 @@ struct BF16Sums {
 
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
+    if constexpr (IsFloat8(kType)) return UnpackFloat8<kType>(from, to);
     F32 value[kVectors];
     DecodeVectors<kType>(from, value);
     for (int i = 0; i < kVectors / kGroup; ++i) {
@@ -42,6 +40,7 @@ struct BF16Sums {
 
   template <DType kType>
   static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    if constexpr (IsFloat8(kType)) return SpreadFloat8<kType>(line, column);
     const __m512i upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
     F32 even[kVectors], odd[kVectors];
     DecodeVectors<kType>(line[0], even);
@@ -57,17 +56,13 @@ struct BF16Sums {
 
   static void PackLine(const Side& side, const Block& block, Role, int64_t, const uint8_t* from,
                        void* to, const Panel&) {
-    constexpr int64_t kRun = 512;
     auto* line = static_cast<uint16_t*>(to);
     if (side.dtype == DType::kBF16) {
       std::memcpy(line, from, block.depth * sizeof(uint16_t));
     } else {
-      float values[kRun];
-      for (int64_t start = 0; start < block.depth; start += kRun) {
-        const int64_t count = std::min(kRun, block.depth - start);
-        DecodeLine(side.dtype, from + start * SizeOf(side.dtype), count, values);
-        for (int64_t k = 0; k < count; ++k) line[start + k] = UpperHalf(values[k]);
-      }
+      WithType(side.dtype, [&]<DType kType>() {
+        if constexpr (IsEightBit(kType)) UnpackLine<kType>(from, block.depth, line);
+      });
     }
     if (block.depth % 2) line[block.depth] = 0;
   }
@@ -75,6 +70,47 @@ struct BF16Sums {
   static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
     WithType(side.dtype,
              [&]<DType kType>() { PackStrip<BF16Sums, kType>(lines, block, panel.data); });
+  }
+
+ private:
+  // Values are two bytes each, found apart and interleaved.
+  template <DType kType>
+  static void UnpackFloat8(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
+    const __m512i in_turn = _mm512_setr_epi32(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    __m512i upper, lower;
+    Halves<kType>(_mm512_permutexvar_epi32(in_turn, Load<__m512i>(from)), upper, lower);
+    to[0] = (F32)_mm512_unpacklo_epi8(lower, upper);
+    to[1] = (F32)_mm512_unpackhi_epi8(lower, upper);
+  }
+
+  template <DType kType>
+  static void SpreadFloat8(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    __m512i low[kGroup], high[kGroup];
+#pragma GCC unroll 2
+    for (int j = 0; j < kGroup; ++j) {
+      __m512i upper, lower;
+      Halves<kType>(DwordsToLanes(line[j]), upper, lower);
+      low[j] = _mm512_unpacklo_epi8(lower, upper);
+      high[j] = _mm512_unpackhi_epi8(lower, upper);
+    }
+    column[0] = (F32)_mm512_unpacklo_epi16(low[0], low[1]);
+    column[1] = (F32)_mm512_unpackhi_epi16(low[0], low[1]);
+    column[2] = (F32)_mm512_unpacklo_epi16(high[0], high[1]);
+    column[3] = (F32)_mm512_unpackhi_epi16(high[0], high[1]);
+  }
+
+  template <DType kType>
+  static void UnpackLine(const uint8_t* from, int64_t count, uint16_t* to) {
+    Vector values[kVectors / kGroup];
+    int64_t k = 0;
+    for (; k + kColumns <= count; k += kColumns) {
+      Unpack<kType>(from + k, values);
+      std::memcpy(to + k, values, sizeof values);
+    }
+    uint8_t rest[kColumns] = {};
+    std::memcpy(rest, from + k, count - k);
+    Unpack<kType>(rest, values);
+    std::memcpy(to + k, values, (count - k) * sizeof(uint16_t));
   }
 };
 

@@ -15,6 +15,45 @@ namespace jaxfp8::JAXFP8_ISA {
 
 #if defined(__AVX512F__)
 
+template <DType kType>
+constexpr uint32_t BF16Of(int code) {
+  const auto byte = static_cast<uint8_t>(code);
+  return BitsOf(kType == DType::kE4M3 ? DecodeE4M3(byte) : DecodeE5M2(byte)) >> 16;
+}
+
+#if defined(JAXFP8_VBMI)
+
+// The bytes of the bfloat16 of the codes of positive values.
+struct HalvesTable {
+  uint8_t upper[128] = {}, lower[128] = {};
+};
+
+template <DType kType>
+inline constexpr HalvesTable kHalves = [] {
+  HalvesTable table;
+  for (int i = 0; i < 128; ++i) {
+    table.upper[i] = static_cast<uint8_t>(BF16Of<kType>(i) >> 8);
+    table.lower[i] = static_cast<uint8_t>(BF16Of<kType>(i));
+  }
+  return table;
+}();
+
+// The entries of 64 codes, whatever their signs.
+inline __m512i Entries(const uint8_t (&table)[128], __m512i codes) {
+  return _mm512_permutex2var_epi8(_mm512_loadu_si512(table), codes, _mm512_loadu_si512(table + 64));
+}
+
+// The upper and the lower bytes of 64 values.
+template <DType kType>
+[[gnu::always_inline]] inline void Halves(__m512i codes, __m512i& upper, __m512i& lower) {
+  constexpr const HalvesTable& table = kHalves<kType>;
+  const __m512i sign = _mm512_and_si512(codes, _mm512_set1_epi8(static_cast<char>(0x80)));
+  upper = _mm512_or_si512(Entries(table.upper, codes), sign);
+  lower = Entries(table.lower, codes);
+}
+
+#else
+
 // The bytes of the bfloat16 of a code h * 16 + n, h < 8; the sign is added to `upper`. Codes with
 // h = 0, among which are the subnormals, have entries of their own. For others the lower byte
 // depends on n alone, and the upper one is a sum of two, but for NaN and infinity.
@@ -23,12 +62,6 @@ struct HalvesTable {
   uint8_t first_upper[16] = {}, first_lower[16] = {};
   uint8_t special = 0;  // the least code that is NaN or infinite
 };
-
-template <DType kType>
-constexpr uint32_t BF16Of(int code) {
-  const auto byte = static_cast<uint8_t>(code);
-  return BitsOf(kType == DType::kE4M3 ? DecodeE4M3(byte) : DecodeE5M2(byte)) >> 16;
-}
 
 template <DType kType>
 inline constexpr HalvesTable kHalves = [] {
@@ -69,17 +102,24 @@ template <DType kType>
   upper = _mm512_or_si512(upper, _mm512_maskz_mov_epi8(special, magnitude));
 }
 
+#endif
+
+// 16 columns of a vector come from a dword of each 128-bit lane: what interleaving bytes, and then
+// words, leaves in order.
+inline __m512i DwordsToLanes(const uint8_t* from) {
+  const __m512i to_lane = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(to_lane, Load<__m512i>(from));
+}
+
 // 64 values as float32, in order.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
   // Interleaving bytes, and then parting even words from odd ones, takes a value from byte 4d + e
   // of a 128-bit lane to place e of the same lane of vector d.
-  const __m512i to_lane = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512i in_lane =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
-  const __m512i codes = _mm512_permutexvar_epi32(to_lane, Load<__m512i>(from));
   __m512i upper, lower;
-  Halves<kType>(_mm512_shuffle_epi8(codes, in_lane), upper, lower);
+  Halves<kType>(_mm512_shuffle_epi8(DwordsToLanes(from), in_lane), upper, lower);
   const __m512i first = _mm512_unpacklo_epi8(lower, upper);
   const __m512i second = _mm512_unpackhi_epi8(lower, upper);
   const __m512i odd = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));

@@ -12,11 +12,12 @@ namespace jaxfp8 {
 
 // Instruction sets beyond the portable one, as bits.
 enum Feature : unsigned {
-  kAvx2 = 1,        // with FMA and F16C
-  kAvx512 = 2,      // F, BW, DQ, VL
-  kAvx512Vbmi = 4,  // byte permutations
-  kAvx512Vnni = 8,  // 8-bit dot products
-  kAvx512Bf16 = 16  // bfloat16 dot products
+  kAvx2 = 1,         // with FMA and F16C
+  kAvx512 = 2,       // F, BW, DQ, VL
+  kAvx512Vbmi = 4,   // byte permutations
+  kAvx512Vnni = 8,   // 8-bit dot products
+  kAvx512Bf16 = 16,  // bfloat16 dot products
+  kAmx = 32          // products of tiles, of bfloat16 and of bytes; and the system lets us
 };
 
 // How a kernel adds: in float32, in float32 from bfloat16 values, or exactly in int32.
@@ -45,18 +46,29 @@ inline constexpr int kFewRows = 4;
 // Columns multiplied with few rows in one go: half a page of bytes, where they lie side by side.
 inline constexpr int kFewColumns = 2048;
 
+// Bytes that may be filled with packed rows, which L3 delivers as they are needed, and with the
+// sums of the columns that are multiplied before rows are packed again.
+struct Room {
+  int64_t rows, sums;
+};
+
 struct Kernel {
   const char* name;
   unsigned needs;  // Feature bits
   Sums sums;
   int rows, columns;  // of the register tile; so many columns are a strip
+  int row_step;       // what is found of so many rows at a time may be overwritten
   int depth;          // longest chunk, whose sums stay in 32 bits
-  int slice;          // depth at which a packed strip fills half of an L1 of 32 KB
-  int group;          // consecutive depths that one lane holds
+  int slice;          // depth at which a packed strip fills half of an L1
+  int group;          // depth that panels are padded to, with values whose products are 0
   int size;           // bytes of a packed value
-  int few;            // rows up to which multiply_few is best for columns along the depth
-  bool biased;        // packed values are shifted, so line sums are always needed
+  Room room;
+  int few;      // rows up to which multiply_few is best for columns along the depth
+  bool biased;  // packed values are shifted, so line sums are always needed
 
+  // Before and after a thread calls the other functions; or none.
+  void (*enter)();
+  void (*leave)();
   void (*pack_rows)(const Side&, const Block&, const Panel&);
   // The factors of as many columns as are packed in one go, and sums of 0.
   void (*start_columns)(const Side&, const Block&, const Panel&);
@@ -100,6 +112,12 @@ namespace avx512_bf16 {
 KernelList Kernels();
 }
 namespace avx512_vnni {
+KernelList Kernels();
+}
+namespace avx512_vbmi {
+KernelList Kernels();
+}
+namespace amx {
 KernelList Kernels();
 }
 #endif

@@ -194,7 +194,7 @@ void PackStripOf(const Side& side, const Block& strip, const Panel& panel) {
 // that many pages, and lines may lie in a page each.
 template <class Sums>
 void PackColumns(const Side& side, const Block& block, const Panel& panel) {
-  const int64_t step = side.depth.Contiguous() ? block.depth : kLinesAhead;
+  const int64_t step = side.depth.Contiguous() ? kDepthTurned : kLinesAhead;
   for (int64_t start = 0; start < block.depth; start += step) {
     const int64_t depth = std::min(step, block.depth - start);
     for (int64_t s = 0; s < Strips(block); ++s) {

@@ -19,14 +19,18 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .sums = sums,
       .rows = kRows,
       .columns = kColumns,
+      .row_step = 1,
       .depth = Policy::kExact ? 4096 : 1024,
       .slice = kSlice<Policy::kGroup>,
       .group = Policy::kGroup,
       .size = 4 / Policy::kGroup,
+      .room = {.rows = 1280 << 10, .sums = 256 << 10},
       // Bytes need no decoding: reading them again for every four rows is cheaper than turning
       // them.
       .few = Policy::kGroup == 4 ? 16 : 2 * kFewRows,
       .biased = Policy::kExact && Policy::kGroup == 4,
+      .enter = nullptr,
+      .leave = nullptr,
       .pack_rows = PackRows<Policy>,
       .start_columns = StartColumns<Policy>,
       .pack_columns = PackColumns<Policy>,

@@ -218,6 +218,14 @@ JAXFP8_SOFT __m512i _mm512_mask_shuffle_epi8(__m512i from, __mmask64 mask, __m51
   _mm512_mask_storeu_epi8(&from, mask, _mm512_shuffle_epi8(a, b));
   return from;
 }
+JAXFP8_SOFT __m512i _mm512_permutex2var_epi8(__m512i a, __m512i places, __m512i b) {
+  uint8_t entries[128], place[64];
+  std::memcpy(entries, &a, sizeof a);
+  std::memcpy(entries + 64, &b, sizeof b);
+  std::memcpy(place, &places, sizeof place);
+  for (uint8_t& byte : place) byte = entries[byte & 127];
+  return _mm512_loadu_si512(place);
+}
 JAXFP8_SOFT __m512i _mm512_permutexvar_epi32(__m512i places, __m512i a) {
   return (__m512i)__builtin_shuffle((software::S32x16)a, (software::S32x16)places);
 }
@@ -269,7 +277,96 @@ JAXFP8_SOFT __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
   return software::As<__m512bh>(codes);
 }
 
+// Tiles: the state of a thread.
+namespace software {
+
+struct Tiles {
+  struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  } config;
+  uint8_t data[8][16][64];
+};
+inline thread_local Tiles tiles;
+
+inline void LoadTile(int tile, const void* from, int64_t stride) {
+  std::memset(tiles.data[tile], 0, sizeof tiles.data[tile]);
+  for (int row = 0; row < tiles.config.rows[tile]; ++row) {
+    const auto* line = static_cast<const uint8_t*>(from) + row * stride;
+    std::memcpy(tiles.data[tile][row], line, tiles.config.row_bytes[tile]);
+  }
+}
+
+inline void StoreTile(int tile, void* to, int64_t stride) {
+  for (int row = 0; row < tiles.config.rows[tile]; ++row) {
+    auto* line = static_cast<uint8_t*>(to) + row * stride;
+    std::memcpy(line, tiles.data[tile][row], tiles.config.row_bytes[tile]);
+  }
+}
+
+inline void ZeroTile(int tile) { std::memset(tiles.data[tile], 0, sizeof tiles.data[tile]); }
+
+template <typename Vector>
+inline Vector RowOf(int tile, int row) {
+  Vector vector;
+  std::memcpy(&vector, tiles.data[tile][row], sizeof vector);
+  return vector;
+}
+
+inline int32_t GroupOf(int tile, int row, int group) {
+  int32_t bits;
+  std::memcpy(&bits, tiles.data[tile][row] + 4 * group, sizeof bits);
+  return bits;
+}
+
+// sums[i] += rows[i][g] * columns[g], for the groups g of 32 bits of a row.
+inline void DotBytes(int sums, int rows, int columns) {
+  for (int i = 0; i < tiles.config.rows[sums]; ++i) {
+    auto sum = RowOf<__m512i>(sums, i);
+    for (int g = 0; g < tiles.config.row_bytes[rows] / 4; ++g) {
+      const __m512i row = _mm512_set1_epi32(GroupOf(rows, i, g));
+      sum = _mm512_dpbusd_epi32(sum, row, RowOf<__m512i>(columns, g));
+    }
+    std::memcpy(tiles.data[sums][i], &sum, sizeof sum);
+  }
+}
+
+// Even and odd values are summed apart, then together, and then added.
+inline void DotBF16(int sums, int rows, int columns) {
+  for (int i = 0; i < tiles.config.rows[sums]; ++i) {
+    F32x16 even{}, odd{};
+    for (int g = 0; g < tiles.config.row_bytes[rows] / 4; ++g) {
+      const U32x16 row = U32x16{} + static_cast<uint32_t>(GroupOf(rows, i, g));
+      const auto column = RowOf<U32x16>(columns, g);
+      even = FlushedProduct(even, row << 16, column << 16);
+      odd = FlushedProduct(odd, row & 0xffff0000u, column & 0xffff0000u);
+    }
+    const F32x16 sum = Flush(Flush(RowOf<F32x16>(sums, i)) + Flush(even + odd));
+    std::memcpy(tiles.data[sums][i], &sum, sizeof sum);
+  }
+}
+
+}  // namespace software
+
+JAXFP8_SOFT void _tile_loadconfig(const void* config) {
+  std::memcpy(&software::tiles.config, config, sizeof software::tiles.config);
+}
+JAXFP8_SOFT void _tile_release() { software::tiles = {}; }
+
 }  // namespace jaxfp8
+
+// Macros where the compiler has them.
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbusd
+#undef _tile_dpbf16ps
+#define _tile_loadd(tile, from, stride) jaxfp8::software::LoadTile(tile, from, stride)
+#define _tile_stored(tile, to, stride) jaxfp8::software::StoreTile(tile, to, stride)
+#define _tile_zero(tile) jaxfp8::software::ZeroTile(tile)
+#define _tile_dpbusd(sums, rows, columns) jaxfp8::software::DotBytes(sums, rows, columns)
+#define _tile_dpbf16ps(sums, rows, columns) jaxfp8::software::DotBF16(sums, rows, columns)
 
 #undef JAXFP8_SOFT
 

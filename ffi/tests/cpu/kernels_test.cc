@@ -1,7 +1,7 @@
 // Every kernel against the reference: all codes, sizes around every border, layouts, scales, zero
 // points, epilogues, and problems of any form.
 //
-//   native_kernels [--kernels PREFIX] [--how WORDS] [--random COUNT] [--seed NUMBER]
+//   native_kernels [--kernels PREFIX,PREFIX...] [--how WORDS] [--random COUNT] [--seed NUMBER]
 //
 // Says of each kernel compiled in whether this machine runs it.
 
@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <sstream>
 #include <string>
 
 #include "cpu/features.h"
@@ -52,12 +53,21 @@ void SoilScratch() {
   std::memset(scratch.Take<uint8_t>(kSoiledBytes), 0xff, kSoiledBytes);
 }
 
+// Whether a name begins with one of the prefixes, or there are none.
+bool Named(const std::string& prefixes, const std::string& name) {
+  std::istringstream all(prefixes);
+  for (std::string prefix; std::getline(all, prefix, ',');) {
+    if (name.starts_with(prefix)) return true;
+  }
+  return prefixes.empty();
+}
+
 class Checks {
  public:
   explicit Checks(const Options& options) : options_(options) {
     for (const Kernel* kernel : AllKernels()) {
       const std::string name = kernel->name;
-      if (!name.starts_with(options.kernels)) continue;
+      if (!Named(options.kernels, name)) continue;
       if (kernel->needs & ~CpuFeatures()) {
         absent_.push_back(name);
       } else {

@@ -1,6 +1,9 @@
 // What in_software.h says an instruction does, against the instruction, as far as this machine has
 // it. Bits have to be the same.
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <random>
 #include <string>
@@ -112,6 +115,81 @@ __attribute__((target("avx512f,avx512bf16"))) void CompareBF16(Draw& draw) {
   }
 }
 
+__attribute__((target("avx512f,avx512vbmi"))) void CompareVbmi(Draw& draw) {
+  const auto a = draw.Any<__m512i>(), b = draw.Any<__m512i>(), c = draw.Any<__m512i>();
+  SAME(_mm512_permutex2var_epi8, a, b, c);
+}
+
+// A tile each of sums, rows and columns, and what is to become of the sums.
+struct TileCase {
+  uint8_t sums[2][16][64], rows[16][64], columns[16][64];
+};
+
+TileCase DrawTiles(Draw& draw) {
+  TileCase of;
+  for (int row = 0; row < 16; ++row) {
+    for (auto* tile : {of.sums[0], of.rows, of.columns}) {
+      const auto line = draw.Any<__m512i>();
+      std::memcpy(tile[row], &line, sizeof line);
+    }
+  }
+  std::memcpy(of.sums[1], of.sums[0], sizeof of.sums[0]);
+  return of;
+}
+
+constexpr uint8_t kTiles[64] = {1,  0,  0,  0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                64, 0,  64, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                0,  0,  0,  0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                                16, 16, 16, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+
+// The header's macros stand for the software.
+#define IN_TILES(instruction, of)                                                     \
+  asm volatile(                                                                       \
+      "ldtilecfg %0\n\t"                                                              \
+      "tileloadd (%1,%4,1), %%tmm0\n\t"                                               \
+      "tileloadd (%2,%4,1), %%tmm1\n\t"                                               \
+      "tileloadd (%3,%4,1), %%tmm2\n\t" instruction                                   \
+      " %%tmm2, %%tmm1, %%tmm0\n\t"                                                   \
+      "tilestored %%tmm0, (%1,%4,1)\n\t"                                              \
+      "tilerelease"                                                                   \
+      :                                                                               \
+      : "m"(kTiles), "r"(of.sums[1]), "r"(of.rows), "r"(of.columns), "r"(int64_t{64}) \
+      : "memory")
+
+template <typename Dot>
+void InSoftware(TileCase& of, Dot dot) {
+  jaxfp8::_tile_loadconfig(kTiles);
+  _tile_loadd(0, of.sums[0], 64);
+  _tile_loadd(1, of.rows, 64);
+  _tile_loadd(2, of.columns, 64);
+  dot();
+  _tile_stored(0, of.sums[0], 64);
+  jaxfp8::_tile_release();
+}
+
+void CompareTiles(Draw& draw) {
+  TileCase bytes = DrawTiles(draw);
+  InSoftware(bytes, [] { _tile_dpbusd(0, 1, 2); });
+  IN_TILES("tdpbusd", bytes);
+  Same("_tile_dpbusd", bytes.sums[0], bytes.sums[1]);
+  TileCase floats = DrawTiles(draw);
+  InSoftware(floats, [] { _tile_dpbf16ps(0, 1, 2); });
+  IN_TILES("tdpbf16ps", floats);
+  float soft[256], real[256];
+  std::memcpy(soft, floats.sums[0], sizeof soft);
+  std::memcpy(real, floats.sums[1], sizeof real);
+  for (int i = 0; i < 256; ++i) {
+    if (soft[i] == soft[i] || real[i] == real[i]) Same("_tile_dpbf16ps", soft[i], real[i]);
+  }
+}
+
+bool HasTiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-int8") &&
+         __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 struct Group {
   const char* name;
   bool here;
@@ -127,6 +205,8 @@ int main() {
   const Group groups[] = {
       {"avx512", core, CompareCore},
       {"avx512_vnni", core && __builtin_cpu_supports("avx512vnni"), CompareVnni},
+      {"avx512_vbmi", core && __builtin_cpu_supports("avx512vbmi"), CompareVbmi},
+      {"amx", HasTiles(), CompareTiles},
       {"avx512_bf16", core && __builtin_cpu_supports("avx512bf16"), CompareBF16},
   };
   Draw draw;

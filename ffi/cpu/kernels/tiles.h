@@ -1,0 +1,169 @@
+// Products of tiles by AMX, of the panels of other kernels: 16 rows of a packed row's 64 bytes are
+// a tile as they lie, and so are 16 groups of a strip, of 16 columns each.
+
+#ifndef JAXFP8_CPU_KERNELS_TILES_H_
+#define JAXFP8_CPU_KERNELS_TILES_H_
+
+#include "cpu/kernels/pack.h"
+#include "cpu/kernels/table.h"
+#include "cpu/kernels/tile.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+inline constexpr int kTile = 16;  // rows of a tile, each of kBytes; groups of depth, and columns
+
+// The state of a thread that works with tiles: all eight of them whole.
+struct alignas(kBytes) TileConfig {
+  uint8_t palette = 1;
+  uint8_t start = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {kBytes, kBytes, kBytes, kBytes, kBytes, kBytes, kBytes, kBytes};
+  uint8_t rows[16] = {kTile, kTile, kTile, kTile, kTile, kTile, kTile, kTile};
+};
+static_assert(sizeof(TileConfig) == 64);
+
+inline void EnterTiles() {
+  static constexpr TileConfig kConfig;
+  _tile_loadconfig(&kConfig);
+}
+
+inline void LeaveTiles() { _tile_release(); }
+
+// Tile numbers are part of the instructions, and must be literals.
+#define JAXFP8_DOT(sums, rows, columns)  \
+  if constexpr (Sums::kExact) {          \
+    _tile_dpbusd(sums, rows, columns);   \
+  } else {                               \
+    _tile_dpbf16ps(sums, rows, columns); \
+  }
+
+// 16 rows times a strip, `steps` tiles deep.
+template <class Sums>
+void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, int64_t steps,
+                     Found<Sums>* found, int64_t pitch, bool first) {
+  constexpr int64_t kLine = kVectors * kBytes;
+  const int64_t bytes = pitch * sizeof *found;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  if (!first) {
+    _tile_loadd(0, found, bytes);
+    _tile_loadd(1, found + kTile, bytes);
+    _tile_loadd(2, found + 2 * kTile, bytes);
+    _tile_loadd(3, found + 3 * kTile, bytes);
+  }
+  for (int64_t s = 0; s < steps; ++s, rows += kBytes, strip += kTile * kLine) {
+    _tile_loadd(4, rows, row_pitch);
+    _tile_loadd(5, strip, kLine);
+    JAXFP8_DOT(0, 4, 5);
+    _tile_loadd(6, strip + kBytes, kLine);
+    JAXFP8_DOT(1, 4, 6);
+    _tile_loadd(7, strip + 2 * kBytes, kLine);
+    JAXFP8_DOT(2, 4, 7);
+    _tile_loadd(5, strip + 3 * kBytes, kLine);
+    JAXFP8_DOT(3, 4, 5);
+  }
+  _tile_stored(0, found, bytes);
+  _tile_stored(1, found + kTile, bytes);
+  _tile_stored(2, found + 2 * kTile, bytes);
+  _tile_stored(3, found + 3 * kTile, bytes);
+}
+
+// 32 rows times half a strip: four sums of two times two tiles.
+template <class Sums>
+void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, int64_t steps,
+                        Found<Sums>* found, int64_t pitch, bool first) {
+  constexpr int64_t kLine = kVectors * kBytes;
+  const int64_t bytes = pitch * sizeof *found;
+  const uint8_t* lower = rows + kTile * row_pitch;
+  Found<Sums>* found_lower = found + kTile * pitch;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  if (!first) {
+    _tile_loadd(0, found, bytes);
+    _tile_loadd(1, found + kTile, bytes);
+    _tile_loadd(2, found_lower, bytes);
+    _tile_loadd(3, found_lower + kTile, bytes);
+  }
+  for (int64_t s = 0; s < steps; ++s, rows += kBytes, lower += kBytes, strip += kTile * kLine) {
+    _tile_loadd(4, rows, row_pitch);
+    _tile_loadd(6, strip, kLine);
+    JAXFP8_DOT(0, 4, 6);
+    _tile_loadd(7, strip + kBytes, kLine);
+    JAXFP8_DOT(1, 4, 7);
+    _tile_loadd(5, lower, row_pitch);
+    JAXFP8_DOT(2, 5, 6);
+    JAXFP8_DOT(3, 5, 7);
+  }
+  _tile_stored(0, found, bytes);
+  _tile_stored(1, found + kTile, bytes);
+  _tile_stored(2, found_lower, bytes);
+  _tile_stored(3, found_lower + kTile, bytes);
+}
+
+#undef JAXFP8_DOT
+
+// Whole tiles: panels have room for them, and what is found of rows beyond `count` is not used.
+template <class Sums>
+void MultiplyTiles(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
+                   int64_t depth, void* sums, int64_t pitch, bool first) {
+  auto* found = static_cast<Found<Sums>*>(sums);
+  const int64_t steps = (depth + kTile * Sums::kGroup - 1) / (kTile * Sums::kGroup);
+  if (count <= kTile) {
+    return MultiplyTileRow<Sums>(rows, row_pitch, strip, steps, found, pitch, first);
+  }
+  constexpr int kHalf = kColumns / 2;
+  MultiplyTileSquare<Sums>(rows, row_pitch, strip, steps, found, pitch, first);
+  MultiplyTileSquare<Sums>(rows, row_pitch, strip + kHalf * sizeof *found, steps, found + kHalf,
+                           pitch, first);
+}
+
+// Clears what a tile has beyond `depth`, for `count` runs of packed groups.
+template <class Sums>
+void PadGroups(uint8_t* data, int64_t pitch, int64_t count, int64_t depth, int64_t group_bytes) {
+  const int64_t groups = (depth + Sums::kGroup - 1) / Sums::kGroup;
+  const int64_t missing = (kTile - groups % kTile) % kTile;
+  for (int64_t i = 0; i < count; ++i) {
+    std::memset(data + i * pitch + groups * group_bytes, 0, missing * group_bytes);
+  }
+}
+
+template <class Sums>
+void PackTileRows(const Side& side, const Block& block, const Panel& panel) {
+  PackRows<Sums>(side, block, panel);
+  PadGroups<Sums>(panel.data, panel.pitch, block.count, block.depth, sizeof(int32_t));
+}
+
+template <class Sums>
+void PackTileColumns(const Side& side, const Block& block, const Panel& panel) {
+  PackColumns<Sums>(side, block, panel);
+  PadGroups<Sums>(panel.data, panel.pitch, Strips(block), block.depth, kVectors * kBytes);
+}
+
+// A kernel for panels of `Policy`, whose few rows are multiplied as by others.
+template <class Policy>
+constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
+  Kernel kernel = Entry<Policy>(name, needs, sums);
+  kernel.rows = 2 * kTile;
+  kernel.row_step = kTile;
+  kernel.group = kTile * Policy::kGroup;
+  kernel.slice = 2 * kSlice<Policy::kGroup>;
+  // Few roundings: a tile's products are summed before they are added.
+  kernel.depth = 4096;
+  // Products are so fast that packing rows again tells.
+  kernel.room = {.rows = 4 << 20, .sums = 2 << 20};
+  kernel.few = kFewRows;
+  kernel.enter = EnterTiles;
+  kernel.leave = LeaveTiles;
+  kernel.pack_rows = PackTileRows<Policy>;
+  kernel.pack_columns = PackTileColumns<Policy>;
+  kernel.multiply = MultiplyTiles<Policy>;
+  return kernel;
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_TILES_H_
