@@ -159,7 +159,7 @@ def cpu_features() -> str:
 
 
 def peak_products(kind: str, rounds: int) -> int:
-    """Runs a loop of products of a kind ("f32", "bf16", "int8"); how many operations it did.
+    """Runs a loop of products ("f32", "bf16", "int8" or "avx2"); how many operations it did.
 
     0 where the CPU has no instruction of that kind.
 

@@ -121,12 +121,13 @@ struct Entry {
   Loop loop;
 };
 
-// The first of a kind that the processor can run is taken.
+// The first of a kind that the processor can run is taken; "avx2" is what a kernel for AVX2 can do.
 constexpr Entry kLoops[] = {
 #ifdef JAXFP8_X86
     {"int8", kAmx, AmxInt8},           {"bf16", kAmx, AmxBf16},
     {"int8", kAvx512Vnni, Avx512Int8}, {"bf16", kAvx512Bf16, Avx512Bf16},
     {"f32", kAvx512, Avx512F32},       {"f32", kAvx2, Avx2F32},
+    {"avx2", kAvx2, Avx2F32},
 #endif
     {"f32", 0, PortableF32},
 };

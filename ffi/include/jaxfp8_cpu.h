@@ -41,8 +41,9 @@ int jaxfp8_cpu_route(const struct jaxfp8_scaled_dot_spec* spec, char* text, size
 void jaxfp8_cpu_reset_counters(void);
 
 /* For benchmarks, what the calling thread can do at best. Runs a loop of independent products so
- * many times, of the kind "f32" (multiply and add), "bf16" or "int8" (dot products). Returns how
- * many operations that was, two for each product; 0 where the CPU has no such instruction. */
+ * many times, of the kind "f32" (multiply and add), "bf16" or "int8" (dot products, of tiles where
+ * the CPU has them), or "avx2" ("f32" in AVX2). Returns how many operations that was, two for each
+ * product; 0 where the CPU has no such instruction. */
 int64_t jaxfp8_cpu_peak_products(const char* kind, int64_t rounds);
 
 /* The same for reading memory: returns a value that depends on all of it, for whole multiples of

@@ -179,7 +179,7 @@ def avx2(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
         "jaxfp8 avx2": _on_kernel("avx2", given, problem),
         SAME: _xla(problems.multiply, given, problem, _NARROW),
     }
-    return _case(name, shape, contenders, "f32", 2, 2, goals)
+    return _case(name, shape, contenders, "avx2", 2, 2, goals)
 
 
 def _on_kernel(instructions: str, copies: list[tuple], problem: Problem) -> Contender | Missing:

@@ -15,7 +15,8 @@ from jaxfp8._bench._case import Case
 from jaxfp8._bench._measure import Contender
 
 PRODUCTS = ("f32", "bf16", "int8")
-# Of the loop of products: some 0.3 ms, so that a thread that is delayed leaves its share to others.
+# Of the loop of products: some 0.3 ms (2 ms of tiles), so that a thread that is delayed leaves its
+# share to others.
 _ROUNDS = 100_000
 _PIECES = 16
 _MOST_READ = 256 << 20

@@ -12,7 +12,9 @@ def test_products_are_counted_by_the_round():
     assert _ffi.peak_products("f32", 10) == 10 * _ffi.peak_products("f32", 1) > 0
 
 
-@pytest.mark.parametrize(("kind", "feature"), [("int8", "avx512_vnni"), ("bf16", "avx512_bf16")])
+@pytest.mark.parametrize(
+    ("kind", "feature"), [("int8", "avx512_vnni"), ("bf16", "avx512_bf16"), ("avx2", "avx2")]
+)
 def test_there_are_dot_products_where_the_processor_has_them(kind, feature):
     has = feature in _ffi.cpu_features().split()
     assert (_ffi.peak_products(kind, 1) > 0) == has
