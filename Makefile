@@ -40,7 +40,7 @@ test: setup-latest  ## the test suite, on the oldest and on the newest JAX
 	  $$venv/bin/pytest -n $(JOBS) $(ARGS) || failed=1; \
 	done; exit $$failed
 
-test-avx512: setup  ## the suite's tests of the CPU kernels, with AVX-512 computed in software
+test-avx512: setup  ## the suite's tests of the CPU kernels, with AVX-512 and AMX computed in software
 	@$(BIN)/cmake -G Ninja -S ffi -B build/software -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DJAXFP8_IN_SOFTWARE=ON -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
 	  -DJAXFP8_FFI_INCLUDE=$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/jaxlib/include) >/dev/null
@@ -55,7 +55,7 @@ check: setup  ## format, lint, types and import contracts
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
 
-sanitize: setup  ## every CPU kernel under ASan and UBSan, AVX-512 in software too; threads under TSan
+sanitize: setup  ## every CPU kernel under ASan and UBSan, AVX-512 and AMX in software too; threads under TSan
 	@$(BIN)/cmake -G Ninja -S ffi/tests/cpu -B build/checks \
 	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
 	@$(BIN)/cmake --build build/checks

@@ -1,6 +1,7 @@
 #include "cpu/gemm.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "cpu/plan.h"
 #include "cpu/scratch.h"
@@ -34,7 +35,7 @@ struct Ends {
   bool first, last;
 };
 
-// A thread that works with a kernel.
+// A thread that multiplies packed columns.
 class Entered {
  public:
   explicit Entered(const Kernel& kernel) : kernel_(kernel) {
@@ -64,7 +65,8 @@ class Share {
   }
 
   void Run() {
-    const Entered entered(kernel_);
+    std::optional<Entered> entered;
+    if (!plan_.few) entered.emplace(kernel_);
     for (int64_t done = 0; done < columns_; done += plan_.column_block) {
       const int64_t count = std::min(plan_.column_block, columns_ - done);
       for (const Round& round : plan_.rounds) MultiplyRound(round, column_ + done, count);

@@ -6,6 +6,7 @@
 
 #include "cpu/features.h"
 #include "cpu/kernels/kernel.h"
+#include "cpu/kernels/tile_config.h"
 #include "include/jaxfp8_cpu.h"
 
 #ifdef JAXFP8_X86
@@ -76,15 +77,10 @@ __attribute__((target("avx512f"))) int64_t Avx512Int8(int64_t rounds) {
 // Products of tiles, of 16 x 64 bytes each, with four sums as kernels have them.
 #define JAXFP8_WITH_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16")))
 
+// Loads the state, in which tiles are zero.
 JAXFP8_WITH_TILES void EnterTiles() {
-  alignas(64) uint8_t config[64] = {1};
-  for (int tile = 0; tile < 8; ++tile) {
-    config[16 + 2 * tile] = 64;
-    config[48 + tile] = 16;
-  }
-  _tile_loadconfig(config);
-  _tile_zero(4);
-  _tile_zero(5);
+  static constexpr TileConfig kConfig;
+  _tile_loadconfig(&kConfig);
 }
 
 JAXFP8_WITH_TILES int64_t AmxBf16(int64_t rounds) {

@@ -59,14 +59,14 @@ struct Kernel {
   int rows, columns;  // of the register tile; so many columns are a strip
   int row_step;       // what is found of so many rows at a time may be overwritten
   int depth;          // longest chunk, whose sums stay in 32 bits
-  int slice;          // depth at which a packed strip fills half of an L1
+  int slice;          // depth at which a packed strip fills half of an L1, or two thirds
   int group;          // depth that panels are padded to, with values whose products are 0
   int size;           // bytes of a packed value
   Room room;
-  int few;      // rows up to which multiply_few is best for columns along the depth
+  int few;      // rows up to which multiply_few is best, side by side at most 2 * kFewRows
   bool biased;  // packed values are shifted, so line sums are always needed
 
-  // Before and after a thread calls the other functions; or none.
+  // Before and after a thread calls `multiply`; or none.
   void (*enter)();
   void (*leave)();
   void (*pack_rows)(const Side&, const Block&, const Panel&);

@@ -7,20 +7,12 @@
 #include "cpu/kernels/pack.h"
 #include "cpu/kernels/table.h"
 #include "cpu/kernels/tile.h"
+#include "cpu/kernels/tile_config.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
-inline constexpr int kTile = 16;  // rows of a tile, each of kBytes; groups of depth, and columns
-
-// The state of a thread that works with tiles: all eight of them whole.
-struct alignas(kBytes) TileConfig {
-  uint8_t palette = 1;
-  uint8_t start = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {kBytes, kBytes, kBytes, kBytes, kBytes, kBytes, kBytes, kBytes};
-  uint8_t rows[16] = {kTile, kTile, kTile, kTile, kTile, kTile, kTile, kTile};
-};
-static_assert(sizeof(TileConfig) == 64);
+inline constexpr int kTile = kTileRows;  // groups of depth and columns, too
+static_assert(kBytes == kTileBytes);
 
 inline void EnterTiles() {
   static constexpr TileConfig kConfig;
@@ -43,11 +35,12 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* stri
                      Found<Sums>* found, int64_t pitch, bool first) {
   constexpr int64_t kLine = kVectors * kBytes;
   const int64_t bytes = pitch * sizeof *found;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  if (!first) {
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
     _tile_loadd(0, found, bytes);
     _tile_loadd(1, found + kTile, bytes);
     _tile_loadd(2, found + 2 * kTile, bytes);
@@ -78,23 +71,24 @@ void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, const uint8_t* s
   const int64_t bytes = pitch * sizeof *found;
   const uint8_t* lower = rows + kTile * row_pitch;
   Found<Sums>* found_lower = found + kTile * pitch;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  if (!first) {
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
     _tile_loadd(0, found, bytes);
     _tile_loadd(1, found + kTile, bytes);
     _tile_loadd(2, found_lower, bytes);
     _tile_loadd(3, found_lower + kTile, bytes);
   }
   for (int64_t s = 0; s < steps; ++s, rows += kBytes, lower += kBytes, strip += kTile * kLine) {
-    _tile_loadd(4, rows, row_pitch);
     _tile_loadd(6, strip, kLine);
-    JAXFP8_DOT(0, 4, 6);
     _tile_loadd(7, strip + kBytes, kLine);
-    JAXFP8_DOT(1, 4, 7);
+    _tile_loadd(4, rows, row_pitch);
     _tile_loadd(5, lower, row_pitch);
+    JAXFP8_DOT(0, 4, 6);
+    JAXFP8_DOT(1, 4, 7);
     JAXFP8_DOT(2, 5, 6);
     JAXFP8_DOT(3, 5, 7);
   }

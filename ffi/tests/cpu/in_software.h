@@ -65,12 +65,20 @@ inline F32x16 Flush(F32x16 value) {
   return As<F32x16>(bits & ~(subnormal & 0x7fffffffu));
 }
 
-// One product per lane added to `sum`: subnormals count as 0, and become it.
+// One product per lane added to `sum` with one rounding.
+inline F32x16 Fused(F32x16 sum, F32x16 left, F32x16 right) {
+  struct Halves {
+    __m256 of[2];
+  };
+  auto next = As<Halves>(sum);
+  const auto a = As<Halves>(left), b = As<Halves>(right);
+  for (int i = 0; i < 2; ++i) next.of[i] = _mm256_fmadd_ps(a.of[i], b.of[i], next.of[i]);
+  return As<F32x16>(next);
+}
+
+// The same where subnormals count as 0, and become it.
 inline F32x16 FlushedProduct(F32x16 sum, U32x16 a, U32x16 b) {
-  F32x16 next;
-  const F32x16 from = Flush(sum), left = Flush(As<F32x16>(a)), right = Flush(As<F32x16>(b));
-  for (int i = 0; i < 16; ++i) next[i] = __builtin_fmaf(left[i], right[i], from[i]);
-  return Flush(next);
+  return Flush(Fused(Flush(sum), Flush(As<F32x16>(a)), Flush(As<F32x16>(b))));
 }
 
 }  // namespace software
@@ -334,13 +342,19 @@ inline void DotBytes(int sums, int rows, int columns) {
 
 // Even and odd values are summed apart, then together, and then added.
 inline void DotBF16(int sums, int rows, int columns) {
+  const int groups = tiles.config.row_bytes[rows] / 4;
+  F32x16 even_of[16], odd_of[16];
+  for (int g = 0; g < groups; ++g) {
+    const auto column = RowOf<U32x16>(columns, g);
+    even_of[g] = Flush(As<F32x16>(column << 16));
+    odd_of[g] = Flush(As<F32x16>(column & 0xffff0000u));
+  }
   for (int i = 0; i < tiles.config.rows[sums]; ++i) {
     F32x16 even{}, odd{};
-    for (int g = 0; g < tiles.config.row_bytes[rows] / 4; ++g) {
+    for (int g = 0; g < groups; ++g) {
       const U32x16 row = U32x16{} + static_cast<uint32_t>(GroupOf(rows, i, g));
-      const auto column = RowOf<U32x16>(columns, g);
-      even = FlushedProduct(even, row << 16, column << 16);
-      odd = FlushedProduct(odd, row & 0xffff0000u, column & 0xffff0000u);
+      even = Flush(Fused(even, Flush(As<F32x16>(row << 16)), even_of[g]));
+      odd = Flush(Fused(odd, Flush(As<F32x16>(row & 0xffff0000u)), odd_of[g]));
     }
     const F32x16 sum = Flush(Flush(RowOf<F32x16>(sums, i)) + Flush(even + odd));
     std::memcpy(tiles.data[sums][i], &sum, sizeof sum);
