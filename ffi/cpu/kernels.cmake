@@ -17,7 +17,7 @@ set(JAXFP8_avx512_vnni ${JAXFP8_avx512} -mavx512vnni)
 set(JAXFP8_avx512_vbmi ${JAXFP8_avx512} -mavx512vbmi)
 set(JAXFP8_avx512_bf16 ${JAXFP8_avx512_vbmi} -mavx512bf16)
 set(JAXFP8_amx ${JAXFP8_avx512_bf16} -mavx512vnni -mamx-tile -mamx-int8 -mamx-bf16)
-# Those of AVX-512 for a machine without it: tests/cpu/in_software.h says how.
+# Those of AVX-512 and AMX for a machine without: tests/cpu/in_software.h says how.
 set(JAXFP8_in_software ${JAXFP8_avx2} -Wno-psabi -Wno-aggressive-loop-optimizations
   -include "${CMAKE_CURRENT_LIST_DIR}/../tests/cpu/in_software.h")
 

@@ -21,6 +21,11 @@ def test_there_are_dot_products_where_the_processor_has_them(kind, feature):
     assert _peaks.available(kind) == (kind if has else "f32")
 
 
+def test_products_are_those_of_tiles_where_the_processor_has_them():
+    squares = _ffi.peak_products("bf16", 1) // (16 * 16 * 32 * 2)
+    assert (squares == 4) == ("amx" in _ffi.cpu_features().split())
+
+
 def test_an_unknown_kind_has_no_products():
     assert _ffi.peak_products("f8", 1) == 0
 

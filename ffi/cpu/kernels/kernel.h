@@ -57,7 +57,7 @@ struct Kernel {
   unsigned needs;  // Feature bits
   Sums sums;
   int rows, columns;  // of the register tile; so many columns are a strip
-  int row_step;       // what is found of so many rows at a time may be overwritten
+  int row_step;       // `multiply` may write whole multiples of so many rows
   int depth;          // longest chunk, whose sums stay in 32 bits
   int slice;          // depth at which a packed strip fills half of an L1, or two thirds
   int group;          // depth that panels are padded to, with values whose products are 0

@@ -1,6 +1,6 @@
 // The vectors of the instruction set this file is compiled for.
 //
-// Kernels are written once in terms of these; scalar.cc, avx2.cc and avx512.cc include them with
+// Kernels are written once in terms of these; a file for each instruction set includes them with
 // JAXFP8_ISA naming the namespace, so that copies for different machines never meet in the linker.
 
 #ifndef JAXFP8_CPU_KERNELS_SIMD_H_

@@ -10,8 +10,8 @@ namespace jaxfp8 {
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = 64;  // of a row
 
-// Only ever a constant: GCC 12 takes it that loading one reads its first eight bytes, and leaves
-// out what is stored behind them.
+// Only ever a constant: GCC 12 assumes that loading one reads its first eight bytes only, and
+// leaves out what is stored behind them.
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
   uint8_t start = 0;

@@ -1,5 +1,5 @@
-// Products of tiles by AMX, of the panels of other kernels: 16 rows of a packed row's 64 bytes are
-// a tile as they lie, and so are 16 groups of a strip, of 16 columns each.
+// Products of tiles by AMX, of the panels of other kernels: 64 bytes each of 16 packed rows are a
+// tile as they lie, and so are 16 groups of a strip, of 16 columns each.
 
 #ifndef JAXFP8_CPU_KERNELS_TILES_H_
 #define JAXFP8_CPU_KERNELS_TILES_H_

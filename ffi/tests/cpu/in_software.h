@@ -1,4 +1,4 @@
-// AVX-512 in software: what its kernels use of it, on a machine that has AVX2.
+// AVX-512 and AMX in software: what kernels use of them, on a machine that has AVX2.
 //
 // Included before a kernel file by the compiler's option. Functions with the names of the
 // intrinsics stand in the namespace around the kernels, where they are found before the
@@ -40,7 +40,7 @@ typedef int8_t S8x32 __attribute__((vector_size(32)));
 typedef uint8_t U8x32 __attribute__((vector_size(32)));
 
 template <typename To, typename From>
-inline To As(const From& from) {
+[[gnu::always_inline]] inline To As(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof to);
@@ -59,14 +59,14 @@ inline __m512i Halves(__m512i a, __m512i b, Operation operation) {
 }
 
 // Subnormal values become 0 of their sign.
-inline F32x16 Flush(F32x16 value) {
+[[gnu::always_inline]] inline F32x16 Flush(F32x16 value) {
   const U32x16 bits = As<U32x16>(value);
   const U32x16 subnormal = (U32x16)((bits & 0x7f800000u) == 0u);
   return As<F32x16>(bits & ~(subnormal & 0x7fffffffu));
 }
 
 // One product per lane added to `sum` with one rounding.
-inline F32x16 Fused(F32x16 sum, F32x16 left, F32x16 right) {
+[[gnu::always_inline]] inline F32x16 Fused(F32x16 sum, F32x16 left, F32x16 right) {
   struct Halves {
     __m256 of[2];
   };
@@ -84,7 +84,6 @@ inline F32x16 FlushedProduct(F32x16 sum, U32x16 a, U32x16 b) {
 }  // namespace software
 
 JAXFP8_SOFT __m512i _mm512_setzero_si512() { return __m512i{}; }
-JAXFP8_SOFT __m512 _mm512_set1_ps(float value) { return value - __m512{}; }
 JAXFP8_SOFT __m512i _mm512_set1_epi32(int value) {
   return (__m512i)(software::S32x16{} + int32_t{value});
 }
@@ -92,7 +91,6 @@ JAXFP8_SOFT __m512i _mm512_set1_epi8(char value) {
   return (__m512i)(software::U8x64{} + static_cast<uint8_t>(value));
 }
 JAXFP8_SOFT __m512 _mm512_castsi512_ps(__m512i a) { return (__m512)a; }
-JAXFP8_SOFT __m512i _mm512_castps_si512(__m512 a) { return (__m512i)a; }
 
 JAXFP8_SOFT __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i,
                                       int j, int k, int l, int m, int n, int o, int p) {
@@ -162,7 +160,6 @@ JAXFP8_SOFT __m512 _mm512_cvtepi32_ps(__m512i values) {
   return __builtin_convertvector((software::S32x16)values, __m512);
 }
 
-JAXFP8_SOFT __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 JAXFP8_SOFT __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
 JAXFP8_SOFT __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
 JAXFP8_SOFT __m512i _mm512_slli_epi32(__m512i a, unsigned count) {
@@ -192,16 +189,6 @@ JAXFP8_SOFT __mmask64 _mm512_cmpge_epu8_mask(__m512i a, __m512i b) {
 }
 JAXFP8_SOFT __mmask64 _mm512_testn_epi8_mask(__m512i a, __m512i b) {
   return _mm512_cmpge_epu8_mask(__m512i{}, a & b);
-}
-JAXFP8_SOFT __m512 _mm512_mask_mov_ps(__m512 a, __mmask16 mask, __m512 b) {
-  for (int i = 0; i < 16; ++i) a[i] = mask >> i & 1 ? b[i] : a[i];
-  return a;
-}
-JAXFP8_SOFT __mmask16 _mm256_cmpeq_epi16_mask(__m256i a, __m256i b) {
-  const auto left = (software::U16x16)a, right = (software::U16x16)b;
-  unsigned mask = 0;
-  for (int i = 0; i < 16; ++i) mask |= static_cast<unsigned>(left[i] == right[i]) << i;
-  return static_cast<__mmask16>(mask);
 }
 
 JAXFP8_SOFT __m512i _mm512_madd_epi16(__m512i a, __m512i b) {

@@ -41,7 +41,6 @@ struct Draw {
 
 CORE void CompareCore(Draw& draw) {
   const auto a = draw.Any<__m512i>(), b = draw.Any<__m512i>();
-  const auto x = draw.Any<__m512>(), y = draw.Any<__m512>();
   const auto half = draw.Any<__m256i>();
   const auto quarter = draw.Any<__m128i>();
   const uint64_t mask = static_cast<uint64_t>(draw.random()) << 32 | draw.random();
@@ -49,22 +48,21 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_setzero_si512);
   SAME(_mm512_set1_epi32, static_cast<int>(mask));
   SAME(_mm512_set1_epi8, byte);
-  SAME(_mm512_set1_ps, -0.0f);
   SAME(_mm512_setr_epi32, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, -16);
   SAME(_mm512_broadcast_i32x4, quarter);
   SAME(_mm512_extracti32x4_epi32, a, 3);
   SAME(_mm512_castsi512_si128, a);
   SAME(_mm512_castsi512_ps, a);
-  SAME(_mm512_castps_si512, x);
   SAME(_mm512_loadu_si512, &a);
   SAME(_mm512_maskz_loadu_epi8, mask, &a);
   SAME(_mm512_cvtph_ps, half);
   SAME(_mm512_cvtepu16_epi32, half);
   SAME(_mm512_cvtepi32_epi8, a);
+  SAME(_mm512_cvtepi8_epi16, half);
+  SAME(_mm512_cvtepu8_epi16, half);
   SAME(_mm512_cvtepi8_epi32, quarter);
   SAME(_mm512_cvtepu8_epi32, quarter);
   SAME(_mm512_cvtepi32_ps, a);
-  SAME(_mm512_mul_ps, x, y);
   SAME(_mm512_and_si512, a, b);
   SAME(_mm512_or_si512, a, b);
   SAME(_mm512_slli_epi32, a, 16);
@@ -78,7 +76,6 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_shuffle_epi8, a, b);
   SAME(_mm512_mask_shuffle_epi8, a, mask, b, a);
   SAME(_mm512_permutexvar_epi32, a, b);
-  SAME(_mm512_mask_mov_ps, x, static_cast<__mmask16>(mask), y);
   SAME(_mm512_madd_epi16, a, b);
   SAME(_mm512_unpacklo_epi8, a, b);
   SAME(_mm512_unpackhi_epi8, a, b);
@@ -89,7 +86,6 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_shuffle_i32x4, a, b, 0x88);
   SAME(_mm512_shuffle_i32x4, a, b, 0xdd);
   SAME(_mm512_reduce_add_epi32, a);
-  SAME(_mm256_cmpeq_epi16_mask, half, _mm256_and_si256(half, _mm256_set1_epi16(0x7fff)));
   __m512i soft = a, real = a;
   jaxfp8::_mm512_mask_storeu_epi8(&soft, mask, b);
   ::_mm512_mask_storeu_epi8(&real, mask, b);
@@ -120,7 +116,7 @@ __attribute__((target("avx512f,avx512vbmi"))) void CompareVbmi(Draw& draw) {
   SAME(_mm512_permutex2var_epi8, a, b, c);
 }
 
-// A tile each of sums, rows and columns, and what is to become of the sums.
+// A tile each of rows and columns, and two of the same sums: for the software and the instruction.
 struct TileCase {
   uint8_t sums[2][16][64], rows[16][64], columns[16][64];
 };
@@ -142,7 +138,7 @@ constexpr uint8_t kTiles[64] = {1,  0,  0,  0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                                 0,  0,  0,  0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                                 16, 16, 16, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
-// The header's macros stand for the software.
+// In assembly: in_software.h has taken the names of the intrinsics.
 #define IN_TILES(instruction, of)                                                     \
   asm volatile(                                                                       \
       "ldtilecfg %0\n\t"                                                              \
