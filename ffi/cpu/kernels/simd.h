@@ -32,7 +32,7 @@ inline constexpr int kColumns = kVectors * kLanes;
 // Lines read side by side: a processor looks ahead in so many pages, and each line may be in a page
 // of its own.
 inline constexpr int kLinesAhead = 32;
-// The depth of columns along it that is turned in one go. On processors with VBMI (Sapphire Rapids,
+// The depth of columns along it that is turned in one go. On processors with VBMI (a Xeon with AMX,
 // M = 16) all of a slice at once took 1.2 times as long; on others (Cascade Lake) 0.9 times.
 #if defined(JAXFP8_VBMI)
 inline constexpr int kDepthTurned = 256;
