@@ -21,6 +21,31 @@ inline void EnterTiles() {
 
 inline void LeaveTiles() { _tile_release(); }
 
+// Tiles 0 and 1 are the sums that are found from `one` on, side by side, 2 and 3 those from
+// `other`.
+template <typename T>
+inline void LoadSums(const T* one, const T* other, int64_t bytes, bool first) {
+  if (first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, one, bytes);
+    _tile_loadd(1, one + kTile, bytes);
+    _tile_loadd(2, other, bytes);
+    _tile_loadd(3, other + kTile, bytes);
+  }
+}
+
+template <typename T>
+inline void StoreSums(T* one, T* other, int64_t bytes) {
+  _tile_stored(0, one, bytes);
+  _tile_stored(1, one + kTile, bytes);
+  _tile_stored(2, other, bytes);
+  _tile_stored(3, other + kTile, bytes);
+}
+
 // Tile numbers are part of the instructions, and must be literals.
 #define JAXFP8_DOT(sums, rows, columns)  \
   if constexpr (Sums::kExact) {          \
@@ -35,17 +60,7 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* stri
                      Found<Sums>* found, int64_t pitch, bool first) {
   constexpr int64_t kLine = kVectors * kBytes;
   const int64_t bytes = pitch * sizeof *found;
-  if (first) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, found, bytes);
-    _tile_loadd(1, found + kTile, bytes);
-    _tile_loadd(2, found + 2 * kTile, bytes);
-    _tile_loadd(3, found + 3 * kTile, bytes);
-  }
+  LoadSums(found, found + 2 * kTile, bytes, first);
   for (int64_t s = 0; s < steps; ++s, rows += kBytes, strip += kTile * kLine) {
     _tile_loadd(4, rows, row_pitch);
     _tile_loadd(5, strip, kLine);
@@ -57,10 +72,7 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* stri
     _tile_loadd(5, strip + 3 * kBytes, kLine);
     JAXFP8_DOT(3, 4, 5);
   }
-  _tile_stored(0, found, bytes);
-  _tile_stored(1, found + kTile, bytes);
-  _tile_stored(2, found + 2 * kTile, bytes);
-  _tile_stored(3, found + 3 * kTile, bytes);
+  StoreSums(found, found + 2 * kTile, bytes);
 }
 
 // 32 rows times half a strip: four sums of two times two tiles.
@@ -71,17 +83,7 @@ void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, const uint8_t* s
   const int64_t bytes = pitch * sizeof *found;
   const uint8_t* lower = rows + kTile * row_pitch;
   Found<Sums>* found_lower = found + kTile * pitch;
-  if (first) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  } else {
-    _tile_loadd(0, found, bytes);
-    _tile_loadd(1, found + kTile, bytes);
-    _tile_loadd(2, found_lower, bytes);
-    _tile_loadd(3, found_lower + kTile, bytes);
-  }
+  LoadSums(found, found_lower, bytes, first);
   for (int64_t s = 0; s < steps; ++s, rows += kBytes, lower += kBytes, strip += kTile * kLine) {
     _tile_loadd(6, strip, kLine);
     _tile_loadd(7, strip + kBytes, kLine);
@@ -92,10 +94,7 @@ void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, const uint8_t* s
     JAXFP8_DOT(2, 5, 6);
     JAXFP8_DOT(3, 5, 7);
   }
-  _tile_stored(0, found, bytes);
-  _tile_stored(1, found + kTile, bytes);
-  _tile_stored(2, found_lower, bytes);
-  _tile_stored(3, found_lower + kTile, bytes);
+  StoreSums(found, found_lower, bytes);
 }
 
 #undef JAXFP8_DOT
