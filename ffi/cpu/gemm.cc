@@ -95,9 +95,19 @@ class Share {
     return WithFactors(data, chunk.pitch, factors, plan_.row_block, raw_);
   }
 
-  Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, const Side& other) const {
-    const bool sums = kernel_.biased || other.zero_point;
+  Block RowsOf(const Chunk& chunk, int64_t first, int64_t count) const {
+    const bool sums = Shifted(problem_.rhs, kernel_.shifted_columns);
     return {batch_, first, count, chunk.start, chunk.depth, sums};
+  }
+
+  Block ColumnsOf(const Chunk& chunk, int64_t first, int64_t count) const {
+    const bool sums = Shifted(problem_.lhs, kernel_.shifted_rows);
+    return {batch_, first, count, chunk.start, chunk.depth, sums};
+  }
+
+  // Whether the values of a side are off by a constant, which the sums of the other make good.
+  static bool Shifted(const Side& side, DType shifted) {
+    return side.zero_point || side.dtype == shifted;
   }
 
   void PackRows(const Round& round) {
@@ -108,8 +118,7 @@ class Share {
       const Panel panel = LeftPanel(chunk);
       for (int64_t row = 0; row < rows_; row += kSlab) {
         const int64_t count = std::min(kSlab, rows_ - row);
-        kernel_.pack_rows(problem_.lhs, BlockOf(chunk, row_ + row, count, problem_.rhs),
-                          From(panel, row));
+        kernel_.pack_rows(problem_.lhs, RowsOf(chunk, row_ + row, count), From(panel, row));
       }
     }
   }
@@ -120,7 +129,7 @@ class Share {
       const int64_t width = std::min<int64_t>(plan_.wide, count - done);
       for (size_t i = round.begin; i < round.end; ++i) {
         const Chunk& chunk = plan_.chunks[i];
-        const Block block = BlockOf(chunk, column + done, width, problem_.lhs);
+        const Block block = ColumnsOf(chunk, column + done, width);
         const Ends ends{i == 0, i + 1 == plan_.chunks.size()};
         if (plan_.few) {
           MultiplyFew(chunk, block, ends, sums_ + done);
@@ -149,11 +158,15 @@ class Share {
     const int64_t strips = (block.count + kernel_.columns - 1) / kernel_.columns;
     for (int64_t done = 0; done < block.depth; done += plan_.slice) {
       const Block slice = SliceOf(block, done);
-      kernel_.pack_columns(problem_.rhs, slice, right_);
+      if (!plan_.in_place) {
+        kernel_.pack_columns(problem_.rhs, slice, right_);
+      } else if (slice.sums) {
+        kernel_.sum_columns(problem_.rhs, slice, right_);
+      }
       for (int64_t strip = 0; strip < strips; ++strip) {
         for (int64_t at = 0; at < slice.depth; at += plan_.stretch) {
           const int64_t depth = std::min(plan_.stretch, slice.depth - at);
-          MultiplyStrip(left, strip, done + at, at, depth);
+          MultiplyStrip(left, StripAt(slice, strip, at), strip, done + at, depth);
         }
       }
     }
@@ -172,11 +185,19 @@ class Share {
     return slice;
   }
 
-  // All rows times a strip for `depth` from `start` of the chunk, which is `packed` into its slice.
-  void MultiplyStrip(const Panel& left, int64_t strip, int64_t start, int64_t packed,
+  // Where a strip lies as it is multiplied, from `at` of a slice on.
+  const uint8_t* StripAt(const Block& slice, int64_t strip, int64_t at) const {
+    const uint8_t* start = right_.data + strip * right_.pitch;
+    if (plan_.in_place) {
+      start =
+          PreparedAt(problem_.rhs, slice.batch, slice.first + strip * kernel_.columns, slice.start);
+    }
+    return start + at * kernel_.columns * kernel_.size;
+  }
+
+  // All rows times a strip of packed columns, for `depth` from `start` of the chunk.
+  void MultiplyStrip(const Panel& left, const uint8_t* columns, int64_t strip, int64_t start,
                      int64_t depth) {
-    const uint8_t* columns =
-        right_.data + strip * right_.pitch + packed * kernel_.columns * kernel_.size;
     const int64_t tiles = (rows_ + kernel_.rows - 1) / kernel_.rows;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t row = FirstRow(tile, tiles);

@@ -33,8 +33,14 @@ constexpr int64_t kFewDepth = 4096;
 bool IsFew(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
   if (!IsEightBit(right.dtype) || right.fine) return false;
+  if (right.prepared) return problem.rows <= std::min(kernel.few, kFewRows);
   if (right.depth.Contiguous()) return problem.rows <= kernel.few;
   return right.free.Contiguous() && problem.rows <= std::min(kernel.few, 2 * kFewRows);
+}
+
+// Depths that are not parted.
+int64_t Whole(const Problem& problem, const Kernel& kernel) {
+  return std::max<int64_t>(kernel.group, problem.rhs.prepared ? kQuad : 1);
 }
 
 std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, int64_t longest) {
@@ -42,7 +48,7 @@ std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, int64
   int64_t start = 0;
   for (int64_t end : problem.segments) {
     const int64_t parts = Blocks(end - start, longest);
-    const int64_t step = RoundUp(Blocks(end - start, parts), kernel.group);
+    const int64_t step = RoundUp(Blocks(end - start, parts), Whole(problem, kernel));
     for (; start < end; start += step) {
       const int64_t depth = std::min(step, end - start);
       // The odd cache line keeps rows from falling on the same sets.
@@ -51,6 +57,12 @@ std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, int64
     start = end;
   }
   return chunks;
+}
+
+bool IsInPlace(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+  if (!problem.rhs.prepared || problem.rhs.dtype != kernel.as_prepared) return false;
+  return std::all_of(plan.chunks.begin(), plan.chunks.end(),
+                     [&](const Chunk& chunk) { return chunk.depth % kernel.group == 0; });
 }
 
 void CutRounds(const Kernel& kernel, Plan& plan) {
@@ -75,6 +87,7 @@ void CutRounds(const Kernel& kernel, Plan& plan) {
 int64_t Wide(const Problem& problem, const Kernel& kernel) {
   if (problem.rows > kEnoughRows) return kLeastColumns;
   if (problem.rhs.depth.Contiguous()) return kernel.columns;
+  if (problem.rhs.prepared) return kPreparedColumns;
   return problem.rows > kSomeRows ? kFewColumns / 2 : kFewColumns;
 }
 
@@ -84,7 +97,8 @@ void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.wide = std::min(Wide(problem, kernel), columns);
   // The odd cache line keeps rows from falling on the same sets.
   plan.found_pitch = plan.wide + kCacheLine / sizeof(float);
-  const int64_t slice = kPanelBytes / (plan.wide * kernel.size) / kernel.group * kernel.group;
+  const int64_t whole = Whole(problem, kernel);
+  const int64_t slice = kPanelBytes / (plan.wide * kernel.size) / whole * whole;
   plan.slice = std::min<int64_t>(slice, kernel.depth);
 }
 
@@ -114,7 +128,7 @@ int64_t ShareColumns(const Problem& problem, const Plan& plan, int64_t threads) 
 void CountScratch(const Kernel& kernel, Plan& plan) {
   int64_t depth = 0;
   for (const Chunk& chunk : plan.chunks) depth = std::max(depth, RoundUp(chunk.depth, 16));
-  const int64_t slice = plan.few ? 0 : RoundUp(plan.slice, 16) * kernel.columns;
+  const int64_t slice = plan.few || plan.in_place ? 0 : RoundUp(plan.slice, 16) * kernel.columns;
   plan.strip_bytes = slice * kernel.size;
   plan.columns_bytes = plan.strip_bytes * (plan.wide / kernel.columns);
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
@@ -132,6 +146,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
   plan.row_shares = Blocks(problem.rows, plan.row_block);
+  plan.in_place = IsInPlace(problem, kernel, plan);
   CutRounds(kernel, plan);
   CutColumns(problem, kernel, plan);
   plan.column_block = ColumnBlock(kernel, plan);

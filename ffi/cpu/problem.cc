@@ -117,8 +117,7 @@ void Fill(const std::vector<Digit>& digits, size_t level, int64_t offset, int64_
   }
 }
 
-Offsets MakeOffsets(const std::vector<Digit>& all, Tables& tables) {
-  const std::vector<Digit> digits = Simplify(all);
+Offsets MakeOffsets(const std::vector<Digit>& digits, Tables& tables) {
   if (digits.empty()) return {};
   if (digits.size() == 1 && digits[0].tile == 1) return {nullptr, digits[0].stride};
   int64_t size = 1;
@@ -141,14 +140,18 @@ class Array {
     strides_ = Strides(sizes_);
   }
 
-  Offsets Along(const std::vector<Axis>& group, Tables& tables) const {
+  std::vector<Digit> Digits(const std::vector<Axis>& group) const {
     std::vector<Digit> digits;
     for (const Axis& axis : group) {
       const int i = axis.*place_;
       const bool still = i < 0 || alone_[i];
       digits.push_back({axis.size, still ? 0 : strides_[i], still ? 1 : tiles_[i]});
     }
-    return MakeOffsets(digits, tables);
+    return Simplify(digits);
+  }
+
+  Offsets Along(const std::vector<Axis>& group, Tables& tables) const {
+    return MakeOffsets(Digits(group), tables);
   }
 
  private:
@@ -156,6 +159,17 @@ class Array {
   std::vector<int64_t> tiles_, sizes_, strides_;
   std::vector<bool> alone_;
 };
+
+bool Is(const Digit& digit, int64_t size, int64_t stride) {
+  return digit.size == size && digit.stride == stride;
+}
+
+// Side::prepared of an array of bytes.
+bool Prepared(const std::vector<Digit>& free, const std::vector<Digit>& depth) {
+  if (free.empty() || !Is(free.back(), kPreparedColumns, kQuad)) return false;
+  if (depth.empty() || !Is(depth.back(), kQuad, 1)) return false;
+  return depth.size() == 1 || (depth.size() == 2 && depth[0].stride == kPreparedColumns * kQuad);
+}
 
 Side MakeSide(const OperandSpec& spec, int Axis::* place, const Groups& groups,
               const std::vector<Axis>& free, Tables& tables) {
@@ -165,6 +179,9 @@ Side MakeSide(const OperandSpec& spec, int Axis::* place, const Groups& groups,
   side.batch = values.Along(groups.batch, tables);
   side.free = values.Along(free, tables);
   side.depth = values.Along(groups.depth, tables);
+  if (IsEightBit(side.dtype)) {
+    side.prepared = Prepared(values.Digits(free), values.Digits(groups.depth));
+  }
   if (!spec.scale && !spec.zero_point) return side;
   const Array scales(spec.shape, spec.tiles, place);
   side.tile_batch = scales.Along(groups.batch, tables);
@@ -258,7 +275,9 @@ Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tab
   problem.lhs.zero_point = static_cast<const int32_t*>(buffers.lhs_zero_point);
   problem.rhs.zero_point = static_cast<const int32_t*>(buffers.rhs_zero_point);
   problem.epilogue = MakeEpilogue(spec, buffers, groups, tables);
-  if (problem.rows > problem.columns && problem.columns <= kNarrow) Swap(problem);
+  if (problem.rows > problem.columns && problem.columns <= kNarrow && !problem.rhs.prepared) {
+    Swap(problem);
+  }
   return problem;
 }
 
@@ -270,6 +289,10 @@ void CutDepth(Problem& problem, bool per_value) {
   problem.lhs.fine = per_value && ChangesOften(problem.lhs, problem.depth);
   problem.rhs.fine = per_value && ChangesOften(problem.rhs, problem.depth);
   problem.segments = Segments(problem);
+  // A quad is multiplied as a whole.
+  for (int64_t end : problem.segments) {
+    if (end % kQuad) problem.rhs.prepared = false;
+  }
 }
 
 }  // namespace jaxfp8

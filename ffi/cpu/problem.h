@@ -39,6 +39,8 @@ struct Side {
   DType dtype = DType::kNone;
   const uint8_t* values = nullptr;
   Offsets batch, free, depth;
+  // Whether columns lie as `jaxfp8.prepare` lays them: [..., columns / 64, depth / 4, 64, 4] bytes.
+  bool prepared = false;
 
   const float* scale = nullptr;         // or none
   const int32_t* zero_point = nullptr;  // or none
@@ -47,6 +49,14 @@ struct Side {
   // Scales and zero points change so often along the depth that they belong to the single value.
   bool fine = false;
 };
+
+// Of prepared columns: how many lie side by side, and how many depths of each.
+inline constexpr int64_t kPreparedColumns = 64, kQuad = 4;
+
+// Where the quads of prepared columns lie, from `column` and a whole number of quads on.
+inline const uint8_t* PreparedAt(const Side& side, int64_t batch, int64_t column, int64_t depth) {
+  return side.values + side.batch[batch] + side.free[column] + depth * kPreparedColumns;
+}
 
 // An array of the epilogue, addressed by output element.
 struct Plane {

@@ -35,12 +35,13 @@ std::string WhyNotSums(const Kernel& kernel, const Problem& problem) {
   }
 }
 
-// Whether the kernel is a good choice: where scales change every few values of the depth, only a
-// kernel that scales single values is, if it may.
+// Whether the kernel is a good choice: integers are summed exactly, but where scales change every
+// few values of the depth, only a kernel that scales single values is, if it may.
 bool Suits(const Kernel& kernel, const Problem& problem) {
-  if (!WhyNotSums(kernel, problem).empty()) return false;
+  if (!WhyNotSums(kernel, problem).empty() || problem.rows < kernel.least_rows) return false;
   const bool exact = problem.epilogue.out.dtype == DType::kS32;
-  return exact || kernel.sums == Sums::kFloat32 || !HasShortSegments(problem);
+  if (!exact && HasShortSegments(problem)) return kernel.sums == Sums::kFloat32;
+  return kernel.sums == Sums::kInteger || !Integers(problem);
 }
 
 Route Named(const Problem& problem, unsigned features, std::string_view name) {

@@ -4,6 +4,8 @@ Those whose instructions this machine lacks are skipped, and run with a library 
 in software: `make test-avx512`, or `--library` of tests/conftest.py.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -342,3 +344,56 @@ def test_a_forced_kernel_is_the_one_that_is_counted(kernel):
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
         kernel: 1
     }
+
+
+def prepared(dtype: str, m: int, k: int, n: int, weight: str, **more) -> ScaledDotSpec:
+    """A product with a right side as `jaxfp8.prepare` lays it out, scaled per channel."""
+    shape = (n // 64, k // 4, 64, 4)
+    tiles = more.pop("tiles", (1, k // 4, 1, 4))
+    return ScaledDotSpec(
+        lhs=calls.side(dtype, (m, k // 4, 4), (1, 2)),
+        rhs=calls.side(weight, shape, (1, 3), tiles=tiles, scale=True, **more),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+
+
+@pytest.mark.parametrize("weight", ["float8_e4m3fn", "float8_e5m2", "int8", "uint8"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_codes_of_prepared_columns_are_exact(kernel, weight):
+    """All codes in every place of a quad, by a product with the identity."""
+    integers = kernel in INTEGER_KERNELS
+    if integers and weight.startswith("float8"):
+        pytest.skip(f"{kernel} takes integers")
+    codes = finite_codes(weight).view(_dtypes.storage(weight))
+    columns = np.stack([np.roll(codes, i) for i in range(64)], axis=1)
+    spec = prepared("int8" if integers else "bfloat16", 256, 256, 64, weight)
+    packed = columns.reshape(64, 4, 1, 64).transpose(2, 0, 3, 1)
+    eye = np.eye(256, dtype=jnp.dtype(spec.lhs.dtype)).reshape(spec.lhs.shape)
+    for rows in (256, 2):
+        part = dataclasses.replace(spec.lhs, shape=(rows, 64, 4), tiles=(rows, 64, 4))
+        few = dataclasses.replace(spec, lhs=part)
+        (out,) = calls.call(
+            few, eye[:rows], packed, np.ones((1, 1, 64, 1), np.float32), kernel=kernel
+        )
+        np.testing.assert_array_equal(out.reshape(rows, 64), oracle.decode(columns[:rows], weight))
+
+
+@pytest.mark.parametrize("m", [1, 3, 4, 5, 17, 70])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_prepared_columns_stay_within_the_bound(kernel, m):
+    """Depths that fill no tile, scales per block and so often that they part quads, zero points."""
+    rng = np.random.default_rng(m)
+    integers = kernel in INTEGER_KERNELS
+    weight, wide = ("uint8", "int8") if integers else ("float8_e4m3fn", "bfloat16")
+    few = kernel.startswith("scalar")
+    for k, n, tiles in [
+        (4, 64, (1, 1, 1, 4)),
+        (516, 192, (1, 32, 64, 4)),
+        (64, 128, (2, 1, 64, 2)),
+        (516 if few else 5004, 128, (2, 8, 64, 4)),
+    ]:
+        zero = {"zero_point": True} if integers else {}
+        spec = prepared(wide, m, k, n, weight, tiles=tiles, **zero)
+        operands = specs.draw_operands(rng, spec)
+        (out,) = calls.call_named(spec, operands, kernel)
+        oracle.assert_within_bound(spec, operands, out)

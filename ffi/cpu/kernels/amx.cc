@@ -13,7 +13,7 @@ namespace jaxfp8::amx {
 constexpr unsigned kNeeds = kAvx512 | kAvx512Vbmi | kAvx512Vnni | kAvx512Bf16 | kAmx;
 
 constexpr Kernel kKernels[] = {
-    TileEntry<ByteSums>("amx_int8", kNeeds, Sums::kInteger),
+    TileEntry<SignedByteSums>("amx_int8", kNeeds, Sums::kInteger),
     TileEntry<BF16Sums>("amx_bf16", kNeeds, Sums::kBFloat16),
 };
 

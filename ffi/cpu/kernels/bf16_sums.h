@@ -16,6 +16,8 @@ struct BF16Sums {
   using Lane = int32_t;
   static constexpr int kGroup = 2;
   static constexpr bool kExact = false;
+  static constexpr DType kAsPrepared = DType::kNone;
+  static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
 
   static Vector Add(Vector sum, Lane row, Vector column) {
     return (F32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(row), (__m512bh)column);
@@ -39,16 +41,33 @@ struct BF16Sums {
   }
 
   template <DType kType>
+  static void SplitQuads(S32 quads, Vector (&to)[kQuad / kGroup]) {
+    if constexpr (IsFloat8(kType)) {
+      __m512i first, second;
+      PairsOfQuads<kType>((__m512i)quads, first, second);
+      to[0] = (F32)first;
+      to[1] = (F32)second;
+    } else {
+      F32 value[kQuad];
+      DecodeQuads<kType>(quads, value);
+      for (int i = 0; i < kQuad / kGroup; ++i) to[i] = Pairs(value[2 * i], value[2 * i + 1]);
+    }
+  }
+
+  // Of bfloat16, from values that it holds.
+  static Vector Pairs(F32 even, F32 odd) {
+    const __m512i high =
+        _mm512_and_si512((__m512i)odd, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000)));
+    return (F32)_mm512_or_si512(high, _mm512_srli_epi32((__m512i)even, 16));
+  }
+
+  template <DType kType>
   static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
     if constexpr (IsFloat8(kType)) return SpreadFloat8<kType>(line, column);
-    const __m512i upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
     F32 even[kVectors], odd[kVectors];
     DecodeVectors<kType>(line[0], even);
     DecodeVectors<kType>(line[1], odd);
-    for (int v = 0; v < kVectors; ++v) {
-      const __m512i high = _mm512_and_si512((__m512i)odd[v], upper);
-      column[v] = (F32)_mm512_or_si512(high, _mm512_srli_epi32((__m512i)even[v], 16));
-    }
+    for (int v = 0; v < kVectors; ++v) column[v] = Pairs(even[v], odd[v]);
   }
 
   template <DType>

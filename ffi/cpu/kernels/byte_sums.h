@@ -1,7 +1,8 @@
-// Exact int32 sums of groups of four bytes by `vpdpbusd`, which multiplies unsigned by signed.
+// Exact int32 sums of groups of four bytes.
 //
-// Signed rows are shifted up by 128 and unsigned columns down by 128; the shift joins the zero
-// points, which the sums of the lines compensate.
+// `vpdpbusd` multiplies unsigned by signed bytes, so signed rows are shifted up by 128 and unsigned
+// columns down by 128; where products of signed bytes are at hand, what is unsigned is shifted
+// down. The shift joins the zero points, which the sums of the lines compensate.
 
 #ifndef JAXFP8_CPU_KERNELS_BYTE_SUMS_H_
 #define JAXFP8_CPU_KERNELS_BYTE_SUMS_H_
@@ -29,11 +30,16 @@ inline void Interleave(const __m512i (&line)[4], __m512i (&group)[4]) {
   group[3] = _mm512_shuffle_i32x4(r2, r3, 0xdd);
 }
 
-struct ByteSums {
+template <bool kSigned>
+struct ByteSumsOf {
   using Vector = S32;
   using Lane = int32_t;
   static constexpr int kGroup = 4;
   static constexpr bool kExact = true;
+  // Whose quads are groups as they lie.
+  static constexpr DType kAsPrepared = DType::kS8;
+  static constexpr DType kShiftedRows = kSigned ? DType::kU8 : DType::kS8;
+  static constexpr DType kShiftedColumns = DType::kU8;
 
   static Vector Add(Vector sum, Lane row, Vector column) {
     return (S32)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(row), (__m512i)column);
@@ -51,8 +57,13 @@ struct ByteSums {
 
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[1]) {
+    SplitQuads<kType>(Load<S32>(from), to);
+  }
+
+  template <DType kType>
+  static void SplitQuads(S32 quads, Vector (&to)[1]) {
     const __m512i shift = _mm512_set1_epi8(static_cast<char>(Shift(kType, Role::kColumn)));
-    to[0] = (S32)_mm512_add_epi8(_mm512_loadu_si512(from), shift);
+    to[0] = (S32)_mm512_add_epi8((__m512i)quads, shift);
   }
 
   template <DType kType>
@@ -72,9 +83,9 @@ struct ByteSums {
   static constexpr int kZeroCode = kType == DType::kU8 ? 128 : 0;
 
   // What a value lacks to the range its role has in the instruction.
-  static int Shift(DType type, Role role) {
-    if (role == Role::kRow) return type == DType::kS8 ? 128 : 0;
-    return type == DType::kU8 ? -128 : 0;
+  static constexpr int Shift(DType type, Role role) {
+    if (type != (role == Role::kRow ? kShiftedRows : kShiftedColumns)) return 0;
+    return type == DType::kU8 ? -128 : 128;
   }
 
   static void PackLine(const Side& side, const Block& block, Role role, int64_t i,
@@ -90,15 +101,15 @@ struct ByteSums {
       const __m512i codes = _mm512_maskz_loadu_epi8(present, from + k);
       const __m512i values = _mm512_maskz_add_epi8(present, codes, shifts);
       _mm512_mask_storeu_epi8(line + k, ~0ull >> (64 - (left + 3) / 4 * 4), values);
-      sum = role == Role::kRow ? _mm512_dpbusd_epi32(sum, values, ones)
-                               : _mm512_dpbusd_epi32(sum, ones, values);
+      sum = role == Role::kRow && !kSigned ? _mm512_dpbusd_epi32(sum, values, ones)
+                                           : _mm512_dpbusd_epi32(sum, ones, values);
     }
     panel.sum[i] += _mm512_reduce_add_epi32(sum);
   }
 
   // Four lines, of which only values in `present` are read, as groups; adds to the sums of columns.
   static void PackGroups(const uint8_t* const (&line)[kGroup], __mmask64 present, __m512i shifts,
-                         __m512i (&sum)[kVectors], uint8_t* to) {
+                         S32 (&sum)[kVectors], uint8_t* to) {
     __m512i shifted[kGroup], group[kVectors];
 #pragma GCC unroll 4
     for (int j = 0; j < kGroup; ++j) {
@@ -109,14 +120,14 @@ struct ByteSums {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       _mm512_storeu_si512(to + v * kBytes, group[v]);
-      sum[v] = _mm512_dpbusd_epi32(sum[v], _mm512_set1_epi8(1), group[v]);
+      sum[v] = AddLanes(sum[v], Ones(), (S32)group[v]);
     }
   }
 
   static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
     const __m512i shifts = _mm512_set1_epi8(static_cast<char>(Shift(side.dtype, Role::kColumn)));
     const __mmask64 present = ~0ull >> (64 - block.count);
-    __m512i sum[kVectors] = {};
+    S32 sum[kVectors] = {};
     uint8_t* to = panel.data;
     int64_t k = 0;
     for (; k + kGroup <= block.depth; k += kGroup, to += kVectors * kBytes) {
@@ -127,12 +138,13 @@ struct ByteSums {
       for (int j = 0; k + j < block.depth; ++j) rest[j] = lines[k + j];
       PackGroups(rest, present, shifts, sum, to);
     }
-    int32_t totals[kColumns];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) Store(totals + v * kLanes, sum[v]);
-    for (int i = 0; i < kColumns; ++i) panel.sum[i] += totals[i];
+    AddTotals(sum, panel);
   }
 };
+
+// For `vpdpbusd`, and for products of signed bytes.
+using ByteSums = ByteSumsOf<false>;
+using SignedByteSums = ByteSumsOf<true>;
 
 }  // namespace jaxfp8::JAXFP8_ISA
 

@@ -7,6 +7,7 @@
 #include "common/dtype.h"
 #include "cpu/kernels/float8.h"
 #include "cpu/kernels/simd.h"
+#include "cpu/problem.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
@@ -88,6 +89,29 @@ template <DType kType>
   for (int i = 0; i < kColumns; ++i) values[i] = DecodeOne<kType>(from + i * SizeOf(kType));
   std::memcpy(to, values, sizeof to);
 #endif
+}
+
+// The value of byte j of each lane.
+template <DType kType>
+[[gnu::always_inline]] inline F32 DecodeByte(S32 quads, int j) {
+  if constexpr (kType == DType::kS8) {
+    return __builtin_convertvector((quads << (24 - 8 * j)) >> 24, F32);
+  }
+  const S32 codes = (quads >> (8 * j)) & 0xff;
+  if constexpr (!IsFloat8(kType)) return __builtin_convertvector(codes, F32);
+  F32 values;
+  for (int i = 0; i < kLanes; ++i) values[i] = kDecoded<kType>.value[codes[i]];
+  return values;
+}
+
+// The four values of each lane: to[j] has those of bytes j.
+template <DType kType>
+[[gnu::always_inline]] inline void DecodeQuads(S32 quads, F32 (&to)[kQuad]) {
+#if defined(__AVX2__)
+  if constexpr (IsFloat8(kType)) return DecodeFloat8Quads<kType>(quads, to);
+#endif
+#pragma GCC unroll 4
+  for (int j = 0; j < kQuad; ++j) to[j] = DecodeByte<kType>(quads, j);
 }
 
 template <DType kType>

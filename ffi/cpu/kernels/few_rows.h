@@ -128,7 +128,12 @@ void FindAcross(const Side& side, const Block& block, const Panel& left, const P
                 Wide<Sums, kCount>& found) {
   int32_t of_columns[kFewColumns];
   std::fill_n(of_columns, Strips(block) * kColumns, 0);
-  FindStrips<Sums, kType, kCount>(AcrossDepth(side, block), block, left, right, found, of_columns);
+  if (side.prepared) {
+    FindPrepared<Sums, kType, kCount>(side, block, left, right, found, of_columns);
+  } else {
+    const Lines lines = AcrossDepth(side, block);
+    FindStrips<Sums, kType, kCount>(lines, block, left, right, found, of_columns);
+  }
   if constexpr (Sums::kExact) std::copy_n(of_columns, Strips(block) * kColumns, right.sum);
 }
 

@@ -130,13 +130,36 @@ template <DType kType>
   to[3] = (F32)_mm512_and_si512(second, odd);
 }
 
+// The four values of each 32-bit lane as bfloat16: two pairs.
+template <DType kType>
+[[gnu::always_inline]] inline void PairsOfQuads(__m512i quads, __m512i& first, __m512i& second) {
+  const __m512i in_lane =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  __m512i upper, lower;
+  Halves<kType>(_mm512_shuffle_epi8(quads, in_lane), upper, lower);
+  first = _mm512_unpacklo_epi8(lower, upper);
+  second = _mm512_unpackhi_epi8(lower, upper);
+}
+
+// The same as float32, apart.
+template <DType kType>
+[[gnu::always_inline]] inline void DecodeFloat8Quads(S32 quads, F32 (&to)[4]) {
+  __m512i first, second;
+  PairsOfQuads<kType>((__m512i)quads, first, second);
+  const __m512i odd = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+  to[0] = (F32)_mm512_slli_epi32(first, 16);
+  to[1] = (F32)_mm512_and_si512(first, odd);
+  to[2] = (F32)_mm512_slli_epi32(second, 16);
+  to[3] = (F32)_mm512_and_si512(second, odd);
+}
+
 #elif defined(__AVX2__)
 
-// 16 values as float32. Vectors are short here: by way of float16 takes fewer instructions. e5m2 is
-// its upper byte; e4m3 is as wide in the middle of it, 2^-8 of its value, but for NaN.
+// 16 codes, each in 16 bits, as float32. Vectors are short here: by way of float16 takes fewer
+// instructions. e5m2 is its upper byte; e4m3 is as wide in the middle of it, 2^-8 of its value, but
+// for NaN.
 template <DType kType>
-[[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
-  const __m256i codes = _mm256_cvtepu8_epi16(Load<__m128i>(from));
+[[gnu::always_inline]] inline void DecodeWords(__m256i codes, F32& low, F32& high) {
   __m256i half = _mm256_slli_epi16(codes, 8);
   if constexpr (kType == DType::kE4M3) {
     const __m256i magnitude =
@@ -146,10 +169,30 @@ template <DType kType>
     half = _mm256_or_si256(half, magnitude);
     half = _mm256_or_si256(half, _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
   }
-  to[0] = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(half));
-  to[1] = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+  low = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(half));
+  high = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
   if constexpr (kType == DType::kE4M3) {
-    for (int v = 0; v < kVectors; ++v) to[v] *= 256.0f;
+    low *= 256.0f;
+    high *= 256.0f;
+  }
+}
+
+// 16 values, in order.
+template <DType kType>
+[[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
+  DecodeWords<kType>(_mm256_cvtepu8_epi16(Load<__m128i>(from)), to[0], to[1]);
+}
+
+// The four values of each 32-bit lane, apart.
+template <DType kType>
+[[gnu::always_inline]] inline void DecodeFloat8Quads(S32 quads, F32 (&to)[4]) {
+  // In each half, bytes 0 and 1 of its four lanes as words.
+  const __m256i even_odd = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, -1, 4, -1, 8, -1, 12, -1, 1, -1, 5, -1, 9, -1, 13, -1));
+  for (int j = 0; j < 4; j += 2) {
+    const __m256i bytes = _mm256_srli_epi32((__m256i)quads, 8 * j);
+    const __m256i words = _mm256_shuffle_epi8(bytes, even_odd);
+    DecodeWords<kType>(_mm256_permute4x64_epi64(words, 0xd8), to[j], to[j + 1]);
   }
 }
 

@@ -40,6 +40,8 @@ struct FloatSums {
   using Lane = float;
   static constexpr int kGroup = 1;
   static constexpr bool kExact = false;
+  static constexpr DType kAsPrepared = DType::kNone;
+  static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
 
   static Vector Add(Vector sum, Lane row, Vector column) { return sum + row * column; }
 
@@ -52,6 +54,11 @@ struct FloatSums {
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[kVectors]) {
     DecodeVectors<kType>(from, to);
+  }
+
+  template <DType kType>
+  static void SplitQuads(S32 quads, Vector (&to)[kQuad]) {
+    DecodeQuads<kType>(quads, to);
   }
 
   template <DType kType>
@@ -76,6 +83,11 @@ struct FloatSums {
   static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
     WithType(side.dtype,
              [&]<DType kType>() { PackStrip<FloatSums, kType>(lines, block, panel.data); });
+    ApplyFactors(side, block, panel);
+  }
+
+  // To packed columns.
+  static void ApplyFactors(const Side& side, const Block& block, const Panel& panel) {
     auto* to = reinterpret_cast<float*>(panel.data);
     const ValueFactors factors(side, block);
     for (int64_t k = 0; factors.Needed() && k < block.depth; ++k) {

@@ -63,8 +63,11 @@ struct Kernel {
   int group;          // depth that panels are padded to, with values whose products are 0
   int size;           // bytes of a packed value
   Room room;
-  int few;      // rows up to which multiply_few is best, side by side at most 2 * kFewRows
-  bool biased;  // packed values are shifted, so line sums are always needed
+  DType as_prepared;  // whose prepared columns are packed columns as they lie; or none
+  int few;            // rows up to which multiply_few is best, side by side at most 2 * kFewRows
+  int least_rows;     // with fewer, another kernel that can is better
+  // Types whose packed values are shifted, so that the sums of the other side are needed; or none.
+  DType shifted_rows, shifted_columns;
 
   // Before and after a thread calls `multiply`; or none.
   void (*enter)();
@@ -74,6 +77,8 @@ struct Kernel {
   void (*start_columns)(const Side&, const Block&, const Panel&);
   // Packs a slice of columns, its strips a pitch apart, and adds to the sums of the columns.
   void (*pack_columns)(const Side&, const Block&, const Panel&);
+  // Adds to the sums of a slice of prepared columns, which need no packing.
+  void (*sum_columns)(const Side&, const Block&, const Panel&);
   // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip,
   // or = where it is the first; what is found is float or int32_t.
   void (*multiply)(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
@@ -83,7 +88,7 @@ struct Kernel {
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
   // The same for at most kFewRows rows and a block of columns of 8-bit values, contiguous along the
-  // depth or side by side, which are not packed; `right` has room for their factors.
+  // depth, side by side or prepared, which are not packed; `right` has room for their factors.
   void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
                        double* sums, int64_t pitch, bool first);
   // Finishes `count` sums of one row, where they are, and stores the results; `sums` has

@@ -55,6 +55,13 @@ inline F32 Zeros(const double* zero) {
   return zeros;
 }
 
+// To the sums of the columns of a strip.
+inline void AddTotals(const S32 (&total)[kVectors], const Panel& panel) {
+  int32_t totals[kColumns];
+  std::memcpy(totals, total, sizeof totals);
+  for (int i = 0; i < kColumns; ++i) panel.sum[i] += totals[i];
+}
+
 // Calls `f.template operator()<kType>()` for a type that a panel can be packed from.
 template <typename F>
 void WithType(DType type, const F& f) {
@@ -74,6 +81,17 @@ void WithType(DType type, const F& f) {
     default:
       return f.template operator()<DType::kU8>();
   }
+}
+
+// The same for the 8-bit types that `Sums` takes as they are.
+template <class Sums, typename F>
+void WithByteType(DType type, const F& f) {
+  if constexpr (!Sums::kExact) {
+    if (type == DType::kE4M3) return f.template operator()<DType::kE4M3>();
+    if (type == DType::kE5M2) return f.template operator()<DType::kE5M2>();
+  }
+  if (type == DType::kS8) return f.template operator()<DType::kS8>();
+  return f.template operator()<DType::kU8>();
 }
 
 // Packs a strip by `Sums::Spread`, which takes whole lines of kColumns values; others are padded.
@@ -175,9 +193,44 @@ inline Panel PanelOf(const Panel& panel, int64_t s, int64_t offset) {
           panel.raw};
 }
 
+// Bytes from quads to the next of the same prepared columns.
+inline constexpr int64_t kQuadsPitch = kPreparedColumns * kQuad;
+static_assert(kPreparedColumns % kColumns == 0);
+
+// Packs a strip of prepared columns; its quads are split into groups by `Sums::SplitQuads`.
+template <class Sums, DType kType>
+void PackQuads(const uint8_t* from, int64_t quads, const Panel& panel) {
+  using Vector = typename Sums::Vector;
+  constexpr int kParts = kQuad / Sums::kGroup;
+  Vector total[kVectors] = {};
+  uint8_t* to = panel.data;
+  for (int64_t q = 0; q < quads; ++q, from += kQuadsPitch, to += kParts * kVectors * kBytes) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Vector part[kParts];
+      Sums::template SplitQuads<kType>(Load<S32>(from + v * kBytes), part);
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        Store(to + (p * kVectors + v) * kBytes, part[p]);
+        if constexpr (Sums::kExact) total[v] = Sums::AddLanes(total[v], Sums::Ones(), part[p]);
+      }
+    }
+  }
+  if constexpr (Sums::kExact) AddTotals(total, panel);
+}
+
+template <class Sums>
+void PackPrepared(const Side& side, const Block& strip, const Panel& panel) {
+  const uint8_t* from = PreparedAt(side, strip.batch, strip.first, strip.start);
+  WithByteType<Sums>(
+      side.dtype, [&]<DType kType>() { PackQuads<Sums, kType>(from, strip.depth / kQuad, panel); });
+  if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
+}
+
 // Bytes that are to be widened are turned before: they are fewer.
 template <class Sums>
 void PackStripOf(const Side& side, const Block& strip, const Panel& panel) {
+  if (side.prepared) return PackPrepared<Sums>(side, strip, panel);
   const bool turned = Sums::kGroup < 4 && IsEightBit(side.dtype);
   if (side.depth.Contiguous() && !turned) {
     for (int first = 0; first < kColumns; first += kLanes) {
@@ -188,6 +241,24 @@ void PackStripOf(const Side& side, const Block& strip, const Panel& panel) {
   Lines lines = AcrossDepth(side, strip);
   lines.Prepare(strip.depth, strip.count, panel.raw);
   Sums::PackAcross(side, strip, lines, panel);
+}
+
+// The sums of columns that need no packing.
+template <class Sums>
+void SumColumns(const Side& side, const Block& block, const Panel& panel) {
+  if constexpr (Sums::kAsPrepared != DType::kNone) {
+    for (int64_t s = 0; s < Strips(block); ++s) {
+      const uint8_t* from = PreparedAt(side, block.batch, block.first + s * kColumns, block.start);
+      S32 total[kVectors] = {};
+      for (int64_t q = 0; q < block.depth / kQuad; ++q, from += kQuadsPitch) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          total[v] = Sums::AddLanes(total[v], Sums::Ones(), Load<S32>(from + v * kBytes));
+        }
+      }
+      AddTotals(total, PanelOf(panel, s, 0));
+    }
+  }
 }
 
 // Columns side by side are read a few lines at a time from end to end: a processor looks ahead in

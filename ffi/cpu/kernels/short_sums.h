@@ -36,6 +36,8 @@ struct ShortSums {
   using Lane = int32_t;
   static constexpr int kGroup = 2;
   static constexpr bool kExact = true;
+  static constexpr DType kAsPrepared = DType::kNone;
+  static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
 
   static Vector Add(Vector sum, Lane row, Vector column) {
     return AddLanes(sum, Vector{} + row, column);
@@ -59,6 +61,18 @@ struct ShortSums {
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
     for (int i = 0; i < kVectors / kGroup; ++i) to[i] = WidenPairs<kType>(from + i * 2 * kLanes);
+  }
+
+  template <DType kType>
+  static void SplitQuads(S32 quads, Vector (&to)[kQuad / kGroup]) {
+    for (int i = 0; i < kQuad / kGroup; ++i) {
+      const S32 pair = quads >> (16 * i);
+      if constexpr (kType == DType::kS8) {
+        to[i] = (((pair << 24) >> 24) & 0xffff) | ((pair << 16) >> 24 << 16);
+      } else {
+        to[i] = (pair & 0xff) | (pair & 0xff00) << 8;
+      }
+    }
   }
 
   template <DType kType>

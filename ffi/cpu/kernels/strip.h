@@ -1,5 +1,5 @@
-// Columns side by side in memory, against few rows: lines across the depth are decoded in
-// registers.
+// Strips of columns against few rows: lines across the depth, of columns side by side, or quads of
+// prepared ones are decoded in registers.
 
 #ifndef JAXFP8_CPU_KERNELS_STRIP_H_
 #define JAXFP8_CPU_KERNELS_STRIP_H_
@@ -40,59 +40,72 @@ struct StripSums {
   const double* zero;
 };
 
-// Adds the products of kColumns columns with kCount rows over groups [first, last) of depth.
-// `lines[g * kGroup + j]` is line j of group g; `Sums::Spread` turns the lines of a group into
-// kVectors vectors of packed lanes. In a function of its own for the sake of registers.
+// The products of kColumns columns with kCount rows, in registers.
+template <class Sums, int kCount>
+class StripTile {
+ public:
+  using Vector = typename Sums::Vector;
+
+  [[gnu::always_inline]] explicit StripTile(const StripSums<Sums>& sums) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      if constexpr (Sums::kLessZero) zero_[v] = Zeros(sums.zero + v * kLanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < kCount; ++r) {
+        sum_[r][v] = Load<Vector>(sums.found + r * kFewColumns + v * kLanes);
+      }
+      if constexpr (Sums::kExact) total_[v] = Load<Vector>(sums.of_columns + v * kLanes);
+    }
+  }
+
+  // Adds one group of the columns of vector v; `rows` has it of the first row.
+  [[gnu::always_inline]] void Add(int v, Vector column, const uint8_t* rows, int64_t pitch) {
+    if constexpr (Sums::kLessZero) column -= zero_[v];
+#pragma GCC unroll 4
+    for (int r = 0; r < kCount; ++r) {
+      const auto row = Load<typename Sums::Lane>(rows + r * pitch);
+      sum_[r][v] = Sums::Add(sum_[r][v], row, column);
+    }
+    if constexpr (Sums::kExact) total_[v] = Sums::AddLanes(total_[v], Sums::Ones(), column);
+  }
+
+  [[gnu::always_inline]] void StoreTo(const StripSums<Sums>& sums) const {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kCount; ++r) {
+        Store(sums.found + r * kFewColumns + v * kLanes, sum_[r][v]);
+      }
+      if constexpr (Sums::kExact) Store(sums.of_columns + v * kLanes, total_[v]);
+    }
+  }
+
+ private:
+  Vector sum_[kCount][kVectors];
+  Vector total_[kVectors];
+  F32 zero_[kVectors];
+};
+
+// Adds the products over groups [first, last) of depth. `lines[g * kGroup + j]` is line j of group
+// g; `Sums::Spread` turns the lines of a group into kVectors vectors of packed lanes. In a function
+// of its own for the sake of registers.
 template <class Sums, DType kType, int kCount, class Lines>
 __attribute__((noinline)) void SumStrip(const Lines& lines, int64_t offset, int64_t first,
                                         int64_t last, const Panel& left, int64_t left_first,
                                         const StripSums<Sums>& sums) {
-  using Vector = typename Sums::Vector;
   constexpr int kGroup = Sums::kGroup;
-  Vector sum[kCount][kVectors];
-  Vector totals[kVectors] = {};
-  F32 zero[kVectors] = {};
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-    if constexpr (Sums::kLessZero) zero[v] = Zeros(sums.zero + v * kLanes);
-#pragma GCC unroll 4
-    for (int r = 0; r < kCount; ++r) {
-      sum[r][v] = Load<Vector>(sums.found + r * kFewColumns + v * kLanes);
-    }
-    if constexpr (Sums::kExact) totals[v] = Load<Vector>(sums.of_columns + v * kLanes);
-  }
+  StripTile<Sums, kCount> tile(sums);
   for (int64_t g = first; g < last; ++g) {
     const uint8_t* line[kGroup];
 #pragma GCC unroll 4
     for (int j = 0; j < kGroup; ++j) line[j] = lines[g * kGroup + j] + offset;
-    Vector column[kVectors];
+    typename Sums::Vector column[kVectors];
     Sums::template Spread<kType>(line, column);
-    if constexpr (Sums::kLessZero) {
+    const uint8_t* rows = left.data + (left_first + g) * sizeof(int32_t);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) column[v] -= zero[v];
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < kCount; ++r) {
-      const auto row = Load<typename Sums::Lane>(left.data + r * left.pitch +
-                                                 (left_first + g) * sizeof(int32_t));
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = Sums::Add(sum[r][v], row, column[v]);
-    }
-    if constexpr (Sums::kExact) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        totals[v] = Sums::AddLanes(totals[v], Sums::Ones(), column[v]);
-      }
-    }
+    for (int v = 0; v < kVectors; ++v) tile.Add(v, column[v], rows, left.pitch);
   }
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-#pragma GCC unroll 4
-    for (int r = 0; r < kCount; ++r) {
-      Store(sums.found + r * kFewColumns + v * kLanes, sum[r][v]);
-    }
-    if constexpr (Sums::kExact) Store(sums.of_columns + v * kLanes, totals[v]);
-  }
+  tile.StoreTo(sums);
 }
 
 // The sums of one strip over groups [first, last): as they lie in memory, then padded those that
@@ -130,6 +143,47 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
       SumGroups<Sums, kType, kCount>(
           lines, block, s, first, last, left,
           {found[0] + first_column, of_columns + first_column, right.zero + first_column});
+    }
+  }
+}
+
+// Adds the products of a strip of prepared columns with kCount rows, packed from `rows` on.
+template <class Sums, DType kType, int kCount>
+__attribute__((noinline)) void SumQuads(const uint8_t* from, int64_t quads, const uint8_t* rows,
+                                        int64_t pitch, const StripSums<Sums>& sums) {
+  constexpr int kParts = kQuad / Sums::kGroup;
+  constexpr int64_t kAhead = 4096;
+  StripTile<Sums, kCount> tile(sums);
+  for (int64_t q = 0; q < quads; ++q, from += kQuadsPitch, rows += kParts * sizeof(int32_t)) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      // A single stream: the processor alone stays behind.
+      __builtin_prefetch(from + kAhead + v * kBytes);
+      typename Sums::Vector part[kParts];
+      Sums::template SplitQuads<kType>(Load<S32>(from + v * kBytes), part);
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        tile.Add(v, part[p], rows + p * sizeof(int32_t), pitch);
+      }
+    }
+  }
+  tile.StoreTo(sums);
+}
+
+// The sums of a block of prepared columns. So few quads at a time that they stay in L1 where they
+// are of several strips.
+template <class Sums, DType kType, int kCount>
+void FindPrepared(const Side& side, const Block& block, const Panel& left, const Panel& right,
+                  Wide<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
+  constexpr int64_t kQuads = (16 << 10) / kQuadsPitch;
+  const int64_t quads = block.depth / kQuad;
+  for (int64_t start = 0; start < quads; start += kQuads) {
+    const uint8_t* rows = left.data + start * kQuad * (4 / Sums::kGroup);
+    for (int64_t i = 0; i < block.count; i += kColumns) {
+      const uint8_t* from =
+          PreparedAt(side, block.batch, block.first + i, block.start + start * kQuad);
+      SumQuads<Sums, kType, kCount>(from, std::min(kQuads, quads - start), rows, left.pitch,
+                                    {found[0] + i, of_columns + i, right.zero + i});
     }
   }
 }

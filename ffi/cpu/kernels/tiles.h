@@ -49,7 +49,7 @@ inline void StoreSums(T* one, T* other, int64_t bytes) {
 // Tile numbers are part of the instructions, and must be literals.
 #define JAXFP8_DOT(sums, rows, columns)  \
   if constexpr (Sums::kExact) {          \
-    _tile_dpbusd(sums, rows, columns);   \
+    _tile_dpbssd(sums, rows, columns);   \
   } else {                               \
     _tile_dpbf16ps(sums, rows, columns); \
   }
@@ -136,7 +136,7 @@ void PackTileColumns(const Side& side, const Block& block, const Panel& panel) {
   PadGroups<Sums>(panel.data, panel.pitch, Strips(block), block.depth, kVectors * kBytes);
 }
 
-// A kernel for panels of `Policy`, whose few rows are multiplied as by others.
+// A kernel for panels of `Policy`.
 template <class Policy>
 constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   Kernel kernel = Entry<Policy>(name, needs, sums);
@@ -148,7 +148,10 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   kernel.depth = 4096;
   // Products are so fast that packing rows again tells.
   kernel.room = {.rows = 4 << 20, .sums = 2 << 20};
-  kernel.few = kFewRows;
+  // Few rows are left to kernels that need no tiles.
+  kernel.few = 0;
+  kernel.multiply_few = nullptr;
+  kernel.least_rows = Policy::kExact ? kFewRows + 1 : 3;
   kernel.enter = EnterTiles;
   kernel.leave = LeaveTiles;
   kernel.pack_rows = PackTileRows<Policy>;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cpu/problem.h"
+
 namespace jaxfp8::tests {
 namespace {
 
@@ -92,6 +94,18 @@ Case Matrices(DType lhs, DType rhs, const Sizes& sizes, int layout) {
                       : Matrix(lhs, sizes.rows, sizes.depth, 1);
   to.rhs = layout & 2 ? Matrix(rhs, sizes.columns, sizes.depth, 1)
                       : Matrix(rhs, sizes.depth, sizes.columns, 0);
+  return to;
+}
+
+Case Prepared(DType lhs, DType rhs, const Sizes& sizes) {
+  Case to;
+  to.lhs.dtype = lhs;
+  to.lhs.shape = to.lhs.tiles = {sizes.rows, sizes.depth / kQuad, kQuad};
+  to.lhs.contracting = {1, 2};
+  to.rhs.dtype = rhs;
+  to.rhs.shape = to.rhs.tiles = {sizes.columns / kPreparedColumns, sizes.depth / kQuad,
+                                 kPreparedColumns, kQuad};
+  to.rhs.contracting = {1, 3};
   return to;
 }
 

@@ -24,6 +24,9 @@ inline constexpr int kLayouts = 4;
 // A product of two matrices, without scales.
 Case Matrices(DType lhs, DType rhs, const Sizes& sizes, int layout);
 
+// The same, of which depth and columns are whole, with a right side as `jaxfp8.prepare` lays it.
+Case Prepared(DType lhs, DType rhs, const Sizes& sizes);
+
 // Gives a case scales, zero points and an epilogue.
 void DrawFactors(Case& to, Random& random);
 void DrawEpilogue(Case& to, Random& random);

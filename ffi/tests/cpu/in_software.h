@@ -315,13 +315,22 @@ inline int32_t GroupOf(int tile, int row, int group) {
   return bits;
 }
 
+// Four products of signed bytes per lane.
+inline U32x16 SignedDot(U32x16 a, U32x16 b) {
+  U32x16 total{};
+  for (int j = 0; j < 4; ++j) {
+    total += (U32x16)(((S32x16)(a << (24 - 8 * j)) >> 24) * ((S32x16)(b << (24 - 8 * j)) >> 24));
+  }
+  return total;
+}
+
 // sums[i] += rows[i][g] * columns[g], for the groups g of 32 bits of a row.
 inline void DotBytes(int sums, int rows, int columns) {
   for (int i = 0; i < tiles.config.rows[sums]; ++i) {
-    auto sum = RowOf<__m512i>(sums, i);
+    auto sum = RowOf<U32x16>(sums, i);
     for (int g = 0; g < tiles.config.row_bytes[rows] / 4; ++g) {
-      const __m512i row = _mm512_set1_epi32(GroupOf(rows, i, g));
-      sum = _mm512_dpbusd_epi32(sum, row, RowOf<__m512i>(columns, g));
+      const U32x16 row = U32x16{} + static_cast<uint32_t>(GroupOf(rows, i, g));
+      sum += SignedDot(row, RowOf<U32x16>(columns, g));
     }
     std::memcpy(tiles.data[sums][i], &sum, sizeof sum);
   }
@@ -361,12 +370,12 @@ JAXFP8_SOFT void _tile_release() { software::tiles = {}; }
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_zero
-#undef _tile_dpbusd
+#undef _tile_dpbssd
 #undef _tile_dpbf16ps
 #define _tile_loadd(tile, from, stride) jaxfp8::software::LoadTile(tile, from, stride)
 #define _tile_stored(tile, to, stride) jaxfp8::software::StoreTile(tile, to, stride)
 #define _tile_zero(tile) jaxfp8::software::ZeroTile(tile)
-#define _tile_dpbusd(sums, rows, columns) jaxfp8::software::DotBytes(sums, rows, columns)
+#define _tile_dpbssd(sums, rows, columns) jaxfp8::software::DotBytes(sums, rows, columns)
 #define _tile_dpbf16ps(sums, rows, columns) jaxfp8::software::DotBF16(sums, rows, columns)
 
 #undef JAXFP8_SOFT

@@ -188,6 +188,35 @@ void CheckSizes(Checks& checks) {
   }
 }
 
+// Prepared columns: all codes, sizes around the borders, and scales along either axis, of which
+// some part quads.
+void CheckPrepared(Checks& checks) {
+  constexpr Sizes kWhole[] = {{1, 4, 64},    {2, 64, 128}, {3, 260, 64}, {4, 512, 64},
+                              {5, 12, 192},  {9, 64, 64},  {17, 68, 64}, {33, 192, 128},
+                              {70, 128, 64}, {200, 8, 320}};
+  for (auto [lhs, rhs] : TypePairs()) {
+    if (!IsEightBit(rhs)) continue;
+    Case codes = Prepared(lhs, rhs, {256, 256, 64});
+    Operands operands = DrawOperands(codes, Values::kFinite, checks.random());
+    FillWithCodes(operands.rhs, true);
+    for (int64_t i = 0; i < operands.lhs.count(); ++i) {
+      Put(operands.lhs, i, i / 256 == i % 256 ? 1.0 : 0.0);
+    }
+    checks.Check(codes, operands);
+    for (const Sizes& sizes : kWhole) {
+      Case of = Prepared(lhs, rhs, sizes);
+      checks.Check(of, Values::kSpecial);
+      DrawFactors(of, checks.random());
+      DrawEpilogue(of, checks.random());
+      checks.Check(of);
+    }
+  }
+  for (const Sizes& sizes : {Sizes{2, 4352, 64}, Sizes{6, 8260, 64}, Sizes{300, 4352, 64}}) {
+    checks.Check(Prepared(DType::kBF16, DType::kE5M2, sizes));
+    checks.Check(Prepared(DType::kU8, DType::kS8, sizes));
+  }
+}
+
 // More depth than one block, more rows than one panel, more columns than one share.
 void CheckLargeSizes(Checks& checks) {
   constexpr Sizes kLarge[] = {{1, 9001, 65}, {4, 4097, 64}, {5, 4200, 66}, {300, 40, 310}};
@@ -282,6 +311,7 @@ int main(int count, char** arguments) {
   Checks checks(Read(count, arguments));
   CheckCodes(checks);
   CheckSizes(checks);
+  CheckPrepared(checks);
   CheckLargeSizes(checks);
   CheckEpilogues(checks);
   CheckActivations(checks);

@@ -165,9 +165,9 @@ void InSoftware(TileCase& of, Dot dot) {
 
 void CompareTiles(Draw& draw) {
   TileCase bytes = DrawTiles(draw);
-  InSoftware(bytes, [] { _tile_dpbusd(0, 1, 2); });
-  IN_TILES("tdpbusd", bytes);
-  Same("_tile_dpbusd", bytes.sums[0], bytes.sums[1]);
+  InSoftware(bytes, [] { _tile_dpbssd(0, 1, 2); });
+  IN_TILES("tdpbssd", bytes);
+  Same("_tile_dpbssd", bytes.sums[0], bytes.sums[1]);
   TileCase floats = DrawTiles(draw);
   InSoftware(floats, [] { _tile_dpbf16ps(0, 1, 2); });
   IN_TILES("tdpbf16ps", floats);
