@@ -9,6 +9,7 @@ from jaxfp8._ffi import register_ffi_targets
 from jaxfp8._lowering import strict
 from jaxfp8._ops import dot_general, einsum, matmul
 from jaxfp8._partitioning import unpartitioned
+from jaxfp8._prepared import PreparedArray, prepare
 from jaxfp8._qarray import QArray
 from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import dequantize, fake_quantize, quantize
@@ -42,6 +43,7 @@ __all__ = [
     "DelayedScaling",
     "FallbackWarning",
     "LibraryError",
+    "PreparedArray",
     "QArray",
     "Quantization",
     "Recipe",
@@ -58,6 +60,7 @@ __all__ = [
     "fp8_dot_general",
     "from_qwix",
     "matmul",
+    "prepare",
     "quantize",
     "quantize_dots",
     "recipe_dot_general",

@@ -12,6 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxfp8._dtypes import is_float8
 from jaxfp8._errors import message
+from jaxfp8._prepared import PreparedArray
 from jaxfp8._qarray import QArray
 
 
@@ -22,12 +23,15 @@ def constant_codes(q: Any, operation: str, operand: str, remedy: str) -> Any:
     take it for a step to make. JAX refuses gradients of integers by itself.
 
     Args:
-      q: a `QArray`; anything else is returned as it is.
+      q: a `QArray`, prepared or not; anything else is returned as it is.
       operation, operand, remedy: what the error says.
 
     Raises:
       TypeError: when differentiated with respect to the codes.
     """
+    if isinstance(q, PreparedArray):
+        packed = constant_codes(q.packed, operation, operand, remedy)
+        return dataclasses.replace(q, packed=packed)
     if not isinstance(q, QArray) or not is_float8(q.qvalue.dtype):
         return q
     got, needs = "has 8-bit codes, of which a gradient is asked for", "codes have none"

@@ -12,10 +12,11 @@ from jax.typing import ArrayLike
 
 from jaxfp8 import _checks, _dtypes
 from jaxfp8._errors import message
+from jaxfp8._prepared import PreparedArray, logical_shape
 from jaxfp8._qarray import QArray, adopt, check_qarray, scale_and_zero_point
 from jaxfp8._spec import OperandSpec, Shape
 
-Operand = ArrayLike | QArray
+Operand = ArrayLike | QArray | PreparedArray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Side:
 
         return dataclasses.replace(
             self,
-            values=self.values.reshape(lead + self.shape),
+            values=self.values.reshape(lead + self.values.shape),
             scale=grow(self.scale),
             zero_point=grow(self.zero_point),
             tiles=lead + self.tiles,
@@ -84,6 +85,28 @@ class Side:
         }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedSide(Side):
+    """A side whose arrays and tiles are those of `PreparedArray.packed`.
+
+    Attributes:
+      summed: the one axis that it may be summed over, from the last one of its shape.
+    """
+
+    summed: int
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the values, as the user knows it."""
+        return logical_shape(self.values.shape, self.summed)
+
+    def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
+        """The spec of this side in the user's axes, of one tile for the want of a better."""
+        tiles = tuple(max(size, 1) for size in self.shape)
+        plain = dataclasses.replace(super().spec(contracting, batch), tiles=tiles)
+        return dataclasses.replace(plain, shape=self.shape)
+
+
 def as_sides(operation: str, lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
     """Checks both operands of an operation, of which one at least must be 8-bit."""
     sides = as_side(operation, "lhs", lhs), as_side(operation, "rhs", rhs)
@@ -101,10 +124,17 @@ def as_sides(operation: str, lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
 
 
 def as_side(operation: str, name: str, operand: Operand) -> Side:
-    """Checks one operand: a QArray (ours or qwix's), an unscaled 8-bit array, or a float array."""
+    """Checks one operand: a QArray (ours or qwix's) or a prepared one, or an array."""
     operand = adopt(operand)
     if isinstance(operand, QArray):
-        return _quantized_side(operation, name, operand)
+        return Side(**_quantized(operation, name, operand))
+    if isinstance(operand, PreparedArray):
+        if name != "rhs":
+            needs, remedy = "only `rhs` may be", "pass `restore()` of it, or change sides"
+            raise TypeError(message(operation, f"`{name}`", f"is {operand}", needs, remedy))
+        return PreparedSide(
+            **_quantized(operation, name, operand.packed), summed=operand.contracting
+        )
     array = as_array(operation, name, operand)
     if _dtypes.is_eight_bit(array.dtype):
         return Side(values=array, dtype=array.dtype, tiles=_one_tile(array), result_dtype=None)
@@ -120,17 +150,18 @@ def as_array(operation: str, name: str, value: Any) -> jax.Array:
     return _checks.as_array(operation, name, value)
 
 
-def _quantized_side(operation: str, name: str, q: QArray) -> Side:
+def _quantized(operation: str, name: str, q: QArray) -> dict[str, Any]:
+    """The fields of a side that a `QArray` has."""
     check_qarray(q, operation, name)
     scale, zero_point, tiles = scale_and_zero_point(q)
-    return Side(
-        values=jnp.asarray(q.qvalue),
-        dtype=np.dtype(q.qvalue.dtype),
-        scale=scale,
-        zero_point=zero_point,
-        tiles=tiles,
-        result_dtype=q.dtype,
-    )
+    return {
+        "values": jnp.asarray(q.qvalue),
+        "dtype": np.dtype(q.qvalue.dtype),
+        "scale": scale,
+        "zero_point": zero_point,
+        "tiles": tiles,
+        "result_dtype": q.dtype,
+    }
 
 
 def _one_tile(array: jax.Array) -> Shape:

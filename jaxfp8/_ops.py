@@ -13,7 +13,8 @@ from jaxfp8 import _compat, _dtypes, _einsum
 from jaxfp8._dimensions import check_matmul, normalise
 from jaxfp8._epilogue import Epilogue, choose_out_dtype, prepare
 from jaxfp8._errors import message
-from jaxfp8._operands import Operand, Side, as_sides
+from jaxfp8._operands import Operand, PreparedSide, Side, as_sides
+from jaxfp8._prepared_dot import prepared_dot
 from jaxfp8._primitive import scaled_dot
 from jaxfp8._qarray import QArray, from_bytes
 from jaxfp8._spec import DimensionNumbers, EpilogueSpec, ScaledDotSpec, Shape
@@ -44,7 +45,7 @@ def dot_general(
 
     Args:
       lhs, rhs: `QArray`s, unscaled 8-bit arrays (float8_e4m3fn, float8_e5m2, int8, uint8), or
-        on one side an array of float32, bfloat16 or float16.
+        on one side an array of float32, bfloat16 or float16; `rhs` may be a `PreparedArray`.
       dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))` as in
         `jax.lax.dot_general`; the output has the batch axes, then the free axes of lhs, of rhs.
       precision: DEFAULT lets a device accumulate FP8 fast, HIGHEST asks for full float32.
@@ -229,7 +230,11 @@ def _product(
         bare, epilogue=prepared.spec, precision=_precision(operation, precision)
     )
     values: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
-    out, amax = scaled_dot(spec, **(values | prepared.operands))
+    values |= prepared.operands
+    if isinstance(sides[1], PreparedSide):
+        out, amax = prepared_dot(operation, sides[1], spec, values)
+    else:
+        out, amax = scaled_dot(spec, **values)
     y: Product = out.transpose(order)
     if _dtypes.is_eight_bit(dtype):
         y = QArray(from_bytes(y, dtype), prepared.operands["out_scale"].transpose(order))

@@ -157,7 +157,7 @@ class QArray:
         entries = _entries(self)
         return tuple(
             tile or (max(size, 1) if count == 1 else size // count if count else 1)
-            for size, count, tile in zip(self.shape, entries, _given_tiles(self), strict=True)
+            for size, count, tile in zip(self.shape, entries, given_tiles(self), strict=True)
         )
 
     def __repr__(self) -> str:
@@ -308,7 +308,7 @@ def _check_tiles(q: QArray, operation: str, operand: str) -> None:
 
 def _check_scale_shape(q: QArray, operation: str, operand: str) -> None:
     for axis, (size, count) in enumerate(zip(q.shape, _entries(q), strict=True)):
-        tile = _given_tiles(q)[axis]
+        tile = given_tiles(q)[axis]
         if count == 1 and (tile is None or tile >= size):
             continue
         if tile is None and (count == size or (count and size % count == 0)):
@@ -361,7 +361,7 @@ def _axis(leaf: Any, axis: int) -> int:
     return leaf.shape[axis] if leaf.shape else 1
 
 
-def _given_tiles(q: QArray) -> Tiles:
+def given_tiles(q: QArray) -> Tiles:
     """The field `tiles` with an entry per axis, None where the tile is to be derived."""
     given = (q.tiles or ())[-q.ndim :] if q.ndim else ()
     return (None,) * (q.ndim - len(given)) + tuple(tile and int(tile) for tile in given)

@@ -16,6 +16,7 @@ from jaxfp8._checks import as_array, as_dtype
 from jaxfp8._dimensions import normalise
 from jaxfp8._dtypes import WIDE_FLOAT
 from jaxfp8._ops import dot_general
+from jaxfp8._prepared import PreparedArray, is_held
 from jaxfp8._qarray import QArray, adopt, check_qarray
 from jaxfp8._recipes import Recipe, check_recipe
 from jaxfp8._spec import DimensionNumbers
@@ -23,7 +24,7 @@ from jaxfp8._spec import DimensionNumbers
 
 def recipe_dot_general(
     x: ArrayLike,
-    w: ArrayLike | QArray,
+    w: ArrayLike | QArray | PreparedArray,
     dimension_numbers: DimensionNumbers,
     recipe: Recipe,
     *,
@@ -40,7 +41,7 @@ def recipe_dot_general(
 
     Args:
       x: activations, float32, bfloat16 or float16.
-      w: weights, likewise, or a `QArray`.
+      w: weights, likewise, or a `QArray`, prepared or not.
       dimension_numbers: as in `jax.lax.dot_general`.
       recipe: how operands are held.
       scale, zero_point: of the activations, where the recipe is static.
@@ -66,8 +67,8 @@ def recipe_dot_general(
     x = as_array(operation, "x", x)
     as_dtype(operation, "x", x.dtype, WIDE_FLOAT)
     w = adopt(w)
-    if isinstance(w, QArray):
-        check_qarray(w, operation, "w")
+    if is_held(w):
+        check_qarray(w.packed if isinstance(w, PreparedArray) else w, operation, "w")
     else:
         w = as_array(operation, "w", w)
         as_dtype(operation, "w", w.dtype, WIDE_FLOAT)
@@ -92,7 +93,7 @@ class _Problem:
     def dot(self, x: Any, w: Any, bias: Any) -> jax.Array:
         """The product of operands as they are, of which one at least may be 8-bit."""
         precision = None if self.precision is None else jax.lax.Precision(self.precision)
-        if isinstance(x, QArray) or isinstance(w, QArray):
+        if is_held(x) or is_held(w):
             return dot_general(x, w, self.numbers, precision, self.out_dtype, bias=bias)
         dtype = jnp.promote_types(x.dtype, w.dtype)
         x, w = x.astype(dtype), w.astype(dtype)
@@ -111,8 +112,8 @@ def _forward(
     (x_axes, w_axes), (x_batch, w_batch) = problem.numbers
     given = {"scale": scale, "zero_point": zero}
     x_q = problem.recipe.quantize_activation(x, x_axes, x_batch, **given)
-    w_q = w if isinstance(w, QArray) else problem.recipe.quantize_weight(w, w_axes, w_batch)
-    like = [_like(value) for value in (x, None if isinstance(w, QArray) else w)]
+    w_q = w if is_held(w) else problem.recipe.quantize_weight(w, w_axes, w_batch)
+    like = [_like(value) for value in (x, None if is_held(w) else w)]
     return problem.dot(x_q, w_q, bias), (x_q, w_q, bias, scale, zero, *like)
 
 

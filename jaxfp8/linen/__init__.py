@@ -5,6 +5,7 @@ Import this module by its name; `import jaxfp8` alone does not import Flax.
 
 from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
 from jaxfp8.linen._partition import combine, partition
+from jaxfp8.linen._prepare import prepare
 from jaxfp8.linen._quantize import quantize
 from jaxfp8.linen._report import report
 from jaxfp8.linen._serialization import register as _register
@@ -29,6 +30,7 @@ __all__ = [
     "accumulate",
     "combine",
     "partition",
+    "prepare",
     "quantize",
     "report",
     "shared_scaling",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfp8._errors import message
 from jaxfp8._no_gradient import constant_codes
+from jaxfp8._prepared import PreparedArray
 from jaxfp8._qarray import QArray
 from jaxfp8._quantize import quantize
 from jaxfp8._recipes import Recipe, check_recipe
@@ -37,6 +40,7 @@ class Weight:
       contracting: axes that the layer's product sums over.
       batch: batch axes of that product.
       recipe: how it is held.
+      looked_up: whether its rows are taken, too.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Weight:
     contracting: Shape
     batch: Shape = ()
     recipe: Recipe
+    looked_up: bool = False
 
     def quantize(self, value: Any) -> Any:
         """A float weight in 8 bits; a box of metadata becomes a box about each array."""
@@ -58,12 +63,13 @@ class Weight:
 
 
 def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype: Any) -> Any:
-    """The weight of a module: a `QArray`, or a float array where the recipe leaves it wide.
+    """The weight of a module: in 8 bits, or a float array where the recipe leaves it wide.
 
     It is made in 8 bits by `init`; a float one is quantised where parameters may change, as in
     `jaxfp8.linen.quantize`, and refused elsewhere.
     """
     check_recipe(_operation(module), weight.recipe)
+    _note(module, weight)
     if module.has_variable(PARAMS, weight.name):
         _settle(module, weight)
 
@@ -72,8 +78,38 @@ def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype
         _check_shards(module, weight, value)
         return weight.quantize(value)
 
-    value = module.param(weight.name, quantized, weight.shape, dtype)
+    if module.has_variable(PARAMS, weight.name) and _is_prepared(module, weight):
+        value: Any = module.get_variable(PARAMS, weight.name)
+    else:
+        value = module.param(weight.name, quantized, weight.shape, dtype)
     return constant_codes(value, _operation(module), weight.name, _DIFFERENTIATE)
+
+
+# The weights of the layers that are run, by their paths, where someone asks.
+_NOTED: contextvars.ContextVar[dict[tuple[str, ...], Weight] | None] = contextvars.ContextVar(
+    "jaxfp8_linen_weights", default=None
+)
+
+
+@contextlib.contextmanager
+def noted_weights() -> Iterator[dict[tuple[str, ...], Weight]]:
+    """What layers that are run in this context know of their weights, by path."""
+    weights: dict[tuple[str, ...], Weight] = {}
+    token = _NOTED.set(weights)
+    try:
+        yield weights
+    finally:
+        _NOTED.reset(token)
+
+
+def _note(module: nn.Module, weight: Weight) -> None:
+    noted = _NOTED.get()
+    if noted is not None:
+        noted[(*map(str, module.path), weight.name)] = weight
+
+
+def _is_prepared(module: nn.Module, weight: Weight) -> bool:
+    return isinstance(module.get_variable(PARAMS, weight.name), PreparedArray)
 
 
 def _settle(module: nn.Module, weight: Weight) -> None:
@@ -82,6 +118,8 @@ def _settle(module: nn.Module, weight: Weight) -> None:
     if isinstance(found, Mapping) and {"qvalue", "scale"} <= {*found}:
         found = _restored(module, weight, found)
     value = meta.unbox(found)
+    if isinstance(value, PreparedArray):
+        value = jax.eval_shape(PreparedArray.restore, value)
     if jnp.shape(getattr(value, "qvalue", value)) != weight.shape:
         got = f"has shape {jnp.shape(getattr(value, 'qvalue', value))}"
         needs, remedy = f"the input asks for {weight.shape}", "apply the layer to what it was for"

@@ -232,7 +232,9 @@ class Embed(_Layer):
     def setup(self) -> None:
         """Makes or finds the table."""
         shape = (self.num_embeddings, self.features)
-        weight = Weight(name="embedding", shape=shape, contracting=(1,), recipe=self.recipe)
+        weight = Weight(
+            name="embedding", shape=shape, contracting=(1,), recipe=self.recipe, looked_up=True
+        )
         self.embedding = weight_of(self, weight, self.embedding_init, self.param_dtype)
 
     def __call__(self, inputs: ArrayLike) -> jax.Array:

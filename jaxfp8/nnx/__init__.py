@@ -6,7 +6,7 @@ Import this module by its name; `import jaxfp8` alone does not import Flax.
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral
 from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum, ScalingStat
-from jaxfp8.nnx._quantize import Change, Changes, dequantize, quantize
+from jaxfp8.nnx._quantize import Change, Changes, dequantize, prepare, quantize
 from jaxfp8.nnx._report import report
 from jaxfp8.nnx._training import fp8_training, undo_fp8_training
 from jaxfp8.nnx._variables import QParam
@@ -25,6 +25,7 @@ __all__ = [
     "ScalingStat",
     "dequantize",
     "fp8_training",
+    "prepare",
     "quantize",
     "report",
     "undo_fp8_training",

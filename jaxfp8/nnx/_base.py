@@ -13,12 +13,21 @@ from jax.typing import ArrayLike
 
 from jaxfp8._errors import message
 from jaxfp8._no_gradient import constant_codes
+from jaxfp8._prepared import PreparedArray
 from jaxfp8._qarray import QArray
 from jaxfp8._recipe_dot import recipe_dot_general
 from jaxfp8._recipes import W8A16, Recipe
 from jaxfp8._spec import DimensionNumbers, Shape
 from jaxfp8.nnx._products import USUAL, training_product
-from jaxfp8.nnx._variables import Held, QParam, as_qarray, hold, release
+from jaxfp8.nnx._variables import (
+    Held,
+    QParam,
+    as_qarray,
+    hold,
+    prepared,
+    release,
+    why_not_prepared,
+)
 
 
 class EightBitLayer(nnx.Module):
@@ -33,6 +42,7 @@ class EightBitLayer(nnx.Module):
     recipe: Recipe
     path: str
     tiles: tuple[int | None, ...] | None
+    prepared: int | None
     input_scale: Any
     bias: Any
     dtype: Any
@@ -63,7 +73,7 @@ class EightBitLayer(nnx.Module):
         setattr(self, self.WEIGHT, held.codes)
         setattr(self, f"{self.WEIGHT}_scale", nnx.data(held.scale))
         setattr(self, f"{self.WEIGHT}_zero_point", nnx.data(held.zero_point))
-        self.tiles = held.tiles
+        self.tiles, self.prepared = held.tiles, held.prepared
 
     def held(self) -> Held:
         """The weight as this layer keeps it."""
@@ -72,10 +82,20 @@ class EightBitLayer(nnx.Module):
             scale=getattr(self, f"{self.WEIGHT}_scale"),
             zero_point=getattr(self, f"{self.WEIGHT}_zero_point"),
             tiles=self.tiles,
+            prepared=self.prepared,
         )
 
+    def why_not_prepared(self) -> str:
+        """Why `jaxfp8.nnx.prepare` leaves the layer as it is; "" if it does not."""
+        return why_not_prepared(self.held(), self._weight_axes()[0], self.rank_of(self))
+
+    def prepare(self) -> None:
+        """Prepares the weight, in place; see `jaxfp8.prepare`."""
+        (axis,) = self._weight_axes()[0]
+        self._keep(prepared(self.held(), axis - self.rank_of(self)))
+
     @property
-    def weight(self) -> QArray | jax.Array:
+    def weight(self) -> QArray | PreparedArray | jax.Array:
         """The weight, ready for `jaxfp8.dot_general`."""
         remedy = "differentiate with respect to `nnx.Param`, as `nnx.grad` does by default"
         return constant_codes(as_qarray(self.held()), self._operation(), self.WEIGHT, remedy)
@@ -105,7 +125,7 @@ class EightBitLayer(nnx.Module):
         arguments = [getattr(self, name) for name in self._POSITIONAL]
         keywords = {name: getattr(self, name) for name in self._KEYWORDS}
         made: Any = nnx.eval_shape(lambda: self.FLOAT(*arguments, **keywords, rngs=nnx.Rngs(0)))
-        own = {"recipe", "path", "tiles", "input_scale", "bias"}
+        own = {"recipe", "path", "tiles", "prepared", "input_scale", "bias"}
         own |= {f"{self.WEIGHT}{suffix}" for suffix in ("", "_scale", "_zero_point")}
         for name, value in vars(self).items():
             if not name.startswith("_pytree__") and name not in own:

@@ -13,7 +13,6 @@ from jax.typing import ArrayLike
 from jaxfp8 import _compat, _einsum
 from jaxfp8._dimensions import normalise
 from jaxfp8._embedding import lookup
-from jaxfp8._qarray import QArray
 from jaxfp8._recipes import W8A16, Recipe
 from jaxfp8._spec import DimensionNumbers, Shape
 from jaxfp8.nnx._base import EightBitLayer
@@ -283,11 +282,16 @@ class Embed(EightBitLayer):
         self._check_sizes(x, (-1,), (self.features,))
         return ((x.ndim - 1,), (1,)), ((), ())
 
+    def why_not_prepared(self) -> str:
+        """Why `jaxfp8.nnx.prepare` leaves the layer as it is."""
+        return "its rows are looked up"
+
     def __call__(self, inputs: ArrayLike, out_sharding: Any = None) -> jax.Array:
         """The rows at `inputs`, integers of any shape."""
         with self._scope():
-            table, indices = self.weight, jnp.asarray(inputs)
-            if not isinstance(table, QArray):
+            indices = jnp.asarray(inputs)
+            table: Any = self.weight
+            if isinstance(table, jax.Array):
                 rows = jnp.take(table, indices, axis=0).astype(self.dtype)
                 return _compat.sharded(rows, out_sharding)
             if self.num_embeddings == 1:

@@ -226,6 +226,48 @@ def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
     return Changes(rows=tuple(rows))
 
 
+def prepare(model: nnx.Module) -> Changes:
+    """Lays the 8-bit weights of a live model out as the CPU's kernels read them, in place.
+
+    Once, where a model is loaded for inference: see `jaxfp8.prepare`. On a GPU nothing changes.
+    Checkpoints hold weights as they were before: restore them first.
+
+    Args:
+      model: changed in place; `dequantize` takes it back to floats.
+
+    Returns:
+      What became of each 8-bit layer, and why of one that was left.
+
+    Raises:
+      TypeError: `model` is no module.
+
+    Example:
+      >>> import jaxfp8.nnx
+      >>> from flax import nnx
+      >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
+      >>> _ = jaxfp8.nnx.quantize(model, jaxfp8.INT8)
+      >>> len(jaxfp8.nnx.prepare(model).changed), model.layers[0].weight
+      (1, PreparedArray(int8[64,64], contracting=-2))
+    """
+    _check_module("jaxfp8.nnx.prepare", model)
+    rows: list[Change] = []
+    chosen: list[EightBitLayer] = []
+
+    def visit(path: str, module: nnx.Module) -> nnx.Module:
+        if isinstance(module, EightBitLayer):
+            reason = module.why_not_prepared()
+            row = _row(path, module, module, reason)
+            rows.append(row if reason else dataclasses.replace(row, after="prepared"))
+            chosen.extend([] if reason else [module])
+        return module
+
+    visit("", model)
+    replace(model, visit)
+    for layer in chosen:
+        layer.prepare()
+    return Changes(rows=tuple(rows))
+
+
 def selector(operation: str, where: Where) -> Callable[[str, nnx.Module], bool]:
     """`where` as a function of path and module."""
     if where is None:
@@ -296,11 +338,15 @@ def rules_of(operation: str, recipe: Any) -> tuple[Rule, ...]:
     return as_rules(recipe)
 
 
-def _check_model(operation: str, model: Any) -> None:
+def _check_module(operation: str, model: Any) -> None:
     if not isinstance(model, nnx.Module):
         got, needs = f"is of type {type(model).__name__}", "an nnx.Module is needed"
         remedy = "for linen, see `jaxfp8.linen.quantize`"
         raise TypeError(message(operation, "`model`", got, needs, remedy))
+
+
+def _check_model(operation: str, model: Any) -> None:
+    _check_module(operation, model)
     if isinstance(model, EightBitLayer) or type(model) in TWINS:
         got, needs = f"is itself a {type(model).__name__}", "its layers are replaced, not itself"
         remedy = f"convert it with `jaxfp8.nnx.{type(model).__name__}.of(layer, recipe)`"

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxfp8._prepared import PreparedArray, prepare, why_not
 from jaxfp8._qarray import QArray
 from jaxfp8._quantize import dequantize
 from jaxfp8._recipes import Recipe
@@ -34,12 +35,15 @@ class Held:
       codes: the 8-bit values; or the float parameter as it was, if the recipe leaves it wide.
       scale, zero_point: of the codes; None where there is none.
       tiles: as in `QArray`.
+      prepared: the axis that prepared arrays are summed over, from the last; None where they are
+        those of a `QArray`.
     """
 
     codes: nnx.Variable
     scale: QParam | None = None
     zero_point: QParam | None = None
     tiles: tuple[int | None, ...] | None = None
+    prepared: int | None = None
 
 
 def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) -> Held:
@@ -65,19 +69,53 @@ def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) 
 
 
 def as_qarray(held: Held) -> Any:
-    """The parameter as a product takes it: a `QArray`, or a float array if it was left wide."""
+    """The parameter as a product takes it: in 8 bits, or a float array if it was left wide."""
     if held.scale is None:
         return held.codes[...]
     zero = None if held.zero_point is None else held.zero_point[...]
-    return QArray(held.codes[...], held.scale[...], zero, tiles=held.tiles)
+    q = QArray(held.codes[...], held.scale[...], zero, tiles=held.tiles)
+    return q if held.prepared is None else PreparedArray(q, held.prepared)
+
+
+def why_not_prepared(held: Held, contracting: Shape, rank: int) -> str:
+    """Why a parameter whose product sums over axes of an unstacked weight is left as it is."""
+    q = as_qarray(held)
+    if isinstance(q, PreparedArray):
+        return "it is prepared already"
+    if not isinstance(q, QArray):
+        return "it is not in 8 bits"
+    if len(contracting) != 1:
+        return f"it is summed over {len(contracting)} axes, and one can be prepared"
+    if held.codes.get_metadata().get(_SHARDING) is not None:
+        return "it is sharded by the names of its axes"
+    return why_not(q, contracting[0] - rank)
+
+
+def prepared(held: Held, contracting: int) -> Held:
+    """A parameter that can be, prepared; metadata is kept."""
+    q = prepare(as_qarray(held), contracting)
+    scale, zero = q.packed.scale, q.packed.zero_point
+
+    def variable(array: jax.Array) -> Any:
+        return QParam(array, **held.codes.get_metadata())
+
+    return Held(
+        codes=variable(q.packed.qvalue),
+        scale=variable(scale),
+        zero_point=None if zero is None else variable(zero),
+        tiles=q.packed.tiles,
+        prepared=q.contracting,
+    )
 
 
 def release(held: Held, dtype: Any) -> nnx.Variable:
     """The parameter as an `nnx.Param` of floats, with the metadata that it had."""
     if held.scale is None:
         return held.codes
-    values = dequantize(as_qarray(held), jnp.float32).astype(dtype)
-    return _variable(held.codes, held.codes[...], values, kind=nnx.Param)
+    q = as_qarray(held)
+    q = q.restore() if isinstance(q, PreparedArray) else q
+    values = dequantize(q, jnp.float32).astype(dtype)
+    return _variable(held.codes, q.qvalue, values, kind=nnx.Param)
 
 
 def nbytes(*variables: nnx.Variable | None) -> int:

@@ -1,0 +1,76 @@
+"""The 8-bit weights of a model as the CPU's kernels read them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from jaxfp8 import _prepared
+from jaxfp8._errors import FallbackWarning, message
+from jaxfp8._qarray import QArray
+from jaxfp8.linen._kernel import PARAMS, Weight, noted_weights
+
+_OPERATION = "jaxfp8.linen.prepare"
+
+
+def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lays the 8-bit weights of a model out as the CPU's kernels read them.
+
+    Once, where a model is loaded for inference: see `jaxfp8.prepare`. Each layer knows which axis
+    of its weight it sums over, so the model is traced to find out; nothing is computed. On a GPU
+    the variables stay as they are. Checkpoints hold weights as they were: restore them first.
+
+    Args:
+      model: a module that holds layers of `jaxfp8.linen`.
+      variables: its variables, in 8 bits.
+      *args, **kwargs: what `model.apply` takes.
+
+    Returns:
+      The variables, with a `PreparedArray` for each weight that one axis is summed over, that is
+      of a size and of tiles that can be prepared, and that has no metadata of sharding. A
+      `FallbackWarning` says why another is left; embeddings are, whose rows are looked up.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> x = jnp.ones((1, 8))
+      >>> model = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)
+      >>> variables = jaxfp8.linen.prepare(model, model.init(jax.random.key(0), x), x)
+      >>> variables["params"]["kernel"], model.apply(variables, x).shape
+      (PreparedArray(int8[8,64], contracting=-2), (1, 64))
+    """
+    with noted_weights() as weights:
+        jax.eval_shape(lambda held: model.apply(held, *args, **kwargs), variables)
+
+    left: list[str] = []
+
+    def leaf(path: Any, value: Any) -> Any:
+        weight = weights.get(tuple(str(getattr(entry, "key", entry)) for entry in path))
+        if weight is None or not isinstance(value, QArray):
+            return value
+        reason = _why_not(weight, value)
+        if not reason:
+            return _prepared.prepare(value, weight.contracting[0] - len(weight.shape))
+        if reason != _prepared.ON_GPU and not weight.looked_up:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            text = message(_OPERATION, f"`{name}`", f"is {value}", reason, "it is left as it is")
+            left.append(text)
+        return value
+
+    params = jax.tree_util.tree_map_with_path(leaf, variables[PARAMS], is_leaf=_prepared.is_held)
+    for text in left:
+        warnings.warn(text, FallbackWarning, stacklevel=2)
+    return {**variables, PARAMS: params}
+
+
+def _why_not(weight: Weight, value: QArray) -> str:
+    """Why a weight is left as it is; "" if it is prepared."""
+    if weight.looked_up:
+        return "its rows are looked up"
+    if len(weight.contracting) != 1:
+        return f"it is summed over {len(weight.contracting)} axes, and one can be prepared"
+    if not all(hasattr(leaf, "dtype") for leaf in (value.qvalue, value.scale)):
+        return "it has metadata of sharding"
+    return _prepared.why_not(value, weight.contracting[0] - len(weight.shape))

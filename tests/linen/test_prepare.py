@@ -1,0 +1,108 @@
+"""`jaxfp8.linen.prepare`: the weights of a model as the CPU's kernels read them."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfp8
+import jaxfp8.linen
+from jaxfp8 import PreparedArray, QArray
+
+
+def normal(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+class Model(nn.Module):
+    """Layers that can be prepared, and one of each reason why one cannot."""
+
+    recipe: jaxfp8.Recipe = jaxfp8.INT8
+
+    @nn.compact
+    def __call__(self, tokens):
+        layers = jaxfp8.linen
+        embed = layers.Embed(16, 64, recipe=self.recipe)
+        x = layers.Dense(128, recipe=self.recipe)(embed(tokens))
+        x = layers.DenseGeneral((2, 64), recipe=self.recipe)(x)
+        x = layers.DenseGeneral(64, axis=(-2, -1), recipe=self.recipe)(x)
+        x = layers.Dense(10, recipe=self.recipe, name="head")(x)
+        return x, layers.Einsum((64, 128), "...a,ab->...b", recipe=self.recipe)(embed(tokens))
+
+
+LEFT = {("DenseGeneral_1", "kernel"), ("head", "kernel"), ("Embed_0", "embedding")}
+
+
+def kinds(params):
+    leaves = jax.tree_util.tree_leaves_with_path(
+        params, is_leaf=lambda leaf: isinstance(leaf, QArray | PreparedArray)
+    )
+    return {
+        tuple(entry.key for entry in path): type(leaf)
+        for path, leaf in leaves
+        if isinstance(leaf, QArray | PreparedArray)
+    }
+
+
+@pytest.mark.parametrize("recipe", ["INT8", "INT8_ASYMMETRIC", "W8A16", "FP8_DYNAMIC", "FP8"])
+def test_a_model_computes_what_it_did(recipe):
+    model, tokens = Model(getattr(jaxfp8, recipe)), jnp.arange(6).reshape(2, 3)
+    variables = model.init(jax.random.key(0), tokens)
+    with pytest.warns(jaxfp8.FallbackWarning) as caught:
+        prepared = jaxfp8.linen.prepare(model, variables, tokens)
+    found = kinds(prepared["params"])
+    assert {path for path, kind in found.items() if kind is QArray} == LEFT
+    told = sorted(str(one.message).split("`")[3] for one in caught)
+    assert told == ["DenseGeneral_1/kernel", "head/kernel"]
+    for got, want in zip(
+        jax.jit(model.apply)(prepared, tokens), jax.jit(model.apply)(variables, tokens), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+def test_stacked_layers_are_scanned():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            return jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)(x), None
+
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            axes, rngs = {"params": 0}, {"params": True}
+            scanned = nn.scan(Block, variable_axes=axes, split_rngs=rngs, length=3)
+            return scanned(name="blocks")(x, None)[0]
+
+    model, x = Stack(), normal(2, 64)
+    variables = model.init(jax.random.key(0), x)
+    prepared = jaxfp8.linen.prepare(model, variables, x)
+    kernel = prepared["params"]["blocks"]["Dense_0"]["kernel"]
+    assert isinstance(kernel, PreparedArray) and kernel.shape == (3, 64, 64)
+    np.testing.assert_allclose(model.apply(prepared, x), model.apply(variables, x), rtol=1e-5)
+
+
+def test_sharded_weights_keep_their_metadata():
+    dense = jaxfp8.linen.Dense(
+        64, kernel_init=nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+    )
+    x = normal(2, 8)
+    variables = dense.init(jax.random.key(0), x)
+    with pytest.warns(jaxfp8.FallbackWarning, match="metadata of sharding"):
+        assert kinds(jaxfp8.linen.prepare(dense, variables, x)["params"]) == {("kernel",): QArray}
+
+
+def test_another_recipe_or_size_is_refused():
+    dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8), normal(2, 8)
+    variables = jaxfp8.linen.prepare(dense, dense.init(jax.random.key(0), x), x)
+    with pytest.raises(TypeError, match="W8A16 holds it as"):
+        jaxfp8.linen.Dense(64, recipe=jaxfp8.W8A16).apply(variables, x)
+    with pytest.raises(ValueError, match=r"has shape \(8, 64\)"):
+        dense.apply(variables, normal(2, 12))
+
+
+def test_preparing_twice_changes_nothing():
+    dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8), normal(2, 8)
+    once = jaxfp8.linen.prepare(dense, dense.init(jax.random.key(0), x), x)
+    again = jaxfp8.linen.prepare(dense, once, x)
+    assert jax.tree.structure(again) == jax.tree.structure(once)

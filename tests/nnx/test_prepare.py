@@ -1,0 +1,109 @@
+"""`jaxfp8.nnx.prepare`: the weights of a live model as the CPU's kernels read them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxfp8
+import jaxfp8.nnx
+from jaxfp8 import PreparedArray
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(16, 64, rngs=rngs)
+        self.dense = nnx.Linear(64, 128, rngs=rngs)
+        self.split = nnx.LinearGeneral(128, (2, 64), rngs=rngs)
+        self.merge = nnx.LinearGeneral((2, 64), 64, axis=(-2, -1), rngs=rngs)
+        self.head = nnx.Linear(64, 10, rngs=rngs)
+
+    def __call__(self, tokens):
+        return self.head(self.merge(self.split(nnx.relu(self.dense(self.embed(tokens))))))
+
+
+def model(recipe):
+    made = Model()
+    jaxfp8.nnx.quantize(made, recipe)
+    return made
+
+
+TOKENS = jnp.arange(6).reshape(2, 3)
+
+
+@pytest.mark.parametrize("recipe", ["INT8", "INT8_ASYMMETRIC", "W8A16", "FP8_DYNAMIC", "FP8_BLOCK"])
+def test_a_model_computes_what_it_did(recipe):
+    made = model(getattr(jaxfp8, recipe))
+    want, kernel = made(TOKENS), made.dense.weight
+    changes = jaxfp8.nnx.prepare(made)
+    assert [row.path for row in changes.changed] == ["dense", "split"]
+    assert {row.after for row in changes.changed} == {"prepared"}
+    assert {row.path: row.reason.split()[0] for row in changes.left} == {
+        "embed": "its",
+        "merge": "it",
+        "head": "10",
+    }
+    assert isinstance(made.dense.weight, PreparedArray)
+    for a, b in zip(
+        jax.tree.leaves(made.dense.weight.restore()), jax.tree.leaves(kernel), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    for got in (made(TOKENS), nnx.jit(lambda m, x: m(x))(made, TOKENS)):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+def test_it_goes_back_to_floats():
+    made, other = model(jaxfp8.W8A16), model(jaxfp8.W8A16)
+    jaxfp8.nnx.prepare(made)
+    jaxfp8.nnx.dequantize(made)
+    jaxfp8.nnx.dequantize(other)
+    for got, want in zip(
+        jax.tree.leaves(nnx.state(made)), jax.tree.leaves(nnx.state(other)), strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_it_survives_split_merge_and_gradients():
+    made = model(jaxfp8.INT8)
+    want = made(TOKENS)
+    jaxfp8.nnx.prepare(made)
+    graph, state = nnx.split(made)
+    np.testing.assert_allclose(nnx.merge(graph, state)(TOKENS), want, rtol=0, atol=1e-4)
+    loss = lambda m: jnp.sum(m(TOKENS) ** 2)  # noqa: E731
+    gradients = nnx.grad(loss)(made)
+    assert float(jnp.abs(gradients["head"]["bias"][...]).max()) > 0
+
+
+def test_a_stacked_layer_is_scanned():
+    @nnx.vmap(in_axes=0)
+    def stack(key):
+        return nnx.Linear(64, 64, rngs=nnx.Rngs(key))
+
+    class Stacked(nnx.Module):
+        def __init__(self):
+            self.layers = stack(jax.random.split(jax.random.key(0), 3))
+
+    made, x = Stacked(), jax.random.normal(jax.random.key(1), (2, 64))
+    jaxfp8.nnx.quantize(made, jaxfp8.INT8)
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def run(x, layer):
+        return layer(x)
+
+    want = run(x, made.layers)
+    assert len(jaxfp8.nnx.prepare(made).changed) == 1
+    np.testing.assert_allclose(run(x, made.layers), want, rtol=0, atol=1e-4)
+
+
+def test_one_layer_alone_and_twice():
+    layer = jaxfp8.nnx.Linear(64, 64, recipe=jaxfp8.INT8, rngs=nnx.Rngs(0))
+    assert len(jaxfp8.nnx.prepare(layer).changed) == 1
+    (row,) = jaxfp8.nnx.prepare(layer).left
+    assert row.reason == "it is prepared already"
+
+
+def test_a_module_is_needed():
+    with pytest.raises(TypeError, match=r"nnx\.Module is needed"):
+        jaxfp8.nnx.prepare({"kernel": 1})

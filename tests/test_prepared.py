@@ -1,0 +1,258 @@
+"""`jaxfp8.prepare`: the same weight, and the same products, in another order of bytes."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfp8
+from jaxfp8 import PreparedArray, QArray, _prepared
+
+E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+GRAINS = {
+    "tensor": {},
+    "channel": {"channelwise_axes": (1,)},
+    "block": {"tiled_axes": {0: 128, 1: 128}},
+    "group": {"channelwise_axes": (1,), "tiled_axes": {0: 32}},
+    "pair": {"channelwise_axes": (1,), "tiled_axes": {0: 2}},
+    "value": {"channelwise_axes": (0, 1)},
+    "columns": {"tiled_axes": {1: 16}},
+}
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def assert_same(a, b):
+    """Equal as pytrees: structure, dtypes and bits."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert one.dtype == other.dtype
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+def assert_close(a, b):
+    a, b = (np.asarray(value, np.float64) for value in (a, b))
+    assert a.shape == b.shape
+    np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2, jnp.int8, jnp.uint8])
+@pytest.mark.parametrize("grain", GRAINS)
+def test_nothing_is_lost(grain, dtype):
+    zero = {"zero_point": True} if dtype == jnp.uint8 else {}
+    q = jaxfp8.quantize(normal(260, 192), dtype, **GRAINS[grain], **zero)
+    p = jaxfp8.prepare(q)
+    assert isinstance(p, PreparedArray)
+    assert (p.shape, p.ndim, p.size, p.dtype, p.nbytes) == (
+        q.shape,
+        q.ndim,
+        q.size,
+        q.dtype,
+        q.nbytes,
+    )
+    assert_same(p.restore(), q)
+
+
+@pytest.mark.parametrize("scale_dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e8m0fnu])
+def test_the_dtype_of_the_scale_stays(scale_dtype):
+    q = jaxfp8.quantize(normal(64, 64), **GRAINS["group"], scale_dtype=scale_dtype)
+    assert_same(jaxfp8.prepare(q).restore(), q)
+
+
+def test_a_scalar_scale_stays_a_scalar():
+    q = QArray(jnp.ones((8, 64), jnp.int8), jnp.float32(0.5))
+    p = jaxfp8.prepare(q)
+    assert p.packed.scale.shape == ()
+    assert_same(p.restore(), q)
+    assert_close(jaxfp8.matmul(normal(3, 8), p), jaxfp8.matmul(normal(3, 8), q))
+
+
+def test_the_layout_is_the_documented_one():
+    codes = np.arange(8 * 128, dtype=np.int64).reshape(8, 128) % 251
+    p = jaxfp8.prepare(QArray(jnp.asarray(codes, jnp.uint8), jnp.ones((1, 128))))
+    packed = np.asarray(p.packed.qvalue)
+    assert packed.shape == (2, 2, 64, 4)
+    for n, k in [(0, 0), (5, 3), (63, 7), (64, 0), (127, 6)]:
+        assert packed[n // 64, k // 4, n % 64, k % 4] == codes[k, n]
+
+
+@pytest.mark.parametrize("lhs", ["float32", "bfloat16", "row", "block", "zero_point"])
+@pytest.mark.parametrize("grain", GRAINS)
+def test_products_are_those_of_the_weight_as_it_was(grain, lhs):
+    x = normal(5, 260, seed=1)
+    x = {
+        "float32": lambda: x,
+        "bfloat16": lambda: x.astype(jnp.bfloat16),
+        "row": lambda: jaxfp8.quantize(x, jnp.int8, channelwise_axes=(0,)),
+        "block": lambda: jaxfp8.quantize(x, E4M3, channelwise_axes=(0,), tiled_axes={1: 128}),
+        "zero_point": lambda: jaxfp8.quantize(x, jnp.uint8, zero_point=True),
+    }[lhs]()
+    for dtype in (E4M3, jnp.int8):
+        q = jaxfp8.quantize(normal(260, 192), dtype, **GRAINS[grain])
+        expected = jaxfp8.matmul(x, q, preferred_element_type=jnp.float32)
+        found = jaxfp8.matmul(x, jaxfp8.prepare(q), preferred_element_type=jnp.float32)
+        assert_close(found, expected)
+
+
+EPILOGUES = {
+    "bias": {"bias": jnp.arange(192.0)},
+    "one bias": {"bias": jnp.float32(3)},
+    "residual": {"residual": normal(7, 192, seed=3)},
+    "residual of rows": {"residual": normal(7, 1, seed=3)},
+    "amax": {"return_amax": True, "activation": "gelu_tanh"},
+    "int8": {"out_dtype": jnp.int8, "out_scale": jnp.arange(1.0, 193)},
+    "fp8": {"out_dtype": E4M3, "out_scale": 0.1, "bias": jnp.ones(192), "return_amax": True},
+}
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+def test_epilogues_are_those_of_the_weight_as_it_was(epilogue):
+    q = jaxfp8.quantize(normal(64, 192), jnp.int8, channelwise_axes=(1,))
+    x = jaxfp8.quantize(normal(7, 64, seed=1), jnp.int8, channelwise_axes=(0,))
+    given = EPILOGUES[epilogue]
+    expected = jaxfp8.matmul(x, q, **given)
+    found = jaxfp8.matmul(x, jaxfp8.prepare(q), **given)
+    assert_same(found, expected)  # integer sums are exact
+
+
+def test_every_axis_can_be_the_contracted_one_and_every_layout_multiplies():
+    x = normal(3, 8, seed=1)
+    for axis, shape in [(0, (8, 2, 64)), (1, (2, 8, 64)), (2, (2, 64, 8)), (-1, (64, 8))]:
+        q = jaxfp8.quantize(normal(*shape), jnp.int8)
+        p = jaxfp8.prepare(q, axis)
+        assert p.shape == shape
+        assert_same(p.restore(), q)
+        numbers = ((1,), (axis % len(shape),)), ((), ())
+        assert_close(jaxfp8.dot_general(x, p, numbers), jaxfp8.dot_general(x, q, numbers))
+
+
+def test_batches_einsum_and_vectors():
+    q = jaxfp8.quantize(normal(3, 8, 64), jnp.int8, channelwise_axes=(0, 2))
+    p = jaxfp8.prepare(q)
+    x = normal(3, 5, 8, seed=1)
+    assert_close(jaxfp8.matmul(x, p), jaxfp8.matmul(x, q))
+    assert_close(jaxfp8.matmul(x[0], p), jaxfp8.matmul(x[0], q))
+    for equation in ("bmk,bkn->bmn", "bmk,bkn->nbm", "...mk,...kn->...mn"):
+        assert_close(jaxfp8.einsum(equation, x, p), jaxfp8.einsum(equation, x, q))
+    assert_close(jaxfp8.einsum("mk,bkn->bnm", x[0], p), jaxfp8.einsum("mk,bkn->bnm", x[0], q))
+    flat = jaxfp8.quantize(normal(8, 64), jnp.int8)
+    assert_close(jaxfp8.matmul(x[0, 0], jaxfp8.prepare(flat)), jaxfp8.matmul(x[0, 0], flat))
+    assert_close(jaxfp8.matmul(x, jaxfp8.prepare(flat)), jaxfp8.matmul(x, flat))
+
+
+def test_transformations():
+    q = jaxfp8.quantize(normal(4, 64, 64), E4M3, channelwise_axes=(0, 2))
+    p, x = jaxfp8.prepare(q), normal(4, 3, 64, seed=1)
+    expected = jaxfp8.matmul(x, q)
+    assert_close(jax.jit(jaxfp8.matmul)(x, p), expected)
+    assert_close(jax.vmap(jaxfp8.matmul)(x, p), expected)
+    assert_close(jax.vmap(lambda x: jaxfp8.matmul(x, p))(x[None])[0], expected)
+    _, scanned = jax.lax.scan(lambda c, xw: (c, jaxfp8.matmul(*xw)), 0, (x, p))
+    assert_close(scanned, expected)
+    for w in (p, jax.jit(jaxfp8.prepare)(q)):
+        gradient = jax.grad(lambda x, w=w: jnp.sum(jnp.sin(jaxfp8.matmul(x, w))))(x)
+        assert_close(gradient, jax.grad(lambda x: jnp.sum(jnp.sin(jaxfp8.matmul(x, q))))(x))
+    assert_same(jax.vmap(jaxfp8.prepare)(q).restore(), jax.vmap(lambda q: q)(q))
+    assert_same(pickle.loads(pickle.dumps(p)), p)
+
+
+def test_the_scale_has_the_gradient_that_it_had():
+    q, x = jaxfp8.quantize(normal(8, 64), jnp.int8, channelwise_axes=(1,)), normal(3, 8, seed=1)
+
+    def loss(scale, prepared):
+        w = QArray(q.qvalue, scale)
+        return jnp.sum(jnp.sin(jaxfp8.matmul(x, jaxfp8.prepare(w) if prepared else w)))
+
+    assert_close(jax.grad(loss)(q.scale, True), jax.grad(loss)(q.scale, False))
+
+
+def test_a_tree_is_prepared_leaf_by_leaf():
+    q = jaxfp8.quantize(normal(8, 64), jnp.int8)
+    tree = {"a": q, "bias": jnp.ones(3), "none": None, "list": [q, 2]}
+    prepared = jaxfp8.prepare(tree)
+    assert isinstance(prepared["a"], PreparedArray)
+    assert isinstance(prepared["list"][0], PreparedArray)
+    assert prepared["bias"] is tree["bias"]
+    again = jaxfp8.prepare(prepared)
+    assert isinstance(again["a"], PreparedArray)
+    assert jax.tree.structure(again) == jax.tree.structure(prepared)
+
+
+@pytest.mark.parametrize(
+    ("shape", "grain", "why"),
+    [
+        ((8, 65), {}, "multiples of 64"),
+        ((6, 64), {}, "multiples of 64 and of 4"),
+        ((0, 64), {}, "multiples"),
+        ((12, 64), {"tiled_axes": {0: 3}}, "cut groups"),
+        ((12, 192), {"tiled_axes": {1: 48}}, "cut groups"),
+    ],
+)
+def test_what_cannot_be_prepared_is_left_and_says_why(shape, grain, why):
+    q = jaxfp8.quantize(jnp.ones(shape), jnp.int8, **grain)
+    with pytest.warns(jaxfp8.FallbackWarning, match=why) as caught:
+        left = jaxfp8.prepare({"layer": {"kernel": q}})
+    assert left["layer"]["kernel"] is q
+    assert "`layer/kernel`" in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+def test_a_gpu_keeps_its_weights(monkeypatch):
+    monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
+    q = jaxfp8.quantize(normal(8, 64), jnp.int8)
+    assert jaxfp8.prepare(q) is q
+
+
+def test_wrong_use_says_what_to_do():
+    q = jaxfp8.quantize(normal(64, 64), jnp.int8, channelwise_axes=(1,))
+    p, x = jaxfp8.prepare(q), normal(3, 64)
+    with pytest.raises(TypeError, match="only `rhs` may be"):
+        jaxfp8.matmul(p, x.T)
+    with pytest.raises(ValueError, match="prepared for products over axis -2 alone"):
+        jaxfp8.dot_general(x, p, (((1,), (1,)), ((), ())))
+    with pytest.raises(ValueError, match="columns as a batch axis"):
+        jaxfp8.einsum("mnk,kn->nm", normal(3, 64, 64), p)
+    odd = jaxfp8.quantize(normal(3, 64), jnp.int8, tiled_axes={1: 3})
+    with pytest.raises(ValueError, match=r"tiles of 3 along the contracted axis.*restore"):
+        jaxfp8.matmul(odd, p)
+    with pytest.raises(ValueError, match=r"\(3, 63\)"):
+        jaxfp8.matmul(x[:, :63], p)
+    with pytest.raises(TypeError, match="an int is needed"):
+        jaxfp8.prepare(q, (0, 1))
+    with pytest.raises(ValueError, match="an axis 2 is needed"):
+        jaxfp8.prepare(q, 2)
+    with pytest.raises(ValueError, match="needs 1, 64"):
+        jaxfp8.prepare(QArray(q.qvalue, jnp.ones((1, 63))))
+    with pytest.raises(ValueError, match="bias"):
+        jaxfp8.matmul(x, p, bias=jnp.ones(63))
+
+
+def test_recipes_take_prepared_weights():
+    x, numbers = normal(3, 64, seed=1), (((1,), (0,)), ((), ()))
+    recipes = (jaxfp8.INT8, jaxfp8.INT8_ASYMMETRIC, jaxfp8.W8A16, jaxfp8.FP8_DYNAMIC)
+    for recipe in (*recipes, jaxfp8.FP8_BLOCK):
+        q = recipe.quantize_weight(normal(64, 128), contracting=(0,))
+        p = jaxfp8.prepare(q)
+
+        def loss(x, w, recipe=recipe):
+            return jnp.sum(jaxfp8.recipe_dot_general(x, w, numbers, recipe) ** 2)
+
+        products = [jaxfp8.recipe_dot_general(x, w, numbers, recipe) for w in (p, q)]
+        assert_close(*products)
+        assert_close(jax.grad(loss)(x, p), jax.grad(loss)(x, q))
+
+
+def test_strict_takes_it():
+    p = jaxfp8.prepare(jaxfp8.quantize(normal(64, 64), jnp.int8))
+    with jaxfp8.strict():
+        jaxfp8.matmul(normal(3, 64), p)
+
+
+def test_it_prints_what_it_is():
+    p = jaxfp8.prepare(jaxfp8.quantize(normal(2, 8, 64), E5M2))
+    assert repr(p) == "PreparedArray(float8_e5m2[2,8,64], contracting=-2)"
+    assert "contracting=-2" in repr(jax.tree.map(lambda leaf: None, p))
