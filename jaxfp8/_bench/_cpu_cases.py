@@ -16,6 +16,7 @@ from jaxfp8._bench._case import Case, Goal, apart, faster_than, no_slower_than, 
 from jaxfp8._bench._measure import Contender, Missing
 from jaxfp8._bench._problems import E4M3, Problem
 from jaxfp8._bench._rotate import one_at_a_time
+from jaxfp8._prepared import why_not
 from jaxfp8._primitive import scaled_dot
 from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
@@ -24,6 +25,7 @@ Contenders = dict[str, Contender | Missing]
 Function = Callable[..., Any]
 
 SAME = "XLA, same expression"
+PREPARED = "jaxfp8 prepared"
 # Shares of the norm: of a result rounded to bfloat16, of one whose terms were, of one in float32.
 _ROUNDED, _NARROW, _FLOAT = 4e-3, 1.5e-2, 1e-5
 # Sets of operands that together are larger than any cache.
@@ -31,6 +33,11 @@ _FROM_MEMORY = 256 << 20
 _MOST_COPIES = 24
 # Of a peer's wide weight, of which some copies are needed.
 _WIDEST = 1 << 30
+
+
+def _alone(*operands: Any) -> list[tuple]:
+    """One set of operands: what is used again and again, and may lie in caches."""
+    return [operands]
 
 
 def weight_only(
@@ -51,6 +58,7 @@ def weight_only(
     contenders = {
         "jaxfp8": _ours(problems.multiply, given, problem, rounded),
         "jaxfp8 [N,K]": _ours(problems.multiply_turned, turned, problem, rounded),
+        PREPARED: _prepared(problem, rounded, copies),
         SAME: _xla(problems.multiply, given, problem, narrow),
         f"{SAME} [N,K]": _xla(problems.multiply_turned, turned, problem, narrow),
         **_wide(problem, copies),
@@ -67,6 +75,7 @@ def integers(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
     given, codes = _alone(x.qvalue, w.qvalue, x.scale, w.scale, bias), (x.qvalue, w.qvalue)
     contenders: Contenders = {
         "jaxfp8": _ours(problems.multiply_integers, given, problem, _FLOAT),
+        PREPARED: _prepared(problem, _FLOAT),
         SAME: _xla(problems.multiply_integers, given, problem, _FLOAT),
         "XLA int8 -> int32": _xla(_int32, [codes], Problem(x=x.qvalue, w=w.qvalue), 0.0),
         "oneDNN int8": _peers.linear_int8(
@@ -119,6 +128,7 @@ def blocks(name: str, shape: Shape) -> Case:
         "jaxfp8": _ours(problems.multiply_blocks, given, block, _ROUNDED),
         "jaxfp8 [N,K]": _ours(problems.multiply_blocks_turned, turned, block, _ROUNDED),
         "jaxfp8 per channel": _ours(problems.multiply, plain, channel, _ROUNDED),
+        PREPARED: _prepared(block, _ROUNDED),
         SAME: _xla(problems.multiply_blocks, given, block, _NARROW),
     }
     goals = (no_slower_than("jaxfp8 per channel", 0.15), faster_than(SAME, 1.0))
@@ -256,20 +266,30 @@ def _ours(
     return one_at_a_time(rewritten, copies, exact=problem.exact, error=error, **more)
 
 
+def _prepared(
+    problem: Problem, error: float, copies: Callable[..., list[tuple]] = _alone
+) -> Contender | Missing:
+    """The product with a weight that was laid out beforehand."""
+    reason = why_not(problem.w, -2)
+    if reason:
+        return Missing(reason)
+    given = copies(problem.x, jaxfp8.prepare(problem.w), problem.bias)
+    return one_at_a_time(_multiply_prepared, given, exact=problem.exact, error=error)
+
+
+def _multiply_prepared(x: Any, w: jaxfp8.PreparedArray, bias: Any) -> jax.Array:
+    return jaxfp8.matmul(x, w, bias=bias)
+
+
 def _xla(function: Function, copies: list[tuple], problem: Problem, error: float) -> Contender:
     """The same expression as it stands."""
     return one_at_a_time(function, copies, exact=problem.exact, error=error)
 
 
-def _alone(*operands: Any) -> list[tuple]:
-    """One set of operands: what is used again and again, and may lie in caches."""
-    return [operands]
-
-
-def _copied(x: jax.Array, w: jax.Array, *more: jax.Array) -> list[tuple]:
+def _copied(x: jax.Array, w: Any, *more: Any) -> list[tuple]:
     """So many sets of operands that their weights are read from memory."""
     count = min(_MOST_COPIES, max(2, -(-_FROM_MEMORY // w.nbytes)))
-    return [(x, jnp.array(w, copy=True), *more) for _ in range(count)]
+    return [(x, jax.tree.map(jnp.copy, w), *more) for _ in range(count)]
 
 
 def _wide(problem: Problem, copies: Callable[..., list[tuple]] = _alone) -> Contenders:
