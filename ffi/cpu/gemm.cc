@@ -96,13 +96,16 @@ class Share {
   }
 
   Block RowsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    const bool sums = Shifted(problem_.rhs, kernel_.shifted_columns);
-    return {batch_, first, count, chunk.start, chunk.depth, sums};
+    return BlockOf(chunk, first, count, Shifted(problem_.rhs, kernel_.shifted_columns));
   }
 
   Block ColumnsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    const bool sums = Shifted(problem_.lhs, kernel_.shifted_rows);
-    return {batch_, first, count, chunk.start, chunk.depth, sums};
+    return BlockOf(chunk, first, count, Shifted(problem_.lhs, kernel_.shifted_rows));
+  }
+
+  Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, bool sums) const {
+    const int64_t ahead = problem_.depth - chunk.start - chunk.depth;
+    return {batch_, first, count, chunk.start, chunk.depth, sums, ahead};
   }
 
   // Whether the values of a side are off by a constant, which the sums of the other make good.
@@ -223,7 +226,7 @@ class Share {
 
   // What no products add up to.
   void FinishEmpty(int64_t column, int64_t count) {
-    const Block block{batch_, column, count, 0, 0, false};
+    const Block block{batch_, column, count, 0, 0, false, 0};
     for (int64_t row = 0; row < rows_; ++row) {
       std::fill_n(sums_, plan_.column_block, 0.0);
       FinishRow(row, block, sums_);

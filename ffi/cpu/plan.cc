@@ -32,7 +32,7 @@ constexpr int64_t kFewDepth = 4096;
 
 bool IsFew(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
-  if (!IsEightBit(right.dtype) || right.fine) return false;
+  if (!kernel.multiply_few || !IsEightBit(right.dtype) || right.fine) return false;
   if (right.prepared) return problem.rows <= std::min(kernel.few, kFewRows);
   if (right.depth.Contiguous()) return problem.rows <= kernel.few;
   return right.free.Contiguous() && problem.rows <= std::min(kernel.few, 2 * kFewRows);

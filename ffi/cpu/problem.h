@@ -39,7 +39,8 @@ struct Side {
   DType dtype = DType::kNone;
   const uint8_t* values = nullptr;
   Offsets batch, free, depth;
-  // Whether columns lie as `jaxfp8.prepare` lays them: [..., columns / 64, depth / 4, 64, 4] bytes.
+  // Whether columns, of the right side, lie as `jaxfp8.prepare` lays them: [..., columns / 64,
+  // depth / 4, 64, 4] bytes.
   bool prepared = false;
 
   const float* scale = nullptr;         // or none

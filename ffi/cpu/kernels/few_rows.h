@@ -169,33 +169,18 @@ void MultiplyFewOf(const Side& side, const Block& block, const Panel& left, int 
 }
 
 template <class Sums>
-void MultiplyFewIntegers(const Side& side, const Block& block, const Panel& left, int rows,
-                         const Panel& right, double* sums, int64_t pitch, bool first) {
-  if (side.dtype == DType::kS8) {
-    return MultiplyFewOf<Sums, DType::kS8>(side, block, left, rows, right, sums, pitch, first);
-  }
-  return MultiplyFewOf<Sums, DType::kU8>(side, block, left, rows, right, sums, pitch, first);
-}
-
-template <class Sums>
 void MultiplyFew(const Side& side, const Block& block, const Panel& left, int rows,
                  const Panel& right, double* sums, int64_t pitch, bool first) {
+  using LessZero = typename Sums::LessZero;
   StartColumns<Sums>(side, block, right);
-  if constexpr (!Sums::kExact) {
-    if (side.dtype == DType::kE4M3) {
-      return MultiplyFewOf<Sums, DType::kE4M3>(side, block, left, rows, right, sums, pitch, first);
+  WithByteType<Sums>(side.dtype, [&]<DType kType>() {
+    if constexpr (IsInt8(kType) && !std::is_void_v<LessZero>) {
+      if (side.zero_point) {
+        return MultiplyFewOf<LessZero, kType>(side, block, left, rows, right, sums, pitch, first);
+      }
     }
-    if (side.dtype == DType::kE5M2) {
-      return MultiplyFewOf<Sums, DType::kE5M2>(side, block, left, rows, right, sums, pitch, first);
-    }
-  }
-  if constexpr (!std::is_void_v<typename Sums::LessZero>) {
-    using LessZero = typename Sums::LessZero;
-    if (side.zero_point) {
-      return MultiplyFewIntegers<LessZero>(side, block, left, rows, right, sums, pitch, first);
-    }
-  }
-  MultiplyFewIntegers<Sums>(side, block, left, rows, right, sums, pitch, first);
+    MultiplyFewOf<Sums, kType>(side, block, left, rows, right, sums, pitch, first);
+  });
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

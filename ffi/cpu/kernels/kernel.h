@@ -27,7 +27,8 @@ enum class Sums : uint8_t { kFloat32, kBFloat16, kInteger };
 struct Block {
   int64_t batch, first, count;
   int64_t start, depth;
-  bool sums;  // whether the sum of each line is wanted
+  bool sums;      // whether the sum of each line is wanted
+  int64_t ahead;  // depth of the same lines that is read after it
 };
 
 // A packed block. The factors are per line: a sum over the block is worth
@@ -64,8 +65,10 @@ struct Kernel {
   int size;           // bytes of a packed value
   Room room;
   DType as_prepared;  // whose prepared columns are packed columns as they lie; or none
-  int few;            // rows up to which multiply_few is best, side by side at most 2 * kFewRows
-  int least_rows;     // with fewer, another kernel that can is better
+  // Rows up to which multiply_few is best: of columns side by side at most 2 * kFewRows, of
+  // prepared ones kFewRows.
+  int few;
+  int least_rows;  // with fewer, another kernel that can is better
   // Types whose packed values are shifted, so that the sums of the other side are needed; or none.
   DType shifted_rows, shifted_columns;
 
@@ -77,7 +80,7 @@ struct Kernel {
   void (*start_columns)(const Side&, const Block&, const Panel&);
   // Packs a slice of columns, its strips a pitch apart, and adds to the sums of the columns.
   void (*pack_columns)(const Side&, const Block&, const Panel&);
-  // Adds to the sums of a slice of prepared columns, which need no packing.
+  // Adds to the sums of a slice of prepared columns of `as_prepared`, which need no packing.
   void (*sum_columns)(const Side&, const Block&, const Panel&);
   // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip,
   // or = where it is the first; what is found is float or int32_t.
@@ -88,7 +91,8 @@ struct Kernel {
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
   // The same for at most kFewRows rows and a block of columns of 8-bit values, contiguous along the
-  // depth, side by side or prepared, which are not packed; `right` has room for their factors.
+  // depth, side by side or prepared, which are not packed; `right` has room for their factors. Or
+  // none.
   void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
                        double* sums, int64_t pitch, bool first);
   // Finishes `count` sums of one row, where they are, and stores the results; `sums` has

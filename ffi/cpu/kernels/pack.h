@@ -1,8 +1,9 @@
 // Packing, as far as it is the same for every kernel.
 //
 // A kernel's `Sums` packs one line along the depth (`PackLine`), and a block of columns whose
-// memory runs across the depth (`PackAcross`). Columns that lie along the depth are packed like
-// rows, a few at a time, and turned.
+// memory runs across the depth (`PackAcross`). Columns of bytes that lie along the depth are turned
+// by quads, four depths each, which it splits (`SplitQuads`); wider ones are packed like rows, a
+// few at a time, and turned.
 
 #ifndef JAXFP8_CPU_KERNELS_PACK_H_
 #define JAXFP8_CPU_KERNELS_PACK_H_
@@ -31,20 +32,32 @@ inline int64_t TileOf(const Side& side, const Block& block, int64_t i, int64_t k
          side.tile_depth[block.start + k];
 }
 
+// What `count` lines from `first` on have of the factors of their tiles.
+template <typename T>
+inline void CopyFactors(const T* factors, const Offsets& tiles, int64_t first, int64_t count,
+                        double* to) {
+  if (tiles.table) {
+    const int64_t* tile = tiles.table + first;
+    for (int64_t i = 0; i < count; ++i) to[i] = factors[tile[i]];
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] = factors[(first + i) * tiles.stride];
+  }
+}
+
 // The scale and zero point of every line, constant along a block unless the side is `fine`. Lines
 // up to `room` beyond the last get harmless ones.
 inline void Factors(const Side& side, const Block& block, int64_t room, const Panel& panel) {
   const int64_t known = side.fine ? 0 : block.count;
-  for (int64_t i = 0; i < room; ++i) {
-    panel.scale[i] = 1.0;
-    panel.zero[i] = 0.0;
-    panel.sum[i] = 0.0;
+  std::fill_n(panel.scale, room, 1.0);
+  std::fill_n(panel.zero, room, 0.0);
+  std::fill_n(panel.sum, room, 0.0);
+  if (known == 0) return;
+  const int64_t tile = side.tile_batch[block.batch] + side.tile_depth[block.start];
+  if (side.scale) {
+    CopyFactors(side.scale + tile, side.tile_free, block.first, known, panel.scale);
   }
-  for (int64_t i = 0; side.scale && i < known; ++i) {
-    panel.scale[i] = side.scale[TileOf(side, block, i, 0)];
-  }
-  for (int64_t i = 0; side.zero_point && i < known; ++i) {
-    panel.zero[i] = side.zero_point[TileOf(side, block, i, 0)];
+  if (side.zero_point) {
+    CopyFactors(side.zero_point + tile, side.tile_free, block.first, known, panel.zero);
   }
 }
 
@@ -197,14 +210,15 @@ inline Panel PanelOf(const Panel& panel, int64_t s, int64_t offset) {
 inline constexpr int64_t kQuadsPitch = kPreparedColumns * kQuad;
 static_assert(kPreparedColumns % kColumns == 0);
 
-// Packs a strip of prepared columns; its quads are split into groups by `Sums::SplitQuads`.
+// Packs a strip from quads, those of kColumns columns side by side and `pitch` bytes to the next;
+// they are split into groups by `Sums::SplitQuads`.
 template <class Sums, DType kType>
-void PackQuads(const uint8_t* from, int64_t quads, const Panel& panel) {
+void PackQuads(const uint8_t* from, int64_t pitch, int64_t quads, const Panel& panel) {
   using Vector = typename Sums::Vector;
   constexpr int kParts = kQuad / Sums::kGroup;
   Vector total[kVectors] = {};
   uint8_t* to = panel.data;
-  for (int64_t q = 0; q < quads; ++q, from += kQuadsPitch, to += kParts * kVectors * kBytes) {
+  for (int64_t q = 0; q < quads; ++q, from += pitch, to += kParts * kVectors * kBytes) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       Vector part[kParts];
@@ -222,17 +236,53 @@ void PackQuads(const uint8_t* from, int64_t quads, const Panel& panel) {
 template <class Sums>
 void PackPrepared(const Side& side, const Block& strip, const Panel& panel) {
   const uint8_t* from = PreparedAt(side, strip.batch, strip.first, strip.start);
-  WithByteType<Sums>(
-      side.dtype, [&]<DType kType>() { PackQuads<Sums, kType>(from, strip.depth / kQuad, panel); });
+  WithByteType<Sums>(side.dtype, [&]<DType kType>() {
+    PackQuads<Sums, kType>(from, kQuadsPitch, strip.depth / kQuad, panel);
+  });
   if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
 }
 
-// Bytes that are to be widened are turned before: they are fewer.
+// Quads of kLanes columns along the depth, from `first` on, as those of prepared columns lie.
+template <class Sums, DType kType>
+void TurnQuads(const Lines& lines, const Block& strip, int first, uint8_t* to) {
+  constexpr int64_t kDepth = kLanes * kQuad;
+  for (int64_t k = 0; k < strip.depth; k += kDepth, to += kLanes * kColumns * kQuad) {
+    const int64_t depth = std::min(kDepth, strip.depth - k);
+    S32 quads[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const bool known = first + i < strip.count;
+      if (known && depth == kDepth) {
+        quads[i] = Load<S32>(lines[first + i] + k);
+      } else {
+        std::memset(&quads[i], Sums::template kZeroCode<kType>, sizeof quads[i]);
+        if (known) std::memcpy(&quads[i], lines[first + i] + k, depth);
+      }
+    }
+    auto* turned = reinterpret_cast<int32_t*>(to) + first;
+    TurnLanes(quads, turned, kColumns, (depth + kQuad - 1) / kQuad);
+  }
+}
+
+// Columns of bytes along the depth are turned by quads before they are widened: they are fewer.
+template <class Sums>
+void PackTurned(const Side& side, const Block& strip, const Panel& panel) {
+  const Lines lines = AlongDepth(side, strip);
+  WithByteType<Sums>(side.dtype, [&]<DType kType>() {
+    for (int first = 0; first < kColumns; first += kLanes) {
+      TurnQuads<Sums, kType>(lines, strip, first, panel.raw);
+    }
+    const int64_t quads = (strip.depth + kQuad - 1) / kQuad;
+    PackQuads<Sums, kType>(panel.raw, kColumns * kQuad, quads, panel);
+  });
+  if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
+}
+
 template <class Sums>
 void PackStripOf(const Side& side, const Block& strip, const Panel& panel) {
   if (side.prepared) return PackPrepared<Sums>(side, strip, panel);
-  const bool turned = Sums::kGroup < 4 && IsEightBit(side.dtype);
-  if (side.depth.Contiguous() && !turned) {
+  if (side.depth.Contiguous() && IsEightBit(side.dtype))
+    return PackTurned<Sums>(side, strip, panel);
+  if (side.depth.Contiguous()) {
     for (int first = 0; first < kColumns; first += kLanes) {
       TurnLanesOf<Sums>(side, strip, first, panel);
     }

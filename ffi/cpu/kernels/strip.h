@@ -136,7 +136,8 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
       const int64_t first_column = s * kColumns;
       // Of the lines that come next, the same cache line.
       const bool begins = first_column % 64 == 0;
-      const int64_t beyond = begins ? std::min((last + kGroups) * Sums::kGroup, block.depth) : 0;
+      const int64_t beyond =
+          begins ? std::min((last + kGroups) * Sums::kGroup, block.depth + block.ahead) : 0;
       for (int64_t k = last * Sums::kGroup; k < beyond; ++k) {
         __builtin_prefetch(lines[k] + first_column, 0, 2);
       }

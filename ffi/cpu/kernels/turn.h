@@ -23,12 +23,11 @@ inline constexpr int kTurnRounds = 2;
 #endif
 static_assert(1 << kTurnRounds == kLanes);
 
-// to[g][i] = from[i][g] for kLanes lines of kLanes lanes, of which the first `count` g are stored.
-// Pitches are in lanes.
-inline void TurnLanes(const int32_t* from, int64_t from_pitch, int32_t* to, int64_t to_pitch,
-                      int64_t count) {
-  S32 a[kLanes], b[kLanes];
-  for (int i = 0; i < kLanes; ++i) a[i] = Load<S32>(from + i * from_pitch);
+// to[g][i] = a[i][g] for kLanes lines of kLanes lanes, of which the first `count` g are stored. The
+// pitch is in lanes.
+[[gnu::always_inline]] inline void TurnLanes(S32 (&a)[kLanes], int32_t* to, int64_t to_pitch,
+                                             int64_t count) {
+  S32 b[kLanes];
   // Each perfect shuffle of all lanes moves one bit of the row number into the column number.
 #pragma GCC unroll 4
   for (int round = 0; round < kTurnRounds; ++round) {
@@ -44,6 +43,14 @@ inline void TurnLanes(const int32_t* from, int64_t from_pitch, int32_t* to, int6
   for (int g = 0; g < kLanes; ++g) {
     if (g < count) Store(to + g * to_pitch, a[g]);
   }
+}
+
+// The same for lines in memory.
+inline void TurnLanes(const int32_t* from, int64_t from_pitch, int32_t* to, int64_t to_pitch,
+                      int64_t count) {
+  S32 a[kLanes];
+  for (int i = 0; i < kLanes; ++i) a[i] = Load<S32>(from + i * from_pitch);
+  TurnLanes(a, to, to_pitch, count);
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
