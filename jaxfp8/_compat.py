@@ -96,6 +96,11 @@ def output_aval(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any
     return jax.core.ShapedArray(shape, dtype)
 
 
+def is_laid_out(x: Any) -> bool:
+    """Whether the type of an array says that it is sharded, along mesh axes that are explicit."""
+    return any(names is not None for names in jax.typeof(x).sharding.spec)
+
+
 def laid_out_like(x: Any, aval: Any) -> Any:
     """`x` sharded as a type says, on a mesh with explicit axes; elsewhere as it is."""
     want, have = aval.sharding, jax.typeof(x).sharding

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from jaxfp8 import _checks, _dtypes
 from jaxfp8._errors import message
-from jaxfp8._prepared import PreparedArray, logical_shape
+from jaxfp8._prepared import PreparedArray, check_prepared, logical_shape
 from jaxfp8._qarray import QArray, adopt, check_qarray, scale_and_zero_point
 from jaxfp8._spec import OperandSpec, Shape
 
@@ -101,10 +101,8 @@ class PreparedSide(Side):
         return logical_shape(self.values.shape, self.summed)
 
     def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
-        """The spec of this side in the user's axes, of one tile for the want of a better."""
-        tiles = tuple(max(size, 1) for size in self.shape)
-        plain = dataclasses.replace(super().spec(contracting, batch), tiles=tiles)
-        return dataclasses.replace(plain, shape=self.shape)
+        """The spec of this side in the user's axes, which `prepared_dot` splits; without tiles."""
+        return dataclasses.replace(super().spec(contracting, batch), tiles=self.shape)
 
 
 def as_sides(operation: str, lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
@@ -132,6 +130,7 @@ def as_side(operation: str, name: str, operand: Operand) -> Side:
         if name != "rhs":
             needs, remedy = "only `rhs` may be", "pass `restore()` of it, or change sides"
             raise TypeError(message(operation, f"`{name}`", f"is {operand}", needs, remedy))
+        check_prepared(operand, operation, name)
         return PreparedSide(
             **_quantized(operation, name, operand.packed), summed=operand.contracting
         )

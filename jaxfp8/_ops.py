@@ -225,19 +225,19 @@ def _product(
     bare = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=dtype.name))
     order = tuple(range(len(bare.out_shape))) if order is None else order
     out_shape = tuple(bare.out_shape[axis] for axis in order)
-    prepared = prepare(operation, epilogue, out_shape, order, dtype)
+    after = prepare(operation, epilogue, out_shape, order, dtype)
     spec = dataclasses.replace(
-        bare, epilogue=prepared.spec, precision=_precision(operation, precision)
+        bare, epilogue=after.spec, precision=_precision(operation, precision)
     )
     values: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
-    values |= prepared.operands
+    values |= after.operands
     if isinstance(sides[1], PreparedSide):
         out, amax = prepared_dot(operation, sides[1], spec, values)
     else:
         out, amax = scaled_dot(spec, **values)
     y: Product = out.transpose(order)
     if _dtypes.is_eight_bit(dtype):
-        y = QArray(from_bytes(y, dtype), prepared.operands["out_scale"].transpose(order))
+        y = QArray(from_bytes(y, dtype), after.operands["out_scale"].transpose(order))
     return y if amax is None else (y, amax.reshape(()))
 
 

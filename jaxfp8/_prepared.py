@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8 import _checks
+from jaxfp8 import _checks, _compat
 from jaxfp8._errors import FallbackWarning, message
 from jaxfp8._qarray import QArray, adopt, check_qarray, given_tiles
 from jaxfp8._spec import Shape, tile_counts
@@ -29,8 +29,11 @@ class PreparedArray:
     """A `QArray` in the order in which the kernels of the CPU read a weight.
 
     It stands for the same values, has the same number of bytes, and is the right operand of
-    `dot_general`, `matmul`, `einsum` and `recipe_dot_general`. It is a pytree; `vmap` and `scan`
-    over leading axes keep it. Made by `prepare`.
+    `dot_general`, `matmul`, `einsum` and `recipe_dot_general`. Made by `prepare`.
+
+    It is a pytree whose arrays are those of `packed`, and transformations count their axes: `vmap`
+    and `scan` may take it apart along axes before the last two of `shape`, if products sum over one
+    of those two. To save it, save `restore()`.
 
     Attributes:
       packed: values and scales, `[..., N / 64, K / 4, 64, 4]` for K the contracted axis, N the
@@ -85,7 +88,7 @@ class PreparedArray:
 
     def __repr__(self) -> str:
         """Dtype and shape, never the values."""
-        if not hasattr(self.packed.qvalue, "dtype"):
+        if not hasattr(getattr(self.packed, "qvalue", None), "dtype"):
             return f"PreparedArray({self.packed}, contracting={self.contracting})"
         values = f"{np.dtype(self.packed.qvalue.dtype).name}[{','.join(map(str, self.shape))}]"
         return f"PreparedArray({values}, contracting={self.contracting})"
@@ -110,7 +113,7 @@ def prepare(q: Any, contracting: int = -2) -> Any:
       and a `FallbackWarning` says why.
 
     Raises:
-      TypeError: `contracting` is no int.
+      TypeError: `contracting` is no int, or `q` holds no `QArray`.
       ValueError: a `QArray` contradicts itself, or has no such axis.
 
     Example:
@@ -122,11 +125,15 @@ def prepare(q: Any, contracting: int = -2) -> Any:
     axis = _checks.as_index(contracting)
     if axis is None:
         got = f"is {contracting!r}"
-        remedy = "prepare weights that are summed over more axes, or fewer, as they are multiplied"
+        remedy = "name the one axis that products sum over"
         raise TypeError(message(_OPERATION, "`contracting`", got, "an int is needed", remedy))
+    if not any(is_held(adopt(leaf)) for leaf in jax.tree.leaves(q, is_leaf=_is_whole)):
+        got, needs = f"is of type {type(q).__name__}", "a QArray, or a pytree with one, is needed"
+        remedy = "make it with `jaxfp8.quantize`"
+        raise TypeError(message(_OPERATION, "`q`", got, needs, remedy))
     left: list[str] = []
     prepared = jax.tree_util.tree_map_with_path(
-        functools.partial(_prepare_leaf, axis, left), q, is_leaf=lambda leaf: is_held(adopt(leaf))
+        functools.partial(_prepare_leaf, axis, left), q, is_leaf=_is_whole
     )
     for text in left:
         warnings.warn(text, FallbackWarning, stacklevel=2)
@@ -136,6 +143,26 @@ def prepare(q: Any, contracting: int = -2) -> Any:
 def is_held(leaf: Any) -> TypeGuard[QArray | PreparedArray]:
     """Whether a leaf is a whole 8-bit array, prepared or not."""
     return isinstance(leaf, QArray | PreparedArray)
+
+
+def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
+    """Checks the invariants of a `PreparedArray`.
+
+    Raises:
+      TypeError, ValueError: as `check_qarray`; or its axes are not those that `prepare` makes, as
+        after slicing one that has no axis to spare.
+    """
+    check_qarray(p.packed, operation, operand)
+    shape, axis = p.packed.shape, p.contracting
+    if shape[-2:] != (COLUMNS, QUAD) or len(shape) < 4 or not -len(shape) + 2 <= axis < 0:
+        got = f"is packed as {shape} for products over axis {axis}"
+        needs = f"(..., columns / {COLUMNS}, depth / {QUAD}, {COLUMNS}, {QUAD}) is needed"
+        remedy = "make it with `jaxfp8.prepare`; take apart only axes before the last two"
+        raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
+
+
+def _is_whole(leaf: Any) -> bool:
+    return is_held(adopt(leaf))
 
 
 def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
@@ -168,10 +195,14 @@ def why_not(q: QArray, contracting: int) -> str:
     """Why a `QArray` is not prepared for products over an axis; "" if it is."""
     if _platform(q) != "cpu":
         return ON_GPU
+    if _compat.is_laid_out(q.qvalue):
+        return "it is sharded over explicit mesh axes; prepare it before it is placed"
     if q.ndim < 2:
         return "columns are needed beside the axis that is summed over"
     *_, columns, depth = _last(q.shape, contracting)
-    if depth == 0 or columns == 0 or depth % QUAD or columns % COLUMNS:
+    if not q.size:
+        return "it is empty"
+    if depth % QUAD or columns % COLUMNS:
         return f"{columns} columns of {depth} have to be multiples of {COLUMNS} and of {QUAD}"
     *_, wide, deep = _last(q.tile_sizes, contracting)
     if split_tile(wide, columns, COLUMNS) is None or split_tile(deep, depth, QUAD) is None:
@@ -259,7 +290,7 @@ def _unpack(packed: QArray, contracting: int) -> QArray:
 
 
 def _as_codes(x: jax.Array) -> jax.Array:
-    """An array whose elements can be moved without being converted on the way."""
+    """An array, perhaps of float8_e8m0fnu scales, that can be moved without being converted."""
     if x.dtype.itemsize == 1:
         return jax.lax.bitcast_convert_type(x, jnp.uint8)
     return jnp.asarray(x)

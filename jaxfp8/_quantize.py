@@ -16,6 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxfp8 import _checks, _compat
 from jaxfp8._dtypes import EIGHT_BIT, INT32, SCALE, WIDE_FLOAT, finite_range, is_float8
 from jaxfp8._errors import message
+from jaxfp8._prepared import PreparedArray
 from jaxfp8._qarray import QArray, adopt, check_qarray, check_shapes, scale_and_zero_point
 from jaxfp8._quantize_tiles import codes_of, quantize_tiles, steps_of
 from jaxfp8._scales import (
@@ -96,7 +97,7 @@ def quantize(
     return dataclasses.replace(q, qvalue=map_tiles(codes, jax.lax.stop_gradient(x), shared, tiles))
 
 
-def dequantize(q: QArray, dtype: DTypeLike | None = None) -> jax.Array:
+def dequantize(q: QArray | PreparedArray, dtype: DTypeLike | None = None) -> jax.Array:
     """The values that `q` stands for: `(qvalue - zero_point) * scale`.
 
     Computed in float32 with one rounding, then rounded to `dtype`. The gradient with respect to
@@ -104,7 +105,7 @@ def dequantize(q: QArray, dtype: DTypeLike | None = None) -> jax.Array:
     `qvalue` and a float8_e8m0fnu scale have none.
 
     Args:
-      q: what `quantize` or the user made.
+      q: what `quantize`, `prepare` or the user made.
       dtype: float32, bfloat16 or float16; by default `q.dtype`.
 
     Returns:
@@ -120,7 +121,7 @@ def dequantize(q: QArray, dtype: DTypeLike | None = None) -> jax.Array:
       Array([0, 1, 2], dtype=bfloat16)
     """
     operation = "jaxfp8.dequantize"
-    q = adopt(q)
+    q = q.restore() if isinstance(q, PreparedArray) else adopt(q)
     check_qarray(q, operation, "q")
     dtype = _checks.as_dtype(operation, "dtype", q.dtype if dtype is None else dtype, WIDE_FLOAT)
     scales, zeros, tiles = scale_and_zero_point(q)

@@ -16,7 +16,7 @@ from jaxfp8._checks import as_array, as_dtype
 from jaxfp8._dimensions import normalise
 from jaxfp8._dtypes import WIDE_FLOAT
 from jaxfp8._ops import dot_general
-from jaxfp8._prepared import PreparedArray, is_held
+from jaxfp8._prepared import PreparedArray, check_prepared, is_held
 from jaxfp8._qarray import QArray, adopt, check_qarray
 from jaxfp8._recipes import Recipe, check_recipe
 from jaxfp8._spec import DimensionNumbers
@@ -67,8 +67,10 @@ def recipe_dot_general(
     x = as_array(operation, "x", x)
     as_dtype(operation, "x", x.dtype, WIDE_FLOAT)
     w = adopt(w)
-    if is_held(w):
-        check_qarray(w.packed if isinstance(w, PreparedArray) else w, operation, "w")
+    if isinstance(w, PreparedArray):
+        check_prepared(w, operation, "w")
+    elif isinstance(w, QArray):
+        check_qarray(w, operation, "w")
     else:
         w = as_array(operation, "w", w)
         as_dtype(operation, "w", w.dtype, WIDE_FLOAT)

@@ -187,7 +187,7 @@ def test_a_tree_is_prepared_leaf_by_leaf():
     [
         ((8, 65), {}, "multiples of 64"),
         ((6, 64), {}, "multiples of 64 and of 4"),
-        ((0, 64), {}, "multiples"),
+        ((0, 64), {}, "it is empty"),
         ((12, 64), {"tiled_axes": {0: 3}}, "cut groups"),
         ((12, 192), {"tiled_axes": {1: 48}}, "cut groups"),
     ],
@@ -256,3 +256,21 @@ def test_it_prints_what_it_is():
     p = jaxfp8.prepare(jaxfp8.quantize(normal(2, 8, 64), E5M2))
     assert repr(p) == "PreparedArray(float8_e5m2[2,8,64], contracting=-2)"
     assert "contracting=-2" in repr(jax.tree.map(lambda leaf: None, p))
+
+
+def test_what_was_taken_apart_wrongly_is_refused():
+    p, x = jaxfp8.prepare(jaxfp8.quantize(normal(64, 64), jnp.int8)), normal(3, 64)
+    with pytest.raises(ValueError, match=r"packed as \(16, 64, 4\).*columns / 64"):
+        jaxfp8.matmul(x, jax.tree.map(lambda leaf: leaf[0], p))
+    with pytest.raises(ValueError, match="products over axis -3, but"):
+        jaxfp8.matmul(x, PreparedArray(p.packed, -3))
+    with pytest.raises(ValueError, match="over axis 0"):
+        jaxfp8.matmul(x, PreparedArray(p.packed, 0))
+    with pytest.raises(TypeError, match="a QArray, or a pytree with one"):
+        jaxfp8.prepare(x)
+    assert repr(PreparedArray(None, -2)) == "PreparedArray(None, contracting=-2)"
+
+
+def test_it_dequantises_to_what_it_was():
+    q = jaxfp8.quantize(normal(8, 64), E4M3, channelwise_axes=(1,))
+    assert_same(jaxfp8.dequantize(jaxfp8.prepare(q)), jaxfp8.dequantize(q))

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxfp8._qarray import QArray
+from jaxfp8._prepared import is_held
 from jaxfp8.linen._kernel import INPUT_SCALE
 
 
@@ -40,8 +40,7 @@ def partition(params: Any) -> tuple[Any, Any]:
         return leaf if _is_held(path, leaf) else None
 
     return tuple(
-        jax.tree_util.tree_map_with_path(part, params, is_leaf=_is_qarray)
-        for part in (floats, held)
+        jax.tree_util.tree_map_with_path(part, params, is_leaf=is_held) for part in (floats, held)
     )  # type: ignore[return-value]
 
 
@@ -58,12 +57,8 @@ def combine(floats: Any, held: Any) -> Any:
     def either(one: Any, other: Any) -> Any:
         return other if one is None else one
 
-    return jax.tree.map(either, floats, held, is_leaf=lambda x: x is None or _is_qarray(x))
-
-
-def _is_qarray(leaf: Any) -> bool:
-    return isinstance(leaf, QArray)
+    return jax.tree.map(either, floats, held, is_leaf=lambda x: x is None or is_held(x))
 
 
 def _is_held(path: Any, leaf: Any) -> bool:
-    return _is_qarray(leaf) or any(getattr(key, "key", None) == INPUT_SCALE for key in path)
+    return is_held(leaf) or any(getattr(key, "key", None) == INPUT_SCALE for key in path)

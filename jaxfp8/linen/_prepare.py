@@ -73,4 +73,6 @@ def _why_not(weight: Weight, value: QArray) -> str:
         return f"it is summed over {len(weight.contracting)} axes, and one can be prepared"
     if not all(hasattr(leaf, "dtype") for leaf in (value.qvalue, value.scale)):
         return "it has metadata of sharding"
+    if value.shape[-len(weight.shape) :] != weight.shape:
+        return f"layers of {weight.shape} are stacked along another axis than the first"
     return _prepared.why_not(value, weight.contracting[0] - len(weight.shape))

@@ -15,7 +15,7 @@ from jaxfp8 import _accuracy, _einsum
 from jaxfp8._accuracy_report import AccuracyReport, Recorder
 from jaxfp8._dimensions import normalise
 from jaxfp8._errors import message
-from jaxfp8._qarray import QArray
+from jaxfp8._prepared import is_held
 from jaxfp8._quantize import dequantize
 from jaxfp8._recipes import Recipe, TrainingRecipe
 from jaxfp8._rules import Rule, as_rules, choose
@@ -132,7 +132,7 @@ class _Watch:
                 held, y8 = floats, call(*args, **kwargs)
         finally:
             self.is_inside = False
-        self.narrow |= any(isinstance(value, QArray) for value in floats.values())
+        self.narrow |= any(is_held(value) for value in floats.values())
         if not self.exact:
             return y8
         return self._tell(path, module, recipe, args[0], y, y8, wide, held, method)
@@ -184,7 +184,7 @@ class _Watch:
 
 
 def _widened(value: Any) -> Any:
-    return dequantize(value, jnp.float32) if isinstance(value, QArray) else value
+    return dequantize(value, jnp.float32) if is_held(value) else value
 
 
 def _as_flax(module: nn.Module) -> nn.Module:

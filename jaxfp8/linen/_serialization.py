@@ -1,4 +1,4 @@
-"""A `QArray` in Flax's state dictionaries, and so in its msgpack files."""
+"""A `QArray` in Flax's state dictionaries, and so in its msgpack files; no prepared one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from flax import serialization
 
 from jaxfp8._errors import message
+from jaxfp8._prepared import PreparedArray
 from jaxfp8._qarray import QArray
 
 
@@ -35,8 +36,17 @@ def _leaves(q: QArray) -> dict[str, Any]:
     return {name: leaf for name, leaf in leaves.items() if leaf is not None}
 
 
+def _refuse(p: PreparedArray, *_: Any) -> Any:
+    needs = "checkpoints hold weights as they were"
+    remedy = (
+        "save the variables before `prepare`, or `restore()` of it, and prepare what was loaded"
+    )
+    raise TypeError(message("flax.serialization", "state", f"is {p}", needs, remedy))
+
+
 def register() -> None:
     """Tells Flax about `QArray`, once."""
+    serialization.register_serialization_state(PreparedArray, _refuse, _refuse, override=True)
     serialization.register_serialization_state(
         QArray, _to_state_dict, _from_state_dict, override=True
     )

@@ -311,7 +311,7 @@ def _row(path: str, before: nnx.Module, after: nnx.Module, reason: str = "") -> 
     return Change(
         path=path,
         kind=type(before).__name__,
-        shape=old[0][...].shape,
+        shape=before.weight.shape if isinstance(before, EightBitLayer) else old[0][...].shape,
         before=str(old[0][...].dtype),
         after=str(new[0][...].dtype),
         recipe="" if reason else recipe,

@@ -112,10 +112,8 @@ def release(held: Held, dtype: Any) -> nnx.Variable:
     """The parameter as an `nnx.Param` of floats, with the metadata that it had."""
     if held.scale is None:
         return held.codes
-    q = as_qarray(held)
-    q = q.restore() if isinstance(q, PreparedArray) else q
-    values = dequantize(q, jnp.float32).astype(dtype)
-    return _variable(held.codes, q.qvalue, values, kind=nnx.Param)
+    values = dequantize(as_qarray(held), jnp.float32).astype(dtype)
+    return _variable(held.codes, held.codes[...], values, kind=nnx.Param)
 
 
 def nbytes(*variables: nnx.Variable | None) -> int:

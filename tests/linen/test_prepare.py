@@ -1,6 +1,7 @@
 """`jaxfp8.linen.prepare`: the weights of a model as the CPU's kernels read them."""
 
 import flax.linen as nn
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,6 +81,42 @@ def test_stacked_layers_are_scanned():
     kernel = prepared["params"]["blocks"]["Dense_0"]["kernel"]
     assert isinstance(kernel, PreparedArray) and kernel.shape == (3, 64, 64)
     np.testing.assert_allclose(model.apply(prepared, x), model.apply(variables, x), rtol=1e-5)
+
+
+def test_stacks_along_another_axis_are_left():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            return jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)(x), None
+
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            axes, rngs = {"params": 1}, {"params": True}
+            return nn.scan(Block, variable_axes=axes, split_rngs=rngs, length=4)()(x, None)[0]
+
+    model, x = Stack(), normal(2, 64)
+    variables = model.init(jax.random.key(0), x)
+    with pytest.warns(jaxfp8.FallbackWarning, match="another axis than the first"):
+        prepared = jaxfp8.linen.prepare(model, variables, x)
+    np.testing.assert_array_equal(model.apply(prepared, x), model.apply(variables, x))
+
+
+def test_reports_partitions_and_checkpoints():
+    dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8), normal(2, 8)
+    variables = dense.init(jax.random.key(0), x)
+    prepared = jaxfp8.linen.prepare(dense, variables, x)
+    of_plain, of_prepared = (
+        jaxfp8.linen.report(dense, held, x).total.sqnr for held in (variables, prepared)
+    )
+    assert of_prepared == pytest.approx(of_plain, rel=1e-3)
+    floats, held = jaxfp8.linen.partition(prepared["params"])
+    assert floats["kernel"] is None and isinstance(held["kernel"], PreparedArray)
+    assert jax.tree.structure(jaxfp8.linen.combine(floats, held)) == jax.tree.structure(
+        prepared["params"]
+    )
+    with pytest.raises(TypeError, match="checkpoints hold weights as they were"):
+        flax.serialization.to_bytes(prepared)
 
 
 def test_sharded_weights_keep_their_metadata():

@@ -46,6 +46,7 @@ def test_a_model_computes_what_it_did(recipe):
         "head": "10",
     }
     assert isinstance(made.dense.weight, PreparedArray)
+    assert jaxfp8.nnx.prepare(made).rows[0].shape == (64, 128)
     for a, b in zip(
         jax.tree.leaves(made.dense.weight.restore()), jax.tree.leaves(kernel), strict=True
     ):
