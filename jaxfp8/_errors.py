@@ -18,7 +18,7 @@ class LibraryError(RuntimeError):
 
 
 class FallbackWarning(UserWarning):
-    """An explicit operation ran as plain XLA because no kernel takes it; says why, once."""
+    """An operation ran as plain XLA, or `prepare` left a weight as it was; says why, once."""
 
 
 def message(operation: str, operand: str, got: str, needs: str, remedy: str) -> str:

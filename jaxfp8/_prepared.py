@@ -98,9 +98,9 @@ def prepare(q: Any, contracting: int = -2) -> Any:
     """Lays weights out as the kernels of the CPU read them, losing nothing.
 
     A product reads its right operand in groups of 64 columns by 4 depths. From any other layout it
-    has to rearrange the weight at every call, which with few rows takes as long as the product
-    itself. Do this once, where a model is loaded; on a GPU weights are best as they are, and stay
-    so. The gradient of a product with respect to its left operand is slower with a prepared weight.
+    has to rearrange the weight at every call, which with few rows takes up to half of the time. Do
+    this once, where a model is loaded; on a GPU weights are best as they are, and stay so. The
+    gradient of a product with respect to its left operand is slower with a prepared weight.
 
     Args:
       q: a `QArray`, or a pytree of which the `QArray`s are prepared.

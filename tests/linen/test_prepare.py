@@ -62,20 +62,25 @@ def test_a_model_computes_what_it_did(recipe):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
+class Stack(nn.Module):
+    """Layers whose parameters are stacked along an axis, and scanned."""
+
+    axis: int
+
+    @nn.compact
+    def __call__(self, x):
+        class Block(nn.Module):
+            @nn.compact
+            def __call__(self, x, _):
+                return jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)(x), None
+
+        axes, rngs = {"params": self.axis}, {"params": True}
+        stacked = nn.scan(Block, variable_axes=axes, split_rngs=rngs, length=3)
+        return stacked(name="blocks")(x, None)[0]
+
+
 def test_stacked_layers_are_scanned():
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            return jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)(x), None
-
-    class Stack(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            axes, rngs = {"params": 0}, {"params": True}
-            scanned = nn.scan(Block, variable_axes=axes, split_rngs=rngs, length=3)
-            return scanned(name="blocks")(x, None)[0]
-
-    model, x = Stack(), normal(2, 64)
+    model, x = Stack(0), normal(2, 64)
     variables = model.init(jax.random.key(0), x)
     prepared = jaxfp8.linen.prepare(model, variables, x)
     kernel = prepared["params"]["blocks"]["Dense_0"]["kernel"]
@@ -84,18 +89,7 @@ def test_stacked_layers_are_scanned():
 
 
 def test_stacks_along_another_axis_are_left():
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            return jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)(x), None
-
-    class Stack(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            axes, rngs = {"params": 1}, {"params": True}
-            return nn.scan(Block, variable_axes=axes, split_rngs=rngs, length=4)()(x, None)[0]
-
-    model, x = Stack(), normal(2, 64)
+    model, x = Stack(1), normal(2, 64)
     variables = model.init(jax.random.key(0), x)
     with pytest.warns(jaxfp8.FallbackWarning, match="another axis than the first"):
         prepared = jaxfp8.linen.prepare(model, variables, x)
