@@ -108,7 +108,7 @@ struct BF16Sums {
 #pragma GCC unroll 2
     for (int j = 0; j < kGroup; ++j) {
       __m512i upper, lower;
-      Halves<kType>(DwordsToLanes(line[j]), upper, lower);
+      Halves<kType>(DwordsToLanes(Load<__m512i>(line[j])), upper, lower);
       low[j] = _mm512_unpacklo_epi8(lower, upper);
       high[j] = _mm512_unpackhi_epi8(lower, upper);
     }

@@ -13,21 +13,17 @@ namespace jaxfp8::JAXFP8_ISA {
 
 // Four lines of 64 bytes as 64 groups of four, in the order of their columns.
 inline void Interleave(const __m512i (&line)[4], __m512i (&group)[4]) {
-  const __m512i low01 = _mm512_unpacklo_epi8(line[0], line[1]);
-  const __m512i high01 = _mm512_unpackhi_epi8(line[0], line[1]);
-  const __m512i low23 = _mm512_unpacklo_epi8(line[2], line[3]);
-  const __m512i high23 = _mm512_unpackhi_epi8(line[2], line[3]);
-  // The columns are in order within each 128-bit part; what remains is to turn the 4 x 4 parts.
-  const __m512i q0 = _mm512_unpacklo_epi16(low01, low23);
-  const __m512i q1 = _mm512_unpackhi_epi16(low01, low23);
-  const __m512i q2 = _mm512_unpacklo_epi16(high01, high23);
-  const __m512i q3 = _mm512_unpackhi_epi16(high01, high23);
-  const __m512i r0 = _mm512_shuffle_i32x4(q0, q1, 0x44), r1 = _mm512_shuffle_i32x4(q2, q3, 0x44);
-  const __m512i r2 = _mm512_shuffle_i32x4(q0, q1, 0xee), r3 = _mm512_shuffle_i32x4(q2, q3, 0xee);
-  group[0] = _mm512_shuffle_i32x4(r0, r1, 0x88);
-  group[1] = _mm512_shuffle_i32x4(r0, r1, 0xdd);
-  group[2] = _mm512_shuffle_i32x4(r2, r3, 0x88);
-  group[3] = _mm512_shuffle_i32x4(r2, r3, 0xdd);
+  __m512i lanes[4];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) lanes[j] = DwordsToLanes(line[j]);
+  const __m512i low01 = _mm512_unpacklo_epi8(lanes[0], lanes[1]);
+  const __m512i high01 = _mm512_unpackhi_epi8(lanes[0], lanes[1]);
+  const __m512i low23 = _mm512_unpacklo_epi8(lanes[2], lanes[3]);
+  const __m512i high23 = _mm512_unpackhi_epi8(lanes[2], lanes[3]);
+  group[0] = _mm512_unpacklo_epi16(low01, low23);
+  group[1] = _mm512_unpackhi_epi16(low01, low23);
+  group[2] = _mm512_unpacklo_epi16(high01, high23);
+  group[3] = _mm512_unpackhi_epi16(high01, high23);
 }
 
 template <bool kSigned>

@@ -105,13 +105,6 @@ template <DType kType>
 
 #endif
 
-// 16 columns of a vector come from a dword of each 128-bit lane: what interleaving bytes, and then
-// words, leaves in order.
-inline __m512i DwordsToLanes(const uint8_t* from) {
-  const __m512i to_lane = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_permutexvar_epi32(to_lane, Load<__m512i>(from));
-}
-
 // 64 values as float32, in order.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
@@ -120,7 +113,7 @@ template <DType kType>
   const __m512i in_lane =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
   __m512i upper, lower;
-  Halves<kType>(_mm512_shuffle_epi8(DwordsToLanes(from), in_lane), upper, lower);
+  Halves<kType>(_mm512_shuffle_epi8(DwordsToLanes(Load<__m512i>(from)), in_lane), upper, lower);
   const __m512i first = _mm512_unpacklo_epi8(lower, upper);
   const __m512i second = _mm512_unpackhi_epi8(lower, upper);
   const __m512i odd = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));

@@ -67,6 +67,15 @@ inline void Store(void* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
+#if defined(__AVX512F__)
+// 16 columns of a vector come from a dword of each 128-bit lane: what interleaving bytes, and then
+// words, leaves in order.
+inline __m512i DwordsToLanes(__m512i bytes) {
+  const __m512i to_lane = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(to_lane, bytes);
+}
+#endif
+
 }  // namespace jaxfp8::JAXFP8_ISA
 
 #endif  // JAXFP8_CPU_KERNELS_SIMD_H_

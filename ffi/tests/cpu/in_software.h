@@ -29,7 +29,6 @@ namespace software {
 typedef float F32x16 __attribute__((vector_size(64)));
 typedef int32_t S32x16 __attribute__((vector_size(64)));
 typedef uint32_t U32x16 __attribute__((vector_size(64)));
-typedef int64_t S64x8 __attribute__((vector_size(64)));
 typedef uint8_t U8x64 __attribute__((vector_size(64)));
 typedef int8_t S8x16 __attribute__((vector_size(16)));
 typedef uint8_t U8x16 __attribute__((vector_size(16)));
@@ -223,15 +222,6 @@ JAXFP8_SOFT __m512i _mm512_permutex2var_epi8(__m512i a, __m512i places, __m512i 
 }
 JAXFP8_SOFT __m512i _mm512_permutexvar_epi32(__m512i places, __m512i a) {
   return (__m512i)__builtin_shuffle((software::S32x16)a, (software::S32x16)places);
-}
-JAXFP8_SOFT __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int picked) {
-  software::S64x8 parts;
-  for (int i = 0; i < 4; ++i) {
-    const int from = (picked >> (2 * i) & 3) * 2;
-    parts[2 * i] = i < 2 ? a[from] : b[from];
-    parts[2 * i + 1] = i < 2 ? a[from + 1] : b[from + 1];
-  }
-  return (__m512i)parts;
 }
 JAXFP8_SOFT int _mm512_reduce_add_epi32(__m512i a) {
   uint32_t sum = 0;

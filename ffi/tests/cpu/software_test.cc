@@ -81,10 +81,6 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_unpackhi_epi8, a, b);
   SAME(_mm512_unpacklo_epi16, a, b);
   SAME(_mm512_unpackhi_epi16, a, b);
-  SAME(_mm512_shuffle_i32x4, a, b, 0x44);
-  SAME(_mm512_shuffle_i32x4, a, b, 0xee);
-  SAME(_mm512_shuffle_i32x4, a, b, 0x88);
-  SAME(_mm512_shuffle_i32x4, a, b, 0xdd);
   SAME(_mm512_reduce_add_epi32, a);
   __m512i soft = a, real = a;
   jaxfp8::_mm512_mask_storeu_epi8(&soft, mask, b);
