@@ -227,20 +227,10 @@ class _Planes:
 
     def epilogue(self) -> EpilogueSpec:
         """The canonical epilogue."""
-        old = self.old.epilogue
-        return dataclasses.replace(
-            old,
-            residual=self._merged(old.residual),
-            bias=self._merged(old.bias),
-            out_scale=self._merged(old.out_scale),
-            amax=self._merged(old.amax),
-        )
-
-    def _merged(self, shape: Shape | None) -> Shape | None:
-        """The canonical shape of an array: a group of axes is full unless all of it is shared."""
-        return None if shape is None else self._full_groups(shape)
+        return self.old.epilogue.map_shapes(self._full_groups)
 
     def _full_groups(self, shape: Shape) -> Shape:
+        """The canonical shape of an array: a group of axes is full unless all of it is shared."""
         full = (any(shape[a] != 1 for a in group) for group in self.groups)
         return tuple(size if kept else 1 for size, kept in zip(self.shape, full, strict=True))
 

@@ -210,6 +210,13 @@ def why_not(q: QArray, contracting: int) -> str:
     return ""
 
 
+def why_not_layer(q: QArray, contracting: Shape, rank: int) -> str:
+    """The same for a layer's product over axes of its weight of `rank`, which may be stacked."""
+    if len(contracting) != 1:
+        return f"it is summed over {len(contracting)} axes, and one can be prepared"
+    return why_not(q, contracting[0] - rank)
+
+
 def _last(axes: tuple[Any, ...], contracting: int) -> tuple[Any, ...]:
     """What there is of each axis, that of the contracted one moved to the end."""
     rest = list(axes)
@@ -237,7 +244,7 @@ def split_tile(tile: int, size: int, inner: int) -> tuple[int, int] | None:
     return (1, tile) if inner % tile == 0 else None
 
 
-def split_entries(entries: int, tile: int, size: int, inner: int) -> Shape:
+def _split_entries(entries: int, tile: int, size: int, inner: int) -> Shape:
     """How the entries of a scale along that axis are split; one that is shared stays so."""
     tiles = split_tile(tile, size, inner)
     assert tiles is not None
@@ -254,8 +261,8 @@ def _pack(q: QArray, contracting: int) -> QArray:
             return array
         codes = jnp.moveaxis(_as_codes(array), contracting, -1)
         *lead, across, along = codes.shape
-        parts = split_entries(across, wide, columns, COLUMNS)
-        parts += split_entries(along, deep, depth, QUAD)
+        parts = _split_entries(across, wide, columns, COLUMNS)
+        parts += _split_entries(along, deep, depth, QUAD)
         return _from_codes(codes.reshape(*lead, *parts).swapaxes(-3, -2), array.dtype)
 
     *lead, _, _ = _last(given_tiles(q), contracting)

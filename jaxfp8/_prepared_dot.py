@@ -36,18 +36,11 @@ def prepared_dot(
     """
     _check_axes(operation, rhs, spec)
     lhs = _split_left(operation, spec.lhs)
-    epilogue = spec.epilogue
     split = dataclasses.replace(
         spec,
         lhs=lhs,
         rhs=_packed_spec(rhs, spec.rhs),
-        epilogue=dataclasses.replace(
-            epilogue,
-            residual=_split_columns(epilogue.residual),
-            bias=_split_columns(epilogue.bias),
-            out_scale=_split_columns(epilogue.out_scale),
-            amax=_split_columns(epilogue.amax),
-        ),
+        epilogue=spec.epilogue.map_shapes(_split_columns),
     )
     shapes = {
         "lhs": lhs.shape,
@@ -61,7 +54,7 @@ def prepared_dot(
     }
     out, amax = scaled_dot(split, **values)
     out = out.reshape(spec.out_shape)
-    return out, None if amax is None else amax.reshape(epilogue.amax)
+    return out, None if amax is None else amax.reshape(spec.epilogue.amax)
 
 
 def _check_axes(operation: str, rhs: PreparedSide, spec: ScaledDotSpec) -> None:
@@ -111,10 +104,8 @@ def _split_left(operation: str, spec: OperandSpec) -> OperandSpec:
     )
 
 
-def _split_columns(shape: Shape | None) -> Shape | None:
+def _split_columns(shape: Shape) -> Shape:
     """The shape of an array by output element once its last axis is split."""
-    if shape is None:
-        return None
     return (*shape[:-1], *((1, 1) if shape[-1] == 1 else (shape[-1] // COLUMNS, COLUMNS)))
 
 

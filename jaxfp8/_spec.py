@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,13 @@ class EpilogueSpec:
     out_dtype: str
     out_scale: Shape | None = None
     amax: Shape | None = None
+
+    def map_shapes(self, fun: Callable[[Shape], Shape]) -> EpilogueSpec:
+        """The same with `fun` of each shape that is given."""
+        names = ("residual", "bias", "out_scale", "amax")
+        given = {name: getattr(self, name) for name in names}
+        new: dict[str, Any] = {n: fun(shape) for n, shape in given.items() if shape is not None}
+        return dataclasses.replace(self, **new)
 
     def __str__(self) -> str:
         """Such as `+ bias[1,4] > relu > bfloat16`."""

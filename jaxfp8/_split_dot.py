@@ -98,27 +98,19 @@ def on_shards(spec: ScaledDotSpec, bind: Bind, shards: Shards) -> Callable[..., 
 
 
 def _local(spec: ScaledDotSpec, shards: Shards) -> ScaledDotSpec:
-    named, epilogue = _names(spec), spec.epilogue
+    named = _names(spec)
 
     def side(old: OperandSpec, names: Names) -> OperandSpec:
         return dataclasses.replace(old, shape=shards.shape(old.shape, names))
 
-    def plane(shape: Shape | None) -> Shape | None:
-        if shape is None:
-            return None
+    def plane(shape: Shape) -> Shape:
         return shards.shape(shape, _where_full(shape, named["out"]))
 
     return dataclasses.replace(
         spec,
         lhs=side(spec.lhs, named["lhs"]),
         rhs=side(spec.rhs, named["rhs"]),
-        epilogue=dataclasses.replace(
-            epilogue,
-            residual=plane(epilogue.residual),
-            bias=plane(epilogue.bias),
-            out_scale=plane(epilogue.out_scale),
-            amax=plane(epilogue.amax),
-        ),
+        epilogue=spec.epilogue.map_shapes(plane),
     )
 
 

@@ -177,11 +177,11 @@ Side MakeSide(const OperandSpec& spec, int Axis::* place, const Groups& groups,
   side.dtype = ParseDType(spec.dtype);
   const Array values(spec.shape, {}, place);
   side.batch = values.Along(groups.batch, tables);
-  side.free = values.Along(free, tables);
-  side.depth = values.Along(groups.depth, tables);
-  if (IsEightBit(side.dtype)) {
-    side.prepared = Prepared(values.Digits(free), values.Digits(groups.depth));
-  }
+  const std::vector<Digit> along_free = values.Digits(free);
+  const std::vector<Digit> along_depth = values.Digits(groups.depth);
+  side.free = MakeOffsets(along_free, tables);
+  side.depth = MakeOffsets(along_depth, tables);
+  side.prepared = IsEightBit(side.dtype) && Prepared(along_free, along_depth);
   if (!spec.scale && !spec.zero_point) return side;
   const Array scales(spec.shape, spec.tiles, place);
   side.tile_batch = scales.Along(groups.batch, tables);

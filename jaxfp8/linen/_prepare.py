@@ -69,10 +69,8 @@ def _why_not(weight: Weight, value: QArray) -> str:
     """Why a weight is left as it is; "" if it is prepared."""
     if weight.looked_up:
         return "its rows are looked up"
-    if len(weight.contracting) != 1:
-        return f"it is summed over {len(weight.contracting)} axes, and one can be prepared"
     if not all(hasattr(leaf, "dtype") for leaf in (value.qvalue, value.scale)):
         return "it has metadata of sharding"
     if value.shape[-len(weight.shape) :] != weight.shape:
         return f"layers of {weight.shape} are stacked along another axis than the first"
-    return _prepared.why_not(value, weight.contracting[0] - len(weight.shape))
+    return _prepared.why_not_layer(value, weight.contracting, len(weight.shape))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxfp8._prepared import PreparedArray, prepare, why_not
+from jaxfp8._prepared import PreparedArray, prepare, why_not_layer
 from jaxfp8._qarray import QArray
 from jaxfp8._quantize import dequantize
 from jaxfp8._recipes import Recipe
@@ -84,11 +84,9 @@ def why_not_prepared(held: Held, contracting: Shape, rank: int) -> str:
         return "it is prepared already"
     if not isinstance(q, QArray):
         return "it is not in 8 bits"
-    if len(contracting) != 1:
-        return f"it is summed over {len(contracting)} axes, and one can be prepared"
     if held.codes.get_metadata().get(_SHARDING) is not None:
         return "it is sharded by the names of its axes"
-    return why_not(q, contracting[0] - rank)
+    return why_not_layer(q, contracting, rank)
 
 
 def prepared(held: Held, contracting: int) -> Held:

@@ -96,10 +96,10 @@ struct BF16Sums {
   template <DType kType>
   static void UnpackFloat8(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
     const __m512i in_turn = _mm512_setr_epi32(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
-    __m512i upper, lower;
-    Halves<kType>(_mm512_permutexvar_epi32(in_turn, Load<__m512i>(from)), upper, lower);
-    to[0] = (F32)_mm512_unpacklo_epi8(lower, upper);
-    to[1] = (F32)_mm512_unpackhi_epi8(lower, upper);
+    __m512i first, second;
+    DecodeHalves<kType>(_mm512_permutexvar_epi32(in_turn, Load<__m512i>(from)), first, second);
+    to[0] = (F32)first;
+    to[1] = (F32)second;
   }
 
   template <DType kType>
@@ -107,10 +107,7 @@ struct BF16Sums {
     __m512i low[kGroup], high[kGroup];
 #pragma GCC unroll 2
     for (int j = 0; j < kGroup; ++j) {
-      __m512i upper, lower;
-      Halves<kType>(DwordsToLanes(Load<__m512i>(line[j])), upper, lower);
-      low[j] = _mm512_unpacklo_epi8(lower, upper);
-      high[j] = _mm512_unpackhi_epi8(lower, upper);
+      DecodeHalves<kType>(DwordsToLanes(Load<__m512i>(line[j])), low[j], high[j]);
     }
     column[0] = (F32)_mm512_unpacklo_epi16(low[0], low[1]);
     column[1] = (F32)_mm512_unpackhi_epi16(low[0], low[1]);

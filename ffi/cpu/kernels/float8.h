@@ -105,6 +105,24 @@ template <DType kType>
 
 #endif
 
+// 64 values as bfloat16: of each 128-bit lane those of its lower, and of its upper half.
+template <DType kType>
+[[gnu::always_inline]] inline void DecodeHalves(__m512i codes, __m512i& first, __m512i& second) {
+  __m512i upper, lower;
+  Halves<kType>(codes, upper, lower);
+  first = _mm512_unpacklo_epi8(lower, upper);
+  second = _mm512_unpackhi_epi8(lower, upper);
+}
+
+// The even and the odd values of two vectors of bfloat16 as float32.
+[[gnu::always_inline]] inline void PartPairs(__m512i first, __m512i second, F32 (&to)[4]) {
+  const __m512i odd = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+  to[0] = (F32)_mm512_slli_epi32(first, 16);
+  to[1] = (F32)_mm512_and_si512(first, odd);
+  to[2] = (F32)_mm512_slli_epi32(second, 16);
+  to[3] = (F32)_mm512_and_si512(second, odd);
+}
+
 // 64 values as float32, in order.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
@@ -112,15 +130,10 @@ template <DType kType>
   // of a 128-bit lane to place e of the same lane of vector d.
   const __m512i in_lane =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
-  __m512i upper, lower;
-  Halves<kType>(_mm512_shuffle_epi8(DwordsToLanes(Load<__m512i>(from)), in_lane), upper, lower);
-  const __m512i first = _mm512_unpacklo_epi8(lower, upper);
-  const __m512i second = _mm512_unpackhi_epi8(lower, upper);
-  const __m512i odd = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
-  to[0] = (F32)_mm512_slli_epi32(first, 16);
-  to[1] = (F32)_mm512_and_si512(first, odd);
-  to[2] = (F32)_mm512_slli_epi32(second, 16);
-  to[3] = (F32)_mm512_and_si512(second, odd);
+  const __m512i codes = _mm512_shuffle_epi8(DwordsToLanes(Load<__m512i>(from)), in_lane);
+  __m512i first, second;
+  DecodeHalves<kType>(codes, first, second);
+  PartPairs(first, second, to);
 }
 
 // The four values of each 32-bit lane as bfloat16: two pairs.
@@ -128,10 +141,7 @@ template <DType kType>
 [[gnu::always_inline]] inline void PairsOfQuads(__m512i quads, __m512i& first, __m512i& second) {
   const __m512i in_lane =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
-  __m512i upper, lower;
-  Halves<kType>(_mm512_shuffle_epi8(quads, in_lane), upper, lower);
-  first = _mm512_unpacklo_epi8(lower, upper);
-  second = _mm512_unpackhi_epi8(lower, upper);
+  DecodeHalves<kType>(_mm512_shuffle_epi8(quads, in_lane), first, second);
 }
 
 // The same as float32, apart.
@@ -139,11 +149,7 @@ template <DType kType>
 [[gnu::always_inline]] inline void DecodeFloat8Quads(S32 quads, F32 (&to)[4]) {
   __m512i first, second;
   PairsOfQuads<kType>((__m512i)quads, first, second);
-  const __m512i odd = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
-  to[0] = (F32)_mm512_slli_epi32(first, 16);
-  to[1] = (F32)_mm512_and_si512(first, odd);
-  to[2] = (F32)_mm512_slli_epi32(second, 16);
-  to[3] = (F32)_mm512_and_si512(second, odd);
+  PartPairs(first, second, to);
 }
 
 #elif defined(__AVX2__)
