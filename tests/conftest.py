@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import ctypes
+import os
 import pathlib
 
 import hypothesis
@@ -8,6 +9,10 @@ import jax
 import pytest
 
 from jaxfp8 import _ffi
+
+# Three quarters of the suite's time would be spent in LLVM, which optimises programs that run once.
+# Before a backend starts; an `XLA_FLAGS` of one's own, even an empty one, is left alone.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
 # Several CPU devices, so that meshes can be tested anywhere. Set before a backend starts.
 jax.config.update("jax_num_cpu_devices", 4)

@@ -3,7 +3,8 @@
     python3 tools/environment.py .venv --constraints tools/constraints-oldest.txt
     python3 tools/environment.py .venv-latest --headers .venv
 
-With JAXFP8_CUDA=1 the kernels for NVIDIA GPUs are built too, now and from now on.
+With JAXFP8_CUDA=1 the kernels for NVIDIA GPUs are built too, now and from now on; for fewer GPUs
+in less time with JAXFP8_CUDA_ARCHITECTURES, as in CMAKE_CUDA_ARCHITECTURES.
 Three steps (interpreter, dependencies, library), each skipped when a stamp in the environment
 says that nothing it depends on has changed: a second run does nothing and needs no network.
 Uses the standard library only, and is run by the interpreter the environment is made from.
@@ -117,6 +118,8 @@ class Environment:
         }
         if headers_from.cuda:
             settings["cmake.define.JAXFP8_CUBLAS_INCLUDE"] = str(headers_from.cublas_include())
+            architectures = os.environ.get("JAXFP8_CUDA_ARCHITECTURES", "")  # empty: all of them
+            settings["cmake.define.JAXFP8_CUDA_ARCHITECTURES"] = architectures
         return settings
 
     def ffi_include(self) -> Path:

@@ -1,7 +1,7 @@
 // Every kernel against the reference: all codes, sizes around every border, layouts, scales, zero
 // points, epilogues, and problems of any form.
 //
-//   native_kernels [--kernels PREFIX,PREFIX...] [--how WORDS] [--random COUNT] [--seed NUMBER]
+//   kernels [--kernels PREFIX,PREFIX...] [--how WORDS] [--random COUNT] [--seed NUMBER]
 //
 // Says of each kernel compiled in whether this machine runs it.
 
