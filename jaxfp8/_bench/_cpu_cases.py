@@ -93,7 +93,8 @@ def integers(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
 
 def zero_points(name: str, shape: Shape) -> Case:
     """int8 with zero points on both sides, against the same without."""
-    both, none = (problems.integers(*shape, zero_points=given) for given in (True, False))
+    both = problems.integers(*shape, zero_points=True)
+    none = both.without_zero_points()
     given, plain = (_alone(p.x, p.w, p.bias) for p in (both, none))
     contenders: Contenders = {
         "jaxfp8": _ours(problems.multiply_affine, given, both, _FLOAT),

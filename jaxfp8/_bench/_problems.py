@@ -33,6 +33,11 @@ class Problem:
     w: Any
     bias: Any = None
 
+    def without_zero_points(self) -> Problem:
+        """The same codes in the same memory, with nothing to subtract."""
+        x, w = (dataclasses.replace(q, zero_point=None) for q in (self.x, self.w))
+        return dataclasses.replace(self, x=x, w=w)
+
     def exact(self) -> np.ndarray:
         """The result in float64."""
         total = float64(self.x) @ float64(self.w)
@@ -75,14 +80,17 @@ def weight_only(
 
 
 def integers(m: int, n: int, k: int, zero_points: bool = False) -> Problem:
-    """int8 on both sides, a scale for x and one per channel of w, and a bias."""
+    """int8 on both sides, a scale for x and one per channel of w, and a bias.
+
+    Zero points have the dtype of the codes, as those have that `jaxfp8.quantize` chooses.
+    """
     rng = np.random.default_rng(0)
 
     def codes(*shape: int) -> jax.Array:
         return jnp.asarray(rng.integers(-127, 128, shape, dtype=np.int8))
 
-    x_zero = jnp.full((1, 1), 3, jnp.int32) if zero_points else None
-    w_zero = jnp.asarray(rng.integers(-9, 10, (1, n)), jnp.int32) if zero_points else None
+    x_zero = jnp.full((1, 1), 3, jnp.int8) if zero_points else None
+    w_zero = jnp.asarray(rng.integers(-9, 10, (1, n)), jnp.int8) if zero_points else None
     x = QArray(codes(m, k), jnp.full((1, 1), 0.01), x_zero)
     w = QArray(codes(k, n), jnp.asarray(rng.uniform(0.001, 0.01, (1, n)), jnp.float32), w_zero)
     return Problem(x=x, w=w, bias=normal(2, n))
@@ -91,7 +99,7 @@ def integers(m: int, n: int, k: int, zero_points: bool = False) -> Problem:
 def affine_weight(m: int, n: int, k: int) -> Problem:
     """float32 activations and a uint8 weight with a zero point per channel."""
     rng = np.random.default_rng(0)
-    zero = jnp.asarray(rng.integers(96, 161, (1, n)), jnp.int32)
+    zero = jnp.asarray(rng.integers(96, 161, (1, n)), jnp.uint8)
     scale = jnp.asarray(rng.uniform(1e-4, 1e-3, (1, n)), jnp.float32)
     codes = jnp.asarray(rng.integers(0, 256, (k, n), dtype=np.uint8))
     return Problem(x=normal(1, m, k), w=QArray(codes, scale, zero))
