@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import collections
 import ctypes
 import os
 import pathlib
@@ -39,6 +40,27 @@ def pytest_addoption(parser):
         help="the CPU library to test in place of the installed one, such as one built with "
         "-DJAXFP8_IN_SOFTWARE=ON, whose kernels run on any machine with AVX2",
     )
+    parser.addoption(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run every Nth case of the tests that have more than N, and all others whole",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    every = config.getoption("--every")
+    tests = [item.nodeid.partition("[")[0] for item in items]
+    sizes, seen = collections.Counter(tests), collections.Counter()
+    chosen, left_out = [], []
+    for item, test in zip(items, tests, strict=True):
+        is_left_out = sizes[test] > every and seen[test] % every
+        (left_out if is_left_out else chosen).append(item)
+        seen[test] += 1
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
 
 
 def pytest_configure(config):

@@ -4,7 +4,7 @@
     python3 tools/environment.py .venv-latest --headers .venv
 
 With JAXFP8_CUDA=1 the kernels for NVIDIA GPUs are built too, now and from now on; for fewer GPUs
-in less time with JAXFP8_CUDA_ARCHITECTURES, as in CMAKE_CUDA_ARCHITECTURES.
+in less time while JAXFP8_CUDA_ARCHITECTURES is set, as in CMAKE_CUDA_ARCHITECTURES.
 Three steps (interpreter, dependencies, library), each skipped when a stamp in the environment
 says that nothing it depends on has changed: a second run does nothing and needs no network.
 Uses the standard library only, and is run by the interpreter the environment is made from.

@@ -28,7 +28,8 @@ def build() -> None:
     flags = [f"--config-settings={name}={value}" for name, value in settings.items()]
     command = ["wheel", ".", "--no-deps", "--no-build-isolation", f"--wheel-dir={DIST}", *flags]
     here.run("wheel", [str(here.python), "-m", "pip", *command])
-    say(f"dist/{wheel().name}")
+    fewer = settings.get("cmake.define.JAXFP8_CUDA_ARCHITECTURES")
+    say(f"dist/{wheel().name}" + (f", not to be released: for {fewer} only" if fewer else ""))
 
 
 def try_out() -> None:

@@ -33,6 +33,13 @@ class Problem:
     w: Any
     bias: Any = None
 
+    def with_zero_points_of(self, dtype: Any) -> Problem:
+        """The same codes in the same memory, with the zero points in another dtype."""
+        x, w = (
+            dataclasses.replace(q, zero_point=q.zero_point.astype(dtype)) for q in (self.x, self.w)
+        )
+        return dataclasses.replace(self, x=x, w=w)
+
     def without_zero_points(self) -> Problem:
         """The same codes in the same memory, with nothing to subtract."""
         x, w = (dataclasses.replace(q, zero_point=None) for q in (self.x, self.w))

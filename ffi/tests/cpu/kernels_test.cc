@@ -1,7 +1,8 @@
 // Every kernel against the reference: all codes, sizes around every border, layouts, scales, zero
 // points, epilogues, and problems of any form.
 //
-//   kernels [--kernels PREFIX,PREFIX...] [--how WORDS] [--random COUNT] [--seed NUMBER]
+//   kernels [--kernels PREFIX,PREFIX...] [--without PREFIX,PREFIX...] [--how WORDS]
+//           [--random COUNT] [--seed NUMBER]
 //
 // Says of each kernel compiled in whether this machine runs it.
 
@@ -28,7 +29,7 @@ constexpr int kMostReported = 20;
 constexpr int64_t kSoiledBytes = 96 << 10;
 
 struct Options {
-  std::string kernels, how;
+  std::string kernels, without, how;
   int64_t random = 600;
   uint64_t seed = 1;
 };
@@ -53,13 +54,18 @@ void SoilScratch() {
   std::memset(scratch.Take<uint8_t>(kSoiledBytes), 0xff, kSoiledBytes);
 }
 
-// Whether a name begins with one of the prefixes, or there are none.
+// Whether a name begins with one of the prefixes.
 bool Named(const std::string& prefixes, const std::string& name) {
   std::istringstream all(prefixes);
   for (std::string prefix; std::getline(all, prefix, ',');) {
     if (name.starts_with(prefix)) return true;
   }
-  return prefixes.empty();
+  return false;
+}
+
+bool Wanted(const Options& options, const std::string& name) {
+  const bool named = options.kernels.empty() || Named(options.kernels, name);
+  return named && !Named(options.without, name);
 }
 
 class Checks {
@@ -67,7 +73,7 @@ class Checks {
   explicit Checks(const Options& options) : options_(options) {
     for (const Kernel* kernel : AllKernels()) {
       const std::string name = kernel->name;
-      if (!Named(options.kernels, name)) continue;
+      if (!Wanted(options, name)) continue;
       if (kernel->needs & ~CpuFeatures()) {
         absent_.push_back(name);
       } else {
@@ -103,8 +109,9 @@ class Checks {
       std::printf("  %-14s not run: this CPU lacks its instructions (it has: %s)\n", kernel.c_str(),
                   CpuFeatureNames());
     }
+    if (cases_.empty() && absent_.empty()) std::printf("FAILED: no kernel has such a name\n");
     std::printf("  %d failures\n", failures_);
-    return failures_ != 0;
+    return failures_ != 0 || (cases_.empty() && absent_.empty());
   }
 
  private:
@@ -293,6 +300,7 @@ Options Read(int count, char** arguments) {
   for (int i = 1; i + 1 < count; i += 2) {
     const std::string name = arguments[i];
     if (name == "--kernels") options.kernels = arguments[i + 1];
+    if (name == "--without") options.without = arguments[i + 1];
     if (name == "--how") options.how = arguments[i + 1];
     if (name == "--random") options.random = std::atoll(arguments[i + 1]);
     if (name == "--seed") options.seed = std::strtoull(arguments[i + 1], nullptr, 10);
