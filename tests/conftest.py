@@ -11,7 +11,7 @@ import pytest
 
 from jaxfp8 import _ffi
 
-# Three quarters of the suite's time would be spent in LLVM, which optimises programs that run once.
+# Most of the time of the longest tests would be spent in LLVM, on programs that run once.
 # Before a backend starts; an `XLA_FLAGS` of one's own, even an empty one, is left alone.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
