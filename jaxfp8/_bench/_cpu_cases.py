@@ -97,7 +97,8 @@ def zero_points(name: str, shape: Shape) -> Case:
     Those of int32 are looked at as the program runs, see docs/rewrite.md.
     """
     both = problems.integers(*shape, zero_points=True)
-    none, wide = both.without_zero_points(), both.with_zero_points_of(jnp.int32)
+    none = both.with_zero_points(lambda zero: None)
+    wide = both.with_zero_points(lambda zero: zero.astype(jnp.int32))
     given, plain, looked_at = (_alone(p.x, p.w, p.bias) for p in (both, none, wide))
     contenders: Contenders = {
         "jaxfp8": _ours(problems.multiply_affine, given, both, _FLOAT),

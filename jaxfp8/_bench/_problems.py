@@ -6,6 +6,7 @@ Tests compute every contender's result of a case from these, so nothing wrong is
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,16 +34,9 @@ class Problem:
     w: Any
     bias: Any = None
 
-    def with_zero_points_of(self, dtype: Any) -> Problem:
-        """The same codes in the same memory, with the zero points in another dtype."""
-        x, w = (
-            dataclasses.replace(q, zero_point=q.zero_point.astype(dtype)) for q in (self.x, self.w)
-        )
-        return dataclasses.replace(self, x=x, w=w)
-
-    def without_zero_points(self) -> Problem:
-        """The same codes in the same memory, with nothing to subtract."""
-        x, w = (dataclasses.replace(q, zero_point=None) for q in (self.x, self.w))
+    def with_zero_points(self, change: Callable[[jax.Array], jax.Array | None]) -> Problem:
+        """The same codes in the same memory, with what `change` makes of the zero points."""
+        x, w = (dataclasses.replace(q, zero_point=change(q.zero_point)) for q in (self.x, self.w))
         return dataclasses.replace(self, x=x, w=w)
 
     def exact(self) -> np.ndarray:
