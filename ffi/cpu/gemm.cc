@@ -38,8 +38,8 @@ struct Ends {
 // A thread that multiplies packed columns.
 class Entered {
  public:
-  explicit Entered(const Kernel& kernel) : kernel_(kernel) {
-    if (kernel.enter) kernel.enter();
+  Entered(const Kernel& kernel, int height) : kernel_(kernel) {
+    if (kernel.enter) kernel.enter(height);
   }
   ~Entered() {
     if (kernel_.leave) kernel_.leave();
@@ -59,6 +59,7 @@ class Share {
     batch_ = share / (plan.row_shares * plan.column_shares);
     row_ = share / plan.column_shares % plan.row_shares * plan.row_block;
     rows_ = std::min(plan.row_block, problem.rows - row_);
+    height_ = static_cast<int>(Blocks(rows_, Blocks(rows_, kernel.height)));
     column_ = share % plan.column_shares * plan.share_columns;
     columns_ = std::min(plan.share_columns, problem.columns - column_);
     TakeScratch();
@@ -66,7 +67,7 @@ class Share {
 
   void Run() {
     std::optional<Entered> entered;
-    if (!plan_.few) entered.emplace(kernel_);
+    if (!plan_.few) entered.emplace(kernel_, height_);
     for (int64_t done = 0; done < columns_; done += plan_.column_block) {
       const int64_t count = std::min(plan_.column_block, columns_ - done);
       for (const Round& round : plan_.rounds) MultiplyRound(round, column_ + done, count);
@@ -145,9 +146,9 @@ class Share {
 
   void MultiplyFew(const Chunk& chunk, const Block& block, Ends ends, double* sums) {
     const Panel left = LeftPanel(chunk);
-    for (int64_t row = 0; row < rows_; row += kFewRows) {
-      const int count = static_cast<int>(std::min<int64_t>(kFewRows, rows_ - row));
-      kernel_.multiply_few(problem_.rhs, block, From(left, row), count, right_,
+    for (int64_t row = 0; row < rows_; row += kernel_.few.rows) {
+      const int count = static_cast<int>(std::min<int64_t>(kernel_.few.rows, rows_ - row));
+      kernel_.multiply_few(problem_.rhs, block, From(left, row), count, right_, found_,
                            sums + row * plan_.sums_pitch, plan_.sums_pitch, ends.first);
     }
     for (int64_t row = 0; ends.last && row < rows_; ++row) {
@@ -204,17 +205,17 @@ class Share {
     const int64_t tiles = (rows_ + kernel_.rows - 1) / kernel_.rows;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t row = FirstRow(tile, tiles);
-      const int count = static_cast<int>(FirstRow(tile + 1, tiles) - row);
-      kernel_.multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch, count,
-                       columns, depth, found_ + row * plan_.found_pitch + strip * kernel_.columns,
+      const int64_t count = RoundUp(FirstRow(tile + 1, tiles) - row, height_);
+      kernel_.multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch,
+                       static_cast<int>(count), columns, depth,
+                       found_ + row * plan_.found_pitch + strip * kernel_.columns,
                        plan_.found_pitch, start == 0);
     }
   }
 
   // Even heights: 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
   int64_t FirstRow(int64_t tile, int64_t tiles) const {
-    const int64_t even = rows_ * tile / tiles + kernel_.row_step - 1;
-    return std::min(even / kernel_.row_step * kernel_.row_step, rows_);
+    return std::min(RoundUp(rows_ * tile / tiles, height_), rows_);
   }
 
   void FinishRow(int64_t row, const Block& block, double* sums) {
@@ -237,6 +238,7 @@ class Share {
   const Kernel& kernel_;
   const Plan& plan_;
   int64_t batch_, row_, rows_, column_, columns_;
+  int height_;  // of the kernel's tiles: even, and as low as there are rows
   const Round* packed_ = nullptr;
   uint8_t* packed_rows_;
   uint8_t* raw_;

@@ -24,18 +24,15 @@ constexpr int64_t kSharesPerThread = 2;
 // With fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
 
-int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
-int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit) * unit; }
-
 // Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
 constexpr int64_t kFewDepth = 4096;
 
 bool IsFew(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
-  if (!kernel.multiply_few || !IsEightBit(right.dtype) || right.fine) return false;
-  if (right.prepared) return problem.rows <= std::min(kernel.few, kFewRows);
-  if (right.depth.Contiguous()) return problem.rows <= kernel.few;
-  return right.free.Contiguous() && problem.rows <= std::min(kernel.few, 2 * kFewRows);
+  if (!IsEightBit(right.dtype) || right.fine) return false;
+  if (right.prepared) return problem.rows <= kernel.few.prepared;
+  if (right.depth.Contiguous()) return problem.rows <= kernel.few.along;
+  return right.free.Contiguous() && problem.rows <= kernel.few.across;
 }
 
 // Depths that are not parted.
@@ -132,7 +129,9 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
   plan.strip_bytes = slice * kernel.size;
   plan.columns_bytes = plan.strip_bytes * (plan.wide / kernel.columns);
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
-  plan.found_bytes = plan.few ? 0 : plan.row_block * plan.found_pitch * sizeof(float);
+  const int64_t found =
+      plan.few ? kernel.few.rows * kFewColumns : plan.row_block * plan.found_pitch;
+  plan.found_bytes = found * sizeof(float);
   plan.sums_bytes = (plan.row_block * plan.sums_pitch + plan.column_block) * sizeof(double);
 }
 

@@ -47,6 +47,9 @@ struct Plan {
   int64_t rows_bytes, columns_bytes, raw_bytes, found_bytes, sums_bytes;
 };
 
+inline int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
+inline int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit) * unit; }
+
 // Rows are packed so many at a time: bounds the scratch of a layout that has to be turned.
 inline constexpr int64_t kSlab = 48;
 

@@ -192,17 +192,19 @@ def test_more_rows_than_columns(kernel, m, n):
 
 
 @pytest.mark.parametrize("layout", ["kn", "nk"])
-@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 15, 16, 17])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_few_rows_against_columns_of_either_layout(kernel, m, layout):
-    """Depths and columns that fill no vector, and more than one block of either."""
+    """Depths and columns that fill no vector, and more than one block of either; zero points."""
     rng = np.random.default_rng(m)
     integers = kernel in INTEGER_KERNELS
     for weight in ("int8", "uint8") if integers else ("float8_e4m3fn", "float8_e5m2", "uint8"):
         for k, n in [(5, 64), (5003, 67), (70, 2120)]:
             shape, tiles = ((k, n), (3000, 1)) if layout == "kn" else ((n, k), (1, 3000))
             spec = ScaledDotSpec(
-                lhs=calls.side("int8" if integers else "bfloat16", (m, k), (1,)),
+                lhs=calls.side(
+                    "int8" if integers else "bfloat16", (m, k), (1,), zero_point=integers
+                ),
                 rhs=calls.side(
                     weight,
                     shape,
@@ -351,7 +353,7 @@ def prepared(dtype: str, m: int, k: int, n: int, weight: str, **more) -> ScaledD
     shape = (n // 64, k // 4, 64, 4)
     tiles = more.pop("tiles", (1, k // 4, 1, 4))
     return ScaledDotSpec(
-        lhs=calls.side(dtype, (m, k // 4, 4), (1, 2)),
+        lhs=calls.side(dtype, (m, k // 4, 4), (1, 2), **more),
         rhs=calls.side(weight, shape, (1, 3), tiles=tiles, scale=True, **more),
         epilogue=EpilogueSpec(out_dtype="float32"),
     )
@@ -378,7 +380,7 @@ def test_codes_of_prepared_columns_are_exact(kernel, weight):
         np.testing.assert_array_equal(out.reshape(rows, 64), oracle.decode(columns[:rows], weight))
 
 
-@pytest.mark.parametrize("m", [1, 3, 4, 5, 17, 70])
+@pytest.mark.parametrize("m", [1, 3, 4, 5, 15, 16, 17, 70])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_prepared_columns_stay_within_the_bound(kernel, m):
     """Depths that fill no tile, scales per block and so often that they part quads, zero points."""

@@ -5,10 +5,35 @@
 
 #include "cpu/kernels/bf16_sums.h"
 #include "cpu/kernels/byte_sums.h"
+#include "cpu/kernels/few_tiles.h"
 #include "cpu/kernels/table.h"
 #include "cpu/kernels/tiles.h"
 
 namespace jaxfp8::amx {
+
+// A kernel for panels of `Policy`.
+template <class Policy>
+constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
+  Kernel kernel = Entry<Policy>(name, needs, sums);
+  kernel.rows = 2 * kTile;
+  kernel.height = kTile;
+  kernel.group = kTile * Policy::kGroup;
+  kernel.slice = 2 * kSlice<Policy::kGroup>;
+  // Few roundings: a tile's products are summed before they are added.
+  kernel.depth = 4096;
+  // Products are so fast that packing rows again tells.
+  kernel.room = {.rows = 4 << 20, .sums = 2 << 20};
+  // Of more rows, sums that pass through L2 for every few lines cost more than packed columns do.
+  kernel.few = {.rows = kTile, .across = kTile / 2, .along = kTile, .prepared = kTile};
+  kernel.multiply_few = MultiplyFewByTiles<Policy>;
+  kernel.least_rows = Policy::kExact ? kFewRows + 1 : 3;
+  kernel.enter = EnterTiles;
+  kernel.leave = LeaveTiles;
+  kernel.pack_rows = PackTileRows<Policy>;
+  kernel.pack_columns = PackTileColumns<Policy>;
+  kernel.multiply = MultiplyTiles<Policy>;
+  return kernel;
+}
 
 constexpr unsigned kNeeds = kAvx512 | kAvx512Vbmi | kAvx512Vnni | kAvx512Bf16 | kAmx;
 

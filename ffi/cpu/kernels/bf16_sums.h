@@ -104,15 +104,12 @@ struct BF16Sums {
 
   template <DType kType>
   static void SpreadFloat8(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    __m512i low[kGroup], high[kGroup];
-#pragma GCC unroll 2
-    for (int j = 0; j < kGroup; ++j) {
-      DecodeHalves<kType>(DwordsToLanes(Load<__m512i>(line[j])), low[j], high[j]);
-    }
-    column[0] = (F32)_mm512_unpacklo_epi16(low[0], low[1]);
-    column[1] = (F32)_mm512_unpackhi_epi16(low[0], low[1]);
-    column[2] = (F32)_mm512_unpacklo_epi16(high[0], high[1]);
-    column[3] = (F32)_mm512_unpackhi_epi16(high[0], high[1]);
+    const __m512i even = DwordsToLanes(Load<__m512i>(line[0]));
+    const __m512i odd = DwordsToLanes(Load<__m512i>(line[1]));
+    __m512i part[kVectors];
+    DecodeHalves<kType>(_mm512_unpacklo_epi8(even, odd), part[0], part[1]);
+    DecodeHalves<kType>(_mm512_unpackhi_epi8(even, odd), part[2], part[3]);
+    for (int v = 0; v < kVectors; ++v) column[v] = (F32)part[v];
   }
 
   template <DType kType>

@@ -103,38 +103,42 @@ struct ByteSumsOf {
     panel.sum[i] += _mm512_reduce_add_epi32(sum);
   }
 
-  // Four lines, of which only values in `present` are read, as groups; adds to the sums of columns.
-  static void PackGroups(const uint8_t* const (&line)[kGroup], __mmask64 present, __m512i shifts,
-                         S32 (&sum)[kVectors], uint8_t* to) {
+  // Four lines, of which only values in `present` are read, as groups.
+  template <DType kType>
+  static void PackGroups(const uint8_t* const (&line)[kGroup], __mmask64 present, uint8_t* to) {
     __m512i shifted[kGroup], group[kVectors];
 #pragma GCC unroll 4
     for (int j = 0; j < kGroup; ++j) {
-      shifted[j] = _mm512_setzero_si512();
-      if (line[j]) shifted[j] = _mm512_add_epi8(_mm512_maskz_loadu_epi8(present, line[j]), shifts);
+      Vector bytes[1] = {};
+      if (line[j]) SplitQuads<kType>((S32)_mm512_maskz_loadu_epi8(present, line[j]), bytes);
+      shifted[j] = (__m512i)bytes[0];
     }
     Interleave(shifted, group);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      _mm512_storeu_si512(to + v * kBytes, group[v]);
-      sum[v] = AddLanes(sum[v], Ones(), (S32)group[v]);
-    }
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_si512(to + v * kBytes, group[v]);
   }
 
-  static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
-    const __m512i shifts = _mm512_set1_epi8(static_cast<char>(Shift(side.dtype, Role::kColumn)));
+  template <DType kType>
+  static void PackLines(const Lines& lines, const Block& block, uint8_t* to) {
     const __mmask64 present = ~0ull >> (64 - block.count);
-    S32 sum[kVectors] = {};
-    uint8_t* to = panel.data;
     int64_t k = 0;
     for (; k + kGroup <= block.depth; k += kGroup, to += kVectors * kBytes) {
-      PackGroups({lines[k], lines[k + 1], lines[k + 2], lines[k + 3]}, present, shifts, sum, to);
+      PackGroups<kType>({lines[k], lines[k + 1], lines[k + 2], lines[k + 3]}, present, to);
     }
     if (k < block.depth) {
       const uint8_t* rest[kGroup] = {};
       for (int j = 0; k + j < block.depth; ++j) rest[j] = lines[k + j];
-      PackGroups(rest, present, shifts, sum, to);
+      PackGroups<kType>(rest, present, to);
     }
-    AddTotals(sum, panel);
+  }
+
+  static void PackAcross(const Side& side, const Block& block, const Lines& lines,
+                         const Panel& panel) {
+    WithByteType<ByteSumsOf>(side.dtype,
+                             [&]<DType kType>() { PackLines<kType>(lines, block, panel.data); });
+    if (block.sums) {
+      SumGroups<ByteSumsOf>(panel.data, kVectors * kBytes, GroupsOf<ByteSumsOf>(block), panel);
+    }
   }
 };
 

@@ -139,9 +139,9 @@ void FindAcross(const Side& side, const Block& block, const Panel& left, const P
 
 template <class Sums, DType kType, int kCount>
 void MultiplyColumns(const Side& side, const Block& block, const Panel& left, const Panel& right,
-                     double* sums, int64_t pitch, bool first) {
+                     void* room, double* sums, int64_t pitch, bool first) {
   const int64_t width = Strips(block) * kColumns;
-  Wide<Sums, kCount> found;
+  auto& found = *static_cast<Wide<Sums, kCount>*>(room);
   for (int r = 0; r < kCount; ++r) std::fill_n(found[r], width, Found<Sums>{});
   if (side.depth.Contiguous()) {
     FindAlong<Sums, kType, kCount>(side, block, left, right, found);
@@ -155,31 +155,33 @@ void MultiplyColumns(const Side& side, const Block& block, const Panel& left, co
 
 template <class Sums, DType kType>
 void MultiplyFewOf(const Side& side, const Block& block, const Panel& left, int rows,
-                   const Panel& right, double* sums, int64_t pitch, bool first) {
+                   const Panel& right, void* found, double* sums, int64_t pitch, bool first) {
   switch (rows) {
     case 1:
-      return MultiplyColumns<Sums, kType, 1>(side, block, left, right, sums, pitch, first);
+      return MultiplyColumns<Sums, kType, 1>(side, block, left, right, found, sums, pitch, first);
     case 2:
-      return MultiplyColumns<Sums, kType, 2>(side, block, left, right, sums, pitch, first);
+      return MultiplyColumns<Sums, kType, 2>(side, block, left, right, found, sums, pitch, first);
     case 3:
-      return MultiplyColumns<Sums, kType, 3>(side, block, left, right, sums, pitch, first);
+      return MultiplyColumns<Sums, kType, 3>(side, block, left, right, found, sums, pitch, first);
     default:
-      return MultiplyColumns<Sums, kType, kFewRows>(side, block, left, right, sums, pitch, first);
+      return MultiplyColumns<Sums, kType, kFewRows>(side, block, left, right, found, sums, pitch,
+                                                    first);
   }
 }
 
 template <class Sums>
 void MultiplyFew(const Side& side, const Block& block, const Panel& left, int rows,
-                 const Panel& right, double* sums, int64_t pitch, bool first) {
+                 const Panel& right, void* found, double* sums, int64_t pitch, bool first) {
   using LessZero = typename Sums::LessZero;
   StartColumns<Sums>(side, block, right);
   WithByteType<Sums>(side.dtype, [&]<DType kType>() {
     if constexpr (IsInt8(kType) && !std::is_void_v<LessZero>) {
       if (side.zero_point) {
-        return MultiplyFewOf<LessZero, kType>(side, block, left, rows, right, sums, pitch, first);
+        return MultiplyFewOf<LessZero, kType>(side, block, left, rows, right, found, sums, pitch,
+                                              first);
       }
     }
-    MultiplyFewOf<Sums, kType>(side, block, left, rows, right, sums, pitch, first);
+    MultiplyFewOf<Sums, kType>(side, block, left, rows, right, found, sums, pitch, first);
   });
 }
 

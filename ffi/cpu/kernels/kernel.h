@@ -53,27 +53,31 @@ struct Room {
   int64_t rows, sums;
 };
 
+// Rows that multiply_few takes in one go, and up to which it is best, by how columns lie: side by
+// side, along the depth, prepared.
+struct Few {
+  int rows, across, along, prepared;
+};
+
 struct Kernel {
   const char* name;
   unsigned needs;  // Feature bits
   Sums sums;
   int rows, columns;  // of the register tile; so many columns are a strip
-  int row_step;       // `multiply` may write whole multiples of so many rows
+  int height;         // most rows of a tile of the processor's, if any; `multiply` takes whole ones
   int depth;          // longest chunk, whose sums stay in 32 bits
   int slice;          // depth at which a packed strip fills half of an L1, or two thirds
   int group;          // depth that panels are padded to, with values whose products are 0
   int size;           // bytes of a packed value
   Room room;
   DType as_prepared;  // whose prepared columns are packed columns as they lie; or none
-  // Rows up to which multiply_few is best: of columns side by side at most 2 * kFewRows, of
-  // prepared ones kFewRows.
-  int few;
+  Few few;
   int least_rows;  // with fewer, another kernel that can is better
   // Types whose packed values are shifted, so that the sums of the other side are needed; or none.
   DType shifted_rows, shifted_columns;
 
-  // Before and after a thread calls `multiply`; or none.
-  void (*enter)();
+  // Before and after a thread calls `multiply`, whose tiles have `height` rows; or none.
+  void (*enter)(int height);
   void (*leave)();
   void (*pack_rows)(const Side&, const Block&, const Panel&);
   // The factors of as many columns as are packed in one go, and sums of 0.
@@ -90,11 +94,11 @@ struct Kernel {
   // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
-  // The same for at most kFewRows rows and a block of columns of 8-bit values, contiguous along the
-  // depth, side by side or prepared, which are not packed; `right` has room for their factors. Or
-  // none.
+  // The same for at most few.rows rows and a block of columns of 8-bit values, contiguous along the
+  // depth, side by side or prepared, which are not packed ahead; `right` has room for their
+  // factors, `found` for what is found of few.rows rows and kFewColumns columns.
   void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
-                       double* sums, int64_t pitch, bool first);
+                       void* found, double* sums, int64_t pitch, bool first);
   // Finishes `count` sums of one row, where they are, and stores the results; `sums` has
   // Kernel::columns of them.
   void (*finish)(const Epilogue&, int64_t batch, int64_t row, int64_t column, int count,

@@ -68,8 +68,21 @@ inline F32 Zeros(const double* zero) {
   return zeros;
 }
 
-// To the sums of the columns of a strip.
-inline void AddTotals(const S32 (&total)[kVectors], const Panel& panel) {
+template <class Sums>
+int64_t GroupsOf(const Block& block) {
+  return (block.depth + Sums::kGroup - 1) / Sums::kGroup;
+}
+
+// Adds groups of a strip, `pitch` bytes from one to the next, to the sums of its columns.
+template <class Sums>
+void SumGroups(const uint8_t* from, int64_t pitch, int64_t groups, const Panel& panel) {
+  S32 total[kVectors] = {};
+  for (int64_t g = 0; g < groups; ++g, from += pitch) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      total[v] = Sums::AddLanes(total[v], Sums::Ones(), Load<S32>(from + v * kBytes));
+    }
+  }
   int32_t totals[kColumns];
   std::memcpy(totals, total, sizeof totals);
   for (int i = 0; i < kColumns; ++i) panel.sum[i] += totals[i];
@@ -211,35 +224,40 @@ inline constexpr int64_t kQuadsPitch = kPreparedColumns * kQuad;
 static_assert(kPreparedColumns % kColumns == 0);
 
 // Packs a strip from quads, those of kColumns columns side by side and `pitch` bytes to the next;
-// they are split into groups by `Sums::SplitQuads`.
-template <class Sums, DType kType>
-void PackQuads(const uint8_t* from, int64_t pitch, int64_t quads, const Panel& panel) {
-  using Vector = typename Sums::Vector;
+// they are split into groups by `Sums::SplitQuads`. Of a single stream from memory the processor
+// alone stays behind.
+template <class Sums, DType kType, bool kStream>
+void PackQuads(const uint8_t* from, int64_t pitch, int64_t quads, uint8_t* to) {
   constexpr int kParts = kQuad / Sums::kGroup;
-  Vector total[kVectors] = {};
-  uint8_t* to = panel.data;
+  constexpr int64_t kAhead = 4096;
   for (int64_t q = 0; q < quads; ++q, from += pitch, to += kParts * kVectors * kBytes) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      Vector part[kParts];
+      if constexpr (kStream) __builtin_prefetch(from + kAhead + v * kBytes);
+      typename Sums::Vector part[kParts];
       Sums::template SplitQuads<kType>(Load<S32>(from + v * kBytes), part);
 #pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) {
-        Store(to + (p * kVectors + v) * kBytes, part[p]);
-        if constexpr (Sums::kExact) total[v] = Sums::AddLanes(total[v], Sums::Ones(), part[p]);
-      }
+      for (int p = 0; p < kParts; ++p) Store(to + (p * kVectors + v) * kBytes, part[p]);
     }
   }
-  if constexpr (Sums::kExact) AddTotals(total, panel);
+}
+
+// What follows the packing of a strip from quads.
+template <class Sums>
+void FinishQuads(const Side& side, const Block& strip, const Panel& panel) {
+  if constexpr (Sums::kExact) {
+    if (strip.sums) SumGroups<Sums>(panel.data, kVectors * kBytes, GroupsOf<Sums>(strip), panel);
+  }
+  if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
 }
 
 template <class Sums>
 void PackPrepared(const Side& side, const Block& strip, const Panel& panel) {
   const uint8_t* from = PreparedAt(side, strip.batch, strip.first, strip.start);
   WithByteType<Sums>(side.dtype, [&]<DType kType>() {
-    PackQuads<Sums, kType>(from, kQuadsPitch, strip.depth / kQuad, panel);
+    PackQuads<Sums, kType, true>(from, kQuadsPitch, strip.depth / kQuad, panel.data);
   });
-  if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
+  FinishQuads<Sums>(side, strip, panel);
 }
 
 // Quads of kLanes columns along the depth, from `first` on, as those of prepared columns lie.
@@ -272,9 +290,9 @@ void PackTurned(const Side& side, const Block& strip, const Panel& panel) {
       TurnQuads<Sums, kType>(lines, strip, first, panel.raw);
     }
     const int64_t quads = (strip.depth + kQuad - 1) / kQuad;
-    PackQuads<Sums, kType>(panel.raw, kColumns * kQuad, quads, panel);
+    PackQuads<Sums, kType, false>(panel.raw, kColumns * kQuad, quads, panel.data);
   });
-  if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
+  FinishQuads<Sums>(side, strip, panel);
 }
 
 template <class Sums>
@@ -299,14 +317,7 @@ void SumColumns(const Side& side, const Block& block, const Panel& panel) {
   if constexpr (Sums::kAsPrepared != DType::kNone) {
     for (int64_t s = 0; s < Strips(block); ++s) {
       const uint8_t* from = PreparedAt(side, block.batch, block.first + s * kColumns, block.start);
-      S32 total[kVectors] = {};
-      for (int64_t q = 0; q < block.depth / kQuad; ++q, from += kQuadsPitch) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          total[v] = Sums::AddLanes(total[v], Sums::Ones(), Load<S32>(from + v * kBytes));
-        }
-      }
-      AddTotals(total, PanelOf(panel, s, 0));
+      SumGroups<Sums>(from, kQuadsPitch, block.depth / kQuad, PanelOf(panel, s, 0));
     }
   }
 }

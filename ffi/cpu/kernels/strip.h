@@ -111,8 +111,8 @@ __attribute__((noinline)) void SumStrip(const Lines& lines, int64_t offset, int6
 // The sums of one strip over groups [first, last): as they lie in memory, then padded those that
 // would reach beyond it.
 template <class Sums, DType kType, int kCount>
-void SumGroups(const Lines& lines, const Block& block, int64_t s, int64_t first, int64_t last,
-               const Panel& left, const StripSums<Sums>& sums) {
+void SumStripGroups(const Lines& lines, const Block& block, int64_t s, int64_t first, int64_t last,
+                    const Panel& left, const StripSums<Sums>& sums) {
   const int64_t width = ColumnsOf(block, s);
   const int64_t whole = lines.Readable(block.depth, width, kColumns) / Sums::kGroup;
   const int64_t border = std::clamp(whole, first, last);
@@ -141,7 +141,7 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
       for (int64_t k = last * Sums::kGroup; k < beyond; ++k) {
         __builtin_prefetch(lines[k] + first_column, 0, 2);
       }
-      SumGroups<Sums, kType, kCount>(
+      SumStripGroups<Sums, kType, kCount>(
           lines, block, s, first, last, left,
           {found[0] + first_column, of_columns + first_column, right.zero + first_column});
     }

@@ -19,7 +19,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .sums = sums,
       .rows = kRows,
       .columns = kColumns,
-      .row_step = 1,
+      .height = 1,
       .depth = Policy::kExact ? 4096 : 1024,
       .slice = kSlice<Policy::kGroup>,
       .group = Policy::kGroup,
@@ -28,7 +28,10 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .as_prepared = Policy::kAsPrepared,
       // Bytes need no decoding: reading them again for every four rows is cheaper than turning
       // them.
-      .few = Policy::kGroup == 4 ? 16 : 2 * kFewRows,
+      .few = {.rows = kFewRows,
+              .across = 2 * kFewRows,
+              .along = Policy::kGroup == 4 ? 16 : 2 * kFewRows,
+              .prepared = kFewRows},
       .least_rows = 0,
       .shifted_rows = Policy::kShiftedRows,
       .shifted_columns = Policy::kShiftedColumns,

@@ -1,4 +1,4 @@
-// The state of a thread that works with the tiles of AMX: all eight of them whole.
+// The state of a thread that works with the tiles of AMX.
 
 #ifndef JAXFP8_CPU_KERNELS_TILE_CONFIG_H_
 #define JAXFP8_CPU_KERNELS_TILE_CONFIG_H_
@@ -10,16 +10,23 @@ namespace jaxfp8 {
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = 64;  // of a row
 
+// Tiles 0 to 5, for sums and rows, may be lower than 6 and 7, for columns.
+//
 // Only ever a constant: GCC 12 assumes that loading one reads its first eight bytes only, and
 // leaves out what is stored behind them.
 struct alignas(64) TileConfig {
+  constexpr explicit TileConfig(int height = kTileRows) {
+    for (int tile = 0; tile < 8; ++tile) {
+      row_bytes[tile] = kTileBytes;
+      rows[tile] = static_cast<uint8_t>(tile < 6 ? height : kTileRows);
+    }
+  }
+
   uint8_t palette = 1;
   uint8_t start = 0;
   uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {kTileBytes, kTileBytes, kTileBytes, kTileBytes,
-                            kTileBytes, kTileBytes, kTileBytes, kTileBytes};
-  uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows,
-                      kTileRows, kTileRows, kTileRows, kTileRows};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
 };
 static_assert(sizeof(TileConfig) == 64);
 

@@ -5,7 +5,6 @@
 #define JAXFP8_CPU_KERNELS_TILES_H_
 
 #include "cpu/kernels/pack.h"
-#include "cpu/kernels/table.h"
 #include "cpu/kernels/tile.h"
 #include "cpu/kernels/tile_config.h"
 
@@ -14,10 +13,16 @@ namespace jaxfp8::JAXFP8_ISA {
 inline constexpr int kTile = kTileRows;  // groups of depth and columns, too
 static_assert(kBytes == kTileBytes);
 
-inline void EnterTiles() {
-  static constexpr TileConfig kConfig;
-  _tile_loadconfig(&kConfig);
-}
+// Configurations by the height of tiles of rows.
+struct TileConfigs {
+  constexpr TileConfigs() {
+    for (int height = 1; height <= kTile; ++height) of[height] = TileConfig(height);
+  }
+  TileConfig of[kTile + 1];
+};
+inline constexpr TileConfigs kTileConfigs;
+
+inline void EnterTiles(int height) { _tile_loadconfig(&kTileConfigs.of[height]); }
 
 inline void LeaveTiles() { _tile_release(); }
 
@@ -54,35 +59,31 @@ inline void StoreSums(T* one, T* other, int64_t bytes) {
     _tile_dpbf16ps(sums, rows, columns); \
   }
 
-// 16 rows times a strip, `steps` tiles deep.
+// Adds the rows of a tile times a strip, `steps` tiles deep, to tiles 0 to 3.
 template <class Sums>
-void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, int64_t steps,
-                     Found<Sums>* found, int64_t pitch, bool first) {
+void AddTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, int64_t steps) {
   constexpr int64_t kLine = kVectors * kBytes;
-  const int64_t bytes = pitch * sizeof *found;
-  LoadSums(found, found + 2 * kTile, bytes, first);
   for (int64_t s = 0; s < steps; ++s, rows += kBytes, strip += kTile * kLine) {
     _tile_loadd(4, rows, row_pitch);
-    _tile_loadd(5, strip, kLine);
-    JAXFP8_DOT(0, 4, 5);
-    _tile_loadd(6, strip + kBytes, kLine);
-    JAXFP8_DOT(1, 4, 6);
-    _tile_loadd(7, strip + 2 * kBytes, kLine);
-    JAXFP8_DOT(2, 4, 7);
-    _tile_loadd(5, strip + 3 * kBytes, kLine);
-    JAXFP8_DOT(3, 4, 5);
+    _tile_loadd(6, strip, kLine);
+    JAXFP8_DOT(0, 4, 6);
+    _tile_loadd(7, strip + kBytes, kLine);
+    JAXFP8_DOT(1, 4, 7);
+    _tile_loadd(6, strip + 2 * kBytes, kLine);
+    JAXFP8_DOT(2, 4, 6);
+    _tile_loadd(7, strip + 3 * kBytes, kLine);
+    JAXFP8_DOT(3, 4, 7);
   }
-  StoreSums(found, found + 2 * kTile, bytes);
 }
 
-// 32 rows times half a strip: four sums of two times two tiles.
+// Two tiles of rows, of `height` each, times half a strip: four sums of two times two tiles.
 template <class Sums>
-void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, int64_t steps,
-                        Found<Sums>* found, int64_t pitch, bool first) {
+void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, int height, const uint8_t* strip,
+                        int64_t steps, Found<Sums>* found, int64_t pitch, bool first) {
   constexpr int64_t kLine = kVectors * kBytes;
   const int64_t bytes = pitch * sizeof *found;
-  const uint8_t* lower = rows + kTile * row_pitch;
-  Found<Sums>* found_lower = found + kTile * pitch;
+  const uint8_t* lower = rows + height * row_pitch;
+  Found<Sums>* found_lower = found + height * pitch;
   LoadSums(found, found_lower, bytes, first);
   for (int64_t s = 0; s < steps; ++s, rows += kBytes, lower += kBytes, strip += kTile * kLine) {
     _tile_loadd(6, strip, kLine);
@@ -99,19 +100,36 @@ void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, const uint8_t* s
 
 #undef JAXFP8_DOT
 
-// Whole tiles: panels have room for them, and what is found of rows beyond `count` is not used.
+// How many tiles deep so many values are, once padded.
+template <class Sums>
+constexpr int64_t Steps(int64_t depth) {
+  return (depth + kTile * Sums::kGroup - 1) / (kTile * Sums::kGroup);
+}
+
+// A tile of rows times a strip.
+template <class Sums>
+void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, int64_t steps,
+                     Found<Sums>* found, int64_t pitch, bool first) {
+  const int64_t bytes = pitch * sizeof *found;
+  LoadSums(found, found + 2 * kTile, bytes, first);
+  AddTileRow<Sums>(rows, row_pitch, strip, steps);
+  StoreSums(found, found + 2 * kTile, bytes);
+}
+
+// `count` rows are one tile or two.
 template <class Sums>
 void MultiplyTiles(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
                    int64_t depth, void* sums, int64_t pitch, bool first) {
   auto* found = static_cast<Found<Sums>*>(sums);
-  const int64_t steps = (depth + kTile * Sums::kGroup - 1) / (kTile * Sums::kGroup);
+  const int64_t steps = Steps<Sums>(depth);
   if (count <= kTile) {
     return MultiplyTileRow<Sums>(rows, row_pitch, strip, steps, found, pitch, first);
   }
   constexpr int kHalf = kColumns / 2;
-  MultiplyTileSquare<Sums>(rows, row_pitch, strip, steps, found, pitch, first);
-  MultiplyTileSquare<Sums>(rows, row_pitch, strip + kHalf * sizeof *found, steps, found + kHalf,
-                           pitch, first);
+  const int height = count / 2;
+  MultiplyTileSquare<Sums>(rows, row_pitch, height, strip, steps, found, pitch, first);
+  MultiplyTileSquare<Sums>(rows, row_pitch, height, strip + kHalf * sizeof *found, steps,
+                           found + kHalf, pitch, first);
 }
 
 // Clears what a tile has beyond `depth`, for `count` runs of packed groups.
@@ -134,30 +152,6 @@ template <class Sums>
 void PackTileColumns(const Side& side, const Block& block, const Panel& panel) {
   PackColumns<Sums>(side, block, panel);
   PadGroups<Sums>(panel.data, panel.pitch, Strips(block), block.depth, kVectors * kBytes);
-}
-
-// A kernel for panels of `Policy`.
-template <class Policy>
-constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
-  Kernel kernel = Entry<Policy>(name, needs, sums);
-  kernel.rows = 2 * kTile;
-  kernel.row_step = kTile;
-  kernel.group = kTile * Policy::kGroup;
-  kernel.slice = 2 * kSlice<Policy::kGroup>;
-  // Few roundings: a tile's products are summed before they are added.
-  kernel.depth = 4096;
-  // Products are so fast that packing rows again tells.
-  kernel.room = {.rows = 4 << 20, .sums = 2 << 20};
-  // Few rows are left to kernels that need no tiles.
-  kernel.few = 0;
-  kernel.multiply_few = nullptr;
-  kernel.least_rows = Policy::kExact ? kFewRows + 1 : 3;
-  kernel.enter = EnterTiles;
-  kernel.leave = LeaveTiles;
-  kernel.pack_rows = PackTileRows<Policy>;
-  kernel.pack_columns = PackTileColumns<Policy>;
-  kernel.multiply = MultiplyTiles<Policy>;
-  return kernel;
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA
