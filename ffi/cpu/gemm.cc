@@ -80,11 +80,14 @@ class Share {
     Scratch& scratch = Scratch::OfThread();
     const int64_t factors = 3 * Scratch::Padded(plan_.wide * sizeof(double));
     scratch.Reserve(plan_.rows_bytes + plan_.columns_bytes + plan_.raw_bytes + plan_.found_bytes +
-                    plan_.sums_bytes + factors + 6 * 64);
+                    plan_.narrow_bytes + plan_.wide * sizeof(float) + plan_.sums_bytes + factors +
+                    8 * 64);
     packed_rows_ = scratch.Take<uint8_t>(plan_.rows_bytes);
     uint8_t* columns = scratch.Take<uint8_t>(plan_.columns_bytes);
     raw_ = scratch.Take<uint8_t>(plan_.raw_bytes);
     sums_ = scratch.Take<double>(plan_.sums_bytes / sizeof(double));
+    narrow_ = scratch.Take<float>(plan_.narrow_bytes / sizeof(float));
+    narrow_scale_ = scratch.Take<float>(plan_.wide);
     found_ = scratch.Take<float>(plan_.found_bytes / sizeof(float));
     right_ =
         WithFactors(columns, plan_.strip_bytes, scratch.Take<uint8_t>(factors), plan_.wide, raw_);
@@ -138,7 +141,7 @@ class Share {
         if (plan_.few) {
           MultiplyFew(chunk, block, ends, sums_ + done);
         } else {
-          MultiplyMany(chunk, block, ends, sums_ + done);
+          MultiplyMany(chunk, block, ends, done);
         }
       }
     }
@@ -156,7 +159,7 @@ class Share {
     }
   }
 
-  void MultiplyMany(const Chunk& chunk, const Block& block, Ends ends, double* sums) {
+  void MultiplyMany(const Chunk& chunk, const Block& block, Ends ends, int64_t column) {
     kernel_.start_columns(problem_.rhs, block, right_);
     const Panel left = LeftPanel(chunk);
     const int64_t strips = (block.count + kernel_.columns - 1) / kernel_.columns;
@@ -174,11 +177,22 @@ class Share {
         }
       }
     }
+    const int64_t width = strips * kernel_.columns;
+    if (plan_.narrow && !ends.last) return AddNarrow(left, width, narrow_ + column, ends.first);
     for (int64_t row = 0; row < rows_; ++row) {
-      double* of_row = sums + row * plan_.sums_pitch;
+      double* sums = sums_ + column + row * plan_.sums_pitch;
+      if (plan_.narrow) std::copy_n(narrow_ + column + row * plan_.column_block, width, sums);
       kernel_.add(found_ + row * plan_.found_pitch, left, static_cast<int>(row), right_,
-                  block.depth, strips * kernel_.columns, of_row, ends.first);
-      if (ends.last) FinishRow(row, block, of_row);
+                  block.depth, width, sums, ends.first);
+      if (ends.last) FinishRow(row, block, sums);
+    }
+  }
+
+  void AddNarrow(const Panel& left, int64_t width, float* sums, bool first) {
+    std::copy_n(right_.scale, width, narrow_scale_);
+    for (int64_t row = 0; row < rows_; ++row) {
+      kernel_.add_narrow(found_ + row * plan_.found_pitch, left, static_cast<int>(row),
+                         narrow_scale_, width, sums + row * plan_.column_block, first);
     }
   }
 
@@ -244,6 +258,8 @@ class Share {
   uint8_t* raw_;
   double* sums_;
   float* found_;  // or int32_t
+  float* narrow_;
+  float* narrow_scale_;
   Panel right_;
 };
 

@@ -122,6 +122,19 @@ int64_t ShareColumns(const Problem& problem, const Plan& plan, int64_t threads) 
   return RoundUp(std::max({even, std::min(whole, fair), kLeastColumns}), kCacheLine);
 }
 
+// Sums that are rounded to float32 from chunk to chunk stay within the bound, K * 2^-24, if there
+// are few for the depth. For fewer than three there is nothing to gain.
+constexpr int64_t kLongChunk = 96;
+
+bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+  const auto chunks = static_cast<int64_t>(plan.chunks.size());
+  if (plan.few || !kernel.add_narrow || chunks < 3) return false;
+  int64_t longest = 0;
+  for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.depth);
+  const int64_t least = std::max(chunks * kLongChunk, longest + chunks);
+  return problem.depth >= least && HasModerateScales(problem);
+}
+
 void CountScratch(const Kernel& kernel, Plan& plan) {
   int64_t depth = 0;
   for (const Chunk& chunk : plan.chunks) depth = std::max(depth, RoundUp(chunk.depth, 16));
@@ -132,6 +145,7 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
   const int64_t found =
       plan.few ? kernel.few.rows * kFewColumns : plan.row_block * plan.found_pitch;
   plan.found_bytes = found * sizeof(float);
+  plan.narrow_bytes = plan.narrow ? plan.row_block * plan.column_block * sizeof(float) : 0;
   plan.sums_bytes = (plan.row_block * plan.sums_pitch + plan.column_block) * sizeof(double);
 }
 
@@ -149,8 +163,10 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   CutRounds(kernel, plan);
   CutColumns(problem, kernel, plan);
   plan.column_block = ColumnBlock(kernel, plan);
-  // A single chunk is finished row by row.
-  plan.sums_pitch = plan.few || plan.chunks.size() > 1 ? plan.column_block : 0;
+  plan.narrow = IsNarrow(problem, kernel, plan);
+  // A single chunk, and the last of narrow sums, are finished row by row.
+  const bool kept = plan.few || (plan.chunks.size() > 1 && !plan.narrow);
+  plan.sums_pitch = kept ? plan.column_block : 0;
   plan.share_columns = ShareColumns(problem, plan, threads);
   plan.column_shares = Blocks(problem.columns, plan.share_columns);
   plan.shares = problem.batch * plan.row_shares * plan.column_shares;

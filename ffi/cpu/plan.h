@@ -39,12 +39,13 @@ struct Plan {
   int64_t stretch;        // depth of a strip multiplied in one go
   int64_t strip_bytes;    // of a slice of one strip
   int64_t column_block;   // columns whose sums are kept at once
+  bool narrow;            // whether sums are float32 up to the last chunk
   int64_t sums_pitch;     // from the sums of a row to the next; 0 where a row needs them no longer
   int64_t share_columns;  // columns of one share of work
   int64_t row_shares, column_shares, shares;
 
   // Bytes of scratch.
-  int64_t rows_bytes, columns_bytes, raw_bytes, found_bytes, sums_bytes;
+  int64_t rows_bytes, columns_bytes, raw_bytes, found_bytes, narrow_bytes, sums_bytes;
 };
 
 inline int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }

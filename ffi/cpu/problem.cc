@@ -1,7 +1,11 @@
 #include "cpu/problem.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <utility>
+
+#include "common/decode.h"
 
 namespace jaxfp8 {
 namespace {
@@ -154,6 +158,10 @@ class Array {
     return MakeOffsets(Digits(group), tables);
   }
 
+  int64_t Count() const {
+    return std::accumulate(sizes_.begin(), sizes_.end(), int64_t{1}, std::multiplies<>());
+  }
+
  private:
   int Axis::* place_;
   std::vector<int64_t> tiles_, sizes_, strides_;
@@ -184,6 +192,7 @@ Side MakeSide(const OperandSpec& spec, int Axis::* place, const Groups& groups,
   side.prepared = IsEightBit(side.dtype) && Prepared(along_free, along_depth);
   if (!spec.scale && !spec.zero_point) return side;
   const Array scales(spec.shape, spec.tiles, place);
+  side.scales = scales.Count();
   side.tile_batch = scales.Along(groups.batch, tables);
   side.tile_free = scales.Along(free, tables);
   side.tile_depth = scales.Along(groups.depth, tables);
@@ -247,6 +256,19 @@ bool ChangesOften(const Side& side, int64_t depth) {
   return depth < segments * kShortSegment;
 }
 
+// Whether no scale is beyond `lowest` and `highest`, or NaN.
+bool Within(const Side& side, float lowest, float highest) {
+  if (!side.scale || side.fine) return true;
+  // Without a branch: there can be many.
+  const uint32_t low = BitsOf(lowest), range = BitsOf(highest) - low;
+  bool beyond = false;
+  for (int64_t i = 0; i < side.scales; ++i) {
+    const uint32_t magnitude = BitsOf(side.scale[i]) & 0x7fffffff;
+    beyond |= (magnitude != 0) & (magnitude - low > range);
+  }
+  return !beyond;
+}
+
 std::vector<int64_t> Segments(const Problem& problem) {
   std::vector<int64_t> ends;
   const bool moves = !problem.lhs.tile_depth.Constant() || !problem.rhs.tile_depth.Constant();
@@ -279,6 +301,13 @@ Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tab
     Swap(problem);
   }
   return problem;
+}
+
+bool HasModerateScales(const Problem& problem) {
+  constexpr float kLarge = 1 << 30;
+  const bool bytes = IsEightBit(problem.lhs.dtype) && IsEightBit(problem.rhs.dtype);
+  const float highest = bytes ? kLarge : 1;
+  return Within(problem.lhs, 1 / kLarge, highest) && Within(problem.rhs, 1 / kLarge, highest);
 }
 
 bool HasShortSegments(const Problem& problem) {

@@ -44,6 +44,7 @@ struct Side {
   bool prepared = false;
 
   const float* scale = nullptr;         // or none
+  int64_t scales = 0;                   // how many
   const int32_t* zero_point = nullptr;  // or none
   Offsets tile_batch, tile_free, tile_depth;
 
@@ -88,6 +89,10 @@ Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tab
 
 // Whether scales or zero points of a side change too often along the depth to scale sums by them.
 bool HasShortSegments(const Problem& problem);
+
+// Whether float32 holds sums of products times the scales of both sides where it holds the sums:
+// scales are at least 2^-30, and at most 1, or 2^30 where all values are of 8 bits.
+bool HasModerateScales(const Problem& problem);
 
 // Cuts the depth where scales or zero points change. A kernel that can scale single values while it
 // packs them (`per_value`) is spared stretches too short to pay.

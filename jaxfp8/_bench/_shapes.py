@@ -24,9 +24,13 @@ def shapes(text: str, rows: Sequence[int] | None) -> list[tuple[int, int, int]]:
       rows: M for each that has none; `ROWS` unless given.
 
     Raises:
-      ValueError: the text is neither.
+      ValueError: the text is neither, or `rows` go with none of it.
     """
-    return [shape for item in text.split(",") for shape in _written(item.strip(), rows)]
+    items = [item.strip() for item in text.split(",")]
+    asked = [shape for item in items for shape in _written(item, rows)]
+    if rows is not None and all(item.count("x") == 2 for item in items):
+        raise ValueError(f"--rows goes with models and NxK; {text!r} has rows of its own")
+    return asked
 
 
 def rows_of(text: str) -> list[int]:

@@ -67,6 +67,7 @@ def test_it_draws(tmp_path, short, suffix):
         (["--shapes", "64x0"], "'64x0' is none of table"),
         (["--shapes", "64x64", "--rows", "1,x"], "'1,x' is not a list of rows"),
         (["--rows", "1"], "--rows goes with --shapes"),
+        (["--rows", "1", "--shapes", "5x64x48"], "'5x64x48' has rows of its own"),
         (["--only", "int8", "--only", "int7"], "--only int7: none of"),
         (["--plot", "run.jpg"], "has to end with one of .png, .svg, .pdf, .html"),
         (["--json", "no/such/run.json"], "there is no folder"),

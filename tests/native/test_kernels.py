@@ -158,6 +158,43 @@ def test_scales_along_the_depth_stay_within_the_bound(kernel, tile):
         oracle.assert_within_bound(spec, operands, out)
 
 
+@pytest.mark.parametrize("left, right", [(1, 1), (1e30, 1e-30), (1e-22, 1e-22)])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_blocks_of_depth_stay_within_the_bound(kernel, left, right):
+    """Scales per block against more than a few rows: moderate ones, and ones whose product is
+    barely a float32."""
+    rng = np.random.default_rng(6)
+    dtype = "int8" if kernel in INTEGER_KERNELS else "float8_e4m3fn"
+    spec = ScaledDotSpec(
+        lhs=calls.side(dtype, (33, 1100), (1,), tiles=(1, 100), scale=True),
+        rhs=calls.side(dtype, (1100, 200), (0,), tiles=(100, 100), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    operands = specs.draw_operands(rng, spec)
+    operands["lhs_scale"] = operands["lhs_scale"] * np.float32(left)
+    operands["rhs_scale"] = operands["rhs_scale"] * np.float32(right)
+    (out,) = calls.call_named(spec, operands, kernel)
+    oracle.assert_within_bound(spec, operands, out)
+
+
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name not in INTEGER_KERNELS])
+def test_sums_of_blocks_that_cancel_may_be_beyond_float32(kernel):
+    spec = ScaledDotSpec(
+        lhs=calls.side("bfloat16", (33, 512), (1,)),
+        rhs=calls.side("float8_e4m3fn", (512, 70), (0,), tiles=(128, 70), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    rows = np.zeros((33, 512), np.float32)
+    rows[:, [0, 128, 256]] = 1e30, -1e30, 1
+    operands = {
+        "lhs": rows.astype(jnp.bfloat16),
+        "rhs": np.full((512, 70), 0x38, np.uint8),  # 1
+        "rhs_scale": np.full((4, 1), 2.0**30, np.float32),
+    }
+    (out,) = calls.call_named(spec, operands, kernel)
+    np.testing.assert_array_equal(out, np.full((33, 70), 2.0**30, np.float32))
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_large_products_cross_every_block_border(kernel):
     """More rows, columns and depth than one panel, one tile, one share of work hold."""

@@ -23,7 +23,8 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   kernel.depth = 4096;
   // Products are so fast that packing rows again tells.
   kernel.room = {.rows = 4 << 20, .sums = 2 << 20};
-  // Of more rows, sums that pass through L2 for every few lines cost more than packed columns do.
+  // One tile takes all rows. Of more, sums that pass through L2 for every few lines cost more than
+  // packed columns do.
   kernel.few = {.rows = kTile, .across = kTile / 2, .along = kTile, .prepared = kTile};
   kernel.multiply_few = MultiplyFewByTiles<Policy>;
   kernel.least_rows = Policy::kExact ? kFewRows + 1 : 3;

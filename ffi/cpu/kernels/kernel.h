@@ -94,9 +94,13 @@ struct Kernel {
   // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
-  // The same for at most few.rows rows and a block of columns of 8-bit values, contiguous along the
-  // depth, side by side or prepared, which are not packed ahead; `right` has room for their
-  // factors, `found` for what is found of few.rows rows and kFewColumns columns.
+  // The same in float32, where `scale` has that of the columns; or none, where sums are exact.
+  void (*add_narrow)(const void* found, const Panel& left, int row, const float* scale,
+                     int64_t width, float* sums, bool first);
+  // Adds the worth of the products of at most few.rows rows and a block of columns of 8-bit values,
+  // contiguous along the depth, side by side or prepared, which are not packed ahead; `right` has
+  // room for their factors, `found` for what is found of few.rows rows and kFewColumns columns.
+  // Where there are fewer than few.rows rows, `left` has room for one more.
   void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
                        void* found, double* sums, int64_t pitch, bool first);
   // Finishes `count` sums of one row, where they are, and stores the results; `sums` has

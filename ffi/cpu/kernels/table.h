@@ -43,6 +43,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .sum_columns = SumColumns<Policy>,
       .multiply = Multiply<Policy>,
       .add = Add<Policy>,
+      .add_narrow = Policy::kExact ? nullptr : AddNarrow,
       .multiply_few = MultiplyFew<Policy>,
       .finish = Finish,
   };

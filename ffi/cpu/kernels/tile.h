@@ -111,6 +111,17 @@ void Add(const void* found, const Panel& left, int row, const Panel& right, int6
   AddRow<Sums>(static_cast<const Found<Sums>*>(found), left, row, right, depth, width, sums, first);
 }
 
+// Of float sums.
+inline void AddNarrow(const void* found, const Panel& left, int row, const float* scale,
+                      int64_t width, float* sums, bool first) {
+  const auto* raw = static_cast<const float*>(found);
+  const auto of_row = static_cast<float>(left.scale[row]);
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const F32 worth = Load<F32>(raw + i) * (Load<F32>(scale + i) * of_row);
+    Store(sums + i, first ? worth : Load<F32>(sums + i) + worth);
+  }
+}
+
 }  // namespace jaxfp8::JAXFP8_ISA
 
 #endif  // JAXFP8_CPU_KERNELS_TILE_H_

@@ -116,7 +116,7 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* stri
   StoreSums(found, found + 2 * kTile, bytes);
 }
 
-// `count` rows are one tile or two.
+// `count` rows are one tile, or two where they are more than fit one.
 template <class Sums>
 void MultiplyTiles(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
                    int64_t depth, void* sums, int64_t pitch, bool first) {
