@@ -38,12 +38,11 @@ def program(
     make: Callable[[Data], tuple[Any, ...]],
     calls: int = 1,
     plain: Callable[..., Any] | None = None,
-    floor: float = 1e-7,
 ) -> Callable[..., Any]:
     """Register a function under its own name."""
 
     def register(fun: Callable[..., Any]) -> Callable[..., Any]:
-        PROGRAMS.append(Program(fun.__name__, fun, make, calls, plain, floor))
+        PROGRAMS.append(Program(fun.__name__, fun, make, calls, plain))
         return fun
 
     return register
@@ -629,13 +628,13 @@ def scan_with_one_scale_for_all_layers(x, qs, ss):
     return lax.scan(lambda x, w: (jnp.tanh(x @ w), x[0]), x, qs.astype(F32) * 0.1)
 
 
-@program(lambda d: (d.normal(5, 32), d.bits8(32, 32), d.scale(32)), floor=1e-6)
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 32), d.scale(32)))
 def scan_over_a_constant_weight(x, q, s):
     w = q.astype(F32) * s
     return lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, None, length=3)[0]
 
 
-@program(lambda d: (d.normal(5, 32), d.bits8(32, 32), d.scale(32)), floor=1e-6)
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 32), d.scale(32)))
 def scan_that_carries_its_weight(x, q, s):
     def body(state, _):
         x, w = state

@@ -40,8 +40,7 @@ struct StripSums {
   const double* zero;
 };
 
-// The products of kColumns columns with kCount rows, in registers. What was found before is added
-// at the end: a sum of sums loses less than one long one.
+// The products of kColumns columns with kCount rows, in registers.
 template <class Sums, int kCount>
 class StripTile {
  public:
@@ -52,7 +51,9 @@ class StripTile {
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (Sums::kLessZero) zero_[v] = Zeros(sums.zero + v * kLanes);
 #pragma GCC unroll 4
-      for (int r = 0; r < kCount; ++r) sum_[r][v] = Vector{};
+      for (int r = 0; r < kCount; ++r) {
+        sum_[r][v] = Load<Vector>(sums.found + r * kFewColumns + v * kLanes);
+      }
       if constexpr (Sums::kExact) total_[v] = Load<Vector>(sums.of_columns + v * kLanes);
     }
   }
@@ -68,13 +69,12 @@ class StripTile {
     if constexpr (Sums::kExact) total_[v] = Sums::AddLanes(total_[v], Sums::Ones(), column);
   }
 
-  [[gnu::always_inline]] void AddTo(const StripSums<Sums>& sums) const {
+  [[gnu::always_inline]] void StoreTo(const StripSums<Sums>& sums) const {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
-        auto* to = sums.found + r * kFewColumns + v * kLanes;
-        Store(to, Load<Vector>(to) + sum_[r][v]);
+        Store(sums.found + r * kFewColumns + v * kLanes, sum_[r][v]);
       }
       if constexpr (Sums::kExact) Store(sums.of_columns + v * kLanes, total_[v]);
     }
@@ -105,7 +105,7 @@ __attribute__((noinline)) void SumStrip(const Lines& lines, int64_t offset, int6
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) tile.Add(v, column[v], rows, left.pitch);
   }
-  tile.AddTo(sums);
+  tile.StoreTo(sums);
 }
 
 // The sums of one strip over groups [first, last): as they lie in memory, then padded those that
@@ -168,7 +168,7 @@ __attribute__((noinline)) void SumQuads(const uint8_t* from, int64_t quads, cons
       }
     }
   }
-  tile.AddTo(sums);
+  tile.StoreTo(sums);
 }
 
 // The sums of a block of prepared columns. So few quads at a time that they stay in L1 where they

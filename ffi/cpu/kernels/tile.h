@@ -51,15 +51,21 @@ inline void AddRow(const Found<Sums>* found, const Panel& left, int row, const P
 }
 
 // The inner loop: kCount rows times one strip. A function of its own, so that no register is kept
-// for what comes after it. Indices must be known to the compiler: unrolled to the last. What was
-// found before is added at the end: a sum of sums loses less than one long one.
+// for what comes after it. Indices must be known to the compiler: unrolled to the last.
 template <class Sums, int kCount>
 __attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip,
                                        int64_t groups, Found<Sums>* found, int64_t pitch,
                                        bool first) {
   using Vector = typename Sums::Vector;
   using Lane = typename Sums::Lane;
-  Vector sum[kCount][kVectors] = {};
+  Vector sum[kCount][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      sum[r][v] = first ? Vector{} : Load<Vector>(found + r * pitch + v * kLanes);
+    }
+  }
   for (int64_t g = 0; g < groups; ++g, strip += kVectors * kBytes, rows += sizeof(Lane)) {
     Vector column[kVectors];
 #pragma GCC unroll 4
@@ -74,10 +80,7 @@ __attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, c
 #pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      auto* to = found + r * pitch + v * kLanes;
-      Store(to, first ? sum[r][v] : Load<Vector>(to) + sum[r][v]);
-    }
+    for (int v = 0; v < kVectors; ++v) Store(found + r * pitch + v * kLanes, sum[r][v]);
   }
 }
 
