@@ -162,7 +162,7 @@ class Share {
   void MultiplyMany(const Chunk& chunk, const Block& block, Ends ends, int64_t column) {
     kernel_.start_columns(problem_.rhs, block, right_);
     const Panel left = LeftPanel(chunk);
-    const int64_t strips = (block.count + kernel_.columns - 1) / kernel_.columns;
+    const int64_t strips = Blocks(block.count, kernel_.columns);
     for (int64_t done = 0; done < block.depth; done += plan_.slice) {
       const Block slice = SliceOf(block, done);
       if (!plan_.in_place) {
@@ -216,7 +216,7 @@ class Share {
   // All rows times a strip of packed columns, for `depth` from `start` of the chunk.
   void MultiplyStrip(const Panel& left, const uint8_t* columns, int64_t strip, int64_t start,
                      int64_t depth) {
-    const int64_t tiles = (rows_ + kernel_.rows - 1) / kernel_.rows;
+    const int64_t tiles = Blocks(rows_, kernel_.rows);
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t row = FirstRow(tile, tiles);
       const int64_t count = RoundUp(FirstRow(tile + 1, tiles) - row, height_);
