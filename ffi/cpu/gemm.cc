@@ -200,6 +200,7 @@ class Share {
     Block slice = block;
     slice.start += done;
     slice.depth = std::min(plan_.slice, block.depth - done);
+    slice.ahead += block.depth - done - slice.depth;
     return slice;
   }
 
@@ -217,13 +218,14 @@ class Share {
   void MultiplyStrip(const Panel& left, const uint8_t* columns, int64_t strip, int64_t start,
                      int64_t depth) {
     const int64_t tiles = Blocks(rows_, kernel_.rows);
+    const auto multiply = plan_.in_place ? kernel_.multiply_in_place : kernel_.multiply;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t row = FirstRow(tile, tiles);
       const int64_t count = RoundUp(FirstRow(tile + 1, tiles) - row, height_);
-      kernel_.multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch,
-                       static_cast<int>(count), columns, depth,
-                       found_ + row * plan_.found_pitch + strip * kernel_.columns,
-                       plan_.found_pitch, start == 0);
+      multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch,
+               static_cast<int>(count), columns, depth,
+               found_ + row * plan_.found_pitch + strip * kernel_.columns, plan_.found_pitch,
+               start == 0);
     }
   }
 

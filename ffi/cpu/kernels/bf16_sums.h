@@ -16,6 +16,7 @@ struct BF16Sums {
   using Lane = int32_t;
   static constexpr int kGroup = 2;
   static constexpr bool kExact = false;
+  static constexpr bool kTotals = false;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
 
@@ -84,11 +85,6 @@ struct BF16Sums {
       });
     }
     if (block.depth % 2) line[block.depth] = 0;
-  }
-
-  static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
-    WithType(side.dtype,
-             [&]<DType kType>() { PackStrip<BF16Sums, kType>(lines, block, panel.data); });
   }
 
  private:

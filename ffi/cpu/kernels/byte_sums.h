@@ -1,8 +1,9 @@
 // Exact int32 sums of groups of four bytes.
 //
-// `vpdpbusd` multiplies unsigned by signed bytes, so signed rows are shifted up by 128 and unsigned
-// columns down by 128; where products of signed bytes are at hand, what is unsigned is shifted
-// down. The shift joins the zero points, which the sums of the lines compensate.
+// `vpdpbusd` multiplies unsigned by signed bytes, so signed columns are shifted up by 128 and
+// unsigned rows down by 128; where products of signed bytes are at hand, what is unsigned is
+// shifted down. The shift joins the zero points, which the sums of the lines compensate. Those of
+// rows are found once; those of columns are needed only if rows have a zero point or a shift.
 
 #ifndef JAXFP8_CPU_KERNELS_BYTE_SUMS_H_
 #define JAXFP8_CPU_KERNELS_BYTE_SUMS_H_
@@ -32,17 +33,21 @@ struct ByteSumsOf {
   using Lane = int32_t;
   static constexpr int kGroup = 4;
   static constexpr bool kExact = true;
-  // Whose quads are groups as they lie.
+  static constexpr bool kTotals = false;
+  // Whose quads are groups as they lie, but for the shift.
   static constexpr DType kAsPrepared = DType::kS8;
-  static constexpr DType kShiftedRows = kSigned ? DType::kU8 : DType::kS8;
-  static constexpr DType kShiftedColumns = DType::kU8;
+  static constexpr DType kShiftedRows = DType::kU8;
+  static constexpr DType kShiftedColumns = kSigned ? DType::kU8 : DType::kS8;
 
   static Vector Add(Vector sum, Lane row, Vector column) {
-    return (S32)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(row), (__m512i)column);
+    return AddLanes(sum, (S32)_mm512_set1_epi32(row), column);
   }
 
+  // With products of signed bytes, of rows that are ones.
   static Vector AddLanes(Vector sum, Vector row, Vector column) {
-    return (S32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)row, (__m512i)column);
+    if constexpr (kSigned)
+      return (S32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)row, (__m512i)column);
+    return (S32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)column, (__m512i)row);
   }
 
   static Vector Ones() { return (S32)_mm512_set1_epi8(1); }
@@ -76,7 +81,7 @@ struct ByteSumsOf {
 
   // The stored byte that the shift takes to 0.
   template <DType kType>
-  static constexpr int kZeroCode = kType == DType::kU8 ? 128 : 0;
+  static constexpr int kZeroCode = kType == kShiftedColumns ? 128 : 0;
 
   // What a value lacks to the range its role has in the instruction.
   static constexpr int Shift(DType type, Role role) {
@@ -97,48 +102,9 @@ struct ByteSumsOf {
       const __m512i codes = _mm512_maskz_loadu_epi8(present, from + k);
       const __m512i values = _mm512_maskz_add_epi8(present, codes, shifts);
       _mm512_mask_storeu_epi8(line + k, ~0ull >> (64 - (left + 3) / 4 * 4), values);
-      sum = role == Role::kRow && !kSigned ? _mm512_dpbusd_epi32(sum, values, ones)
-                                           : _mm512_dpbusd_epi32(sum, ones, values);
+      sum = _mm512_dpbusd_epi32(sum, ones, values);
     }
     panel.sum[i] += _mm512_reduce_add_epi32(sum);
-  }
-
-  // Four lines, of which only values in `present` are read, as groups.
-  template <DType kType>
-  static void PackGroups(const uint8_t* const (&line)[kGroup], __mmask64 present, uint8_t* to) {
-    __m512i shifted[kGroup], group[kVectors];
-#pragma GCC unroll 4
-    for (int j = 0; j < kGroup; ++j) {
-      Vector bytes[1] = {};
-      if (line[j]) SplitQuads<kType>((S32)_mm512_maskz_loadu_epi8(present, line[j]), bytes);
-      shifted[j] = (__m512i)bytes[0];
-    }
-    Interleave(shifted, group);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) _mm512_storeu_si512(to + v * kBytes, group[v]);
-  }
-
-  template <DType kType>
-  static void PackLines(const Lines& lines, const Block& block, uint8_t* to) {
-    const __mmask64 present = ~0ull >> (64 - block.count);
-    int64_t k = 0;
-    for (; k + kGroup <= block.depth; k += kGroup, to += kVectors * kBytes) {
-      PackGroups<kType>({lines[k], lines[k + 1], lines[k + 2], lines[k + 3]}, present, to);
-    }
-    if (k < block.depth) {
-      const uint8_t* rest[kGroup] = {};
-      for (int j = 0; k + j < block.depth; ++j) rest[j] = lines[k + j];
-      PackGroups<kType>(rest, present, to);
-    }
-  }
-
-  static void PackAcross(const Side& side, const Block& block, const Lines& lines,
-                         const Panel& panel) {
-    WithByteType<ByteSumsOf>(side.dtype,
-                             [&]<DType kType>() { PackLines<kType>(lines, block, panel.data); });
-    if (block.sums) {
-      SumGroups<ByteSumsOf>(panel.data, kVectors * kBytes, GroupsOf<ByteSumsOf>(block), panel);
-    }
   }
 };
 

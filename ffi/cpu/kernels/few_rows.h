@@ -26,6 +26,12 @@ inline Vector SumsOfLanes(Vector (&of)[kLanes]) {
   return of[0];
 }
 
+// Sums, and those of the columns themselves.
+template <class Sums>
+struct AndTotals : Sums {
+  static constexpr bool kTotals = true;
+};
+
 // The products of one column along the depth with kCount rows; `Sums::Unpack` turns kColumns stored
 // values into kParts vectors packed like a row's.
 template <class Sums, DType kType, int kCount>
@@ -69,7 +75,7 @@ class Column {
         sum = Sums::AddLanes(sum, row, column[p]);
       }
     }
-    if constexpr (Sums::kExact) {
+    if constexpr (Sums::kTotals) {
       for (int p = 0; p < kParts; ++p) {
         of_column_ = Sums::AddLanes(of_column_, Sums::Ones(), column[p]);
       }
@@ -97,7 +103,7 @@ class Column {
   F32 zero_;
 };
 
-// Both fill found[row][column], and the sums of the columns where sums are exact.
+// Both fill found[row][column], and the sums of the columns where they are wanted.
 template <class Sums, DType kType, int kCount>
 void FindAlong(const Side& side, const Block& block, const Panel& left, const Panel& right,
                Wide<Sums, kCount>& found) {
@@ -116,7 +122,7 @@ void FindAlong(const Side& side, const Block& block, const Panel& left, const Pa
       of_columns[i] = column.OfColumn();
     }
     for (int r = 0; r < kCount; ++r) Store(found[r] + first, SumsOfLanes(products[r]));
-    if constexpr (Sums::kExact) {
+    if constexpr (Sums::kTotals) {
       const auto sums = SumsOfLanes(of_columns);
       for (int i = 0; i < kLanes; ++i) right.sum[first + i] = sums[i];
     }
@@ -127,14 +133,14 @@ template <class Sums, DType kType, int kCount>
 void FindAcross(const Side& side, const Block& block, const Panel& left, const Panel& right,
                 Wide<Sums, kCount>& found) {
   int32_t of_columns[kFewColumns];
-  std::fill_n(of_columns, Strips(block) * kColumns, 0);
+  if constexpr (Sums::kTotals) std::fill_n(of_columns, Strips(block) * kColumns, 0);
   if (side.prepared) {
     FindPrepared<Sums, kType, kCount>(side, block, left, right, found, of_columns);
   } else {
     const Lines lines = AcrossDepth(side, block);
     FindStrips<Sums, kType, kCount>(lines, block, left, right, found, of_columns);
   }
-  if constexpr (Sums::kExact) std::copy_n(of_columns, Strips(block) * kColumns, right.sum);
+  if constexpr (Sums::kTotals) std::copy_n(of_columns, Strips(block) * kColumns, right.sum);
 }
 
 template <class Sums, DType kType, int kCount>
@@ -179,6 +185,12 @@ void MultiplyFew(const Side& side, const Block& block, const Panel& left, int ro
       if (side.zero_point) {
         return MultiplyFewOf<LessZero, kType>(side, block, left, rows, right, found, sums, pitch,
                                               first);
+      }
+    }
+    if constexpr (Sums::kExact) {
+      if (block.sums) {
+        return MultiplyFewOf<AndTotals<Sums>, kType>(side, block, left, rows, right, found, sums,
+                                                     pitch, first);
       }
     }
     MultiplyFewOf<Sums, kType>(side, block, left, rows, right, found, sums, pitch, first);

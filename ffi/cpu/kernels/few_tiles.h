@@ -54,8 +54,8 @@ class FewTiles {
   }
 
  private:
-  // Lines side by side that are packed together: a processor looks ahead in so many pages.
-  static constexpr int64_t kLines = std::max<int64_t>(kLinesAhead, kTile* Sums::kGroup);
+  // Lines side by side that are packed together: whole tiles.
+  static constexpr int64_t kLines = kTile * Sums::kGroup;
   static constexpr int64_t kPiece = 128;  // or so much depth of a strip that lies along it
 
   struct Packed {
@@ -107,6 +107,7 @@ class FewTiles {
     panel.data = packed.columns;
     panel.raw = packed.raw;
     PackStripOf<Sums>(side_, piece, panel);
+    AddColumnSums<Sums>(piece, panel);
     PadGroups<Sums>(panel.data, 0, 1, piece.depth, kVectors * kBytes);
     return piece.depth;
   }

@@ -40,6 +40,7 @@ struct FloatSums {
   using Lane = float;
   static constexpr int kGroup = 1;
   static constexpr bool kExact = false;
+  static constexpr bool kTotals = false;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
 
@@ -78,12 +79,6 @@ struct FloatSums {
     if (!side.zero_point) return;
     const auto zero = static_cast<float>(panel.zero[i]);
     for (int64_t k = 0; k < block.depth; ++k) line[k] -= zero;
-  }
-
-  static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
-    WithType(side.dtype,
-             [&]<DType kType>() { PackStrip<FloatSums, kType>(lines, block, panel.data); });
-    ApplyFactors(side, block, panel);
   }
 
   // To packed columns.

@@ -70,7 +70,7 @@ struct Kernel {
   int group;          // depth that panels are padded to, with values whose products are 0
   int size;           // bytes of a packed value
   Room room;
-  DType as_prepared;  // whose prepared columns are packed columns as they lie; or none
+  DType as_prepared;  // whose prepared columns are multiplied as they lie; or none
   Few few;
   int least_rows;  // with fewer, another kernel that can is better
   // Types whose packed values are shifted, so that the sums of the other side are needed; or none.
@@ -90,6 +90,9 @@ struct Kernel {
   // or = where it is the first; what is found is float or int32_t.
   void (*multiply)(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
                    int64_t depth, void* found, int64_t pitch, bool first);
+  // The same for a strip of prepared columns of `as_prepared`; or none.
+  void (*multiply_in_place)(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
+                            int64_t depth, void* found, int64_t pitch, bool first);
   // Adds the worth of what was found along a chunk to `width` sums of one row, or stores it where
   // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,

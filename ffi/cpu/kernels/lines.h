@@ -168,6 +168,19 @@ inline Lines AcrossDepth(const Side& side, const Block& block) {
                block.first);
 }
 
+// Where lines across the depth start that are read together, and those that follow.
+struct LinesTogether {
+  LinesTogether(const Lines& lines, const Block& block, int64_t k) {
+    const int64_t last = block.depth + block.ahead - 1;
+    for (int i = 0; i < kLinesTogether; ++i) {
+      line[i] = lines[k + i];
+      next[i] = lines[std::min(k + kLinesTogether + i, last)];
+    }
+  }
+
+  const uint8_t *line[kLinesTogether], *next[kLinesTogether];
+};
+
 }  // namespace jaxfp8::JAXFP8_ISA
 
 #endif  // JAXFP8_CPU_KERNELS_LINES_H_

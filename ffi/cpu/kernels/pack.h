@@ -1,15 +1,15 @@
 // Packing, as far as it is the same for every kernel.
 //
-// A kernel's `Sums` packs one line along the depth (`PackLine`), and a block of columns whose
-// memory runs across the depth (`PackAcross`). Columns of bytes that lie along the depth are turned
-// by quads, four depths each, which it splits (`SplitQuads`); wider ones are packed like rows, a
-// few at a time, and turned.
+// A kernel's `Sums` packs one line along the depth (`PackLine`), and groups of lines across it
+// (`Spread`). Columns of bytes that lie along the depth are turned by quads, four depths each,
+// which it splits (`SplitQuads`); wider ones are packed like rows, a few at a time, and turned.
 
 #ifndef JAXFP8_CPU_KERNELS_PACK_H_
 #define JAXFP8_CPU_KERNELS_PACK_H_
 
 #include <algorithm>
 
+#include "cpu/kernels/in_place.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/lines.h"
 #include "cpu/kernels/simd.h"
@@ -80,7 +80,7 @@ void SumGroups(const uint8_t* from, int64_t pitch, int64_t groups, const Panel& 
   for (int64_t g = 0; g < groups; ++g, from += pitch) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      total[v] = Sums::AddLanes(total[v], Sums::Ones(), Load<S32>(from + v * kBytes));
+      total[v] = Sums::AddLanes(total[v], Sums::Ones(), LoadColumns<Sums>(from + v * kBytes));
     }
   }
   int32_t totals[kColumns];
@@ -118,6 +118,15 @@ void WithByteType(DType type, const F& f) {
   }
   if (type == DType::kS8) return f.template operator()<DType::kS8>();
   return f.template operator()<DType::kU8>();
+}
+
+template <class Sums, typename F>
+void WithTypeOf(DType type, const F& f) {
+  if constexpr (Sums::kExact) {
+    WithByteType<Sums>(type, f);
+  } else {
+    WithType(type, f);
+  }
 }
 
 // Packs a strip by `Sums::Spread`, which takes whole lines of kColumns values; others are padded.
@@ -229,11 +238,10 @@ static_assert(kPreparedColumns % kColumns == 0);
 template <class Sums, DType kType, bool kStream>
 void PackQuads(const uint8_t* from, int64_t pitch, int64_t quads, uint8_t* to) {
   constexpr int kParts = kQuad / Sums::kGroup;
-  constexpr int64_t kAhead = 4096;
   for (int64_t q = 0; q < quads; ++q, from += pitch, to += kParts * kVectors * kBytes) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      if constexpr (kStream) __builtin_prefetch(from + kAhead + v * kBytes);
+      if constexpr (kStream) __builtin_prefetch(from + kStreamAhead + v * kBytes);
       typename Sums::Vector part[kParts];
       Sums::template SplitQuads<kType>(Load<S32>(from + v * kBytes), part);
 #pragma GCC unroll 4
@@ -242,13 +250,17 @@ void PackQuads(const uint8_t* from, int64_t pitch, int64_t quads, uint8_t* to) {
   }
 }
 
-// What follows the packing of a strip from quads.
 template <class Sums>
-void FinishQuads(const Side& side, const Block& strip, const Panel& panel) {
+void ApplyFactors(const Side& side, const Block& strip, const Panel& panel) {
+  if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
+}
+
+// The sums of the columns of a packed strip, if they are wanted.
+template <class Sums>
+void AddColumnSums(const Block& strip, const Panel& panel) {
   if constexpr (Sums::kExact) {
     if (strip.sums) SumGroups<Sums>(panel.data, kVectors * kBytes, GroupsOf<Sums>(strip), panel);
   }
-  if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
 }
 
 template <class Sums>
@@ -257,7 +269,7 @@ void PackPrepared(const Side& side, const Block& strip, const Panel& panel) {
   WithByteType<Sums>(side.dtype, [&]<DType kType>() {
     PackQuads<Sums, kType, true>(from, kQuadsPitch, strip.depth / kQuad, panel.data);
   });
-  FinishQuads<Sums>(side, strip, panel);
+  ApplyFactors<Sums>(side, strip, panel);
 }
 
 // Quads of kLanes columns along the depth, from `first` on, as those of prepared columns lie.
@@ -271,6 +283,7 @@ void TurnQuads(const Lines& lines, const Block& strip, int first, uint8_t* to) {
       const bool known = first + i < strip.count;
       if (known && depth == kDepth) {
         quads[i] = Load<S32>(lines[first + i] + k);
+        __builtin_prefetch(lines[first + i] + k + kTurnedAhead);
       } else {
         std::memset(&quads[i], Sums::template kZeroCode<kType>, sizeof quads[i]);
         if (known) std::memcpy(&quads[i], lines[first + i] + k, depth);
@@ -292,7 +305,7 @@ void PackTurned(const Side& side, const Block& strip, const Panel& panel) {
     const int64_t quads = (strip.depth + kQuad - 1) / kQuad;
     PackQuads<Sums, kType, false>(panel.raw, kColumns * kQuad, quads, panel.data);
   });
-  FinishQuads<Sums>(side, strip, panel);
+  ApplyFactors<Sums>(side, strip, panel);
 }
 
 template <class Sums>
@@ -308,7 +321,9 @@ void PackStripOf(const Side& side, const Block& strip, const Panel& panel) {
   }
   Lines lines = AcrossDepth(side, strip);
   lines.Prepare(strip.depth, strip.count, panel.raw);
-  Sums::PackAcross(side, strip, lines, panel);
+  WithTypeOf<Sums>(side.dtype,
+                   [&]<DType kType>() { PackStrip<Sums, kType>(lines, strip, panel.data); });
+  ApplyFactors<Sums>(side, strip, panel);
 }
 
 // The sums of columns that need no packing.
@@ -317,22 +332,80 @@ void SumColumns(const Side& side, const Block& block, const Panel& panel) {
   if constexpr (Sums::kAsPrepared != DType::kNone) {
     for (int64_t s = 0; s < Strips(block); ++s) {
       const uint8_t* from = PreparedAt(side, block.batch, block.first + s * kColumns, block.start);
-      SumGroups<Sums>(from, kQuadsPitch, block.depth / kQuad, PanelOf(panel, s, 0));
+      SumGroups<InPlace<Sums>>(from, kQuadsPitch, block.depth / kQuad, PanelOf(panel, s, 0));
     }
   }
 }
 
-// Columns side by side are read a few lines at a time from end to end: a processor looks ahead in
-// that many pages, and lines may lie in a page each.
+// Packs whole strips of lines together, of columns side by side. The strips lie `pitch` bytes
+// apart.
+template <class Sums, DType kType>
+__attribute__((noinline)) void PackTogether(const LinesTogether& lines, int64_t columns,
+                                            uint8_t* to, int64_t pitch) {
+  constexpr int kGroup = Sums::kGroup;
+  constexpr int64_t kStripBytes = kColumns * SizeOf(kType);
+  for (int64_t at = 0; at < columns * SizeOf(kType); at += kStripBytes, to += pitch) {
+    uint8_t* packed = to;
+#pragma GCC unroll 8
+    for (int k = 0; k < kLinesTogether; k += kGroup) {
+      const uint8_t* line[kGroup];
+#pragma GCC unroll 4
+      for (int j = 0; j < kGroup; ++j) {
+        line[j] = lines.line[k + j] + at;
+        for (int64_t i = 0; i < kStripBytes && at % 64 == 0; i += 64) {
+          __builtin_prefetch(lines.next[k + j] + at + i);
+        }
+      }
+      typename Sums::Vector column[kVectors];
+      Sums::template Spread<kType>(line, column);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v, packed += kBytes) Store(packed, column[v]);
+    }
+  }
+}
+
+// Bytes of a packed strip so deep.
+template <class Sums>
+constexpr int64_t StripBytes(int64_t depth) {
+  return depth * kColumns * (4 / Sums::kGroup);
+}
+
+// A few lines at a time from end to end; strips and lines that are left over by themselves.
+template <class Sums>
+void PackSideBySide(const Side& side, const Block& block, const Panel& panel) {
+  const Lines lines = AcrossDepth(side, block);
+  const int64_t columns = block.count / kColumns * kColumns;
+  const int64_t depth = block.depth / kLinesTogether * kLinesTogether;
+  WithTypeOf<Sums>(side.dtype, [&]<DType kType>() {
+    for (int64_t k = 0; k < depth; k += kLinesTogether) {
+      PackTogether<Sums, kType>({lines, block, k}, columns, panel.data + StripBytes<Sums>(k),
+                                panel.pitch);
+    }
+  });
+  for (int64_t s = 0; s < Strips(block); ++s) {
+    const int64_t done = s * kColumns < columns ? depth : 0;
+    if (done > 0) ApplyFactors<Sums>(side, StripOf(block, s, 0, done), PanelOf(panel, s, 0));
+    if (done == block.depth) continue;
+    PackStripOf<Sums>(side, StripOf(block, s, done, block.depth - done),
+                      PanelOf(panel, s, StripBytes<Sums>(done)));
+  }
+}
+
 template <class Sums>
 void PackColumns(const Side& side, const Block& block, const Panel& panel) {
-  const int64_t step = side.depth.Contiguous() ? kDepthTurned : kLinesAhead;
-  for (int64_t start = 0; start < block.depth; start += step) {
-    const int64_t depth = std::min(step, block.depth - start);
-    for (int64_t s = 0; s < Strips(block); ++s) {
-      const int64_t offset = start * kColumns * (4 / Sums::kGroup);
-      PackStripOf<Sums>(side, StripOf(block, s, start, depth), PanelOf(panel, s, offset));
+  if (side.free.Contiguous()) {
+    PackSideBySide<Sums>(side, block, panel);
+  } else {
+    for (int64_t start = 0; start < block.depth; start += kDepthTurned) {
+      const int64_t depth = std::min<int64_t>(kDepthTurned, block.depth - start);
+      for (int64_t s = 0; s < Strips(block); ++s) {
+        PackStripOf<Sums>(side, StripOf(block, s, start, depth),
+                          PanelOf(panel, s, StripBytes<Sums>(start)));
+      }
     }
+  }
+  for (int64_t s = 0; s < Strips(block); ++s) {
+    AddColumnSums<Sums>(StripOf(block, s, 0, block.depth), PanelOf(panel, s, 0));
   }
 }
 

@@ -36,6 +36,7 @@ struct ShortSums {
   using Lane = int32_t;
   static constexpr int kGroup = 2;
   static constexpr bool kExact = true;
+  static constexpr bool kTotals = false;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
 
@@ -107,25 +108,6 @@ struct ShortSums {
     int32_t sum = 0;
     for (int64_t k = 0; k < block.depth; ++k) sum += line[k];
     panel.sum[i] += sum;
-  }
-
-  static void PackAcross(const Side& side, const Block& block, Lines lines, const Panel& panel) {
-    auto* to = reinterpret_cast<int32_t*>(panel.data);
-    int16_t even[kColumns] = {}, odd[kColumns] = {};
-    int32_t sum[kColumns] = {};
-    for (int64_t k = 0; k < block.depth; k += 2, to += kColumns) {
-      WidenLine(side.dtype, lines[k], block.count, even);
-      if (k + 1 < block.depth) {
-        WidenLine(side.dtype, lines[k + 1], block.count, odd);
-      } else {
-        std::fill_n(odd, kColumns, int16_t{0});
-      }
-      for (int i = 0; i < kColumns; ++i) {
-        to[i] = static_cast<uint16_t>(even[i]) | odd[i] * (1 << 16);
-        sum[i] += even[i] + odd[i];
-      }
-    }
-    for (int i = 0; i < kColumns; ++i) panel.sum[i] += sum[i];
   }
 };
 

@@ -12,6 +12,14 @@
 namespace jaxfp8::JAXFP8_ISA {
 
 template <class Policy>
+constexpr auto InPlaceOf() -> decltype(Kernel::multiply) {
+  if constexpr (Policy::kAsPrepared == DType::kNone)
+    return nullptr;
+  else
+    return Multiply<InPlace<Policy>>;
+}
+
+template <class Policy>
 constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
   return {
       .name = name,
@@ -42,6 +50,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .pack_columns = PackColumns<Policy>,
       .sum_columns = SumColumns<Policy>,
       .multiply = Multiply<Policy>,
+      .multiply_in_place = InPlaceOf<Policy>(),
       .add = Add<Policy>,
       .add_narrow = Policy::kExact ? nullptr : AddNarrow,
       .multiply_few = MultiplyFew<Policy>,

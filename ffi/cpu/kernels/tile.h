@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "cpu/kernels/in_place.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/simd.h"
 
@@ -69,7 +70,7 @@ __attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, c
   for (int64_t g = 0; g < groups; ++g, strip += kVectors * kBytes, rows += sizeof(Lane)) {
     Vector column[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) column[v] = Load<Vector>(strip + v * kBytes);
+    for (int v = 0; v < kVectors; ++v) column[v] = LoadColumns<Sums>(strip + v * kBytes);
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r) {
       const Lane row = Load<Lane>(rows + r * row_pitch);
