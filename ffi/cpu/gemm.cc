@@ -100,16 +100,16 @@ class Share {
   }
 
   Block RowsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    return BlockOf(chunk, first, count, Shifted(problem_.rhs, kernel_.shifted_columns));
+    return BlockOf(chunk, first, count, Shifted(problem_.rhs, kernel_.shifted_columns), false);
   }
 
   Block ColumnsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    return BlockOf(chunk, first, count, Shifted(problem_.lhs, kernel_.shifted_rows));
+    return BlockOf(chunk, first, count, Shifted(problem_.lhs, kernel_.shifted_rows), plan_.distant);
   }
 
-  Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, bool sums) const {
+  Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, bool sums, bool distant) const {
     const int64_t ahead = problem_.depth - chunk.start - chunk.depth;
-    return {batch_, first, count, chunk.start, chunk.depth, sums, ahead};
+    return {batch_, first, count, chunk.start, chunk.depth, sums, ahead, distant};
   }
 
   // Whether the values of a side are off by a constant, which the sums of the other make good.
@@ -243,7 +243,7 @@ class Share {
 
   // What no products add up to.
   void FinishEmpty(int64_t column, int64_t count) {
-    const Block block{batch_, column, count, 0, 0, false, 0};
+    const Block block{batch_, column, count, 0, 0, false, 0, false};
     for (int64_t row = 0; row < rows_; ++row) {
       std::fill_n(sums_, plan_.column_block, 0.0);
       FinishRow(row, block, sums_);

@@ -24,8 +24,16 @@ constexpr int64_t kSharesPerThread = 2;
 // With fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
 
+// More bytes of the right side than this are taken to come from memory.
+constexpr int64_t kKeptBytes = 24 << 20;
+
 // Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
 constexpr int64_t kFewDepth = 4096;
+
+int64_t FewDepth(const Problem& problem, const Kernel& kernel) {
+  const bool once = problem.rows <= kernel.few.rows;
+  return once && problem.rhs.depth.Contiguous() ? kernel.few.depth_along : kFewDepth;
+}
 
 bool IsFew(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
@@ -106,9 +114,12 @@ int64_t ColumnBlock(const Kernel& kernel, const Plan& plan) {
   return plan.wide * std::max<int64_t>(blocks, 1);
 }
 
+double RightValues(const Problem& problem) {
+  return static_cast<double>(problem.batch) * problem.columns * problem.depth;
+}
+
 double Nanoseconds(const Problem& problem) {
-  const double right = static_cast<double>(problem.batch) * problem.columns * problem.depth;
-  return right * (problem.rows * kMultiplyNanoseconds + kPackNanoseconds);
+  return RightValues(problem) * (problem.rows * kMultiplyNanoseconds + kPackNanoseconds);
 }
 
 int64_t ShareColumns(const Problem& problem, const Plan& plan, int64_t threads) {
@@ -154,11 +165,12 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   Plan plan{};
   plan.few = IsFew(problem, kernel);
-  plan.chunks = CutChunks(problem, kernel, plan.few ? kFewDepth : kernel.depth);
+  plan.chunks = CutChunks(problem, kernel, plan.few ? FewDepth(problem, kernel) : kernel.depth);
   // Even blocks: columns are packed again for each.
   const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
   plan.row_shares = Blocks(problem.rows, plan.row_block);
+  plan.distant = RightValues(problem) * SizeOf(problem.rhs.dtype) > kKeptBytes;
   plan.in_place = IsInPlace(problem, kernel, plan);
   CutRounds(kernel, plan);
   CutColumns(problem, kernel, plan);

@@ -31,6 +31,7 @@ struct Plan {
   std::vector<Chunk> chunks;
   std::vector<Round> rounds;
   bool few;               // whether columns are multiplied as they are, by Kernel::multiply_few
+  bool distant;           // whether columns are too many for a cache to have kept them
   bool in_place;          // whether prepared columns are multiplied as if they were packed
   int64_t row_block;      // rows packed together
   int64_t wide;           // columns multiplied with the rows of a chunk in one go

@@ -46,10 +46,9 @@ class Column {
   void Multiply(const uint8_t* from, const Panel& left, int64_t depth) {
     const int64_t whole = depth / kColumns;
     int64_t v = 0;
-    // Two chains of sums per row hide the latency of an addition.
     for (; v + 1 < whole; v += 2) {
       Add<0>(from + v * kColumns, left, v * kRowBytes);
-      Add<1>(from + (v + 1) * kColumns, left, (v + 1) * kRowBytes);
+      Add<kParts>(from + (v + 1) * kColumns, left, (v + 1) * kRowBytes);
     }
     if (v < whole) Add<0>(from + v * kColumns, left, v * kRowBytes);
     if (depth % kColumns)
@@ -57,10 +56,17 @@ class Column {
   }
 
   // Vectors whose lanes add up to the product with a row, and to the sum of the column.
-  Vector Product(int row) const { return sum_[row][0] + sum_[row][1]; }
+  Vector Product(int row) const {
+    Vector product = sum_[row][0] + sum_[row][1];
+    if constexpr (kChains == 4) product += sum_[row][2] + sum_[row][3];
+    return product;
+  }
   Vector OfColumn() const { return of_column_; }
 
  private:
+  // Of sums per row, which hide the latency of an addition: as many as there are registers for.
+  static constexpr int kChains = kBytes == 64 ? 4 : 2;
+
   template <int kFirstChain>
   void Add(const uint8_t* from, const Panel& left, int64_t offset) {
     Vector column[kParts];
@@ -71,7 +77,7 @@ class Column {
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
         const Vector row = Load<Vector>(left.data + r * left.pitch + offset + p * kBytes);
-        Vector& sum = sum_[r][(kFirstChain + p) % 2];
+        Vector& sum = sum_[r][(kFirstChain + p) % kChains];
         sum = Sums::AddLanes(sum, row, column[p]);
       }
     }
@@ -98,15 +104,15 @@ class Column {
     Add<0>(rest, padded, 0);
   }
 
-  Vector sum_[kCount][2] = {};
+  Vector sum_[kCount][kChains] = {};
   Vector of_column_ = {};
   F32 zero_;
 };
 
-// Both fill found[row][column], and the sums of the columns where they are wanted.
+// Adds to found[row][column], and to the sums of the columns where they are wanted.
 template <class Sums, DType kType, int kCount>
-void FindAlong(const Side& side, const Block& block, const Panel& left, const Panel& right,
-               Wide<Sums, kCount>& found) {
+void FindAlongPiece(const Side& side, const Block& block, const Panel& left, const Panel& right,
+                    Wide<Sums, kCount>& found) {
   const Lines lines = AlongDepth(side, block);
   for (int64_t first = 0; first < block.count; first += kLanes) {
     typename Sums::Vector products[kCount][kLanes] = {}, of_columns[kLanes] = {};
@@ -121,11 +127,30 @@ void FindAlong(const Side& side, const Block& block, const Panel& left, const Pa
       for (int r = 0; r < kCount; ++r) products[r][i] = column.Product(r);
       of_columns[i] = column.OfColumn();
     }
-    for (int r = 0; r < kCount; ++r) Store(found[r] + first, SumsOfLanes(products[r]));
+    for (int r = 0; r < kCount; ++r) {
+      const auto sums = Load<typename Sums::Vector>(found[r] + first);
+      Store(found[r] + first, sums + SumsOfLanes(products[r]));
+    }
     if constexpr (Sums::kTotals) {
       const auto sums = SumsOfLanes(of_columns);
-      for (int i = 0; i < kLanes; ++i) right.sum[first + i] = sums[i];
+      for (int i = 0; i < kLanes; ++i) right.sum[first + i] += sums[i];
     }
+  }
+}
+
+// So deep at a time that the rows stay in L1.
+template <class Sums, DType kType, int kCount>
+void FindAlong(const Side& side, const Block& block, const Panel& left, const Panel& right,
+               Wide<Sums, kCount>& found) {
+  constexpr int kSize = 4 / Sums::kGroup;
+  constexpr int64_t kPiece = (32 << 10) / kSize / kCount / kColumns * kColumns;
+  Block piece = block;
+  Panel rows = left;
+  for (int64_t done = 0; done < block.depth; done += kPiece) {
+    piece.start = block.start + done;
+    piece.depth = std::min(kPiece, block.depth - done);
+    rows.data = left.data + done * kSize;
+    FindAlongPiece<Sums, kType, kCount>(side, piece, rows, right, found);
   }
 }
 

@@ -283,7 +283,7 @@ void TurnQuads(const Lines& lines, const Block& strip, int first, uint8_t* to) {
       const bool known = first + i < strip.count;
       if (known && depth == kDepth) {
         quads[i] = Load<S32>(lines[first + i] + k);
-        __builtin_prefetch(lines[first + i] + k + kTurnedAhead);
+        if (kTurnedAhead > 0) __builtin_prefetch(lines[first + i] + k + kTurnedAhead);
       } else {
         std::memset(&quads[i], Sums::template kZeroCode<kType>, sizeof quads[i]);
         if (known) std::memcpy(&quads[i], lines[first + i] + k, depth);
