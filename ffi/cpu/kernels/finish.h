@@ -120,13 +120,43 @@ inline void RaiseAmax(const Plane& amax, const Stretch& at, const double* y) {
     const float value = static_cast<float>(y[i]);
     bits[i] = value != value ? 0x7fc00000u : BitsOf(value) & 0x7fffffffu;
   }
-  if (amax.columns.Constant()) return RaiseTo(base, *std::max_element(bits, bits + at.count));
+  if (amax.columns.Constant()) {
+    std::fill(bits + at.count, bits + kColumns, 0);
+    uint32_t most = 0;
+    for (int i = 0; i < kColumns; ++i) most = std::max(most, bits[i]);
+    return RaiseTo(base, most);
+  }
   for (int i = 0; i < at.count; ++i) RaiseTo(base + amax.columns[at.column + i], bits[i]);
 }
 
+#if defined(__AVX512F__)
+// Eight values in float32, rounded towards 0, and which of them were not exact.
+inline __m256i Truncate(__m512d values, __mmask8& inexact) {
+  const __m256 truncated = _mm512_cvt_roundpd_ps(values, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+  inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(truncated), values, _CMP_NEQ_UQ);
+  return _mm256_castps_si256(truncated);
+}
+#endif
+
+// As jaxfp8::RoundToOdd, of a stretch.
+inline void RoundToOdd(const double* y, float (&odd)[kColumns]) {
+#if defined(__AVX512F__)
+  for (int i = 0; i < kColumns; i += kLanes) {
+    __mmask8 low_inexact, high_inexact;
+    const __m256i low = Truncate(Load<__m512d>(y + i), low_inexact);
+    const __m256i high = Truncate(Load<__m512d>(y + i + kWide), high_inexact);
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    const auto inexact = static_cast<__mmask16>(high_inexact << kWide | low_inexact);
+    Store(odd + i, _mm512_mask_or_epi32(both, inexact, both, _mm512_set1_epi32(1)));
+  }
+#else
+  for (int i = 0; i < kColumns; ++i) odd[i] = jaxfp8::RoundToOdd(y[i]);
+#endif
+}
+
 // Whole vectors where they lie side by side; otherwise the part that is present.
-template <typename T, typename Encode>
-inline void Put(const Plane& out, const Stretch& at, const double* y, Encode encode) {
+template <typename T, typename Value, typename Encode>
+inline void Put(const Plane& out, const Stretch& at, const Value* y, Encode encode) {
   T* base = static_cast<T*>(out.data) + at.Start(out);
   if (out.columns.Contiguous() && at.count == kColumns) {
     for (int i = 0; i < kColumns; ++i) base[at.column + i] = encode(y[i]);
@@ -137,18 +167,26 @@ inline void Put(const Plane& out, const Stretch& at, const double* y, Encode enc
   for (int i = 0; i < at.count; ++i) base[out.columns[at.column + i]] = codes[i];
 }
 
+// To a type of fewer bits than float32.
+template <typename T, T (*kEncode)(float)>
+inline void PutNarrow(const Plane& out, const Stretch& at, const double* y) {
+  alignas(kBytes) float odd[kColumns];
+  RoundToOdd(y, odd);
+  Put<T>(out, at, odd, [](float v) { return kEncode(v); });
+}
+
 inline void PutAs(const Plane& out, const Stretch& at, const double* y) {
   switch (out.dtype) {
     case DType::kF32:
       return Put<float>(out, at, y, [](double v) { return static_cast<float>(v); });
     case DType::kBF16:
-      return Put<uint16_t>(out, at, y, [](double v) { return EncodeBF16(RoundToOdd(v)); });
+      return PutNarrow<uint16_t, EncodeBF16>(out, at, y);
     case DType::kF16:
-      return Put<uint16_t>(out, at, y, [](double v) { return EncodeF16(RoundToOdd(v)); });
+      return PutNarrow<uint16_t, EncodeF16>(out, at, y);
     case DType::kE4M3:
-      return Put<uint8_t>(out, at, y, [](double v) { return EncodeE4M3(RoundToOdd(v)); });
+      return PutNarrow<uint8_t, EncodeE4M3>(out, at, y);
     case DType::kE5M2:
-      return Put<uint8_t>(out, at, y, [](double v) { return EncodeE5M2(RoundToOdd(v)); });
+      return PutNarrow<uint8_t, EncodeE5M2>(out, at, y);
     case DType::kS8:
       return Put<int8_t>(out, at, y, [](double v) { return EncodeS8(v); });
     case DType::kU8:

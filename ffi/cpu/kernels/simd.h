@@ -79,6 +79,23 @@ inline void Store(void* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
+// Half a vector in float64. GCC 12 takes a vector of AVX-512 apart for it.
+inline F64 ToDoubles(HalfF32 values) {
+#if defined(__AVX512F__)
+  return (F64)_mm512_cvtps_pd((__m256)values);
+#else
+  return __builtin_convertvector(values, F64);
+#endif
+}
+
+inline F64 ToDoubles(HalfS32 values) {
+#if defined(__AVX512F__)
+  return (F64)_mm512_cvtepi32_pd((__m256i)values);
+#else
+  return __builtin_convertvector(values, F64);
+#endif
+}
+
 #if defined(__AVX512F__)
 // 16 columns of a vector come from a dword of each 128-bit lane: what interleaving bytes, and then
 // words, leaves in order.

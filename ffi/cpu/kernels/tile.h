@@ -21,7 +21,7 @@ inline void AddIntegers(const int32_t* found, const Panel& left, int row, const 
   const double row_zero = left.zero[row];
   const double row_sum = left.sum[row] - static_cast<double>(depth) * row_zero;
   for (int64_t i = 0; i < width; i += kWide) {
-    const F64 raw = __builtin_convertvector(Load<HalfS32>(found + i), F64);
+    const F64 raw = ToDoubles(Load<HalfS32>(found + i));
     const F64 shifted =
         raw - row_zero * Load<F64>(right.sum + i) - row_sum * Load<F64>(right.zero + i);
     const F64 worth = shifted * (Load<F64>(right.scale + i) * left.scale[row]);
@@ -32,7 +32,7 @@ inline void AddIntegers(const int32_t* found, const Panel& left, int row, const 
 inline void AddFloats(const float* found, const Panel& left, int row, const Panel& right,
                       int64_t width, double* sums, bool first) {
   for (int64_t i = 0; i < width; i += kWide) {
-    const F64 raw = __builtin_convertvector(Load<HalfF32>(found + i), F64);
+    const F64 raw = ToDoubles(Load<HalfF32>(found + i));
     const F64 worth = raw * (Load<F64>(right.scale + i) * left.scale[row]);
     Store(sums + i, first ? worth : Load<F64>(sums + i) + worth);
   }

@@ -28,6 +28,7 @@ namespace software {
 
 typedef float F32x16 __attribute__((vector_size(64)));
 typedef int32_t S32x16 __attribute__((vector_size(64)));
+typedef int32_t S32x8 __attribute__((vector_size(32)));
 typedef uint32_t U32x16 __attribute__((vector_size(64)));
 typedef uint8_t U8x64 __attribute__((vector_size(64)));
 typedef int8_t S8x16 __attribute__((vector_size(16)));
@@ -157,6 +158,50 @@ JAXFP8_SOFT __m512i _mm512_cvtepu8_epi32(__m128i codes) {
 }
 JAXFP8_SOFT __m512 _mm512_cvtepi32_ps(__m512i values) {
   return __builtin_convertvector((software::S32x16)values, __m512);
+}
+
+JAXFP8_SOFT __m512d _mm512_cvtepi32_pd(__m256i values) {
+  return __builtin_convertvector((software::S32x8)values, __m512d);
+}
+JAXFP8_SOFT __m512d _mm512_cvtps_pd(__m256 values) {
+  return __builtin_convertvector(values, __m512d);
+}
+
+// Rounds towards 0, whatever is asked for.
+JAXFP8_SOFT __m256 _mm512_cvt_roundpd_ps(__m512d values, int) {
+  __m256 to;
+  for (int i = 0; i < 8; ++i) {
+    const auto nearest = static_cast<float>(values[i]);
+    const auto bits = software::As<uint32_t>(nearest);
+    const bool away = nearest < 0 ? nearest < values[i] : nearest > values[i];
+    to[i] = software::As<float>(bits - (away ? 1 : 0));
+  }
+  return to;
+}
+
+// Whether they differ, whatever is asked for; NaN does.
+JAXFP8_SOFT __mmask8 _mm512_cmp_pd_mask(__m512d a, __m512d b, int) {
+  __mmask8 differ = 0;
+  for (int i = 0; i < 8; ++i) differ |= static_cast<__mmask8>(!(a[i] == b[i])) << i;
+  return differ;
+}
+
+JAXFP8_SOFT __m512i _mm512_castsi256_si512(__m256i a) {
+  __m512i to = {};
+  std::memcpy(&to, &a, sizeof a);
+  return to;
+}
+// Into the upper half.
+JAXFP8_SOFT __m512i _mm512_inserti64x4(__m512i a, __m256i b, int) {
+  std::memcpy(reinterpret_cast<char*>(&a) + sizeof b, &b, sizeof b);
+  return a;
+}
+JAXFP8_SOFT __m512i _mm512_mask_or_epi32(__m512i from, __mmask16 mask, __m512i a, __m512i b) {
+  auto to = (software::U32x16)from;
+  for (int i = 0; i < 16; ++i) {
+    if (mask >> i & 1) to[i] = ((software::U32x16)a)[i] | ((software::U32x16)b)[i];
+  }
+  return (__m512i)to;
 }
 
 JAXFP8_SOFT __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }

@@ -34,6 +34,16 @@ struct Draw {
     std::memcpy(&vector, word, sizeof vector);
     return vector;
   }
+
+  // Floats, or what float32 does not hold, of all magnitudes; often the same twice running.
+  __m512d Doubles() {
+    __m512d doubles;
+    for (int i = 0; i < 8; ++i) {
+      const auto value = double{Any<float>()};
+      doubles[i] = random() % 3 ? value : value * (1 + 0x1p-30 * (random() % 64)) * 0x1p-3;
+    }
+    return doubles;
+  }
 };
 
 #define CORE __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
@@ -63,6 +73,13 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_cvtepi8_epi32, quarter);
   SAME(_mm512_cvtepu8_epi32, quarter);
   SAME(_mm512_cvtepi32_ps, a);
+  SAME(_mm512_cvtepi32_pd, half);
+  SAME(_mm512_cvtps_pd, (__m256)half);
+  const auto doubles = draw.Doubles(), others = draw.Doubles();
+  SAME(_mm512_cvt_roundpd_ps, doubles, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+  SAME(_mm512_cmp_pd_mask, doubles, others, _CMP_NEQ_UQ);
+  SAME(_mm512_inserti64x4, a, half, 1);
+  SAME(_mm512_mask_or_epi32, a, static_cast<__mmask16>(mask), a, b);
   SAME(_mm512_and_si512, a, b);
   SAME(_mm512_or_si512, a, b);
   SAME(_mm512_slli_epi32, a, 16);
