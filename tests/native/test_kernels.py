@@ -92,17 +92,35 @@ def test_codes_are_exact_along_the_depth_of_either_side(kernel, dtype, shape):
     np.testing.assert_array_equal(right, expected.T)
 
 
+@pytest.mark.parametrize("layout", ["kn", "nk"])
 @pytest.mark.parametrize("rhs", ["int8", "uint8"])
 @pytest.mark.parametrize("lhs", ["int8", "uint8"])
 @pytest.mark.parametrize("kernel", INTEGER_KERNELS)
-def test_sums_of_extreme_integers_are_exact(kernel, lhs, rhs):
-    k = 20_000
+def test_sums_of_extreme_integers_are_exact(kernel, lhs, rhs, layout):
+    k = 33_000
+    shape = (k, 3) if layout == "kn" else (3, k)
+    spec = ScaledDotSpec(
+        lhs=calls.side(lhs, (2, k), (1,)),
+        rhs=calls.side(rhs, shape, (shape.index(k),)),
+        epilogue=EpilogueSpec(out_dtype="int32"),
+    )
     for left in (np.iinfo(lhs).min, np.iinfo(lhs).max):
         for right in (np.iinfo(rhs).min, np.iinfo(rhs).max):
-            spec = calls.matrices(lhs, rhs, 2, k, 3, out="int32")
-            operands = np.full((2, k), left, lhs), np.full((k, 3), right, rhs)
+            operands = np.full((2, k), left, lhs), np.full(shape, right, rhs)
             (out,) = calls.call(spec, *operands, kernel=kernel)
             np.testing.assert_array_equal(out, k * int(left) * int(right))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_weight_larger_than_caches_is_read_whole(kernel):
+    """Of rows of ones, and of sums that float32 holds."""
+    k, n = 3001, 9001
+    w = np.random.default_rng(8).integers(-128, 128, (k, n), dtype=np.int8)
+    lhs = "int8" if kernel in INTEGER_KERNELS else "bfloat16"
+    (out,) = calls.call(
+        calls.matrices(lhs, "int8", 2, k, n), jnp.ones((2, k), lhs), w, kernel=kernel
+    )
+    np.testing.assert_array_equal(out, np.broadcast_to(w.sum(0, dtype=np.int64), out.shape))
 
 
 @pytest.mark.parametrize("rhs", ["int8", "uint8"])
@@ -236,8 +254,8 @@ def test_few_rows_against_columns_of_either_layout(kernel, m, layout):
     rng = np.random.default_rng(m)
     integers = kernel in INTEGER_KERNELS
     for weight in ("int8", "uint8") if integers else ("float8_e4m3fn", "float8_e5m2", "uint8"):
-        for k, n in [(5, 64), (5003, 67), (70, 2120)]:
-            shape, tiles = ((k, n), (3000, 1)) if layout == "kn" else ((n, k), (1, 3000))
+        for k, n, tile in [(5, 64, 3000), (5003, 67, 3000), (70, 2120, 3000), (20_011, 5, 30_000)]:
+            shape, tiles = ((k, n), (tile, 1)) if layout == "kn" else ((n, k), (1, tile))
             spec = ScaledDotSpec(
                 lhs=calls.side(
                     "int8" if integers else "bfloat16", (m, k), (1,), zero_point=integers
