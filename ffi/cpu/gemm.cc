@@ -100,16 +100,16 @@ class Share {
   }
 
   Block RowsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    return BlockOf(chunk, first, count, Shifted(problem_.rhs, kernel_.shifted_columns), false);
+    return BlockOf(chunk, first, count, Shifted(problem_.rhs, kernel_.shifted_columns));
   }
 
   Block ColumnsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    return BlockOf(chunk, first, count, Shifted(problem_.lhs, kernel_.shifted_rows), plan_.distant);
+    return BlockOf(chunk, first, count, Shifted(problem_.lhs, kernel_.shifted_rows));
   }
 
-  Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, bool sums, bool distant) const {
+  Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, bool sums) const {
     const int64_t ahead = problem_.depth - chunk.start - chunk.depth;
-    return {batch_, first, count, chunk.start, chunk.depth, sums, ahead, distant};
+    return {batch_, first, count, chunk.start, chunk.depth, sums, ahead, plan_.distant};
   }
 
   // Whether the values of a side are off by a constant, which the sums of the other make good.

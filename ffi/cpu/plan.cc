@@ -30,11 +30,6 @@ constexpr int64_t kKeptBytes = 24 << 20;
 // Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
 constexpr int64_t kFewDepth = 4096;
 
-int64_t FewDepth(const Problem& problem, const Kernel& kernel) {
-  const bool once = problem.rows <= kernel.few.rows;
-  return once && problem.rhs.depth.Contiguous() ? kernel.few.depth_along : kFewDepth;
-}
-
 bool IsFew(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
   if (!IsEightBit(right.dtype) || right.fine) return false;
@@ -165,7 +160,7 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   Plan plan{};
   plan.few = IsFew(problem, kernel);
-  plan.chunks = CutChunks(problem, kernel, plan.few ? FewDepth(problem, kernel) : kernel.depth);
+  plan.chunks = CutChunks(problem, kernel, plan.few ? kFewDepth : kernel.depth);
   // Even blocks: columns are packed again for each.
   const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);

@@ -64,7 +64,7 @@ class Column {
   Vector OfColumn() const { return of_column_; }
 
  private:
-  // Of sums per row, which hide the latency of an addition: as many as there are registers for.
+  // Of sums per row, which hide the latency of an addition: as there are registers for.
   static constexpr int kChains = kBytes == 64 ? 4 : 2;
 
   template <int kFirstChain>
@@ -109,27 +109,40 @@ class Column {
   F32 zero_;
 };
 
-// Adds to found[row][column], and to the sums of the columns where they are wanted.
-template <class Sums, DType kType, int kCount>
-void FindAlongPiece(const Side& side, const Block& block, const Panel& left, const Panel& right,
-                    Wide<Sums, kCount>& found) {
+// The depth of columns along it that is summed in one go: as many rows as there may be stay in L1,
+// and the bits of one do not depend on how many there are.
+template <class Sums>
+inline constexpr int64_t kPiece = (32 << 10) / kFewRows / (4 / Sums::kGroup) / kColumns * kColumns;
+
+// Adds to found[row][column], and to the sums of the columns where they are wanted, for a depth of
+// at most kPieces pieces.
+template <class Sums, DType kType, int kCount, int kPieces>
+void FindAlongPieces(const Side& side, const Block& block, const Panel& left, const Panel& right,
+                     Wide<Sums, kCount>& found) {
   const Lines lines = AlongDepth(side, block);
   for (int64_t first = 0; first < block.count; first += kLanes) {
-    typename Sums::Vector products[kCount][kLanes] = {}, of_columns[kLanes] = {};
+    typename Sums::Vector products[kPieces][kCount][kLanes] = {}, of_columns[kLanes] = {};
     for (int i = 0; i < std::min<int64_t>(kLanes, block.count - first); ++i) {
       const uint8_t* line = lines[first + i];
-      // What follows is the same column of the next chunk, or the next column.
+      // What follows is the same column of the next pieces, or the next column.
       for (int64_t k = 0; k < std::min<int64_t>(block.depth, 256); k += 64) {
         __builtin_prefetch(line + block.depth + k);
       }
-      Column<Sums, kType, kCount> column(right.zero[first + i]);
-      column.Multiply(line, left, block.depth);
-      for (int r = 0; r < kCount; ++r) products[r][i] = column.Product(r);
-      of_columns[i] = column.OfColumn();
+      for (int p = 0; p < kPieces && p * kPiece<Sums> < block.depth; ++p) {
+        const int64_t start = p * kPiece<Sums>;
+        Panel rows = left;
+        rows.data += start * (4 / Sums::kGroup);
+        Column<Sums, kType, kCount> column(right.zero[first + i]);
+        column.Multiply(line + start, rows, std::min(kPiece<Sums>, block.depth - start));
+        for (int r = 0; r < kCount; ++r) products[p][r][i] = column.Product(r);
+        of_columns[i] += column.OfColumn();
+      }
     }
-    for (int r = 0; r < kCount; ++r) {
-      const auto sums = Load<typename Sums::Vector>(found[r] + first);
-      Store(found[r] + first, sums + SumsOfLanes(products[r]));
+    for (int p = 0; p < kPieces; ++p) {
+      for (int r = 0; r < kCount; ++r) {
+        const auto sums = Load<typename Sums::Vector>(found[r] + first);
+        Store(found[r] + first, sums + SumsOfLanes(products[p][r]));
+      }
     }
     if constexpr (Sums::kTotals) {
       const auto sums = SumsOfLanes(of_columns);
@@ -138,19 +151,19 @@ void FindAlongPiece(const Side& side, const Block& block, const Panel& left, con
   }
 }
 
-// So deep at a time that the rows stay in L1.
+// One row, or two, are in L1 as a whole: columns are read from end to end.
 template <class Sums, DType kType, int kCount>
 void FindAlong(const Side& side, const Block& block, const Panel& left, const Panel& right,
                Wide<Sums, kCount>& found) {
-  constexpr int kSize = 4 / Sums::kGroup;
-  constexpr int64_t kPiece = (32 << 10) / kSize / kCount / kColumns * kColumns;
-  Block piece = block;
+  constexpr int kPieces = kCount * 2 <= kFewRows && Sums::kGroup == 1 ? 2 : 1;
+  constexpr int64_t kStep = kPieces * kPiece<Sums>;
+  Block part = block;
   Panel rows = left;
-  for (int64_t done = 0; done < block.depth; done += kPiece) {
-    piece.start = block.start + done;
-    piece.depth = std::min(kPiece, block.depth - done);
-    rows.data = left.data + done * kSize;
-    FindAlongPiece<Sums, kType, kCount>(side, piece, rows, right, found);
+  for (int64_t done = 0; done < block.depth; done += kStep) {
+    part.start = block.start + done;
+    part.depth = std::min(kStep, block.depth - done);
+    rows.data = left.data + done * (4 / Sums::kGroup);
+    FindAlongPieces<Sums, kType, kCount, kPieces>(side, part, rows, right, found);
   }
 }
 

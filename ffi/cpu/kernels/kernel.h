@@ -29,7 +29,7 @@ struct Block {
   int64_t start, depth;
   bool sums;      // whether the sum of each line is wanted
   int64_t ahead;  // depth of the same lines that is read after it
-  bool distant;   // whether the side is too large for a cache to have kept it
+  bool distant;   // of columns: whether they are too many for a cache to have kept them
 };
 
 // A packed block. The factors are per line: a sum over the block is worth
@@ -55,11 +55,9 @@ struct Room {
 };
 
 // Rows that multiply_few takes in one go, and up to which it is best, by how columns lie: side by
-// side, along the depth, prepared. And the longest chunk of columns along the depth that are read
-// once: from end to end, which is as exact where each is added up in many lanes.
+// side, along the depth, prepared.
 struct Few {
   int rows, across, along, prepared;
-  int depth_along;
 };
 
 struct Kernel {

@@ -233,8 +233,7 @@ inline constexpr int64_t kQuadsPitch = kPreparedColumns * kQuad;
 static_assert(kPreparedColumns % kColumns == 0);
 
 // Packs a strip from quads, those of kColumns columns side by side and `pitch` bytes to the next;
-// they are split into groups by `Sums::SplitQuads`. Of a single stream from memory the processor
-// alone stays behind.
+// they are split into groups by `Sums::SplitQuads`.
 template <class Sums, DType kType, bool kStream>
 void PackQuads(const uint8_t* from, int64_t pitch, int64_t quads, uint8_t* to) {
   constexpr int kParts = kQuad / Sums::kGroup;
@@ -396,8 +395,10 @@ void PackColumns(const Side& side, const Block& block, const Panel& panel) {
   if (side.free.Contiguous()) {
     PackSideBySide<Sums>(side, block, panel);
   } else {
-    for (int64_t start = 0; start < block.depth; start += kDepthTurned) {
-      const int64_t depth = std::min<int64_t>(kDepthTurned, block.depth - start);
+    const bool along = side.depth.Contiguous() || side.prepared;
+    const int64_t step = along ? kDepthTurned : kLinesScattered;
+    for (int64_t start = 0; start < block.depth; start += step) {
+      const int64_t depth = std::min(step, block.depth - start);
       for (int64_t s = 0; s < Strips(block); ++s) {
         PackStripOf<Sums>(side, StripOf(block, s, start, depth),
                           PanelOf(panel, s, StripBytes<Sums>(start)));

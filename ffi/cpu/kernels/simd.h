@@ -34,15 +34,18 @@ inline constexpr int kColumns = kVectors * kLanes;
 // holds so few that are a power of two apart. With 32 at a time, and none asked for, packing bytes
 // took 1.2 times as long (AMD Zen 5), 1.5 times from memory.
 inline constexpr int kLinesTogether = 8;
+// Lines of columns that lie neither side by side nor along the depth: read value by value.
+inline constexpr int64_t kLinesScattered = 32;
 // Bytes ahead that are asked for of prepared columns: of a single stream the processor alone stays
 // behind.
 inline constexpr int64_t kStreamAhead = 4096;
-// The depth of columns along it that is turned in one go. On processors with VBMI (a Xeon with AMX,
-// M = 16) all of a slice at once took 1.2 times as long; on others (Cascade Lake) 0.9 times.
+// The depth of columns along it, or prepared, that is packed in one go. On processors with VBMI (a
+// Xeon with AMX, M = 16) all of a slice at once took 1.2 times as long; on others (Cascade Lake)
+// 0.9 times.
 #if defined(JAXFP8_VBMI)
-inline constexpr int kDepthTurned = 256;
+inline constexpr int64_t kDepthTurned = 256;
 #else
-inline constexpr int kDepthTurned = 1 << 20;
+inline constexpr int64_t kDepthTurned = 1 << 20;
 #endif
 // Bytes of each of them that are asked for ahead: 16 rows times e4m3 took 1.4 times as long without
 // (AMD Zen 5), but 0.95 times with AMX.

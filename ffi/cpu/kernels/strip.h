@@ -169,9 +169,8 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
     const int64_t c = s * kColumns;
     const int64_t done = c < whole_columns ? whole_depth / Sums::kGroup : 0;
     if (done == groups) continue;
-    SumStripGroups<Sums, kType, kCount>(lines, block, s,
-                                        c < whole_columns ? whole_depth / Sums::kGroup : 0, groups,
-                                        left, {found[0] + c, of_columns + c, right.zero + c});
+    SumStripGroups<Sums, kType, kCount>(lines, block, s, done, groups, left,
+                                        {found[0] + c, of_columns + c, right.zero + c});
   }
 }
 
@@ -184,7 +183,6 @@ __attribute__((noinline)) void SumQuads(const uint8_t* from, int64_t quads, cons
   for (int64_t q = 0; q < quads; ++q, from += kQuadsPitch, rows += kParts * sizeof(int32_t)) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      // A single stream: the processor alone stays behind.
       __builtin_prefetch(from + kStreamAhead + v * kBytes);
       typename Sums::Vector part[kParts];
       Sums::template SplitQuads<kType>(Load<S32>(from + v * kBytes), part);

@@ -13,6 +13,7 @@
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -173,7 +174,7 @@ JAXFP8_SOFT __m256 _mm512_cvt_roundpd_ps(__m512d values, int) {
   for (int i = 0; i < 8; ++i) {
     const auto nearest = static_cast<float>(values[i]);
     const auto bits = software::As<uint32_t>(nearest);
-    const bool away = nearest < 0 ? nearest < values[i] : nearest > values[i];
+    const bool away = std::fabs(double{nearest}) > std::fabs(values[i]);
     to[i] = software::As<float>(bits - (away ? 1 : 0));
   }
   return to;

@@ -27,9 +27,9 @@ struct Draw {
   template <typename Vector>
   Vector Any() {
     uint32_t word[sizeof(Vector) / 4];
-    constexpr uint32_t kFloats[] = {0x3f80c000u, 0x00000001u, 0x807fffffu, 0x7f800000u,
+    constexpr uint32_t kFloats[] = {0x3f80c000u, 0x00000001u, 0x80000001u, 0x807fffffu, 0x7f800000u,
                                     0x7fa00000u, 0xbf8001ffu, 0x00800000u, 0x0080ff80u};
-    for (uint32_t& bits : word) bits = random() % 3 ? random() : kFloats[random() % 8];
+    for (uint32_t& bits : word) bits = random() % 3 ? random() : kFloats[random() % 9];
     Vector vector;
     std::memcpy(&vector, word, sizeof vector);
     return vector;
