@@ -275,6 +275,30 @@ def test_few_rows_against_columns_of_either_layout(kernel, m, layout):
             oracle.assert_within_bound(spec, operands, out)
 
 
+@pytest.mark.parametrize("layout", ["kn", "nk"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_bits_of_a_row_do_not_depend_on_how_many_few_there_are(kernel, layout):
+    """So that a part of a product has the bits of the whole."""
+    k, n = 5003, 70
+    rng = np.random.default_rng(3)
+    shape = (k, n) if layout == "kn" else (n, k)
+    integers = kernel in INTEGER_KERNELS
+    left, right = ("int8", "int8") if integers else ("bfloat16", "float8_e4m3fn")
+    x, w = specs.draw_values(rng, left, (8, k)), specs.draw_values(rng, right, shape)
+
+    def product(rows):
+        spec = ScaledDotSpec(
+            lhs=calls.side(left, rows.shape, (1,)),
+            rhs=calls.side(right, shape, (shape.index(k),)),
+            epilogue=EpilogueSpec(out_dtype="float32"),
+        )
+        return calls.call(spec, rows, w, kernel=kernel)[0]
+
+    whole = product(x)
+    for count in (1, 2, 3, 4, 7):
+        np.testing.assert_array_equal(product(x[8 - count :]), whole[8 - count :])
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_activations_hold_from_tiny_to_huge(kernel, activation):
