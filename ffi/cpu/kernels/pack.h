@@ -120,6 +120,7 @@ void WithByteType(DType type, const F& f) {
   return f.template operator()<DType::kU8>();
 }
 
+// The same for the types that `Sums` packs.
 template <class Sums, typename F>
 void WithTypeOf(DType type, const F& f) {
   if constexpr (Sums::kExact) {
