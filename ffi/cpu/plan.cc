@@ -24,8 +24,10 @@ constexpr int64_t kSharesPerThread = 2;
 // With fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
 
-// More bytes of the right side than this are taken to come from memory.
-constexpr int64_t kKeptBytes = 24 << 20;
+// More bytes of the right side than this are taken to come from memory: an L3 may have them, but
+// it is shared, and others push them out. (On a busy AMD Zen 5, one row of int8 times 4096 x 4096
+// took 1.1 times as long where 24 MiB were left to the cache.)
+constexpr int64_t kKeptBytes = 8 << 20;
 
 // Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
 constexpr int64_t kFewDepth = 4096;
