@@ -89,9 +89,10 @@ struct ByteSumsOf {
     return type == DType::kU8 ? -128 : 128;
   }
 
-  static void PackLine(const Side& side, const Block& block, Role role, int64_t i,
-                       const uint8_t* from, void* to, const Panel& panel) {
-    const int shift = Shift(side.dtype, role);
+  // Of a row: columns of bytes are packed otherwise.
+  static void PackLine(const Side& side, const Block& block, int64_t i, const uint8_t* from,
+                       void* to, const Panel& panel) {
+    const int shift = Shift(side.dtype, Role::kRow);
     const __m512i shifts = _mm512_set1_epi8(static_cast<char>(shift));
     const __m512i ones = _mm512_set1_epi8(1);
     auto* line = static_cast<uint8_t*>(to);

@@ -70,7 +70,7 @@ struct FloatSums {
   template <DType>
   static constexpr int kZeroCode = 0;
 
-  static void PackLine(const Side& side, const Block& block, Role, int64_t i, const uint8_t* from,
+  static void PackLine(const Side& side, const Block& block, int64_t i, const uint8_t* from,
                        void* to, const Panel& panel) {
     auto* line = static_cast<float*>(to);
     DecodeLine(side.dtype, from, block.depth, line);

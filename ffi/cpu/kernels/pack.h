@@ -166,7 +166,7 @@ void PackRows(const Side& side, const Block& block, const Panel& panel) {
   Lines lines = AlongDepth(side, block);
   lines.Prepare(block.count, block.depth, panel.raw);
   for (int64_t i = 0; i < block.count; ++i) {
-    Sums::PackLine(side, block, Role::kRow, i, lines[i], panel.data + i * panel.pitch, panel);
+    Sums::PackLine(side, block, i, lines[i], panel.data + i * panel.pitch, panel);
   }
 }
 
@@ -188,7 +188,7 @@ void TurnLanesOf(const Side& side, const Block& block, int first, const Panel& p
     for (int i = 0; i < kLanes; ++i) {
       int32_t* line = packed + i * kPitch;
       if (first + i < block.count) {
-        Sums::PackLine(side, part, Role::kColumn, first + i, lines[first + i], line, panel);
+        Sums::PackLine(side, part, first + i, lines[first + i], line, panel);
         std::fill_n(line + groups, kLanes, 0);
       } else {
         std::fill_n(line, groups + kLanes, 0);

@@ -99,7 +99,7 @@ struct ShortSums {
 
   static int Shift(DType, Role) { return 0; }
 
-  static void PackLine(const Side& side, const Block& block, Role, int64_t i, const uint8_t* from,
+  static void PackLine(const Side& side, const Block& block, int64_t i, const uint8_t* from,
                        void* to, const Panel& panel) {
     auto* line = static_cast<int16_t*>(to);
     WidenLine(side.dtype, from, block.depth, line);
