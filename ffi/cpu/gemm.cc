@@ -235,10 +235,7 @@ class Share {
   }
 
   void FinishRow(int64_t row, const Block& block, double* sums) {
-    for (int64_t done = 0; done < block.count; done += kernel_.columns) {
-      const int width = static_cast<int>(std::min<int64_t>(kernel_.columns, block.count - done));
-      kernel_.finish(problem_.epilogue, batch_, row_ + row, block.first + done, width, sums + done);
-    }
+    kernel_.finish(problem_.epilogue, batch_, row_ + row, block.first, block.count, sums);
   }
 
   // What no products add up to.

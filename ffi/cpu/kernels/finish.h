@@ -112,22 +112,42 @@ inline void RaiseTo(float* amax, uint32_t bits) {
   }
 }
 
-inline void RaiseAmax(const Plane& amax, const Stretch& at, const double* y) {
-  if (!amax.data) return;
-  auto* base = static_cast<float*>(amax.data) + at.Start(amax);
-  uint32_t bits[kColumns];
-  for (int i = 0; i < kColumns; ++i) {
-    const float value = static_cast<float>(y[i]);
-    bits[i] = value != value ? 0x7fc00000u : BitsOf(value) & 0x7fffffffu;
+// The bits of the magnitude of a float, of any NaN the same.
+inline uint32_t MagnitudeOf(uint32_t bits) { return bits > 0x7f800000u ? 0x7fc00000u : bits; }
+
+// The greatest magnitudes of one output row, found stretch by stretch.
+class RowAmax {
+ public:
+  RowAmax(const Plane& plane, int64_t batch, int64_t row) : plane_(plane) {
+    if (plane.data) cells_ = static_cast<float*>(plane.data) + plane.batch[batch] + plane.rows[row];
   }
-  if (amax.columns.Constant()) {
+
+  void See(const Stretch& at, const double* y) {
+    if (!cells_) return;
+    uint32_t bits[kColumns];
+    for (int i = 0; i < kColumns; ++i) bits[i] = BitsOf(static_cast<float>(y[i])) & 0x7fffffffu;
+    if (!plane_.columns.Constant()) {
+      for (int i = 0; i < at.count; ++i) {
+        RaiseTo(cells_ + plane_.columns[at.column + i], MagnitudeOf(bits[i]));
+      }
+      return;
+    }
     std::fill(bits + at.count, bits + kColumns, 0);
-    uint32_t most = 0;
-    for (int i = 0; i < kColumns; ++i) most = std::max(most, bits[i]);
-    return RaiseTo(base, most);
+    for (int i = 0; i < kColumns; ++i) most_[i] = std::max(most_[i], bits[i]);
   }
-  for (int i = 0; i < at.count; ++i) RaiseTo(base + amax.columns[at.column + i], bits[i]);
-}
+
+  void Raise() const {
+    if (!cells_ || !plane_.columns.Constant()) return;
+    uint32_t most = 0;
+    for (uint32_t bits : most_) most = std::max(most, bits);
+    RaiseTo(cells_, MagnitudeOf(most));
+  }
+
+ private:
+  const Plane& plane_;
+  float* cells_ = nullptr;
+  uint32_t most_[kColumns] = {};
+};
 
 #if defined(__AVX512F__)
 // Eight values in float32, rounded towards 0, and which of them were not exact.
@@ -196,16 +216,22 @@ inline void PutAs(const Plane& out, const Stretch& at, const double* y) {
   }
 }
 
-// On whole vectors: what lanes beyond `count` hold is thrown away.
-inline void Finish(const Epilogue& epilogue, int64_t batch, int64_t row, int64_t column, int count,
-                   double* sums) {
-  const Stretch at{batch, row, column, count};
-  AddPlane(epilogue.residual, at, sums);
-  AddPlane(epilogue.bias, at, sums);
-  Activate(epilogue.activation, sums);
-  RaiseAmax(epilogue.amax, at, sums);
-  DividePlane(epilogue.out_scale, at, sums);
-  PutAs(epilogue.out, at, sums);
+// On whole vectors: what lanes beyond the last are is thrown away.
+inline void Finish(const Epilogue& epilogue, int64_t batch, int64_t row, int64_t column,
+                   int64_t count, double* sums) {
+  RowAmax amax(epilogue.amax, batch, row);
+  for (int64_t done = 0; done < count; done += kColumns) {
+    const auto width = static_cast<int>(std::min<int64_t>(kColumns, count - done));
+    const Stretch at{batch, row, column + done, width};
+    double* y = sums + done;
+    AddPlane(epilogue.residual, at, y);
+    AddPlane(epilogue.bias, at, y);
+    Activate(epilogue.activation, y);
+    amax.See(at, y);
+    DividePlane(epilogue.out_scale, at, y);
+    PutAs(epilogue.out, at, y);
+  }
+  amax.Raise();
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -107,9 +107,9 @@ struct Kernel {
   // Where there are fewer than few.rows rows, `left` has room for one more.
   void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
                        void* found, double* sums, int64_t pitch, bool first);
-  // Finishes `count` sums of one row, where they are, and stores the results; `sums` has
-  // Kernel::columns of them.
-  void (*finish)(const Epilogue&, int64_t batch, int64_t row, int64_t column, int count,
+  // Finishes `count` sums of one row, where they are, and stores the results; `sums` has room for
+  // a multiple of Kernel::columns.
+  void (*finish)(const Epilogue&, int64_t batch, int64_t row, int64_t column, int64_t count,
                  double* sums);
 };
 

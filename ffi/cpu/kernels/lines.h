@@ -178,6 +178,13 @@ struct LinesTogether {
     }
   }
 
+  // Asks for what is `ahead` bytes beyond byte `at` of line i: of the same line, of which `bytes`
+  // are read, or of the one that follows it.
+  [[gnu::always_inline]] void Ask(int i, int64_t at, int64_t ahead, int64_t bytes) const {
+    const int64_t beyond = at + ahead - bytes;
+    __builtin_prefetch(beyond < 0 ? line[i] + at + ahead : next[i] + beyond);
+  }
+
   const uint8_t *line[kLinesTogether], *next[kLinesTogether];
 };
 

@@ -344,7 +344,9 @@ __attribute__((noinline)) void PackTogether(const LinesTogether& lines, int64_t 
                                             uint8_t* to, int64_t pitch) {
   constexpr int kGroup = Sums::kGroup;
   constexpr int64_t kStripBytes = kColumns * SizeOf(kType);
-  for (int64_t at = 0; at < columns * SizeOf(kType); at += kStripBytes, to += pitch) {
+  const int64_t bytes = columns * SizeOf(kType);
+  const int64_t ahead = std::min(kLineAhead, bytes);
+  for (int64_t at = 0; at < bytes; at += kStripBytes, to += pitch) {
     uint8_t* packed = to;
 #pragma GCC unroll 8
     for (int k = 0; k < kLinesTogether; k += kGroup) {
@@ -353,7 +355,7 @@ __attribute__((noinline)) void PackTogether(const LinesTogether& lines, int64_t 
       for (int j = 0; j < kGroup; ++j) {
         line[j] = lines.line[k + j] + at;
         for (int64_t i = 0; i < kStripBytes && at % 64 == 0; i += 64) {
-          __builtin_prefetch(lines.next[k + j] + at + i);
+          lines.Ask(k + j, at + i, ahead, bytes);
         }
       }
       typename Sums::Vector column[kVectors];

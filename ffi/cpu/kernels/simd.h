@@ -34,6 +34,8 @@ inline constexpr int kColumns = kVectors * kLanes;
 // holds so few that are a power of two apart. With 32 at a time, and none asked for, packing bytes
 // took 1.2 times as long (AMD Zen 5), 1.5 times from memory.
 inline constexpr int kLinesTogether = 8;
+// Bytes of each of them that are asked for ahead.
+inline constexpr int64_t kLineAhead = 1024;
 // Lines of columns that lie neither side by side nor along the depth: read value by value.
 inline constexpr int64_t kLinesScattered = 32;
 // Bytes ahead that are asked for of prepared columns: of a single stream the processor alone stays

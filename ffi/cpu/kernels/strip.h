@@ -132,9 +132,10 @@ __attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t colu
                                         const uint8_t* rows, int64_t pitch,
                                         const StripSums<Sums>& sums) {
   constexpr int kGroup = Sums::kGroup;
+  const int64_t ahead = std::min(kLineAhead, columns);
   for (int64_t c = 0; c < columns; c += kColumns) {
     for (int k = 0; k < kLinesTogether && distant && c % 64 == 0; ++k) {
-      __builtin_prefetch(lines.next[k] + c);
+      lines.Ask(k, c, ahead, columns);
     }
     const StripSums<Sums> strip = {sums.found + c, sums.of_columns + c, sums.zero + c};
     StripTile<Sums, kCount> tile(strip);
