@@ -78,7 +78,7 @@ class Share {
  private:
   void TakeScratch() {
     Scratch& scratch = Scratch::OfThread();
-    const int64_t factors = 3 * Scratch::Padded(plan_.wide * sizeof(double));
+    const int64_t factors = 3 * Scratch::Padded(plan_.factors * sizeof(double));
     scratch.Reserve(plan_.rows_bytes + plan_.columns_bytes + plan_.raw_bytes + plan_.found_bytes +
                     plan_.narrow_bytes + plan_.wide * sizeof(float) + plan_.sums_bytes + factors +
                     8 * 64);
@@ -89,8 +89,8 @@ class Share {
     narrow_ = scratch.Take<float>(plan_.narrow_bytes / sizeof(float));
     narrow_scale_ = scratch.Take<float>(plan_.wide);
     found_ = scratch.Take<float>(plan_.found_bytes / sizeof(float));
-    right_ =
-        WithFactors(columns, plan_.strip_bytes, scratch.Take<uint8_t>(factors), plan_.wide, raw_);
+    right_ = WithFactors(columns, plan_.strip_bytes, scratch.Take<uint8_t>(factors), plan_.factors,
+                         raw_);
   }
 
   Panel LeftPanel(const Chunk& chunk) const {
@@ -134,29 +134,54 @@ class Share {
     PackRows(round);
     for (int64_t done = 0; done < count; done += plan_.wide) {
       const int64_t width = std::min<int64_t>(plan_.wide, count - done);
+      if (plan_.few) {
+        MultiplyFew(round, column + done, width, sums_ + done);
+        continue;
+      }
       for (size_t i = round.begin; i < round.end; ++i) {
         const Chunk& chunk = plan_.chunks[i];
-        const Block block = ColumnsOf(chunk, column + done, width);
-        const Ends ends{i == 0, i + 1 == plan_.chunks.size()};
-        if (plan_.few) {
-          MultiplyFew(chunk, block, ends, sums_ + done);
-        } else {
-          MultiplyMany(chunk, block, ends, done);
-        }
+        MultiplyMany(chunk, ColumnsOf(chunk, column + done, width), EndsOf(i, 1), done);
       }
     }
   }
 
-  void MultiplyFew(const Chunk& chunk, const Block& block, Ends ends, double* sums) {
-    const Panel left = LeftPanel(chunk);
-    for (int64_t row = 0; row < rows_; row += kernel_.few.rows) {
-      const int count = static_cast<int>(std::min<int64_t>(kernel_.few.rows, rows_ - row));
-      kernel_.multiply_few(problem_.rhs, block, From(left, row), count, right_, found_,
-                           sums + row * plan_.sums_pitch, plan_.sums_pitch, ends.first);
+  Ends EndsOf(size_t chunk, size_t count) const {
+    return {chunk == 0, chunk + count == plan_.chunks.size()};
+  }
+
+  void MultiplyFew(const Round& round, int64_t column, int64_t width, double* sums) {
+    Block blocks[kRunChunks];
+    for (size_t done = round.begin, count; done < round.end; done += count) {
+      count = ChunksOfRun(done, round.end);
+      const Chunk* chunks = &plan_.chunks[done];
+      for (size_t i = 0; i < count; ++i) blocks[i] = ColumnsOf(chunks[i], column, width);
+      const Ends ends = EndsOf(done, count);
+      for (int64_t row = 0; row < rows_; row += kernel_.few.rows) {
+        MultiplyRun(chunks, {blocks, nullptr, static_cast<int64_t>(count), ends.first}, row, sums);
+      }
+      for (int64_t row = 0; ends.last && row < rows_; ++row) {
+        FinishRow(row, blocks[0], sums + row * plan_.sums_pitch);
+      }
     }
-    for (int64_t row = 0; ends.last && row < rows_; ++row) {
-      FinishRow(row, block, sums + row * plan_.sums_pitch);
-    }
+  }
+
+  // How many of the chunks from `first` on are multiplied in one go.
+  size_t ChunksOfRun(size_t first, size_t end) const {
+    end = std::min(end, first + plan_.run_chunks);
+    int64_t depth = plan_.chunks[first].depth;
+    size_t next = first + 1;
+    while (next < end && (depth += plan_.chunks[next].depth) <= plan_.run_depth) ++next;
+    return next - first;
+  }
+
+  // The rows from `row` on.
+  void MultiplyRun(const Chunk* chunks, ChunkRun run, int64_t row, double* sums) {
+    Panel left[kRunChunks];
+    for (int64_t i = 0; i < run.count; ++i) left[i] = From(LeftPanel(chunks[i]), row);
+    run.left = left;
+    const int count = static_cast<int>(std::min<int64_t>(kernel_.few.rows, rows_ - row));
+    kernel_.multiply_few(problem_.rhs, run, count, right_, found_, sums + row * plan_.sums_pitch,
+                         plan_.sums_pitch);
   }
 
   void MultiplyMany(const Chunk& chunk, const Block& block, Ends ends, int64_t column) {

@@ -40,6 +40,14 @@ bool IsFew(const Problem& problem, const Kernel& kernel) {
   return right.free.Contiguous() && problem.rows <= kernel.few.across;
 }
 
+// Columns along the depth are read from end to end, but where several lots of rows read them, which
+// they do from L2.
+void CutRuns(const Problem& problem, const Kernel& kernel, Plan& plan) {
+  const bool along = plan.few && problem.rhs.depth.Contiguous();
+  plan.run_chunks = along ? kRunChunks : 1;
+  plan.run_depth = problem.rows <= kernel.few.rows ? problem.depth : kFewDepth;
+}
+
 // Depths that are not parted.
 int64_t Whole(const Problem& problem, const Kernel& kernel) {
   return std::max<int64_t>(kernel.group, problem.rhs.prepared ? kQuad : 1);
@@ -97,6 +105,7 @@ void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.stretch = kernel.slice * (problem.rows < kManyRows ? 1 : 4);
   const int64_t columns = RoundUp(std::max<int64_t>(problem.columns, 1), kernel.columns);
   plan.wide = std::min(Wide(problem, kernel), columns);
+  plan.factors = std::max(plan.wide, plan.run_chunks * kernel.columns);
   // The odd cache line keeps rows from falling on the same sets.
   plan.found_pitch = plan.wide + kCacheLine / sizeof(float);
   const int64_t whole = Whole(problem, kernel);
@@ -170,6 +179,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   plan.distant = RightValues(problem) * SizeOf(problem.rhs.dtype) > kKeptBytes;
   plan.in_place = IsInPlace(problem, kernel, plan);
   CutRounds(kernel, plan);
+  CutRuns(problem, kernel, plan);
   CutColumns(problem, kernel, plan);
   plan.column_block = ColumnBlock(kernel, plan);
   plan.narrow = IsNarrow(problem, kernel, plan);

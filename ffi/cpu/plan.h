@@ -31,10 +31,13 @@ struct Plan {
   std::vector<Chunk> chunks;
   std::vector<Round> rounds;
   bool few;               // whether columns are multiplied as they are, by Kernel::multiply_few
+  int64_t run_chunks;     // with few rows, most chunks and
+  int64_t run_depth;      // depth that columns are multiplied for in one go
   bool distant;           // whether columns are too many for a cache to have kept them
   bool in_place;          // whether prepared columns are multiplied as if they were packed
   int64_t row_block;      // rows packed together
   int64_t wide;           // columns multiplied with the rows of a chunk in one go
+  int64_t factors;        // columns whose factors are kept at once
   int64_t found_pitch;    // from what is found of a row to the next
   int64_t slice;          // depth of columns packed in one go
   int64_t stretch;        // depth of a strip multiplied in one go

@@ -275,28 +275,30 @@ def test_few_rows_against_columns_of_either_layout(kernel, m, layout):
             oracle.assert_within_bound(spec, operands, out)
 
 
+@pytest.mark.parametrize(("k", "tile"), [(5003, 5003), (20_011, 20_011), (4480, 128), (9024, 48)])
 @pytest.mark.parametrize("layout", ["kn", "nk"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_bits_of_a_row_do_not_depend_on_how_many_few_there_are(kernel, layout):
-    """So that a part of a product has the bits of the whole."""
-    k, n = 5003, 70
-    rng = np.random.default_rng(3)
-    shape = (k, n) if layout == "kn" else (n, k)
+def test_bits_of_a_row_do_not_depend_on_how_many_few_there_are(kernel, layout, k, tile):
+    """So that a part of a product has the bits of the whole, in however many chunks of depth."""
+    n = 70
+    shape, tiles = ((k, n), (tile, 1)) if layout == "kn" else ((n, k), (1, tile))
     integers = kernel in INTEGER_KERNELS
     left, right = ("int8", "int8") if integers else ("bfloat16", "float8_e4m3fn")
-    x, w = specs.draw_values(rng, left, (8, k)), specs.draw_values(rng, right, shape)
 
-    def product(rows):
-        spec = ScaledDotSpec(
-            lhs=calls.side(left, rows.shape, (1,)),
-            rhs=calls.side(right, shape, (shape.index(k),)),
+    def spec(rows):
+        return ScaledDotSpec(
+            lhs=calls.side(left, (rows, k), (1,)),
+            rhs=calls.side(right, shape, (shape.index(k),), tiles=tiles, scale=True),
             epilogue=EpilogueSpec(out_dtype="float32"),
         )
-        return calls.call(spec, rows, w, kernel=kernel)[0]
 
-    whole = product(x)
+    operands = specs.draw_operands(np.random.default_rng(3), spec(8))
+    (whole,) = calls.call_named(spec(8), operands, kernel)
+    oracle.assert_within_bound(spec(8), operands, whole)
     for count in (1, 2, 3, 4, 7):
-        np.testing.assert_array_equal(product(x[8 - count :]), whole[8 - count :])
+        some = operands | {"lhs": operands["lhs"][8 - count :]}
+        (part,) = calls.call_named(spec(count), some, kernel)
+        np.testing.assert_array_equal(part, whole[8 - count :])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -126,12 +126,15 @@ class FewTiles {
 };
 
 template <class Sums>
-void MultiplyFewByTiles(const Side& side, const Block& block, const Panel& left, int rows,
-                        const Panel& right, void* found, double* sums, int64_t pitch, bool first) {
-  StartColumns<Sums>(side, block, right);
-  FewTiles<Sums> tiles(side, block, left, rows, right, static_cast<Found<Sums>*>(found));
-  tiles.Find();
-  tiles.AddTo(sums, pitch, first);
+void MultiplyFewByTiles(const Side& side, const ChunkRun& run, int rows, const Panel& right,
+                        void* found, double* sums, int64_t pitch) {
+  for (int64_t c = 0; c < run.count; ++c) {
+    const Block& block = run.blocks[c];
+    StartColumns<Sums>(side, block, right);
+    FewTiles<Sums> tiles(side, block, run.left[c], rows, right, static_cast<Found<Sums>*>(found));
+    tiles.Find();
+    tiles.AddTo(sums, pitch, run.first && c == 0);
+  }
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -44,6 +44,17 @@ struct Panel {
   uint8_t* raw;  // room for an unpacked block whose layout needs turning
 };
 
+// Chunks of the depth of the same columns, and packed rows for each; `first` if no sums are there
+// yet.
+struct ChunkRun {
+  const Block* blocks;
+  const Panel* left;
+  int64_t count;
+  bool first;
+};
+
+inline constexpr int64_t kRunChunks = 32;  // at most
+
 inline constexpr int kFewRows = 4;
 // Columns multiplied with few rows in one go: half a page of bytes, where they lie side by side.
 inline constexpr int kFewColumns = 2048;
@@ -101,12 +112,12 @@ struct Kernel {
   // The same in float32, where `scale` has that of the columns; or none, where sums are exact.
   void (*add_narrow)(const void* found, const Panel& left, int row, const float* scale,
                      int64_t width, float* sums, bool first);
-  // Adds the worth of the products of at most few.rows rows and a block of columns of 8-bit values,
-  // contiguous along the depth, side by side or prepared, which are not packed ahead; `right` has
-  // room for their factors, `found` for what is found of few.rows rows and kFewColumns columns.
-  // Where there are fewer than few.rows rows, `left` has room for one more.
-  void (*multiply_few)(const Side&, const Block&, const Panel& left, int rows, const Panel& right,
-                       void* found, double* sums, int64_t pitch, bool first);
+  // Adds the worth of the products of at most few.rows rows and the columns of a run, of 8-bit
+  // values, contiguous along the depth, side by side or prepared, which are not packed ahead;
+  // `right` has room for their factors, `found` for what is found of few.rows rows and kFewColumns
+  // columns. Where there are fewer than few.rows rows, `left` has room for one more.
+  void (*multiply_few)(const Side&, const ChunkRun&, int rows, const Panel& right, void* found,
+                       double* sums, int64_t pitch);
   // Finishes `count` sums of one row, where they are, and stores the results; `sums` has room for
   // a multiple of Kernel::columns.
   void (*finish)(const Epilogue&, int64_t batch, int64_t row, int64_t column, int64_t count,
