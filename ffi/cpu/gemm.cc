@@ -157,7 +157,7 @@ class Share {
       for (size_t i = 0; i < count; ++i) blocks[i] = ColumnsOf(chunks[i], column, width);
       const Ends ends = EndsOf(done, count);
       for (int64_t row = 0; row < rows_; row += kernel_.few.rows) {
-        MultiplyRun(chunks, {blocks, nullptr, static_cast<int64_t>(count), ends.first}, row, sums);
+        MultiplyRun(chunks, blocks, count, ends.first, row, sums);
       }
       for (int64_t row = 0; ends.last && row < rows_; ++row) {
         FinishRow(row, blocks[0], sums + row * plan_.sums_pitch);
@@ -170,17 +170,21 @@ class Share {
     end = std::min(end, first + plan_.run_chunks);
     int64_t depth = plan_.chunks[first].depth;
     size_t next = first + 1;
-    while (next < end && (depth += plan_.chunks[next].depth) <= plan_.run_depth) ++next;
+    for (; next < end; ++next) {
+      depth += plan_.chunks[next].depth;
+      if (depth > plan_.run_depth) break;
+    }
     return next - first;
   }
 
   // The rows from `row` on.
-  void MultiplyRun(const Chunk* chunks, ChunkRun run, int64_t row, double* sums) {
+  void MultiplyRun(const Chunk* chunks, const Block* blocks, size_t count, bool first, int64_t row,
+                   double* sums) {
     Panel left[kRunChunks];
-    for (int64_t i = 0; i < run.count; ++i) left[i] = From(LeftPanel(chunks[i]), row);
-    run.left = left;
-    const int count = static_cast<int>(std::min<int64_t>(kernel_.few.rows, rows_ - row));
-    kernel_.multiply_few(problem_.rhs, run, count, right_, found_, sums + row * plan_.sums_pitch,
+    for (size_t i = 0; i < count; ++i) left[i] = From(LeftPanel(chunks[i]), row);
+    const ChunkRun run{blocks, left, static_cast<int64_t>(count), first};
+    const int rows = static_cast<int>(std::min<int64_t>(kernel_.few.rows, rows_ - row));
+    kernel_.multiply_few(problem_.rhs, run, rows, right_, found_, sums + row * plan_.sums_pitch,
                          plan_.sums_pitch);
   }
 

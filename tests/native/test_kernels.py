@@ -275,23 +275,34 @@ def test_few_rows_against_columns_of_either_layout(kernel, m, layout):
             oracle.assert_within_bound(spec, operands, out)
 
 
+@pytest.mark.parametrize("zero_point", [False, True])
 @pytest.mark.parametrize(("k", "tile"), [(5003, 5003), (20_011, 20_011), (4480, 128), (9024, 48)])
 @pytest.mark.parametrize("layout", ["kn", "nk"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_bits_of_a_row_do_not_depend_on_how_many_few_there_are(kernel, layout, k, tile):
+def test_bits_of_a_row_do_not_depend_on_how_many_few_there_are(kernel, layout, k, tile, zero_point):
     """So that a part of a product has the bits of the whole, in however many chunks of depth."""
     n = 70
     shape, tiles = ((k, n), (tile, 1)) if layout == "kn" else ((n, k), (1, tile))
     integers = kernel in INTEGER_KERNELS
     left, right = ("int8", "int8") if integers else ("bfloat16", "float8_e4m3fn")
+    right = "uint8" if zero_point else right
 
     def spec(rows):
         return ScaledDotSpec(
-            lhs=calls.side(left, (rows, k), (1,)),
-            rhs=calls.side(right, shape, (shape.index(k),), tiles=tiles, scale=True),
+            lhs=calls.side(left, (rows, k), (1,), zero_point=zero_point and integers),
+            rhs=calls.side(
+                right,
+                shape,
+                (shape.index(k),),
+                tiles=tiles,
+                scale=True,
+                zero_point=zero_point,
+            ),
             epilogue=EpilogueSpec(out_dtype="float32"),
         )
 
+    if not calls.takes(kernel, spec(8)):
+        pytest.skip(f"{kernel} takes no zero points")
     operands = specs.draw_operands(np.random.default_rng(3), spec(8))
     (whole,) = calls.call_named(spec(8), operands, kernel)
     oracle.assert_within_bound(spec(8), operands, whole)

@@ -32,21 +32,18 @@ struct AndTotals : Sums {
   static constexpr bool kTotals = true;
 };
 
-// Asks for what is read next, as far as something is to be asked for: what lies between `from` and
-// `end`, and then what lies `jump` bytes beyond.
+// Asks for what will be read, from `from` on, and past `end` what lies `jump` bytes beyond.
 struct ReadAhead {
-  [[gnu::always_inline]] void Ask(int bytes) {
-    if (from == nullptr) return;
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+  [[gnu::always_inline]] void Ask(int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
     from += bytes;
     if (from < end) return;
     from += jump;
     jump = 0;
   }
 
-  const uint8_t* from = nullptr;
-  const uint8_t* end = nullptr;
-  int64_t jump = 0;
+  const uint8_t *from, *end;
+  int64_t jump;
 };
 
 // The products of one column along the depth with kCount rows; `Sums::Unpack` turns kColumns stored
@@ -70,6 +67,7 @@ class Column {
       Add<0>(from + v * kColumns, rows + v * kRowBytes, pitch);
       Add<kParts>(from + (v + 1) * kColumns, rows + (v + 1) * kRowBytes, pitch);
     }
+    ahead.Ask(depth - v * kColumns);
     if (v < whole) Add<0>(from + v * kColumns, rows + v * kRowBytes, pitch);
     if (depth % kColumns)
       AddRest(from + whole * kColumns, depth % kColumns, rows + whole * kRowBytes, pitch);
@@ -132,9 +130,10 @@ inline constexpr int64_t kPiece = (32 << 10) / kFewRows / (4 / Sums::kGroup) / k
 // A piece of a chunk of a run.
 struct Piece {
   int64_t chunk;
-  int64_t start, depth;  // from the start of the run on
-  const uint8_t* rows;   // packed, and
-  int64_t pitch;         // bytes from one to the next
+  int64_t start;  // from that of the run on
+  int64_t depth;
+  const uint8_t* rows;  // packed, and
+  int64_t pitch;        // bytes from one to the next
 };
 
 // The products of kCount rows with columns along the depth, at most kColumns of them, for the
@@ -143,7 +142,8 @@ struct Piece {
 template <class Sums, DType kType, int kCount>
 class RunAlong {
  public:
-  // What is found of a chunk.
+  // What is found of a chunk, for all of which there is room.
+  static_assert(kRunChunks * kColumns <= kFewColumns);
   using FoundOf = Found<Sums>[kCount][kColumns];
 
   RunAlong(const Side& side, const ChunkRun& run, const Panel& right, FoundOf* found)
@@ -167,13 +167,17 @@ class RunAlong {
 
  private:
   using Vector = typename Sums::Vector;
-  static constexpr int kMostPieces = 32 / kCount;
+  // Of rows in L1, and of products, which take as much room where pieces are short.
   static constexpr int64_t kMostDepth = kPiece<Sums> * kFewRows / kCount;
+  static constexpr int kMostPieces = (32 << 10) / (kCount * kLanes * kBytes);
 
   void FindPieces() {
-    const int64_t columns = run_.blocks[0].count;
-    columns_ahead_ = run_.blocks[0].distant ? 1 + (kStreamAhead - 1) / depth_ : 0;
-    if (columns_ahead_ >= columns) columns_ahead_ = 0;
+    const Block& last = run_.blocks[run_.count - 1];
+    const int64_t columns = last.count;
+    const int64_t end = run_.blocks[0].start + pieces_[0].start + depth_;
+    pitch_ = columns > 1 ? lines_[1] - lines_[0] : 0;
+    columns_ahead_ = 1 + (kStreamAhead - 1) / depth_;
+    to_next_pieces_ = end < last.start + last.depth + last.ahead ? depth_ - columns * pitch_ : 0;
     for (int64_t first = 0; first < columns; first += kLanes) {
       FindLanes(first, std::min<int64_t>(kLanes, columns - first));
     }
@@ -184,7 +188,7 @@ class RunAlong {
   void FindLanes(int64_t first, int64_t columns) {
     for (int i = 0; i < columns; ++i) {
       const uint8_t* line = lines_[first + i];
-      ReadAhead ahead = AheadOf(first + i);
+      ReadAhead ahead = AheadOf(first + i, line);
       for (int p = 0; p < count_; ++p) {
         const Piece& piece = pieces_[p];
         Column<Sums, kType, kCount> column(ZeroOf(piece, first + i));
@@ -197,17 +201,14 @@ class RunAlong {
   }
 
   // After the pieces of a column come those of the next, and after those of the last column more of
-  // the first.
-  ReadAhead AheadOf(int64_t column) const {
-    if (columns_ahead_ == 0) return {};
-    const int64_t count = run_.blocks[0].count;
-    const int64_t next = column + columns_ahead_;
-    const uint8_t* to = next < count ? lines_[next] : lines_[next - count] + depth_;
-    to += pieces_[0].start;
-    if (columns_ahead_ > 1) return {to, nullptr, 0};
-    const uint8_t* end = lines_[column] + pieces_[0].start + depth_;
-    const uint8_t* from = end - depth_ + kStreamAhead;
-    return from < end ? ReadAhead{from, end, to - end} : ReadAhead{to, nullptr, 0};
+  // the first, or where that is at its end, further columns.
+  ReadAhead AheadOf(int64_t column, const uint8_t* line) const {
+    const uint8_t* start = line + pieces_[0].start;
+    const uint8_t* end = start + depth_;
+    const uint8_t* next = start + columns_ahead_ * pitch_;
+    if (column + columns_ahead_ >= run_.blocks[0].count) next += to_next_pieces_;
+    if (depth_ > kStreamAhead) return {start + kStreamAhead, end, next - end};
+    return {next, next, 0};
   }
 
   double ZeroOf(const Piece& piece, int64_t column) const {
@@ -239,7 +240,9 @@ class RunAlong {
   Piece pieces_[kMostPieces];
   int count_ = 0;
   int64_t depth_ = 0;
-  int64_t columns_ahead_ = 0;  // lies what is asked for; 0 if nothing is
+  int64_t pitch_ = 0;           // from column to column
+  int64_t columns_ahead_ = 0;   // lies what is asked for
+  int64_t to_next_pieces_ = 0;  // from the columns after the last to more depth of the first
   Vector products_[kMostPieces][kCount][kLanes];
   Vector totals_[Sums::kTotals ? kMostPieces : 1][kLanes];
 };

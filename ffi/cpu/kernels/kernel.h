@@ -44,8 +44,9 @@ struct Panel {
   uint8_t* raw;  // room for an unpacked block whose layout needs turning
 };
 
-// Chunks of the depth of the same columns, and packed rows for each; `first` if no sums are there
-// yet.
+// Chunks of the depth of the same columns, one after the other, and packed rows for each; `first`
+// if no sums are there yet. One chunk only, unless columns lie along the depth and are no more than
+// a strip.
 struct ChunkRun {
   const Block* blocks;
   const Panel* left;
@@ -114,12 +115,13 @@ struct Kernel {
                      int64_t width, float* sums, bool first);
   // Adds the worth of the products of at most few.rows rows and the columns of a run, of 8-bit
   // values, contiguous along the depth, side by side or prepared, which are not packed ahead;
-  // `right` has room for their factors, `found` for what is found of few.rows rows and kFewColumns
-  // columns. Where there are fewer than few.rows rows, `left` has room for one more.
+  // `right` has room for their factors, of each chunk a strip further, `found` for what is found of
+  // few.rows rows and kFewColumns columns. Where there are fewer than few.rows rows, `left` has
+  // room for one more.
   void (*multiply_few)(const Side&, const ChunkRun&, int rows, const Panel& right, void* found,
                        double* sums, int64_t pitch);
   // Finishes `count` sums of one row, where they are, and stores the results; `sums` has room for
-  // a multiple of Kernel::columns.
+  // `count` rounded up to whole strips.
   void (*finish)(const Epilogue&, int64_t batch, int64_t row, int64_t column, int64_t count,
                  double* sums);
 };
