@@ -16,10 +16,14 @@ constexpr int64_t kSomeRows = 32, kEnoughRows = 192;
 constexpr int64_t kCacheLine = 64;
 // Columns of a share; with fewer, packing the rows again for each share would tell.
 constexpr int64_t kLeastColumns = 256;
-// Handing work to a sleeping thread takes some 30 us: below this many nanoseconds it does not pay.
+// Handing work to a sleeping thread takes 30 us, or twice that on a virtual machine: below this
+// many nanoseconds it does not pay.
 constexpr double kWorthSharing = 100e3;
-constexpr double kMultiplyNanoseconds = 0.01;  // per product, on one core
-constexpr double kPackNanoseconds = 0.2;       // per value of the right side
+// On one core with AVX-512, as measured on an AMD Zen 5: per product of float32, of which kernels
+// for pairs and groups of four make more, and per value of the right side.
+constexpr double kMultiplyNanoseconds = 0.01, kPackNanoseconds = 0.06;
+// With few rows, per value of the right side, and more for each row.
+constexpr double kReadNanoseconds = 0.012, kRowNanoseconds = 0.004;
 constexpr int64_t kSharesPerThread = 2;
 // With fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
@@ -124,12 +128,17 @@ double RightValues(const Problem& problem) {
   return static_cast<double>(problem.batch) * problem.columns * problem.depth;
 }
 
-double Nanoseconds(const Problem& problem) {
-  return RightValues(problem) * (problem.rows * kMultiplyNanoseconds + kPackNanoseconds);
+double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+  const double value = plan.few
+                           ? kReadNanoseconds + problem.rows * kRowNanoseconds
+                           : kPackNanoseconds + problem.rows * kMultiplyNanoseconds / kernel.group;
+  constexpr double kWidest = 64;  // columns of a strip with AVX-512
+  return RightValues(problem) * value * kWidest / kernel.columns;
 }
 
-int64_t ShareColumns(const Problem& problem, const Plan& plan, int64_t threads) {
-  if (threads <= 1 || Nanoseconds(problem) < kWorthSharing)
+int64_t ShareColumns(const Problem& problem, const Kernel& kernel, const Plan& plan,
+                     int64_t threads) {
+  if (threads <= 1 || Nanoseconds(problem, kernel, plan) < kWorthSharing)
     return std::max<int64_t>(problem.columns, 1);
   const int64_t others = std::max<int64_t>(problem.batch * plan.row_shares, 1);
   const int64_t even = Blocks(problem.columns, Blocks(kSharesPerThread * threads, others));
@@ -186,7 +195,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   // A single chunk, and the last of narrow sums, are finished row by row.
   const bool kept = plan.few || (plan.chunks.size() > 1 && !plan.narrow);
   plan.sums_pitch = kept ? plan.column_block : 0;
-  plan.share_columns = ShareColumns(problem, plan, threads);
+  plan.share_columns = ShareColumns(problem, kernel, plan, threads);
   plan.column_shares = Blocks(problem.columns, plan.share_columns);
   plan.shares = problem.batch * plan.row_shares * plan.column_shares;
   CountScratch(kernel, plan);
