@@ -19,11 +19,11 @@ constexpr int64_t kLeastColumns = 256;
 // Handing work to a sleeping thread takes 30 us, or twice that on a virtual machine: below this
 // many nanoseconds it does not pay.
 constexpr double kWorthSharing = 100e3;
-// On one core with AVX-512, as measured on an AMD Zen 5: per product of float32, of which kernels
-// for pairs and groups of four make more, and per value of the right side.
-constexpr double kMultiplyNanoseconds = 0.01, kPackNanoseconds = 0.06;
+// On one core with AVX-512: per product of float32, of which narrower ones take their share, and
+// per value of the right side. Between what an AMD Zen 5 takes and a Xeon, which is half as fast.
+constexpr double kMultiplyNanoseconds = 0.01, kPackNanoseconds = 0.1;
 // With few rows, per value of the right side, and more for each row.
-constexpr double kReadNanoseconds = 0.012, kRowNanoseconds = 0.004;
+constexpr double kReadNanoseconds = 0.025, kRowNanoseconds = 0.006;
 constexpr int64_t kSharesPerThread = 2;
 // With fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
@@ -129,9 +129,9 @@ double RightValues(const Problem& problem) {
 }
 
 double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& plan) {
-  const double value = plan.few
-                           ? kReadNanoseconds + problem.rows * kRowNanoseconds
-                           : kPackNanoseconds + problem.rows * kMultiplyNanoseconds / kernel.group;
+  const double product = kMultiplyNanoseconds * kernel.size / sizeof(float);
+  const double value = plan.few ? kReadNanoseconds + problem.rows * kRowNanoseconds
+                                : kPackNanoseconds + problem.rows * product;
   constexpr double kWidest = 64;  // columns of a strip with AVX-512
   return RightValues(problem) * value * kWidest / kernel.columns;
 }
