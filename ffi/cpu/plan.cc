@@ -20,7 +20,8 @@ constexpr int64_t kLeastColumns = 256;
 // many nanoseconds it does not pay.
 constexpr double kWorthSharing = 100e3;
 // On one core with AVX-512: per product of float32, of which narrower ones take their share, and
-// per value of the right side. Between what an AMD Zen 5 takes and a Xeon, which is half as fast.
+// per value of the right side. Between what an AMD Zen 5 takes and a busy Xeon, three times as
+// much.
 constexpr double kMultiplyNanoseconds = 0.01, kPackNanoseconds = 0.1;
 // With few rows, per value of the right side, and more for each row.
 constexpr double kReadNanoseconds = 0.025, kRowNanoseconds = 0.006;
