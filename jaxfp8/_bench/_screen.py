@@ -85,16 +85,23 @@ class Rich:
 
     @contextlib.contextmanager
     def progress(self, count: int) -> Iterator[Show]:
-        """A bar, where there is a terminal to show it on."""
+        """A bar, where there is a terminal to show it on; drawn between turns, not beside them."""
         columns = (
             rich_progress.BarColumn(),
             rich_progress.TaskProgressColumn(),
             rich_progress.TimeRemainingColumn(),
             rich_progress.TextColumn("{task.description}", markup=False),
         )
-        with rich_progress.Progress(*columns, console=self._console, transient=True) as bar:
+        bar = rich_progress.Progress(
+            *columns, console=self._console, transient=True, auto_refresh=False
+        )
+
+        def show(name: str, done: float) -> None:
+            bar.update(task, description=name, completed=done, refresh=True)
+
+        with bar:
             task = bar.add_task("", total=count)
-            yield lambda name, done: bar.update(task, description=name, completed=done)
+            yield show
 
     def say(self, text: str) -> None:
         """One line."""
