@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "common/activation.h"
+#include "common/shapes.h"
 
 namespace jaxfp8 {
 namespace {
@@ -22,17 +23,13 @@ std::string Say(const std::string& what, const std::string& got, const std::stri
 
 bool Same(Dims a, Dims b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
 
-bool Contains(Dims axes, int64_t axis) {
-  return std::find(axes.begin(), axes.end(), axis) != axes.end();
-}
-
 // One side alone.
 class SideCheck {
  public:
   SideCheck(const OperandSpec& side, const std::string& name) : side_(side), name_(name) {}
 
   std::string Run() const {
-    for (auto check : {&SideCheck::Types, &SideCheck::Axes, &SideCheck::Tiles}) {
+    for (auto check : {&SideCheck::Types, &SideCheck::Sizes, &SideCheck::Axes, &SideCheck::Tiles}) {
       const std::string wrong = (this->*check)();
       if (!wrong.empty()) return wrong;
     }
@@ -55,6 +52,12 @@ class SideCheck {
                  "values of int8 or uint8");
     }
     return "";
+  }
+
+  std::string Sizes() const {
+    const auto negative = [](int64_t size) { return size < 0; };
+    if (std::none_of(side_.shape.begin(), side_.shape.end(), negative)) return "";
+    return Say(Attribute("shape"), "is " + Text(side_.shape), "sizes of at least 0");
   }
 
   std::string Axes() const {
@@ -112,22 +115,6 @@ std::string CheckPair(const OperandSpec& lhs, const OperandSpec& rhs) {
   return "";
 }
 
-Shape OutShape(const ScaledDotSpec& spec) {
-  Shape out;
-  for (size_t i = 0; i < spec.lhs.batch.size(); ++i) {
-    const int64_t left = spec.lhs.shape[spec.lhs.batch[i]];
-    out.push_back(left == 1 ? spec.rhs.shape[spec.rhs.batch[i]] : left);
-  }
-  for (const OperandSpec* side : {&spec.lhs, &spec.rhs}) {
-    for (size_t axis = 0; axis < side->shape.size(); ++axis) {
-      const auto i = static_cast<int64_t>(axis);
-      if (!Contains(side->contracting, i) && !Contains(side->batch, i))
-        out.push_back(side->shape[i]);
-    }
-  }
-  return out;
-}
-
 std::string CheckPlane(const char* name, bool given, Dims shape, const Shape& out) {
   if (!given) return "";
   bool fits = shape.size() == out.size();
@@ -179,14 +166,6 @@ std::string CheckEpilogue(const ScaledDotSpec& spec) {
   return CheckOutType(spec);
 }
 
-Shape ScaleShape(const OperandSpec& side) {
-  Shape shape;
-  for (size_t i = 0; i < side.shape.size(); ++i) {
-    shape.push_back((side.shape[i] + side.tiles[i] - 1) / side.tiles[i]);
-  }
-  return shape;
-}
-
 // A buffer that the spec asks for.
 struct Wanted {
   const char* name;
@@ -206,7 +185,7 @@ std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec, Buffers& buffers) 
   const auto add = [&](bool given, Wanted one) {
     if (given) wanted.push_back(std::move(one));
   };
-  const Shape lhs = ScaleShape(spec.lhs), rhs = ScaleShape(spec.rhs);
+  const Shape lhs = TileCounts(spec.lhs), rhs = TileCounts(spec.rhs);
   add(spec.lhs.scale, {"lhs_scale", "float32", lhs, &buffers.lhs_scale});
   add(spec.lhs.zero_point, {"lhs_zero_point", "int32", lhs, &buffers.lhs_zero_point});
   add(spec.rhs.scale, {"rhs_scale", "float32", rhs, &buffers.rhs_scale});

@@ -86,7 +86,7 @@ JAXFP8_HD uint8_t EncodeU8(double value) {
   return static_cast<uint8_t>(EncodeInteger(value, 0.0, 255.0));
 }
 
-// An exact integer sum, modulo 2^32 like every int32 sum.
+// An integer sum of less than 2^53, modulo 2^32 like every int32 sum.
 JAXFP8_HD int32_t EncodeS32(double value) {
   return static_cast<int32_t>(static_cast<uint32_t>(static_cast<int64_t>(value)));
 }

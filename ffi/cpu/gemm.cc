@@ -295,7 +295,8 @@ class Share {
 
 void RunGemm(const Problem& problem, const Kernel& kernel, Pool& pool) {
   const Plan plan = MakePlan(problem, kernel, pool.threads());
-  ParallelFor(pool, plan.shares, [&](int64_t share) { Share(problem, kernel, plan, share).Run(); });
+  ParallelFor(pool, plan.threads, plan.shares,
+              [&](int64_t share) { Share(problem, kernel, plan, share).Run(); });
 }
 
 }  // namespace jaxfp8

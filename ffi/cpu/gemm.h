@@ -10,7 +10,8 @@
 
 namespace jaxfp8 {
 
-// Computes the problem with the kernel. Memory beyond the output is a few panels per thread.
+// Computes the problem with the kernel. Memory beyond the output is a few panels per thread,
+// beside the tables of the problem.
 void RunGemm(const Problem& problem, const Kernel& kernel, Pool& pool);
 
 }  // namespace jaxfp8

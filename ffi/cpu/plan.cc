@@ -25,6 +25,8 @@ constexpr double kWorthSharing = 100e3;
 constexpr double kMultiplyNanoseconds = 0.01, kPackNanoseconds = 0.1;
 // With few rows, per value of the right side, and more for each row.
 constexpr double kReadNanoseconds = 0.025, kRowNanoseconds = 0.006;
+// Per output that is finished, and per share that is begun.
+constexpr double kFinishNanoseconds = 0.5, kShareNanoseconds = 400;
 constexpr int64_t kSharesPerThread = 2;
 // With fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
@@ -129,18 +131,21 @@ double RightValues(const Problem& problem) {
   return static_cast<double>(problem.batch) * problem.columns * problem.depth;
 }
 
+// Of the whole problem on one core.
 double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const double product = kMultiplyNanoseconds * kernel.size / sizeof(float);
   const double value = plan.few ? kReadNanoseconds + problem.rows * kRowNanoseconds
                                 : kPackNanoseconds + problem.rows * product;
   constexpr double kWidest = 64;  // columns of a strip with AVX-512
-  return RightValues(problem) * value * kWidest / kernel.columns;
+  const auto batch = static_cast<double>(problem.batch);
+  return RightValues(problem) * value * kWidest / kernel.columns +
+         batch * problem.rows * problem.columns * kFinishNanoseconds +
+         batch * plan.row_shares * kShareNanoseconds;
 }
 
-int64_t ShareColumns(const Problem& problem, const Kernel& kernel, const Plan& plan,
-                     int64_t threads) {
-  if (threads <= 1 || Nanoseconds(problem, kernel, plan) < kWorthSharing)
-    return std::max<int64_t>(problem.columns, 1);
+int64_t ShareColumns(const Problem& problem, const Plan& plan) {
+  const int64_t threads = plan.threads;
+  if (threads <= 1) return std::max<int64_t>(problem.columns, 1);
   const int64_t others = std::max<int64_t>(problem.batch * plan.row_shares, 1);
   const int64_t even = Blocks(problem.columns, Blocks(kSharesPerThread * threads, others));
   // Lines of columns side by side are best read from end to end.
@@ -196,7 +201,8 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   // A single chunk, and the last of narrow sums, are finished row by row.
   const bool kept = plan.few || (plan.chunks.size() > 1 && !plan.narrow);
   plan.sums_pitch = kept ? plan.column_block : 0;
-  plan.share_columns = ShareColumns(problem, kernel, plan, threads);
+  plan.threads = Nanoseconds(problem, kernel, plan) < kWorthSharing ? 1 : threads;
+  plan.share_columns = ShareColumns(problem, plan);
   plan.column_shares = Blocks(problem.columns, plan.share_columns);
   plan.shares = problem.batch * plan.row_shares * plan.column_shares;
   CountScratch(kernel, plan);

@@ -42,22 +42,22 @@ void Take(Shares& shares) {
   if (shares.done == shares.count) shares.rest.notify_all();
 }
 
-void Invite(Pool& pool, const std::shared_ptr<Shares>& shares) {
-  const int64_t helpers = std::min(pool.threads(), shares->count) - 1;
+void Invite(Pool& pool, int64_t helpers, const std::shared_ptr<Shares>& shares) {
   try {
     for (int64_t i = 0; i < helpers; ++i) pool.Schedule([shares] { Take(*shares); });
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {
     // Fewer helpers then; the caller does what they do not.
   }
 }
 
 }  // namespace
 
-void ParallelFor(Pool& pool, int64_t count, const std::function<void(int64_t)>& body) {
+void ParallelFor(Pool& pool, int64_t threads, int64_t count,
+                 const std::function<void(int64_t)>& body) {
   const auto shares = std::make_shared<Shares>();
   shares->count = count;
   shares->body = &body;
-  Invite(pool, shares);
+  Invite(pool, std::min(threads, count) - 1, shares);
   Take(*shares);
   std::unique_lock lock(shares->mutex);
   shares->rest.wait(lock, [&] { return shares->done == shares->count; });

@@ -11,14 +11,16 @@ namespace jaxfp8 {
 class Pool {
  public:
   virtual ~Pool() = default;
-  virtual int64_t threads() const = 0;
+  virtual int64_t threads() const = 0;  // that may work on a call, the caller's included
   virtual void Schedule(std::function<void()> task) = 0;
 };
 
-// Calls `body(i)` once for each i in [0, count). The caller takes its share and waits only for work
-// that has begun elsewhere: a pool that is busy, or has no thread at all, costs speed and nothing
-// else. An exception in any share is thrown to the caller once all shares are at rest.
-void ParallelFor(Pool& pool, int64_t count, const std::function<void(int64_t)>& body);
+// Calls `body(i)` once for each i in [0, count), on at most `threads` threads. The caller takes its
+// share and waits only for work that has begun elsewhere: a pool that is busy, has no thread at all
+// or cannot start one costs speed and nothing else. An exception in any share is thrown to the
+// caller once all shares are at rest.
+void ParallelFor(Pool& pool, int64_t threads, int64_t count,
+                 const std::function<void(int64_t)>& body);
 
 }  // namespace jaxfp8
 

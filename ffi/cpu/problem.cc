@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/decode.h"
+#include "common/shapes.h"
 
 namespace jaxfp8 {
 namespace {
@@ -37,18 +38,6 @@ struct Digit {
   int64_t stride;
   int64_t tile;
 };
-
-bool Contains(Dims axes, int64_t axis) {
-  return std::find(axes.begin(), axes.end(), axis) != axes.end();
-}
-
-std::vector<int> FreeAxes(const OperandSpec& side) {
-  std::vector<int> free;
-  for (int axis = 0; axis < static_cast<int>(side.shape.size()); ++axis) {
-    if (!Contains(side.contracting, axis) && !Contains(side.batch, axis)) free.push_back(axis);
-  }
-  return free;
-}
 
 void AddBatchAxes(const ScaledDotSpec& spec, Groups& groups) {
   for (size_t i = 0; i < spec.lhs.batch.size(); ++i) {
@@ -138,7 +127,7 @@ class Array {
   Array(Dims shape, Dims tiles, int Axis::* place) : place_(place) {
     for (size_t i = 0; i < shape.size(); ++i) {
       tiles_.push_back(tiles.empty() ? 1 : tiles[i]);
-      sizes_.push_back((shape[i] + tiles_[i] - 1) / tiles_[i]);
+      sizes_.push_back(TileCount(shape[i], tiles_[i]));
       alone_.push_back(shape[i] == 1);
     }
     strides_ = Strides(sizes_);
@@ -207,15 +196,6 @@ Plane MakePlane(bool given, void* data, DType dtype, Dims shape, const Groups& g
           array.Along(groups.columns, tables)};
 }
 
-std::vector<int64_t> OutShape(const ScaledDotSpec& spec, const Groups& groups) {
-  std::vector<int64_t> shape(spec.lhs.batch.size() + FreeAxes(spec.lhs).size() +
-                             FreeAxes(spec.rhs).size());
-  for (const auto* group : {&groups.batch, &groups.rows, &groups.columns}) {
-    for (const Axis& axis : *group) shape[axis.out] = axis.size;
-  }
-  return shape;
-}
-
 Epilogue MakeEpilogue(const ScaledDotSpec& spec, const Buffers& buffers, const Groups& groups,
                       Tables& tables) {
   const EpilogueSpec& from = spec.epilogue;
@@ -227,8 +207,7 @@ Epilogue MakeEpilogue(const ScaledDotSpec& spec, const Buffers& buffers, const G
   to.out_scale =
       MakePlane(from.has_out_scale, buffers.out_scale, DType::kF32, from.out_scale, groups, tables);
   to.amax = MakePlane(from.has_amax, buffers.amax, DType::kF32, from.amax, groups, tables);
-  to.out = MakePlane(true, buffers.out, ParseDType(from.out_dtype), OutShape(spec, groups), groups,
-                     tables);
+  to.out = MakePlane(true, buffers.out, ParseDType(from.out_dtype), OutShape(spec), groups, tables);
   return to;
 }
 

@@ -83,15 +83,15 @@ struct Problem {
 // Owns the tables that a Problem points into.
 using Tables = std::vector<std::unique_ptr<int64_t[]>>;
 
-// The canonical form of a spec that `Check` accepted. Sides change places where the left one has
-// more rows than the right one has columns: kernels stream the right side.
+// The canonical form of a spec that `CheckSpec` accepted. Sides change places where the right one
+// has few columns, and the left one more rows: kernels stream the right side.
 Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tables);
 
 // Whether scales or zero points of a side change too often along the depth to scale sums by them.
 bool HasShortSegments(const Problem& problem);
 
 // Whether float32 holds sums of products times the scales of both sides where it holds the sums:
-// scales are at least 2^-30, and at most 1, or 2^30 where all values are of 8 bits.
+// scales of sums are 0, or at least 2^-30 and at most 1, or 2^30 where all values are of 8 bits.
 bool HasModerateScales(const Problem& problem);
 
 // Cuts the depth where scales or zero points change. A kernel that can scale single values while it

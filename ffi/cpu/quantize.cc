@@ -73,34 +73,38 @@ class Quantizer {
       : problem_(Flat(problem)), buffers_(buffers), kernel_(kernel), pool_(pool) {}
 
   void Run() const {
-    const int64_t tiles = problem_.tiles_down() * problem_.tiles_across();
     const Area first = TileAt(0);
     if (first.rows * first.columns > kSmallTile) {
-      for (int64_t tile = 0; tile < tiles; ++tile) QuantizeByPieces(tile);
+      for (int64_t tile = 0; tile < Tiles(); ++tile) QuantizeByPieces(tile);
     } else {
-      const int64_t shares = std::min(Shares(problem_.rows * problem_.columns), tiles);
-      ParallelFor(pool_, shares, [&](int64_t share) {
-        const int64_t end = tiles * (share + 1) / shares;
-        for (int64_t tile = tiles * share / shares; tile < end; ++tile) QuantizeTile(tile);
-      });
+      EachTile([&](int64_t tile) { QuantizeTile(tile); });
     }
   }
 
   // The largest magnitude of each tile, NaN before infinity, which is all that is wanted.
   void FindAmax() const {
-    const int64_t tiles = problem_.tiles_down() * problem_.tiles_across();
-    const int64_t shares = std::min(Shares(problem_.rows * problem_.columns), tiles);
-    ParallelFor(pool_, shares, [&](int64_t share) {
-      const int64_t end = tiles * (share + 1) / shares;
-      for (int64_t tile = tiles * share / shares; tile < end; ++tile) {
-        buffers_.amax[tile] = FloatFromBits(MagnitudeOf(TileAt(tile)));
-      }
-    });
+    EachTile([&](int64_t tile) { buffers_.amax[tile] = FloatFromBits(MagnitudeOf(TileAt(tile))); });
   }
 
  private:
+  int64_t Tiles() const { return problem_.tiles_down() * problem_.tiles_across(); }
+
+  template <typename F>
+  void EachTile(const F& f) const {
+    const int64_t tiles = Tiles();
+    const int64_t shares = std::min(Shares(problem_.rows * problem_.columns), tiles);
+    EachShare(shares, [&](int64_t share) {
+      const int64_t end = tiles * (share + 1) / shares;
+      for (int64_t tile = tiles * share / shares; tile < end; ++tile) f(tile);
+    });
+  }
+
+  void EachShare(int64_t shares, const std::function<void(int64_t)>& body) const {
+    ParallelFor(pool_, pool_.threads(), shares, body);
+  }
+
   int64_t Shares(int64_t values) const {
-    return std::clamp<int64_t>(values / kLeastShare, 1, 1 + kSharesPerThread * pool_.threads());
+    return std::clamp<int64_t>(values / kLeastShare, 1, kSharesPerThread * pool_.threads());
   }
 
   Area TileAt(int64_t tile) const {
@@ -121,11 +125,10 @@ class Quantizer {
     const int64_t count = Shares(area.rows * area.columns);
     std::vector<float> largest(count);
     if (LooksFirst()) {
-      ParallelFor(pool_, count, [&](int64_t i) { largest[i] = Largest(Piece(area, i, count)); });
+      EachShare(count, [&](int64_t i) { largest[i] = Largest(Piece(area, i, count)); });
       Settle(tile, *std::max_element(largest.begin(), largest.end()));
     }
-    ParallelFor(pool_, count,
-                [&](int64_t i) { Encode(Piece(area, i, count), buffers_.scale[tile]); });
+    EachShare(count, [&](int64_t i) { Encode(Piece(area, i, count), buffers_.scale[tile]); });
   }
 
   uint32_t MagnitudeOf(const Area& area) const {

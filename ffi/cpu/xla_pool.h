@@ -3,6 +3,7 @@
 #ifndef JAXFP8_CPU_XLA_POOL_H_
 #define JAXFP8_CPU_XLA_POOL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <utility>
@@ -14,7 +15,8 @@ namespace jaxfp8 {
 
 class XlaPool : public Pool {
  public:
-  explicit XlaPool(ffi::ThreadPool& pool) : pool_(pool), threads_(pool.num_threads()) {}
+  explicit XlaPool(ffi::ThreadPool& pool)
+      : pool_(pool), threads_(std::max<int64_t>(pool.num_threads(), 1)) {}
 
   int64_t threads() const override { return threads_; }
   void Schedule(std::function<void()> task) override { pool_.Schedule(std::move(task)); }

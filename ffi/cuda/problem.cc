@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/shapes.h"
+
 namespace jaxfp8::cuda {
 namespace {
 
@@ -42,10 +44,7 @@ std::vector<int64_t> Strides(const std::vector<int64_t>& shape) {
 }
 
 Tiles MakeTiles(const OperandSpec& spec, const Places& places) {
-  std::vector<int64_t> counts;
-  for (size_t i = 0; i < spec.shape.size(); ++i) {
-    counts.push_back((spec.shape[i] + spec.tiles[i] - 1) / spec.tiles[i]);
-  }
+  const std::vector<int64_t> counts = TileCounts(spec);
   const std::vector<int64_t> strides = Strides(counts);
   const auto stride = [&](int64_t axis) {
     return axis < 0 || counts[axis] <= 1 ? 0 : strides[axis];

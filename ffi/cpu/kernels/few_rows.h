@@ -1,5 +1,6 @@
-// Few rows: columns are decoded in registers and used at once, so that the weight is read once and
-// nothing is written but the sums. They may lie along the depth, or side by side across it.
+// Few rows: columns are decoded in registers and used at once, so that
+// kFewRows rows read the weight once and nothing is written but the sums. They may lie along the
+// depth, or side by side across it.
 
 #ifndef JAXFP8_CPU_KERNELS_FEW_ROWS_H_
 #define JAXFP8_CPU_KERNELS_FEW_ROWS_H_

@@ -1,5 +1,5 @@
 // What a kernel is: a row of a table. The driver (cpu/gemm.cc) knows no instruction set, the
-// functions here know no thread, no cache and no XLA.
+// functions here know no thread and no XLA.
 
 #ifndef JAXFP8_CPU_KERNELS_KERNEL_H_
 #define JAXFP8_CPU_KERNELS_KERNEL_H_

@@ -1,8 +1,8 @@
 // The lines of a block, each a contiguous run of values, whatever the layout of the operand.
 //
 // Where memory already runs along the line, nothing is copied. Where it runs across the lines, the
-// block is turned in scratch, 16 x 16 bytes at a time in registers; any other layout value by
-// value.
+// block is turned in scratch, 16 x 16 or 16 x 64 bytes at a time in registers; any other layout
+// value by value.
 
 #ifndef JAXFP8_CPU_KERNELS_LINES_H_
 #define JAXFP8_CPU_KERNELS_LINES_H_
@@ -38,7 +38,7 @@ inline void Turn64(const uint8_t* const (&from)[16], uint8_t* to, int64_t pitch)
   __m512i a[16], b[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) a[i] = Load<__m512i>(from[i]);
-  // Four perfect shuffles of the 256 bytes of each 128-bit lane, as below.
+  // Four perfect shuffles of the 256 bytes of each 128-bit lane, as above.
 #pragma GCC unroll 4
   for (int round = 0; round < 4; ++round) {
 #pragma GCC unroll 8

@@ -14,8 +14,8 @@
  * wrong, cut short where it does not fit and always ended by a 0. It may be null. Nothing is kept
  * of what a pointer points to. All functions may be called from any thread.
  *
- * Libraries and callers must be of one version: structs grow at the end only, and `struct_size`,
- * sizeof the struct in the caller's eyes, says how much of them there is.
+ * Libraries and callers must be of one version: calls whose `struct_size`, sizeof the struct in the
+ * caller's eyes, is not the library's are refused.
  */
 
 #ifndef JAXFP8_JAXFP8_H_
@@ -81,8 +81,8 @@ typedef struct jaxfp8_scaled_dot_buffers {
   size_t workspace_bytes;
 } jaxfp8_scaled_dot_buffers;
 
-/* libjaxfp8_cpu.so: computes on at most `threads` threads (0 counts as 1), and returns when done.
- */
+/* libjaxfp8_cpu.so: computes on at most `threads` threads, the caller's included (0 counts as 1),
+ * and returns when done. */
 int jaxfp8_cpu_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
                           const jaxfp8_scaled_dot_buffers* buffers, int threads, char* message,
                           size_t size);

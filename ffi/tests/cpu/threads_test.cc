@@ -2,6 +2,7 @@
 // threads, calls at once do not disturb each other, and a pool that is late or idle does no harm.
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
@@ -10,10 +11,15 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "cpu/features.h"
+#include "cpu/own_threads.h"
+#include "cpu/plan.h"
 #include "cpu/pool.h"
+#include "cpu/route.h"
 #include "tests/cpu/draw.h"
 
 namespace jaxfp8::tests {
@@ -41,7 +47,7 @@ class Workers : public Pool {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  int64_t threads() const override { return static_cast<int64_t>(threads_.size()); }
+  int64_t threads() const override { return static_cast<int64_t>(threads_.size()) + 1; }
   void Schedule(std::function<void()> task) override {
     {
       const std::lock_guard lock(mutex_);
@@ -96,7 +102,7 @@ bool SameBits(const Results& a, const Results& b) {
 std::vector<Work> SomeWork() {
   constexpr std::pair<DType, DType> kTypes[] = {
       {DType::kBF16, DType::kE4M3}, {DType::kU8, DType::kS8}, {DType::kF32, DType::kU8}};
-  constexpr Sizes kSizes[] = {{1, 900, 1100}, {65, 130, 1030}, {300, 40, 600}};
+  constexpr Sizes kSizes[] = {{1, 900, 1100}, {65, 520, 1030}, {300, 40, 600}};
   Random random(3);
   std::vector<Work> all;
   for (auto [lhs, rhs] : kTypes) {
@@ -139,7 +145,7 @@ void CheckCallsAtOnce(const std::vector<Work>& all, const std::vector<Results>& 
 void CheckShares(Pool& pool, const char* name) {
   for (int64_t count : {0, 1, 2, 7, 1000}) {
     std::vector<int> seen(count);
-    ParallelFor(pool, count, [&](int64_t i) { ++seen[i]; });
+    ParallelFor(pool, pool.threads(), count, [&](int64_t i) { ++seen[i]; });
     for (int times : seen) Expect(times == 1, std::string(name) + ": a share is not done once");
   }
 }
@@ -156,6 +162,69 @@ void CheckPools() {
   for (std::thread& caller : callers) caller.join();
 }
 
+// As many threads as were asked for: each share waits until all have begun.
+void CheckOwnThreads() {
+  for (int64_t threads : {1, 2, 3}) {
+    OwnThreads pool(threads);
+    std::mutex mutex;
+    std::condition_variable changed;
+    int64_t begun = 0;
+    ParallelFor(pool, pool.threads(), threads, [&](int64_t) {
+      std::unique_lock lock(mutex);
+      ++begun;
+      changed.notify_all();
+      const bool all =
+          changed.wait_for(lock, std::chrono::seconds(20), [&] { return begun == threads; });
+      Expect(all, "there are fewer than " + std::to_string(threads) + " threads");
+    });
+  }
+}
+
+// A pool that cannot start its second thread.
+class Exhausted : public OwnThreads {
+ public:
+  Exhausted() : OwnThreads(4) {}
+  void Schedule(std::function<void()> task) override {
+    if (++asked_ % 4 == 2) throw std::system_error(EAGAIN, std::generic_category());
+    OwnThreads::Schedule(std::move(task));
+  }
+
+ private:
+  int asked_ = 0;
+};
+
+void CheckExhausted() {
+  Exhausted pool;
+  CheckShares(pool, "a pool out of threads");
+}
+
+// How many of four threads share an int8 product.
+int64_t ThreadsFor(int64_t batch, const Sizes& sizes) {
+  const int64_t lhs[] = {batch, sizes.rows, sizes.depth};
+  const int64_t rhs[] = {batch, sizes.depth, sizes.columns};
+  const int64_t axes[] = {0, 1, 2};
+  ScaledDotSpec spec;
+  spec.lhs = {"int8", lhs, Dims(axes + 2, 1), Dims(axes, 1), lhs};
+  spec.rhs = {"int8", rhs, Dims(axes + 1, 1), Dims(axes, 1), rhs};
+  spec.epilogue.activation = "none";
+  spec.epilogue.out_dtype = "float32";
+  Tables tables;
+  Problem problem = Canonical(spec, {}, tables);
+  const Route route = RouteTo(problem, CpuFeatures(), "");
+  CutDepth(problem, false);
+  return MakePlan(problem, *route.kernel, 4).threads;
+}
+
+// Waking a thread takes longer than a small product, however many shares it has.
+void CheckSmall() {
+  Expect(ThreadsFor(1, {16, 64, 64}) == 1, "a small product is shared");
+  Expect(ThreadsFor(8, {16, 64, 64}) == 1, "a small batch is shared");
+  Expect(ThreadsFor(1, {400, 16, 16}) == 1, "a small product of many rows is shared");
+  Expect(ThreadsFor(1, {64, 2048, 2048}) == 4, "a large product is not shared");
+  Expect(ThreadsFor(1000, {4, 64, 64}) == 4, "a large batch is not shared");
+  Expect(ThreadsFor(1, {9000, 16, 64}) == 4, "a large output is not shared");
+}
+
 // Helpers that begin after the call has ended touch nothing of it.
 void CheckLateHelpers() {
   Workers late(3, /*held=*/true);
@@ -167,7 +236,7 @@ void CheckFailures() {
   std::atomic<int> begun = 0;
   bool caught = false;
   try {
-    ParallelFor(pool, 100, [&](int64_t i) {
+    ParallelFor(pool, pool.threads(), 100, [&](int64_t i) {
       ++begun;
       if (i == 5) throw std::runtime_error("share 5");
     });
@@ -189,6 +258,9 @@ int main() {
   CheckBits(all, alone);
   CheckCallsAtOnce(all, alone);
   CheckPools();
+  CheckOwnThreads();
+  CheckExhausted();
+  CheckSmall();
   CheckLateHelpers();
   CheckFailures();
   std::printf("  threads: %d failures\n", failures);

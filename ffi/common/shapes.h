@@ -1,0 +1,52 @@
+// What follows from the shapes of a spec.
+
+#ifndef JAXFP8_COMMON_SHAPES_H_
+#define JAXFP8_COMMON_SHAPES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "common/spec.h"
+
+namespace jaxfp8 {
+
+inline bool Contains(Dims axes, int64_t axis) {
+  return std::find(axes.begin(), axes.end(), axis) != axes.end();
+}
+
+// Of tiles along an axis; a tile may be as large as the type allows.
+inline int64_t TileCount(int64_t size, int64_t tile) { return size / tile + (size % tile != 0); }
+
+inline std::vector<int64_t> TileCounts(const OperandSpec& side) {
+  std::vector<int64_t> counts;
+  for (size_t i = 0; i < side.shape.size(); ++i) {
+    counts.push_back(TileCount(side.shape[i], side.tiles[i]));
+  }
+  return counts;
+}
+
+// Axes that are neither summed over nor of the batch.
+inline std::vector<int> FreeAxes(const OperandSpec& side) {
+  std::vector<int> free;
+  for (int axis = 0; axis < static_cast<int>(side.shape.size()); ++axis) {
+    if (!Contains(side.contracting, axis) && !Contains(side.batch, axis)) free.push_back(axis);
+  }
+  return free;
+}
+
+inline std::vector<int64_t> OutShape(const ScaledDotSpec& spec) {
+  std::vector<int64_t> out;
+  for (size_t i = 0; i < spec.lhs.batch.size(); ++i) {
+    const int64_t left = spec.lhs.shape[spec.lhs.batch[i]];
+    out.push_back(left == 1 ? spec.rhs.shape[spec.rhs.batch[i]] : left);
+  }
+  for (const OperandSpec* side : {&spec.lhs, &spec.rhs}) {
+    for (int axis : FreeAxes(*side)) out.push_back(side->shape[axis]);
+  }
+  return out;
+}
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_COMMON_SHAPES_H_
