@@ -83,6 +83,15 @@ def check_scale_number(operation: str, scale: float, dtype: np.dtype) -> None:
         raise ValueError(message(operation, "`scale`", f"is {scale}", needs, remedy))
 
 
+def check_zero_point_number(operation: str, zero_point: int, dtype: np.dtype) -> None:
+    """A number given as the zero point must be a code of `dtype`, or 0 itself has none."""
+    info = np.iinfo(dtype)
+    if not info.min <= zero_point <= info.max:
+        needs = f"a zero point of {dtype.name} is one of its codes, {info.min} to {info.max}"
+        remedy = "pass True to have one chosen"
+        raise ValueError(message(operation, "`zero_point`", f"is {zero_point}", needs, remedy))
+
+
 def named_tiles(
     operation: str, rank: int, channelwise: Collection[int], tiled: Mapping[int, int]
 ) -> dict[int, int]:

@@ -18,7 +18,7 @@ class LibraryError(RuntimeError):
 
 
 class FallbackWarning(UserWarning):
-    """An operation ran as plain XLA, or `prepare` left a weight as it was; says why, once."""
+    """Something stayed as plain XLA has it, or a weight as it was; says why, once."""
 
 
 def message(operation: str, operand: str, got: str, needs: str, remedy: str) -> str:

@@ -27,6 +27,7 @@ from jax.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxfp8 import _compat
+from jaxfp8._spec import is_known
 
 _WHOLE = contextvars.ContextVar("jaxfp8_unpartitioned", default=False)
 
@@ -59,7 +60,8 @@ def unpartitioned() -> Iterator[None]:
 
 def is_wanted(arrays: Sequence[Any]) -> bool:
     """Whether a call on these arrays is to be traced with a rule that splits it."""
-    return not _WHOLE.get() and _compat.may_be_split(arrays)
+    wanted = not _WHOLE.get() and _compat.may_be_split(arrays)
+    return wanted and all(is_known(x.shape) for x in arrays)
 
 
 Names = tuple[str | None, ...]  # the factor of each axis of an array, None where it is never split

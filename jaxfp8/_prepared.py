@@ -127,13 +127,13 @@ def prepare(q: Any, contracting: int = -2) -> Any:
         got = f"is {contracting!r}"
         remedy = "name the one axis that products sum over"
         raise TypeError(message(_OPERATION, "`contracting`", got, "an int is needed", remedy))
-    if not any(is_held(adopt(leaf)) for leaf in jax.tree.leaves(q, is_leaf=_is_whole)):
+    if not any(is_held(adopt(leaf)) for leaf in jax.tree.leaves(q, is_leaf=is_whole)):
         got, needs = f"is of type {type(q).__name__}", "a QArray, or a pytree with one, is needed"
         remedy = "make it with `jaxfp8.quantize`"
         raise TypeError(message(_OPERATION, "`q`", got, needs, remedy))
     left: list[str] = []
     prepared = jax.tree_util.tree_map_with_path(
-        functools.partial(_prepare_leaf, axis, left), q, is_leaf=_is_whole
+        functools.partial(_prepare_leaf, axis, left), q, is_leaf=is_whole
     )
     for text in left:
         warnings.warn(text, FallbackWarning, stacklevel=2)
@@ -143,6 +143,11 @@ def prepare(q: Any, contracting: int = -2) -> Any:
 def is_held(leaf: Any) -> TypeGuard[QArray | PreparedArray]:
     """Whether a leaf is a whole 8-bit array, prepared or not."""
     return isinstance(leaf, QArray | PreparedArray)
+
+
+def is_whole(leaf: Any) -> bool:
+    """The same of what may be an array of qwix."""
+    return is_held(adopt(leaf))
 
 
 def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
@@ -159,10 +164,6 @@ def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
         needs = f"(..., columns / {COLUMNS}, depth / {QUAD}, {COLUMNS}, {QUAD}) is needed"
         remedy = "make it with `jaxfp8.prepare`; take apart only axes before the last two"
         raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
-
-
-def _is_whole(leaf: Any) -> bool:
-    return is_held(adopt(leaf))
 
 
 def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
@@ -203,7 +204,8 @@ def why_not(q: QArray, contracting: int) -> str:
     if not q.size:
         return "it is empty"
     if depth % QUAD or columns % COLUMNS:
-        return f"{columns} columns of {depth} have to be multiples of {COLUMNS} and of {QUAD}"
+        needed = f"a multiple of {COLUMNS} columns and of {QUAD} values in each"
+        return f"it has {columns} columns of {depth}, and {needed} is needed"
     *_, wide, deep = _last(q.tile_sizes, contracting)
     if split_tile(wide, columns, COLUMNS) is None or split_tile(deep, depth, QUAD) is None:
         return f"its tiles of {deep} by {wide} columns cut groups of {QUAD} by {COLUMNS}"

@@ -14,11 +14,11 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8 import _checks, _compat
-from jaxfp8._dtypes import EIGHT_BIT, INT32, SCALE, WIDE_FLOAT, finite_range, is_float8
+from jaxfp8._dtypes import EIGHT_BIT, INT32, SCALE, WIDE_FLOAT, finite_range, is_float8, is_int8
 from jaxfp8._errors import message
 from jaxfp8._prepared import PreparedArray
 from jaxfp8._qarray import QArray, adopt, check_qarray, check_shapes, scale_and_zero_point
-from jaxfp8._quantize_tiles import codes_of, quantize_tiles, steps_of
+from jaxfp8._quantize_tiles import codes_of, quantize_tiles, shifted, steps_of
 from jaxfp8._scales import (
     Granularity,
     choose_scale,
@@ -63,9 +63,9 @@ def quantize(
       scale: used instead of choosing one. An array keeps its dtype, and its shape says the
         tiles: () or the rank of `x`. A number becomes `scale_dtype`, in which it must be
         positive and finite.
-      zero_point: the integer code that means 0, of shape () or as the scale's; or True to choose
-        the one that uses the whole range of int8 or uint8. Here and in `scale`, 64-bit numbers
-        become 32-bit, so that x64 changes nothing.
+      zero_point: the integer code that means 0, of shape () or as the scale's, in the range of
+        `dtype`; or True to choose the one that uses the whole range of int8 or uint8. Here and in
+        `scale`, 64-bit numbers become 32-bit, so that x64 changes nothing.
       scale_dtype: float32, bfloat16, float16, or float8_e8m0fnu (powers of two, rounded up).
 
     Returns:
@@ -227,7 +227,7 @@ def _grid(
     grain = granularity(x.shape, named)
     given = None if scale is None else _scale(operation, scale, scale_dtype)
     choose_zero = zero_point is True
-    zero = _zero_point(operation, zero_point)
+    zero = _zero_point(operation, zero_point, dtype)
     q = QArray(
         _unknown(x.shape, dtype),
         _unknown(grain.counts, scale_dtype) if given is None else given,
@@ -245,10 +245,14 @@ def _grid(
     return dataclasses.replace(q, zero_point=zero)
 
 
-def _zero_point(operation: str, zero_point: ArrayLike | bool | None) -> jax.Array | None:
+def _zero_point(
+    operation: str, zero_point: ArrayLike | bool | None, dtype: np.dtype
+) -> jax.Array | None:
     """A given zero point; None where it is only asked for or declined."""
     if zero_point is None or isinstance(zero_point, bool):
         return None
+    if isinstance(zero_point, int | np.integer) and is_int8(dtype):
+        _checks.check_zero_point_number(operation, int(zero_point), dtype)
     return _checks.narrow(_checks.as_array(operation, "zero_point", zero_point))
 
 
@@ -326,7 +330,7 @@ def _nearest_jvp(
     codes = codes_of(dtype, x, scale, zero_point)
     rounded = _values(codes, jnp.ones_like(scale), zero_point)
     steps = steps_of(x, scale)
-    inside = _in_range(dtype, steps if zero_point is None else steps + zero_point)
+    inside = _in_range(dtype, shifted(steps, zero_point))
     slope = rounded - jnp.where(inside, steps, 0)
     return _nearest(dtype, *primals), jnp.where(inside, dx, 0) + slope * dscale
 

@@ -177,9 +177,13 @@ def codes_of(
     lowest, highest = finite_range(dtype)
     steps = steps_of(x, scale)
     if not is_float8(dtype):
-        steps = jnp.round(jnp.where(jnp.isnan(steps), 0, steps))
-        steps = steps if zero_point is None else steps + zero_point
+        steps = shifted(jnp.round(jnp.where(jnp.isnan(steps), 0, steps)), zero_point)
     return jnp.clip(steps, lowest, highest).astype(dtype)
+
+
+def shifted(steps: jax.Array, zero_point: jax.Array | None) -> jax.Array:
+    """Steps counted from the code that means 0."""
+    return steps if zero_point is None else steps + zero_point.astype(steps.dtype)
 
 
 def steps_of(x: jax.Array, scale: jax.Array) -> jax.Array:

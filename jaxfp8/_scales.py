@@ -39,7 +39,7 @@ class Granularity:
         """What `QArray.tiles` has to say: the sizes that shapes alone do not tell."""
         axes = zip(self.shape, self.tiles, self.counts, strict=True)
         stated = tuple(
-            tile if count > 1 and count * tile != size else None for size, tile, count in axes
+            tile if count * tile != size and count > 1 else None for size, tile, count in axes
         )
         while stated and stated[0] is None:
             stated = stated[1:]

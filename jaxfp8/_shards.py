@@ -44,7 +44,7 @@ def check_tiles_fit(
     """
     for axis, parts in _parts(sharding).items():
         tile = tiles.get(axis, shape[axis])
-        if tile < shape[axis] and parts > 1 and (shape[axis] // parts) % tile:
+        if parts > 1 and tile < shape[axis] and (shape[axis] // parts) % tile:
             got = f"has {shape[axis] // parts} values per shard on axis {axis}"
             needs = f"tiles of {tile} have to lie within a shard"
             remedy = "choose a tile that divides it, or shard another axis"

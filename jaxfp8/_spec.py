@@ -19,6 +19,11 @@ Shape = tuple[int, ...]
 DimensionNumbers = tuple[tuple[Shape, Shape], tuple[Shape, Shape]]
 
 
+def is_known(shape: Shape) -> bool:
+    """Whether all sizes are numbers: those of an exported function may be symbols."""
+    return all(isinstance(size, int) for size in shape)
+
+
 def tile_counts(shape: Shape, tiles: Shape) -> Shape:
     """How many tiles of sizes `tiles` cover an array of `shape`; the last one may be partial."""
     return tuple(-(-size // tile) for size, tile in zip(shape, tiles, strict=True))

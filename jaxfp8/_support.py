@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxfp8._spec import ScaledDotSpec
+from jaxfp8._spec import ScaledDotSpec, is_known
 
 # The platforms whose kernels exist. A platform that is not here computes `_reference` through XLA.
 _WITHOUT_KERNELS = {
@@ -27,7 +27,11 @@ def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:
     platform = {"gpu": "cuda"}.get(platform, platform)
     if platform not in KERNEL_PLATFORMS:
         return _WITHOUT_KERNELS.get(platform, f"there are no kernels for platform {platform!r}")
-    return None if _has_eight_bit_side(spec) else "neither operand is 8-bit"
+    if not _has_eight_bit_side(spec):
+        return "neither operand is 8-bit"
+    if not is_known(spec.lhs.shape + spec.rhs.shape):
+        return "its sizes are not known when the program is lowered"
+    return None
 
 
 def why_too_old(compute_capability: int) -> str | None:

@@ -57,6 +57,31 @@ def test_strict_makes_it_an_error() -> None:
         lowered("tpu")
 
 
+@pytest.mark.parametrize("how", ["matmul", "blocks", "prepared", "INT8", "FP8_DYNAMIC", "W8A16"])
+def test_an_export_for_any_number_of_rows_computes_the_reference(how) -> None:
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(128, 64)), jnp.float32)
+    dtype = jnp.int8 if how == "INT8" else jnp.float8_e4m3fn
+    q = jaxfp8.quantize(w, dtype, channelwise_axes=(1,))
+    if how == "blocks":
+        q = jaxfp8.quantize(w, tiled_axes={0: 32, 1: 32})
+    q = jaxfp8.prepare(q) if how == "prepared" else q
+    recipe = getattr(jaxfp8, how, None) if how.isupper() else None
+
+    def multiply(x: jax.Array) -> jax.Array:
+        if recipe is None:
+            return jaxfp8.matmul(x, q)
+        return jaxfp8.recipe_dot_general(x, q, (((1,), (0,)), ((), ())), recipe)
+
+    (rows,) = jax.export.symbolic_shape("rows")
+    with pytest.warns(jaxfp8.FallbackWarning, match="sizes are not known when"):
+        exported = jax.export.export(jax.jit(multiply))(
+            jax.ShapeDtypeStruct((rows, 128), jnp.float32)
+        )
+    for count in (1, 5):
+        x = jnp.asarray(np.random.default_rng(count).normal(size=(count, 128)), jnp.float32)
+        np.testing.assert_allclose(exported.call(x), multiply(x), rtol=1e-5, atol=1e-4)
+
+
 def test_strict_ends_with_its_context() -> None:
     with jaxfp8.strict():
         assert _lowering.is_strict()

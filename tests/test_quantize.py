@@ -219,6 +219,18 @@ def test_nan_stays_nan_and_spares_its_tile(dtype):
 
 
 @INTEGER
+@pytest.mark.parametrize("zero_point", [True, 100])
+@pytest.mark.parametrize("function", [fake_quantize, lambda *a, **b: dequantize(quantize(*a, **b))])
+def test_zero_points_need_no_promotion_of_dtypes(function, dtype, zero_point):
+    x = np.array([-1.0, 0.5, 2.0], np.float32)
+    expected = function(x, dtype, zero_point=zero_point)
+    with jax.numpy_dtype_promotion("strict"):
+        actual = function(x, dtype, zero_point=zero_point)
+        jax.grad(lambda x: function(x, dtype, zero_point=zero_point).sum())(jnp.asarray(x))
+    np.testing.assert_array_equal(actual, expected)
+
+
+@INTEGER
 @pytest.mark.parametrize("zero_point", [None, True, 100])
 def test_nan_becomes_zero_in_integers(dtype, zero_point):
     x = np.array([1.0, np.nan, 2.0], np.float32)
@@ -731,7 +743,18 @@ BAD = {
     "zero point overflows": (
         {"dtype": np.int8, "zero_point": 2**40},
         ValueError,
-        "`zero_point` is 1099511627776, but an int has to fit int32; give a smaller one.",
+        "`zero_point` is 1099511627776, but a zero point of int8 is one of its codes, -128 to 127; "
+        "pass True to have one chosen.",
+    ),
+    "zero point below the codes": (
+        {"dtype": np.uint8, "zero_point": -1},
+        ValueError,
+        "`zero_point` is -1, but a zero point of uint8 is one of its codes, 0 to 255",
+    ),
+    "zero point above the codes": (
+        {"dtype": np.uint8, "zero_point": np.int32(256)},
+        ValueError,
+        "`zero_point` is 256, but a zero point of uint8 is one of its codes, 0 to 255",
     ),
     "scale shape": (
         {"scale": jnp.ones((3, 1))},

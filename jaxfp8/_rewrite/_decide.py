@@ -17,6 +17,7 @@ from jaxfp8._rewrite._graph import Value
 from jaxfp8._rewrite._pause import collector_paused
 from jaxfp8._rewrite._resolve import Resolver
 from jaxfp8._rewrite._walk import Walk
+from jaxfp8._spec import is_known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,9 +45,9 @@ def decide(jaxpr: Any, linear: int = 0) -> Decision:
     The last `linear` arguments are those in which JAX will transpose the program.
     """
     opened = _compat.open_jaxpr(jaxpr)
-    objection = _objection(opened)
-    if objection is not None:
-        return Decision(_emit.Program((), (), ()), _opaque.left_alone(opened, *objection))
+    reason = objection(opened)
+    if reason is not None:
+        return Decision(_emit.Program((), (), ()), _opaque.left_alone(opened, *reason))
     walk = Walk(resolve)
     consts = [_graph.value_of(v.aval) for v in opened.constvars]
     for value, array in zip(consts, _compat.consts_of(jaxpr), strict=True):
@@ -58,9 +59,9 @@ def decide(jaxpr: Any, linear: int = 0) -> Decision:
     return Decision(program, walk.seen)
 
 
-def _objection(jaxpr: Any) -> tuple[str, str] | None:
+def objection(jaxpr: Any) -> tuple[str, str] | None:
     """Why a jaxpr is left alone as a whole, and what to do, or None."""
-    if not has_static_shapes(jaxpr):
+    if not all(is_known(getattr(v.aval, "shape", ())) for v in jaxpr.invars):
         return "shapes are symbolic", "give every size a number"
     if _opaque.holds_ref(jaxpr):
         return (
@@ -68,12 +69,6 @@ def _objection(jaxpr: Any) -> tuple[str, str] | None:
             "rewrite the part of it that has none",
         )
     return None
-
-
-def has_static_shapes(jaxpr: Any) -> bool:
-    """Whether all sizes are numbers; an export with symbolic ones is left alone."""
-    shapes = [getattr(v.aval, "shape", ()) for v in jaxpr.invars]
-    return all(isinstance(size, int) for shape in shapes for size in shape)
 
 
 def resolve(walk: Walk, outputs: Sequence[Value], inputs: list[Value]) -> Program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -12,13 +13,14 @@ import jax
 import numpy as np
 
 from jaxfp8 import _accuracy, _compat, _dtypes
-from jaxfp8._errors import message
+from jaxfp8._errors import FallbackWarning, message
+from jaxfp8._prepared import PreparedArray, is_whole
 from jaxfp8._qarray import QArray, adopt
 from jaxfp8._quantize import dequantize
 from jaxfp8._recipes import Recipe
 from jaxfp8._rewrite import _roles
 from jaxfp8._rewrite._arguments import Arguments, split
-from jaxfp8._rewrite._decide import decide
+from jaxfp8._rewrite._decide import decide, objection
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._dots import Site as DotSite
 from jaxfp8._rewrite._engine import Found, Rewriter, found_of
@@ -68,6 +70,10 @@ def quantize_dots(
       A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`; it
       has `explain` and `compare` to say what became of the dots and what that costs, and
       `quantize_weights` to quantise weights once ahead instead of in every call.
+
+    Warns:
+      FallbackWarning: when it is traced, and nothing of it is in 8 bits although it has dots, or
+        cannot be.
 
     Raises:
       TypeError: `fun` is no function, or `recipe` is no recipe for inference.
@@ -223,10 +229,20 @@ class _Rewriter(Rewriter):
         return {*range(first), *(first + p for p in positions)}
 
     def _build(self, arguments: Arguments) -> Found:
-        rounded, _ = self.rounded(arguments)
-        if not is_pure(rounded.jaxpr):
+        rounded, left = self.rounded(arguments)
+        reason = objection(_compat.open_jaxpr(rounded.jaxpr))
+        if reason is not None:
+            _warn(*reason)
             return Found(rounded)  # the function is called as it is
-        return found_of(self.fun, rounded, decide(rounded.jaxpr))
+        decision = decide(rounded.jaxpr)
+        if left and not decision.changed:
+            _warn(f"all its dots ({len(left)}) stay as they are", "`explain` says why of each")
+        return found_of(self.fun, rounded, decision)
+
+
+def _warn(reason: str, remedy: str) -> None:
+    text = message(_OPERATION, "`fun`", "is to be in 8 bits", reason, remedy)
+    warnings.warn(text, FallbackWarning, stacklevel=2)
 
 
 def _positions(arguments: Arguments, argnum: int) -> list[int]:
@@ -268,11 +284,15 @@ def _widened(fun: Callable[..., Any]) -> Callable[..., Any]:
     """The function of arguments in which a `QArray` stands for an array."""
 
     def widen(leaf: Any) -> Any:
+        if isinstance(leaf, PreparedArray):
+            needs = "an ordinary program reads weights as they were before that"
+            remedy = "pass `restore()` of it; `jaxfp8.matmul` and the layers take it as it is"
+            raise TypeError(message(_OPERATION, "an argument", f"holds {leaf}", needs, remedy))
         return dequantize(leaf) if _is_qarray(leaf) else leaf
 
     @functools.wraps(fun)
     def of_wide(*args: Any, **kwargs: Any) -> Any:
-        wide_args, wide_kwargs = jax.tree.map(widen, (args, kwargs), is_leaf=_is_qarray)
+        wide_args, wide_kwargs = jax.tree.map(widen, (args, kwargs), is_leaf=is_whole)
         return fun(*wide_args, **wide_kwargs)
 
     return of_wide

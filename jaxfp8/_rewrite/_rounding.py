@@ -17,7 +17,7 @@ import jax
 from jaxfp8 import _compat
 from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import fake_quantize
-from jaxfp8._rewrite import _decide, _derivatives, _emit, _graph, _opaque, _regions, _roles
+from jaxfp8._rewrite import _decide, _derivatives, _emit, _graph, _regions, _roles
 from jaxfp8._rewrite._borders import Border
 from jaxfp8._rewrite._dots import Seen, Site
 from jaxfp8._rewrite._emit import Program
@@ -259,8 +259,7 @@ def _rounded_function(
 
 def is_pure(jaxpr: Any) -> bool:
     """Whether a jaxpr can be taken apart: it has no mutable arrays, and all its sizes are known."""
-    opened = _compat.open_jaxpr(jaxpr)
-    return _decide.has_static_shapes(opened) and not _opaque.holds_ref(opened)
+    return _decide.objection(_compat.open_jaxpr(jaxpr)) is None
 
 
 def round_dots(

@@ -1,6 +1,7 @@
 """The C functions of the CPU library, called as a C program would."""
 
 import ctypes
+import dataclasses
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import oracle
 import specs
 from jaxfp8 import _abi, _dtypes, _ffi
+from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 CASES_PER_TEST = 25
 
@@ -67,3 +69,33 @@ def test_a_missing_operand_is_refused():
     status, text, _ = compute(spec, operands)
     assert status == 1
     assert "rhs" in text
+
+
+def matrices(m, k, n, tiles=None):
+    """float32 times int8 with a scale per column of the right side, or by other tiles."""
+    sides = {"contracting": (1,), "batch": (), "zero_point": False}
+    lhs = OperandSpec(dtype="float32", shape=(m, k), tiles=(m, k), scale=False, **sides)
+    rhs = OperandSpec(dtype="int8", shape=(n, k), tiles=tiles or (1, k), scale=True, **sides)
+    epilogue = EpilogueSpec(out_dtype="float32")
+    return ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue)
+
+
+@pytest.mark.parametrize("tile", [2**40, 2**63 - 1])
+def test_a_tile_may_be_larger_than_its_axis(tile):
+    rng = np.random.default_rng(4)
+    lhs, rhs = rng.normal(size=(3, 20)).astype(np.float32), rng.integers(-9, 9, (5, 20), np.int8)
+    scale = rng.uniform(1, 2, (5, 1)).astype(np.float32)
+    spec = matrices(3, 20, 5, tiles=(1, tile))
+    status, text, results = compute(spec, {"lhs": lhs, "rhs": rhs, "rhs_scale": scale})
+    assert (status, text) == (0, "")
+    np.testing.assert_allclose(results["out"], lhs @ (rhs * scale).T, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(-3, 4, 5), (3, -4, 5), (3, 4, -5)])
+def test_a_negative_size_is_refused(sizes):
+    spec = matrices(*sizes, tiles=(1, 1))
+    spec = dataclasses.replace(spec, lhs=dataclasses.replace(spec.lhs, tiles=(1, 1)))
+    asked = ctypes.byref(_abi.Spec.of(spec, "")), ctypes.byref(_abi.Buffers.of()), 2
+    status, text = _abi.call(_ffi._library("cpu"), "jaxfp8_cpu_scaled_dot", *asked)
+    assert status == 1
+    assert "needs sizes of at least 0" in text

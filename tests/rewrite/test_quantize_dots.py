@@ -252,7 +252,8 @@ def test_function_with_a_mutable_array_is_called_as_it_is():
         return y * total[...]
 
     g = jaxfp8.quantize_dots(f, jaxfp8.INT8)
-    np.testing.assert_array_equal(g(X, W), f(X, W))
+    with pytest.warns(jaxfp8.FallbackWarning, match="mutable array"):
+        np.testing.assert_array_equal(g(X, W), f(X, W))
     assert not g.explain(X, W).matched
 
 
@@ -337,6 +338,25 @@ def test_where_chooses(where):
     assert [(site.path, site.reason) for site in report.missed] == [
         ("up", "`where` does not choose it")
     ]
+
+
+def test_choosing_nothing_is_told():
+    g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="no such place")
+    with pytest.warns(jaxfp8.FallbackWarning, match=r"all its dots \(2\) stay as they are"):
+        np.testing.assert_array_equal(g(PARAMS, X), two_dots(PARAMS, X))
+
+
+def test_a_function_without_dots_is_no_reason_to_warn():
+    np.testing.assert_array_equal(jaxfp8.quantize_dots(jnp.sin, jaxfp8.INT8)(X), jnp.sin(X))
+
+
+def test_a_prepared_weight_is_refused():
+    g = jaxfp8.quantize_dots(lambda w, x: x @ w, jaxfp8.W8A16_INT8)
+    w = jaxfp8.prepare(jaxfp8.quantize(normal(8, 64), jnp.int8, channelwise_axes=(1,)))
+    for call in (g, g.explain, g.compare):
+        with pytest.raises(TypeError, match=r"holds PreparedArray.*pass `restore\(\)` of it"):
+            call(w, normal(2, 8))
+    close(g(w.restore(), normal(2, 8)), normal(2, 8) @ jaxfp8.dequantize(w))
 
 
 def test_rules_choose_by_the_path_of_named_scopes():
