@@ -32,8 +32,12 @@ class Rule:
     recipe: Recipe | None
 
 
-def as_rules(recipe: Any) -> tuple[Rule, ...]:
+def as_rules(recipe: Any, operation: str = "jaxfp8.Rule") -> tuple[Rule, ...]:
     """Rules from a recipe, a rule, a rule of qwix, or several of them in order of precedence.
+
+    Args:
+      recipe: what there is.
+      operation: name for errors.
 
     Raises:
       TypeError: it is none of these.
@@ -46,10 +50,10 @@ def as_rules(recipe: Any) -> tuple[Rule, ...]:
     if hasattr(recipe, "weight_qtype"):
         return (from_qwix(recipe),)
     if isinstance(recipe, Iterable) and not isinstance(recipe, str | dict):
-        return tuple(rule for item in recipe for rule in as_rules(item))
+        return tuple(rule for item in recipe for rule in as_rules(item, operation))
     got, needs = f"is {recipe!r}", "a recipe, a rule or a list of rules is needed"
-    remedy = "pass one such as `jaxfp8.FP8_DYNAMIC`"
-    raise TypeError(message("jaxfp8.Rule", "`recipe`", got, needs, remedy))
+    remedy = "pass the object, such as `jaxfp8.FP8_DYNAMIC`"
+    raise TypeError(message(operation, "`recipe`", got, needs, remedy))
 
 
 def choose(rules: Iterable[Rule], path: str) -> Recipe | None:

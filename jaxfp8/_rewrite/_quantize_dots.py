@@ -358,7 +358,7 @@ def _checked(recipe: Any) -> tuple[Rule, ...]:
         got, needs = "is for training", "a recipe such as jaxfp8.FP8_DYNAMIC is needed"
         remedy = "train with the layers of `jaxfp8.linen` or `jaxfp8.nnx`"
         raise TypeError(message(_OPERATION, "`recipe`", got, needs, remedy))
-    rules = as_rules(recipe)
+    rules = as_rules(recipe, _OPERATION)
     for rule in rules:
         if rule.recipe is None or rule.recipe.activation is None:
             continue

@@ -78,7 +78,7 @@ def report(
       >>> sorted(row.path for row in found.rows)
       ['layers_0', 'layers_2']
     """
-    watch = _Watch(as_rules(recipe) if recipe is not None else (), where, exact=True)
+    watch = _Watch(as_rules(recipe, _OPERATION) if recipe is not None else (), where, exact=True)
     exact = watch.run(model, variables, args, kwargs)
     if not watch.told:
         got, needs = "has no layer to compare", "8-bit layers, FP8 training or a recipe is needed"

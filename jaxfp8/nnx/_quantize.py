@@ -335,7 +335,7 @@ def rules_of(operation: str, recipe: Any) -> tuple[Rule, ...]:
         got, needs = "is for training", "a recipe such as jaxfp8.W8A16 is needed"
         remedy = "train with `jaxfp8.nnx.fp8_training(model, recipe)`"
         raise TypeError(message(operation, "`recipe`", got, needs, remedy))
-    return as_rules(recipe)
+    return as_rules(recipe, operation)
 
 
 def _check_module(operation: str, model: Any) -> None:
