@@ -192,18 +192,16 @@ def avx2(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
     problem = problems.weight_only(*shape)
     given = _alone(problem.x, problem.w.qvalue, problem.w.scale)
     contenders: Contenders = {
-        "jaxfp8 avx2": _on_kernel("avx2", given, problem),
+        "jaxfp8 avx2": _on_kernel("avx2_f32", given, problem),
         SAME: _xla(problems.multiply, given, problem, _NARROW),
     }
     return _case(name, shape, contenders, "avx2", 2, 2, goals)
 
 
-def _on_kernel(instructions: str, copies: list[tuple], problem: Problem) -> Contender | Missing:
-    """A weight-only product [M, K] x [K, N] on a float kernel for some instructions."""
-    found = [one for one in _ffi.available_kernels() if one.startswith(instructions)]
-    kernels = [one for one in found if not one.endswith(("_int8", "_vnni"))]
-    if not kernels:
-        return Missing(f"no kernel for {instructions} runs on this processor")
+def _on_kernel(kernel: str, copies: list[tuple], problem: Problem) -> Contender | Missing:
+    """A weight-only product [M, K] x [K, N] on a given kernel."""
+    if kernel not in _ffi.available_kernels():
+        return Missing(f"`{kernel}` does not run on this processor")
     (m, k), n = problem.x.shape, problem.w.shape[1]
     x = OperandSpec(
         dtype="bfloat16",
@@ -226,7 +224,7 @@ def _on_kernel(instructions: str, copies: list[tuple], problem: Problem) -> Cont
     spec = ScaledDotSpec(lhs=x, rhs=w, epilogue=EpilogueSpec(out_dtype="bfloat16"))
 
     def forced(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
-        return scaled_dot(spec, x, q, rhs_scale=scale, kernel=kernels[0])[0]
+        return scaled_dot(spec, x, q, rhs_scale=scale, kernel=kernel)[0]
 
     return one_at_a_time(forced, copies, exact=problem.exact, error=_ROUNDED)
 

@@ -7,6 +7,7 @@
 #include "common/dtype.h"
 #include "cpu/kernels/float8.h"
 #include "cpu/kernels/simd.h"
+#include "cpu/kernels/types.h"
 #include "cpu/problem.h"
 
 namespace jaxfp8::JAXFP8_ISA {
@@ -130,22 +131,7 @@ inline void DecodeRun(const uint8_t* from, int64_t count, float* to) {
 }
 
 inline void DecodeLine(DType type, const uint8_t* from, int64_t count, float* to) {
-  switch (type) {
-    case DType::kF32:
-      return DecodeRun<DType::kF32>(from, count, to);
-    case DType::kBF16:
-      return DecodeRun<DType::kBF16>(from, count, to);
-    case DType::kF16:
-      return DecodeRun<DType::kF16>(from, count, to);
-    case DType::kE4M3:
-      return DecodeRun<DType::kE4M3>(from, count, to);
-    case DType::kE5M2:
-      return DecodeRun<DType::kE5M2>(from, count, to);
-    case DType::kS8:
-      return DecodeRun<DType::kS8>(from, count, to);
-    default:
-      return DecodeRun<DType::kU8>(from, count, to);
-  }
+  WithType(type, [&]<DType kType>() { DecodeRun<kType>(from, count, to); });
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

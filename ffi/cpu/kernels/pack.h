@@ -9,11 +9,13 @@
 
 #include <algorithm>
 
+#include "cpu/kernels/factors.h"
 #include "cpu/kernels/in_place.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/lines.h"
 #include "cpu/kernels/simd.h"
 #include "cpu/kernels/turn.h"
+#include "cpu/kernels/types.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
@@ -24,48 +26,6 @@ inline int64_t Strips(const Block& block) { return (block.count + kColumns - 1) 
 // How many columns strip s of the block has.
 inline int64_t ColumnsOf(const Block& block, int64_t s) {
   return std::min<int64_t>(block.count - s * kColumns, kColumns);
-}
-
-// Where the scale and zero point of a value of the block are; `i` counts lines, `k` depths.
-inline int64_t TileOf(const Side& side, const Block& block, int64_t i, int64_t k) {
-  return side.tile_batch[block.batch] + side.tile_free[block.first + i] +
-         side.tile_depth[block.start + k];
-}
-
-// What `count` lines from `first` on have of the factors of their tiles.
-template <typename T>
-inline void CopyFactors(const T* factors, const Offsets& tiles, int64_t first, int64_t count,
-                        double* to) {
-  if (tiles.table) {
-    const int64_t* tile = tiles.table + first;
-    for (int64_t i = 0; i < count; ++i) to[i] = factors[tile[i]];
-  } else {
-    for (int64_t i = 0; i < count; ++i) to[i] = factors[(first + i) * tiles.stride];
-  }
-}
-
-// The scale and zero point of every line, constant along a block unless the side is `fine`. Lines
-// up to `room` beyond the last get harmless ones.
-inline void Factors(const Side& side, const Block& block, int64_t room, const Panel& panel) {
-  const int64_t known = side.fine ? 0 : block.count;
-  std::fill_n(panel.scale, room, 1.0);
-  std::fill_n(panel.zero, room, 0.0);
-  std::fill_n(panel.sum, room, 0.0);
-  if (known == 0) return;
-  const int64_t tile = side.tile_batch[block.batch] + side.tile_depth[block.start];
-  if (side.scale) {
-    CopyFactors(side.scale + tile, side.tile_free, block.first, known, panel.scale);
-  }
-  if (side.zero_point) {
-    CopyFactors(side.zero_point + tile, side.tile_free, block.first, known, panel.zero);
-  }
-}
-
-// The zero points of kLanes lines.
-inline F32 Zeros(const double* zero) {
-  F32 zeros;
-  for (int i = 0; i < kLanes; ++i) zeros[i] = static_cast<float>(zero[i]);
-  return zeros;
 }
 
 template <class Sums>
@@ -86,48 +46,6 @@ void SumGroups(const uint8_t* from, int64_t pitch, int64_t groups, const Panel& 
   int32_t totals[kColumns];
   std::memcpy(totals, total, sizeof totals);
   for (int i = 0; i < kColumns; ++i) panel.sum[i] += totals[i];
-}
-
-// Calls `f.template operator()<kType>()` for a type that a panel can be packed from.
-template <typename F>
-void WithType(DType type, const F& f) {
-  switch (type) {
-    case DType::kF32:
-      return f.template operator()<DType::kF32>();
-    case DType::kBF16:
-      return f.template operator()<DType::kBF16>();
-    case DType::kF16:
-      return f.template operator()<DType::kF16>();
-    case DType::kE4M3:
-      return f.template operator()<DType::kE4M3>();
-    case DType::kE5M2:
-      return f.template operator()<DType::kE5M2>();
-    case DType::kS8:
-      return f.template operator()<DType::kS8>();
-    default:
-      return f.template operator()<DType::kU8>();
-  }
-}
-
-// The same for the 8-bit types that `Sums` takes as they are.
-template <class Sums, typename F>
-void WithByteType(DType type, const F& f) {
-  if constexpr (!Sums::kExact) {
-    if (type == DType::kE4M3) return f.template operator()<DType::kE4M3>();
-    if (type == DType::kE5M2) return f.template operator()<DType::kE5M2>();
-  }
-  if (type == DType::kS8) return f.template operator()<DType::kS8>();
-  return f.template operator()<DType::kU8>();
-}
-
-// The same for the types that `Sums` packs.
-template <class Sums, typename F>
-void WithTypeOf(DType type, const F& f) {
-  if constexpr (Sums::kExact) {
-    WithByteType<Sums>(type, f);
-  } else {
-    WithType(type, f);
-  }
 }
 
 // Packs a strip by `Sums::Spread`, which takes whole lines of kColumns values; others are padded.

@@ -30,7 +30,7 @@ class PaddedGroup {
 
 // Sums of as many columns as are multiplied with few rows in one go.
 template <class Sums, int kCount>
-using Wide = Found<Sums>[kCount][kFewColumns];
+using FoundRows = Found<Sums>[kCount][kFewColumns];
 
 // Where a strip's sums are found, the sums of its columns, and their zero points.
 template <class Sums>
@@ -157,7 +157,7 @@ __attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t colu
 // The sums of a block. Few lines at a time, so that they are read from end to end.
 template <class Sums, DType kType, int kCount>
 void FindStrips(const Lines& lines, const Block& block, const Panel& left, const Panel& right,
-                Wide<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
+                FoundRows<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
   const int64_t whole_columns = block.count / kColumns * kColumns;
   const int64_t whole_depth = block.depth / kLinesTogether * kLinesTogether;
   for (int64_t k = 0; k < whole_depth; k += kLinesTogether) {
@@ -200,7 +200,7 @@ __attribute__((noinline)) void SumQuads(const uint8_t* from, int64_t quads, cons
 // are of several strips.
 template <class Sums, DType kType, int kCount>
 void FindPrepared(const Side& side, const Block& block, const Panel& left, const Panel& right,
-                  Wide<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
+                  FoundRows<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
   constexpr int64_t kQuads = (16 << 10) / kQuadsPitch;
   const int64_t quads = block.depth / kQuad;
   for (int64_t start = 0; start < quads; start += kQuads) {

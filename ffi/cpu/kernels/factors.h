@@ -1,0 +1,57 @@
+// Scales and zero points of the lines of a block.
+
+#ifndef JAXFP8_CPU_KERNELS_FACTORS_H_
+#define JAXFP8_CPU_KERNELS_FACTORS_H_
+
+#include <algorithm>
+
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/simd.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// Where the scale and zero point of a value of the block are; `i` counts lines, `k` depths.
+inline int64_t TileOf(const Side& side, const Block& block, int64_t i, int64_t k) {
+  return side.tile_batch[block.batch] + side.tile_free[block.first + i] +
+         side.tile_depth[block.start + k];
+}
+
+// What `count` lines from `first` on have of the factors of their tiles.
+template <typename T>
+inline void CopyFactors(const T* factors, const Offsets& tiles, int64_t first, int64_t count,
+                        double* to) {
+  if (tiles.table) {
+    const int64_t* tile = tiles.table + first;
+    for (int64_t i = 0; i < count; ++i) to[i] = factors[tile[i]];
+  } else {
+    for (int64_t i = 0; i < count; ++i) to[i] = factors[(first + i) * tiles.stride];
+  }
+}
+
+// The scale and zero point of every line, constant along a block unless the side is `fine`. Lines
+// up to `room` beyond the last get harmless ones.
+inline void Factors(const Side& side, const Block& block, int64_t room, const Panel& panel) {
+  const int64_t known = side.fine ? 0 : block.count;
+  std::fill_n(panel.scale, room, 1.0);
+  std::fill_n(panel.zero, room, 0.0);
+  std::fill_n(panel.sum, room, 0.0);
+  if (known == 0) return;
+  const int64_t tile = side.tile_batch[block.batch] + side.tile_depth[block.start];
+  if (side.scale) {
+    CopyFactors(side.scale + tile, side.tile_free, block.first, known, panel.scale);
+  }
+  if (side.zero_point) {
+    CopyFactors(side.zero_point + tile, side.tile_free, block.first, known, panel.zero);
+  }
+}
+
+// The zero points of kLanes lines.
+inline F32 Zeros(const double* zero) {
+  F32 zeros;
+  for (int i = 0; i < kLanes; ++i) zeros[i] = static_cast<float>(zero[i]);
+  return zeros;
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_FACTORS_H_
