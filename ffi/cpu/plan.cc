@@ -16,9 +16,9 @@ constexpr int64_t kSomeRows = 32, kEnoughRows = 192;
 constexpr int64_t kCacheLine = 64;
 // Columns of a share; with fewer, packing the rows again for each share would tell.
 constexpr int64_t kLeastColumns = 256;
-// Handing work to a sleeping thread takes 30 us, or twice that on a virtual machine: below this
-// many nanoseconds it does not pay.
-constexpr double kWorthSharing = 100e3;
+// To hand work to a sleeping thread, and wait for it: 10 us on a busy Xeon, up to 60 us on another
+// virtual machine.
+constexpr double kHandNanoseconds = 40e3;
 // On one core with AVX-512: per product of float32, of which narrower ones take their share, and
 // per value of the right side. Between what an AMD Zen 5 takes and a busy Xeon, three times as
 // much.
@@ -143,6 +143,13 @@ double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& pla
          batch * plan.row_shares * kShareNanoseconds;
 }
 
+// How many of `threads` are worth their share.
+int64_t WorthWhile(const Problem& problem, const Kernel& kernel, const Plan& plan,
+                   int64_t threads) {
+  const double alone = Nanoseconds(problem, kernel, plan);
+  return alone / threads + kHandNanoseconds < alone ? threads : 1;
+}
+
 int64_t ShareColumns(const Problem& problem, const Plan& plan) {
   const int64_t threads = plan.threads;
   if (threads <= 1) return std::max<int64_t>(problem.columns, 1);
@@ -201,7 +208,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   // A single chunk, and the last of narrow sums, are finished row by row.
   const bool kept = plan.few || (plan.chunks.size() > 1 && !plan.narrow);
   plan.sums_pitch = kept ? plan.column_block : 0;
-  plan.threads = Nanoseconds(problem, kernel, plan) < kWorthSharing ? 1 : threads;
+  plan.threads = WorthWhile(problem, kernel, plan, threads);
   plan.share_columns = ShareColumns(problem, plan);
   plan.column_shares = Blocks(problem.columns, plan.share_columns);
   plan.shares = problem.batch * plan.row_shares * plan.column_shares;

