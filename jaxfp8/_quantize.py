@@ -63,9 +63,10 @@ def quantize(
       scale: used instead of choosing one. An array keeps its dtype, and its shape says the
         tiles: () or the rank of `x`. A number becomes `scale_dtype`, in which it must be
         positive and finite.
-      zero_point: the integer code that means 0, of shape () or as the scale's, in the range of
-        `dtype`; or True to choose the one that uses the whole range of int8 or uint8. Here and in
-        `scale`, 64-bit numbers become 32-bit, so that x64 changes nothing.
+      zero_point: the integer code that means 0, of shape () or as the scale's; or True to choose
+        the one that uses the whole range of int8 or uint8. It has to be a code of `dtype`, of
+        which only a number is checked. Here and in `scale`, 64-bit numbers become 32-bit, so
+        that x64 changes nothing.
       scale_dtype: float32, bfloat16, float16, or float8_e8m0fnu (powers of two, rounded up).
 
     Returns:

@@ -108,7 +108,7 @@ def _centred(
 def expand_tiles(scale: jax.Array, side: OperandSpec) -> jax.Array:
     """A scale or zero point given by tile, repeated to broadcast against the values."""
     for axis, (size, tile) in enumerate(zip(side.shape, side.tiles, strict=True)):
-        if tile > 1 and scale.shape[axis] > 1:
+        if tile != 1 and scale.shape[axis] != 1:
             scale = lax.slice_in_dim(jnp.repeat(scale, tile, axis=axis), 0, size, axis=axis)
     return scale
 

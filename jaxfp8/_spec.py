@@ -21,7 +21,7 @@ DimensionNumbers = tuple[tuple[Shape, Shape], tuple[Shape, Shape]]
 
 def is_known(shape: Shape) -> bool:
     """Whether all sizes are numbers: those of an exported function may be symbols."""
-    return all(isinstance(size, int) for size in shape)
+    return all(isinstance(size, int | np.integer) for size in shape)
 
 
 def tile_counts(shape: Shape, tiles: Shape) -> Shape:

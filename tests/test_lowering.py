@@ -57,10 +57,13 @@ def test_strict_makes_it_an_error() -> None:
         lowered("tpu")
 
 
-@pytest.mark.parametrize("how", ["matmul", "blocks", "prepared", "INT8", "FP8_DYNAMIC", "W8A16"])
+@pytest.mark.parametrize(
+    "how",
+    ["matmul", "blocks", "prepared", "INT8", "INT8_ASYMMETRIC", "FP8_DYNAMIC", "W8A16", "tensor"],
+)
 def test_an_export_for_any_number_of_rows_computes_the_reference(how) -> None:
     w = jnp.asarray(np.random.default_rng(0).normal(size=(128, 64)), jnp.float32)
-    dtype = jnp.int8 if how == "INT8" else jnp.float8_e4m3fn
+    dtype = jnp.int8 if how.startswith("INT8") else jnp.float8_e4m3fn
     q = jaxfp8.quantize(w, dtype, channelwise_axes=(1,))
     if how == "blocks":
         q = jaxfp8.quantize(w, tiled_axes={0: 32, 1: 32})
@@ -69,7 +72,8 @@ def test_an_export_for_any_number_of_rows_computes_the_reference(how) -> None:
 
     def multiply(x: jax.Array) -> jax.Array:
         if recipe is None:
-            return jaxfp8.matmul(x, q)
+            lhs = jaxfp8.quantize(x, jnp.int8, zero_point=True) if how == "tensor" else x
+            return jaxfp8.matmul(lhs, q)
         return jaxfp8.recipe_dot_general(x, q, (((1,), (0,)), ((), ())), recipe)
 
     (rows,) = jax.export.symbolic_shape("rows")

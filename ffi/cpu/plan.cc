@@ -25,8 +25,10 @@ constexpr double kHandNanoseconds = 40e3;
 constexpr double kMultiplyNanoseconds = 0.01, kPackNanoseconds = 0.1;
 // With few rows, per value of the right side, and more for each row.
 constexpr double kReadNanoseconds = 0.025, kRowNanoseconds = 0.006;
-// Per output that is finished, and per share that is begun.
+// Per output that is finished, and per batch element and block of rows.
 constexpr double kFinishNanoseconds = 0.5, kShareNanoseconds = 400;
+// Per output, for each chunk but the first.
+constexpr double kChunkNanoseconds = 0.5, kFewChunkNanoseconds = 4;
 constexpr int64_t kSharesPerThread = 2;
 // With fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
@@ -138,8 +140,11 @@ double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& pla
                                 : kPackNanoseconds + problem.rows * product;
   constexpr double kWidest = 64;  // columns of a strip with AVX-512
   const auto batch = static_cast<double>(problem.batch);
+  const double chunk = plan.few ? kFewChunkNanoseconds : kChunkNanoseconds;
+  const double output =
+      kFinishNanoseconds + chunk * std::max<double>(plan.chunks.size(), 1) - chunk;
   return RightValues(problem) * value * kWidest / kernel.columns +
-         batch * problem.rows * problem.columns * kFinishNanoseconds +
+         batch * problem.rows * problem.columns * output +
          batch * plan.row_shares * kShareNanoseconds;
 }
 

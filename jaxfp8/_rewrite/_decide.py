@@ -45,9 +45,9 @@ def decide(jaxpr: Any, linear: int = 0) -> Decision:
     The last `linear` arguments are those in which JAX will transpose the program.
     """
     opened = _compat.open_jaxpr(jaxpr)
-    reason = objection(opened)
-    if reason is not None:
-        return Decision(_emit.Program((), (), ()), _opaque.left_alone(opened, *reason))
+    why = why_left_alone(opened)
+    if why is not None:
+        return Decision(_emit.Program((), (), ()), _opaque.left_alone(opened, *why))
     walk = Walk(resolve)
     consts = [_graph.value_of(v.aval) for v in opened.constvars]
     for value, array in zip(consts, _compat.consts_of(jaxpr), strict=True):
@@ -59,7 +59,7 @@ def decide(jaxpr: Any, linear: int = 0) -> Decision:
     return Decision(program, walk.seen)
 
 
-def objection(jaxpr: Any) -> tuple[str, str] | None:
+def why_left_alone(jaxpr: Any) -> tuple[str, str] | None:
     """Why a jaxpr is left alone as a whole, and what to do, or None."""
     if not all(is_known(getattr(v.aval, "shape", ())) for v in jaxpr.invars):
         return "shapes are symbolic", "give every size a number"

@@ -12,20 +12,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfp8 import _accuracy, _compat, _dtypes
-from jaxfp8._errors import FallbackWarning, message
+from jaxfp8 import _accuracy, _compat, _dtypes, _lowering
+from jaxfp8._errors import FallbackWarning, UnsupportedError, message
 from jaxfp8._prepared import PreparedArray, is_whole
 from jaxfp8._qarray import QArray, adopt
 from jaxfp8._quantize import dequantize
 from jaxfp8._recipes import Recipe
 from jaxfp8._rewrite import _roles
 from jaxfp8._rewrite._arguments import Arguments, split
-from jaxfp8._rewrite._decide import decide, objection
+from jaxfp8._rewrite._decide import decide, why_left_alone
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._dots import Site as DotSite
 from jaxfp8._rewrite._engine import Found, Rewriter, found_of
 from jaxfp8._rewrite._report import Report, Site, report
-from jaxfp8._rewrite._rounding import Dot, Plan, Rounded, is_pure, round_dots
+from jaxfp8._rewrite._rounding import Dot, Plan, Rounded, round_dots
+from jaxfp8._rewrite._rounding import Found as FoundDots
 from jaxfp8._rewrite._trace import Trace, trace
 from jaxfp8._rules import Rule, as_rules, choose
 
@@ -72,8 +73,7 @@ def quantize_dots(
       `quantize_weights` to quantise weights once ahead instead of in every call.
 
     Warns:
-      FallbackWarning: when it is traced, and nothing of it is in 8 bits although it has dots, or
-        cannot be.
+      FallbackWarning: it has dots, and none is in 8 bits; inside `jaxfp8.strict()` an error.
 
     Raises:
       TypeError: `fun` is no function, or `recipe` is no recipe for inference.
@@ -123,8 +123,8 @@ class QuantizedDots:
           A report as that of `jaxfp8.explain`: dots in 8 bits first, then those left and why.
         """
         rounded, found = self._rewriter.rounded(split(args, kwargs))
-        seen = decide(rounded.jaxpr).seen
-        both = Seen([*seen.sites, *found], max(seen.others - len(found), 0), seen.calls)
+        seen, left = decide(rounded.jaxpr).seen, found.left
+        both = Seen([*seen.sites, *left], max(seen.others - len(left), 0), seen.calls)
         return report(self._fun, both)
 
     def compare(self, *args: Any, **kwargs: Any) -> _accuracy.Comparison:
@@ -182,12 +182,13 @@ class _Rewriter(Rewriter):
     ) -> None:
         super().__init__(fun)
         self.plan, self.argnums = plan, weights
+        self.told = False
 
-    def rounded(self, arguments: Arguments) -> tuple[Trace, list[DotSite]]:
-        """The function with roundings, as a trace; and the dots that were left as they are."""
+    def rounded(self, arguments: Arguments) -> tuple[Trace, FoundDots]:
+        """The function with roundings, as a trace, and its dots; as it was if it is left alone."""
         traced = trace(self.fun, arguments)
-        if not is_pure(traced.jaxpr):
-            return traced, []
+        if why_left_alone(_compat.open_jaxpr(traced.jaxpr)) is not None:
+            return traced, FoundDots()
         program, found = round_dots(traced.jaxpr, self.plan, self._given(traced, arguments))
 
         def run(*arrays: Any) -> list[Any]:
@@ -195,7 +196,7 @@ class _Rewriter(Rewriter):
 
         jaxpr = jax.make_jaxpr(run)(*traced.consts, *arguments.arrays)
         consts = (*_compat.consts_of(jaxpr), *traced.consts)
-        return Trace(jaxpr, consts, traced.out_tree, traced.labels), found.left
+        return Trace(jaxpr, consts, traced.out_tree, traced.labels), found
 
     def original(self, arguments: Arguments) -> Any:
         """What the function as it was returns."""
@@ -229,20 +230,39 @@ class _Rewriter(Rewriter):
         return {*range(first), *(first + p for p in positions)}
 
     def _build(self, arguments: Arguments) -> Found:
-        rounded, left = self.rounded(arguments)
-        reason = objection(_compat.open_jaxpr(rounded.jaxpr))
-        if reason is not None:
-            _warn(*reason)
-            return Found(rounded)  # the function is called as it is
+        rounded, dots = self.rounded(arguments)
         decision = decide(rounded.jaxpr)
-        if left and not decision.changed:
-            _warn(f"all its dots ({len(left)}) stay as they are", "`explain` says why of each")
+        left_alone = why_left_alone(_compat.open_jaxpr(rounded.jaxpr))
+        if not decision.changed and not decision.seen.calls:
+            self._tell(left_alone or _why_in_floats(dots), decision.seen)
+        if left_alone is not None:
+            return Found(rounded)  # the function is called as it is
         return found_of(self.fun, rounded, decision)
 
+    def _tell(self, why: tuple[str, str] | None, seen: Seen) -> None:
+        """Warns, once, that a function with dots stays in floats; inside `strict` an error."""
+        if why is None or not (seen.sites or seen.others):
+            return
+        name = getattr(self.fun, "__name__", repr(self.fun))
+        text = message(_OPERATION, f"`{name}`", "is to be in 8 bits", *why)
+        if _lowering.is_strict():
+            raise UnsupportedError(text)
+        if not self.told:
+            warnings.warn(text, FallbackWarning, stacklevel=2)
+        self.told = True
 
-def _warn(reason: str, remedy: str) -> None:
-    text = message(_OPERATION, "`fun`", "is to be in 8 bits", reason, remedy)
-    warnings.warn(text, FallbackWarning, stacklevel=2)
+
+def _why_in_floats(dots: FoundDots) -> tuple[str, str] | None:
+    """Why none of the dots is in 8 bits, and where that is told; None if none could be."""
+    remedy = "`explain` says why of each"
+    if dots.rounded:
+        return f"no kernel takes its {len(dots.rounded)} rounded dots", remedy
+    left = [site for site in dots.left if all(map(_is_float, site.op.inputs))]
+    return (f"all its dots ({len(left)}) stay as they are", remedy) if left else None
+
+
+def _is_float(value: Any) -> bool:
+    return value.size > 0 and value.dtype in _dtypes.WIDE_FLOAT
 
 
 def _positions(arguments: Arguments, argnum: int) -> list[int]:
@@ -286,7 +306,7 @@ def _widened(fun: Callable[..., Any]) -> Callable[..., Any]:
     def widen(leaf: Any) -> Any:
         if isinstance(leaf, PreparedArray):
             needs = "an ordinary program reads weights as they were before that"
-            remedy = "pass `restore()` of it; `jaxfp8.matmul` and the layers take it as it is"
+            remedy = "pass `restore()` of it, or close over it for `jaxfp8.matmul`"
             raise TypeError(message(_OPERATION, "an argument", f"holds {leaf}", needs, remedy))
         return dequantize(leaf) if _is_qarray(leaf) else leaf
 

@@ -17,7 +17,7 @@ import jax
 from jaxfp8 import _compat
 from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import fake_quantize
-from jaxfp8._rewrite import _decide, _derivatives, _emit, _graph, _regions, _roles
+from jaxfp8._rewrite import _derivatives, _emit, _graph, _regions, _roles
 from jaxfp8._rewrite._borders import Border
 from jaxfp8._rewrite._dots import Seen, Site
 from jaxfp8._rewrite._emit import Program
@@ -255,11 +255,6 @@ def _rounded_function(
         return jax.tree.unflatten(jax.tree.structure(shape), program.run([*consts, *arrays]))
 
     return rounded
-
-
-def is_pure(jaxpr: Any) -> bool:
-    """Whether a jaxpr can be taken apart: it has no mutable arrays, and all its sizes are known."""
-    return _decide.objection(_compat.open_jaxpr(jaxpr)) is None
 
 
 def round_dots(

@@ -342,8 +342,33 @@ def test_where_chooses(where):
 
 def test_choosing_nothing_is_told():
     g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="no such place")
-    with pytest.warns(jaxfp8.FallbackWarning, match=r"all its dots \(2\) stay as they are"):
+    with pytest.warns(
+        jaxfp8.FallbackWarning, match=r"`two_dots` .* all its dots \(2\) stay as they are"
+    ):
         np.testing.assert_array_equal(g(PARAMS, X), two_dots(PARAMS, X))
+    g(PARAMS, X[:1])  # once
+    with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match="stay as they are"):
+        jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="no such place")(PARAMS, X)
+
+
+def test_dots_that_no_kernel_takes_are_told():
+    precision = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+    g = jaxfp8.quantize_dots(lambda w, x: jax.lax.dot(x, w, precision=precision), jaxfp8.INT8)
+    with pytest.warns(jaxfp8.FallbackWarning, match="no kernel takes its 1 rounded dots"):
+        g(W, X)
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x: x[:0] @ x.T,
+        lambda x: jnp.sign(x).astype(jnp.int32) @ jnp.ones((X.shape[1], 3), jnp.int32),
+        lambda x: jaxfp8.matmul(x, jaxfp8.quantize(W)) @ jnp.ones((W.shape[1], 2)),
+    ],
+    ids=["empty", "integers", "a kernel call"],
+)
+def test_what_is_in_8_bits_or_cannot_be_is_no_reason_to_warn(fun):
+    jaxfp8.quantize_dots(fun, jaxfp8.INT8, where="no such place")(X)
 
 
 def test_a_function_without_dots_is_no_reason_to_warn():

@@ -102,7 +102,7 @@ bool SameBits(const Results& a, const Results& b) {
 std::vector<Work> SomeWork() {
   constexpr std::pair<DType, DType> kTypes[] = {
       {DType::kBF16, DType::kE4M3}, {DType::kU8, DType::kS8}, {DType::kF32, DType::kU8}};
-  constexpr Sizes kSizes[] = {{1, 900, 1100}, {65, 520, 1030}, {300, 40, 600}};
+  constexpr Sizes kSizes[] = {{1, 2000, 3000}, {65, 520, 1030}, {300, 40, 600}};
   Random random(3);
   std::vector<Work> all;
   for (auto [lhs, rhs] : kTypes) {
