@@ -40,6 +40,26 @@ struct ReadAhead {
   int64_t jump;
 };
 
+// Copies `count` bytes, and fills what is left of kRoom. With masks, because it is done for every
+// column of every block of scales that is no multiple of kColumns deep.
+template <int kRoom>
+inline void CopyPadded(const uint8_t* from, int64_t count, int fill, uint8_t* to) {
+#if defined(__AVX512F__)
+  static_assert(kRoom % kBytes == 0);
+  const auto filling = _mm512_set1_epi8(static_cast<char>(fill));
+#pragma GCC unroll 4
+  for (int at = 0; at < kRoom; at += kBytes) {
+    const int64_t left = std::clamp<int64_t>(count - at, 0, kBytes);
+    const __mmask64 present = left > 0 ? ~0ull >> (kBytes - left) : 0;
+    const auto values = (S32)_mm512_maskz_loadu_epi8(present, from + at);
+    Store(to + at, values | (S32)_mm512_maskz_add_epi8(~present, filling, __m512i{}));
+  }
+#else
+  std::memset(to, fill, kRoom);
+  std::memcpy(to, from, count);
+#endif
+}
+
 // The products of one column along the depth with kCount rows; `Sums::Unpack` turns kColumns stored
 // values into kParts vectors packed like a row's.
 template <class Sums, DType kType, int kCount>
@@ -103,11 +123,11 @@ class Column {
   // The end of a column that fills no vector, padded with what decodes to 0, against rows likewise.
   void AddRest(const uint8_t* from, int64_t count, const uint8_t* rows, int64_t pitch) {
     constexpr int kSize = 4 / Sums::kGroup;
-    uint8_t rest[kColumns];
-    std::memset(rest, Sums::template kZeroCode<kType>, kColumns);
-    std::memcpy(rest, from, count);
-    uint8_t padded[kCount][kRowBytes] = {};
-    for (int r = 0; r < kCount; ++r) std::memcpy(padded[r], rows + r * pitch, count * kSize);
+    uint8_t rest[kColumns], padded[kCount][kRowBytes];
+    CopyPadded<kColumns>(from, count, Sums::template kZeroCode<kType>, rest);
+    for (int r = 0; r < kCount; ++r) {
+      CopyPadded<kRowBytes>(rows + r * pitch, count * kSize, 0, padded[r]);
+    }
     Add<0>(rest, padded[0], kRowBytes);
   }
 
