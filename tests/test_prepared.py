@@ -185,8 +185,16 @@ def test_a_tree_is_prepared_leaf_by_leaf():
 @pytest.mark.parametrize(
     ("shape", "grain", "why"),
     [
-        ((8, 65), {}, "65 columns of 8, and a multiple of 64 columns and of 4 values in each"),
-        ((6, 64), {}, "64 columns of 6, and a multiple of 64 columns and of 4 values in each"),
+        (
+            (8, 65),
+            {},
+            "65 columns of 8 have to be a multiple of 64 columns, of a multiple of 4 values",
+        ),
+        (
+            (6, 64),
+            {},
+            "64 columns of 6 have to be a multiple of 64 columns, of a multiple of 4 values",
+        ),
         ((0, 64), {}, "it is empty"),
         ((12, 64), {"tiled_axes": {0: 3}}, "cut groups"),
         ((12, 192), {"tiled_axes": {1: 48}}, "cut groups"),
