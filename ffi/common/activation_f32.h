@@ -90,14 +90,9 @@ JAXFP8_HD float GeluTanhF32(float x) {
   return TimesLogistic(x, x * fmaf(kCubic, x * x, kTwiceSqrtTwoOverPi));
 }
 
-// e^(z^2) * erfc(z) * (1 + 2z) for 0 <= z <= 10.5: a polynomial in (z - 2) / (z + 2); relative
+// e^(z^2) * erfc(z) * (1 + 2z) for 0 <= z <= 10.5: a polynomial in q = (z - 2) / (z + 2); relative
 // error 1.1e-7 with its rounding.
-JAXFP8_HD float ScaledErfcF32(float z) {
-#ifdef __CUDA_ARCH__
-  const float q = 1.0f - __fdividef(4.0f, z + 2.0f);
-#else
-  const float q = 1.0f - 4.0f / (z + 2.0f);
-#endif
+JAXFP8_HD float ScaledErfcF32(float q) {
   float p = -0.0004056065226905048f;
   p = fmaf(p, q, -0.0012340409448370337f);
   p = fmaf(p, q, 0.0013210707111284137f);
@@ -117,11 +112,14 @@ JAXFP8_HD float GeluErfF32(float x) {
   const float low = fmaf(magnitude, magnitude, -square);
   const float z = magnitude * 0.70710678f;
   const float power = ExpOfNegative(-0.5f * square, -0.5f * low);
+  // One division for both, by z + 2 and by 2 (1 + 2z).
+  const float above = z + 2.0f, twice = fmaf(4.0f, z, 2.0f);
 #ifdef __CUDA_ARCH__
-  const float scaled = __fdividef(ScaledErfcF32(z), fmaf(4.0f, z, 2.0f));
+  const float inverse = __fdividef(1.0f, above * twice);
 #else
-  const float scaled = ScaledErfcF32(z) / fmaf(4.0f, z, 2.0f);
+  const float inverse = 1.0f / (above * twice);
 #endif
+  const float scaled = ScaledErfcF32(fmaf(-4.0f * twice, inverse, 1.0f)) * (above * inverse);
   const float tail = fabsf(x) > 14.8f ? 0.0f : power * scaled;
   return x * (x < 0.0f ? tail : 1.0f - tail);
 }

@@ -70,20 +70,20 @@ JAXFP8_HD uint8_t EncodeE5M2(float value) {
 }
 
 // Rounds to the nearest integer within [low, high]; NaN gives 0.
-JAXFP8_HD int32_t EncodeInteger(double value, double low, double high) {
-  const double known = value != value ? 0.0 : value;
-  const double raised = known < low ? low : known;
-  const double clipped = raised > high ? high : raised;
-  constexpr double kToInteger = 0x1.8p52;
+JAXFP8_HD int32_t EncodeInteger(float value, float low, float high) {
+  const float known = value != value ? 0.0f : value;
+  const float raised = known < low ? low : known;
+  const float clipped = raised > high ? high : raised;
+  constexpr float kToInteger = 0x1.8p23f;
   return static_cast<int32_t>((clipped + kToInteger) - kToInteger);
 }
 
-JAXFP8_HD int8_t EncodeS8(double value) {
-  return static_cast<int8_t>(EncodeInteger(value, -128.0, 127.0));
+JAXFP8_HD int8_t EncodeS8(float value) {
+  return static_cast<int8_t>(EncodeInteger(value, -128.0f, 127.0f));
 }
 
-JAXFP8_HD uint8_t EncodeU8(double value) {
-  return static_cast<uint8_t>(EncodeInteger(value, 0.0, 255.0));
+JAXFP8_HD uint8_t EncodeU8(float value) {
+  return static_cast<uint8_t>(EncodeInteger(value, 0.0f, 255.0f));
 }
 
 // An integer sum of less than 2^53, modulo 2^32 like every int32 sum.

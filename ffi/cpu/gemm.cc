@@ -160,7 +160,7 @@ class Share {
         MultiplyRun(chunks, blocks, count, ends.first, row, sums);
       }
       for (int64_t row = 0; ends.last && row < rows_; ++row) {
-        FinishRow(row, blocks[0], sums + row * plan_.sums_pitch);
+        kernel_.finish(sums + row * plan_.sums_pitch, problem_.epilogue, At(row, blocks[0]));
       }
     }
   }
@@ -209,11 +209,16 @@ class Share {
     const int64_t width = strips * kernel_.columns;
     if (plan_.narrow && !ends.last) return AddNarrow(left, width, narrow_ + column, ends.first);
     for (int64_t row = 0; row < rows_; ++row) {
+      const float* found = found_ + row * plan_.found_pitch;
       double* sums = sums_ + column + row * plan_.sums_pitch;
       if (plan_.narrow) std::copy_n(narrow_ + column + row * plan_.column_block, width, sums);
-      kernel_.add(found_ + row * plan_.found_pitch, left, static_cast<int>(row), right_,
-                  block.depth, width, sums, ends.first);
-      if (ends.last) FinishRow(row, block, sums);
+      if (!ends.last) {
+        kernel_.add(found, left, static_cast<int>(row), right_, block.depth, width, sums,
+                    ends.first);
+      } else {
+        kernel_.finish_found(found, left, static_cast<int>(row), right_, block.depth,
+                             ends.first ? nullptr : sums, problem_.epilogue, At(row, block));
+      }
     }
   }
 
@@ -263,16 +268,17 @@ class Share {
     return std::min(RoundUp(rows_ * tile / tiles, height_), rows_);
   }
 
-  void FinishRow(int64_t row, const Block& block, double* sums) {
-    kernel_.finish(problem_.epilogue, batch_, row_ + row, block.first, block.count, sums);
+  // The columns of a block in one of the share's rows.
+  Stretch At(int64_t row, const Block& block) const {
+    return {batch_, row_ + row, block.first, block.count};
   }
 
   // What no products add up to.
   void FinishEmpty(int64_t column, int64_t count) {
     const Block block{batch_, column, count, 0, 0, false, 0, false};
+    std::fill_n(sums_, plan_.column_block, 0.0);
     for (int64_t row = 0; row < rows_; ++row) {
-      std::fill_n(sums_, plan_.column_block, 0.0);
-      FinishRow(row, block, sums_);
+      kernel_.finish(sums_, problem_.epilogue, At(row, block));
     }
   }
 

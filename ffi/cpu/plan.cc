@@ -26,7 +26,7 @@ constexpr double kMultiplyNanoseconds = 0.01, kPackNanoseconds = 0.1;
 // With few rows, per value of the right side, and more for each row.
 constexpr double kReadNanoseconds = 0.025, kRowNanoseconds = 0.006;
 // Per output that is finished, and per batch element and block of rows.
-constexpr double kFinishNanoseconds = 0.5, kShareNanoseconds = 400;
+constexpr double kFinishNanoseconds = 0.4, kShareNanoseconds = 400;
 // Per output, for each chunk but the first.
 constexpr double kChunkNanoseconds = 0.5, kFewChunkNanoseconds = 4;
 constexpr int64_t kSharesPerThread = 2;

@@ -76,8 +76,8 @@ void Store(void* to, int64_t i, DType type, double value) {
     default:
       *byte = type == DType::kE4M3   ? EncodeE4M3(rounded)
               : type == DType::kE5M2 ? EncodeE5M2(rounded)
-              : type == DType::kS8   ? static_cast<uint8_t>(EncodeS8(value))
-                                     : EncodeU8(value);
+              : type == DType::kS8   ? static_cast<uint8_t>(EncodeS8(RoundToOdd(value)))
+                                     : EncodeU8(RoundToOdd(value));
   }
 }
 

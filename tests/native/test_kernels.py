@@ -329,24 +329,49 @@ def test_activations_hold_from_tiny_to_huge(kernel, activation):
     oracle.assert_within_bound(spec, operands, out)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_activations_of_sums_beyond_float32(kernel, activation):
+def test_activations_of_sums_beyond_float32(kernel, activation, rows):
     """Sums are float64 until they are stored, and `out_scale` brings them back."""
     spec = ScaledDotSpec(
-        lhs=calls.side("int8", (1, 1), (1,), tiles=(1, 1), scale=True),
-        rhs=calls.side("int8", (1, 2), (0,), tiles=(1, 1), scale=True),
+        lhs=calls.side("int8", (rows, 1), (1,), tiles=(1, 1), scale=True),
+        rhs=calls.side("int8", (1, 70), (0,), tiles=(1, 1), scale=True),
         epilogue=EpilogueSpec(out_dtype="int8", activation=activation, out_scale=(1, 1)),
     )
     operands = {
-        "lhs": np.ones((1, 1), np.int8),
-        "lhs_scale": np.full((1, 1), 1e20, np.float32),
-        "rhs": np.array([[1, -1]], np.int8),
-        "rhs_scale": np.full((1, 2), 1e20, np.float32),
+        "lhs": np.ones((rows, 1), np.int8),
+        "lhs_scale": np.full((rows, 1), 1e20, np.float32),
+        "rhs": np.tile(np.array([1, -1], np.int8), 35)[None, :],
+        "rhs_scale": np.full((1, 70), 1e20, np.float32),
         "out_scale": np.full((1, 1), 1e38, np.float32),
     }
+    operands["rhs_scale"][0, 10:20] = 1e17  # within float32, beside what is not
     (out,) = calls.call_named(spec, operands, kernel)
-    np.testing.assert_array_equal(out, [[100, -100 if activation == "none" else 0]])
+    positive = np.where((np.arange(70) >= 10) & (np.arange(70) < 20), 0, 100)
+    expected = np.where(np.arange(70) % 2, -positive if activation == "none" else 0, positive)
+    np.testing.assert_array_equal(out, np.tile(expected, (rows, 1)))
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_integers_are_rounded_once(kernel, rows):
+    """A half and 2^-32, which float32 takes for a half, is 1."""
+    dtype = "int8" if kernel in INTEGER_KERNELS else "bfloat16"
+    spec = ScaledDotSpec(
+        lhs=calls.side(dtype, (rows, 1), (1,)),
+        rhs=calls.side("int8", (1, 3), (0,), tiles=(1, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="int8", bias=(1, 3), out_scale=(1, 1)),
+    )
+    operands = {
+        "lhs": np.ones((rows, 1), jnp.dtype(dtype)),
+        "rhs": np.array([[1, 0, -1]], np.int8),
+        "rhs_scale": np.full((1, 3), 2.0**-32, np.float32),
+        "bias": np.full((1, 3), 0.5, np.float32),
+        "out_scale": np.ones((1, 1), np.float32),
+    }
+    (out,) = calls.call_named(spec, operands, kernel)
+    np.testing.assert_array_equal(out, np.tile([1, 0, 0], (rows, 1)))
 
 
 @pytest.mark.parametrize("wide", ["float32", "bfloat16", "float16"])

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <limits>
+#include <utility>
 
 #include "common/activation.h"
 #include "common/activation_f32.h"
@@ -13,93 +15,152 @@
 #include "common/encode.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/simd.h"
+#include "cpu/kernels/tile.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// A stretch of one output row.
-struct Stretch {
-  int64_t batch, row, column;
-  int count;
+// Where a plane has what belongs to the row of a stretch.
+inline int64_t StartOf(const Plane& plane, const Stretch& at) {
+  return plane.batch[at.batch] + plane.rows[at.row];
+}
 
-  int64_t Start(const Plane& plane) const { return plane.batch[batch] + plane.rows[row]; }
+// The values of a stretch, in registers while nothing rare is done to them.
+struct Values {
+  static constexpr int kParts = kColumns / kWide;
+  F64 part[kParts];
 };
 
-// The plane's values along the stretch: where they lie, or in `room`, where the last one is
-// repeated to the end.
+// Calls `f(i)` for each part of a stretch.
+template <typename F>
+[[gnu::always_inline]] inline void EachPart(F f) {
+#pragma GCC unroll 8
+  for (int i = 0; i < Values::kParts; ++i) f(i);
+}
+
+inline Values LoadValues(const double* from) {
+  Values values;
+  EachPart([&](int i) { values.part[i] = Load<F64>(from + i * kWide); });
+  return values;
+}
+
+inline void StoreValues(double* to, const Values& values) {
+  EachPart([&](int i) { Store(to + i * kWide, values.part[i]); });
+}
+
+// Rounded to float32.
+[[gnu::always_inline]] inline void StoreFloats(float* to, const Values& values) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) {
+    Store(to + i * kLanes, ToFloats(values.part[2 * i], values.part[2 * i + 1]));
+  }
+}
+
+// A plane's values along the stretch that do not lie side by side, or are too few: one for all, or
+// one by one, the last of them to the end.
 template <typename T>
-inline const T* Along(const Plane& plane, const Stretch& at, T (&room)[kColumns]) {
-  const T* base = static_cast<const T*>(plane.data) + at.Start(plane);
-  if (plane.columns.Constant()) {
-    std::fill_n(room, kColumns, *base);
-    return room;
+[[gnu::noinline]] void Gather(const Plane& plane, const Stretch& at, T* to) {
+  const T* base = static_cast<const T*>(plane.data) + StartOf(plane, at);
+  if (plane.columns.Constant()) return void(std::fill_n(to, kColumns, *base));
+  for (int64_t i = 0; i < kColumns; ++i) {
+    to[i] = base[plane.columns[at.column + std::min(i, at.count - 1)]];
   }
-  if (plane.columns.Contiguous() && at.count == kColumns) return base + at.column;
-  for (int i = 0; i < kColumns; ++i) {
-    room[i] = base[plane.columns[at.column + std::min(i, at.count - 1)]];
-  }
-  return room;
 }
 
-// Calls `combine(y[i], value)` with the plane's values along the stretch, as float64.
-template <typename T, typename Decode, typename Combine>
-inline void EachOf(const Plane& plane, const Stretch& at, double* y, Decode decode,
-                   Combine combine) {
+template <typename T, typename Decode>
+[[gnu::noinline]] Values Decoded(const T* from, Decode decode) {
+  double wide[kColumns];
+  for (int i = 0; i < kColumns; ++i) wide[i] = decode(from[i]);
+  return LoadValues(wide);
+}
+
+inline Values Decoded(const float* from) {
+  Values values;
+  EachPart([&](int i) { values.part[i] = ToDoubles(Load<HalfF32>(from + i * kWide)); });
+  return values;
+}
+
+template <typename T, typename Decode>
+[[gnu::always_inline]] inline Values ValuesAs(const Plane& plane, const Stretch& at,
+                                              Decode decode) {
+  if (plane.columns.Contiguous() && at.count == kColumns) {
+    return decode(static_cast<const T*>(plane.data) + StartOf(plane, at) + at.column);
+  }
   T room[kColumns];
-  const T* values = Along(plane, at, room);
-  for (int i = 0; i < kColumns; ++i) combine(y[i], double{decode(values[i])});
+  Gather(plane, at, room);
+  return decode(room);
 }
 
-template <typename Combine>
-inline void Each(const Plane& plane, const Stretch& at, double* y, Combine combine) {
+inline Values DecodedBF16(const uint16_t* from) { return Decoded(from, DecodeBF16); }
+inline Values DecodedF16(const uint16_t* from) { return Decoded(from, DecodeF16); }
+
+// The plane's values along the stretch.
+[[gnu::always_inline]] inline Values ValuesOf(const Plane& plane, const Stretch& at) {
   switch (plane.dtype) {
     case DType::kBF16:
-      return EachOf<uint16_t>(plane, at, y, [](uint16_t v) { return DecodeBF16(v); }, combine);
+      return ValuesAs<uint16_t>(plane, at, DecodedBF16);
     case DType::kF16:
-      return EachOf<uint16_t>(plane, at, y, [](uint16_t v) { return DecodeF16(v); }, combine);
+      return ValuesAs<uint16_t>(plane, at, DecodedF16);
     default:
-      return EachOf<float>(plane, at, y, [](float v) { return v; }, combine);
+      return ValuesAs<float>(plane, at, [](const float* from) { return Decoded(from); });
   }
 }
 
-inline void AddPlane(const Plane& plane, const Stretch& at, double* y) {
-  if (plane.data) Each(plane, at, y, [](double& sum, double value) { sum += value; });
+[[gnu::always_inline]] inline void AddPlane(const Plane& plane, const Stretch& at, Values& y) {
+  if (!plane.data) return;
+  const Values values = ValuesOf(plane, at);
+  EachPart([&](int i) { y.part[i] += values.part[i]; });
 }
 
-inline void DividePlane(const Plane& plane, const Stretch& at, double* y) {
-  if (plane.data) Each(plane, at, y, [](double& sum, double value) { sum /= value; });
+[[gnu::always_inline]] inline void DividePlane(const Plane& plane, const Stretch& at, Values& y) {
+  if (!plane.data) return;
+  const Values values = ValuesOf(plane, at);
+  EachPart([&](int i) { y.part[i] /= values.part[i]; });
 }
 
 // An activation in float32, where machines multiply and add at once: within its last places, in
-// half the time that float64 takes.
-template <float (*kNarrow)(float), double (*kWide)(double)>
-inline void ActivateBy(double* y) {
+// half the time that float64 takes. What float32 cannot hold is left to float64.
+template <float (*kNarrow)(float), double (*kInDouble)(double)>
+inline Values ActivatedBy(const Values& y) {
+  double wide[kColumns];
 #ifdef __FP_FAST_FMAF
-  constexpr double kLargest = std::numeric_limits<float>::max();
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  float activated[kColumns];
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  float narrow[kColumns];
+  StoreFloats(narrow, y);
+  uint32_t most = 0;
   for (int i = 0; i < kColumns; ++i) {
-    const double kept = (y[i] < -kLargest) & (y[i] > -kInfinity) ? -kLargest : y[i];
-    activated[i] = kNarrow(static_cast<float>(kept));
+    most = std::max(most, BitsOf(narrow[i]) & 0x7fffffffu);
+    narrow[i] = kNarrow(narrow[i]);
   }
-  for (int i = 0; i < kColumns; ++i) y[i] = y[i] > kLargest ? y[i] : double{activated[i]};
+  if (most <= BitsOf(kLargest)) [[likely]]
+    return Decoded(narrow);
+  StoreValues(wide, y);
+  for (int i = 0; i < kColumns; ++i) {
+    wide[i] = std::fabs(wide[i]) > double{kLargest} ? kInDouble(wide[i]) : double{narrow[i]};
+  }
 #else
-  for (int i = 0; i < kColumns; ++i) y[i] = kWide(y[i]);
+  StoreValues(wide, y);
+  for (int i = 0; i < kColumns; ++i) wide[i] = kInDouble(wide[i]);
 #endif
+  return LoadValues(wide);
 }
 
-inline void Activate(Activation activation, double* y) {
+[[gnu::noinline]] inline Values Activated(Activation activation, const Values& y) {
   switch (activation) {
-    case Activation::kRelu:
-      for (int i = 0; i < kColumns; ++i) y[i] = Relu(y[i]);
-      return;
     case Activation::kGeluTanh:
-      return ActivateBy<GeluTanhF32, GeluTanh>(y);
+      return ActivatedBy<GeluTanhF32, GeluTanh>(y);
     case Activation::kGeluErf:
-      return ActivateBy<GeluErfF32, GeluErf>(y);
-    case Activation::kSilu:
-      return ActivateBy<SiluF32, Silu>(y);
+      return ActivatedBy<GeluErfF32, GeluErf>(y);
     default:
-      return;
+      return ActivatedBy<SiluF32, Silu>(y);
+  }
+}
+
+[[gnu::always_inline]] inline void Activate(Activation activation, Values& y) {
+  if (activation == Activation::kNone) return;
+  if (activation == Activation::kRelu) {
+    EachPart([&](int i) { y.part[i] = y.part[i] < 0.0 ? F64{} : y.part[i]; });
+  } else {
+    y = Activated(activation, Values(y));
   }
 }
 
@@ -118,16 +179,17 @@ inline uint32_t MagnitudeOf(uint32_t bits) { return bits > 0x7f800000u ? 0x7fc00
 // The greatest magnitudes of one output row, found stretch by stretch.
 class RowAmax {
  public:
-  RowAmax(const Plane& plane, int64_t batch, int64_t row) : plane_(plane) {
-    if (plane.data) cells_ = static_cast<float*>(plane.data) + plane.batch[batch] + plane.rows[row];
+  RowAmax(const Plane& plane, const Stretch& at) : plane_(plane) {
+    if (plane.data) cells_ = static_cast<float*>(plane.data) + StartOf(plane, at);
   }
 
-  void See(const Stretch& at, const double* y) {
-    if (!cells_) return;
+  [[gnu::noinline]] void See(const Stretch& at, const Values& values) {
+    double y[kColumns];
+    StoreValues(y, values);
     uint32_t bits[kColumns];
     for (int i = 0; i < kColumns; ++i) bits[i] = BitsOf(static_cast<float>(y[i])) & 0x7fffffffu;
     if (!plane_.columns.Constant()) {
-      for (int i = 0; i < at.count; ++i) {
+      for (int64_t i = 0; i < at.count; ++i) {
         RaiseTo(cells_ + plane_.columns[at.column + i], MagnitudeOf(bits[i]));
       }
       return;
@@ -159,46 +221,53 @@ inline __m256i Truncate(__m512d values, __mmask8& inexact) {
 #endif
 
 // As jaxfp8::RoundToOdd, of a stretch.
-inline void RoundToOdd(const double* y, float (&odd)[kColumns]) {
+inline void RoundToOdd(const Values& y, float (&odd)[kColumns]) {
 #if defined(__AVX512F__)
-  for (int i = 0; i < kColumns; i += kLanes) {
+  for (int i = 0; i < Values::kParts; i += 2) {
     __mmask8 low_inexact, high_inexact;
-    const __m256i low = Truncate(Load<__m512d>(y + i), low_inexact);
-    const __m256i high = Truncate(Load<__m512d>(y + i + kWide), high_inexact);
+    const __m256i low = Truncate((__m512d)y.part[i], low_inexact);
+    const __m256i high = Truncate((__m512d)y.part[i + 1], high_inexact);
     const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
     const auto inexact = static_cast<__mmask16>(high_inexact << kWide | low_inexact);
-    Store(odd + i, _mm512_mask_or_epi32(both, inexact, both, _mm512_set1_epi32(1)));
+    Store(odd + i * kWide, _mm512_mask_or_epi32(both, inexact, both, _mm512_set1_epi32(1)));
   }
 #else
-  for (int i = 0; i < kColumns; ++i) odd[i] = jaxfp8::RoundToOdd(y[i]);
+  double wide[kColumns];
+  StoreValues(wide, y);
+  for (int i = 0; i < kColumns; ++i) odd[i] = jaxfp8::RoundToOdd(wide[i]);
 #endif
 }
 
-// Whole vectors where they lie side by side; otherwise the part that is present.
-template <typename T, typename Value, typename Encode>
-inline void Put(const Plane& out, const Stretch& at, const Value* y, Encode encode) {
-  T* base = static_cast<T*>(out.data) + at.Start(out);
-  if (out.columns.Contiguous() && at.count == kColumns) {
-    for (int i = 0; i < kColumns; ++i) base[at.column + i] = encode(y[i]);
-    return;
-  }
+// Whole vectors where they lie side by side, as `fill` stores them; otherwise those present.
+template <typename T, typename Fill>
+[[gnu::always_inline]] inline void Put(const Plane& out, const Stretch& at, Fill fill) {
+  T* base = static_cast<T*>(out.data) + StartOf(out, at);
+  if (out.columns.Contiguous() && at.count == kColumns) return fill(base + at.column);
   T codes[kColumns];
-  for (int i = 0; i < kColumns; ++i) codes[i] = encode(y[i]);
-  for (int i = 0; i < at.count; ++i) base[out.columns[at.column + i]] = codes[i];
+  fill(codes);
+  for (int64_t i = 0; i < at.count; ++i) base[out.columns[at.column + i]] = codes[i];
 }
 
 // To a type of fewer bits than float32.
 template <typename T, T (*kEncode)(float)>
-inline void PutNarrow(const Plane& out, const Stretch& at, const double* y) {
+inline void PutNarrow(const Plane& out, const Stretch& at, const Values& y) {
   alignas(kBytes) float odd[kColumns];
   RoundToOdd(y, odd);
-  Put<T>(out, at, odd, [](float v) { return kEncode(v); });
+  Put<T>(out, at, [&](T* to) {
+    for (int i = 0; i < kColumns; ++i) to[i] = kEncode(odd[i]);
+  });
 }
 
-inline void PutAs(const Plane& out, const Stretch& at, const double* y) {
+inline void PutIntegers(const Plane& out, const Stretch& at, const Values& y) {
+  double wide[kColumns];
+  StoreValues(wide, y);
+  Put<int32_t>(out, at, [&](int32_t* to) {
+    for (int i = 0; i < kColumns; ++i) to[i] = EncodeS32(wide[i]);
+  });
+}
+
+[[gnu::noinline]] inline void PutAsOther(const Plane& out, const Stretch& at, const Values& y) {
   switch (out.dtype) {
-    case DType::kF32:
-      return Put<float>(out, at, y, [](double v) { return static_cast<float>(v); });
     case DType::kBF16:
       return PutNarrow<uint16_t, EncodeBF16>(out, at, y);
     case DType::kF16:
@@ -208,30 +277,60 @@ inline void PutAs(const Plane& out, const Stretch& at, const double* y) {
     case DType::kE5M2:
       return PutNarrow<uint8_t, EncodeE5M2>(out, at, y);
     case DType::kS8:
-      return Put<int8_t>(out, at, y, [](double v) { return EncodeS8(v); });
+      return PutNarrow<int8_t, EncodeS8>(out, at, y);
     case DType::kU8:
-      return Put<uint8_t>(out, at, y, [](double v) { return EncodeU8(v); });
+      return PutNarrow<uint8_t, EncodeU8>(out, at, y);
     default:
-      return Put<int32_t>(out, at, y, [](double v) { return EncodeS32(v); });
+      return PutIntegers(out, at, y);
   }
 }
 
-// On whole vectors: what lanes beyond the last are is thrown away.
-inline void Finish(const Epilogue& epilogue, int64_t batch, int64_t row, int64_t column,
-                   int64_t count, double* sums) {
-  RowAmax amax(epilogue.amax, batch, row);
-  for (int64_t done = 0; done < count; done += kColumns) {
-    const auto width = static_cast<int>(std::min<int64_t>(kColumns, count - done));
-    const Stretch at{batch, row, column + done, width};
-    double* y = sums + done;
+[[gnu::always_inline]] inline void PutAs(const Plane& out, const Stretch& at, const Values& y) {
+  if (out.dtype != DType::kF32) return PutAsOther(out, at, Values(y));
+  Put<float>(out, at, [&](float* to) { StoreFloats(to, y); });
+}
+
+// Finishes values, of which `values(i)` gives kColumns from the i-th on. On whole vectors: what
+// lanes beyond the last are is thrown away. What is called out of line gets a copy, or the values
+// would not stay in registers.
+template <typename Source>
+[[gnu::always_inline]] inline void FinishFrom(Source values, const Epilogue& epilogue,
+                                              const Stretch& all) {
+  RowAmax amax(epilogue.amax, all);
+  for (int64_t done = 0; done < all.count; done += kColumns) {
+    const int64_t count = std::min<int64_t>(kColumns, all.count - done);
+    const Stretch at{all.batch, all.row, all.column + done, count};
+    Values y = values(done);
     AddPlane(epilogue.residual, at, y);
     AddPlane(epilogue.bias, at, y);
     Activate(epilogue.activation, y);
-    amax.See(at, y);
+    if (epilogue.amax.data) amax.See(at, Values(y));
     DividePlane(epilogue.out_scale, at, y);
     PutAs(epilogue.out, at, y);
   }
   amax.Raise();
+}
+
+inline void Finish(const double* sums, const Epilogue& epilogue, const Stretch& at) {
+  FinishFrom([&](int64_t done) { return LoadValues(sums + done); }, epilogue, at);
+}
+
+template <class Sums>
+void FinishFound(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
+                 const double* sums, const Epilogue& epilogue, const Stretch& at) {
+  const auto* raw = static_cast<const Found<Sums>*>(found);
+  const RowFactors factors(left, row, depth);
+  const auto values = [&](int64_t done) {
+    Values y;
+    EachPart([&](int part) {
+      const int64_t i = done + part * kWide;
+      y.part[part] = WorthOf(Load<HalfFound<Sums>>(raw + i), factors, right, i);
+    });
+    if (!sums) return y;
+    EachPart([&](int part) { y.part[part] += Load<F64>(sums + done + part * kWide); });
+    return y;
+  };
+  FinishFrom(values, epilogue, at);
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -54,6 +54,11 @@ struct ChunkRun {
   bool first;
 };
 
+// A stretch of one output row.
+struct Stretch {
+  int64_t batch, row, column, count;
+};
+
 inline constexpr int64_t kRunChunks = 32;  // at most
 
 inline constexpr int kFewRows = 4;
@@ -120,10 +125,12 @@ struct Kernel {
   // room for one more.
   void (*multiply_few)(const Side&, const ChunkRun&, int rows, const Panel& right, void* found,
                        double* sums, int64_t pitch);
-  // Finishes `count` sums of one row, where they are, and stores the results; `sums` has room for
-  // `count` rounded up to whole strips.
-  void (*finish)(const Epilogue&, int64_t batch, int64_t row, int64_t column, int64_t count,
-                 double* sums);
+  // Finishes sums and stores the results; there are sums for whole strips.
+  void (*finish)(const double* sums, const Epilogue&, const Stretch&);
+  // The same for the worth of what was found of one packed row along the last chunk, and of the
+  // sums of those before it, or none.
+  void (*finish_found)(const void* found, const Panel& left, int row, const Panel& right,
+                       int64_t depth, const double* sums, const Epilogue&, const Stretch&);
 };
 
 // The kernels of one instruction set, best first.

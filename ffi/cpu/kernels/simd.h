@@ -102,6 +102,20 @@ inline F64 ToDoubles(HalfS32 values) {
 #endif
 }
 
+// Two vectors of doubles in float32.
+inline F32 ToFloats(F64 low, F64 high) {
+#if defined(__AVX512F__)
+  const __m512i floats = _mm512_castsi256_si512((__m256i)_mm512_cvtpd_ps((__m512d)low));
+  return (F32)_mm512_inserti64x4(floats, (__m256i)_mm512_cvtpd_ps((__m512d)high), 1);
+#elif defined(__AVX2__)
+  return (F32)_mm256_set_m128(_mm256_cvtpd_ps((__m256d)high), _mm256_cvtpd_ps((__m256d)low));
+#else
+  const HalfF32 halves[] = {__builtin_convertvector(low, HalfF32),
+                            __builtin_convertvector(high, HalfF32)};
+  return Load<F32>(halves);
+#endif
+}
+
 #if defined(__AVX512F__)
 // 16 columns of a vector come from a dword of each 128-bit lane: what interleaving bytes, and then
 // words, leaves in order.

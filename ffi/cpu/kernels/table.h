@@ -55,6 +55,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .add_narrow = Policy::kExact ? nullptr : AddNarrow,
       .multiply_few = MultiplyFew<Policy>,
       .finish = Finish,
+      .finish_found = FinishFound<Policy>,
   };
 }
 

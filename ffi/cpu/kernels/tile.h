@@ -14,40 +14,42 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Adds the worth of `width` exact integer sums of one row, or stores it where they are the first;
-// see Panel for the equation.
-inline void AddIntegers(const int32_t* found, const Panel& left, int row, const Panel& right,
-                        int64_t depth, int64_t width, double* sums, bool first) {
-  const double row_zero = left.zero[row];
-  const double row_sum = left.sum[row] - static_cast<double>(depth) * row_zero;
-  for (int64_t i = 0; i < width; i += kWide) {
-    const F64 raw = ToDoubles(Load<HalfS32>(found + i));
-    const F64 shifted =
-        raw - row_zero * Load<F64>(right.sum + i) - row_sum * Load<F64>(right.zero + i);
-    const F64 worth = shifted * (Load<F64>(right.scale + i) * left.scale[row]);
-    Store(sums + i, first ? worth : Load<F64>(sums + i) + worth);
-  }
+// What one row brings to the worth of its sums; see Panel for the equation.
+struct RowFactors {
+  double scale, zero, sum;
+
+  RowFactors(const Panel& left, int row, int64_t depth)
+      : scale(left.scale[row]),
+        zero(left.zero[row]),
+        sum(left.sum[row] - static_cast<double>(depth) * left.zero[row]) {}
+};
+
+// The worth of exact sums of kWide columns from `i` on.
+inline F64 WorthOf(HalfS32 found, const RowFactors& row, const Panel& right, int64_t i) {
+  const F64 shifted =
+      ToDoubles(found) - row.zero * Load<F64>(right.sum + i) - row.sum * Load<F64>(right.zero + i);
+  return shifted * (Load<F64>(right.scale + i) * row.scale);
 }
 
-inline void AddFloats(const float* found, const Panel& left, int row, const Panel& right,
-                      int64_t width, double* sums, bool first) {
-  for (int64_t i = 0; i < width; i += kWide) {
-    const F64 raw = ToDoubles(Load<HalfF32>(found + i));
-    const F64 worth = raw * (Load<F64>(right.scale + i) * left.scale[row]);
-    Store(sums + i, first ? worth : Load<F64>(sums + i) + worth);
-  }
+// Of float sums, of values less their zero points.
+inline F64 WorthOf(HalfF32 found, const RowFactors& row, const Panel& right, int64_t i) {
+  return ToDoubles(found) * (Load<F64>(right.scale + i) * row.scale);
 }
 
 template <class Sums>
 using Found = std::conditional_t<Sums::kExact, int32_t, float>;
 
 template <class Sums>
+using HalfFound = std::conditional_t<Sums::kExact, HalfS32, HalfF32>;
+
+// Adds the worth of `width` sums of one row, or stores it where they are the first.
+template <class Sums>
 inline void AddRow(const Found<Sums>* found, const Panel& left, int row, const Panel& right,
                    int64_t depth, int64_t width, double* sums, bool first) {
-  if constexpr (Sums::kExact) {
-    AddIntegers(found, left, row, right, depth, width, sums, first);
-  } else {
-    AddFloats(found, left, row, right, width, sums, first);
+  const RowFactors factors(left, row, depth);
+  for (int64_t i = 0; i < width; i += kWide) {
+    const F64 worth = WorthOf(Load<HalfFound<Sums>>(found + i), factors, right, i);
+    Store(sums + i, first ? worth : Load<F64>(sums + i) + worth);
   }
 }
 
