@@ -30,6 +30,23 @@ Panel From(const Panel& panel, int64_t row) {
           panel.raw};
 }
 
+NarrowFactors From(const NarrowFactors& lines, int64_t line) {
+  return {lines.scale + line, lines.zero + line, lines.sum + line};
+}
+
+NarrowSums From(const NarrowSums& narrow, int64_t row, int64_t column) {
+  return {From(narrow.rows, row), From(narrow.columns, column),
+          narrow.sums + row * narrow.pitch + column, narrow.pitch, narrow.first};
+}
+
+// The factors of `lines` lines, one after the other in memory from `at`.
+NarrowFactors Narrowed(const Panel& panel, int64_t lines, float* at) {
+  float* zero = std::copy_n(panel.scale, lines, at);
+  float* sum = std::copy_n(panel.zero, lines, zero);
+  std::copy_n(panel.sum, lines, sum);
+  return {at, zero, sum};
+}
+
 // Whether a chunk is the first, and the last, of the depth.
 struct Ends {
   bool first, last;
@@ -80,14 +97,14 @@ class Share {
     Scratch& scratch = Scratch::OfThread();
     const int64_t factors = 3 * Scratch::Padded(plan_.factors * sizeof(double));
     scratch.Reserve(plan_.rows_bytes + plan_.columns_bytes + plan_.raw_bytes + plan_.found_bytes +
-                    plan_.narrow_bytes + plan_.wide * sizeof(float) + plan_.sums_bytes + factors +
-                    8 * 64);
+                    plan_.narrow_bytes + 3 * (plan_.wide + plan_.row_block) * sizeof(float) +
+                    plan_.sums_bytes + factors + 8 * 64);
     packed_rows_ = scratch.Take<uint8_t>(plan_.rows_bytes);
     uint8_t* columns = scratch.Take<uint8_t>(plan_.columns_bytes);
     raw_ = scratch.Take<uint8_t>(plan_.raw_bytes);
     sums_ = scratch.Take<double>(plan_.sums_bytes / sizeof(double));
     narrow_ = scratch.Take<float>(plan_.narrow_bytes / sizeof(float));
-    narrow_scale_ = scratch.Take<float>(plan_.wide);
+    narrow_factors_ = scratch.Take<float>(3 * (plan_.wide + plan_.row_block));
     found_ = scratch.Take<float>(plan_.found_bytes / sizeof(float));
     right_ = WithFactors(columns, plan_.strip_bytes, scratch.Take<uint8_t>(factors), plan_.factors,
                          raw_);
@@ -199,19 +216,24 @@ class Share {
       } else if (slice.sums) {
         kernel_.sum_columns(problem_.rhs, slice, right_);
       }
+      const bool whole = done + slice.depth == block.depth;
+      NarrowSums narrow{};
+      if (plan_.narrow && !ends.last && whole) narrow = Narrow(left, block, ends.first, column);
       for (int64_t strip = 0; strip < strips; ++strip) {
         for (int64_t at = 0; at < slice.depth; at += plan_.stretch) {
           const int64_t depth = std::min(plan_.stretch, slice.depth - at);
-          MultiplyStrip(left, StripAt(slice, strip, at), strip, done + at, depth);
+          const bool last = at + depth == slice.depth;
+          MultiplyStrip(left, StripAt(slice, strip, at), strip, done + at, depth,
+                        last ? narrow : NarrowSums{});
         }
       }
     }
     const int64_t width = strips * kernel_.columns;
-    if (plan_.narrow && !ends.last) return AddNarrow(left, width, narrow_ + column, ends.first);
+    if (plan_.narrow && !ends.last) return;
     for (int64_t row = 0; row < rows_; ++row) {
       const float* found = found_ + row * plan_.found_pitch;
       double* sums = sums_ + column + row * plan_.sums_pitch;
-      if (plan_.narrow) std::copy_n(narrow_ + column + row * plan_.column_block, width, sums);
+      if (plan_.narrow) std::copy_n(narrow_ + column + row * plan_.narrow_pitch, width, sums);
       if (!ends.last) {
         kernel_.add(found, left, static_cast<int>(row), right_, block.depth, width, sums,
                     ends.first);
@@ -222,12 +244,16 @@ class Share {
     }
   }
 
-  void AddNarrow(const Panel& left, int64_t width, float* sums, bool first) {
-    std::copy_n(right_.scale, width, narrow_scale_);
+  // Where the sums of a block's columns are added in float32, whose factors do not change any more.
+  NarrowSums Narrow(const Panel& left, const Block& block, bool first, int64_t column) const {
+    const int64_t columns = RoundUp(block.count, kernel_.columns);
+    float* of_rows = narrow_factors_ + 3 * plan_.wide;
+    const NarrowFactors rows = Narrowed(left, rows_, of_rows);
     for (int64_t row = 0; row < rows_; ++row) {
-      kernel_.add_narrow(found_ + row * plan_.found_pitch, left, static_cast<int>(row),
-                         narrow_scale_, width, sums + row * plan_.column_block, first);
+      of_rows[2 * rows_ + row] -= static_cast<float>(block.depth) * rows.zero[row];
     }
+    return {rows, Narrowed(right_, columns, narrow_factors_), narrow_ + column, plan_.narrow_pitch,
+            first};
   }
 
   Block SliceOf(const Block& block, int64_t done) const {
@@ -250,16 +276,17 @@ class Share {
 
   // All rows times a strip of packed columns, for `depth` from `start` of the chunk.
   void MultiplyStrip(const Panel& left, const uint8_t* columns, int64_t strip, int64_t start,
-                     int64_t depth) {
+                     int64_t depth, const NarrowSums& narrow) {
     const int64_t tiles = Blocks(rows_, kernel_.rows);
+    const int64_t column = strip * kernel_.columns;
     const auto multiply = plan_.in_place ? kernel_.multiply_in_place : kernel_.multiply;
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t row = FirstRow(tile, tiles);
       const int64_t count = RoundUp(FirstRow(tile + 1, tiles) - row, height_);
+      const NarrowSums here = narrow.sums ? From(narrow, row, column) : narrow;
       multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch,
-               static_cast<int>(count), columns, depth,
-               found_ + row * plan_.found_pitch + strip * kernel_.columns, plan_.found_pitch,
-               start == 0);
+               static_cast<int>(count), columns, depth, found_ + row * plan_.found_pitch + column,
+               plan_.found_pitch, start == 0, here.sums ? &here : nullptr);
     }
   }
 
@@ -293,7 +320,7 @@ class Share {
   double* sums_;
   float* found_;  // or int32_t
   float* narrow_;
-  float* narrow_scale_;
+  float* narrow_factors_;
   Panel right_;
 };
 

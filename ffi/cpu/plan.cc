@@ -169,13 +169,25 @@ int64_t ShareColumns(const Problem& problem, const Plan& plan) {
 // Sums that are rounded to float32 from chunk to chunk stay within the bound, K * 2^-24, if there
 // are few for the depth. For fewer than three there is nothing to gain.
 constexpr int64_t kLongChunk = 96;
+// Exact sums of a chunk no longer than this are exact in float32 too, however they are shifted.
+constexpr int64_t kExactChunk = 256;
+
+// Zero points take exact sums further, and an int32 result is to be exact.
+bool IsExactOnly(const Problem& problem, int64_t longest) {
+  return longest > kExactChunk || problem.lhs.zero_point || problem.rhs.zero_point ||
+         problem.epilogue.out.dtype == DType::kS32;
+}
 
 bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const auto chunks = static_cast<int64_t>(plan.chunks.size());
-  if (plan.few || !kernel.add_narrow || chunks < 3) return false;
+  if (plan.few || chunks < 3) return false;
   int64_t longest = 0;
   for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.depth);
-  const int64_t least = std::max(chunks * kLongChunk, longest + chunks);
+  int64_t least = std::max(chunks * kLongChunk, longest + chunks);
+  if (kernel.sums == Sums::kInteger) {
+    if (IsExactOnly(problem, longest)) return false;
+    least = 2 * chunks;
+  }
   return problem.depth >= least && HasModerateScales(problem);
 }
 
@@ -189,7 +201,7 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
   const int64_t found =
       plan.few ? kernel.few.rows * kFewColumns : plan.row_block * plan.found_pitch;
   plan.found_bytes = found * sizeof(float);
-  plan.narrow_bytes = plan.narrow ? plan.row_block * plan.column_block * sizeof(float) : 0;
+  plan.narrow_bytes = plan.narrow ? plan.row_block * plan.narrow_pitch * sizeof(float) : 0;
   plan.sums_bytes = (plan.row_block * plan.sums_pitch + plan.column_block) * sizeof(double);
 }
 
@@ -210,6 +222,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   CutColumns(problem, kernel, plan);
   plan.column_block = ColumnBlock(kernel, plan);
   plan.narrow = IsNarrow(problem, kernel, plan);
+  plan.narrow_pitch = plan.column_block + kCacheLine / sizeof(float);
   // A single chunk, and the last of narrow sums, are finished row by row.
   const bool kept = plan.few || (plan.chunks.size() > 1 && !plan.narrow);
   plan.sums_pitch = kept ? plan.column_block : 0;

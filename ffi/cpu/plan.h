@@ -44,6 +44,7 @@ struct Plan {
   int64_t strip_bytes;    // of a slice of one strip
   int64_t column_block;   // columns whose sums are kept at once
   bool narrow;            // whether sums are float32 up to the last chunk
+  int64_t narrow_pitch;   // from those of a row to the next
   int64_t sums_pitch;     // from the sums of a row to the next; 0 where a row needs them no longer
   int64_t threads;        // that share the work
   int64_t share_columns;  // columns of one share of it

@@ -111,6 +111,33 @@ def test_sums_of_extreme_integers_are_exact(kernel, lhs, rhs, layout):
             np.testing.assert_array_equal(out, k * int(left) * int(right))
 
 
+@pytest.mark.parametrize("rhs", ["int8", "uint8"])
+@pytest.mark.parametrize("lhs", ["int8", "uint8"])
+@pytest.mark.parametrize("kernel", INTEGER_KERNELS)
+def test_sums_of_blocks_of_integers(kernel, lhs, rhs):
+    """Those of a block are exact, at the ends of the range too; float32 may add them up."""
+    rng = np.random.default_rng(2)
+    m, n = 40, 70
+    for k, tile in [(1024, 256), (1000, 128), (96, 32), (513, 64), (1536, 512)]:
+        spec = ScaledDotSpec(
+            lhs=calls.side(lhs, (m, k), (1,), tiles=(m, tile), scale=True),
+            rhs=calls.side(rhs, (k, n), (0,), tiles=(tile, 64), scale=True),
+            epilogue=EpilogueSpec(out_dtype="float32"),
+        )
+        operands = specs.draw_operands(rng, spec)
+        for name, dtype in (("lhs", lhs), ("rhs", rhs)):
+            values = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max, 1], dtype)
+            operands[name] = rng.choice(values, operands[name].shape)
+            operands[f"{name}_scale"][...] = np.float32(0.125 if name == "lhs" else 1)
+        operands["lhs"][:3], operands["rhs"][:, :3] = np.iinfo(lhs).max, np.iinfo(rhs).max
+        (out,) = calls.call_named(spec, operands, kernel)
+        oracle.assert_within_bound(spec, operands, out)
+        left, right = (operands[name].astype(np.float64) for name in ("lhs", "rhs"))
+        blocks = [left[:, i : i + tile] @ right[i : i + tile] for i in range(0, k, tile)]
+        allowed = len(blocks) * 2.0**-24 * np.abs(blocks).sum(0)
+        assert (np.abs(8 * out - np.sum(blocks, 0)) <= allowed).all()
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_weight_larger_than_caches_is_read_whole(kernel):
     """Of rows of ones, and of sums that float32 holds."""

@@ -54,6 +54,20 @@ struct ChunkRun {
   bool first;
 };
 
+// The factors of some lines in float32.
+struct NarrowFactors {
+  const float *scale, *zero, *sum;
+};
+
+// Where the worth of a tile's products is added in float32; that of rows is theirs for this chunk,
+// see RowFactors.
+struct NarrowSums {
+  NarrowFactors rows, columns;
+  float* sums;  // or none
+  int64_t pitch;
+  bool first;
+};
+
 // A stretch of one output row.
 struct Stretch {
   int64_t batch, row, column, count;
@@ -105,19 +119,18 @@ struct Kernel {
   // Adds to the sums of a slice of prepared columns of `as_prepared`, which need no packing.
   void (*sum_columns)(const Side&, const Block&, const Panel&);
   // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip,
-  // or = where it is the first; what is found is float or int32_t.
+  // or = where it is the first; what is found is float or int32_t. With `narrow` its worth is added
+  // there instead, and what is found is lost.
   void (*multiply)(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-                   int64_t depth, void* found, int64_t pitch, bool first);
+                   int64_t depth, void* found, int64_t pitch, bool first, const NarrowSums* narrow);
   // The same for a strip of prepared columns of `as_prepared`; or none.
   void (*multiply_in_place)(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-                            int64_t depth, void* found, int64_t pitch, bool first);
+                            int64_t depth, void* found, int64_t pitch, bool first,
+                            const NarrowSums* narrow);
   // Adds the worth of what was found along a chunk to `width` sums of one row, or stores it where
   // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
-  // The same in float32, where `scale` has that of the columns; or none, where sums are exact.
-  void (*add_narrow)(const void* found, const Panel& left, int row, const float* scale,
-                     int64_t width, float* sums, bool first);
   // Adds the worth of the products of at most few.rows rows and the columns of a run, of 8-bit
   // values, contiguous along the depth, side by side or prepared, which are not packed ahead;
   // `right` has room for their factors, of each chunk a strip further, `found` for what is found of

@@ -52,7 +52,6 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .multiply = Multiply<Policy>,
       .multiply_in_place = InPlaceOf<Policy>(),
       .add = Add<Policy>,
-      .add_narrow = Policy::kExact ? nullptr : AddNarrow,
       .multiply_few = MultiplyFew<Policy>,
       .finish = Finish,
       .finish_found = FinishFound<Policy>,

@@ -36,11 +36,41 @@ inline F64 WorthOf(HalfF32 found, const RowFactors& row, const Panel& right, int
   return ToDoubles(found) * (Load<F64>(right.scale + i) * row.scale);
 }
 
+// The same in float32, which holds exact sums of a short chunk, of kLanes columns of row `r`.
+inline F32 NarrowWorthOf(S32 found, const NarrowSums& to, int r, int64_t i) {
+  const F32 shifted = __builtin_convertvector(found, F32) -
+                      to.rows.zero[r] * Load<F32>(to.columns.sum + i) -
+                      to.rows.sum[r] * Load<F32>(to.columns.zero + i);
+  return shifted * (Load<F32>(to.columns.scale + i) * to.rows.scale[r]);
+}
+
+inline F32 NarrowWorthOf(F32 found, const NarrowSums& to, int r, int64_t i) {
+  return found * (Load<F32>(to.columns.scale + i) * to.rows.scale[r]);
+}
+
+// Adds the worth of a tile's row, or stores it where it is the first. All is read before anything
+// is stored: the compiler does not know that they are apart.
+template <typename Vector>
+[[gnu::always_inline]] inline void AddNarrow(const Vector (&found)[kVectors], const NarrowSums& to,
+                                             int r) {
+  float* sums = to.sums + r * to.pitch;
+  F32 all[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const F32 worth = NarrowWorthOf(found[v], to, r, v * kLanes);
+    all[v] = to.first ? worth : Load<F32>(sums + v * kLanes) + worth;
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) Store(sums + v * kLanes, all[v]);
+}
+
 template <class Sums>
 using Found = std::conditional_t<Sums::kExact, int32_t, float>;
 
 template <class Sums>
 using HalfFound = std::conditional_t<Sums::kExact, HalfS32, HalfF32>;
+template <class Sums>
+using FoundVector = std::conditional_t<Sums::kExact, S32, F32>;
 
 // Adds the worth of `width` sums of one row, or stores it where they are the first.
 template <class Sums>
@@ -55,10 +85,10 @@ inline void AddRow(const Found<Sums>* found, const Panel& left, int row, const P
 
 // The inner loop: kCount rows times one strip. A function of its own, so that no register is kept
 // for what comes after it. Indices must be known to the compiler: unrolled to the last.
-template <class Sums, int kCount>
+template <class Sums, int kCount, bool kNarrow>
 __attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip,
                                        int64_t groups, Found<Sums>* found, int64_t pitch,
-                                       bool first) {
+                                       bool first, const NarrowSums* narrow) {
   using Vector = typename Sums::Vector;
   using Lane = typename Sums::Lane;
   Vector sum[kCount][kVectors];
@@ -80,49 +110,53 @@ __attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, c
       for (int v = 0; v < kVectors; ++v) sum[r][v] = Sums::Add(sum[r][v], row, column[v]);
     }
   }
+  const NarrowSums to = kNarrow ? *narrow : NarrowSums{};
 #pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r) {
+    if constexpr (kNarrow) {
+      AddNarrow(sum[r], to, r);
+    } else {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) Store(found + r * pitch + v * kLanes, sum[r][v]);
+      for (int v = 0; v < kVectors; ++v) Store(found + r * pitch + v * kLanes, sum[r][v]);
+    }
+  }
+}
+
+template <class Sums, bool kNarrow>
+void MultiplyRows(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
+                  int64_t depth, void* sums, int64_t pitch, bool first, const NarrowSums* narrow) {
+  auto* found = static_cast<Found<Sums>*>(sums);
+  const int64_t groups = (depth + Sums::kGroup - 1) / Sums::kGroup;
+  const auto sum = [&]<int kCount> {
+    SumTile<Sums, kCount, kNarrow>(rows, row_pitch, strip, groups, found, pitch, first, narrow);
+  };
+  switch (count) {
+    case 1:
+      return sum.template operator()<1>();
+    case 2:
+      return sum.template operator()<2>();
+    case 3:
+      return sum.template operator()<3>();
+    case 4:
+      return sum.template operator()<4>();
+    case 5:
+      return sum.template operator()<5>();
+    default:
+      return sum.template operator()<kRows>();
   }
 }
 
 template <class Sums>
 void Multiply(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-              int64_t depth, void* sums, int64_t pitch, bool first) {
-  auto* found = static_cast<Found<Sums>*>(sums);
-  const int64_t groups = (depth + Sums::kGroup - 1) / Sums::kGroup;
-  switch (count) {
-    case 1:
-      return SumTile<Sums, 1>(rows, row_pitch, strip, groups, found, pitch, first);
-    case 2:
-      return SumTile<Sums, 2>(rows, row_pitch, strip, groups, found, pitch, first);
-    case 3:
-      return SumTile<Sums, 3>(rows, row_pitch, strip, groups, found, pitch, first);
-    case 4:
-      return SumTile<Sums, 4>(rows, row_pitch, strip, groups, found, pitch, first);
-    case 5:
-      return SumTile<Sums, 5>(rows, row_pitch, strip, groups, found, pitch, first);
-    default:
-      return SumTile<Sums, kRows>(rows, row_pitch, strip, groups, found, pitch, first);
-  }
+              int64_t depth, void* found, int64_t pitch, bool first, const NarrowSums* narrow) {
+  const auto multiply = narrow ? MultiplyRows<Sums, true> : MultiplyRows<Sums, false>;
+  multiply(rows, row_pitch, count, strip, depth, found, pitch, first, narrow);
 }
 
 template <class Sums>
 void Add(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
          int64_t width, double* sums, bool first) {
   AddRow<Sums>(static_cast<const Found<Sums>*>(found), left, row, right, depth, width, sums, first);
-}
-
-// Of float sums.
-inline void AddNarrow(const void* found, const Panel& left, int row, const float* scale,
-                      int64_t width, float* sums, bool first) {
-  const auto* raw = static_cast<const float*>(found);
-  const auto of_row = static_cast<float>(left.scale[row]);
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const F32 worth = Load<F32>(raw + i) * (Load<F32>(scale + i) * of_row);
-    Store(sums + i, first ? worth : Load<F32>(sums + i) + worth);
-  }
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -119,17 +119,27 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* stri
 // `count` rows are one tile, or two where they are more than fit one.
 template <class Sums>
 void MultiplyTiles(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-                   int64_t depth, void* sums, int64_t pitch, bool first) {
+                   int64_t depth, void* sums, int64_t pitch, bool first, const NarrowSums* narrow) {
   auto* found = static_cast<Found<Sums>*>(sums);
   const int64_t steps = Steps<Sums>(depth);
   if (count <= kTile) {
-    return MultiplyTileRow<Sums>(rows, row_pitch, strip, steps, found, pitch, first);
+    MultiplyTileRow<Sums>(rows, row_pitch, strip, steps, found, pitch, first);
+  } else {
+    constexpr int kHalf = kColumns / 2;
+    const int height = count / 2;
+    MultiplyTileSquare<Sums>(rows, row_pitch, height, strip, steps, found, pitch, first);
+    MultiplyTileSquare<Sums>(rows, row_pitch, height, strip + kHalf * sizeof *found, steps,
+                             found + kHalf, pitch, first);
   }
-  constexpr int kHalf = kColumns / 2;
-  const int height = count / 2;
-  MultiplyTileSquare<Sums>(rows, row_pitch, height, strip, steps, found, pitch, first);
-  MultiplyTileSquare<Sums>(rows, row_pitch, height, strip + kHalf * sizeof *found, steps,
-                           found + kHalf, pitch, first);
+  if (!narrow) return;
+  const NarrowSums to = *narrow;
+  for (int r = 0; r < count; ++r) {
+    FoundVector<Sums> row[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      row[v] = Load<FoundVector<Sums>>(found + r * pitch + v * kLanes);
+    }
+    AddNarrow(row, to, r);
+  }
 }
 
 // Clears what a tile has beyond `depth`, for `count` runs of packed groups.

@@ -168,6 +168,10 @@ JAXFP8_SOFT __m512d _mm512_cvtps_pd(__m256 values) {
   return __builtin_convertvector(values, __m512d);
 }
 
+JAXFP8_SOFT __m256 _mm512_cvtpd_ps(__m512d values) {
+  return __builtin_convertvector(values, __m256);
+}
+
 // Rounds towards 0, whatever is asked for.
 JAXFP8_SOFT __m256 _mm512_cvt_roundpd_ps(__m512d values, int) {
   __m256 to;

@@ -76,6 +76,7 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_cvtepi32_pd, half);
   SAME(_mm512_cvtps_pd, (__m256)half);
   const auto doubles = draw.Doubles(), others = draw.Doubles();
+  SAME(_mm512_cvtpd_ps, doubles);
   SAME(_mm512_cvt_roundpd_ps, doubles, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
   SAME(_mm512_cmp_pd_mask, doubles, others, _CMP_NEQ_UQ);
   SAME(_mm512_inserti64x4, a, half, 1);
