@@ -124,11 +124,9 @@ def _assert_neighbouring_codes(
     stored = decode(out, dtype.name)
     with np.errstate(all="ignore"):
         nan = np.isnan(exact.y / scale)
+        slack = np.abs(exact.y / scale) * 2.0**-22
         edges = [
-            _round(
-                np.clip((exact.y + sign * exact.error) / scale * (1 + sign * 2**-22), low, high),
-                dtype,
-            )
+            _round(np.clip((exact.y + sign * exact.error) / scale + sign * slack, low, high), dtype)
             for sign in (-1, 1)
         ]
     lowest, highest = np.minimum(*edges), np.maximum(*edges)

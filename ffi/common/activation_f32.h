@@ -91,7 +91,7 @@ JAXFP8_HD float GeluTanhF32(float x) {
 }
 
 // e^(z^2) * erfc(z) * (1 + 2z) for 0 <= z <= 10.5: a polynomial in q = (z - 2) / (z + 2); relative
-// error 1.1e-7 with its rounding.
+// error 1.1e-7 with its rounding, but for that of q.
 JAXFP8_HD float ScaledErfcF32(float q) {
   float p = -0.0004056065226905048f;
   p = fmaf(p, q, -0.0012340409448370337f);

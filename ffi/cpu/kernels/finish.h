@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "common/activation.h"
 #include "common/activation_f32.h"
@@ -66,42 +65,38 @@ template <typename T>
   }
 }
 
-template <typename T, typename Decode>
-[[gnu::noinline]] Values Decoded(const T* from, Decode decode) {
-  double wide[kColumns];
-  for (int i = 0; i < kColumns; ++i) wide[i] = decode(from[i]);
-  return LoadValues(wide);
-}
-
 inline Values Decoded(const float* from) {
   Values values;
   EachPart([&](int i) { values.part[i] = ToDoubles(Load<HalfF32>(from + i * kWide)); });
   return values;
 }
 
-template <typename T, typename Decode>
-[[gnu::always_inline]] inline Values ValuesAs(const Plane& plane, const Stretch& at,
-                                              Decode decode) {
+template <float (*kDecode)(uint16_t)>
+[[gnu::noinline]] Values Decoded(const uint16_t* from) {
+  float decoded[kColumns];
+  for (int i = 0; i < kColumns; ++i) decoded[i] = kDecode(from[i]);
+  return Decoded(decoded);
+}
+
+template <typename T, Values (*kDecoded)(const T*)>
+[[gnu::always_inline]] inline Values ValuesAs(const Plane& plane, const Stretch& at) {
   if (plane.columns.Contiguous() && at.count == kColumns) {
-    return decode(static_cast<const T*>(plane.data) + StartOf(plane, at) + at.column);
+    return kDecoded(static_cast<const T*>(plane.data) + StartOf(plane, at) + at.column);
   }
   T room[kColumns];
   Gather(plane, at, room);
-  return decode(room);
+  return kDecoded(room);
 }
-
-inline Values DecodedBF16(const uint16_t* from) { return Decoded(from, DecodeBF16); }
-inline Values DecodedF16(const uint16_t* from) { return Decoded(from, DecodeF16); }
 
 // The plane's values along the stretch.
 [[gnu::always_inline]] inline Values ValuesOf(const Plane& plane, const Stretch& at) {
   switch (plane.dtype) {
     case DType::kBF16:
-      return ValuesAs<uint16_t>(plane, at, DecodedBF16);
+      return ValuesAs<uint16_t, Decoded<DecodeBF16>>(plane, at);
     case DType::kF16:
-      return ValuesAs<uint16_t>(plane, at, DecodedF16);
+      return ValuesAs<uint16_t, Decoded<DecodeF16>>(plane, at);
     default:
-      return ValuesAs<float>(plane, at, [](const float* from) { return Decoded(from); });
+      return ValuesAs<float, Decoded>(plane, at);
   }
 }
 

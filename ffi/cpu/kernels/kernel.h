@@ -59,8 +59,8 @@ struct NarrowFactors {
   const float *scale, *zero, *sum;
 };
 
-// Where the worth of a tile's products is added in float32; that of rows is theirs for this chunk,
-// see RowFactors.
+// Where the worth of a tile's products is added in float32. The sums of rows lack what their zero
+// points add up to along the chunk, as in RowFactors.
 struct NarrowSums {
   NarrowFactors rows, columns;
   float* sums;  // or none
