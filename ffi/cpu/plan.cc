@@ -11,8 +11,13 @@ namespace {
 constexpr int64_t kRowBlock = 288;
 // Bytes of packed columns: a quarter of an L2 of 1 MB.
 constexpr int64_t kPanelBytes = 256 << 10;
-// With more rows, what is found for kFewColumns, and for more than kLeastColumns, leaves L2.
+// Columns packed together. With more rows, what is found for so many, and for more than
+// kLeastColumns, leaves L2.
+constexpr int64_t kSomeColumns = 2048;
 constexpr int64_t kSomeRows = 32, kEnoughRows = 192;
+// Few rows take more from such a depth on: the longer the piece of a line, the faster memory is
+// read, but what is found leaves L1.
+constexpr int64_t kSomeDepth = 768;
 constexpr int64_t kCacheLine = 64;
 // Columns of a share; with fewer, packing the rows again for each share would tell.
 constexpr int64_t kLeastColumns = 256;
@@ -101,19 +106,20 @@ void CutRounds(const Kernel& kernel, Plan& plan) {
   }
 }
 
-// Columns packed together. With many rows, so few that what is found of them stays in L2; otherwise
-// so that memory is read from end to end.
-int64_t Wide(const Problem& problem, const Kernel& kernel) {
+// Columns multiplied together. With many rows, so few that what is found of them stays in L2;
+// otherwise so that memory is read from end to end.
+int64_t Wide(const Problem& problem, const Kernel& kernel, bool few) {
   if (problem.rows > kEnoughRows) return kLeastColumns;
   if (problem.rhs.depth.Contiguous()) return kernel.columns;
   if (problem.rhs.prepared) return kPreparedColumns;
-  return problem.rows > kSomeRows ? kFewColumns / 2 : kFewColumns;
+  if (few && problem.depth >= kSomeDepth) return kFewColumns;
+  return problem.rows > kSomeRows ? kSomeColumns / 2 : kSomeColumns;
 }
 
 void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.stretch = kernel.slice * (problem.rows < kManyRows ? 1 : 4);
   const int64_t columns = RoundUp(std::max<int64_t>(problem.columns, 1), kernel.columns);
-  plan.wide = std::min(Wide(problem, kernel), columns);
+  plan.wide = std::min(Wide(problem, kernel, plan.few), columns);
   plan.factors = std::max(plan.wide, plan.run_chunks * kernel.columns);
   // The odd cache line keeps rows from falling on the same sets.
   plan.found_pitch = plan.wide + kCacheLine / sizeof(float);

@@ -141,7 +141,7 @@ def test_sums_of_blocks_of_integers(kernel, lhs, rhs):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_weight_larger_than_caches_is_read_whole(kernel):
     """Of rows of ones, and of sums that float32 holds."""
-    k, n = 3001, 9001
+    k, n = 1501, 17_001
     w = np.random.default_rng(8).integers(-128, 128, (k, n), dtype=np.int8)
     lhs = "int8" if kernel in INTEGER_KERNELS else "bfloat16"
     (out,) = calls.call(
@@ -238,6 +238,27 @@ def test_sums_of_blocks_that_cancel_may_be_beyond_float32(kernel):
     }
     (out,) = calls.call_named(spec, operands, kernel)
     np.testing.assert_array_equal(out, np.full((33, 70), 2.0**30, np.float32))
+
+
+@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize("kernel", INTEGER_KERNELS)
+def test_few_rows_against_very_many_columns(kernel, m):
+    """More columns than few rows take in one go, whose sums are needed for the zero points."""
+    k, n = 803, 17_063
+    rng = np.random.default_rng(m)
+    side = {"scale": False, "zero_point": True}
+    spec = ScaledDotSpec(
+        lhs=calls.side("int8", (m, k), (1,), **side),
+        rhs=calls.side("int8", (k, n), (0,), tiles=(k, 1), **side),
+        epilogue=EpilogueSpec(out_dtype="int32"),
+    )
+    operands = specs.draw_operands(rng, spec)
+    (out,) = calls.call_named(spec, operands, kernel)
+    lhs, rhs = (
+        operands[name].astype(np.int32) - np.asarray(operands[f"{name}_zero_point"], np.int32)
+        for name in ("lhs", "rhs")
+    )
+    np.testing.assert_array_equal(out, lhs @ rhs)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

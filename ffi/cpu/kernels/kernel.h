@@ -76,8 +76,8 @@ struct Stretch {
 inline constexpr int64_t kRunChunks = 32;  // at most
 
 inline constexpr int kFewRows = 4;
-// Columns multiplied with few rows in one go: half a page of bytes, where they lie side by side.
-inline constexpr int kFewColumns = 2048;
+// Columns multiplied with few rows in one go, at most.
+inline constexpr int kFewColumns = 8192;
 
 // Bytes that may be filled with packed rows, which L3 delivers as they are needed, and with the
 // sums of the columns that are multiplied before rows are packed again.
