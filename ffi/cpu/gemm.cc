@@ -77,8 +77,10 @@ class Share {
     row_ = share / plan.column_shares % plan.row_shares * plan.row_block;
     rows_ = std::min(plan.row_block, problem.rows - row_);
     height_ = static_cast<int>(Blocks(rows_, Blocks(rows_, kernel.height)));
-    column_ = share % plan.column_shares * plan.share_columns;
-    columns_ = std::min(plan.share_columns, problem.columns - column_);
+    const int64_t column_share = share % plan.column_shares;
+    const bool first = column_share == 0;
+    column_ = first ? 0 : plan.first_columns + (column_share - 1) * plan.share_columns;
+    columns_ = std::min(first ? plan.first_columns : plan.share_columns, problem.columns - column_);
     TakeScratch();
   }
 

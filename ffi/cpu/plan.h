@@ -47,7 +47,8 @@ struct Plan {
   int64_t narrow_pitch;   // from those of a row to the next
   int64_t sums_pitch;     // from the sums of a row to the next; 0 where a row needs them no longer
   int64_t threads;        // that share the work
-  int64_t share_columns;  // columns of one share of it
+  int64_t first_columns;  // columns of the first share of it
+  int64_t share_columns;  // of every other
   int64_t row_shares, column_shares, shares;
 
   // Bytes of scratch.

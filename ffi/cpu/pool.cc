@@ -16,18 +16,18 @@ namespace {
 struct Shares {
   int64_t count;
   const std::function<void(int64_t)>* body;  // the caller's: touched only while a share is open
-  std::atomic<int64_t> next{0};
+  std::atomic<int64_t> next{1};              // the first is the caller's
   std::mutex mutex;
   std::condition_variable rest;
   int64_t done = 0;
   std::exception_ptr failure;
 };
 
-void Take(Shares& shares) {
+void Take(Shares& shares, int64_t first) {
   const FloatMode mode;
   int64_t taken = 0;
   std::exception_ptr failure;
-  for (int64_t i; (i = shares.next.fetch_add(1)) < shares.count; ++taken) {
+  for (int64_t i = first; i < shares.count; i = shares.next.fetch_add(1), ++taken) {
     if (failure) continue;
     try {
       (*shares.body)(i);
@@ -44,7 +44,8 @@ void Take(Shares& shares) {
 
 void Invite(Pool& pool, int64_t helpers, const std::shared_ptr<Shares>& shares) {
   try {
-    for (int64_t i = 0; i < helpers; ++i) pool.Schedule([shares] { Take(*shares); });
+    for (int64_t i = 0; i < helpers; ++i)
+      pool.Schedule([shares] { Take(*shares, shares->next.fetch_add(1)); });
   } catch (const std::exception&) {
     // Fewer helpers then; the caller does what they do not.
   }
@@ -58,7 +59,7 @@ void ParallelFor(Pool& pool, int64_t threads, int64_t count,
   shares->count = count;
   shares->body = &body;
   Invite(pool, std::min(threads, count) - 1, shares);
-  Take(*shares);
+  Take(*shares, 0);
   std::unique_lock lock(shares->mutex);
   shares->rest.wait(lock, [&] { return shares->done == shares->count; });
   if (shares->failure) std::rethrow_exception(shares->failure);
