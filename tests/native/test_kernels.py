@@ -360,6 +360,57 @@ def test_bits_of_a_row_do_not_depend_on_how_many_few_there_are(kernel, layout, k
         np.testing.assert_array_equal(part, whole[8 - count :])
 
 
+@pytest.mark.parametrize("rows", [3, 23, 64])
+@pytest.mark.parametrize("tile", [16, 128, 1024])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_bits_do_not_depend_on_where_a_row_or_a_column_is(kernel, tile, rows):
+    """Rows that are the same, and columns, wherever they lie in the tiles of a kernel."""
+    integers = kernel in INTEGER_KERNELS
+    left, right = ("int8", "int8") if integers else ("bfloat16", "float8_e4m3fn")
+    (m, k, n), same = (rows, 1024, 150), 75
+    spec = ScaledDotSpec(
+        lhs=calls.side(left, (m, k), (1,), tiles=(1, tile), scale=True),
+        rhs=calls.side(right, (k, n), (0,), tiles=(tile, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32", bias=(1, 1)),
+    )
+    operands = specs.draw_operands(np.random.default_rng(tile), spec)
+    for name in ("lhs_scale", "rhs_scale"):  # no larger than 1: sums may be float32
+        operands[name] = operands[name] / operands[name].max()
+    for name in ("lhs", "lhs_scale"):
+        operands[name] = np.repeat(operands[name][:1], m, axis=0)
+    for name in ("rhs", "rhs_scale"):
+        operands[name] = np.tile(operands[name][:, :same], 2)
+    (out,) = calls.call_named(spec, operands, kernel)
+    oracle.assert_within_bound(spec, operands, out)
+    np.testing.assert_array_equal(out, np.broadcast_to(out[:1], out.shape))
+    np.testing.assert_array_equal(out[:, :same], out[:, same:])
+
+
+@pytest.mark.parametrize("tile", [32, 128, 2100])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_bits_of_a_row_do_not_depend_on_how_many_others_there_are(kernel, tile):
+    """So that a part of a product of many rows has the bits of the whole."""
+    integers = kernel in INTEGER_KERNELS
+    left, right = ("uint8", "int8") if integers else ("float32", "float8_e5m2")
+    if kernel.endswith("bf16"):
+        left = "bfloat16"
+
+    def spec(rows):
+        return ScaledDotSpec(
+            lhs=calls.side(left, (rows, 2100), (1,)),
+            rhs=calls.side(right, (2100, 70), (0,), tiles=(tile, 1), scale=True),
+            epilogue=EpilogueSpec(out_dtype="float32"),
+        )
+
+    operands = specs.draw_operands(np.random.default_rng(tile), spec(140))
+    operands["rhs_scale"] = operands["rhs_scale"] / operands["rhs_scale"].max()
+    (whole,) = calls.call_named(spec(140), operands, kernel)
+    for count in (17, 18, 22, 35, 64, 71, 139):
+        some = operands | {"lhs": operands["lhs"][140 - count :]}
+        (part,) = calls.call_named(spec(count), some, kernel)
+        np.testing.assert_array_equal(part, whole[140 - count :])
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_activations_hold_from_tiny_to_huge(kernel, activation):

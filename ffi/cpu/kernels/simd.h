@@ -85,6 +85,16 @@ inline void Store(void* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
+// A product that is rounded before it is added to: GCC would fuse some of them with the sum, and
+// others not, and what is found of a row would depend on where in a tile it is.
+inline F32 Rounded(F32 product) {
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(product);
+#else
+  return product;
+#endif
+}
+
 // Half a vector in float64. GCC 12 takes a vector of AVX-512 apart for it.
 inline F64 ToDoubles(HalfF32 values) {
 #if defined(__AVX512F__)

@@ -57,7 +57,7 @@ template <typename Vector>
   F32 all[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const F32 worth = NarrowWorthOf(found[v], to, r, v * kLanes);
+    const F32 worth = Rounded(NarrowWorthOf(found[v], to, r, v * kLanes));
     all[v] = to.first ? worth : Load<F32>(sums + v * kLanes) + worth;
   }
 #pragma GCC unroll 4
