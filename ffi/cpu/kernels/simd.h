@@ -85,13 +85,15 @@ inline void Store(void* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-// A product that is rounded before it is added to: GCC would fuse some of them with the sum, and
-// others not, and what is found of a row would depend on where in a tile it is.
-inline F32 Rounded(F32 product) {
-#if __has_builtin(__builtin_assoc_barrier)
-  return __builtin_assoc_barrier(product);
+// a * b + c, rounded once where the processor can. By itself GCC would fuse some products and sums
+// and leave others, and what is found of a row would depend on where in a tile it lies.
+inline F32 MultiplyAdd(F32 a, F32 b, F32 c) {
+#if defined(__AVX512F__)
+  return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
-  return product;
+  return a * b + c;
 #endif
 }
 

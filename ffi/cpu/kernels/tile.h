@@ -36,17 +36,13 @@ inline F64 WorthOf(HalfF32 found, const RowFactors& row, const Panel& right, int
   return ToDoubles(found) * (Load<F64>(right.scale + i) * row.scale);
 }
 
-// The same in float32, which holds exact sums of a short chunk, of kLanes columns of row `r`.
-inline F32 NarrowWorthOf(S32 found, const NarrowSums& to, int r, int64_t i) {
-  const F32 shifted = __builtin_convertvector(found, F32) -
-                      to.rows.zero[r] * Load<F32>(to.columns.sum + i) -
-                      to.rows.sum[r] * Load<F32>(to.columns.zero + i);
-  return shifted * (Load<F32>(to.columns.scale + i) * to.rows.scale[r]);
+// Of row `r` less their zero points, in float32, which holds exact sums of a short chunk.
+inline F32 Shifted(S32 found, const NarrowSums& to, int r, int64_t i) {
+  return __builtin_convertvector(found, F32) - to.rows.zero[r] * Load<F32>(to.columns.sum + i) -
+         to.rows.sum[r] * Load<F32>(to.columns.zero + i);
 }
 
-inline F32 NarrowWorthOf(F32 found, const NarrowSums& to, int r, int64_t i) {
-  return found * (Load<F32>(to.columns.scale + i) * to.rows.scale[r]);
-}
+inline F32 Shifted(F32 found, const NarrowSums&, int, int64_t) { return found; }
 
 // Adds the worth of a tile's row, or stores it where it is the first. All is read before anything
 // is stored: the compiler does not know that they are apart.
@@ -57,8 +53,10 @@ template <typename Vector>
   F32 all[kVectors];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const F32 worth = Rounded(NarrowWorthOf(found[v], to, r, v * kLanes));
-    all[v] = to.first ? worth : Load<F32>(sums + v * kLanes) + worth;
+    const int64_t i = v * kLanes;
+    const F32 scale = Load<F32>(to.columns.scale + i) * to.rows.scale[r];
+    const F32 before = to.first ? F32{} : Load<F32>(sums + i);
+    all[v] = MultiplyAdd(Shifted(found[v], to, r, i), scale, before);
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) Store(sums + v * kLanes, all[v]);

@@ -168,6 +168,15 @@ JAXFP8_SOFT __m512d _mm512_cvtps_pd(__m256 values) {
   return __builtin_convertvector(values, __m512d);
 }
 
+JAXFP8_SOFT __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
+  __m256 left[2], right[2], added[2];
+  std::memcpy(left, &a, sizeof left);
+  std::memcpy(right, &b, sizeof right);
+  std::memcpy(added, &c, sizeof added);
+  for (int i = 0; i < 2; ++i) added[i] = _mm256_fmadd_ps(left[i], right[i], added[i]);
+  return As<__m512>(added);
+}
+
 JAXFP8_SOFT __m256 _mm512_cvtpd_ps(__m512d values) {
   return __builtin_convertvector(values, __m256);
 }
