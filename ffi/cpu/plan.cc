@@ -51,11 +51,19 @@ constexpr int64_t kKeptBytes = 8 << 20;
 // Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
 constexpr int64_t kFewDepth = 4096;
 
+// Rows that columns along the depth are multiplied with as they lie. Vectors are summed across
+// their lanes for each row and chunk: short chunks pay for one or two.
+int64_t FewAlong(const Problem& problem, const Kernel& kernel) {
+  const int64_t segments = std::max<int64_t>(problem.segments.size(), 1);
+  const int64_t depth = problem.depth / segments;
+  return std::clamp<int64_t>(depth / kernel.few.depth_along, 2, kernel.few.along);
+}
+
 bool IsFew(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
   if (!IsEightBit(right.dtype) || right.fine) return false;
   if (right.prepared) return problem.rows <= kernel.few.prepared;
-  if (right.depth.Contiguous()) return problem.rows <= kernel.few.along;
+  if (right.depth.Contiguous()) return problem.rows <= FewAlong(problem, kernel);
   return right.free.Contiguous() && problem.rows <= kernel.few.across;
 }
 
@@ -198,10 +206,11 @@ void CutShares(const Problem& problem, const Kernel& kernel, Plan& plan) {
 // Sums that are rounded to float32 from chunk to chunk stay within the bound, K * 2^-24, if there
 // are few for the depth. For fewer than three there is nothing to gain.
 constexpr int64_t kLongChunk = 96;
-// Exact sums of a chunk no longer than this are exact in float32 too, however they are shifted.
-constexpr int64_t kExactChunk = 256;
+// Exact sums of a chunk no longer than this are exact in float32 too, however they are shifted:
+// only their products by scales and the sums of chunks are rounded, twice for each chunk.
+constexpr int64_t kExactChunk = 256, kShortestExact = 2;
 
-// Zero points take exact sums further, and an int32 result is to be exact.
+// Sums of values less zero points are longer, and an int32 result is to be exact.
 bool IsExactOnly(const Problem& problem, int64_t longest) {
   return longest > kExactChunk || problem.lhs.zero_point || problem.rhs.zero_point ||
          problem.epilogue.out.dtype == DType::kS32;
@@ -215,7 +224,7 @@ bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   int64_t least = std::max(chunks * kLongChunk, longest + chunks);
   if (kernel.sums == Sums::kInteger) {
     if (IsExactOnly(problem, longest)) return false;
-    least = 2 * chunks;
+    least = chunks * kShortestExact;
   }
   return problem.depth >= least && HasModerateScales(problem);
 }
@@ -252,7 +261,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   plan.column_block = ColumnBlock(kernel, plan);
   plan.narrow = IsNarrow(problem, kernel, plan);
   plan.narrow_pitch = plan.column_block + kCacheLine / sizeof(float);
-  // A single chunk, and the last of narrow sums, are finished row by row.
+  // A single chunk is finished row by row, and so is the last of narrow sums.
   const bool kept = plan.few || (plan.chunks.size() > 1 && !plan.narrow);
   plan.sums_pitch = kept ? plan.column_block : 0;
   plan.threads = WorthWhile(problem, kernel, plan, threads);

@@ -15,6 +15,10 @@ namespace {
 // the sums win again, because they are scaled in float64.
 constexpr int64_t kShortSegment = 16;
 constexpr int64_t kShallow = 64;
+// From so many rows on, which share what is scaled, segments are short too that have 32 values, as
+// MX formats do; but 16 where products of bfloat16, of half the time, are what is given up.
+constexpr int64_t kManyRows = 128;
+constexpr int64_t kShortOfFloats = 33, kShortOfHalves = 24;
 
 // Up to this many columns, fewer than rows, are better taken as rows, although the output is then
 // written across: a register tile has up to 64 columns.
@@ -228,11 +232,17 @@ bool Changes(const Side& side, int64_t k) {
   return Scaled(side) && !side.fine && side.tile_depth[k] != side.tile_depth[k - 1];
 }
 
-bool ChangesOften(const Side& side, int64_t depth) {
+// Values per segment below which a kernel with such sums had better scale each.
+int64_t ShortSegment(const Problem& problem, Sums sums) {
+  if (problem.rows < kManyRows || sums == Sums::kInteger) return kShortSegment;
+  return sums == Sums::kFloat32 ? kShortOfFloats : kShortOfHalves;
+}
+
+bool ChangesOften(const Side& side, int64_t depth, int64_t shortest) {
   if (!Scaled(side) || side.tile_depth.Constant() || depth <= kShallow) return false;
   int64_t segments = 1;
   for (int64_t k = 1; k < depth; ++k) segments += Changes(side, k);
-  return depth < segments * kShortSegment;
+  return depth < segments * shortest;
 }
 
 // Whether no scale is beyond `lowest` and `highest`, or NaN.
@@ -289,13 +299,18 @@ bool HasModerateScales(const Problem& problem) {
   return Within(problem.lhs, 1 / kLarge, highest) && Within(problem.rhs, 1 / kLarge, highest);
 }
 
-bool HasShortSegments(const Problem& problem) {
-  return ChangesOften(problem.lhs, problem.depth) || ChangesOften(problem.rhs, problem.depth);
+bool HasShortSegments(const Problem& problem, Sums sums) {
+  const int64_t shortest = ShortSegment(problem, sums);
+  return ChangesOften(problem.lhs, problem.depth, shortest) ||
+         ChangesOften(problem.rhs, problem.depth, shortest);
 }
 
-void CutDepth(Problem& problem, bool per_value) {
-  problem.lhs.fine = per_value && ChangesOften(problem.lhs, problem.depth);
-  problem.rhs.fine = per_value && ChangesOften(problem.rhs, problem.depth);
+void CutDepth(Problem& problem, Sums sums) {
+  if (sums == Sums::kFloat32) {
+    const int64_t shortest = ShortSegment(problem, sums);
+    problem.lhs.fine = ChangesOften(problem.lhs, problem.depth, shortest);
+    problem.rhs.fine = ChangesOften(problem.rhs, problem.depth, shortest);
+  }
   problem.segments = Segments(problem);
   // A quad is multiplied as a whole.
   for (int64_t end : problem.segments) {

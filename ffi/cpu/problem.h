@@ -80,6 +80,9 @@ struct Problem {
   std::vector<int64_t> segments;
 };
 
+// How a kernel adds: in float32, in float32 from bfloat16 values, or exactly in int32.
+enum class Sums : uint8_t { kFloat32, kBFloat16, kInteger };
+
 // Owns the tables that a Problem points into.
 using Tables = std::vector<std::unique_ptr<int64_t[]>>;
 
@@ -87,16 +90,17 @@ using Tables = std::vector<std::unique_ptr<int64_t[]>>;
 // has few columns, and the left one more rows: kernels stream the right side.
 Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tables);
 
-// Whether scales or zero points of a side change too often along the depth to scale sums by them.
-bool HasShortSegments(const Problem& problem);
+// Whether scales or zero points of a side change too often along the depth to scale such sums by
+// them.
+bool HasShortSegments(const Problem& problem, Sums sums);
 
 // Whether float32 holds sums of products times the scales of both sides where it holds the sums:
 // scales of sums are 0, or at least 2^-30 and at most 1, or 2^30 where all values are of 8 bits.
 bool HasModerateScales(const Problem& problem);
 
-// Cuts the depth where scales or zero points change. A kernel that can scale single values while it
-// packs them (`per_value`) is spared stretches too short to pay.
-void CutDepth(Problem& problem, bool per_value);
+// Cuts the depth where scales or zero points change. A kernel of float32 sums, which can scale
+// single values while it packs them, is spared stretches too short to pay.
+void CutDepth(Problem& problem, Sums sums);
 
 }  // namespace jaxfp8
 

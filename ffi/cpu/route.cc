@@ -40,7 +40,7 @@ std::string WhyNotSums(const Kernel& kernel, const Problem& problem) {
 bool Suits(const Kernel& kernel, const Problem& problem) {
   if (!WhyNotSums(kernel, problem).empty() || problem.rows < kernel.least_rows) return false;
   const bool exact = problem.epilogue.out.dtype == DType::kS32;
-  if (!exact && HasShortSegments(problem)) return kernel.sums == Sums::kFloat32;
+  if (!exact && HasShortSegments(problem, kernel.sums)) return kernel.sums == Sums::kFloat32;
   return kernel.sums == Sums::kInteger || !Integers(problem);
 }
 

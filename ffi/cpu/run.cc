@@ -25,7 +25,7 @@ std::string Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_v
   Problem problem = Canonical(spec, buffers, tables);
   const Route route = RouteTo(problem, CpuFeatures(), name);
   if (!route.kernel) return "`jaxfp8_scaled_dot`: " + route.reason;
-  CutDepth(problem, route.kernel->sums == Sums::kFloat32);
+  CutDepth(problem, route.kernel->sums);
   ClearAmax(spec.epilogue, buffers.amax);
   RunGemm(problem, *route.kernel, pool);
   CountCall(*route.kernel);

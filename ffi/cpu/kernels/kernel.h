@@ -20,9 +20,6 @@ enum Feature : unsigned {
   kAmx = 32          // products of tiles, of bfloat16 and of bytes; and the system lets us
 };
 
-// How a kernel adds: in float32, in float32 from bfloat16 values, or exactly in int32.
-enum class Sums : uint8_t { kFloat32, kBFloat16, kInteger };
-
 // A piece of one side: `count` lines (rows or columns) by `depth` values.
 struct Block {
   int64_t batch, first, count;
@@ -59,8 +56,8 @@ struct NarrowFactors {
   const float *scale, *zero, *sum;
 };
 
-// Where the worth of a tile's products is added in float32. The sums of rows lack what their zero
-// points add up to along the chunk, as in RowFactors.
+// Where the worth of a tile's products is added in float32. `rows.sum` is of rows less their zero
+// points, as in RowFactors.
 struct NarrowSums {
   NarrowFactors rows, columns;
   float* sums;  // or none
@@ -89,6 +86,7 @@ struct Room {
 // side, along the depth, prepared.
 struct Few {
   int rows, across, along, prepared;
+  int depth_along;  // of a chunk for each row that is multiplied by columns along the depth
 };
 
 struct Kernel {

@@ -211,7 +211,7 @@ int64_t ThreadsFor(int64_t batch, const Sizes& sizes) {
   Tables tables;
   Problem problem = Canonical(spec, {}, tables);
   const Route route = RouteTo(problem, CpuFeatures(), "");
-  CutDepth(problem, false);
+  CutDepth(problem, route.kernel->sums);
   return MakePlan(problem, *route.kernel, 4).threads;
 }
 
