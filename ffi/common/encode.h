@@ -1,4 +1,5 @@
-// One result, from float64 to the bits of the output type: one rounding, to nearest even.
+// One result, from float64 to the bits of the output type: one rounding, to nearest even. What is
+// encoded from float32 was rounded to it by RoundToOdd, or is exact.
 //
 // Wide types overflow to infinity; 8-bit types saturate. NaN stays NaN, and becomes 0 in an
 // integer. Written without branches that depend on the value, so that loops over them vectorise.

@@ -39,7 +39,7 @@ NarrowSums From(const NarrowSums& narrow, int64_t row, int64_t column) {
           narrow.sums + row * narrow.pitch + column, narrow.pitch, narrow.first};
 }
 
-// The factors of `lines` lines, one after the other in memory from `at`.
+// The same factors in float32, again one after the other from `at`.
 NarrowFactors Narrowed(const Panel& panel, int64_t lines, float* at) {
   float* zero = std::copy_n(panel.scale, lines, at);
   float* sum = std::copy_n(panel.zero, lines, zero);
@@ -246,7 +246,7 @@ class Share {
     }
   }
 
-  // Where the sums of a block's columns are added in float32, whose factors do not change any more.
+  // Where the sums of a block's columns are added in float32; the factors of both are known by now.
   NarrowSums Narrow(const Panel& left, const Block& block, bool first, int64_t column) const {
     const int64_t columns = RoundUp(block.count, kernel_.columns);
     float* of_rows = narrow_factors_ + 3 * plan_.wide;

@@ -31,7 +31,7 @@ void Check(Activation activation, float x, double& worst) {
   const double t = std::fmin(std::fabs(Argument(activation, x)), 104.0);
   const double ulps = std::fabs(got - exact) / (0x1p-23 * std::fabs(exact) + kSmallest);
   worst = std::fmax(worst, ulps - 1.5 * t);
-  if (!(ulps <= 5 + 1.5 * t)) {
+  if (!(ulps <= 4 + 1.5 * t)) {
     std::printf("activation %d of %.9g is %.9g, not %.9g: %g ulp\n", static_cast<int>(activation),
                 x, got, exact, ulps);
     std::exit(1);
