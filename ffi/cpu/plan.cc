@@ -48,9 +48,6 @@ constexpr int64_t kManyRows = 64;
 // took 1.1 times as long where 24 MiB were left to the cache.)
 constexpr int64_t kKeptBytes = 8 << 20;
 
-// Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
-constexpr int64_t kFewDepth = 4096;
-
 // Rows that columns along the depth are multiplied with as they lie. Vectors are summed across
 // their lanes for each row and chunk: short chunks pay for one or two.
 int64_t FewAlong(const Problem& problem, const Kernel& kernel) {

@@ -240,6 +240,39 @@ def test_sums_of_blocks_that_cancel_may_be_beyond_float32(kernel):
     np.testing.assert_array_equal(out, np.full((33, 70), 2.0**30, np.float32))
 
 
+@pytest.mark.parametrize("zero", [-4000, -128, -100, -3, 0, 7, 127, 128, 255, 300])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("kernel", INTEGER_KERNELS)
+def test_zero_points_of_few_rows_are_exact(kernel, dtype, zero):
+    """Of values near them, whose differences fit a byte, and some far away."""
+    k, n = 4103, 70
+    rng = np.random.default_rng(abs(zero))
+    spec = ScaledDotSpec(
+        lhs=calls.side(dtype, (4, k), (1,), tiles=(1, k), zero_point=True),
+        rhs=calls.side("int8", (k, n), (0,), tiles=(k, n), zero_point=True),
+        epilogue=EpilogueSpec(out_dtype="int32"),
+    )
+    middle = np.clip(zero, np.iinfo(dtype).min + 40, np.iinfo(dtype).max - 40)
+    lhs = (middle + rng.integers(-40, 40, (4, k))).astype(dtype)
+    some = rng.integers(0, k, 20)
+    lhs[:, some] = rng.choice([np.iinfo(dtype).min, np.iinfo(dtype).max], (4, 20))
+    rhs = rng.integers(-128, 128, (k, n), dtype=np.int8)
+    zeros = np.array([[zero], [zero], [0], [zero]], np.int32)
+    exact = (lhs.astype(np.int64) - zeros) @ (rhs.astype(np.int64) + 5)
+    for m in (1, 2, 3, 4):
+        part = dataclasses.replace(
+            spec, lhs=calls.side(dtype, (m, k), (1,), tiles=(1, k), zero_point=True)
+        )
+        operands = {
+            "lhs": lhs[:m],
+            "lhs_zero_point": zeros[:m],
+            "rhs": rhs,
+            "rhs_zero_point": np.full((1, 1), -5, np.int32),
+        }
+        (out,) = calls.call_named(part, operands, kernel)
+        np.testing.assert_array_equal(out, exact[:m])
+
+
 @pytest.mark.parametrize("m", [1, 4])
 @pytest.mark.parametrize("kernel", INTEGER_KERNELS)
 def test_few_rows_against_very_many_columns(kernel, m):

@@ -75,6 +75,8 @@ inline constexpr int64_t kRunChunks = 32;  // at most
 inline constexpr int kFewRows = 4;
 // Columns multiplied with few rows in one go, at most.
 inline constexpr int kFewColumns = 8192;
+// Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
+inline constexpr int64_t kFewDepth = 4096;
 
 // Bytes that may be filled with packed rows, which L3 delivers as they are needed, and with the
 // sums of the columns that are multiplied before rows are packed again.

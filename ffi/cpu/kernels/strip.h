@@ -28,6 +28,24 @@ class PaddedGroup {
   uint8_t line_[Sums::kGroup][kColumns];
 };
 
+// Sums of rows in two parts: what is packed as rows kCount + r is added to row r.
+template <class Sums>
+struct InTwo : Sums {
+  using OfFirst = Sums;
+};
+
+template <class Sums>
+inline constexpr bool kInTwo = requires { typename Sums::OfFirst; };
+
+// Whether the second parts of the rows of lines together are 0, from `rows` on.
+template <int kCount>
+bool IsFirstOnly(const uint8_t* rows, int64_t pitch) {
+  uint64_t second = 0;
+  static_assert(sizeof second == kLinesTogether);
+  for (int r = kCount; r < 2 * kCount; ++r) second |= Load<uint64_t>(rows + r * pitch);
+  return second == 0;
+}
+
 // Sums of as many columns as are multiplied with few rows in one go.
 template <class Sums, int kCount>
 using FoundRows = Found<Sums>[kCount][kFewColumns];
@@ -65,6 +83,10 @@ class StripTile {
     for (int r = 0; r < kCount; ++r) {
       const auto row = Load<typename Sums::Lane>(rows + r * pitch);
       sum_[r][v] = Sums::Add(sum_[r][v], row, column);
+      if constexpr (kInTwo<Sums>) {
+        const auto more = Load<typename Sums::Lane>(rows + (kCount + r) * pitch);
+        sum_[r][v] = Sums::Add(sum_[r][v], more, column);
+      }
     }
     if constexpr (Sums::kTotals) total_[v] = Sums::AddLanes(total_[v], Sums::Ones(), column);
   }
@@ -161,9 +183,18 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
   const int64_t whole_columns = block.count / kColumns * kColumns;
   const int64_t whole_depth = block.depth / kLinesTogether * kLinesTogether;
   for (int64_t k = 0; k < whole_depth; k += kLinesTogether) {
-    SumLines<Sums, kType, kCount>({lines, block, k}, whole_columns, block.distant,
-                                  left.data + k * (4 / Sums::kGroup), left.pitch,
-                                  {found[0], of_columns, right.zero});
+    const uint8_t* rows = left.data + k * (4 / Sums::kGroup);
+    const auto sum = [&]<class Parts> {
+      SumLines<Parts, kType, kCount>({lines, block, k}, whole_columns, block.distant, rows,
+                                     left.pitch, {found[0], of_columns, right.zero});
+    };
+    if constexpr (kInTwo<Sums>) {
+      if (IsFirstOnly<kCount>(rows, left.pitch)) {
+        sum.template operator()<typename Sums::OfFirst>();
+        continue;
+      }
+    }
+    sum.template operator()<Sums>();
   }
   const int64_t groups = GroupsOf<Sums>(block);
   for (int64_t s = 0; s < Strips(block); ++s) {
