@@ -16,17 +16,41 @@ class ValueFactors {
   bool Needed() const { return side_.fine; }
 
   void AlongDepth(int64_t i, int64_t count, float* line) const {
-    for (int64_t k = 0; k < count; ++k) line[k] = Apply(line[k], TileOf(side_, block_, i, k));
+    Apply(side_.tile_free[block_.first + i], side_.tile_depth, block_.start, count, line);
   }
 
   void AcrossDepth(int64_t k, int64_t count, float* line) const {
-    for (int64_t i = 0; i < count; ++i) line[i] = Apply(line[i], TileOf(side_, block_, i, k));
+    Apply(side_.tile_depth[block_.start + k], side_.tile_free, block_.first, count, line);
   }
 
  private:
-  float Apply(float value, int64_t tile) const {
-    if (side_.zero_point) value -= static_cast<float>(side_.zero_point[tile]);
-    return side_.scale ? value * side_.scale[tile] : value;
+  // To values whose tiles are those of `tiles` from `first` on, beyond `tile`. In loops that the
+  // compiler makes vectors of.
+  void Apply(int64_t tile, const Offsets& tiles, int64_t first, int64_t count, float* line) const {
+    tile += side_.tile_batch[block_.batch];
+    if (tiles.table) {
+      const int64_t* table = tiles.table + first;
+      ApplyEach(tile, [table](int64_t i) { return table[i]; }, count, line);
+    } else if (tiles.Contiguous()) {
+      ApplyEach(tile + first, [](int64_t i) { return i; }, count, line);
+    } else if (tiles.Constant()) {
+      ApplyEach(tile, [](int64_t) { return 0; }, count, line);
+    } else {
+      const int64_t stride = tiles.stride;
+      ApplyEach(tile + first * stride, [stride](int64_t i) { return i * stride; }, count, line);
+    }
+  }
+
+  template <typename Index>
+  void ApplyEach(int64_t tile, const Index& index, int64_t count, float* __restrict line) const {
+    if (side_.zero_point) {
+      const int32_t* zero = side_.zero_point + tile;
+      for (int64_t i = 0; i < count; ++i) line[i] -= static_cast<float>(zero[index(i)]);
+    }
+    if (side_.scale) {
+      const float* scale = side_.scale + tile;
+      for (int64_t i = 0; i < count; ++i) line[i] *= scale[index(i)];
+    }
   }
 
   const Side& side_;
