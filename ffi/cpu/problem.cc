@@ -232,17 +232,16 @@ bool Changes(const Side& side, int64_t k) {
   return Scaled(side) && !side.fine && side.tile_depth[k] != side.tile_depth[k - 1];
 }
 
-// Values per segment below which a kernel with such sums had better scale each.
-int64_t ShortSegment(const Problem& problem, Sums sums) {
-  if (problem.rows < kManyRows || sums == Sums::kInteger) return kShortSegment;
-  return sums == Sums::kFloat32 ? kShortOfFloats : kShortOfHalves;
-}
-
 bool ChangesOften(const Side& side, int64_t depth, int64_t shortest) {
   if (!Scaled(side) || side.tile_depth.Constant() || depth <= kShallow) return false;
   int64_t segments = 1;
   for (int64_t k = 1; k < depth; ++k) segments += Changes(side, k);
   return depth < segments * shortest;
+}
+
+bool ChangesOften(const Problem& problem, int64_t shortest) {
+  return ChangesOften(problem.lhs, problem.depth, shortest) ||
+         ChangesOften(problem.rhs, problem.depth, shortest);
 }
 
 // Whether no scale is beyond `lowest` and `highest`, or NaN.
@@ -299,10 +298,16 @@ bool HasModerateScales(const Problem& problem) {
   return Within(problem.lhs, 1 / kLarge, highest) && Within(problem.rhs, 1 / kLarge, highest);
 }
 
+// Values per segment below which a kernel with such sums had better scale each. More of them only
+// if float32 holds what it did not have to hold.
+static int64_t ShortSegment(const Problem& problem, Sums sums) {
+  if (problem.rows < kManyRows || sums == Sums::kInteger) return kShortSegment;
+  const int64_t longer = sums == Sums::kFloat32 ? kShortOfFloats : kShortOfHalves;
+  return ChangesOften(problem, longer) && !HasModerateScales(problem) ? kShortSegment : longer;
+}
+
 bool HasShortSegments(const Problem& problem, Sums sums) {
-  const int64_t shortest = ShortSegment(problem, sums);
-  return ChangesOften(problem.lhs, problem.depth, shortest) ||
-         ChangesOften(problem.rhs, problem.depth, shortest);
+  return ChangesOften(problem, ShortSegment(problem, sums));
 }
 
 void CutDepth(Problem& problem, Sums sums) {

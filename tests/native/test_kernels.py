@@ -203,6 +203,24 @@ def test_scales_along_the_depth_stay_within_the_bound(kernel, tile):
         oracle.assert_within_bound(spec, operands, out)
 
 
+@pytest.mark.parametrize("tile", [16, 20, 32])
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_scales_of_short_blocks_may_be_beyond_the_values(kernel, tile):
+    """Of many rows: value by value they would overflow, and their sums do not."""
+    m, k, n = 130, 256, 66
+    spec = ScaledDotSpec(
+        lhs=calls.side("float8_e4m3fn", (m, k), (1,), tiles=(1, tile), scale=True),
+        rhs=calls.side("float8_e4m3fn", (k, n), (0,), tiles=(tile, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    operands = specs.draw_operands(np.random.default_rng(tile), spec)
+    operands["lhs_scale"] = np.full_like(operands["lhs_scale"], 2.0**-120)
+    operands["rhs_scale"] = np.full_like(operands["rhs_scale"], 2.0**121)
+    (out,) = calls.call_named(spec, operands, kernel)
+    assert np.isfinite(out).all()
+    oracle.assert_within_bound(spec, operands, out)
+
+
 @pytest.mark.parametrize("left, right", [(1, 1), (1e30, 1e-30), (1e-22, 1e-22)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_blocks_of_depth_stay_within_the_bound(kernel, left, right):
@@ -286,6 +304,9 @@ def test_few_rows_against_very_many_columns(kernel, m):
         epilogue=EpilogueSpec(out_dtype="int32"),
     )
     operands = specs.draw_operands(rng, spec)
+    if m == 1:  # what is left of a byte fits one
+        operands["lhs"] = np.clip(operands["lhs"], -60, 60)
+        operands["lhs_zero_point"] = np.full((m, k), 3, np.int32)[:, :1]
     (out,) = calls.call_named(spec, operands, kernel)
     lhs, rhs = (
         operands[name].astype(np.int32) - np.asarray(operands[f"{name}_zero_point"], np.int32)

@@ -3,8 +3,8 @@
 // `vpdpbusd` multiplies unsigned by signed bytes, so signed columns are shifted up by 128 and
 // unsigned rows down by 128; where products of signed bytes are at hand, what is unsigned is
 // shifted down. The shift joins the zero points, which the sums of the lines compensate. Those of
-// rows are found once; those of columns are needed only if
-// rows have a zero point or a shift, and few rows mostly do without (RowParts).
+// rows are found once; those of columns are needed only if rows have a zero point or a shift, and
+// few rows mostly do without (RowParts).
 
 #ifndef JAXFP8_CPU_KERNELS_BYTE_SUMS_H_
 #define JAXFP8_CPU_KERNELS_BYTE_SUMS_H_

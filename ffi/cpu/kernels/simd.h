@@ -85,8 +85,9 @@ inline void Store(void* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-// a * b + c, rounded once where the processor can. By itself GCC would fuse some products and sums
-// and leave others, and what is found of a row would depend on where in a tile it lies.
+// a * b + c, rounded once, but for portable code, where it is the compiler's choice. By itself GCC
+// would fuse some products and sums and leave others, and what is found of a row would depend on
+// where in a tile it lies.
 inline F32 MultiplyAdd(F32 a, F32 b, F32 c) {
 #if defined(__AVX512F__)
   return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

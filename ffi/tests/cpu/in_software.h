@@ -174,7 +174,7 @@ JAXFP8_SOFT __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   std::memcpy(right, &b, sizeof right);
   std::memcpy(added, &c, sizeof added);
   for (int i = 0; i < 2; ++i) added[i] = _mm256_fmadd_ps(left[i], right[i], added[i]);
-  return As<__m512>(added);
+  return software::As<__m512>(added);
 }
 
 JAXFP8_SOFT __m256 _mm512_cvtpd_ps(__m512d values) {
