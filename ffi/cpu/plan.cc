@@ -196,7 +196,7 @@ void CutShares(const Problem& problem, const Kernel& kernel, Plan& plan) {
     plan.share_columns = RoundUp(Blocks(problem.columns - plan.first_columns, others), kCacheLine);
   }
   const int64_t longer = plan.first_columns - plan.share_columns;
-  plan.column_shares = Blocks(std::max<int64_t>(problem.columns - longer, 0), plan.share_columns);
+  plan.column_shares = Blocks(problem.columns - longer, plan.share_columns);
   plan.shares = shares * plan.column_shares;
 }
 

@@ -244,6 +244,14 @@ bool ChangesOften(const Problem& problem, int64_t shortest) {
          ChangesOften(problem.rhs, problem.depth, shortest);
 }
 
+// Values per segment below which a kernel with such sums had better scale each. More of them only
+// if float32 holds what it did not have to hold.
+int64_t ShortSegment(const Problem& problem, Sums sums) {
+  if (problem.rows < kManyRows || sums == Sums::kInteger) return kShortSegment;
+  const int64_t longer = sums == Sums::kFloat32 ? kShortOfFloats : kShortOfHalves;
+  return ChangesOften(problem, longer) && !HasModerateScales(problem) ? kShortSegment : longer;
+}
+
 // Whether no scale is beyond `lowest` and `highest`, or NaN.
 bool Within(const Side& side, float lowest, float highest) {
   if (!side.scale || side.fine) return true;
@@ -296,14 +304,6 @@ bool HasModerateScales(const Problem& problem) {
   const bool bytes = IsEightBit(problem.lhs.dtype) && IsEightBit(problem.rhs.dtype);
   const float highest = bytes ? kLarge : 1;
   return Within(problem.lhs, 1 / kLarge, highest) && Within(problem.rhs, 1 / kLarge, highest);
-}
-
-// Values per segment below which a kernel with such sums had better scale each. More of them only
-// if float32 holds what it did not have to hold.
-static int64_t ShortSegment(const Problem& problem, Sums sums) {
-  if (problem.rows < kManyRows || sums == Sums::kInteger) return kShortSegment;
-  const int64_t longer = sums == Sums::kFloat32 ? kShortOfFloats : kShortOfHalves;
-  return ChangesOften(problem, longer) && !HasModerateScales(problem) ? kShortSegment : longer;
 }
 
 bool HasShortSegments(const Problem& problem, Sums sums) {

@@ -23,10 +23,10 @@ struct AndTotals : Sums {
 template <int kCount>
 class RowParts {
  public:
-  RowParts(const Panel& left, int64_t depth) {
+  RowParts(const Panel& left, int64_t depth) : depth_(depth) {
     for (int r = 0; r < kCount; ++r) {
       const auto* row = reinterpret_cast<const int8_t*>(left.data + r * left.pitch);
-      Split(row, left.zero[r], depth, parts_[r], parts_[kCount + r]);
+      Split(row, left.zero[r], parts_[r], parts_[kCount + r]);
     }
     if (!fit_) return;
     const auto* rows = reinterpret_cast<const uint8_t*>(parts_[0]);
@@ -37,9 +37,7 @@ class RowParts {
 
   // Whether two bytes hold every value, and the second are so rare that they cost less than sums of
   // the columns do, which take as long as a row and a half.
-  bool Pay(int64_t depth) const {
-    return fit_ && 2 * second_ * kCount * kLinesTogether <= 3 * depth;
-  }
+  bool Pay() const { return fit_ && 2 * second_ * kCount * kLinesTogether <= 3 * depth_; }
 
   Panel WithFactorsOf(const Panel& left) {
     return {
@@ -50,12 +48,12 @@ class RowParts {
   // The odd cache line keeps rows from falling on the same sets.
   static constexpr int64_t kPitch = kFewDepth + 64;
 
-  void Split(const int8_t* row, double zero, int64_t depth, int8_t* first, int8_t* rest) {
+  void Split(const int8_t* row, double zero, int8_t* first, int8_t* rest) {
     fit_ &= zero >= -255 && zero <= 255;
     if (!fit_) return;
     const auto offset = static_cast<int16_t>(zero);
     int16_t beyond = 0;
-    for (int64_t k = 0; k < depth; ++k) {
+    for (int64_t k = 0; k < depth_; ++k) {
       const auto value = static_cast<int16_t>(row[k] - offset);
       const int16_t near = std::clamp<int16_t>(value, -128, 127);
       const auto left = static_cast<int16_t>(value - near);
@@ -64,10 +62,11 @@ class RowParts {
       beyond |= static_cast<int16_t>(left != static_cast<int8_t>(left));
     }
     fit_ &= beyond == 0;
-    std::memset(first + depth, 0, 64);
-    std::memset(rest + depth, 0, 64);
+    std::memset(first + depth_, 0, 64);
+    std::memset(rest + depth_, 0, 64);
   }
 
+  int64_t depth_;
   alignas(64) int8_t parts_[2 * kCount][kPitch];
   bool fit_ = true;
   int64_t second_ = 0;  // lots of lines read together that need second parts
@@ -79,11 +78,12 @@ void FindAcross(const Side& side, const Block& block, const Panel& left, const P
   int32_t of_columns[kFewColumns];
   if constexpr (Sums::kTotals && Sums::kGroup == 4) {
     // Prepared columns are read for more of the depth in one go, which needs second parts oftener.
-    const int64_t depth = side.prepared ? 0 : block.depth;
-    RowParts<kCount> rows(left, depth);
-    if (depth > 0 && rows.Pay(depth)) {
-      return FindStrips<InTwo<typename Sums::Alone>, kType, kCount>(
-          AcrossDepth(side, block), block, rows.WithFactorsOf(left), right, found, of_columns);
+    if (!side.prepared) {
+      RowParts<kCount> rows(left, block.depth);
+      if (rows.Pay()) {
+        return FindStrips<InTwo<typename Sums::Alone>, kType, kCount>(
+            AcrossDepth(side, block), block, rows.WithFactorsOf(left), right, found, of_columns);
+      }
     }
   }
   if constexpr (Sums::kTotals) std::fill_n(of_columns, Strips(block) * kColumns, 0);
