@@ -86,7 +86,12 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
     if _canonical.is_empty(spec):
         return list(_reference.scaled_dot(spec, *operands))
     form = _canonical.canonical(spec)
-    named = form.operands(dict(zip(spec.operand_names(), operands, strict=True)))
+    named = form.operands(
+        {
+            name: x.astype(np.int32) if name.endswith("_zero_point") else x
+            for name, x in zip(spec.operand_names(), operands, strict=True)
+        }
+    )
     epilogue = form.spec.epilogue
     results = [(form.spec.out_shape, _dtypes.storage(epilogue.out_dtype))]
     results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxfp8 import _checks, _dtypes
 from jaxfp8._errors import message
 from jaxfp8._prepared import PreparedArray, check_prepared, logical_shape
-from jaxfp8._qarray import QArray, adopt, check_qarray, scale_and_zero_point
+from jaxfp8._qarray import QArray, adopt, check_qarray, stored_factors
 from jaxfp8._spec import OperandSpec, Shape
 
 Operand = ArrayLike | QArray | PreparedArray
@@ -27,7 +27,7 @@ class Side:
       values: the values.
       dtype: their logical dtype.
       scale: float32, one per tile, or None.
-      zero_point: int32, one per tile, or None.
+      zero_point: int32 or of `dtype`, one per tile, or None.
       tiles: tile sizes by axis.
       result_dtype: the dtype that this side gives a product whose dtype nobody named.
     """
@@ -152,7 +152,7 @@ def as_array(operation: str, name: str, value: Any) -> jax.Array:
 def _quantized(operation: str, name: str, q: QArray) -> dict[str, Any]:
     """The fields of a side that a `QArray` has."""
     check_qarray(q, operation, name)
-    scale, zero_point, tiles = scale_and_zero_point(q)
+    scale, zero_point, tiles = stored_factors(q)
     return {
         "values": jnp.asarray(q.qvalue),
         "dtype": np.dtype(q.qvalue.dtype),

@@ -50,7 +50,7 @@ def scaled_dot(
         and goes through float16 to slice, gather, pad or concatenate FP8: pass what you have, and
         change FP8 data as bytes.
       lhs_scale, rhs_scale: float32, one per tile.
-      lhs_zero_point, rhs_zero_point: int32, one per tile.
+      lhs_zero_point, rhs_zero_point: int32 or of the dtype of the values, one per tile.
       residual, bias, out_scale: of the rank of the output, each axis 1 or full.
       kernel: name of the kernel to force, for tests; "" lets the library choose.
 
@@ -113,7 +113,7 @@ def _impl(*operands: jax.Array, spec: ScaledDotSpec, kernel: str, split: Any) ->
 
 
 def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
-    """Shape and dtype of each operand of the call; FP8 may also come as itself."""
+    """Shape and dtype of each operand of the call; others it may have are in `_dtypes_of`."""
     epilogue = spec.epilogue
     table: dict[str, tuple[Shape | None, DTypeLike]] = {
         "lhs": (spec.lhs.shape, _dtypes.storage(spec.lhs.dtype)),
@@ -130,6 +130,13 @@ def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
     return [(shape or (), np.dtype(dtype)) for shape, dtype in given]
 
 
+def _dtypes_of(spec: ScaledDotSpec, name: str, stored: np.dtype) -> tuple[np.dtype, ...]:
+    """What an operand may be: FP8 also comes as itself, zero points in the dtype of the values."""
+    sides = {"lhs": spec.lhs, "rhs": spec.rhs}
+    side = sides.get(name.removesuffix("_zero_point"))
+    return (stored,) if side is None else (stored, np.dtype(side.dtype))
+
+
 @scaled_dot_p.def_abstract_eval
 def _abstract_eval(
     *avals: jax.core.ShapedArray, spec: ScaledDotSpec, kernel: str, split: Any
@@ -138,8 +145,7 @@ def _abstract_eval(
     for name, aval, (shape, dtype) in zip(
         spec.operand_names(), avals, _expected(spec), strict=True
     ):
-        logical = getattr(spec, name).dtype if name in ("lhs", "rhs") else dtype
-        if aval.shape != shape or aval.dtype not in (dtype, np.dtype(logical)):
+        if aval.shape != shape or aval.dtype not in _dtypes_of(spec, name, dtype):
             raise TypeError(
                 f"`scaled_dot`: {name} is {aval.dtype}{list(aval.shape)}, but its spec says "
                 f"{dtype}{list(shape)}; make the spec from the operands."

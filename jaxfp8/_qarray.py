@@ -192,10 +192,16 @@ def from_bytes(values: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def scale_and_zero_point(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
+    """The same as `stored_factors`, with the zero point as int32."""
+    scale, zero_point, tiles = stored_factors(q)
+    return scale, None if zero_point is None else zero_point.astype(jnp.int32), tiles
+
+
+def stored_factors(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
     """Scale and zero point of a checked `q`, both with one entry per tile, and the tiles.
 
     Returns:
-      The scale as float32 and the zero point as int32 or None, both of shape
+      The scale as float32 and the zero point in its own dtype or None, both of shape
       `tile_counts(q.shape, tiles)`; and `tiles`, with a size per axis. The gradient of the scale
       passes; a float8_e8m0fnu scale has none.
     """
@@ -206,7 +212,7 @@ def scale_and_zero_point(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]
     scale = _spread(scale.astype(jnp.float32), entries)
     zero_point = q.zero_point
     if zero_point is not None:
-        zero_point = _spread(jnp.asarray(zero_point).astype(jnp.int32), entries)
+        zero_point = _spread(jnp.asarray(zero_point), entries)
     return scale, zero_point, q.tile_sizes
 
 

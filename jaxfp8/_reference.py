@@ -101,7 +101,7 @@ def _centred(
     if _dtypes.is_float8(side.dtype) and values.dtype == np.uint8:
         values = lax.bitcast_convert_type(values, np.dtype(side.dtype))
     if zero_point is not None:
-        values = values.astype(jnp.int32) - expand_tiles(zero_point, side)
+        values = values.astype(jnp.int32) - expand_tiles(zero_point.astype(jnp.int32), side)
     return values.astype(dtype)
 
 

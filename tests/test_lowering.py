@@ -15,6 +15,7 @@ import jaxfp8
 from jaxfp8 import _ffi, _lowering
 
 QW = jaxfp8.quantize(jnp.ones((32, 16)), channelwise_axes=(1,))
+AFFINE = jaxfp8.quantize(jnp.ones((32, 16)), jnp.int8, channelwise_axes=(1,), zero_point=True)
 X = jnp.ones((4, 32), jnp.bfloat16)
 
 
@@ -33,6 +34,17 @@ def test_cpu_lowers_to_the_custom_call_alone() -> None:
     text = lowered("cpu")
     assert "custom_call @jaxfp8_scaled_dot" in text
     assert "dot_general" not in text
+
+
+def affine(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:
+    return x @ ((w.qvalue.astype(jnp.float32) - w.zero_point) * w.scale)
+
+
+@pytest.mark.parametrize("function", [jaxfp8.matmul, jaxfp8.rewrite(affine)])
+def test_zero_points_of_bytes_go_into_the_call_as_they_are(function) -> None:
+    text = jax.jit(function).trace(X.astype(jnp.float32), AFFINE).lower().as_text()
+    assert "custom_call @jaxfp8_scaled_dot" in text
+    assert "stablehlo.convert" not in text
 
 
 @pytest.mark.parametrize("platform", ["tpu", "rocm"])
@@ -116,6 +128,11 @@ class TestCudaWithoutGpu:
         product = jax.jit(lambda x, w: jaxfp8.einsum("mk,nk->mn", x, w))
         trace = product.trace(jaxfp8.quantize(X), weight)
         assert "transpose" not in trace.lower(lowering_platforms=("cuda",)).as_text()
+
+    def test_zero_points_are_widened(self) -> None:
+        text = jax.jit(jaxfp8.matmul).trace(X, AFFINE).lower(lowering_platforms=("cuda",)).as_text()
+        (converted,) = [line for line in text.splitlines() if "stablehlo.convert" in line]
+        assert "(tensor<1x16xi8>) -> tensor<1x16xi32>" in converted
 
     def test_the_last_result_is_scratch_memory(self) -> None:
         assert "-> (tensor<1x4x16xbf16>, tensor<" in lowered("cuda")

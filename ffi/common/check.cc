@@ -172,6 +172,8 @@ struct Wanted {
   std::string_view dtype;
   Shape shape;
   void** data;
+  std::string_view narrow = {};  // another dtype that it may have, told in
+  DType* type = nullptr;
 };
 
 Shape Copy(Dims dims) { return Shape(dims.begin(), dims.end()); }
@@ -187,9 +189,11 @@ std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec, Buffers& buffers) 
   };
   const Shape lhs = TileCounts(spec.lhs), rhs = TileCounts(spec.rhs);
   add(spec.lhs.scale, {"lhs_scale", "float32", lhs, &buffers.lhs_scale});
-  add(spec.lhs.zero_point, {"lhs_zero_point", "int32", lhs, &buffers.lhs_zero_point});
+  add(spec.lhs.zero_point, {"lhs_zero_point", "int32", lhs, &buffers.lhs_zero_point, spec.lhs.dtype,
+                            &buffers.lhs_zero_type});
   add(spec.rhs.scale, {"rhs_scale", "float32", rhs, &buffers.rhs_scale});
-  add(spec.rhs.zero_point, {"rhs_zero_point", "int32", rhs, &buffers.rhs_zero_point});
+  add(spec.rhs.zero_point, {"rhs_zero_point", "int32", rhs, &buffers.rhs_zero_point, spec.rhs.dtype,
+                            &buffers.rhs_zero_type});
   add(epilogue.has_residual,
       {"residual", epilogue.residual_dtype, Copy(epilogue.residual), &buffers.residual});
   add(epilogue.has_bias, {"bias", "float32", Copy(epilogue.bias), &buffers.bias});
@@ -212,7 +216,11 @@ bool Carries(DType buffer, DType logical) {
   return buffer == logical;
 }
 
-std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& given,
+bool IsNarrow(const Wanted& wanted, const Buffer& given) {
+  return wanted.type && given.dtype == ParseDType(wanted.narrow);
+}
+
+std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& given, bool narrow,
                  const std::string& kind) {
   if (wanted.size() != given.size()) {
     std::string names;
@@ -222,10 +230,14 @@ std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& g
   }
   for (size_t i = 0; i < wanted.size(); ++i) {
     const std::string name = "`" + std::string(wanted[i].name) + "`";
-    if (!Carries(given[i].dtype, ParseDType(wanted[i].dtype))) {
+    if (narrow && IsNarrow(wanted[i], given[i])) {
+      *wanted[i].type = given[i].dtype;
+    } else if (!Carries(given[i].dtype, ParseDType(wanted[i].dtype))) {
+      const bool either = narrow && wanted[i].type;
       return Say(name, "is a buffer of " + std::string(NameOf(given[i].dtype)),
                  std::string(wanted[i].dtype) +
-                     (IsFloat8(ParseDType(wanted[i].dtype)) ? " (as uint8)" : ""));
+                     (IsFloat8(ParseDType(wanted[i].dtype)) ? " (as uint8)" : "") +
+                     (either ? " or " + std::string(wanted[i].narrow) : ""));
     }
     if (!Same(given[i].shape, wanted[i].shape)) {
       return Say(name, "has shape " + Text(given[i].shape), Text(wanted[i].shape));
@@ -252,10 +264,10 @@ std::string CheckSpec(const ScaledDotSpec& spec) {
 }
 
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
-                        const std::vector<Buffer>& results, Buffers& buffers) {
-  const std::string wrong = Bind(WantedOperands(spec, buffers), operands, "operands");
+                        const std::vector<Buffer>& results, bool narrow, Buffers& buffers) {
+  const std::string wrong = Bind(WantedOperands(spec, buffers), operands, narrow, "operands");
   if (!wrong.empty()) return wrong;
-  return Bind(WantedResults(spec, buffers), results, "results");
+  return Bind(WantedResults(spec, buffers), results, narrow, "results");
 }
 
 std::string WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers) {

@@ -25,14 +25,16 @@ struct Buffers {
   void *rhs_scale = nullptr, *rhs_zero_point = nullptr;
   void *residual = nullptr, *bias = nullptr, *out_scale = nullptr;
   void *out = nullptr, *amax = nullptr;
+  DType lhs_zero_type = DType::kS32, rhs_zero_type = DType::kS32;
 };
 
 // What is wrong with the spec itself: operation, attribute, got, needs. "" if nothing is.
 std::string CheckSpec(const ScaledDotSpec& spec);
 
-// Finds the buffers of an accepted spec. Returns what is wrong with them, "" if nothing is.
+// Finds the buffers of an accepted spec. Zero points are int32, or where `narrow` is set also of
+// the dtype of the values. Returns what is wrong with them, "" if nothing is.
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
-                        const std::vector<Buffer>& results, Buffers& buffers);
+                        const std::vector<Buffer>& results, bool narrow, Buffers& buffers);
 
 // The first buffer that an accepted spec asks for and that is null although it has values, as a
 // sentence; "" if there is none.

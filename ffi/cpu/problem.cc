@@ -290,8 +290,10 @@ Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tab
   problem.rhs.values = static_cast<const uint8_t*>(buffers.rhs);
   problem.lhs.scale = static_cast<const float*>(buffers.lhs_scale);
   problem.rhs.scale = static_cast<const float*>(buffers.rhs_scale);
-  problem.lhs.zero_point = static_cast<const int32_t*>(buffers.lhs_zero_point);
-  problem.rhs.zero_point = static_cast<const int32_t*>(buffers.rhs_zero_point);
+  problem.lhs.zero_point = buffers.lhs_zero_point;
+  problem.rhs.zero_point = buffers.rhs_zero_point;
+  problem.lhs.zero_type = buffers.lhs_zero_type;
+  problem.rhs.zero_type = buffers.rhs_zero_type;
   problem.epilogue = MakeEpilogue(spec, buffers, groups, tables);
   if (problem.rows > problem.columns && problem.columns <= kNarrow && !problem.rhs.prepared) {
     Swap(problem);

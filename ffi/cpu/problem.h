@@ -43,9 +43,10 @@ struct Side {
   // depth / 4, 64, 4] bytes.
   bool prepared = false;
 
-  const float* scale = nullptr;         // or none
-  int64_t scales = 0;                   // how many
-  const int32_t* zero_point = nullptr;  // or none
+  const float* scale = nullptr;      // or none
+  int64_t scales = 0;                // how many
+  const void* zero_point = nullptr;  // or none; of
+  DType zero_type = DType::kS32;     // or int8 or uint8
   Offsets tile_batch, tile_free, tile_depth;
 
   // Scales and zero points change so often along the depth that they belong to the single value.

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 
-from jaxfp8 import _compat
+from jaxfp8 import _compat, _dtypes
 from jaxfp8._spec import Shape
 
 
@@ -183,6 +183,21 @@ def cast(value: Value, dtype: Any) -> Value:
         dtype,
         {"new_dtype": dtype},
     )
+
+
+# What holds every int8 and uint8.
+_HOLDS_BYTES = (*_dtypes.WIDE_FLOAT, np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.int64))
+
+
+def undo_casts(value: Value, dtype: np.dtype) -> Value:
+    """What was cast from int8 or uint8 to make `value`, if it is of `dtype`; else `value`."""
+    source = value
+    while source.dtype in _HOLDS_BYTES:
+        op = producer(source, "convert_element_type")
+        if op is None:
+            return value
+        source = op.inputs[0]
+    return source if source.dtype == dtype else value
 
 
 def bitcast(value: Value, dtype: Any) -> Value:

@@ -175,6 +175,14 @@ def test_an_operand_of_another_dtype_is_named():
     )
 
 
+def test_a_zero_point_of_a_dtype_that_is_not_that_of_the_values_is_named():
+    spec = change(INT_SPEC, "lhs", zero_point=True)
+    operands = operands_of(spec) | {"lhs_zero_point": np.ones((1, 1), np.uint8)}
+    assert "`lhs_zero_point` is a buffer of uint8, but needs int32 or int8" in refusal(
+        spec, operands.values()
+    )
+
+
 def test_an_operand_of_another_shape_is_named():
     operands = operands_of(SPEC) | {"rhs_scale": np.ones((9,), np.float32)}
     assert "`rhs_scale` has shape (9,), but needs (1, 9)" in refusal(SPEC, operands.values())

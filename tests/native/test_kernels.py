@@ -258,6 +258,31 @@ def test_sums_of_blocks_that_cancel_may_be_beyond_float32(kernel):
     np.testing.assert_array_equal(out, np.full((33, 70), 2.0**30, np.float32))
 
 
+@pytest.mark.parametrize("m", [1, 33])
+@pytest.mark.parametrize("tile", [1, 100, 200])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_zero_points_may_have_the_dtype_of_the_values(kernel, dtype, tile, m):
+    """Of single values, of blocks and of columns: the same bits as with int32."""
+    spec = ScaledDotSpec(
+        lhs=calls.side(dtype, (m, 200), (1,), tiles=(1, 200), scale=True, zero_point=True),
+        rhs=calls.side(dtype, (200, 70), (0,), tiles=(tile, 1), scale=True, zero_point=True),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    if not calls.takes(kernel, spec):
+        pytest.skip(f"{kernel} takes no zero points")
+    operands = specs.draw_operands(np.random.default_rng(tile), spec)
+    (expected,) = calls.call_named(spec, operands, kernel)
+    oracle.assert_within_bound(spec, operands, expected)
+    for name in ("lhs_zero_point", "rhs_zero_point"):
+        narrow = operands[name].astype(dtype)
+        assert (narrow == operands[name]).all()
+        assert narrow.any()
+        operands[name] = narrow
+        (out,) = calls.call_named(spec, operands, kernel)
+        np.testing.assert_array_equal(out, expected)
+
+
 @pytest.mark.parametrize("zero", [-4000, -128, -100, -3, 0, 7, 127, 128, 255, 300])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("kernel", INTEGER_KERNELS)

@@ -77,6 +77,19 @@ def test_wide_array_is_not_made_where_zero_points_are_small() -> None:
     assert "f32[32,24]" in branches
 
 
+@pytest.mark.parametrize("zero", ["int8", "uint8", "int16", "int32"])
+@pytest.mark.parametrize("through", ["int16", "int32", "float32", "bfloat16"])
+def test_zero_points_cast_on_the_way(zero: str, through: str) -> None:
+    """Those of the dtype of the codes go into the call; others say what they said."""
+
+    def model(x: Any, q: Any, z: Any, s: Any) -> Any:
+        return x @ ((q.astype(F32) - z.astype(through).astype(F32)) * s)
+
+    x, q, z, s = _args(0)
+    args = x, q, (z * 5).astype(zero), s
+    _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args))
+
+
 @pytest.mark.parametrize("value", [np.nan, 0.5, 300.0])
 def test_computed_float_zero_point_that_is_nan_gives_nan(value: float) -> None:
     def model(x: Any, q: Any, m: Any, s: Any) -> Any:

@@ -28,6 +28,19 @@ inline void CopyFactors(const T* factors, const Offsets& tiles, int64_t first, i
   }
 }
 
+// Calls `f` with the zero points of a side, in their own type.
+template <typename F>
+inline void WithZeroPoints(const Side& side, const F& f) {
+  switch (side.zero_type) {
+    case DType::kS8:
+      return f(static_cast<const int8_t*>(side.zero_point));
+    case DType::kU8:
+      return f(static_cast<const uint8_t*>(side.zero_point));
+    default:
+      return f(static_cast<const int32_t*>(side.zero_point));
+  }
+}
+
 // The scale and zero point of every line, constant along a block unless the side is `fine`. Lines
 // up to `room` beyond the last get harmless ones.
 inline void Factors(const Side& side, const Block& block, int64_t room, const Panel& panel) {
@@ -41,7 +54,9 @@ inline void Factors(const Side& side, const Block& block, int64_t room, const Pa
     CopyFactors(side.scale + tile, side.tile_free, block.first, known, panel.scale);
   }
   if (side.zero_point) {
-    CopyFactors(side.zero_point + tile, side.tile_free, block.first, known, panel.zero);
+    WithZeroPoints(side, [&](const auto* zero) {
+      CopyFactors(zero + tile, side.tile_free, block.first, known, panel.zero);
+    });
   }
 }
 

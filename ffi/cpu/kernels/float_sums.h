@@ -44,8 +44,10 @@ class ValueFactors {
   template <typename Index>
   void ApplyEach(int64_t tile, const Index& index, int64_t count, float* __restrict line) const {
     if (side_.zero_point) {
-      const int32_t* zero = side_.zero_point + tile;
-      for (int64_t i = 0; i < count; ++i) line[i] -= static_cast<float>(zero[index(i)]);
+      WithZeroPoints(side_, [&](const auto* zeros) {
+        const auto* zero = zeros + tile;
+        for (int64_t i = 0; i < count; ++i) line[i] -= static_cast<float>(zero[index(i)]);
+      });
     }
     if (side_.scale) {
       const float* scale = side_.scale + tile;
