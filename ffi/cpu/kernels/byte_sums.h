@@ -10,6 +10,7 @@
 #define JAXFP8_CPU_KERNELS_BYTE_SUMS_H_
 
 #include "cpu/kernels/pack.h"
+#include "cpu/kernels/row_parts.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
@@ -56,6 +57,10 @@ struct ByteSumsOf {
   // Zero points are left to `AddRow`.
   static constexpr bool kLessZero = false;
   using LessZero = void;
+
+  // Or taken off few rows.
+  template <int kCount>
+  using Parts = RowParts<kCount>;
 
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[1]) {

@@ -18,68 +18,14 @@ struct AndTotals : Sums {
   static constexpr bool kTotals = true;
 };
 
-// Rows of bytes less their zero points, which take nine bits: first what a byte holds of a value,
-// kCount rows further what is left of it, which is mostly 0.
-template <int kCount>
-class RowParts {
- public:
-  RowParts(const Panel& left, int64_t depth) : depth_(depth) {
-    for (int r = 0; r < kCount; ++r) {
-      const auto* row = reinterpret_cast<const int8_t*>(left.data + r * left.pitch);
-      Split(row, left.zero[r], parts_[r], parts_[kCount + r]);
-    }
-    if (!fit_) return;
-    const auto* rows = reinterpret_cast<const uint8_t*>(parts_[0]);
-    for (int64_t k = 0; k < depth; k += kLinesTogether) {
-      second_ += !IsFirstOnly<kCount>(rows + k, kPitch);
-    }
-  }
-
-  // Whether two bytes hold every value, and the second are so rare that they cost less than sums of
-  // the columns do, which take as long as a row and a half.
-  bool Pay() const { return fit_ && 2 * second_ * kCount * kLinesTogether <= 3 * depth_; }
-
-  Panel WithFactorsOf(const Panel& left) {
-    return {
-        reinterpret_cast<uint8_t*>(parts_[0]), kPitch, left.scale, left.zero, left.sum, left.raw};
-  }
-
- private:
-  // The odd cache line keeps rows from falling on the same sets.
-  static constexpr int64_t kPitch = kFewDepth + 64;
-
-  void Split(const int8_t* row, double zero, int8_t* first, int8_t* rest) {
-    fit_ &= zero >= -255 && zero <= 255;
-    if (!fit_) return;
-    const auto offset = static_cast<int16_t>(zero);
-    int16_t beyond = 0;
-    for (int64_t k = 0; k < depth_; ++k) {
-      const auto value = static_cast<int16_t>(row[k] - offset);
-      const int16_t near = std::clamp<int16_t>(value, -128, 127);
-      const auto left = static_cast<int16_t>(value - near);
-      first[k] = static_cast<int8_t>(near);
-      rest[k] = static_cast<int8_t>(left);
-      beyond |= static_cast<int16_t>(left != static_cast<int8_t>(left));
-    }
-    fit_ &= beyond == 0;
-    std::memset(first + depth_, 0, 64);
-    std::memset(rest + depth_, 0, 64);
-  }
-
-  int64_t depth_;
-  alignas(64) int8_t parts_[2 * kCount][kPitch];
-  bool fit_ = true;
-  int64_t second_ = 0;  // lots of lines read together that need second parts
-};
-
 template <class Sums, DType kType, int kCount>
 void FindAcross(const Side& side, const Block& block, const Panel& left, const Panel& right,
                 FoundRows<Sums, kCount>& found) {
   int32_t of_columns[kFewColumns];
-  if constexpr (Sums::kTotals && Sums::kGroup == 4) {
+  if constexpr (Sums::kTotals && requires { typename Sums::template Parts<kCount>; }) {
     // Prepared columns are read for more of the depth in one go, which needs second parts oftener.
     if (!side.prepared) {
-      RowParts<kCount> rows(left, block.depth);
+      typename Sums::template Parts<kCount> rows(left, block.depth);
       if (rows.Pay()) {
         return FindStrips<InTwo<typename Sums::Alone>, kType, kCount>(
             AcrossDepth(side, block), block, rows.WithFactorsOf(left), right, found, of_columns);
