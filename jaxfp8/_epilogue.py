@@ -67,9 +67,8 @@ def prepare(
             array = _check_addend(operation, name, value, out_shape)
             operands[name] = array.transpose(inverse)
     _check_out_scale_value(operation, epilogue.out_scale)
-    for name in ("bias", "out_scale"):
-        if name in operands:
-            operands[name] = operands[name].astype(jnp.float32)
+    if "out_scale" in operands:
+        operands["out_scale"] = operands["out_scale"].astype(jnp.float32)
     shapes = {name: array.shape for name, array in operands.items()}
     spec = EpilogueSpec(
         **shapes,

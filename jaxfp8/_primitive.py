@@ -22,7 +22,7 @@ from jax.typing import DTypeLike
 
 from jaxfp8 import _compat, _dtypes, _lowering, _partitioning, _reference, _split_dot
 from jaxfp8._batching import batch_scaled_dot
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+from jaxfp8._spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
 scaled_dot_p = Primitive("scaled_dot")
 scaled_dot_p.multiple_results = True
@@ -50,8 +50,9 @@ def scaled_dot(
         and goes through float16 to slice, gather, pad or concatenate FP8: pass what you have, and
         change FP8 data as bytes.
       lhs_scale, rhs_scale: float32, one per tile.
-      lhs_zero_point, rhs_zero_point: int32 or of the dtype of the values, one per tile.
-      residual, bias, out_scale: of the rank of the output, each axis 1 or full.
+      lhs_zero_point, rhs_zero_point: int32, int8 or uint8, one per tile.
+      residual, bias, out_scale: of the rank of the output, each axis 1 or full; the scale is
+        float32, the others any wide float.
       kernel: name of the kernel to force, for tests; "" lets the library choose.
 
     Returns:
@@ -113,7 +114,7 @@ def _impl(*operands: jax.Array, spec: ScaledDotSpec, kernel: str, split: Any) ->
 
 
 def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
-    """Shape and dtype of each operand of the call; others it may have are in `_dtypes_of`."""
+    """Shape and dtype of each operand of the call, which may have others: `_dtypes_of`."""
     epilogue = spec.epilogue
     table: dict[str, tuple[Shape | None, DTypeLike]] = {
         "lhs": (spec.lhs.shape, _dtypes.storage(spec.lhs.dtype)),
@@ -130,11 +131,13 @@ def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
     return [(shape or (), np.dtype(dtype)) for shape, dtype in given]
 
 
-def _dtypes_of(spec: ScaledDotSpec, name: str, stored: np.dtype) -> tuple[np.dtype, ...]:
-    """What an operand may be: FP8 also comes as itself, zero points in the dtype of the values."""
-    sides = {"lhs": spec.lhs, "rhs": spec.rhs}
-    side = sides.get(name.removesuffix("_zero_point"))
-    return (stored,) if side is None else (stored, np.dtype(side.dtype))
+def _dtypes_of(spec: ScaledDotSpec, name: str, dtype: np.dtype) -> tuple[np.dtype, ...]:
+    """What an operand may be: values as themselves too, others as they are stored."""
+    if name in ("lhs", "rhs"):
+        others: tuple[np.dtype, ...] = (np.dtype(getattr(spec, name).dtype),)
+    else:
+        _, others = AS_STORED.get(name, (dtype, ()))
+    return (dtype, *(other for other in others if other != dtype))
 
 
 @scaled_dot_p.def_abstract_eval
@@ -145,10 +148,11 @@ def _abstract_eval(
     for name, aval, (shape, dtype) in zip(
         spec.operand_names(), avals, _expected(spec), strict=True
     ):
-        if aval.shape != shape or aval.dtype not in _dtypes_of(spec, name, dtype):
+        dtypes = _dtypes_of(spec, name, dtype)
+        if aval.shape != shape or aval.dtype not in dtypes:
             raise TypeError(
                 f"`scaled_dot`: {name} is {aval.dtype}{list(aval.shape)}, but its spec says "
-                f"{dtype}{list(shape)}; make the spec from the operands."
+                f"{_dtypes.names(dtypes)} of shape {list(shape)}; make the spec from the operands."
             )
     stored = _dtypes.storage(spec.epilogue.out_dtype)
     out = [_compat.output_aval(avals, spec.out_shape, stored)]

@@ -13,7 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from jaxfp8 import _dtypes
+
 ACTIVATIONS = ("none", "relu", "gelu_tanh", "gelu_erf", "silu")
+
+# Operands that need not be as wide as the call defines them, and what they may be beside that: the
+# CPU takes them as they are, without a conversion in front of the call.
+AS_STORED: dict[str, tuple[np.dtype, tuple[np.dtype, ...]]] = {
+    "lhs_zero_point": (_dtypes.INT32, _dtypes.INT8),
+    "rhs_zero_point": (_dtypes.INT32, _dtypes.INT8),
+    "bias": (np.dtype(np.float32), _dtypes.WIDE_FLOAT),
+}
 
 Shape = tuple[int, ...]
 DimensionNumbers = tuple[tuple[Shape, Shape], tuple[Shape, Shape]]
@@ -41,7 +51,7 @@ class OperandSpec:
       batch: axes that both sides share, in the order of the output's leading axes.
       tiles: sizes, by axis, of the tile that shares one scale and zero point; at least 1.
       scale: whether a float32 scale of shape `tile_counts(shape, tiles)` is given.
-      zero_point: whether an int32 zero point of that shape is given (int8 and uint8 only).
+      zero_point: whether a zero point of that shape is given (int8 and uint8 only).
     """
 
     dtype: str
@@ -84,7 +94,7 @@ class EpilogueSpec:
     Attributes:
       residual: shape of the residual, or None.
       residual_dtype: float32, bfloat16 or float16; "" without a residual.
-      bias: shape of the float32 bias, or None.
+      bias: shape of the bias, or None.
       activation: one of `ACTIVATIONS`.
       out_dtype: logical dtype of the output; FP8 travels as uint8.
       out_scale: shape of the float32 scale that dequantises an 8-bit output, or None.

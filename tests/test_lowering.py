@@ -16,6 +16,7 @@ from jaxfp8 import _ffi, _lowering
 
 QW = jaxfp8.quantize(jnp.ones((32, 16)), channelwise_axes=(1,))
 AFFINE = jaxfp8.quantize(jnp.ones((32, 16)), jnp.int8, channelwise_axes=(1,), zero_point=True)
+BIAS = jnp.ones(16, jnp.bfloat16)
 X = jnp.ones((4, 32), jnp.bfloat16)
 
 
@@ -40,9 +41,20 @@ def affine(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:
     return x @ ((w.qvalue.astype(jnp.float32) - w.zero_point) * w.scale)
 
 
-@pytest.mark.parametrize("function", [jaxfp8.matmul, jaxfp8.rewrite(affine)])
-def test_zero_points_of_bytes_go_into_the_call_as_they_are(function) -> None:
-    text = jax.jit(function).trace(X.astype(jnp.float32), AFFINE).lower().as_text()
+def with_bias(x: jax.Array, w: jaxfp8.QArray, bias: jax.Array) -> jax.Array:
+    return jaxfp8.matmul(x, w, bias=bias)
+
+
+@pytest.mark.parametrize(
+    ("function", "operands"),
+    [
+        (jaxfp8.matmul, (X, AFFINE)),
+        (jaxfp8.rewrite(affine), (X.astype(jnp.float32), AFFINE)),
+        (with_bias, (X, QW, BIAS)),
+    ],
+)
+def test_small_operands_go_into_the_call_as_they_are_stored(function, operands) -> None:
+    text = jax.jit(function).trace(*operands).lower().as_text()
     assert "custom_call @jaxfp8_scaled_dot" in text
     assert "stablehlo.convert" not in text
 
@@ -129,10 +141,13 @@ class TestCudaWithoutGpu:
         trace = product.trace(jaxfp8.quantize(X), weight)
         assert "transpose" not in trace.lower(lowering_platforms=("cuda",)).as_text()
 
-    def test_zero_points_are_widened(self) -> None:
-        text = jax.jit(jaxfp8.matmul).trace(X, AFFINE).lower(lowering_platforms=("cuda",)).as_text()
-        (converted,) = [line for line in text.splitlines() if "stablehlo.convert" in line]
-        assert "(tensor<1x16xi8>) -> tensor<1x16xi32>" in converted
+    def test_zero_points_and_bias_are_widened(self) -> None:
+        trace = jax.jit(with_bias).trace(X, AFFINE, BIAS)
+        text = trace.lower(lowering_platforms=("cuda",)).as_text()
+        converted = [line for line in text.splitlines() if "stablehlo.convert" in line]
+        assert len(converted) == 2
+        assert any("xi8>) -> tensor<1x16xi32>" in line for line in converted)
+        assert any("xbf16>) -> tensor<1x16xf32>" in line for line in converted)
 
     def test_the_last_result_is_scratch_memory(self) -> None:
         assert "-> (tensor<1x4x16xbf16>, tensor<" in lowered("cuda")

@@ -166,14 +166,23 @@ std::string CheckEpilogue(const ScaledDotSpec& spec) {
   return CheckOutType(spec);
 }
 
+// Dtypes that an operand may have beside its own.
+struct Others {
+  bool (*has)(DType);
+  const char* names;
+};
+constexpr Others kNoOthers = {[](DType) { return false; }, ""};
+constexpr Others kBytes = {[](DType type) { return IsInt8(type); }, ", int8 or uint8"};
+constexpr Others kFloats = {[](DType type) { return IsWideFloat(type); }, ", bfloat16 or float16"};
+
 // A buffer that the spec asks for.
 struct Wanted {
   const char* name;
   std::string_view dtype;
   Shape shape;
   void** data;
-  std::string_view narrow = {};  // another dtype that it may have, told in
-  DType* type = nullptr;
+  Others others = kNoOthers;
+  DType* type = nullptr;  // where it may have others
 };
 
 Shape Copy(Dims dims) { return Shape(dims.begin(), dims.end()); }
@@ -189,14 +198,15 @@ std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec, Buffers& buffers) 
   };
   const Shape lhs = TileCounts(spec.lhs), rhs = TileCounts(spec.rhs);
   add(spec.lhs.scale, {"lhs_scale", "float32", lhs, &buffers.lhs_scale});
-  add(spec.lhs.zero_point, {"lhs_zero_point", "int32", lhs, &buffers.lhs_zero_point, spec.lhs.dtype,
-                            &buffers.lhs_zero_type});
+  add(spec.lhs.zero_point,
+      {"lhs_zero_point", "int32", lhs, &buffers.lhs_zero_point, kBytes, &buffers.lhs_zero_type});
   add(spec.rhs.scale, {"rhs_scale", "float32", rhs, &buffers.rhs_scale});
-  add(spec.rhs.zero_point, {"rhs_zero_point", "int32", rhs, &buffers.rhs_zero_point, spec.rhs.dtype,
-                            &buffers.rhs_zero_type});
+  add(spec.rhs.zero_point,
+      {"rhs_zero_point", "int32", rhs, &buffers.rhs_zero_point, kBytes, &buffers.rhs_zero_type});
   add(epilogue.has_residual,
       {"residual", epilogue.residual_dtype, Copy(epilogue.residual), &buffers.residual});
-  add(epilogue.has_bias, {"bias", "float32", Copy(epilogue.bias), &buffers.bias});
+  add(epilogue.has_bias,
+      {"bias", "float32", Copy(epilogue.bias), &buffers.bias, kFloats, &buffers.bias_type});
   add(epilogue.has_out_scale,
       {"out_scale", "float32", Copy(epilogue.out_scale), &buffers.out_scale});
   return wanted;
@@ -216,12 +226,13 @@ bool Carries(DType buffer, DType logical) {
   return buffer == logical;
 }
 
-bool IsNarrow(const Wanted& wanted, const Buffer& given) {
-  return wanted.type && given.dtype == ParseDType(wanted.narrow);
+std::string Needed(const Wanted& wanted, const Others& others) {
+  const bool bytes = IsFloat8(ParseDType(wanted.dtype));
+  return std::string(wanted.dtype) + (bytes ? " (as uint8)" : "") + others.names;
 }
 
-std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& given, bool narrow,
-                 const std::string& kind) {
+std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& given,
+                 Accepts accepts, const std::string& kind) {
   if (wanted.size() != given.size()) {
     std::string names;
     for (const Wanted& one : wanted) names += (names.empty() ? "" : ", ") + std::string(one.name);
@@ -230,15 +241,12 @@ std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& g
   }
   for (size_t i = 0; i < wanted.size(); ++i) {
     const std::string name = "`" + std::string(wanted[i].name) + "`";
-    if (narrow && IsNarrow(wanted[i], given[i])) {
-      *wanted[i].type = given[i].dtype;
-    } else if (!Carries(given[i].dtype, ParseDType(wanted[i].dtype))) {
-      const bool either = narrow && wanted[i].type;
-      return Say(name, "is a buffer of " + std::string(NameOf(given[i].dtype)),
-                 std::string(wanted[i].dtype) +
-                     (IsFloat8(ParseDType(wanted[i].dtype)) ? " (as uint8)" : "") +
-                     (either ? " or " + std::string(wanted[i].narrow) : ""));
+    const DType type = given[i].dtype;
+    const Others others = accepts == Accepts::kAsStored ? wanted[i].others : kNoOthers;
+    if (!Carries(type, ParseDType(wanted[i].dtype)) && !others.has(type)) {
+      return Say(name, "is a buffer of " + std::string(NameOf(type)), Needed(wanted[i], others));
     }
+    if (wanted[i].type) *wanted[i].type = type;
     if (!Same(given[i].shape, wanted[i].shape)) {
       return Say(name, "has shape " + Text(given[i].shape), Text(wanted[i].shape));
     }
@@ -264,10 +272,10 @@ std::string CheckSpec(const ScaledDotSpec& spec) {
 }
 
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
-                        const std::vector<Buffer>& results, bool narrow, Buffers& buffers) {
-  const std::string wrong = Bind(WantedOperands(spec, buffers), operands, narrow, "operands");
+                        const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers) {
+  const std::string wrong = Bind(WantedOperands(spec, buffers), operands, accepts, "operands");
   if (!wrong.empty()) return wrong;
-  return Bind(WantedResults(spec, buffers), results, narrow, "results");
+  return Bind(WantedResults(spec, buffers), results, accepts, "results");
 }
 
 std::string WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers) {

@@ -25,16 +25,19 @@ struct Buffers {
   void *rhs_scale = nullptr, *rhs_zero_point = nullptr;
   void *residual = nullptr, *bias = nullptr, *out_scale = nullptr;
   void *out = nullptr, *amax = nullptr;
-  DType lhs_zero_type = DType::kS32, rhs_zero_type = DType::kS32;
+  DType lhs_zero_type = DType::kS32, rhs_zero_type = DType::kS32, bias_type = DType::kF32;
 };
 
 // What is wrong with the spec itself: operation, attribute, got, needs. "" if nothing is.
 std::string CheckSpec(const ScaledDotSpec& spec);
 
-// Finds the buffers of an accepted spec. Zero points are int32, or where `narrow` is set also of
-// the dtype of the values. Returns what is wrong with them, "" if nothing is.
+// What a platform takes for zero points and the bias: int32 and float32, or any 8-bit integer and
+// wide float too.
+enum class Accepts : uint8_t { kWidest, kAsStored };
+
+// Finds the buffers of an accepted spec. Returns what is wrong with them, "" if nothing is.
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
-                        const std::vector<Buffer>& results, bool narrow, Buffers& buffers);
+                        const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers);
 
 // The first buffer that an accepted spec asks for and that is null although it has values, as a
 // sentence; "" if there is none.

@@ -25,7 +25,7 @@ std::string Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::Rema
   if (wrong.empty()) wrong = CheckSpec(request.spec);
   if (!wrong.empty()) return wrong;
   Buffers buffers;
-  wrong = BindBuffers(request.spec, Describe(args), Describe(rets), true, buffers);
+  wrong = BindBuffers(request.spec, Describe(args), Describe(rets), Accepts::kAsStored, buffers);
   if (!wrong.empty()) return wrong;
   XlaPool pool(threads);
   return Run(request.spec, buffers, request.kernel, pool);

@@ -207,7 +207,7 @@ Epilogue MakeEpilogue(const ScaledDotSpec& spec, const Buffers& buffers, const G
   to.activation = ParseActivation(from.activation);
   to.residual = MakePlane(from.has_residual, buffers.residual, ParseDType(from.residual_dtype),
                           from.residual, groups, tables);
-  to.bias = MakePlane(from.has_bias, buffers.bias, DType::kF32, from.bias, groups, tables);
+  to.bias = MakePlane(from.has_bias, buffers.bias, buffers.bias_type, from.bias, groups, tables);
   to.out_scale =
       MakePlane(from.has_out_scale, buffers.out_scale, DType::kF32, from.out_scale, groups, tables);
   to.amax = MakePlane(from.has_amax, buffers.amax, DType::kF32, from.amax, groups, tables);

@@ -49,7 +49,8 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
   if (planned && !run) return "";
   if (!planned) wrong = CheckSpec(request.spec);
   jaxfp8::Buffers buffers;
-  if (wrong.empty()) wrong = BindBuffers(request.spec, Describe(args), results, false, buffers);
+  if (wrong.empty())
+    wrong = BindBuffers(request.spec, Describe(args), results, Accepts::kWidest, buffers);
   if (!wrong.empty()) return wrong;
   if (!planned) planned = FindPlan(request, workspace.bytes, stream, wrong);
   if (!planned || !run) return wrong;

@@ -81,8 +81,8 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
         total = combine(factors, shape)
         operands[f"{name}_scale"] = fill(refine(total, shape, tiles), counts)
     if side.zero_point is not None:
-        stored = side.zero_point.map_small(lambda x: _graph.undo_casts(x, side.dtype))
-        operands[f"{name}_zero_point"] = fill(refine(stored, shape, tiles), counts)
+        small = refine(side.zero_point.map_small(_graph.undo_casts), shape, tiles)
+        operands[f"{name}_zero_point"] = fill(small, counts)
     spec = OperandSpec(
         dtype=side.dtype.name,
         shape=shape,

@@ -65,7 +65,7 @@ class Scaled:
     Attributes:
       q: the 8-bit data in storage dtype, of the value's shape.
       dtype: logical dtype of `q`.
-      zero_point: an int32 factor to subtract, or None.
+      zero_point: an int32 factor to subtract, or None; a call takes the bytes it was cast from.
       factors: scales to multiply by; and masks (dtype bool): the value is zero where they are
         False, whatever the factors before them.
       origin: the value of dtype `dtype` that the data was first seen as, for reports.

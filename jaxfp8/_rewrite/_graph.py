@@ -185,21 +185,6 @@ def cast(value: Value, dtype: Any) -> Value:
     )
 
 
-# What holds every int8 and uint8.
-_HOLDS_BYTES = (*_dtypes.WIDE_FLOAT, np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.int64))
-
-
-def undo_casts(value: Value, dtype: np.dtype) -> Value:
-    """What was cast from int8 or uint8 to make `value`, if it is of `dtype`; else `value`."""
-    source = value
-    while source.dtype in _HOLDS_BYTES:
-        op = producer(source, "convert_element_type")
-        if op is None:
-            return value
-        source = op.inputs[0]
-    return source if source.dtype == dtype else value
-
-
 def bitcast(value: Value, dtype: Any) -> Value:
     """The same bits as another dtype of the same width."""
     dtype = np.dtype(dtype)
@@ -246,6 +231,27 @@ def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
         if source.dtype == dtype:
             return derived(op.name, lambda x: op.evaluate(x)[0], [source], value.shape, dtype)
     return value
+
+
+# What holds every int8 and uint8, and what moves elements without looking at them.
+_HOLDS_BYTES = (*_dtypes.WIDE_FLOAT, *(np.dtype(f"int{bits}") for bits in (16, 32, 64)))
+_MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev")
+
+
+def undo_casts(value: Value) -> Value:
+    """The int8 or uint8 array that casts alone made wider, moved as they were; else the value."""
+    op = value.op
+    if op is None or value.dtype not in _HOLDS_BYTES or len(op.inputs) != 1:
+        return value
+    if op.name != "convert_element_type" and op.name not in _MOVES:
+        return value
+    source = op.inputs[0]
+    source = source if source.dtype in _dtypes.INT8 else undo_casts(source)
+    if source.dtype not in _dtypes.INT8:
+        return value
+    if op.name == "convert_element_type":
+        return source
+    return derived(op.name, lambda x: op.evaluate(x)[0], [source], value.shape, source.dtype)
 
 
 def reshape(value: Value, shape: Shape) -> Value:

@@ -175,10 +175,15 @@ def test_an_operand_of_another_dtype_is_named():
     )
 
 
-def test_a_zero_point_of_a_dtype_that_is_not_that_of_the_values_is_named():
+def test_operands_that_may_have_several_dtypes_are_named_with_all_of_them():
     spec = change(INT_SPEC, "lhs", zero_point=True)
-    operands = operands_of(spec) | {"lhs_zero_point": np.ones((1, 1), np.uint8)}
-    assert "`lhs_zero_point` is a buffer of uint8, but needs int32 or int8" in refusal(
+    operands = operands_of(spec) | {"lhs_zero_point": np.ones((1, 1), np.float32)}
+    assert "`lhs_zero_point` is a buffer of float32, but needs int32, int8 or uint8" in refusal(
+        spec, operands.values()
+    )
+    spec = change(SPEC, "epilogue", bias=(1, 9))
+    operands = operands_of(spec) | {"bias": np.ones((1, 9), np.int8)}
+    assert "`bias` is a buffer of int8, but needs float32, bfloat16 or float16" in refusal(
         spec, operands.values()
     )
 

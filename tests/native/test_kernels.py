@@ -258,11 +258,24 @@ def test_sums_of_blocks_that_cancel_may_be_beyond_float32(kernel):
     np.testing.assert_array_equal(out, np.full((33, 70), 2.0**30, np.float32))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_bias_may_have_16_bits(kernel, dtype):
+    """The same bits as with the same numbers in float32."""
+    spec = calls.matrices("int8", "int8", 3, 33, 131, bias=(1, 131), activation="relu")
+    operands = specs.draw_operands(np.random.default_rng(0), spec)
+    narrow = operands["bias"].astype(jnp.dtype(dtype))
+    (expected,) = calls.call_named(spec, {**operands, "bias": narrow.astype(np.float32)}, kernel)
+    (out,) = calls.call_named(spec, {**operands, "bias": narrow}, kernel)
+    assert expected.any()
+    np.testing.assert_array_equal(out, expected)
+
+
 @pytest.mark.parametrize("m", [1, 33])
 @pytest.mark.parametrize("tile", [1, 100, 200])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_zero_points_may_have_the_dtype_of_the_values(kernel, dtype, tile, m):
+def test_zero_points_may_be_bytes(kernel, dtype, tile, m):
     """Of single values, of blocks and of columns: the same bits as with int32."""
     spec = ScaledDotSpec(
         lhs=calls.side(dtype, (m, 200), (1,), tiles=(1, 200), scale=True, zero_point=True),
@@ -283,7 +296,7 @@ def test_zero_points_may_have_the_dtype_of_the_values(kernel, dtype, tile, m):
         np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("zero", [-4000, -128, -100, -3, 0, 7, 127, 128, 255, 300])
+@pytest.mark.parametrize("zero", [-65533, -4000, -128, -3, 0, 7, 127, 128, 255, 300, 65539])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("kernel", INTEGER_KERNELS)
 def test_zero_points_of_few_rows_are_exact(kernel, dtype, zero):

@@ -60,12 +60,14 @@ class RowParts {
       Store(rest + k, __builtin_convertvector(left, Bytes));
     };
     for (int64_t k = 0; k < whole; k += kLength) split(row + k, k);
-    int8_t last[kLength] = {};
-    std::memcpy(last, row + whole, depth_ - whole);
-    split(last, whole);
+    if (whole < depth_) {
+      // What meets columns of zeros needs no second part.
+      int8_t last[kLength];
+      std::fill_n(last, kLength, std::clamp<int16_t>(offset, -128, 127));
+      std::memcpy(last, row + whole, depth_ - whole);
+      split(last, whole);
+    }
     for (int i = 0; i < kLength; ++i) fit_ &= beyond[i] == 0;
-    std::memset(first + depth_, 0, 64);
-    std::memset(rest + depth_, 0, 64);
   }
 
   int64_t depth_;

@@ -5,7 +5,11 @@
 #include <cstring>
 #include <limits>
 
+#include "common/abi.h"
 #include "common/encode.h"
+#include "cpu/float_mode.h"
+#include "cpu/own_threads.h"
+#include "cpu/run.h"
 #include "tests/cpu/reference.h"
 
 namespace jaxfp8::tests {
@@ -60,7 +64,12 @@ void DrawScales(const Array& array, double factor, Random& random) {
 void DrawZeroPoints(const Array& array, DType dtype, Random& random) {
   const int64_t low = dtype == DType::kS8 ? -128 : 0;
   for (int64_t i = 0; i < array.count(); ++i) {
-    array.as<int32_t>()[i] = static_cast<int32_t>(low + Below(random, 256));
+    const auto zero = static_cast<int32_t>(low + Below(random, 256));
+    if (array.dtype() == DType::kS32) {
+      array.as<int32_t>()[i] = zero;
+    } else {
+      array.data()[i] = static_cast<uint8_t>(zero);
+    }
   }
 }
 
@@ -105,7 +114,7 @@ std::string TextOf(const SideCase& side) {
   return std::string(NameOf(side.dtype)) + TextOf(side.shape) + " contracting " +
          TextOf(side.contracting) + " batch " + TextOf(side.batch) + " tiles " +
          TextOf(side.tiles) + (side.scale ? " scaled" : "") +
-         (side.zero_point ? " with zero points" : "");
+         (side.zero_point ? " with zero points of " + std::string(NameOf(side.zero_type)) : "");
 }
 
 }  // namespace
@@ -202,15 +211,15 @@ Operands DrawOperands(const Case& from, Values values, Random& random) {
   to.rhs_scale = Given(from.rhs.scale, DType::kF32, from.rhs.ScaleShape(), 4 * odd);
   DrawScales(to.lhs_scale, 1.0, random);
   DrawScales(to.rhs_scale, 1.0, random);
-  to.lhs_zero_point = Given(from.lhs.zero_point, DType::kS32, from.lhs.ScaleShape());
-  to.rhs_zero_point = Given(from.rhs.zero_point, DType::kS32, from.rhs.ScaleShape());
+  to.lhs_zero_point = Given(from.lhs.zero_point, from.lhs.zero_type, from.lhs.ScaleShape());
+  to.rhs_zero_point = Given(from.rhs.zero_point, from.rhs.zero_type, from.rhs.ScaleShape());
   DrawZeroPoints(to.lhs_zero_point, from.lhs.dtype, random);
   DrawZeroPoints(to.rhs_zero_point, from.rhs.dtype, random);
   const auto plane = [](const std::optional<Shape>& shape, DType dtype) {
     return shape ? Array(dtype, *shape) : Array();
   };
   to.residual = plane(from.residual, from.residual_dtype);
-  to.bias = plane(from.bias, DType::kF32);
+  to.bias = plane(from.bias, from.bias_dtype);
   to.out_scale = plane(from.out_scale, DType::kF32);
   DrawPlane(to.residual, random);
   DrawPlane(to.bias, random);
@@ -228,6 +237,32 @@ Results SoiledResults(const Case& from) {
   return to;
 }
 
+namespace {
+
+bool IsForXlaOnly(const Case& from) {
+  const auto narrow = [](const SideCase& side) {
+    return side.zero_point && side.zero_type != DType::kS32;
+  };
+  return narrow(from.lhs) || narrow(from.rhs) || (from.bias && from.bias_dtype != DType::kF32);
+}
+
+std::string CallAsStored(const Case& from, const jaxfp8_scaled_dot_spec& spec,
+                         const jaxfp8_scaled_dot_buffers& given, int threads) {
+  Request request;
+  Buffers buffers;
+  std::string wrong = ReadRequest(&spec, request);
+  if (wrong.empty()) wrong = ReadBuffers(&given, request.spec, buffers);
+  if (!wrong.empty()) return wrong;
+  buffers.lhs_zero_type = from.lhs.zero_type;
+  buffers.rhs_zero_type = from.rhs.zero_type;
+  buffers.bias_type = from.bias_dtype;
+  const FloatMode mode;
+  OwnThreads pool(threads);
+  return Run(request.spec, buffers, request.kernel, pool);
+}
+
+}  // namespace
+
 int Call(const Case& from, const Operands& operands, const Results& results, const char* kernel,
          int threads, std::string& message) {
   const jaxfp8_scaled_dot_spec spec = {sizeof(spec),     SpecOf(from.lhs), SpecOf(from.rhs),
@@ -242,6 +277,10 @@ int Call(const Case& from, const Operands& operands, const Results& results, con
   buffers.residual = operands.residual.data(), buffers.bias = operands.bias.data();
   buffers.out_scale = operands.out_scale.data();
   buffers.out = results.out.data(), buffers.amax = results.amax.data();
+  if (IsForXlaOnly(from)) {
+    message = CallAsStored(from, spec, buffers, threads);
+    return message.empty() ? JAXFP8_OK : JAXFP8_INVALID_ARGUMENT;
+  }
   char text[1 << 12];
   const int status = jaxfp8_cpu_scaled_dot(&spec, &buffers, threads, text, sizeof text);
   message = text;

@@ -47,6 +47,7 @@ struct SideCase {
   DType dtype = DType::kE4M3;
   Shape shape, contracting, batch, tiles;
   bool scale = false, zero_point = false;
+  DType zero_type = DType::kS32;
 
   Shape ScaleShape() const;
   Shape Free() const;  // axes
@@ -55,7 +56,7 @@ struct SideCase {
 struct Case {
   SideCase lhs, rhs;
   std::optional<Shape> residual, bias, out_scale, amax;
-  DType residual_dtype = DType::kF32;
+  DType residual_dtype = DType::kF32, bias_dtype = DType::kF32;
   std::string activation = "none";
   DType out_dtype = DType::kF32;
 
@@ -88,7 +89,8 @@ void Put(const Array& array, int64_t i, double value);
 // Results full of bytes that no kernel leaves behind.
 Results SoiledResults(const Case& from);
 
-// Calls jaxfp8_cpu_scaled_dot; returns its status.
+// Calls jaxfp8_cpu_scaled_dot, or what is behind it where a zero point or the bias has a dtype that
+// only XLA's call takes; returns its status.
 int Call(const Case& from, const Operands& operands, const Results& results, const char* kernel,
          int threads, std::string& message);
 

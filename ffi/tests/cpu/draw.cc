@@ -32,6 +32,7 @@ void DrawFactors(SideCase& side, Random& random) {
   }
   side.scale = Chance(random, 0.7);
   side.zero_point = IsInt8(side.dtype) && Chance(random, 0.4);
+  side.zero_type = OneOf(std::vector<DType>{DType::kS32, DType::kS8, DType::kU8}, random);
 }
 
 std::optional<Shape> DrawPlane(const Shape& out, double share, Random& random) {
@@ -127,6 +128,7 @@ void DrawEpilogue(Case& to, Random& random) {
   to.residual = DrawPlane(out, 0.3, random);
   to.residual_dtype = OneOf(kWide, random);
   to.bias = DrawPlane(out, 0.4, random);
+  to.bias_dtype = OneOf(kWide, random);
   to.activation = Chance(random, 0.5) ? OneOf(kActivations, random) : "none";
   to.out_scale = DrawPlane(out, IsEightBit(to.out_dtype) ? 0.8 : 0.0, random);
   to.amax = DrawPlane(out, 0.3, random);
