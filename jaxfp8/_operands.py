@@ -26,7 +26,7 @@ class Side:
     Attributes:
       values: the values.
       dtype: their logical dtype.
-      scale: float32, one per tile, or None.
+      scale: a wide float, one per tile, or None.
       zero_point: int32, or of the dtype of the values, one per tile, or None.
       tiles: tile sizes by axis.
       result_dtype: the dtype that this side gives a product whose dtype nobody named.

@@ -49,10 +49,10 @@ def scaled_dot(
       lhs, rhs: values, FP8 as itself or as uint8. XLA:CPU copies a whole parameter to bitcast it,
         and goes through float16 to slice, gather, pad or concatenate FP8: pass what you have, and
         change FP8 data as bytes.
-      lhs_scale, rhs_scale: float32, one per tile.
+      lhs_scale, rhs_scale: any wide float, one per tile.
       lhs_zero_point, rhs_zero_point: int32, int8 or uint8, one per tile.
-      residual, bias, out_scale: of the rank of the output, each axis 1 or full; the scale is
-        float32, the others any wide float.
+      residual, bias: any wide float, of the rank of the output, each axis 1 or full.
+      out_scale: float32, likewise.
       kernel: name of the kernel to force, for tests; "" lets the library choose.
 
     Returns:
@@ -334,7 +334,7 @@ def _transpose_values(
     out = _bind(dot_spec, kernel, values)[0]
     out = _to_layout_of(spec, side, other, out, is_lhs)
     if side.scale:
-        out = out * _reference.expand_tiles(named[linear + "_scale"], side)
+        out = out * _reference.expand_tiles(named[linear + "_scale"].astype(jnp.float32), side)
     return out.astype(side.dtype)
 
 

@@ -192,24 +192,25 @@ def from_bytes(values: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def scale_and_zero_point(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
-    """The same as `stored_factors`, with the zero point as int32."""
+    """The same as `stored_factors`, with the scale as float32 and the zero point as int32."""
     scale, zero_point, tiles = stored_factors(q)
-    return scale, None if zero_point is None else zero_point.astype(jnp.int32), tiles
+    wide = None if zero_point is None else zero_point.astype(jnp.int32)
+    return scale.astype(jnp.float32), wide, tiles
 
 
 def stored_factors(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
     """Scale and zero point of a checked `q`, both with one entry per tile, and the tiles.
 
     Returns:
-      The scale as float32 and the zero point in its own dtype or None, both of shape
+      The scale and the zero point or None in their own dtypes, both of shape
       `tile_counts(q.shape, tiles)`; and `tiles`, with a size per axis. The gradient of the scale
-      passes; a float8_e8m0fnu scale has none.
+      passes; a float8_e8m0fnu scale has none, and becomes float32.
     """
     entries = tuple(min(n, size) for n, size in zip(_entries(q), q.shape, strict=True))
     scale = jnp.asarray(q.scale)
     if scale.dtype not in WIDE_FLOAT:
-        scale = jax.lax.stop_gradient(scale)
-    scale = _spread(scale.astype(jnp.float32), entries)
+        scale = jax.lax.stop_gradient(scale).astype(jnp.float32)
+    scale = _spread(scale, entries)
     zero_point = q.zero_point
     if zero_point is not None:
         zero_point = _spread(jnp.asarray(zero_point), entries)

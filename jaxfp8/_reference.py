@@ -78,7 +78,7 @@ def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> jax.Array:
     for name, side in sides.items():
         value = _centred(side, named[name], named.get(name + "_zero_point"), dtype)
         if not exact and side.scale:
-            value = value * expand_tiles(named[name + "_scale"], side)
+            value = value * expand_tiles(named[name + "_scale"].astype(jnp.float32), side)
         values.append(_broadcast_batch(spec, side, value))
     total = lax.dot_general(
         values[0],
@@ -91,7 +91,8 @@ def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> jax.Array:
         total = total.astype(jnp.float32)
         for name, side in sides.items():
             if side.scale:
-                total = total * _scale_in_output(spec, name, named[name + "_scale"])
+                scale = named[name + "_scale"].astype(jnp.float32)
+                total = total * _scale_in_output(spec, name, scale)
     return total
 
 

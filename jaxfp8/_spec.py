@@ -20,7 +20,9 @@ ACTIVATIONS = ("none", "relu", "gelu_tanh", "gelu_erf", "silu")
 # Operands that need not be as wide as the call defines them, and what they may be beside that: the
 # CPU takes them as they are, without a conversion in front of the call.
 AS_STORED: dict[str, tuple[np.dtype, tuple[np.dtype, ...]]] = {
+    "lhs_scale": (np.dtype(np.float32), _dtypes.WIDE_FLOAT),
     "lhs_zero_point": (_dtypes.INT32, _dtypes.INT8),
+    "rhs_scale": (np.dtype(np.float32), _dtypes.WIDE_FLOAT),
     "rhs_zero_point": (_dtypes.INT32, _dtypes.INT8),
     "bias": (np.dtype(np.float32), _dtypes.WIDE_FLOAT),
 }

@@ -15,6 +15,7 @@ import jaxfp8
 from jaxfp8 import _ffi, _lowering
 
 QW = jaxfp8.quantize(jnp.ones((32, 16)), channelwise_axes=(1,))
+QW16 = jaxfp8.QArray(QW.qvalue, QW.scale.astype(jnp.bfloat16))
 AFFINE = jaxfp8.quantize(jnp.ones((32, 16)), jnp.int8, channelwise_axes=(1,), zero_point=True)
 BIAS = jnp.ones(16, jnp.bfloat16)
 X = jnp.ones((4, 32), jnp.bfloat16)
@@ -41,6 +42,10 @@ def affine(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:
     return x @ ((w.qvalue.astype(jnp.float32) - w.zero_point) * w.scale)
 
 
+def scaled(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:
+    return x @ (w.qvalue.astype(x.dtype) * w.scale)
+
+
 def with_bias(x: jax.Array, w: jaxfp8.QArray, bias: jax.Array) -> jax.Array:
     return jaxfp8.matmul(x, w, bias=bias)
 
@@ -51,6 +56,8 @@ def with_bias(x: jax.Array, w: jaxfp8.QArray, bias: jax.Array) -> jax.Array:
         (jaxfp8.matmul, (X, AFFINE)),
         (jaxfp8.rewrite(affine), (X.astype(jnp.float32), AFFINE)),
         (with_bias, (X, QW, BIAS)),
+        (jaxfp8.matmul, (X, QW16)),
+        (jaxfp8.rewrite(scaled), (X, QW16)),
     ],
 )
 def test_small_operands_go_into_the_call_as_they_are_stored(function, operands) -> None:
@@ -140,6 +147,11 @@ class TestCudaWithoutGpu:
         product = jax.jit(lambda x, w: jaxfp8.einsum("mk,nk->mn", x, w))
         trace = product.trace(jaxfp8.quantize(X), weight)
         assert "transpose" not in trace.lower(lowering_platforms=("cuda",)).as_text()
+
+    def test_scales_are_widened(self) -> None:
+        text = jax.jit(jaxfp8.matmul).trace(X, QW16).lower(lowering_platforms=("cuda",)).as_text()
+        (converted,) = [line for line in text.splitlines() if "stablehlo.convert" in line]
+        assert "(tensor<1x16xbf16>) -> tensor<1x16xf32>" in converted
 
     def test_zero_points_and_bias_are_widened(self) -> None:
         trace = jax.jit(with_bias).trace(X, AFFINE, BIAS)

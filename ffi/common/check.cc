@@ -197,10 +197,12 @@ std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec, Buffers& buffers) 
     if (given) wanted.push_back(std::move(one));
   };
   const Shape lhs = TileCounts(spec.lhs), rhs = TileCounts(spec.rhs);
-  add(spec.lhs.scale, {"lhs_scale", "float32", lhs, &buffers.lhs_scale});
+  add(spec.lhs.scale,
+      {"lhs_scale", "float32", lhs, &buffers.lhs_scale, kFloats, &buffers.lhs_scale_type});
   add(spec.lhs.zero_point,
       {"lhs_zero_point", "int32", lhs, &buffers.lhs_zero_point, kBytes, &buffers.lhs_zero_type});
-  add(spec.rhs.scale, {"rhs_scale", "float32", rhs, &buffers.rhs_scale});
+  add(spec.rhs.scale,
+      {"rhs_scale", "float32", rhs, &buffers.rhs_scale, kFloats, &buffers.rhs_scale_type});
   add(spec.rhs.zero_point,
       {"rhs_zero_point", "int32", rhs, &buffers.rhs_zero_point, kBytes, &buffers.rhs_zero_type});
   add(epilogue.has_residual,

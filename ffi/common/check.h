@@ -25,14 +25,16 @@ struct Buffers {
   void *rhs_scale = nullptr, *rhs_zero_point = nullptr;
   void *residual = nullptr, *bias = nullptr, *out_scale = nullptr;
   void *out = nullptr, *amax = nullptr;
-  DType lhs_zero_type = DType::kS32, rhs_zero_type = DType::kS32, bias_type = DType::kF32;
+  DType lhs_scale_type = DType::kF32, lhs_zero_type = DType::kS32;
+  DType rhs_scale_type = DType::kF32, rhs_zero_type = DType::kS32;
+  DType bias_type = DType::kF32;
 };
 
 // What is wrong with the spec itself: operation, attribute, got, needs. "" if nothing is.
 std::string CheckSpec(const ScaledDotSpec& spec);
 
-// What a platform takes for zero points and the bias: int32 and float32, or any 8-bit integer and
-// wide float too.
+// What a platform takes for scales, zero points and the bias: float32 and int32, or any wide float
+// and 8-bit integer too.
 enum class Accepts : uint8_t { kWidest, kAsStored };
 
 // Finds the buffers of an accepted spec. Returns what is wrong with them, "" if nothing is.

@@ -252,17 +252,32 @@ int64_t ShortSegment(const Problem& problem, Sums sums) {
   return ChangesOften(problem, longer) && !HasModerateScales(problem) ? kShortSegment : longer;
 }
 
-// Whether no scale is beyond `lowest` and `highest`, or NaN.
-bool Within(const Side& side, float lowest, float highest) {
-  if (!side.scale || side.fine) return true;
-  // Without a branch: there can be many.
+float Same(float scale) { return scale; }
+
+// Without a branch: there can be many.
+template <typename T, float (*kDecode)(T)>
+bool AllWithin(const Side& side, float lowest, float highest) {
+  const T* scale = static_cast<const T*>(side.scale);
   const uint32_t low = BitsOf(lowest), range = BitsOf(highest) - low;
   bool beyond = false;
   for (int64_t i = 0; i < side.scales; ++i) {
-    const uint32_t magnitude = BitsOf(side.scale[i]) & 0x7fffffff;
+    const uint32_t magnitude = BitsOf(kDecode(scale[i])) & 0x7fffffff;
     beyond |= (magnitude != 0) & (magnitude - low > range);
   }
   return !beyond;
+}
+
+// Whether no scale is beyond `lowest` and `highest`, or NaN.
+bool Within(const Side& side, float lowest, float highest) {
+  if (!side.scale || side.fine) return true;
+  switch (side.scale_type) {
+    case DType::kBF16:
+      return AllWithin<uint16_t, DecodeBF16>(side, lowest, highest);
+    case DType::kF16:
+      return AllWithin<uint16_t, DecodeF16>(side, lowest, highest);
+    default:
+      return AllWithin<float, Same>(side, lowest, highest);
+  }
 }
 
 std::vector<int64_t> Segments(const Problem& problem) {
@@ -288,8 +303,10 @@ Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tab
   problem.rhs = MakeSide(spec.rhs, &Axis::rhs, groups, groups.columns, tables);
   problem.lhs.values = static_cast<const uint8_t*>(buffers.lhs);
   problem.rhs.values = static_cast<const uint8_t*>(buffers.rhs);
-  problem.lhs.scale = static_cast<const float*>(buffers.lhs_scale);
-  problem.rhs.scale = static_cast<const float*>(buffers.rhs_scale);
+  problem.lhs.scale = buffers.lhs_scale;
+  problem.rhs.scale = buffers.rhs_scale;
+  problem.lhs.scale_type = buffers.lhs_scale_type;
+  problem.rhs.scale_type = buffers.rhs_scale_type;
   problem.lhs.zero_point = buffers.lhs_zero_point;
   problem.rhs.zero_point = buffers.rhs_zero_point;
   problem.lhs.zero_type = buffers.lhs_zero_type;

@@ -43,7 +43,8 @@ struct Side {
   // depth / 4, 64, 4] bytes.
   bool prepared = false;
 
-  const float* scale = nullptr;      // or none
+  const void* scale = nullptr;       // or none; of
+  DType scale_type = DType::kF32;    // or bfloat16 or float16
   int64_t scales = 0;                // how many
   const void* zero_point = nullptr;  // or none; of
   DType zero_type = DType::kS32;     // or int8 or uint8

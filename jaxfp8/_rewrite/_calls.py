@@ -79,10 +79,11 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
     operands = {name: _graph.undo_bitcast(side.value, side.dtype)}
     if factors:
         total = combine(factors, shape)
+        total = total.map_small(lambda x: _graph.undo_casts(x, _dtypes.FLOAT16))
         operands[f"{name}_scale"] = fill(refine(total, shape, tiles), counts)
     if side.zero_point is not None:
-        small = refine(side.zero_point.map_small(_graph.undo_casts), shape, tiles)
-        operands[f"{name}_zero_point"] = fill(small, counts)
+        zero = side.zero_point.map_small(lambda x: _graph.undo_casts(x, _dtypes.INT8))
+        operands[f"{name}_zero_point"] = fill(refine(zero, shape, tiles), counts)
     spec = OperandSpec(
         dtype=side.dtype.name,
         shape=shape,

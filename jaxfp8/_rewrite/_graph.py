@@ -233,21 +233,29 @@ def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
     return value
 
 
-# What holds every int8 and uint8, and what moves elements without looking at them.
+# What holds all numbers of a narrower dtype, and what moves elements without looking at them.
 _HOLDS_BYTES = (*_dtypes.WIDE_FLOAT, *(np.dtype(f"int{bits}") for bits in (16, 32, 64)))
+_HOLDS = dict.fromkeys(_dtypes.INT8, _HOLDS_BYTES) | dict.fromkeys(
+    _dtypes.FLOAT16, (np.dtype(np.float32), np.dtype(np.float64))
+)
 _MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev")
 
 
-def undo_casts(value: Value) -> Value:
-    """The int8 or uint8 array that casts alone made wider, moved as they were; else the value."""
+def undo_casts(value: Value, dtypes: Sequence[np.dtype]) -> Value:
+    """The array of one of `dtypes` that casts alone made wider, moved as they were; or the value.
+
+    Args:
+      value: what may have been cast.
+      dtypes: int8 and uint8, or float16 and bfloat16.
+    """
     op = value.op
-    if op is None or value.dtype not in _HOLDS_BYTES or len(op.inputs) != 1:
+    if op is None or value.dtype not in _HOLDS[dtypes[0]] or len(op.inputs) != 1:
         return value
     if op.name != "convert_element_type" and op.name not in _MOVES:
         return value
     source = op.inputs[0]
-    source = source if source.dtype in _dtypes.INT8 else undo_casts(source)
-    if source.dtype not in _dtypes.INT8:
+    source = source if source.dtype in dtypes else undo_casts(source, dtypes)
+    if source.dtype not in dtypes:
         return value
     if op.name == "convert_element_type":
         return source

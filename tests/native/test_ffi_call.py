@@ -169,8 +169,8 @@ def test_a_missing_operand_is_named():
 
 
 def test_an_operand_of_another_dtype_is_named():
-    operands = operands_of(SPEC) | {"rhs_scale": np.ones((1, 9), jnp.bfloat16)}
-    assert "`rhs_scale` is a buffer of bfloat16, but needs float32" in refusal(
+    operands = operands_of(SPEC) | {"rhs_scale": np.ones((1, 9), np.int32)}
+    assert "`rhs_scale` is a buffer of int32, but needs float32, bfloat16 or float16" in refusal(
         SPEC, operands.values()
     )
 

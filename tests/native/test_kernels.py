@@ -258,17 +258,25 @@ def test_sums_of_blocks_that_cancel_may_be_beyond_float32(kernel):
     np.testing.assert_array_equal(out, np.full((33, 70), 2.0**30, np.float32))
 
 
+@pytest.mark.parametrize("tile", [1, 20, 200])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_bias_may_have_16_bits(kernel, dtype):
+def test_scales_and_bias_may_have_16_bits(kernel, dtype, tile):
     """The same bits as with the same numbers in float32."""
-    spec = calls.matrices("int8", "int8", 3, 33, 131, bias=(1, 131), activation="relu")
-    operands = specs.draw_operands(np.random.default_rng(0), spec)
-    narrow = operands["bias"].astype(jnp.dtype(dtype))
-    (expected,) = calls.call_named(spec, {**operands, "bias": narrow.astype(np.float32)}, kernel)
-    (out,) = calls.call_named(spec, {**operands, "bias": narrow}, kernel)
-    assert expected.any()
-    np.testing.assert_array_equal(out, expected)
+    spec = ScaledDotSpec(
+        lhs=calls.side("int8", (3, 200), (1,), tiles=(1, 200), scale=True),
+        rhs=calls.side("int8", (200, 131), (0,), tiles=(tile, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32", bias=(1, 131), activation="relu"),
+    )
+    names = ("lhs_scale", "rhs_scale", "bias")
+    operands = specs.draw_operands(np.random.default_rng(tile), spec)
+    narrow = {name: operands[name].astype(jnp.dtype(dtype)) for name in names}
+    wide = {name: value.astype(np.float32) for name, value in narrow.items()}
+    (expected,) = calls.call_named(spec, operands | wide, kernel)
+    oracle.assert_within_bound(spec, operands | wide, expected)
+    for name in names:
+        (out,) = calls.call_named(spec, operands | wide | {name: narrow[name]}, kernel)
+        np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize("m", [1, 33])

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/decode.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/simd.h"
 
@@ -18,13 +19,34 @@ inline int64_t TileOf(const Side& side, const Block& block, int64_t i, int64_t k
 
 // What `count` lines from `first` on have of the factors of their tiles.
 template <typename T>
-inline void CopyFactors(const T* factors, const Offsets& tiles, int64_t first, int64_t count,
-                        double* to) {
+inline void CopyFactors(T factors, const Offsets& tiles, int64_t first, int64_t count, double* to) {
   if (tiles.table) {
     const int64_t* tile = tiles.table + first;
     for (int64_t i = 0; i < count; ++i) to[i] = factors[tile[i]];
   } else {
     for (int64_t i = 0; i < count; ++i) to[i] = factors[(first + i) * tiles.stride];
+  }
+}
+
+// Scales of 16 bits, decoded as they are read.
+template <float (*kDecode)(uint16_t)>
+struct Decoded16 {
+  float operator[](int64_t i) const { return kDecode(from[i]); }
+  Decoded16 operator+(int64_t count) const { return {from + count}; }
+
+  const uint16_t* from;
+};
+
+// Calls `f` with the scales of a side, in their own type.
+template <typename F>
+inline void WithScales(const Side& side, const F& f) {
+  switch (side.scale_type) {
+    case DType::kBF16:
+      return f(Decoded16<DecodeBF16>{static_cast<const uint16_t*>(side.scale)});
+    case DType::kF16:
+      return f(Decoded16<DecodeF16>{static_cast<const uint16_t*>(side.scale)});
+    default:
+      return f(static_cast<const float*>(side.scale));
   }
 }
 
@@ -51,7 +73,9 @@ inline void Factors(const Side& side, const Block& block, int64_t room, const Pa
   if (known == 0) return;
   const int64_t tile = side.tile_batch[block.batch] + side.tile_depth[block.start];
   if (side.scale) {
-    CopyFactors(side.scale + tile, side.tile_free, block.first, known, panel.scale);
+    WithScales(side, [&](auto scale) {
+      CopyFactors(scale + tile, side.tile_free, block.first, known, panel.scale);
+    });
   }
   if (side.zero_point) {
     WithZeroPoints(side, [&](const auto* zero) {

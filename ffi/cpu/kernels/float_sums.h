@@ -50,8 +50,10 @@ class ValueFactors {
       });
     }
     if (side_.scale) {
-      const float* scale = side_.scale + tile;
-      for (int64_t i = 0; i < count; ++i) line[i] *= scale[index(i)];
+      WithScales(side_, [&](auto scales) {
+        const auto scale = scales + tile;
+        for (int64_t i = 0; i < count; ++i) line[i] *= scale[index(i)];
+      });
     }
   }
 

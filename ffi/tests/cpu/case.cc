@@ -113,7 +113,8 @@ std::string TextOf(const Shape& shape) {
 std::string TextOf(const SideCase& side) {
   return std::string(NameOf(side.dtype)) + TextOf(side.shape) + " contracting " +
          TextOf(side.contracting) + " batch " + TextOf(side.batch) + " tiles " +
-         TextOf(side.tiles) + (side.scale ? " scaled" : "") +
+         TextOf(side.tiles) +
+         (side.scale ? " scaled by " + std::string(NameOf(side.scale_type)) : "") +
          (side.zero_point ? " with zero points of " + std::string(NameOf(side.zero_type)) : "");
 }
 
@@ -207,8 +208,8 @@ Operands DrawOperands(const Case& from, Values values, Random& random) {
   to.rhs = Array(from.rhs.dtype, from.rhs.shape, odd * SizeOf(from.rhs.dtype));
   DrawSide(to.lhs, values, random);
   DrawSide(to.rhs, values, random);
-  to.lhs_scale = Given(from.lhs.scale, DType::kF32, from.lhs.ScaleShape(), 4 * odd);
-  to.rhs_scale = Given(from.rhs.scale, DType::kF32, from.rhs.ScaleShape(), 4 * odd);
+  to.lhs_scale = Given(from.lhs.scale, from.lhs.scale_type, from.lhs.ScaleShape(), 4 * odd);
+  to.rhs_scale = Given(from.rhs.scale, from.rhs.scale_type, from.rhs.ScaleShape(), 4 * odd);
   DrawScales(to.lhs_scale, 1.0, random);
   DrawScales(to.rhs_scale, 1.0, random);
   to.lhs_zero_point = Given(from.lhs.zero_point, from.lhs.zero_type, from.lhs.ScaleShape());
@@ -241,7 +242,8 @@ namespace {
 
 bool IsForXlaOnly(const Case& from) {
   const auto narrow = [](const SideCase& side) {
-    return side.zero_point && side.zero_type != DType::kS32;
+    return (side.scale && side.scale_type != DType::kF32) ||
+           (side.zero_point && side.zero_type != DType::kS32);
   };
   return narrow(from.lhs) || narrow(from.rhs) || (from.bias && from.bias_dtype != DType::kF32);
 }
@@ -253,6 +255,8 @@ std::string CallAsStored(const Case& from, const jaxfp8_scaled_dot_spec& spec,
   std::string wrong = ReadRequest(&spec, request);
   if (wrong.empty()) wrong = ReadBuffers(&given, request.spec, buffers);
   if (!wrong.empty()) return wrong;
+  buffers.lhs_scale_type = from.lhs.scale_type;
+  buffers.rhs_scale_type = from.rhs.scale_type;
   buffers.lhs_zero_type = from.lhs.zero_type;
   buffers.rhs_zero_type = from.rhs.zero_type;
   buffers.bias_type = from.bias_dtype;

@@ -47,7 +47,7 @@ struct SideCase {
   DType dtype = DType::kE4M3;
   Shape shape, contracting, batch, tiles;
   bool scale = false, zero_point = false;
-  DType zero_type = DType::kS32;
+  DType scale_type = DType::kF32, zero_type = DType::kS32;
 
   Shape ScaleShape() const;
   Shape Free() const;  // axes
@@ -89,8 +89,8 @@ void Put(const Array& array, int64_t i, double value);
 // Results full of bytes that no kernel leaves behind.
 Results SoiledResults(const Case& from);
 
-// Calls jaxfp8_cpu_scaled_dot, or what is behind it where a zero point or the bias has a dtype that
-// only XLA's call takes; returns its status.
+// Calls jaxfp8_cpu_scaled_dot, or what is behind it where a scale, a zero point or the bias has a
+// dtype that only XLA's call takes; returns its status.
 int Call(const Case& from, const Operands& operands, const Results& results, const char* kernel,
          int threads, std::string& message);
 

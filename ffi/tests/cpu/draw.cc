@@ -32,6 +32,7 @@ void DrawFactors(SideCase& side, Random& random) {
   }
   side.scale = Chance(random, 0.7);
   side.zero_point = IsInt8(side.dtype) && Chance(random, 0.4);
+  side.scale_type = OneOf(kWide, random);
   side.zero_type = OneOf(std::vector<DType>{DType::kS32, DType::kS8, DType::kU8}, random);
 }
 
