@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxfp8 import _dtypes
 from jaxfp8._spec import OperandSpec, ScaledDotSpec, Shape
 
 Named = dict[str, jax.Array]
@@ -75,7 +76,7 @@ def _batch_side(side: OperandSpec, name: str, lead: Named) -> OperandSpec:
     values = lead[name].shape[0]
     varies = values == 0 or any(lead[part].shape[0] != 1 for part in parts)
     for part in parts:
-        lead[part] = _repeat(lead[part], values if varies else 1)
+        lead[part] = _repeat_factor(lead[part], values if varies else 1)
     tile = 1 if varies else values
     return dataclasses.replace(
         side,
@@ -84,6 +85,12 @@ def _batch_side(side: OperandSpec, name: str, lead: Named) -> OperandSpec:
         batch=(0, *(axis + 1 for axis in side.batch)),
         tiles=(tile, *side.tiles),
     )
+
+
+def _repeat_factor(x: jax.Array, size: int) -> jax.Array:
+    """The same for a scale, whose cotangents will be summed: in float32; or a zero point."""
+    wide = x.dtype in _dtypes.FLOAT16 and x.shape[0] != size
+    return _repeat(x.astype(jnp.float32) if wide else x, size)
 
 
 def _repeat(x: jax.Array, size: int) -> jax.Array:

@@ -27,7 +27,7 @@ class Side:
       values: the values.
       dtype: their logical dtype.
       scale: a wide float, one per tile, or None.
-      zero_point: int32, or of the dtype of the values, one per tile, or None.
+      zero_point: int32, int8 or uint8, one per tile, or None.
       tiles: tile sizes by axis.
       result_dtype: the dtype that this side gives a product whose dtype nobody named.
     """

@@ -257,8 +257,11 @@ def _sum_tangent(
         if name in moving
     ]
     aval = _compat.output_aval([], spec.out_shape, np.dtype(dtype))
+    # Widened before they are broadcast: cotangents are summed as wide.
     terms += [
-        _compat.laid_out_like(jnp.broadcast_to(moving[name], spec.out_shape).astype(dtype), aval)
+        _compat.laid_out_like(
+            jnp.broadcast_to(moving[name].astype(jnp.float32), spec.out_shape).astype(dtype), aval
+        )
         for name in ("residual", "bias")
         if name in moving
     ]

@@ -210,6 +210,8 @@ def stored_factors(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
     scale = jnp.asarray(q.scale)
     if scale.dtype not in WIDE_FLOAT:
         scale = jax.lax.stop_gradient(scale).astype(jnp.float32)
+    if scale.size != math.prod(entries):  # its cotangents will be summed
+        scale = scale.astype(jnp.float32)
     scale = _spread(scale, entries)
     zero_point = q.zero_point
     if zero_point is not None:

@@ -100,9 +100,10 @@ def _epilogue(
     form: Form, product: Product, amax: Amax | None
 ) -> tuple[EpilogueSpec, dict[str, Value]]:
     """The spec of what follows the sum, and its operands by name."""
+    bias = None if form.bias is None else _graph.undo_casts(form.bias, _dtypes.FLOAT16)
     optional = {
         "residual": form.residual,
-        "bias": form.bias,
+        "bias": bias,
         "out_scale": _epilogues.out_scale(form),
     }
     operands = {name: value for name, value in optional.items() if value is not None}

@@ -233,33 +233,40 @@ def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
     return value
 
 
-# What holds all numbers of a narrower dtype, and what moves elements without looking at them.
-_HOLDS_BYTES = (*_dtypes.WIDE_FLOAT, *(np.dtype(f"int{bits}") for bits in (16, 32, 64)))
-_HOLDS = dict.fromkeys(_dtypes.INT8, _HOLDS_BYTES) | dict.fromkeys(
-    _dtypes.FLOAT16, (np.dtype(np.float32), np.dtype(np.float64))
-)
+# What holds all numbers of narrower dtypes, and what moves elements without looking at them.
+_HOLD: dict[tuple[np.dtype, ...], tuple[np.dtype, ...]] = {
+    _dtypes.INT8: (*_dtypes.WIDE_FLOAT, *(np.dtype(f"int{bits}") for bits in (16, 32, 64))),
+    _dtypes.FLOAT16: (np.dtype(np.float32), np.dtype(np.float64)),
+}
 _MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev")
 
 
-def undo_casts(value: Value, dtypes: Sequence[np.dtype]) -> Value:
+def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
     """The array of one of `dtypes` that casts alone made wider, moved as they were; or the value.
 
     Args:
       value: what may have been cast.
-      dtypes: int8 and uint8, or float16 and bfloat16.
+      dtypes: `INT8` or `FLOAT16`.
     """
-    op = value.op
-    if op is None or value.dtype not in _HOLDS[dtypes[0]] or len(op.inputs) != 1:
-        return value
-    if op.name != "convert_element_type" and op.name not in _MOVES:
-        return value
-    source = op.inputs[0]
-    source = source if source.dtype in dtypes else undo_casts(source, dtypes)
-    if source.dtype not in dtypes:
-        return value
-    if op.name == "convert_element_type":
-        return source
-    return derived(op.name, lambda x: op.evaluate(x)[0], [source], value.shape, source.dtype)
+    moves: list[Op] = []
+    source = value
+    while source.dtype not in dtypes:
+        op = source.op
+        if op is None or source.dtype not in _HOLD[dtypes] or len(op.inputs) != 1:
+            return value
+        if op.name in _MOVES:
+            moves.append(op)
+        elif op.name != "convert_element_type":
+            return value
+        source = op.inputs[0]
+    for op in reversed(moves):
+        run = functools.partial(_first, op)
+        source = derived(op.name, run, [source], op.outputs[0].shape, source.dtype)
+    return source
+
+
+def _first(op: Op, *arrays: Any) -> Any:
+    return op.evaluate(*arrays)[0]
 
 
 def reshape(value: Value, shape: Shape) -> Value:

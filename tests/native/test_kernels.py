@@ -279,6 +279,30 @@ def test_scales_and_bias_may_have_16_bits(kernel, dtype, tile):
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("m", [1, 130])
+@pytest.mark.parametrize("tile", [1, 20])
+@pytest.mark.parametrize(
+    ("dtype", "some"),
+    [("bfloat16", [2.0**60, -(2.0**-60), 0.0, 1e-39, 3.0]), ("float16", [65504, 2.0**-24, 0, -1])],
+)
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_scales_of_16_bits_from_end_to_end(kernel, dtype, some, tile, m):
+    spec = ScaledDotSpec(
+        lhs=calls.side("bfloat16", (m, 200), (1,)),
+        rhs=calls.side("float8_e4m3fn", (200, 70), (0,), tiles=(tile, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    rng = np.random.default_rng(tile)
+    operands = specs.draw_operands(rng, spec)
+    scale = rng.choice(np.asarray(some, np.float32), spec.rhs.scale_shape).astype(jnp.dtype(dtype))
+    wide = operands | {"rhs_scale": scale.astype(np.float32)}
+    (expected,) = calls.call_named(spec, wide, kernel)
+    (out,) = calls.call_named(spec, operands | {"rhs_scale": scale}, kernel)
+    assert np.isfinite(expected).all()
+    assert expected.any()
+    np.testing.assert_array_equal(out, expected)
+
+
 @pytest.mark.parametrize("m", [1, 33])
 @pytest.mark.parametrize("tile", [1, 100, 200])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])

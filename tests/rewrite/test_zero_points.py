@@ -120,6 +120,35 @@ def test_bytes_that_were_moved_are_not_converted(move: str) -> None:
     assert "stablehlo.convert" not in text
 
 
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("through", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("move", MOVES)
+def test_scales_that_were_cast_and_moved(stored: str, through: str, move: str) -> None:
+    """Those of 16 bits go into the call; and a cast that rounds does so, or is not undone."""
+
+    def model(x: Any, q: Any, s: Any) -> Any:
+        return x @ (q.astype(F32) * MOVES[move](s.astype(through)).astype(F32))
+
+    x, q, _, s = _args(0)
+    args = x, q, s.astype(stored).reshape(FORMS.get(move, (24,)))
+    assert count(jaxfp8.rewrite(model), *args) == 1
+    got, want = jaxfp8.rewrite(model)(*args), jax.jit(model)(*args)
+    rounds = 2e-5 if through in ("float32", stored) else 2**-8
+    np.testing.assert_allclose(got, want, rtol=rounds, atol=rounds * float(np.max(np.abs(want))))
+
+
+def test_very_many_moves_are_followed() -> None:
+    def model(x: Any, q: Any, s: Any) -> Any:
+        s = s.astype(F32)
+        for _ in range(1500):
+            s = s[::-1]
+        return x @ (q.astype(F32) * s)
+
+    x, q, _, s = _args(0)
+    args = x, q, s.astype(jnp.bfloat16)
+    _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args))
+
+
 @pytest.mark.parametrize("value", [np.nan, 0.5, 300.0])
 def test_computed_float_zero_point_that_is_nan_gives_nan(value: float) -> None:
     def model(x: Any, q: Any, m: Any, s: Any) -> Any:
