@@ -13,7 +13,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jaxfp8 import _canonical, _dtypes, _errors, _ffi, _reference, _support, _workspace
-from jaxfp8._spec import AS_STORED, ScaledDotSpec
+from jaxfp8._spec import ScaledDotSpec
 
 _WARNED: set[tuple[str, str]] = set()
 _STRICT = contextvars.ContextVar("jaxfp8_strict", default=False)
@@ -87,9 +87,7 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
         return list(_reference.scaled_dot(spec, *operands))
     form = _canonical.canonical(spec)
     given = dict(zip(spec.operand_names(), operands, strict=True))
-    for name in AS_STORED.keys() & given.keys():
-        given[name] = given[name].astype(AS_STORED[name][0])
-    named = form.operands(given)
+    named = form.operands(_reference.widened(given))
     epilogue = form.spec.epilogue
     results = [(form.spec.out_shape, _dtypes.storage(epilogue.out_dtype))]
     results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]

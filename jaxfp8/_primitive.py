@@ -134,10 +134,9 @@ def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
 def _dtypes_of(spec: ScaledDotSpec, name: str, dtype: np.dtype) -> tuple[np.dtype, ...]:
     """What an operand may be: values as themselves too, others as they are stored."""
     if name in ("lhs", "rhs"):
-        others: tuple[np.dtype, ...] = (np.dtype(getattr(spec, name).dtype),)
-    else:
-        _, others = AS_STORED.get(name, (dtype, ()))
-    return (dtype, *(other for other in others if other != dtype))
+        return tuple(dict.fromkeys((dtype, np.dtype(getattr(spec, name).dtype))))
+    _, others = AS_STORED.get(name, (dtype, ()))
+    return (dtype, *others)
 
 
 @scaled_dot_p.def_abstract_eval

@@ -11,7 +11,7 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxfp8 import _dtypes
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec
 
 _ACTIVATIONS = {
     "none": lambda y: y,
@@ -35,12 +35,18 @@ def scaled_dot(spec: ScaledDotSpec, *operands: jax.Array) -> tuple[jax.Array, ..
     Returns:
       `(out,)`, or `(out, amax)` where the epilogue asks for it.
     """
-    named = dict(zip(spec.operand_names(), operands, strict=True))
+    named = widened(dict(zip(spec.operand_names(), operands, strict=True)))
     total = _accumulate(spec, named)
     for name in ("residual", "bias"):
         if name in named:
             total = total + named[name].astype(jnp.float32)
     return finish(spec.epilogue, total, named.get("out_scale"))
+
+
+def widened(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The operands of a call, by name, each as wide as the call defines it."""
+    wide = {name: dtype for name, (dtype, _) in AS_STORED.items()}
+    return {name: x.astype(wide[name]) if name in wide else x for name, x in named.items()}
 
 
 def finish(
@@ -78,7 +84,7 @@ def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> jax.Array:
     for name, side in sides.items():
         value = _centred(side, named[name], named.get(name + "_zero_point"), dtype)
         if not exact and side.scale:
-            value = value * expand_tiles(named[name + "_scale"].astype(jnp.float32), side)
+            value = value * expand_tiles(named[name + "_scale"], side)
         values.append(_broadcast_batch(spec, side, value))
     total = lax.dot_general(
         values[0],
@@ -91,8 +97,7 @@ def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> jax.Array:
         total = total.astype(jnp.float32)
         for name, side in sides.items():
             if side.scale:
-                scale = named[name + "_scale"].astype(jnp.float32)
-                total = total * _scale_in_output(spec, name, scale)
+                total = total * _scale_in_output(spec, name, named[name + "_scale"])
     return total
 
 
@@ -102,7 +107,7 @@ def _centred(
     if _dtypes.is_float8(side.dtype) and values.dtype == np.uint8:
         values = lax.bitcast_convert_type(values, np.dtype(side.dtype))
     if zero_point is not None:
-        values = values.astype(jnp.int32) - expand_tiles(zero_point.astype(jnp.int32), side)
+        values = values.astype(jnp.int32) - expand_tiles(zero_point, side)
     return values.astype(dtype)
 
 

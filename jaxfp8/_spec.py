@@ -20,11 +20,11 @@ ACTIVATIONS = ("none", "relu", "gelu_tanh", "gelu_erf", "silu")
 # Operands that need not be as wide as the call defines them, and what they may be beside that: the
 # CPU takes them as they are, without a conversion in front of the call.
 AS_STORED: dict[str, tuple[np.dtype, tuple[np.dtype, ...]]] = {
-    "lhs_scale": (np.dtype(np.float32), _dtypes.WIDE_FLOAT),
+    "lhs_scale": (np.dtype(np.float32), _dtypes.FLOAT16),
     "lhs_zero_point": (_dtypes.INT32, _dtypes.INT8),
-    "rhs_scale": (np.dtype(np.float32), _dtypes.WIDE_FLOAT),
+    "rhs_scale": (np.dtype(np.float32), _dtypes.FLOAT16),
     "rhs_zero_point": (_dtypes.INT32, _dtypes.INT8),
-    "bias": (np.dtype(np.float32), _dtypes.WIDE_FLOAT),
+    "bias": (np.dtype(np.float32), _dtypes.FLOAT16),
 }
 
 Shape = tuple[int, ...]
@@ -52,7 +52,7 @@ class OperandSpec:
       contracting: axes summed over, in the order of the other side's.
       batch: axes that both sides share, in the order of the output's leading axes.
       tiles: sizes, by axis, of the tile that shares one scale and zero point; at least 1.
-      scale: whether a float32 scale of shape `tile_counts(shape, tiles)` is given.
+      scale: whether a scale of shape `tile_counts(shape, tiles)` is given.
       zero_point: whether a zero point of that shape is given (int8 and uint8 only).
     """
 

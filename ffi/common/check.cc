@@ -172,8 +172,8 @@ struct Others {
   const char* names;
 };
 constexpr Others kNoOthers = {[](DType) { return false; }, ""};
-constexpr Others kBytes = {[](DType type) { return IsInt8(type); }, ", int8 or uint8"};
-constexpr Others kFloats = {[](DType type) { return IsWideFloat(type); }, ", bfloat16 or float16"};
+constexpr Others kBytes = {IsInt8, ", int8 or uint8"};
+constexpr Others kFloats = {IsWideFloat, ", bfloat16 or float16"};
 
 // A buffer that the spec asks for.
 struct Wanted {

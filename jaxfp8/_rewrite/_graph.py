@@ -229,8 +229,14 @@ def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
     if op.name in _BYTE_EXACT and len(op.inputs) == 1:
         source = undo_bitcast(op.inputs[0], dtype)
         if source.dtype == dtype:
-            return derived(op.name, lambda x: op.evaluate(x)[0], [source], value.shape, dtype)
+            return _moved(op, source)
     return value
+
+
+def _moved(op: Op, source: Value) -> Value:
+    """What `op`, which moves elements, makes of an array of another dtype."""
+    shape = op.outputs[0].shape
+    return derived(op.name, lambda x: op.evaluate(x)[0], [source], shape, source.dtype)
 
 
 # What holds all numbers of narrower dtypes, and what moves elements without looking at them.
@@ -260,13 +266,8 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
             return value
         source = op.inputs[0]
     for op in reversed(moves):
-        run = functools.partial(_first, op)
-        source = derived(op.name, run, [source], op.outputs[0].shape, source.dtype)
+        source = _moved(op, source)
     return source
-
-
-def _first(op: Op, *arrays: Any) -> Any:
-    return op.evaluate(*arrays)[0]
 
 
 def reshape(value: Value, shape: Shape) -> Value:

@@ -1,0 +1,95 @@
+"""Scales and zero points that were cast and moved: they go into the call as they are stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rewrite.support import F32, Data, count
+
+import jaxfp8
+
+MOVES = {
+    "as it is": lambda z: z,
+    "of a row": lambda z: z,
+    "row": lambda z: z[None],
+    "reshaped": lambda z: z.reshape(1, -1),
+    "turned": lambda z: z.T,
+    "spread": lambda z: jnp.broadcast_to(z, (32, 24)),
+    "reversed": lambda z: z[::-1],
+}
+FORMS = {"of a row": (1, 24), "turned": (24, 1)}
+
+
+def _args() -> tuple[Any, ...]:
+    data = Data()
+    return data.normal(5, 32), data.bits8(32, 24, dtype=jnp.int8), data.scale(24)
+
+
+def _close(got: Any, want: Any, rounding: float = 2e-5) -> None:
+    most = float(np.max(np.abs(want)))
+    np.testing.assert_allclose(got, want, rtol=rounding, atol=rounding * most)
+
+
+@pytest.mark.parametrize("zero", ["int8", "uint8", "int16", "int32"])
+@pytest.mark.parametrize(
+    "through", ["bool", "int8", "uint8", "int16", "uint16", "int32", "float32", "bfloat16"]
+)
+@pytest.mark.parametrize("move", MOVES)
+def test_zero_points_that_were_cast_and_moved(zero: str, through: str, move: str) -> None:
+    """The bytes that casts made wider go into the call; all mean what they meant."""
+
+    def model(x: Any, q: Any, z: Any, s: Any) -> Any:
+        return x @ ((q.astype(F32) - MOVES[move](z.astype(through).astype(F32))) * s)
+
+    x, q, s = _args()
+    codes = np.arange(24) * 11 % 256
+    z = codes.astype(np.uint8).view(np.int8).astype(zero)
+    assert np.unique(z).size == 24
+    args = x, q, z.reshape(FORMS.get(move, (24,))), s
+    assert count(jaxfp8.rewrite(model), *args) == 1
+    _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args))
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_bytes_that_were_moved_are_not_converted(move: str) -> None:
+    def model(x: Any, q: Any, z: Any, s: Any) -> Any:
+        return x @ ((q.astype(F32) - MOVES[move](z.astype(F32))) * s)
+
+    x, q, s = _args()
+    z = jnp.arange(24, dtype=jnp.int8)
+    args = x, q, z.reshape(FORMS.get(move, (24,))), s
+    text = jax.jit(jaxfp8.rewrite(model)).trace(*args).lower().as_text()
+    assert "custom_call @jaxfp8_scaled_dot" in text
+    assert "stablehlo.convert" not in text
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("through", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("move", MOVES)
+def test_scales_that_were_cast_and_moved(stored: str, through: str, move: str) -> None:
+    """Those of 16 bits go into the call; and a cast that rounds does so, or is not undone."""
+
+    def model(x: Any, q: Any, s: Any) -> Any:
+        return x @ (q.astype(F32) * MOVES[move](s.astype(through)).astype(F32))
+
+    x, q, s = _args()
+    args = x, q, s.astype(stored).reshape(FORMS.get(move, (24,)))
+    assert count(jaxfp8.rewrite(model), *args) == 1
+    rounding = 2e-5 if through in ("float32", stored) else 2**-8
+    _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args), rounding)
+
+
+def test_very_many_moves_are_followed() -> None:
+    def model(x: Any, q: Any, s: Any) -> Any:
+        s = s.astype(F32)
+        for _ in range(1500):
+            s = s[::-1]
+        return x @ (q.astype(F32) * s)
+
+    x, q, s = _args()
+    args = x, q, s.astype(jnp.bfloat16)
+    _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args))
