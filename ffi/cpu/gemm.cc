@@ -175,7 +175,7 @@ class Share {
       const Chunk* chunks = &plan_.chunks[done];
       for (size_t i = 0; i < count; ++i) blocks[i] = ColumnsOf(chunks[i], column, width);
       const Ends ends = EndsOf(done, count);
-      for (int64_t row = 0; row < rows_; row += kernel_.few.rows) {
+      for (int64_t row = 0; row < rows_; row += plan_.few_rows) {
         MultiplyRun(chunks, blocks, count, ends.first, row, sums);
       }
       for (int64_t row = 0; ends.last && row < rows_; ++row) {
@@ -202,7 +202,7 @@ class Share {
     Panel left[kRunChunks];
     for (size_t i = 0; i < count; ++i) left[i] = From(LeftPanel(chunks[i]), row);
     const ChunkRun run{blocks, left, static_cast<int64_t>(count), first};
-    const int rows = static_cast<int>(std::min<int64_t>(kernel_.few.rows, rows_ - row));
+    const int rows = static_cast<int>(std::min(plan_.few_rows, rows_ - row));
     kernel_.multiply_few(problem_.rhs, run, rows, right_, found_, sums + row * plan_.sums_pitch,
                          plan_.sums_pitch);
   }

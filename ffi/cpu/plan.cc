@@ -68,6 +68,8 @@ bool IsFew(const Problem& problem, const Kernel& kernel) {
 // they do from L2.
 void CutRuns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   const bool along = plan.few && problem.rhs.depth.Contiguous();
+  const int64_t lots = RoundUp(problem.rows, kernel.few.rows);
+  plan.few_rows = along ? std::min<int64_t>(lots, kernel.few.rows_along) : kernel.few.rows;
   plan.run_chunks = along ? kRunChunks : 1;
   plan.run_depth = problem.rows <= kernel.few.rows ? problem.depth : kFewDepth;
 }
@@ -233,8 +235,9 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
   plan.strip_bytes = slice * kernel.size;
   plan.columns_bytes = plan.strip_bytes * (plan.wide / kernel.columns);
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
-  const int64_t found =
-      plan.few ? kernel.few.rows * kFewColumns : plan.row_block * plan.found_pitch;
+  const int64_t of_few = std::max<int64_t>(kernel.few.rows * kFewColumns,
+                                           plan.few_rows * plan.run_chunks * kernel.columns);
+  const int64_t found = plan.few ? of_few : plan.row_block * plan.found_pitch;
   plan.found_bytes = found * sizeof(float);
   plan.narrow_bytes = plan.narrow ? plan.row_block * plan.narrow_pitch * sizeof(float) : 0;
   plan.sums_bytes = (plan.row_block * plan.sums_pitch + plan.column_block) * sizeof(double);

@@ -31,8 +31,9 @@ struct Plan {
   std::vector<Chunk> chunks;
   std::vector<Round> rounds;
   bool few;               // whether columns are multiplied as they are, by Kernel::multiply_few
-  int64_t run_chunks;     // with few rows, most chunks and
-  int64_t run_depth;      // depth that columns are multiplied for in one go
+  int64_t few_rows;       // with few rows, most that are multiplied in one go,
+  int64_t run_chunks;     // most chunks and
+  int64_t run_depth;      // depth that columns are multiplied for
   bool distant;           // whether columns are too many for a cache to have kept them
   bool in_place;          // whether prepared columns are multiplied as if they were packed
   int64_t row_block;      // rows packed together

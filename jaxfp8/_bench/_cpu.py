@@ -41,6 +41,7 @@ def table(side: int = 4096) -> Named:
             # oneDNN's weight is packed beforehand, too.
             faster_than("oneDNN int8", 0.95, PREPARED),
             faster_than(PREPARED, 0.75),
+            faster_than(PREPARED, 0.75, "jaxfp8 [N,K]"),
         ]
         yield _named("int8", cases.integers, (m, side, side), goals=goals)
     for m in (1, 256):

@@ -69,12 +69,14 @@ def weight_only(
 
 
 def integers(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
-    """int8 on both sides with scales and bias, in float32."""
+    """int8 on both sides with scales and bias, in float32, in both layouts."""
     problem = problems.integers(*shape)
     x, w, bias = problem.x, problem.w, problem.bias
     given, codes = _alone(x.qvalue, w.qvalue, x.scale, w.scale, bias), (x.qvalue, w.qvalue)
+    turned = _alone(x.qvalue, w.qvalue.T, x.scale, w.scale.T, bias)
     contenders: Contenders = {
         "jaxfp8": _ours(problems.multiply_integers, given, problem, _FLOAT),
+        "jaxfp8 [N,K]": _ours(problems.multiply_integers_turned, turned, problem, _FLOAT),
         PREPARED: _prepared(problem, _FLOAT),
         SAME: _xla(problems.multiply_integers, given, problem, _FLOAT),
         "XLA int8 -> int32": _xla(_int32, [codes], Problem(x=x.qvalue, w=w.qvalue), 0.0),

@@ -158,6 +158,13 @@ def multiply_integers(
     return total.astype(jnp.float32) * (x_scale * scale) + bias
 
 
+def multiply_integers_turned(
+    x: jax.Array, q: jax.Array, x_scale: jax.Array, scale: jax.Array, bias: jax.Array
+) -> jax.Array:
+    """The same for a weight that is kept as [N, K]."""
+    return multiply_integers(x, q.T, x_scale, scale.T, bias)
+
+
 def multiply_affine(x: QArray, w: QArray, bias: jax.Array) -> jax.Array:
     """int8 on both sides, with or without zero points, dequantised to float32."""
     return _wide(x) @ _wide(w) + bias

@@ -4,6 +4,7 @@
 #define JAXFP8_CPU_KERNELS_ALONG_H_
 
 #include <algorithm>
+#include <utility>
 
 #include "cpu/kernels/lines.h"
 #include "cpu/kernels/tile.h"
@@ -11,19 +12,30 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// The sums of the lanes of kLanes vectors.
-template <typename Vector>
-inline Vector SumsOfLanes(Vector (&of)[kLanes]) {
+// The lanes of a vector, those from `first` on before those before it.
+template <int kFirst, int... kLane>
+constexpr S32 Rotated(std::integer_sequence<int, kLane...>) {
+  return S32{(kLane + kFirst) % kLanes...};
+}
+
+// The sums of the lanes of kOf vectors, in the first kOf lanes.
+template <int kOf, typename Vector>
+[[gnu::always_inline]] inline Vector SumsOfLanes(Vector (&of)[kOf]) {
   // Each perfect shuffle of two vectors brings their halves together.
 #pragma GCC unroll 4
-  for (int half = kLanes / 2; half > 0; half /= 2) {
+  for (int half = kOf / 2; half > 0; half /= 2) {
 #pragma GCC unroll 8
     for (int i = 0; i < half; ++i) {
       of[i] = __builtin_shuffle(of[i], of[i + half], kLowLanes) +
               __builtin_shuffle(of[i], of[i + half], kHighLanes);
     }
   }
-  return of[0];
+  constexpr std::make_integer_sequence<int, kLanes> kEach;
+  Vector sums = of[0];
+  if constexpr (kOf < kLanes) sums += __builtin_shuffle(sums, Rotated<kLanes / 2>(kEach));
+  if constexpr (2 * kOf < kLanes) sums += __builtin_shuffle(sums, Rotated<kLanes / 4>(kEach));
+  static_assert(4 * kOf >= kLanes);
+  return sums;
 }
 
 // Asks for what will be read, from `from` on, and past `end` what lies `jump` bytes beyond.
@@ -60,80 +72,96 @@ inline void CopyPadded(const uint8_t* from, int64_t count, int fill, uint8_t* to
 #endif
 }
 
-// The products of one column along the depth with kCount rows; `Sums::Unpack` turns kColumns stored
-// values into kParts vectors packed like a row's.
-template <class Sums, DType kType, int kCount>
-class Column {
+// The products of kTogether columns along the depth with kCount rows; `Sums::Unpack` turns kColumns
+// stored values into kParts vectors packed like a row's.
+template <class Sums, DType kType, int kCount, int kTogether>
+class ColumnsAlong {
  public:
   using Vector = typename Sums::Vector;
+  using From = const uint8_t* const (&)[kTogether];
   static constexpr int kParts = kVectors / Sums::kGroup;
   static constexpr int kRowBytes = kParts * kBytes;  // of a packed row, for kColumns values
 
-  explicit Column(double zero) : zero_(F32{} + static_cast<float>(zero)) {}
-
   // With packed rows, `pitch` bytes from one to the next.
-  void Multiply(const uint8_t* from, const uint8_t* rows, int64_t pitch, int64_t depth,
-                ReadAhead& ahead) {
+  template <class Ahead>
+  void Multiply(From from, const uint8_t* rows, int64_t pitch, int64_t depth, Ahead& ahead) {
     const int64_t whole = depth / kColumns;
     int64_t v = 0;
     for (; v + 1 < whole; v += 2) {
       ahead.Ask(2 * kColumns);
-      Add<0>(from + v * kColumns, rows + v * kRowBytes, pitch);
-      Add<kParts>(from + (v + 1) * kColumns, rows + (v + 1) * kRowBytes, pitch);
+      Add<0>(from, v * kColumns, rows + v * kRowBytes, pitch);
+      Add<kParts>(from, (v + 1) * kColumns, rows + (v + 1) * kRowBytes, pitch);
     }
     ahead.Ask(depth - v * kColumns);
-    if (v < whole) Add<0>(from + v * kColumns, rows + v * kRowBytes, pitch);
+    if (v < whole) Add<0>(from, v * kColumns, rows + v * kRowBytes, pitch);
     if (depth % kColumns)
-      AddRest(from + whole * kColumns, depth % kColumns, rows + whole * kRowBytes, pitch);
+      AddRest(from, whole * kColumns, depth % kColumns, rows + whole * kRowBytes, pitch);
   }
+
+  void SetZero(int column, double zero) { zero_[column] = F32{} + static_cast<float>(zero); }
 
   // Vectors whose lanes add up to the product with a row, and to the sum of the column.
-  Vector Product(int row) const {
-    Vector product = sum_[row][0] + sum_[row][1];
-    if constexpr (kChains == 4) product += sum_[row][2] + sum_[row][3];
+  Vector Product(int row, int column) const {
+    Vector product = sum_[row][column][0];
+    if constexpr (kChains > 1) product += sum_[row][column][1];
+    if constexpr (kChains > 2) product += sum_[row][column][2] + sum_[row][column][3];
     return product;
   }
-  Vector OfColumn() const { return of_column_; }
+  Vector OfColumn(int column) const { return of_column_[column]; }
 
  private:
-  // Of sums per row, which hide the latency of an addition: as there are registers for.
-  static constexpr int kChains = kBytes == 64 ? 4 : 2;
+  // Of sums per row and column, which hide the latency of an addition: as there are registers for.
+  static constexpr int kChains = std::max((kBytes == 64 ? 4 : 2) / kTogether, 1);
 
   template <int kFirstChain>
-  void Add(const uint8_t* from, const uint8_t* rows, int64_t pitch) {
-    Vector column[kParts];
-    Sums::template Unpack<kType>(from, column);
+  void Add(From from, int64_t at, const uint8_t* rows, int64_t pitch) {
+    Vector column[kTogether][kParts];
+#pragma GCC unroll 4
+    for (int c = 0; c < kTogether; ++c) {
+      Sums::template Unpack<kType>(from[c] + at, column[c]);
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p) {
+        if constexpr (Sums::kLessZero) column[c][p] -= zero_[c];
+      }
+    }
 #pragma GCC unroll 4
     for (int p = 0; p < kParts; ++p) {
-      if constexpr (Sums::kLessZero) column[p] -= zero_;
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
         const Vector row = Load<Vector>(rows + r * pitch + p * kBytes);
-        Vector& sum = sum_[r][(kFirstChain + p) % kChains];
-        sum = Sums::AddLanes(sum, row, column[p]);
+#pragma GCC unroll 4
+        for (int c = 0; c < kTogether; ++c) {
+          Vector& sum = sum_[r][c][(kFirstChain + p) % kChains];
+          sum = Sums::AddLanes(sum, row, column[c][p]);
+        }
       }
-    }
-    if constexpr (Sums::kTotals) {
-      for (int p = 0; p < kParts; ++p) {
-        of_column_ = Sums::AddLanes(of_column_, Sums::Ones(), column[p]);
+      if constexpr (Sums::kTotals) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kTogether; ++c) {
+          of_column_[c] = Sums::AddLanes(of_column_[c], Sums::Ones(), column[c][p]);
+        }
       }
     }
   }
 
-  // The end of a column that fills no vector, padded with what decodes to 0, against rows likewise.
-  void AddRest(const uint8_t* from, int64_t count, const uint8_t* rows, int64_t pitch) {
+  // The end of columns that fills no vector, padded with what decodes to 0, against rows likewise.
+  void AddRest(From from, int64_t at, int64_t count, const uint8_t* rows, int64_t pitch) {
     constexpr int kSize = 4 / Sums::kGroup;
-    uint8_t rest[kColumns], padded[kCount][kRowBytes];
-    CopyPadded<kColumns>(from, count, Sums::template kZeroCode<kType>, rest);
+    uint8_t rest[kTogether][kColumns], padded[kCount][kRowBytes];
+    const uint8_t* rests[kTogether];
+    for (int c = 0; c < kTogether; ++c) {
+      CopyPadded<kColumns>(from[c] + at, count, Sums::template kZeroCode<kType>, rest[c]);
+      rests[c] = rest[c];
+    }
     for (int r = 0; r < kCount; ++r) {
       CopyPadded<kRowBytes>(rows + r * pitch, count * kSize, 0, padded[r]);
     }
-    Add<0>(rest, padded[0], kRowBytes);
+    Add<0>(rests, 0, padded[0], kRowBytes);
   }
 
-  Vector sum_[kCount][kChains] = {};
-  Vector of_column_ = {};
-  F32 zero_;
+  Vector sum_[kCount][kTogether][kChains] = {};
+  Vector of_column_[kTogether] = {};
+  F32 zero_[kTogether];
 };
 
 // The depth of columns along it that is summed in one go: as many rows as there may be stay in L1,
@@ -205,10 +233,11 @@ class RunAlong {
       ReadAhead ahead = AheadOf(first + i, line);
       for (int p = 0; p < count_; ++p) {
         const Piece& piece = pieces_[p];
-        Column<Sums, kType, kCount> column(ZeroOf(piece, first + i));
-        column.Multiply(line + piece.start, piece.rows, piece.pitch, piece.depth, ahead);
-        for (int r = 0; r < kCount; ++r) products_[p][r][i] = column.Product(r);
-        if constexpr (Sums::kTotals) totals_[p][i] = column.OfColumn();
+        ColumnsAlong<Sums, kType, kCount, 1> column;
+        column.SetZero(0, ZeroOf(piece, first + i));
+        column.Multiply({line + piece.start}, piece.rows, piece.pitch, piece.depth, ahead);
+        for (int r = 0; r < kCount; ++r) products_[p][r][i] = column.Product(r, 0);
+        if constexpr (Sums::kTotals) totals_[p][i] = column.OfColumn(0);
       }
     }
     for (int p = 0; p < count_; ++p) AddUp(p, first, columns);

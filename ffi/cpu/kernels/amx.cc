@@ -25,8 +25,12 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   kernel.room = {.rows = 4 << 20, .sums = 2 << 20};
   // One tile takes all rows. Of more, sums that pass through L2 for every few lines cost more than
   // packed columns do.
-  kernel.few = {
-      .rows = kTile, .across = kTile / 2, .along = kTile, .prepared = kTile, .depth_along = 1};
+  kernel.few = {.rows = kTile,
+                .rows_along = kTile,
+                .across = kTile / 2,
+                .along = kTile,
+                .prepared = kTile,
+                .depth_along = 1};
   kernel.multiply_few = MultiplyFewByTiles<Policy>;
   kernel.least_rows = Policy::kExact ? kFewRows + 1 : 3;
   kernel.enter = EnterTiles;

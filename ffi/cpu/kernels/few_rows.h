@@ -5,18 +5,12 @@
 #define JAXFP8_CPU_KERNELS_FEW_ROWS_H_
 
 #include "cpu/kernels/along.h"
+#include "cpu/kernels/along_tiles.h"
 #include "cpu/kernels/pack.h"
 #include "cpu/kernels/strip.h"
 #include "cpu/kernels/tile.h"
 
 namespace jaxfp8::JAXFP8_ISA {
-
-// Sums, and those of the columns themselves.
-template <class Sums>
-struct AndTotals : Sums {
-  using Alone = Sums;
-  static constexpr bool kTotals = true;
-};
 
 template <class Sums, DType kType, int kCount>
 void FindAcross(const Side& side, const Block& block, const Panel& left, const Panel& right,
@@ -99,6 +93,11 @@ void MultiplyFew(const Side& side, const ChunkRun& run, int rows, const Panel& r
     StartColumns<Sums>(side, run.blocks[c], PanelOf(right, c, 0));
   }
   WithByteType<Sums>(side.dtype, [&]<DType kType>() {
+    if constexpr (kByTilesAlong<Sums>) {
+      if (side.depth.Contiguous() && rows > kFewRows) {
+        return MultiplyByTilesAlong<Sums, kType>(side, run, rows, right, found, sums, pitch);
+      }
+    }
     if constexpr (IsInt8(kType) && !std::is_void_v<LessZero>) {
       if (side.zero_point) {
         return MultiplyFewOf<LessZero, kType>(side, run, rows, right, found, sums, pitch);

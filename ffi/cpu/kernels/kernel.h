@@ -84,10 +84,11 @@ struct Room {
   int64_t rows, sums;
 };
 
-// Rows that multiply_few takes in one go, and up to which it is best, by how columns lie: side by
-// side, along the depth, prepared.
+// Rows that multiply_few takes in one go, of columns along the depth perhaps more, and up to which
+// it is best, by how columns lie: side by side, along the depth, prepared.
 struct Few {
-  int rows, across, along, prepared;
+  int rows, rows_along;
+  int across, along, prepared;
   int depth_along;  // of a chunk for each row that is multiplied by columns along the depth
 };
 
@@ -131,11 +132,12 @@ struct Kernel {
   // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
-  // Adds the worth of the products of at most few.rows rows and the columns of a run, of 8-bit
-  // values, contiguous along the depth, side by side or prepared, which are not packed ahead;
-  // `right` has room for their factors, of each chunk a strip further, `found` for what is found of
-  // few.rows rows and kFewColumns columns. Where there are fewer than few.rows rows, `left` has
-  // room for one more.
+  // Adds the worth of the products of at most few.rows rows (few.rows_along where columns are
+  // contiguous along the depth) and the columns of a run, of 8-bit values, contiguous along the
+  // depth, side by side or prepared, which are not packed ahead; `right` has room for their
+  // factors, of each chunk a strip further, `found` for what is found of few.rows rows and
+  // kFewColumns columns, and of all rows, chunks of a run and columns of a strip. Where there are
+  // fewer than few.rows rows, `left` has room for one more.
   void (*multiply_few)(const Side&, const ChunkRun&, int rows, const Panel& right, void* found,
                        double* sums, int64_t pitch);
   // Finishes sums and stores the results; there are sums for whole strips.

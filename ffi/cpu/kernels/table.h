@@ -34,11 +34,11 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .size = 4 / Policy::kGroup,
       .room = {.rows = 1280 << 10, .sums = 256 << 10},
       .as_prepared = Policy::kAsPrepared,
-      // Bytes need no decoding: reading them again for every four rows is cheaper than turning
-      // them.
+      // Bytes need no decoding: along the depth, few rows are multiplied by them as they lie.
       .few = {.rows = kFewRows,
+              .rows_along = kByTilesAlong<Policy> ? kMostAlong : kFewRows,
               .across = 2 * kFewRows,
-              .along = Policy::kGroup == 4 ? 16 : 2 * kFewRows,
+              .along = kByTilesAlong<Policy> ? kMostAlong : 2 * kFewRows,
               .prepared = kFewRows,
               .depth_along = 32},
       .least_rows = 0,

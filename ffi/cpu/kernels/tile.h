@@ -62,6 +62,13 @@ template <typename Vector>
   for (int v = 0; v < kVectors; ++v) Store(sums + v * kLanes, all[v]);
 }
 
+// Sums, and those of the columns themselves.
+template <class Sums>
+struct AndTotals : Sums {
+  using Alone = Sums;
+  static constexpr bool kTotals = true;
+};
+
 template <class Sums>
 using Found = std::conditional_t<Sums::kExact, int32_t, float>;
 

@@ -1,0 +1,200 @@
+// Columns of bytes along the depth against several rows. Neither need be decoded: tiles of both are
+// multiplied as they lie, and the lanes of their sums are added at the end.
+
+#ifndef JAXFP8_CPU_KERNELS_ALONG_TILES_H_
+#define JAXFP8_CPU_KERNELS_ALONG_TILES_H_
+
+#include <algorithm>
+#include <bit>
+
+#include "cpu/kernels/along.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// Whether several rows are multiplied so.
+template <class Sums>
+inline constexpr bool kByTilesAlong = Sums::kGroup == 4;
+
+// Most of them. More share the cost of packed columns, whose tiles are larger: 96 rows times
+// 4096 x 4096 took as long either way (AMD Zen 5).
+inline constexpr int kMostAlong = 64;
+
+// Lines of a tile side by side.
+inline constexpr int kAlongColumns = 4;
+
+// Asks for kLines of the lines that are read next.
+template <int kLines>
+struct LinesAhead {
+  [[gnu::always_inline]] void Ask(int64_t bytes) {
+#pragma GCC unroll 2
+    for (int line = 0; line < kLines; ++line) {
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + line * pitch + i);
+    }
+    from += bytes;
+  }
+
+  const uint8_t* from;
+  int64_t pitch;
+};
+
+template <class Sums, DType kType>
+class TilesAlong {
+ public:
+  static_assert(kByTilesAlong<Sums> && kAlongColumns * kFewRows <= kLanes);
+
+  using Vector = typename Sums::Vector;  // whose lanes are the sums of a tile
+
+  TilesAlong(const Side& side, const ChunkRun& run, int rows, const Panel& right, Vector* found)
+      : run_(run),
+        rows_(rows),
+        lots_((rows + kFewRows - 1) / kFewRows),
+        piece_(std::max(kRoom / rows / kColumns * kColumns, kLeastPiece)),
+        right_(right),
+        lines_(AlongDepth(side, run.blocks[0])),
+        found_(found) {
+    pitch_ = run.blocks[0].count > 1 ? lines_[1] - lines_[0] : 0;
+  }
+
+  void Find() {
+    const int64_t columns = run_.blocks[0].count;
+    for (int64_t c = 0; c < run_.count; ++c) {
+      for (int64_t start = 0; start < run_.blocks[c].depth; start += piece_) {
+        for (int64_t i = 0; i < columns; i += kAlongColumns) FindColumns(c, start, i);
+      }
+    }
+  }
+
+  void AddTo(double* sums, int64_t pitch) const {
+    for (int64_t c = 0; c < run_.count; ++c) {
+      for (int64_t lot = 0; lot < lots_; ++lot) AddLot(c, lot, sums, pitch);
+    }
+  }
+
+ private:
+  typedef int32_t Line __attribute__((vector_size(kAlongColumns * sizeof(int32_t))));
+
+  // Rows of a piece of a chunk stay in L1 where they are no more than 8; each tile that ends costs
+  // as much as 300 bytes of its depth do.
+  static constexpr int64_t kRoom = 16 << 10, kLeastPiece = 2048;
+
+  // Columns of a piece of a chunk.
+  struct Tile {
+    int64_t chunk, start, depth, column;
+    const uint8_t* from[kAlongColumns];
+  };
+
+  // Even lots: 6 rows are 3 + 3, not 4 + 2.
+  int64_t FirstRow(int64_t lot) const { return rows_ * lot / lots_; }
+
+  Vector& FoundOf(int64_t chunk, int64_t column, int64_t lot) const {
+    return found_[(chunk * kColumns + column) / kAlongColumns * lots_ + lot];
+  }
+
+  void AddLot(int64_t c, int64_t lot, double* sums, int64_t pitch) const {
+    const Panel factors = PanelOf(right_, c, 0);
+    for (int64_t row = FirstRow(lot); row < FirstRow(lot + 1); ++row) {
+      int32_t found[kColumns];
+      for (int i = 0; i < kColumns; i += kAlongColumns) {
+        const Vector& tile = FoundOf(c, i, lot);
+        std::memcpy(found + i, reinterpret_cast<const Line*>(&tile) + row - FirstRow(lot),
+                    sizeof(Line));
+      }
+      AddRow<Sums>(found, run_.left[c], row, factors, run_.blocks[c].depth, kColumns,
+                   sums + row * pitch, run_.first && c == 0);
+    }
+  }
+
+  // A piece of chunk `c` of the columns from `i` on; where they end, the last again.
+  void FindColumns(int64_t c, int64_t start, int64_t i) {
+    const Block& block = run_.blocks[c];
+    const int64_t offset = block.start - run_.blocks[0].start + start;
+    Tile tile{c, start, std::min(piece_, block.depth - start), i, {}};
+    for (int64_t j = 0; j < kAlongColumns; ++j) {
+      tile.from[j] = lines_[std::min(i + j, block.count - 1)] + offset;
+    }
+    const uint8_t* next = tile.from[0] + kAlongColumns * pitch_;
+    if (i + kAlongColumns >= block.count) next += tile.depth - block.count * pitch_;
+    for (int64_t lot = 0; lot < lots_; ++lot) {
+      if (lot == 0 && block.sums) {
+        FindLot<AndTotals<Sums>>(tile, lot, next);
+      } else {
+        FindLot<Sums>(tile, lot, next);
+      }
+    }
+  }
+
+  // What is read next, from `next` on, is asked for once: the first lots have a part of it each.
+  template <class Parts>
+  void FindLot(const Tile& tile, int64_t lot, const uint8_t* next) {
+    constexpr int kHalf = kAlongColumns / 2;
+    if (lots_ >= kAlongColumns) {
+      if (lot < kAlongColumns)
+        return FindTile<Parts>(tile, lot, LinesAhead<1>{next + lot * pitch_, pitch_});
+    } else if (lot < 2) {
+      return FindTile<Parts>(tile, lot, LinesAhead<kHalf>{next + lot * kHalf * pitch_, pitch_});
+    }
+    FindTile<Parts>(tile, lot, LinesAhead<0>{next, pitch_});
+  }
+
+  template <class Parts, class Ahead>
+  void FindTile(const Tile& tile, int64_t lot, Ahead ahead) {
+    const auto find = [&]<int kCount> { FindRows<Parts, kCount>(tile, lot, ahead); };
+    switch (FirstRow(lot + 1) - FirstRow(lot)) {
+      case 1:
+        return find.template operator()<1>();
+      case 2:
+        return find.template operator()<2>();
+      case 3:
+        return find.template operator()<3>();
+      default:
+        return find.template operator()<kFewRows>();
+    }
+  }
+
+  template <class Parts, int kCount, class Ahead>
+  void FindRows(const Tile& tile, int64_t lot, Ahead ahead) {
+    const int64_t row = FirstRow(lot);
+    const Panel& left = run_.left[tile.chunk];
+    ColumnsAlong<Parts, kType, kCount, kAlongColumns> columns;
+    columns.Multiply(tile.from, left.data + row * left.pitch + tile.start, left.pitch, tile.depth,
+                     ahead);
+    constexpr int kOf = std::bit_ceil(unsigned{kCount}) * kAlongColumns;
+    Vector products[kOf] = {};
+#pragma GCC unroll 4
+    for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kAlongColumns; ++j)
+        products[r * kAlongColumns + j] = columns.Product(r, j);
+    }
+    Vector& sums = FoundOf(tile.chunk, tile.column, lot);
+    sums = SumsOfLanes(products) + (tile.start > 0 ? sums : Vector{});
+    if constexpr (Parts::kTotals) {
+      Vector totals[kAlongColumns];
+#pragma GCC unroll 4
+      for (int j = 0; j < kAlongColumns; ++j) totals[j] = columns.OfColumn(j);
+      const Vector sums_of_columns = SumsOfLanes(totals);
+      double* to = PanelOf(right_, tile.chunk, 0).sum + tile.column;
+      for (int j = 0; j < kAlongColumns; ++j) to[j] += sums_of_columns[j];
+    }
+  }
+
+  const ChunkRun& run_;
+  const int64_t rows_, lots_, piece_;
+  const Panel& right_;
+  const Lines lines_;
+  Vector* found_;
+  int64_t pitch_;  // from column to column
+};
+
+template <class Sums, DType kType>
+void MultiplyByTilesAlong(const Side& side, const ChunkRun& run, int rows, const Panel& right,
+                          void* room, double* sums, int64_t pitch) {
+  using Tiles = TilesAlong<Sums, kType>;
+  Tiles tiles(side, run, rows, right, static_cast<typename Tiles::Vector*>(room));
+  tiles.Find();
+  tiles.AddTo(sums, pitch);
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_ALONG_TILES_H_
