@@ -239,11 +239,6 @@ bool ChangesOften(const Side& side, int64_t depth, int64_t shortest) {
   return depth < segments * shortest;
 }
 
-bool ChangesOften(const Problem& problem, int64_t shortest) {
-  return ChangesOften(problem.lhs, problem.depth, shortest) ||
-         ChangesOften(problem.rhs, problem.depth, shortest);
-}
-
 // Values per segment below which a kernel with such sums had better scale each. More of them only
 // if float32 holds what it did not have to hold.
 int64_t ShortSegment(const Problem& problem, Sums sums) {
@@ -323,6 +318,11 @@ bool HasModerateScales(const Problem& problem) {
   const bool bytes = IsEightBit(problem.lhs.dtype) && IsEightBit(problem.rhs.dtype);
   const float highest = bytes ? kLarge : 1;
   return Within(problem.lhs, 1 / kLarge, highest) && Within(problem.rhs, 1 / kLarge, highest);
+}
+
+bool ChangesOften(const Problem& problem, int64_t shortest) {
+  return ChangesOften(problem.lhs, problem.depth, shortest) ||
+         ChangesOften(problem.rhs, problem.depth, shortest);
 }
 
 bool HasShortSegments(const Problem& problem, Sums sums) {

@@ -92,8 +92,11 @@ using Tables = std::vector<std::unique_ptr<int64_t[]>>;
 // has few columns, and the left one more rows: kernels stream the right side.
 Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tables);
 
-// Whether scales or zero points of a side change too often along the depth to scale such sums by
-// them.
+// Whether scales or zero points of a side change along the depth so often that they hold for less
+// of it than `shortest`, on average.
+bool ChangesOften(const Problem& problem, int64_t shortest);
+
+// Whether they change too often to scale such sums by them.
 bool HasShortSegments(const Problem& problem, Sums sums);
 
 // Whether float32 holds sums of products times the scales of both sides where it holds the sums:

@@ -35,10 +35,20 @@ std::string WhyNotSums(const Kernel& kernel, const Problem& problem) {
   }
 }
 
+// Rows for which the kernel is a good choice.
+int LeastRows(const Kernel& kernel, const Problem& problem) {
+  const int64_t paid = kDepthOfRow * problem.rows;
+  const bool along = problem.rhs.depth.Contiguous() && IsEightBit(problem.rhs.dtype) &&
+                     problem.depth >= paid && !ChangesOften(problem, paid);
+  return along ? kernel.least_along : kernel.least_rows;
+}
+
 // Whether the kernel is a good choice: integers are summed exactly, but where scales change every
 // few values of the depth, only a kernel that scales single values is, if it may.
 bool Suits(const Kernel& kernel, const Problem& problem) {
-  if (!WhyNotSums(kernel, problem).empty() || problem.rows < kernel.least_rows) return false;
+  if (!WhyNotSums(kernel, problem).empty() || problem.rows < LeastRows(kernel, problem)) {
+    return false;
+  }
   const bool exact = problem.epilogue.out.dtype == DType::kS32;
   if (!exact && HasShortSegments(problem, kernel.sums)) return kernel.sums == Sums::kFloat32;
   return kernel.sums == Sums::kInteger || !Integers(problem);

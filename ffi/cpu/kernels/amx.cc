@@ -32,6 +32,9 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
                 .prepared = kTile,
                 .depth_along = 1};
   kernel.multiply_few = MultiplyFewByTiles<Policy>;
+  // Turning bytes along the depth into tiles takes longer than `vpdpbusd` does with them as they
+  // lie: 5 to 8 rows of int8 times 4096 x 4096 took 2.2 to 2.6 times as long, 16 rows 1.4 times.
+  kernel.least_along = Policy::kExact ? kTile + 1 : 3;
   kernel.least_rows = Policy::kExact ? kFewRows + 1 : 3;
   kernel.enter = EnterTiles;
   kernel.leave = LeaveTiles;

@@ -73,6 +73,9 @@ struct Stretch {
 inline constexpr int64_t kRunChunks = 32;  // at most
 
 inline constexpr int kFewRows = 4;
+// Depth of a chunk that pays for a row that is multiplied by columns along it as they lie: lanes
+// are summed for each.
+inline constexpr int kDepthOfRow = 32;
 // Columns multiplied with few rows in one go, at most.
 inline constexpr int kFewColumns = 8192;
 // Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
@@ -105,7 +108,9 @@ struct Kernel {
   Room room;
   DType as_prepared;  // whose prepared columns are multiplied as they lie; or none
   Few few;
-  int least_rows;  // with fewer, another kernel that can is better
+  // With fewer, another kernel that can is better, where columns are contiguous along the depth and
+  // pay for tiles of others as they lie (kDepthOfRow), or else.
+  int least_along, least_rows;
   // Types whose packed values are shifted, so that the sums of the other side are needed; or none.
   DType shifted_rows, shifted_columns;
 
