@@ -52,6 +52,12 @@ struct Ends {
   bool first, last;
 };
 
+// Rows that are multiplied together.
+struct Tile {
+  int64_t row;
+  int height;
+};
+
 // A thread that multiplies packed columns.
 class Entered {
  public:
@@ -81,6 +87,7 @@ class Share {
     const bool first = column_share == 0;
     column_ = first ? 0 : plan.first_columns + (column_share - 1) * plan.share_columns;
     columns_ = std::min(first ? plan.first_columns : plan.share_columns, problem.columns - column_);
+    CutTiles();
     TakeScratch();
   }
 
@@ -226,7 +233,7 @@ class Share {
           const int64_t depth = std::min(plan_.stretch, slice.depth - at);
           const bool last = at + depth == slice.depth;
           MultiplyStrip(left, StripAt(slice, strip, at), strip, done + at, depth,
-                        last ? narrow : NarrowSums{});
+                        last && narrow.sums ? &narrow : nullptr);
         }
       }
     }
@@ -278,23 +285,27 @@ class Share {
 
   // All rows times a strip of packed columns, for `depth` from `start` of the chunk.
   void MultiplyStrip(const Panel& left, const uint8_t* columns, int64_t strip, int64_t start,
-                     int64_t depth, const NarrowSums& narrow) {
-    const int64_t tiles = Blocks(rows_, kernel_.rows);
+                     int64_t depth, const NarrowSums* narrow) {
     const int64_t column = strip * kernel_.columns;
     const auto multiply = plan_.in_place ? kernel_.multiply_in_place : kernel_.multiply;
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      const int64_t row = FirstRow(tile, tiles);
-      const int64_t count = RoundUp(FirstRow(tile + 1, tiles) - row, height_);
-      const NarrowSums here = narrow.sums ? From(narrow, row, column) : narrow;
-      multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch,
-               static_cast<int>(count), columns, depth, found_ + row * plan_.found_pitch + column,
-               plan_.found_pitch, start == 0, here.sums ? &here : nullptr);
+    for (int64_t tile = 0; tile < tiles_; ++tile) {
+      const auto [row, height] = tile_of_[tile];
+      NarrowSums here;
+      if (narrow) here = From(*narrow, row, column);
+      multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch, height, columns,
+               depth, found_ + row * plan_.found_pitch + column, plan_.found_pitch, start == 0,
+               narrow ? &here : nullptr);
     }
   }
 
   // Even heights: 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
-  int64_t FirstRow(int64_t tile, int64_t tiles) const {
-    return std::min(RoundUp(rows_ * tile / tiles, height_), rows_);
+  void CutTiles() {
+    tiles_ = Blocks(rows_, kernel_.rows);
+    for (int64_t tile = 0, row = 0; tile < tiles_; ++tile) {
+      const int64_t next = std::min(RoundUp(rows_ * (tile + 1) / tiles_, height_), rows_);
+      tile_of_[tile] = {row, static_cast<int>(RoundUp(next - row, height_))};
+      row = next;
+    }
   }
 
   // The columns of a block in one of the share's rows.
@@ -315,6 +326,8 @@ class Share {
   const Kernel& kernel_;
   const Plan& plan_;
   int64_t batch_, row_, rows_, column_, columns_;
+  int64_t tiles_;
+  Tile tile_of_[kMostTiles];
   int height_;  // of the kernel's tiles: even, and as low as there are rows
   const Round* packed_ = nullptr;
   uint8_t* packed_rows_;

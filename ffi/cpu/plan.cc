@@ -7,8 +7,6 @@
 namespace jaxfp8 {
 namespace {
 
-// Rows packed together: a multiple of every kernel's tile.
-constexpr int64_t kRowBlock = 288;
 // Bytes of packed columns: a quarter of an L2 of 1 MB.
 constexpr int64_t kPanelBytes = 256 << 10;
 // Columns packed together. With more rows, what is found for so many, and for more than
@@ -132,12 +130,22 @@ void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.stretch = kernel.slice * (problem.rows < kManyRows ? 1 : 4);
   const int64_t columns = RoundUp(std::max<int64_t>(problem.columns, 1), kernel.columns);
   plan.wide = std::min(Wide(problem, kernel, plan.few), columns);
-  plan.factors = std::max(plan.wide, plan.run_chunks * kernel.columns);
-  // The odd cache line keeps rows from falling on the same sets.
-  plan.found_pitch = plan.wide + kCacheLine / sizeof(float);
   const int64_t whole = Whole(problem, kernel);
   const int64_t slice = kPanelBytes / (plan.wide * kernel.size) / whole * whole;
   plan.slice = std::min<int64_t>(slice, kernel.depth);
+}
+
+// Lines of columns side by side are cut into even pieces, a little longer than others, rather than
+// leave a short rest, which is read as slowly as it is short.
+void EvenColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
+  if (problem.rhs.free.Contiguous() && !plan.few && problem.rows <= kEnoughRows) {
+    const int64_t longest = std::max(plan.first_columns, plan.share_columns);
+    const int64_t pieces = Blocks(longest, plan.wide + plan.wide / 8);
+    plan.wide = RoundUp(Blocks(longest, pieces), kernel.columns);
+  }
+  plan.factors = std::max(plan.wide, plan.run_chunks * kernel.columns);
+  // The odd cache line keeps rows from falling on the same sets.
+  plan.found_pitch = plan.wide + kCacheLine / sizeof(float);
 }
 
 // Rows of several rounds are packed again for each block of columns.
@@ -258,14 +266,15 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   CutRounds(kernel, plan);
   CutRuns(problem, kernel, plan);
   CutColumns(problem, kernel, plan);
+  plan.threads = WorthWhile(problem, kernel, plan, threads);
+  CutShares(problem, kernel, plan);
+  EvenColumns(problem, kernel, plan);
   plan.column_block = ColumnBlock(kernel, plan);
   plan.narrow = IsNarrow(problem, kernel, plan);
   plan.narrow_pitch = plan.column_block + kCacheLine / sizeof(float);
   // A single chunk is finished row by row, and so is the last of narrow sums.
   const bool kept = plan.few || (plan.chunks.size() > 1 && !plan.narrow);
   plan.sums_pitch = kept ? plan.column_block : 0;
-  plan.threads = WorthWhile(problem, kernel, plan, threads);
-  CutShares(problem, kernel, plan);
   CountScratch(kernel, plan);
   return plan;
 }

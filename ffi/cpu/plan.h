@@ -59,6 +59,9 @@ struct Plan {
 inline int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 inline int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit) * unit; }
 
+// Rows packed together, at most: a multiple of every kernel's tile, whose least height is 6.
+inline constexpr int64_t kRowBlock = 288, kMostTiles = kRowBlock / 6;
+
 // Rows are packed so many at a time: bounds the scratch of a layout that has to be turned.
 inline constexpr int64_t kSlab = 48;
 
