@@ -66,23 +66,25 @@ bool IsFew(const Problem& problem, const Kernel& kernel) {
 // they do from L2.
 void CutRuns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   const bool along = plan.few && problem.rhs.depth.Contiguous();
-  const int64_t lots = RoundUp(problem.rows, kernel.few.rows);
-  plan.few_rows = along ? std::min<int64_t>(lots, kernel.few.rows_along) : kernel.few.rows;
+  const int64_t rows = RoundUp(problem.rows, kernel.few.rows);
+  plan.few_rows = along ? std::min<int64_t>(rows, kernel.few.rows_along) : kernel.few.rows;
   plan.run_chunks = along ? kRunChunks : 1;
   plan.run_depth = problem.rows <= kernel.few.rows ? problem.depth : kFewDepth;
 }
 
-// Depths that are not parted.
-int64_t Whole(const Problem& problem, const Kernel& kernel) {
+// Depths that are not parted. Columns along it that are multiplied as they lie are read by vectors.
+int64_t Whole(const Problem& problem, const Kernel& kernel, bool few) {
+  if (few && problem.rhs.depth.Contiguous()) return std::max(kernel.group, kernel.columns);
   return std::max<int64_t>(kernel.group, problem.rhs.prepared ? kQuad : 1);
 }
 
-std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, int64_t longest) {
+std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, bool few) {
+  const int64_t longest = few ? kFewDepth : kernel.depth;
   std::vector<Chunk> chunks;
   int64_t start = 0;
   for (int64_t end : problem.segments) {
     const int64_t parts = Blocks(end - start, longest);
-    const int64_t step = RoundUp(Blocks(end - start, parts), Whole(problem, kernel));
+    const int64_t step = RoundUp(Blocks(end - start, parts), Whole(problem, kernel, few));
     for (; start < end; start += step) {
       const int64_t depth = std::min(step, end - start);
       // The odd cache line keeps rows from falling on the same sets.
@@ -130,7 +132,7 @@ void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.stretch = kernel.slice * (problem.rows < kManyRows ? 1 : 4);
   const int64_t columns = RoundUp(std::max<int64_t>(problem.columns, 1), kernel.columns);
   plan.wide = std::min(Wide(problem, kernel, plan.few), columns);
-  const int64_t whole = Whole(problem, kernel);
+  const int64_t whole = Whole(problem, kernel, plan.few);
   const int64_t slice = kPanelBytes / (plan.wide * kernel.size) / whole * whole;
   plan.slice = std::min<int64_t>(slice, kernel.depth);
 }
@@ -256,7 +258,7 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   Plan plan{};
   plan.few = IsFew(problem, kernel);
-  plan.chunks = CutChunks(problem, kernel, plan.few ? kFewDepth : kernel.depth);
+  plan.chunks = CutChunks(problem, kernel, plan.few);
   // Even blocks: columns are packed again for each.
   const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);

@@ -37,6 +37,7 @@ std::string WhyNotSums(const Kernel& kernel, const Problem& problem) {
 
 // Rows for which the kernel is a good choice.
 int LeastRows(const Kernel& kernel, const Problem& problem) {
+  if (kernel.least_along == kernel.least_rows) return kernel.least_rows;
   const int64_t paid = kDepthOfRow * problem.rows;
   const bool along = problem.rhs.depth.Contiguous() && IsEightBit(problem.rhs.dtype) &&
                      problem.depth >= paid && !ChangesOften(problem, paid);

@@ -11,13 +11,14 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Whether several rows are multiplied so.
+// Whether kFewRows rows or more are multiplied so. Fewer wait for memory, which is read fastest
+// line by line: from there 2 and 3 took 1.1 to 1.2 times as long (AMD Zen 5).
 template <class Sums>
 inline constexpr bool kByTilesAlong = Sums::kGroup == 4;
 
-// Most of them. More share the cost of packed columns, whose tiles are larger: 96 rows times
-// 4096 x 4096 took as long either way (AMD Zen 5).
-inline constexpr int kMostAlong = 64;
+// Most of them. More share the cost of packed columns, whose tiles are larger: 64 rows took 0.94 to
+// 1.06 times as long otherwise (AMD Zen 5).
+inline constexpr int kMostAlong = 48;
 
 // Lines of a tile side by side.
 inline constexpr int kAlongColumns = 4;
@@ -26,7 +27,7 @@ inline constexpr int kAlongColumns = 4;
 template <int kLines>
 struct LinesAhead {
   [[gnu::always_inline]] void Ask(int64_t bytes) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int line = 0; line < kLines; ++line) {
       for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + line * pitch + i);
     }
@@ -48,7 +49,6 @@ class TilesAlong {
       : run_(run),
         rows_(rows),
         lots_((rows + kFewRows - 1) / kFewRows),
-        piece_(std::max(kRoom / rows / kColumns * kColumns, kLeastPiece)),
         right_(right),
         lines_(AlongDepth(side, run.blocks[0])),
         found_(found) {
@@ -58,8 +58,10 @@ class TilesAlong {
   void Find() {
     const int64_t columns = run_.blocks[0].count;
     for (int64_t c = 0; c < run_.count; ++c) {
-      for (int64_t start = 0; start < run_.blocks[c].depth; start += piece_) {
-        for (int64_t i = 0; i < columns; i += kAlongColumns) FindColumns(c, start, i);
+      const int64_t depth = run_.blocks[c].depth, piece = PieceOf(depth);
+      for (int64_t start = 0; start < depth; start += piece) {
+        const int64_t end = std::min(start + piece, depth);
+        for (int64_t i = 0; i < columns; i += kAlongColumns) FindColumns(c, start, end, i);
       }
     }
   }
@@ -75,13 +77,20 @@ class TilesAlong {
 
   // Rows of a piece of a chunk stay in L1 where they are no more than 8; each tile that ends costs
   // as much as 300 bytes of its depth do.
-  static constexpr int64_t kRoom = 16 << 10, kLeastPiece = 2048;
+  static constexpr int64_t kRoom = 16 << 10, kLeastPiece = 3072;
 
   // Columns of a piece of a chunk.
   struct Tile {
     int64_t chunk, start, depth, column;
     const uint8_t* from[kAlongColumns];
   };
+
+  // Even pieces, of whole vectors.
+  int64_t PieceOf(int64_t depth) const {
+    const int64_t most = std::max(kRoom / rows_, kLeastPiece);
+    const int64_t pieces = (depth + most - 1) / most;
+    return ((depth + pieces - 1) / pieces + kColumns - 1) / kColumns * kColumns;
+  }
 
   // Even lots: 6 rows are 3 + 3, not 4 + 2.
   int64_t FirstRow(int64_t lot) const { return rows_ * lot / lots_; }
@@ -105,10 +114,10 @@ class TilesAlong {
   }
 
   // A piece of chunk `c` of the columns from `i` on; where they end, the last again.
-  void FindColumns(int64_t c, int64_t start, int64_t i) {
+  void FindColumns(int64_t c, int64_t start, int64_t end, int64_t i) {
     const Block& block = run_.blocks[c];
     const int64_t offset = block.start - run_.blocks[0].start + start;
-    Tile tile{c, start, std::min(piece_, block.depth - start), i, {}};
+    Tile tile{c, start, end - start, i, {}};
     for (int64_t j = 0; j < kAlongColumns; ++j) {
       tile.from[j] = lines_[std::min(i + j, block.count - 1)] + offset;
     }
@@ -127,6 +136,7 @@ class TilesAlong {
   template <class Parts>
   void FindLot(const Tile& tile, int64_t lot, const uint8_t* next) {
     constexpr int kHalf = kAlongColumns / 2;
+    if (lots_ == 1) return FindTile<Parts>(tile, lot, LinesAhead<kAlongColumns>{next, pitch_});
     if (lots_ >= kAlongColumns) {
       if (lot < kAlongColumns)
         return FindTile<Parts>(tile, lot, LinesAhead<1>{next + lot * pitch_, pitch_});
@@ -179,7 +189,7 @@ class TilesAlong {
   }
 
   const ChunkRun& run_;
-  const int64_t rows_, lots_, piece_;
+  const int64_t rows_, lots_;
   const Panel& right_;
   const Lines lines_;
   Vector* found_;

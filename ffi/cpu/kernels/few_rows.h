@@ -94,7 +94,7 @@ void MultiplyFew(const Side& side, const ChunkRun& run, int rows, const Panel& r
   }
   WithByteType<Sums>(side.dtype, [&]<DType kType>() {
     if constexpr (kByTilesAlong<Sums>) {
-      if (side.depth.Contiguous() && rows > kFewRows) {
+      if (side.depth.Contiguous() && rows >= kFewRows) {
         return MultiplyByTilesAlong<Sums, kType>(side, run, rows, right, found, sums, pitch);
       }
     }

@@ -73,9 +73,9 @@ struct Stretch {
 inline constexpr int64_t kRunChunks = 32;  // at most
 
 inline constexpr int kFewRows = 4;
-// Depth of a chunk that pays for a row that is multiplied by columns along it as they lie: lanes
-// are summed for each.
-inline constexpr int kDepthOfRow = 32;
+// Depth of a chunk that pays for a row that is multiplied by columns along it in tiles, as they
+// lie: lanes are summed for each.
+inline constexpr int kDepthOfRow = 26;
 // Columns multiplied with few rows in one go, at most.
 inline constexpr int kFewColumns = 8192;
 // Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.

@@ -40,7 +40,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
               .across = 2 * kFewRows,
               .along = kByTilesAlong<Policy> ? kMostAlong : 2 * kFewRows,
               .prepared = kFewRows,
-              .depth_along = kDepthOfRow},
+              .depth_along = kByTilesAlong<Policy> ? kDepthOfRow : 32},
       .least_along = 0,
       .least_rows = 0,
       .shifted_rows = Policy::kShiftedRows,

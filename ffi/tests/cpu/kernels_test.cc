@@ -227,7 +227,8 @@ void CheckPrepared(Checks& checks) {
 
 // More depth than one block, more rows than one panel, more columns than one share.
 void CheckLargeSizes(Checks& checks) {
-  constexpr Sizes kLarge[] = {{1, 9001, 65}, {4, 4097, 64}, {5, 4200, 66}, {300, 40, 310}};
+  constexpr Sizes kLarge[] = {
+      {1, 9001, 65}, {4, 4097, 64}, {5, 4200, 66}, {23, 3100, 67}, {300, 40, 310}};
   constexpr std::pair<DType, DType> kTypes[] = {{DType::kBF16, DType::kE4M3},
                                                 {DType::kU8, DType::kS8}};
   for (auto [lhs, rhs] : kTypes) {
