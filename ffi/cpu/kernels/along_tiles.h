@@ -149,16 +149,7 @@ class TilesAlong {
   template <class Parts, class Ahead>
   void FindTile(const Tile& tile, int64_t lot, Ahead ahead) {
     const auto find = [&]<int kCount> { FindRows<Parts, kCount>(tile, lot, ahead); };
-    switch (FirstRow(lot + 1) - FirstRow(lot)) {
-      case 1:
-        return find.template operator()<1>();
-      case 2:
-        return find.template operator()<2>();
-      case 3:
-        return find.template operator()<3>();
-      default:
-        return find.template operator()<kFewRows>();
-    }
+    WithCount<kFewRows>(FirstRow(lot + 1) - FirstRow(lot), find);
   }
 
   template <class Parts, int kCount, class Ahead>

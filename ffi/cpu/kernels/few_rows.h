@@ -73,16 +73,7 @@ void MultiplyFewOf(const Side& side, const ChunkRun& run, int rows, const Panel&
       MultiplyAcross<Sums, kType, kCount>(side, run, right, found, sums, pitch);
     }
   };
-  switch (rows) {
-    case 1:
-      return multiply.template operator()<1>();
-    case 2:
-      return multiply.template operator()<2>();
-    case 3:
-      return multiply.template operator()<3>();
-    default:
-      return multiply.template operator()<kFewRows>();
-  }
+  WithCount<kFewRows>(rows, multiply);
 }
 
 template <class Sums>

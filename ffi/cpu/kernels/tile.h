@@ -127,6 +127,15 @@ __attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, c
   }
 }
 
+// Calls `function` with what the compiler has to know: a count from 1 to kMost.
+template <int kMost, class Function>
+[[gnu::always_inline]] inline void WithCount(int64_t count, const Function& function) {
+  if constexpr (kMost > 1) {
+    if (count < kMost) return WithCount<kMost - 1>(count, function);
+  }
+  function.template operator()<kMost>();
+}
+
 template <class Sums, bool kNarrow>
 void MultiplyRows(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
                   int64_t depth, void* sums, int64_t pitch, bool first, const NarrowSums* narrow) {
@@ -135,20 +144,7 @@ void MultiplyRows(const uint8_t* rows, int64_t row_pitch, int count, const uint8
   const auto sum = [&]<int kCount> {
     SumTile<Sums, kCount, kNarrow>(rows, row_pitch, strip, groups, found, pitch, first, narrow);
   };
-  switch (count) {
-    case 1:
-      return sum.template operator()<1>();
-    case 2:
-      return sum.template operator()<2>();
-    case 3:
-      return sum.template operator()<3>();
-    case 4:
-      return sum.template operator()<4>();
-    case 5:
-      return sum.template operator()<5>();
-    default:
-      return sum.template operator()<kRows>();
-  }
+  WithCount<kRows>(count, sum);
 }
 
 template <class Sums>
