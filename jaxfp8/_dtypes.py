@@ -9,7 +9,8 @@ from jax.typing import DTypeLike
 FLOAT8 = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))
 INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
 EIGHT_BIT = FLOAT8 + INT8
-FLOAT16 = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
+BFLOAT16 = np.dtype(jnp.bfloat16)
+FLOAT16 = (BFLOAT16, np.dtype(np.float16))
 WIDE_FLOAT = (np.dtype(np.float32), *FLOAT16)
 SCALE = WIDE_FLOAT + (np.dtype(jnp.float8_e8m0fnu),)
 INT32 = np.dtype(np.int32)

@@ -72,7 +72,7 @@ def _from_form(
 
 def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[str, Value]]:
     """The spec of a side, and its data, scale and zero point by operand name."""
-    factors = side.factors + more
+    factors = tuple(f.map_small(_graph.undo_rounding) for f in side.factors + more)
     shape = side.value.shape
     tiles = _dots.tiles_of(side, factors)
     counts = tile_counts(shape, tiles)

@@ -254,11 +254,30 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
       value: what may have been cast.
       dtypes: `INT8` or `FLOAT16`.
     """
+    return _before_casts(value, dtypes, _HOLD[dtypes])
+
+
+def undo_rounding(value: Value) -> Value:
+    """The float32 array that casts alone rounded to bfloat16, moved as they were; or the value.
+
+    Only of an array that is given: codes that the function makes suit the scale that it rounded.
+    """
+    source = _before_casts(value, (np.dtype(np.float32),), (_dtypes.BFLOAT16,))
+    given = source
+    while given.op is not None and given.op.name in _MOVES:
+        given = given.op.inputs[0]
+    return source if given.op is None else value
+
+
+def _before_casts(
+    value: Value, wanted: tuple[np.dtype, ...], through: tuple[np.dtype, ...]
+) -> Value:
+    """The array of a wanted dtype that was only cast, to dtypes of `through`, and moved since."""
     moves: list[Op] = []
     source = value
-    while source.dtype not in dtypes:
+    while source.dtype not in wanted:
         op = source.op
-        if op is None or source.dtype not in _HOLD[dtypes] or len(op.inputs) != 1:
+        if op is None or source.dtype not in through or len(op.inputs) != 1:
             return value
         if op.name in _MOVES:
             moves.append(op)

@@ -83,6 +83,39 @@ def test_scales_that_were_cast_and_moved(stored: str, through: str, move: str) -
     _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args), rounding)
 
 
+def _rounded(move: str, computed: bool) -> Any:
+    def model(x: Any, q: Any, s: Any) -> Any:
+        s = s * 3 if computed else s
+        scale = MOVES[move](s.astype(jnp.bfloat16))
+        return x.astype(jnp.bfloat16) @ (q.astype(jnp.bfloat16) * scale)
+
+    return model
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_given_scale_that_the_function_rounds_goes_in_unrounded(move: str) -> None:
+    x, q, s = _args()
+    args = x.astype(jnp.bfloat16), q, s.reshape(FORMS.get(move, (24,)))
+    model = _rounded(move, computed=False)
+    text = jax.jit(jaxfp8.rewrite(model)).trace(*args).lower().as_text()
+    assert "custom_call @jaxfp8_scaled_dot" in text
+    assert "stablehlo.convert" not in text
+    wide = [np.asarray(array, np.float64) for array in args]
+    exact = wide[0] @ (wide[1] * MOVES[move](wide[2]))
+    got = np.asarray(jaxfp8.rewrite(model)(*args), np.float64)
+    _close(got, exact, 2**-8)
+    assert np.linalg.norm(got - exact) <= np.linalg.norm(
+        np.asarray(model(*args), np.float64) - exact
+    )
+
+
+def test_a_computed_scale_is_rounded_as_the_function_says() -> None:
+    x, q, s = _args()
+    args = x.astype(jnp.bfloat16), q, s
+    lowered = jax.jit(jaxfp8.rewrite(_rounded("row", computed=True))).trace(*args).lower()
+    assert "tensor<24xf32>) -> tensor<24xbf16>" in lowered.as_text()
+
+
 def test_very_many_moves_are_followed() -> None:
     def model(x: Any, q: Any, s: Any) -> Any:
         s = s.astype(F32)
