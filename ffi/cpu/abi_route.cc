@@ -44,7 +44,7 @@ Buffers Nowhere(const ScaledDotSpec& spec) {
 }
 
 // Fills `lines`, or returns why there is no kernel.
-std::string Ask(const jaxfp8_scaled_dot_spec* spec, std::string& lines) {
+std::string RouteOf(const jaxfp8_scaled_dot_spec* spec, std::string& lines) {
   Request request;
   const std::string wrong = ReadRequest(spec, request);
   if (!wrong.empty()) return wrong;
@@ -63,7 +63,7 @@ std::string Ask(const jaxfp8_scaled_dot_spec* spec, std::string& lines) {
 
 extern "C" int jaxfp8_cpu_route(const jaxfp8_scaled_dot_spec* spec, char* text, size_t size) {
   std::string lines;
-  const int status = jaxfp8::Answer(text, size, [&] { return jaxfp8::Ask(spec, lines); });
+  const int status = jaxfp8::Answer(text, size, [&] { return jaxfp8::RouteOf(spec, lines); });
   if (status == JAXFP8_OK) jaxfp8::WriteText(lines, text, size);
   return status;
 }

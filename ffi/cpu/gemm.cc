@@ -135,7 +135,7 @@ class Share {
 
   Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, bool sums) const {
     const int64_t ahead = problem_.depth - chunk.start - chunk.depth;
-    return {batch_, first, count, chunk.start, chunk.depth, sums, ahead, plan_.distant};
+    return {batch_, first, count, chunk.start, chunk.depth, sums, ahead, plan_.ask};
   }
 
   // Whether the values of a side are off by a constant, which the sums of the other make good.
@@ -315,7 +315,7 @@ class Share {
 
   // What no products add up to.
   void FinishEmpty(int64_t column, int64_t count) {
-    const Block block{batch_, column, count, 0, 0, false, 0, false};
+    const Block block{batch_, column, count, 0, 0, false, 0, Ask::kNone};
     std::fill_n(sums_, plan_.column_block, 0.0);
     for (int64_t row = 0; row < rows_; ++row) {
       kernel_.finish(sums_, problem_.epilogue, At(row, block));

@@ -34,7 +34,7 @@ struct Plan {
   int64_t few_rows;       // with few rows, most that are multiplied in one go,
   int64_t run_chunks;     // most chunks and
   int64_t run_depth;      // depth that columns are multiplied for
-  bool distant;           // whether columns are too many for a cache to have kept them
+  Ask ask;                // for columns
   bool in_place;          // whether prepared columns are multiplied as if they were packed
   int64_t row_block;      // rows packed together
   int64_t wide;           // columns multiplied with the rows of a chunk in one go

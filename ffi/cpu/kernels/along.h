@@ -40,8 +40,8 @@ template <int kOf, typename Vector>
 
 // Asks for what will be read, from `from` on, and past `end` what lies `jump` bytes beyond.
 struct ReadAhead {
-  [[gnu::always_inline]] void Ask(int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+  [[gnu::always_inline]] void Request(int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) Prefetch(from + i, ask);
     from += bytes;
     if (from < end) return;
     from += jump;
@@ -50,6 +50,7 @@ struct ReadAhead {
 
   const uint8_t *from, *end;
   int64_t jump;
+  Ask ask;
 };
 
 // Copies `count` bytes, and fills what is left of kRoom. With masks, because it is done for every
@@ -88,11 +89,11 @@ class ColumnsAlong {
     const int64_t whole = depth / kColumns;
     int64_t v = 0;
     for (; v + 1 < whole; v += 2) {
-      ahead.Ask(2 * kColumns);
+      ahead.Request(2 * kColumns);
       Add<0>(from, v * kColumns, rows + v * kRowBytes, pitch);
       Add<kParts>(from, (v + 1) * kColumns, rows + (v + 1) * kRowBytes, pitch);
     }
-    ahead.Ask(depth - v * kColumns);
+    ahead.Request(depth - v * kColumns);
     if (v < whole) Add<0>(from, v * kColumns, rows + v * kRowBytes, pitch);
     if (depth % kColumns)
       AddRest(from, whole * kColumns, depth % kColumns, rows + whole * kRowBytes, pitch);
@@ -189,7 +190,12 @@ class RunAlong {
   using FoundOf = Found<Sums>[kCount][kColumns];
 
   RunAlong(const Side& side, const ChunkRun& run, const Panel& right, FoundOf* found)
-      : run_(run), right_(right), lines_(AlongDepth(side, run.blocks[0])), found_(found) {
+      : run_(run),
+        right_(right),
+        lines_(AlongDepth(side, run.blocks[0])),
+        found_(found),
+        ask_(run.blocks[0].ask),
+        ahead_(AheadFor(ask_, kStreamAhead)) {
     std::memset(found, 0, run.count * sizeof *found);
   }
 
@@ -218,7 +224,7 @@ class RunAlong {
     const int64_t columns = last.count;
     const int64_t end = run_.blocks[0].start + pieces_[0].start + depth_;
     pitch_ = columns > 1 ? lines_[1] - lines_[0] : 0;
-    columns_ahead_ = 1 + (kStreamAhead - 1) / depth_;
+    columns_ahead_ = 1 + (ahead_ - 1) / depth_;
     to_next_pieces_ = end < last.start + last.depth + last.ahead ? depth_ - columns * pitch_ : 0;
     for (int64_t first = 0; first < columns; first += kLanes) {
       FindLanes(first, std::min<int64_t>(kLanes, columns - first));
@@ -250,8 +256,8 @@ class RunAlong {
     const uint8_t* end = start + depth_;
     const uint8_t* next = start + columns_ahead_ * pitch_;
     if (column + columns_ahead_ >= run_.blocks[0].count) next += to_next_pieces_;
-    if (depth_ > kStreamAhead) return {start + kStreamAhead, end, next - end};
-    return {next, next, 0};
+    if (depth_ > ahead_) return {start + ahead_, end, next - end, ask_};
+    return {next, next, 0, ask_};
   }
 
   double ZeroOf(const Piece& piece, int64_t column) const {
@@ -280,6 +286,8 @@ class RunAlong {
   const Panel& right_;
   const Lines lines_;
   FoundOf* found_;
+  const Ask ask_;
+  const int64_t ahead_;  // in bytes
   Piece pieces_[kMostPieces];
   int count_ = 0;
   int64_t depth_ = 0;

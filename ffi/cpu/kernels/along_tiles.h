@@ -26,16 +26,17 @@ inline constexpr int kAlongColumns = 4;
 // Asks for kLines of the lines that are read next.
 template <int kLines>
 struct LinesAhead {
-  [[gnu::always_inline]] void Ask(int64_t bytes) {
+  [[gnu::always_inline]] void Request(int64_t bytes) {
 #pragma GCC unroll 4
     for (int line = 0; line < kLines; ++line) {
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + line * pitch + i);
+      for (int64_t i = 0; i < bytes; i += 64) Prefetch(from + line * pitch + i, ask);
     }
     from += bytes;
   }
 
   const uint8_t* from;
   int64_t pitch;
+  Ask ask;
 };
 
 template <class Sums, DType kType>
@@ -136,14 +137,16 @@ class TilesAlong {
   template <class Parts>
   void FindLot(const Tile& tile, int64_t lot, const uint8_t* next) {
     constexpr int kHalf = kAlongColumns / 2;
-    if (lots_ == 1) return FindTile<Parts>(tile, lot, LinesAhead<kAlongColumns>{next, pitch_});
+    const Ask ask = run_.blocks[tile.chunk].ask;
+    if (lots_ == 1) return FindTile<Parts>(tile, lot, LinesAhead<kAlongColumns>{next, pitch_, ask});
     if (lots_ >= kAlongColumns) {
       if (lot < kAlongColumns)
-        return FindTile<Parts>(tile, lot, LinesAhead<1>{next + lot * pitch_, pitch_});
+        return FindTile<Parts>(tile, lot, LinesAhead<1>{next + lot * pitch_, pitch_, ask});
     } else if (lot < 2) {
-      return FindTile<Parts>(tile, lot, LinesAhead<kHalf>{next + lot * kHalf * pitch_, pitch_});
+      return FindTile<Parts>(tile, lot,
+                             LinesAhead<kHalf>{next + lot * kHalf * pitch_, pitch_, ask});
     }
-    FindTile<Parts>(tile, lot, LinesAhead<0>{next, pitch_});
+    FindTile<Parts>(tile, lot, LinesAhead<0>{next, pitch_, ask});
   }
 
   template <class Parts, class Ahead>

@@ -64,11 +64,17 @@ struct BF16Sums {
 
   template <DType kType>
   static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    if constexpr (IsFloat8(kType)) return SpreadFloat8<kType>(line, column);
+    if constexpr (IsFloat8(kType)) return SpreadFloat8<kType>(line, column, DwordsToLanes);
     F32 even[kVectors], odd[kVectors];
     DecodeVectors<kType>(line[0], even);
     DecodeVectors<kType>(line[1], odd);
     for (int v = 0; v < kVectors; ++v) column[v] = Pairs(even[v], odd[v]);
+  }
+
+  template <DType kType>
+    requires(IsFloat8(kType))
+  static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    SpreadFloat8<kType>(line, column, AsTheyAre);
   }
 
   template <DType>
@@ -98,10 +104,11 @@ struct BF16Sums {
     to[1] = (F32)second;
   }
 
-  template <DType kType>
-  static void SpreadFloat8(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    const __m512i even = DwordsToLanes(Load<__m512i>(line[0]));
-    const __m512i odd = DwordsToLanes(Load<__m512i>(line[1]));
+  template <DType kType, class Arrange>
+  [[gnu::always_inline]] static void SpreadFloat8(const uint8_t* const (&line)[kGroup],
+                                                  Vector (&column)[kVectors], Arrange arrange) {
+    const __m512i even = arrange(Load<__m512i>(line[0]));
+    const __m512i odd = arrange(Load<__m512i>(line[1]));
     __m512i part[kVectors];
     DecodeHalves<kType>(_mm512_unpacklo_epi8(even, odd), part[0], part[1]);
     DecodeHalves<kType>(_mm512_unpackhi_epi8(even, odd), part[2], part[3]);

@@ -14,15 +14,12 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Four lines of 64 bytes as 64 groups of four, in the order of their columns.
+// Four lines of 64 bytes as 64 groups of four, columns by lanes.
 inline void Interleave(const __m512i (&line)[4], __m512i (&group)[4]) {
-  __m512i lanes[4];
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) lanes[j] = DwordsToLanes(line[j]);
-  const __m512i low01 = _mm512_unpacklo_epi8(lanes[0], lanes[1]);
-  const __m512i high01 = _mm512_unpackhi_epi8(lanes[0], lanes[1]);
-  const __m512i low23 = _mm512_unpacklo_epi8(lanes[2], lanes[3]);
-  const __m512i high23 = _mm512_unpackhi_epi8(lanes[2], lanes[3]);
+  const __m512i low01 = _mm512_unpacklo_epi8(line[0], line[1]);
+  const __m512i high01 = _mm512_unpackhi_epi8(line[0], line[1]);
+  const __m512i low23 = _mm512_unpacklo_epi8(line[2], line[3]);
+  const __m512i high23 = _mm512_unpackhi_epi8(line[2], line[3]);
   group[0] = _mm512_unpacklo_epi16(low01, low23);
   group[1] = _mm512_unpackhi_epi16(low01, low23);
   group[2] = _mm512_unpacklo_epi16(high01, high23);
@@ -75,13 +72,24 @@ struct ByteSumsOf {
 
   template <DType kType>
   static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    __m512i shifted[4], group[4];
+    SpreadAs<kType>(line, column, DwordsToLanes);
+  }
+
+  template <DType kType>
+  static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    SpreadAs<kType>(line, column, AsTheyAre);
+  }
+
+  template <DType kType, class Arrange>
+  [[gnu::always_inline]] static void SpreadAs(const uint8_t* const (&line)[kGroup],
+                                              Vector (&column)[kVectors], Arrange arrange) {
+    __m512i arranged[4], group[4];
     for (int j = 0; j < 4; ++j) {
       Vector bytes[1];
       Unpack<kType>(line[j], bytes);
-      shifted[j] = (__m512i)bytes[0];
+      arranged[j] = arrange((__m512i)bytes[0]);
     }
-    Interleave(shifted, group);
+    Interleave(arranged, group);
     for (int v = 0; v < kVectors; ++v) column[v] = (S32)group[v];
   }
 

@@ -123,17 +123,22 @@ template <DType kType>
   to[3] = (F32)_mm512_and_si512(second, odd);
 }
 
-// 64 values as float32, in order.
+// 64 values as float32, by lanes.
 template <DType kType>
-[[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
+[[gnu::always_inline]] inline void DecodeByLanes(__m512i bytes, F32 (&to)[kVectors]) {
   // Interleaving bytes, and then parting even words from odd ones, takes a value from byte 4d + e
   // of a 128-bit lane to place e of the same lane of vector d.
   const __m512i in_lane =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
-  const __m512i codes = _mm512_shuffle_epi8(DwordsToLanes(Load<__m512i>(from)), in_lane);
   __m512i first, second;
-  DecodeHalves<kType>(codes, first, second);
+  DecodeHalves<kType>(_mm512_shuffle_epi8(bytes, in_lane), first, second);
   PartPairs(first, second, to);
+}
+
+// The same in order.
+template <DType kType>
+[[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
+  DecodeByLanes<kType>(DwordsToLanes(Load<__m512i>(from)), to);
 }
 
 // The four values of each 32-bit lane as bfloat16: two pairs.

@@ -95,6 +95,14 @@ struct FloatSums {
     DecodeVectors<kType>(line[0], column);
   }
 
+#if defined(__AVX512F__)
+  template <DType kType>
+    requires(IsFloat8(kType))
+  static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    DecodeByLanes<kType>(Load<__m512i>(line[0]), column);
+  }
+#endif
+
   template <DType>
   static constexpr int kZeroCode = 0;
 

@@ -20,13 +20,17 @@ enum Feature : unsigned {
   kAmx = 32          // products of tiles, of bfloat16 and of bytes; and the system lets us
 };
 
+// Into which cache what is read next is asked for: into none, where the processor fetches it faster
+// by itself, into L1, or from further ahead into L2.
+enum class Ask : uint8_t { kNone, kL1, kL2 };
+
 // A piece of one side: `count` lines (rows or columns) by `depth` values.
 struct Block {
   int64_t batch, first, count;
   int64_t start, depth;
   bool sums;      // whether the sum of each line is wanted
   int64_t ahead;  // depth of the same lines that is read after it
-  bool distant;   // of columns: whether they are too many for a cache to have kept them
+  Ask ask;        // for columns
 };
 
 // A packed block. The factors are per line: a sum over the block is worth

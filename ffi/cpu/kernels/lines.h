@@ -168,6 +168,23 @@ inline Lines AcrossDepth(const Side& side, const Block& block) {
                block.first);
 }
 
+// Asks for the cache line at an address.
+[[gnu::always_inline]] inline void Prefetch(const uint8_t* at, Ask ask) {
+  if (ask == Ask::kL1) __builtin_prefetch(at, 0, 3);
+  if (ask == Ask::kL2) __builtin_prefetch(at, 0, 2);
+}
+
+// Calls `function` with what the compiler has to know, so that no register is kept for the rest.
+template <class Function>
+[[gnu::always_inline]] inline void WithAsk(Ask ask, const Function& function) {
+  if (ask == Ask::kNone) return function.template operator()<Ask::kNone>();
+  if (ask == Ask::kL1) return function.template operator()<Ask::kL1>();
+  function.template operator()<Ask::kL2>();
+}
+
+// How far ahead that is, if for L1 it is so far.
+inline int64_t AheadFor(Ask ask, int64_t bytes) { return ask == Ask::kL2 ? 2 * bytes : bytes; }
+
 // Where lines across the depth start that are read together, and those that follow.
 struct LinesTogether {
   LinesTogether(const Lines& lines, const Block& block, int64_t k) {
@@ -180,9 +197,10 @@ struct LinesTogether {
 
   // Asks for what is `ahead` bytes beyond byte `at` of line i: of the same line, of which `bytes`
   // are read, or of the one that follows it.
-  [[gnu::always_inline]] void Ask(int i, int64_t at, int64_t ahead, int64_t bytes) const {
+  [[gnu::always_inline]] void Request(int i, int64_t at, int64_t ahead, int64_t bytes,
+                                      Ask ask) const {
     const int64_t beyond = at + ahead - bytes;
-    __builtin_prefetch(beyond < 0 ? line[i] + at + ahead : next[i] + beyond);
+    Prefetch(beyond < 0 ? line[i] + at + ahead : next[i] + beyond, ask);
   }
 
   const uint8_t *line[kLinesTogether], *next[kLinesTogether];

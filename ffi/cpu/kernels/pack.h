@@ -258,12 +258,12 @@ void SumColumns(const Side& side, const Block& block, const Panel& panel) {
 // Packs whole strips of lines together, of columns side by side. The strips lie `pitch` bytes
 // apart.
 template <class Sums, DType kType>
-__attribute__((noinline)) void PackTogether(const LinesTogether& lines, int64_t columns,
+__attribute__((noinline)) void PackTogether(const LinesTogether& lines, int64_t columns, Ask ask,
                                             uint8_t* to, int64_t pitch) {
   constexpr int kGroup = Sums::kGroup;
   constexpr int64_t kStripBytes = kColumns * SizeOf(kType);
   const int64_t bytes = columns * SizeOf(kType);
-  const int64_t ahead = std::min(kLineAhead, bytes);
+  const int64_t ahead = std::min(AheadFor(ask, kLineAhead), bytes);
   for (int64_t at = 0; at < bytes; at += kStripBytes, to += pitch) {
     uint8_t* packed = to;
 #pragma GCC unroll 8
@@ -273,7 +273,7 @@ __attribute__((noinline)) void PackTogether(const LinesTogether& lines, int64_t 
       for (int j = 0; j < kGroup; ++j) {
         line[j] = lines.line[k + j] + at;
         for (int64_t i = 0; i < kStripBytes && at % 64 == 0; i += 64) {
-          lines.Ask(k + j, at + i, ahead, bytes);
+          lines.Request(k + j, at + i, ahead, bytes, ask);
         }
       }
       typename Sums::Vector column[kVectors];
@@ -296,9 +296,10 @@ void PackSideBySide(const Side& side, const Block& block, const Panel& panel) {
   const Lines lines = AcrossDepth(side, block);
   const int64_t columns = block.count / kColumns * kColumns;
   const int64_t depth = block.depth / kLinesTogether * kLinesTogether;
+  const Ask ask = std::max(block.ask, Ask::kL1);
   WithTypeOf<Sums>(side.dtype, [&]<DType kType>() {
     for (int64_t k = 0; k < depth; k += kLinesTogether) {
-      PackTogether<Sums, kType>({lines, block, k}, columns, panel.data + StripBytes<Sums>(k),
+      PackTogether<Sums, kType>({lines, block, k}, columns, ask, panel.data + StripBytes<Sums>(k),
                                 panel.pitch);
     }
   });

@@ -34,13 +34,14 @@ inline constexpr int kColumns = kVectors * kLanes;
 // holds so few that are a power of two apart. With 32 at a time, and none asked for, packing bytes
 // took 1.2 times as long (AMD Zen 5), 1.5 times from memory.
 inline constexpr int kLinesTogether = 8;
-// Bytes of each of them that are asked for ahead: with 2048, one row times 4096 x 4096 took 1.2
-// times as long (AMD Zen 5), with 512, of a weight in memory, 1.1 times.
+// Bytes of each of them that are asked for ahead in L1: with 2048, one row times 4096 x 4096
+// took 1.2 times as long (AMD Zen 5), with 512, of a weight in memory, 1.1 times. Twice as many in
+// L2.
 inline constexpr int64_t kLineAhead = 1024;
 // Lines of columns that lie neither side by side nor along the depth: read value by value.
 inline constexpr int64_t kLinesScattered = 32;
 // Bytes ahead that are asked for of prepared columns, and of columns along the depth: of a single
-// stream the processor alone stays behind.
+// stream the processor alone stays behind. Again twice as many in L2, for columns along the depth.
 inline constexpr int64_t kStreamAhead = 4096;
 // The depth of columns along it, or prepared, that is packed in one go. On processors with VBMI (a
 // Xeon with AMX, M = 16) all of a slice at once took 1.2 times as long; on others (Cascade Lake)
@@ -129,6 +130,19 @@ inline F32 ToFloats(F64 low, F64 high) {
 #endif
 }
 
+// A strip of 32-bit values by lanes, in order, or the other way round.
+inline void ExchangeLanes(void* strip) {
+  auto* lanes = static_cast<uint8_t*>(strip);
+  for (int v = 1; v < kVectors; ++v) {
+    for (int lane = 0; lane < v; ++lane) {
+      uint8_t *one = lanes + v * kBytes + lane * 16, *other = lanes + lane * kBytes + v * 16;
+      const auto values = Load<U8x16>(one);
+      Store(one, Load<U8x16>(other));
+      Store(other, values);
+    }
+  }
+}
+
 #if defined(__AVX512F__)
 // 16 columns of a vector come from a dword of each 128-bit lane: what interleaving bytes, and then
 // words, leaves in order.
@@ -136,6 +150,10 @@ inline __m512i DwordsToLanes(__m512i bytes) {
   const __m512i to_lane = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return _mm512_permutexvar_epi32(to_lane, bytes);
 }
+
+// Without it columns come by lanes: those of a 128-bit lane of the bytes, 16, in the same lane of
+// all vectors. `ExchangeLanes` puts them in order.
+inline __m512i AsTheyAre(__m512i bytes) { return bytes; }
 #endif
 
 }  // namespace jaxfp8::JAXFP8_ISA

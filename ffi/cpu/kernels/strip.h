@@ -50,6 +50,13 @@ bool IsFirstOnly(const uint8_t* rows, int64_t pitch) {
 template <class Sums, int kCount>
 using FoundRows = Found<Sums>[kCount][kFewColumns];
 
+// Whether lines are spread by lanes, which is faster, and what is found put in order at the end.
+template <class Sums, DType kType>
+inline constexpr bool kByLanes = requires(const uint8_t* const (&line)[Sums::kGroup],
+                                          typename Sums::Vector (&column)[kVectors]) {
+  Sums::template SpreadByLanes<kType>(line, column);
+};
+
 // Where a strip's sums are found, the sums of its columns, and their zero points.
 template <class Sums>
 struct StripSums {
@@ -149,15 +156,15 @@ void SumStripGroups(const Lines& lines, const Block& block, int64_t s, int64_t f
 // a cache the processor fetches lines faster by itself, from memory it has to be asked: without,
 // one row times e4m3 of 14336 x 4096 took 1.4 to 1.7 times as long, of 1024 x 1024 0.75 times (AMD
 // Zen 5).
-template <class Sums, DType kType, int kCount>
-__attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t columns, bool distant,
+template <class Sums, DType kType, int kCount, Ask kAsk>
+__attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t columns,
                                         const uint8_t* rows, int64_t pitch,
                                         const StripSums<Sums>& sums) {
   constexpr int kGroup = Sums::kGroup;
-  const int64_t ahead = std::min(kLineAhead, columns);
+  const int64_t ahead = std::min(AheadFor(kAsk, kLineAhead), columns);
   for (int64_t c = 0; c < columns; c += kColumns) {
-    for (int k = 0; k < kLinesTogether && distant && c % 64 == 0; ++k) {
-      lines.Ask(k, c, ahead, columns);
+    for (int k = 0; k < kLinesTogether && kAsk != Ask::kNone && c % 64 == 0; ++k) {
+      lines.Request(k, c, ahead, columns, kAsk);
     }
     const StripSums<Sums> strip = {sums.found + c, sums.of_columns + c, sums.zero + c};
     StripTile<Sums, kCount> tile(strip);
@@ -167,7 +174,12 @@ __attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t colu
 #pragma GCC unroll 4
       for (int j = 0; j < kGroup; ++j) line[j] = lines.line[k + j] + c;
       typename Sums::Vector column[kVectors];
-      Sums::template Spread<kType>(line, column);
+      if constexpr (kByLanes<Sums, kType>) {
+        static_assert(!Sums::kLessZero);
+        Sums::template SpreadByLanes<kType>(line, column);
+      } else {
+        Sums::template Spread<kType>(line, column);
+      }
       const uint8_t* group = rows + k / kGroup * sizeof(int32_t);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) tile.Add(v, column[v], group, pitch);
@@ -185,8 +197,10 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
   for (int64_t k = 0; k < whole_depth; k += kLinesTogether) {
     const uint8_t* rows = left.data + k * (4 / Sums::kGroup);
     const auto sum = [&]<class Parts> {
-      SumLines<Parts, kType, kCount>({lines, block, k}, whole_columns, block.distant, rows,
-                                     left.pitch, {found[0], of_columns, right.zero});
+      WithAsk(block.ask, [&]<Ask kAsk> {
+        SumLines<Parts, kType, kCount, kAsk>({lines, block, k}, whole_columns, rows, left.pitch,
+                                             {found[0], of_columns, right.zero});
+      });
     };
     if constexpr (kInTwo<Sums>) {
       if (IsFirstOnly<kCount>(rows, left.pitch)) {
@@ -195,6 +209,10 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
       }
     }
     sum.template operator()<Sums>();
+  }
+  for (int64_t c = 0; kByLanes<Sums, kType> && c < whole_columns; c += kColumns) {
+    for (int r = 0; r < kCount; ++r) ExchangeLanes(found[r] + c);
+    if constexpr (Sums::kTotals) ExchangeLanes(of_columns + c);
   }
   const int64_t groups = GroupsOf<Sums>(block);
   for (int64_t s = 0; s < Strips(block); ++s) {
