@@ -208,7 +208,7 @@ class Share {
                    double* sums) {
     Panel left[kRunChunks];
     for (size_t i = 0; i < count; ++i) left[i] = From(LeftPanel(chunks[i]), row);
-    const ChunkRun run{blocks, left, static_cast<int64_t>(count), first};
+    const ChunkRun run{blocks, left, static_cast<int64_t>(count), first, plan_.narrow};
     const int rows = static_cast<int>(std::min(plan_.few_rows, rows_ - row));
     kernel_.multiply_few(problem_.rhs, run, rows, right_, found_, sums + row * plan_.sums_pitch,
                          plan_.sums_pitch);

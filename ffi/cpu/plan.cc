@@ -53,12 +53,21 @@ double RightValues(const Problem& problem) {
   return static_cast<double>(problem.batch) * problem.columns * problem.depth;
 }
 
-// Rows that columns along the depth are multiplied with as they lie. Vectors are summed across
-// their lanes for each row and chunk: short chunks pay for one or two.
+// Sums that are rounded to float32 from chunk to chunk stay within the bound, K * 2^-24, if there
+// are few for the depth.
+constexpr int64_t kLongChunk = 96;
+// For fewer there is nothing to gain.
+constexpr int64_t kLeastNarrow = 3;
+
+// Rows that columns along the depth are multiplied with as they lie. Unless sums are narrow,
+// vectors are summed across their lanes for each row and chunk: short chunks pay for one or two.
 int64_t FewAlong(const Problem& problem, const Kernel& kernel) {
   const int64_t segments = std::max<int64_t>(problem.segments.size(), 1);
   const int64_t depth = problem.depth / segments;
-  return std::clamp<int64_t>(depth / kernel.few.depth_along, 2, kernel.few.along);
+  const int64_t most = std::clamp<int64_t>(depth / kernel.few.depth_along, 2, kernel.few.along);
+  if (problem.rows <= most || kernel.sums == Sums::kInteger) return most;
+  const bool narrow = segments >= kLeastNarrow && depth >= kLongChunk;
+  return narrow && HasModerateScales(problem) ? kernel.few.along : most;
 }
 
 bool IsFew(const Problem& problem, const Kernel& kernel) {
@@ -67,16 +76,6 @@ bool IsFew(const Problem& problem, const Kernel& kernel) {
   if (right.prepared) return problem.rows <= kernel.few.prepared;
   if (right.depth.Contiguous()) return problem.rows <= FewAlong(problem, kernel);
   return right.free.Contiguous() && problem.rows <= kernel.few.across;
-}
-
-// Columns along the depth are read from end to end, but where several lots of rows read them, which
-// they do from L2.
-void CutRuns(const Problem& problem, const Kernel& kernel, Plan& plan) {
-  const bool along = plan.few && problem.rhs.depth.Contiguous();
-  const int64_t rows = RoundUp(problem.rows, kernel.few.rows);
-  plan.few_rows = along ? std::min<int64_t>(rows, kernel.few.rows_along) : kernel.few.rows;
-  plan.run_chunks = along ? kRunChunks : 1;
-  plan.run_depth = problem.rows <= kernel.few.rows ? problem.depth : kFewDepth;
 }
 
 // Depths that are not parted. Columns along it that are multiplied as they lie are read by vectors.
@@ -100,6 +99,41 @@ std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, bool 
     start = end;
   }
   return chunks;
+}
+
+// Exact sums of a chunk no longer than this are exact in float32 too, however they are shifted:
+// only their products by scales and the sums of chunks are rounded, twice for each chunk.
+constexpr int64_t kExactChunk = 256, kShortestExact = 2;
+
+// Sums of values less zero points are longer, and an int32 result is to be exact.
+bool IsExactOnly(const Problem& problem, int64_t longest) {
+  return longest > kExactChunk || problem.lhs.zero_point || problem.rhs.zero_point ||
+         problem.epilogue.out.dtype == DType::kS32;
+}
+
+bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+  const auto chunks = static_cast<int64_t>(plan.chunks.size());
+  const bool along = problem.rhs.depth.Contiguous() && kernel.sums != Sums::kInteger;
+  if (chunks < kLeastNarrow || (plan.few && !along)) return false;
+  int64_t longest = 0;
+  for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.depth);
+  int64_t least = std::max(chunks * kLongChunk, longest + chunks);
+  if (kernel.sums == Sums::kInteger) {
+    if (IsExactOnly(problem, longest)) return false;
+    least = chunks * kShortestExact;
+  }
+  return problem.depth >= least && HasModerateScales(problem);
+}
+
+// Columns along the depth are read from end to end, but where several lots of rows read them, which
+// they do from L2, and where sums are narrow, which are the same for any number of rows.
+void CutRuns(const Problem& problem, const Kernel& kernel, Plan& plan) {
+  const bool along = plan.few && problem.rhs.depth.Contiguous();
+  const int64_t rows = RoundUp(problem.rows, kernel.few.rows);
+  plan.few_rows = along ? std::min<int64_t>(rows, kernel.few.rows_along) : kernel.few.rows;
+  plan.run_chunks = along ? kRunChunks : 1;
+  const bool whole = problem.rows <= kernel.few.rows && !plan.narrow;
+  plan.run_depth = whole ? problem.depth : kFewDepth;
 }
 
 // Where L1 is small, columns along the depth are best asked for in L2 wherever they are, columns
@@ -226,32 +260,6 @@ void CutShares(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.shares = shares * plan.column_shares;
 }
 
-// Sums that are rounded to float32 from chunk to chunk stay within the bound, K * 2^-24, if there
-// are few for the depth. For fewer than three there is nothing to gain.
-constexpr int64_t kLongChunk = 96;
-// Exact sums of a chunk no longer than this are exact in float32 too, however they are shifted:
-// only their products by scales and the sums of chunks are rounded, twice for each chunk.
-constexpr int64_t kExactChunk = 256, kShortestExact = 2;
-
-// Sums of values less zero points are longer, and an int32 result is to be exact.
-bool IsExactOnly(const Problem& problem, int64_t longest) {
-  return longest > kExactChunk || problem.lhs.zero_point || problem.rhs.zero_point ||
-         problem.epilogue.out.dtype == DType::kS32;
-}
-
-bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
-  const auto chunks = static_cast<int64_t>(plan.chunks.size());
-  if (plan.few || chunks < 3) return false;
-  int64_t longest = 0;
-  for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.depth);
-  int64_t least = std::max(chunks * kLongChunk, longest + chunks);
-  if (kernel.sums == Sums::kInteger) {
-    if (IsExactOnly(problem, longest)) return false;
-    least = chunks * kShortestExact;
-  }
-  return problem.depth >= least && HasModerateScales(problem);
-}
-
 void CountScratch(const Kernel& kernel, Plan& plan) {
   int64_t depth = 0;
   for (const Chunk& chunk : plan.chunks) depth = std::max(depth, RoundUp(chunk.depth, 16));
@@ -263,7 +271,8 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
                                            plan.few_rows * plan.run_chunks * kernel.columns);
   const int64_t found = plan.few ? of_few : plan.row_block * plan.found_pitch;
   plan.found_bytes = found * sizeof(float);
-  plan.narrow_bytes = plan.narrow ? plan.row_block * plan.narrow_pitch * sizeof(float) : 0;
+  const bool narrow = plan.narrow && !plan.few;
+  plan.narrow_bytes = narrow ? plan.row_block * plan.narrow_pitch * sizeof(float) : 0;
   plan.sums_bytes = (plan.row_block * plan.sums_pitch + plan.column_block) * sizeof(double);
 }
 
@@ -273,6 +282,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   Plan plan{};
   plan.few = IsFew(problem, kernel);
   plan.chunks = CutChunks(problem, kernel, plan.few);
+  plan.narrow = IsNarrow(problem, kernel, plan);
   // Even blocks: columns are packed again for each.
   const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
@@ -286,7 +296,6 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   CutShares(problem, kernel, plan);
   EvenColumns(problem, kernel, plan);
   plan.column_block = ColumnBlock(kernel, plan);
-  plan.narrow = IsNarrow(problem, kernel, plan);
   plan.narrow_pitch = plan.column_block + kCacheLine / sizeof(float);
   // A single chunk is finished row by row, and so is the last of narrow sums.
   const bool kept = plan.few || (plan.chunks.size() > 1 && !plan.narrow);

@@ -53,6 +53,17 @@ struct ReadAhead {
   Ask ask;
 };
 
+// The same of several lines.
+template <int kLines>
+struct LinesAhead {
+  [[gnu::always_inline]] void Request(int64_t bytes) {
+#pragma GCC unroll 4
+    for (ReadAhead& line : lines) line.Request(bytes);
+  }
+
+  ReadAhead lines[kLines];
+};
+
 // Copies `count` bytes, and fills what is left of kRoom. With masks, because it is done for every
 // column of every block of scales that is no multiple of kColumns deep.
 template <int kRoom>
@@ -181,11 +192,12 @@ struct Piece {
 
 // The products of kCount rows with columns along the depth, at most kColumns of them, for the
 // chunks of a run. Each column is read from end to end, as far as rows stay in L1: chunk by chunk,
-// one row times e4m3 of 4096 x 14336 took 1.7 times as long (AMD Zen 5).
+// one row times e4m3 of 4096 x 14336 took 1.7 times as long (AMD Zen 5). Lanes are added up once
+// for each piece, or where sums are narrow, once for all.
 template <class Sums, DType kType, int kCount>
 class RunAlong {
  public:
-  // What is found of a chunk, for all of which there is room.
+  // What is found of a chunk, for all of which there is room; of narrow sums what all are worth.
   static_assert(kRunChunks * kColumns <= kFewColumns);
   using FoundOf = Found<Sums>[kCount][kColumns];
 
@@ -194,9 +206,13 @@ class RunAlong {
         right_(right),
         lines_(AlongDepth(side, run.blocks[0])),
         found_(found),
+        narrow_(!Sums::kExact && run.narrow),
+        // Narrow sums are the same for any count of rows.
+        most_pieces_(narrow_ ? kRunChunks : kMostPieces),
+        most_depth_(narrow_ ? kPiece<Sums> : kPiece<Sums> * kFewRows / kCount),
         ask_(run.blocks[0].ask),
         ahead_(AheadFor(ask_, kStreamAhead)) {
-    std::memset(found, 0, run.count * sizeof *found);
+    std::memset(found, 0, (narrow_ ? 1 : run.count) * sizeof *found);
   }
 
   void Find() {
@@ -204,7 +220,7 @@ class RunAlong {
       const Block& block = run_.blocks[c];
       for (int64_t done = 0; done < block.depth; done += kPiece<Sums>) {
         const int64_t depth = std::min(kPiece<Sums>, block.depth - done);
-        if (count_ == kMostPieces || depth_ + depth > kMostDepth) FindPieces();
+        if (count_ == most_pieces_ || depth_ + depth > most_depth_) FindPieces();
         pieces_[count_++] = {c, block.start - run_.blocks[0].start + done, depth,
                              run_.left[c].data + done * (4 / Sums::kGroup), run_.left[c].pitch};
         depth_ += depth;
@@ -213,10 +229,26 @@ class RunAlong {
     FindPieces();
   }
 
+  void AddTo(double* sums, int64_t pitch) const {
+    for (int r = 0; narrow_ && r < kCount; ++r) {
+      const Found<Sums>* worth = found_[0][r];
+      double* to = sums + r * pitch;
+      for (int i = 0; i < kColumns; ++i) to[i] = worth[i] + (run_.first ? 0 : to[i]);
+    }
+    for (int64_t c = 0; !narrow_ && c < run_.count; ++c) {
+      const Panel factors = PanelOf(right_, c, 0);
+      for (int r = 0; r < kCount; ++r) {
+        AddRow<Sums>(found_[c][r], run_.left[c], r, factors, run_.blocks[c].depth, kColumns,
+                     sums + r * pitch, run_.first && c == 0);
+      }
+    }
+  }
+
  private:
   using Vector = typename Sums::Vector;
-  // Of rows in L1, and of products, which take as much room where pieces are short.
-  static constexpr int64_t kMostDepth = kPiece<Sums> * kFewRows / kCount;
+  // Columns of narrow sums at a time.
+  static constexpr int kTogether = 2;
+  // Products take as much room as rows do in L1.
   static constexpr int kMostPieces = (32 << 10) / (kCount * kLanes * kBytes);
 
   void FindPieces() {
@@ -224,10 +256,16 @@ class RunAlong {
     const int64_t columns = last.count;
     const int64_t end = run_.blocks[0].start + pieces_[0].start + depth_;
     pitch_ = columns > 1 ? lines_[1] - lines_[0] : 0;
-    columns_ahead_ = 1 + (ahead_ - 1) / depth_;
+    const int64_t together = narrow_ ? kTogether : 1;
+    columns_ahead_ = (1 + (ahead_ - 1) / depth_ / together) * together;
     to_next_pieces_ = end < last.start + last.depth + last.ahead ? depth_ - columns * pitch_ : 0;
     for (int64_t first = 0; first < columns; first += kLanes) {
-      FindLanes(first, std::min<int64_t>(kLanes, columns - first));
+      const int64_t lanes = std::min<int64_t>(kLanes, columns - first);
+      if (narrow_) {
+        FindNarrow(first, lanes);
+      } else {
+        FindLanes(first, lanes);
+      }
     }
     count_ = 0;
     depth_ = 0;
@@ -249,6 +287,49 @@ class RunAlong {
     for (int p = 0; p < count_; ++p) AddUp(p, first, columns);
   }
 
+  // Columns together share what a piece takes beside its products; where they end, the last again.
+  void FindNarrow(int64_t first, int64_t columns) {
+    Vector worth[kCount][kLanes];
+    for (int64_t i = 0; i < columns; i += kTogether) {
+      int64_t column[kTogether];
+      const uint8_t* line[kTogether];
+      LinesAhead<kTogether> ahead;
+      Vector sum[kCount][kTogether] = {};
+#pragma GCC unroll 4
+      for (int j = 0; j < kTogether; ++j) {
+        column[j] = first + std::min(i + j, columns - 1);
+        line[j] = lines_[column[j]];
+        ahead.lines[j] = AheadOf(column[j], line[j]);
+      }
+      for (int p = 0; p < count_; ++p) AddPiece(pieces_[p], column, line, ahead, sum);
+      for (int r = 0; r < kCount; ++r) {
+        for (int j = 0; j < kTogether; ++j) worth[r][i + j] = sum[r][j];
+      }
+    }
+    for (int r = 0; r < kCount; ++r) AddUp(worth[r], columns, found_[0][r] + first);
+  }
+
+  [[gnu::always_inline]] void AddPiece(const Piece& piece, const int64_t (&column)[kTogether],
+                                       const uint8_t* const (&line)[kTogether],
+                                       LinesAhead<kTogether>& ahead,
+                                       Vector (&sum)[kCount][kTogether]) {
+    ColumnsAlong<Sums, kType, kCount, kTogether> together;
+    const uint8_t* from[kTogether];
+#pragma GCC unroll 4
+    for (int j = 0; j < kTogether; ++j) {
+      together.SetZero(j, ZeroOf(piece, column[j]));
+      from[j] = line[j] + piece.start;
+    }
+    together.Multiply(from, piece.rows, piece.pitch, piece.depth, ahead);
+#pragma GCC unroll 4
+    for (int r = 0; r < kCount; ++r) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kTogether; ++j) {
+        sum[r][j] += together.Product(r, j) * ScaleOf(piece, r, column[j]);
+      }
+    }
+  }
+
   // After the pieces of a column come those of the next, and after those of the last column more of
   // the first, or where that is at its end, further columns.
   ReadAhead AheadOf(int64_t column, const uint8_t* line) const {
@@ -264,12 +345,17 @@ class RunAlong {
     return Sums::kLessZero ? right_.zero[piece.chunk * kColumns + column] : 0;
   }
 
+  Found<Sums> ScaleOf(const Piece& piece, int row, int64_t column) const {
+    return run_.left[piece.chunk].scale[row] * right_.scale[piece.chunk * kColumns + column];
+  }
+
+  static void AddUp(Vector (&of)[kLanes], int64_t columns, Found<Sums>* sums) {
+    Store(sums, Load<Vector>(sums) + SumsOfFirst(columns, of));
+  }
+
   void AddUp(int p, int64_t first, int64_t columns) {
     const int64_t chunk = pieces_[p].chunk;
-    for (int r = 0; r < kCount; ++r) {
-      Found<Sums>* sums = found_[chunk][r] + first;
-      Store(sums, Load<Vector>(sums) + SumsOfFirst(columns, products_[p][r]));
-    }
+    for (int r = 0; r < kCount; ++r) AddUp(products_[p][r], columns, found_[chunk][r] + first);
     if constexpr (Sums::kTotals) {
       const Vector sums = SumsOfFirst(columns, totals_[p]);
       double* to = right_.sum + chunk * kColumns + first;
@@ -286,9 +372,11 @@ class RunAlong {
   const Panel& right_;
   const Lines lines_;
   FoundOf* found_;
+  const bool narrow_;
+  const int64_t most_pieces_, most_depth_;
   const Ask ask_;
   const int64_t ahead_;  // in bytes
-  Piece pieces_[kMostPieces];
+  Piece pieces_[std::max<int64_t>(kMostPieces, kRunChunks)];
   int count_ = 0;
   int64_t depth_ = 0;
   int64_t pitch_ = 0;           // from column to column

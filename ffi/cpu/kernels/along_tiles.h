@@ -25,7 +25,7 @@ inline constexpr int kAlongColumns = 4;
 
 // Asks for kLines of the lines that are read next.
 template <int kLines>
-struct LinesAhead {
+struct NextLines {
   [[gnu::always_inline]] void Request(int64_t bytes) {
 #pragma GCC unroll 4
     for (int line = 0; line < kLines; ++line) {
@@ -138,15 +138,14 @@ class TilesAlong {
   void FindLot(const Tile& tile, int64_t lot, const uint8_t* next) {
     constexpr int kHalf = kAlongColumns / 2;
     const Ask ask = run_.blocks[tile.chunk].ask;
-    if (lots_ == 1) return FindTile<Parts>(tile, lot, LinesAhead<kAlongColumns>{next, pitch_, ask});
+    if (lots_ == 1) return FindTile<Parts>(tile, lot, NextLines<kAlongColumns>{next, pitch_, ask});
     if (lots_ >= kAlongColumns) {
       if (lot < kAlongColumns)
-        return FindTile<Parts>(tile, lot, LinesAhead<1>{next + lot * pitch_, pitch_, ask});
+        return FindTile<Parts>(tile, lot, NextLines<1>{next + lot * pitch_, pitch_, ask});
     } else if (lot < 2) {
-      return FindTile<Parts>(tile, lot,
-                             LinesAhead<kHalf>{next + lot * kHalf * pitch_, pitch_, ask});
+      return FindTile<Parts>(tile, lot, NextLines<kHalf>{next + lot * kHalf * pitch_, pitch_, ask});
     }
-    FindTile<Parts>(tile, lot, LinesAhead<0>{next, pitch_, ask});
+    FindTile<Parts>(tile, lot, NextLines<0>{next, pitch_, ask});
   }
 
   template <class Parts, class Ahead>

@@ -17,14 +17,29 @@ inline int64_t TileOf(const Side& side, const Block& block, int64_t i, int64_t k
          side.tile_depth[block.start + k];
 }
 
-// What `count` lines from `first` on have of the factors of their tiles.
+// Whether lines are all of one tile.
+inline bool AreOfOneTile(const int64_t* tile, int64_t count) {
+  int64_t differ = 0;
+  for (int64_t i = 0; i < count; ++i) differ |= tile[i] ^ tile[0];
+  return differ == 0;
+}
+
+// What `count` lines from `first` on have of the factors of their tiles. Where many lines are of
+// one tile, looking up each took a fifth of one row times blocks of 128 x 128.
 template <typename T>
 inline void CopyFactors(T factors, const Offsets& tiles, int64_t first, int64_t count, double* to) {
-  if (tiles.table) {
-    const int64_t* tile = tiles.table + first;
-    for (int64_t i = 0; i < count; ++i) to[i] = factors[tile[i]];
-  } else {
+  if (!tiles.table) {
     for (int64_t i = 0; i < count; ++i) to[i] = factors[(first + i) * tiles.stride];
+    return;
+  }
+  for (int64_t done = 0; done < count; done += kColumns) {
+    const int64_t* tile = tiles.table + first + done;
+    const int64_t run = std::min<int64_t>(count - done, kColumns);
+    if (AreOfOneTile(tile, run)) {
+      std::fill_n(to + done, run, factors[tile[0]]);
+    } else {
+      for (int64_t i = 0; i < run; ++i) to[done + i] = factors[tile[i]];
+    }
   }
 }
 

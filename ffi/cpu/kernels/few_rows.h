@@ -40,14 +40,9 @@ template <class Sums, DType kType, int kCount>
 void MultiplyAlong(const Side& side, const ChunkRun& run, const Panel& right, void* room,
                    double* sums, int64_t pitch) {
   auto* found = static_cast<typename RunAlong<Sums, kType, kCount>::FoundOf*>(room);
-  RunAlong<Sums, kType, kCount>(side, run, right, found).Find();
-  for (int64_t c = 0; c < run.count; ++c) {
-    const Panel factors = PanelOf(right, c, 0);
-    for (int r = 0; r < kCount; ++r) {
-      AddRow<Sums>(found[c][r], run.left[c], r, factors, run.blocks[c].depth, kColumns,
-                   sums + r * pitch, run.first && c == 0);
-    }
-  }
+  RunAlong<Sums, kType, kCount> along(side, run, right, found);
+  along.Find();
+  along.AddTo(sums, pitch);
 }
 
 template <class Sums, DType kType, int kCount>

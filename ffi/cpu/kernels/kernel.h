@@ -47,12 +47,12 @@ struct Panel {
 
 // Chunks of the depth of the same columns, one after the other, and packed rows for each; `first`
 // if no sums are there yet. One chunk only, unless columns lie along the depth and are no more than
-// a strip.
+// a strip. `narrow` if float32 may hold the sums of their worth.
 struct ChunkRun {
   const Block* blocks;
   const Panel* left;
   int64_t count;
-  bool first;
+  bool first, narrow;
 };
 
 // The factors of some lines in float32.
