@@ -261,11 +261,13 @@ class RunAlong {
     to_next_pieces_ = end < last.start + last.depth + last.ahead ? depth_ - columns * pitch_ : 0;
     for (int64_t first = 0; first < columns; first += kLanes) {
       const int64_t lanes = std::min<int64_t>(kLanes, columns - first);
-      if (narrow_) {
-        FindNarrow(first, lanes);
-      } else {
-        FindLanes(first, lanes);
+      if constexpr (!Sums::kExact) {
+        if (narrow_) {
+          FindNarrow(first, lanes);
+          continue;
+        }
       }
+      FindLanes(first, lanes);
     }
     count_ = 0;
     depth_ = 0;
@@ -289,7 +291,7 @@ class RunAlong {
 
   // Columns together share what a piece takes beside its products; where they end, the last again.
   void FindNarrow(int64_t first, int64_t columns) {
-    Vector worth[kCount][kLanes];
+    auto& worth = products_[0];
     for (int64_t i = 0; i < columns; i += kTogether) {
       int64_t column[kTogether];
       const uint8_t* line[kTogether];
