@@ -81,20 +81,21 @@ inline void WithZeroPoints(const Side& side, const F& f) {
 // The scale and zero point of every line, constant along a block unless the side is `fine`. Lines
 // up to `room` beyond the last get harmless ones.
 inline void Factors(const Side& side, const Block& block, int64_t room, const Panel& panel) {
-  const int64_t known = side.fine ? 0 : block.count;
-  std::fill_n(panel.scale, room, 1.0);
-  std::fill_n(panel.zero, room, 0.0);
+  const int64_t scaled = side.fine || !side.scale ? 0 : block.count;
+  const int64_t shifted = side.fine || !side.zero_point ? 0 : block.count;
+  std::fill_n(panel.scale + scaled, room - scaled, 1.0);
+  std::fill_n(panel.zero + shifted, room - shifted, 0.0);
   std::fill_n(panel.sum, room, 0.0);
-  if (known == 0) return;
+  if (scaled + shifted == 0) return;
   const int64_t tile = side.tile_batch[block.batch] + side.tile_depth[block.start];
-  if (side.scale) {
+  if (scaled > 0) {
     WithScales(side, [&](auto scale) {
-      CopyFactors(scale + tile, side.tile_free, block.first, known, panel.scale);
+      CopyFactors(scale + tile, side.tile_free, block.first, scaled, panel.scale);
     });
   }
-  if (side.zero_point) {
+  if (shifted > 0) {
     WithZeroPoints(side, [&](const auto* zero) {
-      CopyFactors(zero + tile, side.tile_free, block.first, known, panel.zero);
+      CopyFactors(zero + tile, side.tile_free, block.first, shifted, panel.zero);
     });
   }
 }
