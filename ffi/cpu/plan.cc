@@ -67,8 +67,11 @@ int64_t FewAlong(const Problem& problem, const Kernel& kernel) {
   const int64_t depth = problem.depth / segments;
   const int64_t most = std::clamp<int64_t>(depth / kernel.few.depth_along, 2, kernel.few.along);
   if (problem.rows <= most || kernel.sums != Sums::kBFloat16) return most;
-  const bool narrow = segments >= kLeastNarrow && depth >= kLongChunk;
-  return narrow && HasModerateScales(problem) ? kernel.few.along : most;
+  if (segments < kLeastNarrow || depth < kLongChunk) return most;
+  // Rests that fill no vector are copied for each row and column.
+  const bool whole = std::all_of(problem.segments.begin(), problem.segments.end() - 1,
+                                 [&](int64_t end) { return end % kernel.columns == 0; });
+  return whole && HasModerateScales(problem) ? kernel.few.along : most;
 }
 
 bool IsFew(const Problem& problem, const Kernel& kernel) {
@@ -137,10 +140,10 @@ void CutRuns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.run_depth = whole ? problem.depth : kFewDepth;
 }
 
-// Where L1 is small, columns along the depth are best asked for in L2 wherever they are, columns
-// side by side in L1 if an L3 may have them. In L2, on an AMD Zen 4 with two threads, one row times
-// e4m3 of 14336 x 4096 took 0.75 to 0.87 times as long as in L1, of 4096 x 4096 along the depth
-// 0.92 times, side by side 1.04 times.
+// Where L1 is small, columns along the depth are best asked for in L2 by few rows, wherever they
+// are, columns side by side in L1 if an L3 may have them. In L2, on an AMD Zen 4 with two threads,
+// one row times e4m3 of 14336 x 4096 took 0.75 to 0.87 times as long as in L1, of 4096 x 4096 along
+// the depth 0.92 times, side by side 1.04 times.
 Ask AskFor(const Problem& problem) {
   const bool along = problem.rhs.depth.Contiguous();
   const double bytes = RightValues(problem) * SizeOf(problem.rhs.dtype);

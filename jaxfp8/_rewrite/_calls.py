@@ -58,8 +58,9 @@ def make(
 def _from_form(
     form: Form, product: Product, amax: Amax | None, why_not: Callable[..., str | None]
 ) -> Call | str:
-    lhs, lhs_operands = _operand("lhs", form.site.lhs, form.lhs)
-    rhs, rhs_operands = _operand("rhs", form.site.rhs, form.rhs)
+    sides = form.site.lhs, form.site.rhs
+    lhs, lhs_operands = _operand("lhs", form.site.lhs, _as_given(form.lhs, *sides))
+    rhs, rhs_operands = _operand("rhs", form.site.rhs, _as_given(form.rhs, *sides))
     epilogue, others = _epilogue(form, product, amax)
     spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=form.site.precision)
     reason = why_not(spec)
@@ -72,7 +73,7 @@ def _from_form(
 
 def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[str, Value]]:
     """The spec of a side, and its data, scale and zero point by operand name."""
-    factors = tuple(f.map_small(_graph.undo_rounding) for f in side.factors + more)
+    factors = _as_given(side.factors, side) + more
     shape = side.value.shape
     tiles = _dots.tiles_of(side, factors)
     counts = tile_counts(shape, tiles)
@@ -94,6 +95,13 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
         zero_point=side.zero_point is not None,
     )
     return spec, operands
+
+
+def _as_given(factors: Factors, *sides: Side) -> Factors:
+    """The factors unrounded, if codes are given too: those that are made here suit rounded ones."""
+    if not all(_graph.is_given(s.value) for s in sides if s.dtype in _dtypes.EIGHT_BIT):
+        return factors
+    return tuple(factor.map_small(_graph.undo_rounding) for factor in factors)
 
 
 def _epilogue(

@@ -260,13 +260,17 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
 def undo_rounding(value: Value) -> Value:
     """The float32 array that casts alone rounded to bfloat16, moved as they were; or the value.
 
-    Only of an array that is given: codes that the function makes suit the scale that it rounded.
+    Only of an array that is given.
     """
     source = _before_casts(value, (np.dtype(np.float32),), (_dtypes.BFLOAT16,))
-    given = source
-    while given.op is not None and given.op.name in _MOVES:
-        given = given.op.inputs[0]
-    return source if given.op is None else value
+    return source if is_given(source) else value
+
+
+def is_given(value: Value) -> bool:
+    """Whether the value comes into the function, or the region, as it is, but for where it lies."""
+    while value.op is not None and value.op.name in (*_MOVES, "bitcast_convert_type"):
+        value = value.op.inputs[0]
+    return value.op is None
 
 
 def _before_casts(

@@ -116,6 +116,57 @@ def test_a_computed_scale_is_rounded_as_the_function_says() -> None:
     assert "tensor<24xf32>) -> tensor<24xbf16>" in lowered.as_text()
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_given_scale_is_rounded_where_codes_were_made_with_it(behind: bool) -> None:
+    """Static quantisation: the codes suit the rounded scale, and another would be a bias."""
+
+    def model(x: Any, given: Any, q: Any) -> Any:
+        scale = given.astype(jnp.bfloat16)
+        codes = jnp.clip(jnp.round(x / scale), -127, 127).astype(jnp.int8).astype(jnp.bfloat16)
+        wide = codes if behind else codes * scale
+        y = jax.lax.dot(wide, q.astype(jnp.bfloat16), preferred_element_type=F32)
+        return y * scale if behind else y
+
+    x, q, _ = _args()
+    given = jnp.float32(1.0039)  # 1.0 in bfloat16
+    args = x.astype(jnp.bfloat16) * 20, given, q
+    assert count(jaxfp8.rewrite(model), *args) == 1
+    _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args))
+
+
+@pytest.mark.parametrize("scaled", ["behind the product", "in front of it"])
+def test_the_gradient_of_a_scale_that_the_function_rounds(scaled: str) -> None:
+    def loss(s: Any, x: Any, q: Any) -> Any:
+        scale = s.astype(jnp.bfloat16)
+        wide = q.astype(jnp.bfloat16)
+        y = x @ (wide * scale) if scaled == "in front of it" else (x @ wide) * scale
+        return (y.astype(F32) ** 2).sum()
+
+    x, q, s = _args()
+    x = x.astype(jnp.bfloat16)
+    got = jax.grad(jaxfp8.rewrite(loss))(s, x, q)
+    assert got.dtype == F32
+    sums = np.asarray(x, np.float64) @ np.asarray(q, np.float64)
+    _close(got, 2 * (sums**2).sum(0) * np.asarray(s, np.float64), 2**-6)
+
+
+def test_scales_of_a_stack_in_a_scan_go_in_unrounded() -> None:
+    def model(x: Any, q: Any, s: Any) -> Any:
+        def step(carry: Any, layer: Any) -> Any:
+            codes, scale = layer
+            wide = codes.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16)
+            return carry @ wide, None
+
+        return jax.lax.scan(step, x, (q, s))[0]
+
+    data = Data()
+    q, s = data.bits8(3, 24, 24, dtype=jnp.int8), data.scale(3 * 24).reshape(3, 1, 24)
+    args = data.normal(5, 24).astype(jnp.bfloat16), q, s
+    text = jax.jit(jaxfp8.rewrite(model)).trace(*args).lower().as_text()
+    assert "custom_call @jaxfp8_scaled_dot" in text
+    assert "stablehlo.convert" not in text
+
+
 def test_very_many_moves_are_followed() -> None:
     def model(x: Any, q: Any, s: Any) -> Any:
         s = s.astype(F32)

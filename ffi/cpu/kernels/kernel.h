@@ -21,7 +21,7 @@ enum Feature : unsigned {
 };
 
 // Into which cache what is read next is asked for: into none, where the processor fetches it faster
-// by itself, into L1, or from further ahead into L2.
+// by itself, into L1, or from further ahead into L2: in this order.
 enum class Ask : uint8_t { kNone, kL1, kL2 };
 
 // A piece of one side: `count` lines (rows or columns) by `depth` values.
@@ -47,7 +47,7 @@ struct Panel {
 
 // Chunks of the depth of the same columns, one after the other, and packed rows for each; `first`
 // if no sums are there yet. One chunk only, unless columns lie along the depth and are no more than
-// a strip. `narrow` if float32 may hold the sums of their worth.
+// a strip. `narrow` if float32 may hold the sums of their worth, which exact sums do without.
 struct ChunkRun {
   const Block* blocks;
   const Panel* left;

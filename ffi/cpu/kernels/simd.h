@@ -41,7 +41,8 @@ inline constexpr int64_t kLineAhead = 1024;
 // Lines of columns that lie neither side by side nor along the depth: read value by value.
 inline constexpr int64_t kLinesScattered = 32;
 // Bytes ahead that are asked for of prepared columns, and of columns along the depth: of a single
-// stream the processor alone stays behind. Again twice as many in L2, for columns along the depth.
+// stream the processor alone stays behind. For few rows times columns along it, twice as many in
+// L2.
 inline constexpr int64_t kStreamAhead = 4096;
 // The depth of columns along it, or prepared, that is packed in one go. On processors with VBMI (a
 // Xeon with AMX, M = 16) all of a slice at once took 1.2 times as long; on others (Cascade Lake)
