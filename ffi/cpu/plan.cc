@@ -46,7 +46,7 @@ constexpr int64_t kManyRows = 64;
 // it is shared, and others push them out. (On a busy AMD Zen 5, one row of int8 times 4096 x 4096
 // took 1.1 times as long where 24 MiB were left to the cache.)
 constexpr int64_t kKeptBytes = 8 << 20;
-// And more than this come from there on any machine.
+// And more than this are more than most have.
 constexpr int64_t kMostKeptBytes = 32 << 20;
 
 double RightValues(const Problem& problem) {

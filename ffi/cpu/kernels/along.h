@@ -230,12 +230,8 @@ class RunAlong {
   }
 
   void AddTo(double* sums, int64_t pitch) const {
-    for (int r = 0; narrow_ && r < kCount; ++r) {
-      const Found<Sums>* worth = found_[0][r];
-      double* to = sums + r * pitch;
-      for (int i = 0; i < kColumns; ++i) to[i] = worth[i] + (run_.first ? 0 : to[i]);
-    }
-    for (int64_t c = 0; !narrow_ && c < run_.count; ++c) {
+    if (narrow_) return AddWorthTo(sums, pitch);
+    for (int64_t c = 0; c < run_.count; ++c) {
       const Panel factors = PanelOf(right_, c, 0);
       for (int r = 0; r < kCount; ++r) {
         AddRow<Sums>(found_[c][r], run_.left[c], r, factors, run_.blocks[c].depth, kColumns,
@@ -250,6 +246,14 @@ class RunAlong {
   static constexpr int kTogether = 2;
   // Products take as much room as rows do in L1.
   static constexpr int kMostPieces = (32 << 10) / (kCount * kLanes * kBytes);
+
+  void AddWorthTo(double* sums, int64_t pitch) const {
+    for (int r = 0; r < kCount; ++r) {
+      const Found<Sums>* worth = found_[0][r];
+      double* to = sums + r * pitch;
+      for (int i = 0; i < kColumns; ++i) to[i] = worth[i] + (run_.first ? 0 : to[i]);
+    }
+  }
 
   void FindPieces() {
     const Block& last = run_.blocks[run_.count - 1];

@@ -24,8 +24,9 @@ inline bool AreOfOneTile(const int64_t* tile, int64_t count) {
   return differ == 0;
 }
 
-// What `count` lines from `first` on have of the factors of their tiles. Where many lines are of
-// one tile, looking up each took a fifth of one row times blocks of 128 x 128.
+// What `count` lines from `first` on have of the factors of their tiles. Looking up
+// each of many lines of one tile, one row times blocks of 128 x 128 took 1.06 to 1.1 times as long
+// (AMD Zen 4).
 template <typename T>
 inline void CopyFactors(T factors, const Offsets& tiles, int64_t first, int64_t count, double* to) {
   if (!tiles.table) {

@@ -131,7 +131,8 @@ inline F32 ToFloats(F64 low, F64 high) {
 #endif
 }
 
-// A strip of 32-bit values by lanes, in order, or the other way round.
+// A strip of 32-bit values by lanes, in order, or the other way round; where a vector has as many
+// lanes of 128 bits as a strip has vectors.
 inline void ExchangeLanes(void* strip) {
   auto* lanes = static_cast<uint8_t*>(strip);
   for (int v = 1; v < kVectors; ++v) {
