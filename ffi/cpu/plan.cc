@@ -59,12 +59,21 @@ constexpr int64_t kLongChunk = 96;
 // For fewer there is nothing to gain.
 constexpr int64_t kLeastNarrow = 3;
 
+// Of a chunk of few rows, in the mean.
+int64_t DepthOfFew(const Problem& problem) {
+  return problem.depth / std::max<int64_t>(problem.segments.size(), 1);
+}
+
+bool ByTilesAlong(const Problem& problem, const Kernel& kernel) {
+  return problem.rhs.depth.Contiguous() && kernel.few.tiles.Take(problem.rows, DepthOfFew(problem));
+}
+
 // Rows that columns along the depth are multiplied with as they lie. Unless sums are narrow,
 // vectors are summed across their lanes for each row and chunk: short chunks pay for one or two. (8
 // rows of float32 take longer so than packed columns do on a Xeon, whatever their sums.)
 int64_t FewAlong(const Problem& problem, const Kernel& kernel) {
-  const int64_t segments = std::max<int64_t>(problem.segments.size(), 1);
-  const int64_t depth = problem.depth / segments;
+  const auto segments = static_cast<int64_t>(problem.segments.size());
+  const int64_t depth = DepthOfFew(problem);
   const int64_t most = std::clamp<int64_t>(depth / kernel.few.depth_along, 2, kernel.few.along);
   if (problem.rows <= most || kernel.sums != Sums::kBFloat16) return most;
   if (segments < kLeastNarrow || depth < kLongChunk) return most;
@@ -78,6 +87,7 @@ bool IsFew(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
   if (!IsEightBit(right.dtype) || right.fine) return false;
   if (right.prepared) return problem.rows <= kernel.few.prepared;
+  if (ByTilesAlong(problem, kernel)) return true;
   if (right.depth.Contiguous()) return problem.rows <= FewAlong(problem, kernel);
   return right.free.Contiguous() && problem.rows <= kernel.few.across;
 }
@@ -118,7 +128,8 @@ bool IsExactOnly(const Problem& problem, int64_t longest) {
 bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const auto chunks = static_cast<int64_t>(plan.chunks.size());
   const bool along = problem.rhs.depth.Contiguous() && kernel.sums != Sums::kInteger;
-  if (chunks < kLeastNarrow || (plan.few && !along)) return false;
+  if (chunks < kLeastNarrow) return false;
+  if (plan.few && (!along || ByTilesAlong(problem, kernel))) return false;
   int64_t longest = 0;
   for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.depth);
   int64_t least = std::max(chunks * kLongChunk, longest + chunks);
@@ -134,7 +145,7 @@ bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
 void CutRuns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   const bool along = plan.few && problem.rhs.depth.Contiguous();
   const int64_t rows = RoundUp(problem.rows, kernel.few.rows);
-  plan.few_rows = along ? std::min<int64_t>(rows, kernel.few.rows_along) : kernel.few.rows;
+  plan.few_rows = along && ByTilesAlong(problem, kernel) ? rows : kernel.few.rows;
   plan.run_chunks = along ? kRunChunks : 1;
   const bool whole = problem.rows <= kernel.few.rows && !plan.narrow;
   plan.run_depth = whole ? problem.depth : kFewDepth;

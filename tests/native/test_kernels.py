@@ -93,6 +93,26 @@ def test_codes_are_exact_along_the_depth_of_either_side(kernel, dtype, shape):
 
 
 @pytest.mark.parametrize("layout", ["kn", "nk"])
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_codes_are_exact_for_any_number_of_rows(kernel, dtype, layout):
+    """Rows that pick one depth each, of columns that are deep enough to be multiplied by tiles."""
+    depth = 21 * np.arange(48)
+    picks = (depth[:, None] == np.arange(1024)).astype(np.int8)
+    codes = np.tile([np.roll(finite_codes(dtype), n) for n in range(256)], 4)
+    rhs = codes if layout == "nk" else codes.T
+    expected = oracle.decode(codes, dtype).T[depth]
+    for rows in (8, 12, 17, 48):
+        spec = ScaledDotSpec(
+            lhs=calls.side("int8", (rows, 1024), (1,)),
+            rhs=calls.side(dtype, rhs.shape, (rhs.shape.index(1024),)),
+            epilogue=EpilogueSpec(out_dtype="float32"),
+        )
+        (out,) = calls.call(spec, picks[:rows], rhs, kernel=kernel)
+        np.testing.assert_array_equal(out, expected[:rows])
+
+
+@pytest.mark.parametrize("layout", ["kn", "nk"])
 @pytest.mark.parametrize("rhs", ["int8", "uint8"])
 @pytest.mark.parametrize("lhs", ["int8", "uint8"])
 @pytest.mark.parametrize("kernel", INTEGER_KERNELS)
@@ -505,6 +525,34 @@ def test_bits_of_a_row_do_not_depend_on_how_many_few_there_are(kernel, layout, k
         some = operands | {"lhs": operands["lhs"][most - count :]}
         (part,) = calls.call_named(spec(count), some, kernel)
         np.testing.assert_array_equal(part, whole[most - count :])
+
+
+@pytest.mark.parametrize("zero_point", [False, True])
+@pytest.mark.parametrize(("k", "tile"), [(5003, 5003), (9024, 4512), (3900, 1300)])
+@pytest.mark.parametrize("kernel", FLOAT_KERNELS)
+def test_rows_times_deep_columns_along_the_depth(kernel, k, tile, zero_point):
+    """As many as tiles of columns along it take, each with the bits of a part of them."""
+    n, most = 67, 48
+    left, right = ("float32", "uint8") if zero_point else ("bfloat16", "float8_e5m2")
+
+    def spec(rows):
+        return ScaledDotSpec(
+            lhs=calls.side(left, (rows, k), (1,), tiles=(1, tile), scale=True),
+            rhs=calls.side(right, (n, k), (1,), tiles=(1, tile), scale=True, zero_point=zero_point),
+            epilogue=EpilogueSpec(out_dtype="float32"),
+        )
+
+    if not calls.takes(kernel, spec(most)):
+        pytest.skip(f"{kernel} takes no zero points")
+    operands = specs.draw_operands(np.random.default_rng(k), spec(most))
+    (whole,) = calls.call_named(spec(most), operands, kernel)
+    oracle.assert_within_bound(spec(most), operands, whole)
+    for count in (12, 13, 18, 47):
+        some = operands | {name: operands[name][-count:] for name in ("lhs", "lhs_scale")}
+        (part,) = calls.call_named(spec(count), some, kernel)
+        oracle.assert_within_bound(spec(count), some, part)
+        if kernel.startswith("avx512"):
+            np.testing.assert_array_equal(part, whole[-count:])
 
 
 @pytest.mark.parametrize("rows", [3, 23, 64])

@@ -85,7 +85,7 @@ inline void CopyPadded(const uint8_t* from, int64_t count, int fill, uint8_t* to
 }
 
 // The products of kTogether columns along the depth with kCount rows; `Sums::Unpack` turns kColumns
-// stored values into kParts vectors packed like a row's.
+// values of kType into kParts vectors packed like a row's.
 template <class Sums, DType kType, int kCount, int kTogether>
 class ColumnsAlong {
  public:
@@ -93,6 +93,7 @@ class ColumnsAlong {
   using From = const uint8_t* const (&)[kTogether];
   static constexpr int kParts = kVectors / Sums::kGroup;
   static constexpr int kRowBytes = kParts * kBytes;  // of a packed row, for kColumns values
+  static constexpr int kColumnBytes = kColumns * SizeOf(kType);
 
   // With packed rows, `pitch` bytes from one to the next.
   template <class Ahead>
@@ -101,13 +102,13 @@ class ColumnsAlong {
     int64_t v = 0;
     for (; v + 1 < whole; v += 2) {
       ahead.Request(2 * kColumns);
-      Add<0>(from, v * kColumns, rows + v * kRowBytes, pitch);
-      Add<kParts>(from, (v + 1) * kColumns, rows + (v + 1) * kRowBytes, pitch);
+      Add<0>(from, v * kColumnBytes, rows + v * kRowBytes, pitch);
+      Add<kParts>(from, (v + 1) * kColumnBytes, rows + (v + 1) * kRowBytes, pitch);
     }
     ahead.Request(depth - v * kColumns);
-    if (v < whole) Add<0>(from, v * kColumns, rows + v * kRowBytes, pitch);
+    if (v < whole) Add<0>(from, v * kColumnBytes, rows + v * kRowBytes, pitch);
     if (depth % kColumns)
-      AddRest(from, whole * kColumns, depth % kColumns, rows + whole * kRowBytes, pitch);
+      AddRest(from, whole * kColumnBytes, depth % kColumns, rows + whole * kRowBytes, pitch);
   }
 
   void SetZero(int column, double zero) { zero_[column] = F32{} + static_cast<float>(zero); }
@@ -159,10 +160,11 @@ class ColumnsAlong {
   // The end of columns that fills no vector, padded with what decodes to 0, against rows likewise.
   void AddRest(From from, int64_t at, int64_t count, const uint8_t* rows, int64_t pitch) {
     constexpr int kSize = 4 / Sums::kGroup;
-    uint8_t rest[kTogether][kColumns], padded[kCount][kRowBytes];
+    uint8_t rest[kTogether][kColumnBytes], padded[kCount][kRowBytes];
     const uint8_t* rests[kTogether];
     for (int c = 0; c < kTogether; ++c) {
-      CopyPadded<kColumns>(from[c] + at, count, Sums::template kZeroCode<kType>, rest[c]);
+      CopyPadded<kColumnBytes>(from[c] + at, count * SizeOf(kType), Sums::template kZeroCode<kType>,
+                               rest[c]);
       rests[c] = rest[c];
     }
     for (int r = 0; r < kCount; ++r) {

@@ -1,5 +1,6 @@
-// Columns of bytes along the depth against several rows. Neither need be decoded: tiles of both are
-// multiplied as they lie, and the lanes of their sums are added at the end.
+// Columns along the depth against several rows, by tiles of both, the lanes of whose sums are added
+// at the end, so that nothing is turned. Bytes are multiplied as they lie; what has to be decoded
+// is so once, a few columns at a time, for all rows.
 
 #ifndef JAXFP8_CPU_KERNELS_ALONG_TILES_H_
 #define JAXFP8_CPU_KERNELS_ALONG_TILES_H_
@@ -11,14 +12,26 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Whether kFewRows rows or more are multiplied so. Fewer wait for memory, which is read fastest
-// line by line: from there 2 and 3 took 1.1 to 1.2 times as long (AMD Zen 5).
+// Whether columns are multiplied as they lie.
 template <class Sums>
-inline constexpr bool kByTilesAlong = Sums::kGroup == 4;
+inline constexpr bool kBytesAlong = Sums::kGroup == 4;
 
-// Most of them. More share the cost of packed columns, whose tiles are larger: 64 rows took 0.94 to
-// 1.06 times as long otherwise (AMD Zen 5).
-inline constexpr int kMostAlong = 48;
+// Whether there are registers for it.
+template <class Sums>
+inline constexpr bool kByTilesAlong = kBytesAlong<Sums> || (kBytes == 64 && !Sums::kExact);
+
+// How many rows are multiplied so. Fewer wait for memory, which is read fastest line by line: from
+// there 2 and 3 of bytes took 1.1 to 1.2 times as long (AMD Zen 5), 5 to 8 of bfloat16 times e4m3
+// 1.05 to 1.15 times (AMD Zen 4), where 9 of float32 took as much, too. More share the cost of
+// packed columns, whose tiles are larger: 64 rows of bytes took 0.94 to 1.06 times as long
+// otherwise (AMD Zen 5). What is decoded shares nothing with columns that lie elsewhere, so the
+// ends of tiles tell: with a depth of 512, up to 1.1 times (AMD Zen 4).
+template <class Sums>
+inline constexpr TilesOfFew kTilesAlong = {.least = 4, .most = 48, .depth = 0};
+template <class Sums>
+  requires(!kBytesAlong<Sums>)
+inline constexpr TilesOfFew kTilesAlong<Sums> = {
+    .least = Sums::kGroup == 2 ? 9 : 12, .most = 48, .depth = 768};
 
 // Lines of a tile side by side.
 inline constexpr int kAlongColumns = 4;
@@ -47,7 +60,8 @@ class TilesAlong {
   using Vector = typename Sums::Vector;  // whose lanes are the sums of a tile
 
   TilesAlong(const Side& side, const ChunkRun& run, int rows, const Panel& right, Vector* found)
-      : run_(run),
+      : side_(side),
+        run_(run),
         rows_(rows),
         lots_((rows + kFewRows - 1) / kFewRows),
         right_(right),
@@ -74,11 +88,15 @@ class TilesAlong {
   }
 
  private:
-  typedef int32_t Line __attribute__((vector_size(kAlongColumns * sizeof(int32_t))));
+  typedef Found<Sums> Line __attribute__((vector_size(kAlongColumns * sizeof(Found<Sums>))));
 
-  // Rows of a piece of a chunk stay in L1 where they are no more than 8; each tile that ends costs
-  // as much as 300 bytes of its depth do.
-  static constexpr int64_t kRoom = 16 << 10, kLeastPiece = 3072;
+  // Rows of a piece of a chunk stay in L1 where they are no more than 8, and packed columns; each
+  // tile that ends costs as much as 300 bytes of its depth do.
+  static constexpr int64_t kSize = 4 / Sums::kGroup;
+  static constexpr int64_t kRoom = 16 << 10, kLeastPiece = kBytesAlong<Sums> ? 3072 : 4352;
+  // The odd cache line keeps columns from falling on the same sets.
+  static constexpr int64_t kPitch = kLeastPiece + 64;
+  static_assert(kBytesAlong<Sums> || kRoom <= kLeastPiece * kTilesAlong<Sums>.least);
 
   // Columns of a piece of a chunk.
   struct Tile {
@@ -88,7 +106,7 @@ class TilesAlong {
 
   // Even pieces, of whole vectors.
   int64_t PieceOf(int64_t depth) const {
-    const int64_t most = std::max(kRoom / rows_, kLeastPiece);
+    const int64_t most = std::max(kRoom / rows_, kLeastPiece) / kSize;
     const int64_t pieces = (depth + most - 1) / most;
     return ((depth + pieces - 1) / pieces + kColumns - 1) / kColumns * kColumns;
   }
@@ -103,7 +121,7 @@ class TilesAlong {
   void AddLot(int64_t c, int64_t lot, double* sums, int64_t pitch) const {
     const Panel factors = PanelOf(right_, c, 0);
     for (int64_t row = FirstRow(lot); row < FirstRow(lot + 1); ++row) {
-      int32_t found[kColumns];
+      Found<Sums> found[kColumns];
       for (int i = 0; i < kColumns; i += kAlongColumns) {
         const Vector& tile = FoundOf(c, i, lot);
         std::memcpy(found + i, reinterpret_cast<const Line*>(&tile) + row - FirstRow(lot),
@@ -120,17 +138,29 @@ class TilesAlong {
     const int64_t offset = block.start - run_.blocks[0].start + start;
     Tile tile{c, start, end - start, i, {}};
     for (int64_t j = 0; j < kAlongColumns; ++j) {
-      tile.from[j] = lines_[std::min(i + j, block.count - 1)] + offset;
+      const int64_t column = std::min(i + j, block.count - 1);
+      const uint8_t* from = lines_[column] + offset;
+      tile.from[j] = kBytesAlong<Sums> ? from : Packed(tile, column, from, packed_[j]);
     }
-    const uint8_t* next = tile.from[0] + kAlongColumns * pitch_;
+    const uint8_t* next = lines_[i] + offset + kAlongColumns * pitch_;
     if (i + kAlongColumns >= block.count) next += tile.depth - block.count * pitch_;
     for (int64_t lot = 0; lot < lots_; ++lot) {
-      if (lot == 0 && block.sums) {
-        FindLot<AndTotals<Sums>>(tile, lot, next);
-      } else {
-        FindLot<Sums>(tile, lot, next);
+      if constexpr (Sums::kExact) {
+        if (lot == 0 && block.sums) {
+          FindLot<AndTotals<Sums>>(tile, lot, next);
+          continue;
+        }
       }
+      FindLot<Sums>(tile, lot, next);
     }
+  }
+
+  const uint8_t* Packed(const Tile& tile, int64_t column, const uint8_t* from, uint8_t* to) {
+    Block piece = run_.blocks[tile.chunk];
+    piece.start += tile.start;
+    piece.depth = tile.depth;
+    Sums::PackLine(side_, piece, column, from, to, PanelOf(right_, tile.chunk, 0));
+    return to;
   }
 
   // What is read next, from `next` on, is asked for once: the first lots have a part of it each.
@@ -159,8 +189,8 @@ class TilesAlong {
     const int64_t row = FirstRow(lot);
     const Panel& left = run_.left[tile.chunk];
     ColumnsAlong<Parts, kType, kCount, kAlongColumns> columns;
-    columns.Multiply(tile.from, left.data + row * left.pitch + tile.start, left.pitch, tile.depth,
-                     ahead);
+    columns.Multiply(tile.from, left.data + row * left.pitch + tile.start * kSize, left.pitch,
+                     tile.depth, ahead);
     constexpr int kOf = std::bit_ceil(unsigned{kCount}) * kAlongColumns;
     Vector products[kOf] = {};
 #pragma GCC unroll 4
@@ -181,12 +211,14 @@ class TilesAlong {
     }
   }
 
+  const Side& side_;
   const ChunkRun& run_;
   const int64_t rows_, lots_;
   const Panel& right_;
   const Lines lines_;
   Vector* found_;
   int64_t pitch_;  // from column to column
+  alignas(kBytes) uint8_t packed_[kAlongColumns][kBytesAlong<Sums> ? 1 : kPitch];
 };
 
 template <class Sums, DType kType>

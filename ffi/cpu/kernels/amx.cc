@@ -26,11 +26,11 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   // One tile takes all rows. Of more, sums that pass through L2 for every few lines cost more than
   // packed columns do.
   kernel.few = {.rows = kTile,
-                .rows_along = kTile,
                 .across = kTile / 2,
                 .along = kTile,
                 .prepared = kTile,
-                .depth_along = 1};
+                .depth_along = 1,
+                .tiles = {}};
   kernel.multiply_few = MultiplyFewByTiles<Policy>;
   // Turning bytes along the depth into tiles takes longer than `vpdpbusd` does with them as they
   // lie: 5 to 8 rows of int8 times 4096 x 4096 took 2.2 to 2.6 times as long, 16 rows 1.4 times.

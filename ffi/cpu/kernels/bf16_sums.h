@@ -17,6 +17,7 @@ struct BF16Sums {
   static constexpr int kGroup = 2;
   static constexpr bool kExact = false;
   static constexpr bool kTotals = false;
+  static constexpr DType kPacked = DType::kBF16;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
 
@@ -34,10 +35,15 @@ struct BF16Sums {
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
     if constexpr (IsFloat8(kType)) return UnpackFloat8<kType>(from, to);
-    F32 value[kVectors];
-    DecodeVectors<kType>(from, value);
-    for (int i = 0; i < kVectors / kGroup; ++i) {
-      to[i] = (F32)_mm512_cvtne2ps_pbh((__m512)value[2 * i + 1], (__m512)value[2 * i]);
+    if constexpr (kType == kPacked) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors / kGroup; ++i) to[i] = Load<F32>(from + i * kBytes);
+    } else {
+      F32 value[kVectors];
+      DecodeVectors<kType>(from, value);
+      for (int i = 0; i < kVectors / kGroup; ++i) {
+        to[i] = (F32)_mm512_cvtne2ps_pbh((__m512)value[2 * i + 1], (__m512)value[2 * i]);
+      }
     }
   }
 
@@ -121,7 +127,8 @@ struct BF16Sums {
     int64_t k = 0;
     for (; k + kColumns <= count; k += kColumns) {
       Unpack<kType>(from + k, values);
-      std::memcpy(to + k, values, sizeof values);
+#pragma GCC unroll 4
+      for (int i = 0; i < kVectors / kGroup; ++i) Store(to + k + i * 2 * kLanes, values[i]);
     }
     uint8_t rest[kColumns] = {};
     std::memcpy(rest, from + k, count - k);

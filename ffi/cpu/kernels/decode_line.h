@@ -121,7 +121,8 @@ inline void DecodeRun(const uint8_t* from, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + kColumns <= count; i += kColumns) {
     DecodeVectors<kType>(from + i * SizeOf(kType), values);
-    std::memcpy(to + i, values, sizeof values);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) Store(to + i + v * kLanes, values[v]);
   }
   if (i == count) return;
   uint8_t rest[kColumns * SizeOf(kType)] = {};

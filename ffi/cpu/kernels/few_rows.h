@@ -78,9 +78,15 @@ void MultiplyFew(const Side& side, const ChunkRun& run, int rows, const Panel& r
   for (int64_t c = 0; c < run.count; ++c) {
     StartColumns<Sums>(side, run.blocks[c], PanelOf(right, c, 0));
   }
+  const bool by_tiles = side.depth.Contiguous() && rows >= kTilesAlong<Sums>.least;
+  if constexpr (kByTilesAlong<Sums> && !kBytesAlong<Sums>) {
+    if (by_tiles) {
+      return MultiplyByTilesAlong<Sums, Sums::kPacked>(side, run, rows, right, found, sums, pitch);
+    }
+  }
   WithByteType<Sums>(side.dtype, [&]<DType kType>() {
-    if constexpr (kByTilesAlong<Sums>) {
-      if (side.depth.Contiguous() && rows >= kFewRows) {
+    if constexpr (kBytesAlong<Sums>) {
+      if (by_tiles) {
         return MultiplyByTilesAlong<Sums, kType>(side, run, rows, right, found, sums, pitch);
       }
     }

@@ -69,6 +69,7 @@ struct FloatSums {
   static constexpr int kGroup = 1;
   static constexpr bool kExact = false;
   static constexpr bool kTotals = false;
+  static constexpr DType kPacked = DType::kF32;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
 

@@ -91,12 +91,25 @@ struct Room {
   int64_t rows, sums;
 };
 
-// Rows that multiply_few takes in one go, of columns along the depth perhaps more, and up to which
-// it is best, by how columns lie: side by side, along the depth, prepared.
+// How many rows are multiplied in one go by tiles of columns along the depth, and the least depth
+// of a chunk that pays for it, beside kDepthOfRow for each row.
+struct TilesOfFew {
+  int least, most, depth;
+
+  bool Take(int64_t rows, int64_t depth_of_chunk) const {
+    return rows >= least && rows <= most && depth_of_chunk >= depth &&
+           depth_of_chunk >= kDepthOfRow * rows;
+  }
+};
+
+// Rows that multiply_few takes in one go, but for tiles along the depth; up to how many it is best,
+// by how columns lie: side by side, along the depth, prepared; and the depth of a chunk for each
+// row of columns along it.
 struct Few {
-  int rows, rows_along;
+  int rows;
   int across, along, prepared;
-  int depth_along;  // of a chunk for each row that is multiplied by columns along the depth
+  int depth_along;
+  TilesOfFew tiles;
 };
 
 struct Kernel {
@@ -141,10 +154,10 @@ struct Kernel {
   // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
-  // Adds the worth of the products of at most few.rows rows (few.rows_along where columns are
-  // contiguous along the depth) and the columns of a run, of 8-bit values, contiguous along the
-  // depth, side by side or prepared, which are not packed ahead; `right` has room for their
-  // factors, of each chunk a strip further, `found` for what is found of few.rows rows and
+  // Adds the worth of the products of at most few.rows rows (or of few.tiles, where columns are
+  // contiguous along the depth) and the columns of a run, of 8-bit values, contiguous
+  // along the depth, side by side or prepared, which are not packed ahead; `right` has room for
+  // their factors, of each chunk a strip further, `found` for what is found of few.rows rows and
   // kFewColumns columns, and of all rows, chunks of a run and columns of a strip. Where there are
   // fewer than few.rows rows, `left` has room for one more.
   void (*multiply_few)(const Side&, const ChunkRun&, int rows, const Panel& right, void* found,

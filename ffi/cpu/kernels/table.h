@@ -19,6 +19,23 @@ constexpr auto InPlaceOf() -> decltype(Kernel::multiply) {
     return Multiply<InPlace<Policy>>;
 }
 
+// Bytes need no decoding: along the depth, they are multiplied as they lie for more rows.
+template <class Policy>
+constexpr Few FewOf() {
+  Few few = {.rows = kFewRows,
+             .across = 2 * kFewRows,
+             .along = 2 * kFewRows,
+             .prepared = kFewRows,
+             .depth_along = 32,
+             .tiles = {}};
+  if constexpr (kByTilesAlong<Policy>) few.tiles = kTilesAlong<Policy>;
+  if constexpr (kBytesAlong<Policy>) {
+    few.along = few.tiles.least - 1;
+    few.depth_along = kDepthOfRow;
+  }
+  return few;
+}
+
 template <class Policy>
 constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
   return {
@@ -34,13 +51,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .size = 4 / Policy::kGroup,
       .room = {.rows = 1280 << 10, .sums = 256 << 10},
       .as_prepared = Policy::kAsPrepared,
-      // Bytes need no decoding: along the depth, few rows are multiplied by them as they lie.
-      .few = {.rows = kFewRows,
-              .rows_along = kByTilesAlong<Policy> ? kMostAlong : kFewRows,
-              .across = 2 * kFewRows,
-              .along = kByTilesAlong<Policy> ? kMostAlong : 2 * kFewRows,
-              .prepared = kFewRows,
-              .depth_along = kByTilesAlong<Policy> ? kDepthOfRow : 32},
+      .few = FewOf<Policy>(),
       .least_along = 0,
       .least_rows = 0,
       .shifted_rows = Policy::kShiftedRows,
