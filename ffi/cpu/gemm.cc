@@ -5,6 +5,7 @@
 
 #include "cpu/plan.h"
 #include "cpu/scratch.h"
+#include "cpu/upcoming.h"
 
 namespace jaxfp8 {
 namespace {
@@ -166,9 +167,18 @@ class Share {
       }
       for (size_t i = round.begin; i < round.end; ++i) {
         const Chunk& chunk = plan_.chunks[i];
-        MultiplyMany(chunk, ColumnsOf(chunk, column + done, width), EndsOf(i, 1), done);
+        const Block block = ColumnsOf(chunk, column + done, width);
+        const Block following = Following(round, i, block, column + count);
+        MultiplyMany(chunk, block, following, EndsOf(i, 1), done);
       }
     }
+  }
+
+  // The columns that are packed after those of chunk `i`, up to `end`; or none of them.
+  Block Following(const Round& round, size_t i, const Block& block, int64_t end) const {
+    if (i + 1 < round.end) return ColumnsOf(plan_.chunks[i + 1], block.first, block.count);
+    const int64_t first = block.first + block.count;
+    return ColumnsOf(plan_.chunks[round.begin], first, std::min(plan_.wide, end - first));
   }
 
   Ends EndsOf(size_t chunk, size_t count) const {
@@ -214,7 +224,8 @@ class Share {
                          plan_.sums_pitch);
   }
 
-  void MultiplyMany(const Chunk& chunk, const Block& block, Ends ends, int64_t column) {
+  void MultiplyMany(const Chunk& chunk, const Block& block, const Block& following, Ends ends,
+                    int64_t column) {
     kernel_.start_columns(problem_.rhs, block, right_);
     const Panel left = LeftPanel(chunk);
     const int64_t strips = Blocks(block.count, kernel_.columns);
@@ -228,12 +239,18 @@ class Share {
       const bool whole = done + slice.depth == block.depth;
       NarrowSums narrow{};
       if (plan_.narrow && !ends.last && whole) narrow = Narrow(left, block, ends.first, column);
+      Upcoming next;
+      if (plan_.ahead) {
+        const int64_t parts = strips * Blocks(slice.depth, plan_.stretch) * tiles_;
+        const Block upcoming = whole ? SliceOf(following, 0) : SliceOf(block, done + slice.depth);
+        next = Upcoming(problem_.rhs, upcoming, parts);
+      }
       for (int64_t strip = 0; strip < strips; ++strip) {
         for (int64_t at = 0; at < slice.depth; at += plan_.stretch) {
           const int64_t depth = std::min(plan_.stretch, slice.depth - at);
           const bool last = at + depth == slice.depth;
           MultiplyStrip(left, StripAt(slice, strip, at), strip, done + at, depth,
-                        last && narrow.sums ? &narrow : nullptr);
+                        last && narrow.sums ? &narrow : nullptr, next);
         }
       }
     }
@@ -285,13 +302,14 @@ class Share {
 
   // All rows times a strip of packed columns, for `depth` from `start` of the chunk.
   void MultiplyStrip(const Panel& left, const uint8_t* columns, int64_t strip, int64_t start,
-                     int64_t depth, const NarrowSums* narrow) {
+                     int64_t depth, const NarrowSums* narrow, Upcoming& next) {
     const int64_t column = strip * kernel_.columns;
     const auto multiply = plan_.in_place ? kernel_.multiply_in_place : kernel_.multiply;
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       const auto [row, height] = tile_of_[tile];
       NarrowSums here;
       if (narrow) here = From(*narrow, row, column);
+      next.Request();
       multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch, height, columns,
                depth, found_ + row * plan_.found_pitch + column, plan_.found_pitch, start == 0,
                narrow ? &here : nullptr);

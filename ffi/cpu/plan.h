@@ -36,6 +36,7 @@ struct Plan {
   int64_t run_depth;      // depth that columns are multiplied for
   Ask ask;                // for columns
   bool in_place;          // whether prepared columns are multiplied as if they were packed
+  bool ahead;             // whether columns that are packed next are asked for meanwhile
   int64_t row_block;      // rows packed together
   int64_t wide;           // columns multiplied with the rows of a chunk in one go
   int64_t factors;        // columns whose factors are kept at once
