@@ -22,10 +22,10 @@ inline constexpr bool kByTilesAlong = kBytesAlong<Sums> || (kBytes == 64 && !Sum
 
 // How many rows are multiplied so. Fewer wait for memory, which is read fastest line by line: from
 // there 2 and 3 of bytes took 1.1 to 1.2 times as long (AMD Zen 5), 5 to 8 of bfloat16 times e4m3
-// 1.05 to 1.15 times (AMD Zen 4), where 9 of float32 took as much, too. More share the cost of
-// packed columns, whose tiles are larger: 64 rows of bytes took 0.94 to 1.06 times as long
-// otherwise (AMD Zen 5). What is decoded shares nothing with columns that lie elsewhere, so the
-// ends of tiles tell: with a depth of 512, up to 1.1 times (AMD Zen 4).
+// 1.05 to 1.15 times, 9 of float32 as well (AMD Zen 4). More share the cost of packed columns,
+// whose tiles are larger: 64 rows of bytes took 0.94 to 1.06 times as long otherwise (AMD Zen 5).
+// Where columns have to be decoded, less depth does not pay for the ends of tiles: with 512, 32
+// rows took 1.08 times as long (AMD Zen 4).
 template <class Sums>
 inline constexpr TilesOfFew kTilesAlong = {.least = 4, .most = 48, .depth = 0};
 template <class Sums>
