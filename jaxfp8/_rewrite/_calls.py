@@ -59,8 +59,8 @@ def _from_form(
     form: Form, product: Product, amax: Amax | None, why_not: Callable[..., str | None]
 ) -> Call | str:
     sides = form.site.lhs, form.site.rhs
-    lhs, lhs_operands = _operand("lhs", form.site.lhs, _as_given(form.lhs, *sides))
-    rhs, rhs_operands = _operand("rhs", form.site.rhs, _as_given(form.rhs, *sides))
+    lhs, lhs_operands = _operand("lhs", sides[0], _as_given(sides[0].factors + form.lhs, sides))
+    rhs, rhs_operands = _operand("rhs", sides[1], _as_given(sides[1].factors + form.rhs, sides))
     epilogue, others = _epilogue(form, product, amax)
     spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=form.site.precision)
     reason = why_not(spec)
@@ -71,9 +71,8 @@ def _from_form(
     return Call(spec, product, amax, value, _amax(op, amax))
 
 
-def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[str, Value]]:
+def _operand(name: str, side: Side, factors: Factors) -> tuple[OperandSpec, dict[str, Value]]:
     """The spec of a side, and its data, scale and zero point by operand name."""
-    factors = _as_given(side.factors, side) + more
     shape = side.value.shape
     tiles = _dots.tiles_of(side, factors)
     counts = tile_counts(shape, tiles)
@@ -97,8 +96,11 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
     return spec, operands
 
 
-def _as_given(factors: Factors, *sides: Side) -> Factors:
-    """The factors unrounded, if codes are given too: those that are made here suit rounded ones."""
+def _as_given(factors: Factors, sides: tuple[Side, Side]) -> Factors:
+    """The factors unrounded, if codes are given too: those that are made here suit rounded ones.
+
+    Of either side: a scale may stand on the other one.
+    """
     if not all(_graph.is_given(s.value) for s in sides if s.dtype in _dtypes.EIGHT_BIT):
         return factors
     return tuple(factor.map_small(_graph.undo_rounding) for factor in factors)

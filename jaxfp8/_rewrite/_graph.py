@@ -33,6 +33,7 @@ class Value:
     weak_type: bool = False
     literal: Any = None
     concrete: Any = None  # the array, where the function closes over one
+    given: bool = True  # of an input: whether nothing was computed for it, in a region outside
 
     @property
     def size(self) -> int:
@@ -267,10 +268,12 @@ def undo_rounding(value: Value) -> Value:
 
 
 def is_given(value: Value) -> bool:
-    """Whether the value comes into the function, or the region, as it is, but for where it lies."""
-    while value.op is not None and value.op.name in (*_MOVES, "bitcast_convert_type"):
-        value = value.op.inputs[0]
-    return value.op is None
+    """Whether the value comes into the function as it is, but for where it lies."""
+    while (op := value.op) is not None:
+        if op.name not in (*_MOVES, "bitcast_convert_type") or len(op.inputs) != 1:
+            return False
+        value = op.inputs[0]
+    return value.given
 
 
 def _before_casts(

@@ -116,22 +116,121 @@ def test_a_computed_scale_is_rounded_as_the_function_says() -> None:
     assert "tensor<24xf32>) -> tensor<24xbf16>" in lowered.as_text()
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_a_given_scale_is_rounded_where_codes_were_made_with_it(behind: bool) -> None:
+def _codes_of(x: Any, scale: Any) -> Any:
+    return jnp.clip(jnp.round(x / scale), -127, 127).astype(jnp.int8)
+
+
+def _product(codes: Any, scale: Any, q: Any, where: str = "codes") -> Any:
+    lhs, rhs = codes.astype(jnp.bfloat16), q.astype(jnp.bfloat16)
+    lhs = lhs * scale if where == "codes" else lhs
+    rhs = rhs * scale if where == "weight" else rhs
+    y = jax.lax.dot(lhs, rhs, preferred_element_type=F32)
+    return y * scale if where == "product" else y
+
+
+def _static_args() -> tuple[Any, Any, Any]:
+    x, q, _ = _args()
+    return x.astype(jnp.bfloat16) * 20, jnp.float32(1.0039), q  # 1.0 in bfloat16
+
+
+@pytest.mark.parametrize("where", ["codes", "weight", "product"])
+def test_a_given_scale_is_rounded_where_codes_were_made_with_it(where: str) -> None:
     """Static quantisation: the codes suit the rounded scale, and another would be a bias."""
 
     def model(x: Any, given: Any, q: Any) -> Any:
         scale = given.astype(jnp.bfloat16)
-        codes = jnp.clip(jnp.round(x / scale), -127, 127).astype(jnp.int8).astype(jnp.bfloat16)
-        wide = codes if behind else codes * scale
-        y = jax.lax.dot(wide, q.astype(jnp.bfloat16), preferred_element_type=F32)
-        return y * scale if behind else y
+        return _product(_codes_of(x, scale), scale, q, where)
 
-    x, q, _ = _args()
-    given = jnp.float32(1.0039)  # 1.0 in bfloat16
-    args = x.astype(jnp.bfloat16) * 20, given, q
+    args = _static_args()
     assert count(jaxfp8.rewrite(model), *args) == 1
     _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args))
+
+
+def _in_scan(product: Any, codes: Any, given: Any, q: Any) -> Any:
+    def turn(carry: Any, _: Any) -> Any:
+        return carry, product(codes, given.astype(jnp.bfloat16), q)
+
+    return jax.lax.scan(turn, 0, length=2)[1]
+
+
+def _in_carry(product: Any, codes: Any, given: Any, q: Any) -> Any:
+    def turn(codes: Any, _: Any) -> Any:
+        scale = given.astype(jnp.bfloat16)
+        return _codes_of(codes.astype(F32) + 1, scale), product(codes, scale, q)
+
+    return jax.lax.scan(turn, codes, length=2)[1]
+
+
+REGIONS = {
+    "checkpoint": lambda product, codes, given, q: jax.checkpoint(
+        lambda s: product(codes, s.astype(jnp.bfloat16), q)
+    )(given),
+    "cond": lambda product, codes, given, q: jax.lax.cond(
+        codes[0, 0] < 100,
+        lambda: product(codes, given.astype(jnp.bfloat16), q),
+        lambda: jnp.zeros((codes.shape[0], q.shape[1]), F32),
+    ),
+    "scan": _in_scan,
+    "carry": _in_carry,
+}
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_codes_that_were_made_outside_a_region_are_known_as_such(region: str) -> None:
+    def model(x: Any, given: Any, q: Any) -> Any:
+        codes = _codes_of(x, given.astype(jnp.bfloat16))
+        return REGIONS[region](_product, codes, given, q)
+
+    args = _static_args()
+    assert count(jaxfp8.rewrite(model), *args) == 1
+    _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args))
+
+
+def test_a_given_scale_goes_into_a_scan_unrounded() -> None:
+    def model(x: Any, q: Any, s: Any) -> Any:
+        def turn(x: Any, layer: Any) -> Any:
+            q, s = layer
+            return x, x @ (q.astype(jnp.bfloat16) * s.astype(jnp.bfloat16))
+
+        return jax.lax.scan(turn, x, (q, s))[1]
+
+    x, q, s = _args()
+    args = x.astype(jnp.bfloat16), jnp.stack([q, q]), jnp.stack([s, s])
+    text = jax.jit(jaxfp8.rewrite(model)).trace(*args).lower().as_text()
+    assert "custom_call @jaxfp8_scaled_dot" in text
+    assert "stablehlo.convert" not in text
+
+
+def test_a_scale_that_was_computed_is_known_behind_a_barrier_of_several() -> None:
+    def model(x: Any, q: Any, s: Any) -> Any:
+        _, root = jax.lax.optimization_barrier((s, jnp.sqrt(s)))
+        return x @ (q.astype(jnp.bfloat16) * root.astype(jnp.bfloat16))
+
+    x, q, s = _args()
+    text = jax.jit(jaxfp8.rewrite(model)).trace(x.astype(jnp.bfloat16), q, s).lower().as_text()
+    assert "tensor<24xf32>) -> tensor<24xbf16>" in text
+
+
+def test_codes_that_the_forward_pass_made_are_known_in_the_backward_pass() -> None:
+    @jax.custom_vjp
+    def layer(x: Any, given: Any, w: Any) -> Any:
+        return forward(x, given, w)[0]
+
+    def forward(x: Any, given: Any, w: Any) -> Any:
+        codes = _codes_of(x, given.astype(jnp.bfloat16))
+        return codes.astype(jnp.bfloat16) @ w, (codes, given)
+
+    def backward(residuals: Any, dy: Any) -> Any:
+        codes, given = residuals
+        wide = codes.astype(jnp.bfloat16) * given.astype(jnp.bfloat16)
+        return None, None, jax.lax.dot(wide.T, dy)
+
+    layer.defvjp(forward, backward)
+    x, given, q = _static_args()
+    w = q.astype(jnp.bfloat16)
+    gradient = jax.grad(lambda w, f: (f(x, given, w).astype(F32) ** 2).sum())
+    got, want = (np.asarray(gradient(w, f), np.float64) for f in (jaxfp8.rewrite(layer), layer))
+    assert abs(np.vdot(got, want) / np.vdot(want, want) - 1) < 2**-10
 
 
 @pytest.mark.parametrize("scaled", ["behind the product", "in front of it"])
