@@ -102,13 +102,10 @@ struct TilesOfFew {
   }
 };
 
-// Rows that multiply_few takes in one go, but for tiles along the depth; up to how many it is best,
-// by how columns lie: side by side, along the depth, prepared; and the depth of a chunk for each
-// row of columns along it.
 struct Few {
-  int rows;
-  int across, along, prepared;
-  int depth_along;
+  int rows;                     // that multiply_few takes in one go, unless `tiles` does
+  int across, along, prepared;  // rows up to which it is best, by how columns lie
+  int depth_along;              // of a chunk, for each row of those that columns along it take
   TilesOfFew tiles;
 };
 
@@ -154,8 +151,8 @@ struct Kernel {
   // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
-  // Adds the worth of the products of at most few.rows rows (or of few.tiles, where columns are
-  // contiguous along the depth) and the columns of a run, of 8-bit values, contiguous
+  // Adds the worth of the products of at most few.rows rows (few.tiles.most where these take
+  // them) and the columns of a run, of 8-bit values, contiguous
   // along the depth, side by side or prepared, which are not packed ahead; `right` has room for
   // their factors, of each chunk a strip further, `found` for what is found of few.rows rows and
   // kFewColumns columns, and of all rows, chunks of a run and columns of a strip. Where there are
