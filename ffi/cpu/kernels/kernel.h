@@ -151,12 +151,12 @@ struct Kernel {
   // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
               int64_t width, double* sums, bool first);
-  // Adds the worth of the products of at most few.rows rows (few.tiles.most where these take
-  // them) and the columns of a run, of 8-bit values, contiguous
-  // along the depth, side by side or prepared, which are not packed ahead; `right` has room for
-  // their factors, of each chunk a strip further, `found` for what is found of few.rows rows and
-  // kFewColumns columns, and of all rows, chunks of a run and columns of a strip. Where there are
-  // fewer than few.rows rows, `left` has room for one more.
+  // Adds the worth of the products of at most few.rows rows (few.tiles.most where these take them)
+  // and the columns of a run, of 8-bit values, contiguous along the depth, side by side or
+  // prepared, which are not packed ahead; `right` has room for their factors, of each chunk a strip
+  // further, `found` for what is found of few.rows rows and kFewColumns columns, and of all rows,
+  // chunks of a run and columns of a strip. Where there are fewer than few.rows rows, `left` has
+  // room for one more.
   void (*multiply_few)(const Side&, const ChunkRun&, int rows, const Panel& right, void* found,
                        double* sums, int64_t pitch);
   // Finishes sums and stores the results; there are sums for whole strips.
