@@ -20,23 +20,21 @@ class Upcoming {
 
   Upcoming(const Side& side, const Block& block, int64_t parts) {
     if (block.count <= 0) return;
-    const int64_t size = SizeOf(side.dtype);
-    const int64_t base = side.batch[block.batch] * size;
     if (side.prepared) {
       from_ = PreparedAt(side, block.batch, block.first, block.start);
       pitch_ = side.free[kPreparedColumns];
       runs_ = Blocks(block.count, kPreparedColumns);
       bytes_ = block.depth * kPreparedColumns;
-    } else if (side.depth.Contiguous() && !side.free.table) {
-      from_ = side.values + base + side.free[block.first] * size + block.start * size;
-      pitch_ = side.free.stride * size;
-      runs_ = block.count;
-      bytes_ = block.depth * size;
-    } else if (side.free.Contiguous() && !side.depth.table) {
-      from_ = side.values + base + side.depth[block.start] * size + block.first * size;
-      pitch_ = side.depth.stride * size;
-      runs_ = block.depth;
-      bytes_ = block.count * size;
+    } else {
+      const bool along = side.depth.Contiguous();
+      const Offsets& across = along ? side.free : side.depth;
+      if (across.table || !(along || side.free.Contiguous())) return;
+      const int64_t size = SizeOf(side.dtype);
+      from_ = side.values +
+              size * (side.batch[block.batch] + side.free[block.first] + side.depth[block.start]);
+      pitch_ = across.stride * size;
+      runs_ = along ? block.count : block.depth;
+      bytes_ = (along ? block.depth : block.count) * size;
     }
     part_ = Blocks(runs_ * Blocks(bytes_, kLine), parts);
   }

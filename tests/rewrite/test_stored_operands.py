@@ -146,28 +146,28 @@ def test_a_given_scale_is_rounded_where_codes_were_made_with_it(where: str) -> N
     _close(jaxfp8.rewrite(model)(*args), jax.jit(model)(*args))
 
 
-def _in_scan(product: Any, codes: Any, given: Any, q: Any) -> Any:
+def _in_scan(codes: Any, given: Any, q: Any) -> Any:
     def turn(carry: Any, _: Any) -> Any:
-        return carry, product(codes, given.astype(jnp.bfloat16), q)
+        return carry, _product(codes, given.astype(jnp.bfloat16), q)
 
     return jax.lax.scan(turn, 0, length=2)[1]
 
 
-def _in_carry(product: Any, codes: Any, given: Any, q: Any) -> Any:
+def _in_carry(codes: Any, given: Any, q: Any) -> Any:
     def turn(codes: Any, _: Any) -> Any:
         scale = given.astype(jnp.bfloat16)
-        return _codes_of(codes.astype(F32) + 1, scale), product(codes, scale, q)
+        return _codes_of(codes.astype(F32) + 1, scale), _product(codes, scale, q)
 
     return jax.lax.scan(turn, codes, length=2)[1]
 
 
 REGIONS = {
-    "checkpoint": lambda product, codes, given, q: jax.checkpoint(
-        lambda s: product(codes, s.astype(jnp.bfloat16), q)
+    "checkpoint": lambda codes, given, q: jax.checkpoint(
+        lambda s: _product(codes, s.astype(jnp.bfloat16), q)
     )(given),
-    "cond": lambda product, codes, given, q: jax.lax.cond(
+    "cond": lambda codes, given, q: jax.lax.cond(
         codes[0, 0] < 100,
-        lambda: product(codes, given.astype(jnp.bfloat16), q),
+        lambda: _product(codes, given.astype(jnp.bfloat16), q),
         lambda: jnp.zeros((codes.shape[0], q.shape[1]), F32),
     ),
     "scan": _in_scan,
@@ -179,7 +179,7 @@ REGIONS = {
 def test_codes_that_were_made_outside_a_region_are_known_as_such(region: str) -> None:
     def model(x: Any, given: Any, q: Any) -> Any:
         codes = _codes_of(x, given.astype(jnp.bfloat16))
-        return REGIONS[region](_product, codes, given, q)
+        return REGIONS[region](codes, given, q)
 
     args = _static_args()
     assert count(jaxfp8.rewrite(model), *args) == 1
