@@ -87,7 +87,7 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
         return list(_reference.scaled_dot(spec, *operands))
     form = _canonical.canonical(spec)
     given = dict(zip(spec.operand_names(), operands, strict=True))
-    named = form.operands(_reference.widened(given))
+    named = form.operands(_reference.widened(spec, given))
     epilogue = form.spec.epilogue
     results = [(form.spec.out_shape, _dtypes.storage(epilogue.out_dtype))]
     results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]

@@ -35,7 +35,7 @@ def scaled_dot(spec: ScaledDotSpec, *operands: jax.Array) -> tuple[jax.Array, ..
     Returns:
       `(out,)`, or `(out, amax)` where the epilogue asks for it.
     """
-    named = widened(dict(zip(spec.operand_names(), operands, strict=True)))
+    named = widened(spec, dict(zip(spec.operand_names(), operands, strict=True)))
     total = _accumulate(spec, named)
     for name in ("residual", "bias"):
         if name in named:
@@ -43,10 +43,17 @@ def scaled_dot(spec: ScaledDotSpec, *operands: jax.Array) -> tuple[jax.Array, ..
     return finish(spec.epilogue, total, named.get("out_scale"))
 
 
-def widened(named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The operands of a call, by name, each as wide as the call defines it."""
+def widened(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The operands of a call, by name, each as wide as the call defines it, and rounded scales."""
     wide = {name: dtype for name, (dtype, _) in AS_STORED.items()}
-    return {name: x.astype(wide[name]) if name in wide else x for name, x in named.items()}
+    rounded = {name: rounded_scale(spec, name, x) for name, x in named.items()}
+    return {name: x.astype(wide[name]) if name in wide else x for name, x in rounded.items()}
+
+
+def rounded_scale(spec: ScaledDotSpec, name: str, x: jax.Array) -> jax.Array:
+    """The operand `name`: in bfloat16 if it is a scale that counts as rounded."""
+    sides = {"lhs_scale": spec.lhs, "rhs_scale": spec.rhs}
+    return x.astype(jnp.bfloat16) if name in sides and sides[name].scale_rounded else x
 
 
 def finish(

@@ -54,6 +54,8 @@ class OperandSpec:
       tiles: sizes, by axis, of the tile that shares one scale and zero point; at least 1.
       scale: whether a scale of shape `tile_counts(shape, tiles)` is given.
       zero_point: whether a zero point of that shape is given (int8 and uint8 only).
+      scale_rounded: whether the scale, of float32, counts as rounded to bfloat16. A cast in front
+        of the call would do the same, but on the CPU takes longer than many a product.
     """
 
     dtype: str
@@ -63,6 +65,7 @@ class OperandSpec:
     tiles: Shape
     scale: bool
     zero_point: bool
+    scale_rounded: bool = False
 
     @property
     def free(self) -> Shape:

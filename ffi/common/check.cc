@@ -51,6 +51,9 @@ class SideCheck {
       return Say(Attribute("zero_point"), "is given for " + std::string(side_.dtype),
                  "values of int8 or uint8");
     }
+    if (side_.scale_rounded && !side_.scale) {
+      return Say(Attribute("scale_rounded"), "is set", Attribute("scale") + " to be set too");
+    }
     return "";
   }
 
@@ -197,12 +200,15 @@ std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec, Buffers& buffers) 
     if (given) wanted.push_back(std::move(one));
   };
   const Shape lhs = TileCounts(spec.lhs), rhs = TileCounts(spec.rhs);
+  const auto scales = [](const OperandSpec& side) {
+    return side.scale_rounded ? kNoOthers : kFloats;
+  };
   add(spec.lhs.scale,
-      {"lhs_scale", "float32", lhs, &buffers.lhs_scale, kFloats, &buffers.lhs_scale_type});
+      {"lhs_scale", "float32", lhs, &buffers.lhs_scale, scales(spec.lhs), &buffers.lhs_scale_type});
   add(spec.lhs.zero_point,
       {"lhs_zero_point", "int32", lhs, &buffers.lhs_zero_point, kBytes, &buffers.lhs_zero_type});
   add(spec.rhs.scale,
-      {"rhs_scale", "float32", rhs, &buffers.rhs_scale, kFloats, &buffers.rhs_scale_type});
+      {"rhs_scale", "float32", rhs, &buffers.rhs_scale, scales(spec.rhs), &buffers.rhs_scale_type});
   add(spec.rhs.zero_point,
       {"rhs_zero_point", "int32", rhs, &buffers.rhs_zero_point, kBytes, &buffers.rhs_zero_type});
   add(epilogue.has_residual,
@@ -275,6 +281,10 @@ std::string CheckSpec(const ScaledDotSpec& spec) {
 
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
                         const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers) {
+  if (accepts == Accepts::kWidest && (spec.lhs.scale_rounded || spec.rhs.scale_rounded)) {
+    const std::string side = spec.lhs.scale_rounded ? "lhs" : "rhs";
+    return Say("attribute `" + side + "_scale_rounded`", "is set", "a CPU");
+  }
   const std::string wrong = Bind(WantedOperands(spec, buffers), operands, accepts, "operands");
   if (!wrong.empty()) return wrong;
   return Bind(WantedResults(spec, buffers), results, accepts, "results");

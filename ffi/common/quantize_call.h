@@ -45,7 +45,7 @@ inline std::string Read(ffi::Dictionary attributes, const std::vector<Buffer>& o
   read("tile_columns", to.tile_columns);
   for (auto [name, flag] : {std::pair("given_scale", &to.given_scale),
                             std::pair("transposed", &to.transposed), std::pair("amax", &to.amax)}) {
-    if (attributes.contains(name)) read(name, *flag);
+    if (read.Has(name)) read(name, *flag);
   }
   if (!read.wrong().empty()) return read.wrong();
   to.out = ParseDType(out);

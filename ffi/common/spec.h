@@ -22,6 +22,7 @@ struct OperandSpec {
   Dims tiles;
   bool scale = false;
   bool zero_point = false;
+  bool scale_rounded = false;  // to bfloat16 as it is read; on the CPU
 };
 
 // `y = activation(sum + residual + bias)`; `amax = max |y|`; `out = cast(y / out_scale)`.

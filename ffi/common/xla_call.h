@@ -63,6 +63,8 @@ class Reader {
     to = Dims(span.begin(), span.size());
   }
 
+  bool Has(const std::string& name) const { return from_.contains(name); }
+
   const std::string& wrong() const { return wrong_; }
 
  private:
@@ -72,7 +74,7 @@ class Reader {
     if (value.has_value()) {
       to = *value;
     } else if (wrong_.empty()) {
-      const char* got = from_.contains(name) ? "` has another type" : "` is missing";
+      const char* got = Has(name) ? "` has another type" : "` is missing";
       wrong_ =
           "`" + std::string(call_) + "`: attribute `" + name + got + ", but needs to be " + needs;
     }
@@ -91,6 +93,7 @@ inline void Read(Reader& read, const std::string& side, OperandSpec& to) {
   read(side + "_tiles", to.tiles);
   read(side + "_scale", to.scale);
   read(side + "_zero_point", to.zero_point);
+  if (read.Has(side + "_scale_rounded")) read(side + "_scale_rounded", to.scale_rounded);
 }
 
 inline void Read(Reader& read, EpilogueSpec& to) {

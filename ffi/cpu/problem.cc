@@ -186,6 +186,7 @@ Side MakeSide(const OperandSpec& spec, int Axis::* place, const Groups& groups,
   if (!spec.scale && !spec.zero_point) return side;
   const Array scales(spec.shape, spec.tiles, place);
   side.scales = scales.Count();
+  side.scale_rounded = spec.scale_rounded;
   side.tile_batch = scales.Along(groups.batch, tables);
   side.tile_free = scales.Along(free, tables);
   side.tile_depth = scales.Along(groups.depth, tables);

@@ -45,6 +45,7 @@ struct Side {
 
   const void* scale = nullptr;       // or none; of
   DType scale_type = DType::kF32;    // or bfloat16 or float16
+  bool scale_rounded = false;        // float32 that counts as rounded to bfloat16
   int64_t scales = 0;                // how many
   const void* zero_point = nullptr;  // or none; of
   DType zero_type = DType::kS32;     // or int8 or uint8

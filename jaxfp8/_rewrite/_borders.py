@@ -104,8 +104,7 @@ class Border:
     def _link(self, value: Value, shape: Any = None, how: Any = "whole") -> Value:
         if shape is None:
             shape = value.shape
-        given = how != "carry" and _graph.is_given(value)
-        inner = Value(tuple(shape), value.dtype, weak_type=value.weak_type, given=given)
+        inner = Value(tuple(shape), value.dtype, weak_type=value.weak_type)
         self.links[inner] = (value, how)
         if value in self.outer.linear:
             self.inner.linear.add(inner)

@@ -58,9 +58,8 @@ def make(
 def _from_form(
     form: Form, product: Product, amax: Amax | None, why_not: Callable[..., str | None]
 ) -> Call | str:
-    sides = form.site.lhs, form.site.rhs
-    lhs, lhs_operands = _operand("lhs", sides[0], _as_given(sides[0].factors + form.lhs, sides))
-    rhs, rhs_operands = _operand("rhs", sides[1], _as_given(sides[1].factors + form.rhs, sides))
+    lhs, lhs_operands = _operand("lhs", form.site.lhs, form.lhs)
+    rhs, rhs_operands = _operand("rhs", form.site.rhs, form.rhs)
     epilogue, others = _epilogue(form, product, amax)
     spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=form.site.precision)
     reason = why_not(spec)
@@ -71,16 +70,20 @@ def _from_form(
     return Call(spec, product, amax, value, _amax(op, amax))
 
 
-def _operand(name: str, side: Side, factors: Factors) -> tuple[OperandSpec, dict[str, Value]]:
+def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[str, Value]]:
     """The spec of a side, and its data, scale and zero point by operand name."""
+    factors = side.factors + more
     shape = side.value.shape
     tiles = _dots.tiles_of(side, factors)
     counts = tile_counts(shape, tiles)
     operands = {name: _graph.undo_bitcast(side.value, side.dtype)}
+    is_rounded = False
     if factors:
         total = combine(factors, shape)
-        total = total.map_small(lambda x: _graph.undo_casts(x, _dtypes.FLOAT16))
-        operands[f"{name}_scale"] = fill(refine(total, shape, tiles), counts)
+        stored = total.map_small(lambda x: _graph.undo_casts(x, _dtypes.FLOAT16))
+        given = stored.map_small(_graph.undo_rounding)
+        is_rounded = given.small is not stored.small
+        operands[f"{name}_scale"] = fill(refine(given, shape, tiles), counts)
     if side.zero_point is not None:
         zero = side.zero_point.map_small(lambda x: _graph.undo_casts(x, _dtypes.INT8))
         operands[f"{name}_zero_point"] = fill(refine(zero, shape, tiles), counts)
@@ -92,18 +95,9 @@ def _operand(name: str, side: Side, factors: Factors) -> tuple[OperandSpec, dict
         tiles=tiles,
         scale=bool(factors),
         zero_point=side.zero_point is not None,
+        scale_rounded=is_rounded,
     )
     return spec, operands
-
-
-def _as_given(factors: Factors, sides: tuple[Side, Side]) -> Factors:
-    """The factors unrounded, if codes are given too: those that are made here suit rounded ones.
-
-    Of either side: a scale may stand on the other one.
-    """
-    if not all(_graph.is_given(s.value) for s in sides if s.dtype in _dtypes.EIGHT_BIT):
-        return factors
-    return tuple(factor.map_small(_graph.undo_rounding) for factor in factors)
 
 
 def _epilogue(

@@ -39,11 +39,10 @@ class Decision:
 
 
 @collector_paused()
-def decide(jaxpr: Any, linear: int = 0, *, given: bool = True) -> Decision:
+def decide(jaxpr: Any, linear: int = 0) -> Decision:
     """Find the scaled dots of a closed jaxpr; nothing is executed.
 
-    The last `linear` arguments are those in which JAX will transpose the program. Its inputs are
-    `given`, unless another part of the program may have computed them.
+    The last `linear` arguments are those in which JAX will transpose the program.
     """
     opened = _compat.open_jaxpr(jaxpr)
     why = why_left_alone(opened)
@@ -54,8 +53,6 @@ def decide(jaxpr: Any, linear: int = 0, *, given: bool = True) -> Decision:
     for value, array in zip(consts, _compat.consts_of(jaxpr), strict=True):
         value.concrete = None if isinstance(array, jax.core.Tracer) else array
     args = [_graph.value_of(v.aval) for v in opened.invars]
-    for value in (*consts, *args):
-        value.given = given
     walk.linear.update(args[len(args) - linear :])
     outputs = walk.jaxpr(opened, consts, args)
     program = walk.settle(outputs, [*consts, *args])

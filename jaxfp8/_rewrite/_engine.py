@@ -51,12 +51,12 @@ class Found:
 class Rewriter:
     """The rewrites of one function, by what they were traced on.
 
-    The second half of a derivative says whether it `is_linear`: JAX will transpose it in all
-    arguments but the first, so what depends on those keeps to operations that can be transposed.
+    With `is_linear`, JAX will transpose the function in all arguments but the first, so what
+    depends on those keeps to operations that can be transposed.
     """
 
     def __init__(
-        self, fun: Callable[..., Any], *, strict: bool = False, is_linear: bool | None = None
+        self, fun: Callable[..., Any], *, strict: bool = False, is_linear: bool = False
     ) -> None:
         self.fun, self.strict, self.is_linear = fun, strict, is_linear
         self._cache: collections.OrderedDict[Hashable, Found] = collections.OrderedDict()
@@ -85,8 +85,7 @@ class Rewriter:
 
     def _build(self, arguments: Arguments) -> Found:
         traced = trace(self.fun, arguments)
-        linear = arguments.after_first() if self.is_linear else 0
-        decision = decide(traced.jaxpr, linear, given=self.is_linear is None)
+        decision = decide(traced.jaxpr, arguments.after_first() if self.is_linear else 0)
         if self.strict and any(site.call is None for site in decision.seen.sites):
             _refuse_misses(report(self.fun, decision.seen))
         return found_of(self.fun, traced, decision) if decision.changed else Found(traced)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -185,6 +186,25 @@ def combine(factors: Factors, shape: Shape, dtype: Any = np.float32) -> Factor:
     smalls = [_graph.cast(refine(f, shape, tiles), dtype) for f in factors]
     total = functools.reduce(_graph.multiply, smalls)
     return Factor(fill(total, tile_counts(shape, tiles)), tiles)
+
+
+def each(op: Op, inputs: Sequence[Factors]) -> Factors | None:
+    """What an elementwise op makes of products of factors: one factor, of values of its own dtypes.
+
+    None where that had more entries than the largest of them.
+    """
+    shape = op.outputs[0].shape
+    factors = [f for product in inputs for f in product]
+    tiles = _tiles.common(shape, [f.tiles for f in factors])
+    counts = tile_counts(shape, tiles)
+    if math.prod(counts) > max(f.small.size for f in factors):
+        return None
+    small = [
+        _graph.cast(fill(refine(combine(product, shape), shape, tiles), counts), value.dtype)
+        for product, value in zip(inputs, op.inputs, strict=True)
+    ]
+    out = _graph.derived(op.name, lambda *x: op.evaluate(*x)[0], small, counts, op.outputs[0].dtype)
+    return (Factor(out, tiles),)
 
 
 def refine(factor: Factor, shape: Shape, tiles: Shape) -> Value:

@@ -33,7 +33,6 @@ class Value:
     weak_type: bool = False
     literal: Any = None
     concrete: Any = None  # the array, where the function closes over one
-    given: bool = True  # of an input: whether nothing was computed for it, in a region outside
 
     @property
     def size(self) -> int:
@@ -259,21 +258,8 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
 
 
 def undo_rounding(value: Value) -> Value:
-    """The float32 array that casts alone rounded to bfloat16, moved as they were; or the value.
-
-    Only of an array that is given.
-    """
-    source = _before_casts(value, (np.dtype(np.float32),), (_dtypes.BFLOAT16,))
-    return source if is_given(source) else value
-
-
-def is_given(value: Value) -> bool:
-    """Whether the value comes into the function as it is, but for where it lies."""
-    while (op := value.op) is not None:
-        if op.name not in (*_MOVES, "bitcast_convert_type") or len(op.inputs) != 1:
-            return False
-        value = op.inputs[0]
-    return value.given
+    """The float32 array that one cast rounded to bfloat16, moved as it was; or the value."""
+    return _before_casts(value, (np.dtype(np.float32),), (_dtypes.BFLOAT16,))
 
 
 def _before_casts(

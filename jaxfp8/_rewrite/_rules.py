@@ -7,7 +7,7 @@ none, `Lost` where 8-bit data was under the op and a better-known operation woul
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxfp8 import _dtypes
 from jaxfp8._rewrite import _epilogues, _graph, _whole
-from jaxfp8._rewrite._facts import Fact, Factor, Factors, Lost, Product, Scaled, Scales
+from jaxfp8._rewrite._facts import Fact, Factor, Factors, Lost, Product, Scaled, Scales, each
 from jaxfp8._rewrite._graph import Op, Value
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def is_wide_float(value: Value) -> bool:
 
 @rule("convert_element_type")
 def convert(walk: Walk, op: Op) -> Fact | None:
-    """8-bit to float or int32, and between floats: only the rounding of the product is dropped."""
+    """8-bit to float or int32, and between floats: the rounding of dequantised data is dropped."""
     source, out = op.inputs[0], op.outputs[0]
     product = walk.product(source)
     if product is not None and source.dtype not in _dtypes.EIGHT_BIT:
@@ -76,7 +76,7 @@ def convert(walk: Walk, op: Op) -> Fact | None:
         return _convert_scaled(scaled, op, source, out)
     scales = walk.fact(source)
     if isinstance(scales, Scales) and is_wide_float(source) and is_wide_float(out):
-        return scales
+        return Scales(_rounded(op, [scales.factors]) or scales.factors)
     return None
 
 
@@ -164,10 +164,20 @@ def _scale(walk: Walk, op: Op, *, invert: bool) -> Fact | None:
             return scaled.scaled(inverse(factors) if invert else factors)
         return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}", BEFORE)
     if any(isinstance(walk.fact(v), Scales) for v in op.inputs) or _stretches(op):
-        left, right = (walk.factors(v) for v in op.inputs)
-        right = inverse(right) if invert else right
-        return Scales(tuple(f.at(out.shape) for f in left + right))
+        left, right = (tuple(f.at(out.shape) for f in walk.factors(v)) for v in op.inputs)
+        if (rounded := _rounded(op, [left, right])) is not None:
+            return Scales(rounded)
+        return Scales(left + (inverse(right) if invert else right))
     return None
+
+
+def _rounded(op: Op, inputs: Sequence[Factors]) -> Factors | None:
+    """What `op` makes of scales in 16 bits, rounded as it says: 8-bit data may suit just those.
+
+    None in float32, and where factors that vary along different axes would become one that varies
+    along all of them.
+    """
+    return each(op, inputs) if op.outputs[0].dtype in _dtypes.FLOAT16 else None
 
 
 def _integer_scale(walk: Walk, op: Op) -> Fact | None:

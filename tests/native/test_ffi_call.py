@@ -188,6 +188,16 @@ def test_operands_that_may_have_several_dtypes_are_named_with_all_of_them():
     )
 
 
+def test_only_a_scale_of_float32_is_rounded():
+    operands = operands_of(SPEC) | {"rhs_scale": np.ones((1, 9), np.float16)}
+    text = refusal(SPEC, operands.values(), rhs_scale_rounded=True)
+    assert "`rhs_scale` is a buffer of float16, but needs float32" in text
+    text = refusal(SPEC, lhs_scale_rounded=True)
+    assert "attribute `lhs_scale_rounded` is set, but needs attribute `lhs_scale` to be set" in text
+    text = refusal(SPEC, rhs_scale_rounded="yes")
+    assert "`rhs_scale_rounded` has another type, but needs to be a bool" in text
+
+
 def test_an_operand_of_another_shape_is_named():
     operands = operands_of(SPEC) | {"rhs_scale": np.ones((9,), np.float32)}
     assert "`rhs_scale` has shape (9,), but needs (1, 9)" in refusal(SPEC, operands.values())

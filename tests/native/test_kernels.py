@@ -313,6 +313,34 @@ def test_scales_and_bias_may_have_16_bits(kernel, dtype, tile):
 
 
 @pytest.mark.parametrize("m", [1, 130])
+@pytest.mark.parametrize("tile", [1, 20, 200])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_scales_may_be_rounded_by_the_call(kernel, tile, m):
+    """To nearest even, of any magnitude: the same bits as with scales that were rounded before."""
+    left, right = ("int8", "int8") if kernel in INTEGER_KERNELS else ("bfloat16", "float8_e4m3fn")
+    spec = ScaledDotSpec(
+        lhs=calls.side(left, (m, 200), (1,), tiles=(1, 200), scale=True),
+        rhs=calls.side(right, (200, 70), (0,), tiles=(tile, 1), scale=True),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    operands = specs.draw_operands(np.random.default_rng(tile), spec)
+    some = [1 + 2**-8, 1 + 3 * 2**-8, -1.0039, 1e-39, 3.4e38, 0.0, np.inf, np.nan, 3.14159, 1e-20]
+    for name in ("lhs_scale", "rhs_scale"):
+        scale = operands[name].copy()
+        scale.flat[: len(some)] = some[: scale.size]
+        rounded = scale.astype(jnp.bfloat16).astype(np.float32)
+        (expected,) = calls.call_named(spec, operands | {name: rounded}, kernel)
+        given = operands | {name: scale}
+        (out,) = calls.call(
+            spec,
+            *(given[operand] for operand in spec.operand_names()),
+            kernel=kernel,
+            **{f"{name}_rounded": True},
+        )
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("m", [1, 130])
 @pytest.mark.parametrize("tile", [1, 20])
 @pytest.mark.parametrize(
     ("dtype", "some"),

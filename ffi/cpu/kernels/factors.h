@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "common/decode.h"
+#include "common/encode.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/simd.h"
 
@@ -53,6 +54,14 @@ struct Decoded16 {
   const uint16_t* from;
 };
 
+// Scales of float32 that are rounded to bfloat16 as they are read.
+struct Rounded {
+  float operator[](int64_t i) const { return DecodeBF16(EncodeBF16(from[i])); }
+  Rounded operator+(int64_t count) const { return {from + count}; }
+
+  const float* from;
+};
+
 // Calls `f` with the scales of a side, in their own type.
 template <typename F>
 inline void WithScales(const Side& side, const F& f) {
@@ -62,6 +71,7 @@ inline void WithScales(const Side& side, const F& f) {
     case DType::kF16:
       return f(Decoded16<DecodeF16>{static_cast<const uint16_t*>(side.scale)});
     default:
+      if (side.scale_rounded) return f(Rounded{static_cast<const float*>(side.scale)});
       return f(static_cast<const float*>(side.scale));
   }
 }
