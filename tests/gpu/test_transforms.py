@@ -1,5 +1,6 @@
 """What JAX does with a product on a GPU: jit, vmap, grad, scan, CUDA graphs, threads."""
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 import jaxfp8
 from jaxfp8 import _ffi, testing
+from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 
 def weight(seed: int, k: int, n: int, dtype=jnp.float8_e4m3fn) -> jaxfp8.QArray:
@@ -158,3 +160,37 @@ def test_no_wide_copy_of_a_weight_is_made():
     scratch = compiled.memory_analysis().temp_size_in_bytes
     assert scratch < 1.6 * w.qvalue.size  # the workspace; a bfloat16 copy alone would be 2.0
     assert "bf16[8192,8192]" not in compiled.as_text()
+
+
+def test_a_scale_that_the_function_rounds():
+    def model(x, q, s):
+        wide = q.astype(jnp.bfloat16) * s.astype(jnp.bfloat16)
+        return jax.lax.dot(x, wide, preferred_element_type=jnp.float32)
+
+    x, w = activations(12, 8, 256), weight(12, 256, 128)
+    args = x, w.qvalue, w.scale.reshape(-1)
+    before = sum(_ffi.kernel_calls("cuda").values())
+    out = jax.jit(jaxfp8.rewrite(model))(*args)
+    assert sum(_ffi.kernel_calls("cuda").values()) > before
+    close(out, on_cpu(model, *args), 2**-8)
+
+
+def test_scales_are_not_rounded_by_the_call():
+    """As they are on a CPU: an attribute that would be ignored is refused."""
+    side = OperandSpec(
+        dtype="float8_e4m3fn",
+        shape=(1, 128, 128),
+        contracting=(2,),
+        batch=(0,),
+        tiles=(1, 128, 128),
+        scale=False,
+        zero_point=False,
+    )
+    rhs = dataclasses.replace(side, scale=True, scale_rounded=True)
+    spec = ScaledDotSpec(lhs=side, rhs=rhs, epilogue=EpilogueSpec(out_dtype="float32"))
+    results = [(spec.out_shape, np.float32), ((1 << 20,), np.uint8)]
+    call = jax.ffi.ffi_call(_ffi.TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
+    _ffi.ensure_registered("cuda")
+    operands = jnp.ones(side.shape, np.uint8), jnp.ones(side.shape, np.uint8), jnp.ones((1, 1, 1))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="`rhs_scale_rounded` is set, but needs a"):
+        jax.block_until_ready(call(*operands, **spec.attributes(), kernel=""))
