@@ -136,8 +136,7 @@ def _dtypes_of(spec: ScaledDotSpec, name: str, dtype: np.dtype) -> tuple[np.dtyp
     if name in ("lhs", "rhs"):
         return tuple(dict.fromkeys((dtype, np.dtype(getattr(spec, name).dtype))))
     _, others = AS_STORED.get(name, (dtype, ()))
-    is_rounded = name in ("lhs_scale", "rhs_scale") and getattr(spec, name[:3]).scale_rounded
-    return (dtype,) if is_rounded else (dtype, *others)
+    return (dtype,) if spec.rounds(name) else (dtype, *others)
 
 
 @scaled_dot_p.def_abstract_eval
@@ -338,7 +337,7 @@ def _transpose_values(
     out = _to_layout_of(spec, side, other, out, is_lhs)
     if side.scale:
         name = f"{linear}_scale"
-        scale = _reference.rounded_scale(spec, name, named[name]).astype(jnp.float32)
+        scale = _reference.widened(spec, {name: named[name]})[name]
         out = out * _reference.expand_tiles(scale, side)
     return out.astype(side.dtype)
 

@@ -46,14 +46,8 @@ def scaled_dot(spec: ScaledDotSpec, *operands: jax.Array) -> tuple[jax.Array, ..
 def widened(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """The operands of a call, by name, each as wide as the call defines it, and rounded scales."""
     wide = {name: dtype for name, (dtype, _) in AS_STORED.items()}
-    rounded = {name: rounded_scale(spec, name, x) for name, x in named.items()}
+    rounded = {n: x.astype(jnp.bfloat16) if spec.rounds(n) else x for n, x in named.items()}
     return {name: x.astype(wide[name]) if name in wide else x for name, x in rounded.items()}
-
-
-def rounded_scale(spec: ScaledDotSpec, name: str, x: jax.Array) -> jax.Array:
-    """The operand `name`: in bfloat16 if it is a scale that counts as rounded."""
-    sides = {"lhs_scale": spec.lhs, "rhs_scale": spec.rhs}
-    return x.astype(jnp.bfloat16) if name in sides and sides[name].scale_rounded else x
 
 
 def finish(

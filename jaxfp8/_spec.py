@@ -193,6 +193,11 @@ class ScaledDotSpec:
         }
         return ("lhs", "rhs", *(name for name, given in optional.items() if given))
 
+    def rounds(self, name: str) -> bool:
+        """Whether the operand of that name is a scale that counts as rounded to bfloat16."""
+        sides = {"lhs_scale": self.lhs, "rhs_scale": self.rhs}
+        return name in sides and sides[name].scale_rounded
+
     def attributes(self) -> dict[str, Any]:
         """The attributes of the custom call, as docs/custom_call.md lists them."""
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import warnings
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8 import _ffi, _lowering
+from jaxfp8 import _ffi, _lowering, _reference
+from jaxfp8._primitive import scaled_dot
+from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 QW = jaxfp8.quantize(jnp.ones((32, 16)), channelwise_axes=(1,))
 QW16 = jaxfp8.QArray(QW.qvalue, QW.scale.astype(jnp.bfloat16))
@@ -270,3 +273,55 @@ def test_a_large_weight_is_never_widened(function, rows) -> None:
     grown, temp = map(int, out.stdout.split())
     assert grown < 0.1 * 2**26
     assert temp < 0.1 * 2**26
+
+
+def _rounded_product() -> tuple[ScaledDotSpec, dict[str, jax.Array], np.ndarray, np.ndarray]:
+    """A product with scales that count as rounded, its operands, and both sides in float64."""
+    lhs = OperandSpec(
+        dtype="float32",
+        shape=(3, 32),
+        contracting=(1,),
+        batch=(),
+        tiles=(1, 32),
+        scale=True,
+        zero_point=False,
+        scale_rounded=True,
+    )
+    rhs = dataclasses.replace(lhs, dtype="int8", shape=(32, 8), contracting=(0,), tiles=(32, 1))
+    spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="float32"))
+    rng = np.random.default_rng(0)
+    operands = {
+        "lhs": jnp.asarray(rng.normal(size=(3, 32)), np.float32),
+        "rhs": jnp.asarray(rng.integers(-127, 128, (32, 8)), np.int8),
+        "lhs_scale": jnp.full((3, 1), 1.0039, np.float32),
+        "rhs_scale": jnp.asarray(rng.uniform(1, 2, (1, 8)), np.float32),
+    }
+    sides = [
+        np.asarray(operands[name], np.float64)
+        * np.asarray(operands[f"{name}_scale"].astype(jnp.bfloat16), np.float64)
+        for name in ("lhs", "rhs")
+    ]
+    return spec, operands, *sides
+
+
+def test_scales_that_count_as_rounded_are_rounded_by_the_kernel_and_its_reference() -> None:
+    spec, operands, lhs, rhs = _rounded_product()
+    named = [operands[name] for name in spec.operand_names()]
+    for out in (scaled_dot(spec, **operands)[0], _reference.scaled_dot(spec, *named)[0]):
+        np.testing.assert_allclose(out, lhs @ rhs, rtol=1e-5, atol=1e-3)
+
+
+def test_the_cotangent_of_a_side_sees_scales_as_rounded() -> None:
+    spec, operands, lhs, rhs = _rounded_product()
+    got = jax.grad(lambda x: scaled_dot(spec, **(operands | {"lhs": x}))[0].sum())(operands["lhs"])
+    want = rhs.sum(1) * (lhs / np.asarray(operands["lhs"], np.float64))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)
+
+
+def test_only_scales_of_float32_count_as_rounded() -> None:
+    spec, operands, *_ = _rounded_product()
+    narrow = operands["rhs_scale"].astype(jnp.bfloat16)
+    with pytest.raises(
+        TypeError, match=r"rhs_scale is bfloat16\[1, 8\], but its spec says float32"
+    ):
+        scaled_dot(spec, **(operands | {"rhs_scale": narrow}))

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/decode.h"
+#include "common/encode.h"
 #include "common/shapes.h"
 
 namespace jaxfp8 {
@@ -249,6 +250,7 @@ int64_t ShortSegment(const Problem& problem, Sums sums) {
 }
 
 float Same(float scale) { return scale; }
+float Rounded(float scale) { return DecodeBF16(EncodeBF16(scale)); }
 
 // Without a branch: there can be many.
 template <typename T, float (*kDecode)(T)>
@@ -272,6 +274,7 @@ bool Within(const Side& side, float lowest, float highest) {
     case DType::kF16:
       return AllWithin<uint16_t, DecodeF16>(side, lowest, highest);
     default:
+      if (side.scale_rounded) return AllWithin<float, Rounded>(side, lowest, highest);
       return AllWithin<float, Same>(side, lowest, highest);
   }
 }

@@ -13,7 +13,7 @@ from jaxfp8._primitive import scaled_dot
 from jaxfp8._rewrite import _dots, _epilogues, _graph
 from jaxfp8._rewrite._dots import Side
 from jaxfp8._rewrite._epilogues import Form
-from jaxfp8._rewrite._facts import Amax, Factors, Product, combine, fill, refine
+from jaxfp8._rewrite._facts import Amax, Factors, Product, as_one, fill, refine
 from jaxfp8._rewrite._graph import Op, Value
 from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec, tile_counts
 
@@ -79,7 +79,7 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
     operands = {name: _graph.undo_bitcast(side.value, side.dtype)}
     is_rounded = False
     if factors:
-        total = combine(factors, shape)
+        total = as_one(factors, shape)
         stored = total.map_small(lambda x: _graph.undo_casts(x, _dtypes.FLOAT16))
         given = stored.map_small(_graph.undo_rounding)
         is_rounded = given.small is not stored.small

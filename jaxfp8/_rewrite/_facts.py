@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxfp8 import _dtypes
@@ -193,18 +194,35 @@ def each(op: Op, inputs: Sequence[Factors]) -> Factors | None:
 
     None where that had more entries than the largest of them.
     """
-    shape = op.outputs[0].shape
+    out = op.outputs[0]
     factors = [f for product in inputs for f in product]
-    tiles = _tiles.common(shape, [f.tiles for f in factors])
-    counts = tile_counts(shape, tiles)
+    tiles = _tiles.common(out.shape, [f.tiles for f in factors])
+    counts = tile_counts(out.shape, tiles)
     if math.prod(counts) > max(f.small.size for f in factors):
         return None
+    given = [(product, x.dtype) for product, x in zip(inputs, op.inputs, strict=True)]
+    numbers = [_known(product, dtype) for product, dtype in given]
+    if all(number is not None for number in numbers):
+        with jax.ensure_compile_time_eval():
+            return (Factor(_graph.literal(op.evaluate(*numbers)[0]), ()).at(out.shape),)
     small = [
-        _graph.cast(fill(refine(combine(product, shape), shape, tiles), counts), value.dtype)
-        for product, value in zip(inputs, op.inputs, strict=True)
+        _graph.cast(fill(refine(as_one(product, out.shape), out.shape, tiles), counts), dtype)
+        for product, dtype in given
     ]
-    out = _graph.derived(op.name, lambda *x: op.evaluate(*x)[0], small, counts, op.outputs[0].dtype)
-    return (Factor(out, tiles),)
+    return (Factor(_graph.replay(op, small, counts, out.dtype), tiles),)
+
+
+def _known(factors: Factors, dtype: np.dtype) -> np.ndarray | None:
+    """The number that a product of factors is known to be, computed in float32; or None."""
+    numbers = [_graph.number(f.small) for f in factors]
+    known = [np.float32(number) for number in numbers if number is not None]
+    return np.prod(known, dtype=np.float32).astype(dtype) if len(known) == len(numbers) else None
+
+
+def as_one(factors: Factors, shape: Shape) -> Factor:
+    """At least one factor as one: a single one as it is, the product of several in float32."""
+    is_one = len(factors) == 1 and factors[0].small.dtype in _dtypes.WIDE_FLOAT
+    return factors[0] if is_one else combine(factors, shape)
 
 
 def refine(factor: Factor, shape: Shape, tiles: Shape) -> Value:

@@ -250,11 +250,22 @@ _MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev")
 def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
     """The array of one of `dtypes` that casts alone made wider, moved as they were; or the value.
 
+    Not one that arithmetic in 16 bits made: where its result is widened, XLA may leave out the
+    rounding, and is to do so here as for others that read it.
+
     Args:
       value: what may have been cast.
       dtypes: `INT8` or `FLOAT16`.
     """
-    return _before_casts(value, dtypes, _HOLD[dtypes])
+    source = _before_casts(value, dtypes, _HOLD[dtypes])
+    return source if dtypes != _dtypes.FLOAT16 or _is_stored(source) else value
+
+
+def _is_stored(value: Value) -> bool:
+    """Whether an array is an input, or what a cast made, moved as it was."""
+    while value.op is not None and value.op.name in _MOVES and len(value.op.inputs) == 1:
+        value = value.op.inputs[0]
+    return value.op is None or value.op.name == "convert_element_type"
 
 
 def undo_rounding(value: Value) -> Value:

@@ -174,10 +174,10 @@ def _scale(walk: Walk, op: Op, *, invert: bool) -> Fact | None:
 def _rounded(op: Op, inputs: Sequence[Factors]) -> Factors | None:
     """What `op` makes of scales in 16 bits, rounded as it says: 8-bit data may suit just those.
 
-    None in float32, and where factors that vary along different axes would become one that varies
-    along all of them.
+    None in float32, and where none of the factors has tiles as fine as those of all.
     """
-    return each(op, inputs) if op.outputs[0].dtype in _dtypes.FLOAT16 else None
+    is_narrow = any(v.dtype in _dtypes.FLOAT16 for v in (*op.inputs, *op.outputs))
+    return each(op, inputs) if is_narrow else None
 
 
 def _integer_scale(walk: Walk, op: Op) -> Fact | None:

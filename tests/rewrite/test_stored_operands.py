@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from rewrite.support import F32, Data, count
 
 import jaxfp8
@@ -131,8 +132,10 @@ def test_codes_suit_the_scale_as_it_was_rounded(form: str) -> None:
     """Whatever view is between the rounding and the product, and whichever comes first."""
 
     def model(a: Any, q: Any, s: Any) -> Any:
-        wide = a.astype(F32) * SCALES[form](s)
-        return jax.lax.dot(wide, q.astype(F32), preferred_element_type=F32)
+        scale = SCALES[form](s)
+        return jax.lax.dot(
+            a.astype(scale.dtype) * scale, q.astype(scale.dtype), preferred_element_type=F32
+        )
 
     data = Data()
     a, q = data.bits8(6, 32, dtype=jnp.int8), data.bits8(32, 24, dtype=jnp.int8)
@@ -143,21 +146,85 @@ def test_codes_suit_the_scale_as_it_was_rounded(form: str) -> None:
     _close(jaxfp8.rewrite(model)(a, q, s), want)
 
 
+# Scales of the rows of x that are computed in bfloat16, for codes in it, or in float32.
+def _largest(x: Any) -> Any:
+    return jnp.max(jnp.abs(x.astype(jnp.bfloat16)), -1, keepdims=True) / 127
+
+
 def test_codes_that_suit_the_largest_value_of_their_row() -> None:
     """Dynamic quantisation, all of it in bfloat16."""
 
-    def scale_of(x: Any) -> Any:
-        return jnp.max(jnp.abs(x), -1, keepdims=True) / 127
-
     def model(x: Any, q: Any) -> Any:
-        scale = scale_of(x)
+        scale = _largest(x)
         return _product(_codes_of(x, scale), scale, q)
 
     x, q, _ = _args()
     x = x.astype(jnp.bfloat16)
-    scale = scale_of(x)
+    scale = _largest(x)
     want = _exact(_codes_of(x, scale), q, 1.0) * np.asarray(scale, np.float64)
     assert count(jaxfp8.rewrite(model), x, q) == 1
+    _close(jaxfp8.rewrite(model)(x, q), want)
+
+
+@pytest.mark.parametrize(
+    "scale_of", [_largest, lambda x: _largest(x) * 3, lambda x: _largest(x[:1])]
+)
+def test_a_scale_that_is_widened_is_one_for_codes_and_product(scale_of: Any) -> None:
+    """XLA may leave out its rounding: for both, or the codes would not suit the product."""
+
+    def model(x: Any, q: Any) -> Any:
+        scale = scale_of(x).astype(F32)
+        codes = _codes_of(x, scale)
+        return jax.lax.dot(codes, q, preferred_element_type=jnp.int32).astype(F32) * scale
+
+    x, q, _ = _args()
+    biases = []
+    for i in range(16):
+        largest = x.at[:, 0].set(jnp.arange(3.0, 8.0) + i / 17)
+        got, want = (f(largest, q) for f in (jaxfp8.rewrite(model), jax.jit(model)))
+        biases.append(np.vdot(got, want) / np.vdot(want, want) - 1)
+    assert count(jaxfp8.rewrite(model), x, q) == 1
+    assert np.abs(biases).max() < 2**-14
+
+
+@pytest.mark.parametrize(
+    "ones", [lambda s: jnp.ones((1, 24), s.dtype) * s, lambda s: jnp.ones((1, 24), s.dtype) / s]
+)
+def test_a_scale_times_a_constant_inside_shard_map(ones: Any) -> None:
+    """The constant is the same on all devices, the scale is not."""
+
+    def model(x: Any, q: Any, s: Any) -> Any:
+        return x @ (q.astype(jnp.bfloat16) * ones(s[None].astype(jnp.bfloat16)))
+
+    x, q, s = _args()
+    mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+    columns = P(None, "b")
+    mapped = jax.shard_map(model, mesh=mesh, in_specs=(P(), columns, P("b")), out_specs=columns)
+    args = x.astype(jnp.bfloat16), q, s
+    assert count(jaxfp8.rewrite(mapped), *args) == 1
+    _close(jaxfp8.rewrite(mapped)(*args), jax.jit(mapped)(*args), 2**-7)
+
+
+@pytest.mark.parametrize(
+    "scale_of",
+    [
+        lambda: jnp.ones((32, 1), jnp.bfloat16) * jnp.bfloat16(1.6),
+        lambda: jnp.full((32, 1), 1.6, jnp.bfloat16) / 3,
+        lambda: 3 / jnp.full((32, 1), 1.6, jnp.bfloat16),
+        lambda: (jnp.full((32, 1), 1.6) * 3).astype(jnp.bfloat16),
+    ],
+)
+def test_scales_that_are_numbers_are_known_as_rounded(scale_of: Any) -> None:
+    """Zeros put beside values need such scales."""
+
+    def model(x: Any, q: Any) -> Any:
+        wide = jnp.pad(q.astype(jnp.bfloat16) * scale_of(), ((0, 0), (0, 8)))
+        return jax.lax.dot(x, wide, preferred_element_type=F32)
+
+    x, q, _ = _args()
+    x = x.astype(jnp.bfloat16)
+    assert count(jaxfp8.rewrite(model), x, q) == 1
+    want = _exact(x, np.pad(np.asarray(q), ((0, 0), (0, 8))), scale_of())
     _close(jaxfp8.rewrite(model)(x, q), want)
 
 
