@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxfp8 import _dtypes
@@ -203,8 +202,9 @@ def each(op: Op, inputs: Sequence[Factors]) -> Factors | None:
     given = [(product, x.dtype) for product, x in zip(inputs, op.inputs, strict=True)]
     numbers = [_known(product, dtype) for product, dtype in given]
     if all(number is not None for number in numbers):
-        with jax.ensure_compile_time_eval():
-            return (Factor(_graph.literal(op.evaluate(*numbers)[0]), ()).at(out.shape),)
+        with np.errstate(all="ignore"):
+            result = _IN_NUMPY[op.name](*numbers).astype(out.dtype)
+        return (Factor(_graph.literal(result), ()).at(out.shape),)
     small = [
         _graph.cast(fill(refine(as_one(product, out.shape), out.shape, tiles), counts), dtype)
         for product, dtype in given
@@ -212,11 +212,22 @@ def each(op: Op, inputs: Sequence[Factors]) -> Factors | None:
     return (Factor(_graph.replay(op, small, counts, out.dtype), tiles),)
 
 
+# The operations of `each` on numbers: while a function is traced, no device is to be asked.
+_IN_NUMPY: dict[str, Callable[..., Any]] = {
+    "convert_element_type": np.asarray,
+    "mul": np.multiply,
+    "div": np.divide,
+}
+
+
 def _known(factors: Factors, dtype: np.dtype) -> np.ndarray | None:
     """The number that a product of factors is known to be, computed in float32; or None."""
     numbers = [_graph.number(f.small) for f in factors]
     known = [np.float32(number) for number in numbers if number is not None]
-    return np.prod(known, dtype=np.float32).astype(dtype) if len(known) == len(numbers) else None
+    if len(known) < len(numbers):
+        return None
+    with np.errstate(all="ignore"):
+        return np.prod(known, dtype=np.float32).astype(dtype)
 
 
 def as_one(factors: Factors, shape: Shape) -> Factor:

@@ -175,9 +175,17 @@ def cast(value: Value, dtype: Any) -> Value:
         return value
     if value.literal is not None:
         return literal(value.literal.astype(dtype))
+    # Of arithmetic in bfloat16, XLA may leave out the rounding where the result is widened. The
+    # function does not widen it.
+    keeps = value.dtype == _dtypes.BFLOAT16 and dtype.itemsize > 2 and not _is_stored(value)
+
+    def run(x: Any) -> Any:
+        wide = lax.convert_element_type(x, dtype)
+        return lax.reduce_precision(wide, 8, 7) if keeps else wide
+
     return derived(
         "convert_element_type",
-        lambda x: lax.convert_element_type(x, dtype),
+        run,
         [value],
         value.shape,
         dtype,

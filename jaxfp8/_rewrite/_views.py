@@ -104,7 +104,7 @@ def broadcast(walk: Walk, op: Op) -> Fact | None:
     if (product := walk.product(source)) is not None:
         return _epilogues.view(product, op) if source.size == out.size else None
     if not isinstance(walk.scaled(source), Scaled):
-        if source.dtype.kind not in "fViub" or len(op.inputs) > 1:
+        if source.dtype.kind not in "fViub" or len(op.inputs) > 1 or out.size == 0:
             return None
         factors = tuple(_broadcast_factor(op, f) for f in walk.factors(source, source.shape))
         return Scales(factors)
@@ -122,11 +122,7 @@ def _broadcast_factor(op: Op, factor: Factor) -> Factor:
     axes = tuple(int(a) for a in op.params["broadcast_dimensions"])
     tiles = _tiles.broadcast(source.shape, factor.tiles, out.shape, axes)
     counts = tile_counts(out.shape, tiles)
-    kept = {axis: i for i, axis in enumerate(axes)}
-    small = factor.small
-    if any(small.shape[i] != counts[axis] for axis, i in kept.items()):  # an axis of size 0
-        return Factor(_graph.reshape(small, counts), tiles)
-    return Factor(_graph.reshape(small, counts), tiles)
+    return Factor(_graph.reshape(factor.small, counts), tiles)
 
 
 @rule("slice")

@@ -228,6 +228,56 @@ def test_scales_that_are_numbers_are_known_as_rounded(scale_of: Any) -> None:
     _close(jaxfp8.rewrite(model)(x, q), want)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda wide, scale: -(wide * scale),
+        lambda wide, scale: wide * scale * jnp.bfloat16(0.5),
+        lambda wide, scale: wide * scale * jnp.arange(1, 6, dtype=jnp.bfloat16)[:, None],
+        lambda wide, scale: wide / scale,
+    ],
+)
+def test_a_scale_of_several_is_rounded_as_the_function_says(more: Any) -> None:
+    """XLA would leave out the rounding of arithmetic if the rewrite widened its result."""
+
+    def model(a: Any, q: Any, s: Any, u: Any) -> Any:
+        wide = more(a.astype(jnp.bfloat16), s * u)
+        return jax.lax.dot(wide, q.astype(jnp.bfloat16), preferred_element_type=F32)
+
+    data = Data()
+    a, q = data.bits8(5, 32, dtype=jnp.int8), data.bits8(32, 24, dtype=jnp.int8)
+    s, u = jnp.full((5, 1), 1.2421875, jnp.bfloat16), jnp.asarray(1.0078125, jnp.bfloat16)
+    assert count(jaxfp8.rewrite(model), a, q, s, u) == 1
+    ones = np.asarray(more(jnp.ones((5, 1), F32), (s * u).astype(F32)), np.float64)
+    want = (np.asarray(a, np.float64) * ones) @ np.asarray(q, np.float64)
+    _close(jaxfp8.rewrite(model)(a, q, s, u), want)
+
+
+def test_known_scales_ask_no_device_and_raise_nothing() -> None:
+    def model(a: Any, q: Any, s: Any) -> Any:
+        unused = jnp.zeros((5, 1), F32).astype(jnp.bfloat16) / jnp.bfloat16(0)
+        wide = a.astype(jnp.bfloat16) * jnp.full((5, 1), 1.0039).astype(jnp.bfloat16)
+        y = jax.lax.dot(wide, q.astype(jnp.bfloat16), preferred_element_type=F32)
+        return y + jnp.where(s > 0, 0, unused.astype(F32))
+
+    data = Data()
+    args = data.bits8(5, 32, dtype=jnp.int8), data.bits8(32, 24, dtype=jnp.int8), jnp.ones((5, 1))
+    want = np.asarray(args[0], np.float64) @ np.asarray(args[1], np.float64)
+    with jax.transfer_guard("disallow"), jax.debug_nans(True):
+        got = jax.jit(jaxfp8.rewrite(model))(*args)
+    _close(got, want)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
+def test_constants_of_no_size_are_left(shape: tuple[int, ...]) -> None:
+    def model(x: Any, q: Any, s: Any) -> Any:
+        return x @ (q.astype(F32) * s), (jnp.full(shape, 1.3) * 2).astype(jnp.bfloat16)
+
+    args = _args()
+    assert count(jaxfp8.rewrite(model), *args) == 1
+    assert jaxfp8.rewrite(model)(*args)[1].shape == shape
+
+
 def test_what_the_function_computes_of_a_rounded_scale_suits_the_product() -> None:
     """Squared distances to the entries of a codebook: sums of terms that nearly cancel."""
 
