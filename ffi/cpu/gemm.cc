@@ -5,7 +5,6 @@
 
 #include "cpu/plan.h"
 #include "cpu/scratch.h"
-#include "cpu/upcoming.h"
 
 namespace jaxfp8 {
 namespace {
@@ -116,7 +115,7 @@ class Share {
     narrow_ = scratch.Take<float>(plan_.narrow_bytes / sizeof(float));
     narrow_factors_ = scratch.Take<float>(3 * (plan_.wide + plan_.row_block));
     found_ = scratch.Take<float>(plan_.found_bytes / sizeof(float));
-    right_ = WithFactors(columns, plan_.strip_bytes, scratch.Take<uint8_t>(factors), plan_.factors,
+    right_ = WithFactors(columns, plan_.strip_pitch, scratch.Take<uint8_t>(factors), plan_.factors,
                          raw_);
   }
 
@@ -168,17 +167,9 @@ class Share {
       for (size_t i = round.begin; i < round.end; ++i) {
         const Chunk& chunk = plan_.chunks[i];
         const Block block = ColumnsOf(chunk, column + done, width);
-        const Block following = Following(round, i, block, column + count);
-        MultiplyMany(chunk, block, following, EndsOf(i, 1), done);
+        MultiplyMany(chunk, block, EndsOf(i, 1), done);
       }
     }
-  }
-
-  // The columns that are packed after those of chunk `i`, up to `end`; or none of them.
-  Block Following(const Round& round, size_t i, const Block& block, int64_t end) const {
-    if (i + 1 < round.end) return ColumnsOf(plan_.chunks[i + 1], block.first, block.count);
-    const int64_t first = block.first + block.count;
-    return ColumnsOf(plan_.chunks[round.begin], first, std::min(plan_.wide, end - first));
   }
 
   Ends EndsOf(size_t chunk, size_t count) const {
@@ -224,33 +215,26 @@ class Share {
                          plan_.sums_pitch);
   }
 
-  void MultiplyMany(const Chunk& chunk, const Block& block, const Block& following, Ends ends,
-                    int64_t column) {
+  void MultiplyMany(const Chunk& chunk, const Block& block, Ends ends, int64_t column) {
     kernel_.start_columns(problem_.rhs, block, right_);
     const Panel left = LeftPanel(chunk);
     const int64_t strips = Blocks(block.count, kernel_.columns);
     for (int64_t done = 0; done < block.depth; done += plan_.slice) {
       const Block slice = SliceOf(block, done);
-      if (!plan_.in_place) {
+      if (plan_.packing == Packing::kAhead) {
         kernel_.pack_columns(problem_.rhs, slice, right_);
-      } else if (slice.sums) {
+      } else if (plan_.packing == Packing::kNone && slice.sums) {
         kernel_.sum_columns(problem_.rhs, slice, right_);
       }
       const bool whole = done + slice.depth == block.depth;
       NarrowSums narrow{};
       if (plan_.narrow && !ends.last && whole) narrow = Narrow(left, block, ends.first, column);
-      Upcoming next;
-      if (plan_.ahead) {
-        const int64_t parts = strips * Blocks(slice.depth, plan_.stretch) * tiles_;
-        const Block upcoming = whole ? SliceOf(following, 0) : SliceOf(block, done + slice.depth);
-        next = Upcoming(problem_.rhs, upcoming, parts);
-      }
       for (int64_t strip = 0; strip < strips; ++strip) {
         for (int64_t at = 0; at < slice.depth; at += plan_.stretch) {
-          const int64_t depth = std::min(plan_.stretch, slice.depth - at);
-          const bool last = at + depth == slice.depth;
-          MultiplyStrip(left, StripAt(slice, strip, at), strip, done + at, depth,
-                        last && narrow.sums ? &narrow : nullptr, next);
+          const Block part = StretchOf(slice, strip, at);
+          const bool last = at + part.depth == slice.depth;
+          MultiplyStrip(left, part, StripAt(slice, strip, at), strip, done + at,
+                        last && narrow.sums ? &narrow : nullptr);
         }
       }
     }
@@ -290,29 +274,47 @@ class Share {
     return slice;
   }
 
-  // Where a strip lies as it is multiplied, from `at` of a slice on.
+  // A strip of a slice, from `at` of it on.
+  Block StretchOf(const Block& slice, int64_t strip, int64_t at) const {
+    Block part = slice;
+    part.first += strip * kernel_.columns;
+    part.count = std::min<int64_t>(slice.count - strip * kernel_.columns, kernel_.columns);
+    part.start += at;
+    part.depth = std::min(plan_.stretch, slice.depth - at);
+    part.ahead += slice.depth - at - part.depth;
+    return part;
+  }
+
+  // Where it lies as it is multiplied.
   const uint8_t* StripAt(const Block& slice, int64_t strip, int64_t at) const {
     const uint8_t* start = right_.data + strip * right_.pitch;
-    if (plan_.in_place) {
+    if (plan_.packing == Packing::kNone) {
       start =
           PreparedAt(problem_.rhs, slice.batch, slice.first + strip * kernel_.columns, slice.start);
     }
     return start + at * kernel_.columns * kernel_.size;
   }
 
-  // All rows times a strip of packed columns, for `depth` from `start` of the chunk.
-  void MultiplyStrip(const Panel& left, const uint8_t* columns, int64_t strip, int64_t start,
-                     int64_t depth, const NarrowSums* narrow, Upcoming& next) {
+  // All rows times a strip of columns, from `start` of the chunk on.
+  void MultiplyStrip(const Panel& left, const Block& part, const uint8_t* columns, int64_t strip,
+                     int64_t start, const NarrowSums* narrow) {
     const int64_t column = strip * kernel_.columns;
-    const auto multiply = plan_.in_place ? kernel_.multiply_in_place : kernel_.multiply;
+    const auto multiply =
+        plan_.packing == Packing::kNone ? kernel_.multiply_in_place : kernel_.multiply;
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       const auto [row, height] = tile_of_[tile];
+      const RowsOfTile rows{left.data + row * left.pitch + start * kernel_.size, left.pitch,
+                            height};
+      float* found = found_ + row * plan_.found_pitch + column;
       NarrowSums here;
       if (narrow) here = From(*narrow, row, column);
-      next.Request();
-      multiply(left.data + row * left.pitch + start * kernel_.size, left.pitch, height, columns,
-               depth, found_ + row * plan_.found_pitch + column, plan_.found_pitch, start == 0,
-               narrow ? &here : nullptr);
+      const NarrowSums* to = narrow ? &here : nullptr;
+      if (tile == 0 && plan_.packing == Packing::kByFirstRows) {
+        kernel_.pack_and_multiply(problem_.rhs, part, From(right_, column), tiles_ > 1, rows, found,
+                                  plan_.found_pitch, start == 0, to);
+      } else {
+        multiply(rows, columns, part.depth, found, plan_.found_pitch, start == 0, to);
+      }
     }
   }
 

@@ -29,9 +29,10 @@ constexpr double kAheadNanoseconds = 20e3;
 // But no more than this part of a share.
 constexpr double kMostAhead = 0.125;
 // On one core with AVX-512: per product of float32, of which narrower ones take their share, and
-// per value of the right side. Between what an AMD Zen 5 takes and a busy Xeon, three times as
-// much.
-constexpr double kMultiplyNanoseconds = 0.01, kPackNanoseconds = 0.1;
+// per value of the right side, packed ahead or by the first rows. Between what an AMD Zen 5 takes
+// and a busy Xeon, three times as much.
+constexpr double kMultiplyNanoseconds = 0.01;
+constexpr double kPackNanoseconds = 0.1, kPackAndMultiplyNanoseconds = 0.03;
 // With few rows, per value of the right side, and more for each row.
 constexpr double kReadNanoseconds = 0.025, kRowNanoseconds = 0.006;
 // Per output that is finished, and per batch element and block of rows.
@@ -48,10 +49,6 @@ constexpr int64_t kManyRows = 64;
 constexpr int64_t kKeptBytes = 8 << 20;
 // And more than this are more than most have.
 constexpr int64_t kMostKeptBytes = 32 << 20;
-// Bytes of packed rows at one depth whose products with columns take as long as reading these does:
-// with 16 rows of int8 times 4096 x 50257, which have less, asking took 1.2 times as long (AMD Zen
-// 4), with 12 of bfloat16 0.9 times.
-constexpr int64_t kBusyRows = 24;
 
 double RightValues(const Problem& problem) {
   return static_cast<double>(problem.batch) * problem.columns * problem.depth;
@@ -176,12 +173,16 @@ bool IsInPlace(const Problem& problem, const Kernel& kernel, const Plan& plan) {
                      [&](const Chunk& chunk) { return chunk.depth % kernel.group == 0; });
 }
 
-// Of packed columns from memory, which is idle while they are multiplied; with so few rows that
-// memory is behind, more requests only delay others. On a Xeon with AMX it took 1.05 to 1.25 times
-// as long.
-bool AsksAhead(const Problem& problem, const Kernel& kernel, const Plan& plan) {
-  return HasSmallL1() && !plan.few && !plan.in_place && RightBytes(problem) > kKeptBytes &&
-         problem.rows * kernel.size >= kBusyRows;
+// Sums of columns that rows need before they are narrowed are found ahead.
+Packing PackingOf(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+  const Side& right = problem.rhs;
+  if (IsInPlace(problem, kernel, plan)) return Packing::kNone;
+  if (!kernel.pack_and_multiply || !IsEightBit(right.dtype) || right.fine) return Packing::kAhead;
+  if (plan.narrow && kernel.sums == Sums::kInteger) {
+    if (problem.lhs.zero_point || problem.lhs.dtype == kernel.shifted_rows) return Packing::kAhead;
+  }
+  const bool lines = right.free.Contiguous() && !right.depth.table;
+  return lines || right.prepared ? Packing::kByFirstRows : Packing::kAhead;
 }
 
 void CutRounds(const Kernel& kernel, Plan& plan) {
@@ -218,6 +219,7 @@ void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   const int64_t whole = Whole(problem, kernel, plan.few);
   const int64_t slice = kPanelBytes / (plan.wide * kernel.size) / whole * whole;
   plan.slice = std::min<int64_t>(slice, kernel.depth);
+  if (plan.packing == Packing::kByFirstRows) plan.slice = plan.stretch;
 }
 
 // Lines of columns side by side are cut into even pieces, a little longer than others, rather than
@@ -243,8 +245,10 @@ int64_t ColumnBlock(const Kernel& kernel, const Plan& plan) {
 // Of the whole problem on one core.
 double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const double product = kMultiplyNanoseconds * kernel.size / sizeof(float);
-  const double value = plan.few ? kReadNanoseconds + problem.rows * kRowNanoseconds
-                                : kPackNanoseconds + problem.rows * product;
+  const bool together = plan.packing == Packing::kByFirstRows;
+  const double pack = together ? kPackAndMultiplyNanoseconds : kPackNanoseconds;
+  const double value =
+      plan.few ? kReadNanoseconds + problem.rows * kRowNanoseconds : pack + problem.rows * product;
   constexpr double kWidest = 64;  // columns of a strip with AVX-512
   const auto batch = static_cast<double>(problem.batch);
   const double chunk = plan.few ? kFewChunkNanoseconds : kChunkNanoseconds;
@@ -294,9 +298,11 @@ void CutShares(const Problem& problem, const Kernel& kernel, Plan& plan) {
 void CountScratch(const Kernel& kernel, Plan& plan) {
   int64_t depth = 0;
   for (const Chunk& chunk : plan.chunks) depth = std::max(depth, RoundUp(chunk.depth, 16));
-  const int64_t slice = plan.few || plan.in_place ? 0 : RoundUp(plan.slice, 16) * kernel.columns;
-  plan.strip_bytes = slice * kernel.size;
-  plan.columns_bytes = plan.strip_bytes * (plan.wide / kernel.columns);
+  const bool none = plan.few || plan.packing == Packing::kNone;
+  const int64_t slice = none ? 0 : RoundUp(plan.slice, 16) * kernel.columns;
+  const bool together = plan.packing == Packing::kAhead;
+  plan.strip_pitch = together ? slice * kernel.size : 0;
+  plan.columns_bytes = slice * kernel.size * (together ? plan.wide / kernel.columns : 1);
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
   const int64_t of_few = std::max<int64_t>(kernel.few.rows * kFewColumns,
                                            plan.few_rows * plan.run_chunks * kernel.columns);
@@ -319,8 +325,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
   plan.row_shares = Blocks(problem.rows, plan.row_block);
   plan.ask = AskFor(problem);
-  plan.in_place = IsInPlace(problem, kernel, plan);
-  plan.ahead = AsksAhead(problem, kernel, plan);
+  plan.packing = PackingOf(problem, kernel, plan);
   CutRounds(kernel, plan);
   CutRuns(problem, kernel, plan);
   CutColumns(problem, kernel, plan);

@@ -27,6 +27,11 @@ struct Round {
   size_t begin, end;
 };
 
+// When columns are packed: not at all, prepared ones that are multiplied as they lie; a slice of
+// many strips, and then all of it multiplied; a stretch of a strip by the first rows that it is
+// multiplied with.
+enum class Packing : uint8_t { kNone, kAhead, kByFirstRows };
+
 struct Plan {
   std::vector<Chunk> chunks;
   std::vector<Round> rounds;
@@ -35,15 +40,14 @@ struct Plan {
   int64_t run_chunks;     // most chunks and
   int64_t run_depth;      // depth that columns are multiplied for
   Ask ask;                // for columns
-  bool in_place;          // whether prepared columns are multiplied as if they were packed
-  bool ahead;             // whether columns that are packed next are asked for meanwhile
+  Packing packing;        // of columns, unless there are few rows
   int64_t row_block;      // rows packed together
   int64_t wide;           // columns multiplied with the rows of a chunk in one go
   int64_t factors;        // columns whose factors are kept at once
   int64_t found_pitch;    // from what is found of a row to the next
   int64_t slice;          // depth of columns packed in one go
   int64_t stretch;        // depth of a strip multiplied in one go
-  int64_t strip_bytes;    // of a slice of one strip
+  int64_t strip_pitch;    // bytes from a packed strip to the next; 0 where they lie in one place
   int64_t column_block;   // columns whose sums are kept at once
   bool narrow;            // whether sums are float32 up to the last chunk
   int64_t narrow_pitch;   // from those of a row to the next

@@ -41,6 +41,7 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   kernel.pack_rows = PackTileRows<Policy>;
   kernel.pack_columns = PackTileColumns<Policy>;
   kernel.multiply = MultiplyTiles<Policy>;
+  kernel.pack_and_multiply = nullptr;
   if (Policy::kAsPrepared != DType::kNone) kernel.multiply_in_place = MultiplyTiles<Policy>;
   return kernel;
 }

@@ -74,7 +74,6 @@ void MultiplyFewOf(const Side& side, const ChunkRun& run, int rows, const Panel&
 template <class Sums>
 void MultiplyFew(const Side& side, const ChunkRun& run, int rows, const Panel& right, void* found,
                  double* sums, int64_t pitch) {
-  using LessZero = typename Sums::LessZero;
   for (int64_t c = 0; c < run.count; ++c) {
     StartColumns<Sums>(side, run.blocks[c], PanelOf(right, c, 0));
   }
@@ -90,17 +89,14 @@ void MultiplyFew(const Side& side, const ChunkRun& run, int rows, const Panel& r
         return MultiplyByTilesAlong<Sums, kType>(side, run, rows, right, found, sums, pitch);
       }
     }
-    if constexpr (IsInt8(kType) && !std::is_void_v<LessZero>) {
-      if (side.zero_point) {
-        return MultiplyFewOf<LessZero, kType>(side, run, rows, right, found, sums, pitch);
-      }
-    }
     if constexpr (Sums::kExact) {
       if (run.blocks[0].sums) {
         return MultiplyFewOf<AndTotals<Sums>, kType>(side, run, rows, right, found, sums, pitch);
       }
     }
-    MultiplyFewOf<Sums, kType>(side, run, rows, right, found, sums, pitch);
+    WithZero<Sums, kType>(side, [&]<class Less>() {
+      MultiplyFewOf<Less, kType>(side, run, rows, right, found, sums, pitch);
+    });
   });
 }
 

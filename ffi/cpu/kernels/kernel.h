@@ -69,6 +69,13 @@ struct NarrowSums {
   bool first;
 };
 
+// Packed rows that are multiplied in one go.
+struct RowsOfTile {
+  const uint8_t* data;
+  int64_t pitch;
+  int count;
+};
+
 // A stretch of one output row.
 struct Stretch {
   int64_t batch, row, column, count;
@@ -141,11 +148,16 @@ struct Kernel {
   // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip,
   // or = where it is the first; what is found is float or int32_t. With `narrow` its worth is added
   // there instead, and what is found is lost.
-  void (*multiply)(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-                   int64_t depth, void* found, int64_t pitch, bool first, const NarrowSums* narrow);
+  void (*multiply)(const RowsOfTile&, const uint8_t* strip, int64_t depth, void* found,
+                   int64_t pitch, bool first, const NarrowSums* narrow);
   // The same for a strip of prepared columns of `as_prepared`; or none.
-  void (*multiply_in_place)(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-                            int64_t depth, void* found, int64_t pitch, bool first,
+  void (*multiply_in_place)(const RowsOfTile&, const uint8_t* strip, int64_t depth, void* found,
+                            int64_t pitch, bool first, const NarrowSums* narrow);
+  // The same for a slice of a strip of 8-bit values, side by side or prepared, which it packs
+  // meanwhile, to be multiplied again if they are to be kept; adds to the sums of the columns. Or
+  // none.
+  void (*pack_and_multiply)(const Side&, const Block& strip, const Panel&, bool keep,
+                            const RowsOfTile&, void* found, int64_t pitch, bool first,
                             const NarrowSums* narrow);
   // Adds the worth of what was found along a chunk to `width` sums of one row, or stores it where
   // the chunk is the first.

@@ -8,6 +8,7 @@
 #define JAXFP8_CPU_KERNELS_PACK_H_
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/kernels/factors.h"
 #include "cpu/kernels/in_place.h"
@@ -171,6 +172,15 @@ void PackQuads(const uint8_t* from, int64_t pitch, int64_t quads, uint8_t* to) {
 template <class Sums>
 void ApplyFactors(const Side& side, const Block& strip, const Panel& panel) {
   if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
+}
+
+// By sums that take zero points off, if there are any to take.
+template <class Sums, DType kType, class Function>
+void WithZero(const Side& side, const Function& function) {
+  if constexpr (IsInt8(kType) && !std::is_void_v<typename Sums::LessZero>) {
+    if (side.zero_point) return function.template operator()<typename Sums::LessZero>();
+  }
+  function.template operator()<Sums>();
 }
 
 // The sums of the columns of a packed strip, if they are wanted.

@@ -7,6 +7,7 @@
 #include "cpu/kernels/finish.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/pack.h"
+#include "cpu/kernels/packing_tile.h"
 #include "cpu/kernels/tile.h"
 
 namespace jaxfp8::JAXFP8_ISA {
@@ -23,7 +24,7 @@ constexpr auto InPlaceOf() -> decltype(Kernel::multiply) {
 template <class Policy>
 constexpr Few FewOf() {
   Few few = {.rows = kFewRows,
-             .across = 2 * kFewRows,
+             .across = kFewRows,
              .along = 2 * kFewRows,
              .prepared = kFewRows,
              .depth_along = 32,
@@ -64,6 +65,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .sum_columns = SumColumns<Policy>,
       .multiply = Multiply<Policy>,
       .multiply_in_place = InPlaceOf<Policy>(),
+      .pack_and_multiply = PackAndMultiply<Policy>,
       .add = Add<Policy>,
       .multiply_few = MultiplyFew<Policy>,
       .finish = Finish,

@@ -88,10 +88,30 @@ inline void AddRow(const Found<Sums>* found, const Panel& left, int row, const P
   }
 }
 
+// The columns of a packed strip, group by group.
+template <class Sums>
+class PackedColumns {
+ public:
+  static constexpr int kGroups = 1;
+
+  explicit PackedColumns(const uint8_t* strip) : strip_(strip) {}
+
+  // To be called before every kGroups groups.
+  [[gnu::always_inline]] void Start() {}
+
+  [[gnu::always_inline]] void Next(typename Sums::Vector (&column)[kVectors]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v, strip_ += kBytes) column[v] = LoadColumns<Sums>(strip_);
+  }
+
+ private:
+  const uint8_t* strip_;
+};
+
 // The inner loop: kCount rows times one strip. A function of its own, so that no register is kept
 // for what comes after it. Indices must be known to the compiler: unrolled to the last.
-template <class Sums, int kCount, bool kNarrow>
-__attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip,
+template <class Sums, int kCount, bool kNarrow, class Columns>
+__attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, Columns columns,
                                        int64_t groups, Found<Sums>* found, int64_t pitch,
                                        bool first, const NarrowSums* narrow) {
   using Vector = typename Sums::Vector;
@@ -104,15 +124,18 @@ __attribute__((noinline)) void SumTile(const uint8_t* rows, int64_t row_pitch, c
       sum[r][v] = first ? Vector{} : Load<Vector>(found + r * pitch + v * kLanes);
     }
   }
-  for (int64_t g = 0; g < groups; ++g, strip += kVectors * kBytes, rows += sizeof(Lane)) {
-    Vector column[kVectors];
+  for (int64_t start = 0; start < groups; start += Columns::kGroups) {
+    columns.Start();
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) column[v] = LoadColumns<Sums>(strip + v * kBytes);
+    for (int g = 0; g < Columns::kGroups; ++g, rows += sizeof(Lane)) {
+      Vector column[kVectors];
+      columns.Next(column);
 #pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-      const Lane row = Load<Lane>(rows + r * row_pitch);
+      for (int r = 0; r < kCount; ++r) {
+        const Lane row = Load<Lane>(rows + r * row_pitch);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = Sums::Add(sum[r][v], row, column[v]);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = Sums::Add(sum[r][v], row, column[v]);
+      }
     }
   }
   const NarrowSums to = kNarrow ? *narrow : NarrowSums{};
@@ -136,22 +159,22 @@ template <int kMost, class Function>
   function.template operator()<kMost>();
 }
 
-template <class Sums, bool kNarrow>
-void MultiplyRows(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-                  int64_t depth, void* sums, int64_t pitch, bool first, const NarrowSums* narrow) {
+template <class Sums, class Columns>
+void MultiplyRows(const RowsOfTile& rows, const Columns& columns, int64_t depth, void* sums,
+                  int64_t pitch, bool first, const NarrowSums* narrow) {
   auto* found = static_cast<Found<Sums>*>(sums);
   const int64_t groups = (depth + Sums::kGroup - 1) / Sums::kGroup;
-  const auto sum = [&]<int kCount> {
-    SumTile<Sums, kCount, kNarrow>(rows, row_pitch, strip, groups, found, pitch, first, narrow);
-  };
-  WithCount<kRows>(count, sum);
+  WithCount<kRows>(rows.count, [&]<int kCount> {
+    const auto sum =
+        narrow ? SumTile<Sums, kCount, true, Columns> : SumTile<Sums, kCount, false, Columns>;
+    sum(rows.data, rows.pitch, columns, groups, found, pitch, first, narrow);
+  });
 }
 
 template <class Sums>
-void Multiply(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-              int64_t depth, void* found, int64_t pitch, bool first, const NarrowSums* narrow) {
-  const auto multiply = narrow ? MultiplyRows<Sums, true> : MultiplyRows<Sums, false>;
-  multiply(rows, row_pitch, count, strip, depth, found, pitch, first, narrow);
+void Multiply(const RowsOfTile& rows, const uint8_t* strip, int64_t depth, void* found,
+              int64_t pitch, bool first, const NarrowSums* narrow) {
+  MultiplyRows<Sums>(rows, PackedColumns<Sums>(strip), depth, found, pitch, first, narrow);
 }
 
 template <class Sums>

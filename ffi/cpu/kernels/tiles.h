@@ -116,24 +116,24 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* stri
   StoreSums(found, found + 2 * kTile, bytes);
 }
 
-// `count` rows are one tile, or two where they are more than fit one.
+// Rows are one tile, or two where they are more than fit one.
 template <class Sums>
-void MultiplyTiles(const uint8_t* rows, int64_t row_pitch, int count, const uint8_t* strip,
-                   int64_t depth, void* sums, int64_t pitch, bool first, const NarrowSums* narrow) {
+void MultiplyTiles(const RowsOfTile& rows, const uint8_t* strip, int64_t depth, void* sums,
+                   int64_t pitch, bool first, const NarrowSums* narrow) {
   auto* found = static_cast<Found<Sums>*>(sums);
   const int64_t steps = Steps<Sums>(depth);
-  if (count <= kTile) {
-    MultiplyTileRow<Sums>(rows, row_pitch, strip, steps, found, pitch, first);
+  if (rows.count <= kTile) {
+    MultiplyTileRow<Sums>(rows.data, rows.pitch, strip, steps, found, pitch, first);
   } else {
     constexpr int kHalf = kColumns / 2;
-    const int height = count / 2;
-    MultiplyTileSquare<Sums>(rows, row_pitch, height, strip, steps, found, pitch, first);
-    MultiplyTileSquare<Sums>(rows, row_pitch, height, strip + kHalf * sizeof *found, steps,
+    const int height = rows.count / 2;
+    MultiplyTileSquare<Sums>(rows.data, rows.pitch, height, strip, steps, found, pitch, first);
+    MultiplyTileSquare<Sums>(rows.data, rows.pitch, height, strip + kHalf * sizeof *found, steps,
                              found + kHalf, pitch, first);
   }
   if (!narrow) return;
   const NarrowSums to = *narrow;
-  for (int r = 0; r < count; ++r) {
+  for (int r = 0; r < rows.count; ++r) {
     FoundVector<Sums> row[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       row[v] = Load<FoundVector<Sums>>(found + r * pitch + v * kLanes);

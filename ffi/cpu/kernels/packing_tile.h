@@ -1,0 +1,148 @@
+// The register tile of the first rows, which packs the columns for those that follow.
+//
+// Packing by itself waits for caches and memory; while it multiplies, a processor fetches and packs
+// the next groups. So the weight is read a strip at a time, a cache line of each of many lines,
+// which it does not foresee: they are asked for a strip ahead.
+
+#ifndef JAXFP8_CPU_KERNELS_PACKING_TILE_H_
+#define JAXFP8_CPU_KERNELS_PACKING_TILE_H_
+
+#include <algorithm>
+
+#include "cpu/kernels/lines.h"
+#include "cpu/kernels/pack.h"
+#include "cpu/kernels/tile.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// The zero points of a strip, where sums want columns less theirs.
+template <class Sums>
+class ZeroPoints {
+ public:
+  explicit ZeroPoints(const double* zero) {
+    for (int v = 0; Sums::kLessZero && v < kVectors; ++v) zero_[v] = Zeros(zero + v * kLanes);
+  }
+
+  // The columns of vector v less them.
+  [[gnu::always_inline]] typename Sums::Vector Less(int v, typename Sums::Vector column) const {
+    if constexpr (Sums::kLessZero) column -= zero_[v];
+    return column;
+  }
+
+ private:
+  F32 zero_[Sums::kLessZero ? kVectors : 1];
+};
+
+// The columns of a strip from lines across the depth. They are packed to `to`, unless that is none.
+template <class Sums, DType kType>
+class ColumnsOfLines {
+ public:
+  static constexpr int kGroups = 1;
+
+  ColumnsOfLines(const Lines& lines, const double* zero, uint8_t* to)
+      : zero_(zero), step_(lines[Sums::kGroup] - lines[0]), to_(to) {
+    for (int j = 0; j < Sums::kGroup; ++j) line_[j] = lines[j];
+  }
+
+  [[gnu::always_inline]] void Start() {}
+
+  [[gnu::always_inline]] void Next(typename Sums::Vector (&column)[kVectors]) {
+#pragma GCC unroll 4
+    for (int j = 0; j < Sums::kGroup; ++j) __builtin_prefetch(line_[j] + kAhead, 0, 2);
+    Sums::template Spread<kType>(line_, column);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) column[v] = zero_.Less(v, column[v]);
+#pragma GCC unroll 4
+    for (int j = 0; j < Sums::kGroup; ++j) line_[j] += step_;
+    if (!to_) return;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v, to_ += kBytes) Store(to_, column[v]);
+  }
+
+ private:
+  // The last byte of the next strip: lines need not start with a cache line, and the first byte
+  // then is in one that this strip ends in.
+  static constexpr int kAhead = std::max(kColumns, 64) + 63;
+
+  ZeroPoints<Sums> zero_;
+  const uint8_t* line_[Sums::kGroup];
+  int64_t step_;
+  uint8_t* to_;
+};
+
+// The columns of a strip from quads of prepared ones, each of which is packed to `to` first.
+template <class Sums, DType kType>
+class ColumnsOfQuads {
+ public:
+  static constexpr int kGroups = kQuad / Sums::kGroup;
+
+  ColumnsOfQuads(const uint8_t* from, const double* zero, uint8_t* to)
+      : zero_(zero), from_(from), to_(to), packed_(to) {}
+
+  [[gnu::always_inline]] void Start() {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(from_ + kStreamAhead + v * kBytes);
+      typename Sums::Vector part[kGroups];
+      Sums::template SplitQuads<kType>(Load<S32>(from_ + v * kBytes), part);
+#pragma GCC unroll 4
+      for (int p = 0; p < kGroups; ++p) {
+        Store(to_ + (p * kVectors + v) * kBytes, zero_.Less(v, part[p]));
+      }
+    }
+    from_ += kQuadsPitch;
+    to_ += kGroups * kVectors * kBytes;
+  }
+
+  [[gnu::always_inline]] void Next(typename Sums::Vector (&column)[kVectors]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v, packed_ += kBytes) {
+      column[v] = Load<typename Sums::Vector>(packed_);
+    }
+  }
+
+ private:
+  ZeroPoints<Sums> zero_;
+  const uint8_t* from_;
+  uint8_t *to_, *packed_;
+};
+
+// Whether the columns of a strip can be taken as they lie, with what lies beyond a line's end where
+// they are fewer than a strip has: what is found of that is not used.
+template <class Sums>
+bool IsReadable(const Side& side, const Block& strip) {
+  if (side.prepared) return true;
+  const int64_t lines = strip.depth + strip.ahead;
+  const int64_t readable = AcrossDepth(side, strip).Readable(lines, strip.count, kColumns);
+  return readable >= strip.depth && strip.depth % Sums::kGroup == 0;
+}
+
+template <class Sums>
+void PackAndMultiply(const Side& side, const Block& strip, const Panel& panel, bool keep,
+                     const RowsOfTile& rows, void* found, int64_t pitch, bool first,
+                     const NarrowSums* narrow) {
+  if (!IsReadable<Sums>(side, strip)) {
+    PackStripOf<Sums>(side, strip, panel);
+    Multiply<Sums>(rows, panel.data, strip.depth, found, pitch, first, narrow);
+  } else {
+    WithByteType<Sums>(side.dtype, [&]<DType kType>() {
+      WithZero<Sums, kType>(side, [&]<class Less>() {
+        const auto multiply = [&](const auto& columns) {
+          MultiplyRows<Less>(rows, columns, strip.depth, found, pitch, first, narrow);
+        };
+        if (side.prepared) {
+          const uint8_t* from = PreparedAt(side, strip.batch, strip.first, strip.start);
+          multiply(ColumnsOfQuads<Less, kType>(from, panel.zero, panel.data));
+        } else {
+          uint8_t* to = keep || strip.sums ? panel.data : nullptr;
+          multiply(ColumnsOfLines<Less, kType>(AcrossDepth(side, strip), panel.zero, to));
+        }
+      });
+    });
+  }
+  AddColumnSums<Sums>(strip, panel);
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_PACKING_TILE_H_
