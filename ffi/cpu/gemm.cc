@@ -285,7 +285,7 @@ class Share {
     return part;
   }
 
-  // Where it lies as it is multiplied.
+  // Where a strip lies as it is multiplied, from `at` of a slice on.
   const uint8_t* StripAt(const Block& slice, int64_t strip, int64_t at) const {
     const uint8_t* start = right_.data + strip * right_.pitch;
     if (plan_.packing == Packing::kNone) {

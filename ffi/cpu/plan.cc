@@ -178,11 +178,11 @@ Packing PackingOf(const Problem& problem, const Kernel& kernel, const Plan& plan
   const Side& right = problem.rhs;
   if (IsInPlace(problem, kernel, plan)) return Packing::kNone;
   if (!kernel.pack_and_multiply || !IsEightBit(right.dtype) || right.fine) return Packing::kAhead;
-  if (plan.narrow && kernel.sums == Sums::kInteger) {
-    if (problem.lhs.zero_point || problem.lhs.dtype == kernel.shifted_rows) return Packing::kAhead;
-  }
+  const bool exact = kernel.sums == Sums::kInteger;
+  if (plan.narrow && exact && problem.lhs.dtype == kernel.shifted_rows) return Packing::kAhead;
   const bool lines = right.free.Contiguous() && !right.depth.table;
-  return lines || right.prepared ? Packing::kByFirstRows : Packing::kAhead;
+  const bool quads = right.prepared || right.depth.Contiguous();
+  return lines || quads ? Packing::kByFirstRows : Packing::kAhead;
 }
 
 void CutRounds(const Kernel& kernel, Plan& plan) {
@@ -213,7 +213,9 @@ int64_t Wide(const Problem& problem, const Kernel& kernel, bool few) {
 }
 
 void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
-  plan.stretch = kernel.slice * (problem.rows < kManyRows ? 1 : 4);
+  // Columns along the depth are read faster by longer pieces, too.
+  const bool longer = problem.rows >= kManyRows || problem.rhs.depth.Contiguous();
+  plan.stretch = kernel.slice * (longer ? 4 : 1);
   const int64_t columns = RoundUp(std::max<int64_t>(problem.columns, 1), kernel.columns);
   plan.wide = std::min(Wide(problem, kernel, plan.few), columns);
   const int64_t whole = Whole(problem, kernel, plan.few);
@@ -245,8 +247,8 @@ int64_t ColumnBlock(const Kernel& kernel, const Plan& plan) {
 // Of the whole problem on one core.
 double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const double product = kMultiplyNanoseconds * kernel.size / sizeof(float);
-  const bool together = plan.packing == Packing::kByFirstRows;
-  const double pack = together ? kPackAndMultiplyNanoseconds : kPackNanoseconds;
+  const bool ahead = plan.packing == Packing::kAhead;
+  const double pack = ahead ? kPackNanoseconds : kPackAndMultiplyNanoseconds;
   const double value =
       plan.few ? kReadNanoseconds + problem.rows * kRowNanoseconds : pack + problem.rows * product;
   constexpr double kWidest = 64;  // columns of a strip with AVX-512
@@ -300,9 +302,9 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
   for (const Chunk& chunk : plan.chunks) depth = std::max(depth, RoundUp(chunk.depth, 16));
   const bool none = plan.few || plan.packing == Packing::kNone;
   const int64_t slice = none ? 0 : RoundUp(plan.slice, 16) * kernel.columns;
-  const bool together = plan.packing == Packing::kAhead;
-  plan.strip_pitch = together ? slice * kernel.size : 0;
-  plan.columns_bytes = slice * kernel.size * (together ? plan.wide / kernel.columns : 1);
+  const bool ahead = plan.packing == Packing::kAhead;
+  plan.strip_pitch = ahead ? slice * kernel.size : 0;
+  plan.columns_bytes = slice * kernel.size * (ahead ? plan.wide / kernel.columns : 1);
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
   const int64_t of_few = std::max<int64_t>(kernel.few.rows * kFewColumns,
                                            plan.few_rows * plan.run_chunks * kernel.columns);

@@ -38,7 +38,8 @@ struct Block {
 // where the float kernels have subtracted the zero points beforehand.
 struct Panel {
   uint8_t* data;
-  int64_t pitch;  // bytes from row to row, or from strip to strip, in which columns are interleaved
+  int64_t pitch;  // bytes from row to row, or from strip to strip, in which columns are
+                  // interleaved; 0 where strips take each other's place
   double* scale;
   double* zero;
   double* sum;
@@ -153,9 +154,8 @@ struct Kernel {
   // The same for a strip of prepared columns of `as_prepared`; or none.
   void (*multiply_in_place)(const RowsOfTile&, const uint8_t* strip, int64_t depth, void* found,
                             int64_t pitch, bool first, const NarrowSums* narrow);
-  // The same for a slice of a strip of 8-bit values, side by side or prepared, which it packs
-  // meanwhile, to be multiplied again if they are to be kept; adds to the sums of the columns. Or
-  // none.
+  // The same for a slice of a strip of 8-bit values, side by side, along the depth or prepared,
+  // which it packs meanwhile, and keeps for more rows; adds to the sums of the columns. Or none.
   void (*pack_and_multiply)(const Side&, const Block& strip, const Panel&, bool keep,
                             const RowsOfTile&, void* found, int64_t pitch, bool first,
                             const NarrowSums* narrow);

@@ -223,13 +223,18 @@ void TurnQuads(const Lines& lines, const Block& strip, int first, uint8_t* to) {
 }
 
 // Columns of bytes along the depth are turned by quads before they are widened: they are fewer.
+template <class Sums, DType kType>
+void TurnStrip(const Side& side, const Block& strip, uint8_t* to) {
+  const Lines lines = AlongDepth(side, strip);
+  for (int first = 0; first < kColumns; first += kLanes) {
+    TurnQuads<Sums, kType>(lines, strip, first, to);
+  }
+}
+
 template <class Sums>
 void PackTurned(const Side& side, const Block& strip, const Panel& panel) {
-  const Lines lines = AlongDepth(side, strip);
   WithByteType<Sums>(side.dtype, [&]<DType kType>() {
-    for (int first = 0; first < kColumns; first += kLanes) {
-      TurnQuads<Sums, kType>(lines, strip, first, panel.raw);
-    }
+    TurnStrip<Sums, kType>(side, strip, panel.raw);
     const int64_t quads = (strip.depth + kQuad - 1) / kQuad;
     PackQuads<Sums, kType, false>(panel.raw, kColumns * kQuad, quads, panel.data);
   });

@@ -60,8 +60,8 @@ class ColumnsOfLines {
   }
 
  private:
-  // The last byte of the next strip: lines need not start with a cache line, and the first byte
-  // then is in one that this strip ends in.
+  // To the end of the next strip, or cache line: lines need not start with one, and this strip may
+  // end in that of the next one's first byte.
   static constexpr int kAhead = std::max(kColumns, 64) + 63;
 
   ZeroPoints<Sums> zero_;
@@ -76,8 +76,8 @@ class ColumnsOfQuads {
  public:
   static constexpr int kGroups = kQuad / Sums::kGroup;
 
-  ColumnsOfQuads(const uint8_t* from, const double* zero, uint8_t* to)
-      : zero_(zero), from_(from), to_(to), packed_(to) {}
+  ColumnsOfQuads(const uint8_t* from, int64_t pitch, const double* zero, uint8_t* to)
+      : zero_(zero), from_(from), pitch_(pitch), to_(to), packed_(to) {}
 
   [[gnu::always_inline]] void Start() {
 #pragma GCC unroll 4
@@ -90,7 +90,7 @@ class ColumnsOfQuads {
         Store(to_ + (p * kVectors + v) * kBytes, zero_.Less(v, part[p]));
       }
     }
-    from_ += kQuadsPitch;
+    from_ += pitch_;
     to_ += kGroups * kVectors * kBytes;
   }
 
@@ -104,41 +104,59 @@ class ColumnsOfQuads {
  private:
   ZeroPoints<Sums> zero_;
   const uint8_t* from_;
+  int64_t pitch_;
   uint8_t *to_, *packed_;
 };
 
-// Whether the columns of a strip can be taken as they lie, with what lies beyond a line's end where
-// they are fewer than a strip has: what is found of that is not used.
+// The depth up to which a strip is taken as it lies: whole groups, and of lines those that can be
+// read as wide as a strip, where it has fewer columns (what is found of the others is not used).
 template <class Sums>
-bool IsReadable(const Side& side, const Block& strip) {
-  if (side.prepared) return true;
+int64_t AsItLies(const Side& side, const Block& strip) {
+  if (side.prepared || side.depth.Contiguous()) return strip.depth / kQuad * kQuad;
   const int64_t lines = strip.depth + strip.ahead;
   const int64_t readable = AcrossDepth(side, strip).Readable(lines, strip.count, kColumns);
-  return readable >= strip.depth && strip.depth % Sums::kGroup == 0;
+  return std::min(readable, strip.depth) / Sums::kGroup * Sums::kGroup;
+}
+
+// Calls `multiply` with the columns of a strip, which they pack for more rows if these are to be
+// kept.
+template <class Sums, DType kType, class Function>
+void WithColumns(const Side& side, const Block& strip, const Panel& panel, bool keep,
+                 const Function& multiply) {
+  using Quads = ColumnsOfQuads<Sums, kType>;
+  if (side.prepared) {
+    const uint8_t* from = PreparedAt(side, strip.batch, strip.first, strip.start);
+    multiply(Quads(from, kQuadsPitch, panel.zero, panel.data));
+  } else if (side.depth.Contiguous()) {
+    TurnStrip<Sums, kType>(side, strip, panel.raw);
+    multiply(Quads(panel.raw, kColumns * kQuad, panel.zero, panel.data));
+  } else {
+    uint8_t* to = keep || strip.sums ? panel.data : nullptr;
+    multiply(ColumnsOfLines<Sums, kType>(AcrossDepth(side, strip), panel.zero, to));
+  }
 }
 
 template <class Sums>
 void PackAndMultiply(const Side& side, const Block& strip, const Panel& panel, bool keep,
                      const RowsOfTile& rows, void* found, int64_t pitch, bool first,
                      const NarrowSums* narrow) {
-  if (!IsReadable<Sums>(side, strip)) {
-    PackStripOf<Sums>(side, strip, panel);
-    Multiply<Sums>(rows, panel.data, strip.depth, found, pitch, first, narrow);
-  } else {
+  const int64_t depth = AsItLies<Sums>(side, strip), rest = strip.depth - depth;
+  if (depth > 0) {
+    const Block part = StripOf(strip, 0, 0, depth);
     WithByteType<Sums>(side.dtype, [&]<DType kType>() {
       WithZero<Sums, kType>(side, [&]<class Less>() {
-        const auto multiply = [&](const auto& columns) {
-          MultiplyRows<Less>(rows, columns, strip.depth, found, pitch, first, narrow);
-        };
-        if (side.prepared) {
-          const uint8_t* from = PreparedAt(side, strip.batch, strip.first, strip.start);
-          multiply(ColumnsOfQuads<Less, kType>(from, panel.zero, panel.data));
-        } else {
-          uint8_t* to = keep || strip.sums ? panel.data : nullptr;
-          multiply(ColumnsOfLines<Less, kType>(AcrossDepth(side, strip), panel.zero, to));
-        }
+        WithColumns<Less, kType>(side, part, panel, keep, [&](const auto& columns) {
+          MultiplyRows<Less>(rows, columns, depth, found, pitch, first, rest ? nullptr : narrow);
+        });
       });
     });
+  }
+  if (rest > 0) {
+    const Panel after = PanelOf(panel, 0, StripBytes<Sums>(depth));
+    const uint8_t* from = rows.data + depth * (4 / Sums::kGroup);
+    PackStripOf<Sums>(side, StripOf(strip, 0, depth, rest), after);
+    Multiply<Sums>({from, rows.pitch, rows.count}, after.data, rest, found, pitch,
+                   first && depth == 0, narrow);
   }
   AddColumnSums<Sums>(strip, panel);
 }
