@@ -199,17 +199,23 @@ def each(op: Op, inputs: Sequence[Factors]) -> Factors | None:
     counts = tile_counts(out.shape, tiles)
     if math.prod(counts) > max(f.small.size for f in factors):
         return None
-    given = [(product, x.dtype) for product, x in zip(inputs, op.inputs, strict=True)]
-    numbers = [_known(product, dtype) for product, dtype in given]
+    given = list(zip(inputs, op.inputs, strict=True))
+    numbers = [_known(product, x.dtype) for product, x in given]
     if all(number is not None for number in numbers):
         with np.errstate(all="ignore"):
             result = _IN_NUMPY[op.name](*numbers).astype(out.dtype)
         return (Factor(_graph.literal(result), ()).at(out.shape),)
     small = [
-        _graph.cast(fill(refine(as_one(product, out.shape), out.shape, tiles), counts), dtype)
-        for product, dtype in given
+        _as_read(fill(refine(as_one(product, out.shape), out.shape, tiles), counts), x)
+        for product, x in given
     ]
     return (Factor(_graph.replay(op, small, counts, out.dtype), tiles),)
+
+
+def _as_read(small: Value, value: Value) -> Value:
+    """The entries of `value` in its dtype, rounded where the function rounds them."""
+    small = _graph.cast(small, value.dtype)
+    return _graph.rounded(small) if _graph.was_spread(value) else small
 
 
 # The operations of `each` on numbers: while a function is traced, no device is to be asked.

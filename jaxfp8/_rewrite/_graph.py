@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import source_info_util
@@ -33,6 +34,7 @@ class Value:
     weak_type: bool = False
     literal: Any = None
     concrete: Any = None  # the array, where the function closes over one
+    outer: Value | None = None  # the value of the program around a region that enters as this one
 
     @property
     def size(self) -> int:
@@ -175,13 +177,11 @@ def cast(value: Value, dtype: Any) -> Value:
         return value
     if value.literal is not None:
         return literal(value.literal.astype(dtype))
-    # Of arithmetic in bfloat16, XLA may leave out the rounding where the result is widened. The
-    # function does not widen it.
+    # The function does not widen it.
     keeps = value.dtype == _dtypes.BFLOAT16 and dtype.itemsize > 2 and not _is_stored(value)
 
     def run(x: Any) -> Any:
-        wide = lax.convert_element_type(x, dtype)
-        return lax.reduce_precision(wide, 8, 7) if keeps else wide
+        return _widened(x, dtype) if keeps else lax.convert_element_type(x, dtype)
 
     return derived(
         "convert_element_type",
@@ -191,6 +191,48 @@ def cast(value: Value, dtype: Any) -> Value:
         dtype,
         {"new_dtype": dtype},
     )
+
+
+def _widened(x: Any, dtype: np.dtype) -> Any:
+    """Bfloat16 numbers in a wider type.
+
+    Of arithmetic in bfloat16, XLA may leave out the rounding where the result is widened.
+    """
+    return lax.reduce_precision(lax.convert_element_type(x, dtype), 8, 7)
+
+
+def rounded(value: Value) -> Value:
+    """The value with the rounding of the arithmetic that made it, whatever reads it."""
+    if value.dtype != _dtypes.BFLOAT16 or _is_stored(value):
+        return value
+
+    def run(x: Any) -> Any:
+        return lax.convert_element_type(_widened(x, np.dtype(np.float32)), x.dtype)
+
+    return derived("rounded", run, [value], value.shape, value.dtype)
+
+
+_ARITHMETIC = ("neg", "mul", "div")
+
+
+def was_spread(value: Value) -> bool:
+    """Whether arithmetic in bfloat16 made fewer numbers, of which moves and arithmetic made these.
+
+    Where they are repeated in between, XLA does not look through it, and rounds them as written.
+    """
+    seen: set[Value] = set()
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        op = value.op
+        if value in seen or op is None or op.name not in (*_MOVES, *_ARITHMETIC):
+            continue
+        seen.add(value)
+        is_repeated = op.name == "broadcast_in_dim" and value.size > op.inputs[0].size
+        if is_repeated and not _is_stored(op.inputs[0]):
+            return True
+        todo += op.inputs
+    return False
 
 
 def bitcast(value: Value, dtype: Any) -> Value:
@@ -271,9 +313,14 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
 
 def _is_stored(value: Value) -> bool:
     """Whether an array is an input, or what a cast made, moved as it was."""
-    while value.op is not None and value.op.name in _MOVES and len(value.op.inputs) == 1:
-        value = value.op.inputs[0]
-    return value.op is None or value.op.name == "convert_element_type"
+    while True:
+        op = value.op
+        if value.outer is not None:
+            value = value.outer
+        elif op is not None and op.name in _MOVES and len(op.inputs) == 1:
+            value = op.inputs[0]
+        else:
+            return op is None or op.name == "convert_element_type"
 
 
 def undo_rounding(value: Value) -> Value:
@@ -342,7 +389,7 @@ def laid_out_like(value: Value, original: Value) -> Value:
 def multiply(left: Value, right: Value) -> Value:
     """The product of two float32 arrays of one rank, size-1 axes stretched."""
     shape = np.broadcast_shapes(left.shape, right.shape)
-    return derived("mul", lambda x, y: x * y, [left, right], shape, left.dtype)
+    return derived("mul", jnp.multiply, [left, right], shape, left.dtype)
 
 
 def add(left: Value, right: Value) -> Value:
@@ -362,7 +409,7 @@ def reciprocal(value: Value) -> Value:
         return op.inputs[0]
     if value.literal is not None and np.all(value.literal != 0):
         return literal(np.float32(1.0) / value.literal)
-    return derived("reciprocal", lambda x: 1.0 / x, [value], value.shape, value.dtype)
+    return derived("reciprocal", jnp.reciprocal, [value], value.shape, value.dtype)
 
 
 def repeat(value: Value, repeats: Shape, counts: Shape) -> Value:
@@ -428,7 +475,8 @@ def known(value: Value) -> np.ndarray | None:
 
 def _evaluated(value: Value, ops: list[Op]) -> np.ndarray:
     env: dict[Value, Any] = {}
-    with jax.ensure_compile_time_eval():
+    # Not what the guards of the function are for.
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), jax.debug_nans(False):
         for op in ops:
             inputs = [_given(v) if v.op is None else env[v] for v in op.inputs]
             env.update(zip(op.outputs, op.evaluate(*inputs), strict=True))

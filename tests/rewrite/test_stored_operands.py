@@ -30,6 +30,12 @@ def _args() -> tuple[Any, ...]:
     return data.normal(5, 32), data.bits8(32, 24, dtype=jnp.int8), data.scale(24)
 
 
+def _args_of_two_scales() -> tuple[Any, ...]:
+    data = Data()
+    a, q = data.bits8(5, 32, dtype=jnp.int8), data.bits8(32, 24, dtype=jnp.int8)
+    return a, q, jnp.full((5, 1), 1.2421875, jnp.bfloat16), jnp.asarray(1.0078125, jnp.bfloat16)
+
+
 def _close(got: Any, want: Any, rounding: float = 2e-5) -> None:
     most = float(np.max(np.abs(want)))
     np.testing.assert_allclose(got, want, rtol=rounding, atol=rounding * most)
@@ -244,13 +250,83 @@ def test_a_scale_of_several_is_rounded_as_the_function_says(more: Any) -> None:
         wide = more(a.astype(jnp.bfloat16), s * u)
         return jax.lax.dot(wide, q.astype(jnp.bfloat16), preferred_element_type=F32)
 
-    data = Data()
-    a, q = data.bits8(5, 32, dtype=jnp.int8), data.bits8(32, 24, dtype=jnp.int8)
-    s, u = jnp.full((5, 1), 1.2421875, jnp.bfloat16), jnp.asarray(1.0078125, jnp.bfloat16)
+    a, q, s, u = _args_of_two_scales()
     assert count(jaxfp8.rewrite(model), a, q, s, u) == 1
     ones = np.asarray(more(jnp.ones((5, 1), F32), (s * u).astype(F32)), np.float64)
     want = (np.asarray(a, np.float64) * ones) @ np.asarray(q, np.float64)
     _close(jaxfp8.rewrite(model)(a, q, s, u), want)
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        lambda wide, s, u: jnp.broadcast_to(s * u, wide.shape),
+        lambda wide, s, u: -jnp.broadcast_to(s / u, wide.shape),
+        lambda wide, s, u: jnp.repeat(s * u, 32, axis=1) * 3,
+    ],
+)
+def test_a_scale_that_is_widened_where_it_is_spread_is_rounded_before(spread: Any) -> None:
+    """XLA does not look through it, so it leaves the rounding in the function as written."""
+
+    def model(a: Any, q: Any, s: Any, u: Any) -> Any:
+        wide = a.astype(F32)
+        return jax.lax.dot(wide * spread(wide, s, u).astype(F32), q.astype(F32))
+
+    args = _args_of_two_scales()
+    a, q, s, u = args
+    assert count(jaxfp8.rewrite(model), *args) == 1
+    want = np.asarray(a, np.float64) * np.asarray(spread(a, s, u), np.float64)
+    _close(jax.jit(jaxfp8.rewrite(model))(*args), want @ np.asarray(q, np.float64))
+
+
+@pytest.mark.parametrize("region", ["checkpoint", "cond"])
+def test_a_scale_that_is_computed_before_a_region_is_rounded_as_written(region: str) -> None:
+    """The region is a program of its own, to which the result of arithmetic looks like an input."""
+
+    def product(a: Any, q: Any, scale: Any) -> Any:
+        wide = -(a.astype(jnp.bfloat16) * scale)
+        return jax.lax.dot(wide, q.astype(jnp.bfloat16), preferred_element_type=F32)
+
+    def model(a: Any, q: Any, s: Any, u: Any) -> Any:
+        if region == "checkpoint":
+            return jax.checkpoint(product)(a, q, s * u)
+        zeros = jnp.zeros((a.shape[0], q.shape[1]))
+        return jax.lax.cond(jnp.asarray(True), product, lambda *_: zeros, a, q, s * u)
+
+    args = _args_of_two_scales()
+    a, q, s, u = args
+    assert count(jaxfp8.rewrite(model), *args) == 1
+    want = -np.asarray(a, np.float64) * np.asarray(s * u, np.float64)
+    _close(jax.jit(jaxfp8.rewrite(model))(*args), want @ np.asarray(q, np.float64))
+
+
+def test_an_index_that_is_known_is_computed_whatever_guards_the_function() -> None:
+    def model(x: Any, q: Any, s: Any) -> Any:
+        return x @ (q.astype(F32) * s[jnp.arange(32) // 8])
+
+    x, q, _ = _args()
+    s = Data().scale(4 * 24).reshape(4, 24)
+    want = jax.jit(model)(x, q, s)
+    with jax.transfer_guard("disallow"):
+        got = jax.jit(jaxfp8.rewrite(model))(x, q, s)
+    _close(got, want)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda wide: wide / jnp.zeros((32, 1)),
+        lambda wide: wide * jnp.float32(np.inf) * 0.0,
+    ],
+)
+def test_known_scales_warn_of_nothing(scaled: Any) -> None:
+    def model(x: Any, q: Any) -> Any:
+        return x @ scaled(q.astype(F32))
+
+    x, q, _ = _args()
+    want = jax.jit(model)(x, q)
+    np.testing.assert_array_equal(np.isfinite(jaxfp8.rewrite(model)(x, q)), np.isfinite(want))
 
 
 def test_known_scales_ask_no_device_and_raise_nothing() -> None:
