@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxfp8 import _dtypes
 from jaxfp8._primitive import scaled_dot
-from jaxfp8._rewrite import _dots, _epilogues, _graph
+from jaxfp8._rewrite import _casts, _dots, _epilogues, _graph
 from jaxfp8._rewrite._dots import Side
 from jaxfp8._rewrite._epilogues import Form
 from jaxfp8._rewrite._facts import Amax, Factors, Product, as_one, fill, refine
@@ -76,16 +76,16 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
     shape = side.value.shape
     tiles = _dots.tiles_of(side, factors)
     counts = tile_counts(shape, tiles)
-    operands = {name: _graph.undo_bitcast(side.value, side.dtype)}
+    operands = {name: _casts.undo_bitcast(side.value, side.dtype)}
     is_rounded = False
     if factors:
         total = as_one(factors, shape)
-        stored = total.map_small(lambda x: _graph.undo_casts(x, _dtypes.FLOAT16))
-        given = stored.map_small(_graph.undo_rounding)
+        stored = total.map_small(lambda x: _casts.undo_casts(x, _dtypes.FLOAT16))
+        given = stored.map_small(_casts.undo_rounding)
         is_rounded = given.small is not stored.small
         operands[f"{name}_scale"] = fill(refine(given, shape, tiles), counts)
     if side.zero_point is not None:
-        zero = side.zero_point.map_small(lambda x: _graph.undo_casts(x, _dtypes.INT8))
+        zero = side.zero_point.map_small(lambda x: _casts.undo_casts(x, _dtypes.INT8))
         operands[f"{name}_zero_point"] = fill(refine(zero, shape, tiles), counts)
     spec = OperandSpec(
         dtype=side.dtype.name,
@@ -104,7 +104,7 @@ def _epilogue(
     form: Form, product: Product, amax: Amax | None
 ) -> tuple[EpilogueSpec, dict[str, Value]]:
     """The spec of what follows the sum, and its operands by name."""
-    bias = None if form.bias is None else _graph.undo_casts(form.bias, _dtypes.FLOAT16)
+    bias = None if form.bias is None else _casts.undo_casts(form.bias, _dtypes.FLOAT16)
     optional = {
         "residual": form.residual,
         "bias": bias,
@@ -141,7 +141,7 @@ def _op(spec: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
 
 def _view(out: Value, form: Form, product: Product) -> Value:
     """The output of the call as the product's value: bytes as FP8, then the views."""
-    value = _graph.bitcast(out, product.value.dtype) if form.quantized is not None else out
+    value = _casts.bitcast(out, product.value.dtype) if form.quantized is not None else out
     for op in form.views:
         shape = op.outputs[0].shape
         if op.name == "transpose":
@@ -155,4 +155,4 @@ def _amax(op: Op, amax: Amax | None) -> Value | None:
     """The amax as the value that asked for it."""
     if amax is None:
         return None
-    return _graph.cast(_graph.reshape(op.outputs[1], amax.value.shape), amax.value.dtype)
+    return _casts.cast(_graph.reshape(op.outputs[1], amax.value.shape), amax.value.dtype)

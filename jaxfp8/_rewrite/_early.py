@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from jaxfp8 import _compat, _dtypes
-from jaxfp8._rewrite import _graph, _views
+from jaxfp8._rewrite import _casts, _graph, _views
 from jaxfp8._rewrite._facts import Factor, Scales
 from jaxfp8._rewrite._gathers import (
     clipped_rows,
@@ -52,7 +52,7 @@ def _with_nan_outside(walk: Walk, op: Op) -> Value | None:
     rows, inside, out = _pick(walk, op, op.inputs[0]), rows_inside(op), op.outputs[0]
     if rows is None or inside is None or out.dtype not in _dtypes.WIDE_FLOAT:
         return None
-    small = _graph.cast(_stretch(inside, out.shape), out.dtype)
+    small = _casts.cast(_stretch(inside, out.shape), out.dtype)
     return _graph.multiply(rows, small)
 
 
@@ -64,13 +64,13 @@ def _pick(walk: Walk, op: Op, value: Value) -> Value | None:
         if q is None:
             return None
         rows = _moved(op, q.q) if is_in_bounds(op) else clipped_rows(op, q.q)
-        return _graph.bitcast(rows, value.dtype)
+        return _casts.bitcast(rows, value.dtype)
     if walk.dequantised(value) is not None:
         return _again(walk, op, value)
     fact = walk.fact(value)
     if isinstance(fact, Scales) and len(fact.factors) == 1:
         factor = _PICKS[op.name](op, fact.factors[0].at(op.inputs[0].shape))
-        return None if factor is None else _graph.cast(_stretch(factor, shape), value.dtype)
+        return None if factor is None else _casts.cast(_stretch(factor, shape), value.dtype)
     return _moved(op, value)
 
 

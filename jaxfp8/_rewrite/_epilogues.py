@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxfp8 import _dtypes
-from jaxfp8._rewrite import _graph, _tiles
+from jaxfp8._rewrite import _casts, _graph, _tiles
 from jaxfp8._rewrite._facts import (
     Amax,
     Factor,
@@ -157,7 +157,7 @@ class Form:
         return None
 
     def _bias(self, step: Step) -> str | None:
-        bias = _graph.cast(step.data, np.float32)
+        bias = _casts.cast(step.data, np.float32)
         self.bias = bias if self.bias is None else _graph.add(self.bias, bias)
         return None
 
@@ -220,7 +220,7 @@ def _scaled_bias(bias: Value, factor: Factor, out_shape: Shape) -> Value | None:
     for tile, size in zip(factor.tiles, out_shape, strict=True):
         if tile not in (1, max(size, 1)):
             return None
-    return _graph.multiply(bias, _graph.cast(factor.small, np.float32))
+    return _graph.multiply(bias, _casts.cast(factor.small, np.float32))
 
 
 def fold(product: Product, amax_of: Product | None = None) -> Form | str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jaxfp8 import _dtypes
-from jaxfp8._rewrite import _graph, _tiles
+from jaxfp8._rewrite import _casts, _graph, _tiles
 from jaxfp8._rewrite._graph import Op, Value
 from jaxfp8._spec import Shape, tile_counts
 
@@ -177,13 +177,13 @@ def constant(number: float, shape: Shape) -> Factor:
 
 def storage_bytes(value: Value) -> Value:
     """The bytes of an 8-bit value."""
-    return _graph.bitcast(value, _dtypes.storage(value.dtype))
+    return _casts.bitcast(value, _dtypes.storage(value.dtype))
 
 
 def combine(factors: Factors, shape: Shape, dtype: Any = np.float32) -> Factor:
     """The product of at least one factor, as one factor of `dtype`."""
     tiles = _tiles.common(shape, [f.tiles for f in factors])
-    smalls = [_graph.cast(refine(f, shape, tiles), dtype) for f in factors]
+    smalls = [_casts.cast(refine(f, shape, tiles), dtype) for f in factors]
     total = functools.reduce(_graph.multiply, smalls)
     return Factor(fill(total, tile_counts(shape, tiles)), tiles)
 
@@ -214,8 +214,8 @@ def each(op: Op, inputs: Sequence[Factors]) -> Factors | None:
 
 def _as_read(small: Value, value: Value) -> Value:
     """The entries of `value` in its dtype, rounded where the function rounds them."""
-    small = _graph.cast(small, value.dtype)
-    return _graph.rounded(small) if _graph.was_spread(value) else small
+    small = _casts.cast(small, value.dtype)
+    return _casts.rounded(small) if _casts.was_spread(value) else small
 
 
 # The operations of `each` on numbers: while a function is traced, no device is to be asked.

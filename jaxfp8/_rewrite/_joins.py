@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxfp8._rewrite import _choices, _graph, _masks, _tiles
+from jaxfp8._rewrite import _casts, _choices, _graph, _masks, _tiles
 from jaxfp8._rewrite._facts import (
     Fact,
     Factor,
@@ -210,7 +210,7 @@ def _join(factors: list[Factor], shapes: list[Shape], axis: int, out_shape: Shap
     dtypes = {f.small.dtype for f in factors}
     dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
     smalls = [
-        _graph.cast(fill(refine(factor, shape, tiles), tile_counts(shape, tiles)), dtype)
+        _casts.cast(fill(refine(factor, shape, tiles), tile_counts(shape, tiles)), dtype)
         for factor, shape in zip(factors, shapes, strict=True)
     ]
     small = _graph.derived(

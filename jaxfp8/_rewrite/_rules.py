@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8 import _dtypes
-from jaxfp8._rewrite import _epilogues, _graph, _whole
+from jaxfp8._rewrite import _casts, _epilogues, _graph, _whole
 from jaxfp8._rewrite._facts import Fact, Factor, Factors, Lost, Product, Scaled, Scales, each
 from jaxfp8._rewrite._graph import Op, Value
 
@@ -122,7 +122,7 @@ def bitcast(walk: Walk, op: Op) -> Fact | None:
         return None
     if source.dtype not in _dtypes.EIGHT_BIT:
         return None
-    return Scaled(_graph.bitcast(scaled.q, _dtypes.storage(out.dtype)), out.dtype, origin=out)
+    return Scaled(_casts.bitcast(scaled.q, _dtypes.storage(out.dtype)), out.dtype, origin=out)
 
 
 @rule("mul")
@@ -146,7 +146,7 @@ def divide(walk: Walk, op: Op) -> Fact | None:
 def inverse(factors: Factors) -> Factors:
     """One over each factor, in float32."""
     return tuple(
-        f.map_small(lambda s: _graph.reciprocal(_graph.cast(s, np.float32))) for f in factors
+        f.map_small(lambda s: _graph.reciprocal(_casts.cast(s, np.float32))) for f in factors
     )
 
 
@@ -293,7 +293,7 @@ def _zero_point(
     scales = (factor.map_small(_one_or_nan),) if known.nan else ()
     if known.nan:
         small = _graph.derived("nan_to_num", _without_nan, [small], small.shape, small.dtype)
-    small = _graph.cast(small, np.int32)
+    small = _casts.cast(small, np.int32)
     zero = Factor(small if subtract else _graph.negate(small), factor.tiles)
     return Scaled(scaled.q, scaled.dtype, zero, scales, scaled.origin, guards)
 
