@@ -301,6 +301,7 @@ class Share {
     const int64_t column = strip * kernel_.columns;
     const auto multiply =
         plan_.packing == Packing::kNone ? kernel_.multiply_in_place : kernel_.multiply;
+    UpcomingLines next{};
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       const auto [row, height] = tile_of_[tile];
       const RowsOfTile rows{left.data + row * left.pitch + start * kernel_.size, left.pitch,
@@ -310,10 +311,10 @@ class Share {
       if (narrow) here = From(*narrow, row, column);
       const NarrowSums* to = narrow ? &here : nullptr;
       if (tile == 0 && plan_.packing == Packing::kByFirstRows) {
-        kernel_.pack_and_multiply(problem_.rhs, part, From(right_, column), tiles_ > 1, rows, found,
-                                  plan_.found_pitch, start == 0, to);
+        kernel_.pack_and_multiply(problem_.rhs, part, From(right_, column), tiles_ - 1, rows, found,
+                                  plan_.found_pitch, start == 0, to, next);
       } else {
-        multiply(rows, columns, part.depth, found, plan_.found_pitch, start == 0, to);
+        multiply(rows, columns, part.depth, found, plan_.found_pitch, start == 0, to, next);
       }
     }
   }

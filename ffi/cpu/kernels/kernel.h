@@ -77,6 +77,13 @@ struct RowsOfTile {
   int count;
 };
 
+// Lines across the depth, of the columns that are packed next: how many of them are still to be
+// asked for, and a byte of the first.
+struct UpcomingLines {
+  const uint8_t* at;
+  int64_t step, count;
+};
+
 // A stretch of one output row.
 struct Stretch {
   int64_t batch, row, column, count;
@@ -148,17 +155,18 @@ struct Kernel {
   void (*sum_columns)(const Side&, const Block&, const Panel&);
   // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip,
   // or = where it is the first; what is found is float or int32_t. With `narrow` its worth is added
-  // there instead, and what is found is lost.
+  // there instead, and what is found is lost. Asks for some of the next lines.
   void (*multiply)(const RowsOfTile&, const uint8_t* strip, int64_t depth, void* found,
-                   int64_t pitch, bool first, const NarrowSums* narrow);
+                   int64_t pitch, bool first, const NarrowSums* narrow, UpcomingLines&);
   // The same for a strip of prepared columns of `as_prepared`; or none.
   void (*multiply_in_place)(const RowsOfTile&, const uint8_t* strip, int64_t depth, void* found,
-                            int64_t pitch, bool first, const NarrowSums* narrow);
+                            int64_t pitch, bool first, const NarrowSums* narrow, UpcomingLines&);
   // The same for a slice of a strip of 8-bit values, side by side, along the depth or prepared,
-  // which it packs meanwhile, and keeps for more rows; adds to the sums of the columns. Or none.
-  void (*pack_and_multiply)(const Side&, const Block& strip, const Panel&, bool keep,
+  // which it packs meanwhile for so many tiles of rows that follow, and to whom it leaves the next
+  // lines if they are enough; adds to the sums of the columns. Or none.
+  void (*pack_and_multiply)(const Side&, const Block& strip, const Panel&, int64_t follow,
                             const RowsOfTile&, void* found, int64_t pitch, bool first,
-                            const NarrowSums* narrow);
+                            const NarrowSums* narrow, UpcomingLines&);
   // Adds the worth of what was found along a chunk to `width` sums of one row, or stores it where
   // the chunk is the first.
   void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,

@@ -2,7 +2,7 @@
 //
 // Packing by itself waits for caches and memory; while it multiplies, a processor fetches and packs
 // the next groups. So the weight is read a strip at a time, a cache line of each of many lines,
-// which it does not foresee: they are asked for a strip ahead.
+// which it does not foresee: they are asked for a strip ahead, by the tiles that follow.
 
 #ifndef JAXFP8_CPU_KERNELS_PACKING_TILE_H_
 #define JAXFP8_CPU_KERNELS_PACKING_TILE_H_
@@ -33,14 +33,19 @@ class ZeroPoints {
   F32 zero_[Sums::kLessZero ? kVectors : 1];
 };
 
-// The columns of a strip from lines across the depth. They are packed to `to`, unless that is none.
+// The last byte of the next strip, or cache line, from this strip on: lines need not start where
+// cache lines do, and this strip may end in that of the next one's first byte.
+inline constexpr int kNextStrip = std::max(kColumns, 64) + 63;
+
+// The columns of a strip from lines across the depth. They are packed to `to`, unless that is none;
+// what lies `ahead` is asked for.
 template <class Sums, DType kType>
 class ColumnsOfLines {
  public:
   static constexpr int kGroups = 1;
 
-  ColumnsOfLines(const Lines& lines, const double* zero, uint8_t* to)
-      : zero_(zero), step_(lines[Sums::kGroup] - lines[0]), to_(to) {
+  ColumnsOfLines(const Lines& lines, int64_t ahead, const double* zero, uint8_t* to)
+      : zero_(zero), step_(lines[Sums::kGroup] - lines[0]), ahead_(ahead), to_(to) {
     for (int j = 0; j < Sums::kGroup; ++j) line_[j] = lines[j];
   }
 
@@ -48,7 +53,7 @@ class ColumnsOfLines {
 
   [[gnu::always_inline]] void Next(typename Sums::Vector (&column)[kVectors]) {
 #pragma GCC unroll 4
-    for (int j = 0; j < Sums::kGroup; ++j) __builtin_prefetch(line_[j] + kAhead, 0, 2);
+    for (int j = 0; j < Sums::kGroup; ++j) __builtin_prefetch(line_[j] + ahead_, 0, 2);
     Sums::template Spread<kType>(line_, column);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) column[v] = zero_.Less(v, column[v]);
@@ -60,13 +65,9 @@ class ColumnsOfLines {
   }
 
  private:
-  // To the end of the next strip, or cache line: lines need not start with one, and this strip may
-  // end in that of the next one's first byte.
-  static constexpr int kAhead = std::max(kColumns, 64) + 63;
-
   ZeroPoints<Sums> zero_;
   const uint8_t* line_[Sums::kGroup];
-  int64_t step_;
+  int64_t step_, ahead_;
   uint8_t* to_;
 };
 
@@ -118,11 +119,10 @@ int64_t AsItLies(const Side& side, const Block& strip) {
   return std::min(readable, strip.depth) / Sums::kGroup * Sums::kGroup;
 }
 
-// Calls `multiply` with the columns of a strip, which they pack for more rows if these are to be
-// kept.
+// Calls `multiply` with the columns of a strip, which they pack if rows follow.
 template <class Sums, DType kType, class Function>
-void WithColumns(const Side& side, const Block& strip, const Panel& panel, bool keep,
-                 const Function& multiply) {
+void WithColumns(const Side& side, const Block& strip, const Panel& panel, int64_t follow,
+                 UpcomingLines& next, const Function& multiply) {
   using Quads = ColumnsOfQuads<Sums, kType>;
   if (side.prepared) {
     const uint8_t* from = PreparedAt(side, strip.batch, strip.first, strip.start);
@@ -131,21 +131,24 @@ void WithColumns(const Side& side, const Block& strip, const Panel& panel, bool 
     TurnStrip<Sums, kType>(side, strip, panel.raw);
     multiply(Quads(panel.raw, kColumns * kQuad, panel.zero, panel.data));
   } else {
-    uint8_t* to = keep || strip.sums ? panel.data : nullptr;
-    multiply(ColumnsOfLines<Sums, kType>(AcrossDepth(side, strip), panel.zero, to));
+    const Lines lines = AcrossDepth(side, strip);
+    uint8_t* to = follow > 0 || strip.sums ? panel.data : nullptr;
+    const bool others_ask = follow >= kTilesThatAsk<Sums>;
+    if (others_ask) next = {lines[0] + kNextStrip, lines[1] - lines[0], strip.depth};
+    multiply(ColumnsOfLines<Sums, kType>(lines, others_ask ? 0 : kNextStrip, panel.zero, to));
   }
 }
 
 template <class Sums>
-void PackAndMultiply(const Side& side, const Block& strip, const Panel& panel, bool keep,
+void PackAndMultiply(const Side& side, const Block& strip, const Panel& panel, int64_t follow,
                      const RowsOfTile& rows, void* found, int64_t pitch, bool first,
-                     const NarrowSums* narrow) {
+                     const NarrowSums* narrow, UpcomingLines& next) {
   const int64_t depth = AsItLies<Sums>(side, strip), rest = strip.depth - depth;
   if (depth > 0) {
     const Block part = StripOf(strip, 0, 0, depth);
     WithByteType<Sums>(side.dtype, [&]<DType kType>() {
       WithZero<Sums, kType>(side, [&]<class Less>() {
-        WithColumns<Less, kType>(side, part, panel, keep, [&](const auto& columns) {
+        WithColumns<Less, kType>(side, part, panel, follow, next, [&](const auto& columns) {
           MultiplyRows<Less>(rows, columns, depth, found, pitch, first, rest ? nullptr : narrow);
         });
       });
@@ -155,8 +158,9 @@ void PackAndMultiply(const Side& side, const Block& strip, const Panel& panel, b
     const Panel after = PanelOf(panel, 0, StripBytes<Sums>(depth));
     const uint8_t* from = rows.data + depth * (4 / Sums::kGroup);
     PackStripOf<Sums>(side, StripOf(strip, 0, depth, rest), after);
+    UpcomingLines none{};
     Multiply<Sums>({from, rows.pitch, rows.count}, after.data, rest, found, pitch,
-                   first && depth == 0, narrow);
+                   first && depth == 0, narrow, none);
   }
   AddColumnSums<Sums>(strip, panel);
 }

@@ -6,6 +6,7 @@
 #ifndef JAXFP8_CPU_KERNELS_TILE_H_
 #define JAXFP8_CPU_KERNELS_TILE_H_
 
+#include <algorithm>
 #include <type_traits>
 
 #include "cpu/kernels/in_place.h"
@@ -88,13 +89,23 @@ inline void AddRow(const Found<Sums>* found, const Panel& left, int row, const P
   }
 }
 
-// The columns of a packed strip, group by group.
+// How many of the next lines are asked for with each group of packed columns, and by how many tiles
+// then. At once, while columns are packed, they kept what is packed waiting: 16 rows of int8
+// times 4096 x 50257 took 1.2 times as long (AMD Zen 4).
+template <class Sums>
+inline constexpr int kAsked = std::max(Sums::kGroup / 2, 1);
+template <class Sums>
+inline constexpr int kTilesThatAsk = Sums::kGroup / kAsked<Sums>;
+
+// The columns of a packed strip, group by group. Lines are asked for from `next` on, which may be
+// anything.
 template <class Sums>
 class PackedColumns {
  public:
   static constexpr int kGroups = 1;
 
-  explicit PackedColumns(const uint8_t* strip) : strip_(strip) {}
+  PackedColumns(const uint8_t* strip, const uint8_t* next, int64_t step)
+      : strip_(strip), next_(next), step_(step) {}
 
   // To be called before every kGroups groups.
   [[gnu::always_inline]] void Start() {}
@@ -102,10 +113,13 @@ class PackedColumns {
   [[gnu::always_inline]] void Next(typename Sums::Vector (&column)[kVectors]) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v, strip_ += kBytes) column[v] = LoadColumns<Sums>(strip_);
+#pragma GCC unroll 4
+    for (int i = 0; i < kAsked<Sums>; ++i, next_ += step_) __builtin_prefetch(next_, 0, 2);
   }
 
  private:
-  const uint8_t* strip_;
+  const uint8_t *strip_, *next_;
+  int64_t step_;
 };
 
 // The inner loop: kCount rows times one strip. A function of its own, so that no register is kept
@@ -173,8 +187,14 @@ void MultiplyRows(const RowsOfTile& rows, const Columns& columns, int64_t depth,
 
 template <class Sums>
 void Multiply(const RowsOfTile& rows, const uint8_t* strip, int64_t depth, void* found,
-              int64_t pitch, bool first, const NarrowSums* narrow) {
-  MultiplyRows<Sums>(rows, PackedColumns<Sums>(strip), depth, found, pitch, first, narrow);
+              int64_t pitch, bool first, const NarrowSums* narrow, UpcomingLines& next) {
+  // Where there are none, for what is at hand.
+  const bool asks = next.count > 0;
+  const PackedColumns<Sums> columns(strip, asks ? next.at : strip, asks ? next.step : 0);
+  MultiplyRows<Sums>(rows, columns, depth, found, pitch, first, narrow);
+  const int64_t asked = kAsked<Sums> * (depth / Sums::kGroup);
+  next.at += asked * next.step;
+  next.count -= asked;
 }
 
 template <class Sums>

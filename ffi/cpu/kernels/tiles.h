@@ -119,7 +119,7 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* stri
 // Rows are one tile, or two where they are more than fit one.
 template <class Sums>
 void MultiplyTiles(const RowsOfTile& rows, const uint8_t* strip, int64_t depth, void* sums,
-                   int64_t pitch, bool first, const NarrowSums* narrow) {
+                   int64_t pitch, bool first, const NarrowSums* narrow, UpcomingLines&) {
   auto* found = static_cast<Found<Sums>*>(sums);
   const int64_t steps = Steps<Sums>(depth);
   if (rows.count <= kTile) {
