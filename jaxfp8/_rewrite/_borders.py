@@ -104,8 +104,7 @@ class Border:
     def _link(self, value: Value, shape: Any = None, how: Any = "whole") -> Value:
         if shape is None:
             shape = value.shape
-        outer = value if how == "whole" else None
-        inner = Value(tuple(shape), value.dtype, weak_type=value.weak_type, outer=outer)
+        inner = Value(tuple(shape), value.dtype, weak_type=value.weak_type, outer=value)
         self.links[inner] = (value, how)
         if value in self.outer.linear:
             self.inner.linear.add(inner)

@@ -21,7 +21,8 @@ def cast(value: Value, dtype: Any) -> Value:
     if value.dtype == dtype:
         return value
     if value.literal is not None:
-        return literal(value.literal.astype(dtype))
+        with np.errstate(all="ignore"):
+            return literal(value.literal.astype(dtype))
     # The function does not widen it.
     keeps = value.dtype == _dtypes.BFLOAT16 and dtype.itemsize > 2 and not _is_stored(value)
 
@@ -57,26 +58,26 @@ def rounded(value: Value) -> Value:
     return derived("rounded", run, [value], value.shape, value.dtype)
 
 
-_ARITHMETIC = ("neg", "mul", "div")
-
-
 def was_spread(value: Value) -> bool:
-    """Whether arithmetic in bfloat16 made fewer numbers, of which moves and arithmetic made these.
+    """Whether arithmetic in bfloat16 made numbers of which repeats and picks alone made these.
 
-    Where they are repeated in between, XLA does not look through it, and rounds them as written.
+    XLA does not look through those, and rounds what they read as written; facts do.
     """
     seen: set[Value] = set()
     todo = [value]
     while todo:
         value = todo.pop()
-        op = value.op
-        if value in seen or op is None or op.name not in (*_MOVES, *_ARITHMETIC):
+        if value in seen:
             continue
         seen.add(value)
-        is_repeated = op.name == "broadcast_in_dim" and value.size > op.inputs[0].size
-        if is_repeated and not _is_stored(op.inputs[0]):
-            return True
-        todo += op.inputs
+        if value.outer is not None:
+            todo.append(value.outer)
+        elif value.op is not None and value.op.name in (*_MOVES, *_PICKS):
+            op = value.op
+            is_repeat = op.name == "broadcast_in_dim" and value.size > op.inputs[0].size
+            if (is_repeat or op.name in _PICKS) and not all(map(_is_stored, op.inputs)):
+                return True
+            todo += op.inputs
     return False
 
 
@@ -139,7 +140,15 @@ _HOLD: dict[tuple[np.dtype, ...], tuple[np.dtype, ...]] = {
     _dtypes.INT8: (*_dtypes.WIDE_FLOAT, *(np.dtype(f"int{bits}") for bits in (16, 32, 64))),
     _dtypes.FLOAT16: (np.dtype(np.float32), np.dtype(np.float64)),
 }
-_MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev")
+_MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev", "stop_gradient")
+_PICKS = ("gather", "dynamic_slice", "concatenate", "split")
+# What rounds nothing.
+_EXACT = (
+    *_MOVES,
+    *_PICKS,
+    *("neg", "abs", "sign", "max", "min", "clamp", "select_n", "reduce_max", "reduce_min"),
+    "bitcast_convert_type",
+)
 
 
 def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
@@ -157,15 +166,21 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
 
 
 def _is_stored(value: Value) -> bool:
-    """Whether an array is an input, or what a cast made, moved as it was."""
-    while True:
-        op = value.op
+    """Whether nothing was rounded to an array of 16 bits since it was an input or cast."""
+    seen: set[Value] = set()
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if value in seen or value.dtype not in _dtypes.FLOAT16:
+            continue
+        seen.add(value)
         if value.outer is not None:
-            value = value.outer
-        elif op is not None and op.name in _MOVES and len(op.inputs) == 1:
-            value = op.inputs[0]
-        else:
-            return op is None or op.name == "convert_element_type"
+            todo.append(value.outer)
+        elif value.op is not None and value.op.name in _EXACT:
+            todo += value.op.inputs
+        elif value.op is not None and value.op.name not in ("convert_element_type", "constant"):
+            return False
+    return True
 
 
 def undo_rounding(value: Value) -> Value:

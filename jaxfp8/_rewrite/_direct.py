@@ -127,7 +127,7 @@ def _on_device(const: Any) -> Any:
     """A constant as JAX holds it, so that not each call hands over an array of numpy."""
     if not isinstance(const, np.ndarray):
         return const
-    with jax.ensure_compile_time_eval():
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         return jnp.asarray(const)
 
 

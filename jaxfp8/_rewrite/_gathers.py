@@ -115,7 +115,7 @@ def _ones(op: Op) -> Factor:
     indexed = {*numbers.start_index_map, *numbers.operand_batching_dims}
     tiles = tuple(1 if a in indexed else max(size, 1) for a, size in enumerate(shape))
     counts = tile_counts(shape, tiles)
-    ones = _graph.derived("ones", lambda: jnp.ones(counts), [], counts, np.float32)
+    ones = _graph.derived("ones", lambda: jnp.ones(counts, np.float32), [], counts, np.float32)
     return Factor(ones, tiles)
 
 

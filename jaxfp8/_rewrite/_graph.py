@@ -217,12 +217,12 @@ def multiply(left: Value, right: Value) -> Value:
 def add(left: Value, right: Value) -> Value:
     """The sum of two arrays of one rank and dtype, size-1 axes stretched."""
     shape = np.broadcast_shapes(left.shape, right.shape)
-    return derived("add", lambda x, y: x + y, [left, right], shape, left.dtype)
+    return derived("add", jnp.add, [left, right], shape, left.dtype)
 
 
 def negate(value: Value) -> Value:
     """The value with its sign changed."""
-    return derived("neg", lambda x: -x, [value], value.shape, value.dtype)
+    return derived("neg", jnp.negative, [value], value.shape, value.dtype)
 
 
 def reciprocal(value: Value) -> Value:
@@ -230,7 +230,8 @@ def reciprocal(value: Value) -> Value:
     if (op := producer(value, "reciprocal")) is not None:
         return op.inputs[0]
     if value.literal is not None and np.all(value.literal != 0):
-        return literal(np.float32(1.0) / value.literal)
+        with np.errstate(all="ignore"):
+            return literal(np.float32(1.0) / value.literal)
     return derived("reciprocal", jnp.reciprocal, [value], value.shape, value.dtype)
 
 
@@ -269,7 +270,8 @@ def number(value: Value) -> float | None:
     for dtype in reversed(dtypes):
         if dtype.kind in "iu" and not _holds(dtype, float(scalar)):
             return None
-        scalar = scalar.astype(dtype)
+        with np.errstate(all="ignore"):
+            scalar = scalar.astype(dtype)
     return float(scalar)
 
 

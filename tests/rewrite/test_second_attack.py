@@ -147,3 +147,14 @@ def test_a_conversion_that_cuts_fractions_off_is_called_that():
             lambda x: x @ (CODES.astype(jnp.float32) * SCALE).astype(jnp.int64).astype(jnp.float32)
         )(X)
     assert "from float32 to int64 changes the values" in report.missed[0].reason
+
+
+def test_picked_rows_stay_float32_where_float64_is_on():
+    def model(i, x, q, scale):
+        return x @ jnp.take(q.astype(jnp.float32) * scale, i, axis=0)
+
+    with jax.enable_x64(True):
+        q, scale = jnp.ones((32, 8), jnp.int8), jnp.ones((32, 1), jnp.float32)
+        args = jnp.array([1, 5, 7]), jnp.ones((4, 3), jnp.float32), q, scale
+        assert not jaxfp8.explain(model)(*args).missed
+        assert jaxfp8.rewrite(model)(*args).dtype == jnp.float32

@@ -260,26 +260,75 @@ def test_a_scale_of_several_is_rounded_as_the_function_says(more: Any) -> None:
 @pytest.mark.parametrize(
     "spread",
     [
-        lambda wide, s, u: jnp.broadcast_to(s * u, wide.shape),
-        lambda wide, s, u: -jnp.broadcast_to(s / u, wide.shape),
-        lambda wide, s, u: jnp.repeat(s * u, 32, axis=1) * 3,
+        lambda scale: jnp.broadcast_to(scale, (5, 32)),
+        lambda scale: jnp.repeat(scale, 32, axis=1),
+        lambda scale: jnp.repeat(scale, np.full(1, 32), axis=1, total_repeat_length=32),
+        lambda scale: jax.lax.stop_gradient(jnp.broadcast_to(scale, (5, 32))),
+        lambda scale: jnp.split(jnp.broadcast_to(scale, (5, 64)), 2, axis=1)[1],
+        lambda scale: jnp.take(scale, jnp.arange(5), axis=0),
+        lambda scale: scale[jnp.arange(5)[::-1]],
+        lambda scale: jax.lax.dynamic_slice(jnp.pad(scale, ((1, 0), (0, 0))), (1, 0), (5, 1)),
+        lambda scale: jnp.concatenate([scale[:2], scale[2:]]),
     ],
 )
-def test_a_scale_that_is_widened_where_it_is_spread_is_rounded_before(spread: Any) -> None:
+@pytest.mark.parametrize("region", [False, True])
+def test_a_scale_that_is_widened_where_it_is_spread_is_rounded_before(
+    spread: Any, region: bool
+) -> None:
     """XLA does not look through it, so it leaves the rounding in the function as written."""
 
+    def product(a: Any, q: Any, scale: Any) -> Any:
+        return (a.astype(F32) * scale.astype(F32)) @ q.astype(F32)
+
     def model(a: Any, q: Any, s: Any, u: Any) -> Any:
-        wide = a.astype(F32)
-        return jax.lax.dot(wide * spread(wide, s, u).astype(F32), q.astype(F32))
+        return (jax.checkpoint(product) if region else product)(a, q, spread(s * u))
 
     args = _args_of_two_scales()
     a, q, s, u = args
     assert count(jaxfp8.rewrite(model), *args) == 1
-    want = np.asarray(a, np.float64) * np.asarray(spread(a, s, u), np.float64)
+    want = np.asarray(a, np.float64) * np.asarray(spread(s * u), np.float64)
     _close(jax.jit(jaxfp8.rewrite(model))(*args), want @ np.asarray(q, np.float64))
 
 
-@pytest.mark.parametrize("region", ["checkpoint", "cond"])
+@pytest.mark.parametrize(
+    "scale_of",
+    [
+        lambda amax: amax / 127,
+        lambda amax: jnp.broadcast_to(amax, (5, 32)) / 127,
+        lambda amax: jnp.repeat(amax, 32, axis=1) * jnp.bfloat16(1 / 127),
+        lambda amax: amax * jnp.ones(32, jnp.bfloat16) / 127,
+    ],
+)
+def test_codes_that_suit_a_scale_of_the_largest_value(scale_of: Any) -> None:
+    """The scale of codes and that of the product are rounded alike."""
+
+    def model(x: Any, q: Any) -> Any:
+        amax = jnp.max(jnp.abs(x.astype(jnp.bfloat16)), axis=1, keepdims=True)
+        scale = scale_of(amax).astype(F32)
+        codes = jnp.clip(jnp.round(x / scale), -127, 127).astype(jnp.int8)
+        return (codes.astype(F32) * scale) @ q.astype(F32)
+
+    x, q, _ = _args()
+    x = x * jnp.asarray([[1.7], [1.9], [2.1], [2.6], [3.1]])
+    assert count(jaxfp8.rewrite(model), x, q) == 1
+    _close(jax.jit(jaxfp8.rewrite(model))(x, q), jax.jit(model)(x, q))
+
+
+def test_a_stored_scale_is_read_without_a_rounding() -> None:
+    """However it was picked: nothing rounded it since."""
+
+    def model(x: Any, q: Any, s: Any, at: Any) -> Any:
+        own = jax.lax.dynamic_index_in_dim(s, at, keepdims=False)
+        own = jnp.maximum(jnp.concatenate([own[:9], own[9:]]), -own)
+        return x @ (q.astype(F32) * own.astype(F32))
+
+    x, q, s = _args()
+    args = x, q, jnp.stack([s, s]).astype(jnp.bfloat16), jnp.asarray(1)
+    assert count(jaxfp8.rewrite(model), *args) == 1
+    assert "reduce_precision" not in str(jax.make_jaxpr(jaxfp8.rewrite(model))(*args))
+
+
+@pytest.mark.parametrize("region", ["checkpoint", "cond", "donate", "scan", "carry", "shard_map"])
 def test_a_scale_that_is_computed_before_a_region_is_rounded_as_written(region: str) -> None:
     """The region is a program of its own, to which the result of arithmetic looks like an input."""
 
@@ -288,8 +337,23 @@ def test_a_scale_that_is_computed_before_a_region_is_rounded_as_written(region: 
         return jax.lax.dot(wide, q.astype(jnp.bfloat16), preferred_element_type=F32)
 
     def model(a: Any, q: Any, s: Any, u: Any) -> Any:
-        if region == "checkpoint":
-            return jax.checkpoint(product)(a, q, s * u)
+        match region:
+            case "checkpoint":
+                return jax.checkpoint(product)(a, q, s * u)
+            case "donate":
+                return jax.jit(product, donate_argnums=(0,))(a * 1, q, s * u)
+            case "scan":
+                stack = jnp.stack([s * u, s * u])
+                return jax.lax.scan(lambda c, t: (c, product(a, q, t)), 0, stack, unroll=2)[1][0]
+            case "carry":
+                double = jnp.bfloat16(2)
+                step = lambda c, _: (c * double, product(a, q, c))  # noqa: E731
+                return jax.lax.scan(step, s * u, length=2, unroll=2)[1][0]
+            case "shard_map":
+                mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
+                specs = (P("b"), P(), P("b"))
+                sharded = jax.shard_map(product, mesh=mesh, in_specs=specs, out_specs=P("b"))
+                return sharded(a, q, s * u)
         zeros = jnp.zeros((a.shape[0], q.shape[1]))
         return jax.lax.cond(jnp.asarray(True), product, lambda *_: zeros, a, q, s * u)
 
@@ -300,15 +364,21 @@ def test_a_scale_that_is_computed_before_a_region_is_rounded_as_written(region: 
     _close(jax.jit(jaxfp8.rewrite(model))(*args), want @ np.asarray(q, np.float64))
 
 
-def test_an_index_that_is_known_is_computed_whatever_guards_the_function() -> None:
+@pytest.mark.parametrize("how", ["jit", "directly"])
+@pytest.mark.parametrize("number", [2, np.full((32, 1), 2, np.float32)])
+def test_an_index_that_is_known_is_computed_whatever_guards_the_function(
+    how: str, number: Any
+) -> None:
     def model(x: Any, q: Any, s: Any) -> Any:
-        return x @ (q.astype(F32) * s[jnp.arange(32) // 8])
+        nans = jnp.isnan(jnp.zeros(32) / jnp.zeros(32))
+        return x @ (q.astype(F32) * number * s[jnp.where(nans, jnp.arange(32) // 8, 0)])
 
     x, q, _ = _args()
     s = Data().scale(4 * 24).reshape(4, 24)
     want = jax.jit(model)(x, q, s)
-    with jax.transfer_guard("disallow"):
-        got = jax.jit(jaxfp8.rewrite(model))(x, q, s)
+    rewritten = jaxfp8.rewrite(model)
+    with jax.transfer_guard("disallow"), jax.debug_nans(True):
+        got = (jax.jit(rewritten) if how == "jit" else rewritten)(x, q, s)
     _close(got, want)
 
 
@@ -318,6 +388,8 @@ def test_an_index_that_is_known_is_computed_whatever_guards_the_function() -> No
     [
         lambda wide: wide / jnp.zeros((32, 1)),
         lambda wide: wide * jnp.float32(np.inf) * 0.0,
+        lambda wide: wide / 1e-39,
+        lambda wide: wide * jnp.full((32, 1), 1e6).astype(jnp.float16).astype(F32),
     ],
 )
 def test_known_scales_warn_of_nothing(scaled: Any) -> None:
