@@ -37,8 +37,8 @@ constexpr double kPackNanoseconds = 0.1, kPackAndMultiplyNanoseconds = 0.03;
 constexpr double kReadNanoseconds = 0.025, kRowNanoseconds = 0.006;
 // Per output that is finished, and per batch element and block of rows.
 constexpr double kFinishNanoseconds = 0.4, kShareNanoseconds = 400;
-// Per output, for each chunk but the first.
-constexpr double kChunkNanoseconds = 0.5, kFewChunkNanoseconds = 4;
+// Per output, for each chunk but the first, and where vectors are summed across their lanes for it.
+constexpr double kChunkNanoseconds = 0.5, kLanesNanoseconds = 4;
 constexpr int64_t kSharesPerThread = 2;
 // With fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
@@ -132,13 +132,13 @@ bool IsExactOnly(const Problem& problem, int64_t longest) {
 
 bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const auto chunks = static_cast<int64_t>(plan.chunks.size());
-  const bool along = problem.rhs.depth.Contiguous() && kernel.sums != Sums::kInteger;
+  const bool exact = kernel.sums == Sums::kInteger;
   if (chunks < kLeastNarrow) return false;
-  if (plan.few && (!along || ByTilesAlong(problem, kernel))) return false;
+  if (plan.few && (exact || ByTilesAlong(problem, kernel))) return false;
   int64_t longest = 0;
   for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.depth);
   int64_t least = std::max(chunks * kLongChunk, longest + chunks);
-  if (kernel.sums == Sums::kInteger) {
+  if (exact) {
     if (IsExactOnly(problem, longest)) return false;
     least = chunks * kShortestExact;
   }
@@ -151,7 +151,7 @@ void CutRuns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   const bool along = plan.few && problem.rhs.depth.Contiguous();
   const int64_t rows = RoundUp(problem.rows, kernel.few.rows);
   plan.few_rows = along && ByTilesAlong(problem, kernel) ? rows : kernel.few.rows;
-  plan.run_chunks = along ? kRunChunks : 1;
+  plan.run_chunks = along || (plan.few && plan.narrow) ? kRunChunks : 1;
   const bool whole = problem.rows <= kernel.few.rows && !plan.narrow;
   plan.run_depth = whole ? problem.depth : kFewDepth;
 }
@@ -253,7 +253,8 @@ double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& pla
       plan.few ? kReadNanoseconds + problem.rows * kRowNanoseconds : pack + problem.rows * product;
   constexpr double kWidest = 64;  // columns of a strip with AVX-512
   const auto batch = static_cast<double>(problem.batch);
-  const double chunk = plan.few ? kFewChunkNanoseconds : kChunkNanoseconds;
+  const bool lanes = plan.few && problem.rhs.depth.Contiguous() && !plan.narrow;
+  const double chunk = lanes ? kLanesNanoseconds : kChunkNanoseconds;
   const double output =
       kFinishNanoseconds + chunk * std::max<double>(plan.chunks.size(), 1) - chunk;
   return RightValues(problem) * value * kWidest / kernel.columns +
@@ -306,8 +307,8 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
   plan.strip_pitch = ahead ? slice * kernel.size : 0;
   plan.columns_bytes = slice * kernel.size * (ahead ? plan.wide / kernel.columns : 1);
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
-  const int64_t of_few = std::max<int64_t>(kernel.few.rows * kFewColumns,
-                                           plan.few_rows * plan.run_chunks * kernel.columns);
+  const int64_t found_of_few = kernel.few.rows * kFewColumns * (plan.narrow ? 2 : 1);
+  const int64_t of_few = std::max(found_of_few, plan.few_rows * plan.run_chunks * kernel.columns);
   const int64_t found = plan.few ? of_few : plan.row_block * plan.found_pitch;
   plan.found_bytes = found * sizeof(float);
   const bool narrow = plan.narrow && !plan.few;

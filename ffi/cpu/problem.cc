@@ -115,6 +115,13 @@ void Fill(const std::vector<Digit>& digits, size_t level, int64_t offset, int64_
   }
 }
 
+// Offsets::run of a table.
+int64_t RunOf(const std::vector<Digit>& digits) {
+  const Digit& last = digits.back();
+  const int64_t run = last.stride == 0 ? last.size : last.tile;
+  return digits.size() == 1 || last.size % run == 0 ? run : 1;
+}
+
 Offsets MakeOffsets(const std::vector<Digit>& digits, Tables& tables) {
   if (digits.empty()) return {};
   if (digits.size() == 1 && digits[0].tile == 1) return {nullptr, digits[0].stride};
@@ -123,7 +130,7 @@ Offsets MakeOffsets(const std::vector<Digit>& digits, Tables& tables) {
   tables.push_back(std::make_unique<int64_t[]>(size));
   int64_t* next = tables.back().get();
   Fill(digits, 0, 0, next);
-  return {tables.back().get(), 0};
+  return {tables.back().get(), 0, RunOf(digits)};
 }
 
 // An array and the place of each axis of the dot in it.
@@ -229,15 +236,19 @@ void Swap(Problem& problem) {
 
 bool Scaled(const Side& side) { return side.scale || side.zero_point; }
 
-// Whether a new tile of `side` starts at depth k.
-bool Changes(const Side& side, int64_t k) {
-  return Scaled(side) && !side.fine && side.tile_depth[k] != side.tile_depth[k - 1];
+// Where the next tile of `side` starts after depth k, or the end.
+int64_t NextTile(const Side& side, int64_t k, int64_t depth) {
+  if (!Scaled(side) || side.fine || side.tile_depth.Constant()) return depth;
+  const int64_t* table = side.tile_depth.table;
+  if (!table) return std::min(k + 1, depth);
+  return std::find_if(table + k, table + depth, [&](int64_t tile) { return tile != table[k]; }) -
+         table;
 }
 
 bool ChangesOften(const Side& side, int64_t depth, int64_t shortest) {
-  if (!Scaled(side) || side.tile_depth.Constant() || depth <= kShallow) return false;
-  int64_t segments = 1;
-  for (int64_t k = 1; k < depth; ++k) segments += Changes(side, k);
+  if (depth <= kShallow) return false;
+  int64_t segments = 0;
+  for (int64_t k = 0; k < depth; k = NextTile(side, k, depth)) ++segments;
   return depth < segments * shortest;
 }
 
@@ -281,11 +292,12 @@ bool Within(const Side& side, float lowest, float highest) {
 
 std::vector<int64_t> Segments(const Problem& problem) {
   std::vector<int64_t> ends;
-  const bool moves = !problem.lhs.tile_depth.Constant() || !problem.rhs.tile_depth.Constant();
-  for (int64_t k = 1; moves && k < problem.depth; ++k) {
-    if (Changes(problem.lhs, k) || Changes(problem.rhs, k)) ends.push_back(k);
+  for (int64_t k = 0, left = 0, right = 0; k < problem.depth;) {
+    if (left == k) left = NextTile(problem.lhs, k, problem.depth);
+    if (right == k) right = NextTile(problem.rhs, k, problem.depth);
+    k = std::min(left, right);
+    ends.push_back(k);
   }
-  if (problem.depth > 0) ends.push_back(problem.depth);
   return ends;
 }
 

@@ -24,10 +24,11 @@
 namespace jaxfp8 {
 
 // What one group adds to an offset, in elements: index * stride, or a table where that cannot say
-// it.
+// it; `run` entries of it are alike, from each multiple of that on.
 struct Offsets {
   const int64_t* table = nullptr;
   int64_t stride = 0;
+  int64_t run = 1;
 
   JAXFP8_HD int64_t operator[](int64_t i) const { return table ? table[i] : i * stride; }
   JAXFP8_HD bool Constant() const { return !table && stride == 0; }

@@ -18,29 +18,18 @@ inline int64_t TileOf(const Side& side, const Block& block, int64_t i, int64_t k
          side.tile_depth[block.start + k];
 }
 
-// Whether lines are all of one tile.
-inline bool AreOfOneTile(const int64_t* tile, int64_t count) {
-  int64_t differ = 0;
-  for (int64_t i = 0; i < count; ++i) differ |= tile[i] ^ tile[0];
-  return differ == 0;
-}
-
-// What `count` lines from `first` on have of the factors of their tiles. Looking up
-// each of many lines of one tile, one row times blocks of 128 x 128 took 1.06 to 1.1 times as long
-// (AMD Zen 4).
-template <typename T>
-inline void CopyFactors(T factors, const Offsets& tiles, int64_t first, int64_t count, double* to) {
+// What `count` lines from `first` on have of the factors of their tiles. Looking up each of many
+// lines of one tile, one row times blocks of 128 x 128 took 1.06 to 1.1 times as long (AMD Zen 4).
+template <typename T, typename To>
+inline void CopyFactors(T factors, const Offsets& tiles, int64_t first, int64_t count, To* to) {
   if (!tiles.table) {
     for (int64_t i = 0; i < count; ++i) to[i] = factors[(first + i) * tiles.stride];
-    return;
-  }
-  for (int64_t done = 0; done < count; done += kColumns) {
-    const int64_t* tile = tiles.table + first + done;
-    const int64_t run = std::min<int64_t>(count - done, kColumns);
-    if (AreOfOneTile(tile, run)) {
-      std::fill_n(to + done, run, factors[tile[0]]);
-    } else {
-      for (int64_t i = 0; i < run; ++i) to[done + i] = factors[tile[i]];
+  } else if (tiles.run < kLanes) {
+    for (int64_t i = 0; i < count; ++i) to[i] = factors[tiles.table[first + i]];
+  } else {
+    for (int64_t i = 0, run; i < count; i += run) {
+      run = std::min(count - i, tiles.run - (first + i) % tiles.run);
+      std::fill_n(to + i, run, factors[tiles.table[first + i]]);
     }
   }
 }
@@ -109,6 +98,21 @@ inline void Factors(const Side& side, const Block& block, int64_t room, const Pa
       CopyFactors(zero + tile, side.tile_free, block.first, shifted, panel.zero);
     });
   }
+}
+
+// The scales of a block's lines in float32, and that of the last once more up to `room`.
+inline void Scales(const Side& side, const Block& block, int64_t room, float* to) {
+  if (!side.scale) return void(std::fill_n(to, room, 1.0f));
+  const int64_t tile = side.tile_batch[block.batch] + side.tile_depth[block.start];
+  WithScales(side, [&](auto scale) {
+    CopyFactors(scale + tile, side.tile_free, block.first, block.count, to);
+  });
+  std::fill_n(to + block.count, room - block.count, to[block.count - 1]);
+}
+
+// Whether the lines of each strip are of one tile.
+inline bool AreAlikeInStrips(const Offsets& tiles, int64_t first) {
+  return tiles.Constant() || (tiles.run % kColumns == 0 && first % kColumns == 0);
 }
 
 // The zero points of kLanes lines.

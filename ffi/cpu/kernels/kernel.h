@@ -47,8 +47,9 @@ struct Panel {
 };
 
 // Chunks of the depth of the same columns, one after the other, and packed rows for each; `first`
-// if no sums are there yet. One chunk only, unless columns lie along the depth and are no more than
-// a strip. `narrow` if float32 may hold the sums of their worth, which exact sums do without.
+// if no sums are there yet. `narrow` if float32 may hold the sums of their worth, which exact sums
+// do without. One chunk only, unless columns lie along the depth and are no more than a strip, or
+// sums are narrow.
 struct ChunkRun {
   const Block* blocks;
   const Panel* left;
@@ -173,10 +174,10 @@ struct Kernel {
               int64_t width, double* sums, bool first);
   // Adds the worth of the products of at most few.rows rows (few.tiles.most where these take them)
   // and the columns of a run, of 8-bit values, contiguous along the depth, side by side or
-  // prepared, which are not packed ahead; `right` has room for their factors, of each chunk a strip
-  // further, `found` for what is found of few.rows rows and kFewColumns columns, and of all rows,
-  // chunks of a run and columns of a strip. Where there are fewer than few.rows rows, `left` has
-  // room for one more.
+  // prepared, which are not packed ahead; `right` has room for their factors, along the depth of
+  // each chunk a strip further, `found` for what is found of few.rows rows and kFewColumns columns,
+  // twice where sums are narrow, and of all rows, chunks of a run and columns of a strip. Where
+  // there are fewer than few.rows rows, `left` has room for one more.
   void (*multiply_few)(const Side&, const ChunkRun&, int rows, const Panel& right, void* found,
                        double* sums, int64_t pitch);
   // Finishes sums and stores the results; there are sums for whole strips.

@@ -204,17 +204,26 @@ __attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t colu
   }
 }
 
-// The sums of a block. Few lines at a time, so that they are read from end to end.
+// The depth and the columns of a block that are summed by lines together, if any.
+struct LinesOfBlock {
+  explicit LinesOfBlock(const Block& block)
+      : depth(block.depth / kLinesTogether * kLinesTogether),
+        columns(depth > 0 ? block.count / kColumns * kColumns : 0) {}
+
+  int64_t depth, columns;
+};
+
+// The sums of these, by lanes where kByLanes. Few lines at a time, so that they are read from end
+// to end.
 template <class Sums, DType kType, int kCount>
-void FindStrips(const Lines& lines, const Block& block, const Panel& left, const Panel& right,
-                FoundRows<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
-  const int64_t whole_columns = block.count / kColumns * kColumns;
-  const int64_t whole_depth = block.depth / kLinesTogether * kLinesTogether;
-  for (int64_t k = 0; k < whole_depth; k += kLinesTogether) {
+void FindLines(const Lines& lines, const Block& block, const Panel& left, const Panel& right,
+               FoundRows<Sums, kCount>& found, int32_t (&of_columns)[kFewColumns]) {
+  const LinesOfBlock whole(block);
+  for (int64_t k = 0; k < whole.depth; k += kLinesTogether) {
     const uint8_t* rows = left.data + k * (4 / Sums::kGroup);
     const auto sum = [&]<class Parts> {
       WithAsk(block.ask, [&]<Ask kAsk> {
-        SumLines<Parts, kType, kCount, kAsk>({lines, block, k}, whole_columns, rows, left.pitch,
+        SumLines<Parts, kType, kCount, kAsk>({lines, block, k}, whole.columns, rows, left.pitch,
                                              {found[0], of_columns, right.zero});
       });
     };
@@ -225,18 +234,6 @@ void FindStrips(const Lines& lines, const Block& block, const Panel& left, const
       }
     }
     sum.template operator()<Sums>();
-  }
-  for (int64_t c = 0; kByLanes<Sums, kType> && c < whole_columns; c += kColumns) {
-    for (int r = 0; r < kCount; ++r) ExchangeLanes(found[r] + c);
-    if constexpr (Sums::kTotals) ExchangeLanes(of_columns + c);
-  }
-  const int64_t groups = GroupsOf<Sums>(block);
-  for (int64_t s = 0; s < Strips(block); ++s) {
-    const int64_t c = s * kColumns;
-    const int64_t done = c < whole_columns ? whole_depth / Sums::kGroup : 0;
-    if (done == groups) continue;
-    SumStripGroups<Sums, kType, kCount>(lines, block, s, done, groups, left,
-                                        {found[0] + c, of_columns + c, right.zero + c});
   }
 }
 
