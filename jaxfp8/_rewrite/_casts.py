@@ -75,7 +75,7 @@ def was_spread(value: Value) -> bool:
         elif value.op is not None and value.op.name in (*_MOVES, *_PICKS):
             op = value.op
             is_repeat = op.name == "broadcast_in_dim" and value.size > op.inputs[0].size
-            if (is_repeat or op.name in _PICKS) and not all(map(_is_stored, op.inputs)):
+            if (is_repeat or op.name in _OPAQUE) and not all(map(_is_stored, op.inputs)):
                 return True
             todo += op.inputs
     return False
@@ -141,7 +141,9 @@ _HOLD: dict[tuple[np.dtype, ...], tuple[np.dtype, ...]] = {
     _dtypes.FLOAT16: (np.dtype(np.float32), np.dtype(np.float64)),
 }
 _MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev", "stop_gradient")
-_PICKS = ("gather", "dynamic_slice", "concatenate", "split")
+_PICKS = ("gather", "dynamic_slice", "concatenate", "split", "stack")
+# What XLA does not look through for an arithmetic whose result is widened.
+_OPAQUE = (*_PICKS, "slice", "rev", "optimization_barrier")
 # What rounds nothing.
 _EXACT = (
     *_MOVES,

@@ -257,18 +257,24 @@ def test_a_scale_of_several_is_rounded_as_the_function_says(more: Any) -> None:
     _close(jaxfp8.rewrite(model)(a, q, s, u), want)
 
 
+def _repeated(s: Any, u: Any, times: int) -> Any:
+    return jnp.broadcast_to(s, (5, times)) * u
+
+
 @pytest.mark.parametrize(
     "spread",
     [
-        lambda scale: jnp.broadcast_to(scale, (5, 32)),
-        lambda scale: jnp.repeat(scale, 32, axis=1),
-        lambda scale: jnp.repeat(scale, np.full(1, 32), axis=1, total_repeat_length=32),
-        lambda scale: jax.lax.stop_gradient(jnp.broadcast_to(scale, (5, 32))),
-        lambda scale: jnp.split(jnp.broadcast_to(scale, (5, 64)), 2, axis=1)[1],
-        lambda scale: jnp.take(scale, jnp.arange(5), axis=0),
-        lambda scale: scale[jnp.arange(5)[::-1]],
-        lambda scale: jax.lax.dynamic_slice(jnp.pad(scale, ((1, 0), (0, 0))), (1, 0), (5, 1)),
-        lambda scale: jnp.concatenate([scale[:2], scale[2:]]),
+        lambda s, u: jnp.broadcast_to(s * u, (5, 32)),
+        lambda s, u: jnp.repeat(s * u, 32, axis=1),
+        lambda s, u: jnp.repeat(s * u, np.full(1, 32), axis=1, total_repeat_length=32),
+        lambda s, u: jax.lax.stop_gradient(jnp.broadcast_to(s * u, (5, 32))),
+        lambda s, u: jax.lax.optimization_barrier(_repeated(s, u, 32)),
+        lambda s, u: _repeated(s, u, 64)[:, 32:],
+        lambda s, u: _repeated(s, u, 32)[:, ::-1],
+        lambda s, u: jnp.split(_repeated(s, u, 64), 2, axis=1)[1],
+        lambda s, u: jnp.take(_repeated(s, u, 3), jnp.arange(32) // 11, axis=1),
+        lambda s, u: jax.lax.dynamic_slice(_repeated(s, u, 64), (0, jnp.asarray(3)), (5, 32)),
+        lambda s, u: jnp.concatenate([_repeated(s, u, 12), _repeated(s, u, 20)], axis=1),
     ],
 )
 @pytest.mark.parametrize("region", [False, True])
@@ -281,35 +287,35 @@ def test_a_scale_that_is_widened_where_it_is_spread_is_rounded_before(
         return (a.astype(F32) * scale.astype(F32)) @ q.astype(F32)
 
     def model(a: Any, q: Any, s: Any, u: Any) -> Any:
-        return (jax.checkpoint(product) if region else product)(a, q, spread(s * u))
+        return (jax.checkpoint(product) if region else product)(a, q, spread(s, u))
 
     args = _args_of_two_scales()
     a, q, s, u = args
     assert count(jaxfp8.rewrite(model), *args) == 1
-    want = np.asarray(a, np.float64) * np.asarray(spread(s * u), np.float64)
+    want = np.asarray(a, np.float64) * np.asarray(spread(s, u), np.float64)
     _close(jax.jit(jaxfp8.rewrite(model))(*args), want @ np.asarray(q, np.float64))
 
 
 @pytest.mark.parametrize(
     "scale_of",
     [
-        lambda amax: amax / 127,
-        lambda amax: jnp.broadcast_to(amax, (5, 32)) / 127,
-        lambda amax: jnp.repeat(amax, 32, axis=1) * jnp.bfloat16(1 / 127),
-        lambda amax: amax * jnp.ones(32, jnp.bfloat16) / 127,
+        lambda amax: jnp.repeat(amax / 127, 8, axis=-1),
+        lambda amax: jnp.repeat(amax, 8, axis=-1) / 127,
+        lambda amax: jnp.repeat(amax, 8, axis=-1) * jnp.bfloat16(1 / 127),
     ],
 )
-def test_codes_that_suit_a_scale_of_the_largest_value(scale_of: Any) -> None:
+def test_codes_that_suit_a_scale_of_the_largest_value_of_a_block(scale_of: Any) -> None:
     """The scale of codes and that of the product are rounded alike."""
 
     def model(x: Any, q: Any) -> Any:
-        amax = jnp.max(jnp.abs(x.astype(jnp.bfloat16)), axis=1, keepdims=True)
+        amax = jnp.max(jnp.abs(x.astype(jnp.bfloat16).reshape(5, 4, 8)), axis=-1)
         scale = scale_of(amax).astype(F32)
         codes = jnp.clip(jnp.round(x / scale), -127, 127).astype(jnp.int8)
         return (codes.astype(F32) * scale) @ q.astype(F32)
 
-    x, q, _ = _args()
-    x = x * jnp.asarray([[1.7], [1.9], [2.1], [2.6], [3.1]])
+    _, q, _ = _args()
+    x = 0.75 + Data().normal(5, 32) / 100
+    x = x.at[:, ::8].set(jnp.asarray([[1.7], [1.9], [2.1], [2.6], [3.1]]))
     assert count(jaxfp8.rewrite(model), x, q) == 1
     _close(jax.jit(jaxfp8.rewrite(model))(x, q), jax.jit(model)(x, q))
 
@@ -320,7 +326,7 @@ def test_a_stored_scale_is_read_without_a_rounding() -> None:
     def model(x: Any, q: Any, s: Any, at: Any) -> Any:
         own = jax.lax.dynamic_index_in_dim(s, at, keepdims=False)
         own = jnp.maximum(jnp.concatenate([own[:9], own[9:]]), -own)
-        return x @ (q.astype(F32) * own.astype(F32))
+        return x @ (q.astype(F32) * jnp.broadcast_to(own, q.shape).astype(F32))
 
     x, q, s = _args()
     args = x, q, jnp.stack([s, s]).astype(jnp.bfloat16), jnp.asarray(1)

@@ -63,9 +63,6 @@ struct StripSums {
   Found<Sums>* found;  // rows kFewColumns apart
   int32_t* of_columns;
   const double* zero;
-
-  // From column c on.
-  StripSums From(int64_t c) const { return {found + c, of_columns + c, zero + c}; }
 };
 
 // The products of kColumns columns with kCount rows, in registers.
@@ -74,7 +71,7 @@ class StripTile {
  public:
   using Vector = typename Sums::Vector;
 
-  [[gnu::always_inline]] void LoadFrom(const StripSums<Sums>& sums) {
+  [[gnu::always_inline]] explicit StripTile(const StripSums<Sums>& sums) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       if constexpr (Sums::kLessZero) zero_[v] = Zeros(sums.zero + v * kLanes);
@@ -126,8 +123,7 @@ __attribute__((noinline)) void SumStrip(const Lines& lines, int64_t offset, int6
                                         int64_t last, const Panel& left, int64_t left_first,
                                         const StripSums<Sums>& sums) {
   constexpr int kGroup = Sums::kGroup;
-  StripTile<Sums, kCount> tile;
-  tile.LoadFrom(sums);
+  StripTile<Sums, kCount> tile(sums);
   for (int64_t g = first; g < last; ++g) {
     const uint8_t* line[kGroup];
 #pragma GCC unroll 4
@@ -177,42 +173,6 @@ template <class Sums, DType kType>
   }
 }
 
-// Strips that are multiplied side by side. The sums of one of two vectors, and of one row, take as
-// long as the lines' products one after the other: with AVX2 one row of float32 times int8 took 1.1
-// times as long so, times e5m2 1.1 to 1.2 times (AMD Zen 4).
-template <int kCount>
-inline constexpr int kStripsTogether = kVectors * kCount < 4 ? 2 : 1;
-
-// Adds the products of kStrips strips of lines together, from byte c on.
-template <class Sums, DType kType, int kCount, int kStrips>
-[[gnu::always_inline]] inline void SumTogether(const LinesTogether& lines, int64_t c,
-                                               const uint8_t* rows, int64_t pitch,
-                                               const StripSums<Sums>& sums) {
-  constexpr int kGroups = kLinesTogether / Sums::kGroup;
-  constexpr int kAhead = std::min(kDecodedAhead<kCount> / kStrips, kGroups - 1);
-  StripTile<Sums, kCount> tile[kStrips];
-#pragma GCC unroll 2
-  for (int s = 0; s < kStrips; ++s) tile[s].LoadFrom(sums.From(c + s * kColumns));
-  typename Sums::Vector column[kGroups][kStrips][kVectors];
-#pragma GCC unroll 16
-  for (int i = 0; i < kGroups + kAhead; ++i) {
-#pragma GCC unroll 2
-    for (int s = 0; i < kGroups && s < kStrips; ++s) {
-      Decode<Sums, kType>(lines, i, c + s * kColumns, column[i][s]);
-    }
-    const int g = i - kAhead;
-#pragma GCC unroll 2
-    for (int s = 0; g >= 0 && s < kStrips; ++s) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        tile[s].Add(v, column[g][s][v], rows + g * sizeof(int32_t), pitch);
-      }
-    }
-  }
-#pragma GCC unroll 2
-  for (int s = 0; s < kStrips; ++s) tile[s].StoreTo(sums.From(c + s * kColumns));
-}
-
 // Adds the products of whole strips of lines together with kCount rows, packed from `rows` on. From
 // a cache the processor fetches lines faster by itself, from memory it has to be asked: without,
 // one row times e4m3 of 14336 x 4096 took 1.4 to 1.7 times as long, of 1024 x 1024 0.75 times (AMD
@@ -221,17 +181,26 @@ template <class Sums, DType kType, int kCount, Ask kAsk>
 __attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t columns,
                                         const uint8_t* rows, int64_t pitch,
                                         const StripSums<Sums>& sums) {
-  constexpr int kStrips = kStripsTogether<kCount>;
+  constexpr int kGroups = kLinesTogether / Sums::kGroup;
+  constexpr int kAhead = std::min(kDecodedAhead<kCount>, kGroups - 1);
   const int64_t ahead = std::min(AheadFor(kAsk, kLineAhead), columns);
-  int64_t c = 0;
-  for (; c + kStrips * kColumns <= columns; c += kStrips * kColumns) {
+  for (int64_t c = 0; c < columns; c += kColumns) {
     for (int k = 0; k < kLinesTogether && kAsk != Ask::kNone && c % 64 == 0; ++k) {
       lines.Request(k, c, ahead, columns, kAsk);
     }
-    SumTogether<Sums, kType, kCount, kStrips>(lines, c, rows, pitch, sums);
-  }
-  if constexpr (kStrips > 1) {
-    if (c < columns) SumTogether<Sums, kType, kCount, 1>(lines, c, rows, pitch, sums);
+    const StripSums<Sums> strip = {sums.found + c, sums.of_columns + c, sums.zero + c};
+    StripTile<Sums, kCount> tile(strip);
+    typename Sums::Vector column[kGroups][kVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < kGroups + kAhead; ++i) {
+      if (i < kGroups) Decode<Sums, kType>(lines, i, c, column[i]);
+      const int g = i - kAhead;
+#pragma GCC unroll 4
+      for (int v = 0; g >= 0 && v < kVectors; ++v) {
+        tile.Add(v, column[g][v], rows + g * sizeof(int32_t), pitch);
+      }
+    }
+    tile.StoreTo(strip);
   }
 }
 
@@ -274,8 +243,7 @@ __attribute__((noinline)) void SumQuads(const uint8_t* from, int64_t quads, cons
                                         int64_t pitch, const StripSums<Sums>& sums) {
   constexpr int kParts = kQuad / Sums::kGroup;
   constexpr int kAhead = std::min(kDecodedAhead<kCount>, kVectors - 1);
-  StripTile<Sums, kCount> tile;
-  tile.LoadFrom(sums);
+  StripTile<Sums, kCount> tile(sums);
   for (int64_t q = 0; q < quads; ++q, from += kQuadsPitch, rows += kParts * sizeof(int32_t)) {
     typename Sums::Vector part[kVectors][kParts];
 #pragma GCC unroll 8
