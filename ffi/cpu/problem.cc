@@ -263,17 +263,18 @@ int64_t ShortSegment(const Problem& problem, Sums sums) {
 float Same(float scale) { return scale; }
 float Rounded(float scale) { return DecodeBF16(EncodeBF16(scale)); }
 
-// Without a branch: there can be many.
+// Without a branch, by comparisons that all vectors have: there can be many.
 template <typename T, float (*kDecode)(T)>
 bool AllWithin(const Side& side, float lowest, float highest) {
   const T* scale = static_cast<const T*>(side.scale);
-  const uint32_t low = BitsOf(lowest), range = BitsOf(highest) - low;
-  bool beyond = false;
+  const auto low = static_cast<int32_t>(BitsOf(lowest));
+  const auto high = static_cast<int32_t>(BitsOf(highest));
+  int32_t beyond = 0;
   for (int64_t i = 0; i < side.scales; ++i) {
-    const uint32_t magnitude = BitsOf(kDecode(scale[i])) & 0x7fffffff;
-    beyond |= (magnitude != 0) & (magnitude - low > range);
+    const auto magnitude = static_cast<int32_t>(BitsOf(kDecode(scale[i])) & 0x7fffffff);
+    beyond |= (magnitude < low ? magnitude : 0) | (magnitude > high ? 1 : 0);
   }
-  return !beyond;
+  return beyond == 0;
 }
 
 // Whether no scale is beyond `lowest` and `highest`, or NaN.

@@ -40,6 +40,8 @@ class RunAcross {
   }
 
  private:
+  static constexpr int64_t kSomeStrips = 32;
+
   void AddChunk(int64_t c) {
     const Block& block = run_.blocks[c];
     const Panel& left = run_.left[c];
@@ -91,53 +93,69 @@ class RunAcross {
     }
   }
 
+  // Some strips at a time: the factors of all columns would fill an L1.
   void AddFound(const Block& block, const Panel& left) {
-    if (narrow_) return AddNarrow(block, left);
-    for (int64_t s = 0; s < Strips(block); ++s) AddStrip(block, left, s);
+    for (int64_t s = 0; s < Strips(block); s += kSomeStrips) {
+      Block some = StripOf(block, s, 0, block.depth);
+      some.count = std::min(block.count - s * kColumns, kSomeStrips * kColumns);
+      if constexpr (!Sums::kExact) {
+        if (narrow_) {
+          AddNarrow(some, left, s * kColumns);
+          continue;
+        }
+      }
+      AddSome(some, left, s);
+    }
   }
 
-  // Adds the worth of what was found of strip s. Its factors are read here: those of all columns
-  // would fill an L1.
-  void AddStrip(const Block& block, const Panel& left, int64_t s) {
-    double scale[kColumns], zero[kColumns], sum[kColumns];
-    const Panel factors{nullptr, 0, scale, zero, sum, nullptr};
-    StartColumns<Sums>(side_, StripOf(block, s, 0, block.depth), factors);
-    const int64_t c = s * kColumns;
-    if constexpr (Sums::kTotals) std::copy_n(of_columns_ + c, kColumns, sum);
+  // Adds the worth of what was found from strip s on.
+  void AddSome(const Block& block, const Panel& left, int64_t s) {
+    const int64_t c = s * kColumns, width = Strips(block) * kColumns;
+    double scale[kSomeStrips * kColumns], zero[kSomeStrips * kColumns];
+    double sum[kSomeStrips * kColumns];
+    Panel factors = {nullptr, 0, scale, zero, sum, nullptr};
+    if constexpr (Sums::kLessZero) {
+      factors = PanelOf(right_, s, 0);
+    } else {
+      StartColumns<Sums>(side_, block, factors);
+    }
+    if constexpr (Sums::kTotals) std::copy_n(of_columns_ + c, width, sum);
     for (int r = 0; r < kCount; ++r) {
-      AddRow<Sums>(found_[r] + c, left, r, factors, block.depth, kColumns, sums_ + r * pitch_ + c,
+      AddRow<Sums>(found_[r] + c, left, r, factors, block.depth, width, sums_ + r * pitch_ + c,
                    first_);
     }
   }
 
-  // The same for all columns in float32, by lanes if lines are.
-  void AddNarrow(const Block& block, const Panel& left) {
-    if constexpr (!Sums::kExact) {
-      float scale[kFewColumns];
-      Scales(side_, block, width_, scale);
-      if (IsByLanes() && !AreAlikeInStrips(side_.tile_free, block.first)) {
-        for (int64_t c = 0; c < width_; c += kColumns) ExchangeLanes(scale + c);
-      }
-      for (int r = 0; r < kCount; ++r) {
-        const auto of_row = static_cast<float>(left.scale[r]);
-        for (int64_t i = 0; i < width_; i += kLanes) {
-          const F32 both = Load<F32>(scale + i) * of_row;
-          const F32 worth = Load<F32>(worth_[r] + i);
-          Store(worth_[r] + i, MultiplyAdd(Load<F32>(found_[r] + i), both, worth));
-        }
+  // The same in float32 from column c on, by lanes if lines are.
+  void AddNarrow(const Block& block, const Panel& left, int64_t c) {
+    const int64_t width = Strips(block) * kColumns;
+    Found<Sums> scale[kSomeStrips * kColumns];
+    Scales(side_, block, width, scale);
+    if constexpr (kByLanes<Sums, kType>) {
+      const bool alike = side_.prepared || AreAlikeInStrips(side_.tile_free, block.first);
+      for (int64_t i = 0; !alike && i < width; i += kColumns) ExchangeLanes(scale + i);
+    }
+    for (int r = 0; r < kCount; ++r) {
+      const auto of_row = static_cast<float>(left.scale[r]);
+      for (int64_t i = 0; i < width; i += kLanes) {
+        const F32 both = Load<F32>(scale + i) * of_row;
+        const F32 worth = Load<F32>(worth_[r] + c + i);
+        Store(worth_[r] + c + i, MultiplyAdd(Load<F32>(found_[r] + c + i), both, worth));
       }
     }
   }
 
   void AddWorth() {
     for (int r = 0; r < kCount; ++r) {
-      for (int64_t c = 0; IsByLanes() && c < width_; c += kColumns) ExchangeLanes(worth_[r] + c);
+      if constexpr (kByLanes<Sums, kType>) {
+        for (int64_t c = 0; !side_.prepared && c < width_; c += kColumns) {
+          ExchangeLanes(worth_[r] + c);
+        }
+      }
       double* to = sums_ + r * pitch_;
       for (int64_t i = 0; i < width_; ++i) to[i] = worth_[r][i] + (run_.first ? 0 : to[i]);
     }
   }
-
-  bool IsByLanes() const { return kByLanes<Sums, kType> && !side_.prepared; }
 
   const Side& side_;
   const ChunkRun& run_;

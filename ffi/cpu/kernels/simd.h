@@ -131,20 +131,6 @@ inline F32 ToFloats(F64 low, F64 high) {
 #endif
 }
 
-// A strip of 32-bit values by lanes, in order, or the other way round; where a vector has as many
-// lanes of 128 bits as a strip has vectors.
-inline void ExchangeLanes(void* strip) {
-  auto* lanes = static_cast<uint8_t*>(strip);
-  for (int v = 1; v < kVectors; ++v) {
-    for (int lane = 0; lane < v; ++lane) {
-      uint8_t *one = lanes + v * kBytes + lane * 16, *other = lanes + lane * kBytes + v * 16;
-      const auto values = Load<U8x16>(one);
-      Store(one, Load<U8x16>(other));
-      Store(other, values);
-    }
-  }
-}
-
 #if defined(__AVX512F__)
 // 16 columns of a vector come from a dword of each 128-bit lane: what interleaving bytes, and then
 // words, leaves in order.
@@ -156,6 +142,26 @@ inline __m512i DwordsToLanes(__m512i bytes) {
 // Without it columns come by lanes: those of a 128-bit lane of the bytes, 16, in the same lane of
 // all vectors. `ExchangeLanes` puts them in order.
 inline __m512i AsTheyAre(__m512i bytes) { return bytes; }
+
+// A strip of 32-bit values by lanes, in order, or the other way round. In registers: a vector that
+// was stored in quarters is not read before they have left for L1.
+inline void ExchangeLanes(void* strip) {
+  constexpr S32 kLow = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+  constexpr S32 kHigh = {8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31};
+  auto* at = static_cast<uint8_t*>(strip);
+  S32 a[kVectors], b[kVectors];
+  for (int v = 0; v < kVectors; ++v) a[v] = Load<S32>(at + v * kBytes);
+  for (int v = 0; v < 2; ++v) {
+    b[2 * v] = __builtin_shuffle(a[v], a[v + 2], kLow);
+    b[2 * v + 1] = __builtin_shuffle(a[v], a[v + 2], kHigh);
+  }
+  for (int v = 0; v < 2; ++v) {
+    Store(at + 2 * v * kBytes, __builtin_shuffle(b[v], b[v + 2], kLow));
+    Store(at + (2 * v + 1) * kBytes, __builtin_shuffle(b[v], b[v + 2], kHigh));
+  }
+}
+#else
+void ExchangeLanes(void* strip);  // where there is nothing to gain, nor a definition
 #endif
 
 }  // namespace jaxfp8::JAXFP8_ISA
