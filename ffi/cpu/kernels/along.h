@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "cpu/kernels/factors.h"
 #include "cpu/kernels/lines.h"
+#include "cpu/kernels/pack.h"
 #include "cpu/kernels/tile.h"
 #include "cpu/kernels/turn.h"
 
@@ -105,6 +107,7 @@ class ColumnsAlong {
       Add<0>(from, v * kColumnBytes, rows + v * kRowBytes, pitch);
       Add<kParts>(from, (v + 1) * kColumnBytes, rows + (v + 1) * kRowBytes, pitch);
     }
+    if (depth == v * kColumns) return;
     ahead.Request(depth - v * kColumns);
     if (v < whole) Add<0>(from, v * kColumnBytes, rows + v * kRowBytes, pitch);
     if (depth % kColumns)
@@ -184,12 +187,14 @@ template <class Sums>
 inline constexpr int64_t kPiece = (32 << 10) / kFewRows / (4 / Sums::kGroup) / kColumns * kColumns;
 
 // A piece of a chunk of a run.
+template <int kCount>
 struct Piece {
   int64_t chunk;
   int64_t start;  // from that of the run on
   int64_t depth;
   const uint8_t* rows;  // packed, and
   int64_t pitch;        // bytes from one to the next
+  float scale[kCount];  // of them
 };
 
 // The products of kCount rows with columns along the depth, at most kColumns of them, for the
@@ -215,6 +220,7 @@ class RunAlong {
         ask_(run.blocks[0].ask),
         ahead_(AheadFor(ask_, kStreamAhead)) {
     std::memset(found, 0, (narrow_ ? 1 : run.count) * sizeof *found);
+    for (int64_t c = 0; c < run.count; ++c) Start(side, run.blocks[c], c);
   }
 
   void Find() {
@@ -223,8 +229,12 @@ class RunAlong {
       for (int64_t done = 0; done < block.depth; done += kPiece<Sums>) {
         const int64_t depth = std::min(kPiece<Sums>, block.depth - done);
         if (count_ == most_pieces_ || depth_ + depth > most_depth_) FindPieces();
-        pieces_[count_++] = {c, block.start - run_.blocks[0].start + done, depth,
-                             run_.left[c].data + done * (4 / Sums::kGroup), run_.left[c].pitch};
+        const Panel& left = run_.left[c];
+        Piece<kCount>& piece = pieces_[count_++];
+        piece = {c,          block.start - run_.blocks[0].start + done,
+                 depth,      left.data + done * (4 / Sums::kGroup),
+                 left.pitch, {}};
+        std::copy_n(left.scale, kCount, piece.scale);
         depth_ += depth;
       }
     }
@@ -248,6 +258,19 @@ class RunAlong {
   static constexpr int kTogether = 2;
   // Products take as much room as rows do in L1.
   static constexpr int kMostPieces = (32 << 10) / (kCount * kLanes * kBytes);
+
+  // The factors of the columns of chunk c: for narrow sums in float32.
+  void Start(const Side& side, const Block& block, int64_t c) {
+    const Panel factors = PanelOf(right_, c, 0);
+    const bool in_double = Sums::kLessZero || !narrow_;
+    if (in_double) StartColumns<Sums>(side, block, factors);
+    if (!narrow_) return;
+    if (in_double) {
+      std::copy_n(factors.scale, kColumns, scale_[c]);
+    } else {
+      Scales(side, block, kColumns, scale_[c]);
+    }
+  }
 
   void AddWorthTo(double* sums, int64_t pitch) const {
     for (int r = 0; r < kCount; ++r) {
@@ -284,7 +307,7 @@ class RunAlong {
       const uint8_t* line = lines_[first + i];
       ReadAhead ahead = AheadOf(first + i, line);
       for (int p = 0; p < count_; ++p) {
-        const Piece& piece = pieces_[p];
+        const Piece<kCount>& piece = pieces_[p];
         ColumnsAlong<Sums, kType, kCount, 1> column;
         column.SetZero(0, ZeroOf(piece, first + i));
         column.Multiply({line + piece.start}, piece.rows, piece.pitch, piece.depth, ahead);
@@ -317,7 +340,8 @@ class RunAlong {
     for (int r = 0; r < kCount; ++r) AddUp(worth[r], columns, found_[0][r] + first);
   }
 
-  [[gnu::always_inline]] void AddPiece(const Piece& piece, const int64_t (&column)[kTogether],
+  [[gnu::always_inline]] void AddPiece(const Piece<kCount>& piece,
+                                       const int64_t (&column)[kTogether],
                                        const uint8_t* const (&line)[kTogether],
                                        LinesAhead<kTogether>& ahead,
                                        Vector (&sum)[kCount][kTogether]) {
@@ -333,7 +357,8 @@ class RunAlong {
     for (int r = 0; r < kCount; ++r) {
 #pragma GCC unroll 4
       for (int j = 0; j < kTogether; ++j) {
-        sum[r][j] += together.Product(r, j) * ScaleOf(piece, r, column[j]);
+        const F32 scaled = together.Product(r, j) * piece.scale[r];
+        sum[r][j] = MultiplyAdd(scaled, F32{} + scale_[piece.chunk][column[j]], sum[r][j]);
       }
     }
   }
@@ -349,12 +374,8 @@ class RunAlong {
     return {next, next, 0, ask_};
   }
 
-  double ZeroOf(const Piece& piece, int64_t column) const {
+  double ZeroOf(const Piece<kCount>& piece, int64_t column) const {
     return Sums::kLessZero ? right_.zero[piece.chunk * kColumns + column] : 0;
-  }
-
-  Found<Sums> ScaleOf(const Piece& piece, int row, int64_t column) const {
-    return run_.left[piece.chunk].scale[row] * right_.scale[piece.chunk * kColumns + column];
   }
 
   static void AddUp(Vector (&of)[kLanes], int64_t columns, Found<Sums>* sums) {
@@ -384,12 +405,13 @@ class RunAlong {
   const int64_t most_pieces_, most_depth_;
   const Ask ask_;
   const int64_t ahead_;  // in bytes
-  Piece pieces_[std::max<int64_t>(kMostPieces, kRunChunks)];
+  Piece<kCount> pieces_[std::max<int64_t>(kMostPieces, kRunChunks)];
   int count_ = 0;
   int64_t depth_ = 0;
-  int64_t pitch_ = 0;           // from column to column
-  int64_t columns_ahead_ = 0;   // lies what is asked for
-  int64_t to_next_pieces_ = 0;  // from the columns after the last to more depth of the first
+  int64_t pitch_ = 0;                  // from column to column
+  int64_t columns_ahead_ = 0;          // lies what is asked for
+  int64_t to_next_pieces_ = 0;         // from the columns after the last to more depth of the first
+  float scale_[kRunChunks][kColumns];  // of columns, where sums are narrow
   Vector products_[kMostPieces][kCount][kLanes];
   Vector totals_[Sums::kTotals ? kMostPieces : 1][kLanes];
 };

@@ -37,11 +37,10 @@ void MultiplyFewOf(const Side& side, const ChunkRun& run, int rows, const Panel&
 template <class Sums>
 void MultiplyFew(const Side& side, const ChunkRun& run, int rows, const Panel& right, void* found,
                  double* sums, int64_t pitch) {
-  const bool along = side.depth.Contiguous();
-  for (int64_t c = 0; along && c < run.count; ++c) {
+  const bool by_tiles = side.depth.Contiguous() && rows >= kTilesAlong<Sums>.least;
+  for (int64_t c = 0; by_tiles && c < run.count; ++c) {
     StartColumns<Sums>(side, run.blocks[c], PanelOf(right, c, 0));
   }
-  const bool by_tiles = along && rows >= kTilesAlong<Sums>.least;
   if constexpr (kByTilesAlong<Sums> && !kBytesAlong<Sums>) {
     if (by_tiles) {
       return MultiplyByTilesAlong<Sums, Sums::kPacked>(side, run, rows, right, found, sums, pitch);
