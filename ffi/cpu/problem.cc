@@ -118,7 +118,7 @@ void Fill(const std::vector<Digit>& digits, size_t level, int64_t offset, int64_
 // Offsets::run of a table.
 int64_t RunOf(const std::vector<Digit>& digits) {
   const Digit& last = digits.back();
-  const int64_t run = last.stride == 0 ? last.size : last.tile;
+  const int64_t run = std::max<int64_t>(last.stride == 0 ? last.size : last.tile, 1);
   return digits.size() == 1 || last.size % run == 0 ? run : 1;
 }
 
