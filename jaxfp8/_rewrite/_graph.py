@@ -34,7 +34,7 @@ class Value:
     weak_type: bool = False
     literal: Any = None
     concrete: Any = None  # the array, where the function closes over one
-    outer: Value | None = None  # the value of the program around a region that enters as this one
+    outer: Value | None = None  # of the program around a region: enters as this one, or in part
 
     @property
     def size(self) -> int:

@@ -13,9 +13,9 @@
 namespace jaxfp8::JAXFP8_ISA {
 
 // The products of kCount rows with columns across the depth. What is found of a chunk is added to
-// the sums in float64, strip by strip, or where sums are narrow, in float32, in the order in which
-// it was found: for blocks of 128 x 128 one row took 1.2 times as long as without otherwise, so
-// 1.05 times (AMD Zen 4).
+// the sums in float64, or where sums are narrow, in float32, in the order in which it was found:
+// for blocks of 128 x 128 one row took 1.2 times as long as without otherwise, so 1.05 times (AMD
+// Zen 4).
 template <class Sums, DType kType, int kCount>
 class RunAcross {
  public:
