@@ -146,12 +146,14 @@ class Share {
   void PackRows(const Round& round) {
     if (packed_ == &round) return;
     packed_ = &round;
+    const bool along = plan_.few && problem_.rhs.depth.Contiguous() && !problem_.rhs.prepared;
+    const auto pack = along ? kernel_.pack_rows_along : kernel_.pack_rows;
     for (size_t i = round.begin; i < round.end; ++i) {
       const Chunk& chunk = plan_.chunks[i];
       const Panel panel = LeftPanel(chunk);
       for (int64_t row = 0; row < rows_; row += kSlab) {
         const int64_t count = std::min(kSlab, rows_ - row);
-        kernel_.pack_rows(problem_.lhs, RowsOf(chunk, row_ + row, count), From(panel, row));
+        pack(problem_.lhs, RowsOf(chunk, row_ + row, count), From(panel, row));
       }
     }
   }

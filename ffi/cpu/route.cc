@@ -37,19 +37,24 @@ std::string WhyNotSums(const Kernel& kernel, const Problem& problem) {
 
 // Rows for which the kernel is a good choice.
 int LeastRows(const Kernel& kernel, const Problem& problem) {
-  if (kernel.least_along == kernel.least_rows) return kernel.least_rows;
+  if (problem.rhs.prepared) return kernel.least.prepared;
+  if (kernel.least.along == kernel.least.across) return kernel.least.across;
   const int64_t paid = kDepthOfRow * problem.rows;
   const bool along = problem.rhs.depth.Contiguous() && IsEightBit(problem.rhs.dtype) &&
                      problem.depth >= paid && !ChangesOften(problem, paid);
-  return along ? kernel.least_along : kernel.least_rows;
+  return along ? kernel.least.along : kernel.least.across;
+}
+
+// Processors with tiles add products of bfloat16 in vectors at a quarter of the rate of float32.
+bool IsSlow(const Kernel& kernel, unsigned features) {
+  return kernel.sums == Sums::kBFloat16 && !(kernel.needs & kAmx) && features & kAmx;
 }
 
 // Whether the kernel is a good choice: integers are summed exactly, but where scales change every
 // few values of the depth, only a kernel that scales single values is, if it may.
-bool Suits(const Kernel& kernel, const Problem& problem) {
-  if (!WhyNotSums(kernel, problem).empty() || problem.rows < LeastRows(kernel, problem)) {
-    return false;
-  }
+bool Suits(const Kernel& kernel, const Problem& problem, unsigned features) {
+  if (!WhyNotSums(kernel, problem).empty() || IsSlow(kernel, features)) return false;
+  if (problem.rows < LeastRows(kernel, problem)) return false;
   const bool exact = problem.epilogue.out.dtype == DType::kS32;
   if (!exact && HasShortSegments(problem, kernel.sums)) return kernel.sums == Sums::kFloat32;
   return kernel.sums == Sums::kInteger || !Integers(problem);
@@ -92,7 +97,7 @@ const std::vector<const Kernel*>& AllKernels() {
 Route RouteTo(const Problem& problem, unsigned features, std::string_view name) {
   if (!name.empty()) return Named(problem, features, name);
   for (const Kernel* kernel : AllKernels()) {
-    if (!(kernel->needs & ~features) && Suits(*kernel, problem)) return {kernel, ""};
+    if (!(kernel->needs & ~features) && Suits(*kernel, problem, features)) return {kernel, ""};
   }
   return {nullptr, "no kernel takes " + Types(problem)};
 }

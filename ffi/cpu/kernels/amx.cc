@@ -2,6 +2,7 @@
 
 #define JAXFP8_ISA amx
 #define JAXFP8_VBMI
+#define JAXFP8_AMX
 
 #include "cpu/kernels/bf16_sums.h"
 #include "cpu/kernels/byte_sums.h"
@@ -32,13 +33,13 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
                 .depth_along = 1,
                 .tiles = {}};
   kernel.multiply_few = MultiplyFewByTiles<Policy>;
-  // Turning bytes along the depth into tiles takes longer than `vpdpbusd` does with them as they
-  // lie: 5 to 8 rows of int8 times 4096 x 4096 took 2.2 to 2.6 times as long, 16 rows 1.4 times.
-  kernel.least_along = Policy::kExact ? kTile + 1 : 3;
-  kernel.least_rows = Policy::kExact ? kFewRows + 1 : 3;
+  // With fewer rows other kernels wait for memory or for lookups as long as tiles do.
+  kernel.least = {.across = 3, .along = 2, .prepared = 2};
+  if (Policy::kExact) kernel.least = {kFewRows + 1, kFewRows + 1, kFewRows + 1};
   kernel.enter = EnterTiles;
   kernel.leave = LeaveTiles;
   kernel.pack_rows = PackTileRows<Policy>;
+  kernel.pack_rows_along = PackTurnedRows<Policy>;
   kernel.pack_columns = PackTileColumns<Policy>;
   kernel.multiply = MultiplyTiles<Policy>;
   kernel.pack_and_multiply = nullptr;

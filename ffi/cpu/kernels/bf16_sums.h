@@ -11,6 +11,10 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
+// Types whose bfloat16 is looked up.
+template <DType kType>
+inline constexpr bool kLookedUp = IsFloat8(kType) || kType == DType::kS8;
+
 struct BF16Sums {
   using Vector = F32;
   using Lane = int32_t;
@@ -34,7 +38,7 @@ struct BF16Sums {
 
   template <DType kType>
   static void Unpack(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
-    if constexpr (IsFloat8(kType)) return UnpackFloat8<kType>(from, to);
+    if constexpr (kLookedUp<kType>) return UnpackLookedUp<kType>(from, to);
     if constexpr (kType == kPacked) {
 #pragma GCC unroll 4
       for (int i = 0; i < kVectors / kGroup; ++i) to[i] = Load<F32>(from + i * kBytes);
@@ -47,9 +51,25 @@ struct BF16Sums {
     }
   }
 
+  // 64 values in the order of lanes: the lower halves of all four, then the upper ones.
+  template <DType kType>
+  [[gnu::always_inline]] static void UnpackByLanes(__m512i codes, Vector (&to)[kQuad / kGroup]) {
+    if constexpr (kLookedUp<kType>) {
+      __m512i first, second;
+      DecodeHalves<kType>(codes, first, second);
+      to[0] = (F32)first;
+      to[1] = (F32)second;
+    } else {
+      constexpr S32 kByLanes = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+      uint8_t by_lanes[kColumns];
+      Store(by_lanes, __builtin_shuffle((S32)codes, kByLanes));
+      Unpack<kType>(by_lanes, to);
+    }
+  }
+
   template <DType kType>
   static void SplitQuads(S32 quads, Vector (&to)[kQuad / kGroup]) {
-    if constexpr (IsFloat8(kType)) {
+    if constexpr (kLookedUp<kType>) {
       __m512i first, second;
       PairsOfQuads<kType>((__m512i)quads, first, second);
       to[0] = (F32)first;
@@ -70,7 +90,7 @@ struct BF16Sums {
 
   template <DType kType>
   static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    if constexpr (IsFloat8(kType)) return SpreadFloat8<kType>(line, column, DwordsToLanes);
+    if constexpr (kLookedUp<kType>) return SpreadLookedUp<kType>(line, column, DwordsToLanes);
     F32 even[kVectors], odd[kVectors];
     DecodeVectors<kType>(line[0], even);
     DecodeVectors<kType>(line[1], odd);
@@ -78,9 +98,9 @@ struct BF16Sums {
   }
 
   template <DType kType>
-    requires(IsFloat8(kType))
+    requires(kLookedUp<kType>)
   static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    SpreadFloat8<kType>(line, column, AsTheyAre);
+    SpreadLookedUp<kType>(line, column, AsTheyAre);
   }
 
   template <DType>
@@ -102,7 +122,7 @@ struct BF16Sums {
  private:
   // Values are two bytes each, found apart and interleaved.
   template <DType kType>
-  static void UnpackFloat8(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
+  static void UnpackLookedUp(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
     const __m512i in_turn = _mm512_setr_epi32(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     __m512i first, second;
     DecodeHalves<kType>(_mm512_permutexvar_epi32(in_turn, Load<__m512i>(from)), first, second);
@@ -111,8 +131,8 @@ struct BF16Sums {
   }
 
   template <DType kType, class Arrange>
-  [[gnu::always_inline]] static void SpreadFloat8(const uint8_t* const (&line)[kGroup],
-                                                  Vector (&column)[kVectors], Arrange arrange) {
+  [[gnu::always_inline]] static void SpreadLookedUp(const uint8_t* const (&line)[kGroup],
+                                                    Vector (&column)[kVectors], Arrange arrange) {
     const __m512i even = arrange(Load<__m512i>(line[0]));
     const __m512i odd = arrange(Load<__m512i>(line[1]));
     __m512i part[kVectors];

@@ -64,6 +64,12 @@ struct ByteSumsOf {
     SplitQuads<kType>(Load<S32>(from), to);
   }
 
+  // 64 values of a line, which tiles take in any order.
+  template <DType kType>
+  static void UnpackByLanes(__m512i codes, Vector (&to)[1]) {
+    SplitQuads<kType>((S32)codes, to);
+  }
+
   template <DType kType>
   static void SplitQuads(S32 quads, Vector (&to)[1]) {
     const __m512i shift = _mm512_set1_epi8(static_cast<char>(Shift(kType, Role::kColumn)));

@@ -6,6 +6,7 @@
 #include "cpu/kernels/pack.h"
 #include "cpu/kernels/tile.h"
 #include "cpu/kernels/tiles.h"
+#include "cpu/kernels/turned_tiles.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
@@ -34,7 +35,7 @@ class FewTiles {
     if (InPlace()) {
       for (int64_t s = 0; s < Strips(block_); ++s) Multiply(s, 0, block_.depth, StripAt(s));
       if (block_.sums) SumColumns<Sums>(side_, block_, right_);
-    } else if (side_.prepared || side_.depth.Contiguous()) {
+    } else if (side_.prepared) {
       for (int64_t s = 0; s < Strips(block_); ++s) FindStrip(s);
     } else {
       FindAcross();
@@ -56,11 +57,10 @@ class FewTiles {
  private:
   // Lines side by side that are packed together: whole tiles.
   static constexpr int64_t kLines = kTile * Sums::kGroup;
-  static constexpr int64_t kPiece = 128;  // or so much depth of a strip that lies along it
+  static constexpr int64_t kPiece = 128;  // or so much depth of prepared columns
 
   struct Packed {
     alignas(kBytes) uint8_t columns[kPiece * kColumns * (4 / Sums::kGroup)];
-    alignas(kBytes) uint8_t raw[kPiece * kColumns];
   };
 
   // Whether prepared columns are tiles as they lie.
@@ -105,7 +105,6 @@ class FewTiles {
     const Block piece = StripOf(block_, s, start, std::min(most, block_.depth - start));
     Panel panel = PanelOf(right_, s, 0);
     panel.data = packed.columns;
-    panel.raw = packed.raw;
     PackStripOf<Sums>(side_, piece, panel);
     AddColumnSums<Sums>(piece, panel);
     PadGroups<Sums>(panel.data, 0, 1, piece.depth, kVectors * kBytes);
@@ -128,6 +127,11 @@ class FewTiles {
 template <class Sums>
 void MultiplyFewByTiles(const Side& side, const ChunkRun& run, int rows, const Panel& right,
                         void* found, double* sums, int64_t pitch) {
+  if (!side.prepared && side.depth.Contiguous()) {
+    return WithByteType<Sums>(side.dtype, [&]<DType kType>() {
+      TurnedTiles<Sums, kType>(side, run, rows, right).AddTo(sums, pitch);
+    });
+  }
   for (int64_t c = 0; c < run.count; ++c) {
     const Block& block = run.blocks[c];
     StartColumns<Sums>(side, block, right);

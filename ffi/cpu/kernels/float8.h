@@ -1,4 +1,4 @@
-// 8-bit floats as float32.
+// 8-bit floats as float32, and they and signed bytes as bfloat16.
 //
 // With AVX-512 by way of bfloat16, whose two bytes are looked up by the halves of a code, or with
 // VBMI by all of it: as many values at once as a vector has bytes. With conversions from float16
@@ -19,23 +19,35 @@ namespace jaxfp8::JAXFP8_ISA {
 template <DType kType>
 constexpr uint32_t BF16Of(int code) {
   const auto byte = static_cast<uint8_t>(code);
+  if (kType == DType::kS8) return BitsOf(static_cast<float>(code)) >> 16;
   return BitsOf(kType == DType::kE4M3 ? DecodeE4M3(byte) : DecodeE5M2(byte)) >> 16;
 }
 
 #if defined(JAXFP8_VBMI)
 
-// The bytes of the bfloat16 of the codes of positive values.
+#if defined(JAXFP8_AMX)
+// Where there are tiles, a lookup in two registers takes twice as long as in one. The lower byte of
+// a float depends on the last four bits of its code alone, but for subnormals and NaN, of which it
+// makes another NaN: so codes from 64 on may share the entries of those from 32 on.
+template <DType kType>
+inline constexpr int kLowerEntries = IsFloat8(kType) ? 64 : 128;
+#else
+template <DType kType>
+inline constexpr int kLowerEntries = 128;
+#endif
+
+// The bytes of the bfloat16 of the codes of positive values; of signed bytes, of their magnitudes.
+template <DType kType>
 struct HalvesTable {
-  uint8_t upper[128] = {}, lower[128] = {};
+  uint8_t upper[128] = {}, lower[kLowerEntries<kType>] = {};
 };
 
 template <DType kType>
-inline constexpr HalvesTable kHalves = [] {
-  HalvesTable table;
-  for (int i = 0; i < 128; ++i) {
-    table.upper[i] = static_cast<uint8_t>(BF16Of<kType>(i) >> 8);
+inline constexpr HalvesTable<kType> kHalves = [] {
+  HalvesTable<kType> table;
+  for (int i = 0; i < 128; ++i) table.upper[i] = static_cast<uint8_t>(BF16Of<kType>(i) >> 8);
+  for (int i = 0; i < kLowerEntries<kType>; ++i)
     table.lower[i] = static_cast<uint8_t>(BF16Of<kType>(i));
-  }
   return table;
 }();
 
@@ -44,13 +56,33 @@ inline __m512i Entries(const uint8_t (&table)[128], __m512i codes) {
   return _mm512_permutex2var_epi8(_mm512_loadu_si512(table), codes, _mm512_loadu_si512(table + 64));
 }
 
+inline __m512i Entries(const uint8_t (&table)[64], __m512i codes) {
+  const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(codes, 1), _mm512_set1_epi8(32));
+  return _mm512_permutexvar_epi8(_mm512_or_si512(codes, upper), _mm512_loadu_si512(table));
+}
+
 // The upper and the lower bytes of 64 values.
 template <DType kType>
 [[gnu::always_inline]] inline void Halves(__m512i codes, __m512i& upper, __m512i& lower) {
-  constexpr const HalvesTable& table = kHalves<kType>;
+  constexpr const auto& table = kHalves<kType>;
   const __m512i sign = _mm512_and_si512(codes, _mm512_set1_epi8(static_cast<char>(0x80)));
   upper = _mm512_or_si512(Entries(table.upper, codes), sign);
   lower = Entries(table.lower, codes);
+}
+
+// A magnitude of 128, whose entries would be those of 0, differs from it in the upper byte alone.
+template <>
+[[gnu::always_inline]] inline void Halves<DType::kS8>(__m512i codes, __m512i& upper,
+                                                      __m512i& lower) {
+  constexpr const auto& table = kHalves<DType::kS8>;
+  const __m512i top = _mm512_set1_epi8(static_cast<char>(0x80));
+  const __m512i magnitude = _mm512_abs_epi8(codes);
+  const __m512i least =
+      _mm512_maskz_mov_epi8(_mm512_cmpge_epu8_mask(magnitude, top),
+                            _mm512_set1_epi8(static_cast<char>(BF16Of<DType::kS8>(128) >> 8)));
+  upper = _mm512_or_si512(_mm512_or_si512(Entries(table.upper, magnitude), least),
+                          _mm512_and_si512(codes, top));
+  lower = Entries(table.lower, magnitude);
 }
 
 #else

@@ -125,6 +125,12 @@ struct Few {
   TilesOfFew tiles;
 };
 
+// Rows with fewer of which another kernel that can is better, by how columns lie; those along the
+// depth where it pays for that (kDepthOfRow).
+struct Least {
+  int across, along, prepared;
+};
+
 struct Kernel {
   const char* name;
   unsigned needs;  // Feature bits
@@ -138,9 +144,7 @@ struct Kernel {
   Room room;
   DType as_prepared;  // whose prepared columns are multiplied as they lie; or none
   Few few;
-  // With fewer, another kernel that can is better, where columns are contiguous along the depth and
-  // pay for tiles of others as they lie (kDepthOfRow), or else.
-  int least_along, least_rows;
+  Least least;
   // Types whose packed values are shifted, so that the sums of the other side are needed; or none.
   DType shifted_rows, shifted_columns;
 
@@ -148,6 +152,8 @@ struct Kernel {
   void (*enter)(int height);
   void (*leave)();
   void (*pack_rows)(const Side&, const Block&, const Panel&);
+  // The same for few rows that columns along the depth are multiplied with.
+  void (*pack_rows_along)(const Side&, const Block&, const Panel&);
   // The factors of as many columns as are packed in one go, and sums of 0.
   void (*start_columns)(const Side&, const Block&, const Panel&);
   // Packs a slice of columns, its strips a pitch apart, and adds to the sums of the columns.

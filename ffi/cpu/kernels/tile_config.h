@@ -10,7 +10,9 @@ namespace jaxfp8 {
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = 64;  // of a row
 
-// Tiles 0 to 5, for sums and rows, may be lower than 6 and 7, for columns.
+// Tiles 0 to 5, for sums and rows, may be lower than 6 and 7, for columns. Where columns are
+// turned, they are 4 and 5, as long as they are deep, and sums and rows, 0 to 3, 6 and 7, may be
+// narrower.
 //
 // Only ever a constant: GCC 12 assumes that loading one reads its first eight bytes only, and
 // leaves out what is stored behind them.
@@ -20,6 +22,14 @@ struct alignas(64) TileConfig {
       row_bytes[tile] = kTileBytes;
       rows[tile] = static_cast<uint8_t>(tile < 6 ? height : kTileRows);
     }
+  }
+
+  static constexpr TileConfig Turned(int width) {
+    TileConfig config;
+    for (int tile : {0, 1, 2, 3, 6, 7}) {
+      config.row_bytes[tile] = static_cast<uint16_t>(width * sizeof(int32_t));
+    }
+    return config;
   }
 
   uint8_t palette = 1;

@@ -13,18 +13,27 @@ namespace jaxfp8::JAXFP8_ISA {
 inline constexpr int kTile = kTileRows;  // groups of depth and columns, too
 static_assert(kBytes == kTileBytes);
 
-// Configurations by the height of tiles of rows.
+// Configurations by how many rows tiles have.
 struct TileConfigs {
   constexpr TileConfigs() {
-    for (int height = 1; height <= kTile; ++height) of[height] = TileConfig(height);
+    for (int rows = 1; rows <= kTile; ++rows) {
+      of[rows] = TileConfig(rows);
+      turned[rows] = TileConfig::Turned(rows);
+    }
   }
-  TileConfig of[kTile + 1];
+  TileConfig of[kTile + 1], turned[kTile + 1];
 };
 inline constexpr TileConfigs kTileConfigs;
 
 inline void EnterTiles(int height) { _tile_loadconfig(&kTileConfigs.of[height]); }
 
+inline void EnterTurnedTiles(int rows) { _tile_loadconfig(&kTileConfigs.turned[rows]); }
+
 inline void LeaveTiles() { _tile_release(); }
+
+// Between stores and what loads them as tiles, and the other way round: GCC does not know that it
+// reads memory.
+inline void TileFence() { asm volatile("" ::: "memory"); }
 
 // Tiles 0 and 1 are the sums that are found from `one` on, side by side, 2 and 3 those from
 // `other`.
@@ -36,6 +45,7 @@ inline void LoadSums(const T* one, const T* other, int64_t bytes, bool first) {
     _tile_zero(2);
     _tile_zero(3);
   } else {
+    TileFence();
     _tile_loadd(0, one, bytes);
     _tile_loadd(1, one + kTile, bytes);
     _tile_loadd(2, other, bytes);
@@ -63,6 +73,7 @@ inline void StoreSums(T* one, T* other, int64_t bytes) {
 template <class Sums>
 void AddTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, int64_t steps) {
   constexpr int64_t kLine = kVectors * kBytes;
+  TileFence();
   for (int64_t s = 0; s < steps; ++s, rows += kBytes, strip += kTile * kLine) {
     _tile_loadd(4, rows, row_pitch);
     _tile_loadd(6, strip, kLine);
@@ -74,6 +85,7 @@ void AddTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, in
     _tile_loadd(7, strip + 3 * kBytes, kLine);
     JAXFP8_DOT(3, 4, 7);
   }
+  TileFence();
 }
 
 // Two tiles of rows, of `height` each, times half a strip: four sums of two times two tiles.
@@ -85,6 +97,7 @@ void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, int height, cons
   const uint8_t* lower = rows + height * row_pitch;
   Found<Sums>* found_lower = found + height * pitch;
   LoadSums(found, found_lower, bytes, first);
+  TileFence();
   for (int64_t s = 0; s < steps; ++s, rows += kBytes, lower += kBytes, strip += kTile * kLine) {
     _tile_loadd(6, strip, kLine);
     _tile_loadd(7, strip + kBytes, kLine);
@@ -96,6 +109,31 @@ void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, int height, cons
     JAXFP8_DOT(3, 5, 7);
   }
   StoreSums(found, found_lower, bytes);
+}
+
+// Adds two tiles of columns along the depth, a cache line of codes deep, times so many turned rows
+// to tiles 0 and 1, and of their second half to 2 and 3; or with `kSums`, times tile 7.
+template <class Sums, bool kSums>
+void AddTurnedTiles(const uint8_t* columns, int64_t pitch, const uint8_t* turned, int rows) {
+  const int64_t row_bytes = rows * sizeof(int32_t);
+  TileFence();
+  _tile_loadd(6, turned, row_bytes);
+  _tile_loadd(4, columns, pitch);
+  JAXFP8_DOT(0, 4, 6);
+  _tile_loadd(5, columns + kTile * pitch, pitch);
+  JAXFP8_DOT(1, 5, 6);
+  if constexpr (kSums) {
+    JAXFP8_DOT(2, 4, 7);
+    JAXFP8_DOT(3, 5, 7);
+  }
+  if constexpr (Sums::kGroup == kQuad / 2) {
+    _tile_loadd(7, turned + kTile * row_bytes, row_bytes);
+    _tile_loadd(4, columns + kBytes, pitch);
+    JAXFP8_DOT(2, 4, 7);
+    _tile_loadd(5, columns + kTile * pitch + kBytes, pitch);
+    JAXFP8_DOT(3, 5, 7);
+  }
+  TileFence();
 }
 
 #undef JAXFP8_DOT

@@ -239,6 +239,10 @@ JAXFP8_SOFT __m512i _mm512_maskz_add_epi8(__mmask64 mask, __m512i a, __m512i b) 
 JAXFP8_SOFT __m512i _mm512_maskz_mov_epi8(__mmask64 mask, __m512i a) {
   return _mm512_maskz_loadu_epi8(mask, &a);
 }
+JAXFP8_SOFT __m512i _mm512_abs_epi8(__m512i a) {
+  const auto sign = (software::U8x64)((__v64qi)a < 0);
+  return (__m512i)(((software::U8x64)a ^ sign) - sign);
+}
 JAXFP8_SOFT __mmask64 _mm512_cmpge_epu8_mask(__m512i a, __m512i b) {
   const auto left = (software::U8x64)a, right = (software::U8x64)b;
   uint64_t mask = 0;
@@ -278,6 +282,9 @@ JAXFP8_SOFT __m512i _mm512_permutex2var_epi8(__m512i a, __m512i places, __m512i 
   std::memcpy(place, &places, sizeof place);
   for (uint8_t& byte : place) byte = entries[byte & 127];
   return _mm512_loadu_si512(place);
+}
+JAXFP8_SOFT __m512i _mm512_permutexvar_epi8(__m512i places, __m512i a) {
+  return _mm512_permutex2var_epi8(a, _mm512_and_si512(places, _mm512_set1_epi8(63)), a);
 }
 JAXFP8_SOFT __m512i _mm512_permutexvar_epi32(__m512i places, __m512i a) {
   return (__m512i)__builtin_shuffle((software::S32x16)a, (software::S32x16)places);

@@ -93,6 +93,7 @@ CORE void CompareCore(Draw& draw) {
   SAME(_mm512_add_epi8, a, b);
   SAME(_mm512_maskz_add_epi8, mask, a, b);
   SAME(_mm512_maskz_mov_epi8, mask, a);
+  SAME(_mm512_abs_epi8, a);
   SAME(_mm512_cmpge_epu8_mask, a, b);
   SAME(_mm512_testn_epi8_mask, a, b);
   SAME(_mm512_shuffle_epi8, a, b);
@@ -132,6 +133,7 @@ __attribute__((target("avx512f,avx512bf16"))) void CompareBF16(Draw& draw) {
 __attribute__((target("avx512f,avx512vbmi"))) void CompareVbmi(Draw& draw) {
   const auto a = draw.Any<__m512i>(), b = draw.Any<__m512i>(), c = draw.Any<__m512i>();
   SAME(_mm512_permutex2var_epi8, a, b, c);
+  SAME(_mm512_permutexvar_epi8, a, b);
 }
 
 // A tile each of rows and columns, and two of the same sums: for the software and the instruction.
