@@ -358,7 +358,8 @@ class RunAlong {
 #pragma GCC unroll 4
       for (int j = 0; j < kTogether; ++j) {
         const F32 scaled = together.Product(r, j) * piece.scale[r];
-        sum[r][j] = MultiplyAdd(scaled, F32{} + scale_[piece.chunk][column[j]], sum[r][j]);
+        // Less 0, which costs nothing, as plus 0 does: that makes 0 of -0.
+        sum[r][j] = MultiplyAdd(scaled, scale_[piece.chunk][column[j]] - F32{}, sum[r][j]);
       }
     }
   }
