@@ -526,6 +526,8 @@ def test_bits_of_a_row_do_not_depend_on_how_many_few_there_are(kernel, layout, k
         most = 48
     if layout == "kn" and not kernel.startswith("amx"):
         most = 4
+    if layout == "nk" and kernel.startswith("amx"):
+        most = 16
     shape, tiles = ((k, n), (tile, 1)) if layout == "kn" else ((n, k), (1, tile))
     left, right = ("int8", "int8") if integers else ("bfloat16", "float8_e4m3fn")
     right = "uint8" if zero_point else right
@@ -598,6 +600,30 @@ def test_rows_of_which_the_first_pack_the_columns(kernel, left, layout, k, n, ti
         oracle.assert_within_bound(spec(count), some, part)
         if layout == "kn" and (count > 8 or not kernel.startswith("amx")):
             np.testing.assert_array_equal(part, whole[-count:])
+
+
+@pytest.mark.skipif("amx" not in _ffi.cpu_features().split(), reason="needs AMX")
+@pytest.mark.parametrize(
+    ("dtypes", "layout", "rows", "k", "kernel"),
+    [
+        (("bfloat16", "float8_e4m3fn"), "kn", 2, 512, "avx512_vbmi"),
+        (("bfloat16", "float8_e4m3fn"), "kn", 3, 512, "amx_bf16"),
+        (("bfloat16", "int8"), "nk", 1, 512, "avx512_vbmi"),
+        (("bfloat16", "int8"), "nk", 2, 512, "amx_bf16"),
+        (("bfloat16", "int8"), "nk", 2, 40, "avx512_vbmi"),
+        (("int8", "int8"), "nk", 4, 512, "avx512_vnni"),
+        (("int8", "int8"), "nk", 5, 512, "amx_int8"),
+    ],
+)
+def test_tiles_leave_few_rows_to_others(dtypes, layout, rows, k, kernel):
+    shape = (k, 70) if layout == "kn" else (70, k)
+    spec = ScaledDotSpec(
+        lhs=calls.side(dtypes[0], (rows, k), (1,)),
+        rhs=calls.side(dtypes[1], shape, (shape.index(k),)),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+    paths = _ffi.cpu_paths(spec)
+    assert [name for name, why in paths.items() if not why] == [kernel]
 
 
 @pytest.mark.parametrize("zero_point", [False, True])

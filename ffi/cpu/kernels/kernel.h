@@ -152,7 +152,8 @@ struct Kernel {
   void (*enter)(int height);
   void (*leave)();
   void (*pack_rows)(const Side&, const Block&, const Panel&);
-  // The same for few rows that columns along the depth are multiplied with.
+  // The same for few rows that columns along the depth are multiplied with; the panel has room for
+  // `rows` of them.
   void (*pack_rows_along)(const Side&, const Block&, const Panel&);
   // The factors of as many columns as are packed in one go, and sums of 0.
   void (*start_columns)(const Side&, const Block&, const Panel&);

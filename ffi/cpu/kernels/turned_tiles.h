@@ -22,7 +22,7 @@ inline constexpr int64_t kDepthTogether = 64;
 template <class Sums>
 inline constexpr int kTilesTogether = kQuad / Sums::kGroup;
 
-// Where the panel of at most a tile of rows has them turned: there is room for two.
+// Where the panel of at most a tile of rows has them turned: there is room for two tiles.
 inline uint8_t* TurnedRows(const Panel& panel) { return panel.data + kTile * panel.pitch; }
 
 // Lane g of row i of `from` becomes lane i of row g of a tile, the second one with `kSecond`.
@@ -75,7 +75,8 @@ class TurnedTiles {
     for (int64_t c = 0; !narrow_ && c < run_.count; ++c) {
       StartColumns<Sums>(side_, run_.blocks[c], PanelOf(right_, c, 0));
     }
-    for (int64_t i = 0; i < run_.blocks[0].count; i += kColumnsTogether) {
+    int64_t i = 0;
+    for (; i < run_.blocks[0].count; i += kColumnsTogether) {
       if constexpr (!Sums::kExact) {
         if (narrow_) {
           AddNarrow(i, sums + i, pitch);
@@ -83,6 +84,11 @@ class TurnedTiles {
         }
       }
       AddColumns(i, sums + i, pitch);
+    }
+    // There are sums for whole strips.
+    const int64_t width = Strips(run_.blocks[0]) * kColumns;
+    for (int r = 0; run_.first && r < rows_; ++r) {
+      std::fill(sums + r * pitch + i, sums + r * pitch + width, 0.0);
     }
     LeaveTiles();
   }
@@ -170,6 +176,7 @@ class TurnedTiles {
     const uint8_t* turned = TurnedRows(run_.left[c]);
     const int64_t step = kTilesTogether<Sums> * kTile * rows_ * sizeof(int32_t);
     Packed packed[2];
+    // Lanes that are not used are at least known.
     if (count < kColumnsTogether) std::memset(packed, 0, sizeof packed);
     _tile_zero(0);
     _tile_zero(1);

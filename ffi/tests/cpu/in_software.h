@@ -15,6 +15,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 // What the kernels ask for AVX-512.
@@ -380,8 +381,18 @@ inline U32x16 SignedDot(U32x16 a, U32x16 b) {
   return total;
 }
 
+// The instruction faults on tiles of other sizes.
+inline void CheckSizes(int sums, int rows, int columns) {
+  const auto& config = tiles.config;
+  const bool fit = config.rows[sums] == config.rows[rows] &&
+                   config.row_bytes[sums] == config.row_bytes[columns] &&
+                   config.row_bytes[rows] == 4 * config.rows[columns];
+  if (!fit) std::abort();
+}
+
 // sums[i] += rows[i][g] * columns[g], for the groups g of 32 bits of a row.
 inline void DotBytes(int sums, int rows, int columns) {
+  CheckSizes(sums, rows, columns);
   for (int i = 0; i < tiles.config.rows[sums]; ++i) {
     auto sum = RowOf<U32x16>(sums, i);
     for (int g = 0; g < tiles.config.row_bytes[rows] / 4; ++g) {
@@ -394,6 +405,7 @@ inline void DotBytes(int sums, int rows, int columns) {
 
 // Even and odd values are summed apart, then together, and then added.
 inline void DotBF16(int sums, int rows, int columns) {
+  CheckSizes(sums, rows, columns);
   const int groups = tiles.config.row_bytes[rows] / 4;
   F32x16 even_of[16], odd_of[16];
   for (int g = 0; g < groups; ++g) {
