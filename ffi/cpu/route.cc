@@ -45,7 +45,7 @@ int LeastRows(const Kernel& kernel, const Problem& problem) {
   return along ? kernel.least.along : kernel.least.across;
 }
 
-// Processors with tiles add products of bfloat16 in vectors at a quarter of the rate of float32.
+// Processors with tiles add products of bfloat16 in vectors at half the rate of float32.
 bool IsSlow(const Kernel& kernel, unsigned features) {
   return kernel.sums == Sums::kBFloat16 && !(kernel.needs & kAmx) && features & kAmx;
 }

@@ -358,7 +358,7 @@ class RunAlong {
 #pragma GCC unroll 4
       for (int j = 0; j < kTogether; ++j) {
         const F32 scaled = together.Product(r, j) * piece.scale[r];
-        // Less 0, which costs nothing, as plus 0 does: that makes 0 of -0.
+        // Less 0 is free; plus 0 is an addition, because it makes 0 of -0.
         sum[r][j] = MultiplyAdd(scaled, scale_[piece.chunk][column[j]] - F32{}, sum[r][j]);
       }
     }
