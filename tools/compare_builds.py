@@ -1,0 +1,197 @@
+"""How long kernels of two builds of libjaxfp8_cpu.so take, in turns, by the C interface.
+
+    .venv/bin/python tools/compare_builds.py OLD.so NEW.so --threads 2 \
+        "bf16*e4m3 16x4096x4096 kn" "int8*int8 1x4096x4096 prepared cold" < more-cases
+
+A case is two dtypes, sizes M x N x K, the layout of the weight ("kn", "nk" or "prepared"), and any
+of
+
+    blocks=B      scales for B x B of the weight, rather than one for each column
+    zp            zero points on both sides of an int8 product, else on the weight
+    kernel=NAME   that kernel rather than the one a call takes
+    cold          256 MiB of weights in rotation, so that they come from memory
+
+Rows are scaled one by one, and results are bfloat16. Prints the medians of both, their ratio, and
+whether all results have the same bits. Threads are started anew for each call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import dataclasses
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxfp8 import _abi, _dtypes
+from jaxfp8._bench._measure import Contender, Missing, Timing, measure
+from jaxfp8._bench._rotate import rotating
+from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+
+_DTYPES = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "e4m3": "float8_e4m3fn",
+    "e5m2": "float8_e5m2",
+    "int8": "int8",
+    "uint8": "uint8",
+}
+_COLD_BYTES = 256 << 20
+_COLUMNS, _QUAD = 64, 4  # of a prepared weight: [N / 64, K / 4, 64, 4]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A product to time."""
+
+    spec: ScaledDotSpec
+    kernel: str
+    cold: bool
+
+
+def parse(text: str) -> Case:
+    """A case from a line such as "bf16*e4m3 16x4096x4096 kn"."""
+    dtypes, sizes, layout, *more = text.split()
+    left, right = (_DTYPES[name] for name in dtypes.split("*"))
+    rows, columns, depth = map(int, sizes.split("x"))
+    options = dict(option.partition("=")[::2] for option in more)
+    unknown = options.keys() - {"blocks", "zp", "kernel", "cold"}
+    if unknown:
+        raise ValueError(f"{text!r}: no such option: {', '.join(sorted(unknown))}")
+    block = int(options["blocks"]) if "blocks" in options else None
+    zero_point = "zp" in options
+    split = layout == "prepared"
+    lhs = OperandSpec(
+        dtype=left,
+        shape=(rows, depth // _QUAD, _QUAD) if split else (rows, depth),
+        contracting=(1, 2) if split else (1,),
+        batch=(),
+        tiles=(1, depth // _QUAD, _QUAD) if split else (1, depth),
+        scale=_dtypes.is_eight_bit(left),
+        zero_point=zero_point and _dtypes.is_int8(left),
+    )
+    rhs = _weight(right, columns, depth, layout, block, zero_point)
+    epilogue = EpilogueSpec(out_dtype="bfloat16")
+    spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue)
+    return Case(spec, options.get("kernel", ""), "cold" in options)
+
+
+def _weight(
+    dtype: str, columns: int, depth: int, layout: str, block: int | None, zero_point: bool
+) -> OperandSpec:
+    wide, deep = (block or 1), (block or depth)
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+        "kn": ((depth, columns), (0,), (deep, wide)),
+        "nk": ((columns, depth), (1,), (wide, deep)),
+        "prepared": (
+            (columns // _COLUMNS, depth // _QUAD, _COLUMNS, _QUAD),
+            (1, 3),
+            (max(wide // _COLUMNS, 1), deep // _QUAD, min(wide, _COLUMNS), _QUAD),
+        ),
+    }
+    shape, contracting, tiles = shapes[layout]
+    return OperandSpec(
+        dtype=dtype,
+        shape=shape,
+        contracting=contracting,
+        batch=(),
+        tiles=tiles,
+        scale=True,
+        zero_point=zero_point,
+    )
+
+
+def _values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Finite values as stored."""
+    if not _dtypes.is_eight_bit(dtype):
+        return rng.normal(size=shape).astype(_dtypes.storage(dtype))
+    codes = np.arange(256, dtype=np.uint8)
+    if _dtypes.is_float8(dtype):
+        codes = codes[np.isfinite(codes.view(np.dtype(dtype)).astype(np.float32))]
+    return rng.choice(codes, shape).view(_dtypes.storage(dtype))
+
+
+def _operands(rng: np.random.Generator, spec: ScaledDotSpec) -> dict[str, np.ndarray]:
+    operands: dict[str, np.ndarray] = {}
+    for name in spec.operand_names():
+        side = spec.lhs if name.startswith("lhs") else spec.rhs
+        if name.endswith("_scale"):
+            operands[name] = rng.uniform(0.5, 2, side.scale_shape).astype(np.float32)
+        elif name.endswith("_zero_point"):
+            operands[name] = rng.integers(0, 100, side.scale_shape, dtype=np.int32)
+        else:
+            operands[name] = _values(rng, side.dtype, side.shape)
+    return operands
+
+
+def _calls(
+    library: ctypes.CDLL, case: Case, weights: list[np.ndarray], operands: dict, threads: int
+) -> tuple[list[Callable[[], np.ndarray]], np.ndarray]:
+    """Calls on each of the weights, and where they all leave their result."""
+    out = np.zeros(case.spec.out_shape, _dtypes.storage("bfloat16"))
+    given = ctypes.byref(_abi.Spec.of(case.spec, case.kernel))
+
+    def call_on(weight: np.ndarray) -> Callable[[], np.ndarray]:
+        arrays = {**operands, "rhs": weight, "out": out}
+        addresses = {name: array.ctypes.data for name, array in arrays.items()}
+        buffers = ctypes.byref(_abi.Buffers.of(**addresses))
+
+        def call() -> np.ndarray:
+            status, text = _abi.call(library, "jaxfp8_cpu_scaled_dot", given, buffers, threads)
+            if status:
+                raise RuntimeError(text)
+            return out
+
+        return call
+
+    return [call_on(weight) for weight in weights], out
+
+
+def compare(libraries: list[ctypes.CDLL], case: Case, threads: int, rounds: int) -> str:
+    """Both times, their ratio, and whether the bits are the same."""
+    rng = np.random.default_rng(0)
+    operands = _operands(rng, case.spec)
+    copies = -(-_COLD_BYTES // operands["rhs"].nbytes) if case.cold else 1
+    weights = [operands["rhs"].copy() for _ in range(copies)]
+    contenders: dict[str, Contender | Missing] = {}
+    outputs = []
+    for name, library in zip(("old", "new"), libraries, strict=True):
+        calls, out = _calls(library, case, weights, operands, threads)
+        contenders[name] = Contender(rotating(calls), wait=lambda _: None)
+        outputs.append(out)
+    timings = measure(contenders, rounds)
+    for timing in timings.values():
+        if isinstance(timing, Missing):
+            return timing.reason
+    old, new = (t for t in timings.values() if isinstance(t, Timing))
+    bits = [output.view(np.uint16) for output in outputs]
+    same = "same bits" if np.array_equal(bits[0], bits[1]) else "other bits"
+    return (
+        f"{old.median * 1e6:9.1f} us {new.median * 1e6:9.1f} us  {new.median / old.median:5.2f}"
+        f"  (spread {old.spread:.0%}, {new.spread:.0%})  {same}"
+    )
+
+
+def main() -> None:
+    """Reads cases and prints a line for each."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("old")
+    parser.add_argument("new")
+    parser.add_argument("cases", nargs="*", help="further ones are read from standard input")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    libraries = [ctypes.CDLL(path) for path in (arguments.old, arguments.new)]
+    lines = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
+    for text in filter(None, map(str.strip, [*arguments.cases, *lines])):
+        result = compare(libraries, parse(text), arguments.threads, arguments.rounds)
+        print(f"{text:44} {result}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
