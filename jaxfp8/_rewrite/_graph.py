@@ -7,10 +7,12 @@ never removes one: an op that nobody demands is not emitted.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -154,10 +156,26 @@ def bind(eqn: Any, arrays: Sequence[Any], callers: tuple[Any, ...] = ()) -> Sequ
 def context_of(eqn: Any, callers: tuple[Any, ...] = ()) -> Any:
     """The source line and the name stack of an equation, for what is traced in its place."""
     stack = source_info_util.current_name_stack()
-    for outer in (*callers, eqn):
+    for outer in (*callers[_ENTERED.get() :], eqn):
         if (own := outer.source_info.name_stack).stack:
             stack = stack + own
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
+
+
+# How many callers of what runs now are around a region that is being rebuilt, or are the region
+# itself: JAX has their names, and begins a new stack in each region.
+_ENTERED: contextvars.ContextVar[int] = contextvars.ContextVar("jaxfp8_entered", default=0)
+
+
+@contextlib.contextmanager
+def context_inside(op: Op) -> Iterator[None]:
+    """The context of a region's equation, for what is traced in the region."""
+    with op.eqn.ctx.manager, context_of(op.eqn, op.callers):
+        token = _ENTERED.set(len(op.callers) + 1)
+        try:
+            yield
+        finally:
+            _ENTERED.reset(token)
 
 
 def replay(op: Op, inputs: Sequence[Value], shape: Shape, dtype: Any) -> Value:

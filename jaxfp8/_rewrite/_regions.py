@@ -323,10 +323,9 @@ def _op(
 
 def _register(walk: Walk, op: Op, run: Callable[..., Sequence[Any]]) -> tuple[Value, ...]:
     """Give a rebuilt region its own way to run, within the equation's context."""
-    eqn = op.eqn
 
     def within(*arrays: Any) -> Sequence[Any]:
-        with eqn.ctx.manager, _graph.context_of(eqn, op.callers):
+        with _graph.context_inside(op):
             return run(*arrays)
 
     op.run = within

@@ -193,7 +193,7 @@ def _inner(
 def _run_jit(op: Op, program: Program, *arrays: Any) -> Sequence[Any]:
     """Bind a jit of another program, all else as it was."""
     eqn = op.eqn
-    with eqn.ctx.manager, _graph.context_of(eqn, op.callers):
+    with _graph.context_inside(op):
         jaxpr = jax.make_jaxpr(lambda *xs: program.run(xs))(*arrays)
         return eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": jaxpr})
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxfp8._errors import message
 from jaxfp8._no_gradient import constant_codes
 from jaxfp8._prepared import PreparedArray
-from jaxfp8._qarray import QArray
+from jaxfp8._qarray import QArray, check_shapes
 from jaxfp8._quantize import quantize
 from jaxfp8._recipes import Recipe, check_recipe
 from jaxfp8._shards import check_tiles_fit
@@ -115,9 +115,11 @@ def _is_prepared(module: nn.Module, weight: Weight) -> bool:
 def _settle(module: nn.Module, weight: Weight) -> None:
     """Checks the weight that a module was given, quantising it if that is what is going on."""
     found: Any = module.get_variable(PARAMS, weight.name)
-    if isinstance(found, Mapping) and {"qvalue", "scale"} <= {*found}:
+    if isinstance(found, Mapping) and "qvalue" in found:
         found = _restored(module, weight, found)
     value = meta.unbox(found)
+    if isinstance(value, QArray):
+        check_shapes(value, _operation(module), weight.name)
     if isinstance(value, PreparedArray):
         value = jax.eval_shape(PreparedArray.restore, value)
     if jnp.shape(getattr(value, "qvalue", value)) != weight.shape:
@@ -146,6 +148,10 @@ def _restored(module: nn.Module, weight: Weight, found: Mapping[str, Any]) -> QA
             "`jaxfp8.linen.quantize(model, variables, x)`"
         )
         raise TypeError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
+    if "scale" not in found:
+        got, needs = f"is a dictionary of {sorted(found)}", "its codes need their `scale`"
+        remedy = "restore both arrays of the checkpoint"
+        raise ValueError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
     zero_point = found.get("zero_point")
     q = QArray(
         found["qvalue"], found["scale"], zero_point, tiles=getattr(weight.own(), "tiles", None)

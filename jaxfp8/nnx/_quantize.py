@@ -351,6 +351,12 @@ def _check_model(operation: str, model: Any) -> None:
         got, needs = f"is itself a {type(model).__name__}", "its layers are replaced, not itself"
         remedy = f"convert it with `jaxfp8.nnx.{type(model).__name__}.of(layer, recipe)`"
         raise ValueError(message(operation, "`model`", got, needs, remedy))
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(nnx.state(model))):
+        got, needs = "has shapes in place of arrays", "arrays are needed"
+        remedy = (
+            "call it in the function that is given to `nnx.eval_shape`, on the model made there"
+        )
+        raise TypeError(message(operation, "`model`", got, needs, remedy))
 
 
 def _check_scale(rules: Any, path: str, module: nnx.Module, scales: Mapping[str, Any]) -> None:

@@ -366,6 +366,27 @@ def test_weights_of_another_recipe_are_refused(kind, made, applied, says):
         jaxfp8.linen.quantize(model(applied), variables, x)
 
 
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        (
+            lambda q: {"qvalue": q.qvalue, "scale": q.scale[0]},
+            r"scale of `kernel` has shape \(4,\)",
+        ),
+        (lambda q: {"qvalue": q.qvalue}, "its codes need their `scale`"),
+    ],
+    ids=["scale of rank 1", "no scale"],
+)
+def test_parts_of_a_checkpoint_that_make_no_weight_are_refused(parts, says):
+    layer, x = jaxfp8.linen.Dense(4, recipe=jaxfp8.W8A16, use_bias=False), normal(2, 8)
+    found = parts(layer.init(jax.random.key(0), x)["params"]["kernel"])
+    with pytest.raises(ValueError, match=says):
+        jaxfp8.linen.quantize(layer, {"params": {"kernel": found}}, x)
+    if "scale" in found:
+        with pytest.raises(ValueError, match=says):
+            layer.apply({"params": {"kernel": jaxfp8.QArray(**found)}}, x)
+
+
 def test_recipes_that_hold_weights_alike_share_variables():
     x = normal(2, 8)
     variables = jaxfp8.linen.Dense(4, recipe=jaxfp8.INT8).init(jax.random.key(0), x)

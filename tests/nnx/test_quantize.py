@@ -340,6 +340,11 @@ def eight_bit():
             "`blocks/0/up` is in 8 bits already",
         ),
         (lambda: jaxfp8.nnx.quantize(Model(), jaxfp8.W8A16, where="("), ValueError, "`where` is"),
+        (
+            lambda: jaxfp8.nnx.quantize(nnx.eval_shape(Model), jaxfp8.W8A16),
+            TypeError,
+            "has shapes in place of arrays",
+        ),
     ],
 )
 def test_wrong_use_says_what_to_do(call, error, says):

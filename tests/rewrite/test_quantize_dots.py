@@ -340,6 +340,28 @@ def test_where_chooses(where):
     ]
 
 
+def regions(ws, x):
+    def layer(h, w):
+        with jax.named_scope("layer"):
+            return jnp.tanh(h @ w)
+
+    with jax.named_scope("model"):
+        x = jax.lax.scan(lambda h, w: (layer(h, w), None), x, ws)[0]
+        x = jax.lax.cond(x.sum() > 0, jax.checkpoint(layer), layer, x, ws[0])
+        return jax.lax.fori_loop(0, 2, lambda i, h: jax.jit(layer)(h, ws[i]), x)
+
+
+def test_paths_in_regions_are_those_that_choose_and_those_of_the_function():
+    ws, x = normal(2, 24, 24) / 5, normal(6, 24)
+    report = jaxfp8.quantize_dots(regions, jaxfp8.INT8).explain(ws, x)
+    assert {site.path for site in report.matched} == {"model/layer"}
+    narrow = jaxfp8.quantize(ws, channelwise_axes=(0, 2))
+    rewritten = jaxfp8.explain(lambda q, x: regions(jaxfp8.dequantize(q), x))(narrow, x)
+    assert {site.path for site in rewritten.matched} == {"model/layer"}
+    chosen = jaxfp8.quantize_dots(regions, jaxfp8.INT8, where="^model/layer$")
+    assert len(chosen.explain(ws, x).matched) == len(report.matched)
+
+
 def test_choosing_nothing_is_told():
     g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="no such place")
     with pytest.warns(
