@@ -7,6 +7,14 @@ import numpy as np
 from jax.typing import DTypeLike
 
 FLOAT8 = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))
+# Those of JAX that hold values and that no kernel takes.
+UNSERVED_FLOAT8 = (
+    np.dtype(jnp.float8_e4m3fnuz),
+    np.dtype(jnp.float8_e5m2fnuz),
+    np.dtype(jnp.float8_e4m3b11fnuz),
+    np.dtype(jnp.float8_e4m3),
+    np.dtype(jnp.float8_e3m4),
+)
 INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
 EIGHT_BIT = FLOAT8 + INT8
 BFLOAT16 = np.dtype(jnp.bfloat16)

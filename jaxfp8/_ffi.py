@@ -13,6 +13,7 @@ import functools
 import importlib.resources
 import pathlib
 import re
+import struct
 import threading
 
 import jax
@@ -41,6 +42,7 @@ _LOCK = threading.RLock()
 _REGISTERED: set[str] = set()
 _API_LINE = re.compile(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", re.MULTILINE)
 _OLDEST_JAX = "0.10.0"
+_ELF_BYTES = 64  # of the header of a 64-bit ELF file
 
 
 def library_path(platform: str = "cpu") -> pathlib.Path | None:
@@ -304,8 +306,24 @@ def _library_or_none(platform: str) -> ctypes.CDLL | None:
     return None if why_unavailable(platform) else _library(platform)
 
 
+def _is_cut_short(path: pathlib.Path) -> bool:
+    """Whether an ELF file ends before its table of sections, the last that a linker writes.
+
+    The system's loader would map it all the same, and the process end with the first missing page.
+    """
+    with path.open("rb") as file:
+        header = file.read(_ELF_BYTES)
+    if len(header) < _ELF_BYTES or not header.startswith(b"\x7fELF"):
+        return False  # the loader says so
+    (table,) = struct.unpack_from("<Q", header, 0x28)
+    size, count = struct.unpack_from("<HH", header, 0x3A)
+    return path.stat().st_size < table + size * count
+
+
 def _load(path: pathlib.Path, platform: str) -> ctypes.CDLL:
     try:
+        if _is_cut_short(path):
+            raise OSError("its file is cut short")
         library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
         return _declare(library, platform)
     except (OSError, AttributeError) as error:

@@ -41,7 +41,8 @@ def _remembered(predicate: Callable[[Any], bool]) -> Callable[[Any], bool]:
 def holds_eight_bit(jaxpr: Any) -> bool:
     """Whether any variable or constant of a jaxpr, at any depth, is 8-bit data."""
     atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
-    here = any(getattr(v.aval, "dtype", None) in _dtypes.EIGHT_BIT for v in atoms)
+    eight_bit = _dtypes.EIGHT_BIT + _dtypes.UNSERVED_FLOAT8
+    here = any(getattr(v.aval, "dtype", None) in eight_bit for v in atoms)
     inner = (j for eqn in jaxpr.eqns for j in _compat.subjaxprs(eqn))
     return here or any(map(holds_eight_bit, inner))
 

@@ -72,6 +72,8 @@ def convert(walk: Walk, op: Op) -> Fact | None:
     product = walk.product(source)
     if product is not None and source.dtype not in _dtypes.EIGHT_BIT:
         return _epilogues.convert(product, op)
+    if source.dtype in _dtypes.UNSERVED_FLOAT8 and is_wide_float(out):
+        return lost(op, f"from {source.dtype} is from a dtype that no kernel has", _SERVED)
     if (scaled := walk.scaled(source)) is not None:
         return _convert_scaled(scaled, op, source, out)
     scales = walk.fact(source)
@@ -100,6 +102,10 @@ def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact |
     return lost(op, f"{what} changes the values", remedy)
 
 
+_SERVED = (
+    "store the values in float8_e4m3fn or float8_e5m2, with scales that keep them in their range "
+    "(`jaxfp8.quantize`)"
+)
 # Dtypes that lose nothing, and what to use in their place.
 _WIDER = {"int64": "int32", "float64": "float32", "complex64": "float32", "complex128": "float32"}
 
@@ -261,6 +267,7 @@ def _unnamed(value: Value) -> Value:
 
 # x @ (w - m) is x @ w - x @ m: the shift is a product of its own.
 _APART = "subtract the product with what is subtracted: `x @ w - x @ m` for `x @ (w - m)`"
+_TOGETHER = "add the product with what is added: `x @ w + x @ m` for `x @ (w + m)`"
 _APART_LEFT = "subtract the product from that of the others: `x @ c - x @ w` for `x @ (c - w)`"
 _SHIFT_FIRST = "subtract the zero point first, in integers: `(q - z) * scale`"
 
@@ -269,14 +276,16 @@ def _zero_point(
     walk: Walk, scaled: Scaled, op: Op, main: Value, other: Value, subtract: bool
 ) -> Fact | None:
     """`q - z` with integer `z`: a zero point, unless something came before it."""
-    out = op.outputs[0]
+    out, factors = op.outputs[0], walk.factors(other)
+    beside = _APART if subtract else _TOGETHER
     if scaled.dtype not in _dtypes.INT8:
-        return lost(op, f"shifts {scaled.dtype} values, which have no zero point", _APART)
+        return lost(op, f"shifts {scaled.dtype} values, which have no zero point", beside)
     if scaled.factors or scaled.zero_point is not None:
-        return lost(op, "shifts values that are already scaled or shifted", _SHIFT_FIRST)
+        is_matrix = any(factor.small.size == main.size for factor in factors)
+        remedy = beside if is_matrix else _SHIFT_FIRST
+        return lost(op, "shifts values that are already scaled or shifted", remedy)
     if main.shape != out.shape:
         return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}", BEFORE)
-    factors = walk.factors(other)
     if len(factors) != 1 or other.dtype.kind not in "iufV":
         return lost(op, "shifts by a product of scales", "subtract a zero point of its own")
     factor, known = factors[0].at(out.shape), _whole.bounds(other)

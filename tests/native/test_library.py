@@ -67,6 +67,15 @@ def test_a_broken_file_is_an_error(afresh, tmp_path):
     assert _ffi.built_api_version() is None
 
 
+@pytest.mark.parametrize("share", [0.0001, 0.02, 0.5, 0.999])
+def test_a_file_that_is_cut_short_is_an_error(afresh, tmp_path, share):
+    whole = _ffi.library_path().read_bytes()
+    broken = tmp_path / "libjaxfp8_cpu.so"
+    broken.write_bytes(whole[: int(share * len(whole))])
+    afresh.setattr(_ffi, "library_path", lambda platform="cpu": broken)
+    assert "cannot be loaded" in refusal()
+
+
 def test_a_library_that_is_not_ours_is_an_error(afresh):
     libc = next(
         pathlib.Path(match[1])

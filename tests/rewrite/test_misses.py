@@ -19,6 +19,7 @@ _DATA = Data()
 X = _DATA.normal(5, 32)
 FP8, OTHER, SQUARE = _DATA.bits8(32, 24), _DATA.bits8(32, 24), _DATA.bits8(32, 32)
 INT8, PLAIN = _DATA.bits8(32, 24, dtype=jnp.int8), _DATA.normal(32, 24)
+UNSERVED = PLAIN.astype(jnp.float8_e4m3fnuz)
 BLOCKS = _DATA.scale(2, 1, 24)
 
 Function = Callable[[Any], Any]
@@ -51,6 +52,32 @@ def curve(x: Any) -> Any:
 @miss("max", "`max` is applied", "drop it if it never binds")
 def bound(x: Any) -> Any:
     w = jnp.maximum(_wide(FP8), -1.0)  # here
+    return x @ w
+
+
+@miss("add", "float8_e4m3fn values, which have no zero point", "`x @ w + x @ m`")
+def adapter(x: Any) -> Any:
+    w = _wide(FP8) + PLAIN  # here
+    return x @ w
+
+
+@miss("add", "already scaled or shifted", "`x @ w + x @ m`")
+def adapter_of_int8(x: Any) -> Any:
+    w = _wide(INT8) + PLAIN  # here
+    return x @ w
+
+
+@miss("add", "already scaled or shifted", "subtract the zero point first")
+def added_zero_point(x: Any) -> Any:
+    w = _wide(INT8) + PLAIN[:1]  # here
+    return x @ w
+
+
+@miss(
+    "convert_element_type", "from a dtype that no kernel has", "store the values in float8_e4m3fn"
+)
+def fnuz(x: Any) -> Any:
+    w = UNSERVED.astype(F32)  # here
     return x @ w
 
 
