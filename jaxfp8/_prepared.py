@@ -204,8 +204,8 @@ def why_not(q: QArray, contracting: int) -> str:
     if not q.size:
         return "it is empty"
     if depth % QUAD or columns % COLUMNS:
-        needed = f"have to be a multiple of {COLUMNS} columns, of a multiple of {QUAD} values"
-        return f"{columns} columns of {depth} {needed}"
+        needed = f"multiples of {COLUMNS} columns and of {QUAD} values are needed"
+        return f"it has {columns} columns of {depth} values, and {needed}"
     *_, wide, deep = _last(q.tile_sizes, contracting)
     if split_tile(wide, columns, COLUMNS) is None or split_tile(deep, depth, QUAD) is None:
         return f"its tiles of {deep} by {wide} columns cut groups of {QUAD} by {COLUMNS}"

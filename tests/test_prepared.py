@@ -188,12 +188,12 @@ def test_a_tree_is_prepared_leaf_by_leaf():
         (
             (8, 65),
             {},
-            "65 columns of 8 have to be a multiple of 64 columns, of a multiple of 4 values",
+            "it has 65 columns of 8 values, and multiples of 64 columns and of 4 values are needed",
         ),
         (
             (6, 64),
             {},
-            "64 columns of 6 have to be a multiple of 64 columns, of a multiple of 4 values",
+            "it has 64 columns of 6 values, and multiples of 64 columns and of 4 values are needed",
         ),
         ((0, 64), {}, "it is empty"),
         ((12, 64), {"tiled_axes": {0: 3}}, "cut groups"),

@@ -111,7 +111,14 @@ class EightBitLayer(nnx.Module):
           recipe: how its weight and input are held.
           path: its place in its model.
           scale: of the input, for a static recipe.
+
+        Raises:
+          TypeError: it is a layer of another kind.
         """
+        if not isinstance(layer, cls.FLOAT):
+            got, needs = f"is of type {type(layer).__name__}", f"a {cls.FLOAT.__name__} is needed"
+            remedy = "use the class of `jaxfp8.nnx` that has the name of the layer's"
+            raise TypeError(message(f"jaxfp8.nnx.{cls.__name__}.of", "`layer`", got, needs, remedy))
         arguments = [getattr(layer, name) for name in cls._POSITIONAL]
         make: Any = cls
         return make(*arguments, recipe=recipe, layer=layer, path=path, scale=scale)

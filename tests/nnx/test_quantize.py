@@ -345,6 +345,11 @@ def eight_bit():
             TypeError,
             "has shapes in place of arrays",
         ),
+        (
+            lambda: jaxfp8.nnx.Linear.of(nnx.Embed(2, 2, rngs=nnx.Rngs(0)), jaxfp8.W8A16),
+            TypeError,
+            "`layer` is of type Embed, but a Linear is needed",
+        ),
     ],
 )
 def test_wrong_use_says_what_to_do(call, error, says):
