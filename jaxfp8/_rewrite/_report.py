@@ -66,7 +66,8 @@ class Site:
         "dot_general" where it is the dot itself; "" for a rewritten one.
       ended_at: "file:line" of that operation; "" for a rewritten one.
       epilogue: what the scaled dot absorbed, such as "scale, bias, relu -> bfloat16".
-      widened_bytes: size of the arrays that the function as written makes of the 8-bit data.
+      widened_bytes: size of the arrays that the function as written makes of the 8-bit data for
+        this dot; a loop makes them in each turn, and one that something else reads is still made.
       platforms: for each platform, None where a kernel takes it, or why none does; {} for a missed
         one.
       kernels: for each platform on which a kernel takes it, the name of that kernel, as the
@@ -140,7 +141,7 @@ class Report:
 
     @property
     def widened_bytes(self) -> int:
-        """Bytes that the rewritten dots no longer widen."""
+        """Bytes of wide arrays that the rewritten dots no longer read."""
         return sum(site.widened_bytes for site in self.matched)
 
     @property
