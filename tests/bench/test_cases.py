@@ -11,7 +11,7 @@ from jaxfp8._bench._measure import Missing
 # More than a block of scales and not a multiple of one; columns that can be prepared.
 SIDE = 192
 # Why a contender may be missing here.
-MISSING = ("pip install", "does not run on this processor", "a multiple of 64 columns")
+MISSING = ("pip install", "does not run on this processor", "multiples of 64 columns")
 TABLE = {name: make for name, make in _cpu.table(SIDE) if not name.startswith("peak")}
 CASES = TABLE | dict(_cpu.shaped([(3, 40, 72)]))
 
