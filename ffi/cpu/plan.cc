@@ -42,10 +42,6 @@ constexpr double kChunkNanoseconds = 0.5, kLanesNanoseconds = 4;
 constexpr int64_t kSharesPerThread = 2;
 // Packed ahead, with fewer rows a strip is read too rarely to pay for its way to L2 and back.
 constexpr int64_t kManyRows = 64;
-// Depth of a strip that the first rows pack: what they find passes through L1 for each. With 1024
-// lines 16 rows of int8 from memory took 1.12 times as long, with 64 to 256, which fill half of an
-// L1, 16 rows of float32, bfloat16 and int8 1.1, 1.08 and 1.02 times (AMD Zen 4).
-constexpr int64_t kLinesOfStretch = 512;
 
 // More bytes of the right side than this are taken to come from memory: an L3 may have them, but
 // it is shared, and others push them out. (On a busy AMD Zen 5, one row of int8 times 4096 x 4096
@@ -181,12 +177,14 @@ bool IsInPlace(const Problem& problem, const Kernel& kernel, const Plan& plan) {
 Packing PackingOf(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const Side& right = problem.rhs;
   if (IsInPlace(problem, kernel, plan)) return Packing::kNone;
-  if (!kernel.pack_and_multiply || !IsEightBit(right.dtype) || right.fine) return Packing::kAhead;
+  if (!IsEightBit(right.dtype) || right.fine) return Packing::kAhead;
   const bool exact = kernel.sums == Sums::kInteger;
   if (plan.narrow && exact && problem.lhs.dtype == kernel.shifted_rows) return Packing::kAhead;
-  const bool lines = right.free.Contiguous() && !right.depth.table;
   const bool quads = right.prepared || right.depth.Contiguous();
-  return lines || quads ? Packing::kByFirstRows : Packing::kAhead;
+  if (quads) return kernel.by_first_rows.quads ? Packing::kByFirstRows : Packing::kAhead;
+  const bool lines = right.free.Contiguous() && !right.depth.table;
+  return lines && problem.rows <= kernel.by_first_rows.rows ? Packing::kByFirstRows
+                                                            : Packing::kAhead;
 }
 
 void CutRounds(const Kernel& kernel, Plan& plan) {
@@ -222,7 +220,7 @@ void CutColumns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   const int64_t whole = Whole(problem, kernel, plan.few);
   const int64_t slice = kPanelBytes / (plan.wide * kernel.size) / whole * whole;
   plan.slice = std::min<int64_t>(slice, kernel.depth);
-  if (plan.packing == Packing::kByFirstRows) plan.slice = kLinesOfStretch;
+  if (plan.packing == Packing::kByFirstRows) plan.slice = kernel.by_first_rows.depth;
   plan.stretch = plan.slice;
   if (plan.packing != Packing::kAhead) return;
   // Columns along the depth are read faster by longer pieces, too.

@@ -105,9 +105,8 @@ class FewTiles {
     const Block piece = StripOf(block_, s, start, std::min(most, block_.depth - start));
     Panel panel = PanelOf(right_, s, 0);
     panel.data = packed.columns;
-    PackStripOf<Sums>(side_, piece, panel);
+    PackTileStrip<Sums>(side_, piece, panel);
     AddColumnSums<Sums>(piece, panel);
-    PadGroups<Sums>(panel.data, 0, 1, piece.depth, kVectors * kBytes);
     return piece.depth;
   }
 

@@ -125,6 +125,14 @@ struct Few {
   TilesOfFew tiles;
 };
 
+// How the first rows pack the columns for those that follow (pack_and_multiply): how much of the
+// depth of a strip, up to how many rows those side by side, and whether those along the depth and
+// prepared ones, too. Others are packed ahead.
+struct ByFirstRows {
+  int depth, rows;
+  bool quads;
+};
+
 // Rows with fewer of which another kernel that can is better, by how columns lie; those along the
 // depth where it pays for that (kDepthOfRow).
 struct Least {
@@ -145,6 +153,7 @@ struct Kernel {
   DType as_prepared;  // whose prepared columns are multiplied as they lie; or none
   Few few;
   Least least;
+  ByFirstRows by_first_rows;
   // Types whose packed values are shifted, so that the sums of the other side are needed; or none.
   DType shifted_rows, shifted_columns;
 
@@ -169,9 +178,9 @@ struct Kernel {
   // The same for a strip of prepared columns of `as_prepared`; or none.
   void (*multiply_in_place)(const RowsOfTile&, const uint8_t* strip, int64_t depth, void* found,
                             int64_t pitch, bool first, const NarrowSums* narrow, UpcomingLines&);
-  // The same for a slice of a strip of 8-bit values, side by side, along the depth or prepared,
-  // which it packs meanwhile for so many tiles of rows that follow, and to whom it leaves the next
-  // lines if they are enough; adds to the sums of the columns. Or none.
+  // The same for a slice of a strip of 8-bit values, as `by_first_rows` says, which it packs
+  // meanwhile for so many tiles of rows that follow, and to whom it may leave the next lines; adds
+  // to the sums of the columns.
   void (*pack_and_multiply)(const Side&, const Block& strip, const Panel&, int64_t follow,
                             const RowsOfTile&, void* found, int64_t pitch, bool first,
                             const NarrowSums* narrow, UpcomingLines&);

@@ -3,6 +3,8 @@
 #ifndef JAXFP8_CPU_KERNELS_TABLE_H_
 #define JAXFP8_CPU_KERNELS_TABLE_H_
 
+#include <limits>
+
 #include "cpu/kernels/few_rows.h"
 #include "cpu/kernels/finish.h"
 #include "cpu/kernels/kernel.h"
@@ -19,6 +21,12 @@ constexpr auto InPlaceOf() -> decltype(Kernel::multiply) {
   else
     return Multiply<InPlace<Policy>>;
 }
+
+// What a stretch finds passes through L1. With 1024 lines 16 rows of int8 from memory took 1.12
+// times as long, with 64 to 256, which fill half of an L1, 16 rows of float32, bfloat16 and int8
+// 1.1, 1.08 and 1.02 times (AMD Zen 4).
+inline constexpr ByFirstRows kFirstRows = {
+    .depth = 512, .rows = std::numeric_limits<int>::max(), .quads = true};
 
 // Bytes need no decoding: along the depth, they are multiplied as they lie for more rows.
 template <class Policy>
@@ -54,6 +62,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .as_prepared = Policy::kAsPrepared,
       .few = FewOf<Policy>(),
       .least = {},
+      .by_first_rows = kFirstRows,
       .shifted_rows = Policy::kShiftedRows,
       .shifted_columns = Policy::kShiftedColumns,
       .enter = nullptr,

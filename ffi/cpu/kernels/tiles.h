@@ -154,6 +154,18 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* stri
   StoreSums(found, found + 2 * kTile, bytes);
 }
 
+// Adds the worth of what tiles have found in float32.
+template <class Sums>
+void AddNarrowTiles(const Found<Sums>* found, int64_t pitch, int rows, const NarrowSums& to) {
+  for (int r = 0; r < rows; ++r) {
+    FoundVector<Sums> row[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      row[v] = Load<FoundVector<Sums>>(found + r * pitch + v * kLanes);
+    }
+    AddNarrow(row, to, r);
+  }
+}
+
 // Rows are one tile, or two where they are more than fit one.
 template <class Sums>
 void MultiplyTiles(const RowsOfTile& rows, const uint8_t* strip, int64_t depth, void* sums,
@@ -169,15 +181,7 @@ void MultiplyTiles(const RowsOfTile& rows, const uint8_t* strip, int64_t depth, 
     MultiplyTileSquare<Sums>(rows.data, rows.pitch, height, strip + kHalf * sizeof *found, steps,
                              found + kHalf, pitch, first);
   }
-  if (!narrow) return;
-  const NarrowSums to = *narrow;
-  for (int r = 0; r < rows.count; ++r) {
-    FoundVector<Sums> row[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      row[v] = Load<FoundVector<Sums>>(found + r * pitch + v * kLanes);
-    }
-    AddNarrow(row, to, r);
-  }
+  if (narrow) AddNarrowTiles<Sums>(found, pitch, rows.count, *narrow);
 }
 
 // Clears what a tile has beyond `depth`, for `count` runs of packed groups.
@@ -194,6 +198,12 @@ template <class Sums>
 void PackTileRows(const Side& side, const Block& block, const Panel& panel) {
   PackRows<Sums>(side, block, panel);
   PadGroups<Sums>(panel.data, panel.pitch, block.count, block.depth, sizeof(int32_t));
+}
+
+template <class Sums>
+void PackTileStrip(const Side& side, const Block& strip, const Panel& panel) {
+  PackStripOf<Sums>(side, strip, panel);
+  PadGroups<Sums>(panel.data, 0, 1, strip.depth, kVectors * kBytes);
 }
 
 template <class Sums>
