@@ -40,6 +40,7 @@ _DTYPES = {
     "uint8": "uint8",
 }
 _COLD_BYTES = 256 << 20
+_CACHE_LINE = 64
 _COLUMNS, _QUAD = 64, 4  # of a prepared weight: [N / 64, K / 4, 64, 4]
 
 
@@ -114,6 +115,15 @@ def _values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.
     return rng.choice(codes, shape).view(_dtypes.storage(dtype))
 
 
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that starts at a cache line, as XLA's arrays do."""
+    room = np.empty(array.nbytes + _CACHE_LINE, np.uint8)
+    start = -room.ctypes.data % _CACHE_LINE
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 def _operands(rng: np.random.Generator, spec: ScaledDotSpec) -> dict[str, np.ndarray]:
     operands: dict[str, np.ndarray] = {}
     for name in spec.operand_names():
@@ -124,14 +134,14 @@ def _operands(rng: np.random.Generator, spec: ScaledDotSpec) -> dict[str, np.nda
             operands[name] = rng.integers(0, 100, side.scale_shape, dtype=np.int32)
         else:
             operands[name] = _values(rng, side.dtype, side.shape)
-    return operands
+    return {name: _aligned(array) for name, array in operands.items()}
 
 
 def _calls(
     library: ctypes.CDLL, case: Case, weights: list[np.ndarray], operands: dict, threads: int
 ) -> tuple[list[Callable[[], np.ndarray]], np.ndarray]:
     """Calls on each of the weights, and where they all leave their result."""
-    out = np.zeros(case.spec.out_shape, _dtypes.storage("bfloat16"))
+    out = _aligned(np.zeros(case.spec.out_shape, _dtypes.storage("bfloat16")))
     given = ctypes.byref(_abi.Spec.of(case.spec, case.kernel))
 
     def call_on(weight: np.ndarray) -> Callable[[], np.ndarray]:
@@ -155,7 +165,7 @@ def compare(libraries: list[ctypes.CDLL], case: Case, threads: int, rounds: int)
     rng = np.random.default_rng(0)
     operands = _operands(rng, case.spec)
     copies = -(-_COLD_BYTES // operands["rhs"].nbytes) if case.cold else 1
-    weights = [operands["rhs"].copy() for _ in range(copies)]
+    weights = [_aligned(operands["rhs"]) for _ in range(copies)]
     contenders: dict[str, Contender | Missing] = {}
     outputs = []
     for name, library in zip(("old", "new"), libraries, strict=True):
