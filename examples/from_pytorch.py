@@ -4,6 +4,7 @@
     python examples/from_pytorch.py --cuda      the same on a GPU
 
 `ffi/include/jaxfp8/jaxfp8.h` describes the structures below; the libraries come with the package.
+Needs PyTorch (`pip install torch`).
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--batches", type=int, default=8, help="of 16 texts, for the quality")
     options = parser.parse_args(arguments)
+    if not options.checkpoint.is_dir():
+        parser.error(f"no checkpoint in {options.checkpoint}; examples/gpt_train.py leaves some")
     state = restore(Run(recipe="bf16"), options.checkpoint)
     servers = [server(name, state.params) for name in (*FLOATS, *options.recipe)]
     found = quality(servers, options.batches)
