@@ -26,8 +26,8 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   // Products are so fast that packing rows again tells.
   kernel.room = {.rows = 4 << 20, .sums = 2 << 20};
   // One tile takes all rows. Of more, sums that pass through L2 for every few lines cost more than
-  // packed columns do. Bytes are packed by so many lines that memory does not keep up: 5 and 8 rows
-  // from there took 2.1 times as long so (1.06 to 1.13 times as long by first rows from a cache).
+  // packed columns do. Integers are packed by so many lines that memory does not keep up: 5 and 8
+  // rows from there took 2.1 times as long as packed by the first rows, from a cache 0.9 to 1.
   kernel.few = {.rows = kTile,
                 .across = Policy::kExact ? 0 : kTile / 2,
                 .along = kTile,
@@ -38,10 +38,10 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   // With fewer rows other kernels wait for memory or for lookups as long as tiles do.
   kernel.least = {.across = 3, .along = 2, .prepared = 2};
   if (Policy::kExact) kernel.least = {kFewRows + 1, kFewRows + 1, kFewRows + 1};
-  // Deeper strips leave L1: 12 to 48 rows of bfloat16 take 1.1 to 1.3 times as long with 512 lines.
-  // From 128 rows on there is less and less to gain, with 256 to 1.04 times as long to lose;
-  // columns along the depth and prepared ones take 0.86 to 1.09 times as long. (Xeon with AMX.)
-  kernel.by_first_rows = {.depth = 256, .rows = 192, .quads = false};
+  // A multiple of `group`. Deeper strips leave L1: 12 to 48 rows of bfloat16 take 1.1 to 1.3 times
+  // as long with 512 lines. With 192 rows int8 takes 1.04 times as long as packed ahead, with 256
+  // both do; columns along the depth and prepared ones 0.86 to 1.09 times. (Xeon with AMX.)
+  kernel.by_first_rows = {.depth = 256, .rows = Policy::kExact ? 128 : 192, .quads = false};
   kernel.enter = EnterTiles;
   kernel.leave = LeaveTiles;
   kernel.pack_rows = PackTileRows<Policy>;

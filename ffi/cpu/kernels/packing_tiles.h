@@ -40,6 +40,7 @@ template <class Sums>
 void PackAndMultiplyTiles(const Side& side, const Block& strip, const Panel& panel, int64_t,
                           const RowsOfTile& rows, void* sums, int64_t pitch, bool first,
                           const NarrowSums* narrow, UpcomingLines&) {
+  static_assert(std::is_void_v<typename Sums::LessZero>, "zero points are taken off afterwards");
   constexpr int64_t kDepth = kTile * Sums::kGroup;
   auto* found = static_cast<Found<Sums>*>(sums);
   const int height = rows.count > kTile ? rows.count / 2 : rows.count;
@@ -47,11 +48,9 @@ void PackAndMultiplyTiles(const Side& side, const Block& strip, const Panel& pan
   if (steps > 0) {
     const Lines lines = AcrossDepth(side, strip);
     WithByteType<Sums>(side.dtype, [&]<DType kType>() {
-      WithZero<Sums, kType>(side, [&]<class Less>() {
-        const ColumnsOfLines<Less, kType> columns(lines, kNextStrip, panel.zero, panel.data);
-        PackAndMultiplyTileRow<Less, kType>({rows.data, rows.pitch, height}, columns, panel.data,
-                                            steps, found, pitch, first);
-      });
+      const ColumnsOfLines<Sums, kType> columns(lines, kNextStrip, panel.zero, panel.data);
+      PackAndMultiplyTileRow<Sums, kType>({rows.data, rows.pitch, height}, columns, panel.data,
+                                          steps, found, pitch, first);
     });
   }
   if (depth < strip.depth) {

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "cpu/features.h"
+#include "cpu/plan.h"
 #include "cpu/route.h"
 #include "cpu/scratch.h"
 #include "tests/cpu/draw.h"
@@ -97,6 +98,11 @@ class Checks {
     Check(of, DrawOperands(of, values, random()));
   }
 
+  void Expect(bool holds, const std::string& claim) {
+    if (!holds && ++failures_ <= kMostReported) std::printf("FAILED: %s\n", claim.c_str());
+  }
+
+  bool Has(const std::string& kernel) const { return cases_.contains(kernel); }
   Random& random() { return random_; }
   const Options& options() const { return options_; }
 
@@ -290,6 +296,41 @@ void CheckActivations(Checks& checks) {
   }
 }
 
+// Of a product with columns side by side, by that kernel on one thread.
+Plan PlanOf(const char* kernel, const char* lhs, const char* rhs, int64_t rows) {
+  const int64_t left[] = {rows, 512}, right[] = {512, 256}, axes[] = {0, 1};
+  ScaledDotSpec spec;
+  spec.lhs = {lhs, left, Dims(axes + 1, 1), Dims(axes, 0), left};
+  spec.rhs = {rhs, right, Dims(axes, 1), Dims(axes, 0), right};
+  spec.epilogue.activation = "none";
+  spec.epilogue.out_dtype = "float32";
+  Tables tables;
+  Problem problem = Canonical(spec, {}, tables);
+  const Route route = RouteTo(problem, CpuFeatures(), kernel);
+  CutDepth(problem, route.kernel->sums);
+  return MakePlan(problem, *route.kernel, 1);
+}
+
+// Results have the same bits whoever packs the columns for the tiles of AMX.
+void CheckWhoPacks(Checks& checks) {
+  const auto expect = [&](const char* kernel, const char* lhs, const char* rhs, int64_t rows,
+                          bool few, Packing packing) {
+    if (!checks.Has(kernel)) return;
+    const Plan plan = PlanOf(kernel, lhs, rhs, rows);
+    const bool holds = plan.few == few && (few || plan.packing == packing);
+    checks.Expect(holds, std::string(kernel) + " packs otherwise for " + std::to_string(rows));
+  };
+  const auto bf16 = [&](auto... all) { expect("amx_bf16", "bfloat16", "float8_e4m3fn", all...); };
+  const auto int8 = [&](auto... all) { expect("amx_int8", "int8", "int8", all...); };
+  bf16(8, true, Packing::kNone);
+  bf16(9, false, Packing::kByFirstRows);
+  bf16(192, false, Packing::kByFirstRows);
+  bf16(193, false, Packing::kAhead);
+  int8(5, false, Packing::kByFirstRows);
+  int8(128, false, Packing::kByFirstRows);
+  int8(129, false, Packing::kAhead);
+}
+
 void CheckRandom(Checks& checks) {
   for (int64_t i = 0; i < checks.options().random; ++i) {
     const Case of = DrawCase(checks.random());
@@ -325,6 +366,7 @@ int main(int count, char** arguments) {
   CheckLargeSizes(checks);
   CheckEpilogues(checks);
   CheckActivations(checks);
+  CheckWhoPacks(checks);
   CheckRandom(checks);
   return checks.Report();
 }
