@@ -16,10 +16,10 @@
 #include <string>
 
 #include "cpu/features.h"
-#include "cpu/plan.h"
 #include "cpu/route.h"
 #include "cpu/scratch.h"
 #include "tests/cpu/draw.h"
+#include "tests/cpu/plan_of.h"
 #include "tests/cpu/reference.h"
 
 namespace jaxfp8::tests {
@@ -296,27 +296,12 @@ void CheckActivations(Checks& checks) {
   }
 }
 
-// Of a product with columns side by side, by that kernel on one thread.
-Plan PlanOf(const char* kernel, const char* lhs, const char* rhs, int64_t rows) {
-  const int64_t left[] = {rows, 512}, right[] = {512, 256}, axes[] = {0, 1};
-  ScaledDotSpec spec;
-  spec.lhs = {lhs, left, Dims(axes + 1, 1), Dims(axes, 0), left};
-  spec.rhs = {rhs, right, Dims(axes, 1), Dims(axes, 0), right};
-  spec.epilogue.activation = "none";
-  spec.epilogue.out_dtype = "float32";
-  Tables tables;
-  Problem problem = Canonical(spec, {}, tables);
-  const Route route = RouteTo(problem, CpuFeatures(), kernel);
-  CutDepth(problem, route.kernel->sums);
-  return MakePlan(problem, *route.kernel, 1);
-}
-
 // Results have the same bits whoever packs the columns for the tiles of AMX.
 void CheckWhoPacks(Checks& checks) {
   const auto expect = [&](const char* kernel, const char* lhs, const char* rhs, int64_t rows,
                           bool few, Packing packing) {
     if (!checks.Has(kernel)) return;
-    const Plan plan = PlanOf(kernel, lhs, rhs, rows);
+    const Plan plan = PlanOf(kernel, lhs, rhs, 1, {rows, 512, 256}, 1);
     const bool holds = plan.few == few && (few || plan.packing == packing);
     checks.Expect(holds, std::string(kernel) + " packs otherwise for " + std::to_string(rows));
   };

@@ -15,12 +15,10 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/features.h"
 #include "cpu/own_threads.h"
-#include "cpu/plan.h"
 #include "cpu/pool.h"
-#include "cpu/route.h"
 #include "tests/cpu/draw.h"
+#include "tests/cpu/plan_of.h"
 
 namespace jaxfp8::tests {
 namespace {
@@ -200,19 +198,7 @@ void CheckExhausted() {
 
 // How many of four threads share an int8 product.
 int64_t ThreadsFor(int64_t batch, const Sizes& sizes) {
-  const int64_t lhs[] = {batch, sizes.rows, sizes.depth};
-  const int64_t rhs[] = {batch, sizes.depth, sizes.columns};
-  const int64_t axes[] = {0, 1, 2};
-  ScaledDotSpec spec;
-  spec.lhs = {"int8", lhs, Dims(axes + 2, 1), Dims(axes, 1), lhs};
-  spec.rhs = {"int8", rhs, Dims(axes + 1, 1), Dims(axes, 1), rhs};
-  spec.epilogue.activation = "none";
-  spec.epilogue.out_dtype = "float32";
-  Tables tables;
-  Problem problem = Canonical(spec, {}, tables);
-  const Route route = RouteTo(problem, CpuFeatures(), "");
-  CutDepth(problem, route.kernel->sums);
-  return MakePlan(problem, *route.kernel, 4).threads;
+  return PlanOf("", "int8", "int8", batch, sizes, 4).threads;
 }
 
 // Waking a thread takes longer than a small product, however many shares it has.

@@ -1,0 +1,34 @@
+// How a product is cut for a kernel.
+
+#ifndef JAXFP8_TESTS_CPU_PLAN_OF_H_
+#define JAXFP8_TESTS_CPU_PLAN_OF_H_
+
+#include "cpu/features.h"
+#include "cpu/plan.h"
+#include "cpu/route.h"
+#include "tests/cpu/draw.h"
+
+namespace jaxfp8::tests {
+
+// Of a batch of matrices without scales, columns side by side, by the kernel of that name, or by
+// the one that a call takes.
+inline Plan PlanOf(const char* kernel, const char* left, const char* right, int64_t batch,
+                   const Sizes& sizes, int64_t threads) {
+  const int64_t lhs[] = {batch, sizes.rows, sizes.depth};
+  const int64_t rhs[] = {batch, sizes.depth, sizes.columns};
+  const int64_t axes[] = {0, 1, 2};
+  ScaledDotSpec spec;
+  spec.lhs = {left, lhs, Dims(axes + 2, 1), Dims(axes, 1), lhs};
+  spec.rhs = {right, rhs, Dims(axes + 1, 1), Dims(axes, 1), rhs};
+  spec.epilogue.activation = "none";
+  spec.epilogue.out_dtype = "float32";
+  Tables tables;
+  Problem problem = Canonical(spec, {}, tables);
+  const Route route = RouteTo(problem, CpuFeatures(), kernel);
+  CutDepth(problem, route.kernel->sums);
+  return MakePlan(problem, *route.kernel, threads);
+}
+
+}  // namespace jaxfp8::tests
+
+#endif  // JAXFP8_TESTS_CPU_PLAN_OF_H_
