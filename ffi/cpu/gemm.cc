@@ -148,11 +148,12 @@ class Share {
     packed_ = &round;
     const bool along = plan_.few && problem_.rhs.depth.Contiguous() && !problem_.rhs.prepared;
     const auto pack = along ? kernel_.pack_rows_along : kernel_.pack_rows;
+    const int64_t slab = along ? rows_ : kSlab;
     for (size_t i = round.begin; i < round.end; ++i) {
       const Chunk& chunk = plan_.chunks[i];
       const Panel panel = LeftPanel(chunk);
-      for (int64_t row = 0; row < rows_; row += kSlab) {
-        const int64_t count = std::min(kSlab, rows_ - row);
+      for (int64_t row = 0; row < rows_; row += slab) {
+        const int64_t count = std::min(slab, rows_ - row);
         pack(problem_.lhs, RowsOf(chunk, row_ + row, count), From(panel, row));
       }
     }

@@ -79,13 +79,16 @@ bool ByTilesAlong(const Problem& problem, const Kernel& kernel) {
 int64_t FewAlong(const Problem& problem, const Kernel& kernel) {
   const auto segments = static_cast<int64_t>(problem.segments.size());
   const int64_t depth = DepthOfFew(problem);
-  const int64_t most = std::clamp<int64_t>(depth / kernel.few.depth_along, 2, kernel.few.along);
+  const Few& few = kernel.few;
+  const int64_t room = few.room_along / (std::max<int64_t>(problem.depth, 1) * kernel.size);
+  const int64_t most =
+      std::clamp<int64_t>(std::min(depth / few.depth_along, room), few.least_along, few.along);
   if (problem.rows <= most || kernel.sums != Sums::kBFloat16) return most;
   if (segments < kLeastNarrow || depth < kLongChunk) return most;
   // Rests that fill no vector are copied for each row and column.
   const bool whole = std::all_of(problem.segments.begin(), problem.segments.end() - 1,
                                  [&](int64_t end) { return end % kernel.columns == 0; });
-  return whole && HasModerateScales(problem) ? kernel.few.along : most;
+  return whole && HasModerateScales(problem) ? std::max<int64_t>(most, 2 * kFewRows) : most;
 }
 
 bool IsFew(const Problem& problem, const Kernel& kernel) {
@@ -331,6 +334,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
   plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
   plan.row_shares = Blocks(problem.rows, plan.row_block);
+  if (plan.few) plan.row_block += kernel.few.spare;
   plan.ask = AskFor(problem);
   plan.packing = PackingOf(problem, kernel, plan);
   CutRounds(kernel, plan);

@@ -41,7 +41,7 @@ struct Plan {
   int64_t run_depth;      // depth that columns are multiplied for
   Ask ask;                // for columns
   Packing packing;        // of columns, unless there are few rows
-  int64_t row_block;      // rows packed together
+  int64_t row_block;      // rows whose packed values are kept at once
   int64_t wide;           // columns multiplied with the rows of a chunk in one go
   int64_t factors;        // columns whose factors are kept at once
   int64_t found_pitch;    // from what is found of a row to the next

@@ -25,14 +25,20 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   kernel.depth = 4096;
   // Products are so fast that packing rows again tells.
   kernel.room = {.rows = 4 << 20, .sums = 2 << 20};
-  // One tile takes all rows. Of more, sums that pass through L2 for every few lines cost more than
-  // packed columns do. Integers are packed by so many lines that memory does not keep up: 5 and 8
-  // rows from there took 2.1 times as long as packed by the first rows, from a cache 0.9 to 1.
-  kernel.few = {.rows = kTile,
+  // Across the depth, what more rows find passes through L2 for every few lines, and packed columns
+  // cost less. Integers are packed by so many lines that memory does not keep up: 5 and 8 rows from
+  // there took 2.1 times as long so as packed by the first rows, from a cache 0.9 to 1. Along the
+  // depth, rows are read again for every two tiles of columns, out of an L2 of 2 MB, and what is
+  // found is added for every chunk: 128 rows of bfloat16 that fill L2 took 1.1 times as long so as
+  // packed ahead, 64 rows of integers in chunks of 128 1.2 times.
+  kernel.few = {.rows = kMostTurned,
                 .across = Policy::kExact ? 0 : kTile / 2,
-                .along = kTile,
+                .along = kMostTurned,
                 .prepared = kTile,
-                .depth_along = 1,
+                .least_along = 2 * kTile,
+                .depth_along = 8,
+                .room_along = 7 << 18,
+                .spare = kTile,
                 .tiles = {}};
   kernel.multiply_few = MultiplyFewByTiles<Policy>;
   // With fewer rows other kernels wait for memory or for lookups as long as tiles do.

@@ -121,7 +121,11 @@ struct TilesOfFew {
 struct Few {
   int rows;                     // that multiply_few takes in one go, unless `tiles` does
   int across, along, prepared;  // rows up to which it is best, by how columns lie
-  int depth_along;              // of a chunk, for each row of those that columns along it take
+  // Along the depth it is for so many rows; for more with so much of a chunk for each, and no more
+  // than so many bytes of packed rows.
+  int least_along, depth_along;
+  int64_t room_along;
+  int spare;  // rows that their panels have room for beside them
   TilesOfFew tiles;
 };
 
@@ -161,8 +165,8 @@ struct Kernel {
   void (*enter)(int height);
   void (*leave)();
   void (*pack_rows)(const Side&, const Block&, const Panel&);
-  // The same for few rows that columns along the depth are multiplied with; the panel has room for
-  // `rows` of them.
+  // The same for few rows that columns along the depth are multiplied with, all of them, of which
+  // it packs at most kSlab in one go; the panel has room for few.spare more.
   void (*pack_rows_along)(const Side&, const Block&, const Panel&);
   // The factors of as many columns as are packed in one go, and sums of 0.
   void (*start_columns)(const Side&, const Block&, const Panel&);

@@ -35,7 +35,10 @@ constexpr Few FewOf() {
              .across = kFewRows,
              .along = 2 * kFewRows,
              .prepared = kFewRows,
+             .least_along = 2,
              .depth_along = 32,
+             .room_along = std::numeric_limits<int64_t>::max(),
+             .spare = 0,
              .tiles = {}};
   if constexpr (kByTilesAlong<Policy>) few.tiles = kTilesAlong<Policy>;
   if constexpr (kBytesAlong<Policy>) {

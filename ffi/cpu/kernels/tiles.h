@@ -112,26 +112,24 @@ void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, int height, cons
 }
 
 // Adds two tiles of columns along the depth, a cache line of codes deep, times so many turned rows
-// to tiles 0 and 1, and of their second half to 2 and 3; or with `kSums`, times tile 7.
-template <class Sums, bool kSums>
-void AddTurnedTiles(const uint8_t* columns, int64_t pitch, const uint8_t* turned, int rows) {
+// to tiles 0 and 1, and with `kBoth` times as many others to 2 and 3.
+template <class Sums, bool kBoth>
+void AddTurnedTiles(const uint8_t* columns, int64_t pitch, const uint8_t* turned,
+                    const uint8_t* other, int rows) {
   const int64_t row_bytes = rows * sizeof(int32_t);
   TileFence();
-  _tile_loadd(6, turned, row_bytes);
-  _tile_loadd(4, columns, pitch);
-  JAXFP8_DOT(0, 4, 6);
-  _tile_loadd(5, columns + kTile * pitch, pitch);
-  JAXFP8_DOT(1, 5, 6);
-  if constexpr (kSums) {
-    JAXFP8_DOT(2, 4, 7);
-    JAXFP8_DOT(3, 5, 7);
-  }
-  if constexpr (Sums::kGroup == kQuad / 2) {
-    _tile_loadd(7, turned + kTile * row_bytes, row_bytes);
-    _tile_loadd(4, columns + kBytes, pitch);
-    JAXFP8_DOT(2, 4, 7);
-    _tile_loadd(5, columns + kTile * pitch + kBytes, pitch);
-    JAXFP8_DOT(3, 5, 7);
+#pragma GCC unroll 2
+  for (int t = 0; t < kQuad / Sums::kGroup; ++t) {
+    _tile_loadd(6, turned + t * kTile * row_bytes, row_bytes);
+    _tile_loadd(4, columns + t * kBytes, pitch);
+    JAXFP8_DOT(0, 4, 6);
+    _tile_loadd(5, columns + kTile * pitch + t * kBytes, pitch);
+    JAXFP8_DOT(1, 5, 6);
+    if constexpr (kBoth) {
+      _tile_loadd(7, other + t * kTile * row_bytes, row_bytes);
+      JAXFP8_DOT(2, 4, 7);
+      JAXFP8_DOT(3, 5, 7);
+    }
   }
   TileFence();
 }

@@ -233,8 +233,9 @@ void CheckPrepared(Checks& checks) {
 
 // More depth than one block, more rows than one panel, more columns than one share.
 void CheckLargeSizes(Checks& checks) {
-  constexpr Sizes kLarge[] = {
-      {1, 9001, 65}, {4, 4097, 64}, {5, 4200, 66}, {23, 3100, 67}, {300, 40, 310}};
+  constexpr Sizes kLarge[] = {{1, 9001, 65},   {4, 4097, 64},   {5, 4200, 66},
+                              {23, 3100, 67},  {33, 300, 35},   {64, 520, 100},
+                              {100, 1000, 33}, {128, 1100, 70}, {300, 40, 310}};
   constexpr std::pair<DType, DType> kTypes[] = {{DType::kBF16, DType::kE4M3},
                                                 {DType::kU8, DType::kS8}};
   for (auto [lhs, rhs] : kTypes) {
@@ -296,24 +297,36 @@ void CheckActivations(Checks& checks) {
   }
 }
 
-// Results have the same bits whoever packs the columns for the tiles of AMX.
-void CheckWhoPacks(Checks& checks) {
-  const auto expect = [&](const char* kernel, const char* lhs, const char* rhs, int64_t rows,
-                          bool few, Packing packing) {
+// Integers have the same bits however they are cut for the tiles of AMX.
+void CheckCuts(Checks& checks) {
+  const auto expect = [&](const char* kernel, const char* lhs, const char* rhs, const Sizes& sizes,
+                          bool along, bool few, Packing packing) {
     if (!checks.Has(kernel)) return;
-    const Plan plan = PlanOf(kernel, lhs, rhs, 1, {rows, 512, 256}, 1);
+    const Plan plan = PlanOf(kernel, lhs, rhs, 1, sizes, 1, along);
     const bool holds = plan.few == few && (few || plan.packing == packing);
-    checks.Expect(holds, std::string(kernel) + " packs otherwise for " + std::to_string(rows));
+    checks.Expect(holds, std::string(kernel) + " cuts otherwise for " + std::to_string(sizes.rows));
   };
   const auto bf16 = [&](auto... all) { expect("amx_bf16", "bfloat16", "float8_e4m3fn", all...); };
   const auto int8 = [&](auto... all) { expect("amx_int8", "int8", "int8", all...); };
-  bf16(8, true, Packing::kNone);
-  bf16(9, false, Packing::kByFirstRows);
-  bf16(192, false, Packing::kByFirstRows);
-  bf16(193, false, Packing::kAhead);
-  int8(5, false, Packing::kByFirstRows);
-  int8(128, false, Packing::kByFirstRows);
-  int8(129, false, Packing::kAhead);
+  const auto across = [](int64_t rows) { return Sizes{rows, 512, 256}; };
+  bf16(across(8), false, true, Packing::kNone);
+  bf16(across(9), false, false, Packing::kByFirstRows);
+  bf16(across(192), false, false, Packing::kByFirstRows);
+  bf16(across(193), false, false, Packing::kAhead);
+  int8(across(5), false, false, Packing::kByFirstRows);
+  int8(across(128), false, false, Packing::kByFirstRows);
+  int8(across(129), false, false, Packing::kAhead);
+  // Along the depth so many rows of either type have any depth, enough for each, no more than fill
+  // an L2.
+  constexpr struct {
+    int64_t depth, bf16, int8;
+  } kAlong[] = {{16, 32, 32}, {512, 64, 64}, {4096, 128, 128}, {14336, 64, 128}, {57344, 32, 32}};
+  for (const auto& most : kAlong) {
+    for (const int more : {0, 1}) {
+      bf16(Sizes{most.bf16 + more, most.depth, 256}, true, !more, Packing::kAhead);
+      int8(Sizes{most.int8 + more, most.depth, 256}, true, !more, Packing::kAhead);
+    }
+  }
 }
 
 void CheckRandom(Checks& checks) {
@@ -351,7 +364,7 @@ int main(int count, char** arguments) {
   CheckLargeSizes(checks);
   CheckEpilogues(checks);
   CheckActivations(checks);
-  CheckWhoPacks(checks);
+  CheckCuts(checks);
   CheckRandom(checks);
   return checks.Report();
 }

@@ -10,16 +10,17 @@
 
 namespace jaxfp8::tests {
 
-// Of a batch of matrices without scales, columns side by side, by the kernel of that name, or by
-// the one that a call takes.
+// Of a batch of matrices without scales, columns side by side or `along` the depth, by the kernel
+// of that name, or by the one that a call takes.
 inline Plan PlanOf(const char* kernel, const char* left, const char* right, int64_t batch,
-                   const Sizes& sizes, int64_t threads) {
+                   const Sizes& sizes, int64_t threads, bool along = false) {
   const int64_t lhs[] = {batch, sizes.rows, sizes.depth};
-  const int64_t rhs[] = {batch, sizes.depth, sizes.columns};
+  const int64_t rhs[] = {batch, along ? sizes.columns : sizes.depth,
+                         along ? sizes.depth : sizes.columns};
   const int64_t axes[] = {0, 1, 2};
   ScaledDotSpec spec;
   spec.lhs = {left, lhs, Dims(axes + 2, 1), Dims(axes, 1), lhs};
-  spec.rhs = {right, rhs, Dims(axes + 1, 1), Dims(axes, 1), rhs};
+  spec.rhs = {right, rhs, Dims(axes + (along ? 2 : 1), 1), Dims(axes, 1), rhs};
   spec.epilogue.activation = "none";
   spec.epilogue.out_dtype = "float32";
   Tables tables;
