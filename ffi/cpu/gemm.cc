@@ -146,7 +146,7 @@ class Share {
   void PackRows(const Round& round) {
     if (packed_ == &round) return;
     packed_ = &round;
-    const bool along = plan_.few && problem_.rhs.depth.Contiguous() && !problem_.rhs.prepared;
+    const bool along = plan_.few && problem_.rhs.Along();
     const auto pack = along ? kernel_.pack_rows_along : kernel_.pack_rows;
     const int64_t slab = along ? rows_ : kSlab;
     for (size_t i = round.begin; i < round.end; ++i) {

@@ -73,33 +73,6 @@ bool ByTilesAlong(const Problem& problem, const Kernel& kernel) {
   return problem.rhs.depth.Contiguous() && kernel.few.tiles.Take(problem.rows, DepthOfFew(problem));
 }
 
-// Rows that columns along the depth are multiplied with as they lie. Unless sums are narrow,
-// vectors are summed across their lanes for each row and chunk: short chunks pay for one or two. (8
-// rows of float32 take longer so than packed columns do on a Xeon, whatever their sums.)
-int64_t FewAlong(const Problem& problem, const Kernel& kernel) {
-  const auto segments = static_cast<int64_t>(problem.segments.size());
-  const int64_t depth = DepthOfFew(problem);
-  const Few& few = kernel.few;
-  const int64_t room = few.room_along / (std::max<int64_t>(problem.depth, 1) * kernel.size);
-  const int64_t most =
-      std::clamp<int64_t>(std::min(depth / few.depth_along, room), few.least_along, few.along);
-  if (problem.rows <= most || kernel.sums != Sums::kBFloat16) return most;
-  if (segments < kLeastNarrow || depth < kLongChunk) return most;
-  // Rests that fill no vector are copied for each row and column.
-  const bool whole = std::all_of(problem.segments.begin(), problem.segments.end() - 1,
-                                 [&](int64_t end) { return end % kernel.columns == 0; });
-  return whole && HasModerateScales(problem) ? std::max<int64_t>(most, 2 * kFewRows) : most;
-}
-
-bool IsFew(const Problem& problem, const Kernel& kernel) {
-  const Side& right = problem.rhs;
-  if (!IsEightBit(right.dtype) || right.fine) return false;
-  if (right.prepared) return problem.rows <= kernel.few.prepared;
-  if (ByTilesAlong(problem, kernel)) return true;
-  if (right.depth.Contiguous()) return problem.rows <= FewAlong(problem, kernel);
-  return right.free.Contiguous() && problem.rows <= kernel.few.across;
-}
-
 // Depths that are not parted. Columns along it that are multiplied as they lie are read by vectors.
 int64_t Whole(const Problem& problem, const Kernel& kernel, bool few) {
   if (few && problem.rhs.depth.Contiguous()) return std::max(kernel.group, kernel.columns);
@@ -133,11 +106,19 @@ bool IsExactOnly(const Problem& problem, int64_t longest) {
          problem.epilogue.out.dtype == DType::kS32;
 }
 
+// Whether multiply_few can add in float32; exact sums only where no others make them good.
+bool FewCanBeNarrow(const Problem& problem, const Kernel& kernel) {
+  if (ByTilesAlong(problem, kernel)) return false;
+  if (kernel.sums != Sums::kInteger) return true;
+  return kernel.few.narrow_along && problem.rhs.Along() &&
+         problem.lhs.dtype != kernel.shifted_rows && problem.rhs.dtype != kernel.shifted_columns;
+}
+
 bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const auto chunks = static_cast<int64_t>(plan.chunks.size());
   const bool exact = kernel.sums == Sums::kInteger;
   if (chunks < kLeastNarrow) return false;
-  if (plan.few && (exact || ByTilesAlong(problem, kernel))) return false;
+  if (plan.few && !FewCanBeNarrow(problem, kernel)) return false;
   int64_t longest = 0;
   for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.depth);
   int64_t least = std::max(chunks * kLongChunk, longest + chunks);
@@ -148,13 +129,75 @@ bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   return problem.depth >= least && HasModerateScales(problem);
 }
 
+void CutRounds(const Kernel& kernel, Plan& plan) {
+  plan.rows_bytes = 0;
+  int64_t bytes = 0;
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    const int64_t needed = Scratch::Padded(plan.row_block * plan.chunks[i].pitch) +
+                           3 * Scratch::Padded(plan.row_block * sizeof(double));
+    if (plan.rounds.empty() || bytes + needed > kernel.room.rows) {
+      plan.rounds.push_back({i, i});
+      bytes = 0;
+    }
+    plan.chunks[i].offset = bytes;
+    plan.rounds.back().end = i + 1;
+    bytes += needed;
+    plan.rows_bytes = std::max(plan.rows_bytes, bytes);
+  }
+}
+
+// How the depth of so few, or so many, rows is cut.
+Plan PlanDepth(const Problem& problem, const Kernel& kernel, bool few) {
+  Plan plan{};
+  plan.few = few;
+  plan.chunks = CutChunks(problem, kernel, few);
+  plan.narrow = IsNarrow(problem, kernel, plan);
+  // Even blocks: columns are packed again for each.
+  const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
+  plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
+  plan.row_shares = Blocks(problem.rows, plan.row_block);
+  if (few) plan.row_block += kernel.few.spare;
+  CutRounds(kernel, plan);
+  return plan;
+}
+
+// Whether columns along the depth are multiplied as they lie. What each finds is added for every
+// chunk, which short ones do not pay for, unless sums are narrow. (8 rows of float32 take longer so
+// than packed columns do on a Xeon, whatever their sums.)
+bool IsFewAlong(const Problem& problem, const Kernel& kernel) {
+  const Few& few = kernel.few;
+  const int64_t rows = problem.rows, depth = DepthOfFew(problem);
+  if (rows <= few.least_along) return true;
+  if (rows > few.along || depth < rows) return false;
+  if (rows * problem.depth * kernel.size > few.room_along) return false;
+  const Plan plan = PlanDepth(problem, kernel, true);
+  // The bits of a row would depend on how many there are: rounds are as deep as these leave room.
+  if (plan.narrow && plan.rounds.size() > 1 && rows > kernel.rows) return false;
+  if (depth >= rows * few.depth_along) return true;
+  // Rests that fill no vector are copied for each row and column.
+  const bool whole = std::all_of(problem.segments.begin(), problem.segments.end() - 1,
+                                 [&](int64_t end) { return end % kernel.columns == 0; });
+  return few.narrow_along && plan.narrow && whole;
+}
+
+bool IsFew(const Problem& problem, const Kernel& kernel) {
+  const Side& right = problem.rhs;
+  if (!IsEightBit(right.dtype) || right.fine) return false;
+  if (right.prepared) return problem.rows <= kernel.few.prepared;
+  if (ByTilesAlong(problem, kernel)) return true;
+  if (right.depth.Contiguous()) return IsFewAlong(problem, kernel);
+  return right.free.Contiguous() && problem.rows <= kernel.few.across;
+}
+
 // Columns along the depth are read from end to end, but where several lots of rows read them, which
 // they do from L2, and where sums are narrow, which are the same for any number of rows.
 void CutRuns(const Problem& problem, const Kernel& kernel, Plan& plan) {
   const bool along = plan.few && problem.rhs.depth.Contiguous();
-  const int64_t rows = RoundUp(problem.rows, kernel.few.rows);
-  plan.few_rows = along && ByTilesAlong(problem, kernel) ? rows : kernel.few.rows;
-  plan.run_chunks = along || (plan.few && plan.narrow) ? kRunChunks : 1;
+  const int64_t all = RoundUp(problem.rows, kFewRows);
+  const bool by_tiles = along && ByTilesAlong(problem, kernel);
+  plan.few_rows = by_tiles ? all : std::min<int64_t>(problem.rows, kernel.few.rows);
+  const auto chunks = static_cast<int64_t>(plan.chunks.size());
+  plan.run_chunks = along || (plan.few && plan.narrow) ? std::min(chunks, kRunChunks) : 1;
   const bool whole = problem.rows <= kernel.few.rows && !plan.narrow;
   plan.run_depth = whole ? problem.depth : kFewDepth;
 }
@@ -188,23 +231,6 @@ Packing PackingOf(const Problem& problem, const Kernel& kernel, const Plan& plan
   const bool lines = right.free.Contiguous() && !right.depth.table;
   return lines && problem.rows <= kernel.by_first_rows.rows ? Packing::kByFirstRows
                                                             : Packing::kAhead;
-}
-
-void CutRounds(const Kernel& kernel, Plan& plan) {
-  plan.rows_bytes = 0;
-  int64_t bytes = 0;
-  for (size_t i = 0; i < plan.chunks.size(); ++i) {
-    const int64_t needed = Scratch::Padded(plan.row_block * plan.chunks[i].pitch) +
-                           3 * Scratch::Padded(plan.row_block * sizeof(double));
-    if (plan.rounds.empty() || bytes + needed > kernel.room.rows) {
-      plan.rounds.push_back({i, i});
-      bytes = 0;
-    }
-    plan.chunks[i].offset = bytes;
-    plan.rounds.back().end = i + 1;
-    bytes += needed;
-    plan.rows_bytes = std::max(plan.rows_bytes, bytes);
-  }
 }
 
 // Columns multiplied together. With many rows, so few that what is found of them stays in L2;
@@ -305,7 +331,14 @@ void CutShares(const Problem& problem, const Kernel& kernel, Plan& plan) {
   plan.shares = shares * plan.column_shares;
 }
 
-void CountScratch(const Kernel& kernel, Plan& plan) {
+// What multiply_few has room for, of rows that fill whole tiles.
+int64_t FoundOfFew(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+  const int64_t rows = RoundUp(plan.few_rows, kernel.height);
+  if (problem.rhs.Along()) return rows * plan.run_chunks * kernel.columns;
+  return rows * kFewColumns * (plan.narrow ? 2 : 1);
+}
+
+void CountScratch(const Problem& problem, const Kernel& kernel, Plan& plan) {
   int64_t depth = 0;
   for (const Chunk& chunk : plan.chunks) depth = std::max(depth, RoundUp(chunk.depth, 16));
   const bool none = plan.few || plan.packing == Packing::kNone;
@@ -314,9 +347,8 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
   plan.strip_pitch = ahead ? slice * kernel.size : 0;
   plan.columns_bytes = slice * kernel.size * (ahead ? plan.wide / kernel.columns : 1);
   plan.raw_bytes = 4 * std::max(slice, depth * std::min(kSlab, plan.row_block));
-  const int64_t found_of_few = kernel.few.rows * kFewColumns * (plan.narrow ? 2 : 1);
-  const int64_t of_few = std::max(found_of_few, plan.few_rows * plan.run_chunks * kernel.columns);
-  const int64_t found = plan.few ? of_few : plan.row_block * plan.found_pitch;
+  const int64_t found =
+      plan.few ? FoundOfFew(problem, kernel, plan) : plan.row_block * plan.found_pitch;
   plan.found_bytes = found * sizeof(float);
   const bool narrow = plan.narrow && !plan.few;
   plan.narrow_bytes = narrow ? plan.row_block * plan.narrow_pitch * sizeof(float) : 0;
@@ -326,18 +358,9 @@ void CountScratch(const Kernel& kernel, Plan& plan) {
 }  // namespace
 
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
-  Plan plan{};
-  plan.few = IsFew(problem, kernel);
-  plan.chunks = CutChunks(problem, kernel, plan.few);
-  plan.narrow = IsNarrow(problem, kernel, plan);
-  // Even blocks: columns are packed again for each.
-  const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
-  plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
-  plan.row_shares = Blocks(problem.rows, plan.row_block);
-  if (plan.few) plan.row_block += kernel.few.spare;
+  Plan plan = PlanDepth(problem, kernel, IsFew(problem, kernel));
   plan.ask = AskFor(problem);
   plan.packing = PackingOf(problem, kernel, plan);
-  CutRounds(kernel, plan);
   CutRuns(problem, kernel, plan);
   CutColumns(problem, kernel, plan);
   plan.threads = WorthWhile(problem, kernel, plan, threads);
@@ -348,7 +371,7 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   // A single chunk is finished row by row, and so is the last of narrow sums.
   const bool kept = plan.few || (plan.chunks.size() > 1 && !plan.narrow);
   plan.sums_pitch = kept ? plan.column_block : 0;
-  CountScratch(kernel, plan);
+  CountScratch(problem, kernel, plan);
   return plan;
 }
 

@@ -67,9 +67,6 @@ inline int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit)
 // Rows packed together, at most: a multiple of every kernel's tile, whose least height is 6.
 inline constexpr int64_t kRowBlock = 288, kMostTiles = kRowBlock / 6;
 
-// Rows are packed so many at a time: bounds the scratch of a layout that has to be turned.
-inline constexpr int64_t kSlab = 48;
-
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads);
 
 }  // namespace jaxfp8

@@ -54,6 +54,9 @@ struct Side {
 
   // Scales and zero points change so often along the depth that they belong to the single value.
   bool fine = false;
+
+  // Whether lines lie along the depth, each for itself.
+  JAXFP8_HD bool Along() const { return depth.Contiguous() && !prepared; }
 };
 
 // Of prepared columns: how many lie side by side, and how many depths of each.

@@ -56,6 +56,7 @@ template <class Sums, DType kType>
 class TilesAlong {
  public:
   static_assert(kByTilesAlong<Sums> && kAlongColumns * kFewRows <= kLanes);
+  static_assert(kTilesAlong<Sums>.most <= kSlab);  // rows are packed in one go
 
   using Vector = typename Sums::Vector;  // whose lanes are the sums of a tile
 

@@ -38,6 +38,7 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
                 .least_along = 2 * kTile,
                 .depth_along = 8,
                 .room_along = 7 << 18,
+                .narrow_along = true,
                 .spare = kTile,
                 .tiles = {}};
   kernel.multiply_few = MultiplyFewByTiles<Policy>;

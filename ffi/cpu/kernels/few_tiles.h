@@ -126,7 +126,7 @@ class FewTiles {
 template <class Sums>
 void MultiplyFewByTiles(const Side& side, const ChunkRun& run, int rows, const Panel& right,
                         void* found, double* sums, int64_t pitch) {
-  if (!side.prepared && side.depth.Contiguous()) {
+  if (side.Along()) {
     return WithByteType<Sums>(side.dtype, [&]<DType kType>() {
       TurnedTiles<Sums, kType>(side, run, rows, right).AddTo(sums, pitch);
     });

@@ -100,6 +100,8 @@ inline constexpr int kDepthOfRow = 26;
 inline constexpr int kFewColumns = 8192;
 // Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
 inline constexpr int64_t kFewDepth = 4096;
+// Rows are packed so many at a time: bounds the scratch of a layout that has to be turned.
+inline constexpr int64_t kSlab = 48;
 
 // Bytes that may be filled with packed rows, which L3 delivers as they are needed, and with the
 // sums of the columns that are multiplied before rows are packed again.
@@ -125,6 +127,8 @@ struct Few {
   // than so many bytes of packed rows.
   int least_along, depth_along;
   int64_t room_along;
+  // Whether chunks as deep as there are rows pay where float32 holds their sums, exact ones, too.
+  bool narrow_along;
   int spare;  // rows that their panels have room for beside them
   TilesOfFew tiles;
 };
@@ -195,9 +199,9 @@ struct Kernel {
   // Adds the worth of the products of at most few.rows rows (few.tiles.most where these take them)
   // and the columns of a run, of 8-bit values, contiguous along the depth, side by side or
   // prepared, which are not packed ahead; `right` has room for their factors, along the depth of
-  // each chunk a strip further, `found` for what is found of few.rows rows and kFewColumns columns,
-  // twice where sums are narrow, and of all rows, chunks of a run and columns of a strip. Where
-  // there are fewer than few.rows rows, `left` has room for one more.
+  // each chunk a strip further. `found` has room for what is found of all rows, up to whole tiles:
+  // along the depth of the chunks of a run and a strip, of others of kFewColumns columns, twice
+  // where sums are narrow. `left` has room for few.spare more rows.
   void (*multiply_few)(const Side&, const ChunkRun&, int rows, const Panel& right, void* found,
                        double* sums, int64_t pitch);
   // Finishes sums and stores the results; there are sums for whole strips.

@@ -38,6 +38,7 @@ constexpr Few FewOf() {
              .least_along = 2,
              .depth_along = 32,
              .room_along = std::numeric_limits<int64_t>::max(),
+             .narrow_along = !Policy::kExact && Policy::kGroup == 2,
              .spare = 0,
              .tiles = {}};
   if constexpr (kByTilesAlong<Policy>) few.tiles = kTilesAlong<Policy>;

@@ -35,7 +35,7 @@ inline void LeaveTiles() { _tile_release(); }
 // reads memory.
 inline void TileFence() { asm volatile("" ::: "memory"); }
 
-// Tiles 0 and 1 are the sums that are found from `one` on, side by side, 2 and 3 those from
+// Tiles 0 and 1 are the sums that are found from `one` and `one + kTile` on, 2 and 3 those from
 // `other`.
 template <typename T>
 inline void LoadSums(const T* one, const T* other, int64_t bytes, bool first) {

@@ -6,6 +6,7 @@
 #define JAXFP8_CPU_KERNELS_TURNED_TILES_H_
 
 #include <algorithm>
+#include <bit>
 
 #include "cpu/kernels/factors.h"
 #include "cpu/kernels/lines.h"
@@ -58,6 +59,7 @@ inline Panel FactorsFrom(Panel panel, int64_t first) {
 }
 
 // Packs at most kMostTurned rows a tile at a time, each behind the last one, whence it is turned.
+// The first go first: a turned tile ends in a whole vector, beyond its end if it is narrow.
 template <class Sums>
 void PackTurnedRows(const Side& side, const Block& block, const Panel& panel) {
   constexpr int64_t kSize = 4 / Sums::kGroup;
@@ -99,7 +101,7 @@ class TurnedTiles {
         tiles_(TurnedTilesOf(rows)),
         width_(WidthOf(rows)),
         right_(right),
-        narrow_(!Sums::kExact && run.narrow) {}
+        narrow_(run.narrow) {}
 
   void AddTo(double* sums, int64_t pitch) {
     EnterTurnedTiles(width_);
@@ -108,13 +110,7 @@ class TurnedTiles {
     }
     int64_t i = 0;
     for (; i < run_.blocks[0].count; i += kColumnsTogether) {
-      if constexpr (!Sums::kExact) {
-        if (narrow_) {
-          AddNarrow(i, sums + i, pitch);
-          continue;
-        }
-      }
-      AddColumns(i, sums + i, pitch);
+      narrow_ ? AddNarrow(i, sums + i, pitch) : AddColumns(i, sums + i, pitch);
     }
     // There are sums for whole strips.
     const int64_t width = Strips(run_.blocks[0]) * kColumns;
@@ -130,8 +126,9 @@ class TurnedTiles {
   static constexpr int64_t kPitch = kTilesTogether<Sums> * kBytes;
   // What a tile of rows finds of each column, a lane for each row.
   using Turned = FoundVector<Sums>[kColumnsTogether];
-  // And turned back.
-  using OfRows = Found<Sums>[kMostTurned][kColumnsTogether];
+  // Of every row, turned back.
+  template <typename T>
+  using OfRows = T[kMostTurned][kColumnsTogether];
 
   // kDepthTogether of the columns.
   struct Piece {
@@ -141,6 +138,7 @@ class TurnedTiles {
   // What is packed for more than the first two tiles of rows takes a third of L1.
   static constexpr int64_t kPieces = (16 << 10) / sizeof(Piece);
   static constexpr int64_t kStrip = kPieces * kDepthTogether;
+  static_assert(std::has_single_bit(uint64_t{kPieces}));
 
   // Turned rows, a tile of them and a step further that of the next piece.
   struct Rows {
@@ -193,7 +191,7 @@ class TurnedTiles {
       const Panel right = FactorsFrom(PanelOf(right_, c, 0), first);
       Turned found[kMostTurnedTiles];
       FindAll(c, first, found, right.sum);
-      OfRows of_row;
+      OfRows<Found<Sums>> of_row;
       TurnBack(found, of_row);
       for (int r = 0; r < rows_; ++r) {
         AddRow<Sums>(of_row[r], run_.left[c], r, right, run_.blocks[c].depth, kColumnsTogether,
@@ -204,15 +202,17 @@ class TurnedTiles {
 
   // The same, added in float32 while it is turned.
   void AddNarrow(int64_t first, double* sums, int64_t pitch) {
-    Turned worth[kMostTurnedTiles];
+    F32 worth[kMostTurnedTiles][kColumnsTogether];
     std::memset(worth, 0, tiles_ * sizeof *worth);
+    // Lanes that are no row's stay 0.
+    Turned found[kMostTurnedTiles];
+    std::memset(found, 0, tiles_ * sizeof *found);
     for (int64_t c = 0; c < run_.count; ++c) {
       Block block = run_.blocks[c];
       block.first += first;
       block.count = std::min<int64_t>(block.count - first, kColumnsTogether);
       float scale[kColumnsTogether];
       Scales(side_, block, kColumnsTogether, scale);
-      Turned found[kMostTurnedTiles];
       FindAll(c, first, found, nullptr);
       for (int t = 0; t < tiles_; ++t) {
         const int row = t * width_;
@@ -221,11 +221,12 @@ class TurnedTiles {
           of_rows[r] = static_cast<float>(run_.left[c].scale[row + r]);
         }
         for (int i = 0; i < kColumnsTogether; ++i) {
-          worth[t][i] = MultiplyAdd(found[t][i], of_rows * scale[i], worth[t][i]);
+          const F32 value = __builtin_convertvector(found[t][i], F32);
+          worth[t][i] = MultiplyAdd(value, of_rows * scale[i], worth[t][i]);
         }
       }
     }
-    OfRows of_row;
+    OfRows<float> of_row;
     TurnBack(worth, of_row);
     for (int r = 0; r < rows_; ++r) {
       double* to = sums + r * pitch;
@@ -234,7 +235,8 @@ class TurnedTiles {
   }
 
   // The last rows of all tiles may be none.
-  void TurnBack(const Turned* from, OfRows& to) const {
+  template <typename Vector, typename T>
+  void TurnBack(const Vector (*from)[kColumnsTogether], OfRows<T>& to) const {
     for (int t = 0; t < tiles_; ++t) {
       for (int i = 0; i < kColumnsTogether; i += kTile) {
         S32 lines[kLanes];
@@ -256,7 +258,7 @@ class TurnedTiles {
       const Panel& left = run_.left[c];
       return Rows{left.data + tile * width_ * left.pitch + k / kDepthTogether * step, step};
     };
-    Turned totals, none = {};
+    Turned totals, none;
     for (int64_t k = 0, end; k < block.depth; k = end) {
       end = again ? std::min(k + kStrip, block.depth) : block.depth;
       if (tiles_ > 1) {

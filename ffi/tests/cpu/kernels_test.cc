@@ -233,9 +233,9 @@ void CheckPrepared(Checks& checks) {
 
 // More depth than one block, more rows than one panel, more columns than one share.
 void CheckLargeSizes(Checks& checks) {
-  constexpr Sizes kLarge[] = {{1, 9001, 65},   {4, 4097, 64},   {5, 4200, 66},
-                              {23, 3100, 67},  {33, 300, 35},   {64, 520, 100},
-                              {100, 1000, 33}, {128, 1100, 70}, {300, 40, 310}};
+  constexpr Sizes kLarge[] = {{1, 9001, 65},    {4, 4097, 64},   {5, 4200, 66},
+                              {23, 3100, 67},   {33, 300, 35},   {64, 520, 100},
+                              {100, 1000, 110}, {128, 1100, 70}, {300, 40, 310}};
   constexpr std::pair<DType, DType> kTypes[] = {{DType::kBF16, DType::kE4M3},
                                                 {DType::kU8, DType::kS8}};
   for (auto [lhs, rhs] : kTypes) {
@@ -247,6 +247,34 @@ void CheckLargeSizes(Checks& checks) {
         of.rhs.scale = true;
         of.lhs.zero_point = of.rhs.zero_point = IsInt8(lhs);
         checks.Check(of);
+      }
+    }
+  }
+}
+
+// Scales from 1/4 to 3/4, of which float sums of chunks may be added in float32.
+void DrawModerateScales(const Operands& operands) {
+  for (const Array* scale : {&operands.lhs_scale, &operands.rhs_scale}) {
+    for (int64_t i = 0; i < scale->count(); ++i) Put(*scale, i, 0.25 + i * 37 % 64 / 128.0);
+  }
+}
+
+// Several tiles of rows times columns along the depth whose chunks are as long as that takes; a
+// scale for each row, or for its chunks.
+void CheckRowsAlong(Checks& checks) {
+  constexpr std::pair<DType, DType> kTypes[] = {
+      {DType::kBF16, DType::kE4M3}, {DType::kS8, DType::kS8}, {DType::kU8, DType::kS8}};
+  for (auto [lhs, rhs] : kTypes) {
+    for (const Sizes& sizes : {Sizes{20, 768, 33}, Sizes{40, 1152, 41}, Sizes{100, 2688, 70}}) {
+      Case of = Matrices(lhs, rhs, sizes, 2);
+      of.lhs.scale = of.rhs.scale = true;
+      of.rhs.tiles = {1, lhs == DType::kS8 ? 128 : sizes.depth / 3};
+      for (const int64_t depth : {sizes.depth, sizes.depth / 3}) {
+        of.lhs.tiles = {1, lhs == DType::kS8 ? sizes.depth : depth};
+        of.lhs.zero_point = of.rhs.zero_point = lhs == DType::kU8;
+        const Operands operands = DrawOperands(of, Values::kFinite, checks.random());
+        DrawModerateScales(operands);
+        checks.Check(of, operands);
       }
     }
   }
@@ -300,11 +328,13 @@ void CheckActivations(Checks& checks) {
 // Integers have the same bits however they are cut for the tiles of AMX.
 void CheckCuts(Checks& checks) {
   const auto expect = [&](const char* kernel, const char* lhs, const char* rhs, const Sizes& sizes,
-                          bool along, bool few, Packing packing) {
+                          bool along, bool few, Packing packing, int64_t scaled = 0) {
     if (!checks.Has(kernel)) return;
-    const Plan plan = PlanOf(kernel, lhs, rhs, 1, sizes, 1, along);
+    const Plan plan = PlanOf(kernel, lhs, rhs, 1, sizes, 1, along, scaled);
     const bool holds = plan.few == few && (few || plan.packing == packing);
-    checks.Expect(holds, std::string(kernel) + " cuts otherwise for " + std::to_string(sizes.rows));
+    checks.Expect(holds, std::string(kernel) + " cuts otherwise for " + std::to_string(sizes.rows) +
+                             (along ? " rows along " : " rows across ") +
+                             std::to_string(sizes.depth) + " scaled by " + std::to_string(scaled));
   };
   const auto bf16 = [&](auto... all) { expect("amx_bf16", "bfloat16", "float8_e4m3fn", all...); };
   const auto int8 = [&](auto... all) { expect("amx_int8", "int8", "int8", all...); };
@@ -316,15 +346,18 @@ void CheckCuts(Checks& checks) {
   int8(across(5), false, false, Packing::kByFirstRows);
   int8(across(128), false, false, Packing::kByFirstRows);
   int8(across(129), false, false, Packing::kAhead);
-  // Along the depth so many rows of either type have any depth, enough for each, no more than fill
-  // an L2.
+  // Along the depth the most rows: of any depth, enough for each, no more than fill an L2. Where
+  // float32 holds the sums of chunks, of as much depth, and no more than fill a round.
   constexpr struct {
-    int64_t depth, bf16, int8;
-  } kAlong[] = {{16, 32, 32}, {512, 64, 64}, {4096, 128, 128}, {14336, 64, 128}, {57344, 32, 32}};
+    int64_t depth, scaled, bf16, int8;
+  } kAlong[] = {{16, 0, 32, 32},       {512, 0, 64, 64},     {4096, 0, 128, 128},
+                {14336, 0, 64, 128},   {27648, 0, 32, 66},   {57344, 0, 32, 32},
+                {4096, 128, 128, 128}, {4096, 64, 32, 64},   {4096, 100, 32, 32},
+                {24576, 512, 32, 64},  {24576, 128, 32, 64}, {12288, 128, 74, 128}};
   for (const auto& most : kAlong) {
     for (const int more : {0, 1}) {
-      bf16(Sizes{most.bf16 + more, most.depth, 256}, true, !more, Packing::kAhead);
-      int8(Sizes{most.int8 + more, most.depth, 256}, true, !more, Packing::kAhead);
+      bf16(Sizes{most.bf16 + more, most.depth, 256}, true, !more, Packing::kAhead, most.scaled);
+      int8(Sizes{most.int8 + more, most.depth, 256}, true, !more, Packing::kAhead, most.scaled);
     }
   }
 }
@@ -362,6 +395,7 @@ int main(int count, char** arguments) {
   CheckSizes(checks);
   CheckPrepared(checks);
   CheckLargeSizes(checks);
+  CheckRowsAlong(checks);
   CheckEpilogues(checks);
   CheckActivations(checks);
   CheckCuts(checks);
