@@ -114,51 +114,20 @@ bool FewCanBeNarrow(const Problem& problem, const Kernel& kernel) {
          problem.lhs.dtype != kernel.shifted_rows && problem.rhs.dtype != kernel.shifted_columns;
 }
 
-bool IsNarrow(const Problem& problem, const Kernel& kernel, const Plan& plan) {
-  const auto chunks = static_cast<int64_t>(plan.chunks.size());
+bool IsNarrow(const Problem& problem, const Kernel& kernel, bool few,
+              const std::vector<Chunk>& all) {
+  const auto chunks = static_cast<int64_t>(all.size());
   const bool exact = kernel.sums == Sums::kInteger;
   if (chunks < kLeastNarrow) return false;
-  if (plan.few && !FewCanBeNarrow(problem, kernel)) return false;
+  if (few && !FewCanBeNarrow(problem, kernel)) return false;
   int64_t longest = 0;
-  for (const Chunk& chunk : plan.chunks) longest = std::max(longest, chunk.depth);
+  for (const Chunk& chunk : all) longest = std::max(longest, chunk.depth);
   int64_t least = std::max(chunks * kLongChunk, longest + chunks);
   if (exact) {
     if (IsExactOnly(problem, longest)) return false;
     least = chunks * kShortestExact;
   }
   return problem.depth >= least && HasModerateScales(problem);
-}
-
-void CutRounds(const Kernel& kernel, Plan& plan) {
-  plan.rows_bytes = 0;
-  int64_t bytes = 0;
-  for (size_t i = 0; i < plan.chunks.size(); ++i) {
-    const int64_t needed = Scratch::Padded(plan.row_block * plan.chunks[i].pitch) +
-                           3 * Scratch::Padded(plan.row_block * sizeof(double));
-    if (plan.rounds.empty() || bytes + needed > kernel.room.rows) {
-      plan.rounds.push_back({i, i});
-      bytes = 0;
-    }
-    plan.chunks[i].offset = bytes;
-    plan.rounds.back().end = i + 1;
-    bytes += needed;
-    plan.rows_bytes = std::max(plan.rows_bytes, bytes);
-  }
-}
-
-// How the depth of so few, or so many, rows is cut.
-Plan PlanDepth(const Problem& problem, const Kernel& kernel, bool few) {
-  Plan plan{};
-  plan.few = few;
-  plan.chunks = CutChunks(problem, kernel, few);
-  plan.narrow = IsNarrow(problem, kernel, plan);
-  // Even blocks: columns are packed again for each.
-  const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
-  plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
-  plan.row_shares = Blocks(problem.rows, plan.row_block);
-  if (few) plan.row_block += kernel.few.spare;
-  CutRounds(kernel, plan);
-  return plan;
 }
 
 // Whether columns along the depth are multiplied as they lie. What each finds is added for every
@@ -168,16 +137,13 @@ bool IsFewAlong(const Problem& problem, const Kernel& kernel) {
   const Few& few = kernel.few;
   const int64_t rows = problem.rows, depth = DepthOfFew(problem);
   if (rows <= few.least_along) return true;
-  if (rows > few.along || depth < rows) return false;
-  if (rows * problem.depth * kernel.size > few.room_along) return false;
-  const Plan plan = PlanDepth(problem, kernel, true);
-  // The bits of a row would depend on how many there are: rounds are as deep as these leave room.
-  if (plan.narrow && plan.rounds.size() > 1 && rows > kernel.rows) return false;
+  if (rows > few.along || rows * problem.depth * kernel.size > few.room_along) return false;
   if (depth >= rows * few.depth_along) return true;
   // Rests that fill no vector are copied for each row and column.
   const bool whole = std::all_of(problem.segments.begin(), problem.segments.end() - 1,
                                  [&](int64_t end) { return end % kernel.columns == 0; });
-  return few.narrow_along && plan.narrow && whole;
+  return few.narrow_along && depth >= rows && whole &&
+         IsNarrow(problem, kernel, true, CutChunks(problem, kernel, true));
 }
 
 bool IsFew(const Problem& problem, const Kernel& kernel) {
@@ -231,6 +197,34 @@ Packing PackingOf(const Problem& problem, const Kernel& kernel, const Plan& plan
   const bool lines = right.free.Contiguous() && !right.depth.table;
   return lines && problem.rows <= kernel.by_first_rows.rows ? Packing::kByFirstRows
                                                             : Packing::kAhead;
+}
+
+// Rows for which the rounds are cut. Few rows along the depth are cut as the most are, or the bits
+// of a row would depend on how many there are.
+int64_t RowsOfRounds(const Problem& problem, const Kernel& kernel, const Plan& plan) {
+  if (!plan.few || !problem.rhs.Along()) return plan.row_block;
+  const Few& few = kernel.few;
+  return std::max(plan.row_block, RoundUp(few.along, kernel.rows) + few.spare);
+}
+
+void CutRounds(const Problem& problem, const Kernel& kernel, Plan& plan) {
+  const int64_t rows = RowsOfRounds(problem, kernel, plan);
+  plan.rows_bytes = 0;
+  int64_t bytes = 0, of_row = 0;
+  for (size_t i = 0; i < plan.chunks.size(); ++i) {
+    Chunk& chunk = plan.chunks[i];
+    const int64_t more = chunk.pitch + 3 * sizeof(double);
+    if (plan.rounds.empty() || rows * (of_row + more) > kernel.room.rows) {
+      plan.rounds.push_back({i, i});
+      bytes = of_row = 0;
+    }
+    plan.rounds.back().end = i + 1;
+    chunk.offset = bytes;
+    bytes += Scratch::Padded(plan.row_block * chunk.pitch) +
+             3 * Scratch::Padded(plan.row_block * sizeof(double));
+    of_row += more;
+    plan.rows_bytes = std::max(plan.rows_bytes, bytes);
+  }
 }
 
 // Columns multiplied together. With many rows, so few that what is found of them stays in L2;
@@ -358,9 +352,18 @@ void CountScratch(const Problem& problem, const Kernel& kernel, Plan& plan) {
 }  // namespace
 
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
-  Plan plan = PlanDepth(problem, kernel, IsFew(problem, kernel));
+  Plan plan{};
+  plan.few = IsFew(problem, kernel);
+  plan.chunks = CutChunks(problem, kernel, plan.few);
+  plan.narrow = IsNarrow(problem, kernel, plan.few, plan.chunks);
+  // Even blocks: columns are packed again for each.
+  const int64_t row_shares = std::max<int64_t>(Blocks(problem.rows, kRowBlock), 1);
+  plan.row_block = std::max<int64_t>(RoundUp(Blocks(problem.rows, row_shares), kernel.rows), 1);
+  plan.row_shares = Blocks(problem.rows, plan.row_block);
+  if (plan.few) plan.row_block += kernel.few.spare;
   plan.ask = AskFor(problem);
   plan.packing = PackingOf(problem, kernel, plan);
+  CutRounds(problem, kernel, plan);
   CutRuns(problem, kernel, plan);
   CutColumns(problem, kernel, plan);
   plan.threads = WorthWhile(problem, kernel, plan, threads);

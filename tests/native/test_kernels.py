@@ -515,7 +515,9 @@ def test_few_rows_against_columns_of_either_layout(kernel, m, layout):
         (13_056, 192),
         (13_003, 200),
         (9024, 48),
-        (49_152, 512),
+        (6144, 256),
+        (24_576, 512),
+        (30_720, 512),
     ],
 )
 @pytest.mark.parametrize("layout", ["kn", "nk"])
@@ -528,16 +530,17 @@ def test_bits_of_a_row_do_not_depend_on_how_many_few_there_are(kernel, layout, k
     side by side for any number of rows.)
     """
     integers = kernel in INTEGER_KERNELS
-    narrow = tile in (192, 200, 512) and not integers
+    narrow = tile in (192, 200, 256, 512) and not integers
     all_few = layout == "kn" or tile == k or (tile == 192 and kernel == "avx512_bf16")
-    n, most = 70, 8 if all_few else min(max(tile // 32, 2), 6)
+    n, most = 70, 8 if all_few else min(max(tile // 32, 2), 8)
     if (kernel, layout, tile) == ("avx512_vnni", "nk", k):
         most = 48
     if layout == "kn" and not kernel.startswith("amx"):
         most = 4
     if layout == "nk" and kernel.startswith("amx"):
-        held = tile == 192 and not (integers and zero_point)
-        most = {5003: 128, 20_011: 45, 192: 70 if held else 32}.get(tile, 32)
+        most = {5003: 128, 20_011: 45, 6144: 128, 13_056: 70, 24_576: 37}.get(k, 32)
+        if integers and zero_point and tile in (192, 256):
+            most = 32
     shape, tiles = ((k, n), (tile, 1)) if layout == "kn" else ((n, k), (1, tile))
     left, right = ("int8", "int8") if integers else ("bfloat16", "float8_e4m3fn")
     right = "uint8" if zero_point else right

@@ -48,8 +48,8 @@ struct Panel {
 
 // Chunks of the depth of the same columns, one after the other, and packed rows for each; `first`
 // if no sums are there yet. `narrow` if float32 may hold the sums of their worth, which exact sums
-// do without. One chunk only, unless columns lie along the depth and are no more than a strip, or
-// sums are narrow.
+// do without unless Few::narrow_along. One chunk only, unless columns lie along the depth and are
+// no more than a strip, or sums are narrow.
 struct ChunkRun {
   const Block* blocks;
   const Panel* left;
@@ -127,7 +127,8 @@ struct Few {
   // than so many bytes of packed rows.
   int least_along, depth_along;
   int64_t room_along;
-  // Whether chunks as deep as there are rows pay where float32 holds their sums, exact ones, too.
+  // Whether more rows pay, too, for chunks as deep as there are rows, where float32 holds the sums
+  // of them; and whether it may hold exact ones.
   bool narrow_along;
   int spare;  // rows that their panels have room for beside them
   TilesOfFew tiles;

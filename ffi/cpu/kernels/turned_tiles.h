@@ -204,7 +204,7 @@ class TurnedTiles {
   void AddNarrow(int64_t first, double* sums, int64_t pitch) {
     F32 worth[kMostTurnedTiles][kColumnsTogether];
     std::memset(worth, 0, tiles_ * sizeof *worth);
-    // Lanes that are no row's stay 0.
+    // Lanes that no tile fills stay 0.
     Turned found[kMostTurnedTiles];
     std::memset(found, 0, tiles_ * sizeof *found);
     for (int64_t c = 0; c < run_.count; ++c) {
