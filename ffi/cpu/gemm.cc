@@ -182,7 +182,7 @@ class Share {
   void MultiplyFew(const Round& round, int64_t column, int64_t width, double* sums) {
     Block blocks[kRunChunks];
     for (size_t done = round.begin, count; done < round.end; done += count) {
-      count = ChunksOfRun(done, round.end);
+      count = plan_.EndOfRun(done, round.end) - done;
       const Chunk* chunks = &plan_.chunks[done];
       for (size_t i = 0; i < count; ++i) blocks[i] = ColumnsOf(chunks[i], column, width);
       const Ends ends = EndsOf(done, count);
@@ -193,18 +193,6 @@ class Share {
         kernel_.finish(sums + row * plan_.sums_pitch, problem_.epilogue, At(row, blocks[0]));
       }
     }
-  }
-
-  // How many of the chunks from `first` on are multiplied in one go.
-  size_t ChunksOfRun(size_t first, size_t end) const {
-    end = std::min(end, first + plan_.run_chunks);
-    int64_t depth = plan_.chunks[first].depth;
-    size_t next = first + 1;
-    for (; next < end; ++next) {
-      depth += plan_.chunks[next].depth;
-      if (depth > plan_.run_depth) break;
-    }
-    return next - first;
   }
 
   // The rows from `row` on.

@@ -137,7 +137,7 @@ bool IsFewAlong(const Problem& problem, const Kernel& kernel) {
   const Few& few = kernel.few;
   const int64_t rows = problem.rows, depth = DepthOfFew(problem);
   if (rows <= few.least_along) return true;
-  if (rows > few.along || rows * problem.depth * kernel.size > few.room_along) return false;
+  if (rows > few.along) return false;
   if (depth >= rows * few.depth_along) return true;
   // Rests that fill no vector are copied for each row and column.
   const bool whole = std::all_of(problem.segments.begin(), problem.segments.end() - 1,
@@ -199,30 +199,31 @@ Packing PackingOf(const Problem& problem, const Kernel& kernel, const Plan& plan
                                                             : Packing::kAhead;
 }
 
-// Rows for which the rounds are cut. Few rows along the depth are cut as the most are, or the bits
-// of a row would depend on how many there are.
-int64_t RowsOfRounds(const Problem& problem, const Kernel& kernel, const Plan& plan) {
-  if (!plan.few || !problem.rhs.Along()) return plan.row_block;
-  const Few& few = kernel.few;
-  return std::max(plan.row_block, RoundUp(few.along, kernel.rows) + few.spare);
+int64_t PanelBytes(const Plan& plan, const Chunk& chunk) {
+  return Scratch::Padded(plan.row_block * chunk.pitch) +
+         3 * Scratch::Padded(plan.row_block * sizeof(double));
 }
 
+// Where float32 holds the sums of the chunks of a run, no round ends within it, or the bits of a
+// row would depend on how many there are.
 void CutRounds(const Problem& problem, const Kernel& kernel, Plan& plan) {
-  const int64_t rows = RowsOfRounds(problem, kernel, plan);
+  const bool along = plan.few && problem.rhs.Along();
+  const int64_t room = along ? kernel.room.along : kernel.room.rows;
   plan.rows_bytes = 0;
-  int64_t bytes = 0, of_row = 0;
-  for (size_t i = 0; i < plan.chunks.size(); ++i) {
-    Chunk& chunk = plan.chunks[i];
-    const int64_t more = chunk.pitch + 3 * sizeof(double);
-    if (plan.rounds.empty() || rows * (of_row + more) > kernel.room.rows) {
+  int64_t bytes = 0;
+  for (size_t i = 0, end; i < plan.chunks.size(); i = end) {
+    end = plan.narrow ? plan.EndOfRun(i, plan.chunks.size()) : i + 1;
+    int64_t needed = 0;
+    for (size_t c = i; c < end; ++c) needed += PanelBytes(plan, plan.chunks[c]);
+    if (plan.rounds.empty() || bytes + needed > room) {
       plan.rounds.push_back({i, i});
-      bytes = of_row = 0;
+      bytes = 0;
     }
-    plan.rounds.back().end = i + 1;
-    chunk.offset = bytes;
-    bytes += Scratch::Padded(plan.row_block * chunk.pitch) +
-             3 * Scratch::Padded(plan.row_block * sizeof(double));
-    of_row += more;
+    plan.rounds.back().end = end;
+    for (size_t c = i; c < end; ++c) {
+      plan.chunks[c].offset = bytes;
+      bytes += PanelBytes(plan, plan.chunks[c]);
+    }
     plan.rows_bytes = std::max(plan.rows_bytes, bytes);
   }
 }
@@ -351,6 +352,17 @@ void CountScratch(const Problem& problem, const Kernel& kernel, Plan& plan) {
 
 }  // namespace
 
+size_t Plan::EndOfRun(size_t first, size_t end) const {
+  end = std::min(end, first + run_chunks);
+  int64_t depth = chunks[first].depth;
+  size_t next = first + 1;
+  for (; next < end; ++next) {
+    depth += chunks[next].depth;
+    if (depth > run_depth) break;
+  }
+  return next;
+}
+
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   Plan plan{};
   plan.few = IsFew(problem, kernel);
@@ -363,8 +375,8 @@ Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads) {
   if (plan.few) plan.row_block += kernel.few.spare;
   plan.ask = AskFor(problem);
   plan.packing = PackingOf(problem, kernel, plan);
-  CutRounds(problem, kernel, plan);
   CutRuns(problem, kernel, plan);
+  CutRounds(problem, kernel, plan);
   CutColumns(problem, kernel, plan);
   plan.threads = WorthWhile(problem, kernel, plan, threads);
   CutShares(problem, kernel, plan);

@@ -22,7 +22,7 @@ struct Chunk {
   int64_t offset;  // of its packed rows within those of the round
 };
 
-// A run of chunks, [begin, end), whose packed rows stay in the cache together.
+// Chunks, [begin, end), whose packed rows stay in the cache together.
 struct Round {
   size_t begin, end;
 };
@@ -38,7 +38,7 @@ struct Plan {
   bool few;               // whether columns are multiplied as they are, by Kernel::multiply_few
   int64_t few_rows;       // with few rows, most that are multiplied in one go,
   int64_t run_chunks;     // most chunks and
-  int64_t run_depth;      // depth that columns are multiplied for
+  int64_t run_depth;      // depth that columns are multiplied for in one go
   Ask ask;                // for columns
   Packing packing;        // of columns, unless there are few rows
   int64_t row_block;      // rows whose packed values are kept at once
@@ -59,6 +59,9 @@ struct Plan {
 
   // Bytes of scratch.
   int64_t rows_bytes, columns_bytes, raw_bytes, found_bytes, narrow_bytes, sums_bytes;
+
+  // Where the run of chunks ends, of those before `end`, that begins with the first.
+  size_t EndOfRun(size_t first, size_t end) const;
 };
 
 inline int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }

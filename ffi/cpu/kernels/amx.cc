@@ -24,20 +24,20 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
   // Few roundings: a tile's products are summed before they are added.
   kernel.depth = 4096;
   // Products are so fast that packing rows again tells.
-  kernel.room = {.rows = 4 << 20, .sums = 2 << 20};
+  kernel.room = {.rows = 4 << 20, .along = 7 << 18, .sums = 2 << 20};
   // Across the depth, what more rows find passes through L2 for every few lines, and packed columns
   // cost less. Integers are packed by so many lines that memory does not keep up: 5 and 8 rows from
   // there took 2.1 times as long so as packed by the first rows, from a cache 0.9 to 1. Along the
-  // depth, rows are read again for every two tiles of columns, out of an L2 of 2 MB, and what is
-  // found is added for every chunk: 128 rows of bfloat16 that fill L2 took 1.1 times as long so as
-  // packed ahead, 64 rows of integers in chunks of 128 1.2 times.
+  // depth, rows are read again for every two tiles of columns, out of an L2 of 2 MB: 128 rows of
+  // bfloat16 that leave it took 1.1 times as long as packed columns, in rounds that do not 0.7 to
+  // 0.85 times. What is found is added in float64 for every chunk: 64 rows of integers in chunks of
+  // 128 took 1.2 times as long so.
   kernel.few = {.rows = kMostTurned,
                 .across = Policy::kExact ? 0 : kTile / 2,
                 .along = kMostTurned,
                 .prepared = kTile,
                 .least_along = 2 * kTile,
                 .depth_along = 8,
-                .room_along = 7 << 18,
                 .narrow_along = true,
                 .spare = kTile,
                 .tiles = {}};

@@ -103,10 +103,11 @@ inline constexpr int64_t kFewDepth = 4096;
 // Rows are packed so many at a time: bounds the scratch of a layout that has to be turned.
 inline constexpr int64_t kSlab = 48;
 
-// Bytes that may be filled with packed rows, which L3 delivers as they are needed, and with the
-// sums of the columns that are multiplied before rows are packed again.
+// Bytes that may be filled with packed rows, which L3 delivers as they are needed, or L2 where few
+// are read again and again along the depth; and with the sums of the columns that are multiplied
+// before rows are packed again.
 struct Room {
-  int64_t rows, sums;
+  int64_t rows, along, sums;
 };
 
 // How many rows are multiplied in one go by tiles of columns along the depth, and the least depth
@@ -123,10 +124,8 @@ struct TilesOfFew {
 struct Few {
   int rows;                     // that multiply_few takes in one go, unless `tiles` does
   int across, along, prepared;  // rows up to which it is best, by how columns lie
-  // Along the depth it is for so many rows; for more with so much of a chunk for each, and no more
-  // than so many bytes of packed rows.
+  // Along the depth it is for so many rows; for more with so much of a chunk for each.
   int least_along, depth_along;
-  int64_t room_along;
   // Whether more rows pay, too, for chunks as deep as there are rows, where float32 holds the sums
   // of them; and whether it may hold exact ones.
   bool narrow_along;

@@ -37,7 +37,6 @@ constexpr Few FewOf() {
              .prepared = kFewRows,
              .least_along = 2,
              .depth_along = 32,
-             .room_along = std::numeric_limits<int64_t>::max(),
              .narrow_along = !Policy::kExact && Policy::kGroup == 2,
              .spare = 0,
              .tiles = {}};
@@ -62,7 +61,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .slice = kSlice<Policy::kGroup>,
       .group = Policy::kGroup,
       .size = 4 / Policy::kGroup,
-      .room = {.rows = 1280 << 10, .sums = 256 << 10},
+      .room = {.rows = 1280 << 10, .along = 1280 << 10, .sums = 256 << 10},
       .as_prepared = Policy::kAsPrepared,
       .few = FewOf<Policy>(),
       .least = {},
