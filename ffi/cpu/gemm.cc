@@ -130,7 +130,8 @@ class Share {
   }
 
   Block ColumnsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    return BlockOf(chunk, first, count, Shifted(problem_.lhs, kernel_.shifted_rows));
+    const bool less_zero = kernel_.rows_less_zero && problem_.lhs.near_zeros;
+    return BlockOf(chunk, first, count, !less_zero && Shifted(problem_.lhs, kernel_.shifted_rows));
   }
 
   Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, bool sums) const {

@@ -67,8 +67,8 @@ struct Plan {
 inline int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 inline int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit) * unit; }
 
-// Rows packed together, at most: a multiple of every kernel's tile, whose least height is 6.
-inline constexpr int64_t kRowBlock = 288, kMostTiles = kRowBlock / 6;
+// Rows packed together, at most: a multiple of every kernel's tile, whose least height is 3.
+inline constexpr int64_t kRowBlock = 288, kMostTiles = kRowBlock / 3;
 
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads);
 

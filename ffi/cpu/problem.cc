@@ -291,6 +291,12 @@ bool Within(const Side& side, float lowest, float highest) {
   }
 }
 
+bool HasNearZeros(const Side& side) {
+  if (!side.zero_point || side.zero_type != DType::kS32) return side.zero_point;
+  const auto* zero = static_cast<const int32_t*>(side.zero_point);
+  return std::all_of(zero, zero + side.scales, [](int32_t z) { return z >= -255 && z <= 255; });
+}
+
 std::vector<int64_t> Segments(const Problem& problem) {
   std::vector<int64_t> ends;
   for (int64_t k = 0, left = 0, right = 0; k < problem.depth;) {
@@ -352,6 +358,7 @@ void CutDepth(Problem& problem, Sums sums) {
     problem.lhs.fine = ChangesOften(problem.lhs, problem.depth, shortest);
     problem.rhs.fine = ChangesOften(problem.rhs, problem.depth, shortest);
   }
+  if (sums == Sums::kInteger) problem.lhs.near_zeros = HasNearZeros(problem.lhs);
   problem.segments = Segments(problem);
   // A quad is multiplied as a whole.
   for (int64_t end : problem.segments) {

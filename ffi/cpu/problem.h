@@ -50,6 +50,7 @@ struct Side {
   int64_t scales = 0;                // how many
   const void* zero_point = nullptr;  // or none; of
   DType zero_type = DType::kS32;     // or int8 or uint8
+  bool near_zeros = false;           // whether all are known to be within 255 of 0
   Offsets tile_batch, tile_free, tile_depth;
 
   // Scales and zero points change so often along the depth that they belong to the single value.
@@ -109,7 +110,8 @@ bool HasShortSegments(const Problem& problem, Sums sums);
 bool HasModerateScales(const Problem& problem);
 
 // Cuts the depth where scales or zero points change. A kernel of float32 sums, which can scale
-// single values while it packs them, is spared stretches too short to pay.
+// single values while it packs them, is spared stretches too short to pay; one of integers is told
+// whether the zero points of rows are near.
 void CutDepth(Problem& problem, Sums sums);
 
 }  // namespace jaxfp8

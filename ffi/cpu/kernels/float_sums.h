@@ -72,6 +72,7 @@ struct FloatSums {
   static constexpr DType kPacked = DType::kF32;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
+  static constexpr bool kRowsLessZero = true;
 
   static Vector Add(Vector sum, Lane row, Vector column) { return sum + row * column; }
 
@@ -96,11 +97,11 @@ struct FloatSums {
     DecodeVectors<kType>(line[0], column);
   }
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
   template <DType kType>
-    requires(IsFloat8(kType))
+    requires(kDecodedByLanes<kType>)
   static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    DecodeByLanes<kType>(Load<__m512i>(line[0]), column);
+    DecodeByLanes<kType>(Load<Integers>(line[0]), column);
   }
 #endif
 

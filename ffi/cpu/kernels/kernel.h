@@ -164,6 +164,7 @@ struct Kernel {
   ByFirstRows by_first_rows;
   // Types whose packed values are shifted, so that the sums of the other side are needed; or none.
   DType shifted_rows, shifted_columns;
+  bool rows_less_zero;  // whether rows are packed less zero points that are near
 
   // Before and after a thread calls `multiply`, whose tiles have `height` rows; or none.
   void (*enter)(int height);

@@ -39,6 +39,9 @@ struct ShortSums {
   static constexpr bool kTotals = false;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
+  // Differences take 10 bits, sums of 4096 of them times bytes 30. The sums of the columns, which
+  // make zero points good otherwise, cost one row as much as its products.
+  static constexpr bool kRowsLessZero = true;
 
   static Vector Add(Vector sum, Lane row, Vector column) {
     return AddLanes(sum, Vector{} + row, column);
@@ -66,20 +69,67 @@ struct ShortSums {
 
   template <DType kType>
   static void SplitQuads(S32 quads, Vector (&to)[kQuad / kGroup]) {
-    for (int i = 0; i < kQuad / kGroup; ++i) {
-      const S32 pair = quads >> (16 * i);
-      if constexpr (kType == DType::kS8) {
-        to[i] = (((pair << 24) >> 24) & 0xffff) | ((pair << 16) >> 24 << 16);
-      } else {
-        to[i] = (pair & 0xff) | (pair & 0xff00) << 8;
-      }
+    for (int i = 0; i < kQuad / kGroup; ++i) to[i] = PairOfQuads<kType>(quads, 2 * i);
+  }
+
+  // Bytes `first` and the next of each 32-bit lane.
+  template <DType kType>
+  [[gnu::always_inline]] static Vector PairOfQuads(S32 quads, int first) {
+#if defined(__AVX2__)
+    // Signed ones come to the upper halves of words, from where they are shifted; the rest is 0.
+    constexpr char k0 = static_cast<char>(0x80);
+    const __m128i upper = _mm_setr_epi8(k0, 0, k0, 1, k0, 4, k0, 5, k0, 8, k0, 9, k0, 12, k0, 13);
+    const __m128i lower = _mm_setr_epi8(0, k0, 1, k0, 4, k0, 5, k0, 8, k0, 9, k0, 12, k0, 13, k0);
+    const __m128i place =
+        _mm_add_epi8(kType == DType::kS8 ? upper : lower, _mm_set1_epi8(static_cast<char>(first)));
+    const S32 words = ShuffleLanes(quads, place);
+    typedef int16_t Words __attribute__((vector_size(kBytes)));
+    return kType == DType::kS8 ? (S32)((Words)words >> 8) : words;
+#else
+    const S32 pair = quads >> (8 * first);
+    if constexpr (kType == DType::kS8) {
+      return (((pair << 24) >> 24) & 0xffff) | ((pair << 16) >> 24 << 16);
+    } else {
+      return (pair & 0xff) | (pair & 0xff00) << 8;
     }
+#endif
+  }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  template <DType kType>
+  static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    SpreadAs<kType>(line, column, DwordsToLanes);
   }
 
   template <DType kType>
+  static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    SpreadAs<kType>(line, column, AsTheyAre);
+  }
+
+  template <DType kType, class Arrange>
+  [[gnu::always_inline]] static void SpreadAs(const uint8_t* const (&line)[kGroup],
+                                              Vector (&column)[kVectors], Arrange arrange) {
+    const __m256i even = arrange(Load<__m256i>(line[0])), odd = arrange(Load<__m256i>(line[1]));
+    WidenHalves<kType>(_mm256_unpacklo_epi8(even, odd), column[0], column[2]);
+    WidenHalves<kType>(_mm256_unpackhi_epi8(even, odd), column[1], column[3]);
+  }
+
+  // The pairs of bytes of the lower, and of the upper half of each lane.
+  template <DType kType>
+  [[gnu::always_inline]] static void WidenHalves(__m256i pairs, Vector& low, Vector& high) {
+    if constexpr (kType == DType::kS8) {
+      low = (S32)_mm256_srai_epi16(_mm256_unpacklo_epi8(pairs, pairs), 8);
+      high = (S32)_mm256_srai_epi16(_mm256_unpackhi_epi8(pairs, pairs), 8);
+    } else {
+      low = (S32)_mm256_unpacklo_epi8(pairs, __m256i{});
+      high = (S32)_mm256_unpackhi_epi8(pairs, __m256i{});
+    }
+  }
+#else
+  template <DType kType>
   static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
     uint8_t pairs[kColumns * kGroup];
-#if defined(__AVX2__)
+#if defined(__AVX512F__)
     for (int i = 0; i < kColumns; i += 16) {
       const auto even = Load<__m128i>(line[0] + i), odd = Load<__m128i>(line[1] + i);
       Store(pairs + 2 * i, _mm_unpacklo_epi8(even, odd));
@@ -93,6 +143,7 @@ struct ShortSums {
 #endif
     for (int v = 0; v < kVectors; ++v) column[v] = WidenPairs<kType>(pairs + v * 2 * kLanes);
   }
+#endif
 
   template <DType>
   static constexpr int kZeroCode = 0;
@@ -104,6 +155,11 @@ struct ShortSums {
     auto* line = static_cast<int16_t*>(to);
     WidenLine(side.dtype, from, block.depth, line);
     if (block.depth % 2) line[block.depth] = 0;
+    if (side.near_zeros) {
+      const auto zero = static_cast<int16_t>(panel.zero[i]);
+      panel.zero[i] = 0;
+      for (int64_t k = 0; k < block.depth; ++k) line[k] -= zero;
+    }
     if (!block.sums) return;
     int32_t sum = 0;
     for (int64_t k = 0; k < block.depth; ++k) sum += line[k];

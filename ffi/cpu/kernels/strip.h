@@ -65,15 +65,15 @@ struct StripSums {
   const double* zero;
 };
 
-// The products of kColumns columns with kCount rows, in registers.
-template <class Sums, int kCount>
+// The products of kWidth vectors of columns with kCount rows, in registers.
+template <class Sums, int kCount, int kWidth = kVectors>
 class StripTile {
  public:
   using Vector = typename Sums::Vector;
 
   [[gnu::always_inline]] explicit StripTile(const StripSums<Sums>& sums) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kWidth; ++v) {
       if constexpr (Sums::kLessZero) zero_[v] = Zeros(sums.zero + v * kLanes);
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
@@ -100,7 +100,7 @@ class StripTile {
 
   [[gnu::always_inline]] void StoreTo(const StripSums<Sums>& sums) const {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kWidth; ++v) {
 #pragma GCC unroll 4
       for (int r = 0; r < kCount; ++r) {
         Store(sums.found + r * kFewColumns + v * kLanes, sum_[r][v]);
@@ -110,10 +110,15 @@ class StripTile {
   }
 
  private:
-  Vector sum_[kCount][kVectors];
-  Vector total_[kVectors];
-  F32 zero_[kVectors];
+  Vector sum_[kCount][kWidth];
+  Vector total_[kWidth];
+  F32 zero_[kWidth];
 };
+
+// Vectors of a strip that are summed in one go, as there are registers for: 3 and 4 rows took 1.2
+// times as long by whole strips with AVX2 (AMD Zen 3).
+template <int kCount>
+inline constexpr int kSummedTogether = kBytes == 32 && kCount > 2 ? kVectors / 2 : kVectors;
 
 // Adds the products over groups [first, last) of depth. `lines[g * kGroup + j]` is line j of group
 // g; `Sums::Spread` turns the lines of a group into kVectors vectors of packed lanes. In a function
@@ -182,25 +187,31 @@ __attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t colu
                                         const uint8_t* rows, int64_t pitch,
                                         const StripSums<Sums>& sums) {
   constexpr int kGroups = kLinesTogether / Sums::kGroup;
-  constexpr int kAhead = std::min(kDecodedAhead<kCount>, kGroups - 1);
+  constexpr int kWidth = kSummedTogether<kCount>;
+  // The registers of AVX2 hold none: all groups are decoded into L1 first.
+  constexpr int kAhead = kBytes == 32 ? kGroups : std::min(kDecodedAhead<kCount>, kGroups - 1);
   const int64_t ahead = std::min(AheadFor(kAsk, kLineAhead), columns);
   for (int64_t c = 0; c < columns; c += kColumns) {
     for (int k = 0; k < kLinesTogether && kAsk != Ask::kNone && c % 64 == 0; ++k) {
       lines.Request(k, c, ahead, columns, kAsk);
     }
-    const StripSums<Sums> strip = {sums.found + c, sums.of_columns + c, sums.zero + c};
-    StripTile<Sums, kCount> tile(strip);
     typename Sums::Vector column[kGroups][kVectors];
-#pragma GCC unroll 16
-    for (int i = 0; i < kGroups + kAhead; ++i) {
-      if (i < kGroups) Decode<Sums, kType>(lines, i, c, column[i]);
-      const int g = i - kAhead;
 #pragma GCC unroll 4
-      for (int v = 0; g >= 0 && v < kVectors; ++v) {
-        tile.Add(v, column[g][v], rows + g * sizeof(int32_t), pitch);
+    for (int first = 0; first < kVectors; first += kWidth) {
+      const int64_t at = c + first * kLanes;
+      const StripSums<Sums> strip = {sums.found + at, sums.of_columns + at, sums.zero + at};
+      StripTile<Sums, kCount, kWidth> tile(strip);
+#pragma GCC unroll 16
+      for (int i = 0; i < kGroups + kAhead; ++i) {
+        if (first == 0 && i < kGroups) Decode<Sums, kType>(lines, i, c, column[i]);
+        const int g = i - kAhead;
+#pragma GCC unroll 4
+        for (int v = 0; g >= 0 && v < kWidth; ++v) {
+          tile.Add(v, column[g][first + v], rows + g * sizeof(int32_t), pitch);
+        }
       }
+      tile.StoreTo(strip);
     }
-    tile.StoreTo(strip);
   }
 }
 
@@ -242,13 +253,14 @@ template <class Sums, DType kType, int kCount>
 __attribute__((noinline)) void SumQuads(const uint8_t* from, int64_t quads, const uint8_t* rows,
                                         int64_t pitch, const StripSums<Sums>& sums) {
   constexpr int kParts = kQuad / Sums::kGroup;
-  constexpr int kAhead = std::min(kDecodedAhead<kCount>, kVectors - 1);
-  StripTile<Sums, kCount> tile(sums);
+  constexpr int kWidth = kSummedTogether<kCount>;
+  constexpr int kAhead = std::min(kDecodedAhead<kCount>, kWidth - 1);
+  StripTile<Sums, kCount, kWidth> tile(sums);
   for (int64_t q = 0; q < quads; ++q, from += kQuadsPitch, rows += kParts * sizeof(int32_t)) {
-    typename Sums::Vector part[kVectors][kParts];
+    typename Sums::Vector part[kWidth][kParts];
 #pragma GCC unroll 8
-    for (int i = 0; i < kVectors + kAhead; ++i) {
-      if (i < kVectors) {
+    for (int i = 0; i < kWidth + kAhead; ++i) {
+      if (i < kWidth) {
         __builtin_prefetch(from + kStreamAhead + i * kBytes);
         Sums::template SplitQuads<kType>(Load<S32>(from + i * kBytes), part[i]);
       }
@@ -271,7 +283,7 @@ void FindPrepared(const Side& side, const Block& block, const Panel& left, const
   const int64_t quads = block.depth / kQuad;
   for (int64_t start = 0; start < quads; start += kQuads) {
     const uint8_t* rows = left.data + start * kQuad * (4 / Sums::kGroup);
-    for (int64_t i = 0; i < block.count; i += kColumns) {
+    for (int64_t i = 0; i < Strips(block) * kColumns; i += kSummedTogether<kCount> * kLanes) {
       const uint8_t* from =
           PreparedAt(side, block.batch, block.first + i, block.start + start * kQuad);
       SumQuads<Sums, kType, kCount>(from, std::min(kQuads, quads - start), rows, left.pitch,
