@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help="further ones are read from standard input")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     libraries = [ctypes.CDLL(path) for path in (arguments.old, arguments.new)]
     lines = [] if sys.stdin.isatty() else sys.stdin.read().splitlines()
     for text in filter(None, map(str.strip, [*arguments.cases, *lines])):

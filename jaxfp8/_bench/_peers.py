@@ -41,16 +41,35 @@ def linear_int8(
     """`(x @ w.T) * x_scale * w_scale + bias` in float32 for int8 x [M, K] and w [N, K]."""
 
     def prepare(x: jax.Array, w: jax.Array) -> Callable[[], Any]:
-        torch = _torch()
-        left = (_tensor(x).int() + _OFFSET).to(torch.uint8)
-        packed = torch.ops.onednn.qlinear_prepack(_tensor(w), list(x.shape))
-        scale, addend = _tensor(w_scale), _tensor(bias)
-        zeros = torch.zeros(w.shape[0], dtype=torch.int32)
-        product = torch.ops.onednn.qlinear_pointwise
-        after: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
-        return lambda: product(left, x_scale, _OFFSET, packed, scale, zeros, addend, *after)
+        if _saturates():
+            raise ArithmeticError("wrong numbers here: sums of two products saturate at 16 bits")
+        return _int8_product(x, w, x_scale, w_scale, bias)
 
     return _contender(prepare, copies, **more)
+
+
+def _int8_product(x: Any, w: Any, x_scale: float, w_scale: Any, bias: Any) -> Callable[[], Any]:
+    torch = _torch()
+    left = (_tensor(x).int() + _OFFSET).to(torch.uint8)
+    packed = torch.ops.onednn.qlinear_prepack(_tensor(w), list(x.shape))
+    scale, addend = _tensor(w_scale), _tensor(bias)
+    zeros = torch.zeros(w.shape[0], dtype=torch.int32)
+    product = torch.ops.onednn.qlinear_pointwise
+    after: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+    return lambda: product(left, x_scale, _OFFSET, packed, scale, zeros, addend, *after)
+
+
+@functools.cache
+def _saturates() -> bool:
+    """Whether large codes make wrong sums: without VNNI, pairs of products are added in 16 bits.
+
+    On an AMD Zen 3, uniform codes are off by 21 % of their norm, those below 64 by nothing.
+    """
+    rows, depth = 16, 64
+    most = np.full((rows, depth), np.iinfo(np.int8).max, np.int8)
+    ones, zeros = np.ones(rows, np.float32), np.zeros(rows, np.float32)
+    found = np.asarray(_int8_product(most, most, 1.0, ones, zeros)())
+    return bool((found != depth * np.iinfo(np.int8).max ** 2).any())
 
 
 def _contender(

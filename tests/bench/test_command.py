@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from jaxfp8 import __main__
 from jaxfp8._bench import _cpu, _peaks, _peers, _plot, _run, _screen
+from jaxfp8._bench._measure import Missing
 
 pytest.importorskip("matplotlib")
 TINY = ["--shapes", "64x48", "--rows", "1,3", "--quick", "--only", "int8"]
@@ -154,6 +156,26 @@ def test_a_missing_peer_says_how_to_install_it(short, monkeypatch, capsys):
     monkeypatch.setattr("jaxfp8._bench._peers.importlib.util.find_spec", lambda name: None)
     assert bench(*TINY) == 0
     assert "oneDNN int8: PyTorch is not installed: pip install torch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("saturates", [False, True])
+def test_a_peer_whose_sums_saturate_is_not_timed(monkeypatch, saturates):
+    """Seen without PyTorch, too: something stands in for its product."""
+
+    def product(x, w, *scales):
+        left, right = (x.astype(np.int32) + 128).reshape(len(x), -1, 2), w[0].astype(np.int32)
+        pairs = (left * right.reshape(-1, 2)).sum(axis=2)
+        found = (np.minimum(pairs, 2**15 - 1) if saturates else pairs).sum(axis=1)
+        return lambda: found - 128 * right.sum()
+
+    monkeypatch.setattr(_peers, "_int8_product", product)
+    monkeypatch.setattr(_peers.importlib.util, "find_spec", lambda name: object())
+    _peers._saturates.cache_clear()
+    x = np.ones((16, 64), np.int8)
+    found = _peers.linear_int8([(x, x)], 1.0, np.ones(16), np.zeros(16))
+    _peers._saturates.cache_clear()
+    assert isinstance(found, Missing) == saturates
+    assert not saturates or "saturate at 16 bits" in found.reason
 
 
 def test_without_matplotlib_a_plot_is_refused_before_measuring(monkeypatch, capsys):
