@@ -130,8 +130,11 @@ class Share {
   }
 
   Block ColumnsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    const bool less_zero = kernel_.rows_less_zero && problem_.lhs.near_zeros;
-    return BlockOf(chunk, first, count, !less_zero && Shifted(problem_.lhs, kernel_.shifted_rows));
+    const Side& left = problem_.lhs;
+    const bool less_zero = kernel_.rows_less_zero && left.near_zeros;
+    const bool sums =
+        less_zero ? left.dtype == kernel_.shifted_rows : Shifted(left, kernel_.shifted_rows);
+    return BlockOf(chunk, first, count, sums);
   }
 
   Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, bool sums) const {
@@ -311,7 +314,7 @@ class Share {
     }
   }
 
-  // Even heights: 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
+  // Even heights: of at most 6, 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
   void CutTiles() {
     tiles_ = Blocks(rows_, kernel_.rows);
     for (int64_t tile = 0, row = 0; tile < tiles_; ++tile) {

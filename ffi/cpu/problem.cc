@@ -292,9 +292,12 @@ bool Within(const Side& side, float lowest, float highest) {
 }
 
 bool HasNearZeros(const Side& side) {
-  if (!side.zero_point || side.zero_type != DType::kS32) return side.zero_point;
+  if (!side.zero_point) return false;
+  if (side.zero_type != DType::kS32) return true;
   const auto* zero = static_cast<const int32_t*>(side.zero_point);
-  return std::all_of(zero, zero + side.scales, [](int32_t z) { return z >= -255 && z <= 255; });
+  int32_t beyond = 0;
+  for (int64_t i = 0; i < side.scales; ++i) beyond |= zero[i] < -kNearZero || zero[i] > kNearZero;
+  return beyond == 0;
 }
 
 std::vector<int64_t> Segments(const Problem& problem) {

@@ -50,7 +50,9 @@ struct Side {
   int64_t scales = 0;                // how many
   const void* zero_point = nullptr;  // or none; of
   DType zero_type = DType::kS32;     // or int8 or uint8
-  bool near_zeros = false;           // whether all are known to be within 255 of 0
+  // Whether none is beyond kNearZero: of rows, for a kernel of integer sums, once `CutDepth` has
+  // looked.
+  bool near_zeros = false;
   Offsets tile_batch, tile_free, tile_depth;
 
   // Scales and zero points change so often along the depth that they belong to the single value.
@@ -59,6 +61,9 @@ struct Side {
   // Whether lines lie along the depth, each for itself.
   JAXFP8_HD bool Along() const { return depth.Contiguous() && !prepared; }
 };
+
+// What differs from a byte by what 16 bits hold, times another in sums of 32 bits (ShortSums).
+inline constexpr int32_t kNearZero = 255;
 
 // Of prepared columns: how many lie side by side, and how many depths of each.
 inline constexpr int64_t kPreparedColumns = 64, kQuad = 4;

@@ -419,6 +419,45 @@ def test_zero_points_of_few_rows_are_exact(kernel, dtype, zero):
         np.testing.assert_array_equal(out, exact[:m])
 
 
+@pytest.mark.parametrize("m", [1, 3, 7, 40])
+@pytest.mark.parametrize("layout", ["kn", "nk", "prepared"])
+@pytest.mark.parametrize("beyond", [255, 256])
+@pytest.mark.parametrize("kernel", INTEGER_KERNELS)
+def test_zero_points_of_rows_that_are_near_or_just_beyond(kernel, beyond, layout, m):
+    """In all layouts; extreme codes, so that sums are as large as they get."""
+    k, n = 4104, 64
+    rng = np.random.default_rng(beyond)
+    lhs = rng.choice(np.array([0, 255], np.uint8), (m, k))
+    rhs = rng.choice(np.array([-128, 127], np.int8), (k, n))
+    zeros = rng.choice(np.array([-beyond, beyond, 0], np.int32), (m, 1))
+    zeros[0] = -beyond
+    exact = (lhs.astype(np.int64) - zeros) @ (rhs.astype(np.int64) + 5)
+    weight, sides = {
+        "kn": (rhs, calls.side("int8", (k, n), (0,), zero_point=True)),
+        "nk": (rhs.T.copy(), calls.side("int8", (n, k), (1,), zero_point=True)),
+        "prepared": (
+            rhs.reshape(k // 4, 4, 1, n).transpose(2, 0, 3, 1).copy(),
+            calls.side("int8", (1, k // 4, n, 4), (1, 3), zero_point=True),
+        ),
+    }[layout]
+    split = layout == "prepared"
+    shape, contracting = ((m, k // 4, 4), (1, 2)) if split else ((m, k), (1,))
+    tiles = (1, *shape[1:])
+    spec = ScaledDotSpec(
+        lhs=calls.side("uint8", shape, contracting, tiles=tiles, zero_point=True),
+        rhs=sides,
+        epilogue=EpilogueSpec(out_dtype="int32"),
+    )
+    operands = {
+        "lhs": lhs.reshape(shape),
+        "lhs_zero_point": zeros.reshape(spec.lhs.scale_shape),
+        "rhs": weight,
+        "rhs_zero_point": np.full(spec.rhs.scale_shape, -5, np.int32),
+    }
+    (out,) = calls.call_named(spec, operands, kernel)
+    np.testing.assert_array_equal(out.reshape(m, n), exact)
+
+
 @pytest.mark.parametrize("m", [1, 4])
 @pytest.mark.parametrize("kernel", INTEGER_KERNELS)
 def test_few_rows_against_very_many_columns(kernel, m):

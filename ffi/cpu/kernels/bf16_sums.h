@@ -24,7 +24,6 @@ struct BF16Sums {
   static constexpr DType kPacked = DType::kBF16;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
-  static constexpr bool kRowsLessZero = true;
 
   static Vector Add(Vector sum, Lane row, Vector column) {
     return (F32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(row), (__m512bh)column);

@@ -37,7 +37,6 @@ struct ByteSumsOf {
   static constexpr DType kAsPrepared = DType::kS8;
   static constexpr DType kShiftedRows = DType::kU8;
   static constexpr DType kShiftedColumns = kSigned ? DType::kU8 : DType::kS8;
-  static constexpr bool kRowsLessZero = false;
 
   static Vector Add(Vector sum, Lane row, Vector column) {
     return AddLanes(sum, (S32)_mm512_set1_epi32(row), column);

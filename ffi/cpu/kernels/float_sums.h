@@ -72,7 +72,6 @@ struct FloatSums {
   static constexpr DType kPacked = DType::kF32;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
-  static constexpr bool kRowsLessZero = true;
 
   static Vector Add(Vector sum, Lane row, Vector column) { return sum + row * column; }
 

@@ -35,7 +35,8 @@ struct Block {
 
 // A packed block. The factors are per line: a sum over the block is worth
 // scale_l * scale_r * (sum - zero_l * sum_r - zero_r * sum_l + depth * zero_l * zero_r),
-// where the float kernels have subtracted the zero points beforehand.
+// where zero points may have been subtracted beforehand: by the float kernels always, and from rows
+// by those with `rows_less_zero`, which leave 0.
 struct Panel {
   uint8_t* data;
   int64_t pitch;  // bytes from row to row, or from strip to strip, in which columns are

@@ -3,6 +3,8 @@
 #ifndef JAXFP8_CPU_KERNELS_SHORT_SUMS_H_
 #define JAXFP8_CPU_KERNELS_SHORT_SUMS_H_
 
+#include <limits>
+
 #include "cpu/kernels/pack.h"
 
 namespace jaxfp8::JAXFP8_ISA {
@@ -39,9 +41,10 @@ struct ShortSums {
   static constexpr bool kTotals = false;
   static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
-  // Differences take 10 bits, sums of 4096 of them times bytes 30. The sums of the columns, which
-  // make zero points good otherwise, cost one row as much as its products.
+  // The sums of the columns, which make zero points good otherwise, cost one row as much as its
+  // products.
   static constexpr bool kRowsLessZero = true;
+  static_assert(kFewDepth * (255 + kNearZero) * 255 <= std::numeric_limits<int32_t>::max());
 
   static Vector Add(Vector sum, Lane row, Vector column) {
     return AddLanes(sum, Vector{} + row, column);
@@ -95,7 +98,18 @@ struct ShortSums {
 #endif
   }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  template <DType kType>
+  static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    uint8_t pairs[kColumns * kGroup];
+    for (int i = 0; i < kColumns; i += 16) {
+      const auto even = Load<__m128i>(line[0] + i), odd = Load<__m128i>(line[1] + i);
+      Store(pairs + 2 * i, _mm_unpacklo_epi8(even, odd));
+      Store(pairs + 2 * i + 16, _mm_unpackhi_epi8(even, odd));
+    }
+    for (int v = 0; v < kVectors; ++v) column[v] = WidenPairs<kType>(pairs + v * 2 * kLanes);
+  }
+#elif defined(__AVX2__)
   template <DType kType>
   static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
     SpreadAs<kType>(line, column, DwordsToLanes);
@@ -129,18 +143,10 @@ struct ShortSums {
   template <DType kType>
   static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
     uint8_t pairs[kColumns * kGroup];
-#if defined(__AVX512F__)
-    for (int i = 0; i < kColumns; i += 16) {
-      const auto even = Load<__m128i>(line[0] + i), odd = Load<__m128i>(line[1] + i);
-      Store(pairs + 2 * i, _mm_unpacklo_epi8(even, odd));
-      Store(pairs + 2 * i + 16, _mm_unpackhi_epi8(even, odd));
-    }
-#else
     for (int i = 0; i < kColumns; ++i) {
       pairs[2 * i] = line[0][i];
       pairs[2 * i + 1] = line[1][i];
     }
-#endif
     for (int v = 0; v < kVectors; ++v) column[v] = WidenPairs<kType>(pairs + v * 2 * kLanes);
   }
 #endif

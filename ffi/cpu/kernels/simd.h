@@ -15,7 +15,7 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Of a vector, and across and down a register tile.
+// Bytes of a vector; vectors across a register tile, and rows down it.
 #if defined(__AVX512F__)
 inline constexpr int kBytes = 64;
 inline constexpr int kVectors = 4, kRows = 6;  // 24 sums, 4 columns, 1 row of 32 registers
@@ -133,36 +133,26 @@ inline F32 ToFloats(F64 low, F64 high) {
 #endif
 }
 
+// A line of bytes is widened by interleaving, within 128-bit lanes. Either its dwords are moved
+// first (`DwordsToLanes`), so that columns come in order; or they come by lanes: those of a lane of
+// the bytes, 16, in the same lane of all vectors. `ExchangeLanes` puts a strip of 32-bit values by
+// lanes in order, or the other way round: in registers, for a vector that was stored in parts is
+// not read before they have left for L1. `ShuffleLanes` has the bytes of each lane in the order of
+// `place`, and 0 where that is negative.
 #if defined(__AVX512F__)
 typedef __m512i Integers;
-#elif defined(__AVX2__)
-typedef __m256i Integers;
-#endif
 
-#if defined(__AVX2__)
-// Without `DwordsToLanes` columns come by lanes: those of a 128-bit lane of the bytes, 16, in the
-// same lane of all vectors. `ExchangeLanes` puts a strip of 32-bit values by lanes in order, or the
-// other way round: in registers, for a vector that was stored in parts is not read before they have
-// left for L1.
-inline Integers AsTheyAre(Integers bytes) { return bytes; }
-
-// The bytes of each 128-bit lane, in the order of `place`; 0 where that is negative.
 inline S32 ShuffleLanes(S32 bytes, __m128i place) {
-#if defined(__AVX512F__)
   return (S32)_mm512_shuffle_epi8((__m512i)bytes, _mm512_broadcast_i32x4(place));
-#else
-  return (S32)_mm256_shuffle_epi8((__m256i)bytes, _mm256_broadcastsi128_si256(place));
-#endif
 }
-#endif
 
-#if defined(__AVX512F__)
-// 16 columns of a vector come from a dword of each 128-bit lane: what interleaving bytes, and then
-// words, leaves in order.
+// 16 columns of a vector come from a dword of each lane.
 inline __m512i DwordsToLanes(__m512i bytes) {
   const __m512i to_lane = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   return _mm512_permutexvar_epi32(to_lane, bytes);
 }
+
+inline __m512i AsTheyAre(__m512i bytes) { return bytes; }
 
 inline void ExchangeLanes(void* strip) {
   constexpr S32 kLow = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
@@ -180,11 +170,19 @@ inline void ExchangeLanes(void* strip) {
   }
 }
 #elif defined(__AVX2__)
+typedef __m256i Integers;
+
+inline S32 ShuffleLanes(S32 bytes, __m128i place) {
+  return (S32)_mm256_shuffle_epi8((__m256i)bytes, _mm256_broadcastsi128_si256(place));
+}
+
 // 8 columns of a vector come from a dword of both lanes. By lanes, dwords 0 and 2 of each are in
-// vectors 0 and 1, dwords 1 and 3 in vectors 2 and 3, so that exchanging them is its own inverse.
+// vectors 0 and 1, dwords 1 and 3 in vectors 2 and 3: so exchanging them is its own inverse.
 inline __m256i DwordsToLanes(__m256i bytes) {
   return _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7));
 }
+
+inline __m256i AsTheyAre(__m256i bytes) { return bytes; }
 
 inline void ExchangeLanes(void* strip) {
   auto* at = static_cast<uint8_t*>(strip);

@@ -159,7 +159,7 @@ void SumStripGroups(const Lines& lines, const Block& block, int64_t s, int64_t f
 
 // How much is decoded before it is multiplied, as there are registers for it: groups of lines, or
 // vectors of quads. A processor looks too few operations ahead to multiply one while it decodes the
-// next.
+// next. (Lines with AVX2 otherwise: SumLines.)
 template <int kCount>
 inline constexpr int kDecodedAhead = kFewRows - kCount;
 
@@ -188,8 +188,11 @@ __attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t colu
                                         const StripSums<Sums>& sums) {
   constexpr int kGroups = kLinesTogether / Sums::kGroup;
   constexpr int kWidth = kSummedTogether<kCount>;
-  // The registers of AVX2 hold none: all groups are decoded into L1 first.
-  constexpr int kAhead = kBytes == 32 ? kGroups : std::min(kDecodedAhead<kCount>, kGroups - 1);
+  // The registers of AVX2 hold none: all groups are decoded into L1 first, or if that can be done
+  // vector by vector, none.
+  constexpr bool kInL1 = kBytes == 32 && kByLanes<Sums, kType>;
+  constexpr int kInRegisters = kBytes == 32 ? 0 : std::min(kDecodedAhead<kCount>, kGroups - 1);
+  constexpr int kAhead = kInL1 ? kGroups : kInRegisters;
   const int64_t ahead = std::min(AheadFor(kAsk, kLineAhead), columns);
   for (int64_t c = 0; c < columns; c += kColumns) {
     for (int k = 0; k < kLinesTogether && kAsk != Ask::kNone && c % 64 == 0; ++k) {
@@ -203,7 +206,8 @@ __attribute__((noinline)) void SumLines(const LinesTogether& lines, int64_t colu
       StripTile<Sums, kCount, kWidth> tile(strip);
 #pragma GCC unroll 16
       for (int i = 0; i < kGroups + kAhead; ++i) {
-        if (first == 0 && i < kGroups) Decode<Sums, kType>(lines, i, c, column[i]);
+        const bool decodes = i < kGroups && (first == 0 || !kInL1);
+        if (decodes) Decode<Sums, kType>(lines, i, c, column[i]);
         const int g = i - kAhead;
 #pragma GCC unroll 4
         for (int v = 0; g >= 0 && v < kWidth; ++v) {

@@ -68,7 +68,7 @@ constexpr Kernel Entry(const char* name, unsigned needs, Sums sums) {
       .by_first_rows = kFirstRows,
       .shifted_rows = Policy::kShiftedRows,
       .shifted_columns = Policy::kShiftedColumns,
-      .rows_less_zero = Policy::kRowsLessZero,
+      .rows_less_zero = requires { Policy::kRowsLessZero; },
       .enter = nullptr,
       .leave = nullptr,
       .pack_rows = PackRows<Policy>,
