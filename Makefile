@@ -33,10 +33,10 @@ cuda:  ## setup with the kernels for NVIDIA GPUs; needs no GPU, and stays on fro
 demo: setup  ## quantise a real sentence encoder, rewrite it and compare; ARGS="--help" for more
 	@$(BIN)/python examples/minilm_demo.py $(ARGS)
 
-test: setup-latest  ## the test suite on the oldest JAX; on the newest, a third of the cases of long tests
+test: setup-latest  ## the test suite on the oldest JAX; on the newest, a fifth of the cases of long tests
 	@failed=0; for venv in .venv .venv-latest; do \
 	  [ -x $$venv/bin/pytest ] || continue; \
-	  [ $$venv = .venv ] && every= || every=--every=3; \
+	  [ $$venv = .venv ] && every= || every=--every=5; \
 	  $$venv/bin/python tools/show_versions.py; \
 	  $$venv/bin/pytest -n $(JOBS) $$every $(ARGS) || failed=1; \
 	done; exit $$failed
