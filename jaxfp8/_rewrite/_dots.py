@@ -6,10 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jax import lax
 
 from jaxfp8 import _dtypes
-from jaxfp8._rewrite import _graph, _masks, _rules, _tiles
+from jaxfp8._rewrite import _graph, _masks, _precision, _rules, _tiles
 from jaxfp8._rewrite._facts import (
     Factor,
     Factors,
@@ -124,9 +123,7 @@ class Site:
     @property
     def precision(self) -> str:
         """`default` or `highest`."""
-        precision = self.op.params.get("precision")
-        both = precision if isinstance(precision, tuple) else (precision,)
-        return "highest" if lax.Precision.HIGHEST in both else "default"
+        return _precision.asked(self.op.params.get("precision"))
 
     @property
     def concerned(self) -> bool:
@@ -370,10 +367,8 @@ def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
     out, params = site.out, site.op.params
     if _splits(params.get("out_sharding")):
         return _objection("the dot states an output sharding", "leave out_sharding unset")
-    if not _is_ordinary(params.get("precision")):
-        return _objection(
-            f"precision {params['precision']} names an algorithm", "use DEFAULT or HIGHEST"
-        )
+    if (reason := _precision.why_not(params.get("precision"))) is not None:
+        return _objection(reason, "use an algorithm that sums in float32, DEFAULT or HIGHEST")
     if out.dtype == _dtypes.INT32:
         return _against_integers(lhs, rhs)
     if out.dtype not in _dtypes.WIDE_FLOAT:
@@ -387,11 +382,6 @@ def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
 def _splits(sharding: Any) -> bool:
     """Whether an output sharding names mesh axes; inside shard_map some name none."""
     return sharding is not None and any(part is not None for part in sharding.spec)
-
-
-def _is_ordinary(precision: Any) -> bool:
-    both = precision if isinstance(precision, tuple) else (precision,)
-    return all(p is None or isinstance(p, lax.Precision) for p in both)
 
 
 def _against_integers(lhs: Side, rhs: Side) -> Objection | None:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8 import _compat, _dtypes
+from jaxfp8._primitive import scaled_dot_p
+from jaxfp8._spec import ScaledDotSpec
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
@@ -24,6 +26,21 @@ def _count(jaxpr: Any, name: str) -> int:
     others = [eqn for eqn in jaxpr.eqns if eqn.primitive.name != name]
     inside = (_count(inner, name) for eqn in others for inner in _compat.subjaxprs(eqn))
     return len(jaxpr.eqns) - len(others) + sum(inside)
+
+
+def specs(fun: Callable[..., Any], *args: Any) -> list[ScaledDotSpec]:
+    """The problems of the scaled dots that stand in a function, at any depth."""
+    return _specs(_compat.open_jaxpr(jax.make_jaxpr(fun)(*args)))
+
+
+def _specs(jaxpr: Any) -> list[ScaledDotSpec]:
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is scaled_dot_p:
+            found.append(eqn.params["spec"])
+        else:
+            found += [spec for inner in _compat.subjaxprs(eqn) for spec in _specs(inner)]
+    return found
 
 
 def float64(fun: Callable[..., Any], *args: Any) -> list[np.ndarray]:

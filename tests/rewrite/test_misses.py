@@ -200,9 +200,9 @@ def eight_bit_sums(x: Any) -> Any:
     return lax.dot_general(FP8, OTHER, numbers, preferred_element_type=dtype)  # here
 
 
-@miss("dot_general", "precision BF16_BF16_F32 names an algorithm", "DEFAULT or HIGHEST")
+@miss("dot_general", "precision F64_F64_F64 sums in float64", "that sums in float32, DEFAULT")
 def algorithm(x: Any) -> Any:
-    return lax.dot(x, _wide(FP8), precision=lax.DotAlgorithmPreset.BF16_BF16_F32)  # here
+    return lax.dot(x, _wide(FP8), precision=lax.DotAlgorithmPreset.F64_F64_F64)  # here
 
 
 @miss("dot_general", "the other operand is int32", "convert it to float32 or bfloat16")
