@@ -61,17 +61,36 @@ def is_unspecified(sharding: Any) -> bool:
 
 
 def hoisted(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """The open jaxpr of a function, its constants made arguments, which come first."""
+    """The closed jaxpr of a function, its constants made arguments, which come first."""
     jaxpr = jax.make_jaxpr(function)(*args)
     consts = consts_of(jaxpr)
     if not consts:
-        return open_jaxpr(jaxpr), ()
+        return jaxpr, ()
     opened, number = open_jaxpr(jaxpr), len(consts)
 
     def of_consts(*both: Any) -> list[Any]:
         return jax.core.eval_jaxpr(opened, both[:number], *both[number:])
 
-    return open_jaxpr(jax.make_jaxpr(of_consts)(*consts, *args)), consts
+    return jax.make_jaxpr(of_consts)(*consts, *args), consts
+
+
+def bind_while(
+    eqn: Any, condition: Callable[..., Any], body: Callable[..., Any], init: Sequence[Any]
+) -> Sequence[Any]:
+    """A while loop as an equation has it: under vmap the condition may be an array of booleans.
+
+    `jax.lax.while_loop` takes none but a scalar one.
+    """
+    cond_jaxpr, cond_consts = hoisted(condition, init)
+    body_jaxpr, body_consts = hoisted(body, init)
+    params = {
+        **eqn.params,
+        "cond_jaxpr": cond_jaxpr,
+        "cond_nconsts": len(cond_consts),
+        "body_jaxpr": body_jaxpr,
+        "body_nconsts": len(body_consts),
+    }
+    return eqn.primitive.bind(*cond_consts, *body_consts, *init, **params)
 
 
 def vary_alike(arrays: Sequence[Any]) -> list[Any]:

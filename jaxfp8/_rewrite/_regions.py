@@ -95,7 +95,8 @@ def remat(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequen
     inside = border.settle([*outputs, *_extra(leaving)])
 
     def run(*arrays: Any) -> Sequence[Any]:
-        jaxpr, consts = _compat.hoisted(lambda *xs: inside.program.run(xs), arrays)
+        closed, consts = _compat.hoisted(lambda *xs: inside.program.run(xs), arrays)
+        jaxpr = _compat.open_jaxpr(closed)
         return eqn.primitive.bind(*consts, *arrays, **{**eqn.params, "jaxpr": jaxpr})
 
     return _rebuilt(walk, eqn, inside, run, callers, leaving)
@@ -242,21 +243,21 @@ def while_(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Seque
 
     def run(*arrays: Any) -> Sequence[Any]:
         env = dict(zip(inside.program.inputs, arrays, strict=True))
-        init = [env[carried[i]] for i in changing]
+        states = [carried[i] for i in changing]
 
         def at(values: Sequence[Value], state: Sequence[Any]) -> list[Any]:
-            now = {**env, **dict(zip([carried[i] for i in changing], state, strict=True))}
+            now = {**env, **dict(zip(states, state, strict=True))}
             return [now[v] if v.literal is None else v.literal for v in values]
 
-        def condition(state: list[Any]) -> Any:
+        def condition(*state: Any) -> list[Any]:
             consts = _compat.consts_of(cond_jaxpr)
             opened = _compat.open_jaxpr(cond_jaxpr)
-            return jax.core.eval_jaxpr(opened, consts, *at(cond_consts + carried, state))[0]
+            return jax.core.eval_jaxpr(opened, consts, *at(cond_consts + carried, state))
 
-        def body(state: list[Any]) -> list[Any]:
+        def body(*state: Any) -> list[Any]:
             return inside.program.run(at(inside.program.inputs, state))
 
-        return lax.while_loop(condition, body, init)
+        return _compat.bind_while(eqn, condition, body, [env[v] for v in states])
 
     return _loop(walk, eqn, inside, run, carry, changing, callers)
 
@@ -286,14 +287,30 @@ def cond(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequenc
         return lambda *arrays: inside.program.run([arrays[i] for i in own])
 
     branches = [branch_of(i, own) for i, own in zip(insides, places, strict=True)]
-
-    def run(which: Any, *arrays: Any) -> Sequence[Any]:
-        return lax.switch(which, branches, *arrays)
-
-    op = _graph.equation_op(eqn, [index, *values], callers)
+    platforms = eqn.params.get("branches_platforms")
+    if platforms is not None:  # the platform chooses; a branch need not compile on another one
+        run, reads = _by_platform(platforms, branches), values
+    else:
+        run, reads = _by_index(branches), [index, *values]
+    op = _graph.equation_op(eqn, reads, callers)
     outputs = _register(walk, op, run)
     _tell(walk, op, outputs, leaving[0])
     return outputs
+
+
+def _by_index(branches: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """The branch that the first array chooses."""
+    return lambda which, *arrays: lax.switch(which, branches, *arrays)
+
+
+def _by_platform(
+    platforms: Sequence[Sequence[str] | None], branches: Sequence[Callable[..., Any]]
+) -> Callable[..., Any]:
+    """The branch of the platform that the program is lowered for; None is any other platform."""
+    pairs = list(zip(platforms, branches, strict=True))
+    named = {name: branch for names, branch in pairs for name in names or ()}
+    default = next((branch for names, branch in pairs if names is None), None)
+    return lambda *arrays: lax.platform_dependent(*arrays, default=default, **named)
 
 
 def _rebuilt(

@@ -164,8 +164,17 @@ class Walk:
 
     def _region(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
         """The outputs of a region that 8-bit data goes into, or is made in."""
+        return self._enter(_regions.REGIONS[eqn.primitive.name], eqn, inputs, callers)
+
+    def _enter(
+        self, rule: Any, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]
+    ) -> Sequence[Value]:
+        """The outputs of an equation by a rule that walks what it holds, or as it stands.
+
+        Walks nested in this one are those of one equation at a time: what leaves them leaves it.
+        """
         before, self._nested = self._nested, []
-        outputs = _regions.REGIONS[eqn.primitive.name](self, eqn, inputs, callers)
+        outputs = rule(self, eqn, inputs, callers)
         insides, self._nested = self._nested, before
         if outputs is None:
             op = _graph.equation_op(eqn, inputs, callers)
@@ -214,6 +223,8 @@ class Walk:
 
     def _know(self, op: Op) -> None:
         """Apply the rule of an op's primitive, then look for an activation, then for a loss."""
+        if any([not isinstance(v.dtype, np.dtype) for v in op.outputs]):
+            return  # keys of random numbers and the like hold no 8-bit data
         if op.name in MULTIPLE:
             for value, fact in zip(op.outputs, MULTIPLE[op.name](self, op), strict=True):
                 self._learn(value, fact)
