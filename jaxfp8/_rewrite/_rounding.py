@@ -27,8 +27,6 @@ from jaxfp8._rewrite._roles import Role
 from jaxfp8._rewrite._walk import Walk
 from jaxfp8._spec import Shape
 
-_CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
-_JITS = ("jit", "pjit")
 _DOTS = ("dot_general",)
 
 
@@ -97,12 +95,12 @@ class Rounding(Walk):
 
     def equation(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
         """Add an equation to the graph, with roundings before it if it is a chosen dot."""
-        if eqn.primitive.name in _DOTS:
+        name = eqn.primitive.name
+        if name in _DOTS:
             return self._dot(eqn, inputs, callers)
-        if eqn.primitive.name in _CUSTOM_RULES and self.concerns(eqn, inputs):
-            return self._custom_rule(eqn, inputs, callers)
-        if eqn.primitive.name in _JITS and self.concerns(eqn, inputs):
-            return self._jit(eqn, inputs, callers)
+        rule = _ENTERED.get(name)
+        if rule is not None and self.concerns(eqn, inputs):
+            return self._enter(rule, eqn, inputs, callers)
         return super().equation(eqn, inputs, callers)
 
     def _dot(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
@@ -179,6 +177,14 @@ class Rounding(Walk):
         run = functools.partial(_run_at, inside.program, places)
         op.run = _with_rule(op, run, self.plan, given)
         return op.outputs
+
+
+# What is entered in another way than by the rewrite.
+_ENTERED = {
+    "custom_jvp_call": Rounding._custom_rule,
+    "custom_vjp_call": Rounding._custom_rule,
+    **dict.fromkeys(_regions.JITS, Rounding._jit),
+}
 
 
 def _inner(

@@ -244,6 +244,22 @@ def test_jit_that_donates_and_shards_keeps_its_parameters():
     assert "donated_invars=(True, False)" in str(jax.make_jaxpr(g)(X, W))
 
 
+DONATING = jax.jit(lambda x, w: jnp.tanh(x @ w), donate_argnums=0)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [step_jvp, step_vjp, lambda x, w: DONATING(x + 0, w)],
+    ids=["custom_jvp", "custom_vjp", "donating"],
+)
+def test_jitted_function_may_return_more_than_a_function_inside_it(step):
+    f = jax.jit(lambda x, w: (step(x, w), x.sum(), x))
+    y, total, same = jaxfp8.quantize_dots(f, jaxfp8.FP8_DYNAMIC)(Y, STACK[0])
+    close(y, layers(Y, STACK[:1], jaxfp8.FP8_DYNAMIC))
+    close(total, Y.sum())
+    np.testing.assert_array_equal(same, Y)
+
+
 def test_function_with_a_mutable_array_is_called_as_it_is():
     def f(x, w):
         total = jax.new_ref(jnp.zeros(()))
