@@ -116,10 +116,15 @@ def _epilogue(
         **shapes,
         residual_dtype=form.residual.dtype.name if form.residual is not None else "",
         activation=form.activation,
-        out_dtype=product.value.dtype.name,
+        out_dtype="float32" if _is_cast_behind(form) else product.value.dtype.name,
         amax=amax.shape if amax is not None else None,
     )
     return spec, operands
+
+
+def _is_cast_behind(form: Form) -> bool:
+    """Whether the sums are cast to FP8 as a dot does, which does not saturate as a call does."""
+    return form.quantized is None and form.dtype in _dtypes.FLOAT8
 
 
 def _op(spec: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
@@ -140,8 +145,12 @@ def _op(spec: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
 
 
 def _view(out: Value, form: Form, product: Product) -> Value:
-    """The output of the call as the product's value: bytes as FP8, then the views."""
-    value = _casts.bitcast(out, product.value.dtype) if form.quantized is not None else out
+    """The output of the call as the product's value: FP8 from bytes or sums, then the views."""
+    value = out
+    if form.quantized is not None:
+        value = _casts.bitcast(out, product.value.dtype)
+    elif _is_cast_behind(form):
+        value = _casts.cast(out, form.dtype)
     for op in form.views:
         shape = op.outputs[0].shape
         if op.name == "transpose":

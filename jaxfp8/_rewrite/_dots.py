@@ -371,7 +371,7 @@ def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
         return _objection(reason, "use an algorithm that sums in float32, DEFAULT or HIGHEST")
     if out.dtype == _dtypes.INT32:
         return _against_integers(lhs, rhs)
-    if out.dtype not in _dtypes.WIDE_FLOAT:
+    if out.dtype not in _dtypes.WIDE_FLOAT + _dtypes.FLOAT8:
         return _objection(
             f"the output dtype is {out.dtype}",
             "set preferred_element_type to float32, bfloat16 or int32",

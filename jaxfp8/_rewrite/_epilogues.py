@@ -344,7 +344,8 @@ def activate(product: Product, op: Op, name: str) -> Product | None:
 
 def magnitude(product: Product) -> Magnitude | None:
     """|product|, where the product is a value that a kernel holds."""
-    return Magnitude(product) if product.ready and product.value.dtype.kind in "fV" else None
+    is_float = product.value.dtype in _dtypes.WIDE_FLOAT  # of 8 bits, it was rounded or clipped
+    return Magnitude(product) if product.ready and is_float else None
 
 
 def amax(fact: Any, op: Op) -> Amax | None:

@@ -524,6 +524,58 @@ def amax_by_row(x, q, s):
     return y, jnp.max(jnp.abs(y), axis=1)
 
 
+@program(weight(x=F32))
+def amax_of_an_fp8_output(x, q, s):
+    y = jnp.clip(100.0 * (x @ (q.astype(F32) * s)), -448.0, 448.0).astype(E4M3)
+    return y, jnp.max(jnp.abs(y)).astype(F32)
+
+
+# Sums cast to FP8, as a dot does whose output dtype that is: without saturating
+
+
+@program(lambda d: (d.bits8(5, 32), d.bits8(32, 24)))
+def fp8_sums(x_q, w_q):
+    return lax.dot(x_q, w_q)
+
+
+@program(lambda d: (d.bits8(5, 32, dtype=E5M2), d.bits8(32, 24, dtype=E5M2)))
+def e5m2_sums(x_q, w_q):
+    return x_q @ w_q
+
+
+@program(lambda d: (d.bits8(2, 5, 32), d.bits8(24, 32)))
+def fp8_sums_seen_through_a_view(x_q, w_q):
+    numbers = (((2,), (1,)), ((), ()))
+    return lax.dot_general(x_q, w_q, numbers, preferred_element_type=E4M3).swapaxes(0, 1)
+
+
+@program(weight(x=F32))
+def fp8_sums_of_dequantised_values(x, q, s):
+    return lax.dot(x, q.astype(F32) * s, preferred_element_type=E4M3)
+
+
+def _fp8_sums_again(dot: Callable[..., Any]) -> Callable[..., Any]:
+    def f(x_q, w_q, q, s):
+        y = dot(x_q, w_q)
+        return y.astype(F32) @ (q.astype(F32) * s), jnp.max(jnp.abs(y)).astype(F32)
+
+    return f
+
+
+def _rounded_once(x_q: Any, w_q: Any) -> Any:
+    """Where XLA on the CPU rounds to float16 first."""
+    return lax.dot(x_q, w_q, preferred_element_type=F32).astype(E4M3)
+
+
+@program(
+    lambda d: (d.bits8(5, 32), d.bits8(32, 24), d.bits8(24, 7), d.scale(7)),
+    calls=2,
+    plain=_fp8_sums_again(_rounded_once),
+)
+def fp8_sums_multiplied_again(x_q, w_q, q, s):
+    return _fp8_sums_again(lax.dot)(x_q, w_q, q, s)
+
+
 @program(lambda d: (d.normal(2, 3, 32), d.bits8(32, 24), d.scale(24), d.normal(24)))
 def bias_through_a_reshape(x, q, s, b):
     y = x.reshape(6, 32) @ (q.astype(F32) * s)

@@ -193,11 +193,10 @@ def in_a_condition(x: Any) -> Any:
     return lax.while_loop(lambda c: (c @ w).sum() < 3, lambda c: c + 1, x)  # here
 
 
-@miss("dot_general", "the output dtype is float8_e4m3fn", "set preferred_element_type")
+@miss("dot_general", "the output dtype is int8", "set preferred_element_type")
 def eight_bit_sums(x: Any) -> Any:
     numbers = (((0,), (0,)), ((), ()))
-    dtype = jnp.float8_e4m3fn
-    return lax.dot_general(FP8, OTHER, numbers, preferred_element_type=dtype)  # here
+    return lax.dot_general(INT8, INT8, numbers, preferred_element_type=jnp.int8)  # here
 
 
 @miss("dot_general", "precision F64_F64_F64 sums in float64", "that sums in float32, DEFAULT")
