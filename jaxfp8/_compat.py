@@ -223,6 +223,14 @@ def linearize(function: Callable[..., tuple[list[Any], Any]], *points: Any) -> t
     return whole, jax.tree_util.Partial(functools.partial(_with_zeros, zeros), linear), aux
 
 
+def is_inseparable(error: ValueError) -> bool:
+    """Whether an error says that an operation's value cannot be had before its tangent is known.
+
+    JAX tells it in no other way, and only by trying.
+    """
+    return str(error).startswith("Linearization failed")
+
+
 def _moving(function: Callable[..., tuple[list[Any], Any]], points: Sequence[Any]) -> list[bool]:
     """Which outputs have a tangent that depends on those of the inputs."""
 

@@ -25,13 +25,16 @@ from jaxfp8._rewrite._halves import Halves, Rewrite, evaluate
 Flat = Callable[..., Sequence[Any]]
 
 
-def differentiable(run: Flat, jaxpr: Any, used: Sequence[int], rewrite: Rewrite) -> Flat:
+def differentiable(
+    run: Flat, jaxpr: Any, used: Sequence[int], rewrite: Rewrite, *, may_join: bool = True
+) -> Flat:
     """`run` with the derivatives of `jaxpr`, as a function of the inputs that are used.
 
     The inputs of `jaxpr` are its constants, then its arguments; no other than those at `used` are
-    read, by `run` or by an equation.
+    read, by `run` or by an equation. Where JAX cannot compute values before tangents, `rewrite` is
+    given both as one function if they `may_join`; else that is JAX's error.
     """
-    rules = _Rules(jaxpr, used, rewrite, run)
+    rules = _Rules(jaxpr, used, rewrite, run, may_join=may_join)
     call = jax.custom_jvp(run)
     call.defjvp(functools.partial(rules.jvp, call), symbolic_zeros=True)
     return call
@@ -60,14 +63,18 @@ def _reaches(jaxpr: Any, active: Iterable[Any], name: str) -> bool:
 class _Rules:
     """The derivative rules of one jaxpr; halves are made once per set of differentiated inputs."""
 
-    def __init__(self, jaxpr: Any, used: Sequence[int], rewrite: Rewrite, run: Flat) -> None:
+    def __init__(
+        self, jaxpr: Any, used: Sequence[int], rewrite: Rewrite, run: Flat, *, may_join: bool
+    ) -> None:
         self.jaxpr, self.rewrite = _compat.open_jaxpr(jaxpr), rewrite
+        self.may_join = may_join
         inputs = [*self.jaxpr.constvars, *self.jaxpr.invars]
         self.inputs = [inputs[i] for i in used]
         self.reverse = jax.custom_vjp(run)
         self.reverse.defvjp(self.forward, self.backward, symbolic_zeros=True)
         self.inexact = [_is_inexact(v.aval) for v in self.jaxpr.outvars]
         self._halves: dict[Hashable, Halves] = {}
+        self._joined: dict[Hashable, Callable[..., Any]] = {}
 
     def jvp(self, call: Flat, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         """Forward mode: a linear second half, which reverse mode transposes."""
@@ -76,9 +83,38 @@ class _Rules:
             return call(*primals), self._tangents([jnp.zeros_like(p) for p in self._floats()])
         if _reaches(self.jaxpr, [self.inputs[i] for i in active], "custom_vjp_call"):
             return self._by_reverse(active, primals, tangents)
-        halves = self._get("jvp", active, primals)
-        outputs, residuals = halves.first(*primals)
-        return outputs, self._tangents(halves.second(residuals, *[tangents[i] for i in active]))
+        moving = [tangents[i] for i in active]
+        halves = self._split(active, primals)
+        if halves is None:
+            outputs, floats = self._joined[_key("jvp", active, primals)](*primals, *moving)
+        else:
+            outputs, residuals = halves.first(*primals)
+            floats = halves.second(residuals, *moving)
+        return outputs, self._tangents(floats)
+
+    def _split(self, active: tuple[int, ...], primals: Sequence[Any]) -> Halves | None:
+        """The halves of forward mode; None where JAX has no value without the tangent.
+
+        So are functions with a batching rule of their own (`custom_vmap`), and Pallas kernels.
+        """
+        key = _key("jvp", active, primals)
+        if key in self._joined:
+            return None
+        try:
+            return self._get("jvp", active, primals)
+        except ValueError as error:
+            if not (self.may_join and _compat.is_inseparable(error)):
+                raise
+        self._joined[key] = self.rewrite(functools.partial(self._at_once, active, len(primals)))
+        return None
+
+    def _at_once(self, active: tuple[int, ...], number: int, *both: Any) -> tuple[Any, Any]:
+        """Outputs, and the tangents of those that are floats, from primals and tangents."""
+        primals, moving = both[:number], both[number:]
+        function = functools.partial(self._of_active, active, primals)
+        points = [primals[i] for i in active]
+        floats, tangents, others = jax.jvp(function, points, list(moving), has_aux=True)
+        return self._merge(floats, others), tangents
 
     def _by_reverse(
         self, active: tuple[int, ...], primals: Sequence[Any], tangents: Sequence[Any]
@@ -111,7 +147,7 @@ class _Rules:
         return tuple(grads.get(i) for i in range(len(avals)))
 
     def _get(self, kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Halves:
-        key = (kind, active, tuple(jax.typeof(p) for p in primals))
+        key = _key(kind, active, primals)
         if key not in self._halves:
             first = functools.partial(self._first, kind, active)
             second = _apply if kind == "jvp" else _pull_back
@@ -156,6 +192,11 @@ class _Rules:
             if not real
         ]
         return self._merge(floats, rest)
+
+
+def _key(kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Hashable:
+    """What a derivative was traced on."""
+    return kind, active, tuple(jax.typeof(p) for p in primals)
 
 
 def _apply(linear: Callable[..., Any], *tangents: Any) -> Any:

@@ -244,7 +244,9 @@ def _with_rule(
             return fun if is_linear is not None else _rounded_function(fun, plan, places)
 
         every = range(number + len(arrays))
-        return _derivatives.differentiable(value, jaxpr, every, rewrite)(*consts, *arrays)
+        # In one function, tangents would be rounded as the values are.
+        rule = _derivatives.differentiable(value, jaxpr, every, rewrite, may_join=False)
+        return rule(*consts, *arrays)
 
     return call
 

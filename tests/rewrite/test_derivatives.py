@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas
 from rewrite.support import E4M3, F32, Data, count
 
 import jaxfp8
@@ -219,3 +220,87 @@ def test_derivative_of_an_integer_output_is_none_of_ours() -> None:
     want = jax.value_and_grad(f, has_aux=True)(x)
     _same(got[1], want[1])
     assert int(got[0][1]) == int(want[0][1])
+
+
+# JAX has forward mode alone for what computes values and tangents together
+
+
+@jax.custom_batching.custom_vmap
+def batched_by_hand(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+@batched_by_hand.def_vmap
+def _(size: int, batched: list[bool], x: Any) -> Any:
+    return jnp.sin(x), batched[0]
+
+
+def beside(x: Any, q: Any, s: Any, b: Any) -> Any:
+    y = batched_by_hand(x) @ (q.astype(F32) * s) + b
+    return jnp.tanh(y), jnp.argmax(y)
+
+
+def jitted(x: Any, q: Any, s: Any, b: Any) -> Any:
+    return jax.jit(beside)(x, q, s, b)
+
+
+def scanned(x: Any, q: Any, s: Any, b: Any) -> Any:
+    def step(total: Any, row: Any) -> Any:
+        y, best = beside(row, q, s, b)
+        return total + y, best
+
+    return jax.lax.scan(step, jnp.zeros(24), x)
+
+
+def batched(x: Any, q: Any, s: Any, b: Any) -> Any:
+    return jax.vmap(beside, (0, None, None, None))(x, q, s, b)
+
+
+def in_pallas(x: Any, q: Any, s: Any, b: Any) -> Any:
+    def kernel(x_ref: Any, y_ref: Any) -> None:
+        y_ref[...] = jnp.sin(x_ref[...])
+
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pallas.pallas_call(kernel, shape, interpret=True)(x) @ (q.astype(F32) * s) + b
+
+
+TOGETHER = [beside, jitted, scanned, batched, in_pallas]
+together = pytest.mark.parametrize("fun", TOGETHER, ids=lambda f: f.__name__)
+
+
+def tangents(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The value of a function and its derivative along the cosine of its first argument."""
+
+    def of(x: Any, *others: Any) -> Any:
+        outputs, moved = jax.jvp(lambda x: fun(x, *others), (x,), (jnp.cos(x),))
+        floats = [t for t in jax.tree.leaves(moved) if t.dtype == F32]
+        return outputs, floats
+
+    return of
+
+
+@together
+def test_jvp_beside_what_has_no_reverse_mode_equals_that_of_the_function(fun: Any) -> None:
+    _same(tangents(jaxfp8.rewrite(fun))(*_args()), tangents(fun)(*_args()))
+
+
+@together
+def test_jvp_beside_what_has_no_reverse_mode_captures_value_and_tangent(fun: Any) -> None:
+    assert count(tangents(jaxfp8.rewrite(fun)), *_args()) == 2
+
+
+@together
+def test_second_jvp_beside_what_has_no_reverse_mode_equals_that_of_the_function(fun: Any) -> None:
+    def twice(fun: Any) -> Any:
+        return tangents(lambda *args: tangents(fun)(*args)[1])(*_args())[1]
+
+    _same(twice(jaxfp8.rewrite(fun)), twice(fun))
+
+
+def test_gradient_of_what_has_no_reverse_mode_is_the_error_of_jax() -> None:
+    def loss(fun: Any) -> Any:
+        return jax.grad(lambda x: fun(x, *_args()[1:])[0].sum())(_args()[0])
+
+    for fun in (beside, jaxfp8.rewrite(beside)):
+        with pytest.raises(ValueError, match="does not support reverse-mode"):
+            loss(fun)
