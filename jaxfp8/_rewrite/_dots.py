@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from jaxfp8._rewrite._facts import (
     full_tiles,
 )
 from jaxfp8._rewrite._graph import Op, Value
-from jaxfp8._spec import Shape
+from jaxfp8._spec import Shape, tile_counts
 
 if TYPE_CHECKING:
     from jaxfp8._rewrite._walk import Walk
@@ -143,7 +144,7 @@ class Site:
 
     def too_fine(self, lhs: Factors, rhs: Factors) -> bool:
         """Whether further scales of the sides would make either as fine as its data."""
-        return is_elementwise(self.lhs, lhs) or is_elementwise(self.rhs, rhs)
+        return _grows_too_fine(self.lhs, lhs) or _grows_too_fine(self.rhs, rhs)
 
     def miss(self, reason: str, remedy: str, blame: Any = None) -> None:
         """Record why this dot stays as it is."""
@@ -192,8 +193,8 @@ def _arrange(walk: Walk, site: Site) -> Objection | None:
             "convert it to float32 or bfloat16",
         )
     first, second = _shared(lhs, rhs)
-    lhs = _float_side(walk, site, 0) if is_elementwise(first) else first
-    rhs = _float_side(walk, site, 1) if is_elementwise(second) else second
+    lhs = _float_side(walk, site, 0) if saves_nothing(first) else first
+    rhs = _float_side(walk, site, 1) if saves_nothing(second) else second
     if lhs is None or rhs is None or (lhs.scaled is None and rhs.scaled is None):
         if any(_hides_zeros(site, i) for i in (0, 1)):
             return _objection(
@@ -202,7 +203,7 @@ def _arrange(walk: Walk, site: Site) -> Objection | None:
                 "put the zeros over the 8-bit array, before dequantising",
             )
         return _objection(
-            f"the scale of {_finest(first, second)} varies with every element of it",
+            f"the scale of {_finest(first, second)} varies with every element of it, or nearly",
             "scale by rows, columns or blocks; a scale for each element saves nothing",
         )
     site.lhs, site.rhs = _peel(lhs), _peel(rhs)
@@ -211,7 +212,7 @@ def _arrange(walk: Walk, site: Site) -> Objection | None:
 
 def _finest(lhs: Side, rhs: Side) -> str:
     """The operand whose scales are as fine as its data, in words."""
-    name, side = ("left", lhs) if is_elementwise(lhs) else ("right", rhs)
+    name, side = ("left", lhs) if saves_nothing(lhs) else ("right", rhs)
     return f"the {name} operand, {side.dtype}{list(side.value.shape)},"
 
 
@@ -291,13 +292,29 @@ def _across(factor: Factor, giver: Side, taker: Side) -> Factor:
 
 
 def is_elementwise(side: Side, more: Factors = ()) -> bool:
-    """Whether the scales of a side are as fine as its data, and so save nothing."""
-    factors = side.factors + more
-    tiles = _tiles.common(side.value.shape, [f.tiles for f in factors])
+    """Whether scales vary along all that is contracted, element by element, and along a free axis.
+
+    Those of rows and of columns, say: few numbers as two factors, as many as the data as one.
+    """
+    tiles = _common_tiles(side, more)
     fine = [axis for axis, size in enumerate(side.value.shape) if size > 1 == tiles[axis]]
     free = [a for a in fine if a not in side.contracting and a not in side.batch]
     summed = [a for a in side.contracting if side.value.shape[a] > 1]
     return bool(free) and bool(summed) and all(axis in fine for axis in summed)
+
+
+def saves_nothing(side: Side, more: Factors = ()) -> bool:
+    """Whether such scales, in float32, take more memory than the data."""
+    counts = tile_counts(side.value.shape, _common_tiles(side, more))
+    return is_elementwise(side, more) and 4 * math.prod(counts) > side.value.size
+
+
+def _grows_too_fine(side: Side, more: Factors) -> bool:
+    return saves_nothing(side, more) or is_elementwise(side, more) > is_elementwise(side)
+
+
+def _common_tiles(side: Side, more: Factors) -> Shape:
+    return _tiles.common(side.value.shape, [f.tiles for f in side.factors + more])
 
 
 def _output_axes(site: Site, index: int) -> Shape:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8 import _dtypes
@@ -84,6 +85,17 @@ class Scaled:
     def scaled(self, factors: Factors) -> Scaled:
         """Multiplied by further factors."""
         return dataclasses.replace(self, factors=self.factors + factors)
+
+    def stretched(self, shape: Shape) -> Scaled:
+        """The same for a value of `shape`, to which this one's axes of size 1 are stretched."""
+        if self.q.shape == shape:
+            return self
+        q = _graph.derived(
+            "broadcast", lambda q: jnp.broadcast_to(q, shape), [self.q], shape, self.q.dtype
+        )
+        zero = None if self.zero_point is None else self.zero_point.at(shape)
+        factors = tuple(f.at(shape) for f in self.factors)
+        return dataclasses.replace(self, q=q, zero_point=zero, factors=factors)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

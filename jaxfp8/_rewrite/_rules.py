@@ -165,16 +165,31 @@ def _scale(walk: Walk, op: Op, *, invert: bool) -> Fact | None:
         scaled = walk.dequantised(main)
         if scaled is None:
             continue
-        if main.shape == out.shape:
-            factors = tuple(f.at(out.shape) for f in walk.factors(other))
-            return scaled.scaled(inverse(factors) if invert else factors)
-        return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}", BEFORE)
+        factors = walk.factors(other)
+        if not _fits(main, factors, out):
+            return _stretches_too_far(op, main)
+        factors = tuple(f.at(out.shape) for f in factors)
+        return scaled.stretched(out.shape).scaled(inverse(factors) if invert else factors)
     if any(isinstance(walk.fact(v), Scales) for v in op.inputs) or _stretches(op):
         left, right = (tuple(f.at(out.shape) for f in walk.factors(v)) for v in op.inputs)
         if (rounded := _rounded(op, [left, right])) is not None:
             return Scales(rounded)
         return Scales(left + (inverse(right) if invert else right))
     return None
+
+
+def _fits(main: Value, factors: Factors, out: Value) -> bool:
+    """Whether dequantised values are as large as what becomes of them, or its scales are smaller.
+
+    Those that vmap takes as one for many scales are: so many copies of 8-bit data are less than
+    of wide values. What is one number for each of the others' is a scale of those.
+    """
+    return main.shape == out.shape or all(f.small.size < out.size for f in factors)
+
+
+def _stretches_too_far(op: Op, main: Value) -> Lost:
+    sizes = f"{list(main.shape)} to {list(op.outputs[0].shape)}"
+    return lost(op, f"stretches {sizes}, with a number for each element", BEFORE)
 
 
 def _rounded(op: Op, inputs: Sequence[Factors]) -> Factors | None:
@@ -284,8 +299,9 @@ def _zero_point(
         is_matrix = any(factor.small.size == main.size for factor in factors)
         remedy = beside if is_matrix else _SHIFT_FIRST
         return lost(op, "shifts values that are already scaled or shifted", remedy)
-    if main.shape != out.shape:
-        return lost(op, f"stretches {list(main.shape)} to {list(out.shape)}", BEFORE)
+    if not _fits(main, factors, out):
+        return _stretches_too_far(op, main)
+    scaled = scaled.stretched(out.shape)
     if len(factors) != 1 or other.dtype.kind not in "iufV":
         return lost(op, "shifts by a product of scales", "subtract a zero point of its own")
     factor, known = factors[0].at(out.shape), _whole.bounds(other)

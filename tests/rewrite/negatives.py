@@ -48,6 +48,16 @@ def scale_for_every_element(x, q, s):
     return x @ (q.astype(F32) * s)
 
 
+@negative(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(3, 32, 24)))
+def vmap_over_scales_for_every_element(x, q, s):
+    return jax.vmap(lambda s: x @ (q.astype(F32) * s))(s)
+
+
+@negative(lambda d: (d.normal(5, 32), d.bits8(32), d.normal(32, 24)))
+def eight_bit_factors_of_a_float_operand(x, q, w):
+    return (x * q.astype(F32)) @ w
+
+
 @negative(weight(x=F32))
 def offset_of_fp8_values(x, q, s):
     return x @ (q.astype(F32) - 3.0)

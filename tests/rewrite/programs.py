@@ -587,6 +587,47 @@ def residual_through_a_transpose(x, q, s, r):
     return jnp.transpose(x @ (q.astype(F32) * s), (1, 0, 2)) + r
 
 
+# vmap over scales of one 8-bit array, which is copied for each as bytes
+
+
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(3, 24)))
+def vmap_over_a_scale_alone(x, q, s):
+    return jax.vmap(lambda s: x @ (q.astype(F32) * s))(s)
+
+
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(3)))
+def vmap_over_a_divisor_alone(x, q, s):
+    return jax.vmap(lambda s: x @ (q.astype(F32) / s), out_axes=1)(s)
+
+
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(3, 32, 1)))
+def vmap_over_a_scale_along_k_alone(x, q, s):
+    return jax.vmap(lambda s: (q.astype(F32) * s).T @ x.T)(s)
+
+
+@program(lambda d: (d.normal(3, 5, 32), d.bits8(32, 24), d.scale(3, 4, 3)))
+def vmap_over_rows_and_scales_of_blocks(x, q, s):
+    def f(x, s):
+        return x @ (q.astype(F32) * jnp.repeat(jnp.repeat(s, 8, 0), 8, 1))
+
+    return jax.vmap(f)(x, s)
+
+
+@program(
+    lambda d: (
+        d.normal(5, 32),
+        d.bits8(32, 24, dtype=jnp.int8),
+        d.bits8(2, 24, dtype=jnp.int8),
+        d.scale(3, 24),
+    )
+)
+def vmap_over_a_zero_point_and_over_a_scale(x, q, z, s):
+    def f(z, s):
+        return x @ ((q.astype(jnp.int32) - z.astype(jnp.int32)).astype(F32) * s)
+
+    return jax.vmap(jax.vmap(f, (None, 0)), (0, None))(z, s)
+
+
 # Sharing
 
 
