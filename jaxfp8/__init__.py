@@ -5,6 +5,7 @@ backend and changes no configuration.
 """
 
 from jaxfp8._errors import FallbackWarning, LibraryError, UnsupportedError
+from jaxfp8._export import export_checks
 from jaxfp8._ffi import register_ffi_targets
 from jaxfp8._lowering import strict
 from jaxfp8._ops import dot_general, einsum, matmul
@@ -56,6 +57,7 @@ __all__ = [
     "dot_general",
     "einsum",
     "explain",
+    "export_checks",
     "fake_quantize",
     "fp8_dot_general",
     "from_qwix",

@@ -8,6 +8,7 @@ known to fit, because XLA answers a handler of a newer version by refusing the w
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.resources
@@ -26,7 +27,7 @@ QUANTIZE_TARGET = "jaxfp8_quantize"
 AMAX_TARGET = "jaxfp8_amax"
 
 # The handlers of each custom call, by platform: the stages that XLA knows and their C names.
-_TARGETS: dict[str, dict[str, dict[str, str]]] = {
+TARGETS: dict[str, dict[str, dict[str, str]]] = {
     "cpu": {name: {"execute": name} for name in (TARGET, QUANTIZE_TARGET, AMAX_TARGET)},
     "cuda": {
         TARGET: {"initialize": f"{TARGET}_initialize", "execute": TARGET},
@@ -71,15 +72,34 @@ def ensure_registered(platform: str) -> None:
         if platform in _REGISTERED:
             return
         library = _library(platform)
-        if not has_backend(platform):
-            return  # nothing will run here; a lowering for export needs no handler
-        for target, stages in _TARGETS[platform].items():
-            handlers = {s: jax.ffi.pycapsule(getattr(library, f)) for s, f in stages.items()}
-            try:
-                jax.ffi.register_ffi_target(target, handlers, platform=_XLA_NAMES[platform])
-            except (RuntimeError, ValueError) as error:
-                raise _refused(platform, f"is refused by XLA: {error}") from error
-        _REGISTERED.add(platform)
+        if has_backend(platform):  # a lowering for export elsewhere needs no handler
+            _register(platform, library)
+
+
+def register_ahead() -> None:
+    """Registers the libraries that fit before there is a backend, and starts none.
+
+    A program that was exported names its custom calls, and no code of this package runs before XLA
+    looks for them. XLA keeps handlers for a backend that is yet to come, and one that it then
+    refused would take the backend with it: so a library that is not known to fit is left to its
+    first use, where it is an error.
+    """
+    if running_api_version() is None:
+        return
+    for platform in PLATFORMS:
+        with _LOCK, contextlib.suppress(_errors.LibraryError):
+            if platform not in _REGISTERED:
+                _register(platform, _library(platform))
+
+
+def _register(platform: str, library: ctypes.CDLL) -> None:
+    for target, stages in TARGETS[platform].items():
+        handlers = {s: jax.ffi.pycapsule(getattr(library, f)) for s, f in stages.items()}
+        try:
+            jax.ffi.register_ffi_target(target, handlers, platform=_XLA_NAMES[platform])
+        except (RuntimeError, ValueError) as error:
+            raise _refused(platform, f"is refused by XLA: {error}") from error
+    _REGISTERED.add(platform)
 
 
 def register_if_it_runs_here(platform: str) -> None:
@@ -91,7 +111,8 @@ def register_if_it_runs_here(platform: str) -> None:
 def register_ffi_targets(platform: str = "cpu") -> None:
     """Makes the custom calls known to XLA, for those who make them through `jax.ffi.ffi_call`.
 
-    `docs/custom_call.md` describes them. The functions of this package register them themselves.
+    Importing this package does so where the library fits; this says why where it does not.
+    `docs/custom_call.md` describes the calls.
 
     Args:
       platform: "cpu" or "cuda".

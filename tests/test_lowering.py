@@ -178,7 +178,7 @@ class TestCudaWithoutGpu:
         assert "jaxfp8_scaled_dot" in text
 
     def test_a_program_is_exported_for_both_platforms(self) -> None:
-        consent = [jax.export.DisabledSafetyCheck.custom_call("jaxfp8_scaled_dot")]
+        consent = jaxfp8.export_checks()
         exported = jax.export.export(
             jax.jit(jaxfp8.matmul), platforms=("cpu", "cuda"), disabled_checks=consent
         )(X, QW)

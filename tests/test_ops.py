@@ -272,8 +272,9 @@ class TestTransformations:
             close(jaxfp8.matmul(X, QW), X @ DW)
 
     def test_export(self) -> None:
-        check = jax.export.DisabledSafetyCheck.custom_call("jaxfp8_scaled_dot")
-        exported = jax.export.export(jax.jit(jaxfp8.matmul), disabled_checks=[check])(X, QW)
+        exported = jax.export.export(
+            jax.jit(jaxfp8.matmul), disabled_checks=jaxfp8.export_checks()
+        )(X, QW)
         close(exported.call(X, QW), X @ DW)
 
 

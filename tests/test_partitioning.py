@@ -391,7 +391,7 @@ def test_calls_for_gpus_have_the_rule_too() -> None:
 
 
 def test_a_program_for_a_mesh_is_exported_with_a_whole_call() -> None:
-    consent = [jax.export.DisabledSafetyCheck.custom_call("jaxfp8_scaled_dot")]
+    consent = jaxfp8.export_checks()
     x = put(X, "x", None)
     exported = jax.export.export(jax.jit(lambda x: jaxfp8.matmul(x, QW)), disabled_checks=consent)(
         x

@@ -1,9 +1,12 @@
 """What JAX does with a product on a GPU: jit, vmap, grad, scan, CUDA graphs, threads."""
 
 import dataclasses
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -194,3 +197,23 @@ def test_scales_are_not_rounded_by_the_call():
     operands = jnp.ones(side.shape, np.uint8), jnp.ones(side.shape, np.uint8), jnp.ones((1, 1, 1))
     with pytest.raises(jax.errors.JaxRuntimeError, match="`rhs_scale_rounded` is set, but needs a"):
         jax.block_until_ready(call(*operands, **spec.attributes(), kernel=""))
+
+
+_RUN = """
+import sys, jaxfp8, jax.export, numpy as np
+with open(sys.argv[1], "rb") as file:
+    program = jax.export.deserialize(bytearray(file.read()))
+np.save(sys.argv[2], program.call(np.load(sys.argv[3])))
+"""
+
+
+def test_a_process_that_only_imports_the_package_runs_a_program(tmp_path):
+    pytest.importorskip("flatbuffers")
+    x, w = activations(0, 8, 256).astype(jnp.float32), weight(0, 256, 128)
+    fun = jax.jit(lambda x: jaxfp8.matmul(x, w))
+    program = jax.export.export(fun, disabled_checks=jaxfp8.export_checks())(x)
+    (tmp_path / "program").write_bytes(program.serialize())
+    np.save(tmp_path / "x.npy", x)
+    command = [sys.executable, "-c", _RUN, "program", "y.npy", "x.npy"]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=300)
+    close(np.load(tmp_path / "y.npy"), fun(x), 1e-6)

@@ -105,6 +105,22 @@ def test_a_refusal_by_xla_is_an_error(afresh):
     assert "is refused by XLA: no" in refusal()
 
 
+@pytest.mark.parametrize("running", [None, (0, 2), (1, 0)])
+def test_ahead_of_a_backend_only_what_is_known_to_fit_is_registered(afresh, running):
+    afresh.setattr(_ffi, "running_api_version", lambda: running)
+    afresh.setattr(jax.ffi, "register_ffi_target", lambda *a, **k: pytest.fail(str(a)))
+    _ffi.register_ahead()
+
+
+def test_what_xla_refuses_ahead_is_an_error_at_the_first_use(afresh):
+    def refuse(*args, **kwargs):
+        raise ValueError("no")
+
+    afresh.setattr(jax.ffi, "register_ffi_target", refuse)
+    _ffi.register_ahead()
+    assert "is refused by XLA: no" in refusal()
+
+
 def test_after_an_error_the_library_can_be_used_again(afresh):
     afresh.setattr(_ffi, "library_path", lambda platform="cpu": None)
     refusal()

@@ -1,0 +1,112 @@
+"""Exported programs: pytrees that travel in them, and processes that only import the package."""
+
+import subprocess
+import sys
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfp8
+
+X = jnp.sin(jnp.arange(4 * 64.0)).reshape(4, 64)
+W = jnp.cos(jnp.arange(64 * 128.0)).reshape(64, 128)
+Q = jaxfp8.quantize(W, channelwise_axes=(1,))
+BLOCKS = jaxfp8.quantize(W[:, :100], jnp.int8, tiled_axes={0: 32, 1: 32}, zero_point=True)
+
+
+def of_dynamic_activations(x, w):
+    return jaxfp8.recipe_dot_general(x, w, (((1,), (0,)), ((), ())), recipe=jaxfp8.FP8_DYNAMIC)
+
+
+def of_a_rewrite(x, w):
+    return jaxfp8.rewrite(lambda x, q, s: jax.nn.relu(x @ (q.astype(x.dtype) * s)))(
+        x, w.qvalue, w.scale
+    )
+
+
+PROGRAMS = {
+    "product": (jaxfp8.matmul, (X, Q)),
+    "prepared": (jaxfp8.matmul, (X, jaxfp8.prepare(Q))),
+    "blocks": (jaxfp8.matmul, (X, BLOCKS)),
+    "activations": (of_dynamic_activations, (X, Q)),
+    "rewritten": (of_a_rewrite, (X, Q)),
+}
+
+
+def exported(fun, args):
+    """The bytes of a program."""
+    export = jax.export.export(jax.jit(fun), disabled_checks=jaxfp8.export_checks())
+    return export(*args).serialize()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_with_8_bit_arguments_is_read_back(name):
+    fun, args = PROGRAMS[name]
+    program = jax.export.deserialize(exported(fun, args))
+    assert program.in_tree == jax.tree.structure((args, {}))
+    np.testing.assert_array_equal(program.call(*args), jax.jit(fun)(*args))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        Q,
+        BLOCKS,
+        jaxfp8.prepare(Q),
+        jaxfp8.ScalingState.init(jaxfp8.DelayedScaling(amax_history_length=4)),
+    ],
+    ids=lambda tree: type(tree).__name__,
+)
+def test_a_result_keeps_its_structure(tree):
+    leaves = jax.tree.leaves(tree)
+    program = jax.export.deserialize(exported(lambda: tree, ()))
+    got = program.call()
+    assert jax.tree.structure(got) == jax.tree.structure(tree)
+    for ours, theirs in zip(leaves, jax.tree.leaves(got), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_exported_derivative_is_read_back():
+    export = jax.export.export(jax.jit(jaxfp8.matmul), disabled_checks=jaxfp8.export_checks())
+    program = jax.export.deserialize(export(X, Q).serialize(vjp_order=1))
+    got = jax.grad(lambda x: program.call(x, Q).sum())(X)
+    np.testing.assert_allclose(got, jax.grad(lambda x: jaxfp8.matmul(x, Q).sum())(X), rtol=1e-6)
+
+
+def test_without_consent_jax_names_the_call():
+    with pytest.raises(ValueError, match="jaxfp8_scaled_dot"):
+        jax.export.export(jax.jit(jaxfp8.matmul))(X, Q)
+
+
+_RUN = """
+import sys
+{first}
+import jaxfp8
+import jax, jax.export, numpy as np
+for path in sys.argv[1:]:
+    with open(path, "rb") as file:
+        program = jax.export.deserialize(bytearray(file.read()))
+    arrays = [np.load(f"{{path}}.{{i}}.npy") for i in range(len(program.in_avals))]
+    typed = [x.view(a.dtype) for x, a in zip(arrays, program.in_avals)]
+    args, _ = jax.tree.unflatten(program.in_tree, typed)
+    np.save(f"{{path}}.out.npy", program.call(*args))
+"""
+
+
+@pytest.mark.parametrize(
+    "first", ["", "import jax; jax.devices()"], ids=["import first", "backend first"]
+)
+def test_a_process_that_only_imports_the_package_runs_a_program(tmp_path, first):
+    paths = []
+    for name, (fun, args) in PROGRAMS.items():
+        paths.append(tmp_path / name)
+        paths[-1].write_bytes(exported(fun, args))
+        for i, leaf in enumerate(jax.tree.leaves(args)):
+            np.save(f"{paths[-1]}.{i}.npy", np.asarray(leaf).view(f"u{leaf.dtype.itemsize}"))
+    command = [sys.executable, "-c", _RUN.format(first=first), *map(str, paths)]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=120)
+    for path, (fun, args) in zip(paths, PROGRAMS.values(), strict=True):
+        np.testing.assert_array_equal(np.load(f"{path}.out.npy"), jax.jit(fun)(*args))
