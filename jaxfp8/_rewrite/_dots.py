@@ -185,7 +185,7 @@ def _lost(site: Site) -> Objection | None:
 
 def _arrange(walk: Walk, site: Site) -> Objection | None:
     """Give the site its two sides: 8-bit data where there is some, else float values."""
-    lhs, rhs = [_scaled_side(site, i) or _float_side(walk, site, i) for i in (0, 1)]
+    lhs, rhs = [_scaled_side(walk, site, i) or _float_side(walk, site, i) for i in (0, 1)]
     if lhs is None or rhs is None:
         value, _ = site.given[0 if lhs is None else 1]
         return _objection(
@@ -195,13 +195,12 @@ def _arrange(walk: Walk, site: Site) -> Objection | None:
     first, second = _shared(lhs, rhs)
     lhs = _float_side(walk, site, 0) if saves_nothing(first) else first
     rhs = _float_side(walk, site, 1) if saves_nothing(second) else second
+    if first.scaled is None and second.scaled is None:
+        return _objection(
+            "zeros were put over dequantised values whose scale is differentiated",
+            "put the zeros over the 8-bit array, before dequantising",
+        )
     if lhs is None or rhs is None or (lhs.scaled is None and rhs.scaled is None):
-        if any(_hides_zeros(site, i) for i in (0, 1)):
-            return _objection(
-                "zeros were put over dequantised values, and would be NaN where a scale that they "
-                "share with other values is infinite",
-                "put the zeros over the 8-bit array, before dequantising",
-            )
         return _objection(
             f"the scale of {_finest(first, second)} varies with every element of it, or nearly",
             "scale by rows, columns or blocks; a scale for each element saves nothing",
@@ -216,15 +215,15 @@ def _finest(lhs: Side, rhs: Side) -> str:
     return f"the {name} operand, {side.dtype}{list(side.value.shape)},"
 
 
-def _scaled_side(site: Site, index: int) -> Side | None:
+def _scaled_side(walk: Walk, site: Site, index: int) -> Side | None:
     """The side made of the 8-bit data behind an operand."""
     fact = site.given[index][1]
     if not isinstance(fact, Scaled):
         return None
     numbers = site.op.params["dimension_numbers"]
     contracting, batch = (tuple(map(int, d[index])) for d in numbers)
-    factors = _masks.settle(fact.factors, fact.q.shape, contracting)
-    if factors is None:
+    settled = _masks.settle(fact.factors, fact.q.shape, contracting, walk.linear)
+    if settled is None:
         return None
     return Side(
         fact.q,
@@ -233,14 +232,9 @@ def _scaled_side(site: Site, index: int) -> Side | None:
         batch,
         _output_axes(site, index),
         fact.zero_point,
-        factors,
-        fact,
+        settled.scales,
+        dataclasses.replace(fact, guards=fact.guards + settled.guards),
     )
-
-
-def _hides_zeros(site: Site, index: int) -> bool:
-    """Whether an operand is 8-bit data, but zeros put over it stand against its scales."""
-    return isinstance(site.given[index][1], Scaled) and _scaled_side(site, index) is None
 
 
 def _float_side(walk: Walk, site: Site, index: int) -> Side | None:

@@ -2,7 +2,7 @@
 
 A zero point may be an int32 argument. Where its entries turn out to have 16 bits at most, the
 scaled dot is computed; else what the function says, from the 8-bit array on, so that nothing wide
-is made unless it is needed.
+is made unless it is needed. Likewise where zeros hide scales, which must be finite (`_masks`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def guarded(walk: Walk, call: Call) -> Call | str:
     fast = _program(fast_outputs, lambda value: value in stops)
     slow = _program(slow_outputs, lambda value: not _belongs(walk, value))
     if any(op.name in _MEETINGS for program in (fast, slow) for op, _ in program.ops):
-        return "whether its zero point fits is known on each device alone, and devices meet in it"
+        return (
+            "whether its zero point fits, or its scale is finite, is known on each device alone, "
+            "and devices meet in it"
+        )
     inputs = tuple(dict.fromkeys((*guards, *fast.inputs, *slow.inputs)))
     op = Op("guarded", inputs, _choice(inputs, guards, fast, slow), {})
     op.outputs = tuple(Value(v.shape, v.dtype, op, i) for i, v in enumerate(slow_outputs))

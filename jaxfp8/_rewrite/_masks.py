@@ -4,21 +4,25 @@ Such zeros are bytes of zero. But a product multiplies them by their scale, and 
 scale (that of a column of zeros, say, which the zeros were meant for) is NaN. So the zeros are
 remembered as a mask, a factor of dtype bool among the scales: where it is False, the scales before
 it do not count. At the dot, where it is known which elements share a sum, those scales become 1
-wherever a mask leaves nothing of their tile. Elsewhere what is left of the tile makes the same
-sums infinite or NaN as before, if no sum holds zeros alone; if one may, there is no product.
+wherever a mask leaves nothing of their tile. Tiles are cut where they hold zeros and other values
+of different sums; along a contracted axis what is left of a tile makes the same sums infinite or
+NaN as before. Where cut tiles were nearly as many as the data, the scales stay as they are, and a
+guard asks when the program runs whether they are all finite.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._rewrite import _graph
-from jaxfp8._rewrite._facts import Factor, Factors, Scaled, all_found, full_tiles, refine
+from jaxfp8._rewrite._facts import Factor, Factors, Scaled, full_tiles, refine
+from jaxfp8._rewrite._graph import Value
 from jaxfp8._spec import Shape, tile_counts
 
 _BOOL = np.dtype(bool)
@@ -58,62 +62,106 @@ def padding(config: Sequence[tuple[int, int, int]], before: Shape, after: Shape)
     return masks
 
 
-def settle(factors: Factors, shape: Shape, contracting: Shape) -> Factors | None:
-    """The scales alone, with 1 where masks leave nothing; None if zeros would be lost."""
+# Entries of a tile, at the least, for it to be cut: in float32, scales then take a quarter of the
+# bytes that the data does.
+_LEAST_OF_A_TILE = 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Settled:
+    """The scales alone, with 1 where masks leave nothing, and the guards that they need."""
+
+    scales: Factors
+    guards: tuple[Value, ...] = ()
+
+
+def settle(
+    factors: Factors, shape: Shape, contracting: Shape, linear: Set[Value]
+) -> Settled | None:
+    """The scales of an operand of a dot, without the masks among its factors.
+
+    None where a scale is `linear`, one that JAX will transpose the program in, and needs a guard.
+    """
     scales: Factors = ()
+    guards: tuple[Value, ...] = ()
     for factor in factors:
         if not is_mask(factor):
             scales += (factor,)
             continue
-        covered = all_found([_cover(scale, factor, shape, contracting) for scale in scales])
-        if covered is None:
+        covered = [_cover(scale, factor, shape, contracting) for scale in scales]
+        left = [s.small for s, c in zip(scales, covered, strict=True) if c is None]
+        if any(_is_linear(small, linear) for small in left):
             return None
-        scales = covered
-    return scales
+        guards += tuple(map(_finite, left))
+        scales = tuple(s if c is None else c for s, c in zip(scales, covered, strict=True))
+    return Settled(scales, guards)
+
+
+def _is_linear(value: Value, linear: Set[Value]) -> bool:
+    """Whether a value is linear, or made of one that is by operations that the rewrite added."""
+    if value in linear or value.op is None or value.op.eqn is not None:
+        return value in linear
+    return any(_is_linear(source, linear) for source in value.op.inputs)
 
 
 def _cover(scale: Factor, mask: Factor, shape: Shape, contracting: Shape) -> Factor | None:
-    """A scale that is 1 where the mask leaves nothing of its tile."""
+    """A scale that is 1 where the mask leaves nothing of its tile; None if that takes too many."""
     number = _graph.number(scale.small)
     if number is not None and math.isfinite(number):
         return scale
-    kept: Factor | None = mask
-    for axis, tile in enumerate(scale.tiles):
-        kept = _per_tile(kept, axis, tile, shape[axis], axis in contracting) if kept else None
-    if kept is None:
+    if mask.small.literal is not None and np.all(mask.small.literal):
+        return scale
+    tiles = tuple(
+        scale.tiles[axis] if axis in contracting else _cut(scale, mask, axis, size)
+        for axis, size in enumerate(shape)
+    )
+    counts = tile_counts(shape, tiles)
+    if tiles != scale.tiles and math.prod(counts) * _LEAST_OF_A_TILE > math.prod(shape):
         return None
+    kept = mask
+    for axis, tile in enumerate(tiles):
+        kept = _per_tile(kept, axis, tile, shape)
     if kept.small.literal is not None and np.all(kept.small.literal):
         return scale
     small = _graph.derived(
         "where",
         lambda kept, scale: jnp.where(kept, scale, jnp.ones((), scale.dtype)),
-        [refine(kept, shape, scale.tiles), scale.small],
-        scale.small.shape,
+        [refine(kept, shape, tiles), refine(scale, shape, tiles)],
+        counts,
         scale.small.dtype,
     )
-    return Factor(small, scale.tiles)
+    return Factor(small, tiles)
 
 
-def _per_tile(mask: Factor, axis: int, tile: int, size: int, contracted: bool) -> Factor | None:
-    """The mask with one entry for each tile along an axis, or for several.
+def _cut(scale: Factor, mask: Factor, axis: int, size: int) -> int:
+    """The largest tile along an axis within tiles of the scale and of the mask."""
+    finer = [f.tiles[axis] for f in (scale, mask) if f.small.shape[axis] > 1]
+    return math.gcd(*finer) if finer else max(size, 1)
 
-    Zeros beside other elements of a tile are in the same sums only along a contracted axis.
-    """
+
+def _per_tile(mask: Factor, axis: int, tile: int, shape: Shape) -> Factor:
+    """The mask with one entry for each tile along an axis, or for several: what any keeps."""
     if mask.small.shape[axis] == 1 or mask.tiles[axis] % tile == 0:
         return mask
-    if not contracted or mask.tiles[axis] != 1:
-        return None
-    counts = list(mask.small.shape)
-    counts[axis] = -(-size // tile)
-    edges = [(0, counts[axis] * tile - size if a == axis else 0) for a in range(len(counts))]
-    split = (*counts[: axis + 1], tile, *counts[axis + 1 :])
+    finer = list(mask.tiles)
+    finer[axis] = math.gcd(mask.tiles[axis], tile)
+    small = refine(mask, shape, tuple(finer))
+    times, count = tile // finer[axis], -(-shape[axis] // tile)
+    edges = [(0, 0)] * len(shape)
+    edges[axis] = (0, count * times - small.shape[axis])
+    counts = (*small.shape[:axis], count, *small.shape[axis + 1 :])
+    split = (*counts[: axis + 1], times, *counts[axis + 1 :])
 
     def any_left(kept: Any, numpy: Any = jnp) -> Any:
         return numpy.pad(kept, edges).reshape(split).any(axis + 1)
 
-    literal = mask.small.literal
-    if literal is not None:
-        small = _graph.literal(any_left(literal, np))
+    if small.literal is not None:
+        left = _graph.literal(any_left(small.literal, np))
     else:
-        small = _graph.derived("any", any_left, [mask.small], tuple(counts), _BOOL)
-    return Factor(small, (*mask.tiles[:axis], tile, *mask.tiles[axis + 1 :]))
+        left = _graph.derived("any", any_left, [small], counts, _BOOL)
+    return Factor(left, (*mask.tiles[:axis], tile, *mask.tiles[axis + 1 :]))
+
+
+def _finite(small: Value) -> Value:
+    """Whether all scales are finite, as the program runs."""
+    return _graph.derived("finite", lambda x: jnp.isfinite(x).all(), [small], (), _BOOL)

@@ -587,6 +587,24 @@ def residual_through_a_transpose(x, q, s, r):
     return jnp.transpose(x @ (q.astype(F32) * s), (1, 0, 2)) + r
 
 
+# Zeros put over values by a mask that is data
+
+
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(), d.normal(32, 24) > 0))
+def elements_masked_under_one_scale(x, q, s, keep):
+    return x @ jnp.where(keep, q.astype(F32) * s, 0)
+
+
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(4, 3), d.normal(32, 24) > 0))
+def elements_masked_in_blocks(x, q, s, keep):
+    return x @ jnp.where(keep, q.astype(F32) * jnp.repeat(jnp.repeat(s, 8, 0), 8, 1), 0)
+
+
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(32, 1), d.normal(32, 24) > 0))
+def elements_masked_under_scales_along_k(x, q, s, keep):
+    return jax.nn.relu(x @ jnp.where(keep, q.astype(F32) * s, 0) + 1.0)
+
+
 # vmap over scales of one 8-bit array, which is copied for each as bytes
 
 
