@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -42,6 +43,13 @@ def run_python(code: str, cwd: pathlib.Path) -> str:
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+_WARNS_AS_IT_STARTS = """
+import warnings
+def pytest_configure(config):
+    warnings.warn("Benchmarks are automatically disabled because xdist plugin is active.")
+"""
 
 
 def name_of(path: pathlib.Path) -> str:
@@ -116,3 +124,17 @@ def test_files_and_functions_stay_small(path):
 @pytest.mark.parametrize("name", jaxfp8.__all__)
 def test_every_public_name_exists_and_is_documented(name):
     assert getattr(jaxfp8, name).__doc__
+
+
+def test_suite_starts_where_pytest_benchmark_warns(tmp_path):
+    """An older one does beside pytest-xdist; here a plugin of its name stands in for it."""
+    metadata = tmp_path / "stand_in-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: stand-in\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[pytest11]\nbenchmark = stand_in\n")
+    (tmp_path / "stand_in.py").write_text(_WARNS_AS_IT_STARTS)
+    (tmp_path / "test_nothing.py").write_text("def test_nothing(): pass\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-c", ROOT / "pytest.ini", tmp_path]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
