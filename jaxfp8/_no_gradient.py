@@ -1,4 +1,4 @@
-"""Codes have no gradient: it would be in 8 bits itself, so asking for one is an error."""
+"""What has no gradient says so: codes, whose gradient would be in 8 bits itself, and others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from jaxfp8._dtypes import is_float8
 from jaxfp8._errors import message
@@ -49,3 +51,29 @@ def _(text: str, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     if not isinstance(tangents[0], SymbolicZero):
         raise TypeError(text)
     return primals[0], tangents[0]
+
+
+# A primitive, not a `custom_jvp`: where JAX 0.10 takes a loop apart for a backward pass, its
+# forward part has lost the custom rules.
+undifferentiated_p = Primitive("undifferentiated")
+
+
+def undifferentiated(text: str, x: jax.Array) -> jax.Array:
+    """`x` itself; to differentiate it is a TypeError with this text."""
+    return undifferentiated_p.bind(x, text=text)
+
+
+def _refuse(primals: Sequence[Any], tangents: Sequence[Any], *, text: str) -> Any:
+    if not isinstance(tangents[0], ad.Zero):
+        raise TypeError(text)
+    return undifferentiated_p.bind(*primals, text=text), tangents[0]
+
+
+undifferentiated_p.def_impl(lambda x, *, text: x)
+undifferentiated_p.def_abstract_eval(lambda x, *, text: x)
+ad.primitive_jvps[undifferentiated_p] = _refuse
+batching.primitive_batchers[undifferentiated_p] = lambda operands, axes, *, text: (
+    undifferentiated_p.bind(*operands, text=text),
+    axes[0],
+)
+mlir.register_lowering(undifferentiated_p, lambda ctx, x, *, text: [x])

@@ -147,6 +147,8 @@ class CurrentScaling:
       gradient_dtype: dtype of the gradients that flow back.
       precision: accumulation of the forward product; DEFAULT lets a device be fast.
       backward_precision: accumulation of both backward products.
+      second_derivatives: whether gradients may be differentiated again. Both operands are then
+        kept in floats, too, for the backward pass.
     """
 
     granularity: Literal["tensor", "row"] = "tensor"
@@ -155,6 +157,7 @@ class CurrentScaling:
     gradient_dtype: DTypeLike = jnp.float8_e5m2
     precision: jax.lax.Precision = jax.lax.Precision.DEFAULT
     backward_precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    second_derivatives: bool = False
 
     def __post_init__(self) -> None:
         """Checks the fields and settles the default."""

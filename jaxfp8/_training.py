@@ -16,21 +16,15 @@ from jaxfp8._checks import as_array, as_dtype
 from jaxfp8._dimensions import normalise
 from jaxfp8._dtypes import WIDE_FLOAT
 from jaxfp8._errors import message
-from jaxfp8._primitive import scaled_dot
+from jaxfp8._no_gradient import undifferentiated
 from jaxfp8._qarray import QArray, as_bytes, scale_and_zero_point
 from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import quantize
 from jaxfp8._quantize_tiles import Encoded, encode
 from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
 from jaxfp8._scaling import Scaling, ScalingState, next_scale, record
-from jaxfp8._spec import (
-    DimensionNumbers,
-    EpilogueSpec,
-    OperandSpec,
-    ScaledDotSpec,
-    Shape,
-    tile_counts,
-)
+from jaxfp8._spec import DimensionNumbers, Shape, tile_counts
+from jaxfp8._training_dot import Codes, multiply
 
 
 def fp8_dot_general(
@@ -46,8 +40,9 @@ def fp8_dot_general(
 
     `y = q(lhs) . q(rhs)` with both operands in e4m3fn; for a gradient `g` of `y`, in e5m2,
     `d_lhs = q(g) . q(rhs)^T` and `d_rhs = q(lhs)^T . q(g)`. Rounding is differentiated as if it
-    were the identity. What is kept for the backward pass is 8-bit. Everything saturates: no value
-    becomes NaN or infinite by being quantised.
+    were the identity. What is kept for the backward pass is 8-bit, and so cannot be differentiated
+    again; `CurrentScaling(second_derivatives=True)` keeps floats, too. Everything saturates: no
+    value becomes NaN or infinite by being quantised.
 
     Args:
       lhs: activations, float32, bfloat16 or float16.
@@ -65,7 +60,8 @@ def fp8_dot_general(
       The product; its gradients have the dtypes of the operands.
 
     Raises:
-      TypeError: an operand is of no such dtype, or state and recipe do not go together.
+      TypeError: an operand is of no such dtype, or state and recipe do not go together; or a
+        gradient is differentiated, and the recipe keeps no floats for that.
       ValueError: shapes do not fit.
 
     Example:
@@ -145,38 +141,6 @@ class _Problem:
     types: tuple[Any, Any]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Codes:
-    """A quantised operand. FP8 as bytes: XLA:CPU widens float8 arrays that a scan stacks.
-
-    Attributes:
-      values: the codes, as uint8.
-      scale: float32, one per tile.
-      tiles: size of the tile by axis of the values.
-      dtype: logical dtype of the values.
-      order: the axes of the operand in the order in which the values have them.
-    """
-
-    values: jax.Array
-    scale: jax.Array
-    tiles: Shape = dataclasses.field(metadata={"static": True})
-    dtype: str = dataclasses.field(metadata={"static": True})
-    order: Shape = dataclasses.field(metadata={"static": True})
-
-    def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
-        """The operand of a product over some of its axes."""
-        return OperandSpec(
-            dtype=self.dtype,
-            shape=self.values.shape,
-            contracting=tuple(map(self.order.index, contracting)),
-            batch=tuple(map(self.order.index, batch)),
-            tiles=self.tiles,
-            scale=True,
-            zero_point=False,
-        )
-
-
 # The product and its rule
 
 
@@ -196,6 +160,8 @@ def _forward(
 ) -> tuple[jax.Array, Any]:
     """The product, and for the backward pass, if any, both operands as it will need them."""
     recipe, ((lhs_axes, rhs_axes), (lhs_batch, rhs_batch)) = problem.recipe, problem.numbers
+    if backward:
+        lhs, rhs = _differentiated(recipe, "lhs", lhs), _differentiated(recipe, "rhs", rhs)
     old = (None, None) if state is None else (state.input, state.kernel)
     code = functools.partial(_encode, recipe, recipe.forward_dtype, both=backward)
     lhs_codes, new_input = code(lhs, old[0], (lhs_axes, _free(lhs, lhs_axes, lhs_batch)), lhs_batch)
@@ -203,7 +169,7 @@ def _forward(
         rhs, old[1], (rhs_axes, _free(rhs, rhs_axes, rhs_batch)), rhs_batch
     )
     out_dtype, precision = problem.out_dtype, recipe.precision
-    y = _multiply(lhs_codes[0], rhs_codes[0], problem.numbers, out_dtype, precision)
+    y = multiply(lhs_codes[0], rhs_codes[0], problem.numbers, out_dtype, precision)
     gradient = None if state is None else state.output_grad
     return y, (lhs_codes[1], rhs_codes[1], new_input, new_kernel, gradient)
 
@@ -217,6 +183,7 @@ def _backward(
     batch = tuple(range(len(lhs_batch)))
     border = g.ndim - len(_free(rhs.values, problem.numbers[0][1], problem.numbers[1][1]))
     of_lhs, of_rhs = tuple(range(len(batch), border)), tuple(range(border, g.ndim))
+    g = _differentiated(recipe, "the gradient of the output", g)
     codes, new = _encode(recipe, recipe.gradient_dtype, g, old, (of_rhs, of_lhs), batch)
     d_lhs = _gradient_of_lhs(problem, codes[0], rhs, of_rhs, batch)
     d_rhs = _gradient_of_rhs(problem, lhs, codes[1], of_lhs, batch)
@@ -228,14 +195,34 @@ def _backward(
 _product.defvjp(_forward, _backward)
 
 
+def _is_twice_differentiable(recipe: TrainingRecipe) -> bool:
+    return isinstance(recipe, CurrentScaling) and recipe.second_derivatives
+
+
+def _differentiated(recipe: TrainingRecipe, name: str, x: jax.Array) -> jax.Array:
+    """`x` where a first derivative is taken; a second one passes codes, which have none."""
+    if _is_twice_differentiable(recipe):
+        return x
+    operand = name if " " in name else f"`{name}`"
+    got = "is differentiated twice"
+    needs = (
+        f"{type(recipe).__name__} keeps only codes for the backward pass, which have no gradient"
+    )
+    remedy = (
+        "take `jaxfp8.CurrentScaling(second_derivatives=True)`, which keeps floats as well, or "
+        "multiply in floats here"
+    )
+    return undifferentiated(message("jaxfp8.fp8_dot_general", operand, got, needs, remedy), x)
+
+
 def _gradient_of_lhs(
-    problem: _Problem, g: _Codes, rhs: _Codes, of_rhs: Shape, batch: Shape
+    problem: _Problem, g: Codes, rhs: Codes, of_rhs: Shape, batch: Shape
 ) -> jax.Array:
     """`g . rhs^T`, its axes in the order of lhs."""
     (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
     rhs_free = _free(rhs.values, rhs_axes, rhs_batch)
     numbers = ((of_rhs, rhs_free), (batch, rhs_batch))
-    dx = _multiply(g, rhs, numbers, problem.types[0].dtype, problem.recipe.backward_precision)
+    dx = multiply(g, rhs, numbers, problem.types[0].dtype, problem.recipe.backward_precision)
     paired = dict(zip(rhs_axes, lhs_axes, strict=True))
     lhs_free = [a for a in range(dx.ndim) if a not in {*lhs_axes, *lhs_batch}]
     dx = _in_order(dx, [*lhs_batch, *lhs_free, *(paired[a] for a in sorted(rhs_axes))])
@@ -243,13 +230,13 @@ def _gradient_of_lhs(
 
 
 def _gradient_of_rhs(
-    problem: _Problem, lhs: _Codes, g: _Codes, of_lhs: Shape, batch: Shape
+    problem: _Problem, lhs: Codes, g: Codes, of_lhs: Shape, batch: Shape
 ) -> jax.Array:
     """`lhs^T . g`, its axes in the order of rhs."""
     (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
     lhs_free = _free(lhs.values, lhs_axes, lhs_batch)
     numbers = ((lhs_free, of_lhs), (lhs_batch, batch))
-    dw = _multiply(lhs, g, numbers, problem.types[1].dtype, problem.recipe.backward_precision)
+    dw = multiply(lhs, g, numbers, problem.types[1].dtype, problem.recipe.backward_precision)
     paired = dict(zip(lhs_axes, rhs_axes, strict=True))
     rhs_free = [a for a in range(dw.ndim) if a not in {*rhs_axes, *rhs_batch}]
     dw = _in_order(dw, [*rhs_batch, *(paired[a] for a in sorted(lhs_axes)), *rhs_free])
@@ -276,13 +263,30 @@ def _encode(
     summed: tuple[Shape, Shape],
     batch: Shape,
     both: bool = True,
-) -> tuple[tuple[_Codes, _Codes], Scaling | None]:
+) -> tuple[tuple[Codes, Codes], Scaling | None]:
     """`x` for the two products it is in, which sum over different axes; and its next scaling.
 
     With one scale for the whole tensor the two have the same codes, on a GPU each in the layout
     that its product wants. With a scale per row, each product needs scales that do not vary along
     what it sums, so `x` is quantised twice. Unless `both` are needed, only the first is fit.
     """
+    if both and _is_twice_differentiable(recipe):
+        rounded, new = _rounded(recipe, dtype, jax.lax.stop_gradient(x), old, summed, batch, both)
+        first, second = (dataclasses.replace(codes, wide=x) for codes in rounded)
+        return (first, second), new
+    return _rounded(recipe, dtype, x, old, summed, batch, both)
+
+
+def _rounded(
+    recipe: TrainingRecipe,
+    dtype: DTypeLike,
+    x: jax.Array,
+    old: Scaling | None,
+    summed: tuple[Shape, Shape],
+    batch: Shape,
+    both: bool,
+) -> tuple[tuple[Codes, Codes], Scaling | None]:
+    """The codes alone."""
     if isinstance(recipe, DelayedScaling) and old is not None:
         scale = next_scale(recipe, dtype, old)
         encoded = encode(x, dtype, scale, _turn(x, summed, batch, both))
@@ -303,14 +307,14 @@ def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike) -> Quantization:
     return recipe.quantization(dtype)
 
 
-def _codes(q: QArray) -> _Codes:
+def _codes(q: QArray) -> Codes:
     scale, _, tiles = scale_and_zero_point(q)
     return _as_codes(q.qvalue, scale, tiles, tuple(range(q.ndim)))
 
 
-def _as_codes(values: jax.Array, scale: jax.Array, tiles: Shape, order: Shape) -> _Codes:
+def _as_codes(values: jax.Array, scale: jax.Array, tiles: Shape, order: Shape) -> Codes:
     dtype = values.dtype.name
-    return _Codes(values=as_bytes(values), scale=scale, tiles=tiles, dtype=dtype, order=order)
+    return Codes(values=as_bytes(values), scale=scale, tiles=tiles, dtype=dtype, order=order)
 
 
 def _turn(x: jax.Array, summed: tuple[Shape, Shape], batch: Shape, both: bool) -> int | None:
@@ -336,14 +340,14 @@ def _layout_matters() -> bool:
     return _ffi.has_backend("cuda")
 
 
-def _whole(values: jax.Array, scale: jax.Array, order: Shape) -> _Codes:
+def _whole(values: jax.Array, scale: jax.Array, order: Shape) -> Codes:
     """Codes with one scale; an empty axis has none."""
     tiles = tuple(max(size, 1) for size in values.shape)
     scale = jnp.broadcast_to(scale, tile_counts(values.shape, tiles))
     return _as_codes(values, scale, tiles, order)
 
 
-def _layouts(x: Encoded, summed: tuple[Shape, Shape]) -> tuple[_Codes, _Codes]:
+def _layouts(x: Encoded, summed: tuple[Shape, Shape]) -> tuple[Codes, Codes]:
     """The codes for both products: each has what it sums over last, where there is a choice."""
     axes = tuple(range(x.codes.ndim))
     plain = _whole(x.codes, x.scale, axes)
@@ -353,21 +357,3 @@ def _layouts(x: Encoded, summed: tuple[Shape, Shape]) -> tuple[_Codes, _Codes]:
     order = axes[split:] + axes[:split]
     turned = _whole(x.turned, x.scale, order)
     return (turned, plain) if axes[-1] in summed[1] else (plain, turned)
-
-
-def _multiply(
-    lhs: _Codes,
-    rhs: _Codes,
-    numbers: DimensionNumbers,
-    out_dtype: np.dtype,
-    precision: jax.lax.Precision,
-) -> jax.Array:
-    """One scaled dot."""
-    (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = numbers
-    spec = ScaledDotSpec(
-        lhs=lhs.spec(lhs_axes, lhs_batch),
-        rhs=rhs.spec(rhs_axes, rhs_batch),
-        epilogue=EpilogueSpec(out_dtype=out_dtype.name),
-        precision="default" if precision == jax.lax.Precision.DEFAULT else "highest",
-    )
-    return scaled_dot(spec, lhs.values, rhs.values, lhs_scale=lhs.scale, rhs_scale=rhs.scale)[0]
