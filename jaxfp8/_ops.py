@@ -41,7 +41,9 @@ def dot_general(
 
     `y = activation(sum_k (lhs_q - lhs_z) lhs_s (rhs_q - rhs_z) rhs_s + residual + bias)`,
     summed in float32, or exactly in int32 where both sides are integers; scales, residual and bias
-    follow in float32 or better, and one rounding gives the output dtype.
+    follow in float32 or better, and one rounding gives the output dtype. Since scales follow the
+    sum, an infinite one gives an infinity of the sum's sign, and NaN only for a sum of 0. The
+    equation, and plain XLA where no kernel runs, have NaN if a code is 0 or terms differ in sign.
 
     Args:
       lhs, rhs: `QArray`s, unscaled 8-bit arrays (float8_e4m3fn, float8_e5m2, int8, uint8), or

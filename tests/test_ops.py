@@ -141,6 +141,25 @@ class TestDtypes:
         np.testing.assert_array_equal(jaxfp8.matmul(x, one, activation=activation), want)
 
 
+class TestInfiniteScales:
+    """A scale follows the sum of the terms that share it."""
+
+    CODES = jnp.asarray([[1, 2, -1], [-2, 0, 1], [0, 1, 0], [0, 1, 0]])
+    WANT = (-np.inf, np.inf, np.nan)  # of sums -1, 4 and 0
+
+    @pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
+    @pytest.mark.parametrize("x", [jnp.float32, jnp.bfloat16, jnp.int8])
+    def test_a_product_has_the_sign_of_the_sum(self, x, dtype) -> None:
+        w = jaxfp8.QArray(self.CODES.astype(dtype), jnp.full((1, 3), jnp.inf))
+        x = jnp.ones((2, 4), x)
+        got = jaxfp8.matmul(x, w, preferred_element_type=jnp.float32)
+        np.testing.assert_array_equal(got, [self.WANT] * 2)
+
+    def test_a_code_of_0_is_dequantised_to_nan(self) -> None:
+        w = jaxfp8.QArray(self.CODES.astype(jnp.int8), jnp.full((1, 3), jnp.inf))
+        np.testing.assert_array_equal(np.isnan(jaxfp8.dequantize(w)), self.CODES == 0)
+
+
 class TestTransformations:
     def test_gradients_agree_with_the_dequantised_product(self) -> None:
         def ours(x, scale, bias, residual):

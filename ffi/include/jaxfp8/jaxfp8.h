@@ -7,6 +7,9 @@
  *   out = cast(y)                                       float output
  *   out = saturate(round(y / out_scale))                8-bit output
  *
+ * A scale that all terms of a sum share is multiplied with the sum: an infinite one gives an
+ * infinity of the sum's sign where the equation, term by term, has NaN.
+ *
  * docs/custom_call.md gives every dtype, shape and rule; the names here are those of the attributes
  * and operands there. Arrays are dense and row-major.
  *
