@@ -11,6 +11,7 @@ import jax
 from jaxfp8 import _prepared
 from jaxfp8._errors import FallbackWarning, message
 from jaxfp8._qarray import QArray
+from jaxfp8.linen._apply import applied
 from jaxfp8.linen._kernel import PARAMS, Weight, noted_weights
 
 _OPERATION = "jaxfp8.linen.prepare"
@@ -42,7 +43,9 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
       (PreparedArray(int8[8,64], contracting=-2), (1, 64))
     """
     with noted_weights() as weights:
-        jax.eval_shape(lambda held: model.apply(held, *args, **kwargs), variables)
+        jax.eval_shape(
+            lambda held: applied(model, held, args, kwargs, constant=(PARAMS,))[0], variables
+        )
 
     left: list[str] = []
 

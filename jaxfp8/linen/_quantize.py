@@ -11,6 +11,7 @@ from flax.core import meta
 from jaxfp8._errors import message
 from jaxfp8._qarray import QArray
 from jaxfp8._shards import check_tiles_fit
+from jaxfp8.linen._apply import applied
 from jaxfp8.linen._kernel import PARAMS
 
 
@@ -27,7 +28,9 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
       model: a module that holds layers of `jaxfp8.linen`.
       variables: variables of the same model with layers of Flax; 8-bit weights stay as they are,
         and those that a checkpoint gave back as dictionaries become `QArray`s again.
-      *args, **kwargs: what `model.apply` takes: inputs such as the model will see.
+      *args, **kwargs: what `model.apply` takes: inputs such as the model will see, `rngs`. What a
+        forward pass changes, such as a cache or statistics, it may change, or make where it is not
+        there, for as long as the model is traced.
 
     Returns:
       The variables in 8 bits, structured as `variables`; their other collections are as they were.
@@ -48,7 +51,7 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
 
     @jax.jit
     def parameters(variables: Any) -> Any:
-        return model.apply(variables, *args, **kwargs, mutable=[PARAMS])[1][PARAMS]
+        return applied(model, variables, args, kwargs)[1][PARAMS]
 
     quantized = parameters(variables)
     if not any(isinstance(leaf, QArray) for _, leaf in _parameters(quantized)):

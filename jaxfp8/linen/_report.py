@@ -22,6 +22,7 @@ from jaxfp8._rules import Rule, as_rules, choose
 from jaxfp8._spec import Shape
 from jaxfp8._training import forward_codes
 from jaxfp8.linen import _layers
+from jaxfp8.linen._apply import applied
 from jaxfp8.linen._kernel import PARAMS
 from jaxfp8.linen._quantize import quantize
 from jaxfp8.linen._training import scaling_of, training_recipe
@@ -59,7 +60,7 @@ def report(
 
     Args:
       model: the model.
-      variables: its variables.
+      variables: its variables; not changed, also where a forward pass changes some.
       *args, **kwargs: the sample: what `model.apply` is called with.
       recipe: as for `jaxfp8.nnx.quantize`, paths being those of modules.
       where: which layers: a function of path and module. By default all.
@@ -107,8 +108,8 @@ class _Watch:
     def run(self, model: nn.Module, variables: Any, args: Any, kwargs: Any) -> Any:
         """Applies the model under watch."""
         with nn.intercept_methods(self._intercept):
-            # Layers in 8 bits quantise float variables where these may change.
-            return model.apply(variables, *args, **kwargs, mutable=[PARAMS])[0]
+            # Parameters may change, and so layers in 8 bits quantise float ones.
+            return applied(model, variables, args, kwargs)[0]
 
     def _intercept(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         if self.is_inside or context.method_name not in _METHODS:
