@@ -21,6 +21,7 @@ JITS = {"eager": lambda f: f, "jit": jax.jit}
 X = jax.random.normal(jax.random.key(0), (8, 16))
 W = jax.random.normal(jax.random.key(1), (16, 32))
 STACK = jax.random.normal(jax.random.key(2), (3, 16, 16)) / 4
+CODES = jnp.round(16 * W).astype(jnp.int8)
 
 
 @pytest.fixture
@@ -118,6 +119,35 @@ def test_a_rewritten_scan_over_8_bit_weights(mesh, jit):
     g = jaxfp8.rewrite(f)
     assert len(jaxfp8.explain(f)(X).matched) == 1
     checked(lambda x: jnp.sum(g(x) ** 2), jit, put(X, "data", None))
+
+
+def of_quantised_activations(x, scale):
+    """A product of int8 by int8 whose function quantises its activations itself."""
+    step = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / 127
+    codes = jnp.clip(jnp.round(x / step), -127, 127).astype(jnp.int8)
+    return (codes.astype(x.dtype) * step) @ (CODES.astype(x.dtype) * scale)
+
+
+@pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
+@pytest.mark.parametrize("rows", ["data", ("data", "model")], ids=["one axis", "two axes"])
+def test_gradients_of_rewritten_activations_are_sharded_as_these(mesh, rows, jit):
+    g = jaxfp8.rewrite(of_quantised_activations)
+    checked(lambda x, s: jnp.sum(g(x, s) ** 2), jit, put(X, rows, None), jnp.full((1, 32), 0.01))
+
+
+def test_gradients_of_rewritten_activations_in_part_of_a_mesh(mesh):
+    specs = {
+        "in_specs": (PartitionSpec("data"), PartitionSpec()),
+        "out_specs": PartitionSpec("data"),
+    }
+    x, scale = put(X, ("data", "model"), None), jnp.full((1, 32), 0.01)
+
+    def gradients(fun):
+        part = jax.shard_map(fun, **specs, axis_names={"data"})
+        return jax.jit(jax.grad(lambda x, s: jnp.sum(part(x, s) ** 2), (0, 1)))(x, scale)
+
+    plain = gradients(of_quantised_activations)
+    same(gradients(jaxfp8.rewrite(of_quantised_activations)), plain, (x, scale))
 
 
 @LEFT_IN_FLOATS

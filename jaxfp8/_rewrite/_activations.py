@@ -88,7 +88,8 @@ def _is_cast(codes: Value) -> bool:
 def _replaced(walk: Walk, encoding: Encoding | None) -> Mapping[Value, Value]:
     if encoding is None or _quantize_rows.why_not_here(encoding.x.shape):
         return {}
-    return {encoding.codes: _encoded(encoding), **_maxima(walk, encoding)}
+    made = {encoding.codes: _encoded(encoding), **_maxima(walk, encoding)}
+    return {value: _graph.laid_out_like(new, value) for value, new in made.items()}
 
 
 def _encoded(encoding: Encoding) -> Value:
