@@ -10,11 +10,11 @@ import numpy as np
 
 from jaxfp8 import _dtypes
 from jaxfp8._primitive import scaled_dot
-from jaxfp8._rewrite import _casts, _dots, _epilogues, _graph
-from jaxfp8._rewrite._dots import Side
+from jaxfp8._rewrite import _casts, _epilogues, _graph, _sides
 from jaxfp8._rewrite._epilogues import Form
 from jaxfp8._rewrite._facts import Amax, Factors, Product, as_one, fill, refine
 from jaxfp8._rewrite._graph import Op, Value
+from jaxfp8._rewrite._sides import Side
 from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec, tile_counts
 
 
@@ -74,7 +74,7 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
     """The spec of a side, and its data, scale and zero point by operand name."""
     factors = side.factors + more
     shape = side.value.shape
-    tiles = _dots.tiles_of(side, factors)
+    tiles = _sides.tiles_of(side, factors)
     counts = tile_counts(shape, tiles)
     operands = {name: _casts.undo_bitcast(side.value, side.dtype)}
     is_rounded = False

@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxfp8 import _dtypes
-from jaxfp8._rewrite import _graph, _masks, _precision, _rules, _tiles
-from jaxfp8._rewrite._facts import (
-    Factor,
-    Factors,
-    Lost,
-    Product,
-    Scaled,
-    full_tiles,
-)
+from jaxfp8._rewrite import _graph, _masks, _precision, _rules
+from jaxfp8._rewrite._facts import Factor, Factors, Lost, Product, Scaled
 from jaxfp8._rewrite._graph import Op, Value
-from jaxfp8._spec import Shape, tile_counts
+from jaxfp8._rewrite._sides import Side, grows_too_fine, peel, saves_nothing, shared
+from jaxfp8._spec import Shape
 
 if TYPE_CHECKING:
     from jaxfp8._rewrite._walk import Walk
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Side:
-    """One operand of a product, in the order of axes that its data lies in.
-
-    Attributes:
-      value: the data: bytes, or an array of float32, bfloat16 or float16.
-      dtype: logical dtype of the data.
-      contracting, batch: axes of `value`, in the order of the other side's.
-      output: for each axis of `value` the output's axis, or -1 where it is contracted.
-      zero_point, factors: over `value`.
-      scaled: the fact that the data came from, for the report; None for a float operand.
-    """
-
-    value: Value
-    dtype: np.dtype
-    contracting: Shape
-    batch: Shape
-    output: Shape
-    zero_point: Factor | None = None
-    factors: Factors = ()
-    scaled: Scaled | None = None
-
-    def from_output(self, factor: Factor) -> Factor:
-        """A factor of the output as one of this operand: constant along what is contracted."""
-        kept = [axis for axis in self.output if axis >= 0]
-        small = _graph.transpose(_only(factor.small, kept), tuple(np.argsort(np.argsort(kept))))
-        counts = iter(small.shape)
-        shape = tuple(1 if axis < 0 else next(counts) for axis in self.output)
-        tiles = tuple(
-            max(size, 1) if axis < 0 else factor.tiles[axis]
-            for size, axis in zip(self.value.shape, self.output, strict=True)
-        )
-        return Factor(_graph.reshape(small, shape), tiles)
-
-
-def _only(small: Value, axes: list[int]) -> Value:
-    """The array without the axes (all of size 1) that are not among `axes`."""
-    return _graph.reshape(small, tuple(small.shape[axis] for axis in sorted(axes)))
+# Its operands are [B, M, K] and [B, N, K], and it has no parameter that says so.
+_OF_SCALED_MATMUL = (((2,), (2,)), ((0,), (0,)))
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,11 +46,12 @@ class Seen:
 
 @dataclasses.dataclass(eq=False)
 class Site:
-    """One dot_general of the function: a row of the report, and a product if one was found.
+    """One dot of the function: a row of the report, and a product if one was found.
 
     Attributes:
       op: the dot as it stands.
       given: the two operands as the dot has them, each with its fact or None.
+      scales: for each of them, what the dot itself scales it by; part of the fact, where one is.
       lhs, rhs: the sides of the product, once there is one.
       reason, remedy: why there is none; "" while there is one.
       blame: the equation that ended the fact and its callers, where another than the dot did.
@@ -103,6 +61,7 @@ class Site:
 
     op: Op
     given: tuple[tuple[Value, Any], tuple[Value, Any]]
+    scales: tuple[Factors, Factors] = ((), ())
     lhs: Any = None
     rhs: Any = None
     reason: str = ""
@@ -120,6 +79,11 @@ class Site:
     def out_shape(self) -> Shape:
         """Shape of the output of the dot."""
         return self.op.outputs[0].shape
+
+    @property
+    def numbers(self) -> Any:
+        """Contracting and batch axes of both operands, as `dot_general` has them."""
+        return self.op.params.get("dimension_numbers", _OF_SCALED_MATMUL)
 
     @property
     def precision(self) -> str:
@@ -144,7 +108,7 @@ class Site:
 
     def too_fine(self, lhs: Factors, rhs: Factors) -> bool:
         """Whether further scales of the sides would make either as fine as its data."""
-        return _grows_too_fine(self.lhs, lhs) or _grows_too_fine(self.rhs, rhs)
+        return grows_too_fine(self.lhs, lhs) or grows_too_fine(self.rhs, rhs)
 
     def miss(self, reason: str, remedy: str, blame: Any = None) -> None:
         """Record why this dot stays as it is."""
@@ -154,7 +118,11 @@ class Site:
 def dot_general(walk: Walk, op: Op) -> Product | None:
     """A product, if an operand is dequantised 8-bit data and nothing stands against it."""
     lhs, rhs = [(value, walk.scaled(value) or walk.lost(value)) for value in op.inputs]
-    site = Site(op, (lhs, rhs))
+    return product_of(walk, Site(op, (lhs, rhs)))
+
+
+def product_of(walk: Walk, site: Site) -> Product | None:
+    """The product that a dot is, noted with the walk; or None, and the site says why."""
     walk.see(site)
     if not site.concerned:
         return None
@@ -192,7 +160,7 @@ def _arrange(walk: Walk, site: Site) -> Objection | None:
             f"the other operand is {value.dtype}, not 8-bit, float32, bfloat16 or float16",
             "convert it to float32 or bfloat16",
         )
-    first, second = _shared(lhs, rhs)
+    first, second = shared(lhs, rhs)
     lhs = _float_side(walk, site, 0) if saves_nothing(first) else first
     rhs = _float_side(walk, site, 1) if saves_nothing(second) else second
     if first.scaled is None and second.scaled is None:
@@ -205,7 +173,7 @@ def _arrange(walk: Walk, site: Site) -> Objection | None:
             f"the scale of {_finest(first, second)} varies with every element of it, or nearly",
             "scale by rows, columns or blocks; a scale for each element saves nothing",
         )
-    site.lhs, site.rhs = _peel(lhs), _peel(rhs)
+    site.lhs, site.rhs = peel(lhs), peel(rhs)
     return _against(site, site.lhs, site.rhs)
 
 
@@ -220,8 +188,7 @@ def _scaled_side(walk: Walk, site: Site, index: int) -> Side | None:
     fact = site.given[index][1]
     if not isinstance(fact, Scaled):
         return None
-    numbers = site.op.params["dimension_numbers"]
-    contracting, batch = (tuple(map(int, d[index])) for d in numbers)
+    contracting, batch = _axes(site, index)
     settled = _masks.settle(fact.factors, fact.q.shape, contracting, walk.linear)
     if settled is None:
         return None
@@ -242,78 +209,20 @@ def _float_side(walk: Walk, site: Site, index: int) -> Side | None:
     value = site.given[index][0]
     if value.dtype not in _dtypes.WIDE_FLOAT:
         return None
-    source = _exact_source(walk, value)
-    numbers = site.op.params["dimension_numbers"]
-    contracting, batch = (tuple(map(int, d[index])) for d in numbers)
-    return Side(source, source.dtype, contracting, batch, _output_axes(site, index))
+    source, (contracting, batch) = _exact_source(walk, value), _axes(site, index)
+    output, factors = _output_axes(site, index), site.scales[index]
+    return Side(source, source.dtype, contracting, batch, output, factors=factors)
 
 
-def _shared(lhs: Side, rhs: Side) -> tuple[Side, Side]:
-    """The sides with scales along the contracted axes handed over where that keeps both small.
-
-    A scale by row and a scale by column of one operand are as many numbers together as it has;
-    but what varies along contracted axes only may as well scale the other operand.
-    """
-    if is_elementwise(rhs):
-        rhs, lhs = _hand_over(rhs, lhs)
-    if is_elementwise(lhs):
-        lhs, rhs = _hand_over(lhs, rhs)
-    return lhs, rhs
-
-
-def _hand_over(giver: Side, taker: Side) -> tuple[Side, Side]:
-    contracted = set(giver.contracting)
-    moving = [f for f in giver.factors if f.varying() and set(f.varying()) <= contracted]
-    staying = tuple(f for f in giver.factors if f not in moving)
-    moved = tuple(_across(f, giver, taker) for f in moving)
-    after = (
-        dataclasses.replace(giver, factors=staying),
-        dataclasses.replace(taker, factors=taker.factors + moved),
-    )
-    return after if not any(map(is_elementwise, after)) else (giver, taker)
-
-
-def _across(factor: Factor, giver: Side, taker: Side) -> Factor:
-    """A factor along contracted axes of one side as one along those of the other."""
-    shape, order = taker.value.shape, np.argsort(taker.contracting)
-    axes = [giver.contracting[i] for i in order]
-    kept = _graph.reshape(factor.small, tuple(factor.small.shape[a] for a in sorted(axes)))
-    moved = _graph.transpose(kept, tuple(int(i) for i in np.argsort(np.argsort(axes))))
-    tiles, counts = list(full_tiles(shape)), [1] * len(shape)
-    for axis, source in zip(sorted(taker.contracting), axes, strict=True):
-        tiles[axis], counts[axis] = factor.tiles[source], factor.small.shape[source]
-    return Factor(_graph.reshape(moved, tuple(counts)), tuple(tiles))
-
-
-def is_elementwise(side: Side, more: Factors = ()) -> bool:
-    """Whether scales vary along all that is contracted, element by element, and along a free axis.
-
-    Those of rows and of columns, say: few numbers as two factors, as many as the data as one.
-    """
-    tiles = _common_tiles(side, more)
-    fine = [axis for axis, size in enumerate(side.value.shape) if size > 1 == tiles[axis]]
-    free = [a for a in fine if a not in side.contracting and a not in side.batch]
-    summed = [a for a in side.contracting if side.value.shape[a] > 1]
-    return bool(free) and bool(summed) and all(axis in fine for axis in summed)
-
-
-def saves_nothing(side: Side, more: Factors = ()) -> bool:
-    """Whether such scales, in float32, take more memory than the data."""
-    counts = tile_counts(side.value.shape, _common_tiles(side, more))
-    return is_elementwise(side, more) and 4 * math.prod(counts) > side.value.size
-
-
-def _grows_too_fine(side: Side, more: Factors) -> bool:
-    return saves_nothing(side, more) or is_elementwise(side, more) > is_elementwise(side)
-
-
-def _common_tiles(side: Side, more: Factors) -> Shape:
-    return _tiles.common(side.value.shape, [f.tiles for f in side.factors + more])
+def _axes(site: Site, index: int) -> tuple[Shape, Shape]:
+    """Contracting and batch axes of an operand."""
+    contracting, batch = (tuple(map(int, axes[index])) for axes in site.numbers)
+    return contracting, batch
 
 
 def _output_axes(site: Site, index: int) -> Shape:
     """For each axis of an operand the axis of the output, or -1."""
-    (contracting, batch) = site.op.params["dimension_numbers"]
+    (contracting, batch) = site.numbers
     rank = len(site.op.inputs[index].shape)
     lhs_rank = len(site.op.inputs[0].shape)
     start = len(batch[0])
@@ -335,42 +244,6 @@ def _exact_source(walk: Walk, value: Value) -> Value:
         return value
     source = op.inputs[0]
     return source if source.dtype in _dtypes.WIDE_FLOAT else value
-
-
-def _peel(side: Side) -> Side:
-    """The side with transposes folded into its axes, where the free ones keep their order."""
-    while (op := _graph.producer(side.value, "transpose")) is not None:
-        moved = _transposed(side, op.inputs[0], tuple(int(a) for a in op.params["permutation"]))
-        if not _in_order(moved):
-            return side
-        side = moved
-    return side
-
-
-def _transposed(side: Side, source: Value, permutation: Shape) -> Side:
-    """The side on the array before a transpose, whose axis permutation[i] is the value's axis i."""
-    inverse = tuple(int(axis) for axis in np.argsort(permutation))
-
-    def move(factor: Factor) -> Factor:
-        return Factor(
-            _graph.transpose(factor.small, inverse), _tiles.transpose(factor.tiles, inverse)
-        )
-
-    return dataclasses.replace(
-        side,
-        value=source,
-        contracting=tuple(permutation[a] for a in side.contracting),
-        batch=tuple(permutation[a] for a in side.batch),
-        output=tuple(side.output[a] for a in inverse),
-        zero_point=move(side.zero_point) if side.zero_point is not None else None,
-        factors=tuple(move(f) for f in side.factors),
-    )
-
-
-def _in_order(side: Side) -> bool:
-    """Whether free axes stand in the order of the output's."""
-    free = [axis for i, axis in enumerate(side.output) if axis >= 0 and i not in side.batch]
-    return free == sorted(free)
 
 
 def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
@@ -407,11 +280,3 @@ def _against_integers(lhs: Side, rhs: Side) -> Objection | None:
 
 
 _rules.RULES["dot_general"] = dot_general
-
-
-def tiles_of(side: Side, factors: Factors) -> Shape:
-    """The tiles that the scales and the zero point of a side share."""
-    parts = [f.tiles for f in factors]
-    if side.zero_point is not None:
-        parts.append(side.zero_point.tiles)
-    return _tiles.common(side.value.shape, parts) if parts else full_tiles(side.value.shape)

@@ -311,7 +311,7 @@ def _tiles_given(site: DotSite, index: int) -> Shape | None:
     spec = (site.call.spec.lhs, site.call.spec.rhs)[index]
     if not spec.scale:
         return None
-    contracting, batch = (axes[index] for axes in site.op.params["dimension_numbers"])
+    contracting, batch = (axes[index] for axes in site.numbers)
     own = (*side.contracting, *side.batch, *spec.free)
     free = (a for a in range(len(spec.shape)) if a not in contracting and a not in batch)
     as_given = dict(zip((*contracting, *batch, *free), own, strict=True))

@@ -17,7 +17,7 @@ import jax
 from jaxfp8 import _compat
 from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import fake_quantize
-from jaxfp8._rewrite import _derivatives, _emit, _graph, _regions, _roles
+from jaxfp8._rewrite import _derivatives, _emit, _graph, _regions, _roles, _scaled_products
 from jaxfp8._rewrite._borders import Border
 from jaxfp8._rewrite._dots import Seen, Site
 from jaxfp8._rewrite._emit import Program
@@ -98,6 +98,10 @@ class Rounding(Walk):
         name = eqn.primitive.name
         if name in _DOTS:
             return self._dot(eqn, inputs, callers)
+        if _scaled_products.is_one(eqn):  # of operands that are held in 8 bits already
+            op = _graph.equation_op(eqn, inputs, callers)
+            self.note(op)
+            return op.outputs
         rule = _ENTERED.get(name)
         if rule is not None and self.concerns(eqn, inputs):
             return self._enter(rule, eqn, inputs, callers)

@@ -77,9 +77,12 @@ def convert(walk: Walk, op: Op) -> Fact | None:
     if (scaled := walk.scaled(source)) is not None:
         return _convert_scaled(scaled, op, source, out)
     scales = walk.fact(source)
-    if isinstance(scales, Scales) and is_wide_float(source) and is_wide_float(out):
+    if not (isinstance(scales, Scales) and is_wide_float(out)):
+        return None
+    if is_wide_float(source):
         return Scales(_rounded(op, [scales.factors]) or scales.factors)
-    return None
+    decoded = each(op, [scales.factors]) if source.dtype in _dtypes.SCALE else None
+    return None if decoded is None else Scales(decoded)
 
 
 def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact | None:

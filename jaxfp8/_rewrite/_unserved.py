@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxfp8._rewrite import _rules
@@ -57,9 +56,10 @@ def dot_sizes(numbers: Any, lhs: Shape, rhs: Shape, dropped: tuple[int, ...] = (
 
 def sizes_of(site: Site) -> Sizes:
     """Batch, M, N and K of a row of the report; a symbolic size is -1."""
-    params, (lhs, rhs) = site.op.params, (value.shape for value, _ in site.given)
-    find: Callable[..., Any] = sizes
-    if site.op.name == "dot_general":
-        params, find = params["dimension_numbers"], dot_sizes
-    b, m, n, k = (size if isinstance(size, int) else -1 for size in find(params, lhs, rhs))
+    lhs, rhs = (value.shape for value, _ in site.given)
+    if site.op.name in NAMES:
+        found = sizes(site.op.params, lhs, rhs)
+    else:
+        found = dot_sizes(site.numbers, lhs, rhs)
+    b, m, n, k = (size if isinstance(size, int) else -1 for size in found)
     return b, m, n, k

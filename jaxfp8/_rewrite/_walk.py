@@ -19,6 +19,7 @@ from jaxfp8._rewrite import (
     _graph,
     _opaque,
     _regions,
+    _scaled_products,
     _unserved,
 )
 from jaxfp8._rewrite._emit import Program
@@ -37,7 +38,8 @@ from jaxfp8._rewrite._joins import MULTIPLE
 from jaxfp8._rewrite._rules import RULES, lost, remedy_for
 
 # After these an array is another one: a dot on it is not a missed 8-bit dot.
-_ENDS_TRAIL = ("dot_general", *_unserved.NAMES, scaled_dot_p.name, "argmax", "argmin", "iota")
+_PRODUCTS = ("dot_general", *_unserved.NAMES, *_scaled_products.NAMES, scaled_dot_p.name)
+_ENDS_TRAIL = (*_PRODUCTS, "argmax", "argmin", "iota")
 # These may make an array smaller and still hold the same data.
 _MOVES = (*_gathers.NAMES, *_collectives.NAMES)
 _VIEWS = ("slice", "dynamic_slice", "squeeze", "split", "top_k", *_MOVES)
