@@ -18,7 +18,7 @@ from jaxfp8._prepared import PreparedArray, is_whole
 from jaxfp8._qarray import QArray, adopt
 from jaxfp8._quantize import dequantize
 from jaxfp8._recipes import Recipe
-from jaxfp8._rewrite import _roles
+from jaxfp8._rewrite import _roles, _unserved
 from jaxfp8._rewrite._arguments import Arguments, split
 from jaxfp8._rewrite._decide import decide, why_left_alone
 from jaxfp8._rewrite._dots import Seen
@@ -124,7 +124,8 @@ class QuantizedDots:
         """
         rounded, found = self._rewriter.rounded(split(args, kwargs))
         seen, left = decide(rounded.jaxpr).seen, found.left
-        both = Seen([*seen.sites, *left], max(seen.others - len(left), 0), seen.calls)
+        counted = sum(site.op.name not in _unserved.NAMES for site in left)
+        both = Seen([*seen.sites, *left], max(seen.others - counted, 0), seen.calls)
         return report(self._fun, both)
 
     def compare(self, *args: Any, **kwargs: Any) -> _accuracy.Comparison:
@@ -233,15 +234,17 @@ class _Rewriter(Rewriter):
         rounded, dots = self.rounded(arguments)
         decision = decide(rounded.jaxpr)
         left_alone = why_left_alone(_compat.open_jaxpr(rounded.jaxpr))
-        if not decision.changed and not decision.seen.calls:
-            self._tell(left_alone or _why_in_floats(dots), decision.seen)
+        seen = decision.seen
+        if not decision.changed and not seen.calls:
+            has_dots = seen.sites or seen.others
+            self._tell(left_alone if left_alone and has_dots else _why_in_floats(dots))
         if left_alone is not None:
             return Found(rounded)  # the function is called as it is
         return found_of(self.fun, rounded, decision)
 
-    def _tell(self, why: tuple[str, str] | None, seen: Seen) -> None:
+    def _tell(self, why: tuple[str, str] | None) -> None:
         """Warns, once, that a function with dots stays in floats; inside `strict` an error."""
-        if why is None or not (seen.sites or seen.others):
+        if why is None:
             return
         name = getattr(self.fun, "__name__", repr(self.fun))
         text = message(_OPERATION, f"`{name}`", "is to be in 8 bits", *why)
@@ -257,7 +260,7 @@ def _why_in_floats(dots: FoundDots) -> tuple[str, str] | None:
     remedy = "`explain` says why of each"
     if dots.rounded:
         return f"no kernel takes its {len(dots.rounded)} rounded dots", remedy
-    left = [site for site in dots.left if all(map(_is_float, site.op.inputs))]
+    left = [site for site in dots.left if all(map(_is_float, site.op.inputs[:2]))]
     return (f"all its dots ({len(left)}) stay as they are", remedy) if left else None
 
 

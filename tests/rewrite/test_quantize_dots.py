@@ -389,8 +389,26 @@ def test_choosing_nothing_is_told():
         jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="no such place")(PARAMS, X)
 
 
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda w, x: jax.lax.ragged_dot(x, w.reshape(2, 24, 8), jnp.array([2, 4])),
+        lambda w, x: jax.lax.conv(x.reshape(1, 2, 8, 9), w.reshape(16, 2, 4, 3), (1, 1), "SAME"),
+    ],
+    ids=["ragged dot", "convolution"],
+)
+def test_products_that_have_no_kernel_are_told(fun):
+    w, x = normal(24, 16), normal(6, 24)
+    report = jaxfp8.quantize_dots(fun, jaxfp8.INT8).explain(w, x)
+    assert (len(report.missed), report.others) == (1, 0)
+    with pytest.warns(jaxfp8.FallbackWarning, match=r"all its dots \(1\) stay as they are"):
+        jaxfp8.quantize_dots(fun, jaxfp8.INT8)(w, x)
+    with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match="stay as they are"):
+        jaxfp8.quantize_dots(fun, jaxfp8.INT8)(w, x)
+
+
 def test_dots_that_no_kernel_takes_are_told():
-    precision = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+    precision = jax.lax.DotAlgorithmPreset.F64_F64_F64
     g = jaxfp8.quantize_dots(lambda w, x: jax.lax.dot(x, w, precision=precision), jaxfp8.INT8)
     with pytest.warns(jaxfp8.FallbackWarning, match="no kernel takes its 1 rounded dots"):
         g(W, X)
