@@ -28,9 +28,16 @@ def consts_of(jaxpr: Any) -> Sequence[Any]:
     return getattr(jaxpr, "consts", ())
 
 
+class HoldsJaxpr:
+    """A parameter of an equation whose attribute `jaxpr` is a closed jaxpr, made on demand."""
+
+    jaxpr: Any
+
+
 def subjaxprs(eqn: Any) -> list[Any]:
     """The open jaxprs that an equation holds."""
-    return [open_jaxpr(jaxpr) for jaxpr in core.jaxprs_in_params(eqn.params)]
+    own = [p.jaxpr for p in eqn.params.values() if isinstance(p, HoldsJaxpr)]
+    return [open_jaxpr(jaxpr) for jaxpr in (*core.jaxprs_in_params(eqn.params), *own)]
 
 
 def has_effects(eqn: Any) -> bool:
@@ -113,6 +120,13 @@ def output_aval(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any
             whole = aval.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
             return aval.update(shape=shape, dtype=dtype, weak_type=False, sharding=whole)
     return jax.core.ShapedArray(shape, dtype)
+
+
+def zeros(aval: Any) -> jax.Array:
+    """Zeros of an abstract value: sharded as it is, and varying along the same mesh axes."""
+    array = laid_out_like(jnp.zeros(aval.shape, aval.dtype), aval)
+    axes = tuple(aval.mat.varying)
+    return jax.lax.pcast(array, axes, to="varying") if axes else array
 
 
 def is_laid_out(x: Any) -> bool:

@@ -47,6 +47,13 @@ def pytest_addoption(parser):
         metavar="N",
         help="run every Nth case of the tests that have more than N, and all others whole",
     )
+    parser.addoption(
+        "--programs",
+        type=int,
+        default=12,
+        metavar="N",
+        help="how many random programs with regions to draw; hundreds find what a dozen does not",
+    )
 
 
 def pytest_collection_modifyitems(config, items):

@@ -64,7 +64,7 @@ def find(walk: Walk) -> list[Found]:
     for site in walk.own:
         for index, (_, fact) in enumerate(site.given if site.call is not None else ()):
             codes = fact.origin if isinstance(fact, Scaled) else None
-            if codes is None or codes in walk.linear or not _is_cast(codes):
+            if codes is None or not _is_cast(codes):
                 continue
             if codes not in known:
                 known[codes] = _replaced(walk, _encoding(walk, codes))

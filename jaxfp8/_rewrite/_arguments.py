@@ -46,11 +46,6 @@ class Arguments:
             jax.default_backend(),
         )
 
-    def after_first(self) -> int:
-        """How many arrays come after those of the first argument."""
-        (first, *_), _ = jax.tree.unflatten(self.tree, range(self.tree.num_leaves))
-        return self.tree.num_leaves - len(jax.tree.leaves(first))
-
     def restore(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Args and kwargs with the given arrays in their places."""
         leaves: list[Any] = list(arrays)

@@ -46,7 +46,6 @@ class Border:
 
     def __init__(self, outer: Walk, inputs: Sequence[Value]) -> None:
         self.outer = outer
-        self._is_linear = not outer.linear.isdisjoint(inputs)
         self.inner = outer.nested()
         self.links: dict[Value, tuple[Value, Any]] = {}
         self._first_site = len(outer.seen.sites)
@@ -75,8 +74,6 @@ class Border:
         Where it was dequantised 8-bit data outside, `lose` says what it is no longer.
         """
         inner = self._link(value, value.shape, "carry")
-        if self._is_linear:
-            self.inner.linear.add(inner)
         if (before := self.outer.lost(value)) is not None:
             self.inner.facts[inner] = before
         elif self.outer.dequantised(value) is not None:
@@ -106,8 +103,6 @@ class Border:
             shape = value.shape
         inner = Value(tuple(shape), value.dtype, weak_type=value.weak_type, outer=value)
         self.links[inner] = (value, how)
-        if value in self.outer.linear:
-            self.inner.linear.add(inner)
         return inner
 
     def _fact(self, value: Value) -> Scaled | Scales | Lost | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfp8 import _dtypes
 from jaxfp8._rewrite import _graph, _masks, _tiles
 from jaxfp8._rewrite._facts import (
     Fact,
@@ -48,6 +49,13 @@ def between(walk: Walk, op: Op, first: Scaled, second: Scaled) -> Fact | None:
         factors = (_blend(which, scales[0], scales[1], shape),)
     guards = (*first.guards, *second.guards)
     return Scaled(q, first.dtype, zero, factors, first.origin, guards)
+
+
+def zeros(value: Value, dtype: np.dtype) -> Scaled:
+    """A value that is zero throughout, as 8-bit data."""
+    storage = _dtypes.storage(dtype)
+    run = lambda x: (x != 0).astype(storage)  # noqa: E731  # varies along mesh axes as it does
+    return Scaled(_graph.derived("zeros", run, [value], value.shape, storage), dtype, origin=value)
 
 
 def _zero(fact: Scaled, shape: Shape) -> Factor:

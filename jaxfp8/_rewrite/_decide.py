@@ -39,23 +39,17 @@ class Decision:
 
 
 @collector_paused()
-def decide(jaxpr: Any, linear: int = 0) -> Decision:
-    """Find the scaled dots of a closed jaxpr; nothing is executed.
-
-    The last `linear` arguments are those in which JAX will transpose the program.
-    """
+def decide(jaxpr: Any) -> Decision:
+    """Find the scaled dots of a closed jaxpr; nothing is executed."""
     opened = _compat.open_jaxpr(jaxpr)
     why = why_left_alone(opened)
     if why is not None:
         return Decision(_emit.Program((), (), ()), _opaque.left_alone(opened, *why))
     walk = Walk(resolve)
-    consts = [_graph.value_of(v.aval) for v in opened.constvars]
-    for value, array in zip(consts, _compat.consts_of(jaxpr), strict=True):
-        value.concrete = None if isinstance(array, jax.core.Tracer) else array
-    args = [_graph.value_of(v.aval) for v in opened.invars]
-    walk.linear.update(args[len(args) - linear :])
-    outputs = walk.jaxpr(opened, consts, args)
-    program = walk.settle(outputs, [*consts, *args])
+    inputs = _graph.inputs_of(jaxpr)
+    number = len(opened.constvars)
+    outputs = walk.jaxpr(opened, inputs[:number], inputs[number:])
+    program = walk.settle(outputs, inputs)
     return Decision(program, walk.seen)
 
 

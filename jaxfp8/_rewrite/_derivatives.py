@@ -8,8 +8,9 @@ their meaning to any order, and backward products are captured too.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from typing import Any
 
 import jax
@@ -19,22 +20,56 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from jaxfp8 import _compat
-from jaxfp8._rewrite._cuts import cuts_gradients
-from jaxfp8._rewrite._halves import Halves, Rewrite, evaluate
+from jaxfp8._rewrite import _graph
 
 Flat = Callable[..., Sequence[Any]]
+Key = tuple[str, tuple[int, ...], tuple[Any, ...], bool]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Halves:
+    """The two halves of a derivative.
+
+    Attributes:
+      first: from primals to (outputs, what the second half needs).
+      second: from that and tangents or cotangents to the derivative, in which it is linear.
+    """
+
+    first: Callable[..., tuple[Any, Any]]
+    second: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Remake:
+    """How the functions that a derivative consists of are made anew.
+
+    Attributes:
+      split: from the halves as they are written, primals, and whether JAX will transpose the second
+        half.
+      join: from a function of primals and tangents to outputs and tangents, for what JAX cannot
+        split; None leaves that to JAX, which has an error for it.
+    """
+
+    split: Callable[[Callable[..., Any], Callable[..., Any], Sequence[Any], bool], Halves]
+    join: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
 def differentiable(
-    run: Flat, jaxpr: Any, used: Sequence[int], rewrite: Rewrite, *, may_join: bool = True
+    run: Flat,
+    jaxpr: Any,
+    used: Sequence[int],
+    remake: Remake,
+    stand_ins: Set[int] = frozenset(),
+    extra: int = 0,
 ) -> Flat:
     """`run` with the derivatives of `jaxpr`, as a function of the inputs that are used.
 
     The inputs of `jaxpr` are its constants, then its arguments; no other than those at `used` are
-    read, by `run` or by an equation. Where JAX cannot compute values before tangents, `rewrite` is
-    given both as one function if they `may_join`; else that is JAX's error.
+    read, by `run` or by an equation. In place of the outputs at `stand_ins`, all floats, `run`
+    returns zeros, which have the derivatives of these outputs; behind all it returns `extra`
+    others, which have none.
     """
-    rules = _Rules(jaxpr, used, rewrite, run, may_join=may_join)
+    rules = _Rules(jaxpr, used, remake, run, stand_ins, extra)
     call = jax.custom_jvp(run)
     call.defjvp(functools.partial(rules.jvp, call), symbolic_zeros=True)
     return call
@@ -64,10 +99,16 @@ class _Rules:
     """The derivative rules of one jaxpr; halves are made once per set of differentiated inputs."""
 
     def __init__(
-        self, jaxpr: Any, used: Sequence[int], rewrite: Rewrite, run: Flat, *, may_join: bool
+        self,
+        jaxpr: Any,
+        used: Sequence[int],
+        remake: Remake,
+        run: Flat,
+        stand_ins: Set[int],
+        extra: int,
     ) -> None:
-        self.jaxpr, self.rewrite = _compat.open_jaxpr(jaxpr), rewrite
-        self.may_join = may_join
+        self.jaxpr, self.remake = _compat.open_jaxpr(jaxpr), remake
+        self.run, self.stand_ins, self.extra = run, stand_ins, extra
         inputs = [*self.jaxpr.constvars, *self.jaxpr.invars]
         self.inputs = [inputs[i] for i in used]
         self.reverse = jax.custom_vjp(run)
@@ -80,7 +121,8 @@ class _Rules:
         """Forward mode: a linear second half, which reverse mode transposes."""
         active = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
         if not active:
-            return call(*primals), self._tangents([jnp.zeros_like(p) for p in self._floats()])
+            outputs = call(*primals)
+            return outputs, [_zero_tangent(y) for y in outputs]
         if _reaches(self.jaxpr, [self.inputs[i] for i in active], "custom_vjp_call"):
             return self._by_reverse(active, primals, tangents)
         moving = [tangents[i] for i in active]
@@ -90,7 +132,12 @@ class _Rules:
         else:
             outputs, residuals = halves.first(*primals)
             floats = halves.second(residuals, *moving)
-        return outputs, self._tangents(floats)
+        others = self._others(primals)
+        return [*outputs, *others], [*self._tangents(floats), *map(_zero_tangent, others)]
+
+    def _others(self, primals: Sequence[Any]) -> Sequence[Any]:
+        """The outputs that have no derivative."""
+        return self.run(*primals)[len(self.inexact) :] if self.extra else ()
 
     def _split(self, active: tuple[int, ...], primals: Sequence[Any]) -> Halves | None:
         """The halves of forward mode; None where JAX has no value without the tangent.
@@ -101,11 +148,11 @@ class _Rules:
         if key in self._joined:
             return None
         try:
-            return self._get("jvp", active, primals)
+            return self._get(key, primals)
         except ValueError as error:
-            if not (self.may_join and _compat.is_inseparable(error)):
+            if self.remake.join is None or not _compat.is_inseparable(error):
                 raise
-        self._joined[key] = self.rewrite(functools.partial(self._at_once, active, len(primals)))
+        self._joined[key] = self.remake.join(functools.partial(self._at_once, active, len(primals)))
         return None
 
     def _at_once(self, active: tuple[int, ...], number: int, *both: Any) -> tuple[Any, Any]:
@@ -114,7 +161,7 @@ class _Rules:
         function = functools.partial(self._of_active, active, primals)
         points = [primals[i] for i in active]
         floats, tangents, others = jax.jvp(function, points, list(moving), has_aux=True)
-        return self._merge(floats, others), tangents
+        return self._outputs(floats, others), tangents
 
     def _by_reverse(
         self, active: tuple[int, ...], primals: Sequence[Any], tangents: Sequence[Any]
@@ -133,26 +180,26 @@ class _Rules:
         """Reverse mode, first half."""
         active = tuple(i for i, p in enumerate(primals) if p.perturbed)
         values = [p.value for p in primals]
-        outputs, residuals = self._get("vjp", active, values).first(*values)
-        avals = tuple(jax.typeof(v) for v in values)
-        return outputs, (residuals, _Static((active, avals)))
+        key = _key("vjp", active, values)
+        outputs, residuals = self._get(key, values).first(*values)
+        return [*outputs, *self._others(values)], (residuals, _Static(key))
 
     def backward(self, residuals: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         """Reverse mode, second half."""
         passed, static = residuals
-        active, avals = static.value
-        floats = [_instantiate(c) for c, real in zip(cotangents, self.inexact, strict=True) if real]
-        second = self._halves["vjp", active, avals].second
-        grads = dict(zip(active, second(passed, *floats), strict=True))
+        key = _, active, avals, _ = static.value
+        own = cotangents[: len(self.inexact)]
+        floats = [_instantiate(c) for c, real in zip(own, self.inexact, strict=True) if real]
+        grads = dict(zip(active, self._halves[key].second(passed, *floats), strict=True))
         return tuple(grads.get(i) for i in range(len(avals)))
 
-    def _get(self, kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Halves:
-        key = _key(kind, active, primals)
+    def _get(self, key: Key, primals: Sequence[Any]) -> Halves:
+        """The halves for these primals."""
+        kind, active, *_ = key
         if key not in self._halves:
             first = functools.partial(self._first, kind, active)
             second = _apply if kind == "jvp" else _pull_back
-            how = {"is_linear": kind == "jvp", "cut": cuts_gradients(self.jaxpr)}
-            self._halves[key] = Halves(first, second, primals, self.rewrite, **how)
+            self._halves[key] = self.remake.split(first, second, primals, kind == "jvp")
         return self._halves[key]
 
     def _first(self, kind: str, active: tuple[int, ...], *primals: Any) -> tuple[Any, Any]:
@@ -163,7 +210,14 @@ class _Rules:
             floats, linear, others = _compat.linearize(function, *points)
         else:
             floats, linear, others = jax.vjp(function, *points, has_aux=True)
-        return self._merge(floats, others), linear
+        return self._outputs(floats, others), linear
+
+    def _outputs(self, floats: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        """All outputs in order, with what stands in for some."""
+        outputs = self._merge(floats, others)
+        for i in self.stand_ins:
+            outputs[i] = _compat.zeros(self.jaxpr.outvars[i].aval)
+        return outputs
 
     def _of_active(
         self, active: tuple[int, ...], primals: Sequence[Any], *values: Any
@@ -180,10 +234,6 @@ class _Rules:
         real, rest = iter(floats), iter(others)
         return [next(real) if inexact else next(rest) for inexact in self.inexact]
 
-    def _floats(self) -> list[Any]:
-        pairs = zip(self.jaxpr.outvars, self.inexact, strict=True)
-        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v, real in pairs if real]
-
     def _tangents(self, floats: Sequence[Any]) -> list[Any]:
         """Tangents of all outputs; an integer output has one of dtype float0."""
         rest = [
@@ -194,9 +244,9 @@ class _Rules:
         return self._merge(floats, rest)
 
 
-def _key(kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Hashable:
+def _key(kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Key:
     """What a derivative was traced on."""
-    return kind, active, tuple(jax.typeof(p) for p in primals)
+    return kind, active, tuple(jax.typeof(p) for p in primals), is_traced(primals)
 
 
 def _apply(linear: Callable[..., Any], *tangents: Any) -> Any:
@@ -205,6 +255,32 @@ def _apply(linear: Callable[..., Any], *tangents: Any) -> Any:
 
 def _pull_back(linear: Callable[..., Any], *cotangents: Any) -> Any:
     return linear(list(cotangents))
+
+
+def is_traced(arrays: Sequence[Any]) -> bool:
+    """Whether a transformation of JAX looks on, which may ask for a further derivative."""
+    return any(isinstance(x, jax.core.Tracer) for x in arrays)
+
+
+def evaluate(jaxpr: Any, env: dict[Any, Any]) -> list[Any]:
+    """The outputs of an open jaxpr whose inputs, as far as they are read, are in `env`.
+
+    Its equations are evaluated as they stand, custom rules included.
+    """
+
+    def read(atom: Any) -> Any:
+        return atom.val if _compat.is_literal(atom) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        outs = _graph.bind(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _zero_tangent(output: Any) -> Any:
+    if _is_inexact(output):
+        return jnp.zeros_like(output)
+    return np.zeros(output.shape, jax.dtypes.float0)
 
 
 def _is_inexact(aval: Any) -> bool:

@@ -153,7 +153,7 @@ def _lost(site: Site) -> Objection | None:
 
 def _arrange(walk: Walk, site: Site) -> Objection | None:
     """Give the site its two sides: 8-bit data where there is some, else float values."""
-    lhs, rhs = [_scaled_side(walk, site, i) or _float_side(walk, site, i) for i in (0, 1)]
+    lhs, rhs = [_scaled_side(site, i) or _float_side(walk, site, i) for i in (0, 1)]
     if lhs is None or rhs is None:
         value, _ = site.given[0 if lhs is None else 1]
         return _objection(
@@ -183,15 +183,13 @@ def _finest(lhs: Side, rhs: Side) -> str:
     return f"the {name} operand, {side.dtype}{list(side.value.shape)},"
 
 
-def _scaled_side(walk: Walk, site: Site, index: int) -> Side | None:
+def _scaled_side(site: Site, index: int) -> Side | None:
     """The side made of the 8-bit data behind an operand."""
     fact = site.given[index][1]
     if not isinstance(fact, Scaled):
         return None
     contracting, batch = _axes(site, index)
-    settled = _masks.settle(fact.factors, fact.q.shape, contracting, walk.linear)
-    if settled is None:
-        return None
+    settled = _masks.settle(fact.factors, fact.q.shape, contracting)
     return Side(
         fact.q,
         fact.dtype,

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxfp8._rewrite import _derivatives
+from jaxfp8._rewrite import _derivatives, _halves
 from jaxfp8._rewrite._arguments import Arguments, split
 from jaxfp8._rewrite._decide import Decision, decide
 from jaxfp8._rewrite._direct import Direct, Refused
@@ -49,16 +49,10 @@ class Found:
 
 
 class Rewriter:
-    """The rewrites of one function, by what they were traced on.
+    """The rewrites of one function, by what they were traced on."""
 
-    With `is_linear`, JAX will transpose the function in all arguments but the first, so what
-    depends on those keeps to operations that can be transposed.
-    """
-
-    def __init__(
-        self, fun: Callable[..., Any], *, strict: bool = False, is_linear: bool = False
-    ) -> None:
-        self.fun, self.strict, self.is_linear = fun, strict, is_linear
+    def __init__(self, fun: Callable[..., Any], *, strict: bool = False) -> None:
+        self.fun, self.strict = fun, strict
         self._cache: collections.OrderedDict[Hashable, Found] = collections.OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +79,7 @@ class Rewriter:
 
     def _build(self, arguments: Arguments) -> Found:
         traced = trace(self.fun, arguments)
-        decision = decide(traced.jaxpr, arguments.after_first() if self.is_linear else 0)
+        decision = decide(traced.jaxpr)
         if self.strict and any(site.call is None for site in decision.seen.sites):
             _refuse_misses(report(self.fun, decision.seen))
         return found_of(self.fun, traced, decision) if decision.changed else Found(traced)
@@ -101,7 +95,7 @@ def found_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Foun
 
     name = getattr(fun, "__name__", "rewritten")
     run.__name__ = run.__qualname__ = name
-    of_used = _derivatives.differentiable(run, traced.jaxpr, used, Rewriter)
+    of_used = _derivatives.differentiable(run, traced.jaxpr, used, _halves.rewriting(Rewriter))
 
     def call(*arrays: Any) -> Sequence[Any]:
         return of_used(*[arrays[i] for i in used])

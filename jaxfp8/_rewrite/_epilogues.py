@@ -277,8 +277,6 @@ def add(
     out = op.outputs[0]
     if product.value.shape != out.shape or out.dtype not in _dtypes.WIDE_FLOAT:
         return None
-    if other in walk.linear:
-        return None  # a scaled dot is transposed in one operand
     steps = []
     if sign[0] < 0:
         steps.append(Step("scale", (constant(-1.0, product.site.out_shape),)))

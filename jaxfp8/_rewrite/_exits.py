@@ -22,6 +22,8 @@ from jaxfp8._spec import Shape
 if TYPE_CHECKING:
     from jaxfp8._rewrite._walk import Walk
 
+_UNSET = ("empty", "empty2")  # from JAX 0.12 on
+
 Given = Callable[[Value], Value]  # from an extra output inside to the value that it is outside
 
 
@@ -102,7 +104,7 @@ def branch_exits(borders: Sequence[Border], outputs: Sequence[Sequence[Value]]) 
     rows = []
     for column in zip(*outputs, strict=True):
         facts = [_known(b.inner, v) for b, v in zip(borders, column, strict=True)]
-        rows.append(_agreed(facts, column[0]))
+        rows.append(_agreed(facts, column))
     columns = list(zip(*rows, strict=True)) or [() for _ in borders]
     return [
         [BranchExit(border, fact) for fact in facts]
@@ -174,8 +176,25 @@ def _known(walk: Walk, value: Value) -> Scaled | None:
     return fact if fact is not None and not fact.guards else None
 
 
-def _agreed(facts: Sequence[Scaled | None], value: Value) -> Sequence[Scaled | None]:
-    """Facts of branches in one form, if all of them give 8-bit data of one dtype."""
+def _agreed(facts: Sequence[Scaled | None], values: Sequence[Value]) -> Sequence[Scaled | None]:
+    """Facts of branches in one form, if all of them give 8-bit data of one dtype.
+
+    Zeros will do: a branch gives them for what only another one keeps for its derivative.
+    """
     scaled = [fact for fact in facts if fact is not None]
-    agreed = _choices.agree(scaled, value.shape) if len(scaled) == len(facts) else None
+    if scaled:
+        pairs = zip(facts, values, strict=True)
+        scaled = [
+            fact if fact is not None else _choices.zeros(value, scaled[0].dtype)
+            for fact, value in pairs
+            if fact is not None or _is_filler(value)
+        ]
+    agreed = _choices.agree(scaled, values[0].shape) if len(scaled) == len(facts) else None
     return [None] * len(facts) if agreed is None else agreed
+
+
+def _is_filler(value: Value) -> bool:
+    """Whether a value is zero throughout, or memory that nobody set."""
+    spread = _graph.producer(value, "broadcast_in_dim")
+    source = None if spread is None else spread.inputs[0].op
+    return _graph.number(value) == 0 or (source is not None and source.name in _UNSET)

@@ -79,6 +79,15 @@ def value_of(aval: Any) -> Value:
     return Value(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
+def inputs_of(jaxpr: Any) -> list[Value]:
+    """The inputs of a closed jaxpr as values: its constants, then its arguments."""
+    opened = _compat.open_jaxpr(jaxpr)
+    consts = [value_of(v.aval) for v in opened.constvars]
+    for value, array in zip(consts, _compat.consts_of(jaxpr), strict=True):
+        value.concrete = None if isinstance(array, jax.core.Tracer) else array
+    return [*consts, *(value_of(v.aval) for v in opened.invars)]
+
+
 def literal(value: Any, dtype: Any = None) -> Value:
     """A scalar constant."""
     array = np.asarray(value, dtype)

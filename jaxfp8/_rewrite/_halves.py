@@ -1,90 +1,170 @@
 """A derivative in two halves, and what passes between them: 8-bit data, not its wide copy.
 
-Reverse mode splits a function into a first half, which computes outputs and residuals, and a
-second half, linear in tangents or cotangents, which reads the residuals. Each half is rewritten by
-itself. A residual that is dequantised 8-bit data would hide that from the second half, and be
-kept in memory at full width; so its 8-bit array and scales are passed instead, and the second half
-begins with the equations that dequantise them, which its own rewrite then captures.
+A derivative is a first half, which computes outputs and residuals, and a second half, linear in
+tangents or cotangents, which reads the residuals. Each half is rewritten by itself. A residual that
+is dequantised 8-bit data would hide that from the second half, and be kept in memory at full width.
+So its 8-bit data and scales are passed instead, and the second half begins by dequantising them,
+which its own rewrite then captures.
+
+Beside them passes a stand-in: an array of zeros that nothing reads, whose tangent is that of the
+residual. So a second derivative goes the way of the function as it was written, whatever
+`stop_gradient` and custom rules it meets there, and nothing is differentiated through 8-bit data.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxfp8 import _compat
-from jaxfp8._rewrite import _graph, _rebuilt
+from jaxfp8._rewrite import _derivatives, _graph, _parts
 from jaxfp8._rewrite._decide import resolve
-from jaxfp8._rewrite._graph import Value
+from jaxfp8._rewrite._derivatives import Flat, Halves, Remake, is_traced
+from jaxfp8._rewrite._emit import Program
+from jaxfp8._rewrite._linear import Bound
+from jaxfp8._rewrite._parts import Parts
+from jaxfp8._rewrite._pause import collector_paused
 from jaxfp8._rewrite._walk import Walk
 
-Rewrite = Callable[..., Callable[..., Any]]
+Rewrite = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Halves:
-    """The two halves of a derivative of one trace.
+def rewriting(rewrite: Rewrite) -> Remake:
+    """The functions of a derivative rewritten; `rewrite` is for functions of pytrees."""
 
-    Attributes:
-      first: from primals to (outputs, what the second half needs).
-      second: from that and further arrays to the derivative; if `is_linear`, JAX will transpose it
-        in those arrays. If the function may `cut` the gradient of dequantised data, what is made
-        again has no derivative of its own, and asking for one is an error.
-    """
-
-    def __init__(
-        self,
+    def split(
         first: Callable[..., tuple[Any, Any]],
         second: Callable[..., Any],
         primals: Sequence[Any],
-        rewrite: Rewrite,
-        *,
         is_linear: bool,
-        cut: bool,
-    ) -> None:
-        jaxpr, out_tree, number, residual_tree = _trace(first, primals)
-        opened, consts = _compat.open_jaxpr(jaxpr), _compat.consts_of(jaxpr)
-        outputs, residuals = opened.outvars[:number], opened.outvars[number:]
-        redone, roots = _sources(opened, residuals)
+    ) -> Halves:
+        jaxpr, *form = _trace(first, primals)
+        # Nobody differentiates again what is computed with arrays at hand.
+        half = _First(jaxpr, *form, stand_in=is_traced(primals))
+        call = jax.jit(half.call(remake))
+        consts = _compat.consts_of(jaxpr)
 
         def forward(*primals: Any) -> tuple[Any, list[Any]]:
-            env = dict(zip([*opened.constvars, *opened.invars], [*consts, *primals], strict=True))
-            _evaluate(opened.eqns, env)
-            outs = [_read(env, v) for v in outputs]
-            return jax.tree.unflatten(out_tree, outs), [_read(env, v) for v in roots]
+            return half.divided(call(*consts, *primals))
 
-        def backward(passed: Sequence[Any], *values: Any) -> Any:
-            given = {v: x for v, x in zip(roots, passed, strict=True) if not _compat.is_literal(v)}
-            env = {v: _differentiated_once(x) for v, x in given.items()} if cut else dict(given)
-            for step in redone:
-                step(env)
-            env.update(given)
-            leaves = [_read(env, v) for v in residuals]
-            return second(jax.tree.unflatten(residual_tree, leaves), *values)
+        def backward(passed: Sequence[Any], *moving: Any) -> Any:
+            return second(half.residuals(passed), *moving)
 
-        self.first, self.second = rewrite(forward), rewrite(backward, is_linear=is_linear)
+        return Halves(forward, _linear(backward, remake) if is_linear else rewrite(backward))
+
+    remake = Remake(split, join=rewrite)
+    return remake
 
 
-def _differentiated_once(x: Any) -> Any:
-    return _once(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+class _First:
+    """The first half as one program, and how its outputs divide.
+
+    Its outputs are those of the function; the residuals, or zeros in place of those that pass as
+    8-bit data (None where nobody needs a stand-in); and that data with its scales.
+    """
+
+    def __init__(
+        self, jaxpr: Any, out_tree: Any, number: int, residual_tree: Any, *, stand_in: bool
+    ) -> None:
+        self.jaxpr = _compat.open_jaxpr(jaxpr)
+        self.out_tree, self.number, self.residual_tree = out_tree, number, residual_tree
+        self.stand_in = stand_in
+        self.parts: dict[int, Parts] = {}
+        self.program = self._decided(jaxpr)
+
+    @collector_paused()
+    def _decided(self, jaxpr: Any) -> Program | None:
+        """The rewritten program, None where it is as it was."""
+        walk = Walk(resolve)
+        inputs = _graph.inputs_of(jaxpr)
+        n_consts = len(self.jaxpr.constvars)
+        outputs = walk.jaxpr(self.jaxpr, inputs[:n_consts], inputs[n_consts:])
+        for i, value in list(enumerate(outputs))[self.number :]:
+            if (parts := _parts.of(walk, value)) is not None:
+                self.parts[i] = parts
+        whole = [v for i, v in enumerate(outputs) if i not in self.parts]
+        program = walk.settle([*whole, *(v for p in self.parts.values() for v in p.values)], inputs)
+        changed = bool(self.parts) or any(site.call is not None for site in walk.seen.sites)
+        return program if changed else None
+
+    def call(self, remake: Remake) -> Flat:
+        """The half, with the derivatives of the function as it was written."""
+        if self.program is None:
+            inputs = [*self.jaxpr.constvars, *self.jaxpr.invars]
+            return lambda *arrays: _derivatives.evaluate(
+                self.jaxpr, dict(zip(inputs, arrays, strict=True))
+            )
+        if not self.stand_in:
+            return self.run
+        every = range(len(self.program.inputs))
+        extra = sum(len(p.values) for p in self.parts.values())
+        return _derivatives.differentiable(
+            self.run, self.jaxpr, every, remake, frozenset(self.parts), extra
+        )
+
+    def run(self, *arrays: Any) -> list[Any]:
+        """The rewritten program."""
+        assert self.program is not None
+        results = iter(self.program.run(arrays))
+        outputs = [
+            self._stand_in(v) if i in self.parts else next(results)
+            for i, v in enumerate(self.jaxpr.outvars)
+        ]
+        return [*outputs, *results]
+
+    def _stand_in(self, variable: Any) -> Any:
+        return _compat.zeros(variable.aval) if self.stand_in else None
+
+    def divided(self, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """The outputs of the function, and what is passed to the second half."""
+        outputs, passed = arrays[: self.number], list(arrays[self.number :])
+        return jax.tree.unflatten(self.out_tree, outputs), passed
+
+    def residuals(self, passed: Sequence[Any]) -> Any:
+        """The residuals, made again of what was passed."""
+        outvars = self.jaxpr.outvars[self.number :]
+        leaves, rest = list(passed[: len(outvars)]), iter(passed[len(outvars) :])
+        for i, parts in self.parts.items():
+            at, aval = i - self.number, outvars[i - self.number].aval
+            wide = _compat.laid_out_like(parts.dequantised(rest), aval)
+            leaves[at] = wide if leaves[at] is None else _moving_like(wide, leaves[at])
+        return jax.tree.unflatten(self.residual_tree, leaves)
 
 
 @jax.custom_jvp
-def _once(x: Any) -> Any:
-    """The identity, for what may not be differentiated any more."""
+def _moving_like(x: Any, stand_in: Any) -> Any:
+    """`x`, with the tangent of what stands in for it."""
+    del stand_in
     return x
 
 
-@_once.defjvp
-def _once_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    raise NotImplementedError(
-        "`jaxfp8.rewrite`: a second derivative goes through scales of 8-bit data whose gradient "
-        "`stop_gradient` or a custom rule changes; rewrite the derivative instead, as in "
-        "`jaxfp8.rewrite(jax.hessian(f))`, or keep the scales out of what is differentiated twice."
-    )
+@_moving_like.defjvp
+def _moving_like_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    return _moving_like(*primals), tangents[1]
+
+
+def _linear(fun: Callable[..., Any], remake: Remake) -> Callable[..., Any]:
+    """A function linear in all arguments but the first, a list: rewritten, and to be transposed.
+
+    It returns a list.
+    """
+    known: dict[Any, Bound] = {}
+
+    def call(passed: Sequence[Any], *moving: Any) -> Any:
+        leaves, tree = jax.tree.flatten(passed)
+        key = (tree, *map(jax.typeof, (*leaves, *moving)))
+        if key not in known:
+            number = len(leaves)
+
+            def flat(*arrays: Any) -> Any:
+                return fun(jax.tree.unflatten(tree, arrays[:number]), *arrays[number:])
+
+            known[key] = Bound(flat, leaves, moving, remake)
+        return known[key](leaves, moving)
+
+    return call
 
 
 def _trace(
@@ -102,75 +182,3 @@ def _trace(
 
     jaxpr = jax.make_jaxpr(flat)(*primals)
     return (jaxpr, *trees[-1])
-
-
-Step = Callable[[dict[Any, Any]], None]  # adds variables to an environment
-
-
-def _sources(jaxpr: Any, residuals: Sequence[Any]) -> tuple[list[Step], list[Any]]:
-    """The steps that only dequantise residuals, and the variables they all start from."""
-    names: dict[Any, Value] = {}
-    walk = Walk(resolve)
-    consts = [_graph.value_of(v.aval) for v in jaxpr.constvars]
-    walk.jaxpr(jaxpr, consts, [_graph.value_of(v.aval) for v in jaxpr.invars], names=names)
-    variables = {value: var for var, value in names.items()}
-    needed = {v for v in residuals if not _compat.is_literal(v)}
-    steps: list[Step] = []
-    made: set[Any] = set()
-    for eqn in reversed(jaxpr.eqns):
-        for step, outputs, inputs in _dequantising(walk, eqn, names, variables, needed):
-            steps.append(step)
-            made.update(outputs)
-            needed.update(inputs)
-    return steps[::-1], [v for v in needed if v not in made]
-
-
-def _dequantising(
-    walk: Walk, eqn: Any, names: dict[Any, Value], variables: dict[Value, Any], needed: set[Any]
-) -> Iterator[tuple[Step, Sequence[Any], Sequence[Any]]]:
-    """Steps to do again for one equation: each with the variables that it makes and reads."""
-    facts = {v: walk.dequantised(names[v]) for v in eqn.outvars if v in names and v in needed}
-    known = {v: fact for v, fact in facts.items() if fact is not None}
-    if not known:
-        return
-    if not _holds_a_dot(eqn):
-        inputs = [v for v in eqn.invars if not _compat.is_literal(v)]
-        yield functools.partial(_evaluate, [eqn]), eqn.outvars, inputs
-        return
-    for var, fact in known.items():
-        again = _rebuilt.of(fact, names[var].dtype, set(variables))
-        if again is not None:
-            sources = [variables[value] for value in again.program.inputs]
-            yield functools.partial(_rebuild, again, var, sources), [var], sources
-
-
-def _holds_a_dot(eqn: Any) -> bool:
-    """Whether to do an equation again would be to do a product again."""
-    return any(
-        inner.primitive.name == "dot_general" or _holds_a_dot(inner)
-        for jaxpr in _compat.subjaxprs(eqn)
-        for inner in jaxpr.eqns
-    )
-
-
-def _rebuild(
-    again: _rebuilt.Rebuilt, var: Any, sources: Sequence[Any], env: dict[Any, Any]
-) -> None:
-    env[var] = again.run([env[source] for source in sources])
-
-
-def evaluate(jaxpr: Any, env: dict[Any, Any]) -> list[Any]:
-    """The outputs of an open jaxpr whose inputs, as far as they are read, are in `env`."""
-    _evaluate(jaxpr.eqns, env)
-    return [_read(env, v) for v in jaxpr.outvars]
-
-
-def _evaluate(eqns: Sequence[Any], env: dict[Any, Any]) -> None:
-    """Evaluate equations as they stand, custom rules included."""
-    for eqn in eqns:
-        outs = _graph.bind(eqn, [_read(env, v) for v in eqn.invars])
-        env.update(zip(eqn.outvars, outs, strict=True))
-
-
-def _read(env: dict[Any, Any], atom: Any) -> Any:
-    return atom.val if _compat.is_literal(atom) else env[atom]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -75,13 +75,8 @@ class Settled:
     guards: tuple[Value, ...] = ()
 
 
-def settle(
-    factors: Factors, shape: Shape, contracting: Shape, linear: Set[Value]
-) -> Settled | None:
-    """The scales of an operand of a dot, without the masks among its factors.
-
-    None where a scale is `linear`, one that JAX will transpose the program in, and needs a guard.
-    """
+def settle(factors: Factors, shape: Shape, contracting: Shape) -> Settled:
+    """The scales of an operand of a dot, without the masks among its factors."""
     scales: Factors = ()
     guards: tuple[Value, ...] = ()
     for factor in factors:
@@ -89,19 +84,10 @@ def settle(
             scales += (factor,)
             continue
         covered = [_cover(scale, factor, shape, contracting) for scale in scales]
-        left = [s.small for s, c in zip(scales, covered, strict=True) if c is None]
-        if any(_is_linear(small, linear) for small in left):
-            return None
-        guards += tuple(map(_finite, left))
-        scales = tuple(s if c is None else c for s, c in zip(scales, covered, strict=True))
+        pairs = list(zip(scales, covered, strict=True))
+        guards += tuple(_finite(s.small) for s, c in pairs if c is None)
+        scales = tuple(s if c is None else c for s, c in pairs)
     return Settled(scales, guards)
-
-
-def _is_linear(value: Value, linear: Set[Value]) -> bool:
-    """Whether a value is linear, or made of one that is by operations that the rewrite added."""
-    if value in linear or value.op is None or value.op.eqn is not None:
-        return value in linear
-    return any(_is_linear(source, linear) for source in value.op.inputs)
 
 
 def _cover(scale: Factor, mask: Factor, shape: Shape, contracting: Shape) -> Factor | None:

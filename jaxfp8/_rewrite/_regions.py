@@ -85,6 +85,12 @@ def call(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequenc
     return _walk_inside(walk, eqn.params["call_jaxpr"], inputs, (*callers, eqn))
 
 
+@region("rewritten_linear")
+def rewritten(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value]:
+    """Half of a derivative that was rewritten before: as if written in place."""
+    return _walk_inside(walk, eqn.params["linear"].jaxpr, inputs, (*callers, eqn))
+
+
 @region("remat2", "checkpoint", "remat")
 def remat(walk: Walk, eqn: Any, inputs: list[Value], callers: Callers) -> Sequence[Value] | None:
     """A rematerialised function, rebuilt with its own policy."""

@@ -19,6 +19,7 @@ from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import fake_quantize
 from jaxfp8._rewrite import _derivatives, _emit, _graph, _regions, _roles, _scaled_products
 from jaxfp8._rewrite._borders import Border
+from jaxfp8._rewrite._derivatives import Halves, Remake
 from jaxfp8._rewrite._dots import Seen, Site
 from jaxfp8._rewrite._emit import Program
 from jaxfp8._rewrite._facts import Lost
@@ -243,14 +244,14 @@ def _with_rule(
         def value(*both: Any) -> Any:
             return run(*both[number:])
 
-        def rewrite(fun: Callable[..., Any], *, is_linear: bool | None = None) -> Any:
-            # Only the second half of a derivative is named as linear or not.
-            return fun if is_linear is not None else _rounded_function(fun, plan, places)
+        def split(first: Any, second: Any, primals: Any, is_linear: bool) -> Halves:
+            del primals, is_linear
+            return Halves(_rounded_function(first, plan, places), second)
 
         every = range(number + len(arrays))
-        # In one function, tangents would be rounded as the values are.
-        rule = _derivatives.differentiable(value, jaxpr, every, rewrite, may_join=False)
-        return rule(*consts, *arrays)
+        # No `join`: in one function, tangents would be rounded as the values are.
+        remake = Remake(split)
+        return _derivatives.differentiable(value, jaxpr, every, remake)(*consts, *arrays)
 
     return call
 

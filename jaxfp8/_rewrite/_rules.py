@@ -6,7 +6,6 @@ none, `Lost` where 8-bit data was under the op and a better-known operation woul
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -258,11 +257,7 @@ def add(walk: Walk, op: Op) -> Fact | None:
 
 
 def _straight_through(walk: Walk, op: Op) -> Scaled | None:
-    """`w + (q - w)` or `(w - w) + q`, as an estimator of gradients writes `q`.
-
-    Its derivative is not that of `q`, so the fact must not be used to make the value again; a guard
-    that always holds sees to that.
-    """
+    """`w + (q - w)` or `(w - w) + q`, as an estimator of gradients writes `q`."""
     for value, other, _ in both_ways(op):
         difference = _graph.producer(_unnamed(other), "sub")
         if difference is None:
@@ -272,7 +267,7 @@ def _straight_through(walk: Walk, op: Op) -> Scaled | None:
         if left is right:
             fact = walk.dequantised(value)
         if fact is not None:
-            return dataclasses.replace(fact, guards=(*fact.guards, _graph.literal(True)))
+            return fact
     return None
 
 

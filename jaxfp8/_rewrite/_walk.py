@@ -60,7 +60,6 @@ class Walk:
       curves: values that are scalar functions of a product, sampled.
       seen: the dots seen so far, shared with the walks of regions.
       early: rows of dequantised arrays, by the value that they are, picked before dequantising.
-      linear: values in which JAX will transpose the program: bytes have no transpose.
       effects: ops that must run whatever is demanded.
       own: those of this walk, not of regions inside it.
       results: the outputs of the jaxpr that was walked last.
@@ -73,7 +72,6 @@ class Walk:
         self.seen = _dots.Seen() if seen is None else seen
         self.own: list[_dots.Site] = []
         self.effects: list[Op] = []
-        self.linear: set[Value] = set()
         self.results: list[Value] = []
         self.early: dict[Value, Value] = {}
         self._implicit: dict[Value, Scaled] = {}
@@ -96,8 +94,6 @@ class Walk:
         if isinstance(fact, Scaled):
             return fact
         if value.dtype not in _dtypes.EIGHT_BIT or value.literal is not None:
-            return None
-        if value in self.linear:
             return None
         if value not in self._implicit:
             self._implicit[value] = Scaled(storage_bytes(value), value.dtype, origin=value)
@@ -207,11 +203,9 @@ class Walk:
             self.own.append(site)
 
     def note(self, op: Op) -> None:
-        """Note of a new op whether it has effects, and whether it is linear in what is."""
+        """Note of a new op whether it has effects."""
         if op.effectful:
             self.effects.append(op)
-        if self.linear and not self.linear.isdisjoint(op.inputs):
-            self.linear.update(op.outputs)
 
     def nested(self) -> Walk:
         """A walk for the inside of a region."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from rewrite.support import BF16, E4M3, E5M2, F32, Data
+from rewrite.support import BF16, E4M3, E5M2, F32, Data, count
 
 import jaxfp8
 
@@ -41,6 +41,31 @@ def gradient_dequantised_outside(x: Any, q: Any, s: Any) -> Any:
     return jax.grad(lambda x: jnp.sum(dequantised_outside(x, q, s).astype(F32)))(x)
 
 
+def in_fori_loop(x: Any, q: Any, s: Any) -> Any:
+    return lax.fori_loop(0, LAYERS, lambda i, x: jnp.tanh(x @ _deq(q[i], s[i])), x)
+
+
+def in_nested_jit(x: Any, q: Any, s: Any) -> Any:
+    layer = jax.jit(lambda x, q, s: jnp.tanh(x @ _deq(q, s)))
+    return lax.scan(lambda x, w: (layer(x, *w), None), x, (q, s))[0]
+
+
+def in_branches(x: Any, q: Any, s: Any) -> Any:
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        wide = _deq(*w)
+        one, other = (lambda x: jnp.tanh(x @ wide)), (lambda x: jnp.cos(x @ wide))
+        return lax.cond(jnp.sum(x) > 0, one, other, x), None
+
+    return lax.scan(layer, x, (q, s))[0]
+
+
+def in_one_branch(x: Any, q: Any, s: Any) -> Any:
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        return lax.cond(jnp.sum(x) > 0, lambda x: jnp.tanh(x @ _deq(*w)), jnp.cos, x), None
+
+    return lax.scan(layer, x, (q, s))[0]
+
+
 MODELS = [as_stacks, as_constants, dequantised_outside, gradient, gradient_dequantised_outside]
 
 
@@ -55,6 +80,35 @@ def test_stack_of_layers_is_never_widened(model: Callable[..., Any], dtype: Any)
     for wide in ("f16", "bf16", "f32"):
         assert f"{wide}[{LAYERS},{SIZE},{SIZE}]" not in text
     assert compiled.memory_analysis().temp_size_in_bytes < 1.2 * q.nbytes
+
+
+@pytest.mark.parametrize("dtype", [E4M3, jnp.int8], ids=lambda d: jnp.dtype(d).name)
+@pytest.mark.parametrize(
+    "model",
+    [
+        as_stacks,
+        as_constants,
+        dequantised_outside,
+        in_fori_loop,
+        in_nested_jit,
+        in_branches,
+        in_one_branch,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_gradient_of_the_rewrite_keeps_8_bits(model: Callable[..., Any], dtype: Any) -> None:
+    def loss(x: Any, q: Any, s: Any) -> Any:
+        return jnp.sum(jaxfp8.rewrite(model)(x, q, s).astype(F32))
+
+    data = Data()
+    q = data.bits8(LAYERS, SIZE, SIZE, dtype=dtype)
+    args = data.normal(2, SIZE, dtype=BF16), q, data.scale(LAYERS, 1, SIZE) * 0.05
+    assert count(jax.grad(loss), *args) == (4 if model is in_branches else 2)
+    compiled = jax.jit(jax.grad(loss)).lower(*args).compile()
+    text = compiled.as_text()
+    for wide in ("f16", "bf16", "f32"):
+        assert f"{wide}[{LAYERS},{SIZE},{SIZE}]" not in text
+    assert compiled.memory_analysis().temp_size_in_bytes < 3.5 * q.nbytes  # picked codes, copies
 
 
 def test_rows_of_an_embedding_are_picked_before_they_are_dequantised() -> None:
