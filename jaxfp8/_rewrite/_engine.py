@@ -5,11 +5,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 
+from jaxfp8._errors import FallbackWarning
 from jaxfp8._rewrite import _derivatives, _halves
 from jaxfp8._rewrite._arguments import Arguments, split
 from jaxfp8._rewrite._decide import Decision, decide
@@ -49,10 +51,21 @@ class Found:
 
 
 class Rewriter:
-    """The rewrites of one function, by what they were traced on."""
+    """The rewrites of one function, by what they were traced on.
 
-    def __init__(self, fun: Callable[..., Any], *, strict: bool = False) -> None:
-        self.fun, self.strict = fun, strict
+    With `warns`, a function whose dots on 8-bit data all stay as they are is told of; halves of a
+    derivative are not asked for.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        strict: bool = False,
+        warns: bool = False,
+    ) -> None:
+        self.fun, self.strict, self.warns = fun, strict, warns
+        self._told: set[str] = set()
         self._cache: collections.OrderedDict[Hashable, Found] = collections.OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,9 +93,22 @@ class Rewriter:
     def _build(self, arguments: Arguments) -> Found:
         traced = trace(self.fun, arguments)
         decision = decide(traced.jaxpr)
-        if self.strict and any(site.call is None for site in decision.seen.sites):
+        sites = decision.seen.sites
+        if self.strict and any(site.call is None for site in sites):
             _refuse_misses(report(self.fun, decision.seen))
+        if self.warns and sites and not decision.changed:
+            self._tell(report(self.fun, decision.seen))
         return found_of(self.fun, traced, decision) if decision.changed else Found(traced)
+
+    def _tell(self, found: Report) -> None:
+        """Warns that nothing was captured, once for each first reason."""
+        text = (
+            f"`jaxfp8.rewrite`: none of the {len(found.sites)} 8-bit dots of `{found.name}` can be "
+            f"rewritten, so it is called as it is; {_first_miss(found)}"
+        )
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text, FallbackWarning, stacklevel=5)
 
 
 def found_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Found:
@@ -115,12 +141,19 @@ def found_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Foun
 
 
 def _refuse_misses(found: Report) -> None:
-    first = found.missed[0]
-    ended = f" (at {first.ended_at})" if first.ended_at != first.where else ""
     raise ValueError(
         f"`jaxfp8.rewrite`: strict, but {len(found.missed)} of {len(found.sites)} 8-bit dots of "
-        f"`{found.name}` cannot be rewritten; the first, at {first.where}: {first.reason}{ended}; "
-        f"{first.remedy}. `print(jaxfp8.explain({found.name})(...))` lists them all."
+        f"`{found.name}` cannot be rewritten; {_first_miss(found)}"
+    )
+
+
+def _first_miss(found: Report) -> str:
+    """The first miss, and how to see them all."""
+    first = found.missed[0]
+    ended = f" (at {first.ended_at})" if first.ended_at != first.where else ""
+    return (
+        f"the first, at {first.where}: {first.reason}{ended}; {first.remedy}. "
+        f"`print(jaxfp8.explain({found.name})(...))` lists them all."
     )
 
 
@@ -149,6 +182,10 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
     Returns:
       A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`.
 
+    Warns:
+      FallbackWarning: when traced, if 8-bit data reached dots and none of them is rewritten; says
+        why of the first. A function without 8-bit data is called as it is without a word.
+
     Raises:
       TypeError: if `fun` is no function.
       ValueError: when called, if `strict` and a dot is missed; says which one and why.
@@ -162,7 +199,7 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
       1.5
     """
     _check_callable("rewrite", fun)
-    rewriter = Rewriter(fun, strict=strict)
+    rewriter = Rewriter(fun, strict=strict, warns=True)
     direct = Direct(getattr(fun, "__name__", "rewritten"), rewriter.find, _MOST_TRACES)
 
     @functools.wraps(fun)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxfp8 import _compat, _dtypes
 from jaxfp8._primitive import scaled_dot_p
@@ -15,6 +16,10 @@ from jaxfp8._spec import ScaledDotSpec
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+
+
+# For a test that means to leave a function as it is, of which `rewrite` warns.
+left_alone = pytest.mark.filterwarnings("ignore:.*8-bit dots of .* can be:jaxfp8.FallbackWarning")
 
 
 def count(fun: Callable[..., Any], *args: Any, name: str = "scaled_dot") -> int:

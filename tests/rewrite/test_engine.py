@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rewrite.support import BF16, F32, Data, count
+from rewrite.support import BF16, F32, Data, count, left_alone
 
 import jaxfp8
 
@@ -53,6 +53,29 @@ def test_function_without_a_match_is_called_itself() -> None:
     rewritten(x)
     rewritten(x)
     assert calls[1:] == [np.ndarray, np.ndarray]
+
+
+def curved(x: Any, q: Any) -> Any:
+    return x @ jnp.sin(q.astype(F32))
+
+
+def test_rewrite_that_captures_nothing_warns_at_the_call_and_once() -> None:
+    x, q, _ = _args()
+    rewritten = jaxfp8.rewrite(curved)
+    with pytest.warns(jaxfp8.FallbackWarning, match="none of the 1 8-bit dots of `curved`") as told:
+        rewritten(x, q)
+    assert [(w.filename, "explain(curved)" in str(w.message)) for w in told] == [(__file__, True)]
+    rewritten(x, q)
+    rewritten(x[:1], q)
+    jax.vmap(rewritten, (0, None))(x[None], q)
+    jax.grad(lambda x: rewritten(x, q).sum())(x)
+
+
+def test_rewrite_that_captures_something_or_has_no_8_bit_data_does_not_warn() -> None:
+    x, q, s = _args()
+    jaxfp8.rewrite(lambda x, q: (curved(x, q), product(x, q, s)))(x, q)
+    jaxfp8.rewrite(lambda x, q: x @ x.T)(x, q)
+    jax.grad(jaxfp8.rewrite(lambda s: product(x, q, s).sum()))(s)
 
 
 def test_leaves_that_are_no_arrays_stay_python_values() -> None:
@@ -210,6 +233,7 @@ def test_optimised_program_of_a_layer_scan_holds_no_wide_stack() -> None:
         assert f"{wide}[4,64,64]" not in text
 
 
+@left_alone
 def test_platform_without_kernels_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     report = jaxfp8.explain(product)(*_args())

@@ -8,12 +8,13 @@ import pytest
 from rewrite.mutants import mutant
 from rewrite.programs import PROGRAMS, Program
 from rewrite.styles import STYLES
-from rewrite.support import relative_l2
+from rewrite.support import left_alone, relative_l2
 
 import jaxfp8
 from jaxfp8 import _dtypes
 
 
+@left_alone
 @pytest.mark.parametrize("case", PROGRAMS + STYLES, ids=lambda p: p.name)
 def test_mutant_computes_what_it_says(case: Program) -> None:
     args = case.args()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import numpy as np
 import pytest
 from rewrite.negatives import NEGATIVES
 from rewrite.programs import Program
-from rewrite.support import count
+from rewrite.support import count, left_alone
 
 import jaxfp8
 
@@ -20,11 +22,13 @@ _SILENT = {
 
 
 @cases
+@left_alone
 def test_program_is_left_alone(case: Program) -> None:
     assert count(jaxfp8.rewrite(case.fun), *case.args()) == 0
 
 
 @cases
+@left_alone
 def test_results_are_bit_equal(case: Program) -> None:
     args = case.args()
     plain = jax.tree.leaves(case.fun(*args))
@@ -41,6 +45,16 @@ def test_the_report_gives_a_reason_and_a_remedy(case: Program) -> None:
     assert len(report.missed) == 1
     assert report.missed[0].reason
     assert report.missed[0].remedy
+
+
+@cases
+def test_rewrite_warns_exactly_where_the_report_has_a_miss(case: Program) -> None:
+    args, rewritten = case.args(), jaxfp8.rewrite(case.fun)
+    if case.name not in _SILENT:
+        where = re.escape(jaxfp8.explain(case.fun)(*args).missed[0].where)
+        with pytest.warns(jaxfp8.FallbackWarning, match=f"none of the 1 .*{where}.*explain"):
+            rewritten(*args)
+    rewritten(*args)  # and but once
 
 
 @cases
