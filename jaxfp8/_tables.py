@@ -1,10 +1,16 @@
-"""How a report prints: with rich where it is installed, as plain text otherwise, and as HTML."""
+"""How a report prints: with rich where it is installed, as plain text otherwise, and as HTML.
+
+Rows whose paths differ in numbers alone, as those of the layers of a model do, print as one.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import html as _html
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 try:
     import rich.console as rich_console
@@ -36,6 +42,27 @@ def size(nbytes: int) -> str:
         if nbytes >= factor:
             return f"{nbytes / factor:.1f} {unit}"
     return f"{nbytes} B"
+
+
+def alike(rows: Iterable[Any]) -> list[list[Any]]:
+    """Dataclasses with a `path` in groups that differ in its numbers alone, in their order."""
+    groups: dict[object, list[Any]] = {}
+    for row in rows:
+        key = dataclasses.replace(row, path=numberless(row.path))
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def numberless(path: str) -> str:
+    """A path with a star for each number."""
+    return re.sub(r"\d+", "*", path)
+
+
+def starred(paths: set[str]) -> str:
+    """Paths that differ in numbers as one, with a star for each number that differs."""
+    parts = [re.split(r"(\d+)", path) for path in paths]
+    columns = zip(*parts, strict=True)
+    return "".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
 
 
 def _html_row(tag: str, row: Row) -> str:

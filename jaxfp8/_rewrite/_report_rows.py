@@ -7,6 +7,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from jaxfp8 import _tables
+
 if TYPE_CHECKING:
     from jaxfp8._rewrite._report import Operand, Report, Site
 
@@ -55,7 +57,9 @@ def rows(report: Report) -> list[Row]:
     """The rows of a report, equal ones together, in the order in which they first stand."""
     groups: dict[object, list[Site]] = {}
     for site in (*report.sites, *report.calls):
-        alike = dataclasses.replace(site, path=_numberless(site.path), platforms={}, kernels={})
+        alike = dataclasses.replace(
+            site, path=_tables.numberless(site.path), platforms={}, kernels={}
+        )
         key = (*vars(alike).values(),)[:-2]
         groups.setdefault((key, tuple(_kernels(site))), []).append(site)
     return [_row(sites) for sites in groups.values()]
@@ -69,7 +73,7 @@ def _row(sites: list[Site]) -> Row:
         already=site.already,
         where=relative(site.where),
         function=site.function,
-        path=site.path if len(paths) == 1 else _common(paths),
+        path=_tables.starred(paths),
         library=_INSTALLED.sub("", site.library),
         operands=(_operand(site.lhs), _operand(site.rhs)),
         sizes=_sizes(site.dims),
@@ -86,17 +90,6 @@ def _outcome(site: Site) -> str:
     if site.already:
         return f"already a kernel call: {epilogue}"
     return epilogue if site.rewritten else site.reason
-
-
-def _numberless(path: str) -> str:
-    return re.sub(r"\d+", "*", path)
-
-
-def _common(paths: set[str]) -> str:
-    """Paths that differ in numbers as one, with a star for each number that differs."""
-    parts = [re.split(r"(\d+)", path) for path in paths]
-    columns = zip(*parts, strict=True)
-    return "".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
 
 
 def _operand(operand: Operand) -> str:

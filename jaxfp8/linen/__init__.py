@@ -3,6 +3,8 @@
 Import this module by its name; `import jaxfp8` alone does not import Flax.
 """
 
+from jaxfp8._changes import Change, Changes
+from jaxfp8.linen._changes import changes
 from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
 from jaxfp8.linen._partition import combine, partition
 from jaxfp8.linen._prepare import prepare
@@ -20,6 +22,8 @@ from jaxfp8.linen._training import (
 _register()
 
 __all__ = [
+    "Change",
+    "Changes",
     "Dense",
     "DenseGeneral",
     "Einsum",
@@ -28,6 +32,7 @@ __all__ = [
     "Fp8DotGeneral",
     "Fp8Einsum",
     "accumulate",
+    "changes",
     "combine",
     "partition",
     "prepare",

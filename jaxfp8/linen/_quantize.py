@@ -34,6 +34,7 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
 
     Returns:
       The variables in 8 bits, structured as `variables`; their other collections are as they were.
+      `jaxfp8.linen.changes`, called alike, lists what stays in floats, and why.
 
     Raises:
       ValueError: the parameters are not those of `model`, or it has no 8-bit layer; a tile does not

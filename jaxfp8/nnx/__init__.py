@@ -3,10 +3,12 @@
 Import this module by its name; `import jaxfp8` alone does not import Flax.
 """
 
+from jaxfp8._changes import Change, Changes
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral
+from jaxfp8.nnx._prepare import prepare, unprepare
 from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum, ScalingStat
-from jaxfp8.nnx._quantize import Change, Changes, dequantize, prepare, quantize
+from jaxfp8.nnx._quantize import dequantize, quantize
 from jaxfp8.nnx._report import report
 from jaxfp8.nnx._training import fp8_training, undo_fp8_training
 from jaxfp8.nnx._variables import QParam
@@ -29,4 +31,5 @@ __all__ = [
     "quantize",
     "report",
     "undo_fp8_training",
+    "unprepare",
 ]

@@ -23,9 +23,11 @@ from jaxfp8.nnx._variables import (
     Held,
     QParam,
     as_qarray,
+    check_held,
     hold,
     prepared,
     release,
+    restored,
     why_not_prepared,
 )
 
@@ -62,7 +64,7 @@ class EightBitLayer(nnx.Module):
         self.recipe, self.path = recipe, path
         weight = getattr(layer, self.WEIGHT)
         contracting, batch = self._weight_axes()
-        stack = weight[...].ndim - self.rank_of(layer)
+        stack = weight[...].ndim - len(self.shape_of(layer))
         axes = tuple(range(stack)) + tuple(stack + axis for axis in batch)
         self._keep(hold(weight, recipe, tuple(stack + axis for axis in contracting), axes))
         self.input_scale = nnx.data(None if scale is None else QParam(jnp.asarray(scale)))
@@ -87,18 +89,24 @@ class EightBitLayer(nnx.Module):
 
     def why_not_prepared(self) -> str:
         """Why `jaxfp8.nnx.prepare` leaves the layer as it is; "" if it does not."""
-        return why_not_prepared(self.held(), self._weight_axes()[0], self.rank_of(self))
+        return why_not_prepared(self.held(), self._weight_axes()[0], len(self.shape_of(self)))
 
     def prepare(self) -> None:
         """Prepares the weight, in place; see `jaxfp8.prepare`."""
         (axis,) = self._weight_axes()[0]
-        self._keep(prepared(self.held(), axis - self.rank_of(self)))
+        self._keep(prepared(self.held(), axis - len(self.shape_of(self))))
+
+    def unprepare(self) -> None:
+        """Lays a prepared weight out as it was, in place."""
+        self._keep(restored(self.held()))
 
     @property
     def weight(self) -> QArray | PreparedArray | jax.Array:
         """The weight, ready for `jaxfp8.dot_general`."""
+        held = self.held()
+        check_held(held, self.shape_of(self), self._operation(), f"`{self.WEIGHT}`")
         remedy = "differentiate with respect to `nnx.Param`, as `nnx.grad` does by default"
-        return constant_codes(as_qarray(self.held()), self._operation(), self.WEIGHT, remedy)
+        return constant_codes(as_qarray(held), self._operation(), self.WEIGHT, remedy)
 
     @classmethod
     def of(
@@ -147,8 +155,8 @@ class EightBitLayer(nnx.Module):
         raise NotImplementedError
 
     @staticmethod
-    def rank_of(layer: Any) -> int:
-        """Rank of the weight of a layer that is not stacked."""
+    def shape_of(layer: Any) -> Shape:
+        """Shape of the weight of a layer that is not stacked."""
         raise NotImplementedError
 
     def cast(self, x: ArrayLike) -> jax.Array:

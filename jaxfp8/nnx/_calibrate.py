@@ -1,8 +1,9 @@
-"""Static scales of activations: those of the inputs that layers see on a sample."""
+"""What a sample shows of a model: the scales of activations, and who reads weights as floats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +15,20 @@ from jaxfp8._quantization import Quantization
 from jaxfp8._quantize import quantize
 from jaxfp8._rules import Rule, choose
 from jaxfp8.nnx._layers import TWINS
-from jaxfp8.nnx._observe import run_watched
+from jaxfp8.nnx._observe import note_other_uses, run_watched
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What a sample showed.
+
+    Attributes:
+      scales: by path of each layer with a static recipe the largest scale that its inputs need.
+      read: paths of the layers whose weight something else than the layer's own call read or wrote.
+    """
+
+    scales: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    read: frozenset[str] = frozenset()
 
 
 def static_activation(rules: tuple[Rule, ...], path: str) -> Quantization | None:
@@ -24,17 +38,17 @@ def static_activation(rules: tuple[Rule, ...], path: str) -> Quantization | None
     return how if how is not None and how.static else None
 
 
-def calibrated(
+def observed(
     model: nnx.Module,
     rules: tuple[Rule, ...],
     selects: Callable[[str, nnx.Module], bool],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> dict[str, np.ndarray]:
-    """For each layer with a static recipe the largest scale that its inputs on a sample need."""
-    if not any(r.recipe and r.recipe.activation and r.recipe.activation.static for r in rules):
-        return {}
+) -> Observed:
+    """Calls a copy of a model with a sample, and tells what its layers showed."""
     scales: dict[str, np.ndarray] = {}
+    read: set[str] = set()
+    sharing: dict[int, list[str]] = {}  # by id of a weight the layers that have it
 
     def note(path: str, scale: np.ndarray) -> None:
         scales[path] = np.maximum(scales.get(path, 0), scale)
@@ -48,9 +62,15 @@ def calibrated(
         jax.debug.callback(lambda scale: note(path, np.asarray(scale)), scale)
 
     def chosen(path: str, module: nnx.Module) -> bool:
-        found = type(module) in TWINS and selects(path, module)
-        return found and static_activation(rules, path) is not None
+        found = type(module) in TWINS and choose(rules, path) is not None and selects(path, module)
+        if found:
+            weight = getattr(module, TWINS[type(module)].WEIGHT)
+            paths = sharing.setdefault(id(weight), [])
+            paths.append(path)
+            if len(paths) == 1:
+                note_other_uses(weight, lambda: read.update(paths))
+        return found
 
     run_watched(model, chosen, watch, args, kwargs)
     jax.effects_barrier()
-    return scales
+    return Observed(scales=scales, read=frozenset(read))

@@ -60,9 +60,9 @@ class Linear(EightBitLayer):
         return (0,), ()
 
     @staticmethod
-    def rank_of(layer: Any) -> int:
-        """Rank of the weight of a layer that is not stacked."""
-        return 2
+    def shape_of(layer: Any) -> Shape:
+        """Shape of the weight of a layer that is not stacked."""
+        return layer.in_features, layer.out_features
 
     def numbers(self, x: jax.Array) -> DimensionNumbers:
         """Dimension numbers of the product with an input."""
@@ -122,9 +122,9 @@ class LinearGeneral(EightBitLayer):
         return tuple(range(batch, batch + len(self.in_features))), tuple(range(batch))
 
     @staticmethod
-    def rank_of(layer: Any) -> int:
-        """Rank of the weight of a layer that is not stacked."""
-        return len(layer.batch_axis) + len(layer.in_features) + len(layer.out_features)
+    def shape_of(layer: Any) -> Shape:
+        """Shape of the weight of a layer that is not stacked."""
+        return (*layer.batch_axis.values(), *layer.in_features, *layer.out_features)
 
     def numbers(self, x: jax.Array) -> DimensionNumbers:
         """Dimension numbers of the product with an input."""
@@ -197,9 +197,9 @@ class Einsum(EightBitLayer):
         return summed, batch
 
     @staticmethod
-    def rank_of(layer: Any) -> int:
-        """Rank of the weight of a layer that is not stacked."""
-        return len(layer.kernel_shape)
+    def shape_of(layer: Any) -> Shape:
+        """Shape of the weight of a layer that is not stacked."""
+        return tuple(layer.kernel_shape)
 
     def _parsed(self, x: jax.Array, einsum_str: str | None) -> tuple[DimensionNumbers, Shape]:
         equation = self.einsum_str if einsum_str is None else einsum_str
@@ -273,9 +273,9 @@ class Embed(EightBitLayer):
         return (1,), ()
 
     @staticmethod
-    def rank_of(layer: Any) -> int:
-        """Rank of the weight of a layer that is not stacked."""
-        return 2
+    def shape_of(layer: Any) -> Shape:
+        """Shape of the weight of a layer that is not stacked."""
+        return layer.num_embeddings, layer.features
 
     def numbers(self, x: jax.Array) -> DimensionNumbers:
         """Dimension numbers of `attend`."""

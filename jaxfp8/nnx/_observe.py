@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from flax import nnx
@@ -11,31 +14,9 @@ from jaxfp8.nnx._replace import replace
 
 # Told of each call: path, layer, method, positional arguments and output.
 Watch = Callable[[str, Any, str, tuple[Any, ...], Any], None]
-
-
-class _Watched(nnx.Module):
-    """A layer that tells of its calls, and is in everything else the layer."""
-
-    def __init__(self, layer: nnx.Module, path: str, watch: Watch) -> None:
-        self.layer, self.path, self.watch = layer, path, watch
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._tell("__call__", args, kwargs)
-
-    def attend(self, *args: Any, **kwargs: Any) -> Any:
-        """The product of an embedding."""
-        return self._tell("attend", args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        layer = vars(self).get("layer")
-        if layer is None:
-            raise AttributeError(name)
-        return getattr(layer, name)
-
-    def _tell(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        y = getattr(self.layer, method)(*args, **kwargs)
-        self.watch(self.path, self.layer, method, args, y)
-        return y
+_METHODS = ("__call__", "attend")
+# The names under which a watched layer and its weight keep what they tell, and to whom.
+_PATH, _WATCH, _NOTE = "watched_path", "watched_by", "watched_note"
 
 
 def run_watched(
@@ -47,6 +28,9 @@ def run_watched(
 ) -> Any:
     """Calls a copy of a model whose chosen layers are watched; the model itself is not changed.
 
+    Watched layers are instances of subclasses, where they stood and with the variables they had, so
+    that modules that hold them find what they know.
+
     Args:
       model: the model.
       chosen: whether the layer at a path is watched.
@@ -57,9 +41,88 @@ def run_watched(
       What the model returns.
     """
     copy = nnx.clone(model)
+    layers: list[tuple[str, nnx.Module]] = []
 
-    def new(path: str, module: nnx.Module) -> nnx.Module:
-        return _Watched(module, path, watch) if chosen(path, module) else module
+    def note(path: str, module: nnx.Module) -> nnx.Module:
+        layers.extend([(path, module)] if chosen(path, module) else [])
+        return module
 
-    replace(copy, new)
+    replace(copy, note)
+    for path, layer in layers:
+        setattr(layer, _PATH, path)
+        setattr(layer, _WATCH, watch)
+        _become(layer, _watched(type(layer)))
     return copy(*args, **kwargs)  # type: ignore[operator]
+
+
+def _become(thing: Any, kind: type) -> None:
+    object.__setattr__(thing, "__class__", kind)
+
+
+@functools.cache
+def _watched(kind: type) -> type:
+    """A subclass of a layer that tells of its calls."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return _tell(self, kind, name, args, kwargs)
+
+        return call
+
+    methods = {name: method(name) for name in _METHODS if hasattr(kind, name)}
+    return _subclass(kind, methods)
+
+
+def _subclass(kind: type, methods: dict[str, Any]) -> type:
+    made: type = type(kind)(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
+    return made
+
+
+def _tell(
+    layer: Any, kind: type, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Calls a watched layer, and tells of it; in the meantime it is the layer that it was."""
+    watched = type(layer)
+    _become(layer, kind)
+    try:
+        with _inside_a_layer():
+            y = getattr(layer, method)(*args, **kwargs)
+            getattr(layer, _WATCH)(getattr(layer, _PATH), layer, method, args, y)
+    finally:
+        _become(layer, watched)
+    return y
+
+
+# Whether a watched layer is being called.
+_INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("jaxfp8_inside", default=False)
+
+
+@contextlib.contextmanager
+def _inside_a_layer() -> Iterator[None]:
+    token = _INSIDE.set(True)
+    try:
+        yield
+    finally:
+        _INSIDE.reset(token)
+
+
+def note_other_uses(variable: nnx.Variable, note: Callable[[], None]) -> None:
+    """Has a variable tell of being read or written while no watched layer is called."""
+    variable.set_metadata(_NOTE, note)
+    _become(variable, _noting(type(variable)))
+
+
+@functools.cache
+def _noting(kind: type) -> type:
+    """A subclass of a variable that tells of its uses."""
+
+    def method(name: str) -> Callable[..., Any]:
+        def use(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not _INSIDE.get():
+                self.get_metadata()[_NOTE]()
+            return getattr(kind, name)(self, *args, **kwargs)
+
+        return use
+
+    methods = {name: method(name) for name in ("get_value", "set_value")}
+    return _subclass(kind, {"__slots__": (), **methods})

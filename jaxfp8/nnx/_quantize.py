@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,103 +9,20 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxfp8 import _tables
+from jaxfp8._changes import Change, Changes
 from jaxfp8._errors import message
 from jaxfp8._recipes import Recipe
 from jaxfp8._rules import Rule, as_rules, choose
 from jaxfp8.nnx._base import EightBitLayer
-from jaxfp8.nnx._calibrate import calibrated, static_activation
+from jaxfp8.nnx._calibrate import Observed, observed, static_activation
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._products import USUAL, training_product
 from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._variables import nbytes
+from jaxfp8.nnx._wide import read_elsewhere, wide_parameters
 
 Where = Callable[[str, nnx.Module], bool] | str | None
 _OPERATION = "jaxfp8.nnx.quantize"
-_HEAD = ("layer", "kind", "weight", "becomes", "recipe", "bytes")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Change:
-    """What became of one layer.
-
-    Attributes:
-      path: its place in the model, such as "layers/0/query".
-      kind: name of its class.
-      shape: shape of its weight.
-      before, after: dtypes of the weight.
-      recipe: name of the recipe; "" where it was left.
-      reason: why it was left as it is; "" where it was not.
-      bytes_before, bytes_after: of weight, scale and zero point; a bias is not counted.
-    """
-
-    path: str
-    kind: str
-    shape: tuple[int, ...]
-    before: str
-    after: str
-    recipe: str
-    reason: str
-    bytes_before: int
-    bytes_after: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Changes:
-    """What was done to a model; prints as a table.
-
-    Attributes:
-      rows: one for each layer with a weight, in the order of the model.
-    """
-
-    rows: tuple[Change, ...]
-
-    @property
-    def changed(self) -> tuple[Change, ...]:
-        """The layers that were replaced."""
-        return tuple(row for row in self.rows if not row.reason)
-
-    @property
-    def left(self) -> tuple[Change, ...]:
-        """The layers that were left as they are."""
-        return tuple(row for row in self.rows if row.reason)
-
-    @property
-    def bytes_saved(self) -> int:
-        """Bytes of weights that the model no longer holds; negative after `dequantize`."""
-        return sum(row.bytes_before - row.bytes_after for row in self.rows)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """The rows and the bytes saved as JSON."""
-        rows = [dataclasses.asdict(row) for row in self.rows]
-        return json.dumps({"bytes_saved": self.bytes_saved, "rows": rows}, indent=indent)
-
-    def to_html(self) -> str:
-        """The rows as an HTML table."""
-        return _tables.html(self._title(), _HEAD, [_cells(row) for row in self.rows])
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
-
-    def __str__(self) -> str:
-        return _tables.text(self._title(), _HEAD, [_cells(row) for row in self.rows])
-
-    def _title(self) -> str:
-        before, after = (
-            sum(getattr(row, name) for row in self.rows) for name in ("bytes_before", "bytes_after")
-        )
-        return (
-            f"{len(self.changed)} of {len(self.rows)} layers changed; weights were "
-            f"{_tables.size(before)}, are {_tables.size(after)}"
-        )
-
-
-def _cells(row: Change) -> tuple[str, ...]:
-    weight = f"{row.before}[{','.join(map(str, row.shape))}]"
-    if row.reason:
-        return row.path, row.kind, weight, "as it was", row.reason, _tables.size(row.bytes_before)
-    sizes = f"{_tables.size(row.bytes_before)} -> {_tables.size(row.bytes_after)}"
-    return row.path, row.kind, weight, row.after, row.recipe, sizes
 
 
 def quantize(
@@ -131,12 +46,15 @@ def quantize(
         qwix), matched with the whole path of a layer. A layer that no rule names is left.
       where: which layers: a function of path and module, or a regular expression that is searched
         in the path. By default all.
-      sample: positional arguments to call the model with, for a recipe with static scales: they
-        are those of the inputs that the layers then see.
+      sample: positional arguments to call a copy of the model with. A recipe with static scales
+        takes them from the inputs that the layers then see. A layer whose weight something else
+        than the layer reads, as a wrapper does that normalises weights, is left; without a sample,
+        those inside `nnx.WeightNorm` and `nnx.SpectralNorm` are.
       scales: the static scales of inputs by path, if they are known already.
 
     Returns:
-      What became of each layer with a weight, and the bytes that it saves; print it.
+      What became of each weight, those that stay wide and why among them, and the bytes that it
+      saves; print it.
 
     Raises:
       TypeError: `model` is no module, or `recipe` no recipe for inference.
@@ -153,18 +71,14 @@ def quantize(
     """
     _check_model(_OPERATION, model)
     rules, selects = rules_of(_OPERATION, recipe), selector(_OPERATION, where)
-    known = dict(scales or {})
-    if sample is not None:
-        if not isinstance(sample, tuple | list):
-            got, needs = f"is {type(sample).__name__}", "a tuple of positional arguments is needed"
-            raise TypeError(message(_OPERATION, "`sample`", got, needs, "write `sample=(x,)`"))
-        known |= calibrated(model, rules, selects, sample, {})
+    seen = _observed(model, rules, selects, sample)
+    known, read = {**(scales or {}), **seen.scales}, read_elsewhere(model, seen.read)
     rows: list[Change] = []
 
     def new(path: str, module: nnx.Module) -> nnx.Module:
         if isinstance(module, EightBitLayer):
             if where is None or not selects(path, module):
-                rows.append(_row(path, module, module, reason="it is in 8 bits already"))
+                rows.append(row(path, module, module, reason="it is in 8 bits already"))
                 return module
             got, needs = f"`{path}` is in 8 bits already", "a float layer is needed"
             remedy = "choose others in `where`, or undo it with `jaxfp8.nnx.dequantize`"
@@ -172,18 +86,28 @@ def quantize(
         if not any(isinstance(module, kind) for kind in TWINS):
             return module
         chosen = choose(rules, path)
-        reason = _why_left(path, module, chosen, selects)
+        reason = _why_left(path, module, chosen, selects) or read.get(path, "")
         twin = module
         if chosen is not None and not reason:
             _check_scale(rules, path, module, known)
             twin = TWINS[type(module)].of(module, chosen, path=path, scale=known.get(path))
-        rows.append(_row(path, module, twin, reason=reason))
+        rows.append(row(path, module, twin, reason=reason))
         return twin
 
     replace(model, new)
-    changes = Changes(rows=tuple(rows))
-    _check_some(changes, where)
-    return changes
+    _check_some(rows)
+    wide, others = wide_parameters(model)
+    return Changes(rows=(*rows, *wide), others=len(others), other_bytes=nbytes(*others))
+
+
+def _observed(model: nnx.Module, rules: Any, selects: Any, sample: Any) -> Observed:
+    """What a sample shows, if there is one."""
+    if sample is None:
+        return Observed()
+    if not isinstance(sample, tuple | list):
+        got, needs = f"is {type(sample).__name__}", "a tuple of positional arguments is needed"
+        raise TypeError(message(_OPERATION, "`sample`", got, needs, "write `sample=(x,)`"))
+    return observed(model, rules, selects, tuple(sample), {})
 
 
 def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
@@ -219,52 +143,10 @@ def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
         if not isinstance(module, EightBitLayer) or not selects(path, module):
             return module
         layer = module.to_float()
-        rows.append(_row(path, module, layer))
+        rows.append(row(path, module, layer))
         return layer
 
     replace(model, new)
-    return Changes(rows=tuple(rows))
-
-
-def prepare(model: nnx.Module) -> Changes:
-    """Lays the 8-bit weights of a live model out as the CPU's kernels read them, in place.
-
-    Once, where a model is loaded for inference: see `jaxfp8.prepare`. On a GPU nothing changes.
-    Checkpoints hold weights as they were before: restore them first.
-
-    Args:
-      model: changed in place; `dequantize` takes it back to floats.
-
-    Returns:
-      What became of each 8-bit layer, and why of one that was left.
-
-    Raises:
-      TypeError: `model` is no module.
-
-    Example:
-      >>> import jaxfp8.nnx
-      >>> from flax import nnx
-      >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
-      >>> _ = jaxfp8.nnx.quantize(model, jaxfp8.INT8)
-      >>> len(jaxfp8.nnx.prepare(model).changed), model.layers[0].weight
-      (1, PreparedArray(int8[64,64], contracting=-2))
-    """
-    _check_module("jaxfp8.nnx.prepare", model)
-    rows: list[Change] = []
-    chosen: list[EightBitLayer] = []
-
-    def visit(path: str, module: nnx.Module) -> nnx.Module:
-        if isinstance(module, EightBitLayer):
-            reason = module.why_not_prepared()
-            row = _row(path, module, module, reason)
-            rows.append(row if reason else dataclasses.replace(row, after="prepared"))
-            chosen.extend([] if reason else [module])
-        return module
-
-    visit("", model)
-    replace(model, visit)
-    for layer in chosen:
-        layer.prepare()
     return Changes(rows=tuple(rows))
 
 
@@ -305,7 +187,8 @@ def _why_left(path: str, module: nnx.Module, recipe: Recipe | None, selects: Any
     return why_unfit(module) if recipe is not None else "no rule gives it a recipe"
 
 
-def _row(path: str, before: nnx.Module, after: nnx.Module, reason: str = "") -> Change:
+def row(path: str, before: nnx.Module, after: nnx.Module, reason: str = "") -> Change:
+    """What became of the weight of a layer."""
     old, new = (_weight_variables(module) for module in (before, after))
     recipe = next((m.recipe.name for m in (after, before) if isinstance(m, EightBitLayer)), "")
     return Change(
@@ -338,7 +221,8 @@ def rules_of(operation: str, recipe: Any) -> tuple[Rule, ...]:
     return as_rules(recipe, operation)
 
 
-def _check_module(operation: str, model: Any) -> None:
+def check_module(operation: str, model: Any) -> None:
+    """Refuses what is no module."""
     if not isinstance(model, nnx.Module):
         got, needs = f"is of type {type(model).__name__}", "an nnx.Module is needed"
         remedy = "for linen, see `jaxfp8.linen.quantize`"
@@ -346,7 +230,7 @@ def _check_module(operation: str, model: Any) -> None:
 
 
 def _check_model(operation: str, model: Any) -> None:
-    _check_module(operation, model)
+    check_module(operation, model)
     if isinstance(model, EightBitLayer) or type(model) in TWINS:
         got, needs = f"is itself a {type(model).__name__}", "its layers are replaced, not itself"
         remedy = f"convert it with `jaxfp8.nnx.{type(model).__name__}.of(layer, recipe)`"
@@ -375,10 +259,10 @@ def _check_scale(rules: Any, path: str, module: nnx.Module, scales: Mapping[str,
         raise ValueError(message(_OPERATION, "layer", got, needs, remedy))
 
 
-def _check_some(changes: Changes, where: Where) -> None:
+def _check_some(layers: Sequence[Change]) -> None:
     """Refuses a call that changed nothing because everything is in 8 bits already."""
-    already = [row for row in changes.rows if row.reason == "it is in 8 bits already"]
-    if already and len(already) == len(changes.rows):
+    already = [row for row in layers if row.reason == "it is in 8 bits already"]
+    if already and len(already) == len(layers):
         got, needs = f"is in 8 bits already, all {len(already)} layers", "float layers are needed"
         remedy = "undo it with `jaxfp8.nnx.dequantize`"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))

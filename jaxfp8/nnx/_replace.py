@@ -35,7 +35,7 @@ class _Replacer:
         self.done[id(node)] = node
         # In order of names, not of assignment, which a copy of a model does not keep: the path of a
         # module that is reached twice is then the same in both.
-        for name in sorted(vars(node), key=_by_number):
+        for name in sorted(vars(node), key=by_number):
             child = vars(node)[name]
             if name.startswith("_pytree__"):
                 continue
@@ -66,6 +66,6 @@ class _Replacer:
         return value if same else type(value)(items)
 
 
-def _by_number(name: str) -> tuple[int, str]:
+def by_number(name: str) -> tuple[int, str]:
     """Puts the items of a list, whose names are numbers, in their order."""
     return (int(name), "") if name.isdigit() else (-1, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
@@ -14,13 +14,14 @@ from jaxfp8._recipes import Recipe
 from jaxfp8._rules import Rule, choose
 from jaxfp8._training import forward_codes
 from jaxfp8.nnx._base import EightBitLayer
-from jaxfp8.nnx._calibrate import calibrated
+from jaxfp8.nnx._calibrate import observed
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._observe import run_watched
 from jaxfp8.nnx._products import stop_training_in_fp8, training_product
 from jaxfp8.nnx._quantize import Where, quantize, rules_of, selector, why_unfit
 from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._training import training_layers, undo_fp8_training
+from jaxfp8.nnx._wide import read_elsewhere
 
 _OPERATION = "jaxfp8.nnx.report"
 _AS_IT_IS = Recipe(name="floats", weight=None)
@@ -84,16 +85,20 @@ def _before(
 ) -> AccuracyReport:
     """What a recipe would cost a float model."""
     rules, selects = rules_of(_OPERATION, recipe), selector(_OPERATION, where)
-    scales = calibrated(model, rules, selects, args, kwargs)
+    seen = observed(model, rules, selects, args, kwargs)
+    read = read_elsewhere(model, seen.read)
+
+    def fit(path: str, module: nnx.Module) -> bool:
+        return selects(path, module) and path not in read
 
     def recipe_of(path: str, module: nnx.Module) -> Recipe | None:
-        fit = type(module) in TWINS and selects(path, module) and not why_unfit(module)
-        return choose(rules, path) if fit else None
+        chosen = type(module) in TWINS and fit(path, module) and not why_unfit(module)
+        return choose(rules, path) if chosen else None
 
     recorder = Recorder()
-    exact = _run(model, recorder, recipe_of, scales, args, kwargs)
+    exact = _run(model, recorder, recipe_of, seen.scales, args, kwargs)
     narrow = nnx.clone(model)
-    quantize(narrow, recipe, where=where, scales=scales)
+    quantize(narrow, recipe, where=fit, scales=seen.scales)
     total = _accuracy.compare(exact, narrow(*args, **kwargs))  # type: ignore[operator]
     return recorder.report(total)
 
@@ -190,7 +195,7 @@ def _run(
     model: nnx.Module,
     recorder: Recorder,
     recipe_of: RecipeOf,
-    scales: dict[str, Any],
+    scales: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:

@@ -123,4 +123,4 @@ def training_layers(model: nnx.Module) -> list[tuple[str, Any]]:
 
 def _rank(layer: Any) -> int:
     """Rank of the kernel of a layer that is not stacked."""
-    return TWINS[type(layer)].rank_of(layer)
+    return len(TWINS[type(layer)].shape_of(layer))

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxfp8._prepared import PreparedArray, prepare, why_not_layer
+from jaxfp8._dtypes import EIGHT_BIT
+from jaxfp8._errors import message
+from jaxfp8._prepared import COLUMNS, QUAD, PreparedArray, prepare, why_not_layer
 from jaxfp8._qarray import QArray
 from jaxfp8._quantize import dequantize
 from jaxfp8._recipes import Recipe
@@ -92,18 +94,53 @@ def why_not_prepared(held: Held, contracting: Shape, rank: int) -> str:
 def prepared(held: Held, contracting: int) -> Held:
     """A parameter that can be, prepared; metadata is kept."""
     q = prepare(as_qarray(held), contracting)
-    scale, zero = q.packed.scale, q.packed.zero_point
+    return _with_arrays(held, q.packed, q.contracting)
 
-    def variable(array: jax.Array) -> Any:
-        return QParam(array, **held.codes.get_metadata())
+
+def restored(held: Held) -> Held:
+    """A prepared parameter as it was before; metadata is kept."""
+    return _with_arrays(held, as_qarray(held).restore(), None)
+
+
+def _with_arrays(held: Held, q: QArray, contracting: int | None) -> Held:
+    def variable(array: Any) -> Any:
+        return QParam(jnp.asarray(array), **held.codes.get_metadata())
 
     return Held(
-        codes=variable(q.packed.qvalue),
-        scale=variable(scale),
-        zero_point=None if zero is None else variable(zero),
-        tiles=q.packed.tiles,
-        prepared=q.contracting,
+        codes=variable(q.qvalue),
+        scale=variable(q.scale),
+        zero_point=None if q.zero_point is None else variable(q.zero_point),
+        tiles=q.tiles,
+        prepared=contracting,
     )
+
+
+def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
+    """Refuses arrays that something else than this package put in place of a parameter's.
+
+    Args:
+      held: the parameter.
+      shape: of the weight of a layer that is not stacked.
+      operation, operand: what the error says.
+    """
+    if held.scale is None:
+        return
+    codes = held.codes[...]
+    if codes.dtype not in EIGHT_BIT:
+        got, needs = f"is {codes.dtype}", "the layer holds codes, over which something wrote floats"
+        remedy = (
+            "leave a layer whose weight something else computes in floats: by `where` of "
+            "`jaxfp8.nnx.quantize`, or by a `sample`, which shows who reads weights"
+        )
+        raise TypeError(message(operation, operand, got, needs, remedy))
+    plain, last = codes.shape[-len(shape) :] == shape, codes.shape[-2:]
+    packed = codes.ndim >= len(shape) + 2 and last == (COLUMNS, QUAD) and not plain
+    if packed != (held.prepared is not None):
+        as_it_lies = "as `jaxfp8.nnx.prepare` lays it out" if packed else "as it is if not prepared"
+        needs = f"the layer is {'not ' if packed else ''}prepared"
+        remedy = "save what `jaxfp8.nnx.unprepare` gives, and prepare a model once it is loaded"
+        got = f"has shape {codes.shape}, {as_it_lies}"
+        raise ValueError(message(operation, operand, got, needs, remedy))
 
 
 def release(held: Held, dtype: Any) -> nnx.Variable:

@@ -96,7 +96,7 @@ def test_report_has_a_row_per_layer():
     changes = jaxfp8.nnx.quantize(Model(), jaxfp8.FP8_DYNAMIC, where="blocks/0/(up|down)$")
     assert {row.path for row in changes.changed} == {"blocks/0/up", "blocks/0/down"}
     assert len(changes.left) == LAYERS - 2
-    assert str(changes).startswith(f"2 of {LAYERS} layers changed")
+    assert str(changes).startswith(f"2 of {LAYERS} weights changed")
     assert "`where` does" in changes.to_json()
     assert json.loads(changes.to_json())["bytes_saved"] == changes.bytes_saved
     assert changes.to_html().count("<tr>") == LAYERS + 1

@@ -1,0 +1,94 @@
+"""What of a model stays in floats, and why: what is read as floats, and what no layer holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flax import nnx
+
+from jaxfp8._changes import Change, has_no_row, why_wide
+from jaxfp8.nnx._base import EightBitLayer
+from jaxfp8.nnx._layers import TWINS
+from jaxfp8.nnx._replace import by_number, replace
+from jaxfp8.nnx._variables import nbytes
+
+# They take the variables of what they hold, and compute from them what it is then called with.
+_READERS = (nnx.WeightNorm, nnx.SpectralNorm)
+
+
+def read_elsewhere(model: nnx.Module, seen: Iterable[str]) -> dict[str, str]:
+    """By path of a layer whose weight something else than the layer reads, as floats: what does.
+
+    Args:
+      model: the model.
+      seen: paths of layers whose weight was seen to be read.
+    """
+    found = dict.fromkeys(seen, "something else than the layer reads its weight")
+    wrappers = [m for _, m in nnx.iter_modules(model) if isinstance(m, _READERS)]
+    inside = {id(m): w for w in wrappers for _, m in nnx.iter_modules(w.layer_instance)}
+
+    def note(path: str, module: nnx.Module) -> nnx.Module:
+        if id(module) in inside:
+            found[path] = f"{type(inside[id(module)]).__name__} reads its weight as floats"
+        return module
+
+    replace(model, note)
+    return found
+
+
+def wide_parameters(model: nnx.Module) -> tuple[list[Change], list[nnx.Variable]]:
+    """Rows of the `nnx.Param`s that are no layer's weight, and those that have no row.
+
+    The weights of layers that have an 8-bit twin, and of those twins, are not among either.
+    """
+    rows, others = [], []
+    for path, holder, param in _params(model, (), model, set()):
+        of_layer = isinstance(holder, (EightBitLayer, *TWINS)) and holder is not model
+        if of_layer and param is getattr(holder, _weight_name(holder)):
+            continue
+        if has_no_row(type(holder), path[-1], param[...].ndim):
+            others.append(param)
+        else:
+            rows.append(_row("/".join(path), holder, param))
+    return rows, others
+
+
+def _weight_name(layer: Any) -> str:
+    return "embedding" if isinstance(layer, nnx.Embed) else getattr(layer, "WEIGHT", "kernel")
+
+
+def _row(path: str, holder: Any, param: nnx.Variable) -> Change:
+    dtype, size = str(param[...].dtype), nbytes(param)
+    return Change(
+        path=path,
+        kind=type(holder).__name__,
+        shape=param[...].shape,
+        before=dtype,
+        after=dtype,
+        recipe="",
+        reason=why_wide(type(holder)),
+        bytes_before=size,
+        bytes_after=size,
+    )
+
+
+def _params(
+    value: Any, path: tuple[str, ...], holder: Any, seen: set[int]
+) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Path, module that holds it, and variable of each parameter below, once."""
+    if id(value) in seen:
+        return
+    if isinstance(value, nnx.Param):
+        seen.add(id(value))
+        yield path, holder, value
+    elif isinstance(value, nnx.Pytree):
+        seen.add(id(value))
+        inner = value if isinstance(value, nnx.Module) else holder
+        for name in sorted(vars(value), key=by_number):
+            if not name.startswith("_pytree__"):
+                yield from _params(vars(value)[name], (*path, name), inner, seen)
+    elif isinstance(value, dict | list | tuple):
+        named: Any = value if isinstance(value, dict) else dict(enumerate(value))
+        for name in named:
+            yield from _params(named[name], (*path, str(name)), holder, seen)
