@@ -107,3 +107,45 @@ def test_one_layer_alone_and_twice():
 def test_a_module_is_needed():
     with pytest.raises(TypeError, match=r"nnx\.Module is needed"):
         jaxfp8.nnx.prepare({"kernel": 1})
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("recipe", ["INT8", "INT8_ASYMMETRIC", "W8A16", "FP8_BLOCK"])
+def test_unprepare_gives_the_model_back_that_was_prepared(recipe):
+    made = model(getattr(jaxfp8, recipe))
+    graph, state = nnx.split(made)
+    changed = [row.path for row in jaxfp8.nnx.prepare(made).changed]
+    changes = jaxfp8.nnx.unprepare(made)
+    assert [row.path for row in changes.changed] == changed
+    assert {row.reason for row in changes.left} == {"it is not prepared"}
+    again, restored = nnx.split(made)
+    assert again == graph
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+
+
+def test_checkpoint_of_an_unprepared_model_is_any_models(tmp_path):
+    import orbax.checkpoint
+
+    made = model(jaxfp8.W8A16)
+    jaxfp8.nnx.prepare(made)
+    want = made(TOKENS)
+    jaxfp8.nnx.unprepare(made)
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: model(jaxfp8.W8A16)))
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", nnx.state(made))
+        checkpointer.wait_until_finished()
+        loaded = nnx.merge(graph, checkpointer.restore(tmp_path / "state", shapes))
+    jaxfp8.nnx.prepare(loaded)
+    np.testing.assert_array_equal(loaded(TOKENS), want)
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["not prepared", "prepared"])
+def test_state_laid_out_otherwise_than_the_model_says_what_to_save(prepared):
+    one, other = model(jaxfp8.INT8), model(jaxfp8.INT8)
+    jaxfp8.nnx.prepare(one if prepared else other)
+    nnx.update(one, nnx.state(other))
+    is_prepared = f"the layer is {'' if prepared else 'not '}prepared"
+    with pytest.raises(ValueError, match=rf"dense`: `kernel` has shape .*{is_prepared}.*unprepare"):
+        one(TOKENS)
