@@ -97,10 +97,10 @@ class Rewriter:
         if self.strict and any(site.call is None for site in sites):
             _refuse_misses(report(self.fun, decision.seen))
         if self.warns and sites and not decision.changed:
-            self._tell(report(self.fun, decision.seen))
+            self._warn(report(self.fun, decision.seen))
         return found_of(self.fun, traced, decision) if decision.changed else Found(traced)
 
-    def _tell(self, found: Report) -> None:
+    def _warn(self, found: Report) -> None:
         """Warns that nothing was captured, once for each first reason."""
         text = (
             f"`jaxfp8.rewrite`: none of the {len(found.sites)} 8-bit dots of `{found.name}` can be "
