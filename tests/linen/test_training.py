@@ -39,3 +39,31 @@ def test_explain_lists_every_product_of_a_step_with_its_kernel(recipe):
     assert found == forward | weights | inputs
     assert all(call.kernels["cpu"] and call.platforms["cpu"] is None for call in report.calls)
     assert all("layers_" in call.path and call.file == __file__ for call in report.calls)
+
+
+def second_derivative(cls, variables, x, *, mode):
+    """Of a layer's squared outputs, twice along its kernel."""
+    layer = nn.Dense(8, dot_general_cls=cls)
+
+    def along(kernel):
+        params = {**variables["params"], "kernel": kernel}
+        return (layer.apply({**variables, "params": params}, x) ** 2).sum()
+
+    kernel = variables["params"]["kernel"]
+    if mode == "reverse":
+        return jax.grad(lambda k: jnp.vdot(jax.grad(along)(k), kernel))(kernel)
+    return jax.jvp(jax.grad(along), (kernel,), (kernel,))[1]
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_second_derivatives_are_near_those_of_floats_or_refused(mode):
+    x = jax.random.normal(jax.random.key(0), (4, 32))
+    for cls, recipe in (("current", "CurrentScaling"), ("delayed", "DelayedScaling")):
+        cls = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=RECIPES[cls])
+        variables = nn.Dense(8, dot_general_cls=cls).init(jax.random.key(1), x)
+        with pytest.raises(TypeError, match=f"`rhs` is differentiated twice, but {recipe}"):
+            second_derivative(cls, variables, x, mode=mode)
+    recipe = jaxfp8.CurrentScaling(second_derivatives=True)
+    cls = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=recipe)
+    want, got = (second_derivative(c, variables, x, mode=mode) for c in (None, cls))
+    assert jnp.linalg.norm(got - want) < 0.06 * jnp.linalg.norm(want)
