@@ -20,7 +20,8 @@ EIGHT_BIT = FLOAT8 + INT8
 BFLOAT16 = np.dtype(jnp.bfloat16)
 FLOAT16 = (BFLOAT16, np.dtype(np.float16))
 WIDE_FLOAT = (np.dtype(np.float32), *FLOAT16)
-SCALE = WIDE_FLOAT + (np.dtype(jnp.float8_e8m0fnu),)
+E8M0 = np.dtype(jnp.float8_e8m0fnu)
+SCALE = (*WIDE_FLOAT, E8M0)
 INT32 = np.dtype(np.int32)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxfp8 import _compat, _dtypes
@@ -13,110 +11,78 @@ from jaxfp8._rewrite import _graph
 from jaxfp8._rewrite._dots import Seen, Site
 from jaxfp8._rewrite._facts import Lost, Scaled
 from jaxfp8._rewrite._graph import Value
+from jaxfp8._rewrite._reach import Found, products, products_inside, remembered
 
 if TYPE_CHECKING:
     from jaxfp8._rewrite._walk import Walk
 
-_SCALED = scaled_dot_p.name
-# What is meant as it is: a kernel of the user's own, whose dots are on blocks in fast memory, and
-# a scaled dot, which holds how it is split over a mesh.
-_KERNELS = ("pallas_call", _SCALED)
+# A kernel of the user's own, whose arrays are memory that it may write to.
+_KERNEL = "pallas_call"
 
 
-def _remembered(predicate: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """The predicate with what it said of each jaxpr, for as long as that lives."""
-    known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-    @functools.wraps(predicate)
-    def of(jaxpr: Any) -> bool:
-        answer = known.get(jaxpr)
-        if answer is None:
-            answer = known[jaxpr] = predicate(jaxpr)
-        return answer
-
-    return of
-
-
-@_remembered
-def holds_eight_bit(jaxpr: Any) -> bool:
-    """Whether any variable or constant of a jaxpr, at any depth, is 8-bit data."""
-    atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
-    eight_bit = _dtypes.EIGHT_BIT + _dtypes.UNSERVED_FLOAT8
-    here = any(getattr(v.aval, "dtype", None) in eight_bit for v in atoms)
-    inner = (j for eqn in jaxpr.eqns for j in _compat.subjaxprs(eqn))
-    return here or any(map(holds_eight_bit, inner))
-
-
-@_remembered
+@remembered
 def holds_ref(jaxpr: Any) -> bool:
     """Whether a jaxpr reads or writes a mutable array at any depth, user kernels apart."""
     atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     if any(hasattr(v.aval, "inner_aval") for v in atoms):
         return True
-    outside = (eqn for eqn in jaxpr.eqns if eqn.primitive.name not in _KERNELS)
+    outside = (eqn for eqn in jaxpr.eqns if eqn.primitive.name != _KERNEL)
     return any(holds_ref(inner) for eqn in outside for inner in _compat.subjaxprs(eqn))
 
 
 def left_alone(jaxpr: Any, reason: str, remedy: str) -> Seen:
-    """The dots of a whole jaxpr that is not walked: missed, if it holds 8-bit data."""
+    """The dots of a whole jaxpr that is not walked: missed, if 8-bit data reaches them."""
     seen = Seen()
-    _tell(seen, [jaxpr], Lost(None, reason, remedy), (), reached=holds_eight_bit(jaxpr))
+    _tell(seen, products(jaxpr, ()), Lost(None, reason, remedy))
     return seen
 
 
 def look_into(walk: Walk, eqn: Any, inputs: Sequence[Value], callers: tuple[Any, ...]) -> None:
-    """Count the dots inside an equation; report them if 8-bit data goes in or is made there."""
-    jaxprs = _compat.subjaxprs(eqn)
-    if not jaxprs or eqn.primitive.name in _KERNELS:
+    """Count the dots inside an equation; report those that 8-bit data reaches."""
+    if eqn.primitive is scaled_dot_p or not _compat.subjaxprs(eqn):
         return
-    reached = any(isinstance(walk.fact(v), Scaled | Lost) for v in inputs)
-    reached = reached or any(map(holds_eight_bit, jaxprs))
     name = eqn.primitive.name
     lost = Lost(
         eqn,
         f"it stands inside `{name}`, which is left as it is",
-        f"move the product out of `{name}`, or rewrite the function that is given to it",
+        _KERNEL_STAYS if name == _KERNEL else _MOVE_OUT.format(name),
         callers,
     )
-    _tell(walk.seen, jaxprs, lost, (*callers, eqn), reached=reached)
+    _tell(walk.seen, products_inside(eqn, _hot(walk, inputs), callers), lost)
+
+
+_MOVE_OUT = "move the product out of `{0}`, or rewrite the function that is given to it"
+_KERNEL_STAYS = (
+    "keep it, as a kernel of your own that reads 8 bits already, or write the product with `@`"
+)
+
+
+def _hot(walk: Walk, inputs: Sequence[Value]) -> list[bool]:
+    """Which operands of an equation are or were 8-bit data."""
+    return [v.dtype in _dtypes.EIGHT_BIT or isinstance(walk.fact(v), Scaled | Lost) for v in inputs]
 
 
 def look_into_condition(walk: Walk, eqn: Any, inputs: Sequence[Value], callers: Any) -> None:
-    """Count the dots in the condition of a while loop; report them if 8-bit data goes in."""
-    jaxpr = _compat.open_jaxpr(eqn.params["cond_jaxpr"])
-    reached = holds_eight_bit(jaxpr) or any(isinstance(walk.fact(v), Scaled | Lost) for v in inputs)
+    """Count the dots in the condition of a while loop; report those that 8-bit data reaches."""
     lost = Lost(
         eqn,
         "it stands in the condition of a `while`, which is left as it is",
         "compute it in the body, and carry what the condition needs",
         callers,
     )
-    _tell(walk.seen, [jaxpr], lost, (*callers, eqn), reached=reached)
+    condition = _compat.open_jaxpr(eqn.params["cond_jaxpr"])
+    _tell(walk.seen, products_inside(eqn, _hot(walk, inputs), callers, [condition]), lost)
 
 
-def _tell(
-    seen: Seen, jaxprs: Sequence[Any], lost: Lost, callers: tuple[Any, ...], *, reached: bool
-) -> None:
-    """Count the dots in jaxprs, as missed ones if 8-bit data reached them."""
-    fact = lost if reached else None
-    for eqn, outer in _dots_in(jaxprs, callers):
-        values = [_graph.value_of(v.aval) for v in eqn.invars]
-        op = _graph.equation_op(eqn, values, outer)
-        if eqn.primitive.name == _SCALED:
+def _tell(seen: Seen, found: Sequence[Found], lost: Lost) -> None:
+    """Count dots, as missed ones if 8-bit data reached them."""
+    for dot in found:
+        values = [_graph.value_of(v.aval) for v in dot.eqn.invars]
+        op = _graph.equation_op(dot.eqn, values, dot.callers)
+        if dot.eqn.primitive is scaled_dot_p:
             seen.calls.append(op)
             continue
+        fact = lost if dot.reached else None
         site = Site(op, ((values[0], fact), (values[1], fact)))
         site.miss(lost.reason, lost.remedy, (lost.eqn, lost.callers) if lost.eqn else None)
         seen.see(site)
-
-
-def _dots_in(
-    jaxprs: Sequence[Any], callers: tuple[Any, ...]
-) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """Every dot in jaxprs, scaled ones too, with the equations around it."""
-    for jaxpr in jaxprs:
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name in ("dot_general", "ragged_dot_general", _SCALED):
-                yield eqn, callers
-            elif eqn.primitive.name not in _KERNELS:
-                yield from _dots_in(_compat.subjaxprs(eqn), (*callers, eqn))

@@ -80,7 +80,7 @@ def convert(walk: Walk, op: Op) -> Fact | None:
         return None
     if is_wide_float(source):
         return Scales(_rounded(op, [scales.factors]) or scales.factors)
-    decoded = each(op, [scales.factors]) if source.dtype in _dtypes.SCALE else None
+    decoded = each(op, [scales.factors]) if source.dtype == _dtypes.E8M0 else None
     return None if decoded is None else Scales(decoded)
 
 

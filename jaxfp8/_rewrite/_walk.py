@@ -18,6 +18,7 @@ from jaxfp8._rewrite import (
     _gathers,
     _graph,
     _opaque,
+    _reach,
     _regions,
     _scaled_products,
     _unserved,
@@ -119,7 +120,7 @@ class Walk:
         """Whether 8-bit data goes into a region, or is made in it, in any form."""
         known = any(v in self.facts or v in self.curves for v in inputs)
         inner = _compat.subjaxprs(eqn)
-        if known or any(map(_opaque.holds_eight_bit, inner)):
+        if known or any(map(_reach.holds_eight_bit, inner)):
             return True
         # Many functions of jax.numpy are such: `take`, say, which may stretch scales.
         return eqn.primitive.name in _regions.JITS and all(len(j.eqns) < _SMALL for j in inner)
