@@ -302,3 +302,23 @@ def test_gradient_of_what_has_no_reverse_mode_is_the_error_of_jax() -> None:
     for fun in (beside, jaxfp8.rewrite(beside)):
         with pytest.raises(ValueError, match="does not support reverse-mode"):
             loss(fun)
+
+
+@pytest.mark.parametrize("mode", [jax.jvp, jax.vjp], ids=["forward", "reverse"])
+def test_second_derivative_of_a_scan_over_rewritten_layers(mode: Callable[..., Any]) -> None:
+    data = Data()
+    x, q, s = data.normal(4, 8), data.bits8(3, 8, 8, dtype=jnp.int8), data.scale(3, 1, 8) * 0.02
+
+    def layer(x: Any, q: Any, s: Any) -> Any:
+        return jnp.tanh(x @ (q.astype(F32) * s))
+
+    def curvature(layer: Callable[..., Any]) -> Any:
+        def loss(x: Any, s: Any) -> Any:
+            return jnp.sum(jax.lax.scan(lambda x, w: (layer(x, *w), None), x, (q, s))[0] ** 2)
+
+        gradient = jax.grad(loss, (0, 1))
+        if mode is jax.jvp:
+            return mode(gradient, (x, s), (jnp.cos(x), s))[1]
+        return mode(gradient, x, s)[1]((jnp.cos(x), s))
+
+    _same(curvature(jaxfp8.rewrite(layer)), curvature(layer))
