@@ -24,6 +24,7 @@ and if not, why, with the file and the line. Nothing is computed.
 examples:
   python -m jaxfp8 explain my_model:forward --args my_model:example_arguments
   python -m jaxfp8 explain my_model:Layer.forward --args my_model:arguments --html report.html
+  python -m jaxfp8 explain my_model:forward --args my_model:example_arguments --strict
 """
 
 
@@ -32,7 +33,10 @@ class _UsageError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (0 well, 1 broken, 2 misused, 130 cut off)."""
+    """Run the command line; returns the exit code.
+
+    0 well, 1 broken or missed (`explain --strict`), 2 misused, 130 cut off.
+    """
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -75,6 +79,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--json", metavar="FILE", help="write the report as JSON too")
     explain.add_argument("--html", metavar="FILE", help="write the report as a page too")
+    explain.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit code 1 if 8-bit data reaches a dot product that is not rewritten",
+    )
     explain.set_defaults(run=_explain)
     bench = commands.add_parser(
         "bench",
@@ -114,7 +123,7 @@ def _explain(options: argparse.Namespace) -> int:
     if options.html:
         _write(options.html, report.to_html())
     show(report)
-    return 0
+    return 1 if options.strict and report.missed else 0
 
 
 def _arguments(path: str | None) -> tuple[Any, ...]:

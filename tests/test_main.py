@@ -22,6 +22,9 @@ MODULE = """
         w = jax.ShapeDtypeStruct((64, 32), jnp.float8_e4m3fn)
         return x, w, jnp.ones((1, 32), jnp.bfloat16)
 
+    def curved(x, w, scale):
+        return x @ jnp.sin(w.astype(x.dtype))
+
     def too_few():
         return arguments()[:2]
 
@@ -49,6 +52,20 @@ def test_explain_prints_the_report_with_the_users_line(folder):
     done = run_main(folder, "explain", "my_model:forward", "--args", "my_model:arguments")
     assert done.returncode == 0, done.stderr
     assert "my_model.py:5" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("function", "flags", "code"),
+    [("forward", ["--strict"], 0), ("curved", ["--strict"], 1), ("curved", [], 0)],
+    ids=["nothing missed", "a miss", "a miss without --strict"],
+)
+def test_strict_explain_fails_where_a_product_is_missed(
+    folder, monkeypatch, capsys, function, flags, code
+):
+    monkeypatch.syspath_prepend(folder)
+    command = ["explain", f"my_model:{function}", "--args", "my_model:arguments"]
+    assert __main__.main([*command, *flags]) == code
+    assert "1 dots on 8-bit data" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

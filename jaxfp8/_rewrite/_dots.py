@@ -85,6 +85,11 @@ class Site:
         """Contracting and batch axes of both operands, as `dot_general` has them."""
         return self.op.params.get("dimension_numbers", _OF_SCALED_MATMUL)
 
+    def contracting(self, index: int) -> Shape:
+        """Contracted axes of an operand; () of those that are no dots of two arrays."""
+        numbers = self.numbers
+        return tuple(map(int, numbers[0][index])) if type(numbers) is tuple else ()
+
     @property
     def precision(self) -> str:
         """`default` or `highest`."""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxfp8 import _dtypes, _lowering, _routes
-from jaxfp8._rewrite import _masks, _report_html, _report_text, _source, _unserved
+from jaxfp8._rewrite import _granularity, _masks, _report_html, _report_text, _source, _unserved
 from jaxfp8._rewrite._dots import Seen
 from jaxfp8._rewrite._dots import Site as DotSite
 from jaxfp8._rewrite._facts import Lost, Scaled
@@ -27,7 +27,8 @@ class Operand:
     Attributes:
       dtype: dtype of the 8-bit data, or of the array where there is none.
       shape: shape of the operand as the dot has it; a symbolic size is a string.
-      scale: what scales the data: "none", "per tensor", "per axis 0", "blocks 128x128", ...
+      scale: what scales the data: "none", "per tensor", "per axis 0", "per contracted axis 1",
+        "blocks 128x128", ...
       zero_point: whether it has a zero point.
       eight_bit: whether it is 8-bit data.
       quantized: where a rewritten dot's operand is quantised by the function itself, "one call" if
@@ -62,6 +63,7 @@ class Site:
       already: whether it is one as it stands, and so a call of a kernel.
       reason: why not; "" for a rewritten one.
       remedy: what to change; "" for a rewritten one.
+      note: what a rewritten one, or a call, pays for scales along a contracted axis; else "".
       ended_by: the operation that stands between the 8-bit data and a scaled dot, as JAX names it;
         "dot_general" where it is the dot itself; "" for a rewritten one.
       ended_at: "file:line" of that operation; "" for a rewritten one.
@@ -89,6 +91,7 @@ class Site:
     ended_by: str
     ended_at: str
     epilogue: str
+    note: str = ""
     widened_bytes: int
     platforms: dict[str, str | None]
     kernels: dict[str, str]
@@ -211,6 +214,7 @@ def _row(site: DotSite) -> Site:
         ended_at=ended_at,
         epilogue=_epilogue(call.spec) if call is not None else "",
         widened_bytes=sum(_widened(*given) for given in site.given),
+        note=_notes(site) if call is not None else "",
         **_on_platforms(call.spec if call is not None else None),
     )
 
@@ -240,6 +244,7 @@ def _call_row(op: Op) -> Site:
         ended_at="",
         epilogue=_epilogue(spec),
         widened_bytes=0,
+        note=_notes_of(spec),
         **_on_platforms(spec),
     )
 
@@ -250,10 +255,35 @@ def _operand_of(side: OperandSpec) -> Operand:
     return Operand(
         dtype=side.dtype,
         shape=side.shape,
-        scale=_scale(side.tiles if side.scale else None, side.shape) if eight_bit else "none",
+        scale=_granularity.words(*_scale_of(side)) if eight_bit else "none",
         zero_point=side.zero_point,
         eight_bit=eight_bit,
     )
+
+
+def _scale_of(side: OperandSpec) -> tuple[Shape | None, Shape, Shape]:
+    """Tiles, None without a scale; the shape of the operand; its contracted axes."""
+    return side.tiles if side.scale else None, side.shape, side.contracting
+
+
+def _notes_of(spec: ScaledDotSpec) -> str:
+    """What the scales of a call cost."""
+    sides = {"left": spec.lhs, "right": spec.rhs}
+    notes = [
+        _granularity.note(name, *_scale_of(side), eight_bit=_dtypes.is_eight_bit(side.dtype))
+        for name, side in sides.items()
+    ]
+    return "; ".join(filter(None, notes))
+
+
+def _notes(site: DotSite) -> str:
+    """The same by the axes of the operands as the dot has them."""
+    notes = []
+    for i, name in enumerate(("left", "right")):
+        shape, eight_bit = site.given[i][0].shape, (site.lhs, site.rhs)[i].scaled is not None
+        axes = _tiles_given(site, i), shape, site.contracting(i)
+        notes.append(_granularity.note(name, *axes, eight_bit=eight_bit))
+    return "; ".join(filter(None, notes))
 
 
 def _end(site: DotSite, place: _source.Place) -> tuple[str, str]:
@@ -286,7 +316,7 @@ def _operand(site: DotSite, index: int) -> Operand:
         tiles = _tiles_found(fact) if site.call is None else _tiles_given(site, index)
         dtype, scale, zero = (
             fact.dtype.name,
-            _scale(tiles, value.shape),
+            _granularity.words(tiles, value.shape, site.contracting(index)),
             fact.zero_point is not None,
         )
     return Operand(
@@ -316,18 +346,6 @@ def _tiles_given(site: DotSite, index: int) -> Shape | None:
     free = (a for a in range(len(spec.shape)) if a not in contracting and a not in batch)
     as_given = dict(zip((*contracting, *batch, *free), own, strict=True))
     return tuple(spec.tiles[as_given[axis]] for axis in range(len(spec.shape)))
-
-
-def _scale(tiles: Shape | None, shape: Shape) -> str:
-    """The granularity of scales, in words."""
-    if tiles is None:
-        return "no scale"
-    fine = [a for a, (t, size) in enumerate(zip(tiles, shape, strict=True)) if t < size]
-    if not fine:
-        return "per tensor"
-    if all(tiles[axis] == 1 for axis in fine):
-        return "per axis " + ", ".join(map(str, fine))
-    return "blocks " + "x".join(map(str, tiles))
 
 
 def _widened(value: Value, fact: Scaled | Lost | None) -> int:

@@ -122,6 +122,8 @@ def _outcome(row: Row) -> Iterator[str]:
         yield _line(f"saves {row.saved}", "dim")
     if row.ended:
         yield f"<div>at {_code(row.ended)}</div>"
+    if row.note:
+        yield _line(row.note, "note")
     if row.remedy:
         yield _line(f"\N{RIGHTWARDS ARROW} {row.remedy}", "note")
 

@@ -33,6 +33,7 @@ class Row:
       outcome: what they became, or why not.
       ended: "file:line" of the operation that ended the trail, where it is another line.
       remedy: what to change.
+      note: what its scales cost.
       kernels: "cpu: avx512_bf16" for each platform.
       saved: how much is, or would be, no longer widened.
     """
@@ -49,6 +50,7 @@ class Row:
     outcome: str
     ended: str
     remedy: str
+    note: str
     kernels: tuple[str, ...]
     saved: str
 
@@ -80,6 +82,7 @@ def _row(sites: list[Site]) -> Row:
         outcome=_outcome(site),
         ended=relative(site.ended_at) if site.ended_at != site.where else "",
         remedy=site.remedy,
+        note=site.note,
         kernels=tuple(_kernels(site)),
         saved=size(sum(s.widened_bytes for s in sites)),
     )

@@ -134,6 +134,8 @@ def _outcome(row: Row) -> Iterator[Line]:
         yield f"saves {row.saved}", "dim"
     if row.ended:
         yield f"at {row.ended}", "bold"
+    if row.note:
+        yield row.note, "yellow"
     if row.remedy:
         yield f"-> {row.remedy}", "yellow"
 

@@ -293,7 +293,8 @@ def round_dots(
             _roles.mark(walk, value)
     number = len(opened.constvars)
     outputs = walk.jaxpr(opened, inputs[:number], inputs[number:])
-    walk.found.left += [_as_written(site) for site in walk.seen.sites if site.call is None]
+    others = (s for s in walk.seen.sites if not _scaled_products.is_one(s.op.eqn))
+    walk.found.left += [_as_written(site) for site in others if site.call is None]
     return walk.settle(outputs, inputs), walk.found
 
 

@@ -60,6 +60,58 @@ def test_row_describes_the_dot() -> None:
     assert site.epilogue == "scale, relu -> float32"
 
 
+def _along_k(x: Any, q: Any, s: Any) -> Any:
+    return x @ (q.astype(F32) * s)
+
+
+def _by_blocks(x: Any, q: Any, s: Any) -> Any:
+    return x @ (q.astype(F32) * jnp.repeat(s, 32 // s.shape[0], axis=0))
+
+
+@pytest.mark.parametrize(
+    ("fun", "scale", "words", "note"),
+    [
+        (
+            _along_k,
+            (32, 1),
+            "per contracted axis 0",
+            "the contracted axis 0 of the right operand, so it cannot be taken out of the sum: "
+            "each value is scaled as it is decoded and summed in float32, .* a scale for each of "
+            r"axis 1 has the shape \[1, 24\]$",
+        ),
+        (_along_k, (1, 24), "per axis 1", "^$"),
+        (_by_blocks, (4, 24), "blocks 8x1", "each value is scaled .*have faster sums$"),
+        (_by_blocks, (2, 24), "blocks 16x1", "every 16 along the contracted axis 0 .* at a time$"),
+        (
+            lambda x, q, s: x @ (q.astype(F32) * s * jnp.exp(s[:24, 0])),
+            (32, 1),
+            "per axis 1",
+            "^a scale that changes along the contracted axis 1 of the left operand is multiplied",
+        ),
+    ],
+    ids=["along k", "by column", "short blocks", "blocks", "handed over"],
+)
+def test_row_says_what_a_scale_along_the_contracted_axis_costs(
+    fun: Any, scale: tuple[int, ...], words: str, note: str
+) -> None:
+    data = Data()
+    args = data.normal(5, 32), data.bits8(32, 24), data.scale(*scale)
+    report = jaxfp8.explain(fun)(*args)
+    (site,) = report.matched
+    assert site.rhs.scale == words
+    assert re.search(note, site.note)
+    assert json.loads(report.to_json())["sites"][0]["note"] == site.note
+    for shown in (str(report), report.to_html()):
+        assert " ".join(site.note.split()[:3]) in " ".join(shown.split())
+
+
+def test_call_as_it_stands_says_what_its_scale_costs() -> None:
+    data = Data()
+    args = data.normal(5, 32), data.bits8(32, 24), data.scale(32, 1)
+    (call,) = jaxfp8.explain(jaxfp8.rewrite(_along_k))(*args).calls
+    assert (call.rhs.scale, "contracted axis 0" in call.note) == ("per contracted axis 0", True)
+
+
 def test_miss_names_the_operation_that_ended_the_fact_and_its_line() -> None:
     site = jaxfp8.explain(mixed)(*_args()).missed[0]
     assert "`sin`" in site.reason
