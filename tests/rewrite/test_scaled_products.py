@@ -154,6 +154,14 @@ def test_every_code_of_e8m0_is_an_exact_power_of_two(rows: int, lhs_dtype: Any) 
     np.testing.assert_array_equal(_wide(out), np.broadcast_to(want, (1, rows, 256)))
 
 
+@functions
+def test_scaled_product_lowered_for_a_gpu_holds_its_call(fun: Any) -> None:
+    with jaxfp8.strict():
+        trace = jax.jit(jaxfp8.rewrite(fun)).trace(*blocked())
+        text = trace.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @jaxfp8_scaled_dot") == 1
+
+
 def _mx(x: Any, w: Any) -> Any:
     return jax.nn.scaled_dot_general(x, w, (((1,), (0,)), ((), ())), configs=MX)
 
