@@ -35,6 +35,10 @@ CASES = {
         plain(jnp.bfloat16, 3, 256),
         quantised(jnp.float8_e4m3fn, 256, 17, tile=4),
     ),
+    "many rows by blocks of 32": lambda: (
+        plain(jnp.float32, 256, 1024),
+        quantised(jnp.float8_e4m3fn, 1024, 66, tile=32),
+    ),
     "zero points": lambda: (
         plain(jnp.bfloat16, 3, 64),
         quantised(jnp.uint8, 64, 17, zero_point=True),
@@ -69,6 +73,24 @@ def test_each_other_kernel_has_a_reason():
     paths = _ffi.cpu_paths(spec_of(*CASES["e4m3 x int8"]()))
     assert set(_ffi.available_kernels()) <= set(paths)
     assert [why for why in paths.values()].count("") == 1
+
+
+@pytest.mark.parametrize("size", [1024, 4096])
+def test_a_report_needs_no_data(size):
+    """Blocks of 32 and many rows: with data the kernel would be chosen by the scales."""
+
+    def f(x, q, s):
+        w = q.astype(x.dtype).reshape(size // 32, 32, size) * s[:, None, :]
+        return x @ w.reshape(size, size)
+
+    shapes = (
+        jax.ShapeDtypeStruct((256, size), jnp.float32),
+        jax.ShapeDtypeStruct((size, size), jnp.float8_e4m3fn),
+        jax.ShapeDtypeStruct((size // 32, size), jnp.float32),
+    )
+    told = {jaxfp8.explain(f)(*shapes).sites[0].kernels["cpu"] for _ in range(3)}
+    assert len(told) == 1
+    assert told <= set(_ffi.available_kernels())
 
 
 def test_platform_without_kernels_has_none():

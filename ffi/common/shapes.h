@@ -26,6 +26,13 @@ inline std::vector<int64_t> TileCounts(const OperandSpec& side) {
   return counts;
 }
 
+// Of a dense array in row-major order, in elements.
+inline std::vector<int64_t> Strides(Dims shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
+  return strides;
+}
+
 // Axes that are neither summed over nor of the batch.
 inline std::vector<int> FreeAxes(const OperandSpec& side) {
   std::vector<int> free;

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "common/abi.h"
+#include "cpu/axes.h"
 #include "cpu/features.h"
 #include "cpu/route.h"
 #include "include/jaxfp8_cpu.h"
@@ -11,12 +12,12 @@ namespace jaxfp8 {
 namespace {
 
 // A line for each kernel: its name, and why it is not taken unless it is.
-std::string Lines(const Problem& problem, const Kernel& taken) {
+std::string Lines(const Form& form, const Kernel& taken) {
   std::string lines;
   for (const Kernel* kernel : AllKernels()) {
     lines += std::string(kernel->name);
     if (kernel != &taken) {
-      const Route alone = RouteTo(problem, CpuFeatures(), kernel->name);
+      const Route alone = RouteTo(form, CpuFeatures(), kernel->name);
       lines += ": " + (alone.kernel ? "another suits the problem better" : alone.reason);
     }
     lines += "\n";
@@ -24,35 +25,15 @@ std::string Lines(const Problem& problem, const Kernel& taken) {
   return lines;
 }
 
-// Addresses for what a spec has, and null for what it has not: whether there is a zero point is
-// part of a problem, where it lies is not, and nothing is read there.
-Buffers Nowhere(const ScaledDotSpec& spec) {
-  static char place;
-  const auto where = [](bool given) -> void* { return given ? &place : nullptr; };
-  const EpilogueSpec& epilogue = spec.epilogue;
-  return {where(true),
-          where(true),
-          where(spec.lhs.scale),
-          where(spec.lhs.zero_point),
-          where(spec.rhs.scale),
-          where(spec.rhs.zero_point),
-          where(epilogue.has_residual),
-          where(epilogue.has_bias),
-          where(epilogue.has_out_scale),
-          where(true),
-          where(epilogue.has_amax)};
-}
-
 // Fills `lines`, or returns why there is no kernel.
 std::string RouteOf(const jaxfp8_scaled_dot_spec* spec, std::string& lines) {
   Request request;
   const std::string wrong = ReadRequest(spec, request);
   if (!wrong.empty()) return wrong;
-  Tables tables;
-  const Problem problem = Canonical(request.spec, Nowhere(request.spec), tables);
-  const Route route = RouteTo(problem, CpuFeatures(), request.kernel);
+  const Form form = FormOf(request.spec, AxesOf(request.spec));
+  const Route route = RouteTo(form, CpuFeatures(), request.kernel);
   if (!route.kernel) return route.reason;
-  lines = Lines(problem, *route.kernel);
+  lines = Lines(form, *route.kernel);
   return "";
 }
 

@@ -20,6 +20,7 @@
 #include "common/dtype.h"
 #include "common/platform.h"
 #include "common/spec.h"
+#include "cpu/form.h"
 
 namespace jaxfp8 {
 
@@ -40,9 +41,7 @@ struct Side {
   DType dtype = DType::kNone;
   const uint8_t* values = nullptr;
   Offsets batch, free, depth;
-  // Whether columns, of the right side, lie as `jaxfp8.prepare` lays them: [..., columns / 64,
-  // depth / 4, 64, 4] bytes.
-  bool prepared = false;
+  bool prepared = false;  // as in SideForm
 
   const void* scale = nullptr;       // or none; of
   DType scale_type = DType::kF32;    // or bfloat16 or float16
@@ -64,9 +63,6 @@ struct Side {
 
 // What differs from a byte by what 16 bits hold, times another in sums of 32 bits (ShortSums).
 inline constexpr int32_t kNearZero = 255;
-
-// Of prepared columns: how many lie side by side, and how many depths of each.
-inline constexpr int64_t kPreparedColumns = 64, kQuad = 4;
 
 // Where the quads of prepared columns lie, from `column` and a whole number of quads on.
 inline const uint8_t* PreparedAt(const Side& side, int64_t batch, int64_t column, int64_t depth) {
@@ -93,22 +89,12 @@ struct Problem {
   std::vector<int64_t> segments;
 };
 
-// How a kernel adds: in float32, in float32 from bfloat16 values, or exactly in int32.
-enum class Sums : uint8_t { kFloat32, kBFloat16, kInteger };
-
 // Owns the tables that a Problem points into.
 using Tables = std::vector<std::unique_ptr<int64_t[]>>;
 
-// The canonical form of a spec that `CheckSpec` accepted. Sides change places where the right one
-// has few columns, and the left one more rows: kernels stream the right side.
-Problem Canonical(const ScaledDotSpec& spec, const Buffers& buffers, Tables& tables);
-
-// Whether scales or zero points of a side change along the depth so often that they hold for less
-// of it than `shortest`, on average.
-bool ChangesOften(const Problem& problem, int64_t shortest);
-
-// Whether they change too often to scale such sums by them.
-bool HasShortSegments(const Problem& problem, Sums sums);
+// A spec that `CheckSpec` accepted, with its data.
+Problem Canonical(const ScaledDotSpec& spec, const Axes& axes, const Form& form,
+                  const Buffers& buffers, Tables& tables);
 
 // Whether float32 holds sums of products times the scales of both sides where it holds the sums:
 // scales of sums are 0, or at least 2^-30 and at most 1, or 2^30 where all values are of 8 bits.
@@ -117,7 +103,7 @@ bool HasModerateScales(const Problem& problem);
 // Cuts the depth where scales or zero points change. A kernel of float32 sums, which can scale
 // single values while it packs them, is spared stretches too short to pay; one of integers is told
 // whether the zero points of rows are near.
-void CutDepth(Problem& problem, Sums sums);
+void CutDepth(Problem& problem, const Form& form, Sums sums);
 
 }  // namespace jaxfp8
 

@@ -3,30 +3,28 @@
 namespace jaxfp8 {
 namespace {
 
-bool Integers(const Problem& problem) {
-  return IsInt8(problem.lhs.dtype) && IsInt8(problem.rhs.dtype);
-}
+bool Integers(const Form& form) { return IsInt8(form.lhs.dtype) && IsInt8(form.rhs.dtype); }
 
 // bfloat16 holds every value of these types.
-bool FitsBFloat16(const Side& side) {
+bool FitsBFloat16(const SideForm& side) {
   return (side.dtype == DType::kBF16 || IsEightBit(side.dtype)) && !side.zero_point;
 }
 
-std::string Types(const Problem& problem) {
-  return std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
+std::string Types(const Form& form) {
+  return std::string(NameOf(form.lhs.dtype)) + " and " + std::string(NameOf(form.rhs.dtype));
 }
 
 // Why the kernel's sums do not suit the problem; "" if they do.
-std::string WhyNotSums(const Kernel& kernel, const Problem& problem) {
-  const bool exact = problem.epilogue.out.dtype == DType::kS32;
+std::string WhyNotSums(const Kernel& kernel, const Form& form) {
+  const bool exact = form.out == DType::kS32;
   switch (kernel.sums) {
     case Sums::kInteger:
-      if (!Integers(problem)) return "it sums integers, and the operands are " + Types(problem);
+      if (!Integers(form)) return "it sums integers, and the operands are " + Types(form);
       return "";
     case Sums::kBFloat16:
       if (exact) return "its sums are rounded, and an int32 output needs exact ones";
-      if (!FitsBFloat16(problem.lhs) || !FitsBFloat16(problem.rhs)) {
-        return "it multiplies bfloat16, which cannot hold " + Types(problem) +
+      if (!FitsBFloat16(form.lhs) || !FitsBFloat16(form.rhs)) {
+        return "it multiplies bfloat16, which cannot hold " + Types(form) +
                " less their zero points";
       }
       return "";
@@ -36,12 +34,12 @@ std::string WhyNotSums(const Kernel& kernel, const Problem& problem) {
 }
 
 // Rows for which the kernel is a good choice.
-int LeastRows(const Kernel& kernel, const Problem& problem) {
-  if (problem.rhs.prepared) return kernel.least.prepared;
+int LeastRows(const Kernel& kernel, const Form& form) {
+  if (form.rhs.prepared) return kernel.least.prepared;
   if (kernel.least.along == kernel.least.across) return kernel.least.across;
-  const int64_t paid = kDepthOfRow * problem.rows;
-  const bool along = problem.rhs.depth.Contiguous() && IsEightBit(problem.rhs.dtype) &&
-                     problem.depth >= paid && !ChangesOften(problem, paid);
+  const int64_t paid = kDepthOfRow * form.rows;
+  const bool along = form.rhs.contiguous && IsEightBit(form.rhs.dtype) && form.depth >= paid &&
+                     !ChangesOften(form, paid);
   return along ? kernel.least.along : kernel.least.across;
 }
 
@@ -52,21 +50,21 @@ bool IsSlow(const Kernel& kernel, unsigned features) {
 
 // Whether the kernel is a good choice: integers are summed exactly, but where scales change every
 // few values of the depth, only a kernel that scales single values is, if it may.
-bool Suits(const Kernel& kernel, const Problem& problem, unsigned features) {
-  if (!WhyNotSums(kernel, problem).empty() || IsSlow(kernel, features)) return false;
-  if (problem.rows < LeastRows(kernel, problem)) return false;
-  const bool exact = problem.epilogue.out.dtype == DType::kS32;
-  if (!exact && HasShortSegments(problem, kernel.sums)) return kernel.sums == Sums::kFloat32;
-  return kernel.sums == Sums::kInteger || !Integers(problem);
+bool Suits(const Kernel& kernel, const Form& form, unsigned features) {
+  if (!WhyNotSums(kernel, form).empty() || IsSlow(kernel, features)) return false;
+  if (form.rows < LeastRows(kernel, form)) return false;
+  const bool exact = form.out == DType::kS32;
+  if (!exact && HasShortSegments(form, kernel.sums)) return kernel.sums == Sums::kFloat32;
+  return kernel.sums == Sums::kInteger || !Integers(form);
 }
 
-Route Named(const Problem& problem, unsigned features, std::string_view name) {
+Route Named(const Form& form, unsigned features, std::string_view name) {
   for (const Kernel* kernel : AllKernels()) {
     if (kernel->name != name) continue;
     if (kernel->needs & ~features) {
       return {nullptr, "kernel `" + std::string(name) + "` needs instructions this CPU lacks"};
     }
-    const std::string reason = WhyNotSums(*kernel, problem);
+    const std::string reason = WhyNotSums(*kernel, form);
     if (!reason.empty()) return {nullptr, "kernel `" + std::string(name) + "` cannot: " + reason};
     return {kernel, ""};
   }
@@ -94,12 +92,12 @@ const std::vector<const Kernel*>& AllKernels() {
   return kernels;
 }
 
-Route RouteTo(const Problem& problem, unsigned features, std::string_view name) {
-  if (!name.empty()) return Named(problem, features, name);
+Route RouteTo(const Form& form, unsigned features, std::string_view name) {
+  if (!name.empty()) return Named(form, features, name);
   for (const Kernel* kernel : AllKernels()) {
-    if (!(kernel->needs & ~features) && Suits(*kernel, problem, features)) return {kernel, ""};
+    if (!(kernel->needs & ~features) && Suits(*kernel, form, features)) return {kernel, ""};
   }
-  return {nullptr, "no kernel takes " + Types(problem)};
+  return {nullptr, "no kernel takes " + Types(form)};
 }
 
 }  // namespace jaxfp8

@@ -1,4 +1,5 @@
-// Which kernel computes a problem, or why a given one cannot. Pure: no data, no device.
+// Which kernel computes a problem of some form, or why a given one cannot. Pure: a form has no
+// data, and no device is asked.
 
 #ifndef JAXFP8_CPU_ROUTE_H_
 #define JAXFP8_CPU_ROUTE_H_
@@ -7,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu/form.h"
 #include "cpu/kernels/kernel.h"
-#include "cpu/problem.h"
 
 namespace jaxfp8 {
 
@@ -20,8 +21,8 @@ struct Route {
   std::string reason;  // why there is none
 };
 
-// The best kernel for the problem on a CPU with `features`, or the one called `name`.
-Route RouteTo(const Problem& problem, unsigned features, std::string_view name);
+// The best kernel for the form on a CPU with `features`, or the one called `name`.
+Route RouteTo(const Form& form, unsigned features, std::string_view name);
 
 }  // namespace jaxfp8
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/sizes.h"
+#include "cpu/axes.h"
 #include "cpu/counters.h"
 #include "cpu/features.h"
 #include "cpu/gemm.h"
@@ -12,22 +14,30 @@ namespace {
 
 // The maximum of no values is 0.
 void ClearAmax(const EpilogueSpec& epilogue, void* amax) {
-  int64_t count = 1;
-  for (int64_t size : epilogue.amax) count *= size;
-  if (amax) std::fill_n(static_cast<float*>(amax), count, 0.0f);
+  if (amax) std::fill_n(static_cast<float*>(amax), CountOf(epilogue.amax), 0.0f);
 }
 
 }  // namespace
 
+// Without outputs the data is not looked at: an empty array may have any other axes.
 std::string Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_view name,
                 Pool& pool) {
+  const Axes axes = AxesOf(spec);
+  Form form = FormOf(spec, axes);
+  const bool empty = form.batch == 0 || form.rows == 0 || form.columns == 0;
   Tables tables;
-  Problem problem = Canonical(spec, buffers, tables);
-  const Route route = RouteTo(problem, CpuFeatures(), name);
+  Problem problem;
+  if (!empty) {
+    problem = Canonical(spec, axes, form, buffers, tables);
+    if (AsksForScales(form)) form.moderate_scales = HasModerateScales(problem);
+  }
+  const Route route = RouteTo(form, CpuFeatures(), name);
   if (!route.kernel) return "`jaxfp8_scaled_dot`: " + route.reason;
-  CutDepth(problem, route.kernel->sums);
   ClearAmax(spec.epilogue, buffers.amax);
-  RunGemm(problem, *route.kernel, pool);
+  if (!empty) {
+    CutDepth(problem, form, route.kernel->sums);
+    RunGemm(problem, *route.kernel, pool);
+  }
   CountCall(*route.kernel);
   return "";
 }

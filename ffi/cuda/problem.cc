@@ -37,12 +37,6 @@ std::string Find(const OperandSpec& side, const char* name, Places& places) {
   return Wrong("the last axis of `" + std::string(name) + "` is a batch axis");
 }
 
-std::vector<int64_t> Strides(const std::vector<int64_t>& shape) {
-  std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
-  return strides;
-}
-
 Tiles MakeTiles(const OperandSpec& spec, const Places& places) {
   const std::vector<int64_t> counts = TileCounts(spec);
   const std::vector<int64_t> strides = Strides(counts);
@@ -61,8 +55,7 @@ std::string MakeSide(const OperandSpec& spec, const char* name, const Places& pl
     return Wrong("`" + std::string(name) + "_tiles` is " +
                  std::to_string(spec.tiles[places.batch]) + " along the batch, neither 1 nor all");
   }
-  const std::vector<int64_t> strides =
-      Strides(std::vector<int64_t>(spec.shape.begin(), spec.shape.end()));
+  const std::vector<int64_t> strides = Strides(spec.shape);
   side.dtype = ParseDType(spec.dtype);
   side.batch = batched ? strides[places.batch] : 0;
   side.free = strides[places.free];
@@ -76,7 +69,7 @@ std::string MakeSide(const OperandSpec& spec, const char* name, const Places& pl
 // Axes of size 1 are shared by all; `batched` says whether the first axis is the batch.
 Plane MakePlane(bool given, DType dtype, Dims shape, bool batched) {
   if (!given) return {};
-  const std::vector<int64_t> strides = Strides(std::vector<int64_t>(shape.begin(), shape.end()));
+  const std::vector<int64_t> strides = Strides(shape);
   const size_t row = batched ? 1 : 0;
   const auto stride = [&](size_t axis) { return shape[axis] <= 1 ? 0 : strides[axis]; };
   return {dtype, batched ? stride(0) : 0, stride(row), stride(row + 1)};

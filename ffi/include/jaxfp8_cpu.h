@@ -32,9 +32,10 @@ uint64_t jaxfp8_cpu_kernel_calls(int kernel);
 
 struct jaxfp8_scaled_dot_spec; /* jaxfp8/jaxfp8.h */
 
-/* Which kernel computes a spec on this CPU. Writes to `text`, of `size` bytes, a line for each
- * kernel: its name, and after ": " why it is not taken; the one that is has nothing after its name.
- * Returns 0, or JAXFP8_INVALID_ARGUMENT and in `text` why no kernel takes the spec. */
+/* Which kernel computes a spec on this CPU, with moderate scales where it depends on them. Writes
+ * to `text`, of `size` bytes, a line for each kernel: its name, and after ": " why it is not taken;
+ * the one that is has nothing after its name. Returns 0, or JAXFP8_INVALID_ARGUMENT and in `text`
+ * why no kernel takes the spec. */
 int jaxfp8_cpu_route(const struct jaxfp8_scaled_dot_spec* spec, char* text, size_t size);
 
 /* Sets every count of calls to 0. */

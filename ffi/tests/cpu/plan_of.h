@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "cpu/axes.h"
 #include "cpu/features.h"
 #include "cpu/plan.h"
 #include "cpu/route.h"
@@ -32,9 +33,11 @@ inline Plan PlanOf(const char* kernel, const char* left, const char* right, int6
   spec.rhs.scale = scaled > 0;
   buffers.rhs_scale = scaled ? ones.data() : nullptr;
   Tables tables;
-  Problem problem = Canonical(spec, buffers, tables);
-  const Route route = RouteTo(problem, CpuFeatures(), kernel);
-  CutDepth(problem, route.kernel->sums);
+  const Axes axes = AxesOf(spec);
+  const Form form = FormOf(spec, axes);
+  Problem problem = Canonical(spec, axes, form, buffers, tables);
+  const Route route = RouteTo(form, CpuFeatures(), kernel);
+  CutDepth(problem, form, route.kernel->sums);
   return MakePlan(problem, *route.kernel, threads);
 }
 

@@ -1,0 +1,48 @@
+// Products and sums of sizes that a caller names: none of them wraps around.
+
+#ifndef JAXFP8_COMMON_SIZES_H_
+#define JAXFP8_COMMON_SIZES_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <span>
+
+namespace jaxfp8 {
+
+// What int64 does not hold, as a size: larger than any limit that it is compared with.
+inline constexpr int64_t kTooLarge = std::numeric_limits<int64_t>::max();
+
+// An array has at most so many bytes: a pebibyte, more than any machine has. Padding and dtypes
+// multiply a size by less than 2^12, so that int64 holds whatever is computed from accepted sizes.
+inline constexpr int64_t kMostBytes = int64_t{1} << 50;
+
+// Of numbers that are not negative; kTooLarge where int64 does not hold the result.
+constexpr int64_t Times(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? kTooLarge : product;
+}
+
+constexpr int64_t Plus(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? kTooLarge : sum;
+}
+
+// How many values an array of this shape has.
+constexpr int64_t CountOf(std::span<const int64_t> shape) {
+  int64_t count = 1;
+  for (int64_t size : shape) count = size == 0 ? 0 : Times(count, size);
+  return count;
+}
+
+// The same with empty axes taken for axes of size 1. Strides and products of some of the axes are
+// no larger, whichever axes are empty.
+constexpr int64_t ExtentOf(std::span<const int64_t> shape) {
+  int64_t extent = 1;
+  for (int64_t size : shape) extent = Times(extent, std::max<int64_t>(size, 1));
+  return extent;
+}
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_COMMON_SIZES_H_

@@ -1,0 +1,94 @@
+#include "cpu/form.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/sizes.h"
+#include "cpu/axes.h"
+
+namespace jaxfp8 {
+namespace {
+
+// Below this many values per segment, scaling each value beats scaling each sum; up to this depth
+// the sums win again, because they are scaled in float64.
+constexpr int64_t kShortSegment = 16;
+constexpr int64_t kShallow = 64;
+// From so many rows on, which share what is scaled, segments are short too that have 32 values, as
+// MX formats do; but 16 where products of bfloat16, of half the time, are what is given up.
+constexpr int64_t kManyRows = 128;
+constexpr int64_t kShortOfFloats = 33, kShortOfHalves = 24;
+
+// Up to this many columns, fewer than rows, are better taken as rows, although the output is then
+// written across: a register tile has up to 64 columns.
+constexpr int64_t kNarrow = 64;
+
+bool IsContiguous(const std::vector<Digit>& digits) {
+  return digits.size() == 1 && digits[0].tile == 1 && digits[0].stride == 1;
+}
+
+bool Is(const Digit& digit, int64_t size, int64_t stride) {
+  return digit.size == size && digit.stride == stride;
+}
+
+// Of an array of bytes.
+bool ArePrepared(const std::vector<Digit>& free, const std::vector<Digit>& depth) {
+  if (free.empty() || !Is(free.back(), kPreparedColumns, kQuad)) return false;
+  if (depth.empty() || !Is(depth.back(), kQuad, 1)) return false;
+  return depth.size() == 1 || (depth.size() == 2 && depth[0].stride == kPreparedColumns * kQuad);
+}
+
+SideForm MakeSide(const OperandSpec& spec, const SideAxes& axes) {
+  SideForm side;
+  side.dtype = ParseDType(spec.dtype);
+  side.zero_point = spec.zero_point;
+  side.contiguous = IsContiguous(axes.depth);
+  side.prepared = IsEightBit(side.dtype) && ArePrepared(axes.free, axes.depth);
+  side.segments = CountSegments(axes.tile_depth);
+  return side;
+}
+
+}  // namespace
+
+Form FormOf(const ScaledDotSpec& spec, const Axes& axes) {
+  Form form;
+  form.batch = Size(axes.groups.batch);
+  form.rows = Size(axes.groups.rows);
+  form.columns = Size(axes.groups.columns);
+  form.depth = Size(axes.groups.depth);
+  form.lhs = MakeSide(spec.lhs, axes.lhs);
+  form.rhs = MakeSide(spec.rhs, axes.rhs);
+  form.out = ParseDType(spec.epilogue.out_dtype);
+  form.swapped = form.rows > form.columns && form.columns <= kNarrow && !form.rhs.prepared;
+  if (form.swapped) {
+    std::swap(form.rows, form.columns);
+    std::swap(form.lhs, form.rhs);
+  }
+  return form;
+}
+
+bool ChangesOften(const SideForm& side, int64_t depth, int64_t shortest) {
+  return depth > kShallow && depth < Times(side.segments, shortest);
+}
+
+bool ChangesOften(const Form& form, int64_t shortest) {
+  return ChangesOften(form.lhs, form.depth, shortest) ||
+         ChangesOften(form.rhs, form.depth, shortest);
+}
+
+bool AsksForScales(const Form& form) {
+  return form.rows >= kManyRows && ChangesOften(form, std::max(kShortOfFloats, kShortOfHalves));
+}
+
+// More of them only if float32 holds what it did not have to hold.
+int64_t ShortSegment(const Form& form, Sums sums) {
+  if (form.rows < kManyRows || sums == Sums::kInteger) return kShortSegment;
+  const int64_t longer = sums == Sums::kFloat32 ? kShortOfFloats : kShortOfHalves;
+  return ChangesOften(form, longer) && !form.moderate_scales ? kShortSegment : longer;
+}
+
+bool HasShortSegments(const Form& form, Sums sums) {
+  return ChangesOften(form, ShortSegment(form, sums));
+}
+
+}  // namespace jaxfp8
