@@ -91,7 +91,7 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
     epilogue = form.spec.epilogue
     results = [(form.spec.out_shape, _dtypes.storage(epilogue.out_dtype))]
     results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]
-    results.append(((_workspace.workspace_bytes(form.spec),), np.dtype(np.uint8)))
+    results.append(((_workspace.workspace_bytes(form.spec, kernel),), np.dtype(np.uint8)))
     call = jax.ffi.ffi_call(_ffi.TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
     *outputs, _ = call(
         *(named[name] for name in form.spec.operand_names()),

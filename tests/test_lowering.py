@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 import warnings
@@ -166,6 +167,14 @@ class TestCudaWithoutGpu:
 
     def test_the_last_result_is_scratch_memory(self) -> None:
         assert "-> (tensor<1x4x16xbf16>, tensor<" in lowered("cuda")
+
+    @pytest.mark.parametrize("rows", [1, 4])
+    def test_scratch_for_few_rows_is_a_tenth_of_the_weight_at_most(self, rows) -> None:
+        weight = jaxfp8.quantize(jnp.ones((4096, 1024)), channelwise_axes=(1,))
+        trace = jax.jit(jaxfp8.matmul).trace(jnp.ones((rows, 4096), jnp.bfloat16), weight)
+        text = trace.lower(lowering_platforms=("cuda",)).as_text()
+        (scratch,) = re.findall(rf"-> \(tensor<1x{rows}x1024xbf16>, tensor<(\d+)xui8>\)", text)
+        assert int(scratch) <= 0.1 * weight.qvalue.nbytes
 
     def test_inside_shard_map(self) -> None:
         mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("rows",))

@@ -65,7 +65,7 @@ std::string Workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_byte
   std::string wrong = ReadRequest(spec, request);
   Problem problem;
   if (wrong.empty()) wrong = MakeProblem(request.spec, problem);
-  if (wrong.empty()) *workspace_bytes = WorkspaceFor(problem);
+  if (wrong.empty()) *workspace_bytes = WorkspaceFor(problem, request.kernel);
   return wrong;
 }
 

@@ -9,20 +9,9 @@ namespace {
 
 constexpr Path kGeneral{"general", GeneralWhyNot, PlanGeneral};
 
-// Up to so many rows the weights are what takes time: they are read once, as they are. Beyond it
-// decoding them for the library's 16-bit product pays. On an H200 with e4m3 weights, `sm80_w8a16`
-// against `cublaslt_wide`, in us: of 14336 x 4096, 128 rows 61 and 97, 192 rows 93 and 122, 256
-// rows 119 and 117; of 28672 x 8192, 128 rows 190 and 465, 256 rows 384 and 423.
-constexpr int64_t kFewRows = 256;
-
-// The side of 16 bits has few lines.
-bool FewRows(const Problem& problem) {
-  return (IsEightBit(problem.rhs.dtype) ? problem.rows : problem.columns) <= kFewRows;
-}
-
 // The table of preferences: a path stands before all that it beats wherever both can.
 std::vector<const Path*> InOrder(const Problem& problem) {
-  if (FewRows(problem)) {
+  if (HasFewRows(problem)) {
     return {&kCublasLtFp8, &kCublasLtInt8, &kSm80W8A16, &kCublasLtWide, &kGeneral};
   }
   return {&kCublasLtFp8, &kCublasLtInt8, &kCublasLtWide, &kSm80W8A16, &kGeneral};
@@ -48,6 +37,10 @@ const std::vector<const Path*>& AllPaths() {
   static const std::vector<const Path*> paths = {&kCublasLtFp8, &kCublasLtInt8, &kSm80W8A16,
                                                  &kCublasLtWide, &kGeneral};
   return paths;
+}
+
+bool HasFewRows(const Problem& problem) {
+  return (IsEightBit(problem.rhs.dtype) ? problem.rows : problem.columns) <= kFewRows;
 }
 
 std::vector<Choice> Choices(const Problem& problem, const Device& device) {

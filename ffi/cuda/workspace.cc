@@ -2,6 +2,11 @@
 
 #include <algorithm>
 
+#include "cuda/cublaslt/paths.h"
+#include "cuda/kernels/sm80_w8a16.h"
+#include "cuda/kernels/sm80_w8a16_plan.h"
+#include "cuda/route.h"
+
 namespace jaxfp8::cuda {
 namespace {
 
@@ -10,7 +15,7 @@ constexpr double kMiB = 1 << 20;
 constexpr double kLibraryBytes = 33 * kMiB;
 constexpr double kMostBytes = 256 * kMiB;
 constexpr double kSpareBytes = 64 * kMiB;
-constexpr double kFewRows = 256;
+constexpr double kLeastBytes = 256;
 
 double Lines(const Problem& problem, const Side& side) {
   const int64_t free = &side == &problem.lhs ? problem.rows : problem.columns;
@@ -30,16 +35,37 @@ double Packed(const Problem& problem) {
   return std::min(spare ? kSpareBytes : kMostBytes, Copied(problem, lhs) + Copied(problem, rhs));
 }
 
-}  // namespace
-
-// In double: sizes of an absurd problem must not overflow on the way to the minimum.
-size_t WorkspaceFor(const Problem& problem) {
+// Of the paths by cuBLASLt. In double: an absurd problem's sizes stay sizes on the way to the
+// minimum.
+double ForLibrary(const Problem& problem) {
   double sums = 4.0 * static_cast<double>(problem.batch) * static_cast<double>(problem.rows) *
                 static_cast<double>(problem.columns);
   if (IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype)) {
     sums = std::min(sums, kSpareBytes);
   }
-  return static_cast<size_t>(kLibraryBytes + std::min(kMostBytes, Packed(problem) + sums));
+  return kLibraryBytes + std::min(kMostBytes, Packed(problem) + sums);
+}
+
+double ForWeights(const Problem& problem) {
+  return std::min(kMostBytes, static_cast<double>(w8a16::BestWorkspace(problem)));
+}
+
+double Bytes(const Problem& problem, std::string_view kernel) {
+  const Problem turned = w8a16::WeightsRight(problem);
+  const bool weights = w8a16::WhyNotForm(turned).empty();
+  const bool library = LibraryMayTake(problem);
+  if (kernel.empty()) {
+    if (weights && (HasFewRows(problem) || !library)) return ForWeights(turned);
+    return library ? ForLibrary(problem) : 0;
+  }
+  if (kernel == kSm80W8A16.name) return weights ? ForWeights(turned) : 0;
+  return library && kernel.starts_with("cublaslt") ? ForLibrary(problem) : 0;
+}
+
+}  // namespace
+
+size_t WorkspaceFor(const Problem& problem, std::string_view kernel) {
+  return static_cast<size_t>(std::max(kLeastBytes, Bytes(problem, kernel)));
 }
 
 }  // namespace jaxfp8::cuda

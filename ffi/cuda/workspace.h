@@ -4,13 +4,15 @@
 #define JAXFP8_CUDA_WORKSPACE_H_
 
 #include <cstddef>
+#include <string_view>
 
 #include "cuda/problem.h"
 
 namespace jaxfp8::cuda {
 
-// Bytes that serve the problem best on any device and path; plans fit themselves to less.
-size_t WorkspaceFor(const Problem& problem);
+// Bytes beyond which the path that takes the problem, or the one called `kernel`, is no faster on
+// any device. Plans fit themselves to less. jaxfp8/_workspace.py has the same rule.
+size_t WorkspaceFor(const Problem& problem, std::string_view kernel);
 
 }  // namespace jaxfp8::cuda
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/kernels/sm80_w8a16_plan.h"
@@ -103,6 +104,29 @@ void CheckWorkspace() {
   }
 }
 
+// What the workspace has room for that a call is told to bring.
+void CheckBestWorkspace() {
+  for (int64_t rows : {1, 8, 17, 64, 200}) {
+    for (auto [columns, depth] : {std::pair(1, 1), {130, 300}, {4096, 4100}, {28672, 8192}}) {
+      const Problem p = Some(1, rows, columns, depth);
+      const size_t best = BestWorkspace(p);
+      const size_t packed = PacksFor(EightsFor(p)) ? PackedBytesOf(p) : 0;
+      for (int64_t resident : {1, 132, 216, 396, 444}) {
+        const Schedule s = MakeSchedule(p, resident, best - packed, 0);
+        const Schedule ample = MakeSchedule(p, resident, size_t{1} << 40, 0);
+        Expect(s.outputs == ample.outputs && s.blocks == ample.blocks, "more is no better");
+        Expect(s.outputs == OutputsOf(p), "one launch makes all outputs");
+      }
+      // A device that is larger than any there was.
+      const Schedule s = MakeSchedule(p, 528, best - packed, 0);
+      Expect(s.outputs == OutputsOf(p), "one launch makes all outputs on a larger device");
+      CheckSchedule(s, p.batch);
+    }
+  }
+  const Problem weights = Some(1, 1, 14336, 4096);
+  Expect(BestWorkspace(weights) < size_t{14336} * 4096 / 100, "one row takes a hundredth");
+}
+
 void CheckTiles() {
   Problem p = Some(1, 64, 4096, 4096);
   Expect(EightsFor(p) == 8, "64 rows fit one tile");
@@ -132,6 +156,7 @@ void CheckRefusals() {
   p = Some(1, 1, 256, 512);
   p.out.dtype = DType::kS32;
   Expect(!WhyNotProblem(p, device).empty(), "an int32 output is refused");
+  Expect(WhyNotForm(Some(1, 1, 256, 512)).empty(), "without a device too");
   p = Some(int64_t{1} << 30, 1 << 20, 1 << 20, 1 << 20);
   Expect(!WhyNotProblem(p, device).empty(), "more tiles than 32 bits count are refused");
 }
@@ -143,6 +168,7 @@ int main() {
   using namespace jaxfp8::cuda::w8a16;
   CheckSchedules();
   CheckWorkspace();
+  CheckBestWorkspace();
   CheckTiles();
   CheckRefusals();
   std::printf("w8a16 plan: %d failures\n", failures);

@@ -161,7 +161,7 @@ def test_no_wide_copy_of_a_weight_is_made():
     w = weight(11, 8192, 8192)
     compiled = jax.jit(jaxfp8.matmul).lower(activations(11, 4, 8192), w).compile()
     scratch = compiled.memory_analysis().temp_size_in_bytes
-    assert scratch < 1.6 * w.qvalue.size  # the workspace; a bfloat16 copy alone would be 2.0
+    assert scratch < 0.1 * w.qvalue.size  # the workspace; a bfloat16 copy would be 2.0
     assert "bf16[8192,8192]" not in compiled.as_text()
 
 

@@ -3,8 +3,10 @@
 import ctypes
 import dataclasses
 
+import numpy as np
 import pytest
 
+import specs
 from jaxfp8 import _abi, _canonical, _ffi, _workspace
 from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
@@ -101,16 +103,40 @@ def test_the_library_in_use_is_named_or_what_is_missing():
     assert version or "libcublasLt.so.13" in path
 
 
-def workspace_by_library(spec) -> int:
+def workspace_by_library(spec, kernel: str = "") -> int:
     """What `jaxfp8_cuda_workspace` says of a canonical problem."""
     size = ctypes.c_size_t()
-    asked = (_abi.Spec.of(spec), ctypes.byref(size))
+    asked = (_abi.Spec.of(spec, kernel), ctypes.byref(size))
     status, text = _abi.call(_ffi._library("cuda"), "jaxfp8_cuda_workspace", *asked)
     assert status == 0, text
     return size.value
 
 
+def assert_alike(spec) -> None:
+    """That both sides ask for as much scratch, whichever path is named."""
+    canonical = _canonical.canonical(spec).spec
+    for kernel in ("", "nonesuch", *_ffi.kernels("cuda")):
+        asked = _workspace.workspace_bytes(canonical, kernel)
+        assert workspace_by_library(canonical, kernel) == asked, (str(canonical), kernel)
+
+
 @pytest.mark.parametrize("spec", [spec for spec, _ in TAKEN], ids=str)
 def test_the_library_asks_for_as_much_scratch_as_python_gives(spec):
-    canonical = _canonical.canonical(spec).spec
-    assert workspace_by_library(canonical) == _workspace.workspace_bytes(canonical)
+    assert_alike(spec)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 17, 64, 256, 257])
+@pytest.mark.parametrize("tiles", [(1, 4096), (128, 128), (1, 64)], ids=str)
+def test_weights_ask_for_as_much_scratch_on_both_sides(rows, tiles):
+    assert_alike(product("bfloat16", E4M3, m=rows, tiles=(None, tiles)))
+    assert_alike(product("int8", "float16", n=rows, m=14336, tiles=(tiles, None)))
+    assert_alike(product("float16", "int8", m=rows, k=4100, tiles=(None, tiles)))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_problems_ask_for_as_much_scratch_on_both_sides(block):
+    rng = np.random.default_rng(70_000 + block)
+    for _ in range(100):
+        spec = specs.draw_spec(rng)
+        if not _canonical.is_empty(spec):
+            assert_alike(spec)

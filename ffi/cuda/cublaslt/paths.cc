@@ -83,7 +83,7 @@ ProductTypes WideTypes(const Problem& problem) {
   return {type, type, DType::kF32};
 }
 
-std::string WhyNotWide(const Problem& problem, const Device& device) {
+std::string WhyNotWideTypes(const Problem& problem) {
   const DType type = WideTypes(problem).lhs;
   for (const Side* side : {&problem.lhs, &problem.rhs}) {
     if (!IsEightBit(side->dtype) && side->dtype != type) {
@@ -96,7 +96,12 @@ std::string WhyNotWide(const Problem& problem, const Device& device) {
   if (problem.out.dtype == DType::kS32) {
     return "its sums are rounded, and an int32 output needs exact ones";
   }
-  const std::string wrong = WhyNotDevice(device, 80);
+  return "";
+}
+
+std::string WhyNotWide(const Problem& problem, const Device& device) {
+  std::string wrong = WhyNotWideTypes(problem);
+  if (wrong.empty()) wrong = WhyNotDevice(device, 80);
   return wrong.empty() ? WhyNotLayout(problem, device, WideTypes(problem)) : wrong;
 }
 
@@ -110,5 +115,11 @@ std::unique_ptr<Plan> PlanWide(const Problem& problem, const Device& device, siz
 const Path kCublasLtFp8{"cublaslt_fp8", WhyNotFp8, PlanFp8};
 const Path kCublasLtInt8{"cublaslt_int8", WhyNotInt8, PlanInt8};
 const Path kCublasLtWide{"cublaslt_wide", WhyNotWide, PlanWide};
+
+bool LibraryMayTake(const Problem& problem) {
+  const bool floats = IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype);
+  const bool integers = IsInt8(problem.lhs.dtype) && IsInt8(problem.rhs.dtype);
+  return floats || integers || WhyNotWideTypes(problem).empty();
+}
 
 }  // namespace jaxfp8::cuda

@@ -15,6 +15,9 @@ extern const Path kCublasLtInt8;
 // 16-bit tensor cores while they are still in L2.
 extern const Path kCublasLtWide;
 
+// Whether one of them takes the operands' types, on some device.
+bool LibraryMayTake(const Problem& problem);
+
 }  // namespace jaxfp8::cuda
 
 #endif  // JAXFP8_CUDA_CUBLASLT_PATHS_H_

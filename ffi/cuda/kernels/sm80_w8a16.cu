@@ -261,19 +261,10 @@ class W8A16Plan final : public Plan {
   int64_t resident_ = 1;  // blocks at a time
 };
 
-bool WeightsOnTheLeft(const Problem& problem) {
-  return IsEightBit(problem.lhs.dtype) && !IsEightBit(problem.rhs.dtype);
-}
-
-std::string WhyNot(const Problem& problem, const Device& device) {
-  return WhyNotProblem(WeightsOnTheLeft(problem) ? Swapped(problem) : problem, device);
-}
-
 std::unique_ptr<Plan> Make(const Problem& problem, const Device& device, size_t workspace,
                            std::string& wrong) {
-  const bool swapped = WeightsOnTheLeft(problem);
-  const Problem turned = swapped ? Swapped(problem) : problem;
-  auto plan = std::make_unique<W8A16Plan>(turned, device, swapped, workspace);
+  const Problem turned = WeightsRight(problem);
+  auto plan = std::make_unique<W8A16Plan>(turned, device, WeightsOnTheLeft(problem), workspace);
   if (!Empty(turned)) wrong = plan->Prepare();
   if (!wrong.empty()) return nullptr;
   return plan;
@@ -282,6 +273,6 @@ std::unique_ptr<Plan> Make(const Problem& problem, const Device& device, size_t 
 }  // namespace
 }  // namespace w8a16
 
-const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNot, w8a16::Make};
+const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::Make};
 
 }  // namespace jaxfp8::cuda

@@ -12,9 +12,29 @@ namespace {
 // idle: with 4, an H200 takes 3 to 7 % longer for 1 to 16 rows of 1024 x 8192 weights.
 constexpr int64_t kFewestSteps = 2;
 
+// Blocks at a time of the largest device that the kernel is compiled for: 3 on each of the 148
+// multiprocessors of a B200, all that shared memory has room for. (An H200 has 396.)
+constexpr int64_t kMostResident = 3 * 148;
+
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t DepthTiles(const Problem& problem) { return Ceil(problem.depth, kTileDepth); }
+
+// Blocks that share so many outputs, where `resident` are there at a time.
+int64_t UsefulBlocks(const Problem& problem, int64_t outputs, int64_t resident) {
+  const int64_t useful = std::max(outputs, outputs * DepthTiles(problem) / kFewestSteps);
+  return std::min(resident, useful);
+}
+
+// Of the outputs that are left. All of them, if that leaves slots for most of the blocks that they
+// keep busy: a further launch costs more. Else as many as leave slots for all blocks; where there
+// are too few slots for these, as many as keep busy what blocks there are slots for.
+int64_t OutputsAtOnce(const Problem& problem, int64_t resident, int64_t slots, int64_t left) {
+  const int64_t busy = UsefulBlocks(problem, left, resident);
+  if (slots - left + 1 >= busy - busy / 4) return left;
+  const int64_t few = slots / (1 + DepthTiles(problem) / kFewestSteps);
+  return std::clamp<int64_t>(std::max(slots - resident, few), 1, left);
+}
 
 bool FoldsSums(const Problem& problem) {
   return (problem.rhs.scale || problem.rhs.zero_point) && !problem.rhs.tiles.ConstantAlongDepth();
@@ -96,11 +116,10 @@ Schedule MakeSchedule(const Problem& problem, int64_t resident, size_t workspace
   s.depth_tiles = static_cast<int32_t>(DepthTiles(problem));
   s.first = static_cast<int32_t>(first);
   const auto slots = static_cast<int64_t>(workspace / SlotBytes(problem));
-  const int64_t left = OutputsOf(problem) - first;
-  s.outputs = static_cast<int32_t>(std::min(left, std::max<int64_t>(1, slots - resident)));
+  s.outputs =
+      static_cast<int32_t>(OutputsAtOnce(problem, resident, slots, OutputsOf(problem) - first));
   if (problem.depth == 0) return s;
-  const int64_t useful = std::max<int64_t>(s.outputs, s.Steps() / kFewestSteps);
-  s.Share(std::min({resident, slots - s.outputs + 1, useful}));
+  s.Share(std::min(slots - s.outputs + 1, UsefulBlocks(problem, s.outputs, resident)));
   return s;
 }
 
@@ -109,6 +128,12 @@ std::string WhyNotWorkspace(const Problem& problem, size_t packed, size_t worksp
   if (workspace >= least) return "";
   return "`sm80_w8a16` needs a workspace of at least " + std::to_string(least) + " bytes and got " +
          std::to_string(workspace);
+}
+
+std::string WhyNotForm(const Problem& problem) {
+  if (TooLarge(problem)) return "it counts its tiles in 32 bits, and this product has more";
+  const std::string types = WhyNotTypes(problem);
+  return types.empty() ? WhyNotTiles(problem) : types;
 }
 
 std::string WhyNotProblem(const Problem& problem, const Device& device) {
@@ -122,9 +147,26 @@ std::string WhyNotProblem(const Problem& problem, const Device& device) {
            " bytes of shared memory per block, and the device has " +
            std::to_string(device.shared_bytes);
   }
-  if (TooLarge(problem)) return "it counts its tiles in 32 bits, and this product has more";
-  const std::string types = WhyNotTypes(problem);
-  return types.empty() ? WhyNotTiles(problem) : types;
+  return WhyNotForm(problem);
+}
+
+size_t BestWorkspace(const Problem& problem) {
+  const size_t packed = PacksFor(EightsFor(problem)) ? PackedBytesOf(problem) : 0;
+  const int64_t outputs = OutputsOf(problem);
+  const int64_t slots = outputs + UsefulBlocks(problem, outputs, kMostResident) - 1;
+  return packed + static_cast<size_t>(std::max<int64_t>(slots, 1)) * SlotBytes(problem);
+}
+
+bool WeightsOnTheLeft(const Problem& problem) {
+  return IsEightBit(problem.lhs.dtype) && !IsEightBit(problem.rhs.dtype);
+}
+
+Problem WeightsRight(const Problem& problem) {
+  return WeightsOnTheLeft(problem) ? Swapped(problem) : problem;
+}
+
+std::string WhyNotEither(const Problem& problem, const Device& device) {
+  return WhyNotProblem(WeightsRight(problem), device);
 }
 
 }  // namespace jaxfp8::cuda::w8a16

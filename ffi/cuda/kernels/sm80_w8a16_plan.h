@@ -105,8 +105,20 @@ Schedule MakeSchedule(const Problem& problem, int64_t resident, size_t workspace
 // if it can.
 std::string WhyNotWorkspace(const Problem& problem, size_t packed, size_t workspace);
 
-// Why the kernel cannot compute the problem, whose rhs is the 8-bit side; "" if it can.
+// Why the kernel cannot compute the problem, whose rhs is the 8-bit side; "" if it can. Without a
+// device: on any that it is compiled for.
+std::string WhyNotForm(const Problem& problem);
 std::string WhyNotProblem(const Problem& problem, const Device& device);
+
+// Bytes of workspace beyond which the kernel is no faster, on any device.
+size_t BestWorkspace(const Problem& problem);
+
+// Whether the 8-bit side is the left one; the problem with it on the right.
+bool WeightsOnTheLeft(const Problem& problem);
+Problem WeightsRight(const Problem& problem);
+
+// `WhyNotProblem`, whichever side is the 8-bit one.
+std::string WhyNotEither(const Problem& problem, const Device& device);
 
 }  // namespace jaxfp8::cuda::w8a16
 

@@ -103,7 +103,8 @@ int jaxfp8_cuda_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
 int jaxfp8_cuda_prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes, char* message,
                         size_t size);
 
-/* How many bytes of workspace serve a spec best on any device; less may do. Needs no GPU. */
+/* How many bytes of workspace a spec can use on any device, or the kernel that it names; with less
+ * it may be slower. Needs no GPU. */
 int jaxfp8_cuda_workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes,
                           char* message, size_t size);
 

@@ -1,0 +1,89 @@
+"""How much scratch memory a product is given on a GPU; the library's rule stands beside it."""
+
+import pytest
+
+from jaxfp8 import _canonical, _workspace
+from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+
+E4M3 = "float8_e4m3fn"
+WEIGHTS = {"4096x4096": (4096, 4096), "4100 deep": (4096, 4100), "14336x4096": (14336, 4096)}
+LARGE = {"28672x8192": (28672, 8192), "57344x8192": (57344, 8192)}
+
+
+def side(dtype: str, shape, depth_axis: int, tiles=None, batch=()) -> OperandSpec:
+    return OperandSpec(
+        dtype=dtype,
+        shape=shape,
+        contracting=(depth_axis,),
+        batch=batch,
+        tiles=tiles or shape,
+        scale=tiles is not None,
+        zero_point=False,
+    )
+
+
+def scratch(lhs: OperandSpec, rhs: OperandSpec, kernel: str = "", **epilogue) -> int:
+    spec = ScaledDotSpec(
+        lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(**{"out_dtype": "bfloat16", **epilogue})
+    )
+    return _workspace.workspace_bytes(_canonical.canonical(spec).spec, kernel)
+
+
+def of_weights(rows: int, columns: int, depth: int, layout: str = "nk", **more) -> int:
+    """Of bfloat16 rows times e4m3 weights with a scale for each column."""
+    shape = (columns, depth) if layout == "nk" else (depth, columns)
+    tiles = (1, depth) if layout == "nk" else (depth, 1)
+    weight = side(E4M3, shape, 1 if layout == "nk" else 0, tiles)
+    return scratch(side("bfloat16", (rows, depth), 1), weight, **more)
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize(
+    ("rows", "weight"),
+    [
+        *((rows, weight) for weight in WEIGHTS.values() for rows in (1, 2, 4)),
+        *((rows, WEIGHTS["14336x4096"]) for rows in (8, 16)),
+        *((rows, weight) for weight in LARGE.values() for rows in (1, 8, 17, 32, 64)),
+    ],
+    ids=str,
+)
+def test_few_rows_take_a_tenth_of_the_weight_at_most(rows, weight, layout):
+    assert of_weights(rows, *weight, layout) <= 0.1 * weight[0] * weight[1]
+
+
+def test_one_row_takes_a_hundredth_of_a_weight():
+    assert of_weights(1, 14336, 4096) < 0.01 * 14336 * 4096
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_more_rows_take_what_all_blocks_of_the_largest_device_accumulate(rows):
+    """The kernel would be slower with less: fewer blocks, or several launches."""
+    blocks, outputs, values = 3 * 148, 4096 // 128, rows * 4096 * 2 if rows >= 32 else 0
+    assert of_weights(rows, 4096, 4096) == values + (blocks + outputs - 1) * rows * 128 * 4
+
+
+def test_many_rows_have_room_for_a_decoded_weight():
+    assert of_weights(1024, 14336, 4096) > 14336 * 4096 * 2
+
+
+def test_a_path_that_is_asked_for_by_name_gets_what_it_uses():
+    assert of_weights(1, 4096, 4096, kernel="cublaslt_wide") > 32 << 20
+    assert of_weights(1, 4096, 4096, kernel="sm80_w8a16") == of_weights(1, 4096, 4096)
+    assert of_weights(1, 4096, 4096, kernel="general") == 256
+
+
+def test_a_product_that_no_other_kernel_takes_gets_next_to_nothing():
+    weight = side(E4M3, (4096, 4096), 1, (1, 4096))
+    assert scratch(side("float32", (16, 4096), 1), weight) == 256
+
+
+def test_products_by_the_library_have_its_own_scratch():
+    both = side(E4M3, (16, 4096), 1, (1, 4096)), side(E4M3, (4096, 4096), 1, (1, 4096))
+    assert scratch(*both) > 32 << 20
+
+
+def test_scratch_is_bounded_however_large_the_problem():
+    big = side(E4M3, (1, 1 << 16, 1 << 16), 2, batch=(0,))
+    assert scratch(big, big) < 300 << 20
+    values = side("bfloat16", (1, 256, 1 << 20), 2, batch=(0,))
+    assert scratch(values, side(E4M3, (1, 1 << 20, 1 << 20), 2, batch=(0,))) < 300 << 20
