@@ -62,7 +62,7 @@ def _elsewhere(shape: Shape, contracting: Shape) -> str:
     if not free:
         return ""
     wanted = [size if axis == free[-1] else 1 for axis, size in enumerate(shape)]
-    return f"a scale for each of axis {free[-1]} has the shape {wanted}"
+    return f"if it is meant for axis {free[-1]}, its shape is {wanted}"
 
 
 def _fine(tiles: Shape, shape: Shape) -> list[int]:

@@ -76,8 +76,8 @@ def _by_blocks(x: Any, q: Any, s: Any) -> Any:
             (32, 1),
             "per contracted axis 0",
             "the contracted axis 0 of the right operand, so it cannot be taken out of the sum: "
-            "each value is scaled as it is decoded and summed in float32, .* a scale for each of "
-            r"axis 1 has the shape \[1, 24\]$",
+            "each value is scaled as it is decoded and summed in float32, .* if it is meant for "
+            r"axis 1, its shape is \[1, 24\]$",
         ),
         (_along_k, (1, 24), "per axis 1", "^$"),
         (_by_blocks, (4, 24), "blocks 8x1", "each value is scaled .*have faster sums$"),
