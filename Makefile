@@ -56,11 +56,13 @@ check: setup  ## format, lint, types and import contracts
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
 
-sanitize: setup  ## kernels under ASan and UBSan, AVX-512 and AMX in software; threads under TSan, portable kernels
-	@$(BIN)/cmake -G Ninja -S ffi/tests/cpu -B build/checks \
-	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null
-	@$(BIN)/cmake --build build/checks
-	@$(BIN)/ctest --test-dir build/checks -j $(JOBS) --verbose
+sanitize: setup  ## the CPU library and the host side of the CUDA library under ASan and UBSan, fuzzed; threads under TSan
+	@$(call checks,cpu,build/checks,)
+	@$(call checks,cuda,build/checks-cuda,-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python)
+
+checks = $(BIN)/cmake -G Ninja -S ffi/tests/$(1) -B $(2) $(3) \
+	-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null && $(BIN)/cmake --build $(2) && \
+	$(BIN)/ctest --test-dir $(2) -j $(JOBS) --verbose
 
 format: setup  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .

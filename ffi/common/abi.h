@@ -49,9 +49,30 @@ std::string CheckStruct(const T* from, const char* name) {
          std::to_string(sizeof(T)) + ": the library and its caller are of different versions";
 }
 
+// Which list of sizes or axes has a rank and no values; "" if none.
+inline std::string CheckDims(const jaxfp8_scaled_dot_spec& spec) {
+  const jaxfp8_operand_spec &l = spec.lhs, &r = spec.rhs;
+  const jaxfp8_epilogue_spec& e = spec.epilogue;
+  const struct {
+    const char* name;
+    jaxfp8_dims lists[4];
+  } all[] = {{"lhs", {l.shape, l.contracting, l.batch, l.tiles}},
+             {"rhs", {r.shape, r.contracting, r.batch, r.tiles}},
+             {"epilogue", {e.residual, e.bias, e.out_scale, e.amax}}};
+  for (const auto& [name, lists] : all) {
+    for (const jaxfp8_dims& dims : lists) {
+      if (dims.values || dims.rank == 0) continue;
+      return "`spec`->" + std::string(name) + " has a list of rank " + std::to_string(dims.rank) +
+             " whose values are null, but needs that many values";
+    }
+  }
+  return "";
+}
+
 // The request a struct states; returns what is wrong with it, or "".
 inline std::string ReadRequest(const jaxfp8_scaled_dot_spec* from, Request& to) {
-  const std::string wrong = CheckStruct(from, "spec");
+  std::string wrong = CheckStruct(from, "spec");
+  if (wrong.empty()) wrong = CheckDims(*from);
   if (!wrong.empty()) return wrong;
   to = {{ReadSide(from->lhs), ReadSide(from->rhs), ReadEpilogue(from->epilogue),
          ReadText(from->precision)},

@@ -5,6 +5,7 @@
 
 #include "common/activation.h"
 #include "common/shapes.h"
+#include "common/sizes.h"
 
 namespace jaxfp8 {
 namespace {
@@ -148,7 +149,7 @@ std::string CheckOutType(const ScaledDotSpec& spec) {
              "int8 or uint8 operands without scales, and no residual, bias or activation");
 }
 
-std::string CheckEpilogue(const ScaledDotSpec& spec) {
+std::string CheckEpilogue(const ScaledDotSpec& spec, const Shape& out) {
   const EpilogueSpec& epilogue = spec.epilogue;
   if (ParseActivation(epilogue.activation) == Activation::kUnknown) {
     return Say("attribute `activation`", "is `" + std::string(epilogue.activation) + "`",
@@ -158,7 +159,6 @@ std::string CheckEpilogue(const ScaledDotSpec& spec) {
     return Say("attribute `residual_dtype`", "is `" + std::string(epilogue.residual_dtype) + "`",
                "float32, bfloat16 or float16");
   }
-  const Shape out = OutShape(spec);
   for (const std::string& wrong :
        {CheckPlane("residual", epilogue.has_residual, epilogue.residual, out),
         CheckPlane("bias", epilogue.has_bias, epilogue.bias, out),
@@ -167,6 +167,27 @@ std::string CheckEpilogue(const ScaledDotSpec& spec) {
     if (!wrong.empty()) return wrong;
   }
   return CheckOutType(spec);
+}
+
+// Counts empty axes as 1, so that strides are sound too.
+std::string CheckSize(const char* name, const char* what, Dims shape, int64_t bytes_each) {
+  if (Times(ExtentOf(shape), bytes_each) <= kMostBytes) return "";
+  return Say("`" + std::string(name) + what + "`", "has shape " + Text(shape),
+             "at most 2^50 bytes where an empty axis counts as 1 and a value as " +
+                 std::to_string(bytes_each));
+}
+
+// Every array, and so every product of its axes, is of a size that one can compute with. Whatever
+// has the shape of the output takes at most four bytes a value, and so do the sums of it.
+std::string CheckSizes(const ScaledDotSpec& spec, Dims out) {
+  for (const auto& [side, name] : {std::pair(&spec.lhs, "lhs"), std::pair(&spec.rhs, "rhs")}) {
+    std::string wrong = CheckSize(name, "", side->shape, SizeOf(ParseDType(side->dtype)));
+    if (wrong.empty() && (side->scale || side->zero_point)) {
+      wrong = CheckSize(name, "_scale", TileCounts(*side), sizeof(float));
+    }
+    if (!wrong.empty()) return wrong;
+  }
+  return CheckSize("out", "", out, sizeof(float));
 }
 
 // Dtypes that an operand may have beside its own.
@@ -276,7 +297,9 @@ std::string CheckSpec(const ScaledDotSpec& spec) {
     return Say("attribute `precision`", "is `" + std::string(spec.precision) + "`",
                "default or highest");
   }
-  return CheckEpilogue(spec);
+  const Shape out = OutShape(spec);
+  const std::string large = CheckSizes(spec, out);
+  return large.empty() ? CheckEpilogue(spec, out) : large;
 }
 
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,

@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "common/dtype.h"
+#include "common/sizes.h"
 
 namespace jaxfp8 {
 
@@ -26,6 +28,25 @@ struct QuantizeProblem {
   int64_t tiles_down() const { return rows / tile_rows + (rows % tile_rows != 0); }
   int64_t tiles_across() const { return columns / tile_columns + (columns % tile_columns != 0); }
 };
+
+// Why one cannot compute with the sizes of a problem; "" if one can.
+inline std::string WhyNotSizes(const QuantizeProblem& problem) {
+  const auto two = [](int64_t a, int64_t b) {
+    return std::to_string(a) + " and " + std::to_string(b);
+  };
+  if (problem.tile_rows < 1 || problem.tile_columns < 1) {
+    return "attributes `tile_rows` and `tile_columns` are " +
+           two(problem.tile_rows, problem.tile_columns) + ", but need to be at least 1";
+  }
+  const int64_t shape[] = {problem.rows, problem.columns};
+  if (problem.rows < 0 || problem.columns < 0 || Times(ExtentOf(shape), 4) > kMostBytes) {
+    return "the axes of `x` are " + two(problem.rows, problem.columns) +
+           ", but need to be at least 0, and `x` at most 2^50 bytes where an empty axis counts as "
+           "1 "
+           "and a value as 4";
+  }
+  return "";
+}
 
 struct QuantizeBuffers {
   const void* x = nullptr;

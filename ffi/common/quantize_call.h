@@ -49,10 +49,7 @@ inline std::string Read(ffi::Dictionary attributes, const std::vector<Buffer>& o
   }
   if (!read.wrong().empty()) return read.wrong();
   to.out = ParseDType(out);
-  if (to.tile_rows >= 1 && to.tile_columns >= 1) return "";
-  return SayQuantize("attributes `tile_rows` and `tile_columns` are " +
-                     std::to_string(to.tile_rows) + " and " + std::to_string(to.tile_columns) +
-                     ", but need to be at least 1");
+  return "";
 }
 
 // Takes buffers in order, and remembers the first that does not fit.

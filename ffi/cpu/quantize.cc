@@ -195,6 +195,8 @@ class Quantizer {
 }  // namespace
 
 std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name) {
+  const std::string sizes = WhyNotSizes(problem);
+  if (!sizes.empty()) return sizes;
   if (!IsWideFloat(problem.in)) {
     return "`x` is " + std::string(NameOf(problem.in)) +
            ", but needs to be float32, bfloat16 or float16";

@@ -57,27 +57,30 @@ double Load(const void* from, int64_t i, DType type) {
   }
 }
 
+template <typename T>
+void Put(void* to, int64_t i, T value) {
+  std::memcpy(static_cast<uint8_t*>(to) + i * sizeof(T), &value, sizeof(T));
+}
+
 void Store(void* to, int64_t i, DType type, double value) {
-  auto* byte = static_cast<uint8_t*>(to) + i * SizeOf(type);
   const auto rounded = static_cast<float>(value);
-  const uint16_t half = type == DType::kBF16 ? EncodeBF16(rounded) : EncodeF16(rounded);
-  const int32_t integer = EncodeS32(value);
   switch (type) {
     case DType::kBF16:
+      return Put(to, i, EncodeBF16(rounded));
     case DType::kF16:
-      std::memcpy(byte, &half, 2);
-      break;
+      return Put(to, i, EncodeF16(rounded));
     case DType::kS32:
-      std::memcpy(byte, &integer, 4);
-      break;
+      return Put(to, i, EncodeS32(value));
     case DType::kF32:
-      std::memcpy(byte, &rounded, 4);
-      break;
+      return Put(to, i, rounded);
+    case DType::kE4M3:
+      return Put(to, i, EncodeE4M3(rounded));
+    case DType::kE5M2:
+      return Put(to, i, EncodeE5M2(rounded));
+    case DType::kS8:
+      return Put(to, i, EncodeS8(RoundToOdd(value)));
     default:
-      *byte = type == DType::kE4M3   ? EncodeE4M3(rounded)
-              : type == DType::kE5M2 ? EncodeE5M2(rounded)
-              : type == DType::kS8   ? static_cast<uint8_t>(EncodeS8(RoundToOdd(value)))
-                                     : EncodeU8(RoundToOdd(value));
+      return Put(to, i, EncodeU8(RoundToOdd(value)));
   }
 }
 

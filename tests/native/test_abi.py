@@ -99,3 +99,40 @@ def test_a_negative_size_is_refused(sizes):
     status, text = _abi.call(_ffi._library("cpu"), "jaxfp8_cpu_scaled_dot", *asked)
     assert status == 1
     assert "needs sizes of at least 0" in text
+
+
+def without_lines(size):
+    """A product without rows and columns: every array is empty, however deep."""
+    sides = {"shape": (0, size, 64), "contracting": (1, 2), "batch": (), "tiles": (1, 1, 3)}
+    return ScaledDotSpec(
+        lhs=OperandSpec(dtype="float32", scale=True, zero_point=False, **sides),
+        rhs=OperandSpec(dtype="int8", scale=False, zero_point=False, **sides),
+        epilogue=EpilogueSpec(out_dtype="float32"),
+    )
+
+
+@pytest.mark.parametrize("size", [2**44, 2**58, 2**62])
+def test_sizes_whose_product_no_machine_holds_are_refused(size):
+    asked = ctypes.byref(_abi.Spec.of(without_lines(size)))
+    library = _ffi._library("cpu")
+    none = ctypes.byref(_abi.Buffers.of())
+    for status, text in (
+        _abi.call(library, "jaxfp8_cpu_route", asked),
+        _abi.call(library, "jaxfp8_cpu_scaled_dot", asked, none, 1),
+    ):
+        assert status == 1
+        assert f"`lhs` has shape (0, {size}, 64), but needs at most 2^50 bytes" in text
+
+
+def test_empty_arrays_may_have_any_other_axes():
+    asked = ctypes.byref(_abi.Spec.of(without_lines(2**40))), ctypes.byref(_abi.Buffers.of()), 2
+    assert _abi.call(_ffi._library("cpu"), "jaxfp8_cpu_scaled_dot", *asked) == (0, "")
+
+
+def test_a_list_of_sizes_without_values_is_refused():
+    spec = _abi.Spec.of(matrices(3, 4, 5))
+    spec.rhs.tiles.values = None
+    asked = ctypes.byref(spec)
+    status, text = _abi.call(_ffi._library("cpu"), "jaxfp8_cpu_route", asked)
+    assert status == 1
+    assert "`spec`->rhs has a list of rank 2 whose values are null" in text

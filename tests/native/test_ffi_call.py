@@ -226,3 +226,49 @@ def test_a_kernel_that_cannot_says_why():
     assert "it sums integers, and the operands are bfloat16 and float8_e4m3fn" in text
     operands = np.ones((2, 3), np.int8), np.ones((3, 4), np.int8)
     assert "its sums are rounded" in refusal(INT_SPEC, operands, kernel="scalar_f32")
+
+
+# What any attribute may be given in place of its own value.
+WILD_SIZES = (-(2**63), -1, 0, 1, 2, 5, 24, 2**31, 2**32, 2**40, 2**50, 2**61, 2**62, 2**63 - 1)
+WILD_VALUES = ("", "int8", "float4", "x" * 300, True, False, 1.5, np.int64(2**62), np.int32(-1))
+
+
+def wild(rng: np.random.Generator, attributes: dict) -> dict:
+    """The attributes with one to three of them changed to what nobody means."""
+    changed = dict(attributes)
+    for name in rng.choice(list(attributes), rng.integers(1, 4)):
+        own = attributes[name]
+        kind = rng.random()
+        if kind < 0.6 and isinstance(own, np.ndarray):
+            sizes = np.array(rng.choice(WILD_SIZES, rng.integers(0, 5)), np.int64)
+            if own.size and rng.random() < 0.6:
+                sizes = own.copy()
+                sizes[rng.integers(own.size)] = rng.choice(WILD_SIZES)
+            changed[name] = sizes
+        elif kind < 0.7:
+            changed.pop(name, None)
+        else:
+            changed[name] = WILD_VALUES[rng.integers(len(WILD_VALUES))]
+    return changed
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_attributes_that_nobody_means_are_refused_with_a_sentence(block):
+    rng = np.random.default_rng(80_000 + block)
+    _ffi.ensure_registered("cpu")
+    refused = 0
+    for _ in range(40):
+        spec = specs.draw_spec(rng)
+        operands = specs.draw_operands(rng, spec)
+        call = jax.ffi.ffi_call(calls.TARGET, calls.results_of(spec))
+        given = {**spec.attributes(), "kernel": ""}
+        try:
+            jax.block_until_ready(call(*operands.values(), **wild(rng, given)))
+        except jax.errors.JaxRuntimeError as error:
+            refused += 1
+            text = str(error)
+            assert text.startswith("INVALID_ARGUMENT: "), text
+            assert "`jaxfp8_scaled_dot`: " in text
+            assert "needs" in text or "cannot" in text, text
+    assert refused > 20
+    assert float(jnp.ones(3).sum()) == 3.0

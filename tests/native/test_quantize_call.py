@@ -248,3 +248,24 @@ def test_operands_that_do_not_fit_are_refused():
             tile_rows=np.int64(2),
             tile_columns=np.int64(3),
         )
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_attributes_that_nobody_means_are_refused_with_a_sentence(seed):
+    rng = np.random.default_rng(90_000 + seed)
+    sizes = (-(2**63), -1, 0, 1, 3, 2**40, 2**62, 2**63 - 1)
+    names = ("tile_rows", "tile_columns", "lowest")
+    words = ("given_scale", "transposed", "plain", "out_dtype", "kernel")
+    values = (True, False, "", "int8", "float64", 2.5, np.int32(1))
+    x, results = rng.normal(size=(3, 8)).astype(np.float32), 0
+    for _ in range(40):
+        attributes = {str(name): np.int64(rng.choice(sizes)) for name in rng.choice(names, 2)}
+        if rng.random() < 0.5:
+            attributes[str(rng.choice(words))] = values[rng.integers(len(values))]
+        try:
+            call(x, "float8_e4m3fn", (1, 4), **attributes)
+            results += 1
+        except jax.errors.JaxRuntimeError as error:
+            assert str(error).startswith("INVALID_ARGUMENT: "), str(error)
+            assert "`jaxfp8_quantize`: " in str(error)
+    assert results < 20

@@ -18,6 +18,8 @@ constexpr int64_t kGoodStep = 1024;
 constexpr int64_t kLeastStep = 256;
 // Pieces of the depth shorter than this spend their time on adding up: the general kernel wins.
 constexpr int64_t kLeastDepth = 32;
+// The library counts them in 32 bits.
+constexpr int64_t kMostBatches = int64_t{1} << 30;
 // An int32 sum of products of 8-bit integers is exact up to this depth.
 constexpr int64_t kMostIntegerDepth = 131071;
 
@@ -312,7 +314,8 @@ std::string MakeLayout(const Problem& problem, const ProductTypes& types, const 
       attempt.scaling == Scaling::kScalar ? by_batch : attempt.scaling != Scaling::kEpilogue;
   const int64_t depth_step = DepthStep(problem, layout);
   layout.cut = depth_step != problem.depth;
-  layout.steps = {single ? 1 : problem.batch, problem.rows, problem.columns, depth_step};
+  layout.steps = {single ? 1 : std::min(problem.batch, kMostBatches), problem.rows, problem.columns,
+                  depth_step};
   std::string wrong = WhyNot(problem, layout);
   if (wrong.empty()) wrong = Fit(problem, workspace, layout);
   if (!wrong.empty() || !layout.encodes || !problem.amax) return wrong;

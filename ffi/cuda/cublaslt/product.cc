@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "cuda/cublaslt/matmul.h"
 #include "cuda/kernels/epilogue.h"
@@ -13,10 +14,35 @@
 namespace jaxfp8::cuda {
 namespace {
 
+// Batches, rows, columns and depth.
 using PieceSizes = std::array<int64_t, 4>;
 
 PieceSizes SizesOf(const Piece& piece) {
   return {piece.batches, piece.rows, piece.columns, piece.depth};
+}
+
+// Of the pieces along one axis: all have the size of a step but for the last, up to `end`.
+std::vector<int64_t> SizesAlong(int64_t size, int64_t step, int64_t end) {
+  if (size == 0) return {};
+  const int64_t before = (size - 1) / step * step;
+  if (before == 0 || end - before == step) return {end - before};
+  return {step, end - before};
+}
+
+// What `ForEachPiece` comes by.
+std::vector<PieceSizes> DifferentSizes(const Problem& problem, const Layout& layout) {
+  const Steps& s = layout.steps;
+  std::vector<PieceSizes> all;
+  for (int64_t b : SizesAlong(problem.batch, s.batch, problem.batch)) {
+    for (int64_t c : SizesAlong(problem.columns, s.columns, problem.columns)) {
+      for (int64_t r : SizesAlong(problem.rows, s.rows, problem.rows)) {
+        for (int64_t k : SizesAlong(problem.depth, s.depth, layout.depth)) {
+          all.push_back({b, r, c, k});
+        }
+      }
+    }
+  }
+  return all;
 }
 
 cudaDataType_t LibraryType(DType type) {
@@ -73,7 +99,7 @@ class ProductPlan : public Plan {
   std::string Run(const Buffers& buffers, cudaStream_t stream) const override;
 
  private:
-  MatmulShape ShapeOf(const Piece& piece) const;
+  MatmulShape ShapeOf(const PieceSizes& sizes) const;
   Half Left(const Buffers& buffers) const;
   Half Right(const Buffers& buffers) const;
   Slab SlabOf(const Piece& piece) const;
@@ -114,22 +140,23 @@ float* ProductPlan::Constants(const Buffers& buffers) const {
   return reinterpret_cast<float*>(At(buffers, layout_.places.constants));
 }
 
-MatmulShape ProductPlan::ShapeOf(const Piece& piece) const {
+MatmulShape ProductPlan::ShapeOf(const PieceSizes& sizes) const {
   const Layout& l = layout_;
-  const int64_t rows = l.Padded(piece.rows), columns = l.Padded(piece.columns);
+  const auto [batches, piece_rows, piece_columns, depth] = sizes;
+  const int64_t rows = l.Padded(piece_rows), columns = l.Padded(piece_columns);
   MatmulShape shape;
   shape.a = LibraryType(l.types.rhs);
   shape.b = LibraryType(l.types.lhs);
   shape.d = LibraryType(l.direct ? problem_.out.dtype : l.types.sums);
   shape.m = columns;
   shape.n = rows;
-  shape.k = piece.depth;
+  shape.k = depth;
   shape.lda = l.rhs.pitch;
   shape.ldb = l.lhs.pitch;
   shape.ldd = l.direct ? problem_.columns : Layout::SumsPitch(columns);
   shape.plain_a = l.rhs.depth_major;
   shape.transposed_b = l.lhs.depth_major;
-  shape.batch = piece.batches;
+  shape.batch = batches;
   shape.batch_a = l.rhs.packed ? columns * l.rhs.pitch : l.rhs.batch;
   shape.batch_b = l.lhs.packed ? rows * l.lhs.pitch : l.lhs.batch;
   shape.batch_d = l.direct ? problem_.out.batch : rows * shape.ldd;
@@ -148,14 +175,14 @@ MatmulShape ProductPlan::ShapeOf(const Piece& piece) const {
   return shape;
 }
 
+// One product for each size of a piece, however many pieces there are.
 std::string ProductPlan::MakeMatmuls(const Device& device) {
-  return ForEachPiece(problem_, layout_, [&](const Piece& piece) -> std::string {
-    std::unique_ptr<const Matmul>& matmul = matmuls_[SizesOf(piece)];
-    if (matmul) return "";
+  for (const PieceSizes& sizes : DifferentSizes(problem_, layout_)) {
     std::string wrong;
-    matmul = Matmul::Make(device, ShapeOf(piece), layout_.places.library_bytes, wrong);
-    return wrong;
-  });
+    matmuls_[sizes] = Matmul::Make(device, ShapeOf(sizes), layout_.places.library_bytes, wrong);
+    if (!wrong.empty()) return wrong;
+  }
+  return "";
 }
 
 Half ProductPlan::Left(const Buffers& buffers) const {

@@ -16,7 +16,7 @@ namespace jaxfp8::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kTile = 64;          // outputs, either way
+constexpr int kTile = kGeneralTile;
 constexpr int kStep = 32;          // depth in shared memory
 constexpr int kRun = 16;           // consecutive values of a side that a thread loads
 constexpr int kPitch = kTile + 4;  // keeps rows 16-byte aligned and moves them 4 banks apart
@@ -289,18 +289,6 @@ class GeneralPlan : public Plan {
 };
 
 }  // namespace
-
-std::string GeneralWhyNot(const Problem& problem, const Device& device) {
-  if (device.compute_capability < 80) {
-    return "general needs a GPU of compute capability 8.0 or later";
-  }
-  const int64_t tiles = ((problem.rows + kTile - 1) / kTile) * problem.batch;
-  const int64_t across = (problem.columns + kTile - 1) / kTile;
-  if (across != 0 && tiles > (int64_t{1} << 31) / across) {
-    return "general makes at most 2^31 tiles of 64 x 64 outputs";
-  }
-  return "";
-}
 
 std::unique_ptr<Plan> PlanGeneral(const Problem& problem, const Device&, size_t, std::string&) {
   return std::make_unique<GeneralPlan>(problem);

@@ -10,7 +10,9 @@
 
 namespace jaxfp8::cuda {
 
-// "" from compute capability 8.0 on.
+inline constexpr int kGeneralTile = 64;  // outputs of a block, either way
+
+// "" from compute capability 8.0 on, for as many outputs as a launch makes. Without nvcc.
 std::string GeneralWhyNot(const Problem& problem, const Device& device);
 
 // Needs no workspace.

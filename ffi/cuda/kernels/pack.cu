@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/element.cuh"
+#include "cuda/kernels/grid.h"
 #include "cuda/kernels/line_sums.cuh"
 #include "cuda/kernels/pack.h"
 #include "cuda/kernels/turn.cuh"
@@ -218,13 +219,13 @@ cudaError_t LaunchAs(const Pack& p, bool turned, cudaStream_t stream) {
   if (!turned) {
     const int64_t chunks = p.batches * p.count_padded * p.depth_padded * SizeOf(kOut) / kChunkBytes;
     constexpr int64_t kPerBlock = kThreads * kChunksPerThread;
-    const auto blocks = static_cast<unsigned>((chunks + kPerBlock - 1) / kPerBlock);
+    const unsigned blocks = GridSize((chunks + kPerBlock - 1) / kPerBlock);
     PackRows<kIn, kOut><<<blocks, kThreads, 0, stream>>>(p);
     return cudaGetLastError();
   }
   constexpr int64_t kTile = SizeOf(kIn) == 1 ? kTurn : kWideTurn;
-  const auto blocks = static_cast<unsigned>(p.batches * ((p.count_padded + kTile - 1) / kTile) *
-                                            ((p.depth_padded + kTile - 1) / kTile));
+  const unsigned blocks = GridSize(p.batches * ((p.count_padded + kTile - 1) / kTile) *
+                                   ((p.depth_padded + kTile - 1) / kTile));
   if constexpr (SizeOf(kIn) == 1) {
     PackTurned<kIn, kOut><<<blocks, kThreads, 0, stream>>>(p);
   } else {
@@ -313,11 +314,11 @@ std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed,
   p.batch = lines.batch, p.first = lines.first, p.count = lines.count, p.depth = lines.depth;
   p.flip = side.dtype == DType::kU8 && as_signed ? kFlipSigns : 0;
   p.is_signed = side.dtype == DType::kS8 || as_signed;
-  const auto batches = static_cast<unsigned>(lines.batches);
+  const unsigned batches = GridSize(lines.batches);
   if (!side.DepthMajor()) {
     p.alignment = AlignmentOf(values, {side.free, side.batch});
     constexpr int64_t kPerBlock = kSumThreads / 32;
-    const dim3 grid(static_cast<unsigned>((p.count + kPerBlock - 1) / kPerBlock), batches);
+    const dim3 grid(GridSize((p.count + kPerBlock - 1) / kPerBlock), batches);
     SumRows<<<grid, kSumThreads, 0, stream>>>(p);
     return CudaError(cudaGetLastError(), "summing the lines of an operand");
   }
@@ -327,9 +328,8 @@ std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed,
   const cudaError_t cleared = cudaMemsetAsync(
       sums, 0, static_cast<size_t>(p.count * lines.batches) * sizeof(int32_t), stream);
   if (cleared != cudaSuccess) return CudaError(cleared, "clearing the sums of lines");
-  const dim3 grid(
-      static_cast<unsigned>((p.count + kSumLines - 1) / kSumLines), batches,
-      static_cast<unsigned>(std::max<int64_t>(1, (p.depth + kSumDepth - 1) / kSumDepth)));
+  const dim3 grid(GridSize((p.count + kSumLines - 1) / kSumLines), batches,
+                  GridSize(std::max<int64_t>(1, (p.depth + kSumDepth - 1) / kSumDepth)));
   SumColumns<<<grid, kSumThreads, 0, stream>>>(p);
   return CudaError(cudaGetLastError(), "summing the lines of an operand");
 }
@@ -340,8 +340,7 @@ std::string LaunchScales(const ScaleRequest& request, const float* scale, float*
   r.free_padded = std::max(r.free_padded, r.free_count);
   const int64_t values = r.free_padded * r.depth_count;
   if (values * r.batches == 0) return "";
-  const dim3 grid(static_cast<unsigned>((values + kThreads - 1) / kThreads),
-                  static_cast<unsigned>(r.batches));
+  const dim3 grid(GridSize((values + kThreads - 1) / kThreads), GridSize(r.batches));
   GatherScales<<<grid, kThreads, 0, stream>>>(r, scale, to);
   return CudaError(cudaGetLastError(), "laying out scales");
 }

@@ -8,8 +8,11 @@
 
 #include <algorithm>
 
+#include "common/shapes.h"
+#include "cuda/kernels/grid.h"
 #include "cuda/kernels/pack.h"
 #include "cuda/kernels/quantize.h"
+#include "cuda/kernels/quantize_plan.h"
 #include "cuda/kernels/quantize_values.cuh"
 #include "cuda/kernels/turn.cuh"
 #include "cuda/kernels/vector.cuh"
@@ -292,22 +295,7 @@ __global__ void __launch_bounds__(kThreads) FindAmax(const Quantize q, int64_t l
 
 // ------------------------------------------------------------------------------------ launching
 
-// Of a row that stays in registers.
-constexpr int64_t kRowBytes = 1024 * 8 * 16;
-
-int64_t RowBytes(const QuantizeProblem& p) { return p.columns * SizeOf(p.in); }
-bool OneForAll(const QuantizeProblem& p) {
-  return p.tile_rows >= p.rows && p.tile_columns >= p.columns;
-}
-bool PerRow(const QuantizeProblem& p) { return p.tile_rows == 1 && p.tile_columns >= p.columns; }
-bool RowsInRegisters(const QuantizeProblem& p) {
-  return PerRow(p) && !p.given_scale && RowBytes(p) <= kRowBytes;
-}
-// An amax pass comes first.
-bool TwoPasses(const QuantizeProblem& p) {
-  return !p.given_scale && !RowsInRegisters(p) && (PerRow(p) || OneForAll(p));
-}
-int64_t CeilDivide(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
+static_assert(kTurn == kQuantizeTile);
 
 Quantize MakeQuantize(const QuantizeProblem& p, const QuantizeBuffers& b) {
   Quantize q{};
@@ -318,7 +306,7 @@ Quantize MakeQuantize(const QuantizeProblem& p, const QuantizeBuffers& b) {
   q.found = TwoPasses(p) ? static_cast<uint32_t*>(b.workspace) : nullptr;
   q.rows = p.rows, q.columns = p.columns;
   q.tile_rows = p.tile_rows >= p.rows && p.tile_rows != kTurn ? p.rows : p.tile_rows;
-  q.tile_columns = p.tile_columns, q.across = CeilDivide(p.columns, p.tile_columns);
+  q.tile_columns = p.tile_columns, q.across = TileCount(p.columns, p.tile_columns);
   // A stretch of all rows is a single run, but its end has to be a multiple as well.
   q.x_aligned = AlignmentOf(b.x, {RowBytes(p)}) == 16;
   q.codes_aligned = AlignmentOf(b.codes, {p.columns}) >= 16 / SizeOf(p.in);
@@ -328,11 +316,11 @@ Quantize MakeQuantize(const QuantizeProblem& p, const QuantizeBuffers& b) {
 
 template <DType kIn, DType kOut>
 cudaError_t LaunchRows(const QuantizeProblem& p, const Quantize& q, cudaStream_t stream) {
-  const int64_t chunks = CeilDivide(RowBytes(p), 16);
+  const int64_t chunks = TileCount(RowBytes(p), 16);
   int group = 32;
   while (group < 1024 && group * 4 < chunks) group *= 2;
   const int threads = std::max(group, kThreads);
-  const auto blocks = static_cast<unsigned>(CeilDivide(p.rows, threads / group));
+  const unsigned blocks = GridSize(TileCount(p.rows, threads / group));
   if (group * 4 >= chunks) {
     QuantizeRows<kIn, kOut, 4><<<blocks, threads, 0, stream>>>(q, group);
   } else {
@@ -343,8 +331,7 @@ cudaError_t LaunchRows(const QuantizeProblem& p, const Quantize& q, cudaStream_t
 
 template <DType kIn, DType kOut>
 cudaError_t LaunchTiles(const QuantizeProblem& p, const Quantize& q, cudaStream_t stream) {
-  const auto blocks =
-      static_cast<unsigned>(CeilDivide(p.rows, kTurn) * CeilDivide(p.columns, kTurn));
+  const unsigned blocks = GridSize(TileCount(p.rows, kTurn) * TileCount(p.columns, kTurn));
   if (p.given_scale || q.found) {
     QuantizeTiles<kIn, kOut, Grain::kKnown><<<blocks, kThreads, 0, stream>>>(q);
   } else if (p.tile_rows == 1) {
@@ -362,8 +349,7 @@ cudaError_t LaunchAmax(const QuantizeProblem& p, const Quantize& q, cudaStream_t
       cudaMemsetAsync(q.found, 0, static_cast<size_t>(stretches) * sizeof(float), stream);
   if (cleared != cudaSuccess) return cleared;
   constexpr int64_t kPerBlock = int64_t{kThreads} * kAmaxChunks * kValues<kIn>;
-  const dim3 grid(static_cast<unsigned>(CeilDivide(length, kPerBlock)),
-                  static_cast<unsigned>(stretches));
+  const dim3 grid(GridSize(TileCount(length, kPerBlock)), GridSize(stretches));
   FindAmax<kIn><<<grid, kThreads, 0, stream>>>(q, length);
   return cudaGetLastError();
 }
@@ -405,32 +391,6 @@ std::string TurnCodes(const QuantizeProblem& p, const QuantizeBuffers& b, cudaSt
 }
 
 }  // namespace
-
-std::string QuantizeWhyNot(const QuantizeProblem& p) {
-  if (!IsWideFloat(p.in)) return "quantize: the input has to be float32, bfloat16 or float16";
-  if (!IsFloat8(p.out) && p.out != DType::kS8) {
-    return "quantize: the output has to be float8_e4m3fn, float8_e5m2 or int8";
-  }
-  const bool tiles = p.tile_columns == kTurn && (p.tile_rows == 1 || p.tile_rows == kTurn);
-  if (p.tile_rows < 1 || p.tile_columns < 1 || !(tiles || OneForAll(p) || PerRow(p))) {
-    return "quantize: a scale belongs to all, to a row, to 1x128 or to 128x128 values";
-  }
-  if (p.given_scale && p.amax && !OneForAll(p)) {
-    return "quantize: with given scales there is an amax only where one scale is for all";
-  }
-  if (CeilDivide(p.rows, kTurn) * CeilDivide(p.columns, kTurn) >> 31 || p.rows >> 31) {
-    return "quantize: more than 2^31 tiles of 128x128 values, or rows";
-  }
-  if (TwoPasses(p) && !OneForAll(p) && p.rows > 65535) {
-    return "quantize: more than 65535 rows of more than 128 KiB";
-  }
-  return "";
-}
-
-size_t QuantizeWorkspace(const QuantizeProblem& p) {
-  if (!TwoPasses(p)) return 0;
-  return static_cast<size_t>(OneForAll(p) ? 1 : p.rows) * sizeof(float);
-}
 
 std::string LaunchQuantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers,
                            cudaStream_t stream) {

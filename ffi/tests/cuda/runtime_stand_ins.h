@@ -1,0 +1,134 @@
+// A device that is not there, for the host side of the CUDA library: its runtime as far as plans
+// ask it, the paths whose kernels nvcc makes, and the library that is opened at run time. For one
+// program, which this defines the functions for.
+
+#ifndef JAXFP8_TESTS_CUDA_RUNTIME_STAND_INS_H_
+#define JAXFP8_TESTS_CUDA_RUNTIME_STAND_INS_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "cuda/cublaslt/api.h"
+#include "cuda/kernels/general.h"
+#include "cuda/kernels/sm80_w8a16.h"
+#include "cuda/kernels/sm80_w8a16_plan.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+// Of devices 0 and 1, each with plans of its own; -1 where there is none.
+int current_device = 0;
+constexpr int kMultiprocessors[] = {132, 7};
+
+}  // namespace
+
+namespace w8a16 {
+namespace {
+
+// Writes all that the kernels write of the workspace.
+class SlotsPlan : public Plan {
+ public:
+  SlotsPlan(const Problem& problem, size_t workspace) : problem_(problem), workspace_(workspace) {}
+
+  std::string Run(const Buffers& buffers, cudaStream_t) const override {
+    if (buffers.workspace_bytes < workspace_) return "the workspace is smaller than planned for";
+    auto* at = static_cast<uint8_t*>(buffers.workspace);
+    std::memset(at, 1, packed());
+    at += packed();
+    for (int64_t first = 0; first < OutputsOf(problem_);) {
+      const Schedule s = MakeSchedule(problem_, resident(), workspace_ - packed(), first);
+      if (problem_.depth > 0) std::memset(at, 2, s.Slots() * SlotBytes(problem_));
+      first += s.outputs;
+    }
+    return "";
+  }
+
+  std::string WhyNot() const { return WhyNotWorkspace(problem_, packed(), workspace_); }
+
+ private:
+  size_t packed() const { return PacksFor(EightsFor(problem_)) ? PackedBytesOf(problem_) : 0; }
+  int64_t resident() const { return 3 * kMultiprocessors[current_device]; }
+
+  Problem problem_;
+  size_t workspace_;
+};
+
+std::unique_ptr<Plan> MakeSlotsPlan(const Problem& problem, const Device&, size_t workspace,
+                                    std::string& wrong) {
+  auto plan = std::make_unique<SlotsPlan>(WeightsRight(problem), workspace);
+  wrong = plan->WhyNot();
+  if (!wrong.empty()) return nullptr;
+  return plan;
+}
+
+}  // namespace
+}  // namespace w8a16
+
+const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakeSlotsPlan};
+
+namespace {
+
+class EmptyPlan : public Plan {
+ public:
+  std::string Run(const Buffers&, cudaStream_t) const override { return ""; }
+};
+
+}  // namespace
+
+std::unique_ptr<Plan> PlanGeneral(const Problem&, const Device&, size_t, std::string&) {
+  return std::make_unique<EmptyPlan>();
+}
+
+const CublasLt* OpenCublasLt(std::string&) {
+  static const CublasLt library = [] {
+    CublasLt made{};
+    made.version = 130100;
+    return made;
+  }();
+  return &library;
+}
+
+}  // namespace jaxfp8::cuda
+
+extern "C" {
+
+cudaError_t cudaGetDevice(int* device) {
+  if (jaxfp8::cuda::current_device < 0) return cudaErrorNoDevice;
+  *device = jaxfp8::cuda::current_device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = device == 0 ? 9 : 8;
+      return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+      *value = jaxfp8::cuda::kMultiprocessors[device];
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = 163 << 10;
+      return cudaSuccess;
+    default:
+      *value = 0;
+      return cudaSuccess;
+  }
+}
+
+const char* cudaGetErrorName(cudaError_t status) {
+  return status == cudaErrorNoDevice ? "cudaErrorNoDevice" : "an error";
+}
+const char* cudaGetErrorString(cudaError_t) { return "as the stand-in has it"; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+}  // extern "C"
+
+#endif  // JAXFP8_TESTS_CUDA_RUNTIME_STAND_INS_H_

@@ -1,0 +1,16 @@
+# How sanitized programs are compiled and run.
+
+# Without false alarms of GCC 12, in its own headers.
+set(JAXFP8_WARNINGS -Wall -Wextra -Werror -Wno-restrict -Wno-uninitialized -Wno-maybe-uninitialized)
+set(JAXFP8_MEMORY -O1 -g1 -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all)
+set(JAXFP8_RACES -O1 -g1 -fsanitize=thread)
+
+# Old sanitizers stumble over addresses that are very random.
+find_program(setarch setarch)
+if(setarch)
+  execute_process(COMMAND ${setarch} --addr-no-randomize true RESULT_VARIABLE refused OUTPUT_QUIET
+    ERROR_QUIET)
+endif()
+if(setarch AND NOT refused)
+  set(JAXFP8_PLAINLY ${setarch} --addr-no-randomize)
+endif()
