@@ -4,12 +4,15 @@ import collections
 import ctypes
 import os
 import pathlib
+import unittest.mock
 
 import hypothesis
 import jax
 import pytest
 
-from jaxfp8 import _ffi
+# Importing the package registers the installed library, and XLA takes no other one after it.
+with unittest.mock.patch.object(jax.ffi, "register_ffi_target"):
+    from jaxfp8 import _ffi
 
 # Most of the time of the longest tests would be spent in LLVM, on programs that run once.
 # Before a backend starts; an `XLA_FLAGS` of one's own, even an empty one, is left alone.
@@ -77,6 +80,11 @@ def pytest_configure(config):
         _ffi.library_path = lambda platform="cpu": (
             library.resolve(strict=True) if platform == "cpu" else installed(platform)
         )
+    _ffi.reset()
+    _ffi._REGISTERED.clear()
+    _ffi.register_ahead()
+    if library is not None and _ffi._library("cpu")._name != str(library.resolve()):
+        raise pytest.UsageError(f"--library: {_ffi._library('cpu')._name} was loaded before it")
 
 
 @pytest.fixture(autouse=True)
