@@ -25,10 +25,10 @@ def poisoned(size: int):
     return torch.full((max(size, 1),), POISON, dtype=torch.uint8, device="cuda")
 
 
-def workspace_bytes(spec) -> int:
+def workspace_bytes(spec, kernel: str = "") -> int:
     """What the library asks for."""
     size = ctypes.c_size_t()
-    asked = ctypes.byref(_abi.Spec.of(spec)), ctypes.byref(size)
+    asked = ctypes.byref(_abi.Spec.of(spec, kernel)), ctypes.byref(size)
     status, text = _abi.call(_ffi._library("cuda"), "jaxfp8_cuda_workspace", *asked)
     assert status == 0, text
     return size.value
@@ -39,7 +39,7 @@ class Call:
 
     def __init__(self, spec, operands: dict[str, np.ndarray], kernel: str = ""):
         self.spec, self.kernel = spec, kernel
-        self.bytes = workspace_bytes(spec)
+        self.bytes = workspace_bytes(spec, kernel)
         self.held = {name: tensor(x) for name, x in operands.items()}
         itemsize = np.dtype(_dtypes.storage(spec.epilogue.out_dtype)).itemsize
         self.held["out"] = poisoned(int(np.prod(spec.out_shape)) * itemsize)
