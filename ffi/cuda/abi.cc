@@ -61,6 +61,7 @@ std::string Prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes) 
 }
 
 std::string Workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes) {
+  if (!workspace_bytes) return "`workspace_bytes` is null, but needs the address of a size_t";
   Request request;
   std::string wrong = ReadRequest(spec, request);
   Problem problem;

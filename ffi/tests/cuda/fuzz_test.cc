@@ -136,6 +136,8 @@ class Fuzz {
     const Message message(wilder_.Pick<int64_t>({0, 1, 40, 512}));
     const int status = jaxfp8_cuda_workspace(&spec, &bytes_, message.data(), message.size());
     ExpectAnswer(status, message, "scratch of " + name);
+    Expect(jaxfp8_cuda_workspace(&spec, nullptr, message.data(), message.size()) != JAXFP8_OK,
+           name + ": told to no one");
     if (status != JAXFP8_OK) return false;
     Expect(!IsBeyondLimits(wild), "too large, but accepted: " + name);
     Expect(bytes_ > 0 && bytes_ <= kMostWorkspace, name + ": " + std::to_string(bytes_) + " bytes");
