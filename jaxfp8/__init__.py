@@ -4,18 +4,15 @@ See `README.md` for a tour and `docs/design.md` for the map. Importing this pack
 backend and changes no configuration.
 """
 
-from jaxfp8._errors import FallbackWarning, LibraryError, UnsupportedError
+from jaxfp8._call.ffi import register_ffi_targets
+from jaxfp8._call.lowering import strict
+from jaxfp8._call.partitioning import unpartitioned
 from jaxfp8._export import export_checks
-from jaxfp8._ffi import register_ffi_targets
-from jaxfp8._lowering import strict
-from jaxfp8._ops import dot_general, einsum, matmul
-from jaxfp8._partitioning import unpartitioned
-from jaxfp8._prepared import PreparedArray, prepare
-from jaxfp8._qarray import QArray
-from jaxfp8._quantization import Quantization
-from jaxfp8._quantize import dequantize, fake_quantize, quantize
-from jaxfp8._recipe_dot import recipe_dot_general
-from jaxfp8._recipes import (
+from jaxfp8._ops.products import dot_general, einsum, matmul
+from jaxfp8._ops.quantize import dequantize, fake_quantize, quantize
+from jaxfp8._recipes.quantization import Quantization
+from jaxfp8._recipes.recipe_dot import recipe_dot_general
+from jaxfp8._recipes.recipes import (
     FP8,
     FP8_BLOCK,
     FP8_DYNAMIC,
@@ -27,10 +24,13 @@ from jaxfp8._recipes import (
     DelayedScaling,
     Recipe,
 )
+from jaxfp8._recipes.rules import Rule, from_qwix
+from jaxfp8._recipes.scaling import Scaling, ScalingState
+from jaxfp8._recipes.training import fp8_dot_general
 from jaxfp8._rewrite import Report, explain, quantize_dots, rewrite
-from jaxfp8._rules import Rule, from_qwix
-from jaxfp8._scaling import Scaling, ScalingState
-from jaxfp8._training import fp8_dot_general
+from jaxfp8._value.errors import FallbackWarning, LibraryError, UnsupportedError
+from jaxfp8._value.prepared import PreparedArray, prepare
+from jaxfp8._value.qarray import QArray
 
 __all__ = [
     "FP8",

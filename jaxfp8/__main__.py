@@ -13,8 +13,8 @@ from typing import Any
 import jaxfp8
 from jaxfp8 import _doctor
 from jaxfp8._bench import _cli, _run
-from jaxfp8._files import write_whole
 from jaxfp8._rewrite import show
+from jaxfp8._value.files import write_whole
 
 _EXPLAIN = """\
 Traces FUNCTION with the arguments that MAKE_ARGS() returns (a tuple; shapes made by

@@ -22,8 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxfp8 import _errors, _ffi, _lowering, _ops, _quantize
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import ffi, lowering
+from jaxfp8._ops import products, quantize
+from jaxfp8._value import errors
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "ml_dtypes", "flax")
 
@@ -108,12 +110,12 @@ def versions() -> Iterable[Finding]:
 
 def library() -> Iterable[Finding]:
     """The kernel library: where it is, and whether it fits this jaxlib."""
-    path = _ffi.library_path("cpu")
+    path = ffi.library_path("cpu")
     yield Finding(name="library", text=str(path) if path else "not found")
-    built, running = _ffi.built_api_version("cpu"), _ffi.running_api_version()
+    built, running = ffi.built_api_version("cpu"), ffi.running_api_version()
     yield Finding(name="FFI API built for", text=_dotted(built))
     yield Finding(name="FFI API running", text=_dotted(running))
-    reason = _ffi.why_unavailable("cpu")
+    reason = ffi.why_unavailable("cpu")
     if reason is not None:
         too_new = built is not None and running is not None and built > running
         remedy = _update_jax() if too_new else _reinstall()
@@ -123,33 +125,33 @@ def library() -> Iterable[Finding]:
 
 def processor() -> Iterable[Finding]:
     """The processor's features, and the kernels they select."""
-    if _ffi.why_unavailable("cpu") is not None:
+    if ffi.why_unavailable("cpu") is not None:
         yield Finding(name="features", text="unknown without the library")
         return
-    yield Finding(name="features", text=_ffi.cpu_features())
-    yield Finding(name="kernels", text=", ".join(_ffi.available_kernels()))
+    yield Finding(name="features", text=ffi.cpu_features())
+    yield Finding(name="kernels", text=", ".join(ffi.available_kernels()))
 
 
 def graphics() -> Iterable[Finding]:
     """The library for NVIDIA GPUs, the cuBLASLt it uses, and the path typical products take."""
-    path, here = _ffi.library_path("cuda"), _ffi.has_backend("cuda")
+    path, here = ffi.library_path("cuda"), ffi.has_backend("cuda")
     if path is None:
         text = "not part of this installation; only a machine with an NVIDIA GPU needs it"
         yield Finding(name="cuda library", text=text, remedy=_build_cuda() if here else None)
         return
-    reason = _ffi.why_unavailable("cuda")
+    reason = ffi.why_unavailable("cuda")
     if reason is not None:
         text = reason.partition(";")[0]
         yield Finding(name="cuda library", text=text, remedy=_build_cuda() if here else None)
         return
-    yield Finding(name="cuda library", text=f"{path}, for {_ffi.cuda_architectures()}")
-    found, version = _ffi.cublaslt()
+    yield Finding(name="cuda library", text=f"{path}, for {ffi.cuda_architectures()}")
+    found, version = ffi.cublaslt()
     text = f"{found}, version {version}" if version else found.partition(";")[0]
     missing = here and not version
     yield Finding(name="cuBLASLt", text=text, remedy=_install_cublaslt() if missing else None)
-    capability = _ffi.compute_capability() or _TYPICAL_GPU
+    capability = ffi.compute_capability() or _TYPICAL_GPU
     for name, spec in _TYPICAL.items():
-        paths = _ffi.cuda_paths(spec, capability, version or _TYPICAL_CUBLASLT)
+        paths = ffi.cuda_paths(spec, capability, version or _TYPICAL_CUBLASLT)
         taken = paths if isinstance(paths, str) else next(p for p, why in paths.items() if not why)
         yield Finding(name=f"{name} on sm_{capability}", text=taken)
 
@@ -162,27 +164,27 @@ def devices() -> Iterable[Finding]:
         yield Finding(name="devices", text=_first_clause(error), remedy=_update_jax())
         return
     for device in found:
-        reason = _lowering.why_not(_SAMPLE, device.platform)
+        reason = lowering.why_not(_SAMPLE, device.platform)
         text = "own kernels" if reason is None else f"the reference, through XLA: {reason}"
         yield Finding(name=str(device), text=f"{device.device_kind}: {text}")
 
 
 def smoke() -> Iterable[Finding]:
     """Products on the kernels of the CPU, and of a GPU where there is one, against float64."""
-    here = filter(_ffi.has_backend, _ffi.PLATFORMS)
+    here = filter(ffi.has_backend, ffi.PLATFORMS)
     for where, kind in itertools.product(here, (jnp.float8_e4m3fn, jnp.int8)):
         yield _product(where, kind)
 
 
 def _product(where: str, kind: DTypeLike) -> Finding:
     name = f"float32 x {jnp.dtype(kind).name} on {where}"
-    before = _ffi.kernel_calls(where)
+    before = ffi.kernel_calls(where)
     try:
-        with jax.default_device(jax.devices(where)[0]), _lowering.strict():
+        with jax.default_device(jax.devices(where)[0]), lowering.strict():
             excess = _excess(kind)
-    except (RuntimeError, _errors.UnsupportedError) as error:
+    except (RuntimeError, errors.UnsupportedError) as error:
         return Finding(name=name, text=_first_clause(error), remedy=_reinstall())
-    after = _ffi.kernel_calls(where)
+    after = ffi.kernel_calls(where)
     return _judge(name, excess, ", ".join(n for n in after if after[n] > before.get(n, 0)))
 
 
@@ -197,8 +199,8 @@ def _judge(name: str, excess: float, ran: str) -> Finding:
 
 def counters() -> Iterable[Finding]:
     """How often each kernel has run in this process."""
-    for where in _ffi.PLATFORMS:
-        for name, calls in _ffi.kernel_calls(where).items():
+    for where in ffi.PLATFORMS:
+        for name, calls in ffi.kernel_calls(where).items():
             yield Finding(name=name, text=f"{calls} calls")
 
 
@@ -218,8 +220,8 @@ def _excess(dtype: DTypeLike) -> float:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((5, 96)).astype(np.float32)
     wide = rng.standard_normal((96, 33)).astype(np.float32)
-    w = _quantize.quantize(wide, dtype, channelwise_axes=(1,))
-    y = np.asarray(jax.jit(_ops.matmul)(x, w), np.float64)
+    w = quantize.quantize(wide, dtype, channelwise_axes=(1,))
+    y = np.asarray(jax.jit(products.matmul)(x, w), np.float64)
     exact = np.asarray(w.qvalue).astype(np.float64) * np.asarray(w.scale, np.float64)
     bound = 96 * 2.0**-24 * (np.abs(x) @ np.abs(exact)) + np.spacing(np.abs(y).astype(np.float32))
     return float(np.max(np.abs(y - x.astype(np.float64) @ exact) - bound))

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax.export
 
-from jaxfp8 import _ffi
-from jaxfp8._prepared import PreparedArray
-from jaxfp8._qarray import QArray
-from jaxfp8._scaling import Scaling, ScalingState
+from jaxfp8._call import ffi
+from jaxfp8._recipes.scaling import Scaling, ScalingState
+from jaxfp8._value.prepared import PreparedArray
+from jaxfp8._value.qarray import QArray
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
@@ -31,7 +31,7 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
       >>> exported.call(jnp.ones((2, 4)), w).shape
       (2, 4)
     """
-    targets = dict.fromkeys(target for calls in _ffi.TARGETS.values() for target in calls)
+    targets = dict.fromkeys(target for calls in ffi.TARGETS.values() for target in calls)
     return [jax.export.DisabledSafetyCheck.custom_call(target) for target in targets]
 
 
@@ -56,7 +56,7 @@ def register() -> None:
             serialize_auxdata=_to_bytes,
             deserialize_auxdata=_from_bytes,
         )
-    _ffi.register_ahead()
+    ffi.register_ahead()
 
 
 register()

@@ -12,7 +12,7 @@ import pytest
 
 # Importing the package registers the installed library, and XLA takes no other one after it.
 with unittest.mock.patch.object(jax.ffi, "register_ffi_target"):
-    from jaxfp8 import _ffi
+    from jaxfp8._call import ffi
 
 # Most of the time of the longest tests would be spent in LLVM, on programs that run once.
 # Before a backend starts; an `XLA_FLAGS` of one's own, even an empty one, is left alone.
@@ -76,15 +76,15 @@ def pytest_collection_modifyitems(config, items):
 def pytest_configure(config):
     library = config.getoption("--library")
     if library is not None:
-        installed = _ffi.library_path
-        _ffi.library_path = lambda platform="cpu": (
+        installed = ffi.library_path
+        ffi.library_path = lambda platform="cpu": (
             library.resolve(strict=True) if platform == "cpu" else installed(platform)
         )
-    _ffi.reset()
-    _ffi._REGISTERED.clear()
-    _ffi.register_ahead()
-    if library is not None and _ffi._library("cpu")._name != str(library.resolve()):
-        raise pytest.UsageError(f"--library: {_ffi._library('cpu')._name} was loaded before it")
+    ffi.reset()
+    ffi._REGISTERED.clear()
+    ffi.register_ahead()
+    if library is not None and ffi._library("cpu")._name != str(library.resolve()):
+        raise pytest.UsageError(f"--library: {ffi._library('cpu')._name} was loaded before it")
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 from scipy import special
 
-from jaxfp8 import _dtypes
-from jaxfp8._spec import OperandSpec, ScaledDotSpec
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 
 # Largest slope of each activation, by which it can enlarge an error of its argument.
 _LIPSCHITZ = {"none": 1.0, "relu": 1.0, "gelu_tanh": 1.13, "gelu_erf": 1.13, "silu": 1.1}
@@ -38,7 +38,7 @@ class Exact:
 def decode(values: np.ndarray, dtype: str) -> np.ndarray:
     """Stored values as float64."""
     values = np.asarray(values)
-    if _dtypes.is_float8(dtype):
+    if dtypes.is_float8(dtype):
         values = values.view(np.dtype(dtype))
     return values.astype(np.float64)
 
@@ -80,11 +80,11 @@ def assert_within_bound(
     """Fails where a result lies further from float64 than the project promises."""
     exact = scaled_dot(spec, operands, slack)
     assert out.shape == spec.out_shape
-    assert out.dtype == _dtypes.storage(spec.epilogue.out_dtype)
+    assert out.dtype == dtypes.storage(spec.epilogue.out_dtype)
     dtype = np.dtype(spec.epilogue.out_dtype)
     if dtype == np.int32:
         np.testing.assert_array_equal(out, exact.y.astype(np.int64))
-    elif _dtypes.is_eight_bit(dtype):
+    elif dtypes.is_eight_bit(dtype):
         _assert_neighbouring_codes(spec, operands, exact, out)
     else:
         _assert_close(out.astype(np.float64), exact.y, exact.error, dtype)
@@ -119,7 +119,7 @@ def _assert_neighbouring_codes(
     spec: ScaledDotSpec, operands: dict[str, np.ndarray], exact: Exact, out: np.ndarray
 ) -> None:
     dtype = np.dtype(spec.epilogue.out_dtype)
-    low, high = _dtypes.finite_range(dtype)
+    low, high = dtypes.finite_range(dtype)
     scale = np.asarray(operands.get("out_scale", 1), np.float64)
     stored = decode(out, dtype.name)
     with np.errstate(all="ignore"):
@@ -131,7 +131,7 @@ def _assert_neighbouring_codes(
         ]
     lowest, highest = np.minimum(*edges), np.maximum(*edges)
     ok = (stored >= lowest) & (stored <= highest)
-    nan_ok = np.isnan(stored) if _dtypes.is_float8(dtype) else stored == 0
+    nan_ok = np.isnan(stored) if dtypes.is_float8(dtype) else stored == 0
     wrong = ~np.where(nan, nan_ok, ok)
     assert not wrong.any(), (
         f"{wrong.sum()} of {wrong.size} wrong; first {stored[wrong][0]} outside "
@@ -140,7 +140,7 @@ def _assert_neighbouring_codes(
 
 
 def _round(y: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if _dtypes.is_float8(dtype):
+    if dtypes.is_float8(dtype):
         return y.astype(np.float32).astype(dtype).astype(np.float64)
     return np.round(y)
 

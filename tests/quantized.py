@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxfp8 import _dtypes
+from jaxfp8._value import dtypes
 
 
 def codes_of(steps: np.ndarray, dtype: str) -> np.ndarray:
     """The nearest codes, saturated."""
-    lowest, highest = _dtypes.finite_range(dtype)
-    if not _dtypes.is_float8(dtype):
+    lowest, highest = dtypes.finite_range(dtype)
+    if not dtypes.is_float8(dtype):
         steps = np.round(np.where(np.isnan(steps), 0, steps))
     return np.clip(steps, lowest, highest).astype(np.dtype(dtype))
 
 
 def scale_of(amax: np.ndarray, dtype: str) -> np.ndarray:
     """The scale of tiles with these largest finite magnitudes."""
-    highest = _dtypes.finite_range(dtype)[1]
+    highest = dtypes.finite_range(dtype)[1]
     scale = amax * (np.float32(1) / np.float32(highest))
     return np.where(scale > 0, np.maximum(scale, np.finfo(np.float32).tiny), np.float32(1))
 
@@ -32,7 +32,7 @@ def expected(
     padded[: wide.shape[0], : wide.shape[1]] = wide
     blocks = padded.reshape(down, tile[0], across, tile[1])
     counted = np.where(np.isfinite(blocks), blocks, 0)
-    if _dtypes.finite_range(dtype)[0] < 0:
+    if dtypes.finite_range(dtype)[0] < 0:
         counted = np.abs(counted)
     amax = np.maximum(np.max(counted, axis=(1, 3), keepdims=True), 0)
     scale = scale_of(amax, dtype) if given is None else np.full_like(amax, given)

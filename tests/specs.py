@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxfp8 import _dtypes
-from jaxfp8._spec import ACTIVATIONS, EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._value import dtypes as _dtypes
+from jaxfp8._value.spec import ACTIVATIONS, EpilogueSpec, OperandSpec, ScaledDotSpec
 
 EIGHT_BIT = ("float8_e4m3fn", "float8_e5m2", "int8", "uint8")
 WIDE = ("float32", "bfloat16", "float16")

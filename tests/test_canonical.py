@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfp8 import _canonical, _dtypes, _primitive
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import canonical as _canonical
+from jaxfp8._call import primitive
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 from specs import draw_operands, draw_spec
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
@@ -14,15 +16,15 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 def numbers(x: jax.Array, dtype: str) -> np.ndarray:
     x = np.asarray(x)
-    return np.float64(x.view(np.dtype(dtype)) if _dtypes.is_float8(dtype) else x)
+    return np.float64(x.view(np.dtype(dtype)) if dtypes.is_float8(dtype) else x)
 
 
 def both_ways(spec, operands):
     """The outputs of a problem and of its canonical form."""
     form = _canonical.canonical(spec)
     named = {name: jnp.asarray(x) for name, x in operands.items()}
-    direct = _primitive._bind(spec, "", named)
-    return direct, form.results(_primitive._bind(form.spec, "", form.operands(named)))
+    direct = primitive._bind(spec, "", named)
+    return direct, form.results(primitive._bind(form.spec, "", form.operands(named)))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -36,7 +38,7 @@ def test_random_problems_mean_the_same_in_canonical_form(seed):
         assert direct.shape == canonical.shape
         dtype = spec.epilogue.out_dtype if direct is outputs[0][0] else "float32"
         a, b = numbers(direct, dtype), numbers(canonical, dtype)
-        if _dtypes.is_eight_bit(dtype):  # a sum at the border between two codes
+        if dtypes.is_eight_bit(dtype):  # a sum at the border between two codes
             assert np.mean(a != b) < 0.02
         else:
             np.testing.assert_allclose(a, b, rtol=TOLERANCE.get(dtype, 0), atol=1e-3)

@@ -7,7 +7,8 @@ import sys
 import jax
 import pytest
 
-from jaxfp8 import _doctor, _ffi
+from jaxfp8 import _doctor
+from jaxfp8._call import ffi
 
 
 def findings(look):
@@ -19,12 +20,12 @@ def other_library(monkeypatch):
     """Makes the package look elsewhere for its library, and forget that afterwards."""
 
     def use(path):
-        monkeypatch.setattr(_ffi, "library_path", lambda platform="cpu": path)
-        _ffi.reset()
+        monkeypatch.setattr(ffi, "library_path", lambda platform="cpu": path)
+        ffi.reset()
 
     yield use
     monkeypatch.undo()
-    _ffi.reset()
+    ffi.reset()
 
 
 def test_doctor_is_content_in_a_fresh_process(tmp_path: pathlib.Path):
@@ -32,14 +33,14 @@ def test_doctor_is_content_in_a_fresh_process(tmp_path: pathlib.Path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Everything works." in done.stdout
-    for shown in (jax.__version__, str(_ffi.library_path("cpu")), *_ffi.available_kernels()):
+    for shown in (jax.__version__, str(ffi.library_path("cpu")), *ffi.available_kernels()):
         assert shown in done.stdout
 
 
 def test_products_are_computed_by_kernels_that_the_counters_name():
-    before = _ffi.kernel_calls()
+    before = ffi.kernel_calls()
     found = findings(_doctor.smoke)
-    ran = {name for name, calls in _ffi.kernel_calls().items() if calls > before[name]}
+    ran = {name for name, calls in ffi.kernel_calls().items() if calls > before[name]}
     assert ran
     assert {finding.remedy for finding in found.values()} == {None}
     for finding in found.values():
@@ -64,8 +65,8 @@ def test_a_file_that_is_no_library_is_named(other_library, tmp_path, capsys):
 
 
 def test_a_library_too_new_for_jaxlib_asks_for_a_newer_jax(other_library, monkeypatch):
-    other_library(_ffi.library_path("cpu"))
-    monkeypatch.setattr(_ffi, "running_api_version", lambda: (0, 0))
+    other_library(ffi.library_path("cpu"))
+    monkeypatch.setattr(ffi, "running_api_version", lambda: (0, 0))
     found = findings(_doctor.library)["cpu kernels"]
     assert "is built for XLA FFI" in found.text
     assert "install --upgrade jax" in found.remedy

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8 import _ffi, _lowering, _reference
-from jaxfp8._primitive import scaled_dot
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import ffi, lowering, reference
+from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 QW = jaxfp8.quantize(jnp.ones((32, 16)), channelwise_axes=(1,))
 QW16 = jaxfp8.QArray(QW.qvalue, QW.scale.astype(jnp.bfloat16))
@@ -28,7 +28,7 @@ X = jnp.ones((4, 32), jnp.bfloat16)
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """No lowering is remembered, and no warning that it gave."""
-    monkeypatch.setattr(_lowering, "_WARNED", set())
+    monkeypatch.setattr(lowering, "_WARNED", set())
     jax.clear_caches()
 
 
@@ -123,8 +123,8 @@ def test_an_export_for_any_number_of_rows_computes_the_reference(how) -> None:
 
 def test_strict_ends_with_its_context() -> None:
     with jaxfp8.strict():
-        assert _lowering.is_strict()
-    assert not _lowering.is_strict()
+        assert lowering.is_strict()
+    assert not lowering.is_strict()
 
 
 class TestCudaWithoutGpu:
@@ -224,7 +224,7 @@ class TestCudaWithoutGpu:
 class TestWithoutTheLibrary:
     @pytest.fixture(autouse=True)
     def no_library(self, monkeypatch):
-        monkeypatch.setattr(_ffi, "why_unavailable", lambda platform: "the library is not there")
+        monkeypatch.setattr(ffi, "why_unavailable", lambda platform: "the library is not there")
         yield
         jax.clear_caches()
 
@@ -316,7 +316,7 @@ def _rounded_product() -> tuple[ScaledDotSpec, dict[str, jax.Array], np.ndarray,
 def test_scales_that_count_as_rounded_are_rounded_by_the_kernel_and_its_reference() -> None:
     spec, operands, lhs, rhs = _rounded_product()
     named = [operands[name] for name in spec.operand_names()]
-    for out in (scaled_dot(spec, **operands)[0], _reference.scaled_dot(spec, *named)[0]):
+    for out in (scaled_dot(spec, **operands)[0], reference.scaled_dot(spec, *named)[0]):
         np.testing.assert_allclose(out, lhs @ rhs, rtol=1e-5, atol=1e-3)
 
 

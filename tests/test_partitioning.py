@@ -16,8 +16,8 @@ import jaxfp8
 import jaxfp8.nnx
 import oracle
 import specs
-from jaxfp8._primitive import scaled_dot, scaled_dot_p
-from jaxfp8._qarray import QArray
+from jaxfp8._call.primitive import scaled_dot, scaled_dot_p
+from jaxfp8._value.qarray import QArray
 
 P = PartitionSpec
 AUTO = jax.sharding.AxisType.Auto

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8 import PreparedArray, QArray, _prepared
+from jaxfp8 import PreparedArray, QArray
+from jaxfp8._value import prepared as _prepared
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 GRAINS = {

@@ -11,7 +11,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxfp8._qarray import (
+from jaxfp8._ops.quantize import dequantize, quantize
+from jaxfp8._value.qarray import (
     QArray,
     as_bytes,
     check_qarray,
@@ -19,7 +20,6 @@ from jaxfp8._qarray import (
     from_bytes,
     scale_and_zero_point,
 )
-from jaxfp8._quantize import dequantize, quantize
 
 E4M3, E5M2, E8M0 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e8m0fnu
 FLOAT8 = pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])

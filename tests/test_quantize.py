@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxfp8._qarray import QArray, check_qarray, scale_and_zero_point
-from jaxfp8._quantize import dequantize, fake_quantize, quantize
+from jaxfp8._ops.quantize import dequantize, fake_quantize, quantize
+from jaxfp8._value.qarray import QArray, check_qarray, scale_and_zero_point
 
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)

@@ -10,7 +10,7 @@ import quantized
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxfp8
-from jaxfp8 import _ffi
+from jaxfp8._call import ffi
 
 X = jax.random.normal(jax.random.key(0), (4, 6, 256), jnp.bfloat16)
 CALL = "custom_call @jaxfp8_quantize"
@@ -78,7 +78,7 @@ def test_a_function_of_unknown_sizes_is_exported_without_the_call():
 
 
 def test_without_a_library_xla_computes_it(monkeypatch):
-    monkeypatch.setattr(_ffi, "why_unavailable", lambda platform: "the library is not there")
+    monkeypatch.setattr(ffi, "why_unavailable", lambda platform: "the library is not there")
     try:
         run = jax.jit(lambda x: per_token(x + 0))
         assert CALL not in run.lower(X).as_text()

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxfp8
-from jaxfp8._rules import as_rules, choose
+from jaxfp8._recipes.rules import as_rules, choose
 
 RECIPES = (
     jaxfp8.W8A16,

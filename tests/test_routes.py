@@ -7,7 +7,7 @@ import pytest
 from jax.extend import core
 
 import jaxfp8
-from jaxfp8 import _ffi, _routes
+from jaxfp8._call import ffi, routes
 from jaxfp8.testing import kernel_calls
 
 RNG = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def specs_in(jaxpr):
 @pytest.mark.parametrize("case", CASES)
 def test_kernel_that_is_named_is_the_one_that_runs(case):
     lhs, rhs = CASES[case]()
-    kernel = _routes.kernel_for(spec_of(lhs, rhs), "cpu")
+    kernel = routes.kernel_for(spec_of(lhs, rhs), "cpu")
     before = kernel_calls()
     jax.block_until_ready(jaxfp8.matmul(lhs, rhs))
     after = kernel_calls()
@@ -70,8 +70,8 @@ def test_kernel_that_is_named_is_the_one_that_runs(case):
 
 
 def test_each_other_kernel_has_a_reason():
-    paths = _ffi.cpu_paths(spec_of(*CASES["e4m3 x int8"]()))
-    assert set(_ffi.available_kernels()) <= set(paths)
+    paths = ffi.cpu_paths(spec_of(*CASES["e4m3 x int8"]()))
+    assert set(ffi.available_kernels()) <= set(paths)
     assert [why for why in paths.values()].count("") == 1
 
 
@@ -90,8 +90,8 @@ def test_a_report_needs_no_data(size):
     )
     told = {jaxfp8.explain(f)(*shapes).sites[0].kernels["cpu"] for _ in range(3)}
     assert len(told) == 1
-    assert told <= set(_ffi.available_kernels())
+    assert told <= set(ffi.available_kernels())
 
 
 def test_platform_without_kernels_has_none():
-    assert _routes.kernel_for(spec_of(*CASES["bf16 x e4m3"]()), "tpu") is None
+    assert routes.kernel_for(spec_of(*CASES["bf16 x e4m3"]()), "tpu") is None

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxfp8
-from jaxfp8 import _training
+from jaxfp8._recipes import training
 
 MATRIX = (((1,), (0,)), ((), ()))
 DELAYED = jaxfp8.DelayedScaling(amax_history_length=4)
@@ -140,7 +140,7 @@ def test_only_bytes_are_kept_for_the_backward_pass(recipe):
 @pytest.fixture
 def contiguous_sums(monkeypatch):
     """As on a GPU: each product gets operands that have what it sums over last."""
-    monkeypatch.setattr(_training, "_layout_matters", lambda: True)
+    monkeypatch.setattr(training, "_layout_matters", lambda: True)
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -157,7 +157,7 @@ def test_turned_copies_change_no_number(product, recipe, contiguous_sums, monkey
     y = jax.eval_shape(functools.partial(jax.lax.dot_general, dimension_numbers=numbers), x, w)
     g = normal(*y.shape, seed=2)
     got = settled(x, w, g, recipe, numbers)
-    monkeypatch.setattr(_training, "_layout_matters", lambda: False)
+    monkeypatch.setattr(training, "_layout_matters", lambda: False)
     jax.clear_caches()
     want = settled(x, w, g, recipe, numbers)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), got, want)

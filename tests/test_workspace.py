@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxfp8 import _canonical, _workspace
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import canonical, workspace
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 E4M3 = "float8_e4m3fn"
 WEIGHTS = {"4096x4096": (4096, 4096), "4100 deep": (4096, 4100), "14336x4096": (14336, 4096)}
@@ -26,7 +26,7 @@ def scratch(lhs: OperandSpec, rhs: OperandSpec, kernel: str = "", **epilogue) ->
     spec = ScaledDotSpec(
         lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(**{"out_dtype": "bfloat16", **epilogue})
     )
-    return _workspace.workspace_bytes(_canonical.canonical(spec).spec, kernel)
+    return workspace.workspace_bytes(canonical.canonical(spec).spec, kernel)
 
 
 def of_weights(rows: int, columns: int, depth: int, layout: str = "nk", **more) -> int:

@@ -26,10 +26,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxfp8 import _abi, _dtypes
 from jaxfp8._bench._measure import Contender, Missing, Timing, measure
 from jaxfp8._bench._rotate import rotating
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import abi
+from jaxfp8._value import dtypes as _dtypes
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 _DTYPES = {
     "f32": "float32",
@@ -143,15 +144,15 @@ def _calls(
 ) -> tuple[list[Callable[[], np.ndarray]], np.ndarray]:
     """Calls on each of the weights, and where they all leave their result."""
     out = _aligned(np.zeros(case.spec.out_shape, _dtypes.storage("bfloat16")))
-    given = ctypes.byref(_abi.Spec.of(case.spec, case.kernel))
+    given = ctypes.byref(abi.Spec.of(case.spec, case.kernel))
 
     def call_on(weight: np.ndarray) -> Callable[[], np.ndarray]:
         arrays = {**operands, "rhs": weight, "out": out}
         addresses = {name: array.ctypes.data for name, array in arrays.items()}
-        buffers = ctypes.byref(_abi.Buffers.of(**addresses))
+        buffers = ctypes.byref(abi.Buffers.of(**addresses))
 
         def call() -> np.ndarray:
-            status, text = _abi.call(library, "jaxfp8_cpu_scaled_dot", given, buffers, threads)
+            status, text = abi.call(library, "jaxfp8_cpu_scaled_dot", given, buffers, threads)
             if status:
                 raise RuntimeError(text)
             return out

@@ -1,4 +1,4 @@
-// The problem as the caller states it: the twin of `jaxfp8/_spec.py`, field by field.
+// The problem as the caller states it: the twin of `jaxfp8/_value/spec.py`, field by field.
 //
 // docs/custom_call.md describes the attributes that carry it.
 

@@ -1,6 +1,6 @@
 // The canonical problem on a GPU: a batch of products of two matrices, and what follows each sum.
 //
-// The Python lowering brings every scaled dot into this form (jaxfp8/_canonical.py): three axes on
+// The Python lowering brings every scaled dot into this form (jaxfp8/_call/canonical.py): three axes on
 // each side (batch, free, depth), row-major, the last two in either order. Offsets are products of
 // an index and a stride; nothing here needs a table on the device.
 //

@@ -10,7 +10,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// The numbers of jaxfp8/_workspace.py, where each has its reason.
+// The numbers of jaxfp8/_call/workspace.py, where each has its reason.
 constexpr double kMiB = 1 << 20;
 constexpr double kLibraryBytes = 33 * kMiB;
 constexpr double kMostBytes = 256 * kMiB;

@@ -11,7 +11,7 @@
 namespace jaxfp8::cuda {
 
 // Bytes beyond which the path that takes the problem, or the one called `kernel`, is no faster on
-// any device. Plans fit themselves to less. jaxfp8/_workspace.py has the same rule.
+// any device. Plans fit themselves to less. jaxfp8/_call/workspace.py has the same rule.
 size_t WorkspaceFor(const Problem& problem, std::string_view kernel);
 
 }  // namespace jaxfp8::cuda

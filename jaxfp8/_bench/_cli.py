@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from jaxfp8 import _ffi
 from jaxfp8._bench import _cpu, _gpu, _plot, _shapes
 from jaxfp8._bench._case import Case
+from jaxfp8._call import ffi
 
 ROUNDS, QUICK_ROUNDS = 15, 4
 SUITES: dict[str, Any] = {"cpu": _cpu, "cuda": _gpu}
@@ -103,7 +103,7 @@ def plan(options: argparse.Namespace) -> Plan:
                 "--list prints the names"
             )
     chosen = {name: make for name, make in cases.items() if any(part in name for part in parts)}
-    if not options.list and not _ffi.has_backend(platform):
+    if not options.list and not ffi.has_backend(platform):
         raise ValueError(f"--platform {platform}: JAX has no such device here")
     return Plan(
         cases=chosen,

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 
 import jaxfp8
-from jaxfp8 import _ffi
 from jaxfp8._bench import _peaks, _peers
 from jaxfp8._bench import _problems as problems
 from jaxfp8._bench._case import Case, Goal, apart, faster_than, no_slower_than, part_of_the_whole
 from jaxfp8._bench._measure import Contender, Missing
 from jaxfp8._bench._problems import E4M3, Problem
 from jaxfp8._bench._rotate import one_at_a_time
-from jaxfp8._prepared import why_not
-from jaxfp8._primitive import scaled_dot
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import ffi
+from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._value.prepared import why_not
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 Shape = tuple[int, int, int]  # M, N, K
 Contenders = dict[str, Contender | Missing]
@@ -202,7 +202,7 @@ def avx2(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
 
 def _on_kernel(kernel: str, copies: list[tuple], problem: Problem) -> Contender | Missing:
     """A weight-only product [M, K] x [K, N] on a given kernel."""
-    if kernel not in _ffi.available_kernels():
+    if kernel not in ffi.available_kernels():
         return Missing(f"`{kernel}` does not run on this processor")
     (m, k), n = problem.x.shape, problem.w.shape[1]
     x = OperandSpec(

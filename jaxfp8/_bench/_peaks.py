@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxfp8 import _ffi
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._measure import Contender
+from jaxfp8._call import ffi
 
 PRODUCTS = ("f32", "bf16", "int8")
 # Of the loop of products: some 0.3 ms (2 ms of tiles), so that a thread that is delayed leaves its
@@ -60,18 +60,16 @@ def _case(name: str, kind: str, size: int = 0) -> Case:
 @functools.cache
 def available(kind: str) -> str:
     """A kind of product, or "f32" where the processor has no instruction for it."""
-    return kind if _ffi.peak_products(kind, 1) else "f32"
+    return kind if ffi.peak_products(kind, 1) else "f32"
 
 
 def products(kind: str, threads: int) -> Contender:
     """A loop of products in registers; its unit is one operation."""
-    piece = _ffi.peak_products(kind, _ROUNDS)
+    piece = ffi.peak_products(kind, _ROUNDS)
 
     def enqueue() -> None:
         list(
-            _pool(threads).map(
-                lambda _: _ffi.peak_products(kind, _ROUNDS), range(_PIECES * threads)
-            )
+            _pool(threads).map(lambda _: ffi.peak_products(kind, _ROUNDS), range(_PIECES * threads))
         )
 
     return Contender(enqueue, units=piece * _PIECES * threads)
@@ -89,7 +87,7 @@ def reads(size: int, threads: int) -> Contender:
 
     def read(thread: int) -> None:
         for _ in range(times):
-            _ffi.peak_read(data.ctypes.data + thread * part, part)
+            ffi.peak_read(data.ctypes.data + thread * part, part)
 
     def enqueue() -> None:
         list(_pool(threads).map(read, range(threads)))

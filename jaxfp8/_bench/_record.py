@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from jaxfp8 import _ffi
 from jaxfp8._bench import _peaks
 from jaxfp8._bench._case import Goal, Measured
 from jaxfp8._bench._measure import Timing
+from jaxfp8._call import ffi
 
 SCHEMA = 1
 _PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "torch")
@@ -38,7 +38,7 @@ def machine(platform_name: str) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
-        "features": _ffi.cpu_features(),
+        "features": ffi.cpu_features(),
         "threads": _peaks.threads(),
         "platform": platform_name,
         "devices": [device.device_kind for device in jax.devices(platform_name)],

@@ -15,7 +15,7 @@ from jaxfp8._bench import _plot, _record, _screen
 from jaxfp8._bench._case import OURS, Case, Measured, is_ours
 from jaxfp8._bench._cli import Plan
 from jaxfp8._bench._measure import Missing, Timing, attempt, measure
-from jaxfp8._files import write_whole
+from jaxfp8._value.files import write_whole
 
 
 def run(plan: Plan) -> int:

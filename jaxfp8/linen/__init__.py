@@ -3,7 +3,7 @@
 Import this module by its name; `import jaxfp8` alone does not import Flax.
 """
 
-from jaxfp8._changes import Change, Changes
+from jaxfp8._value.changes import Change, Changes
 from jaxfp8.linen._changes import changes
 from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
 from jaxfp8.linen._partition import combine, partition

@@ -10,8 +10,8 @@ import flax.linen as nn
 import jax
 from flax.core import meta
 
-from jaxfp8._changes import Change, Changes, has_no_row, why_wide
-from jaxfp8._prepared import is_held
+from jaxfp8._value.changes import Change, Changes, has_no_row, why_wide
+from jaxfp8._value.prepared import is_held
 from jaxfp8.linen._apply import applied
 from jaxfp8.linen._kernel import PARAMS, Weight, noted_weights
 

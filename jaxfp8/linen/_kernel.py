@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from flax.core import meta
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxfp8._errors import message
-from jaxfp8._no_gradient import constant_codes
-from jaxfp8._prepared import PreparedArray
-from jaxfp8._qarray import QArray, check_shapes
-from jaxfp8._quantize import quantize
-from jaxfp8._recipes import Recipe, check_recipe
-from jaxfp8._shards import check_tiles_fit
-from jaxfp8._spec import Shape
+from jaxfp8._ops.quantize import quantize
+from jaxfp8._recipes.recipes import Recipe, check_recipe
+from jaxfp8._value.errors import message
+from jaxfp8._value.no_gradient import constant_codes
+from jaxfp8._value.prepared import PreparedArray
+from jaxfp8._value.qarray import QArray, check_shapes
+from jaxfp8._value.shards import check_tiles_fit
+from jaxfp8._value.spec import Shape
 
 PARAMS, INPUT_SCALE = "params", "input_scale"
 _DIFFERENTIATE = (

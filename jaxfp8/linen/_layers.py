@@ -12,12 +12,12 @@ import jax.numpy as jnp
 from flax.core import meta
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8 import _einsum
-from jaxfp8._dimensions import normalise
-from jaxfp8._embedding import lookup
-from jaxfp8._recipe_dot import recipe_dot_general
-from jaxfp8._recipes import W8A16, Recipe
-from jaxfp8._spec import DimensionNumbers, Shape
+from jaxfp8._ops import einsum
+from jaxfp8._ops.dimensions import normalise
+from jaxfp8._recipes.embedding import lookup
+from jaxfp8._recipes.recipe_dot import recipe_dot_general
+from jaxfp8._recipes.recipes import W8A16, Recipe
+from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.linen._kernel import Weight, input_scale, weight_of
 
 Init = Callable[..., Any]
@@ -183,7 +183,7 @@ class Einsum(_Layer):
         operation = "jaxfp8.linen.Einsum"
         x, shape = jnp.asarray(inputs), tuple(self.shape)
         equation: Any = self.einsum_str if einsum_str is None else einsum_str
-        parsed = _einsum.parse(operation, equation, x.ndim, len(shape))
+        parsed = einsum.parse(operation, equation, x.ndim, len(shape))
         numbers = normalise(operation, parsed.dimension_numbers, (x.shape, shape))
         (_, contracting), (_, batch) = numbers
         weight = Weight(

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxfp8._prepared import is_held
+from jaxfp8._value.prepared import is_held
 from jaxfp8.linen._kernel import INPUT_SCALE
 
 

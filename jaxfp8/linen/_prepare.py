@@ -8,9 +8,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from jaxfp8 import _prepared
-from jaxfp8._errors import FallbackWarning, message
-from jaxfp8._qarray import QArray
+from jaxfp8._value import prepared
+from jaxfp8._value.errors import FallbackWarning, message
+from jaxfp8._value.qarray import QArray
 from jaxfp8.linen._apply import applied
 from jaxfp8.linen._kernel import PARAMS, Weight, noted_weights
 
@@ -55,14 +55,14 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
             return value
         reason = _why_not(weight, value)
         if not reason:
-            return _prepared.prepare(value, weight.contracting[0] - len(weight.shape))
-        if reason != _prepared.ON_GPU and not weight.looked_up:
+            return prepared.prepare(value, weight.contracting[0] - len(weight.shape))
+        if reason != prepared.ON_GPU and not weight.looked_up:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             text = message(_OPERATION, f"`{name}`", f"is {value}", reason, "it is left as it is")
             left.append(text)
         return value
 
-    params = jax.tree_util.tree_map_with_path(leaf, variables[PARAMS], is_leaf=_prepared.is_held)
+    params = jax.tree_util.tree_map_with_path(leaf, variables[PARAMS], is_leaf=prepared.is_held)
     for text in left:
         warnings.warn(text, FallbackWarning, stacklevel=2)
     return {**variables, PARAMS: params}
@@ -76,4 +76,4 @@ def _why_not(weight: Weight, value: QArray) -> str:
         return "it has metadata of sharding"
     if value.shape[-len(weight.shape) :] != weight.shape:
         return f"layers of {weight.shape} are stacked along another axis than the first"
-    return _prepared.why_not_layer(value, weight.contracting, len(weight.shape))
+    return prepared.why_not_layer(value, weight.contracting, len(weight.shape))

@@ -8,9 +8,9 @@ import flax.linen as nn
 import jax
 from flax.core import meta
 
-from jaxfp8._errors import message
-from jaxfp8._qarray import QArray
-from jaxfp8._shards import check_tiles_fit
+from jaxfp8._value.errors import message
+from jaxfp8._value.qarray import QArray
+from jaxfp8._value.shards import check_tiles_fit
 from jaxfp8.linen._apply import applied
 from jaxfp8.linen._kernel import PARAMS
 

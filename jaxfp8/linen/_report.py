@@ -11,16 +11,17 @@ import jax
 import jax.numpy as jnp
 from flax.core import meta
 
-from jaxfp8 import _accuracy, _einsum
-from jaxfp8._accuracy_report import AccuracyReport, Recorder
-from jaxfp8._dimensions import normalise
-from jaxfp8._errors import message
-from jaxfp8._prepared import is_held
-from jaxfp8._quantize import dequantize
-from jaxfp8._recipes import Recipe, TrainingRecipe
-from jaxfp8._rules import Rule, as_rules, choose
-from jaxfp8._spec import Shape
-from jaxfp8._training import forward_codes
+from jaxfp8._ops import einsum
+from jaxfp8._ops.dimensions import normalise
+from jaxfp8._ops.quantize import dequantize
+from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder
+from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
+from jaxfp8._recipes.rules import Rule, as_rules, choose
+from jaxfp8._recipes.training import forward_codes
+from jaxfp8._value import accuracy
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import is_held
+from jaxfp8._value.spec import Shape
 from jaxfp8.linen import _layers
 from jaxfp8.linen._apply import applied
 from jaxfp8.linen._kernel import PARAMS
@@ -87,7 +88,7 @@ def report(
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
     narrow = _Watch(watch.rules, where, exact=False).run(model, variables, args, kwargs)
     note = "" if not watch.narrow else "against what the 8-bit weights stand for"
-    return watch.recorder.report(_accuracy.compare(exact, narrow), note)
+    return watch.recorder.report(accuracy.compare(exact, narrow), note)
 
 
 class _Watch:
@@ -217,7 +218,7 @@ def _summed(module: Any, x: jax.Array, kernel: Shape) -> tuple[Shape, Shape, tup
         first = len(batch)
         return axes, batch, (tuple(range(first, first + len(axes))), tuple(range(first)))
     if isinstance(module, nn.Einsum | _layers.Einsum) and module.einsum_str:
-        parsed = _einsum.parse(_OPERATION, module.einsum_str, x.ndim, len(kernel))
+        parsed = einsum.parse(_OPERATION, module.einsum_str, x.ndim, len(kernel))
         numbers = normalise(_OPERATION, parsed.dimension_numbers, (x.shape, kernel))
         (axes, of_kernel), (batch, shared) = numbers
         return tuple(axes), tuple(batch), (tuple(of_kernel), tuple(shared))

@@ -7,9 +7,9 @@ from typing import Any
 
 from flax import serialization
 
-from jaxfp8._errors import message
-from jaxfp8._prepared import PreparedArray
-from jaxfp8._qarray import QArray
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import PreparedArray
+from jaxfp8._value.qarray import QArray
 
 
 def _to_state_dict(q: QArray) -> dict[str, Any]:

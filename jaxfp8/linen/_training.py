@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT, Fp8DotGeneralBase, fp32_max_grad
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8 import _compat, _einsum
-from jaxfp8._dimensions import normalise
-from jaxfp8._errors import message
-from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
-from jaxfp8._scaling import TENSORS, Scaling, ScalingState
-from jaxfp8._spec import DimensionNumbers
-from jaxfp8._training import fp8_dot_general
+from jaxfp8._ops import einsum
+from jaxfp8._ops.dimensions import normalise
+from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
+from jaxfp8._recipes.scaling import TENSORS, Scaling, ScalingState
+from jaxfp8._recipes.training import fp8_dot_general
+from jaxfp8._value import compat
+from jaxfp8._value.errors import message
+from jaxfp8._value.spec import DimensionNumbers
 
 
 class _Fp8(nn.Module):
@@ -122,7 +123,7 @@ class Fp8DirectDotGeneralOp(_Fp8):
         rhs = jnp.asarray(rhs)
         dtype = rhs.dtype if preferred_element_type is None else preferred_element_type
         y = self._dot(jnp.asarray(lhs, rhs.dtype), rhs, dimension_numbers, dtype)
-        return _compat.sharded(y, out_sharding)
+        return compat.sharded(y, out_sharding)
 
 
 Fp8DotGeneral = Fp8DirectDotGeneralOp
@@ -155,7 +156,7 @@ class Fp8Einsum(_Fp8):
         rhs = jnp.asarray(rhs)
         lhs = jnp.asarray(lhs, rhs.dtype)
         dtype = rhs.dtype if preferred_element_type is None else preferred_element_type
-        parsed = _einsum.parse(self._operation, eqn, lhs.ndim, rhs.ndim)
+        parsed = einsum.parse(self._operation, eqn, lhs.ndim, rhs.ndim)
         numbers = normalise(self._operation, parsed.dimension_numbers, (lhs.shape, rhs.shape))
         return self._dot(lhs, rhs, numbers, dtype).transpose(parsed.order)
 
@@ -205,7 +206,7 @@ def shared_scaling(variables: Any) -> Any:
         remedy = "pass all variables, those of DelayedScaling among them"
         operand = f"none of `variables` is `{OVERWRITE_WITH_GRADIENT}`: it"
         raise ValueError(message("jaxfp8.linen.shared_scaling", operand, got, needs, remedy))
-    _compat.let_extended_dtypes_add()
+    compat.let_extended_dtypes_add()
     convert = jax.lax.convert_element_type
     states = jax.tree.map(
         lambda leaf: convert(leaf, fp32_max_grad), variables[OVERWRITE_WITH_GRADIENT]

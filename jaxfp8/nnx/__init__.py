@@ -3,7 +3,7 @@
 Import this module by its name; `import jaxfp8` alone does not import Flax.
 """
 
-from jaxfp8._changes import Change, Changes
+from jaxfp8._value.changes import Change, Changes
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral
 from jaxfp8.nnx._prepare import prepare, unprepare

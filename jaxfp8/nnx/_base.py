@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jaxfp8._errors import message
-from jaxfp8._no_gradient import constant_codes
-from jaxfp8._prepared import PreparedArray
-from jaxfp8._qarray import QArray
-from jaxfp8._recipe_dot import recipe_dot_general
-from jaxfp8._recipes import W8A16, Recipe
-from jaxfp8._spec import DimensionNumbers, Shape
+from jaxfp8._recipes.recipe_dot import recipe_dot_general
+from jaxfp8._recipes.recipes import W8A16, Recipe
+from jaxfp8._value.errors import message
+from jaxfp8._value.no_gradient import constant_codes
+from jaxfp8._value.prepared import PreparedArray
+from jaxfp8._value.qarray import QArray
+from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.nnx._products import USUAL, training_product
 from jaxfp8.nnx._variables import (
     Held,

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxfp8._quantization import Quantization
-from jaxfp8._quantize import quantize
-from jaxfp8._rules import Rule, choose
+from jaxfp8._ops.quantize import quantize
+from jaxfp8._recipes.quantization import Quantization
+from jaxfp8._recipes.rules import Rule, choose
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._observe import note_other_uses, run_watched
 

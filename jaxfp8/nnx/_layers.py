@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from jaxfp8 import _compat, _einsum
-from jaxfp8._dimensions import normalise
-from jaxfp8._embedding import lookup
-from jaxfp8._recipes import W8A16, Recipe
-from jaxfp8._spec import DimensionNumbers, Shape
+from jaxfp8._ops import einsum
+from jaxfp8._ops.dimensions import normalise
+from jaxfp8._recipes.embedding import lookup
+from jaxfp8._recipes.recipes import W8A16, Recipe
+from jaxfp8._value import compat
+from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.nnx._base import EightBitLayer
 
 
@@ -74,7 +75,7 @@ class Linear(EightBitLayer):
         with self._scope():
             x = self.cast(inputs)
             bias = None if self.bias is None else self.bias[...]
-            return _compat.sharded(self._product(x, self.numbers(x), bias), out_sharding)
+            return compat.sharded(self._product(x, self.numbers(x), bias), out_sharding)
 
 
 class LinearGeneral(EightBitLayer):
@@ -140,7 +141,7 @@ class LinearGeneral(EightBitLayer):
             x = self.cast(inputs)
             numbers = self.numbers(x)
             bias = None if self.bias is None else self._bias(x, numbers)
-            return _compat.sharded(self._product(x, numbers, bias), out_sharding)
+            return compat.sharded(self._product(x, numbers, bias), out_sharding)
 
     def _bias(self, x: jax.Array, numbers: DimensionNumbers) -> jax.Array:
         (axes, _), (batch, _) = numbers
@@ -204,7 +205,7 @@ class Einsum(EightBitLayer):
     def _parsed(self, x: jax.Array, einsum_str: str | None) -> tuple[DimensionNumbers, Shape]:
         equation = self.einsum_str if einsum_str is None else einsum_str
         operation, shape = self._operation(), tuple(self.kernel_shape)
-        parsed = _einsum.parse(operation, equation, x.ndim, len(shape))
+        parsed = einsum.parse(operation, equation, x.ndim, len(shape))
         return normalise(operation, parsed.dimension_numbers, (x.shape, shape)), parsed.order
 
     def numbers(self, x: jax.Array, einsum_str: str | None = None) -> DimensionNumbers:
@@ -219,7 +220,7 @@ class Einsum(EightBitLayer):
             x = self.cast(inputs)
             numbers, order = self._parsed(x, einsum_str)
             bias = None if self.bias is None else self._bias(x, numbers, order)
-            return _compat.sharded(self._product(x, numbers, bias).transpose(order), out_sharding)
+            return compat.sharded(self._product(x, numbers, bias).transpose(order), out_sharding)
 
     def _bias(self, x: jax.Array, numbers: DimensionNumbers, order: Shape) -> jax.Array:
         """The bias, whose axes are those of the kernel in the output, laid along the product's."""
@@ -293,16 +294,16 @@ class Embed(EightBitLayer):
             table: Any = self.weight
             if isinstance(table, jax.Array):
                 rows = jnp.take(table, indices, axis=0).astype(self.dtype)
-                return _compat.sharded(rows, out_sharding)
+                return compat.sharded(rows, out_sharding)
             if self.num_embeddings == 1:
                 indices = jnp.zeros_like(indices)
-            return _compat.sharded(lookup(table, indices, self.dtype), out_sharding)
+            return compat.sharded(lookup(table, indices, self.dtype), out_sharding)
 
     def attend(self, query: ArrayLike, out_sharding: Any = None) -> jax.Array:
         """`query @ table.T`: the inner product of each query with each row."""
         with self._scope():
             x = self.cast(query)
-            return _compat.sharded(self._product(x, self.numbers(x)), out_sharding)
+            return compat.sharded(self._product(x, self.numbers(x)), out_sharding)
 
 
 TWINS: dict[type[nnx.Module], type[EightBitLayer]] = {

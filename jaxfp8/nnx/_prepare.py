@@ -6,7 +6,7 @@ import dataclasses
 
 from flax import nnx
 
-from jaxfp8._changes import Change, Changes
+from jaxfp8._value.changes import Change, Changes
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._quantize import check_module, row
 from jaxfp8.nnx._replace import replace

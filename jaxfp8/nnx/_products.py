@@ -16,13 +16,14 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8 import _compat, _einsum
-from jaxfp8._dimensions import normalise
-from jaxfp8._errors import message
-from jaxfp8._recipes import CurrentScaling, DelayedScaling, TrainingRecipe
-from jaxfp8._scaling import Scaling, ScalingState, advance
-from jaxfp8._spec import DimensionNumbers, Shape
-from jaxfp8._training import fp8_dot_general
+from jaxfp8._ops import einsum
+from jaxfp8._ops.dimensions import normalise
+from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
+from jaxfp8._recipes.scaling import Scaling, ScalingState, advance
+from jaxfp8._recipes.training import fp8_dot_general
+from jaxfp8._value import compat
+from jaxfp8._value.errors import message
+from jaxfp8._value.spec import DimensionNumbers, Shape
 
 
 class ScalingStat(nnx.Variable):
@@ -103,7 +104,7 @@ class Fp8DotGeneral(nnx.Module):
             y = self._dot(
                 jnp.asarray(lhs), jnp.asarray(rhs), dimension_numbers, preferred_element_type
             )
-        return _compat.sharded(y, out_sharding)
+        return compat.sharded(y, out_sharding)
 
     def _dot(
         self, lhs: jax.Array, rhs: jax.Array, numbers: DimensionNumbers, dtype: DTypeLike | None
@@ -163,11 +164,11 @@ class Fp8Einsum(Fp8DotGeneral):
         """The einsum of activations `lhs` and weights `rhs`; see `Fp8DotGeneral`."""
         lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
         operation = "jaxfp8.nnx.Fp8Einsum"
-        parsed = _einsum.parse(operation, subscripts, lhs.ndim, rhs.ndim)
+        parsed = einsum.parse(operation, subscripts, lhs.ndim, rhs.ndim)
         numbers = normalise(operation, parsed.dimension_numbers, (lhs.shape, rhs.shape))
         y = super().__call__(lhs, rhs, numbers, precision, preferred_element_type)
         y = y.transpose(parsed.order)
-        return _compat.sharded(y, out_sharding)
+        return compat.sharded(y, out_sharding)
 
 
 # What the layers of Flax multiply with, unless they are told otherwise.

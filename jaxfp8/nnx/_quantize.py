@@ -9,10 +9,10 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxfp8._changes import Change, Changes
-from jaxfp8._errors import message
-from jaxfp8._recipes import Recipe
-from jaxfp8._rules import Rule, as_rules, choose
+from jaxfp8._recipes.recipes import Recipe
+from jaxfp8._recipes.rules import Rule, as_rules, choose
+from jaxfp8._value.changes import Change, Changes
+from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import Observed, observed, static_activation
 from jaxfp8.nnx._layers import TWINS

@@ -7,12 +7,12 @@ from typing import Any
 
 from flax import nnx
 
-from jaxfp8 import _accuracy
-from jaxfp8._accuracy_report import AccuracyReport, Recorder
-from jaxfp8._errors import message
-from jaxfp8._recipes import Recipe
-from jaxfp8._rules import Rule, choose
-from jaxfp8._training import forward_codes
+from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder
+from jaxfp8._recipes.recipes import Recipe
+from jaxfp8._recipes.rules import Rule, choose
+from jaxfp8._recipes.training import forward_codes
+from jaxfp8._value import accuracy
+from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import observed
 from jaxfp8.nnx._layers import TWINS
@@ -99,7 +99,7 @@ def _before(
     exact = _run(model, recorder, recipe_of, seen.scales, args, kwargs)
     narrow = nnx.clone(model)
     quantize(narrow, recipe, where=fit, scales=seen.scales)
-    total = _accuracy.compare(exact, narrow(*args, **kwargs))  # type: ignore[operator]
+    total = accuracy.compare(exact, narrow(*args, **kwargs))  # type: ignore[operator]
     return recorder.report(total)
 
 
@@ -122,7 +122,7 @@ def _after(
     recorder = Recorder()
     exact = _run(reference, recorder, recipe_of, scales, args, kwargs)
     narrow = nnx.clone(model)  # running it may move statistics, which are the model's own
-    total = _accuracy.compare(exact, narrow(*args, **kwargs))  # type: ignore[operator]
+    total = accuracy.compare(exact, narrow(*args, **kwargs))  # type: ignore[operator]
     return recorder.report(total)
 
 
@@ -150,7 +150,7 @@ def _alone(
     got = run_watched(still, chosen, watch, args, kwargs)
     wide = nnx.clone(_in_floats(model))
     replace(wide, lambda path, m: m.to_float() if isinstance(m, EightBitLayer) else m)
-    total = _accuracy.compare(wide(*args, **kwargs), got)  # type: ignore[operator]
+    total = accuracy.compare(wide(*args, **kwargs), got)  # type: ignore[operator]
     note = "against what the 8-bit weights stand for; give `reference` for the whole error"
     return recorder.report(total, note if _eight_bit_layers(model) else "")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from flax import nnx
 
-from jaxfp8._errors import message
-from jaxfp8._recipes import TrainingRecipe
+from jaxfp8._recipes.recipes import TrainingRecipe
+from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._products import SLOTS, stop_training_in_fp8, training_product

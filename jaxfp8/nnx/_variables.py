@@ -14,13 +14,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxfp8._dtypes import EIGHT_BIT
-from jaxfp8._errors import message
-from jaxfp8._prepared import COLUMNS, QUAD, PreparedArray, prepare, why_not_layer
-from jaxfp8._qarray import QArray
-from jaxfp8._quantize import dequantize
-from jaxfp8._recipes import Recipe
-from jaxfp8._spec import Shape
+from jaxfp8._ops.quantize import dequantize
+from jaxfp8._recipes.recipes import Recipe
+from jaxfp8._value.dtypes import EIGHT_BIT
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import COLUMNS, QUAD, PreparedArray, prepare, why_not_layer
+from jaxfp8._value.qarray import QArray
+from jaxfp8._value.spec import Shape
 
 _SHARDING = "out_sharding"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from jaxfp8._changes import Change, has_no_row, why_wide
+from jaxfp8._value.changes import Change, has_no_row, why_wide
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._replace import by_number, replace

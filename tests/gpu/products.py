@@ -7,9 +7,10 @@ import numpy as np
 
 import oracle
 import specs
-from jaxfp8 import _dtypes, _ffi
-from jaxfp8._primitive import scaled_dot
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import ffi
+from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 PATHS = ("cublaslt_fp8", "cublaslt_int8", "sm80_w8a16", "cublaslt_wide", "general")
 
@@ -51,7 +52,7 @@ def matrices(
             batch=(0,) * lead,
             tiles=(1,) * lead + sizes,
             scale=tiles is not None,
-            zero_point=zero_points and _dtypes.is_int8(dtype),
+            zero_point=zero_points and dtypes.is_int8(dtype),
         )
 
     return ScaledDotSpec(
@@ -64,12 +65,12 @@ def matrices(
 
 def run(spec: ScaledDotSpec, operands: dict[str, np.ndarray], kernel: str = ""):
     """Output, amax and the path that computed them."""
-    before = _ffi.kernel_calls("cuda")
+    before = ffi.kernel_calls("cuda")
     out, amax = scaled_dot(
         spec, **{n: jax.numpy.asarray(x) for n, x in operands.items()}, kernel=kernel
     )
     out = np.asarray(out)
-    after = _ffi.kernel_calls("cuda")
+    after = ffi.kernel_calls("cuda")
     ran = [name for name in after if after[name] > before[name]]
     return out, None if amax is None else np.asarray(amax), ran
 

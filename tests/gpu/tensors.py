@@ -7,7 +7,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from jaxfp8 import _abi, _canonical, _dtypes, _ffi
+from jaxfp8._call import abi, ffi
+from jaxfp8._call import canonical as _canonical
+from jaxfp8._value import dtypes
 
 torch = pytest.importorskip("torch")
 
@@ -28,8 +30,8 @@ def poisoned(size: int):
 def workspace_bytes(spec, kernel: str = "") -> int:
     """What the library asks for."""
     size = ctypes.c_size_t()
-    asked = ctypes.byref(_abi.Spec.of(spec, kernel)), ctypes.byref(size)
-    status, text = _abi.call(_ffi._library("cuda"), "jaxfp8_cuda_workspace", *asked)
+    asked = ctypes.byref(abi.Spec.of(spec, kernel)), ctypes.byref(size)
+    status, text = abi.call(ffi._library("cuda"), "jaxfp8_cuda_workspace", *asked)
     assert status == 0, text
     return size.value
 
@@ -41,7 +43,7 @@ class Call:
         self.spec, self.kernel = spec, kernel
         self.bytes = workspace_bytes(spec, kernel)
         self.held = {name: tensor(x) for name, x in operands.items()}
-        itemsize = np.dtype(_dtypes.storage(spec.epilogue.out_dtype)).itemsize
+        itemsize = np.dtype(dtypes.storage(spec.epilogue.out_dtype)).itemsize
         self.held["out"] = poisoned(int(np.prod(spec.out_shape)) * itemsize)
         if spec.epilogue.amax is not None:
             self.held["amax"] = poisoned(int(np.prod(spec.epilogue.amax)) * 4)
@@ -50,16 +52,16 @@ class Call:
     def run(self, stream=None) -> tuple[int, str]:
         """Enqueues the call."""
         addresses = {name: x.data_ptr() for name, x in self.held.items()}
-        buffers = _abi.Buffers.of(self.bytes, **addresses)
+        buffers = abi.Buffers.of(self.bytes, **addresses)
         stream = torch.cuda.current_stream() if stream is None else stream
-        spec = _abi.Spec.of(self.spec, self.kernel)
+        spec = abi.Spec.of(self.spec, self.kernel)
         given = ctypes.byref(spec), ctypes.byref(buffers), stream.cuda_stream
-        return _abi.call(_ffi._library("cuda"), "jaxfp8_cuda_scaled_dot", *given)
+        return abi.call(ffi._library("cuda"), "jaxfp8_cuda_scaled_dot", *given)
 
     def results(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Output and amax on the host."""
         torch.cuda.synchronize()
-        dtype = _dtypes.storage(self.spec.epilogue.out_dtype)
+        dtype = dtypes.storage(self.spec.epilogue.out_dtype)
         out = self.held["out"].cpu().numpy()
         out = out[: int(np.prod(self.spec.out_shape)) * np.dtype(dtype).itemsize].view(dtype)
         amax = None

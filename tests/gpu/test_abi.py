@@ -10,7 +10,7 @@ from gpu.tensors import Call, canonical, torch
 
 import oracle
 import specs
-from jaxfp8 import _abi, _ffi
+from jaxfp8._call import abi, ffi
 
 
 def check(call: Call, operands) -> None:
@@ -118,23 +118,23 @@ def test_what_makes_no_sense_is_refused():
 
 
 def test_the_route_that_is_told_is_the_route_that_is_taken():
-    version = _ffi.cublaslt()[1]
-    capability = _ffi.compute_capability()
+    version = ffi.cublaslt()[1]
+    capability = ffi.compute_capability()
     for kind in KINDS.values():
         for m in (1, 64, 300):
             spec, operands = problem(7, *kind, m, 256, 128)
             told = next(
-                n for n, why in _ffi.cuda_paths(spec, capability, version).items() if not why
+                n for n, why in ffi.cuda_paths(spec, capability, version).items() if not why
             )
-            before = _ffi.kernel_calls("cuda")
+            before = ffi.kernel_calls("cuda")
             assert Call(spec, operands).run() == (0, "")
-            assert _ffi.kernel_calls("cuda")[told] == before[told] + 1
+            assert ffi.kernel_calls("cuda")[told] == before[told] + 1
 
 
 def test_plans_can_be_made_ahead():
     spec, operands = problem(8, *KINDS["fp8"], 32, 64, 48)
     call = Call(spec, operands)
-    asked = ctypes.byref(_abi.Spec.of(spec)), call.bytes
-    assert _abi.call(_ffi._library("cuda"), "jaxfp8_cuda_prepare", *asked) == (0, "")
+    asked = ctypes.byref(abi.Spec.of(spec)), call.bytes
+    assert abi.call(ffi._library("cuda"), "jaxfp8_cuda_prepare", *asked) == (0, "")
     assert call.run() == (0, "")
     check(call, operands)

@@ -8,7 +8,7 @@ from gpu import products
 from gpu.products import check, draw, matrices
 
 import specs
-from jaxfp8 import _dtypes
+from jaxfp8._value import dtypes
 
 SIZES = [(1, 16, 16), (3, 100, 40), (17, 256, 128), (64, 130, 258), (128, 512, 96), (200, 384, 272)]
 FP8 = ("float8_e4m3fn", "float8_e5m2")
@@ -150,7 +150,7 @@ def test_epilogues_of_few_rows(name):
 )
 def test_batches(pair):
     spec = matrices(*pair, 48, 64, 80, batch=5, lhs_tiles=(1, 64), rhs_tiles=(1, 64))
-    if not _dtypes.is_eight_bit(pair[0]):
+    if not dtypes.is_eight_bit(pair[0]):
         spec = dataclasses.replace(spec, lhs=dataclasses.replace(spec.lhs, scale=False))
     check(spec, draw(9, spec))
 

@@ -6,7 +6,7 @@ import pytest
 import quantized
 
 import jaxfp8
-from jaxfp8._quantize_tiles import encode
+from jaxfp8._call.quantize_tiles import encode
 
 GRAINS = {
     "tensor": {},

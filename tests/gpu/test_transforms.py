@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8 import _ffi, testing
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8 import testing
+from jaxfp8._call import ffi
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 
 def weight(seed: int, k: int, n: int, dtype=jnp.float8_e4m3fn) -> jaxfp8.QArray:
@@ -79,11 +80,11 @@ PROGRAMS = {
 def test_a_gpu_and_a_cpu_agree(name):
     fun, make = PROGRAMS[name]
     args = make()
-    before = sum(_ffi.kernel_calls("cuda").values())
+    before = sum(ffi.kernel_calls("cuda").values())
     with jaxfp8.strict():
         out = jax.jit(fun)(*args)
     jax.block_until_ready(out)
-    assert sum(_ffi.kernel_calls("cuda").values()) > before
+    assert sum(ffi.kernel_calls("cuda").values()) > before
     close(out, on_cpu(fun, *args))
 
 
@@ -151,9 +152,9 @@ def test_a_rewritten_function_runs_on_the_kernels():
 
     args = (activations(10, 32, 512), w.qvalue, w.scale)
     testing.assert_rewritten(layer, *args, at_least=1)
-    before = sum(_ffi.kernel_calls("cuda").values())
+    before = sum(ffi.kernel_calls("cuda").values())
     out = jax.jit(jaxfp8.rewrite(layer))(*args)
-    assert sum(_ffi.kernel_calls("cuda").values()) > before
+    assert sum(ffi.kernel_calls("cuda").values()) > before
     close(out, layer(*args))
 
 
@@ -172,9 +173,9 @@ def test_a_scale_that_the_function_rounds():
 
     x, w = activations(12, 8, 256), weight(12, 256, 128)
     args = x, w.qvalue, w.scale.reshape(-1)
-    before = sum(_ffi.kernel_calls("cuda").values())
+    before = sum(ffi.kernel_calls("cuda").values())
     out = jax.jit(jaxfp8.rewrite(model))(*args)
-    assert sum(_ffi.kernel_calls("cuda").values()) > before
+    assert sum(ffi.kernel_calls("cuda").values()) > before
     close(out, on_cpu(model, *args), 2**-8)
 
 
@@ -192,8 +193,8 @@ def test_scales_are_not_rounded_by_the_call():
     rhs = dataclasses.replace(side, scale=True, scale_rounded=True)
     spec = ScaledDotSpec(lhs=side, rhs=rhs, epilogue=EpilogueSpec(out_dtype="float32"))
     results = [(spec.out_shape, np.float32), ((1 << 20,), np.uint8)]
-    call = jax.ffi.ffi_call(_ffi.TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
-    _ffi.ensure_registered("cuda")
+    call = jax.ffi.ffi_call(ffi.TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
+    ffi.ensure_registered("cuda")
     operands = jnp.ones(side.shape, np.uint8), jnp.ones(side.shape, np.uint8), jnp.ones((1, 1, 1))
     with pytest.raises(jax.errors.JaxRuntimeError, match="`rhs_scale_rounded` is set, but needs a"):
         jax.block_until_ready(call(*operands, **spec.attributes(), kernel=""))

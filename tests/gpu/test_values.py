@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gpu.products import matrices, run
 
-from jaxfp8 import _dtypes
+from jaxfp8._value import dtypes
 
 EIGHT_BIT = ("float8_e4m3fn", "float8_e5m2", "int8", "uint8")
 CODES = np.arange(256, dtype=np.uint8)
@@ -15,7 +15,7 @@ def values(dtype: str) -> np.ndarray:
 
 
 def stored(dtype: str, codes: np.ndarray) -> np.ndarray:
-    return codes if _dtypes.is_float8(dtype) else codes.view(np.dtype(dtype))
+    return codes if dtypes.is_float8(dtype) else codes.view(np.dtype(dtype))
 
 
 @pytest.mark.parametrize("kernel", ["sm80_w8a16", "cublaslt_wide", "general"])
@@ -80,7 +80,7 @@ def test_nan_activations_reach_their_row_only(pair):
     lhs = np.ones((16, 128), np.dtype(pair[0]))
     lhs[5, 77] = np.nan
     rhs = np.full((128, 32), 0x38, np.uint8)
-    lhs = lhs.view(np.uint8) if _dtypes.is_float8(pair[0]) else lhs
+    lhs = lhs.view(np.uint8) if dtypes.is_float8(pair[0]) else lhs
     out, _, _ = run(spec, {"lhs": lhs, "rhs": rhs})
     assert np.isnan(out[5]).all()
     np.testing.assert_array_equal(np.delete(out, 5, 0), 128)

@@ -7,8 +7,9 @@ import dataclasses
 import jax
 import numpy as np
 
-from jaxfp8 import _dtypes, _ffi
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import ffi
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 TARGET = "jaxfp8_scaled_dot"
 
@@ -31,7 +32,7 @@ def matrices(lhs_dtype: str, rhs_dtype: str, m: int, k: int, n: int, out: str = 
 
 def results_of(spec: ScaledDotSpec) -> list[jax.ShapeDtypeStruct]:
     """Shapes and dtypes of what the call returns."""
-    out = [jax.ShapeDtypeStruct(spec.out_shape, _dtypes.storage(spec.epilogue.out_dtype))]
+    out = [jax.ShapeDtypeStruct(spec.out_shape, dtypes.storage(spec.epilogue.out_dtype))]
     if spec.epilogue.amax is not None:
         out.append(jax.ShapeDtypeStruct(spec.epilogue.amax, np.float32))
     return out
@@ -39,7 +40,7 @@ def results_of(spec: ScaledDotSpec) -> list[jax.ShapeDtypeStruct]:
 
 def call(spec: ScaledDotSpec, *operands, kernel: str = "", **attributes) -> list[np.ndarray]:
     """The results of one call; `attributes` replace those of the spec."""
-    _ffi.ensure_registered("cpu")
+    ffi.ensure_registered("cpu")
     function = jax.ffi.ffi_call(TARGET, results_of(spec))
     given = {**spec.attributes(), "kernel": kernel, **attributes}
     return [np.asarray(array) for array in function(*operands, **given)]
@@ -54,7 +55,7 @@ def takes(kernel: str, spec: ScaledDotSpec) -> bool:
     """Whether a kernel can compute a spec at all, by the rules of docs/custom_call.md."""
     sides = (spec.lhs, spec.rhs)
     if kernel.endswith(("_int8", "_vnni")):
-        return all(_dtypes.is_int8(side.dtype) for side in sides)
+        return all(dtypes.is_int8(side.dtype) for side in sides)
     if spec.epilogue.out_dtype == "int32":
         return False
     if kernel.endswith("_bf16"):

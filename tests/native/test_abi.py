@@ -8,8 +8,9 @@ import pytest
 
 import oracle
 import specs
-from jaxfp8 import _abi, _dtypes, _ffi
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import abi, ffi
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 CASES_PER_TEST = 25
 
@@ -17,14 +18,14 @@ CASES_PER_TEST = 25
 def compute(spec, operands, threads=1, kernel=""):
     """Status, message and results of one call."""
     epilogue = spec.epilogue
-    results = {"out": np.empty(spec.out_shape, _dtypes.storage(epilogue.out_dtype))}
+    results = {"out": np.empty(spec.out_shape, dtypes.storage(epilogue.out_dtype))}
     if epilogue.amax is not None:
         results["amax"] = np.empty(epilogue.amax, np.float32)
     arrays = {name: np.ascontiguousarray(x) for name, x in operands.items()} | results
     addresses = {name: x.ctypes.data for name, x in arrays.items()}
-    buffers = _abi.Buffers.of(**addresses)
-    given = ctypes.byref(_abi.Spec.of(spec, kernel)), ctypes.byref(buffers), threads
-    status, text = _abi.call(_ffi._library("cpu"), "jaxfp8_cpu_scaled_dot", *given)
+    buffers = abi.Buffers.of(**addresses)
+    given = ctypes.byref(abi.Spec.of(spec, kernel)), ctypes.byref(buffers), threads
+    status, text = abi.call(ffi._library("cpu"), "jaxfp8_cpu_scaled_dot", *given)
     return status, text, results
 
 
@@ -50,11 +51,11 @@ def test_a_problem_that_makes_no_sense_is_refused_with_a_sentence():
 
 
 def test_a_struct_of_another_version_is_refused():
-    given = _abi.Spec(struct_size=8)
-    buffers = _abi.Buffers.of()
-    library = _ffi._library("cpu")
+    given = abi.Spec(struct_size=8)
+    buffers = abi.Buffers.of()
+    library = ffi._library("cpu")
     asked = ctypes.byref(given), ctypes.byref(buffers), 1
-    status, text = _abi.call(library, "jaxfp8_cpu_scaled_dot", *asked)
+    status, text = abi.call(library, "jaxfp8_cpu_scaled_dot", *asked)
     assert status == 1
     assert "struct_size" in text
 
@@ -95,8 +96,8 @@ def test_a_tile_may_be_larger_than_its_axis(tile):
 def test_a_negative_size_is_refused(sizes):
     spec = matrices(*sizes, tiles=(1, 1))
     spec = dataclasses.replace(spec, lhs=dataclasses.replace(spec.lhs, tiles=(1, 1)))
-    asked = ctypes.byref(_abi.Spec.of(spec, "")), ctypes.byref(_abi.Buffers.of()), 2
-    status, text = _abi.call(_ffi._library("cpu"), "jaxfp8_cpu_scaled_dot", *asked)
+    asked = ctypes.byref(abi.Spec.of(spec, "")), ctypes.byref(abi.Buffers.of()), 2
+    status, text = abi.call(ffi._library("cpu"), "jaxfp8_cpu_scaled_dot", *asked)
     assert status == 1
     assert "needs sizes of at least 0" in text
 
@@ -113,26 +114,26 @@ def without_lines(size):
 
 @pytest.mark.parametrize("size", [2**44, 2**58, 2**62])
 def test_sizes_whose_product_no_machine_holds_are_refused(size):
-    asked = ctypes.byref(_abi.Spec.of(without_lines(size)))
-    library = _ffi._library("cpu")
-    none = ctypes.byref(_abi.Buffers.of())
+    asked = ctypes.byref(abi.Spec.of(without_lines(size)))
+    library = ffi._library("cpu")
+    none = ctypes.byref(abi.Buffers.of())
     for status, text in (
-        _abi.call(library, "jaxfp8_cpu_route", asked),
-        _abi.call(library, "jaxfp8_cpu_scaled_dot", asked, none, 1),
+        abi.call(library, "jaxfp8_cpu_route", asked),
+        abi.call(library, "jaxfp8_cpu_scaled_dot", asked, none, 1),
     ):
         assert status == 1
         assert f"`lhs` has shape (0, {size}, 64), but needs at most 2^50 bytes" in text
 
 
 def test_empty_arrays_may_have_any_other_axes():
-    asked = ctypes.byref(_abi.Spec.of(without_lines(2**40))), ctypes.byref(_abi.Buffers.of()), 2
-    assert _abi.call(_ffi._library("cpu"), "jaxfp8_cpu_scaled_dot", *asked) == (0, "")
+    asked = ctypes.byref(abi.Spec.of(without_lines(2**40))), ctypes.byref(abi.Buffers.of()), 2
+    assert abi.call(ffi._library("cpu"), "jaxfp8_cpu_scaled_dot", *asked) == (0, "")
 
 
 def test_a_list_of_sizes_without_values_is_refused():
-    spec = _abi.Spec.of(matrices(3, 4, 5))
+    spec = abi.Spec.of(matrices(3, 4, 5))
     spec.rhs.tiles.values = None
     asked = ctypes.byref(spec)
-    status, text = _abi.call(_ffi._library("cpu"), "jaxfp8_cpu_route", asked)
+    status, text = abi.call(ffi._library("cpu"), "jaxfp8_cpu_route", asked)
     assert status == 1
     assert "`spec`->rhs has a list of rank 2 whose values are null" in text

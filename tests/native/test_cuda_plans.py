@@ -2,25 +2,25 @@
 
 import pytest
 
-from jaxfp8 import _ffi
+from jaxfp8._call import ffi
 
-WITHOUT = _ffi.why_unavailable("cuda")
+WITHOUT = ffi.why_unavailable("cuda")
 pytestmark = pytest.mark.skipif(WITHOUT is not None, reason=f"needs the CUDA library: {WITHOUT}")
 
 
 @pytest.fixture
 def no_plans_kept():
     yield
-    _ffi.keep_plans(None)
+    ffi.keep_plans(None)
 
 
 @pytest.mark.usefixtures("no_plans_kept")
 def test_a_file_for_plans_is_made_where_there_is_none(tmp_path):
-    _ffi.keep_plans(tmp_path / "plans.txt")
+    ffi.keep_plans(tmp_path / "plans.txt")
     assert (tmp_path / "plans.txt").is_file()
 
 
 @pytest.mark.usefixtures("no_plans_kept")
 def test_a_file_for_plans_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(OSError, match="missing/plans"):
-        _ffi.keep_plans(tmp_path / "missing" / "plans.txt")
+        ffi.keep_plans(tmp_path / "missing" / "plans.txt")

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import specs
-from jaxfp8 import _abi, _canonical, _ffi, _workspace
-from jaxfp8._spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._call import abi, ffi, workspace
+from jaxfp8._call import canonical as _canonical
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
-WITHOUT = _ffi.why_unavailable("cuda")
+WITHOUT = ffi.why_unavailable("cuda")
 pytestmark = pytest.mark.skipif(WITHOUT is not None, reason=f"needs the CUDA library: {WITHOUT}")
 
 CUBLASLT = 130100
@@ -41,7 +42,7 @@ def product(lhs, rhs, m=4096, n=4096, k=4096, tiles=((1, 4096), (1, 4096)), **ep
 def paths(spec, compute_capability, cublaslt=CUBLASLT):
     """The paths that can, best first, and why the others cannot."""
     canonical = _canonical.canonical(spec).spec
-    found = _ffi.cuda_paths(canonical, compute_capability, cublaslt)
+    found = ffi.cuda_paths(canonical, compute_capability, cublaslt)
     assert isinstance(found, dict), found
     return [name for name, why in found.items() if not why], found
 
@@ -85,7 +86,7 @@ def test_every_problem_has_a_path_without_cublaslt():
 
 
 def test_an_older_device_is_told_so():
-    told = _ffi.cuda_paths(_canonical.canonical(TAKEN[0][0]).spec, 75, CUBLASLT)
+    told = ffi.cuda_paths(_canonical.canonical(TAKEN[0][0]).spec, 75, CUBLASLT)
     text = told if isinstance(told, str) else "; ".join(told.values())
     assert "7.5" in text
 
@@ -99,15 +100,15 @@ def test_zero_points_of_a_weight_are_taken_by_a_kernel_that_subtracts_them():
 
 
 def test_the_library_in_use_is_named_or_what_is_missing():
-    path, version = _ffi.cublaslt()
+    path, version = ffi.cublaslt()
     assert version or "libcublasLt.so.13" in path
 
 
 def workspace_by_library(spec, kernel: str = "") -> int:
     """What `jaxfp8_cuda_workspace` says of a canonical problem."""
     size = ctypes.c_size_t()
-    asked = (_abi.Spec.of(spec, kernel), ctypes.byref(size))
-    status, text = _abi.call(_ffi._library("cuda"), "jaxfp8_cuda_workspace", *asked)
+    asked = (abi.Spec.of(spec, kernel), ctypes.byref(size))
+    status, text = abi.call(ffi._library("cuda"), "jaxfp8_cuda_workspace", *asked)
     assert status == 0, text
     return size.value
 
@@ -115,8 +116,8 @@ def workspace_by_library(spec, kernel: str = "") -> int:
 def assert_alike(spec) -> None:
     """That both sides ask for as much scratch, whichever path is named."""
     canonical = _canonical.canonical(spec).spec
-    for kernel in ("", "nonesuch", *_ffi.kernels("cuda")):
-        asked = _workspace.workspace_bytes(canonical, kernel)
+    for kernel in ("", "nonesuch", *ffi.kernels("cuda")):
+        asked = workspace.workspace_bytes(canonical, kernel)
         assert workspace_by_library(canonical, kernel) == asked, (str(canonical), kernel)
 
 

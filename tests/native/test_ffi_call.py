@@ -10,8 +10,8 @@ from native import calls
 
 import oracle
 import specs
-from jaxfp8 import _ffi
-from jaxfp8._spec import EpilogueSpec, ScaledDotSpec
+from jaxfp8._call import ffi
+from jaxfp8._value.spec import EpilogueSpec, ScaledDotSpec
 
 SPEC = ScaledDotSpec(
     lhs=calls.side("bfloat16", (5, 24), (1,)),
@@ -41,12 +41,12 @@ def refusal(spec: ScaledDotSpec, operands=None, **attributes) -> str:
 
 
 def test_a_call_without_a_kernel_name_picks_the_best():
-    before = _ffi.kernel_calls()
+    before = ffi.kernel_calls()
     operands = operands_of(SPEC)
     (out,) = calls.call_named(SPEC, operands)
     oracle.assert_within_bound(SPEC, operands, out)
-    ran = [name for name, count in _ffi.kernel_calls().items() if count > before[name]]
-    suitable = [name for name in _ffi.available_kernels() if calls.takes(name, SPEC)]
+    ran = [name for name, count in ffi.kernel_calls().items() if count > before[name]]
+    suitable = [name for name in ffi.available_kernels() if calls.takes(name, SPEC)]
     assert ran == suitable[:1]
 
 
@@ -103,7 +103,7 @@ def test_empty_sizes(empty):
 
 def test_it_runs_inside_jit_and_is_compiled_once():
     operands = operands_of(SPEC)
-    _ffi.ensure_registered("cpu")
+    ffi.ensure_registered("cpu")
     function = jax.ffi.ffi_call(calls.TARGET, calls.results_of(SPEC))
     jitted = jax.jit(lambda *given: function(*given, **SPEC.attributes(), kernel=""))
     (expected,) = calls.call_named(SPEC, operands)
@@ -155,7 +155,7 @@ REFUSED_SPECS = {
 def test_a_wrong_spec_is_refused_with_what_it_got_and_needs(case):
     spec, needle = REFUSED_SPECS[case]
     function = jax.ffi.ffi_call(calls.TARGET, [jax.ShapeDtypeStruct((5, 9), np.float32)])
-    _ffi.ensure_registered("cpu")
+    ffi.ensure_registered("cpu")
     with pytest.raises(
         jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: `jaxfp8_scaled_dot`"
     ) as e:
@@ -205,7 +205,7 @@ def test_an_operand_of_another_shape_is_named():
 
 def test_a_missing_attribute_is_named():
     function = jax.ffi.ffi_call(calls.TARGET, calls.results_of(SPEC))
-    _ffi.ensure_registered("cpu")
+    ffi.ensure_registered("cpu")
     attributes = {k: v for k, v in SPEC.attributes().items() if k != "rhs_tiles"}
     with pytest.raises(jax.errors.JaxRuntimeError, match="`rhs_tiles` is missing"):
         function(*operands_of(SPEC).values(), **attributes, kernel="")
@@ -255,7 +255,7 @@ def wild(rng: np.random.Generator, attributes: dict) -> dict:
 @pytest.mark.parametrize("block", range(4))
 def test_attributes_that_nobody_means_are_refused_with_a_sentence(block):
     rng = np.random.default_rng(80_000 + block)
-    _ffi.ensure_registered("cpu")
+    ffi.ensure_registered("cpu")
     refused = 0
     for _ in range(40):
         spec = specs.draw_spec(rng)

@@ -13,10 +13,11 @@ from native import calls
 
 import oracle
 import specs
-from jaxfp8 import _dtypes, _ffi
-from jaxfp8._spec import ACTIVATIONS, EpilogueSpec, ScaledDotSpec
+from jaxfp8._call import ffi
+from jaxfp8._value import dtypes as _dtypes
+from jaxfp8._value.spec import ACTIVATIONS, EpilogueSpec, ScaledDotSpec
 
-KERNELS = _ffi.kernels("cpu")
+KERNELS = ffi.kernels("cpu")
 FLOAT_KERNELS = [name for name in KERNELS if not name.endswith(("_int8", "_vnni"))]
 INTEGER_KERNELS = [name for name in KERNELS if name not in FLOAT_KERNELS]
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -28,8 +29,8 @@ SEEDS = range(40)
 def kernel_runs_here(request):
     """Skips a test whose kernel this machine cannot run, and says why."""
     kernel = getattr(request.node, "callspec", None) and request.node.callspec.params.get("kernel")
-    if kernel and kernel not in _ffi.available_kernels():
-        pytest.skip(f"{kernel} needs what this CPU lacks; it has {_ffi.cpu_features()}")
+    if kernel and kernel not in ffi.available_kernels():
+        pytest.skip(f"{kernel} needs what this CPU lacks; it has {ffi.cpu_features()}")
 
 
 def values_of(dtype: str) -> np.ndarray:
@@ -661,7 +662,7 @@ def test_rows_of_which_the_first_pack_the_columns(kernel, left, layout, k, n, ti
             np.testing.assert_array_equal(part, whole[-count:])
 
 
-@pytest.mark.skipif("amx" not in _ffi.cpu_features().split(), reason="needs AMX")
+@pytest.mark.skipif("amx" not in ffi.cpu_features().split(), reason="needs AMX")
 @pytest.mark.parametrize(
     ("dtypes", "layout", "rows", "k", "kernel"),
     [
@@ -681,7 +682,7 @@ def test_tiles_leave_few_rows_to_others(dtypes, layout, rows, k, kernel):
         rhs=calls.side(dtypes[1], shape, (shape.index(k),)),
         epilogue=EpilogueSpec(out_dtype="float32"),
     )
-    paths = _ffi.cpu_paths(spec)
+    paths = ffi.cpu_paths(spec)
     assert [name for name, why in paths.items() if not why] == [kernel]
 
 
@@ -913,9 +914,9 @@ def test_amax_reduces_the_axes_of_size_1_and_nan_wins(kernel):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_forced_kernel_is_the_one_that_is_counted(kernel):
     spec = calls.matrices("int8", "int8", 2, 3, 4)
-    before = _ffi.kernel_calls()
+    before = ffi.kernel_calls()
     calls.call(spec, np.ones((2, 3), np.int8), np.ones((3, 4), np.int8), kernel=kernel)
-    after = _ffi.kernel_calls()
+    after = ffi.kernel_calls()
     assert {name: after[name] - before[name] for name in after if after[name] != before[name]} == {
         kernel: 1
     }

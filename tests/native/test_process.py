@@ -12,7 +12,7 @@ import pytest
 from native import calls
 
 import specs
-from jaxfp8._spec import EpilogueSpec, ScaledDotSpec
+from jaxfp8._value.spec import EpilogueSpec, ScaledDotSpec
 
 TESTS = pathlib.Path(__file__).parent.parent
 PRODUCTS = [("bfloat16", "float8_e4m3fn"), ("int8", "int8"), ("float32", "uint8")]

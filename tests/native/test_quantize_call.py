@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import quantized
 
-from jaxfp8 import _ffi
+from jaxfp8._call import ffi
 
-SETS = [name for name in ("avx512", "avx2") if name in _ffi.cpu_features().split()] + ["scalar"]
+SETS = [name for name in ("avx512", "avx2") if name in ffi.cpu_features().split()] + ["scalar"]
 WIDE = ("bfloat16", "float16", "float32")
 NARROW = ("float8_e4m3fn", "float8_e5m2", "int8")
 WHOLE = 1 << 62
@@ -31,7 +31,7 @@ GRAINS = {
 
 def call(x, dtype: str, tile=(WHOLE, WHOLE), scale=None, amax=False, **attributes) -> list:
     """The results of one call."""
-    _ffi.ensure_registered("cpu")
+    ffi.ensure_registered("cpu")
     x = np.asarray(x)
     counts = tuple(-(-size // t) for size, t in zip(x.shape, tile, strict=True))
     results = [jax.ShapeDtypeStruct(x.shape, np.dtype(dtype))]
@@ -170,7 +170,7 @@ def test_the_amax_of_rows_is_nan_before_infinity_before_numbers(shape, wide):
     x = values(shape, wide)
     if x.size > 100:
         x[0, 3], x[1, 32], x[1, 4], x[2, 7] = -np.inf, np.nan, np.inf, np.nan
-    _ffi.ensure_registered("cpu")
+    ffi.ensure_registered("cpu")
     result = jax.ShapeDtypeStruct(shape[:1], np.float32)
     amax = jax.ffi.ffi_call("jaxfp8_amax", result)(x)
     exact = np.max(np.abs(x.astype(np.float32)), axis=1, initial=0)
@@ -178,7 +178,7 @@ def test_the_amax_of_rows_is_nan_before_infinity_before_numbers(shape, wide):
 
 
 def test_an_amax_of_other_shapes_is_refused():
-    _ffi.ensure_registered("cpu")
+    ffi.ensure_registered("cpu")
     with pytest.raises(jax.errors.JaxRuntimeError, match="`x` needs two axes and to be float32"):
         jax.ffi.ffi_call("jaxfp8_amax", jax.ShapeDtypeStruct((3,), np.float32))(jnp.ones(3))
     with pytest.raises(jax.errors.JaxRuntimeError, match="the result needs one axis, of the size"):
@@ -226,7 +226,7 @@ def test_a_call_that_does_not_fit_is_refused(arguments, text):
     amax = attributes.pop("amax")
     given = {} if amax is False else {"amax": amax}
     results = [jax.ShapeDtypeStruct((2, 3), np.int8), jax.ShapeDtypeStruct((1, 1), np.float32)]
-    _ffi.ensure_registered("cpu")
+    ffi.ensure_registered("cpu")
     asked = {"out_dtype": "int8", "tile_rows": np.int64(2), "tile_columns": np.int64(3)}
     with pytest.raises(jax.errors.JaxRuntimeError) as caught:
         jax.ffi.ffi_call("jaxfp8_quantize", results)(

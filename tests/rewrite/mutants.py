@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from jaxfp8 import _compat, _dtypes
+from jaxfp8._value import compat, dtypes
 
 _OTHERS = {
     "mul": lax.add,
@@ -30,7 +30,7 @@ Path = tuple[int, ...]  # positions of equations, outermost first
 def mutant(fun: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., list[Any]]:
     """The program with one equation changed."""
     jaxpr = jax.make_jaxpr(fun)(*args)
-    paths = list(_before_dot(_compat.open_jaxpr(jaxpr)))
+    paths = list(_before_dot(compat.open_jaxpr(jaxpr)))
     if paths:
         changed = core.jaxpr_as_fun(_swapped(jaxpr, paths[-1]))
         return lambda *given: changed(*jax.tree.leaves(given))
@@ -40,7 +40,7 @@ def mutant(fun: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., list
 def _before_dot(jaxpr: Any, path: Path = ()) -> Iterator[Path]:
     """Where equations that can be others stand, up to the first dot."""
     for i, eqn in enumerate(jaxpr.eqns):
-        inner = _compat.subjaxprs(eqn)
+        inner = compat.subjaxprs(eqn)
         if eqn.primitive.name == "dot_general":
             return
         if eqn.primitive.name in _OTHERS and _is_data(eqn.outvars[0].aval):
@@ -53,19 +53,19 @@ def _before_dot(jaxpr: Any, path: Path = ()) -> Iterator[Path]:
 
 def _is_data(aval: Any) -> bool:
     """Whether it is a float, or a matrix of integers; a single one is an index."""
-    return aval.dtype in _dtypes.WIDE_FLOAT or (aval.dtype == jnp.int32 and aval.ndim > 1)
+    return aval.dtype in dtypes.WIDE_FLOAT or (aval.dtype == jnp.int32 and aval.ndim > 1)
 
 
 def _has_dot(jaxpr: Any) -> bool:
     return any(
-        eqn.primitive.name == "dot_general" or any(map(_has_dot, _compat.subjaxprs(eqn)))
+        eqn.primitive.name == "dot_general" or any(map(_has_dot, compat.subjaxprs(eqn)))
         for eqn in jaxpr.eqns
     )
 
 
 def _swapped(jaxpr: Any, path: Path) -> Any:
     """The jaxpr with the equation at `path` made another one."""
-    opened, eqns = _compat.open_jaxpr(jaxpr), list(_compat.open_jaxpr(jaxpr).eqns)
+    opened, eqns = compat.open_jaxpr(jaxpr), list(compat.open_jaxpr(jaxpr).eqns)
     eqn = eqns[path[0]]
     if len(path) == 1:
         other = jax.make_jaxpr(_OTHERS[eqn.primitive.name])(0.0, 0.0).eqns[0]
@@ -78,21 +78,21 @@ def _swapped(jaxpr: Any, path: Path) -> Any:
 
 
 def _is_jaxpr(value: Any) -> bool:
-    return hasattr(_compat.open_jaxpr(value), "eqns")
+    return hasattr(compat.open_jaxpr(value), "eqns")
 
 
 def _curved(jaxpr: Any, leaves: list[Any]) -> list[Any]:
     """The program with a curve over the first 8-bit values that it widens."""
-    opened = _compat.open_jaxpr(jaxpr)
-    env = dict(zip(opened.constvars, _compat.consts_of(jaxpr), strict=True))
+    opened = compat.open_jaxpr(jaxpr)
+    env = dict(zip(opened.constvars, compat.consts_of(jaxpr), strict=True))
     env.update(zip(opened.invars, leaves, strict=True))
     curved = False
     for eqn in opened.eqns:
-        inputs = [v.val if _compat.is_literal(v) else env[v] for v in eqn.invars]
-        functions, params = _compat.bind_params(eqn)
+        inputs = [v.val if compat.is_literal(v) else env[v] for v in eqn.invars]
+        functions, params = compat.bind_params(eqn)
         if eqn.primitive.name == "dot_general" and not curved:
             curved, wide = True, jnp.promote_types(inputs[0].dtype, inputs[1].dtype)
-            if wide in _dtypes.EIGHT_BIT or wide not in _dtypes.WIDE_FLOAT:
+            if wide in dtypes.EIGHT_BIT or wide not in dtypes.WIDE_FLOAT:
                 wide = jnp.float32
             inputs = [jnp.tanh(inputs[0].astype(wide)), jnp.tanh(inputs[1].astype(wide))]
             params = {**params, "preferred_element_type": None}
@@ -101,4 +101,4 @@ def _curved(jaxpr: Any, leaves: list[Any]) -> list[Any]:
             out = eqn.primitive.bind(*functions, *inputs, **params)
         outs = out if eqn.primitive.multiple_results else [out]
         env.update(zip(eqn.outvars, outs, strict=True))
-    return [v.val if _compat.is_literal(v) else env[v] for v in opened.outvars]
+    return [v.val if compat.is_literal(v) else env[v] for v in opened.outvars]

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfp8 import _compat, _dtypes
-from jaxfp8._primitive import scaled_dot_p
-from jaxfp8._spec import ScaledDotSpec
+from jaxfp8._call.primitive import scaled_dot_p
+from jaxfp8._value import compat, dtypes
+from jaxfp8._value.spec import ScaledDotSpec
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
@@ -24,18 +24,18 @@ left_alone = pytest.mark.filterwarnings("ignore:.*8-bit dots of .* can be:jaxfp8
 
 def count(fun: Callable[..., Any], *args: Any, name: str = "scaled_dot") -> int:
     """How many equations of a primitive stand in a function, at any depth but in one another."""
-    return _count(_compat.open_jaxpr(jax.make_jaxpr(fun)(*args)), name)
+    return _count(compat.open_jaxpr(jax.make_jaxpr(fun)(*args)), name)
 
 
 def _count(jaxpr: Any, name: str) -> int:
     others = [eqn for eqn in jaxpr.eqns if eqn.primitive.name != name]
-    inside = (_count(inner, name) for eqn in others for inner in _compat.subjaxprs(eqn))
+    inside = (_count(inner, name) for eqn in others for inner in compat.subjaxprs(eqn))
     return len(jaxpr.eqns) - len(others) + sum(inside)
 
 
 def specs(fun: Callable[..., Any], *args: Any) -> list[ScaledDotSpec]:
     """The problems of the scaled dots that stand in a function, at any depth."""
-    return _specs(_compat.open_jaxpr(jax.make_jaxpr(fun)(*args)))
+    return _specs(compat.open_jaxpr(jax.make_jaxpr(fun)(*args)))
 
 
 def _specs(jaxpr: Any) -> list[ScaledDotSpec]:
@@ -44,7 +44,7 @@ def _specs(jaxpr: Any) -> list[ScaledDotSpec]:
         if eqn.primitive is scaled_dot_p:
             found.append(eqn.params["spec"])
         else:
-            found += [spec for inner in _compat.subjaxprs(eqn) for spec in _specs(inner)]
+            found += [spec for inner in compat.subjaxprs(eqn) for spec in _specs(inner)]
     return found
 
 
@@ -53,14 +53,14 @@ def float64(fun: Callable[..., Any], *args: Any) -> list[np.ndarray]:
     jaxpr = jax.make_jaxpr(fun)(*args)
     with jax.enable_x64(True):
         leaves = [_widen(x) for x in jax.tree.leaves(args)]
-        consts = [_widen(c) for c in _compat.consts_of(jaxpr)]
-        outs = _evaluate(_compat.open_jaxpr(jaxpr), consts, leaves)
+        consts = [_widen(c) for c in compat.consts_of(jaxpr)]
+        outs = _evaluate(compat.open_jaxpr(jaxpr), consts, leaves)
     return [np.asarray(out) for out in outs]
 
 
 def _widen(array: Any) -> Any:
     array = np.asarray(array)
-    return array.astype(np.float64) if array.dtype in _dtypes.WIDE_FLOAT else array
+    return array.astype(np.float64) if array.dtype in dtypes.WIDE_FLOAT else array
 
 
 def _evaluate(jaxpr: Any, consts: list[Any], args: list[Any]) -> list[Any]:
@@ -69,7 +69,7 @@ def _evaluate(jaxpr: Any, consts: list[Any], args: list[Any]) -> list[Any]:
     )
 
     def read(atom: Any) -> Any:
-        if not _compat.is_literal(atom):
+        if not compat.is_literal(atom):
             return env[atom]
         return _widen(np.asarray(atom.val, atom.aval.dtype))
 
@@ -88,12 +88,12 @@ def _evaluate(jaxpr: Any, consts: list[Any], args: list[Any]) -> list[Any]:
 
 
 def _closed(jaxpr: Any, inputs: list[Any]) -> list[Any]:
-    consts = [_widen(c) for c in _compat.consts_of(jaxpr)]
-    return _evaluate(_compat.open_jaxpr(jaxpr), consts, inputs)
+    consts = [_widen(c) for c in compat.consts_of(jaxpr)]
+    return _evaluate(compat.open_jaxpr(jaxpr), consts, inputs)
 
 
 def _scan(params: dict[str, Any], inputs: list[Any]) -> list[Any]:
-    n_consts, n_carry = _compat.scan_counts(params)
+    n_consts, n_carry = compat.scan_counts(params)
     consts, state = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
     stacks, rows = inputs[n_consts + n_carry :], []
     for i in range(params["length"]):
@@ -122,7 +122,7 @@ _LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
 def _bind(eqn: Any, inputs: list[Any]) -> list[Any]:
     params = dict(eqn.params)
     for name in ("new_dtype", "preferred_element_type"):
-        if params.get(name) is not None and np.dtype(params[name]) in _dtypes.WIDE_FLOAT:
+        if params.get(name) is not None and np.dtype(params[name]) in dtypes.WIDE_FLOAT:
             params[name] = np.dtype(np.float64)
     if eqn.primitive.name == "dot_general":
         wide = np.float64 if params["preferred_element_type"] == np.float64 else None
@@ -154,7 +154,7 @@ class Data:
         return values.astype(BF16).astype(dtype)  # exact in every dtype that a program casts to
 
     def bits8(self, *shape: int, dtype: Any = E4M3) -> jax.Array:
-        if _dtypes.is_int8(dtype):
-            low, high = _dtypes.finite_range(dtype)
+        if dtypes.is_int8(dtype):
+            low, high = dtypes.finite_range(dtype)
             return jnp.asarray(self.rng.integers(int(low), int(high) + 1, size=shape), dtype)
         return self.normal(*shape).astype(dtype)

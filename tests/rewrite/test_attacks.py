@@ -413,7 +413,7 @@ def test_nan_as_an_argument_is_traced_once() -> None:
 
 
 def test_traces_kept_for_values_of_a_number_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxfp8._rewrite._engine._MOST_TRACES", 2)
+    monkeypatch.setattr("jaxfp8._rewrite.rewrite._MOST_TRACES", 2)
     traces: list[int] = []
 
     def f(x: Any, q: Any, n: int) -> Any:
@@ -524,7 +524,9 @@ def test_miss_gives_its_own_reason_and_remedy(
 def test_without_the_library_code_is_left_alone_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jaxfp8._ffi.why_unavailable", lambda platform: "the library is missing")
+    monkeypatch.setattr(
+        "jaxfp8._call.ffi.why_unavailable", lambda platform: "the library is missing"
+    )
     assert count(jaxfp8.rewrite(product), *_args()) == 0
     with pytest.raises(ValueError, match="the library is missing"):
         jaxfp8.rewrite(product, strict=True)(*_args())

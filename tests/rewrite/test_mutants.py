@@ -11,7 +11,7 @@ from rewrite.styles import STYLES
 from rewrite.support import left_alone, relative_l2
 
 import jaxfp8
-from jaxfp8 import _dtypes
+from jaxfp8._value import dtypes
 
 
 @left_alone
@@ -24,7 +24,7 @@ def test_mutant_computes_what_it_says(case: Program) -> None:
     is_coarse = "f16" in str(jax.make_jaxpr(changed)(*args))
     for got, want in zip(rewritten, plain, strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
-        if _dtypes.is_eight_bit(want.dtype):
+        if dtypes.is_eight_bit(want.dtype):
             assert np.mean(np.asarray(got) != np.asarray(want)) < 0.05
         elif np.all(np.isfinite(np.asarray(want, np.float64))):
             assert relative_l2(got, np.asarray(want)) < (1e-2 if is_coarse else 1e-4)

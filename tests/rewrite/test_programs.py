@@ -10,7 +10,7 @@ from rewrite.styles import STYLES
 from rewrite.support import count, float64, relative_l2
 
 import jaxfp8
-from jaxfp8 import _dtypes
+from jaxfp8._value import dtypes
 
 cases = pytest.mark.parametrize("case", PROGRAMS + STYLES, ids=lambda p: p.name)
 
@@ -29,7 +29,7 @@ def test_program_is_as_near_float64_as_before(case: Program) -> None:
     exact = float64(case.plain or case.fun, *args)
     for got, was, want in zip(rewritten, plain, exact, strict=True):
         assert (got.shape, got.dtype) == (was.shape, was.dtype)
-        if _dtypes.is_eight_bit(got.dtype):
+        if dtypes.is_eight_bit(got.dtype):
             assert np.mean(np.asarray(got) != np.asarray(was)) < 0.05
         elif got.dtype == np.int32:
             np.testing.assert_array_equal(got, was)

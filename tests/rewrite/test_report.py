@@ -17,8 +17,9 @@ import pytest
 from rewrite.support import BF16, F32, Data
 
 import jaxfp8
-from jaxfp8 import _ffi
-from jaxfp8._rewrite import Site, _report_text
+from jaxfp8._call import ffi
+from jaxfp8._rewrite import Site
+from jaxfp8._rewrite.report import text as _report_text
 from jaxfp8.testing import assert_rewritten, kernel_calls
 
 
@@ -132,7 +133,7 @@ def test_report_needs_no_arrays() -> None:
 
 def test_row_names_the_kernel_that_the_library_routes_the_product_to() -> None:
     kernels = jaxfp8.explain(mixed)(*_args()).matched[0].kernels
-    assert kernels["cpu"] in _ffi.available_kernels()
+    assert kernels["cpu"] in ffi.available_kernels()
     before = kernel_calls()[kernels["cpu"]]
     jax.block_until_ready(jaxfp8.rewrite(mixed)(*_args()))
     assert kernel_calls()[kernels["cpu"]] == before + 1
@@ -236,7 +237,7 @@ def test_printed_report_fits_the_terminal(width: int, monkeypatch: pytest.Monkey
 
 
 def test_printed_report_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxfp8._rewrite._report_text.rich_table", None)
+    monkeypatch.setattr("jaxfp8._rewrite.report.text.rich_table", None)
     text = str(jaxfp8.explain(mixed)(*_args()))
     assert "1 of 2 dots on 8-bit data" in text
     assert "`sin`" in text

@@ -1,0 +1,267 @@
+"""The form in which a scaled dot reaches a GPU: three axes on each side, and strides.
+
+Any scaled dot is a batch of products of two matrices once its axes are in order and neighbours of
+one kind are one axis. What that takes (transposes, reshapes, a scale repeated along an axis) is
+left to XLA, outside the call: it joins them with what makes the operands, moves them out of loops,
+and drops the transpose of a weight that is kept with its contracted axis last.
+
+    lhs  [B or 1, M, K] or [B or 1, K, M]
+    rhs  [B or 1, N, K] or [B or 1, K, N]
+    out  [B, M, N];  residual, bias, out_scale, amax  [1 or B, 1 or M, 1 or N]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfp8._call import reference
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+
+Named = dict[str, jax.Array]
+
+BATCH, FREE, DEPTH = 0, 1, 2  # axes of a side that is K-major; the last two may change places
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Which axes of each side and of the output belong together, in canonical order.
+
+    A batch axis that one side shares counts as a free axis of the other: the shared matrix is then
+    read once. `out` lists the axes of the output as batch, rows, columns.
+    """
+
+    lhs: tuple[Shape, Shape, Shape]
+    rhs: tuple[Shape, Shape, Shape]
+    out: tuple[Shape, Shape, Shape]
+
+
+@dataclasses.dataclass(frozen=True)
+class Canonical:
+    """A scaled dot in canonical form.
+
+    Attributes:
+      spec: the canonical problem.
+      operands: brings the operands of the original problem into this form.
+      results: brings the outputs of this form back to those of the original.
+    """
+
+    spec: ScaledDotSpec
+    operands: Callable[[Named], Named]
+    results: Callable[[Sequence[jax.Array]], list[jax.Array]]
+
+
+def is_empty(spec: ScaledDotSpec) -> bool:
+    """Whether an axis has size 0: canonical tiles would have no size."""
+    return 0 in spec.lhs.shape + spec.rhs.shape
+
+
+def canonical(spec: ScaledDotSpec) -> Canonical:
+    """Brings a scaled dot none of whose axes is empty into canonical form."""
+    axes = _group(spec)
+    sides = {
+        "lhs": _Side.of(spec.lhs, axes.lhs, spec),
+        "rhs": _Side.of(spec.rhs, axes.rhs, spec),
+    }
+    planes = _Planes(spec, axes.out)
+    new = ScaledDotSpec(
+        lhs=sides["lhs"].spec,
+        rhs=sides["rhs"].spec,
+        epilogue=planes.epilogue(),
+        precision=spec.precision,
+    )
+
+    def operand(name: str, x: jax.Array) -> jax.Array:
+        if name in sides:
+            return sides[name].values(x)
+        side = sides.get(name.partition("_")[0])
+        return planes.plane(x) if side is None else side.shared(x)
+
+    return Canonical(
+        spec=new,
+        operands=lambda named: {name: operand(name, x) for name, x in named.items()},
+        results=planes.results,
+    )
+
+
+def _group(spec: ScaledDotSpec) -> Axes:
+    lhs, rhs = spec.lhs, spec.rhs
+    pairs = list(zip(lhs.batch, rhs.batch, strict=True))
+    rows = [i for i, (left, r) in enumerate(pairs) if rhs.shape[r] == 1 != lhs.shape[left]]
+    columns = [i for i, (left, r) in enumerate(pairs) if lhs.shape[left] == 1 != rhs.shape[r]]
+    both = [i for i in range(len(pairs)) if i not in rows and i not in columns]
+    number = len(pairs)
+    middle = number + len(lhs.free)
+    contracting = _contracting(spec)
+    return Axes(
+        lhs=(
+            tuple(lhs.batch[i] for i in both + columns),
+            tuple(lhs.batch[i] for i in rows) + lhs.free,
+            tuple(left for left, _ in contracting),
+        ),
+        rhs=(
+            tuple(rhs.batch[i] for i in both + rows),
+            tuple(rhs.batch[i] for i in columns) + rhs.free,
+            tuple(r for _, r in contracting),
+        ),
+        out=(
+            tuple(both),
+            (*rows, *range(number, middle)),
+            (*columns, *range(middle, len(spec.out_shape))),
+        ),
+    )
+
+
+def _contracting(spec: ScaledDotSpec) -> list[tuple[int, int]]:
+    """Pairs of contracted axes in the order in which the larger side has them."""
+    pairs = list(zip(spec.lhs.contracting, spec.rhs.contracting, strict=True))
+    larger = math.prod(spec.lhs.shape) > math.prod(spec.rhs.shape)
+    return sorted(pairs, key=lambda pair: pair[0 if larger else 1])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """One side on its way: the order of its axes, and the canonical operand it becomes."""
+
+    old: OperandSpec
+    groups: tuple[Shape, Shape, Shape]  # batch, free, depth
+    order: tuple[int, int, int]  # of the groups
+    spec: OperandSpec
+    repeated: Shape  # axes along which a scale is repeated for each index
+
+    @classmethod
+    def of(
+        cls, old: OperandSpec, groups: tuple[Shape, Shape, Shape], whole: ScaledDotSpec
+    ) -> _Side:
+        order = _order(old, groups, whole)
+        tiles = [_tile(old, group) for group in groups]
+        if tiles[BATCH] != math.prod(old.sizes(groups[BATCH])):
+            tiles[BATCH] = _EACH
+        repeated = tuple(a for g, t in zip(groups, tiles, strict=True) if t == _EACH for a in g)
+        new = OperandSpec(
+            dtype=old.dtype,
+            shape=tuple(math.prod(old.sizes(groups[g])) for g in order),
+            contracting=(order.index(DEPTH),),
+            batch=(0,),
+            tiles=tuple(max(tiles[g], 1) for g in order),
+            scale=old.scale,
+            zero_point=old.zero_point,
+        )
+        return cls(old, groups, order, new, repeated)
+
+    def values(self, x: jax.Array) -> jax.Array:
+        """Values of the original side, as the canonical one has them."""
+        return self._arranged(x).reshape(self.spec.shape)
+
+    def shared(self, x: jax.Array) -> jax.Array:
+        """A scale or zero point of the original side, as the canonical one has it."""
+        tiles = tuple(t if a in self.repeated else 1 for a, t in enumerate(self.old.tiles))
+        shape = tuple(
+            size if a in self.repeated else count
+            for a, (size, count) in enumerate(zip(self.old.shape, x.shape, strict=True))
+        )
+        wide = dataclasses.replace(self.old, shape=shape, tiles=tiles)
+        x = jnp.broadcast_to(reference.expand_tiles(x, wide), shape)
+        return self._arranged(x).reshape(self.spec.scale_shape)
+
+    def _arranged(self, x: jax.Array) -> jax.Array:
+        return _transposed(x, tuple(axis for g in self.order for axis in self.groups[g]))
+
+
+# The tile of a group whose scales no single tile size describes: one scale for each index.
+_EACH = 0
+
+
+def _tile(side: OperandSpec, group: Shape) -> int:
+    """The size of the tiles of some axes taken as one, or `_EACH`."""
+    tile = 1
+    whole = True  # all axes behind the current one lie within one tile
+    for axis in reversed(group):
+        size = side.shape[axis]
+        own = min(side.tiles[axis], size)
+        if whole:
+            tile *= own
+            whole = own == size
+            regular = own == size or size % own == 0 or axis == group[0]
+        else:
+            regular = own == 1
+        if not regular:
+            return _EACH
+    return tile
+
+
+def _order(
+    side: OperandSpec, groups: tuple[Shape, Shape, Shape], whole: ScaledDotSpec
+) -> tuple[int, int, int]:
+    """The order of the groups that needs no transpose, K-major where both do or neither does.
+
+    Tensor cores multiply 8-bit data by 8-bit data along contiguous depths only.
+    """
+    eight_bit = all(dtypes.is_eight_bit(s.dtype) for s in (whole.lhs, whole.rhs))
+    moved = tuple(a for g in (BATCH, DEPTH, FREE) for a in groups[g] if side.shape[a] != 1)
+    if not eight_bit and list(moved) == sorted(moved):
+        free, depth = (math.prod(side.sizes(groups[g])) for g in (FREE, DEPTH))
+        if free != 1 and depth != 1:
+            return BATCH, DEPTH, FREE
+    return BATCH, FREE, DEPTH
+
+
+def _transposed(x: jax.Array, order: Shape) -> jax.Array:
+    return x if list(order) == sorted(order) else lax.transpose(x, order)
+
+
+class _Planes:
+    """The output and the arrays that broadcast against it."""
+
+    def __init__(self, spec: ScaledDotSpec, groups: tuple[Shape, Shape, Shape]):
+        self.old = spec
+        self.groups = groups
+        self.order = tuple(axis for group in groups for axis in group)
+        self.sizes = tuple(spec.out_shape[axis] for axis in self.order)
+        self.shape = tuple(math.prod(spec.out_shape[a] for a in group) for group in groups)
+
+    def epilogue(self) -> EpilogueSpec:
+        """The canonical epilogue."""
+        return self.old.epilogue.map_shapes(self._full_groups)
+
+    def _full_groups(self, shape: Shape) -> Shape:
+        """The canonical shape of an array: a group of axes is full unless all of it is shared."""
+        full = (any(shape[a] != 1 for a in group) for group in self.groups)
+        return tuple(size if kept else 1 for size, kept in zip(self.shape, full, strict=True))
+
+    def plane(self, x: jax.Array) -> jax.Array:
+        """A residual, bias or output scale, as the canonical problem has it."""
+        full = jnp.broadcast_to(x, self._filled(x.shape))
+        return full.transpose(self.order).reshape(self._full_groups(x.shape))
+
+    def _filled(self, shape: Shape) -> Shape:
+        """`shape`, full along all axes of a group that is full along one of them."""
+        filled = list(shape)
+        for group in self.groups:
+            if any(shape[axis] != 1 for axis in group):
+                for axis in group:
+                    filled[axis] = self.old.out_shape[axis]
+        return tuple(filled)
+
+    def results(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        """The outputs of the original problem from those of the canonical one."""
+        back = tuple(self.order.index(axis) for axis in range(len(self.order)))
+        out, *amax = outputs
+        results = [_transposed(out.reshape(self.sizes), back)]
+        if amax:
+            results.append(self._amax(amax[0], back))
+        return results
+
+    def _amax(self, x: jax.Array, back: Shape) -> jax.Array:
+        wanted = self.old.epilogue.amax
+        assert wanted is not None
+        filled = self._filled(wanted)
+        x = _transposed(x.reshape([filled[axis] for axis in self.order]), back)
+        axes = tuple(a for a, (f, w) in enumerate(zip(filled, wanted, strict=True)) if f != w)
+        return jnp.max(x, axis=axes, keepdims=True) if axes else x

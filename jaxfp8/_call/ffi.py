@@ -1,0 +1,425 @@
+"""Finds, loads and registers the kernel libraries.
+
+The rest of the package asks two things here: `why_unavailable(platform)` before it relies on a
+library, and `ensure_registered(platform)` when it is about to. A library that is missing or does
+not fit is a `LibraryError`, and JAX goes on working: nothing is registered before its version is
+known to fit, because XLA answers a handler of a newer version by refusing the whole backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.resources
+import pathlib
+import re
+import struct
+import threading
+
+import jax
+
+from jaxfp8._call import abi
+from jaxfp8._value import errors
+from jaxfp8._value.spec import ScaledDotSpec
+
+TARGET = "jaxfp8_scaled_dot"
+QUANTIZE_TARGET = "jaxfp8_quantize"
+AMAX_TARGET = "jaxfp8_amax"
+
+# The handlers of each custom call, by platform: the stages that XLA knows and their C names.
+TARGETS: dict[str, dict[str, dict[str, str]]] = {
+    "cpu": {name: {"execute": name} for name in (TARGET, QUANTIZE_TARGET, AMAX_TARGET)},
+    "cuda": {
+        TARGET: {"initialize": f"{TARGET}_initialize", "execute": TARGET},
+        QUANTIZE_TARGET: {"execute": QUANTIZE_TARGET},
+    },
+}
+
+# XLA accepts any name here, and finds no handler later under one that is not its own.
+_XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
+PLATFORMS = tuple(_XLA_NAMES)  # those with a library
+
+_LOCK = threading.RLock()
+_REGISTERED: set[str] = set()
+_API_LINE = re.compile(r"^#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", re.MULTILINE)
+_OLDEST_JAX = "0.10.0"
+_ELF_BYTES = 64  # of the header of a 64-bit ELF file
+
+
+def library_path(platform: str = "cpu") -> pathlib.Path | None:
+    """Where the library of `platform` is installed, or None where it is not."""
+    # The package may be spread over two folders, sources and what was built from them.
+    found = importlib.resources.files("jaxfp8").joinpath("_lib", f"libjaxfp8_{platform}.so")
+    return pathlib.Path(str(found)) if found.is_file() else None
+
+
+def why_unavailable(platform: str) -> str | None:
+    """Says why the library of `platform` cannot be used in this process, or None if it can."""
+    try:
+        _library(platform)
+    except errors.LibraryError as error:
+        return str(error).rstrip(".")
+    return None
+
+
+def ensure_registered(platform: str) -> None:
+    """Registers the custom call of `platform` with XLA, once per process.
+
+    Raises:
+      LibraryError: the library is missing, cannot be loaded or does not fit this jaxlib.
+    """
+    with _LOCK:
+        if platform in _REGISTERED:
+            return
+        library = _library(platform)
+        if has_backend(platform):  # a lowering for export elsewhere needs no handler
+            _register(platform, library)
+
+
+def register_ahead() -> None:
+    """Registers the libraries that fit before there is a backend, and starts none.
+
+    A program that was exported names its custom calls, and no code of this package runs before XLA
+    looks for them. XLA keeps handlers for a backend that is yet to come, and one that it then
+    refused would take the backend with it: so a library that is not known to fit is left to its
+    first use, where it is an error.
+    """
+    if running_api_version() is None:
+        return
+    for platform in PLATFORMS:
+        with _LOCK, contextlib.suppress(errors.LibraryError):
+            if platform not in _REGISTERED:
+                _register(platform, _library(platform))
+
+
+def _register(platform: str, library: ctypes.CDLL) -> None:
+    for target, stages in TARGETS[platform].items():
+        handlers = {s: jax.ffi.pycapsule(getattr(library, f)) for s, f in stages.items()}
+        try:
+            jax.ffi.register_ffi_target(target, handlers, platform=_XLA_NAMES[platform])
+        except (RuntimeError, ValueError) as error:
+            raise _refused(platform, f"is refused by XLA: {error}") from error
+    _REGISTERED.add(platform)
+
+
+def register_if_it_runs_here(platform: str) -> None:
+    """`ensure_registered` where there is a device: a program for another needs no handler here."""
+    if has_backend(platform):
+        ensure_registered(platform)
+
+
+def register_ffi_targets(platform: str = "cpu") -> None:
+    """Makes the custom calls known to XLA, for those who make them through `jax.ffi.ffi_call`.
+
+    Importing this package does so where the library fits; this says why where it does not.
+    `docs/custom_call.md` describes the calls.
+
+    Args:
+      platform: "cpu" or "cuda".
+
+    Raises:
+      LibraryError: the library is missing, cannot be loaded or does not fit this jaxlib.
+
+    Example:
+      >>> import jaxfp8
+      >>> jaxfp8.register_ffi_targets()
+    """
+    ensure_registered(platform)
+
+
+def reset() -> None:
+    """Forgets which libraries were loaded, so that the next use looks for them again."""
+    with _LOCK:
+        _library.cache_clear()
+
+
+def kernel_calls(platform: str = "cpu") -> dict[str, int]:
+    """How many calls each kernel has computed in this process, by name; {} without a library.
+
+    A CUDA graph counts once, when it is captured.
+    """
+    library = _library_or_none(platform)
+    if library is None:
+        return {}
+    calls = getattr(library, f"jaxfp8_{platform}_kernel_calls")
+    return {name: calls(i) for i, name in enumerate(kernels(platform))}
+
+
+def reset_kernel_calls(platform: str = "cpu") -> None:
+    """Sets every count of `kernel_calls` to 0."""
+    library = _library_or_none(platform)
+    if library is not None:
+        getattr(library, f"jaxfp8_{platform}_reset_counters")()
+
+
+def kernels(platform: str) -> tuple[str, ...]:
+    """The kernels that the library of a platform holds, by name; () without a library."""
+    library = _library_or_none(platform)
+    if library is None:
+        return ()
+    name = getattr(library, f"jaxfp8_{platform}_kernel_name")
+    return tuple(
+        name(i).decode() for i in range(getattr(library, f"jaxfp8_{platform}_kernel_count")())
+    )
+
+
+def available_kernels() -> tuple[str, ...]:
+    """The kernels this CPU can run, best first; () without a library."""
+    library = _library_or_none("cpu")
+    if library is None:
+        return ()
+    return tuple(
+        name for i, name in enumerate(kernels("cpu")) if library.jaxfp8_cpu_kernel_available(i)
+    )
+
+
+def cpu_features() -> str:
+    """The instruction sets the library found, as names with spaces between."""
+    library = _library_or_none("cpu")
+    if library is None:
+        return ""
+    return library.jaxfp8_cpu_features().decode() or "none beyond the portable ones"
+
+
+def peak_products(kind: str, rounds: int) -> int:
+    """Runs a loop of products ("f32", "bf16", "int8" or "avx2"); how many operations it did.
+
+    0 where the CPU has no instruction of that kind.
+
+    Raises:
+      LibraryError: there is no CPU library.
+    """
+    return _library("cpu").jaxfp8_cpu_peak_products(kind.encode(), rounds)
+
+
+def peak_read(address: int, size: int) -> int:
+    """Reads so many bytes of memory; returns a value that depends on them.
+
+    Raises:
+      LibraryError: there is no CPU library.
+    """
+    return _library("cpu").jaxfp8_cpu_peak_read(address, size)
+
+
+def cuda_architectures() -> str:
+    """What the CUDA library is compiled for, such as 90a-real;80-virtual; "" without it."""
+    library = _library_or_none("cuda")
+    return "" if library is None else library.jaxfp8_cuda_architectures().decode()
+
+
+def cublaslt() -> tuple[str, int]:
+    """Path and version of the cuBLASLt in use, such as 130100; or why there is none, and 0."""
+    library = _library_or_none("cuda")
+    if library is None:
+        return why_unavailable("cuda") or "", 0
+    text = ctypes.create_string_buffer(4096)
+    version = library.jaxfp8_cuda_cublaslt(text, len(text))
+    return text.value.decode(), version
+
+
+def keep_plans(path: str | pathlib.Path | None) -> None:
+    """Keeps in a file which cuBLASLt algorithms were found fastest, and takes them from there.
+
+    The first call of a product on a device times the algorithms that the library proposes, which
+    takes some tens of milliseconds and may end differently from run to run. A product that stands
+    in the file is not timed: it runs with the same algorithm in every process that names the file.
+
+    Args:
+      path: the file, which need not exist; None ends it.
+
+    Raises:
+      LibraryError: there is no CUDA library.
+      OSError: the file cannot be read or written.
+    """
+    text = ctypes.create_string_buffer(4096)
+    name = "" if path is None else str(path)
+    if not _library("cuda").jaxfp8_cuda_set_plan_file(name.encode(), text, len(text)):
+        raise OSError(f"`jaxfp8._call.ffi.keep_plans`: {text.value.decode()}")
+
+
+def allow_timing(allowed: bool) -> None:
+    """Whether new plans on a GPU may time candidates; they may unless told otherwise.
+
+    Raises:
+      LibraryError: there is no CUDA library.
+    """
+    _library("cuda").jaxfp8_cuda_allow_timing(allowed)
+
+
+def compute_capability() -> int | None:
+    """10 * major + minor of the least capable NVIDIA GPU in use; None where there is none."""
+    if not has_backend("cuda"):
+        return None
+    return min(round(10 * float(device.compute_capability)) for device in jax.devices("cuda"))
+
+
+def cpu_paths(spec: ScaledDotSpec) -> dict[str, str] | str:
+    """The kernels of the CPU library, as `cuda_paths` tells those of CUDA, for the CPU at hand."""
+    library = _library_or_none("cpu")
+    if library is None:
+        return why_unavailable("cpu") or ""
+    return _paths(*abi.call(library, "jaxfp8_cpu_route", abi.Spec.of(spec)))
+
+
+def cuda_paths(
+    spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int
+) -> dict[str, str] | str:
+    """The paths of the CUDA library for a canonical problem, best first; asks no GPU.
+
+    Args:
+      spec: the canonical problem.
+      compute_capability: 10 * major + minor.
+      cublaslt_version: such as 130100; 0 for none.
+
+    Returns:
+      For each path why it cannot, "" where it can: the first of these is taken. Or one sentence
+      that says why none can, or that there is no library.
+    """
+    library = _library_or_none("cuda")
+    if library is None:
+        return why_unavailable("cuda") or ""
+    asked = (abi.Spec.of(spec), compute_capability, cublaslt_version)
+    return _paths(*abi.call(library, "jaxfp8_cuda_route", *asked))
+
+
+def _paths(status: int, text: str) -> dict[str, str] | str:
+    if status:
+        return text
+    return {name: why for name, _, why in (line.partition(": ") for line in text.splitlines())}
+
+
+def built_api_version(platform: str = "cpu") -> tuple[int, int] | None:
+    """The version (major, minor) of XLA's FFI the library was built for, if it can be loaded."""
+    path = library_path(platform)
+    if path is None:
+        return None
+    try:
+        return _built_for(_load(path, platform))
+    except errors.LibraryError:
+        return None
+
+
+def running_api_version() -> tuple[int, int] | None:
+    """The version (major, minor) of the FFI of the jaxlib in use.
+
+    JAX tells it nowhere at run time; it is read from the headers that jaxlib installs beside it.
+    """
+    header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
+    if not header.is_file():
+        return None
+    found = dict(_API_LINE.findall(header.read_text()))
+    return (int(found["MAJOR"]), int(found["MINOR"])) if len(found) == 2 else None
+
+
+@functools.cache
+def _library(platform: str) -> ctypes.CDLL:
+    """The library of `platform`, loaded and checked."""
+    with _LOCK:
+        path = library_path(platform)
+        if path is None:
+            raise _refused(platform, "is not installed")
+        library = _load(path, platform)
+        _check_version(library, platform)
+        return library
+
+
+def _library_or_none(platform: str) -> ctypes.CDLL | None:
+    return None if why_unavailable(platform) else _library(platform)
+
+
+def _is_cut_short(path: pathlib.Path) -> bool:
+    """Whether an ELF file ends before its table of sections, the last that a linker writes.
+
+    The system's loader would map it all the same, and the process end with the first missing page.
+    """
+    with path.open("rb") as file:
+        header = file.read(_ELF_BYTES)
+    if len(header) < _ELF_BYTES or not header.startswith(b"\x7fELF"):
+        return False  # the loader says so
+    (table,) = struct.unpack_from("<Q", header, 0x28)
+    size, count = struct.unpack_from("<HH", header, 0x3A)
+    return path.stat().st_size < table + size * count
+
+
+def _load(path: pathlib.Path, platform: str) -> ctypes.CDLL:
+    try:
+        if _is_cut_short(path):
+            raise OSError("its file is cut short")
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        return _declare(library, platform)
+    except (OSError, AttributeError) as error:
+        raise _refused(platform, f"cannot be loaded: {error}") from error
+
+
+# Types of the C functions, as in ffi/include/jaxfp8_cpu.h and jaxfp8_cuda.h.
+_OUT = ctypes.POINTER(ctypes.c_int)
+_Signatures = dict[str, tuple[type | None, list[type]]]
+_OF_BOTH: _Signatures = {
+    "jaxfp8_version": (ctypes.c_char_p, []),
+    "jaxfp8_ffi_api_version": (None, [_OUT, _OUT]),
+    "jaxfp8_{}_kernel_count": (ctypes.c_int, []),
+    "jaxfp8_{}_kernel_name": (ctypes.c_char_p, [ctypes.c_int]),
+    "jaxfp8_{}_kernel_calls": (ctypes.c_uint64, [ctypes.c_int]),
+    "jaxfp8_{}_reset_counters": (None, []),
+}
+_OF_ONE: dict[str, _Signatures] = {
+    "cpu": {
+        "jaxfp8_cpu_features": (ctypes.c_char_p, []),
+        "jaxfp8_cpu_kernel_available": (ctypes.c_int, [ctypes.c_int]),
+        "jaxfp8_cpu_peak_products": (ctypes.c_int64, [ctypes.c_char_p, ctypes.c_int64]),
+        "jaxfp8_cpu_peak_read": (ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_size_t]),
+    },
+    "cuda": {
+        "jaxfp8_cuda_architectures": (ctypes.c_char_p, []),
+        "jaxfp8_cuda_set_cublaslt": (None, [ctypes.c_char_p]),
+        "jaxfp8_cuda_cublaslt": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_size_t]),
+        "jaxfp8_cuda_allow_timing": (None, [ctypes.c_int]),
+        "jaxfp8_cuda_set_plan_file": (
+            ctypes.c_int,
+            [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t],
+        ),
+    },
+}
+
+
+def _declare(library: ctypes.CDLL, platform: str) -> ctypes.CDLL:
+    for name, (result, arguments) in (_OF_BOTH | _OF_ONE[platform]).items():
+        function = getattr(library, name.format(platform))
+        function.restype, function.argtypes = result, arguments
+    for name, arguments in abi.SIGNATURES[platform].items():
+        function = getattr(library, name)
+        function.restype = ctypes.c_int
+        function.argtypes = [*arguments, ctypes.c_char_p, ctypes.c_size_t]
+    return library
+
+
+def _built_for(library: ctypes.CDLL) -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.jaxfp8_ffi_api_version(ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def _check_version(library: ctypes.CDLL, platform: str) -> None:
+    """A runtime takes handlers built for its own version of the FFI or an earlier minor one."""
+    built, running = _built_for(library), running_api_version()
+    if running is None or (built[0] == running[0] and built[1] <= running[1]):
+        return
+    needs = f"is built for XLA FFI {built[0]}.{built[1]}, but jaxlib has {running[0]}.{running[1]}"
+    raise _refused(platform, needs, f'pip install --upgrade "jax>={_OLDEST_JAX}"')
+
+
+def has_backend(platform: str) -> bool:
+    """Makes the backend of `platform` if there is none yet; whether there is one then."""
+    try:
+        return bool(jax.devices(platform))
+    except RuntimeError:
+        return False
+
+
+def _refused(platform: str, why: str, command: str | None = None) -> errors.LibraryError:
+    command = command or "pip install --force-reinstall --no-deps jaxfp8"
+    return errors.LibraryError(
+        f"the kernel library for {platform!r} {why}; run `{command}` "
+        "(in a checkout: `make setup`), or `python -m jaxfp8 doctor` for more."
+    )

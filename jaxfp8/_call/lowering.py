@@ -1,0 +1,130 @@
+"""How a scaled dot becomes StableHLO: the custom call where a kernel takes it, or the reference."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters import mlir
+
+from jaxfp8._call import canonical, ffi, reference, support, workspace
+from jaxfp8._value import dtypes, errors
+from jaxfp8._value.spec import ScaledDotSpec
+
+_WARNED: set[tuple[str, str]] = set()
+_STRICT = contextvars.ContextVar("jaxfp8_strict", default=False)
+
+
+@contextlib.contextmanager
+def strict() -> Iterator[None]:
+    """Within this context, a scaled dot that no kernel takes is an error.
+
+    Outside it such a dot is computed by plain XLA, with a `FallbackWarning` once per reason.
+    The context covers what is called un-jitted, traced or compiled inside it; a function that
+    was compiled before keeps what was decided (and warned of) then.
+
+    Raises:
+      UnsupportedError: from inside the context, with the reason and the remedy.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> w = jaxfp8.quantize(jnp.ones((8, 4)), channelwise_axes=(1,))
+      >>> with jaxfp8.strict():
+      ...     y = jaxfp8.matmul(jnp.ones((2, 8)), w)
+      >>> float(y[0, 0])
+      8.0
+    """
+    token = _STRICT.set(True)
+    try:
+        yield
+    finally:
+        _STRICT.reset(token)
+
+
+def is_strict() -> bool:
+    """Whether the caller is inside `jaxfp8.strict()`."""
+    return _STRICT.get()
+
+
+def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
+    """Says why `spec` would not run on a kernel of `platform` now, or None if it would.
+
+    Unlike `_support.why_unsupported` this also asks whether the library is there. A program that is
+    lowered for GPUs where there is none runs elsewhere: what that machine has cannot be asked here,
+    and XLA refuses the call there by its name if the library is missing.
+    """
+    platform = {"gpu": "cuda"}.get(platform, platform)
+    reason = support.why_unsupported(spec, platform)
+    if reason is not None or platform != "cuda":
+        return reason or ffi.why_unavailable(platform)
+    capability = ffi.compute_capability()
+    if capability is None:
+        return None
+    return support.why_too_old(capability) or ffi.why_unavailable(platform)
+
+
+def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: str) -> Any:
+    """The lowering rule of `scaled_dot_p` for one platform."""
+    reason = why_not(spec, platform)
+    if reason is not None:
+        _report_fallback(spec, platform, reason)
+        return _lower_reference(ctx, *operands, spec=spec, kernel=kernel)
+    if platform == "cuda":
+        return _lower_cuda(ctx, *operands, spec=spec, kernel=kernel)
+    ffi.ensure_registered(platform)
+    rule = jax.ffi.ffi_lowering(ffi.TARGET)
+    return rule(ctx, *operands, **spec.attributes(), kernel=kernel)
+
+
+def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[jax.Array]:
+    """The call in its canonical form, with scratch memory as its last result."""
+    ffi.register_if_it_runs_here("cuda")
+    if canonical.is_empty(spec):
+        return list(reference.scaled_dot(spec, *operands))
+    form = canonical.canonical(spec)
+    given = dict(zip(spec.operand_names(), operands, strict=True))
+    named = form.operands(reference.widened(spec, given))
+    epilogue = form.spec.epilogue
+    results = [(form.spec.out_shape, dtypes.storage(epilogue.out_dtype))]
+    results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]
+    results.append(((workspace.workspace_bytes(form.spec, kernel),), np.dtype(np.uint8)))
+    call = jax.ffi.ffi_call(ffi.TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
+    *outputs, _ = call(
+        *(named[name] for name in form.spec.operand_names()),
+        **form.spec.attributes(),
+        kernel=kernel,
+    )
+    return form.results(outputs)
+
+
+_lower_cuda = mlir.lower_fun(_call_cuda, multiple_results=True)
+
+
+def _compute_reference(
+    *operands: jax.Array, spec: ScaledDotSpec, kernel: str
+) -> tuple[jax.Array, ...]:
+    del kernel  # names a kernel of the library; the reference has none
+    return reference.scaled_dot(spec, *operands)
+
+
+_lower_reference = mlir.lower_fun(_compute_reference, multiple_results=True)
+
+
+def _report_fallback(spec: ScaledDotSpec, platform: str, reason: str) -> None:
+    text = (
+        f"`jaxfp8.dot_general`: {spec} has no kernel on {platform!r} because {reason}; "
+        "plain XLA computes it and widens the 8-bit data"
+    )
+    if is_strict():
+        raise errors.UnsupportedError(
+            text + "; leave `jaxfp8.strict()` to allow that, or see `python -m jaxfp8 doctor`."
+        )
+
+    if (platform, reason) not in _WARNED:
+        _WARNED.add((platform, reason))
+        warnings.warn(text + ".", errors.FallbackWarning, stacklevel=2)

@@ -1,0 +1,390 @@
+"""The operation in the middle: `scaled_dot_p`, one FFI call on a platform with kernels.
+
+Order of this file: bind, primitive, abstract evaluation, batching, differentiation, registration.
+Sharding: how XLA may split the call over a mesh is a parameter of the primitive
+(`_call/split_dot`), made anew for each problem that batching and differentiation lead to. Inside
+shard_map a product is local: its output varies along the mesh axes that an operand does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.typing import DTypeLike
+
+from jaxfp8._call import lowering, partitioning, reference, split_dot
+from jaxfp8._call.batching import batch_scaled_dot
+from jaxfp8._value import compat
+from jaxfp8._value import dtypes as _dtypes
+from jaxfp8._value.spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+
+scaled_dot_p = Primitive("scaled_dot")
+scaled_dot_p.multiple_results = True
+
+
+def scaled_dot(
+    spec: ScaledDotSpec,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    lhs_scale: jax.Array | None = None,
+    lhs_zero_point: jax.Array | None = None,
+    rhs_scale: jax.Array | None = None,
+    rhs_zero_point: jax.Array | None = None,
+    residual: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    out_scale: jax.Array | None = None,
+    kernel: str = "",
+) -> tuple[jax.Array, jax.Array | None]:
+    """Binds one scaled dot; `docs/custom_call.md` defines it.
+
+    Args:
+      spec: the problem; says which of the optional operands are given.
+      lhs, rhs: values, FP8 as itself or as uint8. XLA:CPU copies a whole parameter to bitcast it,
+        and goes through float16 to slice, gather, pad or concatenate FP8: pass what you have, and
+        change FP8 data as bytes.
+      lhs_scale, rhs_scale: any wide float, one per tile.
+      lhs_zero_point, rhs_zero_point: int32, int8 or uint8, one per tile.
+      residual, bias: any wide float, of the rank of the output, each axis 1 or full.
+      out_scale: float32, likewise.
+      kernel: name of the kernel to force, for tests; "" lets the library choose.
+
+    Returns:
+      The output (FP8 as uint8) and the amax, None unless the spec asks for it.
+    """
+    given = {
+        "lhs": lhs,
+        "rhs": rhs,
+        "lhs_scale": lhs_scale,
+        "lhs_zero_point": lhs_zero_point,
+        "rhs_scale": rhs_scale,
+        "rhs_zero_point": rhs_zero_point,
+        "residual": residual,
+        "bias": bias,
+        "out_scale": out_scale,
+    }
+    out, *amax = _bind(spec, kernel, given)
+    return out, amax[0] if amax else None
+
+
+def _bind(spec: ScaledDotSpec, kernel: str, named: dict[str, Any]) -> list[jax.Array]:
+    operands = compat.vary_alike([named[name] for name in spec.operand_names()])
+    dtypes = tuple(x.dtype for x in operands)
+    split = _split(spec, kernel, dtypes) if partitioning.is_wanted(operands) else None
+    return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=split)
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(spec: ScaledDotSpec, kernel: str, dtypes: tuple[np.dtype, ...]) -> Any:
+    """The call as XLA may split it over a mesh."""
+
+    def bind(spec: ScaledDotSpec, *operands: jax.Array) -> list[jax.Array]:
+        return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=None)
+
+    return partitioning.partitioned(
+        functools.partial(bind, spec),
+        [jax.ShapeDtypeStruct(s, d) for (s, _), d in zip(_expected(spec), dtypes, strict=True)],
+        split_dot.factors(spec),
+        functools.partial(split_dot.on_shards, spec, bind),
+        what=repr((spec, kernel)),
+    )
+
+
+# Eager evaluation: a jitted bind per problem. Strictness is part of the key, for it decides what
+# compiling does.
+@functools.lru_cache(maxsize=1024)
+def _jitted(spec: ScaledDotSpec, kernel: str, split: Any, strict: bool) -> Any:
+    del strict
+    return jax.jit(functools.partial(scaled_dot_p.bind, spec=spec, kernel=kernel, split=split))
+
+
+@scaled_dot_p.def_impl
+def _impl(*operands: jax.Array, spec: ScaledDotSpec, kernel: str, split: Any) -> list[jax.Array]:
+    with jax.disable_jit(False):  # a kernel runs compiled or not at all
+        return _jitted(spec, kernel, split, lowering.is_strict())(*operands)
+
+
+# Abstract evaluation
+
+
+def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
+    """Shape and dtype of each operand of the call, which may have others: `_dtypes_of`."""
+    epilogue = spec.epilogue
+    table: dict[str, tuple[Shape | None, DTypeLike]] = {
+        "lhs": (spec.lhs.shape, _dtypes.storage(spec.lhs.dtype)),
+        "rhs": (spec.rhs.shape, _dtypes.storage(spec.rhs.dtype)),
+        "lhs_scale": (spec.lhs.scale_shape, np.float32),
+        "lhs_zero_point": (spec.lhs.scale_shape, np.int32),
+        "rhs_scale": (spec.rhs.scale_shape, np.float32),
+        "rhs_zero_point": (spec.rhs.scale_shape, np.int32),
+        "residual": (epilogue.residual, epilogue.residual_dtype or np.float32),
+        "bias": (epilogue.bias, np.float32),
+        "out_scale": (epilogue.out_scale, np.float32),
+    }
+    given = (table[name] for name in spec.operand_names())
+    return [(shape or (), np.dtype(dtype)) for shape, dtype in given]
+
+
+def _dtypes_of(spec: ScaledDotSpec, name: str, dtype: np.dtype) -> tuple[np.dtype, ...]:
+    """What an operand may be: values as themselves too, others as they are stored."""
+    if name in ("lhs", "rhs"):
+        return tuple(dict.fromkeys((dtype, np.dtype(getattr(spec, name).dtype))))
+    _, others = AS_STORED.get(name, (dtype, ()))
+    return (dtype,) if spec.rounds(name) else (dtype, *others)
+
+
+@scaled_dot_p.def_abstract_eval
+def _abstract_eval(
+    *avals: jax.core.ShapedArray, spec: ScaledDotSpec, kernel: str, split: Any
+) -> list[jax.core.ShapedArray]:
+    del kernel, split
+    for name, aval, (shape, dtype) in zip(
+        spec.operand_names(), avals, _expected(spec), strict=True
+    ):
+        dtypes = _dtypes_of(spec, name, dtype)
+        if aval.shape != shape or aval.dtype not in dtypes:
+            raise TypeError(
+                f"`scaled_dot`: {name} is {aval.dtype}{list(aval.shape)}, but its spec says "
+                f"{_dtypes.names(dtypes)} of shape {list(shape)}; make the spec from the operands."
+            )
+    stored = _dtypes.storage(spec.epilogue.out_dtype)
+    out = [compat.output_aval(avals, spec.out_shape, stored)]
+    if spec.epilogue.amax is not None:
+        out.append(compat.output_aval(avals, spec.epilogue.amax, np.dtype(np.float32)))
+    return out
+
+
+# Batching
+
+
+def _batch(
+    operands: tuple[jax.Array, ...],
+    axes: tuple[Any, ...],
+    *,
+    spec: ScaledDotSpec,
+    kernel: str,
+    split: Any,
+) -> tuple[list[jax.Array], list[int]]:
+    del split  # `_bind` makes that of the new problem
+    names = spec.operand_names()
+    spec, named = batch_scaled_dot(
+        spec, dict(zip(names, operands, strict=True)), dict(zip(names, axes, strict=True))
+    )
+    out = _bind(spec, kernel, named)
+    return out, [0] * len(out)
+
+
+# Differentiation: the sum is linear in each float operand and each scale; what follows it (residual
+# and bias included) is differentiated as plain jnp. 8-bit values have no derivative: a tangent of
+# FP8 would be rounded to 8 bit and not saturate.
+
+_LINEAR_IN = ("lhs", "rhs", "lhs_scale", "rhs_scale")
+
+
+def _jvp(
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    *,
+    spec: ScaledDotSpec,
+    kernel: str,
+    split: Any,
+) -> tuple[list[Any], list[Any]]:
+    del split
+    names = spec.operand_names()
+    named = dict(zip(names, primals, strict=True))
+    moving = {
+        name: t
+        for name, t in zip(names, tangents, strict=True)
+        if not isinstance(t, ad.Zero) and not _dtypes.is_eight_bit(t.dtype)
+    }
+    if _is_linear(spec.epilogue):
+        out = _bind(spec, kernel, named)
+        dtype = spec.epilogue.out_dtype
+        tangent = _sum_tangent(spec, kernel, named, moving, dtype)
+        return out, [_zero_tangent(out[0]) if tangent is None else tangent]
+    total = _bind(_sum_only(spec, "float32", keep_addends=True), kernel, named)[0]
+    tangent = _sum_tangent(spec, kernel, named, moving, "float32")
+    tangent = jnp.zeros_like(total) if tangent is None else tangent
+    return _finish_jvp(spec, total, tangent, named.get("out_scale"), moving.get("out_scale"))
+
+
+def _zero_tangent(primal: jax.Array) -> ad.Zero:
+    return ad.Zero(jax.typeof(primal).to_tangent_aval())
+
+
+def _is_linear(epilogue: EpilogueSpec) -> bool:
+    wide = not _dtypes.is_eight_bit(epilogue.out_dtype) and epilogue.out_dtype != "int32"
+    return wide and epilogue.activation == "none" and epilogue.amax is None
+
+
+def _finish_jvp(
+    spec: ScaledDotSpec, total: Any, tangent: Any, out_scale: Any, out_scale_tangent: Any
+) -> tuple[list[Any], list[Any]]:
+    primals, tangents = [total], [tangent]
+    if out_scale is not None:
+        primals.append(out_scale)
+        tangents.append(
+            jnp.zeros_like(out_scale) if out_scale_tangent is None else out_scale_tangent
+        )
+    finish = functools.partial(reference.finish, spec.epilogue)
+    out, d_out = jax.jvp(finish, primals, tangents)
+    zeros = [
+        _zero_tangent(y) if not jnp.issubdtype(y.dtype, np.floating) else d
+        for y, d in zip(out, d_out, strict=True)
+    ]
+    return list(out), zeros
+
+
+def _sum_tangent(
+    spec: ScaledDotSpec,
+    kernel: str,
+    named: dict[str, Any],
+    moving: dict[str, Any],
+    dtype: str,
+) -> jax.Array | None:
+    """The tangent of the sum with residual and bias, None where it is zero."""
+    term_spec = _sum_only(spec, dtype)
+    terms = [
+        _bind(term_spec, kernel, {**named, name: moving[name]})[0]
+        for name in _LINEAR_IN
+        if name in moving
+    ]
+    aval = compat.output_aval([], spec.out_shape, np.dtype(dtype))
+    # Widened before they are broadcast: cotangents are summed as wide.
+    terms += [
+        compat.laid_out_like(
+            jnp.broadcast_to(moving[name].astype(jnp.float32), spec.out_shape).astype(dtype), aval
+        )
+        for name in ("residual", "bias")
+        if name in moving
+    ]
+    return functools.reduce(jnp.add, terms) if terms else None
+
+
+def _sum_only(spec: ScaledDotSpec, out_dtype: str, keep_addends: bool = False) -> ScaledDotSpec:
+    """The spec without activation, amax and output scale; without residual and bias too."""
+    plain = EpilogueSpec(out_dtype=out_dtype)
+    if keep_addends:
+        old = spec.epilogue
+        plain = dataclasses.replace(
+            plain, residual=old.residual, residual_dtype=old.residual_dtype, bias=old.bias
+        )
+    return dataclasses.replace(spec, epilogue=plain)
+
+
+def _transpose(
+    cotangents: list[Any], *operands: Any, spec: ScaledDotSpec, kernel: str, split: Any
+) -> list[Any]:
+    """Transposes a sum that is linear in the one operand that is undefined."""
+    del split
+    names = spec.operand_names()
+    named = dict(zip(names, operands, strict=True))
+    (linear,) = (n for n in names if ad.is_undefined_primal(named[n]))
+    (ct,) = cotangents
+    result: Any
+    if isinstance(ct, ad.Zero):
+        result = ad.Zero(named[linear].aval)
+    elif linear in ("lhs", "rhs"):
+        result = _transpose_values(spec, kernel, named, ct, linear)
+    else:
+        result = _transpose_scale(spec, named, ct, linear)
+    if not isinstance(result, ad.Zero):
+        result = compat.laid_out_like(result, named[linear].aval)
+    return [result if name == linear else None for name in names]
+
+
+def _transpose_scale(
+    spec: ScaledDotSpec, named: dict[str, Any], ct: jax.Array, linear: str
+) -> jax.Array:
+    """Cotangent of a scale; widens its operand for a moment, as the sum over a tile needs."""
+
+    def as_function_of_scale(scale: jax.Array) -> jax.Array:
+        operands = {**named, linear: scale}
+        out = reference.scaled_dot(spec, *(operands[n] for n in spec.operand_names()))[0]
+        return compat.laid_out_like(out, jax.typeof(ct))
+
+    (out,) = jax.linear_transpose(as_function_of_scale, named[linear].aval)(ct)
+    return out
+
+
+def _transpose_values(
+    spec: ScaledDotSpec, kernel: str, named: dict[str, Any], ct: jax.Array, linear: str
+) -> jax.Array:
+    """Cotangent of a float side: the cotangent of the output times the other side, another dot."""
+    is_lhs = linear == "lhs"
+    side, other = (spec.lhs, spec.rhs) if is_lhs else (spec.rhs, spec.lhs)
+    other_name = "rhs" if is_lhs else "lhs"
+    ct_side = _cotangent_side(spec, ct, is_lhs)
+    other_side = dataclasses.replace(other, contracting=other.free)
+    sides = (ct_side, other_side) if is_lhs else (other_side, ct_side)
+    dot_spec = ScaledDotSpec(
+        lhs=sides[0],
+        rhs=sides[1],
+        epilogue=EpilogueSpec(out_dtype=_accumulator(side)),
+        precision=spec.precision,
+    )
+    values = {linear: ct, other_name: named[other_name]}
+    for suffix in ("_scale", "_zero_point"):
+        if other_name + suffix in named:
+            values[other_name + suffix] = named[other_name + suffix]
+    out = _bind(dot_spec, kernel, values)[0]
+    out = _to_layout_of(spec, side, other, out, is_lhs)
+    if side.scale:
+        name = f"{linear}_scale"
+        scale = reference.widened(spec, {name: named[name]})[name]
+        out = out * reference.expand_tiles(scale, side)
+    return out.astype(side.dtype)
+
+
+def _accumulator(side: OperandSpec) -> str:
+    """Dtype of a cotangent before it is scaled or summed over a shared batch axis."""
+    return "float32" if side.scale or 1 in side.sizes(side.batch) else side.dtype
+
+
+def _cotangent_side(spec: ScaledDotSpec, ct: jax.Array, for_lhs: bool) -> OperandSpec:
+    batch = len(spec.batch_shape)
+    lhs_free = tuple(range(batch, batch + len(spec.lhs.free)))
+    rhs_free = tuple(range(batch + len(spec.lhs.free), ct.ndim))
+    return OperandSpec(
+        dtype=ct.dtype.name,
+        shape=ct.shape,
+        contracting=rhs_free if for_lhs else lhs_free,
+        batch=tuple(range(batch)),
+        tiles=(1,) * ct.ndim,
+        scale=False,
+        zero_point=False,
+    )
+
+
+def _to_layout_of(
+    spec: ScaledDotSpec, side: OperandSpec, other: OperandSpec, out: jax.Array, is_lhs: bool
+) -> jax.Array:
+    """From batch, free and contracted axes to the layout of `side`; sums over a shared batch."""
+    paired = dict(zip(other.contracting, side.contracting, strict=True))
+    contracting = tuple(paired[axis] for axis in sorted(other.contracting))
+    order = side.batch + (side.free + contracting if is_lhs else contracting + side.free)
+    shared = tuple(
+        i
+        for i, (axis, size) in enumerate(zip(side.batch, spec.batch_shape, strict=True))
+        if side.shape[axis] != size
+    )
+    out = jnp.sum(out, axis=shared, keepdims=True)
+    return lax.transpose(out, tuple(order.index(axis) for axis in range(out.ndim)))
+
+
+# Registration
+
+ad.primitive_jvps[scaled_dot_p] = _jvp
+ad.primitive_transposes[scaled_dot_p] = _transpose
+batching.primitive_batchers[scaled_dot_p] = _batch
+for _platform in ("cpu", "cuda", "rocm", "tpu"):
+    _rule = partitioning.lowering(functools.partial(lowering.lower, _platform))
+    mlir.register_lowering(scaled_dot_p, _rule, platform=_platform)

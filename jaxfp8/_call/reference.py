@@ -1,0 +1,145 @@
+"""The meaning of a scaled dot, in plain jnp: default lowering, oracle of the tests."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec
+
+_ACTIVATIONS = {
+    "none": lambda y: y,
+    "relu": lambda y: jnp.maximum(y, 0),
+    "gelu_tanh": lambda y: jax.nn.gelu(y, approximate=True),
+    "gelu_erf": lambda y: jax.nn.gelu(y, approximate=False),
+    "silu": jax.nn.silu,
+}
+
+# |q - zero_point| of an 8-bit integer is at most 255 for a zero point in the type's range.
+_INT32_SAFE_K = (2**31 - 1) // 255**2
+
+
+def scaled_dot(spec: ScaledDotSpec, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    """Computes what `docs/custom_call.md` defines, widening whatever it needs to.
+
+    Args:
+      spec: the problem.
+      *operands: as `spec.operand_names()` lists them, FP8 as itself or as bytes.
+
+    Returns:
+      `(out,)`, or `(out, amax)` where the epilogue asks for it.
+    """
+    named = widened(spec, dict(zip(spec.operand_names(), operands, strict=True)))
+    total = _accumulate(spec, named)
+    for name in ("residual", "bias"):
+        if name in named:
+            total = total + named[name].astype(jnp.float32)
+    return finish(spec.epilogue, total, named.get("out_scale"))
+
+
+def widened(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The operands of a call, by name, each as wide as the call defines it, and rounded scales."""
+    wide = {name: dtype for name, (dtype, _) in AS_STORED.items()}
+    rounded = {n: x.astype(jnp.bfloat16) if spec.rounds(n) else x for n, x in named.items()}
+    return {name: x.astype(wide[name]) if name in wide else x for name, x in rounded.items()}
+
+
+def finish(
+    epilogue: EpilogueSpec, total: jax.Array, out_scale: jax.Array | None = None
+) -> tuple[jax.Array, ...]:
+    """Activation, amax and output cast of a sum that already holds residual and bias."""
+    y = _ACTIVATIONS[epilogue.activation](total)
+    out = cast_output(y if out_scale is None else y / out_scale, epilogue.out_dtype)
+    if epilogue.amax is None:
+        return (out,)
+    reduced = tuple(axis for axis, size in enumerate(epilogue.amax) if size == 1)
+    return out, jnp.max(jnp.abs(y), axis=reduced, keepdims=True, initial=0)
+
+
+def cast_output(y: jax.Array, dtype: str) -> jax.Array:
+    """Casts to a logical dtype as stored: saturating to 8 bit, FP8 as bytes, NaN to 0 for int8."""
+    if not dtypes.is_eight_bit(dtype):
+        return y.astype(dtype)
+    low, high = dtypes.finite_range(dtype)
+    y = jnp.clip(y, low, high)
+    if dtypes.is_float8(dtype):
+        return lax.bitcast_convert_type(y.astype(dtype), np.uint8)
+    return jnp.where(jnp.isnan(y), 0, jnp.round(y)).astype(dtype)
+
+
+def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> jax.Array:
+    """The sum of products: exact in int32 where both sides are integers, else in float32."""
+    sides = {"lhs": spec.lhs, "rhs": spec.rhs}
+    exact = (
+        all(dtypes.is_int8(side.dtype) and _one_tile_along_k(side) for side in sides.values())
+        and spec.contracting_size <= _INT32_SAFE_K
+    )
+    dtype = jnp.int32 if exact else jnp.float32
+    values = []
+    for name, side in sides.items():
+        value = _centred(side, named[name], named.get(name + "_zero_point"), dtype)
+        if not exact and side.scale:
+            value = value * expand_tiles(named[name + "_scale"], side)
+        values.append(_broadcast_batch(spec, side, value))
+    total = lax.dot_general(
+        values[0],
+        values[1],
+        spec.dimension_numbers,
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=dtype,
+    )
+    if exact and spec.epilogue.out_dtype != "int32":
+        total = total.astype(jnp.float32)
+        for name, side in sides.items():
+            if side.scale:
+                total = total * _scale_in_output(spec, name, named[name + "_scale"])
+    return total
+
+
+def _centred(
+    side: OperandSpec, values: jax.Array, zero_point: jax.Array | None, dtype: DTypeLike
+) -> jax.Array:
+    if dtypes.is_float8(side.dtype) and values.dtype == np.uint8:
+        values = lax.bitcast_convert_type(values, np.dtype(side.dtype))
+    if zero_point is not None:
+        values = values.astype(jnp.int32) - expand_tiles(zero_point, side)
+    return values.astype(dtype)
+
+
+def expand_tiles(scale: jax.Array, side: OperandSpec) -> jax.Array:
+    """A scale or zero point given by tile, repeated to broadcast against the values."""
+    for axis, (size, tile) in enumerate(zip(side.shape, side.tiles, strict=True)):
+        if tile != 1 and scale.shape[axis] != 1:
+            scale = lax.slice_in_dim(jnp.repeat(scale, tile, axis=axis), 0, size, axis=axis)
+    return scale
+
+
+def _one_tile_along_k(side: OperandSpec) -> bool:
+    return not side.scale or all(side.scale_shape[axis] <= 1 for axis in side.contracting)
+
+
+def _broadcast_batch(spec: ScaledDotSpec, side: OperandSpec, value: jax.Array) -> jax.Array:
+    shape = list(value.shape)
+    for axis, size in zip(side.batch, spec.batch_shape, strict=True):
+        shape[axis] = size
+    return jnp.broadcast_to(value, shape)
+
+
+def _scale_in_output(spec: ScaledDotSpec, name: str, scale: jax.Array) -> jax.Array:
+    """The scale of a side with one tile along K, laid out to broadcast over the output."""
+    side = spec.lhs if name == "lhs" else spec.rhs
+    scale = expand_tiles(scale, side)
+    scale = jnp.transpose(scale, (*side.batch, *side.free, *side.contracting))
+    kept = scale.shape[: len(side.batch) + len(side.free)]
+    batch, free = kept[: len(side.batch)], kept[len(side.batch) :]
+    if math.prod(scale.shape) == 0:
+        return jnp.ones((1,) * len(spec.out_shape), scale.dtype)
+    if name == "lhs":
+        return scale.reshape(*batch, *free, *(1 for _ in spec.rhs.free))
+    return scale.reshape(*batch, *(1 for _ in spec.lhs.free), *free)

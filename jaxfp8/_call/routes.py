@@ -1,0 +1,51 @@
+"""Which kernel computes a scaled dot on each platform, as its library says; for reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxfp8._call import canonical, ffi, lowering
+from jaxfp8._value.spec import ScaledDotSpec
+
+# What a GPU's library is asked about where no GPU says otherwise.
+_CUBLASLT = 130000
+
+
+def kernel_for(spec: ScaledDotSpec, platform: str) -> str | None:
+    """The name of the kernel that computes `spec` on `platform`.
+
+    Args:
+      spec: the scaled dot.
+      platform: "cpu", "cuda", "rocm" or "tpu".
+
+    Returns:
+      None where `_lowering.why_not` says why there is no kernel; "" where there is one, but only
+      the device at hand can say which.
+    """
+    platform = {"gpu": "cuda"}.get(platform, platform)
+    if lowering.why_not(spec, platform) is not None:
+        return None
+    route = _ROUTES.get(platform)
+    return "" if route is None else route(spec)
+
+
+def _on_cpu(spec: ScaledDotSpec) -> str:
+    return _first(ffi.cpu_paths(spec))
+
+
+def _on_cuda(spec: ScaledDotSpec) -> str:
+    capability = ffi.compute_capability()
+    if capability is None or canonical.is_empty(spec):
+        return ""
+    return _first(ffi.cuda_paths(canonical.canonical(spec).spec, capability, _CUBLASLT))
+
+
+def _first(paths: dict[str, str] | str) -> str:
+    """The first path with nothing against it."""
+    if isinstance(paths, str):
+        return ""
+    return next((name for name, why in paths.items() if not why), "")
+
+
+# How the library of each platform with kernels is asked.
+_ROUTES: dict[str, Callable[[ScaledDotSpec], str]] = {"cpu": _on_cpu, "cuda": _on_cuda}

@@ -1,0 +1,142 @@
+"""A scaled dot on the shards of a mesh: its factors, and the dot that each device computes.
+
+    b batch    m free axes of lhs    n free axes of rhs    k contracted
+
+Where a contracted axis is split, each device has a part of every sum. The parts are added up in
+float32 (in int32 for an int32 output), and what follows the sum is computed once, behind that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxfp8._call import reference
+from jaxfp8._call.partitioning import Factors, Names, Shards
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+
+Bind = Callable[..., list[jax.Array]]
+
+
+def factors(spec: ScaledDotSpec) -> Factors:
+    """Which axes of the operands and results of a scaled dot are split together."""
+    named = _names(spec)
+    results = [named["out"]]
+    if spec.epilogue.amax is not None:
+        results.append(_where_full(spec.epilogue.amax, named["out"]))
+    return Factors(
+        operands=tuple(named[name] for name in spec.operand_names()),
+        results=tuple(results),
+        pieces=_pieces(spec),
+    )
+
+
+def _names(spec: ScaledDotSpec) -> dict[str, Names]:
+    """The factor of each axis, by array; None for an axis of one element."""
+    epilogue = spec.epilogue
+    lhs, rhs = _side_names(spec.lhs, "m"), _side_names(spec.rhs, "n")
+    batch = tuple(f"b{i}" for i in range(len(spec.batch_shape)))
+    kept = (tuple(n for n in s if n[0] in "mn") for s in (lhs, rhs))
+    out = (*batch, *(name for names in kept for name in names))
+    of = {
+        "lhs": (spec.lhs.shape, lhs),
+        "lhs_scale": (spec.lhs.scale_shape, lhs),
+        "lhs_zero_point": (spec.lhs.scale_shape, lhs),
+        "rhs": (spec.rhs.shape, rhs),
+        "rhs_scale": (spec.rhs.scale_shape, rhs),
+        "rhs_zero_point": (spec.rhs.scale_shape, rhs),
+        "residual": (epilogue.residual, out),
+        "bias": (epilogue.bias, out),
+        "out_scale": (epilogue.out_scale, out),
+        "out": (spec.out_shape, out),
+    }
+    return {
+        name: _where_full(shape, names) for name, (shape, names) in of.items() if shape is not None
+    }
+
+
+def _side_names(side: OperandSpec, free: str) -> tuple[str, ...]:
+    letters = {"b": side.batch, "k": side.contracting, free: side.free}
+    by_axis = {axis: f"{kind}{i}" for kind, axes in letters.items() for i, axis in enumerate(axes)}
+    return tuple(by_axis[axis] for axis in range(len(side.shape)))
+
+
+def _where_full(shape: Shape, names: Names) -> Names:
+    return tuple(name if size > 1 else None for size, name in zip(shape, names, strict=True))
+
+
+def _pieces(spec: ScaledDotSpec) -> dict[str, int]:
+    """Into how many parts each factor can be cut: no tile of a scale may be cut."""
+    sizes: dict[str, int] = {}
+    tiles: dict[str, list[int]] = {}
+    for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
+        for name, size, tile in zip(_side_names(side, free), side.shape, side.tiles, strict=True):
+            sizes[name] = max(size, sizes.get(name, 0))
+            tiles.setdefault(name, []).append(tile if tile < size else 1)
+    granules = {name: math.lcm(*tiles[name]) for name in sizes}
+    return {n: size // granules[n] if size % granules[n] == 0 else 1 for n, size in sizes.items()}
+
+
+def on_shards(spec: ScaledDotSpec, bind: Bind, shards: Shards) -> Callable[..., list[jax.Array]]:
+    """The scaled dot that each device computes, and what the devices tell each other."""
+    local = _local(spec, shards)
+    contracted = shards.axes(*(f"k{i}" for i in range(len(spec.lhs.contracting))))
+
+    def call(*operands: jax.Array) -> list[jax.Array]:
+        if contracted:
+            results = _sum_of_parts(local, bind, contracted, operands)
+        else:
+            results = bind(local, *operands)
+        return [results[0], *(_amax(spec, shards, amax) for amax in results[1:])]
+
+    return call
+
+
+def _local(spec: ScaledDotSpec, shards: Shards) -> ScaledDotSpec:
+    named = _names(spec)
+
+    def side(old: OperandSpec, names: Names) -> OperandSpec:
+        return dataclasses.replace(old, shape=shards.shape(old.shape, names))
+
+    def plane(shape: Shape) -> Shape:
+        return shards.shape(shape, _where_full(shape, named["out"]))
+
+    return dataclasses.replace(
+        spec,
+        lhs=side(spec.lhs, named["lhs"]),
+        rhs=side(spec.rhs, named["rhs"]),
+        epilogue=spec.epilogue.map_shapes(plane),
+    )
+
+
+def _sum_of_parts(
+    local: ScaledDotSpec, bind: Bind, mesh_axes: Sequence[str], operands: Sequence[jax.Array]
+) -> list[jax.Array]:
+    named = dict(zip(local.operand_names(), operands, strict=True))
+    sides = (local.lhs, local.rhs)
+    exact = all(dtypes.is_int8(side.dtype) and not side.scale for side in sides)
+    dtype = "int32" if exact and local.epilogue.out_dtype == "int32" else "float32"
+    part = dataclasses.replace(local, epilogue=EpilogueSpec(out_dtype=dtype))
+    (total,) = bind(part, *(named[name] for name in part.operand_names()))
+    total = lax.psum(total, tuple(mesh_axes))
+    for name in ("residual", "bias"):
+        if name in named:
+            total = total + named[name].astype(jnp.float32)
+    return list(reference.finish(local.epilogue, total, named.get("out_scale")))
+
+
+def _amax(spec: ScaledDotSpec, shards: Shards, amax: jax.Array) -> jax.Array:
+    """The maximum over the shards of what an amax is reduced over.
+
+    It is gathered first: a collective maximum need not keep NaN.
+    """
+    assert spec.epilogue.amax is not None
+    pairs = zip(spec.epilogue.amax, _names(spec)["out"], strict=True)
+    mesh_axes = shards.axes(*(name for size, name in pairs if size == 1))
+    return jnp.max(lax.all_gather(amax, mesh_axes), axis=0) if mesh_axes else amax

@@ -1,0 +1,49 @@
+"""Why a scaled dot has no kernel on a platform: the one table that decides, and its sentences."""
+
+from __future__ import annotations
+
+from jaxfp8._value.spec import ScaledDotSpec, is_known
+
+# The platforms whose kernels exist. Others compute `_call/reference` through XLA.
+_WITHOUT_KERNELS = {
+    "rocm": "there are no ROCm kernels",
+    "tpu": "there are no TPU kernels",
+}
+_OLDEST_GPU = 80
+KERNEL_PLATFORMS = ("cpu", "cuda")
+
+
+def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:
+    """Says why no kernel of `platform` takes `spec`, or None if one does.
+
+    Args:
+      spec: the scaled dot.
+      platform: "cpu", "cuda", "rocm" or "tpu", as `jax.default_backend()` and lowering name them.
+
+    Returns:
+      A clause that reads on after "because"; it does not speak of libraries that fail to load,
+      `jaxfp8._call.ffi.why_unavailable` does.
+    """
+    platform = {"gpu": "cuda"}.get(platform, platform)
+    if platform not in KERNEL_PLATFORMS:
+        return _WITHOUT_KERNELS.get(platform, f"there are no kernels for platform {platform!r}")
+    if not _has_eight_bit_side(spec):
+        return "neither operand is 8-bit"
+    if not is_known(spec.lhs.shape + spec.rhs.shape):
+        return "its sizes are not known when the program is lowered"
+    return None
+
+
+def why_too_old(compute_capability: int) -> str | None:
+    """Says why an NVIDIA GPU of `10 * major + minor` has no kernels, or None if it has."""
+    if compute_capability >= _OLDEST_GPU:
+        return None
+    major, minor = divmod(compute_capability, 10)
+    return f"the GPU is of compute capability {major}.{minor}, and the kernels need 8.0 or later"
+
+
+def _has_eight_bit_side(spec: ScaledDotSpec) -> bool:
+    return any(
+        side.dtype.startswith("float8") or side.dtype.endswith("int8")
+        for side in (spec.lhs, spec.rhs)
+    )

@@ -1,0 +1,191 @@
+"""How much scratch memory a scaled dot is given on a GPU.
+
+The call has no allocator of its own: memory from one would be part of a captured CUDA graph after
+it has been freed. So the scratch is a result that nobody uses, and its size is settled before the
+device is known. It is what the path that takes the problem can use on the largest device that the
+kernels are compiled for, and a budget: a path fits itself to less.
+
+ffi/cuda/workspace.cc has the same rule, for callers of the C function `jaxfp8_cuda_workspace`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
+
+# What NVIDIA recommends for cuBLASLt on Hopper.
+_CUBLASLT = 32 << 20
+# Decoded weights and accumulators. On an H200 pieces of 97 MiB in all took 1170 us for W8A16 with
+# 4096 rows of 14336 x 4096 weights, these take 870.
+_SLABS = 256 << 20
+# Accumulators where the library is expected to write the output itself.
+_SPARE = 64 << 20
+# Up to so many rows weights are multiplied as they are stored, and seldom decoded.
+_FEW_ROWS = 256
+# Rounding of each piece to 256 bytes, and counters.
+_SMALL = 1 << 20
+# Of paths that need none: no result is empty.
+_LEAST = 256
+
+# What `sm80_w8a16` is made of, as in ffi/cuda/kernels/sm80_w8a16_plan.h and its neighbours: tiles
+# of 128 columns and 128 depths, by 8 to 64 rows; accumulators for as many blocks as are on the
+# largest device at a time; and sizes that it counts in 32 bits.
+_FUSED = "sm80_w8a16"
+_TILE = 128
+_BLOCKS = 3 * 148
+_FEWEST_STEPS = 2
+_MOST = (2**31 - 1) // 2
+
+
+def workspace_bytes(spec: ScaledDotSpec, kernel: str = "") -> int:
+    """Bytes of scratch that a canonical problem can use.
+
+    Args:
+      spec: the problem.
+      kernel: the path that is asked for by name; "" for the one that is best.
+    """
+    return max(_LEAST, _wanted(spec, kernel))
+
+
+def _wanted(spec: ScaledDotSpec, kernel: str) -> int:
+    weights, library = _Weights.of(spec), _library_may_take(spec)
+    if weights is not None:
+        first = weights.rows <= _FEW_ROWS or not library
+        if kernel == _FUSED or (kernel == "" and first):
+            return min(_SLABS, weights.scratch())
+    if library and (kernel == "" or kernel.startswith("cublaslt")):
+        return _for_library(spec)
+    return 0
+
+
+def _library_may_take(spec: ScaledDotSpec) -> bool:
+    """Whether a path by cuBLASLt takes the operands' types, on some device."""
+    sides = (spec.lhs, spec.rhs)
+    if all(dtypes.is_float8(side.dtype) for side in sides):
+        return True
+    if all(dtypes.is_int8(side.dtype) for side in sides):
+        return True
+    wide = {side.dtype for side in sides if not dtypes.is_eight_bit(side.dtype)}
+    return (
+        wide in (set(), {"bfloat16"}, {"float16"})
+        and not any(side.zero_point for side in sides)
+        and spec.epilogue.out_dtype != "int32"
+    )
+
+
+def _for_library(spec: ScaledDotSpec) -> int:
+    """Two packed operands and wide accumulators, or less: it goes over the output in pieces.
+
+    Operands are packed where tensor cores cannot take them as they are, in slabs where they are
+    large.
+    """
+    accumulators = 4 * math.prod(spec.out_shape)
+    if dtypes.is_float8(spec.lhs.dtype) and dtypes.is_float8(spec.rhs.dtype):
+        accumulators = min(accumulators, _SPARE)
+    return _CUBLASLT + min(_SLABS, _packed(spec) + accumulators) + _SMALL
+
+
+def _packed(spec: ScaledDotSpec) -> int:
+    """Bytes of the sides whose depth is padded, or which are decoded to 16 bits."""
+    lhs, rhs = spec.lhs, spec.rhs
+    mixed = dtypes.is_eight_bit(lhs.dtype) != dtypes.is_eight_bit(rhs.dtype)
+    wide = rhs if dtypes.is_eight_bit(lhs.dtype) else lhs
+    bound = _SPARE if not mixed or _lines(wide) <= _FEW_ROWS else _SLABS
+    return min(bound, sum(_copied(side) for side in (lhs, rhs)))
+
+
+def _copied(side: OperandSpec) -> int:
+    width = 2 if dtypes.is_eight_bit(side.dtype) else 0
+    return width * _lines(side) * (_depth(side) + 16)
+
+
+def _depth(side: OperandSpec) -> int:
+    return math.prod(side.sizes(side.contracting))
+
+
+def _lines(side: OperandSpec) -> int:
+    return math.prod(side.shape) // max(_depth(side), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weights:
+    """A product that `sm80_w8a16` takes: 16-bit values by 8-bit weights.
+
+    Attributes:
+      batch: of the output; `batches` of the values, 1 where all of it shares them.
+      rows: of values; `columns` of weights.
+      depth: that is summed over.
+      folded: whether accumulators are scaled along the depth, which halves the largest tile.
+    """
+
+    batch: int
+    batches: int
+    rows: int
+    columns: int
+    depth: int
+    folded: bool
+
+    @classmethod
+    def of(cls, spec: ScaledDotSpec) -> _Weights | None:
+        """None where the kernel does not take it."""
+        sides = (spec.lhs, spec.rhs)
+        values, weights = sides[::-1] if dtypes.is_eight_bit(spec.lhs.dtype) else sides
+        types = values.dtype in ("bfloat16", "float16") and dtypes.is_eight_bit(weights.dtype)
+        if not types or spec.epilogue.out_dtype == "int32" or values.zero_point:
+            return None
+        scaled = weights.scale or weights.zero_point
+        folded = scaled and _varies(weights)
+        if values.scale and _varies(values):
+            return None
+        if folded and weights.tiles[weights.contracting[0]] % _TILE != 0:
+            return None
+        made = cls(
+            batch=math.prod(spec.out_shape[:-2]),
+            batches=math.prod(values.sizes(values.batch)),
+            rows=values.shape[values.free[0]],
+            columns=weights.shape[weights.free[0]],
+            depth=_depth(weights),
+            folded=folded,
+        )
+        return made if made._is_countable() else None
+
+    def scratch(self) -> int:
+        """The values packed, where 32 rows and more are, and accumulators of blocks and outputs.
+
+        A block has accumulators for every tile of the output that it is at work on. Blocks share
+        the steps along the depth of all outputs evenly, so that either the block or the output
+        changes from one set of accumulators to the next.
+        """
+        tile = self._tile()
+        packed = self.batches * self._row_tiles() * self._depth_tiles() * tile * _TILE * 2
+        outputs = self._outputs()
+        useful = max(outputs, outputs * self._depth_tiles() // _FEWEST_STEPS)
+        sets = max(1, outputs + min(_BLOCKS, useful) - 1)
+        return (packed if tile >= 32 else 0) + sets * 4 * min(self.rows, tile) * _TILE
+
+    def _tile(self) -> int:
+        tile, most = 8, 32 if self.folded else 64
+        while tile < most and self.rows > tile:
+            tile *= 2
+        return tile
+
+    def _row_tiles(self) -> int:
+        return -(-self.rows // self._tile())
+
+    def _depth_tiles(self) -> int:
+        return -(-self.depth // _TILE)
+
+    def _outputs(self) -> int:
+        return self.batch * self._row_tiles() * -(-self.columns // _TILE)
+
+    def _is_countable(self) -> bool:
+        sizes = (self.batch, self.rows, self.columns, self.depth, self._outputs())
+        return max(sizes) <= _MOST and self._depth_tiles() <= _MOST // max(1, self._outputs())
+
+
+def _varies(side: OperandSpec) -> bool:
+    """Whether there is more than one tile along the depth."""
+    return math.prod(side.scale_shape[axis] for axis in side.contracting) > 1

@@ -1,0 +1,1 @@
+"""Operations in the user's terms: their checks, dtypes and axes."""

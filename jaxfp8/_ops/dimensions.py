@@ -1,0 +1,135 @@
+"""Dimension numbers and shapes of a product, checked in the user's terms."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from jaxfp8._value.errors import message
+from jaxfp8._value.spec import DimensionNumbers, Shape
+
+
+def normalise(
+    operation: str,
+    numbers: DimensionNumbers,
+    shapes: tuple[Shape, Shape],
+    *,
+    broadcast: bool = False,
+) -> DimensionNumbers:
+    """Dimension numbers with non-negative axes, checked against the shapes of the operands.
+
+    With `broadcast`, a batch axis may have size 1 on one side.
+    """
+    pairs_of_axes = _read(operation, numbers)
+    contracting, batch = (_axes_of_both(operation, pair, shapes) for pair in pairs_of_axes)
+    for kind, (lhs_axes, rhs_axes) in (("contracting", contracting), ("batch", batch)):
+        lhs_sizes = [shapes[0][a] for a in lhs_axes]
+        rhs_sizes = [shapes[1][a] for a in rhs_axes]
+        one_is_allowed = broadcast and kind == "batch"
+        pairs = zip(lhs_sizes, rhs_sizes, strict=False)
+        fits = all(a == b or (one_is_allowed and 1 in (a, b)) for a, b in pairs)
+        if not fits or len(lhs_sizes) != len(rhs_sizes):
+            raise _mismatch(operation, kind, shapes, lhs_axes, rhs_axes)
+    for name, lists in zip(("lhs", "rhs"), zip(contracting, batch, strict=True), strict=True):
+        used = [axis for axes in lists for axis in axes]
+        if len(set(used)) != len(used):
+            raise ValueError(
+                message(
+                    operation,
+                    f"`dimension_numbers` of `{name}`",
+                    f"names axes {used}",
+                    "an axis is contracted or batch, once",
+                    "name each axis once",
+                )
+            )
+    return contracting, batch
+
+
+def _read(operation: str, numbers: Any) -> DimensionNumbers:
+    """The two pairs of lists of whole numbers that dimension numbers are."""
+    try:
+        (lhs, rhs), (lhs_batch, rhs_batch) = numbers
+        return (_whole(lhs), _whole(rhs)), (_whole(lhs_batch), _whole(rhs_batch))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            message(
+                operation,
+                "`dimension_numbers`",
+                f"is {numbers!r}",
+                "((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)) is needed",
+                "a matrix product is (((1,), (0,)), ((), ()))",
+            )
+        ) from error
+
+
+def _whole(axes: Any) -> Shape:
+    if any(isinstance(axis, bool) for axis in axes):
+        raise TypeError("a bool is no axis")
+    return tuple(map(operator.index, axes))
+
+
+def _axes_of_both(
+    operation: str, axes: tuple[Shape, Shape], shapes: tuple[Shape, Shape]
+) -> tuple[Shape, Shape]:
+    lhs, rhs = (
+        tuple(_axis(operation, name, axis, len(shape)) for axis in own)
+        for name, own, shape in zip(("lhs", "rhs"), axes, shapes, strict=True)
+    )
+    return lhs, rhs
+
+
+def _axis(operation: str, name: str, axis: int, ndim: int) -> int:
+    if not -ndim <= axis < ndim:
+        raise ValueError(
+            message(
+                operation,
+                f"`dimension_numbers` of `{name}`",
+                f"names axis {axis}",
+                f"`{name}` has {ndim} axes",
+                "name axes of the operand",
+            )
+        )
+    return axis % ndim
+
+
+def _mismatch(
+    operation: str, kind: str, shapes: tuple[Shape, Shape], lhs_axes: Shape, rhs_axes: Shape
+) -> ValueError:
+    return ValueError(
+        message(
+            operation,
+            f"{kind} axes {list(lhs_axes)} of `lhs` of shape {shapes[0]}",
+            f"meet axes {list(rhs_axes)} of `rhs` of shape {shapes[1]}",
+            "their sizes have to be equal",
+            "transpose an operand or name other axes",
+        )
+    )
+
+
+def check_matmul(operation: str, lhs: Shape, rhs: Shape) -> None:
+    for name, shape in (("lhs", lhs), ("rhs", rhs)):
+        if not shape:
+            raise ValueError(
+                message(
+                    operation,
+                    f"`{name}`",
+                    "is a scalar",
+                    "at least one axis is needed",
+                    "multiply with `*`",
+                )
+            )
+    if lhs[-1] != rhs[-2 if len(rhs) > 1 else 0]:
+        raise _mismatch(
+            operation, "contracting", (lhs, rhs), (len(lhs) - 1,), (max(len(rhs) - 2, 0),)
+        )
+    pairs = zip(reversed(lhs[:-2]), reversed(rhs[:-2]), strict=False)
+    if any(a != b and 1 not in (a, b) for a, b in pairs):
+        raise ValueError(
+            message(
+                operation,
+                f"`lhs` of shape {lhs}",
+                f"meets `rhs` of shape {rhs}",
+                "leading axes have to be equal or 1",
+                "reshape an operand",
+            )
+        )

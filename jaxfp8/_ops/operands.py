@@ -1,0 +1,177 @@
+"""From what a user passes to one side of a scaled dot."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jaxfp8._value import checks, dtypes
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import PreparedArray, check_prepared, logical_shape
+from jaxfp8._value.qarray import QArray, adopt, check_qarray, stored_factors
+from jaxfp8._value.spec import OperandSpec, Shape
+
+Operand = ArrayLike | QArray | PreparedArray
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Side:
+    """One operand as the primitive takes it.
+
+    Attributes:
+      values: the values.
+      dtype: their logical dtype.
+      scale: a wide float, one per tile, or None.
+      zero_point: int32, int8 or uint8, one per tile, or None.
+      tiles: tile sizes by axis.
+      result_dtype: the dtype that this side gives a product whose dtype nobody named.
+    """
+
+    values: jax.Array
+    dtype: np.dtype
+    scale: jax.Array | None = None
+    zero_point: jax.Array | None = None
+    tiles: Shape
+    result_dtype: np.dtype | None
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the values."""
+        return self.values.shape
+
+    @property
+    def max_abs(self) -> int:
+        """Bound on `|value - zero_point|` of an integer side."""
+        return 255 if self.zero_point is not None or self.dtype == np.uint8 else 128
+
+    def prepend(self, count: int) -> Side:
+        """The same side with `count` leading axes of size 1."""
+        lead = (1,) * count
+
+        def grow(x: jax.Array | None) -> jax.Array | None:
+            return None if x is None else x.reshape(lead + x.shape)
+
+        return dataclasses.replace(
+            self,
+            values=self.values.reshape(lead + self.values.shape),
+            scale=grow(self.scale),
+            zero_point=grow(self.zero_point),
+            tiles=lead + self.tiles,
+        )
+
+    def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
+        """The spec of this side."""
+        return OperandSpec(
+            dtype=self.dtype.name,
+            shape=self.shape,
+            contracting=contracting,
+            batch=batch,
+            tiles=self.tiles,
+            scale=self.scale is not None,
+            zero_point=self.zero_point is not None,
+        )
+
+    def operands(self, name: str) -> dict[str, jax.Array | None]:
+        """The arrays of this side by the names that `scaled_dot` gives them."""
+        return {
+            name: self.values,
+            f"{name}_scale": self.scale,
+            f"{name}_zero_point": self.zero_point,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedSide(Side):
+    """A side whose arrays and tiles are those of `PreparedArray.packed`.
+
+    Attributes:
+      summed: the one axis that it may be summed over, from the last one of its shape.
+    """
+
+    summed: int
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the values, as the user knows it."""
+        return logical_shape(self.values.shape, self.summed)
+
+    def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
+        """The spec of this side in the user's axes, which `prepared_dot` splits; without tiles."""
+        return dataclasses.replace(super().spec(contracting, batch), tiles=self.shape)
+
+
+def as_sides(operation: str, lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
+    """Checks both operands of an operation, of which one at least must be 8-bit."""
+    sides = as_side(operation, "lhs", lhs), as_side(operation, "rhs", rhs)
+    if not any(dtypes.is_eight_bit(side.dtype) for side in sides):
+        raise TypeError(
+            message(
+                operation,
+                "`lhs` and `rhs`",
+                f"are {sides[0].dtype} and {sides[1].dtype} arrays",
+                "one of them has to be 8-bit",
+                "make a QArray with `jaxfp8.quantize`, or use the function of jax.numpy",
+            )
+        )
+    return sides
+
+
+def as_side(operation: str, name: str, operand: Operand) -> Side:
+    """Checks one operand: a QArray (ours or qwix's) or a prepared one, or an array."""
+    operand = adopt(operand)
+    if isinstance(operand, QArray):
+        return Side(**_quantized(operation, name, operand))
+    if isinstance(operand, PreparedArray):
+        if name != "rhs":
+            needs, remedy = "only `rhs` may be", "pass `restore()` of it, or change sides"
+            raise TypeError(message(operation, f"`{name}`", f"is {operand}", needs, remedy))
+        check_prepared(operand, operation, name)
+        return PreparedSide(
+            **_quantized(operation, name, operand.packed), summed=operand.contracting
+        )
+    array = as_array(operation, name, operand)
+    if dtypes.is_eight_bit(array.dtype):
+        return Side(values=array, dtype=array.dtype, tiles=_one_tile(array), result_dtype=None)
+    if array.dtype not in dtypes.WIDE_FLOAT:
+        raise TypeError(_not_an_operand(operation, name, f"a {array.dtype} array"))
+    return Side(values=array, dtype=array.dtype, tiles=_one_tile(array), result_dtype=array.dtype)
+
+
+def as_array(operation: str, name: str, value: Any) -> jax.Array:
+    """An array from what a user passed; a Python number is float32, an int too."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    return checks.as_array(operation, name, value)
+
+
+def _quantized(operation: str, name: str, q: QArray) -> dict[str, Any]:
+    """The fields of a side that a `QArray` has."""
+    check_qarray(q, operation, name)
+    scale, zero_point, tiles = stored_factors(q)
+    return {
+        "values": jnp.asarray(q.qvalue),
+        "dtype": np.dtype(q.qvalue.dtype),
+        "scale": scale,
+        "zero_point": zero_point,
+        "tiles": tiles,
+        "result_dtype": q.dtype,
+    }
+
+
+def _one_tile(array: jax.Array) -> Shape:
+    return tuple(max(size, 1) for size in array.shape)
+
+
+def _not_an_operand(operation: str, name: str, got: str) -> str:
+    return message(
+        operation,
+        f"`{name}`",
+        f"is {got}",
+        f"a QArray or an array of {dtypes.names(dtypes.EIGHT_BIT + dtypes.WIDE_FLOAT)} is needed",
+        f"quantize `{name}` with `jaxfp8.quantize` or cast it to float32",
+    )

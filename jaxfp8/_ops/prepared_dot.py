@@ -1,0 +1,113 @@
+"""The product with a prepared weight: the same scaled dot, over axes that are split in two."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._ops.operands import PreparedSide
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import COLUMNS, QUAD, split_tile
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
+
+
+def prepared_dot(
+    operation: str, rhs: PreparedSide, spec: ScaledDotSpec, values: dict[str, Any]
+) -> tuple[jax.Array, jax.Array | None]:
+    """Binds a scaled dot whose right side is prepared.
+
+    The contracted axis becomes quads and the depth of each, the columns groups and the columns of
+    each; the rest of the call knows nothing of it.
+
+    Args:
+      operation: name for errors.
+      rhs: the right side.
+      spec: the problem in the user's axes.
+      values: its operands by name; those of the right side are packed.
+
+    Returns:
+      The output and the amax, of the shapes that `spec` says.
+
+    Raises:
+      ValueError: it was prepared for another product, or tiles of the left side cut quads.
+    """
+    _check_axes(operation, rhs, spec)
+    lhs = _split_left(operation, spec.lhs)
+    split = dataclasses.replace(
+        spec,
+        lhs=lhs,
+        rhs=_packed_spec(rhs, spec.rhs),
+        epilogue=spec.epilogue.map_shapes(_split_columns),
+    )
+    shapes = {
+        "lhs": lhs.shape,
+        "lhs_scale": lhs.scale_shape,
+        "lhs_zero_point": lhs.scale_shape,
+        **{name: getattr(split.epilogue, name) for name in ("residual", "bias", "out_scale")},
+    }
+    values = {
+        name: value.reshape(shapes[name]) if name in shapes and value is not None else value
+        for name, value in values.items()
+    }
+    out, amax = scaled_dot(split, **values)
+    out = out.reshape(spec.out_shape)
+    return out, None if amax is None else amax.reshape(spec.epilogue.amax)
+
+
+def _check_axes(operation: str, rhs: PreparedSide, spec: ScaledDotSpec) -> None:
+    axis = len(rhs.shape) + rhs.summed
+    needs = f"it was prepared for products over axis {rhs.summed} alone"
+    remedy = "prepare it with the axis that is summed over, or pass `restore()` of it"
+    if spec.rhs.contracting != (axis,):
+        got = f"is summed over axes {spec.rhs.contracting} of {len(rhs.shape)}"
+        raise ValueError(message(operation, "`rhs`", got, needs, remedy))
+    if _columns(rhs) in spec.rhs.batch:
+        got, needs = "has its columns as a batch axis", "columns are not shared"
+        raise ValueError(message(operation, "`rhs`", got, needs, "pass `restore()` of it"))
+
+
+def _columns(rhs: PreparedSide) -> int:
+    """The axis of the columns: the last that is not summed over."""
+    return len(rhs.shape) - (2 if rhs.summed == -1 else 1)
+
+
+def _packed_spec(rhs: PreparedSide, spec: OperandSpec) -> OperandSpec:
+    rank = len(rhs.values.shape)
+    after = len(spec.shape) + rhs.summed
+    return dataclasses.replace(
+        spec,
+        shape=rhs.values.shape,
+        tiles=rhs.tiles,
+        contracting=(rank - 3, rank - 1),
+        batch=tuple(axis - (axis > after) for axis in spec.batch),
+    )
+
+
+def _split_left(operation: str, spec: OperandSpec) -> OperandSpec:
+    """The left side with its contracted axis as quads and the depth of each."""
+    (axis,) = spec.contracting
+    size, tile = spec.shape[axis], spec.tiles[axis]
+    tiles = split_tile(tile, size, QUAD)
+    if tiles is None:
+        got, needs = f"has tiles of {tile} along the contracted axis", "`rhs` is prepared"
+        remedy = f"use tiles of 1, 2 or a multiple of {QUAD}, or pass `rhs.restore()`"
+        raise ValueError(message(operation, "`lhs`", got, needs, remedy))
+    return dataclasses.replace(
+        spec,
+        shape=_replace(spec.shape, axis, (size // QUAD, QUAD)),
+        tiles=_replace(spec.tiles, axis, tiles),
+        contracting=(axis, axis + 1),
+        batch=tuple(other + (other > axis) for other in spec.batch),
+    )
+
+
+def _split_columns(shape: Shape) -> Shape:
+    """The shape of an array by output element once its last axis is split."""
+    return (*shape[:-1], *((1, 1) if shape[-1] == 1 else (shape[-1] // COLUMNS, COLUMNS)))
+
+
+def _replace(shape: Shape, axis: int, parts: Shape) -> Shape:
+    return (*shape[:axis], *parts, *shape[axis + 1 :])

@@ -1,0 +1,262 @@
+"""The public products: checked in the user's terms, then one scaled dot."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._ops import einsum as _einsum
+from jaxfp8._ops.dimensions import check_matmul, normalise
+from jaxfp8._ops.epilogue import Epilogue, choose_out_dtype, prepare
+from jaxfp8._ops.operands import Operand, PreparedSide, Side, as_sides
+from jaxfp8._ops.prepared_dot import prepared_dot
+from jaxfp8._value import compat, dtypes
+from jaxfp8._value.errors import message
+from jaxfp8._value.qarray import QArray, from_bytes
+from jaxfp8._value.spec import DimensionNumbers, EpilogueSpec, ScaledDotSpec, Shape
+
+Product = Any  # Array | QArray, or a pair of it and the amax
+
+
+def dot_general(
+    lhs: Operand,
+    rhs: Operand,
+    dimension_numbers: DimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    *,
+    out_sharding: Any = None,
+    bias: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    activation: str | None = None,
+    out_scale: ArrayLike | None = None,
+    out_dtype: DTypeLike | None = None,
+    return_amax: bool = False,
+) -> Product:
+    """General dot product of 8-bit operands, computed on the 8-bit data.
+
+    `y = activation(sum_k (lhs_q - lhs_z) lhs_s (rhs_q - rhs_z) rhs_s + residual + bias)`,
+    summed in float32, or exactly in int32 where both sides are integers; scales, residual and bias
+    follow in float32 or better, and one rounding gives the output dtype. Since scales follow the
+    sum, an infinite one gives an infinity of the sum's sign, and NaN only for a sum of 0. The
+    equation, and plain XLA where no kernel runs, have NaN if a code is 0 or terms differ in sign.
+
+    Args:
+      lhs, rhs: `QArray`s, unscaled 8-bit arrays (float8_e4m3fn, float8_e5m2, int8, uint8), or
+        on one side an array of float32, bfloat16 or float16; `rhs` may be a `PreparedArray`.
+      dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))` as in
+        `jax.lax.dot_general`; the output has the batch axes, then the free axes of lhs, of rhs.
+      precision: DEFAULT lets a device accumulate FP8 fast, HIGHEST asks for full float32.
+      preferred_element_type: output dtype: float32, bfloat16, float16, or int32 for two integer
+        sides without scales. Default: the float side's dtype, else that of the scales.
+      out_sharding: sharding of the output, as of `jax.lax.dot_general`.
+      bias: array that broadcasts over the last output axes.
+      residual: array of the output's shape, or one that broadcasts to it.
+      activation: None, "relu", "gelu_tanh", "gelu_erf" or "silu".
+      out_dtype: an 8-bit output dtype, together with `out_scale`; a wide one means the same as
+        `preferred_element_type`.
+      out_scale: what dequantises an 8-bit output, `q = saturate(y / out_scale)`: a scalar, or an
+        array that broadcasts over the last output axes.
+      return_amax: whether to return `(result, amax)`, amax the float32 maximum of `|y|` before
+        `out_scale`.
+
+    Returns:
+      The product, a `QArray` for an 8-bit output dtype; with `return_amax` a pair.
+
+    Raises:
+      TypeError: for an operand or output dtype that has no meaning here.
+      ValueError: for shapes that do not fit, an unknown activation, an int32 sum that may overflow.
+      UnsupportedError: inside `jaxfp8.strict()`, where no kernel takes the product.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> w = jaxfp8.quantize(jnp.eye(4) * 448, channelwise_axes=(1,))
+      >>> y = jaxfp8.dot_general(
+      ...     jnp.arange(4.0)[None], w, (((1,), (0,)), ((), ())), bias=jnp.ones(4)
+      ... )
+      >>> y.tolist()
+      [[1.0, 449.0, 897.0, 1345.0]]
+    """
+    operation = "jaxfp8.dot_general"
+    epilogue = Epilogue(
+        bias=bias,
+        residual=residual,
+        activation=activation,
+        out_scale=out_scale,
+        out_dtype=out_dtype,
+        return_amax=return_amax,
+    )
+    sides = as_sides(operation, lhs, rhs)
+    shapes = (sides[0].shape, sides[1].shape)
+    numbers = normalise(operation, dimension_numbers, shapes)
+    out = _product(operation, sides, numbers, precision, preferred_element_type, epilogue)
+    return compat.sharded(out, out_sharding)
+
+
+def matmul(
+    lhs: Operand,
+    rhs: Operand,
+    *,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    bias: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    activation: str | None = None,
+    out_scale: ArrayLike | None = None,
+    out_dtype: DTypeLike | None = None,
+    return_amax: bool = False,
+) -> Product:
+    """Matrix product of 8-bit operands with the shapes of `jax.numpy.matmul`.
+
+    Leading axes broadcast; a side without them is shared by the batch and not copied. A side of
+    rank 1 is a row (lhs) or a column (rhs), and its axis is dropped from the output.
+
+    Args:
+      lhs: (..., M, K) or (K,).
+      rhs: (..., K, N) or (K,).
+      precision, preferred_element_type: as in `dot_general`.
+      bias, residual, activation, out_scale, out_dtype, return_amax: as in `dot_general`.
+
+    Returns:
+      As `dot_general`, of shape (..., M, N).
+
+    Raises:
+      ValueError: for operands of rank 0, or shapes that do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> w = jaxfp8.quantize(jnp.full((3, 2), 5.0), jnp.int8)
+      >>> jaxfp8.matmul(jnp.ones((4, 3), jnp.bfloat16), w).shape
+      (4, 2)
+    """
+    operation = "jaxfp8.matmul"
+    epilogue = Epilogue(
+        bias=bias,
+        residual=residual,
+        activation=activation,
+        out_scale=out_scale,
+        out_dtype=out_dtype,
+        return_amax=return_amax,
+    )
+    sides = as_sides(operation, lhs, rhs)
+    check_matmul(operation, sides[0].shape, sides[1].shape)
+    batch_ranks = [max(len(side.shape) - 2, 0) for side in sides]
+    rank = max(batch_ranks)
+    lhs_side, rhs_side = (
+        side.prepend(rank - own) for side, own in zip(sides, batch_ranks, strict=True)
+    )
+    batch = tuple(range(rank))
+    numbers = (((len(lhs_side.shape) - 1,), (rank,)), (batch, batch))
+    return _product(
+        operation, (lhs_side, rhs_side), numbers, precision, preferred_element_type, epilogue
+    )
+
+
+def einsum(
+    subscripts: str,
+    lhs: Operand,
+    rhs: Operand,
+    *,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    bias: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    activation: str | None = None,
+    out_scale: ArrayLike | None = None,
+    out_dtype: DTypeLike | None = None,
+    return_amax: bool = False,
+) -> Product:
+    """Einstein sum of two operands of which one at least is 8-bit.
+
+    Args:
+      subscripts: as in `jax.numpy.einsum`, for two operands, without diagonals and without sums
+        over an axis of one operand alone; `...` stands for equal or broadcast leading axes.
+      lhs, rhs: as in `dot_general`.
+      precision, preferred_element_type: as in `dot_general`.
+      bias, residual, activation, out_scale, out_dtype, return_amax: as in `dot_general`; arrays
+        align with the output of the einsum.
+
+    Returns:
+      As `dot_general`, with the axes that `subscripts` names.
+
+    Raises:
+      ValueError: for subscripts that are not one dot, or sizes that do not fit.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> w = jaxfp8.quantize(jnp.ones((2, 3, 8)), channelwise_axes=(0, 1))
+      >>> jaxfp8.einsum("btd,hkd->bhtk", jnp.ones((5, 7, 8)), w).shape
+      (5, 2, 7, 3)
+    """
+    operation = "jaxfp8.einsum"
+    epilogue = Epilogue(
+        bias=bias,
+        residual=residual,
+        activation=activation,
+        out_scale=out_scale,
+        out_dtype=out_dtype,
+        return_amax=return_amax,
+    )
+    sides = as_sides(operation, lhs, rhs)
+    shapes = (sides[0].shape, sides[1].shape)
+    parsed = _einsum.parse(operation, subscripts, len(shapes[0]), len(shapes[1]))
+    numbers = normalise(operation, parsed.dimension_numbers, shapes, broadcast=True)
+    return _product(
+        operation, sides, numbers, precision, preferred_element_type, epilogue, parsed.order
+    )
+
+
+def _product(
+    operation: str,
+    sides: tuple[Side, Side],
+    numbers: DimensionNumbers,
+    precision: Any,
+    preferred_element_type: DTypeLike | None,
+    epilogue: Epilogue,
+    order: Shape | None = None,
+) -> Product:
+    """Binds the scaled dot; `order[i]` is the axis of the dot that becomes output axis `i`."""
+    (contracting, batch) = numbers
+    lhs, rhs = (side.spec(tuple(contracting[i]), tuple(batch[i])) for i, side in enumerate(sides))
+    size = math.prod(lhs.sizes(lhs.contracting))
+    dtype = choose_out_dtype(operation, epilogue, preferred_element_type, sides, size)
+    bare = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=dtype.name))
+    order = tuple(range(len(bare.out_shape))) if order is None else order
+    out_shape = tuple(bare.out_shape[axis] for axis in order)
+    after = prepare(operation, epilogue, out_shape, order, dtype)
+    spec = dataclasses.replace(
+        bare, epilogue=after.spec, precision=_precision(operation, precision)
+    )
+    values: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
+    values |= after.operands
+    if isinstance(sides[1], PreparedSide):
+        out, amax = prepared_dot(operation, sides[1], spec, values)
+    else:
+        out, amax = scaled_dot(spec, **values)
+    y: Product = out.transpose(order)
+    if dtypes.is_eight_bit(dtype):
+        y = QArray(from_bytes(y, dtype), after.operands["out_scale"].transpose(order))
+    return y if amax is None else (y, amax.reshape(()))
+
+
+def _precision(operation: str, precision: Any) -> str:
+    """DEFAULT of both sides is "default"; anything higher on one side is "highest"."""
+    pair = precision if isinstance(precision, tuple | list) else (precision, precision)
+    try:
+        lhs, rhs = map(lax.Precision, pair)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            message(
+                operation,
+                "`precision`",
+                f"is {precision!r}",
+                "None, a jax.lax.Precision, or a pair of them is needed",
+                "pass jax.lax.Precision.DEFAULT or HIGHEST",
+            )
+        ) from error
+    return "default" if lhs == rhs == lax.Precision.DEFAULT else "highest"

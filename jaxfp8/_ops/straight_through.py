@@ -1,0 +1,58 @@
+"""One value with the derivative of another, as rounding that counts as the identity has.
+
+    value:       straight_through(value, like) = value
+    derivative:  that of `like`
+
+A primitive, not a `custom_jvp`: where JAX 0.10 takes a loop apart for a backward pass, its forward
+part has lost the custom rules, and second derivatives go wrong without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxfp8._value import compat
+
+straight_through_p = Primitive("straight_through")
+
+
+def straight_through(value: jax.Array, like: jax.Array) -> jax.Array:
+    """`value` with the derivative of `like`, which has its shape; a program for values drops it."""
+    like = compat.laid_out_like(like.astype(value.dtype), jax.typeof(value))
+    return straight_through_p.bind(*compat.vary_alike((value, like)))
+
+
+@straight_through_p.def_impl
+def _impl(value: jax.Array, like: jax.Array) -> jax.Array:
+    return value
+
+
+@straight_through_p.def_abstract_eval
+def _abstract_eval(value: Any, like: Any) -> Any:
+    if (value.shape, value.dtype) != (like.shape, like.dtype):
+        raise TypeError(f"`straight_through`: {value} cannot have the derivative of {like}.")
+    return value
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    return straight_through_p.bind(*primals), tangents[1]
+
+
+def _batch(operands: Sequence[jax.Array], axes: Sequence[int | None]) -> tuple[jax.Array, int]:
+    size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+    moved = [
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(operands, axes, strict=True)
+    ]
+    return straight_through(*moved), 0
+
+
+ad.primitive_jvps[straight_through_p] = _jvp
+batching.primitive_batchers[straight_through_p] = _batch
+mlir.register_lowering(straight_through_p, lambda ctx, value, like: [value])

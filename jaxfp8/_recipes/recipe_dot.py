@@ -1,0 +1,158 @@
+"""The product of a layer for inference: 8-bit operands, gradients straight through."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxfp8._ops.dimensions import normalise
+from jaxfp8._ops.products import dot_general
+from jaxfp8._recipes.recipes import Recipe, check_recipe
+from jaxfp8._value import compat
+from jaxfp8._value.checks import as_array, as_dtype
+from jaxfp8._value.dtypes import WIDE_FLOAT
+from jaxfp8._value.prepared import PreparedArray, check_prepared, is_held
+from jaxfp8._value.qarray import QArray, adopt, check_qarray
+from jaxfp8._value.spec import DimensionNumbers
+
+
+def recipe_dot_general(
+    x: ArrayLike,
+    w: ArrayLike | QArray | PreparedArray,
+    dimension_numbers: DimensionNumbers,
+    recipe: Recipe,
+    *,
+    scale: ArrayLike | None = None,
+    zero_point: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+) -> jax.Array:
+    """`q(x) . q(w) + bias` in the 8 bits of a recipe; an 8-bit weight stays as it is.
+
+    Gradients are those of `x . q(w)` and `q(x) . w`: rounding and saturation count as the identity.
+    A `QArray` has the gradient of its scale, its codes have none.
+
+    Args:
+      x: activations, float32, bfloat16 or float16.
+      w: weights, likewise, or a `QArray`, prepared or not.
+      dimension_numbers: as in `jax.lax.dot_general`.
+      recipe: how operands are held.
+      scale, zero_point: of the activations, where the recipe is static.
+      bias: array that broadcasts over the last output axes.
+      precision: as in `jaxfp8.dot_general`.
+      preferred_element_type: output dtype; by default that of `x`.
+
+    Returns:
+      The product.
+
+    Raises:
+      TypeError: `x` is no array of floats.
+      ValueError: shapes do not fit, or a scale is missing.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> w = jaxfp8.INT8.quantize_weight(jnp.eye(3), contracting=(0,))
+      >>> jaxfp8.recipe_dot_general(jnp.ones((1, 3)), w, (((1,), (0,)), ((), ())), jaxfp8.INT8)
+      Array([[1., 1., 1.]], dtype=float32)
+    """
+    operation = "jaxfp8.recipe_dot_general"
+    check_recipe(operation, recipe)
+    x = as_array(operation, "x", x)
+    as_dtype(operation, "x", x.dtype, WIDE_FLOAT)
+    w = adopt(w)
+    if isinstance(w, PreparedArray):
+        check_prepared(w, operation, "w")
+    elif isinstance(w, QArray):
+        check_qarray(w, operation, "w")
+    else:
+        w = as_array(operation, "w", w)
+        as_dtype(operation, "w", w.dtype, WIDE_FLOAT)
+    problem = _Problem(
+        numbers=normalise(operation, dimension_numbers, (x.shape, w.shape)),
+        recipe=recipe,
+        precision=precision if precision is None else str(jax.lax.Precision(precision)),
+        out_dtype=np.dtype(x.dtype if preferred_element_type is None else preferred_element_type),
+    )
+    leaves, structure = jax.tree.flatten((x, w, scale, zero_point, bias))
+    leaves = compat.vary_alike([jnp.asarray(leaf) for leaf in leaves])
+    return _product(problem, *jax.tree.unflatten(structure, leaves))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Problem:
+    numbers: DimensionNumbers
+    recipe: Recipe
+    precision: str | None
+    out_dtype: np.dtype
+
+    def dot(self, x: Any, w: Any, bias: Any) -> jax.Array:
+        """The product of operands as they are, of which one at least may be 8-bit."""
+        precision = None if self.precision is None else jax.lax.Precision(self.precision)
+        if is_held(x) or is_held(w):
+            return dot_general(x, w, self.numbers, precision, self.out_dtype, bias=bias)
+        dtype = jnp.promote_types(x.dtype, w.dtype)
+        x, w = x.astype(dtype), w.astype(dtype)
+        y = jax.lax.dot_general(x, w, self.numbers, precision, self.out_dtype)
+        return y if bias is None else y + jnp.asarray(bias, self.out_dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(problem: _Problem, x: Any, w: Any, scale: Any, zero: Any, bias: Any) -> jax.Array:
+    return _forward(problem, x, w, scale, zero, bias)[0]
+
+
+def _forward(
+    problem: _Problem, x: Any, w: Any, scale: Any, zero: Any, bias: Any
+) -> tuple[jax.Array, Any]:
+    (x_axes, w_axes), (x_batch, w_batch) = problem.numbers
+    given = {"scale": scale, "zero_point": zero}
+    x_q = problem.recipe.quantize_activation(x, x_axes, x_batch, **given)
+    w_q = w if is_held(w) else problem.recipe.quantize_weight(w, w_axes, w_batch)
+    like = [_like(value) for value in (x, None if is_held(w) else w)]
+    return problem.dot(x_q, w_q, bias), (x_q, w_q, bias, scale, zero, *like)
+
+
+def _backward(problem: _Problem, residuals: Any, g: jax.Array) -> tuple[Any, ...]:
+    """Each gradient is that of a product in which the other operand is 8-bit."""
+    x_q, w_q, bias, scale, zero, x_like, w_like = residuals
+    x, w = x_like.zeros(), w_q if w_like is None else w_like.zeros()
+    _, of_x = jax.vjp(lambda x, bias: problem.dot(x, w_q, bias), x, bias)
+    _, of_w = jax.vjp(lambda w: problem.dot(x_q, w, None), w)
+    d_x, d_bias = of_x(g)
+    nothing = jax.tree.map(_no_gradient, (scale, zero))
+    return d_x, *of_w(g), *nothing, d_bias
+
+
+_product.defvjp(_forward, _backward)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Like:
+    """The type of an array that the backward pass does not keep."""
+
+    type: Any
+
+    def zeros(self) -> jax.Array:
+        """A point to be linear about; no value of it is used."""
+        zeros = jnp.zeros(self.type.shape, self.type.dtype)
+        return compat.laid_out_like(zeros, self.type)
+
+
+def _like(x: Any) -> _Like | None:
+    return None if x is None else _Like(jax.typeof(x))
+
+
+def _no_gradient(x: Any) -> Any:
+    """The gradient of what is a constant here."""
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.zeros_like(x)
+    return np.zeros(x.shape, jax.dtypes.float0)

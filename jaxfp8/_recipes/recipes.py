@@ -1,0 +1,191 @@
+"""Recipes: how the operands of a product are held in 8 bits, under the names people know.
+
+Layers, the rewriting of ordinary programs and training all quantise through these, so that one
+recipe means the same codes and scales everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxfp8._recipes.quantization import Axes, Quantization
+from jaxfp8._value.checks import as_dtype, as_index
+from jaxfp8._value.dtypes import FLOAT8
+from jaxfp8._value.errors import message
+from jaxfp8._value.qarray import QArray
+
+_FP8 = Quantization()
+_FP8_TENSOR = Quantization(granularity="tensor")
+_INT8 = Quantization(dtype=jnp.int8)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How weights and activations of a product are held in 8 bits, for inference.
+
+    Attributes:
+      name: what reports call it.
+      weight: how weights are held; None leaves them as they are.
+      activation: how activations are held; None leaves them as they are.
+
+    Example:
+      >>> import dataclasses, jax.numpy as jnp
+      >>> FP8_BLOCK.quantize_weight(jnp.ones((256, 128)), contracting=(0,))
+      QArray(float8_e4m3fn[256,128], scale=float32[2,1])
+      >>> groups = Quantization(dtype=jnp.int8, granularity=(64, 1))
+      >>> dataclasses.replace(W8A16, name="int8 in groups of 64", weight=groups).activation
+    """
+
+    name: str
+    weight: Quantization | None = _FP8
+    activation: Quantization | None = None
+
+    def quantize_weight(
+        self, w: ArrayLike, contracting: Axes, batch: Axes = ()
+    ) -> QArray | jax.Array:
+        """A weight in 8 bits, or as it is where the recipe says nothing of weights."""
+        if self.weight is None:
+            return jnp.asarray(w)
+        return self.weight.quantize(w, contracting, batch, operand="weight")
+
+    def quantize_activation(
+        self,
+        x: ArrayLike,
+        contracting: Axes,
+        batch: Axes = (),
+        *,
+        scale: ArrayLike | None = None,
+        zero_point: ArrayLike | None = None,
+    ) -> QArray | jax.Array:
+        """An activation in 8 bits, or as it is where the recipe says nothing of activations."""
+        if self.activation is None:
+            return jnp.asarray(x)
+        given = {"scale": scale, "zero_point": zero_point}
+        return self.activation.quantize(x, contracting, batch, operand="activation", **given)
+
+
+W8A16 = Recipe(name="W8A16")
+W8A16_INT8 = Recipe(name="W8A16_INT8", weight=_INT8)
+FP8_DYNAMIC = Recipe(name="FP8_DYNAMIC", activation=Quantization(granularity="token"))
+FP8 = Recipe(
+    name="FP8", weight=_FP8_TENSOR, activation=dataclasses.replace(_FP8_TENSOR, static=True)
+)
+FP8_BLOCK = Recipe(
+    name="FP8_BLOCK",
+    weight=Quantization(granularity=(128, 128)),
+    activation=Quantization(granularity=(128, 1)),
+)
+INT8 = Recipe(name="INT8", weight=_INT8, activation=dataclasses.replace(_INT8, granularity="token"))
+INT8_ASYMMETRIC = Recipe(
+    name="INT8_ASYMMETRIC",
+    weight=_INT8,
+    activation=dataclasses.replace(_INT8, granularity="token", symmetric=False),
+)
+
+
+def check_recipe(operation: str, recipe: Any) -> None:
+    """Refuses what is no recipe of inference."""
+    if not isinstance(recipe, Recipe):
+        got, needs = f"is {recipe!r}", "a recipe such as `jaxfp8.FP8_DYNAMIC` is needed"
+        remedy = "recipes of training go to `jaxfp8.fp8_dot_general` and what is made of it"
+        raise TypeError(message(operation, "`recipe`", got, needs, remedy))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DelayedScaling:
+    """FP8 training with one scale per tensor, from the amax of earlier steps.
+
+    `scale = amax / max(dtype) * 2^margin`, where `amax` is the largest, or the most recent, of the
+    last `amax_history_length` steps. The scale is thus known before the tensor is, and a tensor
+    that grows faster than the margin allows saturates for a step. The method, and the layout of
+    the history (newest first), are those of Transformer Engine and of Flax.
+
+    Attributes:
+      amax_history_length: number of steps remembered.
+      amax_compute: "max" or "most_recent".
+      margin: how many powers of two to stay below the largest code.
+      forward_dtype: dtype of activations and weights.
+      gradient_dtype: dtype of the gradients that flow back.
+      precision: accumulation of the forward product; DEFAULT lets a device be fast.
+      backward_precision: accumulation of both backward products.
+    """
+
+    amax_history_length: int = 1024
+    amax_compute: Literal["max", "most_recent"] = "max"
+    margin: int = 0
+    forward_dtype: DTypeLike = jnp.float8_e4m3fn
+    gradient_dtype: DTypeLike = jnp.float8_e5m2
+    precision: jax.lax.Precision = jax.lax.Precision.DEFAULT
+    backward_precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        operation = "jaxfp8.DelayedScaling"
+        _check_training_dtypes(operation, self)
+        if (as_index(self.amax_history_length) or 0) < 1:
+            got, needs = f"is {self.amax_history_length!r}", "one step at least is remembered"
+            remedy = "give a number such as 1024"
+            raise ValueError(message(operation, "`amax_history_length`", got, needs, remedy))
+        _check_choice(operation, "amax_compute", self.amax_compute, ("max", "most_recent"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CurrentScaling:
+    """FP8 training with scales from the tensors of the same step; there is no state.
+
+    Attributes:
+      granularity: "tensor", or "row": one scale for each index that is not summed over. A tensor
+        that two products sum along different axes is then quantised once for each of them.
+      power_of_two: whether scales are rounded up to powers of two, which makes scaling exact;
+        by default with "row" and not with "tensor".
+      forward_dtype: dtype of activations and weights.
+      gradient_dtype: dtype of the gradients that flow back.
+      precision: accumulation of the forward product; DEFAULT lets a device be fast.
+      backward_precision: accumulation of both backward products.
+      second_derivatives: whether gradients may be differentiated again. Both operands are then
+        kept in floats, too, for the backward pass.
+    """
+
+    granularity: Literal["tensor", "row"] = "tensor"
+    power_of_two: bool | None = None
+    forward_dtype: DTypeLike = jnp.float8_e4m3fn
+    gradient_dtype: DTypeLike = jnp.float8_e5m2
+    precision: jax.lax.Precision = jax.lax.Precision.DEFAULT
+    backward_precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    second_derivatives: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the fields and settles the default."""
+        operation = "jaxfp8.CurrentScaling"
+        _check_training_dtypes(operation, self)
+        _check_choice(operation, "granularity", self.granularity, ("tensor", "row"))
+        if self.power_of_two is None:
+            object.__setattr__(self, "power_of_two", self.granularity == "row")
+
+    def quantization(self, dtype: DTypeLike) -> Quantization:
+        """How a tensor is held: as `forward_dtype` or `gradient_dtype`."""
+        return Quantization(
+            dtype=dtype,
+            granularity="channel" if self.granularity == "row" else "tensor",
+            scale_dtype=jnp.float8_e8m0fnu if self.power_of_two else jnp.float32,
+        )
+
+
+TrainingRecipe = DelayedScaling | CurrentScaling
+
+
+def _check_training_dtypes(operation: str, recipe: Any) -> None:
+    for name in ("forward_dtype", "gradient_dtype"):
+        dtype = as_dtype(operation, name, getattr(recipe, name), FLOAT8)
+        object.__setattr__(recipe, name, dtype)
+
+
+def _check_choice(operation: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        needs, remedy = f"{' or '.join(map(repr, choices))} is needed", "choose one of these"
+        raise ValueError(message(operation, f"`{name}`", f"is {value!r}", needs, remedy))

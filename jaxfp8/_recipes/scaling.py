@@ -1,0 +1,147 @@
+"""Delayed scaling: the state of one product's three tensors, and how a step changes it.
+
+The names, shapes, order and arithmetic are those of Flax, so that one checkpoint serves both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.typing import DTypeLike
+
+from jaxfp8._recipes.recipes import DelayedScaling
+from jaxfp8._value import compat
+from jaxfp8._value.dtypes import finite_range
+
+TENSORS = ("input", "kernel", "output_grad")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """The delayed scaling of one tensor: what `DelayedScaling` remembers of earlier steps.
+
+    Attributes:
+      scale: float32 [1], the scale of the last step.
+      amax_history: float32 [amax_history_length], largest magnitudes, that of the last step
+        first, then the oldest, and so on up to the last but one.
+    """
+
+    scale: jax.Array
+    amax_history: jax.Array
+
+    @classmethod
+    def init(cls, recipe: DelayedScaling) -> Scaling:
+        """The scaling before the first step: a scale of 1, a history of 0."""
+        return cls(
+            scale=jnp.ones((1,), jnp.float32),
+            amax_history=jnp.zeros((recipe.amax_history_length,), jnp.float32),
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScalingState:
+    """The delayed scaling of the three tensors of one product.
+
+    In a gradient with respect to it stands not a derivative but the next state: overwrite it.
+
+    Attributes:
+      input: of the left operand, the activations.
+      kernel: of the right operand, the weights.
+      output_grad: of the gradient of the output; None scales that by its own amax in every step.
+
+    Example:
+      >>> import jaxfp8
+      >>> state = jaxfp8.ScalingState.init(jaxfp8.DelayedScaling(amax_history_length=16))
+      >>> state.input.scale.shape, state.input.amax_history.shape
+      ((1,), (16,))
+    """
+
+    input: Scaling
+    kernel: Scaling
+    output_grad: Scaling | None
+
+    @classmethod
+    def init(cls, recipe: DelayedScaling) -> ScalingState:
+        """The state before the first step: scales of 1, histories of 0."""
+        parts = {tensor: Scaling.init(recipe) for tensor in TENSORS}  # each with its own buffers
+        return cls(**parts)
+
+
+def advance(recipe: DelayedScaling, dtype: DTypeLike, x: jax.Array, old: Scaling) -> Scaling:
+    """The state after a step with a tensor `x` that becomes `dtype`."""
+    x = jax.lax.stop_gradient(x).astype(jnp.float32)  # a reduction of bfloat16 is slow on the CPU
+    magnitudes = jnp.abs(jnp.where(jnp.isfinite(x), x, 0))
+    return record(old, next_scale(recipe, dtype, old), magnitudes)
+
+
+def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
+    """The state after a step: its scale, and the largest of the magnitudes that it met.
+
+    That is the largest over all shards and vmapped copies that share the state.
+
+    Args:
+      old: the state before; of float32, or of a dtype that converts to it and adds by maximum.
+      scale: what the tensor was divided by, a float32 scalar.
+      magnitudes: the finite magnitudes of the tensor, or the largest of them; float32.
+
+    Returns:
+      The new state, of the dtypes and shapes of the old one.
+    """
+    history = jax.lax.convert_element_type(old.amax_history, jnp.float32)
+    amax = _largest(0)(magnitudes, history)
+    axes = compat.varying_axes(amax) - compat.varying_axes(history)
+    amax = jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
+    history = jnp.roll(history, -1).at[0].set(amax)
+    return Scaling(
+        scale=jax.lax.convert_element_type(scale.reshape(old.scale.shape), old.scale.dtype),
+        amax_history=jax.lax.convert_element_type(history, old.amax_history.dtype),
+    )
+
+
+def next_scale(recipe: DelayedScaling, dtype: DTypeLike, old: Scaling) -> jax.Array:
+    """`amax / max(dtype) * 2^margin`, the last scale where nothing has an amax yet; a scalar.
+
+    Written as the reciprocal of a choice of reciprocals, so that it rounds as Flax's does. A state
+    may come from elsewhere: what is not finite in it is passed over.
+    """
+    scale, history = (
+        jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
+    )
+    history = jnp.where(jnp.isfinite(history), history, 0)
+    amax = history[:1] if recipe.amax_compute == "most_recent" else jnp.max(history, keepdims=True)
+    last = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1)
+    chosen = (finite_range(dtype)[1] / amax) / 2.0**recipe.margin
+    info = jnp.finfo(jnp.float32)
+    scale = 1 / jnp.where(amax > 0, chosen, 1 / last)
+    return jnp.clip(scale, float(info.tiny), float(info.max)).reshape(())
+
+
+@functools.cache
+def _largest(kept: int) -> Any:
+    """The maximum of `x` over all axes but the first `kept`, which its history has too.
+
+    Under vmap it is one for each history, not for each `x`: an axis that the history lacks is
+    reduced as well.
+    """
+
+    @custom_vmap
+    def largest(x: jax.Array, history: jax.Array) -> jax.Array:
+        del history
+        return jnp.max(x, axis=tuple(range(kept, x.ndim)), initial=0)
+
+    @largest.def_vmap
+    def _(size: int, batched: list[bool], x: jax.Array, history: jax.Array) -> tuple[Any, bool]:
+        x_batched, history_batched = batched
+        if not history_batched:
+            return largest(jnp.moveaxis(x, 0, kept), history), False
+        x = x if x_batched else jnp.broadcast_to(x, (size, *x.shape))
+        return _largest(kept + 1)(x, history), True
+
+    return largest

@@ -1,0 +1,87 @@
+"""Quantised operands of FP8 training, and their product: one scaled dot.
+
+Codes have no derivative. Where a product is to be differentiated again, its operands bring their
+floats along, and rounding is differentiated as if it were the identity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._ops.quantize import dequantize
+from jaxfp8._ops.straight_through import straight_through
+from jaxfp8._value.qarray import QArray
+from jaxfp8._value.spec import DimensionNumbers, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Codes:
+    """A quantised operand. FP8 as bytes: XLA:CPU widens float8 arrays that a scan stacks.
+
+    Attributes:
+      values: the codes, as uint8.
+      scale: float32, one per tile.
+      wide: the operand in floats, if the product is to be differentiated; it takes no part in the
+        product's value.
+      tiles: size of the tile by axis of the values.
+      dtype: logical dtype of the values.
+      order: the axes of the operand in the order in which the values have them.
+    """
+
+    values: jax.Array
+    scale: jax.Array
+    wide: jax.Array | None = None
+    tiles: Shape = dataclasses.field(metadata={"static": True})
+    dtype: str = dataclasses.field(metadata={"static": True})
+    order: Shape = dataclasses.field(metadata={"static": True})
+
+    def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
+        """The operand of a product over some of its axes."""
+        return OperandSpec(
+            dtype=self.dtype,
+            shape=self.values.shape,
+            contracting=tuple(map(self.order.index, contracting)),
+            batch=tuple(map(self.order.index, batch)),
+            tiles=self.tiles,
+            scale=True,
+            zero_point=False,
+        )
+
+
+def multiply(
+    lhs: Codes,
+    rhs: Codes,
+    numbers: DimensionNumbers,
+    out_dtype: np.dtype,
+    precision: jax.lax.Precision,
+) -> jax.Array:
+    """One scaled dot; it has derivatives of any order if both operands bring their floats along."""
+    (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = numbers
+    spec = ScaledDotSpec(
+        lhs=lhs.spec(lhs_axes, lhs_batch),
+        rhs=rhs.spec(rhs_axes, rhs_batch),
+        epilogue=EpilogueSpec(out_dtype=out_dtype.name),
+        precision="default" if precision == jax.lax.Precision.DEFAULT else "highest",
+    )
+    y = scaled_dot(spec, lhs.values, rhs.values, lhs_scale=lhs.scale, rhs_scale=rhs.scale)[0]
+    if lhs.wide is None or rhs.wide is None:
+        return y
+    # Second derivatives are rare: products of floats will do for them. This one is not computed,
+    # except outside jit.
+    values = _straight(lhs, lhs.wide), _straight(rhs, rhs.wide)
+    return straight_through(
+        y, jax.lax.dot_general(*values, numbers, precision=jax.lax.Precision.HIGHEST)
+    )
+
+
+def _straight(codes: Codes, wide: jax.Array) -> jax.Array:
+    """What codes stand for, in float32 and the operand's order of axes, as if not rounded."""
+    q = QArray(jax.lax.bitcast_convert_type(codes.values, jnp.dtype(codes.dtype)), codes.scale)
+    axes = [codes.order.index(axis) for axis in range(q.ndim)]
+    return straight_through(dequantize(q, jnp.float32).transpose(axes), wide)

@@ -1,0 +1,307 @@
+"""Derivatives of a rewritten function: those of the function it came from.
+
+The rewritten program is never differentiated itself: inside it, custom rules are inlined and bytes
+have no gradient. Its rule is the derivative of the original, in two halves (`derive/halves`), each
+rewritten in turn and wrapped in turn; so straight-through estimators and custom gradients keep
+their meaning to any order, and backward products are captured too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import core
+
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._value import compat
+
+Flat = Callable[..., Sequence[Any]]
+Key = tuple[str, tuple[int, ...], tuple[Any, ...], bool]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Halves:
+    """The two halves of a derivative.
+
+    Attributes:
+      first: from primals to (outputs, what the second half needs).
+      second: from that and tangents or cotangents to the derivative, in which it is linear.
+    """
+
+    first: Callable[..., tuple[Any, Any]]
+    second: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Remake:
+    """How the functions that a derivative consists of are made anew.
+
+    Attributes:
+      split: from the halves as they are written, primals, and whether JAX will transpose the second
+        half.
+      join: from a function of primals and tangents to outputs and tangents, for what JAX cannot
+        split; None leaves that to JAX, which has an error for it.
+    """
+
+    split: Callable[[Callable[..., Any], Callable[..., Any], Sequence[Any], bool], Halves]
+    join: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+
+
+def differentiable(
+    run: Flat,
+    jaxpr: Any,
+    used: Sequence[int],
+    remake: Remake,
+    stand_ins: Set[int] = frozenset(),
+    extra: int = 0,
+) -> Flat:
+    """`run` with the derivatives of `jaxpr`, as a function of the inputs that are used.
+
+    The inputs of `jaxpr` are its constants, then its arguments; no other than those at `used` are
+    read, by `run` or by an equation. In place of the outputs at `stand_ins`, all floats, `run`
+    returns zeros, which have the derivatives of these outputs; behind all it returns `extra`
+    others, which have none.
+    """
+    rules = _Rules(jaxpr, used, remake, run, stand_ins, extra)
+    call = jax.custom_jvp(run)
+    call.defjvp(functools.partial(rules.jvp, call), symbolic_zeros=True)
+    return call
+
+
+def _holds(jaxpr: Any, name: str) -> bool:
+    """Whether an equation of this primitive stands anywhere in the jaxpr."""
+    return any(eqn.primitive.name == name for eqn in jaxpr.eqns) or any(
+        _holds(inner, name) for inner in core.subjaxprs(jaxpr)
+    )
+
+
+def _reaches(jaxpr: Any, active: Iterable[Any], name: str) -> bool:
+    """Whether an equation of this primitive, or one that holds it, depends on active variables."""
+    moving = set(active)
+    for eqn in jaxpr.eqns:
+        if any(not compat.is_literal(v) and v in moving for v in eqn.invars):
+            if eqn.primitive.name == name:
+                return True
+            if any(_holds(inner, name) for inner in compat.subjaxprs(eqn)):
+                return True
+            moving.update(eqn.outvars)
+    return False
+
+
+class _Rules:
+    """The derivative rules of one jaxpr; halves are made once per set of differentiated inputs."""
+
+    def __init__(
+        self,
+        jaxpr: Any,
+        used: Sequence[int],
+        remake: Remake,
+        run: Flat,
+        stand_ins: Set[int],
+        extra: int,
+    ) -> None:
+        self.jaxpr, self.remake = compat.open_jaxpr(jaxpr), remake
+        self.run, self.stand_ins, self.extra = run, stand_ins, extra
+        inputs = [*self.jaxpr.constvars, *self.jaxpr.invars]
+        self.inputs = [inputs[i] for i in used]
+        self.reverse = jax.custom_vjp(run)
+        self.reverse.defvjp(self.forward, self.backward, symbolic_zeros=True)
+        self.inexact = [_is_inexact(v.aval) for v in self.jaxpr.outvars]
+        self._halves: dict[Hashable, Halves] = {}
+        self._joined: dict[Hashable, Callable[..., Any]] = {}
+
+    def jvp(self, call: Flat, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        """Forward mode: a linear second half, which reverse mode transposes."""
+        active = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
+        if not active:
+            outputs = call(*primals)
+            return outputs, [_zero_tangent(y) for y in outputs]
+        if _reaches(self.jaxpr, [self.inputs[i] for i in active], "custom_vjp_call"):
+            return self._by_reverse(active, primals, tangents)
+        moving = [tangents[i] for i in active]
+        halves = self._split(active, primals)
+        if halves is None:
+            outputs, floats = self._joined[_key("jvp", active, primals)](*primals, *moving)
+        else:
+            outputs, residuals = halves.first(*primals)
+            floats = halves.second(residuals, *moving)
+        others = self._others(primals)
+        return [*outputs, *others], [*self._tangents(floats), *map(_zero_tangent, others)]
+
+    def _others(self, primals: Sequence[Any]) -> Sequence[Any]:
+        """The outputs that have no derivative."""
+        return self.run(*primals)[len(self.inexact) :] if self.extra else ()
+
+    def _split(self, active: tuple[int, ...], primals: Sequence[Any]) -> Halves | None:
+        """The halves of forward mode; None where JAX has no value without the tangent.
+
+        So are functions with a batching rule of their own (`custom_vmap`), and Pallas kernels.
+        """
+        key = _key("jvp", active, primals)
+        if key in self._joined:
+            return None
+        try:
+            return self._get(key, primals)
+        except ValueError as error:
+            if self.remake.join is None or not compat.is_inseparable(error):
+                raise
+        self._joined[key] = self.remake.join(functools.partial(self._at_once, active, len(primals)))
+        return None
+
+    def _at_once(self, active: tuple[int, ...], number: int, *both: Any) -> tuple[Any, Any]:
+        """Outputs, and the tangents of those that are floats, from primals and tangents."""
+        primals, moving = both[:number], both[number:]
+        function = functools.partial(self._of_active, active, primals)
+        points = [primals[i] for i in active]
+        floats, tangents, others = jax.jvp(function, points, list(moving), has_aux=True)
+        return self._outputs(floats, others), tangents
+
+    def _by_reverse(
+        self, active: tuple[int, ...], primals: Sequence[Any], tangents: Sequence[Any]
+    ) -> Any:
+        """A rule of the function is for reverse mode alone, and so is this: JAX sees to both."""
+
+        def of_active(*values: Any) -> Sequence[Any]:
+            merged = list(primals)
+            for i, value in zip(active, values, strict=True):
+                merged[i] = value
+            return self.reverse(*merged)
+
+        return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
+
+    def forward(self, *primals: Any) -> tuple[Any, Any]:
+        """Reverse mode, first half."""
+        active = tuple(i for i, p in enumerate(primals) if p.perturbed)
+        values = [p.value for p in primals]
+        key = _key("vjp", active, values)
+        outputs, residuals = self._get(key, values).first(*values)
+        return [*outputs, *self._others(values)], (residuals, _Static(key))
+
+    def backward(self, residuals: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        """Reverse mode, second half."""
+        passed, static = residuals
+        key = _, active, avals, _ = static.value
+        own = cotangents[: len(self.inexact)]
+        floats = [_instantiate(c) for c, real in zip(own, self.inexact, strict=True) if real]
+        grads = dict(zip(active, self._halves[key].second(passed, *floats), strict=True))
+        return tuple(grads.get(i) for i in range(len(avals)))
+
+    def _get(self, key: Key, primals: Sequence[Any]) -> Halves:
+        """The halves for these primals."""
+        kind, active, *_ = key
+        if key not in self._halves:
+            first = functools.partial(self._first, kind, active)
+            second = _apply if kind == "jvp" else _pull_back
+            self._halves[key] = self.remake.split(first, second, primals, kind == "jvp")
+        return self._halves[key]
+
+    def _first(self, kind: str, active: tuple[int, ...], *primals: Any) -> tuple[Any, Any]:
+        """Outputs, and the linear function to apply to tangents or cotangents."""
+        function = functools.partial(self._of_active, active, primals)
+        points = [primals[i] for i in active]
+        if kind == "jvp":
+            floats, linear, others = compat.linearize(function, *points)
+        else:
+            floats, linear, others = jax.vjp(function, *points, has_aux=True)
+        return self._outputs(floats, others), linear
+
+    def _outputs(self, floats: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        """All outputs in order, with what stands in for some."""
+        outputs = self._merge(floats, others)
+        for i in self.stand_ins:
+            outputs[i] = compat.zeros(self.jaxpr.outvars[i].aval)
+        return outputs
+
+    def _of_active(
+        self, active: tuple[int, ...], primals: Sequence[Any], *values: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """The function of its differentiated inputs: float outputs, and the others."""
+        merged = list(primals)
+        for i, value in zip(active, values, strict=True):
+            merged[i] = value
+        outs = evaluate(self.jaxpr, dict(zip(self.inputs, merged, strict=True)))
+        both = list(zip(outs, self.inexact, strict=True))
+        return [o for o, real in both if real], [o for o, real in both if not real]
+
+    def _merge(self, floats: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        real, rest = iter(floats), iter(others)
+        return [next(real) if inexact else next(rest) for inexact in self.inexact]
+
+    def _tangents(self, floats: Sequence[Any]) -> list[Any]:
+        """Tangents of all outputs; an integer output has one of dtype float0."""
+        rest = [
+            np.zeros(v.aval.shape, jax.dtypes.float0)
+            for v, real in zip(self.jaxpr.outvars, self.inexact, strict=True)
+            if not real
+        ]
+        return self._merge(floats, rest)
+
+
+def _key(kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Key:
+    """What a derivative was traced on."""
+    return kind, active, tuple(jax.typeof(p) for p in primals), is_traced(primals)
+
+
+def _apply(linear: Callable[..., Any], *tangents: Any) -> Any:
+    return linear(*tangents)
+
+
+def _pull_back(linear: Callable[..., Any], *cotangents: Any) -> Any:
+    return linear(list(cotangents))
+
+
+def is_traced(arrays: Sequence[Any]) -> bool:
+    """Whether a transformation of JAX looks on, which may ask for a further derivative."""
+    return any(isinstance(x, jax.core.Tracer) for x in arrays)
+
+
+def evaluate(jaxpr: Any, env: dict[Any, Any]) -> list[Any]:
+    """The outputs of an open jaxpr whose inputs, as far as they are read, are in `env`.
+
+    Its equations are evaluated as they stand, custom rules included.
+    """
+
+    def read(atom: Any) -> Any:
+        return atom.val if compat.is_literal(atom) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        outs = graph.bind(eqn, [read(v) for v in eqn.invars])
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _zero_tangent(output: Any) -> Any:
+    if _is_inexact(output):
+        return jnp.zeros_like(output)
+    return np.zeros(output.shape, jax.dtypes.float0)
+
+
+def _is_inexact(aval: Any) -> bool:
+    return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def _instantiate(cotangent: Any) -> Any:
+    if isinstance(cotangent, SymbolicZero):
+        return jnp.zeros(cotangent.shape, cotangent.dtype)
+    return cotangent
+
+
+@jax.tree_util.register_static
+class _Static:
+    """A hashable value that is part of a pytree's structure."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)

@@ -1,0 +1,190 @@
+"""A derivative in two halves, and what passes between them: 8-bit data, not its wide copy.
+
+A derivative is a first half, which computes outputs and residuals, and a second half, linear in
+tangents or cotangents, which reads the residuals. Each half is rewritten by itself. A residual that
+is dequantised 8-bit data would hide that from the second half, and be kept in memory at full width.
+So its 8-bit data and scales are passed instead, and the second half begins by dequantising them,
+which its own rewrite then captures.
+
+Beside them passes a stand-in: an array of zeros that nothing reads, whose tangent is that of the
+residual. So a second derivative goes the way of the function as it was written, whatever
+`stop_gradient` and custom rules it meets there, and nothing is differentiated through 8-bit data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxfp8._rewrite.derive import derivatives
+from jaxfp8._rewrite.derive import parts as _parts
+from jaxfp8._rewrite.derive.derivatives import Flat, Halves, Remake, is_traced
+from jaxfp8._rewrite.derive.linear import Bound
+from jaxfp8._rewrite.derive.parts import Parts
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir.emit import Program
+from jaxfp8._rewrite.plan.decide import resolve
+from jaxfp8._rewrite.plan.pause import collector_paused
+from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._value import compat
+
+Rewrite = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def rewriting(rewrite: Rewrite) -> Remake:
+    """The functions of a derivative rewritten; `rewrite` is for functions of pytrees."""
+
+    def split(
+        first: Callable[..., tuple[Any, Any]],
+        second: Callable[..., Any],
+        primals: Sequence[Any],
+        is_linear: bool,
+    ) -> Halves:
+        jaxpr, *form = _trace(first, primals)
+        # Nobody differentiates again what is computed with arrays at hand.
+        half = _First(jaxpr, *form, stand_in=is_traced(primals))
+        call = jax.jit(half.call(remake))
+        consts = compat.consts_of(jaxpr)
+
+        def forward(*primals: Any) -> tuple[Any, list[Any]]:
+            return half.divided(call(*consts, *primals))
+
+        def backward(passed: Sequence[Any], *moving: Any) -> Any:
+            return second(half.residuals(passed), *moving)
+
+        return Halves(forward, _linear(backward, remake) if is_linear else rewrite(backward))
+
+    remake = Remake(split, join=rewrite)
+    return remake
+
+
+class _First:
+    """The first half as one program, and how its outputs divide.
+
+    Its outputs are those of the function; the residuals, or zeros in place of those that pass as
+    8-bit data (None where nobody needs a stand-in); and that data with its scales.
+    """
+
+    def __init__(
+        self, jaxpr: Any, out_tree: Any, number: int, residual_tree: Any, *, stand_in: bool
+    ) -> None:
+        self.jaxpr = compat.open_jaxpr(jaxpr)
+        self.out_tree, self.number, self.residual_tree = out_tree, number, residual_tree
+        self.stand_in = stand_in
+        self.parts: dict[int, Parts] = {}
+        self.program = self._decided(jaxpr)
+
+    @collector_paused()
+    def _decided(self, jaxpr: Any) -> Program | None:
+        """The rewritten program, None where it is as it was."""
+        walk = Walk(resolve)
+        inputs = graph.inputs_of(jaxpr)
+        n_consts = len(self.jaxpr.constvars)
+        outputs = walk.jaxpr(self.jaxpr, inputs[:n_consts], inputs[n_consts:])
+        for i, value in list(enumerate(outputs))[self.number :]:
+            if (parts := _parts.of(walk, value)) is not None:
+                self.parts[i] = parts
+        whole = [v for i, v in enumerate(outputs) if i not in self.parts]
+        program = walk.settle([*whole, *(v for p in self.parts.values() for v in p.values)], inputs)
+        changed = bool(self.parts) or any(site.call is not None for site in walk.seen.sites)
+        return program if changed else None
+
+    def call(self, remake: Remake) -> Flat:
+        """The half, with the derivatives of the function as it was written."""
+        if self.program is None:
+            inputs = [*self.jaxpr.constvars, *self.jaxpr.invars]
+            return lambda *arrays: derivatives.evaluate(
+                self.jaxpr, dict(zip(inputs, arrays, strict=True))
+            )
+        if not self.stand_in:
+            return self.run
+        every = range(len(self.program.inputs))
+        extra = sum(len(p.values) for p in self.parts.values())
+        return derivatives.differentiable(
+            self.run, self.jaxpr, every, remake, frozenset(self.parts), extra
+        )
+
+    def run(self, *arrays: Any) -> list[Any]:
+        """The rewritten program."""
+        assert self.program is not None
+        results = iter(self.program.run(arrays))
+        outputs = [
+            self._stand_in(v) if i in self.parts else next(results)
+            for i, v in enumerate(self.jaxpr.outvars)
+        ]
+        return [*outputs, *results]
+
+    def _stand_in(self, variable: Any) -> Any:
+        return compat.zeros(variable.aval) if self.stand_in else None
+
+    def divided(self, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """The outputs of the function, and what is passed to the second half."""
+        outputs, passed = arrays[: self.number], list(arrays[self.number :])
+        return jax.tree.unflatten(self.out_tree, outputs), passed
+
+    def residuals(self, passed: Sequence[Any]) -> Any:
+        """The residuals, made again of what was passed."""
+        outvars = self.jaxpr.outvars[self.number :]
+        leaves, rest = list(passed[: len(outvars)]), iter(passed[len(outvars) :])
+        for i, parts in self.parts.items():
+            at, aval = i - self.number, outvars[i - self.number].aval
+            wide = compat.laid_out_like(parts.dequantised(rest), aval)
+            leaves[at] = wide if leaves[at] is None else _moving_like(wide, leaves[at])
+        return jax.tree.unflatten(self.residual_tree, leaves)
+
+
+@jax.custom_jvp
+def _moving_like(x: Any, stand_in: Any) -> Any:
+    """`x`, with the tangent of what stands in for it.
+
+    The tangent of `x` itself is zero, unless JAX dropped the rule of the first half, as JAX 0.10
+    does in a scan that is differentiated twice: then `stand_in` is a constant.
+    """
+    del stand_in
+    return x
+
+
+@_moving_like.defjvp
+def _moving_like_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    return _moving_like(*primals), tangents[0] + tangents[1]
+
+
+def _linear(fun: Callable[..., Any], remake: Remake) -> Callable[..., Any]:
+    """A function linear in all arguments but the first, a list: rewritten, and to be transposed.
+
+    It returns a list.
+    """
+    known: dict[Any, Bound] = {}
+
+    def call(passed: Sequence[Any], *moving: Any) -> Any:
+        leaves, tree = jax.tree.flatten(passed)
+        key = (tree, *map(jax.typeof, (*leaves, *moving)))
+        if key not in known:
+            number = len(leaves)
+
+            def flat(*arrays: Any) -> Any:
+                return fun(jax.tree.unflatten(tree, arrays[:number]), *arrays[number:])
+
+            known[key] = Bound(flat, leaves, moving, remake)
+        return known[key](leaves, moving)
+
+    return call
+
+
+def _trace(
+    first: Callable[..., tuple[Any, Any]], primals: Sequence[Any]
+) -> tuple[Any, Any, int, Any]:
+    """The jaxpr of the first half, and how its outputs divide into outputs and residuals."""
+    trees: list[Any] = []
+
+    def flat(*primals: Any) -> list[Any]:
+        outputs, residuals = first(*primals)
+        out_leaves, out_tree = jax.tree.flatten(outputs)
+        residual_leaves, residual_tree = jax.tree.flatten(residuals)
+        trees.append((out_tree, len(out_leaves), residual_tree))
+        return out_leaves + residual_leaves
+
+    jaxpr = jax.make_jaxpr(flat)(*primals)
+    return (jaxpr, *trees[-1])

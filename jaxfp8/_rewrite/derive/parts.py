@@ -1,0 +1,68 @@
+"""A dequantised array as its parts: the 8-bit data, the zero point and the scales behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxfp8._rewrite.ir.facts import Factor, Scaled
+from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._rewrite.rules import masks
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import Shape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parts:
+    """What the array of `fact`, of `dtype`, is made of."""
+
+    fact: Scaled
+    dtype: np.dtype
+
+    @property
+    def values(self) -> list[Value]:
+        """The 8-bit data, the zero point where there is one, and each scale."""
+        return [self.fact.q, *(factor.small for factor in self._factors())]
+
+    def _factors(self) -> list[Factor]:
+        zero = () if self.fact.zero_point is None else (self.fact.zero_point,)
+        return [*zero, *self.fact.factors]
+
+    def dequantised(self, arrays: Iterator[Any]) -> Any:
+        """The array, of the arrays that `values` are."""
+        fact, shape = self.fact, self.fact.q.shape
+        q, *smalls = itertools.islice(arrays, len(self.values))
+        codes = lax.bitcast_convert_type(q, fact.dtype) if dtypes.is_float8(fact.dtype) else q
+        if fact.zero_point is not None:
+            codes = codes.astype(jnp.int32) - _spread(smalls.pop(0), fact.zero_point, shape)
+        values = codes.astype(jnp.float32)
+        for small, factor in zip(smalls, fact.factors, strict=True):
+            spread = _spread(small, factor, shape)
+            is_mask = masks.is_mask(factor)
+            values = jnp.where(spread, values, 0.0) if is_mask else values * spread
+        return values.astype(self.dtype)
+
+
+def of(walk: Walk, value: Value) -> Parts | None:
+    """The parts of a value that is dequantised 8-bit data, if they are smaller than it is."""
+    fact = walk.dequantised(value)
+    if fact is None or fact.guards or value.dtype not in dtypes.WIDE_FLOAT:
+        return None
+    parts = Parts(fact, value.dtype)
+    size = sum(part.size * part.dtype.itemsize for part in parts.values)
+    return parts if size < value.size * value.dtype.itemsize else None
+
+
+def _spread(small: Any, factor: Factor, shape: Shape) -> Any:
+    """The small array with each entry over its tile; along axes where it is constant, of size 1."""
+    for axis, (tile, size) in enumerate(zip(factor.tiles, shape, strict=True)):
+        if factor.small.shape[axis] > 1 and tile > 1:
+            small = lax.slice_in_dim(jnp.repeat(small, tile, axis), 0, size, axis=axis)
+    return small

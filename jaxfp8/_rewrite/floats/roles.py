@@ -1,0 +1,120 @@
+"""Which operand of a dot is a weight: provenance of values, kept as facts.
+
+A weight is data that was there before the function ran. So each float array that the function is
+given (or closes over) gets a fact, as if it were 8-bit data with scales along its axes. The rules
+of the rewrite carry that fact through casts, views, scales and into regions; at a dot it says
+whose data the operand is, and which axis of that array became which axis of the operand. Nothing
+is ever computed from these facts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir.facts import Factor, Factors, Scaled
+from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import Shape
+
+_STANDS_IN = np.dtype(np.int8)
+Kind = Literal["held", "given", "computed"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Role:
+    """Where an operand of a dot comes from.
+
+    Attributes:
+      kind: "held" in 8 bits already, "given" to the function, or "computed" in it.
+      source: the value that was given, where one was.
+      axes: for each axis of the source, the axes of the operand along which it varies.
+    """
+
+    kind: Kind
+    source: Value | None = None
+    axes: tuple[Shape, ...] = ()
+
+
+_COMPUTED = Role("computed")
+_RANKS = {"computed": 0, "given": 1, "held": 2}
+
+
+def mark(walk: Walk, value: Value) -> None:
+    """State of a value that it was given to the function."""
+    if value.dtype not in dtypes.WIDE_FLOAT or not value.shape or value.size == 0:
+        return
+    factors = tuple(_up_to(value, axis) for axis in range(len(value.shape)))
+    stand_in = Value(value.shape, _STANDS_IN)
+    # A fact with a guard stays in its region: no part of this one can be computed to leave it.
+    guards = (graph.literal(True),)
+    walk.facts[value] = Scaled(stand_in, _STANDS_IN, None, factors, value, guards)
+
+
+def role_of(walk: Walk, value: Value) -> Role:
+    """The role of an operand."""
+    fact = walk.scaled(value)
+    if fact is None:
+        return _COMPUTED
+    source = fact.origin
+    if source is None or source.dtype in dtypes.EIGHT_BIT:
+        return Role("held")
+    own, later = fact.factors[: len(source.shape)], fact.factors[len(source.shape) :]
+    if not _is_all_of(value, source) or any(f.small.size == value.size for f in later):
+        return _COMPUTED
+    return Role("given", source, _images(own))
+
+
+def _is_all_of(value: Value, source: Value) -> bool:
+    """Whether a value has all elements of a source, or those of one index of its first axis.
+
+    A parameter that was broadcast over activations, or a row that was looked up, is no weight.
+    """
+    return value.size in (source.size, source.size // max(source.shape[0], 1))
+
+
+def weight_index(roles: tuple[Role, Role]) -> int | None:
+    """Which operand is the weight, if any is: 8-bit data, else what was given; right at ties."""
+    left, right = (_RANKS[role.kind] for role in roles)
+    if left == right == 0:
+        return None
+    return 1 if right >= left else 0
+
+
+def _up_to(value: Value, last: int) -> Factor:
+    """A factor that varies along the first axes, up to `last`: one that a merge of axes keeps."""
+    shape, rank = value.shape, len(value.shape)
+    counts = tuple(shape[i] if i <= last else 1 for i in range(rank))
+    tiles = tuple(1 if i <= last else shape[i] for i in range(rank))
+    return Factor(Value(counts, np.dtype(np.float32)), tiles)
+
+
+def _images(factors: Factors) -> tuple[Shape, ...]:
+    """For each axis of a source the axes of the operand, from factors that vary up to each.
+
+    An axis that adds nothing to those before it was merged with the last of them.
+    """
+    images: list[Shape] = []
+    before: set[int] = set()
+    for factor in factors:
+        new = tuple(axis for axis in factor.varying() if axis not in before)
+        images.append(new or (images[-1] if images else ()))
+        before |= set(new)
+    return tuple(images)
+
+
+def source_axes(role: Role, contracting: Shape, batch: Shape) -> tuple[Shape, Shape]:
+    """The axes of the source that a dot contracts, and those along its batch.
+
+    An axis that a view split between contracted and other axes counts as contracted: what a
+    product sums over shares a scale.
+    """
+    contracted = [i for i, axes in enumerate(role.axes) if set(axes) & set(contracting)]
+    shared = [
+        i for i, axes in enumerate(role.axes) if i not in contracted and set(axes) & set(batch)
+    ]
+    return tuple(contracted), tuple(shared)

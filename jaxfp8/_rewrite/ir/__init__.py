@@ -1,0 +1,1 @@
+"""The program as a graph, and the facts beside its values."""

@@ -1,0 +1,210 @@
+"""Casts in the program: put on, undone, and the roundings that they leave.
+
+A cast that only widened what is stored may be undone, since the call takes 8 and 16 bits as they
+are. One behind arithmetic in bfloat16 is not like it: XLA may leave out the rounding between them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from jaxfp8._rewrite.ir.graph import Op, Value, derived, literal, producer
+from jaxfp8._value import dtypes as _dtypes
+
+
+def cast(value: Value, dtype: Any) -> Value:
+    """The value converted to `dtype`."""
+    dtype = np.dtype(dtype)
+    if value.dtype == dtype:
+        return value
+    if value.literal is not None:
+        with np.errstate(all="ignore"):
+            return literal(value.literal.astype(dtype))
+    # The function does not widen it.
+    keeps = value.dtype == _dtypes.BFLOAT16 and dtype.itemsize > 2 and not _is_stored(value)
+
+    def run(x: Any) -> Any:
+        return _widened(x, dtype) if keeps else lax.convert_element_type(x, dtype)
+
+    return derived(
+        "convert_element_type",
+        run,
+        [value],
+        value.shape,
+        dtype,
+        {"new_dtype": dtype},
+    )
+
+
+def _widened(x: Any, dtype: np.dtype) -> Any:
+    """Bfloat16 numbers in a wider type.
+
+    Of arithmetic in bfloat16, XLA may leave out the rounding where the result is widened.
+    """
+    return lax.reduce_precision(lax.convert_element_type(x, dtype), 8, 7)
+
+
+def rounded(value: Value) -> Value:
+    """The value with the rounding of the arithmetic that made it, whatever reads it."""
+    if value.dtype != _dtypes.BFLOAT16 or _is_stored(value):
+        return value
+
+    def run(x: Any) -> Any:
+        return lax.convert_element_type(_widened(x, np.dtype(np.float32)), x.dtype)
+
+    return derived("rounded", run, [value], value.shape, value.dtype)
+
+
+def was_spread(value: Value) -> bool:
+    """Whether arithmetic in bfloat16 made numbers of which repeats and picks alone made these.
+
+    XLA does not look through those, and rounds what they read as written; facts do.
+    """
+    seen: set[Value] = set()
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value.outer is not None:
+            todo.append(value.outer)
+        elif value.op is not None and value.op.name in (*_MOVES, *_PICKS):
+            op = value.op
+            is_repeat = op.name == "broadcast_in_dim" and value.size > op.inputs[0].size
+            if (is_repeat or op.name in _OPAQUE) and not all(map(_is_stored, op.inputs)):
+                return True
+            todo += op.inputs
+    return False
+
+
+def bitcast(value: Value, dtype: Any) -> Value:
+    """The same bits as another dtype of the same width."""
+    dtype = np.dtype(dtype)
+    if value.dtype == dtype:
+        return value
+    op = producer(value, "bitcast_convert_type")
+    if op is not None and op.inputs[0].dtype == dtype:
+        return op.inputs[0]
+    return derived(
+        "bitcast_convert_type",
+        lambda x: lax.bitcast_convert_type(x, dtype),
+        [value],
+        value.shape,
+        dtype,
+        {"new_dtype": dtype},
+    )
+
+
+# What XLA:CPU does to FP8 data without going through float16.
+_BYTE_EXACT = (
+    "reshape",
+    "transpose",
+    "squeeze",
+    "expand_dims",
+    "copy",
+    "optimization_barrier",
+    "pvary",
+    "pcast",
+)
+
+
+def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
+    """The value as the FP8 `dtype` its bytes came from, where only a new shape lies between.
+
+    XLA:CPU copies a whole parameter in order to bitcast it; a custom call takes FP8 as it is.
+    """
+    op = value.op
+    if value.dtype == dtype or op is None:
+        return value
+    if op.name == "bitcast_convert_type" and op.inputs[0].dtype == dtype:
+        return op.inputs[0]
+    if op.name in _BYTE_EXACT and len(op.inputs) == 1:
+        source = undo_bitcast(op.inputs[0], dtype)
+        if source.dtype == dtype:
+            return _moved(op, source)
+    return value
+
+
+def _moved(op: Op, source: Value) -> Value:
+    """What `op`, which moves elements, makes of an array of another dtype."""
+    shape = op.outputs[0].shape
+    return derived(op.name, lambda x: op.evaluate(x)[0], [source], shape, source.dtype)
+
+
+# What holds all numbers of narrower dtypes, and what moves elements without looking at them.
+_HOLD: dict[tuple[np.dtype, ...], tuple[np.dtype, ...]] = {
+    _dtypes.INT8: (*_dtypes.WIDE_FLOAT, *(np.dtype(f"int{bits}") for bits in (16, 32, 64))),
+    _dtypes.FLOAT16: (np.dtype(np.float32), np.dtype(np.float64)),
+}
+_MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev", "stop_gradient")
+_PICKS = ("gather", "dynamic_slice", "concatenate", "split", "stack")
+# What XLA does not look through for an arithmetic whose result is widened.
+_OPAQUE = (*_PICKS, "slice", "rev", "optimization_barrier")
+# What rounds nothing.
+_EXACT = (
+    *_MOVES,
+    *_PICKS,
+    *("neg", "abs", "sign", "max", "min", "clamp", "select_n", "reduce_max", "reduce_min"),
+    "bitcast_convert_type",
+)
+
+
+def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
+    """The array of one of `dtypes` that casts alone made wider, moved as they were; or the value.
+
+    Not one that arithmetic in 16 bits made: where its result is widened, XLA may leave out the
+    rounding, and is to do so here as for others that read it.
+
+    Args:
+      value: what may have been cast.
+      dtypes: `INT8` or `FLOAT16`.
+    """
+    source = _before_casts(value, dtypes, _HOLD[dtypes])
+    return source if dtypes != _dtypes.FLOAT16 or _is_stored(source) else value
+
+
+def _is_stored(value: Value) -> bool:
+    """Whether nothing was rounded to an array of 16 bits since it was an input or cast."""
+    seen: set[Value] = set()
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if value in seen or value.dtype not in _dtypes.FLOAT16:
+            continue
+        seen.add(value)
+        if value.outer is not None:
+            todo.append(value.outer)
+        elif value.op is not None and value.op.name in _EXACT:
+            todo += value.op.inputs
+        elif value.op is not None and value.op.name not in ("convert_element_type", "constant"):
+            return False
+    return True
+
+
+def undo_rounding(value: Value) -> Value:
+    """The float32 array that one cast rounded to bfloat16, moved as it was; or the value."""
+    return _before_casts(value, (np.dtype(np.float32),), (_dtypes.BFLOAT16,))
+
+
+def _before_casts(
+    value: Value, wanted: tuple[np.dtype, ...], through: tuple[np.dtype, ...]
+) -> Value:
+    """The array of a wanted dtype that was only cast, to dtypes of `through`, and moved since."""
+    moves: list[Op] = []
+    source = value
+    while source.dtype not in wanted:
+        op = source.op
+        if op is None or source.dtype not in through or len(op.inputs) != 1:
+            return value
+        if op.name in _MOVES:
+            moves.append(op)
+        elif op.name != "convert_element_type":
+            return value
+        source = op.inputs[0]
+    for op in reversed(moves):
+        source = _moved(op, source)
+    return source

@@ -1,0 +1,87 @@
+"""The emit pass: evaluate what is wanted of a graph, with jax operations.
+
+Effects run first and in order, each after what it reads; everything else runs when its output is
+wanted, and what nobody wants is not run at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir.graph import Op, Value
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """Ops in the order to run them, and where inputs come from and outputs lie.
+
+    Attributes:
+      ops: each op once, with the values that it really reads.
+      inputs: the values that the arguments of a run are, in order.
+      outputs: the values that a run returns, in order.
+    """
+
+    ops: tuple[tuple[Op, tuple[Value, ...]], ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def run(self, arrays: Sequence[Any], used: Sequence[int] | None = None) -> list[Any]:
+        """Evaluate on arrays (or tracers), one for each of `inputs`, or for the `used` ones."""
+        inputs = self.inputs if used is None else [self.inputs[i] for i in used]
+        env: dict[Value, Any] = dict(zip(inputs, arrays, strict=True))
+
+        def read(value: Value) -> Any:
+            return env[value] if value.literal is None else graph.array_of(value)
+
+        for op, inputs in self.ops:
+            results = op.evaluate(*map(read, inputs))
+            env.update(zip(op.outputs, results, strict=True))
+        return [read(value) for value in self.outputs]
+
+    def used(self) -> set[Value]:
+        """Which of the inputs are read at all."""
+        read = {value for _, inputs in self.ops for value in inputs} | set(self.outputs)
+        return read & set(self.inputs)
+
+
+def schedule(
+    outputs: Sequence[Value],
+    effects: Sequence[Op],
+    replaced: Mapping[Value, Value],
+    inputs: Sequence[Value],
+) -> Program:
+    """Order the ops that outputs and effects need."""
+    order: dict[Op, tuple[Value, ...]] = {}
+
+    def source(value: Value) -> Value:
+        while value in replaced:
+            value = replaced[value]
+        return value
+
+    for root in effects:
+        _visit(root, source, order)
+    finals = tuple(source(value) for value in outputs)
+    for value in finals:
+        if value.op is not None:
+            _visit(value.op, source, order)
+    return Program(tuple(order.items()), tuple(inputs), finals)
+
+
+def _visit(root: Op, source: Any, order: dict[Op, tuple[Value, ...]]) -> None:
+    """Add `root` to `order`, after the ops that it reads from."""
+    stack = [root]
+    while stack:
+        op = stack[-1]
+        if op in order:
+            stack.pop()
+            continue
+        inputs = tuple(source(value) for value in op.inputs)
+        waiting = [v.op for v in inputs if v.op is not None and v.op not in order]
+        if waiting:
+            stack.extend(waiting)
+        else:
+            order[op] = inputs
+            stack.pop()

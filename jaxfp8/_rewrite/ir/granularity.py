@@ -1,0 +1,74 @@
+"""Where a scale varies, in words, and what it costs where that is along what a product sums over.
+
+A scale that is the same for a whole sum is applied to it once. One that changes along the
+contracted axis cannot be taken out of the sum.
+"""
+
+from __future__ import annotations
+
+from jaxfp8._value.spec import Shape
+
+# `kShortSegment` of ffi/cpu/form.cc: scales of shorter stretches go into the values themselves.
+_SHORT = 16
+
+
+def words(tiles: Shape | None, shape: Shape, contracting: Shape) -> str:
+    """The granularity of scales, by axes of their operand."""
+    if tiles is None:
+        return "no scale"
+    fine = _fine(tiles, shape)
+    if not fine:
+        return "per tensor"
+    if any(tiles[axis] != 1 for axis in fine):
+        return "blocks " + "x".join(map(str, tiles))
+    summed = [axis for axis in fine if axis in contracting]
+    kept = [axis for axis in fine if axis not in contracting]
+    parts = [f"axis {_list(kept)}"] if kept else []
+    parts += [f"contracted axis {_list(summed)}"] if summed else []
+    return "per " + " and ".join(parts)
+
+
+def note(
+    side: str, tiles: Shape | None, shape: Shape, contracting: Shape, *, eight_bit: bool
+) -> str:
+    """What the scale of the left or right operand of a call costs; "" for one outside the sum."""
+    if tiles is None:
+        return ""
+    fine = _fine(tiles, shape)
+    summed = [axis for axis in fine if axis in contracting]
+    if not summed:
+        return ""
+    axes = f"the contracted axis {_list(summed)} of the {side} operand"
+    if any(tiles[axis] >= _SHORT for axis in summed):
+        each = "x".join(str(tiles[axis]) for axis in summed)
+        return f"its scale changes every {each} along {axes}: so many products are summed at a time"
+    if not eight_bit:
+        return f"a scale that changes along {axes} is multiplied into its values"
+    text = (
+        f"its scale changes along {axes}, so it cannot be taken out of the sum: each value is "
+        "scaled as it is decoded and summed in float32, several times slower where kernels have "
+        "faster sums"
+    )
+    other = _elsewhere(shape, contracting) if fine == summed else ""
+    return f"{text}; {other}" if other else text
+
+
+def _elsewhere(shape: Shape, contracting: Shape) -> str:
+    """The shape of a scale along a free axis, which one along the contracted axis may be meant as.
+
+    "" where there is no such axis.
+    """
+    free = [axis for axis, size in enumerate(shape) if axis not in contracting and size > 1]
+    if not free:
+        return ""
+    wanted = [size if axis == free[-1] else 1 for axis, size in enumerate(shape)]
+    return f"if it is meant for axis {free[-1]}, its shape is {wanted}"
+
+
+def _fine(tiles: Shape, shape: Shape) -> list[int]:
+    """The axes along which a scale of these tiles varies."""
+    return [axis for axis, (t, size) in enumerate(zip(tiles, shape, strict=True)) if t < size]
+
+
+def _list(axes: list[int]) -> str:
+    return ", ".join(map(str, axes))

@@ -1,0 +1,161 @@
+"""The two operands of a product: their data, axes and scales, and how scales are shared out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir import tiles as _tiles
+from jaxfp8._rewrite.ir.facts import Factor, Factors, Scaled, full_tiles
+from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._value.spec import Shape, tile_counts
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """One operand of a product, in the order of axes that its data lies in.
+
+    Attributes:
+      value: the data: bytes, or an array of float32, bfloat16 or float16.
+      dtype: logical dtype of the data.
+      contracting, batch: axes of `value`, in the order of the other side's.
+      output: for each axis of `value` the output's axis, or -1 where it is contracted.
+      zero_point, factors: over `value`.
+      scaled: the fact that the data came from, for the report; None for a float operand.
+    """
+
+    value: Value
+    dtype: np.dtype
+    contracting: Shape
+    batch: Shape
+    output: Shape
+    zero_point: Factor | None = None
+    factors: Factors = ()
+    scaled: Scaled | None = None
+
+    def from_output(self, factor: Factor) -> Factor:
+        """A factor of the output as one of this operand: constant along what is contracted."""
+        kept = [axis for axis in self.output if axis >= 0]
+        small = graph.transpose(_only(factor.small, kept), tuple(np.argsort(np.argsort(kept))))
+        counts = iter(small.shape)
+        shape = tuple(1 if axis < 0 else next(counts) for axis in self.output)
+        tiles = tuple(
+            max(size, 1) if axis < 0 else factor.tiles[axis]
+            for size, axis in zip(self.value.shape, self.output, strict=True)
+        )
+        return Factor(graph.reshape(small, shape), tiles)
+
+
+def _only(small: Value, axes: list[int]) -> Value:
+    """The array without the axes (all of size 1) that are not among `axes`."""
+    return graph.reshape(small, tuple(small.shape[axis] for axis in sorted(axes)))
+
+
+def shared(lhs: Side, rhs: Side) -> tuple[Side, Side]:
+    """The sides with scales along the contracted axes handed over where that keeps both small.
+
+    A scale by row and a scale by column of one operand are as many numbers together as it has;
+    but what varies along contracted axes only may as well scale the other operand.
+    """
+    if is_elementwise(rhs):
+        rhs, lhs = _hand_over(rhs, lhs)
+    if is_elementwise(lhs):
+        lhs, rhs = _hand_over(lhs, rhs)
+    return lhs, rhs
+
+
+def _hand_over(giver: Side, taker: Side) -> tuple[Side, Side]:
+    contracted = set(giver.contracting)
+    moving = [f for f in giver.factors if f.varying() and set(f.varying()) <= contracted]
+    staying = tuple(f for f in giver.factors if f not in moving)
+    moved = tuple(_across(f, giver, taker) for f in moving)
+    after = (
+        dataclasses.replace(giver, factors=staying),
+        dataclasses.replace(taker, factors=taker.factors + moved),
+    )
+    return after if not any(map(is_elementwise, after)) else (giver, taker)
+
+
+def _across(factor: Factor, giver: Side, taker: Side) -> Factor:
+    """A factor along contracted axes of one side as one along those of the other."""
+    shape, order = taker.value.shape, np.argsort(taker.contracting)
+    axes = [giver.contracting[i] for i in order]
+    kept = graph.reshape(factor.small, tuple(factor.small.shape[a] for a in sorted(axes)))
+    moved = graph.transpose(kept, tuple(int(i) for i in np.argsort(np.argsort(axes))))
+    tiles, counts = list(full_tiles(shape)), [1] * len(shape)
+    for axis, source in zip(sorted(taker.contracting), axes, strict=True):
+        tiles[axis], counts[axis] = factor.tiles[source], factor.small.shape[source]
+    return Factor(graph.reshape(moved, tuple(counts)), tuple(tiles))
+
+
+def is_elementwise(side: Side, more: Factors = ()) -> bool:
+    """Whether scales vary along all that is contracted, element by element, and along a free axis.
+
+    Those of rows and of columns, say: few numbers as two factors, as many as the data as one.
+    """
+    tiles = _common_tiles(side, more)
+    fine = [axis for axis, size in enumerate(side.value.shape) if size > 1 == tiles[axis]]
+    free = [a for a in fine if a not in side.contracting and a not in side.batch]
+    summed = [a for a in side.contracting if side.value.shape[a] > 1]
+    return bool(free) and bool(summed) and all(axis in fine for axis in summed)
+
+
+def saves_nothing(side: Side, more: Factors = ()) -> bool:
+    """Whether such scales, in float32, take more memory than the data."""
+    counts = tile_counts(side.value.shape, _common_tiles(side, more))
+    return is_elementwise(side, more) and 4 * math.prod(counts) > side.value.size
+
+
+def grows_too_fine(side: Side, more: Factors) -> bool:
+    return saves_nothing(side, more) or is_elementwise(side, more) > is_elementwise(side)
+
+
+def _common_tiles(side: Side, more: Factors) -> Shape:
+    return _tiles.common(side.value.shape, [f.tiles for f in side.factors + more])
+
+
+def peel(side: Side) -> Side:
+    """The side with transposes folded into its axes, where the free ones keep their order."""
+    while (op := graph.producer(side.value, "transpose")) is not None:
+        moved = _transposed(side, op.inputs[0], tuple(int(a) for a in op.params["permutation"]))
+        if not _in_order(moved):
+            return side
+        side = moved
+    return side
+
+
+def _transposed(side: Side, source: Value, permutation: Shape) -> Side:
+    """The side on the array before a transpose, whose axis permutation[i] is the value's axis i."""
+    inverse = tuple(int(axis) for axis in np.argsort(permutation))
+
+    def move(factor: Factor) -> Factor:
+        return Factor(
+            graph.transpose(factor.small, inverse), _tiles.transpose(factor.tiles, inverse)
+        )
+
+    return dataclasses.replace(
+        side,
+        value=source,
+        contracting=tuple(permutation[a] for a in side.contracting),
+        batch=tuple(permutation[a] for a in side.batch),
+        output=tuple(side.output[a] for a in inverse),
+        zero_point=move(side.zero_point) if side.zero_point is not None else None,
+        factors=tuple(move(f) for f in side.factors),
+    )
+
+
+def _in_order(side: Side) -> bool:
+    """Whether free axes stand in the order of the output's."""
+    free = [axis for i, axis in enumerate(side.output) if axis >= 0 and i not in side.batch]
+    return free == sorted(free)
+
+
+def tiles_of(side: Side, factors: Factors) -> Shape:
+    """The tiles that the scales and the zero point of a side share."""
+    parts = [f.tiles for f in factors]
+    if side.zero_point is not None:
+        parts.append(side.zero_point.tiles)
+    return _tiles.common(side.value.shape, parts) if parts else full_tiles(side.value.shape)

@@ -1,0 +1,139 @@
+"""How a small array stands for a large one: tiles, and what each view does to them.
+
+An array of `shape` with `tiles` is constant over each tile, so the small array that holds one
+entry per tile says everything. A tile of size 1 means "varies here", a tile of the axis' full
+size means "constant here". These functions know only shapes; `None` means that the view cannot
+be expressed in tiles.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxfp8._value.spec import Shape, tile_counts
+
+Tiled = tuple[Shape, Shape]  # shape of the small array, tiles
+
+
+def reshape(shape: Shape, tiles: Shape, new_shape: Shape) -> Tiled | None:
+    """Tiles after a reshape: `(shape of the small array, new tiles)`."""
+    groups = axis_groups(shape, new_shape)
+    if groups is None:
+        return None
+    new_tiles: list[int] = []
+    for old, new in groups:
+        part = _reshape_group([(shape[a], tiles[a]) for a in old], [new_shape[a] for a in new])
+        if part is None:
+            return None
+        new_tiles += part
+    return tile_counts(new_shape, tuple(new_tiles)), tuple(new_tiles)
+
+
+def axis_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]] | None:
+    """The smallest runs of axes of `old` that a reshape turns into runs of axes of `new`."""
+    if math.prod(old) != math.prod(new) or 0 in old:
+        return None
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        left, right = [], []
+        size_left = size_right = 1
+        if i < len(old):
+            left, size_left, i = [i], old[i], i + 1
+        if j < len(new) and (size_left > 1 or not left or new[j] == 1):
+            right, size_right, j = [j], new[j], j + 1
+        while size_left != size_right:
+            if size_left < size_right:
+                left.append(i)
+                size_left, i = size_left * old[i], i + 1
+            else:
+                right.append(j)
+                size_right, j = size_right * new[j], j + 1
+        groups.append((left, right))
+    return groups
+
+
+def _reshape_group(old: list[tuple[int, int]], new: list[int]) -> list[int] | None:
+    """New tiles of one group: old axes as (size, tile), new axes as sizes."""
+    if len(old) == 1 and len([n for n in new if n != 1]) <= 1:
+        return [old[0][1] if n == old[0][0] != 1 else 1 for n in new]
+    runs: list[tuple[bool, int]] = []
+    for size, tile in old:
+        if size % tile:
+            return None
+        _append(runs, True, size // tile)
+        _append(runs, False, tile)
+    tiles = []
+    for size in reversed(new):
+        taken = _take(runs, size)
+        if taken is None:
+            return None
+        tiles.append(taken)
+    return tiles[::-1]
+
+
+def _append(runs: list[tuple[bool, int]], varying: bool, size: int) -> None:
+    """Add a run of `size` entries that vary or are constant, joining it to one of its kind."""
+    if size == 1:
+        return
+    if runs and runs[-1][0] == varying:
+        runs[-1] = (varying, runs[-1][1] * size)
+    else:
+        runs.append((varying, size))
+
+
+def _take(runs: list[tuple[bool, int]], size: int) -> int | None:
+    """Take an axis of `size` off the end of `runs`: constant entries first, then varying ones."""
+    tile, left, seen_varying = 1, size, False
+    while left > 1:
+        if not runs:
+            return None
+        varying, run = runs[-1]
+        if seen_varying and not varying:
+            return None
+        part = math.gcd(run, left)
+        if part != min(run, left):
+            return None
+        runs[-1] = (varying, run // part)
+        if runs[-1][1] == 1:
+            runs.pop()
+        left //= part
+        seen_varying |= varying
+        tile *= 1 if varying else part
+    return tile
+
+
+def transpose(tiles: Shape, permutation: Shape) -> Shape:
+    """Tiles after a transpose."""
+    return tuple(tiles[axis] for axis in permutation)
+
+
+def broadcast(shape: Shape, tiles: Shape, new_shape: Shape, axes: Shape) -> Shape:
+    """Tiles after broadcast_in_dim: a new or stretched axis is constant."""
+    new_tiles = [max(size, 1) for size in new_shape]
+    for axis, new_axis in enumerate(axes):
+        if shape[axis] == new_shape[new_axis]:
+            new_tiles[new_axis] = tiles[axis]
+    return tuple(new_tiles)
+
+
+def slice_bounds(
+    size: int, tile: int, start: int, limit: int, stride: int
+) -> tuple[int, ...] | None:
+    """`(start, limit, stride, new tile)` of the small array's axis under a slice."""
+    if tile >= size:
+        return 0, 1, 1, max(-(-(limit - start) // stride), 1)
+    if tile == 1:
+        return start, limit, stride, 1
+    if stride == 1 and start % tile == 0:
+        return start // tile, -(-limit // tile), 1, tile
+    return None
+
+
+def common(shape: Shape, many: list[Shape]) -> Shape:
+    """The coarsest tiles that refine each of `many`: what their product needs."""
+    out = []
+    for axis, size in enumerate(shape):
+        finer = [tiles[axis] for tiles in many if tiles[axis] < size]
+        out.append(math.gcd(*finer) if finer else max(size, 1))
+    return tuple(out)

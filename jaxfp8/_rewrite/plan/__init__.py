@@ -1,0 +1,1 @@
+"""The passes: trace a function, walk it, settle which products become calls."""

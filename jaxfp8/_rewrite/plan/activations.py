@@ -1,0 +1,229 @@
+"""Activations that the function quantises itself, in front of a captured dot: one pass, not five.
+
+    codes = clip(round(x / scale)).astype(int8), or clip(x / scale).astype(float8)
+    amax  = max(abs(x)) along the last axis, where the scale comes from it
+
+Both mean exactly what they replace, whatever the scale is; other forms are left as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Mapping
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxfp8._call import quantize_rows
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir.emit import Program
+from jaxfp8._rewrite.ir.facts import Scaled
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.sites import Site
+from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._value import dtypes
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Encoding:
+    """`codes` are those of `x` for `scale`, of one element or one for each row."""
+
+    codes: Value
+    x: Value
+    scale: Value
+    lowest: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Found:
+    """An operand of a captured dot that the function quantises itself.
+
+    Attributes:
+      site, index: the dot, and which of its operands.
+      replaced: what gives its codes, and the maxima behind their scale, by the value that each is;
+        empty where they are not of the form above.
+    """
+
+    site: Site
+    index: int
+    replaced: Mapping[Value, Value]
+
+
+def find(walk: Walk) -> list[Found]:
+    """The operands of the captured dots of a program that it quantises itself."""
+    if jax.default_backend() != "cpu":
+        return []
+    known: dict[Value, Mapping[Value, Value]] = {}
+    found = []
+    for site in walk.own:
+        for index, (_, fact) in enumerate(site.given if site.call is not None else ()):
+            codes = fact.origin if isinstance(fact, Scaled) else None
+            if codes is None or not _is_cast(codes):
+                continue
+            if codes not in known:
+                known[codes] = _replaced(walk, _encoding(walk, codes))
+            found.append(Found(site, index, known[codes]))
+    return found
+
+
+def tell(found: Iterable[Found], program: Program) -> None:
+    """Note at the dots what became of their operands."""
+    ops = {op for op, _ in program.ops}
+    for operand in found:
+        is_used = any(value.op in ops for value in operand.replaced.values())
+        operand.site.quantized[operand.index] = "one call" if is_used else "as written"
+
+
+def _is_cast(codes: Value) -> bool:
+    op = graph.producer(codes, "convert_element_type")
+    return op is not None and op.inputs[0].dtype in dtypes.WIDE_FLOAT
+
+
+def _replaced(walk: Walk, encoding: Encoding | None) -> Mapping[Value, Value]:
+    if encoding is None or quantize_rows.why_not_here(encoding.x.shape):
+        return {}
+    made = {encoding.codes: _encoded(encoding), **_maxima(walk, encoding)}
+    return {value: graph.laid_out_like(new, value) for value, new in made.items()}
+
+
+def _encoded(encoding: Encoding) -> Value:
+    dtype, lowest = encoding.codes.dtype, encoding.lowest
+    run = functools.partial(quantize_rows.encode_rows, dtype=dtype, lowest=lowest)
+    inputs = [encoding.x, encoding.scale]
+    return graph.derived("encode_rows", run, inputs, encoding.codes.shape, dtype)
+
+
+# The codes
+
+
+def _encoding(walk: Walk, codes: Value) -> Encoding | None:
+    """How codes were made, read back from the cast; None if not in the form above."""
+    cast = graph.producer(codes, "convert_element_type")
+    if cast is None or cast.inputs[0].dtype != _FLOAT32 or codes.dtype == np.uint8:
+        return None
+    steps, low, high = _unclipped(cast.inputs[0])
+    lowest, highest = dtypes.finite_range(codes.dtype)
+    if not dtypes.is_float8(codes.dtype):
+        steps, low, high = _whole_steps(cast.inputs[0])
+        lowest = low if low == lowest + 1 else lowest  # symmetric codes leave -128 out
+    division = graph.producer(steps, "div")
+    if division is None or (low, high) != (lowest, highest):
+        return None
+    x, divisor = division.inputs
+    scale = _of_rows(divisor, codes.shape)
+    if x.shape != codes.shape or scale is None or scale.dtype != _FLOAT32:
+        return None
+    return Encoding(codes, _narrow(walk, x), scale, int(lowest))
+
+
+def _whole_steps(value: Value) -> tuple[Value, float | None, float | None]:
+    """As `_unclipped`, the value before it was rounded too; no bounds where it was not."""
+    if (op := _rounding(value)) is not None:
+        return _unclipped(op.inputs[0])
+    inner, low, high = _unclipped(value)
+    op = _rounding(inner)
+    return (inner, None, None) if op is None else (op.inputs[0], low, high)
+
+
+def _rounding(value: Value) -> Op | None:
+    """The op that rounds to the nearest whole number, ties to even, if that made the value."""
+    op = graph.producer(value, "round")
+    to_even = lax.RoundingMethod.TO_NEAREST_EVEN
+    return op if op is not None and op.params["rounding_method"] == to_even else None
+
+
+def _unclipped(value: Value) -> tuple[Value, float | None, float | None]:
+    """The value before it was clipped, and the bounds; no bounds where it was not."""
+    op = value.op
+    if op is not None and op.name == "clamp":
+        low, inner, high = op.inputs
+        return inner, _number(low), _number(high)
+    bounds: dict[str, float | None] = {}
+    while op is not None and op.name in ("max", "min") and op.name not in bounds:
+        numbers = [_number(v) for v in op.inputs]
+        if (numbers[0] is None) == (numbers[1] is None):
+            break
+        index = 0 if numbers[0] is None else 1
+        bounds[op.name] = numbers[1 - index]
+        value, op = op.inputs[index], op.inputs[index].op
+    return value, bounds.get("max"), bounds.get("min")
+
+
+def _number(value: Value) -> float | None:
+    """The number that every entry is known to be, on every device alike; bounds are whole."""
+    same = ("pvary", "pcast", "convert_element_type")
+    while (number := graph.number(value)) is None and value.op is not None:
+        if value.op.name not in same or value.dtype not in (_FLOAT32, np.int32):
+            return None
+        value = value.op.inputs[0]
+    return number if number is None or number.is_integer() else None
+
+
+def _narrow(walk: Walk, x: Value) -> Value:
+    """The bfloat16 or float16 array that a float32 one is, if it is.
+
+    Not what a call may give as float32: to ask for less would have it computed once more.
+    """
+    op = graph.producer(x, "convert_element_type")
+    if op is None or x.dtype != _FLOAT32 or walk.fact(op.inputs[0]) is not None:
+        return x
+    return op.inputs[0] if op.inputs[0].dtype in dtypes.WIDE_FLOAT else x
+
+
+def _of_rows(scale: Value, shape: tuple[int, ...]) -> Value | None:
+    """A divisor as one number, or as one for each row; None if it is neither."""
+    rows = (*shape[:-1], 1)
+    if scale.size == 1 or scale.shape == rows:
+        return scale
+    op = graph.producer(scale, "broadcast_in_dim")
+    if op is None:
+        return None
+    source = op.inputs[0]
+    if source.size == 1 or source.shape == rows:
+        return source
+    leading = tuple(range(len(shape) - 1))
+    along = tuple(op.params["broadcast_dimensions"])
+    return graph.reshape(source, rows) if (source.shape, along) == (rows[:-1], leading) else None
+
+
+# The maxima that the scale comes from
+
+_FARTHEST = 12  # operations between a maximum and the scale that it becomes
+
+
+def _maxima(walk: Walk, encoding: Encoding) -> Mapping[Value, Value]:
+    """The largest magnitudes of `x` among what the scale is made of."""
+    found: dict[Value, Value] = {}
+    front, seen = {encoding.scale}, {encoding.scale}
+    for _ in range(_FARTHEST):
+        ops = [value.op for value in front if value.op is not None]
+        for op in ops:
+            axes = _axes_of_maximum(walk, op, encoding.x)
+            if axes is not None:
+                found[op.outputs[0]] = _largest(encoding.x, axes, op.outputs[0])
+        front = {v for op in ops for v in op.inputs if v.size < encoding.x.size} - seen
+        seen |= front
+    return found
+
+
+def _axes_of_maximum(walk: Walk, op: Op, x: Value) -> tuple[int, ...] | None:
+    """The axes along which an op finds the largest magnitude of `x`, the last among them."""
+    magnitudes = graph.producer(op.inputs[0], "abs") if op.name == "reduce_max" else None
+    if magnitudes is None or x not in (magnitudes.inputs[0], _narrow(walk, magnitudes.inputs[0])):
+        return None
+    axes = tuple(op.params["axes"])
+    return axes if len(x.shape) - 1 in axes else None
+
+
+def _largest(x: Value, axes: tuple[int, ...], value: Value) -> Value:
+    rest = tuple(axis for axis in axes if axis != len(x.shape) - 1)
+
+    def run(x: jax.Array) -> jax.Array:
+        amax = quantize_rows.amax_rows(x)
+        return (amax.max(rest) if rest else amax).astype(value.dtype)
+
+    return graph.derived("amax_rows", run, [x], value.shape, value.dtype)

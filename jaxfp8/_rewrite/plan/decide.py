@@ -1,0 +1,80 @@
+"""Passes two and three of a rewrite: from a jaxpr to a program with scaled dots in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxfp8._call import lowering
+from jaxfp8._rewrite.ir import emit, graph
+from jaxfp8._rewrite.ir.emit import Program
+from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.ir.sites import Seen
+from jaxfp8._rewrite.plan import activations as _activations
+from jaxfp8._rewrite.plan.pause import collector_paused
+from jaxfp8._rewrite.plan.resolve import Resolver
+from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._rewrite.regions import opaque
+from jaxfp8._value import compat
+from jaxfp8._value.spec import is_known
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decision:
+    """What becomes of a jaxpr.
+
+    Attributes:
+      program: evaluates it; inputs are the constants of the jaxpr, then its arguments.
+      seen: the dots in it, regions included.
+    """
+
+    program: Program
+    seen: Seen
+
+    @property
+    def changed(self) -> bool:
+        """Whether any dot became a scaled dot."""
+        return any(site.call is not None for site in self.seen.sites)
+
+
+@collector_paused()
+def decide(jaxpr: Any) -> Decision:
+    """Find the scaled dots of a closed jaxpr; nothing is executed."""
+    opened = compat.open_jaxpr(jaxpr)
+    why = why_left_alone(opened)
+    if why is not None:
+        return Decision(emit.Program((), (), ()), opaque.left_alone(opened, *why))
+    walk = Walk(resolve)
+    inputs = graph.inputs_of(jaxpr)
+    number = len(opened.constvars)
+    outputs = walk.jaxpr(opened, inputs[:number], inputs[number:])
+    program = walk.settle(outputs, inputs)
+    return Decision(program, walk.seen)
+
+
+def why_left_alone(jaxpr: Any) -> tuple[str, str] | None:
+    """Why a jaxpr is left alone as a whole, and what to do, or None."""
+    if not all(is_known(getattr(v.aval, "shape", ())) for v in jaxpr.invars):
+        return "shapes are symbolic", "give every size a number"
+    if opaque.holds_ref(jaxpr):
+        return (
+            "the function reads or writes a mutable array (`jax.Ref`)",
+            "rewrite the part of it that has none",
+        )
+    return None
+
+
+def resolve(walk: Walk, outputs: Sequence[Value], inputs: list[Value]) -> Program:
+    """Settle the calls of a walk and order what is left to do."""
+    why_not = functools.partial(lowering.why_not, platform=jax.default_backend())
+    replaced = Resolver(walk, why_not).resolve(outputs)
+    activations = _activations.find(walk)
+    for operand in activations:
+        replaced = {**operand.replaced, **replaced}
+    program = emit.schedule(outputs, walk.effects, replaced, inputs)
+    _activations.tell(activations, program)
+    return program

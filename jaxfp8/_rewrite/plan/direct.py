@@ -1,0 +1,144 @@
+"""Calls on arrays, dispatched by `jax.jit`: what was called before costs no Python to find again.
+
+To work out from the arguments which trace a call belongs to takes Python longer than a small
+program runs. `jax.jit` does the same in C++. So a call is first given to a jitted function of the
+arguments as they are, whose trace looks up the rewrite. It refuses what only Python can tell
+apart, a Python number from an array of no axes, and everything that is not to be under this jit;
+such calls take the long way.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._rewrite.plan.arguments import Arguments, exact, split
+
+# Whole arguments of these classes are static, and part of what a jitted function is kept for.
+_STATIC = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
+# Each refusal costs a trace of the arguments; a function that is refused so often is not suited.
+_MOST_REFUSALS = 8
+
+Lookup = Callable[[Arguments], Any]
+Kept = tuple[Callable[..., Any], tuple[Any, ...]]  # a jitted function, and constants to give it
+
+
+class Refused(Exception):
+    """This call is not one for `Direct`."""
+
+
+class Direct:
+    """The jitted functions of a rewriter, by static arguments.
+
+    Args:
+      name: that of the function.
+      lookup: from arguments to the rewrite found for them: its constants `consts`, and `bare`,
+        from flat arrays to the output; None where a call is to take the long way.
+      most: how many functions are kept, those that were used last.
+    """
+
+    def __init__(self, name: str, lookup: Lookup, most: int) -> None:
+        self._name, self._lookup, self._most = name, lookup, most
+        self._refusals = 0
+        self._functions: collections.OrderedDict[Hashable, Kept] = collections.OrderedDict()
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of the rewritten function; raises `Refused` where that is for others."""
+        statics, rest = _statics(args, kwargs)
+        found = self._functions.get(statics)
+        if found is None:
+            raise Refused
+        if len(self._functions) > 1:
+            self._functions.move_to_end(statics)
+        function, consts = found
+        try:
+            return function(consts, *rest)
+        except Refused:
+            self._refusals += 1
+            if self._refusals > _MOST_REFUSALS:
+                self._functions.clear()
+            raise
+        except TypeError:
+            if split(*rest).others:  # what jit does not take
+                raise Refused from None
+            raise
+
+    def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> bool:
+        """Whether calls like this, for which `found` was found, are taken from now on."""
+        if self._refusals > _MOST_REFUSALS or found.bare is None:
+            return False
+        statics, rest = _statics(args, kwargs)
+        if _is_mixed(split(*rest)):
+            return False
+        given = tuple(map(_on_device, found.consts))
+        self._functions[statics] = (self._jitted(statics, found.consts), given)
+        if len(self._functions) > self._most:
+            self._functions.popitem(last=False)
+        return True
+
+    def _jitted(self, statics: Any, consts: tuple[Any, ...]) -> Callable[..., Any]:
+        def whole(given: tuple[Any, ...], args: list[Any], kwargs: dict[str, Any]) -> Any:
+            if _is_mixed(split(tuple(args), kwargs)):
+                raise Refused
+            arguments = split(*_merged(statics, args, kwargs))
+            found = self._lookup(arguments)
+            if found.bare is None or not _same(found.consts, consts):
+                raise Refused
+            return found.bare(*given, *arguments.arrays)
+
+        whole.__name__ = whole.__qualname__ = self._name
+        return jax.jit(whole)
+
+
+def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+
+
+def _is_mixed(arguments: Arguments) -> bool:
+    """Whether there are leaves that jit takes for arrays, or that may be such."""
+    avals = map(jax.typeof, arguments.arrays)
+    return bool(arguments.others) or any(
+        a.shape == () and (a.weak_type or a.dtype == bool) for a in avals
+    )
+
+
+def _statics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, Any]:
+    """The static arguments by place as a key, and (args, kwargs) without them."""
+    named = {k: v for k, v in kwargs.items() if not _is_static(v)}
+    placed = [None if _is_static(v) else v for v in args]
+    places: list[tuple[int | str, Any]] = list(enumerate(args))
+    places += [(k, v) for k, v in kwargs.items() if k not in named]
+    statics = [(k, type(v), exact(v), v) for k, v in places if _is_static(v)]
+    return tuple(statics), (placed, named)
+
+
+def _is_static(argument: Any) -> bool:
+    """Whether a whole argument is static; a number of numpy is an array, and may be a float too."""
+    return isinstance(argument, _STATIC) and not isinstance(argument, np.generic)
+
+
+def _on_device(const: Any) -> Any:
+    """A constant as JAX holds it, so that not each call hands over an array of numpy."""
+    if not isinstance(const, np.ndarray):
+        return const
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        return jnp.asarray(const)
+
+
+def _merged(
+    statics: Any, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Args and kwargs with the static ones back in their places."""
+    places, named = list(args), dict(kwargs)
+    for place, _, _, value in statics:
+        if isinstance(place, int):
+            places[place] = value
+        else:
+            named[place] = value
+    return tuple(places), named

@@ -1,0 +1,105 @@
+"""Facts that hold only if the data is as hoped: the call is made if it is, the function if not.
+
+A zero point may be an int32 argument. Where its entries turn out to have 16 bits at most, the
+scaled dot is computed; else what the function says, from the 8-bit array on, so that nothing wide
+is made unless it is needed. Likewise where zeros hide scales, which must be finite (`rules/masks`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import lax
+
+from jaxfp8._rewrite.ir.emit import Program
+from jaxfp8._rewrite.ir.facts import Amax, Magnitude, Product
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.plan.calls import Call
+from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._value import compat
+
+# Where devices wait for each other, which those that decide differently would do for ever.
+_MEETINGS = (
+    *("all_gather", "all_gather_invariant", "ppermute", "pbroadcast", "all_to_all"),
+    *("psum", "psum_invariant", "psum2", "pmax", "pmin", "psum_scatter", "reduce_scatter"),
+)
+
+
+def guarded(walk: Walk, call: Call) -> Call | str:
+    """The call, behind the guards of its operands, itself without any; or why it cannot be."""
+    sides = (call.product.site.lhs, call.product.site.rhs)
+    every = [guard for s in sides if s.scaled for guard in s.scaled.guards]
+    guards = list(dict.fromkeys(guard for guard in every if guard.literal is None))
+    if not guards:
+        return call
+    fast_outputs = [call.value] + ([] if call.amax_value is None else [call.amax_value])
+    slow_outputs = [call.product.value] + ([] if call.amax is None else [call.amax.value])
+    stops = set(_scaled_dot(call.value).inputs)
+    fast = _program(fast_outputs, lambda value: value in stops)
+    slow = _program(slow_outputs, lambda value: not _belongs(walk, value))
+    if any(op.name in _MEETINGS for program in (fast, slow) for op, _ in program.ops):
+        return (
+            "whether its zero point fits, or its scale is finite, is known on each device alone, "
+            "and devices meet in it"
+        )
+    inputs = tuple(dict.fromkeys((*guards, *fast.inputs, *slow.inputs)))
+    op = Op("guarded", inputs, _choice(inputs, guards, fast, slow), {})
+    op.outputs = tuple(Value(v.shape, v.dtype, op, i) for i, v in enumerate(slow_outputs))
+    amax_value = op.outputs[1] if call.amax is not None else None
+    return dataclasses.replace(call, value=op.outputs[0], amax_value=amax_value)
+
+
+def _scaled_dot(value: Value) -> Op:
+    """The op of the scaled dot that a value is a view of."""
+    assert value.op is not None
+    return value.op if value.op.name == "scaled_dot" else _scaled_dot(value.op.inputs[0])
+
+
+def _belongs(walk: Walk, value: Value) -> bool:
+    """Whether a value is dequantised data, or a product on its way to the one that is wanted."""
+    if value.op is None or value.op.effectful:
+        return False
+    if value.op.eqn is None or compat.subjaxprs(value.op.eqn):
+        return False
+    is_product = isinstance(walk.fact(value), Product | Magnitude | Amax) or value in walk.curves
+    return is_product or walk.dequantised(value) is not None
+
+
+def _program(outputs: Sequence[Value], is_input: Callable[[Value], bool]) -> Program:
+    """The ops between the values that are inputs and the outputs."""
+    ops: dict[Op, tuple[Value, ...]] = {}
+    inputs: dict[Value, None] = {}
+
+    def visit(value: Value) -> None:
+        if value.literal is not None:
+            return
+        if value.op is None or is_input(value):
+            inputs[value] = None
+        elif value.op not in ops:
+            for source in value.op.inputs:
+                visit(source)
+            ops[value.op] = value.op.inputs
+
+    for value in outputs:
+        visit(value)
+    return Program(tuple(ops.items()), tuple(inputs), tuple(outputs))
+
+
+def _choice(
+    inputs: Sequence[Value], guards: Sequence[Value], fast: Program, slow: Program
+) -> Callable[..., Sequence[Any]]:
+    """Evaluates `fast` if all guards hold, else `slow`."""
+
+    def branch(program: Program) -> Callable[..., list[Any]]:
+        places = [inputs.index(value) for value in program.inputs]
+        return lambda *arrays: program.run([arrays[i] for i in places])
+
+    def run(*arrays: Any) -> Sequence[Any]:
+        holds = arrays[inputs.index(guards[0])]
+        for guard in guards[1:]:
+            holds = holds & arrays[inputs.index(guard)]
+        return lax.cond(holds, branch(fast), branch(slow), *arrays)
+
+    return run

@@ -1,0 +1,82 @@
+"""The first pass: a function as a jaxpr."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfp8._rewrite.plan.arguments import Arguments, is_array
+from jaxfp8._value import compat
+
+# Leaves of an output that hold no array, and so may be kept beside the program.
+_LABELS = (str, bytes, enum.Enum, np.dtype, type)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trace:
+    """A function as a jaxpr.
+
+    Attributes:
+      jaxpr: its equations.
+      consts: its constants.
+      out_tree: the structure of its output.
+      labels: leaves of its output that are no arrays, such as strings, as (position, value).
+    """
+
+    jaxpr: Any
+    consts: tuple[Any, ...]
+    out_tree: Any
+    labels: tuple[tuple[int, Any], ...] = ()
+
+    def restore(self, arrays: Sequence[Any]) -> Any:
+        """The output with the given arrays in their places."""
+        leaves = list(arrays)
+        for position, value in self.labels:
+            leaves.insert(position, value)
+        return jax.tree.unflatten(self.out_tree, leaves)
+
+    def used(self) -> tuple[int, ...]:
+        """Positions of the inputs (constants, then arrays) that anything depends on."""
+        jaxpr = compat.open_jaxpr(self.jaxpr)
+        read = {v for eqn in jaxpr.eqns for v in eqn.invars if not compat.is_literal(v)}
+        read |= {v for v in jaxpr.outvars if not compat.is_literal(v)}
+        return tuple(i for i, v in enumerate([*jaxpr.constvars, *jaxpr.invars]) if v in read)
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether it holds no tracer of a transformation that is still under way."""
+        return not any(isinstance(c, jax.core.Tracer) for c in self.consts)
+
+
+def trace(fun: Callable[..., Any], arguments: Arguments) -> Trace:
+    """The first pass. A jitted function is traced through its own jit, static arguments and all."""
+    out_tree = None
+    labels: tuple[tuple[int, Any], ...] = ()
+
+    def flat(*arrays: Any) -> list[Any]:
+        nonlocal out_tree, labels
+        args, kwargs = arguments.restore(arrays)
+        leaves, out_tree = jax.tree.flatten(fun(*args, **kwargs))
+        labels = tuple((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, _LABELS))
+        return [_output(fun, leaf) for leaf in leaves if not isinstance(leaf, _LABELS)]
+
+    jaxpr = jax.make_jaxpr(flat)(*arguments.arrays)
+    return Trace(jaxpr, tuple(compat.consts_of(jaxpr)), out_tree, labels)
+
+
+def _output(fun: Callable[..., Any], leaf: Any) -> Any:
+    """A leaf of the output that is an array or a number."""
+    if is_array(leaf) or isinstance(leaf, numbers.Number):
+        return leaf
+    name = getattr(fun, "__name__", type(fun).__name__)
+    raise TypeError(
+        f"`jaxfp8.rewrite`: `{name}` returns a {type(leaf).__name__}; its outputs need to be "
+        "arrays, numbers, strings, enums or dtypes, in pytrees; register the class with "
+        "`jax.tree_util`, or return its arrays."
+    )

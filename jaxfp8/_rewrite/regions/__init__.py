@@ -1,0 +1,1 @@
+"""Functions inside the function: how facts cross into loops, branches and calls, and out."""

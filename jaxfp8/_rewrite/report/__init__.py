@@ -1,0 +1,1 @@
+"""What became of every dot, as rows, text, JSON and a page."""

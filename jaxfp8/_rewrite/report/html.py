@@ -1,0 +1,141 @@
+"""A report as HTML: a fragment for notebooks, and a page of its own. Neither loads anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING
+
+from jaxfp8._rewrite.report import rows as _report_rows
+from jaxfp8._rewrite.report.rows import Row
+
+if TYPE_CHECKING:
+    from jaxfp8._rewrite.report.model import Report
+
+_STYLE = """
+.jaxfp8 { --ink: #1c2430; --dim: #667085; --line: #d9dee7; --card: #f5f7fa; --good: #067647;
+  --good-card: #e7f6ee; --bad: #b42318; --bad-card: #fdeceb; --note: #93540a;
+  color: var(--ink); font: 14px/1.45 system-ui, sans-serif; max-width: 1200px; }
+@media (prefers-color-scheme: dark) {
+  .jaxfp8 { --ink: #e6eaf0; --dim: #98a2b3; --line: #38414f; --card: #202733; --good: #6ce9a6;
+    --good-card: #143526; --bad: #fda29b; --bad-card: #40201e; --note: #fec84b; } }
+.jaxfp8 h1 { font-size: 20px; margin: 0 0 12px; }
+.jaxfp8 h1 code { font-size: inherit; }
+.jaxfp8 .totals { display: flex; flex-wrap: wrap; gap: 8px; margin: 0 0 16px; padding: 0; }
+.jaxfp8 .totals div { background: var(--card); border-radius: 8px; padding: 8px 14px; }
+.jaxfp8 .totals b { display: block; font-size: 18px; }
+.jaxfp8 .wide { overflow-x: auto; }
+.jaxfp8 table { border-collapse: collapse; width: 100%; background: none; color: inherit; }
+.jaxfp8 th, .jaxfp8 td { text-align: left; vertical-align: top; padding: 8px 16px 8px 0;
+  border: 0; border-bottom: 1px solid var(--line); background: none; }
+.jaxfp8 th { color: var(--dim); font-weight: 500; }
+.jaxfp8 td div { overflow-wrap: break-word; }
+.jaxfp8 .whole { white-space: nowrap; }
+.jaxfp8 code { font: 12.5px/1.45 ui-monospace, monospace; background: none; color: inherit; }
+.jaxfp8 .dim { color: var(--dim); }
+.jaxfp8 .note { color: var(--note); }
+.jaxfp8 .status { border-radius: 6px; padding: 2px 8px; font-size: 12.5px; white-space: nowrap; }
+.jaxfp8 .rewritten, .jaxfp8 .already { color: var(--good); background: var(--good-card); }
+.jaxfp8 .missed { color: var(--bad); background: var(--bad-card); }
+"""
+_PAGE_STYLE = """
+:root { color-scheme: light dark; }
+body { margin: 0; background: Canvas; }
+main { padding: 24px; margin: 0 auto; max-width: 1200px; }
+"""
+_HEAD = ("", "where", "product", "becomes, or why not")
+
+
+def page(report: Report) -> str:
+    """The report as a page."""
+    title = escape(f"jaxfp8: {report.name}")
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{_PAGE_STYLE}</style>\n</head>\n"
+        f"<body>\n<main>\n{fragment(report)}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def fragment(report: Report) -> str:
+    """The report as one element with its own style."""
+    rows = "\n".join(_row(row) for row in _report_rows.rows(report))
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in _HEAD)
+    table = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
+    notes = "".join(f'<p class="note">{escape(line)}</p>' for line in _report_rows.footer(report))
+    return (
+        f'<div class="jaxfp8">\n<style>{_STYLE}</style>\n'
+        f"<h1>{_code(report.name)}</h1>\n{_totals(report)}\n"
+        + (f'<div class="wide">{table}</div>\n' if rows else "")
+        + f"{notes}</div>"
+    )
+
+
+def _totals(report: Report) -> str:
+    tiles = {
+        "dots on 8-bit data": str(len(report.sites)),
+        "rewritten": str(len(report.matched)),
+        "missed": str(len(report.missed)),
+        "no longer widened": _report_rows.size(report.widened_bytes),
+        "other dots": str(report.others),
+    }
+    if report.scaled:
+        tiles["scaled dots already"] = str(report.scaled)
+    cards = (f"<div><b>{escape(n)}</b>{escape(name)}</div>" for name, n in tiles.items())
+    return f'<div class="totals">{"".join(cards)}</div>'
+
+
+def _row(row: Row) -> str:
+    status = "already" if row.already else "rewritten" if row.rewritten else "missed"
+    count = _line(f"{row.count} alike", "dim") if row.count > 1 else ""
+    operands = "".join(map(_operand, row.operands))
+    cells = (
+        f'<span class="status {status}">{status}</span>{count}',
+        "".join(_place(row)),
+        operands + _line(row.sizes, "dim"),
+        "".join(_outcome(row)),
+    )
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _operand(operand: str) -> str:
+    """An operand, which breaks between its array and its scale."""
+    array, _, scale = operand.partition(" ")
+    parts = (f'<span class="whole">{_code(part)}</span>' for part in (array, scale) if part)
+    return f"<div>{' '.join(parts)}</div>"
+
+
+def _place(row: Row) -> Iterator[str]:
+    yield f"<div>{_code(row.where)}</div>"
+    if row.function:
+        yield f"<div>in {_code(row.function)}</div>"
+    if row.path:
+        yield f"<div>{_code(row.path)}</div>"
+    if row.library:
+        yield _line(f"by {row.library}", "dim")
+
+
+def _outcome(row: Row) -> Iterator[str]:
+    yield _line(row.outcome)
+    yield from (_line(kernel, "dim") for kernel in row.kernels)
+    if row.rewritten:
+        yield _line(f"saves {row.saved}", "dim")
+    if row.ended:
+        yield f"<div>at {_code(row.ended)}</div>"
+    if row.note:
+        yield _line(row.note, "note")
+    if row.remedy:
+        yield _line(f"\N{RIGHTWARDS ARROW} {row.remedy}", "note")
+
+
+def _line(text: str, style: str = "") -> str:
+    """A line of words; what stands between backticks is code."""
+    parts = [_code(part) if i % 2 else escape(part) for i, part in enumerate(text.split("`"))]
+    return (
+        f'<div class="{style}">{"".join(parts)}</div>' if style else f"<div>{''.join(parts)}</div>"
+    )
+
+
+def _code(text: str) -> str:
+    """Code, which breaks after a slash if it has to."""
+    return f"<code>{escape(text).replace('/', '/<wbr>')}</code>"

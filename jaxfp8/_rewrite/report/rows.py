@@ -1,0 +1,159 @@
+"""What a printed report shows of its rows: equal ones together, in words that fit a column."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import TYPE_CHECKING
+
+from jaxfp8._value import tables
+
+if TYPE_CHECKING:
+    from jaxfp8._rewrite.report.model import Operand, Report, Site
+
+_SHORT = {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "float64": "f64"}
+_SHORT |= {"float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2"}
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of code's dots that are alike, as those of the layers of an unrolled model are.
+
+    Attributes:
+      count: how many they are.
+      rewritten: whether they became scaled dots.
+      already: whether they are some as they stand.
+      where: "file:line" as seen from here.
+      function, path, library: around that line; digits in which the paths differ are "*".
+      operands: the two, as "f8_e4m3fn[64,32] per axis 1".
+      sizes: "batch 2, M 4, N 32, K 64".
+      outcome: what they became, or why not.
+      ended: "file:line" of the operation that ended the trail, where it is another line.
+      remedy: what to change.
+      note: what its scales cost.
+      kernels: "cpu: avx512_bf16" for each platform.
+      saved: how much is, or would be, no longer widened.
+    """
+
+    count: int
+    rewritten: bool
+    already: bool
+    where: str
+    function: str
+    path: str
+    library: str
+    operands: tuple[str, str]
+    sizes: str
+    outcome: str
+    ended: str
+    remedy: str
+    note: str
+    kernels: tuple[str, ...]
+    saved: str
+
+
+def rows(report: Report) -> list[Row]:
+    """The rows of a report, equal ones together, in the order in which they first stand."""
+    groups: dict[object, list[Site]] = {}
+    for site in (*report.sites, *report.calls):
+        alike = dataclasses.replace(
+            site, path=tables.numberless(site.path), platforms={}, kernels={}
+        )
+        key = (*vars(alike).values(),)[:-2]
+        groups.setdefault((key, tuple(_kernels(site))), []).append(site)
+    return [_row(sites) for sites in groups.values()]
+
+
+def _row(sites: list[Site]) -> Row:
+    site, paths = sites[0], {s.path for s in sites}
+    return Row(
+        count=len(sites),
+        rewritten=site.rewritten,
+        already=site.already,
+        where=relative(site.where),
+        function=site.function,
+        path=tables.starred(paths),
+        library=_INSTALLED.sub("", site.library),
+        operands=(_operand(site.lhs), _operand(site.rhs)),
+        sizes=_sizes(site.dims),
+        outcome=_outcome(site),
+        ended=relative(site.ended_at) if site.ended_at != site.where else "",
+        remedy=site.remedy,
+        note=site.note,
+        kernels=tuple(_kernels(site)),
+        saved=size(sum(s.widened_bytes for s in sites)),
+    )
+
+
+def _outcome(site: Site) -> str:
+    epilogue = shortened(site.epilogue)
+    if site.already:
+        return f"already a kernel call: {epilogue}"
+    return epilogue if site.rewritten else site.reason
+
+
+def _operand(operand: Operand) -> str:
+    shape = ",".join(map(str, operand.shape))
+    zero = ", zero point" if operand.zero_point else ""
+    scale = f" {operand.scale}{zero}" if operand.eight_bit else ""
+    return f"{shortened(operand.dtype)}[{shape}]{scale}"
+
+
+def _sizes(dims: tuple[int, int, int, int]) -> str:
+    batch, *matrix = ("?" if n < 0 else str(n) for n in dims)
+    before = "" if batch == "1" else f"batch {batch}, "
+    return before + ", ".join(f"{name} {n}" for name, n in zip("MNK", matrix, strict=True))
+
+
+def _kernels(site: Site) -> list[str]:
+    """For each platform its kernel, in words; a reason why there is none stands in the footer."""
+    return [
+        f"{name}: " + ("no kernel" if why else site.kernels.get(name) or "settled on the device")
+        for name, why in site.platforms.items()
+    ]
+
+
+def shortened(text: str) -> str:
+    """Text with dtypes as a printed jaxpr has them."""
+    return re.sub(r"[a-z0-9_]+", lambda m: _SHORT.get(m[0], m[0]), text)
+
+
+def relative(where: str) -> str:
+    """A path as seen from here, where that is shorter."""
+    try:
+        seen = os.path.relpath(where)
+    except ValueError:  # another drive
+        return where
+    return min(seen, where, key=len)
+
+
+def size(number: float) -> str:
+    """Bytes in the largest unit of which there is one."""
+    power = 0
+    while number >= 1024 and power < len(_UNITS) - 1:
+        number, power = number / 1024, power + 1
+    return f"{number:.1f} {_UNITS[power]}" if power else f"{number:.0f} {_UNITS[0]}"
+
+
+def headline(report: Report) -> str:
+    """Totals in a sentence."""
+    saved = size(report.widened_bytes)
+    already = f"; {report.scaled} already scaled dots" if report.scaled else ""
+    return (
+        f"{report.name}: {len(report.matched)} of {len(report.sites)} dots on 8-bit data "
+        f"rewritten, {saved} no longer widened; {report.others} other dots{already}"
+    )
+
+
+def footer(report: Report) -> list[str]:
+    """Where the scaled dots have no kernel, and why, a line for each platform."""
+    lines = []
+    calls = (*report.matched, *report.calls)
+    for platform in dict.fromkeys(p for site in calls for p in site.platforms):
+        whys = [site.platforms.get(platform) for site in calls]
+        counts = {why: whys.count(why) for why in whys if why is not None}
+        lines += [f"on {platform}, {n} without a kernel: {why}" for why, n in counts.items()]
+    return lines

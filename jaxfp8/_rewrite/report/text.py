@@ -1,0 +1,179 @@
+"""How a report prints: a table as wide as the terminal, in colours where rich shows it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxfp8._rewrite.report import rows
+from jaxfp8._rewrite.report.rows import Row
+
+try:
+    import rich.box as rich_box
+    import rich.console as rich_console
+    import rich.table as rich_table
+    import rich.text as rich_text
+except ImportError:  # an extra; without it the table has no colours and fewer lines
+    rich_box = rich_console = rich_table = rich_text = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from jaxfp8._rewrite.report.model import Report
+
+_HEAD = ("", "where", "product", "becomes, or why not")
+_GAP = 2  # between columns
+_NARROWEST = 50
+# Parts of the width that the places and the products may take; what they leave is for the outcome.
+_PARTS = (0.30, 0.30)
+# After these a word that is longer than a line is broken, rather after the first kind.
+_JOINTS = (re.compile(r"(?<=[/,])"), re.compile(r"(?<=[_.:\]>])"))
+
+_HELD = "\N{NO-BREAK SPACE}"
+
+Line = tuple[str, str]  # text and style
+Cell = list[Line]
+
+
+def show(report: Report) -> None:
+    """Print the report, in colours where standard output is a terminal that has them."""
+    if rich_table is not None and sys.stdout.isatty():
+        rich_console.Console().print(report)
+    else:
+        print(report)
+
+
+def text(report: Report) -> str:
+    """The report as text that fits the terminal."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    if not (report.sites or report.calls):
+        return rows.headline(report)
+    if rich_table is None:
+        return "\n".join(_plain(report, width))
+    console = rich_console.Console(width=width, no_color=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(renderable(report, width))
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
+
+
+def renderable(report: Report, width: int) -> Any:
+    """What rich prints of a report, in colours."""
+    head = rich_text.Text(rows.headline(report), style="bold")
+    lines = [rich_text.Text(line, style="yellow") for line in rows.footer(report)]
+    table = [_table(report, width)] if report.sites or report.calls else []
+    return rich_console.Group(head, *table, *lines)
+
+
+def _table(report: Report, width: int) -> Any:
+    table = rich_table.Table(
+        box=rich_box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0)
+    )
+    cells = [_cells(row) for row in rows.rows(report)]
+    widths = _widths(cells, width)
+    for name, columns in zip(_HEAD, widths, strict=True):
+        table.add_column(name, width=columns, no_wrap=True)
+    for row in cells:
+        wrapped = [_wrapped(c, n) for c, n in zip(row, widths, strict=True)]
+        table.add_row(*map(_styled, wrapped))
+        table.add_row()
+    return table
+
+
+def _styled(cell: Cell) -> Any:
+    return rich_text.Text("\n").join(rich_text.Text(line, style) for line, style in cell)
+
+
+def _plain(report: Report, width: int) -> Iterator[str]:
+    """The same table without rich."""
+    yield rows.headline(report)
+    cells = [_cells(row) for row in rows.rows(report)]
+    widths = _widths(cells, width)
+    head = [[(name, "")] for name in _HEAD]
+    for row in (head, *cells):
+        columns = [[line for line, _ in _wrapped(c, n)] for c, n in zip(row, widths, strict=True)]
+        for i in range(max(map(len, columns))):
+            parts = (c[i] if i < len(c) else "" for c in columns)
+            padded = (part.ljust(n) for part, n in zip(parts, widths, strict=True))
+            yield (" " * _GAP).join(padded).rstrip()
+        yield ""
+    yield from rows.footer(report)
+
+
+def _cells(row: Row) -> list[Cell]:
+    """The four cells of a row, line by line."""
+    count = [(f"{row.count} x", "dim")] if row.count > 1 else []
+    is_call = row.rewritten or row.already
+    sign = ("ok", "bold green") if is_call else ("no", "bold red")
+    lhs, rhs = map(_held_together, row.operands)
+    sizes = re.sub(r"(?<=[a-zMNK]) ", _HELD, row.sizes)
+    product = [(lhs, ""), (f".{_HELD}{rhs}", ""), (sizes, "dim")]
+    return [[sign, *count], list(_place(row)), product, list(_outcome(row))]
+
+
+def _held_together(operand: str) -> str:
+    """An operand that breaks between its array and its scale, if it has to."""
+    array, space, scale = operand.partition(" ")
+    return array + space + scale.replace(" ", _HELD)
+
+
+def _place(row: Row) -> Iterator[Line]:
+    yield row.where, "bold"
+    if row.function:
+        yield f"in {row.function}", ""
+    if row.path:
+        yield row.path, "cyan"
+    if row.library:
+        yield f"by {row.library}", "dim"
+
+
+def _outcome(row: Row) -> Iterator[Line]:
+    yield row.outcome, "green" if row.rewritten or row.already else "red"
+    yield from ((kernel, "dim") for kernel in row.kernels)
+    if row.rewritten:
+        yield f"saves {row.saved}", "dim"
+    if row.ended:
+        yield f"at {row.ended}", "bold"
+    if row.note:
+        yield row.note, "yellow"
+    if row.remedy:
+        yield f"-> {row.remedy}", "yellow"
+
+
+def _widths(cells: Sequence[Sequence[Cell]], width: int) -> list[int]:
+    """Widths of the columns: as wide as they need, within their parts of the whole."""
+    needs = [
+        max([len(name), *(len(line) for row in cells for line, _ in row[i])])
+        for i, name in enumerate(_HEAD)
+    ]
+    sign = needs[0]
+    left = max(width, _NARROWEST) - sign - 3 * _GAP
+    place, product = (min(need, int(left * p)) for need, p in zip(needs[1:3], _PARTS, strict=True))
+    return [sign, place, product, min(needs[3], left - place - product)]
+
+
+def _wrapped(cell: Cell, width: int) -> Cell:
+    return [(line, style) for text, style in cell for line in wrap(text, width)]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Text in lines of at most `width`, broken between words, or where a long word has joints."""
+    lines = [""]
+    for word in text.split(" "):
+        for i, piece in enumerate(_pieces(word, width)):
+            space = " " if lines[-1] and i == 0 else ""
+            if len(lines[-1]) + len(space) + len(piece) <= width:
+                lines[-1] += space + piece
+            else:
+                lines.append(piece)
+    return [line.replace(_HELD, " ") for line in lines if line] or [""]
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """A word, or what it is made of if it is longer than a line."""
+    pieces = [word]
+    for joint in _JOINTS:
+        pieces = [
+            p for piece in pieces for p in (joint.split(piece) if len(piece) > width else [piece])
+        ]
+    return [piece[i : i + width] for piece in pieces for i in range(0, len(piece), width)]

@@ -1,0 +1,244 @@
+"""`rewrite`: trace a function, decide, and call what came out; cached by what was traced."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from jaxfp8._rewrite.derive import derivatives, halves
+from jaxfp8._rewrite.plan.arguments import Arguments, split
+from jaxfp8._rewrite.plan.decide import Decision, decide
+from jaxfp8._rewrite.plan.direct import Direct, Refused
+from jaxfp8._rewrite.plan.pause import collector_paused
+from jaxfp8._rewrite.plan.trace import Trace, trace
+from jaxfp8._rewrite.report.model import Report, report
+from jaxfp8._value.errors import FallbackWarning
+
+# Each value of an argument that is no array is a trace of its own, as in jax.jit.
+_MOST_TRACES = 256
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Found:
+    """What was found for some arguments.
+
+    Attributes:
+      trace: the function as it was traced.
+      call: the rewritten function, from constants and flat arrays to flat arrays; None where
+        nothing matched.
+      bare: the same with the output in its structure, to be traced by another jit; None where it
+        cannot be, or is not to be.
+    """
+
+    trace: Trace
+    call: Callable[..., Any] | None = None
+    bare: Callable[..., Any] | None = None
+
+    @property
+    def consts(self) -> tuple[Any, ...]:
+        """The constants of the trace."""
+        return self.trace.consts
+
+    def __call__(self, arguments: Arguments) -> Any:
+        assert self.call is not None
+        return self.trace.restore(self.call(*self.consts, *arguments.arrays))
+
+
+class Rewriter:
+    """The rewrites of one function, by what they were traced on.
+
+    With `warns`, a function whose dots on 8-bit data all stay as they are is told of; halves of a
+    derivative are not asked for.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        strict: bool = False,
+        warns: bool = False,
+    ) -> None:
+        self.fun, self.strict, self.warns = fun, strict, warns
+        self._told: set[str] = set()
+        self._cache: collections.OrderedDict[Hashable, Found] = collections.OrderedDict()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = split(args, kwargs)
+        found = self.find(arguments)
+        return self.fun(*args, **kwargs) if found.call is None else found(arguments)
+
+    def find(self, arguments: Arguments) -> Found:
+        """The rewrite for these arguments, made when they are the first of their kind."""
+        try:
+            key = arguments.key()
+            found = self._cache.get(key)
+        except TypeError:  # a leaf that is neither an array nor hashable: traced at each call
+            return self._build(arguments)
+        if found is None:
+            found = self._build(arguments)
+            if found.trace.is_cacheable:
+                self._cache[key] = found
+                if len(self._cache) > _MOST_TRACES:
+                    self._cache.popitem(last=False)
+        elif len(self._cache) > 1:
+            self._cache.move_to_end(key)
+        return found
+
+    def _build(self, arguments: Arguments) -> Found:
+        traced = trace(self.fun, arguments)
+        decision = decide(traced.jaxpr)
+        sites = decision.seen.sites
+        if self.strict and any(site.call is None for site in sites):
+            _refuse_misses(report(self.fun, decision.seen))
+        if self.warns and sites and not decision.changed:
+            self._warn(report(self.fun, decision.seen))
+        return found_of(self.fun, traced, decision) if decision.changed else Found(traced)
+
+    def _warn(self, found: Report) -> None:
+        """Warns that nothing was captured, once for each first reason."""
+        text = (
+            f"`jaxfp8.rewrite`: none of the {len(found.sites)} 8-bit dots of `{found.name}` can be "
+            f"rewritten, so it is called as it is; {_first_miss(found)}"
+        )
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text, FallbackWarning, stacklevel=5)
+
+
+def found_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Found:
+    """The rewritten function on flat arrays, with the derivatives of the original."""
+    used = traced.used()
+
+    @collector_paused()
+    def run(*arrays: Any) -> list[Any]:
+        return decision.program.run(arrays, used)
+
+    name = getattr(fun, "__name__", "rewritten")
+    run.__name__ = run.__qualname__ = name
+    of_used = derivatives.differentiable(run, traced.jaxpr, used, halves.rewriting(Rewriter))
+
+    def call(*arrays: Any) -> Sequence[Any]:
+        return of_used(*[arrays[i] for i in used])
+
+    ops = decision.program.ops
+    if len(ops) == 1 and ops[0][0].name in ("jit", "pjit"):
+        return Found(traced, call)  # its own jit donates and shards; ours would hide that
+    is_plain = traced.is_cacheable and not traced.labels
+
+    def bare(*arrays: Any) -> Any:
+        return traced.restore(call(*arrays))
+
+    # JAX forgets a trace with the function that it is of. `of_used` would never go: its traces
+    # refer to it, for its derivatives.
+    call.__name__ = call.__qualname__ = name
+    return Found(traced, jax.jit(call), bare if is_plain else None)
+
+
+def _refuse_misses(found: Report) -> None:
+    raise ValueError(
+        f"`jaxfp8.rewrite`: strict, but {len(found.missed)} of {len(found.sites)} 8-bit dots of "
+        f"`{found.name}` cannot be rewritten; {_first_miss(found)}"
+    )
+
+
+def _first_miss(found: Report) -> str:
+    """The first miss, and how to see them all."""
+    first = found.missed[0]
+    ended = f" (at {first.ended_at})" if first.ended_at != first.where else ""
+    return (
+        f"the first, at {first.where}: {first.reason}{ended}; {first.remedy}. "
+        f"`print(jaxfp8.explain({found.name})(...))` lists them all."
+    )
+
+
+def _check_callable(operation: str, fun: Any) -> None:
+    if not callable(fun):
+        raise TypeError(
+            f"`jaxfp8.{operation}`: `fun` is {fun!r}, of type {type(fun).__name__}; it needs to be "
+            f"a function: `jaxfp8.{operation}(f)(x)`."
+        )
+
+
+def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., Any]:
+    """Makes the dequantise-matmul patterns of a function into products of the 8-bit data itself.
+
+    Wherever an operand of a `dot_general` in `fun` is, algebraically, an 8-bit array times scales
+    (`q.astype(dtype) * scale`, in whatever order, shape and disguise), the dot, its scales, and the
+    bias, residual, activation and 8-bit output that follow it become one scaled dot. Everything
+    else is left as it is; if nothing matches, `fun` itself is called. Derivatives are those of
+    `fun`, custom rules included, and are rewritten in turn.
+
+    Args:
+      fun: any function of pytrees of arrays, jitted or not. As with `jax.jit`, it is traced once
+        for each combination of shapes, dtypes and values of arguments that are not arrays.
+      strict: raise if a dot whose operand is or was 8-bit data cannot be rewritten.
+
+    Returns:
+      A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`.
+
+    Warns:
+      FallbackWarning: when traced, if 8-bit data reached dots and none of them is rewritten; says
+        why of the first. A function without 8-bit data is called as it is without a word.
+
+    Raises:
+      TypeError: if `fun` is no function.
+      ValueError: when called, if `strict` and a dot is missed; says which one and why.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8
+      >>> def f(x, q, scale):
+      ...     return x @ (q.astype(jnp.float32) * scale)
+      >>> x, q = jnp.ones((2, 3)), jnp.ones((3, 4), jnp.float8_e4m3fn)
+      >>> float(jaxfp8.rewrite(f)(x, q, jnp.full((4,), 0.5))[0, 0])
+      1.5
+    """
+    _check_callable("rewrite", fun)
+    rewriter = Rewriter(fun, strict=strict, warns=True)
+    direct = Direct(getattr(fun, "__name__", "rewritten"), rewriter.find, _MOST_TRACES)
+
+    @functools.wraps(fun)
+    def rewritten(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return direct.call(args, kwargs)
+        except Refused:
+            pass  # what now goes wrong did not do so while another error was handled
+        arguments = split(args, kwargs)
+        found = rewriter.find(arguments)
+        if found.call is None:
+            return fun(*args, **kwargs)
+        return direct.call(args, kwargs) if direct.learn(args, kwargs, found) else found(arguments)
+
+    return rewritten
+
+
+def explain(fun: Callable[..., Any]) -> Callable[..., Report]:
+    """Says of every dot in a function whether `rewrite` captures it, and why not.
+
+    Args:
+      fun: the function, as given to `rewrite`.
+
+    Returns:
+      A function of the same arguments (`jax.ShapeDtypeStruct` in place of arrays will do) that
+      returns a `Report`; nothing of `fun` is executed.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8
+      >>> f = lambda x, q: x @ (q.astype(jnp.float32) * 0.5)
+      >>> found = jaxfp8.explain(f)(jnp.ones((2, 3)), jnp.ones((3, 4), jnp.float8_e4m3fn))
+      >>> len(found.matched), len(found.missed)
+      (1, 0)
+    """
+    _check_callable("explain", fun)
+
+    @functools.wraps(fun)
+    def explained(*args: Any, **kwargs: Any) -> Report:
+        traced = trace(fun, split(args, kwargs))
+        return report(fun, decide(traced.jaxpr).seen)
+
+    return explained

@@ -1,0 +1,1 @@
+"""What each primitive makes of the facts of its inputs."""

@@ -1,0 +1,123 @@
+"""A choice between dequantised arrays, by a select: bytes are chosen, and scales with them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir import tiles as _tiles
+from jaxfp8._rewrite.ir.facts import (
+    Fact,
+    Factor,
+    Factors,
+    Scaled,
+    combine,
+    constant,
+    fill,
+    full_tiles,
+    refine,
+    whole,
+)
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.rules import masks
+from jaxfp8._rewrite.rules.arithmetic import lost
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import Shape, tile_counts
+
+
+def between(walk: Context, op: Op, first: Scaled, second: Scaled) -> Fact | None:
+    """The fact about a select between two arrays of one 8-bit dtype."""
+    facts, shape = (first, second), op.outputs[0].shape
+    if first.dtype != second.dtype:
+        return lost(op, "mixes 8-bit data of two dtypes", "use one dtype")
+    if any(map(masks.is_mask, itertools.chain(*(f.factors for f in facts)))):
+        return lost(op, "mixes values with zeros put over them", "choose before that")
+    q = graph.replay(op, [op.inputs[0], first.q, second.q], shape, first.q.dtype)
+    which = _which(walk, op)
+    zero: Factor | None = None
+    factors: Factors = ()
+    if first.zero_point is not None or second.zero_point is not None:
+        zero = _blend(which, _zero(first, shape), _zero(second, shape), shape)
+    if first.factors or second.factors:
+        scales = [_total(fact.factors, shape) for fact in facts]
+        factors = (_blend(which, scales[0], scales[1], shape),)
+    guards = (*first.guards, *second.guards)
+    return Scaled(q, first.dtype, zero, factors, first.origin, guards)
+
+
+def zeros(value: Value, dtype: np.dtype) -> Scaled:
+    """A value that is zero throughout, as 8-bit data."""
+    storage = dtypes.storage(dtype)
+    run = lambda x: (x != 0).astype(storage)  # noqa: E731  # varies along mesh axes as it does
+    return Scaled(graph.derived("zeros", run, [value], value.shape, storage), dtype, origin=value)
+
+
+def _zero(fact: Scaled, shape: Shape) -> Factor:
+    none = Factor(graph.literal(0, np.int32), ()).at(shape)
+    return none if fact.zero_point is None else fact.zero_point
+
+
+def _which(walk: Context, op: Op) -> Factor:
+    """What is chosen, as a factor of the output."""
+    value, shape = op.inputs[0], op.outputs[0].shape
+    if not value.shape:
+        return Factor(graph.reshape(value, (1,) * len(shape)), full_tiles(shape))
+    factors = walk.factors(value)
+    return (factors[0] if len(factors) == 1 else whole(value)).at(shape)
+
+
+def _total(factors: Factors, shape: Shape) -> Factor:
+    return combine((*factors, constant(1.0, shape)), shape)
+
+
+def _blend(which: Factor, first: Factor, second: Factor, shape: Shape) -> Factor:
+    """For each tile the entry of the factor that is chosen there."""
+    if first.small is second.small and first.tiles == second.tiles:
+        return first
+    tiles = _tiles.common(shape, [f.tiles for f in (which, first, second)])
+    counts = tile_counts(shape, tiles)
+    smalls = [fill(refine(f, shape, tiles), counts) for f in (which, first, second)]
+    return Factor(_choose(smalls), tiles)
+
+
+def _choose(smalls: list[Value]) -> Value:
+    which, first, second = smalls
+
+    def run(which: Any, first: Any, second: Any) -> Any:
+        return jnp.where(which != 0, second, first)
+
+    return graph.derived("select_n", run, [which, first, second], first.shape, first.dtype)
+
+
+def agree(facts: list[Scaled], shape: Shape) -> list[Scaled] | None:
+    """Facts of several branches in one form: a zero point or none, a scale or none, same tiles."""
+    if len({fact.dtype for fact in facts}) > 1:
+        return None
+    if any(map(masks.is_mask, itertools.chain(*(f.factors for f in facts)))):
+        return None
+    scales = [_total(fact.factors, shape) for fact in facts]
+    tiles = _tiles.common(shape, [f.tiles for f in scales])
+    zeros = [_zero(fact, shape) for fact in facts]
+    zero_tiles = _tiles.common(shape, [z.tiles for z in zeros])
+    spread = functools.partial(_spread, shape=shape)
+    has_zero = any(f.zero_point is not None for f in facts)
+    return [
+        Scaled(
+            fact.q,
+            fact.dtype,
+            spread(zero, zero_tiles) if has_zero else None,
+            (spread(scale, tiles),),
+            fact.origin,
+        )
+        for fact, zero, scale in zip(facts, zeros, scales, strict=True)
+    ]
+
+
+def _spread(factor: Factor, tiles: Shape, shape: Shape) -> Factor:
+    return Factor(fill(refine(factor, shape, tiles), tile_counts(shape, tiles)), tiles)

@@ -1,0 +1,227 @@
+"""Views that pick by index: rows, experts and layers, picked from the bytes and from the scales.
+
+A gather by an index that is known beforehand and counts `0 0 0 1 1 1 ..` repeats what it gathers
+from: that is how scales of blocks are stretched, and a fact about scales.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir.facts import Fact, Factor, Factors, Scaled, Scales
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.rules.arithmetic import lost, rule
+from jaxfp8._rewrite.rules.views import moved
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import Shape, tile_counts
+
+NAMES = ("gather",)
+_IN_BOUNDS = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+_FILL = lax.GatherScatterMode.FILL_OR_DROP
+# Bytes of a NaN in both FP8 dtypes.
+_NAN = 0x7F
+
+
+def is_in_bounds(op: Op) -> bool:
+    """Whether an op picks what there is, and nothing else."""
+    return op.name not in NAMES or op.params["mode"] in _IN_BOUNDS
+
+
+@rule(*NAMES)
+def gather(walk: Context, op: Op) -> Fact | None:
+    """Whole rows (or experts) picked by index: constant scales stay, scales by row are gathered."""
+    fact = walk.scaled(op.inputs[0])
+    if fact is None:
+        return _repeated(walk, op)
+    mode = op.params["mode"]
+    if is_in_bounds(op):
+        return moved(walk, op, functools.partial(_rows, op), gather_factor)
+    if mode != _FILL:
+        return lost(op, f"picks rows by {mode}", 'index with mode="clip"')
+    if walk.dequantised(op.inputs[0]) is None:
+        return moved(walk, op, functools.partial(_filled, op, fact), gather_factor)
+    return _with_nan_outside(walk, op)
+
+
+def _rows(op: Op, q: Value) -> Value:
+    """The bytes, picked as the function picks."""
+    return graph.replay(op, [q, op.inputs[1]], op.outputs[0].shape, q.dtype)
+
+
+def _filled(op: Op, fact: Scaled, q: Value) -> Value:
+    """The bytes of an 8-bit array, with what the function puts where there is no row."""
+    if not dtypes.is_float8(fact.dtype):
+        return _rows(op, q)
+    given = op.params["fill_value"]
+    fill = _NAN if given is None else int(np.asarray(given, fact.dtype).view(np.uint8))
+    return _picked(op, q, op.params["slice_sizes"], op.outputs[0].shape, _FILL, fill)
+
+
+def _picked(op: Op, value: Value, sizes: Shape, shape: Shape, mode: Any, fill: Any = None) -> Value:
+    """A gather of slices of other sizes, in another mode, by the index of this one."""
+    numbers = op.params["dimension_numbers"]
+    return graph.derived(
+        "gather",
+        lambda x, i: lax.gather(x, i, numbers, sizes, mode=mode, fill_value=fill),
+        [value, op.inputs[1]],
+        shape,
+        value.dtype,
+    )
+
+
+def _with_nan_outside(walk: Context, op: Op) -> Fact | None:
+    """Rows out of bounds are NaN: any row with a scale of NaN."""
+    if not fills_with_nan(op):
+        return lost(op, "fills rows out of bounds", 'index with mode="clip"')
+    clip = lax.GatherScatterMode.CLIP
+    clipped = dataclasses.replace(op, params={**op.params, "mode": clip})
+    fact = moved(walk, clipped, functools.partial(clipped_rows, op), gather_factor)
+    if not isinstance(fact, Scaled):
+        return fact
+    inside = rows_inside(op)
+    return None if inside is None else fact.scaled((inside,))
+
+
+def clipped_rows(op: Op, q: Value) -> Value:
+    """The bytes of whole rows; for those out of bounds, of the row at the bound."""
+    clip = lax.GatherScatterMode.CLIP
+    return _picked(op, q, op.params["slice_sizes"], op.outputs[0].shape, clip)
+
+
+def fills_with_nan(op: Op) -> bool:
+    """Whether a gather gives NaN for rows out of bounds."""
+    given = op.params["fill_value"]
+    return op.params["mode"] == _FILL and (given is None or bool(np.isnan(given)))
+
+
+def rows_inside(op: Op) -> Factor | None:
+    """1 for each row that a gather finds, NaN for each that is out of bounds."""
+    return gather_factor(op, _ones(op))
+
+
+def _ones(op: Op) -> Factor:
+    """A factor of one for each row there is."""
+    numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
+    indexed = {*numbers.start_index_map, *numbers.operand_batching_dims}
+    tiles = tuple(1 if a in indexed else max(size, 1) for a, size in enumerate(shape))
+    counts = tile_counts(shape, tiles)
+    ones = graph.derived("ones", lambda: jnp.ones(counts, np.float32), [], counts, np.float32)
+    return Factor(ones, tiles)
+
+
+def gather_factor(op: Op, factor: Factor) -> Factor | None:
+    """Gather from the small array: axes it is constant along are cut to size 1 slices."""
+    numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
+    indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
+    at = _sources(op)
+    if at is None or any(factor.tiles[a] != 1 for a in set(factor.varying()) & indexed):
+        return None
+    by_row = {a for a in indexed if factor.tiles[a] == 1 and shape[a] > 1} & set(factor.varying())
+    tiles = tuple(
+        max(factor.tiles[at[j]] if j in at else 1 if by_row else size, 1)
+        for j, size in enumerate(op.outputs[0].shape)
+    )
+    if not by_row:
+        rank = len(op.outputs[0].shape)
+        counts = tuple(factor.small.shape[at[j]] if j in at else 1 for j in range(rank))
+        return Factor(graph.reshape(factor.small, counts), tiles)
+    if by_row != indexed:
+        return None
+    sizes = tuple(1 if a in indexed else count for a, count in enumerate(factor.small.shape))
+    counts = tile_counts(op.outputs[0].shape, tiles)
+    return Factor(_picked(op, factor.small, sizes, counts, op.params["mode"]), tiles)
+
+
+def _sources(op: Op) -> dict[int, int] | None:
+    """For each axis of the output that is no index the operand's axis, if whole slices are taken.
+
+    None if a slice holds several rows at an index, or is cut along another axis.
+    """
+    numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
+    indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    offset = [a for a in range(len(shape)) if a not in dropped]
+    sizes = op.params["slice_sizes"]
+    if any(a in offset for a in indexed) or any(sizes[a] != shape[a] for a in offset):
+        return None
+    return dict(zip(numbers.offset_dims, offset, strict=True))
+
+
+def _repeated(walk: Context, op: Op) -> Scales | None:
+    """Scales stretched by an index: each entry fills a tile of the output."""
+    source, index = op.inputs
+    out, at = op.outputs[0], _sources(op)
+    if out.size <= source.size or at is None or out.dtype.kind not in "fVi":
+        return None
+    if op.params["dimension_numbers"].operand_batching_dims:
+        return None
+    known = graph.known(index)
+    if known is None:
+        return None
+    return _stretched(op, walk.factors(source), _ramps(op, known), at)
+
+
+def _ramps(op: Op, index: np.ndarray) -> dict[int, tuple[int, int]] | None:
+    """For each axis of the operand that is indexed, the axis of the output along it, and a tile."""
+    numbers, out = op.params["dimension_numbers"], op.outputs[0]
+    places = [j for j in range(len(out.shape)) if j not in numbers.offset_dims]
+    found: dict[int, tuple[int, int]] = {}
+    for column, axis in enumerate(numbers.start_index_map):
+        ramp = _ramp(index[..., column])
+        if ramp is None or places[ramp[0]] in [place for place, _ in found.values()]:
+            return None
+        found[axis] = places[ramp[0]], ramp[1]
+        if -(-out.shape[places[ramp[0]]] // ramp[1]) > op.inputs[0].shape[axis]:
+            return None
+    return found
+
+
+def _stretched(
+    op: Op, factors: Factors, ramps: dict[int, tuple[int, int]] | None, at: dict[int, int]
+) -> Scales | None:
+    """Each factor with the tiles of the index along the axes that it picks from."""
+    if ramps is None or any(f.tiles[axis] != 1 for f in factors for axis in ramps):
+        return None
+    shape, axes = op.outputs[0].shape, dict(at)
+    axes.update({place: axis for axis, (place, _) in ramps.items()})
+    stretched = []
+    for factor in factors:
+        tiles = [max(size, 1) for size in shape]
+        for j, axis in at.items():
+            tiles[j] = factor.tiles[axis]
+        for place, tile in ramps.values():
+            tiles[place] = tile
+        stretched.append(_small(factor.small, tuple(tiles), axes, shape))
+    return Scales(tuple(stretched))
+
+
+def _ramp(index: np.ndarray) -> tuple[int, int] | None:
+    """The axis along which an index is `i // tile`, and the tile; constant along all others."""
+    for axis, size in enumerate(index.shape):
+        line = np.moveaxis(index, axis, -1).reshape(-1, size)
+        tile = int(np.count_nonzero(line[0] == 0)) if line.size else 0
+        if tile and np.array_equal(line, np.broadcast_to(np.arange(size) // tile, line.shape)):
+            return axis, tile
+    return None
+
+
+def _small(source: Value, tiles: Shape, axes: dict[int, int], shape: Shape) -> Factor:
+    """The entries that are used, with axes in the order of the output."""
+    counts = tile_counts(shape, tiles)
+    order = [axes[j] for j in sorted(axes)]
+    limits = [1] * len(source.shape)
+    for j, axis in axes.items():
+        limits[axis] = counts[j]
+    small = source
+    if tuple(limits) != source.shape:
+        run = functools.partial(lax.slice, start_indices=[0] * len(limits), limit_indices=limits)
+        small = graph.derived("slice", run, [source], tuple(limits), source.dtype)
+    return Factor(graph.reshape(graph.transpose(small, tuple(order)), counts), tiles)

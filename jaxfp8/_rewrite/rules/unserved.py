@@ -1,0 +1,63 @@
+"""Products that no kernel takes, ragged dots and convolutions: reported as missed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir.graph import Op
+from jaxfp8._rewrite.ir.sites import Site
+from jaxfp8._rewrite.rules import arithmetic
+from jaxfp8._value.spec import Shape
+
+Sizes = tuple[int, int, int, int]
+
+_REMEDIES = {
+    "ragged_dot_general": "multiply each group by itself with `@`, or leave it wide",
+    "conv_general_dilated": "write a 1x1 convolution as `@`, or leave it wide",
+}
+NAMES = {"ragged_dot_general": "`ragged_dot`", "conv_general_dilated": "convolutions"}
+
+
+@arithmetic.rule(*NAMES)
+def unserved(walk: Context, op: Op) -> None:
+    """No product: a missed one, if an operand is or was dequantised 8-bit data."""
+    lhs, rhs = [(v, walk.dequantised(v) or walk.lost(v)) for v in op.inputs[:2]]
+    site = Site(op, (lhs, rhs))
+    if site.concerned:
+        site.miss(f"there is no kernel for {NAMES[op.name]} yet", _REMEDIES[op.name])
+        walk.see(site)
+
+
+def sizes(params: dict[str, Any], lhs: Shape, rhs: Shape) -> Sizes:
+    """Batch, M, N and K of a ragged dot or a convolution, taken as one product."""
+    ragged = params.get("ragged_dot_dimension_numbers")
+    if ragged is not None:
+        return dot_sizes(ragged.dot_dimension_numbers, lhs, rhs, ragged.rhs_group_dimensions)
+    groups = params["feature_group_count"] * params["batch_group_count"]
+    features, *_ = params["dimension_numbers"].rhs_spec
+    n = rhs[features]
+    k = math.prod(rhs) // max(n, 1)
+    channel = params["dimension_numbers"].lhs_spec[1]
+    return groups, math.prod(lhs) // max(lhs[channel], 1), n // groups, k
+
+
+def dot_sizes(numbers: Any, lhs: Shape, rhs: Shape, dropped: tuple[int, ...] = ()) -> Sizes:
+    """Batch, M, N and K of a dot, without the `dropped` axes of the right operand."""
+    (contracting, rhs_contracting), (batch, rhs_batch) = numbers
+    summed = (*rhs_contracting, *rhs_batch, *dropped)
+    b, k = (math.prod(lhs[a] for a in axes) for axes in (batch, contracting))
+    m = math.prod(s for a, s in enumerate(lhs) if a not in (*contracting, *batch))
+    return b, m, math.prod(s for a, s in enumerate(rhs) if a not in summed), k
+
+
+def sizes_of(site: Site) -> Sizes:
+    """Batch, M, N and K of a row of the report; a symbolic size is -1."""
+    lhs, rhs = (value.shape for value, _ in site.given)
+    if site.op.name in NAMES:
+        found = sizes(site.op.params, lhs, rhs)
+    else:
+        found = dot_sizes(site.numbers, lhs, rhs)
+    b, m, n, k = (size if isinstance(size, int) else -1 for size in found)
+    return b, m, n, k

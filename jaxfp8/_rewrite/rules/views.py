@@ -1,0 +1,233 @@
+"""Views: data movement on dequantised values, done on the bytes and on the scales instead.
+
+Every view here moves elements without changing them. The bytes move with the same primitive and
+parameters; a scale moves as the small array that it is, or stays, where it is constant along the
+axes that the view touches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from jax import lax
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir import tiles as _tiles
+from jaxfp8._rewrite.ir.facts import Fact, Factor, Scaled, Scales, all_moved
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.rules import epilogue
+from jaxfp8._rewrite.rules.arithmetic import BEFORE, lost, rule
+from jaxfp8._value.spec import Shape, tile_counts
+
+MoveFactor = Callable[[Op, Factor], Factor | None]
+
+
+def moved(walk: Context, op: Op, data: Callable[[Value], Value], move: MoveFactor) -> Fact | None:
+    """The fact about the output of a one-operand view."""
+    fact = walk.scaled(op.inputs[0]) or walk.fact(op.inputs[0])
+    if not isinstance(fact, Scaled | Scales):
+        return None
+    factors = all_moved(fact.factors, functools.partial(move, op))
+    if factors is None:
+        blocks = [f.small.shape for f in fact.factors if move(op, f) is None]
+        return lost(
+            op,
+            f"of {list(op.inputs[0].shape)} to {list(op.outputs[0].shape)} cuts through the tiles "
+            f"of a scale of shape {list(blocks[0])}",
+            "keep whole tiles together, or apply the view before dequantising",
+        )
+    if isinstance(fact, Scales):
+        return Scales(factors)
+    zero = fact.zero_point
+    if zero is not None and (zero := move(op, zero)) is None:
+        return lost(op, "cuts through the tiles of a zero point", BEFORE)
+    return Scaled(data(fact.q), fact.dtype, zero, factors, fact.origin, fact.guards)
+
+
+@rule("transpose")
+def transpose(walk: Context, op: Op) -> Fact | None:
+    """Axes permuted; at a dot it becomes another choice of axes."""
+    if (product := walk.product(op.inputs[0])) is not None:
+        return epilogue.view(product, op)
+    permutation = tuple(int(axis) for axis in op.params["permutation"])
+    return moved(walk, op, lambda q: graph.transpose(q, permutation), _transpose_factor)
+
+
+def _transpose_factor(op: Op, factor: Factor) -> Factor:
+    permutation = tuple(int(axis) for axis in op.params["permutation"])
+    return Factor(
+        graph.transpose(factor.small, permutation), _tiles.transpose(factor.tiles, permutation)
+    )
+
+
+@rule("reshape", "squeeze", "expand_dims")
+def reshape(walk: Context, op: Op) -> Fact | None:
+    """Axes split, merged, added or dropped."""
+    if op.params.get("dimensions") not in (None, ()) and op.name == "reshape":
+        return None
+    if (product := walk.product(op.inputs[0])) is not None:
+        return epilogue.view(product, op)
+    shape = op.outputs[0].shape
+    return moved(walk, op, lambda q: reshape_data(q, shape), _reshape_factor)
+
+
+def _reshape_factor(op: Op, factor: Factor) -> Factor | None:
+    tiled = _tiles.reshape(op.inputs[0].shape, factor.tiles, op.outputs[0].shape)
+    return Factor(graph.reshape(factor.small, tiled[0]), tiled[1]) if tiled else None
+
+
+def reshape_data(q: Value, shape: Shape) -> Value:
+    """Data reshaped; a transpose under it is moved outside where its axes stay whole."""
+    op = graph.producer(q, "transpose")
+    groups = _tiles.axis_groups(q.shape, shape) if op is not None else None
+    if op is None or groups is None or any(len(old) > 1 for old, _ in groups):
+        return graph.reshape(q, shape)
+    permutation = op.params["permutation"]
+    split = {permutation[old[0]]: new for old, new in groups if old}
+    extra = [axis for old, new in groups if not old for axis in new]
+    inner: list[int] = []
+    for axis in range(len(op.inputs[0].shape)):
+        inner += split.get(axis, [])
+    inner += extra
+    source = graph.reshape(op.inputs[0], tuple(shape[axis] for axis in inner))
+    return graph.transpose(source, tuple(int(a) for a in np.argsort(inner)))
+
+
+@rule("broadcast_in_dim")
+def broadcast(walk: Context, op: Op) -> Fact | None:
+    """New axes, or axes of size 1 stretched; scales become constant along them."""
+    source, out = op.inputs[0], op.outputs[0]
+    if (product := walk.product(source)) is not None:
+        return epilogue.view(product, op) if source.size == out.size else None
+    if not isinstance(walk.scaled(source), Scaled):
+        if source.dtype.kind not in "fViub" or len(op.inputs) > 1 or out.size == 0:
+            return None
+        factors = tuple(_broadcast_factor(op, f) for f in walk.factors(source, source.shape))
+        return Scales(factors)
+    axes = tuple(int(a) for a in op.params["broadcast_dimensions"])
+    plain = source.size == out.size and axes == tuple(sorted(axes))
+
+    def data(q: Value) -> Value:
+        return reshape_data(q, out.shape) if plain else graph.replay(op, [q], out.shape, q.dtype)
+
+    return moved(walk, op, data, _broadcast_factor)
+
+
+def _broadcast_factor(op: Op, factor: Factor) -> Factor:
+    source, out = op.inputs[0], op.outputs[0]
+    axes = tuple(int(a) for a in op.params["broadcast_dimensions"])
+    tiles = _tiles.broadcast(source.shape, factor.tiles, out.shape, axes)
+    counts = tile_counts(out.shape, tiles)
+    return Factor(graph.reshape(factor.small, counts), tiles)
+
+
+@rule("slice")
+def slice_(walk: Context, op: Op) -> Fact | None:
+    """A static slice: of whole tiles, or within what a scale does not vary along."""
+
+    def data(q: Value) -> Value:
+        return graph.replay(op, [q], op.outputs[0].shape, q.dtype)
+
+    return moved(walk, op, data, slice_factor)
+
+
+def slice_factor(op: Op, factor: Factor) -> Factor | None:
+    params, shape = op.params, op.inputs[0].shape
+    strides = params["strides"] or (1,) * len(shape)
+    rows = zip(
+        shape, factor.tiles, params["start_indices"], params["limit_indices"], strides, strict=True
+    )
+    bounds = [_tiles.slice_bounds(*map(int, row)) for row in rows]
+    if any(b is None for b in bounds):
+        return None
+    start, limit, stride, tiles = zip(*bounds, strict=True) if bounds else ((), (), (), ())
+    counts = tile_counts(op.outputs[0].shape, tiles)
+    if counts == factor.small.shape:
+        return Factor(factor.small, tiles)
+    small = graph.derived(
+        "slice",
+        lambda x: lax.slice(x, start, limit, stride),
+        [factor.small],
+        counts,
+        factor.small.dtype,
+    )
+    return Factor(small, tiles)
+
+
+@rule("dynamic_slice")
+def dynamic_slice(walk: Context, op: Op) -> Fact | None:
+    """A slice at a traced position, along axes where a scale is constant or varies by element."""
+
+    def data(q: Value) -> Value:
+        return graph.replay(op, [q, *op.inputs[1:]], op.outputs[0].shape, q.dtype)
+
+    return moved(walk, op, data, dynamic_slice_factor)
+
+
+def dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
+    shape, new_shape = op.inputs[0].shape, op.outputs[0].shape
+    tiles, sizes = [], []
+    for size, new, tile, count in zip(
+        shape, new_shape, factor.tiles, factor.small.shape, strict=True
+    ):
+        if size != new and tile not in (1, size):
+            return None
+        constant = count == 1
+        tiles.append(max(new, 1) if constant else tile)
+        sizes.append(1 if constant else -(-new // tile))
+    if tuple(sizes) == factor.small.shape:
+        return Factor(factor.small, tuple(tiles))
+    indices = [
+        index if count > 1 and size != new else graph.literal(0, index.dtype)
+        for index, count, size, new in zip(
+            op.inputs[1:], factor.small.shape, shape, new_shape, strict=True
+        )
+    ]
+    small = graph.derived(
+        "dynamic_slice",
+        # The equation's own starts: JAX has added the size to what was negative.
+        lambda x, *starts: lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False),
+        [factor.small, *indices],
+        tuple(sizes),
+        factor.small.dtype,
+    )
+    return Factor(small, tuple(tiles))
+
+
+@rule("pvary", "pcast")
+def vary(walk: Context, op: Op) -> Fact | None:
+    """A value that is the same on several devices, from now on one of each device's own."""
+
+    def data(q: Value) -> Value:
+        return graph.replay(op, [q], q.shape, q.dtype)
+
+    def move(op: Op, factor: Factor) -> Factor:
+        if factor.small.literal is not None:
+            return factor
+        small = graph.replay(op, [factor.small], factor.small.shape, factor.small.dtype)
+        return Factor(small, factor.tiles)
+
+    return moved(walk, op, data, move)
+
+
+@rule("rev")
+def reverse(walk: Context, op: Op) -> Fact | None:
+    """Axes reversed; a partial tile would move to the front, so tiles must divide."""
+
+    def data(q: Value) -> Value:
+        return graph.replay(op, [q], q.shape, q.dtype)
+
+    return moved(walk, op, data, _reverse_factor)
+
+
+def _reverse_factor(op: Op, factor: Factor) -> Factor | None:
+    axes = [int(a) for a in op.params["dimensions"] if factor.small.shape[a] > 1]
+    if any(op.inputs[0].shape[a] % factor.tiles[a] for a in axes):
+        return None
+    small = graph.derived(
+        "rev", lambda x: lax.rev(x, axes), [factor.small], factor.small.shape, factor.small.dtype
+    )
+    return Factor(small, factor.tiles)

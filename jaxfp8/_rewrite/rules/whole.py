@@ -1,0 +1,222 @@
+"""Which values are provably whole numbers within bounds: what may be a zero point.
+
+A small interval analysis, back along the operations that made a value. Floats may be NaN, which
+no integer is; that is told apart, because a NaN can be moved into a scale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir.graph import Op, Value
+
+_DEEPEST = 64  # operations back
+_MOVES = (
+    "broadcast_in_dim",
+    "reshape",
+    "transpose",
+    "squeeze",
+    "expand_dims",
+    "copy",
+    "copy_p",
+    "slice",
+    "dynamic_slice",
+    "rev",
+    "stop_gradient",
+    "name",
+    "reduce_max",
+    "reduce_min",
+    "pvary",
+    "pcast",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Every entry lies in [low, high]; is whole, if `whole`; and may be NaN, if `nan`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    whole: bool = False
+    nan: bool = True
+
+    def within(self, bound: float) -> bool:
+        """Whether every entry is a whole number less than `bound` from zero, or NaN."""
+        return self.whole and -bound < self.low and self.high < bound
+
+
+def bounds(value: Value) -> Range:
+    """What is known of the entries of an array."""
+    return _bounds(value, {}, 0)
+
+
+def _bounds(value: Value, seen: dict[Value, Range], depth: int) -> Range:
+    if value not in seen:
+        seen[value] = _of_dtype(value, _known(value, seen, depth))
+    return seen[value]
+
+
+def _of_dtype(value: Value, known: Range) -> Range:
+    """What the dtype adds: an integer that may have wrapped is anything that it holds."""
+    if value.dtype.kind not in "iu":
+        return _of_float(value, known)
+    info = np.iinfo(value.dtype)
+    if info.min <= known.low and known.high <= info.max:
+        return Range(known.low, known.high, True, False)
+    return Range(info.min, info.max, True, False)
+
+
+def _of_float(value: Value, known: Range) -> Range:
+    """Floats of 16 bits round what is computed in them; narrower ones, of which some have no
+    infinity, may also make NaN of it.
+    """
+    if value.dtype.name in ("bool", "float32", "float64"):
+        return known
+    if value.dtype.name not in _NARROW:
+        return Range()
+    if value.op is not None and value.op.name in _MOVES:
+        return known
+    largest = max(abs(known.low), abs(known.high))
+    if largest > _NARROW[value.dtype.name]:
+        return Range(nan=known.nan)
+    return Range(
+        known.low - largest / 64 - 1, known.high + largest / 64 + 1, known.whole, known.nan
+    )
+
+
+# Below these, 16-bit floats round whole numbers to whole numbers, and to no infinity.
+_NARROW = {"bfloat16": 2.0**100, "float16": 2.0**15}
+
+
+def _known(value: Value, seen: dict[Value, Range], depth: int) -> Range:
+    if value.literal is not None:
+        return _of_array(np.asarray(value.literal, np.float64))
+    if value.op is None or depth > _DEEPEST:
+        return Range()
+    rule = _RULES.get(value.op.name)
+    if rule is None and value.op.name not in _MOVES:
+        return Range()
+    inputs = [_bounds(v, seen, depth + 1) for v in value.op.inputs]
+    return inputs[0] if rule is None else rule(value.op, inputs)
+
+
+def _of_array(array: np.ndarray) -> Range:
+    if not array.size or np.any(np.isnan(array)):
+        return Range()
+    low, high = float(array.min()), float(array.max())
+    whole = bool(np.all(np.isfinite(array)) and np.all(array == np.floor(array)))
+    return Range(low, high, whole, False)
+
+
+def _union(op: Op, inputs: list[Range]) -> Range:
+    low, high = min(r.low for r in inputs), max(r.high for r in inputs)
+    return Range(low, high, all(r.whole for r in inputs), any(r.nan for r in inputs))
+
+
+def _convert(op: Op, inputs: list[Range]) -> Range:
+    """Rounding to fewer bits keeps a whole number whole; a float is cut to one, NaN to zero."""
+    (source,), out = inputs, op.outputs[0]
+    if not (math.isfinite(source.low) and math.isfinite(source.high)):
+        return Range(nan=source.nan)
+    if out.dtype.kind not in "iu" or (source.whole and not source.nan):
+        return source
+    low, high = math.floor(min(source.low, 0.0)), math.ceil(max(source.high, 0.0))
+    return Range(low, high, True, False)
+
+
+def _round(op: Op, inputs: list[Range]) -> Range:
+    source = inputs[0]
+    if not (math.isfinite(source.low) and math.isfinite(source.high)):
+        return Range(source.low, source.high, True, source.nan)
+    return Range(math.floor(source.low), math.ceil(source.high), True, source.nan)
+
+
+def _clamp(op: Op, inputs: list[Range]) -> Range:
+    low, source, high = inputs
+    return _min(op, [_max(op, [source, low]), high])
+
+
+def _max(op: Op, inputs: list[Range]) -> Range:
+    left, right = inputs
+    both = left.whole and right.whole, left.nan or right.nan
+    return Range(max(left.low, right.low), max(left.high, right.high), *both)
+
+
+def _min(op: Op, inputs: list[Range]) -> Range:
+    left, right = inputs
+    both = left.whole and right.whole, left.nan or right.nan
+    return Range(min(left.low, right.low), min(left.high, right.high), *both)
+
+
+def _sum(op: Op, inputs: list[Range]) -> Range:
+    left, right = inputs
+    return _arithmetic(inputs, [left.low + right.low, left.high + right.high])
+
+
+def _difference(op: Op, inputs: list[Range]) -> Range:
+    left, right = inputs
+    return _arithmetic(inputs, [left.low - right.high, left.high - right.low])
+
+
+def _product(op: Op, inputs: list[Range]) -> Range:
+    left, right = inputs
+    ends = [a * b for a in (left.low, left.high) for b in (right.low, right.high)]
+    return _arithmetic(inputs, ends)
+
+
+def _arithmetic(inputs: list[Range], ends: list[float]) -> Range:
+    """Sums of whole numbers are whole; of infinities, perhaps NaN."""
+    if any(not math.isfinite(end) for end in ends):
+        return Range()
+    whole = all(r.whole for r in inputs)
+    return Range(min(ends), max(ends), whole, any(r.nan for r in inputs))
+
+
+def _negative(op: Op, inputs: list[Range]) -> Range:
+    source = inputs[0]
+    return Range(-source.high, -source.low, source.whole, source.nan)
+
+
+def _and(op: Op, inputs: list[Range]) -> Range:
+    """As large at most as an operand that is never negative."""
+    highs = [r.high for r in inputs if r.low >= 0]
+    return Range(0.0, min(highs), True, False) if highs else Range()
+
+
+def _shift(op: Op, inputs: list[Range]) -> Range:
+    """A shift to the right by a number: what is left of the bits of the dtype."""
+    number = graph.number(op.inputs[1])
+    bits = op.outputs[0].dtype.itemsize * 8
+    if number is None or not 0 < number < bits:
+        return Range()
+    return Range(0.0, 2.0 ** (bits - number) - 1, True, False)
+
+
+def _iota(op: Op, inputs: list[Range]) -> Range:
+    return Range(0.0, float(max(op.outputs[0].shape, default=1)), True, False)
+
+
+_RULES: dict[str, Callable[[Op, list[Range]], Range]] = {
+    "convert_element_type": _convert,
+    "round": _round,
+    "floor": _round,
+    "ceil": _round,
+    "clamp": _clamp,
+    "max": _max,
+    "min": _min,
+    "add": _sum,
+    "sub": _difference,
+    "mul": _product,
+    "neg": _negative,
+    "and": _and,
+    "shift_right_logical": _shift,
+    "iota": _iota,
+    "concatenate": _union,
+    "select_n": lambda op, inputs: _union(op, inputs[1:]),
+    "pad": _union,
+}

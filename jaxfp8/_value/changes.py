@@ -1,0 +1,144 @@
+"""What becomes of the weights of a model: a row for each, and how they print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from jaxfp8._value import tables
+
+_HEAD = ("where", "kind", "weight", "becomes", "recipe, or why not", "bytes")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """What became of one weight.
+
+    Attributes:
+      path: place of its layer in the model, such as "layers/0/query"; of a parameter that is not
+        the weight of a layer with an 8-bit twin, its own place.
+      kind: name of the class of that layer, or of the module that holds the parameter.
+      shape: shape of the weight.
+      before, after: dtypes of the weight.
+      recipe: name of the recipe; "" where it was left.
+      reason: why it was left as it is; "" where it was not.
+      bytes_before, bytes_after: of weight, scale and zero point; a bias is not counted.
+    """
+
+    path: str
+    kind: str
+    shape: tuple[int, ...]
+    before: str
+    after: str
+    recipe: str
+    reason: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What was done to a model; prints as a table, in which rows that are alike are one.
+
+    Attributes:
+      rows: one for each weight, those that stay wide among them, in the order of the model.
+      others: how many parameters have no row: biases and scales of Flax's layers, and what has
+        fewer than two axes.
+      other_bytes: bytes of these.
+    """
+
+    rows: tuple[Change, ...]
+    others: int = 0
+    other_bytes: int = 0
+
+    @property
+    def changed(self) -> tuple[Change, ...]:
+        """The weights that were changed."""
+        return tuple(row for row in self.rows if not row.reason)
+
+    @property
+    def left(self) -> tuple[Change, ...]:
+        """The weights that were left as they are."""
+        return tuple(row for row in self.rows if row.reason)
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes of weights that the model no longer holds; negative after `dequantize`."""
+        return sum(row.bytes_before - row.bytes_after for row in self.rows)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All rows, and totals, as JSON."""
+        totals = {name: getattr(self, name) for name in ("bytes_saved", "others", "other_bytes")}
+        rows = [dataclasses.asdict(row) for row in self.rows]
+        return json.dumps({**totals, "rows": rows}, indent=indent)
+
+    def to_html(self) -> str:
+        """The table as HTML."""
+        return tables.html(self._title(), _HEAD, self._table(), self._footer())
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __str__(self) -> str:
+        return tables.text(self._title(), _HEAD, self._table(), self._footer())
+
+    def _table(self) -> list[tuple[str, ...]]:
+        return [_cells(rows) for rows in tables.alike(self.rows)]
+
+    def _title(self) -> str:
+        before, after = (
+            sum(getattr(row, name) for row in self.rows) for name in ("bytes_before", "bytes_after")
+        )
+        return (
+            f"{len(self.changed)} of {len(self.rows)} weights changed; they were "
+            f"{tables.size(before)}, are {tables.size(after)}"
+        )
+
+    def _footer(self) -> list[str]:
+        if not self.others:
+            return []
+        what = "biases, scales and parameters with fewer than two axes are not listed"
+        return [f"{self.others} {what}, {tables.size(self.other_bytes)}"]
+
+
+# Where the layers of Flax and ours are defined, and the one module there that has none.
+_LAYERS = ("flax.nnx.nn.", "flax.linen.", "jaxfp8.nnx.", "jaxfp8.linen.")
+_BASE = "flax.linen.module"
+
+
+def _layer(kind: type) -> str:
+    """Name of the layer that a class is or derives from; "" if it is none."""
+    for base in kind.__mro__:
+        if base.__module__.startswith(_LAYERS) and base.__module__ != _BASE:
+            return base.__name__
+    return ""
+
+
+def has_no_row(kind: type, name: str, axes: int) -> bool:
+    """Whether a parameter is too small to be listed: a bias or scale, stacked or not, or a vector.
+
+    Args:
+      kind: class of the module that holds it.
+      name: what it is called there.
+      axes: how many it has.
+    """
+    return axes < 2 or (name in ("bias", "scale") and _layer(kind) != "")
+
+
+def why_wide(kind: type) -> str:
+    """Why a parameter that is not the weight of a layer with an 8-bit twin stays in floats."""
+    layer = _layer(kind)
+    if layer:
+        return f"{layer} has no 8-bit twin"
+    return "it is no layer's weight; `jaxfp8.quantize_dots` takes products with such"
+
+
+def _cells(rows: list[Change]) -> tuple[str, ...]:
+    """The cells of weights that differ in the numbers of their paths alone."""
+    row, many = rows[0], f"{len(rows)} x " if len(rows) > 1 else ""
+    before, after = (tables.size(len(rows) * n) for n in (row.bytes_before, row.bytes_after))
+    weight = f"{row.before}[{','.join(map(str, row.shape))}]"
+    becomes, why = ("as it was", row.reason) if row.reason else (row.after, row.recipe)
+    sizes = before if row.reason else f"{before} -> {after}"
+    path = tables.starred({row.path for row in rows})
+    return path, many + row.kind, weight, becomes, why, sizes

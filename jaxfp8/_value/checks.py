@@ -1,0 +1,176 @@
+"""Arguments as users give them: what each has to be, or an error that names it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._value.dtypes import INT32, names
+from jaxfp8._value.errors import message
+
+FLOAT64 = np.dtype(np.float64)
+_NARROW = {FLOAT64: np.dtype(np.float32), np.dtype(np.int64): INT32}
+# Below it, XLA may take a float32 for 0, and what is divided by it for infinite.
+_LEAST_NORMAL = float(np.finfo(np.float32).tiny)
+
+
+def as_array(operation: str, name: str, value: Any) -> jax.Array:
+    """An array from what a user passed; a Python number has 32 bits, with x64 or without."""
+    if isinstance(value, jax.Array):
+        return value
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError("text is no array")
+        return jnp.asarray(value, _number_dtype(value))
+    except OverflowError as error:
+        needs, remedy = "an int has to fit int32", "give a smaller one"
+        raise ValueError(message(operation, f"`{name}`", f"is {value}", needs, remedy)) from error
+    except (TypeError, ValueError) as error:
+        got, needs = f"is of type {type(value).__name__}", "an array of numbers is needed"
+        remedy = f"pass `{name}` as a jax.Array (inside `jax.eval_shape` for shapes alone)"
+        raise TypeError(message(operation, f"`{name}`", got, needs, remedy)) from error
+
+
+def as_dtype(operation: str, name: str, dtype: Any, allowed: tuple[np.dtype, ...]) -> np.dtype:
+    """One of the `allowed` dtypes, however it is named."""
+    found = find_dtype(dtype)
+    if found is None or found not in allowed:
+        got = f"is {dtype!r}" if found is None else f"is {found.name}"
+        remedy = "convert it with `.astype`" if name == "x" else "choose one of these"
+        needs = f"{names(allowed)} is needed"
+        raise TypeError(message(operation, f"`{name}`", got, needs, remedy))
+    return found
+
+
+def as_index(value: Any) -> int | None:
+    """An int from anything that counts as one, or None; a bool does not."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf has a shape and a dtype, as an array and what stands for one do."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def has_data(leaf: Any) -> bool:
+    """Whether a leaf can be computed with, unlike a `jax.ShapeDtypeStruct`."""
+    return hasattr(leaf, "__array__") or hasattr(leaf, "__jax_array__")
+
+
+def narrow(array: jax.Array) -> jax.Array:
+    """A float64 or int64 array in 32 bits, which is what it has without x64."""
+    dtype = _NARROW.get(array.dtype)
+    return array if dtype is None else array.astype(dtype)
+
+
+def check_scale_number(operation: str, scale: float, dtype: np.dtype) -> None:
+    """A number given as the scale must stay positive and finite in the `dtype` that keeps it."""
+    info = jnp.finfo(dtype)
+    least = max(float(info.smallest_subnormal), _LEAST_NORMAL)
+    if not least <= scale <= float(info.max):
+        needs = f"a {dtype.name} scale is a number from {least:.3g} to {float(info.max):.3g}"
+        remedy = "leave it out to have one chosen"
+        raise ValueError(message(operation, "`scale`", f"is {scale}", needs, remedy))
+
+
+def check_zero_point_number(operation: str, zero_point: int, dtype: np.dtype) -> None:
+    """A number given as the zero point must be a code of `dtype`, or 0 itself has none."""
+    info = np.iinfo(dtype)
+    if not info.min <= zero_point <= info.max:
+        needs = f"a zero point of {dtype.name} is one of its codes, {info.min} to {info.max}"
+        remedy = "pass True to have one chosen"
+        raise ValueError(message(operation, "`zero_point`", f"is {zero_point}", needs, remedy))
+
+
+def named_tiles(
+    operation: str, rank: int, channelwise: Collection[int], tiled: Mapping[int, int]
+) -> dict[int, int]:
+    """Sizes of the tiles by axis of `x`, counted from the first, for each axis that is named."""
+    named = {
+        _axis(operation, "channelwise_axes", axis, rank): 1
+        for axis in _axes(operation, channelwise)
+    }
+    if not isinstance(tiled, Mapping):
+        needs, remedy = "a size by axis is needed", "write it like `{0: 128}`"
+        raise TypeError(message(operation, "`tiled_axes`", f"is {tiled!r}", needs, remedy))
+    for axis, tile in tiled.items():
+        place = _axis(operation, "tiled_axes", axis, rank)
+        if place in named:
+            remedy = "name it in `channelwise_axes` or once in `tiled_axes`"
+            needs = "an axis has one size of tile"
+            raise ValueError(message(operation, f"axis {axis}", "is named twice", needs, remedy))
+        named[place] = _tile(operation, axis, tile)
+    return named
+
+
+def has_dtype(dtype: np.dtype) -> str:
+    """What an error says it got where a dtype is wrong."""
+    return f"has dtype {dtype.name}"
+
+
+def type_error(
+    operation: str, operand: str, leaf: str, got: str, needs: str, remedy: str
+) -> NoReturn:
+    """Refuses the type of a leaf of a `QArray`."""
+    raise TypeError(message(operation, f"{leaf} of `{operand}`", got, needs, remedy))
+
+
+def value_error(
+    operation: str, operand: str, leaf: str, got: str, needs: str, remedy: str
+) -> NoReturn:
+    """Refuses the shape or value of a leaf of a `QArray`."""
+    raise ValueError(message(operation, f"{leaf} of `{operand}`", got, needs, remedy))
+
+
+def _axes(operation: str, axes: Any) -> list[Any]:
+    """The axes of a collection, whatever they are; a mapping has more to say than its keys."""
+    if isinstance(axes, Collection) and not isinstance(axes, Mapping | str):
+        return list(axes)
+    needs, remedy = "a collection of axes is needed", "write it like `(0,)`"
+    raise TypeError(message(operation, "`channelwise_axes`", f"is {axes!r}", needs, remedy))
+
+
+def _axis(operation: str, name: str, axis: Any, rank: int) -> int:
+    """An axis counted from the first."""
+    got, index = f"names axis {axis!r}", as_index(axis)
+    if index is None:
+        needs, remedy = "an axis is an int", "give its place"
+        raise TypeError(message(operation, f"`{name}`", got, needs, remedy))
+    if not -rank <= index < rank:
+        remedy = f"name axes from {-rank} to {rank - 1}" if rank else "leave it empty"
+        raise ValueError(message(operation, f"`{name}`", got, f"`x` has {rank} axes", remedy))
+    return index % rank
+
+
+def _tile(operation: str, axis: int, tile: Any) -> int:
+    size = as_index(tile)
+    if size is None or size < 1:
+        needs, remedy = "a tile is an int of at least 1", "give the number of values that share"
+        got = f"maps axis {axis} to {tile!r}"
+        raise ValueError(message(operation, "`tiled_axes`", got, needs, remedy))
+    return size
+
+
+def _number_dtype(value: Any) -> np.dtype | None:
+    """The dtype of a Python number; None lets JAX decide."""
+    if isinstance(value, float):
+        return np.dtype(np.float32)
+    return INT32 if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def find_dtype(dtype: Any) -> np.dtype | None:
+    """A dtype as numpy has it, or None if it is none; numpy would take None for float64."""
+    try:
+        return None if dtype is None else np.dtype(dtype)
+    except (TypeError, ValueError):
+        return None

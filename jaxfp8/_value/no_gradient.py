@@ -1,0 +1,79 @@
+"""What has no gradient says so: codes, whose gradient would be in 8 bits itself, and others."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxfp8._value.dtypes import is_float8
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import PreparedArray
+from jaxfp8._value.qarray import QArray
+
+
+def constant_codes(q: Any, operation: str, operand: str, remedy: str) -> Any:
+    """`q` itself, whose codes refuse to be differentiated; its scale may be.
+
+    The gradient of an FP8 array is an FP8 array, which does not saturate, and an optimiser would
+    take it for a step to make. JAX refuses gradients of integers by itself.
+
+    Args:
+      q: a `QArray`, prepared or not; anything else is returned as it is.
+      operation, operand, remedy: what the error says.
+
+    Raises:
+      TypeError: when differentiated with respect to the codes.
+    """
+    if isinstance(q, PreparedArray):
+        packed = constant_codes(q.packed, operation, operand, remedy)
+        return dataclasses.replace(q, packed=packed)
+    if not isinstance(q, QArray) or not is_float8(q.qvalue.dtype):
+        return q
+    got, needs = "has 8-bit codes, of which a gradient is asked for", "codes have none"
+    text = message(operation, f"`{operand}`", got, needs, remedy)
+    return dataclasses.replace(q, qvalue=_constant(text, q.qvalue))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _constant(text: str, x: jax.Array) -> jax.Array:
+    return x
+
+
+@functools.partial(_constant.defjvp, symbolic_zeros=True)
+def _(text: str, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    if not isinstance(tangents[0], SymbolicZero):
+        raise TypeError(text)
+    return primals[0], tangents[0]
+
+
+# A primitive, not a `custom_jvp`: where JAX 0.10 takes a loop apart for a backward pass, its
+# forward part has lost the custom rules.
+undifferentiated_p = Primitive("undifferentiated")
+
+
+def undifferentiated(text: str, x: jax.Array) -> jax.Array:
+    """`x` itself; to differentiate it is a TypeError with this text."""
+    return undifferentiated_p.bind(x, text=text)
+
+
+def _refuse(primals: Sequence[Any], tangents: Sequence[Any], *, text: str) -> Any:
+    if not isinstance(tangents[0], ad.Zero):
+        raise TypeError(text)
+    return undifferentiated_p.bind(*primals, text=text), tangents[0]
+
+
+undifferentiated_p.def_impl(lambda x, *, text: x)
+undifferentiated_p.def_abstract_eval(lambda x, *, text: x)
+ad.primitive_jvps[undifferentiated_p] = _refuse
+batching.primitive_batchers[undifferentiated_p] = lambda operands, axes, *, text: (
+    undifferentiated_p.bind(*operands, text=text),
+    axes[0],
+)
+mlir.register_lowering(undifferentiated_p, lambda ctx, x, *, text: [x])

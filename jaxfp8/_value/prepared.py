@@ -1,0 +1,309 @@
+"""A weight laid out as the kernels of the CPU read it: once, instead of at every product."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._value import checks, compat
+from jaxfp8._value.errors import FallbackWarning, message
+from jaxfp8._value.qarray import QArray, adopt, check_qarray, given_tiles
+from jaxfp8._value.spec import Shape, tile_counts
+
+# Columns that lie side by side, and depths of each that lie together.
+COLUMNS, QUAD = 64, 4
+
+ON_GPU = "only the CPU's kernels read prepared weights"
+_OPERATION = "jaxfp8.prepare"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PreparedArray:
+    """A `QArray` in the order in which the kernels of the CPU read a weight.
+
+    It stands for the same values, has the same number of bytes, and is the right operand of
+    `dot_general`, `matmul`, `einsum` and `recipe_dot_general`. Made by `prepare`.
+
+    It is a pytree whose arrays are those of `packed`, and transformations count their axes: `vmap`
+    and `scan` may take it apart along axes before the last two of `shape`, if products sum over one
+    of those two. To save it, save `restore()`.
+
+    Attributes:
+      packed: values and scales, `[..., N / 64, K / 4, 64, 4]` for K the contracted axis, N the
+        last of the others.
+      contracting: the contracted axis, counted from the last one of `shape`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> w = jaxfp8.prepare(jaxfp8.quantize(jnp.ones((8, 64)), channelwise_axes=(1,)))
+      >>> w, w.packed.shape
+      (PreparedArray(float8_e4m3fn[8,64], contracting=-2), (1, 2, 64, 4))
+    """
+
+    packed: QArray
+    contracting: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the values, as it was before they were prepared."""
+        return logical_shape(self.packed.shape, self.contracting)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the values."""
+        return self.packed.ndim - 2
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return self.packed.size
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The float dtype this array stands for, as that of a `QArray`."""
+        return self.packed.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: values, scales and zero points."""
+        return self.packed.nbytes
+
+    def restore(self) -> QArray:
+        """The `QArray` that was prepared, bit for bit; `tiles` only where they cannot be derived.
+
+        Example:
+          >>> import jax.numpy as jnp, jaxfp8
+          >>> q = jaxfp8.quantize(jnp.ones((8, 64)), channelwise_axes=(1,))
+          >>> jaxfp8.prepare(q).restore()
+          QArray(float8_e4m3fn[8,64], scale=float32[1,64])
+        """
+        return _unpack(self.packed, self.contracting)
+
+    def __repr__(self) -> str:
+        """Dtype and shape, never the values."""
+        if not hasattr(getattr(self.packed, "qvalue", None), "dtype"):
+            return f"PreparedArray({self.packed}, contracting={self.contracting})"
+        values = f"{np.dtype(self.packed.qvalue.dtype).name}[{','.join(map(str, self.shape))}]"
+        return f"PreparedArray({values}, contracting={self.contracting})"
+
+
+def prepare(q: Any, contracting: int = -2) -> Any:
+    """Lays weights out as the kernels of the CPU read them, losing nothing.
+
+    A product reads its right operand in groups of 64 columns by 4 depths. From any other layout it
+    has to rearrange the weight at every call, which with few rows takes up to half of the time. Do
+    this once, where a model is loaded; on a GPU weights are best as they are, and stay so. The
+    gradient of a product with respect to its left operand is slower with a prepared weight.
+
+    Args:
+      q: a `QArray`, or a pytree of which the `QArray`s are prepared.
+      contracting: the axis that products sum over; the last of the other axes are the columns.
+        Dense layers of Flax have it at -2.
+
+    Returns:
+      A `PreparedArray` for each `QArray` on a CPU whose contracted axis is a multiple of 4, whose
+      columns are one of 64, and whose tiles do not cut these groups; any other is left as it is,
+      and a `FallbackWarning` says why.
+
+    Raises:
+      TypeError: `contracting` is no int, or `q` holds no `QArray`.
+      ValueError: a `QArray` contradicts itself, or has no such axis.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> w = jaxfp8.prepare(jaxfp8.quantize(jnp.eye(64), jnp.int8))
+      >>> jaxfp8.matmul(jnp.arange(64.0), w).astype(int)[:5].tolist()
+      [0, 1, 2, 3, 4]
+    """
+    axis = checks.as_index(contracting)
+    if axis is None:
+        got = f"is {contracting!r}"
+        remedy = "name the one axis that products sum over"
+        raise TypeError(message(_OPERATION, "`contracting`", got, "an int is needed", remedy))
+    if not any(is_held(adopt(leaf)) for leaf in jax.tree.leaves(q, is_leaf=is_whole)):
+        got, needs = f"is of type {type(q).__name__}", "a QArray, or a pytree with one, is needed"
+        remedy = "make it with `jaxfp8.quantize`"
+        raise TypeError(message(_OPERATION, "`q`", got, needs, remedy))
+    left: list[str] = []
+    prepared = jax.tree_util.tree_map_with_path(
+        functools.partial(_prepare_leaf, axis, left), q, is_leaf=is_whole
+    )
+    for text in left:
+        warnings.warn(text, FallbackWarning, stacklevel=2)
+    return prepared
+
+
+def is_held(leaf: Any) -> TypeGuard[QArray | PreparedArray]:
+    """Whether a leaf is a whole 8-bit array, prepared or not."""
+    return isinstance(leaf, QArray | PreparedArray)
+
+
+def is_whole(leaf: Any) -> bool:
+    """The same of what may be an array of qwix."""
+    return is_held(adopt(leaf))
+
+
+def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
+    """Checks the invariants of a `PreparedArray`.
+
+    Raises:
+      TypeError, ValueError: as `check_qarray`; or its axes are not those that `prepare` makes, as
+        after slicing one that has no axis to spare.
+    """
+    check_qarray(p.packed, operation, operand)
+    shape, axis = p.packed.shape, p.contracting
+    if shape[-2:] != (COLUMNS, QUAD) or len(shape) < 4 or not -len(shape) + 2 <= axis < 0:
+        got = f"is packed as {shape} for products over axis {axis}"
+        needs = f"(..., columns / {COLUMNS}, depth / {QUAD}, {COLUMNS}, {QUAD}) is needed"
+        remedy = "make it with `jaxfp8.prepare`; take apart only axes before the last two"
+        raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
+
+
+def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
+    q = adopt(leaf)
+    if not isinstance(q, QArray):
+        return leaf
+    name = jax.tree_util.keystr(path, simple=True, separator="/") or "q"
+    check_qarray(q, _OPERATION, name)
+    if not -q.ndim <= axis < q.ndim:
+        got, needs = f"has shape {q.shape}", f"an axis {axis} is needed"
+        remedy = "give the axis that products sum over"
+        raise ValueError(message(_OPERATION, f"`{name}`", got, needs, remedy))
+    contracting = axis - q.ndim if axis >= 0 else axis
+    reason = why_not(q, contracting)
+    if not reason:
+        return PreparedArray(_pack(q, contracting), contracting)
+    if reason != ON_GPU:
+        left.append(message(_OPERATION, f"`{name}`", f"is {q}", reason, "it is left as it is"))
+    return leaf
+
+
+def _platform(q: QArray) -> str:
+    """Where the values are, or where they will be."""
+    if isinstance(q.qvalue, jax.Array) and not isinstance(q.qvalue, jax.core.Tracer):
+        return next(iter(q.qvalue.devices())).platform
+    return jax.default_backend()
+
+
+def why_not(q: QArray, contracting: int) -> str:
+    """Why a `QArray` is not prepared for products over an axis; "" if it is."""
+    if _platform(q) != "cpu":
+        return ON_GPU
+    if compat.is_laid_out(q.qvalue):
+        return "it is sharded over explicit mesh axes; prepare it before it is placed"
+    if q.ndim < 2:
+        return "columns are needed beside the axis that is summed over"
+    *_, columns, depth = _last(q.shape, contracting)
+    if not q.size:
+        return "it is empty"
+    if depth % QUAD or columns % COLUMNS:
+        needed = f"multiples of {COLUMNS} columns and of {QUAD} values are needed"
+        return f"it has {columns} columns of {depth} values, and {needed}"
+    *_, wide, deep = _last(q.tile_sizes, contracting)
+    if split_tile(wide, columns, COLUMNS) is None or split_tile(deep, depth, QUAD) is None:
+        return f"its tiles of {deep} by {wide} columns cut groups of {QUAD} by {COLUMNS}"
+    return ""
+
+
+def why_not_layer(q: QArray, contracting: Shape, rank: int) -> str:
+    """The same for a layer's product over axes of its weight of `rank`, which may be stacked."""
+    if len(contracting) != 1:
+        return f"it is summed over {len(contracting)} axes, and one can be prepared"
+    return why_not(q, contracting[0] - rank)
+
+
+def _last(axes: tuple[Any, ...], contracting: int) -> tuple[Any, ...]:
+    """What there is of each axis, that of the contracted one moved to the end."""
+    rest = list(axes)
+    moved = rest.pop(contracting)
+    return (*rest, moved)
+
+
+def logical_shape(packed: Shape, contracting: int) -> Shape:
+    """The shape of what was packed."""
+    *lead, groups, quads, _, _ = packed
+    shape = [*lead, groups * COLUMNS]
+    shape.insert(len(shape) + 1 + contracting, quads * QUAD)
+    return tuple(shape)
+
+
+def split_tile(tile: int, size: int, inner: int) -> tuple[int, int] | None:
+    """The tile of an axis of `size` once it is two axes, the second of size `inner`.
+
+    None where no tile of two axes is the same.
+    """
+    if tile >= size:
+        return size // inner, inner
+    if tile % inner == 0:
+        return tile // inner, inner
+    return (1, tile) if inner % tile == 0 else None
+
+
+def _split_entries(entries: int, tile: int, size: int, inner: int) -> Shape:
+    """How the entries of a scale along that axis are split; one that is shared stays so."""
+    tiles = split_tile(tile, size, inner)
+    assert tiles is not None
+    return (1, 1) if entries == 1 else tile_counts((size // inner, inner), tiles)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _pack(q: QArray, contracting: int) -> QArray:
+    *_, columns, depth = _last(q.shape, contracting)
+    *_, wide, deep = _last(q.tile_sizes, contracting)
+
+    def pack(array: jax.Array | None, wide: int = 1, deep: int = 1) -> jax.Array | None:
+        if array is None or array.ndim == 0:
+            return array
+        codes = jnp.moveaxis(_as_codes(array), contracting, -1)
+        *lead, across, along = codes.shape
+        parts = _split_entries(across, wide, columns, COLUMNS)
+        parts += _split_entries(along, deep, depth, QUAD)
+        return _from_codes(codes.reshape(*lead, *parts).swapaxes(-3, -2), array.dtype)
+
+    *lead, _, _ = _last(given_tiles(q), contracting)
+    tiles = [split_tile(wide, columns, COLUMNS), split_tile(deep, depth, QUAD)]
+    outer, inner = zip(*(tile for tile in tiles if tile), strict=True)
+    return QArray(
+        jnp.asarray(pack(q.qvalue)),
+        jnp.asarray(pack(q.scale, wide, deep)),
+        pack(q.zero_point, wide, deep),
+        tiles=(*lead, *outer, *inner),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _unpack(packed: QArray, contracting: int) -> QArray:
+    def unpack(array: jax.Array | None) -> jax.Array | None:
+        if array is None or array.ndim == 0:
+            return array
+        codes = _as_codes(array).swapaxes(-3, -2)
+        *lead, groups, columns, quads, depth = codes.shape
+        codes = codes.reshape(*lead, groups * columns, quads * depth)
+        return _from_codes(jnp.moveaxis(codes, -1, contracting), array.dtype)
+
+    qvalue, scale = jnp.asarray(unpack(packed.qvalue)), jnp.asarray(unpack(packed.scale))
+    plain = QArray(qvalue, scale, unpack(packed.zero_point))
+    *lead, groups, quads, columns, depth = packed.tile_sizes
+    tiles = [*lead, groups * columns]
+    tiles.insert(plain.ndim + contracting, quads * depth)
+    derived = plain.tile_sizes
+    given = tuple(None if a == b else a for a, b in zip(tiles, derived, strict=True))
+    return dataclasses.replace(plain, tiles=given) if any(given) else plain
+
+
+def _as_codes(x: jax.Array) -> jax.Array:
+    """An array, perhaps of float8_e8m0fnu scales, that can be moved without being converted."""
+    if x.dtype.itemsize == 1:
+        return jax.lax.bitcast_convert_type(x, jnp.uint8)
+    return jnp.asarray(x)
+
+
+def _from_codes(codes: jax.Array, dtype: np.dtype) -> jax.Array:
+    return codes if codes.dtype == dtype else jax.lax.bitcast_convert_type(codes, dtype)

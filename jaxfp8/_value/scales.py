@@ -1,0 +1,137 @@
+"""Which values share a scale, and what that scale is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxfp8._value.dtypes import WIDE_FLOAT, finite_range
+from jaxfp8._value.qarray import Tiles
+from jaxfp8._value.spec import Shape
+from jaxfp8._value.tiles import reduce_tiles
+
+# A scale this little above a power of two is taken for it: the two lead to the same codes, and
+# the product with a reciprocal may be off by an ulp.
+_SLACK = 1 - 2.0**-22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Granularity:
+    """How an array of `shape` falls into tiles that share a scale.
+
+    Attributes:
+      shape: shape of the array.
+      tiles: size of the tile on each axis, at least 1.
+      counts: number of tiles on each axis; the last may be partial.
+    """
+
+    shape: Shape
+    tiles: Shape
+    counts: Shape
+
+    @property
+    def stated_tiles(self) -> Tiles | None:
+        """What `QArray.tiles` has to say: the sizes that shapes alone do not tell."""
+        axes = zip(self.shape, self.tiles, self.counts, strict=True)
+        stated = tuple(
+            tile if count * tile != size and count > 1 else None for size, tile, count in axes
+        )
+        while stated and stated[0] is None:
+            stated = stated[1:]
+        return stated or None
+
+
+def granularity(shape: Shape, named: Mapping[int, int]) -> Granularity:
+    """The tiles of an array of `shape`: as large as `named` by axis, or one for a whole axis."""
+    tiles = tuple(named.get(axis, max(size, 1)) for axis, size in enumerate(shape))
+    counts = tuple(-(-n // tiles[axis]) if axis in named else 1 for axis, n in enumerate(shape))
+    return Granularity(shape=shape, tiles=tiles, counts=counts)
+
+
+def choose_scale(
+    x: jax.Array,
+    grain: Granularity,
+    dtype: np.dtype,
+    zero_point: jax.Array | None,
+    choose_zero: bool,
+) -> jax.Array:
+    """The least float32 scale with which no finite value of a tile saturates; 0 if all are 0.
+
+    Args:
+      x: float32 values; NaN and infinities are not looked at.
+      grain: which of them share a scale.
+      dtype: the 8-bit dtype.
+      zero_point: the integer code of zero, or None.
+      choose_zero: whether the zero point will be chosen to suit the scale.
+    """
+    lowest, highest = finite_range(dtype)
+    if choose_zero:
+        below, above = extent(x, grain)
+        return below * _per(highest - lowest) + above * _per(highest - lowest)
+    if zero_point is not None:
+        below, above = extent(x, grain)
+        zero = zero_point.astype(jnp.float32)
+        return jnp.maximum(_ratio(below, zero - lowest), _ratio(above, highest - zero))
+    if lowest == 0:
+        return extent(x, grain)[1] * _per(highest)
+    largest = reduce_tiles(jnp.max, jnp.abs(_finite(x)), grain.tiles, grain.counts)
+    return largest * _per(highest)
+
+
+def choose_zero_point(
+    x: jax.Array, grain: Granularity, dtype: np.dtype, scale: jax.Array
+) -> jax.Array:
+    """The code of zero, in `dtype`, that lets the lowest value of a tile be the lowest code."""
+    lowest, highest = finite_range(dtype)
+    below = extent(x, grain)[0]
+    code = jnp.round(lowest + below / jnp.where(scale == 0, 1, scale))
+    return jax.lax.stop_gradient(jnp.clip(code, lowest, highest)).astype(dtype)
+
+
+def extent(x: jax.Array, grain: Granularity) -> tuple[jax.Array, jax.Array]:
+    """How far the finite values of each tile reach below and above zero; both at least 0."""
+    x = _finite(x)
+    return (
+        reduce_tiles(jnp.max, jnp.maximum(-x, 0), grain.tiles, grain.counts),
+        reduce_tiles(jnp.max, jnp.maximum(x, 0), grain.tiles, grain.counts),
+    )
+
+
+def store_scale(scale: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """A chosen float32 scale in the dtype that is kept, within its normal range; 0 becomes 1.
+
+    float8_e8m0fnu holds powers of two: the next one up, so that nothing saturates.
+    """
+    dtype = np.dtype(dtype)
+    if dtype not in WIDE_FLOAT:
+        return _power_of_two(scale, dtype)
+    info = jnp.finfo(dtype)
+    inside = jnp.clip(scale, float(info.tiny), float(info.max))
+    return jnp.where(scale > 0, inside, 1.0).astype(dtype)
+
+
+def _power_of_two(scale: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The least power of two not below `scale`: float8_e8m0fnu is the exponent field of float32."""
+    scale = jax.lax.stop_gradient(jnp.where(scale > 0, scale, 1.0))
+    bits = jax.lax.bitcast_convert_type(scale * jnp.float32(_SLACK), jnp.int32)
+    code = jnp.clip((bits >> 23) + 1, 1, 254)
+    return jax.lax.bitcast_convert_type(code.astype(jnp.uint8), dtype)
+
+
+def _per(steps: float) -> np.float32:
+    """The reciprocal: what XLA makes of dividing by a constant, but the same without `jit`."""
+    return np.float32(1) / np.float32(steps)
+
+
+def _finite(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+def _ratio(span: jax.Array, steps: jax.Array) -> jax.Array:
+    """`span / steps`, or 0 where no code is left on this side of zero."""
+    return jnp.where(steps > 0, span / jnp.maximum(steps, 1), 0)

@@ -1,0 +1,73 @@
+"""How tiles of a scale and shards of a mesh fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jaxfp8._value.errors import message
+from jaxfp8._value.spec import Shape
+
+
+def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int]) -> None:
+    """Refuses a tile that a shard of `x` would cut, as far as the sharding of `x` is known.
+
+    It is known of an array that is there, and of a traced one on a mesh with explicit axes.
+
+    Args:
+      operand: what the error calls `x`.
+      x: an array, perhaps traced.
+      tiles: size of the tile by axis.
+
+    Raises:
+      ValueError: a tile does not divide the shards of its axis.
+    """
+    check_tiles_fit("jaxfp8.Quantization", operand, x.shape, _sharding(x), tiles)
+
+
+def check_tiles_fit(
+    operation: str, operand: str, shape: Shape, sharding: Any, tiles: Mapping[int, int]
+) -> None:
+    """Refuses a tile that a shard would cut, of an array of `shape` that will have a sharding.
+
+    Args:
+      operation, operand: what the error calls them.
+      shape: shape of the array.
+      sharding: any; of one that is no `NamedSharding` nothing is known.
+      tiles: size of the tile by axis.
+
+    Raises:
+      ValueError: a tile does not divide the shards of its axis.
+    """
+    for axis, parts in _parts(sharding).items():
+        tile = tiles.get(axis, shape[axis])
+        if parts > 1 and tile < shape[axis] and (shape[axis] // parts) % tile:
+            got = f"has {shape[axis] // parts} values per shard on axis {axis}"
+            needs = f"tiles of {tile} have to lie within a shard"
+            remedy = "choose a tile that divides it, or shard another axis"
+            raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
+
+
+def _parts(sharding: Any) -> dict[int, int]:
+    """Into how many shards each axis is cut; nothing where that is not known."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return {}
+    sizes = sharding.mesh.shape
+    return {
+        axis: math.prod(sizes[name] for name in _names(entry))
+        for axis, entry in enumerate(sharding.spec)
+    }
+
+
+def _sharding(x: jax.Array) -> Any:
+    return jax.typeof(x).sharding if isinstance(x, jax.core.Tracer) else x.sharding
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    if entry is None or isinstance(entry, str):
+        return (entry,) if entry else ()
+    return tuple(entry) if isinstance(entry, tuple) else ()

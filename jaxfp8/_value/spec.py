@@ -1,0 +1,227 @@
+"""The problem: everything about a scaled dot that is known before its data is.
+
+The C++ twin of these classes is `ffi/common/spec.h`; both keep one field order, and
+`docs/custom_call.md` describes the call that carries them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxfp8._value import dtypes
+
+ACTIVATIONS = ("none", "relu", "gelu_tanh", "gelu_erf", "silu")
+
+# Operands that need not be as wide as the call defines them, and what they may be beside that: the
+# CPU takes them as they are, without a conversion in front of the call.
+AS_STORED: dict[str, tuple[np.dtype, tuple[np.dtype, ...]]] = {
+    "lhs_scale": (np.dtype(np.float32), dtypes.FLOAT16),
+    "lhs_zero_point": (dtypes.INT32, dtypes.INT8),
+    "rhs_scale": (np.dtype(np.float32), dtypes.FLOAT16),
+    "rhs_zero_point": (dtypes.INT32, dtypes.INT8),
+    "bias": (np.dtype(np.float32), dtypes.FLOAT16),
+}
+
+Shape = tuple[int, ...]
+DimensionNumbers = tuple[tuple[Shape, Shape], tuple[Shape, Shape]]
+
+
+def is_known(shape: Shape) -> bool:
+    """Whether all sizes are numbers: those of an exported function may be symbols."""
+    return all(isinstance(size, int | np.integer) for size in shape)
+
+
+def tile_counts(shape: Shape, tiles: Shape) -> Shape:
+    """How many tiles of sizes `tiles` cover an array of `shape`; the last one may be partial."""
+    return tuple(-(-size // tile) for size, tile in zip(shape, tiles, strict=True))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OperandSpec:
+    """One side of the product: `(values - zero_point) * scale`.
+
+    Attributes:
+      dtype: logical dtype of the values; FP8 values travel as uint8.
+      shape: shape of the values. A batch axis may have size 1 where the other side has more:
+        the values are then shared by the whole batch, and are not copied.
+      contracting: axes summed over, in the order of the other side's.
+      batch: axes that both sides share, in the order of the output's leading axes.
+      tiles: sizes, by axis, of the tile that shares one scale and zero point; at least 1.
+      scale: whether a scale of shape `tile_counts(shape, tiles)` is given.
+      zero_point: whether a zero point of that shape is given (int8 and uint8 only).
+      scale_rounded: whether the scale, of float32, counts as rounded to bfloat16. A cast in front
+        of the call would do the same, but on the CPU takes longer than many a product.
+    """
+
+    dtype: str
+    shape: Shape
+    contracting: Shape
+    batch: Shape
+    tiles: Shape
+    scale: bool
+    zero_point: bool
+    scale_rounded: bool = False
+
+    @property
+    def free(self) -> Shape:
+        """Axes that are neither contracted nor batch, in order."""
+        used = {*self.contracting, *self.batch}
+        return tuple(axis for axis in range(len(self.shape)) if axis not in used)
+
+    @property
+    def scale_shape(self) -> Shape:
+        """Shape of the scale and of the zero point, where given."""
+        return tile_counts(self.shape, self.tiles)
+
+    def sizes(self, axes: Shape) -> Shape:
+        """Sizes of the given axes."""
+        return tuple(self.shape[axis] for axis in axes)
+
+    def __str__(self) -> str:
+        """Such as `float8_e4m3fn[8,4]*[1,4]`, the second bracket being the scale's shape."""
+        parts = f"{self.dtype}{_bracket(self.shape)}"
+        parts += f"-{_bracket(self.scale_shape)}" if self.zero_point else ""
+        return parts + (f"*{_bracket(self.scale_shape)}" if self.scale else "")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpilogueSpec:
+    """What happens to a sum before it is stored.
+
+    `y = activation(sum + residual + bias)`; `amax = max |y|`; `out = cast(y / out_scale)`.
+    Shapes have the rank of the output, each axis 1 or full; `None` where not given.
+
+    Attributes:
+      residual: shape of the residual, or None.
+      residual_dtype: float32, bfloat16 or float16; "" without a residual.
+      bias: shape of the bias, or None.
+      activation: one of `ACTIVATIONS`.
+      out_dtype: logical dtype of the output; FP8 travels as uint8.
+      out_scale: shape of the float32 scale that dequantises an 8-bit output, or None.
+      amax: shape of the float32 amax: axes of size 1 are reduced, or None.
+    """
+
+    residual: Shape | None = None
+    residual_dtype: str = ""
+    bias: Shape | None = None
+    activation: str = "none"
+    out_dtype: str
+    out_scale: Shape | None = None
+    amax: Shape | None = None
+
+    def map_shapes(self, fun: Callable[[Shape], Shape]) -> EpilogueSpec:
+        """The same with `fun` of each shape that is given."""
+        names = ("residual", "bias", "out_scale", "amax")
+        given = {name: getattr(self, name) for name in names}
+        new: dict[str, Any] = {n: fun(shape) for n, shape in given.items() if shape is not None}
+        return dataclasses.replace(self, **new)
+
+    def __str__(self) -> str:
+        """Such as `+ bias[1,4] > relu > bfloat16`."""
+        steps = [
+            f"+ {name}{_bracket(shape)}"
+            for name, shape in (("residual", self.residual), ("bias", self.bias))
+            if shape is not None
+        ]
+        steps += [f"> {self.activation}"] if self.activation != "none" else []
+        steps += [f"> amax{_bracket(self.amax)}"] if self.amax is not None else []
+        steps += [f"/ out_scale{_bracket(self.out_scale)}"] if self.out_scale is not None else []
+        return " ".join([*steps, f"> {self.out_dtype}"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScaledDotSpec:
+    """A whole scaled dot. Output axes are batch, free axes of lhs, free axes of rhs.
+
+    Attributes:
+      lhs, rhs: the two sides.
+      epilogue: what follows the sum.
+      precision: "default" lets a device accumulate fast, "highest" asks for full float32.
+    """
+
+    lhs: OperandSpec
+    rhs: OperandSpec
+    epilogue: EpilogueSpec
+    precision: str = "default"
+
+    @property
+    def batch_shape(self) -> Shape:
+        """Sizes of the batch axes, a side of size 1 taking the other's."""
+        pairs = zip(self.lhs.sizes(self.lhs.batch), self.rhs.sizes(self.rhs.batch), strict=True)
+        return tuple(r if left == 1 else left for left, r in pairs)
+
+    @property
+    def out_shape(self) -> Shape:
+        """Shape of the output."""
+        lhs, rhs = self.lhs, self.rhs
+        return self.batch_shape + lhs.sizes(lhs.free) + rhs.sizes(rhs.free)
+
+    @property
+    def contracting_size(self) -> int:
+        """Number of terms in each sum (K)."""
+        return math.prod(self.lhs.sizes(self.lhs.contracting))
+
+    @property
+    def dimension_numbers(self) -> DimensionNumbers:
+        """As `jax.lax.dot_general` takes them."""
+        lhs, rhs = self.lhs, self.rhs
+        return (lhs.contracting, rhs.contracting), (lhs.batch, rhs.batch)
+
+    def __str__(self) -> str:
+        """As a printed jaxpr shows it: sides, what is contracted, what follows."""
+        lhs, rhs = self.lhs, self.rhs
+        batch = f" batch {_bracket(lhs.batch)}.{_bracket(rhs.batch)}" if lhs.batch else ""
+        axes = f"{_bracket(lhs.contracting)}.{_bracket(rhs.contracting)}"
+        return f"({lhs} . {rhs} over {axes}{batch} {self.epilogue})"
+
+    def operand_names(self) -> tuple[str, ...]:
+        """The names of the operands of the call, in order; docs/custom_call.md explains them."""
+        epilogue = self.epilogue
+        optional = {
+            "lhs_scale": self.lhs.scale,
+            "lhs_zero_point": self.lhs.zero_point,
+            "rhs_scale": self.rhs.scale,
+            "rhs_zero_point": self.rhs.zero_point,
+            "residual": epilogue.residual is not None,
+            "bias": epilogue.bias is not None,
+            "out_scale": epilogue.out_scale is not None,
+        }
+        return ("lhs", "rhs", *(name for name, given in optional.items() if given))
+
+    def rounds(self, name: str) -> bool:
+        """Whether the operand of that name is a scale that counts as rounded to bfloat16."""
+        sides = {"lhs_scale": self.lhs, "rhs_scale": self.rhs}
+        return name in sides and sides[name].scale_rounded
+
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the custom call, as docs/custom_call.md lists them."""
+        return {
+            **_attributes(self.lhs, "lhs_"),
+            **_attributes(self.rhs, "rhs_"),
+            **_attributes(self.epilogue, ""),
+            "precision": self.precision,
+        }
+
+
+def _bracket(shape: Shape) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _attributes(spec: OperandSpec | EpilogueSpec, prefix: str) -> dict[str, Any]:
+    """The fields of a spec: shapes as int64 arrays, an optional one also as `has_NAME`.
+
+    They are not nested: `jax.ffi.ffi_call` takes no dictionary that holds arrays.
+    """
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(spec):
+        name, value = prefix + field.name, getattr(spec, field.name)
+        if field.type == "Shape | None":
+            out["has_" + name] = value is not None
+            value = value or ()
+        out[name] = np.asarray(value, np.int64) if isinstance(value, tuple) else value
+    return out

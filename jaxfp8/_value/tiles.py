@@ -1,0 +1,83 @@
+"""Arithmetic between an array and something that its tiles share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxfp8._value.spec import Shape
+
+
+def map_tiles(
+    fun: Callable[..., jax.Array], x: jax.Array, shared: Sequence[jax.Array], tiles: Shape
+) -> jax.Array:
+    """`fun(x, *shared)` elementwise, every entry of a shared array serving one tile of `x`.
+
+    Axes of one tile, and of tiles of one, broadcast as they are; tiles that divide their axis
+    cost a reshape; only a partial tile makes the shared arrays as large as the axis.
+
+    Args:
+      fun: elementwise function of arrays that broadcast together.
+      x: array of any shape.
+      shared: arrays of rank 0 or of the rank of `x`, each axis 1 or one entry per tile.
+      tiles: size of the tile on each axis.
+    """
+    shared = [_repeat_partial(s, x.shape, tiles) for s in shared]
+    split = tuple(_split(axis, x.shape, shared) for axis in range(x.ndim))
+    y = fun(_reshape(x, split), *(_reshape(s, _shared_split(s, split)) for s in shared))
+    return _reshape(y, (x.shape,))
+
+
+def reduce_tiles(
+    fun: Callable[..., jax.Array], x: jax.Array, tiles: Shape, counts: Shape
+) -> jax.Array:
+    """`fun(tile, axis=...)` for each tile, as an array of shape `counts`.
+
+    A partial tile is filled up with zeros, which `fun` must not mind (a largest magnitude does
+    not); so is the one tile of an empty axis.
+    """
+    edges = [(0, n * tile - size) for n, tile, size in zip(counts, tiles, x.shape, strict=True)]
+    x = jnp.pad(x, edges) if any(high for _, high in edges) else x
+    blocks = x.reshape([n for pair in zip(counts, tiles, strict=True) for n in pair])
+    return fun(blocks, axis=tuple(range(1, blocks.ndim, 2)))
+
+
+def _repeat_partial(shared: jax.Array, shape: Shape, tiles: Shape) -> jax.Array:
+    """`shared` with the full size on each axis that its tiles do not divide."""
+    for axis, count in enumerate(shared.shape):
+        if count not in (0, 1, shape[axis]) and count * tiles[axis] != shape[axis]:
+            shared = jnp.repeat(shared, tiles[axis], axis=axis)
+            shared = jax.lax.slice_in_dim(shared, 0, shape[axis], axis=axis)
+    return shared
+
+
+def _split(axis: int, shape: Shape, shared: Sequence[jax.Array]) -> Shape:
+    """An axis as (tiles, size of a tile), or whole where broadcasting needs no more."""
+    size = shape[axis]
+    counts = {s.shape[axis] for s in shared if s.ndim} - {1, size}
+    count = next(iter(counts), size)
+    return (size,) if count == size else (count, size // count)
+
+
+def _shared_split(shared: jax.Array, split: Sequence[Shape]) -> Sequence[Shape]:
+    """The shape that lets `shared` broadcast against an array split by `split`."""
+    if shared.ndim == 0:
+        return ()
+    pairs = zip(shared.shape, split, strict=True)
+    return [_shared_axis(size, parts) for size, parts in pairs]
+
+
+def _shared_axis(size: int, parts: Shape) -> Shape:
+    """Sizes of a shared axis of `size` where the array's axis has these parts."""
+    if len(parts) == 1:
+        return (size,)
+    return parts if size == math.prod(parts) else (size, 1)
+
+
+def _reshape(x: jax.Array, split: Sequence[Shape]) -> jax.Array:
+    """`x` with each axis replaced by its parts; nothing is emitted where none has two."""
+    shape = tuple(n for parts in split for n in parts)
+    return x if shape == x.shape else x.reshape(shape)
