@@ -1,8 +1,8 @@
 """Captures existing functions: facts beside values, three passes, and a report."""
 
+from jaxfp8._rewrite.engine import explain, rewrite
 from jaxfp8._rewrite.floats.quantize_dots import quantize_dots
 from jaxfp8._rewrite.report.model import Operand, Report, Site
 from jaxfp8._rewrite.report.text import show
-from jaxfp8._rewrite.rewrite import explain, rewrite
 
 __all__ = ["Operand", "Report", "Site", "explain", "quantize_dots", "rewrite", "show"]

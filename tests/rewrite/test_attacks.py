@@ -413,7 +413,7 @@ def test_nan_as_an_argument_is_traced_once() -> None:
 
 
 def test_traces_kept_for_values_of_a_number_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxfp8._rewrite.rewrite._MOST_TRACES", 2)
+    monkeypatch.setattr("jaxfp8._rewrite.engine._MOST_TRACES", 2)
     traces: list[int] = []
 
     def f(x: Any, q: Any, n: int) -> Any:

@@ -223,7 +223,7 @@ def test_repeated_rewrites_leave_nothing_behind() -> None:
         fun = _afresh(lambda x, q: jnp.tanh(x @ (q.astype(F32) * 0.5)))
         jax.make_jaxpr(jaxfp8.rewrite(fun))(x, q)
         gc.collect()
-        ours = ("jaxfp8._rewrite.ir.graph", "jaxfp8._rewrite.rewrite")
+        ours = ("jaxfp8._rewrite.ir.graph", "jaxfp8._rewrite.engine")
         return sum(type(o).__module__ in ours for o in gc.get_objects())
 
     once()
@@ -231,7 +231,7 @@ def test_repeated_rewrites_leave_nothing_behind() -> None:
 
 
 def test_traces_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxfp8._rewrite.rewrite._MOST_TRACES", 3)
+    monkeypatch.setattr("jaxfp8._rewrite.engine._MOST_TRACES", 3)
     traces = []
 
     def f(x: Any, q: Any) -> Any:

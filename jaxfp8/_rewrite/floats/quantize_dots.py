@@ -16,6 +16,7 @@ from jaxfp8._call import lowering
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
+from jaxfp8._rewrite.engine import Found, Rewriter, found_of
 from jaxfp8._rewrite.floats import roles
 from jaxfp8._rewrite.floats.rounding import Dot, Plan, Rounded, round_dots
 from jaxfp8._rewrite.floats.rounding import Found as FoundDots
@@ -25,7 +26,6 @@ from jaxfp8._rewrite.plan.arguments import Arguments, split
 from jaxfp8._rewrite.plan.decide import decide, why_left_alone
 from jaxfp8._rewrite.plan.trace import Trace, trace
 from jaxfp8._rewrite.report.model import Report, Site, report
-from jaxfp8._rewrite.rewrite import Found, Rewriter, found_of
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import accuracy, compat, dtypes
 from jaxfp8._value.errors import FallbackWarning, UnsupportedError, message
