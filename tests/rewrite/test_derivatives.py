@@ -322,3 +322,31 @@ def test_second_derivative_of_a_scan_over_rewritten_layers(mode: Callable[..., A
         return mode(gradient, x, s)[1]((jnp.cos(x), s))
 
     _same(curvature(jaxfp8.rewrite(layer)), curvature(layer))
+
+
+def _on_a_mesh(kind: Any, layer: Callable[..., Any], x: Any, q: Any, s: Any) -> Any:
+    """The Hessian-vector product of a loss, of a layer inside `shard_map` or on explicit axes."""
+    spec = jax.sharding.PartitionSpec
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind,) * 2)
+    specs = (spec("a"), spec(None, "b"), spec(None, "b"))
+    with jax.set_mesh(mesh):
+        x, q, s = (jax.device_put(v, p) for v, p in zip((x, q, s), specs, strict=True))
+        if kind is jax.sharding.AxisType.Auto:
+            layer = jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=spec("a", "b"))
+
+        def along(x: Any, s: Any) -> Any:
+            gradient = jax.grad(lambda x, s: jnp.sum(jnp.sin(layer(x, q, s))), (0, 1))
+            return jax.jvp(gradient, (x, s), (jnp.cos(x), s))[1]
+
+        return jax.jit(along)(x, s)
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_second_derivative_of_layers_rewritten_on_a_mesh(kind: Any) -> None:
+    data = Data()
+    args = data.normal(4, 8), data.bits8(8, 8, dtype=jnp.int8), data.scale(1, 8) * 0.02
+
+    def layer(x: Any, q: Any, s: Any) -> Any:
+        return jnp.tanh(x @ (q.astype(F32) * s))
+
+    _same(_on_a_mesh(kind, jaxfp8.rewrite(layer), *args), _on_a_mesh(kind, layer, *args))

@@ -15,8 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.custom_derivatives import SymbolicZero
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax.extend import core
 
 from jaxfp8._rewrite.ir import graph
@@ -133,7 +132,7 @@ class _Rules:
             outputs, residuals = halves.first(*primals)
             floats = halves.second(residuals, *moving)
         others = self._others(primals)
-        return [*outputs, *others], [*self._tangents(floats), *map(_zero_tangent, others)]
+        return [*outputs, *others], [*self._tangents(floats, outputs), *map(_zero_tangent, others)]
 
     def _others(self, primals: Sequence[Any]) -> Sequence[Any]:
         """The outputs that have no derivative."""
@@ -234,14 +233,12 @@ class _Rules:
         real, rest = iter(floats), iter(others)
         return [next(real) if inexact else next(rest) for inexact in self.inexact]
 
-    def _tangents(self, floats: Sequence[Any]) -> list[Any]:
-        """Tangents of all outputs; an integer output has one of dtype float0."""
-        rest = [
-            np.zeros(v.aval.shape, jax.dtypes.float0)
-            for v, real in zip(self.jaxpr.outvars, self.inexact, strict=True)
-            if not real
-        ]
-        return self._merge(floats, rest)
+    def _tangents(self, floats: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """Tangents of all outputs, of their types, from those of the outputs that are floats."""
+        pairs = list(zip(outputs, self.inexact, strict=True))
+        types = [jax.typeof(y) for y, real in pairs if real]
+        moved = [compat.laid_out_like(t, aval) for t, aval in zip(floats, types, strict=True)]
+        return self._merge(moved, [_zero_tangent(y) for y, real in pairs if not real])
 
 
 def _key(kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Key:
@@ -278,9 +275,8 @@ def evaluate(jaxpr: Any, env: dict[Any, Any]) -> list[Any]:
 
 
 def _zero_tangent(output: Any) -> Any:
-    if _is_inexact(output):
-        return jnp.zeros_like(output)
-    return np.zeros(output.shape, jax.dtypes.float0)
+    """Zero, of the type that a tangent of this output has, shardings and mesh axes included."""
+    return zero_from_primal(output, symbolic_zeros=True)
 
 
 def _is_inexact(aval: Any) -> bool:
