@@ -124,9 +124,14 @@ def output_aval(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any
 
 def zeros(aval: Any) -> jax.Array:
     """Zeros of an abstract value: sharded as it is, and varying along the same mesh axes."""
-    array = laid_out_like(jnp.zeros(aval.shape, aval.dtype), aval)
-    axes = tuple(aval.mat.varying)
-    return jax.lax.pcast(array, axes, to="varying") if axes else array
+    return of_type(jnp.zeros(aval.shape, aval.dtype), aval)
+
+
+def of_type(x: Any, aval: Any) -> Any:
+    """`x` sharded as a type says, and varying along the mesh axes that the type varies along."""
+    x = laid_out_like(x, aval)
+    missing = tuple(aval.mat.varying - jax.typeof(x).mat.varying)
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def is_laid_out(x: Any) -> bool:

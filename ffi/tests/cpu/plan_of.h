@@ -33,9 +33,9 @@ inline Plan PlanOf(const char* kernel, const char* left, const char* right, int6
   spec.rhs.scale = scaled > 0;
   buffers.rhs_scale = scaled ? ones.data() : nullptr;
   Tables tables;
-  const Axes axes = AxesOf(spec);
-  const Form form = FormOf(spec, axes);
-  Problem problem = Canonical(spec, axes, form, buffers, tables);
+  const Axes groups = AxesOf(spec);
+  const Form form = FormOf(spec, groups);
+  Problem problem = Canonical(spec, groups, form, buffers, tables);
   const Route route = RouteTo(form, CpuFeatures(), kernel);
   CutDepth(problem, form, route.kernel->sums);
   return MakePlan(problem, *route.kernel, threads);

@@ -237,7 +237,7 @@ class _Rules:
         """Tangents of all outputs, of their types, from those of the outputs that are floats."""
         pairs = list(zip(outputs, self.inexact, strict=True))
         types = [jax.typeof(y) for y, real in pairs if real]
-        moved = [compat.laid_out_like(t, aval) for t, aval in zip(floats, types, strict=True)]
+        moved = [compat.of_type(t, aval) for t, aval in zip(floats, types, strict=True)]
         return self._merge(moved, [_zero_tangent(y) for y, real in pairs if not real])
 
 
