@@ -257,15 +257,7 @@ def _sum_tangent(
         for name in _LINEAR_IN
         if name in moving
     ]
-    aval = compat.output_aval([], spec.out_shape, np.dtype(dtype))
-    # Widened before they are broadcast: cotangents are summed as wide.
-    terms += [
-        compat.laid_out_like(
-            jnp.broadcast_to(moving[name].astype(jnp.float32), spec.out_shape).astype(dtype), aval
-        )
-        for name in ("residual", "bias")
-        if name in moving
-    ]
+    terms += [_addend(term_spec, moving[name]) for name in ("residual", "bias") if name in moving]
     return functools.reduce(jnp.add, terms) if terms else None
 
 
@@ -283,22 +275,37 @@ def _sum_only(spec: ScaledDotSpec, out_dtype: str, keep_addends: bool = False) -
 def _transpose(
     cotangents: list[Any], *operands: Any, spec: ScaledDotSpec, kernel: str, split: Any
 ) -> list[Any]:
-    """Transposes a sum that is linear in the one operand that is undefined."""
+    """Transposes a sum that is linear in the operands that are undefined: a side, and addends."""
     del split
     names = spec.operand_names()
     named = dict(zip(names, operands, strict=True))
-    (linear,) = (n for n in names if ad.is_undefined_primal(named[n]))
+    avals = {n: named[n].aval for n in names if ad.is_undefined_primal(named[n])}
     (ct,) = cotangents
-    result: Any
+    return [
+        _transpose_in(spec, kernel, named, ct, n, avals[n]) if n in avals else None for n in names
+    ]
+
+
+def _transpose_in(
+    spec: ScaledDotSpec, kernel: str, named: dict[str, Any], ct: Any, name: str, aval: Any
+) -> Any:
+    """The cotangent of one operand."""
     if isinstance(ct, ad.Zero):
-        result = ad.Zero(named[linear].aval)
-    elif linear in ("lhs", "rhs"):
-        result = _transpose_values(spec, kernel, named, ct, linear)
+        return ad.Zero(aval)
+    if name in ("lhs", "rhs"):
+        result = _transpose_values(spec, kernel, named, ct, name)
+    elif name in ("residual", "bias"):
+        (result,) = jax.linear_transpose(functools.partial(_addend, spec), aval)(ct)
     else:
-        result = _transpose_scale(spec, named, ct, linear)
-    if not isinstance(result, ad.Zero):
-        result = compat.laid_out_like(result, named[linear].aval)
-    return [result if name == linear else None for name in names]
+        result = _transpose_scale(_sum_only(spec, ct.dtype.name), named, ct, name)
+    return compat.laid_out_like(result, aval)
+
+
+def _addend(spec: ScaledDotSpec, x: jax.Array) -> jax.Array:
+    """A residual or a bias as it is added; widened first: cotangents are summed as wide."""
+    wide = jnp.broadcast_to(x.astype(jnp.float32), spec.out_shape)
+    aval = compat.output_aval([], spec.out_shape, np.dtype(spec.epilogue.out_dtype))
+    return compat.laid_out_like(wide.astype(aval.dtype), aval)
 
 
 def _transpose_scale(

@@ -350,3 +350,24 @@ def test_second_derivative_of_layers_rewritten_on_a_mesh(kind: Any) -> None:
         return jnp.tanh(x @ (q.astype(F32) * s))
 
     _same(_on_a_mesh(kind, jaxfp8.rewrite(layer), *args), _on_a_mesh(kind, layer, *args))
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda a, b, w: a @ w + b,
+        lambda a, b, w: a @ w - 2 * b[0],
+        lambda a, b, w: a @ w + a + b,
+    ],
+    ids=["residual", "bias", "residual of itself"],
+)
+def test_a_linear_function_is_transposed_with_what_it_adds(fun: Any, jit: Any) -> None:
+    data = Data()
+    q, s, x = data.bits8(8, 8, dtype=jnp.int8), data.scale(1, 8), data.normal(4, 8)
+
+    def linear(a: Any, b: Any) -> Any:
+        return fun(a, b, q.astype(F32) * s)
+
+    got = jax.linear_transpose(jit(jaxfp8.rewrite(linear)), x, x)(jnp.cos(x))
+    _same(got, jax.linear_transpose(linear, x, x)(jnp.cos(x)))
