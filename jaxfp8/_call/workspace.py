@@ -5,6 +5,10 @@ it has been freed. So the scratch is a result that nobody uses, and its size is 
 device is known. It is what the path that takes the problem can use on the largest device that the
 kernels are compiled for, and a budget: a path fits itself to less.
 
+For a few rows that is partial sums for every block of the device, whatever the weight's size: up to
+0.5 MiB for one row, 5 MiB for 16 and 22 MiB for 64. A tenth of the weight's bytes instead would be
+1.3x slower with 16 rows of 4096 x 4096 weights on an H100 (22.2 us), 4.2x with 64 (27.7 us).
+
 ffi/cuda/workspace.cc has the same rule, for callers of the C function `jaxfp8_cuda_workspace`.
 """
 

@@ -18,7 +18,7 @@ from jaxfp8._rewrite.plan.direct import Direct, Refused
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.trace import Trace, trace
 from jaxfp8._rewrite.report.model import Report, report
-from jaxfp8._value.errors import FallbackWarning
+from jaxfp8._value.errors import FallbackWarning, level_of_user
 
 # Each value of an argument that is no array is a trace of its own, as in jax.jit.
 _MOST_TRACES = 256
@@ -96,7 +96,7 @@ class Rewriter:
         sites = decision.seen.sites
         if self.strict and any(site.call is None for site in sites):
             _refuse_misses(report(self.fun, decision.seen))
-        if self.warns and sites and not decision.changed:
+        if self.warns and sites and not decision.changed and not decision.seen.calls:
             self._warn(report(self.fun, decision.seen))
         return found_of(self.fun, traced, decision) if decision.changed else Found(traced)
 
@@ -108,7 +108,7 @@ class Rewriter:
         )
         if text not in self._told:
             self._told.add(text)
-            warnings.warn(text, FallbackWarning, stacklevel=5)
+            warnings.warn(text, FallbackWarning, stacklevel=level_of_user())
 
 
 def found_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Found:

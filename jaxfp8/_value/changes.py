@@ -130,7 +130,7 @@ def why_wide(kind: type) -> str:
     layer = _layer(kind)
     if layer:
         return f"{layer} has no 8-bit twin"
-    return "it is no layer's weight; `jaxfp8.quantize_dots` takes products with such"
+    return "it is no layer's weight; `jaxfp8.quantize_dots` can run its products in 8 bits"
 
 
 def _cells(rows: list[Change]) -> tuple[str, ...]:

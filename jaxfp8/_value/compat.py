@@ -243,7 +243,7 @@ def linearize(function: Callable[..., tuple[list[Any], Any]], *points: Any) -> t
 
 
 def is_inseparable(error: ValueError) -> bool:
-    """Whether an error says that an operation's value cannot be had before its tangent is known.
+    """Whether JAX raised because it cannot compute the value before the tangent.
 
     JAX tells it in no other way, and only by trying.
     """

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
+# Packages whose frames a warning does not point at: JAX calls what it transforms.
+_NOT_THE_USER = ("jaxfp8", "jax", "contextlib", "functools")
+
 
 class UnsupportedError(NotImplementedError):
     """No kernel takes this scaled dot and `jaxfp8.strict()` forbids the reference.
@@ -24,3 +30,15 @@ class FallbackWarning(UserWarning):
 def message(operation: str, operand: str, got: str, needs: str, remedy: str) -> str:
     """One sentence in the house form: operation, operand, got, needs; remedy."""
     return f"`{operation}`: {operand} {got}, but {needs}; {remedy}."
+
+
+def level_of_user() -> int:
+    """The `stacklevel` with which the caller's warning points at the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _package(frame) in _NOT_THE_USER:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _package(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

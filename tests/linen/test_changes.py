@@ -53,7 +53,7 @@ def variables(scan):
 def test_each_weight_has_a_row_with_its_reason(scan):
     found = jaxfp8.linen.changes(Model(INT8, scan), variables(scan), IDS)
     names = ["block"] if scan else [f"block_{i}" for i in range(3)]
-    rest = "it is no layer's weight; `jaxfp8.quantize_dots` takes products with such"
+    rest = "it is no layer's weight; `jaxfp8.quantize_dots` can run its products in 8 bits"
     want = {"embed": ("Embed", "its layer is Flax's, not the Embed of `jaxfp8.linen`")}
     for name in names:
         want[f"{name}/flax"] = ("Dense", "its layer is Flax's, not the Dense of `jaxfp8.linen`")

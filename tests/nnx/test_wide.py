@@ -46,7 +46,7 @@ def quantized():
 
 def test_each_weight_that_stays_wide_has_a_row_with_bytes_and_reason():
     left = {row.path: row for row in quantized().left}
-    rest = "it is no layer's weight; `jaxfp8.quantize_dots` takes products with such"
+    rest = "it is no layer's weight; `jaxfp8.quantize_dots` can run its products in 8 bits"
     want = {"embed": ("Embed", 20 * 16, "`where` does not choose it")}
     for i in range(3):
         want[f"blocks/{i}/conv/kernel"] = ("Conv", 3 * 16 * 16, "Conv has no 8-bit twin")

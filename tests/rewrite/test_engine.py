@@ -71,6 +71,18 @@ def test_rewrite_that_captures_nothing_warns_at_the_call_and_once() -> None:
     jax.grad(lambda x: rewritten(x, q).sum())(x)
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [jax.grad, jax.vmap, lambda f: jax.jit(jax.grad(f))],
+    ids=["grad", "vmap", "jit of grad"],
+)
+def test_the_warning_points_at_the_caller_of_a_transformed_function(transform: Any) -> None:
+    x, q, _ = _args()
+    with pytest.warns(jaxfp8.FallbackWarning) as told:
+        transform(jaxfp8.rewrite(lambda x: jnp.sum(curved(x, q))))(x)
+    assert [w.filename for w in told] == [__file__]
+
+
 def test_rewrite_that_captures_something_or_has_no_8_bit_data_does_not_warn() -> None:
     x, q, s = _args()
     jaxfp8.rewrite(lambda x, q: (curved(x, q), product(x, q, s)))(x, q)

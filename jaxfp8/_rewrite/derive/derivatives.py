@@ -165,7 +165,7 @@ class _Rules:
     def _by_reverse(
         self, active: tuple[int, ...], primals: Sequence[Any], tangents: Sequence[Any]
     ) -> Any:
-        """A rule of the function is for reverse mode alone, and so is this: JAX sees to both."""
+        """The function has a `custom_vjp`: reverse mode alone. In forward mode JAX raises."""
 
         def of_active(*values: Any) -> Sequence[Any]:
             merged = list(primals)
@@ -255,7 +255,7 @@ def _pull_back(linear: Callable[..., Any], *cotangents: Any) -> Any:
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:
-    """Whether a transformation of JAX looks on, which may ask for a further derivative."""
+    """Whether a transformation of JAX is active: it may differentiate again."""
     return any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 

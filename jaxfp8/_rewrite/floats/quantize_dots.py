@@ -28,7 +28,7 @@ from jaxfp8._rewrite.plan.trace import Trace, trace
 from jaxfp8._rewrite.report.model import Report, Site, report
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import accuracy, compat, dtypes
-from jaxfp8._value.errors import FallbackWarning, UnsupportedError, message
+from jaxfp8._value.errors import FallbackWarning, UnsupportedError, level_of_user, message
 from jaxfp8._value.prepared import PreparedArray, is_whole
 from jaxfp8._value.qarray import QArray, adopt
 
@@ -253,7 +253,7 @@ class _Rewriter(Rewriter):
         if lowering.is_strict():
             raise UnsupportedError(text)
         if not self.told:
-            warnings.warn(text, FallbackWarning, stacklevel=2)
+            warnings.warn(text, FallbackWarning, stacklevel=level_of_user())
         self.told = True
 
 
