@@ -1,8 +1,12 @@
 """8-bit matrix products in JAX: a dequantise-matmul pattern becomes one call on the 8-bit data.
 
 See `README.md` for a tour and `docs/design.md` for the map. Importing this package starts no
-backend and changes no configuration.
+backend and changes no configuration. `jaxfp8.linen`, `jaxfp8.nnx` and `jaxfp8.testing` are imported
+when they are first used, and Flax with them.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from jaxfp8._call.ffi import register_ffi_targets
 from jaxfp8._call.lowering import strict
@@ -31,6 +35,26 @@ from jaxfp8._rewrite import Report, explain, quantize_dots, rewrite
 from jaxfp8._value.errors import FallbackWarning, LibraryError, UnsupportedError
 from jaxfp8._value.prepared import PreparedArray, prepare
 from jaxfp8._value.qarray import QArray
+
+if TYPE_CHECKING:
+    from jaxfp8 import linen as linen
+    from jaxfp8 import nnx as nnx
+    from jaxfp8 import testing as testing
+
+__version__ = "0.1.0"
+
+_ON_DEMAND = ("linen", "nnx", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_DEMAND:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ON_DEMAND})
+
 
 __all__ = [
     "FP8",

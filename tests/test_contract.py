@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -80,6 +81,40 @@ def test_import_changes_no_config_and_loads_no_extras(tmp_path):
 
 def test_import_starts_no_backend(tmp_path):
     run_python(_STARTS_NO_BACKEND, tmp_path)
+
+
+def test_layers_and_their_framework_are_imported_when_first_used(tmp_path):
+    run_python(
+        "import sys, jaxfp8; assert 'flax' not in sys.modules; jaxfp8.testing.assert_rewritten; "
+        "assert 'flax' not in sys.modules; jaxfp8.linen.Dense, jaxfp8.nnx.Linear",
+        tmp_path,
+    )
+
+
+def test_version_is_that_of_the_package():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert jaxfp8.__version__ == tomllib.load(file)["project"]["version"]
+
+
+_USES = """
+import jax.numpy as jnp
+import jaxfp8
+reveal_type(jaxfp8.quantize(jnp.ones((2, 2))).qvalue)
+reveal_type(jaxfp8.explain(len)("x").missed)
+reveal_type(jaxfp8.__version__)
+jaxfp8.quantize(1, no_such_option=2)
+"""
+
+
+def test_a_type_checker_sees_the_types_of_the_package(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "uses.py").write_text(_USES)
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "uses.py"]
+    env = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    told = done.stdout
+    assert told.count("note: Revealed type") == 3 and '"Any"' not in told, told
+    assert 'Unexpected keyword argument "no_such_option"' in told
 
 
 def test_package_works_from_outside_the_sources(tmp_path):

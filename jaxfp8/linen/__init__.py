@@ -1,6 +1,6 @@
 """Flax linen: layers with 8-bit parameters, and FP8 training inside any layer of Flax.
 
-Import this module by its name; `import jaxfp8` alone does not import Flax.
+`import jaxfp8` alone does not import Flax: this module does, when it is first used.
 """
 
 from jaxfp8._value.changes import Change, Changes

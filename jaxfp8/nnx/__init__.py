@@ -1,6 +1,6 @@
 """Flax nnx: layers with 8-bit parameters, whole models in place, FP8 training, accuracy reports.
 
-Import this module by its name; `import jaxfp8` alone does not import Flax.
+`import jaxfp8` alone does not import Flax: this module does, when it is first used.
 """
 
 from jaxfp8._value.changes import Change, Changes
