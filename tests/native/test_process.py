@@ -31,8 +31,8 @@ os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # each thread has 
 sys.path[:0] = sys.argv[2:]
 import jax, jax.numpy as jnp, numpy as np
 from native import calls
-from jaxfp8 import _ffi
-from jaxfp8._spec import EpilogueSpec, ScaledDotSpec
+from jaxfp8._call import ffi
+from jaxfp8._value.spec import EpilogueSpec, ScaledDotSpec
 
 def kilobytes(name):
     status = pathlib.Path("/proc/self/status").read_text()
@@ -47,7 +47,7 @@ spec = ScaledDotSpec(
     rhs=calls.side("float8_e4m3fn", (k, n), (0,) if layout == "kn" else (1,)),
     epilogue=EpilogueSpec(out_dtype="bfloat16"),
 )
-_ffi.ensure_registered("cpu")
+ffi.ensure_registered("cpu")
 call = jax.ffi.ffi_call(calls.TARGET, calls.results_of(spec))
 jax.block_until_ready((x, w))
 run = jax.jit(lambda x, w: call(x, w, **spec.attributes(), kernel="")).lower(x, w).compile()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 import sysconfig
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxfp8._rewrite.ir.graph import Op
 from jaxfp8._value import compat
 
 _JAX = os.path.dirname(jax.__file__) + os.sep
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HERE = str(pathlib.Path(os.path.abspath(__file__)).parents[2]) + os.sep  # the package
 _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
