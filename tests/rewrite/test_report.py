@@ -82,7 +82,12 @@ def _by_blocks(x: Any, q: Any, s: Any) -> Any:
         ),
         (_along_k, (1, 24), "per axis 1", "^$"),
         (_by_blocks, (4, 24), "blocks 8x1", "each value is scaled .*have faster sums$"),
-        (_by_blocks, (2, 24), "blocks 16x1", "every 16 along the contracted axis 0 .* at a time$"),
+        (
+            _by_blocks,
+            (2, 24),
+            "blocks 16x1",
+            "every 16 along the contracted axis 0 .* into pieces of 16$",
+        ),
         (
             lambda x, q, s: x @ (q.astype(F32) * s * jnp.exp(s[:24, 0])),
             (32, 1),
