@@ -1,8 +1,8 @@
 // The canonical problem on a GPU: a batch of products of two matrices, and what follows each sum.
 //
-// The Python lowering brings every scaled dot into this form (jaxfp8/_call/canonical.py): three axes on
-// each side (batch, free, depth), row-major, the last two in either order. Offsets are products of
-// an index and a stride; nothing here needs a table on the device.
+// The Python lowering brings every scaled dot into this form (jaxfp8/_call/canonical.py): three
+// axes on each side (batch, free, depth), row-major, the last two in either order. Offsets are
+// products of an index and a stride; nothing here needs a table on the device.
 //
 // A Problem holds no pointers: plans are made from it once and run with the buffers of each call.
 

@@ -3,9 +3,9 @@
 //   scale = max|x| * float32(1 / highest), clipped to normal numbers; 1 for a tile of zeros
 //   code  = saturate(round(x / scale))
 //
-// bit for bit what jaxfp8/_ops/quantize.py computes: NaN and infinities do not count in the maximum,
-// the division is correctly rounded, NaN stays NaN in FP8 (its sign may be lost) and becomes 0 in
-// int8, infinities saturate.
+// bit for bit what jaxfp8/_ops/quantize.py computes: NaN and infinities do not count in the
+// maximum, the division is correctly rounded, NaN stays NaN in FP8 (its sign may be lost) and
+// becomes 0 in int8, infinities saturate.
 
 #ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_H_
 #define JAXFP8_CUDA_KERNELS_QUANTIZE_H_
