@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from flax import nnx
 
@@ -37,22 +38,9 @@ def prepare(model: nnx.Module) -> Changes:
       (1, PreparedArray(int8[64,64], contracting=-2))
     """
     check_module("jaxfp8.nnx.prepare", model)
-    rows: list[Change] = []
-    chosen: list[EightBitLayer] = []
-
-    def visit(path: str, module: nnx.Module) -> nnx.Module:
-        if isinstance(module, EightBitLayer):
-            reason = module.why_not_prepared()
-            found = row(path, module, module, reason)
-            rows.append(found if reason else dataclasses.replace(found, after="prepared"))
-            chosen.extend([] if reason else [module])
-        return module
-
-    visit("", model)
-    replace(model, visit)
-    for layer in chosen:
-        layer.prepare()
-    return Changes(rows=tuple(rows))
+    return _changed(
+        model, lambda layer: layer.why_not_prepared(), lambda layer: layer.prepare(), "prepared"
+    )
 
 
 def unprepare(model: nnx.Module) -> Changes:
@@ -76,18 +64,35 @@ def unprepare(model: nnx.Module) -> Changes:
       (1, QArray(int8[64,64], scale=float32[1,64]))
     """
     check_module("jaxfp8.nnx.unprepare", model)
+    return _changed(model, _why_not_unprepared, lambda layer: layer.unprepare())
+
+
+def _why_not_unprepared(layer: EightBitLayer) -> str:
+    return "it is not prepared" if layer.prepared is None else ""
+
+
+def _changed(
+    model: nnx.Module,
+    why_not: Callable[[EightBitLayer], str],
+    change: Callable[[EightBitLayer], None],
+    after: str = "",
+) -> Changes:
+    """Changes the 8-bit layers that nothing stands against, and says so in their rows."""
     rows: list[Change] = []
     chosen: list[EightBitLayer] = []
 
     def visit(path: str, module: nnx.Module) -> nnx.Module:
         if isinstance(module, EightBitLayer):
-            is_prepared = module.prepared is not None
-            rows.append(row(path, module, module, "" if is_prepared else "it is not prepared"))
-            chosen.extend([module] if is_prepared else [])
+            reason = why_not(module)
+            found = row(path, module, module, reason)
+            if after and not reason:
+                found = dataclasses.replace(found, after=after)
+            rows.append(found)
+            chosen.extend([] if reason else [module])
         return module
 
     visit("", model)
     replace(model, visit)
     for layer in chosen:
-        layer.unprepare()
+        change(layer)
     return Changes(rows=tuple(rows))
