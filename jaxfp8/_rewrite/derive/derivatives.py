@@ -168,10 +168,7 @@ class _Rules:
         """The function has a `custom_vjp`: reverse mode alone. In forward mode JAX raises."""
 
         def of_active(*values: Any) -> Sequence[Any]:
-            merged = list(primals)
-            for i, value in zip(active, values, strict=True):
-                merged[i] = value
-            return self.reverse(*merged)
+            return self.reverse(*with_active(primals, active, values))
 
         return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
 
@@ -222,9 +219,7 @@ class _Rules:
         self, active: tuple[int, ...], primals: Sequence[Any], *values: Any
     ) -> tuple[list[Any], list[Any]]:
         """The function of its differentiated inputs: float outputs, and the others."""
-        merged = list(primals)
-        for i, value in zip(active, values, strict=True):
-            merged[i] = value
+        merged = with_active(primals, active, values)
         outs = evaluate(self.jaxpr, dict(zip(self.inputs, merged, strict=True)))
         both = list(zip(outs, self.inexact, strict=True))
         return [o for o, real in both if real], [o for o, real in both if not real]
@@ -257,6 +252,14 @@ def _pull_back(linear: Callable[..., Any], *cotangents: Any) -> Any:
 def is_traced(arrays: Sequence[Any]) -> bool:
     """Whether a transformation of JAX is active: it may differentiate again."""
     return any(isinstance(x, jax.core.Tracer) for x in arrays)
+
+
+def with_active(primals: Sequence[Any], active: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """The primals with other values at the positions that are differentiated."""
+    merged = list(primals)
+    for i, value in zip(active, values, strict=True):
+        merged[i] = value
+    return merged
 
 
 def evaluate(jaxpr: Any, env: dict[Any, Any]) -> list[Any]:

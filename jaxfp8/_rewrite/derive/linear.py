@@ -121,10 +121,7 @@ def _jvp(primals: Any, tangents: Any, *, linear: Linear) -> tuple[Any, Any]:
         return bind(linear, *primals), bind(linear, *primals[:number], *moved)
 
     def of_active(*values: Any) -> Sequence[Any]:
-        merged = list(primals)
-        for i, value in zip(active, values, strict=True):
-            merged[i] = value
-        return linear.function(*merged)
+        return linear.function(*derivatives.with_active(primals, active, values))
 
     return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
 
