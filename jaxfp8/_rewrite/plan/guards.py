@@ -31,7 +31,7 @@ def guarded(walk: Walk, call: Call) -> Call | str:
     """The call, behind the guards of its operands, itself without any; or why it cannot be."""
     sides = (call.product.site.lhs, call.product.site.rhs)
     every = [guard for s in sides if s.scaled for guard in s.scaled.guards]
-    guards = list(dict.fromkeys(guard for guard in every if guard.literal is None))
+    guards = list(dict.fromkeys(every))
     if not guards:
         return call
     fast_outputs = [call.value] + ([] if call.amax_value is None else [call.amax_value])

@@ -134,8 +134,6 @@ class Border:
 
     def _guard(self, guard: Value, how: Any) -> Value:
         """A guard inside, the same for every slice and on every device."""
-        if guard.literal is not None:
-            return guard
         return self._link(guard, (), "whole" if how in _LOOPS else type(how)())
 
     def _slice_factor(self, factor: Factor) -> Factor | None:
