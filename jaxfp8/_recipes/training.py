@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._call import ffi
-from jaxfp8._call.quantize_tiles import Encoded, encode
+from jaxfp8._call.quantize_call import Encoded, encode
 from jaxfp8._ops.dimensions import normalise
 from jaxfp8._ops.quantize import quantize
 from jaxfp8._recipes.quantization import Quantization
@@ -291,7 +291,8 @@ def _rounded(
     if isinstance(recipe, DelayedScaling) and old is not None:
         scale = next_scale(recipe, dtype, old)
         encoded = encode(x, dtype, scale, _turn(x, summed, batch, both))
-        return _layouts(encoded, summed), record(old, scale, encoded.found)
+        assert encoded.amax is not None  # there is one beside a given scale
+        return _layouts(encoded, summed), record(old, scale, encoded.amax)
     how = _unremembered(recipe, dtype)
     if how.granularity == "tensor" and how.scale_dtype == np.float32 and x.size:
         return _layouts(encode(x, dtype, None, _turn(x, summed, batch, both)), summed), None
@@ -352,9 +353,9 @@ def _layouts(x: Encoded, summed: tuple[Shape, Shape]) -> tuple[Codes, Codes]:
     """The codes for both products: each has what it sums over last, where there is a choice."""
     axes = tuple(range(x.codes.ndim))
     plain = _whole(x.codes, x.scale, axes)
-    if x.turned is None:
+    if x.transposed is None:
         return plain, plain
     split = len(summed[0]) if axes[-1] in summed[1] else len(summed[1])
     order = axes[split:] + axes[:split]
-    turned = _whole(x.turned, x.scale, order)
+    turned = _whole(x.transposed, x.scale, order)
     return (turned, plain) if axes[-1] in summed[1] else (plain, turned)

@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxfp8._call import quantize_rows
+from jaxfp8._call.quantize_call import amax_rows, encode_rows
+from jaxfp8._call.quantize_lowering import why_no_rows_here
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.facts import Scaled
@@ -84,7 +85,7 @@ def _is_cast(codes: Value) -> bool:
 
 
 def _replaced(walk: Walk, encoding: Encoding | None) -> Mapping[Value, Value]:
-    if encoding is None or quantize_rows.why_not_here(encoding.x.shape):
+    if encoding is None or why_no_rows_here(encoding.x.shape):
         return {}
     made = {encoding.codes: _encoded(encoding), **_maxima(walk, encoding)}
     return {value: graph.laid_out_like(new, value) for value, new in made.items()}
@@ -92,7 +93,7 @@ def _replaced(walk: Walk, encoding: Encoding | None) -> Mapping[Value, Value]:
 
 def _encoded(encoding: Encoding) -> Value:
     dtype, lowest = encoding.codes.dtype, encoding.lowest
-    run = functools.partial(quantize_rows.encode_rows, dtype=dtype, lowest=lowest)
+    run = functools.partial(encode_rows, dtype=dtype, lowest=lowest)
     inputs = [encoding.x, encoding.scale]
     return graph.derived("encode_rows", run, inputs, encoding.codes.shape, dtype)
 
@@ -223,7 +224,7 @@ def _largest(x: Value, axes: tuple[int, ...], value: Value) -> Value:
     rest = tuple(axis for axis in axes if axis != len(x.shape) - 1)
 
     def run(x: jax.Array) -> jax.Array:
-        amax = quantize_rows.amax_rows(x)
+        amax = amax_rows(x)
         return (amax.max(rest) if rest else amax).astype(value.dtype)
 
     return graph.derived("amax_rows", run, [x], value.shape, value.dtype)

@@ -1,0 +1,297 @@
+"""Quantising as one primitive, `quantize_p`: one FFI call where there is a kernel.
+
+`QuantizeSpec` says what is quantised and by which rule; `_call/quantize_reference` says what that
+means, `_call/quantize_lowering` which call computes it.
+
+Order of this file: primitive, bind, abstract evaluation, batching, differentiation, splitting over
+a mesh, registration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.typing import DTypeLike
+
+from jaxfp8._call import ffi
+from jaxfp8._call.partitioning import Factors, Shards, is_wanted, lowering, partitioned
+from jaxfp8._call.quantize_lowering import lowered
+from jaxfp8._call.quantize_reference import (
+    QuantizeSpec,
+    chosen_scale,
+    plain_amax,
+    quantized,
+    with_transpose,
+)
+from jaxfp8._value import compat
+from jaxfp8._value.spec import Shape
+
+quantize_p = Primitive("quantize")
+quantize_p.multiple_results = True
+
+
+# Bind: one function for each use.
+
+
+def quantize_tiles(x: jax.Array, dtype: np.dtype, tiles: Shape) -> tuple[jax.Array, jax.Array]:
+    """Codes of `x` in an 8-bit `dtype` and the float32 scale of each tile; no zero point.
+
+    Args:
+      x: float32, bfloat16 or float16, with no empty axis.
+      dtype: the 8-bit dtype.
+      tiles: size of the tile on each axis, at least 1; the last may be partial.
+    """
+    codes, scale = _bind(x, spec=QuantizeSpec(dtype=np.dtype(dtype), tiles=tiles))
+    return codes, scale
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """A tensor in 8 bits with one scale.
+
+    Attributes:
+      codes: of the shape of the tensor.
+      transposed: the same with the axes from `transpose_from` on before the others, or None.
+      scale: float32, every axis of size 1.
+      amax: float32, likewise: the largest finite magnitude if the scale was given, else None.
+    """
+
+    codes: jax.Array
+    transposed: jax.Array | None
+    scale: jax.Array
+    amax: jax.Array | None
+
+
+def encode(
+    x: jax.Array, dtype: DTypeLike, scale: jax.Array | None, transpose_from: int | None
+) -> Encoded:
+    """A whole tensor with one scale, chosen or given, in one layout or in two; no gradient.
+
+    Args:
+      x: float32, bfloat16 or float16; with an empty axis only where the scale is given.
+      dtype: the 8-bit dtype.
+      scale: a float32 scalar, or None to choose it.
+      transpose_from: the first of the axes that `transposed` has in front; None for no such copy.
+    """
+    x = jax.lax.stop_gradient(x)
+    given = [] if scale is None else [jax.lax.stop_gradient(scale).reshape((1,) * x.ndim)]
+    spec = QuantizeSpec(
+        dtype=np.dtype(dtype),
+        tiles=_whole(x.shape),
+        given_scale=scale is not None,
+        transpose_from=transpose_from,
+    )
+    codes, *copy, of_tile = _bind(*compat.vary_alike((x, *given)), spec=spec)
+    return Encoded(
+        codes=codes,
+        transposed=copy[0] if copy else None,
+        scale=given[0] if given else of_tile,
+        amax=of_tile if given else None,
+    )
+
+
+def amax_rows(x: jax.Array) -> jax.Array:
+    """The largest magnitude along the last axis of a wide float array, in its dtype.
+
+    This is the plain rule: NaN before infinity before numbers.
+    """
+    (amax,) = _bind(x, spec=QuantizeSpec(dtype=None, tiles=_rows(x.shape), plain=True))
+    return jnp.squeeze(amax, -1)
+
+
+def encode_rows(x: jax.Array, scale: jax.Array, dtype: np.dtype, lowest: int) -> jax.Array:
+    """Codes of `x` for scales that are given, by the plain rule: a scale of 0 divides.
+
+    Args:
+      x: float32, bfloat16 or float16, of two axes or more, none empty.
+      scale: float32; of one element, or of the shape of `x` with 1 for the last axis.
+      dtype: float8_e4m3fn, float8_e5m2 or int8.
+      lowest: the lowest code of int8; FP8 has its whole range.
+    """
+    spec = QuantizeSpec(
+        dtype=np.dtype(dtype),
+        tiles=_whole(x.shape) if scale.size == 1 else _rows(x.shape),
+        given_scale=True,
+        plain=True,
+        lowest=lowest if np.dtype(dtype) == np.int8 else None,
+    )
+    scale = scale.reshape((1,) * x.ndim) if scale.size == 1 else scale
+    (codes,) = _bind(*compat.vary_alike([x, scale]), spec=spec)
+    return codes
+
+
+def _whole(shape: Shape) -> Shape:
+    return tuple(max(size, 1) for size in shape)
+
+
+def _rows(shape: Shape) -> Shape:
+    return (*(1 for _ in shape[:-1]), max(shape[-1], 1))
+
+
+def _bind(*operands: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
+    split = None
+    if is_wanted(operands):
+        split = _split(tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands), spec)
+    return quantize_p.bind(*operands, spec=spec, split=split)
+
+
+@functools.lru_cache(maxsize=1024)
+def _jitted(spec: QuantizeSpec, split: ClosedJaxpr | None) -> Any:
+    return jax.jit(functools.partial(quantize_p.bind, spec=spec, split=split))
+
+
+@quantize_p.def_impl
+def _impl(*operands: jax.Array, spec: QuantizeSpec, split: ClosedJaxpr | None) -> list[jax.Array]:
+    with jax.disable_jit(False):  # a kernel runs compiled or not at all
+        return _jitted(spec, split)(*operands)
+
+
+# Abstract evaluation
+
+
+@quantize_p.def_abstract_eval
+def _abstract_eval(
+    *avals: jax.core.ShapedArray, spec: QuantizeSpec, split: ClosedJaxpr | None
+) -> list[jax.core.ShapedArray]:
+    del split
+    x = avals[0]
+    out = [compat.output_aval(avals, shape, spec.dtype) for shape in spec.layouts(x.shape)]
+    if spec.has_value_per_tile:
+        dtype = x.dtype if spec.plain else np.dtype(np.float32)
+        out.append(compat.output_aval(avals, spec.counts(x.shape), dtype))
+    return out
+
+
+# Batching: scales that are chosen, or given for rows, get one more axis of tiles. One scale for
+# each array of a batch is a problem that no kernel takes.
+
+
+def _batch(
+    operands: tuple[jax.Array, ...],
+    axes: tuple[int | None, ...],
+    *,
+    spec: QuantizeSpec,
+    split: ClosedJaxpr | None,
+) -> tuple[list[jax.Array], list[int]]:
+    del split  # `_bind` makes that of the new array
+    if not spec.given_scale:
+        results = _batch_without_scale(operands[0], axes[0], spec)
+    elif spec.plain:
+        results = _batch_rows(operands, axes, spec)
+    else:
+        results = jax.vmap(functools.partial(quantized, spec=spec), axes)(*operands)
+    return results, [0] * len(results)
+
+
+def _batch_without_scale(x: jax.Array, axis: int | None, spec: QuantizeSpec) -> list[jax.Array]:
+    assert axis is not None
+    wider = dataclasses.replace(spec, tiles=(1, *spec.tiles), transpose_from=None)
+    *codes, of_tiles = _bind(jnp.moveaxis(x, axis, 0), spec=wider)
+    copies = [y for x in codes for y in with_transpose(x, spec.transpose_from, batch=1)]
+    return [*copies, of_tiles]
+
+
+def _batch_rows(
+    operands: tuple[jax.Array, ...], axes: tuple[int | None, ...], spec: QuantizeSpec
+) -> list[jax.Array]:
+    (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
+    x, scale = (_in_front(x, axis, size) for x, axis in zip(operands, axes, strict=True))
+    wider = dataclasses.replace(spec, tiles=_rows(x.shape))
+    return _bind(x, jnp.broadcast_to(scale, (*x.shape[:-1], 1)), spec=wider)
+
+
+def _in_front(x: jax.Array, axis: int | None, size: int) -> jax.Array:
+    if axis is None:
+        return jnp.broadcast_to(x, (size, *x.shape))
+    return jnp.moveaxis(x, axis, 0)
+
+
+# Differentiation: the codes have no derivative. A chosen scale follows the largest value of its
+# tile, and so does an amax. A given scale has no tangent where there is an amax: see `encode`.
+
+
+def _jvp(
+    primals: tuple[jax.Array, ...],
+    tangents: tuple[Any, ...],
+    *,
+    spec: QuantizeSpec,
+    split: ClosedJaxpr | None,
+) -> tuple[list[jax.Array], list[Any]]:
+    del split
+    results = _bind(*primals, spec=spec)
+    d_results: list[Any] = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
+    if not spec.given_scale and not isinstance(tangents[0], ad.Zero):
+        of_tiles = plain_amax if spec.plain else functools.partial(chosen_scale, spec=spec)
+        d_results[-1] = jax.jvp(of_tiles, primals, tangents)[1]
+    return results, d_results
+
+
+# Splitting over a mesh: a tile is cut only where it is the whole of an axis. Under the plain rule
+# rows stay whole.
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(avals: tuple[jax.ShapeDtypeStruct, ...], spec: QuantizeSpec) -> Any:
+    """The call as XLA may split it."""
+    shape = avals[0].shape
+    names = tuple(
+        None if spec.plain and axis == len(shape) - 1 else f"a{axis}" for axis in range(len(shape))
+    )
+    axes = list(zip(names, shape, spec.tiles, strict=True))
+    of_tiles = tuple(None if tile >= size else name for name, size, tile in axes)
+    factors = Factors(
+        operands=(names, *[of_tiles] * spec.given_scale),
+        results=(*spec.layouts(names), *[of_tiles] * spec.has_value_per_tile),
+        pieces={name: _pieces(size, tile) for name, size, tile in axes if name is not None},
+    )
+
+    def on_shards(shards: Shards) -> Any:
+        local_shape = shards.shape(shape, names)
+        tiles = tuple(max(1, min(pair)) for pair in zip(spec.tiles, local_shape, strict=True))
+        local = dataclasses.replace(spec, tiles=tiles)
+        mesh_axes = shards.axes(*(name for name, size, tile in axes if tile >= size))
+        if spec.plain or not mesh_axes:
+            return functools.partial(_on_one_device, spec=local)
+        is_one_tile = all(tile >= size for _, size, tile in axes)
+        across = _one_tile_across if is_one_tile else quantized
+        return functools.partial(across, spec=local, mesh_axes=mesh_axes)
+
+    call = functools.partial(_on_one_device, spec=spec)
+    return partitioned(call, avals, factors, on_shards, what=repr((quantize_p, avals, spec)))
+
+
+def _pieces(size: int, tile: int) -> int:
+    if tile >= size:
+        return size
+    return size // tile if size % tile == 0 else 1
+
+
+def _on_one_device(*operands: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
+    return quantize_p.bind(*operands, spec=spec, split=None)
+
+
+def _one_tile_across(
+    x: jax.Array, *given: jax.Array, spec: QuantizeSpec, mesh_axes: tuple[str, ...]
+) -> list[jax.Array]:
+    """A device's part of an array with one scale, which all of them settle first."""
+    scale = given[0] if given else chosen_scale(x, spec, mesh_axes)
+    local = dataclasses.replace(spec, given_scale=True)
+    *codes, amax = _on_one_device(x, scale, spec=local)
+    return [*codes, jax.lax.pmax(amax, mesh_axes) if given else scale]
+
+
+# Registration
+
+ad.primitive_jvps[quantize_p] = _jvp
+batching.primitive_batchers[quantize_p] = _batch
+mlir.register_lowering(quantize_p, lowering(mlir.lower_fun(quantized, multiple_results=True)))
+for _platform in ffi.PLATFORMS:
+    _rule = mlir.lower_fun(functools.partial(lowered, _platform), multiple_results=True)
+    mlir.register_lowering(quantize_p, lowering(_rule), platform=_platform)

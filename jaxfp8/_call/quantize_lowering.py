@@ -1,0 +1,128 @@
+"""Lowers a quantisation to the library's call; to its definition where no kernel takes it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfp8._call import ffi
+from jaxfp8._call.quantize_reference import QuantizeSpec, quantized
+from jaxfp8._value.spec import Shape, is_known
+
+# On a GPU a tile that is part of a row has this many columns. The CPU takes tiles of any size, if
+# the values of a tile lie in runs of at least `_SHORTEST_RUN`: shorter ones do not pay.
+_BLOCK = 128
+_SHORTEST_RUN = 16
+
+# Bytes on a GPU for the partial maxima of one scale for the whole array.
+_WORKSPACE = 1 << 16
+
+Matrix = tuple[int, int, int, int]  # rows, columns, rows of a tile, columns of a tile
+
+
+def why_no_rows_here(shape: Shape) -> str | None:
+    """Why the CPU does not quantise rows of this shape by the plain rule, or None if it does."""
+    if len(shape) < 2 or math.prod(shape) == 0:
+        return "it has no rows"
+    if shape[-1] < _SHORTEST_RUN:
+        return f"its rows have fewer than {_SHORTEST_RUN} values"
+    return ffi.why_unavailable("cpu")
+
+
+def lowered(platform: str, x: jax.Array, *given: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
+    """The results on one platform: the call where a kernel takes the tiles."""
+    matrix = _matrix(x.shape, spec)
+    if matrix is None or not _has_kernel(platform, x.shape, matrix, spec):
+        return quantized(x, *given, spec=spec)
+    ffi.register_if_it_runs_here(platform)
+    if spec.dtype is None:
+        return [_amax_call(x, matrix, spec)]
+    return _quantize_call(platform, x, given, matrix, spec)
+
+
+def _matrix(shape: Shape, spec: QuantizeSpec) -> Matrix | None:
+    """The matrix that has the same tiles, or None where none has.
+
+    Tiles reach over whole trailing axes, or over the last two axes and one index of the others.
+    """
+    tiles, split = spec.tiles, spec.transpose_from
+    if not shape or not is_known(shape) or 0 in shape:
+        return None
+    if len(shape) == 1:
+        shape, tiles = (1, *shape), (1, *tiles)
+    whole = len(shape)
+    while whole and tiles[whole - 1] >= shape[whole - 1]:
+        whole -= 1
+    split = max(whole, 1) if split is None else split
+    if whole == 0 or all(t == 1 for t in tiles[:whole]):
+        rows, columns = math.prod(shape[:split]), math.prod(shape[split:])
+        return rows, columns, (rows if whole == 0 else 1), columns
+    *leading, tile_rows, tile_columns = tiles
+    aligned = tile_rows == 1 or shape[-2] % tile_rows == 0 or math.prod(shape[:-2]) == 1
+    if aligned and all(t == 1 for t in leading):
+        return math.prod(shape[:-1]), shape[-1], tile_rows, tile_columns
+    return None
+
+
+def _has_kernel(platform: str, shape: Shape, matrix: Matrix, spec: QuantizeSpec) -> bool:
+    """Whether the library of a platform is there and takes these tiles."""
+    if spec.plain:
+        return platform == "cpu" and why_no_rows_here(shape) is None
+    if spec.dtype == np.uint8 or (ffi.has_backend(platform) and ffi.why_unavailable(platform)):
+        return False
+    rows, columns, tile_rows, tile_columns = matrix
+    if platform == "cpu":
+        run = tile_columns if tile_columns < columns else min(tile_rows, rows) * columns
+        long_enough = run >= _SHORTEST_RUN or run == rows * columns
+        return spec.transpose_from is None and long_enough
+    if tile_columns >= columns and tile_rows in (1, rows):
+        return True
+    return tile_columns == _BLOCK and tile_rows in (1, _BLOCK)
+
+
+def _amax_call(x: jax.Array, matrix: Matrix, spec: QuantizeSpec) -> jax.Array:
+    """The largest magnitude of each row, on the CPU."""
+    rows, columns, _, _ = matrix
+    call = jax.ffi.ffi_call(ffi.AMAX_TARGET, jax.ShapeDtypeStruct((rows,), np.float32))
+    return call(x.reshape(rows, columns)).reshape(spec.counts(x.shape)).astype(x.dtype)
+
+
+def _quantize_call(
+    platform: str, x: jax.Array, given: tuple[jax.Array, ...], matrix: Matrix, spec: QuantizeSpec
+) -> list[jax.Array]:
+    """The call of docs/custom_call.md; the results are in the order of `QuantizeSpec`."""
+    assert spec.dtype is not None
+    rows, columns, tile_rows, tile_columns = matrix
+    counts = (-(-rows // tile_rows), -(-columns // tile_columns))
+    copies = [] if spec.transpose_from is None else [(columns, rows)]
+    per_tile = jax.ShapeDtypeStruct(counts, np.float32)
+    outputs = [
+        jax.ShapeDtypeStruct((rows, columns), spec.dtype),
+        *[per_tile] * spec.chooses_scale,
+        *(jax.ShapeDtypeStruct(shape, spec.dtype) for shape in copies),
+        *[per_tile] * spec.has_amax,
+        *[jax.ShapeDtypeStruct((_WORKSPACE,), np.uint8)] * (platform == "cuda"),
+    ]
+    codes, *others = jax.ffi.ffi_call(ffi.QUANTIZE_TARGET, outputs)(
+        x.reshape(rows, columns),
+        *(scale.reshape(counts) for scale in given),
+        out_dtype=spec.dtype.name,
+        tile_rows=np.int64(tile_rows),
+        tile_columns=np.int64(tile_columns),
+        given_scale=spec.given_scale,
+        **_options(spec),
+    )
+    if spec.chooses_scale:
+        others = [*others[1 : 1 + len(copies)], others[0]]
+    shapes = [*spec.layouts(x.shape), *[spec.counts(x.shape)] * spec.has_value_per_tile]
+    return [y.reshape(shape) for y, shape in zip([codes, *others], shapes, strict=False)]
+
+
+def _options(spec: QuantizeSpec) -> dict[str, Any]:
+    """The attributes that only one of the two rules has."""
+    if not spec.plain:
+        return {"transposed": spec.transpose_from is not None, "amax": spec.has_amax}
+    return {"plain": True} | ({} if spec.lowest is None else {"lowest": np.int64(spec.lowest)})
