@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -74,11 +74,17 @@ class Factors:
     Attributes:
       operands, results: the factor of each axis of each array.
       pieces: into how many equal parts each factor can be cut.
+      behind: how many operands, the last ones, follow the sum, as all results do.
     """
 
     operands: tuple[Names, ...]
     results: tuple[Names, ...]
     pieces: Mapping[str, int]
+    behind: int = 0
+
+    def summed(self, name: str) -> bool:
+        """Whether a factor is summed over: no result has it."""
+        return not any(name in names for names in self.results)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +94,45 @@ class Shards:
     Attributes:
       mesh: the devices.
       mesh_axes: by factor, the mesh axes that split it.
+      scattered: by factor, the mesh axes that split it behind the sum only: a sum over devices
+        along such an axis is a reduce-scatter.
     """
 
     mesh: Mesh
     mesh_axes: Mapping[str, tuple[str, ...]]
+    scattered: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def behind(self) -> Shards:
+        """How what follows the sum is split."""
+        merged = {name: self.axes(name) for name in self.mesh_axes}
+        for name, axes in self.scattered.items():
+            merged[name] = (*merged.get(name, ()), *axes)
+        return Shards(self.mesh, merged)
+
+    def placements(self, factors: Factors) -> tuple[list[NamedSharding], list[NamedSharding]]:
+        """Where the shards of operands and of results lie."""
+        first = len(factors.operands) - factors.behind
+        sides, others = factors.operands[:first], factors.operands[first:]
+        operands = [*map(self.sharding, sides), *map(self.behind.sharding, others)]
+        return operands, list(map(self.behind.sharding, factors.results))
+
+    def give(self, name: str, axis: str) -> Shards:
+        """The same, and a mesh axis that splits a factor."""
+        split = {**self.mesh_axes, name: (*self.axes(name), axis)}
+        return dataclasses.replace(self, mesh_axes=split)
+
+    def scatter(self, factors: Factors, axis: str, names: Iterable[str]) -> Shards:
+        """The same; if the axis splits a sum, it splits one of some factors behind that."""
+        owner = next((name for name, axes in self.mesh_axes.items() if axis in axes), "")
+        if not owner or not factors.summed(owner):
+            return self
+        for name in names:
+            parts = self.behind.parts(name) * self.mesh.shape[axis]
+            if not factors.summed(name) and factors.pieces[name] % parts == 0:
+                own = (*self.scattered.get(name, ()), axis)
+                return dataclasses.replace(self, scattered={**self.scattered, name: own})
+        return self
 
     def axes(self, *names: str | None) -> tuple[str, ...]:
         """The mesh axes that split some factors."""
@@ -135,8 +176,8 @@ def partitioned(
 
     def partition(mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
         shards = choose_shards(mesh, factors, [*operands, *results])
-        placed = [tuple(map(shards.sharding, n)) for n in (factors.operands, factors.results)]
-        return shards.mesh, on_shards(shards), list(placed[1]), placed[0]
+        placed, results_placed = shards.placements(factors)
+        return shards.mesh, _off_mesh(on_shards(shards)), results_placed, tuple(placed)
 
     splittable = custom_partitioning(call)
     splittable.def_partition(partition, sharding_rule=_rule(factors), decode_shardings=False)
@@ -148,6 +189,43 @@ def partitioned(
     return jax.make_jaxpr(marked)(*avals)
 
 
+def _off_mesh(function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """The same function, traced and lowered as if no mesh were set.
+
+    XLA asks for the call on shards while it compiles, maybe inside `jax.set_mesh`. The types of
+    arrays would then name that mesh, and JAX would put shardings into reductions over devices.
+    """
+
+    def bind(*operands: Any) -> Sequence[Any]:
+        return _off_mesh_p.bind(*operands, function=function)
+
+    return bind
+
+
+_off_mesh_p = core.Primitive("off_mesh")
+_off_mesh_p.multiple_results = True
+
+
+@_off_mesh_p.def_abstract_eval
+def _off_mesh_types(*avals: Any, function: Callable[..., Sequence[Any]]) -> list[Any]:
+    with jax.sharding.use_abstract_mesh(_NO_MESH):
+        outputs = jax.eval_shape(function, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+        return [jax.core.ShapedArray(y.shape, y.dtype) for y in outputs]
+
+
+def _lower_off_mesh(
+    ctx: Any, *operands: Any, function: Callable[..., Sequence[Any]]
+) -> Sequence[Any]:
+    with jax.sharding.use_abstract_mesh(_NO_MESH):
+        types = [jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
+        bare = ctx.replace(avals_in=types)
+        return mlir.lower_fun(function, multiple_results=True)(bare, *operands)
+
+
+_NO_MESH = jax.sharding.AbstractMesh((), ())
+mlir.register_lowering(_off_mesh_p, _lower_off_mesh)
+
+
 def lowering(rule: Callable[..., Any]) -> Callable[..., Any]:
     """The lowering rule of a primitive that has a jaxpr of `partitioned` as its parameter `split`.
 
@@ -155,7 +233,8 @@ def lowering(rule: Callable[..., Any]) -> Callable[..., Any]:
       rule: lowers the call on one device, from its other parameters.
     """
 
-    def lower(ctx: Any, *operands: Any, split: Any, **params: Any) -> Any:
+    def lower(ctx: Any, *operands: Any, split: Any, out_sharding: Any = None, **params: Any) -> Any:
+        del out_sharding  # has gone into the types of the results
         if split is None or not compat.splits_calls(ctx):
             return rule(ctx, *operands, **params)
         return mlir.lower_fun(core.jaxpr_as_fun(split), multiple_results=True)(ctx, *operands)
@@ -186,19 +265,26 @@ def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> Shards
     """
     grid = _grid(mesh)
     votes: dict[str, collections.Counter[str]] = {}
-    for array, names in zip(arrays, factors.operands + factors.results, strict=True):
+    wanted: dict[str, list[str]] = {}  # by mesh axis the factors of the results that it splits
+    number = len(factors.operands)
+    for i, (array, names) in enumerate(
+        zip(arrays, factors.operands + factors.results, strict=True)
+    ):
         size = math.prod(array.shape) * array.dtype.itemsize
         for name, axes in zip(names, _splits(array.sharding, len(array.shape), grid), strict=True):
             if name is not None:
                 for axis in axes:
                     votes.setdefault(axis, collections.Counter())[name] += size
+                    if i >= number:
+                        wanted.setdefault(axis, []).append(name)
     shards = Shards(grid, {})
     for axis, count in votes.items():
         for name, _ in count.most_common():
             if factors.pieces[name] % (shards.parts(name) * grid.shape[axis]) == 0:
-                split = {**shards.mesh_axes, name: (*shards.axes(name), axis)}
-                shards = Shards(grid, split)
+                shards = shards.give(name, axis)
                 break
+    for axis, kept in wanted.items():
+        shards = shards.scatter(factors, axis, kept)
     return shards
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +19,10 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import lowering, partitioning, reference, split_dot
+from jaxfp8._call import explicit, lowering, partitioning, reference, split_dot
 from jaxfp8._call.batching import batch_scaled_dot
 from jaxfp8._value import compat
 from jaxfp8._value import dtypes as _dtypes
@@ -43,6 +45,7 @@ def scaled_dot(
     bias: jax.Array | None = None,
     out_scale: jax.Array | None = None,
     kernel: str = "",
+    out_sharding: PartitionSpec | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Binds one scaled dot; `docs/custom_call.md` defines it.
 
@@ -56,6 +59,7 @@ def scaled_dot(
       residual, bias: any wide float, of the rank of the output, each axis 1 or full.
       out_scale: float32, likewise.
       kernel: name of the kernel to force, for tests; "" lets the library choose.
+      out_sharding: of the output along explicit mesh axes, as of `jax.lax.dot_general`.
 
     Returns:
       The output (FP8 as uint8) and the amax, None unless the spec asks for it.
@@ -71,24 +75,29 @@ def scaled_dot(
         "bias": bias,
         "out_scale": out_scale,
     }
-    out, *amax = _bind(spec, kernel, given)
+    out, *amax = _bind(spec, kernel, given, out_sharding)
     return out, amax[0] if amax else None
 
 
-def _bind(spec: ScaledDotSpec, kernel: str, named: dict[str, Any]) -> list[jax.Array]:
+def _bind(
+    spec: ScaledDotSpec,
+    kernel: str,
+    named: dict[str, Any],
+    out_sharding: PartitionSpec | None = None,
+) -> list[jax.Array]:
+    spec, named = explicit.with_whole_tiles(spec, named)
     operands = compat.vary_alike([named[name] for name in spec.operand_names()])
     dtypes = tuple(x.dtype for x in operands)
     split = _split(spec, kernel, dtypes) if partitioning.is_wanted(operands) else None
-    return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=split)
+    return scaled_dot_p.bind(
+        *operands, spec=spec, kernel=kernel, split=split, out_sharding=out_sharding
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _split(spec: ScaledDotSpec, kernel: str, dtypes: tuple[np.dtype, ...]) -> Any:
     """The call as XLA may split it over a mesh."""
-
-    def bind(spec: ScaledDotSpec, *operands: jax.Array) -> list[jax.Array]:
-        return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=None)
-
+    bind = functools.partial(_bind_locally, kernel)
     return partitioning.partitioned(
         functools.partial(bind, spec),
         [jax.ShapeDtypeStruct(s, d) for (s, _), d in zip(_expected(spec), dtypes, strict=True)],
@@ -98,18 +107,23 @@ def _split(spec: ScaledDotSpec, kernel: str, dtypes: tuple[np.dtype, ...]) -> An
     )
 
 
+def _bind_locally(kernel: str, spec: ScaledDotSpec, *operands: jax.Array) -> list[jax.Array]:
+    """The call that one device computes by itself."""
+    return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=None, out_sharding=None)
+
+
 # Eager evaluation: a jitted bind per problem. Strictness is part of the key, for it decides what
 # compiling does.
 @functools.lru_cache(maxsize=1024)
-def _jitted(spec: ScaledDotSpec, kernel: str, split: Any, strict: bool) -> Any:
+def _jitted(strict: bool, **params: Any) -> Any:
     del strict
-    return jax.jit(functools.partial(scaled_dot_p.bind, spec=spec, kernel=kernel, split=split))
+    return jax.jit(functools.partial(scaled_dot_p.bind, **params))
 
 
 @scaled_dot_p.def_impl
-def _impl(*operands: jax.Array, spec: ScaledDotSpec, kernel: str, split: Any) -> list[jax.Array]:
+def _impl(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     with jax.disable_jit(False):  # a kernel runs compiled or not at all
-        return _jitted(spec, kernel, split, lowering.is_strict())(*operands)
+        return _jitted(lowering.is_strict(), **params)(*operands)
 
 
 # Abstract evaluation
@@ -143,7 +157,11 @@ def _dtypes_of(spec: ScaledDotSpec, name: str, dtype: np.dtype) -> tuple[np.dtyp
 
 @scaled_dot_p.def_abstract_eval
 def _abstract_eval(
-    *avals: jax.core.ShapedArray, spec: ScaledDotSpec, kernel: str, split: Any
+    *avals: jax.core.ShapedArray,
+    spec: ScaledDotSpec,
+    kernel: str,
+    split: Any,
+    out_sharding: PartitionSpec | None,
 ) -> list[jax.core.ShapedArray]:
     del kernel, split
     for name, aval, (shape, dtype) in zip(
@@ -156,9 +174,11 @@ def _abstract_eval(
                 f"{_dtypes.names(dtypes)} of shape {list(shape)}; make the spec from the operands."
             )
     stored = _dtypes.storage(spec.epilogue.out_dtype)
-    out = [compat.output_aval(avals, spec.out_shape, stored)]
+    sharding = explicit.dot_sharding(spec, avals, out_sharding)
+    out = [compat.output_aval(avals, spec.out_shape, stored, sharding)]
     if spec.epilogue.amax is not None:
-        out.append(compat.output_aval(avals, spec.epilogue.amax, np.dtype(np.float32)))
+        kept = explicit.where_full(sharding, spec.epilogue.amax)
+        out.append(compat.output_aval(avals, spec.epilogue.amax, np.dtype(np.float32), kept))
     return out
 
 
@@ -172,13 +192,17 @@ def _batch(
     spec: ScaledDotSpec,
     kernel: str,
     split: Any,
+    out_sharding: PartitionSpec | None,
 ) -> tuple[list[jax.Array], list[int]]:
     del split  # `_bind` makes that of the new problem
     names = spec.operand_names()
     spec, named = batch_scaled_dot(
         spec, dict(zip(names, operands, strict=True)), dict(zip(names, axes, strict=True))
     )
-    out = _bind(spec, kernel, named)
+    if out_sharding is not None:
+        mapped = explicit.splits_mapped(operands, axes)
+        out_sharding = PartitionSpec(mapped or None, *out_sharding)
+    out = _bind(spec, kernel, named, out_sharding)
     return out, [0] * len(out)
 
 
@@ -196,8 +220,10 @@ def _jvp(
     spec: ScaledDotSpec,
     kernel: str,
     split: Any,
+    out_sharding: PartitionSpec | None,
 ) -> tuple[list[Any], list[Any]]:
     del split
+    bind = functools.partial(_bind, kernel=kernel, out_sharding=out_sharding)
     names = spec.operand_names()
     named = dict(zip(names, primals, strict=True))
     moving = {
@@ -206,12 +232,12 @@ def _jvp(
         if not isinstance(t, ad.Zero) and not _dtypes.is_eight_bit(t.dtype)
     }
     if _is_linear(spec.epilogue):
-        out = _bind(spec, kernel, named)
+        out = bind(spec, named=named)
         dtype = spec.epilogue.out_dtype
-        tangent = _sum_tangent(spec, kernel, named, moving, dtype)
+        tangent = _sum_tangent(spec, bind, named, moving, dtype)
         return out, [_zero_tangent(out[0]) if tangent is None else tangent]
-    total = _bind(_sum_only(spec, "float32", keep_addends=True), kernel, named)[0]
-    tangent = _sum_tangent(spec, kernel, named, moving, "float32")
+    total = bind(_sum_only(spec, "float32", keep_addends=True), named=named)[0]
+    tangent = _sum_tangent(spec, bind, named, moving, "float32")
     tangent = jnp.zeros_like(total) if tangent is None else tangent
     return _finish_jvp(spec, total, tangent, named.get("out_scale"), moving.get("out_scale"))
 
@@ -245,7 +271,7 @@ def _finish_jvp(
 
 def _sum_tangent(
     spec: ScaledDotSpec,
-    kernel: str,
+    bind: Callable[..., list[jax.Array]],
     named: dict[str, Any],
     moving: dict[str, Any],
     dtype: str,
@@ -253,7 +279,7 @@ def _sum_tangent(
     """The tangent of the sum with residual and bias, None where it is zero."""
     term_spec = _sum_only(spec, dtype)
     terms = [
-        _bind(term_spec, kernel, {**named, name: moving[name]})[0]
+        bind(term_spec, named={**named, name: moving[name]})[0]
         for name in _LINEAR_IN
         if name in moving
     ]
@@ -273,10 +299,15 @@ def _sum_only(spec: ScaledDotSpec, out_dtype: str, keep_addends: bool = False) -
 
 
 def _transpose(
-    cotangents: list[Any], *operands: Any, spec: ScaledDotSpec, kernel: str, split: Any
+    cotangents: list[Any],
+    *operands: Any,
+    spec: ScaledDotSpec,
+    kernel: str,
+    split: Any,
+    out_sharding: PartitionSpec | None,
 ) -> list[Any]:
     """Transposes a sum that is linear in the operands that are undefined: a side, and addends."""
-    del split
+    del split, out_sharding  # the types of the operands say how their cotangents are sharded
     names = spec.operand_names()
     named = dict(zip(names, operands, strict=True))
     avals = {n: named[n].aval for n in names if ad.is_undefined_primal(named[n])}
@@ -293,7 +324,7 @@ def _transpose_in(
     if isinstance(ct, ad.Zero):
         return ad.Zero(aval)
     if name in ("lhs", "rhs"):
-        result = _transpose_values(spec, kernel, named, ct, name)
+        result = _transpose_values(spec, kernel, named, ct, name, aval)
     elif name in ("residual", "bias"):
         (result,) = jax.linear_transpose(functools.partial(_addend, spec), aval)(ct)
     else:
@@ -312,18 +343,20 @@ def _transpose_scale(
     spec: ScaledDotSpec, named: dict[str, Any], ct: jax.Array, linear: str
 ) -> jax.Array:
     """Cotangent of a scale; widens its operand for a moment, as the sum over a tile needs."""
+    others = [x for name, x in named.items() if name != linear]
+    whole = tuple(range(ct.ndim))
+    sharding = explicit.permuted(jax.typeof(ct), whole, *map(jax.typeof, others))
 
     def as_function_of_scale(scale: jax.Array) -> jax.Array:
-        operands = {**named, linear: scale}
-        out = reference.scaled_dot(spec, *(operands[n] for n in spec.operand_names()))[0]
-        return compat.laid_out_like(out, jax.typeof(ct))
+        operands = [scale if name == linear else named[name] for name in spec.operand_names()]
+        return reference.scaled_dot(spec, *operands, out_sharding=sharding)[0]
 
     (out,) = jax.linear_transpose(as_function_of_scale, named[linear].aval)(ct)
     return out
 
 
 def _transpose_values(
-    spec: ScaledDotSpec, kernel: str, named: dict[str, Any], ct: jax.Array, linear: str
+    spec: ScaledDotSpec, kernel: str, named: dict[str, Any], ct: jax.Array, linear: str, aval: Any
 ) -> jax.Array:
     """Cotangent of a float side: the cotangent of the output times the other side, another dot."""
     is_lhs = linear == "lhs"
@@ -342,12 +375,16 @@ def _transpose_values(
     for suffix in ("_scale", "_zero_point"):
         if other_name + suffix in named:
             values[other_name + suffix] = named[other_name + suffix]
-    out = _bind(dot_spec, kernel, values)[0]
-    out = _to_layout_of(spec, side, other, out, is_lhs)
+    order, shared = _layout_of(spec, side, other, is_lhs)
+    out = _bind(dot_spec, kernel, values, explicit.permuted(aval, order, jax.typeof(ct)))[0]
+    out = lax.transpose(
+        jnp.sum(out, axis=shared, keepdims=True),
+        tuple(order.index(axis) for axis in range(out.ndim)),
+    )
     if side.scale:
         name = f"{linear}_scale"
         scale = reference.widened(spec, {name: named[name]})[name]
-        out = out * reference.expand_tiles(scale, side)
+        out = out * compat.laid_along(reference.expand_tiles(scale, side), out)
     return out.astype(side.dtype)
 
 
@@ -371,10 +408,12 @@ def _cotangent_side(spec: ScaledDotSpec, ct: jax.Array, for_lhs: bool) -> Operan
     )
 
 
-def _to_layout_of(
-    spec: ScaledDotSpec, side: OperandSpec, other: OperandSpec, out: jax.Array, is_lhs: bool
-) -> jax.Array:
-    """From batch, free and contracted axes to the layout of `side`; sums over a shared batch."""
+def _layout_of(
+    spec: ScaledDotSpec, side: OperandSpec, other: OperandSpec, is_lhs: bool
+) -> tuple[Shape, Shape]:
+    """Of a cotangent of `side`, as a dot gives it: the axis of `side` that each axis is; and the
+    axes of a batch that `side` shares, over which it is summed.
+    """
     paired = dict(zip(other.contracting, side.contracting, strict=True))
     contracting = tuple(paired[axis] for axis in sorted(other.contracting))
     order = side.batch + (side.free + contracting if is_lhs else contracting + side.free)
@@ -383,8 +422,18 @@ def _to_layout_of(
         for i, (axis, size) in enumerate(zip(side.batch, spec.batch_shape, strict=True))
         if side.shape[axis] != size
     )
-    out = jnp.sum(out, axis=shared, keepdims=True)
-    return lax.transpose(out, tuple(order.index(axis) for axis in range(out.ndim)))
+    return order, shared
+
+
+# Splitting along explicit mesh axes
+
+
+def _parts(
+    avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str, split: Any, out_sharding: Any
+) -> explicit.Parts:
+    del avals, split, out_sharding
+    bind = functools.partial(_bind_locally, kernel)
+    return split_dot.factors(spec), functools.partial(split_dot.on_shards, spec, bind)
 
 
 # Registration
@@ -394,4 +443,5 @@ ad.primitive_transposes[scaled_dot_p] = _transpose
 batching.primitive_batchers[scaled_dot_p] = _batch
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
     _rule = partitioning.lowering(functools.partial(lowering.lower, _platform))
+    _rule = explicit.lowering(_rule, _parts)
     mlir.register_lowering(scaled_dot_p, _rule, platform=_platform)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
-from jaxfp8._call import ffi
+from jaxfp8._call import explicit, ffi
 from jaxfp8._call.partitioning import Factors, Shards, is_wanted, lowering, partitioned
 from jaxfp8._call.quantize_lowering import lowered
 from jaxfp8._call.quantize_reference import (
@@ -162,11 +163,21 @@ def _abstract_eval(
 ) -> list[jax.core.ShapedArray]:
     del split
     x = avals[0]
-    out = [compat.output_aval(avals, shape, spec.dtype) for shape in spec.layouts(x.shape)]
+    shapes, dtypes = spec.layouts(x.shape), [spec.dtype] * len(spec.layouts(x.shape))
     if spec.has_value_per_tile:
-        dtype = x.dtype if spec.plain else np.dtype(np.float32)
-        out.append(compat.output_aval(avals, spec.counts(x.shape), dtype))
-    return out
+        shapes = [*shapes, spec.counts(x.shape)]
+        dtypes.append(x.dtype if spec.plain else np.dtype(np.float32))
+    shardings = _shardings(avals, spec) or [None] * len(shapes)
+    triples = zip(shapes, dtypes, shardings, strict=True)
+    return [compat.output_aval(avals, *one) for one in triples]
+
+
+def _shardings(avals: Sequence[jax.core.ShapedArray], spec: QuantizeSpec) -> Any:
+    """Of the results along explicit mesh axes: as `x` is, unless a shard would cut a tile."""
+    if explicit.mesh_of(avals) is None:
+        return None
+    factors, _ = _parts(avals, spec=spec)
+    return explicit.inherited(avals[0], factors)
 
 
 # Batching: scales that are chosen, or given for rows, get one more axis of tiles. One scale for
@@ -240,6 +251,14 @@ def _jvp(
 @functools.lru_cache(maxsize=1024)
 def _split(avals: tuple[jax.ShapeDtypeStruct, ...], spec: QuantizeSpec) -> Any:
     """The call as XLA may split it."""
+    call = functools.partial(_on_one_device, spec=spec)
+    what = repr((quantize_p, avals, spec))
+    return partitioned(call, avals, *_parts(avals, spec=spec), what=what)
+
+
+def _parts(avals: Sequence[Any], *, spec: QuantizeSpec, split: Any = None) -> explicit.Parts:
+    """The factors of the call, and the call on shards."""
+    del split
     shape = avals[0].shape
     names = tuple(
         None if spec.plain and axis == len(shape) - 1 else f"a{axis}" for axis in range(len(shape))
@@ -263,8 +282,7 @@ def _split(avals: tuple[jax.ShapeDtypeStruct, ...], spec: QuantizeSpec) -> Any:
         across = _one_tile_across if is_one_tile else quantized
         return functools.partial(across, spec=local, mesh_axes=mesh_axes)
 
-    call = functools.partial(_on_one_device, spec=spec)
-    return partitioned(call, avals, factors, on_shards, what=repr((quantize_p, avals, spec)))
+    return factors, on_shards
 
 
 def _pieces(size: int, tile: int) -> int:
@@ -291,7 +309,7 @@ def _one_tile_across(
 
 ad.primitive_jvps[quantize_p] = _jvp
 batching.primitive_batchers[quantize_p] = _batch
-mlir.register_lowering(quantize_p, lowering(mlir.lower_fun(quantized, multiple_results=True)))
-for _platform in ffi.PLATFORMS:
-    _rule = mlir.lower_fun(functools.partial(lowered, _platform), multiple_results=True)
-    mlir.register_lowering(quantize_p, lowering(_rule), platform=_platform)
+for _platform in (None, *ffi.PLATFORMS):
+    _call = quantized if _platform is None else functools.partial(lowered, _platform)
+    _rule = lowering(mlir.lower_fun(_call, multiple_results=True))
+    mlir.register_lowering(quantize_p, explicit.lowering(_rule, _parts), platform=_platform)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,9 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxfp8._value import dtypes
+from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._value.tiles import repeated
 
 _ACTIVATIONS = {
     "none": lambda y: y,
@@ -25,18 +27,21 @@ _ACTIVATIONS = {
 _INT32_SAFE_K = (2**31 - 1) // 255**2
 
 
-def scaled_dot(spec: ScaledDotSpec, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def scaled_dot(
+    spec: ScaledDotSpec, *operands: jax.Array, out_sharding: Any = None
+) -> tuple[jax.Array, ...]:
     """Computes what `docs/custom_call.md` defines, widening whatever it needs to.
 
     Args:
       spec: the problem.
       *operands: as `spec.operand_names()` lists them, FP8 as itself or as bytes.
+      out_sharding: of the output, where an operand is sharded along explicit mesh axes.
 
     Returns:
       `(out,)`, or `(out, amax)` where the epilogue asks for it.
     """
     named = widened(spec, dict(zip(spec.operand_names(), operands, strict=True)))
-    total = _accumulate(spec, named)
+    total = _accumulate(spec, named, out_sharding)
     for name in ("residual", "bias"):
         if name in named:
             total = total + named[name].astype(jnp.float32)
@@ -73,7 +78,7 @@ def cast_output(y: jax.Array, dtype: str) -> jax.Array:
     return jnp.where(jnp.isnan(y), 0, jnp.round(y)).astype(dtype)
 
 
-def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> jax.Array:
+def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array], out_sharding: Any) -> jax.Array:
     """The sum of products: exact in int32 where both sides are integers, else in float32."""
     sides = {"lhs": spec.lhs, "rhs": spec.rhs}
     exact = (
@@ -85,20 +90,24 @@ def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> jax.Array:
     for name, side in sides.items():
         value = _centred(side, named[name], named.get(name + "_zero_point"), dtype)
         if not exact and side.scale:
-            value = value * expand_tiles(named[name + "_scale"], side)
+            scale = expand_tiles(named[name + "_scale"], side)
+            value = value * compat.laid_along(scale, value)
         values.append(_broadcast_batch(spec, side, value))
+    values = compat.batch_alike(values, (spec.lhs.batch, spec.rhs.batch))
     total = lax.dot_general(
         values[0],
         values[1],
         spec.dimension_numbers,
         precision=lax.Precision.HIGHEST,
         preferred_element_type=dtype,
+        out_sharding=out_sharding,
     )
     if exact and spec.epilogue.out_dtype != "int32":
         total = total.astype(jnp.float32)
         for name, side in sides.items():
             if side.scale:
-                total = total * _scale_in_output(spec, name, named[name + "_scale"])
+                scale = _scale_in_output(spec, name, named[name + "_scale"])
+                total = total * compat.laid_along(scale, total)
     return total
 
 
@@ -108,7 +117,8 @@ def _centred(
     if dtypes.is_float8(side.dtype) and values.dtype == np.uint8:
         values = lax.bitcast_convert_type(values, np.dtype(side.dtype))
     if zero_point is not None:
-        values = values.astype(jnp.int32) - expand_tiles(zero_point, side)
+        values = values.astype(jnp.int32)
+        values = values - compat.laid_along(expand_tiles(zero_point, side), values)
     return values.astype(dtype)
 
 
@@ -116,7 +126,7 @@ def expand_tiles(scale: jax.Array, side: OperandSpec) -> jax.Array:
     """A scale or zero point given by tile, repeated to broadcast against the values."""
     for axis, (size, tile) in enumerate(zip(side.shape, side.tiles, strict=True)):
         if tile != 1 and scale.shape[axis] != 1:
-            scale = lax.slice_in_dim(jnp.repeat(scale, tile, axis=axis), 0, size, axis=axis)
+            scale = repeated(scale, axis, tile, size)
     return scale
 
 

@@ -3,7 +3,8 @@
     b batch    m free axes of lhs    n free axes of rhs    k contracted
 
 Where a contracted axis is split, each device has a part of every sum. The parts are added up in
-float32 (in int32 for an int32 output), and what follows the sum is computed once, behind that.
+float32 (in int32 for an int32 output), and what follows the sum is computed once, behind that. If
+the output is split along the same mesh axis, each device adds up its own part of the output only.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
 Bind = Callable[..., list[jax.Array]]
 
+_BEHIND = ("residual", "bias", "out_scale")  # operands that follow the sum; always the last ones
+
 
 def factors(spec: ScaledDotSpec) -> Factors:
     """Which axes of the operands and results of a scaled dot are split together."""
@@ -34,6 +37,7 @@ def factors(spec: ScaledDotSpec) -> Factors:
         operands=tuple(named[name] for name in spec.operand_names()),
         results=tuple(results),
         pieces=_pieces(spec),
+        behind=sum(name in _BEHIND for name in spec.operand_names()),
     )
 
 
@@ -90,10 +94,10 @@ def on_shards(spec: ScaledDotSpec, bind: Bind, shards: Shards) -> Callable[..., 
 
     def call(*operands: jax.Array) -> list[jax.Array]:
         if contracted:
-            results = _sum_of_parts(local, bind, contracted, operands)
+            results = _sum_of_parts(spec, local, bind, shards, operands)
         else:
             results = bind(local, *operands)
-        return [results[0], *(_amax(spec, shards, amax) for amax in results[1:])]
+        return [results[0], *(_amax(spec, shards.behind, amax) for amax in results[1:])]
 
     return call
 
@@ -105,7 +109,7 @@ def _local(spec: ScaledDotSpec, shards: Shards) -> ScaledDotSpec:
         return dataclasses.replace(old, shape=shards.shape(old.shape, names))
 
     def plane(shape: Shape) -> Shape:
-        return shards.shape(shape, _where_full(shape, named["out"]))
+        return shards.behind.shape(shape, _where_full(shape, named["out"]))
 
     return dataclasses.replace(
         spec,
@@ -116,7 +120,11 @@ def _local(spec: ScaledDotSpec, shards: Shards) -> ScaledDotSpec:
 
 
 def _sum_of_parts(
-    local: ScaledDotSpec, bind: Bind, mesh_axes: Sequence[str], operands: Sequence[jax.Array]
+    spec: ScaledDotSpec,
+    local: ScaledDotSpec,
+    bind: Bind,
+    shards: Shards,
+    operands: Sequence[jax.Array],
 ) -> list[jax.Array]:
     named = dict(zip(local.operand_names(), operands, strict=True))
     sides = (local.lhs, local.rhs)
@@ -124,11 +132,22 @@ def _sum_of_parts(
     dtype = "int32" if exact and local.epilogue.out_dtype == "int32" else "float32"
     part = dataclasses.replace(local, epilogue=EpilogueSpec(out_dtype=dtype))
     (total,) = bind(part, *(named[name] for name in part.operand_names()))
-    total = lax.psum(total, tuple(mesh_axes))
+    total = _over_devices(spec, shards, total)
     for name in ("residual", "bias"):
         if name in named:
             total = total + named[name].astype(jnp.float32)
     return list(reference.finish(local.epilogue, total, named.get("out_scale")))
+
+
+def _over_devices(spec: ScaledDotSpec, shards: Shards, part: jax.Array) -> jax.Array:
+    """The sum of the parts that devices have; of the output, each device keeps its own part."""
+    scattered = {axis for axes in shards.scattered.values() for axis in axes}
+    summed = shards.axes(*(f"k{i}" for i in range(len(spec.lhs.contracting))))
+    for axis, name in enumerate(_names(spec)["out"]):
+        for mesh_axis in shards.scattered.get(name or "", ()):
+            part = lax.psum_scatter(part, mesh_axis, scatter_dimension=axis, tiled=True)
+    whole = tuple(axis for axis in summed if axis not in scattered)
+    return lax.psum(part, whole) if whole else part
 
 
 def _amax(spec: ScaledDotSpec, shards: Shards, amax: jax.Array) -> jax.Array:

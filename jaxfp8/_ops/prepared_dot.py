@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._ops.operands import PreparedSide
@@ -15,7 +16,11 @@ from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 
 
 def prepared_dot(
-    operation: str, rhs: PreparedSide, spec: ScaledDotSpec, values: dict[str, Any]
+    operation: str,
+    rhs: PreparedSide,
+    spec: ScaledDotSpec,
+    values: dict[str, Any],
+    out_sharding: PartitionSpec | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Binds a scaled dot whose right side is prepared.
 
@@ -27,6 +32,7 @@ def prepared_dot(
       rhs: the right side.
       spec: the problem in the user's axes.
       values: its operands by name; those of the right side are packed.
+      out_sharding: of the output in the user's axes, along explicit mesh axes.
 
     Returns:
       The output and the amax, of the shapes that `spec` says.
@@ -52,7 +58,9 @@ def prepared_dot(
         name: value.reshape(shapes[name]) if name in shapes and value is not None else value
         for name, value in values.items()
     }
-    out, amax = scaled_dot(split, **values)
+    if out_sharding is not None:
+        out_sharding = PartitionSpec(*out_sharding, None)  # groups of columns are split, if any
+    out, amax = scaled_dot(split, **values, out_sharding=out_sharding)
     out = out.reshape(spec.out_shape)
     return out, None if amax is None else amax.reshape(spec.epilogue.amax)
 

@@ -94,8 +94,8 @@ def dot_general(
     sides = as_sides(operation, lhs, rhs)
     shapes = (sides[0].shape, sides[1].shape)
     numbers = normalise(operation, dimension_numbers, shapes)
-    out = _product(operation, sides, numbers, precision, preferred_element_type, epilogue)
-    return compat.sharded(out, out_sharding)
+    dtype = preferred_element_type
+    return _product(operation, sides, numbers, precision, dtype, epilogue, out_sharding)
 
 
 def matmul(
@@ -110,6 +110,7 @@ def matmul(
     out_scale: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
     return_amax: bool = False,
+    out_sharding: Any = None,
 ) -> Product:
     """Matrix product of 8-bit operands with the shapes of `jax.numpy.matmul`.
 
@@ -120,7 +121,8 @@ def matmul(
       lhs: (..., M, K) or (K,).
       rhs: (..., K, N) or (K,).
       precision, preferred_element_type: as in `dot_general`.
-      bias, residual, activation, out_scale, out_dtype, return_amax: as in `dot_general`.
+      bias, residual, activation, out_scale, out_dtype, return_amax, out_sharding: as in
+        `dot_general`.
 
     Returns:
       As `dot_general`, of shape (..., M, N).
@@ -153,7 +155,13 @@ def matmul(
     batch = tuple(range(rank))
     numbers = (((len(lhs_side.shape) - 1,), (rank,)), (batch, batch))
     return _product(
-        operation, (lhs_side, rhs_side), numbers, precision, preferred_element_type, epilogue
+        operation,
+        (lhs_side, rhs_side),
+        numbers,
+        precision,
+        preferred_element_type,
+        epilogue,
+        out_sharding,
     )
 
 
@@ -170,6 +178,7 @@ def einsum(
     out_scale: ArrayLike | None = None,
     out_dtype: DTypeLike | None = None,
     return_amax: bool = False,
+    out_sharding: Any = None,
 ) -> Product:
     """Einstein sum of two operands of which one at least is 8-bit.
 
@@ -178,8 +187,8 @@ def einsum(
         over an axis of one operand alone; `...` stands for equal or broadcast leading axes.
       lhs, rhs: as in `dot_general`.
       precision, preferred_element_type: as in `dot_general`.
-      bias, residual, activation, out_scale, out_dtype, return_amax: as in `dot_general`; arrays
-        align with the output of the einsum.
+      bias, residual, activation, out_scale, out_dtype, return_amax, out_sharding: as in
+        `dot_general`; arrays align with the output of the einsum.
 
     Returns:
       As `dot_general`, with the axes that `subscripts` names.
@@ -207,7 +216,14 @@ def einsum(
     parsed = _einsum.parse(operation, subscripts, len(shapes[0]), len(shapes[1]))
     numbers = normalise(operation, parsed.dimension_numbers, shapes, broadcast=True)
     return _product(
-        operation, sides, numbers, precision, preferred_element_type, epilogue, parsed.order
+        operation,
+        sides,
+        numbers,
+        precision,
+        preferred_element_type,
+        epilogue,
+        out_sharding,
+        parsed.order,
     )
 
 
@@ -218,6 +234,7 @@ def _product(
     precision: Any,
     preferred_element_type: DTypeLike | None,
     epilogue: Epilogue,
+    out_sharding: Any = None,
     order: Shape | None = None,
 ) -> Product:
     """Binds the scaled dot; `order[i]` is the axis of the dot that becomes output axis `i`."""
@@ -234,11 +251,12 @@ def _product(
     )
     values: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
     values |= after.operands
+    asked = compat.reordered(out_sharding, order)
     if isinstance(sides[1], PreparedSide):
-        out, amax = prepared_dot(operation, sides[1], spec, values)
+        out, amax = prepared_dot(operation, sides[1], spec, values, asked)
     else:
-        out, amax = scaled_dot(spec, **values)
-    y: Product = out.transpose(order)
+        out, amax = scaled_dot(spec, **values, out_sharding=asked)
+    y: Product = compat.sharded(out.transpose(order), out_sharding)
     if dtypes.is_eight_bit(dtype):
         y = QArray(from_bytes(y, dtype), after.operands["out_scale"].transpose(order))
     return y if amax is None else (y, amax.reshape(()))

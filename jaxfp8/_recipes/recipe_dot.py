@@ -33,6 +33,7 @@ def recipe_dot_general(
     bias: ArrayLike | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """`q(x) . q(w) + bias` in the 8 bits of a recipe; an 8-bit weight stays as it is.
 
@@ -48,6 +49,7 @@ def recipe_dot_general(
       bias: array that broadcasts over the last output axes.
       precision: as in `jaxfp8.dot_general`.
       preferred_element_type: output dtype; by default that of `x`.
+      out_sharding: sharding of the output, as of `jax.lax.dot_general`.
 
     Returns:
       The product.
@@ -79,6 +81,7 @@ def recipe_dot_general(
         recipe=recipe,
         precision=precision if precision is None else str(jax.lax.Precision(precision)),
         out_dtype=np.dtype(x.dtype if preferred_element_type is None else preferred_element_type),
+        out_sharding=out_sharding,
     )
     leaves, structure = jax.tree.flatten((x, w, scale, zero_point, bias))
     leaves = compat.vary_alike([jnp.asarray(leaf) for leaf in leaves])
@@ -91,15 +94,18 @@ class _Problem:
     recipe: Recipe
     precision: str | None
     out_dtype: np.dtype
+    out_sharding: Any
 
     def dot(self, x: Any, w: Any, bias: Any) -> jax.Array:
         """The product of operands as they are, of which one at least may be 8-bit."""
         precision = None if self.precision is None else jax.lax.Precision(self.precision)
         if is_held(x) or is_held(w):
-            return dot_general(x, w, self.numbers, precision, self.out_dtype, bias=bias)
+            asked = {"bias": bias, "out_sharding": self.out_sharding}
+            return dot_general(x, w, self.numbers, precision, self.out_dtype, **asked)
         dtype = jnp.promote_types(x.dtype, w.dtype)
         x, w = x.astype(dtype), w.astype(dtype)
-        y = jax.lax.dot_general(x, w, self.numbers, precision, self.out_dtype)
+        dot = functools.partial(jax.lax.dot_general, out_sharding=self.out_sharding)
+        y = dot(x, w, self.numbers, precision, self.out_dtype)
         return y if bias is None else y + jnp.asarray(bias, self.out_dtype)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call import ffi
+from jaxfp8._call import explicit, ffi
 from jaxfp8._call.quantize_call import Encoded, encode
 from jaxfp8._ops.dimensions import normalise
 from jaxfp8._ops.quantize import quantize
@@ -36,6 +36,7 @@ def fp8_dot_general(
     *,
     recipe: TrainingRecipe | None = None,
     preferred_element_type: DTypeLike | None = None,
+    out_sharding: Any = None,
 ) -> jax.Array:
     """A product for FP8 training: its value and its gradients come from 8-bit operands.
 
@@ -56,6 +57,7 @@ def fp8_dot_general(
         `flax.linen.fp8_ops.fp32_max_grad`.
       recipe: `DelayedScaling` (default) or `CurrentScaling`, which has no state.
       preferred_element_type: output dtype; by default the dtype both operands promote to.
+      out_sharding: sharding of the output, as of `jax.lax.dot_general`.
 
     Returns:
       The product; its gradients have the dtypes of the operands.
@@ -86,9 +88,10 @@ def fp8_dot_general(
         recipe=recipe,
         out_dtype=as_dtype(operation, "preferred_element_type", dtype, WIDE_FLOAT),
         types=(jax.typeof(lhs), jax.typeof(rhs)),
+        out_sharding=out_sharding,
     )
     lhs, rhs = compat.vary_alike((lhs, rhs))
-    return _product(problem, lhs, rhs, state)
+    return compat.sharded(_product(problem, lhs, rhs, state), out_sharding)
 
 
 def forward_codes(
@@ -134,12 +137,14 @@ class _Problem:
       recipe: how tensors are scaled.
       out_dtype: dtype of the output.
       types: those of the operands, and so of their gradients.
+      out_sharding: of the output, as the caller states it.
     """
 
     numbers: DimensionNumbers
     recipe: TrainingRecipe
     out_dtype: np.dtype
     types: tuple[Any, Any]
+    out_sharding: Any
 
 
 # The product and its rule
@@ -170,7 +175,9 @@ def _forward(
         rhs, old[1], (rhs_axes, _free(rhs, rhs_axes, rhs_batch)), rhs_batch
     )
     out_dtype, precision = problem.out_dtype, recipe.precision
-    y = multiply(lhs_codes[0], rhs_codes[0], problem.numbers, out_dtype, precision)
+    rank = lhs.ndim + rhs.ndim - 2 * len(lhs_axes) - len(lhs_batch)
+    sharding = compat.explicit_spec(problem.out_sharding, rank)
+    y = multiply(lhs_codes[0], rhs_codes[0], problem.numbers, out_dtype, precision, sharding)
     gradient = None if state is None else state.output_grad
     return y, (lhs_codes[1], rhs_codes[1], new_input, new_kernel, gradient)
 
@@ -223,10 +230,11 @@ def _gradient_of_lhs(
     (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
     rhs_free = _free(rhs.values, rhs_axes, rhs_batch)
     numbers = ((of_rhs, rhs_free), (batch, rhs_batch))
-    dx = multiply(g, rhs, numbers, problem.types[0].dtype, problem.recipe.backward_precision)
     paired = dict(zip(rhs_axes, lhs_axes, strict=True))
-    lhs_free = [a for a in range(dx.ndim) if a not in {*lhs_axes, *lhs_batch}]
-    dx = _in_order(dx, [*lhs_batch, *lhs_free, *(paired[a] for a in sorted(rhs_axes))])
+    rank = len(problem.types[0].shape)
+    lhs_free = [a for a in range(rank) if a not in {*lhs_axes, *lhs_batch}]
+    order = (*lhs_batch, *lhs_free, *(paired[a] for a in sorted(rhs_axes)))
+    dx = _in_order(_gradient(problem, 0, g, rhs, numbers, order), order)
     return compat.laid_out_like(dx, problem.types[0])
 
 
@@ -237,14 +245,29 @@ def _gradient_of_rhs(
     (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
     lhs_free = _free(lhs.values, lhs_axes, lhs_batch)
     numbers = ((lhs_free, of_lhs), (lhs_batch, batch))
-    dw = multiply(lhs, g, numbers, problem.types[1].dtype, problem.recipe.backward_precision)
     paired = dict(zip(lhs_axes, rhs_axes, strict=True))
-    rhs_free = [a for a in range(dw.ndim) if a not in {*rhs_axes, *rhs_batch}]
-    dw = _in_order(dw, [*rhs_batch, *(paired[a] for a in sorted(lhs_axes)), *rhs_free])
+    rank = len(problem.types[1].shape)
+    rhs_free = [a for a in range(rank) if a not in {*rhs_axes, *rhs_batch}]
+    order = (*rhs_batch, *(paired[a] for a in sorted(lhs_axes)), *rhs_free)
+    dw = _in_order(_gradient(problem, 1, lhs, g, numbers, order), order)
     return compat.laid_out_like(dw, problem.types[1])
 
 
-def _in_order(x: jax.Array, axes: list[int]) -> jax.Array:
+def _gradient(
+    problem: _Problem,
+    operand: int,
+    left: Codes,
+    right: Codes,
+    numbers: DimensionNumbers,
+    order: Shape,
+) -> jax.Array:
+    """The product that is a gradient; its axis `i` is axis `order[i]` of the operand."""
+    like, precision = problem.types[operand], problem.recipe.backward_precision
+    sharding = explicit.permuted(like, order, *map(jax.typeof, (left.values, right.values)))
+    return multiply(left, right, numbers, like.dtype, precision, sharding)
+
+
+def _in_order(x: jax.Array, axes: Shape) -> jax.Array:
     """`x`, whose axis `i` is to become axis `axes[i]`."""
     return x.transpose([axes.index(axis) for axis in range(x.ndim)])
 

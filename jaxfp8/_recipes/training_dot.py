@@ -11,6 +11,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._ops.quantize import dequantize
@@ -60,6 +61,7 @@ def multiply(
     numbers: DimensionNumbers,
     out_dtype: np.dtype,
     precision: jax.lax.Precision,
+    out_sharding: PartitionSpec | None = None,
 ) -> jax.Array:
     """One scaled dot; it has derivatives of any order if both operands bring their floats along."""
     (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = numbers
@@ -69,15 +71,22 @@ def multiply(
         epilogue=EpilogueSpec(out_dtype=out_dtype.name),
         precision="default" if precision == jax.lax.Precision.DEFAULT else "highest",
     )
-    y = scaled_dot(spec, lhs.values, rhs.values, lhs_scale=lhs.scale, rhs_scale=rhs.scale)[0]
+    y, _ = scaled_dot(
+        spec,
+        lhs.values,
+        rhs.values,
+        lhs_scale=lhs.scale,
+        rhs_scale=rhs.scale,
+        out_sharding=out_sharding,
+    )
     if lhs.wide is None or rhs.wide is None:
         return y
     # Second derivatives are rare: products of floats will do for them. This one is not computed,
     # except outside jit.
     values = _straight(lhs, lhs.wide), _straight(rhs, rhs.wide)
-    return straight_through(
-        y, jax.lax.dot_general(*values, numbers, precision=jax.lax.Precision.HIGHEST)
-    )
+    highest = jax.lax.Precision.HIGHEST
+    wide = jax.lax.dot_general(*values, numbers, highest, out_sharding=out_sharding)
+    return straight_through(y, wide)
 
 
 def _straight(codes: Codes, wide: jax.Array) -> jax.Array:

@@ -113,8 +113,18 @@ def varying_axes(array: Any) -> frozenset[Any]:
     return frozenset(jax.typeof(array).mat.varying)
 
 
-def output_aval(avals: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
-    """The abstract output of an operation whose inputs vary alike, as `vary_alike` makes them."""
+def output_aval(
+    avals: Sequence[Any], shape: tuple[int, ...], dtype: Any, sharding: Any = None
+) -> Any:
+    """The abstract output of an operation whose inputs vary alike, as `vary_alike` makes them.
+
+    Args:
+      avals: the inputs.
+      shape, dtype: of the output.
+      sharding: of the output along explicit mesh axes; None where it has none.
+    """
+    if sharding is not None:
+        return avals[0].update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
     for aval in avals:
         if aval.mat.varying:
             whole = aval.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
@@ -146,7 +156,62 @@ def laid_out_like(x: Any, aval: Any) -> Any:
         return x
     if want.mesh.empty:
         want = have.update(spec=jax.sharding.PartitionSpec(*[None] * x.ndim))
-    return jax.reshard(x, want)  # also where they agree: under vmap it sees to the mapped axis
+    return x if have == want else jax.reshard(x, want)
+
+
+def spec_of_output(eqn: Any) -> Any:
+    """How the output of an equation is split along explicit mesh axes; None on other meshes."""
+    sharding = eqn.outvars[0].aval.sharding
+    explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
+    return sharding.spec if explicit else None
+
+
+def laid_along(x: Any, other: Any) -> Any:
+    """`x` split along explicit mesh axes as another array, with which it is to broadcast."""
+    entries = jax.typeof(other).sharding.spec
+    if not any(entries) and not any(jax.typeof(x).sharding.spec):
+        return x
+    sizes = zip(x.shape, other.shape, entries, strict=True)
+    spec = (entry if size == whole else None for size, whole, entry in sizes)
+    return jax.reshard(x, jax.sharding.PartitionSpec(*spec))
+
+
+def batch_alike(sides: Sequence[Any], batch: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Both sides of a product with their batch axes sharded alike along explicit mesh axes.
+
+    An axis that one side shares with the other has no sharding of its own.
+    """
+    specs = [list(jax.typeof(side).sharding.spec) for side in sides]
+    if not any(any(spec) for spec in specs):
+        return list(sides)
+    for left, right in zip(*batch, strict=True):
+        specs[0][left] = specs[1][right] = specs[0][left] or specs[1][right]
+    return [
+        jax.reshard(x, jax.sharding.PartitionSpec(*spec))
+        for x, spec in zip(sides, specs, strict=True)
+    ]
+
+
+def explicit_spec(sharding: Any, rank: int) -> Any:
+    """An `out_sharding` as a spec of `rank` axes where mesh axes are explicit; None elsewhere."""
+    if sharding is None:
+        return None
+    mesh = getattr(sharding, "mesh", None) or jax.sharding.get_abstract_mesh()
+    if jax.sharding.AxisType.Explicit not in mesh.axis_types:
+        return None
+    spec = tuple(getattr(sharding, "spec", sharding))
+    return jax.sharding.PartitionSpec(*spec, *[None] * (rank - len(spec)))
+
+
+def reordered(sharding: Any, order: Sequence[int]) -> Any:
+    """The spec of a dot whose axis `order[i]` is axis `i` of what has an `out_sharding`.
+
+    None where mesh axes are not explicit: there `sharded` follows the product.
+    """
+    spec = explicit_spec(sharding, len(order))
+    if spec is None:
+        return None
+    return jax.sharding.PartitionSpec(*(spec[order.index(axis)] for axis in range(len(order))))
 
 
 def sharded(x: Any, sharding: Any) -> Any:

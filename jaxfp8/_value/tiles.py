@@ -45,12 +45,20 @@ def reduce_tiles(
     return fun(blocks, axis=tuple(range(1, blocks.ndim, 2)))
 
 
+def repeated(x: jax.Array, axis: int, times: int, size: int) -> jax.Array:
+    """Each index of an axis a number of times, up to a size; split over devices as `x` is."""
+    before, full, after = x.shape[:axis], x.shape[axis] * times, x.shape[axis + 1 :]
+    apart = jnp.expand_dims(x, axis + 1)
+    shape = (*x.shape[: axis + 1], times, *after)
+    whole = jnp.broadcast_to(apart, shape).reshape(*before, full, *after)
+    return whole if full == size else jax.lax.slice_in_dim(whole, 0, size, axis=axis)
+
+
 def _repeat_partial(shared: jax.Array, shape: Shape, tiles: Shape) -> jax.Array:
     """`shared` with the full size on each axis that its tiles do not divide."""
     for axis, count in enumerate(shared.shape):
         if count not in (0, 1, shape[axis]) and count * tiles[axis] != shape[axis]:
-            shared = jnp.repeat(shared, tiles[axis], axis=axis)
-            shared = jax.lax.slice_in_dim(shared, 0, shape[axis], axis=axis)
+            shared = repeated(shared, axis, tiles[axis], shape[axis])
     return shared
 
 

@@ -74,10 +74,21 @@ class _Fp8(nn.Module):
         return value
 
     def _dot(
-        self, lhs: jax.Array, rhs: jax.Array, numbers: DimensionNumbers, dtype: DTypeLike
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        numbers: DimensionNumbers,
+        dtype: DTypeLike,
+        out_sharding: Any = None,
     ) -> jax.Array:
         return fp8_dot_general(
-            lhs, rhs, numbers, self.state, recipe=self.recipe, preferred_element_type=dtype
+            lhs,
+            rhs,
+            numbers,
+            self.state,
+            recipe=self.recipe,
+            preferred_element_type=dtype,
+            out_sharding=out_sharding,
         )
 
 
@@ -122,8 +133,8 @@ class Fp8DirectDotGeneralOp(_Fp8):
         del precision
         rhs = jnp.asarray(rhs)
         dtype = rhs.dtype if preferred_element_type is None else preferred_element_type
-        y = self._dot(jnp.asarray(lhs, rhs.dtype), rhs, dimension_numbers, dtype)
-        return compat.sharded(y, out_sharding)
+        lhs = jnp.asarray(lhs, rhs.dtype)
+        return self._dot(lhs, rhs, dimension_numbers, dtype, out_sharding)
 
 
 Fp8DotGeneral = Fp8DirectDotGeneralOp

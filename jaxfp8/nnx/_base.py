@@ -175,7 +175,11 @@ class EightBitLayer(nnx.Module):
         return None if self.input_scale is None else self.input_scale[...]
 
     def _product(
-        self, x: jax.Array, numbers: DimensionNumbers, bias: jax.Array | None = None
+        self,
+        x: jax.Array,
+        numbers: DimensionNumbers,
+        bias: jax.Array | None = None,
+        out_sharding: Any = None,
     ) -> jax.Array:
         return recipe_dot_general(
             x,
@@ -186,6 +190,7 @@ class EightBitLayer(nnx.Module):
             bias=bias,
             precision=getattr(self, "precision", None),
             preferred_element_type=getattr(self, "preferred_element_type", None),
+            out_sharding=out_sharding,
         )
 
     def _scope(self) -> Any:

@@ -75,7 +75,7 @@ class Linear(EightBitLayer):
         with self._scope():
             x = self.cast(inputs)
             bias = None if self.bias is None else self.bias[...]
-            return compat.sharded(self._product(x, self.numbers(x), bias), out_sharding)
+            return self._product(x, self.numbers(x), bias, out_sharding)
 
 
 class LinearGeneral(EightBitLayer):
@@ -141,7 +141,7 @@ class LinearGeneral(EightBitLayer):
             x = self.cast(inputs)
             numbers = self.numbers(x)
             bias = None if self.bias is None else self._bias(x, numbers)
-            return compat.sharded(self._product(x, numbers, bias), out_sharding)
+            return self._product(x, numbers, bias, out_sharding)
 
     def _bias(self, x: jax.Array, numbers: DimensionNumbers) -> jax.Array:
         (axes, _), (batch, _) = numbers
@@ -220,7 +220,8 @@ class Einsum(EightBitLayer):
             x = self.cast(inputs)
             numbers, order = self._parsed(x, einsum_str)
             bias = None if self.bias is None else self._bias(x, numbers, order)
-            return compat.sharded(self._product(x, numbers, bias).transpose(order), out_sharding)
+            y = self._product(x, numbers, bias, compat.reordered(out_sharding, order))
+            return compat.sharded(y.transpose(order), out_sharding)
 
     def _bias(self, x: jax.Array, numbers: DimensionNumbers, order: Shape) -> jax.Array:
         """The bias, whose axes are those of the kernel in the output, laid along the product's."""
@@ -303,7 +304,7 @@ class Embed(EightBitLayer):
         """`query @ table.T`: the inner product of each query with each row."""
         with self._scope():
             x = self.cast(query)
-            return compat.sharded(self._product(x, self.numbers(x)), out_sharding)
+            return self._product(x, self.numbers(x), out_sharding=out_sharding)
 
 
 TWINS: dict[type[nnx.Module], type[EightBitLayer]] = {

@@ -101,17 +101,26 @@ class Fp8DotGeneral(nnx.Module):
         """
         del precision
         with jax.named_scope(self.path) if self.path else contextlib.nullcontext():
-            y = self._dot(
-                jnp.asarray(lhs), jnp.asarray(rhs), dimension_numbers, preferred_element_type
-            )
-        return compat.sharded(y, out_sharding)
+            lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
+            return self._dot(lhs, rhs, dimension_numbers, preferred_element_type, out_sharding)
 
     def _dot(
-        self, lhs: jax.Array, rhs: jax.Array, numbers: DimensionNumbers, dtype: DTypeLike | None
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        numbers: DimensionNumbers,
+        dtype: DTypeLike | None,
+        out_sharding: Any,
     ) -> jax.Array:
         state = self.state()
         y = fp8_dot_general(
-            lhs, rhs, numbers, state, recipe=self.recipe, preferred_element_type=dtype
+            lhs,
+            rhs,
+            numbers,
+            state,
+            recipe=self.recipe,
+            preferred_element_type=dtype,
+            out_sharding=out_sharding,
         )
         if state is not None and not self.use_running_average:
             self._step("input", lhs, state.input)
@@ -166,9 +175,9 @@ class Fp8Einsum(Fp8DotGeneral):
         operation = "jaxfp8.nnx.Fp8Einsum"
         parsed = einsum.parse(operation, subscripts, lhs.ndim, rhs.ndim)
         numbers = normalise(operation, parsed.dimension_numbers, (lhs.shape, rhs.shape))
-        y = super().__call__(lhs, rhs, numbers, precision, preferred_element_type)
-        y = y.transpose(parsed.order)
-        return compat.sharded(y, out_sharding)
+        asked = compat.reordered(out_sharding, parsed.order)
+        y = super().__call__(lhs, rhs, numbers, precision, preferred_element_type, asked)
+        return compat.sharded(y.transpose(parsed.order), out_sharding)
 
 
 # What the layers of Flax multiply with, unless they are told otherwise.

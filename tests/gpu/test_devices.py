@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxfp8
@@ -33,11 +33,17 @@ def two(gpu):
         pytest.skip("needs two NVIDIA GPUs")
 
 
+@pytest.fixture(params=["auto", "explicit"])
+def mesh(request):
+    """Two GPUs, along an axis that XLA or the types of arrays split."""
+    kind = AxisType.Auto if request.param == "auto" else AxisType.Explicit
+    return jax.make_mesh((2,), ("d",), axis_types=(kind,), devices=jax.devices()[:2])
+
+
 @pytest.fixture
-def mesh():
-    """Two GPUs."""
-    auto = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh((2,), ("d",), axis_types=auto, devices=jax.devices()[:2])
+def auto_mesh():
+    """Two GPUs for shard_map, which takes arrays from one device only along automatic axes."""
+    return jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
 
 
 def normal(seed: int, *shape: int, dtype=jnp.bfloat16) -> jax.Array:
@@ -55,9 +61,10 @@ def operands(kind: str, seed: int = 0):
     return jaxfp8.quantize(x, dtype, channelwise_axes=(0,), zero_point=zero), w
 
 
-def layer(x, w, bias):
+def layer(x, w, bias, out_sharding=None):
     """A product with what follows it."""
-    return jaxfp8.matmul(x, w, bias=bias, activation="silu", preferred_element_type=jnp.float32)
+    what = {"activation": "silu", "preferred_element_type": jnp.float32}
+    return jaxfp8.matmul(x, w, bias=bias, out_sharding=out_sharding, **what)
 
 
 def specs_of(x, spec):
@@ -92,20 +99,21 @@ def test_a_program_on_a_mesh(mesh, spread, kind):
     bias = normal(3, N, dtype=jnp.float32)
     want = jax.jit(layer)(x, w, bias)
     specs = SPREADS[spread]
-    got = jax.jit(layer)(spread_out(mesh, x, specs[0]), spread_out(mesh, w, specs[1]), bias)
-    close(got, want)
+    x, w = spread_out(mesh, x, specs[0]), spread_out(mesh, w, specs[1])
+    whole = NamedSharding(mesh, P(None, None)) if spread == "depth" else None
+    close(jax.jit(lambda x, w, bias: layer(x, w, bias, whole))(x, w, bias), want)
 
 
 @each_kind
 @pytest.mark.parametrize("spread", ["rows", "columns"])
-def test_inside_shard_map_each_device_has_its_own_product(mesh, spread, kind):
+def test_inside_shard_map_each_device_has_its_own_product(auto_mesh, spread, kind):
     x, w = operands(kind)
     bias = normal(3, N, dtype=jnp.float32)
     in_specs = [specs_of(part, spec) for part, spec in zip((x, w), SPREADS[spread], strict=True)]
     out = P("d", None) if spread == "rows" else P(None, "d")
     local = jax.shard_map(
         layer,
-        mesh=mesh,
+        mesh=auto_mesh,
         in_specs=(*in_specs, P("d") if spread == "columns" else P()),
         out_specs=out,
     )
@@ -115,7 +123,7 @@ def test_inside_shard_map_each_device_has_its_own_product(mesh, spread, kind):
 
 
 @pytest.mark.parametrize("kind", ["weight-only", "fp8", "int8"])
-def test_sums_over_shards_come_before_what_follows_the_product(mesh, kind):
+def test_sums_over_shards_come_before_what_follows_the_product(auto_mesh, kind):
     x, w = operands(kind)
     bias = normal(3, N, dtype=jnp.float32)
     in_specs = [specs_of(part, spec) for part, spec in zip((x, w), SPREADS["depth"], strict=True)]
@@ -124,7 +132,7 @@ def test_sums_over_shards_come_before_what_follows_the_product(mesh, kind):
         part = jaxfp8.matmul(x, w, preferred_element_type=jnp.float32)
         return jax.nn.silu(jax.lax.psum(part, "d") + bias)
 
-    program = jax.shard_map(local, mesh=mesh, in_specs=(*in_specs, P()), out_specs=P())
+    program = jax.shard_map(local, mesh=auto_mesh, in_specs=(*in_specs, P()), out_specs=P())
     close(jax.jit(program)(x, w, bias), jax.jit(layer)(x, w, bias))
 
 
@@ -166,15 +174,21 @@ def test_a_scan_over_layers(mesh, spread):
     stack = jaxfp8.quantize(normal(6, 5, K, K) / 16, channelwise_axes=(0, 2))
     x = normal(7, M, K)
 
-    def model(x, stack):
+    of_x, of_w = SPREADS[spread]
+
+    def model(x, stack, place=lambda y: y):
         def step(x, w):
-            return jnp.tanh(jaxfp8.matmul(x, w)), None
+            return place(jnp.tanh(jaxfp8.matmul(x, w))), None
 
         return jax.lax.scan(step, x, stack)[0]
 
+    def on_mesh(x, stack):
+        carried = NamedSharding(mesh, P(*(*of_x, None, None)[:2]))  # a carry keeps its type
+        explicit = AxisType.Explicit in mesh.axis_types
+        return model(x, stack, lambda y: jax.reshard(y, carried) if explicit else y)
+
     want = jax.jit(model)(x, stack)
-    of_x, of_w = SPREADS[spread]
-    got = jax.jit(model)(spread_out(mesh, x, of_x), spread_out(mesh, stack, (None, *of_w)))
+    got = jax.jit(on_mesh)(spread_out(mesh, x, of_x), spread_out(mesh, stack, (None, *of_w)))
     close(got, want, 1e-2)
 
 

@@ -15,7 +15,7 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.sides import Side
 from jaxfp8._rewrite.rules import epilogue as _epilogues
 from jaxfp8._rewrite.rules.epilogue import Form
-from jaxfp8._value import dtypes
+from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, tile_counts
 
 
@@ -134,7 +134,8 @@ def _op(spec: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
 
     def run(*arrays: Any) -> list[Any]:
         with graph.context_of(dot.eqn, dot.callers):
-            out, amax = scaled_dot(spec, **dict(zip(names, arrays, strict=True)))
+            named = dict(zip(names, arrays, strict=True))
+            out, amax = scaled_dot(spec, **named, out_sharding=compat.spec_of_output(dot.eqn))
         return [out] if amax is None else [out, amax]
 
     op = Op("scaled_dot", tuple(operands.values()), run, {"spec": spec})

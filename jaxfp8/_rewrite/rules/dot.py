@@ -151,8 +151,6 @@ def _exact_source(walk: Context, value: Value) -> Value:
 def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
     """What stands against a product of two sides."""
     out, params = site.out, site.op.params
-    if _splits(params.get("out_sharding")):
-        return _objection("the dot states an output sharding", "leave out_sharding unset")
     if (reason := _precision.why_not(params.get("precision"))) is not None:
         return _objection(reason, "use an algorithm that sums in float32, DEFAULT or HIGHEST")
     if out.dtype == dtypes.INT32:
@@ -163,11 +161,6 @@ def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
             "set preferred_element_type to float32, bfloat16 or int32",
         )
     return None
-
-
-def _splits(sharding: Any) -> bool:
-    """Whether an output sharding names mesh axes; inside shard_map some name none."""
-    return sharding is not None and any(part is not None for part in sharding.spec)
 
 
 def _against_integers(lhs: Side, rhs: Side) -> Objection | None:

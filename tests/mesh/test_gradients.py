@@ -93,11 +93,6 @@ def test_gradient_of_the_input_of_an_8_bit_layer(mesh, jit):
     checked(lambda x: jnp.sum(layer(x) ** 2), jit, put(X, "data", None))
 
 
-# What is rounded is laid out anew before the product, which no kernel takes then.
-LEFT_IN_FLOATS = pytest.mark.filterwarnings("ignore:.*no kernel takes its 1 rounded dots")
-
-
-@LEFT_IN_FLOATS
 @pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
 def test_a_scan_that_carries_the_product_itself(mesh, jit):
     def f(x, stack):
@@ -150,7 +145,6 @@ def test_gradients_of_rewritten_activations_in_part_of_a_mesh(mesh):
     same(gradients(jaxfp8.rewrite(of_quantised_activations)), plain, (x, scale))
 
 
-@LEFT_IN_FLOATS
 def test_a_rewritten_product_is_sharded_as_the_one_it_replaces(mesh):
     x, w = put(X, "data", None), put(W, None, "model")
     y = jaxfp8.quantize_dots(jnp.dot, jaxfp8.INT8)(x, w)

@@ -1,0 +1,386 @@
+"""How a call is split along explicit mesh axes: by the types of its arrays.
+
+On explicit axes JAX knows the sharding of every array while it traces. The type of an output is
+decided there, as `jax.lax.dot_general` decides its own. Lowering then wraps the call in a
+`shard_map`. The factors are those of `partitioning`; an array that is split otherwise is resharded
+first, as it is stored: 8-bit values move as 8-bit values.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import mlir
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxfp8._call.partitioning import Factors, Names, Shards
+from jaxfp8._value.dtypes import FLOAT8
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
+from jaxfp8._value.tiles import repeated
+
+Axes = tuple[str, ...]  # mesh axes that split one axis of an array, outermost first
+Parts = tuple[Factors, Callable[[Shards], Callable[..., Sequence[Any]]]]
+
+
+def splits(aval: Any) -> tuple[Axes, ...]:
+    """The explicit mesh axes that split each axis of an array, by its type."""
+    spec = tuple(aval.sharding.spec) + (None,) * (len(aval.shape) - len(aval.sharding.spec))
+    return tuple(_axes(entry) for entry in spec)
+
+
+def _axes(entry: Any) -> Axes:
+    if entry is None or isinstance(entry, str):
+        return (entry,) if entry else ()
+    return tuple(entry)
+
+
+def mesh_of(avals: Iterable[Any]) -> Any:
+    """The mesh whose explicit axes split one of these arrays; None where no type says so."""
+    for aval in avals:
+        if any(splits(aval)):
+            return aval.sharding.mesh
+    return None
+
+
+def lowering(rule: Callable[..., Any], parts: Callable[..., Parts]) -> Callable[..., Any]:
+    """The lowering rule of a primitive whose operands and results may have sharded types.
+
+    Args:
+      rule: lowers the call on one device.
+      parts: from the types of the operands and the parameters of the primitive, its factors and
+        the call on shards.
+    """
+
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+        mesh = mesh_of((*ctx.avals_in, *ctx.avals_out))
+        if mesh is None:
+            return rule(ctx, *operands, **params)
+        factors, on_shards = parts(ctx.avals_in, **params)
+        shards = choose_shards(mesh, factors, ctx.avals_in, ctx.avals_out)
+
+        def call(*operands: Any) -> Sequence[Any]:
+            with jax.sharding.use_abstract_mesh(mesh):
+                return _on_mesh(shards, factors, on_shards(shards), operands, ctx.avals_out)
+
+        return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+    return lower
+
+
+def _on_mesh(
+    shards: Shards,
+    factors: Factors,
+    call: Callable[..., Sequence[Any]],
+    operands: Sequence[Any],
+    avals_out: Sequence[Any],
+) -> Sequence[Any]:
+    """The call on shards, its operands resharded before and its results after, where they have to.
+
+    Shards are those of equal parts; JAX need not check again what varies along which axis.
+    """
+    placed = shards.placements(factors)
+    specs = [tuple(sharding.spec for sharding in shardings) for shardings in placed]
+    split = jax.shard_map(
+        lambda *local: tuple(call(*local)),
+        mesh=shards.mesh,
+        in_specs=specs[0],
+        out_specs=specs[1],
+        axis_names=_explicit(shards.mesh),
+        check_vma=False,
+    )
+    results = split(*map(_resharded, operands, placed[0]))
+    return [
+        _as_dtype(_resharded(y, aval.sharding), aval.dtype)
+        for y, aval in zip(results, avals_out, strict=True)
+    ]
+
+
+def _resharded(x: Any, sharding: NamedSharding) -> Any:
+    """The array as it is to lie; FP8 moves as bytes, which XLA:CPU does not widen on the way."""
+    if x.dtype in FLOAT8 and jax.typeof(x).sharding != sharding:
+        x = jax.lax.bitcast_convert_type(x, jnp.uint8)
+    return jax.reshard(x, sharding)
+
+
+def _as_dtype(x: Any, dtype: Any) -> Any:
+    return x if x.dtype == dtype else jax.lax.bitcast_convert_type(x, dtype)
+
+
+def _explicit(mesh: Any) -> set[str]:
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return {name for name, kind in types if kind == AxisType.Explicit}
+
+
+def choose_shards(
+    mesh: Any, factors: Factors, operands: Sequence[Any], results: Sequence[Any]
+) -> Shards:
+    """Gives each explicit mesh axis to the factor with which the fewest bytes move.
+
+    A factor that is summed over, and that a mesh axis splits in every operand that has it, keeps
+    the axis: a gradient is summed over devices, as that of float code is.
+
+    Args:
+      mesh: an abstract mesh.
+      factors: which axes are split together.
+      operands, results: types of the arrays.
+    """
+    arrays = [
+        _Array.of(aval, names) for aval, names in zip(operands, factors.operands, strict=True)
+    ]
+    outputs = [_Array.of(aval, names) for aval, names in zip(results, factors.results, strict=True)]
+    shards = Shards(mesh, {})
+    for axis in mesh.axis_names:
+        wanted = _factors_of(axis, (*arrays, *outputs))
+        costs = {name: _bytes_moved(axis, name, factors, arrays, outputs, mesh) for name in wanted}
+        for name in sorted(wanted, key=lambda name: (costs[name], name)):
+            if factors.pieces[name] % (shards.parts(name) * mesh.shape[axis]) == 0:
+                shards = shards.give(name, axis)
+                break
+        shards = shards.scatter(factors, axis, sorted(_factors_of(axis, outputs)))
+    return shards
+
+
+def bytes_sent(
+    shards: Shards, factors: Factors, operands: Sequence[Any], results: Sequence[Any]
+) -> dict[str, int]:
+    """Bytes that cross devices, by what is sent; as if each mesh axis were the only one.
+
+    Args:
+      shards: how the call is split.
+      factors: which axes are split together.
+      operands, results: types of the arrays.
+
+    Returns:
+      Bytes by "operand 0", ..., "result 0", ... and "sums": what is gathered or exchanged counts
+      once, an all-reduce twice. Nothing is listed that stays where it is.
+    """
+    sent: collections.Counter[str] = collections.Counter()
+    arrays = [
+        _Array.of(aval, names) for aval, names in zip(operands, factors.operands, strict=True)
+    ]
+    outputs = [_Array.of(aval, names) for aval, names in zip(results, factors.results, strict=True)]
+    scattered = {axis for axes in shards.scattered.values() for axis in axes}
+    for axis, devices in shards.mesh.shape.items():
+        owner = next((name for name, axes in shards.mesh_axes.items() if axis in axes), None)
+        for i, array in enumerate(arrays):
+            sent[f"operand {i}"] += round(_moved(array, array.factor_of(axis), owner, devices))
+        if owner is not None and factors.summed(owner):
+            times = 1 if axis in scattered else 2
+            sent["sums"] += sum(times * 4 * y.size for y in outputs)
+        else:
+            for i, y in enumerate(outputs):
+                sent[f"result {i}"] += round(_moved(y, owner, y.factor_of(axis), devices))
+    return {name: number for name, number in sent.items() if number}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Array:
+    """An operand or result: the factor of each axis, the mesh axes that split it, its bytes."""
+
+    names: Names
+    splits: tuple[Axes, ...]
+    bytes: float
+    size: int
+
+    @classmethod
+    def of(cls, aval: Any, names: Names) -> _Array:
+        size = math.prod(aval.shape)
+        return cls(names, splits(aval), size * aval.dtype.itemsize, size)
+
+    def factor_of(self, mesh_axis: str) -> str | None:
+        """The factor that a mesh axis splits, if it splits one."""
+        pairs = zip(self.names, self.splits, strict=True)
+        return next((name for name, axes in pairs if mesh_axis in axes), None)
+
+
+def _factors_of(axis: str, arrays: Iterable[_Array]) -> set[str]:
+    """The factors that a mesh axis splits in some arrays."""
+    return {name for array in arrays if (name := array.factor_of(axis)) is not None}
+
+
+def _bytes_moved(
+    axis: str,
+    factor: str,
+    factors: Factors,
+    operands: Sequence[_Array],
+    results: Sequence[_Array],
+    mesh: Any,
+) -> float:
+    """Bytes that cross devices if a mesh axis splits a factor, on a mesh of this axis alone."""
+    summed = factors.summed(factor)
+    if summed and all(a.factor_of(axis) == factor for a in operands if factor in a.names):
+        return 0
+    moved = sum(_moved(a, a.factor_of(axis), factor, mesh.shape[axis]) for a in operands)
+    if summed:  # an all-reduce of float32 sums sends each of them twice
+        return moved + sum(2 * 4 * result.size for result in results)
+    return moved + sum(_moved(y, factor, y.factor_of(axis), mesh.shape[axis]) for y in results)
+
+
+def _moved(array: _Array, have: str | None, want: str | None, devices: int) -> float:
+    """Bytes that move when an array split along one of its factors is to be split along another."""
+    have, want = (name if name in array.names else None for name in (have, want))
+    if have is None or have == want:
+        return 0  # each device cuts its part out of what it has
+    return array.bytes if want is None else array.bytes / devices  # a gather, or an all-to-all
+
+
+def with_whole_tiles(
+    spec: ScaledDotSpec, named: dict[str, Any]
+) -> tuple[ScaledDotSpec, dict[str, Any]]:
+    """The same problem with smaller tiles where a shard of an operand would cut one.
+
+    Args:
+      spec: the problem.
+      named: its operands by name.
+
+    Returns:
+      The problem and its operands; scales and zero points repeated.
+    """
+    sides: dict[str, Any] = {}
+    for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
+        tiles = _uncut(jax.typeof(named[name]), side)
+        if tiles != side.tiles:
+            sides[name] = dataclasses.replace(side, tiles=tiles)
+            finer = {
+                part: _refined(named[part], side, tiles)
+                for part in (f"{name}_scale", f"{name}_zero_point")
+                if named.get(part) is not None
+            }
+            named = {**named, **finer}
+    return (dataclasses.replace(spec, **sides) if sides else spec), named
+
+
+def _uncut(aval: Any, side: OperandSpec) -> Shape:
+    """The tiles of an operand, those that a shard would cut made smaller."""
+    if not (side.scale or side.zero_point) or mesh_of([aval]) is None:
+        return side.tiles
+    sizes = aval.sharding.mesh.shape
+    parts = (math.prod(sizes[axis] for axis in axes) for axes in splits(aval))
+    local = (size // part for size, part in zip(side.shape, parts, strict=True))
+    return tuple(
+        tile if tile >= size or own % tile == 0 else math.gcd(own, tile)
+        for tile, size, own in zip(side.tiles, side.shape, local, strict=True)
+    )
+
+
+def _refined(x: Any, side: OperandSpec, tiles: Shape) -> Any:
+    """A scale or zero point for smaller tiles."""
+    for axis, (old, new) in enumerate(zip(side.tiles, tiles, strict=True)):
+        if old != new:
+            x = repeated(x, axis, old // new, side.shape[axis] // new)
+    return x
+
+
+def dot_sharding(
+    spec: ScaledDotSpec, avals: Sequence[Any], out_sharding: PartitionSpec | None
+) -> NamedSharding | None:
+    """The sharding that JAX gives a product of these types; None off explicit axes.
+
+    Args:
+      spec: the problem.
+      avals: types of its operands.
+      out_sharding: what the caller asks for, by axis of the output.
+
+    Raises:
+      ShardingTypeError: JAX's own, where the types do not say how the output is sharded.
+    """
+    mesh = mesh_of(avals)
+    if mesh is None:
+        return None
+    named = dict(zip(spec.operand_names(), avals, strict=True))
+    sides = _of_shared_batch(spec, named)
+    operands = [_float(mesh, shape, split) for shape, split in sides]
+    addends = [
+        _float(mesh, named[name].shape, splits(named[name]))
+        for name in ("residual", "bias")
+        if name in named
+    ]
+
+    def dot(lhs: Any, rhs: Any, *addends: Any) -> Any:
+        y = jax.lax.dot_general(lhs, rhs, spec.dimension_numbers, out_sharding=out_sharding)
+        return functools.reduce(jnp.add, addends, y)
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        return jax.eval_shape(dot, *operands, *addends).sharding
+
+
+def _float(mesh: Any, shape: Shape, split: Sequence[Axes]) -> jax.ShapeDtypeStruct:
+    sharding = NamedSharding(mesh, _spec(split))
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+
+
+def _spec(split: Sequence[Axes]) -> PartitionSpec:
+    return PartitionSpec(*(axes or None for axes in split))
+
+
+def _of_shared_batch(
+    spec: ScaledDotSpec, named: Mapping[str, Any]
+) -> list[tuple[Shape, list[Axes]]]:
+    """Shape and split of each side; a batch axis of one element is as that of the other side."""
+    sides = [
+        (side, list(splits(named[name]))) for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs))
+    ]
+    shapes = [list(side.shape) for side, _ in sides]
+    for i, size in enumerate(spec.batch_shape):
+        axes = [side.batch[i] for side, _ in sides]
+        for one, other in ((0, 1), (1, 0)):
+            if shapes[one][axes[one]] != size:
+                shapes[one][axes[one]] = size
+                sides[one][1][axes[one]] = sides[other][1][axes[other]]
+    return [(tuple(shape), split) for shape, (_, split) in zip(shapes, sides, strict=True)]
+
+
+def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
+    """The shardings of results whose factors are split as those of the first operand are.
+
+    Args:
+      aval: the type of the first operand.
+      factors: an axis whose factor cannot be cut so is whole.
+    """
+    mesh = aval.sharding.mesh
+    own = {}
+    for name, axes in zip(factors.operands[0], splits(aval), strict=True):
+        if name is not None:
+            fits = factors.pieces[name] % math.prod(mesh.shape[axis] for axis in axes) == 0
+            own[name] = axes if fits else ()
+    specs = [_spec([own.get(name or "", ()) for name in names]) for names in factors.results]
+    return [NamedSharding(mesh, spec) for spec in specs]
+
+
+def where_full(sharding: NamedSharding | None, shape: Shape) -> NamedSharding | None:
+    """The sharding of an array whose axes are those of another, of its size or of one element."""
+    if sharding is None:
+        return None
+    pairs = zip(shape, sharding.spec, strict=True)
+    spec = PartitionSpec(*(None if size == 1 else entry for size, entry in pairs))
+    return sharding.update(spec=spec)
+
+
+def splits_mapped(operands: Sequence[Any], axes: Sequence[int | None]) -> Axes:
+    """The explicit mesh axes that split an axis that vmap maps over."""
+    mapped = (
+        splits(jax.typeof(x))[axis]
+        for x, axis in zip(operands, axes, strict=True)
+        if axis is not None
+    )
+    return next((own for own in mapped if own), ())
+
+
+def permuted(aval: Any, order: Shape, *others: Any) -> PartitionSpec | None:
+    """How an array is sharded whose axis `i` is axis `order[i]` of another; None off explicit axes.
+
+    Args:
+      aval: the type of that other array.
+      order: its axes.
+      *others: types of operands; where none and `aval` neither is sharded, there is nothing to say.
+    """
+    if mesh_of((aval, *others)) is None:
+        return None
+    return _spec([splits(aval)[axis] for axis in order])

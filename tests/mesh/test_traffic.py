@@ -1,0 +1,101 @@
+"""A product on a mesh sends no more than the same product of floats, and gives the same numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from mesh.programs import BATCH, DIM, HIDDEN, KINDS, LAYOUTS, LENGTH, _float
+from mesh.traffic import sent, total
+
+X = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, DIM), jnp.bfloat16)
+# Kinds whose gradients are those of another kind.
+FORWARD_ALONE = ("e4m3 weight", "int8 weight, zero points", "FP8_DYNAMIC")
+W = jax.random.normal(jax.random.key(1), (DIM, HIDDEN), jnp.bfloat16) / 16
+
+
+@pytest.fixture(params=["explicit", "auto"])
+def mesh(request):
+    kind = AxisType.Explicit if request.param == "explicit" else AxisType.Auto
+    made = jax.make_mesh((2, 2), ("d", "m"), axis_types=(kind, kind))
+    with jax.set_mesh(made):
+        yield made
+
+
+def placed(mesh, tree, spec):
+    """Arrays of a weight on a mesh: scales lie as the values do, where they have the size."""
+
+    def put(leaf):
+        entries = [e if n > 1 else None for e, n in zip(spec, leaf.shape, strict=True)]
+        return jax.device_put(leaf, NamedSharding(mesh, P(*entries)))
+
+    return jax.tree.map(put, tree)
+
+
+def stated(product, out, mesh):
+    """The product with its output sharding stated in the way that the axes of the mesh take."""
+    if out is None or AxisType.Explicit in mesh.axis_types:
+        return lambda x, w: product(x, w, out)
+    sharding = NamedSharding(mesh, out)
+    return lambda x, w: jax.lax.with_sharding_constraint(product(x, w, None), sharding)
+
+
+class Case:
+    """A program and its arguments: ours, in floats, and in one place."""
+
+    def __init__(self, mesh, layout, kind):
+        layout, self.kind = LAYOUTS[layout], KINDS[kind]
+        self.held = self.kind.hold(W)
+        self.args = placed(mesh, X, layout.x), placed(mesh, self.held, layout.w)
+        self.floats = placed(mesh, X, layout.x), placed(mesh, W, layout.w)
+        self.ours = stated(self.kind.product, layout.out, mesh)
+        self.plain = stated(_float, layout.out, mesh)
+        self.whole = lambda x, w: self.kind.product(x, w, None)
+        # Scales and zero points, amaxes of rows and columns.
+        leaves = [leaf.size for leaf in jax.tree.leaves(self.held) if leaf.size < W.size]
+        self.small = 8 * sum(leaves) + 4 * (BATCH * LENGTH + HIDDEN)
+
+
+def check(got, want, like):
+    """Whether results lie where those of floats do, and differ by roundings to bfloat16 only."""
+    for one, other, array in zip(*map(jax.tree.leaves, (got, want, like)), strict=True):
+        assert one.sharding.is_equivalent_to(array.sharding, one.ndim)
+        one, other = np.asarray(one, np.float32), np.asarray(other, np.float32)
+        np.testing.assert_allclose(one, other, rtol=2**-6, atol=2**-6 * np.abs(other).max())
+
+
+def placed_like(gradient, arrays):
+    """Gradients that lie as the arguments do; on explicit axes their types say so already."""
+
+    def constrained(*arguments):
+        pairs = zip(gradient(*arguments), arrays, strict=True)
+        return [jax.lax.with_sharding_constraint(g, a.sharding) for g, a in pairs]
+
+    return constrained
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_product_sends_no_more_than_that_of_floats(mesh, layout, kind):
+    case = Case(mesh, layout, kind)
+    y = jax.jit(case.ours)(*case.args)
+    check(y, case.whole(X, case.held), jax.jit(case.plain)(*case.floats))
+    assert total(sent(case.ours, *case.args)) <= total(sent(case.plain, *case.floats)) + case.small
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if name not in FORWARD_ALONE])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_send_no_more_than_those_of_floats(mesh, layout, kind):
+    case = Case(mesh, layout, kind)
+    moving = (0, 1) if case.kind.trains else (0,)
+
+    def gradients(product, like=None):
+        gradient = jax.grad(lambda x, w: jnp.sum(product(x, w) ** 2), moving)
+        return gradient if like is None else placed_like(gradient, like)
+
+    like = None if AxisType.Explicit in mesh.axis_types else case.floats[: len(moving)]
+    ours, plain = gradients(case.ours, like), gradients(case.plain, like)
+    want = gradients(case.whole)(X, case.held)
+    check(jax.jit(ours)(*case.args), want, jax.jit(plain)(*case.floats))
+    assert total(sent(ours, *case.args)) <= total(sent(plain, *case.floats)) + 4 * case.small
