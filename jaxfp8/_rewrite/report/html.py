@@ -120,6 +120,8 @@ def _outcome(row: Row) -> Iterator[str]:
     yield from (_line(kernel, "dim") for kernel in row.kernels)
     if row.rewritten:
         yield _line(f"saves {row.saved}", "dim")
+    if row.mesh:
+        yield _line(row.mesh, "dim")
     if row.ended:
         yield f"<div>at {_code(row.ended)}</div>"
     if row.note:

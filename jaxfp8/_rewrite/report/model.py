@@ -17,7 +17,7 @@ from jaxfp8._rewrite.ir.facts import Lost, Scaled
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.ir.sites import Site as DotSite
-from jaxfp8._rewrite.report import html, text
+from jaxfp8._rewrite.report import html, split, text
 from jaxfp8._rewrite.rules import masks, unserved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
@@ -67,6 +67,8 @@ class Site:
       reason: why not; "" for a rewritten one.
       remedy: what to change; "" for a rewritten one.
       note: what a rewritten one, or a call, pays for scales along a contracted axis; else "".
+      mesh: how a rewritten one, or a call, is split over a mesh of explicit axes, and what it
+        sends; "" elsewhere, where XLA decides.
       ended_by: the operation that stands between the 8-bit data and a scaled dot, as JAX names it;
         "dot_general" where it is the dot itself; "" for a rewritten one.
       ended_at: "file:line" of that operation; "" for a rewritten one.
@@ -95,6 +97,7 @@ class Site:
     ended_at: str
     epilogue: str
     note: str = ""
+    mesh: str = ""
     widened_bytes: int
     platforms: dict[str, str | None]
     kernels: dict[str, str]
@@ -218,6 +221,7 @@ def _row(site: DotSite) -> Site:
         epilogue=_epilogue(call.spec) if call is not None else "",
         widened_bytes=sum(_widened(*given) for given in site.given),
         note=_notes(site) if call is not None else "",
+        mesh=split.told(call.spec, site.op.eqn) if call is not None else "",
         **_on_platforms(call.spec if call is not None else None),
     )
 
@@ -248,6 +252,7 @@ def _call_row(op: Op) -> Site:
         epilogue=_epilogue(spec),
         widened_bytes=0,
         note=_notes_of(spec),
+        mesh=split.told(spec, op.eqn),
         **_on_platforms(spec),
     )
 

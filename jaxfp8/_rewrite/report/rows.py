@@ -34,6 +34,7 @@ class Row:
       ended: "file:line" of the operation that ended the trail, where it is another line.
       remedy: what to change.
       note: what its scales cost.
+      mesh: how it is split over a mesh, and what it sends.
       kernels: "cpu: avx512_bf16" for each platform.
       saved: how much is, or would be, no longer widened.
     """
@@ -51,6 +52,7 @@ class Row:
     ended: str
     remedy: str
     note: str
+    mesh: str
     kernels: tuple[str, ...]
     saved: str
 
@@ -83,6 +85,7 @@ def _row(sites: list[Site]) -> Row:
         ended=relative(site.ended_at) if site.ended_at != site.where else "",
         remedy=site.remedy,
         note=site.note,
+        mesh=site.mesh,
         kernels=tuple(_kernels(site)),
         saved=size(sum(s.widened_bytes for s in sites)),
     )

@@ -132,6 +132,8 @@ def _outcome(row: Row) -> Iterator[Line]:
     yield from ((kernel, "dim") for kernel in row.kernels)
     if row.rewritten:
         yield f"saves {row.saved}", "dim"
+    if row.mesh:
+        yield row.mesh, "dim"
     if row.ended:
         yield f"at {row.ended}", "bold"
     if row.note:
