@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxfp8
+from jaxfp8._bench import _gpu_mesh
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._measure import NO_TRITON, Contender, over_copies
 
@@ -327,3 +328,4 @@ def _named() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "output", outputs
     for wide in (4096, 14336):
         yield f"train {wide}", functools.partial(train, 8192, 4096, wide)
+    yield from _gpu_mesh.table()
