@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from gpt import text
 from gpt.serve import FLOATS, RECIPES, quality, server, tokens_per_second
-from gpt.train import Run, restore
+from gpt.train import Run, newest, restore
 
 DESCRIPTION = """\
 Serves a model that examples/gpt_train.py trained in bfloat16, with a cache of keys and values: in
@@ -31,9 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--batches", type=int, default=8, help="of 16 texts, for the quality")
     options = parser.parse_args(arguments)
-    if not options.checkpoint.is_dir():
+    last = newest(options.checkpoint)
+    if last is None:
         parser.error(f"no checkpoint in {options.checkpoint}; examples/gpt_train.py leaves some")
-    state = restore(Run(recipe="bf16"), options.checkpoint)
+    state = restore(Run(recipe="bf16"), last)
     servers = [server(name, state.params) for name in (*FLOATS, *options.recipe)]
     found = quality(servers, options.batches)
     _, validation = text.load()

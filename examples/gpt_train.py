@@ -9,13 +9,16 @@ import sys
 import time
 from collections.abc import Sequence
 
+import jax
+
 from gpt import curves
-from gpt.train import RECIPES, Run, evaluate, first_state, restore, save, train
+from gpt.train import RECIPES, Run, evaluate, train_with_checkpoints
 
 DESCRIPTION = """\
 Trains a byte-level GPT of 4 layers, 256 wide, on the sources of Python's standard library, once
-with each recipe, from the same weights and with the same data. Halfway each run is saved and
-restored. Prints the losses, and writes them (losses.json) and a picture of them (losses.png).
+with each recipe, from the same weights and with the same data. Each run leaves four checkpoints;
+one that was stopped goes on from its last, on the same mesh or another one. Prints the losses,
+and writes them (losses.json) and a picture of them (losses.png).
 """
 
 
@@ -27,38 +30,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recipe", nargs="+", choices=RECIPES, default=["bf16", "delayed"])
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument(
+        "--mesh",
+        default="",
+        help="devices to train on, such as data=2,fsdp=2,model=2; a size each, in any order",
+    )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpt_runs"))
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes, as a cluster starts them; the mesh spans all their devices",
+    )
     options = parser.parse_args(arguments)
+    if options.distributed:
+        jax.distributed.initialize()
     options.out.mkdir(parents=True, exist_ok=True)
     lines = {}
     for recipe in options.recipe:
-        run = Run(recipe=recipe, steps=options.steps, batch=options.batch)
+        run = Run(recipe=recipe, steps=options.steps, batch=options.batch, mesh=options.mesh)
         lines[recipe] = _train(run, options.out / recipe)
-        (options.out / "losses.json").write_text(json.dumps(lines))
-    curves.draw(lines, options.out / "losses.png")
+        if jax.process_index() == 0:
+            (options.out / "losses.json").write_text(json.dumps(lines))
+    if jax.process_index() == 0:
+        curves.draw(lines, options.out / "losses.png")
     return 0
 
 
 def _train(run: Run, folder: pathlib.Path) -> list[float]:
-    """One run, in two halves with a checkpoint between them."""
+    """One run; returns the losses of all its steps."""
+    steps = []
 
     def report(number: int, loss: float) -> None:
+        steps.append(number)
         if number % 50 == 0:
             print(f"  {run.recipe:8} step {number:4}  loss {loss:.4f}", flush=True)
 
     start = time.perf_counter()
-    state, losses = train(run, first_state(run), run.steps // 2, report)
-    if not folder.exists():
-        save(state, folder)
-    state, rest = train(run, restore(run, folder), None, report)
-    seconds = (time.perf_counter() - start) / run.steps
-    last = losses + rest
-    mean = sum(last[-50:]) / len(last[-50:])
+    state, losses = train_with_checkpoints(run, folder, report)
+    seconds = (time.perf_counter() - start) / max(len(steps), 1)
+    last = losses[-50:]
     print(
-        f"{run.recipe:8} training loss {mean:.4f} (mean of the last {len(last[-50:])} steps), "
-        f"validation loss {evaluate(state, run):.4f}, {seconds:.2f} s per step"
+        f"{run.recipe:8} training loss {sum(last) / len(last):.4f} (mean of the last {len(last)} "
+        f"steps), validation loss {evaluate(state, run):.4f}, {seconds:.2f} s per step"
     )
-    return last
+    return losses
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from flax.training.train_state import TrainState
 
 import jaxfp8
 import jaxfp8.linen
-from gpt import text
+from gpt import mesh, text
 from gpt.model import GPT, Config
 
 RECIPES: dict[str, Any] = {
@@ -40,6 +41,7 @@ class Run:
       batch: texts in a step.
       rate: the highest learning rate.
       seed: of the initial weights and the data.
+      mesh: the devices, as `mesh.make` reads them; "" for one.
     """
 
     recipe: str
@@ -48,6 +50,7 @@ class Run:
     batch: int = 8
     rate: float = 1e-3
     seed: int = 0
+    mesh: str = ""
 
 
 # What a state holds besides arrays is the same object for the same run: it is compiled once.
@@ -72,10 +75,23 @@ def optimiser_of(run: Run) -> optax.GradientTransformation:
 
 
 def first_state(run: Run) -> TrainState:
-    """The state before the first step."""
+    """The state before the first step; each device of a mesh makes its own part."""
+    make = functools.partial(_first_state, run)
+    return jax.jit(make, out_shardings=_shardings(run))()
+
+
+@functools.lru_cache
+def _shardings(run: Run) -> Any:
+    """Where the state of a run lies; None on one device."""
+    if not run.mesh:
+        return None
+    return mesh.of_state(mesh.make(run.mesh), jax.eval_shape(lambda: _first_state(run)))
+
+
+def _first_state(run: Run) -> TrainState:
     model, optimiser = model_of(run), optimiser_of(run)
     tokens = jnp.zeros((1, run.config.length), jnp.int32)
-    variables = jax.jit(model.init)(jax.random.key(run.seed), tokens)
+    variables = model.init(jax.random.key(run.seed), tokens)
     # With nothing to overwrite, TrainState wants the parameters on their own.
     params = variables if "_overwrite_with_gradient" in variables else variables["params"]
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optimiser)
@@ -93,7 +109,12 @@ def loss_of(apply: Callable[..., jax.Array], params: Any, tokens: jax.Array) -> 
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
-@functools.partial(jax.jit, donate_argnums=0)
+@functools.lru_cache
+def step_of(run: Run) -> Callable[..., tuple[TrainState, jax.Array]]:
+    """The jitted step of a run; the state lies after it where it lay before."""
+    return jax.jit(step, donate_argnums=0, out_shardings=(_shardings(run), None))
+
+
 def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, jax.Array]:
     """One step of the optimiser, which also writes the next scaling states."""
     loss, gradients = jax.value_and_grad(functools.partial(loss_of, state.apply_fn))(
@@ -113,7 +134,9 @@ def train(
     losses = []
     for number in range(int(state.step), run.steps if until is None else until):
         tokens = text.batch(training, run.batch, run.config.length, seed=number + 1)
-        state, loss = step(state, tokens)
+        if run.mesh:
+            tokens = jax.device_put(tokens, mesh.of_texts(mesh.make(run.mesh)))
+        state, loss = step_of(run)(state, tokens)
         losses.append(float(loss))
         if report is not None:
             report(number, losses[-1])
@@ -128,6 +151,55 @@ def evaluate(state: TrainState, run: Run, batches: int = 8) -> float:
     return float(np.mean([loss(state.params, tokens) for tokens in windows]))
 
 
+def train_with_checkpoints(
+    run: Run,
+    folder: pathlib.Path,
+    report: Callable[[int, float], None] | None = None,
+    parts: int = 4,
+) -> tuple[TrainState, list[float]]:
+    """Trains to the end, from the newest checkpoint in a folder or from the start.
+
+    A run that was killed goes on where its last checkpoint was, on the same mesh or another one.
+
+    Args:
+      run: the run; only its mesh may differ from that of the checkpoints.
+      folder: of the checkpoints, one folder each, named by their step.
+      report: called with the number and the loss of each step.
+      parts: how many checkpoints a whole run leaves.
+
+    Returns:
+      The last state, and the losses of all steps.
+    """
+    last = newest(folder)
+    state, losses = (first_state(run), []) if last is None else (restore(run, last), _losses(last))
+    for part in range(1, parts + 1):
+        end = run.steps * part // parts
+        if end > len(losses):
+            state, more = train(run, state, end, report)
+            losses += more
+            _keep(state, losses, folder / str(end))
+    return state, losses
+
+
+def newest(folder: pathlib.Path) -> pathlib.Path | None:
+    """The checkpoint of the highest step in a folder; None where there is none."""
+    steps = [path for path in folder.glob("*") if path.name.isdigit()]
+    return max(steps, key=lambda path: int(path.name), default=None)
+
+
+def _keep(state: TrainState, losses: list[float], folder: pathlib.Path) -> None:
+    """Writes a checkpoint; its losses first, so that a checkpoint that is there has them."""
+    if jax.process_index() == 0:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.with_suffix(".json").write_text(json.dumps(losses))
+    save(state, folder)  # under another name until it is whole
+
+
+def _losses(folder: pathlib.Path) -> list[float]:
+    """The losses of all steps up to a checkpoint."""
+    return json.loads(folder.with_suffix(".json").read_text())
+
+
 def save(state: TrainState, folder: pathlib.Path) -> None:
     """Writes weights, optimiser and scaling states to a folder that must not exist."""
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
@@ -135,8 +207,11 @@ def save(state: TrainState, folder: pathlib.Path) -> None:
 
 
 def restore(run: Run, folder: pathlib.Path) -> TrainState:
-    """The state that was saved, ready to continue the same run."""
-    fresh = jax.eval_shape(lambda: first_state(run))
+    """The state that was saved, ready to continue the same run, on the mesh that it names now."""
+    fresh = jax.eval_shape(lambda: _first_state(run))
+    if run.mesh:
+        place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)  # noqa: E731
+        fresh = jax.tree.map(place, fresh, _shardings(run))
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         arrays = checkpointer.restore(folder.absolute(), _arrays(fresh))
     return fresh.replace(**arrays)

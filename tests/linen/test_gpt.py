@@ -1,5 +1,6 @@
 """The GPT of the examples at reduced size: training, resuming, what its step is made of."""
 
+import dataclasses
 import functools
 import re
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from gpt import curves, text, train
+from gpt import curves, mesh, text, train
 from gpt.model import Config
 
 SMALL = Config(layers=2, width=32, heads=2, length=32)
@@ -79,3 +80,40 @@ def test_text_of_a_step_is_the_same_for_the_same_seed():
 def test_curves_are_drawn(tmp_path):
     curves.draw({"bf16": [3.0, 2.0, 1.0], "delayed": [3.0, 2.1, 1.0]}, tmp_path / "losses.png")
     assert (tmp_path / "losses.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("mesh", ["data=2,fsdp=2", "model=4", "fsdp=2,model=2"])
+def test_a_run_on_a_mesh_gives_the_losses_of_one_device(tmp_path, curve_of, mesh):
+    """Over a checkpoint that is restored onto another mesh."""
+    run = dataclasses.replace(run_of("delayed"), mesh=mesh)
+    half, losses = train.train(run, train.first_state(run), until=6)
+    train.save(half, tmp_path / "half")
+    other = dataclasses.replace(run, mesh="data=2,model=2")
+    state, rest = train.train(other, train.restore(other, tmp_path / "half"), until=12)
+    kernel = state.params["params"]["layers"]["up"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape) == (2, 32, 64)
+    np.testing.assert_allclose(losses + rest, curve_of("delayed")[:12], rtol=5e-3)
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, curve_of):
+    class Killed(Exception):
+        pass
+
+    def kill(number, loss):
+        if number == 20:
+            raise Killed
+
+    run = dataclasses.replace(run_of("delayed"), mesh="data=2")
+    with pytest.raises(Killed):
+        train.train_with_checkpoints(run, tmp_path, kill)
+    assert train.newest(tmp_path).name == "15"
+    run, numbers = dataclasses.replace(run, mesh="fsdp=2,model=2"), []
+    _, losses = train.train_with_checkpoints(run, tmp_path, lambda n, loss: numbers.append(n))
+    assert numbers == list(range(15, 30))
+    np.testing.assert_allclose(losses, curve_of("delayed"), rtol=2e-2)
+
+
+@pytest.mark.parametrize("text", ["rows=2", "data=two", "data=0", "data=64"])
+def test_a_mesh_that_cannot_be_made_is_refused_by_name(text):
+    with pytest.raises(ValueError, match="`--mesh`"):
+        mesh.make(text)
