@@ -1,8 +1,8 @@
 // Checks the GPU kernels against host references, then times them against a copy of the same run.
 //
 //   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -arch=sm_90a -I ffi \
-//     ffi/bench/kernels_bench.cu ffi/cuda/kernels/{pack,epilogue,general,quantize}.cu -o
-//     kernels_bench
+//     ffi/bench/kernels_bench.cu ffi/cuda/kernels/{epilogue/epilogue,general/general}.cu \
+//     ffi/cuda/kernels/{pack/pack.cu,quantize/quantize.cu,quantize/plan.cc} -o kernels_bench
 //   ./kernels_bench [check|time|epilogue]
 //
 // Exits non-zero if a check fails. Ratios are of bytes read and written per second to those of a
@@ -23,12 +23,12 @@
 #include <vector>
 
 #include "common/activation.h"
-#include "cuda/kernels/element.cuh"
-#include "cuda/kernels/epilogue.h"
-#include "cuda/kernels/general.h"
-#include "cuda/kernels/pack.h"
-#include "cuda/kernels/quantize.h"
-#include "cuda/kernels/quantize_rule.cuh"
+#include "cuda/kernels/common/element.cuh"
+#include "cuda/kernels/epilogue/epilogue.h"
+#include "cuda/kernels/general/general.h"
+#include "cuda/kernels/pack/pack.h"
+#include "cuda/kernels/quantize/quantize.h"
+#include "cuda/kernels/quantize/quotient.cuh"
 
 namespace jaxfp8::cuda {
 std::string CudaError(cudaError_t status, const char* what) {

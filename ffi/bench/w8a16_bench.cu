@@ -1,15 +1,15 @@
 // Checks `sm80_w8a16` on this machine's GPU against float64, then times it.
 //
 //   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -arch=native -I ffi -o w8a16_bench \
-//     ffi/bench/w8a16_bench.cu ffi/cuda/kernels/{sm80_w8a16*.cu,sm80_w8a16_plan.cc,epilogue.cu} \
-//     ffi/cuda/{problem,error}.cc
+//     ffi/bench/w8a16_bench.cu ffi/cuda/kernels/sm80_w8a16/*.{cu,cc} \
+//     ffi/cuda/kernels/epilogue/epilogue.cu ffi/cuda/{problem,error}.cc
 //   ./w8a16_bench [check|time]
 
 #include <algorithm>
 #include <cstring>
 
 #include "bench/w8a16_check.h"
-#include "cuda/kernels/sm80_w8a16.h"
+#include "cuda/kernels/sm80_w8a16/path.h"
 
 namespace jaxfp8::cuda::bench {
 namespace {

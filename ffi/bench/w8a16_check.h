@@ -14,7 +14,7 @@
 
 #include "common/activation.h"
 #include "common/decode.h"
-#include "cuda/kernels/element.cuh"
+#include "cuda/kernels/common/element.cuh"
 #include "cuda/path.h"
 #include "cuda/problem.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/quantize_call.h"
-#include "cuda/kernels/quantize.h"
+#include "cuda/kernels/quantize/quantize.h"
 
 namespace jaxfp8::cuda {
 namespace {

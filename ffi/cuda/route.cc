@@ -1,8 +1,8 @@
 #include "cuda/route.h"
 
 #include "cuda/cublaslt/paths.h"
-#include "cuda/kernels/general.h"
-#include "cuda/kernels/sm80_w8a16.h"
+#include "cuda/kernels/general/general.h"
+#include "cuda/kernels/sm80_w8a16/path.h"
 
 namespace jaxfp8::cuda {
 namespace {

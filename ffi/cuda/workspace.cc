@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "cuda/cublaslt/paths.h"
-#include "cuda/kernels/sm80_w8a16.h"
-#include "cuda/kernels/sm80_w8a16_plan.h"
+#include "cuda/kernels/sm80_w8a16/path.h"
+#include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/route.h"
 
 namespace jaxfp8::cuda {

@@ -15,9 +15,9 @@
 #include "common/decode.h"
 #include "common/encode.h"
 #include "cuda/cublaslt/matmul.h"
-#include "cuda/kernels/epilogue.h"
-#include "cuda/kernels/pack.h"
-#include "cuda/kernels/reciprocal.h"
+#include "cuda/kernels/epilogue/epilogue.h"
+#include "cuda/kernels/epilogue/reciprocal.h"
+#include "cuda/kernels/pack/pack.h"
 
 namespace jaxfp8::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // Every code of every 8-bit type, decoded the way the GPU kernel does it, against
 // `common/decode.h`.
 
-#include "cuda/kernels/decode16.cuh"
+#include "cuda/kernels/common/decode16.cuh"
 
 #include <cmath>
 #include <cstdio>

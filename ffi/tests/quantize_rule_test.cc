@@ -1,15 +1,14 @@
 // The quotients of the quantising kernels give the codes that a division gives, and the maps that
 // turn bytes through shared memory are complete and free of bank conflicts.
 
-#include "cuda/kernels/quantize_rule.cuh"
-
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <set>
 
-#include "cuda/kernels/turn.cuh"
+#include "cuda/kernels/common/transpose.cuh"
+#include "cuda/kernels/quantize/quotient.cuh"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/kernels/sm80_w8a16_fragments.h"
+#include "cuda/kernels/sm80_w8a16/fragments.h"
 
 namespace jaxfp8::cuda::w8a16 {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/kernels/sm80_w8a16_plan.h"
+#include "cuda/kernels/sm80_w8a16/schedule.h"
 
 namespace jaxfp8::cuda::w8a16 {
 namespace {

@@ -34,7 +34,7 @@ _SMALL = 1 << 20
 # Of paths that need none: no result is empty.
 _LEAST = 256
 
-# What `sm80_w8a16` is made of, as in ffi/cuda/kernels/sm80_w8a16_plan.h and its neighbours: tiles
+# The sizes of `sm80_w8a16`, as in ffi/cuda/kernels/sm80_w8a16/{schedule,layout}.h: tiles
 # of 128 columns and 128 depths, by 8 to 64 rows; accumulators for as many blocks as are on the
 # largest device at a time; and sizes that it counts in 32 bits.
 _FUSED = "sm80_w8a16"

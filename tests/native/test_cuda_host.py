@@ -20,7 +20,7 @@ SOURCES = {
         f"cuda/cublaslt/{name}.cc" for name in ("layout", "paths", "product")
     ],
     "cuda_problem_test": ["cuda/problem.cc", "common/check.cc"],
-    "w8a16_plan_test": ["cuda/kernels/sm80_w8a16_plan.cc", "cuda/problem.cc"],
+    "w8a16_plan_test": ["cuda/kernels/sm80_w8a16/schedule.cc", "cuda/problem.cc"],
 }
 OPTIONS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-restrict"]
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/kernels/quantize.h"
+#include "cuda/kernels/quantize/quantize.h"
 #include "include/jaxfp8/jaxfp8.h"
 #include "tests/cublaslt_stand_ins.h"
 #include "tests/cuda/runtime_stand_ins.h"

@@ -12,9 +12,9 @@
 #include <string>
 
 #include "cuda/cublaslt/api.h"
-#include "cuda/kernels/general.h"
-#include "cuda/kernels/sm80_w8a16.h"
-#include "cuda/kernels/sm80_w8a16_plan.h"
+#include "cuda/kernels/general/general.h"
+#include "cuda/kernels/sm80_w8a16/path.h"
+#include "cuda/kernels/sm80_w8a16/schedule.h"
 
 namespace jaxfp8::cuda {
 namespace {

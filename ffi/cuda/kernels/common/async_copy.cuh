@@ -1,0 +1,82 @@
+// Copies from global to shared memory that run beside the arithmetic (cp.async, sm_80 and later).
+
+#ifndef JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_
+#define JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_
+
+#include <cstdint>
+
+namespace jaxfp8::cuda {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+// What L2 should do with lines that are read once, or again by other blocks.
+__device__ __forceinline__ uint64_t ReadOncePolicy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ uint64_t ReadAgainPolicy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "l"(policy)
+               : "memory");
+}
+
+__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+// 16 bytes, of which the first `bytes` are read and the rest are 0. `from` is not touched if none.
+// Without a policy: together with one that does not vary between threads, ptxas 13.0 makes an
+// instruction of this that the H200 refuses as illegal.
+__device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void CopyAsync4(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void StoreShared16(uint32_t to, const uint32_t (&value)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(value[0]), "r"(value[1]),
+               "r"(value[2]), "r"(value[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Until at most `kLeft` of the groups committed last are still under way.
+template <int kLeft>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// The next launch on the stream may begin to start; it waits with `WaitForLaunchBefore` where it
+// needs what this one writes. Both do nothing before sm_90, where launches do not overlap.
+__device__ __forceinline__ void LetNextLaunchStart() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void WaitForLaunchBefore() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_

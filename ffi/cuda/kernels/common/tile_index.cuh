@@ -1,0 +1,36 @@
+// Where the scale and the zero point of a value lie, without the 64-bit divisions of `Tiles::At`,
+// each of which takes a hundred instructions.
+
+#ifndef JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_
+#define JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_
+
+#include <cstdint>
+
+#include "cuda/problem.h"
+
+namespace jaxfp8::cuda {
+
+#ifdef __CUDACC__
+
+// Most tiles have size 1, and most indices fit 32 bits.
+__device__ __forceinline__ int64_t TileOf(int64_t index, int64_t size) {
+  if (size == 1) return index;
+  if (((index | size) >> 32) == 0) {
+    return static_cast<uint32_t>(index) / static_cast<uint32_t>(size);
+  }
+  return index / size;
+}
+
+// `Tiles::At`.
+__device__ __forceinline__ int64_t TileAt(const Tiles& t, int64_t b, int64_t f, int64_t k) {
+  int64_t at = b * t.batch_stride;
+  if (t.free_stride != 0) at += TileOf(f, t.tile_free) * t.free_stride;
+  if (t.depth_stride != 0) at += TileOf(k, t.tile_depth) * t.depth_stride;
+  return at;
+}
+
+#endif  // __CUDACC__
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_
