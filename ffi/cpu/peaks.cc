@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "cpu/features.h"
+#include "cpu/kernels/amx/tile_config.h"
 #include "cpu/kernels/kernel.h"
-#include "cpu/kernels/tile_config.h"
 #include "include/jaxfp8_cpu.h"
 
 #ifdef JAXFP8_X86

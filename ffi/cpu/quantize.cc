@@ -8,7 +8,7 @@
 #include "common/quantize_scale.h"
 #include "cpu/features.h"
 #include "cpu/kernels/kernel.h"
-#include "cpu/kernels/quantize.h"
+#include "cpu/kernels/quantize/quantize_kernel.h"
 
 namespace jaxfp8 {
 namespace {

@@ -1,0 +1,46 @@
+// The state of a thread that works with the tiles of AMX.
+
+#ifndef JAXFP8_CPU_KERNELS_AMX_TILE_CONFIG_H_
+#define JAXFP8_CPU_KERNELS_AMX_TILE_CONFIG_H_
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace jaxfp8 {
+
+inline constexpr int kTileRows = 16;
+inline constexpr int kTileBytes = 64;  // of a row
+
+// Tiles 0 to 5, for sums and rows, may be lower than 6 and 7, for columns. Where columns are
+// turned, they are 4 and 5, as long as they are deep, and sums and rows, 0 to 3, 6 and 7, may be
+// narrower.
+//
+// Only ever a constant: GCC 12 assumes that loading one reads its first eight bytes only, and
+// leaves out what is stored behind them.
+struct alignas(64) TileConfig {
+  constexpr explicit TileConfig(int height = kTileRows) {
+    for (int tile = 0; tile < 8; ++tile) {
+      row_bytes[tile] = kTileBytes;
+      rows[tile] = static_cast<uint8_t>(tile < 6 ? height : kTileRows);
+    }
+  }
+
+  static constexpr TileConfig Turned(int width) {
+    TileConfig config;
+    for (int tile : {0, 1, 2, 3, 6, 7}) {
+      config.row_bytes[tile] = static_cast<uint16_t>(width * sizeof(int32_t));
+    }
+    return config;
+  }
+
+  uint8_t palette = 1;
+  uint8_t start = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+static_assert(sizeof(TileConfig) == 64);
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_CPU_KERNELS_AMX_TILE_CONFIG_H_

@@ -1,0 +1,54 @@
+// From a type that is known when a call runs to one that the compiler knows.
+
+#ifndef JAXFP8_CPU_KERNELS_DECODE_DISPATCH_H_
+#define JAXFP8_CPU_KERNELS_DECODE_DISPATCH_H_
+
+#include "common/dtype.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// Calls `f.template operator()<kType>()` for any type of values.
+template <typename F>
+void WithType(DType type, const F& f) {
+  switch (type) {
+    case DType::kF32:
+      return f.template operator()<DType::kF32>();
+    case DType::kBF16:
+      return f.template operator()<DType::kBF16>();
+    case DType::kF16:
+      return f.template operator()<DType::kF16>();
+    case DType::kE4M3:
+      return f.template operator()<DType::kE4M3>();
+    case DType::kE5M2:
+      return f.template operator()<DType::kE5M2>();
+    case DType::kS8:
+      return f.template operator()<DType::kS8>();
+    default:
+      return f.template operator()<DType::kU8>();
+  }
+}
+
+// The same for the 8-bit types that `Sums` takes as they are.
+template <class Sums, typename F>
+void WithByteType(DType type, const F& f) {
+  if constexpr (!Sums::kExact) {
+    if (type == DType::kE4M3) return f.template operator()<DType::kE4M3>();
+    if (type == DType::kE5M2) return f.template operator()<DType::kE5M2>();
+  }
+  if (type == DType::kS8) return f.template operator()<DType::kS8>();
+  return f.template operator()<DType::kU8>();
+}
+
+// The same for the types that `Sums` packs.
+template <class Sums, typename F>
+void WithTypeOf(DType type, const F& f) {
+  if constexpr (Sums::kExact) {
+    WithByteType<Sums>(type, f);
+  } else {
+    WithType(type, f);
+  }
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_DECODE_DISPATCH_H_

@@ -1,0 +1,333 @@
+// From finished sums to the output: residual, bias, activation, amax, out_scale, one rounding.
+
+#ifndef JAXFP8_CPU_KERNELS_EPILOGUE_EPILOGUE_H_
+#define JAXFP8_CPU_KERNELS_EPILOGUE_EPILOGUE_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "common/activation.h"
+#include "common/activation_f32.h"
+#include "common/decode.h"
+#include "common/encode.h"
+#include "cpu/kernels/gemm/microkernel.h"
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/simd/vector.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// Where a plane has what belongs to the row of a stretch.
+inline int64_t StartOf(const Plane& plane, const Stretch& at) {
+  return plane.batch[at.batch] + plane.rows[at.row];
+}
+
+// The values of a stretch, in registers while nothing rare is done to them.
+struct Values {
+  static constexpr int kParts = kColumns / kWide;
+  F64 part[kParts];
+};
+
+// Calls `f(i)` for each part of a stretch.
+template <typename F>
+[[gnu::always_inline]] inline void EachPart(F f) {
+#pragma GCC unroll 8
+  for (int i = 0; i < Values::kParts; ++i) f(i);
+}
+
+inline Values LoadValues(const double* from) {
+  Values values;
+  EachPart([&](int i) { values.part[i] = Load<F64>(from + i * kWide); });
+  return values;
+}
+
+inline void StoreValues(double* to, const Values& values) {
+  EachPart([&](int i) { Store(to + i * kWide, values.part[i]); });
+}
+
+// Rounded to float32.
+[[gnu::always_inline]] inline void StoreFloats(float* to, const Values& values) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) {
+    Store(to + i * kLanes, ToFloats(values.part[2 * i], values.part[2 * i + 1]));
+  }
+}
+
+// A plane's values along the stretch that do not lie side by side, or are too few: one for all, or
+// one by one, the last of them to the end.
+template <typename T>
+[[gnu::noinline]] void Gather(const Plane& plane, const Stretch& at, T* to) {
+  const T* base = static_cast<const T*>(plane.data) + StartOf(plane, at);
+  if (plane.columns.Constant()) return void(std::fill_n(to, kColumns, *base));
+  for (int64_t i = 0; i < kColumns; ++i) {
+    to[i] = base[plane.columns[at.column + std::min(i, at.count - 1)]];
+  }
+}
+
+inline Values Decoded(const float* from) {
+  Values values;
+  EachPart([&](int i) { values.part[i] = ToDoubles(Load<HalfF32>(from + i * kWide)); });
+  return values;
+}
+
+template <float (*kDecode)(uint16_t)>
+[[gnu::noinline]] Values Decoded(const uint16_t* from) {
+  float decoded[kColumns];
+  for (int i = 0; i < kColumns; ++i) decoded[i] = kDecode(from[i]);
+  return Decoded(decoded);
+}
+
+template <typename T, Values (*kDecoded)(const T*)>
+[[gnu::always_inline]] inline Values ValuesAs(const Plane& plane, const Stretch& at) {
+  if (plane.columns.Contiguous() && at.count == kColumns) {
+    return kDecoded(static_cast<const T*>(plane.data) + StartOf(plane, at) + at.column);
+  }
+  T room[kColumns];
+  Gather(plane, at, room);
+  return kDecoded(room);
+}
+
+// The plane's values along the stretch.
+[[gnu::always_inline]] inline Values ValuesOf(const Plane& plane, const Stretch& at) {
+  switch (plane.dtype) {
+    case DType::kBF16:
+      return ValuesAs<uint16_t, Decoded<DecodeBF16>>(plane, at);
+    case DType::kF16:
+      return ValuesAs<uint16_t, Decoded<DecodeF16>>(plane, at);
+    default:
+      return ValuesAs<float, Decoded>(plane, at);
+  }
+}
+
+[[gnu::always_inline]] inline void AddPlane(const Plane& plane, const Stretch& at, Values& y) {
+  if (!plane.data) return;
+  const Values values = ValuesOf(plane, at);
+  EachPart([&](int i) { y.part[i] += values.part[i]; });
+}
+
+[[gnu::always_inline]] inline void DividePlane(const Plane& plane, const Stretch& at, Values& y) {
+  if (!plane.data) return;
+  const Values values = ValuesOf(plane, at);
+  EachPart([&](int i) { y.part[i] /= values.part[i]; });
+}
+
+// An activation in float32, where machines multiply and add at once: within its last places, in
+// half the time that float64 takes. What float32 cannot hold is left to float64.
+template <float (*kNarrow)(float), double (*kInDouble)(double)>
+inline Values ActivatedBy(const Values& y) {
+  double wide[kColumns];
+#ifdef __FP_FAST_FMAF
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  float narrow[kColumns];
+  StoreFloats(narrow, y);
+  uint32_t most = 0;
+  for (int i = 0; i < kColumns; ++i) {
+    most = std::max(most, BitsOf(narrow[i]) & 0x7fffffffu);
+    narrow[i] = kNarrow(narrow[i]);
+  }
+  if (most <= BitsOf(kLargest)) [[likely]]
+    return Decoded(narrow);
+  StoreValues(wide, y);
+  for (int i = 0; i < kColumns; ++i) {
+    wide[i] = std::fabs(wide[i]) > double{kLargest} ? kInDouble(wide[i]) : double{narrow[i]};
+  }
+#else
+  StoreValues(wide, y);
+  for (int i = 0; i < kColumns; ++i) wide[i] = kInDouble(wide[i]);
+#endif
+  return LoadValues(wide);
+}
+
+[[gnu::noinline]] inline Values Activated(Activation activation, const Values& y) {
+  switch (activation) {
+    case Activation::kGeluTanh:
+      return ActivatedBy<GeluTanhF32, GeluTanh>(y);
+    case Activation::kGeluErf:
+      return ActivatedBy<GeluErfF32, GeluErf>(y);
+    default:
+      return ActivatedBy<SiluF32, Silu>(y);
+  }
+}
+
+[[gnu::always_inline]] inline void Activate(Activation activation, Values& y) {
+  if (activation == Activation::kNone) return;
+  if (activation == Activation::kRelu) {
+    EachPart([&](int i) { y.part[i] = y.part[i] < 0.0 ? F64{} : y.part[i]; });
+  } else {
+    y = Activated(activation, Values(y));
+  }
+}
+
+// Non-negative floats, and above them NaN, compare like their bits: the maximum does not depend on
+// the order in which threads arrive.
+inline void RaiseTo(float* amax, uint32_t bits) {
+  std::atomic_ref<uint32_t> cell(*reinterpret_cast<uint32_t*>(amax));
+  uint32_t seen = cell.load(std::memory_order_relaxed);
+  while (seen < bits && !cell.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+  }
+}
+
+// The bits of the magnitude of a float, of any NaN the same.
+inline uint32_t MagnitudeOf(uint32_t bits) { return bits > 0x7f800000u ? 0x7fc00000u : bits; }
+
+// The greatest magnitudes of one output row, found stretch by stretch.
+class RowAmax {
+ public:
+  RowAmax(const Plane& plane, const Stretch& at) : plane_(plane) {
+    if (plane.data) cells_ = static_cast<float*>(plane.data) + StartOf(plane, at);
+  }
+
+  [[gnu::noinline]] void See(const Stretch& at, const Values& values) {
+    double y[kColumns];
+    StoreValues(y, values);
+    uint32_t bits[kColumns];
+    for (int i = 0; i < kColumns; ++i) bits[i] = BitsOf(static_cast<float>(y[i])) & 0x7fffffffu;
+    if (!plane_.columns.Constant()) {
+      for (int64_t i = 0; i < at.count; ++i) {
+        RaiseTo(cells_ + plane_.columns[at.column + i], MagnitudeOf(bits[i]));
+      }
+      return;
+    }
+    std::fill(bits + at.count, bits + kColumns, 0);
+    for (int i = 0; i < kColumns; ++i) most_[i] = std::max(most_[i], bits[i]);
+  }
+
+  void Raise() const {
+    if (!cells_ || !plane_.columns.Constant()) return;
+    uint32_t most = 0;
+    for (uint32_t bits : most_) most = std::max(most, bits);
+    RaiseTo(cells_, MagnitudeOf(most));
+  }
+
+ private:
+  const Plane& plane_;
+  float* cells_ = nullptr;
+  uint32_t most_[kColumns] = {};
+};
+
+#if defined(__AVX512F__)
+// Eight values in float32, rounded towards 0, and which of them were not exact.
+inline __m256i Truncate(__m512d values, __mmask8& inexact) {
+  const __m256 truncated = _mm512_cvt_roundpd_ps(values, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+  inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(truncated), values, _CMP_NEQ_UQ);
+  return _mm256_castps_si256(truncated);
+}
+#endif
+
+// As jaxfp8::RoundToOdd, of a stretch.
+inline void RoundToOdd(const Values& y, float (&odd)[kColumns]) {
+#if defined(__AVX512F__)
+  for (int i = 0; i < Values::kParts; i += 2) {
+    __mmask8 low_inexact, high_inexact;
+    const __m256i low = Truncate((__m512d)y.part[i], low_inexact);
+    const __m256i high = Truncate((__m512d)y.part[i + 1], high_inexact);
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    const auto inexact = static_cast<__mmask16>(high_inexact << kWide | low_inexact);
+    Store(odd + i * kWide, _mm512_mask_or_epi32(both, inexact, both, _mm512_set1_epi32(1)));
+  }
+#else
+  double wide[kColumns];
+  StoreValues(wide, y);
+  for (int i = 0; i < kColumns; ++i) odd[i] = jaxfp8::RoundToOdd(wide[i]);
+#endif
+}
+
+// Whole vectors where they lie side by side, as `fill` stores them; otherwise those present.
+template <typename T, typename Fill>
+[[gnu::always_inline]] inline void Put(const Plane& out, const Stretch& at, Fill fill) {
+  T* base = static_cast<T*>(out.data) + StartOf(out, at);
+  if (out.columns.Contiguous() && at.count == kColumns) return fill(base + at.column);
+  T codes[kColumns];
+  fill(codes);
+  for (int64_t i = 0; i < at.count; ++i) base[out.columns[at.column + i]] = codes[i];
+}
+
+// To a type of fewer bits than float32.
+template <typename T, T (*kEncode)(float)>
+inline void PutNarrow(const Plane& out, const Stretch& at, const Values& y) {
+  alignas(kBytes) float odd[kColumns];
+  RoundToOdd(y, odd);
+  Put<T>(out, at, [&](T* to) {
+    for (int i = 0; i < kColumns; ++i) to[i] = kEncode(odd[i]);
+  });
+}
+
+inline void PutIntegers(const Plane& out, const Stretch& at, const Values& y) {
+  double wide[kColumns];
+  StoreValues(wide, y);
+  Put<int32_t>(out, at, [&](int32_t* to) {
+    for (int i = 0; i < kColumns; ++i) to[i] = EncodeS32(wide[i]);
+  });
+}
+
+[[gnu::noinline]] inline void PutAsOther(const Plane& out, const Stretch& at, const Values& y) {
+  switch (out.dtype) {
+    case DType::kBF16:
+      return PutNarrow<uint16_t, EncodeBF16>(out, at, y);
+    case DType::kF16:
+      return PutNarrow<uint16_t, EncodeF16>(out, at, y);
+    case DType::kE4M3:
+      return PutNarrow<uint8_t, EncodeE4M3>(out, at, y);
+    case DType::kE5M2:
+      return PutNarrow<uint8_t, EncodeE5M2>(out, at, y);
+    case DType::kS8:
+      return PutNarrow<int8_t, EncodeS8>(out, at, y);
+    case DType::kU8:
+      return PutNarrow<uint8_t, EncodeU8>(out, at, y);
+    default:
+      return PutIntegers(out, at, y);
+  }
+}
+
+[[gnu::always_inline]] inline void PutAs(const Plane& out, const Stretch& at, const Values& y) {
+  if (out.dtype != DType::kF32) return PutAsOther(out, at, Values(y));
+  Put<float>(out, at, [&](float* to) { StoreFloats(to, y); });
+}
+
+// Finishes values, of which `values(i)` gives kColumns from the i-th on. On whole vectors: what
+// lanes beyond the last are is thrown away. What is called out of line gets a copy, or the values
+// would not stay in registers.
+template <typename Source>
+[[gnu::always_inline]] inline void FinishFrom(Source values, const Epilogue& epilogue,
+                                              const Stretch& all) {
+  RowAmax amax(epilogue.amax, all);
+  for (int64_t done = 0; done < all.count; done += kColumns) {
+    const int64_t count = std::min<int64_t>(kColumns, all.count - done);
+    const Stretch at{all.batch, all.row, all.column + done, count};
+    Values y = values(done);
+    AddPlane(epilogue.residual, at, y);
+    AddPlane(epilogue.bias, at, y);
+    Activate(epilogue.activation, y);
+    if (epilogue.amax.data) amax.See(at, Values(y));
+    DividePlane(epilogue.out_scale, at, y);
+    PutAs(epilogue.out, at, y);
+  }
+  amax.Raise();
+}
+
+inline void Finish(const double* sums, const Epilogue& epilogue, const Stretch& at) {
+  FinishFrom([&](int64_t done) { return LoadValues(sums + done); }, epilogue, at);
+}
+
+template <class Sums>
+void FinishFound(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
+                 const double* sums, const Epilogue& epilogue, const Stretch& at) {
+  const auto* raw = static_cast<const Found<Sums>*>(found);
+  const RowFactors factors(left, row, depth);
+  const auto values = [&](int64_t done) {
+    Values y;
+    EachPart([&](int part) {
+      const int64_t i = done + part * kWide;
+      y.part[part] = WorthOf(Load<HalfFound<Sums>>(raw + i), factors, right, i);
+    });
+    if (!sums) return y;
+    EachPart([&](int part) { y.part[part] += Load<F64>(sums + done + part * kWide); });
+    return y;
+  };
+  FinishFrom(values, epilogue, at);
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_EPILOGUE_EPILOGUE_H_

@@ -1,0 +1,129 @@
+// Scales and zero points of the lines of a block.
+
+#ifndef JAXFP8_CPU_KERNELS_OPERAND_SCALES_H_
+#define JAXFP8_CPU_KERNELS_OPERAND_SCALES_H_
+
+#include <algorithm>
+
+#include "common/decode.h"
+#include "common/encode.h"
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/simd/vector.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// Where the scale and zero point of a value of the block are; `i` counts lines, `k` depths.
+inline int64_t TileOf(const Side& side, const Block& block, int64_t i, int64_t k) {
+  return side.tile_batch[block.batch] + side.tile_free[block.first + i] +
+         side.tile_depth[block.start + k];
+}
+
+// What `count` lines from `first` on have of the factors of their tiles. Looking up each of many
+// lines of one tile, one row times blocks of 128 x 128 took 1.06 to 1.1 times as long (AMD Zen 4).
+template <typename T, typename To>
+inline void CopyFactors(T factors, const Offsets& tiles, int64_t first, int64_t count, To* to) {
+  if (tiles.Contiguous()) {
+    for (int64_t i = 0; i < count; ++i) to[i] = factors[first + i];
+  } else if (!tiles.table) {
+    for (int64_t i = 0; i < count; ++i) to[i] = factors[(first + i) * tiles.stride];
+  } else if (tiles.run < kLanes) {
+    for (int64_t i = 0; i < count; ++i) to[i] = factors[tiles.table[first + i]];
+  } else {
+    for (int64_t i = 0, run; i < count; i += run) {
+      run = std::min(count - i, tiles.run - (first + i) % tiles.run);
+      std::fill_n(to + i, run, factors[tiles.table[first + i]]);
+    }
+  }
+}
+
+// Scales of 16 bits, decoded as they are read.
+template <float (*kDecode)(uint16_t)>
+struct Decoded16 {
+  float operator[](int64_t i) const { return kDecode(from[i]); }
+  Decoded16 operator+(int64_t count) const { return {from + count}; }
+
+  const uint16_t* from;
+};
+
+// Scales of float32 that are rounded to bfloat16 as they are read.
+struct Rounded {
+  float operator[](int64_t i) const { return DecodeBF16(EncodeBF16(from[i])); }
+  Rounded operator+(int64_t count) const { return {from + count}; }
+
+  const float* from;
+};
+
+// Calls `f` with the scales of a side, in their own type.
+template <typename F>
+inline void WithScales(const Side& side, const F& f) {
+  switch (side.scale_type) {
+    case DType::kBF16:
+      return f(Decoded16<DecodeBF16>{static_cast<const uint16_t*>(side.scale)});
+    case DType::kF16:
+      return f(Decoded16<DecodeF16>{static_cast<const uint16_t*>(side.scale)});
+    default:
+      if (side.scale_rounded) return f(Rounded{static_cast<const float*>(side.scale)});
+      return f(static_cast<const float*>(side.scale));
+  }
+}
+
+// Calls `f` with the zero points of a side, in their own type.
+template <typename F>
+inline void WithZeroPoints(const Side& side, const F& f) {
+  switch (side.zero_type) {
+    case DType::kS8:
+      return f(static_cast<const int8_t*>(side.zero_point));
+    case DType::kU8:
+      return f(static_cast<const uint8_t*>(side.zero_point));
+    default:
+      return f(static_cast<const int32_t*>(side.zero_point));
+  }
+}
+
+// The scale and zero point of every line, constant along a block unless the side is `fine`. Lines
+// up to `room` beyond the last get harmless ones.
+inline void Factors(const Side& side, const Block& block, int64_t room, const Panel& panel) {
+  const int64_t scaled = side.fine || !side.scale ? 0 : block.count;
+  const int64_t shifted = side.fine || !side.zero_point ? 0 : block.count;
+  std::fill_n(panel.scale + scaled, room - scaled, 1.0);
+  std::fill_n(panel.zero + shifted, room - shifted, 0.0);
+  std::fill_n(panel.sum, room, 0.0);
+  if (scaled + shifted == 0) return;
+  const int64_t tile = side.tile_batch[block.batch] + side.tile_depth[block.start];
+  if (scaled > 0) {
+    WithScales(side, [&](auto scale) {
+      CopyFactors(scale + tile, side.tile_free, block.first, scaled, panel.scale);
+    });
+  }
+  if (shifted > 0) {
+    WithZeroPoints(side, [&](const auto* zero) {
+      CopyFactors(zero + tile, side.tile_free, block.first, shifted, panel.zero);
+    });
+  }
+}
+
+// The scales of a block's lines in float32, and that of the last once more up to `room`.
+inline void Scales(const Side& side, const Block& block, int64_t room, float* to) {
+  if (!side.scale) return void(std::fill_n(to, room, 1.0f));
+  const int64_t tile = side.tile_batch[block.batch] + side.tile_depth[block.start];
+  WithScales(side, [&](auto scale) {
+    CopyFactors(scale + tile, side.tile_free, block.first, block.count, to);
+  });
+  std::fill_n(to + block.count, room - block.count, to[block.count - 1]);
+}
+
+// Whether the lines of each strip are of one tile.
+inline bool AreAlikeInStrips(const Offsets& tiles, int64_t first) {
+  return tiles.Constant() || (tiles.run % kColumns == 0 && first % kColumns == 0);
+}
+
+// The zero points of kLanes lines.
+inline F32 Zeros(const double* zero) {
+  F32 zeros;
+  for (int i = 0; i < kLanes; ++i) zeros[i] = static_cast<float>(zero[i]);
+  return zeros;
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_OPERAND_SCALES_H_

@@ -1,0 +1,148 @@
+// float32 sums of float32 panels: the universal path, for any mix of types, zero points included.
+
+#ifndef JAXFP8_CPU_KERNELS_POLICY_FLOAT32_H_
+#define JAXFP8_CPU_KERNELS_POLICY_FLOAT32_H_
+
+#include "cpu/kernels/decode/decode.h"
+#include "cpu/kernels/gemm/pack.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// Takes zero points off, and applies scales that change from value to value.
+class ValueFactors {
+ public:
+  ValueFactors(const Side& side, const Block& block) : side_(side), block_(block) {}
+
+  bool Needed() const { return side_.fine; }
+
+  void AlongDepth(int64_t i, int64_t count, float* line) const {
+    Apply(side_.tile_free[block_.first + i], side_.tile_depth, block_.start, count, line);
+  }
+
+  void AcrossDepth(int64_t k, int64_t count, float* line) const {
+    Apply(side_.tile_depth[block_.start + k], side_.tile_free, block_.first, count, line);
+  }
+
+ private:
+  // To values whose tiles are those of `tiles` from `first` on, beyond `tile`. In loops that the
+  // compiler makes vectors of.
+  void Apply(int64_t tile, const Offsets& tiles, int64_t first, int64_t count, float* line) const {
+    tile += side_.tile_batch[block_.batch];
+    if (tiles.table) {
+      const int64_t* table = tiles.table + first;
+      ApplyEach(tile, [table](int64_t i) { return table[i]; }, count, line);
+    } else if (tiles.Contiguous()) {
+      ApplyEach(tile + first, [](int64_t i) { return i; }, count, line);
+    } else if (tiles.Constant()) {
+      ApplyEach(tile, [](int64_t) { return 0; }, count, line);
+    } else {
+      const int64_t stride = tiles.stride;
+      ApplyEach(tile + first * stride, [stride](int64_t i) { return i * stride; }, count, line);
+    }
+  }
+
+  template <typename Index>
+  void ApplyEach(int64_t tile, const Index& index, int64_t count, float* __restrict line) const {
+    if (side_.zero_point) {
+      WithZeroPoints(side_, [&](const auto* zeros) {
+        const auto* zero = zeros + tile;
+        for (int64_t i = 0; i < count; ++i) line[i] -= static_cast<float>(zero[index(i)]);
+      });
+    }
+    if (side_.scale) {
+      WithScales(side_, [&](auto scales) {
+        const auto scale = scales + tile;
+        for (int64_t i = 0; i < count; ++i) line[i] *= scale[index(i)];
+      });
+    }
+  }
+
+  const Side& side_;
+  const Block& block_;
+};
+
+struct FloatSumsLessZero;
+
+struct FloatSums {
+  using Vector = F32;
+  using Lane = float;
+  static constexpr int kGroup = 1;
+  static constexpr bool kExact = false;
+  static constexpr bool kTotals = false;
+  static constexpr DType kPacked = DType::kF32;
+  static constexpr DType kAsPrepared = DType::kNone;
+  static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
+
+  static Vector Add(Vector sum, Lane row, Vector column) { return sum + row * column; }
+
+  static Vector AddLanes(Vector sum, Vector row, Vector column) { return sum + row * column; }
+
+  // Whether columns that are not packed are taken less their zero points, and the sums for that.
+  static constexpr bool kLessZero = false;
+  using LessZero = FloatSumsLessZero;
+
+  template <DType kType>
+  static void Unpack(const uint8_t* from, Vector (&to)[kVectors]) {
+    DecodeVectors<kType>(from, to);
+  }
+
+  template <DType kType>
+  static void SplitQuads(S32 quads, Vector (&to)[kQuad]) {
+    DecodeQuads<kType>(quads, to);
+  }
+
+  template <DType kType>
+  static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    DecodeVectors<kType>(line[0], column);
+  }
+
+#if defined(__AVX2__)
+  template <DType kType>
+    requires(kDecodedByLanes<kType>)
+  static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    DecodeByLanes<kType>(Load<Integers>(line[0]), column);
+  }
+#endif
+
+  template <DType>
+  static constexpr int kZeroCode = 0;
+
+  static void PackLine(const Side& side, const Block& block, int64_t i, const uint8_t* from,
+                       void* to, const Panel& panel) {
+    auto* line = static_cast<float*>(to);
+    DecodeLine(side.dtype, from, block.depth, line);
+    const ValueFactors factors(side, block);
+    if (factors.Needed()) return factors.AlongDepth(i, block.depth, line);
+    if (!side.zero_point) return;
+    const auto zero = static_cast<float>(panel.zero[i]);
+    for (int64_t k = 0; k < block.depth; ++k) line[k] -= zero;
+  }
+
+  // To packed columns.
+  static void ApplyFactors(const Side& side, const Block& block, const Panel& panel) {
+    auto* to = reinterpret_cast<float*>(panel.data);
+    const ValueFactors factors(side, block);
+    for (int64_t k = 0; factors.Needed() && k < block.depth; ++k) {
+      factors.AcrossDepth(k, block.count, to + k * kColumns);
+    }
+    if (side.zero_point && !factors.Needed()) TakeZeros(panel, block.depth);
+  }
+
+  static void TakeZeros(const Panel& panel, int64_t depth) {
+    F32 zero[kVectors];
+    for (int v = 0; v < kVectors; ++v) zero[v] = Zeros(panel.zero + v * kLanes);
+    uint8_t* to = panel.data;
+    for (int64_t k = 0; k < depth; ++k) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v, to += kBytes) Store(to, Load<F32>(to) - zero[v]);
+    }
+  }
+};
+
+struct FloatSumsLessZero : FloatSums {
+  static constexpr bool kLessZero = true;
+};
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_POLICY_FLOAT32_H_

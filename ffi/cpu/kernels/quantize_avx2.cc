@@ -1,5 +1,0 @@
-// The loops of quantising for x86 with AVX2.
-
-#define JAXFP8_ISA avx2
-
-#include "cpu/kernels/quantize_run.h"
