@@ -9,6 +9,7 @@ import unittest.mock
 import hypothesis
 import jax
 import pytest
+import sampling
 
 # Importing the package registers the installed library, and XLA takes no other one after it.
 with unittest.mock.patch.object(jax.ffi, "register_ffi_target"):
@@ -48,7 +49,7 @@ def pytest_addoption(parser):
         type=int,
         default=1,
         metavar="N",
-        help="run every Nth case of the tests that have more than N, and all others whole",
+        help="of tests with more than N cases run one in N; every value of a parameter remains",
     )
     parser.addoption(
         "--programs",
@@ -60,17 +61,23 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    every = config.getoption("--every")
-    tests = [item.nodeid.partition("[")[0] for item in items]
-    sizes, seen = collections.Counter(tests), collections.Counter()
-    chosen, left_out = [], []
-    for item, test in zip(items, tests, strict=True):
-        is_left_out = sizes[test] > every and seen[test] % every
-        (left_out if is_left_out else chosen).append(item)
-        seen[test] += 1
+    """Leaves out what `--every` does, and stops where that loses a value of a parameter."""
+    cases = collections.defaultdict(dict)
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        pairs = [(name, id(value)) for name, value in parameters.items()]
+        cases[item.nodeid.partition("[")[0]][item.nodeid] = pairs
+    chosen = set()
+    for test, own in cases.items():
+        names = sampling.chosen(own, config.getoption("--every"))
+        lost = sampling.shared_values(own).difference(*(own[name] for name in names))
+        if lost:
+            raise pytest.UsageError(f"--every loses values of {sorted(lost)} in {test}")
+        chosen |= names
+    left_out = [item for item in items if item.nodeid not in chosen]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = chosen
+        items[:] = [item for item in items if item.nodeid in chosen]
 
 
 def pytest_configure(config):

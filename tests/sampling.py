@@ -1,0 +1,46 @@
+"""A part of the tests, in which every value of every parameter is still there.
+
+Parameters vary regularly, so each Nth case in their order may have one value alone. What is chosen
+depends on a hash of each case's name: it is the same on every machine, and for each test another.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def chosen(cases: Mapping[str, Sequence[tuple[str, Any]]], every: int) -> set[str]:
+    """About one in `every` of the cases of one test, and all of a test that has no more than that.
+
+    Args:
+      cases: by the name of each case its parameters, as pairs of a name and what tells a value.
+      every: how many cases there are to one that is chosen.
+
+    Returns:
+      The names of the chosen cases. Each value that a parameter has in several cases is in one of
+      them at least.
+    """
+    if len(cases) <= every:
+        return set(cases)
+    order = sorted(cases, key=_hash)
+    number = -(-len(order) // every)
+    names = set(order[:number])
+    missing = shared_values(cases).difference(*(cases[name] for name in names))
+    for name in order[number:]:
+        if not missing.isdisjoint(cases[name]):
+            names.add(name)
+            missing.difference_update(cases[name])
+    return names
+
+
+def shared_values(cases: Mapping[str, Sequence[tuple[str, Any]]]) -> set[tuple[str, Any]]:
+    """The values that parameters have in several cases."""
+    count = collections.Counter(pair for pairs in cases.values() for pair in pairs)
+    return {pair for pair, number in count.items() if number > 1}
+
+
+def _hash(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
