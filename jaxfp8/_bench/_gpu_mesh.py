@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from jaxfp8._bench._measure import Contender
 
 _AXES = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
 _NN = (((1,), (0,)), ((), ()))
+_MANY = 8  # products in one program where one is short beside its dispatch
 _LARGE = 8192, 28672  # K and N of the weights
 # How a training step is split: activations, first and second weight, hidden activations.
 _SPLITS = {
@@ -59,18 +61,26 @@ def _contender(mesh: Mesh, function: Any, *arguments: Any) -> Contender:
     return Contender(enqueue)
 
 
+def _with_each(mesh: Mesh, function: Any, x: jax.Array, weights: list[Any]) -> Contender:
+    """One program of a product with each weight; its unit is one product."""
+    many = _contender(mesh, lambda x, ws: [function(x, w) for w in ws], x, weights)
+    return dataclasses.replace(many, units=len(weights))
+
+
 def columns(m: int) -> Case:
     """W8A16 with the columns of the weight split."""
     (k, n), contenders = _LARGE, {}
+    count = _MANY if m <= 128 else 2
+    quantise = jax.jit(functools.partial(jaxfp8.quantize, channelwise_axes=(1,)))
+    matmul = functools.partial(jaxfp8.matmul, preferred_element_type=jnp.bfloat16)
     for axes in _AXES:
         mesh = _mesh(axes)
-        x, w = _draw(mesh, P(None, None), 0, m, k), _draw(mesh, P(None, "d"), 1, k, n)
+        x = _draw(mesh, P(None, None), 0, m, k)
+        wide = [_draw(mesh, P(None, "d"), 1 + i, k, n) for i in range(count)]
         with jax.set_mesh(mesh):
-            quantise = functools.partial(jaxfp8.quantize, channelwise_axes=(1,))
-            q = jax.jit(quantise)(w)
-        matmul = functools.partial(jaxfp8.matmul, preferred_element_type=jnp.bfloat16)
-        contenders[f"jaxfp8 {axes}"] = _contender(mesh, matmul, x, q)
-        contenders[f"xla bf16 {axes}"] = _contender(mesh, jnp.matmul, x, w)
+            held = [quantise(w) for w in wide]
+        contenders[f"jaxfp8 {axes}"] = _with_each(mesh, matmul, x, held)
+        contenders[f"xla bf16 {axes}"] = _with_each(mesh, jnp.matmul, x, wide)
     moved = n * k + 2.0 * m * (n + k)
     flops = 2.0 * m * n * k if m > 128 else 0.0
     return Case(name=f"columns split, M={m}", contenders=contenders, bytes=moved, flops=flops)
