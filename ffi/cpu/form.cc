@@ -81,14 +81,14 @@ bool AsksForScales(const Form& form) {
 }
 
 // More of them only if float32 holds what it did not have to hold.
-int64_t ShortSegment(const Form& form, Sums sums) {
-  if (form.rows < kManyRows || sums == Sums::kInteger) return kShortSegment;
-  const int64_t longer = sums == Sums::kFloat32 ? kShortOfFloats : kShortOfHalves;
+int64_t ShortSegment(const Form& form, ComputeType compute) {
+  if (form.rows < kManyRows || compute == ComputeType::kInt32) return kShortSegment;
+  const int64_t longer = compute == ComputeType::kFloat32 ? kShortOfFloats : kShortOfHalves;
   return ChangesOften(form, longer) && !form.moderate_scales ? kShortSegment : longer;
 }
 
-bool HasShortSegments(const Form& form, Sums sums) {
-  return ChangesOften(form, ShortSegment(form, sums));
+bool HasShortSegments(const Form& form, ComputeType compute) {
+  return ChangesOften(form, ShortSegment(form, compute));
 }
 
 }  // namespace jaxfp8

@@ -15,8 +15,9 @@ namespace jaxfp8 {
 
 struct Axes;  // cpu/axes.h
 
-// How a kernel adds: in float32, in float32 from bfloat16 values, or exactly in int32.
-enum class Sums : uint8_t { kFloat32, kBFloat16, kInteger };
+// What a kernel computes in: float32 products in float32, bfloat16 products in float32, or 8-bit
+// products exactly in int32.
+enum class ComputeType : uint8_t { kFloat32, kBFloat16, kInt32 };
 
 // Of prepared columns: how many lie side by side, and how many depths of each.
 inline constexpr int64_t kPreparedColumns = 64, kQuad = 4;
@@ -53,10 +54,10 @@ bool ChangesOften(const Form& form, int64_t shortest);
 bool AsksForScales(const Form& form);
 
 // Values between two changes of scale below which a kernel with such sums had better scale each.
-int64_t ShortSegment(const Form& form, Sums sums);
+int64_t ShortSegment(const Form& form, ComputeType compute);
 
 // Whether scales change too often to scale such sums by them.
-bool HasShortSegments(const Form& form, Sums sums);
+bool HasShortSegments(const Form& form, ComputeType compute);
 
 }  // namespace jaxfp8
 

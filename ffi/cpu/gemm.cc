@@ -9,9 +9,9 @@
 namespace jaxfp8 {
 namespace {
 
-// The factors of `lines` lines, one after the other in memory from `at`.
-Panel WithFactors(uint8_t* data, int64_t pitch, uint8_t* at, int64_t lines, uint8_t* raw) {
-  const int64_t step = Scratch::Padded(lines * sizeof(double));
+// The factors of `count` rows or columns, one array after the other in memory from `at`.
+Panel WithFactors(uint8_t* data, int64_t pitch, uint8_t* at, int64_t count, uint8_t* raw) {
+  const int64_t step = Scratch::Padded(count * sizeof(double));
   return {data,
           pitch,
           reinterpret_cast<double*>(at),
@@ -30,134 +30,134 @@ Panel From(const Panel& panel, int64_t row) {
           panel.raw};
 }
 
-NarrowFactors From(const NarrowFactors& lines, int64_t line) {
-  return {lines.scale + line, lines.zero + line, lines.sum + line};
+F32Factors From(const F32Factors& factors, int64_t first) {
+  return {factors.scale + first, factors.zero + first, factors.sum + first};
 }
 
-NarrowSums From(const NarrowSums& narrow, int64_t row, int64_t column) {
-  return {From(narrow.rows, row), From(narrow.columns, column),
-          narrow.sums + row * narrow.pitch + column, narrow.pitch, narrow.first};
+F32Sums From(const F32Sums& sums, int64_t row, int64_t column) {
+  return {From(sums.rows, row), From(sums.columns, column), sums.sums + row * sums.pitch + column,
+          sums.pitch, sums.first};
 }
 
 // The same factors in float32, again one after the other from `at`.
-NarrowFactors Narrowed(const Panel& panel, int64_t lines, float* at) {
-  float* zero = std::copy_n(panel.scale, lines, at);
-  float* sum = std::copy_n(panel.zero, lines, zero);
-  std::copy_n(panel.sum, lines, sum);
+F32Factors InFloat32(const Panel& panel, int64_t count, float* at) {
+  float* zero = std::copy_n(panel.scale, count, at);
+  float* sum = std::copy_n(panel.zero, count, zero);
+  std::copy_n(panel.sum, count, sum);
   return {at, zero, sum};
 }
 
-// Whether a chunk is the first, and the last, of the depth.
+// Whether a chunk is the first, and the last, of K.
 struct Ends {
   bool first, last;
 };
 
-// Rows that are multiplied together.
+// Rows of one register tile.
 struct Tile {
   int64_t row;
   int height;
 };
 
-// A thread that multiplies packed columns.
+// The state of a thread that multiplies by hardware tiles.
 class Entered {
  public:
-  Entered(const Kernel& kernel, int height) : kernel_(kernel) {
-    if (kernel.enter) kernel.enter(height);
+  Entered(const GemmKernel& gemm, int tile_rows) : gemm_(gemm) {
+    if (gemm.enter) gemm.enter(tile_rows);
   }
   ~Entered() {
-    if (kernel_.leave) kernel_.leave();
+    if (gemm_.leave) gemm_.leave();
   }
   Entered(const Entered&) = delete;
   Entered& operator=(const Entered&) = delete;
 
  private:
-  const Kernel& kernel_;
+  const GemmKernel& gemm_;
 };
 
 // One share of the output: some rows by some columns of one batch element.
 class Share {
  public:
-  Share(const Problem& problem, const Kernel& kernel, const Plan& plan, int64_t share)
-      : problem_(problem), kernel_(kernel), plan_(plan) {
-    batch_ = share / (plan.row_shares * plan.column_shares);
-    row_ = share / plan.column_shares % plan.row_shares * plan.row_block;
-    rows_ = std::min(plan.row_block, problem.rows - row_);
-    height_ = static_cast<int>(Blocks(rows_, Blocks(rows_, kernel.height)));
-    const int64_t column_share = share % plan.column_shares;
-    const bool first = column_share == 0;
-    column_ = first ? 0 : plan.first_columns + (column_share - 1) * plan.share_columns;
-    columns_ = std::min(first ? plan.first_columns : plan.share_columns, problem.columns - column_);
+  Share(const Problem& problem, const Kernel& kernel, const Plan& plan, int64_t index)
+      : problem_(problem), kernel_(kernel), gemm_(kernel.gemm), plan_(plan) {
+    const SharePlan& share = plan.share;
+    batch_ = index / (share.down * share.across);
+    row_ = index / share.across % share.down * share.rows;
+    rows_ = std::min(share.rows, problem.rows - row_);
+    column_ = index % share.across * share.columns;
+    columns_ = std::min(share.columns, problem.columns - column_);
+    tile_rows_ = static_cast<int>(Blocks(rows_, Blocks(rows_, gemm_.tile_rows)));
     CutTiles();
     TakeScratch();
   }
 
   void Run() {
     std::optional<Entered> entered;
-    if (!plan_.few) entered.emplace(kernel_, height_);
-    for (int64_t done = 0; done < columns_; done += plan_.column_block) {
-      const int64_t count = std::min(plan_.column_block, columns_ - done);
-      for (const Round& round : plan_.rounds) MultiplyRound(round, column_ + done, count);
-      if (plan_.rounds.empty()) FinishEmpty(column_ + done, count);
+    if (!plan_.gemv) entered.emplace(gemm_, tile_rows_);
+    for (int64_t done = 0; done < columns_; done += plan_.block.columns) {
+      const int64_t count = std::min(plan_.block.columns, columns_ - done);
+      for (const Round& round : plan_.depth.rounds) MultiplyRound(round, column_ + done, count);
+      if (plan_.depth.rounds.empty()) StoreEmpty(column_ + done, count);
     }
   }
 
  private:
   void TakeScratch() {
+    const ScratchPlan& sizes = plan_.scratch;
     Scratch& scratch = Scratch::OfThread();
-    const int64_t factors = 3 * Scratch::Padded(plan_.factors * sizeof(double));
-    scratch.Reserve(plan_.rows_bytes + plan_.columns_bytes + plan_.raw_bytes + plan_.found_bytes +
-                    plan_.narrow_bytes + 3 * (plan_.wide + plan_.row_block) * sizeof(float) +
-                    plan_.sums_bytes + factors + 8 * 64);
-    packed_rows_ = scratch.Take<uint8_t>(plan_.rows_bytes);
-    uint8_t* columns = scratch.Take<uint8_t>(plan_.columns_bytes);
-    raw_ = scratch.Take<uint8_t>(plan_.raw_bytes);
-    sums_ = scratch.Take<double>(plan_.sums_bytes / sizeof(double));
-    narrow_ = scratch.Take<float>(plan_.narrow_bytes / sizeof(float));
-    narrow_factors_ = scratch.Take<float>(3 * (plan_.wide + plan_.row_block));
-    found_ = scratch.Take<float>(plan_.found_bytes / sizeof(float));
-    right_ = WithFactors(columns, plan_.strip_pitch, scratch.Take<uint8_t>(factors), plan_.factors,
-                         raw_);
+    const int64_t factors = 3 * Scratch::Padded(sizes.factors * sizeof(double));
+    const int64_t f32_factors = 3 * (plan_.block.pass + plan_.block.rows);
+    scratch.Reserve(sizes.rows + sizes.columns + sizes.raw + sizes.acc + sizes.f32_sums +
+                    f32_factors * sizeof(float) + sizes.sums + factors + 8 * 64);
+    packed_rows_ = scratch.Take<uint8_t>(sizes.rows);
+    uint8_t* columns = scratch.Take<uint8_t>(sizes.columns);
+    raw_ = scratch.Take<uint8_t>(sizes.raw);
+    sums_ = scratch.Take<double>(sizes.sums / sizeof(double));
+    f32_sums_ = scratch.Take<float>(sizes.f32_sums / sizeof(float));
+    f32_factors_ = scratch.Take<float>(f32_factors);
+    acc_ = scratch.Take<float>(sizes.acc / sizeof(float));
+    columns_panel_ = WithFactors(columns, 0, scratch.Take<uint8_t>(factors), sizes.factors, raw_);
   }
 
-  Panel LeftPanel(const Chunk& chunk) const {
+  Panel RowsPanel(const Chunk& chunk) const {
     uint8_t* data = packed_rows_ + chunk.offset;
-    uint8_t* factors = data + Scratch::Padded(plan_.row_block * chunk.pitch);
-    return WithFactors(data, chunk.pitch, factors, plan_.row_block, raw_);
+    uint8_t* factors = data + Scratch::Padded(plan_.block.rows * chunk.pitch);
+    return WithFactors(data, chunk.pitch, factors, plan_.block.rows, raw_);
+  }
+
+  // Whether the packed values of a side are off by a constant, which the sums of the other correct.
+  static bool IsShifted(const Side& side, DType shifted) {
+    return side.zero_point || side.dtype == shifted;
   }
 
   Block RowsOf(const Chunk& chunk, int64_t first, int64_t count) const {
-    return BlockOf(chunk, first, count, Shifted(problem_.rhs, kernel_.shifted_columns));
+    return BlockOf(chunk, first, count, IsShifted(problem_.rhs, kernel_.packed.shifted_columns));
   }
 
   Block ColumnsOf(const Chunk& chunk, int64_t first, int64_t count) const {
     const Side& left = problem_.lhs;
-    const bool less_zero = kernel_.rows_less_zero && left.near_zeros;
-    const bool sums =
-        less_zero ? left.dtype == kernel_.shifted_rows : Shifted(left, kernel_.shifted_rows);
-    return BlockOf(chunk, first, count, sums);
+    const DType shifted = kernel_.packed.shifted_rows;
+    const bool subtracts = kernel_.packed.subtracts_row_zeros && left.near_zeros;
+    return BlockOf(chunk, first, count,
+                   subtracts ? left.dtype == shifted : IsShifted(left, shifted));
   }
 
   Block BlockOf(const Chunk& chunk, int64_t first, int64_t count, bool sums) const {
     const int64_t ahead = problem_.depth - chunk.start - chunk.depth;
-    return {batch_, first, count, chunk.start, chunk.depth, sums, ahead, plan_.ask};
-  }
-
-  // Whether the values of a side are off by a constant, which the sums of the other make good.
-  static bool Shifted(const Side& side, DType shifted) {
-    return side.zero_point || side.dtype == shifted;
+    return {batch_, first, count, chunk.start, chunk.depth, sums, ahead};
   }
 
   void PackRows(const Round& round) {
     if (packed_ == &round) return;
     packed_ = &round;
-    const bool along = plan_.few && problem_.rhs.Along();
-    const auto pack = along ? kernel_.pack_rows_along : kernel_.pack_rows;
-    const int64_t slab = along ? rows_ : kSlab;
+    const bool nk = plan_.gemv && problem_.rhs.Along();
+    const auto pack = nk ? kernel_.gemv.pack_rows_nk : gemm_.pack_rows;
+    // Transposed rows are packed in one call, from as many as a pass of the GEMV takes.
+    const int64_t step = nk && rows_ <= kernel_.gemv.nk_pass_rows ? rows_ : kPackRows;
     for (size_t i = round.begin; i < round.end; ++i) {
-      const Chunk& chunk = plan_.chunks[i];
-      const Panel panel = LeftPanel(chunk);
-      for (int64_t row = 0; row < rows_; row += slab) {
-        const int64_t count = std::min(slab, rows_ - row);
+      const Chunk& chunk = plan_.depth.chunks[i];
+      const Panel panel = RowsPanel(chunk);
+      for (int64_t row = 0; row < rows_; row += step) {
+        const int64_t count = std::min(step, rows_ - row);
         pack(problem_.lhs, RowsOf(chunk, row_ + row, count), From(panel, row));
       }
     }
@@ -165,201 +165,177 @@ class Share {
 
   void MultiplyRound(const Round& round, int64_t column, int64_t count) {
     PackRows(round);
-    for (int64_t done = 0; done < count; done += plan_.wide) {
-      const int64_t width = std::min<int64_t>(plan_.wide, count - done);
-      if (plan_.few) {
-        MultiplyFew(round, column + done, width, sums_ + done);
+    for (int64_t done = 0; done < count; done += plan_.block.pass) {
+      const int64_t width = std::min<int64_t>(plan_.block.pass, count - done);
+      if (plan_.gemv) {
+        Gemv(round, column + done, width, sums_ + done);
         continue;
       }
       for (size_t i = round.begin; i < round.end; ++i) {
-        const Chunk& chunk = plan_.chunks[i];
-        const Block block = ColumnsOf(chunk, column + done, width);
-        MultiplyMany(chunk, block, EndsOf(i, 1), done);
+        const Chunk& chunk = plan_.depth.chunks[i];
+        Gemm(chunk, ColumnsOf(chunk, column + done, width), EndsOf(i, 1), done);
       }
     }
   }
 
   Ends EndsOf(size_t chunk, size_t count) const {
-    return {chunk == 0, chunk + count == plan_.chunks.size()};
+    return {chunk == 0, chunk + count == plan_.depth.chunks.size()};
   }
 
-  void MultiplyFew(const Round& round, int64_t column, int64_t width, double* sums) {
-    Block blocks[kRunChunks];
+  void Gemv(const Round& round, int64_t column, int64_t width, double* sums) {
+    const int64_t pitch = plan_.scratch.sums_pitch;
+    Block blocks[kMaxRunChunks];
     for (size_t done = round.begin, count; done < round.end; done += count) {
-      count = plan_.EndOfRun(done, round.end) - done;
-      const Chunk* chunks = &plan_.chunks[done];
+      count = plan_.depth.EndOfRun(done, round.end) - done;
+      const Chunk* chunks = &plan_.depth.chunks[done];
       for (size_t i = 0; i < count; ++i) blocks[i] = ColumnsOf(chunks[i], column, width);
       const Ends ends = EndsOf(done, count);
-      for (int64_t row = 0; row < rows_; row += plan_.few_rows) {
-        MultiplyRun(chunks, blocks, count, ends.first, row, sums);
+      for (int64_t row = 0; row < rows_; row += plan_.block.gemv_rows) {
+        GemvRun(chunks, blocks, count, ends.first, row, sums + row * pitch);
       }
       for (int64_t row = 0; ends.last && row < rows_; ++row) {
-        kernel_.finish(sums + row * plan_.sums_pitch, problem_.epilogue, At(row, blocks[0]));
+        kernel_.epilogue.store(sums + row * pitch, problem_.epilogue, SpanOf(row, blocks[0]));
       }
     }
   }
 
   // The rows from `row` on.
-  void MultiplyRun(const Chunk* chunks, const Block* blocks, size_t count, bool first, int64_t row,
-                   double* sums) {
-    Panel left[kRunChunks];
-    for (size_t i = 0; i < count; ++i) left[i] = From(LeftPanel(chunks[i]), row);
-    const ChunkRun run{blocks, left, static_cast<int64_t>(count), first, plan_.narrow};
-    const int rows = static_cast<int>(std::min(plan_.few_rows, rows_ - row));
-    kernel_.multiply_few(problem_.rhs, run, rows, right_, found_, sums + row * plan_.sums_pitch,
-                         plan_.sums_pitch);
+  void GemvRun(const Chunk* chunks, const Block* blocks, size_t count, bool first, int64_t row,
+               double* sums) {
+    Panel rows[kMaxRunChunks];
+    for (size_t i = 0; i < count; ++i) rows[i] = From(RowsPanel(chunks[i]), row);
+    const ChunkRun run{blocks, rows, static_cast<int64_t>(count), first, plan_.depth.float32};
+    const int height = static_cast<int>(std::min(plan_.block.gemv_rows, rows_ - row));
+    kernel_.gemv.multiply(problem_.rhs, run, height, columns_panel_, acc_, sums,
+                          plan_.scratch.sums_pitch);
   }
 
-  void MultiplyMany(const Chunk& chunk, const Block& block, Ends ends, int64_t column) {
-    kernel_.start_columns(problem_.rhs, block, right_);
-    const Panel left = LeftPanel(chunk);
-    const int64_t strips = Blocks(block.count, kernel_.columns);
-    for (int64_t done = 0; done < block.depth; done += plan_.slice) {
-      const Block slice = SliceOf(block, done);
-      if (plan_.packing == Packing::kAhead) {
-        kernel_.pack_columns(problem_.rhs, slice, right_);
-      } else if (plan_.packing == Packing::kNone && slice.sums) {
-        kernel_.sum_columns(problem_.rhs, slice, right_);
+  // All rows times the columns of a block. `column` counts from the first whose sums are kept.
+  void Gemm(const Chunk& chunk, const Block& block, Ends ends, int64_t column) {
+    gemm_.load_factors(problem_.rhs, block, columns_panel_);
+    const Panel rows = RowsPanel(chunk);
+    for (int64_t k = 0; k < block.depth; k += gemm_.panel_depth) {
+      const int64_t depth = std::min<int64_t>(gemm_.panel_depth, block.depth - k);
+      const bool last = k + depth == block.depth;
+      F32Sums f32_sums{};
+      if (plan_.depth.float32 && !ends.last && last) {
+        f32_sums = F32SumsOf(rows, block, ends.first, column);
       }
-      const bool whole = done + slice.depth == block.depth;
-      NarrowSums narrow{};
-      if (plan_.narrow && !ends.last && whole) narrow = Narrow(left, block, ends.first, column);
-      for (int64_t strip = 0; strip < strips; ++strip) {
-        for (int64_t at = 0; at < slice.depth; at += plan_.stretch) {
-          const Block part = StretchOf(slice, strip, at);
-          const bool last = at + part.depth == slice.depth;
-          MultiplyStrip(left, part, StripAt(slice, strip, at), strip, done + at,
-                        last && narrow.sums ? &narrow : nullptr);
-        }
+      for (int64_t c = 0; c < block.count; c += gemm_.nr) {
+        Block panel = block;
+        panel.first += c;
+        panel.count = std::min<int64_t>(block.count - c, gemm_.nr);
+        panel.start += k;
+        panel.depth = depth;
+        panel.ahead += block.depth - k - depth;
+        MultiplyPanel(rows, panel, c, k, f32_sums.sums ? &f32_sums : nullptr);
       }
     }
-    const int64_t width = strips * kernel_.columns;
-    if (plan_.narrow && !ends.last) return;
+    if (plan_.depth.float32 && !ends.last) return;
+    for (int64_t row = 0; row < rows_; ++row) AddOrStore(rows, row, block, ends, column);
+  }
+
+  // Adds the scaled accumulators of a chunk, or stores the results if it is the last.
+  void AddOrStore(const Panel& rows, int64_t row, const Block& block, Ends ends, int64_t column) {
+    const float* acc = acc_ + row * plan_.scratch.acc_pitch;
+    const int64_t width = RoundUp(block.count, gemm_.nr);
+    double* sums = sums_ + column + row * plan_.scratch.sums_pitch;
+    if (plan_.depth.float32) {
+      std::copy_n(f32_sums_ + column + row * plan_.scratch.f32_pitch, width, sums);
+    }
+    if (ends.last) {
+      kernel_.epilogue.store_scaled(acc, rows, static_cast<int>(row), columns_panel_, block.depth,
+                                    ends.first ? nullptr : sums, problem_.epilogue,
+                                    SpanOf(row, block));
+    } else {
+      gemm_.add_scaled(acc, rows, static_cast<int>(row), columns_panel_, block.depth, width, sums,
+                       ends.first);
+    }
+  }
+
+  // Where the scaled sums of a block are added in float32. Called when the sums of rows are known;
+  // those of columns are not needed (see HoldsExactSums in plan.cc).
+  F32Sums F32SumsOf(const Panel& rows, const Block& block, bool first, int64_t column) const {
+    const int64_t columns = RoundUp(block.count, gemm_.nr);
+    float* of_rows = f32_factors_ + 3 * plan_.block.pass;
+    const F32Factors row_factors = InFloat32(rows, rows_, of_rows);
     for (int64_t row = 0; row < rows_; ++row) {
-      const float* found = found_ + row * plan_.found_pitch;
-      double* sums = sums_ + column + row * plan_.sums_pitch;
-      if (plan_.narrow) std::copy_n(narrow_ + column + row * plan_.narrow_pitch, width, sums);
-      if (!ends.last) {
-        kernel_.add(found, left, static_cast<int>(row), right_, block.depth, width, sums,
-                    ends.first);
-      } else {
-        kernel_.finish_found(found, left, static_cast<int>(row), right_, block.depth,
-                             ends.first ? nullptr : sums, problem_.epilogue, At(row, block));
-      }
+      of_rows[2 * rows_ + row] -= static_cast<float>(block.depth) * row_factors.zero[row];
     }
+    return {row_factors, InFloat32(columns_panel_, columns, f32_factors_), f32_sums_ + column,
+            plan_.scratch.f32_pitch, first};
   }
 
-  // Where the sums of a block's columns are added in float32; the factors of both are known by now.
-  NarrowSums Narrow(const Panel& left, const Block& block, bool first, int64_t column) const {
-    const int64_t columns = RoundUp(block.count, kernel_.columns);
-    float* of_rows = narrow_factors_ + 3 * plan_.wide;
-    const NarrowFactors rows = Narrowed(left, rows_, of_rows);
-    for (int64_t row = 0; row < rows_; ++row) {
-      of_rows[2 * rows_ + row] -= static_cast<float>(block.depth) * rows.zero[row];
-    }
-    return {rows, Narrowed(right_, columns, narrow_factors_), narrow_ + column, plan_.narrow_pitch,
-            first};
-  }
-
-  Block SliceOf(const Block& block, int64_t done) const {
-    Block slice = block;
-    slice.start += done;
-    slice.depth = std::min(plan_.slice, block.depth - done);
-    slice.ahead += block.depth - done - slice.depth;
-    return slice;
-  }
-
-  // A strip of a slice, from `at` of it on.
-  Block StretchOf(const Block& slice, int64_t strip, int64_t at) const {
-    Block part = slice;
-    part.first += strip * kernel_.columns;
-    part.count = std::min<int64_t>(slice.count - strip * kernel_.columns, kernel_.columns);
-    part.start += at;
-    part.depth = std::min(plan_.stretch, slice.depth - at);
-    part.ahead += slice.depth - at - part.depth;
-    return part;
-  }
-
-  // Where a strip lies as it is multiplied, from `at` of a slice on.
-  const uint8_t* StripAt(const Block& slice, int64_t strip, int64_t at) const {
-    const uint8_t* start = right_.data + strip * right_.pitch;
-    if (plan_.packing == Packing::kNone) {
-      start =
-          PreparedAt(problem_.rhs, slice.batch, slice.first + strip * kernel_.columns, slice.start);
-    }
-    return start + at * kernel_.columns * kernel_.size;
-  }
-
-  // All rows times a strip of columns, from `start` of the chunk on.
-  void MultiplyStrip(const Panel& left, const Block& part, const uint8_t* columns, int64_t strip,
-                     int64_t start, const NarrowSums* narrow) {
-    const int64_t column = strip * kernel_.columns;
-    const auto multiply =
-        plan_.packing == Packing::kNone ? kernel_.multiply_in_place : kernel_.multiply;
-    UpcomingLines next{};
+  // All rows times a micro-panel, from `k` of the chunk on.
+  void MultiplyPanel(const Panel& rows, const Block& block, int64_t column, int64_t k,
+                     const F32Sums* f32_sums) {
+    const Panel panel = From(columns_panel_, column);
+    const int64_t pitch = plan_.scratch.acc_pitch;
+    const uint8_t* data = rows.data + k * kernel_.packed.size;
+    const uint8_t* columns = nullptr;
     for (int64_t tile = 0; tile < tiles_; ++tile) {
       const auto [row, height] = tile_of_[tile];
-      const RowsOfTile rows{left.data + row * left.pitch + start * kernel_.size, left.pitch,
-                            height};
-      float* found = found_ + row * plan_.found_pitch + column;
-      NarrowSums here;
-      if (narrow) here = From(*narrow, row, column);
-      const NarrowSums* to = narrow ? &here : nullptr;
-      if (tile == 0 && plan_.packing == Packing::kByFirstRows) {
-        kernel_.pack_and_multiply(problem_.rhs, part, From(right_, column), tiles_ - 1, rows, found,
-                                  plan_.found_pitch, start == 0, to, next);
+      const PackedRows packed{data + row * rows.pitch, rows.pitch, height};
+      float* acc = acc_ + row * pitch + column;
+      F32Sums here;
+      if (f32_sums) here = From(*f32_sums, row, column);
+      const F32Sums* to = f32_sums ? &here : nullptr;
+      if (tile == 0) {
+        columns = gemm_.pack_and_multiply(problem_.rhs, block, panel, tiles_ > 1, packed, acc,
+                                          pitch, k == 0, to);
       } else {
-        multiply(rows, columns, part.depth, found, plan_.found_pitch, start == 0, to, next);
+        gemm_.multiply(packed, columns, block.depth, acc, pitch, k == 0, to);
       }
     }
   }
 
   // Even heights: of at most 6, 16 rows are 6 + 5 + 5, not 6 + 6 + 4.
   void CutTiles() {
-    tiles_ = Blocks(rows_, kernel_.rows);
+    tiles_ = Blocks(rows_, gemm_.mr);
     for (int64_t tile = 0, row = 0; tile < tiles_; ++tile) {
-      const int64_t next = std::min(RoundUp(rows_ * (tile + 1) / tiles_, height_), rows_);
-      tile_of_[tile] = {row, static_cast<int>(RoundUp(next - row, height_))};
+      const int64_t next = std::min(RoundUp(rows_ * (tile + 1) / tiles_, tile_rows_), rows_);
+      tile_of_[tile] = {row, static_cast<int>(RoundUp(next - row, tile_rows_))};
       row = next;
     }
   }
 
   // The columns of a block in one of the share's rows.
-  Stretch At(int64_t row, const Block& block) const {
+  OutputSpan SpanOf(int64_t row, const Block& block) const {
     return {batch_, row_ + row, block.first, block.count};
   }
 
-  // What no products add up to.
-  void FinishEmpty(int64_t column, int64_t count) {
-    const Block block{batch_, column, count, 0, 0, false, 0, Ask::kNone};
-    std::fill_n(sums_, plan_.column_block, 0.0);
+  // The results of sums without terms.
+  void StoreEmpty(int64_t column, int64_t count) {
+    const Block block{batch_, column, count, 0, 0, false, 0};
+    std::fill_n(sums_, plan_.block.columns, 0.0);
     for (int64_t row = 0; row < rows_; ++row) {
-      kernel_.finish(sums_, problem_.epilogue, At(row, block));
+      kernel_.epilogue.store(sums_, problem_.epilogue, SpanOf(row, block));
     }
   }
 
   const Problem& problem_;
   const Kernel& kernel_;
+  const GemmKernel& gemm_;
   const Plan& plan_;
   int64_t batch_, row_, rows_, column_, columns_;
   int64_t tiles_;
-  Tile tile_of_[kMostTiles];
-  int height_;  // of the kernel's tiles: even, and as low as there are rows
+  Tile tile_of_[kMaxTiles];
+  int tile_rows_;  // of the hardware's tiles: even heights, and as low as there are rows
   const Round* packed_ = nullptr;
   uint8_t* packed_rows_;
   uint8_t* raw_;
   double* sums_;
-  float* found_;  // or int32_t
-  float* narrow_;
-  float* narrow_factors_;
-  Panel right_;
+  float* acc_;  // or int32_t
+  float* f32_sums_;
+  float* f32_factors_;
+  Panel columns_panel_;
 };
 
 }  // namespace
 
 void RunGemm(const Problem& problem, const Kernel& kernel, Pool& pool) {
   const Plan plan = MakePlan(problem, kernel, pool.threads());
-  ParallelFor(pool, plan.threads, plan.shares,
+  ParallelFor(pool, plan.share.threads, plan.share.count,
               [&](int64_t share) { Share(problem, kernel, plan, share).Run(); });
 }
 

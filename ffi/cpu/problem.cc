@@ -191,13 +191,13 @@ bool HasModerateScales(const Problem& problem) {
   return Within(problem.lhs, 1 / kLarge, highest) && Within(problem.rhs, 1 / kLarge, highest);
 }
 
-void CutDepth(Problem& problem, const Form& form, Sums sums) {
-  if (sums == Sums::kFloat32) {
-    const int64_t shortest = ShortSegment(form, sums);
+void CutDepth(Problem& problem, const Form& form, ComputeType compute) {
+  if (compute == ComputeType::kFloat32) {
+    const int64_t shortest = ShortSegment(form, compute);
     problem.lhs.fine = ChangesOften(form.lhs, form.depth, shortest);
     problem.rhs.fine = ChangesOften(form.rhs, form.depth, shortest);
   }
-  if (sums == Sums::kInteger) problem.lhs.near_zeros = HasNearZeros(problem.lhs);
+  if (compute == ComputeType::kInt32) problem.lhs.near_zeros = HasNearZeros(problem.lhs);
   problem.segments = Segments(problem);
   // A quad is multiplied as a whole.
   for (int64_t end : problem.segments) {

@@ -61,7 +61,7 @@ struct Side {
   JAXFP8_HD bool Along() const { return depth.Contiguous() && !prepared; }
 };
 
-// What differs from a byte by what 16 bits hold, times another in sums of 32 bits (ShortSums).
+// What differs from a byte by what 16 bits hold, times another in sums of 32 bits (Int16Pairs).
 inline constexpr int32_t kNearZero = 255;
 
 // Where the quads of prepared columns lie, from `column` and a whole number of quads on.
@@ -103,7 +103,7 @@ bool HasModerateScales(const Problem& problem);
 // Cuts the depth where scales or zero points change. A kernel of float32 sums, which can scale
 // single values while it packs them, is spared stretches too short to pay; one of integers is told
 // whether the zero points of rows are near.
-void CutDepth(Problem& problem, const Form& form, Sums sums);
+void CutDepth(Problem& problem, const Form& form, ComputeType compute);
 
 }  // namespace jaxfp8
 

@@ -15,13 +15,13 @@ std::string Types(const Form& form) {
 }
 
 // Why the kernel's sums do not suit the problem; "" if they do.
-std::string WhyNotSums(const Kernel& kernel, const Form& form) {
+std::string WhyNotComputeType(const Kernel& kernel, const Form& form) {
   const bool exact = form.out == DType::kS32;
-  switch (kernel.sums) {
-    case Sums::kInteger:
+  switch (kernel.compute) {
+    case ComputeType::kInt32:
       if (!Integers(form)) return "it sums integers, and the operands are " + Types(form);
       return "";
-    case Sums::kBFloat16:
+    case ComputeType::kBFloat16:
       if (exact) return "its sums are rounded, and an int32 output needs exact ones";
       if (!FitsBFloat16(form.lhs) || !FitsBFloat16(form.rhs)) {
         return "it multiplies bfloat16, which cannot hold " + Types(form) +
@@ -33,29 +33,30 @@ std::string WhyNotSums(const Kernel& kernel, const Form& form) {
   }
 }
 
-// Rows for which the kernel is a good choice.
-int LeastRows(const Kernel& kernel, const Form& form) {
-  if (form.rhs.prepared) return kernel.least.prepared;
-  if (kernel.least.along == kernel.least.across) return kernel.least.across;
-  const int64_t paid = kDepthOfRow * form.rows;
-  const bool along = form.rhs.contiguous && IsEightBit(form.rhs.dtype) && form.depth >= paid &&
-                     !ChangesOften(form, paid);
-  return along ? kernel.least.along : kernel.least.across;
+// Rows from which the kernel is a good choice.
+int MinRowsOf(const Kernel& kernel, const Form& form) {
+  const MinRows& min = kernel.min_rows;
+  if (form.rhs.prepared) return min.prepared;
+  const int64_t deep = kDepthPerRow * form.rows;
+  const bool nk = form.rhs.contiguous && IsEightBit(form.rhs.dtype) && form.depth >= deep &&
+                  !ChangesOften(form, deep);
+  return nk ? min.nk : min.kn;
 }
 
 // Processors with tiles add products of bfloat16 in vectors at half the rate of float32.
 bool IsSlow(const Kernel& kernel, unsigned features) {
-  return kernel.sums == Sums::kBFloat16 && !(kernel.needs & kAmx) && features & kAmx;
+  return kernel.compute == ComputeType::kBFloat16 && !(kernel.needs & kAmx) && features & kAmx;
 }
 
 // Whether the kernel is a good choice: integers are summed exactly, but where scales change every
 // few values of the depth, only a kernel that scales single values is, if it may.
 bool Suits(const Kernel& kernel, const Form& form, unsigned features) {
-  if (!WhyNotSums(kernel, form).empty() || IsSlow(kernel, features)) return false;
-  if (form.rows < LeastRows(kernel, form)) return false;
+  if (!WhyNotComputeType(kernel, form).empty() || IsSlow(kernel, features)) return false;
+  if (form.rows < MinRowsOf(kernel, form)) return false;
   const bool exact = form.out == DType::kS32;
-  if (!exact && HasShortSegments(form, kernel.sums)) return kernel.sums == Sums::kFloat32;
-  return kernel.sums == Sums::kInteger || !Integers(form);
+  if (!exact && HasShortSegments(form, kernel.compute))
+    return kernel.compute == ComputeType::kFloat32;
+  return kernel.compute == ComputeType::kInt32 || !Integers(form);
 }
 
 Route Named(const Form& form, unsigned features, std::string_view name) {
@@ -64,7 +65,7 @@ Route Named(const Form& form, unsigned features, std::string_view name) {
     if (kernel->needs & ~features) {
       return {nullptr, "kernel `" + std::string(name) + "` needs instructions this CPU lacks"};
     }
-    const std::string reason = WhyNotSums(*kernel, form);
+    const std::string reason = WhyNotComputeType(*kernel, form);
     if (!reason.empty()) return {nullptr, "kernel `" + std::string(name) + "` cannot: " + reason};
     return {kernel, ""};
   }

@@ -35,7 +35,7 @@ std::string Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_v
   if (!route.kernel) return "`jaxfp8_scaled_dot`: " + route.reason;
   ClearAmax(spec.epilogue, buffers.amax);
   if (!empty) {
-    CutDepth(problem, form, route.kernel->sums);
+    CutDepth(problem, form, route.kernel->compute);
     RunGemm(problem, *route.kernel, pool);
   }
   CountCall(*route.kernel);

@@ -1,5 +1,6 @@
-// What a kernel is: a row of a table. The driver (cpu/gemm.cc) knows no instruction set, the
-// functions here know no thread and no XLA.
+// What a kernel is: a row of a table, of constants and functions.
+//
+// The driver (cpu/gemm.cc) knows no instruction set. The functions here know no thread and no XLA.
 
 #ifndef JAXFP8_CPU_KERNELS_KERNEL_H_
 #define JAXFP8_CPU_KERNELS_KERNEL_H_
@@ -17,201 +18,160 @@ enum Feature : unsigned {
   kAvx512Vbmi = 4,   // byte permutations
   kAvx512Vnni = 8,   // 8-bit dot products
   kAvx512Bf16 = 16,  // bfloat16 dot products
-  kAmx = 32          // products of tiles, of bfloat16 and of bytes; and the system lets us
+  kAmx = 32          // tile products of bfloat16 and of bytes, if the system allows them
 };
 
-// Into which cache what is read next is asked for: into none, where the processor fetches it faster
-// by itself, into L1, or from further ahead into L2: in this order.
-enum class Ask : uint8_t { kNone, kL1, kL2 };
-
-// A piece of one side: `count` lines (rows or columns) by `depth` values.
+// A block of one operand: `count` rows of A, or columns of B, by `depth` values of K.
 struct Block {
   int64_t batch, first, count;
   int64_t start, depth;
-  bool sums;      // whether the sum of each line is wanted
-  int64_t ahead;  // depth of the same lines that is read after it
-  Ask ask;        // for columns
+  bool sums;      // whether the sum of each row or column is needed
+  int64_t ahead;  // K values of the same rows or columns after the block
 };
 
-// A packed block. The factors are per line: a sum over the block is worth
-// scale_l * scale_r * (sum - zero_l * sum_r - zero_r * sum_l + depth * zero_l * zero_r),
-// where zero points may have been subtracted beforehand: by the float kernels always, and from rows
-// by those with `rows_less_zero`, which leave 0.
+// A packed block. scale, zero and sum have one value for each row or column. A product acc over the
+// block stands for
+//   scale_a * scale_b * (acc - zero_a * sum_b - zero_b * sum_a + depth * zero_a * zero_b).
+// Kernels of float32 accumulators subtract zero points while packing, others may do so for rows
+// (`PackedFormat::subtracts_row_zeros`); then `zero` is 0.
 struct Panel {
   uint8_t* data;
-  int64_t pitch;  // bytes from row to row, or from strip to strip, in which columns are
-                  // interleaved; 0 where strips take each other's place
+  int64_t pitch;  // bytes from row to row
   double* scale;
   double* zero;
   double* sum;
-  uint8_t* raw;  // room for an unpacked block whose layout needs turning
+  uint8_t* raw;  // scratch for a block that has to be transposed
 };
 
-// Chunks of the depth of the same columns, one after the other, and packed rows for each; `first`
-// if no sums are there yet. `narrow` if float32 may hold the sums of their worth, which exact sums
-// do without unless Few::narrow_along. One chunk only, unless columns lie along the depth and are
-// no more than a strip, or sums are narrow.
+// Consecutive chunks of K for the same columns, and the packed rows of each. The scaled sums are
+// stored if `first`, else added. `float32`: they may be added in float32.
 struct ChunkRun {
   const Block* blocks;
-  const Panel* left;
+  const Panel* rows;
   int64_t count;
-  bool first, narrow;
+  bool first, float32;
 };
+inline constexpr int64_t kMaxRunChunks = 32;
 
-// The factors of some lines in float32.
-struct NarrowFactors {
+// The factors of rows or columns in float32.
+struct F32Factors {
   const float *scale, *zero, *sum;
 };
 
-// Where the worth of a tile's products is added in float32. `rows.sum` is of rows less their zero
+// Where a tile adds its scaled accumulators in float32. `rows.sum` is that of the row less its zero
 // points, as in RowFactors.
-struct NarrowSums {
-  NarrowFactors rows, columns;
-  float* sums;  // or none
+struct F32Sums {
+  F32Factors rows, columns;
+  float* sums;  // or null
   int64_t pitch;
   bool first;
 };
 
-// Packed rows that are multiplied in one go.
-struct RowsOfTile {
+// The packed rows of one register tile.
+struct PackedRows {
   const uint8_t* data;
   int64_t pitch;
   int count;
 };
 
-// Lines across the depth, of the columns that are packed next: how many of them are still to be
-// asked for, and a byte of the first.
-struct UpcomingLines {
-  const uint8_t* at;
-  int64_t step, count;
-};
-
-// A stretch of one output row.
-struct Stretch {
+// Part of one output row.
+struct OutputSpan {
   int64_t batch, row, column, count;
 };
 
-inline constexpr int64_t kRunChunks = 32;  // at most
+// Rows of one pass of the GEMV kernels.
+inline constexpr int kGemvRows = 4;
+// Columns that a GEMV over [K, N] takes in one pass, at most: two pages of bytes. Longer passes
+// read memory faster (1.1 to 1.2x for one row times 14336 x 4096), but their accumulators leave L1.
+inline constexpr int kGemvColumns = 8192;
+// Longest chunk of a GEMV: its sums stay within int32.
+inline constexpr int64_t kGemvDepth = 4096;
+// Rows packed in one call, at most; bounds the scratch of operands that have to be transposed.
+inline constexpr int64_t kPackRows = 48;
 
-inline constexpr int kFewRows = 4;
-// Depth of a chunk that pays for a row that is multiplied by columns along it in tiles, as they
-// lie: lanes are summed for each.
-inline constexpr int kDepthOfRow = 26;
-// Columns multiplied with few rows in one go, at most.
-inline constexpr int kFewColumns = 8192;
-// Columns that are not packed fill no cache: their chunks are long, and sums still fit int32.
-inline constexpr int64_t kFewDepth = 4096;
-// Rows are packed so many at a time: bounds the scratch of a layout that has to be turned.
-inline constexpr int64_t kSlab = 48;
-
-// Bytes that may be filled with packed rows, which L3 delivers as they are needed, or L2 where few
-// are read again and again along the depth; and with the sums of the columns that are multiplied
-// before rows are packed again.
-struct Room {
-  int64_t rows, along, sums;
+// How packed values lie: `group` consecutive K values of a row or column share a 32-bit lane.
+struct PackedFormat {
+  int group, size;  // and the bytes of a value
+  int pad;          // packed rows are padded with zeros to a multiple of so many K values
+  // Types whose packed values are shifted by 128, so that the sums of the other side are needed.
+  DType shifted_rows, shifted_columns;
+  bool subtracts_row_zeros;  // where they are within kNearZero
 };
 
-// How many rows are multiplied in one go by tiles of columns along the depth, and the least depth
-// of a chunk that pays for it, beside kDepthOfRow for each row.
-struct TilesOfFew {
-  int least, most, depth;
+// C[M, N] by packed rows and packed micro-panels of `nr` columns.
+struct GemmKernel {
+  int mr, nr;          // register tile
+  int tile_rows;       // rows of one hardware tile; 1 if there is none
+  int64_t max_chunk;   // longest chunk: bounds the rounding of its sums, or keeps int32 exact
+  int panel_depth;     // K values of a micro-panel: packed, then multiplied by all rows
+  int64_t row_bytes;   // of packed rows that are kept together
+  int64_t sums_bytes;  // of sums that are kept while rows are packed again
 
-  bool Take(int64_t rows, int64_t depth_of_chunk) const {
-    return rows >= least && rows <= most && depth_of_chunk >= depth &&
-           depth_of_chunk >= kDepthOfRow * rows;
-  }
+  // Around the calls of a thread, for tiles of so many rows; or null.
+  void (*enter)(int tile_rows);
+  void (*leave)();
+  void (*pack_rows)(const Side&, const Block&, const Panel&);
+  // Loads the scales and zero points of columns and clears their sums.
+  void (*load_factors)(const Side&, const Block&, const Panel&);
+  // Packs one micro-panel, and multiplies it by the first tile of rows: acc[r * pitch + c] = or +=
+  // the product. With `f32_sums` the scaled product is added there, and acc is lost. Adds to the
+  // sums of the columns. Returns where the micro-panel lies, if others follow (`keep`).
+  const uint8_t* (*pack_and_multiply)(const Side&, const Block&, const Panel&, bool keep,
+                                      const PackedRows&, void* acc, int64_t pitch, bool first,
+                                      const F32Sums*);
+  // The same with such a micro-panel.
+  void (*multiply)(const PackedRows&, const uint8_t* panel, int64_t depth, void* acc, int64_t pitch,
+                   bool first, const F32Sums*);
+  // Adds the scaled accumulators of one row to its float64 sums, or stores them if `first`.
+  void (*add_scaled)(const void* acc, const Panel& rows, int row, const Panel& columns,
+                     int64_t depth, int64_t width, double* sums, bool first);
 };
 
-struct Few {
-  int rows;                     // that multiply_few takes in one go, unless `tiles` does
-  int across, along, prepared;  // rows up to which it is best, by how columns lie
-  // Along the depth it is for so many rows; for more with so much of a chunk for each.
-  int least_along, depth_along;
-  // Whether more rows pay, too, for chunks as deep as there are rows, where float32 holds the sums
-  // of them; and whether it may hold exact ones.
-  bool narrow_along;
-  int spare;  // rows that their panels have room for beside them
-  TilesOfFew tiles;
+// C[M, N] for few rows by columns that are not packed.
+struct GemvKernel {
+  int kn_rows;  // takes up to so many rows where B is [K, N], and
+  int nk_rows;  // where it is [N, K]; but more than
+  int nk_short_rows;
+  int nk_depth_per_row;  // only if chunks have so much of K for each, in the mean
+  int prepared_rows;
+  int nk_pass_rows;   // rows of one call where B is [N, K], and
+  int pass_rows;      // of others
+  int spare_rows;     // packed rows need room for so many more
+  bool nk_float32;    // whether it adds scaled sums in float32 (ChunkRun::float32)
+  int64_t run_bytes;  // of packed rows that are kept together
+
+  void (*pack_rows_nk)(const Side&, const Block&, const Panel&);
+  // Adds the scaled products of the rows and the columns of the run, or stores them. `columns` has
+  // room for their factors, `acc` for the accumulators of whole tiles of rows: of kGemvColumns
+  // columns, or of `nr` for each chunk of the run where B is [N, K].
+  void (*multiply)(const Side&, const ChunkRun&, int rows, const Panel& columns, void* acc,
+                   double* sums, int64_t pitch);
 };
 
-// How the first rows pack the columns for those that follow (pack_and_multiply): how much of the
-// depth of a strip, up to how many rows those side by side, and whether those along the depth and
-// prepared ones, too. Others are packed ahead.
-struct ByFirstRows {
-  int depth, rows;
-  bool quads;
+// From sums to the output: residual, bias, activation, amax, output scale, one rounding.
+struct EpilogueKernel {
+  void (*store)(const double* sums, const Epilogue&, const OutputSpan&);
+  // Of the accumulators of one row in the last chunk, added to `sums` unless that is null.
+  void (*store_scaled)(const void* acc, const Panel& rows, int row, const Panel& columns,
+                       int64_t depth, const double* sums, const Epilogue&, const OutputSpan&);
 };
 
-// Rows with fewer of which another kernel that can is better, by how columns lie; those along the
-// depth where it pays for that (kDepthOfRow).
-struct Least {
-  int across, along, prepared;
+// Rows from which the kernel is worth choosing, by the layout of B. For [N, K] only if there are
+// kDepthPerRow K values for each row; else as for [K, N].
+struct MinRows {
+  int kn, nk, prepared;
 };
+inline constexpr int kDepthPerRow = 24;
 
 struct Kernel {
   const char* name;
   unsigned needs;  // Feature bits
-  Sums sums;
-  int rows, columns;  // of the register tile; so many columns are a strip
-  int height;         // most rows of a tile of the processor's, if any; `multiply` takes whole ones
-  int depth;          // longest chunk, whose sums stay in 32 bits
-  int slice;          // depth at which a packed strip fills half of an L1, or two thirds
-  int group;          // depth that panels are padded to, with values whose products are 0
-  int size;           // bytes of a packed value
-  Room room;
-  DType as_prepared;  // whose prepared columns are multiplied as they lie; or none
-  Few few;
-  Least least;
-  ByFirstRows by_first_rows;
-  // Types whose packed values are shifted, so that the sums of the other side are needed; or none.
-  DType shifted_rows, shifted_columns;
-  bool rows_less_zero;  // whether rows are packed less zero points that are near
-
-  // Before and after a thread calls `multiply`, whose tiles have `height` rows; or none.
-  void (*enter)(int height);
-  void (*leave)();
-  void (*pack_rows)(const Side&, const Block&, const Panel&);
-  // The same for few rows that columns along the depth are multiplied with, all of them, of which
-  // it packs at most kSlab in one go; the panel has room for few.spare more.
-  void (*pack_rows_along)(const Side&, const Block&, const Panel&);
-  // The factors of as many columns as are packed in one go, and sums of 0.
-  void (*start_columns)(const Side&, const Block&, const Panel&);
-  // Packs a slice of columns, its strips a pitch apart, and adds to the sums of the columns.
-  void (*pack_columns)(const Side&, const Block&, const Panel&);
-  // Adds to the sums of a slice of prepared columns of `as_prepared`, which need no packing.
-  void (*sum_columns)(const Side&, const Block&, const Panel&);
-  // found[r * pitch + c] += the product of packed rows, at most Kernel::rows of them, and a strip,
-  // or = where it is the first; what is found is float or int32_t. With `narrow` its worth is added
-  // there instead, and what is found is lost. Asks for some of the next lines.
-  void (*multiply)(const RowsOfTile&, const uint8_t* strip, int64_t depth, void* found,
-                   int64_t pitch, bool first, const NarrowSums* narrow, UpcomingLines&);
-  // The same for a strip of prepared columns of `as_prepared`; or none.
-  void (*multiply_in_place)(const RowsOfTile&, const uint8_t* strip, int64_t depth, void* found,
-                            int64_t pitch, bool first, const NarrowSums* narrow, UpcomingLines&);
-  // The same for a slice of a strip of 8-bit values, as `by_first_rows` says, which it packs
-  // meanwhile for so many tiles of rows that follow, and to whom it may leave the next lines; adds
-  // to the sums of the columns.
-  void (*pack_and_multiply)(const Side&, const Block& strip, const Panel&, int64_t follow,
-                            const RowsOfTile&, void* found, int64_t pitch, bool first,
-                            const NarrowSums* narrow, UpcomingLines&);
-  // Adds the worth of what was found along a chunk to `width` sums of one row, or stores it where
-  // the chunk is the first.
-  void (*add)(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
-              int64_t width, double* sums, bool first);
-  // Adds the worth of the products of at most few.rows rows (few.tiles.most where these take them)
-  // and the columns of a run, of 8-bit values, contiguous along the depth, side by side or
-  // prepared, which are not packed ahead; `right` has room for their factors, along the depth of
-  // each chunk a strip further. `found` has room for what is found of all rows, up to whole tiles:
-  // along the depth of the chunks of a run and a strip, of others of kFewColumns columns, twice
-  // where sums are narrow. `left` has room for few.spare more rows.
-  void (*multiply_few)(const Side&, const ChunkRun&, int rows, const Panel& right, void* found,
-                       double* sums, int64_t pitch);
-  // Finishes sums and stores the results; there are sums for whole strips.
-  void (*finish)(const double* sums, const Epilogue&, const Stretch&);
-  // The same for the worth of what was found of one packed row along the last chunk, and of the
-  // sums of those before it, or none.
-  void (*finish_found)(const void* found, const Panel& left, int row, const Panel& right,
-                       int64_t depth, const double* sums, const Epilogue&, const Stretch&);
+  ComputeType compute;
+  MinRows min_rows;
+  PackedFormat packed;
+  GemmKernel gemm;
+  GemvKernel gemv;
+  EpilogueKernel epilogue;
 };
 
 // The kernels of one instruction set, best first.

@@ -326,38 +326,31 @@ void CheckActivations(Checks& checks) {
   }
 }
 
-// How products are cut for the tiles of AMX, which results hardly show.
+// Which products are left unpacked for the tiles of AMX, which results hardly show.
 void CheckCuts(Checks& checks) {
   const auto expect = [&](const char* kernel, const char* lhs, const char* rhs, const Sizes& sizes,
-                          bool along, bool few, Packing packing, int64_t scaled = 0) {
+                          bool along, bool gemv, int64_t scaled = 0) {
     if (!checks.Has(kernel)) return;
     const Plan plan = PlanOf(kernel, lhs, rhs, 1, sizes, 1, along, scaled);
-    const bool holds = plan.few == few && (few || plan.packing == packing);
-    checks.Expect(holds, std::string(kernel) + " cuts otherwise for " + std::to_string(sizes.rows) +
-                             (along ? " rows along " : " rows across ") +
-                             std::to_string(sizes.depth) + " scaled by " + std::to_string(scaled));
+    checks.Expect(plan.gemv == gemv,
+                  std::string(kernel) + " cuts otherwise for " + std::to_string(sizes.rows) +
+                      (along ? " rows along " : " rows across ") + std::to_string(sizes.depth) +
+                      " scaled by " + std::to_string(scaled));
   };
   const auto bf16 = [&](auto... all) { expect("amx_bf16", "bfloat16", "float8_e4m3fn", all...); };
   const auto int8 = [&](auto... all) { expect("amx_int8", "int8", "int8", all...); };
-  const auto across = [](int64_t rows) { return Sizes{rows, 512, 256}; };
-  bf16(across(8), false, true, Packing::kNone);
-  bf16(across(9), false, false, Packing::kByFirstRows);
-  bf16(across(192), false, false, Packing::kByFirstRows);
-  bf16(across(193), false, false, Packing::kAhead);
-  int8(across(5), false, false, Packing::kByFirstRows);
-  int8(across(128), false, false, Packing::kByFirstRows);
-  int8(across(129), false, false, Packing::kAhead);
-  // Along the depth the most rows: of any depth, and enough for each, or as much where float32
-  // holds the sums of chunks that fill vectors.
+  bf16(Sizes{8, 512, 256}, false, true);
+  bf16(Sizes{9, 512, 256}, false, false);
+  int8(Sizes{5, 512, 256}, false, false);
+  // Along the depth the most rows: of any depth, and with enough of each chunk for each.
   constexpr struct {
-    int64_t depth, scaled, bf16, int8;
-  } kAlong[] = {{16, 0, 32, 32},       {512, 0, 64, 64},    {4096, 0, 128, 128},
-                {57344, 0, 128, 128},  {4096, 64, 32, 64},  {4096, 100, 32, 32},
-                {4096, 128, 128, 128}, {4096, 512, 128, 64}};
-  for (const auto& most : kAlong) {
+    int64_t depth, scaled, most;
+  } kAlong[] = {{16, 0, 32},    {512, 0, 128},   {4096, 0, 128},   {57344, 0, 128},
+                {4096, 64, 64}, {4096, 100, 99}, {4096, 128, 128}, {4096, 512, 128}};
+  for (const auto& [depth, scaled, most] : kAlong) {
     for (const int more : {0, 1}) {
-      bf16(Sizes{most.bf16 + more, most.depth, 256}, true, !more, Packing::kAhead, most.scaled);
-      int8(Sizes{most.int8 + more, most.depth, 256}, true, !more, Packing::kAhead, most.scaled);
+      bf16(Sizes{most + more, depth, 256}, true, !more, scaled);
+      int8(Sizes{most + more, depth, 256}, true, !more, scaled);
     }
   }
 }

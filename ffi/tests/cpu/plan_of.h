@@ -37,7 +37,7 @@ inline Plan PlanOf(const char* kernel, const char* left, const char* right, int6
   const Form form = FormOf(spec, groups);
   Problem problem = Canonical(spec, groups, form, buffers, tables);
   const Route route = RouteTo(form, CpuFeatures(), kernel);
-  CutDepth(problem, form, route.kernel->sums);
+  CutDepth(problem, form, route.kernel->compute);
   return MakePlan(problem, *route.kernel, threads);
 }
 

@@ -198,7 +198,7 @@ void CheckExhausted() {
 
 // How many of four threads share an int8 product.
 int64_t ThreadsFor(int64_t batch, const Sizes& sizes) {
-  return PlanOf("", "int8", "int8", batch, sizes, 4).threads;
+  return PlanOf("", "int8", "int8", batch, sizes, 4).share.threads;
 }
 
 // Waking a thread takes longer than a small product, however many shares it has.

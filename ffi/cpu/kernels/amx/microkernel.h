@@ -1,5 +1,13 @@
-// Products of tiles by AMX, of the panels of other kernels: 64 bytes each of 16 packed rows are a
-// tile as they lie, and so are 16 groups of a strip, of 16 columns each.
+// The micro-kernels of AMX, on the same packed operands as the others.
+//
+//     A packed: 64 bytes of 16 rows are a tile        B packed: 16 groups of 16 columns are a tile
+//
+//     up to 16 rows:            up to 32 rows:               rows transposed, B as [N, K]:
+//             B0 B1 B2 B3               B0 B1 (twice)                 At0 At1
+//         A   t0 t1 t2 t3           A0  t0 t1                     B0  t0  t2
+//                                   A1  t2 t3                     B1  t1  t3
+//
+// t0 to t3 are tiles of accumulators; A and B are loaded into tiles 4 to 7.
 
 #ifndef JAXFP8_CPU_KERNELS_AMX_MICROKERNEL_H_
 #define JAXFP8_CPU_KERNELS_AMX_MICROKERNEL_H_
@@ -7,6 +15,7 @@
 #include "cpu/kernels/amx/tile_config.h"
 #include "cpu/kernels/gemm/microkernel.h"
 #include "cpu/kernels/gemm/pack.h"
+#include "cpu/kernels/gemm/scaled_sums.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
@@ -18,16 +27,16 @@ struct TileConfigs {
   constexpr TileConfigs() {
     for (int rows = 1; rows <= kTile; ++rows) {
       of[rows] = TileConfig(rows);
-      turned[rows] = TileConfig::Turned(rows);
+      transposed[rows] = TileConfig::Transposed(rows);
     }
   }
-  TileConfig of[kTile + 1], turned[kTile + 1];
+  TileConfig of[kTile + 1], transposed[kTile + 1];
 };
 inline constexpr TileConfigs kTileConfigs;
 
 inline void EnterTiles(int height) { _tile_loadconfig(&kTileConfigs.of[height]); }
 
-inline void EnterTurnedTiles(int rows) { _tile_loadconfig(&kTileConfigs.turned[rows]); }
+inline void EnterTransposedTiles(int rows) { _tile_loadconfig(&kTileConfigs.transposed[rows]); }
 
 inline void LeaveTiles() { _tile_release(); }
 
@@ -35,10 +44,9 @@ inline void LeaveTiles() { _tile_release(); }
 // reads memory.
 inline void TileFence() { asm volatile("" ::: "memory"); }
 
-// Tiles 0 and 1 are the sums that are found from `one` and `one + kTile` on, 2 and 3 those from
-// `other`.
+// Tiles 0 and 1 are the accumulators from `one` and `one + kTile` on, 2 and 3 those from `other`.
 template <typename T>
-inline void LoadSums(const T* one, const T* other, int64_t bytes, bool first) {
+inline void LoadAccs(const T* one, const T* other, int64_t bytes, bool first) {
   if (first) {
     _tile_zero(0);
     _tile_zero(1);
@@ -54,7 +62,7 @@ inline void LoadSums(const T* one, const T* other, int64_t bytes, bool first) {
 }
 
 template <typename T>
-inline void StoreSums(T* one, T* other, int64_t bytes) {
+inline void StoreAccs(T* one, T* other, int64_t bytes) {
   _tile_stored(0, one, bytes);
   _tile_stored(1, one + kTile, bytes);
   _tile_stored(2, other, bytes);
@@ -63,44 +71,44 @@ inline void StoreSums(T* one, T* other, int64_t bytes) {
 
 // Tile numbers are part of the instructions, and must be literals.
 #define JAXFP8_DOT(sums, rows, columns)  \
-  if constexpr (Sums::kExact) {          \
+  if constexpr (Policy::kExact) {        \
     _tile_dpbssd(sums, rows, columns);   \
   } else {                               \
     _tile_dpbf16ps(sums, rows, columns); \
   }
 
-// Adds the rows of a tile times a strip, `steps` tiles deep, to tiles 0 to 3.
-template <class Sums>
-void AddTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, int64_t steps) {
+// Adds a tile of rows times a micro-panel, `steps` tiles deep, to tiles 0 to 3.
+template <class Policy>
+void AddTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* panel, int64_t steps) {
   constexpr int64_t kLine = kVectors * kBytes;
   TileFence();
-  for (int64_t s = 0; s < steps; ++s, rows += kBytes, strip += kTile * kLine) {
+  for (int64_t s = 0; s < steps; ++s, rows += kBytes, panel += kTile * kLine) {
     _tile_loadd(4, rows, row_pitch);
-    _tile_loadd(6, strip, kLine);
+    _tile_loadd(6, panel, kLine);
     JAXFP8_DOT(0, 4, 6);
-    _tile_loadd(7, strip + kBytes, kLine);
+    _tile_loadd(7, panel + kBytes, kLine);
     JAXFP8_DOT(1, 4, 7);
-    _tile_loadd(6, strip + 2 * kBytes, kLine);
+    _tile_loadd(6, panel + 2 * kBytes, kLine);
     JAXFP8_DOT(2, 4, 6);
-    _tile_loadd(7, strip + 3 * kBytes, kLine);
+    _tile_loadd(7, panel + 3 * kBytes, kLine);
     JAXFP8_DOT(3, 4, 7);
   }
   TileFence();
 }
 
-// Two tiles of rows, of `height` each, times half a strip: four sums of two times two tiles.
-template <class Sums>
-void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, int height, const uint8_t* strip,
-                        int64_t steps, Found<Sums>* found, int64_t pitch, bool first) {
+// Two tiles of rows, of `height` each, times half a micro-panel.
+template <class Policy>
+void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, int height, const uint8_t* panel,
+                        int64_t steps, Acc<Policy>* acc, int64_t pitch, bool first) {
   constexpr int64_t kLine = kVectors * kBytes;
-  const int64_t bytes = pitch * sizeof *found;
+  const int64_t bytes = pitch * sizeof *acc;
   const uint8_t* lower = rows + height * row_pitch;
-  Found<Sums>* found_lower = found + height * pitch;
-  LoadSums(found, found_lower, bytes, first);
+  Acc<Policy>* acc_lower = acc + height * pitch;
+  LoadAccs(acc, acc_lower, bytes, first);
   TileFence();
-  for (int64_t s = 0; s < steps; ++s, rows += kBytes, lower += kBytes, strip += kTile * kLine) {
-    _tile_loadd(6, strip, kLine);
-    _tile_loadd(7, strip + kBytes, kLine);
+  for (int64_t s = 0; s < steps; ++s, rows += kBytes, lower += kBytes, panel += kTile * kLine) {
+    _tile_loadd(6, panel, kLine);
+    _tile_loadd(7, panel + kBytes, kLine);
     _tile_loadd(4, rows, row_pitch);
     _tile_loadd(5, lower, row_pitch);
     JAXFP8_DOT(0, 4, 6);
@@ -108,19 +116,19 @@ void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, int height, cons
     JAXFP8_DOT(2, 5, 6);
     JAXFP8_DOT(3, 5, 7);
   }
-  StoreSums(found, found_lower, bytes);
+  StoreAccs(acc, acc_lower, bytes);
 }
 
-// Adds two tiles of columns along the depth, a cache line of codes deep, times so many turned rows
-// to tiles 0 and 1, and with `kBoth` times as many others to 2 and 3.
-template <class Sums, bool kBoth>
-void AddTurnedTiles(const uint8_t* columns, int64_t pitch, const uint8_t* turned,
-                    const uint8_t* other, int rows) {
+// Adds two tiles of columns along K, a cache line of codes deep, times `rows` transposed rows to
+// tiles 0 and 1, and with `kBoth` times as many others to 2 and 3.
+template <class Policy, bool kBoth>
+void AddTransposedTiles(const uint8_t* columns, int64_t pitch, const uint8_t* transposed,
+                        const uint8_t* other, int rows) {
   const int64_t row_bytes = rows * sizeof(int32_t);
   TileFence();
 #pragma GCC unroll 2
-  for (int t = 0; t < kQuad / Sums::kGroup; ++t) {
-    _tile_loadd(6, turned + t * kTile * row_bytes, row_bytes);
+  for (int t = 0; t < kQuad / Policy::kGroup; ++t) {
+    _tile_loadd(6, transposed + t * kTile * row_bytes, row_bytes);
     _tile_loadd(4, columns + t * kBytes, pitch);
     JAXFP8_DOT(0, 4, 6);
     _tile_loadd(5, columns + kTile * pitch + t * kBytes, pitch);
@@ -137,77 +145,118 @@ void AddTurnedTiles(const uint8_t* columns, int64_t pitch, const uint8_t* turned
 #undef JAXFP8_DOT
 
 // How many tiles deep so many values are, once padded.
-template <class Sums>
+template <class Policy>
 constexpr int64_t Steps(int64_t depth) {
-  return (depth + kTile * Sums::kGroup - 1) / (kTile * Sums::kGroup);
+  return (depth + kTile * Policy::kGroup - 1) / (kTile * Policy::kGroup);
 }
 
-// A tile of rows times a strip.
-template <class Sums>
-void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* strip, int64_t steps,
-                     Found<Sums>* found, int64_t pitch, bool first) {
-  const int64_t bytes = pitch * sizeof *found;
-  LoadSums(found, found + 2 * kTile, bytes, first);
-  AddTileRow<Sums>(rows, row_pitch, strip, steps);
-  StoreSums(found, found + 2 * kTile, bytes);
+// A tile of rows times a micro-panel.
+template <class Policy>
+void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* panel, int64_t steps,
+                     Acc<Policy>* acc, int64_t pitch, bool first) {
+  const int64_t bytes = pitch * sizeof *acc;
+  LoadAccs(acc, acc + 2 * kTile, bytes, first);
+  AddTileRow<Policy>(rows, row_pitch, panel, steps);
+  StoreAccs(acc, acc + 2 * kTile, bytes);
 }
 
-// Adds the worth of what tiles have found in float32.
-template <class Sums>
-void AddNarrowTiles(const Found<Sums>* found, int64_t pitch, int rows, const NarrowSums& to) {
-  for (int r = 0; r < rows; ++r) {
-    FoundVector<Sums> row[kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      row[v] = Load<FoundVector<Sums>>(found + r * pitch + v * kLanes);
-    }
-    AddNarrow(row, to, r);
-  }
+template <class Policy>
+void AddScaledTileRow(const Acc<Policy>* acc, int64_t pitch, int r, const F32Sums& sums) {
+  AccVector<Policy> row[kVectors];
+  std::memcpy(row, acc + r * pitch, sizeof row);
+  AddScaled(row, sums, r);
 }
 
-// Rows are one tile, or two where they are more than fit one.
-template <class Sums>
-void MultiplyTiles(const RowsOfTile& rows, const uint8_t* strip, int64_t depth, void* sums,
-                   int64_t pitch, bool first, const NarrowSums* narrow, UpcomingLines&) {
-  auto* found = static_cast<Found<Sums>*>(sums);
-  const int64_t steps = Steps<Sums>(depth);
+// Rows are one tile, or two of the same height.
+template <class Policy>
+void MultiplyTiles(const PackedRows& rows, const uint8_t* panel, int64_t depth, void* acc_of,
+                   int64_t pitch, bool first, const F32Sums* f32_sums) {
+  auto* acc = static_cast<Acc<Policy>*>(acc_of);
+  const int64_t steps = Steps<Policy>(depth);
   if (rows.count <= kTile) {
-    MultiplyTileRow<Sums>(rows.data, rows.pitch, strip, steps, found, pitch, first);
+    MultiplyTileRow<Policy>(rows.data, rows.pitch, panel, steps, acc, pitch, first);
   } else {
-    constexpr int kHalf = kColumns / 2;
+    constexpr int kHalf = kNR / 2;
     const int height = rows.count / 2;
-    MultiplyTileSquare<Sums>(rows.data, rows.pitch, height, strip, steps, found, pitch, first);
-    MultiplyTileSquare<Sums>(rows.data, rows.pitch, height, strip + kHalf * sizeof *found, steps,
-                             found + kHalf, pitch, first);
+    MultiplyTileSquare<Policy>(rows.data, rows.pitch, height, panel, steps, acc, pitch, first);
+    MultiplyTileSquare<Policy>(rows.data, rows.pitch, height, panel + kHalf * sizeof *acc, steps,
+                               acc + kHalf, pitch, first);
   }
-  if (narrow) AddNarrowTiles<Sums>(found, pitch, rows.count, *narrow);
+  for (int r = 0; f32_sums && r < rows.count; ++r)
+    AddScaledTileRow<Policy>(acc, pitch, r, *f32_sums);
 }
 
-// Clears what a tile has beyond `depth`, for `count` runs of packed groups.
-template <class Sums>
+// Clears what a tile has beyond `depth`, for `count` rows or micro-panels of packed groups.
+template <class Policy>
 void PadGroups(uint8_t* data, int64_t pitch, int64_t count, int64_t depth, int64_t group_bytes) {
-  const int64_t groups = (depth + Sums::kGroup - 1) / Sums::kGroup;
+  const int64_t groups = (depth + Policy::kGroup - 1) / Policy::kGroup;
   const int64_t missing = (kTile - groups % kTile) % kTile;
   for (int64_t i = 0; i < count; ++i) {
     std::memset(data + i * pitch + groups * group_bytes, 0, missing * group_bytes);
   }
 }
 
-template <class Sums>
+template <class Policy>
 void PackTileRows(const Side& side, const Block& block, const Panel& panel) {
-  PackRows<Sums>(side, block, panel);
-  PadGroups<Sums>(panel.data, panel.pitch, block.count, block.depth, sizeof(int32_t));
+  PackRows<Policy>(side, block, panel);
+  PadGroups<Policy>(panel.data, panel.pitch, block.count, block.depth, sizeof(int32_t));
 }
 
-template <class Sums>
-void PackTileStrip(const Side& side, const Block& strip, const Panel& panel) {
-  PackStripOf<Sums>(side, strip, panel);
-  PadGroups<Sums>(panel.data, 0, 1, strip.depth, kVectors * kBytes);
+template <class Policy>
+void PackTilePanel(const Side& side, const Block& block, const Panel& panel) {
+  PackPanel<Policy>(side, block, panel);
+  PadGroups<Policy>(panel.data, 0, 1, block.depth, kVectors * kBytes);
+  AddColumnSums<Policy>(block, panel);
 }
 
-template <class Sums>
-void PackTileColumns(const Side& side, const Block& block, const Panel& panel) {
-  PackColumns<Sums>(side, block, panel);
-  PadGroups<Sums>(panel.data, panel.pitch, Strips(block), block.depth, kVectors * kBytes);
+// Whether prepared columns are tiles as they lie.
+template <class Policy>
+bool IsInPlace(const Side& side, const Block& block) {
+  return Policy::kExact && side.prepared && side.dtype != Policy::kShiftedColumns &&
+         block.depth % (kTile * Policy::kGroup) == 0;
+}
+
+// Packs a micro-panel in pieces, which the first tile of rows multiplies before they leave L1.
+// `keep`: the pieces are needed again.
+template <class Policy>
+void PackAndMultiplyPieces(const Side& side, const Block& block, const Panel& panel, bool keep,
+                           const PackedRows& rows, Acc<Policy>* acc, int64_t pitch, bool first) {
+  // Other types than bytes are transposed, which short pieces do not pay for.
+  const int64_t depth = IsEightBit(side.dtype) ? kTile * Policy::kGroup : block.depth;
+  const int64_t bytes = pitch * sizeof *acc;
+  LoadAccs(acc, acc + 2 * kTile, bytes, first);
+  for (int64_t k = 0; k < block.depth; k += depth) {
+    const Block piece = PartOf(block, k, std::min(depth, block.depth - k));
+    const Panel packed = DataFrom(panel, keep ? PanelBytes<Policy>(k) : 0);
+    PackTilePanel<Policy>(side, piece, packed);
+    AddTileRow<Policy>(rows.data + k * (4 / Policy::kGroup), rows.pitch, packed.data,
+                       Steps<Policy>(piece.depth));
+  }
+  StoreAccs(acc, acc + 2 * kTile, bytes);
+}
+
+template <class Policy>
+const uint8_t* PackAndMultiplyTiles(const Side& side, const Block& block, const Panel& panel,
+                                    bool keep, const PackedRows& rows, void* acc_of, int64_t pitch,
+                                    bool first, const F32Sums* f32_sums) {
+  if (IsInPlace<Policy>(side, block)) {
+    Panel in_place = panel;
+    in_place.data = const_cast<uint8_t*>(PreparedAt(side, block.batch, block.first, block.start));
+    AddColumnSums<Policy>(block, in_place);
+    MultiplyTiles<Policy>(rows, in_place.data, block.depth, acc_of, pitch, first, f32_sums);
+    return in_place.data;
+  }
+  auto* acc = static_cast<Acc<Policy>*>(acc_of);
+  const int height = rows.count > kTile ? rows.count / 2 : rows.count;
+  PackAndMultiplyPieces<Policy>(side, block, panel, keep || height < rows.count,
+                                {rows.data, rows.pitch, height}, acc, pitch, first);
+  if (height < rows.count) {
+    MultiplyTileRow<Policy>(rows.data + height * rows.pitch, rows.pitch, panel.data,
+                            Steps<Policy>(block.depth), acc + height * pitch, pitch, first);
+  }
+  for (int r = 0; f32_sums && r < rows.count; ++r)
+    AddScaledTileRow<Policy>(acc, pitch, r, *f32_sums);
+  return panel.data;
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

@@ -11,12 +11,11 @@ namespace jaxfp8 {
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = 64;  // of a row
 
-// Tiles 0 to 5, for sums and rows, may be lower than 6 and 7, for columns. Where columns are
-// turned, they are 4 and 5, as long as they are deep, and sums and rows, 0 to 3, 6 and 7, may be
-// narrower.
+// Tiles 0 to 3 are accumulators. Usually rows are tiles 4 and 5, and `height` is that of 0 to 5;
+// columns are 6 and 7. For transposed rows, columns are 4 and 5, rows 6 and 7, and accumulators and
+// rows are `width` lanes wide.
 //
-// Only ever a constant: GCC 12 assumes that loading one reads its first eight bytes only, and
-// leaves out what is stored behind them.
+// Only ever a constant: GCC 12 assumes that loading one reads its first eight bytes only.
 struct alignas(64) TileConfig {
   constexpr explicit TileConfig(int height = kTileRows) {
     for (int tile = 0; tile < 8; ++tile) {
@@ -25,7 +24,7 @@ struct alignas(64) TileConfig {
     }
   }
 
-  static constexpr TileConfig Turned(int width) {
+  static constexpr TileConfig Transposed(int width) {
     TileConfig config;
     for (int tile : {0, 1, 2, 3, 6, 7}) {
       config.row_bytes[tile] = static_cast<uint16_t>(width * sizeof(int32_t));

@@ -17,53 +17,45 @@
 namespace jaxfp8::JAXFP8_ISA {
 
 // The depth of columns that are packed in one go, a cache line of each.
-inline constexpr int64_t kDepthTogether = 64;
+inline constexpr int64_t kPieceDepth = 64;
 
 // Packed values of so much of a line: one tile deep, or two.
-template <class Sums>
-inline constexpr int kTilesTogether = kQuad / Sums::kGroup;
+template <class Policy>
+inline constexpr int kTilesPerPiece = kQuad / Policy::kGroup;
 
 // Most rows that are multiplied in one go, by tiles that are equally wide: one, or pairs of them.
-inline constexpr int kMostTurned = 128;
-inline constexpr int kMostTurnedTiles = kMostTurned / kTile;
-inline int TurnedTilesOf(int rows) {
+inline constexpr int kTransposedRows = 128;
+inline constexpr int kMaxTiles = kTransposedRows / kTile;
+inline int TransposedTiles(int rows) {
   return rows > kTile ? (rows + 2 * kTile - 1) / (2 * kTile) * 2 : 1;
 }
 inline int WidthOf(int rows) {
-  const int tiles = TurnedTilesOf(rows);
+  const int tiles = TransposedTiles(rows);
   return (rows + tiles - 1) / tiles;
 }
 
 // Lane g of row i of `from` becomes lane i of row g of a tile, the second one with `kSecond`.
 // Values of two bytes are in the order of lanes: the lower halves of all four, then the upper ones.
-template <class Sums, bool kSecond>
-void TurnTogether(const uint8_t* from, int64_t pitch, int rows, int32_t* to) {
+template <class Policy, bool kSecond>
+void TransposeRows(const uint8_t* from, int64_t pitch, int rows, int32_t* to) {
   constexpr S32 kLowerHalves = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
   S32 lines[kLanes];
   for (int i = 0; i < kTile; ++i, from += pitch) {
     lines[i] = Load<S32>(from);
-    if constexpr (kTilesTogether<Sums> == 2) {
+    if constexpr (kTilesPerPiece<Policy> == 2) {
       const auto second = Load<S32>(from + kBytes);
       lines[i] = __builtin_shuffle(lines[i], second, kLowerHalves + (kSecond ? 4 : 0));
     }
   }
-  TurnLanes(lines, to, rows, kTile);
+  TransposeLanes(lines, to, rows, kTile);
 }
 
-// The same panel with the factors of later lines.
-inline Panel FactorsFrom(Panel panel, int64_t first) {
-  panel.scale += first;
-  panel.zero += first;
-  panel.sum += first;
-  return panel;
-}
-
-// Packs at most kMostTurned rows a tile at a time, each behind the last one, whence it is turned.
-// The first go first: a turned tile ends in a whole vector, beyond its end if it is narrow.
-template <class Sums>
-void PackTurnedRows(const Side& side, const Block& block, const Panel& panel) {
-  constexpr int64_t kSize = 4 / Sums::kGroup;
-  const int64_t depth = (block.depth + kDepthTogether - 1) / kDepthTogether * kDepthTogether;
+// Packs at most kTransposedRows rows a tile at a time, each behind the last one, whence it is
+// turned. The first go first: a turned tile ends in a whole vector, beyond its end if it is narrow.
+template <class Policy>
+void PackTransposedRows(const Side& side, const Block& block, const Panel& panel) {
+  constexpr int64_t kSize = 4 / Policy::kGroup;
+  const int64_t depth = (block.depth + kPieceDepth - 1) / kPieceDepth * kPieceDepth;
   const int rows = static_cast<int>(block.count);
   const int width = WidthOf(rows);
   for (int row = 0; row < rows; row += width) {
@@ -71,49 +63,49 @@ void PackTurnedRows(const Side& side, const Block& block, const Panel& panel) {
     tile.first += row;
     tile.count = std::min(width, rows - row);
     Panel packed = FactorsFrom(panel, row);
-    packed.data += TurnedTilesOf(rows) * width * panel.pitch;
-    PackRows<Sums>(side, tile, packed);
+    packed.data += TransposedTiles(rows) * width * panel.pitch;
+    PackRows<Policy>(side, tile, packed);
     for (int i = 0; i < tile.count; ++i) {
       uint8_t* line = packed.data + i * panel.pitch;
       std::memset(line + block.depth * kSize, 0, (depth - block.depth) * kSize);
     }
     const uint8_t* from = packed.data;
     auto* to = reinterpret_cast<int32_t*>(panel.data + row * panel.pitch);
-    for (int64_t k = 0; k < depth; k += kDepthTogether, from += kDepthTogether * kSize) {
-      TurnTogether<Sums, false>(from, panel.pitch, width, to);
+    for (int64_t k = 0; k < depth; k += kPieceDepth, from += kPieceDepth * kSize) {
+      TransposeRows<Policy, false>(from, panel.pitch, width, to);
       to += kTile * width;
-      if constexpr (kTilesTogether<Sums> == 2) {
-        TurnTogether<Sums, true>(from, panel.pitch, width, to);
+      if constexpr (kTilesPerPiece<Policy> == 2) {
+        TransposeRows<Policy, true>(from, panel.pitch, width, to);
         to += kTile * width;
       }
     }
   }
 }
 
-// The products of a run of chunks of columns with at most kMostTurned rows.
-template <class Sums, DType kType>
-class TurnedTiles {
+// The products of a run of chunks of columns with at most kTransposedRows rows.
+template <class Policy, DType kType>
+class TransposedGemv {
  public:
-  TurnedTiles(const Side& side, const ChunkRun& run, int rows, const Panel& right)
+  TransposedGemv(const Side& side, const ChunkRun& run, int rows, const Panel& columns)
       : side_(side),
         run_(run),
         rows_(rows),
-        tiles_(TurnedTilesOf(rows)),
+        tiles_(TransposedTiles(rows)),
         width_(WidthOf(rows)),
-        right_(right),
-        narrow_(run.narrow) {}
+        columns_(columns),
+        float32_(run.float32) {}
 
   void AddTo(double* sums, int64_t pitch) {
-    EnterTurnedTiles(width_);
-    for (int64_t c = 0; !narrow_ && c < run_.count; ++c) {
-      StartColumns<Sums>(side_, run_.blocks[c], PanelOf(right_, c, 0));
+    EnterTransposedTiles(width_);
+    for (int64_t c = 0; !float32_ && c < run_.count; ++c) {
+      LoadColumnFactors<Policy>(side_, run_.blocks[c], FactorsFrom(columns_, c * kNR));
     }
     int64_t i = 0;
-    for (; i < run_.blocks[0].count; i += kColumnsTogether) {
-      narrow_ ? AddNarrow(i, sums + i, pitch) : AddColumns(i, sums + i, pitch);
+    for (; i < run_.blocks[0].count; i += kColumnsPerPass) {
+      float32_ ? AddF32(i, sums + i, pitch) : AddColumns(i, sums + i, pitch);
     }
     // There are sums for whole strips.
-    const int64_t width = Strips(run_.blocks[0]) * kColumns;
+    const int64_t width = kNR;
     for (int r = 0; run_.first && r < rows_; ++r) {
       std::fill(sums + r * pitch + i, sums + r * pitch + width, 0.0);
     }
@@ -122,22 +114,22 @@ class TurnedTiles {
 
  private:
   // Two tiles of them: rows are read half as often, and a processor follows so many lines.
-  static constexpr int kColumnsTogether = 2 * kTile;
-  static constexpr int64_t kPitch = kTilesTogether<Sums> * kBytes;
+  static constexpr int kColumnsPerPass = 2 * kTile;
+  static constexpr int64_t kPitch = kTilesPerPiece<Policy> * kBytes;
   // What a tile of rows finds of each column, a lane for each row.
-  using Turned = FoundVector<Sums>[kColumnsTogether];
+  using Accs = AccVector<Policy>[kColumnsPerPass];
   // Of every row, turned back.
   template <typename T>
-  using OfRows = T[kMostTurned][kColumnsTogether];
+  using OfRows = T[kTransposedRows][kColumnsPerPass];
 
-  // kDepthTogether of the columns.
+  // kPieceDepth of the columns.
   struct Piece {
-    alignas(kBytes) uint8_t columns[kColumnsTogether * kPitch];
+    alignas(kBytes) uint8_t columns[kColumnsPerPass * kPitch];
   };
 
   // What is packed for more than the first two tiles of rows takes a third of L1.
   static constexpr int64_t kPieces = (16 << 10) / sizeof(Piece);
-  static constexpr int64_t kStrip = kPieces * kDepthTogether;
+  static constexpr int64_t kStrip = kPieces * kPieceDepth;
   static_assert(std::has_single_bit(uint64_t{kPieces}));
 
   // Turned rows, a tile of them and a step further that of the next piece.
@@ -151,7 +143,7 @@ class TurnedTiles {
   class Columns {
    public:
     Columns(const Side& side, const Block& block, int64_t first, Piece* packed, int64_t kept)
-        : count_(std::min<int64_t>(block.count - first, kColumnsTogether)),
+        : count_(std::min<int64_t>(block.count - first, kColumnsPerPass)),
           depth_(block.depth),
           packed_(packed),
           last_(kept - 1) {
@@ -159,121 +151,124 @@ class TurnedTiles {
       for (int64_t i = 0; i < count_; ++i) line_[i] = lines[first + i];
     }
 
-    uint8_t* At(int64_t k) const { return packed_[k / kDepthTogether & last_].columns; }
+    uint8_t* At(int64_t k) const { return packed_[k / kPieceDepth & last_].columns; }
 
     // The piece from depth k on; what lies beyond depth and columns is 0.
     void Pack(int64_t k) const {
-      const __mmask64 present = ~0ull >> (kDepthTogether - std::min(depth_ - k, kDepthTogether));
+      const __mmask64 present = ~0ull >> (kPieceDepth - std::min(depth_ - k, kPieceDepth));
       const __m512i beyond = _mm512_maskz_mov_epi8(
-          ~present, _mm512_set1_epi8(static_cast<char>(Sums::template kZeroCode<kType>)));
+          ~present, _mm512_set1_epi8(static_cast<char>(Policy::template kZeroCode<kType>)));
       uint8_t* to = At(k);
 #pragma GCC unroll 4
       for (int64_t i = 0; i < count_; ++i, to += kPitch) {
-        typename Sums::Vector part[kTilesTogether<Sums>];
+        typename Policy::Vector part[kTilesPerPiece<Policy>];
         __m512i codes = _mm512_maskz_loadu_epi8(present, line_[i] + k);
-        if constexpr (Sums::template kZeroCode<kType> != 0) codes = _mm512_or_si512(codes, beyond);
-        Sums::template UnpackByLanes<kType>(codes, part);
+        if constexpr (Policy::template kZeroCode<kType> != 0)
+          codes = _mm512_or_si512(codes, beyond);
+        Policy::template LoadTileRow<kType>(codes, part);
 #pragma GCC unroll 2
-        for (int t = 0; t < kTilesTogether<Sums>; ++t) Store(to + t * kBytes, part[t]);
+        for (int t = 0; t < kTilesPerPiece<Policy>; ++t) Store(to + t * kBytes, part[t]);
       }
-      if (count_ < kColumnsTogether) std::memset(to, 0, (kColumnsTogether - count_) * kPitch);
+      if (count_ < kColumnsPerPass) std::memset(to, 0, (kColumnsPerPass - count_) * kPitch);
     }
 
    private:
     const int64_t count_, depth_;
     Piece* const packed_;
     const int64_t last_;
-    const uint8_t* line_[kColumnsTogether];
+    const uint8_t* line_[kColumnsPerPass];
   };
 
   void AddColumns(int64_t first, double* sums, int64_t pitch) {
     for (int64_t c = 0; c < run_.count; ++c) {
-      const Panel right = FactorsFrom(PanelOf(right_, c, 0), first);
-      Turned found[kMostTurnedTiles];
-      FindAll(c, first, found, right.sum);
-      OfRows<Found<Sums>> of_row;
-      TurnBack(found, of_row);
+      const Panel right = FactorsFrom(FactorsFrom(columns_, c * kNR), first);
+      Accs acc[kMaxTiles];
+      MultiplyChunk(c, first, acc, right.sum);
+      OfRows<Acc<Policy>> of_row;
+      TransposeBack(acc, of_row);
       for (int r = 0; r < rows_; ++r) {
-        AddRow<Sums>(of_row[r], run_.left[c], r, right, run_.blocks[c].depth, kColumnsTogether,
-                     sums + r * pitch, run_.first && c == 0);
+        AddScaledRow<Policy>(of_row[r], run_.rows[c], r, right, run_.blocks[c].depth,
+                             kColumnsPerPass, sums + r * pitch, run_.first && c == 0);
       }
     }
   }
 
   // The same, added in float32 while it is turned.
-  void AddNarrow(int64_t first, double* sums, int64_t pitch) {
-    F32 worth[kMostTurnedTiles][kColumnsTogether];
-    std::memset(worth, 0, tiles_ * sizeof *worth);
+  void AddF32(int64_t first, double* sums, int64_t pitch) {
+    F32 sums_f32[kMaxTiles][kColumnsPerPass];
+    std::memset(sums_f32, 0, tiles_ * sizeof *sums_f32);
     // Lanes that no tile fills stay 0.
-    Turned found[kMostTurnedTiles];
-    std::memset(found, 0, tiles_ * sizeof *found);
+    Accs acc[kMaxTiles];
+    std::memset(acc, 0, tiles_ * sizeof *acc);
     for (int64_t c = 0; c < run_.count; ++c) {
       Block block = run_.blocks[c];
       block.first += first;
-      block.count = std::min<int64_t>(block.count - first, kColumnsTogether);
-      float scale[kColumnsTogether];
-      Scales(side_, block, kColumnsTogether, scale);
-      FindAll(c, first, found, nullptr);
+      block.count = std::min<int64_t>(block.count - first, kColumnsPerPass);
+      float scale[kColumnsPerPass];
+      Scales(side_, block, kColumnsPerPass, scale);
+      MultiplyChunk(c, first, acc, nullptr);
       for (int t = 0; t < tiles_; ++t) {
         const int row = t * width_;
         F32 of_rows = {};
         for (int r = 0; r < std::min(width_, rows_ - row); ++r) {
-          of_rows[r] = static_cast<float>(run_.left[c].scale[row + r]);
+          of_rows[r] = static_cast<float>(run_.rows[c].scale[row + r]);
         }
-        for (int i = 0; i < kColumnsTogether; ++i) {
-          const F32 value = __builtin_convertvector(found[t][i], F32);
-          worth[t][i] = MultiplyAdd(value, of_rows * scale[i], worth[t][i]);
+        for (int i = 0; i < kColumnsPerPass; ++i) {
+          const F32 value = __builtin_convertvector(acc[t][i], F32);
+          sums_f32[t][i] = FusedMultiplyAdd(value, of_rows * scale[i], sums_f32[t][i]);
         }
       }
     }
     OfRows<float> of_row;
-    TurnBack(worth, of_row);
+    TransposeBack(sums_f32, of_row);
     for (int r = 0; r < rows_; ++r) {
       double* to = sums + r * pitch;
-      for (int i = 0; i < kColumnsTogether; ++i) to[i] = of_row[r][i] + (run_.first ? 0 : to[i]);
+      for (int i = 0; i < kColumnsPerPass; ++i) to[i] = of_row[r][i] + (run_.first ? 0 : to[i]);
     }
   }
 
   // The last rows of all tiles may be none.
   template <typename Vector, typename T>
-  void TurnBack(const Vector (*from)[kColumnsTogether], OfRows<T>& to) const {
+  void TransposeBack(const Vector (*from)[kColumnsPerPass], OfRows<T>& to) const {
     for (int t = 0; t < tiles_; ++t) {
-      for (int i = 0; i < kColumnsTogether; i += kTile) {
+      for (int i = 0; i < kColumnsPerPass; i += kTile) {
         S32 lines[kLanes];
         std::memcpy(lines, from[t] + i, sizeof lines);
-        TurnLanes(lines, reinterpret_cast<int32_t*>(to[t * width_] + i), kColumnsTogether, width_);
+        TransposeLanes(lines, reinterpret_cast<int32_t*>(to[t * width_] + i), kColumnsPerPass,
+                       width_);
       }
     }
   }
 
   // What all rows find of a chunk, and the sums of columns, where they are wanted: what a tile of
   // ones finds.
-  void FindAll(int64_t c, int64_t first, Turned* found, double* sums) {
+  void MultiplyChunk(int64_t c, int64_t first, Accs* acc, double* sums) {
     const Block& block = run_.blocks[c];
-    const bool ones = Sums::kExact && block.sums;
+    const bool ones = Policy::kExact && block.sums;
     const bool again = tiles_ > (ones ? 1 : 2);
     const Columns columns(side_, block, first, packed_, again ? kPieces : 2);
-    const int64_t step = kTilesTogether<Sums> * kTile * width_ * sizeof(int32_t);
+    const int64_t step = kTilesPerPiece<Policy> * kTile * width_ * sizeof(int32_t);
     const auto rows = [&](int64_t k, int tile) {
-      const Panel& left = run_.left[c];
-      return Rows{left.data + tile * width_ * left.pitch + k / kDepthTogether * step, step};
+      const Panel& left = run_.rows[c];
+      return Rows{left.data + tile * width_ * left.pitch + k / kPieceDepth * step, step};
     };
-    Turned totals, none;
+    Accs totals, none;
     for (int64_t k = 0, end; k < block.depth; k = end) {
       end = again ? std::min(k + kStrip, block.depth) : block.depth;
       if (tiles_ > 1) {
-        Find<true, true>(columns, k, end, rows(k, 0), rows(k, 1), found[0], found[1]);
+        MultiplyPieces<true, true>(columns, k, end, rows(k, 0), rows(k, 1), acc[0], acc[1]);
         for (int t = 2; t < tiles_; t += 2) {
-          Find<true, false>(columns, k, end, rows(k, t), rows(k, t + 1), found[t], found[t + 1]);
+          MultiplyPieces<true, false>(columns, k, end, rows(k, t), rows(k, t + 1), acc[t],
+                                      acc[t + 1]);
         }
-        if (ones) Find<false, false>(columns, k, end, Ones(), {}, totals, none);
+        if (ones) MultiplyPieces<false, false>(columns, k, end, Ones(), {}, totals, none);
       } else if (ones) {
-        Find<true, true>(columns, k, end, rows(k, 0), Ones(), found[0], totals);
+        MultiplyPieces<true, true>(columns, k, end, rows(k, 0), Ones(), acc[0], totals);
       } else {
-        Find<false, true>(columns, k, end, rows(k, 0), {}, found[0], none);
+        MultiplyPieces<false, true>(columns, k, end, rows(k, 0), {}, acc[0], none);
       }
     }
-    for (int i = 0; ones && i < kColumnsTogether; ++i) sums[i] = totals[i][0];
+    for (int i = 0; ones && i < kColumnsPerPass; ++i) sums[i] = totals[i][0];
   }
 
   static Rows Ones() {
@@ -288,22 +283,22 @@ class TurnedTiles {
   // Adds what a tile of rows finds from depth k on, and with `kBoth` another one. With `kPack` each
   // piece is packed while the one before is multiplied.
   template <bool kBoth, bool kPack>
-  void Find(const Columns& columns, int64_t k, int64_t end, Rows one, Rows other, Turned& found,
-            Turned& beside) {
-    LoadSums(found, beside, kBytes, k == 0);
+  void MultiplyPieces(const Columns& columns, int64_t k, int64_t end, Rows one, Rows other,
+                      Accs& acc, Accs& beside) {
+    LoadAccs(acc, beside, kBytes, k == 0);
     if (kPack) columns.Pack(k);
-    for (; k < end; k += kDepthTogether, one.at += one.step, other.at += other.step) {
-      AddTurnedTiles<Sums, kBoth>(columns.At(k), kPitch, one.at, other.at, width_);
-      if (kPack && k + kDepthTogether < end) columns.Pack(k + kDepthTogether);
+    for (; k < end; k += kPieceDepth, one.at += one.step, other.at += other.step) {
+      AddTransposedTiles<Policy, kBoth>(columns.At(k), kPitch, one.at, other.at, width_);
+      if (kPack && k + kPieceDepth < end) columns.Pack(k + kPieceDepth);
     }
-    StoreSums(found, beside, kBytes);
+    StoreAccs(acc, beside, kBytes);
   }
 
   const Side& side_;
   const ChunkRun& run_;
   const int rows_, tiles_, width_;
-  const Panel& right_;
-  const bool narrow_;
+  const Panel& columns_;
+  const bool float32_;
   Piece packed_[kPieces];
 };
 

@@ -73,7 +73,7 @@ template <DType kType>
 
 #endif
 
-// kColumns values at once.
+// kNR values at once.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeVectors(const uint8_t* from, F32 (&to)[kVectors]) {
 #if defined(__AVX2__)
@@ -86,8 +86,8 @@ template <DType kType>
     }
   }
 #else
-  float values[kColumns];
-  for (int i = 0; i < kColumns; ++i) values[i] = DecodeOne<kType>(from + i * SizeOf(kType));
+  float values[kNR];
+  for (int i = 0; i < kNR; ++i) values[i] = DecodeOne<kType>(from + i * SizeOf(kType));
   std::memcpy(to, values, sizeof to);
 #endif
 }
@@ -119,13 +119,13 @@ template <DType kType>
 inline void DecodeRun(const uint8_t* from, int64_t count, float* to) {
   F32 values[kVectors];
   int64_t i = 0;
-  for (; i + kColumns <= count; i += kColumns) {
+  for (; i + kNR <= count; i += kNR) {
     DecodeVectors<kType>(from + i * SizeOf(kType), values);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) Store(to + i + v * kLanes, values[v]);
   }
   if (i == count) return;
-  uint8_t rest[kColumns * SizeOf(kType)] = {};
+  uint8_t rest[kNR * SizeOf(kType)] = {};
   std::memcpy(rest, from + i * SizeOf(kType), (count - i) * SizeOf(kType));
   DecodeVectors<kType>(rest, values);
   std::memcpy(to + i, values, (count - i) * sizeof(float));

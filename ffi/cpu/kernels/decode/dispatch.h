@@ -28,10 +28,10 @@ void WithType(DType type, const F& f) {
   }
 }
 
-// The same for the 8-bit types that `Sums` takes as they are.
-template <class Sums, typename F>
+// The same for the 8-bit types that `Policy` takes as they are.
+template <class Policy, typename F>
 void WithByteType(DType type, const F& f) {
-  if constexpr (!Sums::kExact) {
+  if constexpr (!Policy::kExact) {
     if (type == DType::kE4M3) return f.template operator()<DType::kE4M3>();
     if (type == DType::kE5M2) return f.template operator()<DType::kE5M2>();
   }
@@ -39,11 +39,11 @@ void WithByteType(DType type, const F& f) {
   return f.template operator()<DType::kU8>();
 }
 
-// The same for the types that `Sums` packs.
-template <class Sums, typename F>
-void WithTypeOf(DType type, const F& f) {
-  if constexpr (Sums::kExact) {
-    WithByteType<Sums>(type, f);
+// The same for the types that `Policy` packs.
+template <class Policy, typename F>
+void WithPackedType(DType type, const F& f) {
+  if constexpr (Policy::kExact) {
+    WithByteType<Policy>(type, f);
   } else {
     WithType(type, f);
   }

@@ -12,24 +12,24 @@
 #include "common/activation_f32.h"
 #include "common/decode.h"
 #include "common/encode.h"
-#include "cpu/kernels/gemm/microkernel.h"
+#include "cpu/kernels/gemm/scaled_sums.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/simd/vector.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Where a plane has what belongs to the row of a stretch.
-inline int64_t StartOf(const Plane& plane, const Stretch& at) {
+// Where a plane has what belongs to the row of a span.
+inline int64_t StartOf(const Plane& plane, const OutputSpan& at) {
   return plane.batch[at.batch] + plane.rows[at.row];
 }
 
-// The values of a stretch, in registers while nothing rare is done to them.
+// The values of a span, in registers while nothing rare is done to them.
 struct Values {
-  static constexpr int kParts = kColumns / kWide;
+  static constexpr int kParts = kNR / kWide;
   F64 part[kParts];
 };
 
-// Calls `f(i)` for each part of a stretch.
+// Calls `f(i)` for each part of a span.
 template <typename F>
 [[gnu::always_inline]] inline void EachPart(F f) {
 #pragma GCC unroll 8
@@ -54,13 +54,13 @@ inline void StoreValues(double* to, const Values& values) {
   }
 }
 
-// A plane's values along the stretch that do not lie side by side, or are too few: one for all, or
+// A plane's values along the span that do not lie side by side, or are too few: one for all, or
 // one by one, the last of them to the end.
 template <typename T>
-[[gnu::noinline]] void Gather(const Plane& plane, const Stretch& at, T* to) {
+[[gnu::noinline]] void Gather(const Plane& plane, const OutputSpan& at, T* to) {
   const T* base = static_cast<const T*>(plane.data) + StartOf(plane, at);
-  if (plane.columns.Constant()) return void(std::fill_n(to, kColumns, *base));
-  for (int64_t i = 0; i < kColumns; ++i) {
+  if (plane.columns.Constant()) return void(std::fill_n(to, kNR, *base));
+  for (int64_t i = 0; i < kNR; ++i) {
     to[i] = base[plane.columns[at.column + std::min(i, at.count - 1)]];
   }
 }
@@ -73,23 +73,23 @@ inline Values Decoded(const float* from) {
 
 template <float (*kDecode)(uint16_t)>
 [[gnu::noinline]] Values Decoded(const uint16_t* from) {
-  float decoded[kColumns];
-  for (int i = 0; i < kColumns; ++i) decoded[i] = kDecode(from[i]);
+  float decoded[kNR];
+  for (int i = 0; i < kNR; ++i) decoded[i] = kDecode(from[i]);
   return Decoded(decoded);
 }
 
 template <typename T, Values (*kDecoded)(const T*)>
-[[gnu::always_inline]] inline Values ValuesAs(const Plane& plane, const Stretch& at) {
-  if (plane.columns.Contiguous() && at.count == kColumns) {
+[[gnu::always_inline]] inline Values ValuesAs(const Plane& plane, const OutputSpan& at) {
+  if (plane.columns.Contiguous() && at.count == kNR) {
     return kDecoded(static_cast<const T*>(plane.data) + StartOf(plane, at) + at.column);
   }
-  T room[kColumns];
+  T room[kNR];
   Gather(plane, at, room);
   return kDecoded(room);
 }
 
-// The plane's values along the stretch.
-[[gnu::always_inline]] inline Values ValuesOf(const Plane& plane, const Stretch& at) {
+// The plane's values along the span.
+[[gnu::always_inline]] inline Values ValuesOf(const Plane& plane, const OutputSpan& at) {
   switch (plane.dtype) {
     case DType::kBF16:
       return ValuesAs<uint16_t, Decoded<DecodeBF16>>(plane, at);
@@ -100,13 +100,14 @@ template <typename T, Values (*kDecoded)(const T*)>
   }
 }
 
-[[gnu::always_inline]] inline void AddPlane(const Plane& plane, const Stretch& at, Values& y) {
+[[gnu::always_inline]] inline void AddPlane(const Plane& plane, const OutputSpan& at, Values& y) {
   if (!plane.data) return;
   const Values values = ValuesOf(plane, at);
   EachPart([&](int i) { y.part[i] += values.part[i]; });
 }
 
-[[gnu::always_inline]] inline void DividePlane(const Plane& plane, const Stretch& at, Values& y) {
+[[gnu::always_inline]] inline void DividePlane(const Plane& plane, const OutputSpan& at,
+                                               Values& y) {
   if (!plane.data) return;
   const Values values = ValuesOf(plane, at);
   EachPart([&](int i) { y.part[i] /= values.part[i]; });
@@ -114,27 +115,27 @@ template <typename T, Values (*kDecoded)(const T*)>
 
 // An activation in float32, where machines multiply and add at once: within its last places, in
 // half the time that float64 takes. What float32 cannot hold is left to float64.
-template <float (*kNarrow)(float), double (*kInDouble)(double)>
+template <float (*kInFloat)(float), double (*kInDouble)(double)>
 inline Values ActivatedBy(const Values& y) {
-  double wide[kColumns];
+  double wide[kNR];
 #ifdef __FP_FAST_FMAF
   constexpr float kLargest = std::numeric_limits<float>::max();
-  float narrow[kColumns];
-  StoreFloats(narrow, y);
+  float in_float[kNR];
+  StoreFloats(in_float, y);
   uint32_t most = 0;
-  for (int i = 0; i < kColumns; ++i) {
-    most = std::max(most, BitsOf(narrow[i]) & 0x7fffffffu);
-    narrow[i] = kNarrow(narrow[i]);
+  for (int i = 0; i < kNR; ++i) {
+    most = std::max(most, BitsOf(in_float[i]) & 0x7fffffffu);
+    in_float[i] = kInFloat(in_float[i]);
   }
   if (most <= BitsOf(kLargest)) [[likely]]
-    return Decoded(narrow);
+    return Decoded(in_float);
   StoreValues(wide, y);
-  for (int i = 0; i < kColumns; ++i) {
-    wide[i] = std::fabs(wide[i]) > double{kLargest} ? kInDouble(wide[i]) : double{narrow[i]};
+  for (int i = 0; i < kNR; ++i) {
+    wide[i] = std::fabs(wide[i]) > double{kLargest} ? kInDouble(wide[i]) : double{in_float[i]};
   }
 #else
   StoreValues(wide, y);
-  for (int i = 0; i < kColumns; ++i) wide[i] = kInDouble(wide[i]);
+  for (int i = 0; i < kNR; ++i) wide[i] = kInDouble(wide[i]);
 #endif
   return LoadValues(wide);
 }
@@ -171,26 +172,26 @@ inline void RaiseTo(float* amax, uint32_t bits) {
 // The bits of the magnitude of a float, of any NaN the same.
 inline uint32_t MagnitudeOf(uint32_t bits) { return bits > 0x7f800000u ? 0x7fc00000u : bits; }
 
-// The greatest magnitudes of one output row, found stretch by stretch.
+// The greatest magnitudes of one output row, found span by span.
 class RowAmax {
  public:
-  RowAmax(const Plane& plane, const Stretch& at) : plane_(plane) {
+  RowAmax(const Plane& plane, const OutputSpan& at) : plane_(plane) {
     if (plane.data) cells_ = static_cast<float*>(plane.data) + StartOf(plane, at);
   }
 
-  [[gnu::noinline]] void See(const Stretch& at, const Values& values) {
-    double y[kColumns];
+  [[gnu::noinline]] void See(const OutputSpan& at, const Values& values) {
+    double y[kNR];
     StoreValues(y, values);
-    uint32_t bits[kColumns];
-    for (int i = 0; i < kColumns; ++i) bits[i] = BitsOf(static_cast<float>(y[i])) & 0x7fffffffu;
+    uint32_t bits[kNR];
+    for (int i = 0; i < kNR; ++i) bits[i] = BitsOf(static_cast<float>(y[i])) & 0x7fffffffu;
     if (!plane_.columns.Constant()) {
       for (int64_t i = 0; i < at.count; ++i) {
         RaiseTo(cells_ + plane_.columns[at.column + i], MagnitudeOf(bits[i]));
       }
       return;
     }
-    std::fill(bits + at.count, bits + kColumns, 0);
-    for (int i = 0; i < kColumns; ++i) most_[i] = std::max(most_[i], bits[i]);
+    std::fill(bits + at.count, bits + kNR, 0);
+    for (int i = 0; i < kNR; ++i) most_[i] = std::max(most_[i], bits[i]);
   }
 
   void Raise() const {
@@ -203,7 +204,7 @@ class RowAmax {
  private:
   const Plane& plane_;
   float* cells_ = nullptr;
-  uint32_t most_[kColumns] = {};
+  uint32_t most_[kNR] = {};
 };
 
 #if defined(__AVX512F__)
@@ -215,8 +216,8 @@ inline __m256i Truncate(__m512d values, __mmask8& inexact) {
 }
 #endif
 
-// As jaxfp8::RoundToOdd, of a stretch.
-inline void RoundToOdd(const Values& y, float (&odd)[kColumns]) {
+// As jaxfp8::RoundToOdd, of a span.
+inline void RoundToOdd(const Values& y, float (&odd)[kNR]) {
 #if defined(__AVX512F__)
   for (int i = 0; i < Values::kParts; i += 2) {
     __mmask8 low_inexact, high_inexact;
@@ -227,74 +228,74 @@ inline void RoundToOdd(const Values& y, float (&odd)[kColumns]) {
     Store(odd + i * kWide, _mm512_mask_or_epi32(both, inexact, both, _mm512_set1_epi32(1)));
   }
 #else
-  double wide[kColumns];
+  double wide[kNR];
   StoreValues(wide, y);
-  for (int i = 0; i < kColumns; ++i) odd[i] = jaxfp8::RoundToOdd(wide[i]);
+  for (int i = 0; i < kNR; ++i) odd[i] = jaxfp8::RoundToOdd(wide[i]);
 #endif
 }
 
 // Whole vectors where they lie side by side, as `fill` stores them; otherwise those present.
 template <typename T, typename Fill>
-[[gnu::always_inline]] inline void Put(const Plane& out, const Stretch& at, Fill fill) {
+[[gnu::always_inline]] inline void Put(const Plane& out, const OutputSpan& at, Fill fill) {
   T* base = static_cast<T*>(out.data) + StartOf(out, at);
-  if (out.columns.Contiguous() && at.count == kColumns) return fill(base + at.column);
-  T codes[kColumns];
+  if (out.columns.Contiguous() && at.count == kNR) return fill(base + at.column);
+  T codes[kNR];
   fill(codes);
   for (int64_t i = 0; i < at.count; ++i) base[out.columns[at.column + i]] = codes[i];
 }
 
 // To a type of fewer bits than float32.
 template <typename T, T (*kEncode)(float)>
-inline void PutNarrow(const Plane& out, const Stretch& at, const Values& y) {
-  alignas(kBytes) float odd[kColumns];
+inline void PutRounded(const Plane& out, const OutputSpan& at, const Values& y) {
+  alignas(kBytes) float odd[kNR];
   RoundToOdd(y, odd);
   Put<T>(out, at, [&](T* to) {
-    for (int i = 0; i < kColumns; ++i) to[i] = kEncode(odd[i]);
+    for (int i = 0; i < kNR; ++i) to[i] = kEncode(odd[i]);
   });
 }
 
-inline void PutIntegers(const Plane& out, const Stretch& at, const Values& y) {
-  double wide[kColumns];
+inline void PutIntegers(const Plane& out, const OutputSpan& at, const Values& y) {
+  double wide[kNR];
   StoreValues(wide, y);
   Put<int32_t>(out, at, [&](int32_t* to) {
-    for (int i = 0; i < kColumns; ++i) to[i] = EncodeS32(wide[i]);
+    for (int i = 0; i < kNR; ++i) to[i] = EncodeS32(wide[i]);
   });
 }
 
-[[gnu::noinline]] inline void PutAsOther(const Plane& out, const Stretch& at, const Values& y) {
+[[gnu::noinline]] inline void PutOther(const Plane& out, const OutputSpan& at, const Values& y) {
   switch (out.dtype) {
     case DType::kBF16:
-      return PutNarrow<uint16_t, EncodeBF16>(out, at, y);
+      return PutRounded<uint16_t, EncodeBF16>(out, at, y);
     case DType::kF16:
-      return PutNarrow<uint16_t, EncodeF16>(out, at, y);
+      return PutRounded<uint16_t, EncodeF16>(out, at, y);
     case DType::kE4M3:
-      return PutNarrow<uint8_t, EncodeE4M3>(out, at, y);
+      return PutRounded<uint8_t, EncodeE4M3>(out, at, y);
     case DType::kE5M2:
-      return PutNarrow<uint8_t, EncodeE5M2>(out, at, y);
+      return PutRounded<uint8_t, EncodeE5M2>(out, at, y);
     case DType::kS8:
-      return PutNarrow<int8_t, EncodeS8>(out, at, y);
+      return PutRounded<int8_t, EncodeS8>(out, at, y);
     case DType::kU8:
-      return PutNarrow<uint8_t, EncodeU8>(out, at, y);
+      return PutRounded<uint8_t, EncodeU8>(out, at, y);
     default:
       return PutIntegers(out, at, y);
   }
 }
 
-[[gnu::always_inline]] inline void PutAs(const Plane& out, const Stretch& at, const Values& y) {
-  if (out.dtype != DType::kF32) return PutAsOther(out, at, Values(y));
+[[gnu::always_inline]] inline void PutAs(const Plane& out, const OutputSpan& at, const Values& y) {
+  if (out.dtype != DType::kF32) return PutOther(out, at, Values(y));
   Put<float>(out, at, [&](float* to) { StoreFloats(to, y); });
 }
 
-// Finishes values, of which `values(i)` gives kColumns from the i-th on. On whole vectors: what
+// Finishes values, of which `values(i)` gives kNR from the i-th on. On whole vectors: what
 // lanes beyond the last are is thrown away. What is called out of line gets a copy, or the values
 // would not stay in registers.
 template <typename Source>
-[[gnu::always_inline]] inline void FinishFrom(Source values, const Epilogue& epilogue,
-                                              const Stretch& all) {
+[[gnu::always_inline]] inline void StoreFrom(Source values, const Epilogue& epilogue,
+                                             const OutputSpan& all) {
   RowAmax amax(epilogue.amax, all);
-  for (int64_t done = 0; done < all.count; done += kColumns) {
-    const int64_t count = std::min<int64_t>(kColumns, all.count - done);
-    const Stretch at{all.batch, all.row, all.column + done, count};
+  for (int64_t done = 0; done < all.count; done += kNR) {
+    const int64_t count = std::min<int64_t>(kNR, all.count - done);
+    const OutputSpan at{all.batch, all.row, all.column + done, count};
     Values y = values(done);
     AddPlane(epilogue.residual, at, y);
     AddPlane(epilogue.bias, at, y);
@@ -306,26 +307,27 @@ template <typename Source>
   amax.Raise();
 }
 
-inline void Finish(const double* sums, const Epilogue& epilogue, const Stretch& at) {
-  FinishFrom([&](int64_t done) { return LoadValues(sums + done); }, epilogue, at);
+inline void StoreSums(const double* sums, const Epilogue& epilogue, const OutputSpan& at) {
+  StoreFrom([&](int64_t done) { return LoadValues(sums + done); }, epilogue, at);
 }
 
-template <class Sums>
-void FinishFound(const void* found, const Panel& left, int row, const Panel& right, int64_t depth,
-                 const double* sums, const Epilogue& epilogue, const Stretch& at) {
-  const auto* raw = static_cast<const Found<Sums>*>(found);
-  const RowFactors factors(left, row, depth);
+template <class Policy>
+void StoreScaled(const void* acc_of, const Panel& rows, int row, const Panel& columns,
+                 int64_t depth, const double* sums, const Epilogue& epilogue,
+                 const OutputSpan& at) {
+  const auto* acc = static_cast<const Acc<Policy>*>(acc_of);
+  const RowFactors factors(rows, row, depth);
   const auto values = [&](int64_t done) {
     Values y;
     EachPart([&](int part) {
       const int64_t i = done + part * kWide;
-      y.part[part] = WorthOf(Load<HalfFound<Sums>>(raw + i), factors, right, i);
+      y.part[part] = Scaled(Load<HalfAccVector<Policy>>(acc + i), factors, columns, i);
     });
     if (!sums) return y;
     EachPart([&](int part) { y.part[part] += Load<F64>(sums + done + part * kWide); });
     return y;
   };
-  FinishFrom(values, epilogue, at);
+  StoreFrom(values, epilogue, at);
 }
 
 }  // namespace jaxfp8::JAXFP8_ISA

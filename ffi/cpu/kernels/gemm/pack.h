@@ -1,17 +1,18 @@
-// Packing, as far as it is the same for every kernel.
+// Packing: rows of A into panels, and columns of B into micro-panels of kNR columns.
 //
-// A kernel's `Sums` packs one line along the depth (`PackLine`), and groups of lines across it
-// (`Spread`). Columns of bytes that lie along the depth are turned by quads, four depths each,
-// which it splits (`SplitQuads`); wider ones are packed like rows, a few at a time, and turned.
+//     A [M][K]  --PackRow-->      packed row: K values, `group` to a 32-bit lane
+//
+//     B [K][N]  --LineColumns-->  packed micro-panel:  b0 b1 ... b(NR-1)   group 0 of K
+//     B [N][K]  --transpose, QuadColumns-->            b0 b1 ... b(NR-1)   group 1
+//     prepared  --QuadColumns-->                       ...
 
 #ifndef JAXFP8_CPU_KERNELS_GEMM_PACK_H_
 #define JAXFP8_CPU_KERNELS_GEMM_PACK_H_
 
 #include <algorithm>
-#include <type_traits>
 
 #include "cpu/kernels/decode/dispatch.h"
-#include "cpu/kernels/gemm/load_columns.h"
+#include "cpu/kernels/gemm/columns.h"
 #include "cpu/kernels/kernel.h"
 #include "cpu/kernels/operand/lines.h"
 #include "cpu/kernels/operand/scales.h"
@@ -20,330 +21,209 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-enum class Role : uint8_t { kRow, kColumn };
-
-inline int64_t Strips(const Block& block) { return (block.count + kColumns - 1) / kColumns; }
-
-// How many columns strip s of the block has.
-inline int64_t ColumnsOf(const Block& block, int64_t s) {
-  return std::min<int64_t>(block.count - s * kColumns, kColumns);
-}
-
-template <class Sums>
+template <class Policy>
 int64_t GroupsOf(const Block& block) {
-  return (block.depth + Sums::kGroup - 1) / Sums::kGroup;
+  return (block.depth + Policy::kGroup - 1) / Policy::kGroup;
 }
 
-// Adds groups of a strip, `pitch` bytes from one to the next, to the sums of its columns.
-template <class Sums>
-void SumGroups(const uint8_t* from, int64_t pitch, int64_t groups, const Panel& panel) {
-  S32 total[kVectors] = {};
-  for (int64_t g = 0; g < groups; ++g, from += pitch) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      total[v] = Sums::AddLanes(total[v], Sums::Ones(), LoadColumns<Sums>(from + v * kBytes));
-    }
-  }
-  int32_t totals[kColumns];
-  std::memcpy(totals, total, sizeof totals);
-  for (int i = 0; i < kColumns; ++i) panel.sum[i] += totals[i];
+// Bytes of a packed micro-panel so deep.
+template <class Policy>
+constexpr int64_t PanelBytes(int64_t depth) {
+  return depth * kNR * (4 / Policy::kGroup);
 }
 
-// Packs a strip by `Sums::Spread`, which takes whole lines of kColumns values; others are padded.
-template <class Sums, DType kType>
-void PackStrip(Lines lines, const Block& block, uint8_t* to) {
-  constexpr int kGroup = Sums::kGroup;
-  constexpr int kSize = SizeOf(kType);
-  uint8_t padded[kGroup][kColumns * kSize];
-  std::memset(padded, Sums::template kZeroCode<kType>, sizeof padded);
-  for (int64_t k = 0; k < block.depth; k += kGroup) {
-    const uint8_t* line[kGroup];
-    const bool whole = block.count == kColumns && k + kGroup <= block.depth;
-#pragma GCC unroll 4
-    for (int j = 0; j < kGroup; ++j) {
-      line[j] = whole ? lines[k + j] : padded[j];
-      if (whole) continue;
-      if (k + j < block.depth) {
-        std::memcpy(padded[j], lines[k + j], block.count * kSize);
-      } else {
-        std::memset(padded[j], Sums::template kZeroCode<kType>, sizeof padded[j]);
-      }
-    }
-    typename Sums::Vector column[kVectors];
-    Sums::template Spread<kType>(line, column);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v, to += kBytes) Store(to, column[v]);
-  }
+// `depth` K values of the block, from `start` on.
+inline Block PartOf(Block block, int64_t start, int64_t depth) {
+  block.ahead += block.depth - start - depth;
+  block.start += start;
+  block.depth = depth;
+  return block;
 }
 
-template <class Sums>
+// The panel with its data from `bytes` on.
+inline Panel DataFrom(Panel panel, int64_t bytes) {
+  panel.data += bytes;
+  return panel;
+}
+
+// The panel with the factors of later rows or columns.
+inline Panel FactorsFrom(Panel panel, int64_t first) {
+  panel.scale += first;
+  panel.zero += first;
+  panel.sum += first;
+  return panel;
+}
+
+template <class Policy>
 void PackRows(const Side& side, const Block& block, const Panel& panel) {
-  Factors(side, block, block.count, panel);
-  if constexpr (Sums::kExact) {
-    for (int64_t i = 0; i < block.count; ++i) panel.zero[i] += Sums::Shift(side.dtype, Role::kRow);
+  LoadFactors(side, block, block.count, panel);
+  for (int64_t i = 0; i < block.count; ++i) {
+    panel.zero[i] += ShiftOf(side.dtype, Policy::kShiftedRows);
   }
   Lines lines = AlongDepth(side, block);
   lines.Prepare(block.count, block.depth, panel.raw);
   for (int64_t i = 0; i < block.count; ++i) {
-    Sums::PackLine(side, block, i, lines[i], panel.data + i * panel.pitch, panel);
+    Policy::PackRow(side, block, i, lines[i], panel.data + i * panel.pitch, panel);
   }
 }
 
-// Packs kLanes columns, which lie along the depth, from `first` on. So few at a time that a
-// processor looks ahead in each.
-template <class Sums>
-void TurnLanesOf(const Side& side, const Block& block, int first, const Panel& panel) {
-  constexpr int kMostGroups = 256;
-  // A line's end is read in whole vectors; the odd lanes keep lines off each other's cache sets.
-  constexpr int kPitch = kMostGroups + kLanes;
+template <class Policy>
+void LoadColumnFactors(const Side& side, const Block& block, const Panel& panel) {
+  const int64_t room = (block.count + kNR - 1) / kNR * kNR;
+  LoadFactors(side, block, room, panel);
+  const int shift = ShiftOf(side.dtype, Policy::kShiftedColumns);
+  for (int64_t i = 0; shift && i < room; ++i) panel.zero[i] += shift;
+}
+
+// 16- and 32-bit columns along K: packed like rows, kLanes at a time, and transposed.
+template <class Policy>
+void TransposePackedRows(const Side& side, const Block& block, int first, const Panel& panel) {
+  constexpr int kGroups = 256;
+  // The end of a row is read in whole vectors; odd lanes keep rows off each other's cache sets.
+  constexpr int kPitch = kGroups + kLanes;
   int32_t packed[kLanes * kPitch];
   auto* to = reinterpret_cast<int32_t*>(panel.data) + first;
   Block part = block;
   for (int64_t done = 0; done < block.depth; done += part.depth) {
-    part.start = block.start + done;
-    part.depth = std::min<int64_t>(kMostGroups * Sums::kGroup, block.depth - done);
-    const int64_t groups = (part.depth + Sums::kGroup - 1) / Sums::kGroup;
+    part = PartOf(block, done, std::min<int64_t>(kGroups * Policy::kGroup, block.depth - done));
+    const int64_t groups = GroupsOf<Policy>(part);
     const Lines lines = AlongDepth(side, part);
     for (int i = 0; i < kLanes; ++i) {
       int32_t* line = packed + i * kPitch;
-      if (first + i < block.count) {
-        Sums::PackLine(side, part, first + i, lines[first + i], line, panel);
-        std::fill_n(line + groups, kLanes, 0);
-      } else {
-        std::fill_n(line, groups + kLanes, 0);
-      }
+      const bool known = first + i < block.count;
+      if (known) Policy::PackRow(side, part, first + i, lines[first + i], line, panel);
+      std::fill(line + (known ? groups : 0), line + groups + kLanes, 0);
     }
-    for (int64_t g = 0; g < groups; g += kLanes, to += kLanes * kColumns) {
-      TurnLanes(packed + g, kPitch, to, kColumns, groups - g);
+    for (int64_t g = 0; g < groups; g += kLanes, to += kLanes * kNR) {
+      TransposeLanes(packed + g, kPitch, to, kNR, groups - g);
     }
   }
 }
 
-template <class Sums>
-void StartColumns(const Side& side, const Block& block, const Panel& panel) {
-  const int64_t room = Strips(block) * kColumns;
-  Factors(side, block, room, panel);
-  if constexpr (Sums::kExact) {
-    for (int64_t i = 0; i < room; ++i) panel.zero[i] += Sums::Shift(side.dtype, Role::kColumn);
-  }
-}
-
-// Strip s of a block, from `start` on for `depth`.
-inline Block StripOf(const Block& block, int64_t s, int64_t start, int64_t depth) {
-  Block strip = block;
-  strip.first += s * kColumns;
-  strip.count = ColumnsOf(block, s);
-  strip.start += start;
-  strip.depth = depth;
-  return strip;
-}
-
-inline Panel PanelOf(const Panel& panel, int64_t s, int64_t offset) {
-  const int64_t first = s * kColumns;
-  return {panel.data + s * panel.pitch + offset,
-          0,
-          panel.scale + first,
-          panel.zero + first,
-          panel.sum + first,
-          panel.raw};
-}
-
-// Bytes from quads to the next of the same prepared columns.
-inline constexpr int64_t kQuadsPitch = kPreparedColumns * kQuad;
-static_assert(kPreparedColumns % kColumns == 0);
-
-// Packs a strip from quads, those of kColumns columns side by side and `pitch` bytes to the next;
-// they are split into groups by `Sums::SplitQuads`.
-template <class Sums, DType kType, bool kStream>
-void PackQuads(const uint8_t* from, int64_t pitch, int64_t quads, uint8_t* to) {
-  constexpr int kParts = kQuad / Sums::kGroup;
-  for (int64_t q = 0; q < quads; ++q, from += pitch, to += kParts * kVectors * kBytes) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      if constexpr (kStream) __builtin_prefetch(from + kStreamAhead + v * kBytes);
-      typename Sums::Vector part[kParts];
-      Sums::template SplitQuads<kType>(Load<S32>(from + v * kBytes), part);
-#pragma GCC unroll 4
-      for (int p = 0; p < kParts; ++p) Store(to + (p * kVectors + v) * kBytes, part[p]);
-    }
-  }
-}
-
-template <class Sums>
-void ApplyFactors(const Side& side, const Block& strip, const Panel& panel) {
-  if constexpr (requires { Sums::ApplyFactors; }) Sums::ApplyFactors(side, strip, panel);
-}
-
-// By sums that take zero points off, if there are any to take.
-template <class Sums, DType kType, class Function>
-void WithZero(const Side& side, const Function& function) {
-  if constexpr (IsInt8(kType) && !std::is_void_v<typename Sums::LessZero>) {
-    if (side.zero_point) return function.template operator()<typename Sums::LessZero>();
-  }
-  function.template operator()<Sums>();
-}
-
-// The sums of the columns of a packed strip, if they are wanted.
-template <class Sums>
-void AddColumnSums(const Block& strip, const Panel& panel) {
-  if constexpr (Sums::kExact) {
-    if (strip.sums) SumGroups<Sums>(panel.data, kVectors * kBytes, GroupsOf<Sums>(strip), panel);
-  }
-}
-
-template <class Sums>
-void PackPrepared(const Side& side, const Block& strip, const Panel& panel) {
-  const uint8_t* from = PreparedAt(side, strip.batch, strip.first, strip.start);
-  WithByteType<Sums>(side.dtype, [&]<DType kType>() {
-    PackQuads<Sums, kType, true>(from, kQuadsPitch, strip.depth / kQuad, panel.data);
-  });
-  ApplyFactors<Sums>(side, strip, panel);
-}
-
-// Quads of kLanes columns along the depth, from `first` on, as those of prepared columns lie.
-template <class Sums, DType kType>
-void TurnQuads(const Lines& lines, const Block& strip, int first, uint8_t* to) {
+// Columns of bytes along K become quads of kNR columns side by side. Bytes are transposed before
+// they are widened: they are fewer. 1.4x faster with the next lines prefetched, but not with AMX.
+template <class Policy, DType kType>
+void TransposeQuads(const Side& side, const Block& block, uint8_t* to) {
   constexpr int64_t kDepth = kLanes * kQuad;
-  for (int64_t k = 0; k < strip.depth; k += kDepth, to += kLanes * kColumns * kQuad) {
-    const int64_t depth = std::min(kDepth, strip.depth - k);
-    S32 quads[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      const bool known = first + i < strip.count;
-      if (known && depth == kDepth) {
-        quads[i] = Load<S32>(lines[first + i] + k);
-        if (kTurnedAhead > 0) __builtin_prefetch(lines[first + i] + k + kTurnedAhead);
-      } else {
-        std::memset(&quads[i], Sums::template kZeroCode<kType>, sizeof quads[i]);
-        if (known) std::memcpy(&quads[i], lines[first + i] + k, depth);
+  const Lines lines = AlongDepth(side, block);
+  for (int first = 0; first < kNR; first += kLanes) {
+    auto* out = reinterpret_cast<int32_t*>(to) + first;
+    for (int64_t k = 0; k < block.depth; k += kDepth, out += kLanes * kNR) {
+      const int64_t depth = std::min(kDepth, block.depth - k);
+      S32 quads[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const bool known = first + i < block.count;
+        if (known && depth == kDepth) {
+          quads[i] = Load<S32>(lines[first + i] + k);
+          if (kTransposeAhead > 0) __builtin_prefetch(lines[first + i] + k + kTransposeAhead);
+        } else {
+          std::memset(&quads[i], Policy::template kZeroCode<kType>, sizeof quads[i]);
+          if (known) std::memcpy(&quads[i], lines[first + i] + k, depth);
+        }
       }
+      TransposeLanes(quads, out, kNR, (depth + kQuad - 1) / kQuad);
     }
-    auto* turned = reinterpret_cast<int32_t*>(to) + first;
-    TurnLanes(quads, turned, kColumns, (depth + kQuad - 1) / kQuad);
   }
 }
 
-// Columns of bytes along the depth are turned by quads before they are widened: they are fewer.
-template <class Sums, DType kType>
-void TurnStrip(const Side& side, const Block& strip, uint8_t* to) {
-  const Lines lines = AlongDepth(side, strip);
-  for (int first = 0; first < kColumns; first += kLanes) {
-    TurnQuads<Sums, kType>(lines, strip, first, to);
+// How much of a block of columns a source can read as it lies: whole groups, and only lines that
+// can be read kNR wide (beyond the block there may be others).
+template <class Policy>
+int64_t DirectDepth(const Side& side, const Block& block) {
+  if (side.prepared || side.depth.Contiguous()) return block.depth / kQuad * kQuad;
+  if (!side.free.Contiguous() || side.depth.table) return 0;
+  const int64_t lines = block.depth + block.ahead;
+  const int64_t readable = AcrossDepth(side, block).Readable(lines, block.count, kNR);
+  return std::min(readable, block.depth) / Policy::kGroup * Policy::kGroup;
+}
+
+// Calls `function` with the source of a block of columns, of which it packs them if `pack`.
+template <class Policy, DType kType, bool kSubtract, class Function>
+void WithColumns(const Side& side, const Block& block, const Panel& panel, bool pack,
+                 const Function& function) {
+  if constexpr (IsEightBit(kType)) {
+    if (side.prepared || side.depth.Contiguous()) {
+      if (!side.prepared) TransposeQuads<Policy, kType>(side, block, panel.raw);
+      const uint8_t* from =
+          side.prepared ? PreparedAt(side, block.batch, block.first, block.start) : panel.raw;
+      const int64_t pitch = side.prepared ? kQuadsPitch : kNR * kQuad;
+      if (!pack) {
+        using Columns = QuadColumns<Policy, kType, kSubtract, false>;
+        return function(Columns(from, pitch, panel.zero, nullptr));
+      }
+      using Columns = QuadColumns<Policy, kType, kSubtract, true>;
+      return function(Columns(from, pitch, panel.zero, panel.data));
+    }
+  }
+  using Columns = LineColumns<Policy, kType, kSubtract>;
+  function(Columns(AcrossDepth(side, block), panel.zero, pack ? panel.data : nullptr));
+}
+
+// Packs columns of any layout, line by line, padded with what decodes to 0.
+template <class Policy, DType kType>
+void PackPadded(const Lines& lines, const Block& block, uint8_t* to) {
+  constexpr int kSize = SizeOf(kType);
+  uint8_t padded[Policy::kGroup][kNR * kSize];
+  const uint8_t* line[Policy::kGroup];
+  for (int64_t k = 0; k < block.depth; k += Policy::kGroup) {
+    for (int j = 0; j < Policy::kGroup; ++j) {
+      line[j] = padded[j];
+      std::memset(padded[j], Policy::template kZeroCode<kType>, sizeof padded[j]);
+      if (k + j < block.depth) std::memcpy(padded[j], lines[k + j], block.count * kSize);
+    }
+    typename Policy::Vector column[kVectors];
+    Policy::template LoadLines<kType>(line, column);
+    for (int v = 0; v < kVectors; ++v, to += kBytes) Store(to, column[v]);
   }
 }
 
-template <class Sums>
-void PackTurned(const Side& side, const Block& strip, const Panel& panel) {
-  WithByteType<Sums>(side.dtype, [&]<DType kType>() {
-    TurnStrip<Sums, kType>(side, strip, panel.raw);
-    const int64_t quads = (strip.depth + kQuad - 1) / kQuad;
-    PackQuads<Sums, kType, false>(panel.raw, kColumns * kQuad, quads, panel.data);
-  });
-  ApplyFactors<Sums>(side, strip, panel);
-}
-
-template <class Sums>
-void PackStripOf(const Side& side, const Block& strip, const Panel& panel) {
-  if (side.prepared) return PackPrepared<Sums>(side, strip, panel);
-  if (side.depth.Contiguous() && IsEightBit(side.dtype))
-    return PackTurned<Sums>(side, strip, panel);
-  if (side.depth.Contiguous()) {
-    for (int first = 0; first < kColumns; first += kLanes) {
-      TurnLanesOf<Sums>(side, strip, first, panel);
+// Packs a block of at most kNR columns.
+template <class Policy>
+void PackPanel(const Side& side, const Block& block, const Panel& panel) {
+  if (side.depth.Contiguous() && !side.prepared && !IsEightBit(side.dtype)) {
+    for (int first = 0; first < kNR; first += kLanes) {
+      TransposePackedRows<Policy>(side, block, first, panel);
     }
     return;
   }
-  Lines lines = AcrossDepth(side, strip);
-  lines.Prepare(strip.depth, strip.count, panel.raw);
-  WithTypeOf<Sums>(side.dtype,
-                   [&]<DType kType>() { PackStrip<Sums, kType>(lines, strip, panel.data); });
-  ApplyFactors<Sums>(side, strip, panel);
-}
-
-// The sums of columns that need no packing.
-template <class Sums>
-void SumColumns(const Side& side, const Block& block, const Panel& panel) {
-  if constexpr (Sums::kAsPrepared != DType::kNone) {
-    for (int64_t s = 0; s < Strips(block); ++s) {
-      const uint8_t* from = PreparedAt(side, block.batch, block.first + s * kColumns, block.start);
-      SumGroups<InPlace<Sums>>(from, kQuadsPitch, block.depth / kQuad, PanelOf(panel, s, 0));
-    }
-  }
-}
-
-// Packs whole strips of lines together, of columns side by side. The strips lie `pitch` bytes
-// apart.
-template <class Sums, DType kType>
-__attribute__((noinline)) void PackTogether(const LinesTogether& lines, int64_t columns, Ask ask,
-                                            uint8_t* to, int64_t pitch) {
-  constexpr int kGroup = Sums::kGroup;
-  constexpr int64_t kStripBytes = kColumns * SizeOf(kType);
-  const int64_t bytes = columns * SizeOf(kType);
-  const int64_t ahead = std::min(AheadFor(ask, kLineAhead), bytes);
-  for (int64_t at = 0; at < bytes; at += kStripBytes, to += pitch) {
-    uint8_t* packed = to;
-#pragma GCC unroll 8
-    for (int k = 0; k < kLinesTogether; k += kGroup) {
-      const uint8_t* line[kGroup];
-#pragma GCC unroll 4
-      for (int j = 0; j < kGroup; ++j) {
-        line[j] = lines.line[k + j] + at;
-        for (int64_t i = 0; i < kStripBytes && at % 64 == 0; i += 64) {
-          lines.Request(k + j, at + i, ahead, bytes, ask);
+  const int64_t direct = DirectDepth<Policy>(side, block);
+  WithPackedType<Policy>(side.dtype, [&]<DType kType>() {
+    if (direct > 0) {
+      const Block part = PartOf(block, 0, direct);
+      WithColumns<Policy, kType, false>(side, part, panel, true, [&](auto columns) {
+        constexpr int kGroups = decltype(columns)::kGroups;
+        for (int64_t g = 0; g < GroupsOf<Policy>(part); g += kGroups) {
+          columns.Start();
+          typename Policy::Vector column[kVectors];
+          for (int i = 0; i < kGroups; ++i) columns.Next(i, column);
         }
-      }
-      typename Sums::Vector column[kVectors];
-      Sums::template Spread<kType>(line, column);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v, packed += kBytes) Store(packed, column[v]);
+      });
     }
-  }
-}
-
-// Bytes of a packed strip so deep.
-template <class Sums>
-constexpr int64_t StripBytes(int64_t depth) {
-  return depth * kColumns * (4 / Sums::kGroup);
-}
-
-// A few lines at a time from end to end; strips and lines that are left over by themselves.
-template <class Sums>
-void PackSideBySide(const Side& side, const Block& block, const Panel& panel) {
-  const Lines lines = AcrossDepth(side, block);
-  const int64_t columns = block.count / kColumns * kColumns;
-  const int64_t depth = block.depth / kLinesTogether * kLinesTogether;
-  const Ask ask = std::max(block.ask, Ask::kL1);
-  WithTypeOf<Sums>(side.dtype, [&]<DType kType>() {
-    for (int64_t k = 0; k < depth; k += kLinesTogether) {
-      PackTogether<Sums, kType>({lines, block, k}, columns, ask, panel.data + StripBytes<Sums>(k),
-                                panel.pitch);
-    }
+    if (direct == block.depth) return;
+    const Block rest = PartOf(block, direct, block.depth - direct);
+    Lines lines = AcrossDepth(side, rest);
+    lines.Prepare(rest.depth, rest.count, panel.raw);
+    PackPadded<Policy, kType>(lines, rest, panel.data + PanelBytes<Policy>(direct));
   });
-  for (int64_t s = 0; s < Strips(block); ++s) {
-    const int64_t done = s * kColumns < columns ? depth : 0;
-    if (done > 0) ApplyFactors<Sums>(side, StripOf(block, s, 0, done), PanelOf(panel, s, 0));
-    if (done == block.depth) continue;
-    PackStripOf<Sums>(side, StripOf(block, s, done, block.depth - done),
-                      PanelOf(panel, s, StripBytes<Sums>(done)));
-  }
+  if constexpr (requires { Policy::ApplyFactors; }) Policy::ApplyFactors(side, block, panel);
 }
 
-template <class Sums>
-void PackColumns(const Side& side, const Block& block, const Panel& panel) {
-  if (side.free.Contiguous()) {
-    PackSideBySide<Sums>(side, block, panel);
-  } else {
-    const bool along = side.depth.Contiguous() || side.prepared;
-    const int64_t step = along ? kDepthTurned : kLinesScattered;
-    for (int64_t start = 0; start < block.depth; start += step) {
-      const int64_t depth = std::min(step, block.depth - start);
-      for (int64_t s = 0; s < Strips(block); ++s) {
-        PackStripOf<Sums>(side, StripOf(block, s, start, depth),
-                          PanelOf(panel, s, StripBytes<Sums>(start)));
+// Adds a packed micro-panel to the sums of its columns, if they are needed.
+template <class Policy>
+void AddColumnSums(const Block& block, const Panel& panel) {
+  if constexpr (Policy::kExact) {
+    if (!block.sums) return;
+    typename Policy::Vector total[kVectors] = {};
+    const uint8_t* from = panel.data;
+    for (int64_t g = 0; g < GroupsOf<Policy>(block); ++g) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v, from += kBytes) {
+        total[v] = Policy::Dot(total[v], Policy::Ones(), Load<typename Policy::Vector>(from));
       }
     }
-  }
-  for (int64_t s = 0; s < Strips(block); ++s) {
-    AddColumnSums<Sums>(StripOf(block, s, 0, block.depth), PanelOf(panel, s, 0));
+    int32_t totals[kNR];
+    std::memcpy(totals, total, sizeof totals);
+    for (int i = 0; i < kNR; ++i) panel.sum[i] += totals[i];
   }
 }
 

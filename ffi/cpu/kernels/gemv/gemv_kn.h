@@ -1,4 +1,12 @@
-// Columns side by side, or prepared, times few rows, for the chunks of a run.
+// GEMV by columns side by side (B as [K, N]). Nothing is packed but the rows.
+//
+//     A packed [M][K]  (M <= kGemvRows)      B [K][N]
+//     r0  a a a a ...                        k0  b b b b b b ...  --> read from end to end,
+//     r1  a a a a ...                        k1  b b b b b b ...      8 lines at a time
+//
+//     for 8 lines:  for each kNR columns:    the micro-kernel, 8 deep
+//       b = decode(8 x kNR)                  in registers
+//       acc[r][kNR] += a * b                 accumulators of all columns in L1 or L2
 
 #ifndef JAXFP8_CPU_KERNELS_GEMV_GEMV_KN_H_
 #define JAXFP8_CPU_KERNELS_GEMV_GEMV_KN_H_
@@ -7,167 +15,167 @@
 
 #include "cpu/kernels/gemm/microkernel.h"
 #include "cpu/kernels/gemm/pack.h"
-#include "cpu/kernels/gemv/gemv_kn_loops.h"
-#include "cpu/kernels/operand/scales.h"
+#include "cpu/kernels/operand/lines.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// The products of kCount rows with columns across the depth. What is found of a chunk is added to
-// the sums in float64, or where sums are narrow, in float32, in the order in which it was found:
-// for blocks of 128 x 128 one row took 1.2 times as long as without otherwise, so 1.05 times (AMD
-// Zen 4).
-template <class Sums, DType kType, int kCount>
-class RunAcross {
+// kNR columns of lines, from byte `at` of each on. With `kSubtract`, less their zero points; with
+// `kSums`, adds to their sums.
+template <class Policy, DType kType, bool kSubtract, bool kSums>
+class ColumnsOfLines {
  public:
-  // What is found of a chunk, and behind it what all are worth where sums are narrow.
-  using FoundOf = FoundRows<Sums, kCount>;
+  using Vector = typename Policy::Vector;
+  static constexpr int kGroups = 1;
 
-  RunAcross(const Side& side, const ChunkRun& run, const Panel& right, void* room)
-      : side_(side),
-        run_(run),
-        right_(right),
-        found_(static_cast<FoundOf*>(room)[0]),
-        worth_(static_cast<FoundOf*>(room)[1]),
-        width_(Strips(run.blocks[0]) * kColumns),
-        narrow_(!Sums::kExact && run.narrow) {}
+  [[gnu::always_inline]] ColumnsOfLines(const uint8_t* const* lines, int64_t at, const double* zero,
+                                        int32_t* sums)
+      : lines_(lines), at_(at), zero_(zero), sums_(sums) {
+    for (int v = 0; kSums && v < kVectors; ++v) total_[v] = Load<Vector>(sums_ + v * kLanes);
+  }
 
-  void AddTo(double* sums, int64_t pitch) {
-    sums_ = sums;
-    pitch_ = pitch;
-    for (int r = 0; r < kCount && narrow_; ++r) std::fill_n(worth_[r], width_, Found<Sums>{});
-    for (int64_t c = 0; c < run_.count; ++c) AddChunk(c);
-    if (narrow_) AddWorth();
+  [[gnu::always_inline]] void Start() {}
+
+  [[gnu::always_inline]] void Next(int, Vector (&column)[kVectors]) {
+    const uint8_t* line[Policy::kGroup];
+#pragma GCC unroll 4
+    for (int j = 0; j < Policy::kGroup; ++j) line[j] = lines_[j] + at_;
+    lines_ += Policy::kGroup;
+    Policy::template LoadLines<kType>(line, column);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      column[v] = zero_.Less(v, column[v]);
+      if constexpr (kSums) total_[v] = Policy::Dot(total_[v], Policy::Ones(), column[v]);
+    }
+  }
+
+  [[gnu::always_inline]] void StoreSums() const {
+    for (int v = 0; kSums && v < kVectors; ++v) Store(sums_ + v * kLanes, total_[v]);
   }
 
  private:
-  static constexpr int64_t kSomeStrips = 32;
+  const uint8_t* const* lines_;
+  int64_t at_;
+  ZeroPoints<Policy, kSubtract> zero_;
+  int32_t* sums_;
+  Vector total_[kSums ? kVectors : 1];
+};
 
-  void AddChunk(int64_t c) {
-    const Block& block = run_.blocks[c];
-    const Panel& left = run_.left[c];
-    first_ = run_.first && c == 0;
-    for (int r = 0; r < kCount; ++r) std::fill_n(found_[r], width_, Found<Sums>{});
-    if constexpr (Sums::kTotals) std::fill_n(of_columns_, width_, 0);
-    if constexpr (Sums::kLessZero) StartColumns<Sums>(side_, block, right_);
-    if (side_.prepared) return AddQuads(block, left);
-    if constexpr (Sums::kTotals && requires { typename Sums::template Parts<kCount>; }) {
-      typename Sums::template Parts<kCount> rows(left, block.depth);
-      if (rows.Pay()) {
-        return AddLines<InTwo<typename Sums::Alone>>(block, rows.WithFactorsOf(left));
-      }
+template <class Policy, DType kType, int kCount, bool kSubtract, bool kSums>
+class GemvKn {
+ public:
+  using Accs = Acc<Policy>[kCount][kGemvColumns];
+
+  GemvKn(const Side& side, const Block& block, const Panel& rows, const Panel& columns, void* acc)
+      : side_(side),
+        block_(block),
+        rows_(rows),
+        columns_(columns),
+        acc_(*static_cast<Accs*>(acc)),
+        width_((block.count + kNR - 1) / kNR * kNR) {
+    if constexpr (kSubtract) LoadColumnFactors<Policy>(side, block, columns);
+    for (int r = 0; r < kCount; ++r) std::fill_n(acc_[r], width_, Acc<Policy>{});
+    if constexpr (kSums) std::fill_n(sums_, width_, 0);
+  }
+
+  void AddTo(double* sums, int64_t pitch, bool first) {
+    const Lines lines = AcrossDepth(side_, block_);
+    const int64_t whole = block_.count / kNR * kNR;
+    const int64_t readable = lines.Readable(block_.depth, block_.count - whole, kNR);
+    for (int64_t k = 0; k < block_.depth; k += kLinesTogether) {
+      const int64_t count = std::min<int64_t>(kLinesTogether, block_.depth - k);
+      LinesTogether together(lines, block_, k);
+      for (int64_t i = count; i < kLinesTogether; ++i) together.line[i] = Zeros();
+      // The last columns are copied where a whole micro-panel would reach beyond the array.
+      const bool copies = whole < width_ && k + count > readable;
+      MultiplyLines(together, k, count, copies ? whole : width_);
+      if (copies) MultiplyRest(together, k, count, whole);
     }
-    AddLines<Sums>(block, left);
+    for (int64_t c = 0; c < width_; c += kFactorColumns) AddScaled(c, sums + c, pitch, first);
   }
 
-  // Prepared columns are read for more of the depth in one go, so that second parts are oftener
-  // needed.
-  void AddQuads(const Block& block, const Panel& left) {
-    FindPrepared<Sums, kType, kCount>(side_, block, left, right_, found_, of_columns_);
-    AddFound(block, left);
-  }
+ private:
+  static constexpr int64_t kFactorColumns = 1024;  // the factors of so many stay in L1
 
-  template <class Parts>
-  void AddLines(const Block& block, const Panel& left) {
-    const Lines lines = AcrossDepth(side_, block);
-    const LinesOfBlock whole(block);
-    FindLines<Parts, kType, kCount>(lines, block, left, right_, found_, of_columns_);
-    const int64_t groups = GroupsOf<Sums>(block);
-    for (int64_t s = 0; s < Strips(block); ++s) {
-      const int64_t c = s * kColumns;
-      const int64_t done = c < whole.columns ? whole.depth / Sums::kGroup : 0;
-      const bool rest = done < groups;
-      if (done > 0 && (rest || !narrow_)) ExchangeFound(s);
-      if (!rest) continue;
-      SumStripGroups<Parts, kType, kCount>(lines, block, s, done, groups, left,
-                                           {found_[0] + c, of_columns_ + c, right_.zero + c});
-      if (narrow_) ExchangeFound(s);
-    }
-    AddFound(block, left);
-  }
-
-  // From lanes to the order of columns, or back.
-  void ExchangeFound(int64_t s) {
-    if constexpr (kByLanes<Sums, kType>) {
-      for (int r = 0; r < kCount; ++r) ExchangeLanes(found_[r] + s * kColumns);
-      if constexpr (Sums::kTotals) ExchangeLanes(of_columns_ + s * kColumns);
-    }
-  }
-
-  // Some strips at a time: the factors of all columns would fill an L1.
-  void AddFound(const Block& block, const Panel& left) {
-    for (int64_t s = 0; s < Strips(block); s += kSomeStrips) {
-      Block some = StripOf(block, s, 0, block.depth);
-      some.count = std::min(block.count - s * kColumns, kSomeStrips * kColumns);
-      if constexpr (!Sums::kExact) {
-        if (narrow_) {
-          AddNarrow(some, left, s * kColumns);
-          continue;
-        }
-      }
-      AddSome(some, left, s);
+  void AddScaled(int64_t column, double* sums, int64_t pitch, bool first) {
+    Block block = block_;
+    block.first += column;
+    block.count = std::min(block_.count - column, kFactorColumns);
+    const int64_t width = std::min(width_ - column, kFactorColumns);
+    const Panel columns = kSubtract ? FactorsFrom(columns_, column) : columns_;
+    if constexpr (!kSubtract) LoadColumnFactors<Policy>(side_, block, columns);
+    if constexpr (kSums) std::copy_n(sums_ + column, width, columns.sum);
+    for (int r = 0; r < kCount; ++r) {
+      AddScaledRow<Policy>(acc_[r] + column, rows_, r, columns, block.depth, width,
+                           sums + r * pitch, first);
     }
   }
 
-  // Adds the worth of what was found from strip s on.
-  void AddSome(const Block& block, const Panel& left, int64_t s) {
-    const int64_t c = s * kColumns, width = Strips(block) * kColumns;
-    double scale[kSomeStrips * kColumns], zero[kSomeStrips * kColumns];
-    double sum[kSomeStrips * kColumns];
-    Panel factors = {nullptr, 0, scale, zero, sum, nullptr};
-    if constexpr (Sums::kLessZero) {
-      factors = PanelOf(right_, s, 0);
+  static const uint8_t* Zeros() {
+    struct Line {
+      constexpr Line() { std::fill_n(code, kGemvColumns, Policy::template kZeroCode<kType>); }
+      uint8_t code[kGemvColumns];
+    };
+    static constexpr Line kLine;
+    return kLine.code;
+  }
+
+  // Memory has to be prefetched: without, one row from memory was 1.4 to 1.7x slower (AMD Zen 5).
+  [[gnu::noinline]] void MultiplyLines(const LinesTogether& lines, int64_t k, int64_t count,
+                                       int64_t columns) {
+    const int64_t ahead = std::min(kLineAhead, columns);
+    for (int64_t c = 0; c < columns; c += kNR) {
+      for (int i = 0; i < kLinesTogether && c % 64 == 0; ++i) lines.Prefetch(i, c, ahead, columns);
+      MultiplyPanel(lines.line, c, k, count, c);
+    }
+  }
+
+  void MultiplyRest(const LinesTogether& lines, int64_t k, int64_t count, int64_t column) {
+    uint8_t rest[kLinesTogether][kNR];
+    const uint8_t* line[kLinesTogether];
+    std::memset(rest, Policy::template kZeroCode<kType>, sizeof rest);
+    for (int i = 0; i < kLinesTogether; ++i) {
+      line[i] = rest[i];
+      if (i < count) std::memcpy(rest[i], lines.line[i] + column, block_.count - column);
+    }
+    MultiplyPanel(line, 0, k, count, column);
+  }
+
+  // The micro-kernel for `count` lines from byte `at` on, which hold columns from `column` on.
+  [[gnu::always_inline]] void MultiplyPanel(const uint8_t* const* lines, int64_t at, int64_t k,
+                                            int64_t count, int64_t column) {
+    MultiplyRows<0, kTileRows, kSums>(lines, at, k, count, column);
+    if constexpr (kTileRows < kCount) {
+      MultiplyRows<kTileRows, kCount - kTileRows, false>(lines, at, k, count, column);
+    }
+  }
+
+  template <int kFirst, int kRowCount, bool kSumsToo>
+  [[gnu::always_inline]] void MultiplyRows(const uint8_t* const* lines, int64_t at, int64_t k,
+                                           int64_t count, int64_t column) {
+    const uint8_t* rows = rows_.data + kFirst * rows_.pitch + k * (4 / Policy::kGroup);
+    Acc<Policy>* acc = acc_[kFirst] + column;
+    RegisterTile<Policy, kRowCount> tile(acc, kGemvColumns, false);
+    ColumnsOfLines<Policy, kType, kSubtract, kSumsToo> columns(
+        lines, at, columns_.zero + (kSubtract ? column : 0), sums_ + (kSumsToo ? column : 0));
+    if (count == kLinesTogether) [[likely]] {
+      tile.Multiply(rows, rows_.pitch, columns, kLinesTogether / Policy::kGroup);
     } else {
-      StartColumns<Sums>(side_, block, factors);
+      tile.Multiply(rows, rows_.pitch, columns, (count + Policy::kGroup - 1) / Policy::kGroup);
     }
-    if constexpr (Sums::kTotals) std::copy_n(of_columns_ + c, width, sum);
-    for (int r = 0; r < kCount; ++r) {
-      AddRow<Sums>(found_[r] + c, left, r, factors, block.depth, width, sums_ + r * pitch_ + c,
-                   first_);
-    }
+    columns.StoreSums();
+    tile.StoreTo(acc, kGemvColumns);
   }
 
-  // The same in float32 from column c on, by lanes if lines are.
-  void AddNarrow(const Block& block, const Panel& left, int64_t c) {
-    const int64_t width = Strips(block) * kColumns;
-    Found<Sums> scale[kSomeStrips * kColumns];
-    Scales(side_, block, width, scale);
-    if constexpr (kByLanes<Sums, kType>) {
-      const bool alike = side_.prepared || AreAlikeInStrips(side_.tile_free, block.first);
-      for (int64_t i = 0; !alike && i < width; i += kColumns) ExchangeLanes(scale + i);
-    }
-    for (int r = 0; r < kCount; ++r) {
-      const auto of_row = static_cast<float>(left.scale[r]);
-      for (int64_t i = 0; i < width; i += kLanes) {
-        const F32 both = Load<F32>(scale + i) * of_row;
-        const F32 worth = Load<F32>(worth_[r] + c + i);
-        Store(worth_[r] + c + i, MultiplyAdd(Load<F32>(found_[r] + c + i), both, worth));
-      }
-    }
-  }
-
-  void AddWorth() {
-    for (int r = 0; r < kCount; ++r) {
-      if constexpr (kByLanes<Sums, kType>) {
-        for (int64_t c = 0; !side_.prepared && c < width_; c += kColumns) {
-          ExchangeLanes(worth_[r] + c);
-        }
-      }
-      double* to = sums_ + r * pitch_;
-      for (int64_t i = 0; i < width_; ++i) to[i] = worth_[r][i] + (run_.first ? 0 : to[i]);
-    }
-  }
+  // With AVX2 four rows do not fit the registers: two and two, which decode twice, are 1.2x faster.
+  static constexpr int kTileRows = kBytes == 32 && kCount == 4 ? 2 : kCount;
 
   const Side& side_;
-  const ChunkRun& run_;
-  const Panel& right_;
-  FoundOf& found_;
-  FoundOf& worth_;
+  const Block& block_;
+  const Panel& rows_;
+  const Panel& columns_;
+  Accs& acc_;
   const int64_t width_;
-  const bool narrow_;
-  double* sums_ = nullptr;
-  int64_t pitch_ = 0;
-  bool first_ = false;  // whether no sums are there yet
-  int32_t of_columns_[kFewColumns];
+  int32_t sums_[kSums ? kGemvColumns : 1];
 };
 
 }  // namespace jaxfp8::JAXFP8_ISA

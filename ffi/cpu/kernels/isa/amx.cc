@@ -4,67 +4,69 @@
 #define JAXFP8_VBMI
 #define JAXFP8_AMX
 
+#include "cpu/kernels/amx/gemv.h"
 #include "cpu/kernels/amx/microkernel.h"
-#include "cpu/kernels/amx/pack_and_multiply.h"
-#include "cpu/kernels/amx/skinny.h"
 #include "cpu/kernels/isa/entry.h"
 #include "cpu/kernels/policy/bf16_pairs.h"
 #include "cpu/kernels/policy/int8_quads.h"
 
 namespace jaxfp8::amx {
 
-// A kernel for panels of `Policy`.
 template <class Policy>
-constexpr Kernel TileEntry(const char* name, unsigned needs, Sums sums) {
-  Kernel kernel = Entry<Policy>(name, needs, sums);
-  kernel.rows = 2 * kTile;
-  kernel.height = kTile;
-  kernel.group = kTile * Policy::kGroup;
-  kernel.slice = 2 * kSlice<Policy::kGroup>;
-  // Few roundings: a tile's products are summed before they are added.
-  kernel.depth = 4096;
-  // Products are so fast that packing rows again tells.
-  kernel.room = {.rows = 4 << 20, .along = 7 << 18, .sums = 2 << 20};
-  // Across the depth, what more rows find passes through L2 for every few lines, and packed columns
-  // cost less. Integers are packed by so many lines that memory does not keep up: 5 and 8 rows from
-  // there took 2.1 times as long so as packed by the first rows, from a cache 0.9 to 1. Along the
-  // depth, rows are read again for every two tiles of columns, out of an L2 of 2 MB: 128 rows of
-  // bfloat16 that leave it took 1.1 times as long as packed columns, in rounds that do not 0.7 to
-  // 0.85 times. What is found is added in float64 for every chunk: 64 rows of integers in chunks of
-  // 128 took 1.2 times as long so.
-  kernel.few = {.rows = kMostTurned,
-                .across = Policy::kExact ? 0 : kTile / 2,
-                .along = kMostTurned,
-                .prepared = kTile,
-                .least_along = 2 * kTile,
-                .depth_along = 8,
-                .narrow_along = true,
-                .spare = kTile,
-                .tiles = {}};
-  kernel.multiply_few = MultiplyFewByTiles<Policy>;
-  // With fewer rows other kernels wait for memory or for lookups as long as tiles do.
-  kernel.least = {.across = 3, .along = 2, .prepared = 2};
-  if (Policy::kExact) kernel.least = {kFewRows + 1, kFewRows + 1, kFewRows + 1};
-  // A multiple of `group`. Deeper strips leave L1: 12 to 48 rows of bfloat16 take 1.1 to 1.3 times
-  // as long with 512 lines. With 192 rows int8 takes 1.04 times as long as packed ahead, with 256
-  // both do; columns along the depth and prepared ones 0.86 to 1.09 times. (Xeon with AMX.)
-  kernel.by_first_rows = {.depth = 256, .rows = Policy::kExact ? 128 : 192, .quads = false};
-  kernel.enter = EnterTiles;
-  kernel.leave = LeaveTiles;
-  kernel.pack_rows = PackTileRows<Policy>;
-  kernel.pack_rows_along = PackTurnedRows<Policy>;
-  kernel.pack_columns = PackTileColumns<Policy>;
-  kernel.multiply = MultiplyTiles<Policy>;
-  kernel.pack_and_multiply = PackAndMultiplyTiles<Policy>;
-  if (Policy::kAsPrepared != DType::kNone) kernel.multiply_in_place = MultiplyTiles<Policy>;
-  return kernel;
+constexpr Kernel TileEntry(const char* name, unsigned needs, ComputeType compute) {
+  constexpr bool kBytesAsTheyLie = Policy::kExact;
+  return {
+      .name = name,
+      .needs = needs,
+      .compute = compute,
+      // With fewer rows other kernels wait for memory or for decoding as long as tiles do.
+      .min_rows = kBytesAsTheyLie ? MinRows{5, 5, 5} : MinRows{3, 2, 2},
+      .packed = {.group = Policy::kGroup,
+                 .size = 4 / Policy::kGroup,
+                 .pad = kTile * Policy::kGroup,
+                 .shifted_rows = Policy::kShiftedRows,
+                 .shifted_columns = Policy::kShiftedColumns,
+                 .subtracts_row_zeros = false},
+      // A tile's products are summed before they are added: few roundings. Deeper panels leave L1:
+      // 12 to 48 rows of bfloat16 were 1.1 to 1.3x slower with 512.
+      .gemm = {.mr = 2 * kTile,
+               .nr = kNR,
+               .tile_rows = kTile,
+               .max_chunk = 4096,
+               .panel_depth = 256,
+               .row_bytes = 4 << 20,
+               .sums_bytes = 2 << 20,
+               .enter = EnterTiles,
+               .leave = LeaveTiles,
+               .pack_rows = PackTileRows<Policy>,
+               .load_factors = LoadColumnFactors<Policy>,
+               .pack_and_multiply = PackAndMultiplyTiles<Policy>,
+               .multiply = MultiplyTiles<Policy>,
+               .add_scaled = AddScaledAcc<Policy>},
+      // [K, N]: 3 to 8 rows of bfloat16 are 1.3 to 1.6x faster than with packed columns.
+      // [N, K]: 48 to 128 rows are 1.4 to 1.6x faster. Rows are read again for every two tiles of
+      // columns, so they have to stay in an L2 of 2 MB.
+      .gemv = {.kn_rows = kBytesAsTheyLie ? 0 : kTile / 2,
+               .nk_rows = kTransposedRows,
+               .nk_short_rows = 2 * kTile,
+               .nk_depth_per_row = 1,
+               .prepared_rows = kBytesAsTheyLie ? 0 : kTile,
+               .nk_pass_rows = kTransposedRows,
+               .pass_rows = kTile,
+               .spare_rows = kTile,
+               .nk_float32 = true,
+               .run_bytes = 7 << 18,
+               .pack_rows_nk = PackTransposedRows<Policy>,
+               .multiply = GemvByTiles<Policy>},
+      .epilogue = {.store = StoreSums, .store_scaled = StoreScaled<Policy>},
+  };
 }
 
 constexpr unsigned kNeeds = kAvx512 | kAvx512Vbmi | kAvx512Vnni | kAvx512Bf16 | kAmx;
 
 constexpr Kernel kKernels[] = {
-    TileEntry<SignedByteSums>("amx_int8", kNeeds, Sums::kInteger),
-    TileEntry<BF16Sums>("amx_bf16", kNeeds, Sums::kBFloat16),
+    TileEntry<SignedInt8Quads>("amx_int8", kNeeds, ComputeType::kInt32),
+    TileEntry<Bf16Pairs>("amx_bf16", kNeeds, ComputeType::kBFloat16),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

@@ -9,8 +9,8 @@
 namespace jaxfp8::avx2 {
 
 constexpr Kernel kKernels[] = {
-    Entry<ShortSums>("avx2_int8", kAvx2, Sums::kInteger),
-    Entry<FloatSums>("avx2_f32", kAvx2, Sums::kFloat32),
+    Entry<Int16Pairs>("avx2_int8", kAvx2, ComputeType::kInt32),
+    Entry<Float32>("avx2_f32", kAvx2, ComputeType::kFloat32),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

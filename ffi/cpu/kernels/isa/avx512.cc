@@ -9,8 +9,8 @@
 namespace jaxfp8::avx512 {
 
 constexpr Kernel kKernels[] = {
-    Entry<ShortSums>("avx512_int8", kAvx512, Sums::kInteger),
-    Entry<FloatSums>("avx512_f32", kAvx512, Sums::kFloat32),
+    Entry<Int16Pairs>("avx512_int8", kAvx512, ComputeType::kInt32),
+    Entry<Float32>("avx512_f32", kAvx512, ComputeType::kFloat32),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

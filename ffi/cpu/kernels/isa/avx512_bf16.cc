@@ -9,7 +9,7 @@
 namespace jaxfp8::avx512_bf16 {
 
 constexpr Kernel kKernels[] = {
-    Entry<BF16Sums>("avx512_bf16", kAvx512 | kAvx512Vbmi | kAvx512Bf16, Sums::kBFloat16),
+    Entry<Bf16Pairs>("avx512_bf16", kAvx512 | kAvx512Vbmi | kAvx512Bf16, ComputeType::kBFloat16),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

@@ -9,7 +9,7 @@
 namespace jaxfp8::avx512_vbmi {
 
 constexpr Kernel kKernels[] = {
-    Entry<FloatSums>("avx512_vbmi", kAvx512 | kAvx512Vbmi, Sums::kFloat32),
+    Entry<Float32>("avx512_vbmi", kAvx512 | kAvx512Vbmi, ComputeType::kFloat32),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

@@ -8,7 +8,7 @@
 namespace jaxfp8::avx512_vnni {
 
 constexpr Kernel kKernels[] = {
-    Entry<ByteSums>("avx512_vnni", kAvx512 | kAvx512Vnni, Sums::kInteger),
+    Entry<Int8Quads>("avx512_vnni", kAvx512 | kAvx512Vnni, ComputeType::kInt32),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

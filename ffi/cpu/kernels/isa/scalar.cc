@@ -9,8 +9,8 @@
 namespace jaxfp8::scalar {
 
 constexpr Kernel kKernels[] = {
-    Entry<ShortSums>("scalar_int8", 0, Sums::kInteger),
-    Entry<FloatSums>("scalar_f32", 0, Sums::kFloat32),
+    Entry<Int16Pairs>("scalar_int8", 0, ComputeType::kInt32),
+    Entry<Float32>("scalar_f32", 0, ComputeType::kFloat32),
 };
 
 KernelList Kernels() { return {std::begin(kKernels), std::end(kKernels)}; }

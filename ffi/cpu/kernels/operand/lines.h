@@ -1,8 +1,8 @@
 // The lines of a block, each a contiguous run of values, whatever the layout of the operand.
 //
-// Where memory already runs along the line, nothing is copied. Where it runs across the lines, the
-// block is turned in scratch, 16 x 16 or 16 x 64 bytes at a time in registers; any other layout
-// value by value.
+// Where a line is contiguous in memory, nothing is copied. Where lines are columns of contiguous
+// bytes, the block is transposed into scratch, 16 x 16 or 16 x 64 bytes at a time in registers. Any
+// other layout is copied value by value.
 
 #ifndef JAXFP8_CPU_KERNELS_OPERAND_LINES_H_
 #define JAXFP8_CPU_KERNELS_OPERAND_LINES_H_
@@ -15,8 +15,8 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Turns 16 x 16 bytes: to[i][j] = from[j][i].
-inline void Turn16(const uint8_t* const (&from)[16], uint8_t* to, int64_t pitch) {
+// Transposes 16 x 16 bytes: to[i][j] = from[j][i].
+inline void Transpose16(const uint8_t* const (&from)[16], uint8_t* to, int64_t pitch) {
   constexpr U8x16 kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
   constexpr U8x16 kHigh = {8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   U8x16 a[16], b[16];
@@ -33,8 +33,8 @@ inline void Turn16(const uint8_t* const (&from)[16], uint8_t* to, int64_t pitch)
 }
 
 #if defined(__AVX512F__)
-// Turns 16 x 64 bytes: to[i][j] = from[j][i] for i < 64.
-inline void Turn64(const uint8_t* const (&from)[16], uint8_t* to, int64_t pitch) {
+// Transposes 16 x 64 bytes: to[i][j] = from[j][i] for i < 64.
+inline void Transpose64(const uint8_t* const (&from)[16], uint8_t* to, int64_t pitch) {
   __m512i a[16], b[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) a[i] = Load<__m512i>(from[i]);
@@ -74,12 +74,12 @@ class Lines {
     if (along.Contiguous()) start_ += value * size;
   }
 
-  // Makes `count` lines of `length` values ready; `scratch` holds them if they must be turned.
+  // Makes `count` lines of `length` values ready; `scratch` holds them if they must be transposed.
   void Prepare(int64_t count, int64_t length, uint8_t* scratch) {
     if (along_.Contiguous()) return;
     const int64_t pitch = (length * size_ + 15) / 16 * 16;
     if (size_ == 1 && !table_ && pitch_ == 1) {
-      TurnBytes(count, length, scratch, pitch);
+      TransposeBytes(count, length, scratch, pitch);
     } else if (size_ == 1) {
       Copy<uint8_t>(0, count, 0, length, scratch, pitch);
     } else if (size_ == 2) {
@@ -96,23 +96,23 @@ class Lines {
     return start_ + (table_ ? table_[i] * size_ : i * pitch_);
   }
 
-  // How many of `count` lines can be read `width` bytes wide, of which `length` are theirs: beyond
+  // How many of `count` lines can be read `width` values wide, of which `length` are theirs: beyond
   // the end of one lies another, or the array ends.
   int64_t Readable(int64_t count, int64_t length, int64_t width) const {
     if (length == width) return count;
     if (table_ || pitch_ <= 0) return 0;
-    const int64_t beyond = (width - length + pitch_ - 1) / pitch_;
+    const int64_t beyond = ((width - length) * size_ + pitch_ - 1) / pitch_;
     return std::max<int64_t>(count - beyond, 0);
   }
 
  private:
-  // Of a value, before the lines are turned.
+  // Of a value, before the lines are transposed.
   const uint8_t* Source(int64_t line, int64_t value) const {
     return (*this)[line] + along_[value_ + value] * size_;
   }
 
-  // Few values at a time, for each of which a processor looks ahead.
-  void TurnBytes(int64_t count, int64_t length, uint8_t* to, int64_t pitch) const {
+  // 16 values at a time: a core prefetches few streams.
+  void TransposeBytes(int64_t count, int64_t length, uint8_t* to, int64_t pitch) const {
     const int64_t whole_lines = count / 16 * 16;
     const int64_t whole_values = length / 16 * 16;
     for (int64_t value = 0; value < whole_values; value += 16) {
@@ -121,12 +121,12 @@ class Lines {
       int64_t line = 0;
 #if defined(__AVX512F__)
       for (; line + 64 <= count; line += 64) {
-        Turn64(from, to + line * pitch + value, pitch);
+        Transpose64(from, to + line * pitch + value, pitch);
         for (int i = 0; i < 16; ++i) from[i] += 64;
       }
 #endif
       for (; line < whole_lines; line += 16) {
-        Turn16(from, to + line * pitch + value, pitch);
+        Transpose16(from, to + line * pitch + value, pitch);
         for (int i = 0; i < 16; ++i) from[i] += 16;
       }
     }
@@ -168,39 +168,21 @@ inline Lines AcrossDepth(const Side& side, const Block& block) {
                block.first);
 }
 
-// Asks for the cache line at an address.
-[[gnu::always_inline]] inline void Prefetch(const uint8_t* at, Ask ask) {
-  if (ask == Ask::kL1) __builtin_prefetch(at, 0, 3);
-  if (ask == Ask::kL2) __builtin_prefetch(at, 0, 2);
-}
-
-// Calls `function` with what the compiler has to know, so that no register is kept for the rest.
-template <class Function>
-[[gnu::always_inline]] inline void WithAsk(Ask ask, const Function& function) {
-  if (ask == Ask::kNone) return function.template operator()<Ask::kNone>();
-  if (ask == Ask::kL1) return function.template operator()<Ask::kL1>();
-  function.template operator()<Ask::kL2>();
-}
-
-// How far ahead that is, if for L1 it is so far.
-inline int64_t AheadFor(Ask ask, int64_t bytes) { return ask == Ask::kL2 ? 2 * bytes : bytes; }
-
-// Where lines across the depth start that are read together, and those that follow.
+// Where lines across K start that a GEMV reads together, and those that follow.
 struct LinesTogether {
   LinesTogether(const Lines& lines, const Block& block, int64_t k) {
-    const int64_t last = block.depth + block.ahead - 1;
+    const int64_t end = block.depth + block.ahead;
     for (int i = 0; i < kLinesTogether; ++i) {
-      line[i] = lines[k + i];
-      next[i] = lines[std::min(k + kLinesTogether + i, last)];
+      line[i] = lines[std::min(k + i, end - 1)];
+      next[i] = lines[std::min(k + kLinesTogether + i, end - 1)];
     }
   }
 
-  // Asks for what is `ahead` bytes beyond byte `at` of line i: of the same line, of which `bytes`
-  // are read, or of the one that follows it.
-  [[gnu::always_inline]] void Request(int i, int64_t at, int64_t ahead, int64_t bytes,
-                                      Ask ask) const {
+  // Prefetches what is `ahead` bytes beyond byte `at` of line i: of the same line, of which `bytes`
+  // are read, or of the one that follows.
+  [[gnu::always_inline]] void Prefetch(int i, int64_t at, int64_t ahead, int64_t bytes) const {
     const int64_t beyond = at + ahead - bytes;
-    Prefetch(beyond < 0 ? line[i] + at + ahead : next[i] + beyond, ask);
+    __builtin_prefetch(beyond < 0 ? line[i] + at + ahead : next[i] + beyond);
   }
 
   const uint8_t *line[kLinesTogether], *next[kLinesTogether];

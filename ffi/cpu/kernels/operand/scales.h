@@ -69,7 +69,7 @@ inline void WithScales(const Side& side, const F& f) {
 
 // Calls `f` with the zero points of a side, in their own type.
 template <typename F>
-inline void WithZeroPoints(const Side& side, const F& f) {
+inline void WithZeros(const Side& side, const F& f) {
   switch (side.zero_type) {
     case DType::kS8:
       return f(static_cast<const int8_t*>(side.zero_point));
@@ -82,7 +82,7 @@ inline void WithZeroPoints(const Side& side, const F& f) {
 
 // The scale and zero point of every line, constant along a block unless the side is `fine`. Lines
 // up to `room` beyond the last get harmless ones.
-inline void Factors(const Side& side, const Block& block, int64_t room, const Panel& panel) {
+inline void LoadFactors(const Side& side, const Block& block, int64_t room, const Panel& panel) {
   const int64_t scaled = side.fine || !side.scale ? 0 : block.count;
   const int64_t shifted = side.fine || !side.zero_point ? 0 : block.count;
   std::fill_n(panel.scale + scaled, room - scaled, 1.0);
@@ -96,7 +96,7 @@ inline void Factors(const Side& side, const Block& block, int64_t room, const Pa
     });
   }
   if (shifted > 0) {
-    WithZeroPoints(side, [&](const auto* zero) {
+    WithZeros(side, [&](const auto* zero) {
       CopyFactors(zero + tile, side.tile_free, block.first, shifted, panel.zero);
     });
   }
@@ -110,11 +110,6 @@ inline void Scales(const Side& side, const Block& block, int64_t room, float* to
     CopyFactors(scale + tile, side.tile_free, block.first, block.count, to);
   });
   std::fill_n(to + block.count, room - block.count, to[block.count - 1]);
-}
-
-// Whether the lines of each strip are of one tile.
-inline bool AreAlikeInStrips(const Offsets& tiles, int64_t first) {
-  return tiles.Constant() || (tiles.run % kColumns == 0 && first % kColumns == 0);
 }
 
 // The zero points of kLanes lines.

@@ -1,14 +1,17 @@
-// float32 sums of float32 panels: the universal path, for any mix of types, zero points included.
+// float32 accumulators of float32 values: for any mix of types, zero points included.
+//
+//     lane:  | a[k] |     acc[lane] += a[k] * b[k][lane]
 
 #ifndef JAXFP8_CPU_KERNELS_POLICY_FLOAT32_H_
 #define JAXFP8_CPU_KERNELS_POLICY_FLOAT32_H_
 
 #include "cpu/kernels/decode/decode.h"
-#include "cpu/kernels/gemm/pack.h"
+#include "cpu/kernels/operand/scales.h"
+#include "cpu/kernels/policy/lane_policy.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Takes zero points off, and applies scales that change from value to value.
+// Subtracts zero points and applies scales that change from value to value (Side::fine).
 class ValueFactors {
  public:
   ValueFactors(const Side& side, const Block& block) : side_(side), block_(block) {}
@@ -24,8 +27,7 @@ class ValueFactors {
   }
 
  private:
-  // To values whose tiles are those of `tiles` from `first` on, beyond `tile`. In loops that the
-  // compiler makes vectors of.
+  // To values whose tiles are `tile` + `tiles[first + i]`. The compiler vectorises the loops.
   void Apply(int64_t tile, const Offsets& tiles, int64_t first, int64_t count, float* line) const {
     tile += side_.tile_batch[block_.batch];
     if (tiles.table) {
@@ -44,7 +46,7 @@ class ValueFactors {
   template <typename Index>
   void ApplyEach(int64_t tile, const Index& index, int64_t count, float* __restrict line) const {
     if (side_.zero_point) {
-      WithZeroPoints(side_, [&](const auto* zeros) {
+      WithZeros(side_, [&](const auto* zeros) {
         const auto* zero = zeros + tile;
         for (int64_t i = 0; i < count; ++i) line[i] -= static_cast<float>(zero[index(i)]);
       });
@@ -61,54 +63,39 @@ class ValueFactors {
   const Block& block_;
 };
 
-struct FloatSumsLessZero;
-
-struct FloatSums {
+struct Float32 {
   using Vector = F32;
   using Lane = float;
   static constexpr int kGroup = 1;
   static constexpr bool kExact = false;
-  static constexpr bool kTotals = false;
-  static constexpr DType kPacked = DType::kF32;
-  static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
 
-  static Vector Add(Vector sum, Lane row, Vector column) { return sum + row * column; }
+  static Vector MultiplyAdd(Vector acc, Lane row, Vector column) { return acc + row * column; }
 
-  static Vector AddLanes(Vector sum, Vector row, Vector column) { return sum + row * column; }
+  static Vector Dot(Vector acc, Vector row, Vector column) { return acc + row * column; }
 
-  // Whether columns that are not packed are taken less their zero points, and the sums for that.
-  static constexpr bool kLessZero = false;
-  using LessZero = FloatSumsLessZero;
+  static constexpr bool kSubtractsZeros = true;
 
   template <DType kType>
-  static void Unpack(const uint8_t* from, Vector (&to)[kVectors]) {
+  static void LoadAlong(const uint8_t* from, Vector (&to)[kVectors]) {
     DecodeVectors<kType>(from, to);
   }
 
   template <DType kType>
-  static void SplitQuads(S32 quads, Vector (&to)[kQuad]) {
+  static void LoadQuads(S32 quads, Vector (&to)[kQuad]) {
     DecodeQuads<kType>(quads, to);
   }
 
   template <DType kType>
-  static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+  static void LoadLines(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
     DecodeVectors<kType>(line[0], column);
   }
-
-#if defined(__AVX2__)
-  template <DType kType>
-    requires(kDecodedByLanes<kType>)
-  static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    DecodeByLanes<kType>(Load<Integers>(line[0]), column);
-  }
-#endif
 
   template <DType>
   static constexpr int kZeroCode = 0;
 
-  static void PackLine(const Side& side, const Block& block, int64_t i, const uint8_t* from,
-                       void* to, const Panel& panel) {
+  static void PackRow(const Side& side, const Block& block, int64_t i, const uint8_t* from,
+                      void* to, const Panel& panel) {
     auto* line = static_cast<float*>(to);
     DecodeLine(side.dtype, from, block.depth, line);
     const ValueFactors factors(side, block);
@@ -123,7 +110,7 @@ struct FloatSums {
     auto* to = reinterpret_cast<float*>(panel.data);
     const ValueFactors factors(side, block);
     for (int64_t k = 0; factors.Needed() && k < block.depth; ++k) {
-      factors.AcrossDepth(k, block.count, to + k * kColumns);
+      factors.AcrossDepth(k, block.count, to + k * kNR);
     }
     if (side.zero_point && !factors.Needed()) TakeZeros(panel, block.depth);
   }
@@ -139,9 +126,7 @@ struct FloatSums {
   }
 };
 
-struct FloatSumsLessZero : FloatSums {
-  static constexpr bool kLessZero = true;
-};
+static_assert(LanePolicy<Float32>);
 
 }  // namespace jaxfp8::JAXFP8_ISA
 

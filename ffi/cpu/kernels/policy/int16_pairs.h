@@ -1,11 +1,14 @@
-// Exact int32 sums of pairs of 16-bit values: integers on machines without 8-bit dot products.
+// Exact int32 accumulators of pairs of 16-bit values: bytes on machines without 8-bit dot products.
+//
+//     lane:  | a[k] a[k+1] |     acc[lane] += a[k] * b[k][lane] + a[k+1] * b[k+1][lane]
 
 #ifndef JAXFP8_CPU_KERNELS_POLICY_INT16_PAIRS_H_
 #define JAXFP8_CPU_KERNELS_POLICY_INT16_PAIRS_H_
 
 #include <limits>
 
-#include "cpu/kernels/gemm/pack.h"
+#include "cpu/kernels/decode/decode.h"
+#include "cpu/kernels/policy/lane_policy.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
@@ -33,45 +36,41 @@ inline S32 WidenPairs(const uint8_t* from) {
 #endif
 }
 
-struct ShortSums {
+struct Int16Pairs {
   using Vector = S32;
   using Lane = int32_t;
   static constexpr int kGroup = 2;
   static constexpr bool kExact = true;
-  static constexpr bool kTotals = false;
-  static constexpr DType kAsPrepared = DType::kNone;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
-  // The sums of the columns, which make zero points good otherwise, took one row 0.7 times as long
-  // as its products (AVX2, AMD Zen 3).
-  static constexpr bool kRowsLessZero = true;
-  static_assert(kFewDepth * (255 + kNearZero) * 255 <= std::numeric_limits<int32_t>::max());
+  static constexpr bool kSubtractsZeros = false;
+  // From rows as they are packed: sums of columns, the other way, made one row 1.7x slower (AVX2,
+  // AMD Zen 3).
+  static constexpr bool kSubtractsRowZeros = true;
+  static_assert(kGemvDepth * (255 + kNearZero) * 255 <= std::numeric_limits<int32_t>::max());
 
-  static Vector Add(Vector sum, Lane row, Vector column) {
-    return AddLanes(sum, Vector{} + row, column);
+  static Vector MultiplyAdd(Vector acc, Lane row, Vector column) {
+    return Dot(acc, Vector{} + row, column);
   }
 
-  static Vector AddLanes(Vector sum, Vector row, Vector column) {
+  static Vector Dot(Vector acc, Vector row, Vector column) {
 #if defined(__AVX512F__)
-    return sum + (S32)_mm512_madd_epi16((__m512i)row, (__m512i)column);
+    return acc + (S32)_mm512_madd_epi16((__m512i)row, (__m512i)column);
 #elif defined(__AVX2__)
-    return sum + (S32)_mm256_madd_epi16((__m256i)row, (__m256i)column);
+    return acc + (S32)_mm256_madd_epi16((__m256i)row, (__m256i)column);
 #else
-    return sum + (row >> 16) * (column >> 16) + ((row << 16) >> 16) * ((column << 16) >> 16);
+    return acc + (row >> 16) * (column >> 16) + ((row << 16) >> 16) * ((column << 16) >> 16);
 #endif
   }
 
   static Vector Ones() { return Vector{} + 0x00010001; }
 
-  static constexpr bool kLessZero = false;
-  using LessZero = void;
-
   template <DType kType>
-  static void Unpack(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
+  static void LoadAlong(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
     for (int i = 0; i < kVectors / kGroup; ++i) to[i] = WidenPairs<kType>(from + i * 2 * kLanes);
   }
 
   template <DType kType>
-  static void SplitQuads(S32 quads, Vector (&to)[kQuad / kGroup]) {
+  static void LoadQuads(S32 quads, Vector (&to)[kQuad / kGroup]) {
     for (int i = 0; i < kQuad / kGroup; ++i) to[i] = PairOfQuads<kType>(quads, 2 * i);
   }
 
@@ -100,9 +99,9 @@ struct ShortSums {
 
 #if defined(__AVX512F__)
   template <DType kType>
-  static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    uint8_t pairs[kColumns * kGroup];
-    for (int i = 0; i < kColumns; i += 16) {
+  static void LoadLines(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    uint8_t pairs[kNR * kGroup];
+    for (int i = 0; i < kNR; i += 16) {
       const auto even = Load<__m128i>(line[0] + i), odd = Load<__m128i>(line[1] + i);
       Store(pairs + 2 * i, _mm_unpacklo_epi8(even, odd));
       Store(pairs + 2 * i + 16, _mm_unpackhi_epi8(even, odd));
@@ -111,19 +110,9 @@ struct ShortSums {
   }
 #elif defined(__AVX2__)
   template <DType kType>
-  static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    SpreadAs<kType>(line, column, DwordsToLanes);
-  }
-
-  template <DType kType>
-  static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    SpreadAs<kType>(line, column, AsTheyAre);
-  }
-
-  template <DType kType, class Arrange>
-  [[gnu::always_inline]] static void SpreadAs(const uint8_t* const (&line)[kGroup],
-                                              Vector (&column)[kVectors], Arrange arrange) {
-    const __m256i even = arrange(Load<__m256i>(line[0])), odd = arrange(Load<__m256i>(line[1]));
+  static void LoadLines(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    const __m256i even = DwordsToLanes(Load<__m256i>(line[0]));
+    const __m256i odd = DwordsToLanes(Load<__m256i>(line[1]));
     WidenHalves<kType>(_mm256_unpacklo_epi8(even, odd), column[0], column[2]);
     WidenHalves<kType>(_mm256_unpackhi_epi8(even, odd), column[1], column[3]);
   }
@@ -141,9 +130,9 @@ struct ShortSums {
   }
 #else
   template <DType kType>
-  static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    uint8_t pairs[kColumns * kGroup];
-    for (int i = 0; i < kColumns; ++i) {
+  static void LoadLines(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
+    uint8_t pairs[kNR * kGroup];
+    for (int i = 0; i < kNR; ++i) {
       pairs[2 * i] = line[0][i];
       pairs[2 * i + 1] = line[1][i];
     }
@@ -154,10 +143,8 @@ struct ShortSums {
   template <DType>
   static constexpr int kZeroCode = 0;
 
-  static int Shift(DType, Role) { return 0; }
-
-  static void PackLine(const Side& side, const Block& block, int64_t i, const uint8_t* from,
-                       void* to, const Panel& panel) {
+  static void PackRow(const Side& side, const Block& block, int64_t i, const uint8_t* from,
+                      void* to, const Panel& panel) {
     auto* line = static_cast<int16_t*>(to);
     WidenLine(side.dtype, from, block.depth, line);
     if (block.depth % 2) line[block.depth] = 0;
@@ -172,6 +159,8 @@ struct ShortSums {
     panel.sum[i] += sum;
   }
 };
+
+static_assert(LanePolicy<Int16Pairs>);
 
 }  // namespace jaxfp8::JAXFP8_ISA
 

@@ -1,16 +1,18 @@
-// Exact int32 sums of groups of four bytes.
+// Exact int32 accumulators of quads of bytes.
 //
-// `vpdpbusd` multiplies unsigned by signed bytes, so signed columns are shifted up by 128 and
-// unsigned rows down by 128; where products of signed bytes are at hand, what is unsigned is
-// shifted down. The shift joins the zero points, which the sums of the lines compensate. Those of
-// rows are found once; those of columns are needed only if rows have a zero point or a shift, and
-// few rows mostly do without (RowParts).
+//     lane:  | a[k] a[k+1] a[k+2] a[k+3] |     acc[lane] += sum of a[k+i] * b[k+i][lane]
+//
+// `vpdpbusd` multiplies unsigned by signed bytes. So signed columns are shifted up by 128 and
+// unsigned rows down by 128. AMX multiplies signed bytes, for which unsigned ones are shifted down.
+// A shift counts as part of the zero point. Sums of rows are computed once, as they are packed;
+// sums of columns only if rows have a zero point or a shift.
 
 #ifndef JAXFP8_CPU_KERNELS_POLICY_INT8_QUADS_H_
 #define JAXFP8_CPU_KERNELS_POLICY_INT8_QUADS_H_
 
-#include "cpu/kernels/gemm/pack.h"
-#include "cpu/kernels/gemv/split_rows.h"
+#include <algorithm>
+
+#include "cpu/kernels/policy/lane_policy.h"
 
 namespace jaxfp8::JAXFP8_ISA {
 
@@ -27,73 +29,54 @@ inline void Interleave(const __m512i (&line)[4], __m512i (&group)[4]) {
 }
 
 template <bool kSigned>
-struct ByteSumsOf {
+struct Int8QuadsOf {
   using Vector = S32;
   using Lane = int32_t;
   static constexpr int kGroup = 4;
   static constexpr bool kExact = true;
-  static constexpr bool kTotals = false;
-  // Whose quads are groups as they lie, but for the shift.
-  static constexpr DType kAsPrepared = DType::kS8;
   static constexpr DType kShiftedRows = DType::kU8;
   static constexpr DType kShiftedColumns = kSigned ? DType::kU8 : DType::kS8;
 
-  static Vector Add(Vector sum, Lane row, Vector column) {
-    return AddLanes(sum, (S32)_mm512_set1_epi32(row), column);
+  static Vector MultiplyAdd(Vector acc, Lane row, Vector column) {
+    return Dot(acc, (S32)_mm512_set1_epi32(row), column);
   }
 
-  // With products of signed bytes, of rows that are ones.
-  static Vector AddLanes(Vector sum, Vector row, Vector column) {
+  // As products of signed bytes: `row` must be small and positive, as Ones() is.
+  static Vector Dot(Vector acc, Vector row, Vector column) {
     if constexpr (kSigned)
-      return (S32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)row, (__m512i)column);
-    return (S32)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)column, (__m512i)row);
+      return (S32)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)row, (__m512i)column);
+    return (S32)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)column, (__m512i)row);
   }
 
   static Vector Ones() { return (S32)_mm512_set1_epi8(1); }
 
-  // Zero points are left to `AddRow`.
-  static constexpr bool kLessZero = false;
-  using LessZero = void;
-
-  // Or taken off few rows.
-  template <int kCount>
-  using Parts = RowParts<kCount>;
+  static constexpr bool kSubtractsZeros = false;
 
   template <DType kType>
-  static void Unpack(const uint8_t* from, Vector (&to)[1]) {
-    SplitQuads<kType>(Load<S32>(from), to);
+  static void LoadAlong(const uint8_t* from, Vector (&to)[1]) {
+    LoadQuads<kType>(Load<S32>(from), to);
   }
 
   // 64 values of a line, which tiles take in any order.
   template <DType kType>
-  static void UnpackByLanes(__m512i codes, Vector (&to)[1]) {
-    SplitQuads<kType>((S32)codes, to);
+  static void LoadTileRow(__m512i codes, Vector (&to)[1]) {
+    LoadQuads<kType>((S32)codes, to);
   }
 
   template <DType kType>
-  static void SplitQuads(S32 quads, Vector (&to)[1]) {
-    const __m512i shift = _mm512_set1_epi8(static_cast<char>(Shift(kType, Role::kColumn)));
+  static void LoadQuads(S32 quads, Vector (&to)[1]) {
+    constexpr int kShift = ShiftOf(kType, kShiftedColumns);
+    const __m512i shift = _mm512_set1_epi8(static_cast<char>(kShift));
     to[0] = (S32)_mm512_add_epi8((__m512i)quads, shift);
   }
 
   template <DType kType>
-  static void Spread(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    SpreadAs<kType>(line, column, DwordsToLanes);
-  }
-
-  template <DType kType>
-  static void SpreadByLanes(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
-    SpreadAs<kType>(line, column, AsTheyAre);
-  }
-
-  template <DType kType, class Arrange>
-  [[gnu::always_inline]] static void SpreadAs(const uint8_t* const (&line)[kGroup],
-                                              Vector (&column)[kVectors], Arrange arrange) {
+  static void LoadLines(const uint8_t* const (&line)[kGroup], Vector (&column)[kVectors]) {
     __m512i arranged[4], group[4];
     for (int j = 0; j < 4; ++j) {
       Vector bytes[1];
-      Unpack<kType>(line[j], bytes);
-      arranged[j] = arrange((__m512i)bytes[0]);
+      LoadAlong<kType>(line[j], bytes);
+      arranged[j] = DwordsToLanes((__m512i)bytes[0]);
     }
     Interleave(arranged, group);
     for (int v = 0; v < kVectors; ++v) column[v] = (S32)group[v];
@@ -103,16 +86,9 @@ struct ByteSumsOf {
   template <DType kType>
   static constexpr int kZeroCode = kType == kShiftedColumns ? 128 : 0;
 
-  // What a value lacks to the range its role has in the instruction.
-  static constexpr int Shift(DType type, Role role) {
-    if (type != (role == Role::kRow ? kShiftedRows : kShiftedColumns)) return 0;
-    return type == DType::kU8 ? -128 : 128;
-  }
-
-  // Of a row: columns of bytes are packed otherwise.
-  static void PackLine(const Side& side, const Block& block, int64_t i, const uint8_t* from,
-                       void* to, const Panel& panel) {
-    const int shift = Shift(side.dtype, Role::kRow);
+  static void PackRow(const Side& side, const Block& block, int64_t i, const uint8_t* from,
+                      void* to, const Panel& panel) {
+    const int shift = ShiftOf(side.dtype, kShiftedRows);
     const __m512i shifts = _mm512_set1_epi8(static_cast<char>(shift));
     const __m512i ones = _mm512_set1_epi8(1);
     auto* line = static_cast<uint8_t*>(to);
@@ -129,9 +105,9 @@ struct ByteSumsOf {
   }
 };
 
-// For `vpdpbusd`, and for products of signed bytes.
-using ByteSums = ByteSumsOf<false>;
-using SignedByteSums = ByteSumsOf<true>;
+using Int8Quads = Int8QuadsOf<false>;       // by `vpdpbusd`
+using SignedInt8Quads = Int8QuadsOf<true>;  // by tiles
+static_assert(LanePolicy<Int8Quads> && LanePolicy<SignedInt8Quads>);
 
 }  // namespace jaxfp8::JAXFP8_ISA
 

@@ -1,0 +1,92 @@
+// From accumulators to scaled sums: acc -> scale_a * scale_b * (acc - zero points), for one row of
+// accumulators and the columns beside each other. In float64, or in float32 straight from
+// registers.
+
+#ifndef JAXFP8_CPU_KERNELS_GEMM_SCALED_SUMS_H_
+#define JAXFP8_CPU_KERNELS_GEMM_SCALED_SUMS_H_
+
+#include <type_traits>
+
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/simd/vector.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+// An accumulator of a policy, and vectors of them.
+template <class Policy>
+using Acc = std::conditional_t<Policy::kExact, int32_t, float>;
+template <class Policy>
+using AccVector = std::conditional_t<Policy::kExact, S32, F32>;
+template <class Policy>
+using HalfAccVector = std::conditional_t<Policy::kExact, HalfS32, HalfF32>;
+
+// What one row brings to its scaled sums; see Panel for the equation.
+struct RowFactors {
+  double scale, zero, sum;
+
+  RowFactors(const Panel& rows, int row, int64_t depth)
+      : scale(rows.scale[row]),
+        zero(rows.zero[row]),
+        sum(rows.sum[row] - static_cast<double>(depth) * rows.zero[row]) {}
+};
+
+// The scaled sums of kWide columns from `i` on, exact accumulators.
+inline F64 Scaled(HalfS32 acc, const RowFactors& row, const Panel& columns, int64_t i) {
+  const F64 shifted = ToDoubles(acc) - row.zero * Load<F64>(columns.sum + i) -
+                      row.sum * Load<F64>(columns.zero + i);
+  return shifted * (Load<F64>(columns.scale + i) * row.scale);
+}
+
+// Float accumulators, of values less their zero points.
+inline F64 Scaled(HalfF32 acc, const RowFactors& row, const Panel& columns, int64_t i) {
+  return ToDoubles(acc) * (Load<F64>(columns.scale + i) * row.scale);
+}
+
+// Adds `width` scaled accumulators of one row to its sums, or stores them if `first`.
+template <class Policy>
+inline void AddScaledRow(const Acc<Policy>* acc, const Panel& rows, int row, const Panel& columns,
+                         int64_t depth, int64_t width, double* sums, bool first) {
+  const RowFactors factors(rows, row, depth);
+  for (int64_t i = 0; i < width; i += kWide) {
+    const F64 scaled = Scaled(Load<HalfAccVector<Policy>>(acc + i), factors, columns, i);
+    Store(sums + i, first ? scaled : Load<F64>(sums + i) + scaled);
+  }
+}
+
+template <class Policy>
+void AddScaledAcc(const void* acc, const Panel& rows, int row, const Panel& columns, int64_t depth,
+                  int64_t width, double* sums, bool first) {
+  AddScaledRow<Policy>(static_cast<const Acc<Policy>*>(acc), rows, row, columns, depth, width, sums,
+                       first);
+}
+
+// Accumulators of row `r` less zero points, in float32, which holds the exact sums of a short
+// chunk.
+inline F32 LessZeros(S32 acc, const F32Sums& to, int r, int64_t i) {
+  return __builtin_convertvector(acc, F32) - to.rows.zero[r] * Load<F32>(to.columns.sum + i) -
+         to.rows.sum[r] * Load<F32>(to.columns.zero + i);
+}
+
+inline F32 LessZeros(F32 acc, const F32Sums&, int, int64_t) { return acc; }
+
+// The same for one row of a register tile in float32. All is read before anything is stored: the
+// compiler does not know that the arrays are apart.
+template <typename Vector>
+[[gnu::always_inline]] inline void AddScaled(const Vector (&acc)[kVectors], const F32Sums& to,
+                                             int r) {
+  float* sums = to.sums + r * to.pitch;
+  F32 all[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t i = v * kLanes;
+    const F32 scale = Load<F32>(to.columns.scale + i) * to.rows.scale[r];
+    const F32 before = to.first ? F32{} : Load<F32>(sums + i);
+    all[v] = FusedMultiplyAdd(LessZeros(acc[v], to, r, i), scale, before);
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) Store(sums + v * kLanes, all[v]);
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_GEMM_SCALED_SUMS_H_

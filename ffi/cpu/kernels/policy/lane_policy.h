@@ -1,0 +1,59 @@
+// What a policy is: what a 32-bit lane of packed values holds, how values get there, and how lanes
+// are multiplied. All loops are written once, for any policy.
+//
+//     policy          lane                  accumulator   instructions
+//     Float32         1 float32             float32       portable, AVX2, AVX-512
+//     Bf16Pairs       2 bfloat16            float32       AVX-512 BF16, AMX
+//     Int16Pairs      2 16-bit integers     int32         portable, AVX2, AVX-512
+//     Int8Quads       4 bytes               int32         AVX-512 VNNI, AMX
+
+#ifndef JAXFP8_CPU_KERNELS_POLICY_LANE_POLICY_H_
+#define JAXFP8_CPU_KERNELS_POLICY_LANE_POLICY_H_
+
+#include <concepts>
+#include <cstdint>
+
+#include "cpu/kernels/kernel.h"
+#include "cpu/kernels/simd/vector.h"
+
+namespace jaxfp8::JAXFP8_ISA {
+
+template <class P>
+concept LanePolicy = requires(
+    typename P::Vector acc, typename P::Vector packed, typename P::Lane lane, const uint8_t* from,
+    const uint8_t* const (&lines)[P::kGroup], typename P::Vector (&columns)[kVectors],
+    typename P::Vector (&along)[kVectors / P::kGroup],
+    typename P::Vector (&quads)[kQuad / P::kGroup], const Side& side, const Block& block,
+    const Panel& panel, void* to) {
+  // K values of a lane; whether accumulators are exact, in int32.
+  { P::kGroup } -> std::convertible_to<int>;
+  { P::kExact } -> std::convertible_to<bool>;
+  // Whether packed values are less their zero points. Otherwise sums of rows and columns correct
+  // the products.
+  { P::kSubtractsZeros } -> std::convertible_to<bool>;
+  // Types whose values are shifted by 128, in rows and in columns, or kNone.
+  { P::kShiftedRows } -> std::convertible_to<DType>;
+  { P::kShiftedColumns } -> std::convertible_to<DType>;
+  // The code that stands for 0 in columns of a type.
+  { P::template kZeroCode<DType::kU8> } -> std::convertible_to<int>;
+  // acc + one lane of a row, broadcast, times kLanes columns; and lane by lane.
+  { P::MultiplyAdd(acc, lane, packed) } -> std::same_as<typename P::Vector>;
+  { P::Dot(acc, packed, packed) } -> std::same_as<typename P::Vector>;
+  // kNR columns from `group` lines across K; kNR values of one column along K, packed like a row;
+  // and four K values of kLanes columns, from a quad in each lane.
+  P::template LoadLines<DType::kU8>(lines, columns);
+  P::template LoadAlong<DType::kU8>(from, along);
+  P::template LoadQuads<DType::kU8>(S32{}, quads);
+  // Packs row `i` of a block, whose values lie from `from` on.
+  P::PackRow(side, block, int64_t{}, from, to, panel);
+};
+
+// What is added to values of a type for the instruction to take them.
+constexpr int ShiftOf(DType type, DType shifted) {
+  if (type != shifted || type == DType::kNone) return 0;
+  return type == DType::kU8 ? -128 : 128;
+}
+
+}  // namespace jaxfp8::JAXFP8_ISA
+
+#endif  // JAXFP8_CPU_KERNELS_POLICY_LANE_POLICY_H_
