@@ -1,8 +1,5 @@
 #include "cpu/features.h"
 
-#ifdef JAXFP8_X86
-#include <cpuid.h>
-#endif
 #ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -63,19 +60,6 @@ unsigned Detect() {
   return found;
 }
 
-bool FindSmallL1() {
-#ifdef JAXFP8_X86
-  constexpr unsigned kCaches = 0x8000001d, kL1 = 0;  // of AMD
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  if (!__get_cpuid_count(kCaches, kL1, &eax, &ebx, &ecx, &edx) || ebx == 0) return false;
-  const unsigned ways = (ebx >> 22) + 1, partitions = (ebx >> 12 & 0x3ff) + 1;
-  const unsigned line = (ebx & 0xfff) + 1, sets = ecx + 1;
-  return ways <= 8 && ways * partitions * line * sets <= 32 << 10;
-#else
-  return false;
-#endif
-}
-
 std::string Join(unsigned features) {
   std::string names;
   for (const FeatureName& entry : kNames) {
@@ -91,11 +75,6 @@ std::string Join(unsigned features) {
 unsigned CpuFeatures() {
   static const unsigned features = Detect();
   return features;
-}
-
-bool HasSmallL1() {
-  static const bool small = FindSmallL1();
-  return small;
 }
 
 const char* CpuFeatureNames() {

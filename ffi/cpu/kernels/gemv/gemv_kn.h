@@ -143,31 +143,18 @@ class GemvKn {
   // The micro-kernel for `count` lines from byte `at` on, which hold columns from `column` on.
   [[gnu::always_inline]] void MultiplyPanel(const uint8_t* const* lines, int64_t at, int64_t k,
                                             int64_t count, int64_t column) {
-    MultiplyRows<0, kTileRows, kSums>(lines, at, k, count, column);
-    if constexpr (kTileRows < kCount) {
-      MultiplyRows<kTileRows, kCount - kTileRows, false>(lines, at, k, count, column);
-    }
-  }
-
-  template <int kFirst, int kRowCount, bool kSumsToo>
-  [[gnu::always_inline]] void MultiplyRows(const uint8_t* const* lines, int64_t at, int64_t k,
-                                           int64_t count, int64_t column) {
-    const uint8_t* rows = rows_.data + kFirst * rows_.pitch + k * (4 / Policy::kGroup);
-    Acc<Policy>* acc = acc_[kFirst] + column;
-    RegisterTile<Policy, kRowCount> tile(acc, kGemvColumns, false);
-    ColumnsOfLines<Policy, kType, kSubtract, kSumsToo> columns(
-        lines, at, columns_.zero + (kSubtract ? column : 0), sums_ + (kSumsToo ? column : 0));
+    const uint8_t* rows = rows_.data + k * (4 / Policy::kGroup);
+    RegisterTile<Policy, kCount> tile(acc_[0] + column, kGemvColumns, false);
+    ColumnsOfLines<Policy, kType, kSubtract, kSums> columns(
+        lines, at, columns_.zero + (kSubtract ? column : 0), sums_ + (kSums ? column : 0));
     if (count == kLinesTogether) [[likely]] {
       tile.Multiply(rows, rows_.pitch, columns, kLinesTogether / Policy::kGroup);
     } else {
       tile.Multiply(rows, rows_.pitch, columns, (count + Policy::kGroup - 1) / Policy::kGroup);
     }
     columns.StoreSums();
-    tile.StoreTo(acc, kGemvColumns);
+    tile.StoreTo(acc_[0] + column, kGemvColumns);
   }
-
-  // With AVX2 four rows do not fit the registers: two and two, which decode twice, are 1.2x faster.
-  static constexpr int kTileRows = kBytes == 32 && kCount == 4 ? 2 : kCount;
 
   const Side& side_;
   const Block& block_;
