@@ -12,8 +12,6 @@ unsigned CpuFeatures() {
   return enough ? ~0u : 0;
 }
 
-bool HasSmallL1() { return true; }
-
 const char* CpuFeatureNames() {
   return CpuFeatures() ? "avx2 avx512 avx512_vbmi avx512_vnni avx512_bf16 amx in software" : "";
 }

@@ -1,6 +1,13 @@
-// Few rows times columns along the depth, by turned tiles: columns, widened where they have to be,
-// are rows of tiles as they lie, and rows, which are turned once, their columns. Nothing of the
-// weight is turned.
+// Up to 128 rows by columns along K (B as [N, K]), by tiles. The weight is not transposed.
+//
+//     A, transposed once when packed: 16 groups of K x up to 16 rows are a tile  (At)
+//     B [N][K], 64 K values of 32 columns, decoded into lines: two tiles of 16 columns  (B0, B1)
+//
+//                 At0   At1      acc[column][row], in tiles 0 to 3
+//         B0      t0    t2       the next piece of B is decoded while this one is multiplied
+//         B1      t1    t3       more rows: the pieces stay in L1 until all have multiplied them
+//
+// At the end the accumulators are transposed back, or scaled and added in float32 as they lie.
 
 #ifndef JAXFP8_CPU_KERNELS_AMX_TRANSPOSED_H_
 #define JAXFP8_CPU_KERNELS_AMX_TRANSPOSED_H_
@@ -16,14 +23,14 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// The depth of columns that are packed in one go, a cache line of each.
+// K values of a piece of the columns: a cache line of each.
 inline constexpr int64_t kPieceDepth = 64;
 
-// Packed values of so much of a line: one tile deep, or two.
+// Tiles that the packed values of a piece fill.
 template <class Policy>
 inline constexpr int kTilesPerPiece = kQuad / Policy::kGroup;
 
-// Most rows that are multiplied in one go, by tiles that are equally wide: one, or pairs of them.
+// Rows of one call, at most. Tiles are equally wide: one, or pairs of them.
 inline constexpr int kTransposedRows = 128;
 inline constexpr int kMaxTiles = kTransposedRows / kTile;
 inline int TransposedTiles(int rows) {
@@ -50,8 +57,8 @@ void TransposeRows(const uint8_t* from, int64_t pitch, int rows, int32_t* to) {
   TransposeLanes(lines, to, rows, kTile);
 }
 
-// Packs at most kTransposedRows rows a tile at a time, each behind the last one, whence it is
-// turned. The first go first: a turned tile ends in a whole vector, beyond its end if it is narrow.
+// Packs rows a tile at a time, each behind the last one, from where it is transposed. The first go
+// first: a transposed tile ends in a whole vector, which reaches beyond a narrow one.
 template <class Policy>
 void PackTransposedRows(const Side& side, const Block& block, const Panel& panel) {
   constexpr int64_t kSize = 4 / Policy::kGroup;
@@ -104,21 +111,20 @@ class TransposedGemv {
     for (; i < run_.blocks[0].count; i += kColumnsPerPass) {
       float32_ ? AddF32(i, sums + i, pitch) : AddColumns(i, sums + i, pitch);
     }
-    // There are sums for whole strips.
-    const int64_t width = kNR;
+    // There are sums for whole micro-panels.
     for (int r = 0; run_.first && r < rows_; ++r) {
-      std::fill(sums + r * pitch + i, sums + r * pitch + width, 0.0);
+      std::fill(sums + r * pitch + i, sums + r * pitch + kNR, 0.0);
     }
     LeaveTiles();
   }
 
  private:
-  // Two tiles of them: rows are read half as often, and a processor follows so many lines.
+  // Two tiles: rows are read half as often, and a core can prefetch so many lines.
   static constexpr int kColumnsPerPass = 2 * kTile;
   static constexpr int64_t kPitch = kTilesPerPiece<Policy> * kBytes;
-  // What a tile of rows finds of each column, a lane for each row.
+  // Accumulators of a tile of rows: a vector for each column, a lane for each row.
   using Accs = AccVector<Policy>[kColumnsPerPass];
-  // Of every row, turned back.
+  // Transposed back: by rows.
   template <typename T>
   using OfRows = T[kTransposedRows][kColumnsPerPass];
 
@@ -127,19 +133,18 @@ class TransposedGemv {
     alignas(kBytes) uint8_t columns[kColumnsPerPass * kPitch];
   };
 
-  // What is packed for more than the first two tiles of rows takes a third of L1.
+  // Pieces kept for further tiles of rows: a third of L1.
   static constexpr int64_t kPieces = (16 << 10) / sizeof(Piece);
-  static constexpr int64_t kStrip = kPieces * kPieceDepth;
+  static constexpr int64_t kPiecesDepth = kPieces * kPieceDepth;
   static_assert(std::has_single_bit(uint64_t{kPieces}));
 
-  // Turned rows, a tile of them and a step further that of the next piece.
+  // A tile of transposed rows; that of the next piece lies a step further.
   struct Rows {
     const uint8_t* at;
     int64_t step;
   };
 
-  // Columns of a chunk from `first` on, of which the last so many packed pieces are kept, a power
-  // of two.
+  // Columns of a chunk from `first` on. The last `kept` packed pieces are kept, a power of two.
   class Columns {
    public:
     Columns(const Side& side, const Block& block, int64_t first, Piece* packed, int64_t kept)
@@ -153,7 +158,7 @@ class TransposedGemv {
 
     uint8_t* At(int64_t k) const { return packed_[k / kPieceDepth & last_].columns; }
 
-    // The piece from depth k on; what lies beyond depth and columns is 0.
+    // Packs the piece from k on, padded with 0.
     void Pack(int64_t k) const {
       const __mmask64 present = ~0ull >> (kPieceDepth - std::min(depth_ - k, kPieceDepth));
       const __m512i beyond = _mm512_maskz_mov_epi8(
@@ -193,7 +198,7 @@ class TransposedGemv {
     }
   }
 
-  // The same, added in float32 while it is turned.
+  // The same, added in float32 before they are transposed back.
   void AddF32(int64_t first, double* sums, int64_t pitch) {
     F32 sums_f32[kMaxTiles][kColumnsPerPass];
     std::memset(sums_f32, 0, tiles_ * sizeof *sums_f32);
@@ -227,7 +232,7 @@ class TransposedGemv {
     }
   }
 
-  // The last rows of all tiles may be none.
+  // The last tile may have fewer rows than it is wide.
   template <typename Vector, typename T>
   void TransposeBack(const Vector (*from)[kColumnsPerPass], OfRows<T>& to) const {
     for (int t = 0; t < tiles_; ++t) {
@@ -240,8 +245,7 @@ class TransposedGemv {
     }
   }
 
-  // What all rows find of a chunk, and the sums of columns, where they are wanted: what a tile of
-  // ones finds.
+  // Multiplies a chunk by all rows. Sums of columns are products with a tile of ones.
   void MultiplyChunk(int64_t c, int64_t first, Accs* acc, double* sums) {
     const Block& block = run_.blocks[c];
     const bool ones = Policy::kExact && block.sums;
@@ -254,7 +258,7 @@ class TransposedGemv {
     };
     Accs totals, none;
     for (int64_t k = 0, end; k < block.depth; k = end) {
-      end = again ? std::min(k + kStrip, block.depth) : block.depth;
+      end = again ? std::min(k + kPiecesDepth, block.depth) : block.depth;
       if (tiles_ > 1) {
         MultiplyPieces<true, true>(columns, k, end, rows(k, 0), rows(k, 1), acc[0], acc[1]);
         for (int t = 2; t < tiles_; t += 2) {
@@ -280,8 +284,8 @@ class TransposedGemv {
     return {kTileOfOnes.ones, 0};
   }
 
-  // Adds what a tile of rows finds from depth k on, and with `kBoth` another one. With `kPack` each
-  // piece is packed while the one before is multiplied.
+  // Adds the products of a tile of rows from k on, and with `kBoth` of another one. With `kPack`
+  // each piece is packed while the one before is multiplied.
   template <bool kBoth, bool kPack>
   void MultiplyPieces(const Columns& columns, int64_t k, int64_t end, Rows one, Rows other,
                       Accs& acc, Accs& beside) {
