@@ -221,8 +221,8 @@ bool IsInPlace(const Side& side, const Block& block) {
 template <class Policy>
 void PackAndMultiplyPieces(const Side& side, const Block& block, const Panel& panel, bool keep,
                            const PackedRows& rows, Acc<Policy>* acc, int64_t pitch, bool first) {
-  // Other types than bytes are transposed, which short pieces do not pay for.
-  const int64_t depth = IsEightBit(side.dtype) ? kTile * Policy::kGroup : block.depth;
+  // Columns along K are transposed, which short pieces do not pay for.
+  const int64_t depth = side.Along() ? block.depth : kTile * Policy::kGroup;
   const int64_t bytes = pitch * sizeof *acc;
   LoadAccs(acc, acc + 2 * kTile, bytes, first);
   for (int64_t k = 0; k < block.depth; k += depth) {

@@ -172,7 +172,7 @@ inline void RaiseTo(float* amax, uint32_t bits) {
 // The bits of the magnitude of a float, of any NaN the same.
 inline uint32_t MagnitudeOf(uint32_t bits) { return bits > 0x7f800000u ? 0x7fc00000u : bits; }
 
-// The greatest magnitudes of one output row, found span by span.
+// The greatest magnitudes of one output row, collected span by span.
 class RowAmax {
  public:
   RowAmax(const Plane& plane, const OutputSpan& at) : plane_(plane) {
