@@ -1,8 +1,8 @@
 """8-bit matrix products in JAX: a dequantise-matmul pattern becomes one call on the 8-bit data.
 
 See `README.md` for a tour and `docs/design.md` for the map. Importing this package starts no
-backend and changes no configuration. `jaxfp8.linen`, `jaxfp8.nnx` and `jaxfp8.testing` are imported
-when they are first used, and Flax with them.
+backend and changes no configuration. `jaxfp8.checkpoint`, `jaxfp8.linen`, `jaxfp8.nnx` and
+`jaxfp8.testing` are imported when they are first used, and Flax with the layers.
 """
 
 import importlib
@@ -37,13 +37,14 @@ from jaxfp8._value.prepared import PreparedArray, prepare
 from jaxfp8._value.qarray import QArray
 
 if TYPE_CHECKING:
+    from jaxfp8 import checkpoint as checkpoint
     from jaxfp8 import linen as linen
     from jaxfp8 import nnx as nnx
     from jaxfp8 import testing as testing
 
 __version__ = "0.1.0"
 
-_ON_DEMAND = ("linen", "nnx", "testing")
+_ON_DEMAND = ("checkpoint", "linen", "nnx", "testing")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,20 @@
+"""Checkpoints in 8 bits: read as they are, written, made from floats, and looked into.
+
+Weights go from the disk to the devices in their 8 bits; docs/checkpoint.md is the guide.
+"""
+
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._inspect import Row, Summary, inspect
+from jaxfp8.checkpoint._load import Checkpoint, load, open
+from jaxfp8.checkpoint._save import save
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Row",
+    "Summary",
+    "inspect",
+    "load",
+    "open",
+    "save",
+]

@@ -1,0 +1,40 @@
+"""The dtypes of safetensors, as numpy and JAX have them."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+# In the order in which a file is laid out: wide ones first, so that each tensor is aligned.
+BY_CODE: dict[str, np.dtype] = {
+    "C64": np.dtype(np.complex64),
+    "F64": np.dtype(np.float64),
+    "I64": np.dtype(np.int64),
+    "U64": np.dtype(np.uint64),
+    "F32": np.dtype(np.float32),
+    "I32": np.dtype(np.int32),
+    "U32": np.dtype(np.uint32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+    "I16": np.dtype(np.int16),
+    "U16": np.dtype(np.uint16),
+    "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
+    "F8_E5M2": np.dtype(jnp.float8_e5m2),
+    "F8_E8M0": np.dtype(jnp.float8_e8m0fnu),
+    "F8_E4M3FNUZ": np.dtype(jnp.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": np.dtype(jnp.float8_e5m2fnuz),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+CODES = {dtype: code for code, dtype in BY_CODE.items()}
+# Several values in a byte, or in three: their size is known, so a file that has them is read, but
+# no array of JAX or numpy holds them.
+BITS_OF_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+
+def bits(code: str) -> int | None:
+    """Size of one value, or None where the code is unknown."""
+    if code in BITS_OF_PACKED:
+        return BITS_OF_PACKED[code]
+    return 8 * BY_CODE[code].itemsize if code in BY_CODE else None

@@ -1,0 +1,35 @@
+"""What is wrong with a checkpoint, in one sentence that names the file and the tensor."""
+
+from __future__ import annotations
+
+import os
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is not what it says it is, or says what this package cannot hold.
+
+    Attributes:
+      file: the file or folder at fault.
+      tensor: name of the tensor at fault, or "" where the file as a whole is.
+      found: what is there.
+      needs: what is needed instead.
+      remedy: what to do about it.
+
+    Example:
+      >>> raise CheckpointError("a.safetensors", "w", "has 3 bytes", "8 are needed", "fetch it again")
+      Traceback (most recent call last):
+      ...
+      jaxfp8.checkpoint._errors.CheckpointError: a.safetensors: tensor 'w' has 3 bytes, but 8 are
+      needed; fetch it again.
+    """
+
+    def __init__(
+        self, file: str | os.PathLike[str], tensor: str, found: str, needs: str, remedy: str
+    ) -> None:
+        self.file, self.tensor = os.fspath(file), tensor
+        self.found, self.needs, self.remedy = found, needs, remedy
+        what = f"tensor {tensor!r} {found}" if tensor else found
+        super().__init__(f"{self.file}: {what}, but {needs}; {remedy}.")
+
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
+        return type(self), (self.file, self.tensor, self.found, self.needs, self.remedy)

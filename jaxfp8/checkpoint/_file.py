@@ -1,0 +1,181 @@
+"""One safetensors file: its header, and the bytes of a slice of a tensor.
+
+Slices are read, not mapped. A mapped file that is cut short while it is read ends the process, and
+its pages count as the process's memory; a read that comes up short is an error that can be told.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxfp8.checkpoint import _dtypes
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._header import LENGTH_BYTES, Entry, Header, header_length, parse
+
+Index = tuple[slice, ...]
+# Runs of fewer bytes are cut out of whole rows: the disk reads pages of 4096 bytes anyway.
+_SHORTEST_RUN = 4096
+# Rows that are read at once to be cut.
+_MOST_ROWS_BYTES = 8 << 20
+# A buffer at such an address can become an array of the CPU without a copy.
+_ALIGNMENT = 64
+
+
+class File:
+    """An open file; `close` it, or use it as a context.
+
+    Attributes:
+      path: its path.
+      header: its tensors.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        try:
+            self.header = self._read_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file, once."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, entry: Entry, index: Index = ()) -> np.ndarray:
+        """A slice of a tensor, in memory of its own; no other bytes are read.
+
+        Args:
+          entry: one of the header's, of a dtype that arrays can have.
+          index: a slice of step 1 for each axis; () for all of it.
+
+        Raises:
+          CheckpointError: the file no longer holds the bytes that it had when it was opened.
+        """
+        dtype = _dtypes.BY_CODE[entry.code]
+        bounds = _bounds(entry.shape, index)
+        shape = tuple(stop - start for start, stop in bounds)
+        out = aligned(shape, dtype)
+        if out.size:
+            for start, rows, cut, target in _runs(entry, dtype.itemsize, bounds):
+                self._fill(entry, start, rows, cut, out.reshape(-1).view(np.uint8)[target])
+        return out
+
+    def _fill(
+        self, entry: Entry, start: int, row: int, cut: slice | None, target: np.ndarray
+    ) -> None:
+        """Reads a run of bytes into `target`, or a part of each of several rows."""
+        if cut is None:
+            return self._read_into(entry, start, target)
+        rows = np.empty((target.size // (cut.stop - cut.start), row), np.uint8)
+        self._read_into(entry, start, rows.reshape(-1))
+        target.reshape(len(rows), -1)[:] = rows[:, cut]
+
+    def _read_into(self, entry: Entry, start: int, target: np.ndarray) -> None:
+        view, done = memoryview(target), 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._descriptor, [view[done:]], start + done)
+            except OSError as error:
+                raise _unreadable(self.path, error) from error
+            if count == 0:
+                found, needs = f"ends at byte {start + done}", f"it has {entry.nbytes} bytes"
+                remedy = "the file was cut short while it was read: fetch it again"
+                raise CheckpointError(self.path, entry.name, found, needs, remedy)
+            done += count
+
+    def _read_header(self) -> Header:
+        size = os.fstat(self._descriptor).st_size
+        length = header_length(self.path, os.pread(self._descriptor, LENGTH_BYTES, 0), size)
+        text = bytearray()
+        while len(text) < length:
+            part = os.pread(self._descriptor, length - len(text), LENGTH_BYTES + len(text))
+            if not part:
+                needs, remedy = f"the header has {length}", "fetch the file again"
+                found = f"the file ends after {len(text)} bytes of its header"
+                raise CheckpointError(self.path, "", found, needs, remedy)
+            text += part
+        return parse(self.path, bytes(text), size)
+
+
+def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """An array that is not filled, at an address that XLA can take as it is."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    room = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    skip = -room.ctypes.data % _ALIGNMENT
+    return room[skip : skip + nbytes].view(dtype).reshape(shape)
+
+
+def _bounds(shape: tuple[int, ...], index: Index) -> list[tuple[int, int]]:
+    """First and last index on each axis, axes that the index does not name taken whole."""
+    named = itertools.zip_longest(shape, index, fillvalue=slice(None))
+    return [part.indices(size)[:2] for size, part in named]
+
+
+def _runs(
+    entry: Entry, itemsize: int, bounds: list[tuple[int, int]]
+) -> Iterator[tuple[int, int, slice | None, slice]]:
+    """The reads that gather a slice.
+
+    Yields:
+      Where to read in the file; bytes of a row; which of a row's bytes are wanted, None where all
+      that is read is; and which bytes of the result they become.
+    """
+    split = _last_cut(entry.shape, bounds)
+    row = math.prod(entry.shape[split:]) * itemsize
+    if split == len(entry.shape):  # nothing is cut
+        yield entry.start, entry.nbytes, None, slice(0, entry.nbytes)
+        return
+    inner = math.prod(entry.shape[split + 1 :]) * itemsize
+    start, stop = (bound * inner for bound in bounds[split])
+    run = stop - start
+    leading = bounds[:split]
+    if run >= _SHORTEST_RUN or not leading or run == row:
+        for place, at in enumerate(_starts(entry.shape, leading)):
+            yield entry.start + at * row + start, run, None, slice(place * run, (place + 1) * run)
+        return
+    most = max(_MOST_ROWS_BYTES // row, 1)
+    *outer, (low, high) = leading
+    done = 0
+    for at in _starts(entry.shape, [*outer, (low, low + 1)]):
+        for first in range(0, high - low, most):
+            count = min(most, high - low - first)
+            target = slice(done * run, (done + count) * run)
+            yield entry.start + (at + first) * row, row, slice(start, stop), target
+            done += count
+
+
+def _last_cut(shape: tuple[int, ...], bounds: list[tuple[int, int]]) -> int:
+    """The last axis that is not taken whole; the number of axes where all are."""
+    cut = [axis for axis, size in enumerate(shape) if bounds[axis] != (0, size)]
+    return cut[-1] if cut else len(shape)
+
+
+def _starts(shape: tuple[int, ...], leading: list[tuple[int, int]]) -> Iterator[int]:
+    """Flat places, counted in rows, of all indices of the leading axes."""
+    for index in itertools.product(*(range(*bound) for bound in leading)):
+        place = 0
+        for size, i in zip(shape, index, strict=False):
+            place = place * size + i
+        yield place
+
+
+def _unreadable(path: str, error: OSError) -> CheckpointError:
+    found = f"the file cannot be read ({error.strerror or error})"
+    return CheckpointError(path, "", found, "its bytes are needed", "check the path and its rights")

@@ -1,0 +1,164 @@
+"""Which files make up a checkpoint, and the configuration beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._file import File
+from jaxfp8.checkpoint._header import Entry
+
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+# ModelOpt writes it where config.json has no quantization_config.
+MODELOPT_CONFIG = "hf_quant_config.json"
+QUANTIZATION = "quantization_config"
+
+
+class Folder:
+    """The open files of a checkpoint; `close` it, or use it as a context.
+
+    Attributes:
+      path: what was opened.
+      files: the open files, by path.
+      entries: all tensors by name, in the order of the files and of their data.
+      quantization: what the checkpoint says about its 8-bit weights; None if it says nothing.
+      metadata: metadata of all files.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        place = pathlib.Path(path)
+        with contextlib.ExitStack() as stack:
+            paths, index = _paths(place)
+            self.files = {str(p): stack.enter_context(File(str(p))) for p in paths}
+            self.entries = _entries(self.files)
+            if index is not None:
+                _check_index(place / INDEX, index, self.entries)
+            self.metadata: dict[str, str] = {}
+            for file in self.files.values():
+                self.metadata |= file.header.metadata
+            folder = place if place.is_dir() else place.parent
+            self.quantization = _quantization(folder, self.metadata, str(place))
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._stack.close()
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+      CheckpointError: it cannot be read, or is none.
+    """
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        found = f"the file cannot be read ({str(error)[:80]})"
+        raise CheckpointError(path, "", found, "JSON is needed", "fetch it again") from error
+    if not isinstance(content, dict):
+        found = f"the file holds a {type(content).__name__}"
+        raise CheckpointError(path, "", found, "a JSON object is needed", "fetch it again")
+    return content
+
+
+def _paths(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | None]:
+    """The files of a checkpoint, and which of them has each tensor, where an index says."""
+    if place.is_file():
+        return [place], None
+    if not place.is_dir():
+        needs = "a safetensors file or a folder of them is needed"
+        raise CheckpointError(place, "", "there is no such path", needs, "check the path")
+    if (place / INDEX).exists():
+        index = _index(place / INDEX)
+        names = sorted(set(index.values()))
+        return [_member(place, name) for name in names], index
+    found = sorted(place.glob("*.safetensors"))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:4])
+        needs = f"several files need an index, {INDEX}"
+        remedy = "fetch the index too, or name one file"
+        raise CheckpointError(place, "", f"the folder has {names}", needs, remedy)
+    if not found:
+        needs = "a safetensors file is needed"
+        raise CheckpointError(place, "", "the folder has none", needs, "check the path")
+    return found, None
+
+
+def _index(path: pathlib.Path) -> dict[str, str]:
+    index = read_json(path).get("weight_map")
+    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+        needs = "weight_map, a file for each tensor, is needed"
+        raise CheckpointError(path, "", "the index has no weight_map", needs, "fetch it again")
+    return index
+
+
+def _member(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """A file that an index names, which has to lie in its folder."""
+    if name in ("", ".", "..") or pathlib.PurePath(name).name != name:
+        needs = "the files lie beside it"
+        raise CheckpointError(folder / INDEX, "", f"the index names {name!r}", needs, "rename it")
+    if not (folder / name).is_file():
+        needs = "the file is not there"
+        remedy = "fetch it too"
+        raise CheckpointError(folder / INDEX, "", f"the index names {name!r}", needs, remedy)
+    return folder / name
+
+
+def _entries(files: dict[str, File]) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    for file in files.values():
+        for entry in file.header.entries:
+            if entry.name in entries:
+                other = entries[entry.name].file
+                needs = f"{other} has it too"
+                raise CheckpointError(
+                    file.path, entry.name, "is there twice", needs, "remove one of the files"
+                )
+            entries[entry.name] = entry
+    return entries
+
+
+def _check_index(path: pathlib.Path, index: dict[str, str], entries: dict[str, Entry]) -> None:
+    for name, file in index.items():
+        at = pathlib.Path(entries[name].file).name if name in entries else None
+        if at != file:
+            needs = "no file has it" if at is None else f"{at} has it"
+            raise CheckpointError(path, name, f"is said to be in {file}", needs, "fetch all again")
+    for name, entry in entries.items():
+        if name not in index:
+            needs = "the index does not name it"
+            raise CheckpointError(entry.file, name, "is there", needs, "fetch the index again")
+
+
+def _quantization(
+    folder: pathlib.Path, metadata: dict[str, str], path: str
+) -> dict[str, Any] | None:
+    """What is said about 8-bit weights: in config.json, ModelOpt's file or the metadata."""
+    if (folder / CONFIG).is_file():
+        config = read_json(folder / CONFIG)
+        # Models of several parts say it in the part that has the text; old ones by another name.
+        parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+        for part in parts:
+            for key in (QUANTIZATION, "compression_config"):
+                if isinstance(part.get(key), dict):
+                    return part[key]
+    if (folder / MODELOPT_CONFIG).is_file():
+        return {"quant_method": "modelopt", **read_json(folder / MODELOPT_CONFIG)}
+    if QUANTIZATION in metadata:
+        try:
+            found = json.loads(metadata[QUANTIZATION])
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            return found
+        remedy = "write the file again"
+        text = f"the metadata's {QUANTIZATION} is no JSON object"
+        raise CheckpointError(path, "", text, "one is needed", remedy)
+    return None

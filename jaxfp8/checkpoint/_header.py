@@ -1,0 +1,204 @@
+"""The header of a safetensors file: parsed strictly, before any of the data is touched.
+
+A file is a little-endian length, a JSON header of that many bytes, and the data. The header maps
+each name to a dtype, a shape and a range of the data; the ranges follow each other without gaps.
+The `safetensors` package checks the same, but reads a whole tensor at a time, knows no FP8 in numpy
+or JAX, and does not say which tensor is wrong; so the header is parsed here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from typing import Any, NoReturn
+
+from jaxfp8.checkpoint import _dtypes
+from jaxfp8.checkpoint._errors import CheckpointError
+
+LENGTH_BYTES = 8
+# The limit of the `safetensors` package. A length past it is taken for one that was damaged.
+MOST_BYTES = 100_000_000
+METADATA = "__metadata__"
+# Metadata of files written here: a digest of the header, which holds each name, dtype and shape.
+DIGEST = "jaxfp8.header_sha256"
+_FETCH = "fetch the file again"
+_FIELDS = {"dtype", "shape", "data_offsets"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One tensor of a file.
+
+    Attributes:
+      name: its name.
+      file: path of its file.
+      code: its dtype as safetensors spells it, such as "F8_E4M3".
+      shape: its shape.
+      start, stop: where its bytes lie in the file.
+    """
+
+    name: str
+    file: str
+    code: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.code}[{','.join(map(str, self.shape))}]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Header:
+    """All tensors of a file, in the order of their data, and its metadata."""
+
+    file: str
+    entries: tuple[Entry, ...]
+    metadata: dict[str, str]
+
+
+def header_length(file: str, first: bytes, size: int) -> int:
+    """Length of the header from the first bytes of a file of `size` bytes.
+
+    Raises:
+      CheckpointError: the file cannot hold a header of that length.
+    """
+    if len(first) < LENGTH_BYTES:
+        _refuse(file, "", f"the file has {size} bytes", "a header's length takes 8", _FETCH)
+    length = int.from_bytes(first[:LENGTH_BYTES], "little")
+    if length > MOST_BYTES:
+        needs = f"{MOST_BYTES} is the limit"
+        _refuse(file, "", f"the header is said to have {length} bytes", needs, _FETCH)
+    if LENGTH_BYTES + length > size:
+        found = f"the header is said to have {length} bytes"
+        _refuse(file, "", found, f"the file has {size}", _FETCH)
+    return length
+
+
+def parse(file: str, text: bytes, size: int) -> Header:
+    """The header of a file of `size` bytes from the bytes behind its length.
+
+    Raises:
+      CheckpointError: it is not well formed, or its tensors do not fill the data exactly.
+    """
+    content = _json(file, text)
+    metadata = _metadata(file, content.pop(METADATA, {}))
+    begin = LENGTH_BYTES + len(text)
+    entries = [_entry(file, name, fields, begin, size) for name, fields in content.items()]
+    entries.sort(key=lambda entry: (entry.start, entry.stop))
+    _check_filled(file, entries, begin, size)
+    _check_digest(file, entries, metadata, begin)
+    return Header(file=file, entries=tuple(entries), metadata=metadata)
+
+
+def digest(tensors: dict[str, dict[str, Any]], metadata: dict[str, str]) -> str:
+    """SHA-256 of a header's tensors and metadata, less the digest itself."""
+    rest = {key: value for key, value in metadata.items() if key != DIGEST}
+    text = json.dumps([tensors, rest], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _json(file: str, text: bytes) -> dict[str, Any]:
+    if text[:1] != b"{":
+        _refuse(file, "", "the header does not begin with '{'", "a JSON object is needed", _FETCH)
+    try:
+        return json.loads(
+            text.decode("utf-8"), object_pairs_hook=_no_doubles, parse_constant=_no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        found = f"the header cannot be read ({str(error)[:80]})"
+        raise CheckpointError(file, "", found, "JSON is needed", _FETCH) from error
+
+
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{double!r} is there twice")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _metadata(file: str, metadata: Any) -> dict[str, str]:
+    if isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values()):
+        return metadata
+    found = f"the header's {METADATA} is not a map of texts"
+    _refuse(file, "", found, "each value is a string", _FETCH)
+
+
+def _entry(file: str, name: str, fields: Any, begin: int, size: int) -> Entry:
+    if not isinstance(fields, dict) or set(fields) != _FIELDS:
+        got = sorted(fields) if isinstance(fields, dict) else fields
+        needs = "dtype, shape and data_offsets are needed"
+        _refuse(file, name, f"is described by {str(got)[:80]}", needs, _FETCH)
+    code, shape = fields["dtype"], fields["shape"]
+    wide = _dtypes.bits(code) if isinstance(code, str) else None
+    if wide is None:
+        known = ", ".join([*_dtypes.BY_CODE, *_dtypes.BITS_OF_PACKED])
+        needs = f"what that means is unknown (known: {known})"
+        _refuse(file, name, f"has dtype {str(code)[:40]!r}", needs, "update jaxfp8, or convert it")
+    if not _are_sizes(shape):
+        needs = "a list of sizes is needed"
+        _refuse(file, name, f"has shape {str(shape)[:80]}", needs, _FETCH)
+    offsets = fields["data_offsets"]
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        needs = "where they begin and end is needed"
+        _refuse(file, name, f"has data_offsets {str(offsets)[:80]}", needs, _FETCH)
+    start, stop = (begin + offset for offset in offsets)
+    if stop > size:
+        needs = f"the file has {size}"
+        _refuse(file, name, f"ends at byte {stop}", needs, "the file was cut short: " + _FETCH)
+    if (stop - start) * 8 != math.prod(shape) * wide:
+        needs = f"{code}{shape} takes {math.prod(shape) * wide / 8:g}"
+        _refuse(file, name, f"has {stop - start} bytes", needs, _FETCH)
+    return Entry(name=name, file=file, code=code, shape=tuple(shape), start=start, stop=stop)
+
+
+def _are_sizes(values: Any) -> bool:
+    """Whether this is a list of integers that are not negative; True and False are none."""
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _check_filled(file: str, entries: list[Entry], begin: int, size: int) -> None:
+    """The tensors have to cover the data: no overlap, no gap, nothing behind the last."""
+    end, before = begin, "the header"
+    for entry in entries:
+        if entry.start != end:
+            what = "overlaps" if entry.start < end else "leaves a gap behind"
+            needs = f"{before} ends at byte {end}"
+            _refuse(file, entry.name, f"begins at byte {entry.start} and {what} it", needs, _FETCH)
+        end, before = entry.stop, repr(entry.name)
+    if end != size:
+        found = f"the file has {size} bytes"
+        _refuse(file, "", found, f"{before}, the last tensor, ends at byte {end}", _FETCH)
+
+
+def _check_digest(file: str, entries: list[Entry], metadata: dict[str, str], begin: int) -> None:
+    """A file written here says what its header was; another one says nothing."""
+    if DIGEST not in metadata:
+        return
+    tensors = {entry.name: as_json(entry, begin) for entry in entries}
+    if digest(tensors, metadata) != metadata[DIGEST]:
+        found = "the header was changed after the file was written"
+        _refuse(file, "", found, f"it has to match its {DIGEST}", _FETCH)
+
+
+def as_json(entry: Entry, begin: int) -> dict[str, Any]:
+    """The fields of a tensor as the header has them; data begins at byte `begin`."""
+    offsets = [entry.start - begin, entry.stop - begin]
+    return {"dtype": entry.code, "shape": list(entry.shape), "data_offsets": offsets}
+
+
+def _refuse(file: str, tensor: str, found: str, needs: str, remedy: str) -> NoReturn:
+    raise CheckpointError(file, tensor, found, needs, remedy)

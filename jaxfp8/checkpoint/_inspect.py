@@ -1,0 +1,152 @@
+"""What a checkpoint holds and how it would load, from its headers alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+
+from jaxfp8._value import tables
+from jaxfp8.checkpoint import _formats
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._folder import Folder
+from jaxfp8.checkpoint._formats import Format
+from jaxfp8.checkpoint._plan import Item, plan
+
+_HEAD = ("name", "file has", "loads as", "scale", "activations, or why not in 8 bits", "bytes")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One array of a checkpoint.
+
+    Attributes:
+      path: its name.
+      stored: dtype and shape in the file.
+      loads: "QArray", or the dtype of an array.
+      scale: of an 8-bit weight, its granularity and dtype; else "".
+      note: what the configuration says about activations, or why it is no 8-bit weight.
+      nbytes: bytes in the files, its scale included.
+    """
+
+    path: str
+    stored: str
+    loads: str
+    scale: str
+    note: str
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a checkpoint holds; prints as a table, in which rows that are alike are one.
+
+    Attributes:
+      path: where it is.
+      format: name of its format.
+      files: how many files it has.
+      rows: one for each array.
+      problems: why it would not load; empty if it would.
+    """
+
+    path: str
+    format: str
+    files: int
+    rows: tuple[Row, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def in_floats(self) -> tuple[Row, ...]:
+        """What is no 8-bit weight."""
+        return tuple(row for row in self.rows if not row.scale)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All of it as JSON."""
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
+    def __str__(self) -> str:
+        eight = [row for row in self.rows if row.scale]
+        count, nbytes = len(eight), tables.size(sum(row.nbytes for row in eight))
+        rest = tables.size(sum(row.nbytes for row in self.in_floats))
+        title = (
+            f"{self.path}: {self.format}; {self.files} file{'s' * (self.files != 1)}, "
+            f"{tables.size(self.nbytes)}\n{count} weights in 8 bits, {nbytes}; "
+            f"{len(self.in_floats)} other arrays, {rest}"
+        )
+        footer = [f"would not load: {problem}" for problem in self.problems]
+        return tables.text(title, _HEAD, [_cells(rows) for rows in tables.alike(self.rows)], footer)
+
+
+def inspect(path: str | os.PathLike[str]) -> Summary:
+    """What a checkpoint holds and how it would load; reads headers and configuration only.
+
+    Args:
+      path: as for `load`.
+
+    Returns:
+      A `Summary`, which prints as a table. What contradicts itself is in its `problems`.
+
+    Raises:
+      CheckpointError: a header, the index or the configuration cannot be read.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp, jaxfp8
+      >>> folder = tempfile.mkdtemp() + "/model"
+      >>> jaxfp8.checkpoint.save(folder, {"layer.weight": jaxfp8.quantize(jnp.ones((8, 4)))})
+      >>> inspect(folder).rows[0].scale
+      'tensor, float32'
+    """
+    folder = Folder(path)
+    try:
+        form = _formats.read(folder.quantization, folder.path)
+        planned = plan(folder.entries, form)
+        items = planned.items.values()
+        return summary(folder.path, folder, form, items, planned.problems)
+    finally:
+        folder.close()
+
+
+def summary(
+    path: str,
+    folder: Folder,
+    form: Format,
+    items: Iterable[Item],
+    problems: Iterable[CheckpointError],
+) -> Summary:
+    """What was found, as rows."""
+    return Summary(
+        path=path,
+        format=form.name,
+        files=len(folder.files),
+        rows=tuple(_row(item) for item in items),
+        problems=tuple(str(problem) for problem in problems),
+    )
+
+
+def _row(item: Item) -> Row:
+    loads, scale = item.value.dtype.name, ""
+    if item.scale is not None:
+        loads = "QArray"
+        zero = ", zero point" if item.zero_point is not None else ""
+        scale = f"{item.granularity}, {item.scale.dtype.name}{zero}"
+    return Row(
+        path=item.name,
+        stored=str(item.value.entry),
+        loads=loads,
+        scale=scale,
+        note=item.reason or item.activations,
+        nbytes=item.nbytes,
+    )
+
+
+def _cells(rows: list[Row]) -> tuple[str, ...]:
+    row, many = rows[0], f"{len(rows)} x " if len(rows) > 1 else ""
+    path = tables.starred({row.path for row in rows})
+    nbytes = tables.size(sum(row.nbytes for row in rows))
+    return path, many + row.stored, row.loads, row.scale, row.note, nbytes

@@ -1,0 +1,193 @@
+"""Reading a checkpoint: all of it, or lazily."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxfp8._value.qarray import QArray
+from jaxfp8.checkpoint import _formats
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._folder import Folder
+from jaxfp8.checkpoint._inspect import Summary, summary
+from jaxfp8.checkpoint._plan import plan
+from jaxfp8.checkpoint._progress import progress
+from jaxfp8.checkpoint._read import Shardings, read
+
+Names = Collection[str] | Callable[[str], bool] | None
+
+
+class Checkpoint(Mapping[str, "jax.Array | QArray"]):
+    """An open checkpoint: a mapping from names to arrays that are read when they are asked for.
+
+    Each look-up reads the file again; nothing is kept. Close it, or use it as a context.
+
+    Attributes:
+      path: what was opened.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        sharding: Shardings = None,
+        dtype: DTypeLike | None = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        self._sharding, self._dtype = sharding, dtype
+        self._folder = Folder(path)
+        try:
+            self._format = _formats.read(self._folder.quantization, self.path)
+            planned = plan(self._folder.entries, self._format)
+            if planned.problems:
+                raise _all(planned.problems)
+        except BaseException:
+            self.close()
+            raise
+        self._items = planned.items
+
+    def close(self) -> None:
+        """Close the files."""
+        self._folder.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> jax.Array | QArray:
+        return read(self._folder.files, self._items[name], self._sharding, self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.path!r}, {self._format.name}, {len(self)} arrays)"
+
+    def shape(self, name: str) -> jax.ShapeDtypeStruct | QArray:
+        """Shape and dtype of what stands under a name in the file; nothing is read."""
+        return self._items[name].struct()
+
+    def nbytes(self, name: str) -> int:
+        """Bytes in the files of what stands under a name, its scale included."""
+        return self._items[name].nbytes
+
+    def raw(self, name: str) -> np.ndarray:
+        """The values of a tensor as the file has them, on the host; `name` is the file's."""
+        return self._folder.files[self._folder.entries[name].file].read(self._folder.entries[name])
+
+    def summary(self) -> Summary:
+        """What the checkpoint holds, as `inspect` says it."""
+        return summary(self.path, self._folder, self._format, self._items.values(), ())
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    sharding: Shardings = None,
+    names: Names = None,
+    dtype: DTypeLike | None = None,
+) -> dict[str, jax.Array | QArray]:
+    """Reads a checkpoint; weights in 8 bits become `QArray`s and are never widened.
+
+    Everything is checked before the first tensor is read: headers, the index, the configuration
+    and how weights and scales fit. So nothing is half loaded. A weight is [N, K], as the file has
+    it: `jaxfp8.einsum("mk,nk->mn", x, w)` multiplies by it. Static scales of activations are
+    arrays of their own, named `....input_scale`.
+
+    Args:
+      path: a safetensors file, or a folder with one, or with several and an index.
+      sharding: where arrays go. A `Sharding` for all (an array takes as many axes of it as it
+        has), one by name, or a function of the name and a `jax.ShapeDtypeStruct`; None, and names
+        that are not mentioned, are the default device. Each device reads its own slice. A scale is
+        split as its weight where that divides its entries, and is whole otherwise.
+      names: which arrays to read, as names or a function of a name; None reads all.
+      dtype: float32, bfloat16 or float16, for floats that belong to no 8-bit weight; None leaves
+        them as the file has them.
+
+    Returns:
+      Arrays and `QArray`s by name.
+
+    Raises:
+      CheckpointError: the checkpoint is damaged, or contradicts itself or its configuration.
+      KeyError: there is nothing of a name in `names`.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp, jaxfp8
+      >>> folder = tempfile.mkdtemp() + "/model"
+      >>> w = jaxfp8.quantize(jnp.ones((300, 64)), tiled_axes={0: 128, 1: 32})
+      >>> jaxfp8.checkpoint.save(folder, {"layer.weight": w})
+      >>> load(folder)
+      {'layer.weight': QArray(float8_e4m3fn[300,64], scale=float32[3,2], tiles=(128, None))}
+    """
+    with Checkpoint(path, sharding=sharding, dtype=dtype) as checkpoint:
+        wanted = _wanted(checkpoint, names)
+        total = sum(checkpoint.nbytes(name) for name in wanted)
+        loaded = {}
+        with progress("loading", total) as done:
+            for name in wanted:
+                loaded[name] = checkpoint[name]
+                done(checkpoint.nbytes(name))
+        return loaded
+
+
+def open(  # noqa: A001 (said as `checkpoint.open`)
+    path: str | os.PathLike[str],
+    *,
+    sharding: Shardings = None,
+    dtype: DTypeLike | None = None,
+) -> Checkpoint:
+    """Opens a checkpoint as a mapping whose arrays are read when they are asked for.
+
+    Args:
+      path, sharding, dtype: as for `load`.
+
+    Returns:
+      A `Checkpoint`; all that `load` checks has been checked.
+
+    Raises:
+      CheckpointError: as for `load`.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp, jaxfp8
+      >>> folder = tempfile.mkdtemp() + "/model"
+      >>> jaxfp8.checkpoint.save(folder, {"layer.weight": jaxfp8.quantize(jnp.ones((8, 4)))})
+      >>> with open(folder) as checkpoint:
+      ...     print(list(checkpoint), checkpoint.nbytes("layer.weight"))
+      ['layer.weight'] 36
+    """
+    return Checkpoint(path, sharding=sharding, dtype=dtype)
+
+
+def _wanted(checkpoint: Checkpoint, names: Names) -> list[str]:
+    if names is None:
+        return list(checkpoint)
+    if callable(names):
+        return [name for name in checkpoint if names(name)]
+    wanted: list[str] = [names] if isinstance(names, str) else list(names)
+    for name in wanted:
+        if name not in checkpoint:
+            raise KeyError(f"`jaxfp8.checkpoint.load`: {name!r} is not in {checkpoint!r}")
+    return wanted
+
+
+def _all(problems: tuple[CheckpointError, ...]) -> CheckpointError:
+    """The first problem, which says how many others there are."""
+    first, others = problems[0], len(problems) - 1
+    if not others:
+        return first
+    more = f"{first.remedy} ({others} more: `python -m jaxfp8 inspect` lists them)"
+    return CheckpointError(first.file, first.tensor, first.found, first.needs, more)
+
+

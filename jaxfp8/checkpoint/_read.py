@@ -1,0 +1,151 @@
+"""From the bytes of a file to arrays on devices, of which each reads only its own slice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.typing import DTypeLike
+
+from jaxfp8._value import dtypes
+from jaxfp8._value.checks import as_dtype
+from jaxfp8._value.qarray import QArray
+from jaxfp8._value.spec import Shape
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._file import File
+from jaxfp8.checkpoint._plan import Item, Part
+
+Struct = jax.ShapeDtypeStruct
+Shardings = (
+    Sharding | Mapping[str, Sharding] | Callable[[str, Struct], Sharding | None] | None
+)
+_FLOATS = (*dtypes.WIDE_FLOAT, np.dtype(np.float64))
+_NARROW = {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32)}
+
+
+def read(
+    files: Mapping[str, File], item: Item, shardings: Shardings, dtype: DTypeLike | None
+) -> jax.Array | QArray:
+    """One array, or one weight with its scale, when its bytes are on the devices.
+
+    Args:
+      files: the open files by path.
+      item: what to read.
+      shardings: as `load` takes them.
+      dtype: of floats that are no part of an 8-bit weight; None as the file has them.
+
+    Raises:
+      CheckpointError: the file was cut short, a scale is not finite, or integers do not fit.
+    """
+    sharding = sharding_of(shardings, item)
+    value = _array(files, item.value, sharding, _target(item, dtype))
+    if item.scale is None:
+        return jax.block_until_ready(value)
+    small = [
+        None if part is None else _array(files, part, _follow(sharding, item.value.shape, part))
+        for part in (item.scale, item.zero_point)
+    ]
+    # Until its bytes are on the device, the host holds them too: one tensor at a time.
+    return jax.block_until_ready(QArray(value, *small, tiles=item.tiles))
+
+
+def check_scale(part: Part, values: np.ndarray) -> None:
+    """Refuses a scale that makes numbers of nothing: NaN or infinite."""
+    wide = values.astype(np.float32)
+    if not np.isfinite(wide).all():
+        bad = int(wide.size - np.isfinite(wide).sum())
+        found, needs = f"is a scale with {bad} entries that are no number", "a scale is finite"
+        entry = part.entry
+        raise CheckpointError(entry.file, entry.name, found, needs, "fetch the file again")
+
+
+def sharding_of(shardings: Shardings, item: Item) -> Sharding:
+    """Where the values of an item go; the default device where nothing is said."""
+    found: Any = shardings
+    if isinstance(shardings, Mapping):
+        found = shardings.get(item.name)
+    elif callable(shardings) and not isinstance(shardings, Sharding):
+        found = shardings(item.name, item.value.struct)
+    if found is None:
+        return SingleDeviceSharding(jnp.zeros(()).device)
+    if isinstance(shardings, Sharding) and isinstance(found, NamedSharding):
+        # One sharding for all: a vector has fewer axes than it names.
+        spec = PartitionSpec(*tuple(found.spec)[: len(item.value.shape)])
+        return NamedSharding(found.mesh, spec, memory_kind=found.memory_kind)
+    return found
+
+
+def _target(item: Item, dtype: DTypeLike | None) -> np.dtype:
+    """The dtype that an array gets: its own, another float, or what JAX has without x64."""
+    own = item.value.dtype
+    if dtype is not None and item.scale is None and own in _FLOATS:
+        return as_dtype("jaxfp8.checkpoint.load", "dtype", dtype, dtypes.WIDE_FLOAT)
+    if jax.config.jax_enable_x64:
+        return own
+    if own in (np.dtype(np.float64),):
+        entry = item.value.entry
+        needs, remedy = "JAX has float32 without x64", "pass `dtype`, or enable x64"
+        raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, remedy)
+    return _NARROW.get(own, own)
+
+
+def _array(
+    files: Mapping[str, File], part: Part, sharding: Sharding, dtype: np.dtype | None = None
+) -> jax.Array:
+    entry, target = part.entry, dtype or part.dtype
+    is_scale = dtype is None and target in dtypes.SCALE
+    file, seen = files[entry.file], dict[Any, np.ndarray]()
+
+    def slice_of(index: tuple[slice, ...]) -> np.ndarray:
+        key = tuple(part.indices(n)[:2] for part, n in zip(index, shape, strict=True))
+        if key not in seen:  # devices that hold the same slice read it once
+            seen[key] = convert(index)
+        return seen[key]
+
+    def convert(index: tuple[slice, ...]) -> np.ndarray:
+        if entry.shape == part.shape:
+            values = file.read(entry, index)
+        else:  # a scale in another shape, which is small
+            values = file.read(entry).reshape(part.shape)[index]
+        values = values.view(part.dtype) if values.dtype != part.dtype else values
+        if is_scale:
+            check_scale(part, values)
+        return values if target == part.dtype else _cast(part, values, target)
+
+    shape = part.shape
+    return jax.make_array_from_callback(shape, sharding, slice_of, dtype=target)
+
+
+def _cast(part: Part, values: np.ndarray, target: np.dtype) -> np.ndarray:
+    """Floats rounded; integers as they are, or refused."""
+    if np.issubdtype(part.dtype, np.integer) and values.size:
+        info = np.iinfo(target)
+        if values.min() < info.min or values.max() > info.max:
+            entry = part.entry
+            found, needs = f"is {entry} with numbers past {target.name}", "64 bits are needed"
+            raise CheckpointError(entry.file, entry.name, found, needs, "enable x64 in JAX")
+    return values.astype(target)
+
+
+def _follow(sharding: Sharding, shape: Shape, part: Part) -> Sharding:
+    """The sharding of a scale: split as the values are where its entries divide, else whole."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    spec = tuple(sharding.spec) + (None,) * (len(shape) - len(sharding.spec))
+    names = [
+        name if count > 1 and count % _parts(sharding, name) == 0 else None
+        for count, name in zip(part.shape, spec, strict=False)
+    ]
+    mesh = sharding.mesh
+    return NamedSharding(mesh, PartitionSpec(*names), memory_kind=sharding.memory_kind)
+
+
+def _parts(sharding: NamedSharding, name: Any) -> int:
+    """Into how many parts an entry of a PartitionSpec cuts an axis."""
+    names = name if isinstance(name, tuple) else (name,)
+    return math.prod(sharding.mesh.shape[axis] for axis in names if axis is not None)

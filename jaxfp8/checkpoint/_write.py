@@ -1,0 +1,133 @@
+"""Writing safetensors files: the header first, then each tensor at its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxfp8.checkpoint import _dtypes, _folder, _header
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._header import LENGTH_BYTES, Entry
+
+# Readers in torch look for it.
+METADATA = {"format": "pt"}
+_ALIGNMENT = 8
+
+
+def layout(
+    file: str,
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]],
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[bytes, dict[str, Entry]]:
+    """The first bytes of a file, and where its tensors will lie: wide dtypes first, all aligned.
+
+    Args:
+      file: path that entries carry.
+      tensors: name, code of the dtype and shape of each.
+      metadata: to be written beside what readers look for.
+    """
+    order = {code: place for place, code in enumerate(_dtypes.BY_CODE)}
+    ordered = sorted(tensors, key=lambda tensor: order[tensor[1]])
+    entries, end = {}, 0
+    for name, code, shape in ordered:
+        nbytes = int(np.prod(shape, dtype=object)) * _dtypes.BY_CODE[code].itemsize
+        entries[name] = Entry(
+            name=name, file=file, code=code, shape=shape, start=end, stop=end + nbytes
+        )
+        end += nbytes
+    fields = {name: _header.as_json(entry, 0) for name, entry in entries.items()}
+    said = {**METADATA, **(metadata or {})}
+    said[_header.DIGEST] = _header.digest(fields, said)
+    text = json.dumps({_header.METADATA: said, **fields}, separators=(",", ":")).encode()
+    text += b" " * (-(LENGTH_BYTES + len(text)) % _ALIGNMENT)
+    first = len(text).to_bytes(LENGTH_BYTES, "little") + text
+    return first, {name: _moved(entry, len(first)) for name, entry in entries.items()}
+
+
+def _moved(entry: Entry, by: int) -> Entry:
+    return Entry(
+        name=entry.name,
+        file=entry.file,
+        code=entry.code,
+        shape=entry.shape,
+        start=entry.start + by,
+        stop=entry.stop + by,
+    )
+
+
+def write_at(descriptor: int, start: int, values: np.ndarray | bytes) -> int:
+    """Writes all bytes of an array at a place of a file; returns how many."""
+    data = values if isinstance(values, bytes) else _bytes(values)
+    view, done = memoryview(data), 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:], start + done)
+    return len(view)
+
+
+def _bytes(values: np.ndarray) -> memoryview:
+    return memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """A JSON file, safe on the disk."""
+    with path.open("wb") as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_index(folder: pathlib.Path, files: Mapping[str, Iterable[Entry]]) -> None:
+    """The index of a checkpoint of several files."""
+    weight_map = {entry.name: file for file, entries in files.items() for entry in entries}
+    total = sum(entry.nbytes for entries in files.values() for entry in entries)
+    content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(folder / _folder.INDEX, content)
+
+
+def temporary_folder(path: pathlib.Path) -> pathlib.Path:
+    """An empty folder beside `path`, to be renamed to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return pathlib.Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+
+
+def check_free(path: pathlib.Path, overwrite: bool) -> None:
+    """Refuses to write where something is, unless that is asked for.
+
+    Raises:
+      CheckpointError: there is a file, or a folder that is not empty.
+    """
+    is_taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
+    if is_taken and not overwrite:
+        needs = "a checkpoint is written where nothing is"
+        remedy = "name another path, or pass `overwrite=True`"
+        raise CheckpointError(path, "", "the path is taken", needs, remedy)
+
+
+def put_in_place(made: pathlib.Path, path: pathlib.Path) -> None:
+    """Renames a finished folder; what was there stays, under another name, until then."""
+    sync_folder(made)
+    made.chmod(0o755)
+    old = None
+    if path.exists():
+        old = temporary_folder(path)
+        os.rename(path, old / "replaced")
+    os.rename(made, path)
+    sync_folder(path.parent)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def sync_folder(path: pathlib.Path) -> None:
+    """Makes sure that names of files are on the disk, not only their bytes."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
