@@ -1,4 +1,4 @@
-"""The command line: `python -m jaxfp8 doctor` and `python -m jaxfp8 explain MODULE:FUNCTION`."""
+"""The command line: `python -m jaxfp8 doctor`, `explain`, `bench`, `inspect` and `quantize`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import argparse
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jaxfp8
-from jaxfp8 import _doctor
+from jaxfp8 import _doctor, checkpoint
 from jaxfp8._bench import _cli, _run
 from jaxfp8._rewrite import show
 from jaxfp8._value.files import write_whole
@@ -93,7 +94,67 @@ def _parser() -> argparse.ArgumentParser:
     )
     _cli.add_options(bench)
     bench.set_defaults(run=_bench)
+    _add_checkpoints(commands)
     return parser
+
+
+def _add_checkpoints(commands: Any) -> None:
+    """The commands on checkpoints: `inspect` and `quantize`."""
+    look = commands.add_parser(
+        "inspect",
+        help="what a checkpoint holds, and how its weights would load",
+        description="Prints the format, arrays, bytes and scales of a checkpoint, from its "
+        "headers and configuration alone. Exit code 1 if it would not load.",
+    )
+    look.add_argument("path", metavar="PATH", help="a safetensors file, or a folder")
+    look.add_argument("--json", metavar="FILE", help="write it as JSON too")
+    look.set_defaults(run=_inspect)
+    quantize = commands.add_parser(
+        "quantize",
+        help="an 8-bit checkpoint from one in floats",
+        description="Quantises the weights of SRC tensor by tensor and writes DST. The same "
+        "command goes on where one that was cut off stopped.",
+    )
+    quantize.add_argument("source", metavar="SRC", help="a safetensors file or folder, in floats")
+    quantize.add_argument("target", metavar="DST", help="the folder to make")
+    names = sorted(n for n in jaxfp8.__all__ if isinstance(getattr(jaxfp8, n), jaxfp8.Recipe))
+    quantize.add_argument("--recipe", choices=names, required=True, help="how weights are held")
+    quantize.add_argument("--only", metavar="REGEX", help="quantise the weights it matches whole")
+    quantize.add_argument("--json", metavar="FILE", help="write the report as JSON too")
+    quantize.set_defaults(run=_quantize)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    try:
+        found = checkpoint.inspect(options.path)
+    except checkpoint.CheckpointError as error:
+        raise _UsageError(str(error)) from error
+    if options.json:
+        _write(options.json, found.to_json(indent=1) + "\n")
+    print(found)
+    return 1 if found.problems else 0
+
+
+def _quantize(options: argparse.Namespace) -> int:
+    where = _matching(options.only) if options.only else None
+    recipe = getattr(jaxfp8, options.recipe)
+    try:
+        report = checkpoint.quantize(options.source, options.target, recipe, where=where)
+    except checkpoint.CheckpointError as error:
+        raise _UsageError(str(error)) from error
+    if options.json:
+        _write(options.json, report.to_json(indent=1) + "\n")
+    print(report)
+    return 0
+
+
+def _matching(pattern: str) -> Callable[[str, tuple[int, ...]], bool]:
+    """Whether a name matches a regular expression as a whole."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise _UsageError(f"--only: {pattern!r} is no regular expression: {error}") from error
+    return lambda name, shape: compiled.fullmatch(name) is not None
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -1,0 +1,368 @@
+"""A float checkpoint becomes one in 8 bits: a few rows of a tensor at a time, and resumable.
+
+What the headers of the new files say depends on the source and the recipe alone, so they are
+written first, and each tensor goes to its place when it is done. A journal names the tensors that
+are safe on the disk; a second run with the same source and recipe goes on behind the last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._ops.quantize import dequantize
+from jaxfp8._recipes.quantization import Quantization
+from jaxfp8._recipes.recipes import Recipe, check_recipe
+from jaxfp8._value import accuracy, dtypes
+from jaxfp8._value.qarray import QArray
+from jaxfp8._value.spec import Shape, tile_counts
+from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _formats, _names, _save, _write
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._file import File
+from jaxfp8.checkpoint._folder import Folder
+from jaxfp8.checkpoint._header import Entry
+from jaxfp8.checkpoint._plan import plan
+from jaxfp8.checkpoint._progress import progress
+from jaxfp8.checkpoint._report import Quantized, QuantizedCheckpoint
+
+Where = Callable[[str, Shape], bool] | None
+# Bytes of floats that are in work at once. Errors are summed in float64, which takes eight times it.
+_CHUNK_BYTES = 4 << 20
+_FLOATS = ("F32", "F16", "BF16")
+# Layers that people keep in floats: tables that are looked up, the head, routers of experts, norms.
+_KEPT = ("embed", "wte", "wpe", "lm_head", "norm", "router", "ln_")
+_KEPT_WHOLE = ("gate", "head", "output")
+# Weights in other forms, which would be the float model beside the new one.
+_OTHER_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot"}
+_ONLY = "model.safetensors"
+_JOB, _JOURNAL = "job.json", "journal.jsonl"
+
+
+def quantize(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    recipe: Recipe,
+    *,
+    where: Where = None,
+    overwrite: bool = False,
+) -> QuantizedCheckpoint:
+    """Makes an 8-bit checkpoint of one in floats, in the memory of a few rows of a tensor.
+
+    Codes and scales are those of `jaxfp8.quantize`. All other tensors and files are copied. The
+    work lies in a folder beside `dst`, which is renamed when all of it is safe on the disk; after
+    a cut, the same call goes on where it stopped.
+
+    Args:
+      src: a file or folder of safetensors in floats.
+      dst: the folder to make.
+      recipe: how weights are held; the configuration tells a server how to hold activations. Of a
+        static recipe no scale is calibrated here, so it tells of dynamic ones.
+      where: whether the weight of a name and a shape is quantised, asked of each matrix named
+        "....weight". None leaves embeddings, heads, norms and routers in floats.
+      overwrite: whether to replace what is at `dst`.
+
+    Returns:
+      The error and the bytes of each weight, and what was left and why.
+
+    Raises:
+      CheckpointError: the source is damaged or in 8 bits already, `dst` is taken, or the work
+        beside it is of another source or recipe.
+      TypeError: `recipe` is none.
+      ValueError: the recipe leaves weights in floats, or no format says how it holds them.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp, jaxfp8
+      >>> folder = tempfile.mkdtemp()
+      >>> jaxfp8.checkpoint.save(folder + "/float", {"up.weight": jnp.ones((300, 64))})
+      >>> report = quantize(folder + "/float", folder + "/fp8", jaxfp8.FP8_BLOCK)
+      >>> jaxfp8.checkpoint.load(folder + "/fp8")
+      {'up.weight': QArray(float8_e4m3fn[300,64], scale=float32[3,1], tiles=(128, None))}
+    """
+    check_recipe("jaxfp8.checkpoint.quantize", recipe)
+    if recipe.weight is None:
+        text = "`jaxfp8.checkpoint.quantize`: `recipe` leaves weights in floats, but 8 bits are"
+        raise ValueError(f"{text} made here; use one such as `jaxfp8.FP8_DYNAMIC`.")
+    place = pathlib.Path(dst)
+    _write.check_free(place, overwrite)
+    folder = Folder(src)
+    try:
+        job = _Job(folder, place, recipe, where)
+        with progress("quantising", sum(entry.nbytes for entry in folder.entries.values())) as done:
+            job.run(done)
+        return job.finish()
+    finally:
+        folder.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weight:
+    """A weight to be quantised: its tensor, and how it will be held."""
+
+    entry: Entry
+    struct: QArray
+
+
+class _Job:
+    """One run: the plan, the folder of the work, and what is done."""
+
+    def __init__(
+        self, folder: Folder, place: pathlib.Path, recipe: Recipe, where: Where
+    ) -> None:
+        assert recipe.weight is not None
+        self._folder, self._place, self._recipe = folder, place, recipe
+        self._how = recipe.weight
+        self._reasons = {e.name: _why_left(e, where) for e in _checked(folder).values()}
+        self._weights = {
+            name: _Weight(entry, _struct(entry, self._how))
+            for name, entry in folder.entries.items()
+            if not self._reasons[name]
+        }
+        held = {n: _compressed.held(n, w.struct) for n, w in self._weights.items()}
+        wide = [
+            _names.module_of(e.name)
+            for e in folder.entries.values()
+            if e.name not in self._weights and _save.is_linear(e.name, e.shape)
+        ]
+        self._config = _compressed.config(held, wide, recipe.activation) if held else None
+        self._work = place.parent / f".{place.name}.quantizing"
+        self._rows = self._resume()
+
+    def run(self, done: Callable[[int], None]) -> None:
+        """Makes each file of the new checkpoint."""
+        self._files: dict[str, list[Entry]] = {}
+        with (self._work / _JOURNAL).open("a") as journal:
+            for path, file in self._folder.files.items():
+                name = pathlib.Path(path).name if len(self._folder.files) > 1 else _ONLY
+                entries = self._make(self._work / name, file, journal, done)
+                self._files[name] = list(entries.values())
+
+    def finish(self) -> QuantizedCheckpoint:
+        """Writes the configuration, copies what is no weight, and renames the folder."""
+        source = pathlib.Path(self._folder.path)
+        config: dict[str, Any] = {}
+        if source.is_dir():
+            _copy_others(source, self._work)
+            if (source / _folder.CONFIG).is_file():
+                config = _folder.read_json(source / _folder.CONFIG)
+        if self._config is not None:
+            config[_folder.QUANTIZATION] = self._config
+        if config:
+            _write.write_json(self._work / _folder.CONFIG, config)
+        if len(self._files) > 1:
+            _write.write_index(self._work, self._files)
+        rows = tuple(self._rows[name] for name in self._folder.entries)
+        for name in (_JOB, _JOURNAL):
+            (self._work / name).unlink()
+        _write.put_in_place(self._work, self._place)
+        return QuantizedCheckpoint(path=str(self._place), recipe=self._recipe.name, rows=rows)
+
+    def _resume(self) -> dict[str, Quantized]:
+        """Rows of the tensors that an earlier run finished; a new folder where there was none."""
+        job = {
+            "files": [
+                [path, os.stat(path).st_size, os.stat(path).st_mtime_ns]
+                for path in map(os.path.abspath, self._folder.files)
+            ],
+            "recipe": repr(self._recipe),
+            "weights": list(self._weights),
+        }
+        if not (self._work / _JOB).exists():
+            shutil.rmtree(self._work, ignore_errors=True)
+            self._work.mkdir(parents=True)
+            _write.write_json(self._work / _JOB, job)
+            return {}
+        if _folder.read_json(self._work / _JOB) != job:
+            found = "there is unfinished work of another source, recipe or choice of weights"
+            needs, remedy = "a run goes on with its own", "remove the folder to begin again"
+            raise CheckpointError(self._work, "", found, needs, remedy)
+        journal = self._work / _JOURNAL
+        lines = journal.read_text().split("\n") if journal.exists() else [""]
+        # A last line that was cut short has no end; its tensor is made again.
+        journal.write_text("".join(f"{line}\n" for line in lines[:-1]))
+        rows = [Quantized(**json.loads(line)) for line in lines[:-1]]
+        return {row.path: row for row in rows}
+
+    def _make(
+        self, path: pathlib.Path, file: File, journal: Any, done: Callable[[int], None]
+    ) -> dict[str, Entry]:
+        tensors = [part for entry in file.header.entries for part in self._tensors(entry)]
+        first, entries = _write.layout(str(path), tensors)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _write.write_at(descriptor, 0, first)
+            for entry in file.header.entries:
+                if entry.name not in self._rows:
+                    row = self._tensor(descriptor, file, entry, entries)
+                    os.fsync(descriptor)
+                    _note(journal, row)
+                    self._rows[entry.name] = row
+                done(entry.nbytes)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return entries
+
+    def _tensors(self, entry: Entry) -> Iterator[tuple[str, str, Shape]]:
+        """The tensors that one of the source becomes."""
+        if entry.name not in self._weights:
+            yield entry.name, entry.code, entry.shape
+            return
+        for name, leaf in _save.stored(entry.name, self._weights[entry.name].struct).items():
+            is_one = name != entry.name and math.prod(leaf.shape) == 1
+            shape = (1,) if is_one else tuple(leaf.shape)  # as servers have it
+            yield name, _save.code_of(name, np.dtype(leaf.dtype)), shape
+
+    def _tensor(
+        self, descriptor: int, file: File, entry: Entry, entries: dict[str, Entry]
+    ) -> Quantized:
+        if entry.name not in self._weights:
+            at = entries[entry.name].start
+            for values in _chunks(file, entry, 1):
+                at += _write.write_at(descriptor, at, values)
+            return _row(entry, "", None, self._reasons[entry.name], entry.nbytes)
+        scales, zeros, errors = [], [], []
+        at = entries[entry.name].start
+        for values, q in self._quantized(file, entry):
+            at += _write.write_at(descriptor, at, _save.on_host(q.qvalue))
+            errors.append(accuracy.error(values, dequantize(q, jnp.float32)))
+            scales.append(_save.on_host(q.scale))
+            zeros.append(None if q.zero_point is None else _save.on_host(q.zero_point))
+        parts = list(_save.stored(entry.name, self._weights[entry.name].struct))
+        for name, pieces in zip(parts[1:], (scales, zeros), strict=False):
+            shape = entries[name].shape
+            whole = pieces[0].reshape(shape) if shape == (1,) else np.concatenate(pieces)
+            _write.write_at(descriptor, entries[name].start, whole)
+        after = sum(entries[name].nbytes for name in parts)
+        dtype = np.dtype(self._how.dtype).name
+        return _row(entry, dtype, accuracy.pooled(errors).sqnr, "", after)
+
+    def _quantized(self, file: File, entry: Entry) -> Iterator[tuple[np.ndarray, QArray]]:
+        """Rows of a weight, and the same in 8 bits."""
+        extremes = None
+        if self._how.granularity == "tensor":
+            extremes = _extremes(file, entry)
+        for values in _chunks(file, entry, _rows_of_tile(self._how)):
+            yield values, _quantize_rows(values, self._how, extremes)
+
+
+def _quantize_rows(
+    values: np.ndarray, how: Quantization, extremes: np.ndarray | None
+) -> QArray:
+    """Some rows in 8 bits, with the scale that all rows have.
+
+    One scale for all is chosen from the largest values of all: rows of these stand behind the
+    others, and are dropped again, so that codes are made as they are of the whole weight.
+    """
+    if extremes is None:
+        return how.quantize(jnp.asarray(values), contracting=(1,))
+    behind = np.broadcast_to(extremes[:, None], (len(extremes), values.shape[1]))
+    q = how.quantize(jnp.asarray(np.concatenate([values, behind])), contracting=(1,))
+    return dataclasses.replace(q, qvalue=q.qvalue[: len(values)])
+
+
+def _extremes(file: File, entry: Entry) -> np.ndarray:
+    """The least and the largest finite value of a tensor, in its dtype."""
+    least, most = math.inf, -math.inf
+    for values in _chunks(file, entry, 1):
+        finite = np.where(np.isfinite(values), values, 0).astype(np.float32)
+        least = min(least, float(finite.min(initial=math.inf)))
+        most = max(most, float(finite.max(initial=-math.inf)))
+    return np.asarray([least, most], _dtypes.BY_CODE[entry.code])
+
+
+def _chunks(file: File, entry: Entry, unit: int) -> Iterator[np.ndarray]:
+    """The rows of a tensor in order, a multiple of `unit` at a time."""
+    if not entry.shape or entry.nbytes <= _CHUNK_BYTES:
+        yield file.read(entry)
+        return
+    count = entry.shape[0]
+    row = entry.nbytes // count
+    step = max(_CHUNK_BYTES // max(row, 1) // unit, 1) * unit
+    for start in range(0, count, step):
+        yield file.read(entry, (slice(start, min(start + step, count)),))
+
+
+def _rows_of_tile(how: Quantization) -> int:
+    """Rows of [N, K] that share a scale, where not all do."""
+    if isinstance(how.granularity, tuple):
+        return how.granularity[1] or 1 << 62
+    return 1
+
+
+def _struct(entry: Entry, how: Quantization) -> QArray:
+    """Shapes and dtypes that a weight will have, which depend on its shape alone."""
+
+
+    sizes = how.tiles(entry.shape, contracting=(1,))
+    tiles = tuple(sizes.get(axis, max(n, 1)) for axis, n in enumerate(entry.shape))
+    counts = tile_counts(entry.shape, tiles)
+    make: Any = jax.ShapeDtypeStruct
+    zero = None if how.symmetric else make(counts, how.dtype)
+    return QArray(make(entry.shape, how.dtype), make(counts, how.scale_dtype), zero, tiles=tiles)
+
+
+def _checked(folder: Folder) -> dict[str, Entry]:
+    """The tensors of a source, which has none in 8 bits yet."""
+    planned = plan(folder.entries, _formats.read(folder.quantization, folder.path))
+    if planned.problems:
+        raise planned.problems[0]
+    for item in planned.items.values():
+        if item.scale is not None:
+            entry = item.value.entry
+            needs, remedy = "a source is in floats", "quantise the float version of the model"
+            raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, remedy)
+    return folder.entries
+
+
+def _why_left(entry: Entry, where: Where) -> str:
+    """Why a tensor is not quantised; "" of one that is."""
+    if entry.code not in _FLOATS:
+        return f"its dtype is {entry.code}"
+    if _names.last(entry.name) != "weight":
+        return "it is not named weight"
+    if len(entry.shape) != 2 or 0 in entry.shape:
+        return f"its shape is {list(entry.shape)}, not [N, K]"
+    if where is not None:
+        return "" if where(entry.name, entry.shape) else "`where` leaves it"
+    module = _names.module_of(entry.name)
+    kept = [part for part in _KEPT if part in module]
+    if kept or _names.last(module) in _KEPT_WHOLE:
+        return f"{kept[0] if kept else _names.last(module)!r} is kept in floats unless `where` says"
+    return ""
+
+
+def _row(entry: Entry, after: str, sqnr: float | None, reason: str, nbytes: int) -> Quantized:
+    return Quantized(
+        path=entry.name,
+        before=str(entry),
+        after=after,
+        sqnr=sqnr,
+        reason=reason,
+        bytes_before=entry.nbytes,
+        bytes_after=nbytes,
+    )
+
+
+def _note(journal: Any, row: Quantized) -> None:
+    """Says that a tensor is safe on the disk."""
+    journal.write(json.dumps(dataclasses.asdict(row)) + "\n")
+    journal.flush()
+    os.fsync(journal.fileno())
+
+
+def _copy_others(source: pathlib.Path, to: pathlib.Path) -> None:
+    """Copies tokenizers and the like: files that hold no weights."""
+    for path in source.iterdir():
+        is_ours = path.name in (_folder.INDEX, _folder.CONFIG, _JOB, _JOURNAL)
+        if path.is_file() and not is_ours and path.suffix not in _OTHER_WEIGHTS:
+            shutil.copyfile(path, to / path.name)
