@@ -58,6 +58,13 @@ def pytest_addoption(parser):
         metavar="N",
         help="how many random programs with regions to draw; hundreds find what a dozen does not",
     )
+    parser.addoption(
+        "--mutations",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="how many mutated checkpoints to read in each test that does; 100000 takes minutes",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
@@ -92,6 +99,12 @@ def pytest_configure(config):
     ffi.register_ahead()
     if library is not None and ffi._library("cpu")._name != str(library.resolve()):
         raise pytest.UsageError(f"--library: {ffi._library('cpu')._name} was loaded before it")
+
+
+@pytest.fixture(scope="session")
+def mutations(pytestconfig):
+    """How many mutated checkpoints a test reads."""
+    return pytestconfig.getoption("--mutations")
 
 
 @pytest.fixture(autouse=True)
