@@ -1,0 +1,208 @@
+"""Writing: what servers read, and nothing lost when cut short."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import safetensors
+
+import jaxfp8
+from jaxfp8 import checkpoint
+from jaxfp8.checkpoint import CheckpointError
+
+W = jax.random.normal(jax.random.key(0), (256, 200))
+Q = jaxfp8.quantize(W, channelwise_axes=(0,))
+BLOCKS = jaxfp8.quantize(W, tiled_axes={0: 128, 1: 128})
+
+
+def config_of(path):
+    return json.loads((path / "config.json").read_text())["quantization_config"]
+
+
+def same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("q", "weights"),
+    [
+        (jaxfp8.quantize(W), {"type": "float", "strategy": "tensor"}),
+        (Q, {"type": "float", "strategy": "channel"}),
+        (BLOCKS, {"strategy": "block", "block_structure": [128, 128]}),
+        (
+            jaxfp8.quantize(W, jnp.int8, channelwise_axes=(0,), tiled_axes={1: 50}),
+            {"type": "int", "strategy": "group", "group_size": 50},
+        ),
+        (
+            jaxfp8.quantize(W, jnp.int8, channelwise_axes=(0,), zero_point=True),
+            {"type": "int", "strategy": "channel", "symmetric": False},
+        ),
+    ],
+    ids=["tensor", "channel", "block", "group", "zero points"],
+)
+def test_config_says_how_weights_are_held(tmp_path, q, weights):
+    checkpoint.save(tmp_path / "m", {"up.weight": q, "lm_head.weight": W})
+    config = config_of(tmp_path / "m")
+    group = config["config_groups"]["group_0"]
+    assert group["weights"].items() >= {"num_bits": 8, **weights}.items()
+    assert group["targets"] == ["Linear"] and config["ignore"] == ["lm_head"]
+    assert config["quant_method"] == "compressed-tensors"
+    assert config["format"] == f"{group['weights']['type']}-quantized"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (None, None),
+        (jaxfp8.W8A16, None),
+        (jaxfp8.FP8_DYNAMIC, {"type": "float", "strategy": "token", "dynamic": True}),
+        (jaxfp8.FP8_BLOCK, {"strategy": "group", "group_size": 128, "dynamic": True}),
+        (jaxfp8.INT8_ASYMMETRIC, {"type": "int", "symmetric": False, "dynamic": True}),
+    ],
+    ids=["none", "W8A16", "FP8_DYNAMIC", "FP8_BLOCK", "INT8_ASYMMETRIC"],
+)
+def test_config_says_what_the_recipe_does_with_activations(tmp_path, recipe, expected):
+    checkpoint.save(tmp_path / "m", {"up.weight": Q}, recipe=recipe)
+    inputs = config_of(tmp_path / "m")["config_groups"]["group_0"]["input_activations"]
+    assert inputs is None if expected is None else inputs.items() >= expected.items()
+
+
+def test_static_scales_of_activations_are_kept(tmp_path):
+    tree = {"up.weight": jaxfp8.quantize(W), "up.input_scale": jnp.float32(0.5)}
+    checkpoint.save(tmp_path / "m", tree, recipe=jaxfp8.FP8)
+    inputs = config_of(tmp_path / "m")["config_groups"]["group_0"]["input_activations"]
+    assert inputs["dynamic"] is False and inputs["strategy"] == "tensor"
+    assert float(checkpoint.load(tmp_path / "m")["up.input_scale"]) == 0.5
+
+
+def test_weights_held_in_several_ways_have_groups_of_their_own(tmp_path):
+    tree = {"a": {"weight": Q}, "b": {"weight": BLOCKS}}
+    checkpoint.save(tmp_path / "m", tree)
+    groups = config_of(tmp_path / "m")["config_groups"].values()
+    assert [group["targets"] for group in groups] == [["a"], ["b"]]
+    same(checkpoint.load(tmp_path / "m"), {"a.weight": Q, "b.weight": BLOCKS})
+
+
+@pytest.mark.parametrize("given", ["mapping", "folder", "file"])
+def test_config_of_the_model_is_kept(tmp_path, given):
+    content = {"model_type": "llama", "hidden_size": 200}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config = {"mapping": content, "folder": tmp_path, "file": tmp_path / "config.json"}[given]
+    checkpoint.save(tmp_path / "m", {"up.weight": Q}, config=config)
+    saved = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert saved.items() > content.items()
+
+
+def test_large_checkpoints_have_several_files_and_an_index(tmp_path):
+    tree = {f"{i}.weight": Q for i in range(3)}
+    checkpoint.save(tmp_path / "m", tree, shard_bytes=60_000)
+    assert sorted(os.listdir(tmp_path / "m")) == [
+        "config.json",
+        *(f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)),
+        "model.safetensors.index.json",
+    ]
+    same(checkpoint.load(tmp_path / "m"), tree)
+
+
+def test_safetensors_package_reads_the_files(tmp_path):
+    checkpoint.save(tmp_path / "m.safetensors", {"up.weight": Q, "norm": jnp.ones(3)})
+    data = (tmp_path / "m.safetensors").read_bytes()
+    found = {name: t for name, t in safetensors.deserialize(data)}
+    assert bytes(found["up.weight"]["data"]) == np.asarray(Q.qvalue).tobytes()
+    assert bytes(found["up.weight_scale"]["data"]) == np.asarray(Q.scale).tobytes()
+    with safetensors.safe_open(tmp_path / "m.safetensors", "numpy") as opened:
+        assert opened.metadata()["format"] == "pt"
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        ({"w": jaxfp8.quantize(W, channelwise_axes=(1,))}, "save the transposed weight"),
+        ({"w": jaxfp8.quantize(W, jnp.float8_e5m2)}, "float8_e4m3fn and int8 are saved"),
+        ({"w.weight": Q, "w.weight_scale": W}, "is there twice"),
+        ({"w": 1.0}, "an array or a QArray is needed"),
+    ],
+    ids=["transposed", "e5m2", "twice", "a number"],
+)
+def test_what_the_format_cannot_say_is_refused(tmp_path, tree, text):
+    with pytest.raises((ValueError, TypeError), match=text):
+        checkpoint.save(tmp_path / "m", tree)
+    assert not os.listdir(tmp_path)
+
+
+def test_taken_path_is_refused_unless_asked_for(tmp_path):
+    checkpoint.save(tmp_path / "m", {"up.weight": Q})
+    with pytest.raises(CheckpointError, match="the path is taken"):
+        checkpoint.save(tmp_path / "m", {"up.weight": BLOCKS})
+    same(checkpoint.load(tmp_path / "m"), {"up.weight": Q})
+    checkpoint.save(tmp_path / "m", {"up.weight": BLOCKS}, overwrite=True)
+    same(checkpoint.load(tmp_path / "m"), {"up.weight": BLOCKS})
+    assert os.listdir(tmp_path) == ["m"]
+
+
+KILLED = """
+import os, signal, sys, jax.numpy as jnp, jaxfp8
+from jaxfp8 import checkpoint
+from jaxfp8.checkpoint import _write
+count, plain = [0], getattr(os, sys.argv[2])
+def dies(*arguments, **options):
+    count[0] += 1
+    if count[0] == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(*arguments, **options)
+setattr(os, sys.argv[2], dies)
+q = jaxfp8.quantize(jnp.ones((64, 64)))
+checkpoint.save(sys.argv[1], {"new.weight": q}, overwrite=True)
+"""
+
+
+@pytest.mark.parametrize("call", [("pwrite", "2"), ("fsync", "1"), ("rename", "1"), ("rename", "2")])
+def test_process_that_is_killed_loses_nothing(tmp_path, call):
+    checkpoint.save(tmp_path / "m", {"up.weight": Q})
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "m"), *call], check=False)
+    assert done.returncode == -9
+    if call == ("rename", "2"):  # between the two, what was there lies beside, as a whole
+        (old,) = tmp_path.glob(".m.*/replaced")
+        same(checkpoint.load(old), {"up.weight": Q})
+    else:
+        same(checkpoint.load(tmp_path / "m"), {"up.weight": Q})
+
+
+# Orbax
+
+
+def test_checkpoint_goes_through_orbax_and_back(tmp_path):
+    checkpoint.save(tmp_path / "m", {"up.weight": BLOCKS, "norm.weight": jnp.ones(3)})
+    loaded = checkpoint.load(tmp_path / "m")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "orbax", loaded)
+        checkpointer.wait_until_finished()
+        with checkpoint.open(tmp_path / "m") as opened:
+            shapes = {name: opened.shape(name) for name in opened}
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=loaded["norm.weight"].sharding),
+            shapes,
+        )
+        restored = checkpointer.restore(tmp_path / "orbax", target)
+    same(restored, loaded)
+    checkpoint.save(tmp_path / "again", restored)
+    again = checkpoint.load(tmp_path / "again")
+    same(again, loaded)
+
+
+def test_what_orbax_restores_without_a_target_is_no_qarray(tmp_path):
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "orbax", {"up.weight": Q})
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "orbax")
+    leaves = restored["up.weight"]
+    again = jaxfp8.QArray(leaves["qvalue"], leaves["scale"])
+    same(again, Q)
