@@ -16,7 +16,9 @@ class CheckpointError(ValueError):
       remedy: what to do about it.
 
     Example:
-      >>> raise CheckpointError("a.safetensors", "w", "has 3 bytes", "8 are needed", "fetch it again")
+      >>> raise CheckpointError(
+      ...     "a.safetensors", "w", "has 3 bytes", "8 are needed", "fetch it again"
+      ... )
       Traceback (most recent call last):
       ...
       jaxfp8.checkpoint._errors.CheckpointError: a.safetensors: tensor 'w' has 3 bytes, but 8 are

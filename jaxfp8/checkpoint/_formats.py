@@ -96,7 +96,9 @@ def _skip_list(config: Mapping[str, Any], path: str) -> tuple[tuple[str, ...], s
     key = next((key for key in _SKIP_KEYS if inner.get(key)), _SKIP_KEYS[0])
     names = inner.get(key) or ()
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(path, "", f"{key} is {names!r}", "names are needed", "mend the config")
+        raise CheckpointError(
+            path, "", f"{key} is {names!r}", "names are needed", "mend the config"
+        )
     return tuple(names), key
 
 
@@ -214,9 +216,7 @@ _MODELOPT = {
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme(
         kind="float", granularity="channel", activations="dynamic, per token"
     ),
-    "FP8_PB_WO": Scheme(
-        kind="float", granularity="block", block=(128, 128), activations="floats"
-    ),
+    "FP8_PB_WO": Scheme(kind="float", granularity="block", block=(128, 128), activations="floats"),
     "MXFP8": _MX,
 }
 _COMPRESSED = (

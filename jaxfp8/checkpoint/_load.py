@@ -189,5 +189,3 @@ def _all(problems: tuple[CheckpointError, ...]) -> CheckpointError:
         return first
     more = f"{first.remedy} ({others} more: `python -m jaxfp8 inspect` lists them)"
     return CheckpointError(first.file, first.tensor, first.found, first.needs, more)
-
-

@@ -245,7 +245,9 @@ def _tiles(
     needs = (
         f"{entry.name!r}, {entry}, in granularity {what} needs {' or '.join(wanted) or 'two axes'}"
     )
-    raise CheckpointError(scale.file, scale.name, found, needs, "fetch it again, or mend the config")
+    raise CheckpointError(
+        scale.file, scale.name, found, needs, "fetch it again, or mend the config"
+    )
 
 
 def _candidates(shape: Shape, scale: Entry, scheme: Scheme) -> Iterator[tuple[str, Shape, Shape]]:
@@ -276,11 +278,15 @@ def _blocks(shape: Shape, scale: Entry, scheme: Scheme) -> list[tuple[int, int]]
         return []
     if scale.code in ("F8_E8M0", "U8"):
         return [(1, _MX_GROUP), _BLOCK]
-    exact = [
-        (shape[-2] // n, shape[-1] // k)
-        for n, k in [scale.shape[-2:]]
-        if n and k and shape[-2] % n == 0 and shape[-1] % k == 0
-    ] if len(scale.shape) >= 2 else []
+    exact = (
+        [
+            (shape[-2] // n, shape[-1] // k)
+            for n, k in [scale.shape[-2:]]
+            if n and k and shape[-2] % n == 0 and shape[-1] % k == 0
+        ]
+        if len(scale.shape) >= 2
+        else []
+    )
     return [_BLOCK, *exact]
 
 

@@ -115,9 +115,7 @@ class _Weight:
 class _Job:
     """One run: the plan, the folder of the work, and what is done."""
 
-    def __init__(
-        self, folder: Folder, place: pathlib.Path, recipe: Recipe, where: Where
-    ) -> None:
+    def __init__(self, folder: Folder, place: pathlib.Path, recipe: Recipe, where: Where) -> None:
         assert recipe.weight is not None
         self._folder, self._place, self._recipe = folder, place, recipe
         self._how = recipe.weight
@@ -255,9 +253,7 @@ class _Job:
             yield values, _quantize_rows(values, self._how, extremes)
 
 
-def _quantize_rows(
-    values: np.ndarray, how: Quantization, extremes: np.ndarray | None
-) -> QArray:
+def _quantize_rows(values: np.ndarray, how: Quantization, extremes: np.ndarray | None) -> QArray:
     """Some rows in 8 bits, with the scale that all rows have.
 
     One scale for all is chosen from the largest values of all: rows of these stand behind the
@@ -301,7 +297,6 @@ def _rows_of_tile(how: Quantization) -> int:
 
 def _struct(entry: Entry, how: Quantization) -> QArray:
     """Shapes and dtypes that a weight will have, which depend on its shape alone."""
-
 
     sizes = how.tiles(entry.shape, contracting=(1,))
     tiles = tuple(sizes.get(axis, max(n, 1)) for axis, n in enumerate(entry.shape))

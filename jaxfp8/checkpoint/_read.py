@@ -21,9 +21,7 @@ from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._plan import Item, Part
 
 Struct = jax.ShapeDtypeStruct
-Shardings = (
-    Sharding | Mapping[str, Sharding] | Callable[[str, Struct], Sharding | None] | None
-)
+Shardings = Sharding | Mapping[str, Sharding] | Callable[[str, Struct], Sharding | None] | None
 _FLOATS = (*dtypes.WIDE_FLOAT, np.dtype(np.float64))
 _NARROW = {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32)}
 

@@ -110,8 +110,7 @@ FORMATS = {
     ),
     "torchao": (by(_weight_qdata=W, _weight_scale=CHANNEL), None, CHANNEL, 0),
     "ComfyUI": (
-        by(weight=W, scale_weight=TENSOR, scale_input=TENSOR)
-        | {"scaled_fp8": np.zeros(0, E4M3)},
+        by(weight=W, scale_weight=TENSOR, scale_input=TENSOR) | {"scaled_fp8": np.zeros(0, E4M3)},
         None,
         TENSOR,
         0,
@@ -160,9 +159,17 @@ def test_experts_have_blocks_of_their_own(tmp_path):
 def test_groups_of_a_config_are_for_their_targets(tmp_path):
     config = compressed("tensor")
     group = config["config_groups"]["group_0"]
-    channel = group | {"targets": ["re:.*down$"], "weights": group["weights"] | {"strategy": "channel"}}
+    channel = group | {
+        "targets": ["re:.*down$"],
+        "weights": group["weights"] | {"strategy": "channel"},
+    }
     config["config_groups"]["group_1"] = channel
-    tensors = {"up.weight": W, "up.weight_scale": TENSOR, "down.weight": W, "down.weight_scale": CHANNEL}
+    tensors = {
+        "up.weight": W,
+        "up.weight_scale": TENSOR,
+        "down.weight": W,
+        "down.weight_scale": CHANNEL,
+    }
     loaded = checkpoint.load(folder(tmp_path / "m", tensors, config))
     assert loaded["up.weight"].scale.shape == () and loaded["down.weight"].scale.shape == (N, 1)
 

@@ -23,7 +23,9 @@ RECIPES = [
     jaxfp8.FP8_BLOCK,
     jaxfp8.INT8,
     jaxfp8.Recipe(name="zero points", weight=jaxfp8.Quantization(dtype=jnp.int8, symmetric=False)),
-    jaxfp8.Recipe(name="int8 tensor", weight=jaxfp8.Quantization(dtype=jnp.int8, granularity="tensor")),
+    jaxfp8.Recipe(
+        name="int8 tensor", weight=jaxfp8.Quantization(dtype=jnp.int8, granularity="tensor")
+    ),
 ]
 
 
@@ -104,7 +106,9 @@ def test_a_run_that_was_cut_off_goes_on(source, tmp_path, monkeypatch):
     assert not (tmp_path / "new").exists()
     again = []
     monkeypatch.setattr(
-        _quantize._Job, "_tensor", lambda j, d, f, e, s: (again.append(e.name), plain(j, d, f, e, s))[1]
+        _quantize._Job,
+        "_tensor",
+        lambda j, d, f, e, s: (again.append(e.name), plain(j, d, f, e, s))[1],
     )
     report = checkpoint.quantize(source, tmp_path / "new", jaxfp8.FP8_BLOCK)
     assert len(again) == 2 and not set(again) & set(made)
@@ -141,7 +145,9 @@ def test_command_quantizes_and_inspects(source, tmp_path, capsys):
 
 def test_memory_is_that_of_a_part_of_the_largest_tensor(tmp_path):
     size = 64 << 20
-    checkpoint.save(tmp_path / "float", {"up.weight": np.ones((4096, size // 4096 // 4), np.float32)})
+    checkpoint.save(
+        tmp_path / "float", {"up.weight": np.ones((4096, size // 4096 // 4), np.float32)}
+    )
     code = f"""
 import pathlib, re, jax.numpy as jnp, jaxfp8
 from jaxfp8 import checkpoint

@@ -164,7 +164,9 @@ checkpoint.save(sys.argv[1], {"new.weight": q}, overwrite=True)
 """
 
 
-@pytest.mark.parametrize("call", [("pwrite", "2"), ("fsync", "1"), ("rename", "1"), ("rename", "2")])
+@pytest.mark.parametrize(
+    "call", [("pwrite", "2"), ("fsync", "1"), ("rename", "1"), ("rename", "2")]
+)
 def test_process_that_is_killed_loses_nothing(tmp_path, call):
     checkpoint.save(tmp_path / "m", {"up.weight": Q})
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "m"), *call], check=False)
@@ -188,7 +190,9 @@ def test_checkpoint_goes_through_orbax_and_back(tmp_path):
         with checkpoint.open(tmp_path / "m") as opened:
             shapes = {name: opened.shape(name) for name in opened}
         target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=loaded["norm.weight"].sharding),
+            lambda x: jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=loaded["norm.weight"].sharding
+            ),
             shapes,
         )
         restored = checkpointer.restore(tmp_path / "orbax", target)
