@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,7 @@ class File:
         self._read_into(entry, start, rows.reshape(-1))
         target.reshape(len(rows), -1)[:] = rows[:, cut]
 
-    def _read_into(self, entry: Entry, start: int, target: np.ndarray) -> None:
+    def _read_into(self, entry: Entry, start: int, target: Any) -> None:
         view, done = memoryview(target), 0
         while done < len(view):
             try:
@@ -124,8 +125,9 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 def _bounds(shape: tuple[int, ...], index: Index) -> list[tuple[int, int]]:
     """First and last index on each axis, axes that the index does not name taken whole."""
-    named = itertools.zip_longest(shape, index, fillvalue=slice(None))
-    return [part.indices(size)[:2] for size, part in named]
+    whole = (slice(None),) * (len(shape) - len(index))
+    pairs = zip(shape, index + whole, strict=True)
+    return [part.indices(size)[:2] for size, part in pairs]
 
 
 def _runs(

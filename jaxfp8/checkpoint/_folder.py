@@ -81,10 +81,10 @@ def _paths(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | No
         return [_member(place, name) for name in names], index
     found = sorted(place.glob("*.safetensors"))
     if len(found) > 1:
-        names = ", ".join(path.name for path in found[:4])
+        some = ", ".join(path.name for path in found[:4])
         needs = f"several files need an index, {INDEX}"
         remedy = "fetch the index too, or name one file"
-        raise CheckpointError(place, "", f"the folder has {names}", needs, remedy)
+        raise CheckpointError(place, "", f"the folder has {some}", needs, remedy)
     if not found:
         needs = "a safetensors file is needed"
         raise CheckpointError(place, "", "the folder has none", needs, "check the path")

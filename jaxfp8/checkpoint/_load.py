@@ -142,7 +142,7 @@ def load(
         return loaded
 
 
-def open(  # noqa: A001 (said as `checkpoint.open`)
+def open(
     path: str | os.PathLike[str],
     *,
     sharding: Shardings = None,

@@ -23,7 +23,7 @@ import numpy as np
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import Recipe, check_recipe
-from jaxfp8._value import accuracy, dtypes
+from jaxfp8._value import accuracy
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape, tile_counts
 from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _formats, _names, _save, _write
@@ -36,7 +36,7 @@ from jaxfp8.checkpoint._progress import progress
 from jaxfp8.checkpoint._report import Quantized, QuantizedCheckpoint
 
 Where = Callable[[str, Shape], bool] | None
-# Bytes of floats that are in work at once. Errors are summed in float64, which takes eight times it.
+# Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
 _CHUNK_BYTES = 4 << 20
 _FLOATS = ("F32", "F16", "BF16")
 # Layers that people keep in floats: tables that are looked up, the head, routers of experts, norms.
@@ -228,7 +228,9 @@ class _Job:
             for values in _chunks(file, entry, 1):
                 at += _write.write_at(descriptor, at, values)
             return _row(entry, "", None, self._reasons[entry.name], entry.nbytes)
-        scales, zeros, errors = [], [], []
+        errors: list[accuracy.Error] = []
+        scales: list[Any] = []
+        zeros: list[Any] = []
         at = entries[entry.name].start
         for values, q in self._quantized(file, entry):
             at += _write.write_at(descriptor, at, _save.on_host(q.qvalue))
@@ -236,7 +238,8 @@ class _Job:
             scales.append(_save.on_host(q.scale))
             zeros.append(None if q.zero_point is None else _save.on_host(q.zero_point))
         parts = list(_save.stored(entry.name, self._weights[entry.name].struct))
-        for name, pieces in zip(parts[1:], (scales, zeros), strict=False):
+        small: tuple[list[Any], ...] = (scales, zeros)
+        for name, pieces in zip(parts[1:], small, strict=False):
             shape = entries[name].shape
             whole = pieces[0].reshape(shape) if shape == (1,) else np.concatenate(pieces)
             _write.write_at(descriptor, entries[name].start, whole)
@@ -297,7 +300,6 @@ def _rows_of_tile(how: Quantization) -> int:
 
 def _struct(entry: Entry, how: Quantization) -> QArray:
     """Shapes and dtypes that a weight will have, which depend on its shape alone."""
-
     sizes = how.tiles(entry.shape, contracting=(1,))
     tiles = tuple(sizes.get(axis, max(n, 1)) for axis, n in enumerate(entry.shape))
     counts = tile_counts(entry.shape, tiles)

@@ -44,7 +44,7 @@ def read(
     value = _array(files, item.value, sharding, _target(item, dtype))
     if item.scale is None:
         return jax.block_until_ready(value)
-    small = [
+    small: list[Any] = [
         None if part is None else _array(files, part, _follow(sharding, item.value.shape, part))
         for part in (item.scale, item.zero_point)
     ]
@@ -83,9 +83,9 @@ def _target(item: Item, dtype: DTypeLike | None) -> np.dtype:
     own = item.value.dtype
     if dtype is not None and item.scale is None and own in _FLOATS:
         return as_dtype("jaxfp8.checkpoint.load", "dtype", dtype, dtypes.WIDE_FLOAT)
-    if jax.config.jax_enable_x64:
+    if jax.config.read("jax_enable_x64"):
         return own
-    if own in (np.dtype(np.float64),):
+    if own == np.float64:
         entry = item.value.entry
         needs, remedy = "JAX has float32 without x64", "pass `dtype`, or enable x64"
         raise CheckpointError(entry.file, entry.name, f"is {entry}", needs, remedy)
@@ -99,7 +99,7 @@ def _array(
     is_scale = dtype is None and target in dtypes.SCALE
     file, seen = files[entry.file], dict[Any, np.ndarray]()
 
-    def slice_of(index: tuple[slice, ...]) -> np.ndarray:
+    def slice_of(index: Any) -> np.ndarray:
         key = tuple(part.indices(n)[:2] for part, n in zip(index, shape, strict=True))
         if key not in seen:  # devices that hold the same slice read it once
             seen[key] = convert(index)

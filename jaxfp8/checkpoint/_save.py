@@ -94,12 +94,10 @@ def is_linear(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def stored(name: str, q: QArray) -> dict[str, Any]:
-    """The tensors of a weight by their names, exponents as the bytes that servers read."""
-    module, own = _names.module_of(name), _names.last(name)
-    base = f"{module}.{own}" if module else own
-    parts = {name: q.qvalue, f"{base}_scale": q.scale}
+    """The tensors of a weight by their names."""
+    parts = {name: q.qvalue, f"{name}_scale": q.scale}
     if q.zero_point is not None:
-        parts[f"{base}_zero_point"] = q.zero_point
+        parts[f"{name}_zero_point"] = q.zero_point
     return parts
 
 

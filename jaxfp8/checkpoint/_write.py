@@ -72,7 +72,8 @@ def write_at(descriptor: int, start: int, values: np.ndarray | bytes) -> int:
 
 
 def _bytes(values: np.ndarray) -> memoryview:
-    return memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    flat: Any = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    return memoryview(flat)
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

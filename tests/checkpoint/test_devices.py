@@ -85,7 +85,10 @@ def test_scale_is_split_as_its_weight_where_that_divides(path, mesh):
 
 def test_product_of_a_sharded_checkpoint(path, mesh):
     x = jax.random.normal(jax.random.key(0), (4, K))
-    product = lambda w: jaxfp8.einsum("mk,nk->mn", x, w)
+
+    def product(w):
+        return jaxfp8.einsum("mk,nk->mn", x, w)
+
     exact = product(checkpoint.load(path)["a.weight"])
     w = checkpoint.load(path, sharding=NamedSharding(mesh, P("x", None)))["a.weight"]
     np.testing.assert_allclose(jax.jit(product)(w), exact, rtol=1e-5, atol=1e-4)

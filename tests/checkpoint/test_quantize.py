@@ -85,8 +85,10 @@ def test_other_files_are_copied_and_the_config_kept(source, tmp_path):
 
 
 def test_where_chooses_the_weights(source, tmp_path):
-    where = lambda name, shape: "layers.1" in name
-    report = checkpoint.quantize(source, tmp_path / "new", jaxfp8.INT8, where=where)
+    def second(name, shape):
+        return "layers.1" in name
+
+    report = checkpoint.quantize(source, tmp_path / "new", jaxfp8.INT8, where=second)
     assert [row.path for row in report.changed] == ["layers.1.up.weight"]
 
 
