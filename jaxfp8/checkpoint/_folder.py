@@ -8,6 +8,7 @@ import os
 import pathlib
 from typing import Any
 
+from jaxfp8.checkpoint import _markers
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
@@ -37,6 +38,7 @@ class Folder:
             paths, index = _paths(place)
             self.files = {str(p): stack.enter_context(File(str(p))) for p in paths}
             self.entries = _entries(self.files)
+            _markers.check(self.files, self.entries)
             if index is not None:
                 _check_index(place / INDEX, index, self.entries)
             self.metadata: dict[str, str] = {}

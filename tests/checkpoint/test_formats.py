@@ -297,3 +297,79 @@ def test_index_cannot_name_files_elsewhere(tmp_path, name):
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(CheckpointError, match="the files lie beside it"):
         checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"format": "nvfp4"}, {"format": "int8_tensorwise", "convrot": True}, {}],
+    ids=["nvfp4", "rotated", "nothing"],
+)
+@pytest.mark.parametrize("place", ["tensor", "metadata"])
+def test_layout_that_a_mark_names_has_to_be_known(tmp_path, said, place):
+    tensors = by(weight=W, weight_scale=TENSOR)
+    metadata = None
+    if place == "tensor":
+        tensors["layer.comfy_quant"] = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    else:
+        metadata = {"_quantization_metadata": json.dumps({"layers": {"layer": said}})}
+    (tmp_path / "m.safetensors").write_bytes(files.file_bytes(tensors, metadata))
+    with pytest.raises(CheckpointError, match="float8_e4m3fn, float8_e5m2"):
+        checkpoint.load(tmp_path / "m.safetensors")
+
+
+def test_marks_of_known_layouts_are_no_arrays(tmp_path):
+    said = {"format": "float8_e4m3fn", "full_precision_matrix_mult": True}
+    mark = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    tensors = by(weight=W, weight_scale=TENSOR, comfy_quant=mark)
+    assert list(checkpoint.load(folder(tmp_path / "m", tensors))) == ["layer.weight"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"), [("Float8Tensor", True), ("torch.Tensor", True), ("Int4Tensor", False)]
+)
+def test_classes_of_torchao_have_to_be_known(tmp_path, kind, known):
+    tensors = by(_weight_qdata=W, _weight_scale=CHANNEL)
+    metadata = {"layer.weight": json.dumps({"_type": kind, "_data": {}}), "tensor_names": "[]"}
+    (tmp_path / "m.safetensors").write_bytes(files.file_bytes(tensors, metadata))
+    if known:
+        assert list(checkpoint.load(tmp_path / "m.safetensors")) == ["layer.weight"]
+        return
+    with pytest.raises(CheckpointError, match="is a Int4Tensor of torchao"):
+        checkpoint.load(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        (
+            "hf_quant_config.json",
+            {"quantization": {"quant_algo": "FP8", "exclude_modules": ["head*"]}},
+        ),
+        ("config.json", {"text_config": {"quantization_config": MODELOPT | {"quant_algo": "FP8"}}}),
+        ("config.json", {"compression_config": compressed("tensor")}),
+    ],
+    ids=["ModelOpt's file", "a part of the config", "the old name"],
+)
+def test_configuration_is_found(tmp_path, file, content):
+    path = folder(tmp_path / "m", by(weight=W, weight_scale=TENSOR))
+    (path / file).write_text(json.dumps(content))
+    assert checkpoint.inspect(path).format != "by its tensors"
+
+
+def test_list_of_modelopt_is_one_of_patterns(tmp_path):
+    path = folder(tmp_path / "m", {"head.0.weight": scales((4, 4))})
+    content = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["head*"]}}
+    (path / "hf_quant_config.json").write_text(json.dumps(content))
+    assert "'exclude_modules' has 'head*'" in checkpoint.inspect(path).rows[0].note
+
+
+def test_several_files_need_an_index(tmp_path):
+    path = folder(tmp_path / "m", {"a": scales(3), "b": scales(4)}, files=2)
+    (path / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match="several files need an index"):
+        checkpoint.load(path)
+
+
+def test_path_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no such path"):
+        checkpoint.load(tmp_path / "nothing")

@@ -1,0 +1,80 @@
+"""What files say about their weights beside a configuration: ComfyUI's marks, torchao's metadata.
+
+Both may name layouts whose tensors look like those that are read and mean something else, such as
+rotated weights or scales in the order of a kernel. So what is unknown is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxfp8.checkpoint import _names
+from jaxfp8.checkpoint._errors import CheckpointError
+from jaxfp8.checkpoint._file import File
+from jaxfp8.checkpoint._header import Entry
+
+_COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
+# It chooses a kernel, and changes no number that is stored.
+_HARMLESS = ("format", "full_precision_matrix_mult")
+_COMFY_METADATA = "_quantization_metadata"
+_TORCHAO = ("Tensor", "Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
+_MOST_BYTES = 1 << 16
+_REMEDY = "load a version of the model whose weights are float8_e4m3fn with plain scales"
+
+
+def check(files: Mapping[str, File], entries: Mapping[str, Entry]) -> None:
+    """Refuses layouts that are unknown.
+
+    Raises:
+      CheckpointError: a mark cannot be read, or names such a layout.
+    """
+    for file in files.values():
+        for layer, said in _comfy(file, entries):
+            extra = [key for key, value in said.items() if value and key not in _HARMLESS]
+            if said.get("format") not in _COMFY or extra:
+                found = f"is said to be {json.dumps(said)[:120]}"
+                raise CheckpointError(
+                    file.path, layer, found, f"one of {', '.join(_COMFY)} is read", _REMEDY
+                )
+        for name, text in file.header.metadata.items():
+            kind = _torchao_type(text)
+            if kind is not None and kind not in _TORCHAO:
+                needs = f"one of {', '.join(_TORCHAO)} is read"
+                raise CheckpointError(file.path, name, f"is a {kind} of torchao", needs, _REMEDY)
+
+
+def _comfy(file: File, entries: Mapping[str, Entry]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is said about layers, in tensors of their own or in the metadata."""
+    for entry in file.header.entries:
+        if _names.last(entry.name) == "comfy_quant" and entries[entry.name].file == file.path:
+            text = file.read(entry).tobytes() if entry.nbytes <= _MOST_BYTES else b""
+            yield entry.name, _object(file.path, entry.name, text)
+    if _COMFY_METADATA in file.header.metadata:
+        content = _object(file.path, "", file.header.metadata[_COMFY_METADATA])
+        layers = content.get("layers", {})
+        for layer, said in layers.items() if isinstance(layers, dict) else ():
+            yield layer, said if isinstance(said, dict) else {"format": said}
+
+
+def _object(path: str, name: str, text: str | bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if isinstance(content, dict):
+        return content
+    found = "does not say what its layer is" if name else f"{_COMFY_METADATA} cannot be read"
+    raise CheckpointError(path, name, found, "a JSON object is needed", "fetch the file again")
+
+
+def _torchao_type(text: str) -> str | None:
+    """The class that torchao says a tensor is of; None of other metadata."""
+    if not text.startswith('{"_type"'):
+        return None
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return "tensor that cannot be read"
+    return str(content.get("_type")).rpartition(".")[2]
