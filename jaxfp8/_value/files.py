@@ -21,14 +21,15 @@ def write_whole(path: str, content: str | bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(part, 0o666 & ~_umask())
+        os.chmod(part, 0o666 & ~umask())
         os.replace(part, path)
     finally:
         with contextlib.suppress(FileNotFoundError):  # where all went well
             os.unlink(part)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The rights that new files of this process do not get."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -47,7 +47,9 @@ def zero_points(weight: str) -> list[str]:
 def input_scales(weight: str) -> list[str]:
     """The names that the static scale of a layer's input may have."""
     module = module_of(weight)
-    return [_join(module, part) for part in _INPUT_SCALES]
+    if last(weight) == "weight":
+        return [_join(module, part) for part in _INPUT_SCALES]
+    return [f"{weight}_{part}" for part in _INPUT_SCALES]
 
 
 def canonical(name: str) -> str:

@@ -120,9 +120,9 @@ def plan(entries: dict[str, Entry], form: Format) -> Plan:
                 _add(items, _array(entry, entries, form))
         except CheckpointError as error:
             problems.append(error)
-    order = {_names.weight_name(name): place for place, name in enumerate(entries)}
-    ordered = sorted(items.items(), key=lambda pair: order.get(pair[1].value.entry.name, 0))
-    return Plan(items=dict(ordered), problems=tuple(problems))
+    order = {name: place for place, name in enumerate(entries)}
+    ordered = sorted(items.values(), key=lambda item: order[item.value.entry.name])
+    return Plan(items={item.name: item for item in ordered}, problems=tuple(problems))
 
 
 def _add(items: dict[str, Item], item: Item) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfp8._value.files import umask
 from jaxfp8.checkpoint import _dtypes, _folder, _header
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._header import LENGTH_BYTES, Entry
@@ -114,7 +115,7 @@ def check_free(path: pathlib.Path, overwrite: bool) -> None:
 def put_in_place(made: pathlib.Path, path: pathlib.Path) -> None:
     """Renames a finished folder; what was there stays, under another name, until then."""
     sync_folder(made)
-    made.chmod(0o755)
+    made.chmod(0o777 & ~umask())  # a temporary folder is its owner's alone
     old = None
     if path.exists():
         old = temporary_folder(path)

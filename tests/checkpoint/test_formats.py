@@ -158,6 +158,18 @@ def test_experts_have_blocks_of_their_own(tmp_path):
     np.testing.assert_array_equal(jaxfp8.dequantize(q), exact.astype(np.float32))
 
 
+def test_experts_have_static_scales_of_their_own(tmp_path):
+    tensors = {
+        "experts.up_proj": codes((2, N, K)),
+        "experts.up_proj_scale": scales((2, 1, 1)),
+        "experts.up_proj_input_scale": scales((2,)),
+    }
+    config = {"quant_method": "fp8", "activation_scheme": "static"}
+    loaded = checkpoint.load(folder(tmp_path / "m", tensors, config))
+    assert set(loaded) == {"experts.up_proj", "experts.up_proj_input_scale"}
+    assert loaded["experts.up_proj"].tile_sizes == (1, N, K)
+
+
 def test_groups_of_a_config_are_for_their_targets(tmp_path):
     config = compressed("tensor")
     group = config["config_groups"]["group_0"]

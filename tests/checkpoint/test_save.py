@@ -148,6 +148,12 @@ def test_taken_path_is_refused_unless_asked_for(tmp_path):
     assert os.listdir(tmp_path) == ["m"]
 
 
+def test_folder_has_the_rights_of_any_other(tmp_path):
+    checkpoint.save(tmp_path / "m", {"up.weight": Q})
+    (tmp_path / "other").mkdir()
+    assert (tmp_path / "m").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 KILLED = """
 import os, signal, sys, jax.numpy as jnp, jaxfp8
 from jaxfp8 import checkpoint
