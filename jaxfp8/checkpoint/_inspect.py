@@ -24,6 +24,7 @@ class Row:
     Attributes:
       path: its name.
       stored: dtype and shape in the file.
+      shape: its shape.
       loads: "QArray", or the dtype of an array.
       scale: of an 8-bit weight, its granularity and dtype; else "".
       note: what the configuration says about activations, or why it is no 8-bit weight.
@@ -32,6 +33,7 @@ class Row:
 
     path: str
     stored: str
+    shape: tuple[int, ...]
     loads: str
     scale: str
     note: str
@@ -41,6 +43,8 @@ class Row:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
     """What a checkpoint holds; prints as a table, in which rows that are alike are one.
+
+    Weights in 8 bits come first; what has fewer than two axes is summed up below.
 
     Attributes:
       path: where it is.
@@ -79,8 +83,14 @@ class Summary:
             f"{tables.size(self.nbytes)}\n{count} weights in 8 bits, {nbytes}; "
             f"{len(self.in_floats)} other arrays, {rest}"
         )
+        matrices = [row for row in self.in_floats if len(row.shape) > 1]
+        vectors = [row for row in self.in_floats if len(row.shape) < 2]
         footer = [f"would not load: {problem}" for problem in self.problems]
-        return tables.text(title, _HEAD, [_cells(rows) for rows in tables.alike(self.rows)], footer)
+        if vectors:
+            size = tables.size(sum(row.nbytes for row in vectors))
+            footer.insert(0, f"{len(vectors)} arrays with fewer than two axes, {size}")
+        shown = [_cells(rows) for rows in tables.alike([*eight, *matrices])]
+        return tables.text(title, _HEAD, shown, footer)
 
 
 def inspect(path: str | os.PathLike[str]) -> Summary:
@@ -138,6 +148,7 @@ def _row(item: Item) -> Row:
     return Row(
         path=item.name,
         stored=str(item.value.entry),
+        shape=item.value.shape,
         loads=loads,
         scale=scale,
         note=item.reason or item.activations,

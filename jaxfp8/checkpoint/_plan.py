@@ -19,6 +19,7 @@ from jaxfp8.checkpoint._formats import Format, Scheme
 from jaxfp8.checkpoint._header import Entry
 
 _FNUZ = ("F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_WIDE = ("F64", "F32", "F16", "BF16")
 _FP8 = ("F8_E4M3", "F8_E5M2", *_FNUZ)
 _RAW = "read its bytes with `jaxfp8.checkpoint.open(path).raw(name)`"
 _BLOCK = (128, 128)
@@ -349,4 +350,4 @@ def _why_wide(entry: Entry, form: Format) -> str:
     skipped = form.skips(_names.module_of(entry.name))
     if skipped is not None:
         return f"the config's {form.skip_key!r} has {skipped!r}"
-    return f"the file has {entry.code}"
+    return "in floats" if entry.code in _WIDE else f"in {entry.code}"

@@ -342,6 +342,7 @@ def _row(entry: Entry, after: str, sqnr: float | None, reason: str, nbytes: int)
     return Quantized(
         path=entry.name,
         before=str(entry),
+        shape=entry.shape,
         after=after,
         sqnr=sqnr,
         reason=reason,

@@ -18,6 +18,7 @@ class Quantized:
     Attributes:
       path: its name.
       before: dtype and shape in the source.
+      shape: its shape.
       after: dtype of its codes; "" where it was left.
       sqnr: signal to quantisation noise of the weight, in dB; None where it was left.
       reason: why it was left; "" where it was not.
@@ -26,11 +27,16 @@ class Quantized:
 
     path: str
     before: str
+    shape: tuple[int, ...]
     after: str
     sqnr: float | None
     reason: str
     bytes_before: int
     bytes_after: int
+
+    def __post_init__(self) -> None:
+        """A shape that was read from JSON is a list."""
+        object.__setattr__(self, "shape", tuple(self.shape))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,9 +83,13 @@ class QuantizedCheckpoint:
             f"tensors left; {before} -> {after}"
         )
         # Rows that differ in their error alone print as one, with the range of it.
-        alike = tables.alike(dataclasses.replace(row, sqnr=row.sqnr and 0.0) for row in self.rows)
+        matrices = [row for row in self.left if len(row.shape) > 1]
+        vectors = [row for row in self.left if len(row.shape) < 2]
+        shown = (dataclasses.replace(r, sqnr=r.sqnr and 0.0) for r in [*self.changed, *matrices])
         errors = {row.path: row.sqnr for row in self.rows}
-        return tables.text(title, _HEAD, [_cells(rows, errors) for rows in alike])
+        size = tables.size(sum(row.bytes_after for row in vectors))
+        footer = [f"{len(vectors)} tensors with fewer than two axes, {size}"] if vectors else []
+        return tables.text(title, _HEAD, [_cells(r, errors) for r in tables.alike(shown)], footer)
 
 
 def _cells(rows: list[Quantized], errors: dict[str, float | None]) -> tuple[str, ...]:
