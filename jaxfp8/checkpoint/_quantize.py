@@ -159,9 +159,9 @@ class _Job:
         if len(self._files) > 1:
             _write.write_index(self._work, self._files)
         rows = tuple(self._rows[name] for name in self._folder.entries)
-        for name in (_JOB, _JOURNAL):
-            (self._work / name).unlink()
         _write.put_in_place(self._work, self._place)
+        for name in (_JOB, _JOURNAL):  # only now: a run that is cut off before can still go on
+            (self._place / name).unlink()
         return QuantizedCheckpoint(path=str(self._place), recipe=self._recipe.name, rows=rows)
 
     def _resume(self) -> dict[str, Quantized]:
