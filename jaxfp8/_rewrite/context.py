@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from jaxfp8._rewrite.ir.emit import Program
-from jaxfp8._rewrite.ir.facts import Fact, Factors, Lost, Product, Scaled
-from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.sites import Seen, Site
+from jaxfp8._rewrite.ir.factors import Factors
+from jaxfp8._rewrite.ir.facts import Fact, Product
+from jaxfp8._rewrite.ir.graph import Callers, Jaxpr, Op, Value
+from jaxfp8._rewrite.ir.scaled import Lost, Scaled
+from jaxfp8._rewrite.ir.sites import DotSite, Seen
 
 
 class Context(Protocol):
     """The walk of one program (a function, or the body of a region), as rules see it.
 
     Attributes:
-      facts: what is known beside each value.
+      facts: what is known of each value.
       seen: the dots seen so far, regions included.
     """
 
@@ -23,10 +25,10 @@ class Context(Protocol):
     seen: Seen
 
     def fact(self, value: Value) -> Fact | None:
-        """The fact beside a value."""
+        """The fact about a value."""
 
     def product(self, value: Value) -> Product | None:
-        """The product that the value is."""
+        """The fact about a value that is a product."""
 
     def scaled(self, value: Value) -> Scaled | None:
         """The 8-bit data behind a value; an 8-bit array is its own."""
@@ -35,12 +37,12 @@ class Context(Protocol):
         """The 8-bit data behind a value of a wider dtype."""
 
     def lost(self, value: Value) -> Lost | None:
-        """Where the value's 8-bit data was lost."""
+        """Where the 8-bit data behind a value was lost."""
 
-    def factors(self, value: Value, shape: Any = None) -> Factors:
-        """The value as a product of small arrays; at worst of itself."""
+    def factors(self, value: Value) -> Factors:
+        """The value as a product of factors; where nothing is known, of itself."""
 
-    def see(self, site: Site) -> None:
+    def see(self, site: DotSite) -> None:
         """Note a dot."""
 
     def note(self, op: Op) -> None:
@@ -50,13 +52,9 @@ class Context(Protocol):
         """The context of the inside of a region."""
 
     def jaxpr(
-        self,
-        jaxpr: Any,
-        consts: Sequence[Value],
-        args: Sequence[Value],
-        callers: tuple[Any, ...] = (),
+        self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], callers: Callers = ()
     ) -> list[Value]:
-        """Walk a jaxpr on given values and return its outputs."""
+        """Walk an open jaxpr on given values, and return its outputs."""
 
-    def settle(self, outputs: Sequence[Value], inputs: list[Value]) -> Program:
-        """Settle what is computed, and order it."""
+    def settle(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> Program:
+        """Settle which dots become calls, and order what is left to evaluate."""

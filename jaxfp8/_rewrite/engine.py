@@ -1,4 +1,4 @@
-"""`rewrite`: trace a function, decide, and call what came out; cached by what was traced."""
+"""`rewrite` and `explain`: trace a function, decide, and call the result, which is cached."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from jaxfp8._rewrite.plan.decide import Decision, decide
 from jaxfp8._rewrite.plan.direct import Direct, Refused
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.trace import Trace, trace
-from jaxfp8._rewrite.report.model import Report, report
+from jaxfp8._rewrite.report.build import report_of
+from jaxfp8._rewrite.report.model import Report
 from jaxfp8._value.errors import FallbackWarning, level_of_user
 
-# Each value of an argument that is no array is a trace of its own, as in jax.jit.
+# Each value of a static argument has a trace of its own, as in jax.jit.
 _MOST_TRACES = 256
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Found:
-    """What was found for some arguments.
+class Rewritten:
+    """The rewrite of a function for some arguments.
 
     Attributes:
       trace: the function as it was traced.
-      call: the rewritten function, from constants and flat arrays to flat arrays; None where
-        nothing matched.
-      bare: the same with the output in its structure, to be traced by another jit; None where it
-        cannot be, or is not to be.
+      call: the rewritten function, from constants and flat arrays to flat arrays; None where no dot
+        was captured.
+      bare: the same, without a jit of its own and with the output in its structure; None where the
+        call must not be traced by another jit.
     """
 
     trace: Trace
@@ -51,10 +52,13 @@ class Found:
 
 
 class Rewriter:
-    """The rewrites of one function, by what they were traced on.
+    """The rewrites of one function, by what their traces depend on.
 
-    With `warns`, a function whose dots on 8-bit data all stay as they are is told of; halves of a
-    derivative are not asked for.
+    Args:
+      fun: the function.
+      strict: raise if a dot on 8-bit data is not captured.
+      warns: warn if no dot on 8-bit data is captured. The user did not ask for the halves of a
+        derivative, so these do not warn.
     """
 
     def __init__(
@@ -66,15 +70,15 @@ class Rewriter:
     ) -> None:
         self.fun, self.strict, self.warns = fun, strict, warns
         self._told: set[str] = set()
-        self._cache: collections.OrderedDict[Hashable, Found] = collections.OrderedDict()
+        self._cache: collections.OrderedDict[Hashable, Rewritten] = collections.OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = split(args, kwargs)
         found = self.find(arguments)
         return self.fun(*args, **kwargs) if found.call is None else found(arguments)
 
-    def find(self, arguments: Arguments) -> Found:
-        """The rewrite for these arguments, made when they are the first of their kind."""
+    def find(self, arguments: Arguments) -> Rewritten:
+        """The rewrite for these arguments, made at the first call of their kind."""
         try:
             key = arguments.key()
             found = self._cache.get(key)
@@ -90,28 +94,30 @@ class Rewriter:
             self._cache.move_to_end(key)
         return found
 
-    def _build(self, arguments: Arguments) -> Found:
+    def _build(self, arguments: Arguments) -> Rewritten:
         traced = trace(self.fun, arguments)
         decision = decide(traced.jaxpr)
         sites = decision.seen.sites
-        if self.strict and any(site.call is None for site in sites):
-            _refuse_misses(report(self.fun, decision.seen))
+        if self.strict and any(not site.changed for site in sites):
+            _refuse_misses(report_of(self.fun, decision.seen))
         if self.warns and sites and not decision.changed and not decision.seen.calls:
-            self._warn(report(self.fun, decision.seen))
-        return found_of(self.fun, traced, decision) if decision.changed else Found(traced)
+            self._warn(report_of(self.fun, decision.seen))
+        if not decision.changed:
+            return Rewritten(traced)
+        return rewritten_of(self.fun, traced, decision)
 
-    def _warn(self, found: Report) -> None:
-        """Warns that nothing was captured, once for each first reason."""
+    def _warn(self, report: Report) -> None:
+        """Warns that no dot was captured, once for each text."""
         text = (
-            f"`jaxfp8.rewrite`: none of the {len(found.sites)} 8-bit dots of `{found.name}` can be "
-            f"rewritten, so it is called as it is; {_first_miss(found)}"
+            f"`jaxfp8.rewrite`: none of the {len(report.sites)} 8-bit dots of `{report.name}` can "
+            f"be rewritten, so it is called as it is; {_first_miss(report)}"
         )
         if text not in self._told:
             self._told.add(text)
             warnings.warn(text, FallbackWarning, stacklevel=level_of_user())
 
 
-def found_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Found:
+def rewritten_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Rewritten:
     """The rewritten function on flat arrays, with the derivatives of the original."""
     used = traced.used()
 
@@ -128,32 +134,33 @@ def found_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Foun
 
     ops = decision.program.ops
     if len(ops) == 1 and ops[0][0].name in ("jit", "pjit"):
-        return Found(traced, call)  # its own jit donates and shards; ours would hide that
+        # The function is one jit, which may donate and shard. A jit around it would hide that.
+        return Rewritten(traced, call)
     is_plain = traced.is_cacheable and not traced.labels
 
     def bare(*arrays: Any) -> Any:
         return traced.restore(call(*arrays))
 
-    # JAX forgets a trace with the function that it is of. `of_used` would never go: its traces
-    # refer to it, for its derivatives.
+    # JAX keeps a trace as long as the traced function lives. `of_used` would live for ever, because
+    # its traces refer to it for their derivatives. So `call` is what is jitted.
     call.__name__ = call.__qualname__ = name
-    return Found(traced, jax.jit(call), bare if is_plain else None)
+    return Rewritten(traced, jax.jit(call), bare if is_plain else None)
 
 
-def _refuse_misses(found: Report) -> None:
+def _refuse_misses(report: Report) -> None:
     raise ValueError(
-        f"`jaxfp8.rewrite`: strict, but {len(found.missed)} of {len(found.sites)} 8-bit dots of "
-        f"`{found.name}` cannot be rewritten; {_first_miss(found)}"
+        f"`jaxfp8.rewrite`: strict, but {len(report.missed)} of {len(report.sites)} 8-bit dots of "
+        f"`{report.name}` cannot be rewritten; {_first_miss(report)}"
     )
 
 
-def _first_miss(found: Report) -> str:
+def _first_miss(report: Report) -> str:
     """The first miss, and how to see them all."""
-    first = found.missed[0]
+    first = report.missed[0]
     ended = f" (at {first.ended_at})" if first.ended_at != first.where else ""
     return (
         f"the first, at {first.where}: {first.reason}{ended}; {first.remedy}. "
-        f"`print(jaxfp8.explain({found.name})(...))` lists them all."
+        f"`print(jaxfp8.explain({report.name})(...))` lists them all."
     )
 
 
@@ -207,7 +214,7 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
         try:
             return direct.call(args, kwargs)
         except Refused:
-            pass  # what now goes wrong did not do so while another error was handled
+            pass  # an error below must not be chained to this one
         arguments = split(args, kwargs)
         found = rewriter.find(arguments)
         if found.call is None:
@@ -239,6 +246,6 @@ def explain(fun: Callable[..., Any]) -> Callable[..., Report]:
     @functools.wraps(fun)
     def explained(*args: Any, **kwargs: Any) -> Report:
         traced = trace(fun, split(args, kwargs))
-        return report(fun, decide(traced.jaxpr).seen)
+        return report_of(fun, decide(traced.jaxpr).seen)
 
     return explained

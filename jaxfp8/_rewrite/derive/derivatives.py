@@ -1,9 +1,9 @@
-"""Derivatives of a rewritten function: those of the function it came from.
+"""Derivatives of a rewritten function: those of the function as written.
 
-The rewritten program is never differentiated itself: inside it, custom rules are inlined and bytes
-have no gradient. Its rule is the derivative of the original, in two halves (`derive/halves`), each
-rewritten in turn and wrapped in turn; so straight-through estimators and custom gradients keep
-their meaning to any order, and backward products are captured too.
+JAX never differentiates the rewritten program: custom rules are inlined in it, and bytes have no
+gradient. Its rule is the derivative of the function as written, in two halves (`derive/halves`).
+Each half is rewritten and has such a rule in turn. So straight-through estimators and custom
+gradients keep their meaning to any order, and backward products are captured too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Halves:
     """The two halves of a derivative.
 
     Attributes:
-      first: from primals to (outputs, what the second half needs).
-      second: from that and tangents or cotangents to the derivative, in which it is linear.
+      first: from primals to outputs and residuals.
+      second: from residuals and tangents or cotangents to the derivative; linear in the latter.
     """
 
     first: Callable[..., tuple[Any, Any]]
@@ -40,13 +40,13 @@ class Halves:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Remake:
-    """How the functions that a derivative consists of are made anew.
+    """How the functions that a derivative consists of are rewritten.
 
     Attributes:
-      split: from the halves as they are written, primals, and whether JAX will transpose the second
-        half.
-      join: from a function of primals and tangents to outputs and tangents, for what JAX cannot
-        split; None leaves that to JAX, which has an error for it.
+      split: takes the two halves as written, the primals, and whether JAX will transpose the second
+        half; returns the halves to use.
+      join: takes a function of primals and tangents that returns outputs and tangents, for what JAX
+        cannot split; returns the one to use. With None, JAX raises its error.
     """
 
     split: Callable[[Callable[..., Any], Callable[..., Any], Sequence[Any], bool], Halves]
@@ -63,10 +63,14 @@ def differentiable(
 ) -> Flat:
     """`run` with the derivatives of `jaxpr`, as a function of the inputs that are used.
 
-    The inputs of `jaxpr` are its constants, then its arguments; no other than those at `used` are
-    read, by `run` or by an equation. In place of the outputs at `stand_ins`, all floats, `run`
-    returns zeros, which have the derivatives of these outputs; behind all it returns `extra`
-    others, which have none.
+    Args:
+      run: the function of the inputs at `used`.
+      jaxpr: the function as written. Its inputs are its constants, then its arguments.
+      used: the inputs that are read.
+      remake: how the functions of the derivative are rewritten.
+      stand_ins: outputs, all floats, in place of which `run` returns zeros. These zeros have the
+        derivatives of the outputs.
+      extra: how many outputs `run` returns behind those of `jaxpr`; they have no derivatives.
     """
     rules = _Rules(jaxpr, used, remake, run, stand_ins, extra)
     call = jax.custom_jvp(run)
@@ -74,15 +78,15 @@ def differentiable(
     return call
 
 
-def _holds(jaxpr: Any, name: str) -> bool:
-    """Whether an equation of this primitive stands anywhere in the jaxpr."""
+def _holds(jaxpr: graph.Jaxpr, name: str) -> bool:
+    """Whether a jaxpr holds an equation of this primitive, at any depth."""
     return any(eqn.primitive.name == name for eqn in jaxpr.eqns) or any(
         _holds(inner, name) for inner in core.subjaxprs(jaxpr)
     )
 
 
-def _reaches(jaxpr: Any, active: Iterable[Any], name: str) -> bool:
-    """Whether an equation of this primitive, or one that holds it, depends on active variables."""
+def _reaches(jaxpr: graph.Jaxpr, active: Iterable[Any], name: str) -> bool:
+    """Whether an equation that is, or holds, one of this primitive depends on active variables."""
     moving = set(active)
     for eqn in jaxpr.eqns:
         if any(not compat.is_literal(v) and v in moving for v in eqn.invars):
@@ -95,7 +99,7 @@ def _reaches(jaxpr: Any, active: Iterable[Any], name: str) -> bool:
 
 
 class _Rules:
-    """The derivative rules of one jaxpr; halves are made once per set of differentiated inputs."""
+    """The derivative rules of one jaxpr. `active` inputs are those that are differentiated."""
 
     def __init__(
         self,
@@ -139,9 +143,9 @@ class _Rules:
         return self.run(*primals)[len(self.inexact) :] if self.extra else ()
 
     def _split(self, active: tuple[int, ...], primals: Sequence[Any]) -> Halves | None:
-        """The halves of forward mode; None where JAX has no value without the tangent.
+        """The halves of forward mode; None where JAX cannot compute the value without the tangent.
 
-        So are functions with a batching rule of their own (`custom_vmap`), and Pallas kernels.
+        That is so for functions with their own batching rule (`custom_vmap`) and Pallas kernels.
         """
         key = _key("jvp", active, primals)
         if key in self._joined:
@@ -155,7 +159,7 @@ class _Rules:
         return None
 
     def _at_once(self, active: tuple[int, ...], number: int, *both: Any) -> tuple[Any, Any]:
-        """Outputs, and the tangents of those that are floats, from primals and tangents."""
+        """Outputs, and the tangents of float outputs, from primals and tangents."""
         primals, moving = both[:number], both[number:]
         function = functools.partial(self._of_active, active, primals)
         points = [primals[i] for i in active]
@@ -165,7 +169,7 @@ class _Rules:
     def _by_reverse(
         self, active: tuple[int, ...], primals: Sequence[Any], tangents: Sequence[Any]
     ) -> Any:
-        """The function has a `custom_vjp`: reverse mode alone. In forward mode JAX raises."""
+        """For a function with a `custom_vjp`: reverse mode alone. In forward mode JAX raises."""
 
         def of_active(*values: Any) -> Sequence[Any]:
             return self.reverse(*with_active(primals, active, values))
@@ -209,7 +213,7 @@ class _Rules:
         return self._outputs(floats, others), linear
 
     def _outputs(self, floats: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        """All outputs in order, with what stands in for some."""
+        """All outputs in order, stand-ins among them."""
         outputs = self._merge(floats, others)
         for i in self.stand_ins:
             outputs[i] = compat.zeros(self.jaxpr.outvars[i].aval)
@@ -218,7 +222,7 @@ class _Rules:
     def _of_active(
         self, active: tuple[int, ...], primals: Sequence[Any], *values: Any
     ) -> tuple[list[Any], list[Any]]:
-        """The function of its differentiated inputs: float outputs, and the others."""
+        """The function of its active inputs: float outputs, and the others."""
         merged = with_active(primals, active, values)
         outs = evaluate(self.jaxpr, dict(zip(self.inputs, merged, strict=True)))
         both = list(zip(outs, self.inexact, strict=True))
@@ -229,7 +233,7 @@ class _Rules:
         return [next(real) if inexact else next(rest) for inexact in self.inexact]
 
     def _tangents(self, floats: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Tangents of all outputs, of their types, from those of the outputs that are floats."""
+        """The tangents of all outputs, from those of the float outputs."""
         pairs = list(zip(outputs, self.inexact, strict=True))
         types = [jax.typeof(y) for y, real in pairs if real]
         moved = [compat.of_type(t, aval) for t, aval in zip(floats, types, strict=True)]
@@ -237,7 +241,7 @@ class _Rules:
 
 
 def _key(kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Key:
-    """What a derivative was traced on."""
+    """What a derivative depends on when it is traced."""
     return kind, active, tuple(jax.typeof(p) for p in primals), is_traced(primals)
 
 
@@ -250,22 +254,22 @@ def _pull_back(linear: Callable[..., Any], *cotangents: Any) -> Any:
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:
-    """Whether a transformation of JAX is active: it may differentiate again."""
+    """Whether any of the arrays is a tracer, and so may be differentiated again."""
     return any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 
 def with_active(primals: Sequence[Any], active: Sequence[int], values: Sequence[Any]) -> list[Any]:
-    """The primals with other values at the positions that are differentiated."""
+    """The primals with other values at the active positions."""
     merged = list(primals)
     for i, value in zip(active, values, strict=True):
         merged[i] = value
     return merged
 
 
-def evaluate(jaxpr: Any, env: dict[Any, Any]) -> list[Any]:
-    """The outputs of an open jaxpr whose inputs, as far as they are read, are in `env`.
+def evaluate(jaxpr: graph.Jaxpr, env: dict[Any, Any]) -> list[Any]:
+    """The outputs of an open jaxpr, with its inputs in `env`.
 
-    Its equations are evaluated as they stand, custom rules included.
+    Its equations are evaluated as written, custom rules included.
     """
 
     def read(atom: Any) -> Any:
@@ -278,7 +282,7 @@ def evaluate(jaxpr: Any, env: dict[Any, Any]) -> list[Any]:
 
 
 def _zero_tangent(output: Any) -> Any:
-    """Zero, of the type that a tangent of this output has, shardings and mesh axes included."""
+    """Zero of the tangent type of an output, with its sharding and mesh axes."""
     return zero_from_primal(output, symbolic_zeros=True)
 
 

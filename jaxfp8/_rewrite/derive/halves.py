@@ -1,14 +1,15 @@
-"""A derivative in two halves, and what passes between them: 8-bit data, not its wide copy.
+"""A derivative in two halves, and the residuals between them: 8-bit data, not its wide copy.
 
-A derivative is a first half, which computes outputs and residuals, and a second half, linear in
-tangents or cotangents, which reads the residuals. Each half is rewritten by itself. A residual that
-is dequantised 8-bit data would hide that from the second half, and be kept in memory at full width.
-So its 8-bit data and scales are passed instead, and the second half begins by dequantising them,
-which its own rewrite then captures.
+The first half computes outputs and residuals. The second half reads the residuals, and is linear in
+tangents or cotangents. Each half is rewritten by itself.
 
-Beside them passes a stand-in: an array of zeros that nothing reads, whose tangent is that of the
-residual. So a second derivative goes the way of the function as it was written, whatever
-`stop_gradient` and custom rules it meets there, and nothing is differentiated through 8-bit data.
+A residual may be dequantised 8-bit data. Passed as it is, it takes memory at full width, and the
+second half does not see the 8-bit data. So the 8-bit data and the scales are passed instead. The
+second half begins by dequantising them, and its rewrite captures that.
+
+A stand-in is passed too: an array of zeros that nothing reads. Its tangent is that of the residual.
+So a second derivative follows the function as written, with every `stop_gradient` and custom rule,
+and nothing is differentiated through 8-bit data.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Rewrite = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def rewriting(rewrite: Rewrite) -> Remake:
-    """The functions of a derivative rewritten; `rewrite` is for functions of pytrees."""
+    """Rewrites the functions of a derivative; `rewrite` is for functions of pytrees."""
 
     def split(
         first: Callable[..., tuple[Any, Any]],
@@ -43,7 +44,7 @@ def rewriting(rewrite: Rewrite) -> Remake:
         is_linear: bool,
     ) -> Halves:
         jaxpr, *form = _trace(first, primals)
-        # Nobody differentiates again what is computed with arrays at hand.
+        # Without tracers there is no further derivative, and no stand-in is needed.
         half = _First(jaxpr, *form, stand_in=is_traced(primals))
         call = jax.jit(half.call(remake))
         consts = compat.consts_of(jaxpr)
@@ -61,10 +62,11 @@ def rewriting(rewrite: Rewrite) -> Remake:
 
 
 class _First:
-    """The first half as one program, and how its outputs divide.
+    """The first half as one program.
 
-    Its outputs are those of the function; the residuals, or zeros in place of those that pass as
-    8-bit data (None where nobody needs a stand-in); and that data with its scales.
+    Its outputs are those of the function, then the residuals, then the 8-bit data and the scales of
+    residuals that are passed so. In place of such a residual is a stand-in, or None if none is
+    needed.
     """
 
     def __init__(
@@ -78,21 +80,20 @@ class _First:
 
     @collector_paused()
     def _decided(self, jaxpr: Any) -> Program | None:
-        """The rewritten program, None where it is as it was."""
+        """The rewritten program; None where nothing changed."""
         walk = Walk(resolve)
         inputs = graph.inputs_of(jaxpr)
-        n_consts = len(self.jaxpr.constvars)
-        outputs = walk.jaxpr(self.jaxpr, inputs[:n_consts], inputs[n_consts:])
+        outputs = walk.program(jaxpr, inputs)
         for i, value in list(enumerate(outputs))[self.number :]:
             if (parts := _parts.of(walk, value)) is not None:
                 self.parts[i] = parts
         whole = [v for i, v in enumerate(outputs) if i not in self.parts]
         program = walk.settle([*whole, *(v for p in self.parts.values() for v in p.values)], inputs)
-        changed = bool(self.parts) or any(site.call is not None for site in walk.seen.sites)
+        changed = bool(self.parts) or any(site.changed for site in walk.seen.sites)
         return program if changed else None
 
     def call(self, remake: Remake) -> Flat:
-        """The half, with the derivatives of the function as it was written."""
+        """The half, with the derivatives of the function as written."""
         if self.program is None:
             inputs = [*self.jaxpr.constvars, *self.jaxpr.invars]
             return lambda *arrays: derivatives.evaluate(
@@ -120,12 +121,12 @@ class _First:
         return compat.zeros(variable.aval) if self.stand_in else None
 
     def divided(self, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """The outputs of the function, and what is passed to the second half."""
+        """The outputs of the function, and what passes to the second half."""
         outputs, passed = arrays[: self.number], list(arrays[self.number :])
         return jax.tree.unflatten(self.out_tree, outputs), passed
 
     def residuals(self, passed: Sequence[Any]) -> Any:
-        """The residuals, made again of what was passed."""
+        """The residuals, made again from what was passed."""
         outvars = self.jaxpr.outvars[self.number :]
         leaves, rest = list(passed[: len(outvars)]), iter(passed[len(outvars) :])
         for i, parts in self.parts.items():
@@ -137,10 +138,10 @@ class _First:
 
 @jax.custom_jvp
 def _moving_like(x: Any, stand_in: Any) -> Any:
-    """`x`, with the tangent of what stands in for it.
+    """`x`, with the tangent of its stand-in.
 
-    The tangent of `x` itself is zero, unless JAX dropped the rule of the first half, as JAX 0.10
-    does in a scan that is differentiated twice: then `stand_in` is a constant.
+    The tangent of `x` itself is zero. But JAX 0.10 drops the rule of the first half in a scan that
+    is differentiated twice. Then `x` has the tangent, and the stand-in is a constant.
     """
     del stand_in
     return x
@@ -152,9 +153,9 @@ def _moving_like_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
 
 
 def _linear(fun: Callable[..., Any], remake: Remake) -> Callable[..., Any]:
-    """A function linear in all arguments but the first, a list: rewritten, and to be transposed.
+    """A function linear in all arguments but the first, rewritten, with a transpose.
 
-    It returns a list.
+    Its first argument is a pytree, and its result a list.
     """
     known: dict[Any, Bound] = {}
 
@@ -176,7 +177,7 @@ def _linear(fun: Callable[..., Any], remake: Remake) -> Callable[..., Any]:
 def _trace(
     first: Callable[..., tuple[Any, Any]], primals: Sequence[Any]
 ) -> tuple[Any, Any, int, Any]:
-    """The jaxpr of the first half, and how its outputs divide into outputs and residuals."""
+    """The jaxpr of the first half; the structure and number of outputs, the one of residuals."""
     trees: list[Any] = []
 
     def flat(*primals: Any) -> list[Any]:

@@ -1,9 +1,9 @@
-"""A function that is linear in its last arguments, rewritten as it is and as its transpose.
+"""A function that is linear in its last arguments, as one primitive with a transpose of its own.
 
-JAX transposes the second half of a derivative equation by equation. A rewritten program must not be
-transposed so: 8-bit values have no cotangent, and custom rules inside it were inlined. So the half
-is one primitive. Its transpose is that of the function as it was written, rewritten in turn; its
-derivative in the other arguments is the derivative of that function, too.
+JAX transposes the second half of a derivative, equation by equation. It must not do so with a
+rewritten program: 8-bit values have no cotangent, and custom rules were inlined. So the half is one
+primitive. Its transpose is that of the function as written, rewritten in turn. Its derivative in
+the other arguments is that of the function as written, too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Linear(compat.HoldsJaxpr):
     """A function of flat arrays, linear in those that follow the first `residuals`.
 
     Args:
-      jaxpr: the function as it was written, an open jaxpr without constants.
-      residuals: how many of its arguments it need not be linear in.
+      jaxpr: the function as written, an open jaxpr without constants.
+      residuals: how many arguments come first, in which it need not be linear.
       remake: makes the functions of its derivative.
     """
 
@@ -40,11 +40,11 @@ class Linear(compat.HoldsJaxpr):
 
     @functools.cached_property
     def decision(self) -> Decision:
-        """What the rewrite makes of it."""
+        """What becomes of it."""
         return decide(self.original)
 
     def evaluate(self, *arrays: Any) -> list[Any]:
-        """The function as it was written."""
+        """The function as written."""
         return jax.core.eval_jaxpr(self.original, (), *arrays)
 
     def run(self, *arrays: Any) -> list[Any]:
@@ -55,7 +55,7 @@ class Linear(compat.HoldsJaxpr):
 
     @functools.cached_property
     def jaxpr(self) -> Any:
-        """The rewritten function as a closed jaxpr; made only where it is looked at or lowered."""
+        """The rewritten function as a closed jaxpr, made when it is lowered or walked."""
         return jax.make_jaxpr(self.run)(*self.avals)
 
     @functools.cached_property
@@ -78,14 +78,14 @@ class Linear(compat.HoldsJaxpr):
     def derived(
         self, key: Hashable, fun: Flat, residuals: Sequence[Any], moving: Sequence[Any]
     ) -> list[Any]:
-        """Another function that comes of this one, traced once for each key, on these arrays."""
+        """Another function made from this one, on these arrays; it is traced once for each key."""
         if key not in self._derived:
             self._derived[key] = Bound(fun, residuals, moving, self.remake)
         return self._derived[key](residuals, moving)
 
 
 class Bound:
-    """A `Linear` traced from a function, and the constants that go with it."""
+    """A `Linear` traced from a function, and its constants."""
 
     def __init__(
         self, fun: Flat, residuals: Sequence[Any], moving: Sequence[Any], remake: Remake
@@ -98,7 +98,7 @@ class Bound:
 
 
 def bind(linear: Linear, *arrays: Any) -> list[Any]:
-    """The rewritten function of arrays, to be differentiated and transposed as it was written."""
+    """The rewritten function, with the derivatives and the transpose of the function as written."""
     return linear_p.bind(*arrays, linear=linear)
 
 

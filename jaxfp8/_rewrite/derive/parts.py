@@ -1,18 +1,18 @@
-"""A dequantised array as its parts: the 8-bit data, the zero point and the scales behind it."""
+"""A dequantised array as its parts: the 8-bit data, the zero point and the scales."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxfp8._rewrite.ir.facts import Factor, Scaled
-from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.ir.factors import Factor
+from jaxfp8._rewrite.ir.graph import Array, Value
+from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._rewrite.rules import masks
 from jaxfp8._value import dtypes
@@ -21,7 +21,7 @@ from jaxfp8._value.spec import Shape
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-    """What the array of `fact`, of `dtype`, is made of."""
+    """The parts of an array of dtype `dtype` with the fact `fact`."""
 
     fact: Scaled
     dtype: np.dtype
@@ -29,14 +29,10 @@ class Parts:
     @property
     def values(self) -> list[Value]:
         """The 8-bit data, the zero point where there is one, and each scale."""
-        return [self.fact.q, *(factor.small for factor in self._factors())]
+        return [self.fact.q, *(factor.small for factor in self.fact.smalls)]
 
-    def _factors(self) -> list[Factor]:
-        zero = () if self.fact.zero_point is None else (self.fact.zero_point,)
-        return [*zero, *self.fact.factors]
-
-    def dequantised(self, arrays: Iterator[Any]) -> Any:
-        """The array, of the arrays that `values` are."""
+    def dequantised(self, arrays: Iterator[Array]) -> Array:
+        """The array, from the next arrays, which are those of `values`."""
         fact, shape = self.fact, self.fact.q.shape
         q, *smalls = itertools.islice(arrays, len(self.values))
         codes = lax.bitcast_convert_type(q, fact.dtype) if dtypes.is_float8(fact.dtype) else q
@@ -60,8 +56,8 @@ def of(walk: Walk, value: Value) -> Parts | None:
     return parts if size < value.size * value.dtype.itemsize else None
 
 
-def _spread(small: Any, factor: Factor, shape: Shape) -> Any:
-    """The small array with each entry over its tile; along axes where it is constant, of size 1."""
+def _spread(small: Array, factor: Factor, shape: Shape) -> Array:
+    """The small array with each entry repeated over its tile; constant axes keep size 1."""
     for axis, (tile, size) in enumerate(zip(factor.tiles, shape, strict=True)):
         if factor.small.shape[axis] > 1 and tile > 1:
             small = lax.slice_in_dim(jnp.repeat(small, tile, axis), 0, size, axis=axis)

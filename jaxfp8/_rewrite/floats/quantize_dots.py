@@ -1,10 +1,9 @@
-"""`quantize_dots`: an ordinary float program, its dots in 8 bits."""
+"""`quantize_dots`: an ordinary float program with its dots in 8 bits."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -15,25 +14,24 @@ import numpy as np
 from jaxfp8._call import lowering
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.recipes import Recipe
-from jaxfp8._recipes.rules import Rule, as_rules, choose
-from jaxfp8._rewrite.engine import Found, Rewriter, found_of
+from jaxfp8._recipes.rules import Rule
+from jaxfp8._rewrite.engine import Rewriter, Rewritten, rewritten_of
 from jaxfp8._rewrite.floats import roles
-from jaxfp8._rewrite.floats.rounding import Dot, Plan, Rounded, round_dots
-from jaxfp8._rewrite.floats.rounding import Found as FoundDots
+from jaxfp8._rewrite.floats.choosing import Where, checked_rules, chooser, selector
+from jaxfp8._rewrite.floats.rounding import Choose, FloatDots, round_dots
 from jaxfp8._rewrite.ir.sites import Seen
-from jaxfp8._rewrite.ir.sites import Site as DotSite
 from jaxfp8._rewrite.plan.arguments import Arguments, split
 from jaxfp8._rewrite.plan.decide import decide, why_left_alone
 from jaxfp8._rewrite.plan.trace import Trace, trace
-from jaxfp8._rewrite.report.model import Report, Site, report
+from jaxfp8._rewrite.report.build import report_of
+from jaxfp8._rewrite.report.model import Report, Site
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import accuracy, compat, dtypes
 from jaxfp8._value.errors import FallbackWarning, UnsupportedError, level_of_user, message
 from jaxfp8._value.prepared import PreparedArray, is_whole
 from jaxfp8._value.qarray import QArray, adopt
 
-Where = Callable[[Site], bool] | str | None
-_OPERATION = "jaxfp8.quantize_dots"
+OPERATION = "jaxfp8.quantize_dots"
 
 
 def quantize_dots(
@@ -49,10 +47,10 @@ def quantize_dots(
     bias and activation in the same call. `fun` is not changed; dots are found inside jit, scan,
     while, cond, remat, custom rules and shard_map, and after vmap.
 
-    A weight is an operand that is data which `fun` is given or closes over, through casts, views
-    and scales; or 8-bit data. Of two such operands, the right one is the weight, unless `weights`
-    tells them apart. A dot without a weight, as in attention, stays as it is unless `where`
-    chooses it: then both operands are held as activations.
+    A weight is an operand that `fun` is given or closes over, through casts, views and scales. It
+    may be 8-bit data. Of two such operands the right one is the weight, unless `weights` tells them
+    apart. A dot without a weight, as in attention, stays as it is unless `where` chooses it. Then
+    both operands are held as activations.
 
     The gradient is straight-through: that of `fun` with the operands of each dot rounded, and each
     rounding taken as the identity. So `dx = dy @ Q(w).T` and `dw = Q(x).T @ dy`: the products of
@@ -93,8 +91,10 @@ def quantize_dots(
     """
     if not callable(fun):
         got, needs = f"is {fun!r}", "a function is needed"
-        raise TypeError(message(_OPERATION, "`fun`", got, needs, "pass `f`, not `f(x)`"))
-    return QuantizedDots(fun, _checked(recipe), _selector(where), _numbers(weights))
+        raise TypeError(message(OPERATION, "`fun`", got, needs, "pass `f`, not `f(x)`"))
+    return QuantizedDots(
+        fun, checked_rules(recipe, OPERATION), selector(where, OPERATION), _numbers(weights)
+    )
 
 
 class QuantizedDots:
@@ -109,7 +109,7 @@ class QuantizedDots:
     ) -> None:
         functools.update_wrapper(self, fun)
         self._fun = fun
-        self._rewriter = _Rewriter(_widened(fun), _plan(fun, rules, selects), weights)
+        self._rewriter = _Rewriter(_widened(fun), chooser(fun, rules, selects), weights)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function; a `QArray` among the arguments stands for the array it was made of."""
@@ -124,11 +124,11 @@ class QuantizedDots:
         Returns:
           A report as that of `jaxfp8.explain`: dots in 8 bits first, then those left and why.
         """
-        rounded, found = self._rewriter.rounded(split(args, kwargs))
-        seen, left = decide(rounded.jaxpr).seen, found.left
+        rounded, dots = self._rewriter.rounded(split(args, kwargs))
+        seen, left = decide(rounded.jaxpr).seen, dots.left
         counted = sum(site.op.name not in unserved.NAMES for site in left)
         both = Seen([*seen.sites, *left], max(seen.others - counted, 0), seen.calls)
-        return report(self._fun, both)
+        return report_of(self._fun, both)
 
     def compare(self, *args: Any, **kwargs: Any) -> accuracy.Comparison:
         """The error of the outputs against the original program, which is run as well.
@@ -181,40 +181,40 @@ class _Rewriter(Rewriter):
     """The rewrites of a function with roundings put before its dots."""
 
     def __init__(
-        self, fun: Callable[..., Any], plan: Plan, weights: tuple[int, ...] | None
+        self, fun: Callable[..., Any], choose: Choose, weights: tuple[int, ...] | None
     ) -> None:
         super().__init__(fun)
-        self.plan, self.argnums = plan, weights
+        self.choose, self.argnums = choose, weights
         self.told = False
 
-    def rounded(self, arguments: Arguments) -> tuple[Trace, FoundDots]:
-        """The function with roundings, as a trace, and its dots; as it was if it is left alone."""
+    def rounded(self, arguments: Arguments) -> tuple[Trace, FloatDots]:
+        """The function with roundings, as a trace, and its dots; as written if it is left alone."""
         traced = trace(self.fun, arguments)
         if why_left_alone(compat.open_jaxpr(traced.jaxpr)) is not None:
-            return traced, FoundDots()
-        program, found = round_dots(traced.jaxpr, self.plan, self._given(traced, arguments))
+            return traced, FloatDots()
+        program, dots = round_dots(traced.jaxpr, self.choose, self._given(traced, arguments))
 
         def run(*arrays: Any) -> list[Any]:
             return program.run(arrays)
 
         jaxpr = jax.make_jaxpr(run)(*traced.consts, *arguments.arrays)
         consts = (*compat.consts_of(jaxpr), *traced.consts)
-        return Trace(jaxpr, consts, traced.out_tree, traced.labels), found
+        return Trace(jaxpr, consts, traced.out_tree, traced.labels), dots
 
     def original(self, arguments: Arguments) -> Any:
-        """What the function as it was returns."""
+        """What the original function returns."""
         traced = trace(self.fun, arguments)
         run = functools.partial(jax.core.eval_jaxpr, compat.open_jaxpr(traced.jaxpr))
         return traced.restore(jax.jit(run)(traced.consts, *arguments.arrays))
 
     def weights(self, arguments: Arguments) -> dict[int, Any]:
-        """How each weight among the arrays of the arguments is quantised, by its position."""
+        """How to quantise each weight among the arrays of the arguments, by its position."""
         traced = trace(self.fun, arguments)
-        program, found = round_dots(traced.jaxpr, self.plan, self._given(traced, arguments))
+        program, dots = round_dots(traced.jaxpr, self.choose, self._given(traced, arguments))
         first = len(traced.consts)
         places = {value: i - first for i, value in enumerate(program.inputs)}
         chosen: dict[int, Any] = {}
-        for dot, how in found.rounded:
+        for dot, how in dots.rounded:
             if dot.weight is None or how.operands[dot.weight] is None:
                 continue
             role = dot.roles[dot.weight]
@@ -232,7 +232,7 @@ class _Rewriter(Rewriter):
         positions = [p for n in self.argnums for p in _positions(arguments, n)]
         return {*range(first), *(first + p for p in positions)}
 
-    def _build(self, arguments: Arguments) -> Found:
+    def _build(self, arguments: Arguments) -> Rewritten:
         rounded, dots = self.rounded(arguments)
         decision = decide(rounded.jaxpr)
         left_alone = why_left_alone(compat.open_jaxpr(rounded.jaxpr))
@@ -241,15 +241,15 @@ class _Rewriter(Rewriter):
             has_dots = seen.sites or seen.others
             self._tell(left_alone if left_alone and has_dots else _why_in_floats(dots))
         if left_alone is not None:
-            return Found(rounded)  # the function is called as it is
-        return found_of(self.fun, rounded, decision)
+            return Rewritten(rounded)  # the function is called as it is
+        return rewritten_of(self.fun, rounded, decision)
 
     def _tell(self, why: tuple[str, str] | None) -> None:
         """Warns, once, that a function with dots stays in floats; inside `strict` an error."""
         if why is None:
             return
         name = getattr(self.fun, "__name__", repr(self.fun))
-        text = message(_OPERATION, f"`{name}`", "is to be in 8 bits", *why)
+        text = message(OPERATION, f"`{name}`", "is to be in 8 bits", *why)
         if lowering.is_strict():
             raise UnsupportedError(text)
         if not self.told:
@@ -257,8 +257,8 @@ class _Rewriter(Rewriter):
         self.told = True
 
 
-def _why_in_floats(dots: FoundDots) -> tuple[str, str] | None:
-    """Why none of the dots is in 8 bits, and where that is told; None if none could be."""
+def _why_in_floats(dots: FloatDots) -> tuple[str, str] | None:
+    """Why no dot is in 8 bits, and where to read more; None if there is no float dot."""
     remedy = "`explain` says why of each"
     if dots.rounded:
         return f"no kernel takes its {len(dots.rounded)} rounded dots", remedy
@@ -271,7 +271,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _positions(arguments: Arguments, argnum: int) -> list[int]:
-    """Where the arrays of a positional argument stand among all arrays."""
+    """The positions of the arrays of an argument among all arrays."""
     others = {position for position, _ in arguments.others}
     arrays = [i for i in range(arguments.tree.num_leaves) if i not in others]
     args, _ = jax.tree.unflatten(arguments.tree, range(arguments.tree.num_leaves))
@@ -280,7 +280,7 @@ def _positions(arguments: Arguments, argnum: int) -> list[int]:
 
 
 def _quantized(leaf: Any, positions: Any, chosen: dict[int, Any]) -> Any:
-    """A leaf of an argument: a `QArray` if a dot was chosen whose weight it is."""
+    """A leaf of an argument, as a `QArray` if it is the weight of a chosen dot."""
     if _is_qarray(leaf):
         for _ in jax.tree.leaves(leaf):
             next(positions)
@@ -296,7 +296,7 @@ def _quantized(leaf: Any, positions: Any, chosen: dict[int, Any]) -> Any:
 
 
 def _scale_dtype(quantization: Any, leaf: Any) -> Any:
-    """The dtype of a scale says what a `QArray` stands for; powers of two stand for float32."""
+    """The dtype of a scale, which is that of the dequantised array; powers of two mean float32."""
     wide = quantization.scale_dtype in dtypes.WIDE_FLOAT
     return leaf.dtype if wide else quantization.scale_dtype
 
@@ -306,13 +306,13 @@ def _is_qarray(leaf: Any) -> bool:
 
 
 def _widened(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of arguments in which a `QArray` stands for an array."""
+    """The function of arguments that may hold `QArray`s."""
 
     def widen(leaf: Any) -> Any:
         if isinstance(leaf, PreparedArray):
             needs = "an ordinary program reads weights as they were before that"
             remedy = "pass `restore()` of it, or close over it for `jaxfp8.matmul`"
-            raise TypeError(message(_OPERATION, "an argument", f"holds {leaf}", needs, remedy))
+            raise TypeError(message(OPERATION, "an argument", f"holds {leaf}", needs, remedy))
         return dequantize(leaf) if _is_qarray(leaf) else leaf
 
     @functools.wraps(fun)
@@ -321,95 +321,6 @@ def _widened(fun: Callable[..., Any]) -> Callable[..., Any]:
         return fun(*wide_args, **wide_kwargs)
 
     return of_wide
-
-
-def _plan(
-    fun: Callable[..., Any], rules: tuple[Rule, ...], selects: Callable[[Site], bool] | None
-) -> Plan:
-    """What becomes of a dot by its recipe."""
-
-    def plan(dot: Dot) -> Rounded | tuple[str, str]:
-        objection = _objection(dot)
-        if objection is not None:
-            return objection
-        site = DotSite(dot.op, ((dot.op.inputs[0], None), (dot.op.inputs[1], None)))
-        (row,) = report(fun, Seen([site])).sites
-        if selects is not None and not selects(row):
-            return "`where` does not choose it", "choose it in `where`"
-        recipe = choose(rules, row.path)
-        if recipe is None:
-            return "no rule gives it a recipe", "add a rule for its path"
-        if dot.weight is None and selects is None:
-            return (
-                "neither operand is a weight",
-                "choose it in `where` to quantise both operands as activations",
-            )
-        return _by_recipe(dot, recipe)
-
-    return plan
-
-
-def _by_recipe(dot: Dot, recipe: Recipe) -> Rounded | tuple[str, str]:
-    kinds = [recipe.weight if i == dot.weight else recipe.activation for i in (0, 1)]
-    left, right = (
-        None if role.kind == "held" else kind for role, kind in zip(dot.roles, kinds, strict=True)
-    )
-    if left is None and right is None and not any(r.kind == "held" for r in dot.roles):
-        return (
-            f"{recipe.name} holds weights only, and neither operand is one",
-            "use a recipe for activations, such as `jaxfp8.FP8_DYNAMIC`",
-        )
-    return Rounded((left, right))
-
-
-def _objection(dot: Dot) -> tuple[str, str] | None:
-    """Why a dot cannot be in 8 bits, and what to do; None if it can."""
-    for value, role in zip(dot.op.inputs, dot.roles, strict=True):
-        if value.dtype not in dtypes.WIDE_FLOAT and role.kind != "held":
-            return f"an operand is {value.dtype}", "convert it to float32, bfloat16 or float16"
-    if any(value.size == 0 for value in dot.op.inputs):
-        return "an operand is empty", "there is nothing to do"
-    if dot.op.outputs[0].dtype not in dtypes.WIDE_FLOAT:
-        return (
-            f"the output dtype is {dot.op.outputs[0].dtype}",
-            "set preferred_element_type to float32 or bfloat16",
-        )
-    return None
-
-
-def _checked(recipe: Any) -> tuple[Rule, ...]:
-    """Rules whose scales are all chosen from the data."""
-    if hasattr(recipe, "gradient_dtype"):
-        got, needs = "is for training", "a recipe such as jaxfp8.FP8_DYNAMIC is needed"
-        remedy = "train with the layers of `jaxfp8.linen` or `jaxfp8.nnx`"
-        raise TypeError(message(_OPERATION, "`recipe`", got, needs, remedy))
-    rules = as_rules(recipe, _OPERATION)
-    for rule in rules:
-        if rule.recipe is None or rule.recipe.activation is None:
-            continue
-        if rule.recipe.activation.static:
-            got = f"{rule.recipe.name} has static scales of activations"
-            needs = "an ordinary program has no place for calibrated scales"
-            remedy = "use a dynamic one such as `jaxfp8.FP8_DYNAMIC`, or a layer of `jaxfp8.nnx`"
-            raise ValueError(message(_OPERATION, "recipe", got, needs, remedy))
-    return rules
-
-
-def _selector(where: Where) -> Callable[[Site], bool] | None:
-    """`where` as a function of rows."""
-    if where is None or callable(where):
-        return where
-    try:
-        pattern = re.compile(where)
-    except (re.error, TypeError) as error:
-        got, needs = f"is {where!r}", "a function of a row or a regular expression is needed"
-        remedy = "escape it with `re.escape` if it is meant as it stands"
-        raise ValueError(message(_OPERATION, "`where`", got, needs, remedy)) from error
-
-    def selects(row: Site) -> bool:
-        return any(map(pattern.search, (f"{row.where} {row.function}", row.path)))
-
-    return selects
 
 
 def _numbers(weights: int | Collection[int] | None) -> tuple[int, ...] | None:

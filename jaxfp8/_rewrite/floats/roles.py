@@ -1,10 +1,9 @@
-"""Which operand of a dot is a weight: provenance of values, kept as facts.
+"""Which operand of a dot is a weight: where values come from, kept as facts.
 
-A weight is data that was there before the function ran. So each float array that the function is
+A weight is data that existed before the function ran. So each float array that the function is
 given (or closes over) gets a fact, as if it were 8-bit data with scales along its axes. The rules
-of the rewrite carry that fact through casts, views, scales and into regions; at a dot it says
-whose data the operand is, and which axis of that array became which axis of the operand. Nothing
-is ever computed from these facts.
+of the rewrite carry that fact through casts, views, scales and into regions. At a dot it names the
+array, and which of its axes became which axis of the operand. Nothing is computed from these facts.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import Literal
 import numpy as np
 
 from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.facts import Factor, Factors, Scaled
+from jaxfp8._rewrite.ir.factors import Factor, Factors
 from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
@@ -31,7 +31,7 @@ class Role:
 
     Attributes:
       kind: "held" in 8 bits already, "given" to the function, or "computed" in it.
-      source: the value that was given, where one was.
+      source: the array that was given; None for another kind.
       axes: for each axis of the source, the axes of the operand along which it varies.
     """
 
@@ -45,12 +45,12 @@ _RANKS = {"computed": 0, "given": 1, "held": 2}
 
 
 def mark(walk: Walk, value: Value) -> None:
-    """State of a value that it was given to the function."""
+    """State that a value was given to the function."""
     if value.dtype not in dtypes.WIDE_FLOAT or not value.shape or value.size == 0:
         return
     factors = tuple(_up_to(value, axis) for axis in range(len(value.shape)))
     stand_in = Value(value.shape, _STANDS_IN)
-    # A fact with a guard stays in its region: no part of this one can be computed to leave it.
+    # No part of this fact can be computed. A guard keeps it from leaving its region.
     guards = (graph.literal(True),)
     walk.facts[value] = Scaled(stand_in, _STANDS_IN, None, factors, value, guards)
 
@@ -70,15 +70,15 @@ def role_of(walk: Walk, value: Value) -> Role:
 
 
 def _is_all_of(value: Value, source: Value) -> bool:
-    """Whether a value has all elements of a source, or those of one index of its first axis.
+    """Whether a value has all elements of a source, or those at one index of its first axis.
 
-    A parameter that was broadcast over activations, or a row that was looked up, is no weight.
+    A parameter broadcast over activations is no weight, and neither is a row that was looked up.
     """
     return value.size in (source.size, source.size // max(source.shape[0], 1))
 
 
 def weight_index(roles: tuple[Role, Role]) -> int | None:
-    """Which operand is the weight, if any is: 8-bit data, else what was given; right at ties."""
+    """Which operand is the weight: 8-bit data before what was given, and the right one at a tie."""
     left, right = (_RANKS[role.kind] for role in roles)
     if left == right == 0:
         return None
@@ -86,7 +86,7 @@ def weight_index(roles: tuple[Role, Role]) -> int | None:
 
 
 def _up_to(value: Value, last: int) -> Factor:
-    """A factor that varies along the first axes, up to `last`: one that a merge of axes keeps."""
+    """A factor that varies along the axes up to `last`. A reshape that merges axes keeps it."""
     shape, rank = value.shape, len(value.shape)
     counts = tuple(shape[i] if i <= last else 1 for i in range(rank))
     tiles = tuple(1 if i <= last else shape[i] for i in range(rank))
@@ -94,9 +94,10 @@ def _up_to(value: Value, last: int) -> Factor:
 
 
 def _images(factors: Factors) -> tuple[Shape, ...]:
-    """For each axis of a source the axes of the operand, from factors that vary up to each.
+    """For each axis of a source the axes of the operand that it became.
 
-    An axis that adds nothing to those before it was merged with the last of them.
+    Factor i varies along the axes up to axis i of the source. Where it varies along no new axis,
+    axis i was merged with the one before it.
     """
     images: list[Shape] = []
     before: set[int] = set()
@@ -110,8 +111,8 @@ def _images(factors: Factors) -> tuple[Shape, ...]:
 def source_axes(role: Role, contracting: Shape, batch: Shape) -> tuple[Shape, Shape]:
     """The axes of the source that a dot contracts, and those along its batch.
 
-    An axis that a view split between contracted and other axes counts as contracted: what a
-    product sums over shares a scale.
+    An axis that a view split into contracting and other axes counts as contracting, since the
+    elements of a sum share a scale.
     """
     contracted = [i for i, axes in enumerate(role.axes) if set(axes) & set(contracting)]
     shared = [

@@ -1,33 +1,35 @@
-"""The program with 8-bit roundings put before its dots, and everything else as it was.
+"""The program with 8-bit roundings before its dots, and everything else as it was.
 
-A walk like the one that decides, with another rule for dots: instead of looking for 8-bit data it
-rounds the operands of a dot to what 8 bits can hold. What comes out is an ordinary differentiable
-program, whose dots the rewrite then captures.
+A walk with another rule for dots: it does not look for 8-bit data, but rounds the operands of a dot
+to what 8 bits can hold. The result is an ordinary differentiable program. The rewrite then captures
+its dots.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jaxfp8._ops.quantize import fake_quantize
 from jaxfp8._recipes.quantization import Quantization
+from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.derive import derivatives
 from jaxfp8._rewrite.derive.derivatives import Halves, Remake
 from jaxfp8._rewrite.floats import roles as _roles
 from jaxfp8._rewrite.floats.roles import Role
 from jaxfp8._rewrite.ir import emit, graph
 from jaxfp8._rewrite.ir.emit import Program
-from jaxfp8._rewrite.ir.facts import Lost
-from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.sites import Seen, Site
+from jaxfp8._rewrite.ir.graph import Array, Callers, Equation, Jaxpr, Op, Value
+from jaxfp8._rewrite.ir.scaled import Lost
+from jaxfp8._rewrite.ir.sites import DotSite, Seen
 from jaxfp8._rewrite.plan.walk import Walk
-from jaxfp8._rewrite.regions import regions
+from jaxfp8._rewrite.regions import JITS, functions
 from jaxfp8._rewrite.regions.borders import Border
+from jaxfp8._rewrite.regions.registry import Region, new_op, walk_inside
 from jaxfp8._rewrite.rules import scaled_products
 from jaxfp8._value import compat
 from jaxfp8._value.spec import Shape
@@ -36,8 +38,8 @@ _DOTS = ("dot_general",)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Dot:
-    """A dot as it stands in the function.
+class FloatDot:
+    """A dot of the float program.
 
     Attributes:
       op: the dot.
@@ -57,85 +59,84 @@ class Dot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounded:
-    """How the operands of a dot are rounded; None leaves an operand as it is."""
+    """How each operand of a dot is rounded; None leaves it as it is."""
 
     operands: tuple[Quantization | None, Quantization | None]
 
 
-# What becomes of a dot: roundings, or why there are none and what to do.
-Plan = Callable[[Dot], Rounded | tuple[str, str]]
+# What becomes of a dot: roundings, or a reason why there are none and a remedy.
+Choose = Callable[[FloatDot], Rounded | tuple[str, str]]
 
 
 @dataclasses.dataclass(eq=False)
-class Found:
-    """The dots of a walk, regions included: rounded ones, and the others with why and a remedy."""
+class FloatDots:
+    """The dots of a walk, regions included: those rounded, and those left as they are."""
 
-    rounded: list[tuple[Dot, Rounded]] = dataclasses.field(default_factory=list)
-    left: list[Site] = dataclasses.field(default_factory=list)
+    rounded: list[tuple[FloatDot, Rounded]] = dataclasses.field(default_factory=list)
+    left: list[DotSite] = dataclasses.field(default_factory=list)
 
 
 class Rounding(Walk):
     """Facts and roundings of one program.
 
     Attributes:
-      plan: what becomes of a dot.
-      found: the dots so far, shared with the walks of regions.
+      choose: what becomes of a dot.
+      dots: the dots so far, shared with the walks of regions.
     """
 
-    def __init__(self, plan: Plan, seen: Seen | None = None, found: Found | None = None) -> None:
+    def __init__(
+        self, choose: Choose, seen: Seen | None = None, dots: FloatDots | None = None
+    ) -> None:
         super().__init__(_settle, seen)
-        self.plan = plan
-        self.found = Found() if found is None else found
+        self.choose = choose
+        self.dots = FloatDots() if dots is None else dots
         self._done: dict[Any, Value] = {}
 
     def nested(self) -> Rounding:
         """A walk for the inside of a region."""
-        inside = Rounding(self.plan, self.seen, self.found)
+        inside = Rounding(self.choose, self.seen, self.dots)
         self._nested.append(inside)
         return inside
 
-    def concerns(self, eqn: Any, inputs: Sequence[Value]) -> bool:
+    def concerns(self, op: Op) -> bool:
         """Whether a region holds a dot."""
-        return any(_holds_dot(jaxpr) for jaxpr in compat.subjaxprs(eqn))
+        return any(_holds_dot(jaxpr) for jaxpr in compat.subjaxprs(op.equation))
 
-    def equation(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
+    def equation(self, eqn: Equation, inputs: Sequence[Value], callers: Callers) -> Sequence[Value]:
         """Add an equation to the graph, with roundings before it if it is a chosen dot."""
-        name = eqn.primitive.name
-        if name in _DOTS:
-            return self._dot(eqn, inputs, callers)
-        if scaled_products.is_one(eqn):  # of operands that are held in 8 bits already
+        if eqn.primitive.name in _DOTS:
+            return self._dot(graph.equation_op(eqn, inputs, callers))
+        if scaled_products.is_one(eqn):  # its operands are in 8 bits already
             op = graph.equation_op(eqn, inputs, callers)
             self.note(op)
             return op.outputs
-        rule = _ENTERED.get(name)
-        if rule is not None and self.concerns(eqn, inputs):
-            return self._enter(rule, eqn, inputs, callers)
         return super().equation(eqn, inputs, callers)
 
-    def _dot(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
-        left, right = (_roles.role_of(self, value) for value in inputs)
-        dot = Dot(
-            graph.equation_op(eqn, inputs, callers),
-            (left, right),
-            _roles.weight_index((left, right)),
-        )
-        site = Site(dot.op, ((inputs[0], None), (inputs[1], None)))
-        plan = self.plan(dot)
-        if not isinstance(plan, Rounded):
-            site.miss(*plan)
-            self.found.left.append(site)
-            self.note(dot.op)
-            return dot.op.outputs
-        site.call = plan
-        self.seen.sites.append(site)
-        self.found.rounded.append((dot, plan))
-        operands = [self._operand(dot, i, q) for i, q in enumerate(plan.operands)]
-        op = graph.equation_op(eqn, operands, callers)
-        self.note(op)
-        return op.outputs
+    def region_rule(self, op: Op) -> Region | None:
+        """The rule of a region that holds a dot; None for any other op."""
+        rule = super().region_rule(op)
+        return rule if rule is None else _REGIONS.get(op.name, rule)
 
-    def _operand(self, dot: Dot, index: int, quantization: Quantization | None) -> Value:
-        """An operand, rounded if it is to be; once for all dots that round it alike."""
+    def _dot(self, op: Op) -> Sequence[Value]:
+        left, right = (_roles.role_of(self, value) for value in op.inputs)
+        dot = FloatDot(op, (left, right), _roles.weight_index((left, right)))
+        site = DotSite(op, ((op.inputs[0], None), (op.inputs[1], None)))
+        chosen = self.choose(dot)
+        if not isinstance(chosen, Rounded):
+            site.miss(*chosen)
+            self.dots.left.append(site)
+            self.note(op)
+            return op.outputs
+        site.rounded = True
+        self.seen.sites.append(site)
+        self.dots.rounded.append((dot, chosen))
+        operands = [self._operand(dot, i, q) for i, q in enumerate(chosen.operands)]
+        new = graph.equation_op(op.equation, operands, op.callers)
+        self.note(new)
+        return new.outputs
+
+    def _operand(self, dot: FloatDot, index: int, quantization: Quantization | None) -> Value:
+        """An operand, rounded as asked; all dots that round it alike share one rounding."""
         value = dot.op.inputs[index]
         if quantization is None:
             return value
@@ -145,82 +146,69 @@ class Rounding(Walk):
             self._done[key] = _rounded_value(dot.op, value, quantization, tiles)
         return self._done[key]
 
-    def _jit(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
-        """A jitted function, rebuilt with its own parameters if it has any.
 
-        What donates or shards takes the same arguments as before, so the rewrite lets no facts in.
-        These here are never computed with: what is known of an argument is known inside.
-        """
-        if regions.asks_for_nothing(eqn.params):
-            return super().equation(eqn, inputs, callers)
-        border = Border(self, inputs)
-        args = [border.enter_plain(value, lambda: Lost(eqn, "", "")) for value in inputs]
-        for value, arg in zip(inputs, args, strict=True):
-            if (fact := self.scaled(value)) is not None:
-                border.inner.facts[arg] = fact
-        inside = border.settle(_inner(border, eqn, "jaxpr", args, callers), keep=args)
-        op = graph.equation_op(eqn, inputs, callers)
-        self.note(op)
-        if inside.changed:
-            op.run = functools.partial(_run_jit, op, inside.program)
-        return op.outputs
+def _jit(walk: Context, op: Op) -> Sequence[Value] | None:
+    """A jitted function: inlined, or rebuilt with its own parameters if it has any.
 
-    def _custom_rule(
-        self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]
-    ) -> Sequence[Value]:
-        """A function with a derivative of its own: its dots are rounded, its rule is kept.
-
-        In the rule, dots of primal values are rounded like those of the function, so that the
-        value is the same with and without derivatives; what is linear is left as written.
-        """
-        border = Border(self, inputs)
-        args = [border.enter(value) for value in inputs]
-        inside = border.settle(_inner(border, eqn, "call_jaxpr", args, callers))
-        op = graph.equation_op(eqn, inputs, callers)
-        self.note(op)
-        if not inside.changed:
-            return op.outputs
-        places = [inputs.index(value) for value, _ in inside.sources]
-        roles = [_roles.role_of(self, value).kind for value in inputs]
-        given = [i for i, kind in enumerate(roles) if kind != "computed"]
-        run = functools.partial(_run_at, inside.program, places)
-        op.run = _with_rule(op, run, self.plan, given)
-        return op.outputs
+    The rewrite takes no facts into a function that donates or shards, since its arguments stay as
+    they are. The facts here are never computed, so they go in.
+    """
+    if functions.asks_for_nothing(op.params):
+        return functions.jit(walk, op)
+    border = Border(walk, op.inputs)
+    args = [border.enter_plain(value, Lost(op, "", "")) for value in op.inputs]
+    for value, arg in zip(op.inputs, args, strict=True):
+        if (fact := walk.scaled(value)) is not None:
+            border.inner.facts[arg] = fact
+    inside = border.settle(walk_inside(border.inner, op, op.params["jaxpr"], args), keep=args)
+    if not inside.changed:
+        return None
+    run = functools.partial(functions.bind_jit, op, inside.program.run)
+    return new_op(walk, op, op.inputs, lambda *arrays: run(arrays)).outputs
 
 
-# What is entered in another way than by the rewrite.
-_ENTERED = {
-    "custom_jvp_call": Rounding._custom_rule,
-    "custom_vjp_call": Rounding._custom_rule,
-    **dict.fromkeys(regions.JITS, Rounding._jit),
+def _custom_rule(walk: Context, op: Op) -> Sequence[Value] | None:
+    """A function with a derivative rule: its dots are rounded, and its rule is kept.
+
+    In the rule, dots of primal values are rounded like those of the function. So the value is the
+    same with and without derivatives. What is linear is left as written.
+    """
+    assert isinstance(walk, Rounding)
+    border = Border(walk, op.inputs)
+    args = [border.enter(value) for value in op.inputs]
+    inside = border.settle(walk_inside(border.inner, op, op.params["call_jaxpr"], args))
+    if not inside.changed:
+        return None
+    places = [op.inputs.index(value) for value, _ in inside.sources]
+    kinds = [_roles.role_of(walk, value).kind for value in op.inputs]
+    given = [i for i, kind in enumerate(kinds) if kind != "computed"]
+    new = graph.equation_op(op.equation, op.inputs, op.callers)
+    run = functools.partial(_run_at, inside.program, places)
+    new.run = _with_rule(op, run, walk.choose, given)
+    walk.note(new)
+    return new.outputs
+
+
+# Regions with other rules than those of the rewrite.
+_REGIONS: dict[str, Region] = {
+    "custom_jvp_call": _custom_rule,
+    "custom_vjp_call": _custom_rule,
+    **dict.fromkeys(JITS, _jit),
 }
 
 
-def _inner(
-    border: Border, eqn: Any, name: str, args: Sequence[Value], callers: tuple[Any, ...]
-) -> list[Value]:
-    """Walk the jaxpr in a parameter of an equation."""
-    jaxpr = eqn.params[name]
-    consts = [graph.constant(c) for c in compat.consts_of(jaxpr)]
-    return border.inner.jaxpr(compat.open_jaxpr(jaxpr), consts, args, (*callers, eqn))
-
-
-def _run_jit(op: Op, program: Program, *arrays: Any) -> Sequence[Any]:
-    """Bind a jit of another program, all else as it was."""
-    eqn = op.eqn
-    with graph.context_inside(op):
-        jaxpr = jax.make_jaxpr(lambda *xs: program.run(xs))(*arrays)
-        return eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": jaxpr})
-
-
-def _run_at(program: Program, places: Sequence[int], *arrays: Any) -> list[Any]:
+def _run_at(program: Program, places: Sequence[int], *arrays: Array) -> list[Array]:
     """Run a program on the arrays that it reads among those given."""
     return program.run([arrays[i] for i in places])
 
 
-def _rounded_value(dot: Op, value: Value, quantization: Quantization, tiles: Any) -> Value:
-    def run(x: Any) -> Any:
-        with graph.context_of(dot.eqn, dot.callers):
+def _rounded_value(
+    dot: Op, value: Value, quantization: Quantization, tiles: Mapping[int, int]
+) -> Value:
+    """A value rounded to 8 bits, at the place of a dot."""
+
+    def run(x: Array) -> Array:
+        with graph.context_of(dot.equation, dot.callers):
             return fake_quantize(
                 x,
                 quantization.dtype,
@@ -233,13 +221,13 @@ def _rounded_value(dot: Op, value: Value, quantization: Quantization, tiles: Any
 
 
 def _with_rule(
-    op: Op, run: Callable[..., Any], plan: Plan, given: Sequence[int]
-) -> Callable[..., Sequence[Any]]:
-    """`run` with the derivative of the equation of `op`, of whose inputs some are `given`."""
+    op: Op, run: Callable[..., list[Array]], choose: Choose, given: Sequence[int]
+) -> Callable[..., Sequence[Array]]:
+    """`run` with the derivative rule of `op`; its inputs at `given` are given to the function."""
 
     def call(*arrays: Any) -> Sequence[Any]:
         def alone(*xs: Any) -> Any:
-            return graph.bind(op.eqn, xs, op.callers)
+            return graph.bind(op.equation, xs, op.callers)
 
         jaxpr, consts = compat.hoisted(alone, arrays)
         number = len(consts)
@@ -250,10 +238,10 @@ def _with_rule(
 
         def split(first: Any, second: Any, primals: Any, is_linear: bool) -> Halves:
             del primals, is_linear
-            return Halves(_rounded_function(first, plan, places), second)
+            return Halves(_rounded_function(first, choose, places), second)
 
         every = range(number + len(arrays))
-        # No `join`: in one function, tangents would be rounded as the values are.
+        # No `join`: it would round tangents as it rounds values.
         remake = Remake(split)
         return derivatives.differentiable(value, jaxpr, every, remake)(*consts, *arrays)
 
@@ -261,27 +249,27 @@ def _with_rule(
 
 
 def _rounded_function(
-    fun: Callable[..., Any], plan: Plan, given: Sequence[int]
+    fun: Callable[..., Any], choose: Choose, given: Sequence[int]
 ) -> Callable[..., Any]:
-    """A function of arrays with roundings put into it; some arguments are `given`."""
+    """A function of arrays with roundings before its dots; arguments at `given` may be weights."""
 
     def rounded(*arrays: Any) -> Any:
         jaxpr, shape = jax.make_jaxpr(fun, return_shape=True)(*arrays)
         consts = compat.consts_of(jaxpr)
-        program, _ = round_dots(jaxpr, plan, [len(consts) + i for i in given])
+        program, _ = round_dots(jaxpr, choose, [len(consts) + i for i in given])
         return jax.tree.unflatten(jax.tree.structure(shape), program.run([*consts, *arrays]))
 
     return rounded
 
 
 def round_dots(
-    jaxpr: Any, plan: Plan, given: Collection[int] | None = None
-) -> tuple[Program, Found]:
-    """Put roundings into a closed jaxpr.
+    jaxpr: Any, choose: Choose, given: Collection[int] | None = None
+) -> tuple[Program, FloatDots]:
+    """Put roundings before the dots of a closed jaxpr.
 
     Args:
       jaxpr: the program.
-      plan: what becomes of each dot.
+      choose: what becomes of each dot.
       given: which of the program's inputs (constants, then arguments) may be weights; by default
         all of them.
 
@@ -289,32 +277,31 @@ def round_dots(
       The program with roundings, whose inputs are the constants and arguments of the jaxpr, and
       the dots.
     """
-    opened = compat.open_jaxpr(jaxpr)
-    walk = Rounding(plan)
-    inputs = [graph.value_of(v.aval) for v in (*opened.constvars, *opened.invars)]
+    walk = Rounding(choose)
+    inputs = graph.inputs_of(jaxpr)
     for i, value in enumerate(inputs):
         if given is None or i in given:
             _roles.mark(walk, value)
-    number = len(opened.constvars)
-    outputs = walk.jaxpr(opened, inputs[:number], inputs[number:])
-    others = (s for s in walk.seen.sites if not scaled_products.is_one(s.op.eqn))
-    walk.found.left += [_as_written(site) for site in others if site.call is None]
-    return walk.settle(outputs, inputs), walk.found
+    program = walk.settle(walk.program(jaxpr, inputs), inputs)
+    others = (s for s in walk.seen.sites if not scaled_products.is_one(s.op.equation))
+    walk.dots.left += [_as_written(site) for site in others if not site.changed]
+    return program, walk.dots
 
 
-def _as_written(site: Site) -> Site:
-    """A row on a product that is not entered, without what was only said of its operands here."""
+def _as_written(site: DotSite) -> DotSite:
+    """A dot that stays as it is, without the facts about its operands, which are none of 8 bits."""
     (lhs, _), (rhs, _) = site.given
-    plain = Site(site.op, ((lhs, None), (rhs, None)))
+    plain = DotSite(site.op, ((lhs, None), (rhs, None)))
     plain.miss(site.reason, site.remedy)
     return plain
 
 
-def _settle(walk: Walk, outputs: Sequence[Value], inputs: list[Value]) -> Program:
+def _settle(walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]) -> Program:
     return emit.schedule(outputs, walk.effects, {}, inputs)
 
 
-def _holds_dot(jaxpr: Any) -> bool:
+def _holds_dot(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr holds a dot, at any depth."""
     return any(
         eqn.primitive.name in _DOTS or any(map(_holds_dot, compat.subjaxprs(eqn)))
         for eqn in jaxpr.eqns

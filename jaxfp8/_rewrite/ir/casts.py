@@ -1,21 +1,21 @@
-"""Casts in the program: put on, undone, and the roundings that they leave.
+"""Casts in the program: added, undone, and the roundings that they leave.
 
-A cast that only widened what is stored may be undone, since the call takes 8 and 16 bits as they
-are. One behind arithmetic in bfloat16 is not like it: XLA may leave out the rounding between them.
+A call takes arrays of 8 and 16 bits as they are stored, so a cast that only widened one is undone.
+A cast that widens the result of bfloat16 arithmetic is not: XLA may leave out the rounding of that
+arithmetic, and must do so for all readers or for none.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
-from jaxfp8._rewrite.ir.graph import Op, Value, derived, literal, producer
+from jaxfp8._rewrite.ir.graph import Array, Op, Value, derived, literal, producer
 from jaxfp8._value import dtypes as _dtypes
 
 
-def cast(value: Value, dtype: Any) -> Value:
+def cast(value: Value, dtype: DTypeLike) -> Value:
     """The value converted to `dtype`."""
     dtype = np.dtype(dtype)
     if value.dtype == dtype:
@@ -23,10 +23,10 @@ def cast(value: Value, dtype: Any) -> Value:
     if value.literal is not None:
         with np.errstate(all="ignore"):
             return literal(value.literal.astype(dtype))
-    # The function does not widen it.
+    # The function does not widen it, so XLA must not leave out its rounding here either.
     keeps = value.dtype == _dtypes.BFLOAT16 and dtype.itemsize > 2 and not _is_stored(value)
 
-    def run(x: Any) -> Any:
+    def run(x: Array) -> Array:
         return _widened(x, dtype) if keeps else lax.convert_element_type(x, dtype)
 
     return derived(
@@ -39,29 +39,27 @@ def cast(value: Value, dtype: Any) -> Value:
     )
 
 
-def _widened(x: Any, dtype: np.dtype) -> Any:
-    """Bfloat16 numbers in a wider type.
-
-    Of arithmetic in bfloat16, XLA may leave out the rounding where the result is widened.
-    """
+def _widened(x: Array, dtype: np.dtype) -> Array:
+    """bfloat16 numbers in a wider dtype, rounded to bfloat16 whatever XLA fuses."""
     return lax.reduce_precision(lax.convert_element_type(x, dtype), 8, 7)
 
 
 def rounded(value: Value) -> Value:
-    """The value with the rounding of the arithmetic that made it, whatever reads it."""
+    """The value with the rounding of the bfloat16 arithmetic that made it, whatever reads it."""
     if value.dtype != _dtypes.BFLOAT16 or _is_stored(value):
         return value
 
-    def run(x: Any) -> Any:
+    def run(x: Array) -> Array:
         return lax.convert_element_type(_widened(x, np.dtype(np.float32)), x.dtype)
 
     return derived("rounded", run, [value], value.shape, value.dtype)
 
 
 def was_spread(value: Value) -> bool:
-    """Whether arithmetic in bfloat16 made numbers of which repeats and picks alone made these.
+    """Whether the value repeats or picks results of bfloat16 arithmetic.
 
-    XLA does not look through those, and rounds what they read as written; facts do.
+    XLA rounds what a repeat or a pick reads, as written. Facts look through them, so the rewrite
+    has to round.
     """
     seen: set[Value] = set()
     todo = [value]
@@ -81,7 +79,7 @@ def was_spread(value: Value) -> bool:
     return False
 
 
-def bitcast(value: Value, dtype: Any) -> Value:
+def bitcast(value: Value, dtype: DTypeLike) -> Value:
     """The same bits as another dtype of the same width."""
     dtype = np.dtype(dtype)
     if value.dtype == dtype:
@@ -99,7 +97,7 @@ def bitcast(value: Value, dtype: Any) -> Value:
     )
 
 
-# What XLA:CPU does to FP8 data without going through float16.
+# What XLA on the CPU does to FP8 data without converting it to float16 in between.
 _BYTE_EXACT = (
     "reshape",
     "transpose",
@@ -113,9 +111,9 @@ _BYTE_EXACT = (
 
 
 def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
-    """The value as the FP8 `dtype` its bytes came from, where only a new shape lies between.
+    """The FP8 array whose bytes the value is, if only reshapes and transposes lie between.
 
-    XLA:CPU copies a whole parameter in order to bitcast it; a custom call takes FP8 as it is.
+    A custom call takes FP8 as it is. XLA on the CPU copies a whole parameter to bitcast it.
     """
     op = value.op
     if value.dtype == dtype or op is None:
@@ -135,16 +133,17 @@ def _moved(op: Op, source: Value) -> Value:
     return derived(op.name, lambda x: op.evaluate(x)[0], [source], shape, source.dtype)
 
 
-# What holds all numbers of narrower dtypes, and what moves elements without looking at them.
+# Wider dtypes that hold all numbers of narrower ones.
 _HOLD: dict[tuple[np.dtype, ...], tuple[np.dtype, ...]] = {
     _dtypes.INT8: (*_dtypes.WIDE_FLOAT, *(np.dtype(f"int{bits}") for bits in (16, 32, 64))),
     _dtypes.FLOAT16: (np.dtype(np.float32), np.dtype(np.float64)),
 }
+# Operations that move elements without looking at them.
 _MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev", "stop_gradient")
 _PICKS = ("gather", "dynamic_slice", "concatenate", "split", "stack")
-# What XLA does not look through for an arithmetic whose result is widened.
+# XLA does not look through these for arithmetic whose result is widened.
 _OPAQUE = (*_PICKS, "slice", "rev", "optimization_barrier")
-# What rounds nothing.
+# Operations that round nothing.
 _EXACT = (
     *_MOVES,
     *_PICKS,
@@ -154,21 +153,21 @@ _EXACT = (
 
 
 def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
-    """The array of one of `dtypes` that casts alone made wider, moved as they were; or the value.
+    """The array before the casts that widened it, with the moves between them; or the value.
 
-    Not one that arithmetic in 16 bits made: where its result is widened, XLA may leave out the
-    rounding, and is to do so here as for others that read it.
+    The result of 16-bit arithmetic stays widened. XLA may leave out its rounding there, and then it
+    must do so for every reader.
 
     Args:
-      value: what may have been cast.
-      dtypes: `INT8` or `FLOAT16`.
+      value: an array that may have been cast.
+      dtypes: the narrow dtypes to look for: `INT8` or `FLOAT16`.
     """
     source = _before_casts(value, dtypes, _HOLD[dtypes])
     return source if dtypes != _dtypes.FLOAT16 or _is_stored(source) else value
 
 
 def _is_stored(value: Value) -> bool:
-    """Whether nothing was rounded to an array of 16 bits since it was an input or cast."""
+    """Whether the value is an input or a cast, only moved since: no result of 16-bit arithmetic."""
     seen: set[Value] = set()
     todo = [value]
     while todo:
@@ -186,14 +185,14 @@ def _is_stored(value: Value) -> bool:
 
 
 def undo_rounding(value: Value) -> Value:
-    """The float32 array that one cast rounded to bfloat16, moved as it was; or the value."""
+    """The float32 array before one cast to bfloat16, with the moves since; or the value."""
     return _before_casts(value, (np.dtype(np.float32),), (_dtypes.BFLOAT16,))
 
 
 def _before_casts(
     value: Value, wanted: tuple[np.dtype, ...], through: tuple[np.dtype, ...]
 ) -> Value:
-    """The array of a wanted dtype that was only cast, to dtypes of `through`, and moved since."""
+    """The array of a wanted dtype that was only moved and cast, to dtypes of `through`, since."""
     moves: list[Op] = []
     source = value
     while source.dtype not in wanted:

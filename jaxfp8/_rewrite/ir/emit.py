@@ -1,22 +1,21 @@
-"""The emit pass: evaluate what is wanted of a graph, with jax operations.
+"""The emit pass: evaluates what is wanted of a graph, with JAX operations.
 
-Effects run first and in order, each after what it reads; everything else runs when its output is
-wanted, and what nobody wants is not run at all.
+Ops with effects run first and in order, each after what it reads. Another op runs if an output
+needs it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.graph import Array, Op, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """Ops in the order to run them, and where inputs come from and outputs lie.
+    """Ops in the order to run them, with their inputs and outputs.
 
     Attributes:
       ops: each op once, with the values that it really reads.
@@ -28,12 +27,12 @@ class Program:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
 
-    def run(self, arrays: Sequence[Any], used: Sequence[int] | None = None) -> list[Any]:
-        """Evaluate on arrays (or tracers), one for each of `inputs`, or for the `used` ones."""
-        inputs = self.inputs if used is None else [self.inputs[i] for i in used]
-        env: dict[Value, Any] = dict(zip(inputs, arrays, strict=True))
+    def run(self, arrays: Sequence[Array], used: Sequence[int] | None = None) -> list[Array]:
+        """Evaluate on arrays, one for each of `inputs`, or for those at the positions `used`."""
+        given = self.inputs if used is None else [self.inputs[i] for i in used]
+        env: dict[Value, Array] = dict(zip(given, arrays, strict=True))
 
-        def read(value: Value) -> Any:
+        def read(value: Value) -> Array:
             return env[value] if value.literal is None else graph.array_of(value)
 
         for op, inputs in self.ops:
@@ -42,7 +41,7 @@ class Program:
         return [read(value) for value in self.outputs]
 
     def used(self) -> set[Value]:
-        """Which of the inputs are read at all."""
+        """The inputs that are read."""
         read = {value for _, inputs in self.ops for value in inputs} | set(self.outputs)
         return read & set(self.inputs)
 
@@ -70,7 +69,7 @@ def schedule(
     return Program(tuple(order.items()), tuple(inputs), finals)
 
 
-def _visit(root: Op, source: Any, order: dict[Op, tuple[Value, ...]]) -> None:
+def _visit(root: Op, source: Callable[[Value], Value], order: dict[Op, tuple[Value, ...]]) -> None:
     """Add `root` to `order`, after the ops that it reads from."""
     stack = [root]
     while stack:

@@ -1,19 +1,19 @@
-"""Where a scale varies, in words, and what it costs where that is along what a product sums over.
+"""Where a scale varies, in words, and what it costs along a contracting axis.
 
-A scale that is the same for a whole sum is applied to it once. One that changes along the
-contracted axis cannot be taken out of the sum.
+A scale that is constant over a sum is applied once, to the sum. One that changes along a
+contracting axis cannot be taken out of the sum.
 """
 
 from __future__ import annotations
 
 from jaxfp8._value.spec import Shape
 
-# `kShortSegment` of ffi/cpu/form.cc: scales of shorter stretches go into the values themselves.
+# As `kShortSegment` of ffi/cpu: shorter segments have their scales multiplied into the values.
 _SHORT = 16
 
 
 def words(tiles: Shape | None, shape: Shape, contracting: Shape) -> str:
-    """The granularity of scales, by axes of their operand."""
+    """The granularity of scales, by the axes of their operand."""
     if tiles is None:
         return "no scale"
     fine = _fine(tiles, shape)
@@ -31,7 +31,7 @@ def words(tiles: Shape | None, shape: Shape, contracting: Shape) -> str:
 def note(
     side: str, tiles: Shape | None, shape: Shape, contracting: Shape, *, eight_bit: bool
 ) -> str:
-    """What the scale of the left or right operand of a call costs; "" for one outside the sum."""
+    """What the scale of the left or right operand of a call costs; "" if it is outside the sum."""
     if tiles is None:
         return ""
     fine = _fine(tiles, shape)
@@ -54,9 +54,9 @@ def note(
 
 
 def _elsewhere(shape: Shape, contracting: Shape) -> str:
-    """The shape of a scale along a free axis, which one along the contracted axis may be meant as.
+    """A hint: the shape of a scale along a free axis, which may have been meant.
 
-    "" where there is no such axis.
+    "" where there is no free axis.
     """
     free = [axis for axis, size in enumerate(shape) if axis not in contracting and size > 1]
     if not free:

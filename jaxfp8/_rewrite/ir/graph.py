@@ -1,8 +1,8 @@
 """The program as a graph: what the decide pass builds and the emit pass evaluates.
 
-Every equation of the function becomes an `Op` whose inputs and outputs are `Value`s. The rewrite
-adds ops of its own (bytes of an array, arithmetic on scales, scaled dots) to the same graph, and
-never removes one: an op that nobody demands is not emitted.
+Each equation of the function becomes an `Op` whose inputs and outputs are `Value`s. The rewrite
+adds ops of its own: bytes of an array, arithmetic on scales, scaled dots. It never removes an op.
+An op whose outputs nobody reads is not emitted.
 """
 
 from __future__ import annotations
@@ -19,24 +19,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import source_info_util
+from jax.extend import core, source_info_util
+from jax.typing import DTypeLike
 
 from jaxfp8._value import compat
 from jaxfp8._value.spec import Shape
 
+Equation = core.JaxprEqn
+Jaxpr = core.Jaxpr  # open: without its constants
+# The equations of the calls that something was inlined from, outermost first.
+Callers = tuple[Equation, ...]
+# An array, or a tracer of one.
+Array = jax.Array | np.ndarray
+# Parameters of an equation by name; each primitive has types of its own.
+Params = dict[str, Any]
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """One array of the program: an output of `op`, or an input of the program if `op` is None."""
+    """One array of the program.
+
+    Attributes:
+      shape, dtype, weak_type: its type.
+      op, index: the op that makes it, and which output of it; None for an input of the program.
+      literal: the number, where it is written in the program.
+      concrete: the array, where the function closes over one.
+      outer: inside a region, the value around the region that enters as this one, or as slices.
+    """
 
     shape: Shape
     dtype: np.dtype
     op: Op | None = None
     index: int = 0
     weak_type: bool = False
-    literal: Any = None
-    concrete: Any = None  # the array, where the function closes over one
-    outer: Value | None = None  # of the program around a region: enters as this one, or in part
+    literal: np.ndarray | None = None
+    concrete: Array | None = None
+    outer: Value | None = None
 
     @property
     def size(self) -> int:
@@ -51,26 +69,37 @@ class Op:
     Attributes:
       name: the primitive's name, or that of the synthesised operation.
       inputs: the values it reads.
-      run: evaluates it with jax operations, `run(*inputs) -> outputs`; None for the equation as is.
+      run: evaluates it with JAX operations: `run(*inputs) -> outputs`. None evaluates `eqn`.
       params: parameters of the equation, where it is one.
-      eqn: the equation it stands for, or None.
+      eqn: the equation that it stands for; None for an op that the rewrite added.
       callers: the equations of the calls that it was inlined from, outermost first.
       effectful: whether it must run, in order, even if nobody reads its outputs.
     """
 
     name: str
     inputs: tuple[Value, ...]
-    run: Callable[..., Sequence[Any]] | None
-    params: dict[str, Any]
-    eqn: Any = None
-    callers: tuple[Any, ...] = ()
+    run: Callable[..., Sequence[Array]] | None
+    params: Params
+    eqn: Equation | None = None
+    callers: Callers = ()
     effectful: bool = False
     outputs: tuple[Value, ...] = ()
 
-    def evaluate(self, *arrays: Any) -> Sequence[Any]:
+    @property
+    def equation(self) -> Equation:
+        """The equation of an op that has one."""
+        assert self.eqn is not None, self.name
+        return self.eqn
+
+    @property
+    def inside(self) -> Callers:
+        """The callers of what stands inside the equation."""
+        return (*self.callers, self.equation)
+
+    def evaluate(self, *arrays: Array) -> Sequence[Array]:
         """The outputs for given inputs."""
         if self.run is None:
-            return bind(self.eqn, arrays, self.callers)
+            return bind(self.equation, arrays, self.callers)
         return self.run(*arrays)
 
 
@@ -88,33 +117,31 @@ def inputs_of(jaxpr: Any) -> list[Value]:
     return [*consts, *(value_of(v.aval) for v in opened.invars)]
 
 
-def literal(value: Any, dtype: Any = None) -> Value:
+def literal(value: np.ndarray | float, dtype: DTypeLike | None = None) -> Value:
     """A scalar constant."""
     array = np.asarray(value, dtype)
     return Value(array.shape, array.dtype, literal=array)
 
 
-def literal_of(atom: Any) -> Value:
+def literal_of(atom: core.Literal) -> Value:
     """The value of a literal in a jaxpr."""
-    return Value(
-        atom.aval.shape,
-        atom.aval.dtype,
-        weak_type=getattr(atom.aval, "weak_type", False),
-        literal=np.asarray(atom.val, atom.aval.dtype) if hasattr(atom.aval, "dtype") else atom.val,
-    )
+    value = value_of(atom.aval)
+    value.literal = np.asarray(atom.val, value.dtype)
+    return value
 
 
-def array_of(value: Value) -> Any:
-    """A literal as JAX is to see it: a weak one as a Python number, if that has its dtype."""
+def array_of(value: Value) -> Array:
+    """A literal for JAX: a weakly typed one as a Python number, if that has its dtype."""
     number = value.literal
-    if value.weak_type and np.ndim(number) == 0:
+    assert number is not None
+    if value.weak_type and number.ndim == 0:
         plain = number.item()
         if jax.dtypes.result_type(plain) == value.dtype:
             return plain
     return number
 
 
-def constant(array: Any) -> Value:
+def constant(array: Array) -> Value:
     """An array that an inner jaxpr holds."""
     aval = jax.typeof(array)
     op = Op("constant", (), lambda: [array], {})
@@ -124,11 +151,11 @@ def constant(array: Any) -> Value:
 
 def derived(
     name: str,
-    run: Callable[..., Any],
+    run: Callable[..., Array],
     inputs: Sequence[Value],
     shape: Shape,
-    dtype: Any,
-    params: dict[str, Any] | None = None,
+    dtype: DTypeLike,
+    params: Params | None = None,
 ) -> Value:
     """The output of an operation that the rewrite adds."""
     op = Op(name, tuple(inputs), lambda *arrays: [run(*arrays)], params or {})
@@ -136,15 +163,15 @@ def derived(
     return op.outputs[0]
 
 
-def equation_op(eqn: Any, inputs: Sequence[Value], callers: tuple[Any, ...] = ()) -> Op:
-    """The op of an equation, as it stands in the function."""
+def equation_op(eqn: Equation, inputs: Sequence[Value], callers: Callers = ()) -> Op:
+    """The op of an equation as the function has it."""
     name, effectful = eqn.primitive.name, compat.has_effects(eqn)
     op = Op(name, tuple(inputs), None, eqn.params, eqn, callers, effectful)
     op.outputs = tuple([_output(v.aval, op, i) for i, v in enumerate(eqn.outvars)])
     return op
 
 
-_NO_ARRAY = np.dtype(bool)  # of tokens and the like, which nothing looks into
+_NO_ARRAY = np.dtype(bool)  # stands for the type of a token, which nothing reads
 
 
 def _output(aval: Any, op: Op, index: int) -> Value:
@@ -154,7 +181,7 @@ def _output(aval: Any, op: Op, index: int) -> Value:
     return Value(shape, dtype, op, index, getattr(aval, "weak_type", False))
 
 
-def bind(eqn: Any, arrays: Sequence[Any], callers: tuple[Any, ...] = ()) -> Sequence[Any]:
+def bind(eqn: Equation, arrays: Sequence[Array], callers: Callers = ()) -> Sequence[Array]:
     """Evaluate an equation on arrays, in the context that it was traced in."""
     functions, params = compat.bind_params(eqn)
     with eqn.ctx.manager, context_of(eqn, callers):
@@ -162,8 +189,8 @@ def bind(eqn: Any, arrays: Sequence[Any], callers: tuple[Any, ...] = ()) -> Sequ
     return out if eqn.primitive.multiple_results else [out]
 
 
-def context_of(eqn: Any, callers: tuple[Any, ...] = ()) -> Any:
-    """The source line and the name stack of an equation, for what is traced in its place."""
+def context_of(eqn: Equation, callers: Callers = ()) -> contextlib.AbstractContextManager[object]:
+    """Gives what is traced inside it the source line and the name stack of an equation."""
     stack = source_info_util.current_name_stack()
     for outer in (*callers[_ENTERED.get() :], eqn):
         if (own := outer.source_info.name_stack).stack:
@@ -171,15 +198,15 @@ def context_of(eqn: Any, callers: tuple[Any, ...] = ()) -> Any:
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
 
 
-# How many callers of what runs now are around a region that is being rebuilt, or are the region
-# itself: JAX has their names, and begins a new stack in each region.
+# JAX begins a new name stack in each region, and knows the names around it. So inside a region that
+# is being rebuilt, this many callers are not to be named again.
 _ENTERED: contextvars.ContextVar[int] = contextvars.ContextVar("jaxfp8_entered", default=0)
 
 
 @contextlib.contextmanager
 def context_inside(op: Op) -> Iterator[None]:
-    """The context of a region's equation, for what is traced in the region."""
-    with op.eqn.ctx.manager, context_of(op.eqn, op.callers):
+    """The context of a region's equation, for what is traced inside the region."""
+    with op.equation.ctx.manager, context_of(op.equation, op.callers):
         token = _ENTERED.set(len(op.callers) + 1)
         try:
             yield
@@ -187,12 +214,11 @@ def context_inside(op: Op) -> Iterator[None]:
             _ENTERED.reset(token)
 
 
-def replay(op: Op, inputs: Sequence[Value], shape: Shape, dtype: Any) -> Value:
-    """The same data movement on other inputs: on bytes, or on an array of scales."""
-    eqn = op.eqn
+def replay(op: Op, inputs: Sequence[Value], shape: Shape, dtype: DTypeLike) -> Value:
+    """The same operation on other inputs: data movement on bytes, or on an array of scales."""
 
-    def run(*arrays: Any) -> Any:
-        return bind(eqn, compat.vary_alike(arrays), op.callers)[0]
+    def run(*arrays: Array) -> Array:
+        return bind(op.equation, compat.vary_alike(arrays), op.callers)[0]
 
     return derived(op.name, run, inputs, shape, dtype, op.params)
 
@@ -224,11 +250,11 @@ def transpose(value: Value, permutation: Shape) -> Value:
 
 
 def laid_out_like(value: Value, original: Value) -> Value:
-    """The value sharded as the one it replaces, where types say how: on a mesh of explicit axes."""
+    """The value sharded as the one that it replaces, on a mesh with explicit axes."""
     op = original.op
     if op is None or op.eqn is None:
         return value
-    aval = op.eqn.outvars[original.index].aval
+    aval: Any = op.eqn.outvars[original.index].aval
     if jax.sharding.AxisType.Explicit not in aval.sharding.mesh.axis_types:
         return value
     run = functools.partial(compat.laid_out_like, aval=aval)
@@ -263,9 +289,9 @@ def reciprocal(value: Value) -> Value:
 
 
 def repeat(value: Value, repeats: Shape, counts: Shape) -> Value:
-    """Each entry `repeats` times along each axis, cut to `counts`."""
+    """Each entry `repeats[axis]` times along each axis, the result cut to `counts`."""
 
-    def run(x: Any) -> Any:
+    def run(x: Array) -> Array:
         for axis, (times, count) in enumerate(zip(repeats, counts, strict=True)):
             if x.shape[axis] != count:
                 index = np.arange(count) // times
@@ -276,69 +302,5 @@ def repeat(value: Value, repeats: Shape, counts: Shape) -> Value:
 
 
 def producer(value: Value, name: str) -> Op | None:
-    """The op that made `value`, if it is a `name`."""
+    """The op that made `value`, if its name is `name`."""
     return value.op if value.op is not None and value.op.name == name else None
-
-
-_PASS_CONSTANT = ("convert_element_type", "broadcast_in_dim", "reshape", "copy", "copy_p")
-
-
-def number(value: Value) -> float | None:
-    """The number that every entry of the value is known to be, or None."""
-    dtypes = []
-    while value.literal is None:
-        if value.op is None or value.op.name not in _PASS_CONSTANT:
-            return None
-        dtypes.append(value.dtype)
-        value = value.op.inputs[0]
-    if value.literal.size != 1 or value.dtype.kind == "c":
-        return None
-    scalar = value.literal.reshape(())
-    for dtype in reversed(dtypes):
-        if dtype.kind in "iu" and not _holds(dtype, float(scalar)):
-            return None
-        with np.errstate(all="ignore"):
-            scalar = scalar.astype(dtype)
-    return float(scalar)
-
-
-_MOST_KNOWN = 2**22  # entries of an index worth evaluating while a function is traced
-
-
-def known(value: Value) -> np.ndarray | None:
-    """The entries of an array that depends on no input; None if it does, or is large."""
-    order: dict[Op, None] = {}
-    stack = [(value, False)]
-    while stack:
-        top, is_ready = stack.pop()
-        if top.size > _MOST_KNOWN or (top.op is None and _given(top) is None):
-            return None
-        if top.op is None or top.op in order:
-            continue
-        if top.op.effectful:
-            return None
-        if is_ready:
-            order[top.op] = None
-        else:
-            stack += [(top, True), *((source, False) for source in top.op.inputs)]
-    return _evaluated(value, list(order))
-
-
-def _evaluated(value: Value, ops: list[Op]) -> np.ndarray:
-    env: dict[Value, Any] = {}
-    # Not what the guards of the function are for.
-    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), jax.debug_nans(False):
-        for op in ops:
-            inputs = [_given(v) if v.op is None else env[v] for v in op.inputs]
-            env.update(zip(op.outputs, op.evaluate(*inputs), strict=True))
-    return np.asarray(_given(value) if value.op is None else env[value])
-
-
-def _given(value: Value) -> Any:
-    """The array that an input of a program is known to be, if it is."""
-    return value.concrete if value.literal is None else value.literal
-
-
-def _holds(dtype: np.dtype, number: float) -> bool:
-    """Whether an integer dtype holds a number, the fraction cut off."""
-    return bool(np.iinfo(dtype).min <= number <= np.iinfo(dtype).max)

@@ -1,12 +1,10 @@
-"""What a dot asks of the arithmetic, and whether a scaled dot gives it.
+"""The precision that a dot asks for, and whether a scaled dot has it.
 
-A scaled dot multiplies its operands as they are, and sums in float32. So it is at least as precise
-as an algorithm that rounds operands first, or sums in float32 or less.
+A scaled dot rounds no operand and accumulates in float32. So it is at least as precise as an
+algorithm that rounds operands first, or accumulates in float32 or less.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from jax import lax
@@ -14,18 +12,26 @@ from jax import lax
 from jaxfp8._value import dtypes
 
 _Preset = lax.DotAlgorithmPreset
-# Those that let a device sum 8-bit products in less than float32.
+# What `dot_general` has as `precision`.
+Asked = (
+    None
+    | lax.Precision
+    | tuple[lax.Precision, lax.Precision]
+    | lax.DotAlgorithm
+    | lax.DotAlgorithmPreset
+)
+# With these a device may accumulate 8-bit products in less than float32.
 _FAST = (
     _Preset.DEFAULT,
     _Preset.ANY_F8_ANY_F8_F32_FAST_ACCUM,
     _Preset.ANY_F8_ANY_F8_ANY_FAST_ACCUM,
 )
-# What float32 sums, exact in int32 where both sides are integers, are as good as.
+# float32 accumulators, and int32 ones for 8-bit integers, are as good as accumulators of these.
 _SUMS = (*dtypes.WIDE_FLOAT, *dtypes.FLOAT8, dtypes.INT32)
 
 
-def asked(precision: Any) -> str:
-    """`default` or `highest`, as a scaled dot has it, for the `precision` of a dot."""
+def asked(precision: Asked) -> str:
+    """The precision of a scaled dot, `default` or `highest`, for that of a dot."""
     if isinstance(precision, lax.DotAlgorithmPreset):
         return "default" if precision in _FAST else "highest"
     if isinstance(precision, lax.DotAlgorithm):
@@ -34,8 +40,8 @@ def asked(precision: Any) -> str:
     return "highest" if lax.Precision.HIGHEST in both else "default"
 
 
-def why_not(precision: Any) -> str | None:
-    """Why a scaled dot is not as precise as that, or None if it is."""
+def why_not(precision: Asked) -> str | None:
+    """Why a scaled dot is less precise than that; None if it is not."""
     if not isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
         return None
     sums = precision.accumulation_type

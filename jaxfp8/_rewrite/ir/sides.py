@@ -1,4 +1,4 @@
-"""The two operands of a product: their data, axes and scales, and how scales are shared out."""
+"""The two operands of a scaled dot: their data, axes and scales."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import numpy as np
 
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir import tiles as _tiles
-from jaxfp8._rewrite.ir.facts import Factor, Factors, Scaled, full_tiles
+from jaxfp8._rewrite.ir.factors import Factor, Factors, full_tiles
 from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._value.spec import Shape, tile_counts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """One operand of a product, in the order of axes that its data lies in.
+    """One operand of a scaled dot, with the axes of the array that is stored.
 
     Attributes:
       value: the data: bytes, or an array of float32, bfloat16 or float16.
-      dtype: logical dtype of the data.
-      contracting, batch: axes of `value`, in the order of the other side's.
-      output: for each axis of `value` the output's axis, or -1 where it is contracted.
-      zero_point, factors: over `value`.
-      scaled: the fact that the data came from, for the report; None for a float operand.
+      dtype: the logical dtype of the data.
+      contracting, batch: axes of `value`; the i-th one pairs with the other side's i-th one.
+      output: for each axis of `value` the axis of the output, or -1 for a contracting axis.
+      zero_point, factors: the zero point and the scales of `value`.
+      scaled: the fact about 8-bit data; None for a float operand.
     """
 
     value: Value
@@ -37,7 +38,7 @@ class Side:
     scaled: Scaled | None = None
 
     def from_output(self, factor: Factor) -> Factor:
-        """A factor of the output as one of this operand: constant along what is contracted."""
+        """A factor of the output as one of this operand, constant along contracting axes."""
         kept = [axis for axis in self.output if axis >= 0]
         small = graph.transpose(_only(factor.small, kept), tuple(np.argsort(np.argsort(kept))))
         counts = iter(small.shape)
@@ -55,10 +56,10 @@ def _only(small: Value, axes: list[int]) -> Value:
 
 
 def shared(lhs: Side, rhs: Side) -> tuple[Side, Side]:
-    """The sides with scales along the contracted axes handed over where that keeps both small.
+    """The sides, with scales along contracting axes moved to the other side where that helps.
 
-    A scale by row and a scale by column of one operand are as many numbers together as it has;
-    but what varies along contracted axes only may as well scale the other operand.
+    An operand with a scale by row and a scale by column needs one number for each element. But a
+    scale that varies along contracting axes only may scale the other operand just as well.
     """
     if is_elementwise(rhs):
         rhs, lhs = _hand_over(rhs, lhs)
@@ -80,7 +81,7 @@ def _hand_over(giver: Side, taker: Side) -> tuple[Side, Side]:
 
 
 def _across(factor: Factor, giver: Side, taker: Side) -> Factor:
-    """A factor along contracted axes of one side as one along those of the other."""
+    """A factor along the contracting axes of one side as one along those of the other."""
     shape, order = taker.value.shape, np.argsort(taker.contracting)
     axes = [giver.contracting[i] for i in order]
     kept = graph.reshape(factor.small, tuple(factor.small.shape[a] for a in sorted(axes)))
@@ -92,9 +93,9 @@ def _across(factor: Factor, giver: Side, taker: Side) -> Factor:
 
 
 def is_elementwise(side: Side, more: Factors = ()) -> bool:
-    """Whether scales vary along all that is contracted, element by element, and along a free axis.
+    """Whether the product of the scales has one number for each element, or nearly.
 
-    Those of rows and of columns, say: few numbers as two factors, as many as the data as one.
+    That is: it varies element by element along every contracting axis and along some free axis.
     """
     tiles = _common_tiles(side, more)
     fine = [axis for axis, size in enumerate(side.value.shape) if size > 1 == tiles[axis]]
@@ -104,12 +105,13 @@ def is_elementwise(side: Side, more: Factors = ()) -> bool:
 
 
 def saves_nothing(side: Side, more: Factors = ()) -> bool:
-    """Whether such scales, in float32, take more memory than the data."""
+    """Whether elementwise scales, in float32, take more memory than the data."""
     counts = tile_counts(side.value.shape, _common_tiles(side, more))
     return is_elementwise(side, more) and 4 * math.prod(counts) > side.value.size
 
 
 def grows_too_fine(side: Side, more: Factors) -> bool:
+    """Whether further scales make those of a side elementwise."""
     return saves_nothing(side, more) or is_elementwise(side, more) > is_elementwise(side)
 
 
@@ -118,7 +120,10 @@ def _common_tiles(side: Side, more: Factors) -> Shape:
 
 
 def peel(side: Side) -> Side:
-    """The side with transposes folded into its axes, where the free ones keep their order."""
+    """The side before its transposes, which become another choice of axes.
+
+    A transpose that changes the order of the free axes stays.
+    """
     while (op := graph.producer(side.value, "transpose")) is not None:
         moved = _transposed(side, op.inputs[0], tuple(int(a) for a in op.params["permutation"]))
         if not _in_order(moved):
@@ -128,7 +133,7 @@ def peel(side: Side) -> Side:
 
 
 def _transposed(side: Side, source: Value, permutation: Shape) -> Side:
-    """The side on the array before a transpose, whose axis permutation[i] is the value's axis i."""
+    """The side before a transpose: axis `permutation[i]` of `source` is axis i of the value."""
     inverse = tuple(int(axis) for axis in np.argsort(permutation))
 
     def move(factor: Factor) -> Factor:
@@ -148,7 +153,7 @@ def _transposed(side: Side, source: Value, permutation: Shape) -> Side:
 
 
 def _in_order(side: Side) -> bool:
-    """Whether free axes stand in the order of the output's."""
+    """Whether the free axes have the order of the output's axes."""
     free = [axis for i, axis in enumerate(side.output) if axis >= 0 and i not in side.batch]
     return free == sorted(free)
 

@@ -1,18 +1,22 @@
-"""The dots of a function: rows of the report, and products where there is one."""
+"""The dots of a function, as the report tells of them."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from jaxfp8._rewrite.ir import precision as _precision
-from jaxfp8._rewrite.ir.facts import Factor, Factors
+from jaxfp8._rewrite.ir.factors import Factors
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.sides import grows_too_fine
-from jaxfp8._value.spec import Shape
+from jaxfp8._rewrite.ir.scaled import Known
+from jaxfp8._rewrite.ir.sides import Side
+from jaxfp8._value.spec import ScaledDotSpec, Shape
 
-# Its operands are [B, M, K] and [B, N, K], and it has no parameter that says so.
-_OF_SCALED_MATMUL = (((2,), (2,)), ((0,), (0,)))
+# ((contracting axes of lhs, of rhs), (batch axes of lhs, of rhs)), as `dot_general` has them.
+DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+# `jax.nn.scaled_matmul` takes [B, M, K] and [B, N, K], and has no parameter that says so.
+_OF_SCALED_MATMUL: DimensionNumbers = (((2,), (2,)), ((0,), (0,)))
 
 
 @dataclasses.dataclass(eq=False)
@@ -21,15 +25,15 @@ class Seen:
 
     Attributes:
       sites: those that 8-bit data reached, in order.
-      others: how many it never did.
-      calls: the scaled dots among them as they stand, which are calls of a kernel already.
+      others: how many it never reached.
+      calls: the scaled dots that the function holds already.
     """
 
-    sites: list[Site] = dataclasses.field(default_factory=list)
+    sites: list[DotSite] = dataclasses.field(default_factory=list)
     others: int = 0
     calls: list[Op] = dataclasses.field(default_factory=list)
 
-    def see(self, site: Site) -> None:
+    def see(self, site: DotSite) -> None:
         """Note a dot, or count it if it has nothing to do with 8-bit data."""
         if site.concerned:
             self.sites.append(site)
@@ -37,50 +41,48 @@ class Seen:
             self.others += 1
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Captured:
+    """The scaled dot that a dot became: the problem, and the operands in its order of axes."""
+
+    spec: ScaledDotSpec
+    sides: tuple[Side, Side]
+
+
 @dataclasses.dataclass(eq=False)
-class Site:
-    """One dot of the function: a row of the report, and a product if one was found.
+class DotSite:
+    """One dot of the function: what was found out about it.
 
     Attributes:
-      op: the dot as it stands.
-      given: the two operands as the dot has them, each with its fact or None.
-      scales: for each of them, what the dot itself scales it by; part of the fact, where one is.
-      lhs, rhs: the sides of the product, once there is one.
-      reason, remedy: why there is none; "" while there is one.
-      blame: the equation that ended the fact and its callers, where another than the dot did.
-      call: the scaled dot that it became, set when the program is resolved.
-      quantized: of each operand that the function quantises itself, "one call" or "as written".
+      op: the dot as the function has it.
+      given: the two operands as the dot has them, each with what is known of its data.
+      scales: for each operand, what the dot itself scales it by; where there is a fact, it contains
+        these scales.
+      captured: the scaled dot that it became, set when the program is resolved.
+      rounded: whether `quantize_dots` rounds its operands.
+      reason, remedy: why it is not captured, and what to change; "" before that is known.
+      blame: the op that ended the fact; None where it was the dot itself.
+      quantized: for each operand that the function quantises itself, "one call" or "as written".
     """
 
     op: Op
-    given: tuple[tuple[Value, Any], tuple[Value, Any]]
+    given: tuple[tuple[Value, Known], tuple[Value, Known]]
     scales: tuple[Factors, Factors] = ((), ())
-    lhs: Any = None
-    rhs: Any = None
+    captured: Captured | None = None
+    rounded: bool = False
     reason: str = ""
     remedy: str = ""
-    blame: Any = None
-    call: Any = None
+    blame: Op | None = None
     quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
 
     @property
-    def out(self) -> Value:
-        """The output of the dot."""
-        return self.op.outputs[0]
-
-    @property
-    def out_shape(self) -> Shape:
-        """Shape of the output of the dot."""
-        return self.op.outputs[0].shape
-
-    @property
-    def numbers(self) -> Any:
-        """Contracting and batch axes of both operands, as `dot_general` has them."""
+    def numbers(self) -> DimensionNumbers:
+        """Contracting and batch axes of both operands; not for a ragged dot or a convolution."""
         return self.op.params.get("dimension_numbers", _OF_SCALED_MATMUL)
 
     def contracting(self, index: int) -> Shape:
-        """Contracted axes of an operand; () of those that are no dots of two arrays."""
-        numbers = self.numbers
+        """Contracting axes of an operand; () for a ragged dot or a convolution."""
+        numbers: Any = self.numbers
         return tuple(map(int, numbers[0][index])) if type(numbers) is tuple else ()
 
     @property
@@ -89,25 +91,16 @@ class Site:
         return _precision.asked(self.op.params.get("precision"))
 
     @property
+    def changed(self) -> bool:
+        """Whether the dot became another one."""
+        return self.rounded or self.captured is not None
+
+    @property
     def concerned(self) -> bool:
-        """Whether 8-bit data was ever under one of the operands, and they are not empty."""
+        """Whether 8-bit data ever reached one of the operands, and neither is empty."""
         is_empty = any(value.size == 0 for value, _ in self.given)
         return not is_empty and any(fact is not None for _, fact in self.given)
 
-    def side_of(self, factor: Factor) -> str | None:
-        """The side whose axes hold all along which an output factor varies; None if neither."""
-        varying = set(factor.varying())
-        if not varying:
-            return "rhs" if self.rhs.scaled is not None else "lhs"
-        for name, side in (("rhs", self.rhs), ("lhs", self.lhs)):
-            if varying <= set(side.output):
-                return name
-        return None
-
-    def too_fine(self, lhs: Factors, rhs: Factors) -> bool:
-        """Whether further scales of the sides would make either as fine as its data."""
-        return grows_too_fine(self.lhs, lhs) or grows_too_fine(self.rhs, rhs)
-
-    def miss(self, reason: str, remedy: str, blame: Any = None) -> None:
+    def miss(self, reason: str, remedy: str, blame: Op | None = None) -> None:
         """Record why this dot stays as it is."""
         self.reason, self.remedy, self.blame = reason, remedy, blame

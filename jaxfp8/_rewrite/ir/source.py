@@ -1,4 +1,4 @@
-"""Where an equation comes from in the user's code."""
+"""Where an op comes from in the user's code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pathlib
 import sysconfig
-from typing import Any
 
 import jax
 
@@ -23,7 +22,7 @@ Frame = tuple[str, int, str]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A line of code: the user's own frame, and the library's frame below it, if any."""
+    """A line of the user's code, and the frame of a library inside it, if there is one."""
 
     file: str
     line: int
@@ -31,14 +30,14 @@ class Place:
     library: str
 
 
-def place(eqn: Any, callers: tuple[Any, ...] = ()) -> Place:
-    """The innermost frame outside JAX, installed libraries and this package.
+def place(op: Op) -> Place:
+    """The innermost frame of an op outside JAX, installed libraries and this package.
 
-    The stack of an equation in a jitted function begins at that function. If only libraries
-    wrote it, the place is where it was called.
+    The stack of an equation in a jitted function begins at that function. If it has only frames of
+    libraries, the place is where the function was called.
     """
     inner: Frame | None = None
-    for call in (eqn, *reversed(callers)):
+    for call in reversed(op.inside):
         frames = [f for f in compat.frames(call) if not _is_plumbing(f[0])]
         inner = inner or next(iter(frames), None)
         user = next((f for f in frames if not _is_installed(f[0])), None)
@@ -63,5 +62,4 @@ def _is_installed(file: str) -> bool:
 
 def path(op: Op) -> str:
     """The name stack of an op: modules and named scopes."""
-    eqns = [*op.callers, op.eqn]
-    return "/".join(part for eqn in eqns if (part := str(eqn.source_info.name_stack)))
+    return "/".join(part for eqn in op.inside if (part := str(eqn.source_info.name_stack)))

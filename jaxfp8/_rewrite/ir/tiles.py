@@ -1,9 +1,9 @@
-"""How a small array stands for a large one: tiles, and what each view does to them.
+"""Tiles: how a small array stands for a large one, and what each view does to them.
 
-An array of `shape` with `tiles` is constant over each tile, so the small array that holds one
-entry per tile says everything. A tile of size 1 means "varies here", a tile of the axis' full
-size means "constant here". These functions know only shapes; `None` means that the view cannot
-be expressed in tiles.
+An array of `shape` with `tiles` is constant over each tile, so a small array with one entry per
+tile holds all of it. Along an axis, a tile of size 1 means that every element has its own entry,
+and a tile of the axis' size means that the array is constant. These functions know shapes only.
+They return None where the result of a view has no tiles.
 """
 
 from __future__ import annotations

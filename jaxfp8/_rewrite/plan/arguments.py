@@ -1,4 +1,4 @@
-"""The arguments of a call: arrays, which are traced, apart from everything else, which is not."""
+"""The arguments of a call: arrays, which are traced, and other leaves, which are static."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 
 from jaxfp8._value import compat
 
-# What of JAX's configuration changes a trace.
+# Options of JAX that change a trace.
 _CONFIGURATION = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
     "jax_numpy_dtype_promotion",
 )
-# Classes of arrays that were seen: most calls have hundreds of leaves, and few classes.
+# The classes of arrays seen so far: a call may have hundreds of leaves, but of few classes.
 _ARRAYS: set[type] = {np.ndarray}
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call, arrays apart from everything else.
+    """The arguments of a call, arrays and other leaves apart.
 
     Attributes:
       arrays: leaves that are arrays, tracers or abstract arrays, in order.
@@ -36,7 +36,7 @@ class Arguments:
     tree: Any
 
     def key(self) -> Hashable:
-        """What a trace depends on; two calls of one key have the same trace."""
+        """What a trace depends on: calls with equal keys have the same trace."""
         others = tuple([(i, type(x), exact(x)) for i, x in self.others])
         return (
             _avals(self.arrays),
@@ -55,7 +55,7 @@ class Arguments:
 
 
 def split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Tell the arrays among the leaves of the arguments from the rest."""
+    """Split the leaves of the arguments into arrays and others."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     if _ARRAYS.issuperset(map(type, leaves)):
         return Arguments(tuple(leaves), (), tree)
@@ -77,7 +77,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def exact(leaf: Any) -> Hashable:
-    """A leaf as a key: 0.0 and -0.0 are equal but not the same, NaN is the same but not equal."""
+    """A leaf as a key: 0.0 and -0.0 are equal but differ, and NaN equals NaN as a key."""
     return repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._rewrite.ir import casts, graph, sides
-from jaxfp8._rewrite.ir.facts import Amax, Factors, Product, as_one, fill, refine
-from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.factors import Factors, as_one, on_tiles
+from jaxfp8._rewrite.ir.facts import Amax, Product
+from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.ir.sides import Side
-from jaxfp8._rewrite.rules import epilogue as _epilogues
-from jaxfp8._rewrite.rules.epilogue import Form
+from jaxfp8._rewrite.rules.fusion import FusedDot, fuse
 from jaxfp8._value import compat, dtypes
-from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, tile_counts
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
 
 @dataclasses.dataclass(eq=False)
@@ -25,10 +25,10 @@ class Call:
 
     Attributes:
       spec: the problem.
-      product: the step up to which the call computes.
-      amax: the maximum that it gives beside the output, or None.
-      value: the output, as the value of `product`.
-      amax_value: the maximum, as the value of `amax`; None without one.
+      product: what the call computes.
+      amax: the amax that the call gives beside its output, or None.
+      value: the output, of the type of the value of `product`.
+      amax_value: the amax, of the type of the value of `amax`; None without one.
     """
 
     spec: ScaledDotSpec
@@ -42,32 +42,36 @@ def make(
     product: Product, amax: Amax | None, why_not: Callable[[ScaledDotSpec], str | None]
 ) -> Call | str:
     """The call that computes a product (and an amax), or why there is none."""
-    if product.site.reason:
-        return product.site.reason
+    if product.dot.site.reason:
+        return product.dot.site.reason
     if amax is not None and amax.product not in product.ancestry():
         return "the amax is of a later value"
-    form = _epilogues.fold(product, amax.product if amax is not None else None)
-    if isinstance(form, str):
-        return f"an operation after the dot {form}"
-    if not form.ready:
+    fused = fuse(product, amax.product if amax is not None else None)
+    if isinstance(fused, str):
+        return f"an operation after the dot {fused}"
+    if not fused.ready:
         return "the step after the dot is not complete"
-    if amax is not None and amax.product is not product and form.quantized is None:
+    if amax is not None and amax.product is not product and fused.quantized is None:
         return "the output differs from what the amax is of"
-    return _from_form(form, product, amax, why_not)
+    return _of_fused(fused, product, amax, why_not)
 
 
-def _from_form(
-    form: Form, product: Product, amax: Amax | None, why_not: Callable[..., str | None]
+def _of_fused(
+    fused: FusedDot,
+    product: Product,
+    amax: Amax | None,
+    why_not: Callable[[ScaledDotSpec], str | None],
 ) -> Call | str:
-    lhs, lhs_operands = _operand("lhs", form.site.lhs, form.lhs)
-    rhs, rhs_operands = _operand("rhs", form.site.rhs, form.rhs)
-    epilogue, others = _epilogue(form, product, amax)
-    spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=form.site.precision)
+    lhs, lhs_operands = _operand("lhs", fused.dot.lhs, fused.lhs)
+    rhs, rhs_operands = _operand("rhs", fused.dot.rhs, fused.rhs)
+    epilogue, others = _epilogue(fused, product, amax)
+    dot = fused.dot.site
+    spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=dot.precision)
     reason = why_not(spec)
     if reason:
         return reason
-    op = _op(spec, {**lhs_operands, **rhs_operands, **others}, form.site.op)
-    value = graph.laid_out_like(_view(op.outputs[0], form, product), product.value)
+    op = _op(spec, {**lhs_operands, **rhs_operands, **others}, dot.op)
+    value = graph.laid_out_like(_view(op.outputs[0], fused, product), product.value)
     return Call(spec, product, amax, value, _amax(op, amax))
 
 
@@ -76,7 +80,6 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
     factors = side.factors + more
     shape = side.value.shape
     tiles = sides.tiles_of(side, factors)
-    counts = tile_counts(shape, tiles)
     operands = {name: casts.undo_bitcast(side.value, side.dtype)}
     is_rounded = False
     if factors:
@@ -84,10 +87,10 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
         stored = total.map_small(lambda x: casts.undo_casts(x, dtypes.FLOAT16))
         given = stored.map_small(casts.undo_rounding)
         is_rounded = given.small is not stored.small
-        operands[f"{name}_scale"] = fill(refine(given, shape, tiles), counts)
+        operands[f"{name}_scale"] = on_tiles(given, shape, tiles)
     if side.zero_point is not None:
         zero = side.zero_point.map_small(lambda x: casts.undo_casts(x, dtypes.INT8))
-        operands[f"{name}_zero_point"] = fill(refine(zero, shape, tiles), counts)
+        operands[f"{name}_zero_point"] = on_tiles(zero, shape, tiles)
     spec = OperandSpec(
         dtype=side.dtype.name,
         shape=shape,
@@ -102,40 +105,40 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
 
 
 def _epilogue(
-    form: Form, product: Product, amax: Amax | None
+    fused: FusedDot, product: Product, amax: Amax | None
 ) -> tuple[EpilogueSpec, dict[str, Value]]:
     """The spec of what follows the sum, and its operands by name."""
-    bias = None if form.bias is None else casts.undo_casts(form.bias, dtypes.FLOAT16)
+    bias = None if fused.bias is None else casts.undo_casts(fused.bias, dtypes.FLOAT16)
     optional = {
-        "residual": form.residual,
+        "residual": fused.residual,
         "bias": bias,
-        "out_scale": _epilogues.out_scale(form),
+        "out_scale": fused.out_scale(),
     }
     operands = {name: value for name, value in optional.items() if value is not None}
-    shapes: dict[str, Any] = {name: value.shape for name, value in operands.items()}
+    shapes: dict[str, Shape] = {name: value.shape for name, value in operands.items()}
     spec = EpilogueSpec(
         **shapes,
-        residual_dtype=form.residual.dtype.name if form.residual is not None else "",
-        activation=form.activation,
-        out_dtype="float32" if _is_cast_behind(form) else product.value.dtype.name,
+        residual_dtype=fused.residual.dtype.name if fused.residual is not None else "",
+        activation=fused.activation,
+        out_dtype="float32" if _is_cast_after(fused) else product.value.dtype.name,
         amax=amax.shape if amax is not None else None,
     )
     return spec, operands
 
 
-def _is_cast_behind(form: Form) -> bool:
-    """Whether the sums are cast to FP8 as a dot does, which does not saturate as a call does."""
-    return form.quantized is None and form.dtype in dtypes.FLOAT8
+def _is_cast_after(fused: FusedDot) -> bool:
+    """Whether the sums are cast to FP8 after the call: a dot does not saturate, and a call does."""
+    return fused.quantized is None and fused.dtype in dtypes.FLOAT8
 
 
 def _op(spec: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
-    """The op that binds the scaled dot in place of `dot`; outputs are the data and the amax."""
+    """The op that binds the scaled dot in place of `dot`; its outputs are the data and the amax."""
     names = tuple(operands)
 
-    def run(*arrays: Any) -> list[Any]:
-        with graph.context_of(dot.eqn, dot.callers):
-            named = dict(zip(names, arrays, strict=True))
-            out, amax = scaled_dot(spec, **named, out_sharding=compat.spec_of_output(dot.eqn))
+    def run(*arrays: Array) -> list[Array]:
+        with graph.context_of(dot.equation, dot.callers):
+            named: dict[str, Any] = dict(zip(names, arrays, strict=True))
+            out, amax = scaled_dot(spec, **named, out_sharding=compat.spec_of_output(dot.equation))
         return [out] if amax is None else [out, amax]
 
     op = Op("scaled_dot", tuple(operands.values()), run, {"spec": spec})
@@ -146,14 +149,14 @@ def _op(spec: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
     return op
 
 
-def _view(out: Value, form: Form, product: Product) -> Value:
-    """The output of the call as the product's value: FP8 from bytes or sums, then the views."""
+def _view(out: Value, fused: FusedDot, product: Product) -> Value:
+    """The output of the call as the product's value: FP8 instead of bytes or sums, then views."""
     value = out
-    if form.quantized is not None:
+    if fused.quantized is not None:
         value = casts.bitcast(out, product.value.dtype)
-    elif _is_cast_behind(form):
-        value = casts.cast(out, form.dtype)
-    for op in form.views:
+    elif _is_cast_after(fused):
+        value = casts.cast(out, fused.dtype)
+    for op in fused.views:
         shape = op.outputs[0].shape
         if op.name == "transpose":
             value = graph.transpose(value, op.params["permutation"])
@@ -163,7 +166,7 @@ def _view(out: Value, form: Form, product: Product) -> Value:
 
 
 def _amax(op: Op, amax: Amax | None) -> Value | None:
-    """The amax as the value that asked for it."""
+    """The amax, of the type of the value that asked for it."""
     if amax is None:
         return None
     return casts.cast(graph.reshape(op.outputs[1], amax.value.shape), amax.value.dtype)

@@ -14,7 +14,7 @@ from jaxfp8._rewrite.ir import emit, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
-from jaxfp8._rewrite.plan import activations as _activations
+from jaxfp8._rewrite.plan import encodings
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.resolve import Resolver
 from jaxfp8._rewrite.plan.walk import Walk
@@ -28,7 +28,7 @@ class Decision:
     """What becomes of a jaxpr.
 
     Attributes:
-      program: evaluates it; inputs are the constants of the jaxpr, then its arguments.
+      program: evaluates it; its inputs are the constants of the jaxpr, then its arguments.
       seen: the dots in it, regions included.
     """
 
@@ -37,8 +37,8 @@ class Decision:
 
     @property
     def changed(self) -> bool:
-        """Whether any dot became a scaled dot."""
-        return any(site.call is not None for site in self.seen.sites)
+        """Whether any dot became another one."""
+        return any(site.changed for site in self.seen.sites)
 
 
 @collector_paused()
@@ -50,13 +50,11 @@ def decide(jaxpr: Any) -> Decision:
         return Decision(emit.Program((), (), ()), opaque.left_alone(opened, *why))
     walk = Walk(resolve)
     inputs = graph.inputs_of(jaxpr)
-    number = len(opened.constvars)
-    outputs = walk.jaxpr(opened, inputs[:number], inputs[number:])
-    program = walk.settle(outputs, inputs)
+    program = walk.settle(walk.program(jaxpr, inputs), inputs)
     return Decision(program, walk.seen)
 
 
-def why_left_alone(jaxpr: Any) -> tuple[str, str] | None:
+def why_left_alone(jaxpr: graph.Jaxpr) -> tuple[str, str] | None:
     """Why a jaxpr is left alone as a whole, and what to do, or None."""
     if not all(is_known(getattr(v.aval, "shape", ())) for v in jaxpr.invars):
         return "shapes are symbolic", "give every size a number"
@@ -68,13 +66,13 @@ def why_left_alone(jaxpr: Any) -> tuple[str, str] | None:
     return None
 
 
-def resolve(walk: Walk, outputs: Sequence[Value], inputs: list[Value]) -> Program:
-    """Settle the calls of a walk and order what is left to do."""
+def resolve(walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]) -> Program:
+    """Settle which dots of a walk become calls, and order what is left to evaluate."""
     why_not = functools.partial(lowering.why_not, platform=jax.default_backend())
     replaced = Resolver(walk, why_not).resolve(outputs)
-    activations = _activations.find(walk)
-    for operand in activations:
+    encoded = encodings.find(walk)
+    for operand in encoded:
         replaced = {**operand.replaced, **replaced}
     program = emit.schedule(outputs, walk.effects, replaced, inputs)
-    _activations.tell(activations, program)
+    encodings.tell(encoded, program)
     return program

@@ -1,10 +1,9 @@
-"""Calls on arrays, dispatched by `jax.jit`: what was called before costs no Python to find again.
+"""Calls on arrays are dispatched by `jax.jit`, in C++.
 
-To work out from the arguments which trace a call belongs to takes Python longer than a small
-program runs. `jax.jit` does the same in C++. So a call is first given to a jitted function of the
-arguments as they are, whose trace looks up the rewrite. It refuses what only Python can tell
-apart, a Python number from an array of no axes, and everything that is not to be under this jit;
-such calls take the long way.
+Python takes longer to find the trace that a call belongs to than a small program takes to run. So a
+call first goes to a jitted function of the arguments as they are, whose trace looks up the rewrite.
+That function refuses what jit cannot tell apart, such as a Python number and an array of rank 0,
+and all that must not run under this jit. Then Python finds the trace (`engine.Rewriter`).
 """
 
 from __future__ import annotations
@@ -20,17 +19,18 @@ import numpy as np
 
 from jaxfp8._rewrite.plan.arguments import Arguments, exact, split
 
-# Whole arguments of these classes are static, and part of what a jitted function is kept for.
+# An argument of these classes is static: there is a jitted function for each of its values.
 _STATIC = (bool, int, float, complex, str, bytes, type(None), enum.Enum)
-# Each refusal costs a trace of the arguments; a function that is refused so often is not suited.
+# Each refusal costs a trace. After this many, calls of the function no longer come here.
 _MOST_REFUSALS = 8
 
 Lookup = Callable[[Arguments], Any]
-Kept = tuple[Callable[..., Any], tuple[Any, ...]]  # a jitted function, and constants to give it
+# A jitted function, and the constants to give it.
+Kept = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Refused(Exception):
-    """This call is not one for `Direct`."""
+    """`Direct` does not take this call."""
 
 
 class Direct:
@@ -39,8 +39,8 @@ class Direct:
     Args:
       name: that of the function.
       lookup: from arguments to the rewrite found for them: its constants `consts`, and `bare`,
-        from flat arrays to the output; None where a call is to take the long way.
-      most: how many functions are kept, those that were used last.
+        from flat arrays to the output; `bare` is None where Python has to dispatch.
+      most: how many functions are kept; the one used longest ago goes first.
     """
 
     def __init__(self, name: str, lookup: Lookup, most: int) -> None:
@@ -49,7 +49,7 @@ class Direct:
         self._functions: collections.OrderedDict[Hashable, Kept] = collections.OrderedDict()
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output of the rewritten function; raises `Refused` where that is for others."""
+        """The output of the rewritten function; raises `Refused` where Python has to dispatch."""
         statics, rest = _statics(args, kwargs)
         found = self._functions.get(statics)
         if found is None:
@@ -65,12 +65,12 @@ class Direct:
                 self._functions.clear()
             raise
         except TypeError:
-            if split(*rest).others:  # what jit does not take
+            if split(*rest).others:  # jit takes arrays only
                 raise Refused from None
             raise
 
     def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> bool:
-        """Whether calls like this, for which `found` was found, are taken from now on."""
+        """Take calls like this one, whose rewrite is `found`, from now on; False if not suited."""
         if self._refusals > _MOST_REFUSALS or found.bare is None:
             return False
         statics, rest = _statics(args, kwargs)
@@ -101,7 +101,7 @@ def _same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def _is_mixed(arguments: Arguments) -> bool:
-    """Whether there are leaves that jit takes for arrays, or that may be such."""
+    """Whether a leaf is no array, or one that jit could have made of a Python number."""
     avals = map(jax.typeof, arguments.arrays)
     return bool(arguments.others) or any(
         a.shape == () and (a.weak_type or a.dtype == bool) for a in avals
@@ -119,12 +119,12 @@ def _statics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, A
 
 
 def _is_static(argument: Any) -> bool:
-    """Whether a whole argument is static; a number of numpy is an array, and may be a float too."""
+    """Whether a whole argument is static. A NumPy scalar is an array, though also a `float`."""
     return isinstance(argument, _STATIC) and not isinstance(argument, np.generic)
 
 
 def _on_device(const: Any) -> Any:
-    """A constant as JAX holds it, so that not each call hands over an array of numpy."""
+    """A constant as a JAX array, so that no call has to convert it from NumPy."""
     if not isinstance(const, np.ndarray):
         return const
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):

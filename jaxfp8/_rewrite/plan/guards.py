@@ -1,26 +1,25 @@
-"""Facts that hold only if the data is as hoped: the call is made if it is, the function if not.
+"""Facts with guards: if they hold when the program runs, it runs the call, else the function.
 
-A zero point may be an int32 argument. Where its entries turn out to have 16 bits at most, the
-scaled dot is computed; else what the function says, from the 8-bit array on, so that nothing wide
-is made unless it is needed. Likewise where zeros hide scales, which must be finite (`rules/masks`).
+A zero point may be an int32 argument, of which a call takes 16 bits. Then the program runs a
+`lax.cond` on whether all entries fit. One branch is the scaled dot. The other is the function as
+written, from the 8-bit array on. Scales under a mask may have guards too (`rules/masks`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from jax import lax
 
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.facts import Amax, Magnitude, Product
-from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.plan.calls import Call
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._value import compat
 
-# Where devices wait for each other, which those that decide differently would do for ever.
+# Here devices wait for each other. Devices in different branches would wait for ever.
 _MEETINGS = (
     *("all_gather", "all_gather_invariant", "ppermute", "pbroadcast", "all_to_all"),
     *("psum", "psum_invariant", "psum2", "pmax", "pmin", "psum_scatter", "reduce_scatter"),
@@ -28,8 +27,8 @@ _MEETINGS = (
 
 
 def guarded(walk: Walk, call: Call) -> Call | str:
-    """The call, behind the guards of its operands, itself without any; or why it cannot be."""
-    sides = (call.product.site.lhs, call.product.site.rhs)
+    """The call behind the guards of its operands, or why there is none; as it is without guards."""
+    sides = (call.product.dot.lhs, call.product.dot.rhs)
     every = [guard for s in sides if s.scaled for guard in s.scaled.guards]
     guards = list(dict.fromkeys(every))
     if not guards:
@@ -58,7 +57,7 @@ def _scaled_dot(value: Value) -> Op:
 
 
 def _belongs(walk: Walk, value: Value) -> bool:
-    """Whether a value is dequantised data, or a product on its way to the one that is wanted."""
+    """Whether a value is dequantised data, or computed from a product: the slow branch makes it."""
     if value.op is None or value.op.effectful:
         return False
     if value.op.eqn is None or compat.subjaxprs(value.op.eqn):
@@ -68,7 +67,7 @@ def _belongs(walk: Walk, value: Value) -> bool:
 
 
 def _program(outputs: Sequence[Value], is_input: Callable[[Value], bool]) -> Program:
-    """The ops between the values that are inputs and the outputs."""
+    """The program from the values that are inputs to the outputs."""
     ops: dict[Op, tuple[Value, ...]] = {}
     inputs: dict[Value, None] = {}
 
@@ -89,14 +88,14 @@ def _program(outputs: Sequence[Value], is_input: Callable[[Value], bool]) -> Pro
 
 def _choice(
     inputs: Sequence[Value], guards: Sequence[Value], fast: Program, slow: Program
-) -> Callable[..., Sequence[Any]]:
+) -> Callable[..., Sequence[Array]]:
     """Evaluates `fast` if all guards hold, else `slow`."""
 
-    def branch(program: Program) -> Callable[..., list[Any]]:
+    def branch(program: Program) -> Callable[..., list[Array]]:
         places = [inputs.index(value) for value in program.inputs]
         return lambda *arrays: program.run([arrays[i] for i in places])
 
-    def run(*arrays: Any) -> Sequence[Any]:
+    def run(*arrays: Array) -> Sequence[Array]:
         holds = arrays[inputs.index(guards[0])]
         for guard in guards[1:]:
             holds = holds & arrays[inputs.index(guard)]

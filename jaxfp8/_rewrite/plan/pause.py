@@ -1,4 +1,4 @@
-"""No cyclic garbage collection while a graph is built: it would find nothing, and look for long."""
+"""Pauses cyclic garbage collection while a graph is built, since it would free nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 def collector_paused() -> Iterator[None]:
     """Within this context, the garbage collector does not start by itself.
 
-    Deciding and emitting make tens of thousands of objects that all live until they are done. At
-    each few thousand of them the collector would walk through every object of the process: for a
-    transformer of 32 layers that took longer than all the rest. References are counted as ever.
+    Deciding and emitting make tens of thousands of objects that live until the end. After every few
+    thousand the collector would visit all objects of the process. For a transformer of 32 layers
+    that took longer than all the rest. Reference counting goes on.
     """
     if not gc.isenabled():  # by the user, or by a rewrite around this one
         yield

@@ -1,9 +1,9 @@
-"""Which products are emitted, and where: one call per dot, at the point its uses agree on.
+"""Which products become calls, and how many steps each call has: one call per dot.
 
-A product may be wanted at several steps (a dot's output, and its activation). Emitting it twice
-would compute it twice, so it is emitted at the last step that all uses have in common, and what
-follows is left as it was. That changes what is wanted, so this repeats until it settles; points
-of emission only ever move towards the dot, so it does settle.
+A product may be read after several steps: a dot's output, say, and its activation. One call
+computes it, up to the last step that all readers share. What follows is left as written. That
+changes what is read, so this repeats until nothing changes. A call only ever loses steps, so it
+ends.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxfp8._rewrite.ir.facts import Amax, Product, Scaled
+from jaxfp8._rewrite.ir.facts import Amax, Product
 from jaxfp8._rewrite.ir.graph import Value
-from jaxfp8._rewrite.ir.sites import Site
+from jaxfp8._rewrite.ir.scaled import Scaled
+from jaxfp8._rewrite.ir.sites import Captured, DotSite
 from jaxfp8._rewrite.plan import calls, guards
 from jaxfp8._rewrite.plan.calls import Call
 from jaxfp8._rewrite.plan.walk import Walk
@@ -24,23 +25,30 @@ WhyNot = Callable[[ScaledDotSpec], str | None]
 
 @dataclasses.dataclass
 class Wants:
-    """What is wanted of one site: products at their steps, and maxima of them."""
+    """What is read of one dot: products, and their maxima. The dicts are ordered sets."""
 
     products: dict[Product, None] = dataclasses.field(default_factory=dict)
     maxima: dict[Amax, None] = dataclasses.field(default_factory=dict)
 
 
 class Resolver:
-    """Settles which call each site of a walk becomes, for given outputs."""
+    """Settles which call each dot of a walk becomes, for given outputs.
+
+    Attributes:
+      walk: the walk.
+      why_not: why no kernel takes a problem, or None.
+      chosen: for each dot the call, None where it stays as it is.
+      refused: the maxima that no call gives.
+    """
 
     def __init__(self, walk: Walk, why_not: WhyNot) -> None:
         self.walk, self.why_not = walk, why_not
-        self.chosen: dict[Site, Call | None] = {}
+        self.chosen: dict[DotSite, Call | None] = {}
         self.refused: set[Amax] = set()
         self._calls: dict[tuple[Product, Amax | None], Call | str] = {}
 
     def resolve(self, outputs: Sequence[Value]) -> dict[Value, Value]:
-        """Where the values of products and maxima come from, instead of from their own ops."""
+        """For each value of a product or maximum that a call gives, the output of the call."""
         roots = [*outputs, *(v for op in self.walk.effects for v in op.inputs)]
         while True:
             wants, replaced, live = self._demand(roots)
@@ -48,19 +56,20 @@ class Resolver:
                 self._record(wants, live)
                 return replaced
 
-    def _record(self, wants: dict[Site, Wants], live: set[Value]) -> None:
-        """Tell each site what became of it; one whose output nobody uses is not computed at all."""
+    def _record(self, wants: dict[DotSite, Wants], live: set[Value]) -> None:
+        """Note in each dot what became of it. A dot whose output nobody reads is no row."""
         for site in self.walk.own:
-            if site not in wants and site.out not in live:
+            if site not in wants and site.op.outputs[0] not in live:
                 self.walk.seen.sites.remove(site)
-            elif not site.reason:
-                site.call = self.chosen.get(site)
+            elif not site.reason and (call := self.chosen.get(site)) is not None:
+                dot = call.product.dot
+                site.captured = Captured(call.spec, (dot.lhs, dot.rhs))
 
     def _demand(
         self, roots: Iterable[Value]
-    ) -> tuple[dict[Site, Wants], dict[Value, Value], set[Value]]:
-        """Walk back from the roots: wants of each site, what replaces what, and what is live."""
-        wants: dict[Site, Wants] = {}
+    ) -> tuple[dict[DotSite, Wants], dict[Value, Value], set[Value]]:
+        """Walk back from the roots: what is read of each dot, what replaces what, what is live."""
+        wants: dict[DotSite, Wants] = {}
         replaced: dict[Value, Value] = {}
         stack, live = list(roots), set()
         while stack:
@@ -76,34 +85,35 @@ class Resolver:
                 stack.extend(op.inputs)
         return wants, replaced, live
 
-    def _replacement(self, value: Value, wants: dict[Site, Wants]) -> Value | None:
+    def _replacement(self, value: Value, wants: dict[DotSite, Wants]) -> Value | None:
+        """The value to read instead of this one, if any; notes what is read of a dot."""
         fact = self.walk.fact(value)
         if isinstance(fact, Scaled):
             return self.walk.early.get(value)
         if isinstance(fact, Product) and self._open(fact):
-            wants.setdefault(fact.site, Wants()).products[fact] = None
-            call = self.chosen.get(fact.site) or self._call(fact, None)
+            wants.setdefault(fact.dot.site, Wants()).products[fact] = None
+            call = self.chosen.get(fact.dot.site) or self._call(fact, None)
             if isinstance(call, Call) and call.product is fact:
                 return call.value
         if isinstance(fact, Amax) and fact not in self.refused and self._open(fact.product):
-            wants.setdefault(fact.product.site, Wants()).maxima[fact] = None
-            call = self.chosen.get(fact.product.site) or self._call(fact.product, fact)
+            wants.setdefault(fact.product.dot.site, Wants()).maxima[fact] = None
+            call = self.chosen.get(fact.product.dot.site) or self._call(fact.product, fact)
             if isinstance(call, Call) and call.amax is fact:
                 return call.amax_value
         return None
 
     def _open(self, product: Product) -> bool:
-        """Whether the product is not past the point where its site's call is cut."""
-        if product.site not in self.chosen:
+        """Whether the call of its dot, as far as it is settled, may compute the product."""
+        if product.dot.site not in self.chosen:
             return True
-        call = self.chosen[product.site]
+        call = self.chosen[product.dot.site]
         if call is None:
             return False
         above_amax = call.amax is not None and product in call.amax.product.ancestry()
         return product in call.product.ancestry() or above_amax
 
-    def _revise(self, site: Site, wants: Wants) -> bool:
-        """Choose the call of a site anew; whether that changed anything."""
+    def _revise(self, site: DotSite, wants: Wants) -> bool:
+        """Choose the call of a dot again; whether that changed anything."""
         call = self.chosen.get(site)
         if call is not None and _gives(call, wants):
             return False
@@ -114,7 +124,7 @@ class Resolver:
         return True
 
     def _agree(self, wants: Wants) -> Call | None:
-        """The call at the last step that all uses have in common."""
+        """The call up to the last step that all readers share."""
         amax = next(iter(wants.maxima), None)
         products = list(wants.products) or [a.product for a in wants.maxima]
         if amax is not None:
@@ -123,11 +133,14 @@ class Resolver:
                 if isinstance(call, Call):
                     return call
             products = [*products, amax.product]
-        for product in meeting(products).ancestry():
-            call = self._call(product, None)
-            if isinstance(call, Call):
-                return call
-        product.site.miss(call, "leave it to XLA here; there are kernels for cpu and cuda")
+        last = meeting(products)
+        call = self._call(last, None)
+        while not isinstance(call, Call) and last.parent is not None:
+            last = last.parent
+            call = self._call(last, None)
+        if isinstance(call, Call):
+            return call
+        last.dot.site.miss(call, "leave it to XLA here; there are kernels for cpu and cuda")
         return None
 
     def _call(self, product: Product, amax: Amax | None) -> Call | str:
@@ -158,14 +171,14 @@ def _feeds_itself(call: Call, amax: Amax) -> bool:
 
 
 def _gives(call: Call, wants: Wants) -> bool:
-    """Whether the call gives all that is wanted."""
+    """Whether the call gives all that is read."""
     return set(wants.products) <= {call.product} and set(wants.maxima) <= {call.amax}
 
 
 def meeting(products: Sequence[Product]) -> Product:
-    """The last step that is an ancestor of, or is, each of the products of one site."""
+    """The last product that is an ancestor of, or is, each of the products of one dot."""
     first, *others = [p.ancestry() for p in products]
     for product in first:
         if all(product in ancestry for ancestry in others):
             return product
-    raise AssertionError("products of one site have the dot itself in common")
+    raise AssertionError("products of one dot share the dot itself")

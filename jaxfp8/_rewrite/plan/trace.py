@@ -14,7 +14,7 @@ import numpy as np
 from jaxfp8._rewrite.plan.arguments import Arguments, is_array
 from jaxfp8._value import compat
 
-# Leaves of an output that hold no array, and so may be kept beside the program.
+# Leaves of an output that are no arrays. They are kept beside the program.
 _LABELS = (str, bytes, enum.Enum, np.dtype, type)
 
 
@@ -50,12 +50,12 @@ class Trace:
 
     @property
     def is_cacheable(self) -> bool:
-        """Whether it holds no tracer of a transformation that is still under way."""
+        """Whether it holds no tracer of a transformation that is still running."""
         return not any(isinstance(c, jax.core.Tracer) for c in self.consts)
 
 
 def trace(fun: Callable[..., Any], arguments: Arguments) -> Trace:
-    """The first pass. A jitted function is traced through its own jit, static arguments and all."""
+    """Trace a function. A jitted one is traced through its jit, with its static arguments."""
     out_tree = None
     labels: tuple[tuple[int, Any], ...] = ()
 

@@ -1,4 +1,4 @@
-"""The decide pass: walk a jaxpr, keep facts beside values. Nothing is executed here."""
+"""The decide pass: walks a jaxpr and keeps facts about its values. It executes nothing."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ import numpy as np
 from jaxfp8._call.primitive import scaled_dot_p
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
-from jaxfp8._rewrite.ir.facts import (
-    Fact,
-    Factors,
-    Lost,
-    Product,
-    Scaled,
-    Scales,
-    storage_bytes,
-    whole,
-)
-from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.sites import Seen, Site
-from jaxfp8._rewrite.regions import opaque, regions
+from jaxfp8._rewrite.ir.factors import Factors, factor_of
+from jaxfp8._rewrite.ir.facts import Fact, Product
+from jaxfp8._rewrite.ir.graph import Callers, Equation, Jaxpr, Op, Value
+from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales, storage_bytes
+from jaxfp8._rewrite.ir.sites import DotSite, Seen
+from jaxfp8._rewrite.regions import JITS, REGIONS, Region, opaque
 from jaxfp8._rewrite.rules import (
+    OUTPUTS_RULES,
+    RULES,
     collectives,
     early,
     epilogue,
@@ -33,35 +28,36 @@ from jaxfp8._rewrite.rules import (
     unserved,
 )
 from jaxfp8._rewrite.rules import curves as _curves
-from jaxfp8._rewrite.rules.arithmetic import RULES, lost, remedy_for
-from jaxfp8._rewrite.rules.joins import MULTIPLE
+from jaxfp8._rewrite.rules.registry import lost, remedy_for
 from jaxfp8._value import compat, dtypes
 
-# After these an array is another one: a dot on it is not a missed 8-bit dot.
+# What these make is no longer the 8-bit data: a dot that reads it is not a missed one.
 _PRODUCTS = ("dot_general", *unserved.NAMES, *scaled_products.NAMES, scaled_dot_p.name)
 _ENDS_TRAIL = (*_PRODUCTS, "argmax", "argmin", "iota")
-# These may make an array smaller and still hold the same data.
+# These may make an array smaller, and what is left is the same data.
 _MOVES = (*gathers.NAMES, *collectives.NAMES)
 _VIEWS = ("slice", "dynamic_slice", "squeeze", "split", "top_k", *_MOVES)
 # Facts that tell of 8-bit data, found or lost.
 _DATA = (Scaled, Lost)
 
-_SMALL = 32  # equations in a jitted function that is entered whatever it holds
+# A jitted function with fewer equations is entered whatever it holds. Many functions of jax.numpy
+# are such, and some stretch scales (`take`).
+_SMALL = 32
 
-Settler = Callable[["Walk", Sequence[Value], list[Value]], Program]
+Settler = Callable[["Walk", Sequence[Value], Sequence[Value]], Program]
 
 
 class Walk:
     """Facts, dots and effects of one program (a function, or the body of a region).
 
     Attributes:
-      settler: how a walk becomes a program, here and inside regions.
-      facts: what is known beside each value.
-      curves: values that are scalar functions of a product, sampled.
+      settler: makes a program of a walk, here and inside regions.
+      facts: what is known of each value.
+      curves: samples of the values that are scalar functions of a product.
       seen: the dots seen so far, shared with the walks of regions.
-      early: rows of dequantised arrays, by the value that they are, picked before dequantising.
-      effects: ops that must run whatever is demanded.
-      own: those of this walk, not of regions inside it.
+      early: for a value that picks rows of a dequantised array, rows picked before dequantising.
+      effects: ops that must run even if nobody reads their outputs.
+      own: the dots of this walk, without those of regions inside it.
       results: the outputs of the jaxpr that was walked last.
     """
 
@@ -70,7 +66,7 @@ class Walk:
         self.facts: dict[Value, Fact] = {}
         self.curves: dict[Value, _curves.Curves] = {}
         self.seen = Seen() if seen is None else seen
-        self.own: list[Site] = []
+        self.own: list[DotSite] = []
         self.effects: list[Op] = []
         self.results: list[Value] = []
         self.early: dict[Value, Value] = {}
@@ -80,11 +76,11 @@ class Walk:
     # What is known about a value
 
     def fact(self, value: Value) -> Fact | None:
-        """The fact beside a value."""
+        """The fact about a value."""
         return self.facts.get(value)
 
     def product(self, value: Value) -> Product | None:
-        """The product that the value is."""
+        """The fact about a value that is a product."""
         fact = self.facts.get(value)
         return fact if isinstance(fact, Product) else None
 
@@ -106,37 +102,36 @@ class Walk:
         return fact if wide and isinstance(fact, Scaled) else None
 
     def lost(self, value: Value) -> Lost | None:
-        """Where the value's 8-bit data was lost."""
+        """Where the 8-bit data behind a value was lost."""
         fact = self.facts.get(value)
         return fact if isinstance(fact, Lost) else None
 
-    def factors(self, value: Value, shape: Any = None) -> Factors:
-        """The value as a product of small arrays; at worst of itself."""
+    def factors(self, value: Value) -> Factors:
+        """The value as a product of factors; where nothing is known, of itself."""
         fact = self.facts.get(value)
-        return fact.factors if isinstance(fact, Scales) else (whole(value),)
+        return fact.factors if isinstance(fact, Scales) else (factor_of(value),)
 
-    def concerns(self, eqn: Any, inputs: Sequence[Value]) -> bool:
-        """Whether 8-bit data goes into a region, or is made in it, in any form."""
-        known = any(v in self.facts or v in self.curves for v in inputs)
-        inner = compat.subjaxprs(eqn)
+    def concerns(self, op: Op) -> bool:
+        """Whether 8-bit data goes into a region, or is made in it."""
+        known = any(v in self.facts or v in self.curves for v in op.inputs)
+        inner = compat.subjaxprs(op.equation)
         if known or any(map(reach.holds_eight_bit, inner)):
             return True
-        # Many functions of jax.numpy are such: `take`, say, which may stretch scales.
-        return eqn.primitive.name in regions.JITS and all(len(j.eqns) < _SMALL for j in inner)
+        return op.name in JITS and all(len(j.eqns) < _SMALL for j in inner)
 
     # The walk
 
+    def program(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
+        """Walk a closed jaxpr; `inputs` are its constants, then its arguments."""
+        opened = compat.open_jaxpr(jaxpr)
+        number = len(opened.constvars)
+        return self.jaxpr(opened, inputs[:number], inputs[number:])
+
     def jaxpr(
-        self,
-        jaxpr: Any,
-        consts: Sequence[Value],
-        args: Sequence[Value],
-        callers: tuple[Any, ...] = (),
-        names: dict[Any, Value] | None = None,
+        self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], callers: Callers = ()
     ) -> list[Value]:
-        """Walk a jaxpr on given values and return its outputs; `names` gets all its variables."""
-        env: dict[Any, Value] = {} if names is None else names
-        env.update(zip(jaxpr.constvars, consts, strict=True))
+        """Walk an open jaxpr on given values, and return its outputs."""
+        env: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         for eqn in jaxpr.eqns:
             outs = self.equation(eqn, _read(env, eqn.invars), callers)
@@ -144,66 +139,63 @@ class Walk:
         self.results = _read(env, jaxpr.outvars)
         return self.results
 
-    def equation(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
+    def equation(self, eqn: Equation, inputs: Sequence[Value], callers: Callers) -> Sequence[Value]:
         """Add an equation to the graph; its outputs, with facts."""
-        name = eqn.primitive.name
-        concerned = name in regions.REGIONS and self.concerns(eqn, inputs)
-        if concerned:
-            return self._region(eqn, inputs, callers)
         op = graph.equation_op(eqn, inputs, callers)
-        if eqn.primitive is scaled_dot_p:
+        rule = self.region_rule(op)
+        return self._as_written(op) if rule is None else self._enter(rule, op)
+
+    def region_rule(self, op: Op) -> Region | None:
+        """The rule of a region that is to be entered; None for any other op."""
+        return REGIONS[op.name] if op.name in REGIONS and self.concerns(op) else None
+
+    def _as_written(self, op: Op) -> Sequence[Value]:
+        """Add an op as the function has it."""
+        if op.equation.primitive is scaled_dot_p:
             self.seen.calls.append(op)
         self.note(op)
         if not op.effectful:
             self._know(op)
-        if name not in RULES:
-            opaque.look_into(self, eqn, inputs, callers)
+        if op.name not in RULES:
+            opaque.look_into(self, op)
         return op.outputs
 
-    def _region(self, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]) -> Sequence[Value]:
-        """The outputs of a region that 8-bit data goes into, or is made in."""
-        return self._enter(regions.REGIONS[eqn.primitive.name], eqn, inputs, callers)
+    def _enter(self, rule: Region, op: Op) -> Sequence[Value]:
+        """The outputs of a region by its rule, or as the function has it.
 
-    def _enter(
-        self, rule: Any, eqn: Any, inputs: list[Value], callers: tuple[Any, ...]
-    ) -> Sequence[Value]:
-        """The outputs of an equation by a rule that walks what it holds, or as it stands.
-
-        Walks nested in this one are those of one equation at a time: what leaves them leaves it.
+        `_nested` holds the walks of one region at a time, of which `_leave` reports what they lose.
         """
         before, self._nested = self._nested, []
-        outputs = rule(self, eqn, inputs, callers)
+        outputs = rule(self, op)
         insides, self._nested = self._nested, before
         if outputs is None:
-            op = graph.equation_op(eqn, inputs, callers)
             self.note(op)
             outputs = op.outputs
             if not op.effectful and not insides:
                 self._know(op)
         for inside in insides:
-            self._leave(inside, outputs, eqn, callers)
+            self._leave(inside, outputs, op)
         return outputs
 
-    def _leave(self, inside: Walk, outputs: Sequence[Value], eqn: Any, callers: Any) -> None:
-        """Say of what leaves a region that it was dequantised data in there; no fact leaves it."""
+    def _leave(self, inside: Walk, outputs: Sequence[Value], op: Op) -> None:
+        """Say of the outputs of a region which of them were dequantised data inside it."""
         for inner, value in zip(inside.results, outputs, strict=True):
             if value in self.facts:
                 continue
             if (earlier := inside.lost(inner)) is not None:
                 self._learn(value, earlier)
             elif inside.dequantised(inner) is not None:
-                reason = f"`{eqn.primitive.name}` returns dequantised values"
                 remedy = "return the 8-bit array and its scale, and dequantise after it"
-                self._learn(value, Lost(eqn, reason, remedy, callers))
+                self._learn(value, lost(op, "returns dequantised values", remedy))
 
-    def see(self, site: Site) -> None:
+    def see(self, site: DotSite) -> None:
         """Note a dot of this walk, or count it if it has nothing to do with 8-bit data."""
         self.seen.see(site)
         if site.concerned:
             self.own.append(site)
 
     def note(self, op: Op) -> None:
-        """Note of a new op whether it has effects."""
+        """Note that there is a new op; those with effects must run."""
         if op.effectful:
             self.effects.append(op)
 
@@ -213,16 +205,16 @@ class Walk:
         self._nested.append(inside)
         return inside
 
-    def settle(self, outputs: Sequence[Value], inputs: list[Value]) -> Program:
-        """Settle the calls of this walk and order what is left to do."""
+    def settle(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> Program:
+        """Settle which dots become calls, and order what is left to evaluate."""
         return self.settler(self, outputs, inputs)
 
     def _know(self, op: Op) -> None:
-        """Apply the rule of an op's primitive, then look for an activation, then for a loss."""
+        """Learn what the rule of an op says; then look for an activation, then for a loss."""
         if any([not isinstance(v.dtype, np.dtype) for v in op.outputs]):
-            return  # keys of random numbers and the like hold no 8-bit data
-        if op.name in MULTIPLE:
-            for value, fact in zip(op.outputs, MULTIPLE[op.name](self, op), strict=True):
+            return  # keys of random numbers hold no 8-bit data
+        if op.name in OUTPUTS_RULES:
+            for value, fact in zip(op.outputs, OUTPUTS_RULES[op.name](self, op), strict=True):
                 self._learn(value, fact)
             return
         rule = RULES.get(op.name)
@@ -247,13 +239,13 @@ class Walk:
             self.facts[value] = fact
 
     def _pick_early(self, op: Op) -> None:
-        """Rows of a dequantised array, for who wants them as they are."""
+        """Pick rows of a dequantised array before dequantising, for readers that are no dots."""
         value = early.picked(self, op)
         if value is not None:
             self.early[op.outputs[0]] = value
 
     def _activation(self, op: Op) -> Product | None:
-        """A product where the op completes an activation of one."""
+        """The product with an activation that the op completes, if it does."""
         if not any([v in self.curves for v in op.inputs]):
             return None
         inputs = [self.curves.get(v, {}) for v in op.inputs]
@@ -268,14 +260,14 @@ class Walk:
         return epilogue.activate(base, op, found[1]) if base else None
 
     def _trail_of_many(self, op: Op) -> None:
-        """Where dequantised values end in an op with several outputs: all that may hold them."""
-        lost = self._trail(op) if op.outputs else None
-        for value in op.outputs if lost is not None else ():
+        """Note where dequantised values end in an op with several outputs without a rule."""
+        ended = self._trail(op) if op.outputs else None
+        for value in op.outputs if ended is not None else ():
             if value.dtype in dtypes.WIDE_FLOAT:
-                self._learn(value, lost)
+                self._learn(value, ended)
 
     def _trail(self, op: Op) -> Lost | None:
-        """Where dequantised values end in an op without a rule, for the report."""
+        """The loss where dequantised values end in an op without a rule."""
         facts = [self.facts.get(v) for v in op.inputs]
         if not any([isinstance(f, _DATA) for f in facts]) or op.name in _ENDS_TRAIL:
             return None

@@ -1,8 +1,8 @@
-"""Facts across the border of a region: 8-bit data and scales go in instead of the wide value.
+"""Facts that enter a region: 8-bit data and scales go in instead of the wide value.
 
 A region (a scan, a branch, a rematerialised function) is a program of its own. Each value that
-enters it gets a value inside; where the outer one is dequantised 8-bit data, its bytes and scales
-get values inside too, with the same fact. Once the inside is settled, only what it reads is passed.
+enters it gets an inner value. Where the outer value is dequantised 8-bit data, its bytes and scales
+get inner values too, and the same fact. Once the inside is settled, only what it reads is passed.
 """
 
 from __future__ import annotations
@@ -10,16 +10,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Literal
+
+from jax.sharding import PartitionSpec
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import emit, graph
-from jaxfp8._rewrite.ir.facts import Factor, Lost, Scaled, Scales, all_moved
+from jaxfp8._rewrite.ir.factors import Factor, all_moved
 from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape, tile_counts
 
-_LOOPS = ("whole", "slice", "carry")  # ways to enter other than by a sharding
+# How a value enters: whole, as slices along its first axis, as a carried value, or as shards.
+How = Literal["whole", "slice", "carry"] | PartitionSpec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,27 +32,31 @@ class Inside:
 
     Attributes:
       program: evaluates the inside from what it reads.
-      sources: for each input of `program`, the outer value and how it enters: "whole", as a
-        "slice", as "carry", or by the spec of its sharding.
-      changed: whether a dot inside became a scaled dot.
+      sources: for each input of `program`, the outer value and how it enters.
+      changed: whether a dot inside became another one.
     """
 
     program: emit.Program
-    sources: tuple[tuple[Value, Any], ...]
+    sources: tuple[tuple[Value, How], ...]
     changed: bool
 
 
 class Border:
-    """Makes the inner values of one region."""
+    """Makes the inner values of one region.
+
+    Attributes:
+      outer, inner: the contexts around the region and inside it.
+      links: for each inner value the outer value, and how it enters.
+    """
 
     def __init__(self, outer: Context, inputs: Sequence[Value]) -> None:
         self.outer = outer
         self.inner = outer.nested()
-        self.links: dict[Value, tuple[Value, Any]] = {}
+        self.links: dict[Value, tuple[Value, How]] = {}
         self._first_site = len(outer.seen.sites)
 
     def enter(self, value: Value, *, facts: bool = True) -> Value:
-        """The inner value of one that enters whole, with what is known about it."""
+        """The inner value of one that enters whole, with what is known of it."""
         if value.literal is not None:
             return value
         inner = self._link(value, value.shape, "whole")
@@ -65,45 +73,49 @@ class Border:
             self._know(inner, fact, self._slice_factor, "slice")
         return inner
 
-    def enter_plain(self, value: Value, lose: Callable[[], Lost]) -> Value:
-        """The inner value of one that changes inside, of which nothing else is known.
-
-        Where it was dequantised 8-bit data outside, `lose` says what it is no longer.
-        """
+    def enter_plain(self, value: Value, ended: Lost) -> Value:
+        """The inner value of one that changes inside: where it was 8-bit data, `ended` is known."""
         inner = self._link(value, value.shape, "carry")
         if (before := self.outer.lost(value)) is not None:
             self.inner.facts[inner] = before
         elif self.outer.dequantised(value) is not None:
-            self.inner.facts[inner] = lose()
+            self.inner.facts[inner] = ended
         return inner
 
-    def enter_shards(self, value: Value, shape: Shape, spec: Any) -> Value:
-        """The inner value of one of which each device gets a shard of `shape`, as `spec` says."""
+    def enter_shards(self, value: Value, shape: Shape, spec: PartitionSpec) -> Value:
+        """The inner value of one that is split by `spec` into a shard of `shape` per device."""
         inner = self._link(value, shape, spec)
         fact = self._fact(value)
         if fact is not None:
             self._know(inner, fact, functools.partial(self._shard_factor, shape, spec), spec)
         return inner
 
-    def _shard_factor(self, shape: Shape, spec: Any, factor: Factor) -> Factor | None:
-        """A factor as one of a shard: sharded along the axes that it varies along."""
+    def _shard_factor(self, shape: Shape, spec: PartitionSpec, factor: Factor) -> Factor | None:
+        """A factor of the whole value as one of a shard, split along the axes that it varies along.
+
+        None where a shard would end inside a tile.
+        """
         parts = [*spec, *[None] * (len(shape) - len(spec))]
         rows = list(zip(shape, parts, factor.tiles, factor.small.shape, strict=True))
         if any(part and count > 1 and size % tile for size, part, tile, count in rows):
             return None
-        own = type(spec)(*(part if count > 1 else None for _, part, _, count in rows))
+        own = PartitionSpec(*(part if count > 1 else None for _, part, _, count in rows))
         tiles = tuple(tile if count > 1 else max(size, 1) for size, _, tile, count in rows)
         return Factor(self._link(factor.small, tile_counts(shape, tiles), own), tiles)
 
-    def _link(self, value: Value, shape: Any = None, how: Any = "whole") -> Value:
-        if shape is None:
-            shape = value.shape
-        inner = Value(tuple(shape), value.dtype, weak_type=value.weak_type, outer=value)
+    def _link(self, value: Value, shape: Shape | None = None, how: How = "whole") -> Value:
+        """The inner value of an outer one."""
+        inner = Value(
+            value.shape if shape is None else shape,
+            value.dtype,
+            weak_type=value.weak_type,
+            outer=value,
+        )
         self.links[inner] = (value, how)
         return inner
 
     def _fact(self, value: Value) -> Scaled | Scales | Lost | None:
-        """The outer fact that may cross; an integer array is its own fact on either side."""
+        """The outer fact, if it is one that enters. An FP8 array is known by its bytes."""
         fact = self.outer.fact(value)
         if isinstance(fact, Scaled | Scales | Lost):
             return fact
@@ -114,9 +126,9 @@ class Border:
         inner: Value,
         fact: Scaled | Scales | Lost,
         enter: Callable[[Factor], Factor | None],
-        how: Any,
+        how: How,
     ) -> None:
-        """State the fact inside, if all its factors can enter."""
+        """State a fact inside, if all its factors can enter."""
         if isinstance(fact, Lost):
             self.inner.facts[inner] = fact
             return
@@ -132,12 +144,12 @@ class Border:
         guards = tuple(self._guard(guard, how) for guard in fact.guards)
         self.inner.facts[inner] = Scaled(q, fact.dtype, inner_zero, factors, fact.origin, guards)
 
-    def _guard(self, guard: Value, how: Any) -> Value:
+    def _guard(self, guard: Value, how: How) -> Value:
         """A guard inside, the same for every slice and on every device."""
-        return self._link(guard, (), "whole" if how in _LOOPS else type(how)())
+        return self._link(guard, (), "whole" if isinstance(how, str) else PartitionSpec())
 
     def _slice_factor(self, factor: Factor) -> Factor | None:
-        """A factor of the stack as one of a slice: itself sliced, or whole if constant."""
+        """A factor of the stack as one of a slice: sliced too, or whole if all slices share it."""
         counts, tiles = factor.small.shape[1:], factor.tiles[1:]
         if factor.small.shape[0] == 1:
             return Factor(self._link(graph.reshape(factor.small, counts)), tiles)
@@ -146,10 +158,10 @@ class Border:
         return Factor(self._link(factor.small, counts, "slice"), tiles)
 
     def settle(self, outputs: Sequence[Value], *, keep: Sequence[Value] = ()) -> Inside:
-        """Decide what is emitted inside; inputs in `keep` are passed even if nobody reads them."""
+        """Settle the inside; inputs in `keep` are passed even if nobody reads them."""
         program = self.inner.settle(outputs, list(self.links))
         used = program.used() | set(keep)
         inputs = tuple(v for v in self.links if v in used)
         program = dataclasses.replace(program, inputs=inputs)
-        changed = any(site.call is not None for site in self.outer.seen.sites[self._first_site :])
+        changed = any(site.changed for site in self.outer.seen.sites[self._first_site :])
         return Inside(program, tuple(self.links[v] for v in inputs), changed)

@@ -1,9 +1,9 @@
-"""Facts about what comes out of a region: 8-bit data and scales come out beside the wide value.
+"""Facts that leave a region: 8-bit data and scales come out beside the wide value.
 
-A residual that a scan keeps for its backward pass, or a weight that a branch picks, is known inside
-as bytes and scales. Told outside, that fact lets a dot there read the bytes; the wide output is
-then read by nobody. What a region was given from outside is not given back: the fact outside
-speaks of the outer values themselves.
+A scan keeps residuals for its backward pass, and a branch may pick a weight. Inside, these are
+known as bytes and scales. Where the fact leaves too, a dot outside reads the bytes, and nobody
+reads the wide output. A part that the region was given does not come out: the fact outside names
+the outer value.
 """
 
 from __future__ import annotations
@@ -11,40 +11,44 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.facts import Factor, Scaled
+from jaxfp8._rewrite.ir import constants, graph
+from jaxfp8._rewrite.ir.factors import Factor
 from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.regions.borders import Border
 from jaxfp8._rewrite.rules import choices
 from jaxfp8._value.spec import Shape
 
-_UNSET = ("empty", "empty2")  # from JAX 0.12 on
+# Primitives of JAX 0.12 and later that leave memory uninitialised.
+_UNSET = ("empty", "empty2")
 
-Given = Callable[[Value], Value]  # from an extra output inside to the value that it is outside
+# From an extra output inside to the value outside.
+Given = Callable[[Value], Value]
 
 
 @dataclasses.dataclass(eq=False)
 class Exit:
-    """One output of a region and what is known about it inside.
+    """One output of a region and the fact about it inside.
 
     Attributes:
-      fact: what is known inside; None if nothing.
-      extra: what the region has to give out beside it.
-      length: of the stack that the output is a slice of; None for an output that leaves whole.
-      spec: how the shards of it are put together, if it is one.
+      border: the border of the region.
+      fact: the fact inside; None if there is none.
+      length: the length of the stack that the output is a slice of; None if it leaves whole.
+      spec: for an output of a shard_map, how its shards are put together.
     """
 
     border: Border
     fact: Scaled | None
     length: int | None = None
-    spec: Any = None
+    spec: PartitionSpec | None = None
 
     @property
     def extra(self) -> list[Value]:
-        """Parts of the fact that the region itself makes."""
+        """The parts of the fact that the region has to return as well."""
         if self.fact is None:
             return []
         return [part for part in _parts(self.fact) if self._outer(part) is None]
@@ -67,7 +71,7 @@ class Exit:
         )
 
     def _outer(self, part: Value) -> Value | None:
-        """The value outside that a part is, where the region was given it."""
+        """The value outside that is this part, where the region was given it."""
         if part.literal is not None:
             return part
         value, how = self.border.links.get(part, (None, None))
@@ -89,8 +93,7 @@ class Exit:
 
 
 def _parts(fact: Scaled) -> list[Value]:
-    zero = () if fact.zero_point is None else (fact.zero_point,)
-    return [fact.q, *(f.small for f in (*fact.factors, *zero))]
+    return [fact.q, *(f.small for f in fact.smalls)]
 
 
 def exits(border: Border, outputs: Sequence[Value], length: int | None = None) -> list[Exit]:
@@ -99,7 +102,7 @@ def exits(border: Border, outputs: Sequence[Value], length: int | None = None) -
 
 
 def branch_exits(borders: Sequence[Border], outputs: Sequence[Sequence[Value]]) -> list[list[Exit]]:
-    """What is known about the outputs of each branch, in one form where it is in all of them."""
+    """What is known about the outputs of each branch, in one form if all know something."""
     rows = []
     for column in zip(*outputs, strict=True):
         facts = [_known(b.inner, v) for b, v in zip(borders, column, strict=True)]
@@ -113,9 +116,9 @@ def branch_exits(borders: Sequence[Border], outputs: Sequence[Sequence[Value]]) 
 
 @dataclasses.dataclass(eq=False)
 class ShardExit(Exit):
-    """One output of a shard_map: parts are put together from shards as the output is, by `spec`."""
+    """One output of a shard_map: its parts are put together from shards by its own `spec`."""
 
-    mesh: Any = None
+    mesh: Mesh | AbstractMesh | None = None
 
     def shape(self, part: Value) -> Shape:
         """The shape of all shards together."""
@@ -123,10 +126,12 @@ class ShardExit(Exit):
         return tuple(size * shards for size, shards in pairs)
 
     def _shards(self, rank: int) -> list[int]:
-        """Into how many shards each axis is cut."""
+        """Into how many shards each axis is split."""
+        assert self.spec is not None and self.mesh is not None
+        sizes = self.mesh.shape
         parts = [*self.spec, *[None] * (rank - len(self.spec))]
         names = [(p,) if isinstance(p, str) else tuple(p or ()) for p in parts]
-        return [math.prod(self.mesh.shape[name] for name in group) for group in names]
+        return [math.prod(sizes[name] for name in group) for group in names]
 
     def _outer(self, part: Value) -> Value | None:
         return part if part.literal is not None and part.size == 1 else None
@@ -140,7 +145,7 @@ class ShardExit(Exit):
 
 
 def shard_exits(
-    border: Border, outputs: Sequence[Value], specs: Sequence[Any], mesh: Any
+    border: Border, outputs: Sequence[Value], specs: Sequence[PartitionSpec], mesh: Mesh
 ) -> list[Exit]:
     """What is known about the outputs of a shard_map."""
     leaving: list[Exit] = []
@@ -153,32 +158,29 @@ def shard_exits(
 
 
 def _fits(fact: Scaled, shards: Sequence[int]) -> bool:
-    """Whether scales of the shards, side by side, are tiles of the whole."""
-    zero = () if fact.zero_point is None else (fact.zero_point,)
-    rows = [
-        zip(fact.q.shape, f.tiles, f.small.shape, shards, strict=True)
-        for f in (*fact.factors, *zero)
-    ]
+    """Whether the scales of the shards, side by side, are tiles of the whole."""
+    shape = fact.q.shape
+    rows = [zip(shape, f.tiles, f.small.shape, shards, strict=True) for f in fact.smalls]
     return not any(n > 1 and count > 1 and size % tile for r in rows for size, tile, count, n in r)
 
 
 class BranchExit(Exit):
-    """One output of a branch: its parts leave beside it even if they were given to the branch."""
+    """One output of a branch: all its parts leave, since another branch may have other ones."""
 
     def _outer(self, part: Value) -> Value | None:
         return None
 
 
 def _known(walk: Context, value: Value) -> Scaled | None:
-    """The fact about an output, if it holds whatever the data is."""
+    """The fact about an output, if it has no guards."""
     fact = walk.dequantised(value)
     return fact if fact is not None and not fact.guards else None
 
 
 def _agreed(facts: Sequence[Scaled | None], values: Sequence[Value]) -> Sequence[Scaled | None]:
-    """Facts of branches in one form, if all of them give 8-bit data of one dtype.
+    """The facts of branches in one form, if all return 8-bit data of one dtype, or zeros.
 
-    Zeros will do: a branch gives them for what only another one keeps for its derivative.
+    A branch returns zeros for a residual that only another branch keeps.
     """
     scaled = [fact for fact in facts if fact is not None]
     if scaled:
@@ -193,7 +195,7 @@ def _agreed(facts: Sequence[Scaled | None], values: Sequence[Value]) -> Sequence
 
 
 def _is_filler(value: Value) -> bool:
-    """Whether a value is zero throughout, or memory that nobody set."""
+    """Whether a value is zero everywhere, or uninitialised memory."""
     spread = graph.producer(value, "broadcast_in_dim")
     source = None if spread is None else spread.inputs[0].op
-    return graph.number(value) == 0 or (source is not None and source.name in _UNSET)
+    return constants.number(value) == 0 or (source is not None and source.name in _UNSET)

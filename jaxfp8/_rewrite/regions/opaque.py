@@ -1,26 +1,25 @@
-"""What stands inside equations that are not entered: counted, or reported as missed."""
+"""Dots inside equations that are not entered: counted, or reported as missed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jaxfp8._call.primitive import scaled_dot_p
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.facts import Lost, Scaled
-from jaxfp8._rewrite.ir.graph import Value
-from jaxfp8._rewrite.ir.sites import Seen, Site
-from jaxfp8._rewrite.rules.reach import Found, products, products_inside, remembered
+from jaxfp8._rewrite.ir.graph import Jaxpr, Op
+from jaxfp8._rewrite.ir.scaled import Lost, Scaled
+from jaxfp8._rewrite.ir.sites import DotSite, Seen
+from jaxfp8._rewrite.rules.reach import InnerDot, products, products_inside, remembered
 from jaxfp8._value import compat, dtypes
 
-# A kernel of the user's own, whose arrays are memory that it may write to.
+# The user's own kernel: its references are memory that it may write to.
 _KERNEL = "pallas_call"
 
 
 @remembered
-def holds_ref(jaxpr: Any) -> bool:
-    """Whether a jaxpr reads or writes a mutable array at any depth, user kernels apart."""
+def holds_ref(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr reads or writes a mutable array, at any depth except in user kernels."""
     atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     if any(hasattr(v.aval, "inner_aval") for v in atoms):
         return True
@@ -28,25 +27,11 @@ def holds_ref(jaxpr: Any) -> bool:
     return any(holds_ref(inner) for eqn in outside for inner in compat.subjaxprs(eqn))
 
 
-def left_alone(jaxpr: Any, reason: str, remedy: str) -> Seen:
-    """The dots of a whole jaxpr that is not walked: missed, if 8-bit data reaches them."""
+def left_alone(jaxpr: Jaxpr, reason: str, remedy: str) -> Seen:
+    """The dots of a jaxpr that is not walked: missed, if 8-bit data reaches them."""
     seen = Seen()
     _tell(seen, products(jaxpr, ()), Lost(None, reason, remedy))
     return seen
-
-
-def look_into(walk: Context, eqn: Any, inputs: Sequence[Value], callers: tuple[Any, ...]) -> None:
-    """Count the dots inside an equation; report those that 8-bit data reaches."""
-    if eqn.primitive is scaled_dot_p or not compat.subjaxprs(eqn):
-        return
-    name = eqn.primitive.name
-    lost = Lost(
-        eqn,
-        f"it stands inside `{name}`, which is left as it is",
-        _KERNEL_STAYS if name == _KERNEL else _MOVE_OUT.format(name),
-        callers,
-    )
-    _tell(walk.seen, products_inside(eqn, _hot(walk, inputs), callers), lost)
 
 
 _MOVE_OUT = "move the product out of `{0}`, or rewrite the function that is given to it"
@@ -55,32 +40,42 @@ _KERNEL_STAYS = (
 )
 
 
-def _hot(walk: Context, inputs: Sequence[Value]) -> list[bool]:
-    """Which operands of an equation are or were 8-bit data."""
-    return [v.dtype in dtypes.EIGHT_BIT or isinstance(walk.fact(v), Scaled | Lost) for v in inputs]
+def look_into(walk: Context, op: Op) -> None:
+    """Count the dots inside an op, and report those that 8-bit data reaches."""
+    if op.equation.primitive is scaled_dot_p or not compat.subjaxprs(op.equation):
+        return
+    remedy = _KERNEL_STAYS if op.name == _KERNEL else _MOVE_OUT.format(op.name)
+    lost = Lost(op, f"it stands inside `{op.name}`, which is left as it is", remedy)
+    _tell(walk.seen, products_inside(op.equation, _hot(walk, op), op.callers), lost)
 
 
-def look_into_condition(walk: Context, eqn: Any, inputs: Sequence[Value], callers: Any) -> None:
-    """Count the dots in the condition of a while loop; report those that 8-bit data reaches."""
+def look_into_condition(walk: Context, op: Op) -> None:
+    """Count the dots in the condition of a while loop, and report those that 8-bit data reaches."""
     lost = Lost(
-        eqn,
+        op,
         "it stands in the condition of a `while`, which is left as it is",
         "compute it in the body, and carry what the condition needs",
-        callers,
     )
-    condition = compat.open_jaxpr(eqn.params["cond_jaxpr"])
-    _tell(walk.seen, products_inside(eqn, _hot(walk, inputs), callers, [condition]), lost)
+    condition = compat.open_jaxpr(op.params["cond_jaxpr"])
+    _tell(walk.seen, products_inside(op.equation, _hot(walk, op), op.callers, [condition]), lost)
 
 
-def _tell(seen: Seen, found: Sequence[Found], lost: Lost) -> None:
-    """Count dots, as missed ones if 8-bit data reached them."""
+def _hot(walk: Context, op: Op) -> list[bool]:
+    """Which inputs of an op are or were 8-bit data."""
+    return [
+        v.dtype in dtypes.EIGHT_BIT or isinstance(walk.fact(v), Scaled | Lost) for v in op.inputs
+    ]
+
+
+def _tell(seen: Seen, found: Sequence[InnerDot], lost: Lost) -> None:
+    """Count dots, as missed ones if 8-bit data reaches them."""
     for dot in found:
-        values = [graph.value_of(v.aval) for v in dot.eqn.invars]
-        op = graph.equation_op(dot.eqn, values, dot.callers)
+        lhs, rhs, *more = (graph.value_of(v.aval) for v in dot.eqn.invars)
+        op = graph.equation_op(dot.eqn, [lhs, rhs, *more], dot.callers)
         if dot.eqn.primitive is scaled_dot_p:
             seen.calls.append(op)
             continue
         fact = lost if dot.reached else None
-        site = Site(op, ((values[0], fact), (values[1], fact)))
-        site.miss(lost.reason, lost.remedy, (lost.eqn, lost.callers) if lost.eqn else None)
+        site = DotSite(op, ((lhs, fact), (rhs, fact)))
+        site.miss(lost.reason, lost.remedy, lost.op)
         seen.see(site)

@@ -1,10 +1,9 @@
-"""A choice between dequantised arrays, by a select: bytes are chosen, and scales with them."""
+"""A select between dequantised arrays: it selects bytes, and scales with them."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,23 +11,22 @@ import numpy as np
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir import tiles as _tiles
-from jaxfp8._rewrite.ir.facts import (
-    Fact,
+from jaxfp8._rewrite.ir.factors import (
     Factor,
     Factors,
-    Scaled,
     combine,
     constant,
-    fill,
+    factor_of,
     full_tiles,
-    refine,
-    whole,
+    on_tiles,
 )
-from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.facts import Fact
+from jaxfp8._rewrite.ir.graph import Array, Op, Value
+from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.rules import masks
-from jaxfp8._rewrite.rules.arithmetic import lost
+from jaxfp8._rewrite.rules.registry import lost
 from jaxfp8._value import dtypes
-from jaxfp8._value.spec import Shape, tile_counts
+from jaxfp8._value.spec import Shape
 
 
 def between(walk: Context, op: Op, first: Scaled, second: Scaled) -> Fact | None:
@@ -52,9 +50,12 @@ def between(walk: Context, op: Op, first: Scaled, second: Scaled) -> Fact | None
 
 
 def zeros(value: Value, dtype: np.dtype) -> Scaled:
-    """A value that is zero throughout, as 8-bit data."""
+    """A value that is zero everywhere, as 8-bit data."""
     storage = dtypes.storage(dtype)
-    run = lambda x: (x != 0).astype(storage)  # noqa: E731  # varies along mesh axes as it does
+
+    def run(x: Array) -> Array:
+        return (x != 0).astype(storage)  # computed, to vary along the mesh axes that `x` does
+
     return Scaled(graph.derived("zeros", run, [value], value.shape, storage), dtype, origin=value)
 
 
@@ -64,12 +65,12 @@ def _zero(fact: Scaled, shape: Shape) -> Factor:
 
 
 def _which(walk: Context, op: Op) -> Factor:
-    """What is chosen, as a factor of the output."""
+    """The condition of the select, as a factor of the output."""
     value, shape = op.inputs[0], op.outputs[0].shape
     if not value.shape:
         return Factor(graph.reshape(value, (1,) * len(shape)), full_tiles(shape))
     factors = walk.factors(value)
-    return (factors[0] if len(factors) == 1 else whole(value)).at(shape)
+    return (factors[0] if len(factors) == 1 else factor_of(value)).at(shape)
 
 
 def _total(factors: Factors, shape: Shape) -> Factor:
@@ -77,26 +78,25 @@ def _total(factors: Factors, shape: Shape) -> Factor:
 
 
 def _blend(which: Factor, first: Factor, second: Factor, shape: Shape) -> Factor:
-    """For each tile the entry of the factor that is chosen there."""
+    """The select of two factors, by a factor: tile by tile."""
     if first.small is second.small and first.tiles == second.tiles:
         return first
     tiles = _tiles.common(shape, [f.tiles for f in (which, first, second)])
-    counts = tile_counts(shape, tiles)
-    smalls = [fill(refine(f, shape, tiles), counts) for f in (which, first, second)]
+    smalls = [on_tiles(f, shape, tiles) for f in (which, first, second)]
     return Factor(_choose(smalls), tiles)
 
 
 def _choose(smalls: list[Value]) -> Value:
     which, first, second = smalls
 
-    def run(which: Any, first: Any, second: Any) -> Any:
+    def run(which: Array, first: Array, second: Array) -> Array:
         return jnp.where(which != 0, second, first)
 
     return graph.derived("select_n", run, [which, first, second], first.shape, first.dtype)
 
 
 def agree(facts: list[Scaled], shape: Shape) -> list[Scaled] | None:
-    """Facts of several branches in one form: a zero point or none, a scale or none, same tiles."""
+    """The facts of several branches in one form: a scale, maybe a zero point, the same tiles."""
     if len({fact.dtype for fact in facts}) > 1:
         return None
     if any(map(masks.is_mask, itertools.chain(*(f.factors for f in facts)))):
@@ -120,4 +120,4 @@ def agree(facts: list[Scaled], shape: Shape) -> list[Scaled] | None:
 
 
 def _spread(factor: Factor, tiles: Shape, shape: Shape) -> Factor:
-    return Factor(fill(refine(factor, shape, tiles), tile_counts(shape, tiles)), tiles)
+    return Factor(on_tiles(factor, shape, tiles), tiles)

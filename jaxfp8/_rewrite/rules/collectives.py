@@ -1,19 +1,19 @@
-"""Collectives on dequantised values, inside shard_map: bytes travel, and scales with them.
+"""Collectives on dequantised values, inside shard_map: devices send bytes, and their scales.
 
-What one device holds scales what it sends; on arrival the scales of several devices stand side by
-side, a tile per device where they were constant on each. A number in the code is the same on all.
+The scales that arrive from several devices stand side by side. A scale that is constant on each
+device has one tile per device then. A number in the code is the same on all devices.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.facts import Fact, Factor, fill, full_tiles, refine
+from jaxfp8._rewrite.ir.factors import Factor, fill, full_tiles, refine
+from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.rules.arithmetic import lost, rule
+from jaxfp8._rewrite.rules.registry import lost, rule
 from jaxfp8._rewrite.rules.views import MoveFactor, moved
 from jaxfp8._value.spec import Shape, tile_counts
 
@@ -23,8 +23,8 @@ NAMES = ("all_gather", "ppermute", "all_to_all")
 def _sent(walk: Context, op: Op, move: MoveFactor) -> Fact | None:
     """The fact about what arrives: bytes by the same collective, factors by `move`.
 
-    Not where a fact depends on values that devices may disagree about: some would compute the call
-    and others the function as it is, and wait for each other for ever.
+    A fact with guards is lost. Devices may disagree about a guard. Then some would run the call and
+    others the function as written, and they would wait for each other for ever.
     """
     fact = walk.dequantised(op.inputs[0])
     if fact is not None and any(guard.literal is None for guard in fact.guards):
@@ -41,7 +41,7 @@ def _sent(walk: Context, op: Op, move: MoveFactor) -> Fact | None:
 
 
 def _number(op: Op, factor: Factor) -> Factor:
-    """A number in the code, for the shape that arrives."""
+    """A number in the code, as a factor of what arrives."""
     shape = op.outputs[0].shape
     return Factor(graph.reshape(factor.small, (1,) * len(shape)), full_tiles(shape))
 
@@ -70,7 +70,7 @@ def _all_gather_factor(op: Op, factor: Factor) -> Factor | None:
 
 @rule("ppermute")
 def permute(walk: Context, op: Op) -> Fact | None:
-    """The shard of another device; who is sent nothing gets zeros, of bytes and of scales."""
+    """The shard of another device; a device that is sent nothing gets zeros, bytes and scales."""
     fact = walk.dequantised(op.inputs[0])
     zero = fact.zero_point if fact is not None else None
     if zero is not None and zero.small.literal is not None:
@@ -87,7 +87,7 @@ def _permute_factor(op: Op, factor: Factor) -> Factor:
 
 @rule("all_to_all")
 def all_to_all(walk: Context, op: Op) -> Fact | None:
-    """Pieces of each shard's one axis, side by side along another axis."""
+    """Pieces along one axis of each shard, side by side along another axis."""
     if not op.params["tiled"]:
         return lost(op, "sends one entry of an axis to each device", "exchange with `tiled=True`")
     return _sent(walk, op, _all_to_all_factor)
@@ -107,7 +107,7 @@ def _devices(op: Op) -> int:
 
 
 def _all_to_all_factor(op: Op, factor: Factor) -> Factor | None:
-    """One entry at least for each piece that is sent; what arrives has one for each that came."""
+    """The scales are sent with one entry, or more, for each piece."""
     if factor.small.literal is not None and factor.small.size == 1:
         return _number(op, factor)
     split, joined, devices = op.params["split_axis"], op.params["concat_axis"], _devices(op)
@@ -129,8 +129,8 @@ def _all_to_all_factor(op: Op, factor: Factor) -> Factor | None:
 
 
 def _pieces(factor: Factor, shape: Shape, tiles: Shape, axis: int) -> Value:
-    """The small array with an entry for each tile along the axis that is split."""
-    small: Any = refine(factor, shape, tiles)
+    """The small array with an entry for each tile along `axis`."""
+    small = refine(factor, shape, tiles)
     counts = list(small.shape)
     counts[axis] = tile_counts(shape, tiles)[axis]
     return fill(small, tuple(counts))

@@ -1,22 +1,24 @@
 """Which activation an elementwise expression is, whatever way it is written.
 
-Each value computed from one product by scalar functions carries its samples on a fixed grid, in
-float64: both signs of every magnitude that float32 knows, zeros, infinities and NaN. An
-activation is recognised when the samples agree to 1e-9 of their own size all along the grid; an
-expression of smooth functions that agrees there is that function. relu has a kink, which a grid
-cannot place: it is only the maximum of zero and a product itself, and no curve. Comparisons and
-selects are left out, because they treat NaN differently.
+A value that scalar functions compute from one product has a curve: its float64 samples on a fixed
+grid. The grid holds both signs of every magnitude of float32, zeros, infinities and NaN. Where the
+samples agree with those of an activation to 1e-9 of their size, all along the grid, the expression
+is that activation: both are made of smooth functions.
+
+relu has a kink, which a grid cannot place. So only the maximum of zero and a product itself is relu
+(`rules/epilogue`). Comparisons and selects have no curves, because they treat NaN differently.
+
+To add an activation, add its smooth function to `_SMOOTH` under the name that the call has for it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir import constants
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._value import dtypes
 
@@ -26,9 +28,10 @@ GRID = np.concatenate([-_MAGNITUDES, [-0.0, 0.0, np.nan], _MAGNITUDES])
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
-Curves = dict[Value, np.ndarray]  # base value -> samples of this value as a function of it
+# For each base, a value, the samples of another value as a function of it.
+Curves = dict[Value, np.ndarray]
 
-# A constant is rounded to the dtype of the expression; its exact value is put back.
+# A program rounds these constants to the dtype of its expression. Samples use the exact ones.
 _KNOWN = (math.sqrt(2 / math.pi), 0.044715, math.sqrt(0.5), math.sqrt(2.0))
 _MOST_BASES = 4
 
@@ -50,7 +53,8 @@ _UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "copy": np.positive,
     "copy_p": np.positive,
 }
-_BINARY: dict[str, Callable[[Any, Any], np.ndarray]] = {
+_Binary = Callable[[np.ndarray | float, np.ndarray | float], np.ndarray]
+_BINARY: dict[str, _Binary] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -65,15 +69,16 @@ _SMOOTH: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 with np.errstate(all="ignore"):
     _ACTIVATIONS = {name: function(GRID) for name, function in _SMOOTH.items()}
-# What 1 + erf(x) loses to cancellation in float64, where an expression is written so.
+# What an expression such as 1 + erf(x) loses to cancellation in float64.
 _TOLERANCE = 1e-14 * np.abs(GRID)
 _ENDINGS = ("mul", "div")
-_PROBE = int(np.nonzero(GRID > 1.0)[0][0])  # where the activations are far from each other
+# A point of the grid where the activations differ much from each other.
+_PROBE = int(np.nonzero(GRID > 1.0)[0][0])
 
 
 def _constant(value: Value) -> float | None:
-    """The number a value stands for, a known constant restored from its rounding."""
-    number = graph.number(value)
+    """The number that a value is known to be; for a known constant, its exact value."""
+    number = constants.number(value)
     if number is None or value.dtype.kind not in "fV":
         return number
     for exact in _KNOWN:
@@ -93,23 +98,21 @@ def extend(op: Op, inputs: list[Curves]) -> Curves:
             return {base: _UNARY[op.name](x) for base, x in inputs[0].items()}
         if op.name == "integer_pow":
             return {base: x ** float(op.params["y"]) for base, x in inputs[0].items()}
-        if op.name == "pow" and _constant(op.inputs[1]) is not None:
-            return {base: x ** _constant(op.inputs[1]) for base, x in inputs[0].items()}
+        if op.name == "pow" and (power := _constant(op.inputs[1])) is not None:
+            return {base: x**power for base, x in inputs[0].items()}
         if op.name in _BINARY:
             return _binary(_BINARY[op.name], op, *inputs)
     return {}
 
 
 def _survives(samples: np.ndarray, source: Value, out: Value) -> bool:
-    """Whether a cast between floats only rounds: float16 makes infinite what others do not."""
+    """Whether a cast between floats only rounds: it makes no sample infinite, as float16 may."""
     overflows = np.abs(samples) > float(np.finfo(np.float16).max)
     return out.dtype != np.float16 or source.dtype == out.dtype or not np.any(overflows)
 
 
-def _binary(
-    function: Callable[[Any, Any], np.ndarray], op: Op, left: Curves, right: Curves
-) -> Curves:
-    """Curves of a binary op: two curves of one base, or a curve and a number."""
+def _binary(function: _Binary, op: Op, left: Curves, right: Curves) -> Curves:
+    """Curves of an op on two curves of one base, or on a curve and a number."""
     if left and right:
         bases = [base for base in left if base in right][-_MOST_BASES:]
         return {base: function(left[base], right[base]) for base in bases}
@@ -122,7 +125,7 @@ def _binary(
 
 
 def identify(op: Op, curves: Curves) -> tuple[Value, str] | None:
-    """The base and the activation of it that the op's output is, if it is one."""
+    """The base and the name of its activation, if the op's output is one."""
     if op.name not in _ENDINGS:
         return None
     for base, samples in curves.items():
@@ -133,14 +136,14 @@ def identify(op: Op, curves: Curves) -> tuple[Value, str] | None:
 
 
 def _may_agree(samples: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether samples agree at one point, which spares nearly all curves the others."""
+    """Whether samples agree at one point: a quick test that nearly all curves fail."""
     return abs(samples[_PROBE] - expected[_PROBE]) <= _TOLERANCE[_PROBE] + 1e-9 * abs(
         expected[_PROBE]
     )
 
 
 def _agree(samples: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether samples agree at every point, as measured at that point."""
+    """Whether samples agree at every point of the grid."""
     with np.errstate(all="ignore"):
         near = np.abs(samples - expected) <= 1e-9 * np.abs(expected) + _TOLERANCE
     finite = np.isfinite(expected) & np.isfinite(samples) & np.isfinite(GRID)

@@ -3,61 +3,58 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir import precision as _precision
-from jaxfp8._rewrite.ir.facts import Lost, Product, Scaled
+from jaxfp8._rewrite.ir.facts import Product, ScaledDot
 from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.scaled import Lost, Scaled
 from jaxfp8._rewrite.ir.sides import Side, peel, saves_nothing, shared
-from jaxfp8._rewrite.ir.sites import Site
-from jaxfp8._rewrite.rules import arithmetic, masks
+from jaxfp8._rewrite.ir.sites import DotSite
+from jaxfp8._rewrite.rules import masks
+from jaxfp8._rewrite.rules.registry import rule
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
 
 
+@rule("dot_general")
 def dot_general(walk: Context, op: Op) -> Product | None:
     """A product, if an operand is dequantised 8-bit data and nothing stands against it."""
     lhs, rhs = [(value, walk.scaled(value) or walk.lost(value)) for value in op.inputs]
-    return product_of(walk, Site(op, (lhs, rhs)))
+    return product_of(walk, DotSite(op, (lhs, rhs)))
 
 
-def product_of(walk: Context, site: Site) -> Product | None:
-    """The product that a dot is, noted with the walk; or None, and the site says why."""
+def product_of(walk: Context, site: DotSite) -> Product | None:
+    """The product that a dot is; or None, and the site says why."""
     walk.see(site)
     if not site.concerned:
         return None
-    objection = _lost(site) or _arrange(walk, site)
-    if objection is not None:
-        site.miss(*objection)
+    dot = _lost(site) or _arranged(site)
+    if isinstance(dot, Lost):
+        site.miss(dot.reason, dot.remedy, dot.op)
         return None
-    return Product(site, site.out)
+    return Product(dot, dot.out)
 
 
-# Why a dot is not a product, what to change, and the equation to blame (with its callers) where it
-# is another.
-Objection = tuple[str, str, Any]
-
-
-def _objection(reason: str, remedy: str, blame: Any = None) -> Objection:
-    return reason, remedy, blame
-
-
-def _lost(site: Site) -> Objection | None:
-    """The 8-bit data of both operands was lost on the way, or was in one and was lost there."""
+def _lost(site: DotSite) -> Lost | None:
+    """Where 8-bit data was lost, if none of the operands is 8-bit data any more."""
     facts = [fact for _, fact in site.given]
     if any(isinstance(fact, Scaled) for fact in facts):
         return None
-    lost = next(fact for fact in facts if isinstance(fact, Lost))
-    return _objection(lost.reason, lost.remedy, (lost.eqn, lost.callers))
+    return next(fact for fact in facts if isinstance(fact, Lost))
 
 
-def _arrange(walk: Context, site: Site) -> Objection | None:
-    """Give the site its two sides: 8-bit data where there is some, else float values."""
-    lhs, rhs = [_scaled_side(site, i) or _float_side(walk, site, i) for i in (0, 1)]
+def _objection(reason: str, remedy: str) -> Lost:
+    """The dot itself is why it is no scaled dot."""
+    return Lost(None, reason, remedy)
+
+
+def _arranged(site: DotSite) -> ScaledDot | Lost:
+    """The dot with its two sides: 8-bit data where that helps, else float values."""
+    lhs, rhs = [_scaled_side(site, i) or _float_side(site, i) for i in (0, 1)]
     if lhs is None or rhs is None:
         value, _ = site.given[0 if lhs is None else 1]
         return _objection(
@@ -65,8 +62,8 @@ def _arrange(walk: Context, site: Site) -> Objection | None:
             "convert it to float32 or bfloat16",
         )
     first, second = shared(lhs, rhs)
-    lhs = _float_side(walk, site, 0) if saves_nothing(first) else first
-    rhs = _float_side(walk, site, 1) if saves_nothing(second) else second
+    lhs = _float_side(site, 0) if saves_nothing(first) else first
+    rhs = _float_side(site, 1) if saves_nothing(second) else second
     if first.scaled is None and second.scaled is None:
         return _objection(
             "zeros were put over dequantised values whose scale is differentiated",
@@ -77,8 +74,8 @@ def _arrange(walk: Context, site: Site) -> Objection | None:
             f"the scale of {_finest(first, second)} varies with every element of it, or nearly",
             "scale by rows, columns or blocks; a scale for each element saves nothing",
         )
-    site.lhs, site.rhs = peel(lhs), peel(rhs)
-    return _against(site, site.lhs, site.rhs)
+    dot = ScaledDot(site, peel(lhs), peel(rhs))
+    return _against(dot) or dot
 
 
 def _finest(lhs: Side, rhs: Side) -> str:
@@ -87,8 +84,8 @@ def _finest(lhs: Side, rhs: Side) -> str:
     return f"the {name} operand, {side.dtype}{list(side.value.shape)},"
 
 
-def _scaled_side(site: Site, index: int) -> Side | None:
-    """The side made of the 8-bit data behind an operand."""
+def _scaled_side(site: DotSite, index: int) -> Side | None:
+    """An operand as its 8-bit data, if it is any."""
     fact = site.given[index][1]
     if not isinstance(fact, Scaled):
         return None
@@ -106,24 +103,24 @@ def _scaled_side(site: Site, index: int) -> Side | None:
     )
 
 
-def _float_side(walk: Context, site: Site, index: int) -> Side | None:
-    """The side made of the float values of an operand, or None if they are of another dtype."""
+def _float_side(site: DotSite, index: int) -> Side | None:
+    """An operand as float values; None if it has another dtype."""
     value = site.given[index][0]
     if value.dtype not in dtypes.WIDE_FLOAT:
         return None
-    source, (contracting, batch) = _exact_source(walk, value), _axes(site, index)
+    source, (contracting, batch) = _exact_source(value), _axes(site, index)
     output, factors = _output_axes(site, index), site.scales[index]
     return Side(source, source.dtype, contracting, batch, output, factors=factors)
 
 
-def _axes(site: Site, index: int) -> tuple[Shape, Shape]:
+def _axes(site: DotSite, index: int) -> tuple[Shape, Shape]:
     """Contracting and batch axes of an operand."""
     contracting, batch = (tuple(map(int, axes[index])) for axes in site.numbers)
     return contracting, batch
 
 
-def _output_axes(site: Site, index: int) -> Shape:
-    """For each axis of an operand the axis of the output, or -1."""
+def _output_axes(site: DotSite, index: int) -> Shape:
+    """For each axis of an operand the axis of the output, or -1 for a contracting axis."""
     (contracting, batch) = site.numbers
     rank = len(site.op.inputs[index].shape)
     lhs_rank = len(site.op.inputs[0].shape)
@@ -139,7 +136,7 @@ def _output_axes(site: Site, index: int) -> Shape:
     return tuple(out)
 
 
-def _exact_source(walk: Context, value: Value) -> Value:
+def _exact_source(value: Value) -> Value:
     """The 16-bit array that a float32 operand was converted from, which holds the same numbers."""
     op = graph.producer(value, "convert_element_type")
     if op is None or value.dtype != np.float32:
@@ -148,13 +145,13 @@ def _exact_source(walk: Context, value: Value) -> Value:
     return source if source.dtype in dtypes.WIDE_FLOAT else value
 
 
-def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
-    """What stands against a product of two sides."""
-    out, params = site.out, site.op.params
+def _against(dot: ScaledDot) -> Lost | None:
+    """Why a dot is no scaled dot, whatever its sides are; None if it is one."""
+    out, params = dot.out, dot.site.op.params
     if (reason := _precision.why_not(params.get("precision"))) is not None:
         return _objection(reason, "use an algorithm that sums in float32, DEFAULT or HIGHEST")
     if out.dtype == dtypes.INT32:
-        return _against_integers(lhs, rhs)
+        return _against_integers(dot)
     if out.dtype not in dtypes.WIDE_FLOAT + dtypes.FLOAT8:
         return _objection(
             f"the output dtype is {out.dtype}",
@@ -163,15 +160,12 @@ def _against(site: Site, lhs: Side, rhs: Side) -> Objection | None:
     return None
 
 
-def _against_integers(lhs: Side, rhs: Side) -> Objection | None:
+def _against_integers(dot: ScaledDot) -> Lost | None:
     """An int32 product needs 8-bit integers on both sides, and no scale before it."""
-    for side in (lhs, rhs):
+    for side in (dot.lhs, dot.rhs):
         if side.scaled is None or side.dtype not in dtypes.INT8 or side.factors:
             return _objection(
                 "the output is int32, but an operand is not 8-bit integers",
                 "use int8 or uint8 operands",
             )
     return None
-
-
-arithmetic.RULES["dot_general"] = dot_general

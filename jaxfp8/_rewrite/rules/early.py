@@ -1,21 +1,19 @@
-"""Rows of a dequantised array, picked from the 8-bit array first and dequantised then.
+"""Rows of a dequantised array, picked from the 8-bit array first and dequantised afterwards.
 
-A table that is embedding and output projection at once is read by a gather and by a dot. The dot
-reads its bytes; so that the gather does not ask for the wide table, it is moved before the
-operations that dequantise. They work element by element, on fewer of them, and give the same bits.
+A gather and a dot may read one table: an embedding that is also the output projection. The dot
+reads its bytes. The gather moves before the operations that dequantise, so that nobody reads the
+wide table. These operations work element by element and give the same bits on fewer elements.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import casts, graph
-from jaxfp8._rewrite.ir.facts import Factor, Scales
-from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.factors import Factor, factor_of
+from jaxfp8._rewrite.ir.graph import Array, Op, Value
+from jaxfp8._rewrite.ir.scaled import Scales
 from jaxfp8._rewrite.rules import views
 from jaxfp8._rewrite.rules.gathers import (
     clipped_rows,
@@ -24,9 +22,9 @@ from jaxfp8._rewrite.rules.gathers import (
     is_in_bounds,
     rows_inside,
 )
+from jaxfp8._rewrite.rules.views import MoveFactor
 from jaxfp8._value import compat, dtypes
 
-MoveFactor = Callable[[Op, Factor], Factor | None]
 _PICKS: dict[str, MoveFactor] = {
     "gather": gather_factor,
     "dynamic_slice": views.dynamic_slice_factor,
@@ -47,7 +45,7 @@ def picked(walk: Context, op: Op) -> Value | None:
 
 
 def _with_nan_outside(walk: Context, op: Op) -> Value | None:
-    """Rows out of bounds, whatever bytes they are filled with, times NaN; others times 1."""
+    """Rows within bounds times 1; rows out of bounds, which have any bytes, times NaN."""
     rows, inside, out = _pick(walk, op, op.inputs[0]), rows_inside(op), op.outputs[0]
     if rows is None or inside is None or out.dtype not in dtypes.WIDE_FLOAT:
         return None
@@ -78,7 +76,7 @@ def _moved(op: Op, value: Value) -> Value:
 
 
 def _again(walk: Context, op: Op, value: Value) -> Value | None:
-    """The operation that made the value, on what is picked from its inputs."""
+    """The elementwise op that made the value, on what is picked from its inputs."""
     made, shape = value.op, op.outputs[0].shape
     if made is None or made.name not in _BY_ELEMENT or made.eqn is None:
         return None
@@ -87,26 +85,26 @@ def _again(walk: Context, op: Op, value: Value) -> Value | None:
     if len(found) < len(inputs):
         return None
 
-    def run(*arrays: Any) -> Any:
-        return graph.bind(made.eqn, compat.vary_alike(arrays), made.callers)[0]
+    def run(*arrays: Array) -> Array:
+        return graph.bind(made.equation, compat.vary_alike(arrays), made.callers)[0]
 
     return graph.derived(made.name, run, found, shape, value.dtype)
 
 
 def _input(walk: Context, op: Op, source: Value, value: Value) -> Value | None:
-    """One input of an operation by element: a scalar stays, one with axes of size 1 is a scale."""
+    """What is picked from one input of an elementwise op, which may broadcast."""
     if not source.shape:
         return source
     if source.shape == value.shape:
         return _pick(walk, op, source)
-    factor = _PICKS[op.name](op, Factor(source, (1,) * len(source.shape)).at(value.shape))
+    factor = _PICKS[op.name](op, factor_of(source).at(value.shape))
     return None if factor is None else _stretch(factor, op.outputs[0].shape)
 
 
 def _stretch(factor: Factor, shape: tuple[int, ...]) -> Value:
     """The large array that a factor stands for."""
 
-    def run(small: Any) -> Any:
+    def run(small: Array) -> Array:
         for axis, (tile, size) in enumerate(zip(factor.tiles, shape, strict=True)):
             if small.shape[axis] > 1 and tile > 1:
                 small = jnp.repeat(small, tile, axis)

@@ -1,24 +1,25 @@
-"""Views that pick by index: rows, experts and layers, picked from the bytes and from the scales.
+"""Gathers of rows, experts and layers: they gather bytes, and scales with them.
 
-A gather by an index that is known beforehand and counts `0 0 0 1 1 1 ..` repeats what it gathers
-from: that is how scales of blocks are stretched, and a fact about scales.
+A gather whose index is known when the function is traced, and counts `0 0 0 1 1 1 ..`, repeats its
+operand. Functions stretch scales of blocks so.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.facts import Fact, Factor, Factors, Scaled, Scales
+from jaxfp8._rewrite.ir import constants, graph
+from jaxfp8._rewrite.ir.factors import Factor, Factors
+from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.rules.arithmetic import lost, rule
+from jaxfp8._rewrite.ir.scaled import Scaled, Scales
+from jaxfp8._rewrite.rules.registry import lost, rule
 from jaxfp8._rewrite.rules.views import moved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape, tile_counts
@@ -26,18 +27,18 @@ from jaxfp8._value.spec import Shape, tile_counts
 NAMES = ("gather",)
 _IN_BOUNDS = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 _FILL = lax.GatherScatterMode.FILL_OR_DROP
-# Bytes of a NaN in both FP8 dtypes.
+# The byte of a NaN in both FP8 dtypes.
 _NAN = 0x7F
 
 
 def is_in_bounds(op: Op) -> bool:
-    """Whether an op picks what there is, and nothing else."""
+    """Whether an op picks only elements that exist."""
     return op.name not in NAMES or op.params["mode"] in _IN_BOUNDS
 
 
 @rule(*NAMES)
 def gather(walk: Context, op: Op) -> Fact | None:
-    """Whole rows (or experts) picked by index: constant scales stay, scales by row are gathered."""
+    """Whole rows (or experts) picked by index: scales by row are gathered, constant ones stay."""
     fact = walk.scaled(op.inputs[0])
     if fact is None:
         return _repeated(walk, op)
@@ -52,12 +53,12 @@ def gather(walk: Context, op: Op) -> Fact | None:
 
 
 def _rows(op: Op, q: Value) -> Value:
-    """The bytes, picked as the function picks."""
+    """The bytes, gathered as the function gathers."""
     return graph.replay(op, [q, op.inputs[1]], op.outputs[0].shape, q.dtype)
 
 
 def _filled(op: Op, fact: Scaled, q: Value) -> Value:
-    """The bytes of an 8-bit array, with what the function puts where there is no row."""
+    """The bytes of an 8-bit array, with the function's fill value for rows out of bounds."""
     if not dtypes.is_float8(fact.dtype):
         return _rows(op, q)
     given = op.params["fill_value"]
@@ -65,8 +66,15 @@ def _filled(op: Op, fact: Scaled, q: Value) -> Value:
     return _picked(op, q, op.params["slice_sizes"], op.outputs[0].shape, _FILL, fill)
 
 
-def _picked(op: Op, value: Value, sizes: Shape, shape: Shape, mode: Any, fill: Any = None) -> Value:
-    """A gather of slices of other sizes, in another mode, by the index of this one."""
+def _picked(
+    op: Op,
+    value: Value,
+    sizes: Shape,
+    shape: Shape,
+    mode: lax.GatherScatterMode,
+    fill: int | None = None,
+) -> Value:
+    """A gather by the index of `op`, with other slice sizes and in another mode."""
     numbers = op.params["dimension_numbers"]
     return graph.derived(
         "gather",
@@ -91,7 +99,7 @@ def _with_nan_outside(walk: Context, op: Op) -> Fact | None:
 
 
 def clipped_rows(op: Op, q: Value) -> Value:
-    """The bytes of whole rows; for those out of bounds, of the row at the bound."""
+    """The bytes of whole rows; for a row out of bounds, those of the nearest row."""
     clip = lax.GatherScatterMode.CLIP
     return _picked(op, q, op.params["slice_sizes"], op.outputs[0].shape, clip)
 
@@ -103,12 +111,12 @@ def fills_with_nan(op: Op) -> bool:
 
 
 def rows_inside(op: Op) -> Factor | None:
-    """1 for each row that a gather finds, NaN for each that is out of bounds."""
+    """A factor of 1 for each row within bounds, and of NaN for each row out of bounds."""
     return gather_factor(op, _ones(op))
 
 
 def _ones(op: Op) -> Factor:
-    """A factor of one for each row there is."""
+    """A factor of 1 for each row of the operand."""
     numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
     indexed = {*numbers.start_index_map, *numbers.operand_batching_dims}
     tiles = tuple(1 if a in indexed else max(size, 1) for a, size in enumerate(shape))
@@ -118,7 +126,7 @@ def _ones(op: Op) -> Factor:
 
 
 def gather_factor(op: Op, factor: Factor) -> Factor | None:
-    """Gather from the small array: axes it is constant along are cut to size 1 slices."""
+    """The factor, gathered: along axes where it is constant, slices have size 1."""
     numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
     indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
     at = _sources(op)
@@ -141,9 +149,9 @@ def gather_factor(op: Op, factor: Factor) -> Factor | None:
 
 
 def _sources(op: Op) -> dict[int, int] | None:
-    """For each axis of the output that is no index the operand's axis, if whole slices are taken.
+    """For each offset axis of the output the axis of the operand, if slices are whole.
 
-    None if a slice holds several rows at an index, or is cut along another axis.
+    None if a slice holds several rows, or only a part of another axis.
     """
     numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
     indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
@@ -156,21 +164,24 @@ def _sources(op: Op) -> dict[int, int] | None:
 
 
 def _repeated(walk: Context, op: Op) -> Scales | None:
-    """Scales stretched by an index: each entry fills a tile of the output."""
+    """Scales stretched by a known index: each entry fills a tile of the output."""
     source, index = op.inputs
     out, at = op.outputs[0], _sources(op)
     if out.size <= source.size or at is None or out.dtype.kind not in "fVi":
         return None
     if op.params["dimension_numbers"].operand_batching_dims:
         return None
-    known = graph.known(index)
+    known = constants.known(index)
     if known is None:
         return None
     return _stretched(op, walk.factors(source), _ramps(op, known), at)
 
 
 def _ramps(op: Op, index: np.ndarray) -> dict[int, tuple[int, int]] | None:
-    """For each axis of the operand that is indexed, the axis of the output along it, and a tile."""
+    """For each indexed axis of the operand the axis of the output that it becomes, and the tile.
+
+    None if the index is not `i // tile` along an axis of its own.
+    """
     numbers, out = op.params["dimension_numbers"], op.outputs[0]
     places = [j for j in range(len(out.shape)) if j not in numbers.offset_dims]
     found: dict[int, tuple[int, int]] = {}
@@ -187,7 +198,7 @@ def _ramps(op: Op, index: np.ndarray) -> dict[int, tuple[int, int]] | None:
 def _stretched(
     op: Op, factors: Factors, ramps: dict[int, tuple[int, int]] | None, at: dict[int, int]
 ) -> Scales | None:
-    """Each factor with the tiles of the index along the axes that it picks from."""
+    """Each factor with the tiles of the index along the indexed axes."""
     if ramps is None or any(f.tiles[axis] != 1 for f in factors for axis in ramps):
         return None
     shape, axes = op.outputs[0].shape, dict(at)
@@ -204,7 +215,7 @@ def _stretched(
 
 
 def _ramp(index: np.ndarray) -> tuple[int, int] | None:
-    """The axis along which an index is `i // tile`, and the tile; constant along all others."""
+    """The one axis along which an index varies, as `i // tile`, and the tile."""
     for axis, size in enumerate(index.shape):
         line = np.moveaxis(index, axis, -1).reshape(-1, size)
         tile = int(np.count_nonzero(line[0] == 0)) if line.size else 0
@@ -214,7 +225,7 @@ def _ramp(index: np.ndarray) -> tuple[int, int] | None:
 
 
 def _small(source: Value, tiles: Shape, axes: dict[int, int], shape: Shape) -> Factor:
-    """The entries that are used, with axes in the order of the output."""
+    """The entries that the index uses, as a factor with the axes of the output."""
     counts = tile_counts(shape, tiles)
     order = [axes[j] for j in sorted(axes)]
     limits = [1] * len(source.shape)

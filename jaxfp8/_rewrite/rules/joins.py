@@ -1,4 +1,4 @@
-"""Views that mask, join and part: pad, select, concatenate, split, barriers; done on bytes."""
+"""Joins and splits: concatenate, stack, split, unstack and optimization_barrier, on bytes."""
 
 from __future__ import annotations
 
@@ -6,141 +6,41 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import casts, graph
 from jaxfp8._rewrite.ir import tiles as _tiles
-from jaxfp8._rewrite.ir.facts import (
-    Fact,
+from jaxfp8._rewrite.ir.factors import (
     Factor,
     Factors,
-    Lost,
-    Scaled,
-    Scales,
     all_found,
     all_moved,
     combine,
     constant,
-    fill,
-    refine,
-    whole,
+    on_tiles,
 )
+from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.rules import choices
+from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
 from jaxfp8._rewrite.rules import masks as _masks
-from jaxfp8._rewrite.rules.arithmetic import lost, rule
-from jaxfp8._rewrite.rules.views import moved, slice_factor
+from jaxfp8._rewrite.rules.registry import lost, outputs_rule, rule
+from jaxfp8._rewrite.rules.views import slice_factor
 from jaxfp8._value.spec import Shape, tile_counts
-
-
-@rule("pad")
-def pad(walk: Context, op: Op) -> Fact | None:
-    """Padding with zero: code 0 is zero in every dtype, and a mask says that it is zero."""
-    source, filler = op.inputs
-    fact = walk.scaled(source)
-    if fact is None:
-        return None
-    if graph.number(filler) != 0 or fact.zero_point is not None:
-        return lost(op, "adds values other than zero", "pad with zero, before the zero point")
-    zero = graph.literal(0, fact.q.dtype)
-
-    def data(q: Value) -> Value:
-        return graph.replay(op, [q, zero], op.outputs[0].shape, q.dtype)
-
-    padded = moved(walk, op, data, _pad_factor)
-    masks = _masks.padding(op.params["padding_config"], source.shape, op.outputs[0].shape)
-    return _masks.masked(padded, masks) if isinstance(padded, Scaled) else padded
-
-
-def _pad_factor(op: Op, factor: Factor) -> Factor | None:
-    """Constant axes stay constant; others grow by repeated entries, at the front if by element."""
-    rows = list(
-        zip(
-            op.params["padding_config"],
-            op.outputs[0].shape,
-            factor.tiles,
-            factor.small.shape,
-            strict=True,
-        )
-    )
-    edges, tiles = [], []
-    for (low, high, inner), size, tile, count in rows:
-        fits = inner == 0 and low >= 0 and high >= 0 and (low == 0 or tile == 1)
-        if count > 1 and not fits:
-            return None
-        tiles.append(tile if count > 1 else max(size, 1))
-        edges.append((low, -(-size // tile) - low - count) if count > 1 else (0, 0))
-    counts = tile_counts(op.outputs[0].shape, tuple(tiles))
-    if counts == factor.small.shape:
-        return Factor(factor.small, tuple(tiles))
-
-    def run(x: Any) -> Any:
-        return jnp.pad(x, edges, mode="edge")
-
-    return Factor(
-        graph.derived("pad", run, [factor.small], counts, factor.small.dtype), tuple(tiles)
-    )
-
-
-_SELECT_BYTES = (
-    "select zero, or select between 8-bit arrays and between their scales, before dequantising"
-)
-
-
-@rule("select_n")
-def select(walk: Context, op: Op) -> Fact | None:
-    """A mask with zero on one side: the bytes are masked instead; or a choice between two."""
-    if len(op.inputs) != 3:
-        return None
-    which, *cases = op.inputs
-    facts = [walk.scaled(case) for case in cases]
-    first, second = facts
-    if first is not None and second is not None:
-        return choices.between(walk, op, first, second)
-    for i, fact in enumerate(facts):
-        if fact is None:
-            continue
-        other = cases[1 - i]
-        if graph.number(other) != 0 or fact.zero_point is not None:
-            if walk.dequantised(cases[i]) is None:
-                return None
-            return lost(op, "mixes dequantised values with others than zero", _SELECT_BYTES)
-        zero = graph.derived(
-            "zeros",
-            lambda q=fact.q: np.zeros(q.shape, q.dtype),
-            [],
-            fact.q.shape,
-            fact.q.dtype,
-        )
-        arms = [zero, zero]
-        arms[i] = fact.q
-        q = graph.replay(op, [which, *arms], fact.q.shape, fact.q.dtype)
-        return _masks.masked(dataclasses.replace(fact, q=q), [_mask(walk, op, i)])
-    return None
-
-
-def _mask(walk: Context, op: Op, case: int) -> Factor:
-    """The mask of a select between zero and data, which is the given case."""
-    which = op.inputs[0]
-    small, *more = walk.factors(which)
-    return _masks.where((whole(which) if more else small).at(op.outputs[0].shape), case)
 
 
 @rule("concatenate")
 def concatenate(walk: Context, op: Op) -> Fact | None:
-    """Pieces of one dtype: bytes are joined, and their scales along the same axis."""
+    """Pieces of one 8-bit dtype: bytes are joined, and scales along the same axis."""
     found = [walk.scaled(v) for v in op.inputs]
     return _joined(walk, op, found, [v.shape for v in op.inputs], op.params["dimension"])
 
 
 @rule("stack")
 def stack(walk: Context, op: Op) -> Fact | None:
-    """Arrays side by side along a new axis: a concatenation with that axis of size 1 in each."""
+    """Arrays side by side along a new axis, which has size 1 in each of them."""
     axis = op.params["axis"]
     found = [_with_axis(walk.scaled(v), axis) for v in op.inputs]
     shapes = [(*v.shape[:axis], 1, *v.shape[axis:]) for v in op.inputs]
@@ -188,7 +88,7 @@ def _joined(
 def _join_all(
     facts: list[Scaled], shapes: list[Shape], axis: int, out_shape: Shape
 ) -> Factors | None:
-    """The factors of the joined pieces: factor by factor, or one made of each piece's product."""
+    """The factors of the joined pieces, one by one; where their numbers differ, their products."""
     rows = [f.factors for f in facts]
     if len({len(row) for row in rows}) > 1:
         rows = [
@@ -200,7 +100,7 @@ def _join_all(
 
 
 def _join(factors: list[Factor], shapes: list[Shape], axis: int, out_shape: Shape) -> Factor | None:
-    """One factor over the joined pieces: shared if it is one array, else joined like them."""
+    """One factor of the joined pieces: a shared array as it is, others joined."""
     first = factors[0]
     if all(f.small is first.small and f.small.shape[axis] == 1 for f in factors):
         return Factor(first.small, _at(first.tiles, axis, max(out_shape[axis], 1)))
@@ -211,7 +111,7 @@ def _join(factors: list[Factor], shapes: list[Shape], axis: int, out_shape: Shap
     dtypes = {f.small.dtype for f in factors}
     dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
     smalls = [
-        casts.cast(fill(refine(factor, shape, tiles), tile_counts(shape, tiles)), dtype)
+        casts.cast(on_tiles(factor, shape, tiles), dtype)
         for factor, shape in zip(factors, shapes, strict=True)
     ]
     small = graph.derived(
@@ -230,20 +130,15 @@ def _at(values: Shape, axis: int, value: int) -> Shape:
 
 
 def _joined_tile(factors: list[Factor], shapes: list[Shape], axis: int) -> int | None:
-    """The tile along the joined axis that serves every piece, all but the last of them whole."""
+    """The tile along the joined axis that divides every piece but the last; None if none does."""
     pairs = zip(factors, shapes, strict=True)
     tile = math.gcd(*(min(f.tiles[axis], s[axis]) for f, s in pairs))
     return None if any(s[axis] % tile for s in shapes[:-1]) else tile
 
 
-@rule("split")
-def split(walk: Context, op: Op) -> Fact | None:
-    """Handled output by output in the walk; see `split_facts`."""
-    return None
-
-
-def split_facts(walk: Context, op: Op) -> list[Fact | None]:
-    """A split as one slice per output."""
+@outputs_rule("split")
+def split(walk: Context, op: Op) -> list[Fact | None]:
+    """One slice for each output."""
     out: list[Fact | None] = []
     axis, start = op.params["axis"], 0
     source = op.inputs[0]
@@ -255,31 +150,35 @@ def split_facts(walk: Context, op: Op) -> list[Fact | None]:
         begin[axis] = start
         end = [b + s for b, s in zip(begin, piece.shape, strict=True)]
         start = end[axis]
-        params = {"start_indices": begin, "limit_indices": end, "strides": None}
-        as_slice = Op("slice", (source,), lambda *a: [], params, op.eqn, outputs=(piece,))
-        out.append(_sliced(fact, as_slice, begin, end))
+        out.append(_sliced(fact, op, piece, begin, end))
     return out
 
 
 def _sliced(
-    fact: Scaled | Scales, op: Op, begin: list[int], end: list[int]
+    fact: Scaled | Scales, op: Op, piece: Value, begin: list[int], end: list[int]
 ) -> Scaled | Scales | Lost:
-    factors = all_moved(fact.factors, functools.partial(slice_factor, op))
+    """The fact about a slice of the input of `op`."""
+    params = {"start_indices": begin, "limit_indices": end, "strides": None}
+    as_slice = dataclasses.replace(op, name="slice", params=params, outputs=(piece,))
+    factors = all_moved(fact.factors, functools.partial(slice_factor, as_slice))
     if factors is None:
-        return lost(op, "cuts through the tiles of a scale", "split at multiples of the tile")
+        return lost(as_slice, "cuts through the tiles of a scale", "split at multiples of the tile")
     if isinstance(fact, Scales):
         return Scales(factors)
     zero = fact.zero_point
-    if zero is not None and (zero := slice_factor(op, zero)) is None:
-        return lost(op, "cuts through the tiles of a zero point", "split at multiples of the tile")
+    if zero is not None and (zero := slice_factor(as_slice, zero)) is None:
+        return lost(
+            as_slice, "cuts through the tiles of a zero point", "split at multiples of the tile"
+        )
     q = graph.derived(
-        "slice", lambda x: lax.slice(x, begin, end), [fact.q], op.outputs[0].shape, fact.q.dtype
+        "slice", lambda x: lax.slice(x, begin, end), [fact.q], piece.shape, fact.q.dtype
     )
     return Scaled(q, fact.dtype, zero, factors, fact.origin, fact.guards)
 
 
-def unstack_facts(walk: Context, op: Op) -> list[Fact | None]:
-    """An unstack as one slice per output, without the axis."""
+@outputs_rule("unstack")
+def unstack(walk: Context, op: Op) -> list[Fact | None]:
+    """One slice for each output, without the axis."""
     source, axis = op.inputs[0], op.params["axis"]
     fact = walk.scaled(source) or walk.fact(source)
     if not isinstance(fact, Scaled | Scales):
@@ -292,9 +191,7 @@ def _entry(fact: Scaled | Scales, op: Op, source: Value, axis: int, place: int) 
     begin, end = [0] * len(source.shape), list(source.shape)
     begin[axis], end[axis] = place, place + 1
     piece = Value(tuple(e - b for b, e in zip(begin, end, strict=True)), source.dtype)
-    params = {"start_indices": begin, "limit_indices": end, "strides": None}
-    as_slice = Op("slice", (source,), lambda *a: [], params, op.eqn, outputs=(piece,))
-    sliced = _sliced(fact, as_slice, begin, end)
+    sliced = _sliced(fact, op, piece, begin, end)
     if isinstance(sliced, Lost):
         return sliced
 
@@ -311,8 +208,9 @@ def _entry(fact: Scaled | Scales, op: Op, source: Value, axis: int, place: int) 
     return dataclasses.replace(sliced, q=q, zero_point=zero, factors=factors)
 
 
-def barrier_facts(walk: Context, op: Op) -> list[Fact | None]:
-    """An optimization barrier: each dequantised operand passes it as bytes."""
+@outputs_rule("optimization_barrier")
+def barrier(walk: Context, op: Op) -> list[Fact | None]:
+    """Dequantised operands pass the barrier as bytes."""
     out: list[Fact | None] = []
     for value in op.inputs:
         fact = walk.scaled(value)
@@ -325,6 +223,3 @@ def barrier_facts(walk: Context, op: Op) -> list[Fact | None]:
         )
         out.append(dataclasses.replace(fact, q=q))
     return out
-
-
-MULTIPLE = {"split": split_facts, "unstack": unstack_facts, "optimization_barrier": barrier_facts}

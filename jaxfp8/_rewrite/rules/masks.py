@@ -1,13 +1,15 @@
-"""Zeros put over dequantised values, by a select or as padding: zeros whatever the scales are.
+"""Masks: where zeros were put over dequantised values, by a select or as padding.
 
 Such zeros are bytes of zero. But a product multiplies them by their scale, and 0 times an infinite
-scale (that of a column of zeros, say, which the zeros were meant for) is NaN. So the zeros are
-remembered as a mask, a factor of dtype bool among the scales: where it is False, the scales before
-it do not count. At the dot, where it is known which elements share a sum, those scales become 1
-wherever a mask leaves nothing of their tile. Tiles are cut where they hold zeros and other values
-of different sums; along a contracted axis what is left of a tile makes the same sums infinite or
-NaN as before. Where cut tiles were nearly as many as the data, the scales stay as they are, and a
-guard asks when the program runs whether they are all finite.
+scale is NaN. (The scale of a column of zeros may be infinite, and the zeros may be meant for it.)
+So a mask remembers them: a factor of dtype bool among the scales. Where it is False, the scales
+before it do not count.
+
+At the dot it is known which elements share a sum, and masks are settled. A scale becomes 1 where a
+mask leaves nothing of its tile. A tile is cut where it holds zeros and other values of different
+sums. Along a contracting axis it is not cut: what is left of it makes the same sums infinite or NaN
+as before. Where the cut tiles would be nearly as many as the elements, the scales stay. A guard
+then asks whether they are all finite when the program runs.
 """
 
 from __future__ import annotations
@@ -15,26 +17,26 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.facts import Factor, Factors, Scaled, full_tiles, refine
-from jaxfp8._rewrite.ir.graph import Value
+from jaxfp8._rewrite.ir import constants, graph
+from jaxfp8._rewrite.ir.factors import Factor, Factors, full_tiles, refine
+from jaxfp8._rewrite.ir.graph import Array, Value
+from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._value.spec import Shape, tile_counts
 
 _BOOL = np.dtype(bool)
 
 
 def is_mask(factor: Factor) -> bool:
-    """Whether a factor says where zeros are, and is no scale."""
+    """Whether a factor is a mask, and no scale."""
     return factor.small.dtype == _BOOL
 
 
 def masked(fact: Scaled, masks: Sequence[Factor]) -> Scaled:
-    """The fact with zeros put over it; without scales there is nothing to remember."""
+    """The fact with zeros put over it. Without scales no mask is needed."""
     return fact.scaled(tuple(masks)) if fact.factors else fact
 
 
@@ -62,21 +64,21 @@ def padding(config: Sequence[tuple[int, int, int]], before: Shape, after: Shape)
     return masks
 
 
-# Entries of a tile, at the least, for it to be cut: in float32, scales then take a quarter of the
-# bytes that the data does.
+# Cut tiles must hold this many elements on average. float32 scales then take a quarter of the bytes
+# of the data.
 _LEAST_OF_A_TILE = 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settled:
-    """The scales alone, with 1 where masks leave nothing, and the guards that they need."""
+    """The scales of an operand without its masks, and the guards that this needs."""
 
     scales: Factors
     guards: tuple[Value, ...] = ()
 
 
 def settle(factors: Factors, shape: Shape, contracting: Shape) -> Settled:
-    """The scales of an operand of a dot, without the masks among its factors."""
+    """Settle the masks among the factors of an operand of a dot."""
     scales: Factors = ()
     guards: tuple[Value, ...] = ()
     for factor in factors:
@@ -91,8 +93,8 @@ def settle(factors: Factors, shape: Shape, contracting: Shape) -> Settled:
 
 
 def _cover(scale: Factor, mask: Factor, shape: Shape, contracting: Shape) -> Factor | None:
-    """A scale that is 1 where the mask leaves nothing of its tile; None if that takes too many."""
-    number = graph.number(scale.small)
+    """A scale that is 1 where the mask leaves nothing of its tile; None if tiles are too small."""
+    number = constants.number(scale.small)
     if number is not None and math.isfinite(number):
         return scale
     if mask.small.literal is not None and np.all(mask.small.literal):
@@ -120,13 +122,13 @@ def _cover(scale: Factor, mask: Factor, shape: Shape, contracting: Shape) -> Fac
 
 
 def _cut(scale: Factor, mask: Factor, axis: int, size: int) -> int:
-    """The largest tile along an axis within tiles of the scale and of the mask."""
+    """The largest tile along an axis that divides those of the scale and of the mask."""
     finer = [f.tiles[axis] for f in (scale, mask) if f.small.shape[axis] > 1]
     return math.gcd(*finer) if finer else max(size, 1)
 
 
 def _per_tile(mask: Factor, axis: int, tile: int, shape: Shape) -> Factor:
-    """The mask with one entry for each tile along an axis, or for several: what any keeps."""
+    """The mask with one entry for each tile along an axis: whether it keeps any element of it."""
     if mask.small.shape[axis] == 1 or mask.tiles[axis] % tile == 0:
         return mask
     finer = list(mask.tiles)
@@ -138,16 +140,17 @@ def _per_tile(mask: Factor, axis: int, tile: int, shape: Shape) -> Factor:
     counts = (*small.shape[:axis], count, *small.shape[axis + 1 :])
     split = (*counts[: axis + 1], times, *counts[axis + 1 :])
 
-    def any_left(kept: Any, numpy: Any = jnp) -> Any:
-        return numpy.pad(kept, edges).reshape(split).any(axis + 1)
+    def any_left(kept: Array) -> Array:
+        return jnp.pad(kept, edges).reshape(split).any(axis + 1)
 
     if small.literal is not None:
-        left = graph.literal(any_left(small.literal, np))
+        padded = np.pad(small.literal, edges)
+        left = graph.literal(np.asarray(padded.reshape(split).any(axis + 1)))
     else:
         left = graph.derived("any", any_left, [small], counts, _BOOL)
     return Factor(left, (*mask.tiles[:axis], tile, *mask.tiles[axis + 1 :]))
 
 
 def _finite(small: Value) -> Value:
-    """Whether all scales are finite, as the program runs."""
+    """A guard: whether all scales are finite."""
     return graph.derived("finite", lambda x: jnp.isfinite(x).all(), [small], (), _BOOL)

@@ -1,8 +1,7 @@
-"""Which products 8-bit data reaches inside equations that are not entered: by flow of data alone.
+"""Which dots 8-bit data reaches inside equations that are not entered: a data-flow analysis.
 
-Nothing is known of values here but whether they are, or were made of, 8-bit data. What is compared
-with something is no longer: a mask of bytes reaches no product. Memory that a kernel of the user's
-writes to holds 8-bit data as soon as some is written.
+All that is known of a variable here is whether it is *hot*: 8-bit data, or made of 8-bit data. The
+result of a comparison is not hot. Memory that a user's kernel writes to is hot once it holds some.
 """
 
 from __future__ import annotations
@@ -16,14 +15,18 @@ from typing import Any
 import numpy as np
 
 from jaxfp8._call.primitive import scaled_dot_p
+from jaxfp8._rewrite.ir.graph import Callers, Equation, Jaxpr
 from jaxfp8._rewrite.rules import scaled_products, unserved
 from jaxfp8._value import compat, dtypes
 
-Callers = tuple[Any, ...]
+# A variable of a jaxpr; a literal in its place is never hot.
+Var = Any
+# Outputs of a body, each with the input that it becomes.
+Carried = Sequence[tuple[Var, Var]]
 _EIGHT_BIT = (*dtypes.EIGHT_BIT, *dtypes.UNSERVED_FLOAT8, dtypes.E8M0)
 _DOTS = ("dot_general", *unserved.NAMES)
 _READS = ("get", "load", "masked_load")
-# Those whose inner jaxprs take the operands in order, in a branch all but the first.
+# Their inner jaxprs take the operands in order. A branch takes all but the first.
 _CALLS = (
     *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
     *("remat2", "checkpoint", "remat", "scan", "cond"),
@@ -31,20 +34,20 @@ _CALLS = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Found:
-    """A product inside an equation, the equations around it, and whether 8-bit data reaches it."""
+class InnerDot:
+    """A dot inside an equation, the equations around it, and whether 8-bit data reaches it."""
 
-    eqn: Any
+    eqn: Equation
     callers: Callers
     reached: bool
 
 
-def remembered(predicate: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """The predicate with what it said of each jaxpr, for as long as that lives."""
-    known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+def remembered(predicate: Callable[[Jaxpr], bool]) -> Callable[[Jaxpr], bool]:
+    """The predicate, which remembers its answer for each jaxpr as long as that lives."""
+    known: weakref.WeakKeyDictionary[Jaxpr, bool] = weakref.WeakKeyDictionary()
 
     @functools.wraps(predicate)
-    def of(jaxpr: Any) -> bool:
+    def of(jaxpr: Jaxpr) -> bool:
         answer = known.get(jaxpr)
         if answer is None:
             answer = known[jaxpr] = predicate(jaxpr)
@@ -54,39 +57,45 @@ def remembered(predicate: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 @remembered
-def holds_eight_bit(jaxpr: Any) -> bool:
+def holds_eight_bit(jaxpr: Jaxpr) -> bool:
     """Whether any variable or constant of a jaxpr, at any depth, is 8-bit data."""
     variables = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     inner = (j for eqn in jaxpr.eqns for j in compat.subjaxprs(eqn))
     return any(map(_is_eight_bit, variables)) or any(map(holds_eight_bit, inner))
 
 
-def products(jaxpr: Any, hot: Iterable[Any], callers: Callers = ()) -> list[Found]:
-    """The products in an open jaxpr of which the inputs in `hot` are 8-bit data."""
-    found: list[Found] = []
+def products(jaxpr: Jaxpr, hot: Iterable[Var], callers: Callers = ()) -> list[InnerDot]:
+    """The dots in an open jaxpr whose inputs in `hot` are hot."""
+    found: list[InnerDot] = []
     _flow(jaxpr, _settled(jaxpr, set(hot)), callers, found)
     return found
 
 
 def products_inside(
-    eqn: Any, hot: Sequence[bool], callers: Callers = (), jaxprs: Sequence[Any] | None = None
-) -> list[Found]:
-    """The products in the jaxprs of an equation, or in some, by which operands are 8-bit data."""
-    found: list[Found] = []
+    eqn: Equation,
+    hot: Sequence[bool],
+    callers: Callers = (),
+    jaxprs: Sequence[Jaxpr] | None = None,
+) -> list[InnerDot]:
+    """The dots in the jaxprs of an equation, or in some of them; `hot` says which operands are."""
+    found: list[InnerDot] = []
     _enter(eqn, hot, callers, found, compat.subjaxprs(eqn) if jaxprs is None else jaxprs)
     return found
 
 
-def _flow(jaxpr: Any, hot: Set[Any], callers: Callers, found: list[Found] | None) -> set[Any]:
-    """The variables of a jaxpr that are 8-bit data, from those of its inputs that are."""
+def _flow(jaxpr: Jaxpr, hot: Set[Var], callers: Callers, found: list[InnerDot] | None) -> set[Var]:
+    """The variables of a jaxpr that are hot, from those of its inputs that are.
+
+    Dots are added to `found`.
+    """
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     known = {v for v in inputs if v in hot or _is_eight_bit(v)}
     for eqn in jaxpr.eqns:
         marks = [not compat.is_literal(v) and v in known for v in eqn.invars]
         if is_product(eqn):
             if found is not None:
-                found.append(Found(eqn, callers, any(marks[:2])))
-            made: Iterable[Any] = ()
+                found.append(InnerDot(eqn, callers, any(marks[:2])))
+            made: Iterable[Var] = ()
         elif compat.subjaxprs(eqn) and eqn.primitive is not scaled_dot_p:
             made = _enter(eqn, marks, callers, found, compat.subjaxprs(eqn))
         else:
@@ -96,8 +105,8 @@ def _flow(jaxpr: Any, hot: Set[Any], callers: Callers, found: list[Found] | None
     return known
 
 
-def _settled(jaxpr: Any, hot: set[Any], carried: Sequence[tuple[Any, Any]] = ()) -> set[Any]:
-    """The inputs that are 8-bit data once memory and carried values are what they become."""
+def _settled(jaxpr: Jaxpr, hot: set[Var], carried: Carried = ()) -> set[Var]:
+    """The inputs that become hot, with memory that the jaxpr writes to and values it carries."""
     changes = carried or any(map(_is_ref, jaxpr.invars))
     while changes and (hot or holds_eight_bit(jaxpr)):
         known = _flow(jaxpr, hot, (), None)
@@ -109,28 +118,28 @@ def _settled(jaxpr: Any, hot: set[Any], carried: Sequence[tuple[Any, Any]] = ())
     return hot
 
 
-def is_product(eqn: Any) -> bool:
-    """Whether an equation is a product, a scaled dot as it stands included."""
+def is_product(eqn: Equation) -> bool:
+    """Whether an equation is a dot, a scaled dot included."""
     name, own = eqn.primitive.name, eqn.primitive is scaled_dot_p
     return own or name in _DOTS or scaled_products.is_one(eqn)
 
 
-def _passed_on(eqn: Any) -> Iterator[Any]:
-    """What holds 8-bit data after an operation on some: its outputs, and memory that it writes."""
+def _passed_on(eqn: Equation) -> Iterator[Var]:
+    """What is hot after an operation on hot operands: its outputs, and memory that it writes."""
     yield from (v for v in eqn.outvars if _dtype(v) != np.dtype(bool))
     if eqn.primitive.name not in _READS:
         yield from filter(_is_ref, eqn.invars)
 
 
 def _enter(
-    eqn: Any,
+    eqn: Equation,
     marks: Sequence[bool],
     callers: Callers,
-    found: list[Found] | None,
-    jaxprs: Sequence[Any],
-) -> set[Any]:
-    """The outputs and the memory of an equation that are 8-bit data, by its inner jaxprs."""
-    made: set[Any] = set()
+    found: list[InnerDot] | None,
+    jaxprs: Sequence[Jaxpr],
+) -> set[Var]:
+    """The outputs and the memory of an equation that are hot, by its inner jaxprs."""
+    made: set[Var] = set()
     for jaxpr in jaxprs:
         places = _places(eqn, jaxpr)
         hot = {v for v, i in zip(jaxpr.invars, places, strict=False) if marks[i]}
@@ -144,8 +153,8 @@ def _enter(
     return made
 
 
-def _left(eqn: Any, jaxpr: Any, known: Set[Any]) -> Iterator[Any]:
-    """The outputs of an equation that are 8-bit data where an inner jaxpr returns such."""
+def _left(eqn: Equation, jaxpr: Jaxpr, known: Set[Var]) -> Iterator[Var]:
+    """The outputs of an equation that are hot because an inner jaxpr returns them hot."""
     hot = [not compat.is_literal(v) and v in known for v in jaxpr.outvars]
     if len(hot) == len(eqn.outvars):
         yield from (v for v, is_hot in zip(eqn.outvars, hot, strict=True) if is_hot)
@@ -153,8 +162,8 @@ def _left(eqn: Any, jaxpr: Any, known: Set[Any]) -> Iterator[Any]:
         yield from eqn.outvars
 
 
-def _places(eqn: Any, jaxpr: Any) -> Sequence[int]:
-    """Which operand each input of an inner jaxpr is, as far as they are any; () if unknown."""
+def _places(eqn: Equation, jaxpr: Jaxpr) -> Sequence[int]:
+    """For the first inputs of an inner jaxpr the operand that each is; () if unknown."""
     name, own, given = eqn.primitive.name, len(jaxpr.invars), len(eqn.invars)
     if name == "pallas_call":
         return range(min(given, own))
@@ -166,8 +175,8 @@ def _places(eqn: Any, jaxpr: Any) -> Sequence[int]:
     return range(given - own, given) if name in _CALLS and own <= given else ()
 
 
-def _carried(eqn: Any, jaxpr: Any) -> list[tuple[Any, Any]]:
-    """The outputs of the body of a loop that are inputs of its next turn, with these."""
+def _carried(eqn: Equation, jaxpr: Jaxpr) -> Carried:
+    """The outputs of the body of a loop, each with the input that it is in the next turn."""
     if eqn.primitive.name == "scan":
         first, number = compat.scan_counts(eqn.params)
     elif eqn.primitive.name == "while" and len(jaxpr.outvars) <= len(jaxpr.invars):
@@ -178,13 +187,13 @@ def _carried(eqn: Any, jaxpr: Any) -> list[tuple[Any, Any]]:
     return list(zip(jaxpr.outvars[:number], jaxpr.invars[first : first + number], strict=True))
 
 
-def _dtype(variable: Any) -> Any:
+def _dtype(variable: Var) -> object:
     return getattr(variable.aval, "dtype", None)
 
 
-def _is_eight_bit(variable: Any) -> bool:
+def _is_eight_bit(variable: Var) -> bool:
     return _dtype(variable) in _EIGHT_BIT
 
 
-def _is_ref(variable: Any) -> bool:
+def _is_ref(variable: Var) -> bool:
     return hasattr(variable.aval, "inner_aval")

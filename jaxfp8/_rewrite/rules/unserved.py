@@ -1,14 +1,13 @@
-"""Products that no kernel takes, ragged dots and convolutions: reported as missed."""
+"""Ragged dots and convolutions, for which there is no kernel: reported as missed."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir.graph import Op
-from jaxfp8._rewrite.ir.sites import Site
-from jaxfp8._rewrite.rules import arithmetic
+from jaxfp8._rewrite.ir.graph import Op, Params
+from jaxfp8._rewrite.ir.sites import DimensionNumbers, DotSite
+from jaxfp8._rewrite.rules.registry import rule
 from jaxfp8._value.spec import Shape
 
 Sizes = tuple[int, int, int, int]
@@ -20,18 +19,18 @@ _REMEDIES = {
 NAMES = {"ragged_dot_general": "`ragged_dot`", "conv_general_dilated": "convolutions"}
 
 
-@arithmetic.rule(*NAMES)
+@rule(*NAMES)
 def unserved(walk: Context, op: Op) -> None:
-    """No product: a missed one, if an operand is or was dequantised 8-bit data."""
+    """A missed dot, if an operand is or was dequantised 8-bit data."""
     lhs, rhs = [(v, walk.dequantised(v) or walk.lost(v)) for v in op.inputs[:2]]
-    site = Site(op, (lhs, rhs))
+    site = DotSite(op, (lhs, rhs))
     if site.concerned:
         site.miss(f"there is no kernel for {NAMES[op.name]} yet", _REMEDIES[op.name])
         walk.see(site)
 
 
-def sizes(params: dict[str, Any], lhs: Shape, rhs: Shape) -> Sizes:
-    """Batch, M, N and K of a ragged dot or a convolution, taken as one product."""
+def sizes(params: Params, lhs: Shape, rhs: Shape) -> Sizes:
+    """Batch, M, N and K of the matrix product that a ragged dot or a convolution amounts to."""
     ragged = params.get("ragged_dot_dimension_numbers")
     if ragged is not None:
         return dot_sizes(ragged.dot_dimension_numbers, lhs, rhs, ragged.rhs_group_dimensions)
@@ -43,7 +42,7 @@ def sizes(params: dict[str, Any], lhs: Shape, rhs: Shape) -> Sizes:
     return groups, math.prod(lhs) // max(lhs[channel], 1), n // groups, k
 
 
-def dot_sizes(numbers: Any, lhs: Shape, rhs: Shape, dropped: tuple[int, ...] = ()) -> Sizes:
+def dot_sizes(numbers: DimensionNumbers, lhs: Shape, rhs: Shape, dropped: Shape = ()) -> Sizes:
     """Batch, M, N and K of a dot, without the `dropped` axes of the right operand."""
     (contracting, rhs_contracting), (batch, rhs_batch) = numbers
     summed = (*rhs_contracting, *rhs_batch, *dropped)
@@ -52,7 +51,7 @@ def dot_sizes(numbers: Any, lhs: Shape, rhs: Shape, dropped: tuple[int, ...] = (
     return b, m, math.prod(s for a, s in enumerate(rhs) if a not in summed), k
 
 
-def sizes_of(site: Site) -> Sizes:
+def sizes_of(site: DotSite) -> Sizes:
     """Batch, M, N and K of a row of the report; a symbolic size is -1."""
     lhs, rhs = (value.shape for value, _ in site.given)
     if site.op.name in NAMES:

@@ -1,8 +1,7 @@
 """Views: data movement on dequantised values, done on the bytes and on the scales instead.
 
-Every view here moves elements without changing them. The bytes move with the same primitive and
-parameters; a scale moves as the small array that it is, or stays, where it is constant along the
-axes that the view touches.
+A view moves elements and changes none. The bytes move with the same primitive and parameters. A
+scale moves as a small array, or stays where it is constant along the axes of the view.
 """
 
 from __future__ import annotations
@@ -16,17 +15,27 @@ from jax import lax
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir import tiles as _tiles
-from jaxfp8._rewrite.ir.facts import Fact, Factor, Scaled, Scales, all_moved
+from jaxfp8._rewrite.ir.factors import Factor, all_moved
+from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.scaled import Scaled, Scales
 from jaxfp8._rewrite.rules import epilogue
-from jaxfp8._rewrite.rules.arithmetic import BEFORE, lost, rule
+from jaxfp8._rewrite.rules.registry import BEFORE, lost, rule
 from jaxfp8._value.spec import Shape, tile_counts
 
 MoveFactor = Callable[[Op, Factor], Factor | None]
+# Operations that return their operand.
+SAME = ("copy", "copy_p", "name", "stop_gradient")
 
 
 def moved(walk: Context, op: Op, data: Callable[[Value], Value], move: MoveFactor) -> Fact | None:
-    """The fact about the output of a one-operand view."""
+    """The fact about the output of a view of one operand.
+
+    Args:
+      walk, op: as for every rule.
+      data: makes the bytes of the output from those of the operand.
+      move: makes a factor of the output from one of the operand; None where tiles do not allow it.
+    """
     fact = walk.scaled(op.inputs[0]) or walk.fact(op.inputs[0])
     if not isinstance(fact, Scaled | Scales):
         return None
@@ -80,7 +89,7 @@ def _reshape_factor(op: Op, factor: Factor) -> Factor | None:
 
 
 def reshape_data(q: Value, shape: Shape) -> Value:
-    """Data reshaped; a transpose under it is moved outside where its axes stay whole."""
+    """Bytes reshaped. A transpose before it is moved behind it where its axes stay whole."""
     op = graph.producer(q, "transpose")
     groups = _tiles.axis_groups(q.shape, shape) if op is not None else None
     if op is None or groups is None or any(len(old) > 1 for old, _ in groups):
@@ -98,14 +107,14 @@ def reshape_data(q: Value, shape: Shape) -> Value:
 
 @rule("broadcast_in_dim")
 def broadcast(walk: Context, op: Op) -> Fact | None:
-    """New axes, or axes of size 1 stretched; scales become constant along them."""
+    """New axes, or axes of size 1 broadcast; scales are constant along them."""
     source, out = op.inputs[0], op.outputs[0]
     if (product := walk.product(source)) is not None:
         return epilogue.view(product, op) if source.size == out.size else None
     if not isinstance(walk.scaled(source), Scaled):
         if source.dtype.kind not in "fViub" or len(op.inputs) > 1 or out.size == 0:
             return None
-        factors = tuple(_broadcast_factor(op, f) for f in walk.factors(source, source.shape))
+        factors = tuple(_broadcast_factor(op, f) for f in walk.factors(source))
         return Scales(factors)
     axes = tuple(int(a) for a in op.params["broadcast_dimensions"])
     plain = source.size == out.size and axes == tuple(sorted(axes))
@@ -126,7 +135,7 @@ def _broadcast_factor(op: Op, factor: Factor) -> Factor:
 
 @rule("slice")
 def slice_(walk: Context, op: Op) -> Fact | None:
-    """A static slice: of whole tiles, or within what a scale does not vary along."""
+    """A static slice of whole tiles, or along axes where scales are constant."""
 
     def data(q: Value) -> Value:
         return graph.replay(op, [q], op.outputs[0].shape, q.dtype)
@@ -159,7 +168,7 @@ def slice_factor(op: Op, factor: Factor) -> Factor | None:
 
 @rule("dynamic_slice")
 def dynamic_slice(walk: Context, op: Op) -> Fact | None:
-    """A slice at a traced position, along axes where a scale is constant or varies by element."""
+    """A slice at a traced position, along axes where scales are constant or vary by element."""
 
     def data(q: Value) -> Value:
         return graph.replay(op, [q, *op.inputs[1:]], op.outputs[0].shape, q.dtype)
@@ -188,7 +197,7 @@ def dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
     ]
     small = graph.derived(
         "dynamic_slice",
-        # The equation's own starts: JAX has added the size to what was negative.
+        # The starts of the equation: JAX has added the size to negative ones already.
         lambda x, *starts: lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False),
         [factor.small, *indices],
         tuple(sizes),
@@ -199,7 +208,7 @@ def dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
 
 @rule("pvary", "pcast")
 def vary(walk: Context, op: Op) -> Fact | None:
-    """A value that is the same on several devices, from now on one of each device's own."""
+    """A value that is the same on several devices, marked as one that varies along a mesh axis."""
 
     def data(q: Value) -> Value:
         return graph.replay(op, [q], q.shape, q.dtype)
@@ -215,7 +224,7 @@ def vary(walk: Context, op: Op) -> Fact | None:
 
 @rule("rev")
 def reverse(walk: Context, op: Op) -> Fact | None:
-    """Axes reversed; a partial tile would move to the front, so tiles must divide."""
+    """Axes reversed. Tiles must divide them, since a partial tile would move to the front."""
 
     def data(q: Value) -> Value:
         return graph.replay(op, [q], q.shape, q.dtype)
@@ -231,3 +240,20 @@ def _reverse_factor(op: Op, factor: Factor) -> Factor | None:
         "rev", lambda x: lax.rev(x, axes), [factor.small], factor.small.shape, factor.small.dtype
     )
     return Factor(small, factor.tiles)
+
+
+@rule("sharding_constraint")
+def constrained(walk: Context, op: Op) -> Fact | None:
+    """The layout of dequantised values, which are not made; that of a product is kept."""
+    fact = walk.dequantised(op.inputs[0]) or walk.fact(op.inputs[0])
+    return fact if isinstance(fact, Scaled | Scales) else None
+
+
+@rule(*SAME)
+def same(walk: Context, op: Op) -> Fact | None:
+    """The value as it is."""
+    source = op.inputs[0]
+    if (product := walk.product(source)) is not None:
+        return epilogue.same(product, op)
+    fact = walk.scaled(source) or walk.fact(source)
+    return fact if isinstance(fact, Scaled | Scales) else None

@@ -1,7 +1,7 @@
-"""Which values are provably whole numbers within bounds: what may be a zero point.
+"""Interval analysis: which values are known to be whole numbers within bounds, as zero points are.
 
-A small interval analysis, back along the operations that made a value. Floats may be NaN, which
-no integer is; that is told apart, because a NaN can be moved into a scale.
+It goes back along the operations that made a value. A float that may be NaN is told apart, because
+a NaN zero point can become a NaN scale.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir import constants
 from jaxfp8._rewrite.ir.graph import Op, Value
 
-_DEEPEST = 64  # operations back
+# How many operations back the analysis goes.
+_DEEPEST = 64
 _MOVES = (
     "broadcast_in_dim",
     "reshape",
@@ -38,7 +39,13 @@ _MOVES = (
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Every entry lies in [low, high]; is whole, if `whole`; and may be NaN, if `nan`."""
+    """Every entry that is not NaN lies in [low, high].
+
+    Attributes:
+      low, high: the bounds.
+      whole: whether every entry is a whole number, or NaN.
+      nan: whether an entry may be NaN.
+    """
 
     low: float = -math.inf
     high: float = math.inf
@@ -62,7 +69,7 @@ def _bounds(value: Value, seen: dict[Value, Range], depth: int) -> Range:
 
 
 def _of_dtype(value: Value, known: Range) -> Range:
-    """What the dtype adds: an integer that may have wrapped is anything that it holds."""
+    """The range in the dtype: an integer that may have wrapped is any number of its dtype."""
     if value.dtype.kind not in "iu":
         return _of_float(value, known)
     info = np.iinfo(value.dtype)
@@ -72,9 +79,7 @@ def _of_dtype(value: Value, known: Range) -> Range:
 
 
 def _of_float(value: Value, known: Range) -> Range:
-    """Floats of 16 bits round what is computed in them; narrower ones, of which some have no
-    infinity, may also make NaN of it.
-    """
+    """The range in a float dtype: 16-bit floats round results, and FP8 may also make them NaN."""
     if value.dtype.name in ("bool", "float32", "float64"):
         return known
     if value.dtype.name not in _NARROW:
@@ -89,7 +94,7 @@ def _of_float(value: Value, known: Range) -> Range:
     )
 
 
-# Below these, 16-bit floats round whole numbers to whole numbers, and to no infinity.
+# Below these bounds a 16-bit float rounds a whole number to a whole number, never to infinity.
 _NARROW = {"bfloat16": 2.0**100, "float16": 2.0**15}
 
 
@@ -119,7 +124,7 @@ def _union(op: Op, inputs: list[Range]) -> Range:
 
 
 def _convert(op: Op, inputs: list[Range]) -> Range:
-    """Rounding to fewer bits keeps a whole number whole; a float is cut to one, NaN to zero."""
+    """A cast keeps whole numbers whole. To an integer it cuts fractions off, and makes NaN zero."""
     (source,), out = inputs, op.outputs[0]
     if not (math.isfinite(source.low) and math.isfinite(source.high)):
         return Range(nan=source.nan)
@@ -170,7 +175,7 @@ def _product(op: Op, inputs: list[Range]) -> Range:
 
 
 def _arithmetic(inputs: list[Range], ends: list[float]) -> Range:
-    """Sums of whole numbers are whole; of infinities, perhaps NaN."""
+    """Results on whole numbers are whole. Those on infinities may be NaN."""
     if any(not math.isfinite(end) for end in ends):
         return Range()
     whole = all(r.whole for r in inputs)
@@ -183,14 +188,14 @@ def _negative(op: Op, inputs: list[Range]) -> Range:
 
 
 def _and(op: Op, inputs: list[Range]) -> Range:
-    """As large at most as an operand that is never negative."""
+    """A bitwise and is at most as large as an operand that is never negative."""
     highs = [r.high for r in inputs if r.low >= 0]
     return Range(0.0, min(highs), True, False) if highs else Range()
 
 
 def _shift(op: Op, inputs: list[Range]) -> Range:
-    """A shift to the right by a number: what is left of the bits of the dtype."""
-    number = graph.number(op.inputs[1])
+    """A shift to the right by a known number leaves that many bits less."""
+    number = constants.number(op.inputs[1])
     bits = op.outputs[0].dtype.itemsize * 8
     if number is None or not 0 < number < bits:
         return Range()

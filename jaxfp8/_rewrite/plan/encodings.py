@@ -1,9 +1,10 @@
-"""Activations that the function quantises itself, in front of a captured dot: one pass, not five.
+"""Operands that the function quantises itself, before a captured dot: one call instead of five ops.
 
     codes = clip(round(x / scale)).astype(int8), or clip(x / scale).astype(float8)
     amax  = max(abs(x)) along the last axis, where the scale comes from it
 
-Both mean exactly what they replace, whatever the scale is; other forms are left as they are.
+The calls give the same bits as what they replace, whatever the scale is. Other forms are left as
+they are.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from jax import lax
 
 from jaxfp8._call.quantize_call import amax_rows, encode_rows
 from jaxfp8._call.quantize_lowering import why_no_rows_here
-from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.emit import Program
-from jaxfp8._rewrite.ir.facts import Scaled
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.sites import Site
+from jaxfp8._rewrite.ir.scaled import Scaled
+from jaxfp8._rewrite.ir.sites import DotSite
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._value import dtypes
 
@@ -31,7 +32,10 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Encoding:
-    """`codes` are those of `x` for `scale`, of one element or one for each row."""
+    """`codes` are those of `x` for `scale`, which has one element, or one for each row.
+
+    `lowest` is the least code.
+    """
 
     codes: Value
     x: Value
@@ -40,39 +44,39 @@ class Encoding:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Found:
+class EncodedOperand:
     """An operand of a captured dot that the function quantises itself.
 
     Attributes:
       site, index: the dot, and which of its operands.
-      replaced: what gives its codes, and the maxima behind their scale, by the value that each is;
-        empty where they are not of the form above.
+      replaced: for the codes, and for the maxima that their scale comes from, the outputs of calls
+        that give them; empty where they do not have the form above.
     """
 
-    site: Site
+    site: DotSite
     index: int
     replaced: Mapping[Value, Value]
 
 
-def find(walk: Walk) -> list[Found]:
-    """The operands of the captured dots of a program that it quantises itself."""
+def find(walk: Walk) -> list[EncodedOperand]:
+    """The operands of captured dots that a program quantises itself."""
     if jax.default_backend() != "cpu":
         return []
     known: dict[Value, Mapping[Value, Value]] = {}
     found = []
     for site in walk.own:
-        for index, (_, fact) in enumerate(site.given if site.call is not None else ()):
+        for index, (_, fact) in enumerate(site.given if site.captured is not None else ()):
             codes = fact.origin if isinstance(fact, Scaled) else None
             if codes is None or not _is_cast(codes):
                 continue
             if codes not in known:
                 known[codes] = _replaced(walk, _encoding(walk, codes))
-            found.append(Found(site, index, known[codes]))
+            found.append(EncodedOperand(site, index, known[codes]))
     return found
 
 
-def tell(found: Iterable[Found], program: Program) -> None:
-    """Note at the dots what became of their operands."""
+def tell(found: Iterable[EncodedOperand], program: Program) -> None:
+    """Note in the dots what became of their operands."""
     ops = {op for op, _ in program.ops}
     for operand in found:
         is_used = any(value.op in ops for value in operand.replaced.values())
@@ -102,7 +106,7 @@ def _encoded(encoding: Encoding) -> Value:
 
 
 def _encoding(walk: Walk, codes: Value) -> Encoding | None:
-    """How codes were made, read back from the cast; None if not in the form above."""
+    """How codes were made, read back from the cast; None where they do not have the form above."""
     cast = graph.producer(codes, "convert_element_type")
     if cast is None or cast.inputs[0].dtype != _FLOAT32 or codes.dtype == np.uint8:
         return None
@@ -122,7 +126,7 @@ def _encoding(walk: Walk, codes: Value) -> Encoding | None:
 
 
 def _whole_steps(value: Value) -> tuple[Value, float | None, float | None]:
-    """As `_unclipped`, the value before it was rounded too; no bounds where it was not."""
+    """As `_unclipped`, and the value before it was rounded; no bounds where it was not rounded."""
     if (op := _rounding(value)) is not None:
         return _unclipped(op.inputs[0])
     inner, low, high = _unclipped(value)
@@ -155,9 +159,9 @@ def _unclipped(value: Value) -> tuple[Value, float | None, float | None]:
 
 
 def _number(value: Value) -> float | None:
-    """The number that every entry is known to be, on every device alike; bounds are whole."""
+    """The number that every entry is known to be, if it is whole, as bounds are."""
     same = ("pvary", "pcast", "convert_element_type")
-    while (number := graph.number(value)) is None and value.op is not None:
+    while (number := constants.number(value)) is None and value.op is not None:
         if value.op.name not in same or value.dtype not in (_FLOAT32, np.int32):
             return None
         value = value.op.inputs[0]
@@ -165,9 +169,10 @@ def _number(value: Value) -> float | None:
 
 
 def _narrow(walk: Walk, x: Value) -> Value:
-    """The bfloat16 or float16 array that a float32 one is, if it is.
+    """The bfloat16 or float16 array that was widened to `x`; else `x`.
 
-    Not what a call may give as float32: to ask for less would have it computed once more.
+    An array with a fact stays widened: a call may give it as float32, and would have to run again
+    to give it in 16 bits.
     """
     op = graph.producer(x, "convert_element_type")
     if op is None or x.dtype != _FLOAT32 or walk.fact(op.inputs[0]) is not None:
@@ -176,7 +181,7 @@ def _narrow(walk: Walk, x: Value) -> Value:
 
 
 def _of_rows(scale: Value, shape: tuple[int, ...]) -> Value | None:
-    """A divisor as one number, or as one for each row; None if it is neither."""
+    """A divisor as one number, or one for each row; None if it is neither."""
     rows = (*shape[:-1], 1)
     if scale.size == 1 or scale.shape == rows:
         return scale
@@ -193,11 +198,12 @@ def _of_rows(scale: Value, shape: tuple[int, ...]) -> Value | None:
 
 # The maxima that the scale comes from
 
-_FARTHEST = 12  # operations between a maximum and the scale that it becomes
+# How many operations a maximum may be away from the scale that it becomes.
+_FARTHEST = 12
 
 
 def _maxima(walk: Walk, encoding: Encoding) -> Mapping[Value, Value]:
-    """The largest magnitudes of `x` among what the scale is made of."""
+    """The maxima of |x| that the scale comes from."""
     found: dict[Value, Value] = {}
     front, seen = {encoding.scale}, {encoding.scale}
     for _ in range(_FARTHEST):
@@ -212,7 +218,7 @@ def _maxima(walk: Walk, encoding: Encoding) -> Mapping[Value, Value]:
 
 
 def _axes_of_maximum(walk: Walk, op: Op, x: Value) -> tuple[int, ...] | None:
-    """The axes along which an op finds the largest magnitude of `x`, the last among them."""
+    """The axes along which an op is the maximum of |x|, if the last is among them."""
     magnitudes = graph.producer(op.inputs[0], "abs") if op.name == "reduce_max" else None
     if magnitudes is None or x not in (magnitudes.inputs[0], _narrow(walk, magnitudes.inputs[0])):
         return None

@@ -1,0 +1,108 @@
+"""What becomes of each float dot: the recipe by its path, what `where` selects, and why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from jaxfp8._recipes.recipes import Recipe
+from jaxfp8._recipes.rules import Rule, as_rules, choose
+from jaxfp8._rewrite.floats.rounding import Choose, FloatDot, Rounded
+from jaxfp8._rewrite.ir.sites import DotSite, Seen
+from jaxfp8._rewrite.report.build import report_of
+from jaxfp8._rewrite.report.model import Site
+from jaxfp8._value import dtypes
+from jaxfp8._value.errors import message
+
+Where = Callable[[Site], bool] | str | None
+
+
+def chooser(
+    fun: Callable[..., Any], rules: tuple[Rule, ...], selects: Callable[[Site], bool] | None
+) -> Choose:
+    """What becomes of each dot of `fun`, by the rules and by what `where` selects."""
+
+    def choose_roundings(dot: FloatDot) -> Rounded | tuple[str, str]:
+        objection = _objection(dot)
+        if objection is not None:
+            return objection
+        site = DotSite(dot.op, ((dot.op.inputs[0], None), (dot.op.inputs[1], None)))
+        (row,) = report_of(fun, Seen([site])).sites
+        if selects is not None and not selects(row):
+            return "`where` does not choose it", "choose it in `where`"
+        recipe = choose(rules, row.path)
+        if recipe is None:
+            return "no rule gives it a recipe", "add a rule for its path"
+        if dot.weight is None and selects is None:
+            return (
+                "neither operand is a weight",
+                "choose it in `where` to quantise both operands as activations",
+            )
+        return _by_recipe(dot, recipe)
+
+    return choose_roundings
+
+
+def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | tuple[str, str]:
+    """The roundings of a dot by its recipe, or why there are none."""
+    kinds = [recipe.weight if i == dot.weight else recipe.activation for i in (0, 1)]
+    left, right = (
+        None if role.kind == "held" else kind for role, kind in zip(dot.roles, kinds, strict=True)
+    )
+    if left is None and right is None and not any(r.kind == "held" for r in dot.roles):
+        return (
+            f"{recipe.name} holds weights only, and neither operand is one",
+            "use a recipe for activations, such as `jaxfp8.FP8_DYNAMIC`",
+        )
+    return Rounded((left, right))
+
+
+def _objection(dot: FloatDot) -> tuple[str, str] | None:
+    """Why a dot cannot be in 8 bits, and what to do; None if it can."""
+    for value, role in zip(dot.op.inputs, dot.roles, strict=True):
+        if value.dtype not in dtypes.WIDE_FLOAT and role.kind != "held":
+            return f"an operand is {value.dtype}", "convert it to float32, bfloat16 or float16"
+    if any(value.size == 0 for value in dot.op.inputs):
+        return "an operand is empty", "there is nothing to do"
+    if dot.op.outputs[0].dtype not in dtypes.WIDE_FLOAT:
+        return (
+            f"the output dtype is {dot.op.outputs[0].dtype}",
+            "set preferred_element_type to float32 or bfloat16",
+        )
+    return None
+
+
+def checked_rules(recipe: object, operation: str) -> tuple[Rule, ...]:
+    """The rules of a recipe, whose scales must all be chosen from the data."""
+    if hasattr(recipe, "gradient_dtype"):
+        got, needs = "is for training", "a recipe such as jaxfp8.FP8_DYNAMIC is needed"
+        remedy = "train with the layers of `jaxfp8.linen` or `jaxfp8.nnx`"
+        raise TypeError(message(operation, "`recipe`", got, needs, remedy))
+    rules = as_rules(recipe, operation)
+    for rule in rules:
+        if rule.recipe is None or rule.recipe.activation is None:
+            continue
+        if rule.recipe.activation.static:
+            got = f"{rule.recipe.name} has static scales of activations"
+            needs = "an ordinary program has no place for calibrated scales"
+            remedy = "use a dynamic one such as `jaxfp8.FP8_DYNAMIC`, or a layer of `jaxfp8.nnx`"
+            raise ValueError(message(operation, "recipe", got, needs, remedy))
+    return rules
+
+
+def selector(where: Where, operation: str) -> Callable[[Site], bool] | None:
+    """`where` as a function of rows."""
+    if where is None or callable(where):
+        return where
+    try:
+        pattern = re.compile(where)
+    except (re.error, TypeError) as error:
+        got, needs = f"is {where!r}", "a function of a row or a regular expression is needed"
+        remedy = "escape it with `re.escape` if it is meant as it stands"
+        raise ValueError(message(operation, "`where`", got, needs, remedy)) from error
+
+    def selects(row: Site) -> bool:
+        return any(map(pattern.search, (f"{row.where} {row.function}", row.path)))
+
+    return selects

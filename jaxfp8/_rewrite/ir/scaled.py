@@ -1,0 +1,91 @@
+"""Facts about 8-bit data on its way to a dot: dequantised, scales, or lost.
+
+A fact never replaces a value. It says what else the value equals. The decide pass takes facts from
+equation to equation, and a fact is used only where that saves widening 8-bit data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._rewrite.ir import casts, graph
+from jaxfp8._rewrite.ir.factors import Factor, Factors
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import Shape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scales:
+    """This value is a product of factors, up to its rounding."""
+
+    factors: Factors
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scaled:
+    """This value is `(decode(q) - zero_point) * product of factors`, up to its rounding.
+
+    Attributes:
+      q: the 8-bit data in its storage dtype, of the value's shape.
+      dtype: the logical dtype of `q`.
+      zero_point: an int32 factor to subtract, or None.
+      factors: scales to multiply by, and masks (dtype bool). Where a mask is False the value is
+        zero, whatever the factors before it.
+      origin: the value of dtype `dtype` that the data was first seen as; None if unknown.
+      guards: scalars of dtype bool. The fact holds if all of them are true when the program runs.
+        A fact with guards stays in its region.
+    """
+
+    q: Value
+    dtype: np.dtype
+    zero_point: Factor | None = None
+    factors: Factors = ()
+    origin: Value | None = None
+    guards: tuple[Value, ...] = ()
+
+    @property
+    def smalls(self) -> Factors:
+        """The zero point, where there is one, and the factors."""
+        return self.factors if self.zero_point is None else (self.zero_point, *self.factors)
+
+    def scaled(self, factors: Factors) -> Scaled:
+        """The fact multiplied by further factors."""
+        return dataclasses.replace(self, factors=self.factors + factors)
+
+    def stretched(self, shape: Shape) -> Scaled:
+        """The fact with its axes of size 1 broadcast to `shape`."""
+        if self.q.shape == shape:
+            return self
+        q = graph.derived(
+            "broadcast", lambda q: jnp.broadcast_to(q, shape), [self.q], shape, self.q.dtype
+        )
+        zero = None if self.zero_point is None else self.zero_point.at(shape)
+        factors = tuple(f.at(shape) for f in self.factors)
+        return dataclasses.replace(self, q=q, zero_point=zero, factors=factors)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lost:
+    """This value was dequantised 8-bit data, until an op ended that fact.
+
+    Attributes:
+      op: the op; None where a dot itself, or the whole function, is why it is left as it is.
+      reason, remedy: why, and what to change.
+    """
+
+    op: Op | None
+    reason: str
+    remedy: str
+
+
+# What is known of the data of an operand.
+Known = Scaled | Lost | None
+
+
+def storage_bytes(value: Value) -> Value:
+    """The bytes of an 8-bit value."""
+    return casts.bitcast(value, dtypes.storage(value.dtype))

@@ -1,0 +1,71 @@
+"""Branches: cond and switch, by an index or by the platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jax import lax
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir.graph import Array, Op, Value
+from jaxfp8._rewrite.regions import exits
+from jaxfp8._rewrite.regions.borders import Border, Inside
+from jaxfp8._rewrite.regions.registry import (
+    extra_outputs,
+    is_known,
+    new_op,
+    region,
+    state_facts,
+    walk_inside,
+)
+
+Branch = Callable[..., list[Array]]
+
+
+@region("cond")
+def cond(walk: Context, op: Op) -> Sequence[Value] | None:
+    """Each branch is settled alone; all are given what any of them reads."""
+    index, *operands = op.inputs
+    borders = [Border(walk, op.inputs) for _ in op.params["branches"]]
+    results = [
+        walk_inside(border.inner, op, branch, [border.enter(value) for value in operands])
+        for border, branch in zip(borders, op.params["branches"], strict=True)
+    ]
+    leaving = exits.branch_exits(borders, results)
+    insides = [
+        border.settle([*outputs, *extra_outputs(own)])
+        for border, outputs, own in zip(borders, results, leaving, strict=True)
+    ]
+    if not any(inside.changed for inside in insides) and not is_known(leaving[0]):
+        return None
+    reads = list(dict.fromkeys(v for inside in insides for v, _ in inside.sources))
+    branches = [_branch(inside, reads) for inside in insides]
+    platforms = op.params.get("branches_platforms")
+    if platforms is None:
+        new = new_op(walk, op, [index, *reads], _by_index(branches))
+    else:  # a branch need not compile on another platform than its own
+        new = new_op(walk, op, reads, _by_platform(platforms, branches))
+    outputs = new.outputs
+    state_facts(walk, new, outputs, leaving[0])
+    return outputs
+
+
+def _branch(inside: Inside, reads: Sequence[Value]) -> Branch:
+    """A branch as a function of all values that any branch reads."""
+    places = [reads.index(value) for value, _ in inside.sources]
+    return lambda *arrays: inside.program.run([arrays[i] for i in places])
+
+
+def _by_index(branches: Sequence[Branch]) -> Callable[..., list[Array]]:
+    """The branch that the first array chooses."""
+    return lambda which, *arrays: lax.switch(which, branches, *arrays)
+
+
+def _by_platform(
+    platforms: Sequence[Sequence[str] | None], branches: Sequence[Branch]
+) -> Callable[..., list[Array]]:
+    """The branch of the platform that the program is lowered for; None is any other platform."""
+    pairs = list(zip(platforms, branches, strict=True))
+    named = {name: branch for names, branch in pairs for name in names or ()}
+    default = next((branch for names, branch in pairs if names is None), None)
+    return lambda *arrays: lax.platform_dependent(*arrays, default=default, **named)

@@ -1,0 +1,113 @@
+"""Functions that are called: jit, custom derivative rules, remat, shard_map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir.graph import Array, Op, Params, Value
+from jaxfp8._rewrite.regions import exits
+from jaxfp8._rewrite.regions.borders import Border
+from jaxfp8._rewrite.regions.registry import extra_outputs, new_op, rebuilt, region, walk_inside
+from jaxfp8._rewrite.rules.registry import lost
+from jaxfp8._value import compat
+
+JITS = ("jit", "pjit")
+
+
+@region(*JITS)
+def jit(walk: Context, op: Op) -> Sequence[Value] | None:
+    """A jitted function is inlined, unless it donates, shards or has compiler options.
+
+    Then it is rebuilt with all its parameters.
+    """
+    if asks_for_nothing(op.params):
+        return walk_inside(walk, op, op.params["jaxpr"], op.inputs)
+    border = Border(walk, op.inputs)
+    ended = lost(op, "takes dequantised values, and donates or shards", "dequantise inside it")
+    args = [border.enter_plain(value, ended) for value in op.inputs]
+    outputs = walk_inside(border.inner, op, op.params["jaxpr"], args)
+    inside = border.settle(outputs, keep=args)
+
+    def run(*arrays: Array) -> Sequence[Array]:
+        return bind_jit(op, inside.program.run, arrays)
+
+    if not inside.changed:
+        return None
+    return new_op(walk, op, [value for value, _ in inside.sources], run).outputs
+
+
+def asks_for_nothing(params: Params) -> bool:
+    """Whether a jit states no sharding, layout, donation or compiler option."""
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    return (
+        not any(params["donated_invars"])
+        and not params["compiler_options_kvs"]
+        and all(layout is None for layout in layouts)
+        and all(compat.is_unspecified(sharding) for sharding in shardings)
+    )
+
+
+def bind_jit(op: Op, run: Callable[..., list[Array]], arrays: Sequence[Array]) -> Sequence[Array]:
+    """Bind a jit with its own parameters and another function, which takes a list of arrays."""
+    jaxpr = jax.make_jaxpr(lambda *xs: run(xs))(*arrays)
+    return op.equation.primitive.bind(*arrays, **{**op.params, "jaxpr": jaxpr})
+
+
+@region("custom_jvp_call", "custom_vjp_call", "closed_call", "core_call")
+def call(walk: Context, op: Op) -> Sequence[Value] | None:
+    """A function is inlined: its derivative rule is that of the rewritten function as a whole."""
+    return walk_inside(walk, op, op.params["call_jaxpr"], op.inputs)
+
+
+@region("rewritten_linear")
+def rewritten(walk: Context, op: Op) -> Sequence[Value]:
+    """The second half of a derivative that was rewritten before is inlined."""
+    return walk_inside(walk, op, op.params["linear"].jaxpr, op.inputs)
+
+
+@region("remat2", "checkpoint", "remat")
+def remat(walk: Context, op: Op) -> Sequence[Value] | None:
+    """A rematerialised function is rebuilt with its own policy."""
+    border = Border(walk, op.inputs)
+    args = [border.enter(value) for value in op.inputs]
+    outputs = walk_inside(border.inner, op, op.params["jaxpr"], args)
+    leaving = exits.exits(border, outputs)
+    inside = border.settle([*outputs, *extra_outputs(leaving)])
+
+    def run(*arrays: Array) -> Sequence[Array]:
+        closed, consts = compat.hoisted(lambda *xs: inside.program.run(xs), arrays)
+        params = {**op.params, "jaxpr": compat.open_jaxpr(closed)}
+        return op.equation.primitive.bind(*consts, *arrays, **params)
+
+    return rebuilt(walk, op, inside, run, leaving)
+
+
+@region("shard_map")
+def shard_map(walk: Context, op: Op) -> Sequence[Value] | None:
+    """8-bit data is sharded like the wide value, and scales along the axes they vary along."""
+    params, jaxpr = op.params, op.params["jaxpr"]
+    border = Border(walk, op.inputs)
+    rows = zip(op.inputs, compat.open_jaxpr(jaxpr).invars, params["in_specs"], strict=True)
+    args = [border.enter_shards(value, v.aval.shape, spec) for value, v, spec in rows]
+    outputs = walk_inside(border.inner, op, jaxpr, args)
+    leaving = exits.shard_exits(border, outputs, params["out_specs"], params["mesh"])
+    inside = border.settle([*outputs, *extra_outputs(leaving)])
+    out_specs = (*params["out_specs"], *(exit_.spec for exit_ in leaving for _ in exit_.extra))
+    axes = params["manual_axes" if "manual_axes" in params else "newly_manual_axes"]
+
+    def run(*arrays: Array) -> Sequence[Array]:
+        mapped = jax.shard_map(
+            lambda *xs: tuple(inside.program.run(xs)),
+            mesh=params["mesh"],
+            in_specs=tuple(how for _, how in inside.sources),
+            out_specs=out_specs,
+            axis_names=axes,
+            check_vma=params["check_vma"],
+        )
+        return mapped(*arrays)
+
+    return rebuilt(walk, op, inside, run, leaving)

@@ -1,0 +1,180 @@
+"""Loops: scan and while."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax import lax
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir.graph import Array, Op, Value
+from jaxfp8._rewrite.regions import exits, opaque
+from jaxfp8._rewrite.regions.borders import Border, How, Inside
+from jaxfp8._rewrite.regions.exits import Exit
+from jaxfp8._rewrite.regions.registry import (
+    Run,
+    extra_outputs,
+    is_known,
+    new_op,
+    region,
+    state_facts,
+    walk_inside,
+)
+from jaxfp8._rewrite.rules.registry import lost
+from jaxfp8._value import compat
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Carry:
+    """The carried values of a loop, before it and inside it.
+
+    A value that the body returns as it was given is a constant of the loop: what is known of it
+    stays known.
+
+    Attributes:
+      outer, inner: the values before the loop, and inside.
+      changing: which of them change.
+    """
+
+    outer: Sequence[Value]
+    inner: Sequence[Value]
+    changing: Sequence[int]
+
+    def those_that_change(self, values: Sequence[Value]) -> list[Value]:
+        """The values, one for each carried one, without those of constants."""
+        return [values[i] for i in self.changing]
+
+    def constants(self) -> list[Value]:
+        """The inner values that never change."""
+        return [value for i, value in enumerate(self.inner) if i not in self.changing]
+
+
+def _carry(border: Border, op: Op, jaxpr: object, first: int, outer: Sequence[Value]) -> Carry:
+    """The carried values of a loop, which are arguments of its body from `first` on."""
+    opened = compat.open_jaxpr(jaxpr)
+    arguments, results = opened.invars[first : first + len(outer)], opened.outvars[: len(outer)]
+    pairs = enumerate(zip(arguments, results, strict=True))
+    changing = [i for i, (given, returned) in pairs if given is not returned]
+    ended = lost(
+        op,
+        "carries dequantised values from turn to turn, and changes them",
+        "carry the 8-bit array, and dequantise it in the body",
+    )
+    inner = [
+        border.enter_plain(value, ended) if i in changing else border.enter(value)
+        for i, value in enumerate(outer)
+    ]
+    return Carry(outer, inner, changing)
+
+
+@region("scan")
+def scan(walk: Context, op: Op) -> Sequence[Value] | None:
+    """Constants enter whole, and stacks slice by slice."""
+    params, jaxpr = op.params, op.params["jaxpr"]
+    n_consts, n_carry = compat.scan_counts(params)
+    first = n_consts + n_carry
+    border = Border(walk, op.inputs)
+    carry = _carry(border, op, jaxpr, n_consts, op.inputs[n_consts:first])
+    consts = [border.enter(v) for v in op.inputs[:n_consts]]
+    slices = [border.enter_slices(v) for v in op.inputs[first:]]
+    outputs = walk_inside(border.inner, op, jaxpr, [*consts, *carry.inner, *slices])
+    state, stacked = carry.those_that_change(outputs), outputs[n_carry:]
+    leaving = exits.exits(border, stacked, params["length"])
+    inside = border.settle(
+        [*state, *stacked, *extra_outputs(leaving)], keep=carry.those_that_change(carry.inner)
+    )
+    return _rebuilt_loop(walk, op, inside, _run_scan(op, inside, len(state)), carry, leaving)
+
+
+def _run_scan(op: Op, inside: Inside, n_state: int) -> Run:
+    """Runs a rebuilt scan on the arrays that it reads."""
+    names = ("reverse", "length", "unroll", "_split_transpose")
+    options = {name: op.params[name] for name in names if name in op.params}
+
+    def run(*arrays: Array) -> Sequence[Array]:
+        rows = list(zip(arrays, inside.sources, strict=True))
+        init = [x for x, (_, how) in rows if how == "carry"]
+        stacks = [x for x, (_, how) in rows if how == "slice"]
+
+        def body(state: list[Array], slices: list[Array]) -> tuple[list[Array], list[Array]]:
+            feed: dict[How, Iterator[Array]] = {"carry": iter(state), "slice": iter(slices)}
+            xs = [next(feed[how]) if how in feed else x for x, (_, how) in rows]
+            outs = inside.program.run(xs)
+            return outs[:n_state], outs[n_state:]
+
+        state, stacked = lax.scan(body, init, stacks, **options)
+        return [*state, *stacked]
+
+    return run
+
+
+@region("while")
+def while_(walk: Context, op: Op) -> Sequence[Value] | None:
+    """The body is rebuilt; the condition is left as it is."""
+    opaque.look_into_condition(walk, op)
+    params = op.params
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    first = n_cond + n_body
+    border = Border(walk, op.inputs)
+    cond_consts = [border.enter(v, facts=False) for v in op.inputs[:n_cond]]
+    consts = [border.enter(v) for v in op.inputs[n_cond:first]]
+    carry = _carry(border, op, params["body_jaxpr"], n_body, op.inputs[first:])
+    outputs = walk_inside(border.inner, op, params["body_jaxpr"], [*consts, *carry.inner])
+    states = carry.those_that_change(carry.inner)
+    of_condition = [v for v in [*cond_consts, *carry.constants()] if v.literal is None]
+    inside = border.settle(carry.those_that_change(outputs), keep=[*of_condition, *states])
+    run = _run_while(op, inside, [*cond_consts, *carry.inner], states)
+    return _rebuilt_loop(walk, op, inside, run, carry)
+
+
+def _run_while(
+    op: Op, inside: Inside, of_condition: Sequence[Value], states: Sequence[Value]
+) -> Run:
+    """Runs a rebuilt while loop on the arrays that it reads.
+
+    Args:
+      op: the loop.
+      inside: its body.
+      of_condition: the inner values that the condition is given.
+      states: the inner values that change.
+    """
+    condition_jaxpr = op.params["cond_jaxpr"]
+
+    def run(*arrays: Array) -> Sequence[Array]:
+        env = dict(zip(inside.program.inputs, arrays, strict=True))
+
+        def at(values: Sequence[Value], state: Sequence[Array]) -> list[Array]:
+            now = {**env, **dict(zip(states, state, strict=True))}
+            return [now[v] if v.literal is None else v.literal for v in values]
+
+        def condition(*state: Array) -> list[Array]:
+            consts, opened = compat.consts_of(condition_jaxpr), compat.open_jaxpr(condition_jaxpr)
+            return jax.core.eval_jaxpr(opened, consts, *at(of_condition, state))
+
+        def body(*state: Array) -> list[Array]:
+            return inside.program.run(at(inside.program.inputs, state))
+
+        return compat.bind_while(op.equation, condition, body, [env[v] for v in states])
+
+    return run
+
+
+def _rebuilt_loop(
+    walk: Context, op: Op, inside: Inside, run: Run, carry: Carry, leaving: Sequence[Exit] = ()
+) -> Sequence[Value] | None:
+    """The outputs of a rebuilt loop: carried values that never change are their inputs."""
+    if not inside.changed and not is_known(leaving):
+        return None
+    new = new_op(walk, op, [value for value, _ in inside.sources], run)
+    stacked = new.outputs[len(carry.outer) :]
+    kept = [*carry.those_that_change(new.outputs), *stacked]
+    new.outputs = tuple(kept)
+    for i, value in enumerate(kept):
+        value.index = i
+    state_facts(walk, new, stacked, leaving)
+    final = list(carry.outer)
+    for i, value in zip(carry.changing, kept, strict=False):
+        final[i] = value
+    return [*final, *stacked]

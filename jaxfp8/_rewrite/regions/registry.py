@@ -1,0 +1,80 @@
+"""The table of regions, and what their rules share: walking the inside, and rebuilding the op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir.graph import Array, Op, Value
+from jaxfp8._rewrite.regions.borders import Inside
+from jaxfp8._rewrite.regions.exits import Exit
+from jaxfp8._value import compat
+
+Region = Callable[[Context, Op], Sequence[Value] | None]
+# Evaluates a rebuilt region on the arrays that it reads.
+Run = Callable[..., Sequence[Array]]
+REGIONS: dict[str, Region] = {}
+
+
+def region(*names: str) -> Callable[[Region], Region]:
+    """Register the rule of regions by the names of their primitives."""
+
+    def register(function: Region) -> Region:
+        REGIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def walk_inside(walk: Context, op: Op, jaxpr: object, inputs: Sequence[Value]) -> list[Value]:
+    """Walk a jaxpr that an op holds, on given values."""
+    consts = [graph.constant(c) for c in compat.consts_of(jaxpr)]
+    return walk.jaxpr(compat.open_jaxpr(jaxpr), consts, inputs, op.inside)
+
+
+def rebuilt(
+    walk: Context, op: Op, inside: Inside, run: Run, leaving: Sequence[Exit]
+) -> Sequence[Value] | None:
+    """The outputs of a rebuilt region, or None if nothing inside it changed or is known."""
+    if not inside.changed and not is_known(leaving):
+        return None
+    new = new_op(walk, op, [value for value, _ in inside.sources], run)
+    outputs = new.outputs
+    state_facts(walk, new, outputs, leaving)
+    return outputs
+
+
+def new_op(walk: Context, op: Op, reads: Sequence[Value], run: Run) -> Op:
+    """The op of a rebuilt region: it reads other values, and runs in the context of `op`."""
+    new = graph.equation_op(op.equation, reads, op.callers)
+
+    def within(*arrays: Array) -> Sequence[Array]:
+        with graph.context_inside(new):
+            return run(*arrays)
+
+    new.run = within
+    walk.note(new)
+    return new
+
+
+def extra_outputs(leaving: Sequence[Exit]) -> list[Value]:
+    """What a region returns beside its outputs: parts of the facts about them."""
+    return [value for exit_ in leaving for value in exit_.extra]
+
+
+def is_known(leaving: Sequence[Exit]) -> bool:
+    """Whether any output is known to be dequantised 8-bit data."""
+    return any(exit_.fact is not None for exit_ in leaving)
+
+
+def state_facts(walk: Context, op: Op, outputs: Sequence[Value], leaving: Sequence[Exit]) -> None:
+    """Add the extra outputs to a rebuilt region, and state the facts about the others."""
+    for value, exit_ in zip(outputs, leaving, strict=True):
+        given: dict[Value, Value] = {}
+        for part in exit_.extra:
+            given[part] = Value(exit_.shape(part), part.dtype, op, len(op.outputs))
+            op.outputs += (given[part],)
+        fact = exit_.outside(given.__getitem__)
+        if fact is not None:
+            walk.facts[value] = fact

@@ -1,0 +1,206 @@
+"""Makes the report: from the dots that a walk saw to rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfp8._call import lowering, routes
+from jaxfp8._rewrite.ir import granularity, source
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.scaled import Known, Scaled
+from jaxfp8._rewrite.ir.sites import Captured, DotSite, Seen
+from jaxfp8._rewrite.report import split
+from jaxfp8._rewrite.report.model import Operand, Report, Site
+from jaxfp8._rewrite.rules import masks, unserved
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
+
+
+def report_of(fun: Callable[..., Any], seen: Seen) -> Report:
+    """The report on the dots of a function."""
+    name = getattr(fun, "__name__", type(fun).__name__)
+    rows, calls = tuple(map(_row, seen.sites)), tuple(map(_call_row, seen.calls))
+    return Report(name=name, sites=rows, others=seen.others, calls=calls)
+
+
+def _row(site: DotSite) -> Site:
+    place = source.place(site.op)
+    spec = None if site.captured is None else site.captured.spec
+    ended_by, ended_at = _end(site, place) if spec is None else ("", "")
+    return Site(
+        file=place.file,
+        line=place.line,
+        function=place.function,
+        library=place.library,
+        path=source.path(site.op),
+        lhs=_operand(site, 0),
+        rhs=_operand(site, 1),
+        dims=unserved.sizes_of(site),
+        rewritten=spec is not None,
+        reason=site.reason,
+        remedy=site.remedy,
+        ended_by=ended_by,
+        ended_at=ended_at,
+        epilogue="" if spec is None else _epilogue(spec),
+        widened_bytes=sum(_widened(*given) for given in site.given),
+        note=_notes(site),
+        mesh="" if spec is None else split.told(spec, site.op.equation),
+        **_on_platforms(spec),
+    )
+
+
+def _call_row(op: Op) -> Site:
+    """The row of a scaled dot that the function holds already."""
+    place, spec = source.place(op), op.params["spec"]
+    return Site(
+        file=place.file,
+        line=place.line,
+        function=place.function,
+        library=place.library,
+        path=source.path(op),
+        lhs=_operand_of(spec.lhs),
+        rhs=_operand_of(spec.rhs),
+        dims=(
+            math.prod(spec.batch_shape),
+            math.prod(spec.lhs.sizes(spec.lhs.free)),
+            math.prod(spec.rhs.sizes(spec.rhs.free)),
+            math.prod(spec.lhs.sizes(spec.lhs.contracting)),
+        ),
+        rewritten=False,
+        already=True,
+        reason="",
+        remedy="",
+        ended_by="",
+        ended_at="",
+        epilogue=_epilogue(spec),
+        widened_bytes=0,
+        note=_notes_of(spec),
+        mesh=split.told(spec, op.equation),
+        **_on_platforms(spec),
+    )
+
+
+def _operand_of(side: OperandSpec) -> Operand:
+    """An operand of a scaled dot that the function holds already."""
+    eight_bit = dtypes.is_eight_bit(side.dtype)
+    return Operand(
+        dtype=side.dtype,
+        shape=side.shape,
+        scale=granularity.words(*_scale_of(side)) if eight_bit else "none",
+        zero_point=side.zero_point,
+        eight_bit=eight_bit,
+    )
+
+
+def _scale_of(side: OperandSpec) -> tuple[Shape | None, Shape, Shape]:
+    """The tiles of the scale, the shape of the operand and its contracting axes."""
+    return side.tiles if side.scale else None, side.shape, side.contracting
+
+
+def _notes_of(spec: ScaledDotSpec) -> str:
+    """What the scales of a call cost."""
+    sides = {"left": spec.lhs, "right": spec.rhs}
+    notes = [
+        granularity.note(name, *_scale_of(side), eight_bit=dtypes.is_eight_bit(side.dtype))
+        for name, side in sides.items()
+    ]
+    return "; ".join(filter(None, notes))
+
+
+def _notes(site: DotSite) -> str:
+    """What the scales of a captured dot cost, by the axes of its operands."""
+    if site.captured is None:
+        return ""
+    notes = []
+    for i, name in enumerate(("left", "right")):
+        shape, eight_bit = site.given[i][0].shape, site.captured.sides[i].scaled is not None
+        axes = _tiles_given(site, site.captured, i), shape, site.contracting(i)
+        notes.append(granularity.note(name, *axes, eight_bit=eight_bit))
+    return "; ".join(filter(None, notes))
+
+
+def _end(site: DotSite, place: source.Place) -> tuple[str, str]:
+    """The operation that ended the fact of a missed dot, and its "file:line"."""
+    if site.blame is None:
+        return site.op.name, f"{place.file}:{place.line}"
+    there = source.place(site.blame)
+    return site.blame.equation.primitive.name, f"{there.file}:{there.line}"
+
+
+def _on_platforms(spec: ScaledDotSpec | None) -> dict[str, Any]:
+    """For each platform why no kernel takes a call, and which kernel does."""
+    if spec is None:
+        return {"platforms": {}, "kernels": {}}
+    backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+    names = dict.fromkeys(["cpu", "cuda", backend])
+    kernels = {name: routes.kernel_for(spec, name) for name in names}
+    return {
+        "platforms": {name: lowering.why_not(spec, name) for name in names},
+        "kernels": {name: kernel for name, kernel in kernels.items() if kernel is not None},
+    }
+
+
+def _operand(site: DotSite, index: int) -> Operand:
+    value, fact = site.given[index]
+    if not isinstance(fact, Scaled):
+        dtype, scale, zero = value.dtype.name, "none", False
+    else:
+        captured = site.captured
+        tiles = _tiles_found(fact) if captured is None else _tiles_given(site, captured, index)
+        dtype, scale, zero = (
+            fact.dtype.name,
+            granularity.words(tiles, value.shape, site.contracting(index)),
+            fact.zero_point is not None,
+        )
+    return Operand(
+        dtype=dtype,
+        shape=tuple(size if isinstance(size, int) else str(size) for size in value.shape),
+        scale=scale,
+        zero_point=zero,
+        eight_bit=isinstance(fact, Scaled),
+        quantized=site.quantized[index],
+    )
+
+
+def _tiles_found(fact: Scaled) -> Shape | None:
+    """The finest tiles of the scales before the dot; None without scales."""
+    scales = [f.tiles for f in fact.factors if not masks.is_mask(f)]
+    return tuple(map(min, zip(*scales, strict=True))) if scales else None
+
+
+def _tiles_given(site: DotSite, captured: Captured, index: int) -> Shape | None:
+    """The tiles of the scale that the call gets, by the axes of the operand as the dot has it."""
+    side, spec = captured.sides[index], (captured.spec.lhs, captured.spec.rhs)[index]
+    if not spec.scale:
+        return None
+    contracting, batch = (axes[index] for axes in site.numbers)
+    own = (*side.contracting, *side.batch, *spec.free)
+    free = (a for a in range(len(spec.shape)) if a not in contracting and a not in batch)
+    as_given = dict(zip((*contracting, *batch, *free), own, strict=True))
+    return tuple(spec.tiles[as_given[axis]] for axis in range(len(spec.shape)))
+
+
+def _widened(value: Value, fact: Known) -> int:
+    """Bytes of the wide array that the dot reads, where it is dequantised 8-bit data."""
+    wide = isinstance(fact, Scaled) and value.dtype not in dtypes.EIGHT_BIT
+    return value.size * np.dtype(value.dtype).itemsize if wide else 0
+
+
+def _epilogue(spec: ScaledDotSpec) -> str:
+    """What a scaled dot computes beside the product, in words."""
+    epilogue = spec.epilogue
+    parts = {
+        "scale": spec.lhs.scale or spec.rhs.scale,
+        "zero point": spec.lhs.zero_point or spec.rhs.zero_point,
+        "residual": epilogue.residual is not None,
+        "bias": epilogue.bias is not None,
+        epilogue.activation: epilogue.activation != "none",
+        "amax": epilogue.amax is not None,
+        "out scale": epilogue.out_scale is not None,
+    }
+    return f"{', '.join(p for p, held in parts.items() if held)} -> {epilogue.out_dtype}".lstrip()

@@ -1,0 +1,253 @@
+"""Fusing steps into one scaled dot, or saying which step does not fit.
+
+A kernel works in one order: `activation(sum * scales + residual + bias) / out_scale`, then clip,
+round and convert. `fuse` takes the steps after a dot one by one, and no step may overtake another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxfp8._rewrite.ir import casts, constants, graph
+from jaxfp8._rewrite.ir.factors import Factor, Factors, combine, full_tiles
+from jaxfp8._rewrite.ir.facts import Product, ScaledDot
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.steps import (
+    Activation,
+    Bias,
+    Cast,
+    Clip,
+    Quantize,
+    Residual,
+    Round,
+    Same,
+    Scale,
+    Step,
+    View,
+)
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import Shape
+
+# The stages of a kernel's work, in its order.
+_STAGES = ("sum", "activation", "amax", "out scale", "clip or rounding", "quantised output")
+_ORDER = {stage: i for i, stage in enumerate(_STAGES)}
+# At these stages a call cannot stop.
+_PENDING = ("out scale", "clip or rounding")
+# For each step the last stage that it may follow, and its verb.
+_FOLLOWS: dict[type[Step], tuple[str, str]] = {
+    Bias: ("sum", "adds a bias"),
+    Residual: ("sum", "adds a residual"),
+    Activation: ("sum", "is an activation"),
+    Scale: ("out scale", "scales"),
+    Cast: ("clip or rounding", "converts"),
+    Clip: ("clip or rounding", "clips"),
+    Round: ("clip or rounding", "rounds"),
+    Quantize: ("clip or rounding", "quantises"),
+    Same: ("quantised output", "renames"),
+    View: ("quantised output", "views"),
+}
+
+
+@dataclasses.dataclass
+class FusedDot:
+    """A dot with the steps fused into it so far.
+
+    Attributes:
+      dot: the dot.
+      dtype: the dtype of the value after the last step.
+      lhs, rhs: scales that followed the sum, as those of a side.
+      residual, bias, activation: what follows the sum.
+      out: scales that follow the activation.
+      low, high, is_rounded: the clip and the rounding on the way to an 8-bit output.
+      quantized: the dtype of an 8-bit output.
+      gives_amax: whether the call gives the amax of the values before `out`.
+      is_narrowed: whether a cast to float16 may have made values infinite.
+      views: transposes and reshapes of the output.
+    """
+
+    dot: ScaledDot
+    dtype: np.dtype
+    lhs: Factors = ()
+    rhs: Factors = ()
+    residual: Value | None = None
+    bias: Value | None = None
+    activation: str = "none"
+    out: Factors = ()
+    low: float | None = None
+    high: float | None = None
+    is_rounded: bool = False
+    quantized: np.dtype | None = None
+    gives_amax: bool = False
+    is_narrowed: bool = False
+    views: tuple[Op, ...] = ()
+
+    @property
+    def stage(self) -> str:
+        """The last stage of `_STAGES` that the steps reached."""
+        if self.quantized is not None:
+            return "quantised output"
+        if self.low is not None or self.high is not None or self.is_rounded:
+            return "clip or rounding"
+        if self.out:
+            return "out scale"
+        if self.gives_amax:
+            return "amax"
+        return "sum" if self.activation == "none" else "activation"
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call can compute exactly this."""
+        return self.stage not in _PENDING
+
+    def apply(self, step: Step) -> str | None:
+        """Fuse one more step; a sentence where it does not fit."""
+        last, verb = _FOLLOWS[type(step)]
+        if _ORDER[self.stage] > _ORDER[last]:
+            return f"{verb} after the {self.stage}"
+        if self.dtype == dtypes.INT32 and not isinstance(step, Same | View | Cast):
+            return f"{verb} in int32, where a kernel computes in float32"
+        match step:
+            case Scale(factors):
+                return self._scale(factors)
+            case Bias(value):
+                return self._add_bias(value)
+            case Residual(value):
+                return self._add_residual(value)
+            case Activation(name, dtype):
+                self.activation = name
+                return self._cast(dtype)
+            case Cast(dtype):
+                return self._cast(dtype)
+            case Quantize(dtype):
+                return self._quantize(dtype)
+            case Clip(low, high):
+                self._clip(low, high)
+            case Round():
+                self.is_rounded = True
+            case View(op):
+                self.views += (op,)
+        return None
+
+    def _cast(self, dtype: np.dtype) -> str | None:
+        """Convert to another float dtype."""
+        if self.is_narrowed and dtype != np.float16:
+            return f"widens what float16 may have made infinite to {dtype}"
+        self.is_narrowed |= dtype == np.float16 != self.dtype
+        self.dtype = dtype
+        return None
+
+    def _scale(self, factors: Factors) -> str | None:
+        """Scale the sides, where only a bias came before; else the output."""
+        if self.stage != "sum" or self.residual is not None:
+            self.out += factors
+            return None
+        for factor in factors:
+            if (reason := self._scale_side(factor)) is not None:
+                return reason
+            if self.bias is not None:
+                self.bias = _scaled_bias(self.bias, factor, self.dot.out_shape)
+                if self.bias is None:
+                    return "scales the bias by blocks"
+        return None
+
+    def _scale_side(self, factor: Factor) -> str | None:
+        """Give a factor of the output to the side along whose axes it varies."""
+        side = self.dot.side_of(factor)
+        if side is None:
+            return (
+                f"multiplies by an array of shape {list(factor.small.shape)} that varies along "
+                "rows and columns together"
+            )
+        if side == "lhs":
+            self.lhs += (self.dot.lhs.from_output(factor),)
+        else:
+            self.rhs += (self.dot.rhs.from_output(factor),)
+        if self.dot.too_fine(self.lhs, self.rhs):
+            return "scales rows or columns that are scaled along the contracted axis already"
+        return None
+
+    def _add_bias(self, value: Value) -> str | None:
+        bias = casts.cast(value, np.float32)
+        self.bias = bias if self.bias is None else graph.add(self.bias, bias)
+        return None
+
+    def _add_residual(self, value: Value) -> str | None:
+        if self.residual is not None:
+            return "adds a second residual"
+        self.residual = value
+        return None
+
+    def _clip(self, low: float | None, high: float | None) -> None:
+        """Clip to the bounds that all clips share."""
+        self.low = max((b for b in (self.low, low) if b is not None), default=None)
+        self.high = min((b for b in (self.high, high) if b is not None), default=None)
+
+    def _quantize(self, dtype: np.dtype) -> str | None:
+        low, high = dtypes.finite_range(dtype)
+        if dtypes.is_float8(dtype):
+            if (self.low, self.high) != (low, high) or self.is_rounded:
+                return f"converts to {dtype} without clipping to [{low:g}, {high:g}] first"
+        elif not self._is_clipped_to(low, high):
+            return f"clips to [{self.low}, {self.high}], not to the range of {dtype}"
+        elif not self.is_rounded:
+            return f"converts to {dtype} without rounding first"
+        if self.out and self.out_scale() is None:
+            return "scales the quantised output by blocks"
+        self.quantized = np.dtype(dtype)
+        return None
+
+    def _is_clipped_to(self, low: float, high: float) -> bool:
+        """Whether the conversion to an integer dtype saturates, as a kernel's does.
+
+        XLA saturates when it converts to int8. To uint8 it need not.
+        """
+        if low < 0:
+            return (self.low is None or self.low <= low) and (
+                self.high is None or self.high >= high
+            )
+        return (self.low == low or self._is_never_negative()) and self.high == high
+
+    def _is_never_negative(self) -> bool:
+        """Whether relu bounds the values from below: no scale after it may be negative."""
+        scales = [constants.number(factor.small) for factor in self.out]
+        positive = all(number is not None and number > 0 for number in scales)
+        return self.low is None and self.activation == "relu" and positive
+
+    def out_scale(self) -> Value | None:
+        """The array that dequantises the output, of the output's rank.
+
+        None where there is none, or where it varies by blocks.
+        """
+        if not self.out:
+            return None
+        shape = self.dot.out_shape
+        total = combine(self.out, shape)
+        if any(t not in (1, full) for t, full in zip(total.tiles, full_tiles(shape), strict=True)):
+            return None
+        return graph.reciprocal(total.small)
+
+
+def _scaled_bias(bias: Value, factor: Factor, out_shape: Shape) -> Value | None:
+    """The bias times a factor that follows it; None where that varies by blocks."""
+    for tile, size in zip(factor.tiles, out_shape, strict=True):
+        if tile not in (1, max(size, 1)):
+            return None
+    return graph.multiply(bias, casts.cast(factor.small, np.float32))
+
+
+def fuse(product: Product, amax_of: Product | None = None) -> FusedDot | str:
+    """The scaled dot that a product amounts to, or which step does not fit.
+
+    Args:
+      product: the dot and its steps.
+      amax_of: the step whose amax the call is to give as well.
+    """
+    fused = FusedDot(product.dot, product.dot.out.dtype)
+    for part in reversed(product.ancestry()):
+        if part.step is not None and (reason := fused.apply(part.step)):
+            return reason
+        if part is amax_of:
+            fused.gives_amax = True
+    return fused

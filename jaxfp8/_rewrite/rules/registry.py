@@ -1,0 +1,72 @@
+"""The tables of rules, and what rules say of a fact that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir.facts import Fact
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.scaled import Lost
+from jaxfp8._value import dtypes
+
+# From the walk and an op to the fact about its output: None where nothing is known, `Lost` where
+# the op ends a fact that another operation would have kept.
+Rule = Callable[[Context, Op], Fact | None]
+# The same for an op with several outputs: a fact, or None, for each.
+OutputsRule = Callable[[Context, Op], Sequence[Fact | None]]
+
+RULES: dict[str, Rule] = {}
+OUTPUTS_RULES: dict[str, OutputsRule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of primitives with one output."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def outputs_rule(*names: str) -> Callable[[OutputsRule], OutputsRule]:
+    """Register the rule of primitives with several outputs."""
+
+    def register(function: OutputsRule) -> OutputsRule:
+        OUTPUTS_RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def lost(op: Op, reason: str, remedy: str) -> Lost:
+    """The fact that 8-bit data was lost at `op`."""
+    return Lost(op, f"`{op.name}` {reason}", remedy)
+
+
+# Remedies that several rules give.
+STAYS_WIDE = "the product needs the dequantised values themselves, so this dot stays wide"
+BEFORE = "apply it to the 8-bit array and to the scales, before dequantising"
+
+# Where they bind, the product needs the bounded values. Where they cannot, nothing is lost.
+_BOUNDS = ("max", "min", "clamp")
+_UNBOUND = f"drop it if it never binds; else {STAYS_WIDE.replace('dequantised', 'bounded')}"
+_MOVES = ("gather", "slice", "dynamic_slice", "split", "rev", "reshape", "transpose", "squeeze")
+
+
+def remedy_for(name: str) -> str:
+    """What to do about a primitive without a rule for dequantised values."""
+    if name in _BOUNDS:
+        return _UNBOUND
+    if name in _MOVES:
+        return BEFORE
+    return (
+        f"the product needs what `{name}` makes of them, so this dot stays wide; for an 8-bit "
+        "product, quantise that (`jaxfp8.quantize`)"
+    )
+
+
+def is_wide_float(value: Value) -> bool:
+    """Whether the value is float32, bfloat16 or float16."""
+    return value.dtype in dtypes.WIDE_FLOAT

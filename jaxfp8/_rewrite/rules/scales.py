@@ -1,0 +1,115 @@
+"""Scales multiplied by and divided by, before a dot and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir import casts, graph
+from jaxfp8._rewrite.ir.factors import Factor, Factors, each
+from jaxfp8._rewrite.ir.facts import Fact
+from jaxfp8._rewrite.ir.graph import Op, Value
+from jaxfp8._rewrite.ir.scaled import Lost, Scales
+from jaxfp8._rewrite.rules import epilogue
+from jaxfp8._rewrite.rules.registry import BEFORE, is_wide_float, lost, rule
+from jaxfp8._value import dtypes
+
+
+@rule("mul")
+def multiply(walk: Context, op: Op) -> Fact | None:
+    """A scale times a product, a dequantised value or another scale."""
+    for main, other in (op.inputs, op.inputs[::-1]):
+        if (product := walk.product(main)) is not None:
+            return epilogue.scale(product, op, walk.factors(other))
+    return _scale(walk, op, invert=False)
+
+
+@rule("div")
+def divide(walk: Context, op: Op) -> Fact | None:
+    """A division by a scale: its reciprocal, taken once of the small array, in float32."""
+    main, other = op.inputs
+    if (product := walk.product(main)) is not None:
+        return epilogue.scale(product, op, inverse(walk.factors(other)))
+    return _scale(walk, op, invert=True)
+
+
+def inverse(factors: Factors) -> Factors:
+    """One over each factor, in float32."""
+    return tuple(
+        f.map_small(lambda s: graph.reciprocal(casts.cast(s, np.float32))) for f in factors
+    )
+
+
+def _scale(walk: Context, op: Op, *, invert: bool) -> Fact | None:
+    """The fact about a dequantised value or a scale times another scale, or divided by it."""
+    out = op.outputs[0]
+    if not is_wide_float(out):
+        return _in_integers(walk, op)
+    pairs = [op.inputs] if invert else [op.inputs, op.inputs[::-1]]
+    for main, other in sorted(pairs, key=lambda p: -p[0].size):
+        scaled = walk.dequantised(main)
+        if scaled is None:
+            continue
+        factors = walk.factors(other)
+        if (stretched := stretches_too_far(op, main, factors)) is not None:
+            return stretched
+        factors = tuple(f.at(out.shape) for f in factors)
+        return scaled.stretched(out.shape).scaled(inverse(factors) if invert else factors)
+    if any(isinstance(walk.fact(v), Scales) for v in op.inputs) or _stretches(op):
+        left, right = (tuple(f.at(out.shape) for f in walk.factors(v)) for v in op.inputs)
+        if (rounded := rounded_as_written(op, [left, right])) is not None:
+            return Scales(rounded)
+        return Scales(left + (inverse(right) if invert else right))
+    return None
+
+
+def stretches_too_far(op: Op, main: Value, factors: Factors) -> Lost | None:
+    """The loss where dequantised values are broadcast, with a number for each element; else None.
+
+    Under vmap, one 8-bit array may meet many scales. Then it is copied for each of them: that many
+    bytes are less than as many wide values.
+    """
+    out = op.outputs[0]
+    if main.shape == out.shape or all(f.small.size < out.size for f in factors):
+        return None
+    sizes = f"{list(main.shape)} to {list(out.shape)}"
+    return lost(op, f"stretches {sizes}, with a number for each element", BEFORE)
+
+
+def rounded_as_written(op: Op, inputs: Sequence[Factors]) -> Factors | None:
+    """What `op` makes of scales in 16 bits, rounded as it rounds.
+
+    The 8-bit data may have been made with the rounded scale. None where the op is in float32, or
+    where none of the factors has tiles as fine as those of the result.
+    """
+    is_narrow = any(v.dtype in dtypes.FLOAT16 for v in (*op.inputs, *op.outputs))
+    return each(op, inputs) if is_narrow else None
+
+
+def _in_integers(walk: Context, op: Op) -> Fact | None:
+    """No fact, since integer arithmetic on 8-bit data may wrap."""
+    if any(walk.dequantised(v) is not None for v in op.inputs):
+        return lost(op, f"in {op.outputs[0].dtype} may wrap", "convert to float32 first")
+    return None
+
+
+def _stretches(op: Op) -> bool:
+    """Whether the op broadcasts an input that is no scalar."""
+    return any(v.shape != op.outputs[0].shape and v.shape for v in op.inputs)
+
+
+@rule("neg")
+def negative(walk: Context, op: Op) -> Fact | None:
+    """A factor of -1."""
+    source, out = op.inputs[0], op.outputs[0]
+    minus = (Factor(graph.literal(-1.0, np.float32), ()).at(out.shape),)
+    if (product := walk.product(source)) is not None:
+        return epilogue.scale(product, op, minus)
+    if not is_wide_float(out):
+        return _in_integers(walk, op)
+    if (scaled := walk.dequantised(source)) is not None:
+        return scaled.scaled(minus)
+    fact = walk.fact(source)
+    return Scales(fact.factors + minus) if isinstance(fact, Scales) else None
