@@ -26,7 +26,11 @@ from jaxfp8._value import compat
 from jaxfp8._value.spec import Shape
 
 Equation = core.JaxprEqn
-Jaxpr = core.Jaxpr  # open: without its constants
+# Without its constants, and with them.
+Jaxpr = core.Jaxpr
+ClosedJaxpr = core.ClosedJaxpr
+Var = core.Var
+Literal = core.Literal
 # The equations of the calls that something was inlined from, outermost first.
 Callers = tuple[Equation, ...]
 # An array, or a tracer of one.
@@ -108,7 +112,7 @@ def value_of(aval: Any) -> Value:
     return Value(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
-def inputs_of(jaxpr: Any) -> list[Value]:
+def inputs_of(jaxpr: ClosedJaxpr) -> list[Value]:
     """The inputs of a closed jaxpr as values: its constants, then its arguments."""
     opened = compat.open_jaxpr(jaxpr)
     consts = [value_of(v.aval) for v in opened.constvars]
@@ -123,7 +127,7 @@ def literal(value: np.ndarray | float, dtype: DTypeLike | None = None) -> Value:
     return Value(array.shape, array.dtype, literal=array)
 
 
-def literal_of(atom: core.Literal) -> Value:
+def literal_of(atom: Literal) -> Value:
     """The value of a literal in a jaxpr."""
     value = value_of(atom.aval)
     value.literal = np.asarray(atom.val, value.dtype)

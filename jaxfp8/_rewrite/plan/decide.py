@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -42,7 +41,7 @@ class Decision:
 
 
 @collector_paused()
-def decide(jaxpr: Any) -> Decision:
+def decide(jaxpr: graph.ClosedJaxpr) -> Decision:
     """Find the scaled dots of a closed jaxpr; nothing is executed."""
     opened = compat.open_jaxpr(jaxpr)
     why = why_left_alone(opened)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,16 @@ from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.factors import Factors, factor_of
 from jaxfp8._rewrite.ir.facts import Fact, Product
-from jaxfp8._rewrite.ir.graph import Callers, Equation, Jaxpr, Op, Value
+from jaxfp8._rewrite.ir.graph import (
+    Callers,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Literal,
+    Op,
+    Value,
+    Var,
+)
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales, storage_bytes
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
 from jaxfp8._rewrite.regions import JITS, REGIONS, Region, opaque
@@ -121,7 +129,7 @@ class Walk:
 
     # The walk
 
-    def program(self, jaxpr: Any, inputs: Sequence[Value]) -> list[Value]:
+    def program(self, jaxpr: ClosedJaxpr, inputs: Sequence[Value]) -> list[Value]:
         """Walk a closed jaxpr; `inputs` are its constants, then its arguments."""
         opened = compat.open_jaxpr(jaxpr)
         number = len(opened.constvars)
@@ -131,7 +139,7 @@ class Walk:
         self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], callers: Callers = ()
     ) -> list[Value]:
         """Walk an open jaxpr on given values, and return its outputs."""
-        env: dict[Any, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env: dict[Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         for eqn in jaxpr.eqns:
             outs = self.equation(eqn, _read(env, eqn.invars), callers)
@@ -286,6 +294,6 @@ class Walk:
         return None
 
 
-def _read(env: dict[Any, Value], atoms: Sequence[Any]) -> list[Value]:
+def _read(env: dict[Var, Value], atoms: Sequence[Var | Literal]) -> list[Value]:
     """The values of variables and literals."""
-    return [graph.literal_of(a) if compat.is_literal(a) else env[a] for a in atoms]
+    return [graph.literal_of(a) if isinstance(a, Literal) else env[a] for a in atoms]

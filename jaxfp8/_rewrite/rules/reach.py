@@ -10,19 +10,16 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import Any
 
 import numpy as np
 
 from jaxfp8._call.primitive import scaled_dot_p
-from jaxfp8._rewrite.ir.graph import Callers, Equation, Jaxpr
+from jaxfp8._rewrite.ir.graph import Callers, Equation, Jaxpr, Literal, Var
 from jaxfp8._rewrite.rules import scaled_products, unserved
 from jaxfp8._value import compat, dtypes
 
-# A variable of a jaxpr; a literal in its place is never hot.
-Var = Any
 # Outputs of a body, each with the input that it becomes.
-Carried = Sequence[tuple[Var, Var]]
+Carried = Sequence[tuple[Var | Literal, Var]]
 _EIGHT_BIT = (*dtypes.EIGHT_BIT, *dtypes.UNSERVED_FLOAT8, dtypes.E8M0)
 _DOTS = ("dot_general", *unserved.NAMES)
 _READS = ("get", "load", "masked_load")
@@ -91,7 +88,7 @@ def _flow(jaxpr: Jaxpr, hot: Set[Var], callers: Callers, found: list[InnerDot] |
     inputs = (*jaxpr.constvars, *jaxpr.invars)
     known = {v for v in inputs if v in hot or _is_eight_bit(v)}
     for eqn in jaxpr.eqns:
-        marks = [not compat.is_literal(v) and v in known for v in eqn.invars]
+        marks = [not isinstance(v, Literal) and v in known for v in eqn.invars]
         if is_product(eqn):
             if found is not None:
                 found.append(InnerDot(eqn, callers, any(marks[:2])))
@@ -110,7 +107,7 @@ def _settled(jaxpr: Jaxpr, hot: set[Var], carried: Carried = ()) -> set[Var]:
     changes = carried or any(map(_is_ref, jaxpr.invars))
     while changes and (hot or holds_eight_bit(jaxpr)):
         known = _flow(jaxpr, hot, (), None)
-        before = {v for out, v in carried if not compat.is_literal(out) and out in known}
+        before = {v for out, v in carried if not isinstance(out, Literal) and out in known}
         more = {v for v in jaxpr.invars if v in known} | before
         if more <= hot:
             break
@@ -128,7 +125,7 @@ def _passed_on(eqn: Equation) -> Iterator[Var]:
     """What is hot after an operation on hot operands: its outputs, and memory that it writes."""
     yield from (v for v in eqn.outvars if _dtype(v) != np.dtype(bool))
     if eqn.primitive.name not in _READS:
-        yield from filter(_is_ref, eqn.invars)
+        yield from (v for v in eqn.invars if not isinstance(v, Literal) and _is_ref(v))
 
 
 def _enter(
@@ -147,15 +144,17 @@ def _enter(
             hot = {*jaxpr.constvars, *jaxpr.invars}
         hot = _settled(jaxpr, hot, _carried(eqn, jaxpr))
         known = _flow(jaxpr, hot, (*callers, eqn), found)
-        written = zip(jaxpr.invars, places, strict=False)
-        made.update(eqn.invars[i] for v, i in written if v in known and _is_ref(eqn.invars[i]))
+        given = zip(jaxpr.invars, (eqn.invars[i] for i in places), strict=False)
+        made.update(
+            own for v, own in given if v in known and not isinstance(own, Literal) and _is_ref(own)
+        )
         made.update(_left(eqn, jaxpr, known))
     return made
 
 
 def _left(eqn: Equation, jaxpr: Jaxpr, known: Set[Var]) -> Iterator[Var]:
     """The outputs of an equation that are hot because an inner jaxpr returns them hot."""
-    hot = [not compat.is_literal(v) and v in known for v in jaxpr.outvars]
+    hot = [not isinstance(v, Literal) and v in known for v in jaxpr.outvars]
     if len(hot) == len(eqn.outvars):
         yield from (v for v, is_hot in zip(eqn.outvars, hot, strict=True) if is_hot)
     elif any(hot):
