@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxfp8._call.primitive import scaled_dot_p
 from jaxfp8._value import compat, dtypes
@@ -54,7 +56,7 @@ def float64(fun: Callable[..., Any], *args: Any) -> list[np.ndarray]:
     with jax.enable_x64(True):
         leaves = [_widen(x) for x in jax.tree.leaves(args)]
         consts = [_widen(c) for c in compat.consts_of(jaxpr)]
-        outs = _evaluate(compat.open_jaxpr(jaxpr), consts, leaves)
+        outs = jax.jit(functools.partial(_evaluate, compat.open_jaxpr(jaxpr)))(consts, leaves)
     return [np.asarray(out) for out in outs]
 
 
@@ -87,33 +89,38 @@ def _evaluate(jaxpr: Any, consts: list[Any], args: list[Any]) -> list[Any]:
     return [read(v) for v in jaxpr.outvars]
 
 
-def _closed(jaxpr: Any, inputs: list[Any]) -> list[Any]:
+def _closed(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
     consts = [_widen(c) for c in compat.consts_of(jaxpr)]
-    return _evaluate(compat.open_jaxpr(jaxpr), consts, inputs)
+    return _evaluate(compat.open_jaxpr(jaxpr), consts, list(inputs))
 
 
 def _scan(params: dict[str, Any], inputs: list[Any]) -> list[Any]:
     n_consts, n_carry = compat.scan_counts(params)
     consts, state = inputs[:n_consts], inputs[n_consts : n_consts + n_carry]
-    stacks, rows = inputs[n_consts + n_carry :], []
-    for i in range(params["length"]):
-        outs = _closed(params["jaxpr"], [*consts, *state, *(s[i] for s in stacks)])
-        state = outs[:n_carry]
-        rows.append(outs[n_carry:])
-    return [*state, *(np.stack(column) for column in zip(*rows, strict=True))]
+
+    def body(state: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        outs = _closed(params["jaxpr"], [*consts, *state, *slices])
+        return outs[:n_carry], outs[n_carry:]
+
+    stacks = inputs[n_consts + n_carry :]
+    options = {"length": params["length"], "reverse": params["reverse"]}
+    state, stacked = lax.scan(body, list(map(jnp.asarray, state)), stacks, **options)
+    return [*state, *stacked]
 
 
 def _while(params: dict[str, Any], inputs: list[Any]) -> list[Any]:
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
-    state = inputs[n_cond + n_body :]
-    while _closed(params["cond_jaxpr"], [*cond_consts, *state])[0]:
-        state = _closed(params["body_jaxpr"], [*consts, *state])
-    return state
+    return lax.while_loop(
+        lambda state: _closed(params["cond_jaxpr"], [*cond_consts, *state])[0],
+        lambda state: _closed(params["body_jaxpr"], [*consts, *state]),
+        list(map(jnp.asarray, inputs[n_cond + n_body :])),
+    )
 
 
 def _cond(params: dict[str, Any], inputs: list[Any]) -> list[Any]:
-    return _closed(params["branches"][int(inputs[0])], inputs[1:])
+    branches = [functools.partial(_closed, branch) for branch in params["branches"]]
+    return lax.switch(inputs[0], [lambda *xs, f=f: f(xs) for f in branches], *inputs[1:])
 
 
 _LOOPS = {"scan": _scan, "while": _while, "cond": _cond}
