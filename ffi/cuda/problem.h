@@ -42,7 +42,7 @@ struct Side {
   bool scale = false, zero_point = false;
   Tiles tiles;
 
-  JAXFP8_HD bool DepthMajor() const { return depth != 1; }  // [depth, free]: `free` is contiguous
+  JAXFP8_HD bool IsMnMajor() const { return depth != 1; }  // [depth, free]: `free` is contiguous
 };
 
 // An array of the epilogue; the one of output (b, r, c) is at b * batch + r * row + c * column, in

@@ -11,7 +11,7 @@ constexpr Path kGeneral{"general", GeneralWhyNot, PlanGeneral};
 
 // The table of preferences: a path stands before all that it beats wherever both can.
 std::vector<const Path*> InOrder(const Problem& problem) {
-  if (HasFewRows(problem)) {
+  if (IsSkinny(problem)) {
     return {&kCublasLtFp8, &kCublasLtInt8, &kSm80W8A16, &kCublasLtWide, &kGeneral};
   }
   return {&kCublasLtFp8, &kCublasLtInt8, &kCublasLtWide, &kSm80W8A16, &kGeneral};
@@ -39,8 +39,8 @@ const std::vector<const Path*>& AllPaths() {
   return paths;
 }
 
-bool HasFewRows(const Problem& problem) {
-  return (IsEightBit(problem.rhs.dtype) ? problem.rows : problem.columns) <= kFewRows;
+bool IsSkinny(const Problem& problem) {
+  return (IsEightBit(problem.rhs.dtype) ? problem.rows : problem.columns) <= kSkinnyRows;
 }
 
 std::vector<Choice> Choices(const Problem& problem, const Device& device) {

@@ -19,10 +19,10 @@ const std::vector<const Path*>& AllPaths();
 // decoding them for the library's 16-bit product pays. On an H200 with e4m3 weights, `sm80_w8a16`
 // against `cublaslt_wide`, in us: of 14336 x 4096, 128 rows 61 and 97, 192 rows 93 and 122, 256
 // rows 119 and 117; of 28672 x 8192, 128 rows 190 and 465, 256 rows 384 and 423.
-inline constexpr int64_t kFewRows = 256;
+inline constexpr int64_t kSkinnyRows = 256;
 
 // Whether the side of 16 bits has no more lines than that.
-bool HasFewRows(const Problem& problem);
+bool IsSkinny(const Problem& problem);
 
 struct Choice {
   const Path* path;

@@ -23,27 +23,27 @@ double Lines(const Problem& problem, const Side& side) {
 }
 
 double Copied(const Problem& problem, const Side& side) {
-  const double width = IsEightBit(side.dtype) ? 2 : 0;
-  return width * Lines(problem, side) * (static_cast<double>(problem.depth) + 16);
+  const double access_bytes = IsEightBit(side.dtype) ? 2 : 0;
+  return access_bytes * Lines(problem, side) * (static_cast<double>(problem.depth) + 16);
 }
 
 double Packed(const Problem& problem) {
   const Side &lhs = problem.lhs, &rhs = problem.rhs;
   const bool mixed = IsEightBit(lhs.dtype) != IsEightBit(rhs.dtype);
   const Side& wide = IsEightBit(lhs.dtype) ? rhs : lhs;
-  const bool spare = !mixed || Lines(problem, wide) <= kFewRows;
+  const bool spare = !mixed || Lines(problem, wide) <= kSkinnyRows;
   return std::min(spare ? kSpareBytes : kMostBytes, Copied(problem, lhs) + Copied(problem, rhs));
 }
 
 // Of the paths by cuBLASLt. In double: an absurd problem's sizes stay sizes on the way to the
 // minimum.
 double ForLibrary(const Problem& problem) {
-  double sums = 4.0 * static_cast<double>(problem.batch) * static_cast<double>(problem.rows) *
-                static_cast<double>(problem.columns);
+  double acc = 4.0 * static_cast<double>(problem.batch) * static_cast<double>(problem.rows) *
+               static_cast<double>(problem.columns);
   if (IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype)) {
-    sums = std::min(sums, kSpareBytes);
+    acc = std::min(acc, kSpareBytes);
   }
-  return kLibraryBytes + std::min(kMostBytes, Packed(problem) + sums);
+  return kLibraryBytes + std::min(kMostBytes, Packed(problem) + acc);
 }
 
 double ForWeights(const Problem& problem) {
@@ -51,14 +51,14 @@ double ForWeights(const Problem& problem) {
 }
 
 double Bytes(const Problem& problem, std::string_view kernel) {
-  const Problem turned = w8a16::WeightsRight(problem);
-  const bool weights = w8a16::WhyNotForm(turned).empty();
+  const Problem oriented = w8a16::WithWeightsOnRight(problem);
+  const bool weights = w8a16::WhyNotForm(oriented).empty();
   const bool library = LibraryMayTake(problem);
   if (kernel.empty()) {
-    if (weights && (HasFewRows(problem) || !library)) return ForWeights(turned);
+    if (weights && (IsSkinny(problem) || !library)) return ForWeights(oriented);
     return library ? ForLibrary(problem) : 0;
   }
-  if (kernel == kSm80W8A16.name) return weights ? ForWeights(turned) : 0;
+  if (kernel == kSm80W8A16.name) return weights ? ForWeights(oriented) : 0;
   return library && kernel.starts_with("cublaslt") ? ForLibrary(problem) : 0;
 }
 

@@ -48,7 +48,7 @@ void CheckStrides() {
   Expect(p.batch == 3 && p.rows == 5 && p.columns == 7 && p.depth == 32, "sizes");
   Expect(p.lhs.batch == 160 && p.lhs.free == 32 && p.lhs.depth == 1, "depth-contiguous side");
   Expect(p.rhs.batch == 224 && p.rhs.free == 1 && p.rhs.depth == 7, "free-contiguous side");
-  Expect(!p.lhs.DepthMajor() && p.rhs.DepthMajor(), "which is which");
+  Expect(!p.lhs.IsMnMajor() && p.rhs.IsMnMajor(), "which is which");
   Expect(p.lhs.tiles.ConstantAlongDepth() && p.lhs.tiles.At(2, 4, 31) == 14, "scales by row");
   Expect(p.rhs.tiles.At(2, 6, 31) == 3 && p.rhs.tiles.At(0, 3, 15) == 0, "scales by tile");
   Expect(p.residual.At(2, 4, 6) == 20 && p.bias.At(2, 4, 6) == 6, "planes shared along axes");

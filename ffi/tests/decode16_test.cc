@@ -28,12 +28,13 @@ bool Same(float got, float want) {
 
 // The four values of a word: byte 0 to 3.
 template <DType kWeight, DType kWide>
-void DecodeFour(uint32_t word, uint32_t flip, uint32_t less, bool careful, float (&values)[4]) {
+void DecodeFour(uint32_t word, uint32_t sign_flip, uint32_t zero_addend, bool full_decode,
+                float (&values)[4]) {
   using D = Decoder<kWeight, kWide>;
   for (int pair = 0; pair < 2; ++pair) {
     const uint32_t lanes = PickBytes(word, 0, pair == 0 ? 0x9180u : 0xb3a2u);
-    const uint32_t decoded = careful ? D::template Decode<true>(lanes, flip, less)
-                                     : D::template Decode<false>(lanes, flip, less);
+    const uint32_t decoded = full_decode ? D::template Decode<true>(lanes, sign_flip, zero_addend)
+                                         : D::template Decode<false>(lanes, sign_flip, zero_addend);
     for (int lane = 0; lane < 2; ++lane) {
       values[2 * pair + lane] = WideLane<kWide>(decoded, lane) * D::kFactor;
     }
@@ -45,19 +46,19 @@ template <DType kWeight, DType kWide>
 void CheckFloats() {
   using D = Decoder<kWeight, kWide>;
   for (uint32_t code = 0; code < 256; ++code) {
-    for (int place = 0; place < 4; ++place) {
+    for (int coord = 0; coord < 4; ++coord) {
       uint8_t bytes[4] = {0x01, 0x85, 0x3a, 0xf6};
-      bytes[place] = static_cast<uint8_t>(code);
+      bytes[coord] = static_cast<uint8_t>(code);
       uint32_t word = 0;
       bool finite = true;
       for (int i = 0; i < 4; ++i) word |= static_cast<uint32_t>(bytes[i]) << (8 * i);
       for (uint8_t byte : bytes) finite = finite && std::isfinite(Want(kWeight, byte));
       const std::string name = std::string(NameOf(kWeight)) + " code " + std::to_string(code);
-      const bool unusual = D::Unusual(word) & 0x80808080u;
-      if (D::kMends || D::kPoisons) {
-        Expect(unusual == !finite, name + " is noticed if not finite");
+      const bool special = D::SpecialBits(word) & 0x80808080u;
+      if (D::kRestoresSpecials || D::kFlagsNaN) {
+        Expect(special == !finite, name + " is noticed if not finite");
       }
-      if constexpr (D::kPoisons) {
+      if constexpr (D::kFlagsNaN) {
         for (int i = 0; i < 4; ++i) {
           const bool nan = std::isnan(Want(kWeight, bytes[i]));
           Expect((D::IsNaN(word) >> (8 * i) & 0xff) == (nan ? 0x80u : 0u),
@@ -65,10 +66,10 @@ void CheckFloats() {
         }
       }
       float values[4];
-      DecodeFour<kWeight, kWide>(word, 0, 0, D::kMends && unusual, values);
+      DecodeFour<kWeight, kWide>(word, 0, 0, D::kRestoresSpecials && special, values);
       for (int i = 0; i < 4; ++i) {
         const float want = Want(kWeight, bytes[i]);
-        Expect((D::kPoisons && std::isnan(want)) || Same(values[i], want), name + " is exact");
+        Expect((D::kFlagsNaN && std::isnan(want)) || Same(values[i], want), name + " is exact");
       }
     }
   }
@@ -82,7 +83,7 @@ void CheckIntegers(DType type) {
     for (uint32_t code = 0; code < 256; ++code) {
       const uint32_t word = code | (code ^ 0xffu) << 8 | ((code + 85) & 0xffu) << 16 | 0x80000000u;
       float values[4];
-      DecodeFour<DType::kS8, kWide>(word, D::FlipOf(type), D::LessOf(type, zero),
+      DecodeFour<DType::kS8, kWide>(word, D::SignFlip(type), D::ZeroPointAddend(type, zero),
                                     zero != 0 || type == DType::kU8, values);
       for (int i = 0; i < 4; ++i) {
         const float want =
@@ -100,12 +101,13 @@ void CheckZeroPoints() {
           int64_t{128}, int64_t{255}, int64_t{256}, int64_t{2147483647}}) {
       const ZeroPoint split = SplitZeroPoint(type, static_cast<int32_t>(zero));
       const int low = type == DType::kS8 ? -128 : 0;
-      Expect(split.border >= low && split.border <= low + 255, "the border is a value of the type");
-      const double sum = static_cast<double>(split.border) + split.excess;
+      Expect(split.clamped >= low && split.clamped <= low + 255,
+             "the border is a value of the type");
+      const double sum = static_cast<double>(split.clamped) + split.excess;
       Expect(std::fabs(sum - static_cast<double>(zero)) <= std::ldexp(std::fabs(sum), -24),
              "border and excess make the zero point");
       for (int code = low; code < low + 256; ++code) {
-        Expect((code - split.border) * static_cast<double>(-split.excess) >= 0,
+        Expect((code - split.clamped) * static_cast<double>(-split.excess) >= 0,
                "both parts of a term have one sign");
       }
     }

@@ -19,12 +19,12 @@ void Expect(bool holds, const std::string& claim) {
 }
 
 template <typename Offset>
-void CheckTile(const char* name, int lines, int chunks, Offset offset) {
+void CheckTile(const char* name, int stored_rows, int chunks, Offset offset) {
   std::set<int> seen;
-  for (int line = 0; line < lines; ++line) {
+  for (int line = 0; line < stored_rows; ++line) {
     for (int chunk = 0; chunk < chunks; ++chunk) seen.insert(offset(line, chunk));
   }
-  const int count = lines * chunks;
+  const int count = stored_rows * chunks;
   Expect(static_cast<int>(seen.size()) == count, std::string(name) + ": chunks overlap");
   Expect(*seen.begin() == 0 && *seen.rbegin() == 16 * (count - 1), std::string(name) + ": gaps");
 }
@@ -45,12 +45,12 @@ void CheckAllBanks() {
       for (int i = 0; i < 4; ++i) {
         for (int first = 0; first < 32; first += 8) {
           CheckBanks("[N, K]", first, 8, 4, [&](int lane) {
-            return ColumnLineOffset(ColumnOf(warp, lane) + i, DepthOf(lane, step / 4 * 4) / 16);
+            return KContiguousOffset(ColumnOf(warp, lane) + i, DepthOf(lane, step / 4 * 4) / 16);
           });
         }
         CheckBanks("[K, N]", 0, 32, 1, [&](int lane) {
           const int column = ColumnOf(warp, lane);
-          return DepthLineOffset(DepthOf(lane, step) + i, column / 16) + column % 16;
+          return MnMajorOffset(DepthOf(lane, step) + i, column / 16) + column % 16;
         });
       }
       for (int first = 0; first < 32; first += 8) {
@@ -65,7 +65,7 @@ void CheckAllBanks() {
 // The warps' steps take every depth of the tile once, and lanes every column and row once.
 void CheckCoverage() {
   std::multiset<std::pair<int, int>> weights;
-  std::multiset<std::pair<int, int>> sums;
+  std::multiset<std::pair<int, int>> acc;
   for (int warp = 0; warp < kWarps; ++warp) {
     for (int lane = 0; lane < 32; ++lane) {
       for (int column = 0; column < 4; ++column) {
@@ -73,7 +73,7 @@ void CheckCoverage() {
           weights.insert({ColumnOf(warp, lane) + column, DepthOf(lane, i / 4) + i % 4});
         }
         for (int i = 0; i < 16; ++i) {
-          sums.insert({ColumnOf(warp, lane) + column, RowOf(lane, i / 2) + i % 2});
+          acc.insert({ColumnOf(warp, lane) + column, RowOf(lane, i / 2) + i % 2});
         }
       }
     }
@@ -83,7 +83,7 @@ void CheckCoverage() {
       Expect(weights.count({column, depth}) == 1, "each weight is multiplied once");
     }
     for (int row = 0; row < 64; ++row) {
-      Expect(sums.count({column, row}) == 1, "each sum belongs to one lane");
+      Expect(acc.count({column, row}) == 1, "each sum belongs to one lane");
     }
   }
 }
@@ -103,7 +103,7 @@ void CheckPicks() {
 // The instruction on the host, by the fragments' definition in mma.cuh: one warp, all lanes.
 struct Warp {
   uint32_t a[32][2][4], b[32][2];
-  float sums[32][2][4] = {};
+  float acc[32][2][4] = {};
 
   template <DType kWide>
   void Multiply() {
@@ -115,7 +115,7 @@ struct Warp {
             for (int p = 0; p < 2; ++p) {
               const uint32_t left = a[row * 4 + t][m][2 * p + i / 2], right = b[column * 4 + t][p];
               for (int half = 0; half < 2; ++half) {
-                sums[lane][m][i] += WideLane<kWide>(left, half) * WideLane<kWide>(right, half);
+                acc[lane][m][i] += WideLane<kWide>(left, half) * WideLane<kWide>(right, half);
               }
             }
           }
@@ -131,14 +131,14 @@ uint8_t CodeAt(int column, int depth) {
 int ActivationAt(int row, int depth) { return (row * 5 + depth * 3) % 17 - 8; }
 
 // A tile of integers, so that sums are exact, through shared memory as the kernel lays it out.
-template <DType kWide, bool kDepthMajor>
+template <DType kWide, bool kMnMajor>
 void CheckTileProduct() {
   using D = Decoder<DType::kS8, kWide>;
   alignas(16) static uint8_t weights[kWeightBytes], activations[8 * 256];
   for (int depth = 0; depth < kTileDepth; ++depth) {
     for (int column = 0; column < kTileColumns; ++column) {
-      const int offset = kDepthMajor ? DepthLineOffset(depth, column / 16) + column % 16
-                                     : ColumnLineOffset(column, depth / 16) + depth % 16;
+      const int offset = kMnMajor ? MnMajorOffset(depth, column / 16) + column % 16
+                                  : KContiguousOffset(column, depth / 16) + depth % 16;
       weights[offset] = CodeAt(column, depth);
     }
     for (int row = 0; row < 8; ++row) {
@@ -152,13 +152,14 @@ void CheckTileProduct() {
     Warp warp;
     for (int step = 0; step < 8; ++step) {
       for (int lane = 0; lane < 32; ++lane) {
-        Columns columns = {};
+        ColumnParams params = {};
         for (int j = 0; j < 4; ++j) {
-          columns.less[j] = D::LessOf(DType::kS8, ColumnOf(w, lane) + j - 64);  // zero points
+          params.zero_addend[j] =
+              D::ZeroPointAddend(DType::kS8, ColumnOf(w, lane) + j - 64);  // zero points
         }
-        const Codes codes = LoadCodes<kDepthMajor>(weights, 32 * w + lane, step / 4);
-        DecodeStep<D, kDepthMajor, true>(codes.of[step % 4], columns, D::FlipOf(DType::kS8),
-                                         warp.a[lane]);
+        const Codes codes = LoadCodes<kMnMajor>(weights, 32 * w + lane, step / 4);
+        DecodeStep<D, kMnMajor, true>(codes.values[step % 4], params, D::SignFlip(DType::kS8),
+                                      warp.a[lane]);
         const Vector16 rows = LoadTwoSteps(activations, lane, 0, step / 2);
         warp.b[lane][0] = rows.words[2 * (step % 2)];
         warp.b[lane][1] = rows.words[2 * (step % 2) + 1];
@@ -174,25 +175,25 @@ void CheckTileProduct() {
           const int weight = static_cast<int8_t>(CodeAt(column, depth)) - (column - 64);
           want += weight * ActivationAt(row, depth);
         }
-        Expect(warp.sums[lane][j / 2][j % 2 * 2 + i % 2] == static_cast<float>(want),
-               kDepthMajor ? "a [K, N] tile is multiplied" : "an [N, K] tile is multiplied");
+        Expect(warp.acc[lane][j / 2][j % 2 * 2 + i % 2] == static_cast<float>(want),
+               kMnMajor ? "a [K, N] tile is multiplied" : "an [N, K] tile is multiplied");
       }
     }
   }
 }
 
 // NaN anywhere among a lane's codes spoils the fragment rows of its column, and no other.
-template <bool kDepthMajor>
+template <bool kMnMajor>
 void CheckPoison() {
   using D = Decoder<DType::kE4M3, DType::kBF16>;
   for (int step = 0; step < 4; ++step) {
     for (int word = 0; word < 4; ++word) {
       for (int byte = 0; byte < 4; ++byte) {
         Codes codes = {};
-        codes.of[step][word] = 0x7fu << (8 * byte);
+        codes.values[step][word] = 0x7fu << (8 * byte);
         uint32_t fragments[2][4];
-        PoisonOf<D, kDepthMajor>(codes, fragments);
-        const int column = kDepthMajor ? byte : word;
+        NaNFragments<D, kMnMajor>(codes, fragments);
+        const int column = kMnMajor ? byte : word;
         for (int i = 0; i < 8; ++i) {
           const bool poisoned = i / 4 == column / 2 && i % 4 == column % 2;
           Expect(fragments[i / 4][i % 4] == (poisoned ? 0x7fff7fffu : 0), "NaN spoils its column");
@@ -207,8 +208,8 @@ void CheckPoison() {
 
 int main() {
   using namespace jaxfp8::cuda::w8a16;
-  CheckTile("[N, K]", kWeightLines, kWeightChunks, ColumnLineOffset);
-  CheckTile("[K, N]", kWeightLines, kWeightChunks, DepthLineOffset);
+  CheckTile("[N, K]", kWeightRows, kWeightChunks, KContiguousOffset);
+  CheckTile("[K, N]", kWeightRows, kWeightChunks, MnMajorOffset);
   CheckTile("activations", 64, kActivationChunks, ActivationOffset);
   CheckAllBanks();
   CheckCoverage();

@@ -24,49 +24,50 @@ void CheckSchedule(const Schedule& s, int64_t batch) {
   const std::string name = std::to_string(batch) + "x" + std::to_string(s.column_tiles) + "x" +
                            std::to_string(s.row_tiles) + "x" + std::to_string(s.depth_tiles) +
                            " on " + std::to_string(s.blocks) + ": ";
-  Expect(s.Begin(0) == 0 && s.Begin(s.blocks) == s.Steps(), name + "blocks cover all steps");
+  Expect(s.Begin(0) == 0 && s.Begin(s.blocks) == s.Iterations(), name + "blocks cover all steps");
   std::map<int64_t, int> parts;  // of an output
-  std::set<int64_t> slots;
+  std::set<int64_t> partials;
   for (int32_t block = 0; block < s.blocks; ++block) {
     Expect(s.Begin(block) < s.Begin(block + 1), name + "no block is idle");
     for (int32_t step = s.Begin(block); step < s.Begin(block + 1); ++step) {
       Expect(s.BlockOf(step) == block, name + "a step knows its block");
-      const int32_t output = step / s.depth_tiles;
+      const int32_t output_tile = step / s.depth_tiles;
       const bool ends = step + 1 == s.Begin(block + 1) || (step + 1) % s.depth_tiles == 0;
       if (!ends) continue;
-      ++parts[output];
-      const int64_t slot = s.SlotOf(block, output);
-      Expect(slots.insert(slot).second, name + "a part of a sum has a slot of its own");
-      Expect(slot < s.Slots(), name + "slots are counted");
-      Expect(s.FirstBlock(output) <= block && block <= s.LastBlock(output),
+      ++parts[output_tile];
+      const int64_t partial = s.PartialOf(block, output_tile);
+      Expect(partials.insert(partial).second, name + "a part of a sum has a slot of its own");
+      Expect(partial < s.Partials(), name + "slots are counted");
+      Expect(s.FirstBlock(output_tile) <= block && block <= s.LastBlock(output_tile),
              name + "a sharer is among the sharers");
     }
   }
-  for (int32_t output = 0; output < s.outputs; ++output) {
-    Expect(parts[output] == s.LastBlock(output) - s.FirstBlock(output) + 1,
+  for (int32_t output_tile = 0; output_tile < s.output_tiles; ++output_tile) {
+    Expect(parts[output_tile] == s.LastBlock(output_tile) - s.FirstBlock(output_tile) + 1,
            name + "as many parts are added up as there are");
-    const Place p = s.PlaceOf(output);
+    const TileCoord p = s.CoordOf(output_tile);
     Expect(p.batch < batch && p.column_tile < s.column_tiles && p.row_tile < s.row_tiles &&
                (p.batch * s.column_tiles + p.column_tile) * s.row_tiles + p.row_tile ==
-                   s.first + output,
+                   s.first + output_tile,
            name + "an output has one place");
   }
 }
 
 // All launches of a problem; returns how many.
-int CheckLaunches(const Problem& p, int64_t resident, size_t workspace) {
-  const int64_t outputs = OutputsOf(p);
+int CheckLaunches(const Problem& p, int64_t blocks_at_once, size_t workspace) {
+  const int64_t output_tiles = OutputTiles(p);
   int launches = 0;
   Expect(WhyNotWorkspace(p, 0, workspace).empty(), "enough workspace is accepted");
-  for (int64_t first = 0; first < outputs; ++launches) {
-    const Schedule s = MakeSchedule(p, resident, workspace, first);
-    Expect(s.outputs > 0 && first + s.outputs <= outputs, "a launch makes some of the outputs");
-    Expect(s.blocks <= resident, "all blocks are resident at a time");
+  for (int64_t first = 0; first < output_tiles; ++launches) {
+    const Schedule s = MakeSchedule(p, blocks_at_once, workspace, first);
+    Expect(s.output_tiles > 0 && first + s.output_tiles <= output_tiles,
+           "a launch makes some of the outputs");
+    Expect(s.blocks <= blocks_at_once, "all blocks are resident at a time");
     if (p.depth > 0) {
-      Expect(static_cast<size_t>(s.Slots()) * SlotBytes(p) <= workspace, "the slots fit");
+      Expect(static_cast<size_t>(s.Partials()) * PartialTileBytes(p) <= workspace, "the slots fit");
       CheckSchedule(s, p.batch);
     }
-    first += s.outputs;
+    first += s.output_tiles;
   }
   return launches;
 }
@@ -85,9 +86,9 @@ void CheckSchedules() {
     for (int64_t rows : {1, 17, 200}) {
       for (int64_t columns : {1, 129, 6144}) {
         for (int64_t depth : {0, 1, 128, 4100}) {
-          for (int64_t resident : {1, 7, 132, 396}) {
+          for (int64_t blocks_at_once : {1, 7, 132, 396}) {
             const Problem p = Some(batch, rows, columns, depth);
-            const int launches = CheckLaunches(p, resident, size_t{32} << 20);
+            const int launches = CheckLaunches(p, blocks_at_once, size_t{32} << 20);
             Expect(launches == 1 || rows == 200, "32 MiB suffice for few rows");
           }
         }
@@ -110,16 +111,17 @@ void CheckBestWorkspace() {
     for (auto [columns, depth] : {std::pair(1, 1), {130, 300}, {4096, 4100}, {28672, 8192}}) {
       const Problem p = Some(1, rows, columns, depth);
       const size_t best = BestWorkspace(p);
-      const size_t packed = PacksFor(EightsFor(p)) ? PackedBytesOf(p) : 0;
-      for (int64_t resident : {1, 132, 216, 396, 444}) {
-        const Schedule s = MakeSchedule(p, resident, best - packed, 0);
-        const Schedule ample = MakeSchedule(p, resident, size_t{1} << 40, 0);
-        Expect(s.outputs == ample.outputs && s.blocks == ample.blocks, "more is no better");
-        Expect(s.outputs == OutputsOf(p), "one launch makes all outputs");
+      const size_t packed = PacksActivations(RowFragmentsFor(p)) ? PackedBytesOf(p) : 0;
+      for (int64_t blocks_at_once : {1, 132, 216, 396, 444}) {
+        const Schedule s = MakeSchedule(p, blocks_at_once, best - packed, 0);
+        const Schedule ample = MakeSchedule(p, blocks_at_once, size_t{1} << 40, 0);
+        Expect(s.output_tiles == ample.output_tiles && s.blocks == ample.blocks,
+               "more is no better");
+        Expect(s.output_tiles == OutputTiles(p), "one launch makes all outputs");
       }
       // A device that is larger than any there was.
       const Schedule s = MakeSchedule(p, 528, best - packed, 0);
-      Expect(s.outputs == OutputsOf(p), "one launch makes all outputs on a larger device");
+      Expect(s.output_tiles == OutputTiles(p), "one launch makes all outputs on a larger device");
       CheckSchedule(s, p.batch);
     }
   }
@@ -129,11 +131,11 @@ void CheckBestWorkspace() {
 
 void CheckTiles() {
   Problem p = Some(1, 64, 4096, 4096);
-  Expect(EightsFor(p) == 8, "64 rows fit one tile");
+  Expect(RowFragmentsFor(p) == 8, "64 rows fit one tile");
   p.rhs.scale = true, p.rhs.tiles = {128, 128, 0, 32, 1};
-  Expect(EightsFor(p) == 4, "sums that are folded along the depth take half of it");
-  for (int eights : {1, 2, 4, 8}) {
-    Expect(SharedBytes(eights) <= 99 * 1024, "a block fits on every device from sm_80 on");
+  Expect(RowFragmentsFor(p) == 4, "sums that are folded along the depth take half of it");
+  for (int row_fragments : {1, 2, 4, 8}) {
+    Expect(SharedBytes(row_fragments) <= 99 * 1024, "a block fits on every device from sm_80 on");
   }
 }
 

@@ -78,12 +78,12 @@ bool Aligned(int64_t elements, DType type) { return elements * SizeOf(type) % kB
 
 SideLayout MakeSide(const Side& side, DType type, const Layout& layout) {
   SideLayout out;
-  const int64_t pitch = side.DepthMajor() ? side.depth : side.free;
-  const bool turned = side.DepthMajor() && SizeOf(type) == 1;
+  const int64_t pitch = side.IsMnMajor() ? side.depth : side.free;
+  const bool turned = side.IsMnMajor() && SizeOf(type) == 1;
   out.packed = layout.attempt.padded || side.dtype != type || turned || !Aligned(pitch, type) ||
                !Aligned(side.batch, type);
   if (!out.packed) {
-    out.depth_major = side.DepthMajor();
+    out.depth_major = side.IsMnMajor();
     out.pitch = pitch;
     out.batch = side.batch;
   }

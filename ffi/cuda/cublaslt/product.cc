@@ -346,7 +346,7 @@ EpilogueRequest ProductPlan::Request(const Piece& piece, const Buffers& buffers)
     to->depth = piece.start;
     to->zero_point = half.side.zero_point;
     if (half.type == DType::kS8 && half.side.dtype == DType::kU8) to->shift = -128;
-    if (half.layout.sums) to->sums = reinterpret_cast<int32_t*>(At(buffers, half.sums_at));
+    if (half.layout.sums) to->line_sums = reinterpret_cast<int32_t*>(At(buffers, half.sums_at));
   }
   return request;
 }

@@ -29,19 +29,20 @@ namespace w8a16 {
 namespace {
 
 // Writes all that the kernels write of the workspace.
-class SlotsPlan : public Plan {
+class PartialsPlan : public Plan {
  public:
-  SlotsPlan(const Problem& problem, size_t workspace) : problem_(problem), workspace_(workspace) {}
+  PartialsPlan(const Problem& problem, size_t workspace)
+      : problem_(problem), workspace_(workspace) {}
 
   std::string Run(const Buffers& buffers, cudaStream_t) const override {
     if (buffers.workspace_bytes < workspace_) return "the workspace is smaller than planned for";
     auto* at = static_cast<uint8_t*>(buffers.workspace);
     std::memset(at, 1, packed());
     at += packed();
-    for (int64_t first = 0; first < OutputsOf(problem_);) {
-      const Schedule s = MakeSchedule(problem_, resident(), workspace_ - packed(), first);
-      if (problem_.depth > 0) std::memset(at, 2, s.Slots() * SlotBytes(problem_));
-      first += s.outputs;
+    for (int64_t first = 0; first < OutputTiles(problem_);) {
+      const Schedule s = MakeSchedule(problem_, blocks_at_once(), workspace_ - packed(), first);
+      if (problem_.depth > 0) std::memset(at, 2, s.Partials() * PartialTileBytes(problem_));
+      first += s.output_tiles;
     }
     return "";
   }
@@ -49,16 +50,18 @@ class SlotsPlan : public Plan {
   std::string WhyNot() const { return WhyNotWorkspace(problem_, packed(), workspace_); }
 
  private:
-  size_t packed() const { return PacksFor(EightsFor(problem_)) ? PackedBytesOf(problem_) : 0; }
-  int64_t resident() const { return 3 * kMultiprocessors[current_device]; }
+  size_t packed() const {
+    return PacksActivations(RowFragmentsFor(problem_)) ? PackedBytesOf(problem_) : 0;
+  }
+  int64_t blocks_at_once() const { return 3 * kMultiprocessors[current_device]; }
 
   Problem problem_;
   size_t workspace_;
 };
 
-std::unique_ptr<Plan> MakeSlotsPlan(const Problem& problem, const Device&, size_t workspace,
-                                    std::string& wrong) {
-  auto plan = std::make_unique<SlotsPlan>(WeightsRight(problem), workspace);
+std::unique_ptr<Plan> MakePartialsPlan(const Problem& problem, const Device&, size_t workspace,
+                                       std::string& wrong) {
+  auto plan = std::make_unique<PartialsPlan>(WithWeightsOnRight(problem), workspace);
   wrong = plan->WhyNot();
   if (!wrong.empty()) return nullptr;
   return plan;
@@ -67,7 +70,7 @@ std::unique_ptr<Plan> MakeSlotsPlan(const Problem& problem, const Device&, size_
 }  // namespace
 }  // namespace w8a16
 
-const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakeSlotsPlan};
+const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakePartialsPlan};
 
 namespace {
 

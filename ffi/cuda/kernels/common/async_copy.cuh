@@ -1,4 +1,5 @@
-// Copies from global to shared memory that run beside the arithmetic (cp.async, sm_80 and later).
+// Asynchronous copies from global to shared memory (cp.async, sm_80 and later), and programmatic
+// dependent launches (sm_90 and later).
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_
@@ -11,7 +12,7 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// What L2 should do with lines that are read once, or again by other blocks.
+// L2 cache policies for data that is read once, and for data that other blocks read again.
 __device__ __forceinline__ uint64_t ReadOncePolicy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -34,9 +35,9 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// 16 bytes, of which the first `bytes` are read and the rest are 0. `from` is not touched if none.
-// Without a policy: together with one that does not vary between threads, ptxas 13.0 makes an
-// instruction of this that the H200 refuses as illegal.
+// Copies the first `bytes` of 16 bytes and clears the rest. With 0 bytes, `from` is not read. There
+// is no form with a cache policy: for a policy that is uniform across threads, ptxas 13.0 emits an
+// instruction that the H200 refuses as illegal.
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
@@ -57,21 +58,21 @@ __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Until at most `kLeft` of the groups committed last are still under way.
-template <int kLeft>
+// Waits until at most the last kPending committed groups are still in flight.
+template <int kPending>
 __device__ __forceinline__ void WaitForCopies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// The next launch on the stream may begin to start; it waits with `WaitForLaunchBefore` where it
-// needs what this one writes. Both do nothing before sm_90, where launches do not overlap.
-__device__ __forceinline__ void LetNextLaunchStart() {
+// Lets the next launch on the stream start. That launch calls `WaitForPrerequisiteGrids` before it
+// reads what this one writes. Before sm_90 launches do not overlap, and both do nothing.
+__device__ __forceinline__ void LaunchDependentGrids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-__device__ __forceinline__ void WaitForLaunchBefore() {
+__device__ __forceinline__ void WaitForPrerequisiteGrids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

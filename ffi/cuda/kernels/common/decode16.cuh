@@ -1,19 +1,24 @@
-// 8-bit weights to pairs of bfloat16 or float16 in registers, exactly for every code.
+// Decodes 8-bit weights to pairs of bfloat16 or float16 in registers, exactly for every code.
 //
-// A pair begins as two codes in the 16-bit lanes of a word, each with copies of its sign bit above
-// it: one instruction (`PickBytes`) brings any two codes into that form.
-//   FP8      The fields move into the place of the wide type's, whose exponent bias is larger: the
-//            pair is the value times a power of two. For float16 that power is left to the scale
-//            (float16 products of subnormals are exact); for bfloat16 it is 2^-120, which would
-//            sink sums below float32, so an exact multiplication takes it away. Only infinity and
-//            NaN are not right then. They are rare: `Unusual` finds them four at a time, and only
-//            then does anything pay for them: NaN of e4m3 spoils its whole column, which needs no
-//            place (`IsNaN`); e5m2 as bfloat16 is decoded again with `Mend`; as float16 it is the
-//            upper byte of one, and nothing is wrong.
-//   integer  The bits enter the mantissa of a power of two, which an exact subtraction takes away.
-//            The code less its zero point is within [-255, 255], which both types hold exactly,
-//            as long as the zero point is a value of the code's type (see `ZeroPoint`).
-// Everything runs on the host too, so that a test can look at all codes there.
+//   4 codes in a word      | c3 | c2 | c1 | c0 |
+//       PickBytes          | s1.. | c1 | s0.. | c0 |      two codes, sign-extended to 16 bits
+//       Decode             |  bf16/f16 |  bf16/f16 |      two values
+//
+// FP8: a shift puts exponent and mantissa into the wide type's fields, whose exponent bias is
+// larger, so the pair is the value times a power of two.
+//   float16   The power of two is left to the scale (kFactor). Products of subnormals are exact.
+//   bfloat16  It would be 2^-120, and accumulators would underflow in float32. An exact
+//             multiplication takes it away.
+// Only infinity and NaN come out wrong. They are rare, so `SpecialBits` finds them four at a time
+// and only then is work done for them:
+//   e4m3              NaN makes its whole column NaN, wherever in K it is (`IsNaN`).
+//   e5m2 to bfloat16  The codes are decoded again with `RestoreSpecials`.
+//   e5m2 to float16   Nothing is wrong: e5m2 is the upper byte of float16.
+// Integers: the bits enter the mantissa of a power of two, which an exact subtraction takes away.
+// The code minus its zero point is within [-255, 255], which both types hold exactly, as long as
+// the zero point is a value of the code's type (`ZeroPoint`).
+//
+// Everything runs on the host too, where a test checks all codes.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_DECODE16_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_DECODE16_CUH_
@@ -39,7 +44,7 @@ JAXFP8_HD uint32_t BothLanes(float value) {
   return bits | bits << 16;
 }
 
-// a * b + c in each lane, rounded once. Subnormals count in full: PTX flushes none here.
+// a * b + c in each half of a word, rounded once. Subnormals are kept.
 template <DType kWide>
 JAXFP8_HD uint32_t FusedPair(uint32_t a, uint32_t b, uint32_t c) {
 #ifdef __CUDA_ARCH__
@@ -62,8 +67,8 @@ JAXFP8_HD uint32_t FusedPair(uint32_t a, uint32_t b, uint32_t c) {
 #endif
 }
 
-// Bytes of (low, high), numbered 0 to 7, by the nibbles of `selector`; 8 more asks for eight copies
-// of the byte's top bit.
+// Picks four bytes of (low, high), numbered 0 to 7, by the nibbles of `selector`. A nibble of 8 + i
+// gives eight copies of the top bit of byte i.
 JAXFP8_HD uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t selector) {
 #ifdef __CUDA_ARCH__
   uint32_t picked;
@@ -81,65 +86,65 @@ JAXFP8_HD uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t selector) {
 #endif
 }
 
-// A zero point as the kernel uses it. One outside the code's type is taken at the type's border and
-// the rest, `excess`, multiplies the sum of the activations afterwards. Both parts have the same
-// sign for every code then, so that splitting costs no precision: |q - z| = |q - border| +
+// A zero point as the kernel uses it. One outside the code's type is clamped to the type's range,
+// and the rest, `excess`, multiplies the sum of the activations afterwards. Both parts then have
+// the same sign for every code, so that splitting loses no precision: |q - z| = |q - clamped| +
 // |excess|.
 struct ZeroPoint {
-  int32_t border;
+  int32_t clamped;
   float excess;
 };
 
 JAXFP8_HD ZeroPoint SplitZeroPoint(DType weight, int32_t zero_point) {
   const int32_t low = weight == DType::kS8 ? -128 : 0, high = low + 255;
   const int32_t raised = zero_point < low ? low : zero_point;
-  const int32_t border = raised > high ? high : raised;
+  const int32_t clamped = raised > high ? high : raised;
   // In 64 bits: the difference of two int32 may not fit one.
-  return {border, static_cast<float>(static_cast<int64_t>(zero_point) - border)};
+  return {clamped, static_cast<float>(static_cast<int64_t>(zero_point) - clamped)};
 }
 
 template <DType kWeight, DType kWide>
 struct Decoder {
-  static_assert(kWeight == DType::kS8 || IsFloat8(kWeight));  // uint8 is int8 after `FlipOf`
+  static_assert(kWeight == DType::kS8 || IsFloat8(kWeight));  // uint8 is int8 after `SignFlip`
   static_assert(kWide == DType::kBF16 || kWide == DType::kF16);
   static constexpr bool kInteger = kWeight == DType::kS8;
   static constexpr bool kBrain = kWide == DType::kBF16;
-  // How infinity and NaN are made right.
-  static constexpr bool kPoisons = kWeight == DType::kE4M3;
-  static constexpr bool kMends = kWeight == DType::kE5M2 && kBrain;
+  // How infinity and NaN are corrected.
+  static constexpr bool kFlagsNaN = kWeight == DType::kE4M3;
+  static constexpr bool kRestoresSpecials = kWeight == DType::kE5M2 && kBrain;
   // Whether subtracting a zero point takes an instruction of its own.
-  static constexpr bool kSubtracts = kInteger && kBrain;
+  static constexpr bool kSubtractsZeroPoint = kInteger && kBrain;
 
-  // A decoded value times this is the value.
+  // The value is the decoded value times this.
   static constexpr float kFactor = kWeight == DType::kE4M3 && !kBrain ? 256.0f : 1.0f;
 
-  // What turns the codes of one integer type into those of the other, which is decoded.
-  JAXFP8_HD static uint32_t FlipOf(DType weight) {
+  // XORed with the codes of one integer type, gives those of the other type, which is decoded.
+  JAXFP8_HD static uint32_t SignFlip(DType weight) {
     return kInteger && (weight == DType::kU8) == kBrain ? 0x00800080u : 0;
   }
 
-  // What `Decode` adds to both codes of a pair to subtract their zero point, a value of the type.
-  JAXFP8_HD static uint32_t LessOf(DType weight, int32_t zero_point) {
+  // What `Decode` adds to both codes of a pair to subtract their zero point.
+  JAXFP8_HD static uint32_t ZeroPointAddend(DType weight, int32_t zero_point) {
     const int32_t centred = weight == DType::kU8 ? zero_point - 128 : zero_point;
     return BothLanes<kWide>(static_cast<float>(kBrain ? -centred : -1152 - centred));
   }
 
-  // A pair from two codes with their signs above them. `kCareful`: there may be zero points, or
-  // infinity and NaN to be mended.
-  template <bool kCareful>
-  JAXFP8_HD static uint32_t Decode(uint32_t codes, uint32_t flip, uint32_t less) {
+  // Decodes two sign-extended codes.
+  //   kFullDecode  subtract zero points, and restore infinity and NaN; else there are none
+  template <bool kFullDecode>
+  JAXFP8_HD static uint32_t Decode(uint32_t codes, uint32_t sign_flip, uint32_t zero_addend) {
     if constexpr (!kInteger) {
-      return kCareful && kMends ? Mend(Float(codes)) : Float(codes);
+      return kFullDecode && kRestoresSpecials ? RestoreSpecials(Float(codes)) : Float(codes);
     } else if constexpr (kBrain) {
-      const uint32_t pair = IntegerToBrain(codes, flip);
-      return kCareful ? FusedPair<kWide>(pair, 0x3f803f80u, less) : pair;
+      const uint32_t pair = IntegerToBrain(codes, sign_flip);
+      return kFullDecode ? FusedPair<kWide>(pair, 0x3f803f80u, zero_addend) : pair;
     } else {
-      return IntegerToHalf(codes, flip, less);
+      return IntegerToHalf(codes, sign_flip, zero_addend);
     }
   }
 
-  // Some bit of 0x80808080 is set if some of four codes are infinity or NaN, and only then.
-  JAXFP8_HD static uint32_t Unusual(uint32_t codes) {
+  // Some bit of 0x80808080 is set if and only if one of four codes is infinity or NaN.
+  JAXFP8_HD static uint32_t SpecialBits(uint32_t codes) {
     // The sum carries from 127 or 255 into and out of the sign bit.
     constexpr uint32_t kToTop = kWeight == DType::kE4M3 ? 0x01010101u : 0x04040404u;
     return codes ^ (codes + kToTop);
@@ -153,7 +158,7 @@ struct Decoder {
 
  private:
   JAXFP8_HD static uint32_t Float(uint32_t codes) {
-    // The exponent's place: 4 or 5 bits of a byte become the lowest of the 8 or 5 of the wide type.
+    // The 4 or 5 exponent bits become the lowest of the 8 or 5 exponent bits of the wide type.
     constexpr int kMantissa = kWeight == DType::kE4M3 ? 3 : 2;
     constexpr int kShift = (kBrain ? 7 : 10) - kMantissa;
     constexpr uint32_t kFields = ((0x7fu << kShift) & 0x7fffu) | 0x8000u;
@@ -166,27 +171,29 @@ struct Decoder {
 
   // Signed codes: 128 + (low 7 bits), less 128 or 256 by the sign bit, which is the lowest bit of
   // the exponent.
-  JAXFP8_HD static uint32_t IntegerToBrain(uint32_t codes, uint32_t flip) {
+  JAXFP8_HD static uint32_t IntegerToBrain(uint32_t codes, uint32_t sign_flip) {
     return FusedPair<kWide>((codes & 0x007f007fu) | 0x43004300u, 0x3f803f80u,
-                            (codes & 0x00800080u) ^ (0xc300c300u ^ flip));
+                            (codes & 0x00800080u) ^ (0xc300c300u ^ sign_flip));
   }
 
   // Unsigned codes: 1024 + code, less 1152 and the zero point.
-  JAXFP8_HD static uint32_t IntegerToHalf(uint32_t codes, uint32_t flip, uint32_t less) {
-    return FusedPair<kWide>((codes & 0x00ff00ffu) ^ (0x64006400u ^ flip), 0x3c003c00u, less);
+  JAXFP8_HD static uint32_t IntegerToHalf(uint32_t codes, uint32_t sign_flip,
+                                          uint32_t zero_addend) {
+    return FusedPair<kWide>((codes & 0x00ff00ffu) ^ (0x64006400u ^ sign_flip), 0x3c003c00u,
+                            zero_addend);
   }
 
-  // A decoded pair with infinity and NaN put in the place of the numbers they were taken for.
-  JAXFP8_HD static uint32_t Mend(uint32_t pair) {
-    return MendLane(pair & 0xffffu) | MendLane(pair >> 16) << 16;
+  // Replaces the numbers that infinity and NaN were decoded to by infinity and NaN.
+  JAXFP8_HD static uint32_t RestoreSpecials(uint32_t pair) {
+    return RestoreSpecialsLane(pair & 0xffffu) | RestoreSpecialsLane(pair >> 16) << 16;
   }
 
-  // e5m2 as bfloat16: 2^16 is infinity, and what is above it is NaN.
-  JAXFP8_HD static uint32_t MendLane(uint32_t lane) {
-    constexpr uint32_t kTaken = 0x4780u;
+  // e5m2 to bfloat16: 2^16 stands for infinity, and larger numbers for NaN.
+  JAXFP8_HD static uint32_t RestoreSpecialsLane(uint32_t lane) {
+    constexpr uint32_t kInfinity = 0x4780u;
     const uint32_t magnitude = lane & 0x7fffu;
-    if (magnitude < kTaken) return lane;
-    return magnitude == kTaken ? (lane & 0x8000u) | 0x7f80u : lane | 0x7fffu;
+    if (magnitude < kInfinity) return lane;
+    return magnitude == kInfinity ? (lane & 0x8000u) | 0x7f80u : lane | 0x7fffu;
   }
 };
 

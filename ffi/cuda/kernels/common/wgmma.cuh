@@ -1,4 +1,4 @@
-// The tensor core instruction of a warpgroup (sm_90a): 64 x 8 * kEights sums by four warps.
+// The tensor core instruction of four warps (wgmma, sm_90a only).
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_WGMMA_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_WGMMA_CUH_
@@ -9,62 +9,64 @@
 
 namespace jaxfp8::cuda {
 
-// The host takes any code of Hopper's for code with the instruction: there is to be no other.
+// On the host, code compiled for compute capability 9.0 counts as code with wgmma. So code for
+// sm_90 without it must not be built.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "compile for sm_90a (JAXFP8_CUDA_ARCHITECTURES=90a-real), not for sm_90"
 #endif
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-inline constexpr bool kHasWarpgroupMma = true;
+inline constexpr bool kHasWgmma = true;
 #else
-inline constexpr bool kHasWarpgroupMma = false;
+inline constexpr bool kHasWgmma = false;
 #endif
 
-// A matrix in shared memory as the instruction wants it told: blocks of eight rows of 16 bytes, the
-// second half of the depth `depth_stride` bytes from the first, the next eight rows `row_stride`.
-__device__ __forceinline__ uint64_t MatrixAt(uint32_t address, uint32_t depth_stride,
-                                             uint32_t row_stride) {
+// The descriptor of a matrix in shared memory, without swizzling: blocks of eight rows x 16 bytes.
+// The second half of K is depth_stride bytes from the first, the next eight rows row_stride bytes.
+__device__ __forceinline__ uint64_t SharedMatrixDescriptor(uint32_t address, uint32_t depth_stride,
+                                                           uint32_t row_stride) {
   return (address & 0x3ffffu) >> 4 | uint64_t{depth_stride >> 4} << 16 |
          uint64_t{row_stride >> 4} << 32;
 }
 
-// What this thread's copies put into shared memory becomes visible to the instruction.
-__device__ __forceinline__ void ShowToWarpgroupMma() {
+// Makes what this thread copied into shared memory visible to wgmma.
+__device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// The value is made before this point of the program.
-__device__ __forceinline__ void KeepInRegister(uint32_t& value) {
+// Forces the value to be computed before this point of the program.
+__device__ __forceinline__ void PinRegister(uint32_t& value) {
   asm volatile("" : "+r"(value)::"memory");
 }
-// Before the first instruction after registers were written.
-__device__ __forceinline__ void FenceWarpgroup() {
+// Needed between writing registers and the first wgmma that reads them.
+__device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void CommitWarpgroup() {
+__device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-template <int kLeft>
-__device__ __forceinline__ void WaitForWarpgroup() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+// Waits until at most the last kPending committed groups are still running.
+template <int kPending>
+__device__ __forceinline__ void WgmmaWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// sums (64 x 8 * kEights) += a (64 x 16) * b (16 x 8 * kEights), asynchronously. A warp holds 16
-// rows of `a` and of the sums, in the fragments of `Mma`.
-template <DType kWide, int kEights>
-__device__ __forceinline__ void WarpgroupMma(float (&sums)[kEights][4], const uint32_t (&a)[4],
-                                             uint64_t b) {
-  static_assert(kEights == 4 || kEights == 8);
-  if constexpr (kEights == 4) {
+// acc (64 x 8 * kRowFragments) += a (64 x 16) * b (16 x 8 * kRowFragments), asynchronously. A warp
+// holds 16 rows of a and of acc, in the fragments of `Mma`; b is a descriptor.
+template <DType kWide, int kRowFragments>
+__device__ __forceinline__ void Wgmma(float (&acc)[kRowFragments][4], const uint32_t (&a)[4],
+                                      uint64_t b) {
+  static_assert(kRowFragments == 4 || kRowFragments == 8);
+  if constexpr (kRowFragments == 4) {
     if constexpr (kWide == DType::kBF16) {
       asm volatile(
           "{.reg .pred p; setp.ne.b32 p, 1, 0; "
           "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
           "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
           "{%16,%17,%18,%19}, %20, p, 1, 1, 0;}"
-          : "+f"(sums[0][0]), "+f"(sums[0][1]), "+f"(sums[0][2]), "+f"(sums[0][3]),
-            "+f"(sums[1][0]), "+f"(sums[1][1]), "+f"(sums[1][2]), "+f"(sums[1][3]),
-            "+f"(sums[2][0]), "+f"(sums[2][1]), "+f"(sums[2][2]), "+f"(sums[2][3]),
-            "+f"(sums[3][0]), "+f"(sums[3][1]), "+f"(sums[3][2]), "+f"(sums[3][3])
+          : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]), "+f"(acc[1][0]),
+            "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]), "+f"(acc[2][0]), "+f"(acc[2][1]),
+            "+f"(acc[2][2]), "+f"(acc[2][3]), "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]),
+            "+f"(acc[3][3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     } else {
       asm volatile(
@@ -72,10 +74,10 @@ __device__ __forceinline__ void WarpgroupMma(float (&sums)[kEights][4], const ui
           "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
           "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
           "{%16,%17,%18,%19}, %20, p, 1, 1, 0;}"
-          : "+f"(sums[0][0]), "+f"(sums[0][1]), "+f"(sums[0][2]), "+f"(sums[0][3]),
-            "+f"(sums[1][0]), "+f"(sums[1][1]), "+f"(sums[1][2]), "+f"(sums[1][3]),
-            "+f"(sums[2][0]), "+f"(sums[2][1]), "+f"(sums[2][2]), "+f"(sums[2][3]),
-            "+f"(sums[3][0]), "+f"(sums[3][1]), "+f"(sums[3][2]), "+f"(sums[3][3])
+          : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]), "+f"(acc[1][0]),
+            "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]), "+f"(acc[2][0]), "+f"(acc[2][1]),
+            "+f"(acc[2][2]), "+f"(acc[2][3]), "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]),
+            "+f"(acc[3][3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     }
   } else {
@@ -86,14 +88,13 @@ __device__ __forceinline__ void WarpgroupMma(float (&sums)[kEights][4], const ui
           "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
           "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
           "{%32,%33,%34,%35}, %36, p, 1, 1, 0;}"
-          : "+f"(sums[0][0]), "+f"(sums[0][1]), "+f"(sums[0][2]), "+f"(sums[0][3]),
-            "+f"(sums[1][0]), "+f"(sums[1][1]), "+f"(sums[1][2]), "+f"(sums[1][3]),
-            "+f"(sums[2][0]), "+f"(sums[2][1]), "+f"(sums[2][2]), "+f"(sums[2][3]),
-            "+f"(sums[3][0]), "+f"(sums[3][1]), "+f"(sums[3][2]), "+f"(sums[3][3]),
-            "+f"(sums[4][0]), "+f"(sums[4][1]), "+f"(sums[4][2]), "+f"(sums[4][3]),
-            "+f"(sums[5][0]), "+f"(sums[5][1]), "+f"(sums[5][2]), "+f"(sums[5][3]),
-            "+f"(sums[6][0]), "+f"(sums[6][1]), "+f"(sums[6][2]), "+f"(sums[6][3]),
-            "+f"(sums[7][0]), "+f"(sums[7][1]), "+f"(sums[7][2]), "+f"(sums[7][3])
+          : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]), "+f"(acc[1][0]),
+            "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]), "+f"(acc[2][0]), "+f"(acc[2][1]),
+            "+f"(acc[2][2]), "+f"(acc[2][3]), "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]),
+            "+f"(acc[3][3]), "+f"(acc[4][0]), "+f"(acc[4][1]), "+f"(acc[4][2]), "+f"(acc[4][3]),
+            "+f"(acc[5][0]), "+f"(acc[5][1]), "+f"(acc[5][2]), "+f"(acc[5][3]), "+f"(acc[6][0]),
+            "+f"(acc[6][1]), "+f"(acc[6][2]), "+f"(acc[6][3]), "+f"(acc[7][0]), "+f"(acc[7][1]),
+            "+f"(acc[7][2]), "+f"(acc[7][3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     } else {
       asm volatile(
@@ -102,14 +103,13 @@ __device__ __forceinline__ void WarpgroupMma(float (&sums)[kEights][4], const ui
           "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
           "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
           "{%32,%33,%34,%35}, %36, p, 1, 1, 0;}"
-          : "+f"(sums[0][0]), "+f"(sums[0][1]), "+f"(sums[0][2]), "+f"(sums[0][3]),
-            "+f"(sums[1][0]), "+f"(sums[1][1]), "+f"(sums[1][2]), "+f"(sums[1][3]),
-            "+f"(sums[2][0]), "+f"(sums[2][1]), "+f"(sums[2][2]), "+f"(sums[2][3]),
-            "+f"(sums[3][0]), "+f"(sums[3][1]), "+f"(sums[3][2]), "+f"(sums[3][3]),
-            "+f"(sums[4][0]), "+f"(sums[4][1]), "+f"(sums[4][2]), "+f"(sums[4][3]),
-            "+f"(sums[5][0]), "+f"(sums[5][1]), "+f"(sums[5][2]), "+f"(sums[5][3]),
-            "+f"(sums[6][0]), "+f"(sums[6][1]), "+f"(sums[6][2]), "+f"(sums[6][3]),
-            "+f"(sums[7][0]), "+f"(sums[7][1]), "+f"(sums[7][2]), "+f"(sums[7][3])
+          : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]), "+f"(acc[1][0]),
+            "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]), "+f"(acc[2][0]), "+f"(acc[2][1]),
+            "+f"(acc[2][2]), "+f"(acc[2][3]), "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]),
+            "+f"(acc[3][3]), "+f"(acc[4][0]), "+f"(acc[4][1]), "+f"(acc[4][2]), "+f"(acc[4][3]),
+            "+f"(acc[5][0]), "+f"(acc[5][1]), "+f"(acc[5][2]), "+f"(acc[5][3]), "+f"(acc[6][0]),
+            "+f"(acc[6][1]), "+f"(acc[6][2]), "+f"(acc[6][3]), "+f"(acc[7][0]), "+f"(acc[7][1]),
+            "+f"(acc[7][2]), "+f"(acc[7][3])
           : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     }
   }

@@ -1,4 +1,5 @@
-// What the kernels of the epilogue know of a request, and what belongs to a row and to columns.
+// Scales and zero points in the epilogue: the arguments of its kernels, and the parameters of a row
+// and of four columns.
 
 #ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_DEQUANTIZE_CUH_
 #define JAXFP8_CUDA_KERNELS_EPILOGUE_DEQUANTIZE_CUH_
@@ -8,57 +9,60 @@
 
 namespace jaxfp8::cuda {
 
-// What the sums lack of one side, by free index.
-struct Fix {
-  const float* scale;         // null: nothing; at the sums' depth
-  const int32_t* zero_point;  // null: nothing; likewise
-  const int32_t* sums;        // null: not needed
+// Scales, zero points and line sums of one side, by free index. Null where they are not applied.
+struct SideParams {
+  const float* scale;         // from the accumulators' depth on
+  const int32_t* zero_point;  // likewise
+  const int32_t* line_sums;
   int32_t shift;
   Tiles tiles;
-  int64_t sums_batch;
+  int64_t line_sums_batch;
 };
 
+// The arguments of both kernels. Strides are in elements.
 struct Epilogue {
-  const void* sums;
-  int64_t sums_batch, sums_row;
+  const void* acc;
+  int64_t acc_batch, acc_row;
   int alignment;
   int64_t batch, row, column, rows, columns;
   int64_t depth;
   uint32_t tiles_across, tiles_down;
-  Fix lhs, rhs;
-  Finish finish;
+  SideParams lhs, rhs;
+  Elementwise elementwise;
 };
 
 #ifdef __CUDACC__
 
-struct alignas(16) Fixed {
+struct alignas(16) RowParams {
   float scale;
-  int32_t zero, sum;
-  int32_t rest;  // sum - depth * zero, modulo 2^32
+  int32_t zero, line_sum;
+  int32_t row_term;  // line_sum - depth * zero, modulo 2^32
 };
 
-// `local` counts from the slab's beginning, f from the side's.
-__device__ __forceinline__ Fixed Fetch(const Fix& fix, int64_t local_b, int64_t b, int64_t local,
-                                       int64_t f) {
-  Fixed fixed{1.0f, fix.shift, 0, 0};
-  if (fix.scale || fix.zero_point) {
-    const int64_t at = TileAt(fix.tiles, b, f, 0);
-    if (fix.scale) fixed.scale = fix.scale[at];
-    if (fix.zero_point) fixed.zero += fix.zero_point[at];
+// The parameters of a row.
+//   local_b, local  batch index and free index, counted from the slab's beginning
+//   b, f            the same, counted from the side's beginning
+__device__ __forceinline__ RowParams LoadRowParams(const SideParams& side, int64_t local_b,
+                                                   int64_t b, int64_t local, int64_t f) {
+  RowParams params{1.0f, side.shift, 0, 0};
+  if (side.scale || side.zero_point) {
+    const int64_t at = TileAt(side.tiles, b, f, 0);
+    if (side.scale) params.scale = side.scale[at];
+    if (side.zero_point) params.zero += side.zero_point[at];
   }
-  if (fix.sums) fixed.sum = fix.sums[local_b * fix.sums_batch + local];
-  return fixed;
+  if (side.line_sums) params.line_sum = side.line_sums[local_b * side.line_sums_batch + local];
+  return params;
 }
 
-// What belongs to a thread's four columns.
-struct Columns {
+// The parameters of a thread's four columns.
+struct ColumnParams {
   float scale[4], bias[4];
-  int32_t zero[4], sum[4];
+  int32_t zero[4], line_sum[4];
 };
 
-// Where the tiles of four columns lie. Most tiles have size 1 or are one for all, which takes no
-// division.
-__device__ __forceinline__ void TilesOf(const Tiles& t, const Quad& q, int64_t (&at)[4]) {
+// The indices of the tiles of four columns. Without a division where a tile has size 1 or spans the
+// axis, as most do.
+__device__ __forceinline__ void TileIndices(const Tiles& t, const Quad& q, int64_t (&at)[4]) {
   const int64_t start = q.b * t.batch_stride;
 #pragma unroll
   for (int i = 0; i < 4; ++i) at[i] = start + (q.c + i) * t.free_stride;
@@ -67,40 +71,41 @@ __device__ __forceinline__ void TilesOf(const Tiles& t, const Quad& q, int64_t (
   for (int i = 0; i < 4; ++i) at[i] = start + TileOf(q.c + i, t.tile_free) * t.free_stride;
 }
 
-// One load per column, without branches between them; wider ones behind a branch measured slower.
+// Loads one value per column without branches. Wider loads behind a branch measured slower.
 template <bool kZero>
-__device__ __forceinline__ void FetchColumns(const Epilogue& e, int64_t local_b, const Quad& q,
-                                             Columns& columns) {
-  const Fix& fix = e.rhs;
-  const Finish& f = e.finish;
+__device__ __forceinline__ void LoadColumnParams(const Epilogue& e, int64_t local_b, const Quad& q,
+                                                 ColumnParams& columns) {
+  const SideParams& side = e.rhs;
+  const Elementwise& ew = e.elementwise;
   int64_t at[4];
-  TilesOf(fix.tiles, q, at);
+  TileIndices(side.tiles, q, at);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const bool there = i < q.count;
-    columns.scale[i] = there && fix.scale ? fix.scale[at[i]] : 1.0f;
+    columns.scale[i] = there && side.scale ? side.scale[at[i]] : 1.0f;
     if constexpr (kZero) {
-      const int64_t local = local_b * fix.sums_batch + q.c + i - e.column;
-      columns.zero[i] = fix.shift + (there && fix.zero_point ? fix.zero_point[at[i]] : 0);
-      columns.sum[i] = there && fix.sums ? fix.sums[local] : 0;
+      const int64_t local = local_b * side.line_sums_batch + q.c + i - e.column;
+      columns.zero[i] = side.shift + (there && side.zero_point ? side.zero_point[at[i]] : 0);
+      columns.line_sum[i] = there && side.line_sums ? side.line_sums[local] : 0;
     }
   }
-  const bool biased = f.bias_plane && f.bias_plane.row == 0;
+  const bool biased = ew.bias_plane && ew.bias_plane.row == 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    columns.bias[i] = biased && i < q.count ? f.bias[f.bias_plane.At(q.b, 0, q.c + i)] : 0.0f;
+    columns.bias[i] = biased && i < q.count ? ew.bias[ew.bias_plane.At(q.b, 0, q.c + i)] : 0.0f;
   }
 }
 
-// sum - za * colsum - zb * (rowsum - depth * za). Exact: no bound on zero points and depths is
-// known beforehand.
-__device__ __forceinline__ int64_t TotalOf(uint32_t sum, const Fixed& row, const Columns& columns,
-                                           int i, int64_t depth) {
-  const int64_t rest = row.sum - depth * row.zero;
-  return static_cast<int32_t>(sum) - int64_t{row.zero} * columns.sum[i] - columns.zero[i] * rest;
+// acc - za * colsum - zb * (rowsum - depth * za), exactly, whatever the zero points and the depth.
+__device__ __forceinline__ int64_t ZeroPointCorrected(uint32_t sum, const RowParams& row,
+                                                      const ColumnParams& columns, int i,
+                                                      int64_t depth) {
+  const int64_t row_term = row.line_sum - depth * row.zero;
+  return static_cast<int32_t>(sum) - int64_t{row.zero} * columns.line_sum[i] -
+         columns.zero[i] * row_term;
 }
 
-// Most totals fit 32 bits, whose conversion is four times as fast.
+// Most values fit 32 bits, which convert 4x faster.
 __device__ __forceinline__ float ToFloat(int64_t total) {
   const int32_t low = static_cast<int32_t>(total);
   return low == total ? static_cast<float>(low) : static_cast<float>(total);

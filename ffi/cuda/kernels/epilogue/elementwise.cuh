@@ -1,6 +1,8 @@
-// From finished sums to the output, for every kernel that ends a product:
+// The elementwise part of the epilogue, shared by every kernel that writes an output:
 //
-//   y = activation(sum + residual + bias);  amax = max |y|;  out = cast(y / out_scale)
+//   y = activation(x + residual + bias);  amax = max |y|;  out = cast(y / out_scale)
+//
+// x is the dequantised sum, in float32 registers: four consecutive columns of a row a thread.
 
 #ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_ELEMENTWISE_CUH_
 #define JAXFP8_CUDA_KERNELS_EPILOGUE_ELEMENTWISE_CUH_
@@ -12,11 +14,11 @@
 
 namespace jaxfp8::cuda {
 
-// How many outputs share a cell of the amax.
+// Which outputs share a cell of the amax: none, all of a matrix, a row, or others.
 enum class AmaxKind : uint8_t { kNone, kOne, kPerRow, kOther };
 
-// The planes of a problem with their data, and how wide their accesses may be.
-struct Finish {
+// The arguments: planes with their data, and how wide their accesses may be, in bytes.
+struct Elementwise {
   Plane residual_plane, bias_plane, out_scale_plane, amax_plane, out_plane;
   const void* residual;
   const float *bias, *out_scale;
@@ -24,7 +26,7 @@ struct Finish {
   uint32_t* amax;
   Activation activation;
   AmaxKind amax_kind;
-  int residual_alignment, out_alignment;  // of runs that start at a multiple of 4 columns
+  int residual_alignment, out_alignment;  // at multiples of 4 columns
 };
 
 inline int AlignmentOfPlane(const Plane& plane, const void* data) {
@@ -39,23 +41,23 @@ inline AmaxKind AmaxKindOf(const Plane& amax) {
   return amax.row == 0 ? AmaxKind::kOne : AmaxKind::kPerRow;
 }
 
-// A plane that is there although its array is not (or the reverse) is the caller's error.
-inline Finish MakeFinish(const Problem& problem, const Buffers& buffers) {
-  Finish f{};
-  f.residual_plane = problem.residual, f.bias_plane = problem.bias;
-  f.out_scale_plane = problem.out_scale, f.amax_plane = problem.amax, f.out_plane = problem.out;
-  f.residual = buffers.residual, f.bias = buffers.bias, f.out_scale = buffers.out_scale;
-  f.out = buffers.out, f.amax = reinterpret_cast<uint32_t*>(buffers.amax);
-  f.activation = problem.activation;
-  f.amax_kind = AmaxKindOf(problem.amax);
-  f.residual_alignment = AlignmentOfPlane(problem.residual, buffers.residual);
-  f.out_alignment = AlignmentOfPlane(problem.out, buffers.out);
-  return f;
+// The caller gives an array for each plane of the problem, and no other.
+inline Elementwise MakeElementwise(const Problem& problem, const Buffers& buffers) {
+  Elementwise ew{};
+  ew.residual_plane = problem.residual, ew.bias_plane = problem.bias;
+  ew.out_scale_plane = problem.out_scale, ew.amax_plane = problem.amax, ew.out_plane = problem.out;
+  ew.residual = buffers.residual, ew.bias = buffers.bias, ew.out_scale = buffers.out_scale;
+  ew.out = buffers.out, ew.amax = reinterpret_cast<uint32_t*>(buffers.amax);
+  ew.activation = problem.activation;
+  ew.amax_kind = AmaxKindOf(problem.amax);
+  ew.residual_alignment = AlignmentOfPlane(problem.residual, buffers.residual);
+  ew.out_alignment = AlignmentOfPlane(problem.out, buffers.out);
+  return ew;
 }
 
 #ifdef __CUDACC__
 
-// Four consecutive columns of a row, of which `count` are there.
+// Four consecutive columns of a row, of which the first `count` exist.
 struct Quad {
   int64_t b, r, c;
   int count;
@@ -67,17 +69,18 @@ __device__ __forceinline__ float LoadWide(DType type, const void* data, int64_t 
   return type == DType::kBF16 ? DecodeBF16(bits) : DecodeFloat16<DType::kF16>(bits);
 }
 
-__device__ __forceinline__ void AddResidual(const Finish& f, const Quad& q, float (&y)[4]) {
-  const Plane& plane = f.residual_plane;
+__device__ __forceinline__ void AddResidual(const Elementwise& ew, const Quad& q, float (&y)[4]) {
+  const Plane& plane = ew.residual_plane;
   const int64_t at = plane.At(q.b, q.r, q.c);
-  if (plane.column == 1 && q.count == 4 && f.residual_alignment >= 4 * SizeOf(plane.dtype)) {
+  if (plane.column == 1 && q.count == 4 && ew.residual_alignment >= 4 * SizeOf(plane.dtype)) {
     float values[4];
     if (plane.dtype == DType::kF32) {
-      const float4 v = *reinterpret_cast<const float4*>(static_cast<const float*>(f.residual) + at);
+      const float4 v =
+          *reinterpret_cast<const float4*>(static_cast<const float*>(ew.residual) + at);
       values[0] = v.x, values[1] = v.y, values[2] = v.z, values[3] = v.w;
     } else {
       const uint2 v =
-          *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(f.residual) + at);
+          *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(ew.residual) + at);
       if (plane.dtype == DType::kBF16) {
         DecodeWord<DType::kBF16>(v.x, values), DecodeWord<DType::kBF16>(v.y, values + 2);
       } else {
@@ -90,7 +93,7 @@ __device__ __forceinline__ void AddResidual(const Finish& f, const Quad& q, floa
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < q.count) y[i] += LoadWide(plane.dtype, f.residual, at + i * plane.column);
+    if (i < q.count) y[i] += LoadWide(plane.dtype, ew.residual, at + i * plane.column);
   }
 }
 
@@ -103,102 +106,104 @@ __device__ __forceinline__ void LoadPlane(const Plane& plane, const float* data,
   }
 }
 
-// Magnitudes compare like their bits, and NaN above them all: maxima are taken of these.
+// |y| as bits. Bits of magnitudes compare as the magnitudes do, and NaN is above them all.
 __device__ __forceinline__ uint32_t MagnitudeBits(float y) { return BitsOf(y) & 0x7fffffffu; }
 
-// A maximum of them for memory, where any NaN is the same.
+// A maximum as it is stored: every NaN becomes the same NaN.
 __device__ __forceinline__ uint32_t AmaxBits(uint32_t largest) {
   return largest > 0x7f800000u ? 0x7fc00000u : largest;
 }
 
 template <DType kOut>
-__device__ __forceinline__ void StoreAs(const Finish& f, const Quad& q, const float (&y)[4]) {
+__device__ __forceinline__ void StoreAs(const Elementwise& ew, const Quad& q, const float (&y)[4]) {
   constexpr int kWords = SizeOf(kOut);
   uint32_t words[kWords];
 #pragma unroll
   for (int i = 0; i < kWords; ++i) words[i] = EncodeWord<kOut>(y + i * kPerWord<kOut>);
-  Bits<kOut>* to = static_cast<Bits<kOut>*>(f.out) + f.out_plane.At(q.b, q.r, q.c);
-  if (f.out_plane.column == 1) return StoreRun(to, q.count, f.out_alignment, words);
+  Bits<kOut>* to = static_cast<Bits<kOut>*>(ew.out) + ew.out_plane.At(q.b, q.r, q.c);
+  if (ew.out_plane.column == 1) return StoreRun(to, q.count, ew.out_alignment, words);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < q.count) to[i * f.out_plane.column] = Encode<kOut>(y[i]);
+    if (i < q.count) to[i * ew.out_plane.column] = Encode<kOut>(y[i]);
   }
 }
 
-__device__ __forceinline__ void Store(const Finish& f, const Quad& q, const float (&y)[4]) {
-  switch (f.out_plane.dtype) {
+__device__ __forceinline__ void Store(const Elementwise& ew, const Quad& q, const float (&y)[4]) {
+  switch (ew.out_plane.dtype) {
     case DType::kF32:
-      return StoreAs<DType::kF32>(f, q, y);
+      return StoreAs<DType::kF32>(ew, q, y);
     case DType::kBF16:
-      return StoreAs<DType::kBF16>(f, q, y);
+      return StoreAs<DType::kBF16>(ew, q, y);
     case DType::kF16:
-      return StoreAs<DType::kF16>(f, q, y);
+      return StoreAs<DType::kF16>(ew, q, y);
     case DType::kE4M3:
-      return StoreAs<DType::kE4M3>(f, q, y);
+      return StoreAs<DType::kE4M3>(ew, q, y);
     case DType::kE5M2:
-      return StoreAs<DType::kE5M2>(f, q, y);
+      return StoreAs<DType::kE5M2>(ew, q, y);
     case DType::kS8:
-      return StoreAs<DType::kS8>(f, q, y);
+      return StoreAs<DType::kS8>(ew, q, y);
     default:
-      return StoreAs<DType::kU8>(f, q, y);
+      return StoreAs<DType::kU8>(ew, q, y);
   }
 }
 
-// An int32 output: the sums themselves, modulo 2^32.
-__device__ __forceinline__ void StoreIntegers(const Finish& f, const Quad& q,
-                                              const uint32_t (&sums)[4]) {
-  uint32_t* to = static_cast<uint32_t*>(f.out) + f.out_plane.At(q.b, q.r, q.c);
-  if (f.out_plane.column == 1) return StoreRun(to, q.count, f.out_alignment, sums);
+// Stores an int32 output: the accumulators themselves, modulo 2^32.
+__device__ __forceinline__ void StoreIntegers(const Elementwise& ew, const Quad& q,
+                                              const uint32_t (&acc)[4]) {
+  uint32_t* to = static_cast<uint32_t*>(ew.out) + ew.out_plane.At(q.b, q.r, q.c);
+  if (ew.out_plane.column == 1) return StoreRun(to, q.count, ew.out_alignment, acc);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < q.count) to[i * f.out_plane.column] = sums[i];
+    if (i < q.count) to[i * ew.out_plane.column] = acc[i];
   }
 }
 
-// The largest |y| of a quad, as bits; raises the amax itself where its cells are not per row.
-__device__ __forceinline__ uint32_t AmaxOf(const Finish& f, const Quad& q, const float (&y)[4]) {
+// Returns the largest |y| of a quad, as bits. Raises the amax itself for `AmaxKind::kOther`.
+__device__ __forceinline__ uint32_t AmaxOf(const Elementwise& ew, const Quad& q,
+                                           const float (&y)[4]) {
   uint32_t largest = 0;
-  if (f.amax_kind == AmaxKind::kNone) return largest;
+  if (ew.amax_kind == AmaxKind::kNone) return largest;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (i >= q.count) break;
     const uint32_t bits = AmaxBits(MagnitudeBits(y[i]));
     largest = max(largest, bits);
-    if (f.amax_kind == AmaxKind::kOther) {
-      atomicMax(f.amax + f.amax_plane.At(q.b, q.r, q.c + i), bits);
+    if (ew.amax_kind == AmaxKind::kOther) {
+      atomicMax(ew.amax + ew.amax_plane.At(q.b, q.r, q.c + i), bits);
     }
   }
   return largest;
 }
 
-// Everything after the sums, `bias` and `out_scale` given; returns the largest |y| as bits.
-__device__ __forceinline__ uint32_t FinishQuad(const Finish& f, const Quad& q,
-                                               const float (&bias)[4], const float (&out_scale)[4],
-                                               float (&y)[4]) {
-  if (f.residual_plane) AddResidual(f, q, y);
-  if (f.bias_plane) {
+// Applies the elementwise epilogue to y and stores it; returns the largest |y| as bits.
+__device__ __forceinline__ uint32_t ApplyElementwise(const Elementwise& ew, const Quad& q,
+                                                     const float (&bias)[4],
+                                                     const float (&out_scale)[4], float (&y)[4]) {
+  if (ew.residual_plane) AddResidual(ew, q, y);
+  if (ew.bias_plane) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[i] += bias[i];
   }
-  if (f.activation != Activation::kNone) {
+  if (ew.activation != Activation::kNone) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) y[i] = ApplyF32(f.activation, y[i]);
+    for (int i = 0; i < 4; ++i) y[i] = ApplyF32(ew.activation, y[i]);
   }
-  const uint32_t largest = AmaxOf(f, q, y);
-  if (f.out_scale_plane) {
+  const uint32_t largest = AmaxOf(ew, q, y);
+  if (ew.out_scale_plane) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[i] = y[i] / out_scale[i];
   }
-  Store(f, q, y);
+  Store(ew, q, y);
   return largest;
 }
 
-// Joins what every thread of a block saw, where one cell takes it all.
-__device__ __forceinline__ void RaiseOne(const Finish& f, int64_t b, uint32_t largest) {
-  if (f.amax_kind != AmaxKind::kOne) return;
+// Raises the amax of a matrix to the largest |y| of a warp.
+__device__ __forceinline__ void UpdateMatrixAmax(const Elementwise& ew, int64_t b,
+                                                 uint32_t largest) {
+  if (ew.amax_kind != AmaxKind::kOne) return;
   largest = __reduce_max_sync(~0u, largest);
-  uint32_t* cell = f.amax + f.amax_plane.At(b, 0, 0);
-  // Atomics on one address go one by one; a look first spares nearly all of them.
+  uint32_t* cell = ew.amax + ew.amax_plane.At(b, 0, 0);
+  // Atomics on one address are serialised. Reading first avoids nearly all of them.
   if (threadIdx.x % 32 == 0 && largest > __ldcg(cell)) atomicMax(cell, largest);
 }
 

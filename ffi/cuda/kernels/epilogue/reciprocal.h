@@ -1,4 +1,4 @@
-// 1 / x on the device, for a library that multiplies where the definition divides.
+// 1 / x on the device: cuBLASLt multiplies by a scale where our definition divides.
 
 #ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_RECIPROCAL_H_
 #define JAXFP8_CUDA_KERNELS_EPILOGUE_RECIPROCAL_H_
@@ -9,8 +9,8 @@
 
 namespace jaxfp8::cuda {
 
-// *to = 1 / *from, rounded once. Where that overflows though *from is not 0, it is the largest
-// float: 0 times it must stay 0.
+// *to = 1 / *from, rounded once. If that overflows and *from is not 0, it is the largest float, so
+// that 0 times it stays 0.
 std::string LaunchReciprocal(const float* from, float* to, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda

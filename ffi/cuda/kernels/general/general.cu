@@ -36,7 +36,7 @@ struct Operand {
 struct General {
   Operand lhs, rhs;
   int64_t depth, tiles_across, tiles_down;
-  Finish finish;
+  Elementwise elementwise;
 };
 
 // float: sums of float32. int32_t: of the codes. int64_t: of the codes less their zero points.
@@ -102,7 +102,7 @@ __device__ __forceinline__ void Dequantize(const Operand& o, int64_t b, int64_t 
   const Tiles& t = o.side.tiles;
   const bool scaled = std::is_same_v<Value, float> && o.scale && !t.ConstantAlongDepth();
   if (!scaled && !o.zero_point) return;
-  const bool along_free = o.side.DepthMajor();
+  const bool along_free = o.side.IsMnMajor();
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
     if (i >= count) break;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void Dequantize(const Operand& o, int64_t b, int64_t 
 template <typename Value>
 __device__ __forceinline__ void Stage(const Operand& o, int64_t depth, int64_t b, int64_t first,
                                       int64_t start, Value (&to)[kStep][kPitch]) {
-  const bool along_free = o.side.DepthMajor();
+  const bool along_free = o.side.IsMnMajor();
   const int line = along_free ? threadIdx.x % 4 * kRun : threadIdx.x / 2;
   const int step = along_free ? threadIdx.x / 4 : threadIdx.x % 2 * kRun;
   const int64_t f = first + line, k = start + step;
@@ -177,23 +177,23 @@ __device__ __forceinline__ float ScaleAfter(const Operand& o, int64_t b, int64_t
 template <typename Sum>
 __device__ __forceinline__ uint32_t FinishSums(const General& g, const Quad& q, float row_scale,
                                                const float (&column_scale)[4], const Sum* sums) {
-  const Finish& f = g.finish;
+  const Elementwise& ew = g.elementwise;
   float y[4], bias[4] = {}, out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     y[i] = static_cast<float>(sums[i]) * row_scale * column_scale[i];
   }
   if constexpr (!std::is_same_v<Sum, float>) {
-    if (f.out_plane.dtype == DType::kS32) {
+    if (ew.out_plane.dtype == DType::kS32) {
       const uint32_t low[4] = {static_cast<uint32_t>(sums[0]), static_cast<uint32_t>(sums[1]),
                                static_cast<uint32_t>(sums[2]), static_cast<uint32_t>(sums[3])};
-      StoreIntegers(f, q, low);
-      return AmaxOf(f, q, y);
+      StoreIntegers(ew, q, low);
+      return AmaxOf(ew, q, y);
     }
   }
-  if (f.bias_plane) LoadPlane(f.bias_plane, f.bias, q, 0.0f, bias);
-  if (f.out_scale_plane) LoadPlane(f.out_scale_plane, f.out_scale, q, 1.0f, out_scale);
-  return FinishQuad(f, q, bias, out_scale, y);
+  if (ew.bias_plane) LoadPlane(ew.bias_plane, ew.bias, q, 0.0f, bias);
+  if (ew.out_scale_plane) LoadPlane(ew.out_scale_plane, ew.out_scale, q, 1.0f, out_scale);
+  return ApplyElementwise(ew, q, bias, out_scale, y);
 }
 
 template <typename Sum>
@@ -216,12 +216,12 @@ __device__ __forceinline__ void FinishTile(const General& g, int64_t b, int64_t 
       const uint32_t seen =
           FinishSums(g, q, ScaleAfter(g.lhs, b, q.r), column_scale, &sums[i][4 * half]);
       largest = max(largest, seen);
-      if (g.finish.amax_kind == AmaxKind::kPerRow) {
-        atomicMax(g.finish.amax + g.finish.amax_plane.At(b, q.r, 0), seen);
+      if (g.elementwise.amax_kind == AmaxKind::kPerRow) {
+        atomicMax(g.elementwise.amax + g.elementwise.amax_plane.At(b, q.r, 0), seen);
       }
     }
   }
-  RaiseOne(g.finish, b, largest);
+  UpdateMatrixAmax(g.elementwise, b, largest);
 }
 
 template <typename Sum>
@@ -251,7 +251,7 @@ Operand MakeOperand(const Side& side, int64_t lines, const void* values, const f
   o.scale = side.scale ? scale : nullptr;
   o.zero_point = side.zero_point ? zero_point : nullptr;
   const int64_t size = SizeOf(side.dtype);
-  const int64_t step = side.DepthMajor() ? side.depth : side.free;
+  const int64_t step = side.IsMnMajor() ? side.depth : side.free;
   o.alignment = AlignmentOf(values, {step * size, side.batch * size});
   return o;
 }
@@ -305,7 +305,7 @@ std::string LaunchGeneral(const Problem& problem, const Buffers& buffers, cudaSt
   g.depth = problem.depth;
   g.tiles_across = (problem.columns + kTile - 1) / kTile;
   g.tiles_down = (problem.rows + kTile - 1) / kTile;
-  g.finish = MakeFinish(problem, buffers);
+  g.elementwise = MakeElementwise(problem, buffers);
   return CudaError(LaunchKind(problem, g, stream), "the general kernel");
 }
 

@@ -267,7 +267,7 @@ Pack MakePack(const PackRequest& r, const void* values, void* matrix) {
   p.count_padded = r.count_padded, p.depth_padded = r.depth_padded;
   p.flip = r.out == DType::kS8 && r.side.dtype == DType::kU8 ? kFlipSigns : 0;
   const int64_t size = SizeOf(r.side.dtype);
-  const bool turned = r.side.DepthMajor();
+  const bool turned = r.side.IsMnMajor();
   const int64_t line_step = turned ? r.side.depth : r.side.free;
   p.alignment = AlignmentOf(static_cast<const char*>(values) + (turned ? p.first * size : 0),
                             {line_step * size, r.side.batch * size});
@@ -294,7 +294,7 @@ std::string LaunchPack(const PackRequest& request, const void* values, const flo
   Pack p = MakePack(request, values, matrix);
   p.scale = request.apply_scale ? scale : nullptr;
   p.zero_point = request.subtract_zero_point ? zero_point : nullptr;
-  const bool turned = request.side.DepthMajor();
+  const bool turned = request.side.IsMnMajor();
   const cudaError_t status =
       SizeOf(request.out) == 1 ? LaunchAs<DType::kU8, DType::kU8>(p, turned, stream)
                                : Visit<DType::kBF16, DType::kF16, DType::kF32>(
@@ -315,7 +315,7 @@ std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed,
   p.flip = side.dtype == DType::kU8 && as_signed ? kFlipSigns : 0;
   p.is_signed = side.dtype == DType::kS8 || as_signed;
   const unsigned batches = GridSize(lines.batches);
-  if (!side.DepthMajor()) {
+  if (!side.IsMnMajor()) {
     p.alignment = AlignmentOf(values, {side.free, side.batch});
     constexpr int64_t kPerBlock = kSumThreads / 32;
     const dim3 grid(GridSize((p.count + kPerBlock - 1) / kPerBlock), batches);

@@ -1,4 +1,4 @@
-// What a launch of `sm80_w8a16` is told, and the table of its instances.
+// The arguments of the kernel of `sm80_w8a16`, and its instances.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_ARGUMENTS_H_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_ARGUMENTS_H_
@@ -10,35 +10,39 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Only what the kernel reads: every further line of constants costs it a miss before its first
-// load.
+// Holds only what the kernel reads: each further cache line of constants is a miss before its first
+// load. Strides are in elements.
 struct Arguments {
   Schedule schedule;
   int32_t rows = 0, columns = 0, depth = 0;
-  int32_t weight_width = 1;        // bytes that may be read at once: 16, 4 or 1
-  int32_t activation_vectors = 0;  // whether 8 activations may be read at once
+  int32_t weight_access_bytes = 1;     // widest aligned load: 16, 4 or 1
+  int32_t activations_vectorized = 0;  // whether 16-byte loads are aligned
   const uint8_t* weights = nullptr;
   const uint16_t* activations = nullptr;
-  float* slots = nullptr;
-  int64_t weight_line = 0, weight_batch = 0;  // strides, a line being as in shared memory
+  float* partials = nullptr;
+  int64_t weight_pitch = 0;  // from row to row, a row as in shared memory (layout.h)
+  int64_t weight_batch = 0;
   int64_t activation_row = 0, activation_depth = 0, activation_batch = 0;
   const float* scales = nullptr;         // or null
   const int32_t* zero_points = nullptr;  // or null
   int64_t scale_batch = 0, scale_depth = 0;
   int32_t scale_column = 0;
-  int32_t stretch = 1;       // depth tiles that share a scale
-  int32_t tile_columns = 1;  // columns that share a scale
-  uint32_t flip = 0;         // of `Decoder::FlipOf`
+  int32_t depth_tiles_per_scale = 1;  // depth tiles that share a scale
+  int32_t tile_columns = 1;           // columns that share a scale
+  uint32_t sign_flip = 0;             // from `Decoder::SignFlip`
   DType weight = DType::kNone;
-  bool subtracts = false;  // whether codes are more than turned into numbers: `Decoder::kSubtracts`
+  bool has_zero_points = false;  // or codes that need one: uint8 is int8 plus 128
 };
 
 using KernelFunction = void (*)(Arguments);
 
-// The kernel for weights of a type, or null. `weight` is e4m3, e5m2 or int8 (for uint8 too).
-KernelFunction E4M3Kernel(DType wide, bool depth_major, int eights);
-KernelFunction E5M2Kernel(DType wide, bool depth_major, int eights);
-KernelFunction S8Kernel(DType wide, bool depth_major, int eights);
+// The kernel for weights of one type, or null. uint8 weights use the kernel for int8.
+//   wide           bfloat16 or float16
+//   mn_major       weights are [K, N]; else [N, K]
+//   row_fragments  rows of an output tile in units of 8
+KernelFunction E4M3Kernel(DType wide, bool mn_major, int row_fragments);
+KernelFunction E5M2Kernel(DType wide, bool mn_major, int row_fragments);
+KernelFunction S8Kernel(DType wide, bool mn_major, int row_fragments);
 
 }  // namespace jaxfp8::cuda::w8a16
 

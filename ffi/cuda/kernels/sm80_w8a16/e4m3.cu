@@ -2,8 +2,8 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-KernelFunction E4M3Kernel(DType wide, bool depth_major, int eights) {
-  return KernelFor<DType::kE4M3>(wide, depth_major, eights);
+KernelFunction E4M3Kernel(DType wide, bool mn_major, int row_fragments) {
+  return KernelFor<DType::kE4M3>(wide, mn_major, row_fragments);
 }
 
 }  // namespace jaxfp8::cuda::w8a16

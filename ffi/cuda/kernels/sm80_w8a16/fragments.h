@@ -1,5 +1,16 @@
 // From a stage of `sm80_w8a16` in shared memory to the fragments of the tensor core instruction.
 //
+//   weights, [N, K]: a column has 128 codes        weights, [K, N]: a depth has 128 codes
+//     column c    | 16 codes |  LDS.128              depth k    | 4 codes |  LDS.32
+//     column c+1  | 16 codes |  per lane             depth k+1  | 4 codes |  per lane, 16 times
+//     ...                                            ...
+//        |                                              |
+//        +--> Codes: 4 columns x 16 depths of a lane <--+
+//                |  PickBytes: two codes of a column at depths 2p, 2p + 1 into a word
+//                |  Decoder::Decode: both to 16 bits
+//                v
+//             fragments[2][4], the A operands of two m16n8k16
+//
 // Runs on the host too, where a test multiplies a tile by it.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_FRAGMENTS_H_
@@ -17,91 +28,91 @@ struct alignas(16) Vector16 {
   uint32_t words[4];
 };
 
-// What a lane knows of its four columns over a stretch of the depth.
-struct Columns {
+// Scales and zero points of a lane's four columns, for one scale block.
+struct ColumnParams {
   float scale[4];
-  uint32_t less[4];  // of `Decoder::LessOf`
+  uint32_t zero_addend[4];  // of `Decoder::ZeroPointAddend`
 };
 
-// Sums of a warp: of[m][n] are those of fragment m of its columns and n of the rows.
-template <int kEights>
-struct Sums {
-  float of[2][kEights][4];
+// Accumulators of a warp: values[m][n] belong to 16 of its columns (m) and 8 of the rows (n).
+template <int kRowFragments>
+struct Accumulators {
+  float values[2][kRowFragments][4];
 };
 
-// The codes of a lane in four steps: of[step][i] are four depths of its column i, or its four
-// columns at depth i.
+// The codes of a lane for four steps. values[step][i] are four depths of column i ([N, K]), or four
+// columns at depth i ([K, N]).
 struct Codes {
-  uint32_t of[4][4];
+  uint32_t values[4][4];
 };
 
-// `half` of the depth of a stage.
-template <bool kDepthMajor>
+// Loads the codes of a lane for one half of a stage's K.
+template <bool kMnMajor>
 JAXFP8_HD Codes LoadCodes(const uint8_t* weights, int thread, int half) {
   const int lane = thread % 32, column = ColumnOf(thread / 32, lane);
   Codes codes;
   for (int j = 0; j < 4; ++j) {
-    if constexpr (kDepthMajor) {
+    if constexpr (kMnMajor) {
       for (int i = 0; i < 4; ++i) {
         const int offset =
-            DepthLineOffset(DepthOf(lane, 4 * half + j) + i, column / 16) + column % 16;
-        codes.of[j][i] = *reinterpret_cast<const uint32_t*>(weights + offset);
+            MnMajorOffset(DepthOf(lane, 4 * half + j) + i, column / 16) + column % 16;
+        codes.values[j][i] = *reinterpret_cast<const uint32_t*>(weights + offset);
       }
     } else {
-      const int offset = ColumnLineOffset(column + j, DepthOf(lane, 4 * half) / 16);
+      const int offset = KContiguousOffset(column + j, DepthOf(lane, 4 * half) / 16);
       const Vector16 run = *reinterpret_cast<const Vector16*>(weights + offset);
-      for (int i = 0; i < 4; ++i) codes.of[i][j] = run.words[i];
+      for (int i = 0; i < 4; ++i) codes.values[i][j] = run.words[i];
     }
   }
   return codes;
 }
 
 // The activations of a lane for steps 2 * pair and 2 * pair + 1, two words each.
-JAXFP8_HD Vector16 LoadTwoSteps(const uint8_t* activations, int lane, int eight, int pair) {
-  const int offset = ActivationOffset(ActivationRowOf(lane, eight), DepthOf(lane, 2 * pair) / 8);
+JAXFP8_HD Vector16 LoadTwoSteps(const uint8_t* activations, int lane, int fragment, int pair) {
+  const int offset = ActivationOffset(ActivationRowOf(lane, fragment), DepthOf(lane, 2 * pair) / 8);
   return *reinterpret_cast<const Vector16*>(activations + offset);
 }
 
-// The two fragments of weights of one step: fragments[m][2 * pair + h] is column 2 * m + h of the
-// lane at depths 2 * pair and 2 * pair + 1.
-template <class D, bool kDepthMajor, bool kCareful>
-JAXFP8_HD void DecodeStep(const uint32_t (&codes)[4], const Columns& columns, uint32_t flip,
-                          uint32_t (&fragments)[2][4]) {
+// Decodes the weights of one step into two fragments: fragments[m][2 * pair + h] holds column
+// 2 * m + h of the lane at depths 2 * pair and 2 * pair + 1.
+template <class D, bool kMnMajor, bool kFullDecode>
+JAXFP8_HD void DecodeStep(const uint32_t (&codes)[4], const ColumnParams& params,
+                          uint32_t sign_flip, uint32_t (&fragments)[2][4]) {
   for (int i = 0; i < 4; ++i) {
     for (int pair = 0; pair < 2; ++pair) {
-      const uint32_t picked = kDepthMajor
+      const uint32_t picked = kMnMajor
                                   ? PickBytes(codes[2 * pair], codes[2 * pair + 1], PickColumn(i))
                                   : PickBytes(codes[i], 0, PickDepths(pair));
-      fragments[i / 2][2 * pair + i % 2] =
-          D::template Decode<kCareful>(picked, flip, D::kInteger ? columns.less[i] : 0);
+      fragments[i / 2][2 * pair + i % 2] = D::template Decode<kFullDecode>(
+          picked, sign_flip, D::kInteger ? params.zero_addend[i] : 0);
     }
   }
 }
 
 #ifdef __CUDACC__
-// Whether some lane of the warp has a code that is infinity or NaN and would not be right.
+// Whether some lane of the warp holds an infinity or NaN that the plain decoding gets wrong.
 template <class D>
-__device__ __forceinline__ bool AnyOfWarpUnusual(const Codes& codes) {
-  if constexpr (!D::kPoisons && !D::kMends) return false;
+__device__ __forceinline__ bool WarpHasSpecials(const Codes& codes) {
+  if constexpr (!D::kFlagsNaN && !D::kRestoresSpecials) return false;
   uint32_t any = 0;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) any |= D::Unusual(codes.of[i / 4][i % 4]);
+  for (int i = 0; i < 16; ++i) any |= D::SpecialBits(codes.values[i / 4][i % 4]);
   return __any_sync(0xffffffffu, any & 0x80808080u);
 }
 #endif
 
-// Fragments that are NaN in the columns of a lane where some of its codes are, and 0 elsewhere.
-template <class D, bool kDepthMajor>
-JAXFP8_HD void PoisonOf(const Codes& codes, uint32_t (&fragments)[2][4]) {
+// Fragments that are NaN in each column in which the lane holds a NaN code, and 0 elsewhere.
+template <class D, bool kMnMajor>
+JAXFP8_HD void NaNFragments(const Codes& codes, uint32_t (&fragments)[2][4]) {
   for (int i = 0; i < 4; ++i) {
     uint32_t any = 0;
     for (int step = 0; step < 4; ++step) {
-      for (int d = 0; d < (kDepthMajor ? 4 : 1); ++d) {
-        any |= D::IsNaN(codes.of[step][kDepthMajor ? d : i]);
+      for (int d = 0; d < (kMnMajor ? 4 : 1); ++d) {
+        any |= D::IsNaN(codes.values[step][kMnMajor ? d : i]);
       }
     }
-    if (kDepthMajor) any &= 0xffu << (8 * i);
-    fragments[i / 2][i % 2] = any ? 0x7fff7fffu : 0;  // in both wide types
+    if (kMnMajor) any &= 0xffu << (8 * i);
+    fragments[i / 2][i % 2] = any ? 0x7fff7fffu : 0;  // NaN in bfloat16 and in float16
     fragments[i / 2][2 + i % 2] = 0;
   }
 }

@@ -1,7 +1,12 @@
-// Filling a stage of `sm80_w8a16`: a tile of weights and one of activations, zeros past the depth.
+// Copies one stage of `sm80_w8a16` from global to shared memory: a tile of weights and a tile of
+// activations.
 //
-// Columns and rows that are not there are not copied: what the stage holds in their place only
-// reaches sums that nobody stores. Depths that are not there reach every sum.
+//                rows of a tile         chunks of 16 bytes a row    thread t copies chunk, of rows
+//   weights      128                    8                           t % 8,   t / 8 + 16 i
+//   activations  8 * kRowFragments      16                          t % 16,  t / 16 + 8 i
+//
+// Depths past K are filled with zeros, because they would reach every accumulator. Columns and rows
+// past the end are not copied: they only reach accumulators that are never stored.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_LOAD_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_LOAD_CUH_
@@ -12,12 +17,12 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// `there` clipped to [0, most].
-__device__ __forceinline__ int Clip(int there, int most) { return max(0, min(there, most)); }
+__device__ __forceinline__ int Clip(int value, int limit) { return max(0, min(value, limit)); }
 
-// 16 bytes, `bytes` of them there, where the alignment does not let one copy take them.
-__device__ __forceinline__ void CopyNarrow(uint32_t to, const uint8_t* from, int bytes, int width) {
-  if (width == 4) {
+// Copies `bytes` of 16 bytes and clears the rest, where they are not 16-byte aligned.
+__device__ __forceinline__ void CopyNarrow(uint32_t to, const uint8_t* from, int bytes,
+                                           int access_bytes) {
+  if (access_bytes == 4) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int there = Clip(bytes - 4 * i, 4);
@@ -33,7 +38,7 @@ __device__ __forceinline__ void CopyNarrow(uint32_t to, const uint8_t* from, int
   StoreShared16(to, words);
 }
 
-// Eight activations one by one.
+// Copies `count` of eight activations one by one and clears the rest.
 __device__ __forceinline__ void CopyScattered(uint32_t to, const uint16_t* from, int64_t stride,
                                               int count) {
   uint32_t words[4] = {};
@@ -44,39 +49,40 @@ __device__ __forceinline__ void CopyScattered(uint32_t to, const uint16_t* from,
   StoreShared16(to, words);
 }
 
-// Where a lane's copies of an output begin, and what there is to copy. Kept from tile to tile of
-// the depth: with few rows the addresses would cost as much as the arithmetic.
-//
-// `kPacked`: tiles of activations lie in memory as they lie in a stage.
-template <bool kDepthMajor, int kEights, bool kPacked>
+// The addresses of a thread's copies. They are advanced from tile to tile along K: with few rows,
+// computing them anew would cost as much as the arithmetic.
+//   kMnMajor       weights are [K, N]; else [N, K]
+//   kRowFragments  rows of the tile in units of 8
+//   kPacked        activations lie in global memory as they lie in a stage
+template <bool kMnMajor, int kRowFragments, bool kPacked>
 class Loader {
  public:
-  __device__ __forceinline__ void Start(const Arguments& a, const Place& place,
+  __device__ __forceinline__ void Start(const Arguments& a, const TileCoord& coord,
                                         int32_t depth_tile) {
-    const int column = place.column_tile * kTileColumns;
-    const int row = place.row_tile * (8 * kEights);
+    const int column = coord.column_tile * kTileColumns;
+    const int row = coord.row_tile * (8 * kRowFragments);
     const int depth = depth_tile * kTileDepth;
     columns_ = a.columns - column;
     rows_ = a.rows - row;
     depth_ = a.depth - depth;
-    weights_ = a.weights + place.batch * a.weight_batch +
-               ((kDepthMajor ? depth : column) + WeightLine()) * a.weight_line +
-               (kDepthMajor ? column : depth) + 16 * WeightChunk();
+    weights_ = a.weights + coord.batch * a.weight_batch +
+               ((kMnMajor ? depth : column) + WeightRow()) * a.weight_pitch +
+               (kMnMajor ? column : depth) + 16 * WeightChunk();
     if constexpr (kPacked) {
-      activations_ = a.activations + place.batch * a.activation_batch +
-                     (int64_t{place.row_tile} * a.schedule.depth_tiles + depth_tile) * kTileWords +
+      activations_ = a.activations + coord.batch * a.activation_batch +
+                     (int64_t{coord.row_tile} * a.schedule.depth_tiles + depth_tile) * kTileWords +
                      8 * threadIdx.x;
     } else {
-      activations_ = a.activations + place.batch * a.activation_batch +
-                     (row + ActivationLine()) * a.activation_row +
+      activations_ = a.activations + coord.batch * a.activation_batch +
+                     (row + ActivationRow()) * a.activation_row +
                      (depth + 8 * ActivationChunk()) * a.activation_depth;
     }
   }
 
-  // Copies of the tile's weights and activations, to where a stage has them.
+  // Starts the copies of a tile to its place in a stage, `to`.
   __device__ __forceinline__ void LoadWeights(const Arguments& a, uint32_t to,
                                               uint64_t policy) const {
-    if (a.weight_width == 16 && depth_ >= kTileDepth) {
+    if (a.weight_access_bytes == 16 && depth_ >= kTileDepth) {
       LoadAllWeights(a, to, policy);
     } else {
       LoadSomeWeights(a, to);
@@ -85,43 +91,42 @@ class Loader {
   __device__ __forceinline__ void LoadActivations(const Arguments& a, uint32_t to) const {
     if constexpr (kPacked) {
 #pragma unroll
-      for (int i = 0; i < kEights; ++i) {
+      for (int i = 0; i < kRowFragments; ++i) {
         CopyAsync16(to + 16 * (threadIdx.x + i * kThreads), activations_ + 8 * i * kThreads);
       }
-    } else if (a.activation_vectors && depth_ >= kTileDepth) {
+    } else if (a.activations_vectorized && depth_ >= kTileDepth) {
       LoadAllActivations(a, to);
     } else {
       LoadSomeActivations(a, to);
     }
   }
 
-  // To the next tile of the depth.
+  // Goes to the next tile along K.
   __device__ __forceinline__ void Advance(const Arguments& a) {
     depth_ -= kTileDepth;
-    weights_ += kDepthMajor ? kTileDepth * a.weight_line : kTileDepth;
+    weights_ += kMnMajor ? kTileDepth * a.weight_pitch : kTileDepth;
     activations_ += kPacked ? kTileWords : kTileDepth * a.activation_depth;
   }
 
  private:
-  static constexpr int kTileWords = PackedBytes(kEights) / 2;  // of 16 bits
-  static_assert(PackedBytes(kEights) == kEights * kThreads * 16);
-  static constexpr int kLinesAtOnce = kThreads / kWeightChunks;
-  static constexpr int kRowsAtOnce = kThreads / kActivationChunks;
-  static_assert(kRowsAtOnce == 8);
+  static constexpr int kTileWords = PackedBytes(kRowFragments) / 2;  // of 16 bits
+  static_assert(PackedBytes(kRowFragments) == kRowFragments * kThreads * 16);
+  static constexpr int kWeightRowsPerPass = kThreads / kWeightChunks;
+  static constexpr int kActivationRowsPerPass = kThreads / kActivationChunks;
+  static_assert(kActivationRowsPerPass == 8);
 
   __device__ __forceinline__ static int WeightChunk() { return threadIdx.x % kWeightChunks; }
-  __device__ __forceinline__ static int WeightLine() { return threadIdx.x / kWeightChunks; }
+  __device__ __forceinline__ static int WeightRow() { return threadIdx.x / kWeightChunks; }
   __device__ __forceinline__ static int ActivationChunk() {
     return threadIdx.x % kActivationChunks;
   }
-  __device__ __forceinline__ static int ActivationLine() { return threadIdx.x / kActivationChunks; }
-  __device__ __forceinline__ static uint32_t WeightOffset(int line) {
-    return kDepthMajor ? DepthLineOffset(line, WeightChunk())
-                       : ColumnLineOffset(line, WeightChunk());
+  __device__ __forceinline__ static int ActivationRow() { return threadIdx.x / kActivationChunks; }
+  __device__ __forceinline__ static uint32_t WeightOffset(int row) {
+    return kMnMajor ? MnMajorOffset(row, WeightChunk()) : KContiguousOffset(row, WeightChunk());
   }
-  // Columns from a chunk's first on: of its line, or of the lines from its own.
+  // Columns of the weights that exist from the thread's first on.
   __device__ __forceinline__ int ColumnsLeft() const {
-    return columns_ - (kDepthMajor ? 16 * WeightChunk() : WeightLine());
+    return columns_ - (kMnMajor ? 16 * WeightChunk() : WeightRow());
   }
 
   __device__ __forceinline__ void LoadAllWeights(const Arguments& a, uint32_t to,
@@ -129,64 +134,64 @@ class Loader {
     const int left = ColumnsLeft();
     const uint8_t* from = weights_;
 #pragma unroll
-    for (int line = 0; line < kWeightLines; line += kLinesAtOnce) {
-      if (left > (kDepthMajor ? 0 : line)) {
-        CopyAsync16(to + WeightOffset(line + WeightLine()), from, policy);
+    for (int row = 0; row < kWeightRows; row += kWeightRowsPerPass) {
+      if (left > (kMnMajor ? 0 : row)) {
+        CopyAsync16(to + WeightOffset(row + WeightRow()), from, policy);
       }
-      from += kLinesAtOnce * a.weight_line;
+      from += kWeightRowsPerPass * a.weight_pitch;
     }
   }
 
-  // The end of the depth, or weights without alignment.
+  // At the end of K, or without alignment.
   __device__ __forceinline__ void LoadSomeWeights(const Arguments& a, uint32_t to) const {
     const uint8_t* from = weights_;
 #pragma unroll 1
-    for (int line = 0; line < kWeightLines; line += kLinesAtOnce) {
-      const int left = ColumnsLeft() - (kDepthMajor ? 0 : line);
+    for (int row = 0; row < kWeightRows; row += kWeightRowsPerPass) {
+      const int left = ColumnsLeft() - (kMnMajor ? 0 : row);
       if (left <= 0) break;
-      const int there = kDepthMajor ? (line + WeightLine() < depth_ ? min(left, 16) : 0)
-                                    : Clip(depth_ - 16 * WeightChunk(), 16);
-      const uint32_t at = to + WeightOffset(line + WeightLine());
-      if (a.weight_width == 16) {
+      const int there = kMnMajor ? (row + WeightRow() < depth_ ? min(left, 16) : 0)
+                                 : Clip(depth_ - 16 * WeightChunk(), 16);
+      const uint32_t at = to + WeightOffset(row + WeightRow());
+      if (a.weight_access_bytes == 16) {
         CopyAsync16(at, there > 0 ? from : a.weights, there);
       } else {
-        CopyNarrow(at, there > 0 ? from : a.weights, there, a.weight_width);
+        CopyNarrow(at, there > 0 ? from : a.weights, there, a.weight_access_bytes);
       }
-      from += kLinesAtOnce * a.weight_line;
+      from += kWeightRowsPerPass * a.weight_pitch;
     }
   }
 
   __device__ __forceinline__ void LoadAllActivations(const Arguments& a, uint32_t to) const {
     const uint16_t* from = activations_;
-    const int left = rows_ - ActivationLine();
+    const int left = rows_ - ActivationRow();
 #pragma unroll
-    for (int line = 0; line < 8 * kEights; line += kRowsAtOnce) {
-      if (left > line) {
-        CopyAsync16(to + ActivationOffset(line + ActivationLine(), ActivationChunk()), from);
+    for (int row = 0; row < 8 * kRowFragments; row += kActivationRowsPerPass) {
+      if (left > row) {
+        CopyAsync16(to + ActivationOffset(row + ActivationRow(), ActivationChunk()), from);
       }
-      from += kRowsAtOnce * a.activation_row;
+      from += kActivationRowsPerPass * a.activation_row;
     }
   }
 
   __device__ __forceinline__ void LoadSomeActivations(const Arguments& a, uint32_t to) const {
     const uint16_t* from = activations_;
     const int count = Clip(depth_ - 8 * ActivationChunk(), 8);
-    const int end = min(8 * kEights, rows_);
+    const int end = min(8 * kRowFragments, rows_);
 #pragma unroll 1
-    for (int line = ActivationLine(); line < end; line += kRowsAtOnce) {
-      const uint32_t at = to + ActivationOffset(line, ActivationChunk());
-      if (a.activation_vectors) {
+    for (int row = ActivationRow(); row < end; row += kActivationRowsPerPass) {
+      const uint32_t at = to + ActivationOffset(row, ActivationChunk());
+      if (a.activations_vectorized) {
         CopyAsync16(at, count > 0 ? from : a.activations, 2 * count);
       } else {
         CopyScattered(at, from, a.activation_depth, count);
       }
-      from += kRowsAtOnce * a.activation_row;
+      from += kActivationRowsPerPass * a.activation_row;
     }
   }
 
   const uint8_t* weights_;
   const uint16_t* activations_;
-  int columns_, rows_, depth_;  // left from the tile's first on
+  int columns_, rows_, depth_;  // that exist from the tile's first on
 };
 
 }  // namespace jaxfp8::cuda::w8a16

@@ -1,8 +1,13 @@
-// Activations as the warpgroup instruction of `sm80_w8a16` wants them: tiles of 8 * kEights rows
-// and 128 depths, one after the other as they lie in shared memory, zeros where there are none.
+// Packs the activations for `wgmma`: the kernel that runs before `sm80_w8a16` on sm_90a.
 //
-// A tile is 16 matrices of half a step, a matrix blocks of eight lines of 16 bytes: a line is a
-// row, its word t the two depths that lane t of four multiplies there (`DepthOf`).
+//   global [M, K], any strides
+//      |  a thread packs one chunk of 16 bytes: 8 depths of a row
+//      v
+//   workspace, tile after tile as they lie in a stage: a tile has 8 * kRowFragments rows x 128 K
+//      step 0: half 0: row 0 [chunk] row 1 [chunk] ...   half 1: row 0 [chunk] ...
+//      step 1: ...                                       8 steps
+//   Word t of a chunk holds the two depths that lane t of four multiplies there (`DepthOf`). Rows
+//   and depths past the end are 0.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_PACK_ACTIVATIONS_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_PACK_ACTIVATIONS_CUH_
@@ -14,19 +19,19 @@ namespace jaxfp8::cuda::w8a16 {
 
 inline constexpr int kPackThreads = 128;
 
-struct PackArguments {
+struct PackActivationsArguments {
   const uint16_t* from = nullptr;
   uint4* to = nullptr;
   int64_t row_stride = 0, depth_stride = 0, batch_stride = 0;
-  int64_t lines = 0;  // to make
+  int64_t chunks = 0;  // to write, 16 bytes each
   int32_t rows = 0, depth = 0, tile_rows = 0, row_tiles = 0, depth_tiles = 0;
 };
 
 __global__ void __launch_bounds__(kPackThreads)
-    PackActivations(const __grid_constant__ PackArguments a) {
-  LetNextLaunchStart();
+    PackActivations(const __grid_constant__ PackActivationsArguments a) {
+  LaunchDependentGrids();
   const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
-  if (index >= a.lines) return;
+  if (index >= a.chunks) return;
   const int64_t matrix = index / a.tile_rows, tile = matrix / 16, columns = tile / a.depth_tiles;
   const int64_t batch = columns / a.row_tiles;
   const int step = static_cast<int>(matrix % 16) / 2, half = static_cast<int>(matrix % 2);

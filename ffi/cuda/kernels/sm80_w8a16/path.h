@@ -7,9 +7,11 @@
 
 namespace jaxfp8::cuda {
 
-// For few rows, where the time is that of reading the weights; right for any number. Either side
-// may be the 8-bit one. A call is two launches, three on sm_90 with more than 16 rows: pack the
-// activations, sum, finish.
+// For skinny products, where reading the weights takes the time; correct for any number of rows.
+// Either side may be the 8-bit one. A call has two launches, three on sm_90 with more than 16 rows:
+//   PackActivations   activations to packed tiles         pack_activations.cuh
+//   Sm80W8A16         partial tiles of float32            mainloop.cuh
+//   ReducePartials    split-K reduction and epilogue      split_k.cuh
 extern const Path kSm80W8A16;
 
 }  // namespace jaxfp8::cuda

@@ -8,49 +8,52 @@
 namespace jaxfp8::cuda::w8a16 {
 namespace {
 
-// A block with fewer steps spends its time on filling the pipeline, more leave multiprocessors
-// idle: with 4, an H200 takes 3 to 7 % longer for 1 to 16 rows of 1024 x 8192 weights.
-constexpr int64_t kFewestSteps = 2;
+// A block with fewer iterations spends its time on filling the pipeline; with more, multiprocessors
+// stay idle. On an H200, 4 is 1.03x to 1.07x slower for 1 to 16 rows of 1024 x 8192 weights.
+constexpr int64_t kMinIterationsPerBlock = 2;
 
-// Blocks at a time of the largest device that the kernel is compiled for: 3 on each of the 148
-// multiprocessors of a B200, all that shared memory has room for. (An H200 has 396.)
-constexpr int64_t kMostResident = 3 * 148;
+// Blocks that run at a time on the largest device the kernel is compiled for: 3 on each of the 148
+// multiprocessors of a B200, limited by shared memory.
+constexpr int64_t kMaxBlocksAtOnce = 3 * 148;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t DepthTiles(const Problem& problem) { return Ceil(problem.depth, kTileDepth); }
 
-// Blocks that share so many outputs, where `resident` are there at a time.
-int64_t UsefulBlocks(const Problem& problem, int64_t outputs, int64_t resident) {
-  const int64_t useful = std::max(outputs, outputs * DepthTiles(problem) / kFewestSteps);
-  return std::min(resident, useful);
+// How many of `blocks_at_once` blocks have work in so many output tiles.
+int64_t UsefulBlocks(const Problem& problem, int64_t output_tiles, int64_t blocks_at_once) {
+  const int64_t useful =
+      std::max(output_tiles, output_tiles * DepthTiles(problem) / kMinIterationsPerBlock);
+  return std::min(blocks_at_once, useful);
 }
 
-// Of the outputs that are left. All of them, if that leaves slots for most of the blocks that they
-// keep busy: a further launch costs more. Else as many as leave slots for all blocks; where there
-// are too few slots for these, as many as keep busy what blocks there are slots for.
-int64_t OutputsAtOnce(const Problem& problem, int64_t resident, int64_t slots, int64_t left) {
-  const int64_t busy = UsefulBlocks(problem, left, resident);
-  if (slots - left + 1 >= busy - busy / 4) return left;
-  const int64_t few = slots / (1 + DepthTiles(problem) / kFewestSteps);
-  return std::clamp<int64_t>(std::max(slots - resident, few), 1, left);
+// How many of the `left` output tiles one launch computes, with room for `partials` partial tiles.
+// All of them, if three quarters of the useful blocks still get a partial tile, because a further
+// launch costs more than idle blocks. Otherwise as many as leave a partial tile for every block,
+// or, with too little room for that, as many as keep the blocks that have one busy.
+int64_t TilesPerLaunch(const Problem& problem, int64_t blocks_at_once, int64_t partials,
+                       int64_t left) {
+  const int64_t busy = UsefulBlocks(problem, left, blocks_at_once);
+  if (partials - left + 1 >= busy - busy / 4) return left;
+  const int64_t few = partials / (1 + DepthTiles(problem) / kMinIterationsPerBlock);
+  return std::clamp<int64_t>(std::max(partials - blocks_at_once, few), 1, left);
 }
 
-bool FoldsSums(const Problem& problem) {
+bool ScalesVaryAlongDepth(const Problem& problem) {
   return (problem.rhs.scale || problem.rhs.zero_point) && !problem.rhs.tiles.ConstantAlongDepth();
 }
 
-// Whether everything that is counted in 32 bits fits.
+// Whether something that the kernel counts in 32 bits does not fit.
 bool TooLarge(const Problem& problem) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max() / 2;
   for (int64_t size : {problem.rows, problem.columns, problem.batch, problem.depth}) {
-    if (size > kMost) return true;
+    if (size > kMaxCount) return true;
   }
-  const int eights = EightsFor(problem);
-  const int64_t outputs =  // below 2^60 by the limits above
-      Ceil(problem.rows, 8 * eights) * Ceil(problem.columns, kTileColumns);
-  return outputs > kMost || outputs * problem.batch > kMost ||
-         DepthTiles(problem) > kMost / std::max<int64_t>(1, outputs * problem.batch);
+  const int row_fragments = RowFragmentsFor(problem);
+  const int64_t output_tiles =  // below 2^60 by the limits above
+      Ceil(problem.rows, 8 * row_fragments) * Ceil(problem.columns, kTileColumns);
+  return output_tiles > kMaxCount || output_tiles * problem.batch > kMaxCount ||
+         DepthTiles(problem) > kMaxCount / std::max<int64_t>(1, output_tiles * problem.batch);
 }
 
 std::string WhyNotTypes(const Problem& problem) {
@@ -83,48 +86,52 @@ std::string WhyNotTiles(const Problem& problem) {
 
 }  // namespace
 
-int EightsFor(const Problem& problem) {
-  const int most = FoldsSums(problem) ? 4 : 8;
-  int eights = 1;
-  while (eights < most && problem.rows > 8 * eights) eights *= 2;
-  return eights;
+int RowFragmentsFor(const Problem& problem) {
+  const int most = ScalesVaryAlongDepth(problem) ? 4 : 8;
+  int row_fragments = 1;
+  while (row_fragments < most && problem.rows > 8 * row_fragments) row_fragments *= 2;
+  return row_fragments;
 }
 
-int64_t OutputsOf(const Problem& problem) {
-  const int eights = EightsFor(problem);
-  return problem.batch * Ceil(problem.rows, 8 * eights) * Ceil(problem.columns, kTileColumns);
+int64_t OutputTiles(const Problem& problem) {
+  const int row_fragments = RowFragmentsFor(problem);
+  return problem.batch * Ceil(problem.rows, 8 * row_fragments) *
+         Ceil(problem.columns, kTileColumns);
 }
 
-size_t SlotBytes(const Problem& problem) {
-  const int eights = EightsFor(problem);
-  const int64_t rows = std::min<int64_t>(problem.rows, 8 * eights);
+size_t PartialTileBytes(const Problem& problem) {
+  const int row_fragments = RowFragmentsFor(problem);
+  const int64_t rows = std::min<int64_t>(problem.rows, 8 * row_fragments);
   return sizeof(float) * static_cast<size_t>(rows * kTileColumns);
 }
 
 size_t PackedBytesOf(const Problem& problem) {
-  const int eights = EightsFor(problem);
+  const int row_fragments = RowFragmentsFor(problem);
   const int64_t batches = problem.lhs.batch == 0 ? 1 : problem.batch;
-  return static_cast<size_t>(batches * Ceil(problem.rows, 8 * eights) * DepthTiles(problem)) *
-         PackedBytes(eights);
+  return static_cast<size_t>(batches * Ceil(problem.rows, 8 * row_fragments) *
+                             DepthTiles(problem)) *
+         PackedBytes(row_fragments);
 }
 
-Schedule MakeSchedule(const Problem& problem, int64_t resident, size_t workspace, int64_t first) {
-  const int eights = EightsFor(problem);
+Schedule MakeSchedule(const Problem& problem, int64_t blocks_at_once, size_t workspace,
+                      int64_t first) {
+  const int row_fragments = RowFragmentsFor(problem);
   Schedule s;
   s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
-  s.row_tiles = static_cast<int32_t>(Ceil(problem.rows, 8 * eights));
+  s.row_tiles = static_cast<int32_t>(Ceil(problem.rows, 8 * row_fragments));
   s.depth_tiles = static_cast<int32_t>(DepthTiles(problem));
   s.first = static_cast<int32_t>(first);
-  const auto slots = static_cast<int64_t>(workspace / SlotBytes(problem));
-  s.outputs =
-      static_cast<int32_t>(OutputsAtOnce(problem, resident, slots, OutputsOf(problem) - first));
+  const auto partials = static_cast<int64_t>(workspace / PartialTileBytes(problem));
+  s.output_tiles = static_cast<int32_t>(
+      TilesPerLaunch(problem, blocks_at_once, partials, OutputTiles(problem) - first));
   if (problem.depth == 0) return s;
-  s.Share(std::min(slots - s.outputs + 1, UsefulBlocks(problem, s.outputs, resident)));
+  s.SplitAmong(std::min(partials - s.output_tiles + 1,
+                        UsefulBlocks(problem, s.output_tiles, blocks_at_once)));
   return s;
 }
 
 std::string WhyNotWorkspace(const Problem& problem, size_t packed, size_t workspace) {
-  const size_t least = packed + SlotBytes(problem);
+  const size_t least = packed + PartialTileBytes(problem);
   if (workspace >= least) return "";
   return "`sm80_w8a16` needs a workspace of at least " + std::to_string(least) + " bytes and got " +
          std::to_string(workspace);
@@ -142,8 +149,8 @@ std::string WhyNotProblem(const Problem& problem, const Device& device) {
            std::to_string(device.compute_capability / 10) + "." +
            std::to_string(device.compute_capability % 10);
   }
-  if (static_cast<int>(device.shared_bytes) < SharedBytes(EightsFor(problem))) {
-    return "it needs " + std::to_string(SharedBytes(EightsFor(problem))) +
+  if (static_cast<int>(device.shared_bytes) < SharedBytes(RowFragmentsFor(problem))) {
+    return "it needs " + std::to_string(SharedBytes(RowFragmentsFor(problem))) +
            " bytes of shared memory per block, and the device has " +
            std::to_string(device.shared_bytes);
   }
@@ -151,22 +158,22 @@ std::string WhyNotProblem(const Problem& problem, const Device& device) {
 }
 
 size_t BestWorkspace(const Problem& problem) {
-  const size_t packed = PacksFor(EightsFor(problem)) ? PackedBytesOf(problem) : 0;
-  const int64_t outputs = OutputsOf(problem);
-  const int64_t slots = outputs + UsefulBlocks(problem, outputs, kMostResident) - 1;
-  return packed + static_cast<size_t>(std::max<int64_t>(slots, 1)) * SlotBytes(problem);
+  const size_t packed = PacksActivations(RowFragmentsFor(problem)) ? PackedBytesOf(problem) : 0;
+  const int64_t output_tiles = OutputTiles(problem);
+  const int64_t partials = output_tiles + UsefulBlocks(problem, output_tiles, kMaxBlocksAtOnce) - 1;
+  return packed + static_cast<size_t>(std::max<int64_t>(partials, 1)) * PartialTileBytes(problem);
 }
 
-bool WeightsOnTheLeft(const Problem& problem) {
+bool HasWeightsOnLeft(const Problem& problem) {
   return IsEightBit(problem.lhs.dtype) && !IsEightBit(problem.rhs.dtype);
 }
 
-Problem WeightsRight(const Problem& problem) {
-  return WeightsOnTheLeft(problem) ? Swapped(problem) : problem;
+Problem WithWeightsOnRight(const Problem& problem) {
+  return HasWeightsOnLeft(problem) ? Swapped(problem) : problem;
 }
 
 std::string WhyNotEither(const Problem& problem, const Device& device) {
-  return WhyNotProblem(WeightsRight(problem), device);
+  return WhyNotProblem(WithWeightsOnRight(problem), device);
 }
 
 }  // namespace jaxfp8::cuda::w8a16

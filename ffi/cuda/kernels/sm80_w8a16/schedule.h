@@ -1,9 +1,16 @@
-// Which block of `sm80_w8a16` makes which part of the product.
+// Which block of `sm80_w8a16` computes which part of the product: a Stream-K decomposition.
 //
-// The work is a line of steps, one for each tile of the output and each kTileDepth of its depth,
-// depth fastest; blocks take equal stretches of it. Every block puts its sums of every tile into a
-// slot of its own, and a second kernel adds those of a tile up, in the order of the blocks: the
-// same bits every time, and nobody waits for anybody.
+// An iteration is one output tile and one tile of K. Iterations are numbered with K fastest, and
+// blocks take equal, consecutive shares:
+//
+//   output tile    0               1               2
+//   iteration      0 1 2 3 4 5 | 6 7 8 9 ...   | ...
+//   block          0 0 0 0 1 1 | 1 1 2 2 2 2   | 3 3 3 3 ...
+//   partial tile   0       1   | 2   3         | 5          = block + output tile
+//
+// Every block stores its accumulators of every output tile in a partial tile of its own. A second
+// kernel (split_k.cuh) adds the partial tiles of an output tile up in the order of the blocks. So
+// the bits are the same in every run, and no block waits for another.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_SCHEDULE_H_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_SCHEDULE_H_
@@ -19,103 +26,125 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// The widest tile has no registers left for sums beside its sums: scales that change along the
-// depth need both.
-JAXFP8_HD constexpr bool FoldsFor(int eights) { return eights <= 4; }
-// Blocks to live on a multiprocessor at a time, and the stages of the pipeline that lets them on an
-// H200. Up to 16 rows registers are left as if for a fourth, so that blocks of the kernel that
-// finishes find room beside three. There four blocks are no faster with 8 rows. With 64 rows two
-// blocks of 256 columns each take 26 % longer for 6144 x 4096 weights, 5 % longer for 14336 x 4096,
-// and up to 7 % less for 28672 x 8192.
-JAXFP8_HD constexpr int BlocksFor(int eights) { return eights <= 2 ? 4 : 3; }
-JAXFP8_HD constexpr int StagesFor(int eights) { return eights == 1 ? 4 : eights <= 4 ? 3 : 2; }
+// Limits of a tile of 8 * row_fragments rows.
 
-JAXFP8_HD constexpr int StageBytes(int eights) {
-  return kWeightBytes + eights * 8 * kActivationChunks * 16;
+// Whether scales may change along K, which takes a second set of accumulators (scales.cuh). The
+// widest tile has no registers left for it.
+JAXFP8_HD constexpr bool KeepsScaledAccumulators(int row_fragments) { return row_fragments <= 4; }
+// Blocks on a multiprocessor at a time: registers are limited to what lets so many run. With up to
+// 16 rows three blocks run and the fourth's registers are free for the second kernel. On an H200,
+// two blocks of 256 columns each are 1.26x slower with 64 rows of 6144 x 4096 weights.
+JAXFP8_HD constexpr int BlocksPerSm(int row_fragments) { return row_fragments <= 2 ? 4 : 3; }
+// Stages in shared memory that still let those blocks run on an H200.
+JAXFP8_HD constexpr int StagesFor(int row_fragments) {
+  return row_fragments == 1 ? 4 : row_fragments <= 4 ? 3 : 2;
 }
-JAXFP8_HD constexpr int SharedBytes(int eights) { return StagesFor(eights) * StageBytes(eights); }
 
-// Whether the activations are packed beforehand where the device has the instruction of a
-// warpgroup. On an H200, 64 rows of 14336 x 4096 weights take 18 % less than with the instruction
-// of a warp, and 32 rows 8 % less; 32 rows of 1024 x 8192 take 12 % more, the additional launch.
-JAXFP8_HD constexpr bool PacksFor(int eights) { return eights >= 4; }
-// Bytes of packed activations in a tile, and in one of its eight steps.
-JAXFP8_HD constexpr int PackedBytes(int eights) { return eights * 8 * kTileDepth * 2; }
-JAXFP8_HD constexpr int PackedStepBytes(int eights) { return PackedBytes(eights) / 8; }
+JAXFP8_HD constexpr int StageBytes(int row_fragments) {
+  return kWeightBytes + row_fragments * 8 * kActivationChunks * 16;
+}
+JAXFP8_HD constexpr int SharedBytes(int row_fragments) {
+  return StagesFor(row_fragments) * StageBytes(row_fragments);
+}
 
-struct Place {
+// Whether sm_90a uses wgmma, for which activations are packed beforehand by a launch of their own.
+// On an H200 and 14336 x 4096 weights it is 1.22x faster than mma.sync with 64 rows, 1.09x with 32.
+JAXFP8_HD constexpr bool PacksActivations(int row_fragments) { return row_fragments >= 4; }
+// Bytes of packed activations in a tile, and in one of its eight steps along K.
+JAXFP8_HD constexpr int PackedBytes(int row_fragments) {
+  return row_fragments * 8 * kTileDepth * 2;
+}
+JAXFP8_HD constexpr int PackedStepBytes(int row_fragments) {
+  return PackedBytes(row_fragments) / 8;
+}
+
+// An output tile, in tiles along each axis.
+struct TileCoord {
   int32_t batch, column_tile, row_tile;
 };
 
-// In 32 bits: a block divides a few times before its first load, and 64-bit divisions are slow.
+// The iterations of one launch. 32 bits, because a block divides a few times before its first load
+// and 64-bit divisions are slow.
 struct Schedule {
   int32_t column_tiles = 1, row_tiles = 1, depth_tiles = 1;
-  int32_t first = 0, outputs = 1;  // of a launch
+  int32_t first = 0, output_tiles = 1;  // the first output tile of the launch, and how many
   int32_t blocks = 1;
-  int32_t each = 1, longer = 0;  // steps of a block, and how many blocks have one more
+  int32_t iterations_per_block = 1;
+  int32_t longer_blocks = 0;  // how many blocks, the first ones, have one more
 
-  int64_t Steps() const { return int64_t{outputs} * depth_tiles; }
-  void Share(int64_t among) {
+  int64_t Iterations() const { return int64_t{output_tiles} * depth_tiles; }
+  void SplitAmong(int64_t among) {
     blocks = static_cast<int32_t>(among);
-    each = static_cast<int32_t>(Steps() / among);
-    longer = static_cast<int32_t>(Steps() % among);
+    iterations_per_block = static_cast<int32_t>(Iterations() / among);
+    longer_blocks = static_cast<int32_t>(Iterations() % among);
   }
 
-  // The first step of a block; the one of the next is where it ends.
+  // The first iteration of a block. It ends before that of the next block.
   JAXFP8_HD int32_t Begin(int32_t block) const {
-    return block * each + (block < longer ? block : longer);
+    return block * iterations_per_block + (block < longer_blocks ? block : longer_blocks);
   }
-  JAXFP8_HD int32_t BlockOf(int32_t step) const {
-    const int32_t border = longer * (each + 1);
-    return step < border ? step / (each + 1) : longer + (step - border) / each;
-  }
-
-  // Tiles of one stretch of columns stand together: L2 then holds their weights.
-  JAXFP8_HD Place PlaceOf(int32_t output) const {
-    const int32_t columns = (first + output) / row_tiles, batches = columns / column_tiles;
-    return {batches, columns - batches * column_tiles, first + output - columns * row_tiles};
+  JAXFP8_HD int32_t BlockOf(int32_t iteration) const {
+    const int32_t first_short = longer_blocks * (iterations_per_block + 1);
+    return iteration < first_short
+               ? iteration / (iterations_per_block + 1)
+               : longer_blocks + (iteration - first_short) / iterations_per_block;
   }
 
-  // The blocks that share an output: first to last.
-  JAXFP8_HD int32_t FirstBlock(int32_t output) const { return BlockOf(output * depth_tiles); }
-  JAXFP8_HD int32_t LastBlock(int32_t output) const {
-    return BlockOf((output + 1) * depth_tiles - 1);
+  // Row tiles are numbered fastest: the output tiles that read the same weights run together, and
+  // find them in L2.
+  JAXFP8_HD TileCoord CoordOf(int32_t output_tile) const {
+    const int32_t columns = (first + output_tile) / row_tiles, batches = columns / column_tiles;
+    return {batches, columns - batches * column_tiles, first + output_tile - columns * row_tiles};
   }
-  // Along the line of steps either the block or the output changes, or both.
-  JAXFP8_HD int32_t SlotOf(int32_t block, int32_t output) const { return block + output; }
-  int64_t Slots() const { return int64_t{blocks} + outputs - 1; }
+
+  // The first and the last of the blocks that share an output tile.
+  JAXFP8_HD int32_t FirstBlock(int32_t output_tile) const {
+    return BlockOf(output_tile * depth_tiles);
+  }
+  JAXFP8_HD int32_t LastBlock(int32_t output_tile) const {
+    return BlockOf((output_tile + 1) * depth_tiles - 1);
+  }
+  // The index of a partial tile. From one pair to the next the block or the output tile grows, so
+  // the sum is unique.
+  JAXFP8_HD int32_t PartialOf(int32_t block, int32_t output_tile) const {
+    return block + output_tile;
+  }
+  int64_t Partials() const { return int64_t{blocks} + output_tiles - 1; }
 };
 
-// The smallest tile that holds the rows, in multiples of 8 rows: 1, 2, 4 or 8.
-int EightsFor(const Problem& problem);
+// The rows of the smallest tile that holds all rows of the problem, or of the largest tile; in
+// units of 8: 1, 2, 4 or 8.
+int RowFragmentsFor(const Problem& problem);
 
-// The outputs of a whole problem.
-int64_t OutputsOf(const Problem& problem);
+// How many output tiles the whole problem has.
+int64_t OutputTiles(const Problem& problem);
 
-size_t SlotBytes(const Problem& problem);
+size_t PartialTileBytes(const Problem& problem);
 
-// Of all packed activations.
+// Bytes of all packed activations.
 size_t PackedBytesOf(const Problem& problem);
 
-// The schedule of the outputs from `first`, as many as fit into `workspace`, for `resident` blocks
-// at a time. The workspace has been accepted by `WhyNotWorkspace`.
-Schedule MakeSchedule(const Problem& problem, int64_t resident, size_t workspace, int64_t first);
+// The schedule of a launch from output tile `first` on, of as many as fit into `workspace`.
+//   blocks_at_once  blocks that the device runs at a time
+//   workspace       bytes for partial tiles, accepted by `WhyNotWorkspace`
+Schedule MakeSchedule(const Problem& problem, int64_t blocks_at_once, size_t workspace,
+                      int64_t first);
 
 // Why the kernel cannot work within `workspace` bytes, `packed` of them for packed activations; ""
 // if it can.
 std::string WhyNotWorkspace(const Problem& problem, size_t packed, size_t workspace);
 
-// Why the kernel cannot compute the problem, whose rhs is the 8-bit side; "" if it can. Without a
-// device: on any that it is compiled for.
+// Why the kernel cannot compute the problem, whose rhs is the 8-bit side; "" if it can.
+// `WhyNotForm` asks about the problem alone, `WhyNotProblem` about the device too.
 std::string WhyNotForm(const Problem& problem);
 std::string WhyNotProblem(const Problem& problem, const Device& device);
 
-// Bytes of workspace beyond which the kernel is no faster, on any device.
+// Bytes of workspace beyond which the kernel is no faster on any device.
 size_t BestWorkspace(const Problem& problem);
 
-// Whether the 8-bit side is the left one; the problem with it on the right.
-bool WeightsOnTheLeft(const Problem& problem);
-Problem WeightsRight(const Problem& problem);
+// Whether the 8-bit side is the left one, and the problem with it on the right.
+bool HasWeightsOnLeft(const Problem& problem);
+Problem WithWeightsOnRight(const Problem& problem);
 
 // `WhyNotProblem`, whichever side is the 8-bit one.
 std::string WhyNotEither(const Problem& problem, const Device& device);

@@ -1,9 +1,16 @@
-// The second kernel of `sm80_w8a16`: adds the blocks' sums of each tile up, and makes the output.
+// The second kernel of `sm80_w8a16`: adds up the partial tiles of each output tile (the split-K
+// reduction) and applies the epilogue.
 //
-// A warp takes 128 columns of a row, four to a lane, and then of another row. Where many blocks
-// share a tile, `ways` warps add every so manieth of them each. With few rows this kernel is
-// nothing but latency: it starts early, does what it can before the sums are there
-// (`WaitForLaunchBefore`), and then loads all of them at once.
+//   workspace   partial tiles of one output tile: stored_rows x 128 float32, one per block
+//                  [b0]   [b1]   [b2]   [b3] ...
+//                    |  a warp takes one row, four columns a lane; of many partial tiles,
+//                    |  split_warps warps take every split_warps-th each
+//   registers      sum of four columns a lane  -> (shared memory: sum across split_warps warps)
+//                    |  * row scale, elementwise epilogue
+//   global         out
+//
+// With few rows this kernel is bound by latency. It starts early, loads bias and scales before the
+// partial tiles are complete (`WaitForPrerequisiteGrids`), and then loads all of these at once.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_SPLIT_K_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_SPLIT_K_CUH_
@@ -15,30 +22,30 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-inline constexpr int kFinishWarps = 4, kFinishThreads = 32 * kFinishWarps;
-inline constexpr int kFinishBlocks = 5;  // on a multiprocessor
+inline constexpr int kReduceWarps = 4, kReduceThreads = 32 * kReduceWarps;
+inline constexpr int kReduceBlocksPerSm = 5;
 
-struct FinishArguments {
+struct ReduceArguments {
   Schedule schedule;
-  Finish finish;
-  const float* slots = nullptr;
+  Elementwise elementwise;
+  const float* partials = nullptr;
   int32_t rows = 0, columns = 0, depth = 0;
   int32_t tile_rows = 0;
-  int32_t ways = 1;                   // a power of two, kFinishWarps at the most
-  int32_t lines = 1;                  // rows of a tile, or of the whole output if it is lower
-  int32_t line_blocks = 1;            // blocks for them
+  int32_t split_warps = 1;            // warps that share a row: a power of two up to kReduceWarps
+  int32_t stored_rows = 1;            // rows of a partial tile: min(rows, tile_rows)
+  int32_t blocks_per_tile = 1;        // blocks that share the rows of an output tile
   const float* row_scales = nullptr;  // or null
   Tiles row_tiles;
-  // For zero points outside their type's range; null where there are none.
+  // Needed for zero points outside their type's range. Null if there are no zero points.
   const int32_t* zero_points = nullptr;
   const float* scales = nullptr;
   const void* activations = nullptr;
   Side wide, weight;
 };
 
-// What zero points outside their type's range add to a sum; see `ZeroPoint`. Slow, and hardly ever
-// called.
-__device__ __noinline__ float ExcessTerm(const FinishArguments& a, const Quad& q, int64_t column) {
+// What the excess of zero points outside their type's range (`ZeroPoint`) adds to an output. Slow
+// and rare.
+__device__ __noinline__ float ExcessTerm(const ReduceArguments& a, const Quad& q, int64_t column) {
   float total = 0.0f;
   const int64_t step = min(a.weight.tiles.tile_depth, int64_t{a.depth});
   for (int64_t k = 0; k < a.depth; k += step) {
@@ -56,8 +63,8 @@ __device__ __noinline__ float ExcessTerm(const FinishArguments& a, const Quad& q
   return total;
 }
 
-// Whether a column has such a zero point.
-__device__ __forceinline__ bool HasExcess(const FinishArguments& a, int64_t b, int64_t column) {
+// Whether a column has a zero point with an excess.
+__device__ __forceinline__ bool HasExcess(const ReduceArguments& a, int64_t b, int64_t column) {
   const Tiles& tiles = a.weight.tiles;
   const int32_t* from = a.zero_points + tiles.At(b, column, 0);
   const int64_t step = min(tiles.tile_depth, int64_t{a.depth});
@@ -74,120 +81,122 @@ __device__ __forceinline__ void Add(float4& sum, const float4& part) {
   sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
 }
 
-// Slots added together, all loads under way at once.
-inline constexpr int kSlotsAtOnce = 8;
+// Partial tiles whose loads are in flight at once.
+inline constexpr int kPartialsInFlight = 8;
 
-// Where the parts of an output are: those of a way.
-struct Parts {
+// The partial tiles of an output tile that one of split_warps warps adds up.
+struct PartialTiles {
   const float* from;
   int64_t stride;
   int count;
 
-  __device__ __forceinline__ Parts(const FinishArguments& a, int32_t output, int way)
-      : from(a.slots), stride(int64_t{a.lines} * kTileColumns * a.ways), count(0) {
+  __device__ __forceinline__ PartialTiles(const ReduceArguments& a, int32_t output_tile, int split)
+      : from(a.partials), stride(int64_t{a.stored_rows} * kTileColumns * a.split_warps), count(0) {
     if (a.depth == 0) return;
     const Schedule& s = a.schedule;
-    const int32_t first = s.FirstBlock(output) + way, last = s.LastBlock(output);
-    from += s.SlotOf(first, output) * int64_t{a.lines} * kTileColumns;
-    count = first > last ? 0 : (last - first) / a.ways + 1;
+    const int32_t first = s.FirstBlock(output_tile) + split, last = s.LastBlock(output_tile);
+    from += s.PartialOf(first, output_tile) * int64_t{a.stored_rows} * kTileColumns;
+    count = first > last ? 0 : (last - first) / a.split_warps + 1;
   }
 
-  // The sums at a cell of the tile.
+  // The sum of all partial tiles at four columns from `cell` on.
   __device__ __forceinline__ float4 Sum(int cell) const {
     float4 sum = {};
     const float* at = from + cell;
-    for (int i = 0; i < count; i += kSlotsAtOnce) {
-      float4 parts[kSlotsAtOnce];
+    for (int i = 0; i < count; i += kPartialsInFlight) {
+      float4 parts[kPartialsInFlight];
 #pragma unroll
-      for (int j = 0; j < kSlotsAtOnce; ++j) {
+      for (int j = 0; j < kPartialsInFlight; ++j) {
         parts[j] = make_float4(0, 0, 0, 0);
-        // Written while this kernel runs: not for the read-only cache.
+        // Written while this kernel runs, so the read-only cache must not be used.
         if (i + j < count) parts[j] = __ldcg(reinterpret_cast<const float4*>(at));
         at += stride;
       }
 #pragma unroll
-      for (int j = 0; j < kSlotsAtOnce; ++j) Add(sum, parts[j]);
+      for (int j = 0; j < kPartialsInFlight; ++j) Add(sum, parts[j]);
     }
     return sum;
   }
 };
 
-// Joins the ways of a row; the first warp of a row gets the sum.
-__device__ __forceinline__ void JoinWays(int ways, float4& sum) {
-  __shared__ float4 parts[kFinishThreads];
-  __syncthreads();  // the row before has been read
+// Adds the sums of the warps that share a row. The first of them gets the result.
+__device__ __forceinline__ void SumAcrossWarps(int split_warps, float4& sum) {
+  __shared__ float4 parts[kReduceThreads];
+  __syncthreads();  // `parts` of the row before have been read
   parts[threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.x / 32 % ways != 0) return;
-  for (int way = 1; way < ways; ++way) Add(sum, parts[threadIdx.x + 32 * way]);
+  if (threadIdx.x / 32 % split_warps != 0) return;
+  for (int split = 1; split < split_warps; ++split) Add(sum, parts[threadIdx.x + 32 * split]);
 }
 
-// The largest |y| of a warp's part of a row.
-__device__ __forceinline__ void RaiseAmax(const Finish& f, const Quad& q, uint32_t largest) {
-  if (f.amax_kind != AmaxKind::kOne && f.amax_kind != AmaxKind::kPerRow) return;
+// Raises the amax of a row, or of the matrix, to the largest |y| of a warp.
+__device__ __forceinline__ void UpdateRowAmax(const Elementwise& ew, const Quad& q,
+                                              uint32_t largest) {
+  if (ew.amax_kind != AmaxKind::kOne && ew.amax_kind != AmaxKind::kPerRow) return;
   largest = __reduce_max_sync(~0u, largest);
-  if (threadIdx.x % 32 == 0) atomicMax(f.amax + f.amax_plane.At(q.b, q.r, 0), largest);
+  if (threadIdx.x % 32 == 0) atomicMax(ew.amax + ew.amax_plane.At(q.b, q.r, 0), largest);
 }
 
-// What is left of a quad once its sums are there. `kPlain`: little is. The rest of the code is
-// worth avoiding: a launch finds none of it in the instruction cache.
+// Applies the epilogue to four sums and stores them. The plain epilogue has code of its own, since
+// a launch finds none of the longer code in the instruction cache.
 template <bool kPlain>
-__device__ __forceinline__ void FinishSums(const FinishArguments& a, const Quad& q,
-                                           const float (&bias)[4], const float (&out_scale)[4],
-                                           float (&y)[4]) {
+__device__ __forceinline__ void StoreOutputs(const ReduceArguments& a, const Quad& q,
+                                             const float (&bias)[4], const float (&out_scale)[4],
+                                             float (&y)[4]) {
   if constexpr (kPlain) {
     if (q.count == 0) return;
-    if (a.finish.residual_plane) AddResidual(a.finish, q, y);
+    if (a.elementwise.residual_plane) AddResidual(a.elementwise, q, y);
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[i] += bias[i];
-    Store(a.finish, q, y);
+    Store(a.elementwise, q, y);
   } else {
-    RaiseAmax(a.finish, q, q.count > 0 ? FinishQuad(a.finish, q, bias, out_scale, y) : 0);
+    UpdateRowAmax(a.elementwise, q,
+                  q.count > 0 ? ApplyElementwise(a.elementwise, q, bias, out_scale, y) : 0);
   }
 }
 
-// kPlain: no zero points, activation, amax or out_scale.
+//   kPlain  no zero points, activation, amax or out_scale
 template <bool kPlain>
-__global__ void __launch_bounds__(kFinishThreads, kFinishBlocks)
-    FinishOutputs(const __grid_constant__ FinishArguments a) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, way = warp % a.ways;
-  const int32_t output = blockIdx.x / a.line_blocks;
-  const Place place = a.schedule.PlaceOf(output);
-  const int at_once = kFinishWarps / a.ways;
-  const int32_t column = place.column_tile * kTileColumns + 4 * lane;
+__global__ void __launch_bounds__(kReduceThreads, kReduceBlocksPerSm)
+    ReducePartials(const __grid_constant__ ReduceArguments a) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = warp % a.split_warps;
+  const int32_t output_tile = blockIdx.x / a.blocks_per_tile;
+  const TileCoord coord = a.schedule.CoordOf(output_tile);
+  const int at_once = kReduceWarps / a.split_warps;
+  const int32_t column = coord.column_tile * kTileColumns + 4 * lane;
   const int count = max(0, min(4, a.columns - column));
-  const Parts parts(a, output, way);
-  const Finish& f = a.finish;
-  // The rows of a block are interleaved with those of its neighbours.
-  for (int base = (blockIdx.x - output * a.line_blocks) * at_once; base < a.lines;
-       base += a.line_blocks * at_once) {
-    const int line = base + warp / a.ways, row = place.row_tile * a.tile_rows + line;
-    const bool there = line < a.lines && row < a.rows;
-    const Quad q{place.batch, row, column, there ? count : 0};
+  const PartialTiles parts(a, output_tile, split);
+  const Elementwise& ew = a.elementwise;
+  // The rows of the blocks of a tile are interleaved.
+  for (int base = (blockIdx.x - output_tile * a.blocks_per_tile) * at_once; base < a.stored_rows;
+       base += a.blocks_per_tile * at_once) {
+    const int tile_row = base + warp / a.split_warps, row = coord.row_tile * a.tile_rows + tile_row;
+    const bool there = tile_row < a.stored_rows && row < a.rows;
+    const Quad q{coord.batch, row, column, there ? count : 0};
     float bias[4] = {}, out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     bool excess[4] = {};
-    if (f.bias_plane) LoadPlane(f.bias_plane, f.bias, q, 0.0f, bias);
+    if (ew.bias_plane) LoadPlane(ew.bias_plane, ew.bias, q, 0.0f, bias);
     const bool scaled = a.row_scales && q.count > 0;
     const float scale = scaled ? __ldg(a.row_scales + a.row_tiles.At(q.b, row, 0)) : 1.0f;
     if constexpr (!kPlain) {
-      if (f.out_scale_plane) LoadPlane(f.out_scale_plane, f.out_scale, q, 1.0f, out_scale);
+      if (ew.out_scale_plane) LoadPlane(ew.out_scale_plane, ew.out_scale, q, 1.0f, out_scale);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (a.zero_points && i < q.count) excess[i] = HasExcess(a, q.b, column + i);
       }
     }
-    WaitForLaunchBefore();
+    WaitForPrerequisiteGrids();
     float4 sum = {};
-    if (q.count > 0) sum = parts.Sum(line * kTileColumns + 4 * lane);
-    if (a.ways > 1) JoinWays(a.ways, sum);
-    if (way != 0 || !there) continue;
+    if (q.count > 0) sum = parts.Sum(tile_row * kTileColumns + 4 * lane);
+    if (a.split_warps > 1) SumAcrossWarps(a.split_warps, sum);
+    if (split != 0 || !there) continue;
     float y[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (!kPlain && excess[i]) y[i] += ExcessTerm(a, q, column + i);
       y[i] *= scale;
     }
-    FinishSums<kPlain>(a, q, bias, out_scale, y);
+    StoreOutputs<kPlain>(a, q, bias, out_scale, y);
   }
 }
 

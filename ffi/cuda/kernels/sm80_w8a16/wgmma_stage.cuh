@@ -1,9 +1,13 @@
-// A stage of `sm80_w8a16` multiplied by four warps together, on sm_90a.
+// Multiplies a stage of `sm80_w8a16` with `wgmma`, the instruction of four warps of sm_90a.
 //
-// The instruction of a warpgroup takes decoded weights from registers, in the very fragments of the
-// older one, and the activations from shared memory: no warp loads them, and the tensor cores run
-// at their full rate. It wants eight rows of eight depths side by side there, and in the order in
-// which the lanes hold the weights: `PackActivations` puts them so beforehand.
+//   shared weights, codes                          shared activations, packed
+//      | LoadCodes, DecodeStep (fragments.h)           |
+//   registers: A fragments, as for mma.sync            |  read by the tensor cores themselves
+//      +---- wgmma.m64nNk16, N = 8 * kRowFragments ----+
+//            acc += A * B, asynchronously: the next two steps are decoded meanwhile
+//
+// The instruction needs the activations as blocks of 8 rows x 8 depths, and the depths in the order
+// in which lanes hold the weights. `PackActivations` stores them so beforehand.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_WGMMA_STAGE_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_WGMMA_STAGE_CUH_
@@ -16,64 +20,71 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-template <class D, bool kDepthMajor, bool kCareful>
-__device__ __forceinline__ void DecodeTwoSteps(const Codes& codes, int two, const Columns& columns,
-                                               uint32_t flip, uint32_t (&fragments)[2][2][4]) {
+template <class D, bool kMnMajor, bool kFullDecode>
+__device__ __forceinline__ void DecodeTwoSteps(const Codes& codes, int pair,
+                                               const ColumnParams& params, uint32_t sign_flip,
+                                               uint32_t (&fragments)[2][2][4]) {
 #pragma unroll
-  for (int one = 0; one < 2; ++one) {
-    DecodeStep<D, kDepthMajor, kCareful>(codes.of[2 * two + one], columns, flip, fragments[one]);
+  for (int in_pair = 0; in_pair < 2; ++in_pair) {
+    DecodeStep<D, kMnMajor, kFullDecode>(codes.values[2 * pair + in_pair], params, sign_flip,
+                                         fragments[in_pair]);
   }
 }
 
-// NaN to the fragments of the columns in which the lane has a code that is NaN.
-template <class D, bool kDepthMajor>
-__device__ __forceinline__ void Spoil(const Codes& codes, uint32_t (&fragments)[2][4]) {
-  uint32_t poison[2][4];
-  PoisonOf<D, kDepthMajor>(codes, poison);
+// Makes the fragments NaN in each column in which the lane holds a NaN code.
+template <class D, bool kMnMajor>
+__device__ __forceinline__ void InsertNaN(const Codes& codes, uint32_t (&fragments)[2][4]) {
+  uint32_t nan[2][4];
+  NaNFragments<D, kMnMajor>(codes, nan);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) fragments[i / 4][i % 4] |= poison[i / 4][i % 4];
+  for (int i = 0; i < 8; ++i) fragments[i / 4][i % 4] |= nan[i / 4][i % 4];
 }
 
-// Two steps at a time: while the tensor cores work on them the next two are decoded.
-template <class D, DType kWide, bool kDepthMajor, int kEights>
-__device__ __forceinline__ void MultiplyStageTogether(const Arguments& a, const uint8_t* stage,
-                                                      const Columns& columns, Sums<kEights>& sums) {
+// acc += the products of a stage, two steps per pass: the tensor cores work on one pair of steps
+// while the next pair is decoded.
+template <class D, DType kWide, bool kMnMajor, int kRowFragments>
+__device__ __forceinline__ void MultiplyStageWgmma(const Arguments& a, const uint8_t* stage,
+                                                   const ColumnParams& params,
+                                                   Accumulators<kRowFragments>& acc) {
   const uint32_t activations = SharedAddress(stage + kWeightBytes);
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    const Codes codes = LoadCodes<kDepthMajor>(stage, threadIdx.x, half);
-    const bool unusual = AnyOfWarpUnusual<D>(codes);
-    const bool careful = (D::kMends && unusual) || (D::kSubtracts && a.subtracts);
+    const Codes codes = LoadCodes<kMnMajor>(stage, threadIdx.x, half);
+    const bool special = WarpHasSpecials<D>(codes);
+    const bool full_decode =
+        (D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points);
 #pragma unroll
-    for (int two = 0; two < 2; ++two) {
+    for (int pair = 0; pair < 2; ++pair) {
       uint32_t fragments[2][2][4];
-      if (careful) {
-        DecodeTwoSteps<D, kDepthMajor, true>(codes, two, columns, a.flip, fragments);
+      if (full_decode) {
+        DecodeTwoSteps<D, kMnMajor, true>(codes, pair, params, a.sign_flip, fragments);
       } else {
-        DecodeTwoSteps<D, kDepthMajor, false>(codes, two, columns, a.flip, fragments);
+        DecodeTwoSteps<D, kMnMajor, false>(codes, pair, params, a.sign_flip, fragments);
       }
-      if constexpr (D::kPoisons) {
-        if (unusual) Spoil<D, kDepthMajor>(codes, fragments[0]);
+      if constexpr (D::kFlagsNaN) {
+        if (special) InsertNaN<D, kMnMajor>(codes, fragments[0]);
       }
-      // Here, not between the instructions that read them, which would have to wait again.
+      // The fragments are complete here. Computed between the wgmma instructions that read them,
+      // they would make each instruction wait.
 #pragma unroll
-      for (int i = 0; i < 16; ++i) KeepInRegister(fragments[i / 8][i / 4 % 2][i % 4]);
-      FenceWarpgroup();
+      for (int i = 0; i < 16; ++i) PinRegister(fragments[i / 8][i / 4 % 2][i % 4]);
+      WgmmaFence();
 #pragma unroll
-      for (int one = 0; one < 2; ++one) {
-        const int step = 4 * half + 2 * two + one;
-        const uint64_t matrix = MatrixAt(activations + step * PackedStepBytes(kEights),
-                                         PackedStepBytes(kEights) / 2, 128);
+      for (int in_pair = 0; in_pair < 2; ++in_pair) {
+        const int step = 4 * half + 2 * pair + in_pair;
+        const uint64_t matrix =
+            SharedMatrixDescriptor(activations + step * PackedStepBytes(kRowFragments),
+                                   PackedStepBytes(kRowFragments) / 2, 128);
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          WarpgroupMma<kWide, kEights>(sums.of[m], fragments[one][m], matrix);
+          Wgmma<kWide, kRowFragments>(acc.values[m], fragments[in_pair][m], matrix);
         }
       }
-      CommitWarpgroup();
-      WaitForWarpgroup<1>();
+      WgmmaCommit();
+      WgmmaWait<1>();
     }
   }
-  WaitForWarpgroup<0>();
+  WgmmaWait<0>();
 }
 
 }  // namespace jaxfp8::cuda::w8a16

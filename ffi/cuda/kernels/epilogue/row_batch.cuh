@@ -1,0 +1,155 @@
+// The elementwise epilogue of `VectorizedEpilogue`, on kRowsInFlight rows x 4 columns of a thread.
+//
+//   RowBatch y, in registers           global
+//     row 0   y[0][0..3]   <----- residual, out_scale       every load of the batch comes before
+//     row 1   y[1][0..3]          (4 columns a load)        the first use
+//     ...                  -----> out, amax
+
+#ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_ROW_BATCH_CUH_
+#define JAXFP8_CUDA_KERNELS_EPILOGUE_ROW_BATCH_CUH_
+
+#include "cuda/kernels/epilogue/elementwise.cuh"
+
+namespace jaxfp8::cuda {
+
+inline constexpr int kVectorThreads = 128;
+inline constexpr int kRowsInFlight = 4;
+inline constexpr int kMaxRowsPerThread = 32;
+inline constexpr int kMaxRowsPerBlock = kVectorThreads / 32 * kMaxRowsPerThread;
+
+#ifdef __CUDACC__
+
+// Four columns of kRowsInFlight rows.
+using RowBatch = float[kRowsInFlight][4];
+
+// Where a batch lies in the output. Rows past the last are read as the last, and not written.
+struct RowCursor {
+  int64_t b, first_row, c;  // of the output
+  int row, step, last;      // row of the batch, from row to row, last of the block: from first_row
+
+  __device__ __forceinline__ int At(int j) const { return min(row + j * step, last); }
+  __device__ __forceinline__ int At(int j, int64_t stride) const {
+    return At(j) * static_cast<int>(stride);
+  }
+  __device__ __forceinline__ int64_t In(const Plane& plane) const {
+    return plane.At(b, first_row, c);
+  }
+};
+
+template <DType kType>
+__device__ __forceinline__ void AddResidualRowsAs(const Elementwise& ew, const RowCursor& cursor,
+                                                  RowBatch& y) {
+  const Bits<kType>* from =
+      static_cast<const Bits<kType>*>(ew.residual) + cursor.In(ew.residual_plane);
+  uint32_t words[kRowsInFlight][SizeOf(kType)];
+#pragma unroll
+  for (int j = 0; j < kRowsInFlight; ++j) {
+    LoadWords(from + cursor.At(j, ew.residual_plane.row), 4 * SizeOf(kType), words[j]);
+  }
+#pragma unroll
+  for (int j = 0; j < kRowsInFlight; ++j) {
+    float values[4];
+#pragma unroll
+    for (int i = 0; i < SizeOf(kType); ++i) {
+      DecodeWord<kType>(words[j][i], values + i * kPerWord<kType>);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[j][i] += values[i];
+  }
+}
+
+__device__ __forceinline__ void AddResidualRows(const Elementwise& ew, const RowCursor& cursor,
+                                                RowBatch& y) {
+  if (ew.residual_plane.dtype == DType::kBF16) {
+    AddResidualRowsAs<DType::kBF16>(ew, cursor, y);
+  } else if (ew.residual_plane.dtype == DType::kF16) {
+    AddResidualRowsAs<DType::kF16>(ew, cursor, y);
+  } else {
+    AddResidualRowsAs<DType::kF32>(ew, cursor, y);
+  }
+}
+
+// Loads the divisors from L1 for each batch: kept, they would take four registers in every case.
+__device__ __forceinline__ void DivideRows(const Elementwise& ew, const RowCursor& cursor,
+                                           RowBatch& y) {
+  float divisors[4];
+  LoadPlane(ew.out_scale_plane, ew.out_scale, Quad{cursor.b, 0, cursor.c, 4}, 1.0f, divisors);
+#pragma unroll
+  for (int k = 0; k < 4 * kRowsInFlight; ++k) y[k / 4][k % 4] /= divisors[k % 4];
+}
+
+template <float (*kActivation)(float)>
+__device__ __forceinline__ void ApplyToRows(RowBatch& y) {
+#pragma unroll
+  for (int j = 0; j < kRowsInFlight; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) y[j][i] = kActivation(y[j][i]);
+  }
+}
+
+__device__ __forceinline__ void ApplyActivationRows(Activation activation, RowBatch& y) {
+  if (activation == Activation::kRelu) ApplyToRows<ReluF32>(y);
+  if (activation == Activation::kGeluTanh) ApplyToRows<GeluTanhF32>(y);
+  if (activation == Activation::kGeluErf) ApplyToRows<GeluErfF32>(y);
+  if (activation == Activation::kSilu) ApplyToRows<SiluF32>(y);
+}
+
+template <DType kOut>
+__device__ __forceinline__ void StoreRowsAs(const Elementwise& ew, const RowCursor& cursor,
+                                            int there, const RowBatch& y) {
+  Bits<kOut>* to = static_cast<Bits<kOut>*>(ew.out) + cursor.In(ew.out_plane);
+#pragma unroll
+  for (int j = 0; j < kRowsInFlight; ++j) {
+    uint32_t words[SizeOf(kOut)];
+#pragma unroll
+    for (int i = 0; i < SizeOf(kOut); ++i) words[i] = EncodeWord<kOut>(y[j] + i * kPerWord<kOut>);
+    if (j < there) StoreRun(to + cursor.At(j, ew.out_plane.row), 4, 4 * SizeOf(kOut), words);
+  }
+}
+
+__device__ __forceinline__ void StoreRows(const Elementwise& ew, const RowCursor& cursor, int there,
+                                          const RowBatch& y) {
+  switch (ew.out_plane.dtype) {
+    case DType::kF32:
+      return StoreRowsAs<DType::kF32>(ew, cursor, there, y);
+    case DType::kBF16:
+      return StoreRowsAs<DType::kBF16>(ew, cursor, there, y);
+    case DType::kF16:
+      return StoreRowsAs<DType::kF16>(ew, cursor, there, y);
+    case DType::kE4M3:
+      return StoreRowsAs<DType::kE4M3>(ew, cursor, there, y);
+    case DType::kE5M2:
+      return StoreRowsAs<DType::kE5M2>(ew, cursor, there, y);
+    case DType::kS8:
+      return StoreRowsAs<DType::kS8>(ew, cursor, there, y);
+    default:
+      return StoreRowsAs<DType::kU8>(ew, cursor, there, y);
+  }
+}
+
+// Returns the largest |y| of the first `there` rows, as bits. Raises the amax itself where that has
+// a cell per row.
+__device__ __forceinline__ uint32_t AmaxOfRows(const Elementwise& ew, const RowCursor& cursor,
+                                               int there, const RowBatch& y) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int j = 0; j < kRowsInFlight; ++j) {
+    uint32_t seen = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) seen = max(seen, MagnitudeBits(y[j][i]));
+    seen = j < there ? AmaxBits(seen) : 0u;
+    largest = max(largest, seen);
+    if (ew.amax_kind != AmaxKind::kPerRow) continue;
+    seen = __reduce_max_sync(~0u, seen);
+    if (threadIdx.x % 32 == 0 && seen > 0) {
+      atomicMax(ew.amax + ew.amax_plane.At(cursor.b, cursor.first_row + cursor.At(j), 0), seen);
+    }
+  }
+  return largest;
+}
+
+#endif  // __CUDACC__
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_KERNELS_EPILOGUE_ROW_BATCH_CUH_

@@ -1,0 +1,84 @@
+// Scales and zero points of the weights in `sm80_w8a16`: loaded once per scale block, applied to
+// float32 accumulators at its end.
+//
+//   K:  | tile | tile | tile | tile | ...          a tile is kTileDepth values
+//       |<-- a scale block -->|                    a.depth_tiles_per_scale tiles
+//   acc += products of every tile                  tensor cores
+//                             scaled_acc += acc * scale; acc = 0
+
+#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_SCALES_CUH_
+#define JAXFP8_CUDA_KERNELS_SM80_W8A16_SCALES_CUH_
+
+#include "cuda/kernels/common/decode16.cuh"
+#include "cuda/kernels/sm80_w8a16/arguments.h"
+#include "cuda/kernels/sm80_w8a16/fragments.h"
+
+namespace jaxfp8::cuda::w8a16 {
+
+// Where the scales of a lane's four columns begin. Each takes a division, so they are computed once
+// per output tile.
+struct ScaleOffsets {
+  int64_t batch;
+  int32_t values[4];
+
+  __device__ __forceinline__ ScaleOffsets(const Arguments& a, const TileCoord& coord)
+      : batch(coord.batch * a.scale_batch) {
+    const int32_t first =
+        coord.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t column = min(first + j, a.columns - 1);
+      values[j] = (a.tile_columns == 1 ? column : column / a.tile_columns) * a.scale_column;
+    }
+  }
+};
+
+// Loads the scales and zero points of a lane's columns for one block of K.
+//   D            the `Decoder`
+//   scale_block  index of the block along K
+template <class D>
+__device__ __forceinline__ void LoadColumnParams(const Arguments& a, const ScaleOffsets& offsets,
+                                                 int32_t scale_block, ColumnParams& params) {
+  const int64_t origin = offsets.batch + scale_block * a.scale_depth;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    params.scale[j] = a.scales ? __ldg(a.scales + origin + offsets.values[j]) : 1.0f;
+  }
+  if constexpr (D::kInteger) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) params.zero_addend[j] = D::ZeroPointAddend(a.weight, 0);
+    if (!a.zero_points) return;  // without zero points nothing waits for a load
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int32_t zero = __ldg(a.zero_points + origin + offsets.values[j]);
+      params.zero_addend[j] = D::ZeroPointAddend(a.weight, SplitZeroPoint(a.weight, zero).clamped);
+    }
+  }
+}
+
+// At the end of a scale block: scaled_acc += acc * scales, and acc = 0. Tiles too wide for two sets
+// of accumulators have scales that are constant along K: there scaled_acc = acc * scales.
+//   factor  what `Decoder::kFactor` left to the scale
+template <int kRowFragments>
+__device__ __forceinline__ void ScaleAccumulators(const ColumnParams& params, float factor,
+                                                  Accumulators<kRowFragments>& acc,
+                                                  Accumulators<kRowFragments>& scaled_acc) {
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+#pragma unroll
+    for (int n = 0; n < kRowFragments; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // The factor comes first: factor * scale could overflow where the scaled sum does not.
+        const float scaled = acc.values[m][n][i] * factor * params.scale[2 * m + i / 2];
+        scaled_acc.values[m][n][i] =
+            KeepsScaledAccumulators(kRowFragments) ? scaled_acc.values[m][n][i] + scaled : scaled;
+        acc.values[m][n][i] = 0.0f;
+      }
+    }
+  }
+}
+
+}  // namespace jaxfp8::cuda::w8a16
+
+#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_SCALES_CUH_
