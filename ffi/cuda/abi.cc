@@ -13,13 +13,13 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// What a device of a compute capability has at least, for routing without one.
-Device Imagined(int compute_capability, int cublaslt_version) {
+// A device of a compute capability, with the least it can have, for routes without a GPU.
+Device DeviceOf(int compute_capability, int cublaslt_version) {
   Device device;
   device.compute_capability = compute_capability;
   device.cublaslt_version = cublaslt_version;
   device.multiprocessors = 1;
-  // Per block, opted in: the datacentre chips have more than the others of their generation.
+  // Per block, opted in. Datacentre chips have more than others of their generation.
   const bool large = compute_capability >= 90 && compute_capability < 120;
   device.shared_bytes = large ? 227 << 10 : compute_capability == 80 ? 163 << 10 : 99 << 10;
   return device;
@@ -32,7 +32,7 @@ std::string Explain(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
   Problem problem;
   if (wrong.empty()) wrong = MakeProblem(request.spec, problem);
   if (!wrong.empty()) return wrong;
-  const Device device = Imagined(compute_capability, cublaslt_version);
+  const Device device = DeviceOf(compute_capability, cublaslt_version);
   for (const Choice& choice : Choices(problem, device)) {
     text += (text.empty() ? "" : "\n") + std::string(choice.path->name);
     if (!choice.why_not.empty()) text += ": " + choice.why_not;

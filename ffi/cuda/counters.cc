@@ -7,20 +7,20 @@
 namespace jaxfp8::cuda {
 namespace {
 
-constexpr int kMostPaths = 16;
-std::atomic<uint64_t> calls[kMostPaths];
+constexpr int kMaxPaths = 16;
+std::atomic<uint64_t> calls[kMaxPaths];
 
 }  // namespace
 
 void CountCall(const Path& path) {
   const auto& all = AllPaths();
-  for (size_t i = 0; i < all.size() && i < kMostPaths; ++i) {
+  for (size_t i = 0; i < all.size() && i < kMaxPaths; ++i) {
     if (all[i] == &path) calls[i].fetch_add(1, std::memory_order_relaxed);
   }
 }
 
 uint64_t CallsOf(int path) {
-  if (path < 0 || path >= kMostPaths) return 0;
+  if (path < 0 || path >= kMaxPaths) return 0;
   return calls[path].load(std::memory_order_relaxed);
 }
 

@@ -1,4 +1,4 @@
-// How often each path ran, so that a fallback in disguise is seen.
+// How many calls each path has computed, so that an unexpected fallback is visible.
 
 #ifndef JAXFP8_CUDA_COUNTERS_H_
 #define JAXFP8_CUDA_COUNTERS_H_

@@ -11,7 +11,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-std::string Look(int ordinal, Device& device) {
+std::string Query(int ordinal, Device& device) {
   int major = 0, minor = 0, l2 = 0, shared = 0;
   const std::pair<cudaDeviceAttr, int*> wanted[] = {
       {cudaDevAttrComputeCapabilityMajor, &major},
@@ -29,7 +29,7 @@ std::string Look(int ordinal, Device& device) {
   device.compute_capability = 10 * major + minor;
   device.l2_bytes = l2;
   device.shared_bytes = shared;
-  // Without it the other paths still serve: the route says what is missing.
+  // Other paths work without the library, and the route says what is missing.
   std::string absent;
   const CublasLt* library = OpenCublasLt(absent);
   device.cublaslt_version = library ? library->version : 0;
@@ -50,7 +50,7 @@ std::string CurrentDevice(Device& device) {
     device = found->second;
     return "";
   }
-  wrong = Look(ordinal, device);
+  wrong = Query(ordinal, device);
   if (wrong.empty()) known.emplace(ordinal, device);
   return wrong;
 }

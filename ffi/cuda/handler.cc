@@ -1,5 +1,5 @@
-// The XLA FFI handlers of the scaled dot: the plan is made when a program starts, and run each time
-// it comes by.
+// The XLA FFI handlers of the scaled dot. One makes the plan when a program is initialised, the
+// other runs it.
 
 #include <cuda_runtime_api.h>
 
@@ -19,8 +19,8 @@ struct Workspace {
   size_t bytes = 0;
 };
 
-// The scratch is the last result: memory from XLA's allocator would be given away while a captured
-// graph still points to it.
+// The workspace is the last result. Memory from XLA's scratch allocator would be reused while a
+// captured graph still points to it.
 std::string TakeWorkspace(ffi::RemainingRets rets, std::vector<Buffer>& results,
                           Workspace& workspace) {
   results = Describe(rets);
@@ -33,11 +33,11 @@ std::string TakeWorkspace(ffi::RemainingRets rets, std::vector<Buffer>& results,
   return "";
 }
 
-// A known plan was checked when it was made: only the buffers are new. The initialisation of every
-// run of a program comes by here, so it has nothing more to do then.
+// Finds or makes the plan, and runs it if `run`. A plan that exists was checked when it was made,
+// so only the buffers are checked again.
 std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                  ffi::Dictionary attributes, bool run) {
-  // Not every runtime describes the buffers before it runs: the plan is then made at the first run.
+  // Some runtimes describe the buffers only when they run. The plan is then made at the first run.
   if (!run && rets.size() == 0) return "";
   Request request;
   std::string wrong = Read(attributes, request);
@@ -57,7 +57,7 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
   return RunPlan(*planned, buffers, workspace.data, workspace.bytes, stream);
 }
 
-// Nothing is thrown past here.
+// No exception leaves this function.
 ffi::Error Guarded(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                    ffi::Dictionary attributes, bool run) {
   try {

@@ -30,7 +30,7 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
   return LaunchQuantize(problem, buffers, stream);
 }
 
-// Nothing is thrown past here.
+// No exception leaves this function.
 ffi::Error Quantize(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                     ffi::Dictionary attributes) {
   try {

@@ -1,4 +1,23 @@
-// What a path is: a way to compute a problem on a GPU. The table of all is in route.cc.
+// A path: one way to compute a problem on a GPU.
+//
+//   handler.cc / abi.cc -> plans.h: is there a plan? -> route.h: which path can?
+//                                                         |  Path::why_not   pure
+//                          Plan::Run  <-------------------+  Path::plan      once per problem
+//
+// To add a path, say sm90_gemm:
+//   1. kernels/sm90_gemm/. `path.h` declares `extern const Path kSm90Gemm`, `path.cu` defines its
+//      plan and launches. What needs no nvcc (why_not, sizes, schedules) is a .cc file, so that
+//      routes are tested without a GPU. Kernels include kernels/common/ and kernels/epilogue/ and
+//      neither XLA nor Python. Each .cuh begins with a picture of where its operands lie.
+//   2. cuda/CMakeLists.txt: the sources. ffi/tests/cuda/CMakeLists.txt: the .cc files (`host`).
+//   3. route.cc: a row in `AllPaths` (its index is that of the counter) and its place in `InOrder`.
+//   4. workspace.cc, and jaxfp8/_call/workspace.py beside it: how much scratch it can use.
+//   5. Tests: ffi/tests/*_test.cc for the host side (list its sources in tests/native/
+//      test_cuda_host.py) and a stand-in for the plan in ffi/tests/cuda/runtime_stand_ins.h, so
+//      that the fuzzer plans it; tests/native/test_cuda_route.py for its place among the routes;
+//      tests/gpu/test_products.py for the values, on a GPU.
+//   6. A check and timings on a GPU: ffi/bench/. Rows of `python -m jaxfp8 bench --platform cuda`.
+//   7. docs/hardware.md, docs/custom_call.md (names of kernels), CHANGELOG.md.
 
 #ifndef JAXFP8_CUDA_PATH_H_
 #define JAXFP8_CUDA_PATH_H_
@@ -14,20 +33,20 @@
 
 namespace jaxfp8::cuda {
 
-// A problem made ready for one device. Made once, outside stream capture; run many times, from
-// several threads and streams at once.
+// A problem made ready for one device. Made once, and run many times, from several threads and
+// streams at once.
 class Plan {
  public:
   virtual ~Plan() = default;
-  // Enqueues the work and returns what went wrong, or "". Allocates nothing, waits for nothing.
+  // Enqueues the work and returns what went wrong, or "". Neither allocates nor waits.
   virtual std::string Run(const Buffers& buffers, cudaStream_t stream) const = 0;
 };
 
 struct Path {
   const char* name;
-  // Why the path cannot compute the problem on the device; "" if it can. Pure.
+  // Why the path cannot compute the problem on the device, "" if it can. Pure.
   std::string (*why_not)(const Problem&, const Device&);
-  // A plan that needs at most `workspace` bytes; null with `wrong` set where that fails.
+  // Makes a plan that needs at most `workspace` bytes; null with `wrong` set on failure.
   std::unique_ptr<Plan> (*plan)(const Problem&, const Device&, size_t workspace,
                                 std::string& wrong);
 };

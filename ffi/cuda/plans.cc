@@ -56,12 +56,12 @@ std::string KeyOf(const Request& request, int ordinal, size_t workspace_bytes) {
   return key.Take();
 }
 
-// Kept for the life of the process: a plan may be running when it ends.
+// Never destroyed: a plan may still be running when the process ends.
 struct Plans {
   std::shared_mutex mutex;
   std::unordered_map<std::string, std::unique_ptr<const Planned>> known;
-  // One at a time on a device, so that timed candidates have it for themselves; devices do not wait
-  // for each other, lest one wait in turn for what the other is to send it.
+  // One plan is made at a time on each device, so that nothing disturbs timing. Devices do not wait
+  // for each other: one may need data from the other to go on.
   std::array<std::mutex, 16> making;
 };
 
@@ -83,11 +83,11 @@ bool Capturing(cudaStream_t stream) {
   if (cudaStreamIsCapturing(stream, &status) == cudaSuccess) {
     return status != cudaStreamCaptureStatusNone;
   }
-  cudaGetLastError();  // the default stream says so while any other is captured; it is no failure
+  cudaGetLastError();  // the default stream returns an error while another stream is captured
   return true;
 }
 
-// Lets this thread ask the driver things while another stream is being captured.
+// Lets this thread call the driver while another stream is being captured.
 class RelaxedCapture {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -99,8 +99,8 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Where a path has no room or no algorithm after all, the next that can takes its place; a path
-// that was asked for by name has no other.
+// Makes the plan with the first path that can compute the problem. If that finds no room or no
+// algorithm, the next one is tried, unless a path was asked for by name.
 std::string MakePlan(const Request& request, const Device& device, size_t workspace_bytes,
                      Planned& planned) {
   std::string wrong = MakeProblem(request.spec, planned.problem);

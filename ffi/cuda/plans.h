@@ -1,8 +1,8 @@
-// The plans of this process: each problem is planned once per device, and run from then on.
+// The plans of this process. Each problem is planned once per device.
 //
-// They are kept here and not in an FFI state, whose type would have to be registered under a
-// protocol that changed from release to release of JAX, and which serialised programs and callers
-// without XLA do not have. A call finds its plan by its attributes in about a microsecond.
+// They are not kept in an FFI state. Its type would have to be registered by a protocol that
+// changes between releases of JAX, and serialised programs and C callers have no state. A call
+// finds its plan by its attributes in about a microsecond.
 
 #ifndef JAXFP8_CUDA_PLANS_H_
 #define JAXFP8_CUDA_PLANS_H_
@@ -24,16 +24,16 @@ struct Planned {
   std::unique_ptr<const Plan> plan;
 };
 
-// The plan of a request on the current device if there is one already, else null.
+// The existing plan of a request on the current device, or null.
 const Planned* KnownPlan(const Request& request, size_t workspace_bytes);
 
-// Finds or makes the plan of an accepted request on the current device; null with `wrong` set
-// where there is none. What it returns lives as long as the process. `stream` is where it will run:
-// nothing is timed for a plan that is first asked for while that is being captured.
+// Finds or makes the plan of an accepted request on the current device; null with `wrong` set if
+// there is none. The plan lives as long as the process.
+//   stream  where it will run. While that is being captured, nothing is timed.
 const Planned* FindPlan(const Request& request, size_t workspace_bytes, cudaStream_t stream,
                         std::string& wrong);
 
-// Whether new plans may time candidates; they may unless told otherwise.
+// Whether new plans may time candidates. True at first.
 void AllowTiming(bool allowed);
 
 // Runs a plan on the buffers of a call, and counts it.

@@ -8,7 +8,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// Where the canonical axes are among those of one side; -1 for a batch axis that is not there.
+// The positions of the canonical axes among those of one side; -1 if there is no batch axis.
 struct Places {
   int64_t batch = -1, free = -1, depth = -1;
 };
@@ -66,7 +66,8 @@ std::string MakeSide(const OperandSpec& spec, const char* name, const Places& pl
   return "";
 }
 
-// Axes of size 1 are shared by all; `batched` says whether the first axis is the batch.
+// Axes of size 1 are broadcast.
+//   batched  the first axis is the batch
 Plane MakePlane(bool given, DType dtype, Dims shape, bool batched) {
   if (!given) return {};
   const std::vector<int64_t> strides = Strides(shape);

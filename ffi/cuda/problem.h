@@ -1,10 +1,16 @@
-// The canonical problem on a GPU: a batch of products of two matrices, and what follows each sum.
+// The canonical problem on a GPU: a batch of matrix products with an epilogue.
 //
-// The Python lowering brings every scaled dot into this form (jaxfp8/_call/canonical.py): three
+// The Python lowering (jaxfp8/_call/canonical.py) brings every scaled dot into this form: three
 // axes on each side (batch, free, depth), row-major, the last two in either order. Offsets are
-// products of an index and a stride; nothing here needs a table on the device.
+// products of an index and a stride, so no table is needed on the device.
 //
-// A Problem holds no pointers: plans are made from it once and run with the buffers of each call.
+//   lhs  [batch, M, K] or [batch, K, M]     free index = row of the output
+//   rhs  [batch, N, K] or [batch, K, N]     free index = column of the output
+//   out  [batch, M, N]
+//
+// A line of a side is all values of one free index: a row of lhs or a column of rhs.
+//
+// A Problem holds no pointers: a plan is made from it once and run with the buffers of each call.
 
 #ifndef JAXFP8_CUDA_PROBLEM_H_
 #define JAXFP8_CUDA_PROBLEM_H_
@@ -20,7 +26,7 @@
 
 namespace jaxfp8::cuda {
 
-// Scales and zero points of a side, one per tile: the one of value (b, f, k) is at
+// Where the scales and zero points of a side lie, one per tile. That of value (b, f, k) is at
 // b * batch_stride + (f / tile_free) * free_stride + (k / tile_depth) * depth_stride.
 struct Tiles {
   int64_t tile_free = 1, tile_depth = 1;
@@ -34,19 +40,20 @@ struct Tiles {
   JAXFP8_HD bool ConstantAlongFree() const { return free_stride == 0; }
 };
 
-// One side of the product; value (b, f, k) is at b * batch + f * free + k * depth, in elements.
-// One of `free` and `depth` is 1.
+// One side of the product. Value (b, f, k) is at b * batch + f * free + k * depth, in elements. One
+// of `free` and `depth` is 1.
 struct Side {
   DType dtype = DType::kNone;
   int64_t batch = 0, free = 0, depth = 0;
   bool scale = false, zero_point = false;
   Tiles tiles;
 
-  JAXFP8_HD bool IsMnMajor() const { return depth != 1; }  // [depth, free]: `free` is contiguous
+  // [K, M] or [K, N], where the free axis is contiguous; else K is.
+  JAXFP8_HD bool IsMnMajor() const { return depth != 1; }
 };
 
-// An array of the epilogue; the one of output (b, r, c) is at b * batch + r * row + c * column, in
-// elements. dtype is kNone where there is none.
+// An array of the epilogue. The value for output (b, r, c) is at b * batch + r * row + c * column,
+// in elements. dtype is kNone if there is no array.
 struct Plane {
   DType dtype = DType::kNone;
   int64_t batch = 0, row = 0, column = 0;
@@ -62,10 +69,10 @@ struct Problem {
   Side lhs, rhs;
   Plane residual, bias, out_scale, amax, out;
   Activation activation = Activation::kNone;
-  bool highest = false;  // full float32 accumulation, where tensor cores can do less
+  bool highest = false;  // accumulate in full float32, where tensor cores could use less
 };
 
-// Device pointers of one call; null where the problem has none.
+// The device pointers of one call; null where the problem has no array.
 struct Buffers {
   const void *lhs = nullptr, *rhs = nullptr;
   const float* lhs_scale = nullptr;
@@ -81,8 +88,8 @@ struct Buffers {
   size_t workspace_bytes = 0;
 };
 
-// The problem a spec states; returns what is wrong with it, "" if nothing is. The spec has been
-// accepted by `CheckSpec` and is of the canonical form.
+// Makes the problem of a spec that `CheckSpec` has accepted. Returns why it is not of the canonical
+// form, or "".
 std::string MakeProblem(const ScaledDotSpec& spec, Problem& problem);
 
 // The same product with its sides exchanged: out^T = rhs^T lhs^T.

@@ -9,7 +9,7 @@ namespace {
 
 constexpr Path kGeneral{"general", GeneralWhyNot, PlanGeneral};
 
-// The table of preferences: a path stands before all that it beats wherever both can.
+// The table of routes: a path stands before every path that it is faster than.
 std::vector<const Path*> InOrder(const Problem& problem) {
   if (IsSkinny(problem)) {
     return {&kCublasLtFp8, &kCublasLtInt8, &kSm80W8A16, &kCublasLtWide, &kGeneral};

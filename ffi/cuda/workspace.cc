@@ -10,12 +10,12 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// The numbers of jaxfp8/_call/workspace.py, where each has its reason.
+// The same numbers as in jaxfp8/_call/workspace.py, where each has its reason.
 constexpr double kMiB = 1 << 20;
 constexpr double kLibraryBytes = 33 * kMiB;
-constexpr double kMostBytes = 256 * kMiB;
+constexpr double kMaxBytes = 256 * kMiB;
 constexpr double kSpareBytes = 64 * kMiB;
-constexpr double kLeastBytes = 256;
+constexpr double kMinBytes = 256;
 
 double Lines(const Problem& problem, const Side& side) {
   const int64_t free = &side == &problem.lhs ? problem.rows : problem.columns;
@@ -32,22 +32,21 @@ double Packed(const Problem& problem) {
   const bool mixed = IsEightBit(lhs.dtype) != IsEightBit(rhs.dtype);
   const Side& wide = IsEightBit(lhs.dtype) ? rhs : lhs;
   const bool spare = !mixed || Lines(problem, wide) <= kSkinnyRows;
-  return std::min(spare ? kSpareBytes : kMostBytes, Copied(problem, lhs) + Copied(problem, rhs));
+  return std::min(spare ? kSpareBytes : kMaxBytes, Copied(problem, lhs) + Copied(problem, rhs));
 }
 
-// Of the paths by cuBLASLt. In double: an absurd problem's sizes stay sizes on the way to the
-// minimum.
+// For the paths by cuBLASLt. In double, so that huge sizes do not overflow before the minimum.
 double ForLibrary(const Problem& problem) {
   double acc = 4.0 * static_cast<double>(problem.batch) * static_cast<double>(problem.rows) *
                static_cast<double>(problem.columns);
   if (IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype)) {
     acc = std::min(acc, kSpareBytes);
   }
-  return kLibraryBytes + std::min(kMostBytes, Packed(problem) + acc);
+  return kLibraryBytes + std::min(kMaxBytes, Packed(problem) + acc);
 }
 
 double ForWeights(const Problem& problem) {
-  return std::min(kMostBytes, static_cast<double>(w8a16::BestWorkspace(problem)));
+  return std::min(kMaxBytes, static_cast<double>(w8a16::BestWorkspace(problem)));
 }
 
 double Bytes(const Problem& problem, std::string_view kernel) {
@@ -65,7 +64,7 @@ double Bytes(const Problem& problem, std::string_view kernel) {
 }  // namespace
 
 size_t WorkspaceFor(const Problem& problem, std::string_view kernel) {
-  return static_cast<size_t>(std::max(kLeastBytes, Bytes(problem, kernel)));
+  return static_cast<size_t>(std::max(kMinBytes, Bytes(problem, kernel)));
 }
 
 }  // namespace jaxfp8::cuda

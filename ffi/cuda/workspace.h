@@ -1,4 +1,4 @@
-// How much scratch a call should bring.
+// How much scratch memory a call should bring.
 
 #ifndef JAXFP8_CUDA_WORKSPACE_H_
 #define JAXFP8_CUDA_WORKSPACE_H_
@@ -10,8 +10,8 @@
 
 namespace jaxfp8::cuda {
 
-// Bytes beyond which the path that takes the problem, or the one called `kernel`, is no faster on
-// any device. Plans fit themselves to less. jaxfp8/_call/workspace.py has the same rule.
+// Bytes of workspace with which the path of the problem, or the one called `kernel`, is as fast as
+// it can be on any device. Plans also work with less. jaxfp8/_call/workspace.py has the same rule.
 size_t WorkspaceFor(const Problem& problem, std::string_view kernel);
 
 }  // namespace jaxfp8::cuda

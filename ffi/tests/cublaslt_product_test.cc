@@ -67,10 +67,10 @@ Side DrawSide(Case& made, DType type, int64_t batch, int64_t lines, int64_t dept
               bool zero_points, const std::vector<int64_t>& depth_tiles, Random& random) {
   Side side;
   side.dtype = type;
-  const bool turned = Draw(random, 0, 2) == 0;
+  const bool transposed = Draw(random, 0, 2) == 0;
   const bool shared = Draw(random, 0, 3) == 0;
-  side.free = turned ? 1 : depth;
-  side.depth = turned ? lines : 1;
+  side.free = transposed ? 1 : depth;
+  side.depth = transposed ? lines : 1;
   if (lines == 1) side.depth = 1, side.free = depth;
   side.batch = shared || batch == 1 ? 0 : lines * depth;
   const int64_t count = (side.batch ? batch : 1) * lines * depth;
@@ -339,8 +339,8 @@ int main() {
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F] > 0, "vectors of scales");
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F] > 0, "1 x 128 scales");
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F] > 0, "128 x 128 scales");
-  Expect((encoded > 0) == kLibraryEncodes, "FP8 outputs by the library");
-  Expect(accumulated > 0 && added > 0 && batched > 0 && turned > 0,
+  Expect((encoded > 0) == kLibraryQuantizesOutput, "FP8 outputs by the library");
+  Expect(accumulated > 0 && added > 0 && batched > 0 && transposed > 0,
          "pieces of depth, residuals by the library, batches in one go, sides in place and turned");
   std::printf("cublaslt product: %d failures\n", failures);
   return failures != 0;

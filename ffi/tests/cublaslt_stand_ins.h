@@ -24,7 +24,7 @@ namespace {
 
 int failures = 0;
 int modes_seen[8];  // by mode of the right side's scale
-int accumulated = 0, added = 0, batched = 0, turned = 0, encoded = 0;
+int accumulated = 0, added = 0, batched = 0, transposed = 0, encoded = 0;
 bool refuse_unpadded = false;  // as a library that has no algorithm for odd sizes
 
 void Expect(bool holds, const std::string& claim) {
@@ -120,7 +120,8 @@ double LibraryScale(const float* scale, cublasLtMatmulMatrixScale_t mode, int64_
   }
 }
 
-void Finish(const Problem& p, int64_t b, int64_t r, int64_t c, double y, const Buffers& buffers) {
+void RunEpilogue(const Problem& p, int64_t b, int64_t r, int64_t c, double y,
+                 const Buffers& buffers) {
   if (p.residual) y += Load(buffers.residual, p.residual.At(b, r, c), p.residual.dtype);
   if (p.bias) y += buffers.bias[p.bias.At(b, r, c)];
   y = Apply(p.activation, y);
@@ -217,7 +218,7 @@ std::string LaunchEpilogue(const Problem& p, const EpilogueRequest& q, const voi
                            const Buffers& buffers, cudaStream_t) {
   accumulated += p.residual && buffers.residual == buffers.out;
   ForEachOutput(q.slab, [&](int64_t b, int64_t r, int64_t c) {
-    Finish(p, b, r, c, Corrected(p, q, sums, buffers, b, r, c), buffers);
+    RunEpilogue(p, b, r, c, Corrected(p, q, sums, buffers, b, r, c), buffers);
   });
   return "";
 }
@@ -264,7 +265,7 @@ std::string Matmul::Run(const MatmulBuffers& buffers, cudaStream_t) const {
   if (s.scale_a) ++modes_seen[s.mode_a];
   added += s.add_c;
   batched += s.batch > 1;
-  turned += s.plain_a || s.transposed_b;
+  transposed += s.plain_a || s.transposed_b;
   encoded += s.scale_d;
   const DType a = TypeOf(s.a), b = TypeOf(s.b), d = TypeOf(s.d);
   std::vector<double> left(s.n * s.k), right(s.m * s.k);

@@ -76,15 +76,16 @@ void CheckWarp(const char* what, Word word) {
 template <typename Map>
 void CheckTurn(const char* what, Map map) {
   std::set<int> cells;
-  for (int line = 0; line < kTurn; ++line) {
-    for (int word = 0; word < kTurn / 4; ++word) cells.insert(map(line, word));
+  for (int line = 0; line < kTransposeTile; ++line) {
+    for (int word = 0; word < kTransposeTile / 4; ++word) cells.insert(map(line, word));
   }
-  if (cells.size() != kTurn * kTurn / 4 || *cells.rbegin() >= kTurn * kTurn / 4) {
+  if (cells.size() != kTransposeTile * kTransposeTile / 4 ||
+      *cells.rbegin() >= kTransposeTile * kTransposeTile / 4) {
     std::printf("%s: the words of a tile share cells\n", what);
     std::exit(1);
   }
   for (int j = 0; j < 4; ++j) {
-    for (int line = 0; line < kTurn; line += 4) {
+    for (int line = 0; line < kTransposeTile; line += 4) {
       CheckWarp(what, [&](int lane) { return map(line + lane / 8, lane % 8 * 4 + j); });
     }
   }
@@ -112,15 +113,15 @@ int main() {
   CheckScale(0.0f, 1.0f);
   CheckScale(448.0f, 448.0f * (1.0f / 448.0f));
   CheckScale(0x1p-126f, 0x1p-126f);
-  CheckTurn("PackedWord", PackedWord);
-  CheckTurn("CodeWord", CodeWord);
+  CheckTurn("PackedWord", PackSharedWord);
+  CheckTurn("CodeWord", CodesSharedWord);
   for (int i = 0; i < 16; ++i) {
     CheckWarp("PackedWord, written",
-              [&](int lane) { return PackedWord(lane % 8 * 16 + i, lane / 8); });
+              [&](int lane) { return PackSharedWord(lane % 8 * 16 + i, lane / 8); });
   }
   for (int i = 0; i < 8; ++i) {
     CheckWarp("CodeWord, written",
-              [&](int lane) { return CodeWord(lane % 16 * 8 + i, lane / 16 * 2); });
+              [&](int lane) { return CodesSharedWord(lane % 16 * 8 + i, lane / 16 * 2); });
   }
   std::puts("quotients, scales and turns: right");
 }

@@ -17,7 +17,8 @@ TESTS = sorted(FFI.glob("tests/*_test.cc"))
 SOURCES = {
     "cublaslt_plan_file_test": ["cuda/cublaslt/plan_file.cc"],
     "cublaslt_product_test": [
-        f"cuda/cublaslt/{name}.cc" for name in ("layout", "paths", "product")
+        f"cuda/cublaslt/{name}.cc"
+        for name in ("attempts", "layout", "matmul_shape", "paths", "pieces", "product")
     ],
     "cuda_problem_test": ["cuda/problem.cc", "common/check.cc"],
     "w8a16_plan_test": ["cuda/kernels/sm80_w8a16/schedule.cc", "cuda/problem.cc"],

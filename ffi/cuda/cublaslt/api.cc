@@ -13,7 +13,7 @@ constexpr char kLibrary[] = "libcublasLt.so.13";
 constexpr char kLibraryBefore[] = "libcublasLt.so.12";
 constexpr int kVersionNeeded = 130000;
 
-// Kept for the life of the process: handles, and kernels in flight, hold on to the library.
+// Never destroyed: handles, and kernels that are still running at exit, use the library.
 struct Library {
   std::mutex mutex;
   std::string given_path;
@@ -48,7 +48,7 @@ void* Open(const std::string& given_path, std::string& wrong) {
   return nullptr;
 }
 
-// Looks functions up, and remembers the first that is not there.
+// Looks functions up and remembers the first that is missing.
 class Loader {
  public:
   explicit Loader(void* library) : library_(library) {}

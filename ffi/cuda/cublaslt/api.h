@@ -1,4 +1,4 @@
-// cuBLASLt, opened at run time: the library is never linked, so that ours loads where it is absent.
+// cuBLASLt, opened at run time. It is not linked, so that our library loads without it.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_API_H_
 #define JAXFP8_CUDA_CUBLASLT_API_H_
@@ -28,18 +28,18 @@ struct CublasLt {
   std::string path;  // of the file in use
 };
 
-// The library, opened once per process; null with `wrong` set where there is none that fits.
+// The library, opened once per process. Null with `wrong` set if none is recent enough.
 //
-// Looked for where the process has it already, then at the path given to `SetCublasLtPath`, then
-// where the system's loader and the RUNPATH of this library find it. An older copy that is loaded
-// already wins, as it does for everyone in the process: `path` and `version` say which it is.
+// It is the copy that the process has loaded already, else the one at the path given to
+// `SetCublasLtPath`, else the one that the loader finds in the system or in our RUNPATH. A copy
+// that is loaded already is used even if it is older; `path` and `version` say which it is.
 const CublasLt* OpenCublasLt(std::string& wrong);
 
-// Where to look first, "" for nowhere in particular; without effect once the library is open.
+// Sets where to look first; "" for nowhere. Has no effect once the library is open.
 void SetCublasLtPath(const std::string& path);
 
-// The handle of a device, made on first use and kept; null with `wrong` set on failure. The device
-// is the current one.
+// The handle of the current device, created on first use and kept. Null with `wrong` set on
+// failure.
 cublasLtHandle_t CublasLtHandle(int ordinal, std::string& wrong);
 
 // "`what` failed: CUBLAS_STATUS_NOT_SUPPORTED", or "" for success.

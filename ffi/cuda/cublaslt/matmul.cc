@@ -9,21 +9,21 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// The library lists algorithms by its own guess at their speed, and never lists more than 8: asked
-// for 40, it gave 8 for INT8 and bfloat16 (of which the fourth to eighth was up to 10 % faster than
-// the first), and 1 for most FP8 modes. What it lists for another size or mode is no candidate:
-// `cublasLtMatmulAlgoCheck` passes tiles that then read the wrong block scales (cuBLAS 13.1, H200).
+// The library lists algorithms by estimated speed, never more than 8. Later ones are up to 1.1x
+// faster than the first (INT8, bfloat16); for most FP8 modes there is only one. Algorithms listed
+// for another size or mode must not be tried: `cublasLtMatmulAlgoCheck` accepts tiles that then
+// read wrong block scales (cuBLAS 13.1, H200).
 constexpr int kCandidates = 8;
 
 bool Integer(const MatmulShape& shape) { return shape.d == CUDA_R_32I; }
 
-// What is added to an FP8 output is of 16 bits, also where nothing is.
+// The type of C. For an FP8 output it has 16 bits, also if nothing is added.
 cudaDataType_t TypeOfC(const MatmulShape& shape) {
   const bool eight = shape.d == CUDA_R_8F_E4M3 || shape.d == CUDA_R_8F_E5M2;
   return eight ? CUDA_R_16BF : shape.d;
 }
 
-// Sets attributes, and remembers the first that is refused.
+// Sets attributes and remembers the first error.
 class Setter {
  public:
   Setter(const CublasLt& api, cublasLtMatmulDesc_t to) : api_(api), to_(to) {}
@@ -71,7 +71,7 @@ std::string MakePreference(const CublasLt& api, size_t workspace_bytes,
                           "cublasLtMatmulPreferenceSetAttribute");
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes));
-  // Parts of a sum are added up in float32, never in the type of the output.
+  // Split-K partial sums are added in float32, never in the output's type.
   set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   for (auto side :
@@ -82,7 +82,7 @@ std::string MakePreference(const CublasLt& api, size_t workspace_bytes,
   return wrong;
 }
 
-// What an algorithm was found for, in one word.
+// The key of an algorithm in the plan file: all that it depends on, in one word.
 std::string NameOf(const MatmulShape& s, const Device& device, size_t workspace_bytes) {
   std::string name = "sm" + std::to_string(device.compute_capability);
   const int64_t numbers[] = {device.multiprocessors,
@@ -145,8 +145,8 @@ std::string Matmul::MakeLayouts() {
   return MakeLayout(*api_, TypeOfC(s), s.m, s.n, s.ldd, s.batch, s.batch_d, c_);
 }
 
-// A descriptor for one query or call. It is made each time, in the caller's own memory: it holds
-// the scales' pointers, and one that calls shared could not be changed under them.
+// Makes the descriptor of one query or call. It holds the scales' pointers, so concurrent calls
+// cannot share one: each makes its own in the caller's memory.
 std::string Matmul::Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpaque_t& to) const {
   const MatmulShape& s = shape_;
   const auto compute = Integer(s) ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F;
@@ -159,7 +159,7 @@ std::string Matmul::Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpa
   set(CUBLASLT_MATMUL_DESC_TRANSB,
       static_cast<int32_t>(s.transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N));
   if (s.fast) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
-  // The heuristic asks for pointers too: without one it takes the scale for 1, whatever the mode.
+  // The heuristic needs pointers too: without one it assumes that the scale is 1, in any mode.
   alignas(kMatmulAlignment) static float stand_in = 1;
   if (s.scale_a) {
     set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, static_cast<int32_t>(s.mode_a));
@@ -234,7 +234,7 @@ std::string Matmul::RunWith(const cublasLtMatmulAlgo_t& algorithm, const MatmulB
   cublasLtMatmulDescOpaque_t description;
   const std::string wrong = Describe(&buffers, description);
   if (!wrong.empty()) return wrong;
-  // The library takes layouts by pointers that are not const.
+  // The library takes layouts by pointers to non-const.
   cublasLtMatrixLayoutOpaque_t a = a_, b = b_, c = c_, d = d_;
   const void* c_values = shape_.add_c                  ? buffers.c
                          : TypeOfC(shape_) == shape_.d ? buffers.d
@@ -245,7 +245,7 @@ std::string Matmul::RunWith(const cublasLtMatmulAlgo_t& algorithm, const MatmulB
                        "cublasLtMatmul");
 }
 
-// Alpha or beta, 0 or 1; their type is that of the sums.
+// Alpha or beta, 0 or 1, in the accumulators' type.
 const void* Matmul::Scalar(bool one) const {
   static const float floats[] = {0, 1};
   static const int32_t integers[] = {0, 1};

@@ -1,5 +1,5 @@
-// One product by cuBLASLt: shapes, types and scale modes fixed when it is made, pointers given when
-// it is run. Column-major throughout, as the library counts.
+// One cuBLASLt call. Sizes, types and scale modes are fixed when it is planned, pointers are given
+// when it runs. Column-major, as the library is.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_MATMUL_H_
 #define JAXFP8_CUDA_CUBLASLT_MATMUL_H_
@@ -27,13 +27,13 @@ struct MatmulShape {
   int64_t lda = 0, ldb = 0, ldd = 0;  // elements from column to column
   bool plain_a = false, transposed_b = false;
   int64_t batch = 1, batch_a = 0, batch_b = 0, batch_d = 0;  // strides in elements
-  bool scale_a = false, scale_b = false;                     // of one, as a scalar, where false
+  bool scale_a = false, scale_b = false;                     // there is a scale; else it is 1
   cublasLtMatmulMatrixScale_t mode_a = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   cublasLtMatmulMatrixScale_t mode_b = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   bool add_c = false;
-  // FP8 output: times a number on the device, after its largest |value| was noted where wanted.
+  // FP8 output: multiplied by a number on the device. The amax, if asked for, is taken before that.
   bool scale_d = false, amax_d = false;
-  bool fast = false;  // FP8 sums kept in the tensor cores' own precision
+  bool fast = false;  // FP8: accumulate in the tensor cores' own precision
 };
 
 struct MatmulBuffers {
@@ -47,15 +47,15 @@ struct MatmulBuffers {
   size_t workspace_bytes = 0;
 };
 
-// What every pointer and row pitch is a multiple of, in bytes: the unit in which Hopper's copy
-// engine and the FP8 and INT8 kernels of every device read.
+// The alignment of every pointer and pitch, in bytes. Hopper's TMA and the FP8 and INT8 kernels of
+// every device need it.
 inline constexpr int kMatmulAlignment = 16;
 
 class Matmul {
  public:
-  // Null with `wrong` set where the library has no algorithm for the shape on this device.
-  // Of several algorithms the one is taken that the plan file names, or the fastest if the device
-  // may be used for timing, or the library's own first choice.
+  // Null with `wrong` set if the library has no algorithm for the shape on this device. Of several
+  // algorithms it takes the one that the plan file names, else the fastest if the device may be
+  // used for timing, else the library's first choice.
   static std::unique_ptr<const Matmul> Make(const Device& device, const MatmulShape& shape,
                                             size_t workspace_bytes, std::string& wrong);
 

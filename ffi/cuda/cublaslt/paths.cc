@@ -16,7 +16,7 @@ std::string Types(const Problem& problem) {
   return std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
 }
 
-// What the three paths ask alike.
+// The requirements that all three paths share.
 std::string WhyNotDevice(const Device& device, int compute_capability) {
   if (device.compute_capability < compute_capability) {
     return "it needs compute capability " + Version(compute_capability) + ", and the device has " +
@@ -76,7 +76,7 @@ std::unique_ptr<Plan> PlanInt8(const Problem& problem, const Device& device, siz
   return PlanProduct(problem, device, kInt8Types, workspace, wrong);
 }
 
-// float16 where a side is float16, else bfloat16: both hold every value of every 8-bit type.
+// float16 if a side is float16, else bfloat16. Both hold every value of every 8-bit type.
 ProductTypes WideTypes(const Problem& problem) {
   const bool half = problem.lhs.dtype == DType::kF16 || problem.rhs.dtype == DType::kF16;
   const DType type = half ? DType::kF16 : DType::kBF16;

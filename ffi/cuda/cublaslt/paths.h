@@ -1,4 +1,4 @@
-// The paths by cuBLASLt; each is a row of the table in cuda/route.cc.
+// The paths that use cuBLASLt. Each is a row of the table in cuda/route.cc.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_PATHS_H_
 #define JAXFP8_CUDA_CUBLASLT_PATHS_H_
@@ -9,13 +9,13 @@ namespace jaxfp8::cuda {
 
 // FP8 by FP8 on FP8 tensor cores.
 extern const Path kCublasLtFp8;
-// Integers of 8 bits on INT8 tensor cores, summed exactly.
+// int8 and uint8 on INT8 tensor cores, accumulated exactly.
 extern const Path kCublasLtInt8;
-// Everything that 16 bits hold exactly: 8-bit sides are decoded piece by piece, and multiplied on
-// 16-bit tensor cores while they are still in L2.
+// Everything that 16 bits hold exactly. 8-bit sides are decoded piece by piece and multiplied on
+// 16-bit tensor cores.
 extern const Path kCublasLtWide;
 
-// Whether one of them takes the operands' types, on some device.
+// Whether one of them takes the operands' types on some device.
 bool LibraryMayTake(const Problem& problem);
 
 }  // namespace jaxfp8::cuda

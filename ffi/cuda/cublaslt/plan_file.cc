@@ -36,14 +36,14 @@ std::string Read(std::ifstream& from, const std::string& path,
   while (std::getline(from, line)) {
     const size_t space = line.rfind(' ');
     cublasLtMatmulAlgo_t algorithm;
-    // A line that another process has not finished writing is not one yet.
+    // Skips lines that another process has not finished writing.
     if (space == std::string::npos || !ReadAlgorithm(line.substr(space + 1), algorithm)) continue;
     known[line.substr(0, space)] = algorithm;
   }
   return "";
 }
 
-// Makes the file where there is none.
+// Creates the file if there is none.
 std::string Touch(const std::string& path) {
   std::ofstream file(path, std::ios::app);
   if (file && file.tellp() == 0) file << kHeader << std::endl;
@@ -81,7 +81,7 @@ void KeepAlgorithm(const std::string& product, const cublasLtMatmulAlgo_t& algor
   const std::lock_guard lock(file.mutex);
   if (file.path.empty()) return;
   file.known[product] = algorithm;
-  // In one write, so that lines of several processes do not run into each other.
+  // One write, so that lines of several processes do not mix.
   const std::string line = product + " " + WriteAlgorithm(algorithm) + "\n";
   std::ofstream to(file.path, std::ios::app);
   to.write(line.data(), static_cast<std::streamsize>(line.size()));

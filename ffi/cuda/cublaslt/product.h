@@ -1,4 +1,4 @@
-// A plan that multiplies with cuBLASLt and finishes with our epilogue.
+// A plan that multiplies with cuBLASLt and applies our epilogue.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_PRODUCT_H_
 #define JAXFP8_CUDA_CUBLASLT_PRODUCT_H_
@@ -11,8 +11,8 @@
 
 namespace jaxfp8::cuda {
 
-// Takes the first attempt for which there is room and an algorithm; null with `wrong` set where
-// there is none.
+// Plans the first attempt for which the workspace is large enough and the library has an algorithm.
+// Null with `wrong` set if there is none.
 std::unique_ptr<Plan> PlanProduct(const Problem& problem, const Device& device,
                                   const ProductTypes& types, size_t workspace, std::string& wrong);
 

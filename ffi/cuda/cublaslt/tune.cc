@@ -8,15 +8,15 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// A product of fewer multiplications takes some microseconds with any algorithm.
-constexpr double kWorthMultiplications = double{1 << 26};
-// What may be borrowed from a device whose memory belongs to the program.
-constexpr size_t kMostBytes = size_t{2} << 30;
+// Smaller products take a few microseconds with any algorithm.
+constexpr double kMinTimedMultiplications = double{1 << 26};
+// The most device memory to use: the rest belongs to the program.
+constexpr size_t kMaxBytes = size_t{2} << 30;
 constexpr size_t kPatternBytes = size_t{1} << 20;
-// Each algorithm is run for about so long, after a first run that does not count.
+// How long each algorithm runs, after a warm-up run.
 constexpr float kMilliseconds = 2;
-constexpr int kFewestRuns = 3;
-constexpr int kMostRuns = 50;
+constexpr int kMinRuns = 3;
+constexpr int kMaxRuns = 50;
 
 size_t SizeOfType(cudaDataType_t type) {
   switch (type) {
@@ -39,7 +39,7 @@ size_t MatrixBytes(int64_t lines, int64_t pitch, int64_t batch, int64_t stride,
 
 constexpr size_t kScalarBytes = 256;
 
-// Memory and a stream for the time of tuning. Failures are kept: without them nothing is timed.
+// Memory, a stream and events for timing. After any failure `ok()` is false and nothing is timed.
 class Bench {
  public:
   Bench() {
@@ -53,7 +53,7 @@ class Bench {
     if (begin_) cudaEventDestroy(begin_);
     if (end_) cudaEventDestroy(end_);
     if (stream_) cudaStreamDestroy(stream_);
-    cudaGetLastError();  // what failed here concerns no one else
+    cudaGetLastError();  // clears errors of timing, which do not affect the caller
   }
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
@@ -66,8 +66,8 @@ class Bench {
     return block;
   }
 
-  // Random bytes without the top bit of the exponent: finite numbers, of both signs, in every type.
-  // Zeros would be multiplied faster than data is.
+  // Random bytes without the top bit of the exponent: finite numbers of both signs in every type.
+  // Zeros would be multiplied faster than real data.
   void* TakeRandom(size_t bytes) {
     void* block = Take(bytes);
     if (!block) return nullptr;
@@ -84,7 +84,7 @@ class Bench {
     return block;
   }
 
-  // Milliseconds of one run out of `runs`; infinity where it fails.
+  // The mean milliseconds of `runs` runs; infinity if one fails.
   template <typename Run>
   float Time(int runs, const Run& run) {
     float milliseconds = 0;
@@ -109,7 +109,7 @@ class Bench {
   std::vector<void*> blocks_;
 };
 
-// Scales of vectors and blocks have at most one value for each line and block of 128.
+// Vector and block scales have at most one value per line and block of 128.
 size_t ScaleBytes(int64_t lines, int64_t depth) {
   return 4 * static_cast<size_t>(lines + 4) * static_cast<size_t>(depth / 128 + 4);
 }
@@ -119,14 +119,14 @@ MatmulBuffers TakeBuffers(const MatmulShape& s, size_t workspace_bytes, Bench& b
   const size_t b = MatrixBytes(s.transposed_b ? s.k : s.n, s.ldb, s.batch, s.batch_b, s.b);
   const size_t d = MatrixBytes(s.n, s.ldd, s.batch, s.batch_d, s.d);
   MatmulBuffers out;
-  if (a + b + d > kMostBytes) return out;
+  if (a + b + d > kMaxBytes) return out;
   out.a = bench.TakeRandom(a);
   out.b = bench.TakeRandom(b);
   out.d = bench.Take(d);
   out.c = s.add_c ? out.d : nullptr;
   if (s.scale_a) out.scale_a = static_cast<float*>(bench.TakeRandom(ScaleBytes(s.m, s.k)));
   if (s.scale_b) out.scale_b = static_cast<float*>(bench.TakeRandom(ScaleBytes(s.n, s.k)));
-  // One number each: the first of a few.
+  // One number each.
   if (s.scale_d) out.scale_d = static_cast<float*>(bench.TakeRandom(kScalarBytes));
   if (s.amax_d) out.amax_d = static_cast<float*>(bench.Take(kScalarBytes));
   out.workspace = bench.Take(workspace_bytes);
@@ -138,7 +138,7 @@ MatmulBuffers TakeBuffers(const MatmulShape& s, size_t workspace_bytes, Bench& b
 
 bool WorthTiming(const MatmulShape& s) {
   const double lines = static_cast<double>(s.batch) * static_cast<double>(s.m);
-  return lines * static_cast<double>(s.n) * static_cast<double>(s.k) >= kWorthMultiplications;
+  return lines * static_cast<double>(s.n) * static_cast<double>(s.k) >= kMinTimedMultiplications;
 }
 
 int Fastest(const MatmulShape& shape, size_t workspace_bytes,
@@ -153,7 +153,7 @@ int Fastest(const MatmulShape& shape, size_t workspace_bytes,
     bench.Time(1, once);
     const float first = bench.Time(1, once);
     const float wanted =
-        std::clamp(kMilliseconds / std::max(first, 1e-3f), float{kFewestRuns}, float{kMostRuns});
+        std::clamp(kMilliseconds / std::max(first, 1e-3f), float{kMinRuns}, float{kMaxRuns});
     const float time = bench.Time(static_cast<int>(wanted), once);
     if (time < least) best = static_cast<int>(i);
     least = std::min(least, time);

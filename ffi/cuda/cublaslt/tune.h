@@ -1,4 +1,4 @@
-// The fastest of several algorithms for one product, by timing each.
+// Times several algorithms for one product and picks the fastest.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_TUNE_H_
 #define JAXFP8_CUDA_CUBLASLT_TUNE_H_
@@ -14,15 +14,15 @@
 
 namespace jaxfp8::cuda {
 
-// Runs the product once with an algorithm, on buffers and a stream that are given.
+// Runs the product once with an algorithm.
 using RunAlgorithm =
     std::function<std::string(const cublasLtMatmulAlgo_t&, const MatmulBuffers&, cudaStream_t)>;
 
-// Whether timing can tell algorithms apart for such a product.
+// Whether a product takes long enough for timing to tell algorithms apart.
 bool WorthTiming(const MatmulShape& shape);
 
-// The index of the fastest, -1 where there is no memory to find out. The buffers are its own:
-// those of the program hold what is still needed, and timing must not depend on what they hold.
+// The index of the fastest algorithm, -1 if there is no memory for timing. It uses buffers of its
+// own, because the program's hold data that is still needed and whose values affect the time.
 int Fastest(const MatmulShape& shape, size_t workspace_bytes,
             const std::vector<cublasLtMatmulAlgo_t>& algorithms, const RunAlgorithm& run);
 

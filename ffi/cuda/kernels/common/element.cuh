@@ -1,7 +1,8 @@
-// One element or a few: bits to float32 and back, with the GPU's own conversions where it has them.
+// Converts single elements and words of elements to float32 and back, with the GPU's own
+// conversions where it has them.
 //
-// Host and device give the same bits (NaN apart, which may come back with another sign), so the
-// host tests of ffi/common/{decode,encode}.h speak for both.
+// Host and device give the same bits, but for the sign of NaN. So the host tests of
+// ffi/common/{decode,encode}.h hold for both.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_ELEMENT_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_ELEMENT_CUH_
@@ -16,7 +17,7 @@
 
 namespace jaxfp8::cuda {
 
-// What holds the bits of one element.
+// The unsigned integer that holds the bits of one element.
 template <DType kType>
 using Bits = std::conditional_t<SizeOf(kType) == 4, uint32_t,
                                 std::conditional_t<SizeOf(kType) == 2, uint16_t, uint8_t>>;
@@ -84,11 +85,11 @@ JAXFP8_HD uint32_t EncodeFloat16Pair(float first, float second) {
 #endif
 }
 
-// The elements in one 32-bit word of a type.
+// How many elements of a type a 32-bit word holds.
 template <DType kType>
 inline constexpr int kPerWord = 4 / SizeOf(kType);
 
-// One word from the floats of its elements, the first in the low bits.
+// Encodes floats into one word, the first in the low bits.
 template <DType kType>
 JAXFP8_HD uint32_t EncodeWord(const float* values) {
   if constexpr (SizeOf(kType) == 4) {
@@ -105,7 +106,7 @@ JAXFP8_HD uint32_t EncodeWord(const float* values) {
   }
 }
 
-// The floats of two codes in the low 16 bits. Every FP8 value is a float16.
+// Decodes the two codes in the low 16 bits, by way of float16, which holds every FP8 value.
 template <DType kType>
 JAXFP8_HD void DecodeFloat8Pair(uint32_t codes, float* values) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -137,7 +138,7 @@ JAXFP8_HD float DecodeFloat16(uint32_t bits) {
   return Decode<kType>(static_cast<uint16_t>(bits));
 }
 
-// The floats of the elements in one word.
+// Decodes the elements of one word.
 template <DType kType>
 JAXFP8_HD void DecodeWord(uint32_t word, float* values) {
   if constexpr (SizeOf(kType) == 4) {
@@ -153,7 +154,8 @@ JAXFP8_HD void DecodeWord(uint32_t word, float* values) {
   }
 }
 
-// `f.template operator()<type>()` for a dtype known at run time, or `otherwise` for one not listed.
+// Calls `f.template operator()<type>()` for a dtype known at run time, and returns its result, or
+// `otherwise` for a dtype that is not listed.
 template <DType... kTypes, typename Result, typename F>
 Result Visit(DType type, Result otherwise, F&& f) {
   Result result = otherwise;

@@ -1,4 +1,4 @@
-// Dimensions of a grid, from numbers that may be larger.
+// Grid dimensions from 64-bit counts.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_GRID_H_
 #define JAXFP8_CUDA_KERNELS_COMMON_GRID_H_
@@ -7,7 +7,8 @@
 
 namespace jaxfp8::cuda {
 
-// So many blocks as a dimension of a grid; 0, which no launch accepts, where it has fewer.
+// A number of blocks as a grid dimension. Returns 0, which every launch refuses, if it is too
+// large.
 inline unsigned GridSize(int64_t blocks) {
   return blocks < 0 || blocks >> 31 ? 0 : static_cast<unsigned>(blocks);
 }

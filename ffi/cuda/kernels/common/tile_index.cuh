@@ -1,5 +1,5 @@
-// Where the scale and the zero point of a value lie, without the 64-bit divisions of `Tiles::At`,
-// each of which takes a hundred instructions.
+// The index of a value's scale and zero point, without the 64-bit divisions of `Tiles::At`, each of
+// which takes a hundred instructions.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_
@@ -21,7 +21,7 @@ __device__ __forceinline__ int64_t TileOf(int64_t index, int64_t size) {
   return index / size;
 }
 
-// `Tiles::At`.
+// The same as `Tiles::At`.
 __device__ __forceinline__ int64_t TileAt(const Tiles& t, int64_t b, int64_t f, int64_t k) {
   int64_t at = b * t.batch_stride;
   if (t.free_stride != 0) at += TileOf(f, t.tile_free) * t.free_stride;

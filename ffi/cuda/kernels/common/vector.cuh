@@ -1,4 +1,4 @@
-// Short runs of memory in registers, by the widest accesses that the alignment allows.
+// Loads and stores short runs of elements with the widest accesses that their alignment allows.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_VECTOR_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_VECTOR_CUH_
@@ -20,7 +20,7 @@ inline int AlignmentOf(const void* pointer, std::initializer_list<int64_t> steps
 
 #ifdef __CUDACC__
 
-// `kWords` words from memory; `alignment` as of `AlignmentOf`.
+// Loads kWords words. `alignment` is in bytes, from `AlignmentOf`.
 template <int kWords>
 __device__ __forceinline__ void LoadWords(const void* from, int alignment, uint32_t (&to)[kWords]) {
   if (kWords % 4 == 0 && alignment >= 16) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void LoadWords(const void* from, int alignment, uint3
   }
 }
 
-// The first `count` elements of a run, zeros after them.
+// Loads the first `count` elements of a run, one by one, and zeros after them.
 template <typename Element, int kWords>
 __device__ __forceinline__ void LoadSome(const Element* from, int64_t count,
                                          uint32_t (&to)[kWords]) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ void LoadSome(const Element* from, int64_t count,
   }
 }
 
-// A run of which `count` elements are there.
+// Loads a run of which the first `count` elements exist, and zeros after them.
 template <typename Element, int kWords>
 __device__ __forceinline__ void LoadRun(const Element* from, int64_t count, int alignment,
                                         uint32_t (&to)[kWords]) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void LoadRun(const Element* from, int64_t count, int 
   }
 }
 
-// Writes the first `count` elements of a run.
+// Stores the first `count` elements of a run.
 template <typename Element, int kWords>
 __device__ __forceinline__ void StoreRun(Element* to, int64_t count, int alignment,
                                          const uint32_t (&from)[kWords]) {

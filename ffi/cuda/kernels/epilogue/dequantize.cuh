@@ -81,12 +81,12 @@ __device__ __forceinline__ void LoadColumnParams(const Epilogue& e, int64_t loca
   TileIndices(side.tiles, q, at);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const bool there = i < q.count;
-    columns.scale[i] = there && side.scale ? side.scale[at[i]] : 1.0f;
+    const bool in_bounds = i < q.count;
+    columns.scale[i] = in_bounds && side.scale ? side.scale[at[i]] : 1.0f;
     if constexpr (kZero) {
       const int64_t local = local_b * side.line_sums_batch + q.c + i - e.column;
-      columns.zero[i] = side.shift + (there && side.zero_point ? side.zero_point[at[i]] : 0);
-      columns.line_sum[i] = there && side.line_sums ? side.line_sums[local] : 0;
+      columns.zero[i] = side.shift + (in_bounds && side.zero_point ? side.zero_point[at[i]] : 0);
+      columns.line_sum[i] = in_bounds && side.line_sums ? side.line_sums[local] : 0;
     }
   }
   const bool biased = ew.bias_plane && ew.bias_plane.row == 0;

@@ -96,48 +96,48 @@ __device__ __forceinline__ void ApplyActivationRows(Activation activation, RowBa
 
 template <DType kOut>
 __device__ __forceinline__ void StoreRowsAs(const Elementwise& ew, const RowCursor& cursor,
-                                            int there, const RowBatch& y) {
+                                            int valid_rows, const RowBatch& y) {
   Bits<kOut>* to = static_cast<Bits<kOut>*>(ew.out) + cursor.In(ew.out_plane);
 #pragma unroll
   for (int j = 0; j < kRowsInFlight; ++j) {
     uint32_t words[SizeOf(kOut)];
 #pragma unroll
     for (int i = 0; i < SizeOf(kOut); ++i) words[i] = EncodeWord<kOut>(y[j] + i * kPerWord<kOut>);
-    if (j < there) StoreRun(to + cursor.At(j, ew.out_plane.row), 4, 4 * SizeOf(kOut), words);
+    if (j < valid_rows) StoreRun(to + cursor.At(j, ew.out_plane.row), 4, 4 * SizeOf(kOut), words);
   }
 }
 
-__device__ __forceinline__ void StoreRows(const Elementwise& ew, const RowCursor& cursor, int there,
-                                          const RowBatch& y) {
+__device__ __forceinline__ void StoreRows(const Elementwise& ew, const RowCursor& cursor,
+                                          int valid_rows, const RowBatch& y) {
   switch (ew.out_plane.dtype) {
     case DType::kF32:
-      return StoreRowsAs<DType::kF32>(ew, cursor, there, y);
+      return StoreRowsAs<DType::kF32>(ew, cursor, valid_rows, y);
     case DType::kBF16:
-      return StoreRowsAs<DType::kBF16>(ew, cursor, there, y);
+      return StoreRowsAs<DType::kBF16>(ew, cursor, valid_rows, y);
     case DType::kF16:
-      return StoreRowsAs<DType::kF16>(ew, cursor, there, y);
+      return StoreRowsAs<DType::kF16>(ew, cursor, valid_rows, y);
     case DType::kE4M3:
-      return StoreRowsAs<DType::kE4M3>(ew, cursor, there, y);
+      return StoreRowsAs<DType::kE4M3>(ew, cursor, valid_rows, y);
     case DType::kE5M2:
-      return StoreRowsAs<DType::kE5M2>(ew, cursor, there, y);
+      return StoreRowsAs<DType::kE5M2>(ew, cursor, valid_rows, y);
     case DType::kS8:
-      return StoreRowsAs<DType::kS8>(ew, cursor, there, y);
+      return StoreRowsAs<DType::kS8>(ew, cursor, valid_rows, y);
     default:
-      return StoreRowsAs<DType::kU8>(ew, cursor, there, y);
+      return StoreRowsAs<DType::kU8>(ew, cursor, valid_rows, y);
   }
 }
 
-// Returns the largest |y| of the first `there` rows, as bits. Raises the amax itself where that has
-// a cell per row.
+// Returns the largest |y| of the first `valid_rows` rows, as bits. Raises the amax itself where
+// that has a cell per row.
 __device__ __forceinline__ uint32_t AmaxOfRows(const Elementwise& ew, const RowCursor& cursor,
-                                               int there, const RowBatch& y) {
+                                               int valid_rows, const RowBatch& y) {
   uint32_t largest = 0;
 #pragma unroll
   for (int j = 0; j < kRowsInFlight; ++j) {
     uint32_t seen = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) seen = max(seen, MagnitudeBits(y[j][i]));
-    seen = j < there ? AmaxBits(seen) : 0u;
+    seen = j < valid_rows ? AmaxBits(seen) : 0u;
     largest = max(largest, seen);
     if (ew.amax_kind != AmaxKind::kPerRow) continue;
     seen = __reduce_max_sync(~0u, seen);

@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
 #pragma unroll 1
   for (int i = kRowsInFlight;; i += kRowsInFlight) {
     const int left = cursor.row < rows ? (rows - cursor.row + step - 1) / step : 0;
-    const int there = inside ? left : 0;
+    const int valid_rows = inside ? left : 0;
     RowBatch y;
     if constexpr (!kZero) {
       DequantizeRows<kAcc, ZeroPointMath::kNone>(acc, cursor, row_params, columns, e.depth, y);
@@ -193,9 +193,10 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
       for (int k = 0; k < 4 * kRowsInFlight; ++k) y[k / 4][k % 4] += columns.bias[k % 4];
     }
     if (ew.activation != Activation::kNone) ApplyActivationRows(ew.activation, y);
-    if (ew.amax_kind != AmaxKind::kNone) largest = max(largest, AmaxOfRows(ew, cursor, there, y));
+    if (ew.amax_kind != AmaxKind::kNone)
+      largest = max(largest, AmaxOfRows(ew, cursor, valid_rows, y));
     if (ew.out_scale_plane) DivideRows(ew, cursor, y);
-    StoreRows(ew, cursor, there, y);
+    StoreRows(ew, cursor, valid_rows, y);
     if (i >= deep) break;
     cursor = next;
   }

@@ -10,16 +10,17 @@
 
 namespace jaxfp8::cuda {
 
-inline constexpr int kGeneralTile = 64;  // outputs of a block, either way
+inline constexpr int kGeneralTile = 64;  // rows and columns of a block's output tile
 
-// "" from compute capability 8.0 on, for as many outputs as a launch makes. Without nvcc.
+// Why the kernel cannot compute a problem, "" if it can. In a file without device code, so that
+// routes compile without nvcc.
 std::string GeneralWhyNot(const Problem& problem, const Device& device);
 
-// Needs no workspace.
+// A plan that needs no workspace.
 std::unique_ptr<Plan> PlanGeneral(const Problem& problem, const Device& device, size_t workspace,
                                   std::string& wrong);
 
-// {"general", GeneralWhyNot, PlanGeneral} is the path's row in the table of routes.
+// Launches the kernel.
 std::string LaunchGeneral(const Problem& problem, const Buffers& buffers, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda

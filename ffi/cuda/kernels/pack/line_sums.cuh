@@ -1,4 +1,9 @@
-// The kernels behind `LaunchLineSums`: sums of 8-bit integers along the depth.
+// Sums of the lines of an int8 or uint8 side along K, for zero points: the kernels behind
+// `LaunchLineSums`.
+//
+//   SumLinesKContiguous   a warp per line: | lane 0: 16 codes | lane 1 | ... -> dp4a -> shuffle
+//   SumLinesMnMajor       a lane sums 16 lines, a warp 512 lines x 32 K, a block 8 warps along K
+//                         and the grid the rest of K; shared memory, then integer atomics
 
 #ifndef JAXFP8_CUDA_KERNELS_PACK_LINE_SUMS_CUH_
 #define JAXFP8_CUDA_KERNELS_PACK_LINE_SUMS_CUH_
@@ -9,12 +14,12 @@ namespace jaxfp8::cuda {
 
 inline constexpr int kSumThreads = 256;
 
-struct Sums {
+struct LineSumsArguments {
   const uint8_t* values;
   int32_t* sums;
   int64_t side_batch, side_free, side_depth, batch, first, count, depth;
-  uint32_t flip;
-  bool is_signed;  // once flipped
+  uint32_t sign_flip;
+  bool is_signed;  // after the flip
   int alignment;
 };
 
@@ -23,9 +28,9 @@ __device__ __forceinline__ int32_t SumOfBytes(uint32_t word, int32_t sum, bool i
   return static_cast<int32_t>(__dp4a(word, 0x01010101u, static_cast<uint32_t>(sum)));
 }
 
-// A warp per line. A run past the end holds zeros, which flipped are -128 each: only the bytes that
-// are there may be flipped.
-static __global__ void __launch_bounds__(kSumThreads) SumRows(const Sums p) {
+// Bytes past the end are zeros and must not be flipped, since a flipped zero is -128.
+static __global__ void __launch_bounds__(kSumThreads)
+    SumLinesKContiguous(const LineSumsArguments p) {
   const int64_t line = int64_t{blockIdx.x} * (kSumThreads / 32) + threadIdx.x / 32;
   if (line >= p.count) return;
   const uint8_t* from =
@@ -43,78 +48,75 @@ static __global__ void __launch_bounds__(kSumThreads) SumRows(const Sums p) {
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      sum = SumOfBytes(values[i].x ^ p.flip, sum, p.is_signed);
-      sum = SumOfBytes(values[i].y ^ p.flip, sum, p.is_signed);
-      sum = SumOfBytes(values[i].z ^ p.flip, sum, p.is_signed);
-      sum = SumOfBytes(values[i].w ^ p.flip, sum, p.is_signed);
+      sum = SumOfBytes(values[i].x ^ p.sign_flip, sum, p.is_signed);
+      sum = SumOfBytes(values[i].y ^ p.sign_flip, sum, p.is_signed);
+      sum = SumOfBytes(values[i].z ^ p.sign_flip, sum, p.is_signed);
+      sum = SumOfBytes(values[i].w ^ p.sign_flip, sum, p.is_signed);
     }
   }
   for (; k < p.depth; k += kStride) {
     uint32_t words[4];
-    const int64_t there = p.depth - k;
-    LoadRun(from + k, there, p.alignment, words);
+    const int64_t available = p.depth - k;
+    LoadRun(from + k, available, p.alignment, words);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int64_t left = there - 4 * i;
+      const int64_t left = available - 4 * i;
       const uint32_t mask = left >= 4 ? ~0u : left <= 0 ? 0u : (1u << (8 * left)) - 1;
-      sum = SumOfBytes(words[i] ^ (p.flip & mask), sum, p.is_signed);
+      sum = SumOfBytes(words[i] ^ (p.sign_flip & mask), sum, p.is_signed);
     }
   }
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (lane == 0) p.sums[blockIdx.y * p.count + line] = sum;
 }
 
-// A warp takes 16 lines per lane, a warp's part of the depth in pieces of kSumAhead rows whose
-// loads all come first; the depth is cut over blockIdx.z too, integer atomics join the parts.
-//
-// Bytes are added two to a word, as what is 0 to 255 once biased: 257 of them fit 16 bits.
+// Bytes, biased so that they are 0 to 255, are added two to a word: 16 bits hold the sum of 257.
 inline constexpr int kSumLines = 512, kSumWarps = kSumThreads / 32;
-inline constexpr int kSumAhead = 8, kSumRows = 32;  // a warp's
+inline constexpr int kSumRowsInFlight = 8, kSumRows = 32;  // a warp's
 inline constexpr int kSumDepth = kSumWarps * kSumRows;
 static_assert(kSumRows <= 257);
 
-// 16 bytes of a row; zeros where it has less.
-static __device__ __noinline__ uint4 LoadLinesSlowly(const uint8_t* from, int64_t count,
-                                                     int alignment) {
+// Loads up to 16 bytes of a row, and zeros after them.
+static __device__ __noinline__ uint4 LoadUnalignedChunk(const uint8_t* from, int64_t count,
+                                                        int alignment) {
   uint32_t words[4];
   LoadRun(from, count, alignment, words);
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-static __global__ void __launch_bounds__(kSumThreads) SumColumns(const Sums p) {
+static __global__ void __launch_bounds__(kSumThreads) SumLinesMnMajor(const LineSumsArguments p) {
   __shared__ uint32_t parts[kSumWarps][kSumLines];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t f = int64_t{blockIdx.x} * kSumLines + lane * 16;
-  const int64_t there = p.count - f, start = int64_t{blockIdx.z} * kSumDepth + warp * kSumRows;
+  const int64_t available = p.count - f, start = int64_t{blockIdx.z} * kSumDepth + warp * kSumRows;
   const int rows = static_cast<int>(max(min(p.depth - start, int64_t{kSumRows}), int64_t{0}));
   const uint8_t* from = p.values + (p.batch + blockIdx.y) * p.side_batch + p.first + f;
-  const bool aligned = p.alignment == 16 && there >= 16;
+  const bool aligned = p.alignment == 16 && available >= 16;
   uint32_t even[4] = {}, odd[4] = {};
 #pragma unroll 1
-  for (int i = 0; i < rows && there > 0; i += kSumAhead) {
-    uint4 values[kSumAhead];
+  for (int i = 0; i < rows && available > 0; i += kSumRowsInFlight) {
+    uint4 values[kSumRowsInFlight];
     if (aligned) {
 #pragma unroll
-      for (int j = 0; j < kSumAhead; ++j) {
+      for (int j = 0; j < kSumRowsInFlight; ++j) {
         const int64_t k = start + min(i + j, rows - 1);
         values[j] = *reinterpret_cast<const uint4*>(from + k * p.side_depth);
       }
     } else {
 #pragma unroll 1
-      for (int j = 0; j < kSumAhead; ++j) {
+      for (int j = 0; j < kSumRowsInFlight; ++j) {
         const int64_t k = start + min(i + j, rows - 1);
-        const uint4 slow = LoadLinesSlowly(from + k * p.side_depth, there, p.alignment);
+        const uint4 slow = LoadUnalignedChunk(from + k * p.side_depth, available, p.alignment);
 #pragma unroll
-        for (int to = 0; to < kSumAhead; ++to) values[to] = to == j ? slow : values[to];
+        for (int to = 0; to < kSumRowsInFlight; ++to) values[to] = to == j ? slow : values[to];
       }
     }
 #pragma unroll
-    for (int j = 0; j < kSumAhead; ++j) {
+    for (int j = 0; j < kSumRowsInFlight; ++j) {
       const uint32_t words[4] = {values[j].x, values[j].y, values[j].z, values[j].w};
       const uint32_t mask = i + j < rows ? 0x00ff00ffu : 0u;
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const uint32_t biased = words[w] ^ p.flip;
+        const uint32_t biased = words[w] ^ p.sign_flip;
         even[w] += biased & mask, odd[w] += biased >> 8 & mask;
       }
     }

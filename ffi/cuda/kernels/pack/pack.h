@@ -1,7 +1,9 @@
-// From a side of the product as it lies in memory to the dense matrix that a library product wants.
+// Packs a side of the product: from the layout it is stored in to the dense, K-contiguous matrix
+// that cuBLASLt reads.
 //
-// Every request covers the free indices [first, first + count) of `batches` consecutive batch
-// indices. Nothing here allocates; sources are the side's own arrays, destinations are workspace.
+// A line is a row of lhs or a column of rhs: the values of one free index. Every request covers the
+// lines [first, first + count) of `batches` consecutive batch indices. Sources are the side's own
+// arrays, destinations are workspace; nothing is allocated.
 
 #ifndef JAXFP8_CUDA_KERNELS_PACK_PACK_H_
 #define JAXFP8_CUDA_KERNELS_PACK_PACK_H_
@@ -15,19 +17,21 @@
 
 namespace jaxfp8::cuda {
 
-// Which lines of a side.
+// A range of lines of a side.
 struct Lines {
   int64_t batch = 0, batches = 1;
   int64_t first = 0, count = 0;
   int64_t depth = 0;
 };
 
-// Writes line f to row f - first of a K-major matrix, [batches][count_padded][depth_padded], and
-// zeros (the bits, whatever the type) to what is padding.
+// Writes line f to row f - first of a K-contiguous matrix [batches][count_padded][depth_padded].
+// The padding is filled with zero bits.
 //
-// `out` is the side's own 8-bit dtype, or int8 for uint8 (each value less 128), or bfloat16,
-// float16 or float32: then the values are decoded, less the zero point if `subtract_zero_point`,
-// and times the scale if `apply_scale`; rounded once, to nearest even.
+// `out` is one of
+//   the side's own 8-bit dtype           codes are copied
+//   int8 for a uint8 side                each code minus 128
+//   bfloat16, float16 or float32         codes are decoded, the zero point subtracted and the scale
+//                                        applied if asked for, and rounded once, to nearest even
 struct PackRequest {
   Side side;
   Lines lines;
@@ -35,23 +39,23 @@ struct PackRequest {
   bool subtract_zero_point = false;
   bool apply_scale = false;
   int64_t count_padded = 0;  // rows of the matrix, >= count
-  int64_t depth_padded = 0;  // its row pitch in elements, >= depth; times the size a multiple of 16
+  int64_t depth_padded = 0;  // row pitch in elements, >= depth; in bytes a multiple of 16
 };
 
-// `values`, `scale`, `zero_point`: the side's arrays, from their beginning; `scale` and
-// `zero_point` may be null where the request does not use them. `matrix` is 16-byte aligned.
+//   values, scale, zero_point  the side's arrays from their beginning; null where not used
+//   matrix                     16-byte aligned
 std::string LaunchPack(const PackRequest& request, const void* values, const float* scale,
                        const int32_t* zero_point, void* matrix, cudaStream_t stream);
 
-// sums[b * count + f] = the sum over the depth of line `first + f` of batch index b, of int8 or
-// uint8 values; with `as_signed`, each uint8 value less 128, as `LaunchPack` writes it. Exact while
-// it fits int32.
+// sums[b * count + f] = the sum along K of line `first + f` of batch index b, of int8 or uint8
+// values. Exact as long as it fits int32.
+//   as_signed  each uint8 value counts minus 128, as `LaunchPack` writes it
 std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
                            int32_t* sums, cudaStream_t stream);
 
-// Where the scale of tile (i, j) goes: b * batch_stride + i * free_stride + j * depth_stride, for
-// i < free_count, j < depth_count. It is read at free index first + i * free_step and depth index
-// j * depth_step. Rows i from free_count to free_padded get 0.
+// Copies scales into the order that cuBLASLt reads. For i < free_count and j < depth_count, the
+// scale at free index first + i * free_step and depth index j * depth_step goes to b * batch_stride
+// + i * free_stride + j * depth_stride. Rows free_count to free_padded get 0.
 struct ScaleRequest {
   Tiles tiles;
   int64_t batch = 0, batches = 1;
@@ -60,9 +64,9 @@ struct ScaleRequest {
   int64_t batch_stride = 0, free_stride = 1, depth_stride = 0;
 };
 
-// For a scalar as a vector of M: free_count = M. For 1x128 scales of [M, K/128] as
-// [K/128][M padded to 4]: free_count = M, free_padded = padded, depth_count = K/128,
-// depth_step = 128, depth_stride = padded.
+// Examples: a scalar as a vector of M has free_count = M. Scales of 1 x 128 tiles, from [M, K/128]
+// to [K/128][M padded to 4], have free_count = M, free_padded = depth_stride = M padded,
+// depth_count = K/128 and depth_step = 128.
 std::string LaunchScales(const ScaleRequest& request, const float* scale, float* to,
                          cudaStream_t stream);
 

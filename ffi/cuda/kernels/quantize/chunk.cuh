@@ -1,5 +1,5 @@
-// What the quantising kernels do with 16 bytes of x: load them, find the largest magnitude, make
-// codes of them and store those.
+// What the quantising kernels do with a chunk, 16 bytes of x: load it, find the largest magnitude,
+// divide by the scale, encode, and store the codes. And their arguments.
 
 #ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_CHUNK_CUH_
 #define JAXFP8_CUDA_KERNELS_QUANTIZE_CHUNK_CUH_
@@ -10,53 +10,55 @@
 
 namespace jaxfp8::cuda {
 
-inline constexpr int kWords = 4;  // 16 bytes of x: what a thread loads at once
+inline constexpr int kQuantizeThreads = 256;
+inline constexpr int kWords = 4;  // of a chunk
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-struct Quantize {
+// Null pointers stand for what is not asked for.
+struct QuantizeArguments {
   const void* x;
   float* scale;
-  uint8_t *codes, *turned;  // null: not wanted
-  float* amax;              // null: not wanted
-  uint32_t* found;          // amaxes in the workspace, as bits; null where none are needed
-  uint32_t* raised;         // the amax of all, as bits, beside a given scale; null: not wanted
-  int64_t rows, columns, tile_rows, tile_columns, across;
-  bool x_aligned, codes_aligned, turned_aligned;  // rows begin at multiples of 16 bytes
+  uint8_t *codes, *transposed;  // null: not wanted
+  float* amax;                  // null: not wanted
+  uint32_t* found_amax;         // amaxes in the workspace, as bits; null where none are needed
+  uint32_t* tensor_amax;        // the amax of all, as bits, beside a given scale; null: not wanted
+  int64_t rows, columns, tile_rows, tile_columns, tiles_across;
+  bool x_aligned, codes_aligned, transposed_aligned;  // rows begin at multiples of 16 bytes
 };
 
 template <DType kIn>
 inline constexpr int kValues = 16 / SizeOf(kIn);  // in 16 bytes of x
 
-// Rows that do not begin at multiples of 16 bytes go element by element, out of line: inlined where
-// they are unrolled, these two would be most of the code.
+// Rows that do not begin at multiples of 16 bytes are loaded and stored element by element. Not
+// inlined: in unrolled loops these two would be most of the code.
 template <DType kIn>
-__device__ __noinline__ uint4 LoadSlowly(const void* x, int64_t at, int64_t count) {
+__device__ __noinline__ uint4 LoadUnaligned(const void* x, int64_t at, int64_t count) {
   uint32_t words[kWords];
   LoadSome(static_cast<const Bits<kIn>*>(x) + at, count, words);
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-static __device__ __noinline__ void StoreSlowly(uint8_t* to, int64_t count, uint4 codes) {
+static __device__ __noinline__ void StoreUnaligned(uint8_t* to, int64_t count, uint4 codes) {
   const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
   StoreRun(to, count, 1, words);
 }
 
-// 16 bytes of x, of which the first `count` elements are there; zeros after them. Where rows are
-// aligned a run is there as a whole or not at all.
+// Loads a chunk of which the first `count` elements exist, and zeros after them. In aligned rows a
+// chunk exists as a whole or not at all.
 template <DType kIn>
-__device__ __forceinline__ void LoadX(const Quantize& q, int64_t at, int64_t count,
-                                      uint32_t (&to)[kWords]) {
+__device__ __forceinline__ void LoadChunk(const QuantizeArguments& q, int64_t at, int64_t count,
+                                          uint32_t (&to)[kWords]) {
   uint4 part = {};
   if (count > 0) {
     part = q.x_aligned ? *reinterpret_cast<const uint4*>(static_cast<const Bits<kIn>*>(q.x) + at)
-                       : LoadSlowly<kIn>(q.x, at, count);
+                       : LoadUnaligned<kIn>(q.x, at, count);
   }
   to[0] = part.x, to[1] = part.y, to[2] = part.z, to[3] = part.w;
 }
 
-// The larger magnitudes of two words, NaN ignored.
+// The elementwise maximum of magnitudes of two words, ignoring NaN.
 template <DType kIn>
-__device__ __forceinline__ uint32_t LargerOf(uint32_t largest, uint32_t x) {
+__device__ __forceinline__ uint32_t MaxMagnitude(uint32_t largest, uint32_t x) {
   uint32_t result = 0;
   if constexpr (kIn == DType::kF32) {
     result = BitsOf(fmaxf(FloatFromBits(largest), fabsf(FloatFromBits(x))));
@@ -69,23 +71,25 @@ __device__ __forceinline__ uint32_t LargerOf(uint32_t largest, uint32_t x) {
 }
 
 template <DType kIn>
-__device__ __forceinline__ uint32_t LargestOf(const uint32_t (&words)[kWords], uint32_t largest) {
+__device__ __forceinline__ uint32_t MaxMagnitudes(const uint32_t (&words)[kWords],
+                                                  uint32_t largest) {
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) largest = LargerOf<kIn>(largest, words[i]);
+  for (int i = 0; i < kWords; ++i) largest = MaxMagnitude<kIn>(largest, words[i]);
   return largest;
 }
 
-// The larger of the elements of a word of magnitudes, as the bits of a float32.
+// The largest element of a word of magnitudes, as the bits of a float32.
 template <DType kIn>
-__device__ __forceinline__ uint32_t LargestBits(uint32_t word) {
+__device__ __forceinline__ uint32_t MaxBits(uint32_t word) {
   float values[2] = {};
   DecodeWord<kIn>(word, values);
   return BitsOf(fmaxf(values[0], values[1]));
 }
 
-// Infinities do not count, but are rare: only where the maximum is one are the values read again.
+// The largest finite magnitude of a chunk, as bits. Infinities are rare, so a chunk is read again
+// here only if its maximum is one.
 template <DType kIn>
-__device__ __noinline__ uint32_t LargestFinite(const void* x, int64_t at, int64_t count) {
+__device__ __noinline__ uint32_t MaxFiniteBits(const void* x, int64_t at, int64_t count) {
   const Bits<kIn>* from = static_cast<const Bits<kIn>*>(x) + at;
   uint32_t largest = 0;
 #pragma unroll 1
@@ -105,8 +109,8 @@ __device__ __forceinline__ uint32_t MaxOfLanes(uint32_t value, int lanes) {
   return value;
 }
 
-// The maximum over the `group` threads that share threadIdx.x / group; 32 or more, for all warps
-// together. `shared` holds a word per warp.
+// The maximum over the `group` threads, 32 or more, that share threadIdx.x / group. Every thread of
+// the block must call it. `shared` holds a word per warp.
 __device__ __forceinline__ uint32_t MaxOfGroup(uint32_t value, int group, uint32_t* shared) {
   value = __reduce_max_sync(~0u, value);
   if (group == 32) return value;
@@ -116,6 +120,19 @@ __device__ __forceinline__ uint32_t MaxOfGroup(uint32_t value, int group, uint32
   const int warps = group / 32, first = threadIdx.x / group * warps;
   const int lane = threadIdx.x % 32;
   return __reduce_max_sync(~0u, lane < warps ? shared[first + lane] : 0u);
+}
+
+// Raises an amax in global memory to the maximum of this block.
+__device__ __forceinline__ void UpdateAmax(uint32_t* amax, uint32_t found_amax) {
+  if (threadIdx.x == 0 && found_amax > 0) atomicMax(amax, found_amax);
+}
+
+// The largest finite magnitude of a chunk that was loaded from `at`.
+template <DType kIn>
+__device__ __forceinline__ uint32_t MaxOfChunk(const QuantizeArguments& q, int64_t at,
+                                               int64_t count, const uint32_t (&words)[kWords]) {
+  const uint32_t largest = MaxBits<kIn>(MaxMagnitudes<kIn>(words, 0));
+  return largest < kInfinityBits ? largest : MaxFiniteBits<kIn>(q.x, at, count);
 }
 
 template <DType kIn, DType kOut>
@@ -130,7 +147,7 @@ __device__ __forceinline__ void ToCodes(const uint32_t (&x)[kWords], Divisor div
   for (int i = 0; i < kValues<kIn> / 4; ++i) codes[i] = EncodeWord<kOut>(values + 4 * i);
 }
 
-// Up to 16 codes, of which `count` are there; where rows are aligned, all or none.
+// Stores the first `count` of up to 16 codes. In aligned rows a chunk exists as a whole.
 template <int kCodeWords>
 __device__ __forceinline__ void StoreCodes(uint8_t* to, int64_t count, bool aligned,
                                            const uint32_t (&codes)[kCodeWords]) {
@@ -138,8 +155,8 @@ __device__ __forceinline__ void StoreCodes(uint8_t* to, int64_t count, bool alig
     uint32_t all[4] = {};
 #pragma unroll
     for (int i = 0; i < kCodeWords; ++i) all[i] = codes[i];
-    StoreSlowly(to, min(count, int64_t{4 * kCodeWords}),
-                make_uint4(all[0], all[1], all[2], all[3]));
+    StoreUnaligned(to, min(count, int64_t{4 * kCodeWords}),
+                   make_uint4(all[0], all[1], all[2], all[3]));
   } else if constexpr (kCodeWords == 4) {
     *reinterpret_cast<uint4*>(to) = make_uint4(codes[0], codes[1], codes[2], codes[3]);
   } else if constexpr (kCodeWords == 2) {

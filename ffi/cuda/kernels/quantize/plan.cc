@@ -6,23 +6,23 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// Of a row that stays in registers.
-constexpr int64_t kRowBytes = 1024 * 8 * 16;
+// The longest row that stays in registers: 1024 threads, 8 chunks of 16 bytes each.
+constexpr int64_t kMaxRowBytes = 1024 * 8 * 16;
 
 }  // namespace
 
-bool OneForAll(const QuantizeProblem& p) {
+bool PerTensor(const QuantizeProblem& p) {
   return p.tile_rows >= p.rows && p.tile_columns >= p.columns;
 }
 
 bool PerRow(const QuantizeProblem& p) { return p.tile_rows == 1 && p.tile_columns >= p.columns; }
 
 bool RowsInRegisters(const QuantizeProblem& p) {
-  return PerRow(p) && !p.given_scale && RowBytes(p) <= kRowBytes;
+  return PerRow(p) && !p.given_scale && RowBytes(p) <= kMaxRowBytes;
 }
 
 bool TwoPasses(const QuantizeProblem& p) {
-  return !p.given_scale && !RowsInRegisters(p) && (PerRow(p) || OneForAll(p));
+  return !p.given_scale && !RowsInRegisters(p) && (PerRow(p) || PerTensor(p));
 }
 
 std::string QuantizeWhyNot(const QuantizeProblem& p) {
@@ -34,17 +34,17 @@ std::string QuantizeWhyNot(const QuantizeProblem& p) {
   if (!sizes.empty()) return sizes;
   const bool tiles =
       p.tile_columns == kQuantizeTile && (p.tile_rows == 1 || p.tile_rows == kQuantizeTile);
-  if (!tiles && !OneForAll(p) && !PerRow(p)) {
+  if (!tiles && !PerTensor(p) && !PerRow(p)) {
     return "quantize: a scale belongs to all, to a row, to 1x128 or to 128x128 values";
   }
-  if (p.given_scale && p.amax && !OneForAll(p)) {
+  if (p.given_scale && p.amax && !PerTensor(p)) {
     return "quantize: with given scales there is an amax only where one scale is for all";
   }
   if (TileCount(p.rows, kQuantizeTile) * TileCount(p.columns, kQuantizeTile) >> 31 ||
       p.rows >> 31) {
     return "quantize: more than 2^31 tiles of 128x128 values, or rows";
   }
-  if (TwoPasses(p) && !OneForAll(p) && p.rows > 65535) {
+  if (TwoPasses(p) && !PerTensor(p) && p.rows > 65535) {
     return "quantize: more than 65535 rows of more than 128 KiB";
   }
   return "";
@@ -52,7 +52,7 @@ std::string QuantizeWhyNot(const QuantizeProblem& p) {
 
 size_t QuantizeWorkspace(const QuantizeProblem& p) {
   if (!TwoPasses(p)) return 0;
-  return static_cast<size_t>(OneForAll(p) ? 1 : p.rows) * sizeof(float);
+  return static_cast<size_t>(PerTensor(p) ? 1 : p.rows) * sizeof(float);
 }
 
 }  // namespace jaxfp8::cuda

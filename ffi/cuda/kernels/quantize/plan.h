@@ -1,4 +1,4 @@
-// How a matrix is quantised, from its sizes alone.
+// Which kernels quantise a matrix, from its sizes alone.
 
 #ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_PLAN_H_
 #define JAXFP8_CUDA_KERNELS_QUANTIZE_PLAN_H_
@@ -9,18 +9,18 @@
 
 namespace jaxfp8::cuda {
 
-inline constexpr int64_t kQuantizeTile = 128;  // values of a block, either way
+inline constexpr int64_t kQuantizeTile = 128;  // rows and columns of a block
 
 inline int64_t RowBytes(const QuantizeProblem& p) { return p.columns * SizeOf(p.in); }
 
-// One scale for all, or for each row.
-bool OneForAll(const QuantizeProblem& p);
+// Whether one scale belongs to the whole tensor, or one to each row.
+bool PerTensor(const QuantizeProblem& p);
 bool PerRow(const QuantizeProblem& p);
 
 // Whether a row stays in registers from its amax to its codes.
 bool RowsInRegisters(const QuantizeProblem& p);
 
-// Whether an amax pass comes first.
+// Whether `FindAmax` runs first.
 bool TwoPasses(const QuantizeProblem& p);
 
 }  // namespace jaxfp8::cuda

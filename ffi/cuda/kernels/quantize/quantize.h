@@ -1,11 +1,11 @@
-// From wide floats to 8 bits with a chosen or given scale per tile, as `jaxfp8.quantize` has it.
+// Quantises wide floats to 8 bits with a computed or given scale per tile.
 //
 //   scale = max|x| * float32(1 / highest), clipped to normal numbers; 1 for a tile of zeros
 //   code  = saturate(round(x / scale))
 //
-// bit for bit what jaxfp8/_ops/quantize.py computes: NaN and infinities do not count in the
-// maximum, the division is correctly rounded, NaN stays NaN in FP8 (its sign may be lost) and
-// becomes 0 in int8, infinities saturate.
+// The bits are those of jaxfp8/_ops/quantize.py. The maximum ignores NaN and infinities, and the
+// division is correctly rounded. NaN stays NaN in FP8, though it may lose its sign, and becomes 0
+// in int8. Infinities saturate.
 
 #ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_QUANTIZE_H_
 #define JAXFP8_CUDA_KERNELS_QUANTIZE_QUANTIZE_H_
@@ -19,12 +19,11 @@
 
 namespace jaxfp8::cuda {
 
-// Tiles that share a scale: (rows, columns) one for all, (1, columns) one per row, (1, 128) or
-// (128, 128). The workspace is 16-byte aligned and has `QuantizeWorkspace` bytes.
-
-// Why the kernels cannot do it, "" if they can.
+// Why the kernels cannot compute a problem, "" if they can. A scale belongs to a tile of
+// (rows, columns): the tensor, (1, columns): a row, (1, 128) or (128, 128).
 std::string QuantizeWhyNot(const QuantizeProblem& problem);
 
+// Bytes of workspace, which is 16-byte aligned.
 size_t QuantizeWorkspace(const QuantizeProblem& problem);
 
 std::string LaunchQuantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers,

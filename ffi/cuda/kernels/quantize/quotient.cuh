@@ -1,5 +1,5 @@
-// A correctly rounded quotient that is fast, for the codes of `jaxfp8.quantize`. Shared by the
-// kernels and the host tests.
+// A fast, correctly rounded division by a scale, for codes with the same bits on every platform.
+// Shared by the kernels and the host tests.
 
 #ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_QUOTIENT_CUH_
 #define JAXFP8_CUDA_KERNELS_QUANTIZE_QUOTIENT_CUH_
@@ -12,14 +12,14 @@
 
 namespace jaxfp8::cuda {
 
-// A divisor brought near 1 by a power of two, which x has to be multiplied by as well.
+// A divisor scaled towards 1 by a power of two, `factor`. x must be multiplied by it too.
 struct Divisor {
   float value, reciprocal;
   float factor;
 };
 
-// Between these, quotients need no factor. A smaller divisor could bring the remainder of a
-// quotient that matters under the smallest float32; the reciprocal of a larger one is subnormal.
+// Divisors between these need no factor. With a smaller one, the remainder in `Quotient` could
+// underflow; the reciprocal of a larger one is subnormal.
 inline constexpr float kLeastDivisor = 0x1p-80f, kGreatestDivisor = 0x1p80f;
 
 JAXFP8_HD float Reciprocal(float value) {
@@ -30,9 +30,9 @@ JAXFP8_HD float Reciprocal(float value) {
 #endif
 }
 
-// Where x times the factor overflows or underflows, the quotient is past 2^107 or below 2^-126. A
-// scale of 0 counts as 1; x over infinity is 0 or NaN. Selections rather than branches: a compiler
-// that follows each branch through the code behind it takes minutes.
+// A scale of 0 counts as 1, and x / infinity is 0 or NaN. Where x * factor overflows or underflows,
+// the quotient is above 2^107 or below 2^-126. Selections instead of branches, because a compiler
+// that specialises the code behind each branch takes minutes.
 JAXFP8_HD Divisor MakeDivisor(float scale) {
   const float magnitude = fabsf(scale);
   const bool infinite = magnitude > FLT_MAX;
@@ -44,13 +44,13 @@ JAXFP8_HD Divisor MakeDivisor(float scale) {
   return {value, Reciprocal(value), factor};
 }
 
-// x / d, rounded like the division, or a number that becomes the same 8-bit code.
+// x / d, correctly rounded, or a number that encodes to the same 8-bit code.
 //
-// The product with the correctly rounded reciprocal is off by 2 ulp at most, one correction makes
-// it one of the two floats next to the quotient, and a second one the nearest (Markstein's
-// theorem; its remainder is exact because nothing here underflows unless the quotient is below
-// 2^-23, which is code 0 of its sign). The remainder is taken as q * d - x, so that a quotient of
-// -0 stays -0. Beyond 2^20 every type saturates, and infinities and NaN may not meet a remainder.
+// The product with the correctly rounded reciprocal is off by at most 2 ulp. One correction gives
+// one of the two floats next to the quotient, a second one the nearest (Markstein's theorem). The
+// remainder is exact, because it underflows only for quotients below 2^-23, which are code 0. It is
+// computed as q * d - x, so that a quotient of -0 stays -0. Above 2^20 every type saturates: there
+// the correction is skipped, since it would turn infinity into NaN.
 JAXFP8_HD float Quotient(float x, Divisor d) {
   const float scaled = x * d.factor;
   const float rough = scaled * d.reciprocal;

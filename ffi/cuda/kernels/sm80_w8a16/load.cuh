@@ -25,8 +25,8 @@ __device__ __forceinline__ void CopyNarrow(uint32_t to, const uint8_t* from, int
   if (access_bytes == 4) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int there = Clip(bytes - 4 * i, 4);
-      CopyAsync4(to + 4 * i, there > 0 ? from + 4 * i : from, there);
+      const int available = Clip(bytes - 4 * i, 4);
+      CopyAsync4(to + 4 * i, available > 0 ? from + 4 * i : from, available);
     }
     return;
   }
@@ -149,13 +149,13 @@ class Loader {
     for (int row = 0; row < kWeightRows; row += kWeightRowsPerPass) {
       const int left = ColumnsLeft() - (kMnMajor ? 0 : row);
       if (left <= 0) break;
-      const int there = kMnMajor ? (row + WeightRow() < depth_ ? min(left, 16) : 0)
-                                 : Clip(depth_ - 16 * WeightChunk(), 16);
+      const int available = kMnMajor ? (row + WeightRow() < depth_ ? min(left, 16) : 0)
+                                     : Clip(depth_ - 16 * WeightChunk(), 16);
       const uint32_t at = to + WeightOffset(row + WeightRow());
       if (a.weight_access_bytes == 16) {
-        CopyAsync16(at, there > 0 ? from : a.weights, there);
+        CopyAsync16(at, available > 0 ? from : a.weights, available);
       } else {
-        CopyNarrow(at, there > 0 ? from : a.weights, there, a.weight_access_bytes);
+        CopyNarrow(at, available > 0 ? from : a.weights, available, a.weight_access_bytes);
       }
       from += kWeightRowsPerPass * a.weight_pitch;
     }

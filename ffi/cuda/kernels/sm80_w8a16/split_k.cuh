@@ -171,8 +171,8 @@ __global__ void __launch_bounds__(kReduceThreads, kReduceBlocksPerSm)
   for (int base = (blockIdx.x - output_tile * a.blocks_per_tile) * at_once; base < a.stored_rows;
        base += a.blocks_per_tile * at_once) {
     const int tile_row = base + warp / a.split_warps, row = coord.row_tile * a.tile_rows + tile_row;
-    const bool there = tile_row < a.stored_rows && row < a.rows;
-    const Quad q{coord.batch, row, column, there ? count : 0};
+    const bool in_bounds = tile_row < a.stored_rows && row < a.rows;
+    const Quad q{coord.batch, row, column, in_bounds ? count : 0};
     float bias[4] = {}, out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     bool excess[4] = {};
     if (ew.bias_plane) LoadPlane(ew.bias_plane, ew.bias, q, 0.0f, bias);
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kReduceThreads, kReduceBlocksPerSm)
     float4 sum = {};
     if (q.count > 0) sum = parts.Sum(tile_row * kTileColumns + 4 * lane);
     if (a.split_warps > 1) SumAcrossWarps(a.split_warps, sum);
-    if (split != 0 || !there) continue;
+    if (split != 0 || !in_bounds) continue;
     float y[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

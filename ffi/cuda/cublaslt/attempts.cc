@@ -1,0 +1,78 @@
+#include "cuda/cublaslt/attempts.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+bool WholeTensor(const Side& side) {
+  const Tiles& tiles = side.tiles;
+  return !side.scale || (tiles.ConstantAlongDepth() && tiles.ConstantAlongFree());
+}
+
+// Whether the library can add the residual: it has the type and shape of the output.
+bool AddsResidual(const Problem& problem) {
+  const Plane &residual = problem.residual, &out = problem.out;
+  return residual.dtype == out.dtype && residual.row == out.row && residual.column == out.column &&
+         (problem.batch == 1 || residual.batch == out.batch);
+}
+
+// Whether every tile of the scale consists of whole blocks of the library.
+bool FitsBlocks(const Side& side) {
+  return side.tiles.ConstantAlongDepth() || side.tiles.tile_depth % kScaleBlock == 0;
+}
+
+}  // namespace
+
+bool VariesAlongDepth(const Side& side) {
+  return (side.scale || side.zero_point) && !side.tiles.ConstantAlongDepth();
+}
+
+bool LibraryCanFinish(const Problem& problem) {
+  const bool rest =
+      problem.bias || problem.out_scale || problem.amax || problem.activation != Activation::kNone;
+  return !rest && (!problem.residual || AddsResidual(problem)) && IsWideFloat(problem.out.dtype);
+}
+
+bool LibraryCanQuantize(const Problem& problem) {
+  const auto single = [](const Plane& plane) {
+    return !plane || (plane.batch == 0 && plane.row == 0 && plane.column == 0);
+  };
+  const bool rest = problem.bias || problem.residual || problem.activation != Activation::kNone;
+  return IsFloat8(problem.out.dtype) && !rest && single(problem.out_scale) &&
+         single(problem.amax) && (!problem.amax || problem.batch == 1);
+}
+
+bool IsBareIntegerSum(const Problem& problem) {
+  const bool plain = !problem.amax && !problem.lhs.zero_point && !problem.rhs.zero_point;
+  return plain && problem.out.dtype == DType::kS32 && problem.lhs.dtype == DType::kS8 &&
+         problem.rhs.dtype == DType::kS8;
+}
+
+std::vector<Attempt> Attempts(const Problem& problem, const Device& device) {
+  const bool hopper = device.compute_capability == 90;
+  const bool floats = IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype);
+  const bool varies = VariesAlongDepth(problem.lhs) || VariesAlongDepth(problem.rhs);
+  const bool scaled = problem.lhs.scale || problem.rhs.scale;
+  const bool both = problem.lhs.scale && problem.rhs.scale;
+  const bool whole = WholeTensor(problem.lhs) && WholeTensor(problem.rhs);
+  std::vector<Scaling> scalings;
+  if (varies) {
+    if (hopper && floats && both && FitsBlocks(problem.lhs) && FitsBlocks(problem.rhs)) {
+      scalings.push_back(Scaling::kBlocks);
+    }
+  } else if (kLibraryQuantizesOutput && floats && whole && LibraryCanQuantize(problem)) {
+    scalings.push_back(Scaling::kScalar);
+  } else if (IsBareIntegerSum(problem) ||
+             (LibraryCanFinish(problem) && (!scaled || (floats && whole)))) {
+    scalings.push_back(Scaling::kScalar);
+  } else if (LibraryCanFinish(problem) && !problem.residual && floats && hopper && both) {
+    scalings.push_back(Scaling::kOuterVectors);
+  }
+  scalings.push_back(Scaling::kEpilogue);
+  std::vector<Attempt> attempts;
+  for (Scaling scaling : scalings) {
+    for (bool padded : {false, true}) attempts.push_back({scaling, padded});
+  }
+  return attempts;
+}
+
+}  // namespace jaxfp8::cuda

@@ -1,0 +1,51 @@
+// What cuBLASLt can do by itself for a problem, and the order in which its ways are tried. Pure.
+
+#ifndef JAXFP8_CUDA_CUBLASLT_ATTEMPTS_H_
+#define JAXFP8_CUDA_CUBLASLT_ATTEMPTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/device.h"
+#include "cuda/problem.h"
+
+namespace jaxfp8::cuda {
+
+// Who applies the scales: our epilogue, or the library in one of its modes.
+enum class Scaling : uint8_t { kEpilogue, kScalar, kOuterVectors, kBlocks };
+
+// One way to hand a problem to the library. If the library has no algorithm for it, the next is
+// tried.
+struct Attempt {
+  Scaling scaling = Scaling::kEpilogue;
+  bool padded = false;  // both sides packed, every size a multiple of 16
+};
+
+// The attempts that suit the problem, best first.
+std::vector<Attempt> Attempts(const Problem& problem, const Device& device);
+
+// Whether the library rounds to FP8 itself where it can. 1.1x faster than a bfloat16 output and a
+// cast (8192^3 on an H200).
+inline constexpr bool kLibraryQuantizesOutput = true;
+
+// K of one block of the library's block scales.
+inline constexpr int64_t kScaleBlock = 128;
+
+// Whether scales or zero points of a side change along K.
+bool VariesAlongDepth(const Side& side);
+
+// Whether everything after the scaled sum is something that the library does as exactly. Its bias
+// has 16 bits, and its ReLU and GELU do not promise what becomes of NaN.
+bool LibraryCanFinish(const Problem& problem);
+
+// Whether the library can round to FP8 itself. It multiplies by the reciprocal of one scale, which
+// moves a value to the neighbouring code at most. It takes the amax before that scale, and gives
+// NaN where there is one.
+bool LibraryCanQuantize(const Problem& problem);
+
+// Whether the output is the bare sum of integers.
+bool IsBareIntegerSum(const Problem& problem);
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_CUBLASLT_ATTEMPTS_H_

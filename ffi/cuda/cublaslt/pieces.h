@@ -1,0 +1,56 @@
+// The pieces of a product that cuBLASLt multiplies one after the other. Pure.
+
+#ifndef JAXFP8_CUDA_CUBLASLT_PIECES_H_
+#define JAXFP8_CUDA_CUBLASLT_PIECES_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/cublaslt/layout.h"
+
+namespace jaxfp8::cuda {
+
+// A range along each axis, which one library call multiplies.
+struct Piece {
+  int64_t batch, batches, row, rows, column, columns;
+  int64_t start, depth;  // along K; the last piece includes the padding
+};
+
+// Calls `visit` for each piece until one returns what went wrong, and returns that. Columns are
+// outside rows, so that a packed rhs serves all rows. K is innermost, so that the accumulators of
+// one piece are finished before those of the next begin.
+template <typename Visit>
+std::string ForEachPiece(const Problem& problem, const Layout& layout, const Visit& visit) {
+  const PieceShape& s = layout.piece_shape;
+  for (int64_t b = 0; b < problem.batch; b += s.batch) {
+    for (int64_t c = 0; c < problem.columns; c += s.columns) {
+      for (int64_t r = 0; r < problem.rows; r += s.rows) {
+        for (int64_t k = 0; k < problem.depth; k += s.depth) {
+          const bool last = k + s.depth >= problem.depth;
+          const std::string wrong = visit(Piece{
+              b, std::min(s.batch, problem.batch - b), r, std::min(s.rows, problem.rows - r), c,
+              std::min(s.columns, problem.columns - c), k, last ? layout.depth - k : s.depth});
+          if (!wrong.empty()) return wrong;
+        }
+      }
+    }
+  }
+  return "";
+}
+
+// Batches, rows, columns and depth of a piece.
+using PieceSizes = std::array<int64_t, 4>;
+
+inline PieceSizes SizesOf(const Piece& piece) {
+  return {piece.batches, piece.rows, piece.columns, piece.depth};
+}
+
+// The different sizes of the pieces that `ForEachPiece` visits.
+std::vector<PieceSizes> DifferentSizes(const Problem& problem, const Layout& layout);
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_CUBLASLT_PIECES_H_

@@ -1,0 +1,92 @@
+// The arguments of the packing kernels, and the conversion of one chunk of 16 bytes.
+//
+//   in, registers    8-bit codes or floats of one line, consecutive along K
+//   Converter        copy (and flip signs), or decode - zero_point, * scale, encode
+//   out, registers   16 bytes; what is past the line's end is 0
+
+#ifndef JAXFP8_CUDA_KERNELS_PACK_CONVERT_CUH_
+#define JAXFP8_CUDA_KERNELS_PACK_CONVERT_CUH_
+
+#include "cuda/kernels/common/element.cuh"
+#include "cuda/problem.h"
+
+namespace jaxfp8::cuda {
+
+inline constexpr int kPackThreads = 256;
+inline constexpr int kChunkBytes = 16;      // what a thread stores at once
+inline constexpr int kChunksPerThread = 4;  // loads in flight
+inline constexpr uint32_t kSignBits = 0x80808080u;
+
+// The arguments of the kernels. Strides are in elements.
+struct PackArguments {
+  const void* values;
+  const float* scale;         // null: not applied
+  const int32_t* zero_point;  // null: not subtracted
+  void* matrix;
+  Tiles tiles;
+  int64_t side_batch, side_free, side_depth;
+  int64_t batch, batches, first, count, depth, count_padded, depth_padded;
+  uint32_t sign_flip;  // XORed with every word of codes
+  int alignment;       // in bytes, of runs that start at a multiple of a chunk
+};
+
+// Converts a chunk: copies codes if kOut has one byte, else decodes them to kOut.
+template <DType kIn, DType kOut>
+struct Converter {
+  static constexpr int kValues = kChunkBytes / SizeOf(kOut);  // in a chunk
+  static constexpr int kWordsIn = kValues * SizeOf(kIn) / 4;
+  static constexpr int kWordsOut = kChunkBytes / 4;
+
+  // Converts the chunk of line f that starts at depth k. Values from `valid` on become 0.
+  static __device__ __forceinline__ void Convert(const PackArguments& p, int64_t b, int64_t f,
+                                                 int64_t k, int64_t valid,
+                                                 const uint32_t (&in)[kWordsIn],
+                                                 uint32_t (&out)[kWordsOut]) {
+    if constexpr (SizeOf(kOut) == 1) {
+#pragma unroll
+      for (int i = 0; i < kWordsOut; ++i) out[i] = in[i] ^ p.sign_flip;
+      if (valid < kValues) ClearFrom(static_cast<int>(valid), out);
+    } else {
+      float values[kValues];
+#pragma unroll
+      for (int i = 0; i < kWordsIn; ++i) DecodeWord<kIn>(in[i], values + i * kPerWord<kIn>);
+      Dequantize(p, b, f, k, values);
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) values[i] = i < valid ? values[i] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < kWordsOut; ++i) out[i] = EncodeWord<kOut>(values + i * kPerWord<kOut>);
+    }
+  }
+
+  static __device__ __forceinline__ void ClearFrom(int valid, uint32_t (&words)[kWordsOut]) {
+#pragma unroll
+    for (int i = 0; i < kWordsOut; ++i) {
+      const int left = valid - 4 * i;
+      if (left <= 0) words[i] = 0;
+      if (left > 0 && left < 4) words[i] &= (1u << (8 * left)) - 1;
+    }
+  }
+
+  // An integer minus its zero point is exact in float32 below 2^24.
+  static __device__ __forceinline__ void Dequantize(const PackArguments& p, int64_t b, int64_t f,
+                                                    int64_t k, float (&values)[kValues]) {
+    if (!p.scale && !p.zero_point) return;
+    const bool constant = p.tiles.ConstantAlongDepth();
+    int64_t at = p.tiles.At(b, f, constant ? 0 : k);
+    float scale = p.scale ? p.scale[at] : 1.0f;
+    float zero = p.zero_point ? static_cast<float>(p.zero_point[at]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      if (!constant && i > 0 && k + i < p.depth) {
+        at = p.tiles.At(b, f, k + i);
+        if (p.scale) scale = p.scale[at];
+        if (p.zero_point) zero = static_cast<float>(p.zero_point[at]);
+      }
+      values[i] = (values[i] - zero) * scale;
+    }
+  }
+};
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_KERNELS_PACK_CONVERT_CUH_
