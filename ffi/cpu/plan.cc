@@ -9,9 +9,10 @@ namespace {
 
 constexpr int64_t kCacheLine = 64;
 
-// Columns of a pass. More rows leave less room in L2 for the accumulators of a pass; but the longer
-// the part of a line that is read at once, the faster memory is.
+// Columns of a pass. The longer the part of a line that is read at once, the faster memory is; but
+// the accumulators of a pass stay in this much of L2.
 constexpr int64_t kLongPass = 2048, kShortPass = 256;
+constexpr int64_t kAccumulatorBytes = 256 << 10;
 constexpr int64_t kShortPassRows = 192;
 // A GEMV reads lines longer, if K is large enough to pay for accumulators that leave L1.
 constexpr int64_t kGemvLongDepth = 768;
@@ -151,7 +152,9 @@ int64_t PassColumns(const Problem& problem, const Kernel& kernel, bool gemv) {
   if (problem.rows > kShortPassRows) return kShortPass;
   if (problem.rhs.depth.Contiguous()) return kernel.gemm.nr;
   if (problem.rhs.prepared) return kPreparedColumns;
-  return gemv && problem.depth >= kGemvLongDepth ? kGemvColumns : kLongPass;
+  if (gemv) return problem.depth >= kGemvLongDepth ? kGemvColumns : kLongPass;
+  const int64_t fitting = kAccumulatorBytes / static_cast<int64_t>(sizeof(float)) / problem.rows;
+  return std::min(kLongPass, RoundUp(fitting, kernel.gemm.nr));
 }
 
 // Of the whole problem on one core.

@@ -6,6 +6,7 @@ its pages count as the process's memory; a read that comes up short is an error 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -41,11 +42,10 @@ class File:
             self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise _unreadable(path, error) from error
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.close)
             self.header = self._read_header()
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()  # all is well: the caller closes it
 
     def close(self) -> None:
         """Close the file, once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 
@@ -40,14 +41,13 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         self.path = os.fspath(path)
         self._sharding, self._dtype = sharding, dtype
         self._folder = Folder(path)
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.close)
             self._format = _formats.read(self._folder.quantization, self.path)
             planned = plan(self._folder.entries, self._format)
             if planned.problems:
                 raise _all(planned.problems)
-        except BaseException:
-            self.close()
-            raise
+            opened.pop_all()  # all is well: `close` closes it
         self._items = planned.items
 
     def close(self) -> None:
