@@ -371,3 +371,29 @@ def test_a_linear_function_is_transposed_with_what_it_adds(fun: Any, jit: Any) -
 
     got = jax.linear_transpose(jit(jaxfp8.rewrite(linear)), x, x)(jnp.cos(x))
     _same(got, jax.linear_transpose(linear, x, x)(jnp.cos(x)))
+
+
+@jax.custom_vjp
+def _seven(x: Any) -> Any:
+    return x
+
+
+_seven.defvjp(lambda x: (x, None), lambda _, ct: (7.0 * ct,))
+
+
+def test_jvp_beside_a_custom_vjp_equals_that_of_the_function() -> None:
+    x, q, *_ = _args()
+
+    def along(rewrite: Callable[..., Any]) -> Any:
+        f = rewrite(lambda x, q, s: _seven(x) @ (q.astype(F32) * s))
+        return jax.jvp(lambda s: f(x, q, s), (jnp.ones(24),), (jnp.arange(24.0),))
+
+    for got, want in zip(along(jaxfp8.rewrite), along(lambda f: f), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_jvp_through_a_custom_vjp_is_refused_as_in_the_function() -> None:
+    x, q, *_ = _args()
+    f = jaxfp8.rewrite(lambda x: _seven(x) @ (q.astype(F32) * 0.25))
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(f, (x,), (x,))

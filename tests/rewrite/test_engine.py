@@ -251,3 +251,15 @@ def test_platform_without_kernels_is_left_alone(monkeypatch: pytest.MonkeyPatch)
     report = jaxfp8.explain(product)(*_args())
     assert report.missed[0].reason == "there are no TPU kernels"
     assert count(jaxfp8.rewrite(product), *_args()) == 0
+
+
+@left_alone
+def test_without_the_library_code_is_left_alone_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "jaxfp8._call.ffi.why_unavailable", lambda platform: "the library is missing"
+    )
+    assert count(jaxfp8.rewrite(product), *_args()) == 0
+    with pytest.raises(ValueError, match="the library is missing"):
+        jaxfp8.rewrite(product, strict=True)(*_args())

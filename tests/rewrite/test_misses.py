@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from rewrite.support import F32, Data
+from rewrite.support import E4M3, F32, Data
 
 import jaxfp8
 
@@ -238,3 +238,55 @@ def test_dequantised_values_that_are_only_summed_up_leave_no_miss() -> None:
 def test_strict_says_where_the_trail_ended_and_how_to_see_all() -> None:
     with pytest.raises(ValueError, match=r"`sin` is applied .* \(at .*:\d+\); .*explain\(curve\)"):
         jaxfp8.rewrite(curve, strict=True)(np.asarray(X))
+
+
+def _sorted(x: Any, q: Any) -> Any:
+    return x @ jnp.sort(q.astype(F32), axis=0)
+
+
+def _cumulated(x: Any, q: Any) -> Any:
+    return x @ jnp.cumsum(q.astype(F32), axis=0)
+
+
+@pytest.mark.parametrize("fun", [_sorted, _cumulated], ids=lambda f: f.__name__)
+def test_miss_inside_a_jitted_function_of_jax_names_the_line_of_the_user(
+    fun: Callable[..., Any],
+) -> None:
+    site = jaxfp8.explain(fun)(X, FP8).missed[0]
+    assert site.ended_at == f"{__file__}:{fun.__code__.co_firstlineno + 1}"
+
+
+OF_A_DTYPE = [
+    ("to int32", E4M3, lambda w: w.astype(jnp.int32).astype(F32), "changes", "keep them in float"),
+    ("minus the mean", E4M3, lambda w: w - jnp.mean(w), "no zero point", "x @ w - x @ m"),
+    ("round", jnp.int8, lambda w: w - jnp.round(jnp.exp(w[0])), "16 bits", "keep zero points in"),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "change", "reason", "remedy"),
+    [m[1:] for m in OF_A_DTYPE],
+    ids=[m[0] for m in OF_A_DTYPE],
+)
+def test_miss_gives_its_own_reason_and_remedy(
+    dtype: Any, change: Callable[..., Any], reason: str, remedy: str
+) -> None:
+    data = Data()
+    x, q = data.normal(5, 32), data.bits8(32, 24, dtype=dtype)
+    site = jaxfp8.explain(lambda x, q: x @ change(q.astype(F32)))(x, q).missed[0]
+    assert reason in site.reason
+    assert remedy in site.remedy
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.complex64], ids=["float64", "complex64"])
+def test_a_dtype_without_kernels_is_called_that(dtype: Any) -> None:
+    with jax.enable_x64(True):
+        report = jaxfp8.explain(lambda x: x.astype(dtype) @ INT8.astype(dtype))(X)
+    assert "is to a dtype that no kernel has" in report.missed[0].reason
+    assert "use float32" in report.missed[0].remedy
+
+
+def test_a_conversion_that_cuts_fractions_off_is_called_that() -> None:
+    with jax.enable_x64(True):
+        report = jaxfp8.explain(lambda x: x @ _wide(INT8).astype(jnp.int64).astype(F32))(X)
+    assert "from float32 to int64 changes the values" in report.missed[0].reason

@@ -7,6 +7,7 @@ import html.parser
 import inspect
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -402,3 +403,19 @@ def test_symbolic_shapes_are_a_reason() -> None:
 def test_what_is_no_function_is_refused_at_once(operation: Any, fun: Any) -> None:
     with pytest.raises(TypeError, match=f"`jaxfp8.{operation.__name__}`: `fun` is {fun}"):
         operation(fun)
+
+
+@pytest.mark.parametrize(
+    ("fun", "scale"),
+    [
+        (lambda x, q, s: (x @ q.astype(F32)) * s, "per axis 1"),
+        (lambda x, q, s: (x @ q.T.astype(F32).T) * s, "per axis 1"),
+        (lambda x, q, s: (x @ q.astype(F32)) * 0.5, "per tensor"),
+        (lambda x, q, s: x @ q.astype(F32), "no scale"),
+    ],
+    ids=["by column", "transposed", "number", "none"],
+)
+def test_report_shows_the_scale_that_the_call_gets(fun: Callable[..., Any], scale: str) -> None:
+    x, q, *_ = _args()
+    report = jaxfp8.explain(fun)(x, q, jnp.arange(24.0))
+    assert report.matched[0].rhs.scale == scale

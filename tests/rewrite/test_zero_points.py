@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from rewrite.support import F32, Data, count
+from jax import lax
+from jax.sharding import PartitionSpec
+from rewrite.support import F32, Data, count, left_alone
 
 import jaxfp8
 
@@ -93,3 +95,39 @@ def test_float_argument_is_no_zero_point() -> None:
     x, q, _, s = _args(0)
     report = jaxfp8.explain(lambda x, q, z: x @ (q.astype(F32) - z))(x, q, s)
     assert "not known to be whole numbers" in report.missed[0].reason
+
+
+@left_alone
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.bfloat16, jnp.float16])
+def test_a_zero_point_that_a_narrow_float_changes_is_changed(dtype: Any) -> None:
+    x, q, *_ = _args(0)
+    zero = jnp.full((1, 24), 500, jnp.int16)
+
+    def f(x, z):
+        z = jnp.clip(z, -1000, 1000).astype(dtype).astype(jnp.float32)
+        return x @ (q.astype(F32) - z)
+
+    got, want = jaxfp8.rewrite(f)(x, zero), f(x, zero)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-2)
+
+
+@left_alone
+@pytest.mark.parametrize("before", [True, False], ids=["sent wide", "sent in 8 bits"])
+def test_devices_that_disagree_about_a_zero_point_do_not_wait_for_each_other(
+    before: bool,
+) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:4]), ("d",))
+
+    def local(x, w, z):
+        if before:
+            wide = (w.astype(jnp.int32) - z).astype(jnp.float32)
+            return x @ lax.all_gather(wide, "d", axis=1, tiled=True)
+        whole = lax.all_gather(w, "d", axis=1, tiled=True)
+        return x @ (whole.astype(jnp.int32) - z).astype(jnp.float32)
+
+    rows, columns = PartitionSpec("d"), PartitionSpec(None, "d")
+    f = jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), columns, rows), out_specs=rows)
+    _, q, *_ = _args(0)
+    args = (jnp.ones((8, 32)), q, jnp.array([[0], [0], [0], [40000]], jnp.int32))
+    np.testing.assert_allclose(jax.jit(jaxfp8.rewrite(f))(*args), jax.jit(f)(*args), rtol=1e-5)
