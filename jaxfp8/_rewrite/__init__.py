@@ -1,4 +1,4 @@
-"""Captures existing functions: facts beside values, three passes, and a report."""
+"""Captures the 8-bit dots of existing functions: facts about values, three passes, a report."""
 
 from jaxfp8._rewrite.engine import explain, rewrite
 from jaxfp8._rewrite.floats.quantize_dots import quantize_dots

@@ -175,11 +175,11 @@ def _check_callable(operation: str, fun: Any) -> None:
 def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., Any]:
     """Makes the dequantise-matmul patterns of a function into products of the 8-bit data itself.
 
-    Wherever an operand of a `dot_general` in `fun` is, algebraically, an 8-bit array times scales
-    (`q.astype(dtype) * scale`, in whatever order, shape and disguise), the dot, its scales, and the
-    bias, residual, activation and 8-bit output that follow it become one scaled dot. Everything
-    else is left as it is; if nothing matches, `fun` itself is called. Derivatives are those of
-    `fun`, custom rules included, and are rewritten in turn.
+    An operand of a `dot_general` in `fun` may be, algebraically, an 8-bit array times scales:
+    `q.astype(dtype) * scale`, in whatever order and shape. Then the dot and its scales become one
+    scaled dot, with the bias, residual, activation and 8-bit output that follow it. Everything else
+    is left as it is. If no dot is captured, `fun` itself is called. Derivatives are those of `fun`,
+    custom rules included, and are rewritten in turn.
 
     Args:
       fun: any function of pytrees of arrays, jitted or not. As with `jax.jit`, it is traced once
@@ -190,8 +190,8 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
       A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`.
 
     Warns:
-      FallbackWarning: when traced, if 8-bit data reached dots and none of them is rewritten; says
-        why of the first. A function without 8-bit data is called as it is without a word.
+      FallbackWarning: when traced, if 8-bit data reaches dots and none of them is rewritten. It
+        says why for the first. A function without 8-bit data is called without a warning.
 
     Raises:
       TypeError: if `fun` is no function.
@@ -225,7 +225,7 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
 
 
 def explain(fun: Callable[..., Any]) -> Callable[..., Report]:
-    """Says of every dot in a function whether `rewrite` captures it, and why not.
+    """Says for every dot in a function whether `rewrite` captures it, and why not.
 
     Args:
       fun: the function, as given to `rewrite`.

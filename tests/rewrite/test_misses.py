@@ -1,4 +1,4 @@
-"""Every miss says which operation stands in the way, on which line, and what to change."""
+"""Every miss says which operation ended the fact, on which line, and what to change."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def truncated(x: Any) -> Any:
     return x.astype(jnp.int32) @ w
 
 
-@miss("mul", "stretches [1, 24] to [32, 24]", "before dequantising")
+@miss("mul", "broadcasts [1, 24] to [32, 24]", "before dequantising")
 def stretched(x: Any) -> Any:
     w = _wide(FP8[:1]) * PLAIN  # here
     return x @ w
@@ -117,7 +117,7 @@ def late_zero_point(x: Any) -> Any:
     return x @ w
 
 
-@miss("sub", "takes dequantised values from others", "`x @ c - x @ w`")
+@miss("sub", "subtracts dequantised values from others", "`x @ c - x @ w`")
 def taken_away(x: Any) -> Any:
     w = 1.0 - _wide(FP8)  # here
     return x @ w
@@ -168,7 +168,7 @@ def several_outputs(x: Any) -> Any:
     return x @ w
 
 
-@miss("scan", "carries dequantised values from turn to turn", "carry the 8-bit array")
+@miss("scan", "carries dequantised values from one iteration to the next", "carry the 8-bit array")
 def changed_in_a_loop(x: Any) -> Any:
     w = _wide(SQUARE)
     body = lambda i, c: (c[0] @ c[1], c[1] * 0.9)  # noqa: E731
@@ -187,7 +187,7 @@ def inside_a_rematerialised_function(x: Any) -> Any:
     return x @ w
 
 
-@miss("while", "stands in the condition of a `while`", "compute it in the body")
+@miss("while", "is in the condition of a `while`", "compute it in the body")
 def in_a_condition(x: Any) -> Any:
     w = _wide(SQUARE)
     return lax.while_loop(lambda c: (c @ w).sum() < 3, lambda c: c + 1, x)  # here

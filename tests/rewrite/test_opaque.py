@@ -74,7 +74,7 @@ def test_product_of_8_bit_data_inside_a_kernel_is_a_miss(kernel: Kernel) -> None
     lines, start = inspect.getsourcelines(kernel)
     here = next(i for i, line in enumerate(lines) if line.rstrip().endswith("# here"))
     assert (site.file, site.line) == (__file__, start + here)
-    assert site.reason == "it stands inside `pallas_call`, which is left as it is"
+    assert site.reason == "it is inside `pallas_call`, which is left as it is"
     assert "a kernel of your own" in site.remedy
     assert report.others == 0
     with pytest.raises(ValueError, match="strict, but 1 of 1 8-bit dots"):

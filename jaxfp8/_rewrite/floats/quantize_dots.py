@@ -53,24 +53,24 @@ def quantize_dots(
     both operands are held as activations.
 
     The gradient is straight-through: that of `fun` with the operands of each dot rounded, and each
-    rounding taken as the identity. So `dx = dy @ Q(w).T` and `dw = Q(x).T @ dy`: the products of
-    the numbers that the forward pass multiplied, at the values that it computed. The true
-    derivative of rounding is 0 almost everywhere; that of the float program would belong to other
-    values than those returned. Custom rules keep their meaning.
+    rounding taken as the identity. So `dx = dy @ Q(w).T` and `dw = Q(x).T @ dy`, with the rounded
+    operands of the forward pass. The true derivative of rounding is 0 almost everywhere, and the
+    gradient of the float program belongs to other values than those returned. Custom rules keep
+    their meaning.
 
     Args:
       fun: any function of pytrees of arrays, jitted or not; traced like `jaxfp8.rewrite`'s.
       recipe: such as `jaxfp8.FP8_DYNAMIC`; or rules in order of precedence, whose paths are those
         of named scopes. A dot that no rule names stays as it is.
-      where: which dots: a function from a row of the report (`.where`, `.path`, `.lhs`, `.rhs`,
-        `.dims`) to a bool, or a regular expression that is searched in "file:line function" and in
-        the path. By default every dot that has a weight.
+      where: which dots. A function takes a row of the report (`.where`, `.path`, `.lhs`, `.rhs`,
+        `.dims`) and returns a bool. A regular expression is searched in "file:line function" and
+        in the path. By default every dot that has a weight.
       weights: the positional arguments that hold weights; by default any argument may.
 
     Returns:
-      A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`; it
-      has `explain` and `compare` to say what became of the dots and what that costs, and
-      `quantize_weights` to quantise weights once ahead instead of in every call.
+      A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`. Its
+      `explain` says what became of the dots, its `compare` what that costs in accuracy, and its
+      `quantize_weights` quantises weights once ahead instead of in every call.
 
     Warns:
       FallbackWarning: it has dots, and none is in 8 bits; inside `jaxfp8.strict()` an error.

@@ -97,7 +97,7 @@ class Op:
 
     @property
     def inside(self) -> Callers:
-        """The callers of what stands inside the equation."""
+        """The callers of what is inside the equation."""
         return (*self.callers, self.equation)
 
     def evaluate(self, *arrays: Array) -> Sequence[Array]:

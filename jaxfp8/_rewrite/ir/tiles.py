@@ -1,8 +1,8 @@
 """Tiles: how a small array stands for a large one, and what each view does to them.
 
 An array of `shape` with `tiles` is constant over each tile, so a small array with one entry per
-tile holds all of it. Along an axis, a tile of size 1 means that every element has its own entry,
-and a tile of the axis' size means that the array is constant. These functions know shapes only.
+tile holds all of it. Along an axis, a tile of size 1 means that every element has its own entry.
+A tile of the axis' size means that the array is constant. These functions know shapes only.
 They return None where the result of a view has no tiles.
 """
 

@@ -2,8 +2,8 @@
 
 Python takes longer to find the trace that a call belongs to than a small program takes to run. So a
 call first goes to a jitted function of the arguments as they are, whose trace looks up the rewrite.
-That function refuses what jit cannot tell apart, such as a Python number and an array of rank 0,
-and all that must not run under this jit. Then Python finds the trace (`engine.Rewriter`).
+That function refuses what jit cannot tell apart, such as a Python number and an array of rank 0. It
+also refuses what must not run under this jit. Then Python finds the trace (`engine.Rewriter`).
 """
 
 from __future__ import annotations

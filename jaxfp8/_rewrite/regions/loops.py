@@ -59,7 +59,7 @@ def _carry(border: Border, op: Op, jaxpr: object, first: int, outer: Sequence[Va
     changing = [i for i, (given, returned) in pairs if given is not returned]
     ended = lost(
         op,
-        "carries dequantised values from turn to turn, and changes them",
+        "carries dequantised values from one iteration to the next, and changes them",
         "carry the 8-bit array, and dequantise it in the body",
     )
     inner = [

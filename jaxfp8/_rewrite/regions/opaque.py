@@ -45,7 +45,7 @@ def look_into(walk: Context, op: Op) -> None:
     if op.equation.primitive is scaled_dot_p or not compat.subjaxprs(op.equation):
         return
     remedy = _KERNEL_STAYS if op.name == _KERNEL else _MOVE_OUT.format(op.name)
-    lost = Lost(op, f"it stands inside `{op.name}`, which is left as it is", remedy)
+    lost = Lost(op, f"it is inside `{op.name}`, which is left as it is", remedy)
     _tell(walk.seen, products_inside(op.equation, _hot(walk, op), op.callers), lost)
 
 
@@ -53,7 +53,7 @@ def look_into_condition(walk: Context, op: Op) -> None:
     """Count the dots in the condition of a while loop, and report those that 8-bit data reaches."""
     lost = Lost(
         op,
-        "it stands in the condition of a `while`, which is left as it is",
+        "it is in the condition of a `while`, which is left as it is",
         "compute it in the body, and carry what the condition needs",
     )
     condition = compat.open_jaxpr(op.params["cond_jaxpr"])

@@ -1,4 +1,4 @@
-"""A report as HTML: a fragment for notebooks, and a page of its own. Neither loads anything."""
+"""A report as HTML: a fragment for notebooks, and a page. Neither loads anything."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _row(row: Row) -> str:
 
 
 def _operand(operand: str) -> str:
-    """An operand, which breaks between its array and its scale."""
+    """An operand, which is broken only between its array and its scale."""
     array, _, scale = operand.partition(" ")
     parts = (f'<span class="whole">{_code(part)}</span>' for part in (array, scale) if part)
     return f"<div>{' '.join(parts)}</div>"
@@ -131,7 +131,7 @@ def _outcome(row: Row) -> Iterator[str]:
 
 
 def _line(text: str, style: str = "") -> str:
-    """A line of words; what stands between backticks is code."""
+    """A line of text; what is between backticks is code."""
     parts = [_code(part) if i % 2 else escape(part) for i, part in enumerate(text.split("`"))]
     return (
         f'<div class="{style}">{"".join(parts)}</div>' if style else f"<div>{''.join(parts)}</div>"
@@ -139,5 +139,5 @@ def _line(text: str, style: str = "") -> str:
 
 
 def _code(text: str) -> str:
-    """Code, which breaks after a slash if it has to."""
+    """Code, which may be broken after a slash."""
     return f"<code>{escape(text).replace('/', '/<wbr>')}</code>"

@@ -11,7 +11,7 @@ from jaxfp8._rewrite.report import html, text
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operand:
-    """One operand of a dot, as the report tells it.
+    """One operand of a dot.
 
     Attributes:
       dtype: dtype of the 8-bit data, or of the array where there is none.
@@ -20,8 +20,8 @@ class Operand:
         "blocks 128x128", ...
       zero_point: whether it has a zero point.
       eight_bit: whether it is 8-bit data.
-      quantized: where a rewritten dot's operand is quantised by the function itself, "one call" if
-        that is computed so, else "as written"; otherwise "".
+      quantized: for an operand of a rewritten dot that the function quantises itself, "one call"
+        or "as written"; otherwise "".
     """
 
     dtype: str
@@ -44,27 +44,26 @@ class Site:
 
     Attributes:
       file, line, function: the innermost frame of the user's own code.
-      library: the innermost frame outside JAX, as "file:line function", where it is another.
-      path: name stack of the equation, such as a module path; may be "".
+      library: the innermost frame outside JAX, as "file:line function", if it is not the user's.
+      path: the name stack of the equation, such as a module path; may be "".
       lhs, rhs: the operands.
       dims: sizes (batch, M, N, K); -1 for a symbolic one.
       rewritten: whether it became a scaled dot.
-      already: whether it is one as it stands, and so a call of a kernel.
+      already: whether the function holds it as a scaled dot, and so as a call of a kernel.
       reason: why not; "" for a rewritten one.
       remedy: what to change; "" for a rewritten one.
-      note: what a rewritten one, or a call, pays for scales along a contracted axis; else "".
-      mesh: how a rewritten one, or a call, is split over a mesh of explicit axes, and what it
-        sends; "" elsewhere, where XLA decides.
-      ended_by: the operation that stands between the 8-bit data and a scaled dot, as JAX names it;
-        "dot_general" where it is the dot itself; "" for a rewritten one.
+      note: what scales along a contracting axis cost, for a scaled dot; else "".
+      mesh: how a scaled dot is split over a mesh of explicit axes, and what it sends; "" elsewhere,
+        where XLA decides.
+      ended_by: the operation that keeps the 8-bit data from a scaled dot, as JAX names it. It is
+        "dot_general" for the dot itself, and "" for a rewritten one.
       ended_at: "file:line" of that operation; "" for a rewritten one.
-      epilogue: what the scaled dot absorbed, such as "scale, bias, relu -> bfloat16".
-      widened_bytes: size of the arrays that the function as written makes of the 8-bit data for
-        this dot; a loop makes them in each turn, and one that something else reads is still made.
-      platforms: for each platform, None where a kernel takes it, or why none does; {} for a missed
-        one.
-      kernels: for each platform on which a kernel takes it, the name of that kernel, as the
-        platform's library tells; "" where only the device can tell.
+      epilogue: what the scaled dot computes as well, such as "scale, bias, relu -> bfloat16".
+      widened_bytes: the size of the wide arrays that the function as written makes of the 8-bit
+        data for this dot. A loop makes them in each turn. One that has other readers is still made.
+      platforms: for each platform why no kernel takes it, or None if one does; {} for a missed one.
+      kernels: for each platform with a kernel that takes it, the name of the kernel; "" where only
+        the device can tell.
     """
 
     file: str
@@ -110,8 +109,8 @@ class Report:
     Attributes:
       name: name of the function.
       sites: one row for each dot that 8-bit data reached, in order.
-      others: how many dots never had anything to do with 8-bit data.
-      calls: a row for each scaled dot that is one already, as those of `jaxfp8.matmul` are.
+      others: how many dots 8-bit data never reached.
+      calls: a row for each scaled dot that the function holds already, such as `jaxfp8.matmul`.
     """
 
     name: str
@@ -121,7 +120,7 @@ class Report:
 
     @property
     def scaled(self) -> int:
-        """How many are scaled dots already."""
+        """How many scaled dots the function holds already."""
         return len(self.calls)
 
     @property
@@ -131,7 +130,7 @@ class Report:
 
     @property
     def missed(self) -> tuple[Site, ...]:
-        """The dots that stay as they are, though 8-bit data reached them."""
+        """The dots that stay as they are although 8-bit data reached them."""
         return tuple(site for site in self.sites if not site.rewritten)
 
     @property
@@ -141,7 +140,7 @@ class Report:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Numbers of dots, by what becomes of them, and bytes."""
+        """The numbers of dots by what becomes of them, and bytes."""
         return {
             "matched": len(self.matched),
             "missed": len(self.missed),
@@ -162,7 +161,7 @@ class Report:
         return json.dumps(whole, indent=indent, allow_nan=False)
 
     def to_html(self) -> str:
-        """The rows and totals as an HTML page of its own, which loads nothing."""
+        """The rows and totals as an HTML page, which loads nothing."""
         return html.page(self)
 
     def _repr_html_(self) -> str:
@@ -175,5 +174,5 @@ class Report:
         return text.text(self)
 
 
-# The fields of `to_json`: a new one keeps the number, a changed or missing one does not.
+# The version of the fields of `to_json`. A new field keeps it; a changed or missing one does not.
 SCHEMA = "jaxfp8.report/1"

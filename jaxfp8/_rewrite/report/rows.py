@@ -1,4 +1,4 @@
-"""What a printed report shows of its rows: equal ones together, in words that fit a column."""
+"""The rows as they are printed: equal ones together, in words that fit a column."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of code's dots that are alike, as those of the layers of an unrolled model are.
+    """The equal dots of one line of code, such as those of the layers of an unrolled model.
 
     Attributes:
       count: how many they are.
       rewritten: whether they became scaled dots.
-      already: whether they are some as they stand.
-      where: "file:line" as seen from here.
+      already: whether the function holds them as scaled dots.
+      where: "file:line", relative to the working directory where that is shorter.
       function, path, library: around that line; digits in which the paths differ are "*".
       operands: the two, as "f8_e4m3fn[64,32] per axis 1".
       sizes: "batch 2, M 4, N 32, K 64".
       outcome: what they became, or why not.
-      ended: "file:line" of the operation that ended the trail, where it is another line.
+      ended: "file:line" of the operation that ended the fact, if it is another line.
       remedy: what to change.
       note: what its scales cost.
       mesh: how it is split over a mesh, and what it sends.
@@ -58,7 +58,7 @@ class Row:
 
 
 def rows(report: Report) -> list[Row]:
-    """The rows of a report, equal ones together, in the order in which they first stand."""
+    """The rows of a report, equal ones together, in the order of their first ones."""
     groups: dict[object, list[Site]] = {}
     for site in (*report.sites, *report.calls):
         alike = dataclasses.replace(
@@ -112,7 +112,7 @@ def _sizes(dims: tuple[int, int, int, int]) -> str:
 
 
 def _kernels(site: Site) -> list[str]:
-    """For each platform its kernel, in words; a reason why there is none stands in the footer."""
+    """For each platform its kernel, in words. The footer says why there is none."""
     return [
         f"{name}: " + ("no kernel" if why else site.kernels.get(name) or "settled on the device")
         for name, why in site.platforms.items()
@@ -125,7 +125,7 @@ def shortened(text: str) -> str:
 
 
 def relative(where: str) -> str:
-    """A path as seen from here, where that is shorter."""
+    """A path relative to the working directory, if that is shorter."""
     try:
         seen = os.path.relpath(where)
     except ValueError:  # another drive
@@ -134,7 +134,7 @@ def relative(where: str) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes in the largest unit of which there is one."""
+    """A number of bytes in the largest unit that is not larger than it."""
     power = 0
     while number >= 1024 and power < len(_UNITS) - 1:
         number, power = number / 1024, power + 1
@@ -152,7 +152,7 @@ def headline(report: Report) -> str:
 
 
 def footer(report: Report) -> list[str]:
-    """Where the scaled dots have no kernel, and why, a line for each platform."""
+    """Why scaled dots have no kernel: a line for each platform and reason."""
     lines = []
     calls = (*report.matched, *report.calls)
     for platform in dict.fromkeys(p for site in calls for p in site.platforms):

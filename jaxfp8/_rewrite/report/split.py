@@ -1,4 +1,4 @@
-"""How a product is split over a mesh of explicit axes, and what it sends: a line of the report."""
+"""How a scaled dot is split over a mesh of explicit axes, and what it sends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ _PARTS = {"operand 0": "lhs", "operand 1": "rhs", "result 0": "output", "sums": 
 
 
 def told(spec: ScaledDotSpec, eqn: Any) -> str:
-    """What is split, what is sent, and what the program of floats would send; "" off such a mesh.
+    """What is split, what is sent, and what a float program would send; "" on other meshes.
 
     Args:
       spec: the scaled dot.
-      eqn: the dot that it replaces, or its own equation; the types of its arrays say how they lie.
+      eqn: the dot that it replaces, or its own equation. The types of its arrays say how they are
+        sharded.
     """
     types = [*(v.aval for v in eqn.invars[:2]), eqn.outvars[0].aval]
     mesh = explicit.mesh_of(types)
@@ -41,7 +42,7 @@ def told(spec: ScaledDotSpec, eqn: Any) -> str:
 
 
 def _bare(spec: ScaledDotSpec) -> ScaledDotSpec:
-    """The sum alone; scales are small."""
+    """The spec of the sum alone, since scales are small."""
 
     def plain(side: OperandSpec) -> OperandSpec:
         tiles = tuple(max(size, 1) for size in side.shape)

@@ -1,4 +1,4 @@
-"""How a report prints: a table as wide as the terminal, in colours where rich shows it."""
+"""Prints a report: a table as wide as the terminal, in colours if rich is installed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ try:
     import rich.console as rich_console
     import rich.table as rich_table
     import rich.text as rich_text
-except ImportError:  # an extra; without it the table has no colours and fewer lines
+except ImportError:  # rich is an extra; without it the table has no colours
     rich_box = rich_console = rich_table = rich_text = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from jaxfp8._rewrite.report.model import Report
 
 _HEAD = ("", "where", "product", "becomes, or why not")
-_GAP = 2  # between columns
+_GAP = 2  # spaces between columns
 _NARROWEST = 50
-# Parts of the width that the places and the products may take; what they leave is for the outcome.
+# The parts of the width for the places and for the products; the outcome gets the rest.
 _PARTS = (0.30, 0.30)
-# After these a word that is longer than a line is broken, rather after the first kind.
+# A word that is longer than a line is broken after these, after the first kind if possible.
 _JOINTS = (re.compile(r"(?<=[/,])"), re.compile(r"(?<=[_.:\]>])"))
 
 _HELD = "\N{NO-BREAK SPACE}"
@@ -112,7 +112,7 @@ def _cells(row: Row) -> list[Cell]:
 
 
 def _held_together(operand: str) -> str:
-    """An operand that breaks between its array and its scale, if it has to."""
+    """An operand that is broken only between its array and its scale."""
     array, space, scale = operand.partition(" ")
     return array + space + scale.replace(" ", _HELD)
 
@@ -143,7 +143,7 @@ def _outcome(row: Row) -> Iterator[Line]:
 
 
 def _widths(cells: Sequence[Sequence[Cell]], width: int) -> list[int]:
-    """Widths of the columns: as wide as they need, within their parts of the whole."""
+    """The widths of the columns: as wide as they need, within their parts of the width."""
     needs = [
         max([len(name), *(len(line) for row in cells for line, _ in row[i])])
         for i, name in enumerate(_HEAD)
@@ -159,7 +159,7 @@ def _wrapped(cell: Cell, width: int) -> Cell:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Text in lines of at most `width`, broken between words, or where a long word has joints."""
+    """Text in lines of at most `width`, broken between words, or inside words that are too long."""
     lines = [""]
     for word in text.split(" "):
         for i, piece in enumerate(_pieces(word, width)):
@@ -172,7 +172,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, width: int) -> list[str]:
-    """A word, or what it is made of if it is longer than a line."""
+    """A word, or its parts if it is longer than a line."""
     pieces = [word]
     for joint in _JOINTS:
         pieces = [

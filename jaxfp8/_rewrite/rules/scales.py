@@ -53,11 +53,11 @@ def _scale(walk: Context, op: Op, *, invert: bool) -> Fact | None:
         if scaled is None:
             continue
         factors = walk.factors(other)
-        if (stretched := stretches_too_far(op, main, factors)) is not None:
-            return stretched
+        if (why := broadcasts_too_far(op, main, factors)) is not None:
+            return why
         factors = tuple(f.at(out.shape) for f in factors)
         return scaled.stretched(out.shape).scaled(inverse(factors) if invert else factors)
-    if any(isinstance(walk.fact(v), Scales) for v in op.inputs) or _stretches(op):
+    if any(isinstance(walk.fact(v), Scales) for v in op.inputs) or _broadcasts(op):
         left, right = (tuple(f.at(out.shape) for f in walk.factors(v)) for v in op.inputs)
         if (rounded := rounded_as_written(op, [left, right])) is not None:
             return Scales(rounded)
@@ -65,7 +65,7 @@ def _scale(walk: Context, op: Op, *, invert: bool) -> Fact | None:
     return None
 
 
-def stretches_too_far(op: Op, main: Value, factors: Factors) -> Lost | None:
+def broadcasts_too_far(op: Op, main: Value, factors: Factors) -> Lost | None:
     """The loss where dequantised values are broadcast, with a number for each element; else None.
 
     Under vmap, one 8-bit array may meet many scales. Then it is copied for each of them: that many
@@ -75,7 +75,7 @@ def stretches_too_far(op: Op, main: Value, factors: Factors) -> Lost | None:
     if main.shape == out.shape or all(f.small.size < out.size for f in factors):
         return None
     sizes = f"{list(main.shape)} to {list(out.shape)}"
-    return lost(op, f"stretches {sizes}, with a number for each element", BEFORE)
+    return lost(op, f"broadcasts {sizes}, with a number for each element", BEFORE)
 
 
 def rounded_as_written(op: Op, inputs: Sequence[Factors]) -> Factors | None:
@@ -95,7 +95,7 @@ def _in_integers(walk: Context, op: Op) -> Fact | None:
     return None
 
 
-def _stretches(op: Op) -> bool:
+def _broadcasts(op: Op) -> bool:
     """Whether the op broadcasts an input that is no scalar."""
     return any(v.shape != op.outputs[0].shape and v.shape for v in op.inputs)
 

@@ -14,7 +14,7 @@ from jaxfp8._rewrite.ir.scaled import Lost, Scaled
 from jaxfp8._rewrite.rules import epilogue, intervals
 from jaxfp8._rewrite.rules.intervals import Range
 from jaxfp8._rewrite.rules.registry import lost, rule
-from jaxfp8._rewrite.rules.scales import stretches_too_far
+from jaxfp8._rewrite.rules.scales import broadcasts_too_far
 from jaxfp8._rewrite.rules.views import SAME
 from jaxfp8._value import dtypes
 
@@ -41,7 +41,7 @@ def add(walk: Context, op: Op) -> Fact | None:
         scaled = walk.dequantised(main)
         if scaled is not None:
             if subtract and flipped:
-                return lost(op, "takes dequantised values from others", _APART_LEFT)
+                return lost(op, "subtracts dequantised values from others", _APART_LEFT)
             return _zero_point(walk, scaled, op, main, other, subtract)
     return None
 
@@ -82,7 +82,7 @@ def _zero_point(
     factors = walk.factors(other)
     if (why := _not_first(scaled, op, main, factors, subtract)) is not None:
         return why
-    if (why := stretches_too_far(op, main, factors)) is not None:
+    if (why := broadcasts_too_far(op, main, factors)) is not None:
         return why
     scaled = scaled.stretched(op.outputs[0].shape)
     known = intervals.bounds(other)
