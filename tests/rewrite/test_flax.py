@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -54,9 +55,10 @@ CASES.append(pytest.param(WithEinsum(F32), F32, id="Fp8Einsum"))
 every = pytest.mark.parametrize(("layer", "dtype"), CASES)
 
 
+@functools.cache
 def _start(layer: nn.Module) -> tuple[Any, jax.Array]:
     x = Data().normal(2, 4, 32)
-    return layer.init(jax.random.key(1), x), x
+    return jax.jit(layer.init)(jax.random.key(1), x), x
 
 
 def _loss(layer: nn.Module) -> Any:
@@ -96,7 +98,7 @@ class Network(nn.Module):
 def _train_state(op: Any) -> tuple[TrainState, jax.Array, jax.Array]:
     data, network = Data(), Network(op)
     x, y = data.normal(16, 32), data.normal(16, 8)
-    variables = network.init(jax.random.key(1), x)
+    variables = jax.jit(network.init)(jax.random.key(1), x)
     state = TrainState.create(apply_fn=network.apply, params=variables, tx=optax.sgd(0.1))
     return state, x, y
 

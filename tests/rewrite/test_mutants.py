@@ -33,7 +33,7 @@ def test_mutant_computes_what_it_says(case: Program) -> None:
 def test_most_mutants_are_other_programs() -> None:
     """Else they would tell nothing."""
     same = []
-    for case in (PROGRAMS + STYLES)[::7]:
+    for case in (PROGRAMS + STYLES)[::14]:
         args = case.args()
         was, now = (jax.tree.leaves(jax.jit(f)(*args)) for f in (case.fun, mutant(case.fun, args)))
         same.append(all(np.array_equal(a, b) for a, b in zip(was, now, strict=True)))
