@@ -1,12 +1,12 @@
-// Checks the GPU kernels against host references, then times them against a copy of the same run.
+// Checks the GPU kernels against host references, then times them beside a device copy.
 //
 //   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -arch=sm_90a -I ffi \
 //     ffi/bench/kernels_bench.cu ffi/cuda/kernels/{epilogue/epilogue,general/general}.cu \
 //     ffi/cuda/kernels/{pack/pack.cu,quantize/quantize.cu,quantize/plan.cc} -o kernels_bench
 //   ./kernels_bench [check|time|epilogue]
 //
-// Exits non-zero if a check fails. Ratios are of bytes read and written per second to those of a
-// device-to-device copy of 512 MiB.
+// Exits non-zero if a check fails. Times are given as bytes read and written per second, relative
+// to a device-to-device copy of 512 MiB.
 
 #include <cuda_runtime.h>
 
@@ -60,7 +60,7 @@ void Expect(bool right, const std::string& what) {
   if (++failures <= 100) std::printf("WRONG: %s\n", what.c_str());
 }
 
-// Memory of the device; poisoned unless it is given bytes.
+// Device memory, filled with a pattern or with given bytes.
 struct Memory {
   explicit Memory(size_t bytes) : bytes(bytes) {
     Must(cudaMalloc(&data, bytes + 256));
@@ -104,7 +104,7 @@ void SetValue(DType type, std::vector<uint8_t>& bytes, int64_t at, float value) 
       });
 }
 
-// Every code of an 8-bit type that is finite, normal numbers of a wide one.
+// Finite codes of an 8-bit type, normal numbers of a wide one.
 std::vector<uint8_t> RandomValues(DType type, int64_t count) {
   std::vector<uint8_t> bytes(count * SizeOf(type));
   std::normal_distribution<float> normal;
@@ -138,16 +138,16 @@ int32_t IntAt(const std::vector<uint8_t>& bytes, int64_t at) {
   return value;
 }
 
-// One side of a product with its arrays here and there.
+// One side of a product with its arrays on host and device.
 struct TestSide {
   Side side;
   std::vector<uint8_t> values, scale, zero;
   Memory *d_values = nullptr, *d_scale = nullptr, *d_zero = nullptr;
 
-  TestSide(DType type, int64_t batch, int64_t lines, int64_t depth, bool depth_major, bool scaled,
+  TestSide(DType type, int64_t batch, int64_t lines, int64_t depth, bool mn_major, bool scaled,
            bool zeroed, int64_t tile_free, int64_t tile_depth) {
     side.dtype = type, side.batch = lines * depth;
-    side.free = depth_major ? 1 : depth, side.depth = depth_major ? lines : 1;
+    side.free = mn_major ? 1 : depth, side.depth = mn_major ? lines : 1;
     side.scale = scaled, side.zero_point = zeroed;
     const int64_t across = (depth + tile_depth - 1) / tile_depth;
     const int64_t down = (lines + tile_free - 1) / tile_free;
@@ -195,13 +195,13 @@ int64_t CellsOf(const Plane& p, int64_t batch, int64_t rows, int64_t columns) {
   return (p.batch ? batch : 1) * (p.row ? rows : 1) * (p.column ? columns : 1);
 }
 
-// A product, its epilogue, and what it should be.
+// A product with its epilogue and the expected output.
 struct Case {
   Problem p;
   TestSide lhs, rhs;
   std::vector<uint8_t> residual, bias, out_scale;
   std::string name;
-  double rounded = 0;  // what a sum may lose by being kept in a narrow type, of itself
+  double rounded = 0;  // relative error of accumulators that are stored in a narrow type
 
   Case(std::string name, int64_t b, int64_t m, int64_t n, int64_t k, TestSide&& l, TestSide&& r)
       : lhs(std::move(l)), rhs(std::move(r)), name(std::move(name)) {
@@ -213,7 +213,7 @@ struct Case {
     if (p.bias) bias = RandomFloats(cells(p.bias), -2, 2);
     if (p.out_scale) out_scale = RandomFloats(cells(p.out_scale), 1, 4);
   }
-  // What follows the sum, and how far float32 arithmetic may be from it.
+  // The epilogue in float64, and the error bound of float32.
   struct Wanted {
     double y, slack;
   };
@@ -224,14 +224,14 @@ struct Case {
     const double lost = rounded * std::fabs(sum);
     if (p.residual) add(ValueOf(p.residual.dtype, residual, p.residual.At(b, r, c)));
     if (p.bias) add(ValueOf(DType::kF32, bias, p.bias.At(b, r, c)));
-    // The bound of a sum in any order, 2^-24 for each rounding a term meets; activations have
-    // slopes up to 1.13 and a relative error of their own.
+    // The bound of a sum in any order: 2^-24 for each rounding of a term. Activations have slopes
+    // of up to 1.13 and a relative error of their own.
     const double y = Apply(p.activation, sum);
     const double roundings = static_cast<double>(p.depth) + 8;
     return {y, 1.2 * (roundings * 0x1p-24 * magnitude + lost) + 4e-6 * std::fabs(y)};
   }
-  // Outputs have to lie between those of the ends of what is allowed, so that rounding, overflow
-  // and saturation count as they are.
+  // An output must lie between the encoded ends of the allowed interval, which covers rounding,
+  // overflow and saturation.
   void Compare(const std::vector<uint8_t>& out, const std::vector<uint8_t>& amax) const {
     const DType type = p.out.dtype;
     const size_t cells = std::max<size_t>(1, amax.size() / 4);
@@ -289,7 +289,7 @@ struct Case {
     b.out = out.data, b.amax = amax.As<float>();
     return b;
   }
-  // Runs `launch` on poisoned outputs and compares.
+  // Runs `launch` on outputs filled with a pattern and compares.
   void Run(const std::function<void(const Buffers&)>& launch) {
     const Memory res(residual), bia(bias), osc(out_scale);
     const Memory out(p.batch * p.rows * p.columns * SizeOf(p.out.dtype));

@@ -42,7 +42,7 @@ const T* Upload(DeviceBytes& to, const std::vector<T>& from, size_t shift = 0) {
   return from.empty() ? nullptr : reinterpret_cast<const T*>(to.at + shift);
 }
 
-// Runs a case over poisoned outputs and workspace; `out` and `amax` are what came back.
+// Runs a case on outputs and a workspace filled with a pattern, and gets `out` and `amax`.
 bool RunOnce(const Device& device, const Case& c, const Data& data, std::vector<uint8_t>& out,
              std::vector<float>& amax) {
   const auto bytes = [](const auto& v) { return v.size() * sizeof(v[0]); };
@@ -125,7 +125,7 @@ void Check(const Device& device, const Case& c) {
   }
 }
 
-// One column for each code, alone in it: the output is the decoded code to the bit, NaN as NaN.
+// A column for each code, with no other code in it: the output is the decoded code, bit for bit.
 void CheckCodes(const Device& device, Case c, int zero, int place) {
   ++checks;
   c.columns = 256, c.depth = 128;
@@ -163,10 +163,10 @@ constexpr DType kWeights[] = {DType::kE4M3, DType::kE5M2, DType::kS8, DType::kU8
 void CheckAllCodes(const Device& device) {
   for (DType weight : kWeights) {
     for (DType wide : {DType::kBF16, DType::kF16}) {
-      for (bool depth_major : {false, true}) {
+      for (bool mn_major : {false, true}) {
         for (int64_t rows : {1, 9, 17, 64}) {
           Case c;
-          c.rows = rows, c.weight = weight, c.wide = wide, c.depth_major = depth_major;
+          c.rows = rows, c.weight = weight, c.wide = wide, c.mn_major = mn_major;
           for (int place : {0, 5, 70}) CheckCodes(device, c, 0, place);
           if (weight == DType::kS8) {
             for (int zero : {-128, -1, 127}) CheckCodes(device, c, zero, 3);
@@ -186,12 +186,12 @@ void CheckShapes(const Device& device) {
                                {4, 128, 8192}, {64, 128, 4096}, {1, 3000, 2048}, {5, 3, 0}};
   for (const auto& shape : shapes) {
     for (DType weight : kWeights) {
-      for (bool depth_major : {false, true}) {
+      for (bool mn_major : {false, true}) {
         for (int variant = 0; variant < 4; ++variant) {
           Case c;
           c.rows = shape[0], c.columns = shape[1], c.depth = shape[2];
           if (c.rows * c.columns * c.depth > 20000000 && variant > 1) continue;
-          c.weight = weight, c.depth_major = depth_major;
+          c.weight = weight, c.mn_major = mn_major;
           c.wide = variant % 2 ? DType::kF16 : DType::kBF16;
           c.out = variant == 0 ? DType::kF32 : variant == 1 ? DType::kBF16 : DType::kF16;
           c.tile_free = variant == 2 ? 128 : variant == 3 ? 0 : 1;
@@ -337,7 +337,7 @@ void TimeAll(const Device& device) {
   struct Timing {
     int64_t columns, depth;
     DType weight;
-    bool depth_major, blocks;
+    bool mn_major, blocks;
   };
   constexpr DType k4 = DType::kE4M3, k5 = DType::kE5M2, kI = DType::kS8;
   const Timing timings[] = {{14336, 4096, k4, false, false}, {14336, 4096, k4, true, false},
@@ -350,14 +350,14 @@ void TimeAll(const Device& device) {
     FillRandom<<<1024, 256>>>(reinterpret_cast<uint32_t*>(pool.at), kPool / 4, t.weight, 3);
     std::printf("%5lldx%-5lld %-13s %s%s", static_cast<long long>(t.columns),
                 static_cast<long long>(t.depth), NameOf(t.weight).data(),
-                t.depth_major ? "[K,N]" : "[N,K]", t.blocks ? " 128x128" : "");
+                t.mn_major ? "[K,N]" : "[N,K]", t.blocks ? " 128x128" : "");
     for (int64_t rows : {1, 4, 16, 32, 64, 128, 256}) {
       Problem p;
       p.rows = rows, p.columns = t.columns, p.depth = t.depth;
       p.lhs.dtype = DType::kBF16, p.lhs.free = p.depth, p.lhs.depth = 1;
       p.rhs.dtype = t.weight, p.rhs.scale = true, p.rhs.tiles = {1, p.depth, 0, 1, 0};
       if (t.blocks) p.rhs.tiles = {128, 128, 0, p.depth / 128, 1};
-      p.rhs.free = t.depth_major ? 1 : p.depth, p.rhs.depth = t.depth_major ? p.columns : 1;
+      p.rhs.free = t.mn_major ? 1 : p.depth, p.rhs.depth = t.mn_major ? p.columns : 1;
       p.out = {DType::kBF16, rows * p.columns, p.columns, 1};
       const auto bytes = static_cast<double>(p.columns * p.depth);
       const int sets = std::max(1, static_cast<int>(kPool / (p.columns * p.depth)));

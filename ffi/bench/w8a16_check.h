@@ -1,4 +1,4 @@
-// Random problems for `sm80_w8a16`, their data on host and device, and the answer in float64.
+// Random problems for `sm80_w8a16`, their data, and the expected output in float64.
 
 #ifndef JAXFP8_BENCH_W8A16_CHECK_H_
 #define JAXFP8_BENCH_W8A16_CHECK_H_
@@ -63,9 +63,9 @@ inline double Value(DType type, const uint8_t* bytes, int64_t i) {
 struct Case {
   int64_t rows = 1, columns = 1, depth = 1, batch = 1;
   DType weight = DType::kE4M3, wide = DType::kBF16, out = DType::kF32;
-  bool depth_major = false, swapped = false, rows_first = false;  // rows_first: lhs is [K, M]
-  int64_t tile_free = 0, tile_depth = 0;                          // 0: no scale
-  int zero_points = 0;                                            // the largest; 0: none
+  bool mn_major = false, swapped = false, rows_first = false;  // rows_first: lhs is [K, M]
+  int64_t tile_free = 0, tile_depth = 0;                       // 0: no scale
+  int zero_points = 0;                                         // the largest; 0: none
   bool row_scale = false, bias = false, residual = false, out_scale = false;
   bool amax = false, amax_of_rows = false;
   Activation activation = Activation::kNone;
@@ -78,7 +78,7 @@ struct Case {
                   "b%lld m%lld n%lld k%lld %s x %s%s%s%s -> %s tiles %lldx%lld z%d act%d shift%d",
                   static_cast<long long>(batch), static_cast<long long>(rows),
                   static_cast<long long>(columns), static_cast<long long>(depth),
-                  NameOf(wide).data(), NameOf(weight).data(), depth_major ? " [K,N]" : " [N,K]",
+                  NameOf(wide).data(), NameOf(weight).data(), mn_major ? " [K,N]" : " [N,K]",
                   swapped ? " swapped" : "", rows_first ? " [K,M]" : "", NameOf(out).data(),
                   static_cast<long long>(tile_free), static_cast<long long>(tile_depth),
                   zero_points, static_cast<int>(activation), shift);
@@ -99,8 +99,8 @@ struct Data {
     const int64_t weight_batch = c.columns * c.depth, activation_batch = c.rows * c.depth;
     problem.rhs.dtype = c.weight;
     problem.rhs.batch = c.batch > 1 ? weight_batch : 0;
-    problem.rhs.free = c.depth_major ? 1 : c.depth;
-    problem.rhs.depth = c.depth_major ? c.columns : 1;
+    problem.rhs.free = c.mn_major ? 1 : c.depth;
+    problem.rhs.depth = c.mn_major ? c.columns : 1;
     problem.lhs.dtype = c.wide;
     problem.lhs.batch = c.batch > 1 ? activation_batch : 0;
     problem.lhs.free = c.rows_first ? 1 : c.depth;
@@ -198,8 +198,8 @@ struct Data {
   }
 };
 
-// Half a unit in the last place of the output type, as a share of the value and at least; the
-// magnitude from which on it saturates to `most` or, where that is infinite, overflows.
+// The rounding of an output type: half an ulp, relative to the value (`share`) and at least
+// (`least`); the magnitude from which on it saturates to `most` or overflows.
 struct Rounding {
   double share, least, most, overflow;
 };

@@ -1,4 +1,4 @@
-// The structs of include/jaxfp8/jaxfp8.h in the words of ffi/common.
+// Converts the structs of include/jaxfp8/jaxfp8.h to the types of ffi/common.
 
 #ifndef JAXFP8_COMMON_ABI_H_
 #define JAXFP8_COMMON_ABI_H_
@@ -15,7 +15,7 @@
 
 namespace jaxfp8 {
 
-// Fills a caller's buffer with as much of a text as it holds.
+// Copies as much of a text as fits into a caller's buffer.
 inline void WriteText(const std::string& from, char* text, size_t size) {
   if (!text || size == 0) return;
   const size_t count = std::min(from.size(), size - 1);
@@ -49,7 +49,7 @@ std::string CheckStruct(const T* from, const char* name) {
          std::to_string(sizeof(T)) + ": the library and its caller are of different versions";
 }
 
-// Which list of sizes or axes has a rank and no values; "" if none.
+// The first list of sizes or axes with a rank and no values, as a sentence; "" if there is none.
 inline std::string CheckDims(const jaxfp8_scaled_dot_spec& spec) {
   const jaxfp8_operand_spec &l = spec.lhs, &r = spec.rhs;
   const jaxfp8_epilogue_spec& e = spec.epilogue;
@@ -69,7 +69,7 @@ inline std::string CheckDims(const jaxfp8_scaled_dot_spec& spec) {
   return "";
 }
 
-// The request a struct states; returns what is wrong with it, or "".
+// Reads a request; returns what is wrong with it, or "".
 inline std::string ReadRequest(const jaxfp8_scaled_dot_spec* from, Request& to) {
   std::string wrong = CheckStruct(from, "spec");
   if (wrong.empty()) wrong = CheckDims(*from);
@@ -80,7 +80,7 @@ inline std::string ReadRequest(const jaxfp8_scaled_dot_spec* from, Request& to) 
   return CheckSpec(to.spec);
 }
 
-// The buffers a spec needs; returns the first that is null, or "".
+// Reads the buffers that a spec needs; returns the first that is null, as a sentence, or "".
 inline std::string ReadBuffers(const jaxfp8_scaled_dot_buffers* from, const ScaledDotSpec& spec,
                                Buffers& to) {
   const std::string wrong = CheckStruct(from, "buffers");
@@ -100,8 +100,8 @@ inline std::string ReadBuffers(const jaxfp8_scaled_dot_buffers* from, const Scal
   return WhyNotBound(spec, to);
 }
 
-// Calls `work`, which returns what is wrong or "", and gives its answer the way of C: nothing is
-// thrown past here.
+// Calls `work`, which returns what is wrong or "", and turns its answer into a status and a
+// message. No exception leaves this function.
 template <typename Work>
 int Answer(char* message, size_t size, const Work& work) {
   try {

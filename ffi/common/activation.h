@@ -1,7 +1,7 @@
-// The activations, in float64 and without branches so that loops over them vectorise.
+// The activations in float64, without branches so that loops over them vectorise.
 //
-// float64 keeps their error far below the rounding of any output type; about 1e-12 is enough, so
-// the polynomials are shorter than those of a mathematical library.
+// A relative error of 1e-12 is far below the rounding of any output type, so the polynomials are
+// shorter than those of a mathematical library.
 
 #ifndef JAXFP8_COMMON_ACTIVATION_H_
 #define JAXFP8_COMMON_ACTIVATION_H_
@@ -25,11 +25,11 @@ inline Activation ParseActivation(std::string_view name) {
   return Activation::kUnknown;
 }
 
-// e^x for |x| <= 700, beyond it the value at that border; NaN stays NaN.
+// e^x, with x clamped to [-700, 700]; NaN stays NaN.
 JAXFP8_HD double Exp(double x) {
   x = x > 700.0 ? 700.0 : x;
   x = x < -700.0 ? -700.0 : x;
-  // Adding 1.5 * 2^52 leaves the nearest integer in the low bits, in every rounding unit.
+  // Adding 1.5 * 2^52 leaves the nearest integer in the low bits.
   constexpr double kToInteger = 0x1.8p52;
   const double shifted = x * 1.4426950408889634 + kToInteger;
   const double n = shifted - kToInteger;
@@ -90,7 +90,7 @@ JAXFP8_HD double GeluTanh(double x) {
 JAXFP8_HD double GeluErf(double x) {
   const double scaled = x * 0.7071067811865476;
   const double z = scaled < 0.0 ? -scaled : scaled;
-  // Past 26, e^(-z^2) is below every float32; the border keeps the polynomial away from infinity.
+  // Above 26, e^(-z^2) is below every float32. The bound keeps infinity out of the polynomial.
   const double bounded = z > 26.0 ? 26.0 : z;
   const double tail = z > 26.0 ? 0.0 : 0.5 * Exp(-bounded * bounded) * ScaledErfc(bounded);
   return x * (x < 0.0 ? tail : 1.0 - tail);

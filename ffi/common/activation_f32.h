@@ -1,10 +1,10 @@
-// The activations in float32: for the GPU, whose float64 is slow on most chips, and for vectors of
-// the CPU, which hold twice as many.
+// The activations in float32: for GPUs, most of which have slow float64, and for CPU vectors, which
+// hold twice as many float32.
 //
-// Each is a few ulp from the one of activation.h where e^-|t| is a normal float32, t being the
-// argument of its exponential; the tanh form of gelu loses about |t| ulp more, because t itself
-// is rounded. Below that, the error is within 1e-42 on the GPU, as far as the smallest float32, and
-// within 1e-36 on the CPU, for which such powers are 0. Infinities and NaN come out as there.
+// Let t be the argument of the exponential. Where e^-|t| is a normal float32, each is within a few
+// ulp of its float64 twin in activation.h; the tanh form of gelu loses about |t| ulp more, because
+// t is rounded. Where it is subnormal, the error is at most 1e-42 on the GPU and 1e-36 on the CPU,
+// which takes such powers for 0. Infinities and NaN are as in float64.
 
 #ifndef JAXFP8_COMMON_ACTIVATION_F32_H_
 #define JAXFP8_COMMON_ACTIVATION_F32_H_
@@ -16,7 +16,7 @@
 
 namespace jaxfp8 {
 
-// The larger, and the smaller, of a value and a bound; the bound for NaN.
+// max(x, bound) and min(x, bound); the bound if x is NaN.
 JAXFP8_HD float AtLeast(float bound, float x) {
 #ifdef __CUDA_ARCH__
   return fmaxf(x, bound);
@@ -33,7 +33,7 @@ JAXFP8_HD float AtMost(float bound, float x) {
 #endif
 }
 
-// 2^x for -250 <= x <= 0; on the CPU 0 where that is subnormal, with which it is slow.
+// 2^x for -250 <= x <= 0. On the CPU subnormal results are 0, because computing with them is slow.
 JAXFP8_HD float Exp2(float x) {
 #ifdef __CUDA_ARCH__
   float y;
@@ -57,8 +57,7 @@ JAXFP8_HD float Exp2(float x) {
 #endif
 }
 
-// e^(x + low) for x <= 0 and |low| far below 1; the value at -150, which is 0, below that, and for
-// NaN.
+// e^(x + low) for x <= 0 and |low| far below 1. NaN and x below -150 give the value at -150, 0.
 JAXFP8_HD float ExpOfNegative(float x, float low) {
   constexpr float kLog2E = 0x1.715476p+0f, kLog2ELow = 0x1.4ae0bep-26f;
   const float bounded = AtLeast(-150.0f, x);

@@ -24,7 +24,7 @@ std::string Say(const std::string& what, const std::string& got, const std::stri
 
 bool Same(Dims a, Dims b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
 
-// One side alone.
+// Checks one side by itself.
 class SideCheck {
  public:
   SideCheck(const OperandSpec& side, const std::string& name) : side_(side), name_(name) {}
@@ -169,7 +169,7 @@ std::string CheckEpilogue(const ScaledDotSpec& spec, const Shape& out) {
   return CheckOutType(spec);
 }
 
-// Counts empty axes as 1, so that strides are sound too.
+// Empty axes count as 1, so that strides are bounded too.
 std::string CheckSize(const char* name, const char* what, Dims shape, int64_t bytes_each) {
   if (Times(ExtentOf(shape), bytes_each) <= kMostBytes) return "";
   return Say("`" + std::string(name) + what + "`", "has shape " + Text(shape),
@@ -177,8 +177,8 @@ std::string CheckSize(const char* name, const char* what, Dims shape, int64_t by
                  std::to_string(bytes_each));
 }
 
-// Every array, and so every product of its axes, is of a size that one can compute with. Whatever
-// has the shape of the output takes at most four bytes a value, and so do the sums of it.
+// Checks the size of every array, and with it every product of its axes. Arrays of the output's
+// shape, accumulators included, have at most four bytes a value.
 std::string CheckSizes(const ScaledDotSpec& spec, Dims out) {
   for (const auto& [side, name] : {std::pair(&spec.lhs, "lhs"), std::pair(&spec.rhs, "rhs")}) {
     std::string wrong = CheckSize(name, "", side->shape, SizeOf(ParseDType(side->dtype)));
@@ -190,7 +190,7 @@ std::string CheckSizes(const ScaledDotSpec& spec, Dims out) {
   return CheckSize("out", "", out, sizeof(float));
 }
 
-// Dtypes that an operand may have beside its own.
+// The dtypes that an operand may have besides its own.
 struct Others {
   bool (*has)(DType);
   const char* names;
@@ -206,7 +206,7 @@ struct Wanted {
   Shape shape;
   void** data;
   Others others = kNoOthers;
-  DType* type = nullptr;  // where it may have others
+  DType* type = nullptr;  // set to its dtype, if others are allowed
 };
 
 Shape Copy(Dims dims) { return Shape(dims.begin(), dims.end()); }
@@ -249,7 +249,7 @@ std::vector<Wanted> WantedResults(const ScaledDotSpec& spec, Buffers& buffers) {
   return wanted;
 }
 
-// FP8 travels as uint8; int8 bytes and the type itself do as well.
+// FP8 may arrive as uint8, int8 or as itself.
 bool Carries(DType buffer, DType logical) {
   if (IsFloat8(logical)) return buffer == logical || IsInt8(buffer);
   return buffer == logical;

@@ -1,4 +1,4 @@
-// Whether a call makes sense, before anything is computed.
+// Checks a call before anything is computed.
 
 #ifndef JAXFP8_COMMON_CHECK_H_
 #define JAXFP8_COMMON_CHECK_H_
@@ -11,14 +11,14 @@
 
 namespace jaxfp8 {
 
-// A buffer as it arrived; `dtype` is kNone for an element type the scaled dot has no use for.
+// A buffer as it arrived. `dtype` is kNone for an element type that the scaled dot does not take.
 struct Buffer {
   DType dtype;
   Dims shape;
   void* data;
 };
 
-// The data of a call's operands and results; null where the spec has none.
+// The data of a call's operands and results; null where the spec has no array.
 struct Buffers {
   void *lhs = nullptr, *rhs = nullptr;
   void *lhs_scale = nullptr, *lhs_zero_point = nullptr;
@@ -30,19 +30,20 @@ struct Buffers {
   DType bias_type = DType::kF32;
 };
 
-// What is wrong with the spec itself: operation, attribute, got, needs. "" if nothing is.
+// What is wrong with the spec, as a sentence with operation, attribute, got and needed; "" if
+// nothing is.
 std::string CheckSpec(const ScaledDotSpec& spec);
 
-// What a platform takes for scales, zero points and the bias: float32 and int32, or any wide float
-// and 8-bit integer too.
+// The types a platform takes for scales, zero points and the bias: float32 and int32 only, or any
+// wide float and 8-bit integer too.
 enum class Accepts : uint8_t { kWidest, kAsStored };
 
 // Finds the buffers of an accepted spec. Returns what is wrong with them, "" if nothing is.
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
                         const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers);
 
-// The first buffer that an accepted spec asks for and that is null although it has values, as a
-// sentence; "" if there is none.
+// The first buffer of an accepted spec that is null although it has values, as a sentence; "" if
+// there is none.
 std::string WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers);
 
 }  // namespace jaxfp8

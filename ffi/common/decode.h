@@ -1,4 +1,4 @@
-// One element, from its bits to float32. Exact for every code of every type.
+// Decodes one element from its bits to float32, exactly for every code of every type.
 
 #ifndef JAXFP8_COMMON_DECODE_H_
 #define JAXFP8_COMMON_DECODE_H_

@@ -1,4 +1,4 @@
-// The element types of the scaled dot: what they are called and how wide they are.
+// The element types of the scaled dot, their names and sizes.
 
 #ifndef JAXFP8_COMMON_DTYPE_H_
 #define JAXFP8_COMMON_DTYPE_H_

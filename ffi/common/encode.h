@@ -1,8 +1,8 @@
-// One result, from float64 to the bits of the output type: one rounding, to nearest even. What is
-// encoded from float32 was rounded to it by RoundToOdd, or is exact.
+// Encodes one result to the bits of the output type with one rounding, to nearest even. A float64
+// is first rounded to float32 by RoundToOdd, which makes the second rounding correct.
 //
-// Wide types overflow to infinity; 8-bit types saturate. NaN stays NaN, and becomes 0 in an
-// integer. Written without branches that depend on the value, so that loops over them vectorise.
+// Wide types overflow to infinity, 8-bit types saturate. NaN stays NaN, and becomes 0 in integers.
+// No branch depends on the value, so that loops vectorise.
 
 #ifndef JAXFP8_COMMON_ENCODE_H_
 #define JAXFP8_COMMON_ENCODE_H_
@@ -16,7 +16,8 @@
 namespace jaxfp8 {
 
 // Rounds to float32 so that a second rounding, to a type of at most 22 bits of precision, gives
-// what one rounding from float64 would: an inexact result takes the neighbour whose last bit is 1.
+// what one rounding from float64 would. An inexact result becomes the neighbour whose last bit
+// is 1.
 JAXFP8_HD float RoundToOdd(double value) {
   const float nearest = static_cast<float>(value);
   const double back = nearest;

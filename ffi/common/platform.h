@@ -1,8 +1,8 @@
-// One word for functions that the CPU kernels, the CUDA kernels and the host tests share.
+// JAXFP8_HD marks functions that CPU kernels, CUDA kernels and host tests share.
 //
-// Kernel files are compiled once per instruction set. A shared inline function that the compiler
-// left out of line would be merged by the linker, and a machine without AVX-512 could be handed the
-// copy that needs it. So every shared function is always inlined.
+// Kernel files are compiled once per instruction set. If the compiler did not inline a shared
+// function, the linker would keep one of its copies, maybe one that needs AVX-512, for every
+// machine. So every shared function is always inlined.
 
 #ifndef JAXFP8_COMMON_PLATFORM_H_
 #define JAXFP8_COMMON_PLATFORM_H_

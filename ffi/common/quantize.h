@@ -1,4 +1,4 @@
-// Quantising as a problem: from wide floats to 8 bits with a chosen or given scale per tile.
+// The problem of quantising wide floats to 8 bits with a computed or given scale per tile.
 
 #ifndef JAXFP8_COMMON_QUANTIZE_H_
 #define JAXFP8_COMMON_QUANTIZE_H_
@@ -12,7 +12,7 @@
 
 namespace jaxfp8 {
 
-// x is [rows, columns], row-major and dense; a batch is folded into the rows. Scales and amaxes are
+// x is [rows, columns], row-major and dense; a batch is folded into the rows. Scale and amax are
 // [ceil(rows / tile_rows), ceil(columns / tile_columns)], float32, row-major.
 struct QuantizeProblem {
   int64_t rows = 0, columns = 0;
@@ -29,7 +29,7 @@ struct QuantizeProblem {
   int64_t tiles_across() const { return columns / tile_columns + (columns % tile_columns != 0); }
 };
 
-// Why one cannot compute with the sizes of a problem; "" if one can.
+// Why the sizes of a problem are invalid, "" if they are not.
 inline std::string WhyNotSizes(const QuantizeProblem& problem) {
   const auto two = [](int64_t a, int64_t b) {
     return std::to_string(a) + " and " + std::to_string(b);
@@ -54,7 +54,7 @@ struct QuantizeBuffers {
   void* codes = nullptr;
   void* codes_transposed = nullptr;
   float* amax = nullptr;
-  void* workspace = nullptr;  // scratch memory, where the platform needs any
+  void* workspace = nullptr;  // scratch memory, if the platform needs any
   size_t workspace_bytes = 0;
 };
 

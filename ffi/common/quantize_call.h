@@ -1,4 +1,4 @@
-// The custom call `jaxfp8_quantize` in the words of common/quantize.h.
+// Reads the custom call `jaxfp8_quantize` into the types of common/quantize.h.
 //
 //   operands    x [rows, columns]; scale, if `given_scale`
 //   results     codes [rows, columns]; scale, unless `given_scale`; codes_transposed
@@ -7,7 +7,7 @@
 //   attributes  out_dtype: string; tile_rows, tile_columns: i64, what shares a scale;
 //               given_scale, transposed, amax: bool, false where they are not given
 //
-// FP8 codes travel as uint8 or typed. Only handlers include this: it sees XLA's headers.
+// FP8 codes are typed or uint8. Only handlers include this file, because it includes XLA's headers.
 
 #ifndef JAXFP8_COMMON_QUANTIZE_CALL_H_
 #define JAXFP8_COMMON_QUANTIZE_CALL_H_
@@ -29,7 +29,7 @@ inline std::string ShapeText(Dims shape) {
   return "(" + text + ")";
 }
 
-// The problem that a call states; returns what is wrong with it, "" if nothing is.
+// Reads the problem of a call; returns what is wrong with it, "" if nothing is.
 inline std::string Read(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
                         QuantizeProblem& to) {
   if (operands.empty() || operands[0].shape.size() != 2) {
@@ -52,7 +52,7 @@ inline std::string Read(ffi::Dictionary attributes, const std::vector<Buffer>& o
   return "";
 }
 
-// Takes buffers in order, and remembers the first that does not fit.
+// Takes buffers in order and remembers the first that does not match.
 class QuantizeTaker {
  public:
   explicit QuantizeTaker(const std::vector<Buffer>& from) : from_(from) {}
@@ -74,7 +74,7 @@ class QuantizeTaker {
     to = static_cast<T*>(buffer.data);
   }
 
-  // The last one, whatever its size.
+  // Takes the last one, of any size.
   size_t TakeBytes(void*& to) {
     if (!wrong_.empty()) return 0;
     if (next_ + 1 != from_.size() || from_[next_].dtype != DType::kU8 ||
@@ -87,7 +87,7 @@ class QuantizeTaker {
     return static_cast<size_t>(from_[next_++].shape[0]);
   }
 
-  // Says what is left over, if anything is.
+  // Checks that no buffer is left.
   void End(const char* what) {
     if (!wrong_.empty() || next_ == from_.size()) return;
     wrong_ = SayQuantize("the call has " + std::to_string(from_.size()) + " " + what +

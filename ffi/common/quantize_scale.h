@@ -1,4 +1,4 @@
-// What the scale of a tile is.
+// The scale of a tile.
 //
 //   scale = amax * float32(1 / highest), clipped to normal numbers; 1 where the amax is 0
 

@@ -1,4 +1,4 @@
-// What follows from the shapes of a spec.
+// Shapes and strides that follow from a spec.
 
 #ifndef JAXFP8_COMMON_SHAPES_H_
 #define JAXFP8_COMMON_SHAPES_H_
@@ -15,7 +15,7 @@ inline bool Contains(Dims axes, int64_t axis) {
   return std::find(axes.begin(), axes.end(), axis) != axes.end();
 }
 
-// Of tiles along an axis; a tile may be as large as the type allows.
+// How many tiles an axis has. Correct for any tile size, up to the largest int64.
 inline int64_t TileCount(int64_t size, int64_t tile) { return size / tile + (size % tile != 0); }
 
 inline std::vector<int64_t> TileCounts(const OperandSpec& side) {
@@ -26,14 +26,14 @@ inline std::vector<int64_t> TileCounts(const OperandSpec& side) {
   return counts;
 }
 
-// Of a dense array in row-major order, in elements.
+// Strides of a dense row-major array, in elements.
 inline std::vector<int64_t> Strides(Dims shape) {
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
   return strides;
 }
 
-// Axes that are neither summed over nor of the batch.
+// The axes that are neither contracted nor batch axes.
 inline std::vector<int> FreeAxes(const OperandSpec& side) {
   std::vector<int> free;
   for (int axis = 0; axis < static_cast<int>(side.shape.size()); ++axis) {

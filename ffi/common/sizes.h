@@ -1,4 +1,4 @@
-// Products and sums of sizes that a caller names: none of them wraps around.
+// Products and sums of sizes given by a caller, without overflow.
 
 #ifndef JAXFP8_COMMON_SIZES_H_
 #define JAXFP8_COMMON_SIZES_H_
@@ -10,14 +10,14 @@
 
 namespace jaxfp8 {
 
-// What int64 does not hold, as a size: larger than any limit that it is compared with.
+// Stands for every size that int64 does not hold: it is larger than any limit.
 inline constexpr int64_t kTooLarge = std::numeric_limits<int64_t>::max();
 
-// An array has at most so many bytes: a pebibyte, more than any machine has. Padding and dtypes
-// multiply a size by less than 2^12, so that int64 holds whatever is computed from accepted sizes.
+// The most bytes that an array may have: a pebibyte, more than any machine has. Padding and dtypes
+// multiply a size by less than 2^12, so int64 holds everything computed from accepted sizes.
 inline constexpr int64_t kMostBytes = int64_t{1} << 50;
 
-// Of numbers that are not negative; kTooLarge where int64 does not hold the result.
+// The product and the sum of two numbers >= 0; kTooLarge if int64 does not hold it.
 constexpr int64_t Times(int64_t a, int64_t b) {
   int64_t product = 0;
   return __builtin_mul_overflow(a, b, &product) ? kTooLarge : product;
@@ -35,8 +35,7 @@ constexpr int64_t CountOf(std::span<const int64_t> shape) {
   return count;
 }
 
-// The same with empty axes taken for axes of size 1. Strides and products of some of the axes are
-// no larger, whichever axes are empty.
+// The same with empty axes counted as 1. No stride, and no product of some of the axes, is larger.
 constexpr int64_t ExtentOf(std::span<const int64_t> shape) {
   int64_t extent = 1;
   for (int64_t size : shape) extent = Times(extent, std::max<int64_t>(size, 1));

@@ -1,6 +1,5 @@
-// The problem as the caller states it: the twin of `jaxfp8/_value/spec.py`, field by field.
-//
-// docs/custom_call.md describes the attributes that carry it.
+// The problem as the caller states it, the C++ twin of `jaxfp8/_value/spec.py`: the same fields in
+// the same order. docs/custom_call.md describes the attributes that carry them.
 
 #ifndef JAXFP8_COMMON_SPEC_H_
 #define JAXFP8_COMMON_SPEC_H_
@@ -22,7 +21,7 @@ struct OperandSpec {
   Dims tiles;
   bool scale = false;
   bool zero_point = false;
-  bool scale_rounded = false;  // to bfloat16 as it is read; on the CPU
+  bool scale_rounded = false;  // the scale is rounded to bfloat16 as it is read; CPU only
 };
 
 // `y = activation(sum + residual + bias)`; `amax = max |y|`; `out = cast(y / out_scale)`.

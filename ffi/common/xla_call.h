@@ -1,6 +1,6 @@
-// A call of XLA's FFI, in the words of ffi/common: what each platform's handler reads the same way.
+// Reads a call of XLA's FFI into the types of ffi/common. Shared by the handlers of both platforms.
 //
-// Only handlers include this: nothing else sees XLA's headers.
+// Only handlers include this file; nothing else includes XLA's headers.
 
 #ifndef JAXFP8_COMMON_XLA_CALL_H_
 #define JAXFP8_COMMON_XLA_CALL_H_
@@ -46,7 +46,7 @@ inline Buffer Describe(ffi::AnyBuffer buffer) {
   return {TypeOf(buffer.element_type()), Dims(dims.begin(), dims.size()), buffer.untyped_data()};
 }
 
-// Reads attributes, and remembers the first that is not there or of another type.
+// Reads attributes and remembers the first that is missing or has another type.
 class Reader {
  public:
   explicit Reader(ffi::Dictionary from, const char* call = "jaxfp8_scaled_dot")

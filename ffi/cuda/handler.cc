@@ -9,6 +9,7 @@
 
 #include "common/check.h"
 #include "common/xla_call.h"
+#include "cuda/bind.h"
 #include "cuda/plans.h"
 
 namespace jaxfp8::cuda {
@@ -92,19 +93,11 @@ XLA_FFI_Error* jaxfp8_scaled_dot(XLA_FFI_CallFrame* call_frame);
 }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_scaled_dot_initialize, jaxfp8::cuda::Initialize,
-                              xla::ffi::Ffi::BindInitialize()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attrs<xla::ffi::Dictionary>(),
+                              jaxfp8::cuda::BindAll(xla::ffi::Ffi::BindInitialize()),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_scaled_dot, jaxfp8::cuda::Execute,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attrs<xla::ffi::Dictionary>(),
+                              jaxfp8::cuda::BindAll(xla::ffi::Ffi::Bind()),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 #pragma GCC visibility pop

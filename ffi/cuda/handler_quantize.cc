@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/quantize_call.h"
+#include "cuda/bind.h"
 #include "cuda/kernels/quantize/quantize.h"
 
 namespace jaxfp8::cuda {
@@ -49,11 +50,7 @@ ffi::Error Quantize(cudaStream_t stream, ffi::RemainingArgs args, ffi::Remaining
 extern "C" XLA_FFI_Error* jaxfp8_quantize(XLA_FFI_CallFrame* call_frame);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_quantize, jaxfp8::cuda::Quantize,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .RemainingArgs()
-                                  .RemainingRets()
-                                  .Attrs<xla::ffi::Dictionary>(),
+                              jaxfp8::cuda::BindAll(xla::ffi::Ffi::Bind()),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-// The float32 activations against the float64 ones, over floats of every exponent.
+// The float32 activations agree with the float64 ones, for floats of every exponent.
 
 #include "common/activation_f32.h"
 
@@ -13,9 +13,9 @@ namespace {
 
 using jaxfp8::Activation;
 
-constexpr double kSmallest = 1e-36;  // near the end of the float32 range the error is absolute
+constexpr double kSmallest = 1e-36;  // below, the error bound is absolute
 
-// The argument of the exponential whose rounding the result feels.
+// The argument of the exponential, whose rounding affects the result.
 double Argument(Activation activation, double x) {
   return activation == Activation::kGeluTanh ? 1.5957691216 * (x + 0.044715 * x * x * x) : 0.0;
 }

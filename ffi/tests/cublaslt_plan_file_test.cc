@@ -1,20 +1,17 @@
-// The file of plans: what is kept comes back, in this process and the next, and nothing else does.
+// The plan file returns the algorithms that were kept, in this process and the next, and no others.
 
 #include <cstdio>
 #include <fstream>
 #include <string>
 
 #include "cuda/cublaslt/plan_file.h"
+#include "tests/expect.h"
 
 using namespace jaxfp8::cuda;
 
 namespace {
 
-int failures = 0;
-
-void Expect(bool holds, const char* claim) {
-  if (!holds && ++failures) std::printf("FAILED: %s\n", claim);
-}
+using jaxfp8::tests::Expect;
 
 cublasLtMatmulAlgo_t Some(uint64_t seed) {
   cublasLtMatmulAlgo_t made;
@@ -56,6 +53,5 @@ int main() {
          "another file is refused");
   Expect(SetPlanFile("no/such/folder/plans.txt").find("cannot be written") != std::string::npos,
          "a file that cannot be made is refused");
-  std::printf("plan file: %d failures\n", failures);
-  return failures != 0;
+  return jaxfp8::tests::Report("plan file");
 }

@@ -1,6 +1,5 @@
-// Plans of products by cuBLASLt, run on the host with stand-ins for the library and the kernels:
-// the result must be that of the definition. What is tested is everything between: layouts,
-// offsets, pieces, padding, scales, the workspace.
+// Plans by cuBLASLt compute what the definition says. They run on the host, with stand-ins for the
+// library and the kernels, so this tests layouts, offsets, pieces, padding, scales and workspace.
 
 #include <cmath>
 #include <cstdio>
@@ -45,7 +44,7 @@ struct Case {
   size_t outputs = 0;
   std::vector<uint8_t> out;
 
-  // 256-byte aligned, as XLA's are, with nothing but NaN codes behind.
+  // 256-byte aligned, as XLA's buffers are, and followed by NaN codes.
   uint8_t* Bytes(size_t count) {
     memory.emplace_back(count + 1024, 0x7f);
     auto at = reinterpret_cast<uintptr_t>(memory.back().data());
@@ -101,7 +100,7 @@ Side DrawSide(Case& made, DType type, int64_t batch, int64_t lines, int64_t dept
   return side;
 }
 
-// A plane of which each axis is shared or full, and its size.
+// A random plane, each axis of which is broadcast or full, and its size.
 Plane DrawPlane(const Problem& p, DType type, Random& random, int64_t& size) {
   Plane plane{type, 0, 0, 0};
   size = 1;
@@ -211,7 +210,7 @@ void Check(Case& made, const Path& path, const Device& device, size_t workspace,
   const auto plan = path.plan(made.problem, device, workspace, wrong);
   Expect(plan != nullptr, name + "no plan: " + wrong);
   if (!plan) return;
-  // Poisoned, so that what is not written is seen.
+  // Filled with NaN, so that an output that is not written is seen.
   std::memset(made.buffers.out, 0x7f, made.outputs * SizeOf(made.problem.out.dtype));
   made.buffers.workspace = made.Bytes(workspace);
   made.buffers.workspace_bytes = workspace;
@@ -238,7 +237,7 @@ void Check(Case& made, const Path& path, const Device& device, size_t workspace,
   }
 }
 
-// What DeepSeek-V3 has: activations by 1 x 128, weights by 128 x 128.
+// The tiles of DeepSeek-V3: activations by 1 x 128, weights by 128 x 128.
 void BlockScales(Case& made, Random& random) {
   Problem& p = made.problem;
   const int64_t blocks = (p.depth + 127) / 128, along = blocks > 1 ? 1 : 0;
@@ -249,7 +248,7 @@ void BlockScales(Case& made, Random& random) {
   made.buffers.rhs_scale = made.Floats((p.columns + 127) / 128 * blocks, random);
 }
 
-// One number for each 8-bit side, nothing for the other.
+// One scale for each 8-bit side.
 void ShareScales(Case& made) {
   for (Side* side : {&made.problem.lhs, &made.problem.rhs}) {
     side->tiles = Tiles{};
@@ -330,18 +329,17 @@ int main() {
   CheckKind(fp8, 100, 40, 110, kRoom, 2);
   CheckKind(int8, 80, 80, 110, kRoom, 3);
   CheckKind(wide, 90, 60, 110, kRoom, 4);
-  // Too little for all at once: pieces of every axis.
+  // Too little workspace for one piece: pieces along every axis.
   CheckKind(fp8, 90, 4, 600, 3 * kLittle, 5);
   CheckKind(int8, 90, 4, 600, 3 * kLittle, 6);
   CheckKind(wide, 80, 4, 600, 4 * kLittle, 7);
-  // None of the ways was left untried.
+  // Every way was tried.
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F] > 0, "scalar scales");
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F] > 0, "vectors of scales");
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F] > 0, "1 x 128 scales");
   Expect(modes_seen[CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F] > 0, "128 x 128 scales");
   Expect((encoded > 0) == kLibraryQuantizesOutput, "FP8 outputs by the library");
   Expect(accumulated > 0 && added > 0 && batched > 0 && transposed > 0,
-         "pieces of depth, residuals by the library, batches in one go, sides in place and turned");
-  std::printf("cublaslt product: %d failures\n", failures);
-  return failures != 0;
+         "pieces of K, residuals by the library, batches per call, MN-major sides in place");
+  return jaxfp8::tests::Report("cublaslt product");
 }

@@ -1,5 +1,6 @@
-// cuBLASLt and the kernels around it, as loops on the host that do what their headers say: plans
-// run on them without a GPU. For one program each, which this defines the functions for.
+// Stand-ins for cuBLASLt and the kernels around it: loops on the host that do what the headers say,
+// so that plans run without a GPU. Defines these functions, so only one file of a program may
+// include it.
 
 #ifndef JAXFP8_TESTS_CUBLASLT_STAND_INS_H_
 #define JAXFP8_TESTS_CUBLASLT_STAND_INS_H_
@@ -7,7 +8,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -18,18 +18,16 @@
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/epilogue/reciprocal.h"
 #include "cuda/kernels/pack/pack.h"
+#include "tests/expect.h"
 
 namespace jaxfp8::cuda {
 namespace {
 
-int failures = 0;
 int modes_seen[8];  // by mode of the right side's scale
 int accumulated = 0, added = 0, batched = 0, transposed = 0, encoded = 0;
-bool refuse_unpadded = false;  // as a library that has no algorithm for odd sizes
+bool refuse_unpadded = false;  // be a library that has no algorithm for odd sizes
 
-void Expect(bool holds, const std::string& claim) {
-  if (!holds && ++failures <= 20) std::printf("FAILED: %s\n", claim.c_str());
-}
+using tests::Expect;
 
 double Load(const void* from, int64_t i, DType type) {
   const auto* byte = static_cast<const uint8_t*>(from) + i * SizeOf(type);
@@ -103,7 +101,7 @@ DType TypeOf(cudaDataType_t type) {
   }
 }
 
-// The scale of line i at depth k, as the library's documentation lays scales out.
+// The scale of line i at depth k, in the order that the library's documentation defines.
 double LibraryScale(const float* scale, cublasLtMatmulMatrixScale_t mode, int64_t lines, int64_t i,
                     int64_t k, int64_t depth) {
   if (!scale) return 1;

@@ -6,16 +6,13 @@
 
 #include "common/check.h"
 #include "cuda/problem.h"
+#include "tests/expect.h"
 
 using namespace jaxfp8;
 
 namespace {
 
-int failures = 0;
-
-void Expect(bool holds, const std::string& claim) {
-  if (!holds && ++failures) std::printf("FAILED: %s\n", claim.c_str());
-}
+using tests::Expect;
 
 using Sizes = std::vector<int64_t>;
 
@@ -105,6 +102,5 @@ int main() {
   CheckWithoutBatch();
   CheckRefused();
   CheckSwapped();
-  std::printf("cuda problem: %d failures\n", failures);
-  return failures != 0;
+  return jaxfp8::tests::Report("cuda problem");
 }

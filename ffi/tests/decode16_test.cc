@@ -1,5 +1,4 @@
-// Every code of every 8-bit type, decoded the way the GPU kernel does it, against
-// `common/decode.h`.
+// The decoding of the GPU kernel agrees with `common/decode.h`, for every code of every 8-bit type.
 
 #include "cuda/kernels/common/decode16.cuh"
 
@@ -7,14 +6,12 @@
 #include <cstdio>
 #include <string>
 
+#include "tests/expect.h"
+
 namespace jaxfp8::cuda {
 namespace {
 
-int failures = 0;
-
-void Expect(bool holds, const std::string& claim) {
-  if (!holds && ++failures <= 20) std::printf("FAILED: %s\n", claim.c_str());
-}
+using tests::Expect;
 
 float Want(DType type, uint8_t code) {
   if (type == DType::kE4M3) return DecodeE4M3(code);
@@ -129,6 +126,5 @@ int main() {
     CheckIntegers<DType::kF16>(type);
   }
   CheckZeroPoints();
-  std::printf("decode16: %d failures\n", failures);
-  return failures != 0;
+  return jaxfp8::tests::Report("decode16");
 }

@@ -1,5 +1,5 @@
-// The index maps of `sm80_w8a16`: tiles in shared memory are complete and without overlap, loads
-// meet no bank twice, and both weight layouts put the same value into the same place of a fragment.
+// The index maps of `sm80_w8a16`: tiles in shared memory are complete and do not overlap, loads
+// have no bank conflicts, and both weight layouts give the same fragments.
 
 #include <cstdio>
 #include <set>
@@ -8,15 +8,12 @@
 #include <vector>
 
 #include "cuda/kernels/sm80_w8a16/fragments.h"
+#include "tests/expect.h"
 
 namespace jaxfp8::cuda::w8a16 {
 namespace {
 
-int failures = 0;
-
-void Expect(bool holds, const std::string& claim) {
-  if (!holds && ++failures <= 20) std::printf("FAILED: %s\n", claim.c_str());
-}
+using tests::Expect;
 
 template <typename Offset>
 void CheckTile(const char* name, int stored_rows, int chunks, Offset offset) {
@@ -62,7 +59,7 @@ void CheckAllBanks() {
   }
 }
 
-// The warps' steps take every depth of the tile once, and lanes every column and row once.
+// The steps of a warp cover every depth of the tile once, and its lanes every column and row once.
 void CheckCoverage() {
   std::multiset<std::pair<int, int>> weights;
   std::multiset<std::pair<int, int>> acc;
@@ -88,7 +85,7 @@ void CheckCoverage() {
   }
 }
 
-// The kernel's DecodeStep in terms of names: lanes of a picked word, signs above the codes.
+// `PickBytes` with the kernel's selectors puts the right codes, sign-extended, into a word.
 void CheckPicks() {
   // [N, K]: byte d of the word is depth d.
   Expect(PickBytes(0x83020180u, 0, PickDepths(0)) == 0x0001ff80u, "[N, K]: depths 0 and 1");
@@ -100,7 +97,7 @@ void CheckPicks() {
   }
 }
 
-// The instruction on the host, by the fragments' definition in mma.cuh: one warp, all lanes.
+// The instruction of mma.cuh for one warp, computed on the host from the fragments of all lanes.
 struct Warp {
   uint32_t a[32][2][4], b[32][2];
   float acc[32][2][4] = {};
@@ -110,7 +107,7 @@ struct Warp {
     for (int lane = 0; lane < 32; ++lane) {
       for (int m = 0; m < 2; ++m) {
         for (int i = 0; i < 4; ++i) {
-          const int row = lane / 4, column = lane % 4 * 2 + i % 2;  // of the 8 + 8 x 8 sums
+          const int row = lane / 4, column = lane % 4 * 2 + i % 2;  // of the 16 x 8 accumulators
           for (int t = 0; t < 4; ++t) {
             for (int p = 0; p < 2; ++p) {
               const uint32_t left = a[row * 4 + t][m][2 * p + i / 2], right = b[column * 4 + t][p];
@@ -130,7 +127,7 @@ uint8_t CodeAt(int column, int depth) {
 }
 int ActivationAt(int row, int depth) { return (row * 5 + depth * 3) % 17 - 8; }
 
-// A tile of integers, so that sums are exact, through shared memory as the kernel lays it out.
+// Multiplies a tile of integers, whose sums are exact, through shared memory as the kernel does.
 template <DType kWide, bool kMnMajor>
 void CheckTileProduct() {
   using D = Decoder<DType::kS8, kWide>;
@@ -168,7 +165,7 @@ void CheckTileProduct() {
     }
     for (int lane = 0; lane < 32; ++lane) {
       for (int i = 0; i < 8; ++i) {
-        // As the kernel keeps them: two rows of four columns.
+        // A lane's accumulators, as the kernel stores them: two rows of four columns.
         const int row = RowOf(lane, 0) + i % 2, j = i / 2, column = ColumnOf(w, lane) + j;
         int want = 0;
         for (int depth = 0; depth < kTileDepth; ++depth) {
@@ -182,9 +179,9 @@ void CheckTileProduct() {
   }
 }
 
-// NaN anywhere among a lane's codes spoils the fragment rows of its column, and no other.
+// A NaN code makes the fragment rows of its column NaN, and no others.
 template <bool kMnMajor>
-void CheckPoison() {
+void CheckNaN() {
   using D = Decoder<DType::kE4M3, DType::kBF16>;
   for (int step = 0; step < 4; ++step) {
     for (int word = 0; word < 4; ++word) {
@@ -218,8 +215,7 @@ int main() {
   CheckTileProduct<jaxfp8::DType::kBF16, true>();
   CheckTileProduct<jaxfp8::DType::kF16, false>();
   CheckTileProduct<jaxfp8::DType::kF16, true>();
-  CheckPoison<false>();
-  CheckPoison<true>();
-  std::printf("w8a16 layout: %d failures\n", failures);
-  return failures != 0;
+  CheckNaN<false>();
+  CheckNaN<true>();
+  return jaxfp8::tests::Report("w8a16 layout");
 }

@@ -1,5 +1,5 @@
-// Specs of the C interface that nobody means, for fuzzing: sound ones of which a few fields are
-// changed to whatever the C structures can hold.
+// Specs of the C interface for fuzzing: valid ones in which a few fields are changed to anything
+// that the C structures can hold.
 
 #ifndef JAXFP8_TESTS_WILD_H_
 #define JAXFP8_TESTS_WILD_H_
@@ -114,7 +114,7 @@ class Wilder {
     return from[Below(static_cast<int64_t>(from.size()))];
   }
 
-  // Small, or near a power of two at which something wraps around.
+  // A small size, or one near a power of two at which something may overflow.
   int64_t Size() {
     constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
     if (Below(3) == 0) return Below(70);
@@ -129,7 +129,7 @@ class Wilder {
     if (!sizes.empty()) sizes[Below(static_cast<int64_t>(sizes.size()))] = Size();
   }
 
-  // A contracted or batch axis of both sides.
+  // Changes a contracted or batch axis of both sides.
   void SetPair(WildSide& side, WildSide& other) {
     const bool batch = Below(2);
     const auto &left = batch ? side.batch : side.contracting,
@@ -142,7 +142,7 @@ class Wilder {
     side.shape[l] = other.shape[r] = size;
   }
 
-  // Arrays without values, whose other axes may be anything.
+  // Makes empty arrays, whose other axes may have any size.
   void SetEmptyBesideLarge(WildSide& side, WildSide& other) {
     SetPair(side, other);
     for (WildSide* one : {&side, &other}) {

@@ -1,4 +1,4 @@
-// Arrays for a spec that was accepted, however it came about, and room for what is said of it.
+// Arrays for any accepted spec, and buffers for messages.
 
 #ifndef JAXFP8_TESTS_WILD_DATA_H_
 #define JAXFP8_TESTS_WILD_DATA_H_
@@ -21,14 +21,15 @@
 
 namespace jaxfp8::tests {
 
-// How many values an array has, where no int64 need hold it; an empty axis counts as `empty`.
+// How many values an array has, as a double, which cannot overflow. An empty axis counts as
+// `empty`.
 inline double ValuesOf(const std::vector<int64_t>& shape, double empty) {
   double values = 1;
   for (int64_t size : shape) values *= size == 0 ? empty : static_cast<double>(size);
   return values;
 }
 
-// Whether an array has more bytes than any may have.
+// Whether an array has more bytes than is allowed.
 inline bool IsBeyondLimits(const Wild& wild) {
   const double most = 2.0 * kMostBytes;
   return ValuesOf(wild.lhs.shape, 1) > most || ValuesOf(wild.rhs.shape, 1) > most;
@@ -58,7 +59,7 @@ inline std::vector<int64_t> OutOf(const Wild& wild) {
   return out;
 }
 
-// Bytes that end where their allocation ends and begin at a multiple of 256, as a device's do.
+// An allocation of exactly so many bytes, aligned to 256 bytes as device memory is.
 class Block {
  public:
   explicit Block(int64_t bytes)
@@ -91,10 +92,10 @@ class WildData {
     to_.struct_size = sizeof(to_);
   }
 
-  // To add a workspace to.
+  // Without a workspace, which the caller may add.
   jaxfp8_scaled_dot_buffers& buffers() { return to_; }
 
-  // Of an accepted spec: whether it is small enough to compute.
+  // Whether an accepted spec is small enough to compute.
   static bool IsSmall(const Wild& wild) {
     double depth = 1;
     for (int64_t axis : wild.lhs.contracting) depth *= static_cast<double>(wild.lhs.shape[axis]);
@@ -117,7 +118,7 @@ class WildData {
     }
     return values;
   }
-  // Moderate ones: the kernel that a route names without data is then the one that computes.
+  // Moderate scales: with these, the kernel that a route names without data is the one that runs.
   const void* Scales(const std::vector<int64_t>& shape) {
     auto* scales = reinterpret_cast<float*>(Take(sizeof(float), shape));
     for (int64_t i = 0; i < CountOf(shape); ++i) {
@@ -136,7 +137,7 @@ class WildData {
   jaxfp8_scaled_dot_buffers to_ = {};
 };
 
-// Room for a message, which has to end within it.
+// A buffer for a message, which must end within it.
 class Message {
  public:
   explicit Message(size_t size) : size_(size), text_(new char[size]) {

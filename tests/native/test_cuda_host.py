@@ -21,7 +21,7 @@ SOURCES = {
         for name in ("attempts", "layout", "matmul_shape", "paths", "pieces", "product")
     ],
     "cuda_problem_test": ["cuda/problem.cc", "common/check.cc"],
-    "w8a16_plan_test": ["cuda/kernels/sm80_w8a16/schedule.cc", "cuda/problem.cc"],
+    "w8a16_schedule_test": ["cuda/kernels/sm80_w8a16/schedule.cc", "cuda/problem.cc"],
 }
 OPTIONS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-restrict"]
 

@@ -13,12 +13,12 @@
  * docs/custom_call.md gives every dtype, shape and rule; the names here are those of the attributes
  * and operands there. Arrays are dense and row-major.
  *
- * Functions return 0, or another JAXFP8_ status; then `message`, of `size` bytes, says what is
- * wrong, cut short where it does not fit and always ended by a 0. It may be null. Nothing is kept
- * of what a pointer points to. All functions may be called from any thread.
+ * Functions return 0 or another JAXFP8_ status. On failure `message`, a buffer of `size` bytes or
+ * null, gets the reason, truncated to fit and ended by a 0. The library keeps no pointer. All
+ * functions may be called from any thread.
  *
- * Libraries and callers must be of one version: calls whose `struct_size`, sizeof the struct in the
- * caller's eyes, is not the library's are refused.
+ * Library and caller must be of the same version: `struct_size` is sizeof the struct as the caller
+ * compiled it, and a call is refused if the library's differs.
  */
 
 #ifndef JAXFP8_JAXFP8_H_
@@ -33,12 +33,12 @@ extern "C" {
 
 enum {
   JAXFP8_OK = 0,
-  JAXFP8_INVALID_ARGUMENT = 1, /* the message says which, what it is and what it needs to be */
+  JAXFP8_INVALID_ARGUMENT = 1, /* the message says which, its value and what is needed */
   JAXFP8_OUT_OF_MEMORY = 2,
-  JAXFP8_FAILED = 3 /* of the device or its libraries */
+  JAXFP8_FAILED = 3 /* the device or a library failed */
 };
 
-/* Sizes or axes, `rank` of them; `values` may be null where it is 0. */
+/* A list of `rank` sizes or axes. `values` may be null if rank is 0. */
 typedef struct jaxfp8_dims {
   size_t rank;
   const int64_t* values;
@@ -48,14 +48,14 @@ typedef struct jaxfp8_dims {
 typedef struct jaxfp8_operand_spec {
   const char* dtype;       /* "float8_e4m3fn", "float8_e5m2", "int8", "uint8", "float32", ... */
   jaxfp8_dims shape;       /* of the values */
-  jaxfp8_dims contracting; /* axes summed over, in the order of the other side's */
-  jaxfp8_dims batch;       /* axes both sides share, in the order of the output's leading ones */
-  jaxfp8_dims tiles;       /* for each axis the size of the tile that shares a scale */
-  int32_t scale;           /* whether the side has a scale: float32, ceil(shape / tiles) */
-  int32_t zero_point;      /* and a zero point: int32, of that shape too */
+  jaxfp8_dims contracting; /* contracted axes, in the order of the other side's */
+  jaxfp8_dims batch;       /* batch axes, in the order of the output's leading axes */
+  jaxfp8_dims tiles;       /* for each axis, the size of the tile that shares a scale */
+  int32_t scale;           /* whether it has a scale: float32, of shape ceil(shape / tiles) */
+  int32_t zero_point;      /* whether it has a zero point: int32, of the same shape */
 } jaxfp8_operand_spec;
 
-/* What follows the sum. Shapes have the rank of the output, each axis 1 or full. */
+/* What is applied to the sum. Shapes have the rank of the output, each axis 1 or full. */
 typedef struct jaxfp8_epilogue_spec {
   int32_t has_residual, has_bias, has_out_scale, has_amax;
   jaxfp8_dims residual, bias, out_scale, amax;
@@ -72,8 +72,8 @@ typedef struct jaxfp8_scaled_dot_spec {
   const char* kernel;    /* "" or null: the library chooses; a name forces that kernel */
 } jaxfp8_scaled_dot_spec;
 
-/* Data of the operands and results; null where the spec has none. On CUDA they are device pointers,
- * multiples of 16 bytes, and the workspace of 256. */
+/* Data of the operands and results; null where the spec has none. On CUDA these are device
+ * pointers, aligned to 16 bytes, the workspace to 256. */
 typedef struct jaxfp8_scaled_dot_buffers {
   size_t struct_size;
   const void *lhs, *rhs;
@@ -84,7 +84,7 @@ typedef struct jaxfp8_scaled_dot_buffers {
   size_t workspace_bytes;
 } jaxfp8_scaled_dot_buffers;
 
-/* libjaxfp8_cpu.so: computes on at most `threads` threads, the caller's included (0 counts as 1),
+/* libjaxfp8_cpu.so: computes on at most `threads` threads, including the caller's (0 counts as 1),
  * and returns when done. */
 int jaxfp8_cpu_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
                           const jaxfp8_scaled_dot_buffers* buffers, int threads, char* message,
@@ -92,9 +92,9 @@ int jaxfp8_cpu_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
 
 /* libjaxfp8_cuda.so: enqueues on `stream`, a cudaStream_t of the current device, and returns.
  *
- * The first call of a spec on a device makes its plan, which may time candidates; do it before the
- * stream is captured into a graph, or call `jaxfp8_cuda_prepare`. Each side has one free and one
- * contracted axis, one of them the last, and at most one batch axis. */
+ * The first call of a spec on a device makes its plan, which may time candidates. Make it before
+ * the stream is captured into a graph, or call `jaxfp8_cuda_prepare`. Each side needs one free and
+ * one contracted axis, one of them the last, and at most one batch axis. */
 int jaxfp8_cuda_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
                            const jaxfp8_scaled_dot_buffers* buffers, void* stream, char* message,
                            size_t size);
@@ -103,15 +103,16 @@ int jaxfp8_cuda_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
 int jaxfp8_cuda_prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes, char* message,
                         size_t size);
 
-/* How many bytes of workspace a spec can use on any device, or the kernel that it names; with less
- * it may be slower. Needs no GPU. */
+/* How many bytes of workspace a spec, or the kernel that it names, can use on any device. With less
+ * a call may be slower. Needs no GPU. */
 int jaxfp8_cuda_workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes,
                           char* message, size_t size);
 
-/* Which kernel takes a spec on a device of a compute capability (10 * major + minor, such as 90)
- * with a version of cuBLASLt (such as 130100; 0 for none). Writes to `text` a line for each kernel,
- * best first: its name, and after ": " why it cannot, if it cannot. The first that can, does; the
- * status is JAXFP8_INVALID_ARGUMENT where none can, or the spec is wrong. Needs no GPU. */
+/* Which kernel computes a spec on a device of a compute capability (10 * major + minor, such as 90)
+ * with a version of cuBLASLt (such as 130100; 0 for none). Writes a line to `text` for each kernel,
+ * best first: its name and, if it cannot compute the spec, ": " and the reason. The first that can
+ * is used. The status is JAXFP8_INVALID_ARGUMENT if none can or the spec is invalid. Needs no GPU.
+ */
 int jaxfp8_cuda_route(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
                       int cublaslt_version, char* text, size_t size);
 

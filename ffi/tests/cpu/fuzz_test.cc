@@ -1,10 +1,11 @@
-// The C interface and what quantises, given what nobody means: nothing is read or written past its
-// end, nothing wraps around, nothing takes long, and what is refused is refused with a sentence.
+// The C interface and the quantising functions with invalid arguments. Nothing is read or written
+// out of bounds, sizes do not overflow, nothing takes long, and a refusal gives a reason.
 //
 //   fuzz [--specs COUNT] [--seed NUMBER]
 
+#include "tests/fuzz.h"
+
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -20,12 +21,6 @@
 
 namespace jaxfp8::tests {
 namespace {
-
-int failures = 0;
-
-void Expect(bool holds, const std::string& claim) {
-  if (!holds && ++failures <= 20) std::printf("FAILED: %s\n", claim.c_str());
-}
 
 WildSide WildOf(const SideCase& side) {
   return {std::string(NameOf(side.dtype)),
@@ -52,15 +47,6 @@ Wild WildOf(const Case& from) {
   to.activation = from.activation;
   to.out_dtype = NameOf(from.out_dtype);
   return to;
-}
-
-// What a call may answer: nothing else, and nothing without a reason.
-void ExpectAnswer(int status, const Message& message, const std::string& name) {
-  const bool refused = status == JAXFP8_INVALID_ARGUMENT;
-  Expect(status == JAXFP8_OK || refused,
-         name + ": status " + std::to_string(status) + ", " + message.text());
-  Expect(message.IsEnded(), name + ": the message has no end");
-  Expect(!refused || message.size() < 2 || !message.text().empty(), name + ": no reason is given");
 }
 
 constexpr double kMostValues = 1 << 20;  // that are quantised
@@ -209,17 +195,7 @@ void CheckRouteByScales() {
 
 int main(int count, char** arguments) {
   using namespace jaxfp8::tests;
-  int64_t specs = 20000;
-  uint64_t seed = 1;
-  for (int i = 1; i + 1 < count; i += 2) {
-    const std::string name = arguments[i];
-    if (name == "--specs") specs = std::atoll(arguments[i + 1]);
-    if (name == "--seed") seed = std::strtoull(arguments[i + 1], nullptr, 10);
-  }
   CheckKnown();
   CheckRouteByScales();
-  Fuzz fuzz(seed);
-  for (int64_t i = 0; i < specs; ++i) fuzz.RunSpec();
-  for (int64_t i = 0; i < specs / 4; ++i) fuzz.RunQuantize();
-  return fuzz.Report();
+  return RunFuzz<Fuzz>(ReadOptions(count, arguments, 20000), 1);
 }

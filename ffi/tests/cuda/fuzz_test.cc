@@ -1,11 +1,12 @@
-// The C interface of the CUDA library, given what nobody means, without a device and with one that
-// stands in for it: routes, scratch and plans read and write nothing past their ends, no product of
-// sizes wraps around, nothing takes long, and what is refused is refused with a sentence.
+// The C interface of the CUDA library with invalid arguments, without a device and with a stand-in
+// for one. Routes, workspace and plans read and write nothing out of bounds, sizes do not overflow,
+// nothing takes long, and a refusal gives a reason.
 //
 //   fuzz [--specs COUNT] [--seed NUMBER]
 
+#include "tests/fuzz.h"
+
 #include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -20,16 +21,18 @@
 namespace jaxfp8::cuda {
 namespace {
 
+using tests::ExpectAnswer;
+using tests::failures;
 using tests::Message;
 using tests::Wild;
 using tests::WildData;
 using tests::Wilder;
 using tests::WildSide;
 
-// No call asks for more scratch, whatever its sizes.
+// No call asks for more workspace, whatever its sizes.
 constexpr size_t kMostWorkspace = size_t{300} << 20;
 
-// Sound problems in the canonical form.
+// Draws valid problems in the canonical form.
 class Drawer {
  public:
   explicit Drawer(Wilder& wilder) : wilder_(wilder) {}
@@ -123,14 +126,6 @@ class Fuzz {
   }
 
  private:
-  void ExpectAnswer(int status, const Message& message, const std::string& name) {
-    const bool refused = status == JAXFP8_INVALID_ARGUMENT;
-    Expect(status == JAXFP8_OK || refused,
-           name + ": status " + std::to_string(status) + ", " + message.text());
-    Expect(message.IsEnded(), name + ": the message has no end");
-    Expect(!refused || message.size() < 2 || !message.text().empty(), name + ": without a reason");
-  }
-
   bool AskForScratch(const jaxfp8_scaled_dot_spec& spec, const std::string& name,
                      const Wild& wild) {
     const Message message(wilder_.Pick<int64_t>({0, 1, 40, 512}));
@@ -165,7 +160,7 @@ class Fuzz {
     planned_ += status == JAXFP8_OK;
   }
 
-  // With the scratch that was asked for it has to work; with less it may say why not.
+  // With the workspace that was asked for a call must succeed. With less it may refuse.
   void Run(const Wild& wild, const jaxfp8_scaled_dot_spec& spec, const std::string& name) {
     if (bytes_ > size_t{48} << 20) return;
     const bool less = wilder_.Below(3) == 0;
@@ -195,16 +190,6 @@ class Fuzz {
 }  // namespace jaxfp8::cuda
 
 int main(int count, char** arguments) {
-  using namespace jaxfp8::cuda;
-  int64_t specs = 4000;
-  uint64_t seed = 1;
-  for (int i = 1; i + 1 < count; i += 2) {
-    const std::string name = arguments[i];
-    if (name == "--specs") specs = std::atoll(arguments[i + 1]);
-    if (name == "--seed") seed = std::strtoull(arguments[i + 1], nullptr, 10);
-  }
-  Fuzz fuzz(seed);
-  for (int64_t i = 0; i < specs; ++i) fuzz.RunSpec();
-  for (int64_t i = 0; i < specs; ++i) fuzz.RunQuantize();
-  return fuzz.Report();
+  using namespace jaxfp8::tests;
+  return RunFuzz<jaxfp8::cuda::Fuzz>(ReadOptions(count, arguments, 4000), 4);
 }

@@ -1,6 +1,5 @@
-// A device that is not there, for the host side of the CUDA library: its runtime as far as plans
-// ask it, the paths whose kernels nvcc makes, and the library that is opened at run time. For one
-// program, which this defines the functions for.
+// Stand-ins for a GPU: the parts of the CUDA runtime that plans call, the paths whose kernels need
+// nvcc, and cuBLASLt. Defines these functions, so only one file of a program may include it.
 
 #ifndef JAXFP8_TESTS_CUDA_RUNTIME_STAND_INS_H_
 #define JAXFP8_TESTS_CUDA_RUNTIME_STAND_INS_H_
@@ -19,7 +18,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// Of devices 0 and 1, each with plans of its own; -1 where there is none.
+// 0 or 1, each with plans of its own; -1 for no device.
 int current_device = 0;
 constexpr int kMultiprocessors[] = {132, 7};
 
@@ -28,7 +27,7 @@ constexpr int kMultiprocessors[] = {132, 7};
 namespace w8a16 {
 namespace {
 
-// Writes all that the kernels write of the workspace.
+// Writes every byte of the workspace that the kernels write.
 class PartialsPlan : public Plan {
  public:
   PartialsPlan(const Problem& problem, size_t workspace)

@@ -50,68 +50,61 @@ __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Operands of the instruction: the accumulators of 8 columns, and the 16 or 32 registers of all.
+#define JAXFP8_ACC(n) "+f"(acc[n][0]), "+f"(acc[n][1]), "+f"(acc[n][2]), "+f"(acc[n][3])
+#define JAXFP8_REGISTERS_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define JAXFP8_REGISTERS_64 \
+  JAXFP8_REGISTERS_32 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+// a and b are the operands after the accumulators, which are the variadic arguments.
+#define JAXFP8_WGMMA(shape, type, registers, a_and_b, ...)                                     \
+  asm volatile(                                                                                \
+      "{.reg .pred p; setp.ne.b32 p, 1, 0; "                                                   \
+      "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " {" registers "}, " a_and_b \
+      ", p, 1, 1, 0;}"                                                                         \
+      : __VA_ARGS__                                                                            \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+
+template <DType kWide>
+__device__ __forceinline__ void WgmmaOf32(float (&acc)[4][4], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (kWide == DType::kBF16) {
+    JAXFP8_WGMMA("m64n32k16", "bf16", JAXFP8_REGISTERS_32, "{%16,%17,%18,%19}, %20", JAXFP8_ACC(0),
+                 JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3));
+  } else {
+    JAXFP8_WGMMA("m64n32k16", "f16", JAXFP8_REGISTERS_32, "{%16,%17,%18,%19}, %20", JAXFP8_ACC(0),
+                 JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3));
+  }
+}
+
+template <DType kWide>
+__device__ __forceinline__ void WgmmaOf64(float (&acc)[8][4], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (kWide == DType::kBF16) {
+    JAXFP8_WGMMA("m64n64k16", "bf16", JAXFP8_REGISTERS_64, "{%32,%33,%34,%35}, %36", JAXFP8_ACC(0),
+                 JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3), JAXFP8_ACC(4), JAXFP8_ACC(5),
+                 JAXFP8_ACC(6), JAXFP8_ACC(7));
+  } else {
+    JAXFP8_WGMMA("m64n64k16", "f16", JAXFP8_REGISTERS_64, "{%32,%33,%34,%35}, %36", JAXFP8_ACC(0),
+                 JAXFP8_ACC(1), JAXFP8_ACC(2), JAXFP8_ACC(3), JAXFP8_ACC(4), JAXFP8_ACC(5),
+                 JAXFP8_ACC(6), JAXFP8_ACC(7));
+  }
+}
+
+#undef JAXFP8_WGMMA
+#undef JAXFP8_REGISTERS_64
+#undef JAXFP8_REGISTERS_32
+#undef JAXFP8_ACC
+
 // acc (64 x 8 * kRowFragments) += a (64 x 16) * b (16 x 8 * kRowFragments), asynchronously. A warp
 // holds 16 rows of a and of acc, in the fragments of `Mma`; b is a descriptor.
+//   kWide          type of a and b: bfloat16 or float16
+//   kRowFragments  columns of b in units of 8: 4 or 8
 template <DType kWide, int kRowFragments>
 __device__ __forceinline__ void Wgmma(float (&acc)[kRowFragments][4], const uint32_t (&a)[4],
                                       uint64_t b) {
   static_assert(kRowFragments == 4 || kRowFragments == 8);
   if constexpr (kRowFragments == 4) {
-    if constexpr (kWide == DType::kBF16) {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, 1, 0; "
-          "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-          "{%16,%17,%18,%19}, %20, p, 1, 1, 0;}"
-          : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]), "+f"(acc[1][0]),
-            "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]), "+f"(acc[2][0]), "+f"(acc[2][1]),
-            "+f"(acc[2][2]), "+f"(acc[2][3]), "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]),
-            "+f"(acc[3][3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    } else {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, 1, 0; "
-          "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, "
-          "{%16,%17,%18,%19}, %20, p, 1, 1, 0;}"
-          : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]), "+f"(acc[1][0]),
-            "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]), "+f"(acc[2][0]), "+f"(acc[2][1]),
-            "+f"(acc[2][2]), "+f"(acc[2][3]), "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]),
-            "+f"(acc[3][3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
+    WgmmaOf32<kWide>(acc, a, b);
   } else {
-    if constexpr (kWide == DType::kBF16) {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, 1, 0; "
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-          "{%32,%33,%34,%35}, %36, p, 1, 1, 0;}"
-          : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]), "+f"(acc[1][0]),
-            "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]), "+f"(acc[2][0]), "+f"(acc[2][1]),
-            "+f"(acc[2][2]), "+f"(acc[2][3]), "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]),
-            "+f"(acc[3][3]), "+f"(acc[4][0]), "+f"(acc[4][1]), "+f"(acc[4][2]), "+f"(acc[4][3]),
-            "+f"(acc[5][0]), "+f"(acc[5][1]), "+f"(acc[5][2]), "+f"(acc[5][3]), "+f"(acc[6][0]),
-            "+f"(acc[6][1]), "+f"(acc[6][2]), "+f"(acc[6][3]), "+f"(acc[7][0]), "+f"(acc[7][1]),
-            "+f"(acc[7][2]), "+f"(acc[7][3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    } else {
-      asm volatile(
-          "{.reg .pred p; setp.ne.b32 p, 1, 0; "
-          "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-          "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-          "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
-          "{%32,%33,%34,%35}, %36, p, 1, 1, 0;}"
-          : "+f"(acc[0][0]), "+f"(acc[0][1]), "+f"(acc[0][2]), "+f"(acc[0][3]), "+f"(acc[1][0]),
-            "+f"(acc[1][1]), "+f"(acc[1][2]), "+f"(acc[1][3]), "+f"(acc[2][0]), "+f"(acc[2][1]),
-            "+f"(acc[2][2]), "+f"(acc[2][3]), "+f"(acc[3][0]), "+f"(acc[3][1]), "+f"(acc[3][2]),
-            "+f"(acc[3][3]), "+f"(acc[4][0]), "+f"(acc[4][1]), "+f"(acc[4][2]), "+f"(acc[4][3]),
-            "+f"(acc[5][0]), "+f"(acc[5][1]), "+f"(acc[5][2]), "+f"(acc[5][3]), "+f"(acc[6][0]),
-            "+f"(acc[6][1]), "+f"(acc[6][2]), "+f"(acc[6][3]), "+f"(acc[7][0]), "+f"(acc[7][1]),
-            "+f"(acc[7][2]), "+f"(acc[7][3])
-          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
+    WgmmaOf64<kWide>(acc, a, b);
   }
 }
 

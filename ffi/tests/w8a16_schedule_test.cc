@@ -1,5 +1,5 @@
-// The schedule of `sm80_w8a16`: every step belongs to one block, the blocks that share an output
-// know of each other, and no two sums are kept in one slot at a time.
+// The schedule of `sm80_w8a16`: every iteration belongs to one block, an output tile knows the
+// blocks that share it, and no two blocks store into one partial tile.
 
 #include <cstdio>
 #include <map>
@@ -9,35 +9,33 @@
 #include <vector>
 
 #include "cuda/kernels/sm80_w8a16/schedule.h"
+#include "tests/expect.h"
 
 namespace jaxfp8::cuda::w8a16 {
 namespace {
 
-int failures = 0;
+using tests::Expect;
 
-void Expect(bool holds, const std::string& claim) {
-  if (!holds && ++failures <= 20) std::printf("FAILED: %s\n", claim.c_str());
-}
-
-// Walks the blocks as the kernel does and notes what they do.
+// Runs the iterations of all blocks as the kernel does, and checks what they store.
 void CheckSchedule(const Schedule& s, int64_t batch) {
   const std::string name = std::to_string(batch) + "x" + std::to_string(s.column_tiles) + "x" +
                            std::to_string(s.row_tiles) + "x" + std::to_string(s.depth_tiles) +
                            " on " + std::to_string(s.blocks) + ": ";
-  Expect(s.Begin(0) == 0 && s.Begin(s.blocks) == s.Iterations(), name + "blocks cover all steps");
+  Expect(s.Begin(0) == 0 && s.Begin(s.blocks) == s.Iterations(),
+         name + "blocks cover all iterations");
   std::map<int64_t, int> parts;  // of an output
   std::set<int64_t> partials;
   for (int32_t block = 0; block < s.blocks; ++block) {
     Expect(s.Begin(block) < s.Begin(block + 1), name + "no block is idle");
-    for (int32_t step = s.Begin(block); step < s.Begin(block + 1); ++step) {
-      Expect(s.BlockOf(step) == block, name + "a step knows its block");
-      const int32_t output_tile = step / s.depth_tiles;
-      const bool ends = step + 1 == s.Begin(block + 1) || (step + 1) % s.depth_tiles == 0;
+    for (int32_t iteration = s.Begin(block); iteration < s.Begin(block + 1); ++iteration) {
+      Expect(s.BlockOf(iteration) == block, name + "an iteration knows its block");
+      const int32_t output_tile = iteration / s.depth_tiles;
+      const bool ends = iteration + 1 == s.Begin(block + 1) || (iteration + 1) % s.depth_tiles == 0;
       if (!ends) continue;
       ++parts[output_tile];
       const int64_t partial = s.PartialOf(block, output_tile);
-      Expect(partials.insert(partial).second, name + "a part of a sum has a slot of its own");
-      Expect(partial < s.Partials(), name + "slots are counted");
+      Expect(partials.insert(partial).second, name + "every partial tile has a place of its own");
+      Expect(partial < s.Partials(), name + "partial tiles are counted");
       Expect(s.FirstBlock(output_tile) <= block && block <= s.LastBlock(output_tile),
              name + "a sharer is among the sharers");
     }
@@ -53,7 +51,7 @@ void CheckSchedule(const Schedule& s, int64_t batch) {
   }
 }
 
-// All launches of a problem; returns how many.
+// Checks all launches of a problem; returns how many there are.
 int CheckLaunches(const Problem& p, int64_t blocks_at_once, size_t workspace) {
   const int64_t output_tiles = OutputTiles(p);
   int launches = 0;
@@ -64,7 +62,8 @@ int CheckLaunches(const Problem& p, int64_t blocks_at_once, size_t workspace) {
            "a launch makes some of the outputs");
     Expect(s.blocks <= blocks_at_once, "all blocks are resident at a time");
     if (p.depth > 0) {
-      Expect(static_cast<size_t>(s.Partials()) * PartialTileBytes(p) <= workspace, "the slots fit");
+      Expect(static_cast<size_t>(s.Partials()) * PartialTileBytes(p) <= workspace,
+             "the partial tiles fit");
       CheckSchedule(s, p.batch);
     }
     first += s.output_tiles;
@@ -105,7 +104,7 @@ void CheckWorkspace() {
   }
 }
 
-// What the workspace has room for that a call is told to bring.
+// The workspace that a call is told to bring suffices for one launch.
 void CheckBestWorkspace() {
   for (int64_t rows : {1, 8, 17, 64, 200}) {
     for (auto [columns, depth] : {std::pair(1, 1), {130, 300}, {4096, 4100}, {28672, 8192}}) {
@@ -119,7 +118,7 @@ void CheckBestWorkspace() {
                "more is no better");
         Expect(s.output_tiles == OutputTiles(p), "one launch makes all outputs");
       }
-      // A device that is larger than any there was.
+      // Also on a device larger than any that exists.
       const Schedule s = MakeSchedule(p, 528, best - packed, 0);
       Expect(s.output_tiles == OutputTiles(p), "one launch makes all outputs on a larger device");
       CheckSchedule(s, p.batch);
@@ -133,7 +132,7 @@ void CheckTiles() {
   Problem p = Some(1, 64, 4096, 4096);
   Expect(RowFragmentsFor(p) == 8, "64 rows fit one tile");
   p.rhs.scale = true, p.rhs.tiles = {128, 128, 0, 32, 1};
-  Expect(RowFragmentsFor(p) == 4, "sums that are folded along the depth take half of it");
+  Expect(RowFragmentsFor(p) == 4, "scales that change along K halve the largest tile");
   for (int row_fragments : {1, 2, 4, 8}) {
     Expect(SharedBytes(row_fragments) <= 99 * 1024, "a block fits on every device from sm_80 on");
   }
@@ -173,6 +172,5 @@ int main() {
   CheckBestWorkspace();
   CheckTiles();
   CheckRefusals();
-  std::printf("w8a16 plan: %d failures\n", failures);
-  return failures != 0;
+  return jaxfp8::tests::Report("w8a16 schedule");
 }

@@ -1,5 +1,5 @@
-// The quotients of the quantising kernels give the codes that a division gives, and the maps that
-// turn bytes through shared memory are complete and free of bank conflicts.
+// The quotients of the quantising kernels encode to the same codes as a division, and the index
+// maps that transpose through shared memory are complete and free of bank conflicts.
 
 #include <cmath>
 #include <cstdio>
@@ -32,7 +32,7 @@ void CheckQuotients(float x, float scale) {
   CheckQuotient<DType::kS8>(x, scale);
 }
 
-// Numbers right beside what is halfway between two codes are where a wrong ulp shows.
+// Checks numbers next to the midpoint of two codes, where one ulp changes the code.
 void CheckHalfway(float scale) {
   for (int code = 0; code < 0x7e; ++code) {
     const float half =
@@ -63,7 +63,7 @@ void CheckScale(float amax, float wanted) {
   std::exit(1);
 }
 
-// A warp's 32 words have to lie in 32 banks.
+// A warp's 32 words lie in 32 banks.
 template <typename Word>
 void CheckWarp(const char* what, Word word) {
   std::set<int> banks;
@@ -74,7 +74,7 @@ void CheckWarp(const char* what, Word word) {
 }
 
 template <typename Map>
-void CheckTurn(const char* what, Map map) {
+void CheckTranspose(const char* what, Map map) {
   std::set<int> cells;
   for (int line = 0; line < kTransposeTile; ++line) {
     for (int word = 0; word < kTransposeTile / 4; ++word) cells.insert(map(line, word));
@@ -113,15 +113,15 @@ int main() {
   CheckScale(0.0f, 1.0f);
   CheckScale(448.0f, 448.0f * (1.0f / 448.0f));
   CheckScale(0x1p-126f, 0x1p-126f);
-  CheckTurn("PackedWord", PackSharedWord);
-  CheckTurn("CodeWord", CodesSharedWord);
+  CheckTranspose("PackSharedWord", PackSharedWord);
+  CheckTranspose("CodesSharedWord", CodesSharedWord);
   for (int i = 0; i < 16; ++i) {
-    CheckWarp("PackedWord, written",
+    CheckWarp("PackSharedWord, written",
               [&](int lane) { return PackSharedWord(lane % 8 * 16 + i, lane / 8); });
   }
   for (int i = 0; i < 8; ++i) {
-    CheckWarp("CodeWord, written",
+    CheckWarp("CodesSharedWord, written",
               [&](int lane) { return CodesSharedWord(lane % 16 * 8 + i, lane / 16 * 2); });
   }
-  std::puts("quotients, scales and turns: right");
+  std::puts("quotients, scales and transposes: right");
 }

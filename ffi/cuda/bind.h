@@ -1,0 +1,27 @@
+// The binding that all XLA FFI handlers of the CUDA library share.
+
+#ifndef JAXFP8_CUDA_BIND_H_
+#define JAXFP8_CUDA_BIND_H_
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxfp8::cuda {
+
+// Binds the stream, all operands, all results and all attributes.
+//   binding  `ffi::Ffi::Bind()` or `ffi::Ffi::BindInitialize()`
+template <typename Binding>
+auto BindAll(Binding binding) {
+  return std::move(binding)
+      .template Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+      .RemainingArgs()
+      .RemainingRets()
+      .template Attrs<xla::ffi::Dictionary>();
+}
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_BIND_H_
