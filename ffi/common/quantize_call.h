@@ -107,13 +107,13 @@ inline std::string BindBuffers(const QuantizeProblem& problem, const std::vector
                                const std::vector<Buffer>& results, bool workspace,
                                QuantizeBuffers& to) {
   const std::vector<int64_t> shape{problem.rows, problem.columns};
-  const std::vector<int64_t> turned{problem.columns, problem.rows};
+  const std::vector<int64_t> transposed{problem.columns, problem.rows};
   const std::vector<int64_t> tiles{problem.tiles_down(), problem.tiles_across()};
   QuantizeTaker operand(operands), result(results);
   operand("x", problem.in, shape, to.x);
   result("codes", problem.out, shape, to.codes);
   (problem.given_scale ? operand : result)("scale", DType::kF32, tiles, to.scale);
-  if (problem.transposed) result("codes_transposed", problem.out, turned, to.codes_transposed);
+  if (problem.transposed) result("codes_transposed", problem.out, transposed, to.codes_transposed);
   if (problem.amax) result("amax", DType::kF32, tiles, to.amax);
   if (workspace) to.workspace_bytes = result.TakeBytes(to.workspace);
   operand.End("operands");

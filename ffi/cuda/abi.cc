@@ -13,7 +13,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// A device of a compute capability, with the least it can have, for routes without a GPU.
+// The smallest device of a compute capability, for routes without a GPU.
 Device DeviceOf(int compute_capability, int cublaslt_version) {
   Device device;
   device.compute_capability = compute_capability;

@@ -177,8 +177,9 @@ std::string WhyNot(const Problem& problem, const Layout& layout) {
   const int64_t step = layout.piece_shape.depth;
   if (layout.splits_depth && (step < kMinPieceDepth || step % kBytesAligned != 0)) {
     return "its scales change every " + std::to_string(step) +
-           " values of the depth (0: at no common distance), but it needs a multiple of 16, at "
-           "least 32";
+           " values along the contracted axis (0: neither side's tile is a multiple of the "
+           "other's), "
+           "but it needs a multiple of 16, at least 32";
   }
   if (layout.splits_depth && problem.out.dtype == DType::kS32) {
     return "zero points that change along the depth are summed in float32, and an int32 output "

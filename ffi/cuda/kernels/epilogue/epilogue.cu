@@ -123,12 +123,12 @@ bool HasZeroPoint(const Correction& c) { return c.zero_point || c.shift != 0; }
 
 std::string WhyNot(const Problem& problem, const EpilogueRequest& r) {
   const bool zeros = HasZeroPoint(r.lhs) || HasZeroPoint(r.rhs);
-  if (zeros && r.slab.dtype != DType::kS32) return "epilogue: zero points need int32 sums";
+  if (zeros && r.slab.dtype != DType::kS32) return "epilogue: zero points need int32 accumulators";
   if ((HasZeroPoint(r.lhs) && !r.rhs.line_sums) || (HasZeroPoint(r.rhs) && !r.lhs.line_sums)) {
-    return "epilogue: a zero point needs the sums of the other side's lines";
+    return "epilogue: a zero point needs the line sums of the other side";
   }
   if (problem.out.dtype == DType::kS32 && r.slab.dtype != DType::kS32) {
-    return "epilogue: an int32 output needs int32 sums";
+    return "epilogue: an int32 output needs int32 accumulators";
   }
   return "";
 }

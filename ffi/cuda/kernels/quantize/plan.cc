@@ -35,10 +35,10 @@ std::string QuantizeWhyNot(const QuantizeProblem& p) {
   const bool tiles =
       p.tile_columns == kQuantizeTile && (p.tile_rows == 1 || p.tile_rows == kQuantizeTile);
   if (!tiles && !PerTensor(p) && !PerRow(p)) {
-    return "quantize: a scale belongs to all, to a row, to 1x128 or to 128x128 values";
+    return "quantize: a scale must belong to the tensor, a row, or a tile of 1x128 or 128x128";
   }
   if (p.given_scale && p.amax && !PerTensor(p)) {
-    return "quantize: with given scales there is an amax only where one scale is for all";
+    return "quantize: with a given scale, an amax needs one scale for the whole tensor";
   }
   if (TileCount(p.rows, kQuantizeTile) * TileCount(p.columns, kQuantizeTile) >> 31 ||
       p.rows >> 31) {

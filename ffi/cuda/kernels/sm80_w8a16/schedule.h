@@ -31,9 +31,9 @@ namespace jaxfp8::cuda::w8a16 {
 // Whether scales may change along K, which takes a second set of accumulators (scales.cuh). The
 // widest tile has no registers left for it.
 JAXFP8_HD constexpr bool KeepsScaledAccumulators(int row_fragments) { return row_fragments <= 4; }
-// Blocks on a multiprocessor at a time: registers are limited to what lets so many run. With up to
-// 16 rows three blocks run and the fourth's registers are free for the second kernel. On an H200,
-// two blocks of 256 columns each are 1.26x slower with 64 rows of 6144 x 4096 weights.
+// Blocks on a multiprocessor at a time, which limits the registers of each. With up to 16 rows only
+// three blocks fit shared memory, and the fourth's registers are free for the second kernel. On an
+// H200, two blocks of 256 columns each are 1.26x slower with 64 rows of 6144 x 4096 weights.
 JAXFP8_HD constexpr int BlocksPerSm(int row_fragments) { return row_fragments <= 2 ? 4 : 3; }
 // Stages in shared memory that still let those blocks run on an H200.
 JAXFP8_HD constexpr int StagesFor(int row_fragments) {
