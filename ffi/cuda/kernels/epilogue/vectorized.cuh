@@ -119,6 +119,48 @@ __device__ __forceinline__ bool FitsInt32(const RowMaxima& maxima, int64_t depth
          0x1.ep30f;
 }
 
+// Loads a batch of accumulators. `start` is the offset of the block's first row and the thread's
+// first column.
+template <DType kAcc>
+__device__ __forceinline__ void LoadBatch(const Epilogue& e, int64_t start, const RowCursor& cursor,
+                                          uint4 (&acc)[kRowsInFlight]) {
+#pragma unroll
+  for (int j = 0; j < kRowsInFlight; ++j) {
+    acc[j] = LoadAccumulators4<kAcc>(e.acc, start + cursor.At(j, e.acc_row));
+  }
+}
+
+// Stores the parameters of a row in shared memory, and raises the maxima to its zero point.
+template <bool kZero>
+__device__ __forceinline__ void ShareRowParams(RowParams params, int64_t depth,
+                                               RowParams* row_params, RowMaxima& maxima) {
+  if constexpr (kZero) {
+    const int64_t row_term = params.line_sum - depth * params.zero;
+    params.row_term = static_cast<int32_t>(row_term);
+    atomicMax(&maxima.zero, Magnitude(params.zero)),
+        atomicMax(&maxima.row_term, Magnitude(row_term));
+  }
+  row_params[threadIdx.x] = params;
+}
+
+// Applies the elementwise epilogue to a batch and stores it. Returns the larger of `largest` and
+// the largest |y|, as bits.
+__device__ __forceinline__ uint32_t ApplyToBatch(const Elementwise& ew, const RowCursor& cursor,
+                                                 int valid_rows, const ColumnParams& columns,
+                                                 uint32_t largest, RowBatch& y) {
+  if (ew.residual_plane) AddResidualRows(ew, cursor, y);
+  if (ew.bias_plane) {
+#pragma unroll
+    for (int k = 0; k < 4 * kRowsInFlight; ++k) y[k / 4][k % 4] += columns.bias[k % 4];
+  }
+  if (ew.activation != Activation::kNone) ApplyActivationRows(ew.activation, y);
+  if (ew.amax_kind != AmaxKind::kNone)
+    largest = max(largest, AmaxOfRows(ew, cursor, valid_rows, y));
+  if (ew.out_scale_plane) DivideRows(ew, cursor, y);
+  StoreRows(ew, cursor, valid_rows, y);
+  return largest;
+}
+
 // The kernel.
 //   kAcc       type of the accumulators: int32, float32 or bfloat16
 //   kZero      there are zero points
@@ -143,26 +185,15 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
   RowCursor cursor{b, e.row + first_row, e.column + c, line, step, rows - 1};
   const int64_t start = local_b * e.acc_batch + first_row * e.acc_row + c;
   uint4 acc[kRowsInFlight];
-#pragma unroll
-  for (int j = 0; j < kRowsInFlight; ++j) {
-    acc[j] = LoadAccumulators4<kAcc>(e.acc, start + cursor.At(j, e.acc_row));
-  }
+  LoadBatch<kAcc>(e, start, cursor, acc);
   static_assert(kMaxRowsPerBlock <= kVectorThreads);
   const bool has_row = threadIdx.x < rows;
   const int64_t r = first_row + (has_row ? threadIdx.x : 0);
-  RowParams params = LoadRowParams(e.lhs, local_b, b, r, e.row + r);
+  const RowParams params = LoadRowParams(e.lhs, local_b, b, r, e.row + r);
   ColumnParams columns;
   LoadColumnParams<kZero>(e, local_b, Quad{b, cursor.first_row, cursor.c, 4}, columns);
   if constexpr (kZero) __syncthreads();
-  if (has_row) {
-    if constexpr (kZero) {
-      const int64_t row_term = params.line_sum - e.depth * params.zero;
-      params.row_term = static_cast<int32_t>(row_term);
-      atomicMax(&maxima.zero, Magnitude(params.zero)),
-          atomicMax(&maxima.row_term, Magnitude(row_term));
-    }
-    row_params[threadIdx.x] = params;
-  }
+  if (has_row) ShareRowParams<kZero>(params, e.depth, row_params, maxima);
   __syncthreads();
   const bool fits_int32 = kZero && FitsInt32(maxima, e.depth, columns);
   uint32_t largest = 0;
@@ -181,22 +212,8 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
     // The next batch is loaded while this one is finished.
     RowCursor next = cursor;
     next.row += kRowsInFlight * step;
-    if (i < deep) {
-#pragma unroll
-      for (int j = 0; j < kRowsInFlight; ++j) {
-        acc[j] = LoadAccumulators4<kAcc>(e.acc, start + next.At(j, e.acc_row));
-      }
-    }
-    if (ew.residual_plane) AddResidualRows(ew, cursor, y);
-    if (ew.bias_plane) {
-#pragma unroll
-      for (int k = 0; k < 4 * kRowsInFlight; ++k) y[k / 4][k % 4] += columns.bias[k % 4];
-    }
-    if (ew.activation != Activation::kNone) ApplyActivationRows(ew.activation, y);
-    if (ew.amax_kind != AmaxKind::kNone)
-      largest = max(largest, AmaxOfRows(ew, cursor, valid_rows, y));
-    if (ew.out_scale_plane) DivideRows(ew, cursor, y);
-    StoreRows(ew, cursor, valid_rows, y);
+    if (i < deep) LoadBatch<kAcc>(e, start, next, acc);
+    largest = ApplyToBatch(ew, cursor, valid_rows, columns, largest, y);
     if (i >= deep) break;
     cursor = next;
   }
