@@ -42,7 +42,7 @@ SideLayout MakeSide(const Side& side, DType type, const Layout& layout) {
 }
 
 // The K of a piece: that of a scale tile where scales vary. 0 if neither side's tile is a multiple
-// of the other's.
+// of the other's, or if a scale tile is too deep for an exact sum.
 int64_t PieceDepth(const Problem& problem, const Layout& layout) {
   int64_t step = problem.depth;
   const bool blocks = layout.attempt.scaling == Scaling::kBlocks;
@@ -175,15 +175,17 @@ namespace {
 // Why the attempt is impossible for the problem, "" if it is not.
 std::string WhyNot(const Problem& problem, const Layout& layout) {
   const int64_t step = layout.piece_shape.depth;
+  if (layout.splits_depth && step == 0) {
+    return "its scales split the contracted axis into pieces that do not nest, or of over " +
+           std::to_string(kMaxExactDepth) + " values, which int32 does not sum exactly";
+  }
   if (layout.splits_depth && (step < kMinPieceDepth || step % kBytesAligned != 0)) {
     return "its scales change every " + std::to_string(step) +
-           " values along the contracted axis (0: neither side's tile is a multiple of the "
-           "other's), "
-           "but it needs a multiple of 16, at least 32";
+           " values along the contracted axis, but it needs a multiple of 16, at least 32";
   }
   if (layout.splits_depth && problem.out.dtype == DType::kS32) {
-    return "zero points that change along the depth are summed in float32, and an int32 output "
-           "needs exact sums";
+    return "zero points that change along the contracted axis are summed in float32, and an int32 "
+           "output needs exact sums";
   }
   const Scaling scaling = layout.attempt.scaling;
   const bool fours =
