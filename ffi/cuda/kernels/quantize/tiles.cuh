@@ -155,6 +155,10 @@ __device__ __forceinline__ void StoreTransposed(const QuantizeArguments& q, int6
   }
 }
 
+// The kernel.
+//   kIn         bfloat16, float16 or float32
+//   kOut        e4m3, e5m2 or int8
+//   kScaleTile  where scales come from
 template <DType kIn, DType kOut, ScaleTile kScaleTile>
 __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const QuantizeArguments q) {
   using T = Tile<kIn>;
