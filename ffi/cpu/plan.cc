@@ -89,11 +89,15 @@ bool HoldsExactSums(const Problem& problem, const Kernel& kernel, int64_t longes
          problem.lhs.dtype != kernel.packed.shifted_rows;
 }
 
+bool GemvAddsInFloat32(const Problem& problem, const Kernel& kernel) {
+  if (!problem.rhs.Along()) return kernel.gemv.kn_float32;
+  return kernel.gemv.nk_float32 && problem.rhs.dtype != kernel.packed.shifted_columns;
+}
+
 bool AddsInFloat32(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const auto chunks = static_cast<int64_t>(plan.depth.chunks.size());
   if (chunks < kF32Chunks) return false;
-  const bool nk = problem.rhs.Along() && kernel.gemv.nk_float32;
-  if (plan.gemv && !(nk && problem.rhs.dtype != kernel.packed.shifted_columns)) return false;
+  if (plan.gemv && !GemvAddsInFloat32(problem, kernel)) return false;
   int64_t longest = 0;
   for (const Chunk& chunk : plan.depth.chunks) longest = std::max(longest, chunk.depth);
   int64_t least = std::max(chunks * kF32ChunkDepth, longest + chunks);
@@ -109,13 +113,14 @@ int64_t PanelBytes(const Plan& plan, const Chunk& chunk) {
          3 * Scratch::Padded(plan.block.rows * sizeof(double));
 }
 
-// A GEMV over [N, K] takes many chunks in one call, so that columns are read from end to end. With
-// float32 sums no round ends within a run: the bits of a row would depend on the others.
+// A GEMV takes many chunks in one call where columns are read from end to end ([N, K]), or sums are
+// float32. Then no round ends within a run: the bits of a row would depend on the others.
 void CutRounds(const Problem& problem, const Kernel& kernel, Plan& plan) {
   DepthPlan& depth = plan.depth;
   const bool nk = plan.gemv && problem.rhs.Along();
   const auto count = static_cast<int64_t>(depth.chunks.size());
-  depth.run_chunks = nk ? std::clamp<int64_t>(count, 1, kMaxRunChunks) : 1;
+  const bool runs = nk || (plan.gemv && depth.float32);
+  depth.run_chunks = runs ? std::clamp<int64_t>(count, 1, kMaxRunChunks) : 1;
   depth.run_depth = depth.float32 ? kGemvDepth : problem.depth;
   const int64_t room = nk ? kernel.gemv.run_bytes : kernel.gemm.row_bytes;
   int64_t bytes = 0;
@@ -208,10 +213,11 @@ void CutColumns(const Problem& problem, const Kernel& kernel, int64_t threads, P
   block.columns *= std::max<int64_t>(passes, 1);
 }
 
-// Accumulators of a GEMV, of rows that fill whole tiles.
+// Accumulators of a GEMV, of rows that fill whole tiles. Float32 sums of [K, N] lie behind them.
 int64_t GemvAccs(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const int64_t rows = RoundUp(plan.block.gemv_rows, kernel.gemm.tile_rows);
-  return rows * (problem.rhs.Along() ? plan.depth.run_chunks * kernel.gemm.nr : kGemvColumns);
+  if (problem.rhs.Along()) return rows * plan.depth.run_chunks * kernel.gemm.nr;
+  return rows * kGemvColumns * (plan.depth.float32 ? 2 : 1);
 }
 
 void SizeScratch(const Problem& problem, const Kernel& kernel, Plan& plan) {

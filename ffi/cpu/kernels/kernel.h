@@ -134,16 +134,18 @@ struct GemvKernel {
   int nk_short_rows;
   int nk_depth_per_row;  // only if chunks have so much of K for each, in the mean
   int prepared_rows;
-  int nk_pass_rows;   // rows of one call where B is [N, K], and
-  int pass_rows;      // of others
-  int spare_rows;     // packed rows need room for so many more
-  bool nk_float32;    // whether it adds scaled sums in float32 (ChunkRun::float32)
+  int nk_pass_rows;  // rows of one call where B is [N, K], and
+  int pass_rows;     // of others
+  int spare_rows;    // packed rows need room for so many more
+  // Whether it adds scaled sums in float32 (ChunkRun::float32), by the layout of B.
+  bool kn_float32, nk_float32;
   int64_t run_bytes;  // of packed rows that are kept together
 
   void (*pack_rows_nk)(const Side&, const Block&, const Panel&);
   // Adds the scaled products of the rows and the columns of the run, or stores them. `columns` has
   // room for their factors, `acc` for the accumulators of whole tiles of rows: of kGemvColumns
-  // columns, or of `nr` for each chunk of the run where B is [N, K].
+  // columns, and as many float32 sums behind them; or of `nr` columns for each chunk of the run
+  // where B is [N, K].
   void (*multiply)(const Side&, const ChunkRun&, int rows, const Panel& columns, void* acc,
                    double* sums, int64_t pitch);
 };

@@ -60,6 +60,11 @@ void AddScaledAcc(const void* acc, const Panel& rows, int row, const Panel& colu
                        first);
 }
 
+// Adds float32 sums of scaled accumulators to those of a row, or stores them if `first`.
+inline void AddF32Row(const float* f32_sums, int64_t width, double* sums, bool first) {
+  for (int64_t i = 0; i < width; ++i) sums[i] = f32_sums[i] + (first ? 0 : sums[i]);
+}
+
 // Accumulators of row `r` less zero points, in float32, which holds the exact sums of a short
 // chunk.
 inline F32 LessZeros(S32 acc, const F32Sums& to, int r, int64_t i) {

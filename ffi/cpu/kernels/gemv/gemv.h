@@ -16,13 +16,9 @@ void GemvOf(const Side& side, const ChunkRun& run, int rows, const Panel& column
     GemvNk<Policy, kType, kSubtract, kSums>(side, run, rows, columns, acc).AddTo(sums, pitch);
     return;
   }
-  for (int64_t c = 0; c < run.count; ++c) {
-    WithCount<kGemvRows>(rows, [&]<int kCount> {
-      GemvKn<Policy, kType, kCount, kSubtract, kSums> gemv(side, run.blocks[c], run.rows[c],
-                                                           columns, acc);
-      gemv.AddTo(sums, pitch, run.first && c == 0);
-    });
-  }
+  WithCount<kGemvRows>(rows, [&]<int kCount> {
+    GemvKnRun<Policy, kType, kCount, kSubtract, kSums>(side, run, columns, acc, sums, pitch);
+  });
 }
 
 template <class Policy>

@@ -54,6 +54,7 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, ComputeType compute
                .nk_pass_rows = kTransposedRows,
                .pass_rows = kTile,
                .spare_rows = kTile,
+               .kn_float32 = false,
                .nk_float32 = true,
                .run_bytes = 7 << 18,
                .pack_rows_nk = PackTransposedRows<Policy>,
