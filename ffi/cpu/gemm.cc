@@ -39,11 +39,15 @@ F32Sums From(const F32Sums& sums, int64_t row, int64_t column) {
           sums.pitch, sums.first};
 }
 
-// The same factors in float32, again one after the other from `at`.
-F32Factors InFloat32(const Panel& panel, int64_t count, float* at) {
+// The same factors in float32, again one after the other from `at`. Only exact accumulators need
+// zero points and sums.
+F32Factors InFloat32(const Panel& panel, int64_t count, bool exact, float* at) {
   float* zero = std::copy_n(panel.scale, count, at);
-  float* sum = std::copy_n(panel.zero, count, zero);
-  std::copy_n(panel.sum, count, sum);
+  float* sum = zero + count;
+  if (exact) {
+    std::copy_n(panel.zero, count, zero);
+    std::copy_n(panel.sum, count, sum);
+  }
   return {at, zero, sum};
 }
 
@@ -258,12 +262,13 @@ class Share {
   F32Sums F32SumsOf(const Panel& rows, const Block& block, bool first, int64_t column) const {
     const int64_t columns = RoundUp(block.count, gemm_.nr);
     float* of_rows = f32_factors_ + 3 * plan_.block.pass;
-    const F32Factors row_factors = InFloat32(rows, rows_, of_rows);
-    for (int64_t row = 0; row < rows_; ++row) {
+    const bool exact = kernel_.compute == ComputeType::kInt32;
+    const F32Factors row_factors = InFloat32(rows, rows_, exact, of_rows);
+    for (int64_t row = 0; exact && row < rows_; ++row) {
       of_rows[2 * rows_ + row] -= static_cast<float>(block.depth) * row_factors.zero[row];
     }
-    return {row_factors, InFloat32(columns_panel_, columns, f32_factors_), f32_sums_ + column,
-            plan_.scratch.f32_pitch, first};
+    return {row_factors, InFloat32(columns_panel_, columns, exact, f32_factors_),
+            f32_sums_ + column, plan_.scratch.f32_pitch, first};
   }
 
   // All rows times a micro-panel, from `k` of the chunk on.

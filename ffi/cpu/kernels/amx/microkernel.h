@@ -160,30 +160,55 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* pane
   StoreAccs(acc, acc + 2 * kTile, bytes);
 }
 
+// Where tiles store accumulators: those that are scaled at once stay in L1 rather than in L2, where
+// the accumulators of all rows lie.
 template <class Policy>
-void AddScaledTileRow(const Acc<Policy>* acc, int64_t pitch, int r, const F32Sums& sums) {
-  AccVector<Policy> row[kVectors];
-  std::memcpy(row, acc + r * pitch, sizeof row);
-  AddScaled(row, sums, r);
-}
+class TileAccs {
+ public:
+  TileAccs(void* acc, int64_t pitch, bool first, const F32Sums* f32_sums) : f32_sums_(f32_sums) {
+    const bool here = first && f32_sums;
+    at = here ? own_ : static_cast<Acc<Policy>*>(acc);
+    this->pitch = here ? kNR : pitch;
+  }
+
+  // Scales and adds the accumulators of so many rows, if there are float32 sums.
+  void AddScaledRows(int rows) const {
+    for (int r = 0; f32_sums_ && r < rows; ++r) {
+      AccVector<Policy> row[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        row[v] = Load<AccVector<Policy>>(at + r * pitch + v * kLanes);
+      }
+      AddScaled(row, *f32_sums_, r);
+    }
+  }
+
+  Acc<Policy>* at;
+  int64_t pitch;  // from row to row
+
+ private:
+  const F32Sums* f32_sums_;
+  alignas(kBytes) Acc<Policy> own_[2 * kTile * kNR];
+};
 
 // Rows are one tile, or two of the same height.
 template <class Policy>
 void MultiplyTiles(const PackedRows& rows, const uint8_t* panel, int64_t depth, void* acc_of,
                    int64_t pitch, bool first, const F32Sums* f32_sums) {
-  auto* acc = static_cast<Acc<Policy>*>(acc_of);
+  const TileAccs<Policy> acc(acc_of, pitch, first, f32_sums);
   const int64_t steps = Steps<Policy>(depth);
   if (rows.count <= kTile) {
-    MultiplyTileRow<Policy>(rows.data, rows.pitch, panel, steps, acc, pitch, first);
+    MultiplyTileRow<Policy>(rows.data, rows.pitch, panel, steps, acc.at, acc.pitch, first);
   } else {
     constexpr int kHalf = kNR / 2;
     const int height = rows.count / 2;
-    MultiplyTileSquare<Policy>(rows.data, rows.pitch, height, panel, steps, acc, pitch, first);
-    MultiplyTileSquare<Policy>(rows.data, rows.pitch, height, panel + kHalf * sizeof *acc, steps,
-                               acc + kHalf, pitch, first);
+    const uint8_t* right = panel + kHalf * sizeof *acc.at;
+    MultiplyTileSquare<Policy>(rows.data, rows.pitch, height, panel, steps, acc.at, acc.pitch,
+                               first);
+    MultiplyTileSquare<Policy>(rows.data, rows.pitch, height, right, steps, acc.at + kHalf,
+                               acc.pitch, first);
   }
-  for (int r = 0; f32_sums && r < rows.count; ++r)
-    AddScaledTileRow<Policy>(acc, pitch, r, *f32_sums);
+  acc.AddScaledRows(rows.count);
 }
 
 // Clears what a tile has beyond `depth`, for `count` rows or micro-panels of packed groups.
@@ -246,16 +271,16 @@ const uint8_t* PackAndMultiplyTiles(const Side& side, const Block& block, const 
     MultiplyTiles<Policy>(rows, in_place.data, block.depth, acc_of, pitch, first, f32_sums);
     return in_place.data;
   }
-  auto* acc = static_cast<Acc<Policy>*>(acc_of);
+  const TileAccs<Policy> acc(acc_of, pitch, first, f32_sums);
   const int height = rows.count > kTile ? rows.count / 2 : rows.count;
   PackAndMultiplyPieces<Policy>(side, block, panel, keep || height < rows.count,
-                                {rows.data, rows.pitch, height}, acc, pitch, first);
+                                {rows.data, rows.pitch, height}, acc.at, acc.pitch, first);
   if (height < rows.count) {
     MultiplyTileRow<Policy>(rows.data + height * rows.pitch, rows.pitch, panel.data,
-                            Steps<Policy>(block.depth), acc + height * pitch, pitch, first);
+                            Steps<Policy>(block.depth), acc.at + height * acc.pitch, acc.pitch,
+                            first);
   }
-  for (int r = 0; f32_sums && r < rows.count; ++r)
-    AddScaledTileRow<Policy>(acc, pitch, r, *f32_sums);
+  acc.AddScaledRows(rows.count);
   return panel.data;
 }
 
