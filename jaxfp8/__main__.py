@@ -30,7 +30,7 @@ examples:
 
 
 class _UsageError(Exception):
-    """What the user typed cannot be followed; the message says what to type instead."""
+    """Wrong arguments; the message says what to type instead."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,7 +202,7 @@ def _arguments(path: str | None) -> tuple[Any, ...]:
 
 
 def _why_not_called_with(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | None:
-    """Why the function cannot be called with so many arguments; None if it can be."""
+    """Why the function cannot take that many arguments; None if it can."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built in C, for instance
@@ -237,7 +237,7 @@ def _load(path: str) -> Callable[..., Any]:
 
 
 def _import(name: str) -> Any:
-    """Import a module; what goes wrong inside of it is the user's to see in full."""
+    """Imports a module; an exception inside it is shown to the user in full."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -1,6 +1,6 @@
-"""What is installed, what runs, and the command that mends the rest.
+"""`doctor`: what is installed, what runs, and the command that repairs the rest.
 
-Each look at the machine returns findings; one with a remedy means that something is broken.
+Each check returns findings. A finding with a remedy means that something is broken.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "ml_dtypes", "flax")
 
-# The plainest product there is: a platform that refuses it has no kernels at all.
+# The simplest product: a platform that refuses it has no kernels.
 _SIDE = OperandSpec(
     dtype="int8",
     shape=(1, 1),
@@ -62,7 +62,7 @@ _TYPICAL = {
     "FP8": _linear("float8_e4m3fn", "float8_e4m3fn"),
     "INT8": _linear("int8", "int8"),
 }
-# What is told of where there is no GPU.
+# The GPU that routes are reported for on a machine without one.
 _TYPICAL_GPU, _TYPICAL_CUBLASLT = 90, 130000
 
 
@@ -71,9 +71,9 @@ class Finding:
     """One line of the report.
 
     Attributes:
-      name: what was looked at.
-      text: what was found.
-      remedy: the command or sentence that mends it; None where nothing is broken.
+      name: the subject of the check.
+      text: the result.
+      remedy: the command or sentence that repairs it; None if nothing is broken.
     """
 
     name: str
@@ -216,7 +216,7 @@ SECTIONS: dict[str, Callable[[], Iterable[Finding]]] = {
 
 
 def _excess(dtype: DTypeLike) -> float:
-    """By how much a small product exceeds the bound of docs/design.md; not above 0 when right."""
+    """By how much a small product exceeds the bound of docs/design.md; at most 0 if it is right."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((5, 96)).astype(np.float32)
     wide = rng.standard_normal((96, 33)).astype(np.float32)
@@ -266,7 +266,7 @@ def _reinstall() -> str:
 
 
 def _origin() -> str:
-    """What pip has to be told to install this package from where it came from."""
+    """The argument of pip that installs this package from its source."""
     try:
         package = importlib.metadata.distribution("jaxfp8")
     except importlib.metadata.PackageNotFoundError:

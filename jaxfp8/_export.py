@@ -1,4 +1,4 @@
-"""Programs that leave the process: what `jax.export` has to know of this package."""
+"""Registers custom calls and pytrees of this package with `jax.export`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jaxfp8._value.qarray import QArray
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """The consent to the custom calls of this package, which `jax.export` asks for.
+    """Allows `jax.export` to export the custom calls of this package.
 
-    JAX exports a custom call only if it knows that later releases will have it, or by consent. A
-    process that runs the exported program needs `import jaxfp8`, of this version or a later one,
-    and on a GPU the libraries that products need there.
+    JAX exports only custom calls that it knows to be stable, and those that the caller allows. A
+    process that runs the exported program has to `import jaxfp8`, this version or a later one. On a
+    GPU it needs the libraries for products, too.
 
     Returns:
-      What to pass as `disabled_checks`.
+      The argument `disabled_checks` of `jax.export.export`.
 
     Example:
       >>> import jax, jax.export, jax.numpy as jnp, jaxfp8
@@ -45,9 +45,9 @@ def _from_bytes(data: bytes) -> tuple[Any, ...]:
 
 
 def register() -> None:
-    """Has `jax.export` know the pytrees of this package, and XLA its custom calls.
+    """Registers the pytrees of this package with `jax.export`, and its custom calls with XLA.
 
-    The names stand in the files of users.
+    The names are stored in files of users, so they may not change.
     """
     for kind in (QArray, PreparedArray, Scaling, ScalingState):
         jax.export.register_pytree_node_serialization(

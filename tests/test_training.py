@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxfp8
-from jaxfp8._recipes import training
+from jaxfp8._recipes import training_codes
 
 MATRIX = (((1,), (0,)), ((), ()))
 DELAYED = jaxfp8.DelayedScaling(amax_history_length=4)
@@ -140,24 +140,24 @@ def test_only_bytes_are_kept_for_the_backward_pass(recipe):
 @pytest.fixture
 def contiguous_sums(monkeypatch):
     """As on a GPU: each product gets operands that have what it sums over last."""
-    monkeypatch.setattr(training, "_layout_matters", lambda: True)
+    monkeypatch.setattr(training_codes, "_layout_matters", lambda: True)
     jax.clear_caches()
     yield
     jax.clear_caches()
 
 
-TURNED = {**PRODUCTS, "tokens": ((2, 3, 16), (16, 4, 2), (((2,), (0,)), ((), ())))}
+TRANSPOSED = {**PRODUCTS, "tokens": ((2, 3, 16), (16, 4, 2), (((2,), (0,)), ((), ())))}
 
 
 @each_recipe
-@pytest.mark.parametrize("product", TURNED.values(), ids=TURNED)
-def test_turned_copies_change_no_number(product, recipe, contiguous_sums, monkeypatch):
+@pytest.mark.parametrize("product", TRANSPOSED.values(), ids=TRANSPOSED)
+def test_transposed_copies_change_no_number(product, recipe, contiguous_sums, monkeypatch):
     x_shape, w_shape, numbers = product
     x, w = normal(*x_shape), normal(*w_shape, seed=1)
     y = jax.eval_shape(functools.partial(jax.lax.dot_general, dimension_numbers=numbers), x, w)
     g = normal(*y.shape, seed=2)
     got = settled(x, w, g, recipe, numbers)
-    monkeypatch.setattr(training, "_layout_matters", lambda: False)
+    monkeypatch.setattr(training_codes, "_layout_matters", lambda: False)
     jax.clear_caches()
     want = settled(x, w, g, recipe, numbers)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), got, want)
@@ -168,7 +168,7 @@ def test_turned_copies_change_no_number(product, recipe, contiguous_sums, monkey
 def test_on_a_gpu_each_tensor_is_read_once_and_nothing_is_transposed(
     product, recipe, contiguous_sums
 ):
-    x_shape, w_shape, numbers = TURNED[product]
+    x_shape, w_shape, numbers = TRANSPOSED[product]
     x, w, g = normal(*x_shape), normal(*w_shape), normal(*x_shape[:-1], *w_shape[1:])
     trace = step.trace(x, w, g, first_state(recipe), recipe, numbers)
     text = trace.lower(lowering_platforms=("cuda",)).as_text()
@@ -177,7 +177,7 @@ def test_on_a_gpu_each_tensor_is_read_once_and_nothing_is_transposed(
     assert "stablehlo.transpose" not in text
 
 
-def test_without_a_backward_pass_only_the_weights_are_turned(contiguous_sums):
+def test_without_a_backward_pass_only_the_weights_are_transposed(contiguous_sums):
     product = functools.partial(jaxfp8.fp8_dot_general, recipe=TENSOR)
     trace = jax.jit(lambda x, w: product(x, w, MATRIX)).trace(normal(5, 32), normal(32, 7))
     text = trace.lower(lowering_platforms=("cuda",)).as_text()

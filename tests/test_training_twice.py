@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8._recipes import training
+from jaxfp8._recipes import training_codes
 
 MATRIX = (((1,), (0,)), ((), ()))
 DELAYED = jaxfp8.DelayedScaling(amax_history_length=4)
@@ -166,7 +166,7 @@ GENERAL = {
 
 @pytest.mark.parametrize("case", GENERAL.values(), ids=GENERAL)
 def test_second_derivatives_of_any_product_are_near_those_of_floats(case, monkeypatch):
-    monkeypatch.setattr(training, "_layout_matters", lambda: case is not GENERAL["matrix"])
+    monkeypatch.setattr(training_codes, "_layout_matters", lambda: case is not GENERAL["matrix"])
     x_shape, w_shape, numbers = case
     both = normal(*x_shape), normal(*w_shape, seed=1)
     along = normal(*x_shape, seed=2), normal(*w_shape, seed=3)

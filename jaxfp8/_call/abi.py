@@ -1,4 +1,7 @@
-"""The C functions of ffi/include/jaxfp8/jaxfp8.h, for what Python asks of a library beside XLA."""
+"""ctypes for ffi/include/jaxfp8/jaxfp8.h: the C functions that Python calls without XLA.
+
+`tests/native/test_spec_fields.py` compares the fields below with those of the header.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ class Buffers(ctypes.Structure):
         return cls(struct_size=ctypes.sizeof(cls), workspace_bytes=workspace_bytes, **addresses)
 
 
-# Types of the functions: name, result and arguments before the message and its size.
+# The functions by library: the types of their arguments before the message and its size.
 _POINTERS = [ctypes.POINTER(Spec), ctypes.POINTER(Buffers)]
 SIGNATURES: dict[str, dict[str, list[Any]]] = {
     "cpu": {

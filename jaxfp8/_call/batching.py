@@ -54,10 +54,10 @@ def _lead(x: jax.Array, axis: int | None) -> jax.Array:
 
 
 def _share_at_most_one_side(lead: Named, axes: Axes, size: int) -> None:
-    """Gives the batch axis its full size on one side at least, and wherever a scale varies by it.
+    """Gives the batch axis its full size on one side at least, and on a side whose scale has it.
 
-    A scale that varies over values that do not is rare (a vmap over scales alone): those values
-    are repeated.
+    Values without the axis are repeated if their scale has it. That is rare: a vmap over scales
+    alone.
     """
     for side in ("lhs", "rhs"):
         parts = (f"{side}_scale", f"{side}_zero_point")
@@ -88,7 +88,7 @@ def _batch_side(side: OperandSpec, name: str, lead: Named) -> OperandSpec:
 
 
 def _repeat_factor(x: jax.Array, size: int) -> jax.Array:
-    """The same for a scale, whose cotangents will be summed: in float32; or a zero point."""
+    """A scale or zero point with the axis. A repeated scale is float32: cotangents are summed."""
     wide = x.dtype in dtypes.FLOAT16 and x.shape[0] != size
     return _repeat(x.astype(jnp.float32) if wide else x, size)
 

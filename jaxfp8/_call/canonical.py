@@ -1,9 +1,9 @@
 """The form in which a scaled dot reaches a GPU: three axes on each side, and strides.
 
-Any scaled dot is a batch of products of two matrices once its axes are in order and neighbours of
-one kind are one axis. What that takes (transposes, reshapes, a scale repeated along an axis) is
-left to XLA, outside the call: it joins them with what makes the operands, moves them out of loops,
-and drops the transpose of a weight that is kept with its contracted axis last.
+Any scaled dot is a batch of products of two matrices, once its axes are ordered and neighbours of
+one kind are merged. This takes transposes, reshapes and repeated scales. XLA does them, outside the
+call: it fuses them with the operations that make the operands and moves them out of loops. A
+weight that is stored with its contracted axis last needs no transpose.
 
     lhs  [B or 1, M, K] or [B or 1, K, M]
     rhs  [B or 1, N, K] or [B or 1, K, N]
@@ -33,7 +33,7 @@ BATCH, FREE, DEPTH = 0, 1, 2  # axes of a side that is K-major; the last two may
 class Axes:
     """Which axes of each side and of the output belong together, in canonical order.
 
-    A batch axis that one side shares counts as a free axis of the other: the shared matrix is then
+    A batch axis that one side lacks counts as a free axis of the other, so the shared matrix is
     read once. `out` lists the axes of the output as batch, rows, columns.
     """
 
@@ -63,7 +63,7 @@ def is_empty(spec: ScaledDotSpec) -> bool:
 
 
 def canonical(spec: ScaledDotSpec) -> Canonical:
-    """Brings a scaled dot none of whose axes is empty into canonical form."""
+    """The canonical form of a scaled dot without empty axes."""
     axes = _group(spec)
     sides = {
         "lhs": _Side.of(spec.lhs, axes.lhs, spec),
@@ -127,7 +127,7 @@ def _contracting(spec: ScaledDotSpec) -> list[tuple[int, int]]:
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """One side on its way: the order of its axes, and the canonical operand it becomes."""
+    """One side: the order of its axes, and the canonical operand that it becomes."""
 
     old: OperandSpec
     groups: tuple[Shape, Shape, Shape]  # batch, free, depth
@@ -156,11 +156,11 @@ class _Side:
         return cls(old, groups, order, new, repeated)
 
     def values(self, x: jax.Array) -> jax.Array:
-        """Values of the original side, as the canonical one has them."""
+        """Values of the original side in canonical form."""
         return self._arranged(x).reshape(self.spec.shape)
 
     def shared(self, x: jax.Array) -> jax.Array:
-        """A scale or zero point of the original side, as the canonical one has it."""
+        """A scale or zero point of the original side in canonical form."""
         tiles = tuple(t if a in self.repeated else 1 for a, t in enumerate(self.old.tiles))
         shape = tuple(
             size if a in self.repeated else count
@@ -174,7 +174,7 @@ class _Side:
         return _transposed(x, tuple(axis for g in self.order for axis in self.groups[g]))
 
 
-# The tile of a group whose scales no single tile size describes: one scale for each index.
+# No single tile size describes the scales of a group of axes: each index gets its own scale.
 _EACH = 0
 
 
@@ -199,9 +199,9 @@ def _tile(side: OperandSpec, group: Shape) -> int:
 def _order(
     side: OperandSpec, groups: tuple[Shape, Shape, Shape], whole: ScaledDotSpec
 ) -> tuple[int, int, int]:
-    """The order of the groups that needs no transpose, K-major where both do or neither does.
+    """The order of the groups that needs no transpose; K-contiguous if that does not decide.
 
-    Tensor cores multiply 8-bit data by 8-bit data along contiguous depths only.
+    Tensor cores multiply 8-bit data by 8-bit data only if K is contiguous.
     """
     eight_bit = all(dtypes.is_eight_bit(s.dtype) for s in (whole.lhs, whole.rhs))
     moved = tuple(a for g in (BATCH, DEPTH, FREE) for a in groups[g] if side.shape[a] != 1)
@@ -231,12 +231,12 @@ class _Planes:
         return self.old.epilogue.map_shapes(self._full_groups)
 
     def _full_groups(self, shape: Shape) -> Shape:
-        """The canonical shape of an array: a group of axes is full unless all of it is shared."""
+        """The canonical shape of an array: a group of axes is full unless all its axes are 1."""
         full = (any(shape[a] != 1 for a in group) for group in self.groups)
         return tuple(size if kept else 1 for size, kept in zip(self.shape, full, strict=True))
 
     def plane(self, x: jax.Array) -> jax.Array:
-        """A residual, bias or output scale, as the canonical problem has it."""
+        """A residual, bias or output scale in canonical form."""
         full = jnp.broadcast_to(x, self._filled(x.shape))
         return full.transpose(self.order).reshape(self._full_groups(x.shape))
 

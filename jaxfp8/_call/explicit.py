@@ -49,29 +49,23 @@ def mesh_of(avals: Iterable[Any]) -> Any:
     return None
 
 
-def lowering(rule: Callable[..., Any], parts: Callable[..., Parts]) -> Callable[..., Any]:
-    """The lowering rule of a primitive whose operands and results may have sharded types.
+def lower_on_shards(mesh: Any, parts: Parts, ctx: Any, operands: Sequence[Any]) -> Any:
+    """Lowers a call to a `shard_map` over explicit mesh axes.
 
     Args:
-      rule: lowers the call on one device.
-      parts: from the types of the operands and the parameters of the primitive, its factors and
-        the call on shards.
+      mesh: the mesh of the types of its operands and results.
+      parts: the factors of the call, and the call on shards.
+      ctx: the context of the lowering rule.
+      operands: the operands as MLIR values.
     """
+    factors, on_shards = parts
+    shards = choose_shards(mesh, factors, ctx.avals_in, ctx.avals_out)
 
-    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-        mesh = mesh_of((*ctx.avals_in, *ctx.avals_out))
-        if mesh is None:
-            return rule(ctx, *operands, **params)
-        factors, on_shards = parts(ctx.avals_in, **params)
-        shards = choose_shards(mesh, factors, ctx.avals_in, ctx.avals_out)
+    def call(*operands: Any) -> Sequence[Any]:
+        with jax.sharding.use_abstract_mesh(mesh):
+            return _on_mesh(shards, factors, on_shards(shards), operands, ctx.avals_out)
 
-        def call(*operands: Any) -> Sequence[Any]:
-            with jax.sharding.use_abstract_mesh(mesh):
-                return _on_mesh(shards, factors, on_shards(shards), operands, ctx.avals_out)
-
-        return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
-
-    return lower
+    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
 
 
 def _on_mesh(

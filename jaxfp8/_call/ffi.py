@@ -1,9 +1,9 @@
 """Finds, loads and registers the kernel libraries.
 
-The rest of the package asks two things here: `why_unavailable(platform)` before it relies on a
-library, and `ensure_registered(platform)` when it is about to. A library that is missing or does
-not fit is a `LibraryError`, and JAX goes on working: nothing is registered before its version is
-known to fit, because XLA answers a handler of a newer version by refusing the whole backend.
+The rest of the package calls `why_unavailable(platform)` to ask whether a library can be used, and
+`ensure_registered(platform)` before it is used. A library that is missing or does not fit is a
+`LibraryError`, and JAX goes on working. Nothing is registered before its version is known to fit:
+a handler of a newer version makes XLA refuse the whole backend.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TARGETS: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
-# XLA accepts any name here, and finds no handler later under one that is not its own.
+# XLA accepts any name here, but finds handlers only under its own names.
 _XLA_NAMES = {"cpu": "cpu", "cuda": "CUDA"}
 PLATFORMS = tuple(_XLA_NAMES)  # those with a library
 
@@ -49,7 +49,7 @@ _ELF_BYTES = 64  # of the header of a 64-bit ELF file
 
 def library_path(platform: str = "cpu") -> pathlib.Path | None:
     """Where the library of `platform` is installed, or None where it is not."""
-    # The package may be spread over two folders, sources and what was built from them.
+    # The package may have two folders: the sources, and what was built from them.
     found = importlib.resources.files("jaxfp8").joinpath("_lib", f"libjaxfp8_{platform}.so")
     return pathlib.Path(str(found)) if found.is_file() else None
 
@@ -78,12 +78,12 @@ def ensure_registered(platform: str) -> None:
 
 
 def register_ahead() -> None:
-    """Registers the libraries that fit before there is a backend, and starts none.
+    """Registers the libraries that fit, before there is a backend; it starts none.
 
-    A program that was exported names its custom calls, and no code of this package runs before XLA
-    looks for them. XLA keeps handlers for a backend that is yet to come, and one that it then
-    refused would take the backend with it: so a library that is not known to fit is left to its
-    first use, where it is an error.
+    An exported program names its custom calls, and XLA looks for them before any code of this
+    package runs. XLA keeps handlers for a backend that starts later, and the backend fails if it
+    refuses one. So a library that is not known to fit is left to its first use, where it is an
+    error.
     """
     if running_api_version() is None:
         return
@@ -104,15 +104,15 @@ def _register(platform: str, library: ctypes.CDLL) -> None:
 
 
 def register_if_it_runs_here(platform: str) -> None:
-    """`ensure_registered` where there is a device: a program for another needs no handler here."""
+    """`ensure_registered` if there is such a device: other programs need no handler here."""
     if has_backend(platform):
         ensure_registered(platform)
 
 
 def register_ffi_targets(platform: str = "cpu") -> None:
-    """Makes the custom calls known to XLA, for those who make them through `jax.ffi.ffi_call`.
+    """Registers the custom calls with XLA, for use through `jax.ffi.ffi_call`.
 
-    Importing this package does so where the library fits; this says why where it does not.
+    Importing this package does so if the library fits; this function says why if it does not.
     `docs/custom_call.md` describes the calls.
 
     Args:
@@ -175,7 +175,7 @@ def available_kernels() -> tuple[str, ...]:
 
 
 def cpu_features() -> str:
-    """The instruction sets the library found, as names with spaces between."""
+    """The instruction sets that the library detected, separated by spaces."""
     library = _library_or_none("cpu")
     if library is None:
         return ""
@@ -183,7 +183,7 @@ def cpu_features() -> str:
 
 
 def peak_products(kind: str, rounds: int) -> int:
-    """Runs a loop of products ("f32", "bf16", "int8" or "avx2"); how many operations it did.
+    """Runs a loop of products ("f32", "bf16", "int8" or "avx2") and returns its operations.
 
     0 where the CPU has no instruction of that kind.
 
@@ -194,7 +194,7 @@ def peak_products(kind: str, rounds: int) -> int:
 
 
 def peak_read(address: int, size: int) -> int:
-    """Reads so many bytes of memory; returns a value that depends on them.
+    """Reads `size` bytes of memory and returns a value that depends on them.
 
     Raises:
       LibraryError: there is no CPU library.
@@ -203,13 +203,13 @@ def peak_read(address: int, size: int) -> int:
 
 
 def cuda_architectures() -> str:
-    """What the CUDA library is compiled for, such as 90a-real;80-virtual; "" without it."""
+    """The architectures of the CUDA library, such as 90a-real;80-virtual; "" without it."""
     library = _library_or_none("cuda")
     return "" if library is None else library.jaxfp8_cuda_architectures().decode()
 
 
 def cublaslt() -> tuple[str, int]:
-    """Path and version of the cuBLASLt in use, such as 130100; or why there is none, and 0."""
+    """Path and version of cuBLASLt, such as 130100; or the reason why there is none, and 0."""
     library = _library_or_none("cuda")
     if library is None:
         return why_unavailable("cuda") or "", 0
@@ -219,11 +219,11 @@ def cublaslt() -> tuple[str, int]:
 
 
 def keep_plans(path: str | pathlib.Path | None) -> None:
-    """Keeps in a file which cuBLASLt algorithms were found fastest, and takes them from there.
+    """Stores in a file which cuBLASLt algorithm was fastest for each product, and reads it there.
 
-    The first call of a product on a device times the algorithms that the library proposes, which
-    takes some tens of milliseconds and may end differently from run to run. A product that stands
-    in the file is not timed: it runs with the same algorithm in every process that names the file.
+    The first call of a product on a device times the algorithms that the library proposes. That
+    takes some tens of milliseconds, and the choice may differ from run to run. A product in the
+    file is not timed: every process that names the file runs it with the same algorithm.
 
     Args:
       path: the file, which need not exist; None ends it.
@@ -239,7 +239,7 @@ def keep_plans(path: str | pathlib.Path | None) -> None:
 
 
 def allow_timing(allowed: bool) -> None:
-    """Whether new plans on a GPU may time candidates; they may unless told otherwise.
+    """Allows or forbids new plans on a GPU to time candidates; by default they may.
 
     Raises:
       LibraryError: there is no CUDA library.
@@ -255,7 +255,7 @@ def compute_capability() -> int | None:
 
 
 def cpu_paths(spec: ScaledDotSpec) -> dict[str, str] | str:
-    """The kernels of the CPU library, as `cuda_paths` tells those of CUDA, for the CPU at hand."""
+    """The kernels of the CPU library for a problem on this CPU, as `cuda_paths` lists paths."""
     library = _library_or_none("cpu")
     if library is None:
         return why_unavailable("cpu") or ""
@@ -265,7 +265,7 @@ def cpu_paths(spec: ScaledDotSpec) -> dict[str, str] | str:
 def cuda_paths(
     spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int
 ) -> dict[str, str] | str:
-    """The paths of the CUDA library for a canonical problem, best first; asks no GPU.
+    """The paths of the CUDA library for a canonical problem, best first; needs no GPU.
 
     Args:
       spec: the canonical problem.
@@ -273,8 +273,8 @@ def cuda_paths(
       cublaslt_version: such as 130100; 0 for none.
 
     Returns:
-      For each path why it cannot, "" where it can: the first of these is taken. Or one sentence
-      that says why none can, or that there is no library.
+      For each path the reason why it cannot, or "" if it can; the first that can is taken. Or
+      one sentence: why none can, or why there is no library.
     """
     library = _library_or_none("cuda")
     if library is None:
@@ -303,7 +303,7 @@ def built_api_version(platform: str = "cpu") -> tuple[int, int] | None:
 def running_api_version() -> tuple[int, int] | None:
     """The version (major, minor) of the FFI of the jaxlib in use.
 
-    JAX tells it nowhere at run time; it is read from the headers that jaxlib installs beside it.
+    JAX has no function for it. It is read from the headers that jaxlib installs.
     """
     header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
     if not header.is_file():
@@ -329,9 +329,9 @@ def _library_or_none(platform: str) -> ctypes.CDLL | None:
 
 
 def _is_cut_short(path: pathlib.Path) -> bool:
-    """Whether an ELF file ends before its table of sections, the last that a linker writes.
+    """Whether an ELF file ends before its section table, which linkers write last.
 
-    The system's loader would map it all the same, and the process end with the first missing page.
+    The system's loader maps such a file, and the process ends at the first missing page.
     """
     with path.open("rb") as file:
         header = file.read(_ELF_BYTES)
@@ -401,7 +401,7 @@ def _built_for(library: ctypes.CDLL) -> tuple[int, int]:
 
 
 def _check_version(library: ctypes.CDLL, platform: str) -> None:
-    """A runtime takes handlers built for its own version of the FFI or an earlier minor one."""
+    """Refuses a library for another FFI; earlier minor versions than that of jaxlib are fine."""
     built, running = _built_for(library), running_api_version()
     if running is None or (built[0] == running[0] and built[1] <= running[1]):
         return
@@ -410,7 +410,7 @@ def _check_version(library: ctypes.CDLL, platform: str) -> None:
 
 
 def has_backend(platform: str) -> bool:
-    """Makes the backend of `platform` if there is none yet; whether there is one then."""
+    """Whether there is a backend of `platform`; starts it if it has not been started."""
     try:
         return bool(jax.devices(platform))
     except RuntimeError:

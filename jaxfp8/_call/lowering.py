@@ -1,4 +1,4 @@
-"""How a scaled dot becomes StableHLO: the custom call where a kernel takes it, or the reference."""
+"""Lowers a scaled dot to StableHLO: to the custom call, or to the reference without a kernel."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _STRICT = contextvars.ContextVar("jaxfp8_strict", default=False)
 def strict() -> Iterator[None]:
     """Within this context, a scaled dot that no kernel takes is an error.
 
-    Outside it such a dot is computed by plain XLA, with a `FallbackWarning` once per reason.
-    The context covers what is called un-jitted, traced or compiled inside it; a function that
-    was compiled before keeps what was decided (and warned of) then.
+    Outside it plain XLA computes such a dot, with a `FallbackWarning` once per reason. The context
+    covers calls without `jit`, and functions that are traced or compiled inside it. A function
+    that was compiled before stays as it is.
 
     Raises:
       UnsupportedError: from inside the context, with the reason and the remedy.
@@ -54,9 +54,9 @@ def is_strict() -> bool:
 def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
     """Says why `spec` would not run on a kernel of `platform` now, or None if it would.
 
-    Unlike `_support.why_unsupported` this also asks whether the library is there. A program that is
-    lowered for GPUs where there is none runs elsewhere: what that machine has cannot be asked here,
-    and XLA refuses the call there by its name if the library is missing.
+    Unlike `support.why_unsupported` this also asks whether the library is there. A program that is
+    lowered for GPUs on a machine without one runs elsewhere, and nothing is known of that machine:
+    XLA refuses the call there if the library is missing.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     reason = support.why_unsupported(spec, platform)
@@ -82,7 +82,7 @@ def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: 
 
 
 def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[jax.Array]:
-    """The call in its canonical form, with scratch memory as its last result."""
+    """The call in canonical form; its last result is scratch memory."""
     ffi.register_if_it_runs_here("cuda")
     if canonical.is_empty(spec):
         return list(reference.scaled_dot(spec, *operands))

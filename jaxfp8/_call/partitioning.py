@@ -226,22 +226,6 @@ _NO_MESH = jax.sharding.AbstractMesh((), ())
 mlir.register_lowering(_off_mesh_p, _lower_off_mesh)
 
 
-def lowering(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """The lowering rule of a primitive that has a jaxpr of `partitioned` as its parameter `split`.
-
-    Args:
-      rule: lowers the call on one device, from its other parameters.
-    """
-
-    def lower(ctx: Any, *operands: Any, split: Any, out_sharding: Any = None, **params: Any) -> Any:
-        del out_sharding  # has gone into the types of the results
-        if split is None or not compat.splits_calls(ctx):
-            return rule(ctx, *operands, **params)
-        return mlir.lower_fun(core.jaxpr_as_fun(split), multiple_results=True)(ctx, *operands)
-
-    return lower
-
-
 def _rule(factors: Factors) -> str:
     """The rule by which Shardy carries shardings across the call, as an einsum of factors.
 

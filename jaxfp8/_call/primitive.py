@@ -1,4 +1,4 @@
-"""The operation in the middle: `scaled_dot_p`, one FFI call on a platform with kernels.
+"""The scaled dot as a primitive, `scaled_dot_p`: one FFI call on a platform with kernels.
 
 Order of this file: bind, primitive, abstract evaluation, batching, differentiation, registration.
 Sharding: how XLA may split the call over a mesh is a parameter of the primitive
@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import explicit, lowering, partitioning, reference, split_dot
+from jaxfp8._call import explicit, lowering, on_mesh, partitioning, reference, split_dot
 from jaxfp8._call.batching import batch_scaled_dot
 from jaxfp8._value import compat
 from jaxfp8._value import dtypes as _dtypes
@@ -51,9 +51,9 @@ def scaled_dot(
 
     Args:
       spec: the problem; says which of the optional operands are given.
-      lhs, rhs: values, FP8 as itself or as uint8. XLA:CPU copies a whole parameter to bitcast it,
-        and goes through float16 to slice, gather, pad or concatenate FP8: pass what you have, and
-        change FP8 data as bytes.
+      lhs, rhs: values; FP8 as itself or as uint8. Pass FP8 data as it is stored, and slice,
+        gather, pad or concatenate it as bytes: XLA:CPU copies a parameter to bitcast it, and
+        does those operations on FP8 in float16.
       lhs_scale, rhs_scale: any wide float, one per tile.
       lhs_zero_point, rhs_zero_point: int32, int8 or uint8, one per tile.
       residual, bias: any wide float, of the rank of the output, each axis 1 or full.
@@ -112,8 +112,8 @@ def _bind_locally(kernel: str, spec: ScaledDotSpec, *operands: jax.Array) -> lis
     return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=None, out_sharding=None)
 
 
-# Eager evaluation: a jitted bind per problem. Strictness is part of the key, for it decides what
-# compiling does.
+# Without jit: a jitted bind for each problem. Strictness is part of the key, since it changes what
+# lowering does.
 @functools.lru_cache(maxsize=1024)
 def _jitted(strict: bool, **params: Any) -> Any:
     del strict
@@ -148,7 +148,7 @@ def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
 
 
 def _dtypes_of(spec: ScaledDotSpec, name: str, dtype: np.dtype) -> tuple[np.dtype, ...]:
-    """What an operand may be: values as themselves too, others as they are stored."""
+    """The dtypes that an operand may have: FP8 values as themselves too, others as stored."""
     if name in ("lhs", "rhs"):
         return tuple(dict.fromkeys((dtype, np.dtype(getattr(spec, name).dtype))))
     _, others = AS_STORED.get(name, (dtype, ()))
@@ -206,9 +206,9 @@ def _batch(
     return out, [0] * len(out)
 
 
-# Differentiation: the sum is linear in each float operand and each scale; what follows it (residual
-# and bias included) is differentiated as plain jnp. 8-bit values have no derivative: a tangent of
-# FP8 would be rounded to 8 bit and not saturate.
+# Differentiation: the sum is linear in each float operand and each scale. The epilogue, with
+# residual and bias, is differentiated as plain jnp. 8-bit values have no derivative: a tangent of
+# FP8 would be rounded to 8 bits and would not saturate.
 
 _LINEAR_IN = ("lhs", "rhs", "lhs_scale", "rhs_scale")
 
@@ -306,7 +306,7 @@ def _transpose(
     split: Any,
     out_sharding: PartitionSpec | None,
 ) -> list[Any]:
-    """Transposes a sum that is linear in the operands that are undefined: a side, and addends."""
+    """Transposes a sum that is linear in the undefined operands: one side, residual or bias."""
     del split, out_sharding  # the types of the operands say how their cotangents are sharded
     names = spec.operand_names()
     named = dict(zip(names, operands, strict=True))
@@ -333,7 +333,7 @@ def _transpose_in(
 
 
 def _addend(spec: ScaledDotSpec, x: jax.Array) -> jax.Array:
-    """A residual or a bias as it is added; widened first: cotangents are summed as wide."""
+    """A residual or bias as it is added; widened first, so that cotangents sum in float32."""
     wide = jnp.broadcast_to(x.astype(jnp.float32), spec.out_shape)
     aval = compat.output_aval([], spec.out_shape, np.dtype(spec.epilogue.out_dtype))
     return compat.laid_out_like(wide.astype(aval.dtype), aval)
@@ -342,7 +342,7 @@ def _addend(spec: ScaledDotSpec, x: jax.Array) -> jax.Array:
 def _transpose_scale(
     spec: ScaledDotSpec, named: dict[str, Any], ct: jax.Array, linear: str
 ) -> jax.Array:
-    """Cotangent of a scale; widens its operand for a moment, as the sum over a tile needs."""
+    """Cotangent of a scale; it widens the operand, for the sum over a tile."""
     others = [x for name, x in named.items() if name != linear]
     whole = tuple(range(ct.ndim))
     sharding = explicit.permuted(jax.typeof(ct), whole, *map(jax.typeof, others))
@@ -358,7 +358,7 @@ def _transpose_scale(
 def _transpose_values(
     spec: ScaledDotSpec, kernel: str, named: dict[str, Any], ct: jax.Array, linear: str, aval: Any
 ) -> jax.Array:
-    """Cotangent of a float side: the cotangent of the output times the other side, another dot."""
+    """Cotangent of a float side: a scaled dot of the output's cotangent and the other side."""
     is_lhs = linear == "lhs"
     side, other = (spec.lhs, spec.rhs) if is_lhs else (spec.rhs, spec.lhs)
     other_name = "rhs" if is_lhs else "lhs"
@@ -428,10 +428,8 @@ def _layout_of(
 # Splitting along explicit mesh axes
 
 
-def _parts(
-    avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str, split: Any, out_sharding: Any
-) -> explicit.Parts:
-    del avals, split, out_sharding
+def _parts(avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str) -> explicit.Parts:
+    del avals
     bind = functools.partial(_bind_locally, kernel)
     return split_dot.factors(spec), functools.partial(split_dot.on_shards, spec, bind)
 
@@ -442,6 +440,5 @@ ad.primitive_jvps[scaled_dot_p] = _jvp
 ad.primitive_transposes[scaled_dot_p] = _transpose
 batching.primitive_batchers[scaled_dot_p] = _batch
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
-    _rule = partitioning.lowering(functools.partial(lowering.lower, _platform))
-    _rule = explicit.lowering(_rule, _parts)
+    _rule = on_mesh.lowering(functools.partial(lowering.lower, _platform), _parts)
     mlir.register_lowering(scaled_dot_p, _rule, platform=_platform)

@@ -21,8 +21,8 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
-from jaxfp8._call import explicit, ffi
-from jaxfp8._call.partitioning import Factors, Shards, is_wanted, lowering, partitioned
+from jaxfp8._call import explicit, ffi, on_mesh
+from jaxfp8._call.partitioning import Factors, Shards, is_wanted, partitioned
 from jaxfp8._call.quantize_lowering import lowered
 from jaxfp8._call.quantize_reference import (
     QuantizeSpec,
@@ -256,9 +256,8 @@ def _split(avals: tuple[jax.ShapeDtypeStruct, ...], spec: QuantizeSpec) -> Any:
     return partitioned(call, avals, *_parts(avals, spec=spec), what=what)
 
 
-def _parts(avals: Sequence[Any], *, spec: QuantizeSpec, split: Any = None) -> explicit.Parts:
+def _parts(avals: Sequence[Any], *, spec: QuantizeSpec) -> explicit.Parts:
     """The factors of the call, and the call on shards."""
-    del split
     shape = avals[0].shape
     names = tuple(
         None if spec.plain and axis == len(shape) - 1 else f"a{axis}" for axis in range(len(shape))
@@ -298,7 +297,7 @@ def _on_one_device(*operands: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
 def _one_tile_across(
     x: jax.Array, *given: jax.Array, spec: QuantizeSpec, mesh_axes: tuple[str, ...]
 ) -> list[jax.Array]:
-    """A device's part of an array with one scale, which all of them settle first."""
+    """A device's part of an array with one scale, which all devices agree on first."""
     scale = given[0] if given else chosen_scale(x, spec, mesh_axes)
     local = dataclasses.replace(spec, given_scale=True)
     *codes, amax = _on_one_device(x, scale, spec=local)
@@ -311,5 +310,5 @@ ad.primitive_jvps[quantize_p] = _jvp
 batching.primitive_batchers[quantize_p] = _batch
 for _platform in (None, *ffi.PLATFORMS):
     _call = quantized if _platform is None else functools.partial(lowered, _platform)
-    _rule = lowering(mlir.lower_fun(_call, multiple_results=True))
-    mlir.register_lowering(quantize_p, explicit.lowering(_rule, _parts), platform=_platform)
+    _rule = on_mesh.lowering(mlir.lower_fun(_call, multiple_results=True), _parts)
+    mlir.register_lowering(quantize_p, _rule, platform=_platform)

@@ -1,4 +1,4 @@
-"""The meaning of a scaled dot, in plain jnp: default lowering, oracle of the tests."""
+"""The definition of a scaled dot in plain jnp: the lowering without a kernel, and for gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _INT32_SAFE_K = (2**31 - 1) // 255**2
 def scaled_dot(
     spec: ScaledDotSpec, *operands: jax.Array, out_sharding: Any = None
 ) -> tuple[jax.Array, ...]:
-    """Computes what `docs/custom_call.md` defines, widening whatever it needs to.
+    """Computes the scaled dot of `docs/custom_call.md` on widened operands.
 
     Args:
       spec: the problem.
@@ -49,7 +49,7 @@ def scaled_dot(
 
 
 def widened(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The operands of a call, by name, each as wide as the call defines it, and rounded scales."""
+    """The operands of a call by name, in the dtypes that the call defines; scales are rounded."""
     wide = {name: dtype for name, (dtype, _) in AS_STORED.items()}
     rounded = {n: x.astype(jnp.bfloat16) if spec.rounds(n) else x for n, x in named.items()}
     return {name: x.astype(wide[name]) if name in wide else x for name, x in rounded.items()}
@@ -58,7 +58,7 @@ def widened(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.A
 def finish(
     epilogue: EpilogueSpec, total: jax.Array, out_scale: jax.Array | None = None
 ) -> tuple[jax.Array, ...]:
-    """Activation, amax and output cast of a sum that already holds residual and bias."""
+    """Activation, amax and output cast of a sum that includes residual and bias."""
     y = _ACTIVATIONS[epilogue.activation](total)
     out = cast_output(y if out_scale is None else y / out_scale, epilogue.out_dtype)
     if epilogue.amax is None:

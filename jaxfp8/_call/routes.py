@@ -1,4 +1,4 @@
-"""Which kernel computes a scaled dot on each platform, as its library says; for reports."""
+"""Which kernel computes a scaled dot on a platform, as its library says; for reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from jaxfp8._call import canonical, ffi, lowering
 from jaxfp8._value.spec import ScaledDotSpec
 
-# What a GPU's library is asked about where no GPU says otherwise.
+# The version of cuBLASLt that routes on a GPU are asked for.
 _CUBLASLT = 130000
 
 
@@ -19,8 +19,8 @@ def kernel_for(spec: ScaledDotSpec, platform: str) -> str | None:
       platform: "cpu", "cuda", "rocm" or "tpu".
 
     Returns:
-      None where `_lowering.why_not` says why there is no kernel; "" where there is one, but only
-      the device at hand can say which.
+      None if there is no kernel (`lowering.why_not` says why). "" if there is one, but which one
+      depends on a device that is not here.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     if lowering.why_not(spec, platform) is not None:
@@ -41,11 +41,11 @@ def _on_cuda(spec: ScaledDotSpec) -> str:
 
 
 def _first(paths: dict[str, str] | str) -> str:
-    """The first path with nothing against it."""
+    """The first path without a reason against it."""
     if isinstance(paths, str):
         return ""
     return next((name for name, why in paths.items() if not why), "")
 
 
-# How the library of each platform with kernels is asked.
+# How to ask the library of each platform.
 _ROUTES: dict[str, Callable[[ScaledDotSpec], str]] = {"cpu": _on_cpu, "cuda": _on_cuda}

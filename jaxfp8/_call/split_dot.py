@@ -88,7 +88,7 @@ def _pieces(spec: ScaledDotSpec) -> dict[str, int]:
 
 
 def on_shards(spec: ScaledDotSpec, bind: Bind, shards: Shards) -> Callable[..., list[jax.Array]]:
-    """The scaled dot that each device computes, and what the devices tell each other."""
+    """The scaled dot that each device computes, and the collectives between devices."""
     local = _local(spec, shards)
     contracted = shards.axes(*(f"k{i}" for i in range(len(spec.lhs.contracting))))
 

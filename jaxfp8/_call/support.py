@@ -1,4 +1,4 @@
-"""Why a scaled dot has no kernel on a platform: the one table that decides, and its sentences."""
+"""Why a scaled dot has no kernel on a platform, as a sentence."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:
       platform: "cpu", "cuda", "rocm" or "tpu", as `jax.default_backend()` and lowering name them.
 
     Returns:
-      A clause that reads on after "because"; it does not speak of libraries that fail to load,
-      `jaxfp8._call.ffi.why_unavailable` does.
+      A clause that follows "because". `jaxfp8._call.ffi.why_unavailable` tells of libraries that
+      fail to load.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     if platform not in KERNEL_PLATFORMS:

@@ -1,11 +1,11 @@
 """How much scratch memory a scaled dot is given on a GPU.
 
 The call has no allocator of its own: memory from one would be part of a captured CUDA graph after
-it has been freed. So the scratch is a result that nobody uses, and its size is settled before the
-device is known. It is what the path that takes the problem can use on the largest device that the
-kernels are compiled for, and a budget: a path fits itself to less.
+it has been freed. So the scratch is a result that nobody reads, and its size is chosen before the
+device is known. It is what the path can use on the largest device that the kernels are compiled
+for. It is a budget as well: with less, a path works in smaller pieces.
 
-For a few rows that is partial sums for every block of the device, whatever the weight's size: up to
+For a few rows it holds partial sums for every block of the device, for weights of any size: up to
 0.5 MiB for one row, 5 MiB for 16 and 22 MiB for 64. A tenth of the weight's bytes instead would be
 1.3x slower with 16 rows of 4096 x 4096 weights on an H100 (22.2 us), 4.2x with 64 (27.7 us).
 
@@ -27,7 +27,7 @@ _CUBLASLT = 32 << 20
 _SLABS = 256 << 20
 # Accumulators where the library is expected to write the output itself.
 _SPARE = 64 << 20
-# Up to so many rows weights are multiplied as they are stored, and seldom decoded.
+# Up to this many rows weights are multiplied as they are stored, and seldom decoded.
 _FEW_ROWS = 256
 # Rounding of each piece to 256 bytes, and counters.
 _SMALL = 1 << 20
@@ -49,7 +49,7 @@ def workspace_bytes(spec: ScaledDotSpec, kernel: str = "") -> int:
 
     Args:
       spec: the problem.
-      kernel: the path that is asked for by name; "" for the one that is best.
+      kernel: the name of the path to force; "" for the best one.
     """
     return max(_LEAST, _wanted(spec, kernel))
 

@@ -1,4 +1,4 @@
-"""Dimension numbers and shapes of a product, checked in the user's terms."""
+"""Checks of the dimension numbers and shapes of a product."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def normalise(
 
 
 def _read(operation: str, numbers: Any) -> DimensionNumbers:
-    """The two pairs of lists of whole numbers that dimension numbers are."""
+    """Dimension numbers as two pairs of lists of ints."""
     try:
         (lhs, rhs), (lhs_batch, rhs_batch) = numbers
         return (_whole(lhs), _whole(rhs)), (_whole(lhs_batch), _whole(rhs_batch))

@@ -10,7 +10,7 @@ from jaxfp8._value.spec import DimensionNumbers, Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Einsum:
-    """A subscript string, understood.
+    """A parsed subscript string.
 
     Attributes:
       dimension_numbers: as `jax.lax.dot_general` takes them.
@@ -30,7 +30,7 @@ def parse(operation: str, subscripts: str, lhs_ndim: int, rhs_ndim: int) -> Eins
       lhs_ndim, rhs_ndim: ranks of the operands.
 
     Raises:
-      ValueError: for anything that is not one dot of the two operands.
+      ValueError: the subscripts are not one dot of the two operands.
     """
     if not isinstance(subscripts, str):
         raise _error(operation, subscripts, "a string is needed")

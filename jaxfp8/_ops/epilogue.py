@@ -1,4 +1,4 @@
-"""What may follow the sum, checked in the user's terms and laid out as the primitive takes it."""
+"""The epilogue of a product: arguments are checked and get the rank of the output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WIDE_OUT = (*_dtypes.WIDE_FLOAT, _dtypes.INT32)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Epilogue:
-    """The keywords of a product that follow the sum, as the user gave them."""
+    """The arguments of a product that concern the epilogue, as the user gave them."""
 
     bias: ArrayLike | None = None
     residual: ArrayLike | None = None
@@ -88,7 +88,7 @@ def choose_out_dtype(
     sides: tuple[Side, Side],
     contracting_size: int,
 ) -> np.dtype:
-    """The output dtype: the one asked for, else the float side's, else the scales'."""
+    """The output dtype: the one stated, else that of the float side, else that of the scales."""
     asked = [d for d in (epilogue.out_dtype, preferred) if d is not None]
     dtypes = [checks.find_dtype(d) for d in asked] or [_default_out_dtype(sides)]
     dtype = dtypes[0]

@@ -1,4 +1,4 @@
-"""From what a user passes to one side of a scaled dot."""
+"""From an argument of a product to one side of a scaled dot."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Side:
       scale: a wide float, one per tile, or None.
       zero_point: int32, int8 or uint8, one per tile, or None.
       tiles: tile sizes by axis.
-      result_dtype: the dtype that this side gives a product whose dtype nobody named.
+      result_dtype: the output dtype for which this side stands if the user states none.
     """
 
     values: jax.Array
@@ -50,7 +50,7 @@ class Side:
         return 255 if self.zero_point is not None or self.dtype == np.uint8 else 128
 
     def prepend(self, count: int) -> Side:
-        """The same side with `count` leading axes of size 1."""
+        """This side with `count` leading axes of size 1."""
         lead = (1,) * count
 
         def grow(x: jax.Array | None) -> jax.Array | None:
@@ -90,7 +90,7 @@ class PreparedSide(Side):
     """A side whose arrays and tiles are those of `PreparedArray.packed`.
 
     Attributes:
-      summed: the one axis that it may be summed over, from the last one of its shape.
+      summed: the only axis that a product may sum over, counted from the end of its shape.
     """
 
     summed: int
@@ -101,12 +101,12 @@ class PreparedSide(Side):
         return logical_shape(self.values.shape, self.summed)
 
     def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
-        """The spec of this side in the user's axes, which `prepared_dot` splits; without tiles."""
+        """The spec of this side in the user's axes, without tiles; `prepared_dot` splits it."""
         return dataclasses.replace(super().spec(contracting, batch), tiles=self.shape)
 
 
 def as_sides(operation: str, lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
-    """Checks both operands of an operation, of which one at least must be 8-bit."""
+    """Checks both operands of an operation; one of them must be 8-bit."""
     sides = as_side(operation, "lhs", lhs), as_side(operation, "rhs", rhs)
     if not any(dtypes.is_eight_bit(side.dtype) for side in sides):
         raise TypeError(
@@ -143,7 +143,7 @@ def as_side(operation: str, name: str, operand: Operand) -> Side:
 
 
 def as_array(operation: str, name: str, value: Any) -> jax.Array:
-    """An array from what a user passed; a Python number is float32, an int too."""
+    """An array from an argument; a Python number becomes float32, an int too."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     return checks.as_array(operation, name, value)

@@ -1,4 +1,4 @@
-"""The product with a prepared weight: the same scaled dot, over axes that are split in two."""
+"""The product with a prepared weight: a scaled dot whose K and column axes are split in two."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def prepared_dot(
 ) -> tuple[jax.Array, jax.Array | None]:
     """Binds a scaled dot whose right side is prepared.
 
-    The contracted axis becomes quads and the depth of each, the columns groups and the columns of
-    each; the rest of the call knows nothing of it.
+    K becomes quads x 4, and the columns become groups x 64. For the call below it is a scaled dot
+    like any other.
 
     Args:
       operation: name for errors.
@@ -38,7 +38,7 @@ def prepared_dot(
       The output and the amax, of the shapes that `spec` says.
 
     Raises:
-      ValueError: it was prepared for another product, or tiles of the left side cut quads.
+      ValueError: the weight was prepared for another product, or tiles of lhs cut quads.
     """
     _check_axes(operation, rhs, spec)
     lhs = _split_left(operation, spec.lhs)
@@ -95,7 +95,7 @@ def _packed_spec(rhs: PreparedSide, spec: OperandSpec) -> OperandSpec:
 
 
 def _split_left(operation: str, spec: OperandSpec) -> OperandSpec:
-    """The left side with its contracted axis as quads and the depth of each."""
+    """The left side with K split into quads x 4."""
     (axis,) = spec.contracting
     size, tile = spec.shape[axis], spec.tiles[axis]
     tiles = split_tile(tile, size, QUAD)
@@ -113,7 +113,7 @@ def _split_left(operation: str, spec: OperandSpec) -> OperandSpec:
 
 
 def _split_columns(shape: Shape) -> Shape:
-    """The shape of an array by output element once its last axis is split."""
+    """The shape of an array of output elements once its last axis is split."""
     return (*shape[:-1], *((1, 1) if shape[-1] == 1 else (shape[-1] // COLUMNS, COLUMNS)))
 
 

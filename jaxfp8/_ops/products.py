@@ -1,4 +1,4 @@
-"""The public products: checked in the user's terms, then one scaled dot."""
+"""The public products: arguments are checked, then one scaled dot is bound."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ def dot_general(
 ) -> Product:
     """General dot product of 8-bit operands, computed on the 8-bit data.
 
-    `y = activation(sum_k (lhs_q - lhs_z) lhs_s (rhs_q - rhs_z) rhs_s + residual + bias)`,
-    summed in float32, or exactly in int32 where both sides are integers; scales, residual and bias
-    follow in float32 or better, and one rounding gives the output dtype. Since scales follow the
-    sum, an infinite one gives an infinity of the sum's sign, and NaN only for a sum of 0. The
-    equation, and plain XLA where no kernel runs, have NaN if a code is 0 or terms differ in sign.
+    `y = activation(sum_k (lhs_q - lhs_z) lhs_s (rhs_q - rhs_z) rhs_s + residual + bias)`
+
+    Sums are in float32, or exact in int32 if both sides are integers. Scales, residual and bias
+    follow in float32 or better, and one rounding gives the output dtype. As scales multiply the
+    sum, an infinite scale gives an infinity with the sign of the sum, and NaN only for a sum of 0.
+    The equation, and plain XLA where no kernel runs, give NaN if a code is 0 or terms differ in
+    sign.
 
     Args:
       lhs, rhs: `QArray`s, unscaled 8-bit arrays (float8_e4m3fn, float8_e5m2, int8, uint8), or
@@ -58,9 +60,9 @@ def dot_general(
       bias: array that broadcasts over the last output axes.
       residual: array of the output's shape, or one that broadcasts to it.
       activation: None, "relu", "gelu_tanh", "gelu_erf" or "silu".
-      out_dtype: an 8-bit output dtype, together with `out_scale`; a wide one means the same as
+      out_dtype: an 8-bit output dtype, together with `out_scale`; or a wide one, as
         `preferred_element_type`.
-      out_scale: what dequantises an 8-bit output, `q = saturate(y / out_scale)`: a scalar, or an
+      out_scale: the scale of an 8-bit output, `q = saturate(y / out_scale)`: a scalar, or an
         array that broadcasts over the last output axes.
       return_amax: whether to return `(result, amax)`, amax the float32 maximum of `|y|` before
         `out_scale`.
@@ -69,8 +71,8 @@ def dot_general(
       The product, a `QArray` for an 8-bit output dtype; with `return_amax` a pair.
 
     Raises:
-      TypeError: for an operand or output dtype that has no meaning here.
-      ValueError: for shapes that do not fit, an unknown activation, an int32 sum that may overflow.
+      TypeError: an operand or the output dtype is not listed above.
+      ValueError: shapes do not fit, the activation is unknown, or an int32 sum may overflow.
       UnsupportedError: inside `jaxfp8.strict()`, where no kernel takes the product.
 
     Example:
@@ -114,7 +116,7 @@ def matmul(
 ) -> Product:
     """Matrix product of 8-bit operands with the shapes of `jax.numpy.matmul`.
 
-    Leading axes broadcast; a side without them is shared by the batch and not copied. A side of
+    Leading axes broadcast. A side without them is shared by the batch and not copied. A side of
     rank 1 is a row (lhs) or a column (rhs), and its axis is dropped from the output.
 
     Args:
@@ -128,7 +130,8 @@ def matmul(
       As `dot_general`, of shape (..., M, N).
 
     Raises:
-      ValueError: for operands of rank 0, or shapes that do not fit.
+      TypeError: as `dot_general`.
+      ValueError: an operand has rank 0, or as `dot_general`.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8
@@ -180,7 +183,7 @@ def einsum(
     return_amax: bool = False,
     out_sharding: Any = None,
 ) -> Product:
-    """Einstein sum of two operands of which one at least is 8-bit.
+    """Einstein sum of two operands, computed on the 8-bit data of one or both.
 
     Args:
       subscripts: as in `jax.numpy.einsum`, for two operands, without diagonals and without sums
@@ -194,7 +197,8 @@ def einsum(
       As `dot_general`, with the axes that `subscripts` names.
 
     Raises:
-      ValueError: for subscripts that are not one dot, or sizes that do not fit.
+      TypeError: as `dot_general`.
+      ValueError: the subscripts are not one dot, or as `dot_general`.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8

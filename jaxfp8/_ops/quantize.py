@@ -53,37 +53,37 @@ def quantize(
 ) -> QArray:
     """Holds `x` in 8 bits: `qvalue = saturate(round(x / scale) + zero_point)`.
 
-    Values that share a tile share a scale. Unless given, the scale is the least with which no
-    finite value of the tile saturates: `max|x| / 448` (57344, 127) for a signed dtype. Rounding
-    is to nearest, ties to even, in float32, with the scale as it is stored. NaN stays NaN in FP8
-    and becomes 0 in int8 and uint8; infinities become the largest finite value; neither counts
-    when a scale is chosen. A tile of zeros has scale 1.
+    The values of a tile share a scale. Unless given, the scale is the least with which no finite
+    value of the tile saturates: `max|x| / 448` (57344, 127) for a signed dtype. A tile of zeros
+    has scale 1. Rounding is to nearest, ties to even, in float32, with the scale as it is stored.
+    NaN stays NaN in FP8 and becomes 0 in int8 and uint8. Infinities become the largest finite
+    value. Neither counts when a scale is chosen.
 
-    No gradient passes through the codes, whose derivative is 0 almost everywhere; the scale has
-    its own. `fake_quantize` is the straight-through alternative.
+    The codes have no gradient, since their derivative is 0 almost everywhere; the scale has one.
+    `fake_quantize` is the straight-through alternative.
 
     Args:
       x: float32, bfloat16, float16 or float64 (rounded to float32 first), of any shape.
       dtype: float8_e4m3fn, float8_e5m2, int8 or uint8. Without a zero point, uint8 holds no
         negative value: those become 0.
       channelwise_axes: axes along which each index has its own scale.
-      tiled_axes: size of the tile by axis; the last tile may be partial. An axis that is named
-        nowhere is one tile. Axes may count from the end.
+      tiled_axes: size of the tile by axis; the last tile may be partial. An axis that neither
+        argument names is one tile. Axes may count from the end.
       scale: used instead of choosing one. An array keeps its dtype, and its shape says the
         tiles: () or the rank of `x`. A number becomes `scale_dtype`, in which it must be
         positive and finite.
-      zero_point: the integer code that means 0, of shape () or as the scale's; or True to choose
-        the one that uses the whole range of int8 or uint8. It has to be a code of `dtype`, of
-        which only a number is checked. Here and in `scale`, 64-bit numbers become 32-bit, so
-        that x64 changes nothing.
+      zero_point: the integer code that means 0, of shape () or that of the scale; or True to
+        choose the one that uses the whole range of int8 or uint8. It has to be a code of
+        `dtype`; only a Python number is checked. Here and in `scale`, 64-bit numbers become
+        32-bit, so that x64 changes nothing.
       scale_dtype: float32, bfloat16, float16, or float8_e8m0fnu (powers of two, rounded up).
 
     Returns:
       A `QArray` of the shape of `x`.
 
     Raises:
-      TypeError: an argument is of the wrong kind, a dtype is none of those listed, or an FP8
-        dtype has a zero point.
+      TypeError: an argument is of the wrong kind, a dtype is not listed above, or an FP8 dtype
+        has a zero point.
       ValueError: axes, tiles and shapes contradict each other, or a number is out of range.
 
     Example:
@@ -101,7 +101,7 @@ def quantize(
     x = x.astype(jnp.float32)
     q = _grid(x, dtype, axes, scale, zero_point, scale_dtype, operation)
     scales, zeros, tiles = scale_and_zero_point(q)
-    # Stopped before the cast: the derivative of a cast to FP8 would be rounded to FP8 itself.
+    # The gradient stops before the cast: the derivative of a cast to FP8 is rounded to FP8 itself.
     shared = jax.lax.stop_gradient(_present(scales, zeros))
     codes = functools.partial(codes_of, np.dtype(dtype))
     return dataclasses.replace(q, qvalue=map_tiles(codes, jax.lax.stop_gradient(x), shared, tiles))
@@ -110,19 +110,19 @@ def quantize(
 def dequantize(q: QArray | PreparedArray, dtype: DTypeLike | None = None) -> jax.Array:
     """The values that `q` stands for: `(qvalue - zero_point) * scale`.
 
-    Computed in float32 with one rounding, then rounded to `dtype`. The gradient with respect to
-    the scale is the true one, `sum(cotangent * (qvalue - zero_point))` over its tile; an FP8
-    `qvalue` and a float8_e8m0fnu scale have none.
+    The product is rounded once to float32, then to `dtype`. The gradient with respect to the scale
+    is the exact one, `sum(cotangent * (qvalue - zero_point))` over its tile. An FP8 `qvalue` and a
+    float8_e8m0fnu scale have none.
 
     Args:
-      q: what `quantize`, `prepare` or the user made.
+      q: an array in 8 bits, prepared or not.
       dtype: float32, bfloat16 or float16; by default `q.dtype`.
 
     Returns:
       An array of the shape of `q`.
 
     Raises:
-      TypeError: `q` is no valid `QArray`, or `dtype` is none of those listed.
+      TypeError: `q` is no valid `QArray`, or `dtype` is not listed above.
       ValueError: shapes of `q` contradict each other.
 
     Example:
@@ -151,16 +151,16 @@ def fake_quantize(
 ) -> jax.Array:
     """`dequantize(quantize(x, ...))` in the dtype of `x`, with the straight-through gradient.
 
-    The rounding is differentiated as if it were the identity: the gradient of `x` is 1 where its
-    code is in range and 0 where it saturates. A chosen scale counts as a constant. A given scale
-    has the gradient that the rule implies, `(code - zero_point) - x / scale` in range and
-    `code - zero_point` where saturated (learned step sizes).
+    Rounding is differentiated as if it were the identity: the gradient of `x` is 1 where its code
+    is in range and 0 where it saturates. A chosen scale is a constant. A given scale has the
+    gradient `(code - zero_point) - x / scale` in range and `code - zero_point` where saturated
+    (learned step sizes).
 
-    Straight-through lives here, and not in `quantize`, because the cotangent of an FP8 array is
-    FP8 and that of an integer array is empty: neither can carry a gradient through a `QArray`.
+    `quantize` itself has no straight-through gradient: the cotangent of an FP8 array is FP8, and
+    that of an integer array is empty. Neither can carry a gradient through a `QArray`.
 
     Args:
-      x: as for `quantize`, and so are all the others.
+      x: as for `quantize`, like all other arguments.
       dtype: the 8-bit dtype.
       channelwise_axes: axes along which each index has its own scale.
       tiled_axes: size of the tile by axis.
@@ -204,7 +204,7 @@ def _is_one_operation(
     scale_dtype: DTypeLike,
     operation: str,
 ) -> bool:
-    """Whether codes around 0 and a float32 scale for each tile are to be chosen."""
+    """Whether the primitive does all of it: no zero point, and a float32 scale to be chosen."""
     stored = checks.as_dtype(operation, "scale_dtype", scale_dtype, SCALE)
     symmetric = zero_point is None or zero_point is False
     return x.size > 0 and scale is None and symmetric and stored == np.float32
@@ -230,7 +230,7 @@ def _grid(
     scale_dtype: DTypeLike,
     operation: str,
 ) -> QArray:
-    """The scale and zero point of `x`: a checked `QArray` that has its codes still to come."""
+    """The scale and zero point of `x`, in a checked `QArray` that lacks its codes."""
     dtype = checks.as_dtype(operation, "dtype", dtype, EIGHT_BIT)
     scale_dtype = checks.as_dtype(operation, "scale_dtype", scale_dtype, SCALE)
     named = checks.named_tiles(operation, x.ndim, *axes)
@@ -258,7 +258,7 @@ def _grid(
 def _zero_point(
     operation: str, zero_point: ArrayLike | bool | None, dtype: np.dtype
 ) -> jax.Array | None:
-    """A given zero point; None where it is only asked for or declined."""
+    """A given zero point as an array; None for True, False and None."""
     if zero_point is None or isinstance(zero_point, bool):
         return None
     if isinstance(zero_point, int | np.integer) and is_int8(dtype):
@@ -267,7 +267,7 @@ def _zero_point(
 
 
 def _unknown(shape: Shape, dtype: np.dtype) -> Any:
-    """Stands for a leaf of which only shape and dtype are settled."""
+    """In place of a leaf of which only shape and dtype are known."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
@@ -282,7 +282,7 @@ def _floats(operation: str, x: ArrayLike) -> jax.Array:
 
 
 def _scale(operation: str, scale: ArrayLike, scale_dtype: np.dtype) -> jax.Array:
-    """A given scale: a number in `scale_dtype`, an array in its own."""
+    """A given scale: a number in `scale_dtype`, an array in its own dtype."""
     if isinstance(scale, bool) or not isinstance(scale, int | float):
         return checks.narrow(checks.as_array(operation, "scale", scale))
     checks.check_scale_number(operation, scale, scale_dtype)
@@ -322,7 +322,7 @@ def _values(codes: jax.Array, scale: jax.Array, zero_point: jax.Array | None = N
 def _nearest(
     dtype: np.dtype, x: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None
 ) -> jax.Array:
-    """`x` after quantising and dequantising; rounding is the identity to its derivative."""
+    """`x` quantised and dequantised, with the straight-through gradient."""
     return _values(codes_of(dtype, x, scale, zero_point), scale, zero_point)
 
 
@@ -330,10 +330,10 @@ def _nearest(
 def _nearest_jvp(
     dtype: np.dtype, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """The rule of `fake_quantize`: `y = scale * steps`, `steps` following `x / scale` in range.
+    """The derivative: `y = scale * steps`, where `steps` follows `x / scale` in range.
 
-    The value is `_nearest` again, so that the rule of a second derivative is this one; the slope
-    is a constant to it, as the code moves with `x / scale` or not at all.
+    The value calls `_nearest` again, so that second derivatives follow the same rule. The slope is
+    a constant to them.
     """
     dx, dscale, _ = tangents
     x, scale, zero_point = (jax.lax.stop_gradient(p) for p in primals)
@@ -347,7 +347,7 @@ def _nearest_jvp(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _nearest_chosen(dtype: np.dtype, tiles: Shape, x: jax.Array) -> jax.Array:
-    """`x` after quantising with scales chosen for it, and dequantising, in float32."""
+    """`x` quantised with chosen scales and dequantised, in float32."""
     codes, scale = quantize_tiles(x, dtype, tiles)
     return compat.laid_out_like(map_tiles(_values, codes, [scale], tiles), jax.typeof(x))
 
@@ -356,14 +356,14 @@ def _nearest_chosen(dtype: np.dtype, tiles: Shape, x: jax.Array) -> jax.Array:
 def _nearest_chosen_jvp(
     dtype: np.dtype, tiles: Shape, primals: tuple[Any], tangents: tuple[Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """The rule of `fake_quantize`: with a scale chosen for it, only what is infinite saturates."""
+    """The derivative: with a chosen scale only infinities saturate."""
     (x,), (dx,) = primals, tangents
     inside = jnp.isfinite(jax.lax.stop_gradient(x))
     return _nearest_chosen(dtype, tiles, x), jnp.where(inside, dx, 0).astype(jnp.float32)
 
 
 def _in_range(dtype: np.dtype, steps: jax.Array) -> jax.Array:
-    """Whether a number rounds to a code without saturating: up to half a step past the last."""
+    """Whether a number rounds to a code without saturating: up to half a step past the ends."""
     lowest, highest = finite_range(dtype)
     step = 1.0
     if is_float8(dtype):

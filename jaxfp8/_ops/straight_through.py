@@ -1,10 +1,10 @@
-"""One value with the derivative of another, as rounding that counts as the identity has.
+"""One value with the derivative of another: rounding differentiated as if it were the identity.
 
     value:       straight_through(value, like) = value
     derivative:  that of `like`
 
-A primitive, not a `custom_jvp`: where JAX 0.10 takes a loop apart for a backward pass, its forward
-part has lost the custom rules, and second derivatives go wrong without a word.
+This is a primitive and no `custom_jvp`: JAX 0.10 drops custom rules from the forward part of a loop
+when it splits the loop for a backward pass, and second derivatives would be wrong silently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ straight_through_p = Primitive("straight_through")
 
 
 def straight_through(value: jax.Array, like: jax.Array) -> jax.Array:
-    """`value` with the derivative of `like`, which has its shape; a program for values drops it."""
+    """`value` with the derivative of `like`, of one shape; only a derivative computes `like`."""
     like = compat.laid_out_like(like.astype(value.dtype), jax.typeof(value))
     return straight_through_p.bind(*compat.vary_alike((value, like)))
 

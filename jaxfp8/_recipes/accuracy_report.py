@@ -20,8 +20,8 @@ from jaxfp8._value.dtypes import finite_range
 from jaxfp8._value.qarray import QArray, scale_and_zero_point
 from jaxfp8._value.tiles import map_tiles
 
-# A layer is suggested to stay wide whose output is off by more than 10 % (20 dB), or that is 10 dB,
-# a factor of three, worse than the median of its model.
+# A layer should stay wide if the error of its output exceeds 10 % (20 dB), or if it is 10 dB, a
+# factor of three, worse than the median layer.
 LEAST_DECIBELS = 20.0
 BELOW_MEDIAN = 10.0
 _HEAD = ("layer", "kind", "SQNR dB", "error", "past", "lost", "amax", "scale", "weight dB")
@@ -33,7 +33,7 @@ _LEGEND = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OperandError:
-    """What 8 bits make of an operand.
+    """The error of an operand in 8 bits.
 
     Attributes:
       error: of its values.
@@ -52,7 +52,7 @@ class OperandError:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerError:
-    """What 8 bits cost one layer, on the inputs that it saw.
+    """The error of one layer in 8 bits, on the inputs that it had.
 
     Attributes:
       path: its place in the model.
@@ -60,8 +60,8 @@ class LayerError:
       recipe: name of its recipe.
       calls: how often it was called.
       output: error of its output, against the float layer on the same input.
-      weight, activation: errors of its operands; None for one that is not in 8 bits, or whose
-        float values are not known.
+      weight, activation: errors of its operands. None if the operand is not in 8 bits or its
+        float values are unknown.
     """
 
     path: str
@@ -80,7 +80,7 @@ class LayerError:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AccuracyReport:
-    """What 8 bits cost a model; prints as a table, worst layer first.
+    """The error of a model in 8 bits; prints as a table, worst layer first.
 
     Attributes:
       rows: one for each layer.

@@ -1,4 +1,4 @@
-"""Rows of an 8-bit table: an embedding looked up without widening what is not asked for."""
+"""Rows of an 8-bit table: an embedding lookup that widens only the rows it returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxfp8._value.qarray import QArray, as_bytes, check_qarray, from_bytes, sca
 
 
 def lookup(table: QArray, indices: ArrayLike, dtype: DTypeLike | None = None) -> jax.Array:
-    """`dequantize(table)[indices]`, in which only the rows asked for are widened.
+    """`dequantize(table)[indices]`; only the rows at `indices` are widened.
 
     Args:
       table: of shape (rows, features), with scales of any tiles.
@@ -25,8 +25,8 @@ def lookup(table: QArray, indices: ArrayLike, dtype: DTypeLike | None = None) ->
       An array of shape `(*indices.shape, features)`.
 
     Raises:
-      TypeError: `indices` are no integers.
-      ValueError: `table` has not two axes.
+      TypeError: `indices` are not integers.
+      ValueError: `table` does not have two axes.
     """
     operation = "jaxfp8.lookup"
     check_qarray(table, operation, "table")
@@ -45,7 +45,7 @@ def lookup(table: QArray, indices: ArrayLike, dtype: DTypeLike | None = None) ->
 
 
 def _take(table: QArray, row: jax.Array) -> QArray:
-    """Rows that exist; FP8 as bytes, for XLA:CPU widens float8 arrays that it gathers from."""
+    """The rows at valid indices. FP8 is gathered as bytes: XLA:CPU widens float8 arrays first."""
     scale, zero_point, (rows, columns) = scale_and_zero_point(table)
 
     def shared(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""How one operand of a product is held in 8 bits, stated before the operand is there."""
+"""`Quantization`: how one operand of a product is held in 8 bits, before its data is known."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Quantization:
 
     Attributes:
       dtype: float8_e4m3fn, float8_e5m2, int8 or uint8.
-      granularity: which values share a scale. "tensor": all of them. "channel", and "token",
-        which is its name for activations: those that are summed over, so that every index of
-        the other axes has its own. `(k, n)`: tiles of `k` values along the last contracted axis
-        and `n` along the last free one, None for the whole axis; every index of any other axis
-        has its own.
-      symmetric: whether 0 is the code of zero; if not, a zero point is chosen (integers only).
-      static: whether the scale is calibrated beforehand and given, not chosen from the data.
+      granularity: which values share a scale. "tensor": all of them. "channel": the values that
+        are summed over, so that each index of the other axes has its own scale; "token" is the
+        same, its name for activations. `(k, n)`: tiles of `k` values along the last contracted
+        axis and `n` along the last free one, None for the whole axis. Each index of any other
+        axis then has its own scale.
+      symmetric: whether code 0 means zero. If not, a zero point is chosen (integers only).
+      static: whether the scale is calibrated beforehand and given. If not, the data decides.
       scale_dtype: dtype of a chosen scale; float8_e8m0fnu makes it a power of two.
 
     Raises:
-      TypeError: a dtype is none of those listed, or an FP8 dtype is to have a zero point.
-      ValueError: the granularity is none of those listed.
+      TypeError: a dtype is not listed above, or an FP8 dtype is to have a zero point.
+      ValueError: the granularity is not listed above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -55,7 +55,7 @@ class Quantization:
     scale_dtype: DTypeLike = jnp.float32
 
     def __post_init__(self) -> None:
-        """Checks the fields, and makes equal recipes equal however their dtypes were named."""
+        """Checks the fields, and normalises dtypes so that equal recipes compare equal."""
         operation = "jaxfp8.Quantization"
         for name, allowed in (("dtype", EIGHT_BIT), ("scale_dtype", SCALE)):
             dtype = as_dtype(operation, name, getattr(self, name), allowed)
@@ -131,7 +131,7 @@ class Quantization:
         return quantize(x, self.dtype, scale=scale, zero_point=zero_point)
 
     def _check_given(self, operand: str, scale: Any, zero_point: Any) -> None:
-        """A static recipe is given what calibration found, a dynamic one nothing."""
+        """Refuses a static recipe without a scale, and a dynamic one with a scale."""
         given = {"scale": scale is not None, "zero point": zero_point is not None}
         wanted = {"scale": self.static, "zero point": self.static and not self.symmetric}
         for name, is_given in given.items():

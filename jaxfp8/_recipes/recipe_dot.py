@@ -37,14 +37,14 @@ def recipe_dot_general(
 ) -> jax.Array:
     """`q(x) . q(w) + bias` in the 8 bits of a recipe; an 8-bit weight stays as it is.
 
-    Gradients are those of `x . q(w)` and `q(x) . w`: rounding and saturation count as the identity.
-    A `QArray` has the gradient of its scale, its codes have none.
+    Gradients are those of `x . q(w)` and `q(x) . w`: rounding and saturation are differentiated as
+    if they were the identity. A `QArray` has a gradient for its scale and none for its codes.
 
     Args:
       x: activations, float32, bfloat16 or float16.
       w: weights, likewise, or a `QArray`, prepared or not.
       dimension_numbers: as in `jax.lax.dot_general`.
-      recipe: how operands are held.
+      recipe: how both operands are held.
       scale, zero_point: of the activations, where the recipe is static.
       bias: array that broadcasts over the last output axes.
       precision: as in `jaxfp8.dot_general`.
@@ -97,7 +97,7 @@ class _Problem:
     out_sharding: Any
 
     def dot(self, x: Any, w: Any, bias: Any) -> jax.Array:
-        """The product of operands as they are, of which one at least may be 8-bit."""
+        """The product of operands of any dtype: a scaled dot if one of them is 8-bit."""
         precision = None if self.precision is None else jax.lax.Precision(self.precision)
         if is_held(x) or is_held(w):
             asked = {"bias": bias, "out_sharding": self.out_sharding}
@@ -147,7 +147,7 @@ class _Like:
     type: Any
 
     def zeros(self) -> jax.Array:
-        """A point to be linear about; no value of it is used."""
+        """Zeros of that type. Only their shape and sharding matter: the product is linear."""
         zeros = jnp.zeros(self.type.shape, self.type.dtype)
         return compat.laid_out_like(zeros, self.type)
 
@@ -157,7 +157,7 @@ def _like(x: Any) -> _Like | None:
 
 
 def _no_gradient(x: Any) -> Any:
-    """The gradient of what is a constant here."""
+    """The gradient of a constant."""
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.zeros_like(x)

@@ -1,7 +1,7 @@
 """Recipes: how the operands of a product are held in 8 bits, under the names people know.
 
-Layers, the rewriting of ordinary programs and training all quantise through these, so that one
-recipe means the same codes and scales everywhere.
+Layers, `quantize_dots` and training all quantise through these. So a recipe means the same codes
+and scales everywhere.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Recipe:
     def quantize_weight(
         self, w: ArrayLike, contracting: Axes, batch: Axes = ()
     ) -> QArray | jax.Array:
-        """A weight in 8 bits, or as it is where the recipe says nothing of weights."""
+        """A weight in 8 bits; unchanged if the recipe leaves weights as they are."""
         if self.weight is None:
             return jnp.asarray(w)
         return self.weight.quantize(w, contracting, batch, operand="weight")
@@ -62,7 +62,7 @@ class Recipe:
         scale: ArrayLike | None = None,
         zero_point: ArrayLike | None = None,
     ) -> QArray | jax.Array:
-        """An activation in 8 bits, or as it is where the recipe says nothing of activations."""
+        """An activation in 8 bits; unchanged if the recipe leaves activations as they are."""
         if self.activation is None:
             return jnp.asarray(x)
         given = {"scale": scale, "zero_point": zero_point}
@@ -89,7 +89,7 @@ INT8_ASYMMETRIC = Recipe(
 
 
 def check_recipe(operation: str, recipe: Any) -> None:
-    """Refuses what is no recipe of inference."""
+    """Refuses anything but a recipe for inference."""
     if not isinstance(recipe, Recipe):
         got, needs = f"is {recipe!r}", "a recipe such as `jaxfp8.FP8_DYNAMIC` is needed"
         remedy = "recipes of training go to `jaxfp8.fp8_dot_general` and what is made of it"
@@ -101,9 +101,9 @@ class DelayedScaling:
     """FP8 training with one scale per tensor, from the amax of earlier steps.
 
     `scale = amax / max(dtype) * 2^margin`, where `amax` is the largest, or the most recent, of the
-    last `amax_history_length` steps. The scale is thus known before the tensor is, and a tensor
-    that grows faster than the margin allows saturates for a step. The method, and the layout of
-    the history (newest first), are those of Transformer Engine and of Flax.
+    last `amax_history_length` steps. So the scale is known before the tensor is. A tensor that
+    grows faster than the margin allows saturates for a step. The method and the layout of the
+    history are those of Transformer Engine and of Flax.
 
     Attributes:
       amax_history_length: number of steps remembered.
@@ -177,6 +177,13 @@ class CurrentScaling:
 
 
 TrainingRecipe = DelayedScaling | CurrentScaling
+
+
+def check_training_recipe(operation: str, recipe: Any, remedy: str) -> None:
+    """Refuses anything but a recipe for training; `remedy` says where those for inference go."""
+    if not isinstance(recipe, TrainingRecipe):
+        got, needs = f"is {recipe!r}", "DelayedScaling or CurrentScaling is needed"
+        raise TypeError(message(operation, "`recipe`", got, needs, remedy))
 
 
 def _check_training_dtypes(operation: str, recipe: Any) -> None:

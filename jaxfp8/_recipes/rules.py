@@ -33,15 +33,15 @@ class Rule:
 
 
 def as_rules(recipe: Any, operation: str = "jaxfp8.Rule") -> tuple[Rule, ...]:
-    """Rules from a recipe, a rule, a rule of qwix, or several of them in order of precedence.
+    """Rules from a recipe, a rule, a rule of qwix, or a sequence of these; the first match counts.
 
     Args:
-      recipe: what there is.
+      recipe: any of these.
       operation: name for errors.
 
     Raises:
-      TypeError: it is none of these.
-      ValueError: a rule of qwix asks for what no recipe says.
+      TypeError: `recipe` is none of these.
+      ValueError: a rule of qwix asks for something that no recipe can state.
     """
     if isinstance(recipe, Recipe):
         return (Rule(recipe=recipe),)
@@ -57,25 +57,25 @@ def as_rules(recipe: Any, operation: str = "jaxfp8.Rule") -> tuple[Rule, ...]:
 
 
 def choose(rules: Iterable[Rule], path: str) -> Recipe | None:
-    """The recipe of the first rule that matches the whole `path`; None if none does."""
+    """The recipe of the first rule that matches the whole `path`, or None."""
     return next((rule.recipe for rule in rules if re.fullmatch(rule.where, path)), None)
 
 
 def from_qwix(rule: Any) -> Rule:
-    """The rule that says what a `qwix.QuantizationRule` says.
+    """A `qwix.QuantizationRule` as a `Rule`.
 
-    qwix gives a weight one scale per channel and an activation one per token, a static activation
-    one for all, and cuts the contracted axis into tiles of `tile_size`.
+    qwix gives a weight one scale per channel and an activation one per token. A static activation
+    has one scale. `tile_size` cuts the contracted axis into tiles.
 
     Args:
-      rule: anything with the fields of `qwix.QuantizationRule`; those it lacks have its defaults.
+      rule: anything with the fields of `qwix.QuantizationRule`; missing ones have its defaults.
 
     Returns:
       A `Rule` of the same paths; its recipe is None where the rule quantises nothing.
 
     Raises:
-      TypeError: a dtype is none that a `QArray` holds, such as int4.
-      ValueError: the rule is for some operations only, or calibrates in a way that has no recipe.
+      TypeError: a `QArray` cannot hold the dtype, such as int4.
+      ValueError: the rule is for some operations only, or no recipe calibrates in its way.
     """
     if getattr(rule, "op_names", ()):
         raise _unsaid("op_names", rule.op_names, "a recipe is for every product of a layer", "()")

@@ -18,8 +18,6 @@ from jaxfp8._recipes.recipes import DelayedScaling
 from jaxfp8._value import compat
 from jaxfp8._value.dtypes import finite_range
 
-TENSORS = ("input", "kernel", "output_grad")
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +26,8 @@ class Scaling:
 
     Attributes:
       scale: float32 [1], the scale of the last step.
-      amax_history: float32 [amax_history_length], largest magnitudes, that of the last step
-        first, then the oldest, and so on up to the last but one.
+      amax_history: float32 [amax_history_length], the largest magnitude of each step. The last
+        step comes first, then all others from the oldest on.
     """
 
     scale: jax.Array
@@ -49,7 +47,7 @@ class Scaling:
 class ScalingState:
     """The delayed scaling of the three tensors of one product.
 
-    In a gradient with respect to it stands not a derivative but the next state: overwrite it.
+    Its gradient is no derivative but the next state, which is to overwrite it.
 
     Attributes:
       input: of the left operand, the activations.
@@ -70,8 +68,12 @@ class ScalingState:
     @classmethod
     def init(cls, recipe: DelayedScaling) -> ScalingState:
         """The state before the first step: scales of 1, histories of 0."""
-        parts = {tensor: Scaling.init(recipe) for tensor in TENSORS}  # each with its own buffers
-        return cls(**parts)
+        # Each has buffers of its own, so that all of them can be donated.
+        return cls(
+            input=Scaling.init(recipe),
+            kernel=Scaling.init(recipe),
+            output_grad=Scaling.init(recipe),
+        )
 
 
 def advance(recipe: DelayedScaling, dtype: DTypeLike, x: jax.Array, old: Scaling) -> Scaling:
@@ -82,9 +84,9 @@ def advance(recipe: DelayedScaling, dtype: DTypeLike, x: jax.Array, old: Scaling
 
 
 def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
-    """The state after a step: its scale, and the largest of the magnitudes that it met.
+    """The state after a step: its scale, and the largest magnitude in the history.
 
-    That is the largest over all shards and vmapped copies that share the state.
+    The largest magnitude is taken over all shards and vmapped copies that share the state.
 
     Args:
       old: the state before; of float32, or of a dtype that converts to it and adds by maximum.
@@ -106,10 +108,10 @@ def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
 
 
 def next_scale(recipe: DelayedScaling, dtype: DTypeLike, old: Scaling) -> jax.Array:
-    """`amax / max(dtype) * 2^margin`, the last scale where nothing has an amax yet; a scalar.
+    """The scalar `amax / max(dtype) * 2^margin`; the last scale while there is no amax yet.
 
-    Written as the reciprocal of a choice of reciprocals, so that it rounds as Flax's does. A state
-    may come from elsewhere: what is not finite in it is passed over.
+    It is computed as the reciprocal of a reciprocal, so that it rounds as in Flax. Values that are
+    not finite are ignored: the state may come from another program.
     """
     scale, history = (
         jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
@@ -127,8 +129,8 @@ def next_scale(recipe: DelayedScaling, dtype: DTypeLike, old: Scaling) -> jax.Ar
 def _largest(kept: int) -> Any:
     """The maximum of `x` over all axes but the first `kept`, which its history has too.
 
-    Under vmap it is one for each history, not for each `x`: an axis that the history lacks is
-    reduced as well.
+    Under vmap there is one maximum for each history. A mapped axis of `x` that the history lacks
+    is reduced as well.
     """
 
     @custom_vmap

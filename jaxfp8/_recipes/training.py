@@ -11,21 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call import explicit, ffi
-from jaxfp8._call.quantize_call import Encoded, encode
+from jaxfp8._call import explicit
 from jaxfp8._ops.dimensions import normalise
-from jaxfp8._ops.quantize import quantize
-from jaxfp8._recipes.quantization import Quantization
-from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
-from jaxfp8._recipes.scaling import Scaling, ScalingState, next_scale, record
+from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
+from jaxfp8._recipes.scaling import ScalingState
+from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes, multiply
 from jaxfp8._value import compat
 from jaxfp8._value.checks import as_array, as_dtype
 from jaxfp8._value.dtypes import WIDE_FLOAT
 from jaxfp8._value.errors import message
 from jaxfp8._value.no_gradient import undifferentiated
-from jaxfp8._value.qarray import QArray, as_bytes, scale_and_zero_point
-from jaxfp8._value.spec import DimensionNumbers, Shape, tile_counts
+from jaxfp8._value.spec import DimensionNumbers, Shape
 
 
 def fp8_dot_general(
@@ -42,8 +39,8 @@ def fp8_dot_general(
 
     `y = q(lhs) . q(rhs)` with both operands in e4m3fn; for a gradient `g` of `y`, in e5m2,
     `d_lhs = q(g) . q(rhs)^T` and `d_rhs = q(lhs)^T . q(g)`. Rounding is differentiated as if it
-    were the identity. What is kept for the backward pass is 8-bit, and so cannot be differentiated
-    again; `CurrentScaling(second_derivatives=True)` keeps floats, too. Everything saturates: no
+    were the identity. The backward pass keeps 8-bit values, which cannot be differentiated again;
+    `CurrentScaling(second_derivatives=True)` keeps floats as well. Everything saturates: no
     value becomes NaN or infinite by being quantised.
 
     Args:
@@ -63,8 +60,8 @@ def fp8_dot_general(
       The product; its gradients have the dtypes of the operands.
 
     Raises:
-      TypeError: an operand is of no such dtype, or state and recipe do not go together; or a
-        gradient is differentiated, and the recipe keeps no floats for that.
+      TypeError: an operand has another dtype; the state does not fit the recipe; or a gradient is
+        differentiated and the recipe keeps no floats for that.
       ValueError: shapes do not fit.
 
     Example:
@@ -94,16 +91,6 @@ def fp8_dot_general(
     return compat.sharded(_product(problem, lhs, rhs, state), out_sharding)
 
 
-def forward_codes(
-    recipe: TrainingRecipe, x: jax.Array, old: Scaling | None, contracting: Shape, batch: Shape
-) -> QArray:
-    """An operand as the forward product takes it; `old` is its delayed scaling, if it has one."""
-    dtype = recipe.forward_dtype
-    if isinstance(recipe, DelayedScaling) and old is not None:
-        return quantize(x, dtype, scale=next_scale(recipe, dtype, old))
-    return _unremembered(recipe, dtype).quantize(x, contracting, batch)
-
-
 def _floats(operation: str, name: str, value: ArrayLike) -> jax.Array:
     array = as_array(operation, name, value)
     as_dtype(operation, name, array.dtype, WIDE_FLOAT)
@@ -111,10 +98,8 @@ def _floats(operation: str, name: str, value: ArrayLike) -> jax.Array:
 
 
 def _check_state(operation: str, recipe: Any, state: Any) -> None:
-    if not isinstance(recipe, DelayedScaling | CurrentScaling):
-        got, needs = f"is {recipe!r}", "DelayedScaling or CurrentScaling is needed"
-        remedy = "recipes of inference, such as FP8_DYNAMIC, have no rule for gradients"
-        raise TypeError(message(operation, "`recipe`", got, needs, remedy))
+    remedy = "recipes of inference, such as FP8_DYNAMIC, have no rule for gradients"
+    check_training_recipe(operation, recipe, remedy)
     if isinstance(recipe, DelayedScaling) == isinstance(state, ScalingState):
         return
     got = f"is of type {type(state).__name__}"
@@ -143,7 +128,7 @@ class _Problem:
     numbers: DimensionNumbers
     recipe: TrainingRecipe
     out_dtype: np.dtype
-    types: tuple[Any, Any]
+    types: tuple[jax.core.ShapedArray, jax.core.ShapedArray]
     out_sharding: Any
 
 
@@ -164,12 +149,12 @@ def _forward(
     state: ScalingState | None,
     backward: bool = True,
 ) -> tuple[jax.Array, Any]:
-    """The product, and for the backward pass, if any, both operands as it will need them."""
+    """The product, and what the backward pass needs: both operands and the next scalings."""
     recipe, ((lhs_axes, rhs_axes), (lhs_batch, rhs_batch)) = problem.recipe, problem.numbers
     if backward:
         lhs, rhs = _differentiated(recipe, "lhs", lhs), _differentiated(recipe, "rhs", rhs)
     old = (None, None) if state is None else (state.input, state.kernel)
-    code = functools.partial(_encode, recipe, recipe.forward_dtype, both=backward)
+    code = functools.partial(encode_for_products, recipe, recipe.forward_dtype, both=backward)
     lhs_codes, new_input = code(lhs, old[0], (lhs_axes, _free(lhs, lhs_axes, lhs_batch)), lhs_batch)
     rhs_codes, new_kernel = code(
         rhs, old[1], (rhs_axes, _free(rhs, rhs_axes, rhs_batch)), rhs_batch
@@ -185,16 +170,16 @@ def _forward(
 def _backward(
     problem: _Problem, residuals: Any, g: jax.Array
 ) -> tuple[jax.Array, jax.Array, ScalingState | None]:
-    """Gradients of both operands; in place of a gradient of the state, the next state."""
+    """Gradients of both operands, and the next state in place of a gradient of the state."""
     lhs, rhs, new_input, new_kernel, old = residuals
     recipe, (_, (lhs_batch, _)) = problem.recipe, problem.numbers
     batch = tuple(range(len(lhs_batch)))
     border = g.ndim - len(_free(rhs.values, problem.numbers[0][1], problem.numbers[1][1]))
     of_lhs, of_rhs = tuple(range(len(batch), border)), tuple(range(border, g.ndim))
     g = _differentiated(recipe, "the gradient of the output", g)
-    codes, new = _encode(recipe, recipe.gradient_dtype, g, old, (of_rhs, of_lhs), batch)
-    d_lhs = _gradient_of_lhs(problem, codes[0], rhs, of_rhs, batch)
-    d_rhs = _gradient_of_rhs(problem, lhs, codes[1], of_lhs, batch)
+    codes, new = encode_for_products(recipe, recipe.gradient_dtype, g, old, (of_rhs, of_lhs), batch)
+    d_lhs = _gradient(problem, 0, codes[0], rhs, of_rhs, batch)
+    d_rhs = _gradient(problem, 1, codes[1], lhs, of_lhs, batch)
     if new_input is None:
         return d_lhs, d_rhs, None
     return d_lhs, d_rhs, ScalingState(input=new_input, kernel=new_kernel, output_grad=new)
@@ -203,13 +188,9 @@ def _backward(
 _product.defvjp(_forward, _backward)
 
 
-def _is_twice_differentiable(recipe: TrainingRecipe) -> bool:
-    return isinstance(recipe, CurrentScaling) and recipe.second_derivatives
-
-
 def _differentiated(recipe: TrainingRecipe, name: str, x: jax.Array) -> jax.Array:
-    """`x` where a first derivative is taken; a second one passes codes, which have none."""
-    if _is_twice_differentiable(recipe):
+    """`x`, with an error where it is differentiated twice and only codes are kept."""
+    if is_twice_differentiable(recipe):
         return x
     operand = name if " " in name else f"`{name}`"
     got = "is differentiated twice"
@@ -223,48 +204,54 @@ def _differentiated(recipe: TrainingRecipe, name: str, x: jax.Array) -> jax.Arra
     return undifferentiated(message("jaxfp8.fp8_dot_general", operand, got, needs, remedy), x)
 
 
-def _gradient_of_lhs(
-    problem: _Problem, g: Codes, rhs: Codes, of_rhs: Shape, batch: Shape
-) -> jax.Array:
-    """`g . rhs^T`, its axes in the order of lhs."""
-    (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
-    rhs_free = _free(rhs.values, rhs_axes, rhs_batch)
-    numbers = ((of_rhs, rhs_free), (batch, rhs_batch))
-    paired = dict(zip(rhs_axes, lhs_axes, strict=True))
-    rank = len(problem.types[0].shape)
-    lhs_free = [a for a in range(rank) if a not in {*lhs_axes, *lhs_batch}]
-    order = (*lhs_batch, *lhs_free, *(paired[a] for a in sorted(rhs_axes)))
-    dx = _in_order(_gradient(problem, 0, g, rhs, numbers, order), order)
-    return compat.laid_out_like(dx, problem.types[0])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Operand:
+    """One operand of a product that is a gradient.
 
+    Attributes:
+      codes: its values in 8 bits.
+      summed: the axes that the product sums over.
+      batch: its batch axes.
+      become: the axes of the gradient that its other axes become.
+    """
 
-def _gradient_of_rhs(
-    problem: _Problem, lhs: Codes, g: Codes, of_lhs: Shape, batch: Shape
-) -> jax.Array:
-    """`lhs^T . g`, its axes in the order of rhs."""
-    (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = problem.numbers
-    lhs_free = _free(lhs.values, lhs_axes, lhs_batch)
-    numbers = ((lhs_free, of_lhs), (lhs_batch, batch))
-    paired = dict(zip(lhs_axes, rhs_axes, strict=True))
-    rank = len(problem.types[1].shape)
-    rhs_free = [a for a in range(rank) if a not in {*rhs_axes, *rhs_batch}]
-    order = (*rhs_batch, *(paired[a] for a in sorted(lhs_axes)), *rhs_free)
-    dw = _in_order(_gradient(problem, 1, lhs, g, numbers, order), order)
-    return compat.laid_out_like(dw, problem.types[1])
+    codes: Codes
+    summed: Shape
+    batch: Shape
+    become: Shape
 
 
 def _gradient(
-    problem: _Problem,
-    operand: int,
-    left: Codes,
-    right: Codes,
-    numbers: DimensionNumbers,
-    order: Shape,
+    problem: _Problem, side: int, g: Codes, other: Codes, summed: Shape, batch: Shape
 ) -> jax.Array:
-    """The product that is a gradient; its axis `i` is axis `order[i]` of the operand."""
-    like, precision = problem.types[operand], problem.recipe.backward_precision
-    sharding = explicit.permuted(like, order, *map(jax.typeof, (left.values, right.values)))
-    return multiply(left, right, numbers, like.dtype, precision, sharding)
+    """The gradient of one operand: `g . rhs^T` or `lhs^T . g`, its axes in the operand's order.
+
+    Args:
+      problem: the product.
+      side: 0 for the gradient of lhs, 1 for that of rhs.
+      g: the gradient of the output.
+      other: the other operand.
+      summed: axes of `g`: those of `other` that are free.
+      batch: batch axes of `g`.
+    """
+    like, (contracting, batches) = problem.types[side], problem.numbers
+    axes, other_axes = contracting[side], contracting[1 - side]
+    paired = dict(zip(other_axes, axes, strict=True))
+    of_g = _Operand(codes=g, summed=summed, batch=batch, become=_free(like, axes, batches[side]))
+    of_other = _Operand(
+        codes=other,
+        summed=_free(other.values, other_axes, batches[1 - side]),
+        batch=batches[1 - side],
+        become=tuple(paired[axis] for axis in sorted(other_axes)),
+    )
+    left, right = (of_g, of_other) if side == 0 else (of_other, of_g)
+    numbers = ((left.summed, right.summed), (left.batch, right.batch))
+    order = (*batches[side], *left.become, *right.become)
+    types = (jax.typeof(one.codes.values) for one in (left, right))
+    sharding = explicit.permuted(like, order, *types)
+    precision = problem.recipe.backward_precision
+    y = multiply(left.codes, right.codes, numbers, like.dtype, precision, sharding)
+    return compat.laid_out_like(_in_order(y, order), like)
 
 
 def _in_order(x: jax.Array, axes: Shape) -> jax.Array:
@@ -272,113 +259,5 @@ def _in_order(x: jax.Array, axes: Shape) -> jax.Array:
     return x.transpose([axes.index(axis) for axis in range(x.ndim)])
 
 
-def _free(x: jax.Array, contracting: Shape, batch: Shape) -> Shape:
-    return tuple(axis for axis in range(x.ndim) if axis not in {*contracting, *batch})
-
-
-# Quantising and multiplying
-
-
-def _encode(
-    recipe: TrainingRecipe,
-    dtype: DTypeLike,
-    x: jax.Array,
-    old: Scaling | None,
-    summed: tuple[Shape, Shape],
-    batch: Shape,
-    both: bool = True,
-) -> tuple[tuple[Codes, Codes], Scaling | None]:
-    """`x` for the two products it is in, which sum over different axes; and its next scaling.
-
-    With one scale for the whole tensor the two have the same codes, on a GPU each in the layout
-    that its product wants. With a scale per row, each product needs scales that do not vary along
-    what it sums, so `x` is quantised twice. Unless `both` are needed, only the first is fit.
-    """
-    if both and _is_twice_differentiable(recipe):
-        rounded, new = _rounded(recipe, dtype, jax.lax.stop_gradient(x), old, summed, batch, both)
-        first, second = (dataclasses.replace(codes, wide=x) for codes in rounded)
-        return (first, second), new
-    return _rounded(recipe, dtype, x, old, summed, batch, both)
-
-
-def _rounded(
-    recipe: TrainingRecipe,
-    dtype: DTypeLike,
-    x: jax.Array,
-    old: Scaling | None,
-    summed: tuple[Shape, Shape],
-    batch: Shape,
-    both: bool,
-) -> tuple[tuple[Codes, Codes], Scaling | None]:
-    """The codes alone."""
-    if isinstance(recipe, DelayedScaling) and old is not None:
-        scale = next_scale(recipe, dtype, old)
-        encoded = encode(x, dtype, scale, _turn(x, summed, batch, both))
-        assert encoded.amax is not None  # there is one beside a given scale
-        return _layouts(encoded, summed), record(old, scale, encoded.amax)
-    how = _unremembered(recipe, dtype)
-    if how.granularity == "tensor" and how.scale_dtype == np.float32 and x.size:
-        return _layouts(encode(x, dtype, None, _turn(x, summed, batch, both)), summed), None
-    first = _codes(how.quantize(x, summed[0], batch))
-    if how.granularity == "tensor":
-        return (first, first), None
-    return (first, _codes(how.quantize(x, summed[1], batch))), None
-
-
-def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike) -> Quantization:
-    """How a tensor is quantised whose amax is nowhere remembered."""
-    if isinstance(recipe, DelayedScaling):
-        return Quantization(dtype=dtype, granularity="tensor")
-    return recipe.quantization(dtype)
-
-
-def _codes(q: QArray) -> Codes:
-    scale, _, tiles = scale_and_zero_point(q)
-    return _as_codes(q.qvalue, scale, tiles, tuple(range(q.ndim)))
-
-
-def _as_codes(values: jax.Array, scale: jax.Array, tiles: Shape, order: Shape) -> Codes:
-    dtype = values.dtype.name
-    return Codes(values=as_bytes(values), scale=scale, tiles=tiles, dtype=dtype, order=order)
-
-
-def _turn(x: jax.Array, summed: tuple[Shape, Shape], batch: Shape, both: bool) -> int | None:
-    """Where the axes that one of the products sums over begin, behind those of the other.
-
-    None where they do not lie so, or where a turned copy is of no use: the first product has what
-    it sums over last already, or the platform multiplies any layout as fast.
-    """
-    if batch or not _layout_matters():
-        return None
-    for place, axes in enumerate(summed):
-        first = x.ndim - len(axes)
-        if sorted(axes) == list(range(first, x.ndim)) and 0 < first < x.ndim:
-            return first if both or place == 1 else None
-    return None
-
-
-def _layout_matters() -> bool:
-    """Whether products are faster along contiguous axes, as those of tensor cores are.
-
-    A guess, made before it is known where the program will run; only its speed hangs on it.
-    """
-    return ffi.has_backend("cuda")
-
-
-def _whole(values: jax.Array, scale: jax.Array, order: Shape) -> Codes:
-    """Codes with one scale; an empty axis has none."""
-    tiles = tuple(max(size, 1) for size in values.shape)
-    scale = jnp.broadcast_to(scale, tile_counts(values.shape, tiles))
-    return _as_codes(values, scale, tiles, order)
-
-
-def _layouts(x: Encoded, summed: tuple[Shape, Shape]) -> tuple[Codes, Codes]:
-    """The codes for both products: each has what it sums over last, where there is a choice."""
-    axes = tuple(range(x.codes.ndim))
-    plain = _whole(x.codes, x.scale, axes)
-    if x.transposed is None:
-        return plain, plain
-    split = len(summed[0]) if axes[-1] in summed[1] else len(summed[1])
-    order = axes[split:] + axes[:split]
-    turned = _whole(x.transposed, x.scale, order)
-    return (turned, plain) if axes[-1] in summed[1] else (plain, turned)
+def _free(x: jax.Array | jax.core.ShapedArray, contracting: Shape, batch: Shape) -> Shape:
+    return tuple(axis for axis in range(len(x.shape)) if axis not in {*contracting, *batch})

@@ -1,7 +1,7 @@
 """Quantised operands of FP8 training, and their product: one scaled dot.
 
-Codes have no derivative. Where a product is to be differentiated again, its operands bring their
-floats along, and rounding is differentiated as if it were the identity.
+Codes have no derivative. A product that is to be differentiated twice keeps its operands in floats
+as well, and rounding is differentiated as if it were the identity.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Codes:
     Attributes:
       values: the codes, as uint8.
       scale: float32, one per tile.
-      wide: the operand in floats, if the product is to be differentiated; it takes no part in the
-        product's value.
+      wide: the operand in floats, if the product is to be differentiated. The value of the
+        product does not depend on it.
       tiles: size of the tile by axis of the values.
       dtype: logical dtype of the values.
       order: the axes of the operand in the order in which the values have them.
@@ -63,7 +63,7 @@ def multiply(
     precision: jax.lax.Precision,
     out_sharding: PartitionSpec | None = None,
 ) -> jax.Array:
-    """One scaled dot; it has derivatives of any order if both operands bring their floats along."""
+    """One scaled dot. With floats of both operands it has derivatives of any order."""
     (lhs_axes, rhs_axes), (lhs_batch, rhs_batch) = numbers
     spec = ScaledDotSpec(
         lhs=lhs.spec(lhs_axes, lhs_batch),
@@ -81,8 +81,8 @@ def multiply(
     )
     if lhs.wide is None or rhs.wide is None:
         return y
-    # Second derivatives are rare: products of floats will do for them. This one is not computed,
-    # except outside jit.
+    # Second derivatives are rare, so a product of floats gives them. Under jit its value is not
+    # computed.
     values = _straight(lhs, lhs.wide), _straight(rhs, rhs.wide)
     highest = jax.lax.Precision.HIGHEST
     wide = jax.lax.dot_general(*values, numbers, highest, out_sharding=out_sharding)

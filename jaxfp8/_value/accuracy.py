@@ -1,4 +1,4 @@
-"""How far numbers are from what they should be: the errors that every report of ours states."""
+"""Errors of arrays against exact ones: the measures of all reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Error:
-    """The error of an array, or of several taken as one.
+    """The error of an array, or of several together.
 
     Attributes:
       name: what it is the error of.
@@ -100,7 +100,7 @@ def error(exact: Any, got: Any, name: str = "") -> Error:
 
 
 def pooled(errors: Iterable[Error], name: str = "") -> Error:
-    """The error of several arrays taken as one."""
+    """The error of several arrays together."""
     errors = tuple(errors)
     return Error(
         name=name,

@@ -1,4 +1,4 @@
-"""What becomes of the weights of a model: a row for each, and how they print."""
+"""What was done to the weights of a model: a row for each, printed as a table."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _HEAD = ("where", "kind", "weight", "becomes", "recipe, or why not", "bytes")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """What became of one weight.
+    """What was done to one weight.
 
     Attributes:
-      path: place of its layer in the model, such as "layers/0/query"; of a parameter that is not
-        the weight of a layer with an 8-bit twin, its own place.
+      path: path of its layer in the model, such as "layers/0/query"; the path of the parameter
+        itself if its layer has no 8-bit twin.
       kind: name of the class of that layer, or of the module that holds the parameter.
       shape: shape of the weight.
       before, after: dtypes of the weight.
-      recipe: name of the recipe; "" where it was left.
-      reason: why it was left as it is; "" where it was not.
-      bytes_before, bytes_after: of weight, scale and zero point; a bias is not counted.
+      recipe: name of the recipe; "" if the weight stayed as it was.
+      reason: why the weight stayed as it was; "" if it was changed.
+      bytes_before, bytes_after: of weight, scale and zero point, without the bias.
     """
 
     path: str
@@ -38,12 +38,12 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What was done to a model; prints as a table, in which rows that are alike are one.
+    """What was done to a model; prints as a table in which equal rows are one.
 
     Attributes:
-      rows: one for each weight, those that stay wide among them, in the order of the model.
-      others: how many parameters have no row: biases and scales of Flax's layers, and what has
-        fewer than two axes.
+      rows: one for each weight, also for those that stay wide, in the order of the model.
+      others: number of parameters without a row: biases and scales of Flax's layers, and arrays
+        with fewer than two axes.
       other_bytes: bytes of these.
     """
 
@@ -101,13 +101,13 @@ class Changes:
         return [f"{self.others} {what}, {tables.size(self.other_bytes)}"]
 
 
-# Where the layers of Flax and ours are defined, and the one module there that has none.
+# Where Flax's layers and ours are defined, and a module of Flax there that is no layer.
 _LAYERS = ("flax.nnx.nn.", "flax.linen.", "jaxfp8.nnx.", "jaxfp8.linen.")
 _BASE = "flax.linen.module"
 
 
 def _layer(kind: type) -> str:
-    """Name of the layer that a class is or derives from; "" if it is none."""
+    """Name of the layer that a class is or derives from; "" if there is none."""
     for base in kind.__mro__:
         if base.__module__.startswith(_LAYERS) and base.__module__ != _BASE:
             return base.__name__
@@ -134,7 +134,7 @@ def why_wide(kind: type) -> str:
 
 
 def _cells(rows: list[Change]) -> tuple[str, ...]:
-    """The cells of weights that differ in the numbers of their paths alone."""
+    """The cells of weights whose paths differ only in numbers."""
     row, many = rows[0], f"{len(rows)} x " if len(rows) > 1 else ""
     before, after = (tables.size(len(rows) * n) for n in (row.bytes_before, row.bytes_after))
     weight = f"{row.before}[{','.join(map(str, row.shape))}]"

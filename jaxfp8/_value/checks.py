@@ -1,4 +1,4 @@
-"""Arguments as users give them: what each has to be, or an error that names it."""
+"""Checks of arguments as users give them, with errors that name the argument."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from jaxfp8._value.errors import message
 
 FLOAT64 = np.dtype(np.float64)
 _NARROW = {FLOAT64: np.dtype(np.float32), np.dtype(np.int64): INT32}
-# Below it, XLA may take a float32 for 0, and what is divided by it for infinite.
+# XLA may flush a smaller float32 to 0, and dividing by it gives infinity.
 _LEAST_NORMAL = float(np.finfo(np.float32).tiny)
 
 
 def as_array(operation: str, name: str, value: Any) -> jax.Array:
-    """An array from what a user passed; a Python number has 32 bits, with x64 or without."""
+    """An array from an argument; a Python number gets 32 bits, with x64 or without."""
     if isinstance(value, jax.Array):
         return value
     try:
@@ -37,7 +37,7 @@ def as_array(operation: str, name: str, value: Any) -> jax.Array:
 
 
 def as_dtype(operation: str, name: str, dtype: Any, allowed: tuple[np.dtype, ...]) -> np.dtype:
-    """One of the `allowed` dtypes, however it is named."""
+    """One of the `allowed` dtypes, given as a dtype, a type or a name."""
     found = find_dtype(dtype)
     if found is None or found not in allowed:
         got = f"is {dtype!r}" if found is None else f"is {found.name}"
@@ -48,7 +48,7 @@ def as_dtype(operation: str, name: str, dtype: Any, allowed: tuple[np.dtype, ...
 
 
 def as_index(value: Any) -> int | None:
-    """An int from anything that counts as one, or None; a bool does not."""
+    """An int from any integer type, or None; a bool is none."""
     if isinstance(value, bool):
         return None
     try:
@@ -58,23 +58,23 @@ def as_index(value: Any) -> int | None:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf has a shape and a dtype, as an array and what stands for one do."""
+    """Whether a leaf has a shape and a dtype, as an array or a `jax.ShapeDtypeStruct` has."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
 
 
 def has_data(leaf: Any) -> bool:
-    """Whether a leaf can be computed with, unlike a `jax.ShapeDtypeStruct`."""
+    """Whether a leaf has values, unlike a `jax.ShapeDtypeStruct`."""
     return hasattr(leaf, "__array__") or hasattr(leaf, "__jax_array__")
 
 
 def narrow(array: jax.Array) -> jax.Array:
-    """A float64 or int64 array in 32 bits, which is what it has without x64."""
+    """A float64 or int64 array in 32 bits, as it is without x64."""
     dtype = _NARROW.get(array.dtype)
     return array if dtype is None else array.astype(dtype)
 
 
 def check_scale_number(operation: str, scale: float, dtype: np.dtype) -> None:
-    """A number given as the scale must stay positive and finite in the `dtype` that keeps it."""
+    """A number given as the scale must be positive and finite in the `dtype` that stores it."""
     info = jnp.finfo(dtype)
     least = max(float(info.smallest_subnormal), _LEAST_NORMAL)
     if not least <= scale <= float(info.max):
@@ -84,7 +84,7 @@ def check_scale_number(operation: str, scale: float, dtype: np.dtype) -> None:
 
 
 def check_zero_point_number(operation: str, zero_point: int, dtype: np.dtype) -> None:
-    """A number given as the zero point must be a code of `dtype`, or 0 itself has none."""
+    """A number given as the zero point must be a code of `dtype`: it is the code of 0."""
     info = np.iinfo(dtype)
     if not info.min <= zero_point <= info.max:
         needs = f"a zero point of {dtype.name} is one of its codes, {info.min} to {info.max}"
@@ -114,7 +114,7 @@ def named_tiles(
 
 
 def has_dtype(dtype: np.dtype) -> str:
-    """What an error says it got where a dtype is wrong."""
+    """How an error names a wrong dtype."""
     return f"has dtype {dtype.name}"
 
 
@@ -133,7 +133,7 @@ def value_error(
 
 
 def _axes(operation: str, axes: Any) -> list[Any]:
-    """The axes of a collection, whatever they are; a mapping has more to say than its keys."""
+    """The axes of a collection; a mapping is refused, as its values would be lost."""
     if isinstance(axes, Collection) and not isinstance(axes, Mapping | str):
         return list(axes)
     needs, remedy = "a collection of axes is needed", "write it like `(0,)`"
@@ -162,14 +162,14 @@ def _tile(operation: str, axis: int, tile: Any) -> int:
 
 
 def _number_dtype(value: Any) -> np.dtype | None:
-    """The dtype of a Python number; None lets JAX decide."""
+    """The dtype for a Python number; None leaves it to JAX."""
     if isinstance(value, float):
         return np.dtype(np.float32)
     return INT32 if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def find_dtype(dtype: Any) -> np.dtype | None:
-    """A dtype as numpy has it, or None if it is none; numpy would take None for float64."""
+    """A numpy dtype, or None if there is no such dtype; numpy reads None as float64."""
     try:
         return None if dtype is None else np.dtype(dtype)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The one place that knows JAX versions: how 0.10, 0.11 and 0.12 differ, in small functions."""
+"""What differs between JAX 0.10, 0.11 and 0.12; no other module depends on the version."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def subjaxprs(eqn: Any) -> list[Any]:
 
 
 def has_effects(eqn: Any) -> bool:
-    """Whether an equation has effects; that it names a mesh axis is none, but is listed as one."""
+    """Whether an equation has effects; JAX lists a named mesh axis as one, which it is not."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
@@ -84,9 +84,9 @@ def hoisted(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Seq
 def bind_while(
     eqn: Any, condition: Callable[..., Any], body: Callable[..., Any], init: Sequence[Any]
 ) -> Sequence[Any]:
-    """A while loop as an equation has it: under vmap the condition may be an array of booleans.
+    """A while loop whose condition may be an array of booleans, as in an equation under vmap.
 
-    `jax.lax.while_loop` takes none but a scalar one.
+    `jax.lax.while_loop` takes a scalar condition only.
     """
     cond_jaxpr, cond_consts = hoisted(condition, init)
     body_jaxpr, body_consts = hoisted(body, init)
@@ -101,7 +101,7 @@ def bind_while(
 
 
 def vary_alike(arrays: Sequence[Any]) -> list[Any]:
-    """Arrays that vary along the same manual mesh axes: inside shard_map, those of all of them."""
+    """The arrays, made to vary along the same manual mesh axes: inside shard_map, all of theirs."""
     own = [jax.typeof(array).mat.varying for array in arrays]
     axes = frozenset().union(*own)
     pairs = zip(arrays, (tuple(axes - some) for some in own), strict=True)
@@ -215,7 +215,7 @@ def reordered(sharding: Any, order: Sequence[int]) -> Any:
 
 
 def sharded(x: Any, sharding: Any) -> Any:
-    """`x` as an `out_sharding` says; on explicit axes a constraint would be an assertion."""
+    """`x` sharded as an `out_sharding` says; resharded on explicit axes, else constrained."""
     if sharding is None:
         return x
     mesh = getattr(sharding, "mesh", None) or jax.sharding.get_abstract_mesh()
@@ -226,9 +226,9 @@ def sharded(x: Any, sharding: Any) -> Any:
 
 @functools.cache
 def let_extended_dtypes_add() -> None:
-    """Gives JAX the sum of two arrays of an extended dtype outside jit, for which it has no rule.
+    """Gives JAX a rule to add two arrays of an extended dtype outside jit, which it lacks.
 
-    There the gradients of one array that is used twice are added up by the primitive's own impl.
+    Outside jit, gradients of an array that is used twice are added by the primitive's impl.
     """
     known, compiled = ad.add_jaxvals_p.impl, jax.jit(ad.add_jaxvals_p.bind)
 
@@ -240,10 +240,10 @@ def let_extended_dtypes_add() -> None:
 
 
 def splits_calls(ctx: Any) -> bool:
-    """Whether XLA may be told in a lowering rule how to split a call over the devices of a mesh.
+    """Whether a lowering rule may tell XLA how to split a call over the devices of a mesh.
 
-    Not inside shard_map, where a call is local, and not in an exported program, which cannot hold
-    the Python function that splits.
+    It may not inside shard_map, where a call is local, nor in an exported program, which cannot
+    hold the Python function that splits.
     """
     context = ctx.module_context
     devices = getattr(context.axis_context, "device_assignment", None) or ()
@@ -254,7 +254,7 @@ def splits_calls(ctx: Any) -> bool:
 
 
 def may_be_split(arrays: Sequence[Any]) -> bool:
-    """Whether XLA alone decides which of several devices computes what: on axes of type Auto."""
+    """Whether XLA decides which device computes what: several devices, on axes of type Auto."""
     if jax.device_count() == 1:
         return False
     meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in arrays)]
@@ -265,10 +265,9 @@ _AVAL, _SHARDING = operator.attrgetter("aval"), operator.attrgetter("sharding")
 
 
 def avals_on_one_device(arrays: Sequence[Any]) -> tuple[Any, ...] | None:
-    """What `jax.typeof` says of each array, sooner; None unless each is whole on one device.
+    """The types of arrays, faster than by `jax.typeof`; None unless each is on one device.
 
-    An array that is spread over a mesh is of a type that names the mesh; tracers and the arrays of
-    numpy have no such attributes.
+    The type of an array on a mesh names the mesh. Tracers and numpy arrays lack these attributes.
     """
     if not all([issubclass(cls, jax.Array) for cls in {*map(type, arrays)}]):
         return None
@@ -288,8 +287,8 @@ def frames(eqn: Any) -> list[tuple[str, int, str]]:
 def linearize(function: Callable[..., tuple[list[Any], Any]], *points: Any) -> tuple[Any, Any, Any]:
     """`jax.linearize` with aux outputs, as (outputs, linear function, aux), inside a trace.
 
-    Before 0.12 the linear function kept tangents that are zero as tracers in its static part, and
-    so could not leave the trace; here such outputs are told apart first.
+    Before 0.12 the linear function kept zero tangents as tracers in its static part, and so could
+    not leave the trace. Outputs with such tangents are found first here.
     """
     if jax.__version_info__ >= (0, 12):
         return jax.linearize(function, *points, has_aux=True)
@@ -310,7 +309,7 @@ def linearize(function: Callable[..., tuple[list[Any], Any]], *points: Any) -> t
 def is_inseparable(error: ValueError) -> bool:
     """Whether JAX raised because it cannot compute the value before the tangent.
 
-    JAX tells it in no other way, and only by trying.
+    JAX has no other way to ask.
     """
     return str(error).startswith("Linearization failed")
 

@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 FLOAT8 = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))
-# Those of JAX that hold values and that no kernel takes.
+# FP8 dtypes of JAX that no kernel takes.
 UNSERVED_FLOAT8 = (
     np.dtype(jnp.float8_e4m3fnuz),
     np.dtype(jnp.float8_e5m2fnuz),
@@ -52,6 +52,6 @@ def finite_range(dtype: DTypeLike) -> tuple[float, float]:
 
 
 def names(dtypes: tuple[np.dtype, ...]) -> str:
-    """A list of dtypes as a sentence has it: `a, b or c`."""
+    """A list of dtypes for a sentence: `a, b or c`."""
     *head, last = [d.name for d in dtypes]
     return f"{', '.join(head)} or {last}" if head else last

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 
-# Packages whose frames a warning does not point at: JAX calls what it transforms.
+# Packages whose frames a warning skips: JAX calls the functions that it transforms.
 _NOT_THE_USER = ("jaxfp8", "jax", "contextlib", "functools")
 
 
@@ -24,7 +24,7 @@ class LibraryError(RuntimeError):
 
 
 class FallbackWarning(UserWarning):
-    """Something stayed as plain XLA has it, or a weight as it was; says why, once."""
+    """Plain XLA computes something, or a weight stays as it was; warned of once per reason."""
 
 
 def message(operation: str, operand: str, got: str, needs: str, remedy: str) -> str:

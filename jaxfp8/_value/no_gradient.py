@@ -1,4 +1,4 @@
-"""What has no gradient says so: codes, whose gradient would be in 8 bits itself, and others."""
+"""Values without a gradient: differentiating them is an error that says what to do instead."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from jaxfp8._value.qarray import QArray
 
 
 def constant_codes(q: Any, operation: str, operand: str, remedy: str) -> Any:
-    """`q` itself, whose codes refuse to be differentiated; its scale may be.
+    """`q` itself; differentiating with respect to its codes is an error. Its scale may be.
 
-    The gradient of an FP8 array is an FP8 array, which does not saturate, and an optimiser would
-    take it for a step to make. JAX refuses gradients of integers by itself.
+    The gradient of an FP8 array is an FP8 array itself. It does not saturate, and an optimiser
+    would apply it as a step. JAX refuses gradients of integers by itself.
 
     Args:
       q: a `QArray`, prepared or not; anything else is returned as it is.
@@ -53,13 +53,13 @@ def _(text: str, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     return primals[0], tangents[0]
 
 
-# A primitive, not a `custom_jvp`: where JAX 0.10 takes a loop apart for a backward pass, its
-# forward part has lost the custom rules.
+# This is a primitive and no `custom_jvp`: JAX 0.10 drops custom rules from the forward part of a
+# loop when it splits the loop for a backward pass.
 undifferentiated_p = Primitive("undifferentiated")
 
 
 def undifferentiated(text: str, x: jax.Array) -> jax.Array:
-    """`x` itself; to differentiate it is a TypeError with this text."""
+    """`x` itself; differentiating it is a TypeError with this text."""
     return undifferentiated_p.bind(x, text=text)
 
 

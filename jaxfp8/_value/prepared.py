@@ -1,4 +1,4 @@
-"""A weight laid out as the kernels of the CPU read it: once, instead of at every product."""
+"""A weight in the layout that the CPU kernels read, made once instead of at every product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxfp8._value.errors import FallbackWarning, message
 from jaxfp8._value.qarray import QArray, adopt, check_qarray, given_tiles
 from jaxfp8._value.spec import Shape, tile_counts
 
-# Columns that lie side by side, and depths of each that lie together.
+# Columns side by side, and K values of each that are contiguous.
 COLUMNS, QUAD = 64, 4
 
 ON_GPU = "only the CPU's kernels read prepared weights"
@@ -26,14 +26,14 @@ _OPERATION = "jaxfp8.prepare"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PreparedArray:
-    """A `QArray` in the order in which the kernels of the CPU read a weight.
+    """A `QArray` in the layout in which the CPU kernels read a weight; made by `prepare`.
 
-    It stands for the same values, has the same number of bytes, and is the right operand of
-    `dot_general`, `matmul`, `einsum` and `recipe_dot_general`. Made by `prepare`.
+    It stands for the same values, has the same number of bytes, and can be the right operand of
+    `dot_general`, `matmul`, `einsum` and `recipe_dot_general`.
 
-    It is a pytree whose arrays are those of `packed`, and transformations count their axes: `vmap`
-    and `scan` may take it apart along axes before the last two of `shape`, if products sum over one
-    of those two. To save it, save `restore()`.
+    It is a pytree with the arrays of `packed`, and transformations count their axes. `vmap` and
+    `scan` may map over axes before the last two of `shape`, if products sum over one of those two.
+    To save it, save `restore()`.
 
     Attributes:
       packed: values and scales, `[..., N / 64, K / 4, 64, 4]` for K the contracted axis, N the
@@ -76,7 +76,7 @@ class PreparedArray:
         return self.packed.nbytes
 
     def restore(self) -> QArray:
-        """The `QArray` that was prepared, bit for bit; `tiles` only where they cannot be derived.
+        """The `QArray` that was prepared, bit for bit; `tiles` is stated only where it must be.
 
         Example:
           >>> import jax.numpy as jnp, jaxfp8
@@ -95,22 +95,22 @@ class PreparedArray:
 
 
 def prepare(q: Any, contracting: int = -2) -> Any:
-    """Lays weights out as the kernels of the CPU read them, losing nothing.
+    """Brings weights into the layout that the CPU kernels read, without loss.
 
-    A product reads its right operand in groups of 64 columns by 4 depths. From any other layout it
-    has to rearrange the weight at every call, which with few rows takes up to half of the time. Do
-    this once, where a model is loaded; on a GPU weights are best as they are, and stay so. The
-    gradient of a product with respect to its left operand is slower with a prepared weight.
+    A product reads its right operand in groups of 64 columns by 4 values of K. It rearranges any
+    other layout at every call: with few rows a prepared weight is up to 2x faster. Prepare once,
+    after a model is loaded. On a GPU nothing changes. The gradient of a product with respect to
+    its left operand is slower with a prepared weight.
 
     Args:
-      q: a `QArray`, or a pytree of which the `QArray`s are prepared.
+      q: a `QArray`, or a pytree; its `QArray`s are prepared.
       contracting: the axis that products sum over; the last of the other axes are the columns.
         Dense layers of Flax have it at -2.
 
     Returns:
-      A `PreparedArray` for each `QArray` on a CPU whose contracted axis is a multiple of 4, whose
-      columns are one of 64, and whose tiles do not cut these groups; any other is left as it is,
-      and a `FallbackWarning` says why.
+      A `PreparedArray` for each `QArray` on a CPU, if its contracted axis is a multiple of 4, its
+      columns are a multiple of 64, and no tile cuts these groups. Any other `QArray` stays as it
+      is, and a `FallbackWarning` says why.
 
     Raises:
       TypeError: `contracting` is no int, or `q` holds no `QArray`.
@@ -146,7 +146,7 @@ def is_held(leaf: Any) -> TypeGuard[QArray | PreparedArray]:
 
 
 def is_whole(leaf: Any) -> bool:
-    """The same of what may be an array of qwix."""
+    """As `is_held`, for an array of qwix too."""
     return is_held(adopt(leaf))
 
 
@@ -213,14 +213,14 @@ def why_not(q: QArray, contracting: int) -> str:
 
 
 def why_not_layer(q: QArray, contracting: Shape, rank: int) -> str:
-    """The same for a layer's product over axes of its weight of `rank`, which may be stacked."""
+    """As `why_not`, for the weight of a layer, of `rank` axes unless it is stacked."""
     if len(contracting) != 1:
         return f"it is summed over {len(contracting)} axes, and one can be prepared"
     return why_not(q, contracting[0] - rank)
 
 
 def _last(axes: tuple[Any, ...], contracting: int) -> tuple[Any, ...]:
-    """What there is of each axis, that of the contracted one moved to the end."""
+    """The entries of each axis, with that of the contracted axis last."""
     rest = list(axes)
     moved = rest.pop(contracting)
     return (*rest, moved)
@@ -247,7 +247,7 @@ def split_tile(tile: int, size: int, inner: int) -> tuple[int, int] | None:
 
 
 def _split_entries(entries: int, tile: int, size: int, inner: int) -> Shape:
-    """How the entries of a scale along that axis are split; one that is shared stays so."""
+    """The two sizes of an axis of a scale once that axis is split in two."""
     tiles = split_tile(tile, size, inner)
     assert tiles is not None
     return (1, 1) if entries == 1 else tile_counts((size // inner, inner), tiles)
@@ -299,7 +299,7 @@ def _unpack(packed: QArray, contracting: int) -> QArray:
 
 
 def _as_codes(x: jax.Array) -> jax.Array:
-    """An array, perhaps of float8_e8m0fnu scales, that can be moved without being converted."""
+    """The array; 8-bit values and float8_e8m0fnu scales as bytes, which XLA does not convert."""
     if x.dtype.itemsize == 1:
         return jax.lax.bitcast_convert_type(x, jnp.uint8)
     return jnp.asarray(x)

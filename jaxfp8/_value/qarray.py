@@ -34,24 +34,24 @@ Tiles = tuple[int | None, ...]
 class QArray:
     """An array held in 8 bits: `value = (qvalue - zero_point) * scale`.
 
-    A scale multiplies to dequantise. It is shared by a tile: along each axis the scale has size 1
-    (one tile), the size of `qvalue` (tiles of one), or one entry per tile. A `QArray` is a pytree
-    whose leaves may be anything while a transformation holds them, so building one checks
-    nothing; every function that takes one checks these invariants:
+    A scale multiplies to dequantise. The values of a tile share it: along each axis the scale has
+    size 1 (one tile), the size of `qvalue` (tiles of one), or one entry per tile. A `QArray` is a
+    pytree, and transformations may put anything in place of its leaves. So the constructor checks
+    nothing. Every function that takes a `QArray` checks these invariants:
 
     - `qvalue` is float8_e4m3fn, float8_e5m2, int8 or uint8.
     - `scale` is float32, bfloat16, float16 or float8_e8m0fnu, and of shape () or the rank of
       `qvalue`, each axis having `ceil(size / tile)` entries.
-    - A tile is `size // entries` unless `tiles` says otherwise, which it must where the entries
-      do not divide the size.
-    - `zero_point` is absent, or belongs to an int8 or uint8 `qvalue` and is of that dtype or
-      int32. Its shape is () or, axis by axis, 1 or as the scale's (where the scale has 1, the
-      zero point may have more: the tiles are then the zero point's).
+    - The size of a tile is `size // entries`, unless `tiles` states it. It must be stated where
+      the entries do not divide the size.
+    - `zero_point` is None, or `qvalue` is int8 or uint8 and the zero point has that dtype or
+      int32. Its shape is () or that of the scale, but each axis may be 1. Where the scale has 1,
+      the zero point may have more entries: its tiles then count.
 
     Attributes:
       qvalue: the 8-bit values.
-      scale: what a step of them is worth.
-      zero_point: the code that means zero, or None.
+      scale: what they are multiplied by.
+      zero_point: the code that means 0, or None.
       tiles: sizes of the tiles along the last `len(tiles)` axes, None where they can be derived.
         They count from the last axis, so `vmap` and `scan` over leading axes keep them; sizes
         left without an axis are 1 or None.
@@ -68,7 +68,7 @@ class QArray:
     tiles: Tiles | None = dataclasses.field(default=None, kw_only=True, metadata={"static": True})
 
     def __post_init__(self) -> None:
-        """Makes `tiles` hashable, as the static part of a pytree has to be."""
+        """Makes `tiles` hashable: they are the static part of the pytree."""
         if isinstance(self.tiles, list):
             object.__setattr__(self, "tiles", tuple(self.tiles))
 
@@ -110,7 +110,7 @@ class QArray:
           What `kind` makes of them.
 
         Raises:
-          ValueError: a tile is partial, which no other class can state.
+          ValueError: a tile is partial, which other classes cannot state.
 
         Example:
           >>> import jax.numpy as jnp
@@ -192,7 +192,7 @@ def from_bytes(values: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def scale_and_zero_point(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
-    """The same as `stored_factors`, with the scale as float32 and the zero point as int32."""
+    """As `stored_factors`, with the scale as float32 and the zero point as int32."""
     scale, zero_point, tiles = stored_factors(q)
     wide = None if zero_point is None else zero_point.astype(jnp.int32)
     return scale.astype(jnp.float32), wide, tiles
@@ -241,7 +241,7 @@ def check_shapes(q: Any, operation: str, operand: str) -> None:
       operand: name of its argument, such as "rhs".
 
     Raises:
-      TypeError: `q` is no QArray, or a leaf is no array or has a dtype it cannot have.
+      TypeError: `q` is no QArray, a leaf is no array, or a leaf has a wrong dtype.
       ValueError: shapes or tiles contradict each other.
     """
     _check_leaves(q, operation, operand)
@@ -355,7 +355,7 @@ def _check_zero_point_shape(q: QArray, operation: str, operand: str) -> None:
 
 
 def _entries(q: QArray) -> Shape:
-    """Number of tiles along each axis: what scale and zero point have between them."""
+    """Number of tiles along each axis: the larger of the sizes of scale and zero point."""
     leaves = [leaf for leaf in (q.scale, q.zero_point) if leaf is not None]
     return tuple(_common([_axis(leaf, axis) for leaf in leaves]) for axis in range(q.ndim))
 
@@ -366,12 +366,12 @@ def _common(sizes: list[int]) -> int:
 
 
 def _axis(leaf: Any, axis: int) -> int:
-    """Size of a scale along an axis, a scalar having 1 everywhere."""
+    """Size of a scale along an axis; 1 for a scalar."""
     return leaf.shape[axis] if leaf.shape else 1
 
 
 def given_tiles(q: QArray) -> Tiles:
-    """The field `tiles` with an entry per axis, None where the tile is to be derived."""
+    """The field `tiles` with an entry per axis; None where the tile follows from the shapes."""
     given = (q.tiles or ())[-q.ndim :] if q.ndim else ()
     return (None,) * (q.ndim - len(given)) + tuple(tile and int(tile) for tile in given)
 

@@ -15,14 +15,14 @@ from jaxfp8._value.qarray import Tiles
 from jaxfp8._value.spec import Shape
 from jaxfp8._value.tiles import reduce_tiles
 
-# A scale this little above a power of two is taken for it: the two lead to the same codes, and
-# the product with a reciprocal may be off by an ulp.
+# A scale so little above a power of two is rounded down to it: multiplying by a reciprocal may be
+# off by an ulp, and both scales give the same codes.
 _SLACK = 1 - 2.0**-22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Granularity:
-    """How an array of `shape` falls into tiles that share a scale.
+    """How an array of `shape` is cut into tiles that share a scale.
 
     Attributes:
       shape: shape of the array.
@@ -36,7 +36,7 @@ class Granularity:
 
     @property
     def stated_tiles(self) -> Tiles | None:
-        """What `QArray.tiles` has to say: the sizes that shapes alone do not tell."""
+        """The field `QArray.tiles`: the sizes that do not follow from the shapes."""
         axes = zip(self.shape, self.tiles, self.counts, strict=True)
         stated = tuple(
             tile if count * tile != size and count > 1 else None for size, tile, count in axes
@@ -47,7 +47,7 @@ class Granularity:
 
 
 def granularity(shape: Shape, named: Mapping[int, int]) -> Granularity:
-    """The tiles of an array of `shape`: as large as `named` by axis, or one for a whole axis."""
+    """The tiles of an array of `shape`: of the size `named` for an axis, else the whole axis."""
     tiles = tuple(named.get(axis, max(size, 1)) for axis, size in enumerate(shape))
     counts = tuple(-(-n // tiles[axis]) if axis in named else 1 for axis, n in enumerate(shape))
     return Granularity(shape=shape, tiles=tiles, counts=counts)
@@ -63,7 +63,7 @@ def choose_scale(
     """The least float32 scale with which no finite value of a tile saturates; 0 if all are 0.
 
     Args:
-      x: float32 values; NaN and infinities are not looked at.
+      x: float32 values; NaN and infinities are ignored.
       grain: which of them share a scale.
       dtype: the 8-bit dtype.
       zero_point: the integer code of zero, or None.
@@ -86,7 +86,7 @@ def choose_scale(
 def choose_zero_point(
     x: jax.Array, grain: Granularity, dtype: np.dtype, scale: jax.Array
 ) -> jax.Array:
-    """The code of zero, in `dtype`, that lets the lowest value of a tile be the lowest code."""
+    """The code of 0, in `dtype`, with which the lowest value of a tile has the lowest code."""
     lowest, highest = finite_range(dtype)
     below = extent(x, grain)[0]
     code = jnp.round(lowest + below / jnp.where(scale == 0, 1, scale))
@@ -103,9 +103,9 @@ def extent(x: jax.Array, grain: Granularity) -> tuple[jax.Array, jax.Array]:
 
 
 def store_scale(scale: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """A chosen float32 scale in the dtype that is kept, within its normal range; 0 becomes 1.
+    """A chosen float32 scale in the dtype that is stored, within its normal range; 0 becomes 1.
 
-    float8_e8m0fnu holds powers of two: the next one up, so that nothing saturates.
+    float8_e8m0fnu holds powers of two. The scale is rounded up, so that nothing saturates.
     """
     dtype = np.dtype(dtype)
     if dtype not in WIDE_FLOAT:
@@ -124,7 +124,7 @@ def _power_of_two(scale: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _per(steps: float) -> np.float32:
-    """The reciprocal: what XLA makes of dividing by a constant, but the same without `jit`."""
+    """The reciprocal. XLA divides by a constant so; this has the same bits without `jit`."""
     return np.float32(1) / np.float32(steps)
 
 
@@ -133,5 +133,5 @@ def _finite(x: jax.Array) -> jax.Array:
 
 
 def _ratio(span: jax.Array, steps: jax.Array) -> jax.Array:
-    """`span / steps`, or 0 where no code is left on this side of zero."""
+    """`span / steps`, or 0 where there is no code on this side of 0."""
     return jnp.where(steps > 0, span / jnp.maximum(steps, 1), 0)

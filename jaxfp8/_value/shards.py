@@ -13,9 +13,9 @@ from jaxfp8._value.spec import Shape
 
 
 def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int]) -> None:
-    """Refuses a tile that a shard of `x` would cut, as far as the sharding of `x` is known.
+    """Refuses a tile that a shard of `x` would cut, if the sharding of `x` is known.
 
-    It is known of an array that is there, and of a traced one on a mesh with explicit axes.
+    It is known of a concrete array, and of a traced one on a mesh with explicit axes.
 
     Args:
       operand: what the error calls `x`.
@@ -31,12 +31,12 @@ def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int])
 def check_tiles_fit(
     operation: str, operand: str, shape: Shape, sharding: Any, tiles: Mapping[int, int]
 ) -> None:
-    """Refuses a tile that a shard would cut, of an array of `shape` that will have a sharding.
+    """Refuses a tile that a shard would cut, for an array that will have a sharding.
 
     Args:
       operation, operand: what the error calls them.
       shape: shape of the array.
-      sharding: any; of one that is no `NamedSharding` nothing is known.
+      sharding: only a `NamedSharding` is checked.
       tiles: size of the tile by axis.
 
     Raises:
@@ -52,7 +52,7 @@ def check_tiles_fit(
 
 
 def _parts(sharding: Any) -> dict[int, int]:
-    """Into how many shards each axis is cut; nothing where that is not known."""
+    """Into how many shards each axis is cut; empty where that is unknown."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return {}
     sizes = sharding.mesh.shape

@@ -17,8 +17,8 @@ from jaxfp8._value import dtypes
 
 ACTIVATIONS = ("none", "relu", "gelu_tanh", "gelu_erf", "silu")
 
-# Operands that need not be as wide as the call defines them, and what they may be beside that: the
-# CPU takes them as they are, without a conversion in front of the call.
+# Dtypes of operands: the one that the call defines, and narrower ones. The CPU reads these as they
+# are stored, without a conversion in front of the call.
 AS_STORED: dict[str, tuple[np.dtype, tuple[np.dtype, ...]]] = {
     "lhs_scale": (np.dtype(np.float32), dtypes.FLOAT16),
     "lhs_zero_point": (dtypes.INT32, dtypes.INT8),
@@ -54,8 +54,8 @@ class OperandSpec:
       tiles: sizes, by axis, of the tile that shares one scale and zero point; at least 1.
       scale: whether a scale of shape `tile_counts(shape, tiles)` is given.
       zero_point: whether a zero point of that shape is given (int8 and uint8 only).
-      scale_rounded: whether the scale, of float32, counts as rounded to bfloat16. A cast in front
-        of the call would do the same, but on the CPU takes longer than many a product.
+      scale_rounded: whether the float32 scale is rounded to bfloat16 as it is read. A cast in
+        front of the call would do the same, but on the CPU can take longer than the product.
     """
 
     dtype: str
@@ -115,7 +115,7 @@ class EpilogueSpec:
     amax: Shape | None = None
 
     def map_shapes(self, fun: Callable[[Shape], Shape]) -> EpilogueSpec:
-        """The same with `fun` of each shape that is given."""
+        """The spec with `fun` applied to each shape that is given."""
         names = ("residual", "bias", "out_scale", "amax")
         given = {name: getattr(self, name) for name in names}
         new: dict[str, Any] = {n: fun(shape) for n, shape in given.items() if shape is not None}
@@ -151,7 +151,7 @@ class ScaledDotSpec:
 
     @property
     def batch_shape(self) -> Shape:
-        """Sizes of the batch axes, a side of size 1 taking the other's."""
+        """Sizes of the batch axes; size 1 broadcasts to that of the other side."""
         pairs = zip(self.lhs.sizes(self.lhs.batch), self.rhs.sizes(self.rhs.batch), strict=True)
         return tuple(r if left == 1 else left for left, r in pairs)
 
@@ -194,7 +194,7 @@ class ScaledDotSpec:
         return ("lhs", "rhs", *(name for name, given in optional.items() if given))
 
     def rounds(self, name: str) -> bool:
-        """Whether the operand of that name is a scale that counts as rounded to bfloat16."""
+        """Whether the operand of that name is a scale that is rounded to bfloat16 as it is read."""
         sides = {"lhs_scale": self.lhs, "rhs_scale": self.rhs}
         return name in sides and sides[name].scale_rounded
 

@@ -1,6 +1,6 @@
-"""How a report prints: with rich where it is installed, as plain text otherwise, and as HTML.
+"""Prints a report: with rich if it is installed, else as plain text; and as HTML.
 
-Rows whose paths differ in numbers alone, as those of the layers of a model do, print as one.
+Rows whose paths differ only in numbers, such as those of equal layers, print as one row.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def size(nbytes: int) -> str:
 
 
 def alike(rows: Iterable[Any]) -> list[list[Any]]:
-    """Dataclasses with a `path` in groups that differ in its numbers alone, in their order."""
+    """Dataclasses grouped by `path` without its numbers and by all other fields, in order."""
     groups: dict[object, list[Any]] = {}
     for row in rows:
         key = dataclasses.replace(row, path=numberless(row.path))

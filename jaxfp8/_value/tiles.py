@@ -14,10 +14,10 @@ from jaxfp8._value.spec import Shape
 def map_tiles(
     fun: Callable[..., jax.Array], x: jax.Array, shared: Sequence[jax.Array], tiles: Shape
 ) -> jax.Array:
-    """`fun(x, *shared)` elementwise, every entry of a shared array serving one tile of `x`.
+    """`fun(x, *shared)` elementwise; each entry of a shared array goes with one tile of `x`.
 
-    Axes of one tile, and of tiles of one, broadcast as they are; tiles that divide their axis
-    cost a reshape; only a partial tile makes the shared arrays as large as the axis.
+    An axis of one tile, or of tiles of one, broadcasts. Tiles that divide their axis take a
+    reshape. Only for a partial tile the shared arrays are repeated to the size of the axis.
 
     Args:
       fun: elementwise function of arrays that broadcast together.
@@ -36,8 +36,8 @@ def reduce_tiles(
 ) -> jax.Array:
     """`fun(tile, axis=...)` for each tile, as an array of shape `counts`.
 
-    A partial tile is filled up with zeros, which `fun` must not mind (a largest magnitude does
-    not); so is the one tile of an empty axis.
+    A partial tile is padded with zeros, and so is the one tile of an empty axis. `fun` must allow
+    that, as a largest magnitude does.
     """
     edges = [(0, n * tile - size) for n, tile, size in zip(counts, tiles, x.shape, strict=True)]
     x = jnp.pad(x, edges) if any(high for _, high in edges) else x
@@ -63,7 +63,7 @@ def _repeat_partial(shared: jax.Array, shape: Shape, tiles: Shape) -> jax.Array:
 
 
 def _split(axis: int, shape: Shape, shared: Sequence[jax.Array]) -> Shape:
-    """An axis as (tiles, size of a tile), or whole where broadcasting needs no more."""
+    """An axis as (tiles, size of a tile), or as it is where it broadcasts already."""
     size = shape[axis]
     counts = {s.shape[axis] for s in shared if s.ndim} - {1, size}
     count = next(iter(counts), size)
@@ -86,6 +86,6 @@ def _shared_axis(size: int, parts: Shape) -> Shape:
 
 
 def _reshape(x: jax.Array, split: Sequence[Shape]) -> jax.Array:
-    """`x` with each axis replaced by its parts; nothing is emitted where none has two."""
+    """`x` with each axis replaced by its parts; `x` itself where the shape stays the same."""
     shape = tuple(n for parts in split for n in parts)
     return x if shape == x.shape else x.reshape(shape)

@@ -1,4 +1,4 @@
-"""A model run for what its layers tell, not for its output."""
+"""Runs a model to observe its layers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 def applied(
     model: nn.Module, variables: Any, args: Any, kwargs: Any, *, constant: tuple[str, ...] = ()
 ) -> tuple[Any, Any]:
-    """What a model returns, and the variables that it changed; those that are given stay.
+    """The output of a model and the variables that it changed; the arguments stay as they are.
 
-    It may change what a forward pass changes, such as caches and statistics, and make what is not
-    there yet. Scaling states are not changed by one: they are what `init` made, or missing.
+    The model may change caches and statistics, as in any forward pass, and make missing ones. It
+    does not change scaling states.
 
     Args:
       model: the model.
       variables: its variables.
-      args, kwargs: what `model.apply` takes; a `mutable` among them says less than is needed here.
+      args, kwargs: arguments of `model.apply`; a `mutable` among them is extended.
       constant: collections that it may not change either.
     """
     given = {name: value for name, value in kwargs.items() if name != "mutable"}

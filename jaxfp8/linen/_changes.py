@@ -1,4 +1,4 @@
-"""What `quantize` makes of each parameter of a model, and what stays in floats and why."""
+"""Lists what `quantize` does to each parameter of a model, and what stays in floats."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _TWINS = (nn.Dense, nn.DenseGeneral, nn.Einsum, nn.Embed)
 
 
 def changes(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Changes:
-    """What `jaxfp8.linen.quantize` makes of each parameter, and what stays wide and why.
+    """Lists what `jaxfp8.linen.quantize` does to each parameter, or why it stays wide.
 
-    The model is traced; nothing is computed and nothing changed.
+    The model is traced. Nothing is computed or changed.
 
     Args:
-      model, variables, *args, **kwargs: as for `jaxfp8.linen.quantize`; what that returned will do
-        for `variables`, too.
+      model, variables, *args, **kwargs: as for `jaxfp8.linen.quantize`. `variables` may be its
+        result, too.
 
     Returns:
       A row for each weight; print it.
@@ -60,13 +60,13 @@ def changes(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Chan
 
 
 def _parameters(tree: Any) -> list[tuple[Path, Any]]:
-    """Paths and parameters, each whole and without its box of metadata."""
+    """Paths and parameters, without boxes of metadata; an 8-bit parameter is one leaf."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_whole)
     return [(tuple(str(getattr(e, "key", e)) for e in path), meta.unbox(x)) for path, x in leaves]
 
 
 def _is_whole(leaf: Any) -> bool:
-    """Whether a node is one parameter; what a checkpoint gave back may be a dictionary."""
+    """Whether a node is one parameter; a checkpoint may have restored it as a dictionary."""
     is_restored = isinstance(leaf, Mapping) and "qvalue" in leaf
     return is_held(leaf) or isinstance(leaf, meta.AxisMetadata) or is_restored
 
@@ -88,7 +88,7 @@ def _row(path: Path, kind: type, weight: Weight | None, before: Any, after: Any)
 
 
 def _why_left(kind: type, weight: Weight | None, before: Any) -> str:
-    """Why a parameter stays as it is; "" if it does not."""
+    """Why a parameter stays as it is; "" if it is quantised."""
     if weight is None and kind in _TWINS:
         return f"its layer is Flax's, not the {kind.__name__} of `jaxfp8.linen`"
     if weight is None:

@@ -1,4 +1,4 @@
-"""8-bit parameters of linen modules: made, found, checked, and boxed as their float ones were."""
+"""8-bit parameters of linen modules: makes, finds and checks them, with their metadata boxes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DIFFERENTIATE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weight:
-    """What a layer knows of its weight.
+    """The description of a weight by its layer.
 
     Attributes:
       name: name of the parameter.
@@ -40,7 +40,7 @@ class Weight:
       contracting: axes that the layer's product sums over.
       batch: batch axes of that product.
       recipe: how it is held.
-      looked_up: whether its rows are taken, too.
+      looked_up: whether its rows are looked up, too.
     """
 
     name: str
@@ -51,22 +51,22 @@ class Weight:
     looked_up: bool = False
 
     def quantize(self, value: Any) -> Any:
-        """A float weight in 8 bits; a box of metadata becomes a box about each array."""
+        """A float weight in 8 bits; each array gets its box of metadata."""
         if not isinstance(value, meta.AxisMetadata):
             return self.recipe.quantize_weight(value, self.contracting, self.batch)
         q = self.recipe.quantize_weight(value.unbox(), self.contracting, self.batch)
         return jax.tree.map(lambda leaf: _box(value, leaf), q)
 
     def own(self) -> Any:
-        """The weight as the recipe holds it, without its values."""
+        """Shapes and dtypes of the weight under its recipe."""
         return jax.eval_shape(self.quantize, jax.ShapeDtypeStruct(self.shape, jnp.float32))
 
 
 def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype: Any) -> Any:
     """The weight of a module: in 8 bits, or a float array where the recipe leaves it wide.
 
-    It is made in 8 bits by `init`; a float one is quantised where parameters may change, as in
-    `jaxfp8.linen.quantize`, and refused elsewhere.
+    `init` makes it in 8 bits. A float weight is quantised where parameters may change, as in
+    `jaxfp8.linen.quantize`, and is an error elsewhere.
     """
     check_recipe(_operation(module), weight.recipe)
     _note(module, weight)
@@ -85,7 +85,7 @@ def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype
     return constant_codes(value, _operation(module), weight.name, _DIFFERENTIATE)
 
 
-# The weights of the layers that are run, by their paths, where someone asks.
+# Collects weights by the path of their layer, inside `noted_weights`.
 _NOTED: contextvars.ContextVar[dict[tuple[str, ...], Weight] | None] = contextvars.ContextVar(
     "jaxfp8_linen_weights", default=None
 )
@@ -93,7 +93,7 @@ _NOTED: contextvars.ContextVar[dict[tuple[str, ...], Weight] | None] = contextva
 
 @contextlib.contextmanager
 def noted_weights() -> Iterator[dict[tuple[str, ...], Weight]]:
-    """What layers that are run in this context know of their weights, by path."""
+    """Collects the descriptions of the weights of layers that run in this context, by path."""
     weights: dict[tuple[str, ...], Weight] = {}
     token = _NOTED.set(weights)
     try:
@@ -113,7 +113,7 @@ def _is_prepared(module: nn.Module, weight: Weight) -> bool:
 
 
 def _settle(module: nn.Module, weight: Weight) -> None:
-    """Checks the weight that a module was given, quantising it if that is what is going on."""
+    """Checks the weight that a module was given; quantises it in `jaxfp8.linen.quantize`."""
     found: Any = module.get_variable(PARAMS, weight.name)
     if isinstance(found, Mapping) and "qvalue" in found:
         found = _restored(module, weight, found)
@@ -140,7 +140,7 @@ def _settle(module: nn.Module, weight: Weight) -> None:
 
 
 def _restored(module: nn.Module, weight: Weight, found: Mapping[str, Any]) -> QArray:
-    """The `QArray` that a checkpoint restored without a target gave as a dictionary."""
+    """The `QArray` in a dictionary, as a checkpoint restored without a target gives it."""
     if not module.is_mutable_collection(PARAMS):
         got, needs = f"is a dictionary of {sorted(found)}", "a QArray is needed"
         remedy = (
@@ -181,7 +181,7 @@ def _names_in(mesh: Any, entry: Any) -> tuple[str, ...]:
 
 
 def _check_recipe_holds(module: nn.Module, weight: Weight, value: QArray) -> None:
-    """Refuses an 8-bit weight that is not held as the recipe of its layer says."""
+    """Refuses an 8-bit weight that does not follow the recipe of its layer."""
     own = weight.own()
     if isinstance(own, QArray) and _holding(own) == _holding(value):
         return
@@ -194,7 +194,7 @@ def _check_recipe_holds(module: nn.Module, weight: Weight, value: QArray) -> Non
 
 
 def _holding(q: QArray) -> tuple[Any, ...]:
-    """What a recipe settles of a `QArray`; the dtype of the scale is free."""
+    """The properties of a `QArray` that a recipe determines; the dtype of the scale is free."""
     return q.qvalue.dtype, q.tile_sizes, q.zero_point is None
 
 
@@ -206,7 +206,7 @@ def _operation(module: nn.Module) -> str:
 def input_scale(module: nn.Module, recipe: Recipe, x: jax.Array) -> jax.Array | None:
     """The scale of the activations of a static recipe: a parameter, calibrated on the first input.
 
-    While `jaxfp8.linen.quantize` runs further inputs, the scale grows with them.
+    Further inputs in `jaxfp8.linen.quantize` can make it larger.
     """
     how = recipe.activation
     if how is None or not how.static:
@@ -226,7 +226,7 @@ def input_scale(module: nn.Module, recipe: Recipe, x: jax.Array) -> jax.Array | 
 
 
 def _box(box: Any, leaf: jax.Array) -> Any:
-    """The metadata of a weight about an array of its `QArray`; a shared axis has no mesh axis."""
+    """An array of a `QArray` in the metadata box of its weight; axes of size 1 are not sharded."""
     names = getattr(box, "names", None)
     if names is None or len(names) != leaf.ndim:
         return leaf if leaf.ndim == 0 else box.replace_boxed(leaf)

@@ -1,4 +1,4 @@
-"""Layers of Flax whose weights are 8-bit: the same names, parameters and results, less memory."""
+"""The 8-bit layers of linen, with the names and parameters of Flax's layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EMBEDDING_INIT = nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_
 
 
 class _Layer(nn.Module):
-    """What the layers share: the dtype of their product, and the product."""
+    """The base class of the layers: the dtype of the product, and the product."""
 
     def _compute_dtype(self, x: jax.Array) -> Any:
         return self.dtype or jnp.promote_types(x.dtype, self.param_dtype)
@@ -48,7 +48,7 @@ class DenseGeneral(_Layer):
     Attributes:
       features: number or shape of the output features.
       axis: axes of the input that are summed over.
-      batch_dims: leading axes for each index of which there is a kernel of its own.
+      batch_dims: leading axes; each index of them has a kernel of its own.
       use_bias: whether a bias is added.
       dtype: dtype of the computation; by default what input and `param_dtype` promote to.
       param_dtype: dtype of the bias, and of the kernel before it is quantised.

@@ -11,10 +11,10 @@ from jaxfp8.linen._kernel import INPUT_SCALE
 
 
 def partition(params: Any) -> tuple[Any, Any]:
-    """Parameters as two trees: floats to differentiate and train, and what is held in 8 bits.
+    """Splits parameters into two trees: floats, which are trained, and those in 8 bits.
 
-    The codes of an 8-bit kernel have no gradient, and neither they, their scales nor the calibrated
-    scale of an input are for an optimiser to change. `combine` puts both together again.
+    The codes of an 8-bit kernel have no gradient. An optimiser should change neither them nor their
+    scales, nor the calibrated scale of an input. `combine` merges both trees.
 
     Args:
       params: parameters of a model with layers of `jaxfp8.linen`.
@@ -45,7 +45,7 @@ def partition(params: Any) -> tuple[Any, Any]:
 
 
 def combine(floats: Any, held: Any) -> Any:
-    """The parameters that `partition` made two trees of.
+    """Merges the two trees that `partition` made.
 
     Args:
       floats, held: the two trees, the first perhaps changed since.

@@ -1,4 +1,4 @@
-"""The 8-bit weights of a model as the CPU's kernels read them."""
+"""Prepares the 8-bit weights of a model for the CPU kernels."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _OPERATION = "jaxfp8.linen.prepare"
 
 
 def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lays the 8-bit weights of a model out as the CPU's kernels read them.
+    """Brings the 8-bit weights of a model into the layout of the CPU kernels.
 
-    Once, where a model is loaded for inference: see `jaxfp8.prepare`. Each layer knows which axis
-    of its weight it sums over, so the model is traced to find out; nothing is computed. On a GPU
-    the variables stay as they are. Checkpoints hold weights as they were: restore them first.
+    Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. The model is traced,
+    since only a layer knows which axis of its weight it sums over. Nothing is computed. On a GPU
+    the variables stay as they are. Restore a checkpoint before you prepare.
 
     Args:
       model: a module that holds layers of `jaxfp8.linen`.
@@ -30,9 +30,9 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
       *args, **kwargs: what `model.apply` takes.
 
     Returns:
-      The variables, with a `PreparedArray` for each weight that one axis is summed over, that is
-      of a size and of tiles that can be prepared, and that has no metadata of sharding. A
-      `FallbackWarning` says why another is left; embeddings are, whose rows are looked up.
+      The variables, with a `PreparedArray` for each weight that can be prepared: the product sums
+      over one axis, size and tiles are as `jaxfp8.prepare` needs them, and there is no metadata
+      of sharding. For each other weight a `FallbackWarning` says why. Embeddings are not prepared.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8.linen
@@ -69,7 +69,7 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _why_not(weight: Weight, value: QArray) -> str:
-    """Why a weight is left as it is; "" if it is prepared."""
+    """Why a weight is not prepared; "" if it is."""
     if weight.looked_up:
         return "its rows are looked up"
     if not all(hasattr(leaf, "dtype") for leaf in (value.qvalue, value.scale)):

@@ -1,4 +1,4 @@
-"""From the variables of a float model to those of the same model in 8 bits."""
+"""Quantises the variables of a model."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from jaxfp8.linen._kernel import PARAMS
 
 
 def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
-    """The variables that `model`, made of 8-bit layers, needs, from those of its float twin.
+    """Makes the variables of `model`, which has 8-bit layers, from those of its float twin.
 
-    A layer of `jaxfp8.linen` has the name and the parameters of its Flax counterpart, so that the
-    variables of a float model fit once their weights are quantised. Each layer knows which axes of
-    its weight it sums over, so the model is traced to find out; what it computes is dropped,
-    except the scales that a static recipe calibrates on `args`. Call again with other inputs to
-    calibrate on these as well. Metadata of sharding is kept, and the scale gets that of its weight.
+    A layer of `jaxfp8.linen` has the name and the parameters of its Flax counterpart, so the
+    variables of a float model fit once their weights are quantised. The model is traced, since only
+    a layer knows which axes of its weight it sums over. A static recipe calibrates its scales on
+    `args`; call again with other inputs to calibrate on these as well. Metadata of sharding is
+    kept, and a scale gets that of its weight.
 
     Args:
       model: a module that holds layers of `jaxfp8.linen`.
       variables: variables of the same model with layers of Flax; 8-bit weights stay as they are,
         and those that a checkpoint gave back as dictionaries become `QArray`s again.
-      *args, **kwargs: what `model.apply` takes: inputs such as the model will see, `rngs`. What a
-        forward pass changes, such as a cache or statistics, it may change, or make where it is not
-        there, for as long as the model is traced.
+      *args, **kwargs: arguments of `model.apply`: inputs like those in use, `rngs`. The forward
+        pass may change or make caches and statistics, but these changes are dropped.
 
     Returns:
-      The variables in 8 bits, structured as `variables`; their other collections are as they were.
-      `jaxfp8.linen.changes`, called alike, lists what stays in floats, and why.
+      The variables in 8 bits, structured as `variables`; other collections are unchanged.
+      `jaxfp8.linen.changes`, with the same arguments, lists what stays in floats and why.
 
     Raises:
       ValueError: the parameters are not those of `model`, or it has no 8-bit layer; a tile does not
@@ -76,7 +75,7 @@ def _check_shards(quantized: Any, variables: Any) -> None:
 
 
 def _parameters(tree: Any) -> list[Any]:
-    """Paths and parameters, each whole."""
+    """Paths and parameters; an 8-bit parameter is one leaf."""
     return jax.tree_util.tree_leaves_with_path(
         tree, is_leaf=lambda leaf: isinstance(leaf, QArray | meta.AxisMetadata)
     )

@@ -1,4 +1,4 @@
-"""What 8 bits cost a model of linen, layer by layer."""
+"""The errors of a linen model in 8 bits, layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder
 from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
-from jaxfp8._recipes.training import forward_codes
+from jaxfp8._recipes.training_codes import forward_codes
 from jaxfp8._value import accuracy
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
@@ -47,17 +47,17 @@ def report(
     where: Callable[[str, nn.Module], bool] | None = None,
     **kwargs: Any,
 ) -> AccuracyReport:
-    """Measures what 8 bits cost each layer of a model, and its outputs, on a sample.
+    """Measures the error of each layer of a model in 8 bits, and of its outputs, on a sample.
 
-    Each layer is given the input that it has in the float model, and computed in floats and in 8
-    bits; so its error is its own, not that of the layers before it. The model is one of:
+    Each layer gets the input that it has in the float model and is computed in floats and in 8
+    bits. So its error is its own, without that of the layers before it. It measures:
 
-    - a model of Flax's layers, with a `recipe`: what would it cost?
-    - a model of `jaxfp8.linen`'s layers, with the float variables that it was made from: what does
-      it cost? With 8-bit variables, layers are compared with what their weights stand for, which
-      leaves the rounding of activations.
-    - a model in FP8 training, with all its variables: what do its forward products cost? With a
-      `recipe`: what would that cost? Both against the same model in floats.
+    - a model of Flax's layers with a `recipe`: the errors that the recipe would cause.
+    - a model of `jaxfp8.linen`'s layers with the float variables that it was made from: the errors
+      that it has. With 8-bit variables: the errors from rounding activations, as layers are
+      compared with their dequantised weights.
+    - a model in FP8 training with all its variables: the errors of its forward products. With a
+      `recipe`: the errors that the recipe would cause. Both against the model in floats.
 
     Args:
       model: the model.
@@ -92,13 +92,13 @@ def report(
 
 
 class _Watch:
-    """An interceptor of calls; layers go on with their float output if `exact`, else the 8-bit one.
+    """An interceptor of calls. Layers return their float output if `exact`, else the 8-bit one.
 
     Attributes:
       recorder: what was measured, if `exact`.
-      told: whether any layer was compared.
+      told: whether a layer was compared.
       narrow: whether the float weights of a layer were not known.
-      is_inside: whether a layer is being compared: what it calls is not.
+      is_inside: whether a layer is being compared; layers inside it are not.
     """
 
     def __init__(self, rules: tuple[Rule, ...], where: Any, *, exact: bool) -> None:
@@ -190,7 +190,7 @@ def _widened(value: Any) -> Any:
 
 
 def _as_flax(module: nn.Module) -> nn.Module:
-    """The layer as Flax has it, in floats."""
+    """The layer of Flax, in floats."""
     fields = {"dot_general_cls": None} if hasattr(module, "dot_general_cls") else {}
     return _like(module, _FLAX.get(type(module), type(module)), **fields)
 
@@ -198,7 +198,7 @@ def _as_flax(module: nn.Module) -> nn.Module:
 def _in_8_bits(
     module: nn.Module, recipe: Recipe, floats: Any, args: Any, kwargs: Any, method: str
 ) -> tuple[Any, Any]:
-    """The parameters of the layer as we have it, and its output."""
+    """The parameters of the 8-bit layer, and its output."""
     ours = _like(module, _OURS.get(type(module), type(module)), recipe=recipe)
     held = quantize(ours, {PARAMS: floats}, *args, **kwargs, method=method)
     return held[PARAMS], ours.apply(held, *args, **kwargs, method=method)

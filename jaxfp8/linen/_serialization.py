@@ -1,4 +1,4 @@
-"""A `QArray` in Flax's state dictionaries, and so in its msgpack files; no prepared one."""
+"""A `QArray` in Flax's state dictionaries and msgpack files. A prepared one cannot be saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _to_state_dict(q: QArray) -> dict[str, Any]:
 
 
 def _from_state_dict(q: QArray, state: Any) -> QArray:
-    """`q` with the arrays of a state dictionary; its tiles stay."""
+    """`q` with the arrays of a state dictionary and its own tiles."""
     leaves = _leaves(q)
     if not isinstance(state, dict) or set(state) != set(leaves):
         got = f"has {sorted(state)}" if isinstance(state, dict) else f"is {type(state).__name__}"

@@ -1,7 +1,7 @@
-"""FP8 training in the layers of Flax: what goes where they take a `dot_general_cls`.
+"""FP8 training in the layers of Flax: classes for their argument `dot_general_cls`.
 
-Class names, variable names, shapes and arithmetic of the state are those of Flax, so that a
-checkpoint made with Flax's classes continues with these, and the other way round.
+Class names, variable names, shapes and arithmetic of the state are those of Flax. So a checkpoint
+of Flax's classes continues with these, and the other way round.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._ops import einsum
 from jaxfp8._ops.dimensions import normalise
-from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
-from jaxfp8._recipes.scaling import TENSORS, Scaling, ScalingState
+from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
+from jaxfp8._recipes.scaling import Scaling, ScalingState
 from jaxfp8._recipes.training import fp8_dot_general
 from jaxfp8._value import compat
 from jaxfp8._value.errors import message
@@ -36,10 +36,8 @@ class _Fp8(nn.Module):
 
     def setup(self) -> None:
         """Makes the variables, or finds those that were given."""
-        if not isinstance(self.recipe, DelayedScaling | CurrentScaling):
-            got, needs = f"is {self.recipe!r}", "DelayedScaling or CurrentScaling is needed"
-            remedy = "recipes of inference go with the layers of `jaxfp8.linen`"
-            raise TypeError(message(self._operation, "`recipe`", got, needs, remedy))
+        remedy = "recipes of inference go with the layers of `jaxfp8.linen`"
+        check_training_recipe(self._operation, self.recipe, remedy)
         self.state = self._variables() if isinstance(self.recipe, DelayedScaling) else None
 
     @property
@@ -49,10 +47,14 @@ class _Fp8(nn.Module):
     def _variables(self) -> ScalingState:
         """The state; its variables are Flax's own."""
         first = ScalingState.init(self.recipe)  # type: ignore[arg-type]
-        parts = {name: self._scaling(name, getattr(first, name)) for name in TENSORS}
-        return ScalingState(**parts)
+        return ScalingState(
+            input=self._scaling("input", first.input),
+            kernel=self._scaling("kernel", first.kernel),
+            output_grad=self._scaling("output_grad", first.output_grad),
+        )
 
-    def _scaling(self, tensor: str, first: Scaling) -> Scaling:
+    def _scaling(self, tensor: str, first: Scaling | None) -> Scaling:
+        assert first is not None
         return Scaling(
             scale=self._variable(f"{tensor}_scale", first.scale),
             amax_history=self._variable(f"{tensor}_amax_history", first.amax_history),
@@ -173,7 +175,7 @@ class Fp8Einsum(_Fp8):
 
 
 def training_recipe(layer: nn.Module) -> TrainingRecipe | None:
-    """How a layer of Flax trains in FP8, by our classes or by Flax's; None if it does not."""
+    """The recipe of a layer that trains in FP8, with our classes or Flax's; None for others."""
     given: Any = getattr(layer, "dot_general_cls", None)
     cls = given.func if isinstance(given, functools.partial) else given
     if not isinstance(cls, type) or not issubclass(cls, (_Fp8, Fp8DotGeneralBase)):
@@ -191,11 +193,11 @@ def scaling_of(layer: nn.Module, tensor: str) -> Scaling | None:
 
 
 def shared_scaling(variables: Any) -> Any:
-    """Variables whose scaling states add up by maximum, where one state serves several products.
+    """Variables whose scaling states add by maximum, for a state that several products share.
 
-    A layer that is called twice, or a scan over layers that share a state, adds up the gradients
-    of that state; but a gradient of a state is its next value, and the next value for all is the
-    largest. Call this inside the function that is differentiated, on the variables it is given.
+    Where a layer is called twice, or a scan over layers shares a state, JAX adds the gradients of
+    that state. A gradient of a state is its next value, and the right next value is the largest.
+    Call this inside the function that is differentiated, on the variables it is given.
 
     Args:
       variables: variables of a model, with a collection `_overwrite_with_gradient`.
@@ -226,15 +228,15 @@ def shared_scaling(variables: Any) -> Any:
 
 
 def accumulate(total: Any, gradients: Any) -> Any:
-    """Gradients of two microbatches as one: the sum of derivatives, the maximum of states.
+    """Adds the gradients of two microbatches: the sum of derivatives, the maximum of states.
 
     Args:
       total: gradients so far, with respect to variables of a model.
       gradients: those of the next microbatch, taken at the same variables.
 
     Returns:
-      Their sum; in `_overwrite_with_gradient` the elementwise maximum, for every microbatch
-      wrote its own amax into the same place of the history.
+      Their sum; in `_overwrite_with_gradient` the elementwise maximum, since each microbatch
+      wrote its amax into the same entry of the history.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8.linen

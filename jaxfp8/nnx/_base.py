@@ -1,4 +1,4 @@
-"""What the 8-bit layers of nnx share: a weight in 8 bits, and the product with it."""
+"""The base class of the 8-bit layers of nnx: a weight in 8 bits, and the product with it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from jaxfp8.nnx._variables import (
 
 
 class EightBitLayer(nnx.Module):
-    """What the layers share: a weight in 8 bits, and the product with it.
+    """An nnx layer with a weight in 8 bits.
 
     Attributes:
-      recipe: how the weight, and the input, are held.
-      path: the layer's place in its model, the name of its scope; "" if unknown.
+      recipe: how weight and input are held.
+      path: the path of the layer in its model, the name of its scope; "" if unknown.
       input_scale: scale of the input of a static recipe, else None.
     """
 
@@ -54,7 +54,7 @@ class EightBitLayer(nnx.Module):
     WEIGHT: ClassVar[str] = "kernel"
 
     def _adopt(self, layer: nnx.Module, recipe: Recipe, path: str, scale: Any = None) -> None:
-        """Take over a float layer: its settings, its bias, and its weight in 8 bits."""
+        """Takes over the settings and the bias of a float layer, and its weight in 8 bits."""
         product = training_product(layer)
         for name, value in vars(layer).items():
             if not name.startswith("_pytree__") and name not in (self.WEIGHT, "bias"):
@@ -88,7 +88,7 @@ class EightBitLayer(nnx.Module):
         )
 
     def why_not_prepared(self) -> str:
-        """Why `jaxfp8.nnx.prepare` leaves the layer as it is; "" if it does not."""
+        """Why `jaxfp8.nnx.prepare` does not change the layer; "" if it does."""
         return why_not_prepared(self.held(), self._weight_axes()[0], len(self.shape_of(self)))
 
     def prepare(self) -> None:
@@ -121,7 +121,7 @@ class EightBitLayer(nnx.Module):
           scale: of the input, for a static recipe.
 
         Raises:
-          TypeError: it is a layer of another kind.
+          TypeError: `layer` is of another kind.
         """
         if not isinstance(layer, cls.FLOAT):
             got, needs = f"is of type {type(layer).__name__}", f"a {cls.FLOAT.__name__} is needed"
@@ -136,7 +136,7 @@ class EightBitLayer(nnx.Module):
     _KEYWORDS: ClassVar[tuple[str, ...]] = ()
 
     def to_float(self) -> Any:
-        """The layer of Flax that this one stands for: weights as the 8 bits say, the same bias."""
+        """The layer of Flax with the dequantised weight and the same bias."""
         arguments = [getattr(self, name) for name in self._POSITIONAL]
         keywords = {name: getattr(self, name) for name in self._KEYWORDS}
         made: Any = nnx.eval_shape(lambda: self.FLOAT(*arguments, **keywords, rngs=nnx.Rngs(0)))
@@ -160,7 +160,7 @@ class EightBitLayer(nnx.Module):
         raise NotImplementedError
 
     def cast(self, x: ArrayLike) -> jax.Array:
-        """An input in the dtype of the computation: `dtype`, or what it and the parameters need."""
+        """An input in the dtype of the computation: `dtype`, or what it promotes to."""
         x = jnp.asarray(x)
         if self.dtype is not None:
             return x.astype(self.dtype)

@@ -1,4 +1,4 @@
-"""What a sample shows of a model: the scales of activations, and who reads weights as floats."""
+"""Runs a model on a sample: for scales of activations, and to see who reads float weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from jaxfp8.nnx._observe import note_other_uses, run_watched
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What a sample showed.
+    """What a model did with a sample.
 
     Attributes:
-      scales: by path of each layer with a static recipe the largest scale that its inputs need.
-      read: paths of the layers whose weight something else than the layer's own call read or wrote.
+      scales: for each layer with a static recipe, by path, the largest scale its inputs need.
+      read: paths of layers whose weight was read or written outside the layer's own call.
     """
 
     scales: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -45,7 +45,7 @@ def observed(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Observed:
-    """Calls a copy of a model with a sample, and tells what its layers showed."""
+    """Calls a copy of a model with a sample and observes its layers."""
     scales: dict[str, np.ndarray] = {}
     read: set[str] = set()
     sharing: dict[int, list[str]] = {}  # by id of a weight the layers that have it

@@ -1,4 +1,4 @@
-"""Layers of nnx whose weights are 8-bit: the attributes and results of Flax's, less memory."""
+"""The 8-bit layers of nnx, with the attributes of Flax's layers."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class Einsum(EightBitLayer):
         self._adopt(made, recipe, path, scale)
 
     def _weight_axes(self) -> tuple[Shape, Shape]:
-        """Axes by their letters: one that the output lacks is summed, one of the input is batch."""
+        """Axes of the kernel: contracted if the output lacks them, batch if the input has them."""
         inputs, output = self.einsum_str.replace(" ", "").split("->")
         x, kernel = inputs.split(",")
         summed = tuple(i for i, letter in enumerate(kernel) if letter not in output)

@@ -1,4 +1,4 @@
-"""A model run with something to watch its layers."""
+"""Runs a copy of a model and reports the calls of its layers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from flax import nnx
 
 from jaxfp8.nnx._replace import replace
 
-# Told of each call: path, layer, method, positional arguments and output.
+# Called after each call of a layer with path, layer, method, positional arguments and output.
 Watch = Callable[[str, Any, str, tuple[Any, ...], Any], None]
 _METHODS = ("__call__", "attend")
-# The names under which a watched layer and its weight keep what they tell, and to whom.
+# Attributes of a watched layer and of its weight: its path, and the function to call.
 _PATH, _WATCH, _NOTE = "watched_path", "watched_by", "watched_note"
 
 
@@ -28,13 +28,12 @@ def run_watched(
 ) -> Any:
     """Calls a copy of a model whose chosen layers are watched; the model itself is not changed.
 
-    Watched layers are instances of subclasses, where they stood and with the variables they had, so
-    that modules that hold them find what they know.
+    A watched layer becomes an instance of a subclass in the same place, with the same variables.
 
     Args:
       model: the model.
       chosen: whether the layer at a path is watched.
-      watch: told of each call, while it is traced if the model traces it.
+      watch: called after each call of a watched layer; while tracing, if the model traces it.
       args, kwargs: what the model is called with.
 
     Returns:
@@ -61,7 +60,7 @@ def _become(thing: Any, kind: type) -> None:
 
 @functools.cache
 def _watched(kind: type) -> type:
-    """A subclass of a layer that tells of its calls."""
+    """A subclass of a layer that reports its calls."""
 
     def method(name: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +80,7 @@ def _subclass(kind: type, methods: dict[str, Any]) -> type:
 def _tell(
     layer: Any, kind: type, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls a watched layer, and tells of it; in the meantime it is the layer that it was."""
+    """Calls a watched layer and reports the call. During the call its class is the original."""
     watched = type(layer)
     _become(layer, kind)
     try:
@@ -93,7 +92,7 @@ def _tell(
     return y
 
 
-# Whether a watched layer is being called.
+# Whether a watched layer is called at the moment.
 _INSIDE: contextvars.ContextVar[bool] = contextvars.ContextVar("jaxfp8_inside", default=False)
 
 
@@ -107,14 +106,14 @@ def _inside_a_layer() -> Iterator[None]:
 
 
 def note_other_uses(variable: nnx.Variable, note: Callable[[], None]) -> None:
-    """Has a variable tell of being read or written while no watched layer is called."""
+    """Has a variable report reads and writes outside calls of watched layers."""
     variable.set_metadata(_NOTE, note)
     _become(variable, _noting(type(variable)))
 
 
 @functools.cache
 def _noting(kind: type) -> type:
-    """A subclass of a variable that tells of its uses."""
+    """A subclass of a variable that reports its reads and writes."""
 
     def method(name: str) -> Callable[..., Any]:
         def use(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The 8-bit weights of a live model as the CPU's kernels read them, in place; and as they were."""
+"""Prepares the 8-bit weights of a live model for the CPU kernels, in place, and undoes it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jaxfp8.nnx._replace import replace
 
 
 def prepare(model: nnx.Module) -> Changes:
-    """Lays the 8-bit weights of a live model out as the CPU's kernels read them, in place.
+    """Brings the 8-bit weights of a live model into the layout of the CPU kernels, in place.
 
-    Once, where a model is loaded for inference: see `jaxfp8.prepare`. On a GPU nothing changes.
-    The state of the model then holds the weights so laid out. Checkpoints should hold them as they
-    were, for any machine: load a checkpoint first, and `unprepare` before you save one.
+    Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. On a GPU nothing
+    changes. The state of the model then has the new layout. A checkpoint should have the old one,
+    which any machine can read: load before you prepare, and `unprepare` before you save.
 
     Args:
-      model: changed in place; `unprepare` takes it back, `dequantize` to floats.
+      model: changed in place; `unprepare` undoes it, `dequantize` gives floats.
 
     Returns:
-      What became of each 8-bit layer, and why of one that was left.
+      What was done to each 8-bit layer, or why nothing was done.
 
     Raises:
       TypeError: `model` is no module.
@@ -44,13 +44,13 @@ def prepare(model: nnx.Module) -> Changes:
 
 
 def unprepare(model: nnx.Module) -> Changes:
-    """Lays the weights of a live model out as they were, in place: undoes `prepare`, bit for bit.
+    """Undoes `prepare` in place, bit for bit.
 
     Args:
       model: changed in place, layer by layer, so that no two copies of the weights are held.
 
     Returns:
-      What became of each 8-bit layer, and why of one that was left.
+      What was done to each 8-bit layer, or why nothing was done.
 
     Raises:
       TypeError: `model` is no module.
@@ -77,7 +77,7 @@ def _changed(
     change: Callable[[EightBitLayer], None],
     after: str = "",
 ) -> Changes:
-    """Changes the 8-bit layers that nothing stands against, and says so in their rows."""
+    """Changes the 8-bit layers without a reason against it, and makes a row for each layer."""
     rows: list[Change] = []
     chosen: list[EightBitLayer] = []
 

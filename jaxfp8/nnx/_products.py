@@ -1,8 +1,8 @@
 """The products of FP8 training in nnx: modules that go where a layer takes a `dot_general`.
 
-Their scaling state is kept as batch statistics are: in variables that the forward pass updates in
-place, and that no gradient and no optimiser touches. What the forward pass does not see, the
-gradient of the output, is scaled by its own amax in the backward pass.
+Their scaling state is kept like batch statistics: in variables that the forward pass updates in
+place, and that gradients and optimisers ignore. The forward pass does not see the gradient of the
+output, so that is scaled by its own amax in the backward pass.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._ops import einsum
 from jaxfp8._ops.dimensions import normalise
-from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
+from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
 from jaxfp8._recipes.scaling import Scaling, ScalingState, advance
 from jaxfp8._recipes.training import fp8_dot_general
 from jaxfp8._value import compat
-from jaxfp8._value.errors import message
 from jaxfp8._value.spec import DimensionNumbers, Shape
 
 
@@ -34,17 +33,17 @@ class Fp8DotGeneral(nnx.Module):
     """The product of FP8 training, for any layer of nnx that takes a `dot_general`.
 
     Forward and both backward products run on 8-bit operands. With `DelayedScaling` the scales of
-    input and kernel come from the amax of earlier steps, kept in four variables with Flax's names;
-    each call in training is a step of the history. The gradient is scaled by its own amax, as
-    nothing leaves a backward pass but gradients. One such module belongs to one layer.
+    input and kernel come from the amax of earlier steps, kept in four variables with Flax's names.
+    Each call in training is a step of the history. The gradient is scaled by its own amax, since
+    only gradients leave a backward pass. Each layer needs a module of its own.
 
     Args:
       recipe: `jaxfp8.DelayedScaling` or `jaxfp8.CurrentScaling`, which has no variables.
-      path: the layer's place in its model, the name of its scope.
-      stack: leading axes of a layer that is stacked, as by `nnx.vmap`.
+      path: the path of the layer in its model, the name of its scope.
+      stack: leading axes of a stacked layer, as `nnx.vmap` makes it.
 
     Attributes:
-      use_running_average: whether the history stays as it is, as in evaluation; `model.eval()` and
+      use_running_average: whether the history stays as it is, for evaluation; `model.eval()` and
         `model.train()` set it.
 
     Example:
@@ -64,21 +63,14 @@ class Fp8DotGeneral(nnx.Module):
         stack: Shape = (),
     ) -> None:
         recipe = DelayedScaling() if recipe is None else recipe
-        if not isinstance(recipe, DelayedScaling | CurrentScaling):
-            got, needs = f"is {recipe!r}", "DelayedScaling or CurrentScaling is needed"
-            remedy = "recipes of inference go to `jaxfp8.nnx.quantize`"
-            raise TypeError(
-                message(f"jaxfp8.nnx.{type(self).__name__}", "`recipe`", got, needs, remedy)
-            )
+        remedy = "recipes of inference go to `jaxfp8.nnx.quantize`"
+        check_training_recipe(f"jaxfp8.nnx.{type(self).__name__}", recipe, remedy)
         self.recipe, self.path = recipe, path
         self.use_running_average = False
         if isinstance(recipe, DelayedScaling):
             first = ScalingState.init(recipe)
-            for tensor in ("input", "kernel"):
-                for name in ("scale", "amax_history"):
-                    value = getattr(getattr(first, tensor), name)
-                    whole = jnp.broadcast_to(value, (*stack, *value.shape))
-                    setattr(self, f"{tensor}_{name}", ScalingStat(whole))
+            self.input_scale, self.input_amax_history = _variables(first.input, stack)
+            self.kernel_scale, self.kernel_amax_history = _variables(first.kernel, stack)
 
     def __call__(
         self,
@@ -123,30 +115,45 @@ class Fp8DotGeneral(nnx.Module):
             out_sharding=out_sharding,
         )
         if state is not None and not self.use_running_average:
-            self._step("input", lhs, state.input)
-            self._step("kernel", rhs, state.kernel)
+            self._step(self.input_scale, self.input_amax_history, lhs, state.input)
+            self._step(self.kernel_scale, self.kernel_amax_history, rhs, state.kernel)
         return y
 
     def state(self) -> ScalingState | None:
         """The scaling before the next step; None for `CurrentScaling`."""
         if not isinstance(self.recipe, DelayedScaling):
             return None
-        input_, kernel = (
-            Scaling(
-                scale=jax.lax.stop_gradient(getattr(self, f"{tensor}_scale")[...]),
-                amax_history=jax.lax.stop_gradient(getattr(self, f"{tensor}_amax_history")[...]),
-            )
-            for tensor in ("input", "kernel")
+        return ScalingState(
+            input=_scaling(self.input_scale, self.input_amax_history),
+            kernel=_scaling(self.kernel_scale, self.kernel_amax_history),
+            output_grad=None,
         )
-        return ScalingState(input=input_, kernel=kernel, output_grad=None)
 
-    def _step(self, tensor: str, x: jax.Array, old: Scaling) -> None:
-        """Enter the amax of a tensor into its history."""
+    def _step(
+        self, scale: ScalingStat, amax_history: ScalingStat, x: jax.Array, old: Scaling
+    ) -> None:
+        """Enters the amax of a tensor into its history."""
         assert isinstance(self.recipe, DelayedScaling)
         constant = jax.lax.stop_gradient(x)
         new = advance(self.recipe, self.recipe.forward_dtype, constant, old)
-        getattr(self, f"{tensor}_scale")[...] = new.scale
-        getattr(self, f"{tensor}_amax_history")[...] = new.amax_history
+        scale[...], amax_history[...] = new.scale, new.amax_history
+
+
+def _variables(first: Scaling, stack: Shape) -> tuple[ScalingStat, ScalingStat]:
+    """Scale and history of a tensor before the first step, for each layer of a stack."""
+    scale, history = (
+        ScalingStat(jnp.broadcast_to(value, (*stack, *value.shape)))
+        for value in (first.scale, first.amax_history)
+    )
+    return scale, history
+
+
+def _scaling(scale: ScalingStat, amax_history: ScalingStat) -> Scaling:
+    """The scaling of a tensor as its variables hold it, without a gradient."""
+    return Scaling(
+        scale=jax.lax.stop_gradient(scale[...]),
+        amax_history=jax.lax.stop_gradient(amax_history[...]),
+    )
 
 
 class Fp8Einsum(Fp8DotGeneral):
@@ -180,14 +187,14 @@ class Fp8Einsum(Fp8DotGeneral):
         return compat.sharded(y.transpose(parsed.order), out_sharding)
 
 
-# What the layers of Flax multiply with, unless they are told otherwise.
+# What the layers of Flax multiply with by default.
 USUAL: dict[str, Any] = {
     "dot_general": jax.lax.dot_general,
     "dot_general_cls": None,
     "einsum_op": jnp.einsum,
     "promote_dtype": promote_dtype,
 }
-# By kind of layer, the attribute that a product of its own goes to, and that product.
+# For each kind of layer, the attribute that holds its product, and the product for FP8 training.
 SLOTS: dict[type[nnx.Module], tuple[str, type[Fp8DotGeneral]]] = {
     nnx.Linear: ("dot_general", Fp8DotGeneral),
     nnx.LinearGeneral: ("dot_general", Fp8DotGeneral),
@@ -196,13 +203,13 @@ SLOTS: dict[type[nnx.Module], tuple[str, type[Fp8DotGeneral]]] = {
 
 
 def training_product(layer: nnx.Module) -> Fp8DotGeneral | None:
-    """The product of FP8 training that a layer has; None if it has none."""
+    """The product of a layer that trains in FP8; None for other layers."""
     slot, _ = SLOTS.get(type(layer), ("", None))
     found = getattr(layer, slot, None) if slot else None
     return found if isinstance(found, Fp8DotGeneral) else None
 
 
 def stop_training_in_fp8(layer: nnx.Module) -> None:
-    """Gives a layer its usual product back, in place."""
+    """Restores the default product of a layer, in place."""
     slot, _ = SLOTS[type(layer)]
     setattr(layer, slot, nnx.static(USUAL[slot]))

@@ -1,4 +1,4 @@
-"""A live model in 8 bits, in place; what was done to it; and back again."""
+"""Quantises a live model in place, and dequantises it."""
 
 from __future__ import annotations
 
@@ -35,26 +35,25 @@ def quantize(
 ) -> Changes:
     """Replaces the layers of a live model by their 8-bit twins, in place.
 
-    `nnx.Linear`, `LinearGeneral`, `Einsum` and `Embed` become those of `jaxfp8.nnx`, wherever in
-    the model they stand, stacked layers (`nnx.vmap`, `nnx.scan`) included. Biases are the same
-    variables as before; metadata and sharding names go from a kernel to its codes and scales. The
-    float weights are gone from the model afterwards, and so is what FP8 training put into it.
+    `nnx.Linear`, `LinearGeneral`, `Einsum` and `Embed` become those of `jaxfp8.nnx`, anywhere in
+    the model, and stacked layers (`nnx.vmap`, `nnx.scan`) too. Biases stay the same variables. The
+    codes and scales of a kernel get its metadata and sharding names. The model no longer holds the
+    float weights, nor the state of FP8 training.
 
     Args:
       model: changed in place.
       recipe: such as `jaxfp8.W8A16`; or rules in order of precedence (`jaxfp8.Rule`, or those of
-        qwix), matched with the whole path of a layer. A layer that no rule names is left.
+        qwix), matched with the whole path of a layer. Layers without a rule stay as they are.
       where: which layers: a function of path and module, or a regular expression that is searched
         in the path. By default all.
-      sample: positional arguments to call a copy of the model with. A recipe with static scales
-        takes them from the inputs that the layers then see. A layer whose weight something else
-        than the layer reads, as a wrapper does that normalises weights, is left; without a sample,
-        those inside `nnx.WeightNorm` and `nnx.SpectralNorm` are.
+      sample: positional arguments for a call of a copy of the model. Static scales come from the
+        inputs that its layers then have. A layer stays as it is if another module reads its
+        weight, such as a wrapper that normalises weights. Without a sample, layers inside
+        `nnx.WeightNorm` and `nnx.SpectralNorm` stay as they are.
       scales: the static scales of inputs by path, if they are known already.
 
     Returns:
-      What became of each weight, those that stay wide and why among them, and the bytes that it
-      saves; print it.
+      What was done to each weight, or why it stays wide, and the bytes saved; print it.
 
     Raises:
       TypeError: `model` is no module, or `recipe` no recipe for inference.
@@ -101,7 +100,7 @@ def quantize(
 
 
 def _observed(model: nnx.Module, rules: Any, selects: Any, sample: Any) -> Observed:
-    """What a sample shows, if there is one."""
+    """What the model does with a sample, if there is one."""
     if sample is None:
         return Observed()
     if not isinstance(sample, tuple | list):
@@ -113,15 +112,15 @@ def _observed(model: nnx.Module, rules: Any, selects: Any, sample: Any) -> Obser
 def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
     """Replaces 8-bit layers of a live model by the layers of Flax that they came from, in place.
 
-    The weights are the floats that the 8 bits stand for, in the dtype that they had; what was
-    rounded away does not come back. Biases and metadata stay.
+    The weights are dequantised to the dtype that they had; rounding is not undone. Biases and
+    metadata stay.
 
     Args:
       model: changed in place.
       where: which layers, as in `quantize`; by default all.
 
     Returns:
-      What became of each 8-bit layer.
+      What was done to each 8-bit layer.
 
     Raises:
       TypeError: `model` is no module.
@@ -188,7 +187,7 @@ def _why_left(path: str, module: nnx.Module, recipe: Recipe | None, selects: Any
 
 
 def row(path: str, before: nnx.Module, after: nnx.Module, reason: str = "") -> Change:
-    """What became of the weight of a layer."""
+    """The row of the weight of a layer."""
     old, new = (_weight_variables(module) for module in (before, after))
     recipe = next((m.recipe.name for m in (after, before) if isinstance(m, EightBitLayer)), "")
     return Change(
@@ -205,7 +204,7 @@ def row(path: str, before: nnx.Module, after: nnx.Module, reason: str = "") -> C
 
 
 def _weight_variables(module: nnx.Module) -> list[Any]:
-    """Weight, scale and zero point of a layer, None where it has none."""
+    """Weight, scale and zero point of a layer; None for each that it lacks."""
     if isinstance(module, EightBitLayer):
         held = module.held()
         return [held.codes, held.scale, held.zero_point]
@@ -213,7 +212,7 @@ def _weight_variables(module: nnx.Module) -> list[Any]:
 
 
 def rules_of(operation: str, recipe: Any) -> tuple[Rule, ...]:
-    """Rules for inference from what a user gave."""
+    """Rules for inference from the argument `recipe`."""
     if hasattr(recipe, "gradient_dtype"):
         got, needs = "is for training", "a recipe such as jaxfp8.W8A16 is needed"
         remedy = "train with `jaxfp8.nnx.fp8_training(model, recipe)`"
@@ -222,7 +221,7 @@ def rules_of(operation: str, recipe: Any) -> tuple[Rule, ...]:
 
 
 def check_module(operation: str, model: Any) -> None:
-    """Refuses what is no module."""
+    """Refuses anything but a module."""
     if not isinstance(model, nnx.Module):
         got, needs = f"is of type {type(model).__name__}", "an nnx.Module is needed"
         remedy = "for linen, see `jaxfp8.linen.quantize`"
@@ -244,7 +243,7 @@ def _check_model(operation: str, model: Any) -> None:
 
 
 def _check_scale(rules: Any, path: str, module: nnx.Module, scales: Mapping[str, Any]) -> None:
-    """Refuses a static recipe that nothing was, or can be, calibrated for."""
+    """Refuses a static recipe whose scale is missing or cannot be calibrated."""
     how = static_activation(rules, path)
     if how is not None and not how.symmetric:
         got, needs = (

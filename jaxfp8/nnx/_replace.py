@@ -1,4 +1,4 @@
-"""Modules of a live model replaced where they stand."""
+"""Replaces modules of a live model in place."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 from flax import nnx
 
 Path = tuple[str, ...]
-# The module to put in place of one at a path, or the same one.
+# From the path of a module and the module itself: its replacement, or the module.
 Replace = Callable[[str, nnx.Module], nnx.Module]
 
 
 def replace(model: nnx.Module, new: Replace) -> None:
-    """Puts `new(path, module)` in place of each module below `model` for which it is another.
+    """Puts `new(path, module)` in place of each module below `model`, if that is another module.
 
-    A module that is reached twice is replaced by one. What is replaced is not entered. Nothing is
-    changed before all of `new` has been asked: an error leaves the model as it was.
+    A module that is reached twice gets one replacement. Modules inside a replaced one are not
+    visited. The model changes only after `new` was called for all modules, so an error in `new`
+    leaves it as it was.
     """
     replacer = _Replacer(new)
     replacer.enter(model, ())
@@ -31,10 +32,10 @@ class _Replacer:
         self.changes: list[tuple[Any, str, Any]] = []
 
     def enter(self, node: Any, path: Path) -> None:
-        """Look for replacements among the attributes of a node of the model."""
+        """Finds replacements among the attributes of a node of the model."""
         self.done[id(node)] = node
-        # In order of names, not of assignment, which a copy of a model does not keep: the path of a
-        # module that is reached twice is then the same in both.
+        # In order of names: a copy of a model does not keep the order of assignment, and a module
+        # that is reached twice should have the same path in both.
         for name in sorted(vars(node), key=by_number):
             child = vars(node)[name]
             if name.startswith("_pytree__"):
@@ -44,7 +45,7 @@ class _Replacer:
                 self.changes.append((node, name, found))
 
     def visit(self, value: Any, path: Path) -> Any:
-        """What stands in the place of a value."""
+        """A value, or its replacement."""
         if isinstance(value, list | tuple | dict) and type(value) in (list, tuple, dict):
             return self._container(value, path)
         if not isinstance(value, nnx.Pytree):
@@ -67,5 +68,5 @@ class _Replacer:
 
 
 def by_number(name: str) -> tuple[int, str]:
-    """Puts the items of a list, whose names are numbers, in their order."""
+    """Sort key that orders the items of a list, whose names are numbers, by number."""
     return (int(name), "") if name.isdigit() else (-1, name)

@@ -1,4 +1,4 @@
-"""What 8 bits cost a model of nnx, layer by layer."""
+"""The errors of an nnx model in 8 bits, layer by layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flax import nnx
 from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, choose
-from jaxfp8._recipes.training import forward_codes
+from jaxfp8._recipes.training_codes import forward_codes
 from jaxfp8._value import accuracy
 from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
@@ -36,19 +36,18 @@ def report(
     where: Where = None,
     **kwargs: Any,
 ) -> AccuracyReport:
-    """Measures what 8 bits cost each layer of a model, and its outputs, on a sample.
+    """Measures the error of each layer of a model in 8 bits, and of its outputs, on a sample.
 
-    Each layer is given the input that it has in the float model, and computed in floats and in 8
-    bits; so its error is its own, not that of the layers before it. There are four ways to ask:
+    Each layer gets the input that it has in the float model and is computed in floats and in 8
+    bits. So its error is its own, without that of the layers before it. It measures:
 
-    - a float model and a `recipe`: what would it cost?
-    - an 8-bit model and its float `reference`: what did it cost?
-    - an 8-bit model alone: layers are compared with what their 8-bit weights stand for, which
-      leaves the rounding of activations; that of the weights is not known any more.
-    - a model in FP8 training alone: what do its forward products cost?
+    - a float model with a `recipe`: the errors that the recipe would cause.
+    - an 8-bit model with its float `reference`: the errors that it has.
+    - an 8-bit model alone: the errors from rounding activations. Layers are compared with their
+      dequantised weights, as the float ones are unknown.
+    - a model in FP8 training alone: the errors of its forward products.
 
-    What FP8 training put into a model with a `recipe`, or into a `reference`, does not count: these
-    are compared in floats.
+    With a `recipe`, the model is measured without FP8 training, and so is a `reference`.
 
     Args:
       model: not changed.
@@ -62,7 +61,7 @@ def report(
 
     Raises:
       TypeError: `model` is no module.
-      ValueError: there is neither a recipe nor an 8-bit layer, or both a recipe and a reference.
+      ValueError: there is no recipe and no 8-bit layer, or both a recipe and a reference.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8.nnx
@@ -83,7 +82,7 @@ def report(
 def _before(
     model: nnx.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recipe: Any, where: Where
 ) -> AccuracyReport:
-    """What a recipe would cost a float model."""
+    """The errors that a recipe would cause in a float model."""
     rules, selects = rules_of(_OPERATION, recipe), selector(_OPERATION, where)
     seen = observed(model, rules, selects, args, kwargs)
     read = read_elsewhere(model, seen.read)
@@ -110,7 +109,7 @@ def _after(
     reference: nnx.Module,
     selects: Callable[[str, nnx.Module], bool],
 ) -> AccuracyReport:
-    """What 8 bits cost a model whose float original is there."""
+    """The errors of an 8-bit model against its float original."""
     layers = _eight_bit_layers(model)
     known = {path: layer.input_scale for path, layer in layers.items()}
     scales = {path: scale[...] for path, scale in known.items() if scale is not None}
@@ -132,7 +131,7 @@ def _alone(
     kwargs: dict[str, Any],
     selects: Callable[[str, nnx.Module], bool],
 ) -> AccuracyReport:
-    """What the rounding of activations costs an 8-bit model, and FP8 training its products."""
+    """The errors from rounding activations in an 8-bit model, or of products in FP8 training."""
     recorder, still = Recorder(), nnx.clone(model)
     for _, layer in training_layers(still):
         product: Any = training_product(layer)
@@ -156,7 +155,7 @@ def _alone(
 
 
 def _eight_bit_row(layer: EightBitLayer, method: str, given: tuple[Any, ...]) -> dict[str, Any]:
-    """One call of an 8-bit layer, against what its weights stand for."""
+    """One call of an 8-bit layer, against its dequantised weights."""
     return {
         "recipe": layer.recipe.name,
         "exact": getattr(layer.to_float(), method)(*given),
@@ -183,7 +182,7 @@ def _training_row(layer: Any, method: str, given: tuple[Any, ...]) -> dict[str, 
 
 
 def _in_floats(model: nnx.Module) -> nnx.Module:
-    """The model, or a copy of it without what FP8 training put into it."""
+    """The model, or a copy without FP8 training."""
     if not training_layers(model):
         return model
     copy = nnx.clone(model)
@@ -222,7 +221,7 @@ def _run(
 
 
 def _activation(twin: Any, method: str, given: tuple[Any, ...]) -> Any:
-    """The input of a product and what 8 bits make of it; None for a lookup."""
+    """The input of a product in floats and in 8 bits; None for a lookup."""
     if method == "__call__" and twin.WEIGHT == "embedding":
         return None
     x = twin.cast(given[0])

@@ -1,4 +1,4 @@
-"""Whole models of nnx in FP8 training, in place; and back again."""
+"""Switches the layers of an nnx model to FP8 training, in place, and back."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def fp8_training(
     """Makes the layers of a live model train in FP8, in place; parameters stay as they are.
 
     Every `nnx.Linear`, `LinearGeneral` and `Einsum` gets a product of its own, `Fp8DotGeneral` or
-    `Fp8Einsum`; the model's structure, parameters and optimiser go on as before. `nnx.jit`,
-    `nnx.grad`, `nnx.remat`, `nnx.scan` and `nnx.vmap` carry the scaling state as they do batch
-    statistics; `nnx.Optimizer(model, tx, wrt=nnx.Param)` leaves it alone.
+    `Fp8Einsum`. Parameters and optimisers stay as they are. `nnx.jit`, `nnx.grad`, `nnx.remat`,
+    `nnx.scan` and `nnx.vmap` treat the scaling state like batch statistics, and
+    `nnx.Optimizer(model, tx, wrt=nnx.Param)` ignores it.
 
     Args:
       model: changed in place.
@@ -86,7 +86,7 @@ def undo_fp8_training(model: nnx.Module, *, where: Where = None) -> Sequence[str
       The paths of the layers that changed.
 
     Raises:
-      ValueError: no layer that is chosen trains in FP8.
+      ValueError: no chosen layer trains in FP8.
 
     Example:
       >>> import jaxfp8.nnx

@@ -1,7 +1,7 @@
 """8-bit parameters as variables of nnx: one for the codes, one for the scale, one for a zero point.
 
-They are no `nnx.Param`: there is no gradient of a code, so `nnx.grad` and optimisers that select
-`nnx.Param` pass them by. Each holds one plain array, for checkpoints, shardings and scans.
+They are no `nnx.Param`: codes have no gradient, so `nnx.grad` and optimisers, which select
+`nnx.Param`, ignore them. Each holds one plain array, for checkpoints, shardings and scans.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class QParam(nnx.Variable):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Held:
-    """A parameter in 8 bits: what a layer keeps of it.
+    """A parameter in 8 bits, as a layer stores it.
 
     Attributes:
-      codes: the 8-bit values; or the float parameter as it was, if the recipe leaves it wide.
-      scale, zero_point: of the codes; None where there is none.
+      codes: the 8-bit values; or the float parameter, if the recipe leaves it wide.
+      scale, zero_point: of the codes, or None.
       tiles: as in `QArray`.
-      prepared: the axis that prepared arrays are summed over, from the last; None where they are
-        those of a `QArray`.
+      prepared: the contracted axis of a prepared weight, counted from the end; None if it is not
+        prepared.
     """
 
     codes: nnx.Variable
@@ -49,7 +49,7 @@ class Held:
 
 
 def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) -> Held:
-    """A float parameter in 8 bits; metadata is kept, and each array sharded as the float one was.
+    """A float parameter in 8 bits. Each array gets its metadata and sharding.
 
     Args:
       param: float32, bfloat16 or float16.
@@ -57,10 +57,10 @@ def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) 
       contracting: axes that the layer's product sums over.
       batch: its batch axes, those of stacked layers among them.
     """
-    values = param[...]
-    q = recipe.quantize_weight(values, contracting, batch)
-    if not isinstance(q, QArray):
+    if recipe.weight is None:
         return Held(codes=param)
+    values = param[...]
+    q = recipe.weight.quantize(values, contracting, batch, operand="weight")
     zero = None if q.zero_point is None else _variable(param, values, q.zero_point)
     return Held(
         codes=_variable(param, values, q.qvalue),
@@ -71,7 +71,7 @@ def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) 
 
 
 def as_qarray(held: Held) -> Any:
-    """The parameter as a product takes it: in 8 bits, or a float array if it was left wide."""
+    """The parameter for a product: in 8 bits, or a float array if it is wide."""
     if held.scale is None:
         return held.codes[...]
     zero = None if held.zero_point is None else held.zero_point[...]
@@ -80,7 +80,7 @@ def as_qarray(held: Held) -> Any:
 
 
 def why_not_prepared(held: Held, contracting: Shape, rank: int) -> str:
-    """Why a parameter whose product sums over axes of an unstacked weight is left as it is."""
+    """Why a parameter is not prepared; `contracting` are axes of the unstacked weight."""
     q = as_qarray(held)
     if isinstance(q, PreparedArray):
         return "it is prepared already"
@@ -92,13 +92,13 @@ def why_not_prepared(held: Held, contracting: Shape, rank: int) -> str:
 
 
 def prepared(held: Held, contracting: int) -> Held:
-    """A parameter that can be, prepared; metadata is kept."""
+    """The parameter prepared, with its metadata."""
     q = prepare(as_qarray(held), contracting)
     return _with_arrays(held, q.packed, q.contracting)
 
 
 def restored(held: Held) -> Held:
-    """A prepared parameter as it was before; metadata is kept."""
+    """A prepared parameter in its former layout, with its metadata."""
     return _with_arrays(held, as_qarray(held).restore(), None)
 
 
@@ -116,7 +116,7 @@ def _with_arrays(held: Held, q: QArray, contracting: int | None) -> Held:
 
 
 def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
-    """Refuses arrays that something else than this package put in place of a parameter's.
+    """Refuses arrays that other code put in place of those of a parameter.
 
     Args:
       held: the parameter.
@@ -163,7 +163,7 @@ def _variable(
     metadata = dict(like.get_metadata())
     if metadata.get(_SHARDING) is not None:
         metadata[_SHARDING] = _axes(metadata[_SHARDING], array.shape)
-    # The array lies where it should: sharding it once more would need the mesh as a context.
+    # The array is placed already. Eager sharding would need the mesh as a context.
     eager = metadata.pop("eager_sharding", None)
     variable = kind(_placed(values, array), eager_sharding=False, **metadata)
     if eager is not None:
@@ -172,7 +172,7 @@ def _variable(
 
 
 def _placed(values: jax.Array, array: jax.Array) -> jax.Array:
-    """An array sharded as the values are, along the axes that it has."""
+    """An array sharded like the values, along the axes that are larger than 1."""
     if isinstance(values, jax.core.Tracer) or not isinstance(values, jax.Array):
         return array
     sharding = values.sharding
@@ -183,6 +183,6 @@ def _placed(values: jax.Array, array: jax.Array) -> jax.Array:
 
 
 def _axes(names: Any, shape: Shape) -> tuple[Any, ...]:
-    """Names of mesh axes for an array whose axes of size 1 are shared."""
+    """Names of mesh axes for an array; None for an axis of size 1."""
     padded = [*names, *[None] * (len(shape) - len(names))]
     return tuple(n if size > 1 else None for n, size in zip(padded, shape, strict=True))

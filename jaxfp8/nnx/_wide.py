@@ -1,4 +1,4 @@
-"""What of a model stays in floats, and why: what is read as floats, and what no layer holds."""
+"""The parameters of a model that stay in floats, and why."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._replace import by_number, replace
 from jaxfp8.nnx._variables import nbytes
 
-# They take the variables of what they hold, and compute from them what it is then called with.
+# Wrappers that compute the weights of the layer inside from its variables.
 _READERS = (nnx.WeightNorm, nnx.SpectralNorm)
 
 
 def read_elsewhere(model: nnx.Module, seen: Iterable[str]) -> dict[str, str]:
-    """By path of a layer whose weight something else than the layer reads, as floats: what does.
+    """For each layer whose float weight another module reads, by path, the reason to leave it.
 
     Args:
       model: the model.
@@ -38,10 +38,7 @@ def read_elsewhere(model: nnx.Module, seen: Iterable[str]) -> dict[str, str]:
 
 
 def wide_parameters(model: nnx.Module) -> tuple[list[Change], list[nnx.Variable]]:
-    """Rows of the `nnx.Param`s that are no layer's weight, and those that have no row.
-
-    The weights of layers that have an 8-bit twin, and of those twins, are not among either.
-    """
+    """Rows of `nnx.Param`s outside layers with 8-bit twins, and the small ones without a row."""
     rows, others = [], []
     for path, holder, param in _params(model, (), model, set()):
         of_layer = isinstance(holder, (EightBitLayer, *TWINS)) and holder is not model
@@ -76,7 +73,7 @@ def _row(path: str, holder: Any, param: nnx.Variable) -> Change:
 def _params(
     value: Any, path: tuple[str, ...], holder: Any, seen: set[int]
 ) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Path, module that holds it, and variable of each parameter below, once."""
+    """Path, module and variable of each parameter below a module, once."""
     if id(value) in seen:
         return
     if isinstance(value, nnx.Param):

@@ -1,0 +1,154 @@
+"""Operands of FP8 training in 8 bits: for the forward product, and for both backward ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxfp8._call import ffi
+from jaxfp8._call.quantize_call import Encoded, encode
+from jaxfp8._ops.quantize import quantize
+from jaxfp8._recipes.quantization import Quantization
+from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
+from jaxfp8._recipes.scaling import Scaling, next_scale, record
+from jaxfp8._recipes.training_dot import Codes
+from jaxfp8._value.qarray import QArray, as_bytes, scale_and_zero_point
+from jaxfp8._value.spec import Shape, tile_counts
+
+
+def forward_codes(
+    recipe: TrainingRecipe, x: jax.Array, old: Scaling | None, contracting: Shape, batch: Shape
+) -> QArray:
+    """An operand as the forward product takes it; `old` is its delayed scaling, if it has one."""
+    dtype = recipe.forward_dtype
+    if isinstance(recipe, DelayedScaling) and old is not None:
+        return quantize(x, dtype, scale=next_scale(recipe, dtype, old))
+    return _unremembered(recipe, dtype).quantize(x, contracting, batch)
+
+
+def is_twice_differentiable(recipe: TrainingRecipe) -> bool:
+    """Whether the gradients of a product may be differentiated again."""
+    return isinstance(recipe, CurrentScaling) and recipe.second_derivatives
+
+
+def encode_for_products(
+    recipe: TrainingRecipe,
+    dtype: DTypeLike,
+    x: jax.Array,
+    old: Scaling | None,
+    summed: tuple[Shape, Shape],
+    batch: Shape,
+    both: bool = True,
+) -> tuple[tuple[Codes, Codes], Scaling | None]:
+    """A tensor in 8 bits for the two products that read it, and its next scaling.
+
+    The products sum over different axes. With one scale for the whole tensor both have the same
+    codes. On a GPU each has them in the layout that it reads fastest. With a scale per row, scales
+    may not vary along the summed axes, so the tensor is quantised twice.
+
+    Args:
+      recipe: how tensors are scaled.
+      dtype: the 8-bit dtype.
+      x: the tensor.
+      old: its delayed scaling, if it has one.
+      summed: the axes that each product sums over.
+      batch: the batch axes.
+      both: whether the second product takes place. Otherwise only the first codes are of use.
+    """
+    if both and is_twice_differentiable(recipe):
+        rounded, new = _rounded(recipe, dtype, jax.lax.stop_gradient(x), old, summed, batch, both)
+        first, second = (dataclasses.replace(codes, wide=x) for codes in rounded)
+        return (first, second), new
+    return _rounded(recipe, dtype, x, old, summed, batch, both)
+
+
+def _rounded(
+    recipe: TrainingRecipe,
+    dtype: DTypeLike,
+    x: jax.Array,
+    old: Scaling | None,
+    summed: tuple[Shape, Shape],
+    batch: Shape,
+    both: bool,
+) -> tuple[tuple[Codes, Codes], Scaling | None]:
+    """The same without floats for second derivatives."""
+    if isinstance(recipe, DelayedScaling) and old is not None:
+        scale = next_scale(recipe, dtype, old)
+        encoded = encode(x, dtype, scale, _transpose_from(x, summed, batch, both))
+        assert encoded.amax is not None  # there is one beside a given scale
+        return _layouts(encoded, summed), record(old, scale, encoded.amax)
+    how = _unremembered(recipe, dtype)
+    if how.granularity == "tensor" and how.scale_dtype == np.float32 and x.size:
+        return _layouts(
+            encode(x, dtype, None, _transpose_from(x, summed, batch, both)), summed
+        ), None
+    first = _codes(how.quantize(x, summed[0], batch))
+    if how.granularity == "tensor":
+        return (first, first), None
+    return (first, _codes(how.quantize(x, summed[1], batch))), None
+
+
+def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike) -> Quantization:
+    """How a tensor without a delayed scaling is quantised: by its own amax."""
+    if isinstance(recipe, DelayedScaling):
+        return Quantization(dtype=dtype, granularity="tensor")
+    return recipe.quantization(dtype)
+
+
+def _codes(q: QArray) -> Codes:
+    scale, _, tiles = scale_and_zero_point(q)
+    return _as_codes(q.qvalue, scale, tiles, tuple(range(q.ndim)))
+
+
+def _as_codes(values: jax.Array, scale: jax.Array, tiles: Shape, order: Shape) -> Codes:
+    dtype = values.dtype.name
+    return Codes(values=as_bytes(values), scale=scale, tiles=tiles, dtype=dtype, order=order)
+
+
+def _transpose_from(
+    x: jax.Array, summed: tuple[Shape, Shape], batch: Shape, both: bool
+) -> int | None:
+    """The first axis that the transposed copy has in front, or None for no such copy.
+
+    There is a copy where one product sums over the last axes of `x` and the other over the ones
+    before. It is of no use where the only product sums over the last axes, or where the platform
+    multiplies any layout as fast.
+    """
+    if batch or not _layout_matters():
+        return None
+    for place, axes in enumerate(summed):
+        first = x.ndim - len(axes)
+        if sorted(axes) == list(range(first, x.ndim)) and 0 < first < x.ndim:
+            return first if both or place == 1 else None
+    return None
+
+
+def _layout_matters() -> bool:
+    """Whether products along contiguous axes are faster, as on tensor cores.
+
+    This is a guess: where the program will run is not known yet. Only its speed depends on it.
+    """
+    return ffi.has_backend("cuda")
+
+
+def _whole(values: jax.Array, scale: jax.Array, order: Shape) -> Codes:
+    """Codes with one scale for all of them; without a scale along an empty axis."""
+    tiles = tuple(max(size, 1) for size in values.shape)
+    scale = jnp.broadcast_to(scale, tile_counts(values.shape, tiles))
+    return _as_codes(values, scale, tiles, order)
+
+
+def _layouts(x: Encoded, summed: tuple[Shape, Shape]) -> tuple[Codes, Codes]:
+    """The codes for both products. With a transposed copy, each sums over its last axes."""
+    axes = tuple(range(x.codes.ndim))
+    plain = _whole(x.codes, x.scale, axes)
+    if x.transposed is None:
+        return plain, plain
+    split = len(summed[0]) if axes[-1] in summed[1] else len(summed[1])
+    order = axes[split:] + axes[:split]
+    transposed = _whole(x.transposed, x.scale, order)
+    return (transposed, plain) if axes[-1] in summed[1] else (plain, transposed)
