@@ -1,4 +1,4 @@
-"""A case of the benchmark: contenders for one result, what it costs at least, what to reach."""
+"""A case of the benchmark: contenders for one result, its minimal cost and its goals."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Case:
       name: what is computed.
       contenders: by name; ours first.
       flops: operations of one unit, or 0 where memory is the limit.
-      bytes: bytes that one unit has to move.
+      bytes: bytes that one unit moves at least.
       product: the kind of its products, a key of `peaks`; "" where no peak is known.
-      peaks: what limits it, timed in the same turns: units of "read" are bytes, of kinds of
-        products operations.
-      goals: what is to be reached.
+      peaks: loops at the limit of the machine, timed in the same rounds. A unit of "read" is a
+        byte, a unit of a kind of products an operation.
+      goals: the figures to reach.
     """
 
     name: str
@@ -36,12 +36,12 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A case and what came out.
+    """A case and its results.
 
     Attributes:
-      case: what was measured.
-      timings: for each contender, or why there is none.
-      peaks: the best rates that the same turns showed, in bytes or operations per second.
+      case: the case.
+      timings: for each contender its timing, or why there is none.
+      peaks: the best rates in the same rounds, in bytes or operations per second.
     """
 
     case: Case
@@ -55,7 +55,7 @@ class Measured:
 
     @property
     def limit(self) -> str:
-        """What takes longest at its peak: "read", or the kind of products."""
+        """The limit that takes longest at its peak: "read", or the kind of products."""
         work = {"read": self.case.bytes, self.case.product: self.case.flops}
         least = {kind: work[kind] / peak for kind, peak in self.peaks.items() if work.get(kind)}
         if least:
@@ -68,12 +68,12 @@ class Measured:
         return timing.median if isinstance(timing, Timing) else None
 
     def ratio(self, slow: str, fast: str = "") -> float | None:
-        """How many times longer `slow` takes than `fast`, ours unless it is named."""
+        """How many times longer `slow` takes than `fast`, by default ours."""
         long, short = self.seconds(slow), self.seconds(fast or self.ours)
         return None if long is None or short is None else long / short
 
     def rate(self, name: str) -> float | None:
-        """What a contender does in a second of that which limits the case."""
+        """The rate of a contender: bytes or operations per second, by what limits the case."""
         seconds = self.seconds(name)
         amount = self.case.bytes if self.limit == "read" else self.case.flops
         return amount / seconds if seconds and amount else None
@@ -84,14 +84,14 @@ class Measured:
         return rate / peak if rate and peak else None
 
     def winners(self) -> dict[str, float]:
-        """Peers that were faster than ours, and how many times; none where nothing is ours."""
+        """Peers that were faster than ours, and how many times; empty without one of ours."""
         if not is_ours(self.ours):
             return {}
         ratios = {name: self.ratio(self.ours, name) for name in self.timings if not is_ours(name)}
         return {name: ratio for name, ratio in ratios.items() if ratio and ratio > _LEVEL}
 
 
-# A peer that is less than this faster is level, on machines that are shared.
+# A smaller lead of a peer counts as none: machines are shared.
 _LEVEL = 1.03
 
 
@@ -102,14 +102,14 @@ def is_ours(name: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a case is to reach.
+    """A figure that a case should reach.
 
     Attributes:
       text: what is compared.
-      value: the figure, None where something that it needs is missing.
-      reach: how much it has to be, at least or at most.
-      at_least: which of them.
-      percent: whether it is a share.
+      value: computes the figure; None if a timing is missing.
+      reach: the least or largest value allowed.
+      at_least: whether `reach` is the least.
+      percent: whether the figure is a share.
     """
 
     text: str
@@ -119,7 +119,7 @@ class Goal:
     percent: bool = False
 
     def reached(self, measured: Measured) -> bool | None:
-        """Whether; None where it could not be measured."""
+        """Whether the goal is reached; None if it could not be measured."""
         value = self.value(measured)
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""The options of `python -m jaxfp8 bench`, and what they ask for."""
+"""The options of `python -m jaxfp8 bench`, and the plan that they make."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ examples:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be done.
+    """The plan of a run.
 
     Attributes:
-      cases: what makes each, by name.
+      cases: functions that make the cases, by name.
       platform: "cpu" or "cuda".
       rounds: turns of each contender.
       json, plot: files to write, or None.
@@ -85,10 +85,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> Plan:
-    """What the options ask for.
+    """The plan for the options.
 
     Raises:
-      ValueError: they cannot be followed; the message says what to give instead.
+      ValueError: options are wrong; the message says what to give instead.
       LibraryError: the kernel library cannot be used.
     """
     _limit(options.threads)
@@ -116,7 +116,7 @@ def plan(options: argparse.Namespace) -> Plan:
 
 
 def _limit(threads: int | None) -> None:
-    """Leaves the process so many processors, before a backend makes its threads."""
+    """Limits the process to some processors, before a backend makes its threads."""
     if threads is None:
         return
     allowed = sorted(os.sched_getaffinity(0))
@@ -126,7 +126,7 @@ def _limit(threads: int | None) -> None:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Says now what would else be found after the measuring."""
+    """Checks the output files before the measurement, not after it."""
     if options.plot and (reason := _plot.why_not(options.plot)):
         raise ValueError(reason)
     for option, path in (("--json", options.json), ("--plot", options.plot)):

@@ -1,4 +1,4 @@
-"""Which cases there are for the CPU: the table that its kernels are judged by, and any shapes."""
+"""The cases for the CPU: the table that its kernels are judged by, or any shapes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def shaped(shapes: Iterable[Shape]) -> Named:
 
 
 def _odd(side: int) -> Iterator[tuple[Shape, Shape]]:
-    """Sizes that fit no register, each with its neighbour that does."""
+    """Sizes that are no multiple of a vector, each with the nearest one that is."""
     words = side * 12 + 1105  # 50257, those of GPT-2, where side is 4096
     yield (17, side, side), (16, side, side)
     yield (16, words, side), (16, words // 64 * 64, side)

@@ -26,9 +26,9 @@ Function = Callable[..., Any]
 
 SAME = "XLA, same expression"
 PREPARED = "jaxfp8 prepared"
-# Shares of the norm: of a result rounded to bfloat16, of one whose terms were, of one in float32.
+# Error bounds as shares of the norm: results rounded to bfloat16, of bfloat16 terms, in float32.
 _ROUNDED, _NARROW, _FLOAT = 4e-3, 1.5e-2, 1e-5
-# Sets of operands that together are larger than any cache.
+# So many bytes of operands together are larger than any cache.
 _FROM_MEMORY = 256 << 20
 _MOST_COPIES = 24
 # Of a peer's wide weight, of which some copies are needed.
@@ -36,7 +36,7 @@ _WIDEST = 1 << 30
 
 
 def _alone(*operands: Any) -> list[tuple]:
-    """One set of operands: what is used again and again, and may lie in caches."""
+    """One set of operands, which may stay in caches from call to call."""
     return [operands]
 
 
@@ -96,7 +96,7 @@ def integers(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
 def zero_points(name: str, shape: Shape) -> Case:
     """int8 with zero points on both sides, against the same without.
 
-    Those of int32 are looked at as the program runs, see docs/rewrite.md.
+    int32 zero points are checked when the program runs, see docs/rewrite.md.
     """
     both = problems.integers(*shape, zero_points=True)
     none = both.with_zero_points(lambda zero: None)
@@ -160,7 +160,7 @@ def dynamic(name: str, shape: Shape, dtype: Any) -> Case:
 
 
 def odd_weight_only(name: str, shape: Shape, even: Shape) -> Case:
-    """Sizes that fit no register, against the neighbour that does, per operation."""
+    """Sizes that are no multiple of a vector, against the nearest one, per operation."""
     odd, aligned = problems.weight_only(*shape), problems.weight_only(*even)
     given, beside = (_alone(p.x, p.w.qvalue, p.w.scale) for p in (odd, aligned))
     share = _size(even) / _size(shape)
@@ -190,7 +190,7 @@ def odd_integers(name: str, shape: Shape, even: Shape) -> Case:
 
 
 def avx2(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
-    """A weight-only product on the kernel for AVX2, whatever else the processor has."""
+    """A weight-only product on the kernel for AVX2, also where there is a better one."""
     problem = problems.weight_only(*shape)
     given = _alone(problem.x, problem.w.qvalue, problem.w.scale)
     contenders: Contenders = {
@@ -267,7 +267,7 @@ def _per_flop(even: Shape) -> str:
 def _ours(
     function: Function, copies: list[tuple], problem: Problem, error: float, **more: Any
 ) -> Contender:
-    """An expression as the rewrite makes it, an error where it takes nothing."""
+    """An expression rewritten; an error if the rewrite captures nothing."""
     rewritten = jaxfp8.rewrite(function, strict=True)
     return one_at_a_time(rewritten, copies, exact=problem.exact, error=error, **more)
 
@@ -275,7 +275,7 @@ def _ours(
 def _prepared(
     problem: Problem, error: float, copies: Callable[..., list[tuple]] = _alone
 ) -> Contender | Missing:
-    """The product with a weight that was laid out beforehand."""
+    """The product with a prepared weight."""
     reason = why_not(problem.w, -2)
     if reason:
         return Missing(reason)
@@ -288,12 +288,12 @@ def _multiply_prepared(x: Any, w: jaxfp8.PreparedArray, bias: Any) -> jax.Array:
 
 
 def _xla(function: Function, copies: list[tuple], problem: Problem, error: float) -> Contender:
-    """The same expression as it stands."""
+    """The same expression without the rewrite."""
     return one_at_a_time(function, copies, exact=problem.exact, error=error)
 
 
 def _copied(x: jax.Array, w: Any, *more: Any) -> list[tuple]:
-    """So many sets of operands that their weights are read from memory."""
+    """Enough sets of operands that weights are read from memory."""
     count = min(_MOST_COPIES, max(2, -(-_FROM_MEMORY // w.nbytes)))
     return [(x, jax.tree.map(jnp.copy, w), *more) for _ in range(count)]
 

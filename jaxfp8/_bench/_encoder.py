@@ -1,7 +1,7 @@
 """A sentence encoder of the sizes of all-MiniLM-L6-v2, whole, on random weights.
 
-`examples/minilm_demo.py` has the real one. Here it is a case among others: what 8 bits are worth
-where products are short and much lies between them.
+`examples/minilm_demo.py` has the real one. This case has short products and much other work between
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIZES = {
     "up": (WIDTH, HIDDEN),
     "down": (HIDDEN, WIDTH),
 }
-# By recipe: the dtype of weights, and how far embeddings lie from float64, as a share.
+# By recipe: the dtype of weights, and the error bound of embeddings against float64, as a share.
 _RECIPES = {
     "W8A16": (jnp.float8_e4m3fn, 0.08),
     "FP8_DYNAMIC": (jnp.float8_e4m3fn, 0.12),
@@ -128,7 +128,7 @@ def _quantized(layer: Layer, dtype: Any) -> Layer:
 
 
 def _float64(x: jax.Array, layers: list[Layer]) -> np.ndarray:
-    """What float32 is an approximation of."""
+    """The embeddings in float64."""
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), (x, layers))
         return np.asarray(encode(*wide, dot=jnp.matmul))

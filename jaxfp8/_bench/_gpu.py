@@ -17,7 +17,7 @@ from jaxfp8._bench._case import Case
 from jaxfp8._bench._measure import NO_TRITON, Contender, over_copies
 
 E4M3 = jnp.float8_e4m3fn
-# More than the L2 cache of any device so far: what is rotated through is read from memory.
+# More than the L2 cache of any device, so that rotated operands are read from memory.
 _BEYOND_CACHES = 256 << 20
 # Values of the copy, 1 GiB of bfloat16.
 _COPIED = 1 << 29
@@ -44,7 +44,7 @@ def shaped(shapes: Iterable[tuple[int, int, int]]) -> Iterator[tuple[str, Callab
 
 
 def _beside_a_copy(make: Callable[[], Case]) -> Case:
-    """A case, with the rate of a copy as the peak of those that memory limits."""
+    """A case, with the rate of a copy as its peak if memory limits it."""
     case = make()
     return case if case.flops else dataclasses.replace(case, peaks={"read": _copy()})
 
@@ -62,11 +62,11 @@ def _normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
 
 
 def _copies(bytes_each: float, least: int = 2) -> int:
-    """How many sets of operands are rotated through."""
+    """How many sets of operands to rotate through."""
     return int(min(24, max(least, _BEYOND_CACHES // max(bytes_each, 1))))
 
 
-# So many small products in one program that its dispatch does not tell.
+# So many small products in one program that its dispatch does not matter.
 _MANY = 16
 
 
@@ -91,7 +91,7 @@ def _bf16(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _pattern(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
-    """What people write, left to XLA."""
+    """The expression that people write, compiled by XLA."""
     return _bf16(x, q.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16))
 
 

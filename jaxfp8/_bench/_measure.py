@@ -1,4 +1,4 @@
-"""How long contenders take, in turns: machines are shared, and only what ran together compares."""
+"""Times contenders in turns: machines are shared, so only times of the same rounds compare."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import jax
 # A round shorter than this measures the dispatch rather than the work.
 _ROUND_SECONDS = 0.02
 _LONGEST_ROUND = 2000
-# XLA's own FP8 products stand behind those of Triton, which take the same graphs first.
+# XLA prefers Triton for graphs that its own FP8 products would take.
 NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
-# Untimed calls before a turn, as a share of its calls. Caches do not take back at once what others
-# pushed out: of 16 MiB in an L3 of 32, the first 10 to 30 reads took up to three times as long.
+# Untimed calls before a turn, as a share of its calls. Other contenders evict the operands: with 16
+# MiB in an L3 of 32, the first 10 to 30 reads were up to 3x slower.
 _WARM_SHARE = 0.5
-# Threads of a pool look for more work for a while after their last; the next has to run alone.
+# Threads of a pool spin for a while after their last task; the next contender has to run alone.
 _REST_SECONDS = 0.002
 
 
@@ -46,11 +46,11 @@ class Contender:
     """One way to do some work.
 
     Attributes:
-      enqueue: starts the work once and returns what has to be waited for.
-      wait: waits for what `enqueue` returned.
-      units: how many units of work one call of `enqueue` does.
-      exact: what `enqueue` should return, in float64; None where there is nothing to compare.
-      error: how far from it that may lie, as a share of its norm.
+      enqueue: starts the work once and returns its result.
+      wait: waits for the result of `enqueue`.
+      units: units of work of one call of `enqueue`.
+      exact: the result in float64; None if there is nothing to compare.
+      error: the error allowed, as a share of the norm.
     """
 
     enqueue: Callable[[], Any]
@@ -60,7 +60,7 @@ class Contender:
     error: float = 0.0
 
     def seconds(self, calls: int) -> float:
-        """Wall time of so many calls, started one after the other and waited for together."""
+        """Wall time of some calls that are started one after the other and waited for together."""
         start = time.perf_counter()
         last = None
         for _ in range(calls):
@@ -77,7 +77,7 @@ class Missing:
 
 
 def attempt(make: Callable[[], T]) -> T | Missing:
-    """What `make` returns, or why there is none: whatever goes wrong with one, the others go on."""
+    """The result of `make`, or why there is none. An error in one does not stop the others."""
     try:
         return make()
     except Exception as error:  # noqa: BLE001 (a row of the table says what it was)
@@ -92,7 +92,7 @@ def over_copies(
 ) -> Contender:
     """A jitted function of several sets of operands, one call working on each in turn.
 
-    Together they should be larger than the caches, and their work long beside a dispatch.
+    Together they should be larger than the caches, and their work much longer than a dispatch.
     `options` are those of XLA's compiler.
     """
 
@@ -110,7 +110,7 @@ def measure(
 ) -> dict[str, Timing | Missing]:
     """Times contenders in turns; one that fails is left out from there on.
 
-    Each round has an order of its own: what ran before leaves its heat behind.
+    Each round has an order of its own, since a contender can slow down the next one.
 
     Args:
       contenders: by name.
@@ -144,7 +144,7 @@ def measure(
 
 
 def _turn(contender: Contender) -> Callable[[], float]:
-    """Compiles a contender, and returns what takes the seconds of a unit of its work."""
+    """Compiles a contender and returns a function that times a unit of its work."""
     calls = _calls_per_round(contender)
 
     def turn() -> float:

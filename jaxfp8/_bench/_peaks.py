@@ -1,4 +1,4 @@
-"""The best rates of the CPU, measured in turns with what is compared with them."""
+"""The peak rates of the CPU, measured in the same rounds as the contenders."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from jaxfp8._bench._measure import Contender
 from jaxfp8._call import ffi
 
 PRODUCTS = ("f32", "bf16", "int8")
-# Of the loop of products: some 0.3 ms (2 ms of tiles), so that a thread that is delayed leaves its
-# share to others.
+# Iterations of the loop of products: about 0.3 ms (2 ms with tiles), so that other threads can take
+# over the share of a delayed one.
 _ROUNDS = 100_000
 _PIECES = 16
 _MOST_READ = 256 << 20
@@ -31,7 +31,7 @@ def threads() -> int:
 
 
 def limits(product: str, footprint: int) -> dict[str, Contender]:
-    """What limits a case: products of a kind, and reading as much memory as it goes through."""
+    """The limits of a case: products of its kind, and reads of as much memory as it reads."""
     return {product: products(product, threads()), "read": reads(footprint, threads())}
 
 

@@ -1,4 +1,4 @@
-"""oneDNN, through PyTorch where that is installed: weights packed ahead, as it likes them."""
+"""oneDNN through PyTorch, if that is installed, with weights packed ahead."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def _int8_product(x: Any, w: Any, x_scale: float, w_scale: Any, bias: Any) -> Ca
 
 @functools.cache
 def _saturates() -> bool:
-    """Whether large codes make wrong sums: without VNNI, pairs of products are added in 16 bits.
+    """Whether sums of large codes are wrong: without VNNI, pairs of products saturate in 16 bits.
 
-    On an AMD Zen 3, uniform codes are off by 21 % of their norm, those below 64 by nothing.
+    On an AMD Zen 3, uniform codes are off by 21 % of their norm; codes below 64 are exact.
     """
     rows, depth = 16, 64
     most = np.full((rows, depth), np.iinfo(np.int8).max, np.int8)

@@ -1,4 +1,4 @@
-"""What came out, as JSON: docs/benchmark.md lists the fields."""
+"""The results as JSON; docs/benchmark.md lists the fields."""
 
 from __future__ import annotations
 

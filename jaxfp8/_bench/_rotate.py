@@ -1,4 +1,4 @@
-"""Contenders that take one set of operands after the other, and wait for each result."""
+"""Contenders that use one set of operands after the other and wait for each result."""
 
 from __future__ import annotations
 

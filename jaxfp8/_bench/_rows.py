@@ -1,4 +1,4 @@
-"""What came out, as the words and figures of a table."""
+"""The results as cells of a table."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def missing(measured: Measured) -> list[str]:
 
 
 def goals(all_measured: Sequence[Measured]) -> Iterator[Row]:
-    """A row for each figure that was to be reached."""
+    """A row for each goal."""
     for measured in all_measured:
         for goal in measured.case.goals:
             reached = goal.reached(measured)
@@ -65,7 +65,7 @@ def goals(all_measured: Sequence[Measured]) -> Iterator[Row]:
 
 
 def summary(all_measured: Sequence[Measured]) -> Iterator[str]:
-    """How much was reached, and who was faster where."""
+    """How many goals were reached, and which peers were faster."""
     reached = [goal.reached(measured) for measured in all_measured for goal in measured.case.goals]
     if reached:
         yield f"{reached.count(True)} of {len(reached)} reached."

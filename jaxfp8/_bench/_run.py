@@ -41,7 +41,7 @@ def run(plan: Plan) -> int:
 
 
 def _each(plan: Plan, screen: _screen.Screen) -> Iterator[Measured]:
-    """Measures one case after the other; the data of a case is gone when it is done."""
+    """Measures one case after the other and frees the data of each."""
     with (
         jax.default_device(jax.devices(plan.platform)[0]),
         screen.progress(len(plan.cases)) as show,
@@ -58,7 +58,7 @@ def _show_part(show: _screen.Show, name: str, number: int, part: float) -> None:
 
 
 def _made(name: str, make: Callable[[], Case]) -> Case:
-    """A case; one that cannot be made is a case without contenders."""
+    """A case; without contenders if it cannot be made."""
     made = attempt(make)
     if isinstance(made, Missing):
         return Case(name=name, contenders={OURS: made})
@@ -92,7 +92,7 @@ def _has_failed(measured: Measured) -> bool:
 
 
 def _fails_to_write(path: str | None, content: str | bytes) -> bool:
-    """Writes a file if there is one to write; says so if that fails."""
+    """Writes a file, if one is asked for, and reports an error."""
     if path is None:
         return False
     try:

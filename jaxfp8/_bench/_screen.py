@@ -21,12 +21,12 @@ except ImportError:  # an extra
 _STYLES = {"ours": "bold", "better": "green", "worse": "red", "aside": "dim"}
 _LEFT = ("contender", "", "case", "compared")
 
-# Says which case is at hand, and how many are done, parts of one included.
+# Shows the current case, and how many cases are done, with fractions.
 Show = Callable[[str, float], None]
 
 
 class Screen(Protocol):
-    """Where results go as they come."""
+    """Shows results as they come."""
 
     def progress(self, count: int) -> contextlib.AbstractContextManager[Show]:
         """A bar for so many cases."""
@@ -51,7 +51,7 @@ def case(screen: Screen, measured: Measured) -> None:
 
 
 def goals(screen: Screen, all_measured: Sequence[Measured]) -> None:
-    """Shows what was to be reached, and where others were faster."""
+    """Shows the goals, and where peers were faster."""
     rows = list(_rows.goals(all_measured))
     if rows:
         screen.table("What was to be reached", _rows.GOALS, rows)

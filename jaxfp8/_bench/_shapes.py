@@ -1,4 +1,4 @@
-"""Sizes of products: those of known models, and those that a user writes."""
+"""Sizes of products: of known models, and as users write them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FORM = f"{TABLE}, or models ({', '.join(MODELS)}) and sizes (NxK, MxNxK) with co
 
 
 def shapes(text: str, rows: Sequence[int] | None) -> list[tuple[int, int, int]]:
-    """M, N, K of what a user asked for.
+    """M, N and K of the products that a user asks for.
 
     Args:
       text: names of models and sizes, such as "minilm,4096x4096,1x14336x4096".
       rows: M for each that has none; `ROWS` unless given.
 
     Raises:
-      ValueError: the text is neither, or `rows` go with none of it.
+      ValueError: the text is neither, or `rows` apply to none of it.
     """
     items = [item.strip() for item in text.split(",")]
     asked = [shape for item in items for shape in _written(item, rows)]
