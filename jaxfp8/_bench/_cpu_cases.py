@@ -52,15 +52,15 @@ def weight_only(
     problem = problems.weight_only(*shape, dtype, x_dtype)
     x, w = problem.x, problem.w
     copies = _copied if from_memory else _alone
-    given, turned = copies(x, w.qvalue, w.scale), copies(x, w.qvalue.T, w.scale.T)
+    given, nk = copies(x, w.qvalue, w.scale), copies(x, w.qvalue.T, w.scale.T)
     float32 = x_dtype == jnp.float32
     rounded, narrow = (_FLOAT, _FLOAT) if float32 else (_ROUNDED, _NARROW)
     contenders = {
         "jaxfp8": _ours(problems.multiply, given, problem, rounded),
-        "jaxfp8 [N,K]": _ours(problems.multiply_turned, turned, problem, rounded),
+        "jaxfp8 [N,K]": _ours(problems.multiply_nk, nk, problem, rounded),
         PREPARED: _prepared(problem, rounded, copies),
         SAME: _xla(problems.multiply, given, problem, narrow),
-        f"{SAME} [N,K]": _xla(problems.multiply_turned, turned, problem, narrow),
+        f"{SAME} [N,K]": _xla(problems.multiply_nk, nk, problem, narrow),
         **_wide(problem, copies),
     }
     bytes_each = x.dtype.itemsize
@@ -73,10 +73,10 @@ def integers(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
     problem = problems.integers(*shape)
     x, w, bias = problem.x, problem.w, problem.bias
     given, codes = _alone(x.qvalue, w.qvalue, x.scale, w.scale, bias), (x.qvalue, w.qvalue)
-    turned = _alone(x.qvalue, w.qvalue.T, x.scale, w.scale.T, bias)
+    nk = _alone(x.qvalue, w.qvalue.T, x.scale, w.scale.T, bias)
     contenders: Contenders = {
         "jaxfp8": _ours(problems.multiply_integers, given, problem, _FLOAT),
-        "jaxfp8 [N,K]": _ours(problems.multiply_integers_turned, turned, problem, _FLOAT),
+        "jaxfp8 [N,K]": _ours(problems.multiply_integers_nk, nk, problem, _FLOAT),
         PREPARED: _prepared(problem, _FLOAT),
         SAME: _xla(problems.multiply_integers, given, problem, _FLOAT),
         "XLA int8 -> int32": _xla(_int32, [codes], Problem(x=x.qvalue, w=w.qvalue), 0.0),
@@ -117,10 +117,10 @@ def affine_weight(name: str, shape: Shape) -> Case:
     problem = problems.affine_weight(*shape)
     x, w = problem.x, problem.w
     given = _alone(x, w.qvalue, w.scale, w.zero_point)
-    turned = _alone(x, w.qvalue.T, w.scale.T, w.zero_point.T)
+    nk = _alone(x, w.qvalue.T, w.scale.T, w.zero_point.T)
     contenders: Contenders = {
         "jaxfp8": _ours(problems.multiply_affine_weight, given, problem, _FLOAT),
-        "jaxfp8 [N,K]": _ours(problems.multiply_affine_weight_turned, turned, problem, _FLOAT),
+        "jaxfp8 [N,K]": _ours(problems.multiply_affine_weight_nk, nk, problem, _FLOAT),
         SAME: _xla(problems.multiply_affine_weight, given, problem, _FLOAT),
     }
     goals = (faster_than(SAME, 1.0), apart("jaxfp8", "jaxfp8 [N,K]", 0.15))
@@ -131,10 +131,10 @@ def blocks(name: str, shape: Shape) -> Case:
     """An e4m3 weight with a scale per block of 128 x 128, against one per channel."""
     block, channel = (problems.weight_only(*shape, grain=grain) for grain in ("block", "channel"))
     given, plain = (_alone(p.x, p.w.qvalue, p.w.scale) for p in (block, channel))
-    turned = _alone(block.x, block.w.qvalue.T, block.w.scale.T)
+    nk = _alone(block.x, block.w.qvalue.T, block.w.scale.T)
     contenders: Contenders = {
         "jaxfp8": _ours(problems.multiply_blocks, given, block, _ROUNDED),
-        "jaxfp8 [N,K]": _ours(problems.multiply_blocks_turned, turned, block, _ROUNDED),
+        "jaxfp8 [N,K]": _ours(problems.multiply_blocks_nk, nk, block, _ROUNDED),
         "jaxfp8 per channel": _ours(problems.multiply, plain, channel, _ROUNDED),
         PREPARED: _prepared(block, _ROUNDED),
         SAME: _xla(problems.multiply_blocks, given, block, _NARROW),

@@ -116,8 +116,8 @@ def weight_only(m: int, n: int, k: int, dtype: Any = E4M3, first: bool = False) 
     xs = [_normal(100 + i, m, k) for i in range(count)]
     contenders = {"jaxfp8": over_copies(_ours, list(zip(xs, ws, strict=True)))}
     if first:
-        turned = [jaxfp8.QArray(jnp.asarray(w.qvalue.T), jnp.asarray(w.scale.T)) for w in ws]
-        pairs = list(zip(xs, turned, strict=True))
+        nk = [jaxfp8.QArray(jnp.asarray(w.qvalue.T), jnp.asarray(w.scale.T)) for w in ws]
+        pairs = list(zip(xs, nk, strict=True))
         matmul = functools.partial(jaxfp8.matmul, preferred_element_type=jnp.bfloat16)
         contenders["jaxfp8 [K,N]"] = over_copies(matmul, pairs)
     wide = [(x, _dequantised(w)) for x, w in zip(xs, ws, strict=True)]

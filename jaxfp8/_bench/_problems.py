@@ -119,7 +119,7 @@ def multiply(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
     return x @ (q.astype(x.dtype) * scale.astype(x.dtype))
 
 
-def multiply_turned(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
+def multiply_nk(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
     """The same for a weight that is kept as [N, K]."""
     return jax.lax.dot_general(x, q.astype(x.dtype) * scale.astype(x.dtype), NT)
 
@@ -138,14 +138,14 @@ def multiply_affine_weight(
     return x @ _wide(QArray(q, scale, zero))
 
 
-def multiply_affine_weight_turned(
+def multiply_affine_weight_nk(
     x: jax.Array, q: jax.Array, scale: jax.Array, zero: jax.Array
 ) -> jax.Array:
     """The same for a weight that is kept as [N, K]."""
     return jax.lax.dot_general(x, _wide(QArray(q, scale, zero)), NT)
 
 
-def multiply_blocks_turned(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
+def multiply_blocks_nk(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
     """A weight [N, K] with a scale per block."""
     return multiply_blocks(x, q.T, scale.T)
 
@@ -158,7 +158,7 @@ def multiply_integers(
     return total.astype(jnp.float32) * (x_scale * scale) + bias
 
 
-def multiply_integers_turned(
+def multiply_integers_nk(
     x: jax.Array, q: jax.Array, x_scale: jax.Array, scale: jax.Array, bias: jax.Array
 ) -> jax.Array:
     """The same for a weight that is kept as [N, K]."""

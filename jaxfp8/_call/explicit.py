@@ -77,7 +77,7 @@ def _on_mesh(
 ) -> Sequence[Any]:
     """The call on shards, its operands resharded before and its results after, where they have to.
 
-    Shards are those of equal parts; JAX need not check again what varies along which axis.
+    All shards have equal sizes. JAX does not check again which value varies along which axis.
     """
     placed = shards.placements(factors)
     specs = [tuple(sharding.spec for sharding in shardings) for shardings in placed]
@@ -97,7 +97,7 @@ def _on_mesh(
 
 
 def _resharded(x: Any, sharding: NamedSharding) -> Any:
-    """The array as it is to lie; FP8 moves as bytes, which XLA:CPU does not widen on the way."""
+    """The array resharded. FP8 moves as bytes, since XLA:CPU widens float8 to move it."""
     if x.dtype in FLOAT8 and jax.typeof(x).sharding != sharding:
         x = jax.lax.bitcast_convert_type(x, jnp.uint8)
     return jax.reshard(x, sharding)
@@ -117,8 +117,8 @@ def choose_shards(
 ) -> Shards:
     """Gives each explicit mesh axis to the factor with which the fewest bytes move.
 
-    A factor that is summed over, and that a mesh axis splits in every operand that has it, keeps
-    the axis: a gradient is summed over devices, as that of float code is.
+    A contracted factor keeps a mesh axis that splits it in every operand that has it: a gradient
+    is summed over devices, as in float code.
 
     Args:
       mesh: an abstract mesh.
@@ -144,7 +144,7 @@ def choose_shards(
 def bytes_sent(
     shards: Shards, factors: Factors, operands: Sequence[Any], results: Sequence[Any]
 ) -> dict[str, int]:
-    """Bytes that cross devices, by what is sent; as if each mesh axis were the only one.
+    """Bytes sent between devices, for each array; as if each mesh axis were the only one.
 
     Args:
       shards: how the call is split.
@@ -152,8 +152,8 @@ def bytes_sent(
       operands, results: types of the arrays.
 
     Returns:
-      Bytes by "operand 0", ..., "result 0", ... and "sums": what is gathered or exchanged counts
-      once, an all-reduce twice. Nothing is listed that stays where it is.
+      Bytes by "operand 0", ..., "result 0", ... and "sums". A gather or an exchange counts once,
+      an all-reduce twice. Arrays that stay in place are not listed.
     """
     sent: collections.Counter[str] = collections.Counter()
     arrays = [
@@ -207,7 +207,7 @@ def _bytes_moved(
     results: Sequence[_Array],
     mesh: Any,
 ) -> float:
-    """Bytes that cross devices if a mesh axis splits a factor, on a mesh of this axis alone."""
+    """Bytes sent between devices if a mesh axis splits a factor, on a mesh of only this axis."""
     summed = factors.summed(factor)
     if summed and all(a.factor_of(axis) == factor for a in operands if factor in a.names):
         return 0
@@ -218,7 +218,7 @@ def _bytes_moved(
 
 
 def _moved(array: _Array, have: str | None, want: str | None, devices: int) -> float:
-    """Bytes that move when an array split along one of its factors is to be split along another."""
+    """Bytes that move to split an array along another of its factors."""
     have, want = (name if name in array.names else None for name in (have, want))
     if have is None or have == want:
         return 0  # each device cuts its part out of what it has
@@ -228,7 +228,7 @@ def _moved(array: _Array, have: str | None, want: str | None, devices: int) -> f
 def with_whole_tiles(
     spec: ScaledDotSpec, named: dict[str, Any]
 ) -> tuple[ScaledDotSpec, dict[str, Any]]:
-    """The same problem with smaller tiles where a shard of an operand would cut one.
+    """The problem with smaller tiles where a shard of an operand would cut a tile.
 
     Args:
       spec: the problem.
@@ -252,7 +252,7 @@ def with_whole_tiles(
 
 
 def _uncut(aval: Any, side: OperandSpec) -> Shape:
-    """The tiles of an operand, those that a shard would cut made smaller."""
+    """The tiles of an operand; those that a shard would cut are smaller."""
     if not (side.scale or side.zero_point) or mesh_of([aval]) is None:
         return side.tiles
     sizes = aval.sharding.mesh.shape
@@ -317,7 +317,7 @@ def _spec(split: Sequence[Axes]) -> PartitionSpec:
 def _of_shared_batch(
     spec: ScaledDotSpec, named: Mapping[str, Any]
 ) -> list[tuple[Shape, list[Axes]]]:
-    """Shape and split of each side; a batch axis of one element is as that of the other side."""
+    """Shape and split of each side; a batch axis of size 1 gets those of the other side."""
     sides = [
         (side, list(splits(named[name]))) for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs))
     ]
@@ -336,7 +336,7 @@ def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
 
     Args:
       aval: the type of the first operand.
-      factors: an axis whose factor cannot be cut so is whole.
+      factors: a factor that cannot be cut so stays whole.
     """
     mesh = aval.sharding.mesh
     own = {}
@@ -349,7 +349,7 @@ def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
 
 
 def where_full(sharding: NamedSharding | None, shape: Shape) -> NamedSharding | None:
-    """The sharding of an array whose axes are those of another, of its size or of one element."""
+    """The sharding of an array with the axes of another, each of the same size or of size 1."""
     if sharding is None:
         return None
     pairs = zip(shape, sharding.spec, strict=True)
@@ -368,12 +368,12 @@ def splits_mapped(operands: Sequence[Any], axes: Sequence[int | None]) -> Axes:
 
 
 def permuted(aval: Any, order: Shape, *others: Any) -> PartitionSpec | None:
-    """How an array is sharded whose axis `i` is axis `order[i]` of another; None off explicit axes.
+    """The sharding of an array whose axis `i` is axis `order[i]` of another; None without a mesh.
 
     Args:
       aval: the type of that other array.
       order: its axes.
-      *others: types of operands; where none and `aval` neither is sharded, there is nothing to say.
+      *others: types of operands. If neither they nor `aval` are sharded, there is no mesh.
     """
     if mesh_of((aval, *others)) is None:
         return None

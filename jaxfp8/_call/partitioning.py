@@ -2,8 +2,8 @@
 
 The axes of operands and results belong to **factors**: the rows of a product are a factor of the
 left side, of the output and of the residual. A call on shards is right if every array is split
-along its factors alike, so one table says everything: which mesh axes split which factor. It is
-made from the shardings in which XLA has the arrays; XLA moves what lies otherwise.
+along its factors alike. So one table says everything: which mesh axes split which factor. It is
+made from the shardings that XLA chose for the arrays. XLA moves an array that is split otherwise.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def partitioned(
 ) -> Any:
     """The jaxpr of a call that XLA may split.
 
-    It has to be a parameter of the primitive that is lowered to it: that is how jit knows that
-    lowering needs to be told the devices.
+    It has to be a parameter of the primitive that is lowered to it. So jit knows that lowering
+    needs the devices.
 
     Args:
       function: the call on whole arrays.
@@ -229,7 +229,7 @@ mlir.register_lowering(_off_mesh_p, _lower_off_mesh)
 def _rule(factors: Factors) -> str:
     """The rule by which Shardy carries shardings across the call, as an einsum of factors.
 
-    A factor that is summed over is none of its reduction factors: the call adds up its own parts.
+    Contracted factors are no reduction factors of the rule: the call adds up the parts itself.
     """
     alone = itertools.count()
 

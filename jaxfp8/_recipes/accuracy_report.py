@@ -166,7 +166,7 @@ class _Key:
 
 
 class Recorder:
-    """Gathers what layers do while a model runs, traced or not, in loops or under vmap."""
+    """Collects errors of layers while a model runs, traced or not, in loops or under vmap."""
 
     def __init__(self) -> None:
         self._seen: dict[_Key, list[dict[str, np.ndarray]]] = {}
@@ -196,8 +196,8 @@ class Recorder:
     def layer_of(self, path: str, kind: str, recipe: str, **operands: Any) -> jax.Array:
         """As `layer`, noted when the value that this returns, `exact`, is computed.
 
-        For where a callback of its own is in the way: the scan of linen looks whether anything
-        but its outputs depends on what it is given.
+        For places where a callback of its own is not allowed: the scan of linen checks that only
+        its outputs depend on its inputs.
         """
 
         def note(sums: Any) -> np.ndarray:
@@ -214,7 +214,7 @@ class Recorder:
         self._seen.setdefault(key, []).append({k: np.asarray(v) for k, v in sums.items()})
 
     def report(self, total: Comparison, note: str = "") -> AccuracyReport:
-        """The report on all that was noted; call it when the model has run."""
+        """The report on all calls; call it after the model has run."""
         jax.effects_barrier()
         rows = [_row(key, calls) for key, calls in self._seen.items()]
         rows.sort(key=lambda row: (not math.isnan(row.sqnr), row.sqnr))

@@ -17,7 +17,7 @@ from jaxfp8._recipes.recipes import Recipe, check_recipe
 from jaxfp8._value import compat
 from jaxfp8._value.checks import as_array, as_dtype
 from jaxfp8._value.dtypes import WIDE_FLOAT
-from jaxfp8._value.prepared import PreparedArray, check_prepared, is_held
+from jaxfp8._value.prepared import PreparedArray, check_prepared
 from jaxfp8._value.qarray import QArray, adopt, check_qarray
 from jaxfp8._value.spec import DimensionNumbers
 
@@ -88,6 +88,10 @@ def recipe_dot_general(
     return _product(problem, *jax.tree.unflatten(structure, leaves))
 
 
+_HELD = QArray | PreparedArray  # in 8 bits
+_Array = jax.Array | QArray | PreparedArray
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
     numbers: DimensionNumbers
@@ -96,10 +100,10 @@ class _Problem:
     out_dtype: np.dtype
     out_sharding: Any
 
-    def dot(self, x: Any, w: Any, bias: Any) -> jax.Array:
+    def dot(self, x: _Array, w: _Array, bias: jax.Array | None) -> jax.Array:
         """The product of operands of any dtype: a scaled dot if one of them is 8-bit."""
         precision = None if self.precision is None else jax.lax.Precision(self.precision)
-        if is_held(x) or is_held(w):
+        if isinstance(x, _HELD) or isinstance(w, _HELD):
             asked = {"bias": bias, "out_sharding": self.out_sharding}
             return dot_general(x, w, self.numbers, precision, self.out_dtype, **asked)
         dtype = jnp.promote_types(x.dtype, w.dtype)
@@ -110,22 +114,38 @@ class _Problem:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(problem: _Problem, x: Any, w: Any, scale: Any, zero: Any, bias: Any) -> jax.Array:
+def _product(
+    problem: _Problem,
+    x: jax.Array,
+    w: _Array,
+    scale: jax.Array | None,
+    zero: jax.Array | None,
+    bias: jax.Array | None,
+) -> jax.Array:
     return _forward(problem, x, w, scale, zero, bias)[0]
 
 
 def _forward(
-    problem: _Problem, x: Any, w: Any, scale: Any, zero: Any, bias: Any
-) -> tuple[jax.Array, Any]:
+    problem: _Problem,
+    x: jax.Array,
+    w: _Array,
+    scale: jax.Array | None,
+    zero: jax.Array | None,
+    bias: jax.Array | None,
+) -> tuple[jax.Array, tuple[Any, ...]]:
     (x_axes, w_axes), (x_batch, w_batch) = problem.numbers
     given = {"scale": scale, "zero_point": zero}
     x_q = problem.recipe.quantize_activation(x, x_axes, x_batch, **given)
-    w_q = w if is_held(w) else problem.recipe.quantize_weight(w, w_axes, w_batch)
-    like = [_like(value) for value in (x, None if is_held(w) else w)]
-    return problem.dot(x_q, w_q, bias), (x_q, w_q, bias, scale, zero, *like)
+    w_q: _Array = w
+    w_like = None
+    if not isinstance(w, _HELD):
+        w_q = problem.recipe.quantize_weight(w, w_axes, w_batch)
+        w_like = _Like(jax.typeof(w))
+    kept = (x_q, w_q, bias, scale, zero, _Like(jax.typeof(x)), w_like)
+    return problem.dot(x_q, w_q, bias), kept
 
 
-def _backward(problem: _Problem, residuals: Any, g: jax.Array) -> tuple[Any, ...]:
+def _backward(problem: _Problem, residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
     """Each gradient is that of a product in which the other operand is 8-bit."""
     x_q, w_q, bias, scale, zero, x_like, w_like = residuals
     x, w = x_like.zeros(), w_q if w_like is None else w_like.zeros()
@@ -144,16 +164,12 @@ _product.defvjp(_forward, _backward)
 class _Like:
     """The type of an array that the backward pass does not keep."""
 
-    type: Any
+    type: jax.core.ShapedArray
 
     def zeros(self) -> jax.Array:
         """Zeros of that type. Only their shape and sharding matter: the product is linear."""
         zeros = jnp.zeros(self.type.shape, self.type.dtype)
         return compat.laid_out_like(zeros, self.type)
-
-
-def _like(x: Any) -> _Like | None:
-    return None if x is None else _Like(jax.typeof(x))
 
 
 def _no_gradient(x: Any) -> Any:

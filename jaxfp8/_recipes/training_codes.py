@@ -59,37 +59,29 @@ def encode_for_products(
       batch: the batch axes.
       both: whether the second product takes place. Otherwise only the first codes are of use.
     """
-    if both and is_twice_differentiable(recipe):
-        rounded, new = _rounded(recipe, dtype, jax.lax.stop_gradient(x), old, summed, batch, both)
-        first, second = (dataclasses.replace(codes, wide=x) for codes in rounded)
-        return (first, second), new
-    return _rounded(recipe, dtype, x, old, summed, batch, both)
-
-
-def _rounded(
-    recipe: TrainingRecipe,
-    dtype: DTypeLike,
-    x: jax.Array,
-    old: Scaling | None,
-    summed: tuple[Shape, Shape],
-    batch: Shape,
-    both: bool,
-) -> tuple[tuple[Codes, Codes], Scaling | None]:
-    """The same without floats for second derivatives."""
     if isinstance(recipe, DelayedScaling) and old is not None:
         scale = next_scale(recipe, dtype, old)
         encoded = encode(x, dtype, scale, _transpose_from(x, summed, batch, both))
         assert encoded.amax is not None  # there is one beside a given scale
         return _layouts(encoded, summed), record(old, scale, encoded.amax)
     how = _unremembered(recipe, dtype)
+    if not (both and is_twice_differentiable(recipe)):
+        return _by_own_amax(how, x, summed, batch, both), None
+    first, second = _by_own_amax(how, jax.lax.stop_gradient(x), summed, batch, both)
+    return (dataclasses.replace(first, wide=x), dataclasses.replace(second, wide=x)), None
+
+
+def _by_own_amax(
+    how: Quantization, x: jax.Array, summed: tuple[Shape, Shape], batch: Shape, both: bool
+) -> tuple[Codes, Codes]:
+    """A tensor in 8 bits for both products, with scales chosen from its values."""
     if how.granularity == "tensor" and how.scale_dtype == np.float32 and x.size:
-        return _layouts(
-            encode(x, dtype, None, _transpose_from(x, summed, batch, both)), summed
-        ), None
+        encoded = encode(x, how.dtype, None, _transpose_from(x, summed, batch, both))
+        return _layouts(encoded, summed)
     first = _codes(how.quantize(x, summed[0], batch))
     if how.granularity == "tensor":
-        return (first, first), None
-    return (first, _codes(how.quantize(x, summed[1], batch))), None
+        return first, first
+    return first, _codes(how.quantize(x, summed[1], batch))
 
 
 def _unremembered(recipe: TrainingRecipe, dtype: DTypeLike) -> Quantization:

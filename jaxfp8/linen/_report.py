@@ -82,7 +82,7 @@ def report(
     """
     watch = _Watch(as_rules(recipe, _OPERATION) if recipe is not None else (), where, exact=True)
     exact = watch.run(model, variables, args, kwargs)
-    if not watch.told:
+    if not watch.compared:
         got, needs = "has no layer to compare", "8-bit layers, FP8 training or a recipe is needed"
         remedy = "give the `recipe` that you think of"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
@@ -96,7 +96,7 @@ class _Watch:
 
     Attributes:
       recorder: what was measured, if `exact`.
-      told: whether a layer was compared.
+      compared: whether a layer was compared.
       narrow: whether the float weights of a layer were not known.
       is_inside: whether a layer is being compared; layers inside it are not.
     """
@@ -104,12 +104,12 @@ class _Watch:
     def __init__(self, rules: tuple[Rule, ...], where: Any, *, exact: bool) -> None:
         self.rules, self.where, self.exact = rules, where, exact
         self.recorder = Recorder()
-        self.told = self.narrow = self.is_inside = False
+        self.compared = self.narrow = self.is_inside = False
 
     def run(self, model: nn.Module, variables: Any, args: Any, kwargs: Any) -> Any:
-        """Applies the model under watch."""
+        """Applies the model and compares its layers."""
         with nn.intercept_methods(self._intercept):
-            # Parameters may change, and so layers in 8 bits quantise float ones.
+            # Parameters may change, so that 8-bit layers quantise float ones.
             return applied(model, variables, args, kwargs)[0]
 
     def _intercept(self, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -137,7 +137,7 @@ class _Watch:
         self.narrow |= any(is_held(value) for value in floats.values())
         if not self.exact:
             return y8
-        return self._tell(path, module, recipe, args[0], y, y8, wide, held, method)
+        return self._record(path, module, recipe, args[0], y, y8, wide, held, method)
 
     def _recipe(self, path: str, module: nn.Module) -> Recipe | TrainingRecipe | None:
         if type(module) in _FLAX:
@@ -149,7 +149,7 @@ class _Watch:
             return None  # a product of its own
         return choose(self.rules, path) if self.rules else training
 
-    def _tell(
+    def _record(
         self,
         path: str,
         module: nn.Module,
@@ -161,7 +161,7 @@ class _Watch:
         held: Any,
         method: str,
     ) -> jax.Array:
-        self.told = True
+        self.compared = True
         name = "embedding" if "embedding" in held else "kernel"
         activation, x = None, jnp.asarray(x)
         weight = (wide[name], held[name]) if not self.narrow else None

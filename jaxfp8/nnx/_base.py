@@ -72,17 +72,17 @@ class EightBitLayer(nnx.Module):
             self.bias = nnx.data(layer.bias)
 
     def _keep(self, held: Held) -> None:
-        setattr(self, self.WEIGHT, held.codes)
-        setattr(self, f"{self.WEIGHT}_scale", nnx.data(held.scale))
-        setattr(self, f"{self.WEIGHT}_zero_point", nnx.data(held.zero_point))
+        """Stores the weight. `Embed` has other names for the variables."""
+        self.kernel, self.kernel_scale = held.codes, nnx.data(held.scale)
+        self.kernel_zero_point = nnx.data(held.zero_point)
         self.tiles, self.prepared = held.tiles, held.prepared
 
     def held(self) -> Held:
-        """The weight as this layer keeps it."""
+        """The weight as this layer stores it."""
         return Held(
-            codes=getattr(self, self.WEIGHT),
-            scale=getattr(self, f"{self.WEIGHT}_scale"),
-            zero_point=getattr(self, f"{self.WEIGHT}_zero_point"),
+            codes=self.kernel,
+            scale=self.kernel_scale,
+            zero_point=self.kernel_zero_point,
             tiles=self.tiles,
             prepared=self.prepared,
         )

@@ -21,7 +21,8 @@ from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._variables import nbytes
 from jaxfp8.nnx._wide import read_elsewhere, wide_parameters
 
-Where = Callable[[str, nnx.Module], bool] | str | None
+Selects = Callable[[str, nnx.Module], bool]  # of path and module
+Where = Selects | str | None
 _OPERATION = "jaxfp8.nnx.quantize"
 
 
@@ -99,7 +100,9 @@ def quantize(
     return Changes(rows=(*rows, *wide), others=len(others), other_bytes=nbytes(*others))
 
 
-def _observed(model: nnx.Module, rules: Any, selects: Any, sample: Any) -> Observed:
+def _observed(
+    model: nnx.Module, rules: tuple[Rule, ...], selects: Selects, sample: tuple[Any, ...] | None
+) -> Observed:
     """What the model does with a sample, if there is one."""
     if sample is None:
         return Observed()
@@ -149,7 +152,7 @@ def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
     return Changes(rows=tuple(rows))
 
 
-def selector(operation: str, where: Where) -> Callable[[str, nnx.Module], bool]:
+def selector(operation: str, where: Where) -> Selects:
     """`where` as a function of path and module."""
     if where is None:
         return lambda path, module: True
@@ -180,7 +183,7 @@ def why_unfit(module: nnx.Module) -> str:
     return "" if weight.size else "its weight is empty"
 
 
-def _why_left(path: str, module: nnx.Module, recipe: Recipe | None, selects: Any) -> str:
+def _why_left(path: str, module: nnx.Module, recipe: Recipe | None, selects: Selects) -> str:
     if not selects(path, module):
         return "`where` does not choose it"
     return why_unfit(module) if recipe is not None else "no rule gives it a recipe"
@@ -203,11 +206,11 @@ def row(path: str, before: nnx.Module, after: nnx.Module, reason: str = "") -> C
     )
 
 
-def _weight_variables(module: nnx.Module) -> list[Any]:
-    """Weight, scale and zero point of a layer; None for each that it lacks."""
+def _weight_variables(module: nnx.Module) -> list[nnx.Variable]:
+    """The weight of a layer, and its scale and zero point if there are any."""
     if isinstance(module, EightBitLayer):
         held = module.held()
-        return [held.codes, held.scale, held.zero_point]
+        return [v for v in (held.codes, held.scale, held.zero_point) if v is not None]
     return [getattr(module, "embedding" if isinstance(module, nnx.Embed) else "kernel")]
 
 
@@ -242,7 +245,9 @@ def _check_model(operation: str, model: Any) -> None:
         raise TypeError(message(operation, "`model`", got, needs, remedy))
 
 
-def _check_scale(rules: Any, path: str, module: nnx.Module, scales: Mapping[str, Any]) -> None:
+def _check_scale(
+    rules: tuple[Rule, ...], path: str, module: nnx.Module, scales: Mapping[str, Any]
+) -> None:
     """Refuses a static recipe whose scale is missing or cannot be calibrated."""
     how = static_activation(rules, path)
     if how is not None and not how.symmetric:
