@@ -229,7 +229,8 @@ class Bench:
         self, mutants: Sequence[Mutant], extra: dict[str, tuple[str, ...]]
     ) -> Iterator[Any]:
         """The outcome of each mutant, as they become known; `extra` runs on what survives."""
-        for command in dict.fromkeys(test for mutant in mutants for test in mutant.tests):
+        # The others run on what survives the first, if anything does.
+        for command in dict.fromkeys(mutant.tests[0] for mutant in mutants):
             self._pool.submit(self._unchanged, command)
         # Those that are compiled take longest.
         ordered = sorted(mutants, key=lambda m: m.suite != "native")
