@@ -461,6 +461,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\ninterrupted; what is known so far:", file=sys.stderr)
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         bench.close()
     order = {m.id: i for i, m in enumerate(mutants)}
     outcomes.sort(key=lambda o: order[o.mutant.id])
