@@ -21,6 +21,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import json
 import os
 import re
@@ -209,15 +210,14 @@ class Bench:
 
     def prepare(self) -> None:
         """Copies the sources and builds the library; what an earlier run built is used again."""
-        kept, built = self.work / "kept", self.base / "build"
-        shutil.rmtree(kept, ignore_errors=True)
-        if built.exists():
-            self.work.mkdir(parents=True, exist_ok=True)
-            built.rename(kept)
-        shutil.rmtree(self.base, ignore_errors=True)
-        _copy(ROOT, self.base)
-        if kept.exists():
-            kept.rename(built)
+        old = self.work / "old"
+        shutil.rmtree(old, ignore_errors=True)
+        if self.base.exists():
+            self.base.rename(old)
+        _copy(ROOT, self.base, _keeping_time_of(old, self.base))
+        if (old / "build").exists():
+            (old / "build").rename(self.base / "build")
+        shutil.rmtree(old, ignore_errors=True)
         paths = self.work / "path"
         paths.mkdir(exist_ok=True)
         (paths / "sitecustomize.py").write_text(_SHIM)
@@ -296,7 +296,7 @@ class Bench:
                 self._put_library(copy, mutant)
             program = [self.python, "-m", "pytest", *_OPTIONS, *words]
         elif runner == "check":
-            program = [str(self._program(words[0], copy, mutant)), *words[1:]]
+            program = [*_plainly(), str(self._program(words[0], copy, mutant)), *words[1:]]
         else:
             raise ValueError(f"`{command}` begins with neither pytest nor check")
         paths = os.pathsep.join([str(self.work / "path"), str(copy)])
@@ -343,8 +343,34 @@ class Bench:
         return self._known[key]
 
 
-def _copy(source: Path, target: Path) -> None:
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
+def _copy(source: Path, target: Path, copy_file: Callable[[str, str], Any] = shutil.copy2) -> None:
+    left_out = shutil.ignore_patterns(*_LEFT_OUT)
+    shutil.copytree(source, target, ignore=left_out, symlinks=True, copy_function=copy_file)
+
+
+def _keeping_time_of(old: Path, new: Path) -> Callable[[str, str], None]:
+    """Copies a file: one that differs from that in `old` is new to whoever builds, whatever its
+    time in the tree; one that does not is not.
+    """
+
+    def copy_file(source: str, target: str) -> None:
+        shutil.copyfile(source, target)
+        before = old / Path(target).relative_to(new)
+        if before.exists() and before.read_bytes() == Path(target).read_bytes():
+            shutil.copystat(before, target)
+
+    return copy_file
+
+
+@functools.cache
+def _plainly() -> tuple[str, ...]:
+    """What programs with sanitizers are run by, where memory lies too far apart for them."""
+    command = ("setarch", "--addr-no-randomize")
+    is_allowed = (
+        shutil.which("setarch")
+        and not subprocess.run([*command, "true"], capture_output=True, check=False).returncode
+    )
+    return command if is_allowed else ()
 
 
 def _what_failed(status: int | None, output: str) -> str:
