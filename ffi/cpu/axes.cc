@@ -17,7 +17,8 @@ void AddBatchAxes(const ScaledDotSpec& spec, Groups& groups) {
   }
 }
 
-// Joins a digit to the last where both count on like one, and drops one that never moves.
+// Appends a digit: merges it with the last where one stride serves both, drops it if it is
+// constant.
 void Append(Digit digit, std::vector<Digit>& to) {
   if (digit.size == 1) return;
   if (digit.tile >= digit.size) digit.stride = 0;
@@ -71,8 +72,8 @@ int64_t Size(const std::vector<Axis>& group) {
   return size;
 }
 
-// From an index to the next the offset stays only where no digit that moves leaves its tile: those
-// further in all go back to their first.
+// An offset equals the one before unless some digit enters its next tile. When a digit steps, all
+// those inside it restart, so one that has several tiles changes the offset as well.
 int64_t CountSegments(const std::vector<Digit>& digits) {
   int64_t segments = 1, outer = 1;
   bool moves = false;

@@ -1,6 +1,5 @@
-// The axes of a scaled dot in four groups, and how the offset of an element counts along each.
-//
-// All of it follows from a spec in a few steps for each axis, however long they are.
+// The axes of a scaled dot in four groups (batch, rows, columns, K), and the strides of each
+// operand along them. The cost depends on the number of axes, not on their sizes.
 
 #ifndef JAXFP8_CPU_AXES_H_
 #define JAXFP8_CPU_AXES_H_
@@ -12,7 +11,7 @@
 
 namespace jaxfp8 {
 
-// One axis of the dot, and where it is found in each array; -1 where it is not.
+// One axis of the dot, and its place in the shape of each array: -1 where the array lacks it.
 struct Axis {
   int64_t size;
   int lhs;
@@ -20,7 +19,7 @@ struct Axis {
   int out;
 };
 
-// A batch axis along which one side does not vary counts as free on the other.
+// A batch axis along which one operand is broadcast counts as a free axis of the other.
 struct Groups {
   std::vector<Axis> batch, rows, columns, depth;
 };
@@ -34,17 +33,17 @@ struct Digit {
   int64_t tile;
 };
 
-// Along a group of axes, outermost first: how many runs of equal offsets there are. In a few steps
-// for each axis.
+// The number of runs of equal offsets along a group of axes, outermost first.
 int64_t CountSegments(const std::vector<Digit>& digits);
 
-// An array and the place of each axis of the dot in it.
+// The shape of an array, and which axis of the dot each of its axes is.
 class Array {
  public:
-  // Of tiles of this size; of values where it is empty.
+  // An array of one element per tile; of single values where `tiles` is empty.
   Array(Dims shape, Dims tiles, int Axis::* place);
 
-  // Neighbours that count on like one digit are joined, and those that never move dropped.
+  // The strides along a group, with axes merged where one stride serves both, and broadcast axes
+  // dropped.
   std::vector<Digit> Digits(const std::vector<Axis>& group) const;
 
   int64_t Count() const;
@@ -58,7 +57,7 @@ class Array {
   std::vector<Place> axes_;
 };
 
-// How the values of one side count, and its tiles where it has scales or zero points.
+// The strides of the values of one operand, and of its scales and zero points (one per tile).
 struct SideAxes {
   std::vector<Digit> batch, free, depth;
   std::vector<Digit> tile_batch, tile_free, tile_depth;

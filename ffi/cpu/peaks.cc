@@ -1,5 +1,5 @@
-// What the processor can do at best, for benchmarks to compare kernels with: loops that do one
-// thing, of one instruction. A kernel cannot be faster than its loop.
+// The peak rates of the processor, for benchmarks: loops of a single arithmetic instruction, and of
+// reads. No kernel can be faster than the loop of its instruction.
 
 #include <cstdint>
 #include <cstring>
@@ -16,14 +16,14 @@
 namespace jaxfp8 {
 namespace {
 
-// Independent sums: more than the latency times the ports of any processor so far, and few enough
-// for the registers of all.
+// Independent accumulators: more than latency times ports of any processor so far, and few enough
+// for its registers.
 constexpr int kSums = 12;
 
-// Of 4 lanes, in whatever instructions every processor of this kind has.
+// Vectors of 4 lanes, which the compiler maps to the baseline instructions of the architecture.
 int64_t PortableF32(int64_t rounds) {
   typedef float F32 __attribute__((vector_size(16)));
-  static volatile float source = 0.25f;  // each read may differ, so no two sums are one
+  static volatile float source = 0.25f;  // each read may differ, so accumulators are not merged
   const F32 x = F32{} + source;
   F32 sums[kSums];
   for (F32& sum : sums) sum = F32{} + source;
@@ -36,7 +36,7 @@ int64_t PortableF32(int64_t rounds) {
 
 #ifdef JAXFP8_X86
 
-// Written as instructions: compilers copy the sums about, or find out that they are equal.
+// In assembly: compilers would move the accumulators about, or find that they are equal.
 
 __attribute__((target("avx2,fma"))) int64_t Avx2F32(int64_t rounds) {
   const __m256 x = _mm256_setzero_ps();
@@ -74,10 +74,10 @@ __attribute__((target("avx512f"))) int64_t Avx512Int8(int64_t rounds) {
   return rounds * kSums * 64 * 2;
 }
 
-// Products of tiles, of 16 x 64 bytes each, with four sums as kernels have them.
+// AMX: tiles of 16 x 64 bytes, and four accumulators as in the kernels.
 #define JAXFP8_WITH_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16")))
 
-// Loads the state, in which tiles are zero.
+// Configures the tiles, which also sets them to zero.
 JAXFP8_WITH_TILES void EnterTiles() {
   static constexpr TileConfig kConfig;
   _tile_loadconfig(&kConfig);
@@ -117,7 +117,8 @@ struct Entry {
   Loop loop;
 };
 
-// The first of a kind that the processor can run is taken; "avx2" is what a kernel for AVX2 can do.
+// The first row of a kind that the processor can run is used. "avx2" is the peak of AVX2 kernels on
+// any processor.
 constexpr Entry kLoops[] = {
 #ifdef JAXFP8_X86
     {"int8", kAmx, AmxInt8},           {"bf16", kAmx, AmxBf16},
@@ -145,7 +146,7 @@ extern "C" int64_t jaxfp8_cpu_peak_products(const char* kind, int64_t rounds) {
 extern "C" uint64_t jaxfp8_cpu_peak_read(const void* data, size_t size) {
   typedef uint64_t Words __attribute__((vector_size(16)));
   constexpr size_t kStep = 256;    // bytes
-  constexpr size_t kAhead = 2048;  // bytes; the hardware's own prefetching ends with each page
+  constexpr size_t kAhead = 2048;  // bytes; hardware prefetchers stop at the end of a page
   const char* from = static_cast<const char*>(data);
   Words sums[4] = {};
   for (size_t i = 0; i + kStep <= size; i += kStep) {

@@ -24,14 +24,14 @@ void Fill(const std::vector<Digit>& digits, size_t level, int64_t offset, int64_
   }
 }
 
-// Offsets::run of a table.
+// `Offsets::run` of the table of these digits.
 int64_t RunOf(const std::vector<Digit>& digits) {
   const Digit& last = digits.back();
   const int64_t run = std::max<int64_t>(last.stride == 0 ? last.size : last.tile, 1);
   return digits.size() == 1 || last.size % run == 0 ? run : 1;
 }
 
-// Of no index there are no offsets, however long the other axes are.
+// An empty group has no offsets, and gets no table, however large its other axes are.
 Offsets MakeOffsets(const std::vector<Digit>& digits, Tables& tables) {
   if (digits.empty()) return {};
   if (digits.size() == 1 && digits[0].tile == 1) return {nullptr, digits[0].stride};
@@ -107,7 +107,8 @@ int64_t NextTile(const Side& side, int64_t k, int64_t depth) {
 float Same(float scale) { return scale; }
 float Rounded(float scale) { return DecodeBF16(EncodeBF16(scale)); }
 
-// Without a branch, by comparisons that all vectors have: there can be many.
+// A weight can have millions of scales: the loop has no branch, and only comparisons that every
+// instruction set has as vectors.
 template <typename T, float (*kDecode)(T)>
 bool AllWithin(const Side& side, float lowest, float highest) {
   const T* scale = static_cast<const T*>(side.scale);
@@ -121,7 +122,7 @@ bool AllWithin(const Side& side, float lowest, float highest) {
   return beyond == 0;
 }
 
-// Whether no scale is beyond `lowest` and `highest`, or NaN.
+// Whether all scales are 0 or within [lowest, highest]. NaN is not.
 bool Within(const Side& side, float lowest, float highest) {
   if (!side.scale || side.fine) return true;
   switch (side.scale_type) {
@@ -199,7 +200,7 @@ void CutDepth(Problem& problem, const Form& form, ComputeType compute) {
   }
   if (compute == ComputeType::kInt32) problem.lhs.near_zeros = HasNearZeros(problem.lhs);
   problem.segments = Segments(problem);
-  // A quad is multiplied as a whole.
+  // Prepared columns are multiplied in whole quads.
   for (int64_t end : problem.segments) {
     if (end % kQuad) problem.rhs.prepared = false;
   }

@@ -13,10 +13,10 @@
 namespace jaxfp8 {
 namespace {
 
-// Values of a share, some 20 us: with fewer, handing them to a sleeping thread does not pay.
+// The least values of a share, about 20 us of work: waking a thread for less does not pay.
 constexpr int64_t kLeastShare = 64 << 10;
 constexpr int64_t kSharesPerThread = 3;
-// Values of a tile that is read twice by one thread: 256 KB of float32, which an L2 cache keeps.
+// A tile of at most so many values is read twice by one thread: 256 KB of float32 stay in L2.
 constexpr int64_t kSmallTile = 64 << 10;
 
 struct InstructionSet {
@@ -53,7 +53,7 @@ float ChosenScale(DType out, float amax) {
   }
 }
 
-// Tiles as wide as the matrix lie one behind the other: a single row of tiles.
+// Tiles as wide as the matrix are contiguous, so the matrix becomes one row of tiles.
 QuantizeProblem Flat(QuantizeProblem problem) {
   if (problem.tile_columns < problem.columns) return problem;
   problem.tile_columns = std::min(problem.tile_rows, problem.rows) * problem.columns;
@@ -81,7 +81,7 @@ class Quantizer {
     }
   }
 
-  // The largest magnitude of each tile, NaN before infinity, which is all that is wanted.
+  // Writes only the amax of each tile. NaN wins over infinity.
   void FindAmax() const {
     EachTile([&](int64_t tile) { buffers_.amax[tile] = FloatFromBits(MagnitudeOf(TileAt(tile))); });
   }
@@ -139,7 +139,7 @@ class Quantizer {
     return largest;
   }
 
-  // A share of the rows of an area; where it has one row only, of its columns.
+  // Part `index` of `count` of an area, cut along rows, or along columns if there is one row.
   static Area Piece(const Area& area, int64_t index, int64_t count) {
     const auto cut = [&](int64_t size) {
       const int64_t start = size * index / count;
@@ -153,7 +153,7 @@ class Quantizer {
     return {area.row, area.column + start, 1, size};
   }
 
-  // Whether the largest magnitude of a tile is needed.
+  // Whether the amax of a tile is needed before its codes.
   bool LooksFirst() const { return problem_.amax || !problem_.given_scale; }
 
   void Settle(int64_t tile, float amax) const {
@@ -230,7 +230,7 @@ void FindRowAmax(const void* x, DType type, int64_t rows, int64_t columns, float
   problem.in = type;
   problem.rows = rows;
   problem.columns = problem.tile_columns = columns;
-  std::fill_n(amax, problem.rows, 0.0f);  // of no values
+  std::fill_n(amax, problem.rows, 0.0f);  // the amax of an empty row
   if (problem.rows == 0 || problem.columns == 0) return;
   QuantizeBuffers buffers;
   buffers.x = x;

@@ -1,9 +1,11 @@
-// 8-bit floats as float32, and they and signed bytes as bfloat16.
+// Decodes FP8 to float32 and bfloat16, and int8 to bfloat16.
 //
-// By way of bfloat16, whose two bytes are looked up by the halves of a code, or with VBMI by all of
-// it: as many values at once as a vector has bytes. With conversions from float16 instead, of a
-// quarter as many, one row times 4096 x 4096 took 1.4 times as long (Cascade Lake, one thread),
-// with AVX2 1.2 to 1.3 times (AMD Zen 3), but for e5m2 there, which is half a float16.
+//   code -> byte shuffles -> upper and lower byte of its bfloat16 -> interleave -> shift -> float32
+//
+// A shuffle looks up one byte per code, by half a code or, with VBMI, by the whole, so a vector
+// decodes as many values as it has bytes. That is 1.4x faster for one row times 4096 x 4096 than to
+// convert from float16, a quarter as many at a time (Cascade Lake, one thread), and 1.2x to 1.3x
+// with AVX2 (AMD Zen 3). Only e5m2 with AVX2 goes through float16, whose upper byte it is.
 
 #ifndef JAXFP8_CPU_KERNELS_DECODE_FLOAT8_H_
 #define JAXFP8_CPU_KERNELS_DECODE_FLOAT8_H_
@@ -29,9 +31,9 @@ inline constexpr bool kDecodedByLanes = IsFloat8(kType);
 #if defined(JAXFP8_VBMI)
 
 #if defined(JAXFP8_AMX)
-// Where there are tiles, a lookup in two registers takes twice as long as in one. The lower byte of
-// a float depends on the last four bits of its code alone, but for subnormals and NaN, of which it
-// makes another NaN: so codes from 64 on may share the entries of those from 32 on.
+// On processors with AMX a shuffle of two registers is 2x slower than of one. The lower byte
+// depends on the last four bits of a code alone, save for subnormals, and for NaN, where any byte
+// gives a NaN: codes from 64 on share the entries from 32 on, and one register suffices.
 template <DType kType>
 inline constexpr int kLowerEntries = IsFloat8(kType) ? 64 : 128;
 #else
@@ -39,7 +41,7 @@ template <DType kType>
 inline constexpr int kLowerEntries = 128;
 #endif
 
-// The bytes of the bfloat16 of the codes of positive values; of signed bytes, of their magnitudes.
+// The two bytes of the bfloat16 of each code without its sign; for int8, of each magnitude.
 template <DType kType>
 struct HalvesTable {
   uint8_t upper[128] = {}, lower[kLowerEntries<kType>] = {};
@@ -54,7 +56,7 @@ inline constexpr HalvesTable<kType> kHalves = [] {
   return table;
 }();
 
-// The entries of 64 codes, whatever their signs.
+// The entries of 64 codes. The sign bit is ignored.
 inline __m512i Entries(const uint8_t (&table)[128], __m512i codes) {
   return _mm512_permutex2var_epi8(_mm512_loadu_si512(table), codes, _mm512_loadu_si512(table + 64));
 }
@@ -64,7 +66,7 @@ inline __m512i Entries(const uint8_t (&table)[64], __m512i codes) {
   return _mm512_permutexvar_epi8(_mm512_or_si512(codes, upper), _mm512_loadu_si512(table));
 }
 
-// The upper and the lower bytes of 64 values.
+// The upper and the lower bytes of the bfloat16 of 64 codes.
 template <DType kType>
 [[gnu::always_inline]] inline void Halves(__m512i codes, __m512i& upper, __m512i& lower) {
   constexpr const auto& table = kHalves<kType>;
@@ -73,7 +75,8 @@ template <DType kType>
   lower = Entries(table.lower, codes);
 }
 
-// A magnitude of 128, whose entries would be those of 0, differs from it in the upper byte alone.
+// -128 has a magnitude of 128, which would find the entries of 0. Its lower byte is that of 0, and
+// its upper byte is added.
 template <>
 [[gnu::always_inline]] inline void Halves<DType::kS8>(__m512i codes, __m512i& upper,
                                                       __m512i& lower) {
@@ -90,13 +93,13 @@ template <>
 
 #else
 
-// The bytes of the bfloat16 of a code h * 16 + n, h < 8; the sign is added to `upper`. Codes with
-// h = 0, among which are the subnormals, have entries of their own. For others the lower byte
-// depends on n alone, and the upper one is a sum of two, but for NaN and infinity.
+// The bytes of the bfloat16 of a code h * 16 + n. `upper` includes the sign. Codes with h = 0,
+// which include the subnormals, have entries of their own (`first`). For others the lower byte
+// depends on n alone, and the upper one is upper[h] + carry[n], save for NaN and infinity.
 struct HalvesTable {
   uint8_t upper[16] = {}, carry[16] = {}, lower[16] = {};
   uint8_t first_upper[16] = {}, first_lower[16] = {};
-  uint8_t special = 0;  // the least code that is NaN or infinite
+  uint8_t special = 0;  // the smallest code that is NaN or infinite
 };
 
 template <DType kType>
@@ -118,7 +121,7 @@ inline __m512i InEveryLane(const uint8_t (&table)[16]) {
   return _mm512_broadcast_i32x4(Load<__m128i>(table));
 }
 
-// The upper and the lower bytes of 64 values.
+// The upper and the lower bytes of the bfloat16 of 64 codes.
 template <DType kType>
 [[gnu::always_inline]] inline void Halves(__m512i codes, __m512i& upper, __m512i& lower) {
   constexpr const HalvesTable& table = kHalves<kType>;
@@ -140,7 +143,7 @@ template <DType kType>
 
 #endif
 
-// 64 values as bfloat16: of each 128-bit lane those of its lower, and of its upper half.
+// 64 codes as bfloat16: `first` has the lower half of each 128-bit lane, `second` the upper half.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeHalves(__m512i codes, __m512i& first, __m512i& second) {
   __m512i upper, lower;
@@ -149,7 +152,7 @@ template <DType kType>
   second = _mm512_unpackhi_epi8(lower, upper);
 }
 
-// The even and the odd values of two vectors of bfloat16 as float32.
+// Two vectors of bfloat16 as float32: the even and the odd values of each.
 [[gnu::always_inline]] inline void PartPairs(__m512i first, __m512i second, F32 (&to)[4]) {
   const __m512i odd = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
   to[0] = (F32)_mm512_slli_epi32(first, 16);
@@ -158,11 +161,11 @@ template <DType kType>
   to[3] = (F32)_mm512_and_si512(second, odd);
 }
 
-// 64 values as float32, by lanes.
+// 64 codes as float32, in the order in which 128-bit lanes are decoded cheapest.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeByLanes(__m512i bytes, F32 (&to)[kVectors]) {
-  // Interleaving bytes, and then parting even words from odd ones, takes a value from byte 4d + e
-  // of a 128-bit lane to place e of the same lane of vector d.
+  // Interleaving bytes and splitting even from odd words moves byte 4d + e of a 128-bit lane to
+  // element e of the same lane of vector d.
   const __m512i in_lane =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
   __m512i first, second;
@@ -170,13 +173,13 @@ template <DType kType>
   PartPairs(first, second, to);
 }
 
-// The same in order.
+// The same in memory order.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
   DecodeByLanes<kType>(DwordsToLanes(Load<__m512i>(from)), to);
 }
 
-// The four values of each 32-bit lane as bfloat16: two pairs.
+// The four codes of each 32-bit lane as bfloat16: two pairs.
 template <DType kType>
 [[gnu::always_inline]] inline void PairsOfQuads(__m512i quads, __m512i& first, __m512i& second) {
   const __m512i in_lane =
@@ -184,7 +187,7 @@ template <DType kType>
   DecodeHalves<kType>(_mm512_shuffle_epi8(quads, in_lane), first, second);
 }
 
-// The same as float32, apart.
+// The same as float32: vector e has the e-th code of each lane.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeFloat8Quads(S32 quads, F32 (&to)[4]) {
   __m512i first, second;
@@ -197,9 +200,9 @@ template <DType kType>
 template <DType kType>
 inline constexpr bool kDecodedByLanes = kType == DType::kE4M3;
 
-// The bytes of the bfloat16 of an e4m3 code h * 16 + n, h < 8: the upper one, with the sign,
-// depends on h alone, and the lower one is n * 16. For codes with h = 0, among which are the
-// subnormals, what is looked up as `first` is added to the upper one, and corrects the lower one.
+// The bytes of the bfloat16 of an e4m3 code h * 16 + n: the upper one, sign included, depends on h
+// alone, and the lower one is n * 16. Codes with h = 0, which include the subnormals, add
+// first_upper[n] to the upper byte, and correct the lower one by first_lower[n].
 struct HalvesTable {
   uint8_t upper[16] = {}, first_upper[16] = {}, first_lower[16] = {};
 };
@@ -221,12 +224,13 @@ inline __m256i InEveryLane(const uint8_t (&table)[16]) {
   return _mm256_broadcastsi128_si256(Load<__m128i>(table));
 }
 
-// 32 codes of e4m3 as float32: the even and the odd ones of the lower half of each lane, then those
-// of the upper.
+// 32 codes of e4m3 as float32: the even and the odd codes of the lower half of each 128-bit lane,
+// then those of the upper half.
 [[gnu::always_inline]] inline void DecodePairs(__m256i codes, F32 (&to)[4]) {
   const __m256i nibble = _mm256_set1_epi8(15), magnitude = _mm256_set1_epi8(0x7f);
   const __m256i without_sign = _mm256_and_si256(codes, magnitude);
-  // A lookup by a byte from 128 on is 0, otherwise by its lower half.
+  // A shuffle gives 0 for an index from 128 on: only codes with h = 0 stay below after this
+  // addition.
   const __m256i first = _mm256_add_epi8(without_sign, _mm256_set1_epi8(0x70));
   const __m256i h = _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble);
   const __m256i nan = _mm256_cmpeq_epi8(without_sign, magnitude);
@@ -244,7 +248,7 @@ inline __m256i InEveryLane(const uint8_t (&table)[16]) {
   to[3] = (F32)_mm256_and_si256(high, odd);
 }
 
-// 32 values, by lanes.
+// 32 codes as float32, in the order in which lanes are decoded cheapest.
 template <DType kType>
   requires(kDecodedByLanes<kType>)
 [[gnu::always_inline]] inline void DecodeByLanes(__m256i bytes, F32 (&to)[kVectors]) {
@@ -252,13 +256,13 @@ template <DType kType>
   DecodePairs((__m256i)ShuffleLanes((S32)bytes, in_lane), to);
 }
 
-// 16 codes of e5m2, each the upper byte of a word, as float32: it is the upper byte of a float16.
+// 16 codes of e5m2 as float32. Each is the upper byte of a 16-bit word, which then is a float16.
 [[gnu::always_inline]] inline void DecodeWords(__m256i half, F32& low, F32& high) {
   low = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(half));
   high = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
 }
 
-// 32 values, in order.
+// 32 codes as float32, in memory order.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeFloat8(const uint8_t* from, F32 (&to)[kVectors]) {
   if constexpr (kDecodedByLanes<kType>) {
@@ -274,14 +278,14 @@ template <DType kType>
   }
 }
 
-// The four values of each 32-bit lane, apart.
+// Vector e has the e-th code of each 32-bit lane.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeFloat8Quads(S32 quads, F32 (&to)[4]) {
   if constexpr (kDecodedByLanes<kType>) {
     const __m128i in_lane = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     DecodePairs((__m256i)ShuffleLanes(quads, in_lane), to);
   } else {
-    // In each half, bytes 0 and 1 of its four lanes.
+    // Each 128-bit half takes bytes 0 and 1 of its four lanes.
     const __m128i even_odd =
         _mm_setr_epi8(-1, 0, -1, 4, -1, 8, -1, 12, -1, 1, -1, 5, -1, 9, -1, 13);
     for (int j = 0; j < 4; j += 2) {

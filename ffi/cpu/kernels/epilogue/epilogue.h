@@ -1,4 +1,8 @@
-// From finished sums to the output: residual, bias, activation, amax, out_scale, one rounding.
+// The epilogue: y = round(activation(sums + residual + bias) / out_scale), and amax before the
+// division. It works in float64 on kNR columns of a row at once, and rounds once:
+//
+//   float64 sums -> + residual -> + bias -> activation -> amax -> / out_scale -> dtype of the
+//   output
 
 #ifndef JAXFP8_CPU_KERNELS_EPILOGUE_EPILOGUE_H_
 #define JAXFP8_CPU_KERNELS_EPILOGUE_EPILOGUE_H_
@@ -18,18 +22,18 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Where a plane has what belongs to the row of a span.
+// The offset of the first column of a span's row in a plane.
 inline int64_t StartOf(const Plane& plane, const OutputSpan& at) {
   return plane.batch[at.batch] + plane.rows[at.row];
 }
 
-// The values of a span, in registers while nothing rare is done to them.
+// kNR columns of a row, which stay in registers on the common path.
 struct Values {
   static constexpr int kParts = kNR / kWide;
   F64 part[kParts];
 };
 
-// Calls `f(i)` for each part of a span.
+// Calls `f(i)` for each vector of the values.
 template <typename F>
 [[gnu::always_inline]] inline void EachPart(F f) {
 #pragma GCC unroll 8
@@ -54,8 +58,8 @@ inline void StoreValues(double* to, const Values& values) {
   }
 }
 
-// A plane's values along the span that do not lie side by side, or are too few: one for all, or
-// one by one, the last of them to the end.
+// Copies a plane's values along a span that is not contiguous, or shorter than kNR: a broadcast
+// value, or one by one, with the last repeated to fill `to`.
 template <typename T>
 [[gnu::noinline]] void Gather(const Plane& plane, const OutputSpan& at, T* to) {
   const T* base = static_cast<const T*>(plane.data) + StartOf(plane, at);
@@ -88,7 +92,7 @@ template <typename T, Values (*kDecoded)(const T*)>
   return kDecoded(room);
 }
 
-// The plane's values along the span.
+// A plane's values along the span, as float64.
 [[gnu::always_inline]] inline Values ValuesOf(const Plane& plane, const OutputSpan& at) {
   switch (plane.dtype) {
     case DType::kBF16:
@@ -113,8 +117,8 @@ template <typename T, Values (*kDecoded)(const T*)>
   EachPart([&](int i) { y.part[i] /= values.part[i]; });
 }
 
-// An activation in float32, where machines multiply and add at once: within its last places, in
-// half the time that float64 takes. What float32 cannot hold is left to float64.
+// Where there is a fused multiply-add, the activation is computed in float32: accurate to the last
+// bits, and 2x faster than float64. Values beyond float32 are computed in float64.
 template <float (*kInFloat)(float), double (*kInDouble)(double)>
 inline Values ActivatedBy(const Values& y) {
   double wide[kNR];
@@ -160,8 +164,8 @@ inline Values ActivatedBy(const Values& y) {
   }
 }
 
-// Non-negative floats, and above them NaN, compare like their bits: the maximum does not depend on
-// the order in which threads arrive.
+// Raises `amax` to the float of these bits. Bits of non-negative floats and of NaN compare like
+// integers, so the result does not depend on the order of threads.
 inline void RaiseTo(float* amax, uint32_t bits) {
   std::atomic_ref<uint32_t> cell(*reinterpret_cast<uint32_t*>(amax));
   uint32_t seen = cell.load(std::memory_order_relaxed);
@@ -169,10 +173,10 @@ inline void RaiseTo(float* amax, uint32_t bits) {
   }
 }
 
-// The bits of the magnitude of a float, of any NaN the same.
+// The bits of a magnitude, with one pattern for all NaNs.
 inline uint32_t MagnitudeOf(uint32_t bits) { return bits > 0x7f800000u ? 0x7fc00000u : bits; }
 
-// The greatest magnitudes of one output row, collected span by span.
+// The amax of one output row, collected span by span: of the whole row, or of each column.
 class RowAmax {
  public:
   RowAmax(const Plane& plane, const OutputSpan& at) : plane_(plane) {
@@ -208,7 +212,7 @@ class RowAmax {
 };
 
 #if defined(__AVX512F__)
-// Eight values in float32, rounded towards 0, and which of them were not exact.
+// Eight values as float32, rounded towards 0; `inexact` has a bit for each that was rounded.
 inline __m256i Truncate(__m512d values, __mmask8& inexact) {
   const __m256 truncated = _mm512_cvt_roundpd_ps(values, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
   inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(truncated), values, _CMP_NEQ_UQ);
@@ -216,7 +220,7 @@ inline __m256i Truncate(__m512d values, __mmask8& inexact) {
 }
 #endif
 
-// As jaxfp8::RoundToOdd, of a span.
+// jaxfp8::RoundToOdd of all values: a later rounding to fewer bits is then rounded once.
 inline void RoundToOdd(const Values& y, float (&odd)[kNR]) {
 #if defined(__AVX512F__)
   for (int i = 0; i < Values::kParts; i += 2) {
@@ -234,7 +238,8 @@ inline void RoundToOdd(const Values& y, float (&odd)[kNR]) {
 #endif
 }
 
-// Whole vectors where they lie side by side, as `fill` stores them; otherwise those present.
+// Calls `fill` on the output where the span is whole and contiguous; otherwise on a copy, of which
+// it stores the columns that exist.
 template <typename T, typename Fill>
 [[gnu::always_inline]] inline void Put(const Plane& out, const OutputSpan& at, Fill fill) {
   T* base = static_cast<T*>(out.data) + StartOf(out, at);
@@ -244,7 +249,7 @@ template <typename T, typename Fill>
   for (int64_t i = 0; i < at.count; ++i) base[out.columns[at.column + i]] = codes[i];
 }
 
-// To a type of fewer bits than float32.
+// Stores in a dtype narrower than float32.
 template <typename T, T (*kEncode)(float)>
 inline void PutRounded(const Plane& out, const OutputSpan& at, const Values& y) {
   alignas(kBytes) float odd[kNR];
@@ -286,9 +291,9 @@ inline void PutIntegers(const Plane& out, const OutputSpan& at, const Values& y)
   Put<float>(out, at, [&](float* to) { StoreFloats(to, y); });
 }
 
-// Finishes values, of which `values(i)` gives kNR from the i-th on. On whole vectors: what
-// lanes beyond the last are is thrown away. What is called out of line gets a copy, or the values
-// would not stay in registers.
+// Applies the epilogue to `values(i)`, which gives kNR columns from the i-th on, and stores them.
+// Lanes beyond the last column hold garbage that is never stored. Functions that are not inlined
+// get a copy: a reference would force the values out of registers.
 template <typename Source>
 [[gnu::always_inline]] inline void StoreFrom(Source values, const Epilogue& epilogue,
                                              const OutputSpan& all) {

@@ -1,4 +1,7 @@
-// A run of wide floats: its largest magnitude, and its codes.
+// Quantises a contiguous run of float32, bfloat16 or float16 values, in two loops:
+//
+//   x -> magnitude bits -> max -> amax
+//   x -> / scale -> round and saturate -> 32-bit codes -> narrowed to bytes
 
 #ifndef JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_LOOPS_H_
 #define JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_LOOPS_H_
@@ -26,7 +29,7 @@ struct Wide {
                                                                             : 0x7c00);
 };
 
-// The bits of the largest magnitude, which compare like integers; infinities and NaN count.
+// The bits of the largest magnitude, infinities and NaN included. Bits compare like integers.
 template <DType kIn>
 inline typename Wide<kIn>::Bits LargestBits(const uint8_t* x, int64_t count) {
   using Bits = typename Wide<kIn>::Bits;
@@ -52,7 +55,7 @@ inline typename Wide<kIn>::Bits LargestBits(const uint8_t* x, int64_t count) {
   return result;
 }
 
-// Values that are not finite are rare: only where there are any is the run read again.
+// The same of finite values alone. Read again only where a run has others, which is rare.
 template <DType kIn>
 inline typename Wide<kIn>::Bits LargestFiniteBits(const uint8_t* x, int64_t count) {
   using Bits = typename Wide<kIn>::Bits;
@@ -97,8 +100,8 @@ inline F32 WideVector(const uint8_t* from) {
 
 inline S32 BitsOfVector(F32 values) { return reinterpret_cast<S32>(values); }
 
-// An FP8 type: bits of the mantissa; as float32, the exponent of its smallest normal number and its
-// largest number.
+// An FP8 dtype: its mantissa bits, the float32 exponent of its smallest normal number, and its
+// largest finite number.
 struct Float8 {
   int mantissa;
   int32_t least, highest;
@@ -108,8 +111,9 @@ template <DType kOut>
 inline constexpr Float8 kFloat8 = kOut == DType::kE4M3 ? Float8{3, 0x3c800000, 0x43e00000, 0x7f}
                                                        : Float8{2, 0x38800000, 0x47600000, 0x7e};
 
-// Adding 2^(23 - mantissa) times the power of two below a magnitude leaves its rounded mantissa in
-// the low bits, the leading 1 included; below the smallest normal number the power stays.
+// Rounds to nearest even by an addition: 2^(23 - mantissa bits) times the power of two below the
+// magnitude leaves the rounded mantissa, leading 1 included, in the low bits. Subnormal codes share
+// the power of the smallest normal number.
 template <DType kOut>
 inline S32 Float8Codes(F32 values) {
   constexpr Float8 kType = kFloat8<kOut>;
@@ -126,7 +130,7 @@ inline S32 Float8Codes(F32 values) {
   return (all > 0x7f800000 ? nan : code) | ((bits >> 24) & 0x80);
 }
 
-// Adding 1.5 * 2^23 leaves the nearest integer in the low bits; NaN is 0.
+// Adding 1.5 * 2^23 leaves the nearest integer in the low bits. NaN becomes 0.
 inline S32 IntegerCodes(F32 values, F32 lowest) {
   const F32 high = F32{} + 127.0f;
   const F32 known = values == values ? values : F32{};
@@ -145,7 +149,7 @@ inline S32 CodesOf(const uint8_t* x, F32 scale, F32 lowest) {
   }
 }
 
-// A block of values, as many as fill what narrows their codes to bytes best.
+// The values of one step: four vectors of 32-bit codes fill one vector of bytes.
 #if defined(__AVX512F__)
 
 inline constexpr int kBlock = kLanes;
@@ -186,7 +190,7 @@ inline void EncodeBlock(const uint8_t* x, F32 scale, F32 lowest, uint8_t* codes)
 template <DType kIn, DType kOut>
 void EncodeRun(const uint8_t* x, int64_t count, float scale, float lowest, uint8_t* codes) {
   constexpr int kSize = SizeOf(kIn);
-  // Added to 0, a scale of -0 would become 0.
+  // `F32{} + scale` would turn a scale of -0 into 0.
   const F32 scales = scale - F32{}, lows = F32{} + lowest;
   int64_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
