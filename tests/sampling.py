@@ -1,7 +1,8 @@
-"""A part of the tests, in which every value of every parameter is still there.
+"""Chooses a part of the cases of a test, in which the values of its parameters still occur.
 
-Parameters vary regularly, so each Nth case in their order may have one value alone. What is chosen
-depends on a hash of each case's name: it is the same on every machine, and for each test another.
+Parameters vary regularly from case to case, so every Nth case may have the same value of one of
+them. Cases are chosen by a hash of their names instead. That gives the same cases on every machine,
+and does not follow the order of the parameters.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ bool Is(const Digit& digit, int64_t size, int64_t stride) {
   return digit.size == size && digit.stride == stride;
 }
 
-// Of an array of bytes.
+// Whether an array of bytes has the strides of a prepared weight.
 bool ArePrepared(const std::vector<Digit>& free, const std::vector<Digit>& depth) {
   if (free.empty() || !Is(free.back(), kPreparedColumns, kQuad)) return false;
   if (depth.empty() || !Is(depth.back(), kQuad, 1)) return false;

@@ -31,7 +31,7 @@ std::string Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::Rema
   return Run(request.spec, buffers, request.kernel, pool);
 }
 
-// Check, route, run. Nothing is thrown past here.
+// What XLA calls. Nothing is thrown past here.
 ffi::Error ScaledDot(ffi::ThreadPool threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
                      ffi::Dictionary attributes) {
   try {

@@ -10,14 +10,18 @@
 //      routes are tested without a GPU. Kernels include kernels/common/ and kernels/epilogue/ and
 //      neither XLA nor Python. Each .cuh begins with a picture of where its operands lie.
 //   2. cuda/CMakeLists.txt: the sources. ffi/tests/cuda/CMakeLists.txt: the .cc files (`host`).
-//   3. route.cc: a row in `AllPaths` (its index is that of the counter) and its place in `InOrder`.
+//   3. route.cc: a row in `AllPaths` (its index is that of the counter) and its place in both
+//      orders of `InOrder`.
 //   4. workspace.cc, and jaxfp8/_call/workspace.py beside it: how much scratch it can use.
 //   5. Tests: ffi/tests/*_test.cc for the host side (list its sources in tests/native/
 //      test_cuda_host.py) and a stand-in for the plan in ffi/tests/cuda/runtime_stand_ins.h, so
 //      that the fuzzer plans it; tests/native/test_cuda_route.py for its place among the routes;
-//      tests/gpu/test_products.py for the values, on a GPU.
+//      tests/gpu/test_products.py for the values, on a GPU, with how exactly it accumulates in
+//      `ACCUMULATION` of tests/gpu/products.py, and a row in tests/gpu/sanitized.py; its name in
+//      ffi/tests/cuda/fuzz_test.cc; its scratch in tests/test_workspace.py.
 //   6. A check and timings on a GPU: ffi/bench/. Rows of `python -m jaxfp8 bench --platform cuda`.
-//   7. docs/hardware.md, docs/custom_call.md (names of kernels), CHANGELOG.md.
+//   7. README.md (what runs where), docs/hardware.md, docs/custom_call.md (names of kernels),
+//      CHANGELOG.md.
 
 #ifndef JAXFP8_CUDA_PATH_H_
 #define JAXFP8_CUDA_PATH_H_

@@ -10,7 +10,8 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// The same numbers as in jaxfp8/_call/workspace.py, where each has its reason.
+// The numbers of jaxfp8/_call/workspace.py, where each has its reason: _CUBLASLT + _SMALL, _SLABS,
+// _SPARE and _LEAST.
 constexpr double kMiB = 1 << 20;
 constexpr double kLibraryBytes = 33 * kMiB;
 constexpr double kMaxBytes = 256 * kMiB;

@@ -330,10 +330,10 @@ def _nearest(
 def _nearest_jvp(
     dtype: np.dtype, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """The derivative: `y = scale * steps`, where `steps` follows `x / scale` in range.
+    """The derivative of `scale * rounded`, with that of `x / scale` for `rounded` in range, else 0.
 
-    The value calls `_nearest` again, so that second derivatives follow the same rule. The slope is
-    a constant to them.
+    The value calls `_nearest` again, so that second derivatives follow the same rule. `slope` is a
+    constant to them.
     """
     dx, dscale, _ = tangents
     x, scale, zero_point = (jax.lax.stop_gradient(p) for p in primals)

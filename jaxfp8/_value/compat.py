@@ -179,7 +179,7 @@ def laid_along(x: Any, other: Any) -> Any:
 def batch_alike(sides: Sequence[Any], batch: Sequence[tuple[int, ...]]) -> list[Any]:
     """Both sides of a product with their batch axes sharded alike along explicit mesh axes.
 
-    An axis that one side shares with the other has no sharding of its own.
+    An axis that only one side shards is sharded so on both. Where both do, the left side decides.
     """
     specs = [list(jax.typeof(side).sharding.spec) for side in sides]
     if not any(any(spec) for spec in specs):

@@ -18,6 +18,7 @@ UNSERVED_FLOAT8 = (
 INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
 EIGHT_BIT = FLOAT8 + INT8
 BFLOAT16 = np.dtype(jnp.bfloat16)
+# Both floats of 16 bits.
 FLOAT16 = (BFLOAT16, np.dtype(np.float16))
 WIDE_FLOAT = (np.dtype(np.float32), *FLOAT16)
 E8M0 = np.dtype(jnp.float8_e8m0fnu)

@@ -76,7 +76,7 @@ class PreparedArray:
         return self.packed.nbytes
 
     def restore(self) -> QArray:
-        """The `QArray` that was prepared, bit for bit; `tiles` is stated only where it must be.
+        """The `QArray` that was prepared, bit for bit, without `tiles` where they can be derived.
 
         Example:
           >>> import jax.numpy as jnp, jaxfp8

@@ -136,8 +136,8 @@ def _runs(
     """The reads that gather a slice.
 
     Yields:
-      Where to read in the file; bytes of a row; which of a row's bytes are wanted, None where all
-      that is read is; and which bytes of the result they become.
+      For each read: its start in the file; the bytes of a row; the bytes of each row that are
+      wanted, or None where all that is read is wanted; and the bytes of the result that it fills.
     """
     split = _last_cut(entry.shape, bounds)
     row = math.prod(entry.shape[split:]) * itemsize

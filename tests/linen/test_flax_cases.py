@@ -1,10 +1,12 @@
-"""What Flax's own tests ask of its FP8 classes, asked of ours (tests/linen/linen_test.py, Fp8Test).
+"""The tests that Flax has of its FP8 classes, run on ours.
+
+In Flax they are `Fp8Test` of tests/linen/linen_test.py. Here is what became of each:
 
 passed   test_fp8_einsum, three equations
 passed   test_fp8_dot_general_injection OCP
 passed   test_fp8_train_state OCP
-passed   test_fp8_meta_dtype OCP, with and without jit; Flax's calls `fp8_ops.in_qdq`, a function
-         that its class no longer uses, this one the product of ours
+passed   test_fp8_meta_dtype OCP, with and without jit; Flax's test calls `fp8_ops.in_qdq`, which
+         its class no longer uses, and this one calls `jaxfp8.fp8_dot_general`
 skipped  test_fp8_dot_general_injection NANOO, test_fp8_train_state NANOO, test_fp8_meta_dtype
          NANOO: these are about the fnuz types of other hardware (`e4m3_dtype`, `e5m2_dtype` of
          `NANOOFp8DotGeneralOp`), which no kernel here reads; asking for them is an error

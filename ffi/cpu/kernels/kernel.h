@@ -113,13 +113,14 @@ struct GemmKernel {
   void (*pack_rows)(const Side&, const Block&, const Panel&);
   // Loads the scales and zero points of columns and clears their sums.
   void (*load_factors)(const Side&, const Block&, const Panel&);
-  // Packs one micro-panel, and multiplies it by the first tile of rows: acc[r * pitch + c] = or +=
-  // the product. With `f32_sums` the scaled product is added there, and acc is lost. Adds to the
-  // sums of the columns. Returns where the micro-panel lies, if others follow (`keep`).
+  // Packs one micro-panel and multiplies it by the first tile of rows. The products are stored in
+  // acc[r * pitch + c] if `first`, else added. With `f32_sums` the scaled accumulators are added
+  // there instead, and acc is undefined afterwards. Adds the micro-panel to the sums of its
+  // columns. With `keep`, returns the micro-panel for `multiply`.
   const uint8_t* (*pack_and_multiply)(const Side&, const Block&, const Panel&, bool keep,
                                       const PackedRows&, void* acc, int64_t pitch, bool first,
                                       const F32Sums*);
-  // The same with such a micro-panel.
+  // Multiplies another tile of rows by that micro-panel.
   void (*multiply)(const PackedRows&, const uint8_t* panel, int64_t depth, void* acc, int64_t pitch,
                    bool first, const F32Sums*);
   // Adds the scaled accumulators of one row to its float64 sums, or stores them if `first`.
@@ -129,14 +130,14 @@ struct GemmKernel {
 
 // C[M, N] for few rows by columns that are not packed.
 struct GemvKernel {
-  int kn_rows;  // takes up to so many rows where B is [K, N], and
-  int nk_rows;  // where it is [N, K]; but more than
-  int nk_short_rows;
-  int nk_depth_per_row;  // only if chunks have so much of K for each, in the mean
-  int prepared_rows;
-  int nk_pass_rows;  // rows of one call where B is [N, K], and
-  int pass_rows;     // of others
-  int spare_rows;    // packed rows need room for so many more
+  int kn_rows;           // the most rows that it takes where B is [K, N]
+  int nk_rows;           // the most where B is [N, K] and chunks are deep; see nk_depth_per_row
+  int nk_short_rows;     // the most where B is [N, K] and chunks have any depth
+  int nk_depth_per_row;  // K values for each row that chunks need in the mean to be deep
+  int prepared_rows;     // the most where B is prepared
+  int nk_pass_rows;      // the most rows of one call of `multiply` where B is [N, K]
+  int pass_rows;         // the most of one call elsewhere
+  int spare_rows;        // rows for which the packed rows need room beyond their number
   // Whether it adds scaled sums in float32 (ChunkRun::float32), by the layout of B.
   bool kn_float32, nk_float32;
   int64_t run_bytes;  // of packed rows that are kept together

@@ -1,5 +1,5 @@
-// What in_software.h says an instruction does, against the instruction, as far as this machine has
-// it. Bits have to be the same.
+// Compares each function of in_software.h with the instruction that it stands for, bit by bit, on
+// machines that have the instruction.
 
 #include <sys/syscall.h>
 #include <unistd.h>

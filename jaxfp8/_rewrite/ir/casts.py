@@ -153,10 +153,10 @@ _EXACT = (
 
 
 def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
-    """The array before the casts that widened it, with the moves between them; or the value.
+    """The narrow array that casts widened to the value, moved as the value is; else the value.
 
-    The result of 16-bit arithmetic stays widened. XLA may leave out its rounding there, and then it
-    must do so for every reader.
+    The result of 16-bit arithmetic is not narrowed. XLA may leave out the rounding of that
+    arithmetic, and must do so for all readers or for none.
 
     Args:
       value: an array that may have been cast.

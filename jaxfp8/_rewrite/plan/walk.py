@@ -171,7 +171,7 @@ class Walk:
     def _enter(self, rule: Region, op: Op) -> Sequence[Value]:
         """The outputs of a region by its rule, or as the function has it.
 
-        `_nested` holds the walks of one region at a time, of which `_leave` reports what they lose.
+        `_nested` gathers the walks of the region's bodies. `_leave` reports what each one loses.
         """
         before, self._nested = self._nested, []
         outputs = rule(self, op)

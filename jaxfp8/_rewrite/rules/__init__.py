@@ -4,7 +4,8 @@ How to add a rule:
 
 1. Find the file of its kind, or add one and import it below: `conversions` (casts), `scales`,
    `zero_points`, `views`, `gathers`, `zeros` (pad, select), `joins` (concatenate, split),
-   `collectives`, `dot` and `scaled_products`, `epilogue` (what follows a dot).
+   `collectives`, `dot` and `scaled_products`, `unserved` (products without a kernel), `epilogue`
+   (what follows a dot).
 2. Write a function of the walk (a `Context`: what is known of each value) and the op:
 
        @rule("cummax")  # the name of the JAX primitive

@@ -8,7 +8,9 @@ is that activation: both are made of smooth functions.
 relu has a kink, which a grid cannot place. So only the maximum of zero and a product itself is relu
 (`rules/epilogue`). Comparisons and selects have no curves, because they treat NaN differently.
 
-To add an activation, add its smooth function to `_SMOOTH` under the name that the call has for it.
+To add an activation, add its smooth function to `_SMOOTH` under the name that the call has for it,
+the primitives that programs write it with to `_UNARY` and `_BINARY`, and the last of them to
+`_ENDINGS`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 //
 //     A packed [M][K]        L1               B [N][K]     read once, in the order of memory
 //     r0  a a a a a ...                       c0  b b b b b ...
-//     r1  a a a a a ...                       c1  b b b b b ...    kColumns columns at a time
+//     r1  a a a a a ...                       c1  b b b b b ...    kTileColumns at a time
 //
 //     for each step of kNR values of K:
 //       b = decode(c)                         in registers

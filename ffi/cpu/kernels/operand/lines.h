@@ -168,7 +168,7 @@ inline Lines AcrossDepth(const Side& side, const Block& block) {
                block.first);
 }
 
-// Where lines across K start that a GEMV reads together, and those that follow.
+// The starts of the lines across K that a GEMV reads together, and of those that it reads next.
 struct LinesTogether {
   LinesTogether(const Lines& lines, const Block& block, int64_t k) {
     const int64_t end = block.depth + block.ahead;
@@ -178,8 +178,8 @@ struct LinesTogether {
     }
   }
 
-  // Prefetches what is `ahead` bytes beyond byte `at` of line i: of the same line, of which `bytes`
-  // are read, or of the one that follows.
+  // Prefetches byte `at + ahead` of line i. Only `bytes` of a line are read: from there on, it
+  // prefetches the start of the line that takes the place of line i.
   [[gnu::always_inline]] void Prefetch(int i, int64_t at, int64_t ahead, int64_t bytes) const {
     const int64_t beyond = at + ahead - bytes;
     __builtin_prefetch(beyond < 0 ? line[i] + at + ahead : next[i] + beyond);

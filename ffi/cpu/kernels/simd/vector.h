@@ -30,16 +30,17 @@ inline constexpr int kVectors = 2, kMR = 6;
 
 inline constexpr int kLanes = kBytes / 4;
 inline constexpr int kNR = kVectors * kLanes;  // columns of a micro-panel
-// Lines of B as [K, N] that a GEMV reads side by side. A core prefetches few pages, each line may
-// be in a page of its own, and an L1 holds few lines that are a power of two apart: with 32,
-// packing was 1.2x slower (AMD Zen 5).
+// Lines of B as [K, N] that a GEMV reads side by side. Each may be in a page of its own, and a core
+// prefetches few pages at a time. An L1 also holds few cache lines whose distance is a power of
+// two. With 32, packing was 1.2x slower (AMD Zen 5).
 inline constexpr int kLinesTogether = 8;
-// Bytes of each of them that are prefetched: with 2048 one row was 1.2x slower (AMD Zen 5).
+// Each of them is prefetched so many bytes ahead. With 2048 one row was 1.2x slower (AMD Zen 5).
 inline constexpr int64_t kLineAhead = 1024;
-// Bytes of prepared columns that are prefetched: a core alone falls behind one stream.
+// Prepared columns are prefetched so many bytes ahead: the core's own prefetcher falls behind in
+// the single stream that they are.
 inline constexpr int64_t kStreamAhead = 4096;
-// Bytes of each column along K that are prefetched while it is transposed. 16 rows were 1.4x slower
-// without (AMD Zen 5), but 1.05x faster with AMX.
+// Columns along K are prefetched so many bytes ahead while they are transposed; 0 for not at all.
+// Without prefetching, 16 rows were 1.4x slower (AMD Zen 5), but 1.05x faster where AMX multiplies.
 #if defined(__AMX_TILE__)
 inline constexpr int64_t kTransposeAhead = 0;
 #else
