@@ -106,9 +106,11 @@ JAXFP8_HD double Apply(Activation activation, double x) {
       return GeluErf(x);
     case Activation::kSilu:
       return Silu(x);
-    default:
-      return x;
+    case Activation::kNone:
+    case Activation::kUnknown:
+      break;
   }
+  return x;
 }
 
 }  // namespace jaxfp8

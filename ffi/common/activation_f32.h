@@ -133,9 +133,11 @@ JAXFP8_HD float ApplyF32(Activation activation, float x) {
       return GeluErfF32(x);
     case Activation::kSilu:
       return SiluF32(x);
-    default:
-      return x;
+    case Activation::kNone:
+    case Activation::kUnknown:
+      break;
   }
+  return x;
 }
 
 }  // namespace jaxfp8

@@ -17,15 +17,10 @@ inline constexpr int64_t kTooLarge = std::numeric_limits<int64_t>::max();
 // multiply a size by less than 2^12, so int64 holds everything computed from accepted sizes.
 inline constexpr int64_t kMostBytes = int64_t{1} << 50;
 
-// The product and the sum of two numbers >= 0; kTooLarge if int64 does not hold it.
+// The product of two numbers >= 0; kTooLarge if int64 does not hold it.
 constexpr int64_t Times(int64_t a, int64_t b) {
   int64_t product = 0;
   return __builtin_mul_overflow(a, b, &product) ? kTooLarge : product;
-}
-
-constexpr int64_t Plus(int64_t a, int64_t b) {
-  int64_t sum = 0;
-  return __builtin_add_overflow(a, b, &sum) ? kTooLarge : sum;
 }
 
 // How many values an array of this shape has.

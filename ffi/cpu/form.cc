@@ -28,14 +28,14 @@ bool IsContiguous(const std::vector<Digit>& digits) {
   return digits.size() == 1 && digits[0].tile == 1 && digits[0].stride == 1;
 }
 
-bool Is(const Digit& digit, int64_t size, int64_t stride) {
+bool HasSizeAndStride(const Digit& digit, int64_t size, int64_t stride) {
   return digit.size == size && digit.stride == stride;
 }
 
 // Whether an array of bytes has the strides of a prepared weight.
 bool ArePrepared(const std::vector<Digit>& free, const std::vector<Digit>& depth) {
-  if (free.empty() || !Is(free.back(), kPreparedColumns, kQuad)) return false;
-  if (depth.empty() || !Is(depth.back(), kQuad, 1)) return false;
+  if (free.empty() || !HasSizeAndStride(free.back(), kPreparedColumns, kQuad)) return false;
+  if (depth.empty() || !HasSizeAndStride(depth.back(), kQuad, 1)) return false;
   return depth.size() == 1 || (depth.size() == 2 && depth[0].stride == kPreparedColumns * kQuad);
 }
 

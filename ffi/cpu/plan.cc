@@ -108,7 +108,7 @@ bool AddsInFloat32(const Problem& problem, const Kernel& kernel, const Plan& pla
   return problem.depth >= least && HasModerateScales(problem);
 }
 
-int64_t PanelBytes(const Plan& plan, const Chunk& chunk) {
+int64_t PackedRowsBytes(const Plan& plan, const Chunk& chunk) {
   return Scratch::Padded(plan.block.rows * chunk.pitch) +
          3 * Scratch::Padded(plan.block.rows * sizeof(double));
 }
@@ -127,7 +127,7 @@ void CutRounds(const Problem& problem, const Kernel& kernel, Plan& plan) {
   for (size_t i = 0, end; i < depth.chunks.size(); i = end) {
     end = depth.float32 ? depth.EndOfRun(i, depth.chunks.size()) : i + 1;
     int64_t needed = 0;
-    for (size_t c = i; c < end; ++c) needed += PanelBytes(plan, depth.chunks[c]);
+    for (size_t c = i; c < end; ++c) needed += PackedRowsBytes(plan, depth.chunks[c]);
     if (depth.rounds.empty() || bytes + needed > room) {
       depth.rounds.push_back({i, i});
       bytes = 0;
@@ -135,7 +135,7 @@ void CutRounds(const Problem& problem, const Kernel& kernel, Plan& plan) {
     depth.rounds.back().end = end;
     for (size_t c = i; c < end; ++c) {
       depth.chunks[c].offset = bytes;
-      bytes += PanelBytes(plan, depth.chunks[c]);
+      bytes += PackedRowsBytes(plan, depth.chunks[c]);
     }
     plan.scratch.rows = std::max(plan.scratch.rows, bytes);
   }

@@ -14,7 +14,7 @@ namespace {
 // _SPARE and _LEAST.
 constexpr double kMiB = 1 << 20;
 constexpr double kLibraryBytes = 33 * kMiB;
-constexpr double kMaxBytes = 256 * kMiB;
+constexpr double kMaxSlabBytes = 256 * kMiB;
 constexpr double kSpareBytes = 64 * kMiB;
 constexpr double kMinBytes = 256;
 
@@ -23,9 +23,10 @@ double Lines(const Problem& problem, const Side& side) {
   return static_cast<double>(side.batch == 0 ? 1 : problem.batch) * static_cast<double>(free);
 }
 
-double Copied(const Problem& problem, const Side& side) {
-  const double access_bytes = IsEightBit(side.dtype) ? 2 : 0;
-  return access_bytes * Lines(problem, side) * (static_cast<double>(problem.depth) + 16);
+// The bytes of an 8-bit operand as 16-bit values; 0 for one that is not decoded.
+double DecodedBytes(const Problem& problem, const Side& side) {
+  const double decoded_bytes = IsEightBit(side.dtype) ? 2 : 0;
+  return decoded_bytes * Lines(problem, side) * (static_cast<double>(problem.depth) + 16);
 }
 
 double Packed(const Problem& problem) {
@@ -33,7 +34,8 @@ double Packed(const Problem& problem) {
   const bool mixed = IsEightBit(lhs.dtype) != IsEightBit(rhs.dtype);
   const Side& wide = IsEightBit(lhs.dtype) ? rhs : lhs;
   const bool spare = !mixed || Lines(problem, wide) <= kSkinnyRows;
-  return std::min(spare ? kSpareBytes : kMaxBytes, Copied(problem, lhs) + Copied(problem, rhs));
+  return std::min(spare ? kSpareBytes : kMaxSlabBytes,
+                  DecodedBytes(problem, lhs) + DecodedBytes(problem, rhs));
 }
 
 // For the paths by cuBLASLt. In double, so that huge sizes do not overflow before the minimum.
@@ -43,11 +45,11 @@ double ForLibrary(const Problem& problem) {
   if (IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype)) {
     acc = std::min(acc, kSpareBytes);
   }
-  return kLibraryBytes + std::min(kMaxBytes, Packed(problem) + acc);
+  return kLibraryBytes + std::min(kMaxSlabBytes, Packed(problem) + acc);
 }
 
 double ForWeights(const Problem& problem) {
-  return std::min(kMaxBytes, static_cast<double>(w8a16::BestWorkspace(problem)));
+  return std::min(kMaxSlabBytes, static_cast<double>(w8a16::BestWorkspace(problem)));
 }
 
 double Bytes(const Problem& problem, std::string_view kernel) {

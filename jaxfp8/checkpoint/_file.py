@@ -74,8 +74,8 @@ class File:
         shape = tuple(stop - start for start, stop in bounds)
         out = aligned(shape, dtype)
         if out.size:
-            for start, rows, cut, target in _runs(entry, dtype.itemsize, bounds):
-                self._fill(entry, start, rows, cut, out.reshape(-1).view(np.uint8)[target])
+            for start, row, cut, target in _runs(entry, dtype.itemsize, bounds):
+                self._fill(entry, start, row, cut, out.reshape(-1).view(np.uint8)[target])
         return out
 
     def _fill(

@@ -57,7 +57,7 @@ def check_scale(part: Part, values: np.ndarray) -> None:
     wide = values.astype(np.float32)
     if not np.isfinite(wide).all():
         bad = int(wide.size - np.isfinite(wide).sum())
-        found, needs = f"is a scale with {bad} entries that are no number", "a scale is finite"
+        found, needs = f"is a scale with {bad} entries that are not finite", "a scale is finite"
         entry = part.entry
         raise CheckpointError(entry.file, entry.name, found, needs, "fetch the file again")
 

@@ -240,7 +240,7 @@ BROKEN = {
         None,
         "is a scale of dtype I32",
     ),
-    "NaN in a scale": (by(weight=W, weight_scale=np.float32(np.nan)), None, "no number"),
+    "NaN in a scale": (by(weight=W, weight_scale=np.float32(np.nan)), None, "not finite"),
     "no zero point": (
         by(weight=W8, weight_scale=CHANNEL),
         compressed("channel", "int", symmetric=False),

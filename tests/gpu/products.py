@@ -12,8 +12,6 @@ from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
-PATHS = ("cublaslt_fp8", "cublaslt_int8", "sm80_w8a16", "cublaslt_wide", "general")
-
 # Beyond the bound of float32 sums: how far a sum may be off, as a share of the sum of magnitudes.
 # Tensor cores align the terms of one instruction to the largest and cut off what is below: FP8 on
 # Hopper keeps 13 bits there, 16-bit types as many as float32 has.

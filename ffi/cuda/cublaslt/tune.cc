@@ -11,7 +11,7 @@ namespace {
 // Smaller products take a few microseconds with any algorithm.
 constexpr double kMinTimedMultiplications = double{1 << 26};
 // The most device memory to use: the rest belongs to the program.
-constexpr size_t kMaxBytes = size_t{2} << 30;
+constexpr size_t kMaxTimedBytes = size_t{2} << 30;
 constexpr size_t kPatternBytes = size_t{1} << 20;
 // How long each algorithm runs, after a warm-up run.
 constexpr float kMilliseconds = 2;
@@ -119,7 +119,7 @@ MatmulBuffers TakeBuffers(const MatmulShape& s, size_t workspace_bytes, Bench& b
   const size_t b = MatrixBytes(s.transposed_b ? s.k : s.n, s.ldb, s.batch, s.batch_b, s.b);
   const size_t d = MatrixBytes(s.n, s.ldd, s.batch, s.batch_d, s.d);
   MatmulBuffers out;
-  if (a + b + d > kMaxBytes) return out;
+  if (a + b + d > kMaxTimedBytes) return out;
   out.a = bench.TakeRandom(a);
   out.b = bench.TakeRandom(b);
   out.d = bench.Take(d);

@@ -24,7 +24,7 @@
 namespace jaxfp8::JAXFP8_ISA {
 
 // K values of a piece of the columns: a cache line of each.
-inline constexpr int64_t kPieceDepth = 64;
+inline constexpr int64_t kTilePieceDepth = 64;
 
 // Tiles that the packed values of a piece fill.
 template <class Policy>
@@ -62,7 +62,7 @@ void TransposeRows(const uint8_t* from, int64_t pitch, int rows, int32_t* to) {
 template <class Policy>
 void PackTransposedRows(const Side& side, const Block& block, const Panel& panel) {
   constexpr int64_t kSize = 4 / Policy::kGroup;
-  const int64_t depth = (block.depth + kPieceDepth - 1) / kPieceDepth * kPieceDepth;
+  const int64_t depth = (block.depth + kTilePieceDepth - 1) / kTilePieceDepth * kTilePieceDepth;
   const int rows = static_cast<int>(block.count);
   const int width = WidthOf(rows);
   for (int row = 0; row < rows; row += width) {
@@ -78,7 +78,7 @@ void PackTransposedRows(const Side& side, const Block& block, const Panel& panel
     }
     const uint8_t* from = packed.data;
     auto* to = reinterpret_cast<int32_t*>(panel.data + row * panel.pitch);
-    for (int64_t k = 0; k < depth; k += kPieceDepth, from += kPieceDepth * kSize) {
+    for (int64_t k = 0; k < depth; k += kTilePieceDepth, from += kTilePieceDepth * kSize) {
       TransposeRows<Policy, false>(from, panel.pitch, width, to);
       to += kTile * width;
       if constexpr (kTilesPerPiece<Policy> == 2) {
@@ -128,14 +128,14 @@ class TransposedGemv {
   template <typename T>
   using OfRows = T[kTransposedRows][kColumnsPerPass];
 
-  // kPieceDepth of the columns.
+  // kTilePieceDepth of the columns.
   struct Piece {
     alignas(kBytes) uint8_t columns[kColumnsPerPass * kPitch];
   };
 
   // Pieces kept for further tiles of rows: a third of L1.
   static constexpr int64_t kPieces = (16 << 10) / sizeof(Piece);
-  static constexpr int64_t kPiecesDepth = kPieces * kPieceDepth;
+  static constexpr int64_t kPiecesDepth = kPieces * kTilePieceDepth;
   static_assert(std::has_single_bit(uint64_t{kPieces}));
 
   // A tile of transposed rows; that of the next piece lies a step further.
@@ -156,11 +156,11 @@ class TransposedGemv {
       for (int64_t i = 0; i < count_; ++i) line_[i] = lines[first + i];
     }
 
-    uint8_t* At(int64_t k) const { return packed_[k / kPieceDepth & last_].columns; }
+    uint8_t* At(int64_t k) const { return packed_[k / kTilePieceDepth & last_].columns; }
 
     // Packs the piece from k on, padded with 0.
     void Pack(int64_t k) const {
-      const __mmask64 present = ~0ull >> (kPieceDepth - std::min(depth_ - k, kPieceDepth));
+      const __mmask64 present = ~0ull >> (kTilePieceDepth - std::min(depth_ - k, kTilePieceDepth));
       const __m512i beyond = _mm512_maskz_mov_epi8(
           ~present, _mm512_set1_epi8(static_cast<char>(Policy::template kZeroCode<kType>)));
       uint8_t* to = At(k);
@@ -254,7 +254,7 @@ class TransposedGemv {
     const int64_t step = kTilesPerPiece<Policy> * kTile * width_ * sizeof(int32_t);
     const auto rows = [&](int64_t k, int tile) {
       const Panel& left = run_.rows[c];
-      return Rows{left.data + tile * width_ * left.pitch + k / kPieceDepth * step, step};
+      return Rows{left.data + tile * width_ * left.pitch + k / kTilePieceDepth * step, step};
     };
     Accs totals, none;
     for (int64_t k = 0, end; k < block.depth; k = end) {
@@ -291,9 +291,9 @@ class TransposedGemv {
                       Accs& acc, Accs& beside) {
     LoadAccs(acc, beside, kBytes, k == 0);
     if (kPack) columns.Pack(k);
-    for (; k < end; k += kPieceDepth, one.at += one.step, other.at += other.step) {
+    for (; k < end; k += kTilePieceDepth, one.at += one.step, other.at += other.step) {
       AddTransposedTiles<Policy, kBoth>(columns.At(k), kPitch, one.at, other.at, width_);
-      if (kPack && k + kPieceDepth < end) columns.Pack(k + kPieceDepth);
+      if (kPack && k + kTilePieceDepth < end) columns.Pack(k + kTilePieceDepth);
     }
     StoreAccs(acc, beside, kBytes);
   }

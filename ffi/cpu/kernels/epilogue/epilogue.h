@@ -150,9 +150,14 @@ inline Values ActivatedBy(const Values& y) {
       return ActivatedBy<GeluTanhF32, GeluTanh>(y);
     case Activation::kGeluErf:
       return ActivatedBy<GeluErfF32, GeluErf>(y);
-    default:
+    case Activation::kSilu:
       return ActivatedBy<SiluF32, Silu>(y);
+    case Activation::kRelu:  // `Activate` has it in line
+    case Activation::kNone:
+    case Activation::kUnknown:
+      break;
   }
+  return y;
 }
 
 [[gnu::always_inline]] inline void Activate(Activation activation, Values& y) {

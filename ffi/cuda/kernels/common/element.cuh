@@ -43,15 +43,22 @@ JAXFP8_HD uint32_t NearestByte(float value, float low, float high) {
 
 template <DType kType>
 JAXFP8_HD Bits<kType> Encode(float value) {
-  if constexpr (kType == DType::kF32) return BitsOf(value);
-  if constexpr (kType == DType::kBF16) return EncodeBF16(value);
-  if constexpr (kType == DType::kF16) return EncodeF16(value);
-  if constexpr (kType == DType::kE4M3) return EncodeE4M3(value);
-  if constexpr (kType == DType::kE5M2) return EncodeE5M2(value);
-  if constexpr (kType == DType::kS8) {
+  if constexpr (kType == DType::kF32) {
+    return BitsOf(value);
+  } else if constexpr (kType == DType::kBF16) {
+    return EncodeBF16(value);
+  } else if constexpr (kType == DType::kF16) {
+    return EncodeF16(value);
+  } else if constexpr (kType == DType::kE4M3) {
+    return EncodeE4M3(value);
+  } else if constexpr (kType == DType::kE5M2) {
+    return EncodeE5M2(value);
+  } else if constexpr (kType == DType::kS8) {
     return static_cast<uint8_t>(NearestByte(value, -128.0f, 127.0f));
+  } else {
+    static_assert(kType == DType::kU8);
+    return static_cast<uint8_t>(NearestByte(value, 0.0f, 255.0f));
   }
-  if constexpr (kType == DType::kU8) return static_cast<uint8_t>(NearestByte(value, 0.0f, 255.0f));
 }
 
 // The e4m3 or e5m2 codes of two floats, the first in the low byte.

@@ -15,7 +15,7 @@ namespace jaxfp8::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kTileRows = 32, kTileColumns = 128;  // of a block; a lane takes four columns
+constexpr int kBlockRows = 32, kBlockColumns = 128;  // of a block; a lane takes four columns
 
 template <DType kAcc, bool kZero>
 __device__ __forceinline__ uint32_t DequantizeAndStoreRow(const Epilogue& e, const Quad& q,
@@ -70,12 +70,12 @@ __device__ __forceinline__ void LoadAccumulators(const Epilogue& e, int64_t at, 
 //   kZero  there are zero points
 template <DType kAcc, bool kZero>
 __global__ void __launch_bounds__(kThreads) GeneralEpilogue(const Epilogue e) {
-  __shared__ RowParams row_params[kTileRows];
+  __shared__ RowParams row_params[kBlockRows];
   const uint32_t down = blockIdx.x / e.tiles_across;
   const int64_t local_b = down / e.tiles_down, b = e.batch + local_b;
-  const int64_t first_column = int64_t{blockIdx.x % e.tiles_across} * kTileColumns;
-  const int64_t first_row = int64_t{down % e.tiles_down} * kTileRows;
-  const int rows = static_cast<int>(min(int64_t{kTileRows}, e.rows - first_row));
+  const int64_t first_column = int64_t{blockIdx.x % e.tiles_across} * kBlockColumns;
+  const int64_t first_row = int64_t{down % e.tiles_down} * kBlockRows;
+  const int rows = static_cast<int>(min(int64_t{kBlockRows}, e.rows - first_row));
   if (threadIdx.x < rows) {
     const int64_t r = first_row + threadIdx.x;
     row_params[threadIdx.x] = LoadRowParams(e.lhs, local_b, b, r, e.row + r);
@@ -205,7 +205,7 @@ template <DType kAcc, bool kZero>
 cudaError_t Launch(Epilogue e, int64_t batches, cudaStream_t stream) {
   cudaError_t status = cudaSuccess;
   if (LaunchVectorized<kAcc, kZero>(e, batches, stream, status)) return status;
-  const unsigned blocks = SetGrid(e, batches, kTileRows, kTileColumns);
+  const unsigned blocks = SetGrid(e, batches, kBlockRows, kBlockColumns);
   if (blocks == 0) return cudaErrorInvalidConfiguration;
   GeneralEpilogue<kAcc, kZero><<<blocks, kThreads, 0, stream>>>(e);
   return cudaGetLastError();

@@ -101,14 +101,6 @@ __device__ __noinline__ uint32_t MaxFiniteBits(const void* x, int64_t at, int64_
   return largest;
 }
 
-// The maximum over `lanes` neighbouring lanes, a power of two.
-__device__ __forceinline__ uint32_t MaxOfLanes(uint32_t value, int lanes) {
-  for (int step = lanes / 2; step > 0; step /= 2) {
-    value = max(value, __shfl_xor_sync(~0u, value, step));
-  }
-  return value;
-}
-
 // The maximum over the `group` threads, 32 or more, that share threadIdx.x / group. Every thread of
 // the block must call it. `shared` holds a word per warp.
 __device__ __forceinline__ uint32_t MaxOfGroup(uint32_t value, int group, uint32_t* shared) {

@@ -17,7 +17,7 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-inline constexpr int kPackThreads = 128;
+inline constexpr int kPackActivationsThreads = 128;
 
 struct PackActivationsArguments {
   const uint16_t* from = nullptr;
@@ -27,10 +27,10 @@ struct PackActivationsArguments {
   int32_t rows = 0, depth = 0, tile_rows = 0, row_tiles = 0, depth_tiles = 0;
 };
 
-__global__ void __launch_bounds__(kPackThreads)
+__global__ void __launch_bounds__(kPackActivationsThreads)
     PackActivations(const __grid_constant__ PackActivationsArguments a) {
   LaunchDependentGrids();
-  const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
+  const int64_t index = int64_t{blockIdx.x} * kPackActivationsThreads + threadIdx.x;
   if (index >= a.chunks) return;
   const int64_t matrix = index / a.tile_rows, tile = matrix / 16, columns = tile / a.depth_tiles;
   const int64_t batch = columns / a.row_tiles;

@@ -220,8 +220,9 @@ class W8A16Plan final : public Plan {
 
   std::string LaunchPackActivations(const Buffers& buffers, cudaStream_t stream) const {
     const PackActivationsArguments arguments = PackActivationsArgumentsFor(problem_, buffers);
-    const int64_t blocks = (arguments.chunks + kPackThreads - 1) / kPackThreads;
-    return Launch("sm80_w8a16 pack", LaunchOf(blocks, kPackThreads, 0, stream), false,
+    const int64_t blocks =
+        (arguments.chunks + kPackActivationsThreads - 1) / kPackActivationsThreads;
+    return Launch("sm80_w8a16 pack", LaunchOf(blocks, kPackActivationsThreads, 0, stream), false,
                   PackActivations, arguments);
   }
 
