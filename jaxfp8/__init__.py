@@ -35,6 +35,7 @@ from jaxfp8._rewrite import Report, explain, quantize_dots, rewrite
 from jaxfp8._value.errors import FallbackWarning, LibraryError, UnsupportedError
 from jaxfp8._value.prepared import PreparedArray, prepare
 from jaxfp8._value.qarray import QArray
+from jaxfp8._value.transposed import TransposedArray
 
 if TYPE_CHECKING:
     from jaxfp8 import checkpoint as checkpoint
@@ -77,6 +78,7 @@ __all__ = [
     "Rule",
     "Scaling",
     "ScalingState",
+    "TransposedArray",
     "UnsupportedError",
     "dequantize",
     "dot_general",

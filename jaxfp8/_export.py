@@ -11,6 +11,7 @@ from jaxfp8._call import ffi
 from jaxfp8._recipes.scaling import Scaling, ScalingState
 from jaxfp8._value.prepared import PreparedArray
 from jaxfp8._value.qarray import QArray
+from jaxfp8._value.transposed import TransposedArray
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
@@ -49,7 +50,7 @@ def register() -> None:
 
     The names are stored in files of users, so they may not change.
     """
-    for kind in (QArray, PreparedArray, Scaling, ScalingState):
+    for kind in (QArray, TransposedArray, PreparedArray, Scaling, ScalingState):
         jax.export.register_pytree_node_serialization(
             kind,
             serialized_name=f"jaxfp8.{kind.__name__}",

@@ -15,8 +15,9 @@ from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray, check_prepared, logical_shape
 from jaxfp8._value.qarray import QArray, adopt, check_qarray, stored_factors
 from jaxfp8._value.spec import OperandSpec, Shape
+from jaxfp8._value.transposed import TransposedArray
 
-Operand = ArrayLike | QArray | PreparedArray
+Operand = ArrayLike | QArray | TransposedArray | PreparedArray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Side:
       zero_point: int32, int8 or uint8, one per tile, or None.
       tiles: tile sizes by axis.
       result_dtype: the output dtype for which this side stands if the user states none.
+      axes: by axis, as the user knows it, the axis of `values`; None where they are the same.
     """
 
     values: jax.Array
@@ -38,11 +40,15 @@ class Side:
     zero_point: jax.Array | None = None
     tiles: Shape
     result_dtype: np.dtype | None
+    axes: Shape | None = None
 
     @property
     def shape(self) -> Shape:
-        """Shape of the values."""
-        return self.values.shape
+        """Shape of the values, as the user knows it."""
+        return tuple(self.values.shape[axis] for axis in self._axes())
+
+    def _axes(self) -> Shape:
+        return tuple(range(self.values.ndim)) if self.axes is None else self.axes
 
     @property
     def max_abs(self) -> int:
@@ -62,19 +68,29 @@ class Side:
             scale=grow(self.scale),
             zero_point=grow(self.zero_point),
             tiles=lead + self.tiles,
+            axes=None
+            if self.axes is None
+            else (*range(count), *(count + axis for axis in self.axes)),
         )
 
     def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
-        """The spec of this side."""
+        """The spec of this side, whose axes are those of `values`."""
+        axes = self._axes()
         return OperandSpec(
             dtype=self.dtype.name,
-            shape=self.shape,
-            contracting=contracting,
-            batch=batch,
+            shape=self.values.shape,
+            contracting=tuple(axes[axis] for axis in contracting),
+            batch=tuple(axes[axis] for axis in batch),
             tiles=self.tiles,
             scale=self.scale is not None,
             zero_point=self.zero_point is not None,
         )
+
+    def free_order(self, contracting: Shape, batch: Shape) -> Shape:
+        """By free axis, as the user knows them, its place among the free axes of `values`."""
+        used = {*contracting, *batch}
+        free = [axis for i, axis in enumerate(self._axes()) if i not in used]
+        return tuple(sorted(free).index(axis) for axis in free)
 
     def operands(self, name: str) -> dict[str, jax.Array | None]:
         """The arrays of this side by the names that `scaled_dot` gives them."""
@@ -102,7 +118,14 @@ class PreparedSide(Side):
 
     def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
         """The spec of this side in the user's axes, without tiles; `prepared_dot` splits it."""
-        return dataclasses.replace(super().spec(contracting, batch), tiles=self.shape)
+        spec = super().spec((), ())
+        return dataclasses.replace(
+            spec, shape=self.shape, contracting=contracting, batch=batch, tiles=self.shape
+        )
+
+    def free_order(self, contracting: Shape, batch: Shape) -> Shape:
+        """The user's order, which `prepared_dot` keeps."""
+        return tuple(range(len(self.shape) - len(contracting) - len(batch)))
 
 
 def as_sides(operation: str, lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
@@ -122,10 +145,12 @@ def as_sides(operation: str, lhs: Operand, rhs: Operand) -> tuple[Side, Side]:
 
 
 def as_side(operation: str, name: str, operand: Operand) -> Side:
-    """Checks one operand: a QArray (ours or qwix's) or a prepared one, or an array."""
+    """Checks one operand: a QArray (ours or qwix's), a view of one, a prepared one, an array."""
     operand = adopt(operand)
     if isinstance(operand, QArray):
         return Side(**_quantized(operation, name, operand))
+    if isinstance(operand, TransposedArray):
+        return Side(**_quantized(operation, name, operand.stored), axes=operand.axes)
     if isinstance(operand, PreparedArray):
         if name != "rhs":
             needs, remedy = "only `rhs` may be", "pass `restore()` of it, or change sides"

@@ -17,6 +17,7 @@ from jaxfp8._ops.operands import Operand, PreparedSide, Side, as_sides
 from jaxfp8._ops.prepared_dot import prepared_dot
 from jaxfp8._value import compat, dtypes
 from jaxfp8._value.errors import message
+from jaxfp8._value.operators import set_matmul
 from jaxfp8._value.qarray import QArray, from_bytes
 from jaxfp8._value.spec import DimensionNumbers, EpilogueSpec, ScaledDotSpec, Shape
 
@@ -49,8 +50,9 @@ def dot_general(
     sign.
 
     Args:
-      lhs, rhs: `QArray`s, unscaled 8-bit arrays (float8_e4m3fn, float8_e5m2, int8, uint8), or
-        on one side an array of float32, bfloat16 or float16; `rhs` may be a `PreparedArray`.
+      lhs, rhs: `QArray`s and transposed views of them (`q.T`), unscaled 8-bit arrays
+        (float8_e4m3fn, float8_e5m2, int8, uint8), or on one side an array of float32, bfloat16 or
+        float16; `rhs` may be a `PreparedArray`.
       dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))` as in
         `jax.lax.dot_general`; the output has the batch axes, then the free axes of lhs, of rhs.
       precision: DEFAULT lets a device accumulate FP8 fast, HIGHEST asks for full float32.
@@ -231,6 +233,9 @@ def einsum(
     )
 
 
+set_matmul(matmul)
+
+
 def _product(
     operation: str,
     sides: tuple[Side, Side],
@@ -248,6 +253,7 @@ def _product(
     dtype = choose_out_dtype(operation, epilogue, preferred_element_type, sides, size)
     bare = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=dtype.name))
     order = tuple(range(len(bare.out_shape))) if order is None else order
+    order = _of_stored(sides, numbers, order)
     out_shape = tuple(bare.out_shape[axis] for axis in order)
     after = prepare(operation, epilogue, out_shape, order, dtype)
     spec = dataclasses.replace(
@@ -264,6 +270,16 @@ def _product(
     if dtypes.is_eight_bit(dtype):
         y = QArray(from_bytes(y, dtype), after.operands["out_scale"].transpose(order))
     return y if amax is None else (y, amax.reshape(()))
+
+
+def _of_stored(sides: tuple[Side, Side], numbers: DimensionNumbers, order: Shape) -> Shape:
+    """The order of an output's axes, from axes as the user knows them to those of the dot."""
+    (contracting, batch) = numbers
+    places = list(range(len(batch[0])))
+    for side, summed, shared in zip(sides, contracting, batch, strict=True):
+        first = len(places)
+        places += [first + place for place in side.free_order(tuple(summed), tuple(shared))]
+    return tuple(places[axis] for axis in order)
 
 
 def _precision(operation: str, precision: Any) -> str:

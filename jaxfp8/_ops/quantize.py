@@ -37,6 +37,7 @@ from jaxfp8._value.scales import (
 )
 from jaxfp8._value.spec import Shape
 from jaxfp8._value.tiles import map_tiles
+from jaxfp8._value.transposed import TransposedArray
 
 _NO_TILES: Mapping[int, int] = {}
 
@@ -107,7 +108,9 @@ def quantize(
     return dataclasses.replace(q, qvalue=map_tiles(codes, jax.lax.stop_gradient(x), shared, tiles))
 
 
-def dequantize(q: QArray | PreparedArray, dtype: DTypeLike | None = None) -> jax.Array:
+def dequantize(
+    q: QArray | TransposedArray | PreparedArray, dtype: DTypeLike | None = None
+) -> jax.Array:
     """The values that `q` stands for: `(qvalue - zero_point) * scale`.
 
     The product is rounded once to float32, then to `dtype`. The gradient with respect to the scale
@@ -131,6 +134,8 @@ def dequantize(q: QArray | PreparedArray, dtype: DTypeLike | None = None) -> jax
       Array([0, 1, 2], dtype=bfloat16)
     """
     operation = "jaxfp8.dequantize"
+    if isinstance(q, TransposedArray):
+        return dequantize(q.stored, dtype).transpose(q.axes)
     q = q.restore() if isinstance(q, PreparedArray) else adopt(q)
     check_qarray(q, operation, "q")
     dtype = checks.as_dtype(operation, "dtype", q.dtype if dtype is None else dtype, WIDE_FLOAT)

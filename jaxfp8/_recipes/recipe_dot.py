@@ -17,14 +17,15 @@ from jaxfp8._recipes.recipes import Recipe, check_recipe
 from jaxfp8._value import compat
 from jaxfp8._value.checks import as_array, as_dtype
 from jaxfp8._value.dtypes import WIDE_FLOAT
-from jaxfp8._value.prepared import PreparedArray, check_prepared
+from jaxfp8._value.prepared import PreparedArray, check_prepared, is_held, stored
 from jaxfp8._value.qarray import QArray, adopt, check_qarray
 from jaxfp8._value.spec import DimensionNumbers
+from jaxfp8._value.transposed import TransposedArray
 
 
 def recipe_dot_general(
     x: ArrayLike,
-    w: ArrayLike | QArray | PreparedArray,
+    w: ArrayLike | QArray | TransposedArray | PreparedArray,
     dimension_numbers: DimensionNumbers,
     recipe: Recipe,
     *,
@@ -42,7 +43,7 @@ def recipe_dot_general(
 
     Args:
       x: activations, float32, bfloat16 or float16.
-      w: weights, likewise, or a `QArray`, prepared or not.
+      w: weights, likewise, or a `QArray`, a transposed view of one, or a prepared one.
       dimension_numbers: as in `jax.lax.dot_general`.
       recipe: how both operands are held.
       scale, zero_point: of the activations, where the recipe is static.
@@ -71,8 +72,8 @@ def recipe_dot_general(
     w = adopt(w)
     if isinstance(w, PreparedArray):
         check_prepared(w, operation, "w")
-    elif isinstance(w, QArray):
-        check_qarray(w, operation, "w")
+    elif isinstance(w, QArray | TransposedArray):
+        check_qarray(stored(w), operation, "w")
     else:
         w = as_array(operation, "w", w)
         as_dtype(operation, "w", w.dtype, WIDE_FLOAT)

@@ -16,6 +16,7 @@ from jaxfp8._value.dtypes import is_float8
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray
 from jaxfp8._value.qarray import QArray
+from jaxfp8._value.transposed import TransposedArray
 
 
 def constant_codes(q: Any, operation: str, operand: str, remedy: str) -> Any:
@@ -25,7 +26,7 @@ def constant_codes(q: Any, operation: str, operand: str, remedy: str) -> Any:
     would apply it as a step. JAX refuses gradients of integers by itself.
 
     Args:
-      q: a `QArray`, prepared or not; anything else is returned as it is.
+      q: a `QArray`, a view of one, or a prepared one; anything else is returned as it is.
       operation, operand, remedy: what the error says.
 
     Raises:
@@ -34,6 +35,9 @@ def constant_codes(q: Any, operation: str, operand: str, remedy: str) -> Any:
     if isinstance(q, PreparedArray):
         packed = constant_codes(q.packed, operation, operand, remedy)
         return dataclasses.replace(q, packed=packed)
+    if isinstance(q, TransposedArray):
+        stored = constant_codes(q.stored, operation, operand, remedy)
+        return dataclasses.replace(q, stored=stored)
     if not isinstance(q, QArray) or not is_float8(q.qvalue.dtype):
         return q
     got, needs = "has 8-bit codes, of which a gradient is asked for", "codes have none"

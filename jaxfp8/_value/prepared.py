@@ -13,8 +13,10 @@ import numpy as np
 
 from jaxfp8._value import checks, compat
 from jaxfp8._value.errors import FallbackWarning, message
+from jaxfp8._value.operators import MatmulOperator
 from jaxfp8._value.qarray import QArray, adopt, check_qarray, given_tiles
 from jaxfp8._value.spec import Shape, tile_counts
+from jaxfp8._value.transposed import TransposedArray
 
 # Columns side by side, and K values of each that are contiguous.
 COLUMNS, QUAD = 64, 4
@@ -25,8 +27,8 @@ _OPERATION = "jaxfp8.prepare"
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class PreparedArray:
-    """A `QArray` in the layout in which the CPU kernels read a weight; made by `prepare`.
+class PreparedArray(MatmulOperator):
+    """A `QArray` in the order in which the kernels of the CPU read a weight.
 
     It stands for the same values, has the same number of bytes, and can be the right operand of
     `dot_general`, `matmul`, `einsum` and `recipe_dot_general`.
@@ -140,9 +142,14 @@ def prepare(q: Any, contracting: int = -2) -> Any:
     return prepared
 
 
-def is_held(leaf: Any) -> TypeGuard[QArray | PreparedArray]:
-    """Whether a leaf is a whole 8-bit array, prepared or not."""
-    return isinstance(leaf, QArray | PreparedArray)
+def is_held(leaf: Any) -> TypeGuard[QArray | TransposedArray | PreparedArray]:
+    """Whether a leaf is a whole 8-bit array: as it is, a view of one, or prepared."""
+    return isinstance(leaf, QArray | TransposedArray | PreparedArray)
+
+
+def stored(q: QArray | TransposedArray) -> QArray:
+    """The `QArray` whose arrays lie in memory."""
+    return q.stored if isinstance(q, TransposedArray) else q
 
 
 def is_whole(leaf: Any) -> bool:
@@ -168,10 +175,10 @@ def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
 
 def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
     q = adopt(leaf)
-    if not isinstance(q, QArray):
+    if not isinstance(q, QArray | TransposedArray):
         return leaf
     name = jax.tree_util.keystr(path, simple=True, separator="/") or "q"
-    check_qarray(q, _OPERATION, name)
+    check_qarray(stored(q), _OPERATION, name)
     if not -q.ndim <= axis < q.ndim:
         got, needs = f"has shape {q.shape}", f"an axis {axis} is needed"
         remedy = "give the axis that products sum over"
@@ -179,10 +186,15 @@ def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
     contracting = axis - q.ndim if axis >= 0 else axis
     reason = why_not(q, contracting)
     if not reason:
-        return PreparedArray(_pack(q, contracting), contracting)
+        return PreparedArray(_pack(stored(q), _stored_axis(q, contracting)), contracting)
     if reason != ON_GPU:
         left.append(message(_OPERATION, f"`{name}`", f"is {q}", reason, "it is left as it is"))
     return leaf
+
+
+def _stored_axis(q: QArray | TransposedArray, axis: int) -> int:
+    """The axis, counted from the last, of what is stored."""
+    return q.axes[axis] - q.ndim if isinstance(q, TransposedArray) else axis
 
 
 def _platform(q: QArray) -> str:
@@ -192,8 +204,13 @@ def _platform(q: QArray) -> str:
     return jax.default_backend()
 
 
-def why_not(q: QArray, contracting: int) -> str:
-    """Why a `QArray` is not prepared for products over an axis; "" if it is."""
+def why_not(q: QArray | TransposedArray, contracting: int) -> str:
+    """Why an array is not prepared for products over an axis; "" if it is."""
+    if isinstance(q, TransposedArray):
+        # What is packed is columns by depths, whichever of both is stored last.
+        if q.order != (-1, -2):
+            return "more of its axes are permuted than the last two"
+        return why_not(q.stored, _stored_axis(q, contracting))
     if _platform(q) != "cpu":
         return ON_GPU
     if compat.is_laid_out(q.qvalue):
@@ -212,8 +229,8 @@ def why_not(q: QArray, contracting: int) -> str:
     return ""
 
 
-def why_not_layer(q: QArray, contracting: Shape, rank: int) -> str:
-    """As `why_not`, for the weight of a layer, of `rank` axes unless it is stacked."""
+def why_not_layer(q: QArray | TransposedArray, contracting: Shape, rank: int) -> str:
+    """The same for a layer's product over axes of its weight of `rank`, which may be stacked."""
     if len(contracting) != 1:
         return f"it is summed over {len(contracting)} axes, and one can be prepared"
     return why_not(q, contracting[0] - rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -24,14 +24,17 @@ from jaxfp8._value.dtypes import (
     storage,
 )
 from jaxfp8._value.errors import message
+from jaxfp8._value.indexing import part
+from jaxfp8._value.operators import MatmulOperator
 from jaxfp8._value.spec import Shape
+from jaxfp8._value.transposed import matrix_transposed, permutation, view
 
 Tiles = tuple[int | None, ...]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class QArray:
+class QArray(MatmulOperator):
     """An array held in 8 bits: `value = (qvalue - zero_point) * scale`.
 
     A scale multiplies to dequantise. The values of a tile share it: along each axis the scale has
@@ -159,6 +162,47 @@ class QArray:
             tile or (max(size, 1) if count == 1 else size // count if count else 1)
             for size, count, tile in zip(self.shape, entries, given_tiles(self), strict=True)
         )
+
+    @property
+    def T(self) -> Any:
+        """The axes in reverse, as a view that products read as it lies; see `TransposedArray`."""
+        return self.transpose()
+
+    @property
+    def mT(self) -> Any:
+        """The last two axes exchanged, as such a view: that of each matrix of a stack."""
+        return matrix_transposed(self)
+
+    def transpose(self, axes: Sequence[int] | None = None) -> Any:
+        """The axes in another order, as a view; itself where the order is its own.
+
+        Args:
+          axes: by axis of the result, the axis of this array; by default in reverse.
+
+        Returns:
+          A `TransposedArray`, in which nothing is moved.
+
+        Raises:
+          ValueError: it is no order of the axes.
+        """
+        return view(self, permutation("jaxfp8.QArray.transpose", axes, self.ndim))
+
+    def __getitem__(self, index: Any) -> QArray:
+        """A part along leading axes: an int drops its axis, a slice of whole tiles keeps it.
+
+        Args:
+          index: for each leading axis an int, which may be traced, or a slice.
+
+        Raises:
+          IndexError: there is no such place, or a slice cuts a tile.
+
+        Example:
+          >>> import jax.numpy as jnp, jaxfp8
+          >>> stack = jaxfp8.quantize(jnp.ones((3, 4, 8)), channelwise_axes=(0, 2))
+          >>> stack[1]
+          QArray(float8_e4m3fn[4,8], scale=float32[1,8])
+        """
+        return part(self, index, self.tile_sizes)
 
     def __repr__(self) -> str:
         """Dtypes and shapes, never the values."""

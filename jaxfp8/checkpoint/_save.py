@@ -17,6 +17,7 @@ from jaxfp8._value import dtypes
 from jaxfp8._value.checks import is_array
 from jaxfp8._value.errors import message
 from jaxfp8._value.qarray import QArray, check_qarray
+from jaxfp8._value.transposed import TransposedArray
 from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _names, _write
 from jaxfp8.checkpoint._progress import progress
 
@@ -127,6 +128,8 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(leaf, Mapping):
             yield from _leaves(leaf, f"{path}.")
             continue
+        if isinstance(leaf, TransposedArray):
+            leaf = leaf.contiguous()
         if isinstance(leaf, QArray):
             check_qarray(leaf, _SAVE, path)
         elif not is_array(leaf):

@@ -103,6 +103,7 @@ def _codes(parameter: Any) -> Any:
     """The values of a parameter, in 8 bits or not."""
     if isinstance(parameter, Mapping):
         return parameter["qvalue"]
+    parameter = getattr(parameter, "stored", parameter)
     return getattr(getattr(parameter, "packed", parameter), "qvalue", parameter)
 
 

@@ -18,10 +18,11 @@ from jaxfp8._ops.quantize import quantize
 from jaxfp8._recipes.recipes import Recipe, check_recipe
 from jaxfp8._value.errors import message
 from jaxfp8._value.no_gradient import constant_codes
-from jaxfp8._value.prepared import PreparedArray
+from jaxfp8._value.prepared import PreparedArray, stored
 from jaxfp8._value.qarray import QArray, check_shapes
 from jaxfp8._value.shards import check_tiles_fit
 from jaxfp8._value.spec import Shape
+from jaxfp8._value.transposed import TransposedArray
 
 PARAMS, INPUT_SCALE = "params", "input_scale"
 _DIFFERENTIATE = (
@@ -78,7 +79,7 @@ def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype
         _check_shards(module, weight, value)
         return weight.quantize(value)
 
-    if module.has_variable(PARAMS, weight.name) and _is_prepared(module, weight):
+    if module.has_variable(PARAMS, weight.name) and _lies_otherwise(module, weight):
         value: Any = module.get_variable(PARAMS, weight.name)
     else:
         value = module.param(weight.name, quantized, weight.shape, dtype)
@@ -108,8 +109,10 @@ def _note(module: nn.Module, weight: Weight) -> None:
         noted[(*map(str, module.path), weight.name)] = weight
 
 
-def _is_prepared(module: nn.Module, weight: Weight) -> bool:
-    return isinstance(module.get_variable(PARAMS, weight.name), PreparedArray)
+def _lies_otherwise(module: nn.Module, weight: Weight) -> bool:
+    """Whether arrays have other shapes than `init` makes, which Flax would refuse."""
+    found = module.get_variable(PARAMS, weight.name)
+    return isinstance(found, PreparedArray | TransposedArray)
 
 
 def _settle(module: nn.Module, weight: Weight) -> None:
@@ -118,15 +121,15 @@ def _settle(module: nn.Module, weight: Weight) -> None:
     if isinstance(found, Mapping) and "qvalue" in found:
         found = _restored(module, weight, found)
     value = meta.unbox(found)
-    if isinstance(value, QArray):
-        check_shapes(value, _operation(module), weight.name)
+    if isinstance(value, QArray | TransposedArray):
+        check_shapes(stored(value), _operation(module), weight.name)
     if isinstance(value, PreparedArray):
         value = jax.eval_shape(PreparedArray.restore, value)
-    if jnp.shape(getattr(value, "qvalue", value)) != weight.shape:
-        got = f"has shape {jnp.shape(getattr(value, 'qvalue', value))}"
+    if tuple(value.shape) != tuple(weight.shape):
+        got = f"has shape {tuple(value.shape)}"
         needs, remedy = f"the input asks for {weight.shape}", "apply the layer to what it was for"
         raise ValueError(message(_operation(module), f"`{weight.name}`", got, needs, remedy))
-    if isinstance(value, QArray):
+    if isinstance(value, QArray | TransposedArray):
         _check_recipe_holds(module, weight, value)
         return
     if weight.recipe.weight is None:
@@ -180,8 +183,8 @@ def _names_in(mesh: Any, entry: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name in mesh.axis_names)
 
 
-def _check_recipe_holds(module: nn.Module, weight: Weight, value: QArray) -> None:
-    """Refuses an 8-bit weight that does not follow the recipe of its layer."""
+def _check_recipe_holds(module: nn.Module, weight: Weight, value: Any) -> None:
+    """Refuses an 8-bit weight that is not held as the recipe of its layer says."""
     own = weight.own()
     if isinstance(own, QArray) and _holding(own) == _holding(value):
         return
@@ -193,9 +196,9 @@ def _check_recipe_holds(module: nn.Module, weight: Weight, value: QArray) -> Non
     raise TypeError(message(_operation(module), f"`{weight.name}`", f"is {value}", needs, remedy))
 
 
-def _holding(q: QArray) -> tuple[Any, ...]:
-    """The properties of a `QArray` that a recipe determines; the dtype of the scale is free."""
-    return q.qvalue.dtype, q.tile_sizes, q.zero_point is None
+def _holding(q: QArray | TransposedArray) -> tuple[Any, ...]:
+    """What a recipe settles of an 8-bit weight; the dtype of the scale is free."""
+    return stored(q).qvalue.dtype, q.tile_sizes, stored(q).zero_point is None
 
 
 def _operation(module: nn.Module) -> str:

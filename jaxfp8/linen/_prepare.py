@@ -11,6 +11,7 @@ import jax
 from jaxfp8._value import prepared
 from jaxfp8._value.errors import FallbackWarning, message
 from jaxfp8._value.qarray import QArray
+from jaxfp8._value.transposed import TransposedArray
 from jaxfp8.linen._apply import applied
 from jaxfp8.linen._kernel import PARAMS, Weight, noted_weights
 
@@ -51,7 +52,7 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
 
     def leaf(path: Any, value: Any) -> Any:
         weight = weights.get(tuple(str(getattr(entry, "key", entry)) for entry in path))
-        if weight is None or not isinstance(value, QArray):
+        if weight is None or not isinstance(value, QArray | TransposedArray):
             return value
         reason = _why_not(weight, value)
         if not reason:
@@ -68,11 +69,12 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
     return {**variables, PARAMS: params}
 
 
-def _why_not(weight: Weight, value: QArray) -> str:
-    """Why a weight is not prepared; "" if it is."""
+def _why_not(weight: Weight, value: QArray | TransposedArray) -> str:
+    """Why a weight is left as it is; "" if it is prepared."""
     if weight.looked_up:
         return "its rows are looked up"
-    if not all(hasattr(leaf, "dtype") for leaf in (value.qvalue, value.scale)):
+    q = prepared.stored(value)
+    if not all(hasattr(leaf, "dtype") for leaf in (q.qvalue, q.scale)):
         return "it has metadata of sharding"
     if value.shape[-len(weight.shape) :] != weight.shape:
         return f"layers of {weight.shape} are stacked along another axis than the first"

@@ -9,6 +9,7 @@ import jax
 from flax.core import meta
 
 from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import is_held
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.shards import check_tiles_fit
 from jaxfp8.linen._apply import applied
@@ -54,7 +55,7 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
         return applied(model, variables, args, kwargs)[1][PARAMS]
 
     quantized = parameters(variables)
-    if not any(isinstance(leaf, QArray) for _, leaf in _parameters(quantized)):
+    if not any(is_held(leaf) for _, leaf in _parameters(quantized)):
         got, needs = "has no layer of `jaxfp8.linen`", "it has to hold the 8-bit layers"
         remedy = "give the model that will be used, not the float one its variables come from"
         raise ValueError(message("jaxfp8.linen.quantize", "`model`", got, needs, remedy))
@@ -77,5 +78,5 @@ def _check_shards(quantized: Any, variables: Any) -> None:
 def _parameters(tree: Any) -> list[Any]:
     """Paths and parameters; an 8-bit parameter is one leaf."""
     return jax.tree_util.tree_leaves_with_path(
-        tree, is_leaf=lambda leaf: isinstance(leaf, QArray | meta.AxisMetadata)
+        tree, is_leaf=lambda leaf: is_held(leaf) or isinstance(leaf, meta.AxisMetadata)
     )

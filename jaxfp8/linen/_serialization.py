@@ -10,6 +10,7 @@ from flax import serialization
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray
 from jaxfp8._value.qarray import QArray
+from jaxfp8._value.transposed import TransposedArray
 
 
 def _to_state_dict(q: QArray) -> dict[str, Any]:
@@ -31,6 +32,15 @@ def _from_state_dict(q: QArray, state: Any) -> QArray:
     return dataclasses.replace(q, **restored)
 
 
+def _stored_state(view: TransposedArray) -> dict[str, Any]:
+    return _to_state_dict(view.stored)
+
+
+def _view_of_state(view: TransposedArray, state: Any) -> TransposedArray:
+    """A view, in its order, of the stored arrays of a state dictionary."""
+    return dataclasses.replace(view, stored=_from_state_dict(view.stored, state))
+
+
 def _leaves(q: QArray) -> dict[str, Any]:
     leaves = {"qvalue": q.qvalue, "scale": q.scale, "zero_point": q.zero_point}
     return {name: leaf for name, leaf in leaves.items() if leaf is not None}
@@ -47,6 +57,9 @@ def _refuse(p: PreparedArray, *_: Any) -> Any:
 def register() -> None:
     """Tells Flax about `QArray`, once."""
     serialization.register_serialization_state(PreparedArray, _refuse, _refuse, override=True)
+    serialization.register_serialization_state(
+        TransposedArray, _stored_state, _view_of_state, override=True
+    )
     serialization.register_serialization_state(
         QArray, _to_state_dict, _from_state_dict, override=True
     )

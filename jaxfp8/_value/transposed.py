@@ -1,0 +1,175 @@
+"""A view of a `QArray` with its axes in another order, of which no byte is moved."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._value.checks import as_index
+from jaxfp8._value.errors import message
+from jaxfp8._value.operators import MatmulOperator
+from jaxfp8._value.spec import Shape
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TransposedArray(MatmulOperator):
+    """A `QArray` whose axes are read in another order: `q.T`, `q.mT`, `q.transpose(axes)`.
+
+    Nothing is moved: products read the stored array through their dimension numbers. So a weight
+    that lies as [N, K], as torch stores it, multiplies as `x @ w.T`. It is an operand of
+    `dot_general`, `matmul`, `einsum` and `recipe_dot_general`, and the weight of a layer.
+
+    It is a pytree whose arrays are those of `stored`. The order counts axes from the last, so
+    `vmap` and `scan` may take it apart along the axes in front of those that it names.
+
+    Attributes:
+      stored: the `QArray` as it lies in memory.
+      order: the last `len(order)` axes are these of `stored`, counted from its last: (-1, -2) for
+        a transposed matrix.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> w = jaxfp8.quantize(jnp.ones((4, 8)), channelwise_axes=(0,))
+      >>> w.T, (jnp.ones((2, 8)) @ w.T).shape
+      (TransposedArray(QArray(float8_e4m3fn[4,8], scale=float32[4,1]), order=(-1, -2)), (2, 4))
+    """
+
+    stored: Any
+    order: Shape = dataclasses.field(metadata={"static": True})
+
+    @property
+    def axes(self) -> Shape:
+        """By axis, the axis of `stored` that it is, counted from the first."""
+        rank = self.stored.ndim
+        return (*range(rank - len(self.order)), *(rank + axis for axis in self.order))
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the values, in the order of the view."""
+        return tuple(self.stored.shape[axis] for axis in self.axes)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the values."""
+        return self.stored.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.stored.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The float dtype this array stands for, as that of a `QArray`."""
+        return self.stored.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: values, scales and zero points."""
+        return self.stored.nbytes
+
+    @property
+    def tile_sizes(self) -> Shape:
+        """Size of the tile along every axis, in the order of the view."""
+        return tuple(self.stored.tile_sizes[axis] for axis in self.axes)
+
+    @property
+    def T(self) -> Any:
+        """The axes in reverse; of a transposed matrix, the `QArray` that is stored."""
+        return self.transpose()
+
+    @property
+    def mT(self) -> Any:
+        """The last two axes exchanged."""
+        return matrix_transposed(self)
+
+    def transpose(self, axes: Sequence[int] | None = None) -> Any:
+        """The axes in another order, by default in reverse.
+
+        Args:
+          axes: by axis of the result, the axis of this view.
+        """
+        found = permutation("jaxfp8.TransposedArray.transpose", axes, self.ndim)
+        return view(self.stored, tuple(self.axes[axis] for axis in found))
+
+    def contiguous(self) -> Any:
+        """The `QArray` of the same values whose arrays lie in the order of the view: a copy.
+
+        Example:
+          >>> import jax.numpy as jnp, jaxfp8
+          >>> jaxfp8.quantize(jnp.ones((4, 8)), channelwise_axes=(0,)).T.contiguous()
+          QArray(float8_e4m3fn[8,4], scale=float32[1,4])
+        """
+        q = self.stored
+        given = (q.tiles or ())[-self.ndim :]
+        tiles = [*[None] * (self.ndim - len(given)), *given]
+        moved = [tiles[axis] for axis in self.axes]
+        return dataclasses.replace(
+            q,
+            qvalue=jnp.transpose(q.qvalue, self.axes),
+            scale=self._moved(q.scale),
+            zero_point=None if q.zero_point is None else self._moved(q.zero_point),
+            tiles=None if q.tiles is None else tuple(moved),
+        )
+
+    def _moved(self, leaf: jax.Array) -> jax.Array:
+        return jnp.transpose(leaf, self.axes) if leaf.ndim else leaf
+
+    def __getitem__(self, index: Any) -> Any:
+        """As `QArray.__getitem__`, along axes that the view leaves in their place."""
+        indices = index if isinstance(index, tuple) else (index,)
+        own = self.ndim - len(self.order)
+        if len(indices) > own:
+            got, needs = f"{len(indices)} axes of {self!r} are indexed", f"it has {own} to spare"
+            remedy = "index `stored`, and transpose what comes of it"
+            raise IndexError(message("jaxfp8.TransposedArray", "index", got, needs, remedy))
+        return TransposedArray(self.stored[index], self.order)
+
+    def __repr__(self) -> str:
+        """What is stored, and the order in which it is read."""
+        return f"TransposedArray({self.stored!r}, order={self.order})"
+
+
+def is_view(leaf: Any) -> TypeGuard[TransposedArray]:
+    """Whether a leaf is such a view."""
+    return isinstance(leaf, TransposedArray)
+
+
+def view(stored: Any, axes: Shape) -> Any:
+    """`stored` with its axes in an order, counted from the first; itself where that is its own."""
+    rank = len(axes)
+    lead = 0
+    while lead < rank and axes[lead] == lead:
+        lead += 1
+    if lead == rank:
+        return stored
+    return TransposedArray(stored, tuple(axis - rank for axis in axes[lead:]))
+
+
+def matrix_transposed(array: Any) -> Any:
+    """The last two axes exchanged."""
+    rank = array.ndim
+    if rank < 2:
+        got, needs = f"has {rank} axes", "two at least are needed"
+        raise ValueError(message("jaxfp8.QArray.mT", "the array", got, needs, "reshape it first"))
+    return array.transpose((*range(rank - 2), rank - 1, rank - 2))
+
+
+def permutation(operation: str, axes: Sequence[int] | None, rank: int) -> Shape:
+    """A checked order of axes, counted from the first; in reverse where none is given."""
+    if axes is None:
+        return tuple(reversed(range(rank)))
+    found = [as_index(axis) for axis in axes]
+    order = tuple(-1 if axis is None else axis % max(rank, 1) for axis in found)
+    if sorted(order) != list(range(rank)):
+        needs = f"each of {rank} axes is needed once"
+        remedy = "give their order, such as (1, 0)"
+        raise ValueError(message(operation, "`axes`", f"is {tuple(axes)}", needs, remedy))
+    return order
