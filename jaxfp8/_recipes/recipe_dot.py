@@ -17,7 +17,7 @@ from jaxfp8._recipes.recipes import Recipe, check_recipe
 from jaxfp8._value import compat
 from jaxfp8._value.checks import as_array, as_dtype
 from jaxfp8._value.dtypes import WIDE_FLOAT
-from jaxfp8._value.prepared import PreparedArray, check_prepared, is_held, stored
+from jaxfp8._value.prepared import PreparedArray, check_prepared, stored
 from jaxfp8._value.qarray import QArray, adopt, check_qarray
 from jaxfp8._value.spec import DimensionNumbers
 from jaxfp8._value.transposed import TransposedArray

@@ -3,9 +3,11 @@
 `import jaxfp8` alone does not import Flax: this module does, when it is first used.
 """
 
+from jaxfp8._recipes.placing import torch_name
 from jaxfp8._value.changes import Change, Changes
 from jaxfp8.linen._changes import changes
 from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
+from jaxfp8.linen._load import load
 from jaxfp8.linen._partition import combine, partition
 from jaxfp8.linen._prepare import prepare
 from jaxfp8.linen._quantize import quantize
@@ -34,9 +36,11 @@ __all__ = [
     "accumulate",
     "changes",
     "combine",
+    "load",
     "partition",
     "prepare",
     "quantize",
     "report",
     "shared_scaling",
+    "torch_name",
 ]

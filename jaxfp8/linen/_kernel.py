@@ -111,7 +111,7 @@ def _note(module: nn.Module, weight: Weight) -> None:
 
 def _lies_otherwise(module: nn.Module, weight: Weight) -> bool:
     """Whether arrays have other shapes than `init` makes, which Flax would refuse."""
-    found = module.get_variable(PARAMS, weight.name)
+    found: Any = module.get_variable(PARAMS, weight.name)
     return isinstance(found, PreparedArray | TransposedArray)
 
 
@@ -186,7 +186,7 @@ def _names_in(mesh: Any, entry: Any) -> tuple[str, ...]:
 def _check_recipe_holds(module: nn.Module, weight: Weight, value: Any) -> None:
     """Refuses an 8-bit weight that is not held as the recipe of its layer says."""
     own = weight.own()
-    if isinstance(own, QArray) and _holding(own) == _holding(value):
+    if isinstance(own, QArray) and holding(own) == holding(value):
         return
     needs = f"{weight.recipe.name} holds it as {own if isinstance(own, QArray) else 'floats'}"
     remedy = (
@@ -196,7 +196,7 @@ def _check_recipe_holds(module: nn.Module, weight: Weight, value: Any) -> None:
     raise TypeError(message(_operation(module), f"`{weight.name}`", f"is {value}", needs, remedy))
 
 
-def _holding(q: QArray | TransposedArray) -> tuple[Any, ...]:
+def holding(q: Any) -> tuple[Any, ...]:
     """What a recipe settles of an 8-bit weight; the dtype of the scale is free."""
     return stored(q).qvalue.dtype, q.tile_sizes, stored(q).zero_point is None
 

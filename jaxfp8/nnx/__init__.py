@@ -3,9 +3,11 @@
 `import jaxfp8` alone does not import Flax: this module does, when it is first used.
 """
 
+from jaxfp8._recipes.placing import torch_name
 from jaxfp8._value.changes import Change, Changes
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral
+from jaxfp8.nnx._load import load
 from jaxfp8.nnx._prepare import prepare, unprepare
 from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum, ScalingStat
 from jaxfp8.nnx._quantize import dequantize, quantize
@@ -27,9 +29,11 @@ __all__ = [
     "ScalingStat",
     "dequantize",
     "fp8_training",
+    "load",
     "prepare",
     "quantize",
     "report",
+    "torch_name",
     "undo_fp8_training",
     "unprepare",
 ]

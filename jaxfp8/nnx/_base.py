@@ -11,13 +11,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
+from jaxfp8._recipes.holding import recipe_for
 from jaxfp8._recipes.recipe_dot import recipe_dot_general
 from jaxfp8._recipes.recipes import W8A16, Recipe
 from jaxfp8._value.errors import message
 from jaxfp8._value.no_gradient import constant_codes
-from jaxfp8._value.prepared import PreparedArray
-from jaxfp8._value.qarray import QArray
+from jaxfp8._value.prepared import PreparedArray, stored
+from jaxfp8._value.qarray import QArray, adopt, check_shapes
 from jaxfp8._value.spec import DimensionNumbers, Shape
+from jaxfp8._value.transposed import TransposedArray
 from jaxfp8.nnx._products import USUAL, training_product
 from jaxfp8.nnx._variables import (
     Held,
@@ -25,6 +27,7 @@ from jaxfp8.nnx._variables import (
     as_qarray,
     check_held,
     hold,
+    holding,
     prepared,
     release,
     restored,
@@ -44,6 +47,7 @@ class EightBitLayer(nnx.Module):
     recipe: Recipe
     path: str
     tiles: tuple[int | None, ...] | None
+    order: Shape | None
     prepared: int | None
     input_scale: Any
     bias: Any
@@ -63,19 +67,16 @@ class EightBitLayer(nnx.Module):
                 )
         self.recipe, self.path = recipe, path
         weight = getattr(layer, self.WEIGHT)
-        contracting, batch = self._weight_axes()
-        stack = weight[...].ndim - len(self.shape_of(layer))
-        axes = tuple(range(stack)) + tuple(stack + axis for axis in batch)
-        self._keep(hold(weight, recipe, tuple(stack + axis for axis in contracting), axes))
+        self._keep(hold(weight, recipe, *self.axes_of(self, len(weight.get_value().shape))))
         self.input_scale = nnx.data(None if scale is None else QParam(jnp.asarray(scale)))
         if hasattr(layer, "bias"):
             self.bias = nnx.data(layer.bias)
 
     def _keep(self, held: Held) -> None:
-        """Stores the weight. `Embed` has other names for the variables."""
-        self.kernel, self.kernel_scale = held.codes, nnx.data(held.scale)
-        self.kernel_zero_point = nnx.data(held.zero_point)
-        self.tiles, self.prepared = held.tiles, held.prepared
+        setattr(self, self.WEIGHT, held.codes)
+        setattr(self, f"{self.WEIGHT}_scale", nnx.data(held.scale))
+        setattr(self, f"{self.WEIGHT}_zero_point", nnx.data(held.zero_point))
+        self.tiles, self.order, self.prepared = held.tiles, held.order, held.prepared
 
     def held(self) -> Held:
         """The weight as this layer stores it."""
@@ -84,6 +85,7 @@ class EightBitLayer(nnx.Module):
             scale=self.kernel_scale,
             zero_point=self.kernel_zero_point,
             tiles=self.tiles,
+            order=self.order,
             prepared=self.prepared,
         )
 
@@ -101,12 +103,58 @@ class EightBitLayer(nnx.Module):
         self._keep(restored(self.held()))
 
     @property
-    def weight(self) -> QArray | PreparedArray | jax.Array:
-        """The weight, ready for `jaxfp8.dot_general`."""
+    def weight(self) -> QArray | TransposedArray | PreparedArray | jax.Array:
+        """The weight, ready for `jaxfp8.dot_general`; a `QArray` may be assigned."""
         held = self.held()
         check_held(held, self.shape_of(self), self._operation(), f"`{self.WEIGHT}`")
         remedy = "differentiate with respect to `nnx.Param`, as `nnx.grad` does by default"
         return constant_codes(as_qarray(held), self._operation(), self.WEIGHT, remedy)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; `layer.weight = q` puts an 8-bit array in place of the weight."""
+        if name == "weight":
+            self._set_weight(value)
+        else:
+            super().__setattr__(name, value)
+
+    def _set_weight(self, value: Any) -> None:
+        """Takes an 8-bit weight as it lies; `recipe` then says how it is held."""
+        operation, operand = self._operation(), f"`{self.WEIGHT}`"
+        q, shape = adopt(value), self.whole_shape()
+        if not isinstance(q, QArray | TransposedArray):
+            got, needs = f"is assigned a {type(q).__name__}", "a QArray is needed"
+            remedy = "quantise it with `layer.recipe.quantize_weight(w, contracting)`"
+            raise TypeError(message(operation, operand, got, needs, remedy))
+        check_shapes(stored(q), operation, self.WEIGHT)
+        if tuple(q.shape) != shape:
+            got, needs = f"is assigned an array of {tuple(q.shape)}", f"{shape} is needed"
+            turned = q.ndim > 1 and q.mT.shape == shape
+            remedy = "assign `q.mT`, which moves nothing" if turned else "make another layer"
+            raise ValueError(message(operation, operand, got, needs, remedy))
+        self._keep(holding(self.held(), q))
+        self.recipe = recipe_for(q, self.recipe, *self.axes_of(self, q.ndim))
+
+    def whole_shape(self) -> Shape:
+        """Shape of the weight, stacked or not, as its axes are read."""
+        held, own = self.held(), self.shape_of(self)
+        if held.prepared is not None:
+            return as_qarray(held).shape
+        codes: Any = held.codes.get_value()
+        stack = tuple(codes.shape)[: len(codes.shape) - len(own)]
+        return (*stack, *own)
+
+    @classmethod
+    def axes_of(cls, layer: Any, rank: int) -> tuple[Shape, Shape]:
+        """Contracted and batch axes of a weight of a rank, whose first axes are stacked layers.
+
+        Args:
+          layer: one of this class or of the one of Flax that it is the twin of.
+          rank: number of axes of its weight.
+        """
+        contracting, batch = cls._weight_axes(layer)
+        stack = rank - len(cls.shape_of(layer))
+        shared = (*range(stack), *(stack + axis for axis in batch))
+        return tuple(stack + axis for axis in contracting), shared
 
     @classmethod
     def of(
@@ -140,7 +188,7 @@ class EightBitLayer(nnx.Module):
         arguments = [getattr(self, name) for name in self._POSITIONAL]
         keywords = {name: getattr(self, name) for name in self._KEYWORDS}
         made: Any = nnx.eval_shape(lambda: self.FLOAT(*arguments, **keywords, rngs=nnx.Rngs(0)))
-        own = {"recipe", "path", "tiles", "prepared", "input_scale", "bias"}
+        own = {"recipe", "path", "tiles", "order", "prepared", "input_scale", "bias"}
         own |= {f"{self.WEIGHT}{suffix}" for suffix in ("", "_scale", "_zero_point")}
         for name, value in vars(self).items():
             if not name.startswith("_pytree__") and name not in own:

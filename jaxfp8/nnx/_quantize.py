@@ -177,7 +177,7 @@ def why_unfit(module: nnx.Module) -> str:
         value = getattr(module, name, usual)
         if value is not usual and value is not None and value is not training_product(module):
             return f"it has a `{name}` of its own"
-    weight = getattr(module, TWINS[type(module)].WEIGHT)[...]
+    weight = getattr(module, TWINS[type(module)].WEIGHT).get_value()
     if weight.dtype not in (jax.numpy.float32, jax.numpy.bfloat16, jax.numpy.float16):
         return f"its weight is {weight.dtype}"
     return "" if weight.size else "its weight is empty"

@@ -18,9 +18,17 @@ from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value.dtypes import EIGHT_BIT
 from jaxfp8._value.errors import message
-from jaxfp8._value.prepared import COLUMNS, QUAD, PreparedArray, prepare, why_not_layer
+from jaxfp8._value.prepared import (
+    COLUMNS,
+    QUAD,
+    PreparedArray,
+    prepare,
+    stored,
+    why_not_layer,
+)
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape
+from jaxfp8._value.transposed import TransposedArray
 
 _SHARDING = "out_sharding"
 
@@ -37,14 +45,16 @@ class Held:
       codes: the 8-bit values; or the float parameter, if the recipe leaves it wide.
       scale, zero_point: of the codes, or None.
       tiles: as in `QArray`.
-      prepared: the contracted axis of a prepared weight, counted from the end; None if it is not
-        prepared.
+      order: in which the axes of the arrays are read, as in `TransposedArray`; None as they lie.
+      prepared: the axis that prepared arrays are summed over, from the last; None where they are
+        those of a `QArray`.
     """
 
     codes: nnx.Variable
     scale: QParam | None = None
     zero_point: QParam | None = None
     tiles: tuple[int | None, ...] | None = None
+    order: Shape | None = None
     prepared: int | None = None
 
 
@@ -60,7 +70,7 @@ def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) 
     if recipe.weight is None:
         return Held(codes=param)
     values = param[...]
-    q = recipe.weight.quantize(values, contracting, batch, operand="weight")
+    q: Any = recipe.quantize_weight(values, contracting, batch)
     zero = None if q.zero_point is None else _variable(param, values, q.zero_point)
     return Held(
         codes=_variable(param, values, q.qvalue),
@@ -76,7 +86,9 @@ def as_qarray(held: Held) -> Any:
         return held.codes[...]
     zero = None if held.zero_point is None else held.zero_point[...]
     q = QArray(held.codes[...], held.scale[...], zero, tiles=held.tiles)
-    return q if held.prepared is None else PreparedArray(q, held.prepared)
+    if held.prepared is not None:
+        return PreparedArray(q, held.prepared)
+    return q if held.order is None else TransposedArray(q, held.order)
 
 
 def why_not_prepared(held: Held, contracting: Shape, rank: int) -> str:
@@ -84,7 +96,7 @@ def why_not_prepared(held: Held, contracting: Shape, rank: int) -> str:
     q = as_qarray(held)
     if isinstance(q, PreparedArray):
         return "it is prepared already"
-    if not isinstance(q, QArray):
+    if not isinstance(q, QArray | TransposedArray):
         return "it is not in 8 bits"
     if held.codes.get_metadata().get(_SHARDING) is not None:
         return "it is sharded by the names of its axes"
@@ -98,8 +110,11 @@ def prepared(held: Held, contracting: int) -> Held:
 
 
 def restored(held: Held) -> Held:
-    """A prepared parameter in its former layout, with its metadata."""
-    return _with_arrays(held, as_qarray(held).restore(), None)
+    """A prepared parameter as it was before; metadata is kept."""
+    q, axis = as_qarray(held), held.prepared
+    if held.order is not None and axis is not None:
+        q = PreparedArray(q.packed, held.order[axis])  # the axis of what was stored
+    return _with_arrays(held, q.restore(), None)
 
 
 def _with_arrays(held: Held, q: QArray, contracting: int | None) -> Held:
@@ -111,8 +126,49 @@ def _with_arrays(held: Held, q: QArray, contracting: int | None) -> Held:
         scale=variable(q.scale),
         zero_point=None if q.zero_point is None else variable(q.zero_point),
         tiles=q.tiles,
+        order=held.order,
         prepared=contracting,
     )
+
+
+def holding(held: Held, q: QArray | TransposedArray) -> Held:
+    """A parameter with another array in its place, in the order of its axes; metadata is kept.
+
+    Names of mesh axes go with the axes that they were given to.
+    """
+    arrays, order = stored(q), q.order if isinstance(q, TransposedArray) else None
+    metadata = dict(held.codes.get_metadata())
+    metadata.pop("eager_sharding", None)
+    if metadata.get(_SHARDING) is not None:
+        metadata[_SHARDING] = _reordered(metadata[_SHARDING], held.order, order, q.ndim)
+
+    def variable(array: Any) -> Any:
+        own = dict(metadata)
+        if own.get(_SHARDING) is not None:
+            own[_SHARDING] = _axes(own[_SHARDING], array.shape) if array.shape else ()
+        return QParam(array, eager_sharding=False, **own)
+
+    return Held(
+        codes=variable(arrays.qvalue),
+        scale=variable(arrays.scale),
+        zero_point=None if arrays.zero_point is None else variable(arrays.zero_point),
+        tiles=arrays.tiles,
+        order=order,
+    )
+
+
+def _reordered(names: Any, before: Shape | None, after: Shape | None, rank: int) -> tuple[Any, ...]:
+    """Names of stored axes in one order, of the axes as they are stored in another."""
+    padded = [*names, *[None] * (rank - len(names))]
+    logical = [padded[axis] for axis in _axes_of(before, rank)]
+    moved = dict(zip(_axes_of(after, rank), logical, strict=True))
+    return tuple(moved[axis] for axis in range(rank))
+
+
+def _axes_of(order: Shape | None, rank: int) -> Shape:
+    """By axis as it is read, the axis that is stored."""
+    order = order or ()
+    return (*range(rank - len(order)), *(rank + axis for axis in order))
 
 
 def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
@@ -125,7 +181,9 @@ def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
     """
     if held.scale is None:
         return
-    codes = held.codes[...]
+    codes, rank = held.codes.get_value(), len(shape)
+    inverse = dict(zip(_axes_of(held.order, rank), shape, strict=True))
+    lies = tuple(inverse[axis] for axis in range(rank))
     if codes.dtype not in EIGHT_BIT:
         got, needs = f"is {codes.dtype}", "the layer holds codes, over which something wrote floats"
         remedy = (
@@ -133,8 +191,8 @@ def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
             "`jaxfp8.nnx.quantize`, or by a `sample`, which shows who reads weights"
         )
         raise TypeError(message(operation, operand, got, needs, remedy))
-    plain, last = codes.shape[-len(shape) :] == shape, codes.shape[-2:]
-    packed = codes.ndim >= len(shape) + 2 and last == (COLUMNS, QUAD) and not plain
+    plain, last = codes.shape[-rank:] == lies, codes.shape[-2:]
+    packed = codes.ndim >= rank + 2 and last == (COLUMNS, QUAD) and not plain
     if packed != (held.prepared is not None):
         as_it_lies = "as `jaxfp8.nnx.prepare` lays it out" if packed else "as it is if not prepared"
         needs = f"the layer is {'not ' if packed else ''}prepared"
@@ -148,37 +206,47 @@ def release(held: Held, dtype: Any) -> nnx.Variable:
     if held.scale is None:
         return held.codes
     values = dequantize(as_qarray(held), jnp.float32).astype(dtype)
-    return _variable(held.codes, held.codes[...], values, kind=nnx.Param)
+    return _variable(held.codes, held.codes[...], values, kind=nnx.Param, order=held.order)
 
 
 def nbytes(*variables: nnx.Variable | None) -> int:
     """Bytes of the arrays."""
-    return sum(v[...].size * v[...].dtype.itemsize for v in variables if v is not None)
+    values = [v.get_value() for v in variables if v is not None]
+    return sum(value.size * value.dtype.itemsize for value in values)
 
 
 def _variable(
-    like: nnx.Variable, values: jax.Array, array: jax.Array, kind: type[nnx.Variable] = QParam
+    like: nnx.Variable,
+    values: jax.Array,
+    array: jax.Array,
+    kind: type[nnx.Variable] = QParam,
+    order: Shape | None = None,
 ) -> Any:
-    """A variable of an array that belongs to `like`, whose values are `values`."""
+    """A variable of an array that belongs to `like`, whose values are `values`.
+
+    An order is that in which the axes of `values` are read, and are those of the array.
+    """
     metadata = dict(like.get_metadata())
     if metadata.get(_SHARDING) is not None:
-        metadata[_SHARDING] = _axes(metadata[_SHARDING], array.shape)
-    # The array is placed already. Eager sharding would need the mesh as a context.
+        names = _reordered(metadata[_SHARDING], order, None, array.ndim)
+        metadata[_SHARDING] = _axes(names, array.shape)
+    # The array lies where it should: sharding it once more would need the mesh as a context.
     eager = metadata.pop("eager_sharding", None)
-    variable = kind(_placed(values, array), eager_sharding=False, **metadata)
+    variable = kind(_placed(values, array, order), eager_sharding=False, **metadata)
     if eager is not None:
         variable.set_metadata(eager_sharding=eager)
     return variable
 
 
-def _placed(values: jax.Array, array: jax.Array) -> jax.Array:
-    """An array sharded like the values, along the axes that are larger than 1."""
+def _placed(values: jax.Array, array: jax.Array, order: Shape | None) -> jax.Array:
+    """An array sharded as the values are, along the axes that it has."""
     if isinstance(values, jax.core.Tracer) or not isinstance(values, jax.Array):
         return array
     sharding = values.sharding
     if not isinstance(sharding, NamedSharding):
         return array
-    spec = PartitionSpec(*_axes(tuple(sharding.spec), array.shape))
+    names = _reordered(tuple(sharding.spec), order, None, values.ndim)
+    spec = PartitionSpec(*_axes(names, array.shape))
     return jax.device_put(array, NamedSharding(sharding.mesh, spec))
 
 

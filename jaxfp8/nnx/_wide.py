@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from flax import nnx
@@ -10,8 +10,9 @@ from flax import nnx
 from jaxfp8._value.changes import Change, has_no_row, why_wide
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
-from jaxfp8.nnx._replace import by_number, replace
+from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._variables import nbytes
+from jaxfp8.nnx._walk import variables
 
 # Wrappers that compute the weights of the layer inside from its variables.
 _READERS = (nnx.WeightNorm, nnx.SpectralNorm)
@@ -40,27 +41,29 @@ def read_elsewhere(model: nnx.Module, seen: Iterable[str]) -> dict[str, str]:
 def wide_parameters(model: nnx.Module) -> tuple[list[Change], list[nnx.Variable]]:
     """Rows of `nnx.Param`s outside layers with 8-bit twins, and the small ones without a row."""
     rows, others = [], []
-    for path, holder, param in _params(model, (), model, set()):
+    for path, holder, param in variables(model, nnx.Param):
         of_layer = isinstance(holder, (EightBitLayer, *TWINS)) and holder is not model
-        if of_layer and param is getattr(holder, _weight_name(holder)):
+        if of_layer and param is getattr(holder, weight_name(holder)):
             continue
-        if has_no_row(type(holder), path[-1], param[...].ndim):
+        if has_no_row(type(holder), path[-1], len(param.get_value().shape)):
             others.append(param)
         else:
             rows.append(_row("/".join(path), holder, param))
     return rows, others
 
 
-def _weight_name(layer: Any) -> str:
+def weight_name(layer: Any) -> str:
+    """The attribute that holds the weight of a layer, Flax's or ours."""
     return "embedding" if isinstance(layer, nnx.Embed) else getattr(layer, "WEIGHT", "kernel")
 
 
 def _row(path: str, holder: Any, param: nnx.Variable) -> Change:
-    dtype, size = str(param[...].dtype), nbytes(param)
+    value: Any = param.get_value()
+    dtype, size = str(value.dtype), nbytes(param)
     return Change(
         path=path,
         kind=type(holder).__name__,
-        shape=param[...].shape,
+        shape=tuple(value.shape),
         before=dtype,
         after=dtype,
         recipe="",
@@ -68,24 +71,3 @@ def _row(path: str, holder: Any, param: nnx.Variable) -> Change:
         bytes_before=size,
         bytes_after=size,
     )
-
-
-def _params(
-    value: Any, path: tuple[str, ...], holder: Any, seen: set[int]
-) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Path, module and variable of each parameter below a module, once."""
-    if id(value) in seen:
-        return
-    if isinstance(value, nnx.Param):
-        seen.add(id(value))
-        yield path, holder, value
-    elif isinstance(value, nnx.Pytree):
-        seen.add(id(value))
-        inner = value if isinstance(value, nnx.Module) else holder
-        for name in sorted(vars(value), key=by_number):
-            if not name.startswith("_pytree__"):
-                yield from _params(vars(value)[name], (*path, name), inner, seen)
-    elif isinstance(value, dict | list | tuple):
-        named: Any = value if isinstance(value, dict) else dict(enumerate(value))
-        for name in named:
-            yield from _params(named[name], (*path, str(name)), holder, seen)

@@ -1,0 +1,74 @@
+"""The recipe that says how a weight is held, of a weight that is there already."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxfp8._recipes.quantization import Granularity, Quantization
+from jaxfp8._recipes.recipes import W8A16, W8A16_INT8, Recipe
+from jaxfp8._value.prepared import stored
+from jaxfp8._value.qarray import QArray
+from jaxfp8._value.spec import Shape
+from jaxfp8._value.transposed import TransposedArray
+
+
+def recipe_for(
+    q: QArray | TransposedArray, recipe: Recipe, contracting: Shape, batch: Shape
+) -> Recipe:
+    """`recipe` with what it says of activations, and of weights what `q` shows.
+
+    Args:
+      q: the weight.
+      recipe: the recipe asked for; it is returned as it is where it says the same of weights.
+      contracting, batch: axes of the product that the weight is for.
+    """
+    found = quantization_of(q, contracting, batch)
+    for known in (recipe, W8A16, W8A16_INT8):
+        if known.activation == recipe.activation and _same(
+            known.weight, found, q, contracting, batch
+        ):
+            return known
+    name = f"{recipe.name}, weight {found.dtype} {_worded(found.granularity)}"
+    return dataclasses.replace(recipe, name=name, weight=found)
+
+
+def quantization_of(q: QArray | TransposedArray, contracting: Shape, batch: Shape) -> Quantization:
+    """How a weight is held, as a recipe says it; the finest granularity where none says it."""
+    codes = stored(q)
+    common: dict[str, Any] = {
+        "dtype": codes.qvalue.dtype,
+        "symmetric": codes.zero_point is None,
+        "scale_dtype": codes.scale.dtype,
+    }
+    free = [axis for axis in range(q.ndim) if axis not in {*contracting, *batch}]
+    sizes = q.tile_sizes
+    pair = tuple(sizes[max(axes)] if axes else None for axes in (contracting, free))
+    kinds: tuple[Any, ...] = ("tensor", "channel", pair)
+    made = [Quantization(granularity=kind, **common) for kind in kinds]
+    fitting = [how for how in made if _tiles(how, q, contracting, batch) == _clipped(q)]
+    return (fitting or made)[0 if fitting else -1]
+
+
+def _same(
+    how: Quantization | None, found: Quantization, q: Any, contracting: Shape, batch: Shape
+) -> bool:
+    if how is None or (how.dtype, how.symmetric) != (found.dtype, found.symmetric):
+        return False
+    return _tiles(how, q, contracting, batch) == _clipped(q)
+
+
+def _tiles(how: Quantization, q: Any, contracting: Shape, batch: Shape) -> Shape:
+    tiles = how.tiles(q.shape, contracting, batch)
+    return tuple(min(tiles.get(axis, size), size) for axis, size in enumerate(q.shape))
+
+
+def _clipped(q: Any) -> Shape:
+    """Tile sizes, none larger than its axis."""
+    return tuple(min(tile, size) for tile, size in zip(q.tile_sizes, q.shape, strict=True))
+
+
+def _worded(granularity: Granularity) -> str:
+    if isinstance(granularity, str):
+        return f"per {granularity}"
+    return "in tiles of " + " x ".join(map(str, granularity))

@@ -1,0 +1,310 @@
+"""Tensors of a checkpoint for the parameters of a model: which goes where, and how it lies there.
+
+A checkpoint of torch has the weight of a layer as [N, K], its free axes before those that are
+summed over. That order is read as it is: an 8-bit weight becomes a view, and no code is moved.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._value.checks import is_array
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import stored
+from jaxfp8._value.qarray import QArray, adopt
+from jaxfp8._value.spec import Shape
+from jaxfp8._value.transposed import TransposedArray
+
+Names = str | Sequence[str]
+Mapping_ = Mapping[str, Names] | Callable[[str], Names | None] | None
+Chosen = str | Callable[[str], bool] | None
+
+# What torch calls the weight of a layer.
+_WEIGHTS = ("kernel", "embedding", "scale")
+_LISTED = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """A parameter of a model, as far as a tensor has to fit it.
+
+    Attributes:
+      path: its path in the model.
+      shape: its shape.
+      contracting: the axes of a layer's weight that its product sums over; None where it is no
+        such weight, and has the axes of its tensor.
+      batch: batch axes of that product, stacked layers among them.
+    """
+
+    path: str
+    shape: Shape
+    contracting: Shape | None = None
+    batch: Shape = ()
+
+    def of_one(self) -> Place:
+        """The same for one of several that are stacked along the first axis."""
+
+        def less(axes: Shape) -> Shape:
+            return tuple(axis - 1 for axis in axes if axis)
+
+        contracting = None if self.contracting is None else less(self.contracting)
+        return Place(
+            path=self.path, shape=self.shape[1:], contracting=contracting, batch=less(self.batch)
+        )
+
+
+def torch_name(path: str) -> str:
+    """What torch calls the parameter at a path of a model.
+
+    Slashes are dots, and `kernel`, `embedding` and `scale` are `weight`.
+
+    Args:
+      path: such as "layers/0/up/kernel".
+
+    Returns:
+      Its name in a checkpoint.
+
+    Example:
+      >>> import jaxfp8.nnx
+      >>> jaxfp8.nnx.torch_name("layers/0/up/kernel")
+      'layers.0.up.weight'
+    """
+    *module, last = path.split("/")
+    return ".".join([*module, "weight" if last in _WEIGHTS else last])
+
+
+def name_of(mapping: Mapping_, path: str) -> Names:
+    """The name, or the names, of what fills the parameter at a path."""
+    found = mapping(path) if callable(mapping) else (mapping or {}).get(path)
+    return torch_name(path) if found is None else found
+
+
+def chooser(operation: str, name: str, chosen: Chosen) -> Callable[[str], bool]:
+    """A choice of names, which may be a regular expression that is searched, as a function."""
+    if chosen is None:
+        return lambda _: False
+    if callable(chosen):
+        return chosen
+    try:
+        pattern = re.compile(chosen)
+    except (re.error, TypeError) as error:
+        got, needs = f"is {chosen!r}", "a regular expression or a function of a name is needed"
+        remedy = 'write one such as r"rotary_emb"'
+        raise ValueError(message(operation, f"`{name}`", got, needs, remedy)) from error
+    return lambda text: pattern.search(text) is not None
+
+
+def assign(
+    operation: str,
+    paths: Iterable[str],
+    tensors: Mapping[str, Any],
+    mapping: Mapping_,
+    ignore: Chosen = None,
+    keep: Chosen = None,
+) -> dict[str, Names]:
+    """The names of what fills each parameter, by path.
+
+    Raises:
+      ValueError: a parameter has no tensor, or a tensor no parameter; it lists them all.
+    """
+    is_kept, is_ignored = chooser(operation, "keep", keep), chooser(operation, "ignore", ignore)
+    filled = {path: name_of(mapping, path) for path in paths if not is_kept(path)}
+    wanted = {path: all_names(names) for path, names in filled.items()}
+    empty = [
+        f"{path} (from {names[0]})" if len(names) == 1 else path
+        for path, names in wanted.items()
+        if any(name not in tensors for name in names)
+    ]
+    used = {name for names in wanted.values() for name in names}
+    unused = [name for name in tensors if name not in used and not is_ignored(name)]
+    if empty or unused:
+        parts = [_listed("no tensor fills", empty), _listed("no parameter takes", unused)]
+        got = "; ".join(part for part in parts if part)
+        needs = "each parameter needs a tensor, and each tensor a parameter"
+        remedy = "name them in `mapping`, or choose them in `keep` (paths) and `ignore` (tensors)"
+        raise ValueError(message(operation, "`tensors`", f"do not fit: {got}", needs, remedy))
+    return filled
+
+
+def _listed(what: str, names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{what} {', '.join(names[:_LISTED])}{more}"
+
+
+def all_names(names: Names) -> list[str]:
+    """One name or several, as a list."""
+    return [names] if isinstance(names, str) else list(names)
+
+
+def shape_of(tensors: Mapping[str, Any], name: str) -> Any:
+    """Shape and dtype of a tensor, which an open checkpoint tells without reading it."""
+    tell = getattr(tensors, "shape", None)
+    return tell(name) if callable(tell) else tensors[name]
+
+
+def check(operation: str, place: Place, names: Names, tensors: Mapping[str, Any]) -> Any:
+    """What a parameter will hold, as shapes; no tensor of an open checkpoint is read.
+
+    Raises:
+      ValueError: shapes do not fit.
+      TypeError: a tensor is no array, or in 8 bits where the parameter is no layer's weight.
+    """
+    shapes = {name: _struct(operation, name, tensors) for name in all_names(names)}
+    return jax.eval_shape(lambda held: _filled(operation, place, names, held.__getitem__), shapes)
+
+
+def fill(operation: str, place: Place, names: Names, tensors: Mapping[str, Any]) -> Any:
+    """What a parameter holds: an array, or an 8-bit one in the order of the parameter's axes."""
+    return _filled(operation, place, names, lambda name: tensors[name])
+
+
+def _struct(operation: str, name: str, tensors: Mapping[str, Any]) -> Any:
+    """The shapes of a tensor, which has to be an array."""
+    value = adopt(shape_of(tensors, name))
+    if not all(is_array(leaf) for leaf in [value, *jax.tree.leaves(value)]):
+        got, needs = f"is of type {type(value).__name__}", "an array or a QArray is needed"
+        remedy = "load it with `jaxfp8.checkpoint.load`"
+        raise TypeError(message(operation, f"tensor `{name}`", got, needs, remedy))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), value)
+
+
+def _filled(operation: str, place: Place, names: Names, read: Callable[[str], Any]) -> Any:
+    if isinstance(names, str):
+        return _fitted(operation, place, names, read(names))
+    if not place.shape or len(names) != place.shape[0]:
+        got, needs = f"has shape {place.shape}", f"{len(names)} tensors make its first axis"
+        remedy = "name as many tensors as are stacked"
+        raise ValueError(message(operation, f"`{place.path}`", got, needs, remedy))
+    one = place.of_one()
+    return stack(operation, place.path, [_fitted(operation, one, n, read(n)) for n in names])
+
+
+def _fitted(operation: str, place: Place, name: str, value: Any) -> Any:
+    """A tensor in the order of the parameter's axes; a view where it is in 8 bits."""
+    value = adopt(value)
+    is_held = isinstance(value, QArray | TransposedArray)
+    if place.contracting is None:
+        if is_held:
+            got = f"is {value}, and `{place.path}` is no weight of a layer that has an 8-bit twin"
+            needs, remedy = "floats are needed", "give `jaxfp8.dequantize` of it"
+            raise TypeError(message(operation, f"tensor `{name}`", got, needs, remedy))
+        if tuple(value.shape) != place.shape:
+            raise _misfit(operation, place, name, value, place.shape)
+        return value
+    axes = range(len(place.shape))
+    free = [axis for axis in axes if axis not in {*place.contracting, *place.batch}]
+    order = (*place.batch, *free, *place.contracting)
+    sizes = tuple(place.shape[axis] for axis in order)
+    matrix = tuple(math.prod(place.shape[a] for a in part) for part in (free, place.contracting))
+    if tuple(value.shape) not in (sizes, matrix) or (place.batch and value.shape != sizes):
+        raise _misfit(operation, place, name, value, sizes)
+    if tuple(value.shape) != sizes:
+        value = _split(operation, place, name, value, sizes, len(free))
+    return _transposed(value, tuple(order.index(axis) for axis in axes))
+
+
+def _transposed(value: Any, axes: Shape) -> Any:
+    if axes == tuple(range(len(axes))):
+        return value
+    if isinstance(value, QArray | TransposedArray):
+        return value.transpose(axes)
+    return jnp.transpose(value, axes)
+
+
+def _misfit(operation: str, place: Place, name: str, value: Any, sizes: Shape) -> ValueError:
+    got = f"has shape {tuple(value.shape)}"
+    needs = f"`{place.path}` of shape {place.shape} needs {sizes}"
+    if place.contracting is not None and tuple(value.shape) == place.shape:
+        remedy = "a weight is [N, K], as torch stores it: pass `.T` of it"
+    else:
+        remedy = "make the model with the sizes of the checkpoint, or name another tensor"
+    return ValueError(message(operation, f"tensor `{name}`", got, needs, remedy))
+
+
+def _split(operation: str, place: Place, name: str, value: Any, sizes: Shape, free: int) -> Any:
+    """[N, K] with N and K as the several axes that a layer has for them."""
+    parts = (sizes[:free], sizes[free:])
+
+    def reshaped(leaf: Any) -> Any:
+        if leaf is None or not leaf.shape:
+            return leaf
+        shape: list[int] = []
+        for count, size, inner in zip(leaf.shape, value.shape, parts, strict=True):
+            if count not in (1, size):
+                tiles = f"tiles of {size // count} along an axis of {size}"
+                needs = f"the layer has axes of {inner} there, which these may cut"
+                remedy = "use a layer with one axis, such as Linear, and reshape what it gives"
+                raise ValueError(
+                    message(operation, f"tensor `{name}`", f"has {tiles}", needs, remedy)
+                )
+            shape += inner if count == size else [1] * len(inner)
+        return leaf.reshape(shape)
+
+    if isinstance(value, TransposedArray):
+        value = value.contiguous()
+    if not isinstance(value, QArray):
+        return reshaped(value)
+    return QArray(
+        reshaped(value.qvalue), reshaped(value.scale), reshaped(value.zero_point), tiles=None
+    )
+
+
+def stack(operation: str, name: str, values: Sequence[Any]) -> Any:
+    """Arrays of one kind as one with a new first axis; 8-bit ones keep their codes.
+
+    Raises:
+      ValueError: they are of several kinds.
+    """
+    kinds = {_kind(value) for value in values}
+    if len(kinds) != 1:
+        got, needs = f"is made of {len(kinds)} kinds of tensors", "those that are stacked are alike"
+        remedy = "keep the layers apart, or quantise all of them alike"
+        raise ValueError(message(operation, f"`{name}`", got, needs, remedy))
+    first = values[0]
+    if isinstance(first, TransposedArray):
+        whole = stack(operation, name, [value.stored for value in values])
+        return TransposedArray(whole, first.order)  # which counts from the last axis
+    if not isinstance(first, QArray):
+        return _stack(values)
+    zero = first.zero_point
+    return QArray(
+        _stack([value.qvalue for value in values]),
+        _stack([_full(value.scale, value.ndim) for value in values]),
+        None if zero is None else _stack([_full(value.zero_point, value.ndim) for value in values]),
+        tiles=first.tiles,
+    )
+
+
+def _kind(value: Any) -> Any:
+    held = isinstance(value, QArray | TransposedArray)
+    static = (stored(value).tiles, getattr(value, "order", None)) if held else ()
+    leaves = jax.tree.leaves(value)
+    return (
+        type(value) if held else None,
+        static,
+        tuple((x.shape, np.dtype(x.dtype)) for x in leaves),
+    )
+
+
+def _full(leaf: Any, rank: int) -> Any:
+    """A scale that all values share, with an axis for each of theirs."""
+    return leaf if leaf.shape else leaf.reshape((1,) * rank)
+
+
+def _stack(leaves: Sequence[Any]) -> Any:
+    """A stack of arrays; FP8 as bytes, which XLA:CPU does not widen."""
+    first = leaves[0]
+    if first.dtype.itemsize > 1 or jnp.issubdtype(first.dtype, jnp.integer):
+        return jnp.stack(leaves)
+    codes = [jax.lax.bitcast_convert_type(leaf, jnp.uint8) for leaf in leaves]
+    return jax.lax.bitcast_convert_type(jnp.stack(codes), first.dtype)

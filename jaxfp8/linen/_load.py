@@ -1,0 +1,137 @@
+"""The tensors of a checkpoint as the parameters of a model, each 8-bit weight as it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax.core import meta
+
+from jaxfp8._recipes import placing
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import PreparedArray, is_held, stored
+from jaxfp8._value.spec import Shape
+from jaxfp8._value.transposed import TransposedArray
+from jaxfp8.linen._kernel import INPUT_SCALE, PARAMS, holding
+
+_OPERATION = "jaxfp8.linen.load"
+
+
+def load(
+    variables: Any,
+    tensors: Mapping[str, Any],
+    mapping: placing.Mapping_ = None,
+    *,
+    ignore: placing.Chosen = None,
+    keep: placing.Chosen = None,
+) -> Any:
+    """The variables of a model with the tensors of a checkpoint in them; 8-bit weights as they lie.
+
+    A kernel with two axes is [N, K] in a checkpoint. In 8 bits it becomes a `TransposedArray`, and
+    is read as it lies: no code is moved, widened or copied. In floats it is transposed. Kernels
+    with more axes, and all other parameters, have the axes that the model has. Arrays keep their
+    dtypes and shardings. All is checked first; of an open checkpoint one tensor is read at a time.
+
+    Args:
+      variables: of a model whose 8-bit layers are those of `jaxfp8.linen`; shapes will do, as
+        `jax.eval_shape(model.init, key, x)` gives them.
+      tensors: arrays and `QArray`s by name, as `jaxfp8.checkpoint.load` or `open` gives them.
+      mapping: the name of the tensor for each path in the parameters, as a function or a mapping,
+        whose missing paths and whose None are named as torch does it: "layers_0/up/kernel" is
+        "layers_0.up.weight". Several names are stacked along the first axis, as `nn.scan` does.
+      ignore: tensors that may be left over; a regular expression or a function of the name.
+      keep: paths of parameters that stay as they are, likewise.
+
+    Returns:
+      The variables. `jaxfp8.linen.changes`, called with them, lists what is in floats, and why.
+
+    Raises:
+      ValueError: a parameter has no tensor or a tensor no parameter, of which it lists all; shapes
+        do not fit.
+      TypeError: a tensor is in 8 bits and its parameter is not, or the other way round, or it is
+        not held as the recipe of its layer says.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8.linen
+      >>> model, x = jaxfp8.linen.Dense(32), jnp.ones((1, 64))
+      >>> w = jaxfp8.quantize(jnp.ones((32, 64)), channelwise_axes=(0,))  # [N, K]
+      >>> shapes = jax.eval_shape(model.init, jax.random.key(0), x)
+      >>> variables = load(shapes, {"weight": w, "bias": jnp.zeros(32)})
+      >>> model.apply(variables, x).shape
+      (1, 32)
+    """
+    leaves, tree = jax.tree_util.tree_flatten_with_path(variables[PARAMS], is_leaf=_is_whole)
+    places = {"/".join(str(getattr(e, "key", e)) for e in path): leaf for path, leaf in leaves}
+    names = placing.assign(_OPERATION, places, tensors, mapping, ignore, keep)
+    for path, own in names.items():
+        _check(path, places[path], own, tensors)
+    filled = [
+        leaf if path not in names else _filled(path, leaf, names[path], tensors)
+        for path, leaf in places.items()
+    ]
+    return {**variables, PARAMS: jax.tree.unflatten(tree, filled)}
+
+
+def _is_whole(leaf: Any) -> bool:
+    return is_held(leaf) or isinstance(leaf, meta.AxisMetadata)
+
+
+def _place(path: str, leaf: Any, names: placing.Names) -> placing.Place:
+    """What a tensor has to fit; of a stack the first axis is that of the layers."""
+    shape, stack = tuple(_bare(leaf).shape), 0 if isinstance(names, str) else 1
+    name, batch = path.rpartition("/")[2], tuple(range(stack))
+    contracting: Shape | None = () if is_held(leaf) else None
+    if len(shape) == stack + 2 and name in ("kernel", "embedding"):
+        contracting = (stack if name == "kernel" else stack + 1,)
+    return placing.Place(path=path, shape=shape, contracting=contracting, batch=batch)
+
+
+def _bare(leaf: Any) -> Any:
+    """A parameter without boxes of metadata, and before it was prepared."""
+    bare = meta.unbox(leaf)
+    return jax.eval_shape(PreparedArray.restore, bare) if isinstance(bare, PreparedArray) else bare
+
+
+def _check(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, Any]) -> None:
+    if path.rpartition("/")[2] == INPUT_SCALE:
+        return
+    found, own = placing.check(_OPERATION, _place(path, leaf, names), names, tensors), _bare(leaf)
+    if is_held(found) != is_held(own):
+        got = f"is {found if is_held(found) else found.dtype}"
+        needs = f"`{path}` is {own if is_held(own) else own.dtype}"
+        remedy = "give the layer of that parameter the class, and the recipe, of its tensor"
+        raise TypeError(message(_OPERATION, f"tensor `{names}`", got, needs, remedy))
+    if is_held(own) and holding(own) != holding(found):
+        got, needs = f"is {found}", f"`{path}` is held as {own}"
+        remedy = "give its layer a recipe that holds weights as the tensor is"
+        raise TypeError(message(_OPERATION, f"tensor `{names}`", got, needs, remedy))
+
+
+def _filled(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, Any]) -> Any:
+    if path.rpartition("/")[2] == INPUT_SCALE:
+        return jax.numpy.reshape(tensors[str(names)], leaf.shape)
+    value = placing.fill(_OPERATION, _place(path, leaf, names), names, tensors)
+    if not is_held(leaf):
+        return leaf.replace_boxed(value) if isinstance(leaf, meta.AxisMetadata) else value
+    box = next((b for b in jax.tree.leaves(leaf, is_leaf=_is_box) if _is_box(b)), None)
+    return value if box is None else _boxed(box, value)
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, meta.AxisMetadata)
+
+
+def _boxed(box: Any, value: Any) -> Any:
+    """The arrays of an 8-bit weight in boxes like that of its codes, names in the stored order."""
+    axes = value.axes if isinstance(value, TransposedArray) else range(value.ndim)
+    by_stored = dict(zip(axes, box.names, strict=True))
+    names = [by_stored[axis] for axis in range(value.ndim)]
+
+    def boxed(array: Any) -> Any:
+        if array.ndim != stored(value).ndim:
+            return array
+        kept = tuple(n if size > 1 else None for n, size in zip(names, array.shape, strict=True))
+        return box.replace_boxed(array).replace(names=kept)
+
+    return jax.tree.map(boxed, value)

@@ -1,0 +1,257 @@
+"""The tensors of a checkpoint into a model, each 8-bit weight as it lies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxfp8._recipes import placing
+from jaxfp8._recipes.recipes import W8A16, Recipe
+from jaxfp8._recipes.rules import Rule, choose
+from jaxfp8._value.changes import Change, Changes
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import is_held
+from jaxfp8._value.spec import Shape
+from jaxfp8.nnx._base import EightBitLayer
+from jaxfp8.nnx._layers import TWINS
+from jaxfp8.nnx._quantize import check_module, rules_of, why_unfit
+from jaxfp8.nnx._replace import replace
+from jaxfp8.nnx._variables import QParam, nbytes
+from jaxfp8.nnx._walk import variables
+from jaxfp8.nnx._wide import weight_name, wide_parameters
+
+_OPERATION = "jaxfp8.nnx.load"
+_INPUT_SCALE = "input_scale"
+# What a forward pass makes, and no checkpoint holds.
+_STATE = (nnx.RngState, nnx.Cache, nnx.Intermediate)
+
+
+def load(
+    model: nnx.Module,
+    tensors: Mapping[str, Any],
+    mapping: placing.Mapping_ = None,
+    *,
+    recipe: Recipe | Rule | Any = W8A16,
+    ignore: placing.Chosen = None,
+    keep: placing.Chosen = None,
+) -> Changes:
+    """Puts the tensors of a checkpoint into a model, in place; 8-bit weights as they lie.
+
+    A layer whose weight is in 8 bits becomes the layer of the same name in `jaxfp8.nnx`. Its kernel
+    is [N, K] as the checkpoint has it, and read so: no code is moved, widened or copied. Arrays
+    keep their dtypes and shardings. Floats of a layer of Flax are transposed to its [K, N].
+
+    All is checked before anything is changed, so nothing is half loaded. `tensors` may be an open
+    checkpoint, of which one tensor at a time is then read.
+
+    Args:
+      model: live, or of shapes as `nnx.eval_shape` makes it, of which only what is loaded is ever
+        allocated.
+      tensors: arrays and `QArray`s by name, as `jaxfp8.checkpoint.load` or `open` gives them;
+        weights of layers with the axes of torch, [N, K].
+      mapping: the name of the tensor for each path in the model, as a function or a mapping, whose
+        missing paths and whose None are named as torch does it: "layers/0/up/kernel" is
+        "layers.0.up.weight". Several names are stacked along the first axis of the parameter.
+      recipe: how inputs of 8-bit layers are held: a recipe, or rules by path, as in `quantize`.
+        How weights are held, the tensors say. A static recipe takes the tensor "....input_scale"
+        of each layer.
+      ignore: tensors that may be left over; a regular expression or a function of the name.
+      keep: paths of parameters that stay as they are, likewise.
+
+    Returns:
+      What became of each weight, and what stays in floats, with its bytes; print it.
+
+    Raises:
+      ValueError: a parameter has no tensor or a tensor no parameter, of which it lists all; shapes
+        do not fit; a layer has no 8-bit twin.
+      TypeError: `model` is no module; a tensor in 8 bits is for what is no layer's weight.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> model = nnx.eval_shape(lambda: nnx.Sequential(nnx.Linear(64, 32, rngs=nnx.Rngs(0))))
+      >>> w = jaxfp8.quantize(jnp.ones((32, 64)), channelwise_axes=(0,))  # [N, K]
+      >>> tensors = {"layers.0.weight": w, "layers.0.bias": jnp.zeros(32)}
+      >>> changes = jaxfp8.nnx.load(model, tensors)
+      >>> changes.bytes_saved, model.layers[0].weight.shape, model(jnp.ones((1, 64))).shape
+      (6016, (64, 32), (1, 32))
+    """
+    check_module(_OPERATION, model)
+    loading = _Loading(model, tensors, mapping, rules_of(_OPERATION, recipe))
+    loading.assign(ignore, keep)
+    loading.check()
+    return loading.run()
+
+
+class _Loading:
+    """One load: where parameters are, what fills them, and what has become of them.
+
+    Attributes:
+      names: by path of a parameter the names of its tensors.
+    """
+
+    names: dict[str, placing.Names]
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        tensors: Mapping[str, Any],
+        mapping: placing.Mapping_,
+        rules: tuple[Rule, ...],
+    ) -> None:
+        self.model, self.tensors, self.mapping, self.rules = model, tensors, mapping, rules
+        self.slots = {"/".join(path): _Slot(*found) for path, *found in _slots(model)}
+
+    def assign(self, ignore: placing.Chosen, keep: placing.Chosen) -> None:
+        """Finds what fills every parameter, and the static scale of every input that has one."""
+        static = [
+            f"{path.rpartition('/')[0]}/{_INPUT_SCALE}"
+            for path, slot in self.slots.items()
+            if slot.is_weight and self.is_static(path) and self.is_8_bit(path)
+        ]
+        paths = [*self.slots, *static]
+        self.names = placing.assign(_OPERATION, paths, self.tensors, self.mapping, ignore, keep)
+
+    def is_8_bit(self, path: str) -> bool:
+        """Whether what fills a parameter is in 8 bits."""
+        first, *_ = placing.all_names(placing.name_of(self.mapping, path)) or [""]
+        return first in self.tensors and is_held(placing.shape_of(self.tensors, first))
+
+    def recipe(self, path: str) -> Recipe:
+        """The recipe of the layer whose weight is at a path."""
+        return choose(self.rules, path.rpartition("/")[0]) or W8A16
+
+    def is_static(self, path: str) -> bool:
+        """Whether that recipe needs a scale of the layer's input."""
+        how = self.recipe(path).activation
+        return how is not None and how.static
+
+    def check(self) -> None:
+        """Refuses what does not fit, before anything is read or changed."""
+        for path, names in self.names.items():
+            slot = self.slots.get(path)
+            if slot is None:
+                continue
+            found = placing.check(_OPERATION, slot.place(path), names, self.tensors)
+            layer = slot.holder
+            if is_held(found) and layer is self.model and not isinstance(layer, EightBitLayer):
+                got, needs = f"is itself a {type(layer).__name__}", "its layers are replaced"
+                remedy = f"load into a `jaxfp8.nnx.{type(layer).__name__}`"
+                raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
+            if is_held(found) and not isinstance(layer, EightBitLayer) and why_unfit(layer):
+                got, needs = f"cannot be in 8 bits: {why_unfit(layer)}", "its tensor is"
+                remedy = "give `jaxfp8.dequantize` of the tensor"
+                raise ValueError(message(_OPERATION, f"layer of `{path}`", got, needs, remedy))
+            if slot.is_weight and not is_held(found) and isinstance(layer, EightBitLayer):
+                got, needs = f"is {found.dtype}", f"`{path}` is in 8 bits"
+                remedy = "load it into the model of Flax's layers, then `jaxfp8.nnx.quantize` it"
+                raise TypeError(message(_OPERATION, f"tensor `{names}`", got, needs, remedy))
+
+    def run(self) -> Changes:
+        """Fills the model."""
+        rows: list[Change] = []
+        twins: dict[int, EightBitLayer] = {}
+        for path, names in self.names.items():
+            slot = self.slots.get(path)
+            if slot is None:
+                continue
+            before: Any = slot.variable.get_value()
+            value = placing.fill(_OPERATION, slot.place(path), names, self.tensors)
+            if not slot.is_weight:
+                slot.variable.set_value(value)
+                continue
+            layer: Any = slot.holder
+            if is_held(value):
+                layer = self._eight_bit(path, layer)
+                layer.weight = value
+                twins[id(slot.holder)] = layer
+            else:
+                slot.variable.set_value(value)
+            rows.append(_row(path, slot.holder, before, layer))
+        replace(self.model, lambda _, module: twins.get(id(module), module))
+        wide, others = wide_parameters(self.model)
+        return Changes(rows=(*rows, *wide), others=len(others), other_bytes=nbytes(*others))
+
+    def _eight_bit(self, path: str, layer: Any) -> EightBitLayer:
+        """The 8-bit twin of a layer, which is still to get its weight; or itself, if it is one."""
+        module, recipe, scale = path.rpartition("/")[0], self.recipe(path), None
+        if self.is_static(path):
+            scale = jax.numpy.asarray(self.tensors[str(self.names[f"{module}/{_INPUT_SCALE}"])])
+            scale = scale.reshape(())
+        if isinstance(layer, EightBitLayer):
+            layer.recipe = recipe
+            layer.input_scale = nnx.data(None if scale is None else QParam(scale))
+            return layer
+        empty = dataclasses.replace(recipe, weight=None)
+        twin: EightBitLayer = TWINS[type(layer)].of(layer, empty, path=module, scale=scale)
+        twin.recipe = recipe
+        return twin
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """A variable to fill, and the module that holds it."""
+
+    holder: Any
+    variable: Any
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it is the weight of a layer that has, or is, an 8-bit twin."""
+        if not isinstance(self.holder, (EightBitLayer, *TWINS)):
+            return False
+        if getattr(self.holder, "einsum_str", "") is None:
+            return False  # which axes it sums over, its calls say
+        return self.variable is getattr(self.holder, weight_name(self.holder))
+
+    def place(self, path: str) -> placing.Place:
+        """What a tensor has to fit."""
+        if not self.is_weight:
+            return placing.Place(path=path, shape=tuple(self.variable.get_value().shape))
+        shape, contracting, batch = _weight_axes(self.holder, self.variable)
+        return placing.Place(path=path, shape=shape, contracting=contracting, batch=batch)
+
+
+def _weight_axes(layer: Any, variable: Any) -> tuple[Shape, Shape, Shape]:
+    """Shape, contracted and batch axes of the weight of a layer, Flax's or ours."""
+    if isinstance(layer, EightBitLayer):
+        kind: type[EightBitLayer] = type(layer)
+        shape = layer.whole_shape()
+    else:
+        kind = next(kind for flax, kind in TWINS.items() if isinstance(layer, flax))
+        shape = tuple(variable.get_value().shape)
+    return (shape, *kind.axes_of(layer, len(shape)))
+
+
+def _slots(model: nnx.Module) -> Iterator[tuple[Any, Any, Any]]:
+    """Path, holder and variable of each parameter; of 8-bit weights the codes alone."""
+    for path, holder, variable in variables(model):
+        is_part = isinstance(holder, EightBitLayer) and isinstance(variable, QParam)
+        is_codes = is_part and variable is getattr(holder, holder.WEIGHT)
+        if isinstance(variable, _STATE) or (is_part and not is_codes):
+            continue
+        yield path, holder, variable
+
+
+def _row(path: str, before: Any, value: Any, after: Any) -> Change:
+    """What became of the weight of a layer."""
+    held = after.held() if isinstance(after, EightBitLayer) else None
+    codes: Any = getattr(after, weight_name(after))
+    arrays = [codes] if held is None else [held.codes, held.scale, held.zero_point]
+    dtype = codes.get_value().dtype
+    in_8_bits = held is not None and held.scale is not None
+    return Change(
+        path=path.rpartition("/")[0],
+        kind=type(before).__name__,
+        shape=tuple(after.weight.shape if in_8_bits else codes.get_value().shape),
+        before=str(value.dtype),
+        after=str(dtype),
+        recipe=after.recipe.name if in_8_bits else "",
+        reason="" if in_8_bits else f"its tensor is {dtype}",
+        bytes_before=value.size * value.dtype.itemsize,
+        bytes_after=nbytes(*arrays),
+    )

@@ -1,0 +1,104 @@
+"""Tensors of a checkpoint as parameters of linen."""
+
+import flax.linen as nn
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxfp8
+import jaxfp8.linen
+
+
+def normal(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return x + jaxfp8.linen.Dense(16, use_bias=False, name="up")(x), None
+
+
+class Model(nn.Module):
+    @nn.compact
+    def __call__(self, ids):
+        x = jaxfp8.linen.Embed(20, 16, name="embed")(ids)
+        layers = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+        x, _ = layers(name="layers")(x, None)
+        return nn.Dense(5, name="head")(nn.RMSNorm(name="norm")(x))
+
+
+MAPPING = {"layers/up/kernel": ["layers.0.up.weight", "layers.1.up.weight"]}
+IDS = jnp.arange(6)
+
+
+def channel(w):
+    return jaxfp8.quantize(w, channelwise_axes=(0,))
+
+
+def tensors():
+    return {
+        "embed.weight": channel(normal(20, 16)),
+        **{f"layers.{i}.up.weight": channel(normal(16, 16, seed=i)) for i in range(2)},
+        "norm.weight": jnp.ones(16),
+        "head.weight": normal(5, 16, seed=3).astype(jnp.bfloat16),
+        "head.bias": jnp.ones(5),
+    }
+
+
+def shapes():
+    return jax.eval_shape(Model().init, jax.random.key(0), IDS)
+
+
+def test_a_model_computes_with_the_weights_of_the_checkpoint():
+    given = tensors()
+    variables = jaxfp8.linen.load(shapes(), given, MAPPING)
+    wide = {
+        k: jaxfp8.dequantize(v) if isinstance(v, jaxfp8.QArray) else v for k, v in given.items()
+    }
+    x = wide["embed.weight"][IDS]
+    for i in range(2):
+        x = x + x @ wide[f"layers.{i}.up.weight"].T
+    x = x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
+    exact = x @ wide["head.weight"].T.astype(jnp.float32) + 1
+    np.testing.assert_allclose(jax.jit(Model().apply)(variables, IDS), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_kernels_lie_as_in_the_checkpoint_and_are_listed():
+    given = tensors()
+    variables = jaxfp8.linen.load(shapes(), given, MAPPING)
+    kernel = variables["params"]["layers"]["up"]["kernel"]
+    assert isinstance(kernel, jaxfp8.TransposedArray) and kernel.shape == (2, 16, 16)
+    np.testing.assert_array_equal(kernel.stored.qvalue[1], given["layers.1.up.weight"].qvalue)
+    left = {row.path: row.reason for row in jaxfp8.linen.changes(Model(), variables, IDS).left}
+    assert left["head"].startswith("its layer is Flax's") and "already" in left["layers/up"]
+
+
+def test_loaded_variables_go_through_state_dictionaries():
+    variables = jaxfp8.linen.load(shapes(), tensors(), MAPPING)
+    zeros = jax.tree.map(jnp.zeros_like, variables)
+    again = flax.serialization.from_bytes(zeros, flax.serialization.to_bytes(variables))
+    for got, want in zip(jax.tree.leaves(again), jax.tree.leaves(variables), strict=True):
+        assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
+
+
+REFUSED = {
+    "unused": ({"lm_head.weight": jnp.ones(3)}, ValueError, "no parameter takes lm_head.weight"),
+    "floats": (
+        {"embed.weight": normal(20, 16)},
+        TypeError,
+        "is float32.*`embed/embedding` is QArr",
+    ),
+    "8 bits": ({"head.weight": channel(normal(5, 16))}, TypeError, "`head/kernel` is float32"),
+    "recipe": ({"embed.weight": jaxfp8.quantize(normal(20, 16))}, TypeError, "is held as"),
+    "shape": ({"norm.weight": jnp.ones(17)}, ValueError, r"needs \(16,\)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(case):
+    change, error, reason = REFUSED[case]
+    with pytest.raises(error, match=reason):
+        jaxfp8.linen.load(shapes(), {**tensors(), **change}, MAPPING)
