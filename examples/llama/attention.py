@@ -1,0 +1,82 @@
+"""What both forms of the decoder share: normalisation, attention over a cache, routing."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from llama.cache import Cache
+from llama.config import Config
+from llama.rope import rotate
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """`x / rms(x) * weight` along the last axis, in float32 and rounded once before the weight."""
+    wide = x.astype(jnp.float32)
+    wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
+    return wide.astype(x.dtype) * weight.astype(x.dtype)
+
+
+def heads(x: jax.Array, size: int) -> jax.Array:
+    """The last axis as heads of a size."""
+    return x.reshape(*x.shape[:-1], -1, size)
+
+
+def attend(
+    config: Config,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    cache: Cache,
+    positions: jax.Array,
+    span: int,
+) -> tuple[jax.Array, Cache]:
+    """Causal attention of new tokens on all tokens so far, themselves included.
+
+    Args:
+      config: sizes.
+      query: [B, S, heads, D], not yet rotated.
+      key, value: [B, S, kv_heads, D], likewise.
+      cache: of the layer.
+      positions: of the new tokens in their texts, [B, S]: their slots in the cache.
+      span: how many slots of the cache may be taken.
+
+    Returns:
+      Mixed values [B, S, heads * D], and the cache with the new tokens.
+    """
+    query, key = (rotate(x, positions, config.rope) for x in (query, key))
+    cache = Cache(cache.keys.write(key, positions), cache.values.write(value, positions))
+    batch, length, dtype = *query.shape[:2], query.dtype
+    grouped = query.reshape(batch, length, config.kv_heads, -1, config.head)
+    # Codes stay codes in both products. The scale of a key belongs to a column of the scores; that
+    # of a value lies along the sum, and is multiplied into the weights before it.
+    keys, of_keys = cache.keys.read(span, dtype)
+    values, of_values = cache.values.read(span, dtype)
+    scores = jnp.einsum("bsghd,bgtd->bgsht", grouped, keys, preferred_element_type=jnp.float32)
+    scores = scores * config.head**-0.5 * _spread(of_keys)
+    scores = jnp.where(mask(positions, span, config.window)[:, None, :, None], scores, -jnp.inf)
+    weights = (jax.nn.softmax(scores) * _spread(of_values)).astype(dtype)
+    mixed = jnp.einsum("bgsht,bgtd->bsghd", weights, values)
+    return mixed.reshape(batch, length, -1), cache
+
+
+def _spread(scale: jax.Array) -> jax.Array:
+    """Scales [B, G, T] for scores [B, G, S, H, T]."""
+    return scale[:, :, None, None] if scale.ndim else scale
+
+
+def mask(positions: jax.Array, span: int, window: int | None) -> jax.Array:
+    """Which slots each new token sees, bool [B, S, span]."""
+    slots, here = jnp.arange(span), positions[..., None]
+    seen = slots <= here
+    return seen if window is None else seen & (slots > here - window)
+
+
+def route(config: Config, logits: jax.Array) -> jax.Array:
+    """The weight of each expert for each token, float32 [..., experts]; 0 for most."""
+    share = jax.nn.softmax(logits.astype(jnp.float32))
+    best, chosen = jax.lax.top_k(share, config.per_token)
+    if config.renormalise:
+        best = best / best.sum(-1, keepdims=True)
+    one_hot = jax.nn.one_hot(chosen, config.experts)
+    return jnp.einsum("...k,...ke->...e", best, one_hot)

@@ -1,0 +1,153 @@
+"""Sizes of a decoder, from the config.json of Hugging Face."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary positions.
+
+    Attributes:
+      theta: base of the wavelengths.
+      kind: "default", "linear", "llama3" or "yarn": how they are stretched.
+      factor: by how much.
+      original: length of context that the model was first trained with.
+      low, high: of "llama3": wavelengths longer than original / low are stretched, those shorter
+        than original / high are not. Of "yarn": `beta_slow` and `beta_fast`.
+      attention: by what "yarn" multiplies queries and keys; None for its own choice.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original: int = 8192
+    low: float = 1.0
+    high: float = 4.0
+    attention: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Sizes of a decoder.
+
+    Attributes:
+      family: model_type of config.json.
+      layers, width, hidden, vocabulary: of the network.
+      heads, kv_heads, head: number of heads of queries, of keys and values, and their size.
+      eps: of RMSNorm.
+      rope: rotary positions.
+      window: how many tokens back attention sees, or None.
+      tied: whether the head is the table of tokens.
+      qkv_bias, out_bias: whether projections of attention have a bias.
+      qk_norm: whether queries and keys are normalised.
+      experts: number of experts, 0 for a dense network; `per_token` of them see a token.
+      renormalise: whether the weights of the experts of a token add up to 1.
+      end: ids of tokens that end a text.
+    """
+
+    family: str = "llama"
+    layers: int
+    width: int
+    hidden: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    head: int
+    eps: float = 1e-5
+    rope: Rope = Rope()
+    window: int | None = None
+    tied: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    experts: int = 0
+    per_token: int = 2
+    renormalise: bool = True
+    end: tuple[int, ...] = ()
+
+
+def read(folder: str | os.PathLike[str]) -> Config:
+    """The configuration of a folder as it was downloaded."""
+    return parse(json.loads((pathlib.Path(folder) / "config.json").read_text()))
+
+
+def parse(said: Mapping[str, Any]) -> Config:
+    """The same from what config.json says.
+
+    Raises:
+      ValueError: it is of another family, or says what this decoder does not compute.
+    """
+    family = said.get("model_type", "llama")
+    if family not in FAMILIES:
+        raise ValueError(f"config.json: model_type {family!r} is not one of {', '.join(FAMILIES)}")
+    if said.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"config.json: hidden_act {said['hidden_act']!r}, but silu is computed")
+    if family == "qwen3_moe" and (
+        said.get("mlp_only_layers") or said.get("decoder_sparse_step", 1) != 1
+    ):
+        raise ValueError("config.json: some layers are dense; experts in every layer are needed")
+    heads, width = said["num_attention_heads"], said["hidden_size"]
+    experts = said.get("num_local_experts") or said.get("num_experts") or 0
+    return Config(
+        family=family,
+        layers=said["num_hidden_layers"],
+        width=width,
+        hidden=said.get("moe_intermediate_size") or said["intermediate_size"],
+        vocabulary=said["vocab_size"],
+        heads=heads,
+        kv_heads=said.get("num_key_value_heads") or heads,
+        head=said.get("head_dim") or width // heads,
+        eps=said.get("rms_norm_eps", 1e-5),
+        rope=_rope(said),
+        window=said.get("sliding_window") if _uses_window(said) else None,
+        tied=said.get("tie_word_embeddings", False),
+        qkv_bias=family == "qwen2" or said.get("attention_bias", False),
+        out_bias=family != "qwen2" and said.get("attention_bias", False),
+        qk_norm=family in ("qwen3", "qwen3_moe"),
+        experts=experts,
+        per_token=said.get("num_experts_per_tok") or 2,
+        renormalise=family == "mixtral" or said.get("norm_topk_prob", True),
+        end=_ends(said.get("eos_token_id")),
+    )
+
+
+def _uses_window(said: Mapping[str, Any]) -> bool:
+    """Qwen says whether the window counts; Mistral and Mixtral have one or not."""
+    return said.get("use_sliding_window", said.get("model_type") in ("mistral", "mixtral"))
+
+
+def _ends(said: Any) -> tuple[int, ...]:
+    return tuple(said) if isinstance(said, list) else () if said is None else (said,)
+
+
+def _rope(said: Mapping[str, Any]) -> Rope:
+    """From `rope_parameters`, or from `rope_theta` and `rope_scaling` as older files have them."""
+    scaling = said.get("rope_parameters") or said.get("rope_scaling") or {}
+    theta = scaling.get("rope_theta") or said.get("rope_theta", 10000.0)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise ValueError(
+            f"config.json: rope_scaling {kind!r}, but linear, llama3 or yarn is needed"
+        )
+    low, high = (
+        ("beta_slow", "beta_fast") if kind == "yarn" else ("low_freq_factor", "high_freq_factor")
+    )
+    context = said.get("max_position_embeddings", 8192)
+    return Rope(
+        theta=float(theta),
+        kind=kind,
+        factor=float(scaling.get("factor", 1.0)),
+        original=scaling.get("original_max_position_embeddings") or context,
+        low=float(scaling.get(low, 1.0)),
+        high=float(scaling.get(high, 32.0 if kind == "yarn" else 4.0)),
+        attention=scaling.get("attention_factor"),
+    )

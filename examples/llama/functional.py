@@ -1,0 +1,171 @@
+"""The same decoder as plain functions: a tree of arrays, and a scan over its layers.
+
+A scan compiles one layer, whatever their number. Stacked codes of FP8 are held as bytes: XLA on a
+CPU widens a stack of float8 arrays that a scan slices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxfp8
+from llama.attention import attend, heads, rms_norm, route
+from llama.cache import Cache
+from llama.config import Config
+from llama.names import expert_names
+
+Params = dict[str, Any]
+
+
+def parameters(config: Config, tensors: Mapping[str, Any]) -> Params:
+    """The tensors of a checkpoint, those of the layers stacked by name.
+
+    Args:
+      config: sizes.
+      tensors: arrays and `QArray`s by the names of Hugging Face; weights are [N, K].
+
+    Returns:
+      "embed", "norm", "head" and "layers", of which each array has a first axis for the layers.
+    """
+    rows = [_layer(config, tensors, i) for i in range(config.layers)]
+    head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
+    return {
+        "embed": tensors["model.embed_tokens.weight"],
+        "norm": tensors["model.norm.weight"],
+        "head": tensors[head],
+        "layers": {name: _stack([row[name] for row in rows]) for name in rows[0]},
+    }
+
+
+def _layer(config: Config, tensors: Mapping[str, Any], number: int) -> Params:
+    """The tensors of a layer by the ends of their names; experts stacked."""
+    start = f"model.layers.{number}."
+    own = {n.removeprefix(start): n for n in tensors if n.startswith(start)}
+    if not config.experts:
+        return {name: tensors[whole] for name, whole in own.items()}
+    part = {name: tensors[whole] for name, whole in own.items() if "experts." not in name}
+    part["mlp.gate.weight"] = part.pop("block_sparse_moe.gate.weight", part.get("mlp.gate.weight"))
+    for kind in ("gate", "up", "down"):
+        names = expert_names(config, number, kind)
+        part[f"mlp.{kind}_proj.weight"] = _stack([tensors[name] for name in names])
+    return part
+
+
+def _stack(arrays: list[Any]) -> Any:
+    """Arrays as one with a new first axis; FP8 as bytes."""
+
+    def stacked(*leaves: jax.Array) -> jax.Array:
+        if jnp.issubdtype(leaves[0].dtype, jnp.floating) and leaves[0].dtype.itemsize == 1:
+            leaves = tuple(jax.lax.bitcast_convert_type(leaf, jnp.uint8) for leaf in leaves)
+        return jnp.stack([leaf.reshape(leaf.shape or (1, 1)) for leaf in leaves])
+
+    return jax.tree.map(stacked, *arrays)
+
+
+def _of_bytes(w: Any) -> Any:
+    """A weight with its codes as what they are."""
+    if isinstance(w, jaxfp8.QArray) and w.qvalue.dtype == jnp.uint8:
+        codes = jax.lax.bitcast_convert_type(w.qvalue, jnp.float8_e4m3fn)
+        return dataclasses.replace(w, qvalue=codes)
+    return w
+
+
+def project(
+    equation: str, x: jax.Array, w: Any, bias: jax.Array | None, inputs_in_8_bits: bool
+) -> jax.Array:
+    """An einsum with a weight in 8 bits or in floats, in the dtype of `x`."""
+    if not isinstance(w, jaxfp8.QArray):
+        y = jnp.einsum(equation, x, w.astype(x.dtype))
+    elif inputs_in_8_bits:
+        # A scale for each token, and where weights have blocks for each block of it, too.
+        tile = min(w.tile_sizes[-1], x.shape[-1])
+        dtype = (
+            jnp.float8_e4m3fn if w.zero_point is None and w.qvalue.dtype != jnp.int8 else jnp.int8
+        )
+        leading = {axis: 1 for axis in range(x.ndim - 1)}
+        q = jaxfp8.quantize(x, dtype, tiled_axes={**leading, x.ndim - 1: tile})
+        y = jaxfp8.einsum(equation, q, w, preferred_element_type=x.dtype)
+    else:
+        y = jaxfp8.einsum(equation, x, w)
+    return y if bias is None else y + bias.astype(y.dtype)
+
+
+def layer(
+    config: Config,
+    x: jax.Array,
+    params: Params,
+    cache: Cache,
+    positions: jax.Array,
+    span: int,
+    inputs_in_8_bits: bool,
+) -> tuple[jax.Array, Cache]:
+    """A layer: tokens [B, S, width] to the same, and its cache."""
+    params = {name: _of_bytes(w) for name, w in params.items()}
+
+    def linear(name: str, x: jax.Array, equation: str = "bsk,nk->bsn") -> jax.Array:
+        w, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
+        return project(equation, x, w, bias, inputs_in_8_bits)
+
+    def norm(name: str, x: jax.Array) -> jax.Array:
+        return rms_norm(x, params[f"{name}.weight"], config.eps)
+
+    y = norm("input_layernorm", x)
+    query, key, value = (heads(linear(f"self_attn.{n}_proj", y), config.head) for n in "qkv")
+    if config.qk_norm:
+        query, key = norm("self_attn.q_norm", query), norm("self_attn.k_norm", key)
+    mixed, cache = attend(config, query, key, value, cache, positions, span)
+    x = x + linear("self_attn.o_proj", mixed)
+    y = norm("post_attention_layernorm", x)
+    if not config.experts:
+        hidden = jax.nn.silu(linear("mlp.gate_proj", y)) * linear("mlp.up_proj", y)
+        return x + linear("mlp.down_proj", hidden), cache
+    weights = route(config, linear("mlp.gate", y)).astype(x.dtype)
+    gate, up = (linear(f"mlp.{n}_proj", y, "bsk,enk->bsen") for n in ("gate", "up"))
+    hidden = linear("mlp.down_proj", jax.nn.silu(gate) * up, "bsek,enk->bsen")
+    return x + jnp.einsum("bse,bsed->bsd", weights, hidden), cache
+
+
+def decoder(
+    config: Config,
+    params: Params,
+    ids: jax.Array,
+    positions: jax.Array,
+    cache: Cache,
+    last: jax.Array,
+    *,
+    span: int,
+    inputs_in_8_bits: bool = False,
+    dtype: Any = jnp.bfloat16,
+) -> tuple[jax.Array, Cache]:
+    """Logits [B, vocabulary] after the new token `last` [B], and the cache of all layers.
+
+    Args:
+      config: sizes.
+      params: what `parameters` gives.
+      ids, positions, last, span: as for `llama.model.Decoder`.
+      cache: with a first axis for the layers.
+      inputs_in_8_bits: whether what meets an 8-bit weight is quantised (W8A8).
+      dtype: of what flows between layers.
+    """
+    table = params["embed"]
+    if isinstance(table, jaxfp8.QArray):
+        table = jaxfp8.dequantize(table)  # `jaxfp8.rewrite` widens the rows that are taken alone
+    x = table[ids].astype(dtype)
+
+    def step(carry: Any, inputs: Any) -> tuple[Any, None]:
+        # The cache is carried, not scanned over, so that it is updated in place.
+        x, cache = carry
+        own, number = inputs
+        of_layer = jax.tree.map(lambda leaf: leaf[number], cache)
+        x, of_layer = layer(config, x, own, of_layer, positions, span, inputs_in_8_bits)
+        return (x, jax.tree.map(lambda a, b: a.at[number].set(b), cache, of_layer)), None
+
+    (x, cache), _ = jax.lax.scan(step, (x, cache), (params["layers"], jnp.arange(config.layers)))
+    x = rms_norm(jnp.take_along_axis(x, last[:, None, None], 1)[:, 0], params["norm"], config.eps)
+    logits = project("bk,nk->bn", x, params["head"], None, inputs_in_8_bits)
+    return logits.astype(jnp.float32), cache

@@ -1,0 +1,107 @@
+"""Text from an 8-bit checkpoint of a Llama, Mistral or Qwen; `--help` for more."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+if not __package__:  # run as a script: the folder above has the package
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+import jax.numpy as jnp
+
+from llama import load, tokens
+from llama.measure import measure, table
+from llama.sampling import Sampling
+from llama.serve import Server, generate, server
+
+DESCRIPTION = """\
+Generates text from a folder as it was downloaded: config.json, safetensors in 8 bits or in floats,
+and tokenizer.json. Weights go from the disk to the device in their 8 bits. Decoding multiplies
+floats by them, prefill 8 bits by 8 bits; keys and values are kept in FP8.
+
+    python examples/llama/generate.py FOLDER "The first law of robotics"
+    python examples/llama/generate.py FOLDER --ids 1,450,937 --ids 1,306 --compare
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Generates; returns the exit code."""
+    options = _parse(arguments)
+    try:
+        coder = None if options.ids else tokens.tokenizer(options.folder)
+        prompts = (
+            [tokens.parse(text) for text in options.ids]
+            if coder is None
+            else [coder.encode(text).ids for text in options.prompt]
+        )
+        _print_texts(options, prompts, coder)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("prompt", nargs="*", help="a text; several are generated together")
+    parser.add_argument("--ids", action="append", default=[], help="a prompt as token ids: 1,15043")
+    parser.add_argument("--tokens", type=int, default=64, help="how many to generate at most")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache", choices=("fp8", "bf16"), default="fp8")
+    parser.add_argument("--prefill", choices=("W8A8", "W8A16"), default="W8A8")
+    parser.add_argument("--devices", type=int, default=1, help="split the model over so many")
+    parser.add_argument(
+        "--functions", action="store_true", help="as plain functions with a scan over the layers"
+    )
+    parser.add_argument("--compare", action="store_true", help="tokens per second, beside bfloat16")
+    parser.add_argument("--report", action="store_true", help="what became of each weight")
+    options = parser.parse_args(arguments)
+    if bool(options.prompt) == bool(options.ids):
+        parser.error("give prompts, or token ids with --ids")
+    return options
+
+
+def _print_texts(options: argparse.Namespace, prompts: list[list[int]], coder: Any) -> None:
+    how = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
+    over = load.mesh(options.devices) if options.devices > 1 else None
+    made = _server(options, over, how)
+    columns = [*generate(made, prompts, options.tokens, how=how, seed=options.seed)]
+    for row, prompt in enumerate(prompts):
+        ids = _until_end([int(column[row]) for column in columns], made.config.end)
+        print(tokens.joined(ids) if coder is None else coder.decode([*prompt, *ids]))
+    if options.compare:
+        wide, _ = load.model(options.folder, over=over, wide=True)
+        servers = {"8 bits": made, "bfloat16": server(wide, cache="bf16")}
+        print(table(measure(servers, prompts, options.tokens, repeat=3)))
+
+
+def _server(options: argparse.Namespace, over: Any, how: Sampling) -> Server:
+    in_8_bits = options.prefill == "W8A8"
+    if options.functions:
+        return load.functions(
+            options.folder, over=over, cache=options.cache, how=how, prefill_in_8_bits=in_8_bits
+        )
+    model, changes = load.model(options.folder, dtype=jnp.bfloat16, over=over)
+    if options.report:
+        print(changes)
+    return server(model, cache=options.cache, prefill_in_8_bits=in_8_bits, how=how)
+
+
+def _until_end(ids: list[int], end: Sequence[int]) -> list[int]:
+    """Ids up to the first that ends a text."""
+    places = [i for i, token in enumerate(ids) if token in end]
+    return ids[: places[0]] if places else ids
+
+
+if __name__ == "__main__":
+    sys.exit(main())

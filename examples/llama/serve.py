@@ -1,0 +1,187 @@
+"""Serving: prefill and decode, compiled, from one set of bytes.
+
+Inputs of the 8-bit layers are in floats at decode (W8A16), where reading the weights takes the
+time, and in 8 bits at prefill (W8A8), where multiplying does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jaxfp8
+import jaxfp8.nnx
+from llama import cache as caches
+from llama.config import Config
+from llama.model import Decoder
+from llama.sampling import Sampling, sample
+
+# Lengths that prefill is compiled for are multiples of this.
+STEP = 64
+
+
+def w8a8(held: jaxfp8.Recipe) -> jaxfp8.Recipe:
+    """A recipe with the weights of another, and inputs quantised as they come."""
+    weight = held.weight
+    if weight is None:
+        return held
+    if jnp.dtype(weight.dtype).name in ("int8", "uint8"):
+        return dataclasses.replace(held, name="W8A8", activation=jaxfp8.INT8.activation)
+    blocks = isinstance(weight.granularity, tuple)
+    like = jaxfp8.FP8_BLOCK if blocks else jaxfp8.FP8_DYNAMIC
+    return dataclasses.replace(held, name="W8A8", activation=like.activation)
+
+
+def w8a16(held: jaxfp8.Recipe) -> jaxfp8.Recipe:
+    """A recipe with the weights of another, and inputs in floats."""
+    return dataclasses.replace(held, name="W8A16", activation=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Server:
+    """A decoder, ready to generate.
+
+    Attributes:
+      config: its sizes.
+      params: its arrays, once for both programs.
+      prefill: from `params`, ids [B, S], lengths [B] and empty caches to logits and caches.
+      decode: from `params`, token [B], position [B], caches and a key to the next token and caches.
+      empty: caches for a number of texts of a length.
+    """
+
+    config: Config
+    params: Any
+    prefill: Callable[..., Any]
+    decode: Callable[..., Any]
+    empty: Callable[[int, int], Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the parameters, scales included."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
+
+
+def server(
+    model: Decoder,
+    *,
+    cache: str = "fp8",
+    prefill_in_8_bits: bool = True,
+    how: Sampling | None = None,
+) -> Server:
+    """A server of a model in nnx.
+
+    Args:
+      model: loaded.
+      cache: how keys and values are kept: "fp8", "bf16" or "f32".
+      prefill_in_8_bits: whether prefill multiplies 8 bits by 8 bits.
+      how: the choice of tokens; greedy by default.
+    """
+    config = model.config
+
+    def program(recipe: Callable[[jaxfp8.Recipe], jaxfp8.Recipe]) -> Any:
+        for _, layer in nnx.iter_modules(model):
+            if isinstance(layer, jaxfp8.nnx.EightBitLayer):
+                layer.recipe = recipe(layer.recipe)
+        graph, state = nnx.split(model)
+
+        def run(params: Any, *args: Any, span: int) -> Any:
+            return nnx.merge(graph, params)(*args, span=span)
+
+        return run, state
+
+    prefill, params = program(w8a8 if prefill_in_8_bits else w8a16)
+    decode, _ = program(w8a16)
+    return compiled(config, params, prefill, decode, cache, how or Sampling(), stacked=False)
+
+
+def compiled(
+    config: Config,
+    params: Any,
+    prefill: Callable[..., Any],
+    decode: Callable[..., Any],
+    cache: str,
+    how: Sampling,
+    *,
+    stacked: bool,
+) -> Server:
+    """A server of two functions like `Decoder.__call__`, whose first argument are parameters.
+
+    `jaxfp8.rewrite` makes the products of attention read the codes of an FP8 cache.
+    """
+
+    @functools.partial(jax.jit, donate_argnums=3)
+    def first(params: Any, ids: jax.Array, lengths: jax.Array, cache: Any) -> Any:
+        positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+        run = jaxfp8.rewrite(functools.partial(prefill, span=ids.shape[1]))
+        return run(params, ids, positions, cache, lengths - 1)
+
+    @functools.partial(jax.jit, donate_argnums=3)
+    def following(
+        params: Any, token: jax.Array, position: jax.Array, cache: Any, key: jax.Array
+    ) -> Any:
+        span = jax.tree.leaves(cache)[0].shape[-2]
+        run = jaxfp8.rewrite(functools.partial(decode, span=span))
+        last = jnp.zeros_like(position)
+        logits, cache = run(params, token[:, None], position[:, None], cache, last)
+        return sample(how, logits, key), logits, cache
+
+    def empty(batch: int, length: int) -> Any:
+        if stacked:
+            return caches.empty(config, batch, length, cache, config.layers)
+        return [caches.empty(config, batch, length, cache) for _ in range(config.layers)]
+
+    return Server(config=config, params=params, prefill=first, decode=following, empty=empty)
+
+
+def pad(prompts: Sequence[Sequence[int]]) -> tuple[jax.Array, jax.Array]:
+    """Prompts as ids [B, S], padded on the right, and their lengths [B]."""
+    if not prompts or not all(prompts):
+        raise ValueError("a prompt has no tokens; each needs one at least")
+    longest = -(-max(map(len, prompts)) // STEP) * STEP
+    ids = np.zeros((len(prompts), longest), np.int32)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return jnp.asarray(ids), jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
+
+
+def generate(
+    server: Server,
+    prompts: Sequence[Sequence[int]],
+    number: int,
+    *,
+    how: Sampling | None = None,
+    seed: int = 0,
+) -> Iterator[np.ndarray]:
+    """At most `number` more tokens of each prompt, int32 [B] at a time.
+
+    A text that has ended goes on with its last token. Prompts may have different lengths: each
+    text has positions of its own, and what was padding is overwritten.
+
+    Args:
+      server: the decoder.
+      prompts: token ids.
+      number: of tokens to make.
+      how: the choice of the first token, as that of the server's others.
+      seed: of the choice.
+    """
+    ids, lengths = pad(prompts)
+    key = jax.random.key(seed)
+    cache = server.empty(len(prompts), -(-(int(ids.shape[1]) + number) // STEP) * STEP)
+    logits, cache = server.prefill(server.params, ids, lengths, cache)
+    token = sample(how or Sampling(), logits, jax.random.fold_in(key, 0))
+    ended = np.zeros(len(prompts), bool)
+    for place in range(number):
+        yield np.asarray(token)
+        ended |= np.isin(np.asarray(token), server.config.end)
+        if ended.all() or place + 1 == number:
+            return
+        key_here = jax.random.fold_in(key, place + 1)
+        following, _, cache = server.decode(server.params, token, lengths + place, cache, key_here)
+        token = jnp.where(jnp.asarray(ended), token, following)

@@ -1,0 +1,186 @@
+"""The decoder of examples/llama: against float64, between its forms, alone and in batches."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from llama_example.llama_checkpoints import FAMILIES, LLAMA, logits, write
+
+from llama import load, serve
+from llama.config import parse
+from llama.generate import main
+from llama.sampling import Sampling, sample
+
+IDS = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+F32 = {"dtype": jnp.float32}
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch):
+    monkeypatch.setattr(serve, "STEP", 16)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama in FP8."""
+    path = tmp_path_factory.mktemp("llama") / "model"
+    write(path, FAMILIES["llama 3"], "channel")
+    return path
+
+
+@pytest.fixture(scope="module")
+def fp8(folder):
+    """It, served in float32 with a cache in FP8."""
+    return serve.server(load.model(folder, **F32)[0], cache="fp8", prefill_in_8_bits=False)
+
+
+def first(server, prompts):
+    """Logits after prompts."""
+    ids, lengths = serve.pad(prompts)
+    return server.prefill(server.params, ids, lengths, server.empty(len(prompts), ids.shape[1]))[0]
+
+
+def off(got, want):
+    return np.linalg.norm(got - want) / np.linalg.norm(want)
+
+
+CASES = [*zip(FAMILIES, ["tensor", "block", "int8", None, "channel", "block"], strict=True)]
+
+
+@pytest.mark.parametrize(("family", "format"), CASES)
+def test_logits_are_those_of_the_decoder_in_float64(tmp_path, family, format):
+    said = FAMILIES[family] | {"num_hidden_layers": 1}
+    exact = logits(said, write(tmp_path / "m", said, format), IDS)[-1]
+    model, changes = load.model(tmp_path / "m", **F32)
+    assert bool(changes.changed) == (format is not None)
+    got = first(serve.server(model, cache="f32", prefill_in_8_bits=False), [IDS])
+    np.testing.assert_allclose(got[0], exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "format"), [("qwen 2", "block"), ("mixtral", "channel")])
+def test_plain_functions_with_a_scan_are_the_same_decoder(tmp_path, family, format):
+    exact = logits(FAMILIES[family], write(tmp_path / "m", FAMILIES[family], format), IDS)[-1]
+    made = load.functions(tmp_path / "m", cache="f32", prefill_in_8_bits=False, **F32)
+    np.testing.assert_allclose(first(made, [IDS])[0], exact, rtol=1e-5, atol=1e-5)
+
+
+def test_decoding_token_by_token_gives_what_prefill_gives(fp8):
+    """Of the same cache in FP8, which both read."""
+    ids, lengths = serve.pad([IDS[:1]])
+    key, cache = jax.random.key(0), fp8.empty(1, 32)
+    got, cache = fp8.prefill(fp8.params, ids, lengths, cache)
+    for place, token in enumerate(IDS[1:]):
+        token, position = jnp.array([token], jnp.int32), jnp.array([place + 1])
+        _, got, cache = fp8.decode(fp8.params, token, position, cache, key)
+    np.testing.assert_allclose(got, first(fp8, [IDS]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_of_different_lengths_is_its_texts_alone(fp8):
+    prompts = [IDS, IDS[3:5]]
+    together = np.stack([*serve.generate(fp8, prompts, 5)], 1)
+    for row, prompt in zip(together, prompts, strict=True):
+        alone = np.stack([*serve.generate(fp8, [prompt], 5)], 1)[0]
+        np.testing.assert_array_equal(row[: len(alone)], alone)
+
+
+def test_8_bits_everywhere_stay_close_and_are_half_the_bytes(folder, fp8):
+    wide, _ = load.model(folder, wide=True, **F32)
+    exact = first(serve.server(wide, cache="f32"), [IDS])
+    assert off(first(fp8, [IDS]), exact) < 0.03  # keys and values in FP8
+    all_8_bits = serve.server(load.model(folder, **F32)[0], cache="fp8")
+    assert 0 < off(first(all_8_bits, [IDS]), exact) < 0.08
+    size, codes = (sum(x.nbytes for x in jax.tree.leaves(fp8.empty(2, 64))), 2 * 2 * 2 * 2 * 64)
+    assert size == codes * (8 + 4)  # heads of 8 codes, and a scale
+
+
+def test_products_with_weights_and_with_the_cache_are_kernel_calls(fp8):
+    args = (jnp.zeros(1, jnp.int32), jnp.array([3]), fp8.empty(1, 32), jax.random.key(0))
+    text = fp8.decode.lower(fp8.params, *args).as_text()
+    assert text.count("stablehlo.custom_call @jaxfp8") >= 2 * (7 + 2)
+    assert text.count("stablehlo.dot_general") == 1  # the head, which is in floats
+
+
+def test_a_mesh_gives_what_one_device_gives(folder, fp8):
+    over = load.mesh(2)
+    model, _ = load.model(folder, over=over, **F32)
+    kernel = model.model.layers[0].mlp.down_proj.kernel.get_value()
+    assert kernel.sharding.shard_shape(kernel.shape) == (32, 24)
+    made = serve.server(model, cache="fp8", prefill_in_8_bits=False)
+    np.testing.assert_allclose(first(made, [IDS]), first(fp8, [IDS]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_text_ends_at_its_end(fp8):
+    (token,) = serve.generate(fp8, [IDS], 1)
+    ended = serve.dataclasses.replace(
+        fp8, config=serve.dataclasses.replace(fp8.config, end=(int(token[0]),))
+    )
+    assert len([*serve.generate(ended, [IDS], 5)]) == 1
+
+
+# Choosing tokens
+
+
+def test_sampling_takes_likely_tokens_alone():
+    logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]).repeat(200, 0))
+    key = jax.random.key(0)
+    for how, allowed in [
+        (Sampling(), {0}),
+        (Sampling(temperature=1.0, top_k=2), {0, 1}),
+        (Sampling(temperature=1.0, top_p=0.6), {0, 1}),
+        (Sampling(temperature=1.0, top_p=0.01), {0}),
+        (Sampling(temperature=2.0), {0, 1, 2, 3}),
+    ]:
+        assert set(sample(how, logits, key).tolist()) == allowed
+
+
+# Configurations and the command
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2' is not one of llama"),
+        ({"hidden_act": "gelu"}, "silu is computed"),
+        ({"rope_scaling": {"type": "dynamic"}}, "'dynamic', but linear"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "experts in every layer"),
+    ],
+    ids=["family", "activation", "rope", "dense layers"],
+)
+def test_a_configuration_of_something_else_is_refused(change, reason):
+    with pytest.raises(ValueError, match=reason):
+        parse(LLAMA | change)
+
+
+def test_command_generates_and_compares(folder, capsys):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: i for i, word in enumerate(["a", "b", "c", *map(str, range(37))])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert main([str(folder), "b c a", "--tokens", "3", "--compare", "--report"]) == 0
+    (folder / "tokenizer.json").unlink()
+    out = capsys.readouterr().out
+    assert "14 of 16 weights changed" in out and "\nb c a " in out
+    assert "\n8 bits " in out and "\nbfloat16 " in out
+
+
+def test_command_says_what_is_missing(folder, capsys):
+    assert main([str(folder), "a text"]) == 1
+    assert "tokenizer.json is missing; give token ids with --ids" in capsys.readouterr().err
+    assert main([str(folder), "--ids", "1,x"]) == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path, family):
+    """Run with torch 2.8 and transformers 4.56 where they are installed."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    write(tmp_path / "m", FAMILIES[family])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
+    exact = theirs(torch.tensor([IDS])).logits[0, -1].detach().numpy()
+    model, _ = load.model(tmp_path / "m", **F32)
+    got = first(serve.server(model, cache="f32", prefill_in_8_bits=False), [IDS])
+    np.testing.assert_allclose(got[0], exact, rtol=1e-4, atol=1e-4)
+    assert json.loads((tmp_path / "m" / "config.json").read_text())
