@@ -89,8 +89,8 @@ def recipe_dot_general(
     return _product(problem, *jax.tree.unflatten(structure, leaves))
 
 
-_HELD = QArray | PreparedArray  # in 8 bits
-_Array = jax.Array | QArray | PreparedArray
+_HELD = QArray | TransposedArray | PreparedArray  # in 8 bits
+_Array = jax.Array | QArray | TransposedArray | PreparedArray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -184,7 +184,7 @@ def _names_in(mesh: Any, entry: Any) -> tuple[str, ...]:
 
 
 def _check_recipe_holds(module: nn.Module, weight: Weight, value: Any) -> None:
-    """Refuses an 8-bit weight that is not held as the recipe of its layer says."""
+    """Refuses an 8-bit weight that does not follow the recipe of its layer."""
     own = weight.own()
     if isinstance(own, QArray) and holding(own) == holding(value):
         return
@@ -197,7 +197,7 @@ def _check_recipe_holds(module: nn.Module, weight: Weight, value: Any) -> None:
 
 
 def holding(q: Any) -> tuple[Any, ...]:
-    """What a recipe settles of an 8-bit weight; the dtype of the scale is free."""
+    """What a recipe determines of an 8-bit weight; the dtype of the scale is free."""
     return stored(q).qvalue.dtype, q.tile_sizes, stored(q).zero_point is None
 
 

@@ -73,9 +73,9 @@ class EightBitLayer(nnx.Module):
             self.bias = nnx.data(layer.bias)
 
     def _keep(self, held: Held) -> None:
-        setattr(self, self.WEIGHT, held.codes)
-        setattr(self, f"{self.WEIGHT}_scale", nnx.data(held.scale))
-        setattr(self, f"{self.WEIGHT}_zero_point", nnx.data(held.zero_point))
+        """Stores the weight. `Embed` has other names for the variables."""
+        self.kernel, self.kernel_scale = held.codes, nnx.data(held.scale)
+        self.kernel_zero_point = nnx.data(held.zero_point)
         self.tiles, self.order, self.prepared = held.tiles, held.order, held.prepared
 
     def held(self) -> Held:

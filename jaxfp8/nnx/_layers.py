@@ -275,7 +275,7 @@ class Embed(EightBitLayer):
     def _keep(self, held: Held) -> None:
         self.embedding, self.embedding_scale = held.codes, nnx.data(held.scale)
         self.embedding_zero_point = nnx.data(held.zero_point)
-        self.tiles, self.prepared = held.tiles, held.prepared
+        self.tiles, self.order, self.prepared = held.tiles, held.order, held.prepared
 
     def held(self) -> Held:
         """The table as this layer stores it."""
@@ -284,6 +284,7 @@ class Embed(EightBitLayer):
             scale=self.embedding_scale,
             zero_point=self.embedding_zero_point,
             tiles=self.tiles,
+            order=self.order,
             prepared=self.prepared,
         )
 

@@ -46,8 +46,8 @@ class Held:
       scale, zero_point: of the codes, or None.
       tiles: as in `QArray`.
       order: in which the axes of the arrays are read, as in `TransposedArray`; None as they lie.
-      prepared: the axis that prepared arrays are summed over, from the last; None where they are
-        those of a `QArray`.
+      prepared: the contracted axis of a prepared weight, counted from the end; None if it is not
+        prepared.
     """
 
     codes: nnx.Variable
@@ -110,7 +110,7 @@ def prepared(held: Held, contracting: int) -> Held:
 
 
 def restored(held: Held) -> Held:
-    """A prepared parameter as it was before; metadata is kept."""
+    """A prepared parameter in its former layout, with its metadata."""
     q, axis = as_qarray(held), held.prepared
     if held.order is not None and axis is not None:
         q = PreparedArray(q.packed, held.order[axis])  # the axis of what was stored
@@ -230,7 +230,7 @@ def _variable(
     if metadata.get(_SHARDING) is not None:
         names = _reordered(metadata[_SHARDING], order, None, array.ndim)
         metadata[_SHARDING] = _axes(names, array.shape)
-    # The array lies where it should: sharding it once more would need the mesh as a context.
+    # The array is placed already. Eager sharding would need the mesh as a context.
     eager = metadata.pop("eager_sharding", None)
     variable = kind(_placed(values, array, order), eager_sharding=False, **metadata)
     if eager is not None:
@@ -239,7 +239,7 @@ def _variable(
 
 
 def _placed(values: jax.Array, array: jax.Array, order: Shape | None) -> jax.Array:
-    """An array sharded as the values are, along the axes that it has."""
+    """An array sharded like the values, along the axes that are larger than 1."""
     if isinstance(values, jax.core.Tracer) or not isinstance(values, jax.Array):
         return array
     sharding = values.sharding
