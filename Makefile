@@ -12,7 +12,7 @@ CPP = $(shell find ffi -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.c
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-latest cuda demo test bench test-avx512 test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
+.PHONY: help setup setup-latest cuda demo test bench test-kernels test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
 
 help:  ## list the targets
 	@sed -n 's/^#   /  /p' Makefile; echo
@@ -41,14 +41,6 @@ test: setup-latest  ## the test suite on the oldest JAX; on the newest, a fifth 
 	  $$venv/bin/pytest -n $(JOBS) $$every $(ARGS) || failed=1; \
 	done; exit $$failed
 
-test-avx512: setup  ## the suite's tests of the CPU kernels, with AVX-512 and AMX computed in software
-	@$(BIN)/cmake -G Ninja -S ffi -B build/software -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	  -DJAXFP8_IN_SOFTWARE=ON \
-	  -DJAXFP8_FFI_INCLUDE=$$(echo $(CURDIR)/.venv/lib/python3*/site-packages/jaxlib/include) >/dev/null
-	@$(BIN)/cmake --build build/software --target jaxfp8_cpu
-	@$(BIN)/pytest -n $(JOBS) -q tests/native/test_kernels.py tests/native/test_quantize_call.py \
-	  --library build/software/cpu/libjaxfp8_cpu.so $(ARGS)
-
 check: setup  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -56,13 +48,16 @@ check: setup  ## format, lint, types and import contracts
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
 
-sanitize: setup  ## the CPU library and the host side of the CUDA library under ASan and UBSan, fuzzed; threads under TSan
-	@$(call checks,cpu,build/checks,)
-	@$(call checks,cuda,build/checks-cuda,-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python)
+test-kernels: setup  ## every CPU kernel that runs here against float64, compiled as it is installed
+	@$(call checks,cpu,build/checks,,--target native_kernels native_quantize,-R native)
+
+sanitize: setup  ## the same, and in software under ASan and UBSan; both libraries fuzzed; threads under TSan
+	@$(call checks,cpu,build/checks,,,)
+	@$(call checks,cuda,build/checks-cuda,-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python,,)
 
 checks = $(BIN)/cmake -G Ninja -S ffi/tests/$(1) -B $(2) $(3) \
-	-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null && $(BIN)/cmake --build $(2) && \
-	$(BIN)/ctest --test-dir $(2) -j $(JOBS) --verbose
+	-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null && $(BIN)/cmake --build $(2) $(4) && \
+	$(BIN)/ctest --test-dir $(2) -j $(JOBS) --verbose $(5)
 
 format: setup  ## rewrite the sources in the project's format
 	$(BIN)/ruff format .

@@ -4,16 +4,11 @@ import collections
 import ctypes
 import os
 import pathlib
-import unittest.mock
 
 import hypothesis
 import jax
 import pytest
 import sampling
-
-# Importing the package registers the installed library, and XLA takes no other one after it.
-with unittest.mock.patch.object(jax.ffi, "register_ffi_target"):
-    from jaxfp8._call import ffi
 
 # Most of the time of the longest tests would be spent in LLVM, on programs that run once.
 # Before a backend starts; an `XLA_FLAGS` of one's own, even an empty one, is left alone.
@@ -38,12 +33,6 @@ PAGE_BYTES = 4096
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--library",
-        type=pathlib.Path,
-        help="the CPU library to test in place of the installed one, such as one built with "
-        "-DJAXFP8_IN_SOFTWARE=ON, whose kernels run on any machine with AVX2",
-    )
     parser.addoption(
         "--every",
         type=int,
@@ -85,20 +74,6 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.nodeid in chosen]
-
-
-def pytest_configure(config):
-    library = config.getoption("--library")
-    if library is not None:
-        installed = ffi.library_path
-        ffi.library_path = lambda platform="cpu": (
-            library.resolve(strict=True) if platform == "cpu" else installed(platform)
-        )
-    ffi.reset()
-    ffi._REGISTERED.clear()
-    ffi.register_ahead()
-    if library is not None and ffi._library("cpu")._name != str(library.resolve()):
-        raise pytest.UsageError(f"--library: {ffi._library('cpu')._name} was loaded before it")
 
 
 @pytest.fixture(scope="session")

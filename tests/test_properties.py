@@ -1,4 +1,4 @@
-"""Thousands of random scaled dots on the platform's kernels, each against float64."""
+"""Hundreds of random scaled dots on the platform's kernels, each against float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _named(rng: np.random.Generator):
     return spec, specs.draw_operands(rng, spec)
 
 
-@pytest.mark.parametrize("block", range(60))
+@pytest.mark.parametrize("block", range(12))
 def test_kernels_agree_with_float64(block: int) -> None:
     rng = np.random.default_rng(block)
     for _ in range(CASES_PER_TEST):

@@ -99,6 +99,10 @@ Case Matrices(DType lhs, DType rhs, const Sizes& sizes, int layout) {
   return to;
 }
 
+Shape WeightTiles(int layout, int64_t depth, int64_t columns) {
+  return layout & kAlong ? Shape{columns, depth} : Shape{depth, columns};
+}
+
 Case Prepared(DType lhs, DType rhs, const Sizes& sizes) {
   Case to;
   to.lhs.dtype = lhs;

@@ -3,7 +3,11 @@
 #ifndef JAXFP8_TESTS_CPU_DRAW_H_
 #define JAXFP8_TESTS_CPU_DRAW_H_
 
+#include <utility>
+#include <vector>
+
 #include "tests/cpu/case.h"
+#include "tests/cpu/operands.h"
 
 namespace jaxfp8::tests {
 
@@ -18,13 +22,18 @@ struct Sizes {
   int64_t rows, depth, columns;
 };
 
-// The layouts of two matrices: bit 0 turns the left one to [K, M], bit 1 the right one to [N, K].
-inline constexpr int kLayouts = 4;
+// The layouts of two matrices: bit 0 makes the left one [K, M], bit 1 the right one [N, K].
+inline constexpr int kLayouts = 4, kAcross = 0, kAlong = 2;
+inline constexpr int kWeightLayouts[] = {kAcross, kAlong};  // [K, N] and [N, K]
 
 // A product of two matrices, without scales.
 Case Matrices(DType lhs, DType rhs, const Sizes& sizes, int layout);
 
-// The same, of which depth and columns are whole, with a right side as `jaxfp8.prepare` lays it.
+// Tiles of the right side of `Matrices`: so much depth of so many columns.
+Shape WeightTiles(int layout, int64_t depth, int64_t columns);
+
+// The same with a right side as `jaxfp8.prepare` lays it out; the depth is a multiple of 4, the
+// columns of 64.
 Case Prepared(DType lhs, DType rhs, const Sizes& sizes);
 
 // Gives a case scales, zero points and an epilogue.

@@ -17,8 +17,9 @@
 
 #include "cpu/own_threads.h"
 #include "cpu/pool.h"
+#include "tests/cpu/call.h"
 #include "tests/cpu/draw.h"
-#include "tests/cpu/plan_of.h"
+#include "tests/cpu/internals.h"
 
 namespace jaxfp8::tests {
 namespace {
