@@ -1,0 +1,62 @@
+"""The history of amaxes, and what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training.samples import DELAYED, MATRIX, ROW, TENSOR, first_state, normal, refuse, step
+
+import jaxfp8
+
+
+def test_history_has_the_last_step_first_and_then_the_oldest():
+    state, w, g = first_state(DELAYED), jnp.ones((2, 2)), jnp.ones((1, 2))
+    for amax in range(1, 7):
+        state = step(jnp.full((1, 2), float(amax)), w, g, state, DELAYED)[3]
+    assert state.input.amax_history.tolist() == [6, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "amax"),
+    [({}, 8.0), ({"amax_compute": "most_recent"}, 2.0), ({"margin": 3}, 64.0)],
+    ids=["max", "most_recent", "margin"],
+)
+def test_scale_is_of_the_steps_before(fields, amax):
+    recipe = jaxfp8.DelayedScaling(amax_history_length=4, **fields)
+    state = jaxfp8.ScalingState.init(recipe)
+    w, g = jnp.ones((2, 2)), jnp.ones((1, 2))
+    for size in (8.0, 2.0, 100.0):
+        state = step(jnp.full((1, 2), size), w, g, state, recipe)[3]
+    np.testing.assert_allclose(state.input.scale, amax / 448, rtol=1e-6)
+    np.testing.assert_allclose(state.output_grad.scale, 2.0 ** fields.get("margin", 0) / 57344)
+
+
+def test_state_can_be_donated():
+    leaves = jax.tree.leaves(first_state(DELAYED))
+    assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+
+
+def test_delayed_scaling_without_a_state_says_how_to_start():
+    refuse(TypeError, r"ScalingState.init", normal(2, 4), normal(4, 2), MATRIX)
+
+
+def test_current_scaling_with_a_state_is_refused():
+    refuse(
+        TypeError, "has none", normal(2, 4), normal(4, 2), MATRIX, first_state(DELAYED), recipe=ROW
+    )
+
+
+def test_a_recipe_of_inference_is_refused():
+    refuse(
+        TypeError, "no rule for gradients", normal(2, 4), normal(4, 2), MATRIX, recipe=jaxfp8.INT8
+    )
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float8_e4m3fn])
+def test_an_operand_that_is_no_float_array_is_refused(dtype):
+    x = jnp.ones((2, 4), dtype)
+    refuse(TypeError, "`lhs` is", x, normal(4, 2), MATRIX, recipe=TENSOR)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    refuse(ValueError, "contracting axes", normal(2, 4), normal(3, 2), MATRIX, recipe=TENSOR)
