@@ -43,6 +43,8 @@ uint64_t HashOf(const std::string& text) {
 
 Claim::Claim(const char* name, void (*check)(Harness&)) { AllClaims().push_back({name, check}); }
 
+bool TestedKernel::IsNamed(const std::string& prefixes) const { return Named(prefixes, name); }
+
 bool TestedKernel::Takes(const Case& of) const {
   if (SumsIntegers()) return IsInt8(of.lhs.dtype) && IsInt8(of.rhs.dtype);
   if (of.out_dtype == DType::kS32) return false;

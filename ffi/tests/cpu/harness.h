@@ -35,7 +35,8 @@ struct TestedKernel {
 
   bool SumsIntegers() const { return name.ends_with("_int8") || name.ends_with("_vnni"); }
   bool TakesOnlyBF16() const { return name.ends_with("_bf16"); }
-  bool IsScalar() const { return name.starts_with("scalar"); }
+  // Whether the name begins with one of the prefixes, which commas separate.
+  bool IsNamed(const std::string& prefixes) const;
   // Whether it can compute a case at all, by the rules of docs/custom_call.md.
   bool Takes(const Case& of) const;
 };

@@ -2,6 +2,8 @@
 // there are where docs/cpu_kernels.md says so.
 
 #include <algorithm>
+#include <functional>
+#include <string>
 
 #include "tests/cpu/draw.h"
 #include "tests/cpu/harness.h"
@@ -35,7 +37,7 @@ Part LastRows(const Case& whole, const Operands& from, int64_t rows) {
 }
 
 // Whether the kernel promises the bits of the whole for so many rows of it.
-using Promise = bool (*)(const TestedKernel&, int64_t rows);
+using Promise = std::function<bool(const TestedKernel&, int64_t rows)>;
 
 bool Always(const TestedKernel&, int64_t) { return true; }
 
@@ -150,13 +152,12 @@ CLAIM(BitsOfARowDoNotDependOnHowManyOthersThereAre) {
   }
 }
 
-// In a product of few rows, however many chunks its depth has. A kernel takes fewer rows as few
-// with short blocks; up to `rows` all of them do.
+// In a GEMV, however many chunks of K it has. With short blocks over [N, K] fewer rows are a GEMV.
 CLAIM(BitsOfARowDoNotDependOnHowManyFewThereAre) {
   constexpr struct {
     int64_t depth, tile;
     bool moderate;  // scales of at most 1, so that float32 may hold the sums of floats
-    int64_t along;  // most rows times a weight [N, K]
+    int64_t along;  // most rows of a GEMV over [N, K] by every kernel
   } kCuts[] = {{5003, 5003, false, 8}, {20'011, 20'011, false, 8}, {4480, 128, false, 4},
                {13'056, 192, true, 6}, {13'003, 200, true, 6},     {9024, 48, false, 2},
                {6144, 256, true, 8},   {24'576, 512, true, 8},     {30'720, 512, true, 8}};
@@ -183,35 +184,59 @@ CLAIM(BitsOfARowDoNotDependOnHowManyFewThereAre) {
   }
 }
 
-// Tiles of AMX take up to 8 rows of a weight [K, N] as few, and of a weight [N, K] up to 128; those
-// of AVX-512 VNNI up to 48 with one scale for all of the depth.
+// AMX computes up to 8 rows over [K, N] as a GEMV, and up to 128 over [N, K]. AVX-512 VNNI computes
+// up to 48 rows over [N, K] so where one scale holds for all of K, and AVX-512 BF16 8 in blocks of
+// 192.
 CLAIM(BitsOfARowDoNotDependOnHowManyRowsTilesTake) {
-  const Promise amx = [](const TestedKernel& kernel, int64_t) {
-    return kernel.name.starts_with("amx");
-  };
-  const Promise amx_and_vnni = [](const TestedKernel& kernel, int64_t) {
-    return kernel.name.starts_with("amx") || kernel.name == "avx512_vnni";
-  };
+  constexpr const char* kAmx = "amx";
+  constexpr const char* kAmxAndVnni = "amx,avx512_vnni";
+  constexpr const char* kAmxAndBF16 = "amx,avx512_bf16";
   constexpr struct {
     int layout;
-    int64_t rows, depth, tile;
-  } kCuts[] = {{kAlong, 48, 5003, 5003},   {kAlong, 128, 5003, 5003}, {kAlong, 128, 20'011, 20'011},
-               {kAlong, 128, 13'056, 192}, {kAlong, 128, 6144, 256},  {kAlong, 32, 24'576, 512},
-               {kAlong, 32, 4480, 128},    {kAlong, 32, 9024, 48},    {kAlong, 32, 13'003, 200},
-               {kAcross, 8, 5003, 5003},   {kAcross, 8, 4480, 128},   {kAcross, 8, 6144, 256}};
+    int64_t depth, tile;
+    int64_t floats, integers, shifted;  // rows; `shifted` those of integers with zero points
+    const char* promised_by;
+  } kCuts[] = {{kAlong, 5003, 5003, 48, 48, 48, kAmxAndVnni},
+               {kAlong, 5003, 5003, 128, 128, 128, kAmx},
+               {kAlong, 20'011, 20'011, 48, 48, 48, kAmxAndVnni},
+               {kAlong, 20'011, 20'011, 128, 128, 128, kAmx},
+               {kAlong, 13'056, 192, 8, 8, 8, kAmxAndBF16},
+               {kAlong, 13'056, 192, 128, 128, 32, kAmx},
+               {kAlong, 6144, 256, 128, 128, 32, kAmx},
+               {kAlong, 24'576, 512, 128, 32, 32, kAmx},
+               {kAlong, 30'720, 512, 128, 32, 32, kAmx},
+               {kAlong, 4480, 128, 32, 32, 32, kAmx},
+               {kAlong, 9024, 48, 32, 32, 32, kAmx},
+               {kAlong, 13'003, 200, 32, 32, 32, kAmx},
+               {kAcross, 5003, 5003, 8, 8, 8, kAmx},
+               {kAcross, 20'011, 20'011, 8, 8, 8, kAmx},
+               {kAcross, 13'056, 192, 8, 8, 8, kAmx},
+               {kAcross, 6144, 256, 8, 8, 8, kAmx},
+               {kAcross, 24'576, 512, 8, 8, 8, kAmx},
+               {kAcross, 30'720, 512, 8, 8, 8, kAmx},
+               {kAcross, 4480, 128, 8, 8, 8, kAmx},
+               {kAcross, 9024, 48, 8, 8, 8, kAmx},
+               {kAcross, 13'003, 200, 8, 8, 8, kAmx}};
   for (auto [lhs, rhs] : kTypes) {
     for (const auto& cut : kCuts) {
-      Case of = Matrices(lhs, rhs, {cut.rows, cut.depth, 70}, cut.layout);
-      of.lhs.scale = of.rhs.scale = true;
-      of.lhs.tiles = {1, cut.depth}, of.rhs.tiles = WeightTiles(cut.layout, cut.tile, 1);
-      if (!harness.Begin(of.Text(), Cost::kLarge)) continue;
-      const Operands operands = DrawOperands(of, Values::kFinite, harness.random());
-      if (cut.tile >= 192 && cut.tile < cut.depth) {
-        MakeAtMostOne(operands.lhs_scale);
-        MakeAtMostOne(operands.rhs_scale);
+      for (const bool zero_point : {false, true}) {
+        const bool integers = IsInt8(lhs);
+        if (zero_point && !integers) continue;  // refused by the kernels that promise
+        const int64_t rows = zero_point ? cut.shifted : integers ? cut.integers : cut.floats;
+        Case of = Matrices(lhs, zero_point ? DType::kU8 : rhs, {rows, cut.depth, 70}, cut.layout);
+        of.lhs.scale = of.rhs.scale = true;
+        of.lhs.zero_point = of.rhs.zero_point = zero_point;
+        of.lhs.tiles = {1, cut.depth}, of.rhs.tiles = WeightTiles(cut.layout, cut.tile, 1);
+        if (!harness.Begin(of.Text(), Cost::kLarge)) continue;
+        const Operands operands = DrawOperands(of, Values::kFinite, harness.random());
+        if (!integers && cut.tile >= 192 && cut.tile < cut.depth) {
+          MakeAtMostOne(operands.lhs_scale);
+          MakeAtMostOne(operands.rhs_scale);
+        }
+        CheckParts(
+            harness, of, operands, {1, 2, 3, 4, 7, 23, 41, 100},
+            [&](const TestedKernel& kernel, int64_t) { return kernel.IsNamed(cut.promised_by); });
       }
-      CheckParts(harness, of, operands, {1, 2, 3, 4, 7, 23, 41, 100},
-                 cut.rows == 48 ? amx_and_vnni : amx);
     }
   }
 }

@@ -142,11 +142,16 @@ CLAIM(EightBitOutputsSaturateAndRoundToEven) {
       }
       Fill(operands.out_scale, 1);
       Exact exact;
+      Array codes(out, {n});
       for (int64_t i = 0; i < n; ++i) {
-        exact.y.push_back(RoundedTo(out, ValueOf(operands.bias, i)));
+        const double value = ValueOf(operands.bias, i);
+        exact.y.push_back(RoundedTo(out, value));
+        Put(codes, i, std::copysign(exact.y[i], value));
       }
       harness.ForEachKernel(of, operands, [&](TestedKernel&, const Results& results) {
-        return WhyNotExact(exact, results);
+        const std::string wrong = WhyNotExact(exact, results);
+        const bool same = SameValues(results.out, codes);
+        return wrong.empty() && !same ? "a zero has the wrong sign" : wrong;
       });
     }
   }
