@@ -51,7 +51,7 @@ check: setup  ## format, lint, types and import contracts
 test-kernels: setup  ## every CPU kernel that runs here against float64, compiled as it is installed
 	@$(call checks,cpu,build/checks,,--target native_kernels native_quantize,-R native)
 
-sanitize: setup  ## the same, and in software under ASan and UBSan; both libraries fuzzed; threads under TSan
+sanitize: setup  ## test-kernels, and all CPU kernels under ASan and UBSan; both libraries fuzzed; threads under TSan
 	@$(call checks,cpu,build/checks,,,)
 	@$(call checks,cuda,build/checks-cuda,-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python,,)
 
