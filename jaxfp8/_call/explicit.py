@@ -2,7 +2,7 @@
 
 On explicit axes JAX knows the sharding of every array while it traces. The type of an output is
 decided there, as `jax.lax.dot_general` decides its own. Lowering then wraps the call in a
-`shard_map`. The factors are those of `partitioning`; an array that is split otherwise is resharded
+`shard_map`. The factors are those of `shards`; an array that is split otherwise is resharded
 first, as it is stored: 8-bit values move as 8-bit values.
 """
 
@@ -20,13 +20,12 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxfp8._call.partitioning import Factors, Names, Shards
+from jaxfp8._call.shards import Factors, Names, Parts, Shards
 from jaxfp8._value.dtypes import FLOAT8
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 from jaxfp8._value.tiles import repeated
 
 Axes = tuple[str, ...]  # mesh axes that split one axis of an array, outermost first
-Parts = tuple[Factors, Callable[[Shards], Callable[..., Sequence[Any]]]]
 
 
 def splits(aval: Any) -> tuple[Axes, ...]:
@@ -49,23 +48,31 @@ def mesh_of(avals: Iterable[Any]) -> Any:
     return None
 
 
-def lower_on_shards(mesh: Any, parts: Parts, ctx: Any, operands: Sequence[Any]) -> Any:
-    """Lowers a call to a `shard_map` over explicit mesh axes.
+def lowering(rule: Callable[..., Any], parts: Callable[..., Parts]) -> Callable[..., Any]:
+    """The lowering rule of a primitive that becomes a `shard_map` over explicit mesh axes.
+
+    Where the types name no explicit axis, the call is lowered by `rule`.
 
     Args:
-      mesh: the mesh of the types of its operands and results.
-      parts: the factors of the call, and the call on shards.
-      ctx: the context of the lowering rule.
-      operands: the operands as MLIR values.
+      rule: lowers the call where no explicit axis splits it.
+      parts: from the types of the operands and the parameters of the primitive, its factors and
+        the call on shards.
     """
-    factors, on_shards = parts
-    shards = choose_shards(mesh, factors, ctx.avals_in, ctx.avals_out)
 
-    def call(*operands: Any) -> Sequence[Any]:
-        with jax.sharding.use_abstract_mesh(mesh):
-            return _on_mesh(shards, factors, on_shards(shards), operands, ctx.avals_out)
+    def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
+        mesh = mesh_of((*ctx.avals_in, *ctx.avals_out))
+        if mesh is None:
+            return rule(ctx, *operands, **params)
+        factors, on_shards = parts(ctx.avals_in, **params)
+        shards = choose_shards(mesh, factors, ctx.avals_in, ctx.avals_out)
 
-    return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+        def call(*operands: Any) -> Sequence[Any]:
+            with jax.sharding.use_abstract_mesh(mesh):
+                return _on_mesh(shards, factors, on_shards(shards), operands, ctx.avals_out)
+
+        return mlir.lower_fun(call, multiple_results=True)(ctx, *operands)
+
+    return lower
 
 
 def _on_mesh(
@@ -302,7 +309,8 @@ def dot_sharding(
         return functools.reduce(jnp.add, addends, y)
 
     with jax.sharding.use_abstract_mesh(mesh):
-        return jax.eval_shape(dot, *operands, *addends).sharding
+        # `jax.eval_shape` leaves shardings out on a mesh that has automatic axes too.
+        return jax.make_jaxpr(dot)(*operands, *addends).out_avals[0].sharding
 
 
 def _float(mesh: Any, shape: Shape, split: Sequence[Axes]) -> jax.ShapeDtypeStruct:

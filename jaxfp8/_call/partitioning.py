@@ -1,31 +1,28 @@
-"""How a custom call is split over the devices of a mesh, under plain jit.
+"""How a custom call is split over automatic mesh axes: by XLA, which asks for the call on shards.
 
-The axes of operands and results belong to **factors**: the rows of a product are a factor of the
-left side, of the output and of the residual. A call on shards is right if every array is split
-along its factors alike. So one table says everything: which mesh axes split which factor. It is
-made from the shardings that XLA chose for the arrays. XLA moves an array that is split otherwise.
+It asks while it compiles, by way of `jax.experimental.custom_partitioning`. JAX gives that the
+devices only if a program is on one mesh; a lowering rule of ours gives it stand-ins.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 from jax.interpreters import mlir
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh
 
+from jaxfp8._call import grid
+from jaxfp8._call.shards import Factors, Names, Parts, Shards
 from jaxfp8._value import compat
 from jaxfp8._value.spec import is_known
 
@@ -36,9 +33,9 @@ _WHOLE = contextvars.ContextVar("jaxfp8_unpartitioned", default=False)
 def unpartitioned() -> Iterator[None]:
     """Within this context, products and quantisations are traced as calls that XLA cannot split.
 
-    On a mesh XLA then gathers their operands. It is for what JAX refuses of a program that holds a
-    call with a rule to split it: arguments on several meshes, and lowering for an `AbstractMesh`.
-    What was traced before keeps what was decided then.
+    On automatic mesh axes XLA then gathers their operands. The program holds no pointer into this
+    process, so that JAX's persistent cache finds it in another one. What was traced before keeps
+    what was decided then.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -59,134 +56,83 @@ def unpartitioned() -> Iterator[None]:
 
 
 def is_wanted(arrays: Sequence[Any]) -> bool:
-    """Whether a call on these arrays is to be traced with a rule that splits it."""
-    wanted = not _WHOLE.get() and compat.may_be_split(arrays)
-    return wanted and all(is_known(x.shape) for x in arrays)
+    """Whether a call on these arrays is to be traced as one that XLA may split.
 
-
-Names = tuple[str | None, ...]  # the factor of each axis of an array, None where it is never split
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Factors:
-    """Which axes of a call are split together.
-
-    Attributes:
-      operands, results: the factor of each axis of each array.
-      pieces: into how many equal parts each factor can be cut.
-      behind: how many operands, the last ones, follow the sum, as all results do.
+    On a mesh without automatic axes there is nothing for XLA to decide.
     """
-
-    operands: tuple[Names, ...]
-    results: tuple[Names, ...]
-    pieces: Mapping[str, int]
-    behind: int = 0
-
-    def summed(self, name: str) -> bool:
-        """Whether a factor is summed over: no result has it."""
-        return not any(name in names for names in self.results)
+    if _WHOLE.get() or not all(is_known(x.shape) for x in arrays):
+        return False
+    meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in arrays)]
+    kinds = {kind for mesh in meshes for kind in mesh.axis_types}
+    return not kinds or AxisType.Auto in kinds
 
 
-@dataclasses.dataclass(frozen=True)
-class Shards:
-    """How a call is split: each device has one part of each factor.
-
-    Attributes:
-      mesh: the devices.
-      mesh_axes: by factor, the mesh axes that split it.
-      scattered: by factor, the mesh axes that split it behind the sum only: a sum over devices
-        along such an axis is a reduce-scatter.
-    """
-
-    mesh: Mesh
-    mesh_axes: Mapping[str, tuple[str, ...]]
-    scattered: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def behind(self) -> Shards:
-        """How what follows the sum is split."""
-        merged = {name: self.axes(name) for name in self.mesh_axes}
-        for name, axes in self.scattered.items():
-            merged[name] = (*merged.get(name, ()), *axes)
-        return Shards(self.mesh, merged)
-
-    def placements(self, factors: Factors) -> tuple[list[NamedSharding], list[NamedSharding]]:
-        """Where the shards of operands and of results lie."""
-        first = len(factors.operands) - factors.behind
-        sides, others = factors.operands[:first], factors.operands[first:]
-        operands = [*map(self.sharding, sides), *map(self.behind.sharding, others)]
-        return operands, list(map(self.behind.sharding, factors.results))
-
-    def give(self, name: str, axis: str) -> Shards:
-        """The same, and a mesh axis that splits a factor."""
-        split = {**self.mesh_axes, name: (*self.axes(name), axis)}
-        return dataclasses.replace(self, mesh_axes=split)
-
-    def scatter(self, factors: Factors, axis: str, names: Iterable[str]) -> Shards:
-        """The same; if the axis splits a sum, it splits one of some factors behind that."""
-        owner = next((name for name, axes in self.mesh_axes.items() if axis in axes), "")
-        if not owner or not factors.summed(owner):
-            return self
-        for name in names:
-            parts = self.behind.parts(name) * self.mesh.shape[axis]
-            if not factors.summed(name) and factors.pieces[name] % parts == 0:
-                own = (*self.scattered.get(name, ()), axis)
-                return dataclasses.replace(self, scattered={**self.scattered, name: own})
-        return self
-
-    def axes(self, *names: str | None) -> tuple[str, ...]:
-        """The mesh axes that split some factors."""
-        return tuple(axis for name in names if name for axis in self.mesh_axes.get(name, ()))
-
-    def parts(self, name: str | None) -> int:
-        """Into how many parts a factor is split."""
-        return math.prod(self.mesh.shape[axis] for axis in self.axes(name))
-
-    def shape(self, shape: tuple[int, ...], names: Names) -> tuple[int, ...]:
-        """The shape of one shard of an array."""
-        return tuple(size // self.parts(n) for size, n in zip(shape, names, strict=True))
-
-    def sharding(self, names: Names) -> NamedSharding:
-        """Where the shards of an array lie."""
-        return NamedSharding(self.mesh, PartitionSpec(*(self.axes(n) or None for n in names)))
-
-
-def partitioned(
-    function: Callable[..., Sequence[Any]],
-    avals: Sequence[jax.ShapeDtypeStruct],
-    factors: Factors,
-    on_shards: Callable[[Shards], Callable[..., Sequence[Any]]],
-    what: str,
-) -> Any:
-    """The jaxpr of a call that XLA may split.
-
-    It has to be a parameter of the primitive that is lowered to it. So jit knows that lowering
-    needs the devices.
+def lowering(rule: Callable[..., Any], parts: Callable[..., Parts]) -> Callable[..., Any]:
+    """The lowering rule of a primitive whose parameter `split` says whether XLA may split it.
 
     Args:
-      function: the call on whole arrays.
-      avals: shapes and dtypes of its operands.
-      factors: which axes are split together.
-      on_shards: the call on shards, given how it is split.
-      what: names all that is computed, for the key of JAX's persistent cache: it holds no function.
+      rule: lowers the call on one device, from its other parameters.
+      parts: from the types of the operands and the parameters of the primitive, its factors and
+        the call on shards.
     """
 
-    def call(*operands: Any) -> Sequence[Any]:
-        return function(*operands)
+    def lower(
+        ctx: Any, *operands: Any, split: bool, out_sharding: Any = None, **params: Any
+    ) -> Any:
+        del out_sharding  # has gone into the types of the results
+        place = compat.place_of(ctx) if split else None
+        if place is None:
+            return rule(ctx, *operands, **params)
+        types = tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in)
+        call = core.jaxpr_as_fun(_splittable(parts, types, place, tuple(params.items())))
+        compass = mlir.lower_fun(lambda: grid.compass(place), multiple_results=True)
+        needle = compass(ctx.replace(avals_in=[]))
+        told = place.given_to(ctx.replace(avals_in=[*types, *grid.compass_type(place)]))
+        return mlir.lower_fun(call, multiple_results=True)(told, *operands, *needle)
+
+    return lower
+
+
+@functools.lru_cache(maxsize=1024)
+def _splittable(
+    parts: Callable[..., Parts],
+    types: tuple[Any, ...],
+    place: compat.Place,
+    params: tuple[tuple[str, Any], ...],
+) -> Any:
+    """The jaxpr of a call that XLA may split, whose last operand is the compass, if there is one.
+
+    The key of JAX's persistent cache holds no Python function. The text of the program therefore
+    names all that is computed.
+    """
+    factors, on_shards = parts(types, split=True, out_sharding=None, **dict(params))
+    number = len(factors.operands)
+
+    def whole(*operands: Any) -> Sequence[Any]:
+        return on_shards(Shards(_NO_MESH, {}))(*operands[:number])
 
     def partition(mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
-        shards = choose_shards(mesh, factors, [*operands, *results])
+        del mesh  # of the process, which may have several
+        arrays, compass = operands[:number], operands[number:]
+        devices = grid.grid_of(place, compass, [*arrays, *results])
+        shards = grid.choose_shards(devices.local, factors, [*arrays, *results])
         placed, results_placed = shards.placements(factors)
-        return shards.mesh, _off_mesh(on_shards(shards)), results_placed, tuple(placed)
+        placed += [array.sharding for array in compass]
+        call = _off_mesh(on_shards(shards))
+        return devices.whole, lambda *local: call(*local[:number]), results_placed, tuple(placed)
 
-    splittable = custom_partitioning(call)
-    splittable.def_partition(partition, sharding_rule=_rule(factors), decode_shardings=False)
+    splittable = custom_partitioning(whole)
+    splittable.def_partition(
+        partition, sharding_rule=_rule(factors, len(place.axes)), decode_shardings=False
+    )
+    what = repr((metadata.version("jaxfp8"), types, params))
 
     def marked(*operands: Any) -> Sequence[Any]:
         with set_xla_metadata(jaxfp8=what):
             return splittable(*operands)
 
-    return jax.make_jaxpr(marked)(*avals)
+    with jax.sharding.use_abstract_mesh(_NO_MESH):
+        return jax.make_jaxpr(marked)(*types, *grid.compass_type(place))
 
 
 def _off_mesh(function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
@@ -226,7 +172,7 @@ _NO_MESH = jax.sharding.AbstractMesh((), ())
 mlir.register_lowering(_off_mesh_p, _lower_off_mesh)
 
 
-def _rule(factors: Factors) -> str:
+def _rule(factors: Factors, axes: int) -> str:
     """The rule by which Shardy carries shardings across the call, as an einsum of factors.
 
     Contracted factors are no reduction factors of the rule: the call adds up the parts itself.
@@ -236,71 +182,5 @@ def _rule(factors: Factors) -> str:
     def side(arrays: Sequence[Names]) -> str:
         return ", ".join(" ".join(n or f"alone{next(alone)}" for n in names) for names in arrays)
 
-    return f"{side(factors.operands)} -> {side(factors.results)}"
-
-
-def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> Shards:
-    """Gives each mesh axis to the factor by which it splits the most bytes already.
-
-    Args:
-      mesh: the devices.
-      factors: which axes are split together.
-      arrays: operands and results, with shape, dtype and the sharding in which XLA has them.
-    """
-    grid = _grid(mesh)
-    votes: dict[str, collections.Counter[str]] = {}
-    wanted: dict[str, list[str]] = {}  # by mesh axis the factors of the results that it splits
-    number = len(factors.operands)
-    for i, (array, names) in enumerate(
-        zip(arrays, factors.operands + factors.results, strict=True)
-    ):
-        size = math.prod(array.shape) * array.dtype.itemsize
-        for name, axes in zip(names, _splits(array.sharding, len(array.shape), grid), strict=True):
-            if name is not None:
-                for axis in axes:
-                    votes.setdefault(axis, collections.Counter())[name] += size
-                    if i >= number:
-                        wanted.setdefault(axis, []).append(name)
-    shards = Shards(grid, {})
-    for axis, count in votes.items():
-        for name, _ in count.most_common():
-            if factors.pieces[name] % (shards.parts(name) * grid.shape[axis]) == 0:
-                shards = shards.give(name, axis)
-                break
-    for axis, kept in wanted.items():
-        shards = shards.scatter(factors, axis, kept)
-    return shards
-
-
-@functools.lru_cache(maxsize=64)
-def _grid(mesh: Mesh) -> Mesh:
-    """The devices of a mesh by axes of prime size: XLA may split an array by part of an axis."""
-    sizes = [prime for size in mesh.devices.shape for prime in _primes(size)]
-    return Mesh(mesh.devices.reshape(sizes), tuple(f"d{i}" for i in range(len(sizes))))
-
-
-def _primes(number: int) -> list[int]:
-    for divisor in range(2, number + 1):
-        if number % divisor == 0:
-            return [divisor, *_primes(number // divisor)]
-    return []
-
-
-@functools.lru_cache(maxsize=1024)
-def _splits(sharding: Sharding, rank: int, mesh: Mesh) -> list[tuple[str, ...]]:
-    """The mesh axes that split each axis of an array, outermost first; none where others do."""
-    # In an array of so many elements along each axis all shards are equal.
-    indices = sharding.devices_indices_map((mesh.size,) * rank)
-    result = []
-    for axis in range(rank):
-        slices = [indices[device][axis].indices(mesh.size) for device in mesh.devices.flat]
-        starts = np.reshape([start for start, _, _ in slices], mesh.devices.shape)
-        steps = {
-            name: int(np.take(starts, 1, i).flat[0] - starts.flat[0])
-            for i, name in enumerate(mesh.axis_names)
-        }
-        split = sorted((name for name in steps if steps[name] > 0), key=lambda n: -steps[n])
-        start, stop, _ = slices[0]
-        whole = math.prod(mesh.shape[name] for name in split) * (stop - start) == mesh.size
-        result.append(tuple(split) if whole else ())
-    return result
+    compass = [(None,) * axes] if axes else []
+    return f"{side([*factors.operands, *compass])} -> {side(factors.results)}"

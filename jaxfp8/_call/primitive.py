@@ -1,9 +1,10 @@
 """The scaled dot as a primitive, `scaled_dot_p`: one FFI call on a platform with kernels.
 
 Order of this file: bind, primitive, abstract evaluation, batching, differentiation, registration.
-Sharding: how XLA may split the call over a mesh is a parameter of the primitive
-(`_call/split_dot`), made anew for each problem that batching and differentiation lead to. Inside
-shard_map a product is local: its output varies along the mesh axes that an operand does.
+Sharding: lowering splits the call over a mesh (`_call/split_dot`), along explicit axes by itself,
+along automatic ones as XLA asks for. Each problem that batching and differentiation lead to has its
+own table for that. Along the manual axes of shard_map a product is local: its output varies along
+those that an operand varies along.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import explicit, lowering, on_mesh, partitioning, reference, split_dot
+from jaxfp8._call import explicit, lowering, partitioning, reference, split_dot
 from jaxfp8._call.batching import batch_scaled_dot
+from jaxfp8._call.shards import Parts
 from jaxfp8._value import compat
 from jaxfp8._value import dtypes as _dtypes
 from jaxfp8._value.spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
@@ -87,33 +89,17 @@ def _bind(
 ) -> list[jax.Array]:
     spec, named = explicit.with_whole_tiles(spec, named)
     operands = compat.vary_alike([named[name] for name in spec.operand_names()])
-    dtypes = tuple(x.dtype for x in operands)
-    split = _split(spec, kernel, dtypes) if partitioning.is_wanted(operands) else None
     return scaled_dot_p.bind(
-        *operands, spec=spec, kernel=kernel, split=split, out_sharding=out_sharding
+        *operands,
+        spec=spec,
+        kernel=kernel,
+        split=partitioning.is_wanted(operands),
+        out_sharding=out_sharding,
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _split(spec: ScaledDotSpec, kernel: str, dtypes: tuple[np.dtype, ...]) -> Any:
-    """The call as XLA may split it over a mesh."""
-    bind = functools.partial(_bind_locally, kernel)
-    return partitioning.partitioned(
-        functools.partial(bind, spec),
-        [jax.ShapeDtypeStruct(s, d) for (s, _), d in zip(_expected(spec), dtypes, strict=True)],
-        split_dot.factors(spec),
-        functools.partial(split_dot.on_shards, spec, bind),
-        what=repr((spec, kernel)),
-    )
-
-
-def _bind_locally(kernel: str, spec: ScaledDotSpec, *operands: jax.Array) -> list[jax.Array]:
-    """The call that one device computes by itself."""
-    return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=None, out_sharding=None)
-
-
-# Without jit: a jitted bind for each problem. Strictness is part of the key, since it changes what
-# lowering does.
+# Eager evaluation: a jitted bind per problem. Strictness is part of the key, for it decides what
+# compiling does.
 @functools.lru_cache(maxsize=1024)
 def _jitted(strict: bool, **params: Any) -> Any:
     del strict
@@ -160,7 +146,7 @@ def _abstract_eval(
     *avals: jax.core.ShapedArray,
     spec: ScaledDotSpec,
     kernel: str,
-    split: Any,
+    split: bool,
     out_sharding: PartitionSpec | None,
 ) -> list[jax.core.ShapedArray]:
     del kernel, split
@@ -191,7 +177,7 @@ def _batch(
     *,
     spec: ScaledDotSpec,
     kernel: str,
-    split: Any,
+    split: bool,
     out_sharding: PartitionSpec | None,
 ) -> tuple[list[jax.Array], list[int]]:
     del split  # `_bind` makes that of the new problem
@@ -219,7 +205,7 @@ def _jvp(
     *,
     spec: ScaledDotSpec,
     kernel: str,
-    split: Any,
+    split: bool,
     out_sharding: PartitionSpec | None,
 ) -> tuple[list[Any], list[Any]]:
     del split
@@ -303,7 +289,7 @@ def _transpose(
     *operands: Any,
     spec: ScaledDotSpec,
     kernel: str,
-    split: Any,
+    split: bool,
     out_sharding: PartitionSpec | None,
 ) -> list[Any]:
     """Transposes a sum that is linear in the undefined operands: one side, residual or bias."""
@@ -425,12 +411,19 @@ def _layout_of(
     return order, shared
 
 
-# Splitting along explicit mesh axes
+# Splitting over a mesh
 
 
-def _parts(avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str) -> explicit.Parts:
-    del avals
-    bind = functools.partial(_bind_locally, kernel)
+def _parts(
+    avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str, split: bool, out_sharding: Any
+) -> Parts:
+    del avals, out_sharding  # what follows from them is in the spec, or in types of results
+
+    def bind(spec: ScaledDotSpec, *operands: jax.Array) -> list[jax.Array]:
+        return scaled_dot_p.bind(
+            *operands, spec=spec, kernel=kernel, split=split, out_sharding=None
+        )
+
     return split_dot.factors(spec), functools.partial(split_dot.on_shards, spec, bind)
 
 
@@ -440,5 +433,6 @@ ad.primitive_jvps[scaled_dot_p] = _jvp
 ad.primitive_transposes[scaled_dot_p] = _transpose
 batching.primitive_batchers[scaled_dot_p] = _batch
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
-    _rule = on_mesh.lowering(functools.partial(lowering.lower, _platform), _parts)
+    _rule = partitioning.lowering(functools.partial(lowering.lower, _platform), _parts)
+    _rule = explicit.lowering(_rule, _parts)
     mlir.register_lowering(scaled_dot_p, _rule, platform=_platform)

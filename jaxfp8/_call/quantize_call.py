@@ -17,12 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
-from jaxfp8._call import explicit, ffi, on_mesh
-from jaxfp8._call.partitioning import Factors, Shards, is_wanted, partitioned
+from jaxfp8._call import explicit, ffi
+from jaxfp8._call.partitioning import is_wanted, lowering
 from jaxfp8._call.quantize_lowering import lowered
 from jaxfp8._call.quantize_reference import (
     QuantizeSpec,
@@ -31,6 +31,7 @@ from jaxfp8._call.quantize_reference import (
     quantized,
     with_transpose,
 )
+from jaxfp8._call.shards import Factors, Parts, Shards
 from jaxfp8._value import compat
 from jaxfp8._value.spec import Shape
 
@@ -137,19 +138,16 @@ def _rows(shape: Shape) -> Shape:
 
 
 def _bind(*operands: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
-    split = None
-    if is_wanted(operands):
-        split = _split(tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands), spec)
-    return quantize_p.bind(*operands, spec=spec, split=split)
+    return quantize_p.bind(*operands, spec=spec, split=is_wanted(operands))
 
 
 @functools.lru_cache(maxsize=1024)
-def _jitted(spec: QuantizeSpec, split: ClosedJaxpr | None) -> Any:
+def _jitted(spec: QuantizeSpec, split: bool) -> Any:
     return jax.jit(functools.partial(quantize_p.bind, spec=spec, split=split))
 
 
 @quantize_p.def_impl
-def _impl(*operands: jax.Array, spec: QuantizeSpec, split: ClosedJaxpr | None) -> list[jax.Array]:
+def _impl(*operands: jax.Array, spec: QuantizeSpec, split: bool) -> list[jax.Array]:
     with jax.disable_jit(False):  # a kernel runs compiled or not at all
         return _jitted(spec, split)(*operands)
 
@@ -159,7 +157,7 @@ def _impl(*operands: jax.Array, spec: QuantizeSpec, split: ClosedJaxpr | None) -
 
 @quantize_p.def_abstract_eval
 def _abstract_eval(
-    *avals: jax.core.ShapedArray, spec: QuantizeSpec, split: ClosedJaxpr | None
+    *avals: jax.core.ShapedArray, spec: QuantizeSpec, split: bool
 ) -> list[jax.core.ShapedArray]:
     del split
     x = avals[0]
@@ -189,7 +187,7 @@ def _batch(
     axes: tuple[int | None, ...],
     *,
     spec: QuantizeSpec,
-    split: ClosedJaxpr | None,
+    split: bool,
 ) -> tuple[list[jax.Array], list[int]]:
     del split  # `_bind` makes that of the new array
     if not spec.given_scale:
@@ -233,7 +231,7 @@ def _jvp(
     tangents: tuple[Any, ...],
     *,
     spec: QuantizeSpec,
-    split: ClosedJaxpr | None,
+    split: bool,
 ) -> tuple[list[jax.Array], list[Any]]:
     del split
     results = _bind(*primals, spec=spec)
@@ -248,16 +246,11 @@ def _jvp(
 # rows stay whole.
 
 
-@functools.lru_cache(maxsize=1024)
-def _split(avals: tuple[jax.ShapeDtypeStruct, ...], spec: QuantizeSpec) -> Any:
-    """The call as XLA may split it."""
-    call = functools.partial(_on_one_device, spec=spec)
-    what = repr((quantize_p, avals, spec))
-    return partitioned(call, avals, *_parts(avals, spec=spec), what=what)
-
-
-def _parts(avals: Sequence[Any], *, spec: QuantizeSpec) -> explicit.Parts:
+def _parts(
+    avals: Sequence[Any], *, spec: QuantizeSpec, split: bool = False, out_sharding: Any = None
+) -> Parts:
     """The factors of the call, and the call on shards."""
+    del out_sharding  # it has none
     shape = avals[0].shape
     names = tuple(
         None if spec.plain and axis == len(shape) - 1 else f"a{axis}" for axis in range(len(shape))
@@ -276,10 +269,10 @@ def _parts(avals: Sequence[Any], *, spec: QuantizeSpec) -> explicit.Parts:
         local = dataclasses.replace(spec, tiles=tiles)
         mesh_axes = shards.axes(*(name for name, size, tile in axes if tile >= size))
         if spec.plain or not mesh_axes:
-            return functools.partial(_on_one_device, spec=local)
-        is_one_tile = all(tile >= size for _, size, tile in axes)
-        across = _one_tile_across if is_one_tile else quantized
-        return functools.partial(across, spec=local, mesh_axes=mesh_axes)
+            return functools.partial(_on_one_device, spec=local, split=split)
+        if any(tile < size for _, size, tile in axes):
+            return functools.partial(quantized, spec=local, mesh_axes=mesh_axes)
+        return functools.partial(_one_tile_across, spec=local, split=split, mesh_axes=mesh_axes)
 
     return factors, on_shards
 
@@ -290,17 +283,17 @@ def _pieces(size: int, tile: int) -> int:
     return size // tile if size % tile == 0 else 1
 
 
-def _on_one_device(*operands: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
-    return quantize_p.bind(*operands, spec=spec, split=None)
+def _on_one_device(*operands: jax.Array, spec: QuantizeSpec, split: bool) -> list[jax.Array]:
+    return quantize_p.bind(*operands, spec=spec, split=split)
 
 
 def _one_tile_across(
-    x: jax.Array, *given: jax.Array, spec: QuantizeSpec, mesh_axes: tuple[str, ...]
+    x: jax.Array, *given: jax.Array, spec: QuantizeSpec, split: bool, mesh_axes: tuple[str, ...]
 ) -> list[jax.Array]:
     """A device's part of an array with one scale, which all devices agree on first."""
     scale = given[0] if given else chosen_scale(x, spec, mesh_axes)
     local = dataclasses.replace(spec, given_scale=True)
-    *codes, amax = _on_one_device(x, scale, spec=local)
+    *codes, amax = _on_one_device(x, scale, spec=local, split=split)
     return [*codes, jax.lax.pmax(amax, mesh_axes) if given else scale]
 
 
@@ -310,5 +303,5 @@ ad.primitive_jvps[quantize_p] = _jvp
 batching.primitive_batchers[quantize_p] = _batch
 for _platform in (None, *ffi.PLATFORMS):
     _call = quantized if _platform is None else functools.partial(lowered, _platform)
-    _rule = on_mesh.lowering(mlir.lower_fun(_call, multiple_results=True), _parts)
-    mlir.register_lowering(quantize_p, _rule, platform=_platform)
+    _rule = lowering(mlir.lower_fun(_call, multiple_results=True), _parts)
+    mlir.register_lowering(quantize_p, explicit.lowering(_rule, _parts), platform=_platform)

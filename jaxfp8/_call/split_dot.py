@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxfp8._call import reference
-from jaxfp8._call.partitioning import Factors, Names, Shards
+from jaxfp8._call.shards import Factors, Names, Shards
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 from jax.interpreters import ad
 
@@ -239,26 +242,86 @@ def let_extended_dtypes_add() -> None:
     ad.add_jaxvals_p.def_impl(add)
 
 
-def splits_calls(ctx: Any) -> bool:
-    """Whether a lowering rule may tell XLA how to split a call over the devices of a mesh.
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where in a program XLA may split a call, and among which devices.
 
-    It may not inside shard_map, where a call is local, nor in an exported program, which cannot
-    hold the Python function that splits.
+    Attributes:
+      devices: as many as the program has. Partitioning asks for their number and places only.
+      axes: in a `shard_map` over a part of a mesh, the axes that are left to XLA; elsewhere none,
+        and XLA splits the call over all devices.
+      mesh: that mesh.
     """
-    context = ctx.module_context
-    devices = getattr(context.axis_context, "device_assignment", None) or ()
-    mesh = getattr(context.axis_context, "abstract_mesh", None)
-    exported = context.lowering_parameters.for_export
+
+    devices: tuple[Any, ...]
+    axes: tuple[str, ...] = ()
+    mesh: Any = None
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes that are left to XLA."""
+        return tuple(self.mesh.shape[name] for name in self.axes)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """How far apart in the program neighbours along each of these axes are."""
+        names, sizes = self.mesh.axis_names, tuple(self.mesh.shape.values())
+        return tuple(math.prod(sizes[names.index(name) + 1 :]) for name in self.axes)
+
+    @property
+    def asked(self) -> tuple[Any, ...]:
+        """The devices among which XLA splits a call, as many as it numbers."""
+        return self.devices[: math.prod(self.sizes)] if self.axes else self.devices
+
+    def given_to(self, ctx: Any) -> Any:
+        """The context of a lowering rule, for a call that needs to be told the devices."""
+        module, devices = ctx.module_context, self.asked
+        if self.axes:
+            mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
+            told = dataclasses.replace(module.axis_context, mesh=mesh, manual_axes=frozenset())
+        else:
+            told = dataclasses.replace(module.axis_context, device_assignment=devices)
+        return ctx.replace(module_context=module.replace(axis_context=told))
+
+
+def place_of(ctx: Any) -> Place | None:
+    """Where a lowering rule is, if XLA may be told there how to split a call; None elsewhere.
+
+    Not where all axes of a mesh are manual and so a call is local, and not in an exported program,
+    which cannot hold the Python function that splits.
+    """
+    module = ctx.module_context
     shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
-    return len(devices) > 1 and bool(mesh) and not exported and shardy
+    if module.lowering_parameters.for_export or not shardy:
+        return None
+    context = module.axis_context
+    manual = getattr(context, "manual_axes", None)
+    if manual is not None:
+        sizes = dict(context.mesh.shape)
+        axes = tuple(name for name, size in sizes.items() if name not in manual and size > 1)
+        devices = _stand_ins(module, math.prod(sizes.values())) if axes else ()
+        kinds = {name: _kind(name in manual) for name in sizes}
+        mesh = jax.sharding.AbstractMesh(
+            tuple(sizes.values()), tuple(sizes), axis_types=tuple(kinds.values())
+        )
+        return Place(devices, axes, mesh) if devices else None
+    devices = _stand_ins(module, getattr(context, "num_devices", 1))
+    return Place(devices) if len(devices) > 1 else None
 
 
-def may_be_split(arrays: Sequence[Any]) -> bool:
-    """Whether XLA decides which device computes what: several devices, on axes of type Auto."""
-    if jax.device_count() == 1:
-        return False
-    meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in arrays)]
-    return all(t == jax.sharding.AxisType.Auto for mesh in meshes for t in mesh.axis_types)
+def _kind(manual: bool) -> Any:
+    kinds = jax.sharding.AxisType
+    return kinds.Manual if manual else kinds.Auto
+
+
+def _stand_ins(module: Any, number: int) -> tuple[Any, ...]:
+    """Devices of this process in place of those of a program; none where it has too few.
+
+    JAX tells a lowering rule the devices only if that confines the program to one mesh.
+    """
+    backend = module.get_backend(optional=True)
+    devices = jax.devices() if backend is None else backend.devices()
+    return tuple(devices[:number]) if len(devices) >= number else ()
 
 
 _AVAL, _SHARDING = operator.attrgetter("aval"), operator.attrgetter("sharding")

@@ -417,22 +417,14 @@ def test_a_mesh_with_explicit_axes_is_left_to_xla() -> None:
         x = jax.device_put(X, P("x"))
         jaxpr = jax.make_jaxpr(lambda x: jaxfp8.matmul(x, QW))(x)
         (eqn,) = [e for e in jaxpr.eqns if e.primitive is scaled_dot_p]
-        assert eqn.params["split"] is None
+        assert not eqn.params["split"]
         np.testing.assert_array_equal(jax.jit(jaxfp8.matmul)(x, QW), jaxfp8.matmul(X, QW))
 
 
-class TestUnpartitioned:
-    """What JAX refuses of a program that holds a call with a rule to split it."""
-
-    def test_an_abstract_mesh(self) -> None:
-        mesh = jax.sharding.AbstractMesh((4,), ("x",))
-        x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, P("x")))
-        with jaxfp8.unpartitioned():
-            traced = jax.jit(lambda x: jaxfp8.matmul(x, jaxfp8.quantize(W))).trace(x)
-        assert "jaxfp8_scaled_dot" in traced.lower(lowering_platforms=("cpu",)).as_text()
-
-    def test_two_meshes(self) -> None:
-        args = put(X, "x", mesh=mesh_of(4)), sharded(QW, None, "y")
-        with jaxfp8.unpartitioned():
-            got = jax.jit(jaxfp8.matmul)(*args)
-        np.testing.assert_array_equal(got, jaxfp8.matmul(X, QW))
+def test_an_unpartitioned_call_is_whole_on_each_device() -> None:
+    args = put(X, "x", mesh=mesh_of(4)), sharded(QW, None, "y")
+    with jaxfp8.unpartitioned():
+        text = jax.jit(jaxfp8.matmul).lower(*args).as_text()
+        got = jax.jit(jaxfp8.matmul)(*args)
+    assert "CustomSPMDPartitioning" not in text
+    np.testing.assert_array_equal(got, jaxfp8.matmul(X, QW))
