@@ -47,7 +47,7 @@ def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> Shards
     shards = Shards(mesh, {})
     for axis, count in votes.items():
         for name, _ in count.most_common():
-            if factors.pieces[name] % (shards.parts(name) * mesh.shape[axis]) == 0:
+            if factors.fits(name, shards.parts(name) * mesh.shape[axis]):
                 shards = shards.give(name, axis)
                 break
     for axis, kept in wanted.items():

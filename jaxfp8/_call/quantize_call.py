@@ -31,7 +31,7 @@ from jaxfp8._call.quantize_reference import (
     quantized,
     with_transpose,
 )
-from jaxfp8._call.shards import Factors, Parts, Shards
+from jaxfp8._call.shards import Factors, Parts, Shards, without_padding
 from jaxfp8._value import compat
 from jaxfp8._value.spec import Shape
 
@@ -261,6 +261,7 @@ def _parts(
         operands=(names, *[of_tiles] * spec.given_scale),
         results=(*spec.layouts(names), *[of_tiles] * spec.has_value_per_tile),
         pieces={name: _pieces(size, tile) for name, size, tile in axes if name is not None},
+        ragged=frozenset(n for n, size, tile in axes if n is not None and not 1 < tile < size),
     )
 
     def on_shards(shards: Shards) -> Any:
@@ -271,8 +272,18 @@ def _parts(
         if spec.plain or not mesh_axes:
             return functools.partial(_on_one_device, spec=local, split=split)
         if any(tile < size for _, size, tile in axes):
-            return functools.partial(quantized, spec=local, mesh_axes=mesh_axes)
-        return functools.partial(_one_tile_across, spec=local, split=split, mesh_axes=mesh_axes)
+            across = functools.partial(quantized, spec=local, mesh_axes=mesh_axes)
+        else:
+            across = functools.partial(
+                _one_tile_across, spec=local, split=split, mesh_axes=mesh_axes
+            )
+
+        def without_its_padding(x: jax.Array, *given: jax.Array) -> Any:
+            for axis, (name, size, tile) in enumerate(axes):
+                x = without_padding(x, axis, size, shards.axes(name)) if tile >= size else x
+            return across(x, *given)
+
+        return without_its_padding
 
     return factors, on_shards
 

@@ -12,7 +12,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from jaxfp8._value.dtypes import FLOAT8
 
 Names = tuple[str | None, ...]  # the factor of each axis of an array, None where it is never split
 
@@ -24,13 +28,20 @@ class Factors:
     Attributes:
       operands, results: the factor of each axis of each array.
       pieces: into how many equal parts each factor can be cut.
+      ragged: factors that can be cut into any number of parts. XLA pads arrays so that parts are
+        equal; what is computed of the padding is dropped with it, or is zero.
       behind: how many operands, the last ones, follow the sum, as all results do.
     """
 
     operands: tuple[Names, ...]
     results: tuple[Names, ...]
     pieces: Mapping[str, int]
+    ragged: frozenset[str] = frozenset()
     behind: int = 0
+
+    def fits(self, name: str, parts: int) -> bool:
+        """Whether XLA can cut a factor into so many parts."""
+        return name in self.ragged or self.pieces[name] % parts == 0
 
     def summed(self, name: str) -> bool:
         """Whether a factor is summed over: no result has it."""
@@ -93,8 +104,8 @@ class Shards:
         return math.prod(self.mesh.shape[axis] for axis in self.axes(name))
 
     def shape(self, shape: tuple[int, ...], names: Names) -> tuple[int, ...]:
-        """The shape of one shard of an array."""
-        return tuple(size // self.parts(n) for size, n in zip(shape, names, strict=True))
+        """The shape of one shard of an array, with its padding."""
+        return tuple(-(-size // self.parts(n)) for size, n in zip(shape, names, strict=True))
 
     def sharding(self, names: Names) -> NamedSharding:
         """Where the shards of an array lie."""
@@ -103,3 +114,21 @@ class Shards:
 
 # From the types of its operands and its parameters, the factors of a call and the call on shards.
 Parts = tuple[Factors, Callable[[Shards], Callable[..., Sequence[Any]]]]
+
+
+def without_padding(x: jax.Array, axis: int, size: int, mesh_axes: tuple[str, ...]) -> jax.Array:
+    """A shard with zeros in the padding that it has where equal shards are longer than an array.
+
+    Args:
+      x: the shard.
+      axis: the axis that is split.
+      size: of that axis in the whole array.
+      mesh_axes: what splits it.
+    """
+    if mesh_axes == () or x.shape[axis] * jax.lax.axis_size(mesh_axes) == size:
+        return x
+    values = jax.lax.bitcast_convert_type(x, np.uint8) if x.dtype in FLOAT8 else x
+    here = jax.lax.axis_index(mesh_axes) * x.shape[axis]
+    place = here + jax.lax.broadcasted_iota(np.int32, x.shape, axis)
+    kept = jax.lax.select(place < size, values, jax.lax.full_like(values, 0))
+    return kept if values is x else jax.lax.bitcast_convert_type(kept, x.dtype)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxfp8._call import reference
-from jaxfp8._call.shards import Factors, Names, Shards
+from jaxfp8._call.shards import Factors, Names, Shards, without_padding
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
@@ -37,6 +37,7 @@ def factors(spec: ScaledDotSpec) -> Factors:
         operands=tuple(named[name] for name in spec.operand_names()),
         results=tuple(results),
         pieces=_pieces(spec),
+        ragged=_ragged(spec),
         behind=sum(name in _BEHIND for name in spec.operand_names()),
     )
 
@@ -87,6 +88,22 @@ def _pieces(spec: ScaledDotSpec) -> dict[str, int]:
     return {n: size // granules[n] if size % granules[n] == 0 else 1 for n, size in sizes.items()}
 
 
+def _ragged(spec: ScaledDotSpec) -> frozenset[str]:
+    """The factors that need not be cut into equal parts: no tile or amax is of several elements."""
+    names: set[str] = set()
+    cut: set[str] = set()
+    for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
+        for name, size, tile in zip(_side_names(side, free), side.shape, side.tiles, strict=True):
+            names.add(name)
+            if 1 < tile < size or (name[0] == "k" and tile < size):
+                cut.add(name)
+    if spec.epilogue.amax is not None:
+        cut |= {name for name in names if name[0] != "k"}
+    if spec.lhs.zero_point and spec.rhs.zero_point:  # zero is no code of zero on either side
+        cut |= {name for name in names if name[0] == "k"}
+    return frozenset(names - cut)
+
+
 def on_shards(spec: ScaledDotSpec, bind: Bind, shards: Shards) -> Callable[..., list[jax.Array]]:
     """The scaled dot that each device computes, and the collectives between devices."""
     local = _local(spec, shards)
@@ -94,7 +111,8 @@ def on_shards(spec: ScaledDotSpec, bind: Bind, shards: Shards) -> Callable[..., 
 
     def call(*operands: jax.Array) -> list[jax.Array]:
         if contracted:
-            results = _sum_of_parts(spec, local, bind, shards, operands)
+            padded = _without_padding(spec, shards, operands)
+            results = _sum_of_parts(spec, local, bind, shards, padded)
         else:
             results = bind(local, *operands)
         return [results[0], *(_amax(spec, shards.behind, amax) for amax in results[1:])]
@@ -117,6 +135,21 @@ def _local(spec: ScaledDotSpec, shards: Shards) -> ScaledDotSpec:
         rhs=side(spec.rhs, named["rhs"]),
         epilogue=spec.epilogue.map_shapes(plane),
     )
+
+
+def _without_padding(
+    spec: ScaledDotSpec, shards: Shards, operands: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """The operands, with zeros where a contracted axis is padded."""
+    names = _names(spec)
+    result = []
+    for name, x in zip(spec.operand_names(), operands, strict=True):
+        if name in ("lhs", "rhs"):
+            side = getattr(spec, name)
+            for axis in side.contracting:
+                x = without_padding(x, axis, side.shape[axis], shards.axes(names[name][axis]))
+        result.append(x)
+    return result
 
 
 def _sum_of_parts(

@@ -179,3 +179,72 @@ def test_sums_are_over_the_devices_of_their_axes():
     """In a process of its own, since it takes more devices than the suite has."""
     program = f"import sys; sys.path[:0] = [{str(TESTS)!r}]; from mesh import axes_of_eight"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+# Shards of different sizes: XLA pads arrays whose axis the devices do not divide. JAX places no
+# argument so, and explicit axes refuse it.
+
+RAGGED = {
+    "rows": (("d", None), (None, None)),
+    "columns": ((None, None), (None, "d")),
+    "contraction": ((None, "d"), ("d", None)),
+    "fsdp": (("d", None), ("d", None)),
+}
+ODD_X, ODD_W = X[:50, :131], W[:131, :255]
+ODD_Q = jaxfp8.quantize(ODD_W, jnp.int8, channelwise_axes=(1,))
+PRODUCTS = {
+    "weight": (jaxfp8.matmul, ODD_Q),
+    "weight, zero points": (
+        jaxfp8.matmul,
+        jaxfp8.quantize(ODD_W, jnp.int8, channelwise_axes=(1,), zero_point=True),
+    ),
+    "current scaling": (trained, ODD_W),
+    "current scaling by row": (
+        lambda x, w: jaxfp8.fp8_dot_general(
+            x, w, NUMBERS, recipe=jaxfp8.CurrentScaling(granularity="row")
+        ),
+        ODD_W,
+    ),
+}
+
+
+def spread(mesh, product, of_x, of_w):
+    """A product of arrays that a program spreads over a mesh."""
+
+    def function(x, w):
+        def spread_as(array, spec):
+            spec = P(*(e if n > 1 else None for e, n in zip(spec, array.shape, strict=True)))
+            return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, spec))
+
+        w = jax.tree.map(lambda leaf: spread_as(leaf, of_w), w)
+        y = product(spread_as(jnp.sin(x), of_x), w)
+        return spread_as(y, (of_x[0], of_w[1]))
+
+    return function
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+@pytest.mark.parametrize("layout", RAGGED)
+def test_shards_of_different_sizes_send_no_more_than_in_floats(layout, kind):
+    (of_x, of_w), (product, w) = RAGGED[layout], PRODUCTS[kind]
+    mesh = automatic(4)
+    ours = spread(mesh, product, of_x, of_w)
+    check((ours, ODD_X, w), (spread(mesh, jnp.matmul, of_x, of_w), ODD_X, ODD_W))
+    near(jax.jit(ours)(ODD_X, w), product(jnp.sin(ODD_X), w))
+
+
+@pytest.mark.parametrize("layout", ["rows", "contraction"])
+def test_gradients_over_shards_of_different_sizes_send_no_more_than_in_floats(layout):
+    mesh, (of_x, of_w) = automatic(4), RAGGED[layout]
+    x, w = (a.astype(jnp.float32) for a in (ODD_X, ODD_W))
+
+    def gradient(product):
+        def loss(x, w):
+            return jnp.sum(spread(mesh, product, of_x, of_w)(x, w).astype(jnp.float32) ** 2)
+
+        return jax.grad(loss, (0, 1))
+
+    check((gradient(trained), x, w), (gradient(jnp.matmul), x, w), 4 * SMALL)
+    whole = jax.grad(lambda x, w: jnp.sum(trained(jnp.sin(x), w) ** 2), (0, 1))
+    for got, want in zip(jax.jit(gradient(trained))(x, w), jax.jit(whole)(x, w), strict=True):
+        near(got, want)
