@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxfp8._call.ffi import register_ffi_targets
-from jaxfp8._call.lowering import strict
 from jaxfp8._call.partitioning import unpartitioned
+from jaxfp8._call.strictness import strict
 from jaxfp8._export import export_checks
 from jaxfp8._ops.products import dot_general, einsum, matmul
 from jaxfp8._ops.quantize import dequantize, fake_quantize, quantize

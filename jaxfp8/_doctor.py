@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxfp8._call import ffi, lowering
+from jaxfp8._call import ffi, lowering, strictness
 from jaxfp8._ops import products, quantize
 from jaxfp8._value import errors
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
@@ -180,7 +180,7 @@ def _product(where: str, kind: DTypeLike) -> Finding:
     name = f"float32 x {jnp.dtype(kind).name} on {where}"
     before = ffi.kernel_calls(where)
     try:
-        with jax.default_device(jax.devices(where)[0]), lowering.strict():
+        with jax.default_device(jax.devices(where)[0]), strictness.strict():
             excess = _excess(kind)
     except (RuntimeError, errors.UnsupportedError) as error:
         return Finding(name=name, text=_first_clause(error), remedy=_reinstall())

@@ -23,16 +23,20 @@ from jaxfp8._call.shards import Factors, Shards
 from jaxfp8._value import compat
 
 
-def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> Shards:
+def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> tuple[Shards, list[str]]:
     """Gives each mesh axis to the factor by which it splits the most bytes already.
 
     Args:
       mesh: the devices.
       factors: which axes are split together.
       arrays: operands and results, with shape, dtype and the sharding in which XLA has them.
+
+    Returns:
+      How the call is split, and the mesh axes that split an array of it but can split no factor.
     """
     votes: dict[str, collections.Counter[str]] = {}
     wanted: dict[str, list[str]] = {}  # by mesh axis the factors of the results that it splits
+    uncut: set[str] = set()  # mesh axes that split an axis of no factor
     number = len(factors.operands)
     for i, (array, names) in enumerate(
         zip(arrays, factors.operands + factors.results, strict=True)
@@ -44,15 +48,23 @@ def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> Shards
                     votes.setdefault(axis, collections.Counter())[name] += _bytes(array)
                     if i >= number:
                         wanted.setdefault(axis, []).append(name)
-    shards = Shards(mesh, {})
+            elif i == 0:  # others are gathered too, but scales are small
+                uncut.update(axes)
+    shards, left = Shards(mesh, {}), sorted(uncut - votes.keys())
     for axis, count in votes.items():
-        for name, _ in count.most_common():
-            if factors.fits(name, shards.parts(name) * mesh.shape[axis]):
-                shards = shards.give(name, axis)
-                break
+        own = (
+            name
+            for name, _ in count.most_common()
+            if factors.fits(name, shards.parts(name) * mesh.shape[axis])
+        )
+        name = next(own, None)
+        if name is None:
+            left.append(axis)
+        else:
+            shards = shards.give(name, axis)
     for axis, kept in wanted.items():
         shards = shards.scatter(factors, axis, kept)
-    return shards
+    return shards, left
 
 
 def _bytes(array: Any) -> int:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,42 +10,11 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jaxfp8._call import canonical, ffi, reference, support, workspace
+from jaxfp8._call.strictness import is_strict
 from jaxfp8._value import dtypes, errors
 from jaxfp8._value.spec import ScaledDotSpec
 
 _WARNED: set[tuple[str, str]] = set()
-_STRICT = contextvars.ContextVar("jaxfp8_strict", default=False)
-
-
-@contextlib.contextmanager
-def strict() -> Iterator[None]:
-    """Within this context, a scaled dot that no kernel takes is an error.
-
-    Outside it plain XLA computes such a dot, with a `FallbackWarning` once per reason. The context
-    covers calls without `jit`, and functions that are traced or compiled inside it. A function
-    that was compiled before stays as it is.
-
-    Raises:
-      UnsupportedError: from inside the context, with the reason and the remedy.
-
-    Example:
-      >>> import jax.numpy as jnp, jaxfp8
-      >>> w = jaxfp8.quantize(jnp.ones((8, 4)), channelwise_axes=(1,))
-      >>> with jaxfp8.strict():
-      ...     y = jaxfp8.matmul(jnp.ones((2, 8)), w)
-      >>> float(y[0, 0])
-      8.0
-    """
-    token = _STRICT.set(True)
-    try:
-        yield
-    finally:
-        _STRICT.reset(token)
-
-
-def is_strict() -> bool:
-    """Whether the caller is inside `jaxfp8.strict()`."""
-    return _STRICT.get()
 
 
 def why_not(spec: ScaledDotSpec, platform: str) -> str | None:

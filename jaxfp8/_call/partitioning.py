@@ -23,6 +23,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxfp8._call import grid
 from jaxfp8._call.shards import Factors, Names, Parts, Shards
+from jaxfp8._call.strictness import is_strict, strict_if, tell_gathered
 from jaxfp8._value import compat
 from jaxfp8._value.spec import is_known
 
@@ -67,13 +68,21 @@ def is_wanted(arrays: Sequence[Any]) -> bool:
     return not kinds or AxisType.Auto in kinds
 
 
-def lowering(rule: Callable[..., Any], parts: Callable[..., Parts]) -> Callable[..., Any]:
+_UNEQUAL = (
+    "shards are of different sizes or cut tiles; let the devices divide the axes of arrays, and "
+    "tiles the shards"
+)
+Table = Callable[..., Parts | None]
+
+
+def lowering(rule: Callable[..., Any], *tables: Table) -> Callable[..., Any]:
     """The lowering rule of a primitive whose parameter `split` says whether XLA may split it.
 
     Args:
       rule: lowers the call on one device, from its other parameters.
-      parts: from the types of the operands and the parameters of the primitive, its factors and
-        the call on shards.
+      *tables: from the types of the operands and the parameters of the primitive, its factors and
+        the call on shards. Those behind the first one are asked where that cannot keep operands
+        split as XLA has them.
     """
 
     def lower(
@@ -81,10 +90,14 @@ def lowering(rule: Callable[..., Any], parts: Callable[..., Parts]) -> Callable[
     ) -> Any:
         del out_sharding  # has gone into the types of the results
         place = compat.place_of(ctx) if split else None
-        if place is None:
+        if isinstance(place, str):
+            tell_gathered(params["spec"], place)
+        if not isinstance(place, compat.Place):
             return rule(ctx, *operands, **params)
         types = tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in)
-        call = core.jaxpr_as_fun(_splittable(parts, types, place, tuple(params.items())))
+        call = core.jaxpr_as_fun(
+            _splittable(tables, types, place, is_strict(), tuple(params.items()))
+        )
         compass = mlir.lower_fun(lambda: grid.compass(place), multiple_results=True)
         needle = compass(ctx.replace(avals_in=[]))
         told = place.given_to(ctx.replace(avals_in=[*types, *grid.compass_type(place)]))
@@ -95,9 +108,10 @@ def lowering(rule: Callable[..., Any], parts: Callable[..., Parts]) -> Callable[
 
 @functools.lru_cache(maxsize=1024)
 def _splittable(
-    parts: Callable[..., Parts],
+    tables: tuple[Table, ...],
     types: tuple[Any, ...],
     place: compat.Place,
+    strict: bool,
     params: tuple[tuple[str, Any], ...],
 ) -> Any:
     """The jaxpr of a call that XLA may split, whose last operand is the compass, if there is one.
@@ -105,7 +119,9 @@ def _splittable(
     The key of JAX's persistent cache holds no Python function. The text of the program therefore
     names all that is computed.
     """
-    factors, on_shards = parts(types, split=True, out_sharding=None, **dict(params))
+    given = (table(types, split=True, out_sharding=None, **dict(params)) for table in tables)
+    parts = [one for one in given if one is not None]
+    factors, on_shards = parts[0]
     number = len(factors.operands)
 
     def whole(*operands: Any) -> Sequence[Any]:
@@ -115,17 +131,23 @@ def _splittable(
         del mesh  # of the process, which may have several
         arrays, compass = operands[:number], operands[number:]
         devices = grid.grid_of(place, compass, [*arrays, *results])
-        shards = grid.choose_shards(devices.local, factors, [*arrays, *results])
-        placed, results_placed = shards.placements(factors)
+        chosen = [
+            (*one, *grid.choose_shards(devices.local, one[0], [*arrays, *results])) for one in parts
+        ]
+        table, on_its_shards, shards, left = min(chosen, key=lambda one: len(one[3]))
+        if left:
+            with strict_if(strict):
+                tell_gathered(dict(params)["spec"], _UNEQUAL)
+        placed, results_placed = shards.placements(table)
         placed += [array.sharding for array in compass]
-        call = _off_mesh(on_shards(shards))
+        call = _off_mesh(on_its_shards(shards), strict)
         return devices.whole, lambda *local: call(*local[:number]), results_placed, tuple(placed)
 
     splittable = custom_partitioning(whole)
     splittable.def_partition(
         partition, sharding_rule=_rule(factors, len(place.axes)), decode_shardings=False
     )
-    what = repr((metadata.version("jaxfp8"), types, params))
+    what = repr((metadata.version("jaxfp8"), strict, types, params))
 
     def marked(*operands: Any) -> Sequence[Any]:
         with set_xla_metadata(jaxfp8=what):
@@ -135,15 +157,16 @@ def _splittable(
         return jax.make_jaxpr(marked)(*types, *grid.compass_type(place))
 
 
-def _off_mesh(function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+def _off_mesh(function: Callable[..., Sequence[Any]], strict: bool) -> Callable[..., Sequence[Any]]:
     """The same function, traced and lowered as if no mesh were set.
 
     XLA asks for the call on shards while it compiles, maybe inside `jax.set_mesh`. The types of
-    arrays would then name that mesh, and JAX would put shardings into reductions over devices.
+    arrays would then name that mesh, and JAX would put shardings into reductions over devices. It
+    asks on a thread of its own, which does not know whether the caller is inside `strict`.
     """
 
     def bind(*operands: Any) -> Sequence[Any]:
-        return _off_mesh_p.bind(*operands, function=function)
+        return _off_mesh_p.bind(*operands, function=function, strict=strict)
 
     return bind
 
@@ -153,16 +176,16 @@ _off_mesh_p.multiple_results = True
 
 
 @_off_mesh_p.def_abstract_eval
-def _off_mesh_types(*avals: Any, function: Callable[..., Sequence[Any]]) -> list[Any]:
-    with jax.sharding.use_abstract_mesh(_NO_MESH):
+def _off_mesh_types(*avals: Any, function: Callable[..., Sequence[Any]], strict: bool) -> list[Any]:
+    with jax.sharding.use_abstract_mesh(_NO_MESH), strict_if(strict):
         outputs = jax.eval_shape(function, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
         return [jax.core.ShapedArray(y.shape, y.dtype) for y in outputs]
 
 
 def _lower_off_mesh(
-    ctx: Any, *operands: Any, function: Callable[..., Sequence[Any]]
+    ctx: Any, *operands: Any, function: Callable[..., Sequence[Any]], strict: bool
 ) -> Sequence[Any]:
-    with jax.sharding.use_abstract_mesh(_NO_MESH):
+    with jax.sharding.use_abstract_mesh(_NO_MESH), strict_if(strict):
         types = [jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in]
         bare = ctx.replace(avals_in=types)
         return mlir.lower_fun(function, multiple_results=True)(bare, *operands)

@@ -23,7 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import explicit, lowering, partitioning, reference, split_dot
+from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, split_dot
 from jaxfp8._call.batching import batch_scaled_dot
 from jaxfp8._call.shards import Parts
 from jaxfp8._value import compat
@@ -418,13 +418,25 @@ def _parts(
     avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str, split: bool, out_sharding: Any
 ) -> Parts:
     del avals, out_sharding  # what follows from them is in the spec, or in types of results
-
-    def bind(spec: ScaledDotSpec, *operands: jax.Array) -> list[jax.Array]:
-        return scaled_dot_p.bind(
-            *operands, spec=spec, kernel=kernel, split=split, out_sharding=None
-        )
-
+    bind = functools.partial(_bind_on_shards, kernel, split)
     return split_dot.factors(spec), functools.partial(split_dot.on_shards, spec, bind)
+
+
+def _parts_of_cut_tiles(
+    avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str, split: bool, out_sharding: Any
+) -> Parts | None:
+    del avals, out_sharding
+    factors = cut_tiles.factors(spec)
+    bind = functools.partial(_bind_on_shards, kernel, split)
+    if factors is None:
+        return None
+    return factors, functools.partial(cut_tiles.on_shards, spec, bind)
+
+
+def _bind_on_shards(
+    kernel: str, split: bool, spec: ScaledDotSpec, *operands: jax.Array
+) -> list[jax.Array]:
+    return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=split, out_sharding=None)
 
 
 # Registration
@@ -433,6 +445,8 @@ ad.primitive_jvps[scaled_dot_p] = _jvp
 ad.primitive_transposes[scaled_dot_p] = _transpose
 batching.primitive_batchers[scaled_dot_p] = _batch
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
-    _rule = partitioning.lowering(functools.partial(lowering.lower, _platform), _parts)
+    _rule = partitioning.lowering(
+        functools.partial(lowering.lower, _platform), _parts, _parts_of_cut_tiles
+    )
     _rule = explicit.lowering(_rule, _parts)
     mlir.register_lowering(scaled_dot_p, _rule, platform=_platform)

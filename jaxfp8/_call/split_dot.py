@@ -29,7 +29,7 @@ _BEHIND = ("residual", "bias", "out_scale")  # operands that follow the sum; alw
 
 def factors(spec: ScaledDotSpec) -> Factors:
     """Which axes of the operands and results of a scaled dot are split together."""
-    named = _names(spec)
+    named = names_of(spec)
     results = [named["out"]]
     if spec.epilogue.amax is not None:
         results.append(_where_full(spec.epilogue.amax, named["out"]))
@@ -42,10 +42,10 @@ def factors(spec: ScaledDotSpec) -> Factors:
     )
 
 
-def _names(spec: ScaledDotSpec) -> dict[str, Names]:
+def names_of(spec: ScaledDotSpec) -> dict[str, Names]:
     """The factor of each axis, by array; None for an axis of one element."""
     epilogue = spec.epilogue
-    lhs, rhs = _side_names(spec.lhs, "m"), _side_names(spec.rhs, "n")
+    lhs, rhs = side_names(spec.lhs, "m"), side_names(spec.rhs, "n")
     batch = tuple(f"b{i}" for i in range(len(spec.batch_shape)))
     kept = (tuple(n for n in s if n[0] in "mn") for s in (lhs, rhs))
     out = (*batch, *(name for names in kept for name in names))
@@ -66,7 +66,8 @@ def _names(spec: ScaledDotSpec) -> dict[str, Names]:
     }
 
 
-def _side_names(side: OperandSpec, free: str) -> tuple[str, ...]:
+def side_names(side: OperandSpec, free: str) -> tuple[str, ...]:
+    """The factor of each axis of a side; `free` is the letter of its free axes."""
     letters = {"b": side.batch, "k": side.contracting, free: side.free}
     by_axis = {axis: f"{kind}{i}" for kind, axes in letters.items() for i, axis in enumerate(axes)}
     return tuple(by_axis[axis] for axis in range(len(side.shape)))
@@ -81,7 +82,7 @@ def _pieces(spec: ScaledDotSpec) -> dict[str, int]:
     sizes: dict[str, int] = {}
     tiles: dict[str, list[int]] = {}
     for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
-        for name, size, tile in zip(_side_names(side, free), side.shape, side.tiles, strict=True):
+        for name, size, tile in zip(side_names(side, free), side.shape, side.tiles, strict=True):
             sizes[name] = max(size, sizes.get(name, 0))
             tiles.setdefault(name, []).append(tile if tile < size else 1)
     granules = {name: math.lcm(*tiles[name]) for name in sizes}
@@ -93,7 +94,7 @@ def _ragged(spec: ScaledDotSpec) -> frozenset[str]:
     names: set[str] = set()
     cut: set[str] = set()
     for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
-        for name, size, tile in zip(_side_names(side, free), side.shape, side.tiles, strict=True):
+        for name, size, tile in zip(side_names(side, free), side.shape, side.tiles, strict=True):
             names.add(name)
             if 1 < tile < size or (name[0] == "k" and tile < size):
                 cut.add(name)
@@ -121,7 +122,7 @@ def on_shards(spec: ScaledDotSpec, bind: Bind, shards: Shards) -> Callable[..., 
 
 
 def _local(spec: ScaledDotSpec, shards: Shards) -> ScaledDotSpec:
-    named = _names(spec)
+    named = names_of(spec)
 
     def side(old: OperandSpec, names: Names) -> OperandSpec:
         return dataclasses.replace(old, shape=shards.shape(old.shape, names))
@@ -141,7 +142,7 @@ def _without_padding(
     spec: ScaledDotSpec, shards: Shards, operands: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """The operands, with zeros where a contracted axis is padded."""
-    names = _names(spec)
+    names = names_of(spec)
     result = []
     for name, x in zip(spec.operand_names(), operands, strict=True):
         if name in ("lhs", "rhs"):
@@ -176,7 +177,7 @@ def _over_devices(spec: ScaledDotSpec, shards: Shards, part: jax.Array) -> jax.A
     """The sum of the parts that devices have; of the output, each device keeps its own part."""
     scattered = {axis for axes in shards.scattered.values() for axis in axes}
     summed = shards.axes(*(f"k{i}" for i in range(len(spec.lhs.contracting))))
-    for axis, name in enumerate(_names(spec)["out"]):
+    for axis, name in enumerate(names_of(spec)["out"]):
         for mesh_axis in shards.scattered.get(name or "", ()):
             part = lax.psum_scatter(part, mesh_axis, scatter_dimension=axis, tiled=True)
     whole = tuple(axis for axis in summed if axis not in scattered)
@@ -189,6 +190,6 @@ def _amax(spec: ScaledDotSpec, shards: Shards, amax: jax.Array) -> jax.Array:
     It is gathered first: a collective maximum need not keep NaN.
     """
     assert spec.epilogue.amax is not None
-    pairs = zip(spec.epilogue.amax, _names(spec)["out"], strict=True)
+    pairs = zip(spec.epilogue.amax, names_of(spec)["out"], strict=True)
     mesh_axes = shards.axes(*(name for size, name in pairs if size == 1))
     return jnp.max(lax.all_gather(amax, mesh_axes), axis=0) if mesh_axes else amax

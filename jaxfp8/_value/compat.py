@@ -247,7 +247,8 @@ class Place:
     """Where in a program XLA may split a call, and among which devices.
 
     Attributes:
-      devices: as many as the program has. Partitioning asks for their number and places only.
+      devices: as many as the program has, in place of those. JAX tells a lowering rule which these
+        are only if that confines the program to one mesh, and partitioning needs their number only.
       axes: in a `shard_map` over a part of a mesh, the axes that are left to XLA; elsewhere none,
         and XLA splits the call over all devices.
       mesh: that mesh.
@@ -284,44 +285,42 @@ class Place:
         return ctx.replace(module_context=module.replace(axis_context=told))
 
 
-def place_of(ctx: Any) -> Place | None:
-    """Where a lowering rule is, if XLA may be told there how to split a call; None elsewhere.
+def place_of(ctx: Any) -> Place | str | None:
+    """Where a lowering rule is, if XLA decides there how a call is split, or why it cannot.
 
-    Not where all axes of a mesh are manual and so a call is local, and not in an exported program,
-    which cannot hold the Python function that splits.
+    None where nothing is left to XLA: on one device, and where all axes of a mesh are manual.
     """
     module = ctx.module_context
-    shardy = jax.config.jax_use_shardy_partitioner  # type: ignore[attr-defined]
-    if module.lowering_parameters.for_export or not shardy:
-        return None
     context = module.axis_context
-    manual = getattr(context, "manual_axes", None)
-    if manual is not None:
-        sizes = dict(context.mesh.shape)
-        axes = tuple(name for name, size in sizes.items() if name not in manual and size > 1)
-        devices = _stand_ins(module, math.prod(sizes.values())) if axes else ()
-        kinds = {name: _kind(name in manual) for name in sizes}
-        mesh = jax.sharding.AbstractMesh(
-            tuple(sizes.values()), tuple(sizes), axis_types=tuple(kinds.values())
-        )
-        return Place(devices, axes, mesh) if devices else None
-    devices = _stand_ins(module, getattr(context, "num_devices", 1))
-    return Place(devices) if len(devices) > 1 else None
-
-
-def _kind(manual: bool) -> Any:
-    kinds = jax.sharding.AxisType
-    return kinds.Manual if manual else kinds.Auto
-
-
-def _stand_ins(module: Any, number: int) -> tuple[Any, ...]:
-    """Devices of this process in place of those of a program; none where it has too few.
-
-    JAX tells a lowering rule the devices only if that confines the program to one mesh.
-    """
+    in_map = hasattr(context, "manual_axes")
+    manual = context.manual_axes if in_map else ()
+    sizes = dict(context.mesh.shape) if in_map else {}
+    axes = tuple(name for name, size in sizes.items() if name not in manual and size > 1)
+    number = math.prod(sizes.values()) if in_map else getattr(context, "num_devices", 1)
+    if number == 1 or (in_map and not axes):
+        return None
     backend = module.get_backend(optional=True)
     devices = jax.devices() if backend is None else backend.devices()
-    return tuple(devices[:number]) if len(devices) >= number else ()
+    if reason := _why_not_split(module, number, len(devices)):
+        return reason
+    if not in_map:
+        return Place(tuple(devices[:number]))
+    kinds = jax.sharding.AxisType
+    types = tuple(kinds.Manual if name in manual else kinds.Auto for name in sizes)
+    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=types)
+    return Place(tuple(devices[:number]), axes, mesh)
+
+
+def _why_not_split(module: Any, number: int, here: int) -> str | None:
+    """Why XLA cannot be told how to split a call along automatic mesh axes, or None."""
+    remedy = "use explicit axes, which `jax.make_mesh` makes"
+    if module.lowering_parameters.for_export:
+        return f"an exported program cannot hold the Python function that splits a call; {remedy}"
+    if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
+        return f"`jax_use_shardy_partitioner` is off; {remedy}"
+    if here < number:
+        return f"it is for {number} devices and there are {here} to lower it with; {remedy}"
+    return None
 
 
 _AVAL, _SHARDING = operator.attrgetter("aval"), operator.attrgetter("sharding")

@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
+from mesh.traffic import sent, total
 
 import jaxfp8
 import jaxfp8.nnx
 import oracle
 import specs
+from jaxfp8._call import strictness
 from jaxfp8._call.primitive import scaled_dot, scaled_dot_p
 from jaxfp8._value.qarray import QArray
 
@@ -157,12 +160,30 @@ def test_int32_sums_are_exact() -> None:
     np.testing.assert_array_equal(jax.jit(product)(*args), product(x.qvalue, w.qvalue))
 
 
-def test_a_tile_is_not_cut() -> None:
-    """Four devices along an axis of two tiles: as many parts as there are tiles."""
-    q = jaxfp8.quantize(W, tiled_axes={1: 32})
-    args = put(X, None, None), QArray(put(q.qvalue, None, ("x", "y")), q.scale, tiles=q.tiles)
-    assert local_shapes(compiled(jaxfp8.matmul, *args)) == ["f32[8,32]"]
-    np.testing.assert_array_equal(jax.jit(jaxfp8.matmul)(*args), jaxfp8.matmul(X, q))
+def test_a_shard_may_cut_tiles() -> None:
+    """Four devices along an axis of two tiles, and of one and a half."""
+    for columns in (64, 48):
+        q = jaxfp8.quantize(W[:, :columns], tiled_axes={1: 32})
+        args = put(X, None, None), QArray(put(q.qvalue, None, ("x", "y")), q.scale, tiles=q.tiles)
+        text = compiled(jaxfp8.matmul, *args)
+        assert local_shapes(text) == [f"f32[8,{columns // 4}]"]
+        assert total(sent(jaxfp8.matmul, *args)) <= 4 * q.scale.size
+        np.testing.assert_allclose(
+            jax.jit(jaxfp8.matmul)(*args), jaxfp8.matmul(X, q), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("zero_point", [False, True], ids=["", "zero points"])
+def test_a_sum_over_shards_that_cut_tiles_is_one_all_reduce(zero_point) -> None:
+    q = jaxfp8.quantize(W, jnp.int8, tiled_axes={0: 128, 1: 32}, zero_point=zero_point)
+    zero = None if q.zero_point is None else put(q.zero_point, None, None)
+    codes = put(q.qvalue, ("x", "y"), None)
+    args = put(X, None, ("x", "y")), QArray(codes, q.scale, zero, tiles=q.tiles)
+    sums, scales = 2 * 2 * X.shape[0] * W.shape[1], 8 * q.scale.size
+    assert sums <= total(sent(jaxfp8.matmul, *args)) <= sums + scales
+    np.testing.assert_allclose(
+        jax.jit(jaxfp8.matmul)(*args), jaxfp8.matmul(X, q), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_the_larger_operand_stays_where_it_is() -> None:
@@ -390,13 +411,56 @@ def test_calls_for_gpus_have_the_rule_too() -> None:
     assert "custom_call @jaxfp8" not in text
 
 
-def test_a_program_for_a_mesh_is_exported_with_a_whole_call() -> None:
-    consent = jaxfp8.export_checks()
-    x = put(X, "x", None)
-    exported = jax.export.export(jax.jit(lambda x: jaxfp8.matmul(x, QW)), disabled_checks=consent)(
-        x
-    )
-    np.testing.assert_array_equal(jax.jit(exported.call)(x), jaxfp8.matmul(X, QW))
+class TestGathered:
+    """Calls of which XLA gathers operands say so once, and inside `strict` are refused."""
+
+    @pytest.fixture(autouse=True)
+    def _not_told(self, monkeypatch) -> None:
+        monkeypatch.setattr(strictness, "_WARNED", set())
+
+    @staticmethod
+    def exported():
+        consent = jaxfp8.export_checks()
+        return jax.export.export(jax.jit(lambda x: jaxfp8.matmul(x, QW)), disabled_checks=consent)
+
+    def test_an_exported_program_has_whole_calls(self) -> None:
+        x = put(X, "x", None)
+        with pytest.warns(jaxfp8.FallbackWarning, match="gathers operands of .*exported"):
+            exported = self.exported()(x)
+        np.testing.assert_array_equal(jax.jit(exported.call)(x), jaxfp8.matmul(X, QW))
+
+    def test_an_exported_program_is_refused_inside_strict(self) -> None:
+        with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match="use explicit axes"):
+            self.exported()(put(X, "x", None))
+
+    def test_jax_exports_no_call_that_xla_splits(self) -> None:
+        """Why exported programs gather: what `custom_partitioning` lowers to is a pointer.
+
+        JAX keeps what it points at alive, and exports no program that has to.
+        """
+        double = custom_partitioning(lambda x: 2 * x)
+        double.def_partition(lambda mesh, operands, result: None, sharding_rule="i j -> i j")
+        with pytest.raises(NotImplementedError, match="serialization of host_callbacks"):
+            jax.export.export(jax.jit(double))(put(X, "x", None))
+
+    def test_a_program_for_more_devices_than_there_are(self) -> None:
+        mesh = jax.sharding.AbstractMesh((8,), ("x",))
+        x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, P("x")))
+        traced = jax.jit(lambda x: jaxfp8.matmul(x, QW)).trace(x)
+        with pytest.warns(jaxfp8.FallbackWarning, match="for 8 devices and there are 4"):
+            traced.lower(lowering_platforms=("cpu",))
+
+    def test_a_tile_that_would_be_cut(self) -> None:
+        x = put(X, None, ("x", "y"))
+
+        def quantize(x):
+            return jaxfp8.quantize(x, tiled_axes={1: 128})
+
+        with pytest.warns(jaxfp8.FallbackWarning, match="cut tiles"):
+            got = jax.jit(quantize)(x)
+        np.testing.assert_array_equal(got.scale, quantize(X).scale)
+        with jaxfp8.strict(), pytest.raises(Exception, match="XLA gathers operands"):
+            jax.jit(lambda x: quantize(x))(x)
 
 
 def test_calls_that_differ_only_in_what_they_compute_have_different_text() -> None:

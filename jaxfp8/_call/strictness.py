@@ -1,0 +1,70 @@
+"""What is allowed to be slow: `strict`, and the warning outside it that XLA gathers operands."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import warnings
+from collections.abc import Iterator
+
+from jaxfp8._value import errors
+
+_STRICT = contextvars.ContextVar("jaxfp8_strict", default=False)
+_WARNED: set[str] = set()
+
+
+@contextlib.contextmanager
+def strict() -> Iterator[None]:
+    """Within this context, a scaled dot that no kernel takes is an error.
+
+    Outside it such a dot is computed by plain XLA, with a `FallbackWarning` once per reason. The
+    same goes for calls whose operands XLA would gather on a mesh where it need not in floats.
+    The context covers what is called un-jitted, traced or compiled inside it; a function that
+    was compiled before keeps what was decided (and warned of) then.
+
+    Raises:
+      UnsupportedError: from inside the context, with the reason and the remedy.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8
+      >>> w = jaxfp8.quantize(jnp.ones((8, 4)), channelwise_axes=(1,))
+      >>> with jaxfp8.strict():
+      ...     y = jaxfp8.matmul(jnp.ones((2, 8)), w)
+      >>> float(y[0, 0])
+      8.0
+    """
+    with strict_if(True):
+        yield
+
+
+@contextlib.contextmanager
+def strict_if(wanted: bool) -> Iterator[None]:
+    """The same, or its opposite; for what XLA asks for on a thread of its own."""
+    token = _STRICT.set(wanted)
+    try:
+        yield
+    finally:
+        _STRICT.reset(token)
+
+
+def is_strict() -> bool:
+    """Whether the caller is inside `jaxfp8.strict()`."""
+    return _STRICT.get()
+
+
+def tell_gathered(what: object, reason: str) -> None:
+    """Says that XLA gathers the operands of a call on a mesh; once per reason.
+
+    Args:
+      what: the problem.
+      reason: why, and what to change.
+
+    Raises:
+      UnsupportedError: inside `strict`.
+    """
+    text = f"on this mesh XLA gathers operands of {what}: {reason}"
+    if is_strict():
+        raise errors.UnsupportedError(f"{text}; or leave `jaxfp8.strict()` to allow that.")
+    if reason not in _WARNED:
+        _WARNED.add(reason)
+        warnings.warn(f"{text}.", errors.FallbackWarning, stacklevel=errors.level_of_user())
