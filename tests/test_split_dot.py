@@ -224,3 +224,52 @@ def test_bad_arguments_are_refused_by_name(arguments, error, text):
     with pytest.raises(error, match=r"jaxfp8\.split_dot") as raised:
         jaxfp8.split_dot(**arguments)
     assert text in str(raised.value)
+
+
+class TestRecipe:
+    """`INT8_3X`: a recipe whose products are computed in terms."""
+
+    def test_dots_of_a_program_are_split(self):
+        rng = np.random.default_rng(2)
+        w, x = draw(rng, (32, 16), 0.0), draw(rng, (5, 32), 0.0)
+
+        def f(w, x):
+            return jax.nn.relu(x @ w)
+
+        split = jaxfp8.quantize_dots(f, jaxfp8.INT8_3X)
+        np.testing.assert_allclose(split(w, x), f(w, x), rtol=1e-5, atol=1e-5)
+        (row,) = split.explain(w, x).matched
+        assert row.epilogue == "int8 in 3 terms -> float32"
+        assert row.reason == row.ended_by == ""
+        grads = [jax.grad(lambda w, g=g: jnp.sum(g(w, x) ** 2))(w) for g in (split, f)]
+        np.testing.assert_allclose(*grads, rtol=1e-4, atol=1e-4)
+
+    def test_8_bit_data_is_left_to_other_recipes(self):
+        w = jaxfp8.quantize(np.eye(8, dtype=np.float32), jnp.int8)
+        split = jaxfp8.quantize_dots(
+            lambda x: x @ jaxfp8.dequantize(w), jaxfp8.INT8_3X, where=lambda row: True
+        )
+        (row,) = split.explain(np.ones((2, 8), np.float32)).missed
+        assert row.reason == "an operand is 8-bit data"
+
+    def test_the_product_of_a_layer_is_split(self):
+        rng = np.random.default_rng(4)
+        x, w = draw(rng, (4, 24), 0.0), draw(rng, (24, 6), 0.0)
+
+        def loss(dot, x, w):
+            return jnp.sum(jnp.sin(dot(x, w)))
+
+        def recipe(x, w):
+            return jaxfp8.recipe_dot_general(x, w, MATRICES, jaxfp8.INT8_3X, bias=jnp.ones(6))
+
+        def plain(x, w):
+            return jnp.matmul(x, w, precision="highest") + 1
+
+        for a, b in zip(
+            *(jax.grad(loss, (1, 2))(dot, x, w) for dot in (recipe, plain)), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+    def test_operands_in_terms_are_not_held_in_8_bits(self):
+        with pytest.raises(ValueError, match="`terms` is 2, but operands that are made of terms"):
+            jaxfp8.Recipe(name="both", terms=2)

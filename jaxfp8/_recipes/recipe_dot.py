@@ -13,6 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._ops.dimensions import normalise
 from jaxfp8._ops.products import dot_general
+from jaxfp8._ops.terms import split_dot
 from jaxfp8._recipes.recipes import Recipe, check_recipe
 from jaxfp8._value import compat
 from jaxfp8._value.checks import as_array, as_dtype
@@ -107,10 +108,17 @@ class _Problem:
         if isinstance(x, _HELD) or isinstance(w, _HELD):
             asked = {"bias": bias, "out_sharding": self.out_sharding}
             return dot_general(x, w, self.numbers, precision, self.out_dtype, **asked)
-        dtype = jnp.promote_types(x.dtype, w.dtype)
-        x, w = x.astype(dtype), w.astype(dtype)
-        dot = functools.partial(jax.lax.dot_general, out_sharding=self.out_sharding)
-        y = dot(x, w, self.numbers, precision, self.out_dtype)
+        sharded: dict[str, Any] = {"out_sharding": self.out_sharding}
+        if self.recipe.terms is not None:
+            kind: dict[str, Any] = {
+                "terms": self.recipe.terms,
+                "preferred_element_type": self.out_dtype,
+            }
+            y = split_dot(x, w, self.numbers, **kind, **sharded)
+        else:
+            dtype = jnp.promote_types(x.dtype, w.dtype)
+            x, w = x.astype(dtype), w.astype(dtype)
+            y = jax.lax.dot_general(x, w, self.numbers, precision, self.out_dtype, **sharded)
         return y if bias is None else y + jnp.asarray(bias, self.out_dtype)
 
 

@@ -32,6 +32,11 @@ class Recipe:
       name: what reports call it.
       weight: how weights are held; None leaves them as they are.
       activation: how activations are held; None leaves them as they are.
+      terms: None, or the number of int8 terms of which both operands are made during the product,
+        as by `jaxfp8.split_dot`. They are held in floats then.
+
+    Raises:
+      ValueError: `terms` is given beside `weight` or `activation`.
 
     Example:
       >>> import dataclasses, jax.numpy as jnp
@@ -44,6 +49,14 @@ class Recipe:
     name: str
     weight: Quantization | None = _FP8
     activation: Quantization | None = None
+    terms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses operands that are held in 8 bits and made of terms as well."""
+        if self.terms is not None and (self.weight, self.activation) != (None, None):
+            got, needs = f"is {self.terms}", "operands that are made of terms are held in floats"
+            remedy = "pass `weight=None, activation=None` as well"
+            raise ValueError(message("jaxfp8.Recipe", "`terms`", got, needs, remedy))
 
     def quantize_weight(
         self, w: ArrayLike, contracting: Axes, batch: Axes = ()
@@ -86,6 +99,7 @@ INT8_ASYMMETRIC = Recipe(
     weight=_INT8,
     activation=dataclasses.replace(_INT8, granularity="token", symmetric=False),
 )
+INT8_3X = Recipe(name="INT8_3X", weight=None, terms=3)
 
 
 def check_recipe(operation: str, recipe: Any) -> None:

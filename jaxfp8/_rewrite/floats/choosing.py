@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
-from jaxfp8._rewrite.floats.rounding import Choose, FloatDot, Rounded
+from jaxfp8._rewrite.floats.rounding import Choose, FloatDot, Rounded, Split
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.model import Site
@@ -23,7 +23,7 @@ def chooser(
 ) -> Choose:
     """What becomes of each dot of `fun`, by the rules and by what `where` selects."""
 
-    def choose_roundings(dot: FloatDot) -> Rounded | tuple[str, str]:
+    def choose_roundings(dot: FloatDot) -> Rounded | Split | tuple[str, str]:
         objection = _objection(dot)
         if objection is not None:
             return objection
@@ -44,8 +44,12 @@ def chooser(
     return choose_roundings
 
 
-def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | tuple[str, str]:
-    """The roundings of a dot by its recipe, or why there are none."""
+def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, str]:
+    """What becomes of a dot by its recipe, or why it stays as it is."""
+    if recipe.terms is not None:
+        if any(role.kind == "held" for role in dot.roles):
+            return "an operand is 8-bit data", "terms are made of floats; use another recipe"
+        return Split(recipe.terms)
     kinds = [recipe.weight if i == dot.weight else recipe.activation for i in (0, 1)]
     left, right = (
         None if role.kind == "held" else kind for role, kind in zip(dot.roles, kinds, strict=True)

@@ -127,7 +127,7 @@ class QuantizedDots:
         rounded, dots = self._rewriter.rounded(split(args, kwargs))
         seen, left = decide(rounded.jaxpr).seen, dots.left
         counted = sum(site.op.name not in unserved.NAMES for site in left)
-        both = Seen([*seen.sites, *left], max(seen.others - counted, 0), seen.calls)
+        both = Seen([*seen.sites, *dots.split, *left], max(seen.others - counted, 0), seen.calls)
         return report_of(self._fun, both)
 
     def compare(self, *args: Any, **kwargs: Any) -> accuracy.Comparison:
@@ -237,7 +237,7 @@ class _Rewriter(Rewriter):
         decision = decide(rounded.jaxpr)
         left_alone = why_left_alone(compat.open_jaxpr(rounded.jaxpr))
         seen = decision.seen
-        if not decision.changed and not seen.calls:
+        if not decision.changed and not seen.calls and not dots.split:
             has_dots = seen.sites or seen.others
             self._tell(left_alone if left_alone and has_dots else _why_in_floats(dots))
         if left_alone is not None:

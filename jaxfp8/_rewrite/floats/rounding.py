@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxfp8._ops.quantize import fake_quantize
+from jaxfp8._ops.terms import split_dot
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.derive import derivatives
@@ -64,15 +65,23 @@ class Rounded:
     operands: tuple[Quantization | None, Quantization | None]
 
 
-# What becomes of a dot: roundings, or a reason why there are none and a remedy.
-Choose = Callable[[FloatDot], Rounded | tuple[str, str]]
+@dataclasses.dataclass(frozen=True, eq=False)
+class Split:
+    """A dot that is computed as products of so many int8 terms, as by `split_dot`."""
+
+    terms: int
+
+
+# What becomes of a dot, or a reason why it stays as it is and a remedy.
+Choose = Callable[[FloatDot], Rounded | Split | tuple[str, str]]
 
 
 @dataclasses.dataclass(eq=False)
 class FloatDots:
-    """The dots of a walk, regions included: those rounded, and those left as they are."""
+    """The dots of a walk, regions included: those rounded, split in terms, and left as they are."""
 
     rounded: list[tuple[FloatDot, Rounded]] = dataclasses.field(default_factory=list)
+    split: list[DotSite] = dataclasses.field(default_factory=list)
     left: list[DotSite] = dataclasses.field(default_factory=list)
 
 
@@ -122,6 +131,10 @@ class Rounding(Walk):
         dot = FloatDot(op, (left, right), _roles.weight_index((left, right)))
         site = DotSite(op, ((op.inputs[0], None), (op.inputs[1], None)))
         chosen = self.choose(dot)
+        if isinstance(chosen, Split):
+            site.terms = chosen.terms
+            self.dots.split.append(site)
+            return [_in_terms(op, chosen.terms)]
         if not isinstance(chosen, Rounded):
             site.miss(*chosen)
             self.dots.left.append(site)
@@ -218,6 +231,19 @@ def _rounded_value(
             )
 
     return graph.derived("fake_quantize", run, [value], value.shape, value.dtype)
+
+
+def _in_terms(dot: Op, terms: int) -> Value:
+    """The output of a dot, computed by products of int8 terms."""
+
+    def run(lhs: Array, rhs: Array) -> Array:
+        asked: dict[str, Any] = {"preferred_element_type": dot.outputs[0].dtype, "terms": terms}
+        sharding = dot.params.get("out_sharding")
+        with graph.context_of(dot.equation, dot.callers):
+            numbers = dot.params["dimension_numbers"]
+            return split_dot(lhs, rhs, numbers, **asked, out_sharding=sharding)
+
+    return graph.derived("split_dot", run, dot.inputs, dot.outputs[0].shape, dot.outputs[0].dtype)
 
 
 def _with_rule(

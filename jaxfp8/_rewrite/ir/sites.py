@@ -60,6 +60,7 @@ class DotSite:
         these scales.
       captured: the scaled dot that it became, set when the program is resolved.
       rounded: whether `quantize_dots` rounds its operands.
+      terms: the number of int8 terms of each operand if `quantize_dots` splits them, else 0.
       reason, remedy: why it is not captured, and what to change; "" before that is known.
       blame: the op that ended the fact; None where it was the dot itself.
       quantized: for each operand that the function quantises itself, "one call" or "as written".
@@ -70,6 +71,7 @@ class DotSite:
     scales: tuple[Factors, Factors] = ((), ())
     captured: Captured | None = None
     rounded: bool = False
+    terms: int = 0
     reason: str = ""
     remedy: str = ""
     blame: Op | None = None
@@ -93,7 +95,7 @@ class DotSite:
     @property
     def changed(self) -> bool:
         """Whether the dot became another one."""
-        return self.rounded or self.captured is not None
+        return self.rounded or self.terms > 0 or self.captured is not None
 
     @property
     def concerned(self) -> bool:

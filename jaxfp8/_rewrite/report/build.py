@@ -31,7 +31,8 @@ def report_of(fun: Callable[..., Any], seen: Seen) -> Report:
 def _row(site: DotSite) -> Site:
     place = source.place(site.op)
     spec = None if site.captured is None else site.captured.spec
-    ended_by, ended_at = _end(site, place) if spec is None else ("", "")
+    is_product = spec is not None or site.terms > 0
+    ended_by, ended_at = ("", "") if is_product else _end(site, place)
     return Site(
         file=place.file,
         line=place.line,
@@ -41,12 +42,12 @@ def _row(site: DotSite) -> Site:
         lhs=_operand(site, 0),
         rhs=_operand(site, 1),
         dims=unserved.sizes_of(site),
-        rewritten=spec is not None,
+        rewritten=is_product,
         reason=site.reason,
         remedy=site.remedy,
         ended_by=ended_by,
         ended_at=ended_at,
-        epilogue="" if spec is None else _epilogue(spec),
+        epilogue=_what_it_computes(site),
         widened_bytes=sum(_widened(*given) for given in site.given),
         note=_notes(site),
         mesh="" if spec is None else split.told(spec, site.op.equation),
@@ -110,6 +111,13 @@ def _notes_of(spec: ScaledDotSpec) -> str:
         for name, side in sides.items()
     ]
     return "; ".join(filter(None, notes))
+
+
+def _what_it_computes(site: DotSite) -> str:
+    """What became of a dot, in the words of the table; "" for a missed one."""
+    if site.terms:
+        return f"int8 in {site.terms} terms -> {site.op.outputs[0].dtype}"
+    return "" if site.captured is None else _epilogue(site.captured.spec)
 
 
 def _notes(site: DotSite) -> str:

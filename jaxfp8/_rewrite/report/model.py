@@ -48,7 +48,7 @@ class Site:
       path: the name stack of the equation, such as a module path; may be "".
       lhs, rhs: the operands.
       dims: sizes (batch, M, N, K); -1 for a symbolic one.
-      rewritten: whether it became a scaled dot.
+      rewritten: whether it became a scaled dot, or products of int8 terms.
       already: whether the function holds it as a scaled dot, and so as a call of a kernel.
       reason: why not; "" for a rewritten one.
       remedy: what to change; "" for a rewritten one.
