@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._call import explicit
@@ -259,13 +259,15 @@ def _abstract_eval(
 ) -> Any:
     """The type that JAX gives the product of floats."""
     del terms
+    mesh = explicit.mesh_of((x, y))
+    asked = None if mesh is None or out_sharding is None else NamedSharding(mesh, out_sharding)
     aval, _ = lax.dot_general_p.abstract_eval(
         x,
         y,
         dimension_numbers=numbers,
         precision=None,
         preferred_element_type=jnp.dtype(jnp.float32),
-        out_sharding=out_sharding,
+        out_sharding=asked,
     )
     return aval
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from traffic import sent
+from mesh.traffic import sent
 
 import jaxfp8
 
