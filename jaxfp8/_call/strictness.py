@@ -17,10 +17,10 @@ _WARNED: set[str] = set()
 def strict() -> Iterator[None]:
     """Within this context, a scaled dot that no kernel takes is an error.
 
-    Outside it such a dot is computed by plain XLA, with a `FallbackWarning` once per reason. The
-    same goes for calls whose operands XLA would gather on a mesh where it need not in floats.
-    The context covers what is called un-jitted, traced or compiled inside it; a function that
-    was compiled before keeps what was decided (and warned of) then.
+    Outside it plain XLA computes such a dot, with a `FallbackWarning` once per reason. The same
+    holds for a call whose operands XLA would gather on a mesh where those of float code stay split.
+    The context covers calls without `jit`, and functions that are traced or compiled inside it. A
+    function that was compiled before stays as it is.
 
     Raises:
       UnsupportedError: from inside the context, with the reason and the remedy.
