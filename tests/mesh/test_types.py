@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from mesh.traffic import sent
 
 import jaxfp8
 import jaxfp8.linen
@@ -171,6 +172,54 @@ def test_an_exported_program_splits_its_calls(mesh):
     np.testing.assert_array_equal(y, 256)
     assert y.sharding.spec == P("d", "m")
     assert "tensor<32x256xf32>, tensor<256x64xi8>" in exported.mlir_module()
+
+
+def trained(x, w):
+    recipe = jaxfp8.CurrentScaling()
+    y = jaxfp8.fp8_dot_general(x, w, (((1,), (0,)), ((), ())), recipe=recipe)
+    return jnp.sum(y**2)
+
+
+def step(x, w):
+    """Gradients of training, and an 8-bit weight."""
+    gradients = jax.grad(trained, (0, 1))(x, w)
+    return *gradients, jaxfp8.quantize(w, channelwise_axes=(1,)).scale
+
+
+def of_step(mesh):
+    x, w = X[0].astype(jnp.float32), W
+    return [
+        jax.device_put(a, NamedSharding(mesh, P(*spec)))
+        for a, spec in ((x, ("d", None)), (w, (None, "m")))
+    ]
+
+
+def assert_same(got, want):
+    for one, other in zip(got, want, strict=True):
+        assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
+        np.testing.assert_array_equal(one, other)
+
+
+def test_an_exported_step_of_training_splits_its_calls(mesh):
+    args = of_step(mesh)
+    exported = jax.export.export(jax.jit(step), disabled_checks=jaxfp8.export_checks())(*args)
+    again = jax.jit(jax.export.deserialize(exported.serialize()).call)
+    assert sorted(sent(again, *args)) == sorted(sent(step, *args))
+    assert_same(again(*args), jax.jit(step)(*args))
+
+
+def test_a_step_of_training_is_compiled_for_an_abstract_mesh(mesh):
+    abstract = mesh.abstract_mesh
+    args = of_step(mesh)
+    shapes = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(abstract, a.sharding.spec))
+        for a in args
+    ]
+    with jax.sharding.use_abstract_mesh(abstract):
+        lowered = jax.jit(step).trace(*shapes).lower(lowering_platforms=("cpu",))
+    program = lowered.compile(device_assignment=tuple(jax.devices()))
+    assert "all-gather" not in program.as_text()
+    assert_same(program(*args), jax.jit(step)(*args))
 
 
 def test_a_sum_over_devices_is_scattered_where_the_output_is_split(mesh):
