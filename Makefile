@@ -48,7 +48,7 @@ check: setup  ## format, lint, types and import contracts
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
 
-test-kernels: setup  ## every CPU kernel that runs here against float64, in C++ at -O2
+test-kernels: setup  ## every CPU kernel that runs here against float64, in C++ as users compile it
 	@$(call checks,cpu,build/checks,,--target native_kernels native_quantize,-R native)
 
 sanitize: setup  ## test-kernels, and all CPU kernels under ASan and UBSan; both libraries fuzzed; threads under TSan
