@@ -22,15 +22,17 @@ from llama.names import expert_names
 Params = dict[str, Any]
 
 
-def parameters(config: Config, tensors: Mapping[str, Any]) -> Params:
+def parameters(config: Config, tensors: Mapping[str, Any], *, stacked: bool = True) -> Params:
     """The tensors of a checkpoint, those of the layers stacked by name.
 
     Args:
       config: sizes.
       tensors: arrays and `QArray`s by the names of Hugging Face; weights are [N, K].
+      stacked: whether the layers are for a scan; if not, they are compiled one by one. XLA on a
+        CPU is slow with bfloat16 weights that a scan slices.
 
     Returns:
-      "embed", "norm", "head" and "layers", of which each array has a first axis for the layers.
+      "embed", "norm", "head" and "layers": arrays with a first axis for the layers, or a list.
     """
     rows = [_layer(config, tensors, i) for i in range(config.layers)]
     head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
@@ -38,7 +40,9 @@ def parameters(config: Config, tensors: Mapping[str, Any]) -> Params:
         "embed": tensors["model.embed_tokens.weight"],
         "norm": tensors["model.norm.weight"],
         "head": tensors[head],
-        "layers": {name: _stack([row[name] for row in rows]) for name in rows[0]},
+        "layers": {name: _stack([row[name] for row in rows]) for name in rows[0]}
+        if stacked
+        else rows,
     }
 
 
@@ -165,7 +169,12 @@ def decoder(
         x, of_layer = layer(config, x, own, of_layer, positions, span, inputs_in_8_bits)
         return (x, jax.tree.map(lambda a, b: a.at[number].set(b), cache, of_layer)), None
 
-    (x, cache), _ = jax.lax.scan(step, (x, cache), (params["layers"], jnp.arange(config.layers)))
+    if isinstance(params["layers"], list):
+        for number, own in enumerate(params["layers"]):
+            (x, cache), _ = step((x, cache), (own, number))
+    else:
+        numbers = jnp.arange(config.layers)
+        (x, cache), _ = jax.lax.scan(step, (x, cache), (params["layers"], numbers))
     x = rms_norm(jnp.take_along_axis(x, last[:, None, None], 1)[:, 0], params["norm"], config.eps)
     logits = project("bk,nk->bn", x, params["head"], None, inputs_in_8_bits)
     return logits.astype(jnp.float32), cache

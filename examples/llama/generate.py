@@ -75,13 +75,14 @@ def _print_texts(options: argparse.Namespace, prompts: list[list[int]], coder: A
     how = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
     over = load.mesh(options.devices) if options.devices > 1 else None
     made = _server(options, over, how)
-    columns = [*generate(made, prompts, options.tokens, how=how, seed=options.seed)]
+    columns = [*generate(made, prompts, options.tokens, seed=options.seed)]
     for row, prompt in enumerate(prompts):
         ids = _until_end([int(column[row]) for column in columns], made.config.end)
         print(tokens.joined(ids) if coder is None else coder.decode([*prompt, *ids]))
     if options.compare:
-        wide, _ = load.model(options.folder, over=over, wide=True)
-        servers = {"8 bits": made, "bfloat16": server(wide, cache="bf16")}
+        # As functions: XLA on a CPU is slow with rows of bfloat16 times a kernel of nnx, [K, N].
+        wide = load.functions(options.folder, over=over, cache="bf16", wide=True)
+        servers = {"8 bits": made, "bfloat16": wide}
         print(table(measure(servers, prompts, options.tokens, repeat=3)))
 
 

@@ -86,16 +86,18 @@ def functions(
     cache: str = "fp8",
     how: Sampling | None = None,
     prefill_in_8_bits: bool = True,
+    wide: bool = False,
 ) -> Server:
     """A server of the same decoder as plain functions.
 
     Args:
-      folder, dtype, over: as for `model`.
+      folder, dtype, over, wide: as for `model`.
       cache, how, prefill_in_8_bits: as for `llama.serve.server`.
     """
     config = read(folder)
-    tensors = jaxfp8.checkpoint.load(folder, sharding=sharding(over))
-    params = functional.parameters(config, tensors)
+    with jaxfp8.checkpoint.open(folder, sharding=sharding(over)) as tensors:
+        found = Floats(tensors, dtype) if wide else tensors
+        params = functional.parameters(config, found, stacked=not wide)
 
     def run(inputs_in_8_bits: bool) -> Any:
         def decoder(params: Any, *args: Any, span: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llama.serve import STEP, Server, pad
+from llama.serve import Server, pad, room
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def measure(
     found = {}
     for name, server in servers.items():
         prefill, decode = (statistics.median(part) for part in zip(*taken[name], strict=True))
-        cache = jax.eval_shape(lambda server=server: server.empty(len(prompts), _room(ids, number)))
+        cache = jax.eval_shape(lambda server=server: server.empty(len(prompts), room(ids, number)))
         found[name] = Speed(
             nbytes=server.nbytes,
             cache=sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache)),
@@ -54,14 +54,10 @@ def measure(
     return found
 
 
-def _room(ids: jax.Array, number: int) -> int:
-    return -(-(int(ids.shape[1]) + number) // STEP) * STEP
-
-
 def _once(server: Server, prompts: Sequence[Sequence[int]], number: int) -> tuple[float, float]:
     """Seconds of prefill, and of `number` steps of decode."""
     ids, lengths = pad(prompts)
-    cache: Any = server.empty(len(prompts), _room(ids, number))
+    cache: Any = server.empty(len(prompts), room(ids, number))
     jax.block_until_ready(cache)
     start = time.perf_counter()
     logits, cache = jax.block_until_ready(server.prefill(server.params, ids, lengths, cache))

@@ -134,9 +134,8 @@ class Decoder(nnx.Module):
         self.config, self.dtype = config, dtype
         self.model = Trunk(config, dtype, rngs)
         if not config.tied:
-            self.lm_head = nnx.Linear(
-                config.width, config.vocabulary, use_bias=False, dtype=dtype, rngs=rngs
-            )
+            # A table, as that of tokens: in floats too, it is then multiplied by as it lies.
+            self.lm_head = nnx.Embed(config.vocabulary, config.width, dtype=dtype, rngs=rngs)
 
     def __call__(
         self,
@@ -163,5 +162,5 @@ class Decoder(nnx.Module):
             x, cache = layer(x, cache, positions, span)
             written.append(cache)
         x = self.model.norm(jnp.take_along_axis(x, last[:, None, None], 1)[:, 0])
-        head = self.model.embed_tokens.attend if self.config.tied else self.lm_head
-        return head(x).astype(jnp.float32), written
+        head = self.model.embed_tokens if self.config.tied else self.lm_head
+        return head.attend(x).astype(jnp.float32), written

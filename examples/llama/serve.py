@@ -54,6 +54,7 @@ class Server:
       prefill: from `params`, ids [B, S], lengths [B] and empty caches to logits and caches.
       decode: from `params`, token [B], position [B], caches and a key to the next token and caches.
       empty: caches for a number of texts of a length.
+      how: the choice of tokens.
     """
 
     config: Config
@@ -61,6 +62,7 @@ class Server:
     prefill: Callable[..., Any]
     decode: Callable[..., Any]
     empty: Callable[[int, int], Any]
+    how: Sampling
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +139,8 @@ def compiled(
             return caches.empty(config, batch, length, cache, config.layers)
         return [caches.empty(config, batch, length, cache) for _ in range(config.layers)]
 
-    return Server(config=config, params=params, prefill=first, decode=following, empty=empty)
+    programs = {"prefill": first, "decode": following}
+    return Server(config=config, params=params, **programs, empty=empty, how=how)
 
 
 def pad(prompts: Sequence[Sequence[int]]) -> tuple[jax.Array, jax.Array]:
@@ -152,12 +155,7 @@ def pad(prompts: Sequence[Sequence[int]]) -> tuple[jax.Array, jax.Array]:
 
 
 def generate(
-    server: Server,
-    prompts: Sequence[Sequence[int]],
-    number: int,
-    *,
-    how: Sampling | None = None,
-    seed: int = 0,
+    server: Server, prompts: Sequence[Sequence[int]], number: int, *, seed: int = 0
 ) -> Iterator[np.ndarray]:
     """At most `number` more tokens of each prompt, int32 [B] at a time.
 
@@ -168,20 +166,24 @@ def generate(
       server: the decoder.
       prompts: token ids.
       number: of tokens to make.
-      how: the choice of the first token, as that of the server's others.
       seed: of the choice.
     """
     ids, lengths = pad(prompts)
-    key = jax.random.key(seed)
-    cache = server.empty(len(prompts), -(-(int(ids.shape[1]) + number) // STEP) * STEP)
+    key, ended = jax.random.key(seed), np.zeros(len(prompts), bool)
+    cache = server.empty(len(prompts), room(ids, number))
     logits, cache = server.prefill(server.params, ids, lengths, cache)
-    token = sample(how or Sampling(), logits, jax.random.fold_in(key, 0))
-    ended = np.zeros(len(prompts), bool)
+    token = sample(server.how, logits, key)
     for place in range(number):
-        yield np.asarray(token)
-        ended |= np.isin(np.asarray(token), server.config.end)
+        found = np.asarray(token)
+        yield found
+        ended |= np.isin(found, server.config.end)
         if ended.all() or place + 1 == number:
             return
-        key_here = jax.random.fold_in(key, place + 1)
-        following, _, cache = server.decode(server.params, token, lengths + place, cache, key_here)
+        own = jax.random.fold_in(key, place)
+        following, _, cache = server.decode(server.params, token, lengths + place, cache, own)
         token = jnp.where(jnp.asarray(ended), token, following)
+
+
+def room(ids: jax.Array, number: int) -> int:
+    """Slots of a cache for padded prompts and a number of tokens, as programs are compiled for."""
+    return -(-(int(ids.shape[1]) + number) // STEP) * STEP
