@@ -105,7 +105,7 @@ def parse(said: Mapping[str, Any]) -> Config:
         vocabulary=said["vocab_size"],
         heads=heads,
         kv_heads=said.get("num_key_value_heads") or heads,
-        head=said.get("head_dim") or width // heads,
+        head=said.get("head_dim") or (128 if family == "qwen3" else width // heads),
         eps=said.get("rms_norm_eps", 1e-5),
         rope=_rope(said),
         window=said.get("sliding_window") if _uses_window(said) else None,

@@ -68,6 +68,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if bool(options.prompt) == bool(options.ids):
         parser.error("give prompts, or token ids with --ids")
+    if options.report and options.functions:
+        parser.error("--report is about the layers of nnx; leave out --functions")
     return options
 
 

@@ -37,6 +37,8 @@ FAMILIES = {
     "qwen 3": LLAMA
     | {
         "model_type": "qwen3",
+        "head_dim": 8,
+        "max_position_embeddings": 64,
         "rope_scaling": {
             "rope_type": "yarn",
             "factor": 4.0,
