@@ -17,6 +17,7 @@ from jaxfp8._rewrite.plan.decide import Decision, decide
 from jaxfp8._rewrite.plan.direct import Direct, Refused
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.trace import Trace, trace
+from jaxfp8._rewrite.report.automatic import types_of
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.model import Report
 from jaxfp8._value.errors import FallbackWarning, level_of_user
@@ -245,7 +246,9 @@ def explain(fun: Callable[..., Any]) -> Callable[..., Report]:
 
     @functools.wraps(fun)
     def explained(*args: Any, **kwargs: Any) -> Report:
-        traced = trace(fun, split(args, kwargs))
-        return report_of(fun, decide(traced.jaxpr).seen)
+        arguments = split(args, kwargs)
+        traced = trace(fun, arguments)
+        types = types_of(traced.jaxpr, arguments.arrays)
+        return report_of(fun, decide(traced.jaxpr).seen, types)
 
     return explained

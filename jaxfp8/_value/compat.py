@@ -57,6 +57,25 @@ def bind_params(eqn: Any) -> tuple[Sequence[Any], dict[str, Any]]:
     return (), params
 
 
+def types_of_outputs(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
+    """The types of the outputs of an equation for operands of other shardings.
+
+    None where the rules of JAX want to be told more. What they then raise is partly not public.
+    """
+    functions, params = bind_params(eqn)
+
+    def bind(*arrays: Any) -> Any:
+        return eqn.primitive.bind(*functions, *arrays, **params)
+
+    try:
+        return jax.make_jaxpr(bind)(*operands).out_avals
+    except Exception as error:
+        known = isinstance(error, TypeError | ValueError | NotImplementedError)
+        if known or type(error).__name__ == "ShardingTypeError":
+            return None
+        raise
+
+
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     """How many constants and carried values a scan has."""
     if "num_consts" in params:

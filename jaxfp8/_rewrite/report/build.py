@@ -15,20 +15,30 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
 from jaxfp8._rewrite.ir.sites import Captured, DotSite, Seen
 from jaxfp8._rewrite.report import split
+from jaxfp8._rewrite.report.automatic import Types
 from jaxfp8._rewrite.report.model import Operand, Report, Site
 from jaxfp8._rewrite.rules import masks, unserved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 
+_UNKNOWN: Types = {}
 
-def report_of(fun: Callable[..., Any], seen: Seen) -> Report:
-    """The report on the dots of a function."""
+
+def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> Report:
+    """The report on the dots of a function.
+
+    Args:
+      fun: the function.
+      seen: its dots.
+      types: of its arrays on automatic mesh axes, where they are known.
+    """
     name = getattr(fun, "__name__", type(fun).__name__)
-    rows, calls = tuple(map(_row, seen.sites)), tuple(map(_call_row, seen.calls))
+    rows = tuple(_row(site, types) for site in seen.sites)
+    calls = tuple(_call_row(op, types) for op in seen.calls)
     return Report(name=name, sites=rows, others=seen.others, calls=calls)
 
 
-def _row(site: DotSite) -> Site:
+def _row(site: DotSite, types: Types) -> Site:
     place = source.place(site.op)
     spec = None if site.captured is None else site.captured.spec
     is_product = spec is not None or site.terms > 0
@@ -50,12 +60,12 @@ def _row(site: DotSite) -> Site:
         epilogue=_what_it_computes(site),
         widened_bytes=sum(_widened(*given) for given in site.given),
         note=_notes(site),
-        mesh="" if spec is None else split.told(spec, site.op.equation),
+        mesh="" if spec is None else split.told(spec, site.op.equation, types),
         **_on_platforms(spec),
     )
 
 
-def _call_row(op: Op) -> Site:
+def _call_row(op: Op, types: Types) -> Site:
     """The row of a scaled dot that the function holds already."""
     place, spec = source.place(op), op.params["spec"]
     return Site(
@@ -81,7 +91,7 @@ def _call_row(op: Op) -> Site:
         epilogue=_epilogue(spec),
         widened_bytes=0,
         note=_notes_of(spec),
-        mesh=split.told(spec, op.equation),
+        mesh=split.told(spec, op.equation, types),
         **_on_platforms(spec),
     )
 

@@ -53,8 +53,8 @@ class Site:
       reason: why not; "" for a rewritten one.
       remedy: what to change; "" for a rewritten one.
       note: what scales along a contracting axis cost, for a scaled dot; else "".
-      mesh: how a scaled dot is split over a mesh of explicit axes, and what it sends; "" elsewhere,
-        where XLA decides.
+      mesh: how a scaled dot is split over a mesh, and what it sends; "" where that is unknown. On
+        automatic axes XLA decides; there it is told from how the arguments lie.
       ended_by: the operation that keeps the 8-bit data from a scaled dot, as JAX names it. It is
         "dot_general" for the dot itself, and "" for a rewritten one.
       ended_at: "file:line" of that operation; "" for a rewritten one.

@@ -1,4 +1,4 @@
-"""How a scaled dot is split over a mesh of explicit axes, and what it sends."""
+"""How a scaled dot is split over a mesh, and what it sends."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ import jax
 import numpy as np
 
 from jaxfp8._call import explicit, split_dot
-from jaxfp8._value import dtypes, tables
+from jaxfp8._rewrite.report.automatic import Types
+from jaxfp8._value import compat, dtypes, tables
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 _KINDS = {"b": "batch", "m": "rows", "n": "columns", "k": "depth"}
 _PARTS = {"operand 0": "lhs", "operand 1": "rhs", "result 0": "output", "sums": "sums"}
 
 
-def told(spec: ScaledDotSpec, eqn: Any) -> str:
-    """What is split, what is sent, and what a float program would send; "" on other meshes.
+def told(spec: ScaledDotSpec, eqn: Any, known: Types) -> str:
+    """What is split, what is sent, and what a float program would send; "" where that is unknown.
 
     Args:
       spec: the scaled dot.
       eqn: the dot that it replaces, or its own equation. The types of its arrays say how they are
         sharded.
+      known: how they are sharded on automatic axes, if the arguments tell.
     """
-    types = [*(v.aval for v in eqn.invars[:2]), eqn.outvars[0].aval]
+    arrays = (*eqn.invars[:2], eqn.outvars[0])
+    types = [v.aval for v in arrays]
+    if explicit.mesh_of(types) is None and all(v in known for v in map(_key, arrays)):
+        types = [known[_key(v)] for v in arrays]
+        before = "XLA decides; as arguments lie, "
+    else:
+        before = ""
     mesh = explicit.mesh_of(types)
     shapes = (spec.lhs.shape, spec.rhs.shape, spec.out_shape)
     if mesh is None or tuple(aval.shape for aval in types) != shapes:
@@ -38,7 +46,12 @@ def told(spec: ScaledDotSpec, eqn: Any) -> str:
     floats = [_of_dtype(aval, "bfloat16") for aval in types[:2]]
     in_floats = explicit.choose_shards(mesh, factors, floats, types[2:])
     plain = sum(explicit.bytes_sent(in_floats, factors, floats, types[2:]).values())
-    return f"{_split(shards.mesh_axes)}; {_sent(sent, plain)}"
+    return f"{before}{_split(shards.mesh_axes)}; {_sent(sent, plain)}"
+
+
+def _key(atom: Any) -> Any:
+    """A variable; a constant in place has none."""
+    return None if compat.is_literal(atom) else atom
 
 
 def _bare(spec: ScaledDotSpec) -> ScaledDotSpec:
