@@ -22,6 +22,9 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 from jaxfp8._call.shards import Factors, Shards
 from jaxfp8._value import compat
 
+# How many operands are not scales or what follows a sum: those of a product.
+_LARGE = 2
+
 
 def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> tuple[Shards, list[str]]:
     """Gives each mesh axis to the factor by which it splits the most bytes already.
@@ -32,39 +35,36 @@ def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> tuple[
       arrays: operands and results, with shape, dtype and the sharding in which XLA has them.
 
     Returns:
-      How the call is split, and the mesh axes that split an array of it but can split no factor.
+      How the call is split, and the mesh axes that split its operands but can split no factor.
     """
     votes: dict[str, collections.Counter[str]] = {}
     wanted: dict[str, list[str]] = {}  # by mesh axis the factors of the results that it splits
-    uncut: set[str] = set()  # mesh axes that split an axis of no factor
+    operands: set[str] = set()  # the mesh axes that split what is multiplied or quantised
     number = len(factors.operands)
     for i, (array, names) in enumerate(
         zip(arrays, factors.operands + factors.results, strict=True)
     ):
         splits = _splits(array.sharding, len(array.shape), mesh)
-        for name, axes in zip(names, splits or (), strict=splits is not None):
+        if splits is None:
+            continue
+        for name, size, axes in zip(names, array.shape, splits, strict=True):
+            if i < _LARGE and size > 1:
+                operands.update(axes)
             if name is not None:
                 for axis in axes:
                     votes.setdefault(axis, collections.Counter())[name] += _bytes(array)
                     if i >= number:
                         wanted.setdefault(axis, []).append(name)
-            elif i == 0:  # others are gathered too, but scales are small
-                uncut.update(axes)
-    shards, left = Shards(mesh, {}), sorted(uncut - votes.keys())
+    shards, owned = Shards(mesh, {}), set()
     for axis, count in votes.items():
-        own = (
-            name
-            for name, _ in count.most_common()
-            if factors.fits(name, shards.parts(name) * mesh.shape[axis])
-        )
-        name = next(own, None)
-        if name is None:
-            left.append(axis)
-        else:
-            shards = shards.give(name, axis)
+        for name, _ in count.most_common():
+            if factors.fits(name, shards.parts(name) * mesh.shape[axis]):
+                shards = shards.give(name, axis)
+                owned.add(axis)
+                break
     for axis, kept in wanted.items():
         shards = shards.scatter(factors, axis, kept)
-    return shards, left
+    return shards, sorted(operands - owned)
 
 
 def _bytes(array: Any) -> int:

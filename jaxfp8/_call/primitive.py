@@ -2,9 +2,7 @@
 
 Order of this file: bind, primitive, abstract evaluation, batching, differentiation, registration.
 Sharding: lowering splits the call over a mesh (`_call/split_dot`), along explicit axes by itself,
-along automatic ones as XLA asks for. Each problem that batching and differentiation lead to has its
-own table for that. Along the manual axes of shard_map a product is local: its output varies along
-those that an operand varies along.
+along automatic ones as XLA asks for. Along the manual axes of shard_map a product is local.
 """
 
 from __future__ import annotations

@@ -84,9 +84,13 @@ def _pieces(spec: ScaledDotSpec) -> dict[str, int]:
     for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
         for name, size, tile in zip(side_names(side, free), side.shape, side.tiles, strict=True):
             sizes[name] = max(size, sizes.get(name, 0))
-            tiles.setdefault(name, []).append(tile if tile < size else 1)
+            tiles.setdefault(name, []).append(tile if tile < size and _has_tiles(side) else 1)
     granules = {name: math.lcm(*tiles[name]) for name in sizes}
     return {n: size // granules[n] if size % granules[n] == 0 else 1 for n, size in sizes.items()}
+
+
+def _has_tiles(side: OperandSpec) -> bool:
+    return side.scale or side.zero_point
 
 
 def _ragged(spec: ScaledDotSpec) -> frozenset[str]:
@@ -96,7 +100,7 @@ def _ragged(spec: ScaledDotSpec) -> frozenset[str]:
     for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
         for name, size, tile in zip(side_names(side, free), side.shape, side.tiles, strict=True):
             names.add(name)
-            if 1 < tile < size or (name[0] == "k" and tile < size):
+            if _has_tiles(side) and (1 < tile < size or (name[0] == "k" and tile < size)):
                 cut.add(name)
     if spec.epilogue.amax is not None:
         cut |= {name for name in names if name[0] != "k"}

@@ -60,20 +60,29 @@ def bind_params(eqn: Any) -> tuple[Sequence[Any], dict[str, Any]]:
 def types_of_outputs(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
     """The types of the outputs of an equation for operands of other shardings.
 
-    None where the rules of JAX want to be told more. What they then raise is partly not public.
+    None where the rules of JAX want to be told more.
     """
     functions, params = bind_params(eqn)
 
     def bind(*arrays: Any) -> Any:
         return eqn.primitive.bind(*functions, *arrays, **params)
 
-    try:
+    with _Untold():
         return jax.make_jaxpr(bind)(*operands).out_avals
-    except Exception as error:
-        known = isinstance(error, TypeError | ValueError | NotImplementedError)
-        if known or type(error).__name__ == "ShardingTypeError":
-            return None
-        raise
+    return None
+
+
+class _Untold:
+    """A context that ends where JAX cannot tell a sharding; what it raises then is not public."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
+        if kind is None:
+            return False
+        known = issubclass(kind, TypeError | ValueError | NotImplementedError)
+        return known or kind.__name__ == "ShardingTypeError"
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
