@@ -38,14 +38,13 @@ from jaxfp8._value.errors import FallbackWarning, LibraryError, UnsupportedError
 from jaxfp8._value.prepared import PreparedArray, prepare
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.transposed import TransposedArray
+from jaxfp8._value.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxfp8 import checkpoint as checkpoint
     from jaxfp8 import linen as linen
     from jaxfp8 import nnx as nnx
     from jaxfp8 import testing as testing
-
-__version__ = "0.1.0"
 
 _ON_DEMAND = ("checkpoint", "linen", "nnx", "testing")
 

@@ -31,6 +31,9 @@ hypothesis.settings.load_profile("reproducible")
 MOST_RESIDENT_BYTES = 1.5e9
 PAGE_BYTES = 4096
 
+# Programs that tests run in processes of their own.
+collect_ignore = ["mesh/axes_of_eight.py", "mesh/cached_programs.py"]
+
 
 def pytest_addoption(parser):
     parser.addoption(

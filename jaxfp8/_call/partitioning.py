@@ -11,7 +11,6 @@ import contextvars
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from typing import Any
 
 import jax
@@ -26,6 +25,7 @@ from jaxfp8._call.shards import Factors, Names, Parts, Shards
 from jaxfp8._call.strictness import is_strict, strict_if, tell_gathered
 from jaxfp8._value import compat
 from jaxfp8._value.spec import is_known
+from jaxfp8._value.version import __version__
 
 _WHOLE = contextvars.ContextVar("jaxfp8_unpartitioned", default=False)
 
@@ -147,7 +147,7 @@ def _splittable(
     splittable.def_partition(
         partition, sharding_rule=_rule(factors, len(place.axes)), decode_shardings=False
     )
-    what = repr((metadata.version("jaxfp8"), strict, types, params))
+    what = repr((__version__, strict, types, params))
 
     def marked(*operands: Any) -> Sequence[Any]:
         with set_xla_metadata(jaxfp8=what):

@@ -85,11 +85,8 @@ def split_dot(
       >>> import jax, jax.numpy as jnp, jaxfp8
       >>> x, y = jax.random.normal(jax.random.key(0), (2, 64, 64))
       >>> exact = jnp.matmul(x, y, precision="highest")
-      >>> [
-      ...     bool(abs(jaxfp8.split_dot(x, y, terms=t) - exact).max() < 10.0 ** -(2 * t - 1))
-      ...     for t in (1, 2, 3)
-      ... ]
-      [True, True, True]
+      >>> bool(abs(jaxfp8.split_dot(x, y) - exact).max() < 1e-4)
+      True
     """
     x, y = (_floats(name, value) for name, value in (("x", x), ("y", y)))
     count = as_index(terms)

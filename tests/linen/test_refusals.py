@@ -109,6 +109,7 @@ def test_tiles_that_a_named_mesh_axis_cuts_are_refused(mesh, box):
         jax.eval_shape(layer.init, jax.random.key(0), normal(2, 256))
 
 
+@pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")
 @pytest.mark.parametrize("boxed", [True, False])
 def test_tiles_that_the_shards_of_variables_cut_are_refused(mesh, boxed):
     init = nn.with_partitioning(nn.initializers.lecun_normal(), ("model", None))
