@@ -34,6 +34,11 @@ def bias_as_flax_adds_it(x, q, s, b):
 
 @program(_bias)
 def bias_subtracted(x, q, s, b):
+    return x @ (q.astype(F32) * s) - b
+
+
+@program(_bias)
+def subtracted_from_a_bias(x, q, s, b):
     return b - x @ (q.astype(F32) * s)
 
 
@@ -93,6 +98,11 @@ def gelu_in_bf16(x, q, s):
 @program(lambda d: (*weight(x=F32)(d), d.normal(5, 24)))
 def residual(x, q, s, r):
     return r + x @ (q.astype(F32) * s)
+
+
+@program(lambda d: (*weight(x=F32)(d), d.normal(5, 24)))
+def residual_subtracted(x, q, s, r):
+    return x @ (q.astype(F32) * s) - r
 
 
 @program(lambda d: (*weight(x=BF16)(d), d.normal(5, 24, dtype=BF16)))
