@@ -151,5 +151,10 @@ def quantised_anew(x, q, s):
 
 
 @negative(weight(x=F32))
+def rounded_to_fewer_bits_than_bfloat16(x, q, s):
+    return x @ lax.reduce_precision(q.astype(F32) * s, 8, 4)
+
+
+@negative(weight(x=F32))
 def dequantised_but_never_multiplied(x, q, s):
     return lax.dot(x, x.T), q.astype(F32) * s, jnp.zeros((), E4M3)
