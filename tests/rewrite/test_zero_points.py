@@ -79,6 +79,20 @@ def test_wide_array_is_not_made_where_zero_points_are_small() -> None:
     assert "f32[32,24]" in branches
 
 
+@pytest.mark.parametrize(
+    ("bound", "zero"),
+    [(lambda z: jnp.minimum(z, 100), -(2**31)), (lambda z: jnp.maximum(z, -100), 2**31 - 1)],
+    ids=["above", "below"],
+)
+def test_zero_points_that_are_bounded_on_one_side_are_asked(bound: Any, zero: int) -> None:
+    def bounded(x: Any, q: Any, z: Any, s: Any) -> Any:
+        return model(x, q, bound(z), s)
+
+    args = _args(zero)
+    assert "cond[" in str(jax.make_jaxpr(jaxfp8.rewrite(bounded))(*args))
+    _close(jaxfp8.rewrite(bounded)(*args), jax.jit(bounded)(*args))
+
+
 @pytest.mark.parametrize("value", [np.nan, 0.5, 300.0])
 def test_computed_float_zero_point_that_is_nan_gives_nan(value: float) -> None:
     def model(x: Any, q: Any, m: Any, s: Any) -> Any:
