@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from rewrite.programs.table import Table, weight
 from rewrite.support import BF16, F32
@@ -45,6 +46,17 @@ def blocks_by_reshape(x, q, s):
 @program(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(4, 3)))
 def blocks_by_repeat(x, q, s):
     return x @ (q.astype(F32) * jnp.repeat(jnp.repeat(s, 8, 0), 8, 1))
+
+
+@program(lambda d: (d.normal(5, 24), d.bits8(24, 24), d.scale(6, 24), d.scale(4, 24)))
+def groups_of_4_and_of_6_along_k(x, q, s, t):
+    return x @ (q.astype(F32) * jnp.repeat(s, 4, 0) * jnp.repeat(t, 6, 0))
+
+
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(3, 4)))
+def transposed_blocks_by_index(x, q, s):
+    k, n = np.arange(32) // 8, np.arange(24) // 8
+    return x @ (q.astype(F32) * s[n[None, :], k[:, None]])
 
 
 @program(lambda d: (d.normal(5, 30), d.bits8(30, 23), d.scale(4, 3)))
