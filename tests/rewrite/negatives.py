@@ -155,6 +155,12 @@ def rounded_to_fewer_bits_than_bfloat16(x, q, s):
     return x @ lax.reduce_precision(q.astype(F32) * s, 8, 4)
 
 
+@negative(lambda d: (d.normal(5, 32), d.bits8(32, 24), d.scale(4, 24)))
+def joined_within_a_tile(x, q, s):
+    w = q.astype(F32) * jnp.repeat(s, 8, 0)
+    return x @ jnp.concatenate([w[:12], w[8:28]])
+
+
 @negative(weight(x=F32))
 def dequantised_but_never_multiplied(x, q, s):
     return lax.dot(x, x.T), q.astype(F32) * s, jnp.zeros((), E4M3)
