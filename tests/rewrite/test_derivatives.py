@@ -214,6 +214,18 @@ def test_gradient_reaches_arrays_that_the_function_closes_over() -> None:
     _same(got, jax.grad(lambda s: loss(lambda f: f, s))(s))
 
 
+@pytest.mark.parametrize("of_x", [jnp.sin, scaled_gradient], ids=["plain", "custom vjp"])
+def test_an_output_that_the_loss_leaves_out_adds_nothing_to_its_gradient(of_x: Any) -> None:
+    x, q, s, _ = _args()
+
+    def f(x: Any, s: Any) -> Any:
+        y = of_x(x) @ (q.astype(F32) * s)
+        return jnp.sum(jnp.sin(y)), jnp.sum(y)
+
+    got, want = (jax.grad(lambda *a, g=g: g(*a)[0], (0, 1))(x, s) for g in (jaxfp8.rewrite(f), f))
+    _same(got, want)
+
+
 def test_derivative_of_an_integer_output_is_none_of_ours() -> None:
     x, q, s, _ = _args()
 

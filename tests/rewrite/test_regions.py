@@ -146,3 +146,13 @@ def test_keys_are_moved_about_as_they_are():
 
     assert count(jaxfp8.rewrite(f), X) == 1
     close(jaxfp8.rewrite(f)(X), f(X))
+
+
+def test_layers_of_a_scan_may_share_scales_in_pairs():
+    stack, scales = jnp.stack([Q, Q.T, -Q, -Q.T]), jnp.stack([S, 2 * S])
+
+    def f(x):
+        weights = stack.astype(x.dtype) * jnp.repeat(scales, 2, axis=0)
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    close(jaxfp8.rewrite(f)(X), f(X))

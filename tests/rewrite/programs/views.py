@@ -59,6 +59,11 @@ def transposed_blocks_by_index(x, q, s):
     return x @ (q.astype(F32) * s[n[None, :], k[:, None]])
 
 
+@program(lambda d: (d.normal(5, 32), d.bits8(32, 4, 6), d.scale(4, 6)))
+def free_axes_exchanged(x, q, s):
+    return jnp.tensordot(x, jnp.transpose(q.astype(F32) * s, (0, 2, 1)), 1)
+
+
 @program(lambda d: (d.normal(5, 30), d.bits8(30, 23), d.scale(4, 3)))
 def partial_edge_blocks(x, q, s):
     return x @ (q.astype(F32) * jnp.repeat(jnp.repeat(s, 8, 0), 8, 1)[:30, :23])
