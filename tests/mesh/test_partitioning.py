@@ -462,6 +462,16 @@ class TestGathered:
         with jaxfp8.strict(), pytest.raises(Exception, match="XLA gathers operands"):
             jax.jit(lambda x: quantize(x))(x)
 
+    def test_three_tiles_on_two_devices(self) -> None:
+        def quantize(x):
+            return jaxfp8.quantize(x, jnp.int8, tiled_axes={0: 32})
+
+        x = normal(96, 64)
+        with pytest.warns(jaxfp8.FallbackWarning, match="cut tiles"):
+            got = jax.jit(quantize)(put(x, "x", None))
+        np.testing.assert_array_equal(got.scale, quantize(x).scale)
+        np.testing.assert_array_equal(got.qvalue, quantize(x).qvalue)
+
 
 def test_calls_that_differ_only_in_what_they_compute_have_different_text() -> None:
     """The persistent cache may leave the function that splits out of its key."""
