@@ -24,7 +24,7 @@ from jaxfp8._value.spec import Shape
 from jaxfp8._value.transposed import TransposedArray
 
 Names = str | Sequence[str]
-Mapping_ = Mapping[str, Names] | Callable[[str], Names | None] | None
+Naming = Mapping[str, Names] | Callable[[str], Names | None] | None
 Chosen = str | Callable[[str], bool] | None
 
 # What torch calls the weight of a layer.
@@ -81,7 +81,7 @@ def torch_name(path: str) -> str:
     return ".".join([*module, "weight" if last in _WEIGHTS else last])
 
 
-def name_of(mapping: Mapping_, path: str) -> Names:
+def name_of(mapping: Naming, path: str) -> Names:
     """The name, or the names, of what fills the parameter at a path."""
     found = mapping(path) if callable(mapping) else (mapping or {}).get(path)
     return torch_name(path) if found is None else found
@@ -106,7 +106,7 @@ def assign(
     operation: str,
     paths: Iterable[str],
     tensors: Mapping[str, Any],
-    mapping: Mapping_,
+    mapping: Naming,
     ignore: Chosen = None,
     keep: Chosen = None,
 ) -> dict[str, Names]:

@@ -80,7 +80,7 @@ def weight_of(module: nn.Module, weight: Weight, init: Callable[..., Any], dtype
         return weight.quantize(value)
 
     if module.has_variable(PARAMS, weight.name) and _lies_otherwise(module, weight):
-        value: Any = module.get_variable(PARAMS, weight.name)
+        value: Any = meta.unbox(module.get_variable(PARAMS, weight.name))
     else:
         value = module.param(weight.name, quantized, weight.shape, dtype)
     return constant_codes(value, _operation(module), weight.name, _DIFFERENTIATE)

@@ -21,7 +21,7 @@ _OPERATION = "jaxfp8.linen.load"
 def load(
     variables: Any,
     tensors: Mapping[str, Any],
-    mapping: placing.Mapping_ = None,
+    mapping: placing.Naming = None,
     *,
     ignore: placing.Chosen = None,
     keep: placing.Chosen = None,

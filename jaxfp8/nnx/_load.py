@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,9 +33,9 @@ _STATE = (nnx.RngState, nnx.Cache, nnx.Intermediate)
 def load(
     model: nnx.Module,
     tensors: Mapping[str, Any],
-    mapping: placing.Mapping_ = None,
+    mapping: placing.Naming = None,
     *,
-    recipe: Recipe | Rule | Any = W8A16,
+    recipe: Recipe | Rule | Sequence[Any] = W8A16,
     ignore: placing.Chosen = None,
     keep: placing.Chosen = None,
 ) -> Changes:
@@ -100,7 +100,7 @@ class _Loading:
         self,
         model: nnx.Module,
         tensors: Mapping[str, Any],
-        mapping: placing.Mapping_,
+        mapping: placing.Naming,
         rules: tuple[Rule, ...],
     ) -> None:
         self.model, self.tensors, self.mapping, self.rules = model, tensors, mapping, rules

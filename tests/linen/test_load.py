@@ -84,6 +84,18 @@ def test_loaded_variables_go_through_state_dictionaries():
         assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
 
+def test_names_of_mesh_axes_go_with_their_axes():
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("k", "n"))
+    model, x = jaxfp8.linen.Dense(8, use_bias=False, kernel_init=init), normal(2, 16)
+    w = channel(normal(8, 16))
+    boxed = jaxfp8.linen.load(jax.eval_shape(model.init, jax.random.key(0), x), {"weight": w})
+    kernel = boxed["params"]["kernel"]
+    assert kernel.stored.qvalue.names == ("n", "k") and kernel.stored.scale.names == ("n", None)
+    np.testing.assert_array_equal(model.apply(boxed, x), x @ w.T)
+    spec = nn.get_partition_spec(boxed)["params"]["kernel"].stored.qvalue
+    assert spec == jax.sharding.PartitionSpec("n", "k")
+
+
 REFUSED = {
     "unused": ({"lm_head.weight": jnp.ones(3)}, ValueError, "no parameter takes lm_head.weight"),
     "floats": (
