@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxfp8._recipes import placing
@@ -35,7 +35,7 @@ def load(
     tensors: Mapping[str, Any],
     mapping: placing.Naming = None,
     *,
-    recipe: Recipe | Rule | Sequence[Any] = W8A16,
+    recipe: Recipe | Rule | Sequence[Any] | None = None,
     ignore: placing.Chosen = None,
     keep: placing.Chosen = None,
 ) -> Changes:
@@ -56,9 +56,9 @@ def load(
       mapping: the name of the tensor for each path in the model, as a function or a mapping, whose
         missing paths and whose None are named as torch does it: "layers/0/up/kernel" is
         "layers.0.up.weight". Several names are stacked along the first axis of the parameter.
-      recipe: how inputs of 8-bit layers are held: a recipe, or rules by path, as in `quantize`.
-        How weights are held, the tensors say. A static recipe takes the tensor "....input_scale"
-        of each layer.
+      recipe: how inputs of 8-bit layers are held: a recipe, or rules by path, as in `quantize`; by
+        default that of a layer which is an 8-bit one already, and `W8A16` of any other. How weights
+        are held, the tensors say. A static recipe takes the tensor "....input_scale" of each layer.
       ignore: tensors that may be left over; a regular expression or a function of the name.
       keep: paths of parameters that stay as they are, likewise.
 
@@ -81,7 +81,8 @@ def load(
       (6016, (64, 32), (1, 32))
     """
     check_module(_OPERATION, model)
-    loading = _Loading(model, tensors, mapping, rules_of(_OPERATION, recipe))
+    rules = () if recipe is None else rules_of(_OPERATION, recipe)
+    loading = _Loading(model, tensors, mapping, rules)
     loading.assign(ignore, keep)
     loading.check()
     return loading.run()
@@ -123,7 +124,8 @@ class _Loading:
 
     def recipe(self, path: str) -> Recipe:
         """The recipe of the layer whose weight is at a path."""
-        return choose(self.rules, path.rpartition("/")[0]) or W8A16
+        own = getattr(self.slots[path].holder, "recipe", None)
+        return choose(self.rules, path.rpartition("/")[0]) or own or W8A16
 
     def is_static(self, path: str) -> bool:
         """Whether that recipe needs a scale of the layer's input."""
@@ -132,33 +134,20 @@ class _Loading:
 
     def check(self) -> None:
         """Refuses what does not fit, before anything is read or changed."""
-        for path, names in self.names.items():
-            slot = self.slots.get(path)
-            if slot is None:
-                continue
-            found = placing.check(_OPERATION, slot.place(path), names, self.tensors)
-            layer = slot.holder
-            if is_held(found) and layer is self.model and not isinstance(layer, EightBitLayer):
-                got, needs = f"is itself a {type(layer).__name__}", "its layers are replaced"
-                remedy = f"load into a `jaxfp8.nnx.{type(layer).__name__}`"
-                raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
-            if is_held(found) and not isinstance(layer, EightBitLayer) and why_unfit(layer):
-                got, needs = f"cannot be in 8 bits: {why_unfit(layer)}", "its tensor is"
-                remedy = "give `jaxfp8.dequantize` of the tensor"
-                raise ValueError(message(_OPERATION, f"layer of `{path}`", got, needs, remedy))
-            if slot.is_weight and not is_held(found) and isinstance(layer, EightBitLayer):
-                got, needs = f"is {found.dtype}", f"`{path}` is in 8 bits"
-                remedy = "load it into the model of Flax's layers, then `jaxfp8.nnx.quantize` it"
-                raise TypeError(message(_OPERATION, f"tensor `{names}`", got, needs, remedy))
+        for path, slot in self.slots.items():
+            if path in self.names:
+                place, names = slot.place(path), self.names[path]
+                found = placing.check(_OPERATION, place, names, self.tensors)
+                _check_kind(self.model, path, slot, names, found)
 
     def run(self) -> Changes:
         """Fills the model."""
         rows: list[Change] = []
         twins: dict[int, EightBitLayer] = {}
-        for path, names in self.names.items():
-            slot = self.slots.get(path)
-            if slot is None:
+        for path, slot in self.slots.items():
+            if path not in self.names:
                 continue
+            names = self.names[path]
             before: Any = slot.variable.get_value()
             value = placing.fill(_OPERATION, slot.place(path), names, self.tensors)
             if not slot.is_weight:
@@ -178,18 +167,40 @@ class _Loading:
 
     def _eight_bit(self, path: str, layer: Any) -> EightBitLayer:
         """The 8-bit twin of a layer, which is still to get its weight; or itself, if it is one."""
-        module, recipe, scale = path.rpartition("/")[0], self.recipe(path), None
-        if self.is_static(path):
-            scale = jax.numpy.asarray(self.tensors[str(self.names[f"{module}/{_INPUT_SCALE}"])])
-            scale = scale.reshape(())
+        module, recipe = path.rpartition("/")[0], self.recipe(path)
+        name, scale = self.names.get(f"{module}/{_INPUT_SCALE}"), None
+        if name is not None:
+            scale = jnp.asarray(self.tensors[str(name)]).reshape(())
         if isinstance(layer, EightBitLayer):
             layer.recipe = recipe
-            layer.input_scale = nnx.data(None if scale is None else QParam(scale))
+            if scale is not None:
+                layer.input_scale = nnx.data(QParam(scale))
             return layer
         empty = dataclasses.replace(recipe, weight=None)
         twin: EightBitLayer = TWINS[type(layer)].of(layer, empty, path=module, scale=scale)
         twin.recipe = recipe
         return twin
+
+
+def _check_kind(
+    model: nnx.Module, path: str, slot: _Slot, names: placing.Names, found: Any
+) -> None:
+    """Refuses 8 bits for a layer that cannot be in 8 bits, and floats for one that is."""
+    layer = slot.holder
+    if isinstance(layer, EightBitLayer):
+        if slot.is_weight and not is_held(found):
+            got, needs = f"is {found.dtype}", f"`{path}` is in 8 bits"
+            remedy = "load it into the model of Flax's layers, then `jaxfp8.nnx.quantize` it"
+            raise TypeError(message(_OPERATION, f"tensor `{names}`", got, needs, remedy))
+        return
+    if is_held(found) and layer is model:
+        got, needs = f"is itself a {type(layer).__name__}", "its layers are replaced"
+        remedy = f"load into a `jaxfp8.nnx.{type(layer).__name__}`"
+        raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
+    if is_held(found) and why_unfit(layer):
+        got, needs = f"cannot be in 8 bits: {why_unfit(layer)}", "its tensor is"
+        remedy = "give `jaxfp8.dequantize` of the tensor"
+        raise ValueError(message(_OPERATION, f"layer of `{path}`", got, needs, remedy))
 
 
 @dataclasses.dataclass(frozen=True)

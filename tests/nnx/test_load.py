@@ -156,6 +156,21 @@ def test_static_scales_of_inputs_go_to_their_layers():
     assert model.layers[0].input_scale[...] == 0.5 and model.layers[0].recipe is jaxfp8.FP8
 
 
+def test_a_layer_in_8_bits_keeps_its_recipe_and_one_of_its_own_product_is_refused():
+    q = jaxfp8.quantize(normal(48, 32), channelwise_axes=(0,))
+    held = {"layers.0.weight": q, "layers.0.bias": jnp.zeros(48)}
+    own = jaxfp8.nnx.Linear(32, 48, recipe=jaxfp8.FP8_DYNAMIC, rngs=nnx.Rngs(0))
+    jaxfp8.nnx.load(nnx.Sequential(own), held)
+    assert own.recipe is jaxfp8.FP8_DYNAMIC and own.weight.stored.shape == (48, 32)
+    with pytest.raises(TypeError, match=r"`layers.0.weight` is float32.*is in 8 bits"):
+        jaxfp8.nnx.load(nnx.Sequential(own), {**held, "layers.0.weight": normal(48, 32)})
+    other = nnx.Linear(32, 48, dot_general=lambda *a, **k: 0, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="cannot be in 8 bits: it has a `dot_general` of its own"):
+        jaxfp8.nnx.load(nnx.Sequential(other), held)
+    with pytest.raises(ValueError, match="is itself a Linear"):
+        jaxfp8.nnx.load(nnx.Linear(32, 48, rngs=nnx.Rngs(0)), {"weight": q, "bias": jnp.zeros(48)})
+
+
 def test_arrays_keep_their_shardings():
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     q = jaxfp8.quantize(normal(48, 32), channelwise_axes=(0,))
