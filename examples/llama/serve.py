@@ -92,11 +92,13 @@ def server(
             if isinstance(layer, jaxfp8.nnx.EightBitLayer):
                 layer.recipe = recipe(layer.recipe)
         graph, state = nnx.split(model)
+        # A plain list of arrays: a call takes long to find hundreds of them in a state of nnx.
+        leaves, tree = jax.tree.flatten(state)
 
         def run(params: Any, *args: Any, span: int) -> Any:
-            return nnx.merge(graph, params)(*args, span=span)
+            return nnx.merge(graph, jax.tree.unflatten(tree, params))(*args, span=span)
 
-        return run, state
+        return run, leaves
 
     prefill, params = program(w8a8 if prefill_in_8_bits else w8a16)
     decode, _ = program(w8a16)

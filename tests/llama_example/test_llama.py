@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from llama_example.llama_checkpoints import FAMILIES, LLAMA, logits, write
 
-from llama import load, serve
+import jaxfp8
+from llama import invent, load, serve
 from llama.config import parse
 from llama.generate import main
 from llama.sampling import Sampling, sample
@@ -162,6 +163,18 @@ def test_command_generates_and_compares(folder, capsys):
     out = capsys.readouterr().out
     assert "7 of 9 weights changed" in out and "\nb c a " in out
     assert "\n8 bits " in out and "\nbfloat16 " in out
+
+
+@pytest.mark.parametrize("block", [None, 16], ids=["channel", "block"])
+def test_an_invented_checkpoint_loads_and_has_the_bytes_of_its_codes(tmp_path, monkeypatch, block):
+    small = LLAMA | {"num_hidden_layers": 1}
+    monkeypatch.setitem(invent.SIZES, "small", small)
+    blocks = [] if block is None else ["--block", str(block)]
+    assert invent.main([str(tmp_path / "m"), *blocks]) == 0
+    model, changes = load.model(tmp_path / "m")
+    assert len(changes.changed) == 7 and len(changes.left) == 2
+    values = jaxfp8.dequantize(model.model.layers[0].mlp.up_proj.weight)
+    assert jnp.isfinite(values).all() and 0.1 < jnp.std(values) < 0.3
 
 
 def test_command_says_what_is_missing(folder, capsys):
