@@ -228,8 +228,12 @@ def spread(mesh, product, of_x, of_w):
 def test_shards_of_different_sizes_send_no_more_than_in_floats(layout, kind):
     (of_x, of_w), (product, w) = RAGGED[layout], PRODUCTS[kind]
     mesh = automatic(4)
-    ours = spread(mesh, product, of_x, of_w)
-    check((ours, ODD_X, w), (spread(mesh, jnp.matmul, of_x, of_w), ODD_X, ODD_W))
+    ours, floats = (spread(mesh, dot, of_x, of_w) for dot in (product, jnp.matmul))
+    try:
+        jax.jit(floats).lower(ODD_X, ODD_W).compile()
+    except ValueError as error:
+        pytest.skip(f"this JAX compiles no such program of floats: {error}")
+    check((ours, ODD_X, w), (floats, ODD_X, ODD_W))
     near(jax.jit(ours)(ODD_X, w), product(jnp.sin(ODD_X), w))
 
 
