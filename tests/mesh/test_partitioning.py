@@ -443,6 +443,7 @@ class TestGathered:
         with pytest.raises(NotImplementedError, match="serialization of host_callbacks"):
             jax.export.export(jax.jit(double))(put(X, "x", None))
 
+    @pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="does not warn on a newer JAX yet")
     def test_a_program_for_more_devices_than_there_are(self) -> None:
         mesh = jax.sharding.AbstractMesh((8,), ("x",))
         x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, P("x")))
