@@ -443,9 +443,8 @@ class TestGathered:
         with pytest.raises(NotImplementedError, match="serialization of host_callbacks"):
             jax.export.export(jax.jit(double))(put(X, "x", None))
 
-    @pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="does not warn on a newer JAX yet")
     def test_a_program_for_more_devices_than_there_are(self) -> None:
-        mesh = jax.sharding.AbstractMesh((8,), ("x",))
+        mesh = jax.sharding.AbstractMesh((8,), ("x",), axis_types=(AUTO,))
         x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, P("x")))
         traced = jax.jit(lambda x: jaxfp8.matmul(x, QW)).trace(x)
         with pytest.warns(jaxfp8.FallbackWarning, match="for 8 devices and there are 4"):
