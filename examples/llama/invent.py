@@ -22,8 +22,8 @@ Writes a Llama of random weights, in FP8 with a scale for each output channel, o
 128 x 128. Tokens, head and norms are in bfloat16. What it says makes no sense; how fast it says it
 is that of a model of the same sizes.
 
-    python examples/llama/invent.py /tmp/llama-8b --like llama-3-8b
-    python examples/llama/generate.py /tmp/llama-8b --ids 1,2,3 --compare
+    python examples/llama/invent.py llama-8b --like llama-3-8b
+    python examples/llama/generate.py llama-8b --ids 1,2,3 --compare
 """
 _LLAMA = {
     "model_type": "llama",

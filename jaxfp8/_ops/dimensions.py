@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import jax
+
 from jaxfp8._value.errors import message
 from jaxfp8._value.spec import DimensionNumbers, Shape
 
@@ -43,6 +45,42 @@ def normalise(
                 )
             )
     return contracting, batch
+
+
+def free_axes(rank: int, contracting: Shape, batch: Shape) -> Shape:
+    """The axes of an operand that are neither contracted nor batch axes."""
+    return tuple(axis for axis in range(rank) if axis not in {*contracting, *batch})
+
+
+def of_gradient(
+    numbers: DimensionNumbers, ranks: tuple[int, int], side: int
+) -> tuple[DimensionNumbers, Shape]:
+    """The product that is the gradient of an operand of a dot: `g . rhs^T` or `lhs^T . g`.
+
+    Args:
+      numbers: normalised dimension numbers of the dot.
+      ranks: of its operands.
+      side: 0 for the gradient of lhs, 1 for that of rhs.
+
+    Returns:
+      The dimension numbers, and by axis of the product the axis of the operand.
+    """
+    contracting, batches = numbers
+    free = [free_axes(*of) for of in zip(ranks, contracting, batches, strict=True)]
+    lead = tuple(range(len(batches[0])))
+    border = len(lead) + len(free[0])
+    of_free = tuple(range(len(lead), border)), tuple(range(border, border + len(free[1])))
+    other = 1 - side
+    paired = dict(zip(contracting[other], contracting[side], strict=True))
+    summed = tuple(paired[axis] for axis in sorted(contracting[other]))
+    if side == 0:
+        return ((of_free[1], free[1]), (lead, batches[1])), (*batches[0], *free[0], *summed)
+    return ((free[0], of_free[0]), (batches[0], lead)), (*batches[1], *summed, *free[1])
+
+
+def in_order(x: jax.Array, axes: Shape) -> jax.Array:
+    """`x`, whose axis `i` is to become axis `axes[i]`."""
+    return x.transpose([axes.index(axis) for axis in range(x.ndim)])
 
 
 def _read(operation: str, numbers: Any) -> DimensionNumbers:

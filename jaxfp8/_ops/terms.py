@@ -29,10 +29,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._call import explicit
-from jaxfp8._ops.dimensions import check_matmul, normalise
+from jaxfp8._ops import dimensions
+from jaxfp8._ops.dimensions import check_matmul, free_axes, in_order, normalise
 from jaxfp8._ops.products import dot_general
 from jaxfp8._value import compat
-from jaxfp8._value.checks import as_array, as_dtype, as_index
+from jaxfp8._value.checks import as_dtype, as_floats, as_index
 from jaxfp8._value.dtypes import WIDE_FLOAT
 from jaxfp8._value.errors import message
 from jaxfp8._value.spec import DimensionNumbers, Shape
@@ -88,7 +89,7 @@ def split_dot(
       >>> bool(abs(jaxfp8.split_dot(x, y) - exact).max() < 1e-4)
       True
     """
-    x, y = (_floats(name, value) for name, value in (("x", x), ("y", y)))
+    x, y = (as_floats(OPERATION, name, value) for name, value in (("x", x), ("y", y)))
     count = as_index(terms)
     if count is None or not 1 <= count <= MAX_TERMS:
         got, needs = f"is {terms!r}", f"1 to {MAX_TERMS} terms make an operand"
@@ -105,12 +106,6 @@ def split_dot(
     sharding = compat.explicit_spec(out_sharding, rank)
     out: jax.Array = split_dot_p.bind(*wide, numbers=numbers, terms=count, out_sharding=sharding)
     return compat.sharded(out.astype(dtype), out_sharding)
-
-
-def _floats(name: str, value: ArrayLike) -> jax.Array:
-    array = as_array(OPERATION, name, value)
-    as_dtype(OPERATION, name, array.dtype, WIDE_FLOAT)
-    return array
 
 
 def _of_matrices(x: jax.Array, y: jax.Array) -> DimensionNumbers:
@@ -226,15 +221,11 @@ def _numbers_with_terms(numbers: DimensionNumbers) -> DimensionNumbers:
     return ((places[0], *x_axes), (places[1], *y_axes)), (x_batch, y_batch)
 
 
-def _free(rank: int, contracting: Shape, batch: Shape) -> Shape:
-    return tuple(axis for axis in range(rank) if axis not in {*contracting, *batch})
-
-
 def _lines(numbers: DimensionNumbers, x_rank: int, y_rank: int) -> Callable[..., jax.Array]:
     """How a number of each line of `x` and one of each line of `y` meet in the output."""
     contracting, batch = numbers
     ranks = (x_rank, y_rank)
-    x_free, y_free = (_free(*of) for of in zip(ranks, contracting, batch, strict=True))
+    x_free, y_free = (free_axes(*of) for of in zip(ranks, contracting, batch, strict=True))
 
     def in_order(line: jax.Array, side: int) -> jax.Array:
         kept = [axis for axis in range(ranks[side]) if axis not in contracting[side]]
@@ -271,20 +262,14 @@ def _abstract_eval(
 
 def _transpose(side: int, ct: jax.Array, other: jax.Array, like: Any, **params: Any) -> jax.Array:
     """The product of a cotangent and the other operand, in the layout of operand `side`."""
-    contracting, batch = params.pop("numbers")
+    numbers = params.pop("numbers")
     del params["out_sharding"]
-    axes, other_axes = contracting[side], contracting[1 - side]
-    own_free = _free(len(like.shape), axes, batch[side])
-    other_free = _free(other.ndim, other_axes, batch[1 - side])
-    lead = tuple(range(len(batch[0])))
-    first = len(lead) + (len(own_free) if side == 0 else 0)
-    summed = tuple(range(first, first + len(other_free)))
-    paired = dict(zip(other_axes, axes, strict=True))
-    order = (*batch[side], *own_free, *(paired[axis] for axis in sorted(other_axes)))
-    numbers = ((summed, other_free), (lead, batch[1 - side]))
+    ranks = (len(like.shape), other.ndim) if side == 0 else (other.ndim, len(like.shape))
+    of_gradient, order = dimensions.of_gradient(numbers, ranks, side)
     sharding = explicit.permuted(like, order, jax.typeof(ct), jax.typeof(other))
-    out = split_dot_p.bind(ct, other, numbers=numbers, out_sharding=sharding, **params)
-    return out.transpose([order.index(axis) for axis in range(len(order))])
+    operands = (ct, other) if side == 0 else (other, ct)
+    out = split_dot_p.bind(*operands, numbers=of_gradient, out_sharding=sharding, **params)
+    return in_order(out, order)
 
 
 def _transpose_x(ct: jax.Array, x: Any, y: jax.Array, **params: Any) -> jax.Array:
@@ -313,7 +298,7 @@ def _batch(
     if all(shift):
         pairs[1] = tuple((0, *own) for own in pairs[1])
     else:
-        x_free = _free(operands[0].ndim - shift[0], contracting[0], batch[0])
+        x_free = free_axes(operands[0].ndim - shift[0], contracting[0], batch[0])
         place = len(batch[0]) + (0 if shift[0] else len(x_free))
     sharding = params["out_sharding"]
     if sharding is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._value.checks import is_array
+from jaxfp8._value.checks import as_pattern, is_array
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import stored
 from jaxfp8._value.qarray import QArray, adopt
@@ -93,12 +92,8 @@ def chooser(operation: str, name: str, chosen: Chosen) -> Callable[[str], bool]:
         return lambda _: False
     if callable(chosen):
         return chosen
-    try:
-        pattern = re.compile(chosen)
-    except (re.error, TypeError) as error:
-        got, needs = f"is {chosen!r}", "a regular expression or a function of a name is needed"
-        remedy = 'write one such as r"rotary_emb"'
-        raise ValueError(message(operation, f"`{name}`", got, needs, remedy)) from error
+    needs = "a regular expression or a function of a name is needed"
+    pattern = as_pattern(operation, name, chosen, needs, 'write one such as r"rotary_emb"')
     return lambda text: pattern.search(text) is not None
 
 

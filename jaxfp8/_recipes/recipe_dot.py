@@ -16,9 +16,8 @@ from jaxfp8._ops.products import dot_general
 from jaxfp8._ops.terms import split_dot
 from jaxfp8._recipes.recipes import Recipe, check_recipe
 from jaxfp8._value import compat
-from jaxfp8._value.checks import as_array, as_dtype
-from jaxfp8._value.dtypes import WIDE_FLOAT
-from jaxfp8._value.prepared import PreparedArray, check_prepared, stored
+from jaxfp8._value.checks import as_floats
+from jaxfp8._value.prepared import EightBitArray, PreparedArray, check_prepared, stored
 from jaxfp8._value.qarray import QArray, adopt, check_qarray
 from jaxfp8._value.spec import DimensionNumbers
 from jaxfp8._value.transposed import TransposedArray
@@ -26,7 +25,7 @@ from jaxfp8._value.transposed import TransposedArray
 
 def recipe_dot_general(
     x: ArrayLike,
-    w: ArrayLike | QArray | TransposedArray | PreparedArray,
+    w: ArrayLike | EightBitArray,
     dimension_numbers: DimensionNumbers,
     recipe: Recipe,
     *,
@@ -68,16 +67,14 @@ def recipe_dot_general(
     """
     operation = "jaxfp8.recipe_dot_general"
     check_recipe(operation, recipe)
-    x = as_array(operation, "x", x)
-    as_dtype(operation, "x", x.dtype, WIDE_FLOAT)
+    x = as_floats(operation, "x", x)
     w = adopt(w)
     if isinstance(w, PreparedArray):
         check_prepared(w, operation, "w")
     elif isinstance(w, QArray | TransposedArray):
         check_qarray(stored(w), operation, "w")
     else:
-        w = as_array(operation, "w", w)
-        as_dtype(operation, "w", w.dtype, WIDE_FLOAT)
+        w = as_floats(operation, "w", w)
     problem = _Problem(
         numbers=normalise(operation, dimension_numbers, (x.shape, w.shape)),
         recipe=recipe,
@@ -90,8 +87,7 @@ def recipe_dot_general(
     return _product(problem, *jax.tree.unflatten(structure, leaves))
 
 
-_HELD = QArray | TransposedArray | PreparedArray  # in 8 bits
-_Array = jax.Array | QArray | TransposedArray | PreparedArray
+_Array = jax.Array | EightBitArray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +101,7 @@ class _Problem:
     def dot(self, x: _Array, w: _Array, bias: jax.Array | None) -> jax.Array:
         """The product of operands of any dtype: a scaled dot if one of them is 8-bit."""
         precision = None if self.precision is None else jax.lax.Precision(self.precision)
-        if isinstance(x, _HELD) or isinstance(w, _HELD):
+        if isinstance(x, EightBitArray) or isinstance(w, EightBitArray):
             asked = {"bias": bias, "out_sharding": self.out_sharding}
             return dot_general(x, w, self.numbers, precision, self.out_dtype, **asked)
         sharded: dict[str, Any] = {"out_sharding": self.out_sharding}
@@ -147,7 +143,7 @@ def _forward(
     x_q = problem.recipe.quantize_activation(x, x_axes, x_batch, **given)
     w_q: _Array = w
     w_like = None
-    if not isinstance(w, _HELD):
+    if not isinstance(w, EightBitArray):
         w_q = problem.recipe.quantize_weight(w, w_axes, w_batch)
         w_like = _Like(jax.typeof(w))
     kept = (x_q, w_q, bias, scale, zero, _Like(jax.typeof(x)), w_like)

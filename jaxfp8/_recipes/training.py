@@ -12,17 +12,17 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._call import explicit
-from jaxfp8._ops.dimensions import normalise
+from jaxfp8._ops.dimensions import free_axes, in_order, normalise, of_gradient
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
 from jaxfp8._recipes.scaling import ScalingState
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes, multiply
 from jaxfp8._value import compat
-from jaxfp8._value.checks import as_array, as_dtype
+from jaxfp8._value.checks import as_dtype, as_floats
 from jaxfp8._value.dtypes import WIDE_FLOAT
 from jaxfp8._value.errors import message
 from jaxfp8._value.no_gradient import undifferentiated
-from jaxfp8._value.spec import DimensionNumbers, Shape
+from jaxfp8._value.spec import DimensionNumbers
 
 
 def fp8_dot_general(
@@ -77,7 +77,7 @@ def fp8_dot_general(
     operation = "jaxfp8.fp8_dot_general"
     recipe = DelayedScaling() if recipe is None else recipe
     _check_state(operation, recipe, state)
-    lhs, rhs = _floats(operation, "lhs", lhs), _floats(operation, "rhs", rhs)
+    lhs, rhs = as_floats(operation, "lhs", lhs), as_floats(operation, "rhs", rhs)
     promoted = jnp.promote_types(lhs.dtype, rhs.dtype)
     dtype = promoted if preferred_element_type is None else preferred_element_type
     problem = _Problem(
@@ -89,12 +89,6 @@ def fp8_dot_general(
     )
     lhs, rhs = compat.vary_alike((lhs, rhs))
     return compat.sharded(_product(problem, lhs, rhs, state), out_sharding)
-
-
-def _floats(operation: str, name: str, value: ArrayLike) -> jax.Array:
-    array = as_array(operation, name, value)
-    as_dtype(operation, name, array.dtype, WIDE_FLOAT)
-    return array
 
 
 def _check_state(operation: str, recipe: Any, state: Any) -> None:
@@ -155,9 +149,11 @@ def _forward(
         lhs, rhs = _differentiated(recipe, "lhs", lhs), _differentiated(recipe, "rhs", rhs)
     old = (None, None) if state is None else (state.input, state.kernel)
     code = functools.partial(encode_for_products, recipe, recipe.forward_dtype, both=backward)
-    lhs_codes, new_input = code(lhs, old[0], (lhs_axes, _free(lhs, lhs_axes, lhs_batch)), lhs_batch)
+    lhs_codes, new_input = code(
+        lhs, old[0], (lhs_axes, free_axes(lhs.ndim, lhs_axes, lhs_batch)), lhs_batch
+    )
     rhs_codes, new_kernel = code(
-        rhs, old[1], (rhs_axes, _free(rhs, rhs_axes, rhs_batch)), rhs_batch
+        rhs, old[1], (rhs_axes, free_axes(rhs.ndim, rhs_axes, rhs_batch)), rhs_batch
     )
     out_dtype, precision = problem.out_dtype, recipe.precision
     rank = lhs.ndim + rhs.ndim - 2 * len(lhs_axes) - len(lhs_batch)
@@ -174,12 +170,12 @@ def _backward(
     lhs, rhs, new_input, new_kernel, old = residuals
     recipe, (_, (lhs_batch, _)) = problem.recipe, problem.numbers
     batch = tuple(range(len(lhs_batch)))
-    border = g.ndim - len(_free(rhs.values, problem.numbers[0][1], problem.numbers[1][1]))
+    border = g.ndim - len(free_axes(rhs.values.ndim, problem.numbers[0][1], problem.numbers[1][1]))
     of_lhs, of_rhs = tuple(range(len(batch), border)), tuple(range(border, g.ndim))
     g = _differentiated(recipe, "the gradient of the output", g)
     codes, new = encode_for_products(recipe, recipe.gradient_dtype, g, old, (of_rhs, of_lhs), batch)
-    d_lhs = _gradient(problem, 0, codes[0], rhs, of_rhs, batch)
-    d_rhs = _gradient(problem, 1, codes[1], lhs, of_lhs, batch)
+    d_lhs = _gradient(problem, 0, codes[0], rhs)
+    d_rhs = _gradient(problem, 1, codes[1], lhs)
     if new_input is None:
         return d_lhs, d_rhs, None
     return d_lhs, d_rhs, ScalingState(input=new_input, kernel=new_kernel, output_grad=new)
@@ -204,60 +200,20 @@ def _differentiated(recipe: TrainingRecipe, name: str, x: jax.Array) -> jax.Arra
     return undifferentiated(message("jaxfp8.fp8_dot_general", operand, got, needs, remedy), x)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Operand:
-    """One operand of a product that is a gradient.
-
-    Attributes:
-      codes: its values in 8 bits.
-      summed: the axes that the product sums over.
-      batch: its batch axes.
-      become: the axes of the gradient that its other axes become.
-    """
-
-    codes: Codes
-    summed: Shape
-    batch: Shape
-    become: Shape
-
-
-def _gradient(
-    problem: _Problem, side: int, g: Codes, other: Codes, summed: Shape, batch: Shape
-) -> jax.Array:
-    """The gradient of one operand: `g . rhs^T` or `lhs^T . g`, its axes in the operand's order.
+def _gradient(problem: _Problem, side: int, g: Codes, other: Codes) -> jax.Array:
+    """The gradient of one operand, its axes in the operand's order.
 
     Args:
       problem: the product.
       side: 0 for the gradient of lhs, 1 for that of rhs.
       g: the gradient of the output.
       other: the other operand.
-      summed: axes of `g`: those of `other` that are free.
-      batch: batch axes of `g`.
     """
-    like, (contracting, batches) = problem.types[side], problem.numbers
-    axes, other_axes = contracting[side], contracting[1 - side]
-    paired = dict(zip(other_axes, axes, strict=True))
-    of_g = _Operand(codes=g, summed=summed, batch=batch, become=_free(like, axes, batches[side]))
-    of_other = _Operand(
-        codes=other,
-        summed=_free(other.values, other_axes, batches[1 - side]),
-        batch=batches[1 - side],
-        become=tuple(paired[axis] for axis in sorted(other_axes)),
-    )
-    left, right = (of_g, of_other) if side == 0 else (of_other, of_g)
-    numbers = ((left.summed, right.summed), (left.batch, right.batch))
-    order = (*batches[side], *left.become, *right.become)
-    types = (jax.typeof(one.codes.values) for one in (left, right))
+    like, precision = problem.types[side], problem.recipe.backward_precision
+    lhs, rhs = problem.types
+    numbers, order = of_gradient(problem.numbers, (len(lhs.shape), len(rhs.shape)), side)
+    left, right = (g, other) if side == 0 else (other, g)
+    types = (jax.typeof(codes.values) for codes in (left, right))
     sharding = explicit.permuted(like, order, *types)
-    precision = problem.recipe.backward_precision
-    y = multiply(left.codes, right.codes, numbers, like.dtype, precision, sharding)
-    return compat.laid_out_like(_in_order(y, order), like)
-
-
-def _in_order(x: jax.Array, axes: Shape) -> jax.Array:
-    """`x`, whose axis `i` is to become axis `axes[i]`."""
-    return x.transpose([axes.index(axis) for axis in range(x.ndim)])
-
-
-def _free(x: jax.Array | jax.core.ShapedArray, contracting: Shape, batch: Shape) -> Shape:
-    return tuple(axis for axis in range(len(x.shape)) if axis not in {*contracting, *batch})
+    y = multiply(left, right, numbers, like.dtype, precision, sharding)
+    return compat.laid_out_like(in_order(y, order), like)

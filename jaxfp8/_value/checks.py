@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._value.dtypes import INT32, names
+from jaxfp8._value.dtypes import INT32, WIDE_FLOAT, names
 from jaxfp8._value.errors import message
 
 FLOAT64 = np.dtype(np.float64)
@@ -45,6 +46,22 @@ def as_dtype(operation: str, name: str, dtype: Any, allowed: tuple[np.dtype, ...
         needs = f"{names(allowed)} is needed"
         raise TypeError(message(operation, f"`{name}`", got, needs, remedy))
     return found
+
+
+def as_floats(operation: str, name: str, value: Any) -> jax.Array:
+    """An array of float32, bfloat16 or float16 from an argument."""
+    array = as_array(operation, name, value)
+    as_dtype(operation, name, array.dtype, WIDE_FLOAT)
+    return array
+
+
+def as_pattern(operation: str, name: str, value: Any, needs: str, remedy: str) -> re.Pattern[str]:
+    """A regular expression from an argument; `needs` and `remedy` are those of its error."""
+    try:
+        return re.compile(value)
+    except (re.error, TypeError) as error:
+        got = f"is {value!r}"
+        raise ValueError(message(operation, f"`{name}`", got, needs, remedy)) from error
 
 
 def as_index(value: Any) -> int | None:

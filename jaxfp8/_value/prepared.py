@@ -142,9 +142,13 @@ def prepare(q: Any, contracting: int = -2) -> Any:
     return prepared
 
 
-def is_held(leaf: Any) -> TypeGuard[QArray | TransposedArray | PreparedArray]:
-    """Whether a leaf is a whole 8-bit array: as it is, a view of one, or prepared."""
-    return isinstance(leaf, QArray | TransposedArray | PreparedArray)
+# A whole 8-bit array: as it is, a view of one, or prepared.
+EightBitArray = QArray | TransposedArray | PreparedArray
+
+
+def is_held(leaf: Any) -> TypeGuard[EightBitArray]:
+    """Whether a leaf is a whole 8-bit array."""
+    return isinstance(leaf, EightBitArray)
 
 
 def stored(q: QArray | TransposedArray) -> QArray:

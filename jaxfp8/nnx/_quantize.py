@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from flax import nnx
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
 from jaxfp8._value.changes import Change, Changes
+from jaxfp8._value.checks import as_pattern
 from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import Observed, observed, static_activation
@@ -158,14 +158,8 @@ def selector(operation: str, where: Where) -> Selects:
         return lambda path, module: True
     if callable(where):
         return where
-    try:
-        pattern = re.compile(where)
-    except (re.error, TypeError) as error:
-        got, needs = f"is {where!r}", "a function of path and module or a regular expression"
-        remedy = "write one such as `r'layers/\\d+/mlp'`"
-        raise ValueError(
-            message(operation, "`where`", got, f"{needs} is needed", remedy)
-        ) from error
+    needs = "a function of path and module or a regular expression is needed"
+    pattern = as_pattern(operation, "where", where, needs, "write one such as `r'layers/\\d+/mlp'`")
     return lambda path, module: pattern.search(path) is not None
 
 

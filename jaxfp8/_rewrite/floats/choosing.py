@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from jaxfp8._rewrite.ir.sites import DotSite, Seen
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.model import Site
 from jaxfp8._value import dtypes
+from jaxfp8._value.checks import as_pattern
 from jaxfp8._value.errors import message
 
 Where = Callable[[Site], bool] | str | None
@@ -99,12 +99,9 @@ def selector(where: Where, operation: str) -> Callable[[Site], bool] | None:
     """`where` as a function of rows."""
     if where is None or callable(where):
         return where
-    try:
-        pattern = re.compile(where)
-    except (re.error, TypeError) as error:
-        got, needs = f"is {where!r}", "a function of a row or a regular expression is needed"
-        remedy = "escape it with `re.escape` if it is meant as it stands"
-        raise ValueError(message(operation, "`where`", got, needs, remedy)) from error
+    needs = "a function of a row or a regular expression is needed"
+    remedy = "escape it with `re.escape` if it is meant as it stands"
+    pattern = as_pattern(operation, "where", where, needs, remedy)
 
     def selects(row: Site) -> bool:
         return any(map(pattern.search, (f"{row.where} {row.function}", row.path)))
