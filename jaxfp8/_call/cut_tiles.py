@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 from jax import lax
 
-from jaxfp8._call import split_dot
+from jaxfp8._call import sharded_dot
 from jaxfp8._call.shards import Factors, Names, Shards
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 from jaxfp8._value.tiles import repeated
@@ -31,11 +31,11 @@ def factors(spec: ScaledDotSpec) -> Factors | None:
         axes = tiled.get(_SIDE_OF.get(operand, ""), ())
         return tuple(None if axis in axes else name for axis, name in enumerate(names))
 
-    table = split_dot.factors(spec)
+    table = sharded_dot.factors(spec)
     operands = tuple(map(whole, spec.operand_names(), table.operands))
     sizes: dict[str, int] = {}
     for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
-        for name, size in zip(split_dot.side_names(side, free), side.shape, strict=True):
+        for name, size in zip(sharded_dot.side_names(side, free), side.shape, strict=True):
             sizes[name] = max(size, sizes.get(name, 0))
     return dataclasses.replace(table, operands=operands, pieces=sizes)
 
@@ -48,13 +48,13 @@ def _tiled(side: OperandSpec) -> tuple[int, ...]:
 
 
 def on_shards(
-    spec: ScaledDotSpec, bind: split_dot.Bind, shards: Shards
+    spec: ScaledDotSpec, bind: sharded_dot.Bind, shards: Shards
 ) -> Callable[..., list[jax.Array]]:
     """The scaled dot that each device computes, with smaller tiles where its shard cuts one."""
-    names = split_dot.names_of(spec)
+    names = sharded_dot.names_of(spec)
     lhs, rhs = _uncut(spec.lhs, names["lhs"], shards), _uncut(spec.rhs, names["rhs"], shards)
     finer = dataclasses.replace(spec, lhs=lhs, rhs=rhs)
-    call = split_dot.on_shards(finer, bind, shards)
+    call = sharded_dot.on_shards(finer, bind, shards)
 
     def own(operand: str, x: jax.Array) -> jax.Array:
         if operand not in _SIDE_OF:

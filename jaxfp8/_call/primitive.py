@@ -1,7 +1,7 @@
 """The scaled dot as a primitive, `scaled_dot_p`: one FFI call on a platform with kernels.
 
 Order of this file: bind, primitive, abstract evaluation, batching, differentiation, registration.
-Sharding: lowering splits the call over a mesh (`_call/split_dot`), along explicit axes by itself,
+Sharding: lowering splits the call over a mesh (`_call/sharded_dot`), along explicit axes by itself,
 along automatic ones as XLA asks for. Along the manual axes of shard_map a product is local.
 """
 
@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, split_dot
+from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, sharded_dot
 from jaxfp8._call.batching import batch_scaled_dot
 from jaxfp8._call.shards import Parts
 from jaxfp8._value import compat
@@ -417,7 +417,7 @@ def _parts(
 ) -> Parts:
     del avals, out_sharding  # what follows from them is in the spec, or in types of results
     bind = functools.partial(_bind_on_shards, kernel, split)
-    return split_dot.factors(spec), functools.partial(split_dot.on_shards, spec, bind)
+    return sharded_dot.factors(spec), functools.partial(sharded_dot.on_shards, spec, bind)
 
 
 def _parts_of_cut_tiles(

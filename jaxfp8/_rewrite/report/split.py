@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfp8._call import explicit, split_dot
+from jaxfp8._call import explicit, sharded_dot
 from jaxfp8._rewrite.report.automatic import Types
 from jaxfp8._value import compat, dtypes, tables
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
@@ -40,7 +40,7 @@ def told(spec: ScaledDotSpec, eqn: Any, known: Types) -> str:
         return ""
     bare = _bare(spec)
     ours = [_of_dtype(a, side.dtype) for a, side in zip(types, (bare.lhs, bare.rhs), strict=False)]
-    factors = split_dot.factors(bare)
+    factors = sharded_dot.factors(bare)
     shards = explicit.choose_shards(mesh, factors, ours, types[2:])
     sent = explicit.bytes_sent(shards, factors, ours, types[2:])
     floats = [_of_dtype(aval, "bfloat16") for aval in types[:2]]
