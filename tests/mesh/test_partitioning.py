@@ -10,38 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
+from mesh.automatic import MATRIX, QW, P, W, X, mesh_of, normal, put
 from mesh.traffic import sent, total
 
 import jaxfp8
 import jaxfp8.nnx
 import oracle
 import specs
-from jaxfp8._call import strictness
 from jaxfp8._call.primitive import scaled_dot, scaled_dot_p
 from jaxfp8._value.qarray import QArray
 
-P = PartitionSpec
-AUTO = jax.sharding.AxisType.Auto
-MATRIX = (((1,), (0,)), ((), ()))
-
-
-def mesh_of(*sizes: int) -> jax.sharding.Mesh:
-    return jax.make_mesh(sizes, tuple("xyz"[: len(sizes)]), axis_types=(AUTO,) * len(sizes))
-
-
-def put(array, *spec, mesh=None):
-    return jax.device_put(array, NamedSharding(mesh or mesh_of(2, 2), P(*spec)))
-
-
-def normal(*shape, seed=0, dtype=np.float32):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
-
-
-X = normal(8, 256)
-W = normal(256, 64, seed=1)
-QW = jaxfp8.quantize(W, channelwise_axes=(1,))
 BLOCKS = jaxfp8.quantize(W, tiled_axes={0: 32, 1: 16})
 
 
@@ -409,68 +388,6 @@ def test_calls_for_gpus_have_the_rule_too() -> None:
     text = jax.jit(product).trace(put(X, "x", None)).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("@CustomSPMDPartitioning") == 2
     assert "custom_call @jaxfp8" not in text
-
-
-class TestGathered:
-    """Calls of which XLA gathers operands say so once, and inside `strict` are refused."""
-
-    @pytest.fixture(autouse=True)
-    def _not_told(self, monkeypatch) -> None:
-        monkeypatch.setattr(strictness, "_WARNED", set())
-
-    @staticmethod
-    def exported():
-        consent = jaxfp8.export_checks()
-        return jax.export.export(jax.jit(lambda x: jaxfp8.matmul(x, QW)), disabled_checks=consent)
-
-    def test_an_exported_program_has_whole_calls(self) -> None:
-        x = put(X, "x", None)
-        with pytest.warns(jaxfp8.FallbackWarning, match="gathers operands of .*exported"):
-            exported = self.exported()(x)
-        np.testing.assert_array_equal(jax.jit(exported.call)(x), jaxfp8.matmul(X, QW))
-
-    def test_an_exported_program_is_refused_inside_strict(self) -> None:
-        with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match="use explicit axes"):
-            self.exported()(put(X, "x", None))
-
-    def test_jax_exports_no_call_that_xla_splits(self) -> None:
-        """Why exported programs gather: what `custom_partitioning` lowers to is a pointer.
-
-        JAX keeps what it points at alive, and exports no program that has to.
-        """
-        double = custom_partitioning(lambda x: 2 * x)
-        double.def_partition(lambda mesh, operands, result: None, sharding_rule="i j -> i j")
-        with pytest.raises(NotImplementedError, match="serialization of host_callbacks"):
-            jax.export.export(jax.jit(double))(put(X, "x", None))
-
-    def test_a_program_for_more_devices_than_there_are(self) -> None:
-        mesh = jax.sharding.AbstractMesh((8,), ("x",), axis_types=(AUTO,))
-        x = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=NamedSharding(mesh, P("x")))
-        traced = jax.jit(lambda x: jaxfp8.matmul(x, QW)).trace(x)
-        with pytest.warns(jaxfp8.FallbackWarning, match="for 8 devices and there are 4"):
-            traced.lower(lowering_platforms=("cpu",))
-
-    def test_a_tile_that_would_be_cut(self) -> None:
-        x = put(X, None, ("x", "y"))
-
-        def quantize(x):
-            return jaxfp8.quantize(x, tiled_axes={1: 128})
-
-        with pytest.warns(jaxfp8.FallbackWarning, match="cut tiles"):
-            got = jax.jit(quantize)(x)
-        np.testing.assert_array_equal(got.scale, quantize(X).scale)
-        with jaxfp8.strict(), pytest.raises(Exception, match="XLA gathers operands"):
-            jax.jit(lambda x: quantize(x))(x)
-
-    def test_three_tiles_on_two_devices(self) -> None:
-        def quantize(x):
-            return jaxfp8.quantize(x, jnp.int8, tiled_axes={0: 32})
-
-        x = normal(96, 64)
-        with pytest.warns(jaxfp8.FallbackWarning, match="cut tiles"):
-            got = jax.jit(quantize)(put(x, "x", None))
-        np.testing.assert_array_equal(got.scale, quantize(x).scale)
-        np.testing.assert_array_equal(got.qvalue, quantize(x).qvalue)
 
 
 def test_calls_that_differ_only_in_what_they_compute_have_different_text() -> None:
