@@ -1,9 +1,9 @@
 """The devices among which XLA splits a call, and which of them split which factor.
 
-The table is made from the shardings in which XLA has the arrays; XLA moves what lies otherwise.
+The table follows the shardings that XLA chose for the arrays; XLA moves an array split otherwise.
 
-Where a `shard_map` is over a part of a mesh, XLA splits a call over the other axes. It then numbers
-the devices of those axes by how it has sharded the result, and does not say how. `compass` tells.
+Inside a `shard_map` over some axes of a mesh, XLA splits a call over the other axes. It numbers the
+devices of those by the sharding of the result, and does not say how. `compass` shows the numbering.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How a custom call is split over automatic mesh axes: by XLA, which asks for the call on shards.
 
-It asks while it compiles, by way of `jax.experimental.custom_partitioning`. JAX gives that the
-devices only if a program is on one mesh; a lowering rule of ours gives it stand-ins.
+It asks while it compiles, through `jax.experimental.custom_partitioning`. JAX hands that the
+devices only in a program on one mesh. A call needs only their number and order, so our lowering
+rule hands over as many others.
 """
 
 from __future__ import annotations
