@@ -1,11 +1,14 @@
 """`jaxfp8.split_dot`: the accuracy of floats from products in int8."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxfp8
+import jaxfp8.linen
 from jaxfp8._ops import terms as terms_of
 
 MATRICES = (((1,), (0,)), ((), ()))
@@ -273,3 +276,15 @@ class TestRecipe:
     def test_operands_in_terms_are_not_held_in_8_bits(self):
         with pytest.raises(ValueError, match="`terms` is 2, but operands that are made of terms"):
             jaxfp8.Recipe(name="both", terms=2)
+
+    def test_a_number_of_terms_out_of_range_is_refused_where_it_is_given(self):
+        with pytest.raises(ValueError, match=r"`jaxfp8\.Recipe`: `terms` is 7"):
+            dataclasses.replace(jaxfp8.INT8_3X, terms=7)
+
+    def test_a_table_of_linen_is_looked_up_in_floats(self):
+        layer = jaxfp8.linen.Embed(10, 8, recipe=jaxfp8.INT8_3X)
+        variables = layer.init(jax.random.key(0), jnp.arange(3))
+        table = variables["params"]["embedding"]
+        np.testing.assert_array_equal(layer.apply(variables, jnp.arange(3)), table[:3])
+        got = layer.apply(variables, table[:2], method="attend")
+        np.testing.assert_allclose(got, table[:2] @ table.T, rtol=1e-4, atol=1e-5)

@@ -155,9 +155,11 @@ BLOCKS = KINDS["partial blocks"]
         (lambda q: q["a"], TypeError, "an int or a slice"),
         (lambda q: q.T[0], IndexError, "0 to spare.*index `stored`"),
         (lambda q: q.transpose((0, 1)), ValueError, "each of 3 axes is needed once"),
+        (lambda q: q.transpose((-4, 1, 2)), ValueError, "each of 3 axes is needed once"),
+        (lambda q: q.transpose(0), ValueError, "each of 3 axes is needed once"),
         (lambda q: q[0, :16].mT.mT[0, 0].mT, ValueError, "two at least"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_what_has_no_meaning_is_refused(take, error, reason):
     with pytest.raises(error, match=reason):

@@ -76,8 +76,22 @@ class Config:
 
 
 def read(folder: str | os.PathLike[str]) -> Config:
-    """The configuration of a folder as it was downloaded."""
-    return parse(json.loads((pathlib.Path(folder) / "config.json").read_text()))
+    """The configuration of a folder as it was downloaded.
+
+    Raises:
+      ValueError: config.json is missing or broken, or as of `parse`.
+    """
+    path = pathlib.Path(folder) / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; give the folder as it was downloaded")
+    try:
+        said = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); fetch it again") from error
+    try:
+        return parse(said)
+    except KeyError as error:
+        raise ValueError(f"{path} lacks {error}; fetch it again") from error
 
 
 def parse(said: Mapping[str, Any]) -> Config:

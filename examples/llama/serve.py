@@ -169,7 +169,11 @@ def generate(
       prompts: token ids.
       number: of tokens to make.
       seed: of the choice.
+
+    Raises:
+      ValueError: a prompt is empty or holds an id that is no token, or `number` is not positive.
     """
+    _check(server.config.vocabulary, prompts, number)
     ids, lengths = pad(prompts)
     key, ended = jax.random.key(seed), np.zeros(len(prompts), bool)
     cache = server.empty(len(prompts), room(ids, number))
@@ -184,6 +188,20 @@ def generate(
         own = jax.random.fold_in(key, place)
         following, _, cache = server.decode(server.params, token, lengths + place, cache, own)
         token = jnp.where(jnp.asarray(ended), token, following)
+
+
+def _check(vocabulary: int, prompts: Sequence[Sequence[int]], number: int) -> None:
+    if number < 1:
+        raise ValueError(f"{number} tokens are to be made; ask for 1 or more")
+    for place, prompt in enumerate(prompts):
+        if not prompt:
+            raise ValueError(f"prompt {place} is empty; give it one token at least")
+        wrong = [token for token in prompt if not 0 <= token < vocabulary]
+        if wrong:
+            raise ValueError(
+                f"prompt {place}: {wrong[0]} is no token; ids are 0 to {vocabulary - 1} in this "
+                "vocabulary"
+            )
 
 
 def room(ids: jax.Array, number: int) -> int:

@@ -90,11 +90,7 @@ def split_dot(
       True
     """
     x, y = (as_floats(OPERATION, name, value) for name, value in (("x", x), ("y", y)))
-    count = as_index(terms)
-    if count is None or not 1 <= count <= MAX_TERMS:
-        got, needs = f"is {terms!r}", f"1 to {MAX_TERMS} terms make an operand"
-        remedy = "3 terms are as accurate as float32"
-        raise ValueError(message(OPERATION, "`terms`", got, needs, remedy))
+    count = checked_terms(OPERATION, terms)
     if dimension_numbers is None:
         dimension_numbers = _of_matrices(x, y)
     numbers = normalise(OPERATION, dimension_numbers, (x.shape, y.shape))
@@ -108,14 +104,24 @@ def split_dot(
     return compat.sharded(out.astype(dtype), out_sharding)
 
 
+def checked_terms(operation: str, terms: Any) -> int:
+    """A number of terms of which an operand can be made."""
+    count = as_index(terms)
+    if count is None or not 1 <= count <= MAX_TERMS:
+        got, needs = f"is {terms!r}", f"1 to {MAX_TERMS} terms make an operand"
+        remedy = "3 terms are as accurate as float32"
+        raise ValueError(message(operation, "`terms`", got, needs, remedy))
+    return count
+
+
 def _of_matrices(x: jax.Array, y: jax.Array) -> DimensionNumbers:
     """The dimension numbers of a product of matrices, or of equally many of them."""
-    check_matmul(OPERATION, x.shape, y.shape)
     if x.ndim != y.ndim or x.ndim < 2 or x.shape[:-2] != y.shape[:-2]:
         got = f"have shapes {x.shape} and {y.shape}"
         needs = "equal leading axes and a rank of at least 2 are needed"
         remedy = "give `dimension_numbers` as to `jax.lax.dot_general`"
         raise ValueError(message(OPERATION, "`x` and `y`", got, needs, remedy))
+    check_matmul(OPERATION, x.shape, y.shape)
     batch = tuple(range(x.ndim - 2))
     return ((x.ndim - 1,), (y.ndim - 2,)), (batch, batch)
 
@@ -150,7 +156,7 @@ def _product(
         upper = (exact + (1 << 15)) >> 16  # both parts are exact in float32
         hi = hi / 256 + upper.astype(jnp.float32)
         lo = lo / 256 + (exact - (upper << 16)).astype(jnp.float32)
-    of_output = _lines(numbers, x.ndim, y.ndim)
+    of_output = _lines(numbers, x.ndim, y.ndim, hi)
     power = of_output(x_power, y_power, jnp.add) - 16 * (terms - 1)
     finite = of_output(x_finite, y_finite, jnp.logical_and)
     return jnp.where(finite, _times_power_of_two(hi * 65536 + lo, -power), jnp.nan)
@@ -221,22 +227,27 @@ def _numbers_with_terms(numbers: DimensionNumbers) -> DimensionNumbers:
     return ((places[0], *x_axes), (places[1], *y_axes)), (x_batch, y_batch)
 
 
-def _lines(numbers: DimensionNumbers, x_rank: int, y_rank: int) -> Callable[..., jax.Array]:
-    """How a number of each line of `x` and one of each line of `y` meet in the output."""
+def _lines(
+    numbers: DimensionNumbers, x_rank: int, y_rank: int, like: jax.Array
+) -> Callable[..., jax.Array]:
+    """How a number of each line of `x` and one of each line of `y` meet in an output like `like`.
+
+    The output may be split along an axis by which an operand is split elsewhere.
+    """
     contracting, batch = numbers
     ranks = (x_rank, y_rank)
     x_free, y_free = (free_axes(*of) for of in zip(ranks, contracting, batch, strict=True))
 
-    def in_order(line: jax.Array, side: int) -> jax.Array:
+    def of_output(line: jax.Array, side: int) -> jax.Array:
         kept = [axis for axis in range(ranks[side]) if axis not in contracting[side]]
         order = (*batch[side], *(x_free, y_free)[side])
         return line.transpose([kept.index(axis) for axis in order])
 
     def meet(x: jax.Array, y: jax.Array, combine: Callable[..., jax.Array]) -> jax.Array:
-        x = jnp.expand_dims(in_order(x, 0), range(x.ndim, x.ndim + len(y_free)))
+        x = jnp.expand_dims(of_output(x, 0), range(x.ndim, x.ndim + len(y_free)))
         start = len(batch[1])
-        y = jnp.expand_dims(in_order(y, 1), range(start, start + len(x_free)))
-        return combine(x, y)
+        y = jnp.expand_dims(of_output(y, 1), range(start, start + len(x_free)))
+        return combine(compat.laid_along(x, like), compat.laid_along(y, like))
 
     return meet
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._value.checks import as_pattern, is_array
+from jaxfp8._value.dtypes import FLOAT8
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import stored
 from jaxfp8._value.qarray import QArray, adopt
@@ -110,6 +111,9 @@ def assign(
     Raises:
       ValueError: a parameter has no tensor, or a tensor no parameter; it lists them all.
     """
+    _check_mapping(operation, "tensors", tensors)
+    if mapping is not None and not callable(mapping):
+        _check_mapping(operation, "mapping", mapping)
     is_kept, is_ignored = chooser(operation, "keep", keep), chooser(operation, "ignore", ignore)
     filled = {path: name_of(mapping, path) for path in paths if not is_kept(path)}
     wanted = {path: all_names(names) for path, names in filled.items()}
@@ -127,6 +131,13 @@ def assign(
         remedy = "name them in `mapping`, or choose them in `keep` (paths) and `ignore` (tensors)"
         raise ValueError(message(operation, "`tensors`", f"do not fit: {got}", needs, remedy))
     return filled
+
+
+def _check_mapping(operation: str, name: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        got, needs = f"is of type {type(given).__name__}", "a mapping from names is needed"
+        remedy = "`jaxfp8.checkpoint.open` makes one of the tensors of a folder"
+        raise TypeError(message(operation, f"`{name}`", got, needs, remedy))
 
 
 def _listed(what: str, names: list[str]) -> str:
@@ -156,6 +167,17 @@ def check(operation: str, place: Place, names: Names, tensors: Mapping[str, Any]
     """
     shapes = {name: _struct(operation, name, tensors) for name in all_names(names)}
     return jax.eval_shape(lambda held: _filled(operation, place, names, held.__getitem__), shapes)
+
+
+def check_dtype(operation: str, path: str, names: Names, found: Any, own: Any) -> None:
+    """Refuses bare codes and integers for a parameter of floats, and floats for one of integers."""
+    kinds = [jnp.issubdtype(dtype, jnp.floating) for dtype in (found.dtype, own.dtype)]
+    is_codes = found.dtype in FLOAT8 and own.dtype not in FLOAT8
+    if kinds[0] == kinds[1] and not is_codes:
+        return
+    got, needs = f"is {found.dtype}", f"`{path}` is {own.dtype}"
+    remedy = "convert it, or give codes as a QArray with their scale"
+    raise TypeError(message(operation, f"tensor `{names}`", got, needs, remedy))
 
 
 def fill(operation: str, place: Place, names: Names, tensors: Mapping[str, Any]) -> Any:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxfp8._ops.terms import checked_terms
 from jaxfp8._recipes.quantization import Axes, Quantization
 from jaxfp8._value.checks import as_dtype, as_index
 from jaxfp8._value.dtypes import FLOAT8
@@ -36,7 +37,7 @@ class Recipe:
         as by `jaxfp8.split_dot`. They are held in floats then.
 
     Raises:
-      ValueError: `terms` is given beside `weight` or `activation`.
+      ValueError: `terms` is out of range, or is given beside `weight` or `activation`.
 
     Example:
       >>> import dataclasses, jax.numpy as jnp
@@ -53,7 +54,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuses operands that are held in 8 bits and made of terms as well."""
-        if self.terms is not None and (self.weight, self.activation) != (None, None):
+        if self.terms is None:
+            return
+        checked_terms("jaxfp8.Recipe", self.terms)
+        if (self.weight, self.activation) != (None, None):
             got, needs = f"is {self.terms}", "operands that are made of terms are held in floats"
             remedy = "pass `weight=None, activation=None` as well"
             raise ValueError(message("jaxfp8.Recipe", "`terms`", got, needs, remedy))

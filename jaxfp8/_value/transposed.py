@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -27,7 +27,8 @@ class TransposedArray(MatmulOperator):
     `dot_general`, `matmul`, `einsum` and `recipe_dot_general`, and the weight of a layer.
 
     It is a pytree whose arrays are those of `stored`. The order counts axes from the last, so
-    `vmap` and `scan` may take it apart along the axes in front of those that it names.
+    `vmap` and `scan` may take it apart along the axes in front of those that it names, and put it
+    together along them. `out_axes` behind them would put the new axis into `stored`.
 
     Attributes:
       stored: the `QArray` as it lies in memory.
@@ -166,10 +167,11 @@ def permutation(operation: str, axes: Sequence[int] | None, rank: int) -> Shape:
     """A checked order of axes, counted from the first; in reverse where none is given."""
     if axes is None:
         return tuple(reversed(range(rank)))
-    found = [as_index(axis) for axis in axes]
-    order = tuple(-1 if axis is None else axis % max(rank, 1) for axis in found)
-    if sorted(order) != list(range(rank)):
+    given = tuple(axes) if isinstance(axes, Iterable) else (axes,)
+    order = [axis for axis in map(as_index, given) if axis is not None and -rank <= axis < rank]
+    order = [axis % rank for axis in order]
+    if sorted(order) != list(range(rank)) or len(given) != rank:
         needs = f"each of {rank} axes is needed once"
         remedy = "give their order, such as (1, 0)"
-        raise ValueError(message(operation, "`axes`", f"is {tuple(axes)}", needs, remedy))
-    return order
+        raise ValueError(message(operation, "`axes`", f"is {given}", needs, remedy))
+    return tuple(order)

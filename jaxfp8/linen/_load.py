@@ -102,6 +102,8 @@ def _check(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, Any
         needs = f"`{path}` is {own if is_held(own) else own.dtype}"
         remedy = "give the layer of that parameter the class, and the recipe, of its tensor"
         raise TypeError(message(_OPERATION, f"tensor `{names}`", got, needs, remedy))
+    if not is_held(own):
+        placing.check_dtype(_OPERATION, path, names, found, own)
     if is_held(own) and holding(own) != holding(found):
         got, needs = f"is {found}", f"`{path}` is held as {own}"
         remedy = "give its layer a recipe that holds weights as the tensor is"

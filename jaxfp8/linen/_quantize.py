@@ -56,8 +56,11 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
 
     quantized = parameters(variables)
     if not any(is_held(leaf) for _, leaf in _parameters(quantized)):
-        got, needs = "has no layer of `jaxfp8.linen`", "it has to hold the 8-bit layers"
-        remedy = "give the model that will be used, not the float one its variables come from"
+        got, needs = "has no layer of `jaxfp8.linen` for 8-bit weights", "it has to hold one"
+        remedy = (
+            "give the model that will be used, not the float one its variables come from; a recipe "
+            "that holds weights in floats takes those variables as they are"
+        )
         raise ValueError(message("jaxfp8.linen.quantize", "`model`", got, needs, remedy))
     _check_shards(quantized, variables[PARAMS])
     return {**variables, PARAMS: quantized}

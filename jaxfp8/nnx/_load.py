@@ -187,6 +187,9 @@ def _check_kind(
 ) -> None:
     """Refuses 8 bits for a layer that cannot be in 8 bits, and floats for one that is."""
     layer = slot.holder
+    is_codes = isinstance(layer, EightBitLayer) and slot.is_weight
+    if not is_held(found) and not is_codes:
+        placing.check_dtype(_OPERATION, path, names, found, slot.variable.get_value())
     if isinstance(layer, EightBitLayer):
         if slot.is_weight and not is_held(found):
             got, needs = f"is {found.dtype}", f"`{path}` is in 8 bits"

@@ -105,6 +105,7 @@ REFUSED = {
     ),
     "8 bits": ({"head.weight": channel(normal(5, 16))}, TypeError, "`head/kernel` is float32"),
     "recipe": ({"embed.weight": jaxfp8.quantize(normal(20, 16))}, TypeError, "is held as"),
+    "integers": ({"norm.weight": jnp.ones(16, jnp.int32)}, TypeError, "`norm.weight` is int32"),
     "shape": ({"norm.weight": jnp.ones(17)}, ValueError, r"needs \(16,\)"),
 }
 

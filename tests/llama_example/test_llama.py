@@ -181,6 +181,11 @@ def test_command_says_what_is_missing(folder, capsys):
     assert main([str(folder), "a text"]) == 1
     assert "tokenizer.json is missing; give token ids with --ids" in capsys.readouterr().err
     assert main([str(folder), "--ids", "1,x"]) == 1
+    for ids in ("1,100000000", "-1"):
+        assert main([str(folder), f"--ids={ids}"]) == 1
+        assert "is no token; ids are 0 to" in capsys.readouterr().err
+    assert main([str(folder / "nothing"), "--ids", "1"]) == 1
+    assert "config.json is missing; give the folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -51,3 +51,24 @@ def test_a_contracted_axis_is_summed_over_devices():
 
         for got, like in zip(jax.grad(loss, (0, 1))(x, y), (x, y), strict=True):
             assert jax.typeof(got).sharding == jax.typeof(like).sharding
+
+
+def test_a_gradient_whose_operands_are_split_along_one_axis():
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, PartitionSpec("a", "b"))
+        y = jax.device_put(Y, PartitionSpec("b", None))
+
+        def loss(dot, y):
+            return jnp.sum(jnp.sin(dot(x, y, out_sharding=PartitionSpec("a", "b"))))
+
+        def floats(x, y, out_sharding):
+            numbers = (((1,), (0,)), ((), ()))
+            return jax.lax.dot_general(x, y, numbers, "highest", out_sharding=out_sharding)
+
+        got, want = (
+            jax.jit(jax.grad(loss, 1), static_argnums=0)(dot, y)
+            for dot in (jaxfp8.split_dot, floats)
+        )
+        assert jax.typeof(got).sharding == jax.typeof(y).sharding
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

@@ -264,6 +264,17 @@ REFUSED = {
         "`experts/kernel` is made of 2 kinds of tensors",
     ),
     "no array": (lambda: {**tensors(), "norm.weight": "ones"}, TypeError, "is of type str"),
+    "bare codes": (
+        lambda: {**tensors(), "up.weight": jnp.ones((48, 32), jnp.float8_e4m3fn)},
+        TypeError,
+        "`up.weight` is float8_e4m3fn, but `up/kernel` is float32; .*a QArray with their scale",
+    ),
+    "integers": (
+        lambda: {**tensors(), "norm.weight": jnp.ones(32, jnp.int32)},
+        TypeError,
+        "`norm.weight` is int32, but `norm/scale` is float32",
+    ),
+    "a folder": (lambda: "folder", TypeError, "`tensors` is of type str.*checkpoint.open"),
 }
 
 

@@ -171,9 +171,14 @@ class QuantizedDots:
         plain = iter(positions)
         new = [_quantized(leaf, plain, chosen) for leaf in leaves]
         if all(a is b for a, b in zip(leaves, new, strict=True)):
-            got, needs = f"{argnum} holds no weight", "a chosen dot has to read one of its arrays"
+            got = f"{argnum} holds no weight that becomes 8-bit data"
+            needs = (
+                "a chosen dot has to read one of its arrays, and its recipe to hold it in 8 bits"
+            )
             remedy = "see `explain` for the dots, and name the argument that holds weights"
-            raise ValueError(message("quantize_weights", "argument", got, needs, remedy))
+            raise ValueError(
+                message(f"{OPERATION}: quantize_weights", "argument", got, needs, remedy)
+            )
         return jax.tree.unflatten(tree, new)
 
 
