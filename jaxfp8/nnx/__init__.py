@@ -6,7 +6,7 @@
 from jaxfp8._recipes.placing import torch_name
 from jaxfp8._value.changes import Change, Changes
 from jaxfp8.nnx._base import EightBitLayer
-from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral
+from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral, LoRALinear
 from jaxfp8.nnx._load import load
 from jaxfp8.nnx._prepare import prepare, unprepare
 from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum, ScalingStat
@@ -25,6 +25,7 @@ __all__ = [
     "Fp8Einsum",
     "Linear",
     "LinearGeneral",
+    "LoRALinear",
     "QParam",
     "ScalingStat",
     "dequantize",

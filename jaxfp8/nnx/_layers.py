@@ -79,6 +79,55 @@ class Linear(EightBitLayer):
             return self._product(x, self.numbers(x), bias, out_sharding)
 
 
+class LoRALinear(Linear):
+    """`flax.nnx.LoRALinear` with its base in 8 bits: `y = q(x) @ q(kernel) + bias + x @ a @ b`.
+
+    The adapter `lora` stays in floats: it is what is trained (QLoRA, arXiv:2305.14314).
+
+    Args:
+      in_features, out_features: sizes of the last axis of input and output.
+      lora_rank: size of the axis between `a` and `b`.
+      recipe: how kernel and input are held.
+      **settings: those of `flax.nnx.LoRALinear`.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.nnx
+      >>> from flax import nnx
+      >>> layer = jaxfp8.nnx.LoRALinear(8, 4, lora_rank=2, rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((2, 8))).shape, layer.weight.qvalue.dtype.name, layer.lora.lora_a.shape
+      ((2, 4), 'float8_e4m3fn', (8, 2))
+    """
+
+    lora: nnx.LoRA
+
+    FLOAT = nnx.LoRALinear
+    _KEYWORDS = ("lora_rank",)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        lora_rank: int | None = None,
+        recipe: Recipe = W8A16,
+        layer: nnx.LoRALinear | None = None,
+        path: str = "",
+        scale: Any = None,
+        **settings: Any,
+    ) -> None:
+        made = layer or nnx.LoRALinear(in_features, out_features, lora_rank=lora_rank, **settings)
+        self._adopt(made, recipe, path, scale)
+
+    @property
+    def lora_rank(self) -> int:
+        """Size of the axis between the two matrices of the adapter."""
+        return int(self.lora.lora_a.get_value().shape[-1])
+
+    def __call__(self, inputs: ArrayLike, out_sharding: Any = None) -> jax.Array:
+        """Applies the layer, and its adapter, to the last axis of an input."""
+        return super().__call__(inputs, out_sharding) + self.lora(inputs)
+
+
 class LinearGeneral(EightBitLayer):
     """`flax.nnx.LinearGeneral` with its weight in 8 bits: `y = q(x) . q(kernel) + bias`.
 
@@ -325,5 +374,5 @@ class Embed(EightBitLayer):
 
 
 TWINS: dict[type[nnx.Module], type[EightBitLayer]] = {
-    layer.FLOAT: layer for layer in (Linear, LinearGeneral, Einsum, Embed)
+    layer.FLOAT: layer for layer in (Linear, LoRALinear, LinearGeneral, Einsum, Embed)
 }
