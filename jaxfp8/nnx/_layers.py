@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ class LoRALinear(Linear):
 
     lora: nnx.LoRA
 
-    FLOAT = nnx.LoRALinear
+    FLOAT: ClassVar[Any] = nnx.LoRALinear
     _KEYWORDS = ("lora_rank",)
 
     def __init__(
@@ -108,7 +108,7 @@ class LoRALinear(Linear):
         in_features: int,
         out_features: int,
         *,
-        lora_rank: int | None = None,
+        lora_rank: int = 0,
         recipe: Recipe = W8A16,
         layer: nnx.LoRALinear | None = None,
         path: str = "",
@@ -125,7 +125,7 @@ class LoRALinear(Linear):
 
     def __call__(self, inputs: ArrayLike, out_sharding: Any = None) -> jax.Array:
         """Applies the layer, and its adapter, to the last axis of an input."""
-        return super().__call__(inputs, out_sharding) + self.lora(inputs)
+        return super().__call__(inputs, out_sharding) + self.lora(jnp.asarray(inputs))
 
 
 class LinearGeneral(EightBitLayer):
