@@ -204,18 +204,18 @@ struct Wanted {
   const char* name;
   std::string_view dtype;
   Shape shape;
-  void** data;
+  Slot data;
   Others others = kNoOthers;
-  DType* type = nullptr;  // set to its dtype, if others are allowed
+  DType Buffers::* type = nullptr;  // set to its dtype, if others are allowed
 };
 
 Shape Copy(Dims dims) { return Shape(dims.begin(), dims.end()); }
 
-std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec, Buffers& buffers) {
+std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec) {
   const EpilogueSpec& epilogue = spec.epilogue;
   std::vector<Wanted> wanted = {
-      {"lhs", spec.lhs.dtype, Copy(spec.lhs.shape), &buffers.lhs},
-      {"rhs", spec.rhs.dtype, Copy(spec.rhs.shape), &buffers.rhs},
+      {"lhs", spec.lhs.dtype, Copy(spec.lhs.shape), &Buffers::lhs},
+      {"rhs", spec.rhs.dtype, Copy(spec.rhs.shape), &Buffers::rhs},
   };
   const auto add = [&](bool given, Wanted one) {
     if (given) wanted.push_back(std::move(one));
@@ -224,27 +224,27 @@ std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec, Buffers& buffers) 
   const auto scales = [](const OperandSpec& side) {
     return side.scale_rounded ? kNoOthers : kFloats;
   };
-  add(spec.lhs.scale,
-      {"lhs_scale", "float32", lhs, &buffers.lhs_scale, scales(spec.lhs), &buffers.lhs_scale_type});
+  add(spec.lhs.scale, {"lhs_scale", "float32", lhs, &Buffers::lhs_scale, scales(spec.lhs),
+                       &Buffers::lhs_scale_type});
   add(spec.lhs.zero_point,
-      {"lhs_zero_point", "int32", lhs, &buffers.lhs_zero_point, kBytes, &buffers.lhs_zero_type});
-  add(spec.rhs.scale,
-      {"rhs_scale", "float32", rhs, &buffers.rhs_scale, scales(spec.rhs), &buffers.rhs_scale_type});
+      {"lhs_zero_point", "int32", lhs, &Buffers::lhs_zero_point, kBytes, &Buffers::lhs_zero_type});
+  add(spec.rhs.scale, {"rhs_scale", "float32", rhs, &Buffers::rhs_scale, scales(spec.rhs),
+                       &Buffers::rhs_scale_type});
   add(spec.rhs.zero_point,
-      {"rhs_zero_point", "int32", rhs, &buffers.rhs_zero_point, kBytes, &buffers.rhs_zero_type});
+      {"rhs_zero_point", "int32", rhs, &Buffers::rhs_zero_point, kBytes, &Buffers::rhs_zero_type});
   add(epilogue.has_residual,
-      {"residual", epilogue.residual_dtype, Copy(epilogue.residual), &buffers.residual});
+      {"residual", epilogue.residual_dtype, Copy(epilogue.residual), &Buffers::residual});
   add(epilogue.has_bias,
-      {"bias", "float32", Copy(epilogue.bias), &buffers.bias, kFloats, &buffers.bias_type});
+      {"bias", "float32", Copy(epilogue.bias), &Buffers::bias, kFloats, &Buffers::bias_type});
   add(epilogue.has_out_scale,
-      {"out_scale", "float32", Copy(epilogue.out_scale), &buffers.out_scale});
+      {"out_scale", "float32", Copy(epilogue.out_scale), &Buffers::out_scale});
   return wanted;
 }
 
-std::vector<Wanted> WantedResults(const ScaledDotSpec& spec, Buffers& buffers) {
-  std::vector<Wanted> wanted = {{"out", spec.epilogue.out_dtype, OutShape(spec), &buffers.out}};
+std::vector<Wanted> WantedResults(const ScaledDotSpec& spec) {
+  std::vector<Wanted> wanted = {{"out", spec.epilogue.out_dtype, OutShape(spec), &Buffers::out}};
   if (spec.epilogue.has_amax) {
-    wanted.push_back({"amax", "float32", Copy(spec.epilogue.amax), &buffers.amax});
+    wanted.push_back({"amax", "float32", Copy(spec.epilogue.amax), &Buffers::amax});
   }
   return wanted;
 }
@@ -261,7 +261,7 @@ std::string Needed(const Wanted& wanted, const Others& others) {
 }
 
 std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& given,
-                 Accepts accepts, const std::string& kind) {
+                 Accepts accepts, const std::string& kind, Buffers& buffers) {
   if (wanted.size() != given.size()) {
     std::string names;
     for (const Wanted& one : wanted) names += (names.empty() ? "" : ", ") + std::string(one.name);
@@ -275,13 +275,19 @@ std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& g
     if (!Carries(type, ParseDType(wanted[i].dtype)) && !others.has(type)) {
       return Say(name, "is a buffer of " + std::string(NameOf(type)), Needed(wanted[i], others));
     }
-    if (wanted[i].type) *wanted[i].type = type;
+    if (wanted[i].type) buffers.*wanted[i].type = type;
     if (!Same(given[i].shape, wanted[i].shape)) {
       return Say(name, "has shape " + Text(given[i].shape), Text(wanted[i].shape));
     }
-    *wanted[i].data = given[i].data;
+    buffers.*wanted[i].data = given[i].data;
   }
   return "";
+}
+
+std::vector<Slot> SlotsOf(const std::vector<Wanted>& wanted) {
+  std::vector<Slot> slots;
+  for (const Wanted& one : wanted) slots.push_back(one.data);
+  return slots;
 }
 
 }  // namespace
@@ -308,17 +314,19 @@ std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& op
     const std::string side = spec.lhs.scale_rounded ? "lhs" : "rhs";
     return Say("attribute `" + side + "_scale_rounded`", "is set", "a CPU");
   }
-  const std::string wrong = Bind(WantedOperands(spec, buffers), operands, accepts, "operands");
+  const std::string wrong = Bind(WantedOperands(spec), operands, accepts, "operands", buffers);
   if (!wrong.empty()) return wrong;
-  return Bind(WantedResults(spec, buffers), results, accepts, "results");
+  return Bind(WantedResults(spec), results, accepts, "results", buffers);
 }
 
+std::vector<Slot> OperandSlots(const ScaledDotSpec& spec) { return SlotsOf(WantedOperands(spec)); }
+std::vector<Slot> ResultSlots(const ScaledDotSpec& spec) { return SlotsOf(WantedResults(spec)); }
+
 std::string WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers) {
-  Buffers given = buffers;
-  for (const auto& all : {WantedOperands(spec, given), WantedResults(spec, given)}) {
+  for (const auto& all : {WantedOperands(spec), WantedResults(spec)}) {
     for (const Wanted& one : all) {
       const bool empty = std::find(one.shape.begin(), one.shape.end(), 0) != one.shape.end();
-      if (*one.data || empty) continue;
+      if (buffers.*one.data || empty) continue;
       return Say("`" + std::string(one.name) + "`", "is null",
                  "the address of " + std::string(one.dtype) + " of shape " + Text(one.shape));
     }

@@ -30,6 +30,9 @@ struct Buffers {
   DType bias_type = DType::kF32;
 };
 
+// Which of them an operand or result is.
+using Slot = void* Buffers::*;
+
 // What is wrong with the spec, as a sentence with operation, attribute, got and needed; "" if
 // nothing is.
 std::string CheckSpec(const ScaledDotSpec& spec);
@@ -41,6 +44,10 @@ enum class Accepts : uint8_t { kWidest, kAsStored };
 // Finds the buffers of an accepted spec. Returns what is wrong with them, "" if nothing is.
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
                         const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers);
+
+// Which buffer each operand and result of an accepted spec is, in order.
+std::vector<Slot> OperandSlots(const ScaledDotSpec& spec);
+std::vector<Slot> ResultSlots(const ScaledDotSpec& spec);
 
 // The first buffer of an accepted spec that is null although it has values, as a sentence; "" if
 // there is none.

@@ -10,6 +10,8 @@
 #include "common/check.h"
 #include "common/xla_call.h"
 #include "cuda/bind.h"
+#include "cuda/known_calls.h"
+#include "cuda/path.h"
 #include "cuda/plans.h"
 
 namespace jaxfp8::cuda {
@@ -22,9 +24,7 @@ struct Workspace {
 
 // The workspace is the last result. Memory from XLA's scratch allocator would be reused while a
 // captured graph still points to it.
-std::string TakeWorkspace(ffi::RemainingRets rets, std::vector<Buffer>& results,
-                          Workspace& workspace) {
-  results = Describe(rets);
+std::string TakeWorkspace(std::vector<Buffer>& results, Workspace& workspace) {
   if (results.empty() || results.back().dtype != DType::kU8 || results.back().shape.size() != 1) {
     return "`jaxfp8_scaled_dot`: the last result is not the workspace, but on CUDA needs to be: a "
            "vector of uint8";
@@ -34,28 +34,51 @@ std::string TakeWorkspace(ffi::RemainingRets rets, std::vector<Buffer>& results,
   return "";
 }
 
-// Finds or makes the plan, and runs it if `run`. A plan that exists was checked when it was made,
-// so only the buffers are checked again.
+// Never destroyed: a program may still run when the process ends.
+KnownCalls& TheCalls() {
+  static KnownCalls* calls = new KnownCalls;
+  return *calls;
+}
+
+// Checks a call, finds or makes its plan, and keeps both under the key.
+const KnownCall* Check(const CallKey& key, cudaStream_t stream, ffi::Dictionary attributes,
+                       const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
+                       size_t workspace_bytes, std::string& wrong) {
+  Request request;
+  wrong = Read(attributes, request);
+  if (wrong.empty()) wrong = CheckSpec(request.spec);
+  jaxfp8::Buffers buffers;
+  if (wrong.empty()) {
+    wrong = BindBuffers(request.spec, operands, results, Accepts::kWidest, buffers);
+  }
+  if (!wrong.empty()) return nullptr;
+  const Planned* planned = FindPlan(request, workspace_bytes, stream, wrong);
+  if (!planned) return nullptr;
+  return TheCalls().Keep(key.text(),
+                         {planned, OperandSlots(request.spec), ResultSlots(request.spec)});
+}
+
+// Makes sure that the call has a plan, and runs it if `run`.
 std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                  ffi::Dictionary attributes, bool run) {
   // Some runtimes describe the buffers only when they run. The plan is then made at the first run.
   if (!run && rets.size() == 0) return "";
-  Request request;
-  std::string wrong = Read(attributes, request);
-  std::vector<Buffer> results;
+  std::vector<Buffer> operands = Describe(args), results = Describe(rets);
+  int device = 0;
+  std::string wrong = CudaError(cudaGetDevice(&device), "cudaGetDevice");
+  if (!wrong.empty()) return wrong;
+  const CallKey key(device, attributes, operands, results);
+  const KnownCall* known = TheCalls().Find(key.text());
   Workspace workspace;
-  if (wrong.empty()) wrong = TakeWorkspace(rets, results, workspace);
+  wrong = TakeWorkspace(results, workspace);
   if (!wrong.empty()) return wrong;
-  const Planned* planned = KnownPlan(request, workspace.bytes);
-  if (planned && !run) return "";
-  if (!planned) wrong = CheckSpec(request.spec);
-  jaxfp8::Buffers buffers;
-  if (wrong.empty())
-    wrong = BindBuffers(request.spec, Describe(args), results, Accepts::kWidest, buffers);
-  if (!wrong.empty()) return wrong;
-  if (!planned) planned = FindPlan(request, workspace.bytes, stream, wrong);
-  if (!planned || !run) return wrong;
-  return RunPlan(*planned, buffers, workspace.data, workspace.bytes, stream);
+  if (!known) {
+    known = Check(key, stream, attributes, operands, results, workspace.bytes, wrong);
+    if (!known) return wrong;
+  }
+  if (!run) return "";
+  return RunPlan(*known->planned, known->Bind(operands, results), workspace.data, workspace.bytes,
+                 stream);
 }
 
 // No exception leaves this function.

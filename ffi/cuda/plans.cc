@@ -121,12 +121,6 @@ std::string MakePlan(const Request& request, const Device& device, size_t worksp
 
 }  // namespace
 
-const Planned* KnownPlan(const Request& request, size_t workspace_bytes) {
-  int ordinal = 0;
-  if (cudaGetDevice(&ordinal) != cudaSuccess) return nullptr;
-  return Known(ThePlans(), KeyOf(request, ordinal, workspace_bytes));
-}
-
 void AllowTiming(bool allowed) { timing_allowed = allowed; }
 
 const Planned* FindPlan(const Request& request, size_t workspace_bytes, cudaStream_t stream,

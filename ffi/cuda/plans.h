@@ -1,8 +1,7 @@
 // The plans of this process. Each problem is planned once per device.
 //
 // They are not kept in an FFI state. Its type would have to be registered by a protocol that
-// changes between releases of JAX, and serialised programs and C callers have no state. A call
-// finds its plan by its attributes in about a microsecond.
+// changes between releases of JAX, and serialised programs and C callers have no state.
 
 #ifndef JAXFP8_CUDA_PLANS_H_
 #define JAXFP8_CUDA_PLANS_H_
@@ -23,9 +22,6 @@ struct Planned {
   const Path* path = nullptr;
   std::unique_ptr<const Plan> plan;
 };
-
-// The existing plan of a request on the current device, or null.
-const Planned* KnownPlan(const Request& request, size_t workspace_bytes);
 
 // Finds or makes the plan of an accepted request on the current device; null with `wrong` set if
 // there is none. The plan lives as long as the process.
