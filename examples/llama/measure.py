@@ -63,8 +63,9 @@ def _once(server: Server, prompts: Sequence[Sequence[int]], number: int) -> tupl
     logits, cache = jax.block_until_ready(server.prefill(server.params, ids, lengths, cache))
     middle = time.perf_counter()
     token, key = jnp.argmax(logits, -1).astype(jnp.int32), jax.random.key(0)
-    for place in range(number):
-        token, _, cache = server.decode(server.params, token, lengths + place, cache, key)
+    position = lengths
+    for _ in range(number):
+        token, position, _, cache = server.decode(server.params, token, position, cache, key)
     jax.block_until_ready(token)
     return middle - start, time.perf_counter() - middle
 

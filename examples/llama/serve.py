@@ -52,7 +52,9 @@ class Server:
       config: its sizes.
       params: its arrays, once for both programs.
       prefill: from `params`, ids [B, S], lengths [B] and empty caches to logits and caches.
-      decode: from `params`, token [B], position [B], caches and a key to the next token and caches.
+      decode: from `params`, token [B], position [B], caches and a key to the next token, its
+        position, logits and caches. All stays on the device, so steps follow each other without
+        the host.
       empty: caches for a number of texts of a length.
       how: the choice of tokens.
     """
@@ -134,7 +136,8 @@ def compiled(
         run = jaxfp8.rewrite(functools.partial(decode, span=span))
         last = jnp.zeros_like(position)
         logits, cache = run(params, token[:, None], position[:, None], cache, last)
-        return sample(how, logits, key), logits, cache
+        token = sample(how, logits, jax.random.fold_in(key, position[0]))
+        return token, position + 1, logits, cache
 
     def empty(batch: int, length: int) -> Any:
         if stacked:
@@ -174,20 +177,24 @@ def generate(
       ValueError: a prompt is empty or holds an id that is no token, or `number` is not positive.
     """
     _check(server.config.vocabulary, prompts, number)
-    ids, lengths = pad(prompts)
+    ids, position = pad(prompts)
     key, ended = jax.random.key(seed), np.zeros(len(prompts), bool)
     cache = server.empty(len(prompts), room(ids, number))
-    logits, cache = server.prefill(server.params, ids, lengths, cache)
-    token = sample(server.how, logits, key)
+    logits, cache = server.prefill(server.params, ids, position, cache)
+    token, last = sample(server.how, logits, key), None
     for place in range(number):
+        following = token
+        if place + 1 < number:  # the next step is under way before this token is read
+            following, position, _, cache = server.decode(
+                server.params, token, position, cache, key
+            )
         found = np.asarray(token)
-        yield found
-        ended |= np.isin(found, server.config.end)
-        if ended.all() or place + 1 == number:
+        last = found if last is None else np.where(ended, last, found)
+        yield last
+        ended |= np.isin(last, server.config.end)
+        if ended.all():
             return
-        own = jax.random.fold_in(key, place)
-        following, _, cache = server.decode(server.params, token, lengths + place, cache, own)
-        token = jnp.where(jnp.asarray(ended), token, following)
+        token = following
 
 
 def _check(vocabulary: int, prompts: Sequence[Sequence[int]], number: int) -> None:

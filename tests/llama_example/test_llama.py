@@ -65,15 +65,27 @@ def test_plain_functions_with_a_scan_are_the_same_decoder(tmp_path, family, form
     np.testing.assert_allclose(first(made, [IDS])[0], exact, rtol=1e-5, atol=1e-5)
 
 
-def test_decoding_token_by_token_gives_what_prefill_gives(fp8):
-    """Of the same cache in FP8, which both read."""
+def test_decoding_token_by_token_gives_what_prefill_gives(folder):
+    """Prefill attends to keys as they come, decode to those in the cache."""
+    made = serve.server(load.model(folder, **F32)[0], cache="f32", prefill_in_8_bits=False)
     ids, lengths = serve.pad([IDS[:1]])
-    key, cache = jax.random.key(0), fp8.empty(1, 32)
-    got, cache = fp8.prefill(fp8.params, ids, lengths, cache)
+    key, cache = jax.random.key(0), made.empty(1, 32)
+    got, cache = made.prefill(made.params, ids, lengths, cache)
     for place, token in enumerate(IDS[1:]):
         token, position = jnp.array([token], jnp.int32), jnp.array([place + 1])
-        _, got, cache = fp8.decode(fp8.params, token, position, cache, key)
-    np.testing.assert_allclose(got, first(fp8, [IDS]), rtol=1e-4, atol=1e-4)
+        _, _, got, cache = made.decode(made.params, token, position, cache, key)
+    np.testing.assert_allclose(got, first(made, [IDS]), rtol=1e-4, atol=1e-4)
+
+
+def test_decoding_from_an_fp8_cache_is_close_to_floats(folder, fp8):
+    made = serve.server(load.model(folder, **F32)[0], cache="f32", prefill_in_8_bits=False)
+    ids, lengths = serve.pad([IDS])
+    key, logits = jax.random.key(0), []
+    for server in (fp8, made):
+        _, cache = server.prefill(server.params, ids, lengths, server.empty(1, ids.shape[1]))
+        token = jnp.array([7], jnp.int32)
+        logits.append(server.decode(server.params, token, lengths, cache, key)[2])
+    assert 0 < off(*logits) < 0.03
 
 
 def test_a_batch_of_different_lengths_is_its_texts_alone(fp8):
