@@ -48,7 +48,7 @@ std::string Compute(const jaxfp8_scaled_dot_spec* spec, const jaxfp8_scaled_dot_
   jaxfp8::Buffers buffers;
   wrong = ReadBuffers(from, request.spec, buffers);
   if (!wrong.empty()) return wrong;
-  const Planned* planned = FindPlan(request, from->workspace_bytes, stream, wrong);
+  const Planned* planned = FindPlan(request, from->workspace_bytes, wrong);
   if (!planned) return wrong;
   return RunPlan(*planned, buffers, from->workspace, from->workspace_bytes, stream);
 }
@@ -56,7 +56,7 @@ std::string Compute(const jaxfp8_scaled_dot_spec* spec, const jaxfp8_scaled_dot_
 std::string Prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes) {
   Request request;
   std::string wrong = ReadRequest(spec, request);
-  if (wrong.empty()) FindPlan(request, workspace_bytes, nullptr, wrong);
+  if (wrong.empty()) FindPlan(request, workspace_bytes, wrong);
   return wrong;
 }
 

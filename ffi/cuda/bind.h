@@ -5,21 +5,17 @@
 
 #include <cuda_runtime_api.h>
 
-#include <utility>
-
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxfp8::cuda {
 
 // Binds the stream, all operands, all results and all attributes.
-//   binding  `ffi::Ffi::Bind()` or `ffi::Ffi::BindInitialize()`
-template <typename Binding>
-auto BindAll(Binding binding) {
-  return std::move(binding)
-      .template Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+inline auto BindAll() {
+  return xla::ffi::Ffi::Bind()
+      .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
       .RemainingArgs()
       .RemainingRets()
-      .template Attrs<xla::ffi::Dictionary>();
+      .Attrs<xla::ffi::Dictionary>();
 }
 
 }  // namespace jaxfp8::cuda

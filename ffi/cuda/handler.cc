@@ -1,5 +1,6 @@
-// The XLA FFI handlers of the scaled dot. One makes the plan when a program is initialised, the
-// other runs it.
+// The XLA FFI handler of the scaled dot. Its first call makes the plan, also while XLA captures a
+// graph. There is no handler for initialising: XLA would call it before every run of a program,
+// which costs 5 us for each product.
 
 #include <cuda_runtime_api.h>
 
@@ -41,7 +42,7 @@ KnownCalls& TheCalls() {
 }
 
 // Checks a call, finds or makes its plan, and keeps both under the key.
-const KnownCall* Check(const CallKey& key, cudaStream_t stream, ffi::Dictionary attributes,
+const KnownCall* Check(const CallKey& key, ffi::Dictionary attributes,
                        const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
                        size_t workspace_bytes, std::string& wrong) {
   Request request;
@@ -52,17 +53,14 @@ const KnownCall* Check(const CallKey& key, cudaStream_t stream, ffi::Dictionary 
     wrong = BindBuffers(request.spec, operands, results, Accepts::kWidest, buffers);
   }
   if (!wrong.empty()) return nullptr;
-  const Planned* planned = FindPlan(request, workspace_bytes, stream, wrong);
+  const Planned* planned = FindPlan(request, workspace_bytes, wrong);
   if (!planned) return nullptr;
   return TheCalls().Keep(key.text(),
                          {planned, OperandSlots(request.spec), ResultSlots(request.spec)});
 }
 
-// Makes sure that the call has a plan, and runs it if `run`.
 std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                 ffi::Dictionary attributes, bool run) {
-  // Some runtimes describe the buffers only when they run. The plan is then made at the first run.
-  if (!run && rets.size() == 0) return "";
+                 ffi::Dictionary attributes) {
   std::vector<Buffer> operands = Describe(args), results = Describe(rets);
   int device = 0;
   std::string wrong = CudaError(cudaGetDevice(&device), "cudaGetDevice");
@@ -73,19 +71,18 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
   wrong = TakeWorkspace(results, workspace);
   if (!wrong.empty()) return wrong;
   if (!known) {
-    known = Check(key, stream, attributes, operands, results, workspace.bytes, wrong);
+    known = Check(key, attributes, operands, results, workspace.bytes, wrong);
     if (!known) return wrong;
   }
-  if (!run) return "";
   return RunPlan(*known->planned, known->Bind(operands, results), workspace.data, workspace.bytes,
                  stream);
 }
 
 // No exception leaves this function.
-ffi::Error Guarded(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                   ffi::Dictionary attributes, bool run) {
+ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary attributes) {
   try {
-    const std::string wrong = Call(stream, args, rets, attributes, run);
+    const std::string wrong = Call(stream, args, rets, attributes);
     return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
   } catch (const std::bad_alloc&) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,
@@ -95,32 +92,14 @@ ffi::Error Guarded(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingR
   }
 }
 
-ffi::Error Initialize(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                      ffi::Dictionary attributes) {
-  return Guarded(stream, args, rets, attributes, /*run=*/false);
-}
-
-ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                   ffi::Dictionary attributes) {
-  return Guarded(stream, args, rets, attributes, /*run=*/true);
-}
-
 }  // namespace
 }  // namespace jaxfp8::cuda
 
 #pragma GCC visibility push(default)
 
-extern "C" {
-XLA_FFI_Error* jaxfp8_scaled_dot_initialize(XLA_FFI_CallFrame* call_frame);
-XLA_FFI_Error* jaxfp8_scaled_dot(XLA_FFI_CallFrame* call_frame);
-}
+extern "C" XLA_FFI_Error* jaxfp8_scaled_dot(XLA_FFI_CallFrame* call_frame);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_scaled_dot_initialize, jaxfp8::cuda::Initialize,
-                              jaxfp8::cuda::BindAll(xla::ffi::Ffi::BindInitialize()),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_scaled_dot, jaxfp8::cuda::Execute,
-                              jaxfp8::cuda::BindAll(xla::ffi::Ffi::Bind()),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_scaled_dot, jaxfp8::cuda::Execute, jaxfp8::cuda::BindAll(),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 #pragma GCC visibility pop

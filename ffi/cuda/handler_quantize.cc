@@ -49,8 +49,7 @@ ffi::Error Quantize(cudaStream_t stream, ffi::RemainingArgs args, ffi::Remaining
 
 extern "C" XLA_FFI_Error* jaxfp8_quantize(XLA_FFI_CallFrame* call_frame);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_quantize, jaxfp8::cuda::Quantize,
-                              jaxfp8::cuda::BindAll(xla::ffi::Ffi::Bind()),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_quantize, jaxfp8::cuda::Quantize, jaxfp8::cuda::BindAll(),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 #pragma GCC visibility pop

@@ -25,9 +25,7 @@ struct Planned {
 
 // Finds or makes the plan of an accepted request on the current device; null with `wrong` set if
 // there is none. The plan lives as long as the process.
-//   stream  where it will run. While that is being captured, nothing is timed.
-const Planned* FindPlan(const Request& request, size_t workspace_bytes, cudaStream_t stream,
-                        std::string& wrong);
+const Planned* FindPlan(const Request& request, size_t workspace_bytes, std::string& wrong);
 
 // Whether new plans may time candidates. True at first.
 void AllowTiming(bool allowed);

@@ -1,5 +1,5 @@
-/* The C functions of libjaxfp8_cuda, besides its XLA FFI handlers `jaxfp8_scaled_dot` and
- * `jaxfp8_scaled_dot_initialize`. jaxfp8/jaxfp8.h has those that compute.
+/* The C functions of libjaxfp8_cuda, besides its XLA FFI handlers.
+ * jaxfp8/jaxfp8.h has those that compute.
  *
  * Returned strings belong to the library and live as long as it. A text is truncated to the size of
  * the caller's buffer and ended by a 0. All functions may be called from any thread, and none needs

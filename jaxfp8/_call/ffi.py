@@ -27,13 +27,10 @@ TARGET = "jaxfp8_scaled_dot"
 QUANTIZE_TARGET = "jaxfp8_quantize"
 AMAX_TARGET = "jaxfp8_amax"
 
-# The handlers of each custom call, by platform: the stages that XLA knows and their C names.
-TARGETS: dict[str, dict[str, dict[str, str]]] = {
-    "cpu": {name: {"execute": name} for name in (TARGET, QUANTIZE_TARGET, AMAX_TARGET)},
-    "cuda": {
-        TARGET: {"initialize": f"{TARGET}_initialize", "execute": TARGET},
-        QUANTIZE_TARGET: {"execute": QUANTIZE_TARGET},
-    },
+# The custom calls of each platform. A handler in C has the name of its call.
+TARGETS: dict[str, tuple[str, ...]] = {
+    "cpu": (TARGET, QUANTIZE_TARGET, AMAX_TARGET),
+    "cuda": (TARGET, QUANTIZE_TARGET),
 }
 
 # XLA accepts any name here, but finds handlers only under its own names.
@@ -94,10 +91,10 @@ def register_ahead() -> None:
 
 
 def _register(platform: str, library: ctypes.CDLL) -> None:
-    for target, stages in TARGETS[platform].items():
-        handlers = {s: jax.ffi.pycapsule(getattr(library, f)) for s, f in stages.items()}
+    for target in TARGETS[platform]:
+        handler = jax.ffi.pycapsule(getattr(library, target))
         try:
-            jax.ffi.register_ffi_target(target, handlers, platform=_XLA_NAMES[platform])
+            jax.ffi.register_ffi_target(target, handler, platform=_XLA_NAMES[platform])
         except (RuntimeError, ValueError) as error:
             raise _refused(platform, f"is refused by XLA: {error}") from error
     _REGISTERED.add(platform)

@@ -126,10 +126,6 @@ const char* cudaGetErrorName(cudaError_t status) {
 const char* cudaGetErrorString(cudaError_t) { return "as the stand-in has it"; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
 
 }  // extern "C"
 
