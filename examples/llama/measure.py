@@ -65,7 +65,7 @@ def _once(server: Server, prompts: Sequence[Sequence[int]], number: int) -> tupl
     token, key = jnp.argmax(logits, -1).astype(jnp.int32), jax.random.key(0)
     position = lengths
     for _ in range(number):
-        token, position, _, cache = server.decode(server.params, token, position, cache, key)
+        token, position, cache = server.decode(server.params, token, position, cache, key)
     jax.block_until_ready(token)
     return middle - start, time.perf_counter() - middle
 

@@ -53,8 +53,8 @@ class Server:
       params: its arrays, once for both programs.
       prefill: from `params`, ids [B, S], lengths [B] and empty caches to logits and caches.
       decode: from `params`, token [B], position [B], caches and a key to the next token, its
-        position, logits and caches. All stays on the device, so steps follow each other without
-        the host.
+        position and caches; with `logits=True` logits, too. Position and caches are
+        donated: results take their place, so a CUDA graph of the step need not be updated.
       empty: caches for a number of texts of a length.
       how: the choice of tokens.
     """
@@ -128,16 +128,21 @@ def compiled(
         run = jaxfp8.rewrite(functools.partial(prefill, span=ids.shape[1]))
         return run(params, ids, positions, cache, lengths - 1)
 
-    @functools.partial(jax.jit, donate_argnums=3)
+    @functools.partial(jax.jit, donate_argnums=(2, 3), static_argnames="logits")
     def following(
-        params: Any, token: jax.Array, position: jax.Array, cache: Any, key: jax.Array
+        params: Any,
+        token: jax.Array,
+        position: jax.Array,
+        cache: Any,
+        key: jax.Array,
+        logits: bool = False,
     ) -> Any:
         span = jax.tree.leaves(cache)[0].shape[-2]
         run = jaxfp8.rewrite(functools.partial(decode, span=span))
         last = jnp.zeros_like(position)
-        logits, cache = run(params, token[:, None], position[:, None], cache, last)
-        token = sample(how, logits, jax.random.fold_in(key, position[0]))
-        return token, position + 1, logits, cache
+        found, cache = run(params, token[:, None], position[:, None], cache, last)
+        token = sample(how, found, jax.random.fold_in(key, position[0]))
+        return token, position + 1, cache, *([found] if logits else [])
 
     def empty(batch: int, length: int) -> Any:
         if stacked:
@@ -177,17 +182,15 @@ def generate(
       ValueError: a prompt is empty or holds an id that is no token, or `number` is not positive.
     """
     _check(server.config.vocabulary, prompts, number)
-    ids, position = pad(prompts)
+    ids, lengths = pad(prompts)
     key, ended = jax.random.key(seed), np.zeros(len(prompts), bool)
     cache = server.empty(len(prompts), room(ids, number))
-    logits, cache = server.prefill(server.params, ids, position, cache)
-    token, last = sample(server.how, logits, key), None
+    logits, cache = server.prefill(server.params, ids, lengths, cache)
+    token, position, last = sample(server.how, logits, key), lengths, None
     for place in range(number):
         following = token
         if place + 1 < number:  # the next step is under way before this token is read
-            following, position, _, cache = server.decode(
-                server.params, token, position, cache, key
-            )
+            following, position, cache = server.decode(server.params, token, position, cache, key)
         found = np.asarray(token)
         last = found if last is None else np.where(ended, last, found)
         yield last
