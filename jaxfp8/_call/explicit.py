@@ -339,6 +339,20 @@ def _of_shared_batch(
     return [(tuple(shape), split) for shape, (_, split) in zip(shapes, sides, strict=True)]
 
 
+def cut_axes(aval: Any, factors: Factors) -> list[int]:
+    """The axes of the first operand that are split, but whose factors cannot be."""
+    return [
+        axis
+        for axis, (name, axes) in enumerate(zip(factors.operands[0], splits(aval), strict=True))
+        if axes and not _fits(name, axes, factors, aval.sharding.mesh)
+    ]
+
+
+def _fits(name: str | None, axes: Axes, factors: Factors, mesh: Any) -> bool:
+    parts = math.prod(mesh.shape[axis] for axis in axes)
+    return name is not None and factors.pieces[name] % parts == 0
+
+
 def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
     """The shardings of results whose factors are split as those of the first operand are.
 
@@ -350,8 +364,7 @@ def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
     own = {}
     for name, axes in zip(factors.operands[0], splits(aval), strict=True):
         if name is not None:
-            fits = factors.pieces[name] % math.prod(mesh.shape[axis] for axis in axes) == 0
-            own[name] = axes if fits else ()
+            own[name] = axes if _fits(name, axes, factors, mesh) else ()
     specs = [_spec([own.get(name or "", ()) for name in names]) for names in factors.results]
     return [NamedSharding(mesh, spec) for spec in specs]
 

@@ -32,6 +32,7 @@ from jaxfp8._call.quantize_reference import (
     with_transpose,
 )
 from jaxfp8._call.shards import Factors, Parts, Shards, without_padding
+from jaxfp8._call.strictness import tell_gathered
 from jaxfp8._value import compat
 from jaxfp8._value.spec import Shape
 
@@ -308,6 +309,24 @@ def _one_tile_across(
     return [*codes, jax.lax.pmax(amax, mesh_axes) if given else scale]
 
 
+def _saying_what_is_cut(rule: Any) -> Any:
+    """The lowering rule, which first says of explicit axes that cannot stay split."""
+
+    def lower(ctx: Any, *operands: Any, spec: QuantizeSpec, **params: Any) -> Any:
+        x = ctx.avals_in[0]
+        if explicit.mesh_of([x]) is not None:
+            factors, _ = _parts(ctx.avals_in, spec=spec)
+            cut = ", ".join(map(str, explicit.cut_axes(x, factors)))
+            if cut:
+                tell_gathered(spec, f"{_CUT} {cut}; {_KEEP_WHOLE}")
+        return rule(ctx, *operands, spec=spec, **params)
+
+    return lower
+
+
+_CUT = "shards would cut what shares a scale along axis"
+_KEEP_WHOLE = "shard another axis, or take tiles that the devices divide"
+
 # Registration
 
 ad.primitive_jvps[quantize_p] = _jvp
@@ -315,4 +334,5 @@ batching.primitive_batchers[quantize_p] = _batch
 for _platform in (None, *ffi.PLATFORMS):
     _call = quantized if _platform is None else functools.partial(lowered, _platform)
     _rule = lowering(mlir.lower_fun(_call, multiple_results=True), _parts)
-    mlir.register_lowering(quantize_p, explicit.lowering(_rule, _parts), platform=_platform)
+    _rule = _saying_what_is_cut(explicit.lowering(_rule, _parts))
+    mlir.register_lowering(quantize_p, _rule, platform=_platform)

@@ -77,3 +77,17 @@ def test_three_tiles_on_two_devices() -> None:
         got = jax.jit(quantize)(put(x, "x", None))
     np.testing.assert_array_equal(got.scale, quantize(x).scale)
     np.testing.assert_array_equal(got.qvalue, quantize(x).qvalue)
+
+
+def test_a_tile_that_a_shard_would_cut_along_explicit_axes() -> None:
+    with jax.set_mesh(jax.make_mesh((4,), ("m",))):
+        x = jax.device_put(X, jax.P(None, "m"))
+
+        def quantize(x):
+            return jaxfp8.quantize(x, tiled_axes={1: 128})
+
+        with pytest.warns(jaxfp8.FallbackWarning, match="shards would cut .* along axis 1"):
+            got = jax.jit(quantize)(x)
+        np.testing.assert_array_equal(got.scale, quantize(X).scale)
+        with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match="take tiles that"):
+            jax.jit(lambda x: quantize(x))(x)
