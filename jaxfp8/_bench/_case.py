@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from jaxfp8._bench._measure import Contender, Missing, Timing
+from jaxfp8._bench._profile import Profile
 
 OURS = "jaxfp8"  # what a contender's name starts with that is not a peer
 
@@ -23,6 +24,9 @@ class Case:
       peaks: loops at the limit of the machine, timed in the same rounds. A unit of "read" is a
         byte, a unit of a kind of products an operation.
       goals: the figures to reach.
+      moved: bytes by contender, where they differ from `bytes`.
+      against: the contender that speeds refer to; "" where times refer to ours.
+      profiled: whether one unit of each contender is broken down by kernel.
     """
 
     name: str
@@ -32,6 +36,9 @@ class Case:
     product: str = ""
     peaks: Mapping[str, Contender] = dataclasses.field(default_factory=dict)
     goals: tuple[Goal, ...] = ()
+    moved: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    against: str = ""
+    profiled: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +49,13 @@ class Measured:
       case: the case.
       timings: for each contender its timing, or why there is none.
       peaks: the best rates in the same rounds, in bytes or operations per second.
+      profiles: for each contender its kernels, or why they are not known; empty unless profiled.
     """
 
     case: Case
     timings: Mapping[str, Timing | Missing]
     peaks: Mapping[str, float]
+    profiles: Mapping[str, Profile | Missing] = dataclasses.field(default_factory=dict)
 
     @property
     def ours(self) -> str:
@@ -72,10 +81,15 @@ class Measured:
         long, short = self.seconds(slow), self.seconds(fast or self.ours)
         return None if long is None or short is None else long / short
 
+    def speed(self, name: str) -> float | None:
+        """How many times faster a contender is than what the case compares with."""
+        return self.ratio(self.case.against, name) if self.case.against else None
+
     def rate(self, name: str) -> float | None:
         """The rate of a contender: bytes or operations per second, by what limits the case."""
         seconds = self.seconds(name)
-        amount = self.case.bytes if self.limit == "read" else self.case.flops
+        moved = self.case.moved.get(name, self.case.bytes)
+        amount = moved if self.limit == "read" else self.case.flops
         return amount / seconds if seconds and amount else None
 
     def share(self, name: str = "") -> float | None:

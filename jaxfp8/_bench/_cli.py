@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxfp8._bench import _cpu, _gpu, _plot, _shapes
+from jaxfp8._bench import _cpu, _gpu, _plot, _shapes, _step, _step_options
 from jaxfp8._bench._case import Case
 from jaxfp8._call import ffi
 
@@ -29,6 +29,7 @@ examples:
   python -m jaxfp8 bench --shapes llama3-8b --rows 1,16      products of a known model
   python -m jaxfp8 bench --shapes 4096x4096,1x14336x4096     your own, NxK or MxNxK
   python -m jaxfp8 bench --only int8 --json int8.json --plot int8.html
+  python -m jaxfp8 bench --shapes llama3-8b --step decode    a whole decoding step, by kernel
 """
 
 
@@ -62,6 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     rows = ",".join(map(str, _shapes.ROWS))
     parser.add_argument("--rows", metavar="M,M,...", help=f"M for NxK and models (default: {rows})")
+    _step_options.add(parser)
     parser.add_argument(
         "--only",
         metavar="TEXT",
@@ -72,7 +74,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
     parser.add_argument("--json", metavar="FILE", help="write the results as JSON, after each case")
     names = ", ".join(_plot.SUFFIXES)
-    parser.add_argument("--plot", metavar="FILE", help=f"draw a roofline and the ratios ({names})")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help=f"draw a roofline and the ratios, of steps a timeline ({names})",
+    )
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}"
     )
@@ -111,8 +117,14 @@ def plan(options: argparse.Namespace) -> Plan:
         rounds=QUICK_ROUNDS if options.quick else ROUNDS,
         json=options.json,
         plot=options.plot,
-        settings={key: getattr(options, key) for key in ("shapes", "rows", "only", "quick")},
+        settings={key: getattr(options, key) for key in _settings(options)},
     )
+
+
+def _settings(options: argparse.Namespace) -> tuple[str, ...]:
+    """The options that a record has."""
+    of_step = _step_options.NAMES if options.step else ()
+    return ("shapes", "rows", "only", "quick", *of_step)
 
 
 def _limit(threads: int | None) -> None:
@@ -146,6 +158,9 @@ def _default_platform() -> str:
 def _cases(options: argparse.Namespace, platform: str) -> dict[str, Callable[[], Case]]:
     suite = SUITES[platform]
     rows = None if options.rows is None else _shapes.rows_of(options.rows)
+    if options.step:
+        return dict(_step.cases(_step_options.steps(options, rows), suite.memory))
+    _step_options.check_unused(options)
     if options.shapes != _shapes.TABLE:
         return dict(suite.shaped(_shapes.shapes(options.shapes, rows)))
     if rows is not None:

@@ -12,6 +12,7 @@ from jaxfp8._bench import _cpu_cases as cases
 from jaxfp8._bench import _encoder, _peaks
 from jaxfp8._bench._case import Case, apart, faster_than, share_of_peak
 from jaxfp8._bench._cpu_cases import PREPARED, SAME, Shape
+from jaxfp8._bench._measure import Contender
 from jaxfp8._bench._problems import E4M3
 
 Named = Iterator[tuple[str, Callable[[], Case]]]
@@ -22,6 +23,11 @@ _KINDS: dict[str, Callable[..., Case]] = {
     "w8a32 e4m3": functools.partial(cases.weight_only, x_dtype=jnp.float32),
     "int8": cases.integers,
 }
+
+
+def memory(footprint: float) -> dict[str, Contender]:
+    """Reads of so many bytes, by all threads."""
+    return {"read": _peaks.reads(int(footprint), _peaks.threads())}
 
 
 def table(side: int = 4096) -> Named:

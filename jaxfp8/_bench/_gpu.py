@@ -46,7 +46,12 @@ def shaped(shapes: Iterable[tuple[int, int, int]]) -> Iterator[tuple[str, Callab
 def _beside_a_copy(make: Callable[[], Case]) -> Case:
     """A case, with the rate of a copy as its peak if memory limits it."""
     case = make()
-    return case if case.flops else dataclasses.replace(case, peaks={"read": _copy()})
+    return case if case.flops else dataclasses.replace(case, peaks=memory(case.bytes))
+
+
+def memory(footprint: float) -> dict[str, Contender]:
+    """The rate of memory, whatever the bytes that are read."""
+    return {"read": _copy()}
 
 
 @functools.cache

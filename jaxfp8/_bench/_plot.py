@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxfp8._bench import _rows, _screen
+from jaxfp8._bench import _rows, _screen, _timeline
 from jaxfp8._bench._case import Measured, is_ours
 
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
@@ -44,9 +44,14 @@ def page(title: str, svg: str, done: Sequence[Measured]) -> str:
     tables = [
         _screen.text("What was to be reached", _rows.GOALS, list(_rows.goals(done))),
         *(
-            "\n".join([_screen.text(m.case.name, _rows.CONTENDERS, rows), *_rows.missing(m)])
+            "\n".join([_screen.text(m.case.name, _rows.head(m), rows), *_rows.missing(m)])
             for m in done
             if (rows := list(_rows.contenders(m)))
+        ),
+        *(
+            _screen.text(name, _rows.KERNELS, rows)
+            for m in done
+            for name, rows in _rows.profiles(m)
         ),
     ]
     body = "\n\n".join(tables)
@@ -58,9 +63,11 @@ def page(title: str, svg: str, done: Sequence[Measured]) -> str:
 
 
 def figure(title: str, done: Sequence[Measured]) -> Any:
-    """Both plots, side by side."""
+    """Both plots, side by side; of whole steps, their kernels over time."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
 
+    if _timeline.lanes(done):
+        return _timeline.figure(title, done)
     height = max(6.0, 2 + _INCH_PER_CASE * len(done))
     whole = Figure(figsize=(_WIDTH, height), layout="constrained")
     roofs, ratios = whole.subplots(1, 2)

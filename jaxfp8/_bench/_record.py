@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import json
 import platform
@@ -14,7 +15,8 @@ import jax
 
 from jaxfp8._bench import _peaks
 from jaxfp8._bench._case import Goal, Measured
-from jaxfp8._bench._measure import Timing
+from jaxfp8._bench._measure import Missing, Timing
+from jaxfp8._bench._profile import Profile
 from jaxfp8._call import ffi
 
 SCHEMA = 1
@@ -83,6 +85,7 @@ def _case(measured: Measured) -> dict[str, Any]:
         "peaks": dict(measured.peaks),
         "contenders": [_contender(measured, name) for name in measured.timings],
         "goals": [_goal(goal, measured) for goal in case.goals],
+        **_profiles(measured),
     }
 
 
@@ -97,6 +100,34 @@ def _contender(measured: Measured, name: str) -> dict[str, Any]:
         "rate": measured.rate(name),
         "share_of_peak": measured.share(name),
         "times_ours": measured.ratio(name),
+        **_compared(measured, name),
+    }
+
+
+def _compared(measured: Measured, name: str) -> dict[str, Any]:
+    """What a case of whole steps adds."""
+    case = measured.case
+    if not case.against:
+        return {}
+    return {"bytes": case.moved.get(name, case.bytes), "speed": measured.speed(name)}
+
+
+def _profiles(measured: Measured) -> dict[str, Any]:
+    """The breakdowns, where the case has them."""
+    if not measured.case.profiled:
+        return {}
+    return {"profiles": [_profile(*item) for item in measured.profiles.items()]}
+
+
+def _profile(name: str, profile: Profile | Missing) -> dict[str, Any]:
+    if isinstance(profile, Missing):
+        return {"name": name, "missing": profile.reason}
+    return {
+        "name": name,
+        "span": profile.span,
+        "gaps": sum(profile.gaps),
+        "kernels": [dataclasses.asdict(group) for group in profile.groups()],
+        "launches": [dataclasses.asdict(kernel) for kernel in profile.kernels],
     }
 
 

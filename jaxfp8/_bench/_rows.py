@@ -7,8 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from jaxfp8._bench._case import Goal, Measured, is_ours
 from jaxfp8._bench._measure import Missing
+from jaxfp8._bench._profile import Group, Profile
 
 CONTENDERS = ("contender", "time", "spread", "rate", "of peak", "takes")
+KERNELS = ("kernel", "launches", "time", "gaps before", "of the step")
+# So many rows of a breakdown are shown; the record has all.
+_MOST_KERNELS = 12
 GOALS = ("", "case", "compared", "to reach", "measured")
 MARKS = {True: "✓", False: "✗", None: "–"}
 
@@ -41,16 +45,53 @@ def _figures(measured: Measured, name: str) -> Iterator[str]:
     found, share = measured.rate(name), measured.share(name)
     yield "" if found is None else rate(found, measured.limit)
     yield "" if share is None else f"{share:.0%}"
-    ratio = measured.ratio(name)
-    if ratio is None or name == measured.ours:
+    ratio, speed = measured.ratio(name), measured.speed(name)
+    if speed is not None:
+        yield times(speed)
+    elif ratio is None or name == measured.ours:
         yield ""
     else:
         yield times(ratio) + (" faster" if name in measured.winners() else "")
 
 
+def head(measured: Measured) -> tuple[str, ...]:
+    """The head of the table of contenders."""
+    against = measured.case.against
+    return (*CONTENDERS[:-1], f"speed, {against} = 1") if against else CONTENDERS
+
+
 def missing(measured: Measured) -> list[str]:
-    """Why contenders have no row."""
-    return [f"{n}: {t.reason}" for n, t in measured.timings.items() if isinstance(t, Missing)]
+    """Why contenders have no row, or no breakdown."""
+    timings = [f"{n}: {t.reason}" for n, t in measured.timings.items() if isinstance(t, Missing)]
+    profiles = {n: p.reason for n, p in measured.profiles.items() if isinstance(p, Missing)}
+    return timings + [f"{n}: no breakdown by kernel: {why}" for n, why in profiles.items()]
+
+
+def profiles(measured: Measured) -> Iterator[tuple[str, list[Row]]]:
+    """For each contender that was broken down, a title and a row for each kernel."""
+    for name, profile in measured.profiles.items():
+        if isinstance(profile, Profile):
+            yield f"{measured.case.name}: {name} by kernel", list(_kernels(profile))
+
+
+def _kernels(profile: Profile) -> Iterator[Row]:
+    groups = profile.groups()
+    for group in groups[:_MOST_KERNELS]:
+        yield _kernel(group.name[:_LONGEST_NAME], [group], profile)
+    if rest := groups[_MOST_KERNELS:]:
+        yield _kernel(f"{len(rest)} others", rest, profile)
+    launches, gaps = str(len(profile.kernels)), time(sum(profile.gaps))
+    yield Row(("the step, under the profiler", launches, time(profile.span), gaps, "100%"), "ours")
+
+
+def _kernel(name: str, groups: Sequence[Group], profile: Profile) -> Row:
+    seconds, gaps = (sum(getattr(g, what) for g in groups) for what in ("seconds", "gaps"))
+    launches = sum(group.launches for group in groups)
+    share = f"{seconds / profile.span:.0%}"
+    return Row((name, str(launches), time(seconds), time(gaps), share))
+
+
+_LONGEST_NAME = 60
 
 
 def goals(all_measured: Sequence[Measured]) -> Iterator[Row]:

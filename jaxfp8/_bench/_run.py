@@ -7,14 +7,15 @@ import functools
 import gc
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
 from jaxfp8._bench import _plot, _record, _screen
 from jaxfp8._bench._case import OURS, Case, Measured, is_ours
 from jaxfp8._bench._cli import Plan
-from jaxfp8._bench._measure import Missing, Timing, attempt, measure
+from jaxfp8._bench._measure import Contender, Missing, Timing, attempt, measure
+from jaxfp8._bench._profile import Profile, profile
 from jaxfp8._value.files import write_whole
 
 
@@ -83,7 +84,17 @@ def measured(
         case=dataclasses.replace(case, contenders={}, peaks={}),  # which hold the data
         timings={name: timings[name] for name in case.contenders},
         peaks=rates,
+        profiles=_profiles(case, timings) if case.profiled else {},
     )
+
+
+def _profiles(case: Case, timings: Mapping[str, Timing | Missing]) -> dict[str, Profile | Missing]:
+    """The kernels of each contender that ran; after the timings, which a profiler would disturb."""
+    return {
+        name: attempt(functools.partial(profile, one))
+        for name, one in case.contenders.items()
+        if isinstance(one, Contender) and isinstance(timings[name], Timing)
+    }
 
 
 def _has_failed(measured: Measured) -> bool:

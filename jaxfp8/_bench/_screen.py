@@ -19,7 +19,7 @@ except ImportError:  # an extra
     rich_console = None  # type: ignore[assignment]
 
 _STYLES = {"ours": "bold", "better": "green", "worse": "red", "aside": "dim"}
-_LEFT = ("contender", "", "case", "compared")
+_LEFT = ("contender", "", "case", "compared", "kernel")
 
 # Shows the current case, and how many cases are done, with fractions.
 Show = Callable[[str, float], None]
@@ -45,7 +45,9 @@ def screen() -> Screen:
 
 def case(screen: Screen, measured: Measured) -> None:
     """Shows the contenders of a case."""
-    screen.table(measured.case.name, _rows.CONTENDERS, list(_rows.contenders(measured)))
+    screen.table(measured.case.name, _rows.head(measured), list(_rows.contenders(measured)))
+    for title, rows in _rows.profiles(measured):
+        screen.table(title, _rows.KERNELS, rows)
     for line in _rows.missing(measured):
         screen.say(f"  {line}")
 

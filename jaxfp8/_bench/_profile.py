@@ -1,0 +1,167 @@
+"""One unit of a contender's work, kernel by kernel, as JAX's profiler records it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxfp8._bench._measure import Contender, Missing
+
+# Calls that are recorded; the one of median length is shown.
+_CALLS = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One launch. Times are seconds; `start` counts from the first launch of its call."""
+
+    name: str
+    start: float
+    seconds: float
+
+    @property
+    def end(self) -> float:
+        """When it was done."""
+        return self.start + self.seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """The launches of one kernel.
+
+    Attributes:
+      name: of the kernel, without the number that XLA adds.
+      launches: how many.
+      seconds: what they took together.
+      gaps: how long the device had nothing to do before them.
+    """
+
+    name: str
+    launches: int
+    seconds: float
+    gaps: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The kernels of one call, in the order of their starts."""
+
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def span(self) -> float:
+        """From the first start to the last end."""
+        return max(kernel.end for kernel in self.kernels)
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """Before each kernel, for how long none had run."""
+        return tuple(_gaps(self.kernels))
+
+    def groups(self) -> list[Group]:
+        """The kernels by name, the longest first."""
+        found: dict[str, list[tuple[Kernel, float]]] = {}
+        for kernel, gap in zip(self.kernels, self.gaps, strict=True):
+            found.setdefault(stem(kernel.name), []).append((kernel, gap))
+        groups = [
+            Group(
+                name=name,
+                launches=len(launches),
+                seconds=sum(kernel.seconds for kernel, _ in launches),
+                gaps=sum(gap for _, gap in launches),
+            )
+            for name, launches in found.items()
+        ]
+        return sorted(groups, key=lambda group: -group.seconds)
+
+
+def stem(name: str) -> str:
+    """The name of a kernel without its parameters and the numbers that XLA adds.
+
+    >>> stem("loop_convert_fusion_12"), stem("void run<8, 4>(float*)"), stem("dot.3")
+    ('loop_convert_fusion', 'run<8, 4>', 'dot')
+    """
+    bare = re.sub(r"\((?!anonymous namespace\)).*$", "", name.removeprefix("void ")).strip()
+    return re.sub(r"([._]\d+)+$", "", bare) or name
+
+
+def profile(contender: Contender) -> Profile | Missing:
+    """The kernels of one call; or why they are not known."""
+    reader = getattr(jax.profiler, "ProfileData", None)
+    if reader is None:
+        return Missing("this release of JAX cannot read its own traces (jax.profiler.ProfileData)")
+    contender.seconds(1)
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            for _ in range(_CALLS):
+                contender.seconds(1)
+        files = sorted(pathlib.Path(folder).rglob("*.xplane.pb"))
+        if not files:
+            return Missing("the profiler wrote no trace")
+        return of_calls(list(_kernels(reader.from_file(str(files[0])))), _CALLS)
+
+
+def _kernels(data: Any) -> Iterator[Kernel]:
+    """Launches on a GPU's streams; without one, the steps that the CPU's programs name."""
+    devices = [plane for plane in data.planes if plane.name.startswith("/device:GPU")]
+    for plane in devices or data.planes:
+        for line in plane.lines:
+            if devices and not line.name.startswith("Stream"):
+                continue  # what XLA derives of the streams
+            for event in line.events:
+                if devices or any(key == "hlo_op" for key, _ in event.stats):
+                    yield Kernel(
+                        name=event.name,
+                        start=event.start_ns * 1e-9,
+                        seconds=event.duration_ns * 1e-9,
+                    )
+
+
+def of_calls(kernels: Sequence[Kernel], calls: int) -> Profile | Missing:
+    """The call of median length, of several that launched the same kernels."""
+    if not kernels:
+        return Missing(
+            "the profiler recorded no kernel; on an NVIDIA GPU it needs CUPTI "
+            "(pip install nvidia-cuda-cupti), which no other profiler may be using"
+        )
+    if len(kernels) < calls:
+        return Missing(f"the profiler recorded {len(kernels)} kernels of {calls} calls")
+    ordered = sorted(kernels, key=lambda kernel: kernel.start)
+    parts = [_from_zero(part) for part in _split(ordered, calls)]
+    return sorted(parts, key=lambda part: part.span)[calls // 2]
+
+
+def _split(ordered: Sequence[Kernel], calls: int) -> Iterator[Sequence[Kernel]]:
+    """Each call's kernels: as many for each, or, where that is impossible, between long gaps.
+
+    A call is waited for before the next, so the longest gaps are between calls.
+    """
+    each, rest = divmod(len(ordered), calls)
+    borders = [each * call for call in range(1, calls)]
+    if rest:
+        gaps = _gaps(ordered)
+        borders = sorted(sorted(range(1, len(gaps)), key=gaps.__getitem__)[-(calls - 1) :])
+    for start, end in itertools.pairwise([0, *borders, len(ordered)]):
+        yield ordered[start:end]
+
+
+def _gaps(ordered: Sequence[Kernel]) -> list[float]:
+    """Before each kernel, for how long none had run."""
+    done, idle = ordered[0].start, []
+    for kernel in ordered:
+        idle.append(max(0.0, kernel.start - done))
+        done = max(done, kernel.end)
+    return idle
+
+
+def _from_zero(kernels: Sequence[Kernel]) -> Profile:
+    first = kernels[0].start
+    moved = (dataclasses.replace(kernel, start=kernel.start - first) for kernel in kernels)
+    return Profile(tuple(moved))
