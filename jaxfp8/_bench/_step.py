@@ -21,7 +21,7 @@ from jaxfp8._bench._measure import Contender, Missing, attempt
 KINDS = ("decode", "prefill")
 ROWS = {"decode": (1, 16, 64), "prefill": (2048,)}
 LAYERS, CACHE = 8, 1024
-LAYOUTS = ("kn", "nk")
+LAYOUTS = ("nk", "kn")  # checkpoints have the first
 FLOAT, WEIGHT_ONLY, DYNAMIC = "XLA bf16", "jaxfp8 W8A16", "jaxfp8 FP8 dynamic"
 # The error allowed against float64, as a share of the norm.
 _ERRORS = {"W8A16": 0.05, "FP8": 0.15, "bf16": 0.05}
@@ -42,7 +42,7 @@ class Step:
       rows: of each product.
       layers: of the decoder.
       cache: tokens in it, the new one among them; for "decode".
-      layout: of the weights, "kn" or "nk".
+      layout: of the weights, [N, K] ("nk") or [K, N] ("kn").
       as_written: whether XLA's own programs for the 8-bit forms are timed, too.
     """
 
@@ -51,14 +51,14 @@ class Step:
     rows: int
     layers: int
     cache: int
-    layout: str = "kn"
+    layout: str = LAYOUTS[0]
     as_written: bool = False
 
     @property
     def name(self) -> str:
         """What is computed."""
         past = f", cache {self.cache}" if self.kind == "decode" else ""
-        layout = "" if self.layout == "kn" else " [N,K]"
+        layout = "" if self.layout == LAYOUTS[0] else " [K,N]"
         return f"{self.kind} {self.model}{layout}, {self.layers} layers, M = {self.rows}{past}"
 
     @property

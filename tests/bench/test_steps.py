@@ -14,7 +14,7 @@ from jaxfp8._bench._step import Step
 TINY = ["--shapes", "tiny", "--layers", "1", "--rows", "2", "--quick"]
 STEPS = {
     "decode": Step(kind="decode", model="tiny", rows=3, layers=1, cache=5, as_written=True),
-    "decode [N,K]": Step(kind="decode", model="tiny", rows=1, layers=1, cache=4, layout="nk"),
+    "decode [K,N]": Step(kind="decode", model="tiny", rows=1, layers=1, cache=4, layout="kn"),
     "prefill": Step(kind="prefill", model="tiny", rows=7, layers=2, cache=0),
 }
 
@@ -88,7 +88,7 @@ def test_goals_are_those_of_the_named_model():
 
 def test_without_a_trace_the_timings_stay_and_a_line_says_why(monkeypatch):
     monkeypatch.setattr(_profile.jax.profiler, "ProfileData", None)
-    measured = _run.measured(_step.case(STEPS["decode [N,K]"], no_peak), 1)
+    measured = _run.measured(_step.case(STEPS["decode [K,N]"], no_peak), 1)
     assert measured.seconds("jaxfp8 W8A16")
     lines = _rows.missing(measured)
     assert len(lines) == 4 and "no breakdown by kernel: this release of JAX" in lines[0]
