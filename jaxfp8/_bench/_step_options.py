@@ -29,7 +29,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--cache", type=int, metavar="N", help=f"tokens in the cache of decode (default: {CACHE})"
     )
     group.add_argument(
-        "--layout", choices=LAYOUTS, help="of weights: [N, K], as in checkpoints, or [K, N] (default: nk)"
+        "--layout",
+        choices=LAYOUTS,
+        help="of weights: [N, K], as in checkpoints, or [K, N] (default: nk)",
     )
     group.add_argument(
         "--as-written",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -140,14 +141,16 @@ def _forward(
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     (x_axes, w_axes), (x_batch, w_batch) = problem.numbers
     given = {"scale": scale, "zero_point": zero}
-    x_q = problem.recipe.quantize_activation(x, x_axes, x_batch, **given)
+    recipe = problem.recipe
+    x_q = recipe.quantize_activation(x, x_axes, x_batch, **given)
     w_q: _Array = w
     w_like = None
     if not isinstance(w, EightBitArray):
-        w_q = problem.recipe.quantize_weight(w, w_axes, w_batch)
+        w_q = recipe.quantize_weight(w, w_axes, w_batch)
         w_like = _Like(jax.typeof(w))
     kept = (x_q, w_q, bias, scale, zero, _Like(jax.typeof(x)), w_like)
-    return problem.dot(x_q, w_q, bias), kept
+    with jax.named_scope(recipe.name) if recipe.rows > 1 else contextlib.nullcontext():
+        return problem.dot(x_q, w_q, bias), kept
 
 
 def _backward(problem: _Problem, residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:

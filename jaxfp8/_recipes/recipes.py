@@ -7,6 +7,7 @@ and scales everywhere.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
@@ -19,6 +20,7 @@ from jaxfp8._value.checks import as_dtype, as_index
 from jaxfp8._value.dtypes import FLOAT8
 from jaxfp8._value.errors import message
 from jaxfp8._value.qarray import QArray
+from jaxfp8._value.spec import Shape, is_known
 
 _FP8 = Quantization()
 _FP8_TENSOR = Quantization(granularity="tensor")
@@ -33,11 +35,14 @@ class Recipe:
       name: what reports call it.
       weight: how weights are held; None leaves them as they are.
       activation: how activations are held; None leaves them as they are.
+      rows: from how many rows M of a product activations are held so; with fewer rows they stay as
+        they are. By default always.
       terms: None, or the number of int8 terms of which both operands are made during the product,
         as by `jaxfp8.split_dot`. They are held in floats then.
 
     Raises:
-      ValueError: `terms` is out of range, or is given beside `weight` or `activation`.
+      ValueError: `terms` is out of range, or is given beside `weight` or `activation`; `rows` is no
+        number from 1, or is given without `activation`.
 
     Example:
       >>> import dataclasses, jax.numpy as jnp
@@ -50,10 +55,19 @@ class Recipe:
     name: str
     weight: Quantization | None = _FP8
     activation: Quantization | None = None
+    rows: int = 1
     terms: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses operands that are held in 8 bits and made of terms as well."""
+        """Refuses fields that contradict each other."""
+        _check_rows("jaxfp8.Recipe", self.rows)
+        if self.rows > 1 and self.activation is None:
+            got, needs = (
+                f"is {self.rows}",
+                "activations are left as they are for any number of rows",
+            )
+            remedy = "leave it out, or say in `activation` how they are held from there on"
+            raise ValueError(message("jaxfp8.Recipe", "`rows`", got, needs, remedy))
         if self.terms is None:
             return
         checked_terms("jaxfp8.Recipe", self.terms)
@@ -61,6 +75,20 @@ class Recipe:
             got, needs = f"is {self.terms}", "operands that are made of terms are held in floats"
             remedy = "pass `weight=None, activation=None` as well"
             raise ValueError(message("jaxfp8.Recipe", "`terms`", got, needs, remedy))
+
+    def activation_of(self, rows: Any) -> Quantization | None:
+        """How the activations of a product of so many rows are held; None leaves them as they are.
+
+        Raises:
+          ValueError: the recipe asks for a number of rows, and `rows` is a symbol.
+        """
+        if self.rows == 1:
+            return self.activation
+        if not is_known((rows,)):
+            got, needs = f"is {rows}", f"{self.name} chooses by the number of rows"
+            remedy = "export a program for each size, or use `jaxfp8.FP8_MIXED(rows=None)`"
+            raise ValueError(message("jaxfp8.Recipe", "the number of rows", got, needs, remedy))
+        return self.activation if rows >= self.rows else None
 
     def quantize_weight(
         self, w: ArrayLike, contracting: Axes, batch: Axes = ()
@@ -80,10 +108,25 @@ class Recipe:
         zero_point: ArrayLike | None = None,
     ) -> QArray | jax.Array:
         """An activation in 8 bits; unchanged if the recipe leaves activations as they are."""
-        if self.activation is None:
-            return jnp.asarray(x)
+        x = jnp.asarray(x)
+        how = self.activation_of(rows_of(x.shape, contracting, batch))
+        if how is None:
+            return x
         given = {"scale": scale, "zero_point": zero_point}
-        return self.activation.quantize(x, contracting, batch, operand="activation", **given)
+        return how.quantize(x, contracting, batch, operand="activation", **given)
+
+
+def rows_of(shape: Shape, contracting: Axes, batch: Axes = ()) -> Any:
+    """The rows M of a product with an activation of `shape`: its free axes together."""
+    used = {axis % len(shape) for axis in (*contracting, *batch)} if shape else set()
+    return math.prod(size for axis, size in enumerate(shape) if axis not in used)
+
+
+def _check_rows(operation: str, rows: Any) -> None:
+    if (as_index(rows) or 0) < 1:
+        got, needs = f"is {rows!r}", "a number of rows from 1 is needed"
+        remedy = "give a number such as 64"
+        raise ValueError(message(operation, "`rows`", got, needs, remedy))
 
 
 W8A16 = Recipe(name="W8A16")
@@ -104,6 +147,40 @@ INT8_ASYMMETRIC = Recipe(
     activation=dataclasses.replace(_INT8, granularity="token", symmetric=False),
 )
 INT8_3X = Recipe(name="INT8_3X", weight=None, terms=3)
+
+
+def FP8_MIXED(*, rows: int | None) -> Recipe:
+    """`W8A16` for products of few rows, `FP8_DYNAMIC` from `rows` on: one weight serves both.
+
+    Few rows wait for the weight to be read, and gain nothing by 8-bit activations; many rows wait
+    for products, which are twice as fast in 8 bits. The choice is made by shapes, when a product
+    is traced: a token is rounded otherwise alone than in a large batch.
+
+    Args:
+      rows: the least M with activations in 8 bits. M is the product of the free axes of the
+        activations, as the product is written: `vmap` and batch axes do not count. None never
+        switches and leaves activations as they are, so that the operands of a token do not depend
+        on its batch. Kernels may still add them in another order.
+
+    Returns:
+      A recipe whose name says `rows`; reports show it in the path of a product.
+
+    Raises:
+      ValueError: `rows` is no number from 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> recipe = FP8_MIXED(rows=16)
+      >>> recipe.name, recipe.quantize_activation(jnp.ones((15, 8)), contracting=(1,)).dtype
+      ('FP8_MIXED(rows=16)', dtype('float32'))
+      >>> recipe.quantize_activation(jnp.ones((16, 8)), contracting=(1,))
+      QArray(float8_e4m3fn[16,8], scale=float32[16,1])
+    """
+    name = f"FP8_MIXED(rows={rows})"
+    if rows is None:
+        return dataclasses.replace(W8A16, name=name)
+    _check_rows("jaxfp8.FP8_MIXED", rows)
+    return dataclasses.replace(FP8_DYNAMIC, name=name, rows=rows)
 
 
 def check_recipe(operation: str, recipe: Any) -> None:

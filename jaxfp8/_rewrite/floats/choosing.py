@@ -50,16 +50,20 @@ def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, st
         if any(role.kind == "held" for role in dot.roles):
             return "an operand is 8-bit data", "terms are made of floats; use another recipe"
         return Split(recipe.terms)
-    kinds = [recipe.weight if i == dot.weight else recipe.activation for i in (0, 1)]
+    activation = recipe.activation_of(dot.rows)
+    kinds = [recipe.weight if i == dot.weight else activation for i in (0, 1)]
     left, right = (
         None if role.kind == "held" else kind for role, kind in zip(dot.roles, kinds, strict=True)
     )
     if left is None and right is None and not any(r.kind == "held" for r in dot.roles):
+        why = "holds weights only"
+        if recipe.activation is not None:
+            why = f"leaves activations of {dot.rows} rows as they are"
         return (
-            f"{recipe.name} holds weights only, and neither operand is one",
+            f"{recipe.name} {why}, and neither operand is a weight",
             "use a recipe for activations, such as `jaxfp8.FP8_DYNAMIC`",
         )
-    return Rounded((left, right))
+    return Rounded((left, right), recipe.name if recipe.rows > 1 else "")
 
 
 def _objection(dot: FloatDot) -> tuple[str, str] | None:

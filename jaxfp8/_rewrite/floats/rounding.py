@@ -17,6 +17,7 @@ import jax
 from jaxfp8._ops.quantize import fake_quantize
 from jaxfp8._ops.terms import split_dot
 from jaxfp8._recipes.quantization import Quantization
+from jaxfp8._recipes.recipes import rows_of
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.derive import derivatives
 from jaxfp8._rewrite.derive.derivatives import Halves, Remake
@@ -52,6 +53,12 @@ class FloatDot:
     roles: tuple[Role, Role]
     weight: int | None
 
+    @property
+    def rows(self) -> Any:
+        """The rows M: the free axes of the activation, of the left one where both are."""
+        index = 1 if self.weight == 0 else 0
+        return rows_of(self.op.inputs[index].shape, *self.axes(index))
+
     def axes(self, index: int) -> tuple[Shape, Shape]:
         """Contracted and batch axes of an operand."""
         contracting, batch = self.op.params["dimension_numbers"]
@@ -60,9 +67,13 @@ class FloatDot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounded:
-    """How each operand of a dot is rounded; None leaves it as it is."""
+    """How each operand of a dot is rounded; None leaves it as it is.
+
+    `scope` is in the path of the dot in reports, where it is not "".
+    """
 
     operands: tuple[Quantization | None, Quantization | None]
+    scope: str = ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,6 +156,8 @@ class Rounding(Walk):
         self.dots.rounded.append((dot, chosen))
         operands = [self._operand(dot, i, q) for i, q in enumerate(chosen.operands)]
         new = graph.equation_op(op.equation, operands, op.callers)
+        if chosen.scope:
+            new.run = functools.partial(_in_scope, chosen.scope, op)
         self.note(new)
         return new.outputs
 
@@ -231,6 +244,12 @@ def _rounded_value(
             )
 
     return graph.derived("fake_quantize", run, [value], value.shape, value.dtype)
+
+
+def _in_scope(scope: str, dot: Op, *arrays: Array) -> Sequence[Array]:
+    """A dot, with a name in its path."""
+    with jax.named_scope(scope):
+        return graph.bind(dot.equation, arrays, dot.callers)
 
 
 def _in_terms(dot: Op, terms: int) -> Value:
