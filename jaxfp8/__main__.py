@@ -81,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", metavar="FILE", help="write the report as JSON too")
     explain.add_argument("--html", metavar="FILE", help="write the report as a page too")
     explain.add_argument(
+        "--device",
+        metavar="NAME",
+        help="print what each product takes on a device, too, and where bfloat16 is faster (h100, "
+        "h200)",
+    )
+    explain.add_argument(
         "--strict",
         action="store_true",
         help="exit code 1 if 8-bit data reaches a dot product that is not rewritten",
@@ -179,12 +185,24 @@ def _explain(options: argparse.Namespace) -> int:
         )
         raise _UsageError(f"{options.function} takes other arguments: {reason}; {remedy}")
     report = jaxfp8.explain(function)(*arguments)
+    predicted = _predicted(report, options.device)
     if options.json:
         _write(options.json, report.to_json(indent=1) + "\n")
     if options.html:
         _write(options.html, report.to_html())
     show(report)
+    if predicted is not None:
+        print(predicted)
     return 1 if options.strict and report.missed else 0
+
+
+def _predicted(report: jaxfp8.Report, device: str | None) -> Any:
+    if device is None:
+        return None
+    try:
+        return report.predict(device)
+    except ValueError as error:
+        raise _UsageError(str(error)) from error
 
 
 def _arguments(path: str | None) -> tuple[Any, ...]:
