@@ -7,6 +7,7 @@ import itertools
 import pathlib
 import re
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -105,7 +106,11 @@ def profile(contender: Contender) -> Profile | Missing:
         files = sorted(pathlib.Path(folder).rglob("*.xplane.pb"))
         if not files:
             return Missing("the profiler wrote no trace")
-        return of_calls(list(_kernels(reader.from_file(str(files[0])))), _CALLS)
+        with warnings.catch_warnings():
+            # Its types warn as they are made, and end the process where a warning is an error.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            kernels = list(_kernels(reader.from_file(str(files[0]))))
+    return of_calls(kernels, _CALLS)
 
 
 def _kernels(data: Any) -> Iterator[Kernel]:
