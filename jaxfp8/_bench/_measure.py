@@ -51,6 +51,7 @@ class Contender:
       units: units of work of one call of `enqueue`.
       exact: the result in float64; None if there is nothing to compare.
       error: the error allowed, as a share of the norm.
+      program: the text of the compiled program, if it is known.
     """
 
     enqueue: Callable[[], Any]
@@ -58,6 +59,7 @@ class Contender:
     units: float = 1
     exact: Callable[[], Any] | None = None
     error: float = 0.0
+    program: Callable[[], str | None] = lambda: None
 
     def seconds(self, calls: int) -> float:
         """Wall time of some calls that are started one after the other and waited for together."""

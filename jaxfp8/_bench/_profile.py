@@ -8,11 +8,12 @@ import pathlib
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from jaxfp8._bench._hlo import moved
 from jaxfp8._bench._measure import Contender, Missing
 
 # Calls that are recorded; the one of median length is shown.
@@ -21,11 +22,20 @@ _CALLS = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One launch. Times are seconds; `start` counts from the first launch of its call."""
+    """One launch.
+
+    Attributes:
+      name: of the kernel.
+      start, seconds: when it started after the first launch of its call, and what it took.
+      op: the instruction of the program that it is of; "" where the trace does not say.
+      nbytes: what that reads and writes, for its longest kernel; None where that is unknown.
+    """
 
     name: str
     start: float
     seconds: float
+    op: str = ""
+    nbytes: int | None = None
 
     @property
     def end(self) -> float:
@@ -42,12 +52,14 @@ class Group:
       launches: how many.
       seconds: what they took together.
       gaps: how long the device had nothing to do before them.
+      nbytes: what they read and write; None where that is unknown of one.
     """
 
     name: str
     launches: int
     seconds: float
     gaps: float
+    nbytes: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +89,16 @@ class Profile:
                 launches=len(launches),
                 seconds=sum(kernel.seconds for kernel, _ in launches),
                 gaps=sum(gap for _, gap in launches),
+                nbytes=_total([kernel.nbytes for kernel, _ in launches]),
             )
             for name, launches in found.items()
         ]
         return sorted(groups, key=lambda group: -group.seconds)
+
+
+def _total(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def stem(name: str) -> str:
@@ -110,7 +128,21 @@ def profile(contender: Contender) -> Profile | Missing:
             # Its types warn as they are made, and end the process where a warning is an error.
             warnings.simplefilter("ignore", DeprecationWarning)
             kernels = list(_kernels(reader.from_file(str(files[0]))))
-    return of_calls(kernels, _CALLS)
+    found = of_calls(kernels, _CALLS)
+    text = contender.program()
+    return found if isinstance(found, Missing) or text is None else with_bytes(found, moved(text))
+
+
+def with_bytes(profile: Profile, known: Mapping[str, int]) -> Profile:
+    """The same with bytes: those of an instruction count for the longest of its kernels."""
+    kernels: list[Kernel] = []
+    for op, alike in itertools.groupby(profile.kernels, key=lambda kernel: kernel.op):
+        launches = list(alike)
+        longest = max(range(len(launches)), key=lambda i: launches[i].seconds)
+        for i, kernel in enumerate(launches):
+            nbytes = None if op not in known else known[op] if i == longest else 0
+            kernels.append(dataclasses.replace(kernel, nbytes=nbytes))
+    return Profile(tuple(kernels))
 
 
 def _kernels(data: Any) -> Iterator[Kernel]:
@@ -121,12 +153,10 @@ def _kernels(data: Any) -> Iterator[Kernel]:
             if devices and not line.name.startswith("Stream"):
                 continue  # what XLA derives of the streams
             for event in line.events:
-                if devices or any(key == "hlo_op" for key, _ in event.stats):
-                    yield Kernel(
-                        name=event.name,
-                        start=event.start_ns * 1e-9,
-                        seconds=event.duration_ns * 1e-9,
-                    )
+                op = next((str(value) for key, value in event.stats if key == "hlo_op"), "")
+                if devices or op:
+                    start, seconds = event.start_ns * 1e-9, event.duration_ns * 1e-9
+                    yield Kernel(name=event.name, start=start, seconds=seconds, op=op)
 
 
 def of_calls(kernels: Sequence[Kernel], calls: int) -> Profile | Missing:

@@ -16,7 +16,7 @@ import jax
 from jaxfp8._bench import _peaks
 from jaxfp8._bench._case import Goal, Measured
 from jaxfp8._bench._measure import Missing, Timing
-from jaxfp8._bench._profile import Profile
+from jaxfp8._bench._profile import Group, Kernel, Profile
 from jaxfp8._call import ffi
 
 SCHEMA = 1
@@ -126,9 +126,14 @@ def _profile(name: str, profile: Profile | Missing) -> dict[str, Any]:
         "name": name,
         "span": profile.span,
         "gaps": sum(profile.gaps),
-        "kernels": [dataclasses.asdict(group) for group in profile.groups()],
-        "launches": [dataclasses.asdict(kernel) for kernel in profile.kernels],
+        "kernels": [_with_bytes(group) for group in profile.groups()],
+        "launches": [_with_bytes(kernel) for kernel in profile.kernels],
     }
+
+
+def _with_bytes(row: Kernel | Group) -> dict[str, Any]:
+    fields = dataclasses.asdict(row)
+    return {**fields, "bytes": fields.pop("nbytes")}
 
 
 def _goal(goal: Goal, measured: Measured) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from jaxfp8._bench._case import Goal, Measured, is_ours
 from jaxfp8._bench._measure import Missing
 from jaxfp8._bench._profile import Group, Profile
+from jaxfp8._value import tables
 
 CONTENDERS = ("contender", "time", "spread", "rate", "of peak", "takes")
-KERNELS = ("kernel", "launches", "time", "gaps before", "of the step")
+KERNELS = ("kernel", "launches", "time", "share", "gaps before", "bytes", "of peak")
 # So many rows of a breakdown are shown; the record has all.
 _MOST_KERNELS = 12
 GOALS = ("", "case", "compared", "to reach", "measured")
@@ -71,24 +72,36 @@ def profiles(measured: Measured) -> Iterator[tuple[str, list[Row]]]:
     """For each contender that was broken down, a title and a row for each kernel."""
     for name, profile in measured.profiles.items():
         if isinstance(profile, Profile):
-            yield f"{measured.case.name}: {name} by kernel", list(_kernels(profile))
+            title = f"{measured.case.name}: {name} by kernel"
+            yield title, list(_kernels(profile, measured.peaks.get("read")))
 
 
-def _kernels(profile: Profile) -> Iterator[Row]:
+def _kernels(profile: Profile, peak: float | None) -> Iterator[Row]:
     groups = profile.groups()
     for group in groups[:_MOST_KERNELS]:
-        yield _kernel(group.name[:_LONGEST_NAME], [group], profile)
+        yield _kernel(group.name[:_LONGEST_NAME], [group], profile, peak)
     if rest := groups[_MOST_KERNELS:]:
-        yield _kernel(f"{len(rest)} others", rest, profile)
+        yield _kernel(f"{len(rest)} others", rest, profile, peak)
     launches, gaps = str(len(profile.kernels)), time(sum(profile.gaps))
-    yield Row(("the step, under the profiler", launches, time(profile.span), gaps, "100%"), "ours")
+    whole = ("whole, under the profiler", launches, time(profile.span), "100%", gaps)
+    yield Row((*whole, *_moved(groups, profile.span, peak)), "ours")
 
 
-def _kernel(name: str, groups: Sequence[Group], profile: Profile) -> Row:
+def _kernel(name: str, groups: Sequence[Group], profile: Profile, peak: float | None) -> Row:
     seconds, gaps = (sum(getattr(g, what) for g in groups) for what in ("seconds", "gaps"))
     launches = sum(group.launches for group in groups)
     share = f"{seconds / profile.span:.0%}"
-    return Row((name, str(launches), time(seconds), time(gaps), share))
+    cells = (name, str(launches), time(seconds), share, time(gaps))
+    return Row((*cells, *_moved(groups, seconds, peak)))
+
+
+def _moved(groups: Sequence[Group], seconds: float, peak: float | None) -> tuple[str, str]:
+    """Bytes, and their rate as a share of the peak."""
+    sizes = [group.nbytes for group in groups if group.nbytes is not None]
+    if len(sizes) < len(groups) or not seconds:
+        return "", ""
+    share = "" if peak is None else f"{sum(sizes) / seconds / peak:.0%}"
+    return tables.size(sum(sizes)), share
 
 
 _LONGEST_NAME = 60

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -19,6 +21,7 @@ except ImportError:  # an extra
     rich_console = None  # type: ignore[assignment]
 
 _STYLES = {"ours": "bold", "better": "green", "worse": "red", "aside": "dim"}
+_WIDTH = 120  # where the output is no terminal
 _LEFT = ("contender", "", "case", "compared", "kernel")
 
 # Shows the current case, and how many cases are done, with fractions.
@@ -83,7 +86,8 @@ class Rich:
     """Tables with lines and colours, and a bar below them."""
 
     def __init__(self) -> None:
-        self._console = rich_console.Console(highlight=False)
+        is_open = sys.stdout.isatty() or "COLUMNS" in os.environ
+        self._console = rich_console.Console(highlight=False, width=None if is_open else _WIDTH)
 
     @contextlib.contextmanager
     def progress(self, count: int) -> Iterator[Show]:
@@ -113,7 +117,7 @@ class Rich:
         """A table with its title above."""
         table = rich_table.Table(title=rich_markup.escape(title), title_justify="left")
         for name in head:
-            table.add_column(name, justify="left" if name in _LEFT else "right")
+            table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
         for row in rows:
             cells = map(rich_markup.escape, row.cells)
             table.add_row(*cells, style=_STYLES.get(row.meant))

@@ -67,19 +67,31 @@ class Step:
         return _decoder.MODELS[self.model]
 
 
+def _as_arrays(held: Any, is_nk: bool) -> Any:
+    return jax.tree.map(jnp.transpose, held) if is_nk else held
+
+
+def _as_qarray(held: Any, is_nk: bool) -> Any:
+    q = jaxfp8.QArray(*held)
+    return q.T if is_nk else q
+
+
 @dataclasses.dataclass(frozen=True)
 class Form:
     """One way to run the decoder.
 
     Attributes:
-      dot: multiplies [..., K] by a weight [K, N]: an array, or codes and scales.
+      dot: multiplies [..., K] by a weight [K, N].
       change: what is compiled instead of the function.
       narrow: whether weights have 8 bits.
+      weight: the weight for `dot` of what is held, an array or codes and scales; its second
+        argument is whether that is [N, K].
     """
 
     dot: Dot
     change: Callable[[Any], Any] = lambda function: function
     narrow: bool = True
+    weight: Callable[[Any, bool], Any] = _as_arrays
 
 
 def _weight_only(x: jax.Array, w: Any) -> jax.Array:
@@ -94,7 +106,7 @@ def _by_operations(x: jax.Array, w: Any) -> jax.Array:
     """The same by operations of this package, without a rewrite."""
     axes = tuple(range(x.ndim - 1))
     codes = jaxfp8.quantize(x, problems.E4M3, channelwise_axes=axes)
-    return jaxfp8.matmul(codes, jaxfp8.QArray(*w), preferred_element_type=x.dtype)
+    return jaxfp8.matmul(codes, w, preferred_element_type=x.dtype)
 
 
 def forms(as_written: bool) -> dict[str, Form]:
@@ -102,7 +114,7 @@ def forms(as_written: bool) -> dict[str, Form]:
     named = {
         WEIGHT_ONLY: Form(_weight_only, jaxfp8.rewrite),
         DYNAMIC: Form(_dynamic, jaxfp8.rewrite),
-        f"{DYNAMIC}, operations": Form(_by_operations),
+        f"{DYNAMIC}, operations": Form(_by_operations, weight=_as_qarray),
         FLOAT: Form(jnp.matmul, narrow=False),
     }
     if as_written:
@@ -160,12 +172,13 @@ def _contender(
     """A step that updates its own cache in place."""
 
     def dot(x: jax.Array, w: Any) -> jax.Array:
-        return form.dot(x, jax.tree.map(jnp.transpose, w) if one.layout == "nk" else w)
+        return form.dot(x, form.weight(w, one.layout == "nk"))
 
     forward = functools.partial(_decoder.step, sizes=one.sizes, dot=dot)
-    program = jax.jit(form.change(forward), donate_argnums=3)
     x, position = _inputs(one)
     caches = _caches(one)
+    jitted = jax.jit(form.change(forward), donate_argnums=3)
+    program = jitted.lower(x, position, weights, caches).compile()
 
     def enqueue() -> jax.Array:
         nonlocal caches
@@ -173,7 +186,8 @@ def _contender(
         return y
 
     error = next(error for kind, error in _ERRORS.items() if kind in name)
-    return Contender(enqueue, exact=functools.partial(_float64, one, narrow), error=error)
+    exact = functools.partial(_float64, one, narrow)
+    return Contender(enqueue, exact=exact, error=error, program=program.as_text)
 
 
 def _inputs(one: Step) -> tuple[jax.Array, jax.Array]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxfp8 import __main__
-from jaxfp8._bench import _peaks, _profile, _rows, _run, _step
+from jaxfp8._bench import _hlo, _peaks, _profile, _rows, _run, _step
 from jaxfp8._bench._measure import Missing
 from jaxfp8._bench._profile import Kernel
 from jaxfp8._bench._step import Step
@@ -78,6 +78,7 @@ def test_the_command_writes_times_and_kernels(tmp_path, short, capsys):
     for profile in case["profiles"]:
         assert sum(k["launches"] for k in profile["kernels"]) == len(profile["launches"])
         assert profile["span"] > profile["gaps"] >= 0
+        assert all(kernel["bytes"] > 0 for kernel in profile["kernels"])
 
 
 def test_goals_are_those_of_the_named_model():
@@ -92,6 +93,54 @@ def test_without_a_trace_the_timings_stay_and_a_line_says_why(monkeypatch):
     assert measured.seconds("jaxfp8 W8A16")
     lines = _rows.missing(measured)
     assert len(lines) == 4 and "no breakdown by kernel: this release of JAX" in lines[0]
+
+
+PROGRAM = """
+HloModule jit_step, is_scheduled=true
+%inside (p.1: f32[3,4]) -> f32[3,4] {
+  %p.1 = f32[3,4]{1,0} parameter(0)
+  ROOT %neg = f32[3,4]{1,0} negate(%p.1)
+}
+ENTRY %main (x: bf16[2,8], w: f8e4m3fn[8,16], cache: bf16[64,16]) -> bf16[64,16] {
+  %x = bf16[2,8]{1,0} parameter(0), metadata={op_name="x (of f)"}
+  %w = f8e4m3fn[8,16]{1,0} parameter(1)
+  %cache = bf16[64,16]{1,0} parameter(2)
+  %call = (bf16[2,16]{1,0}, u8[4096]{0}) custom-call(%x, %w), custom_call_target="product"
+  %y = bf16[2,16]{1,0} get-tuple-element(%call), index=0
+  %scale = f32[] constant(2)
+  %wide_fusion = f32[2,16]{1,0} fusion(%y, %scale), kind=kLoop, calls=%inside
+  ROOT %dynamic-update-slice.1 = bf16[64,16]{1,0} dynamic-update-slice(%cache, %y, %scale)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "nbytes"),
+    [
+        ("wide_fusion", 2 * 16 * 2 + 4 + 2 * 16 * 4),
+        ("call", 2 * 8 * 2 + 8 * 16 + 2 * 16 * 2),
+        ("dynamic-update-slice.1", 2 * (2 * 16 * 2 + 4)),
+        ("neg", 2 * 3 * 4 * 4),
+    ],
+    ids=["operands and result", "no scratch", "update in place", "inside a computation"],
+)
+def test_bytes_of_an_instruction_are(name, nbytes):
+    assert _hlo.moved(PROGRAM)[name] == nbytes
+
+
+def test_bytes_count_for_the_longest_kernel_of_an_instruction():
+    ran = [
+        Kernel(name="product", start=0, seconds=2, op="dot.1"),
+        Kernel(name="sum", start=2, seconds=1, op="dot.1"),
+        Kernel(name="product", start=3, seconds=2, op="dot.2"),
+        Kernel(name="memset", start=5, seconds=1),
+    ]
+    known = _profile.with_bytes(_profile.Profile(tuple(ran)), {"dot.1": 10, "dot.2": 20})
+    assert {group.name: group.nbytes for group in known.groups()} == {
+        "product": 30,
+        "sum": 0,
+        "memset": None,
+    }
 
 
 def kernels(*starts, seconds=1.0):
