@@ -104,11 +104,23 @@ def _total(sizes: Sequence[int | None]) -> int | None:
 def stem(name: str) -> str:
     """The name of a kernel without its parameters and the numbers that XLA adds.
 
-    >>> stem("loop_convert_fusion_12"), stem("void run<8, 4>(float*)"), stem("dot.3")
-    ('loop_convert_fusion', 'run<8, 4>', 'dot')
+    >>> stem("loop_convert_fusion_12"), stem("void run<(Tile)8>(float*)"), stem("dot.3")
+    ('loop_convert_fusion', 'run<(Tile)8>', 'dot')
     """
-    bare = re.sub(r"\((?!anonymous namespace\)).*$", "", name.removeprefix("void ")).strip()
+    bare = name.removeprefix("void ")
+    while bare.endswith(")") and (start := _opening(bare)) > 0:
+        bare = bare[:start]
     return re.sub(r"([._]\d+)+$", "", bare) or name
+
+
+def _opening(text: str) -> int:
+    """Where the parenthesis opens that the text ends with; -1 if it does not."""
+    depth = 0
+    for place in reversed(range(len(text))):
+        depth += (text[place] == ")") - (text[place] == "(")
+        if depth == 0:
+            return place
+    return -1
 
 
 def profile(contender: Contender) -> Profile | Missing:
@@ -116,7 +128,9 @@ def profile(contender: Contender) -> Profile | Missing:
     reader = getattr(jax.profiler, "ProfileData", None)
     if reader is None:
         return Missing("this release of JAX cannot read its own traces (jax.profiler.ProfileData)")
-    contender.seconds(1)
+    result = contender.enqueue()
+    contender.wait(result)
+    on_cpu = all(leaf.device.platform == "cpu" for leaf in jax.tree.leaves(result))
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(_CALLS):
@@ -127,34 +141,44 @@ def profile(contender: Contender) -> Profile | Missing:
         with warnings.catch_warnings():
             # Its types warn as they are made, and end the process where a warning is an error.
             warnings.simplefilter("ignore", DeprecationWarning)
-            kernels = list(_kernels(reader.from_file(str(files[0]))))
+            kernels = list(_kernels(reader.from_file(str(files[0])), on_cpu))
     found = of_calls(kernels, _CALLS)
     text = contender.program()
     return found if isinstance(found, Missing) or text is None else with_bytes(found, moved(text))
 
 
 def with_bytes(profile: Profile, known: Mapping[str, int]) -> Profile:
-    """The same with bytes: those of an instruction count for the longest of its kernels."""
+    """The same with bytes: those of an instruction count for the longest of its kernels.
+
+    Where a trace names no instructions, XLA's own kernels have their names.
+    """
+    by_name = {_as_symbol(name): nbytes for name, nbytes in known.items()}
     kernels: list[Kernel] = []
-    for op, alike in itertools.groupby(profile.kernels, key=lambda kernel: kernel.op):
+    for name, alike in itertools.groupby(profile.kernels, key=lambda k: _as_symbol(k.op or k.name)):
         launches = list(alike)
         longest = max(range(len(launches)), key=lambda i: launches[i].seconds)
         for i, kernel in enumerate(launches):
-            nbytes = None if op not in known else known[op] if i == longest else 0
+            nbytes = None if name not in by_name else by_name[name] if i == longest else 0
             kernels.append(dataclasses.replace(kernel, nbytes=nbytes))
     return Profile(tuple(kernels))
 
 
-def _kernels(data: Any) -> Iterator[Kernel]:
-    """Launches on a GPU's streams; without one, the steps that the CPU's programs name."""
-    devices = [plane for plane in data.planes if plane.name.startswith("/device:GPU")]
-    for plane in devices or data.planes:
+def _as_symbol(name: str) -> str:
+    """The name of an instruction as that of a kernel."""
+    return re.sub(r"[.-]", "_", name)
+
+
+def _kernels(data: Any, on_cpu: bool) -> Iterator[Kernel]:
+    """Launches on the streams of GPUs; or the steps that programs name on the CPU."""
+    for plane in data.planes:
+        if plane.name.startswith("/device:GPU") == on_cpu:
+            continue
         for line in plane.lines:
-            if devices and not line.name.startswith("Stream"):
-                continue  # what XLA derives of the streams
+            if not on_cpu and not line.name.startswith("Stream"):
+                continue  # what is derived of the streams
             for event in line.events:
                 op = next((str(value) for key, value in event.stats if key == "hlo_op"), "")
-                if devices or op:
+                if not on_cpu or op:
                     start, seconds = event.start_ns * 1e-9, event.duration_ns * 1e-9
                     yield Kernel(name=event.name, start=start, seconds=seconds, op=op)
 

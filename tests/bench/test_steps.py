@@ -1,6 +1,8 @@
 """Whole steps: what is timed is right, and where its time goes is told."""
 
+import functools
 import json
+import types
 
 import numpy as np
 import pytest
@@ -31,13 +33,15 @@ def short(monkeypatch):
     monkeypatch.setattr(_peaks, "_MOST_READ", 1 << 18)
 
 
-def no_peak(footprint):
-    return {}
+@functools.cache
+def case_of(name):
+    """Compiled once for all tests."""
+    return _step.case(STEPS[name], lambda footprint: {})
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_form_of_a_step_computes_it(name):
-    case = _step.case(STEPS[name], no_peak)
+    case = case_of(name)
     exact = next(iter(case.contenders.values())).exact()
     for label, form in case.contenders.items():
         assert not isinstance(form, Missing), form
@@ -48,12 +52,12 @@ def test_every_form_of_a_step_computes_it(name):
 
 def test_a_step_repeated_gives_the_same_bits():
     """Its cache is updated in place, so the second call finds what the first left."""
-    form = _step.case(STEPS["decode"], no_peak).contenders["jaxfp8 W8A16"]
+    form = case_of("decode").contenders["jaxfp8 W8A16"]
     np.testing.assert_array_equal(np.asarray(form.enqueue()), np.asarray(form.enqueue()))
 
 
 def test_bytes_are_those_that_a_step_reads():
-    case = _step.case(STEPS["decode"], no_peak)
+    case = case_of("decode")
     sizes = STEPS["decode"].sizes
     weights = sum(k * n for k, n in sizes.weights.values())
     norms, cache = 2 * sizes.width * 2, 3 * 5 * sizes.kv_heads * sizes.head * 2 * 2
@@ -89,7 +93,7 @@ def test_goals_are_those_of_the_named_model():
 
 def test_without_a_trace_the_timings_stay_and_a_line_says_why(monkeypatch):
     monkeypatch.setattr(_profile.jax.profiler, "ProfileData", None)
-    measured = _run.measured(_step.case(STEPS["decode [K,N]"], no_peak), 1)
+    measured = _run.measured(case_of("decode [K,N]"), 1)
     assert measured.seconds("jaxfp8 W8A16")
     lines = _rows.missing(measured)
     assert len(lines) == 4 and "no breakdown by kernel: this release of JAX" in lines[0]
@@ -134,12 +138,15 @@ def test_bytes_count_for_the_longest_kernel_of_an_instruction():
         Kernel(name="sum", start=2, seconds=1, op="dot.1"),
         Kernel(name="product", start=3, seconds=2, op="dot.2"),
         Kernel(name="memset", start=5, seconds=1),
+        Kernel(name="loop_add_fusion_3", start=6, seconds=1),
     ]
-    known = _profile.with_bytes(_profile.Profile(tuple(ran)), {"dot.1": 10, "dot.2": 20})
+    sizes = {"dot.1": 10, "dot.2": 20, "loop_add_fusion.3": 7}
+    known = _profile.with_bytes(_profile.Profile(tuple(ran)), sizes)
     assert {group.name: group.nbytes for group in known.groups()} == {
         "product": 30,
         "sum": 0,
         "memset": None,
+        "loop_add_fusion": 7,
     }
 
 
@@ -189,3 +196,34 @@ def test_steps_are_listed_without_being_made(capsys):
     assert capsys.readouterr().out.splitlines() == [
         f"decode llama3-8b, 8 layers, M = {rows}, cache 1024" for rows in (1, 16, 64)
     ]
+
+
+class Named(types.SimpleNamespace):
+    """A plane, a line or an event of a trace."""
+
+
+def event(name, start, **stats):
+    return Named(name=name, start_ns=start, duration_ns=1, stats=list(stats.items()))
+
+
+TRACE = Named(
+    planes=[
+        Named(
+            name="/host:CPU",
+            lines=[Named(name="python", events=[event("f", 0), event("dot.1", 1, hlo_op="dot.1")])],
+        ),
+        Named(
+            name="/device:GPU:0",
+            lines=[
+                Named(name="Stream #13(Compute)", events=[event("gemm", 2, hlo_op="dot.1")]),
+                Named(name="XLA Ops", events=[event("dot.1", 2)]),
+            ],
+        ),
+    ]
+)
+
+
+@pytest.mark.parametrize(("on_cpu", "names"), [(True, ["dot.1"]), (False, ["gemm"])])
+def test_kernels_of_a_trace_are_those_of_the_device_that_ran(on_cpu, names):
+    """A trace as JAX writes it on a machine with a GPU, in its own fields."""
+    assert [kernel.name for kernel in _profile._kernels(TRACE, on_cpu)] == names
