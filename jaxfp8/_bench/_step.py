@@ -239,4 +239,5 @@ def _float64(one: Step, narrow: list[Layer]) -> np.ndarray:
             return x @ (codes * scale if one.layout == "kn" else (codes * scale).T)
 
         x, layers, caches = wide
-        return np.asarray(_decoder.step(x, position, layers, caches, sizes=one.sizes, dot=dot)[0])
+        step = jax.jit(functools.partial(_decoder.step, sizes=one.sizes, dot=dot))
+        return np.asarray(step(x, position, layers, caches)[0])

@@ -17,7 +17,7 @@ TINY = ["--shapes", "tiny", "--layers", "1", "--rows", "2", "--quick"]
 STEPS = {
     "decode": Step(kind="decode", model="tiny", rows=3, layers=1, cache=5, as_written=True),
     "decode [K,N]": Step(kind="decode", model="tiny", rows=1, layers=1, cache=4, layout="kn"),
-    "prefill": Step(kind="prefill", model="tiny", rows=7, layers=2, cache=0),
+    "prefill": Step(kind="prefill", model="tiny", rows=7, layers=1, cache=0),
 }
 
 
