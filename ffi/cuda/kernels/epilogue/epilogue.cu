@@ -8,6 +8,7 @@
 
 #include "cuda/kernels/epilogue/dequantize.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
+#include "cuda/kernels/epilogue/quad.cuh"
 #include "cuda/kernels/epilogue/vectorized.cuh"
 #include "cuda/path.h"
 
@@ -16,39 +17,6 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kBlockRows = 32, kBlockColumns = 128;  // of a block; a lane takes four columns
-
-template <DType kAcc, bool kZero>
-__device__ __forceinline__ uint32_t DequantizeAndStoreRow(const Epilogue& e, const Quad& q,
-                                                          const RowParams& row,
-                                                          ColumnParams& columns,
-                                                          const uint32_t (&acc)[4]) {
-  const Elementwise& ew = e.elementwise;
-  float y[4];
-  if constexpr (kAcc == DType::kS32) {
-    uint32_t low[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t total = kZero ? ZeroPointCorrected(acc[i], row, columns, i, e.depth)
-                                  : static_cast<int32_t>(acc[i]);
-      low[i] = static_cast<uint32_t>(total);
-      y[i] = ToFloat(total);
-    }
-    if (ew.out_plane.dtype == DType::kS32) {
-      StoreIntegers(ew, q, low);
-      return AmaxOf(ew, q, y);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) y[i] = FloatFromBits(acc[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) y[i] = y[i] * row.scale * columns.scale[i];
-  if (ew.bias_plane && ew.bias_plane.row != 0)
-    LoadPlane(ew.bias_plane, ew.bias, q, 0.0f, columns.bias);
-  float out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-  if (ew.out_scale_plane) LoadPlane(ew.out_scale_plane, ew.out_scale, q, 1.0f, out_scale);
-  return ApplyElementwise(ew, q, columns.bias, out_scale, y);
-}
 
 // Loads four accumulators as the bits of int32 or float32. Those past the end are 0.
 template <DType kAcc>
@@ -95,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) GeneralEpilogue(const Epilogue e) {
     if (q.count > 0) {
       uint32_t acc[4];
       LoadAccumulators<kAcc>(e, start + row * e.acc_row, q.count, acc);
-      seen = DequantizeAndStoreRow<kAcc, kZero>(e, q, row_params[row], columns, acc);
+      seen = DequantizeAndStore<kAcc, kZero>(e, q, row_params[row], columns, acc);
     }
     largest = max(largest, seen);
     if (e.elementwise.amax_kind == AmaxKind::kPerRow) {
