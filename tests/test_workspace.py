@@ -72,6 +72,17 @@ def test_a_path_that_is_asked_for_by_name_gets_what_it_uses():
     assert of_weights(1, 4096, 4096, kernel="general") == 256
 
 
+def test_the_hopper_kernel_asks_for_copies_of_what_is_not_aligned_lines_of_the_depth():
+    def asked(lhs, rhs):
+        lhs, rhs = (side(E4M3, (1, *shape), axis, batch=(0,)) for shape, axis in (lhs, rhs))
+        spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="bfloat16"))
+        return workspace.workspace_bytes(spec, "sm90_gemm")
+
+    assert asked(((100, 48), 2), ((60, 48), 2)) == 256
+    assert asked(((100, 48), 2), ((48, 60), 1)) == 60 * 48
+    assert asked(((7, 33), 2), ((5, 33), 2)) == 512 + 5 * 48
+
+
 def test_a_product_that_no_other_kernel_takes_gets_next_to_nothing():
     weight = side(E4M3, (4096, 4096), 1, (1, 4096))
     assert scratch(side("float32", (16, 4096), 1), weight) == 256

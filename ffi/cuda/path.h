@@ -4,8 +4,8 @@
 //                                                         |  Path::why_not   pure
 //                          Plan::Run  <-------------------+  Path::plan      once per problem
 //
-// To add a path, say sm90_gemm:
-//   1. kernels/sm90_gemm/. `path.h` declares `extern const Path kSm90Gemm`, `path.cu` defines its
+// To add a path, say sm100_gemm:
+//   1. kernels/sm100_gemm/. `path.h` declares `extern const Path kSm100Gemm`, `path.cu` defines its
 //      plan and launches. What needs no nvcc (why_not, sizes, schedules) is a .cc file, so that
 //      routes are tested without a GPU. Kernels include kernels/common/ and kernels/epilogue/ and
 //      neither XLA nor Python. Each .cuh begins with a picture of where its operands lie.

@@ -1,20 +1,33 @@
 #include "cuda/route.h"
 
+#include <utility>
+
+#include "cuda/cublaslt/attempts.h"
 #include "cuda/cublaslt/paths.h"
 #include "cuda/kernels/general/general.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
+#include "cuda/kernels/sm90_gemm/path.h"
 
 namespace jaxfp8::cuda {
 namespace {
 
 constexpr Path kGeneral{"general", GeneralWhyNot, PlanGeneral};
 
+// FP8 with scales that change along K. There `sm90_gemm` is faster than cuBLASLt, which needs
+// copies of the scales and is slower with them; else cuBLASLt is.
+bool ScalesSteps(const Problem& problem) {
+  return VariesAlongDepth(problem.lhs) || VariesAlongDepth(problem.rhs);
+}
+
 // The table of routes: a path stands before every path that it is faster than.
 std::vector<const Path*> InOrder(const Problem& problem) {
-  if (IsSkinny(problem)) {
-    return {&kCublasLtFp8, &kCublasLtInt8, &kSm80W8A16, &kCublasLtWide, &kGeneral};
-  }
-  return {&kCublasLtFp8, &kCublasLtInt8, &kCublasLtWide, &kSm80W8A16, &kGeneral};
+  std::vector<const Path*> order = {&kCublasLtFp8, &kSm90Gemm, &kCublasLtInt8};
+  if (ScalesSteps(problem)) std::swap(order[0], order[1]);
+  const bool skinny = IsSkinny(problem);
+  order.push_back(skinny ? &kSm80W8A16 : &kCublasLtWide);
+  order.push_back(skinny ? &kCublasLtWide : &kSm80W8A16);
+  order.push_back(&kGeneral);
+  return order;
 }
 
 Route Named(const Problem& problem, const Device& device, std::string_view name) {
@@ -34,8 +47,8 @@ Route Named(const Problem& problem, const Device& device, std::string_view name)
 }  // namespace
 
 const std::vector<const Path*>& AllPaths() {
-  static const std::vector<const Path*> paths = {&kCublasLtFp8, &kCublasLtInt8, &kSm80W8A16,
-                                                 &kCublasLtWide, &kGeneral};
+  static const std::vector<const Path*> paths = {&kCublasLtFp8, &kSm90Gemm,     &kCublasLtInt8,
+                                                 &kSm80W8A16,   &kCublasLtWide, &kGeneral};
   return paths;
 }
 

@@ -1,10 +1,13 @@
 #include "cuda/workspace.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/cublaslt/paths.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
+#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90_gemm/path.h"
 #include "cuda/route.h"
 
 namespace jaxfp8::cuda {
@@ -52,6 +55,19 @@ double ForWeights(const Problem& problem) {
   return std::min(kMaxSlabBytes, static_cast<double>(w8a16::BestWorkspace(problem)));
 }
 
+// The copy that `sm90_gemm` makes of a side that is not aligned lines of K.
+double CopiedBytes(const Problem& problem, const Side& side) {
+  constexpr int64_t kUnit = sm90::kOperandAlignment;
+  if (!side.IsMnMajor() && problem.depth % kUnit == 0) return 0;
+  return Lines(problem, side) * static_cast<double>((problem.depth + kUnit - 1) / kUnit * kUnit);
+}
+
+double ForHopper(const Problem& problem) {
+  if (!IsFloat8(problem.lhs.dtype) || !IsFloat8(problem.rhs.dtype)) return 0;
+  const double lhs = std::ceil(CopiedBytes(problem, problem.lhs) / kMinBytes) * kMinBytes;
+  return lhs + CopiedBytes(problem, problem.rhs);
+}
+
 double Bytes(const Problem& problem, std::string_view kernel) {
   const Problem oriented = w8a16::WithWeightsOnRight(problem);
   const bool weights = w8a16::WhyNotForm(oriented).empty();
@@ -60,6 +76,7 @@ double Bytes(const Problem& problem, std::string_view kernel) {
     if (weights && (IsSkinny(problem) || !library)) return ForWeights(oriented);
     return library ? ForLibrary(problem) : 0;
   }
+  if (kernel == kSm90Gemm.name) return ForHopper(problem);
   if (kernel == kSm80W8A16.name) return weights ? ForWeights(oriented) : 0;
   return library && kernel.starts_with("cublaslt") ? ForLibrary(problem) : 0;
 }

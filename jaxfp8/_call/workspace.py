@@ -34,6 +34,10 @@ _SMALL = 1 << 20
 # Of paths that need none: no result is empty.
 _LEAST = 256
 
+# The path that reads FP8 as lines of the depth, aligned to as many bytes.
+_HOPPER = "sm90_gemm"
+_ALIGNED = 16
+
 # The sizes of `sm80_w8a16`, as in ffi/cuda/kernels/sm80_w8a16/{schedule,layout}.h: tiles
 # of 128 columns and 128 depths, by 8 to 64 rows; accumulators for as many blocks as are on the
 # largest device at a time; and sizes that it counts in 32 bits.
@@ -55,6 +59,8 @@ def workspace_bytes(spec: ScaledDotSpec, kernel: str = "") -> int:
 
 
 def _wanted(spec: ScaledDotSpec, kernel: str) -> int:
+    if kernel == _HOPPER:
+        return _for_hopper(spec)
     weights, library = _Weights.of(spec), _library_may_take(spec)
     if weights is not None:
         first = weights.rows <= _FEW_ROWS or not library
@@ -63,6 +69,26 @@ def _wanted(spec: ScaledDotSpec, kernel: str) -> int:
     if library and (kernel == "" or kernel.startswith("cublaslt")):
         return _for_library(spec)
     return 0
+
+
+def _for_hopper(spec: ScaledDotSpec) -> int:
+    """Copies of the sides that are not aligned lines of the depth.
+
+    Where no path is named, what the paths by cuBLASLt can use is enough for them, but for copies
+    of more than 64 MiB, which those make in pieces.
+    """
+    sides = (spec.lhs, spec.rhs)
+    if not all(dtypes.is_float8(side.dtype) for side in sides):
+        return 0
+    lhs, rhs = (_lines_copied(side) for side in sides)
+    return -(-lhs // _LEAST) * _LEAST + rhs
+
+
+def _lines_copied(side: OperandSpec) -> int:
+    depth = _depth(side)
+    if side.contracting[0] == len(side.shape) - 1 and depth % _ALIGNED == 0:
+        return 0
+    return _lines(side) * -(-depth // _ALIGNED) * _ALIGNED
 
 
 def _library_may_take(spec: ScaledDotSpec) -> bool:

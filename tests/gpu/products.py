@@ -15,7 +15,12 @@ from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 # Beyond the bound of float32 sums: how far a sum may be off, as a share of the sum of magnitudes.
 # Tensor cores align the terms of one instruction to the largest and cut off what is below: FP8 on
 # Hopper keeps 13 bits there, 16-bit types as many as float32 has.
-ACCUMULATION = {"cublaslt_fp8": 2.0**-10, "sm80_w8a16": 2.0**-21, "cublaslt_wide": 2.0**-21}
+ACCUMULATION = {
+    "cublaslt_fp8": 2.0**-10,
+    "sm90_gemm": 2.0**-10,
+    "sm80_w8a16": 2.0**-21,
+    "cublaslt_wide": 2.0**-21,
+}
 
 WIDE = ("bfloat16", "float16", "float32")
 

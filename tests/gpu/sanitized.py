@@ -15,6 +15,7 @@ import oracle  # noqa: E402
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
 FULL = {"bias": (1, 72), "residual": (1, 72), "residual_dtype": "float32", "activation": "silu"}
 EIGHT = {"out_dtype": E4M3, "out_scale": (1, 1), "amax": (1, 1)}
+BLOCKS = {"lhs_tiles": (1, 128), "rhs_tiles": (128, 128)}
 
 CASES = [
     ("sm80_w8a16", ("bfloat16", E4M3, 1, 160, 72), {"rhs_tiles": (1, 160)}),
@@ -23,6 +24,8 @@ CASES = [
     ("sm80_w8a16", ("bfloat16", E5M2, 33, 256, 72), {"rhs_tiles": (64, 128), **EIGHT}),
     ("cublaslt_fp8", (E4M3, E4M3, 33, 100, 72), {"lhs_tiles": (1, 100), "rhs_tiles": (1, 100)}),
     ("cublaslt_fp8", (E4M3, E5M2, 16, 128, 64), {"out_dtype": "bfloat16"}),
+    ("sm90_gemm", (E4M3, E4M3, 33, 300, 72), {**BLOCKS, "rhs_first": False, **FULL}),
+    ("sm90_gemm", (E5M2, E4M3, 300, 128, 264), {**BLOCKS, "out_dtype": "bfloat16"}),
     ("cublaslt_int8", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
     ("cublaslt_wide", ("bfloat16", E4M3, 65, 128, 72), {"rhs_tiles": (1, 128), **EIGHT}),
     ("general", ("float32", "int8", 33, 70, 72), {"rhs_tiles": (3, 16), **FULL}),

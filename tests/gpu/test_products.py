@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from gpu import products
-from gpu.products import check, draw, matrices
+from gpu.products import check, draw, matrices, run
 
 import specs
 from jaxfp8._value import dtypes
@@ -76,7 +77,7 @@ def test_fp8_products(tiles, pair, size):
             *pair, m, k, n, lhs_tiles=lhs_tiles, rhs_tiles=rhs_tiles, out_dtype=out_dtype
         )
         path = check(spec, draw(4, spec))
-        assert path in ("cublaslt_fp8", "cublaslt_wide", "general")
+        assert path in ("cublaslt_fp8", "sm90_gemm", "cublaslt_wide", "general")
 
 
 @pytest.mark.parametrize("m", [1, 64, 200, 256])
@@ -85,6 +86,56 @@ def test_deepseek_blocks(m):
         *FP8[:1] * 2, m, 512, 384, lhs_tiles=(1, 128), rhs_tiles=(128, 128), out_dtype="bfloat16"
     )
     check(spec, draw(5, spec))
+
+
+HOPPER = pytest.mark.skipif(
+    jax.default_backend() != "gpu" or jax.devices()[0].compute_capability != "9.0",
+    reason="`sm90_gemm` needs compute capability 9.0",
+)
+
+
+@HOPPER
+@pytest.mark.parametrize("size", [(1, 130, 16), (67, 401, 131), (300, 512, 392)], ids=str)
+@pytest.mark.parametrize("pair", [(a, b) for a in FP8 for b in FP8], ids=str)
+@pytest.mark.parametrize("rhs_tiles", [(128, 128), (1, 128), (5, 256)], ids=str)
+def test_blocks_on_hopper(rhs_tiles, pair, size):
+    m, k, n = size
+    for out_dtype, more in (("bfloat16", {}), ("float32", {"bias": (1, n), "activation": "silu"})):
+        tiles = {"lhs_tiles": (1, 128), "rhs_tiles": rhs_tiles}
+        spec = matrices(*pair, m, k, n, rhs_first=False, out_dtype=out_dtype, **tiles, **more)
+        assert check(spec, draw(20, spec)) == "sm90_gemm"
+
+
+@HOPPER
+@pytest.mark.parametrize("lhs_first", [True, False], ids=["KM", "MK"])
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+def test_blocks_on_hopper_of_any_layout_in_batches(rhs_first, lhs_first):
+    e4m3 = FP8[0]
+    spec = matrices(
+        *(e4m3, e4m3, 130, 264, 72),
+        batch=3,
+        lhs_first=lhs_first,
+        rhs_first=rhs_first,
+        lhs_tiles=(1, 128),
+        rhs_tiles=(128, 128),
+        out_dtype=e4m3,
+        out_scale=(3, 1, 1),
+        amax=(3, 1, 1),
+        residual=(3, 130, 72),
+        residual_dtype="bfloat16",
+    )
+    assert check(spec, draw(21, spec)) == "sm90_gemm"
+
+
+@HOPPER
+def test_blocks_on_hopper_have_the_same_bits_in_every_run():
+    spec = matrices(
+        *FP8[:1] * 2, 700, 1024, 1544, lhs_tiles=(1, 128), rhs_tiles=(128, 128), rhs_first=False
+    )
+    operands = draw(22, spec)
+    first = run(spec, operands, "sm90_gemm")[0]
+    for _ in range(3):
+        np.testing.assert_array_equal(run(spec, operands, "sm90_gemm")[0], first)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

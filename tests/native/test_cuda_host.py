@@ -21,6 +21,9 @@ SOURCES = {
         for name in ("attempts", "layout", "matmul_shape", "paths", "pieces", "product")
     ],
     "cuda_problem_test": ["cuda/problem.cc", "common/check.cc"],
+    "sm90_gemm_schedule_test": [
+        f"cuda/kernels/sm90_gemm/{name}.cc" for name in ("operands", "schedule")
+    ],
     "w8a16_schedule_test": ["cuda/kernels/sm80_w8a16/schedule.cc", "cuda/problem.cc"],
 }
 OPTIONS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-restrict"]

@@ -52,8 +52,10 @@ WEIGHTS = (None, (1, 4096))
 TAKEN = [
     (product(E4M3, E4M3), {80: "cublaslt_wide", 89: "cublaslt_fp8", 90: "cublaslt_fp8"}),
     (product(E4M3, E5M2, tiles=((4096, 4096),) * 2), {89: "cublaslt_fp8", 120: "cublaslt_fp8"}),
-    (product(E5M2, E5M2), {90: "cublaslt_wide"}),
-    (product(E4M3, E4M3, tiles=TILES_128), {89: "cublaslt_fp8", 90: "cublaslt_fp8"}),
+    (product(E5M2, E5M2), {89: "cublaslt_wide", 90: "sm90_gemm"}),
+    (product(E4M3, E4M3, tiles=TILES_128), {89: "cublaslt_fp8", 90: "sm90_gemm"}),
+    (product(E4M3, E4M3, tiles=((1, 128), (1, 128))), {90: "sm90_gemm", 100: "cublaslt_fp8"}),
+    (product(E4M3, E4M3, tiles=((1, 64), (1, 64))), {90: "cublaslt_fp8"}),
     (product(E4M3, E4M3, m=17, n=118, k=4100, tiles=((1, 4100),) * 2), {90: "cublaslt_fp8"}),
     (product("int8", "uint8"), {80: "cublaslt_int8", 90: "cublaslt_int8"}),
     (product("int8", "int8", tiles=(None, None), out_dtype="int32"), {80: "cublaslt_int8"}),

@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -14,6 +15,8 @@
 #include "cuda/kernels/general/general.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
+#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90_gemm/path.h"
 
 namespace jaxfp8::cuda {
 namespace {
@@ -70,6 +73,47 @@ std::unique_ptr<Plan> MakePartialsPlan(const Problem& problem, const Device&, si
 }  // namespace w8a16
 
 const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakePartialsPlan};
+
+namespace sm90 {
+namespace {
+
+// Writes the copies of the operands, and asks for the tile of every block and unit.
+class CopiesPlan : public Plan {
+ public:
+  CopiesPlan(const Problem& problem, const Configuration& configuration)
+      : operands_(OperandsOf(problem)), schedule_(MakeSchedule(problem, configuration)) {}
+
+  std::string Run(const Buffers& buffers, cudaStream_t) const override {
+    const std::string wrong = WhyNotWorkspace(operands_, buffers.workspace_bytes);
+    if (!wrong.empty()) return wrong;
+    for (const Operand& operand : {operands_.lhs, operands_.rhs}) {
+      std::memset(static_cast<uint8_t*>(buffers.workspace) + operand.at, 1, operand.CopiedBytes());
+    }
+    for (int32_t unit = 0; unit < std::min(schedule_.units, 1000); ++unit)
+      TileOf(schedule_, unit, 1);
+    return "";
+  }
+
+  std::string WhyNot(size_t workspace) const { return WhyNotWorkspace(operands_, workspace); }
+
+ private:
+  Operands operands_;
+  Schedule schedule_;
+};
+
+std::unique_ptr<Plan> MakeCopiesPlan(const Problem& problem, const Device& device, size_t workspace,
+                                     std::string& wrong) {
+  auto plan =
+      std::make_unique<CopiesPlan>(problem, Choose(problem, std::max(1, device.multiprocessors)));
+  wrong = plan->WhyNot(workspace);
+  if (!wrong.empty()) return nullptr;
+  return plan;
+}
+
+}  // namespace
+}  // namespace sm90
+
+const Path kSm90Gemm = {"sm90_gemm", sm90::WhyNot, sm90::MakeCopiesPlan};
 
 namespace {
 

@@ -1,0 +1,313 @@
+// Checks `sm90_gemm` on this machine's Hopper GPU against float64, then times its tile shapes.
+//
+//   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a -I ffi \
+//     -o sm90_gemm_bench ffi/bench/sm90_gemm_bench.cu ffi/cuda/kernels/sm90_gemm/*.{cu,cc} \
+//     ffi/cuda/kernels/{epilogue/epilogue,pack/pack}.cu ffi/cuda/{problem,error}.cc
+//   ./sm90_gemm_bench [check|time|all]     all: times of every tile shape, not of the best ones
+//   ./sm90_gemm_bench M N K                one product, for a profiler
+
+#include <chrono>
+#include <memory>
+
+#include "bench/product_case.h"
+#include "cuda/kernels/sm90_gemm/path.h"
+
+namespace {
+
+using sm90::Configuration;
+using sm90::Pair;
+using sm90::TileShape;
+
+Device ThisDevice() {
+  cudaDeviceProp properties;
+  Must(cudaGetDeviceProperties(&properties, 0));
+  Device device;
+  device.compute_capability = 10 * properties.major + properties.minor;
+  device.multiprocessors = properties.multiProcessorCount;
+  device.shared_bytes = properties.sharedMemPerBlockOptin;
+  std::printf("%s, %d multiprocessors\n", properties.name, device.multiprocessors);
+  return device;
+}
+
+const char* NameOfPair(Pair pair) {
+  return pair == Pair::kNone ? "-" : pair == Pair::kSharesLhs ? "lhs" : "rhs";
+}
+
+std::string NameOfConfiguration(const Configuration& c) {
+  return std::to_string(c.tile.rows) + "x" + std::to_string(c.tile.columns) + " " +
+         NameOfPair(c.pair);
+}
+
+std::vector<Configuration> Configurations() {
+  std::vector<Configuration> all;
+  for (const TileShape tile : sm90::kTileShapes) {
+    for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
+      all.push_back({tile, pair});
+    }
+  }
+  return all;
+}
+
+// ---------------------------------------------------------------------------------------- checks
+
+// What the tensor cores cut off of the terms of an instruction, relative to the sum of magnitudes.
+constexpr double kLost = 0x1p-10;
+
+// Runs a case with every tile shape, twice, and compares.
+void CheckCase(const Device& device, Case& c) {
+  c.Fill();
+  c.lost = kLost;
+  const double products = static_cast<double>(c.p.rows * c.p.columns * c.p.depth * c.p.batch);
+  if (!c.p.amax && products > 1e7) c.every = 1 + static_cast<int64_t>(products / 1e7);
+  const std::string name = c.name;
+  for (const Configuration& configuration : Configurations()) {
+    c.name = name + " " + NameOfConfiguration(configuration);
+    const Memory workspace(size_t{64} << 20);
+    std::string wrong = sm90::WhyNot(c.p, device);
+    const auto plan = wrong.empty()
+                          ? sm90::PlanWith(configuration, c.p, device, workspace.bytes, wrong)
+                          : nullptr;
+    Must(wrong);
+    const auto launch = [&](const Buffers& given) {
+      Buffers buffers = given;
+      buffers.workspace = workspace.data, buffers.workspace_bytes = workspace.bytes;
+      Must(plan->Run(buffers, nullptr));
+    };
+    c.Run(launch);
+    std::vector<uint8_t> first;
+    for (int i = 0; i < 2; ++i) {
+      const Memory res(c.residual), bias(c.bias), scale(c.out_scale);
+      const Memory out(c.p.batch * c.p.rows * c.p.columns * SizeOf(c.p.out.dtype));
+      const Memory amax(c.p.amax ? CellsOf(c.p.amax, c.p.batch, c.p.rows, c.p.columns) * 4 : 0);
+      launch(c.Bind(res, bias, scale, out, amax));
+      const std::vector<uint8_t> bytes = out.Bytes();
+      if (i == 0) first = bytes;
+      Expect(bytes == first, c.name + ": the bits differ from run to run");
+    }
+  }
+}
+
+struct Shape {
+  int64_t batch, rows, columns, depth;
+};
+struct Scales {
+  int64_t lines, depth;
+};
+
+Case MakeCase(const char* name, DType lhs, DType rhs, const Shape& s, Scales lhs_scales,
+              Scales rhs_scales, DType out, bool lhs_mn = false, bool rhs_mn = false) {
+  TestSide l(lhs, s.batch, s.rows, s.depth, lhs_mn, true, false, lhs_scales.lines,
+             lhs_scales.depth);
+  TestSide r(rhs, s.batch, s.columns, s.depth, rhs_mn, true, false, rhs_scales.lines,
+             rhs_scales.depth);
+  Case c(name, s.batch, s.rows, s.columns, s.depth, std::move(l), std::move(r));
+  c.p.out = MakePlane(out, s.batch, s.rows, s.columns, true, true, true);
+  return c;
+}
+
+void CheckValues(const Device& device) {
+  constexpr DType kE4 = DType::kE4M3, kE5 = DType::kE5M2, kBF = DType::kBF16;
+  const Scales rows{1, 128}, blocks{128, 128};
+  const auto check = [&](Case c) { CheckCase(device, c); };
+  check(MakeCase("even", kE4, kE4, {1, 256, 384, 512}, rows, blocks, kBF));
+  check(MakeCase("odd sizes", kE4, kE4, {1, 67, 131, 401}, rows, blocks, DType::kF32));
+  check(MakeCase("one of each", kE4, kE4, {1, 1, 1, 1}, rows, blocks, DType::kF16));
+  check(MakeCase("odd fours", kE4, kE5, {1, 301, 260, 1040}, rows, blocks, DType::kF16));
+  check(MakeCase("e5m2", kE5, kE4, {1, 130, 200, 272}, rows, blocks, DType::kF32));
+  check(MakeCase("e5m2 twice", kE5, kE5, {1, 129, 72, 144}, rows, rows, DType::kF32));
+  check(MakeCase("lines", kE4, kE4, {1, 200, 333, 700}, rows, rows, kBF));
+  check(MakeCase("squares", kE4, kE4, {1, 300, 270, 500}, blocks, blocks, kBF));
+  check(MakeCase("deep tiles", kE4, kE4, {1, 140, 270, 900}, {3, 256}, {256, 384}, kBF));
+  check(MakeCase("narrow tiles", kE4, kE4, {1, 140, 270, 900}, {1, 1024}, {5, 128}, kBF));
+  check(MakeCase("batch", kE4, kE4, {3, 70, 100, 300}, rows, blocks, DType::kF32));
+  check(
+      MakeCase("transposed", kE4, kE4, {2, 130, 144, 200}, rows, blocks, DType::kF32, true, true));
+  Case full = MakeCase("epilogue", kE4, kE4, {2, 150, 200, 256}, rows, blocks, kE4);
+  full.p.residual = MakePlane(kBF, 2, 150, 200, true, true, true);
+  full.p.bias = MakePlane(DType::kF32, 2, 150, 200, false, false, true);
+  full.p.out_scale = MakePlane(DType::kF32, 2, 150, 200, false, false, false);
+  full.p.amax = MakePlane(DType::kF32, 2, 150, 200, true, false, false);
+  full.p.activation = Activation::kSilu;
+  CheckCase(device, full);
+  Case per_row = MakeCase("amax of rows", kE4, kE4, {1, 131, 77, 256}, rows, blocks, kBF);
+  per_row.p.amax = MakePlane(DType::kF32, 1, 131, 77, true, true, false);
+  per_row.p.activation = Activation::kRelu;
+  CheckCase(device, per_row);
+  Case large = MakeCase("many tiles", kE4, kE4, {1, 2500, 3336, 1024}, rows, blocks, kBF);
+  CheckCase(device, large);
+}
+
+// NaN in a line of lhs must reach that row of the output, and no other.
+void CheckNaN(const Device& device) {
+  const int64_t m = 70, n = 40, k = 300;
+  Case c =
+      MakeCase("NaN", DType::kE4M3, DType::kE4M3, {1, m, n, k}, {1, 128}, {128, 128}, DType::kF32);
+  c.lhs.values[5 * k + 299] = 0x7f;
+  Must(cudaMemcpy(c.lhs.d_values->data, c.lhs.values.data(), c.lhs.values.size(),
+                  cudaMemcpyHostToDevice));
+  const Memory none(0), out(m * n * 4), workspace(1 << 20);
+  Buffers b = c.Bind(none, none, none, out, none);
+  b.workspace = workspace.data, b.workspace_bytes = workspace.bytes;
+  std::string wrong;
+  const auto plan = kSm90Gemm.plan(c.p, device, workspace.bytes, wrong);
+  Must(wrong);
+  Must(plan->Run(b, nullptr));
+  const std::vector<uint8_t> bytes = out.Bytes();
+  for (int64_t i = 0; i < m * n; ++i) {
+    const bool nan = std::isnan(ValueOf(DType::kF32, bytes, i));
+    Expect(nan == (i / n == 5), "NaN in row " + std::to_string(i / n));
+  }
+}
+
+// ----------------------------------------------------------------------------------------- times
+
+constexpr int kRepeats = 15;
+
+// A product with operands in as many copies as exceed L2.
+class Timed {
+ public:
+  Timed(const Shape& s, const Device& device) : shape_(s), device_(device) {
+    problem_.rows = s.rows, problem_.columns = s.columns, problem_.depth = s.depth;
+    const int64_t steps = (s.depth + 127) / 128;
+    problem_.lhs = {DType::kE4M3, 0, s.depth, 1, true, false, {1, 128, 0, steps, 1}};
+    problem_.rhs = {DType::kE4M3, 0, s.depth, 1, true, false, {128, 128, 0, steps, 1}};
+    problem_.out = {DType::kBF16, 0, s.columns, 1};
+    const int64_t bytes = (s.rows + s.columns) * s.depth;
+    copies_ = static_cast<int>(std::min<int64_t>(20, 1 + (int64_t{200} << 20) / bytes));
+    for (int i = 0; i < copies_; ++i) {
+      lhs_.push_back(Random(s.rows * s.depth)), rhs_.push_back(Random(s.columns * s.depth));
+      outs_.push_back(std::make_unique<Memory>(s.rows * s.columns * 2));
+    }
+    lhs_scale_ = std::make_unique<Memory>(RandomFloats(s.rows * steps, 0.5f, 2.0f));
+    rhs_scale_ =
+        std::make_unique<Memory>(RandomFloats((s.columns + 127) / 128 * steps, 0.5f, 2.0f));
+  }
+
+  double Microseconds(const Configuration& c) const {
+    std::string wrong;
+    const auto plan = sm90::PlanWith(c, problem_, device_, 0, wrong);
+    Must(wrong);
+    cudaEvent_t start, stop;
+    Must(cudaEventCreate(&start));
+    Must(cudaEventCreate(&stop));
+    const double work = 2e-6 * static_cast<double>(shape_.rows * shape_.columns) *
+                        static_cast<double>(shape_.depth) / 1200;
+    const int calls = std::clamp(static_cast<int>(2000 / (work + 10)), 2, 40);
+    std::vector<float> times;
+    int at = 0;
+    for (int i = 0; i < kRepeats + 2; ++i) {
+      Must(cudaEventRecord(start));
+      for (int j = 0; j < calls; ++j, ++at) {
+        Buffers b;
+        b.lhs = lhs_[at % copies_]->data, b.rhs = rhs_[at % copies_]->data;
+        b.lhs_scale = lhs_scale_->As<float>(), b.rhs_scale = rhs_scale_->As<float>();
+        b.out = outs_[at % copies_]->data;
+        Must(plan->Run(b, nullptr));
+      }
+      Must(cudaEventRecord(stop));
+      Must(cudaEventSynchronize(stop));
+      float time;
+      Must(cudaEventElapsedTime(&time, start, stop));
+      if (i >= 2) times.push_back(time / static_cast<float>(calls));
+    }
+    std::sort(times.begin(), times.end());
+    return 1e3 * times[times.size() / 2];
+  }
+
+  // What enqueuing takes on the host.
+  double HostMicroseconds(const Configuration& c) const {
+    std::string wrong;
+    const auto plan = sm90::PlanWith(c, problem_, device_, 0, wrong);
+    Buffers b;
+    b.lhs = lhs_[0]->data, b.rhs = rhs_[0]->data;
+    b.lhs_scale = lhs_scale_->As<float>(), b.rhs_scale = rhs_scale_->As<float>();
+    b.out = outs_[0]->data;
+    Must(cudaDeviceSynchronize());
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 100; ++i) Must(plan->Run(b, nullptr));
+    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+    Must(cudaDeviceSynchronize());
+    return took.count() / 100;
+  }
+
+  void Report(bool all) const {
+    const Configuration chosen = sm90::Choose(problem_, device_.multiprocessors);
+    std::vector<std::pair<double, Configuration>> rows;
+    for (const Configuration& c : Configurations()) {
+      const bool is_chosen = c.tile == chosen.tile && c.pair == chosen.pair;
+      const double estimate = sm90::CyclesOf(problem_, c, device_.multiprocessors);
+      const double best = sm90::CyclesOf(problem_, chosen, device_.multiprocessors);
+      if (!is_chosen && (!all || estimate > 1.4 * best)) continue;
+      rows.push_back({Microseconds(c), c});
+    }
+    std::sort(rows.begin(), rows.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    const double products =
+        static_cast<double>(shape_.rows * shape_.columns) * static_cast<double>(shape_.depth);
+    const double bytes = static_cast<double>((shape_.rows + shape_.columns) * shape_.depth +
+                                             2 * shape_.rows * shape_.columns);
+    for (size_t i = 0; i < rows.size() && i < 4; ++i) {
+      const auto& [us, c] = rows[i];
+      const bool is_chosen = c.tile == chosen.tile && c.pair == chosen.pair;
+      std::printf("%5ld x %5ld x %5ld  %-12s%c %8.1f us %6.0f TFLOP/s %6.0f GB/s\n", shape_.rows,
+                  shape_.columns, shape_.depth, NameOfConfiguration(c).c_str(),
+                  is_chosen ? '*' : ' ', us, 2e-6 * products / us, 1e-3 * bytes / us);
+    }
+    if (shape_.rows <= 128) {
+      std::printf("%60s %.1f us on the host\n", "", HostMicroseconds(chosen));
+    }
+  }
+
+ private:
+  static std::unique_ptr<Memory> Random(int64_t bytes) {
+    const int64_t some = std::min<int64_t>(bytes, 1 << 22);
+    static const std::vector<uint8_t> random = Normal(1 << 22);
+    auto memory = std::make_unique<Memory>(bytes);
+    for (int64_t at = 0; at < bytes; at += some) {
+      Must(cudaMemcpy(memory->As<char>() + at, random.data(), std::min(some, bytes - at),
+                      cudaMemcpyHostToDevice));
+    }
+    return memory;
+  }
+  // Normal values, as quantised data are: the power that a product draws depends on its data.
+  static std::vector<uint8_t> Normal(int64_t count) {
+    std::vector<uint8_t> bytes(count);
+    std::normal_distribution<float> normal(0.0f, 100.0f);
+    for (int64_t i = 0; i < count; ++i) SetValue(DType::kE4M3, bytes, i, normal(rng));
+    return bytes;
+  }
+
+  Shape shape_;
+  Device device_;
+  Problem problem_;
+  int copies_ = 1;
+  std::vector<std::unique_ptr<Memory>> lhs_, rhs_, outs_;
+  std::unique_ptr<Memory> lhs_scale_, rhs_scale_;
+};
+
+constexpr Shape kTimed[] = {{1, 4096, 7168, 16384}, {1, 4096, 4096, 7168}, {1, 4096, 24576, 1536},
+                            {1, 4096, 7168, 2048},  {1, 4096, 2112, 7168}, {1, 4096, 32768, 512},
+                            {1, 64, 7168, 16384},   {1, 64, 4096, 7168},   {1, 512, 4096, 7168},
+                            {1, 128, 7168, 2048}};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  if (count == 4) {
+    const auto size = [&](int i) { return int64_t{std::atoi(arguments[i])}; };
+    Timed({1, size(1), size(2), size(3)}, ThisDevice()).Report(false);
+    return 0;
+  }
+  const std::string only = count > 1 ? arguments[1] : "";
+  const Device device = ThisDevice();
+  if (only == "" || only == "check") {
+    CheckValues(device);
+    CheckNaN(device);
+    std::printf("checks: %d, failures: %d\n", checks, failures);
+  }
+  if (only != "check") {
+    for (const Shape& shape : kTimed) Timed(shape, device).Report(only == "all");
+  }
+  return failures ? 1 : 0;
+}

@@ -1,0 +1,108 @@
+// Barriers in shared memory (mbarrier), clusters of blocks, and copies of tiles by the tensor
+// memory accelerator (TMA). Everything here needs sm_90.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_BARRIER_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_BARRIER_CUH_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace jaxfp8::cuda::sm90 {
+
+// A barrier is eight bytes of shared memory. It completes a phase when `arrivals` threads have
+// arrived and every byte that was announced has been copied. Phases have parity 0, 1, 0, ...
+
+__device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// Makes initialised barriers visible to the cluster and to copies.
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void Arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Arrives, and announces bytes that copies will bring.
+__device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Arrives at the barrier with the same address in a block of the cluster. Orders what this thread
+// read before, not what it wrote: a release for the cluster would be a fence of the whole device.
+__device__ __forceinline__ void ArriveAt(uint32_t barrier, uint32_t block) {
+  asm volatile(
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; "
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+__device__ __forceinline__ bool Completed(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// Whether the phase is complete now.
+__device__ __forceinline__ bool IsComplete(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+// Waits until the phase of this parity is complete.
+__device__ __forceinline__ void Wait(uint32_t barrier, uint32_t parity) {
+  while (!Completed(barrier, parity)) {
+  }
+}
+
+__device__ __forceinline__ uint32_t BlockInCluster() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ uint32_t BlocksInCluster() {
+  uint32_t count;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+  return count;
+}
+// Waits for every thread of the cluster. Does not order their accesses to global memory, which
+// would take a fence of the whole device.
+__device__ __forceinline__ void SynchronizeCluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::
+                   : "memory");
+}
+
+// Copies a box of a tensor map to shared memory; `barrier` counts its bytes. What of the box is
+// outside the tensor arrives as zeros.
+__device__ __forceinline__ void CopyTile(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                         int32_t k, int32_t line, int32_t batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(k), "r"(line), "r"(batch)
+      : "memory");
+}
+// The same to every block of `blocks` (a bit each), at the same addresses.
+__device__ __forceinline__ void CopyTileTo(uint16_t blocks, uint32_t to, const CUtensorMap* map,
+                                           uint32_t barrier, int32_t k, int32_t line,
+                                           int32_t batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to),
+      "l"(map), "r"(barrier), "h"(blocks), "r"(k), "r"(line), "r"(batch)
+      : "memory");
+}
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_BARRIER_CUH_

@@ -1,0 +1,33 @@
+// The kernels of a pair of types, by tile shape.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_INSTANCES_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_INSTANCES_CUH_
+
+#include <iterator>
+#include <utility>
+
+#include "cuda/kernels/sm90_gemm/kernel.cuh"
+
+namespace jaxfp8::cuda::sm90 {
+
+template <DType kLhs, DType kRhs, Scaling kScaling, int... kShapes>
+Kernel KernelOfShape(TileShape tile, std::integer_sequence<int, kShapes...>) {
+  Kernel kernel;
+  (void)((tile == kTileShapes[kShapes] &&
+          (kernel = KernelOf<kLhs, kRhs, kScaling, kTileShapes[kShapes].rows,
+                             kTileShapes[kShapes].columns>(),
+           true)) ||
+         ...);
+  return kernel;
+}
+
+template <DType kLhs, DType kRhs>
+Kernel KernelFor(Scaling scaling, TileShape tile) {
+  constexpr auto kAll = std::make_integer_sequence<int, std::size(kTileShapes)>{};
+  if (scaling == Scaling::kBlocks) return KernelOfShape<kLhs, kRhs, Scaling::kBlocks>(tile, kAll);
+  return KernelOfShape<kLhs, kRhs, Scaling::kLines>(tile, kAll);
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_INSTANCES_CUH_

@@ -1,0 +1,113 @@
+// A persistent, warp-specialised GEMM for sm_90a: out [M, N] = epilogue(lhs [M, K] * rhs [N, K]^T).
+//
+//   block, one on each multiprocessor
+//     warpgroup 0   loads: warp 0 the tiles (TMA), warps 2 and 3 the scales      load.cuh
+//     warpgroup 1   multiplies the upper half of the tile's rows, and stores it  multiply.cuh
+//     warpgroup 2   the same for the lower half; not there for tiles of 64 rows  store.cuh
+//
+//   barriers in shared memory, one for each stage of the ring of tiles, and chunk of the scales
+//     full     completes when the data are there
+//     empty    completes when every math warp has read them; for tiles, those of the pair
+//
+// Loading runs ahead through the ring, across the end of a tile, so the next tile's first stages
+// arrive during the epilogue. A warpgroup that is done with its half goes on to its next tile.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_KERNEL_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_KERNEL_CUH_
+
+#include "cuda/kernels/sm90_gemm/multiply.cuh"
+#include "cuda/kernels/sm90_gemm/store.cuh"
+
+namespace jaxfp8::cuda::sm90 {
+
+// Registers of a thread, which the warpgroups share out anew: 128 threads that load need few, so
+// that 256 threads can keep the sums of a tile.
+inline constexpr int kLoadRegisters = 40, kMathRegisters = 232;
+
+template <typename L>
+__device__ __forceinline__ void InitBarriers(uint32_t shared, uint32_t blocks) {
+  constexpr uint32_t kMathWarps = L::kMathGroups * 4;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < L::kStages; ++i) {
+      InitBarrier(shared + L::kFullAt + 8 * i, 1);
+      InitBarrier(shared + L::kEmptyAt + 8 * i, blocks * kMathWarps);
+    }
+    for (int i = 0; i < L::kChunks; ++i) {
+      InitBarrier(shared + L::kChunkFullAt + 8 * i, kScaleThreads);
+      InitBarrier(shared + L::kChunkEmptyAt + 8 * i, kMathWarps);
+    }
+    FenceBarrierInit();
+  }
+}
+
+// Multiplies and stores the tiles of a math warpgroup.
+template <typename L, DType kLhs, DType kRhs, int kColumns>
+__device__ __forceinline__ void MultiplyTiles(const Arguments& a, uint32_t shared, UnitRange range,
+                                              uint32_t rank, uint32_t blocks) {
+  constexpr int kRows = L::kLhsBytes / kStepDepth;
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kGroupThreads / 32;
+  const uint32_t staged = shared + L::kStagingAt + warp * L::kStagingBytes;
+  Ring<L::kStages> ring;
+  Ring<L::kChunks> chunk;
+  Turns<L::kMathGroups>{__shfl_sync(~0u, warp / 4, 0)}.Begin();
+#pragma unroll 1
+  for (int32_t unit = range.first; unit < a.schedule.units; unit += range.step) {
+    float total[L::kWaves][kColumns / 2];
+    MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, a.schedule.steps, blocks, ring, chunk);
+    const TileCoord tile = TileOf(a.schedule, unit, static_cast<int32_t>(rank));
+    const int32_t row = warp / 4 * L::kWaves * kWaveRows + warp % 4 * kWarpRows;
+    StoreTile<L, kColumns>(a, {tile.batch, tile.row * kRows + row, tile.column * kColumns}, staged,
+                           total);
+  }
+}
+
+// The kernel.
+//   kRows, kColumns  of an output tile
+template <DType kLhs, DType kRhs, Scaling kScaling, int kRows, int kColumns>
+__global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThreads, 1)
+    Sm90Gemm(const __grid_constant__ Arguments a, const __grid_constant__ CUtensorMap lhs,
+             const __grid_constant__ CUtensorMap rhs) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using L = BlockLayout<kRows, kColumns, kScaling>;
+  extern __shared__ uint8_t shared_memory[];
+  const uint32_t shared =
+      (SharedAddress(shared_memory) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
+  const uint32_t blocks = BlocksInCluster(), rank = BlockInCluster();
+  InitBarriers<L>(shared, blocks);
+  SynchronizeCluster();
+  const UnitRange range{static_cast<int32_t>(blockIdx.x / blocks),
+                        static_cast<int32_t>(gridDim.x / blocks)};
+  constexpr bool kMovesRegisters = L::kMathGroups == 2;
+  const int32_t warp = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / 32, 0);
+  if (warp < kGroupThreads / 32) {
+    if constexpr (kMovesRegisters) {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoadRegisters));
+    }
+    if (warp == 0 && threadIdx.x == 0) {
+      PrefetchMap(&lhs), PrefetchMap(&rhs);
+      LoadTiles<L>(a, &lhs, &rhs, shared, range, rank);
+    }
+    if (warp >= 2) {
+      LoadScales<L>(a, shared, range, rank, static_cast<int32_t>(threadIdx.x) - 64);
+    }
+  } else {
+    if constexpr (kMovesRegisters) {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMathRegisters));
+    }
+    MultiplyTiles<L, kLhs, kRhs, kColumns>(a, shared, range, rank, blocks);
+  }
+  // A block may be written to, and its barriers arrived at, until the other one is done.
+  __syncwarp();
+  SynchronizeCluster();
+#endif
+}
+
+template <DType kLhs, DType kRhs, Scaling kScaling, int kRows, int kColumns>
+Kernel KernelOf() {
+  using L = BlockLayout<kRows, kColumns, kScaling>;
+  return {Sm90Gemm<kLhs, kRhs, kScaling, kRows, kColumns>, L::kThreads, L::kSharedBytes};
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_KERNEL_CUH_

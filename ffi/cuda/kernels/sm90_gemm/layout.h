@@ -1,0 +1,71 @@
+// The shape of a block of `sm90_gemm`: its threads, and what lies where in its shared memory.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_LAYOUT_H_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_LAYOUT_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/platform.h"
+#include "cuda/kernels/sm90_gemm/schedule.h"
+
+namespace jaxfp8::cuda::sm90 {
+
+// How many lines of rhs share a scale, every 128 of K. A row of lhs always has its own.
+enum class Scaling : uint8_t {
+  kBlocks,  // 128 columns, or more
+  kLines,   // any number: every column has one
+};
+
+inline constexpr int kGroupThreads = 128;  // of a warpgroup, the threads that issue a wgmma
+inline constexpr int kWaveRows = 64;       // rows of one wgmma
+inline constexpr int kScaleThreads = 64;   // of the loading warpgroup
+// A warp's rows of a wave, and how many bytes of them it stages for the epilogue at a time.
+inline constexpr int kWarpRows = 16, kStagedBytes = 128;
+// From row to row, in bytes. The padding spreads rows over the banks: for stores of 16 bytes of
+// eight rows, and of 32 bytes of four rows.
+inline constexpr int kNarrowPitch = kStagedBytes + 16, kWidePitch = kStagedBytes + 32;
+inline constexpr int kMaxSharedBytes = 227 << 10;
+inline constexpr int kMaxStages = 16;
+inline constexpr int kTileAlignment = 1024;  // of swizzled tiles
+inline constexpr int kChunkSteps = 4;        // whose scales are loaded together
+
+// What follows from the shape of a tile.
+template <int kRows, int kColumns, Scaling kScaling>
+struct BlockLayout {
+  static constexpr int kMathGroups = kRows >= 2 * kWaveRows ? 2 : 1;
+  static constexpr int kWaves = kRows / kWaveRows / kMathGroups;  // of a warpgroup
+  static constexpr int kThreads = (1 + kMathGroups) * kGroupThreads;
+  // Columns that share a scale of rhs. Parts of the tile do not cross a multiple of 128.
+  static constexpr int kScaleColumns = kScaling == Scaling::kLines ? 1
+                                       : kColumns % 128 == 0       ? 128
+                                                                   : std::min(kColumns, 64);
+
+  static constexpr int kLhsBytes = kRows * kStepDepth, kRhsBytes = kColumns * kStepDepth;
+  static constexpr int kRhsScales = kColumns / kScaleColumns;
+  static constexpr int kChunks = 3;
+  static constexpr int kParts = kScaleColumns > 1 ? kRhsScales : 1;
+  static constexpr int kChunkBytes = 4 * kChunkSteps * (kRows + kRhsScales);
+  static constexpr int kStageBytes = kLhsBytes + kRhsBytes;
+  static constexpr int kStagingBytes = kWarpRows * kWidePitch;  // of a warp
+  static constexpr int kMaxBarriers = 2 * (kMaxStages + kChunks);
+  static constexpr int kFixedBytes =
+      kTileAlignment + kChunks * kChunkBytes + kMathGroups * 4 * kStagingBytes + 8 * kMaxBarriers;
+  static constexpr int kStages =
+      std::min(kMaxStages, (kMaxSharedBytes - kFixedBytes) / kStageBytes);
+  static_assert(kStages >= 2);
+
+  static constexpr int kLhsAt = 0;
+  static constexpr int kRhsAt = kLhsAt + kStages * kLhsBytes;
+  static constexpr int kScalesAt = kRhsAt + kStages * kRhsBytes;
+  static constexpr int kStagingAt = kScalesAt + kChunks * kChunkBytes;
+  static constexpr int kFullAt = kStagingAt + kMathGroups * 4 * kStagingBytes;
+  static constexpr int kEmptyAt = kFullAt + 8 * kStages;
+  static constexpr int kChunkFullAt = kEmptyAt + 8 * kStages;
+  static constexpr int kChunkEmptyAt = kChunkFullAt + 8 * kChunks;
+  static constexpr int kSharedBytes = kChunkEmptyAt + 8 * kChunks + kTileAlignment;
+};
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_LAYOUT_H_

@@ -1,0 +1,130 @@
+// The loading warpgroup of a block: it fills what has become empty.
+//
+//   global                                           shared memory
+//   lhs [M, K], lines of K --- warp 0, one thread -> stage: tile rows x 128 bytes, swizzled
+//   rhs [N, K], lines of K --- (TMA)              ->        tile columns x 128 bytes, swizzled
+//   scales, in any order   --- warps 2, 3         -> chunk of four steps: [rows][4], then
+//                              (cp.async)            [columns, or parts of 128 or 64 of them][4]
+//
+// Stages and chunks are rings of their own. Both run ahead across the end of a tile.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_LOAD_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_LOAD_CUH_
+
+#include "cuda/kernels/common/async_copy.cuh"
+#include "cuda/kernels/common/tile_index.cuh"
+#include "cuda/kernels/sm90_gemm/arguments.h"
+#include "cuda/kernels/sm90_gemm/barrier.cuh"
+
+namespace jaxfp8::cuda::sm90 {
+
+// A stage of the ring, and the parity of its phase.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void Next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+// The units of this block, or its pair: every `step`-th.
+struct UnitRange {
+  int32_t first, step;
+};
+
+template <typename L>
+__device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUtensorMap* rhs,
+                          uint32_t shared, UnitRange range, int32_t rank) {
+  const Schedule& s = a.schedule;
+  constexpr int kRows = L::kLhsBytes / kStepDepth, kColumns = L::kRhsBytes / kStepDepth;
+  Ring<L::kStages> ring;
+#pragma unroll 1
+  for (int32_t unit = range.first; unit < s.units; unit += range.step) {
+    const TileCoord tile = TileOf(s, unit, rank);
+    const int32_t lhs_batch = a.lhs_batched ? tile.batch : 0;
+    const int32_t rhs_batch = a.rhs_batched ? tile.batch : 0;
+    const int32_t row = tile.row * kRows, column = tile.column * kColumns;
+    for (int32_t step = 0; step < s.steps; ++step, ring.Next()) {
+      const uint32_t full = shared + L::kFullAt + 8 * ring.stage;
+      Wait(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
+      ArriveExpecting(full, L::kLhsBytes + L::kRhsBytes);
+      const uint32_t to_lhs = shared + L::kLhsAt + ring.stage * L::kLhsBytes;
+      const uint32_t to_rhs = shared + L::kRhsAt + ring.stage * L::kRhsBytes;
+      const int32_t k = step * kStepDepth;
+      if (s.pair == Pair::kSharesLhs) {
+        CopyTileTo(3, to_lhs + rank * (L::kLhsBytes / 2), lhs, full, k, row + rank * (kRows / 2),
+                   lhs_batch);
+      } else {
+        CopyTile(to_lhs, lhs, full, k, row, lhs_batch);
+      }
+      if (s.pair == Pair::kSharesRhs) {
+        CopyTileTo(3, to_rhs + rank * (L::kRhsBytes / 2), rhs, full, k,
+                   column + rank * (kColumns / 2), rhs_batch);
+      } else {
+        CopyTile(to_rhs, rhs, full, k, column, rhs_batch);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void StoreShared(uint32_t to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+// Copies the scales of a line at steps [step, step + count), at most four. A line beyond the last
+// counts as the last.
+__device__ __forceinline__ void CopyScales(const StepScales& s, uint32_t to, int32_t batch,
+                                           int32_t line, int32_t step, int32_t count) {
+  const int32_t tile = s.tile_lines.Quotient(min(line, s.last_line));
+  const float* from = s.scale + batch * s.batch_stride + tile * s.line_stride;
+  if (s.fours) return CopyAsync16(to, from + step, 4 * count);
+#pragma unroll 1
+  for (int32_t i = 0; i < count; ++i) {
+    if (s.scale) {
+      CopyAsync4(to + 4 * i, from + s.steps_per_scale.Quotient(step + i) * s.step_stride, 4);
+    } else {
+      StoreShared(to + 4 * i, 1.0f);
+    }
+  }
+}
+
+// Arrives at the barrier when the copies that this thread has begun are there.
+__device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Loops are not unrolled: code that is not in the instruction cache is slower.
+template <typename L>
+__device__ void LoadScales(const Arguments& a, uint32_t shared, UnitRange range, int32_t rank,
+                           int32_t thread) {
+  const Schedule& s = a.schedule;
+  constexpr int kRows = L::kLhsBytes / kStepDepth, kColumns = L::kRhsBytes / kStepDepth;
+  Ring<L::kChunks> ring;
+#pragma unroll 1
+  for (int32_t unit = range.first; unit < s.units; unit += range.step) {
+    const TileCoord tile = TileOf(s, unit, rank);
+#pragma unroll 1
+    for (int32_t step = 0; step < s.steps; step += kChunkSteps, ring.Next()) {
+      const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
+      const int32_t count = min(kChunkSteps, s.steps - step);
+      Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
+#pragma unroll 1
+      for (int32_t i = thread; i < kRows; i += kScaleThreads) {
+        CopyScales(a.lhs_scales, to + 16 * i, tile.batch, tile.row * kRows + i, step, count);
+      }
+#pragma unroll 1
+      for (int32_t i = thread; i < L::kRhsScales; i += kScaleThreads) {
+        CopyScales(a.rhs_scales, to + 16 * (kRows + i), tile.batch,
+                   tile.column * kColumns + i * L::kScaleColumns, step, count);
+      }
+      __threadfence_block();  // for a side without scales, whose ones are stored
+      ArriveAfterCopies(shared + L::kChunkFullAt + 8 * ring.stage);
+    }
+  }
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_LOAD_CUH_

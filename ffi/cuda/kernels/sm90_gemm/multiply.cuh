@@ -1,0 +1,188 @@
+// The main loop of a math warpgroup.
+//
+//   stage in shared memory                          registers of a warpgroup
+//   lhs  wave 0, 64 rows x 128 --+  4 x wgmma         acc     one wave: the sum of 128 of K
+//        wave 1, 64 rows x 128 --+  of K = 32           |
+//   rhs  N columns x 128 --------+------------------->  v  * scales[row, part of the columns]
+//                                                     total   every wave: the scaled sum
+//
+// While one warpgroup scales and adds up, the other one's wgmma keeps the tensor cores busy: they
+// take turns.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
+
+#include "cuda/kernels/sm90_gemm/load.cuh"
+#include "cuda/kernels/sm90_gemm/wgmma.cuh"
+
+namespace jaxfp8::cuda::sm90 {
+
+// From line to line of a chunk of scales.
+inline constexpr int kLineBytes = 4 * kChunkSteps;
+
+__device__ __forceinline__ float LoadShared(uint32_t from) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+  return value;
+}
+
+// acc = a wave of lhs * rhs, over the 128 of K of a stage; enqueued in two groups, three quarters
+// and the last one, and not waited for.
+template <DType kLhs, DType kRhs, int kColumns>
+__device__ __forceinline__ void MultiplyStage(float (&acc)[kColumns / 2], uint64_t lhs,
+                                              uint64_t rhs) {
+  constexpr int kQuarters = kStepDepth / 32, kDescriptorStep = 32 >> 4;
+  WgmmaFence();
+#pragma unroll
+  for (int i = 0; i < kQuarters; ++i) {
+    Wgmma<kLhs, kRhs, kColumns>(acc, lhs + i * kDescriptorStep, rhs + i * kDescriptorStep, i > 0);
+    if (i >= kQuarters - 2) WgmmaCommit();
+  }
+}
+
+// Two math warpgroups take turns at the tensor cores. Else both multiply at the same time, each at
+// half the speed, and then both add up while the tensor cores idle. A turn ends when three quarters
+// of a wave are done, so that the other warpgroup's wgmma is queued in time.
+template <int kMathGroups>
+struct Turns {
+  int32_t group;
+
+  __device__ __forceinline__ void Begin() const {
+    if (group == 1) Pass();
+  }
+  // Barriers are named by constants: a name in a register takes all sixteen.
+  __device__ __forceinline__ void Take() const {
+    if constexpr (kMathGroups == 2) {
+      if (group == 0) {
+        asm volatile("barrier.sync.aligned 1, 256;" ::: "memory");
+      } else {
+        asm volatile("barrier.sync.aligned 2, 256;" ::: "memory");
+      }
+    }
+  }
+  __device__ __forceinline__ void Pass() const {
+    if constexpr (kMathGroups == 2) {
+      if (group == 0) {
+        asm volatile("barrier.arrive.aligned 2, 256;" ::: "memory");
+      } else {
+        asm volatile("barrier.arrive.aligned 1, 256;" ::: "memory");
+      }
+    }
+  }
+};
+
+// Releases a stage: to this block, and to the other one of the pair.
+__device__ __forceinline__ void Release(uint32_t empty, uint32_t blocks) {
+  __syncwarp();
+  if (threadIdx.x % 32 < blocks) ArriveAt(empty, threadIdx.x % 32);
+}
+
+// total += acc * the scales of a stage.
+//   rows     scales of this thread's two rows of the wave
+//   parts    scales of the tile's parts, where columns share them
+//   columns  where the scales of the columns lie, where they do not
+template <typename L, int kColumns>
+__device__ __forceinline__ void AddScaled(float (&total)[kColumns / 2],
+                                          const float (&acc)[kColumns / 2], const float (&rows)[2],
+                                          const float (&parts)[L::kParts], uint32_t columns) {
+  if constexpr (L::kScaleColumns > 1) {
+#pragma unroll
+    for (int part = 0; part < L::kParts; ++part) {
+      const float scales[2] = {rows[0] * parts[part], rows[1] * parts[part]};
+#pragma unroll
+      for (int i = 0; i < L::kScaleColumns / 2; ++i) {
+        const int at = part * L::kScaleColumns / 2 + i;
+        total[at] += acc[at] * scales[i % 4 / 2];
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; i += 4) {
+      const uint32_t first = columns + kLineBytes * (2 * i + threadIdx.x % 4 * 2);
+      const float two[2] = {LoadShared(first), LoadShared(first + kLineBytes)};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) total[i + j] += acc[i + j] * (rows[j / 2] * two[j % 2]);
+    }
+  }
+}
+
+// The scales that a thread needs of a step: of its rows of each wave, and of the tile's parts.
+template <typename L>
+struct ThreadScales {
+  float rows[L::kWaves][2], parts[L::kParts];
+
+  //   first    the first row's in the chunk, at this step
+  //   columns  the first column's
+  __device__ __forceinline__ void Load(uint32_t first, uint32_t columns) {
+#pragma unroll
+    for (int i = 0; i < 2 * L::kWaves; ++i) {
+      rows[i / 2][i % 2] = LoadShared(first + kLineBytes * (i / 2 * kWaveRows + i % 2 * 8));
+    }
+#pragma unroll
+    for (int i = 0; i < L::kParts; ++i) parts[i] = LoadShared(columns + kLineBytes * i);
+  }
+};
+
+// The scaled sums of one tile. What the next step needs is computed while wgmma runs: the chain
+// from one wgmma to the next is what limits a warpgroup.
+template <typename L, DType kLhs, DType kRhs, int kColumns>
+__device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWaves][kColumns / 2],
+                                               uint32_t shared, int32_t steps, uint32_t blocks,
+                                               Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
+  constexpr int kRows = L::kLhsBytes / kStepDepth, kWaveBytes = kWaveRows * kStepDepth;
+  const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
+  const int32_t group = __shfl_sync(~0u, math_thread / kGroupThreads, 0);
+  // This thread's row of the first wave.
+  const int32_t row = group * L::kWaves * kWaveRows + math_thread % kGroupThreads / 32 * kWarpRows +
+                      math_thread % 32 / 4;
+  const uint64_t first_lhs =
+      SwizzledDescriptor(shared + L::kLhsAt + group * L::kWaves * kWaveBytes);
+  const uint64_t first_rhs = SwizzledDescriptor(shared + L::kRhsAt);
+#pragma unroll
+  for (int w = 0; w < L::kWaves; ++w) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) total[w][i] = 0.0f;
+  }
+  const Turns<L::kMathGroups> turns{group};
+  bool ready = false;
+#pragma unroll 1
+  for (int32_t step = 0; step < steps; ++step) {
+    const uint64_t lhs = first_lhs + ring.stage * (L::kLhsBytes >> 4);
+    const uint64_t rhs = first_rhs + ring.stage * (L::kRhsBytes >> 4);
+    const uint32_t empty = shared + L::kEmptyAt + 8 * ring.stage;
+    if (!ready) Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
+    if (step % kChunkSteps == 0) Wait(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
+    const uint32_t scales =
+        shared + L::kScalesAt + chunk.stage * L::kChunkBytes + step % kChunkSteps * 4;
+    const uint32_t columns = scales + kLineBytes * kRows;
+    ThreadScales<L> of_thread;
+    ring.Next();
+#pragma unroll
+    for (int w = 0; w < L::kWaves; ++w) {
+      float acc[kColumns / 2];
+      PinAccumulators(acc);
+      turns.Take();
+      MultiplyStage<kLhs, kRhs, kColumns>(acc, lhs + w * (kWaveBytes >> 4), rhs);
+      if (w == 0) of_thread.Load(scales + kLineBytes * row, columns);
+      if (w == L::kWaves - 1) {
+        ready = step + 1 < steps && IsComplete(shared + L::kFullAt + 8 * ring.stage, ring.parity);
+      }
+      WgmmaWait<1>();
+      turns.Pass();
+      PinAccumulators(acc);
+      WgmmaWait<0>();
+      PinAccumulators(acc);
+      if (w == L::kWaves - 1) Release(empty, blocks);
+      AddScaled<L, kColumns>(total[w], acc, of_thread.rows[w], of_thread.parts, columns);
+    }
+    if (step % kChunkSteps == kChunkSteps - 1 || step == steps - 1) {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) Arrive(shared + L::kChunkEmptyAt + 8 * chunk.stage);
+      chunk.Next();
+    }
+  }
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_

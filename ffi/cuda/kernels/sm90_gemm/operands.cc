@@ -1,0 +1,50 @@
+#include "cuda/kernels/sm90_gemm/operands.h"
+
+namespace jaxfp8::cuda::sm90 {
+namespace {
+
+constexpr int64_t kOffsetAlignment = 256;
+
+int64_t RoundUp(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
+
+Operand OperandOf(const Side& side, int64_t lines, const Problem& problem) {
+  Operand operand;
+  operand.side = side;
+  operand.lines = lines, operand.depth = problem.depth;
+  operand.batches = side.batch == 0 ? 1 : problem.batch;
+  operand.copied = side.IsMnMajor() || side.free % kOperandAlignment != 0 ||
+                   (operand.batches > 1 && side.batch % kOperandAlignment != 0);
+  return operand;
+}
+
+}  // namespace
+
+int64_t Operand::LinePitch() const {
+  return copied ? RoundUp(depth, kOperandAlignment) : side.free;
+}
+
+int64_t Operand::BatchPitch() const {
+  return copied || batches == 1 ? lines * LinePitch() : side.batch;
+}
+
+size_t Operand::CopiedBytes() const {
+  return copied ? static_cast<size_t>(batches * lines * LinePitch()) : 0;
+}
+
+Operands OperandsOf(const Problem& problem) {
+  Operands operands;
+  operands.lhs = OperandOf(problem.lhs, problem.rows, problem);
+  operands.rhs = OperandOf(problem.rhs, problem.columns, problem);
+  const auto lhs_bytes = static_cast<int64_t>(operands.lhs.CopiedBytes());
+  operands.rhs.at = static_cast<size_t>(RoundUp(lhs_bytes, kOffsetAlignment));
+  operands.workspace = operands.rhs.at + operands.rhs.CopiedBytes();
+  return operands;
+}
+
+std::string WhyNotWorkspace(const Operands& operands, size_t workspace) {
+  if (workspace >= operands.workspace) return "";
+  return "its workspace has " + std::to_string(workspace) + " bytes, but it needs " +
+         std::to_string(operands.workspace);
+}
+
+}  // namespace jaxfp8::cuda::sm90

@@ -1,0 +1,42 @@
+// How `sm90_gemm` reads its operands: in place, or as copies in the workspace. Pure.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_OPERANDS_H_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_OPERANDS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cuda/problem.h"
+
+namespace jaxfp8::cuda::sm90 {
+
+// Bytes to which pointers and pitches of operands are multiples.
+inline constexpr int64_t kOperandAlignment = 16;
+
+// A side as lines of K. It is copied where its lines are not contiguous, or not aligned.
+struct Operand {
+  Side side;
+  int64_t lines = 0, depth = 0;
+  int64_t batches = 1;  // 1 where every batch index shares it
+  bool copied = false;
+  size_t at = 0;  // of the copy in the workspace
+
+  int64_t LinePitch() const;
+  int64_t BatchPitch() const;
+  size_t CopiedBytes() const;
+};
+
+struct Operands {
+  Operand lhs, rhs;
+  size_t workspace = 0;  // bytes of both copies
+};
+
+Operands OperandsOf(const Problem& problem);
+
+// Why the copies do not fit the workspace, or "".
+std::string WhyNotWorkspace(const Operands& operands, size_t workspace);
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_OPERANDS_H_

@@ -1,0 +1,176 @@
+// The host side of path `sm90_gemm`: arguments and launches.
+
+#include <algorithm>
+
+#include "cuda/kernels/epilogue/epilogue.h"
+#include "cuda/kernels/pack/pack.h"
+#include "cuda/kernels/sm90_gemm/arguments.h"
+#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90_gemm/path.h"
+#include "cuda/kernels/sm90_gemm/tensor_map.h"
+
+namespace jaxfp8::cuda {
+namespace sm90 {
+namespace {
+
+// Whether whole parts of 128 columns have one scale.
+bool HasBlocks(const Side& rhs) {
+  return !rhs.scale || rhs.tiles.ConstantAlongFree() || rhs.tiles.tile_free % kStepDepth == 0;
+}
+
+StepScales ScalesOf(const Side& side, const float* scale, int64_t lines, int32_t steps) {
+  StepScales s;
+  if (!side.scale) return s;
+  const Tiles& tiles = side.tiles;
+  s.scale = scale;
+  s.batch_stride = tiles.batch_stride, s.line_stride = tiles.free_stride;
+  s.step_stride = tiles.depth_stride;
+  s.last_line = static_cast<int32_t>(lines - 1);
+  s.tile_lines = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, lines)));
+  const int64_t per_scale = tiles.ConstantAlongDepth() ? steps : tiles.tile_depth / kStepDepth;
+  s.steps_per_scale = Divisor(static_cast<int32_t>(std::clamp<int64_t>(per_scale, 1, steps)));
+  s.fours = s.steps_per_scale.divisor == 1 && s.step_stride == 1 &&
+            AlignmentOf(scale, {4 * s.batch_stride, 4 * s.line_stride}) == 16;
+  return s;
+}
+
+// Whether the output is the cast sum, and each row of it consists of 16 aligned bytes.
+bool StoresDirectly(const Problem& problem, const Buffers& buffers) {
+  const Plane& out = problem.out;
+  const bool rest = problem.residual || problem.bias || problem.out_scale || problem.amax ||
+                    problem.activation != Activation::kNone;
+  const int64_t size = SizeOf(out.dtype);
+  return !rest && IsWideFloat(out.dtype) && out.column == 1 &&
+         AlignmentOf(buffers.out, {out.row * size, out.batch * size, problem.columns * size}) == 16;
+}
+
+class GemmPlan final : public Plan {
+ public:
+  GemmPlan(const Configuration& configuration, const Problem& problem, const Device& device)
+      : problem_(problem),
+        configuration_(configuration),
+        schedule_(MakeSchedule(problem, configuration)),
+        blocks_(BlocksOf(schedule_, device.multiprocessors)),
+        operands_(OperandsOf(problem)) {}
+
+  // Fits the kernel to the device; returns what went wrong, or "".
+  std::string Prepare(size_t workspace) {
+    const std::string wrong = WhyNotWorkspace(operands_, workspace);
+    if (!wrong.empty()) return wrong;
+    const Scaling scaling = HasBlocks(problem_.rhs) ? Scaling::kBlocks : Scaling::kLines;
+    kernel_ = (problem_.lhs.dtype == DType::kE4M3 ? E4M3Kernel : E5M2Kernel)(
+        problem_.rhs.dtype, scaling, configuration_.tile);
+    if (!kernel_.function) return "`sm90_gemm` has no tile of this shape";
+    // Without code for sm_90a the driver translates a kernel that does nothing.
+    cudaFuncAttributes attributes;
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_.function);
+    if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
+    if (attributes.ptxVersion != 90) return "the library was not compiled for sm_90a";
+    return CudaError(
+        cudaFuncSetAttribute(kernel_.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             kernel_.shared_bytes),
+        "cudaFuncSetAttribute");
+  }
+
+  std::string Run(const Buffers& buffers, cudaStream_t stream) const override {
+    std::string wrong = ClearAmax(problem_, buffers, stream);
+    if (!wrong.empty() || schedule_.units == 0) return wrong;
+    wrong = WhyNotWorkspace(operands_, buffers.workspace_bytes);
+    if (wrong.empty()) wrong = Copy(operands_.lhs, buffers.lhs, buffers, stream);
+    if (wrong.empty()) wrong = Copy(operands_.rhs, buffers.rhs, buffers, stream);
+    return wrong.empty() ? Launch(buffers, stream) : wrong;
+  }
+
+ private:
+  static std::string Copy(const Operand& operand, const void* values, const Buffers& buffers,
+                          cudaStream_t stream) {
+    if (!operand.copied) return "";
+    PackRequest request;
+    request.side = operand.side;
+    request.lines = {0, operand.batches, 0, operand.lines, operand.depth};
+    request.out = operand.side.dtype;
+    request.count_padded = operand.lines;
+    request.depth_padded = operand.LinePitch();
+    return LaunchPack(request, values, nullptr, nullptr,
+                      static_cast<char*>(buffers.workspace) + operand.at, stream);
+  }
+
+  static std::string Map(const Operand& operand, const void* values, const Buffers& buffers,
+                         int box_lines, CUtensorMap& map) {
+    MappedOperand mapped;
+    mapped.values =
+        operand.copied ? static_cast<const char*>(buffers.workspace) + operand.at : values;
+    mapped.depth = operand.depth, mapped.lines = operand.lines, mapped.batches = operand.batches;
+    mapped.line_pitch = operand.LinePitch(), mapped.batch_pitch = operand.BatchPitch();
+    if (reinterpret_cast<uintptr_t>(mapped.values) % kOperandAlignment != 0) {
+      return "an operand does not lie at a multiple of 16 bytes";
+    }
+    return MapOperand(mapped, box_lines, map);
+  }
+
+  Arguments ArgumentsFor(const Buffers& buffers) const {
+    Arguments a;
+    a.schedule = schedule_;
+    a.lhs_scales = ScalesOf(problem_.lhs, buffers.lhs_scale, problem_.rows, schedule_.steps);
+    a.rhs_scales = ScalesOf(problem_.rhs, buffers.rhs_scale, problem_.columns, schedule_.steps);
+    a.lhs_batched = operands_.lhs.batches > 1, a.rhs_batched = operands_.rhs.batches > 1;
+    a.epilogue = Epilogue{};
+    a.epilogue.rows = problem_.rows, a.epilogue.columns = problem_.columns;
+    a.epilogue.depth = problem_.depth;
+    a.epilogue.elementwise = MakeElementwise(problem_, buffers);
+    a.stores_directly = StoresDirectly(problem_, buffers);
+    return a;
+  }
+
+  std::string Launch(const Buffers& buffers, cudaStream_t stream) const {
+    const Pair pair = configuration_.pair;
+    const TileShape tile = configuration_.tile;
+    CUtensorMap lhs, rhs;
+    std::string wrong = Map(operands_.lhs, buffers.lhs, buffers,
+                            tile.rows / (pair == Pair::kSharesLhs ? 2 : 1), lhs);
+    if (wrong.empty()) {
+      wrong = Map(operands_.rhs, buffers.rhs, buffers,
+                  tile.columns / (pair == Pair::kSharesRhs ? 2 : 1), rhs);
+    }
+    if (!wrong.empty()) return wrong;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {2, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(blocks_));
+    config.blockDim = dim3(static_cast<unsigned>(kernel_.threads));
+    config.dynamicSmemBytes = static_cast<size_t>(kernel_.shared_bytes);
+    config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = pair == Pair::kNone ? 0 : 1;
+    return CudaError(cudaLaunchKernelEx(&config, kernel_.function, ArgumentsFor(buffers), lhs, rhs),
+                     "sm90_gemm");
+  }
+
+  Problem problem_;
+  Configuration configuration_;
+  Schedule schedule_;
+  int32_t blocks_;
+  Operands operands_;
+  Kernel kernel_;
+};
+
+std::unique_ptr<Plan> MakePlan(const Problem& problem, const Device& device, size_t workspace,
+                               std::string& wrong) {
+  return PlanWith(Choose(problem, device.multiprocessors), problem, device, workspace, wrong);
+}
+
+}  // namespace
+
+std::unique_ptr<Plan> PlanWith(const Configuration& configuration, const Problem& problem,
+                               const Device& device, size_t workspace, std::string& wrong) {
+  auto plan = std::make_unique<GemmPlan>(configuration, problem, device);
+  wrong = plan->Prepare(workspace);
+  if (!wrong.empty()) return nullptr;
+  return plan;
+}
+
+}  // namespace sm90
+
+const Path kSm90Gemm = {"sm90_gemm", sm90::WhyNot, sm90::MakePlan};
+
+}  // namespace jaxfp8::cuda

@@ -1,0 +1,26 @@
+// Path "sm90_gemm": FP8 by FP8 on Hopper, with scales that change along the contracted axis.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
+
+#include "cuda/kernels/sm90_gemm/schedule.h"
+#include "cuda/path.h"
+
+namespace jaxfp8::cuda {
+
+// One launch (kernel.cuh), after copies of the operands that are not lines of K, or whose lines are
+// no multiple of 16 bytes (kernels/pack).
+extern const Path kSm90Gemm;
+
+namespace sm90 {
+
+std::string WhyNot(const Problem& problem, const Device& device);
+
+// The plan with a given tile shape; for benchmarks.
+std::unique_ptr<Plan> PlanWith(const Configuration& configuration, const Problem& problem,
+                               const Device& device, size_t workspace, std::string& wrong);
+
+}  // namespace sm90
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_

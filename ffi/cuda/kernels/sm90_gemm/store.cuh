@@ -1,0 +1,224 @@
+// The epilogue of a math warpgroup: from the sums in registers to the output.
+//
+// Each warp goes through shared memory for itself, 16 rows x 128 bytes at a time:
+//
+//   sums in registers                staged                     output
+//   lane: 2 columns of rows   --->   [16][128 bytes]   --->     lane: 16 bytes of a row, eight
+//   r, r + 8 in every eight          padded                     lanes its 128 bytes
+//
+//   directly   the sums are cast and nothing else: the staged bytes are those of the output
+//   else       32 float32 sums are staged, and quad.cuh finishes four columns a lane
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_CUH_
+
+#include <utility>
+
+#include "cuda/kernels/epilogue/quad.cuh"
+#include "cuda/kernels/sm90_gemm/arguments.h"
+#include "cuda/kernels/sm90_gemm/load.cuh"
+
+namespace jaxfp8::cuda::sm90 {
+
+// Where a warp's 16 rows of a wave lie in the output.
+struct WarpTile {
+  int32_t batch, row, column;
+};
+
+__device__ __forceinline__ void StoreShared2(uint32_t to, uint32_t a, uint32_t b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
+}
+
+__device__ __forceinline__ uint4 LoadShared4(uint32_t from) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(from)
+               : "memory");
+  return v;
+}
+
+// Stores four matrices of 8 x 8 16-bit values; lane l has the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void StoreMatrices(uint32_t to, const uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+// Stages 32 columns of 32-bit sums, from register kFirst on, each pair of columns in reverse. So
+// the compiler keeps the sum of an even column in an odd register, and the accumulator, which wgmma
+// wants in an even one, comes from the other register bank: else FFMA takes two cycles.
+template <int kFirst, typename T, int kCount>
+__device__ __forceinline__ void StageSums(const T (&total)[kCount], uint32_t staged) {
+  const int32_t lane = threadIdx.x % 32;
+  const uint32_t to = staged + lane / 4 * kWidePitch + lane % 4 * 8;
+#pragma unroll
+  for (int i = 0; i < 16; i += 2) {
+    uint32_t words[2];
+    memcpy(words, &total[kFirst + i], sizeof(words));
+    StoreShared2(to + i % 4 / 2 * 8 * kWidePitch + i / 4 * 32, words[1], words[0]);
+  }
+}
+
+// Four columns from `StageSums`.
+__device__ __forceinline__ uint4 LoadSums(uint32_t from) {
+  const uint4 v = LoadShared4(from);
+  return make_uint4(v.y, v.x, v.w, v.z);
+}
+
+// Stages up to 64 columns as 16-bit values, from register kFirst on.
+template <DType kOut, int kFirst, int kStaged, int kCount>
+__device__ __forceinline__ void StageHalves(const float (&total)[kCount], uint32_t staged) {
+  const int32_t lane = threadIdx.x % 32;
+  const uint32_t to = staged + lane % 16 * kNarrowPitch + lane / 16 * 16;
+#pragma unroll
+  for (int i = 0; i < kStaged / 2; i += 8) {
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = EncodeWord<kOut>(&total[kFirst + i + 2 * j]);
+    StoreMatrices(to + i / 8 * 32, words);
+  }
+}
+
+// Copies 16 staged rows of kBytes to the output, 16 bytes a lane.
+//   to     the first row and column
+//   pitch  of the output, in bytes
+template <int kBytes, bool kWide>
+__device__ __forceinline__ void CopyStaged(uint32_t staged, char* to, int64_t pitch, int32_t rows,
+                                           int32_t bytes) {
+  constexpr int kLanes = kBytes / 16, kRowsAtOnce = 32 / kLanes;
+  constexpr int kPitch = kWide ? kWidePitch : kNarrowPitch;
+  const int32_t lane = threadIdx.x % 32;
+  const int32_t row = lane / kLanes, at = lane % kLanes * 16;
+#pragma unroll
+  for (int i = 0; i < kWarpRows; i += kRowsAtOnce) {
+    const uint32_t from = staged + (row + i) * kPitch + at;
+    const uint4 value = kWide ? LoadSums(from) : LoadShared4(from);
+    if (row + i < rows && at < bytes) {
+      *reinterpret_cast<uint4*>(to + (row + i) * pitch + at) = value;
+    }
+  }
+}
+
+// Casts and stores a wave of float32 sums.
+template <DType kOut, int kColumns>
+__device__ __forceinline__ void StoreDirectly(const Epilogue& e, const WarpTile& tile,
+                                              uint32_t staged, const float (&total)[kColumns / 2]) {
+  constexpr int kSize = SizeOf(kOut), kAtOnce = kStagedBytes / kSize;
+  constexpr int kStaged = kColumns < kAtOnce ? kColumns : kAtOnce;
+  const Plane& plane = e.elementwise.out_plane;
+  char* to =
+      static_cast<char*>(e.elementwise.out) + plane.At(tile.batch, tile.row, tile.column) * kSize;
+  const auto rows = static_cast<int32_t>(e.rows) - tile.row;
+  const auto bytes = (static_cast<int32_t>(e.columns) - tile.column) * kSize;
+  [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
+    const auto store = [&]<int kFirst>(std::integral_constant<int, kFirst>) {
+      if constexpr (kSize == 2) {
+        StageHalves<kOut, kFirst / 2, kStaged>(total, staged);
+      } else {
+        StageSums<kFirst / 2>(total, staged);
+      }
+      __syncwarp();
+      CopyStaged<kStaged * kSize, kSize == 4>(staged, to + kFirst * kSize, plane.row * kSize, rows,
+                                              bytes - kFirst * kSize);
+      __syncwarp();
+    };
+    (store(std::integral_constant<int, kPart * kStaged>{}), ...);
+  }(std::make_integer_sequence<int, kColumns / kStaged>{});
+}
+
+// Columns that go through the whole epilogue at a time.
+inline constexpr int kStagedColumns = kStagedBytes / 4;
+
+// Calls `StageSums` for a part of 32 columns that is known at run time. Registers have no index.
+template <int kColumns, int kWaves, int... kParts>
+__device__ __forceinline__ void StagePart(int32_t part, const float (&total)[kWaves][kColumns / 2],
+                                          uint32_t staged, std::integer_sequence<int, kParts...>) {
+  constexpr int kPerWave = kColumns / kStagedColumns;
+  (void)((part == kParts &&
+          (StageSums<kParts % kPerWave*(kStagedColumns / 2)>(total[kParts / kPerWave], staged),
+           true)) ||
+         ...);
+}
+
+// Raises the amax of a row to the largest |y| of its eight lanes.
+__device__ __forceinline__ void UpdateRowAmax(const Elementwise& ew, const Quad& q, bool inside,
+                                              uint32_t seen) {
+#pragma unroll
+  for (int lanes = 4; lanes > 0; lanes /= 2) seen = max(seen, __shfl_xor_sync(~0u, seen, lanes));
+  if (threadIdx.x % 8 == 0 && inside) {
+    atomicMax(ew.amax + ew.amax_plane.At(q.b, q.r, 0), seen);
+  }
+}
+
+// The epilogue of 16 rows x 32 columns in shared memory. Returns the largest |y| of the lane.
+template <DType kAcc, bool kZero>
+__device__ __forceinline__ uint32_t StoreStaged(const Epilogue& e, const WarpTile& tile,
+                                                int32_t part, uint32_t staged) {
+  const int32_t lane = threadIdx.x % 32;
+  const int32_t column = tile.column + part * kStagedColumns + lane % 8 * 4;
+  const int32_t left = static_cast<int32_t>(e.columns) - column;
+  Quad q{tile.batch, 0, column, max(min(left, 4), 0)};
+  ColumnParams columns;
+  LoadColumnParams<kZero>(e, tile.batch, q, columns);
+  uint32_t largest = 0;
+#pragma unroll 1
+  for (int32_t r = lane / 8; r < kWarpRows; r += 4) {
+    q.r = tile.row + r;
+    const bool inside = q.r < e.rows;
+    uint32_t seen = 0;
+    if (inside && q.count > 0) {
+      const uint4 v = LoadSums(staged + r * kWidePitch + lane % 8 * 16);
+      const uint32_t acc[4] = {v.x, v.y, v.z, v.w};
+      const RowParams row = LoadRowParams(e.lhs, tile.batch, tile.batch, q.r, q.r);
+      seen = DequantizeAndStore<kAcc, kZero>(e, q, row, columns, acc);
+    }
+    largest = max(largest, seen);
+    if (e.elementwise.amax_kind == AmaxKind::kPerRow) {
+      UpdateRowAmax(e.elementwise, q, inside, seen);
+    }
+  }
+  return largest;
+}
+
+template <DType kOut, typename L, int kColumns>
+__device__ __forceinline__ void StoreTileDirectly(const Epilogue& e, WarpTile tile, uint32_t staged,
+                                                  const float (&total)[L::kWaves][kColumns / 2]) {
+#pragma unroll
+  for (int w = 0; w < L::kWaves; ++w, tile.row += kWaveRows) {
+    StoreDirectly<kOut, kColumns>(e, tile, staged, total[w]);
+  }
+}
+
+// The epilogue of a warp's rows of a tile, whose sums are scaled already.
+//   tile  its first 16 rows
+template <typename L, int kColumns>
+__device__ __forceinline__ void StoreTile(const Arguments& a, const WarpTile& tile, uint32_t staged,
+                                          const float (&total)[L::kWaves][kColumns / 2]) {
+  const Epilogue& e = a.epilogue;
+  if (a.stores_directly) {
+    switch (e.elementwise.out_plane.dtype) {
+      case DType::kBF16:
+        return StoreTileDirectly<DType::kBF16, L, kColumns>(e, tile, staged, total);
+      case DType::kF16:
+        return StoreTileDirectly<DType::kF16, L, kColumns>(e, tile, staged, total);
+      default:
+        return StoreTileDirectly<DType::kF32, L, kColumns>(e, tile, staged, total);
+    }
+  }
+  constexpr int kPerWave = kColumns / kStagedColumns, kAll = L::kWaves * kPerWave;
+  uint32_t largest = 0;
+#pragma unroll 1
+  for (int32_t part = 0; part < kAll; ++part) {
+    StagePart<kColumns>(part, total, staged, std::make_integer_sequence<int, kAll>{});
+    __syncwarp();
+    const WarpTile wave{tile.batch, tile.row + part / kPerWave * kWaveRows, tile.column};
+    largest = max(largest, StoreStaged<DType::kF32, false>(e, wave, part % kPerWave, staged));
+    __syncwarp();
+  }
+  UpdateMatrixAmax(e.elementwise, tile.batch, largest);
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_CUH_

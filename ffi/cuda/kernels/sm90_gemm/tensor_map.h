@@ -1,0 +1,26 @@
+// Tensor maps: how the tensor memory accelerator (TMA) finds an operand in memory.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_TENSOR_MAP_H_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_TENSOR_MAP_H_
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <string>
+
+namespace jaxfp8::cuda::sm90 {
+
+// An operand in bytes: `batches` matrices of `lines` lines of `depth` bytes.
+struct MappedOperand {
+  const void* values = nullptr;  // 16-byte aligned, as are the pitches
+  int64_t depth = 0, lines = 0, batches = 1;
+  int64_t line_pitch = 0, batch_pitch = 0;
+};
+
+// Maps boxes of 128 bytes x `box_lines` lines, which arrive in shared memory swizzled by 128 bytes.
+// Returns what went wrong, or "". Needs no device memory and takes about a microsecond.
+std::string MapOperand(const MappedOperand& operand, int box_lines, CUtensorMap& map);
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_TENSOR_MAP_H_

@@ -1,0 +1,146 @@
+// The schedule of `sm90_gemm`: every tile of the output belongs to one block of one unit; which
+// tile shape a product gets; which operands are copied.
+
+#include <cstdio>
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "cuda/kernels/common/divisor.h"
+#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90_gemm/schedule.h"
+#include "tests/expect.h"
+
+namespace jaxfp8::cuda::sm90 {
+namespace {
+
+using tests::Expect;
+
+constexpr int32_t kH100 = 132;
+
+Problem Product(int64_t batch, int64_t rows, int64_t columns, int64_t depth) {
+  Problem p;
+  p.batch = batch, p.rows = rows, p.columns = columns, p.depth = depth;
+  p.lhs.dtype = p.rhs.dtype = DType::kE4M3;
+  p.lhs.batch = rows * depth, p.lhs.free = depth, p.lhs.depth = 1;
+  p.rhs.batch = columns * depth, p.rhs.free = depth, p.rhs.depth = 1;
+  return p;
+}
+
+std::string NameOf(const Configuration& c) {
+  return std::to_string(c.tile.rows) + "x" + std::to_string(c.tile.columns) +
+         (c.pair == Pair::kNone        ? ""
+          : c.pair == Pair::kSharesLhs ? " in pairs sharing lhs"
+                                       : " in pairs sharing rhs");
+}
+
+void CheckCover(const Problem& p, const Configuration& c) {
+  const std::string name = std::to_string(p.batch) + " of " + std::to_string(p.rows) + "x" +
+                           std::to_string(p.columns) + " by " + NameOf(c) + ": ";
+  const Schedule s = MakeSchedule(p, c);
+  const int32_t ranks = c.pair == Pair::kNone ? 1 : 2;
+  std::set<std::tuple<int32_t, int32_t, int32_t>> seen;
+  int64_t inside = 0;
+  for (int32_t unit = 0; unit < s.units; ++unit) {
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      const TileCoord t = TileOf(s, unit, rank);
+      Expect(seen.insert({t.batch, t.row, t.column}).second, name + "no tile is computed twice");
+      Expect(0 <= t.batch && t.batch < p.batch && t.row >= 0 && t.column >= 0,
+             name + "a tile is in the output");
+      inside +=
+          int64_t{t.row} * c.tile.rows < p.rows && int64_t{t.column} * c.tile.columns < p.columns;
+    }
+  }
+  const int64_t down = (p.rows + c.tile.rows - 1) / c.tile.rows;
+  const int64_t across = (p.columns + c.tile.columns - 1) / c.tile.columns;
+  Expect(inside == p.batch * down * across, name + "every tile is computed");
+  const int32_t blocks = BlocksOf(s, kH100);
+  Expect(blocks % ranks == 0 && 0 < blocks && blocks <= kH100, name + "blocks come in pairs");
+}
+
+void CheckCovers() {
+  for (const TileShape tile : kTileShapes) {
+    for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
+      for (const Problem& p :
+           {Product(1, 1, 1, 1), Product(3, 700, 300, 64), Product(2, 5000, 129, 16),
+            Product(1, 4096, 2112, 7168), Product(5, 17, 4097, 100)}) {
+        CheckCover(p, {tile, pair});
+      }
+    }
+  }
+}
+
+// Neighbouring units of a group share rows of lhs or columns of rhs.
+void CheckGroups() {
+  const Schedule s = MakeSchedule(Product(1, 8192, 8192, 128), {{256, 128}, Pair::kSharesLhs});
+  const TileCoord first = TileOf(s, 0, 0), next = TileOf(s, 1, 0), across = TileOf(s, 8, 1);
+  Expect(first.row == 0 && next.row == 1 && next.column == 0, "rows come first");
+  Expect(across.row == 0 && across.column == 3, "then columns, two tiles a pair");
+}
+
+void CheckChoices() {
+  struct Row {
+    int64_t rows, columns, depth;
+    Configuration wanted;
+  };
+  constexpr Row kTable[] = {
+      {4096, 7168, 16384, {{256, 128}, Pair::kSharesLhs}},
+      {4096, 4096, 7168, {{256, 128}, Pair::kSharesLhs}},
+      {4096, 24576, 1536, {{256, 128}, Pair::kSharesLhs}},
+      {4096, 7168, 2048, {{256, 128}, Pair::kSharesLhs}},
+      {4096, 2112, 7168, {{128, 192}, Pair::kSharesLhs}},
+      {4096, 32768, 512, {{256, 128}, Pair::kNone}},
+      {512, 4096, 7168, {{128, 128}, Pair::kNone}},
+      {64, 7168, 16384, {{64, 64}, Pair::kNone}},
+      {64, 4096, 7168, {{64, 32}, Pair::kNone}},
+      {1, 128, 128, {{64, 32}, Pair::kNone}},
+  };
+  for (const Row& row : kTable) {
+    const Configuration c = Choose(Product(1, row.rows, row.columns, row.depth), kH100);
+    Expect(c.tile == row.wanted.tile && c.pair == row.wanted.pair,
+           std::to_string(row.rows) + "x" + std::to_string(row.columns) + "x" +
+               std::to_string(row.depth) + " gets " + NameOf(c));
+  }
+}
+
+void CheckOperands() {
+  Problem p = Product(2, 100, 60, 48);
+  Expect(OperandsOf(p).workspace == 0, "aligned lines are read in place");
+  p.rhs.free = 1, p.rhs.depth = 60;
+  const Operands turned = OperandsOf(p);
+  Expect(!turned.lhs.copied && turned.rhs.copied, "a side that is not lines of K is copied");
+  Expect(turned.workspace == 2 * 60 * 48, "as lines of K");
+  const Operands odd = OperandsOf(Product(1, 7, 5, 33));
+  Expect(odd.lhs.copied && odd.lhs.LinePitch() == 48, "lines are padded to 16 bytes");
+  Expect(odd.rhs.at % 256 == 0 && odd.rhs.at >= odd.lhs.CopiedBytes(), "copies do not overlap");
+  Expect(!WhyNotWorkspace(odd, odd.workspace - 1).empty() &&
+             WhyNotWorkspace(odd, odd.workspace).empty(),
+         "the workspace holds them");
+  Problem shared = Product(4, 8, 8, 40);
+  shared.rhs.batch = 0;
+  Expect(OperandsOf(shared).rhs.batches == 1, "a shared side is copied once");
+}
+
+void CheckDivisors() {
+  constexpr int32_t kLargest = 2147483647;
+  for (const int32_t by : {1, 2, 3, 7, 56, 127, 128, 641, 65537, 1 << 30, kLargest}) {
+    const Divisor divisor(by);
+    for (const int32_t n : {0, 1, by - 1, by, 2 * (by / 2) + 1, 1000003, kLargest - 1, kLargest}) {
+      Expect(divisor.Quotient(n) == n / by, std::to_string(n) + " / " + std::to_string(by));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace jaxfp8::cuda::sm90
+
+int main() {
+  using namespace jaxfp8::cuda::sm90;
+  CheckCovers();
+  CheckGroups();
+  CheckChoices();
+  CheckOperands();
+  CheckDivisors();
+  return jaxfp8::tests::Report("the schedule of sm90_gemm");
+}
