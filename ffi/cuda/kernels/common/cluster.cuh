@@ -1,0 +1,47 @@
+// Thread block clusters (sm_90 and later): blocks that run at a time and read each other's shared
+// memory. A kernel launched without a cluster is a cluster of one block.
+
+#ifndef JAXFP8_CUDA_KERNELS_COMMON_CLUSTER_CUH_
+#define JAXFP8_CUDA_KERNELS_COMMON_CLUSTER_CUH_
+
+#include <cstdint>
+
+namespace jaxfp8::cuda {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+inline constexpr bool kHasClusters = true;
+#else
+inline constexpr bool kHasClusters = false;
+#endif
+
+// A barrier of all threads of the cluster, in two halves. What a thread wrote to shared memory
+// before it arrived, all threads can read after they have waited.
+__device__ __forceinline__ void ClusterArrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void ClusterWait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Loads four floats from the shared memory of the block of a rank.
+//   address  of the same place in this block
+__device__ __forceinline__ float4 LoadFromRank(uint32_t address, int rank) {
+  float4 value = {};
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(there)
+               : "memory");
+#endif
+  return value;
+}
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_KERNELS_COMMON_CLUSTER_CUH_
