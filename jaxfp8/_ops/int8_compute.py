@@ -1,0 +1,213 @@
+"""`compute="int8"`: a product of FP8 or float operands, computed in int8.
+
+    l' = round(l / s_l),  r' = round(r / s_r)           int8; s = max |line| / 127
+    y  = activation(s_l s_r sum_k l' r' + residual + bias)
+
+`l` and `r` are the values that the operands stand for, scales included. A line is what one sum
+reads: a row of the left operand, a column of the right one. So each index that is not summed over
+has a scale of its own. FP8 data is rounded a second time. An operand of int8 or uint8 stays as it
+is, with its zero point. Sums are exact in int32.
+
+Rounding is that of `jaxfp8.quantize`: to nearest, ties to even, in float32. NaN counts as 0,
+infinities as the largest finite value of their line, and neither counts when a scale is chosen.
+
+The product is composed of operations that exist: two of `quantize`, and a scaled dot of int8. Its
+derivative is that of the product as written, straight through the roundings to int8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from jaxfp8._call import reference
+from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._ops.quantize import quantize
+from jaxfp8._value import dtypes
+from jaxfp8._value.errors import message
+from jaxfp8._value.qarray import stored_factors
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape, is_known
+from jaxfp8._value.tiles import map_tiles
+
+INT8 = "int8"
+_LARGEST_SUM = 2**31 - 1
+# A rounded operand has no -128: a scale is chosen so that its largest value is 127.
+_LARGEST_CODE = 127
+# Where more of a line's values than this become 0, a report says so. A line of 4096 normal values
+# loses 1 %; one that holds values 20 times larger loses 20 %.
+MANY_LOST = 0.1
+
+
+def check_compute(operation: str, compute: Any) -> str | None:
+    """`compute` as an argument of `operation`: None, or "int8"."""
+    if compute is None or compute == INT8:
+        return compute
+    got, needs = f"is {compute!r}", 'None or "int8" is needed'
+    remedy = "leave it out to multiply operands as they are stored"
+    raise ValueError(message(operation, "`compute`", got, needs, remedy))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objection:
+    """Why a product cannot be computed in int8: which operand, what it is, what is needed."""
+
+    operand: str
+    got: str
+    needs: str
+    remedy: str
+
+    @property
+    def reason(self) -> str:
+        """As a reason in a report."""
+        return f"it is to be computed in int8: {self.operand} {self.got}, but {self.needs}"
+
+
+def why_not(spec: ScaledDotSpec) -> Objection | None:
+    """Why a product cannot be computed in int8; None if it can."""
+    sides = {"`lhs`": spec.lhs, "`rhs`": spec.rhs}
+    for name, side in sides.items():
+        summed = [side.scale_shape[axis] for axis in side.contracting]
+        if _is_rounded(side) or not (side.scale or side.zero_point) or set(summed) <= {0, 1}:
+            continue
+        return Objection(
+            operand=name,
+            got=f"is {side.dtype} with a scale or zero point that changes along a contracted axis",
+            needs="integers are multiplied as they are, and a sum has one scale",
+            remedy="leave `compute` out, or pass `jaxfp8.dequantize` of it, which is rounded anew",
+        )
+    largest = _largest(spec.lhs) * _largest(spec.rhs)
+    size = spec.contracting_size
+    if is_known(spec.lhs.shape) and size * largest > _LARGEST_SUM:
+        return Objection(
+            operand="the contracted axis",
+            got=f"has {size} terms",
+            needs=f"an int32 holds the sum of {_LARGEST_SUM // largest} such products",
+            remedy="leave `compute` out, or add up products of parts of it",
+        )
+    return None
+
+
+def narrowed(spec: ScaledDotSpec) -> ScaledDotSpec:
+    """The problem with both operands in int8, as it is computed."""
+    return dataclasses.replace(spec, lhs=_in_int8(spec.lhs), rhs=_in_int8(spec.rhs))
+
+
+def int8_dot(
+    operation: str, spec: ScaledDotSpec, values: dict[str, Any], out_sharding: Any = None
+) -> tuple[jax.Array, jax.Array | None]:
+    """The scaled dot of `spec`, computed in int8.
+
+    Args:
+      operation: name for errors.
+      spec: the product as written.
+      values: its operands by name, as `scaled_dot` takes them.
+      out_sharding: of the output along explicit mesh axes.
+
+    Returns:
+      The output and the amax, as `scaled_dot` returns them.
+
+    Raises:
+      ValueError: the product cannot be computed in int8.
+    """
+    if (objection := why_not(spec)) is not None:
+        parts = (objection.operand, objection.got, objection.needs, objection.remedy)
+        raise ValueError(message(f'{operation}, compute="int8"', *parts))
+    named = {name: values[name] for name in spec.operand_names()}
+    return _product(spec, out_sharding, named)
+
+
+def requantised(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The operands of `narrowed(spec)`, from those of `spec`."""
+    wide = reference.widened(spec, {n: x for n, x in named.items() if n.endswith("_scale")})
+    made = dict(named)
+    for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
+        if _is_rounded(side):
+            x = _values(side, named[name], wide.get(f"{name}_scale"))
+            made[name], made[f"{name}_scale"] = rounded(x, side.contracting)
+    return made
+
+
+def rounded(x: jax.Array, contracting: Shape) -> tuple[jax.Array, jax.Array]:
+    """An array of floats in int8, and the scale of each line along `contracting`."""
+    lines = [axis for axis in range(x.ndim) if axis not in contracting]
+    q = quantize(x, np.int8, channelwise_axes=lines)
+    return q.qvalue, stored_factors(q)[0]
+
+
+def lost(x: jax.Array, contracting: Shape) -> jax.Array:
+    """The share of each line's values that are not 0 but become 0 in int8.
+
+    Args:
+      x: an operand in floats.
+      contracting: the axes along which a line lies.
+    """
+    x = x.astype(jnp.float32)
+    codes, _ = rounded(x, contracting)
+    is_value = (x != 0) & jnp.isfinite(x)
+    count = jnp.sum(is_value, contracting)
+    return jnp.sum(is_value & (codes == 0), contracting) / jnp.maximum(count, 1)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _product(
+    spec: ScaledDotSpec, out_sharding: Any, named: dict[str, jax.Array]
+) -> tuple[jax.Array, jax.Array | None]:
+    made: dict[str, Any] = requantised(spec, named)
+    return scaled_dot(narrowed(spec), **made, out_sharding=out_sharding)
+
+
+@functools.partial(_product.defjvp, symbolic_zeros=True)
+def _product_jvp(
+    spec: ScaledDotSpec, out_sharding: Any, primals: tuple[Any], tangents: tuple[Any]
+) -> tuple[Any, Any]:
+    """The derivative of the product as written. Codes have none."""
+    (named,), (dots,) = primals, tangents
+    moving = {
+        name: dot
+        for name, dot in dots.items()
+        if not isinstance(dot, SymbolicZero) and dot.dtype in dtypes.WIDE_FLOAT
+    }
+
+    def as_written(some: dict[str, jax.Array]) -> Any:
+        every: dict[str, Any] = {**named, **some}
+        return scaled_dot(spec, **every, out_sharding=out_sharding)
+
+    points = {name: named[name] for name in moving}
+    _, moved = jax.jvp(as_written, (points,), (moving,))
+    return _product(spec, out_sharding, named), moved
+
+
+def _is_rounded(side: OperandSpec) -> bool:
+    return not dtypes.is_int8(side.dtype)
+
+
+def _largest(side: OperandSpec) -> int:
+    """Bound on the magnitude of an operand's codes, zero point subtracted."""
+    if _is_rounded(side):
+        return _LARGEST_CODE
+    return 255 if side.zero_point or side.dtype == "uint8" else 128
+
+
+def _in_int8(side: OperandSpec) -> OperandSpec:
+    if not _is_rounded(side):
+        return side
+    tiles = tuple(
+        max(size, 1) if axis in side.contracting else 1 for axis, size in enumerate(side.shape)
+    )
+    return dataclasses.replace(side, dtype=INT8, tiles=tiles, scale=True, scale_rounded=False)
+
+
+def _values(side: OperandSpec, x: jax.Array, scale: jax.Array | None) -> jax.Array:
+    """What an operand stands for; bare FP8 codes as bfloat16, which holds them exactly."""
+    if dtypes.is_float8(side.dtype):
+        codes = jax.lax.bitcast_convert_type(x, side.dtype) if x.dtype == np.uint8 else x
+        x = codes.astype(jnp.bfloat16)
+    if scale is None:
+        return x
+    return map_tiles(lambda v, s: v.astype(jnp.float32) * s, x, [scale], side.tiles)
