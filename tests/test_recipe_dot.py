@@ -8,7 +8,13 @@ import pytest
 import jaxfp8
 
 MATRIX = (((1,), (0,)), ((), ()))
-RECIPES = (jaxfp8.W8A16, jaxfp8.FP8_DYNAMIC, jaxfp8.FP8_BLOCK, jaxfp8.INT8_ASYMMETRIC)
+RECIPES = (
+    jaxfp8.W8A16,
+    jaxfp8.FP8_DYNAMIC,
+    jaxfp8.FP8_BLOCK,
+    jaxfp8.INT8_ASYMMETRIC,
+    jaxfp8.FP8_IMMA,
+)
 
 
 def normal(*shape, seed=0):

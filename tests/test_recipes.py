@@ -20,6 +20,7 @@ RECIPES = (
     jaxfp8.FP8_BLOCK,
     jaxfp8.INT8,
     jaxfp8.INT8_ASYMMETRIC,
+    jaxfp8.FP8_IMMA,
 )
 E4M3 = jnp.float8_e4m3fn
 
@@ -36,6 +37,7 @@ def normal(*shape, seed=0):
         (jaxfp8.FP8_DYNAMIC, E4M3, (1, 256), E4M3, (3, 5, 1)),
         (jaxfp8.FP8_BLOCK, E4M3, (4, 2), E4M3, (3, 5, 4)),
         (jaxfp8.INT8, jnp.int8, (1, 256), jnp.int8, (3, 5, 1)),
+        (jaxfp8.FP8_IMMA, E4M3, (1, 256), jnp.int8, (3, 5, 1)),
         (jaxfp8.INT8_ASYMMETRIC, jnp.int8, (1, 256), jnp.int8, (3, 5, 1)),
     ],
     ids=lambda value: getattr(value, "name", None),

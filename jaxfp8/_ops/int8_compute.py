@@ -39,6 +39,8 @@ INT8 = "int8"
 _LARGEST_SUM = 2**31 - 1
 # A rounded operand has no -128: a scale is chosen so that its largest value is 127.
 _LARGEST_CODE = 127
+# An int32 holds the sum of so many products of two rounded operands.
+MOST_TERMS = _LARGEST_SUM // _LARGEST_CODE**2
 # Where more of a line's values than this become 0, a report says so. A line of 4096 normal values
 # loses 1 %; one that holds values 20 times larger loses 20 %.
 MANY_LOST = 0.1

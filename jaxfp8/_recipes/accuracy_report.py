@@ -13,11 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfp8._ops import int8_compute
 from jaxfp8._ops.quantize import dequantize
+from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value import tables
 from jaxfp8._value.accuracy import Comparison, Error, pooled
-from jaxfp8._value.dtypes import finite_range
+from jaxfp8._value.dtypes import finite_range, is_float8
+from jaxfp8._value.prepared import EightBitArray, PreparedArray, stored
 from jaxfp8._value.qarray import QArray, scale_and_zero_point
+from jaxfp8._value.spec import Shape
 from jaxfp8._value.tiles import map_tiles
 
 # A layer should stay wide if the error of its output exceeds 10 % (20 dB), or if it is 10 dB, a
@@ -51,6 +55,23 @@ class OperandError:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SecondRounding:
+    """What `compute="int8"` adds to the error of an FP8 weight.
+
+    Attributes:
+      error: of the weight in int8, against the weight in FP8.
+      lines: how many lines it has, each with a scale in int8.
+      lossy_lines: in how many of them more than 10 % of the values become 0.
+      worst: the largest share of values of a line that become 0.
+    """
+
+    error: Error
+    lines: int
+    lossy_lines: int
+    worst: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerError:
     """The error of one layer in 8 bits, on the inputs that it had.
 
@@ -62,6 +83,8 @@ class LayerError:
       output: error of its output, against the float layer on the same input.
       weight, activation: errors of its operands. None if the operand is not in 8 bits or its
         float values are unknown.
+      second: what computing in int8 adds to the error of the weight; None where it is multiplied
+        as it is stored.
     """
 
     path: str
@@ -71,6 +94,7 @@ class LayerError:
     output: Error
     weight: OperandError | None
     activation: OperandError | None
+    second: SecondRounding | None = None
 
     @property
     def sqnr(self) -> float:
@@ -127,7 +151,7 @@ class AccuracyReport:
 
     def _table(self) -> tuple[str, Any, Any, list[str]]:
         wide = self.keep_wide
-        footer = [_LEGEND, *([self.note] if self.note else [])]
+        footer = [_LEGEND, *([self.note] if self.note else []), *_second_roundings(self.rows)]
         if wide:
             footer.append(f"better kept wide: {', '.join(wide)}")
         return f"outputs: {self.total.total}", _HEAD, [_cells(row) for row in self.rows], footer
@@ -143,6 +167,27 @@ def _cells(row: LayerError) -> tuple[str, ...]:
     scale = f"{high:.2g}" if low == high else f"{low:.1g}..{high:.1g}"
     shares = f"{shown.saturated:.2%}", f"{shown.underflowed:.2%}"
     return *head, *shares, f"{shown.amax:.3g}", scale, weight
+
+
+def _second_roundings(rows: tuple[LayerError, ...]) -> list[str]:
+    """What the second rounding to int8 costs, and where it sets many values to 0."""
+    found = [(row.path, row.second) for row in rows if row.second is not None]
+    if not found:
+        return []
+    errors = [second.error.relative_l2 for _, second in found]
+    cost = (
+        "FP8 weights are rounded once more, to int8: a relative error of "
+        f"{statistics.median(errors):.2g} in the median layer, {max(errors):.2g} in the worst, on "
+        "top of that of FP8"
+    )
+    share = f"{int8_compute.MANY_LOST:.0%}"
+    lossy = [
+        f"{path}: int8 sets more than {share} of the values to 0 in {second.lossy_lines} of "
+        f"{second.lines} lines of its weight (at most {second.worst:.0%})"
+        for path, second in found
+        if second.lossy_lines
+    ]
+    return [cost, *lossy]
 
 
 def _plain(value: Any) -> Any:
@@ -165,6 +210,19 @@ class _Key:
     recipe: str
 
 
+def second_rounding(
+    recipe: Recipe, weight: Any, contracting: Shape
+) -> tuple[EightBitArray, Shape] | None:
+    """An FP8 weight that is rounded once more, to int8, and the axes that its product sums over.
+
+    None where the recipe multiplies it as it is stored.
+    """
+    if recipe.compute is None or not isinstance(weight, EightBitArray):
+        return None
+    codes = weight.packed if isinstance(weight, PreparedArray) else stored(weight)
+    return (weight, contracting) if is_float8(codes.qvalue.dtype) else None
+
+
 class Recorder:
     """Collects errors of layers while a model runs, traced or not, in loops or under vmap."""
 
@@ -181,6 +239,7 @@ class Recorder:
         got: jax.Array,
         weight: tuple[Any, Any] | None = None,
         activation: tuple[Any, Any] | None = None,
+        second: tuple[Any, Shape] | None = None,
     ) -> None:
         """Note one call of a layer.
 
@@ -189,8 +248,9 @@ class Recorder:
           exact, got: output of the float layer and of the 8-bit one, on one input.
           weight, activation: the float operand and what the product takes in its place; None, or
             a pair without a `QArray`, where it is not in 8 bits.
+          second: as `second_rounding` gives it.
         """
-        sums = _call_sums(exact, got, weight=weight, activation=activation)
+        sums = _call_sums(exact, got, second, weight=weight, activation=activation)
         jax.debug.callback(functools.partial(self._note, _Key(path, kind, recipe)), sums)
 
     def layer_of(self, path: str, kind: str, recipe: str, **operands: Any) -> jax.Array:
@@ -222,10 +282,15 @@ class Recorder:
 
 
 def _call_sums(
-    exact: jax.Array, got: jax.Array, **operands: tuple[Any, Any] | None
+    exact: jax.Array,
+    got: jax.Array,
+    second: tuple[Any, Shape] | None = None,
+    **operands: tuple[Any, Any] | None,
 ) -> dict[str, jax.Array]:
     """What is kept of one call."""
     sums = {"output": _error_sums(exact, got)}
+    if second is not None:
+        sums["second"] = _second_sums(*second)
     for name, pair in operands.items():
         if pair is not None and isinstance(pair[1], QArray):
             sums[name] = _operand_sums(*pair)
@@ -241,6 +306,7 @@ def _row(key: _Key, calls: list[dict[str, np.ndarray]]) -> LayerError:
         output=pooled(_error(call["output"]) for call in calls),
         weight=_operand([call["weight"] for call in calls if "weight" in call]),
         activation=_operand([call["activation"] for call in calls if "activation" in call]),
+        second=_second([call["second"] for call in calls if "second" in call]),
     )
 
 
@@ -262,6 +328,26 @@ def _operand(calls: list[np.ndarray]) -> OperandError | None:
         saturated=float(saturated / max(count, 1)),
         underflowed=float(underflowed / max(count, 1)),
     )
+
+
+def _second(calls: list[np.ndarray]) -> SecondRounding | None:
+    """The second rounding of a weight, which is the same in every call."""
+    if not calls:
+        return None
+    lines, lossy, worst = map(float, calls[0][3:])
+    return SecondRounding(
+        error=_error(calls[0][:3]), lines=int(lines), lossy_lines=int(lossy), worst=worst
+    )
+
+
+def _second_sums(q: Any, contracting: Shape) -> jax.Array:
+    """The errors of an FP8 weight in int8; number of lines, of lossy ones, the largest share."""
+    x = dequantize(q, jnp.float32)
+    codes, scale = int8_compute.rounded(x, contracting)
+    lost = int8_compute.lost(x, contracting)
+    lossy = jnp.sum(lost > int8_compute.MANY_LOST)
+    shares = [jnp.float32(v) for v in (lost.size, lossy, jnp.max(lost, initial=0))]
+    return jnp.concatenate([_error_sums(x, codes.astype(jnp.float32) * scale), jnp.stack(shares)])
 
 
 def _error_sums(exact: jax.Array, got: jax.Array) -> jax.Array:

@@ -25,9 +25,8 @@ def recipe_for(
     """
     found = quantization_of(q, contracting, batch)
     for known in (recipe, W8A16, W8A16_INT8):
-        if known.activation == recipe.activation and _same(
-            known.weight, found, q, contracting, batch
-        ):
+        alike = (known.activation, known.compute) == (recipe.activation, recipe.compute)
+        if alike and _same(known.weight, found, q, contracting, batch):
             return known
     name = f"{recipe.name}, weight {found.dtype} {_worded(found.granularity)}"
     return dataclasses.replace(recipe, name=name, weight=found)

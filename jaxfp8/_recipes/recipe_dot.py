@@ -99,12 +99,15 @@ class _Problem:
     out_dtype: np.dtype
     out_sharding: Any
 
-    def dot(self, x: _Array, w: _Array, bias: jax.Array | None) -> jax.Array:
+    def dot(
+        self, x: _Array, w: _Array, bias: jax.Array | None, compute: str | None = None
+    ) -> jax.Array:
         """The product of operands of any dtype: a scaled dot if one of them is 8-bit."""
         precision = None if self.precision is None else jax.lax.Precision(self.precision)
         if isinstance(x, EightBitArray) or isinstance(w, EightBitArray):
-            asked = {"bias": bias, "out_sharding": self.out_sharding}
-            return dot_general(x, w, self.numbers, precision, self.out_dtype, **asked)
+            asked: dict[str, Any] = {"bias": bias, "out_sharding": self.out_sharding}
+            dtype = self.out_dtype
+            return dot_general(x, w, self.numbers, precision, dtype, **asked, compute=compute)
         sharded: dict[str, Any] = {"out_sharding": self.out_sharding}
         if self.recipe.terms is not None:
             kind: dict[str, Any] = {
@@ -150,11 +153,11 @@ def _forward(
         w_like = _Like(jax.typeof(w))
     kept = (x_q, w_q, bias, scale, zero, _Like(jax.typeof(x)), w_like)
     with jax.named_scope(recipe.name) if recipe.rows > 1 else contextlib.nullcontext():
-        return problem.dot(x_q, w_q, bias), kept
+        return problem.dot(x_q, w_q, bias, recipe.compute), kept
 
 
 def _backward(problem: _Problem, residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
-    """Each gradient is that of a product in which the other operand is 8-bit."""
+    """Each gradient is that of a product in which the other operand is 8-bit, as it is stored."""
     x_q, w_q, bias, scale, zero, x_like, w_like = residuals
     x, w = x_like.zeros(), w_q if w_like is None else w_like.zeros()
     _, of_x = jax.vjp(lambda x, bias: problem.dot(x, w_q, bias), x, bias)

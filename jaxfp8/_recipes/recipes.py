@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
+from jaxfp8._ops.int8_compute import check_compute
 from jaxfp8._ops.terms import checked_terms
 from jaxfp8._recipes.quantization import Axes, Quantization
 from jaxfp8._value.checks import as_dtype, as_index
@@ -39,10 +40,13 @@ class Recipe:
         they are. By default always.
       terms: None, or the number of int8 terms of which both operands are made during the product,
         as by `jaxfp8.split_dot`. They are held in floats then.
+      compute: None, or "int8": operands that are not integers are rounded once more, to int8, as
+        by `compute` of `jaxfp8.dot_general`. Gradients are those without it.
 
     Raises:
       ValueError: `terms` is out of range, or is given beside `weight` or `activation`; `rows` is no
-        number from 1, or is given without `activation`.
+        number from 1, or is given without `activation`; `compute` is unknown, or is given where
+        both operands are held in floats.
 
     Example:
       >>> import dataclasses, jax.numpy as jnp
@@ -57,24 +61,32 @@ class Recipe:
     activation: Quantization | None = None
     rows: int = 1
     terms: int | None = None
+    compute: str | None = None
 
     def __post_init__(self) -> None:
         """Refuses fields that contradict each other."""
-        _check_rows("jaxfp8.Recipe", self.rows)
+        operation = "jaxfp8.Recipe"
+        _check_rows(operation, self.rows)
         if self.rows > 1 and self.activation is None:
             got, needs = (
                 f"is {self.rows}",
                 "activations are left as they are for any number of rows",
             )
             remedy = "leave it out, or say in `activation` how they are held from there on"
-            raise ValueError(message("jaxfp8.Recipe", "`rows`", got, needs, remedy))
+            raise ValueError(message(operation, "`rows`", got, needs, remedy))
+        check_compute(operation, self.compute)
+        in_floats = (self.weight, self.activation) == (None, None)
+        if self.compute is not None and in_floats:
+            got, needs = f'is "{self.compute}"', "an operand that is held in 8 bits is computed so"
+            remedy = "hold the weight in 8 bits, or leave it out"
+            raise ValueError(message(operation, "`compute`", got, needs, remedy))
         if self.terms is None:
             return
-        checked_terms("jaxfp8.Recipe", self.terms)
-        if (self.weight, self.activation) != (None, None):
+        checked_terms(operation, self.terms)
+        if not in_floats:
             got, needs = f"is {self.terms}", "operands that are made of terms are held in floats"
             remedy = "pass `weight=None, activation=None` as well"
-            raise ValueError(message("jaxfp8.Recipe", "`terms`", got, needs, remedy))
+            raise ValueError(message(operation, "`terms`", got, needs, remedy))
 
     def activation_of(self, rows: Any) -> Quantization | None:
         """How the activations of a product of so many rows are held; None leaves them as they are.
@@ -146,6 +158,7 @@ INT8_ASYMMETRIC = Recipe(
     weight=_INT8,
     activation=dataclasses.replace(_INT8, granularity="token", symmetric=False),
 )
+FP8_IMMA = Recipe(name="FP8_IMMA", activation=INT8.activation, compute="int8")
 INT8_3X = Recipe(name="INT8_3X", weight=None, terms=3)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jaxfp8._ops.int8_compute import check_compute
 from jaxfp8._rewrite.derive import derivatives, halves
 from jaxfp8._rewrite.plan.arguments import Arguments, split
 from jaxfp8._rewrite.plan.decide import Decision, decide
@@ -60,6 +61,7 @@ class Rewriter:
       strict: raise if a dot on 8-bit data is not captured.
       warns: warn if no dot on 8-bit data is captured. The user did not ask for the halves of a
         derivative, so these do not warn.
+      compute: in what products are computed, as by `compute` of `dot_general`.
     """
 
     def __init__(
@@ -68,8 +70,9 @@ class Rewriter:
         *,
         strict: bool = False,
         warns: bool = False,
+        compute: str | None = None,
     ) -> None:
-        self.fun, self.strict, self.warns = fun, strict, warns
+        self.fun, self.strict, self.warns, self.compute = fun, strict, warns, compute
         self._told: set[str] = set()
         self._cache: collections.OrderedDict[Hashable, Rewritten] = collections.OrderedDict()
 
@@ -97,7 +100,7 @@ class Rewriter:
 
     def _build(self, arguments: Arguments) -> Rewritten:
         traced = trace(self.fun, arguments)
-        decision = decide(traced.jaxpr)
+        decision = decide(traced.jaxpr, self.compute)
         sites = decision.seen.sites
         if self.strict and any(not site.changed for site in sites):
             _refuse_misses(report_of(self.fun, decision.seen))
@@ -105,7 +108,7 @@ class Rewriter:
             self._warn(report_of(self.fun, decision.seen))
         if not decision.changed:
             return Rewritten(traced)
-        return rewritten_of(self.fun, traced, decision)
+        return rewritten_of(self.fun, traced, decision, self.compute)
 
     def _warn(self, report: Report) -> None:
         """Warns that no dot was captured, once for each text."""
@@ -118,7 +121,9 @@ class Rewriter:
             warnings.warn(text, FallbackWarning, stacklevel=level_of_user())
 
 
-def rewritten_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> Rewritten:
+def rewritten_of(
+    fun: Callable[..., Any], traced: Trace, decision: Decision, compute: str | None = None
+) -> Rewritten:
     """The rewritten function on flat arrays, with the derivatives of the original."""
     used = traced.used()
 
@@ -128,7 +133,8 @@ def rewritten_of(fun: Callable[..., Any], traced: Trace, decision: Decision) -> 
 
     name = getattr(fun, "__name__", "rewritten")
     run.__name__ = run.__qualname__ = name
-    of_used = derivatives.differentiable(run, traced.jaxpr, used, halves.rewriting(Rewriter))
+    remake = halves.rewriting(Rewriter, compute)
+    of_used = derivatives.differentiable(run, traced.jaxpr, used, remake)
 
     def call(*arrays: Any) -> Sequence[Any]:
         return of_used(*[arrays[i] for i in used])
@@ -173,7 +179,9 @@ def _check_callable(operation: str, fun: Any) -> None:
         )
 
 
-def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., Any]:
+def rewrite(
+    fun: Callable[..., Any], *, strict: bool = False, compute: str | None = None
+) -> Callable[..., Any]:
     """Makes the dequantise-matmul patterns of a function into products of the 8-bit data itself.
 
     An operand of a `dot_general` in `fun` may be, algebraically, an 8-bit array times scales:
@@ -186,6 +194,9 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
       fun: any function of pytrees of arrays, jitted or not. As with `jax.jit`, it is traced once
         for each combination of shapes, dtypes and values of arguments that are not arrays.
       strict: raise if a dot whose operand is or was 8-bit data cannot be rewritten.
+      compute: None multiplies 8-bit data as it is stored. "int8" rounds FP8 and float operands of
+        captured dots once more, as by `compute` of `jaxfp8.dot_general`; products of the backward
+        pass are not. `explain` says what that costs.
 
     Returns:
       A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`.
@@ -196,7 +207,8 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
 
     Raises:
       TypeError: if `fun` is no function.
-      ValueError: when called, if `strict` and a dot is missed; says which one and why.
+      ValueError: `compute` is unknown. When called, if `strict` and a dot is missed: which one, and
+        why.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -207,7 +219,8 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
       1.5
     """
     _check_callable("rewrite", fun)
-    rewriter = Rewriter(fun, strict=strict, warns=True)
+    check_compute("jaxfp8.rewrite", compute)
+    rewriter = Rewriter(fun, strict=strict, warns=True, compute=compute)
     direct = Direct(getattr(fun, "__name__", "rewritten"), rewriter.find, _MOST_TRACES)
 
     @functools.wraps(fun)
@@ -225,11 +238,13 @@ def rewrite(fun: Callable[..., Any], *, strict: bool = False) -> Callable[..., A
     return rewritten
 
 
-def explain(fun: Callable[..., Any]) -> Callable[..., Report]:
+def explain(fun: Callable[..., Any], *, compute: str | None = None) -> Callable[..., Report]:
     """Says for every dot in a function whether `rewrite` captures it, and why not.
 
     Args:
       fun: the function, as given to `rewrite`.
+      compute: as given to `rewrite`. With "int8", a row says what the second rounding costs, and
+        which lines of an operand it sets to 0 in good part; for the latter, give arrays.
 
     Returns:
       A function of the same arguments (`jax.ShapeDtypeStruct` in place of arrays will do) that
@@ -243,12 +258,15 @@ def explain(fun: Callable[..., Any]) -> Callable[..., Report]:
       (1, 0)
     """
     _check_callable("explain", fun)
+    check_compute("jaxfp8.explain", compute)
 
     @functools.wraps(fun)
     def explained(*args: Any, **kwargs: Any) -> Report:
         arguments = split(args, kwargs)
         traced = trace(fun, arguments)
         types = types_of(traced.jaxpr, arguments.arrays)
-        return report_of(fun, decide(traced.jaxpr).seen, types)
+        decision = decide(traced.jaxpr, compute)
+        decision.learn([*traced.consts, *arguments.arrays])
+        return report_of(fun, decision.seen, types)
 
     return explained

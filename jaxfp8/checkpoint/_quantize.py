@@ -131,7 +131,8 @@ class _Job:
             for e in folder.entries.values()
             if e.name not in self._weights and _save.is_linear(e.name, e.shape)
         ]
-        self._config = _compressed.config(held, wide, recipe.activation) if held else None
+        activation = _save.activation_of(recipe)
+        self._config = _compressed.config(held, wide, activation) if held else None
         self._work = place.parent / f".{place.name}.quantizing"
         self._rows = self._resume()
 

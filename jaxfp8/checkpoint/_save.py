@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value import dtypes
 from jaxfp8._value.checks import is_array
@@ -171,8 +172,12 @@ def _config(leaves: Mapping[str, Any], recipe: Recipe | None) -> dict[str, Any] 
         if not isinstance(leaf, QArray) and is_linear(name, leaf.shape)
     ]
     static = [name for name in leaves if _names.last(name) == "input_scale"]
-    activation = None if recipe is None else recipe.activation
-    return _compressed.config(weights, wide, activation, static)
+    return _compressed.config(weights, wide, activation_of(recipe), static)
+
+
+def activation_of(recipe: Recipe | None) -> Quantization | None:
+    """How a server is to hold activations; in what a device computes is no property of a file."""
+    return None if recipe is None or recipe.compute is not None else recipe.activation
 
 
 def _save_folder(

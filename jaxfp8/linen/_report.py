@@ -14,7 +14,7 @@ from flax.core import meta
 from jaxfp8._ops import einsum
 from jaxfp8._ops.dimensions import normalise
 from jaxfp8._ops.quantize import dequantize
-from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder
+from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder, second_rounding
 from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
 from jaxfp8._recipes.training_codes import forward_codes
@@ -163,13 +163,14 @@ class _Watch:
     ) -> jax.Array:
         self.compared = True
         name = "embedding" if "embedding" in held else "kernel"
-        activation, x = None, jnp.asarray(x)
+        activation, second, x = None, None, jnp.asarray(x)
         weight = (wide[name], held[name]) if not self.narrow else None
         if not (name == "embedding" and method == "__call__"):
             axes, batch, of_kernel = _summed(module, x, wide[name].shape)
             if isinstance(recipe, Recipe):
                 scale = held.get("input_scale")
                 activation = x, recipe.quantize_activation(x, axes, batch, scale=scale)
+                second = second_rounding(recipe, held[name], of_kernel[0])
             else:
                 activation = x, forward_codes(recipe, x, scaling_of(module, "input"), axes, batch)
                 old = scaling_of(module, "kernel")
@@ -182,6 +183,7 @@ class _Watch:
             got=y8,
             weight=weight,
             activation=activation,
+            second=second,
         )
 
 
@@ -222,7 +224,8 @@ def _summed(module: Any, x: jax.Array, kernel: Shape) -> tuple[Shape, Shape, tup
         numbers = normalise(_OPERATION, parsed.dimension_numbers, (x.shape, kernel))
         (axes, of_kernel), (batch, shared) = numbers
         return tuple(axes), tuple(batch), (tuple(of_kernel), tuple(shared))
-    return (x.ndim - 1,), (), ((0,), ())
+    axis = 1 if isinstance(module, nn.Embed | _layers.Embed) else 0
+    return (x.ndim - 1,), (), ((axis,), ())
 
 
 def _positive(axes: Any, x: jax.Array) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import nnx
 
-from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder
+from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder, second_rounding
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, choose
 from jaxfp8._recipes.training_codes import forward_codes
@@ -160,6 +160,7 @@ def _eight_bit_row(layer: EightBitLayer, method: str, given: tuple[Any, ...]) ->
         "recipe": layer.recipe.name,
         "exact": getattr(layer.to_float(), method)(*given),
         "activation": _activation(layer, method, given),
+        "second": _second(layer, method),
     }
 
 
@@ -212,6 +213,7 @@ def _run(
             got=getattr(twin, method)(*given),
             weight=(getattr(layer, twin.WEIGHT)[...], twin.weight),
             activation=_activation(twin, method, given),
+            second=_second(twin, method),
         )
 
     def chosen(path: str, module: nnx.Module) -> bool:
@@ -222,10 +224,22 @@ def _run(
 
 def _activation(twin: Any, method: str, given: tuple[Any, ...]) -> Any:
     """The input of a product in floats and in 8 bits; None for a lookup."""
-    if method == "__call__" and twin.WEIGHT == "embedding":
+    if _is_lookup(twin, method):
         return None
     x = twin.cast(given[0])
     return x, twin.activation(x, twin.numbers(x, *given[1:2]))
+
+
+def _second(twin: EightBitLayer, method: str) -> Any:
+    """The weight of a product and the axes that it sums over, if it is rounded once more."""
+    if _is_lookup(twin, method):
+        return None
+    weight = twin.weight
+    return second_rounding(twin.recipe, weight, twin.axes_of(twin, weight.ndim)[0])
+
+
+def _is_lookup(twin: EightBitLayer, method: str) -> bool:
+    return method == "__call__" and twin.WEIGHT == "embedding"
 
 
 def _eight_bit_layers(model: nnx.Module) -> dict[str, Any]:

@@ -14,6 +14,7 @@ and nothing is differentiated through 8-bit data.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,16 +27,24 @@ from jaxfp8._rewrite.derive.linear import Bound
 from jaxfp8._rewrite.derive.parts import Parts
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
-from jaxfp8._rewrite.plan.decide import resolve
+from jaxfp8._rewrite.plan.decide import settler
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._value import compat
 
-Rewrite = Callable[[Callable[..., Any]], Callable[..., Any]]
+Rewrite = Callable[..., Callable[..., Any]]
 
 
-def rewriting(rewrite: Rewrite) -> Remake:
-    """Rewrites the functions of a derivative; `rewrite` is for functions of pytrees."""
+def rewriting(rewrite: Rewrite, compute: str | None = None) -> Remake:
+    """Rewrites the functions of a derivative.
+
+    Args:
+      rewrite: for functions of pytrees.
+      compute: in what the products of the function are computed, as by `compute` of `dot_general`.
+        Those of tangents and cotangents are computed as they are stored. Only where JAX cannot
+        split a derivative are they computed like those of the function.
+    """
+    of_linear = None if compute is None else rewriting(rewrite)
 
     def split(
         first: Callable[..., tuple[Any, Any]],
@@ -45,7 +54,7 @@ def rewriting(rewrite: Rewrite) -> Remake:
     ) -> Halves:
         jaxpr, *form = _trace(first, primals)
         # Without tracers there is no further derivative, and no stand-in is needed.
-        half = _First(jaxpr, *form, stand_in=is_traced(primals))
+        half = _First(jaxpr, *form, stand_in=is_traced(primals), compute=compute)
         call = jax.jit(half.call(remake))
         consts = compat.consts_of(jaxpr)
 
@@ -55,9 +64,11 @@ def rewriting(rewrite: Rewrite) -> Remake:
         def backward(passed: Sequence[Any], *moving: Any) -> Any:
             return second(half.residuals(passed), *moving)
 
-        return Halves(forward, _linear(backward, remake) if is_linear else rewrite(backward))
+        linear = _linear(backward, of_linear or remake) if is_linear else rewrite(backward)
+        return Halves(forward, linear)
 
-    remake = Remake(split, join=rewrite)
+    join = rewrite if compute is None else functools.partial(rewrite, compute=compute)
+    remake = Remake(split, join=join)
     return remake
 
 
@@ -70,18 +81,25 @@ class _First:
     """
 
     def __init__(
-        self, jaxpr: Any, out_tree: Any, number: int, residual_tree: Any, *, stand_in: bool
+        self,
+        jaxpr: Any,
+        out_tree: Any,
+        number: int,
+        residual_tree: Any,
+        *,
+        stand_in: bool,
+        compute: str | None,
     ) -> None:
         self.jaxpr = compat.open_jaxpr(jaxpr)
         self.out_tree, self.number, self.residual_tree = out_tree, number, residual_tree
-        self.stand_in = stand_in
+        self.stand_in, self.compute = stand_in, compute
         self.parts: dict[int, Parts] = {}
         self.program = self._decided(jaxpr)
 
     @collector_paused()
     def _decided(self, jaxpr: Any) -> Program | None:
         """The rewritten program; None where nothing changed."""
-        walk = Walk(resolve)
+        walk = Walk(settler(self.compute))
         inputs = graph.inputs_of(jaxpr)
         outputs = walk.program(jaxpr, inputs)
         for i, value in list(enumerate(outputs))[self.number :]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+from jaxfp8._ops.int8_compute import MOST_TERMS
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
 from jaxfp8._rewrite.floats.rounding import Choose, FloatDot, Rounded, Split
@@ -63,7 +65,21 @@ def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, st
             f"{recipe.name} {why}, and neither operand is a weight",
             "use a recipe for activations, such as `jaxfp8.FP8_DYNAMIC`",
         )
-    return Rounded((left, right), recipe.name if recipe.rows > 1 else "")
+    if recipe.compute is not None and (why := _not_in_int8(dot)) is not None:
+        return why
+    scope = recipe.name if recipe.rows > 1 else ""
+    return Rounded((left, right), recipe.compute, scope)
+
+
+def _not_in_int8(dot: FloatDot) -> tuple[str, str] | None:
+    """Why the product cannot be computed in int8, and what to do; None if it can."""
+    if any(value.dtype in dtypes.FLOAT8 for value in dot.op.inputs):
+        return "an operand is bare FP8 codes", "convert it to float32 or bfloat16 before the dot"
+    size = math.prod(dot.op.inputs[0].shape[axis] for axis in dot.axes(0)[0])
+    if size > MOST_TERMS:
+        remedy = "use a recipe without `compute`"
+        return f"an int32 holds the sum of {MOST_TERMS} products of int8, and it has {size}", remedy
+    return None
 
 
 def _objection(dot: FloatDot) -> tuple[str, str] | None:

@@ -124,8 +124,11 @@ class QuantizedDots:
         Returns:
           A report as that of `jaxfp8.explain`: dots in 8 bits first, then those left and why.
         """
-        rounded, dots = self._rewriter.rounded(split(args, kwargs))
-        seen, left = decide(rounded.jaxpr).seen, dots.left
+        arguments = split(args, kwargs)
+        rounded, dots = self._rewriter.rounded(arguments)
+        decision = decide(rounded.jaxpr)
+        decision.learn([*rounded.consts, *arguments.arrays])
+        seen, left = decision.seen, dots.left
         counted = sum(site.op.name not in unserved.NAMES for site in left)
         both = Seen([*seen.sites, *dots.split, *left], max(seen.others - counted, 0), seen.calls)
         return report_of(self._fun, both)

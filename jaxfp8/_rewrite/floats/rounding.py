@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxfp8._ops.quantize import fake_quantize
 from jaxfp8._ops.terms import split_dot
@@ -33,10 +34,12 @@ from jaxfp8._rewrite.regions import JITS, functions
 from jaxfp8._rewrite.regions.borders import Border
 from jaxfp8._rewrite.regions.registry import Region, new_op, walk_inside
 from jaxfp8._rewrite.rules import scaled_products
-from jaxfp8._value import compat
+from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import Shape
 
 _DOTS = ("dot_general",)
+# The second rounding of `compute="int8"`.
+_IN_INT8 = Quantization(dtype=np.int8)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,12 +70,17 @@ class FloatDot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rounded:
-    """How each operand of a dot is rounded; None leaves it as it is.
+    """How each operand of a dot is rounded.
 
-    `scope` is in the path of the dot in reports, where it is not "".
+    Attributes:
+      operands: how an operand is held; None leaves it as it is.
+      compute: None, or "int8": what is not in integers is rounded once more, as by `compute` of
+        `jaxfp8.dot_general`.
+      scope: is in the path of the dot in reports, where it is not "".
     """
 
     operands: tuple[Quantization | None, Quantization | None]
+    compute: str | None = None
     scope: str = ""
 
 
@@ -154,23 +162,34 @@ class Rounding(Walk):
         site.rounded = True
         self.seen.sites.append(site)
         self.dots.rounded.append((dot, chosen))
-        operands = [self._operand(dot, i, q) for i, q in enumerate(chosen.operands)]
+        operands = [self._operand(dot, i, chosen) for i in (0, 1)]
         new = graph.equation_op(op.equation, operands, op.callers)
         if chosen.scope:
             new.run = functools.partial(_in_scope, chosen.scope, op)
         self.note(new)
         return new.outputs
 
-    def _operand(self, dot: FloatDot, index: int, quantization: Quantization | None) -> Value:
+    def _operand(self, dot: FloatDot, index: int, chosen: Rounded) -> Value:
         """An operand, rounded as asked; all dots that round it alike share one rounding."""
-        value = dot.op.inputs[index]
-        if quantization is None:
+        value, steps = dot.op.inputs[index], self._steps(dot, index, chosen)
+        if not steps:
             return value
-        tiles = quantization.tiles(value.shape, *dot.axes(index))
-        key = (value, quantization, tuple(sorted(tiles.items())))
+        tiles = [how.tiles(value.shape, *dot.axes(index)) for how in steps]
+        key = (value, steps, tuple(tuple(sorted(sizes.items())) for sizes in tiles))
         if key not in self._done:
-            self._done[key] = _rounded_value(dot.op, value, quantization, tiles)
+            pairs = list(zip(steps, tiles, strict=True))
+            self._done[key] = _rounded_value(dot.op, value, pairs)
         return self._done[key]
+
+    def _steps(self, dot: FloatDot, index: int, chosen: Rounded) -> tuple[Quantization, ...]:
+        """The roundings of an operand, one after the other."""
+        how = chosen.operands[index]
+        steps = () if how is None else (how,)
+        if chosen.compute is None:
+            return steps
+        known = self.scaled(dot.op.inputs[index])
+        held = known.dtype if how is None and known is not None else getattr(how, "dtype", None)
+        return steps if held in dtypes.INT8 else (*steps, _IN_INT8)
 
 
 def _jit(walk: Context, op: Op) -> Sequence[Value] | None:
@@ -229,19 +248,22 @@ def _run_at(program: Program, places: Sequence[int], *arrays: Array) -> list[Arr
 
 
 def _rounded_value(
-    dot: Op, value: Value, quantization: Quantization, tiles: Mapping[int, int]
+    dot: Op, value: Value, steps: Sequence[tuple[Quantization, Mapping[int, int]]]
 ) -> Value:
-    """A value rounded to 8 bits, at the place of a dot."""
+    """A value rounded to 8 bits, at the place of a dot; in float32 between two roundings."""
 
     def run(x: Array) -> Array:
+        y = x if len(steps) == 1 else x.astype(np.float32)
         with graph.context_of(dot.equation, dot.callers):
-            return fake_quantize(
-                x,
-                quantization.dtype,
-                tiled_axes=tiles,
-                zero_point=None if quantization.symmetric else True,
-                scale_dtype=quantization.scale_dtype,
-            )
+            for how, tiles in steps:
+                y = fake_quantize(
+                    y,
+                    how.dtype,
+                    tiled_axes=tiles,
+                    zero_point=None if how.symmetric else True,
+                    scale_dtype=how.scale_dtype,
+                )
+            return y.astype(x.dtype)
 
     return graph.derived("fake_quantize", run, [value], value.shape, value.dtype)
 

@@ -43,10 +43,17 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Captured:
-    """The scaled dot that a dot became: the problem, and the operands in its order of axes."""
+    """The scaled dot that a dot became.
+
+    Attributes:
+      spec: the problem, as it is computed.
+      sides: the operands as the function has them, in its order of axes.
+      compute: "int8" if operands are rounded to int8 for the product, else None.
+    """
 
     spec: ScaledDotSpec
     sides: tuple[Side, Side]
+    compute: str | None = None
 
 
 @dataclasses.dataclass(eq=False)

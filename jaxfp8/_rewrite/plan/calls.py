@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._ops import int8_compute
 from jaxfp8._rewrite.ir import casts, graph, sides
 from jaxfp8._rewrite.ir.factors import Factors, as_one, on_tiles
 from jaxfp8._rewrite.ir.facts import Amax, Product
@@ -24,7 +25,7 @@ class Call:
     """One scaled dot to emit.
 
     Attributes:
-      spec: the problem.
+      spec: the problem, as it is computed.
       product: what the call computes.
       amax: the amax that the call gives beside its output, or None.
       value: the output, of the type of the value of `product`.
@@ -38,10 +39,35 @@ class Call:
     amax_value: Value | None
 
 
-def make(
-    product: Product, amax: Amax | None, why_not: Callable[[ScaledDotSpec], str | None]
-) -> Call | str:
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """Why there is no call, and what to change."""
+
+    reason: str
+    remedy: str = "leave it to XLA here; there are kernels for cpu and cuda"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """What calls are made for.
+
+    Attributes:
+      why_not: why no kernel takes a problem, or None.
+      compute: None, or "int8": operands are rounded to int8, as by `compute` of `dot_general`.
+    """
+
+    why_not: Callable[[ScaledDotSpec], str | None]
+    compute: str | None = None
+
+
+def make(product: Product, amax: Amax | None, target: Target) -> Call | Refusal:
     """The call that computes a product (and an amax), or why there is none."""
+    fused = _fused(product, amax)
+    return Refusal(fused) if isinstance(fused, str) else _of_fused(fused, product, amax, target)
+
+
+def _fused(product: Product, amax: Amax | None) -> FusedDot | str:
+    """The dot with the steps after it, or why one call cannot compute them."""
     if product.dot.site.reason:
         return product.dot.site.reason
     if amax is not None and amax.product not in product.ancestry():
@@ -53,26 +79,27 @@ def make(
         return "the step after the dot is not complete"
     if amax is not None and amax.product is not product and fused.quantized is None:
         return "the output differs from what the amax is of"
-    return _of_fused(fused, product, amax, why_not)
+    return fused
 
 
 def _of_fused(
-    fused: FusedDot,
-    product: Product,
-    amax: Amax | None,
-    why_not: Callable[[ScaledDotSpec], str | None],
-) -> Call | str:
+    fused: FusedDot, product: Product, amax: Amax | None, target: Target
+) -> Call | Refusal:
     lhs, lhs_operands = _operand("lhs", fused.dot.lhs, fused.lhs)
     rhs, rhs_operands = _operand("rhs", fused.dot.rhs, fused.rhs)
     epilogue, others = _epilogue(fused, product, amax)
     dot = fused.dot.site
     spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=dot.precision)
-    reason = why_not(spec)
-    if reason:
-        return reason
-    op = _op(spec, {**lhs_operands, **rhs_operands, **others}, dot.op)
+    computed = spec
+    if target.compute is not None:
+        if (objection := int8_compute.why_not(spec)) is not None:
+            return Refusal(objection.reason, objection.remedy)
+        computed = int8_compute.narrowed(spec)
+    if reason := target.why_not(computed):
+        return Refusal(reason)
+    op = _op(spec, computed, {**lhs_operands, **rhs_operands, **others}, dot.op)
     value = graph.laid_out_like(_view(op.outputs[0], fused, product), product.value)
-    return Call(spec, product, amax, value, _amax(op, amax))
+    return Call(computed, product, amax, value, _amax(op, amax))
 
 
 def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[str, Value]]:
@@ -131,17 +158,24 @@ def _is_cast_after(fused: FusedDot) -> bool:
     return fused.quantized is None and fused.dtype in dtypes.FLOAT8
 
 
-def _op(spec: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
-    """The op that binds the scaled dot in place of `dot`; its outputs are the data and the amax."""
+def _op(spec: ScaledDotSpec, computed: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
+    """The op that binds the scaled dot in place of `dot`; its outputs are the data and the amax.
+
+    The problem that is computed is `spec`, or the one that `int8_compute.narrowed` makes of it.
+    """
     names = tuple(operands)
 
     def run(*arrays: Array) -> list[Array]:
+        sharding = compat.spec_of_output(dot.equation)
         with graph.context_of(dot.equation, dot.callers):
             named: dict[str, Any] = dict(zip(names, arrays, strict=True))
-            out, amax = scaled_dot(spec, **named, out_sharding=compat.spec_of_output(dot.equation))
+            if computed is spec:
+                out, amax = scaled_dot(spec, **named, out_sharding=sharding)
+            else:
+                out, amax = int8_compute.int8_dot("jaxfp8.rewrite", spec, named, sharding)
         return [out] if amax is None else [out, amax]
 
-    op = Op("scaled_dot", tuple(operands.values()), run, {"spec": spec})
+    op = Op("scaled_dot", tuple(operands.values()), run, {"spec": computed})
     out = Value(spec.out_shape, dtypes.storage(spec.epilogue.out_dtype), op)
     op.outputs = (out,)
     if spec.epilogue.amax is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
 from jaxfp8._call import lowering
 from jaxfp8._rewrite.ir import emit, graph
@@ -14,9 +16,10 @@ from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.plan import encodings
+from jaxfp8._rewrite.plan.calls import Target
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.resolve import Resolver
-from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._rewrite.plan.walk import Settler, Walk
 from jaxfp8._rewrite.regions import opaque
 from jaxfp8._value import compat
 from jaxfp8._value.spec import is_known
@@ -39,15 +42,26 @@ class Decision:
         """Whether any dot became another one."""
         return any(site.changed for site in self.seen.sites)
 
+    def learn(self, arrays: Sequence[Any]) -> None:
+        """Take the arrays of the inputs, for a report; what becomes of a dot depends on none."""
+        for value, array in zip(self.program.inputs, arrays, strict=False):
+            if isinstance(array, jax.Array | np.ndarray) and not isinstance(array, jax.core.Tracer):
+                value.concrete = array
+
 
 @collector_paused()
-def decide(jaxpr: graph.ClosedJaxpr) -> Decision:
-    """Find the scaled dots of a closed jaxpr; nothing is executed."""
+def decide(jaxpr: graph.ClosedJaxpr, compute: str | None = None) -> Decision:
+    """Find the scaled dots of a closed jaxpr; nothing is executed.
+
+    Args:
+      jaxpr: the function.
+      compute: in what its products are computed, as by `compute` of `dot_general`.
+    """
     opened = compat.open_jaxpr(jaxpr)
     why = why_left_alone(opened)
     if why is not None:
         return Decision(emit.Program((), (), ()), opaque.left_alone(opened, *why))
-    walk = Walk(resolve)
+    walk = Walk(settler(compute))
     inputs = graph.inputs_of(jaxpr)
     program = walk.settle(walk.program(jaxpr, inputs), inputs)
     return Decision(program, walk.seen)
@@ -65,10 +79,17 @@ def why_left_alone(jaxpr: graph.Jaxpr) -> tuple[str, str] | None:
     return None
 
 
-def resolve(walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]) -> Program:
-    """Settle which dots of a walk become calls, and order what is left to evaluate."""
+def settler(compute: str | None = None) -> Settler:
+    """Settles which dots of a walk become calls, and orders what is left to evaluate."""
+    return functools.partial(_resolve, compute)
+
+
+def _resolve(
+    compute: str | None, walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]
+) -> Program:
     why_not = functools.partial(lowering.why_not, platform=jax.default_backend())
-    replaced = Resolver(walk, why_not).resolve(outputs)
+    target = Target(why_not=why_not, compute=compute)
+    replaced = Resolver(walk, target).resolve(outputs)
     encoded = encodings.find(walk)
     for operand in encoded:
         replaced = {**operand.replaced, **replaced}

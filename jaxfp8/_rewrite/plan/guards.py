@@ -15,7 +15,7 @@ from jax import lax
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.facts import Amax, Magnitude, Product
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
-from jaxfp8._rewrite.plan.calls import Call
+from jaxfp8._rewrite.plan.calls import Call, Refusal
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._value import compat
 
@@ -26,7 +26,7 @@ _MEETINGS = (
 )
 
 
-def guarded(walk: Walk, call: Call) -> Call | str:
+def guarded(walk: Walk, call: Call) -> Call | Refusal:
     """The call behind the guards of its operands, or why there is none; as it is without guards."""
     sides = (call.product.dot.lhs, call.product.dot.rhs)
     every = [guard for s in sides if s.scaled for guard in s.scaled.guards]
@@ -39,7 +39,7 @@ def guarded(walk: Walk, call: Call) -> Call | str:
     fast = _program(fast_outputs, lambda value: value in stops)
     slow = _program(slow_outputs, lambda value: not _belongs(walk, value))
     if any(op.name in _MEETINGS for program in (fast, slow) for op, _ in program.ops):
-        return (
+        return Refusal(
             "whether its zero point fits, or its scale is finite, is known on each device alone, "
             "and devices meet in it"
         )

@@ -9,18 +9,15 @@ ends.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxfp8._rewrite.ir.facts import Amax, Product
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.ir.sites import Captured, DotSite
 from jaxfp8._rewrite.plan import calls, guards
-from jaxfp8._rewrite.plan.calls import Call
+from jaxfp8._rewrite.plan.calls import Call, Refusal, Target
 from jaxfp8._rewrite.plan.walk import Walk
-from jaxfp8._value.spec import ScaledDotSpec
-
-WhyNot = Callable[[ScaledDotSpec], str | None]
 
 
 @dataclasses.dataclass
@@ -36,16 +33,16 @@ class Resolver:
 
     Attributes:
       walk: the walk.
-      why_not: why no kernel takes a problem, or None.
+      target: what the calls are made for.
       chosen: for each dot the call, None where it stays as it is.
       refused: the maxima that no call gives.
     """
 
-    def __init__(self, walk: Walk, why_not: WhyNot) -> None:
-        self.walk, self.why_not = walk, why_not
+    def __init__(self, walk: Walk, target: Target) -> None:
+        self.walk, self.target = walk, target
         self.chosen: dict[DotSite, Call | None] = {}
         self.refused: set[Amax] = set()
-        self._calls: dict[tuple[Product, Amax | None], Call | str] = {}
+        self._calls: dict[tuple[Product, Amax | None], Call | Refusal] = {}
 
     def resolve(self, outputs: Sequence[Value]) -> dict[Value, Value]:
         """For each value of a product or maximum that a call gives, the output of the call."""
@@ -63,7 +60,7 @@ class Resolver:
                 self.walk.seen.sites.remove(site)
             elif not site.reason and (call := self.chosen.get(site)) is not None:
                 dot = call.product.dot
-                site.captured = Captured(call.spec, (dot.lhs, dot.rhs))
+                site.captured = Captured(call.spec, (dot.lhs, dot.rhs), self.target.compute)
 
     def _demand(
         self, roots: Iterable[Value]
@@ -140,16 +137,16 @@ class Resolver:
             call = self._call(last, None)
         if isinstance(call, Call):
             return call
-        last.dot.site.miss(call, "leave it to XLA here; there are kernels for cpu and cuda")
+        last.dot.site.miss(call.reason, call.remedy)
         return None
 
-    def _call(self, product: Product, amax: Amax | None) -> Call | str:
+    def _call(self, product: Product, amax: Amax | None) -> Call | Refusal:
         """The call for a product, made once; or why there is none."""
         key = (product, amax)
         if key not in self._calls:
-            call = calls.make(product, amax, self.why_not)
+            call = calls.make(product, amax, self.target)
             if isinstance(call, Call) and amax is not None and _feeds_itself(call, amax):
-                call = "its amax is an input of what follows the product"
+                call = Refusal("its amax is an input of what follows the product")
             if isinstance(call, Call):
                 call = guards.guarded(self.walk, call)
             self._calls[key] = call

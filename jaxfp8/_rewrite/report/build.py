@@ -14,7 +14,7 @@ from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
 from jaxfp8._rewrite.ir.sites import Captured, DotSite, Seen
-from jaxfp8._rewrite.report import split
+from jaxfp8._rewrite.report import second_rounding, split
 from jaxfp8._rewrite.report.automatic import Types
 from jaxfp8._rewrite.report.model import Operand, Report, Site
 from jaxfp8._rewrite.rules import masks, unserved
@@ -90,7 +90,7 @@ def _call_row(op: Op, types: Types) -> Site:
         ended_at="",
         epilogue=_epilogue(spec),
         widened_bytes=0,
-        note=_notes_of(spec),
+        note=_notes_of(op),
         mesh=split.told(spec, op.equation, types),
         **_on_platforms(spec),
     )
@@ -113,14 +113,15 @@ def _scale_of(side: OperandSpec) -> tuple[Shape | None, Shape, Shape]:
     return side.tiles if side.scale else None, side.shape, side.contracting
 
 
-def _notes_of(spec: ScaledDotSpec) -> str:
-    """What the scales of a call cost."""
+def _notes_of(op: Op) -> str:
+    """What the scales of a call cost, and a second rounding."""
+    spec: ScaledDotSpec = op.params["spec"]
     sides = {"left": spec.lhs, "right": spec.rhs}
     notes = [
         granularity.note(name, *_scale_of(side), eight_bit=dtypes.is_eight_bit(side.dtype))
         for name, side in sides.items()
     ]
-    return "; ".join(filter(None, notes))
+    return "; ".join(filter(None, [*notes, second_rounding.of_call(op)]))
 
 
 def _what_it_computes(site: DotSite) -> str:
@@ -131,7 +132,7 @@ def _what_it_computes(site: DotSite) -> str:
 
 
 def _notes(site: DotSite) -> str:
-    """What the scales of a captured dot cost, by the axes of its operands."""
+    """What the scales of a captured dot cost, by the axes of its operands; a second rounding."""
     if site.captured is None:
         return ""
     notes = []
@@ -139,6 +140,7 @@ def _notes(site: DotSite) -> str:
         shape, eight_bit = site.given[i][0].shape, site.captured.sides[i].scaled is not None
         axes = _tiles_given(site, site.captured, i), shape, site.contracting(i)
         notes.append(granularity.note(name, *axes, eight_bit=eight_bit))
+    notes.append(second_rounding.of_site(site))
     return "; ".join(filter(None, notes))
 
 

@@ -52,7 +52,8 @@ class Site:
       already: whether the function holds it as a scaled dot, and so as a call of a kernel.
       reason: why not; "" for a rewritten one.
       remedy: what to change; "" for a rewritten one.
-      note: what scales along a contracting axis cost, for a scaled dot; else "".
+      note: what scales along a contracting axis cost, and a second rounding to int8, for a scaled
+        dot; else "".
       mesh: how a scaled dot is split over a mesh, and what it sends; "" where that is unknown. On
         automatic axes XLA decides; there it is told from how the arguments lie.
       ended_by: the operation that keeps the 8-bit data from a scaled dot, as JAX names it. It is
