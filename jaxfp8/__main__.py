@@ -1,4 +1,4 @@
-"""The command line: `python -m jaxfp8 doctor`, `explain`, `bench`, `inspect` and `quantize`."""
+"""The command line: `python -m jaxfp8 doctor`, `explain`, `bench`, `compare` and more."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 import jaxfp8
 from jaxfp8 import _doctor, checkpoint
 from jaxfp8._bench import _cli, _run
+from jaxfp8._compare import _cli as _compare_cli
+from jaxfp8._compare import _run as _compare_run
 from jaxfp8._rewrite import show
 from jaxfp8._value.files import write_whole
 
@@ -100,6 +102,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     _cli.add_options(bench)
     bench.set_defaults(run=_bench)
+    compare = commands.add_parser(
+        "compare",
+        help="what each way to multiply costs in accuracy and in time, on your sizes and data",
+        description=_compare_cli.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _compare_cli.add_options(compare)
+    compare.set_defaults(run=_compare)
     _add_checkpoints(commands)
     return parser
 
@@ -172,6 +182,17 @@ def _bench(options: argparse.Namespace) -> int:
         print("\n".join(plan.cases))
         return 0
     return _run.run(plan)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    try:
+        plan = _compare_cli.plan(options)
+    except (ValueError, jaxfp8.LibraryError) as error:
+        raise _UsageError(str(error)) from error
+    if options.list:
+        print("\n".join(path.name for path in plan.paths))
+        return 0
+    return _compare_run.run(plan)
 
 
 def _explain(options: argparse.Namespace) -> int:

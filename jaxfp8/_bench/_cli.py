@@ -97,9 +97,9 @@ def plan(options: argparse.Namespace) -> Plan:
       ValueError: options are wrong; the message says what to give instead.
       LibraryError: the kernel library cannot be used.
     """
-    _limit(options.threads)
-    _check_files(options)
-    platform = options.platform or _default_platform()
+    limit(options.threads)
+    check_files(options)
+    platform = options.platform or default_platform()
     cases = _cases(options, platform)
     parts = options.only or [""]
     for part in parts:
@@ -127,7 +127,7 @@ def _settings(options: argparse.Namespace) -> tuple[str, ...]:
     return ("shapes", "rows", "only", "quick", *of_step)
 
 
-def _limit(threads: int | None) -> None:
+def limit(threads: int | None) -> None:
     """Limits the process to some processors, before a backend makes its threads."""
     if threads is None:
         return
@@ -137,7 +137,7 @@ def _limit(threads: int | None) -> None:
     os.sched_setaffinity(0, allowed[:threads])
 
 
-def _check_files(options: argparse.Namespace) -> None:
+def check_files(options: argparse.Namespace) -> None:
     """Checks the output files before the measurement, not after it."""
     if options.plot and (reason := _plot.why_not(options.plot)):
         raise ValueError(reason)
@@ -151,7 +151,8 @@ def _check_files(options: argparse.Namespace) -> None:
             raise ValueError(f"{option} {path}: no files can be made in {folder}")
 
 
-def _default_platform() -> str:
+def default_platform() -> str:
+    """Where JAX runs if nothing else is asked for: "cpu" or "cuda"."""
     return "cuda" if jax.default_backend() == "gpu" else "cpu"
 
 

@@ -30,17 +30,21 @@ def why_not(path: str) -> str | None:
 
 def drawn(path: str, title: str, done: Sequence[Measured]) -> bytes:
     """What belongs into a file of that name."""
+    return rendered(path, title, figure(title, done), _tables(done))
+
+
+def rendered(path: str, title: str, figure: Any, body: str) -> bytes:
+    """A figure of matplotlib as a file of that name; a page has a text below it."""
     suffix = pathlib.Path(path).suffix.lower()[1:]
     buffer = io.BytesIO()
-    figure(title, done).savefig(buffer, format="svg" if suffix == "html" else suffix, dpi=120)
+    figure.savefig(buffer, format="svg" if suffix == "html" else suffix, dpi=120)
     if suffix != "html":
         return buffer.getvalue()
     svg = buffer.getvalue().decode()
-    return page(title, svg[svg.index("<svg") :], done).encode()
+    return _page(title, svg[svg.index("<svg") :], body).encode()
 
 
-def page(title: str, svg: str, done: Sequence[Measured]) -> str:
-    """The plots with the tables below."""
+def _tables(done: Sequence[Measured]) -> str:
     tables = [
         _screen.text("What was to be reached", _rows.GOALS, list(_rows.goals(done))),
         *(
@@ -54,7 +58,10 @@ def page(title: str, svg: str, done: Sequence[Measured]) -> str:
             for name, rows in _rows.profiles(m)
         ),
     ]
-    body = "\n\n".join(tables)
+    return "\n\n".join(tables)
+
+
+def _page(title: str, svg: str, body: str) -> str:
     return (
         f"<!doctype html>\n<meta charset='utf-8'>\n<title>{html.escape(title)}</title>\n"
         f"<style>svg {{ max-width: 100%; height: auto }}</style>\n{svg}\n"

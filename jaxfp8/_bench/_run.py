@@ -32,12 +32,12 @@ def run(plan: Plan) -> int:
             done.append(measured)
             _screen.case(screen, measured)
             record = _record.text(machine, plan.settings, done)
-            failed |= _fails_to_write(plan.json, record) or _has_failed(measured)
+            failed |= fails_to_write(plan.json, record) or _has_failed(measured)
     except KeyboardInterrupt:
         stopped = True
     _screen.goals(screen, done)
     if plan.plot:
-        failed |= _fails_to_write(plan.plot, _plot.drawn(plan.plot, title, done))
+        failed |= fails_to_write(plan.plot, _plot.drawn(plan.plot, title, done))
     return 130 if stopped else int(failed)
 
 
@@ -102,7 +102,7 @@ def _has_failed(measured: Measured) -> bool:
     return any(is_ours(n) and isinstance(t, Missing) for n, t in measured.timings.items())
 
 
-def _fails_to_write(path: str | None, content: str | bytes) -> bool:
+def fails_to_write(path: str | None, content: str | bytes) -> bool:
     """Writes a file, if one is asked for, and reports an error."""
     if path is None:
         return False

@@ -22,7 +22,7 @@ except ImportError:  # an extra
 
 _STYLES = {"ours": "bold", "better": "green", "worse": "red", "aside": "dim"}
 _WIDTH = 120  # where the output is no terminal
-_LEFT = ("contender", "", "case", "compared", "kernel")
+_LEFT = ("contender", "way", "", "case", "compared", "kernel")
 
 # Shows the current case, and how many cases are done, with fractions.
 Show = Callable[[str, float], None]
@@ -117,7 +117,9 @@ class Rich:
         """A table with its title above."""
         table = rich_table.Table(title=rich_markup.escape(title), title_justify="left")
         for name in head:
-            table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
+            first = name == head[0] != ""
+            side = "left" if name in _LEFT else "right"
+            table.add_column(name, justify=side, overflow="fold", no_wrap=first)
         for row in rows:
             cells = map(rich_markup.escape, row.cells)
             table.add_row(*cells, style=_STYLES.get(row.meant))

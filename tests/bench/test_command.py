@@ -147,7 +147,7 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    assert _run._fails_to_write(str(record), "after")
+    assert _run.fails_to_write(str(record), "after")
     assert record.read_text() == "before" and len(list(tmp_path.iterdir())) == 1
     assert "No space left on device" in capsys.readouterr().err
 

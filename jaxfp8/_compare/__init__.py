@@ -1,0 +1,1 @@
+"""`python -m jaxfp8 compare`: what each way to multiply costs in accuracy and in time."""

@@ -1,0 +1,93 @@
+"""The ways to multiply that are compared: how operands are held, and the product of these."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+import jaxfp8
+from jaxfp8 import QArray, Quantization, Recipe
+
+_INT8 = Quantization(dtype=jnp.int8)
+_TENSOR = dataclasses.replace(_INT8, granularity="tensor")
+_GROUP = dataclasses.replace(_INT8, granularity=(128, 1))
+_ASYMMETRIC = dataclasses.replace(_INT8, symmetric=False)
+_FP8 = Quantization()
+_FP8_TENSOR = Quantization(granularity="tensor")
+_MX = Quantization(granularity=(32, 1), scale_dtype=jnp.float8_e8m0fnu)
+FLOATS = Recipe(name="floats", weight=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Path:
+    """One way to multiply `x` [M, K] by `w` [K, N], both float32.
+
+    Attributes:
+      name: what tables call it.
+      recipe: how operands are held, and what the product computes in.
+      x_dtype, w_dtype: the floats that operands are converted to before that.
+    """
+
+    name: str
+    recipe: Recipe
+    x_dtype: DTypeLike = jnp.float32
+    w_dtype: DTypeLike = jnp.float32
+
+    def hold_x(self, x: jax.Array) -> QArray | jax.Array:
+        """The left operand as it is held."""
+        return self.recipe.quantize_activation(x.astype(self.x_dtype), (1,))
+
+    def hold_w(self, w: jax.Array) -> QArray | jax.Array:
+        """The right operand as it is held."""
+        return self.recipe.quantize_weight(w.astype(self.w_dtype), (0,))
+
+    def multiply(self, x: Any, w: Any) -> jax.Array:
+        """The product of held operands, in float32."""
+        if self.recipe.terms is not None:
+            return jaxfp8.split_dot(x, w, terms=self.recipe.terms)
+        if isinstance(x, QArray) or isinstance(w, QArray):
+            asked: dict[str, Any] = {"preferred_element_type": jnp.float32}
+            return jaxfp8.matmul(x, w, **asked, compute=self.recipe.compute)
+        precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+        return jnp.matmul(x, w, precision=precision, preferred_element_type=jnp.float32)
+
+    # What is timed: the kernel alone; a layer, whose weight is held ahead; and all of it.
+
+    def layer(self, x: jax.Array, w: Any) -> jax.Array:
+        """The product of a float and a held weight."""
+        return self.multiply(self.hold_x(x), w)
+
+    def end_to_end(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """The product of floats."""
+        return self.multiply(self.hold_x(x), self.hold_w(w))
+
+
+def _held(name: str, weight: Quantization, activation: Quantization) -> Path:
+    return Path(name=name, recipe=Recipe(name=name, weight=weight, activation=activation))
+
+
+_HALF: dict[str, Any] = {"x_dtype": jnp.bfloat16}
+PATHS = (
+    Path(name="float32", recipe=FLOATS),
+    Path(name="bfloat16", recipe=FLOATS, **_HALF, w_dtype=jnp.bfloat16),
+    Path(name="INT8 3 terms", recipe=jaxfp8.INT8_3X),
+    Path(name="INT8 2 terms", recipe=dataclasses.replace(jaxfp8.INT8_3X, terms=2)),
+    Path(name="W8A16 e4m3", recipe=jaxfp8.W8A16, **_HALF),
+    Path(name="W8A16 int8", recipe=jaxfp8.W8A16_INT8, **_HALF),
+    _held("INT8 per tensor", _TENSOR, _TENSOR),
+    _held("INT8 per channel", _INT8, _TENSOR),
+    _held("INT8 per token", _INT8, _INT8),
+    _held("INT8 groups of 128", _GROUP, _GROUP),
+    _held("INT8 asymmetric x", _INT8, _ASYMMETRIC),
+    _held("INT8 asymmetric x, w", _ASYMMETRIC, _ASYMMETRIC),
+    _held("FP8 per tensor", _FP8_TENSOR, _FP8_TENSOR),
+    _held("FP8 per row", _FP8, _FP8),
+    Path(name="FP8 blocks of 128", recipe=jaxfp8.FP8_BLOCK),
+    Path(name="FP8_IMMA", recipe=jaxfp8.FP8_IMMA),
+    _held("MX, blocks of 32", _MX, _MX),
+)

@@ -1,0 +1,58 @@
+"""Errors over times, with the front of those that no other way beats in both. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxfp8._bench import _plot, _screen
+from jaxfp8._compare import _rows
+from jaxfp8._compare._result import LAYER, Compared
+
+_SIDE, _COLUMNS = 6.0, 3
+
+
+def drawn(path: str, title: str, done: Sequence[Compared]) -> bytes:
+    """What belongs into a file of that name."""
+    head = _rows.head(timed=True, verify=False)
+    tables = [
+        _screen.text(c.name, head, list(_rows.rows(c, timed=True, spread=True, verify=False)))
+        for c in done
+        if c.results
+    ]
+    return _plot.rendered(path, title, figure(title, done), "\n\n".join(tables))
+
+
+def figure(title: str, done: Sequence[Compared]) -> Any:
+    """A plot for each pair of operands."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
+
+    columns = max(1, min(_COLUMNS, len(done)))
+    lines = -(-max(len(done), 1) // columns)
+    whole = Figure(figsize=(_SIDE * columns, _SIDE * lines), layout="constrained")
+    whole.suptitle(title)
+    for axes, compared in zip(
+        whole.subplots(lines, columns, squeeze=False).flat, done, strict=False
+    ):
+        errors_over_times(axes, compared)
+    return whole
+
+
+def errors_over_times(axes: Any, compared: Compared) -> None:
+    """A point for each way, as a layer; those on the front are joined by a line."""
+    axes.set(xscale="log", yscale="log", title=compared.name)
+    axes.set(xlabel="seconds, weight held ahead", ylabel="relative L2 error")
+    points = {
+        r.path: (seconds, r.error.relative_l2)
+        for r in compared.results
+        if (seconds := r.seconds(LAYER)) is not None and r.error.relative_l2 > 0
+    }
+    front = sorted(points[name] for name in compared.front if name in points)
+    if front:
+        label = "none is better in both"
+        axes.plot(*zip(*front, strict=True), color="tab:blue", linewidth=1, label=label)
+        axes.legend(fontsize=8)
+    for name, (x, y) in points.items():
+        on_front = name in compared.front
+        axes.scatter([x], [y], s=24, color="tab:blue" if on_front else ".6", zorder=3)
+        axes.annotate(name, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")

@@ -1,0 +1,176 @@
+"""What is found of one path on one pair of operands."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxfp8._bench._measure import Contender, Missing, Timing, attempt, measure
+from jaxfp8._bench._rotate import one_at_a_time
+from jaxfp8._compare import _bounds
+from jaxfp8._compare._bounds import Check
+from jaxfp8._compare._data import Data
+from jaxfp8._compare._paths import Path
+from jaxfp8._value import accuracy
+from jaxfp8._value.accuracy import Error
+
+KERNEL, LAYER, END_TO_END = "kernel", "layer", "end to end"
+STAGES = (KERNEL, LAYER, END_TO_END)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """A path on one pair of operands.
+
+    Attributes:
+      path: its name.
+      error: of the product, against float64.
+      bytes: of the operands as they are held, and of the output in float32.
+      check: how it stays within its bounds; None if that was not asked for.
+      timings: by stage.
+    """
+
+    path: str
+    error: Error
+    bytes: int
+    check: Check | None
+    timings: Mapping[str, Timing | Missing] = dataclasses.field(default_factory=dict)
+
+    def seconds(self, stage: str) -> float | None:
+        """The median of a stage; None where it was not measured."""
+        timing = self.timings.get(stage)
+        return timing.median if isinstance(timing, Timing) else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+    """All paths on one pair of operands.
+
+    Attributes:
+      name: sizes and distribution.
+      shape: M, N and K.
+      results: of the paths that ran.
+      missing: why others did not, by name.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    results: Sequence[Result]
+    missing: Mapping[str, str]
+
+    @property
+    def operations(self) -> float:
+        """2 M N K."""
+        m, n, k = self.shape
+        return 2.0 * m * n * k
+
+    @property
+    def front(self) -> frozenset[str]:
+        """The paths than which none is both more accurate and faster, as a layer."""
+        points = {
+            r.path: (r.error.relative_l2, t)
+            for r in self.results
+            if (t := r.seconds(LAYER)) is not None and np.isfinite(r.error.relative_l2)
+        }
+        return frozenset(
+            name
+            for name, (error, time) in points.items()
+            if not any(_better(other, (error, time)) for other in points.values())
+        )
+
+
+def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
+
+
+def compared(
+    data: Data,
+    paths: Sequence[Path],
+    platform: str,
+    rounds: int,
+    verify: bool,
+    progress: Callable[[float], None] = lambda part: None,
+) -> Compared:
+    """Runs all paths on one pair of operands, and times them in turns if there are `rounds`."""
+    steps = len(paths) + rounds_of(paths, rounds)
+    ticks = itertools.count(1)
+
+    def tick() -> None:
+        progress(next(ticks) / steps)
+
+    exact = data.exact()
+    x, w = jax.numpy.asarray(data.x), jax.numpy.asarray(data.w)
+    found: dict[str, Result | Missing] = {}
+    contenders: dict[str, Contender | Missing] = {}
+    for path in paths:
+        made = attempt(functools.partial(_one, path, data, x, w, exact, platform, verify))
+        found[path.name] = made if isinstance(made, Missing) else made[0]
+        if not isinstance(made, Missing) and rounds:
+            contenders.update(_contenders(path, x, w, made[1], platform))
+        tick()
+    timings = measure(contenders, rounds, tick) if contenders else {}
+    results = [
+        dataclasses.replace(r, timings=_of_path(timings, name))
+        for name, r in found.items()
+        if isinstance(r, Result)
+    ]
+    missing = {name: r.reason for name, r in found.items() if isinstance(r, Missing)}
+    del contenders
+    gc.collect()
+    return Compared(name=data.name, shape=data.shape, results=results, missing=missing)
+
+
+def rounds_of(paths: Sequence[Path], rounds: int) -> int:
+    """How many turns a measurement has, first calls included."""
+    return len(paths) * len(STAGES) * (rounds + 1) if rounds else 0
+
+
+def _one(
+    path: Path,
+    data: Data,
+    x: jax.Array,
+    w: jax.Array,
+    exact: np.ndarray,
+    platform: str,
+    verify: bool,
+) -> tuple[Result, tuple[Any, Any]]:
+    """A path without its times, and its operands as they are held."""
+    held = jax.jit(path.hold_x)(x), jax.jit(path.hold_w)(w)
+    y = np.asarray(jax.jit(path.multiply)(*held), np.float64)
+    result = Result(
+        path=path.name,
+        error=accuracy.error(exact, y),
+        bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(held)) + 4 * y.size,
+        check=_bounds.check(path, data, *held, y, platform) if verify else None,
+    )
+    return result, held
+
+
+def _contenders(
+    path: Path, x: jax.Array, w: jax.Array, held: tuple[Any, Any], platform: str
+) -> Iterator[tuple[str, Contender]]:
+    stages: dict[str, tuple[Callable[..., Any], tuple[Any, Any]]] = {
+        KERNEL: (path.multiply, held),
+        LAYER: (path.layer, (x, held[1])),
+        END_TO_END: (path.end_to_end, (x, w)),
+    }
+    for stage, (function, operands) in stages.items():
+        yield f"{path.name}/{stage}", _contender(function, operands, platform)
+
+
+def _contender(function: Callable[..., Any], operands: tuple, platform: str) -> Contender:
+    if platform == "cpu":
+        return one_at_a_time(function, [operands])
+    jitted = jax.jit(function)
+    return Contender(lambda: jitted(*operands))
+
+
+def _of_path(timings: Mapping[str, Timing | Missing], name: str) -> dict[str, Timing | Missing]:
+    return {stage: timings[key] for stage in STAGES if (key := f"{name}/{stage}") in timings}
