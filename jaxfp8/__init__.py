@@ -14,6 +14,7 @@ from jaxfp8._call.strictness import strict
 from jaxfp8._export import export_checks
 from jaxfp8._ops.products import dot_general, einsum, matmul
 from jaxfp8._ops.quantize import dequantize, fake_quantize, quantize
+from jaxfp8._ops.solve import Solution, solve
 from jaxfp8._ops.terms import split_dot
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipe_dot import recipe_dot_general
@@ -84,6 +85,7 @@ __all__ = [
     "Rule",
     "Scaling",
     "ScalingState",
+    "Solution",
     "TransposedArray",
     "UnsupportedError",
     "dequantize",
@@ -101,6 +103,7 @@ __all__ = [
     "recipe_dot_general",
     "register_ffi_targets",
     "rewrite",
+    "solve",
     "split_dot",
     "strict",
     "unpartitioned",
