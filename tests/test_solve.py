@@ -72,6 +72,15 @@ def test_float64_solution_is_as_accurate_as_a_direct_one(condition, how):
         assert found.backward_error < 1e-15
 
 
+def test_factors_of_several_panels_multiply_to_the_matrix():
+    a, _ = system(10)
+    factored = jax.jit(solving._factored, static_argnums=(1, 2))
+    lu, order = map(np.asarray, factored(a, np.dtype(np.float32), 20))
+    lower, upper = np.tril(lu, -1).astype(np.float64) + np.eye(SIZE), np.triu(lu)
+    np.testing.assert_allclose(lower @ upper, a[order], atol=1e-6)
+    assert sorted(order) == list(range(SIZE)) and np.abs(lower).max() <= 1
+
+
 def test_fewer_bits_take_more_corrections():
     a, b = system(3, np.float64)
     with jax.enable_x64(True):

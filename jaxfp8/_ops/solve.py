@@ -314,20 +314,16 @@ def _power_of_two(x: jax.Array) -> jax.Array:
 
 def _factored(a: jax.Array, products: int | np.dtype, block: int) -> tuple[jax.Array, jax.Array]:
     """L and U of the rows of `a` in some order, in one matrix, and that order; all float32."""
-    size = a.shape[0]
-    order = jnp.arange(size)
-    for start in range(0, size, block):
-        end = min(start + block, size)
-        panel, _, swapped = lax.linalg.lu(a[start:, start:end])
-        order = order.at[start:].set(order[start:][swapped])
-        a = a.at[start:].set(a[start:][swapped]).at[start:, start:end].set(panel)
-        if end == size:
-            break
-        corner, below = panel[: end - start], panel[end - start :]
-        right = solve_triangular(corner, a[start:end, end:], lower=True, unit_diagonal=True)
-        a = a.at[start:end, end:].set(right)
-        a = a.at[end:, end:].add(-_product(below, right, products))
-    return a, order
+    width = min(block, a.shape[0])
+    panel, _, order = lax.linalg.lu(a[:, :width])
+    if width == a.shape[0]:
+        return panel, order
+    corner, below, rest = panel[:width], panel[width:], a[order, width:]
+    right = solve_triangular(corner, rest[:width], lower=True, unit_diagonal=True)
+    updated = rest[width:] - _product(below, right, products)
+    inner, swapped = _factored(updated, products, block)
+    lu = jnp.block([[corner, right], [below[swapped], inner]])
+    return lu, jnp.concatenate([order[:width], order[width:][swapped]])
 
 
 def _product(x: jax.Array, y: jax.Array, products: int | np.dtype) -> jax.Array:
