@@ -82,8 +82,8 @@ test-gpu:  ## the tests that need a GPU, with the python3 and the JAX that the m
 bench-gpu:  ## the figures of docs/hardware.md, on this machine's GPU
 	@python3 tools/gpu.py bench $(ARGS)
 
-docs: setup  ## build/docs/index.html, the API reference
-	$(BIN)/python -m sphinx -q -b html docs build/docs
+docs: setup  ## build/docs/index.html: guides and reference as one site; a warning is an error
+	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx -q -E -W --keep-going -b html docs build/docs
 
 clean:  ## remove all that was built, the environments too
 	rm -rf .venv .venv-latest build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,14 +1,118 @@
-"""Settings of Sphinx: the API reference is made from the docstrings (`make docs`)."""
+"""Settings of Sphinx: guides and reference are one site (`make docs`). No example is run here."""
 
 import importlib.metadata
+import re
+from pathlib import Path
 
 project = "jaxfp8"
+copyright = "the authors of jaxfp8, Apache License 2.0"
 release = importlib.metadata.version(project)
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-html_theme = "alabaster"
-html_theme_options = {"page_width": "72rem"}
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+html_theme = "furo"
+html_title = project
+html_show_sphinx = False
+html_copy_source = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_use_rtype = False
+napoleon_use_ivar = True
+napoleon_attr_annotations = False
+autodoc_preserve_defaults = True
 # Docstrings write code in single backquotes, as Markdown has it.
 default_role = "code"
+# Links to headings are those that GitHub makes.
+myst_heading_anchors = 3
+myst_enable_extensions = ["colon_fence"]
+# Examples of docstrings are copied without prompts and output.
+copybutton_exclude = ".linenos, .gp, .go"
+
+# The navigation: (caption, pages). A page that is not there has no entry.
+NAVIGATION = (
+    ("Use", ("start", "rewrite", "quantize_dots", "precision", "quantization")),
+    ("Flax", ("flax", "nnx", "training", "qlora")),
+    ("Serve", ("serving", "kv_cache", "checkpoint", "export", "meshes")),
+    ("Know", ("hardware", "compare_with", "benchmark", "faq")),
+    ("Inside", ("design", "custom_call", "cpu_kernels", "contributing", "changelog")),
+    (
+        "Reference",
+        tuple(f"reference/{name}" for name in ("jaxfp8", "linen", "nnx", "checkpoint", "testing")),
+    ),
+)
+# Pages of the site that are files beside docs/ on GitHub.
+OUTSIDE = re.compile(r"(?<=\])\(\.\./(CONTRIBUTING|CHANGELOG)\.md")
+TAB = re.compile(r"^<!-- tab: (.+) -->$", re.MULTILINE)
+
+
+def prepare_page(app, name, source):
+    """Make of a page that GitHub shows as it is one for Sphinx: navigation and tabs."""
+    source[0] = with_tabs(OUTSIDE.sub(lambda link: f"({link[1].lower()}.md", source[0]))
+    if name == "index":
+        source[0] += navigation(Path(app.srcdir))
+
+
+def with_tabs(text):
+    """`<!-- tab: NAME -->` begins a tab, `<!-- end of tabs -->` ends the last of a set.
+
+    Comments, since GitHub does not show them; the bold name on the next line is for GitHub.
+    """
+    first = True
+    lines = []
+    for line in text.split("\n"):
+        if tab := TAB.match(line):
+            lines += ["::::{tab-set}", ":sync-group: flax", ""] if first else [":::"]
+            lines += [f":::{{tab-item}} {tab[1]}", f":sync: {tab[1]}", ""]
+            first = False
+        elif line == "<!-- end of tabs -->":
+            lines += [":::", "::::"]
+            first = True
+        elif not (not first and re.fullmatch(r"\*\*[^*]+\*\*", line)):
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def navigation(folder):
+    """A hidden table of contents for each caption."""
+    trees = []
+    for caption, pages in NAVIGATION:
+        there = [page for page in pages if list(folder.glob(f"{page}.*"))]
+        trees.append(
+            f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(there) + "\n```"
+        )
+    return "\n" + "\n\n".join(trees) + "\n"
+
+
+def prepare_docstring(app, what, name, obj, options, lines):
+    """Docstrings are plain text: plurals of code, stars and indented equations are no markup."""
+    lines[:] = plain_text(lines)
+
+
+def plain_text(lines):
+    """What the lines of a docstring are in reStructuredText."""
+    plain = []
+    for i, line in enumerate(lines):
+        begins_block = line.startswith("    ") and i >= 2 and not lines[i - 1]
+        if begins_block and lines[i - 2] and not lines[i - 2].startswith(" "):
+            plain += ["::", ""]
+        if not line.lstrip().startswith((">>>", "...")):
+            line = re.sub(r"`(?=[a-z])(?<=\w`|\)`)", r"`\\ ", line)  # `QArray`s
+            line = re.sub(r"(?<![\w`*])\*(\*?)(?=[a-z])", r"\\*\1", line)  # *args
+        plain.append(line)
+    return plain
+
+
+def skip_dtype(app, what, name, obj, skip, options):
+    """A default that is a dtype is no member; `Attributes` has the field."""
+    return True if what == "class" and isinstance(obj, type) and "jax.numpy" in str(obj) else None
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("source-read", prepare_page)
+    app.connect("autodoc-process-docstring", prepare_docstring, priority=400)  # before napoleon
+    app.connect("autodoc-skip-member", skip_dtype)

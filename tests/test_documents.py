@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+import jaxfp8
+
 ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
@@ -45,3 +47,8 @@ def test_example_of_the_readme_is_short(block):
 def test_every_file_a_page_links_to_exists(page):
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text())
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_reference_has_every_public_name():
+    reference = (ROOT / "docs" / "reference" / "jaxfp8.rst").read_text()
+    assert not set(jaxfp8.__all__) - set(re.findall(r"\w+", reference))
