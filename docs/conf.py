@@ -59,7 +59,7 @@ def prepare_page(app, name, source):
 def with_tabs(text):
     """`<!-- tab: NAME -->` begins a tab, `<!-- end of tabs -->` ends the last of a set.
 
-    Comments, since GitHub does not show them; the bold name on the next line is for GitHub.
+    They are comments, since GitHub does not show them.
     """
     first = True
     lines = []
@@ -71,7 +71,7 @@ def with_tabs(text):
         elif line == "<!-- end of tabs -->":
             lines += [":::", "::::"]
             first = True
-        elif not (not first and re.fullmatch(r"\*\*[^*]+\*\*", line)):
+        else:
             lines.append(line)
     return "\n".join(lines)
 

@@ -39,7 +39,7 @@ def forward(recipe, x, w):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def in_floats(recipe, x, w):
-    """The product and its rule as docs/flax.md states them, each rounding the identity."""
+    """The product and its rule as docs/training.md states them, each rounding the identity."""
     return forward(recipe, x, w)
 
 
