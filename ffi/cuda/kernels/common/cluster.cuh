@@ -27,6 +27,30 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
+// The same without an order of accesses to memory: releasing them to a cluster takes a fence of the
+// whole device.
+__device__ __forceinline__ void ClusterArriveRelaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
+// The rank of this block in its cluster, and the number of blocks.
+__device__ __forceinline__ uint32_t BlockInCluster() {
+  uint32_t rank = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+__device__ __forceinline__ uint32_t BlocksInCluster() {
+  uint32_t count = 1;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+#endif
+  return count;
+}
+
 // Loads four floats from the shared memory of the block of a rank.
 //   address  of the same place in this block
 __device__ __forceinline__ float4 LoadFromRank(uint32_t address, int rank) {

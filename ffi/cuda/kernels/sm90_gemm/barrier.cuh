@@ -1,5 +1,5 @@
-// Barriers in shared memory (mbarrier), clusters of blocks, and copies of tiles by the tensor
-// memory accelerator (TMA). Everything here needs sm_90.
+// Barriers in shared memory (mbarrier), and copies of tiles by the tensor memory accelerator (TMA).
+// Everything here needs sm_90.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_BARRIER_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_BARRIER_CUH_
@@ -7,6 +7,8 @@
 #include <cuda.h>
 
 #include <cstdint>
+
+#include "cuda/kernels/common/cluster.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -62,22 +64,8 @@ __device__ __forceinline__ void Wait(uint32_t barrier, uint32_t parity) {
   }
 }
 
-__device__ __forceinline__ uint32_t BlockInCluster() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ uint32_t BlocksInCluster() {
-  uint32_t count;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
-  return count;
-}
-// Waits for every thread of the cluster. Does not order their accesses to global memory, which
-// would take a fence of the whole device.
-__device__ __forceinline__ void SynchronizeCluster() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;" ::
-                   : "memory");
-}
+// Waits for every thread of the cluster, which orders nothing but barriers.
+__device__ __forceinline__ void SynchronizeCluster() { ClusterArriveRelaxed(), ClusterWait(); }
 
 // Copies a box of a tensor map to shared memory; `barrier` counts its bytes. What of the box is
 // outside the tensor arrives as zeros.
