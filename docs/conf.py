@@ -34,7 +34,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 # The navigation: (caption, pages). A page that is not there has no entry.
 NAVIGATION = (
-    ("Use", ("start", "rewrite", "quantize_dots", "precision", "quantization")),
+    ("Use", ("start", "rewrite", "precision", "quantize_dots", "quantization")),
     ("Flax", ("flax", "nnx", "training", "qlora")),
     ("Serve", ("serving", "kv_cache", "checkpoint", "export", "meshes")),
     ("Know", ("hardware", "compare_with", "benchmark", "faq")),
