@@ -1,5 +1,6 @@
 """Settings of Sphinx: guides and reference are one site (`make docs`). No example is run here."""
 
+import dataclasses
 import importlib.metadata
 import re
 from pathlib import Path
@@ -24,6 +25,7 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
 autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
 # Docstrings write code in single backquotes, as Markdown has it.
 default_role = "code"
 # Links to headings are those that GitHub makes.
@@ -46,6 +48,22 @@ NAVIGATION = (
 )
 # Pages of the site that are files beside docs/ on GitHub.
 OUTSIDE = re.compile(r"(?<=\])\(\.\./(CONTRIBUTING|CHANGELOG)\.md")
+# What autodoc makes of unions that have a name, and that name.
+PUBLIC_TYPES = (
+    (
+        "~jax.jaxlib._jax.Array | ~numpy.ndarray | ~numpy.bool | ~numpy.number | bool | int | float"
+        " | complex",
+        "ArrayLike",
+    ),
+    ("str | type[~typing.Any] | ~numpy.dtype | ~jax._src.typing.SupportsDType", "DTypeLike"),
+    (
+        "tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]",
+        "DimensionNumbers",
+    ),
+    ("~jax.jaxlib._jax.Array", "~jax.Array"),
+    ("~jaxlib._jax.Sharding", "~jax.sharding.Sharding"),
+    ("_NO_TILES", "{}"),
+)
 TAB = re.compile(r"^<!-- tab: (.+) -->$", re.MULTILINE)
 
 
@@ -101,18 +119,50 @@ def plain_text(lines):
             plain += ["::", ""]
         if not line.lstrip().startswith((">>>", "...")):
             line = re.sub(r"`(?=[a-z])(?<=\w`|\)`)", r"`\\ ", line)  # `QArray`s
+            line = re.sub(r"^  [\w*]+(, [\w*]+)+(?=: )", without_spaces, line)  # x, y: arrays
             line = re.sub(r"(?<![\w`*])\*(\*?)(?=[a-z])", r"\\*\1", line)  # *args
         plain.append(line)
     return plain
 
 
-def skip_dtype(app, what, name, obj, skip, options):
-    """A default that is a dtype is no member; `Attributes` has the field."""
-    return True if what == "class" and isinstance(obj, type) and "jax.numpy" in str(obj) else None
+def without_spaces(names):
+    """Names of arguments that share a description: Sphinx takes a space for the end of a type."""
+    return "  " + names[0].replace(" ", "")
+
+
+def skip_default(app, what, name, obj, skip, options):
+    """A default of JAX, a dtype or an initialiser, is no member; `Attributes` has the field."""
+    of_jax = getattr(obj, "__module__", None) or str(obj)
+    return True if what == "class" and re.match(r"(<class ')?jax[._]", of_jax) else None
+
+
+def plain_signature(app, what, name, obj, options, signature, returns):
+    """Types have their public names; a dataclass shows its fields, `Attributes` what they are."""
+    if what == "class" and dataclasses.is_dataclass(obj):
+        return fields_of(obj), None
+    for text, public in PUBLIC_TYPES:
+        signature, returns = (s and s.replace(text, public) for s in (signature, returns))
+    return signature, returns
+
+
+def fields_of(cls):
+    """The fields of a dataclass, with the defaults that are short."""
+    shown = []
+    for field in dataclasses.fields(cls):
+        if not field.init or field.name in ("parent", "name"):  # those of each Flax module
+            continue
+        if field.default is dataclasses.MISSING is field.default_factory:
+            shown.append(field.name)
+        elif isinstance(field.default, (bool, int, str, tuple, type(None))):
+            shown.append(f"{field.name}={field.default!r}")
+        else:
+            shown.append(f"{field.name}=...")
+    return f"({', '.join(shown)})"
 
 
 def setup(app):
     """Called by Sphinx."""
     app.connect("source-read", prepare_page)
     app.connect("autodoc-process-docstring", prepare_docstring, priority=400)  # before napoleon
-    app.connect("autodoc-skip-member", skip_dtype)
+    app.connect("autodoc-skip-member", skip_default)
+    app.connect("autodoc-process-signature", plain_signature)
