@@ -80,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MODULE:MAKE_ARGS",
         help="function of no arguments that returns the tuple of FUNCTION's (default: none)",
     )
+    explain.add_argument(
+        "--compute",
+        choices=("int8",),
+        help="as `rewrite(FUNCTION, compute=...)`: FP8 data rounded once more, and what that costs",
+    )
     explain.add_argument("--json", metavar="FILE", help="write the report as JSON too")
     explain.add_argument("--html", metavar="FILE", help="write the report as a page too")
     explain.add_argument(
@@ -205,7 +210,7 @@ def _explain(options: argparse.Namespace) -> int:
             else "give --args MODULE:MAKE_ARGS, a function that returns a tuple of them"
         )
         raise _UsageError(f"{options.function} takes other arguments: {reason}; {remedy}")
-    report = jaxfp8.explain(function)(*arguments)
+    report = jaxfp8.explain(function, compute=options.compute)(*arguments)
     predicted = _predicted(report, options.device)
     if options.json:
         _write(options.json, report.to_json(indent=1) + "\n")

@@ -54,6 +54,14 @@ def test_explain_prints_the_report_with_the_users_line(folder):
     assert "my_model.py:5" in done.stdout
 
 
+def test_explain_says_what_computing_in_int8_costs(folder, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(folder)
+    call = ["explain", "my_model:forward", "--args", "my_model:arguments"]
+    assert __main__.main(call) == 0 and "rounded once" not in capsys.readouterr().out
+    assert __main__.main([*call, "--compute", "int8"]) == 0
+    assert "rounded once" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("function", "flags", "code"),
     [("forward", ["--strict"], 0), ("curved", ["--strict"], 1), ("curved", [], 0)],

@@ -63,11 +63,12 @@ def test_config_says_how_weights_are_held(tmp_path, q, weights):
     [
         (None, None),
         (jaxfp8.W8A16, None),
+        (jaxfp8.FP8_IMMA, None),  # in what a device computes is no property of a file
         (jaxfp8.FP8_DYNAMIC, {"type": "float", "strategy": "token", "dynamic": True}),
         (jaxfp8.FP8_BLOCK, {"strategy": "group", "group_size": 128, "dynamic": True}),
         (jaxfp8.INT8_ASYMMETRIC, {"type": "int", "symmetric": False, "dynamic": True}),
     ],
-    ids=["none", "W8A16", "FP8_DYNAMIC", "FP8_BLOCK", "INT8_ASYMMETRIC"],
+    ids=["none", "W8A16", "FP8_IMMA", "FP8_DYNAMIC", "FP8_BLOCK", "INT8_ASYMMETRIC"],
 )
 def test_config_says_what_the_recipe_does_with_activations(tmp_path, recipe, expected):
     checkpoint.save(tmp_path / "m", {"up.weight": Q}, recipe=recipe)
