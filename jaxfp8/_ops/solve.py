@@ -39,7 +39,7 @@ OPERATION = "jaxfp8.solve"
 _BLOCK, _MOST_BLOCKS = 256, 16
 _FLOATS = (*WIDE_FLOAT, checks.FLOAT64)
 # A correction that is this much of the last one no longer improves a solution that is good already.
-_STALLED = 0.5
+_STALLED = 0.9
 # A solution of which a correction changes more than this has no digits that are right.
 _SETTLED = 0.01
 # Rows and columns are scaled by at most this power of two, which float32 holds.
@@ -84,9 +84,11 @@ def solve(
     until its last bits settle. That converges where the condition number of `a` times the error of
     these products is well below 1. With singular values in geometric progression it did up to
 
-        rows   1 term   bfloat16   2 terms   3 terms   float32
-         256     1e2      1e3        1e5       1e7       1e7
-        1024      -       1e2        3e4       1e7       1e7
+        rows   panels   1 term   bfloat16   2 terms   3 terms   float32
+         256   of 64      3e1      3e2        1e5       1e7       1e7
+        1024   of 256      -       1e2        3e4       1e7       1e7
+
+    Panels have 256 columns, so a smaller matrix is factored in float32.
 
     A float32 solution has an error of about `2^-24 + 2^-30 cond(a)`, that of a direct solution in
     float32 several `2^-24 cond(a)`. A float64 solution (`jax_enable_x64`) is as accurate as a
