@@ -68,6 +68,29 @@ def _parser() -> argparse.ArgumentParser:
         "counters, and runs a small product on the kernel. Exit code 1 if something is broken.",
     )
     doctor.set_defaults(run=lambda options: _doctor.run())
+    _add_explain(commands)
+    bench = commands.add_parser(
+        "bench",
+        help="how fast the kernels are on this machine, beside XLA and oneDNN",
+        description=_cli.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _cli.add_options(bench)
+    bench.set_defaults(run=_bench)
+    compare = commands.add_parser(
+        "compare",
+        help="what each way to multiply costs in accuracy and in time, on your sizes and data",
+        description=_compare_cli.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _compare_cli.add_options(compare)
+    compare.set_defaults(run=_compare)
+    _add_checkpoints(commands)
+    return parser
+
+
+def _add_explain(commands: Any) -> None:
+    """The command on the products of a function."""
     explain = commands.add_parser(
         "explain",
         help="which dot products of a function are rewritten, and why not the others",
@@ -99,24 +122,6 @@ def _parser() -> argparse.ArgumentParser:
         help="exit code 1 if 8-bit data reaches a dot product that is not rewritten",
     )
     explain.set_defaults(run=_explain)
-    bench = commands.add_parser(
-        "bench",
-        help="how fast the kernels are on this machine, beside XLA and oneDNN",
-        description=_cli.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _cli.add_options(bench)
-    bench.set_defaults(run=_bench)
-    compare = commands.add_parser(
-        "compare",
-        help="what each way to multiply costs in accuracy and in time, on your sizes and data",
-        description=_compare_cli.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _compare_cli.add_options(compare)
-    compare.set_defaults(run=_compare)
-    _add_checkpoints(commands)
-    return parser
 
 
 def _add_checkpoints(commands: Any) -> None:
