@@ -48,13 +48,14 @@ check: setup  ## format, lint, types and import contracts
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
 
-test-kernels: setup  ## every CPU kernel that runs here against float64, in C++ as users compile it
-	@$(call checks,cpu,build/checks,,--target native_kernels native_quantize,-R native)
+test-kernels: setup  ## every CPU kernel that runs here against float64, in C++, as the library has it
+	@$(call checks,cpu,build/checks,$(LIBRARY),--target native_kernels native_quantize,-R native)
 
 sanitize: setup  ## test-kernels, and all CPU kernels under ASan and UBSan; both libraries fuzzed; threads under TSan
-	@$(call checks,cpu,build/checks,,,)
+	@$(call checks,cpu,build/checks,$(LIBRARY),,)
 	@$(call checks,cuda,build/checks-cuda,-DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python,,)
 
+LIBRARY = -DJAXFP8_CPU_ARCHIVE=$(CURDIR)/build/cmake/cpu/libjaxfp8_cpu_static.a
 checks = $(BIN)/cmake -G Ninja -S ffi/tests/$(1) -B $(2) $(3) \
 	-DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja >/dev/null && $(BIN)/cmake --build $(2) $(4) && \
 	$(BIN)/ctest --test-dir $(2) -j $(JOBS) --verbose $(5)

@@ -12,7 +12,7 @@ import sampling
 
 # Most of the time of the longest tests would be spent in LLVM, on programs that run once.
 # Before a backend starts; an `XLA_FLAGS` of one's own, even an empty one, is left alone.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 # Several CPU devices, so that meshes can be tested anywhere. Set before a backend starts.
 jax.config.update("jax_num_cpu_devices", 4)
