@@ -24,13 +24,23 @@ class Sent(NamedTuple):
 
 
 def sent(function: Any, *arguments: Any) -> list[Sent]:
-    """The collectives of a jitted function, in the order of its HLO.
+    """The collectives of a jitted function, in the order of its HLO."""
+    return sent_by(jax.jit(function).lower(*arguments).compile())
+
+
+def run(function: Any, *arguments: Any) -> tuple[Any, int]:
+    """What a function gives, and the bytes that it sends; compiled once for both."""
+    program = jax.jit(function).lower(*arguments).compile()
+    return program(*arguments), total(sent_by(program))
+
+
+def sent_by(program: jax.stages.Compiled) -> list[Sent]:
+    """The collectives of a compiled program, in the order of its HLO.
 
     Each float counts as two bytes: on the CPU XLA widens bfloat16, and sums of products over
     devices may be float32.
     """
-    text = jax.jit(function).lower(*arguments).compile().as_text()
-    found = (COLLECTIVE.search(line) for line in text.splitlines())
+    found = (COLLECTIVE.search(line) for line in program.as_text().splitlines())
     return [Sent(m["kind"], _bytes(m["result"])) for m in found if m]
 
 

@@ -153,15 +153,17 @@ class Data:
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
 
+    # Cast by numpy: a cast by JAX compiles a program for each shape and dtype.
     def normal(self, *shape: int, dtype: Any = F32) -> jax.Array:
-        return jnp.asarray(self.rng.normal(size=shape), F32).astype(dtype)
+        return jnp.asarray(self.rng.normal(size=shape).astype(np.float32).astype(dtype))
 
     def scale(self, *shape: int, dtype: Any = F32) -> jax.Array:
-        values = jnp.asarray(self.rng.uniform(0.25, 2.0, size=shape), F32)
-        return values.astype(BF16).astype(dtype)  # exact in every dtype that a program casts to
+        values = self.rng.uniform(0.25, 2.0, size=shape).astype(np.float32)
+        return jnp.asarray(values.astype(BF16).astype(dtype))  # exact in all that programs cast to
 
     def bits8(self, *shape: int, dtype: Any = E4M3) -> jax.Array:
         if dtypes.is_int8(dtype):
             low, high = dtypes.finite_range(dtype)
-            return jnp.asarray(self.rng.integers(int(low), int(high) + 1, size=shape), dtype)
-        return self.normal(*shape).astype(dtype)
+            integers = self.rng.integers(int(low), int(high) + 1, size=shape)
+            return jnp.asarray(integers.astype(dtype))
+        return self.normal(*shape, dtype=dtype)
