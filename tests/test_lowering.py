@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8._call import ffi, lowering, reference
+from jaxfp8._call import ffi, reference, strictness
 from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
@@ -28,7 +28,7 @@ X = jnp.ones((4, 32), jnp.bfloat16)
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """No lowering is remembered, and no warning that it gave."""
-    monkeypatch.setattr(lowering, "_WARNED", set())
+    monkeypatch.setattr(strictness, "_WARNED", set())
     jax.clear_caches()
 
 
@@ -123,8 +123,8 @@ def test_an_export_for_any_number_of_rows_computes_the_reference(how) -> None:
 
 def test_strict_ends_with_its_context() -> None:
     with jaxfp8.strict():
-        assert lowering.is_strict()
-    assert not lowering.is_strict()
+        assert strictness.is_strict()
+    assert not strictness.is_strict()
 
 
 class TestCudaWithoutGpu:

@@ -89,7 +89,7 @@ def _batch_side(side: OperandSpec, name: str, lead: Named) -> OperandSpec:
 
 def _repeat_factor(x: jax.Array, size: int) -> jax.Array:
     """A scale or zero point with the axis. A repeated scale is float32: cotangents are summed."""
-    wide = x.dtype in dtypes.FLOAT16 and x.shape[0] != size
+    wide = x.dtype in dtypes.SIXTEEN_BIT_FLOATS and x.shape[0] != size
     return _repeat(x.astype(jnp.float32) if wide else x, size)
 
 

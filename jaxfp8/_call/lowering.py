@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import jax
@@ -10,11 +9,9 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jaxfp8._call import canonical, ffi, reference, support, workspace
-from jaxfp8._call.strictness import is_strict
-from jaxfp8._value import dtypes, errors
+from jaxfp8._call.strictness import warn_once
+from jaxfp8._value import dtypes
 from jaxfp8._value.spec import ScaledDotSpec
-
-_WARNED: set[tuple[str, str]] = set()
 
 
 def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
@@ -86,11 +83,5 @@ def _report_fallback(spec: ScaledDotSpec, platform: str, reason: str) -> None:
         f"`jaxfp8.dot_general`: {spec} has no kernel on {platform!r} because {reason}; "
         "plain XLA computes it and widens the 8-bit data"
     )
-    if is_strict():
-        raise errors.UnsupportedError(
-            text + "; leave `jaxfp8.strict()` to allow that, or see `python -m jaxfp8 doctor`."
-        )
-
-    if (platform, reason) not in _WARNED:
-        _WARNED.add((platform, reason))
-        warnings.warn(text + ".", errors.FallbackWarning, stacklevel=2)
+    remedy = "leave `jaxfp8.strict()` to allow that, or see `python -m jaxfp8 doctor`"
+    warn_once(text, remedy, (platform, reason))

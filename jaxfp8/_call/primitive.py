@@ -21,7 +21,15 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, sharded_dot
+from jaxfp8._call import (
+    cut_tiles,
+    explicit,
+    lowering,
+    partitioning,
+    reference,
+    sharded_dot,
+    strictness,
+)
 from jaxfp8._call.batching import batch_scaled_dot
 from jaxfp8._call.shards import Parts
 from jaxfp8._value import compat
@@ -107,7 +115,7 @@ def _jitted(strict: bool, **params: Any) -> Any:
 @scaled_dot_p.def_impl
 def _impl(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     with jax.disable_jit(False):  # a kernel runs compiled or not at all
-        return _jitted(lowering.is_strict(), **params)(*operands)
+        return _jitted(strictness.is_strict(), **params)(*operands)
 
 
 # Abstract evaluation

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import warnings
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from jaxfp8._value import errors
 
 _STRICT = contextvars.ContextVar("jaxfp8_strict", default=False)
-_WARNED: set[str] = set()
+# What was warned of.
+_WARNED: set[Hashable] = set()
 
 
 @contextlib.contextmanager
@@ -63,8 +64,22 @@ def tell_gathered(what: object, reason: str) -> None:
       UnsupportedError: inside `strict`.
     """
     text = f"on this mesh XLA gathers operands of {what}: {reason}"
+    warn_once(text, "or leave `jaxfp8.strict()` to allow that", reason)
+
+
+def warn_once(text: str, remedy: str, about: Hashable) -> None:
+    """Warns of what is slow, once; inside `strict` it is an error.
+
+    Args:
+      text: what is slow, and why.
+      remedy: what to do about the error.
+      about: what stands for the reason.
+
+    Raises:
+      UnsupportedError: inside `strict`.
+    """
     if is_strict():
-        raise errors.UnsupportedError(f"{text}; or leave `jaxfp8.strict()` to allow that.")
-    if reason not in _WARNED:
-        _WARNED.add(reason)
+        raise errors.UnsupportedError(f"{text}; {remedy}.")
+    if about not in _WARNED:
+        _WARNED.add(about)
         warnings.warn(f"{text}.", errors.FallbackWarning, stacklevel=errors.level_of_user())

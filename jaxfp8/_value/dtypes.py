@@ -15,12 +15,11 @@ UNSERVED_FLOAT8 = (
     np.dtype(jnp.float8_e4m3),
     np.dtype(jnp.float8_e3m4),
 )
-INT8 = (np.dtype(np.int8), np.dtype(np.uint8))
-EIGHT_BIT = FLOAT8 + INT8
+EIGHT_BIT_INTS = (np.dtype(np.int8), np.dtype(np.uint8))
+EIGHT_BIT = FLOAT8 + EIGHT_BIT_INTS
 BFLOAT16 = np.dtype(jnp.bfloat16)
-# Both floats of 16 bits.
-FLOAT16 = (BFLOAT16, np.dtype(np.float16))
-WIDE_FLOAT = (np.dtype(np.float32), *FLOAT16)
+SIXTEEN_BIT_FLOATS = (BFLOAT16, np.dtype(np.float16))
+WIDE_FLOAT = (np.dtype(np.float32), *SIXTEEN_BIT_FLOATS)
 E8M0 = np.dtype(jnp.float8_e8m0fnu)
 SCALE = (*WIDE_FLOAT, E8M0)
 INT32 = np.dtype(np.int32)
@@ -33,7 +32,7 @@ def is_float8(dtype: DTypeLike) -> bool:
 
 def is_int8(dtype: DTypeLike) -> bool:
     """Whether `dtype` is int8 or uint8."""
-    return np.dtype(dtype) in INT8
+    return np.dtype(dtype) in EIGHT_BIT_INTS
 
 
 def is_eight_bit(dtype: DTypeLike) -> bool:

@@ -20,11 +20,11 @@ ACTIVATIONS = ("none", "relu", "gelu_tanh", "gelu_erf", "silu")
 # Dtypes of operands: the one that the call defines, and narrower ones. The CPU reads these as they
 # are stored, without a conversion in front of the call.
 AS_STORED: dict[str, tuple[np.dtype, tuple[np.dtype, ...]]] = {
-    "lhs_scale": (np.dtype(np.float32), dtypes.FLOAT16),
-    "lhs_zero_point": (dtypes.INT32, dtypes.INT8),
-    "rhs_scale": (np.dtype(np.float32), dtypes.FLOAT16),
-    "rhs_zero_point": (dtypes.INT32, dtypes.INT8),
-    "bias": (np.dtype(np.float32), dtypes.FLOAT16),
+    "lhs_scale": (np.dtype(np.float32), dtypes.SIXTEEN_BIT_FLOATS),
+    "lhs_zero_point": (dtypes.INT32, dtypes.EIGHT_BIT_INTS),
+    "rhs_scale": (np.dtype(np.float32), dtypes.SIXTEEN_BIT_FLOATS),
+    "rhs_zero_point": (dtypes.INT32, dtypes.EIGHT_BIT_INTS),
+    "bias": (np.dtype(np.float32), dtypes.SIXTEEN_BIT_FLOATS),
 }
 
 Shape = tuple[int, ...]

@@ -43,7 +43,7 @@ def held(name: str, q: QArray) -> Held:
       ValueError: the format has no words for it.
     """
     dtype, scale = np.dtype(q.qvalue.dtype), np.dtype(q.scale.dtype)
-    if dtype not in (dtypes.FLOAT8[0], dtypes.INT8[0]):
+    if dtype not in (dtypes.FLOAT8[0], dtypes.EIGHT_BIT_INTS[0]):
         needs, remedy = "float8_e4m3fn and int8 are saved", "quantise it to one of these"
         raise _refused(name, f"has dtype {dtype.name}", needs, remedy)
     strategy, block = _strategy(name, q)

@@ -211,6 +211,13 @@ def wide_integers(x: Any) -> Any:
     return lax.dot_general(y, _wide(FP8), numbers, preferred_element_type=F32)  # here
 
 
+@miss("dot_general", "output is int32, but an operand is not 8-bit integers", "use int8 or uint8")
+def scaled_integers(x: Any) -> Any:
+    numbers = (((0,), (0,)), ((), ()))
+    codes, scaled = INT8.astype(F32), _wide(INT8)
+    return lax.dot_general(codes, scaled, numbers, preferred_element_type=jnp.int32)  # here
+
+
 @miss("ragged_dot_general", "no kernel for `ragged_dot`", "multiply each group by itself")
 def ragged(x: Any) -> Any:
     w = jnp.stack([_wide(FP8)] * 2)

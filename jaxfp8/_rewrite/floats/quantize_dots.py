@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfp8._call import lowering
+from jaxfp8._call import strictness
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule
@@ -258,7 +258,7 @@ class _Rewriter(Rewriter):
             return
         name = getattr(self.fun, "__name__", repr(self.fun))
         text = message(OPERATION, f"`{name}`", "is to be in 8 bits", *why)
-        if lowering.is_strict():
+        if strictness.is_strict():
             raise UnsupportedError(text)
         if not self.told:
             warnings.warn(text, FallbackWarning, stacklevel=level_of_user())

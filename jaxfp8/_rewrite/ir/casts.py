@@ -135,8 +135,11 @@ def _moved(op: Op, source: Value) -> Value:
 
 # Wider dtypes that hold all numbers of narrower ones.
 _HOLD: dict[tuple[np.dtype, ...], tuple[np.dtype, ...]] = {
-    _dtypes.INT8: (*_dtypes.WIDE_FLOAT, *(np.dtype(f"int{bits}") for bits in (16, 32, 64))),
-    _dtypes.FLOAT16: (np.dtype(np.float32), np.dtype(np.float64)),
+    _dtypes.EIGHT_BIT_INTS: (
+        *_dtypes.WIDE_FLOAT,
+        *(np.dtype(f"int{bits}") for bits in (16, 32, 64)),
+    ),
+    _dtypes.SIXTEEN_BIT_FLOATS: (np.dtype(np.float32), np.dtype(np.float64)),
 }
 # Operations that move elements without looking at them.
 _MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev", "stop_gradient")
@@ -160,10 +163,10 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
 
     Args:
       value: an array that may have been cast.
-      dtypes: the narrow dtypes to look for: `INT8` or `FLOAT16`.
+      dtypes: the narrow dtypes to look for: `EIGHT_BIT_INTS` or `SIXTEEN_BIT_FLOATS`.
     """
     source = _before_casts(value, dtypes, _HOLD[dtypes])
-    return source if dtypes != _dtypes.FLOAT16 or _is_stored(source) else value
+    return source if dtypes != _dtypes.SIXTEEN_BIT_FLOATS or _is_stored(source) else value
 
 
 def _is_stored(value: Value) -> bool:
@@ -172,7 +175,7 @@ def _is_stored(value: Value) -> bool:
     todo = [value]
     while todo:
         value = todo.pop()
-        if value in seen or value.dtype not in _dtypes.FLOAT16:
+        if value in seen or value.dtype not in _dtypes.SIXTEEN_BIT_FLOATS:
             continue
         seen.add(value)
         if value.outer is not None:

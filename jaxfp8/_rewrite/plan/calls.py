@@ -111,12 +111,12 @@ def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[st
     is_rounded = False
     if factors:
         total = as_one(factors, shape)
-        stored = total.map_small(lambda x: casts.undo_casts(x, dtypes.FLOAT16))
+        stored = total.map_small(lambda x: casts.undo_casts(x, dtypes.SIXTEEN_BIT_FLOATS))
         given = stored.map_small(casts.undo_rounding)
         is_rounded = given.small is not stored.small
         operands[f"{name}_scale"] = on_tiles(given, shape, tiles)
     if side.zero_point is not None:
-        zero = side.zero_point.map_small(lambda x: casts.undo_casts(x, dtypes.INT8))
+        zero = side.zero_point.map_small(lambda x: casts.undo_casts(x, dtypes.EIGHT_BIT_INTS))
         operands[f"{name}_zero_point"] = on_tiles(zero, shape, tiles)
     spec = OperandSpec(
         dtype=side.dtype.name,
@@ -135,7 +135,7 @@ def _epilogue(
     fused: FusedDot, product: Product, amax: Amax | None
 ) -> tuple[EpilogueSpec, dict[str, Value]]:
     """The spec of what follows the sum, and its operands by name."""
-    bias = None if fused.bias is None else casts.undo_casts(fused.bias, dtypes.FLOAT16)
+    bias = None if fused.bias is None else casts.undo_casts(fused.bias, dtypes.SIXTEEN_BIT_FLOATS)
     optional = {
         "residual": fused.residual,
         "bias": bias,

@@ -43,8 +43,10 @@ from jaxfp8._value import compat, dtypes
 _PRODUCTS = ("dot_general", *unserved.NAMES, *scaled_products.NAMES, scaled_dot_p.name)
 _ENDS_TRAIL = (*_PRODUCTS, "argmax", "argmin", "iota")
 # These may make an array smaller, and what is left is the same data.
-_MOVES = (*gathers.NAMES, *collectives.NAMES)
-_VIEWS = ("slice", "dynamic_slice", "squeeze", "split", "top_k", *_MOVES)
+_VIEWS = (
+    *("slice", "dynamic_slice", "squeeze", "split", "top_k"),
+    *(*gathers.NAMES, *collectives.NAMES),
+)
 # Facts that tell of 8-bit data, found or lost.
 _DATA = (Scaled, Lost)
 

@@ -42,7 +42,7 @@ def _convert_scaled(scaled: Scaled, op: Op, source: Value, out: Value) -> Fact |
         return scaled
     if source.dtype == out.dtype:
         return scaled
-    if source.dtype in dtypes.INT8 and out.dtype in (np.int16, np.int32):
+    if source.dtype in dtypes.EIGHT_BIT_INTS and out.dtype in (np.int16, np.int32):
         return scaled
     if source.dtype == np.int16 and out.dtype == np.int32:
         return scaled

@@ -163,7 +163,7 @@ def _against(dot: ScaledDot) -> Lost | None:
 def _against_integers(dot: ScaledDot) -> Lost | None:
     """An int32 product needs 8-bit integers on both sides, and no scale before it."""
     for side in (dot.lhs, dot.rhs):
-        if side.scaled is None or side.dtype not in dtypes.INT8 or side.factors:
+        if side.scaled is None or side.dtype not in dtypes.EIGHT_BIT_INTS or side.factors:
             return _objection(
                 "the output is int32, but an operand is not 8-bit integers",
                 "use int8 or uint8 operands",

@@ -17,7 +17,8 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 
 # How many operations back the analysis goes.
 _DEEPEST = 64
-_MOVES = (
+# Each entry of their result is one of their input.
+_PICKING = (
     "broadcast_in_dim",
     "reshape",
     "transpose",
@@ -84,7 +85,7 @@ def _of_float(value: Value, known: Range) -> Range:
         return known
     if value.dtype.name not in _NARROW:
         return Range()
-    if value.op is not None and value.op.name in _MOVES:
+    if value.op is not None and value.op.name in _PICKING:
         return known
     largest = max(abs(known.low), abs(known.high))
     if largest > _NARROW[value.dtype.name]:
@@ -104,7 +105,7 @@ def _known(value: Value, seen: dict[Value, Range], depth: int) -> Range:
     if value.op is None or depth > _DEEPEST:
         return Range()
     rule = _RULES.get(value.op.name)
-    if rule is None and value.op.name not in _MOVES:
+    if rule is None and value.op.name not in _PICKING:
         return Range()
     inputs = [_bounds(v, seen, depth + 1) for v in value.op.inputs]
     return inputs[0] if rule is None else rule(value.op, inputs)

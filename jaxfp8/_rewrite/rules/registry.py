@@ -52,14 +52,23 @@ BEFORE = "apply it to the 8-bit array and to the scales, before dequantising"
 # Where they bind, the product needs the bounded values. Where they cannot, nothing is lost.
 _BOUNDS = ("max", "min", "clamp")
 _UNBOUND = f"drop it if it never binds; else {STAYS_WIDE.replace('dequantised', 'bounded')}"
-_MOVES = ("gather", "slice", "dynamic_slice", "split", "rev", "reshape", "transpose", "squeeze")
+_BEFORE_DEQUANTISING = (
+    "gather",
+    "slice",
+    "dynamic_slice",
+    "split",
+    "rev",
+    "reshape",
+    "transpose",
+    "squeeze",
+)
 
 
 def remedy_for(name: str) -> str:
     """What to do about a primitive without a rule for dequantised values."""
     if name in _BOUNDS:
         return _UNBOUND
-    if name in _MOVES:
+    if name in _BEFORE_DEQUANTISING:
         return BEFORE
     return (
         f"the product needs what `{name}` makes of them, so this dot stays wide; for an 8-bit "

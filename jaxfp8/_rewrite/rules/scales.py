@@ -84,7 +84,7 @@ def rounded_as_written(op: Op, inputs: Sequence[Factors]) -> Factors | None:
     The 8-bit data may have been made with the rounded scale. None where the op is in float32, or
     where none of the factors has tiles as fine as those of the result.
     """
-    is_narrow = any(v.dtype in dtypes.FLOAT16 for v in (*op.inputs, *op.outputs))
+    is_narrow = any(v.dtype in dtypes.SIXTEEN_BIT_FLOATS for v in (*op.inputs, *op.outputs))
     return each(op, inputs) if is_narrow else None
 
 

@@ -98,7 +98,7 @@ def _not_first(
 ) -> Lost | None:
     """The loss where the data has no zero point, or was scaled or shifted before."""
     beside = _APART if subtract else _TOGETHER
-    if scaled.dtype not in dtypes.INT8:
+    if scaled.dtype not in dtypes.EIGHT_BIT_INTS:
         return lost(op, f"shifts {scaled.dtype} values, which have no zero point", beside)
     if scaled.factors or scaled.zero_point is not None:
         is_matrix = any(factor.small.size == main.size for factor in factors)
