@@ -12,7 +12,7 @@ import sampling
 
 # Most of the time of the longest tests would be spent in LLVM, on programs that run once.
 # Before a backend starts; an `XLA_FLAGS` of one's own, even an empty one, is left alone.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
 
 # Several CPU devices, so that meshes can be tested anywhere. Set before a backend starts.
 jax.config.update("jax_num_cpu_devices", 4)
@@ -41,7 +41,8 @@ def pytest_addoption(parser):
         type=int,
         default=1,
         metavar="N",
-        help="of tests with more than N cases run one in N; every value of a parameter remains",
+        help="of tests with more than N cases, and of drawn examples, run one in N; "
+        "every value of a parameter remains",
     )
     parser.addoption(
         "--programs",
@@ -57,6 +58,10 @@ def pytest_addoption(parser):
         metavar="N",
         help="how many mutated checkpoints to read in each test that does; 100000 takes minutes",
     )
+
+
+def pytest_configure(config):
+    sampling.every_nth = config.getoption("--every")
 
 
 def pytest_collection_modifyitems(config, items):

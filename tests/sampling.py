@@ -12,6 +12,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# What `--every` says; conftest sets it before tests are imported.
+every_nth = 1
+
+
+def examples(count: int) -> int:
+    """How many examples a test draws that draws so many where all cases run."""
+    return -(-count // every_nth)
+
 
 def chosen(cases: Mapping[str, Sequence[tuple[str, Any]]], every: int) -> set[str]:
     """About one in `every` of the cases of one test, and all of a test that has no more than that.

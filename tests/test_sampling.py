@@ -53,3 +53,8 @@ def test_each_test_has_a_choice_of_its_own():
 def test_a_test_of_few_cases_runs_whole():
     cases = cases_of({"dtype": list("abc")})
     assert sampling.chosen(cases, 5) == set(cases)
+
+
+def test_of_drawn_examples_one_in_n_remains(monkeypatch):
+    monkeypatch.setattr(sampling, "every_nth", 5)
+    assert [sampling.examples(count) for count in (50, 6, 1)] == [10, 2, 1]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantizing.samples import (
@@ -32,7 +33,7 @@ from jaxfp8._ops.quantize import dequantize, quantize
 from jaxfp8._value.qarray import QArray, check_qarray
 
 
-@settings(max_examples=50)
+@settings(max_examples=sampling.examples(50))
 @given(cases(), st.sampled_from([E4M3, E5M2, INT8]), st.sampled_from([BF16, np.float32]))
 def test_values_are_within_half_a_step_whatever_the_tiles(case, dtype, scale_dtype):
     x, axes = case
@@ -49,7 +50,7 @@ def test_values_are_within_half_a_step_whatever_the_tiles(case, dtype, scale_dty
     np.testing.assert_allclose(numbers(y), exact, rtol=2.0**-23)
 
 
-@settings(max_examples=20)
+@settings(max_examples=sampling.examples(20))
 @given(cases(), st.sampled_from([INT8, UINT8]), st.floats(-3, 3))
 def test_a_chosen_zero_point_keeps_values_within_half_a_step(case, dtype, shift):
     x, axes = case

@@ -7,6 +7,7 @@ import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
+import sampling
 from rewrite.random_programs import make
 from rewrite.support import float64, left_alone, relative_l2
 
@@ -19,7 +20,7 @@ TOLERANCE = 3e-5
 @left_alone
 @pytest.mark.slow
 @hypothesis.given(st.integers(0, 100_000))
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=sampling.examples(25))
 def test_random_program_is_as_near_float64_as_before(seed: int) -> None:
     fun, args = make(seed)
     plain = jax.tree.leaves(jax.jit(fun)(*args))
