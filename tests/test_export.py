@@ -11,8 +11,8 @@ import pytest
 
 import jaxfp8
 
-X = jnp.sin(jnp.arange(4 * 64.0)).reshape(4, 64)
-W = jnp.cos(jnp.arange(64 * 128.0)).reshape(64, 128)
+X = jnp.asarray(np.sin(np.arange(4 * 64.0, dtype=np.float32)).reshape(4, 64))
+W = jnp.asarray(np.cos(np.arange(64 * 128.0, dtype=np.float32)).reshape(64, 128))
 Q = jaxfp8.quantize(W, channelwise_axes=(1,))
 BLOCKS = jaxfp8.quantize(W[:, :100], jnp.int8, tiled_axes={0: 32, 1: 32}, zero_point=True)
 

@@ -16,7 +16,7 @@ import jaxfp8
 from jaxfp8 import checkpoint
 from jaxfp8.checkpoint import CheckpointError
 
-W = jax.random.normal(jax.random.key(0), (256, 200))
+W = np.random.default_rng(0).normal(size=(256, 200)).astype(np.float32)
 Q = jaxfp8.quantize(W, channelwise_axes=(0,))
 BLOCKS = jaxfp8.quantize(W, tiled_axes={0: 128, 1: 128})
 

@@ -27,7 +27,7 @@ TOKENS = jax.random.normal(jax.random.key(0), (2, 5, 16))
 ONE = TOKENS[:, :1]
 RNGS = {"dropout": jax.random.key(1)}
 EIGHT_BIT = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.INT8))
-FLOATS = Model().init({"params": jax.random.key(2), **RNGS}, TOKENS)
+FLOATS = jax.jit(Model().init)({"params": jax.random.key(2), **RNGS}, TOKENS)
 # What is given beside the parameters; the model makes the rest on its first call.
 GIVEN = {"all": ("cache", "batch_stats"), "no cache": ("batch_stats",), "parameters": ()}
 

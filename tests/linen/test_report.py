@@ -27,7 +27,7 @@ def eight_bit(features, name):
     return jaxfp8.linen.Dense(features, recipe=jaxfp8.INT8, name=name)
 
 
-VARIABLES = Model().init(jax.random.key(1), X)
+VARIABLES = jax.jit(Model().init)(jax.random.key(1), X)
 
 
 def decibels(exact, got):
