@@ -71,13 +71,15 @@ def pytest_collection_modifyitems(config, items):
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         pairs = [(name, id(value)) for name, value in parameters.items()]
         cases[item.nodeid.partition("[")[0]][item.nodeid] = pairs
-    chosen = set()
+    chosen, every = set(), config.getoption("--every")
     for test, own in cases.items():
-        names = sampling.chosen(own, config.getoption("--every"))
+        names = sampling.chosen(own, every)
         lost = sampling.shared_values(own).difference(*(own[name] for name in names))
         if lost:
             raise pytest.UsageError(f"--every loses values of {sorted(lost)} in {test}")
         chosen |= names
+    if every > 1:
+        chosen -= {item.nodeid for item in items if item.get_closest_marker("any_jax")}
     left_out = [item for item in items if item.nodeid not in chosen]
     if left_out:
         config.hook.pytest_deselected(items=left_out)

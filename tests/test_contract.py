@@ -106,6 +106,7 @@ jaxfp8.quantize(1, no_such_option=2)
 """
 
 
+@pytest.mark.any_jax
 def test_a_type_checker_sees_the_types_of_the_package(tmp_path):
     pytest.importorskip("mypy")
     (tmp_path / "uses.py").write_text(_USES)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.any_jax
+
 TOOLS = pathlib.Path(__file__).parent.parent / "tools"
 
 

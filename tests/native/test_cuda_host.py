@@ -28,9 +28,12 @@ SOURCES = {
 }
 OPTIONS = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-restrict"]
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("c++") is None or not TESTS, reason="needs a C++ compiler and the sources"
-)
+pytestmark = [
+    pytest.mark.any_jax,
+    pytest.mark.skipif(
+        shutil.which("c++") is None or not TESTS, reason="needs a C++ compiler and the sources"
+    ),
+]
 
 
 def header_folders() -> list[pathlib.Path]:

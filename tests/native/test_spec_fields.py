@@ -15,6 +15,8 @@ import pytest
 from jaxfp8._call import abi
 from jaxfp8._value import spec as python
 
+pytestmark = pytest.mark.any_jax
+
 FFI = pathlib.Path(__file__).parents[2] / "ffi"
 CPP = FFI / "common/spec.h"
 C = FFI / "include/jaxfp8/jaxfp8.h"
