@@ -118,8 +118,12 @@ class Rich:
         table = rich_table.Table(title=rich_markup.escape(title), title_justify="left")
         for name in head:
             first = name == head[0] != ""
-            side = "left" if name in _LEFT else "right"
-            table.add_column(name, justify=side, overflow="fold", no_wrap=first)
+            table.add_column(
+                name,
+                justify="left" if name in _LEFT else "right",
+                overflow="fold",
+                no_wrap=first,
+            )
         for row in rows:
             cells = map(rich_markup.escape, row.cells)
             table.add_row(*cells, style=_STYLES.get(row.meant))

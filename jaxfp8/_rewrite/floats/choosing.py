@@ -65,8 +65,8 @@ def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, st
             f"{recipe.name} {why}, and neither operand is a weight",
             "use a recipe for activations, such as `jaxfp8.FP8_DYNAMIC`",
         )
-    if recipe.compute is not None and (why := _not_in_int8(dot)) is not None:
-        return why
+    if recipe.compute is not None and (objection := _not_in_int8(dot)) is not None:
+        return objection
     scope = recipe.name if recipe.rows > 1 else ""
     return Rounded((left, right), recipe.compute, scope)
 

@@ -189,7 +189,7 @@ class Rounding(Walk):
             return steps
         known = self.scaled(dot.op.inputs[index])
         held = known.dtype if how is None and known is not None else getattr(how, "dtype", None)
-        return steps if held in dtypes.INT8 else (*steps, _IN_INT8)
+        return steps if held in dtypes.EIGHT_BIT_INTS else (*steps, _IN_INT8)
 
 
 def _jit(walk: Context, op: Op) -> Sequence[Value] | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from jaxfp8._value import tables
-from jaxfp8._value.dtypes import EIGHT_BIT, FLOAT8, FLOAT16
+from jaxfp8._value.dtypes import EIGHT_BIT, FLOAT8, SIXTEEN_BIT_FLOATS
 from jaxfp8._value.errors import message
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _kind(site: Site) -> tuple[str, str]:
     if len(wide) == 2:
         return "", "int8 terms were not measured"
     if wide:
-        known = wide[0] in FLOAT16
+        known = wide[0] in SIXTEEN_BIT_FLOATS
         return ("W8A16", "") if known else ("", f"{wide[0]} times 8 bits was not measured")
     if dtypes[0] in FLOAT8 and dtypes[1] in FLOAT8:
         blocks = any(side.scale.startswith("blocks") for side in (site.lhs, site.rhs))
