@@ -117,12 +117,11 @@ class Rich:
         """A table with its title above."""
         table = rich_table.Table(title=rich_markup.escape(title), title_justify="left")
         for name in head:
-            first = name == head[0] != ""
             table.add_column(
                 name,
                 justify="left" if name in _LEFT else "right",
                 overflow="fold",
-                no_wrap=first,
+                no_wrap=name == "way",
             )
         for row in rows:
             cells = map(rich_markup.escape, row.cells)

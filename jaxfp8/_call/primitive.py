@@ -21,17 +21,10 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import (
-    cut_tiles,
-    explicit,
-    lowering,
-    partitioning,
-    reference,
-    sharded_dot,
-    strictness,
-)
+from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, sharded_dot
 from jaxfp8._call.batching import batch_scaled_dot
 from jaxfp8._call.shards import Parts
+from jaxfp8._call.strictness import is_strict
 from jaxfp8._value import compat
 from jaxfp8._value import dtypes as _dtypes
 from jaxfp8._value.spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
@@ -115,7 +108,7 @@ def _jitted(strict: bool, **params: Any) -> Any:
 @scaled_dot_p.def_impl
 def _impl(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     with jax.disable_jit(False):  # a kernel runs compiled or not at all
-        return _jitted(strictness.is_strict(), **params)(*operands)
+        return _jitted(is_strict(), **params)(*operands)
 
 
 # Abstract evaluation
@@ -432,10 +425,9 @@ def _parts_of_cut_tiles(
     avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str, split: bool, out_sharding: Any
 ) -> Parts | None:
     del avals, out_sharding
-    factors = cut_tiles.factors(spec)
-    bind = functools.partial(_bind_on_shards, kernel, split)
-    if factors is None:
+    if (factors := cut_tiles.factors(spec)) is None:
         return None
+    bind = functools.partial(_bind_on_shards, kernel, split)
     return factors, functools.partial(cut_tiles.on_shards, spec, bind)
 
 
