@@ -15,15 +15,16 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Where the scales of a lane's four columns begin. Each takes a division, so they are computed
-// once.
+// Where the scales of a lane's four columns begin. Each takes a division, so they are computed once
+// per output tile.
 struct ScaleOffsets {
   int64_t batch;
   int32_t values[4];
 
-  // first  the first of the four columns
-  __device__ __forceinline__ ScaleOffsets(const Arguments& a, int32_t batch_index, int32_t first)
-      : batch(batch_index * a.scale_batch) {
+  __device__ __forceinline__ ScaleOffsets(const Arguments& a, const TileCoord& coord)
+      : batch(coord.batch * a.scale_batch) {
+    const int32_t first =
+        coord.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int32_t column = min(first + j, a.columns - 1);
