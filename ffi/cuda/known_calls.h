@@ -1,8 +1,8 @@
 // The calls of XLA's FFI that this process has seen, so that a repeated call costs the host little.
 //
-// XLA asks a handler twice for each call of a program: when it initialises, and when it runs or
-// captures. So a call is checked once. A later one whose attributes and buffers are the same bytes,
-// all but the data, only takes its data: 1.8 us, where reading the attributes alone takes 1.9.
+// XLA calls the handler whenever a program runs, or is captured into a graph anew. So a call is
+// checked once. A later one whose attributes and buffers are the same bytes, all but the data, only
+// takes its data. On a Xeon that takes 1.8 us; reading the attributes alone takes 1.9.
 //
 // Only the handler of the scaled dot includes this file.
 

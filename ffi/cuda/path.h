@@ -1,6 +1,6 @@
 // A path: one way to compute a problem on a GPU.
 //
-//   handler.cc / abi.cc -> plans.h: is there a plan? -> route.h: which path can?
+//   handler.cc (known_calls.h), abi.cc -> plans.h: is there a plan? -> route.h: which path can?
 //                                                         |  Path::why_not   pure
 //                          Plan::Run  <-------------------+  Path::plan      once per problem
 //
@@ -10,8 +10,8 @@
 //      routes are tested without a GPU. Kernels include kernels/common/ and kernels/epilogue/ and
 //      neither XLA nor Python. Each .cuh begins with a picture of where its operands lie.
 //   2. cuda/CMakeLists.txt: the sources. ffi/tests/cuda/CMakeLists.txt: the .cc files (`host`).
-//   3. route.cc: a row in `AllPaths` (its index is that of the counter) and its place in both
-//      orders of `InOrder`.
+//   3. route.cc: a row in `AllPaths` (its index is that of the counter) and its place in
+//      `InOrder`.
 //   4. workspace.cc, and jaxfp8/_call/workspace.py beside it: how much scratch it can use.
 //   5. Tests: ffi/tests/*_test.cc for the host side (list its sources in tests/native/
 //      test_cuda_host.py) and a stand-in for the plan in ffi/tests/cuda/runtime_stand_ins.h, so

@@ -53,6 +53,7 @@ class Sizes:
         }
 
 
+DEFAULT = "llama3-8b"
 MODELS = {
     "llama3-8b": Sizes(layers=32, width=4096, hidden=14336, heads=32, kv_heads=8, head=128),
     "llama3-70b": Sizes(layers=80, width=8192, hidden=28672, heads=64, kv_heads=8, head=128),

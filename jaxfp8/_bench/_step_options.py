@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from jaxfp8._bench import _decoder
+from jaxfp8._bench import _decoder, _shapes
 from jaxfp8._bench._step import CACHE, KINDS, LAYERS, LAYOUTS, ROWS, Step
 
 NAMES = ("step", "layers", "cache", "layout", "as_written")
@@ -19,7 +19,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--step",
         choices=KINDS,
-        help=f"time a whole step of decoders instead of products; --shapes names them ({_MODELS}), "
+        help="time a whole step of decoders instead of products; --shapes names them "
+        f"({_MODELS}; default: {_decoder.DEFAULT}), "
         f"--rows are texts (decode) or tokens of one text (prefill; default: {rows})",
     )
     group.add_argument(
@@ -53,7 +54,8 @@ def steps(options: argparse.Namespace, rows: Sequence[int] | None) -> list[Step]
     Raises:
       ValueError: a model is unknown, or a number is not positive.
     """
-    models = [name.strip() for name in options.shapes.split(",")]
+    named = _decoder.DEFAULT if options.shapes == _shapes.TABLE else options.shapes
+    models = [name.strip() for name in named.split(",")]
     for name in models:
         if name not in _decoder.MODELS:
             raise ValueError(f"--step: {name!r} is no decoder; --shapes takes {_MODELS}")

@@ -2,7 +2,7 @@
 
 An operand has to lie within half a step of the float that it stands for (docs/quantization.md), and
 a product within the error of float32 sums of the exact product of its operands (docs/design.md).
-Together they bound the error of the whole, and each of them is sharp.
+Together they bound the error of the whole. Roundings reach theirs; sums stay far below.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def plan(options: argparse.Namespace) -> Plan:
     if not ffi.has_backend(platform):
         raise ValueError(f"--platform {platform}: JAX has no such device here")
     rounds = 0 if options.no_time else MANY_ROUNDS if options.time else ROUNDS
-    kept = ("shape", "model", "rows", "data", "only", "verify", "time")
+    kept = ("shape", "model", "rows", "data", "only", "verify", "time", "no_time", "threads")
     return Plan(
         data=_operands(options),
         paths=paths(options.only),

@@ -15,7 +15,10 @@ from jaxfp8._compare._result import Compared, compared
 
 
 def run(plan: Plan) -> int:
-    """Compares and shows; returns 0, 1 if a way failed, left a bound, or a file is not written."""
+    """Compares and shows; returns 0, 1 if a way failed, left a bound, or a file is not written.
+
+    An interrupt ends it with 130, and what was compared by then.
+    """
     screen = _screen.screen()
     machine = _machine.machine(plan.platform)
     title = _machine.title(machine)
@@ -30,6 +33,8 @@ def run(plan: Plan) -> int:
             failed |= fails_to_write(plan.json, record) or bool(_rows.missing(one))
     except KeyboardInterrupt:
         stopped = True
+    if not done:
+        return 130 if stopped else int(failed)
     if plan.verify:
         for line in _rows.verdict(done):
             screen.say(line)

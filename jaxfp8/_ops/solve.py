@@ -98,14 +98,16 @@ def solve(
 
     Inside `jit`, look at `converged`; outside, it is an error if it is False. For several
     systems, use `jax.vmap`. It is differentiated as the solution of a linear system.
+    `converged` and the errors are about the solution; nothing tells of a gradient that did not
+    settle.
 
     Args:
       a: [N, N], float32 or float64; 16-bit floats become float32.
       b: [N] or [N, K], likewise; both become what they promote to.
       terms: number of int8 terms of the products of the factorisation, 1 to 4.
       dtype: float32, bfloat16 or float16: computes these products in it instead.
-      tol: the backward error that counts as converged; by default `sqrt(N)` units in the last
-        place of the result.
+      tol: the backward error that counts as converged; by default `sqrt(N)` times the unit
+        roundoff of the result, 2^-24 for float32.
       max_steps: the most corrections.
 
     Returns:

@@ -60,12 +60,13 @@ class GemmPlan final : public Plan {
     const Scaling scaling = HasBlocks(problem_.rhs) ? Scaling::kBlocks : Scaling::kLines;
     kernel_ = (problem_.lhs.dtype == DType::kE4M3 ? E4M3Kernel : E5M2Kernel)(
         problem_.rhs.dtype, scaling, configuration_.tile);
-    if (!kernel_.function) return "`sm90_gemm` has no tile of this shape";
+    if (!kernel_.function) return "there is no tile of this shape";
     // Without code for sm_90a the driver translates a kernel that does nothing.
     cudaFuncAttributes attributes;
     const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_.function);
     if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
-    if (attributes.ptxVersion != 90) return "the library was not compiled for sm_90a";
+    if (attributes.ptxVersion != 90)
+      return "the library has no code for sm_90a; build it with JAXFP8_CUDA_ARCHITECTURES=90a-real";
     return CudaError(
         cudaFuncSetAttribute(kernel_.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              kernel_.shared_bytes),

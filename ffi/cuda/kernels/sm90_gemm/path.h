@@ -1,4 +1,4 @@
-// Path "sm90_gemm": FP8 by FP8 on Hopper, with scales that change along the contracted axis.
+// The path `sm90_gemm`: FP8 times FP8 on Hopper, with scales constant over 128 of K, or more.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_

@@ -2,7 +2,7 @@
 //
 //   rows of the output
 //     |   +------+------+------+--     Blocks, or pairs of them, take tiles in turn. A group of
-//     v   |  0   |  8   |  16  |       kGroupRows rows of lhs is finished first, columns slowest,
+//     v   |  0   |  8   |  16  |       kGroupLines rows of lhs is finished first, columns slowest,
 //         |  1   |  9   |  17  |       so that the tiles of one turn form a rectangle: then both
 //         | ...  | ...  | ...  |       operands are read from L2.
 //         +======+======+======+==
