@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxfp8 import __main__
-from jaxfp8._bench import _cpu, _peaks, _peers, _plot, _run, _screen
+from jaxfp8._bench import _cpu, _peers, _plot, _run, _screen
 from jaxfp8._bench._measure import Missing
 
 pytest.importorskip("matplotlib")
@@ -17,15 +17,6 @@ TINY = ["--shapes", "64x48", "--rows", "1,3", "--quick", "--only", "int8"]
 
 def bench(*arguments: str) -> int:
     return __main__.main(["bench", *arguments])
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """Rounds that take no time."""
-    monkeypatch.setattr("jaxfp8._bench._measure._ROUND_SECONDS", 1e-4)
-    monkeypatch.setattr(_peaks, "_LEAST_READ", 1 << 16)
-    monkeypatch.setattr(_peaks, "_MOST_READ", 1 << 18)
-    monkeypatch.setattr(_peaks, "_ROUNDS", 100)
 
 
 def test_it_measures_and_writes_what_it_says(tmp_path, short, capsys):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxfp8 import __main__
-from jaxfp8._bench import _hlo, _peaks, _profile, _rows, _run, _step
+from jaxfp8._bench import _hlo, _profile, _rows, _run, _step
 from jaxfp8._bench._measure import Missing
 from jaxfp8._bench._profile import Kernel
 from jaxfp8._bench._step import Step
@@ -23,14 +23,6 @@ STEPS = {
 
 def bench(*arguments: str) -> int:
     return __main__.main(["bench", *arguments])
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """Rounds that take no time."""
-    monkeypatch.setattr("jaxfp8._bench._measure._ROUND_SECONDS", 1e-4)
-    monkeypatch.setattr(_peaks, "_LEAST_READ", 1 << 16)
-    monkeypatch.setattr(_peaks, "_MOST_READ", 1 << 18)
 
 
 @functools.cache
