@@ -170,7 +170,6 @@ def test_a_trace_without_kernels_is_no_breakdown(count, expected):
     ("arguments", "expected"),
     [
         (["--shapes", "64x48", "--step", "decode"], "'64x48' is no decoder; --shapes takes"),
-        (["--step", "decode"], "'table' is no decoder"),
         (["--shapes", "tiny", "--layers", "2"], "--layers goes with --step decode or prefill"),
         (["--shapes", "tiny", "--as-written"], "--as-written goes with --step"),
         (["--shapes", "tiny", "--step", "decode", "--cache", "0"], "--cache 0: a number from 1"),
@@ -183,8 +182,9 @@ def test_a_wrong_option_says_what_to_give(capsys, arguments, expected):
     assert expected in capsys.readouterr().err
 
 
-def test_steps_are_listed_without_being_made(capsys):
-    assert bench("--list", "--platform", "cuda", "--shapes", "llama3-8b", "--step", "decode") == 0
+@pytest.mark.parametrize("shapes", [["--shapes", "llama3-8b"], []], ids=["named", "default"])
+def test_steps_are_listed_without_being_made(capsys, shapes):
+    assert bench("--list", "--platform", "cuda", *shapes, "--step", "decode") == 0
     assert capsys.readouterr().out.splitlines() == [
         f"decode llama3-8b, 8 layers, M = {rows}, cache 1024" for rows in (1, 16, 64)
     ]
