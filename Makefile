@@ -41,12 +41,13 @@ test: setup-latest  ## the test suite on the oldest JAX; on the newest, a fifth 
 	  $$venv/bin/pytest -n $(JOBS) $$every $(ARGS) || failed=1; \
 	done; exit $$failed
 
-check: setup  ## format, lint, types and import contracts
+check: setup  ## format, lint, types, import contracts, and tables beside their data
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
+	$(BIN)/python tools/measurement_tables.py --check
 
 test-kernels: setup  ## every CPU kernel that runs here against float64, in C++, as the library has it
 	@$(call checks,cpu,build/checks,$(LIBRARY),--target native_kernels native_quantize,-R native)
@@ -80,7 +81,7 @@ bench: setup  ## how fast the kernels are here, beside XLA and others; ARGS="--h
 test-gpu:  ## the tests that need a GPU, with the python3 and the JAX that the machine has
 	@python3 tools/gpu.py test $(ARGS)
 
-bench-gpu:  ## the figures of docs/hardware.md, on this machine's GPU
+bench-gpu:  ## the figures of docs/measurements.md, on this machine's GPU
 	@python3 tools/gpu.py bench $(ARGS)
 
 docs: setup  ## build/docs/index.html: guides and reference as one site; a warning is an error

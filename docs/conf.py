@@ -39,7 +39,7 @@ NAVIGATION = (
     ("Use", ("start", "rewrite", "precision", "quantize_dots", "quantization")),
     ("Flax", ("flax", "nnx", "training", "qlora")),
     ("Serve", ("serving", "kv_cache", "checkpoint", "export", "meshes")),
-    ("Know", ("hardware", "compare_with", "benchmark", "faq")),
+    ("Know", ("hardware", "measurements", "limits", "compare_with", "benchmark", "faq")),
     ("Inside", ("design", "custom_call", "cpu_kernels", "contributing", "changelog")),
     (
         "Reference",

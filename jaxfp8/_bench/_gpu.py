@@ -1,4 +1,4 @@
-"""The cases for an NVIDIA GPU: the figures of docs/hardware.md, and any shapes."""
+"""The cases for an NVIDIA GPU: the figures of docs/measurements.md, and any shapes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COPIED = 1 << 29
 
 
 def table() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The figures of docs/hardware.md."""
+    """The figures of docs/measurements.md."""
     for name, make in _named():
         yield name, functools.partial(_beside_a_copy, make)
 

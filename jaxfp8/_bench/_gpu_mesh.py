@@ -29,7 +29,7 @@ _SPLITS = {
 
 
 def table() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """The figures of docs/hardware.md; none on one device."""
+    """The figures of docs/measurements.md; none on one device."""
     if jax.device_count() < 2:
         return
     for m in (16, 4096):

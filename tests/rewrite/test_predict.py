@@ -1,4 +1,4 @@
-"""What `Report.predict` says of a product is what docs/hardware.md measured, within 15 %."""
+"""What `Report.predict` says of a product is what docs/measurements.md measured, within 15 %."""
 
 import dataclasses
 import json

@@ -1,0 +1,190 @@
+"""The tables of docs/measurements.md, made from docs/measurements/*.json.
+
+python tools/measurement_tables.py            write them between their markers
+python tools/measurement_tables.py --check    say what differs, and exit with 1; writes nothing
+
+A file is a record of `python -m jaxfp8 bench --json` (docs/benchmark.md lists the fields) with a
+`source` added: `commit`, `command`, and `date` where the machine has no `time`. `notes`, and of a
+case its `group`, `note` and `unit`, are used where they are there. A `title`, and in `tried` what
+did not help, are for readers of the file. Figures are shown with the digits that the file has, at
+most four: those with more are rounded to three.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from decimal import Context, Decimal
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent.parent / "docs"
+PAGE = FOLDER / "measurements.md"
+MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
+_MOST_DIGITS, _DIGITS = 4, 3
+# A table is in microseconds where its shortest time is below this, else in milliseconds.
+_MICROSECONDS_BELOW = Decimal("1e-4")
+# What a contender may have, in the order of columns, and the heading.
+_FIELDS = {
+    "seconds": "{name}, {unit}",
+    "spread": "{name}, spread",
+    "rate": "{name}, rate",
+    "share_of_peak": "{name}, of peak",
+    "times_ours": "speed, {name} = 1",
+    "speed": "{name}, speed",
+}
+_RATES = {"read": "B/s", "int8": "OP/s", "tokens": "tokens/s"}  # by what limits the case
+Case = dict[str, Any]
+
+
+def page_of(text: str, folder: Path) -> str:
+    """The page with each marked part made anew.
+
+    Raises:
+      ValueError: a file of the folder has no place in the page.
+    """
+    names = [found[2] for found in MARKED.finditer(text)]
+    missing = sorted({path.stem for path in folder.glob("*.json")} - set(names))
+    if missing:
+        raise ValueError(f"no `<!-- measured: {missing[0]} -->` ... `<!-- end of measured -->`")
+
+    def made(found: re.Match[str]) -> str:
+        record = read(folder / f"{found[2]}.json")
+        link = f"[data](measurements/{found[2]}.json)"
+        return f"{found[1]}\n{shown(record, link)}\n\n{found[3]}"
+
+    return MARKED.sub(made, text)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A record, with the digits of its figures as they are written."""
+    return json.loads(path.read_text(), parse_float=Decimal, parse_int=Decimal)
+
+
+def shown(record: dict[str, Any], link: str) -> str:
+    """What it was measured on, a table for each group of cases, and the notes."""
+    parts = [f"{origin(record)} ({link})"]
+    for title, cases in groups(record["cases"]):
+        parts += [f"**{title}**"] if title else []
+        parts.append("\n".join(table(cases)))
+    notes = [*record.get("notes", ()), *_notes_of(record["cases"])]
+    parts += ["\n".join(f"- {note}" for note in notes)] if notes else []
+    return "\n\n".join(parts)
+
+
+def origin(record: dict[str, Any]) -> str:
+    """Machine, versions, date, commit and command."""
+    machine, source = record["machine"], record["source"]
+    devices = machine.get("devices", ()) if machine["platform"] != "cpu" else ()
+    count = f"{len(devices)} x " if len(devices) > 1 else ""
+    threads = f"{machine['threads']} threads" if "threads" in machine and not devices else ""
+    versions = ", ".join(f"{name} {v}" for name, v in machine.get("packages", {}).items())
+    where = [
+        count + devices[0] if devices else "",
+        machine.get("processor", ""),
+        _listed(machine.get("features", "")),
+        threads,
+        versions,
+    ]
+    date = source.get("date") or machine["time"][: len("2026-01-01")]
+    run = f"{date}, commit {source['commit']}, `{source['command'].replace('`', '')}`"
+    return "; ".join([part for part in where if part]) + f". {run}"
+
+
+def _listed(features: str | Sequence[str]) -> str:
+    return features if isinstance(features, str) else " ".join(features)
+
+
+def groups(cases: Sequence[Case]) -> Iterator[tuple[str, list[Case]]]:
+    """Cases that make one table: those of a `group`, or whose first contender is the same."""
+    tables: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        group = case.get("group", "")
+        first = "" if group else case["contenders"][0]["name"]
+        tables.setdefault((group, first), []).append(case)
+    return ((group, together) for (group, _), together in tables.items())
+
+
+def table(cases: Sequence[Case]) -> Iterator[str]:
+    """A row for each case, a column for each figure of each contender."""
+    columns = list(_columns(cases))
+    unit = _unit(cases)
+    heads = [_FIELDS[field].format(name=name, unit=unit) for field, name in columns]
+    yield " | ".join(["| case", *heads]) + " |"
+    yield "|---|" + "---:|" * len(columns)
+    for case in cases:
+        figures = {c["name"]: c for c in case["contenders"]}
+        found = [(figures.get(name, {}).get(field), field) for field, name in columns]
+        rate = _RATES.get(case.get("limit", ""), "FLOP/s")
+        cells = [
+            "" if figure is None else cell(figure, field, unit, rate) for figure, field in found
+        ]
+        yield " | ".join([f"| {case['name']}", *cells]) + " |"
+
+
+def _columns(cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
+    """(field, contender) of the figures that a case has."""
+    names = list(dict.fromkeys(c["name"] for case in cases for c in case["contenders"]))
+    there = {
+        (field, contender["name"])
+        for case in cases
+        for contender in case["contenders"]
+        for field, figure in contender.items()
+        if figure is not None
+    }
+    return ((field, name) for field in _FIELDS for name in names if (field, name) in there)
+
+
+def _unit(cases: Sequence[Case]) -> str:
+    """The unit of the times of a table: that of the first case, if it names one."""
+    if "unit" in cases[0]:
+        return str(cases[0]["unit"])
+    times = [c["seconds"] for case in cases for c in case["contenders"] if "seconds" in c]
+    return "µs" if times and min(times) < _MICROSECONDS_BELOW else "ms"
+
+
+def cell(figure: Decimal, field: str, unit: str, rate: str) -> str:
+    """A figure: a time in the unit of its column, a rate with its own."""
+    if field == "seconds":
+        return digits(figure.scaleb(6 if unit == "µs" else 3))
+    if field == "rate":
+        power, prefix = next(row for row in _PREFIXES if figure >= Decimal(10) ** row[0])
+        return f"{digits(figure.scaleb(-power).normalize())} {prefix}{rate}"
+    if field in ("spread", "share_of_peak"):
+        return f"{digits(figure.scaleb(2))} %"
+    return f"{digits(figure)}x"
+
+
+_PREFIXES = ((12, "T"), (9, "G"), (0, ""))
+
+
+def digits(figure: Decimal) -> str:
+    """A figure as it is written, or rounded where it has more digits than were measured."""
+    if len(figure.as_tuple().digits) > _MOST_DIGITS:
+        figure = Context(prec=_DIGITS).plus(figure)
+    return f"{figure:f}"
+
+
+def _notes_of(cases: Sequence[Case]) -> Iterator[str]:
+    for case in cases:
+        if "note" in case:
+            yield f"{case['name']}: {case['note']}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or compare it."""
+    before = PAGE.read_text()
+    after = page_of(before, FOLDER / "measurements")
+    if arguments == ["--check"]:
+        if before != after:
+            print("docs/measurements.md differs from docs/measurements/*.json.")
+            print("Run `python tools/measurement_tables.py`.")
+        return int(before != after)
+    PAGE.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
