@@ -41,6 +41,7 @@ class Plan:
       cases: functions that make the cases, by name.
       platform: "cpu" or "cuda".
       rounds: turns of each contender.
+      aims: whether results are compared with the figures that the kernels are to reach.
       json, plot: files to write, or None.
       settings: the options, for the record.
     """
@@ -48,6 +49,7 @@ class Plan:
     cases: Mapping[str, Callable[[], Case]]
     platform: str
     rounds: int
+    aims: bool
     json: str | None
     plot: str | None
     settings: Mapping[str, Any]
@@ -83,6 +85,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}"
     )
     parser.add_argument(
+        "--aims",
+        action="store_true",
+        help="compare with the figures that the kernels are developed towards, too",
+    )
+    parser.add_argument(
         "--threads", type=int, metavar="N", help="processors to use (default: all there are)"
     )
     parser.add_argument(
@@ -115,6 +122,7 @@ def plan(options: argparse.Namespace) -> Plan:
         cases=chosen,
         platform=platform,
         rounds=QUICK_ROUNDS if options.quick else ROUNDS,
+        aims=options.aims,
         json=options.json,
         plot=options.plot,
         settings={key: getattr(options, key) for key in _settings(options)},

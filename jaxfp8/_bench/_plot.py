@@ -45,8 +45,9 @@ def rendered(path: str, title: str, figure: Any, body: str) -> bytes:
 
 
 def _tables(done: Sequence[Measured]) -> str:
+    goals = list(_rows.goals(done))
     tables = [
-        _screen.text("What was to be reached", _rows.GOALS, list(_rows.goals(done))),
+        *([_screen.text("What was to be reached", _rows.GOALS, goals)] if goals else []),
         *(
             "\n".join([_screen.text(m.case.name, _rows.head(m), rows), *_rows.missing(m)])
             for m in done
@@ -126,7 +127,7 @@ def _roofs(
 
 
 def times(axes: Any, done: Sequence[Measured]) -> None:
-    """For each case, how many times longer than ours the others take, and what was aimed at."""
+    """For each case, how many times longer than ours the others take; with aims, those too."""
     compared = [m for m in done if len(m.timings) > 1 and m.seconds(m.ours)]
     axes.set(xscale="log", title="Time, as a multiple of jaxfp8's; left of 1 is faster")
     axes.axvline(1, color="tab:blue", linewidth=1)

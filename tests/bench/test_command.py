@@ -21,7 +21,7 @@ def bench(*arguments: str) -> int:
 
 def test_it_measures_and_writes_what_it_says(tmp_path, short, capsys):
     record, page = tmp_path / "run.json", tmp_path / "run.html"
-    assert bench(*TINY, "--json", str(record), "--plot", str(page)) == 0
+    assert bench(*TINY, "--aims", "--json", str(record), "--plot", str(page)) == 0
     shown = capsys.readouterr().out
     assert "XLA, same expression" in shown and "What was to be reached" in shown
     assert "<svg" in page.read_text() and "int8 3x64x48" in page.read_text()
@@ -44,6 +44,15 @@ def check_record(run):
         assert ours["name"] == "jaxfp8" and ours["times_ours"] == 1
         assert all("missing" in other or other["seconds"] > 0 for other in others)
         assert all({"text", "measured", "reached"} <= set(goal) for goal in case["goals"])
+
+
+def test_without_aims_it_shows_rates_and_ratios_alone(tmp_path, short, capsys):
+    record, page = tmp_path / "run.json", tmp_path / "run.html"
+    only = [*TINY[:-1], "int8 1x64"]
+    assert bench(*only, "--json", str(record), "--plot", str(page)) == 0
+    shown = capsys.readouterr().out + page.read_text()
+    assert "XLA, same expression" in shown and "reach" not in shown
+    assert all(case["goals"] == [] for case in json.loads(record.read_text())["cases"])
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
@@ -117,7 +126,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path, short, monkeypatch, caps
     cases = dict(list(_cpu.shaped([(1, 16, 16)]))[-1:]) | {"long": interrupted}
     monkeypatch.setattr(_cpu, "table", lambda: cases.items())
     record = tmp_path / "run.json"
-    assert bench("--quick", "--json", str(record)) == 130
+    assert bench("--quick", "--aims", "--json", str(record)) == 130
     assert len(json.loads(record.read_text())["cases"]) == 1
     assert "What was to be reached" in capsys.readouterr().out
 
