@@ -29,7 +29,7 @@ python_maximum_signature_line_length = 88
 # Docstrings write code in single backquotes, as Markdown has it.
 default_role = "code"
 # Links to headings are those that GitHub makes.
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 # Examples of docstrings are copied without prompts and output.
 copybutton_exclude = ".linenos, .gp, .go"
