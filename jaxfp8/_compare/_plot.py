@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxfp8._bench import _plot, _screen
@@ -41,6 +41,7 @@ def figure(title: str, done: Sequence[Compared]) -> Any:
 def errors_over_times(axes: Any, compared: Compared) -> None:
     """A point for each way, as a layer; those on the front are joined by a line."""
     axes.set(xscale="log", yscale="log", title=compared.name)
+    axes.tick_params(axis="x", which="minor", labelbottom=False)
     axes.set(xlabel="seconds, weight held ahead", ylabel="relative L2 error")
     points = {
         r.path: (seconds, r.error.relative_l2)
@@ -55,4 +56,21 @@ def errors_over_times(axes: Any, compared: Compared) -> None:
     for name, (x, y) in points.items():
         on_front = name in compared.front
         axes.scatter([x], [y], s=24, color="tab:blue" if on_front else ".6", zorder=3)
-        axes.annotate(name, (x, y), fontsize=7, xytext=(3, 3), textcoords="offset points")
+    _name(axes, points)
+
+
+def _name(axes: Any, points: Mapping[str, tuple[float, float]]) -> None:
+    """Names beside the plot, in the order of the errors, each with a line to its point."""
+    names = sorted(points, key=lambda name: points[name][1], reverse=True)
+    line = {"arrowstyle": "-", "color": ".8", "linewidth": 0.6}
+    for number, name in enumerate(names):
+        place = (1.02, 1 - (number + 0.5) / len(names))
+        axes.annotate(
+            name,
+            points[name],
+            place,
+            textcoords="axes fraction",
+            fontsize=7,
+            va="center",
+            arrowprops={**line, "shrinkA": 0, "shrinkB": 2},
+        )

@@ -1,0 +1,166 @@
+"""The pictures of the pages, drawn from recorded data. Needs matplotlib.
+
+python tools/pictures.py [NAME ...]    docs/pictures/NAME.svg: roofline, decode, way
+
+`roofline` and `decode` are drawn from docs/measurements/, `way` from what `jaxfp8.explain` says on
+the machine that draws it. `python -m jaxfp8 compare --plot` draws errors over times, `bench --plot`
+a roofline or a timeline of the machine at hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+DOCS = Path(__file__).parent.parent / "docs"
+OUT = DOCS / "pictures"
+_BLUE, _GREY, _ORANGE = "tab:blue", ".6", "tab:orange"
+_SIZES = re.compile(r"M=(\d+) N=(\d+) K=(\d+)")
+# The cases of one kind: beginning of the name, label, bytes of a value of the left side, colour.
+_KINDS = (
+    ("FP8 tensor", "FP8 by FP8, a scale per tensor", 1, "tab:orange"),
+    ("FP8 row", "FP8 by FP8, a scale per row", 1, "tab:red"),
+    ("FP8 block", "FP8 in blocks (cuBLASLt)", 1, "tab:purple"),
+    ("W8A16", "8-bit weight, bfloat16 activations", 2, _BLUE),
+)
+
+
+def record(name: str) -> dict[str, Any]:
+    """A file of docs/measurements."""
+    return json.loads((DOCS / "measurements" / f"{name}.json").read_text())
+
+
+def roofline() -> Figure:
+    """Rates on an H200 below the rate of the copy, and below the best product that was measured."""
+    run = record("h200")
+    whole = Figure(figsize=(8, 5), layout="constrained")
+    axes = whole.subplots()
+    axes.set(xscale="log", yscale="log", xlabel="operations per byte moved", ylabel="TFLOP/s")
+    axes.set_title(f"Products on one {run['machine']['devices'][0]}, {run['source']['date']}")
+    best = 0.0
+    for kind, label, width, colour in _KINDS:
+        points = list(_points(run["cases"], kind, width))
+        best = max([best, *(y for _, y in points)])
+        x, y = zip(*points, strict=True)
+        axes.scatter(x, y, s=26, color=colour, label=label, zorder=3)
+    ridge = best / (run["copy"] / 1e12)
+    axes.plot([1, ridge], [run["copy"] / 1e12, best], color=_GREY, label="rate of the copy")
+    axes.plot([ridge, 6000], [best, best], color=_GREY, linestyle="--", label="fastest product")
+    axes.legend(fontsize=8)
+    return whole
+
+
+def _points(cases: Sequence[Any], kind: str, width: int) -> Iterator[tuple[float, float]]:
+    """Operations for each byte, and TFLOP/s, of the cases of one kind that have a time or rate."""
+    for case in cases:
+        sizes, ours = _SIZES.search(case["name"]), case["contenders"][0]
+        if not case["name"].startswith(kind) or not sizes:
+            continue
+        m, n, k = map(int, sizes.groups())
+        work, moved = 2.0 * m * n * k, n * k + width * m * k + 2.0 * m * n
+        rate = work / ours["seconds"] if "seconds" in ours else ours.get("rate")
+        if rate:
+            yield work / moved, rate / 1e12
+
+
+def decode() -> Figure:
+    """The time of a decoding step on an H100, for each batch and form."""
+    run = record("h100_decode")
+    whole = Figure(figsize=(8, 4), layout="constrained")
+    axes = whole.subplots()
+    names = [contender["name"] for contender in run["cases"][0]["contenders"]]
+    colours = (_BLUE, "tab:cyan", "tab:green", _GREY)
+    height = 0.8 / len(names)
+    for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
+        places = [row + number * height for row in range(len(run["cases"]))]
+        times = [case["contenders"][number]["seconds"] * 1e3 for case in run["cases"]]
+        bars = axes.barh(places, times, height, color=colour, label=name)
+        axes.bar_label(bars, [f"{time:.2f}" for time in times], padding=2, fontsize=7)
+    middle = height * (len(names) - 1) / 2
+    batches = [re.search(r"M = (\d+)", case["name"])[1] for case in run["cases"]]  # type: ignore[index]
+    axes.set_yticks([row + middle for row in range(len(batches))], [f"batch {b}" for b in batches])
+    axes.invert_yaxis()
+    device, source = run["machine"]["devices"][0], run["source"]
+    axes.set(xlabel="milliseconds; shorter is faster")
+    axes.set_title(f"A decoding step, 8 layers of Llama-3-8B, {device}, commit {source['commit']}")
+    axes.legend(fontsize=8, loc="upper right")
+    return whole
+
+
+_LAYER = """
+def layer(x, codes, scale):
+    w = codes.astype(x.dtype) * scale
+    return jax.nn.relu(x @ w)
+"""
+
+
+def way() -> Figure:
+    """The way of one product: from the line of a function to the kernel."""
+    whole = Figure(figsize=(7.5, 7.2), layout="constrained")
+    axes = whole.subplots()
+    axes.set(xlim=(0, 10), ylim=(-0.3, 10))
+    axes.axis("off")
+    steps = list(_steps())
+    height = 10 / len(steps)
+    for number, (title, text) in enumerate(steps):
+        top = 10 - number * height
+        box = {"boxstyle": "round,pad=0.45", "facecolor": "#eef3fa", "edgecolor": _BLUE}
+        axes.text(0.2, top - height / 2, title, weight="bold", va="center", fontsize=10)
+        axes.text(
+            3.4, top - height / 2, text, family="monospace", va="center", fontsize=8.5, bbox=box
+        )
+        if number:
+            arrow = {"arrowstyle": "->", "color": _GREY, "linewidth": 1.5}
+            axes.annotate(
+                "", (2.9, top - height * 0.3), (2.9, top + height * 0.3), arrowprops=arrow
+            )
+    return whole
+
+
+def _steps() -> Iterator[tuple[str, str]]:
+    """Titles and what stands there, as JAX and the report print it."""
+    import jax  # noqa: PLC0415 (the pictures of measurements need none)
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    import jaxfp8  # noqa: PLC0415
+
+    names = {"jax": jax}
+    exec(_LAYER, names)
+    layer: Any = names["layer"]
+    q = jaxfp8.quantize(jnp.ones((4096, 4096)), channelwise_axes=(1,))
+    arguments = (jnp.ones((16, 4096), jnp.bfloat16), q.qvalue, q.scale.astype(jnp.bfloat16))
+    yield "your function", _LAYER.strip()
+    equations = jax.make_jaxpr(layer)(*arguments).eqns
+    yield "traced to a jaxpr", "\n".join(equation.primitive.name for equation in equations)
+    site = jaxfp8.explain(layer)(*arguments).matched[0]
+    yield "facts", f"w equals 8-bit data times a scale\n({site.rhs.scale}): it is never made"
+    yield "one scaled dot", f"{site.lhs}\n. {site.rhs}\n{site.epilogue}"
+    text = jax.jit(jaxfp8.rewrite(layer)).lower(*arguments).as_text()
+    target = re.search(r"@(jaxfp8_\w+)\(|call_target_name = \"(jaxfp8_\w+)\"", text)
+    yield "one XLA custom call", (target and (target[1] or target[2])) or "jaxfp8_scaled_dot"
+    yield "the route of this CPU", site.kernels["cpu"]
+
+
+PICTURES = {f.__name__: f for f in (roofline, decode, way)}
+
+
+def main(names: Sequence[str]) -> int:
+    """Draw pictures, all unless some are named."""
+    mpl.rcParams["svg.hashsalt"] = "jaxfp8"  # the same file for the same data
+    mpl.rcParams["svg.fonttype"] = "none"  # text stays text
+    OUT.mkdir(exist_ok=True)
+    for name in names or PICTURES:
+        figure = PICTURES[name]()
+        figure.savefig(OUT / f"{name}.svg", metadata={"Date": None})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
