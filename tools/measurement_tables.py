@@ -4,10 +4,10 @@ python tools/measurement_tables.py            write them between their markers
 python tools/measurement_tables.py --check    say what differs, and exit with 1; writes nothing
 
 A file is a record of `python -m jaxfp8 bench --json` (docs/benchmark.md lists the fields) with a
-`source` added: `commit`, `command`, and `date` where the machine has no `time`. `notes`, and of a
-case its `group`, `note` and `unit`, are used where they are there. A `title`, and in `tried` what
-did not help, are for readers of the file. Figures are shown with the digits that the file has, at
-most four: those with more are rounded to three.
+`source` added: `commit`, `command` if there is one, and `date` where the machine has no `time`.
+`notes`, and of a case its `group`, `note` and `unit`, are used where they are there. A `title`, and
+in `tried` what did not help, are for readers of the file. Figures are shown with the digits that it
+has, at most four: those with more are rounded to three.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def origin(record: dict[str, Any]) -> str:
         versions,
     ]
     date = source.get("date") or machine["time"][: len("2026-01-01")]
-    run = f"{date}, commit {source['commit']}, `{source['command'].replace('`', '')}`"
+    run = f"{date}, commit {source['commit']}"
+    run += f", `{source['command']}`" if "command" in source else ""
     return "; ".join([part for part in where if part]) + f". {run}"
 
 
