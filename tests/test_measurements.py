@@ -52,7 +52,7 @@ def test_a_record_of_the_benchmark_makes_a_table(tmp_path):
     record["source"] = {"commit": "abc1234", "command": "python -m jaxfp8 bench"}
     (tmp_path / "run.json").write_text(json.dumps(record))
     shown = tool.shown(tool.read(tmp_path / "run.json"), "data")
-    assert "| int8 1x2x3 | 1.23 | 12.5 | 1 % | 2 % | 3.24 TOP/s |" in shown
+    assert "| int8 1x2x3 | 1.23 | 12.5 | 10.1x | 3.24 TOP/s |" in shown
     assert "abc1234" in shown and record["machine"]["time"][:10] in shown
 
 

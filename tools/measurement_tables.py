@@ -29,11 +29,11 @@ _MICROSECONDS_BELOW = Decimal("1e-4")
 # What a contender may have, in the order of columns, and the heading.
 _FIELDS = {
     "seconds": "{name}, {unit}",
-    "spread": "{name}, spread",
-    "rate": "{name}, rate",
-    "share_of_peak": "{name}, of peak",
     "times_ours": "speed, {name} = 1",
     "speed": "{name}, speed",
+    "rate": "{name}, rate",
+    "share_of_peak": "{name}, of peak",
+    "spread": "{name}, spread",
 }
 _RATES = {"read": "B/s", "int8": "OP/s", "tokens": "tokens/s"}  # by what limits the case
 Case = dict[str, Any]
@@ -131,9 +131,9 @@ def _columns(cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
     there = {
         (field, contender["name"])
         for case in cases
-        for contender in case["contenders"]
+        for place, contender in enumerate(case["contenders"])
         for field, figure in contender.items()
-        if figure is not None
+        if figure is not None and (place or field != "times_ours")  # its own speed is 1
     }
     return ((field, name) for field in _FIELDS for name in names if (field, name) in there)
 
