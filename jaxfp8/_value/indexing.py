@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxfp8._value.checks import as_index
 from jaxfp8._value.errors import message
+from jaxfp8._value.picking import bytes_to_pick
 from jaxfp8._value.spec import Shape
 
 _OPERATION = "jaxfp8.QArray"
@@ -96,5 +97,6 @@ def _taken(leaf: Any, indices: list[Any]) -> Any:
         return leaf
     if leaf.dtype.itemsize > 1 or jnp.issubdtype(leaf.dtype, jnp.integer):
         return leaf[tuple(indices)]
-    codes = jax.lax.bitcast_convert_type(leaf, jnp.uint8)[tuple(indices)]
+    places = [index for index in indices if isinstance(index, jax.core.Tracer)]
+    codes = bytes_to_pick(leaf, places)[tuple(indices)]
     return jax.lax.bitcast_convert_type(codes, leaf.dtype)

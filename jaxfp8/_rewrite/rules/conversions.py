@@ -14,6 +14,7 @@ from jaxfp8._rewrite.rules import epilogue
 from jaxfp8._rewrite.rules.registry import STAYS_WIDE, is_wide_float, lost, rule
 from jaxfp8._rewrite.rules.scales import rounded_as_written
 from jaxfp8._value import dtypes
+from jaxfp8._value.picking import bytes_to_pick_p
 
 
 @rule("convert_element_type")
@@ -74,7 +75,7 @@ def coarsen(walk: Context, op: Op) -> Fact | None:
     return scaled if is_float else None
 
 
-@rule("bitcast_convert_type")
+@rule("bitcast_convert_type", bytes_to_pick_p.name)
 def bitcast(walk: Context, op: Op) -> Fact | None:
     """FP8 stored as uint8 bit patterns: the same bytes under another dtype."""
     source, out = op.inputs[0], op.outputs[0]
