@@ -24,6 +24,10 @@ class Context(Protocol):
     facts: dict[Value, Fact]
     seen: Seen
 
+    @property
+    def picks_bytes(self) -> bool:
+        """Whether parts of FP8 arrays are picked as bytes: XLA on the CPU does it in float16."""
+
     def fact(self, value: Value) -> Fact | None:
         """The fact about a value."""
 

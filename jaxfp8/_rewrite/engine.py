@@ -104,7 +104,8 @@ class Rewriter:
         sites = decision.seen.sites
         if self.strict and any(not site.changed for site in sites):
             _refuse_misses(report_of(self.fun, decision.seen))
-        if self.warns and sites and not decision.changed and not decision.seen.calls:
+        is_captured = any(site.changed for site in sites)
+        if self.warns and sites and not is_captured and not decision.seen.calls:
             self._warn(report_of(self.fun, decision.seen))
         if not decision.changed:
             return Rewritten(traced)

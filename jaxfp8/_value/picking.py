@@ -36,6 +36,13 @@ def bytes_to_pick(x: jax.Array, places: Sequence[Any]) -> jax.Array:
     return bytes_to_pick_p.bind(*compat.vary_alike([x, *places]))
 
 
+def layer(stack: jax.Array, place: Any) -> jax.Array:
+    """One layer of a stack, at a traced place, picked as bytes."""
+    codes = bytes_to_pick(stack, [place])
+    picked = jax.lax.dynamic_index_in_dim(codes, place, keepdims=False)
+    return jax.lax.bitcast_convert_type(picked, stack.dtype)
+
+
 def _bytes(x: jax.Array, *places: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.uint8)
 

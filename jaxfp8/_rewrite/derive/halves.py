@@ -107,7 +107,7 @@ class _First:
                 self.parts[i] = parts
         whole = [v for i, v in enumerate(outputs) if i not in self.parts]
         program = walk.settle([*whole, *(v for p in self.parts.values() for v in p.values)], inputs)
-        changed = bool(self.parts) or any(site.changed for site in walk.seen.sites)
+        changed = bool(self.parts) or walk.seen.changed_since()
         return program if changed else None
 
     def call(self, remake: Remake) -> Flat:

@@ -245,7 +245,8 @@ class _Rewriter(Rewriter):
         decision = decide(rounded.jaxpr)
         left_alone = why_left_alone(compat.open_jaxpr(rounded.jaxpr))
         seen = decision.seen
-        if not decision.changed and not seen.calls and not dots.split:
+        is_captured = any(site.changed for site in seen.sites)
+        if not is_captured and not seen.calls and not dots.split:
             has_dots = seen.sites or seen.others
             self._tell(left_alone if left_alone and has_dots else _why_in_floats(dots))
         if left_alone is not None:

@@ -126,6 +126,11 @@ class Rounding(Walk):
         self._nested.append(inside)
         return inside
 
+    @property
+    def picks_bytes(self) -> bool:
+        """Never: this program is rewritten afterwards."""
+        return False
+
     def concerns(self, op: Op) -> bool:
         """Whether a region holds a dot."""
         return any(_holds_dot(jaxpr) for jaxpr in compat.subjaxprs(op.equation))

@@ -7,12 +7,15 @@ arithmetic, and must do so for all readers or for none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
 from jaxfp8._rewrite.ir.graph import Array, Op, Value, derived, literal, producer
 from jaxfp8._value import dtypes as _dtypes
+from jaxfp8._value.picking import bytes_to_pick
 
 
 def cast(value: Value, dtype: DTypeLike) -> Value:
@@ -89,7 +92,7 @@ def bitcast(value: Value, dtype: DTypeLike) -> Value:
         return op.inputs[0]
     return derived(
         "bitcast_convert_type",
-        lambda x: lax.bitcast_convert_type(x, dtype),
+        lambda x: as_another(x, dtype),
         [value],
         value.shape,
         dtype,
@@ -125,6 +128,32 @@ def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
         if source.dtype == dtype:
             return _moved(op, source)
     return value
+
+
+def as_another(x: Array, dtype: np.dtype) -> Array:
+    """The bits of an array as another dtype of the same width; as it is, if that is its own."""
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
+
+
+def float8_behind(value: Value) -> Value | None:
+    """The FP8 array whose bytes the value is, as `undo_bitcast` finds it; None if there is none."""
+    if value.dtype != np.uint8:
+        return None
+    sources = (undo_bitcast(value, dtype) for dtype in _dtypes.FLOAT8)
+    return next((source for source in sources if source.dtype in _dtypes.FLOAT8), None)
+
+
+def to_pick(value: Value, places: Sequence[Value]) -> Value:
+    """The value, for an operation that picks from it at some places; see `_value/picking`."""
+    source = float8_behind(value)
+    traced = [place for place in places if place.literal is None]
+    if source is None or not traced:
+        return value
+
+    def run(x: Array, *places: Array) -> Array:
+        return bytes_to_pick(x, places)
+
+    return derived("bytes_to_pick", run, [source, *traced], value.shape, value.dtype)
 
 
 def _moved(op: Op, source: Value) -> Value:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxfp8._rewrite.ir import precision as _precision
 from jaxfp8._rewrite.ir.factors import Factors
 from jaxfp8._rewrite.ir.graph import Op, Value
@@ -27,11 +29,24 @@ class Seen:
       sites: those that 8-bit data reached, in order.
       others: how many it never reached.
       calls: the scaled dots that the function holds already.
+      picks: the ops that pick from FP8 arrays or stack them, and do so with bytes instead. For
+        each, the dtype and the shape of those arrays.
     """
 
     sites: list[DotSite] = dataclasses.field(default_factory=list)
     others: int = 0
     calls: list[Op] = dataclasses.field(default_factory=list)
+    picks: dict[Op, tuple[tuple[np.dtype, Shape], ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many dots and picks it has, as `changed_since` takes it."""
+        return len(self.sites), len(self.picks)
+
+    def changed_since(self, size: tuple[int, int] = (0, 0)) -> bool:
+        """Whether any dot or pick that came after another `size` is another one now."""
+        sites, picks = size
+        return any(site.changed for site in self.sites[sites:]) or len(self.picks) > picks
 
     def see(self, site: DotSite) -> None:
         """Note a dot, or count it if it has nothing to do with 8-bit data."""

@@ -39,8 +39,8 @@ class Decision:
 
     @property
     def changed(self) -> bool:
-        """Whether any dot became another one."""
-        return any(site.changed for site in self.seen.sites)
+        """Whether any dot became another one, or anything is picked as bytes instead."""
+        return self.seen.changed_since()
 
     def learn(self, arrays: Sequence[Any]) -> None:
         """Take the arrays of the inputs, for a report; what becomes of a dot depends on none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from jaxfp8._call.primitive import scaled_dot_p
@@ -82,6 +83,11 @@ class Walk:
         self.early: dict[Value, Value] = {}
         self._implicit: dict[Value, Scaled] = {}
         self._nested: list[Walk] = []
+
+    @property
+    def picks_bytes(self) -> bool:
+        """Whether parts of FP8 arrays are picked as bytes: XLA on the CPU does it in float16."""
+        return jax.default_backend() == "cpu"
 
     # What is known about a value
 

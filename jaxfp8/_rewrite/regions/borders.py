@@ -15,15 +15,16 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import emit, graph
+from jaxfp8._rewrite.ir import casts, emit, graph
 from jaxfp8._rewrite.ir.factors import Factor, all_moved
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape, tile_counts
 
-# How a value enters: whole, as slices along its first axis, as a carried value, or as shards.
-How = Literal["whole", "slice", "carry"] | PartitionSpec
+# How a value enters: whole, as slices along its first axis (which the loop makes, or its body picks
+# as bytes), as a carried value, or as shards.
+How = Literal["whole", "slice", "pick", "carry"] | PartitionSpec
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class Inside:
     Attributes:
       program: evaluates the inside from what it reads.
       sources: for each input of `program`, the outer value and how it enters.
-      changed: whether a dot inside became another one.
+      changed: whether a dot inside became another one, or something is picked as bytes instead.
     """
 
     program: emit.Program
@@ -53,7 +54,7 @@ class Border:
         self.outer = outer
         self.inner = outer.nested()
         self.links: dict[Value, tuple[Value, How]] = {}
-        self._first_site = len(outer.seen.sites)
+        self._before = outer.seen.size
 
     def enter(self, value: Value, *, facts: bool = True) -> Value:
         """The inner value of one that enters whole, with what is known of it."""
@@ -140,9 +141,19 @@ class Border:
         if isinstance(fact, Scales):
             self.inner.facts[inner] = Scales(factors)
             return
-        q = self._link(fact.q, inner.shape, how)
+        q = self._data(fact.q, inner, how)
         guards = tuple(self._guard(guard, how) for guard in fact.guards)
         self.inner.facts[inner] = Scaled(q, fact.dtype, inner_zero, factors, fact.origin, guards)
+
+    def _data(self, q: Value, inner: Value, how: How) -> Value:
+        """The bytes inside. Those of an FP8 array are taken there, so that no stack is copied."""
+        source = None
+        if self.outer.picks_bytes and isinstance(how, str):
+            source = casts.float8_behind(q)
+        if source is None:
+            return self._link(q, inner.shape, how)
+        is_it = self.links[inner][0] is source
+        return casts.bitcast(inner if is_it else self._link(source, inner.shape, how), q.dtype)
 
     def _guard(self, guard: Value, how: How) -> Value:
         """A guard inside, the same for every slice and on every device."""
@@ -163,5 +174,8 @@ class Border:
         used = program.used() | set(keep)
         inputs = tuple(v for v in self.links if v in used)
         program = dataclasses.replace(program, inputs=inputs)
-        changed = any(site.changed for site in self.outer.seen.sites[self._first_site :])
-        return Inside(program, tuple(self.links[v] for v in inputs), changed)
+        return Inside(
+            program,
+            tuple(self.links[v] for v in inputs),
+            self.outer.seen.changed_since(self._before),
+        )

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import constants, graph
+from jaxfp8._rewrite.ir import casts, constants, graph
 from jaxfp8._rewrite.ir.factors import Factor
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.regions.borders import Border
 from jaxfp8._rewrite.rules import choices
+from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
 
 # Primitives of JAX 0.12 and later that leave memory uninitialised.
@@ -74,6 +75,10 @@ class Exit:
         """The value outside that is this part, where the region was given it."""
         if part.literal is not None:
             return part
+        bitcast = graph.producer(part, "bitcast_convert_type")
+        if bitcast is not None and bitcast.inputs[0].dtype in dtypes.FLOAT8:
+            source = self._outer(bitcast.inputs[0])
+            return None if source is None else casts.bitcast(source, part.dtype)
         value, how = self.border.links.get(part, (None, None))
         wanted = ("whole",) if self.length is None else ("slice",)
         return value if how in wanted else None

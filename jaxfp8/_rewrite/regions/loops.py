@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxfp8._rewrite.context import Context
+from jaxfp8._rewrite.ir import casts
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
 from jaxfp8._rewrite.regions import exits, opaque
 from jaxfp8._rewrite.regions.borders import Border, How, Inside
@@ -23,7 +27,7 @@ from jaxfp8._rewrite.regions.registry import (
     walk_inside,
 )
 from jaxfp8._rewrite.rules.registry import lost
-from jaxfp8._value import compat
+from jaxfp8._value import compat, dtypes, picking
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,27 +89,59 @@ def scan(walk: Context, op: Op) -> Sequence[Value] | None:
     inside = border.settle(
         [*state, *stacked, *extra_outputs(leaving)], keep=carry.those_that_change(carry.inner)
     )
-    return _rebuilt_loop(walk, op, inside, _run_scan(op, inside, len(state)), carry, leaving)
+    inside = _in_bytes(walk, op, inside, len(state))
+    run = _run_scan(op, inside, len(state), in_bytes=op in walk.seen.picks)
+    return _rebuilt_loop(walk, op, inside, run, carry, leaving)
 
 
-def _run_scan(op: Op, inside: Inside, n_state: int) -> Run:
-    """Runs a rebuilt scan on the arrays that it reads."""
+def _in_bytes(walk: Context, op: Op, inside: Inside, n_state: int) -> Inside:
+    """The body, given whole FP8 stacks to pick its slices from as bytes.
+
+    Results that are stacked leave as bytes, too (`_run_scan`).
+    """
+    length = op.params["length"]
+    sources = tuple(
+        (value, "pick" if how == "slice" and value.dtype in dtypes.FLOAT8 else how)
+        for value, how in inside.sources
+    )
+    stacks = [(value.dtype, value.shape) for value, how in sources if how == "pick"]
+    results = inside.program.outputs[n_state:]
+    stacks += [(v.dtype, (length, *v.shape)) for v in results if v.dtype in dtypes.FLOAT8]
+    if not (stacks and length and walk.picks_bytes):
+        return inside
+    walk.seen.picks[op] = tuple(stacks)
+    return dataclasses.replace(inside, sources=sources, changed=True)
+
+
+def _run_scan(op: Op, inside: Inside, n_state: int, *, in_bytes: bool) -> Run:
+    """Runs a rebuilt scan on the arrays that it reads; `in_bytes` stacks FP8 results as bytes."""
     names = ("reverse", "length", "unroll", "_split_transpose")
     options = {name: op.params[name] for name in names if name in op.params}
+    given = [value.dtype for value in inside.program.outputs[n_state:]]
+    held = [
+        dtypes.storage(dtype) if dtype in dtypes.FLOAT8 and in_bytes else dtype for dtype in given
+    ]
 
     def run(*arrays: Array) -> Sequence[Array]:
         rows = list(zip(arrays, inside.sources, strict=True))
         init = [x for x, (_, how) in rows if how == "carry"]
         stacks = [x for x, (_, how) in rows if how == "slice"]
+        picks = any(how == "pick" for _, how in inside.sources)
+        places = jnp.arange(op.params["length"], dtype=np.int32) if picks else None
 
-        def body(state: list[Array], slices: list[Array]) -> tuple[list[Array], list[Array]]:
-            feed: dict[How, Iterator[Array]] = {"carry": iter(state), "slice": iter(slices)}
+        def body(state: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
+            place, slices = at
+            feed: dict[How, Iterator[Array]] = {
+                "carry": iter(state),
+                "slice": iter(slices),
+                "pick": (picking.layer(x, place) for x, (_, how) in rows if how == "pick"),
+            }
             xs = [next(feed[how]) if how in feed else x for x, (_, how) in rows]
             outs = inside.program.run(xs)
-            return outs[:n_state], outs[n_state:]
+            return outs[:n_state], list(map(casts.as_another, outs[n_state:], held))
 
-        state, stacked = lax.scan(body, init, stacks, **options)
-        return [*state, *stacked]
+        state, stacked = lax.scan(body, init, (places, stacks), **options)
+        return [*state, *map(casts.as_another, stacked, given)]
 
     return run
 

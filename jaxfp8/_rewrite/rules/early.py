@@ -72,7 +72,8 @@ def _pick(walk: Context, op: Op, value: Value) -> Value | None:
 
 
 def _moved(op: Op, value: Value) -> Value:
-    return graph.replay(op, [value, *op.inputs[1:]], op.outputs[0].shape, value.dtype)
+    source = casts.to_pick(value, op.inputs[1:])
+    return graph.replay(op, [source, *op.inputs[1:]], op.outputs[0].shape, value.dtype)
 
 
 def _again(walk: Context, op: Op, value: Value) -> Value | None:

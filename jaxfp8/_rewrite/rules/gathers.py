@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import constants, graph
+from jaxfp8._rewrite.ir import casts, constants, graph
 from jaxfp8._rewrite.ir.factors import Factor, Factors
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
@@ -54,7 +54,8 @@ def gather(walk: Context, op: Op) -> Fact | None:
 
 def _rows(op: Op, q: Value) -> Value:
     """The bytes, gathered as the function gathers."""
-    return graph.replay(op, [q, op.inputs[1]], op.outputs[0].shape, q.dtype)
+    source = casts.to_pick(q, op.inputs[1:])
+    return graph.replay(op, [source, op.inputs[1]], op.outputs[0].shape, q.dtype)
 
 
 def _filled(op: Op, fact: Scaled, q: Value) -> Value:
@@ -79,7 +80,7 @@ def _picked(
     return graph.derived(
         "gather",
         lambda x, i: lax.gather(x, i, numbers, sizes, mode=mode, fill_value=fill),
-        [value, op.inputs[1]],
+        [casts.to_pick(value, op.inputs[1:]), op.inputs[1]],
         shape,
         value.dtype,
     )

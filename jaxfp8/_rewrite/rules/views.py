@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir import casts, graph
 from jaxfp8._rewrite.ir import tiles as _tiles
 from jaxfp8._rewrite.ir.factors import Factor, all_moved
 from jaxfp8._rewrite.ir.facts import Fact
@@ -171,7 +171,8 @@ def dynamic_slice(walk: Context, op: Op) -> Fact | None:
     """A slice at a traced position, along axes where scales are constant or vary by element."""
 
     def data(q: Value) -> Value:
-        return graph.replay(op, [q, *op.inputs[1:]], op.outputs[0].shape, q.dtype)
+        source = casts.to_pick(q, op.inputs[1:])
+        return graph.replay(op, [source, *op.inputs[1:]], op.outputs[0].shape, q.dtype)
 
     return moved(walk, op, data, dynamic_slice_factor)
 
