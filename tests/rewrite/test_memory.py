@@ -124,6 +124,22 @@ def gradient_of_qarrays(x: Any, q: Any, s: Any) -> Any:
     return jax.grad(lambda x: jnp.sum(of_qarrays(x, q, s).astype(F32)))(x)
 
 
+def indexed(x: Any, q: Any, s: Any) -> Any:
+    def layer(i: Any, x: Any) -> Any:
+        one = [lax.dynamic_index_in_dim(leaf, i, keepdims=False) for leaf in (q, s)]
+        return jnp.tanh(x @ jaxfp8.QArray(*one))
+
+    return lax.fori_loop(0, LAYERS, layer, x)
+
+
+def gathered(x: Any, q: Any, s: Any) -> Any:
+    def layer(x: Any, i: Any) -> Any:
+        one = [jnp.take(leaf, i, axis=0, mode="clip") for leaf in (q, s)]
+        return jnp.tanh(x @ jaxfp8.QArray(*one)), None
+
+    return lax.scan(layer, x, jnp.asarray([3, 1, LAYERS + 5]))[0]
+
+
 def in_linen(x: Any, q: Any, s: Any) -> Any:
     class Layer(nn.Module):
         @nn.compact
@@ -148,7 +164,9 @@ def in_nnx(x: Any, q: Any, s: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "model", [of_qarrays, gradient_of_qarrays, in_linen, in_nnx], ids=lambda f: f.__name__
+    "model",
+    [of_qarrays, gradient_of_qarrays, indexed, gathered, in_linen, in_nnx],
+    ids=lambda f: f.__name__,
 )
 def test_stack_of_8_bit_operands_is_sliced_as_bytes(model: Callable[..., Any]) -> None:
     data = Data()

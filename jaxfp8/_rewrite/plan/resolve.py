@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from jaxfp8._rewrite.ir import casts
 from jaxfp8._rewrite.ir.facts import Amax, Product
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.scaled import Scaled
@@ -18,6 +19,12 @@ from jaxfp8._rewrite.ir.sites import Captured, DotSite
 from jaxfp8._rewrite.plan import calls, guards
 from jaxfp8._rewrite.plan.calls import Call, Refusal, Target
 from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._rewrite.rules import gathers
+from jaxfp8._value import dtypes
+
+
+# What XLA on the CPU does to a whole FP8 array, in float16, to get a part of it.
+_PICKS = ("dynamic_slice", *gathers.NAMES)
 
 
 @dataclasses.dataclass
@@ -36,12 +43,14 @@ class Resolver:
       target: what the calls are made for.
       chosen: for each dot the call, None where it stays as it is.
       refused: the maxima that no call gives.
+      picked: FP8 arrays that are picked from others, each with itself as it is picked in bytes.
     """
 
     def __init__(self, walk: Walk, target: Target) -> None:
         self.walk, self.target = walk, target
         self.chosen: dict[DotSite, Call | None] = {}
         self.refused: set[Amax] = set()
+        self.picked: dict[Value, Value] = {}
         self._calls: dict[tuple[Product, Amax | None], Call | Refusal] = {}
 
     def resolve(self, outputs: Sequence[Value]) -> dict[Value, Value]:
@@ -55,6 +64,9 @@ class Resolver:
 
     def _record(self, wants: dict[DotSite, Wants], live: set[Value]) -> None:
         """Note in each dot what became of it. A dot whose output nobody reads is no row."""
+        for value in self.picked.keys() & live:
+            assert value.op is not None
+            self.walk.seen.picks[value.op] = ((value.dtype, value.op.inputs[0].shape),)
         for site in self.walk.own:
             if site not in wants and site.op.outputs[0] not in live:
                 self.walk.seen.sites.remove(site)
@@ -86,7 +98,7 @@ class Resolver:
         """The value to read instead of this one, if any; notes what is read of a dot."""
         fact = self.walk.fact(value)
         if isinstance(fact, Scaled):
-            return self.walk.early.get(value)
+            return self.walk.early.get(value) or self._picked(value, fact)
         if isinstance(fact, Product) and self._open(fact):
             wants.setdefault(fact.dot.site, Wants()).products[fact] = None
             call = self.chosen.get(fact.dot.site) or self._call(fact, None)
@@ -98,6 +110,18 @@ class Resolver:
             if isinstance(call, Call) and call.amax is fact:
                 return call.amax_value
         return None
+
+    def _picked(self, value: Value, fact: Scaled) -> Value | None:
+        """An FP8 array that an op picks from another one, picked as bytes."""
+        op = value.op
+        if op is None or op.name not in _PICKS or not gathers.is_in_bounds(op):
+            return None
+        is_plain = fact.dtype == value.dtype and not (fact.smalls or fact.guards)
+        if value.dtype not in dtypes.FLOAT8 or not is_plain or not self.walk.picks_bytes:
+            return None
+        if value not in self.picked:
+            self.picked[value] = casts.bitcast(fact.q, value.dtype)
+        return self.picked[value]
 
     def _open(self, product: Product) -> bool:
         """Whether the call of its dot, as far as it is settled, may compute the product."""
