@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -23,7 +24,7 @@ from jaxfp8._value import compat
 bytes_to_pick_p = Primitive("bytes_to_pick")
 
 
-def bytes_to_pick(x: jax.Array, places: Sequence[Any]) -> jax.Array:
+def bytes_to_pick(x: jax.Array | np.ndarray, places: Sequence[Any]) -> jax.Array:
     """The bytes of an array, for an operation that picks from them.
 
     Args:
@@ -36,7 +37,7 @@ def bytes_to_pick(x: jax.Array, places: Sequence[Any]) -> jax.Array:
     return bytes_to_pick_p.bind(*compat.vary_alike([x, *places]))
 
 
-def layer(stack: jax.Array, place: Any) -> jax.Array:
+def layer(stack: jax.Array | np.ndarray, place: Any) -> jax.Array:
     """One layer of a stack, at a traced place, picked as bytes."""
     codes = bytes_to_pick(stack, [place])
     picked = jax.lax.dynamic_index_in_dim(codes, place, keepdims=False)

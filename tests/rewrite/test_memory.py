@@ -182,9 +182,14 @@ def test_stack_of_8_bit_operands_is_sliced_as_bytes(model: Callable[..., Any]) -
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 3}], ids=str)
 def test_stack_that_passes_through_a_scan_keeps_its_codes(options: Any, dtype: Any) -> None:
     def model(q: Any, s: Any) -> Any:
-        return lax.scan(lambda y, w: (y + w[1], w[0]), 0.0, (q, s), **options)
+        def turn(y: Any, w: Any) -> Any:
+            return y + w[1], lax.optimization_barrier(w[0])
+
+        return lax.scan(turn, 0.0, (q, s), **options)
 
     codes = np.random.default_rng(0).permutation(1024).astype(np.uint8).reshape(8, 128)
+    stacks = jaxfp8.explain(model)(codes.view(dtype), jnp.arange(8.0)).stacks
+    assert [(s.operation, s.shape, s.in_bytes) for s in stacks] == [("scan", (8, 128), True)] * 2
     total, got = jaxfp8.rewrite(model)(codes.view(dtype), jnp.arange(8.0))
     assert np.array_equal(np.asarray(got).view(np.uint8), codes) and total == 28
     empty = jaxfp8.rewrite(model)(jnp.zeros((0, 3), dtype), jnp.zeros(0))[1]

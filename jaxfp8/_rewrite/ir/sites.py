@@ -21,6 +21,10 @@ DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int
 _OF_SCALED_MATMUL: DimensionNumbers = (((2,), (2,)), ((0,), (0,)))
 
 
+# Dtypes and shapes.
+Arrays = tuple[tuple[np.dtype, Shape], ...]
+
+
 @dataclasses.dataclass(eq=False)
 class Seen:
     """The dots of a function, regions included.
@@ -31,12 +35,14 @@ class Seen:
       calls: the scaled dots that the function holds already.
       picks: the ops that pick from FP8 arrays or stack them, and do so with bytes instead. For
         each, the dtype and the shape of those arrays.
+      widened: likewise the ops in loops that pick from FP8 arrays, or update them, as written.
     """
 
     sites: list[DotSite] = dataclasses.field(default_factory=list)
     others: int = 0
     calls: list[Op] = dataclasses.field(default_factory=list)
-    picks: dict[Op, tuple[tuple[np.dtype, Shape], ...]] = dataclasses.field(default_factory=dict)
+    picks: dict[Op, Arrays] = dataclasses.field(default_factory=dict)
+    widened: dict[Op, Arrays] = dataclasses.field(default_factory=dict)
 
     @property
     def size(self) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +93,10 @@ def scan(walk: Context, op: Op) -> Sequence[Value] | None:
     return _rebuilt_loop(walk, op, inside, run, carry, leaving)
 
 
+# What the body of a scan is given in one turn: its number, where that is needed, and its slices.
+Turn = tuple[Array | None, list[Array]]
+
+
 def _in_bytes(walk: Context, op: Op, inside: Inside, n_state: int) -> Inside:
     """The body, given whole FP8 stacks to pick its slices from as bytes.
 
@@ -126,15 +129,15 @@ def _run_scan(op: Op, inside: Inside, n_state: int, *, in_bytes: bool) -> Run:
         rows = list(zip(arrays, inside.sources, strict=True))
         init = [x for x, (_, how) in rows if how == "carry"]
         stacks = [x for x, (_, how) in rows if how == "slice"]
-        picks = any(how == "pick" for _, how in inside.sources)
-        places = jnp.arange(op.params["length"], dtype=np.int32) if picks else None
+        picked = [x for x, (_, how) in rows if how == "pick"]
+        places = jnp.arange(op.params["length"], dtype=np.int32) if picked else None
 
-        def body(state: list[Array], at: Any) -> tuple[list[Array], list[Array]]:
+        def body(state: list[Array], at: Turn) -> tuple[list[Array], list[Array]]:
             place, slices = at
             feed: dict[How, Iterator[Array]] = {
                 "carry": iter(state),
                 "slice": iter(slices),
-                "pick": (picking.layer(x, place) for x, (_, how) in rows if how == "pick"),
+                "pick": (picking.layer(x, place) for x in picked),
             }
             xs = [next(feed[how]) if how in feed else x for x, (_, how) in rows]
             outs = inside.program.run(xs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,15 +13,20 @@ from jaxfp8._call import lowering, routes
 from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
-from jaxfp8._rewrite.ir.sites import Captured, DotSite, Seen
+from jaxfp8._rewrite.ir.sites import Arrays, Captured, DotSite, Seen
 from jaxfp8._rewrite.report import second_rounding, split
 from jaxfp8._rewrite.report.automatic import Types
-from jaxfp8._rewrite.report.model import Operand, Report, Site
+from jaxfp8._rewrite.report.model import Operand, Report, Site, Stack
 from jaxfp8._rewrite.rules import masks, unserved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 
 _UNKNOWN: Types = {}
+_CARRIED = "carry it as uint8, and bitcast what is read and written"
+_AS_BYTES = {
+    "gather": 'index with mode="clip"',
+    "dynamic_slice": "hold it as uint8, and bitcast what is read",
+}
 
 
 def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> Report:
@@ -35,7 +40,25 @@ def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> R
     name = getattr(fun, "__name__", type(fun).__name__)
     rows = tuple(_row(site, types) for site in seen.sites)
     calls = tuple(_call_row(op, types) for op in seen.calls)
-    return Report(name=name, sites=rows, others=seen.others, calls=calls)
+    stacks = (*_stacks(seen.picks, in_bytes=True), *_stacks(seen.widened, in_bytes=False))
+    return Report(name=name, sites=rows, others=seen.others, calls=calls, stacks=stacks)
+
+
+def _stacks(ops: Mapping[Op, Arrays], *, in_bytes: bool) -> Iterator[Stack]:
+    """The FP8 arrays that ops slice, pick from or update."""
+    for op, arrays in ops.items():
+        place = source.place(op)
+        for dtype, shape in arrays:
+            yield Stack(
+                file=place.file,
+                line=place.line,
+                function=place.function,
+                operation=op.name,
+                dtype=dtype.name,
+                shape=shape,
+                in_bytes=in_bytes,
+                remedy="" if in_bytes else _AS_BYTES.get(op.name, _CARRIED),
+            )
 
 
 def _row(site: DotSite, types: Types) -> Site:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from typing import Any
 
 from jaxfp8._rewrite.report import html, predict, text
@@ -102,6 +103,40 @@ class Site:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack:
+    """An FP8 array that a loop slices, stacks or updates, or that is picked from, on the CPU.
+
+    XLA does that in float16 there, and a loop often holds the whole array so.
+
+    Attributes:
+      file, line, function: the innermost frame of the user's own code.
+      operation: what does it, as JAX names it: "scan", "dynamic_slice", ...
+      dtype, shape: of the array.
+      in_bytes: whether `rewrite` does it with bytes instead, which are neither widened nor copied.
+      remedy: what to change where it does not; else "".
+    """
+
+    file: str
+    line: int
+    function: str
+    operation: str
+    dtype: str
+    shape: tuple[int, ...]
+    in_bytes: bool
+    remedy: str
+
+    @property
+    def where(self) -> str:
+        """The place in the user's code, as "file:line"."""
+        return f"{self.file}:{self.line}"
+
+    @property
+    def widened_bytes(self) -> int:
+        """The size of the array in float16."""
+        return 2 * math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
     """What `rewrite` does to a function, dot by dot.
 
@@ -112,12 +147,15 @@ class Report:
       sites: one row for each dot that 8-bit data reached, in order.
       others: how many dots 8-bit data never reached.
       calls: a row for each scaled dot that the function holds already, such as `jaxfp8.matmul`.
+      stacks: the FP8 arrays that are sliced, picked from or updated, where XLA on the CPU would
+        widen them; () if the default device is no CPU.
     """
 
     name: str
     sites: tuple[Site, ...]
     others: int
     calls: tuple[Site, ...] = ()
+    stacks: tuple[Stack, ...] = ()
 
     @property
     def scaled(self) -> int:
@@ -185,7 +223,8 @@ class Report:
             for sites in (self.sites, self.calls)
         )
         named = {"schema": SCHEMA, "name": self.name, "totals": self.totals}
-        whole = {**named, "sites": rows, "calls": calls}
+        stacks = [dataclasses.asdict(stack) for stack in self.stacks]
+        whole = {**named, "sites": rows, "calls": calls, "stacks": stacks}
         return json.dumps(whole, indent=indent, allow_nan=False)
 
     def to_html(self) -> str:

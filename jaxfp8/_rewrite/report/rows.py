@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from jaxfp8._value import tables
@@ -152,11 +153,24 @@ def headline(report: Report) -> str:
 
 
 def footer(report: Report) -> list[str]:
-    """Why scaled dots have no kernel: a line for each platform and reason."""
-    lines = []
+    """What becomes of FP8 stacks; then, by platform and reason, why scaled dots have no kernel."""
+    lines = [f"{count} x {line}" if count > 1 else line for line, count in _stacks(report).items()]
     calls = (*report.matched, *report.calls)
     for platform in dict.fromkeys(p for site in calls for p in site.platforms):
         whys = [site.platforms.get(platform) for site in calls]
         counts = {why: whys.count(why) for why in whys if why is not None}
         lines += [f"on {platform}, {n} without a kernel: {why}" for why, n in counts.items()]
     return lines
+
+
+def _stacks(report: Report) -> Counter[str]:
+    """What becomes of each FP8 stack on the CPU, with the number of equal lines."""
+    lines = []
+    for stack in report.stacks:
+        shape = ",".join(map(str, stack.shape))
+        array = f"{shortened(stack.dtype)}[{shape}]"
+        wide, at = size(stack.widened_bytes), f"{relative(stack.where)} {stack.operation}"
+        made = f"in bytes; as written, XLA on the CPU makes {wide} of float16"
+        left = f"XLA on the CPU makes {wide} of float16 -> {stack.remedy}"
+        lines.append(f"{at}: {array} {made if stack.in_bytes else left}")
+    return Counter(lines)

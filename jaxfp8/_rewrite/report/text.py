@@ -48,7 +48,7 @@ def text(report: Report) -> str:
     """The report as text that fits the terminal."""
     width = shutil.get_terminal_size((100, 24)).columns
     if not (report.sites or report.calls):
-        return rows.headline(report)
+        return "\n".join([rows.headline(report), *rows.footer(report)])
     if rich_table is None:
         return "\n".join(_plain(report, width))
     console = rich_console.Console(width=width, no_color=True, force_terminal=False)
