@@ -40,8 +40,9 @@ def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> R
     name = getattr(fun, "__name__", type(fun).__name__)
     rows = tuple(_row(site, types) for site in seen.sites)
     calls = tuple(_call_row(op, types) for op in seen.calls)
-    stacks = (*_stacks(seen.picks, in_bytes=True), *_stacks(seen.widened, in_bytes=False))
-    return Report(name=name, sites=rows, others=seen.others, calls=calls, stacks=stacks)
+    stacks = [*_stacks(seen.picks, in_bytes=True), *_stacks(seen.widened, in_bytes=False)]
+    stacks.sort(key=lambda stack: (stack.in_bytes, stack.file, stack.line))
+    return Report(name=name, sites=rows, others=seen.others, calls=calls, stacks=tuple(stacks))
 
 
 def _stacks(ops: Mapping[Op, Arrays], *, in_bytes: bool) -> Iterator[Stack]:
