@@ -1,12 +1,11 @@
 """The same decoder as plain functions: a tree of arrays, and a scan over its layers.
 
-A scan compiles one layer, whatever their number. Stacked codes of FP8 are held as bytes: XLA on a
-CPU widens a stack of float8 arrays that a scan slices.
+A scan compiles one layer, whatever their number. It counts layers, and its body picks the one of
+each turn, `w[number]`: XLA on a CPU widens a stack of float8 arrays that a scan slices.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,22 +60,16 @@ def _layer(config: Config, tensors: Mapping[str, Any], number: int) -> Params:
 
 
 def _stack(arrays: list[Any]) -> Any:
-    """Arrays as one with a new first axis; FP8 as bytes."""
+    """Arrays as one with a new first axis; FP8 is moved as bytes, which keeps all codes."""
 
     def stacked(*leaves: jax.Array) -> jax.Array:
-        if jnp.issubdtype(leaves[0].dtype, jnp.floating) and leaves[0].dtype.itemsize == 1:
-            leaves = tuple(jax.lax.bitcast_convert_type(leaf, jnp.uint8) for leaf in leaves)
-        return jnp.stack([leaf.reshape(leaf.shape or (1, 1)) for leaf in leaves])
+        dtype = leaves[0].dtype
+        held = jnp.uint8 if dtype.itemsize == 1 else dtype
+        bytes_ = [jax.lax.bitcast_convert_type(leaf, held) for leaf in leaves]
+        whole = jnp.stack([leaf.reshape(leaf.shape or (1, 1)) for leaf in bytes_])
+        return jax.lax.bitcast_convert_type(whole, dtype)
 
     return jax.tree.map(stacked, *arrays)
-
-
-def _of_bytes(w: Any) -> Any:
-    """A weight with its codes as what they are."""
-    if isinstance(w, jaxfp8.QArray) and w.qvalue.dtype == jnp.uint8:
-        codes = jax.lax.bitcast_convert_type(w.qvalue, jnp.float8_e4m3fn)
-        return dataclasses.replace(w, qvalue=codes)
-    return w
 
 
 def project(
@@ -109,7 +102,6 @@ def layer(
     inputs_in_8_bits: bool,
 ) -> tuple[jax.Array, Cache]:
     """A layer: tokens [B, S, width] to the same, and its cache."""
-    params = {name: _of_bytes(w) for name, w in params.items()}
 
     def linear(name: str, x: jax.Array, equation: str = "bsk,nk->bsn") -> jax.Array:
         w, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
@@ -165,6 +157,8 @@ def decoder(
         # The cache is carried, not scanned over, so that it is updated in place.
         x, cache = carry
         own, number = inputs
+        if own is None:
+            own = {name: w[number] for name, w in params["layers"].items()}
         of_layer = jax.tree.map(lambda leaf: leaf[number], cache)
         x, of_layer = layer(config, x, own, of_layer, positions, span, inputs_in_8_bits)
         return (x, jax.tree.map(lambda a, b: a.at[number].set(b), cache, of_layer)), None
@@ -174,7 +168,7 @@ def decoder(
             (x, cache), _ = step((x, cache), (own, number))
     else:
         numbers = jnp.arange(config.layers)
-        (x, cache), _ = jax.lax.scan(step, (x, cache), (params["layers"], numbers))
+        (x, cache), _ = jax.lax.scan(step, (x, cache), (None, numbers))
     x = rms_norm(jnp.take_along_axis(x, last[:, None, None], 1)[:, 0], params["norm"], config.eps)
     logits = project("bk,nk->bn", x, params["head"], None, inputs_in_8_bits)
     return logits.astype(jnp.float32), cache
