@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "common/platform.h"
+#include "cuda/kernels/common/decode16.cuh"
 
 namespace jaxfp8::cuda {
 
@@ -31,20 +32,26 @@ JAXFP8_HD int CodesSharedWord(int line, int word) {
   return line * (kTransposeTile / 4) + ((word + 4 * (line / 8 % 8) + line / 64 + line % 8) & 31);
 }
 
-#ifdef __CUDACC__
-
-// Transposes 4 x 4 bytes: byte j of word i goes to byte i of transposed[j].
-__device__ __forceinline__ void Transpose4x4Bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
-                                                  uint32_t (&transposed)[4]) {
-  const uint32_t low_ab = __byte_perm(a, b, 0x5140), high_ab = __byte_perm(a, b, 0x7362);
-  const uint32_t low_cd = __byte_perm(c, d, 0x5140), high_cd = __byte_perm(c, d, 0x7362);
-  transposed[0] = __byte_perm(low_ab, low_cd, 0x5410);
-  transposed[1] = __byte_perm(low_ab, low_cd, 0x7632);
-  transposed[2] = __byte_perm(high_ab, high_cd, 0x5410);
-  transposed[3] = __byte_perm(high_ab, high_cd, 0x7632);
+// Four bytes of (low, high) by the nibbles of `selector`, as `PickBytes`. The compiler knows what
+// the intrinsic does.
+JAXFP8_HD uint32_t PermuteBytes(uint32_t low, uint32_t high, uint32_t selector) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(low, high, selector);
+#else
+  return PickBytes(low, high, selector);
+#endif
 }
 
-#endif  // __CUDACC__
+// Transposes 4 x 4 bytes: byte j of word i goes to byte i of transposed[j].
+JAXFP8_HD void Transpose4x4Bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                 uint32_t (&transposed)[4]) {
+  const uint32_t low_ab = PermuteBytes(a, b, 0x5140), high_ab = PermuteBytes(a, b, 0x7362);
+  const uint32_t low_cd = PermuteBytes(c, d, 0x5140), high_cd = PermuteBytes(c, d, 0x7362);
+  transposed[0] = PermuteBytes(low_ab, low_cd, 0x5410);
+  transposed[1] = PermuteBytes(low_ab, low_cd, 0x7632);
+  transposed[2] = PermuteBytes(high_ab, high_cd, 0x5410);
+  transposed[3] = PermuteBytes(high_ab, high_cd, 0x7632);
+}
 
 }  // namespace jaxfp8::cuda
 

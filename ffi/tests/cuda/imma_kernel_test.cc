@@ -1,0 +1,380 @@
+// The kernels of `sm80_imma`, run in software (simt.h): sums are exactly those of the codes that
+// `jaxfp8.quantize` gives, for every dataflow, layout and shape; shared memory is accessed without
+// races and without bank conflicts.
+
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/kernels/sm80_imma/line_scales.cuh"
+#include "cuda/kernels/sm80_imma/mainloop.cuh"
+#include "tests/cuda/simt.h"
+
+namespace jaxfp8::cuda::imma {
+namespace {
+
+using tests::Expect;
+
+std::mt19937 random_bits(5);
+
+// ------------------------------------------------------------------------------- what is expected
+
+// The code of a value, by division and in the order of jaxfp8/_call/quantize_reference.py.
+int CodeOf(float value, float line_scale) {
+  const float steps = value / line_scale;
+  if (std::isnan(steps)) return 0;
+  return static_cast<int>(std::fmin(std::fmax(std::nearbyint(steps), -128.0f), 127.0f));
+}
+
+float ExpectedScale(const std::vector<float>& line) {
+  float largest = 0;
+  for (float value : line) {
+    if (std::isfinite(value)) largest = std::fmax(largest, std::fabs(value));
+  }
+  const float scale = largest * (1.0f / 127.0f);
+  return scale > 0 ? std::fmax(scale, std::numeric_limits<float>::min()) : 1.0f;
+}
+
+// ------------------------------------------------------------------------------------------ sides
+
+struct Shape {
+  int lines, depth;
+  bool mn_major = false;
+  int shift = 0;  // elements off alignment
+  int batches = 1;
+  DType scale = DType::kNone;  // float32, bfloat16 or float16
+  int tile_lines = 1;          // lines that share a scale
+};
+
+template <DType kType>
+float WideValue(int draw) {
+  switch (draw % 64) {
+    case 0:
+      return std::nanf("");
+    case 1:
+      return INFINITY;
+    case 2:
+      return -INFINITY;
+    case 3:
+      return 0.0f;
+    default:
+      return static_cast<float>(draw % 2001 - 1000) / 300.0f;
+  }
+}
+
+// An operand with its values. Line 1 is zeros, line 2 has NaN and infinities only.
+template <DType kType>
+struct Side {
+  Shape shape;
+  std::vector<Bits<kType>> bits;
+  std::vector<uint32_t> scale_words;  // the bits of float32 or of pairs of 16-bit scales
+  std::vector<float> scales;          // of each batch and line
+  std::vector<float> line_scales;
+  Operand operand;
+
+  explicit Side(const Shape& given) : shape(given) {
+    const int64_t size = int64_t{shape.lines} * shape.depth;
+    bits.resize(shape.batches * size + shape.shift + 16);
+    operand.batch = shape.batches > 1 ? size : 0;
+    operand.line = shape.mn_major ? 1 : shape.depth;
+    operand.depth = shape.mn_major ? shape.lines : 1;
+    FillValues();
+    if (shape.scale != DType::kNone) FillScales();
+    // Vectors are aligned to 16 bytes.
+    operand.values = bits.data() + shape.shift;
+    const int64_t step = (shape.mn_major ? shape.lines : shape.depth) * sizeof(bits[0]);
+    operand.aligned = shape.shift == 0 && step % 16 == 0 && size * sizeof(bits[0]) % 16 == 0;
+    if (kType == DType::kS8) return;
+    for (int b = 0; b < shape.batches; ++b) {
+      for (int l = 0; l < shape.lines; ++l) line_scales.push_back(ExpectedScale(Line(b, l)));
+    }
+    operand.line_scale = line_scales.data();
+    operand.line_scale_batch = shape.batches > 1 ? shape.lines : 0;
+  }
+  Side(const Side&) = delete;
+
+  void FillValues() {
+    int next = 0;
+    for (int b = 0; b < shape.batches; ++b) {
+      for (int l = 0; l < shape.lines; ++l) {
+        for (int k = 0; k < shape.depth; ++k) At(b, l, k) = Draw(l, next++);
+      }
+    }
+  }
+
+  Bits<kType> Draw(int line, int next) {
+    const auto draw = static_cast<int>(random_bits() >> 1);
+    if (SizeOf(kType) == 1) {
+      if (line == 1 && kType != DType::kS8) return static_cast<Bits<kType>>(next % 2 ? 0x80 : 0);
+      if (line == 2 && kType != DType::kS8) return static_cast<Bits<kType>>(0x7f | next << 7);
+      // All codes, infinities and NaN among them, if the operand has so many.
+      return static_cast<Bits<kType>>(line % 4 == 3 ? draw : next);
+    }
+    if (line == 1) return Encode<kType>(next % 2 ? -0.0f : 0.0f);
+    if (line == 2) return Encode<kType>(WideValue<kType>(next % 3));
+    return Encode<kType>(WideValue<kType>(draw));
+  }
+
+  void FillScales() {
+    const int tiles = (shape.lines + shape.tile_lines - 1) / shape.tile_lines;
+    operand.tiles = {shape.tile_lines, std::max(shape.depth, 1), shape.batches > 1 ? tiles : 0,
+                     tiles > 1 ? 1 : 0, 0};
+    operand.scale_dtype = shape.scale;
+    scale_words.resize(shape.batches * tiles + 1);
+    std::vector<float> of_tile;
+    for (int i = 0; i < shape.batches * tiles; ++i) {
+      // Also scales with which FP8 values overflow to infinity, or become subnormal.
+      const float extremes[] = {0x1p125f, 0x1p-130f, -0.75f, 0x1p-90f};
+      const bool extreme = i % 8 == 7 && shape.scale == DType::kF32;
+      const float scale = extreme ? extremes[i / 8 % 4]
+                                  : 0.25f + static_cast<float>(random_bits() % 4096) / 4096.0f;
+      if (shape.scale == DType::kF32) {
+        scale_words[i] = BitsOf(scale), of_tile.push_back(scale);
+        continue;
+      }
+      const bool brain = shape.scale == DType::kBF16;
+      const uint16_t half = brain ? EncodeBF16(scale) : EncodeF16(scale);
+      scale_words[i / 2] |= static_cast<uint32_t>(half) << (i % 2 * 16);
+      of_tile.push_back(brain ? DecodeBF16(half) : DecodeF16(half));
+    }
+    operand.scale = scale_words.data();
+    for (int b = 0; b < shape.batches; ++b) {
+      for (int l = 0; l < shape.lines; ++l) {
+        scales.push_back(of_tile[b * tiles + l / shape.tile_lines]);
+      }
+    }
+  }
+
+  Bits<kType>& At(int b, int l, int k) {
+    return bits[shape.shift + b * operand.batch + l * operand.line + k * operand.depth];
+  }
+
+  std::vector<float> Line(int b, int l) {
+    std::vector<float> values;
+    const float scale = scales.empty() ? 1.0f : scales[b * shape.lines + l];
+    for (int k = 0; k < shape.depth; ++k) values.push_back(Decode<kType>(At(b, l, k)) * scale);
+    return values;
+  }
+
+  std::vector<int> Codes(int batch, int l) {
+    const int b = shape.batches > 1 ? batch : 0;
+    std::vector<int> codes;
+    for (int k = 0; k < shape.depth && kType == DType::kS8; ++k) {
+      codes.push_back(static_cast<int8_t>(At(b, l, k)));
+    }
+    if (kType == DType::kS8) return codes;
+    const float line_scale = line_scales[b * shape.lines + l];
+    for (float value : Line(b, l)) codes.push_back(CodeOf(value, line_scale));
+    return codes;
+  }
+};
+
+// --------------------------------------------------------------------------------------- products
+
+simt::BankCounts counts;  // of all products
+
+struct Case {
+  int rows, columns, depth;
+  bool mn_major = false;
+  int splits = 1;
+  int shift = 0;
+  int batches = 1;
+  bool shared_weights = false;  // by the batch
+  DType weight_scale = DType::kF32;
+  int tile_columns = 1;
+  DType activation_scale = DType::kNone;
+  bool rows_first = false;  // activations are [K, M]
+};
+
+template <DType kActivation, Dataflow kFlow, DType kWeight, bool kMnMajor, int kRowFragments>
+void CheckLayout(const Case& c) {
+  using A = Activations<kActivation, kFlow, kRowFragments>;
+  Side<kActivation> left({c.rows, c.depth, c.rows_first, c.shift, c.batches, c.activation_scale});
+  Side<kWeight> right({c.columns, c.depth, c.mn_major, c.shift, c.shared_weights ? 1 : c.batches,
+                       c.weight_scale, c.tile_columns});
+  Arguments a;
+  a.rows = c.rows, a.columns = c.columns, a.depth = c.depth;
+  a.activations = left.operand, a.weights = right.operand;
+  if (c.rows_first) a.activations.aligned = false;
+  a.pitch = (c.columns + 7) / 8 * 8;
+  a.sums_batch = int64_t{c.rows} * a.pitch;
+  // Where K is split the kernel adds; else it overwrites whatever is there.
+  std::vector<int32_t> sums(c.batches * a.sums_batch, c.splits > 1 ? 0 : 0x55555555);
+  a.sums = sums.data(), a.adds = c.splits > 1;
+  a.row_tiles = (c.rows + 16 * kRowFragments - 1) / (16 * kRowFragments);
+  a.depth_tiles = (c.depth + kTileDepth - 1) / kTileDepth;
+  a.depth_tiles_per_split = (a.depth_tiles + c.splits - 1) / c.splits;
+  const int column_tiles = (c.columns + kTileColumns - 1) / kTileColumns;
+  const simt::BankCounts of_case =
+      simt::Launch({a.row_tiles * column_tiles, c.splits, c.batches}, kThreads, kSharedBytes<A>,
+                   [&] { MultiplyTile<kActivation, kFlow, kWeight, kMnMajor, kRowFragments>(a); });
+  for (const auto& [kind, n] : of_case.instructions) counts.instructions[kind] += n;
+  for (const auto& [kind, n] : of_case.conflicts) counts.conflicts[kind] += n;
+  int64_t wrong = 0;
+  for (int b = 0; b < c.batches; ++b) {
+    std::vector<std::vector<int>> columns;
+    for (int n = 0; n < c.columns; ++n) columns.push_back(right.Codes(b, n));
+    for (int m = 0; m < c.rows; ++m) {
+      const std::vector<int> row = left.Codes(b, m);
+      for (int n = 0; n < c.columns; ++n) {
+        int64_t sum = 0;
+        for (int k = 0; k < c.depth; ++k) sum += row[k] * columns[n][k];
+        wrong += sums[b * a.sums_batch + m * a.pitch + n] != sum;
+      }
+    }
+  }
+  Expect(wrong == 0, std::string(NameOf(kActivation)) + " x " + std::string(NameOf(kWeight)) +
+                         (c.mn_major ? " [K, N] " : " [N, K] ") + std::to_string(c.rows) + "x" +
+                         std::to_string(c.columns) + "x" + std::to_string(c.depth) + " flow " +
+                         std::to_string(static_cast<int>(kFlow)) + " splits " +
+                         std::to_string(c.splits) + " shift " + std::to_string(c.shift) + ": " +
+                         std::to_string(wrong) + " sums are wrong");
+}
+
+template <DType kActivation, Dataflow kFlow, DType kWeight, int kRowFragments>
+void Check(const Case& c) {
+  if (c.mn_major) {
+    CheckLayout<kActivation, kFlow, kWeight, true, kRowFragments>(c);
+  } else {
+    CheckLayout<kActivation, kFlow, kWeight, false, kRowFragments>(c);
+  }
+}
+
+// Each dataflow, by the rows that it is for, on the same shapes.
+template <DType kActivation, DType kWeight>
+void CheckFlows(const Case& c) {
+  if constexpr (SizeOf(kActivation) == 1) {
+    Check<kActivation, Dataflow::kCodes, kWeight, 1>(c);
+    Check<kActivation, Dataflow::kCodes, kWeight, 4>(c);
+  } else {
+    Check<kActivation, Dataflow::kRegisters, kWeight, 1>(c);
+    Check<kActivation, Dataflow::kShared, kWeight, 4>(c);
+  }
+}
+
+void CheckProducts() {
+  for (bool mn_major : {false, true}) {
+    // All codes of the weights, and more stages than there are in shared memory.
+    const Case large{16, 128, 320, mn_major};
+    CheckFlows<DType::kS8, DType::kE4M3>(large);
+    CheckFlows<DType::kBF16, DType::kE5M2>(large);
+    CheckFlows<DType::kF16, DType::kE4M3>(large);
+    CheckFlows<DType::kE5M2, DType::kE4M3>(large);
+    for (const auto& [m, n, k] : {std::array{1, 1, 1}, {3, 31, 47}, {17, 5, 64}, {65, 130, 70}}) {
+      const Case odd{m, n, k, mn_major};
+      CheckFlows<DType::kS8, DType::kE5M2>(odd);
+      CheckFlows<DType::kBF16, DType::kE4M3>(odd);
+    }
+    // 16-bit scales, shared by lines; activations that have scales; [K, M]; a batch.
+    CheckFlows<DType::kBF16, DType::kE4M3>({.rows = 5,
+                                            .columns = 48,
+                                            .depth = 96,
+                                            .mn_major = mn_major,
+                                            .weight_scale = DType::kBF16,
+                                            .tile_columns = 3,
+                                            .activation_scale = DType::kF16});
+    CheckFlows<DType::kF16, DType::kE5M2>({.rows = 6,
+                                           .columns = 32,
+                                           .depth = 80,
+                                           .mn_major = mn_major,
+                                           .batches = 2,
+                                           .shared_weights = mn_major,
+                                           .weight_scale = DType::kNone,
+                                           .rows_first = true});
+    CheckFlows<DType::kE4M3, DType::kE4M3>({.rows = 4,
+                                            .columns = 32,
+                                            .depth = 64,
+                                            .mn_major = mn_major,
+                                            .batches = 2,
+                                            .weight_scale = DType::kF16,
+                                            .activation_scale = DType::kF32});
+    // Off alignment, where 16-byte copies would be possible otherwise.
+    CheckFlows<DType::kF16, DType::kE4M3>(
+        {.rows = 16, .columns = 32, .depth = 64, .mn_major = mn_major, .shift = 1});
+    for (int splits : {2, 3, 5}) {
+      const Case split{
+          .rows = 2, .columns = 16, .depth = 300, .mn_major = mn_major, .splits = splits};
+      CheckFlows<DType::kS8, DType::kE4M3>(split);
+      CheckFlows<DType::kBF16, DType::kE4M3>(split);
+    }
+  }
+  // Nothing to sum.
+  CheckFlows<DType::kBF16, DType::kE4M3>({3, 9, 0});
+  using simt::Access;
+  for (const Access kind : {Access::kLoad, Access::kStore, Access::kCopy, Access::kMatrix}) {
+    Expect(counts.instructions[kind] > 100, "shared memory is accessed in all ways");
+    Expect(counts.conflicts[kind] == 0, "bank conflicts of kind " +
+                                            std::to_string(static_cast<int>(kind)) + ": " +
+                                            std::to_string(counts.conflicts[kind]));
+  }
+}
+
+// ---------------------------------------------------------------------------------- codes, scales
+
+// Each code of FP8, and a sweep of 16-bit values, with all kinds of scales.
+template <DType kType>
+void CheckCodes() {
+  const float scales[] = {1.0f, 0.37f, -3.0f, 0x1p-130f, 0x1p125f, INFINITY};
+  const float line_scales[] = {1.0f, 448.0f / 127, 0.0123f, 0x1p-126f, 0x1p120f};
+  for (const float scale : scales) {
+    for (const float line_scale : line_scales) {
+      const LineParams line{scale, MakeDivisor(line_scale)};
+      for (uint32_t first = 0; first < 1u << (8 * SizeOf(kType)); first += 4 * SizeOf(kType)) {
+        uint32_t words[kWordsOfFour<kType>] = {}, want = 0;
+        for (uint32_t i = 0; i < 4; ++i) {
+          const auto bits = static_cast<Bits<kType>>(first + i);
+          words[i * SizeOf(kType) / 4] |= uint32_t{bits} << (i * 8 * SizeOf(kType) % 32);
+          const int code = CodeOf(Decode<kType>(bits) * scale, line_scale);
+          want |= static_cast<uint32_t>(code & 0xff) << (8 * i);
+        }
+        if (Requantize<kType>(words, line) == want) continue;
+        Expect(false, std::string(NameOf(kType)) + " codes from " + std::to_string(first) +
+                          ", scale " + std::to_string(scale) + ", line scale " +
+                          std::to_string(line_scale));
+      }
+    }
+  }
+}
+
+template <DType kType, bool kMnMajor>
+void CheckLineScalesOf(const Shape& shape) {
+  Side<kType> side(shape);
+  std::vector<float> scale(shape.batches * shape.lines, -1.0f);
+  const LineScaleArguments a{side.operand, shape.lines, shape.depth, scale.data()};
+  const int blocks = kMnMajor ? (shape.lines + kLinesOfBlock - 1) / kLinesOfBlock : shape.lines;
+  simt::Launch({blocks, 1, shape.batches}, kThreads, kLineScaleSharedBytes,
+               [&] { FindLineScales<kType, kMnMajor>(a); });
+  Expect(scale == side.line_scales,
+         std::string("scales of lines of ") + std::string(NameOf(kType)) +
+             (kMnMajor ? " [K, N] " : " [N, K] ") + std::to_string(shape.lines) + "x" +
+             std::to_string(shape.depth));
+}
+
+template <DType kType>
+void CheckLineScales() {
+  for (const auto& [lines, depth] : {std::array{1, 1}, {5, 300}, {40, 70}, {3, 0}}) {
+    CheckLineScalesOf<kType, false>({lines, depth, false, 1, 2, DType::kF32});
+    CheckLineScalesOf<kType, true>({lines, depth, true, 1, 2, DType::kBF16, 3});
+  }
+}
+
+}  // namespace
+}  // namespace jaxfp8::cuda::imma
+
+int main() {
+  using namespace jaxfp8::cuda::imma;
+  using jaxfp8::DType;
+  CheckCodes<DType::kE4M3>();
+  CheckCodes<DType::kE5M2>();
+  CheckCodes<DType::kBF16>();
+  CheckCodes<DType::kF16>();
+  CheckLineScales<DType::kE4M3>();
+  CheckLineScales<DType::kE5M2>();
+  CheckLineScales<DType::kBF16>();
+  CheckLineScales<DType::kF16>();
+  CheckProducts();
+  return jaxfp8::tests::Report("imma kernel");
+}
