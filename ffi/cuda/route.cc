@@ -5,6 +5,7 @@
 #include "cuda/cublaslt/attempts.h"
 #include "cuda/cublaslt/paths.h"
 #include "cuda/kernels/general/general.h"
+#include "cuda/kernels/sm80_imma/path.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm90_gemm/path.h"
 
@@ -19,7 +20,8 @@ bool ScalesSteps(const Problem& problem) {
   return VariesAlongDepth(problem.lhs) || VariesAlongDepth(problem.rhs);
 }
 
-// The table of routes: a path stands before every path that it is faster than.
+// The table of routes: a path stands before every path that it is faster than. `sm80_imma` computes
+// another number, and has to be named.
 std::vector<const Path*> InOrder(const Problem& problem) {
   std::vector<const Path*> order = {&kCublasLtFp8, &kSm90Gemm, &kCublasLtInt8};
   if (ScalesSteps(problem)) std::swap(order[0], order[1]);
@@ -48,7 +50,8 @@ Route Named(const Problem& problem, const Device& device, std::string_view name)
 
 const std::vector<const Path*>& AllPaths() {
   static const std::vector<const Path*> paths = {&kCublasLtFp8, &kSm90Gemm,     &kCublasLtInt8,
-                                                 &kSm80W8A16,   &kCublasLtWide, &kGeneral};
+                                                 &kSm80W8A16,   &kCublasLtWide, &kGeneral,
+                                                 &kSm80Imma};
   return paths;
 }
 

@@ -12,7 +12,7 @@
 
 namespace jaxfp8::cuda {
 
-// All paths.
+// All paths, those included that only a call that names them takes.
 const std::vector<const Path*>& AllPaths();
 
 // Up to this many rows, `sm80_w8a16`, which reads 8-bit weights as they are stored, is faster than
@@ -28,7 +28,7 @@ struct Choice {
   std::string why_not;  // "" where it can compute the problem
 };
 
-// All paths, best first for this problem. The first that can compute it does.
+// The paths that compute what the problem says, best first. The first that can compute it does.
 std::vector<Choice> Choices(const Problem& problem, const Device& device);
 
 struct Route {

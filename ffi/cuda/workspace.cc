@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "cuda/cublaslt/paths.h"
+#include "cuda/kernels/sm80_imma/path.h"
+#include "cuda/kernels/sm80_imma/schedule.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
@@ -68,6 +70,12 @@ double ForHopper(const Problem& problem) {
   return lhs + CopiedBytes(problem, problem.rhs);
 }
 
+double ForCodes(const Problem& problem) {
+  const Problem oriented = imma::WithWeightsOnRight(problem);
+  if (!imma::WhyNotForm(oriented).empty()) return 0;
+  return std::min(kMaxSlabBytes, static_cast<double>(imma::BestWorkspace(oriented)));
+}
+
 double Bytes(const Problem& problem, std::string_view kernel) {
   const Problem oriented = w8a16::WithWeightsOnRight(problem);
   const bool weights = w8a16::WhyNotForm(oriented).empty();
@@ -77,6 +85,7 @@ double Bytes(const Problem& problem, std::string_view kernel) {
     return library ? ForLibrary(problem) : 0;
   }
   if (kernel == kSm90Gemm.name) return ForHopper(problem);
+  if (kernel == kSm80Imma.name) return ForCodes(problem);
   if (kernel == kSm80W8A16.name) return weights ? ForWeights(oriented) : 0;
   return library && kernel.starts_with("cublaslt") ? ForLibrary(problem) : 0;
 }

@@ -38,6 +38,14 @@ _LEAST = 256
 _HOPPER = "sm90_gemm"
 _ALIGNED = 16
 
+# The path that computes FP8 in int8, from bytes of scales to sums: its types, the columns that a row
+# of sums is padded to, the longest sum that an int32 holds, and the largest batch and line.
+_IN_INT8 = "sm80_imma"
+_IN_INT8_LEFT = ("int8", "float8_e4m3fn", "bfloat16", "float16")
+_PADDED = 8
+_LONGEST = (2**31 - 1) // 128**2
+_MOST_BATCHES = 65535
+
 # The sizes of `sm80_w8a16`, as in ffi/cuda/kernels/sm80_w8a16/{schedule,layout}.h: tiles
 # of 128 columns and 128 depths, by 8 to 64 rows; accumulators for as many blocks as are on the
 # largest device at a time; and sizes that it counts in 32 bits.
@@ -61,6 +69,8 @@ def workspace_bytes(spec: ScaledDotSpec, kernel: str = "") -> int:
 def _wanted(spec: ScaledDotSpec, kernel: str) -> int:
     if kernel == _HOPPER:
         return _for_hopper(spec)
+    if kernel == _IN_INT8:
+        return min(_SLABS, _for_int8(spec))
     weights, library = _Weights.of(spec), _library_may_take(spec)
     if weights is not None:
         first = weights.rows <= _FEW_ROWS or not library
@@ -89,6 +99,31 @@ def _lines_copied(side: OperandSpec) -> int:
     if side.contracting[0] == len(side.shape) - 1 and depth % _ALIGNED == 0:
         return 0
     return _lines(side) * -(-depth // _ALIGNED) * _ALIGNED
+
+
+def _for_int8(spec: ScaledDotSpec) -> int:
+    """A scale for each line that is rounded to int8, and a sum for each output."""
+    values, weights = sides = (spec.lhs, spec.rhs)
+    if dtypes.is_float8(values.dtype) and not dtypes.is_float8(weights.dtype):
+        values, weights = weights, values
+    types = values.dtype in _IN_INT8_LEFT and dtypes.is_float8(weights.dtype)
+    scaled = any(side.zero_point or (side.scale and _varies(side)) for side in sides)
+    if not types or scaled or spec.epilogue.out_dtype == "int32" or _depth(weights) > _LONGEST:
+        return 0
+    batch, rows, columns = math.prod(spec.out_shape[:-2]), _free(values), _free(weights)
+    tiles = -(-rows // 16) * max(1, -(-columns // _TILE))
+    if max(rows, columns) > _MOST - _PADDED or batch > _MOST_BATCHES or tiles > _MOST:
+        return 0
+    scales = sum(
+        -(-4 * max(1, math.prod(side.sizes(side.batch))) * _free(side) // _LEAST) * _LEAST
+        for side in sides
+        if side.dtype != "int8"
+    )
+    return scales + 4 * batch * rows * -(-columns // _PADDED) * _PADDED
+
+
+def _free(side: OperandSpec) -> int:
+    return side.shape[side.free[0]]
 
 
 def _library_may_take(spec: ScaledDotSpec) -> bool:

@@ -187,11 +187,21 @@ struct Case {
   int tile_columns = 1;
   DType activation_scale = DType::kNone;
   bool rows_first = false;  // activations are [K, M]
+  bool pieces = false;      // the output is computed piece by piece
 };
 
 template <DType kActivation, Dataflow kFlow, DType kWeight, bool kMnMajor, int kRowFragments>
+void Run(const Arguments& a, const BlockIndex& grid) {
+  constexpr int kShared = kSharedBytes<Activations<kActivation, kFlow, kRowFragments>>;
+  const simt::BankCounts launched = simt::Launch(grid, kThreads, kShared, [&] {
+    MultiplyTile<kActivation, kFlow, kWeight, kMnMajor, kRowFragments>(a);
+  });
+  for (const auto& [kind, n] : launched.instructions) counts.instructions[kind] += n;
+  for (const auto& [kind, n] : launched.conflicts) counts.conflicts[kind] += n;
+}
+
+template <DType kActivation, Dataflow kFlow, DType kWeight, bool kMnMajor, int kRowFragments>
 void CheckLayout(const Case& c) {
-  using A = Activations<kActivation, kFlow, kRowFragments>;
   Side<kActivation> left({c.rows, c.depth, c.rows_first, c.shift, c.batches, c.activation_scale});
   Side<kWeight> right({c.columns, c.depth, c.mn_major, c.shift, c.shared_weights ? 1 : c.batches,
                        c.weight_scale, c.tile_columns});
@@ -208,11 +218,20 @@ void CheckLayout(const Case& c) {
   a.depth_tiles = (c.depth + kTileDepth - 1) / kTileDepth;
   a.depth_tiles_per_split = (a.depth_tiles + c.splits - 1) / c.splits;
   const int column_tiles = (c.columns + kTileColumns - 1) / kTileColumns;
-  const simt::BankCounts of_case =
-      simt::Launch({a.row_tiles * column_tiles, c.splits, c.batches}, kThreads, kSharedBytes<A>,
-                   [&] { MultiplyTile<kActivation, kFlow, kWeight, kMnMajor, kRowFragments>(a); });
-  for (const auto& [kind, n] : of_case.instructions) counts.instructions[kind] += n;
-  for (const auto& [kind, n] : of_case.conflicts) counts.conflicts[kind] += n;
+  if (c.pieces) {  // of one batch index and one row tile
+    for (int b = 0; b < c.batches; ++b) {
+      for (int r = 0; r < c.rows; r += 16 * kRowFragments) {
+        Arguments piece = a;
+        piece.first_batch = b, piece.first_row = r, piece.row_tiles = 1;
+        piece.rows = std::min(c.rows, r + 16 * kRowFragments);
+        piece.sums += b * a.sums_batch + r * a.pitch;
+        Run<kActivation, kFlow, kWeight, kMnMajor, kRowFragments>(piece, {column_tiles, 1, 1});
+      }
+    }
+  } else {
+    Run<kActivation, kFlow, kWeight, kMnMajor, kRowFragments>(
+        a, {a.row_tiles * column_tiles, c.splits, c.batches});
+  }
   int64_t wrong = 0;
   for (int b = 0; b < c.batches; ++b) {
     std::vector<std::vector<int>> columns;
@@ -301,6 +320,9 @@ void CheckProducts() {
       CheckFlows<DType::kBF16, DType::kE4M3>(split);
     }
   }
+  const Case pieces{.rows = 70, .columns = 20, .depth = 65, .batches = 2, .pieces = true};
+  CheckFlows<DType::kS8, DType::kE4M3>(pieces);
+  CheckFlows<DType::kBF16, DType::kE4M3>(pieces);
   // Nothing to sum.
   CheckFlows<DType::kBF16, DType::kE4M3>({3, 9, 0});
   using simt::Access;

@@ -13,6 +13,8 @@
 
 #include "cuda/cublaslt/api.h"
 #include "cuda/kernels/general/general.h"
+#include "cuda/kernels/sm80_imma/path.h"
+#include "cuda/kernels/sm80_imma/schedule.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
@@ -73,6 +75,48 @@ std::unique_ptr<Plan> MakePartialsPlan(const Problem& problem, const Device&, si
 }  // namespace w8a16
 
 const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakePartialsPlan};
+
+namespace imma {
+namespace {
+
+// Writes the scales of lines, and the sums of every piece.
+class SumsPlan : public Plan {
+ public:
+  SumsPlan(const Problem& problem, size_t workspace) : problem_(problem), workspace_(workspace) {}
+
+  std::string Run(const Buffers& buffers, cudaStream_t) const override {
+    if (buffers.workspace_bytes < workspace_) return "the workspace is smaller than planned for";
+    if (problem_.batch * problem_.rows * problem_.columns == 0) return "";
+    const size_t scales = ScratchOf(problem_).sums;
+    auto* workspace = static_cast<uint8_t*>(buffers.workspace);
+    std::memset(workspace, 1, scales);
+    return ForEachPiece(problem_, workspace_, [&](const Piece& piece) {
+      const Schedule s = MakeSchedule(problem_, piece, kMultiprocessors[current_device]);
+      const int64_t sums = piece.batches * piece.rows * PitchOf(problem_);
+      std::memset(workspace + scales, 2, 4 * static_cast<size_t>(sums));
+      return s.splits * s.depth_tiles_per_split < s.depth_tiles ? "not all of K" : "";
+    });
+  }
+
+  std::string WhyNot() const { return WhyNotWorkspace(problem_, workspace_); }
+
+ private:
+  Problem problem_;
+  size_t workspace_;
+};
+
+std::unique_ptr<Plan> MakeSumsPlan(const Problem& problem, const Device&, size_t workspace,
+                                   std::string& wrong) {
+  auto plan = std::make_unique<SumsPlan>(WithWeightsOnRight(problem), workspace);
+  wrong = plan->WhyNot();
+  if (!wrong.empty()) return nullptr;
+  return plan;
+}
+
+}  // namespace
+}  // namespace imma
+
+const Path kSm80Imma = {"sm80_imma", imma::WhyNot, imma::MakeSumsPlan};
 
 namespace sm90 {
 namespace {

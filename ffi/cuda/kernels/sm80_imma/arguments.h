@@ -25,15 +25,18 @@ struct Operand {
 };
 
 struct Arguments {
-  int32_t rows = 0, columns = 0, depth = 0;
+  int32_t rows = 0, columns = 0, depth = 0;  // where each axis ends
   Operand activations, weights;
-  // The exact sums, [batch, rows, pitch], the pitch a multiple of 8. They are added to, and have to
-  // be 0 before, where K is split.
+  // The exact sums of the piece, [batch, rows, pitch], the pitch a multiple of 8. They are added
+  // to, and have to be 0 before, where K is split.
   int32_t* sums = nullptr;
   int64_t sums_batch = 0;
   int32_t pitch = 0;
   bool adds = false;
-  // Block (x, y, z) has row tile x % row_tiles, column tile x / row_tiles, split y, and batch z.
+  // The piece of the output that is computed: from here on, and up to row `rows`.
+  int32_t first_batch = 0, first_row = 0;
+  // Block (x, y, z) has row tile x % row_tiles, column tile x / row_tiles, split y, and batch z of
+  // the piece.
   int32_t row_tiles = 1, depth_tiles = 1, depth_tiles_per_split = 1;
 };
 
@@ -55,7 +58,7 @@ using KernelFunction = void (*)(Arguments);
 using LineScaleFunction = void (*)(LineScaleArguments);
 
 // The instance for weights of one type, or null.
-//   activation     int8, e4m3, e5m2, bfloat16 or float16
+//   activation     int8, e4m3, bfloat16 or float16
 //   mn_major       weights are [K, N]; else [N, K]
 //   row_fragments  rows of an output tile in units of 16: 1 or 4
 KernelFunction E4M3Kernel(DType activation, bool mn_major, int row_fragments);

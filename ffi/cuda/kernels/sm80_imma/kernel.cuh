@@ -9,6 +9,8 @@ namespace jaxfp8::cuda::imma {
 
 template <DType kActivation, Dataflow kFlow, DType kWeight, bool kMnMajor, int kRowFragments>
 __global__ void __launch_bounds__(kThreads) Sm80Imma(const __grid_constant__ Arguments a) {
+  static_assert(SharedBytes(SizeOf(kActivation), kRowFragments) ==
+                kSharedBytes<Activations<kActivation, kFlow, kRowFragments>>);
   MultiplyTile<kActivation, kFlow, kWeight, kMnMajor, kRowFragments>(a);
 }
 
@@ -26,7 +28,7 @@ KernelFunction ForRows(int row_fragments) {
 
 template <DType kWeight>
 KernelFunction KernelFor(DType activation, bool mn_major, int row_fragments) {
-  return Visit<DType::kS8, DType::kE4M3, DType::kE5M2, DType::kBF16, DType::kF16>(
+  return Visit<DType::kS8, DType::kE4M3, DType::kBF16, DType::kF16>(
       activation, KernelFunction{nullptr}, [&]<DType kActivation>() {
         return mn_major ? ForRows<kActivation, kWeight, true>(row_fragments)
                         : ForRows<kActivation, kWeight, false>(row_fragments);

@@ -54,6 +54,15 @@ struct TransposedTile {
 inline constexpr int kWeightBytes = TransposedTile::kBytes;
 static_assert(CodeTile<kTileColumns>::kBytes == kWeightBytes);
 
+// The shared memory of a block: its stages, and for 16-bit activations that the block rounds once
+// two tiles of their codes.
+//   element_bytes  of an activation
+JAXFP8_HD constexpr int SharedBytes(int element_bytes, int row_fragments) {
+  const int codes = 16 * row_fragments * kTileDepth;
+  const bool prepares = element_bytes > 1 && row_fragments > 1;
+  return kStages * (kWeightBytes + codes * element_bytes) + (prepares ? 2 * codes : 0);
+}
+
 // The column that is row `row` of a `CodeTile` of weights: fragments lie one after the other.
 JAXFP8_HD int ColumnOfRow(int row) { return row / 32 * 32 + row % 8 * 4 + row / 8 % 4; }
 

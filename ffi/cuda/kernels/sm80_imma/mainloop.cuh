@@ -41,7 +41,8 @@ JAXFP8_DEVICE void StoreSums(const Arguments& a, int64_t batch, int first_row, i
   for (int i = 0; i < 2 * kRowFragments; ++i) {
     const int row = first_row + 8 * i + lane / 4;
     if (row >= a.rows) continue;
-    int32_t* to = a.sums + batch * a.sums_batch + int64_t{row} * a.pitch + column;
+    int32_t* to = a.sums + (batch - a.first_batch) * a.sums_batch +
+                  int64_t{row - a.first_row} * a.pitch + column;
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       const int32_t sum = acc[i / 2][c % 4][i % 2 * 2 + c / 4];
@@ -82,8 +83,8 @@ JAXFP8_DEVICE void MultiplyTile(const Arguments& args) {
   using A = Activations<kActivation, kFlow, kRowFragments>;
   using W = Weights<kWeight, kMnMajor>;
   const BlockIndex block = ThisBlock();
-  const int64_t batch = block.z;
-  const int row = block.x % args.row_tiles * (16 * kRowFragments);
+  const int64_t batch = args.first_batch + block.z;
+  const int row = args.first_row + block.x % args.row_tiles * (16 * kRowFragments);
   const int column = block.x / args.row_tiles * kTileColumns;
   const int first = block.y * args.depth_tiles_per_split;
   const int left = args.depth_tiles - first;
