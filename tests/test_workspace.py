@@ -83,6 +83,11 @@ def test_the_hopper_kernel_asks_for_copies_of_what_is_not_aligned_lines_of_the_d
     assert asked(((7, 33), 2), ((5, 33), 2)) == 512 + 5 * 48
 
 
+def test_the_path_in_int8_asks_for_scales_and_sums():
+    assert of_weights(5, 130, 4096, kernel="sm80_imma") == 256 + 768 + 4 * 5 * 136
+    assert of_weights(4096, 1 << 16, 4096, kernel="sm80_imma") == 256 << 20
+
+
 def test_a_product_that_no_other_kernel_takes_gets_next_to_nothing():
     weight = side(E4M3, (4096, 4096), 1, (1, 4096))
     assert scratch(side("float32", (16, 4096), 1), weight) == 256

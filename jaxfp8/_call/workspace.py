@@ -38,8 +38,8 @@ _LEAST = 256
 _HOPPER = "sm90_gemm"
 _ALIGNED = 16
 
-# The path that computes FP8 in int8, from bytes of scales to sums: its types, the columns that a row
-# of sums is padded to, the longest sum that an int32 holds, and the largest batch and line.
+# The path that computes FP8 in int8, as in ffi/cuda/kernels/sm80_imma/schedule.cc: the types of its
+# other side, the columns that a row of sums is padded to, and the largest depth and batch.
 _IN_INT8 = "sm80_imma"
 _IN_INT8_LEFT = ("int8", "float8_e4m3fn", "bfloat16", "float16")
 _PADDED = 8

@@ -9,6 +9,7 @@ from gpu import products
 from gpu.products import check, draw, matrices, run
 
 import specs
+from jaxfp8._ops import int8_compute
 from jaxfp8._value import dtypes
 
 SIZES = [(1, 16, 16), (3, 100, 40), (17, 256, 128), (64, 130, 258), (128, 512, 96), (200, 384, 272)]
@@ -219,3 +220,24 @@ def test_fast_accumulation_stays_near_the_exact_sum():
     assert ran == ["cublaslt_fp8"]
     exact = products.oracle.scaled_dot(spec, operands).y
     assert np.linalg.norm(out - exact) < 2e-3 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("size", [(1, 130, 17), (16, 4096, 300), (67, 401, 131)], ids=str)
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+@pytest.mark.parametrize("weights", FP8)
+@pytest.mark.parametrize("lhs", ["int8", "float8_e4m3fn", "bfloat16", "float16"])
+def test_the_path_in_int8_has_the_bits_of_the_operations_that_it_fuses(
+    lhs, weights, rhs_first, size
+):
+    m, k, n = size
+    epilogue = {"bias": (1, n), "activation": "relu", "out_dtype": "bfloat16"}
+    scales = {"lhs_tiles": (1, k) if lhs == "int8" else None, "rhs_tiles": (1, k)}
+    spec = matrices(lhs, weights, m, k, n, rhs_first=rhs_first, **scales, **epilogue)
+    operands = draw(23, spec)
+    made = int8_compute.requantised(
+        spec, {name: jax.numpy.asarray(x) for name, x in operands.items()}
+    )
+    want = run(int8_compute.narrowed(spec), made)[0]
+    got, _, ran = run(spec, operands, "sm80_imma")
+    assert ran == ["sm80_imma"]
+    np.testing.assert_array_equal(got, want)

@@ -21,6 +21,7 @@ SOURCES = {
         for name in ("attempts", "layout", "matmul_shape", "paths", "pieces", "product")
     ],
     "cuda_problem_test": ["cuda/problem.cc", "common/check.cc"],
+    "imma_schedule_test": ["cuda/kernels/sm80_imma/schedule.cc", "cuda/problem.cc"],
     "sm90_gemm_schedule_test": [
         f"cuda/kernels/sm90_gemm/{name}.cc" for name in ("operands", "schedule")
     ],

@@ -101,6 +101,23 @@ def test_zero_points_of_a_weight_are_taken_by_a_kernel_that_subtracts_them():
     assert can[0] in ("sm80_w8a16", "general")
 
 
+def test_a_path_that_rounds_operands_again_has_to_be_named():
+    for spec, _ in TAKEN:
+        assert "sm80_imma" not in paths(spec, 90)[1]
+    assert "sm80_imma" in ffi.kernels("cuda")
+
+
+@pytest.mark.parametrize("lhs", ["int8", "bfloat16", "float16", E4M3])
+def test_the_path_in_int8_asks_for_as_much_scratch_on_both_sides(lhs):
+    weights = (1, 4096)
+    right = product(lhs, E5M2, m=17, n=130, tiles=((1, 4096), weights))
+    left = product(E5M2, lhs, m=130, n=17, tiles=(weights, (1, 4096)))
+    for spec in (right, left)[: 1 if lhs == E4M3 else 2]:
+        assert_alike(spec)
+        scratch = workspace.workspace_bytes(_canonical.canonical(spec).spec, "sm80_imma")
+        assert scratch == 768 + (256 if lhs != "int8" else 0) + 4 * 17 * 136
+
+
 def test_the_library_in_use_is_named_or_what_is_missing():
     path, version = ffi.cublaslt()
     assert version or "libcublasLt.so.13" in path
