@@ -40,7 +40,7 @@ NAVIGATION = (
     ("Flax", ("flax", "nnx", "training", "qlora")),
     ("Serve", ("serving", "kv_cache", "checkpoint", "export", "meshes")),
     ("Know", ("hardware", "measurements", "limits", "compare_with", "benchmark", "faq")),
-    ("Inside", ("design", "custom_call", "cpu_kernels", "contributing", "changelog")),
+    ("Inside", ("design", "custom_call", "cpu_kernels", "profiling", "contributing", "changelog")),
     (
         "Reference",
         tuple(f"reference/{name}" for name in ("jaxfp8", "linen", "nnx", "checkpoint", "testing")),
