@@ -232,7 +232,14 @@ inline uint32_t MaxOfWarp(uint32_t value) {
   return value;
 }
 
-inline void AddToSum(int32_t* sum, int32_t value) { *sum += value; }
+inline void StoreSums(int32_t* to, const int32_t (&sums)[4]) {
+  simt::Claim(reinterpret_cast<uintptr_t>(to) % 16 == 0, "sums are stored aligned");
+  std::copy(sums, sums + 4, to);
+}
+
+inline void AddToSums(int32_t* to, const int32_t (&sums)[4]) {
+  for (int i = 0; i < 4; ++i) to[i] += sums[i];
+}
 
 }  // namespace jaxfp8::cuda
 

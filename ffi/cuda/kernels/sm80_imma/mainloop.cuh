@@ -32,7 +32,7 @@ inline constexpr int kSharedBytes = kStages * kStageBytes<A> + A::kPreparedBytes
 
 // Stores the sums of a lane: of each of its rows eight columns.
 template <int kRowFragments>
-JAXFP8_DEVICE void StoreSums(const Arguments& a, int64_t batch, int first_row, int first_column,
+JAXFP8_DEVICE void StoreTile(const Arguments& a, int64_t batch, int first_row, int first_column,
                              const int32_t (&acc)[kRowFragments][4][4]) {
   const int warp = ThreadIndex() / 32, lane = ThreadIndex() % 32;
   const int column = first_column + warp * kWarpColumns + lane % 4 * 8;
@@ -44,12 +44,14 @@ JAXFP8_DEVICE void StoreSums(const Arguments& a, int64_t batch, int first_row, i
     int32_t* to = a.sums + (batch - a.first_batch) * a.sums_batch +
                   int64_t{row - a.first_row} * a.pitch + column;
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      const int32_t sum = acc[i / 2][c % 4][i % 2 * 2 + c / 4];
+    for (int half = 0; half < 2; ++half) {
+      int32_t sums[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) sums[j] = acc[i / 2][j][i % 2 * 2 + half];
       if (a.adds) {
-        AddToSum(to + c, sum);
+        AddToSums(to + 4 * half, sums);
       } else {
-        to[c] = sum;
+        StoreSums(to + 4 * half, sums);
       }
     }
   }
@@ -127,7 +129,7 @@ JAXFP8_DEVICE void MultiplyTile(const Arguments& args) {
     }
     MultiplyStage(activations, weights, stage_of(i), prepared_of(i), acc);
   }
-  StoreSums(args, batch, row, column, acc);
+  StoreTile(args, batch, row, column, acc);
 }
 
 }  // namespace jaxfp8::cuda::imma

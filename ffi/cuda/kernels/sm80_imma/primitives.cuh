@@ -95,8 +95,16 @@ JAXFP8_DEVICE void MultiplyCodes(int32_t (&acc)[4], const uint32_t (&a)[4],
 // The largest value of the warp, for each of its lanes.
 JAXFP8_DEVICE uint32_t MaxOfWarp(uint32_t value) { return __reduce_max_sync(~0u, value); }
 
-// Adds to a sum in global memory that other blocks add to.
-JAXFP8_DEVICE void AddToSum(int32_t* sum, int32_t value) { atomicAdd(sum, value); }
+// Stores four neighbouring sums to global memory, aligned to their size.
+JAXFP8_DEVICE void StoreSums(int32_t* to, const int32_t (&sums)[4]) {
+  *reinterpret_cast<int4*>(to) = make_int4(sums[0], sums[1], sums[2], sums[3]);
+}
+
+// Adds to four sums in global memory that other blocks add to.
+JAXFP8_DEVICE void AddToSums(int32_t* to, const int32_t (&sums)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) atomicAdd(to + i, sums[i]);
+}
 
 }  // namespace jaxfp8::cuda
 
