@@ -75,7 +75,7 @@ def _short(name: str) -> str:
 def table(kernels: list[Kernel]) -> str:
     """One line for each kernel."""
     names = readable([kernel.name for kernel in kernels])
-    rows = [("kernel", "for", "registers", "shared", "stack", "spills")]
+    rows: list[tuple[str, ...]] = [("kernel", "for", "registers", "shared", "stack", "spills")]
     rows += [
         (names[k.name], k.architecture, *map(str, (k.registers, k.shared, k.stack, k.spills)))
         for k in kernels

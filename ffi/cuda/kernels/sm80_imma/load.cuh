@@ -44,6 +44,7 @@ class Copier {
   static constexpr int kBytes = Layout::kElementBytes, kPerChunk = 16 / kBytes;
   static constexpr int kRowsApart = kThreads / Layout::kChunks;
   static constexpr bool kAllThreads = Layout::kRows >= kRowsApart;
+  static constexpr int kPasses = kAllThreads ? Layout::kRows / kRowsApart : 1;
 
   //   line   the first line of the tile; `lines`: those that exist
   //   depth  the first depth of the first tile; `depths`: those that exist
@@ -64,13 +65,17 @@ class Copier {
   // Starts the copies of the next tile.
   JAXFP8_DEVICE void Copy(uint32_t to) {
     if (kAllThreads || ThreadIndex() < Layout::kRows * Layout::kChunks) {
+      if (aligned_) {
 #pragma unroll
-      for (int i = 0; i < (kAllThreads ? Layout::kRows / kRowsApart : 1); ++i) {
-        const bool exists = i * kRowsApart < (kAcross ? depths_ : lines_);
-        const int count = exists ? Clip(kAcross ? lines_ : depths_) : 0;
-        const int row = FirstRow() + i * kRowsApart;
-        CopyChunk(to + Layout::At(row, ThreadIndex() % Layout::kChunks),
-                  count > 0 ? from_ + i * row_step_ : values_, count);
+        for (int i = 0; i < kPasses; ++i) {
+          const int count = CountOf(i);
+          CopyAsync16(to + PlaceOf(i), count > 0 ? from_ + i * row_step_ : values_, count * kBytes);
+        }
+      } else {
+#pragma unroll 1
+        for (int i = 0; i < kPasses; ++i) {
+          CopyScattered<kBytes>(to + PlaceOf(i), from_ + i * row_step_, value_step_, CountOf(i));
+        }
       }
     }
     from_ += tile_step_, depths_ -= kTileDepth;
@@ -86,12 +91,13 @@ class Copier {
     return Layout::kRows == kTileColumns ? ColumnOfRow(row) : row;
   }
 
-  JAXFP8_DEVICE void CopyChunk(uint32_t to, const uint8_t* from, int count) const {
-    if (aligned_) {
-      CopyAsync16(to, from, count * kBytes);
-    } else {
-      CopyScattered<kBytes>(to, from, value_step_, count);
-    }
+  // Of the thread's chunk in a pass: how many of its values exist, and where it goes.
+  JAXFP8_DEVICE int CountOf(int pass) const {
+    const bool exists = pass * kRowsApart < (kAcross ? depths_ : lines_);
+    return exists ? Clip(kAcross ? lines_ : depths_) : 0;
+  }
+  JAXFP8_DEVICE static int PlaceOf(int pass) {
+    return Layout::At(FirstRow() + pass * kRowsApart, ThreadIndex() % Layout::kChunks);
   }
 
   const uint8_t *values_, *from_;

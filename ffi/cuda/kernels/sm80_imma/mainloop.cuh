@@ -107,7 +107,7 @@ JAXFP8_DEVICE void MultiplyTile(const Arguments& args) {
     }
     CommitCopies();
   };
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) copy(i);
 
   const W weights(args, batch, column);
