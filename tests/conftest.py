@@ -2,6 +2,7 @@
 
 import collections
 import ctypes
+import gc
 import os
 import pathlib
 
@@ -10,9 +11,13 @@ import jax
 import pytest
 import sampling
 
-# Most of the time of the longest tests would be spent in LLVM, on programs that run once.
-# Before a backend starts; an `XLA_FLAGS` of one's own, even an empty one, is left alone.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1")
+# Most of the time would be spent on compiling programs that run once. Before a backend starts; an
+# `XLA_FLAGS` of one's own, even an empty one, is left alone.
+COMPILE_FAST = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
+os.environ.setdefault("XLA_FLAGS", COMPILE_FAST)
 
 # Several CPU devices, so that meshes can be tested anywhere. Set before a backend starts.
 jax.config.update("jax_num_cpu_devices", 4)
@@ -84,6 +89,11 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.nodeid in chosen]
+
+
+def pytest_collection_finish():
+    """Spares the garbage collector what lives as long as the process: modules and tests."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,9 @@ def test_a_model_computes_what_it_did(recipe):
     for got, want in zip(
         jax.jit(model.apply)(prepared, tokens), jax.jit(model.apply)(variables, tokens), strict=True
     ):
-        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+        # XLA fuses the two programs differently: a value between two codes may go to either.
+        share = 3e-2 if recipe == "INT8_ASYMMETRIC" else 2e-5
+        np.testing.assert_allclose(got, want, rtol=0, atol=share * np.abs(want).max())
 
 
 class Stack(nn.Module):
