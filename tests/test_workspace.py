@@ -86,6 +86,8 @@ def test_the_hopper_kernel_asks_for_copies_of_what_is_not_aligned_lines_of_the_d
 def test_the_path_in_int8_asks_for_scales_and_sums():
     assert of_weights(5, 130, 4096, kernel="sm80_imma") == 256 + 768 + 4 * 5 * 136
     assert of_weights(4096, 1 << 16, 4096, kernel="sm80_imma") == 256 << 20
+    smallest_piece = 4 * 64 * (1 << 21)
+    assert of_weights(128, 1 << 21, 64, kernel="sm80_imma") > smallest_piece > 256 << 20
 
 
 def test_a_product_that_no_other_kernel_takes_gets_next_to_nothing():

@@ -100,9 +100,11 @@ std::string MakePlan(const Request& request, const Device& device, size_t worksp
   if (!wrong.empty()) return wrong;
   const Route route = RouteTo(planned.problem, device, request.kernel);
   if (!route.path) return "`jaxfp8_scaled_dot`: " + route.reason;
-  for (const Choice& choice : Choices(planned.problem, device)) {
-    const bool named = !request.kernel.empty();
-    if (!choice.why_not.empty() || (named && choice.path != route.path)) continue;
+  const bool named = !request.kernel.empty();
+  const std::vector<Choice> choices =
+      named ? std::vector<Choice>{{route.path, ""}} : Choices(planned.problem, device);
+  for (const Choice& choice : choices) {
+    if (!choice.why_not.empty()) continue;
     std::string why;
     planned.path = choice.path;
     planned.plan = choice.path->plan(planned.problem, device, workspace_bytes, why);

@@ -73,7 +73,9 @@ double ForHopper(const Problem& problem) {
 double ForCodes(const Problem& problem) {
   const Problem oriented = imma::WithWeightsOnRight(problem);
   if (!imma::WhyNotForm(oriented).empty()) return 0;
-  return std::min(kMaxSlabBytes, static_cast<double>(imma::BestWorkspace(oriented)));
+  const auto least = static_cast<double>(imma::LeastWorkspace(oriented));
+  const auto best = static_cast<double>(imma::BestWorkspace(oriented));
+  return std::min(best, std::max(least, kMaxSlabBytes));
 }
 
 double Bytes(const Problem& problem, std::string_view kernel) {

@@ -39,9 +39,11 @@ _HOPPER = "sm90_gemm"
 _ALIGNED = 16
 
 # The path that computes FP8 in int8, as in ffi/cuda/kernels/sm80_imma/schedule.cc: the types of its
-# other side, the columns that a row of sums is padded to, and the largest depth and batch.
+# other side, the most rows of a piece's tile, the columns that a row of sums is padded to, and the
+# largest depth and batch.
 _IN_INT8 = "sm80_imma"
 _IN_INT8_LEFT = ("int8", "float8_e4m3fn", "bfloat16", "float16")
+_TILE_ROWS = 64
 _PADDED = 8
 _LONGEST = (2**31 - 1) // 128**2
 _MOST_BATCHES = 65535
@@ -70,7 +72,7 @@ def _wanted(spec: ScaledDotSpec, kernel: str) -> int:
     if kernel == _HOPPER:
         return _for_hopper(spec)
     if kernel == _IN_INT8:
-        return min(_SLABS, _for_int8(spec))
+        return _for_int8(spec)
     weights, library = _Weights.of(spec), _library_may_take(spec)
     if weights is not None:
         first = weights.rows <= _FEW_ROWS or not library
@@ -102,7 +104,7 @@ def _lines_copied(side: OperandSpec) -> int:
 
 
 def _for_int8(spec: ScaledDotSpec) -> int:
-    """A scale for each line that is rounded to int8, and a sum for each output."""
+    """A scale for each line that is rounded to int8, and a sum for each output of a piece."""
     values, weights = sides = (spec.lhs, spec.rhs)
     if dtypes.is_float8(values.dtype) and not dtypes.is_float8(weights.dtype):
         values, weights = weights, values
@@ -119,7 +121,9 @@ def _for_int8(spec: ScaledDotSpec) -> int:
         for side in sides
         if side.dtype != "int8"
     )
-    return scales + 4 * batch * rows * -(-columns // _PADDED) * _PADDED
+    row = 4 * -(-columns // _PADDED) * _PADDED
+    least, best = min(rows, _TILE_ROWS) * row, batch * rows * row
+    return scales + min(best, max(least, _SLABS - scales))
 
 
 def _free(side: OperandSpec) -> int:

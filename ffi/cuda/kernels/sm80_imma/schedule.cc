@@ -102,21 +102,26 @@ size_t BestWorkspace(const Problem& problem) {
 
 Piece LargestPiece(const Problem& problem, size_t workspace) {
   const size_t sums = ScratchOf(problem).sums;
-  const int64_t row_bytes = 4 * PitchOf(problem);
-  const int64_t rows = workspace < sums ? 0 : static_cast<int64_t>(workspace - sums) / row_bytes;
+  const auto row_bytes = static_cast<size_t>(4 * PitchOf(problem));
+  const auto most = static_cast<size_t>(problem.batch * problem.rows);
+  const size_t fit = workspace < sums ? 0 : (workspace - sums) / row_bytes;
+  const auto rows = static_cast<int64_t>(std::min(fit, most));
   if (rows >= problem.rows) {
     return {0, std::min(problem.batch, rows / problem.rows), 0, problem.rows};
   }
   return {0, 1, 0, rows / TileRows(problem) * TileRows(problem)};
 }
 
+size_t LeastWorkspace(const Problem& problem) {
+  const int64_t rows = std::min(problem.rows, TileRows(problem));
+  return ScratchOf(problem).sums + static_cast<size_t>(4 * rows * PitchOf(problem));
+}
+
 std::string WhyNotWorkspace(const Problem& problem, size_t workspace) {
   if (problem.batch * problem.rows * problem.columns == 0) return "";
   if (LargestPiece(problem, workspace).rows > 0) return "";
-  const int64_t rows = std::min(problem.rows, TileRows(problem));
-  const size_t least = ScratchOf(problem).sums + static_cast<size_t>(4 * rows * PitchOf(problem));
-  return "`sm80_imma` needs a workspace of at least " + std::to_string(least) + " bytes and got " +
-         std::to_string(workspace);
+  return "`sm80_imma` needs a workspace of at least " + std::to_string(LeastWorkspace(problem)) +
+         " bytes and got " + std::to_string(workspace);
 }
 
 Schedule MakeSchedule(const Problem& problem, const Piece& piece, int64_t multiprocessors) {

@@ -35,8 +35,10 @@ struct Scratch {
 };
 Scratch ScratchOf(const Problem& problem);
 
-// Bytes with which the whole output is one piece, and why `workspace` bytes are too few for any.
+// Bytes with which the whole output is one piece, those of the smallest piece, and why `workspace`
+// bytes are too few for any.
 size_t BestWorkspace(const Problem& problem);
+size_t LeastWorkspace(const Problem& problem);
 std::string WhyNotWorkspace(const Problem& problem, size_t workspace);
 
 // A part of the output whose sums are in the workspace at a time.
