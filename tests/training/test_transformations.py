@@ -28,7 +28,8 @@ def test_remat_gives_the_same_gradients(recipe):
         jax.jit(jax.grad(functools.partial(loss, f), (0, 1)))(w, state)
         for f in (product, jax.checkpoint(product))
     ]
-    jax.tree.map(np.testing.assert_array_equal, *gradients)
+    # Not bit by bit: XLA fuses the two programs differently.
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), *gradients)
 
 
 @two_recipes
