@@ -201,5 +201,5 @@ def total(x: jax.Array, q: jax.Array) -> jax.Array:
 
 
 def multiply_dynamic(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
-    """The same for activations that are quantised here."""
+    """`multiply_quantized` on activations that it quantises per token."""
     return multiply_quantized(*quantize_rows(x, q.dtype), q, scale)

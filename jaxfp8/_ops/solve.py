@@ -350,6 +350,9 @@ def _back_transposed(lu: jax.Array, order: jax.Array, r: jax.Array) -> jax.Array
 
 
 def _in_unit_range(fun: Callable[[jax.Array], jax.Array], r: jax.Array) -> jax.Array:
-    """A linear function of float32, applied to columns that are scaled to be near 1."""
+    """Applies a linear function in float32 to `r`.
+
+    Each column is divided by a power of two near its largest value, and the result scaled back.
+    """
     size = _power_of_two(_largest(r))
     return fun((r / size).astype(jnp.float32)).astype(r.dtype) * size

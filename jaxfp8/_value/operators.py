@@ -1,4 +1,4 @@
-"""What the `@` of 8-bit arrays computes: the operations, which stand above the values, set it."""
+"""The function behind `@` of 8-bit arrays. `_ops` sets it, as `_value` may not import `_ops`."""
 
 from __future__ import annotations
 

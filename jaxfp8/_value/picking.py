@@ -4,8 +4,9 @@ XLA on the CPU slices and gathers float8 in float16, and moves the conversion of
 of the loop that slices it. Bytes it picks as they are. But the bitcast of a stack moves out of the
 loop too, and is a copy of the stack there. So on the CPU the bitcast depends on the place, through
 a barrier. It stays in the loop, where XLA fuses it with what picks, and only what is picked is
-read. A scan over 8 layers of 1024 x 1024 takes 1.0 ms with one row, and 1 MiB of scratch memory.
-With float8 it is 7 ms and 17 MiB, with a bitcast of the stack 1.7 ms and 9 MiB.
+read. On two cores of a Xeon with AVX-512 a scan over 8 layers of 1024 x 1024 takes 1.1 ms with
+one row, and 1 MiB of scratch memory. With float8 it is 8 ms and 17 MiB, with a bitcast of the stack
+9 MiB.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def applied(
       model: the model.
       variables: its variables.
       args, kwargs: arguments of `model.apply`; a `mutable` among them is extended.
-      constant: collections that it may not change either.
+      constant: further collections that stay constant, besides scaling states.
     """
     given = {name: value for name, value in kwargs.items() if name != "mutable"}
     mutable = DenyList((OVERWRITE_WITH_GRADIENT, *constant))

@@ -57,7 +57,7 @@ def report(
       that it has. With 8-bit variables: the errors from rounding activations, as layers are
       compared with their dequantised weights.
     - a model in FP8 training with all its variables: the errors of its forward products. With a
-      `recipe`: the errors that the recipe would cause. Both against the model in floats.
+      `recipe`: the errors that the recipe would cause. Both are relative to the float model.
 
     Args:
       model: the model.

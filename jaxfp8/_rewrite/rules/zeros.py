@@ -22,7 +22,7 @@ from jaxfp8._value.spec import tile_counts
 
 @rule("pad")
 def pad(walk: Context, op: Op) -> Fact | None:
-    """Padding with zero: byte 0 is zero in every dtype, and a mask says where zeros are."""
+    """Pads the bytes with 0; a mask marks the padding, so that scales do not matter there."""
     source, filler = op.inputs
     fact = walk.scaled(source)
     if fact is None:

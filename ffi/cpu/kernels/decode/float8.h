@@ -31,9 +31,10 @@ inline constexpr bool kDecodedByLanes = IsFloat8(kType);
 #if defined(JAXFP8_VBMI)
 
 #if defined(JAXFP8_AMX)
-// On processors with AMX a shuffle of two registers is 2x slower than of one. The lower byte
-// depends on the last four bits of a code alone, save for subnormals, and for NaN, where any byte
-// gives a NaN: codes from 64 on share the entries from 32 on, and one register suffices.
+// On processors with AMX a shuffle of two registers is 2x slower than of one. For normal codes and
+// infinity the lower byte depends on the last four bits alone; that of a NaN needs a bit of the
+// mantissa, no certain one. So 64 entries, one register, serve all codes: codes from 64 on use
+// entries 32 to 63.
 template <DType kType>
 inline constexpr int kLowerEntries = IsFloat8(kType) ? 64 : 128;
 #else

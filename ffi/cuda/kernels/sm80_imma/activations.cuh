@@ -3,9 +3,8 @@
 //
 //   kCodes      CodeTile --ldmatrix--> registers (FP8: Requantize) --> fragment
 //   kRegisters  WideTile --ld.shared.v2--> registers, Requantize --> fragment
-//   kShared     WideTile --ld.shared.v4--> Requantize --st.shared.v2--> CodeTile, of which there
-//   are
-//               two --ldmatrix--> fragment
+//   kShared     WideTile --ld.shared.v4--> Requantize --st.shared.v2--> one of two CodeTiles
+//               --ldmatrix--> fragment
 //
 // In kRegisters each warp rounds all rows. In kShared a block rounds the next stage's once, before
 // it multiplies this one: `Prepare` runs one stage ahead.

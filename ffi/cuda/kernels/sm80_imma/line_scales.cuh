@@ -1,6 +1,6 @@
 // The scale of each line of an operand, for its int8 codes:
 //
-//   scale = max|value * scale| / 127 over K, finite values only; 1 for a line of zeros
+//   scale = max|value * scale| / 127 over finite values; 1 if all are 0 or none is finite
 //
 //   K is contiguous      a block has a line. A thread takes every 128th value.
 //   lines are            a block has 32 lines, a lane each. A warp takes every fourth K.
