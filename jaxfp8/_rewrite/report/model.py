@@ -148,7 +148,7 @@ class Report:
       others: how many dots 8-bit data never reached.
       calls: a row for each scaled dot that the function holds already, such as `jaxfp8.matmul`.
       stacks: the FP8 arrays that are sliced, picked from or updated, where XLA on the CPU would
-        widen them; () if the default device is no CPU.
+        widen them; () if JAX's default backend is not the CPU.
     """
 
     name: str
