@@ -5,9 +5,9 @@ python tools/measurement_tables.py --check    say what differs, and exit with 1;
 
 A file is a record of `python -m jaxfp8 bench --json` (docs/benchmark.md lists the fields) with a
 `source` added: `commit`, `command` if there is one, and `date` where the machine has no `time`.
-`notes`, and of a case its `group`, `note` and `unit`, are used where they are there. A `title`, and
-in `tried` what did not help, are for readers of the file. Figures are shown with the digits that it
-has, at most four: those with more are rounded to three.
+`notes`, and of a case its `group`, `note` and `unit`, are used where they are there. A `title`, a
+`remark` of the source, and in `tried` what did not help, are for readers of the file. Figures are
+shown with the digits that it has, at most four: those with more are rounded to three.
 """
 
 from __future__ import annotations
