@@ -1,10 +1,10 @@
 """The pictures of the pages, drawn from recorded data. Needs matplotlib.
 
-python tools/pictures.py [NAME ...]    docs/pictures/NAME.svg: roofline, decode, way
+python tools/pictures.py [NAME ...]    docs/pictures/NAME.svg: roofline, decode, timeline, way
 
-`roofline` and `decode` are drawn from docs/measurements/, `way` from what `jaxfp8.explain` says on
-the machine that draws it. `python -m jaxfp8 compare --plot` draws errors over times, `bench --plot`
-a roofline or a timeline of the machine at hand.
+All but `way` are drawn from docs/measurements/, `way` from what `jaxfp8.explain` says on the
+machine that draws it. `errors.svg` is what `python -m jaxfp8 compare --plot` draws, from
+docs/pictures/errors.json. `bench --plot` draws a roofline or a timeline of the machine at hand.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 DOCS = Path(__file__).parent.parent / "docs"
 OUT = DOCS / "pictures"
@@ -94,6 +96,30 @@ def decode() -> Figure:
     return whole
 
 
+def timeline() -> Figure:
+    """A decoding step on a CPU, launch by launch, in each form of 8 bits."""
+    run = record("xeon_decode")
+    (case,) = run["cases"]
+    lanes = [profile for profile in case["profiles"] if profile["name"].startswith("jaxfp8")]
+    seconds: Counter[str] = Counter()
+    for lane in lanes:
+        seconds.update({k["name"]: k["seconds"] for k in lane["kernels"]})
+    names = [name for name, _ in seconds.most_common(5)]
+    colours = dict(zip(names, (_BLUE, _ORANGE, "tab:green", "tab:red", "tab:purple"), strict=True))
+    whole = Figure(figsize=(9, 3), layout="constrained")
+    axes = whole.subplots()
+    for row, lane in enumerate(lanes):
+        bars = [(k["start"] * 1e3, k["seconds"] * 1e3) for k in lane["launches"]]
+        stems = [k["name"].partition(".")[0] for k in lane["launches"]]
+        axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=[colours.get(n, _GREY) for n in stems])
+    axes.set_yticks(range(len(lanes)), [lane["name"] for lane in lanes])
+    axes.invert_yaxis()
+    axes.set(xlabel="milliseconds, under the profiler", title=case["name"])
+    handles = [Patch(color=colours.get(name, _GREY), label=name) for name in (*names, "others")]
+    whole.legend(handles=handles, loc="outside right upper", fontsize=7)
+    return whole
+
+
 _LAYER = """
 def layer(x, codes, scale):
     w = codes.astype(x.dtype) * scale
@@ -148,7 +174,7 @@ def _steps() -> Iterator[tuple[str, str]]:
     yield "the route of this CPU", site.kernels["cpu"]
 
 
-PICTURES = {f.__name__: f for f in (roofline, decode, way)}
+PICTURES = {f.__name__: f for f in (roofline, decode, timeline, way)}
 
 
 def main(names: Sequence[str]) -> int:
