@@ -104,8 +104,7 @@ class Rewriter:
         sites = decision.seen.sites
         if self.strict and any(not site.changed for site in sites):
             _refuse_misses(report_of(self.fun, decision.seen))
-        is_captured = any(site.changed for site in sites)
-        if self.warns and sites and not is_captured and not decision.seen.calls:
+        if self.warns and sites and not decision.seen.is_captured and not decision.seen.calls:
             self._warn(report_of(self.fun, decision.seen))
         if not decision.changed:
             return Rewritten(traced)

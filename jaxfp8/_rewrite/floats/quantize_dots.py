@@ -245,8 +245,7 @@ class _Rewriter(Rewriter):
         decision = decide(rounded.jaxpr)
         left_alone = why_left_alone(compat.open_jaxpr(rounded.jaxpr))
         seen = decision.seen
-        is_captured = any(site.changed for site in seen.sites)
-        if not is_captured and not seen.calls and not dots.split:
+        if not seen.is_captured and not seen.calls and not dots.split:
             has_dots = seen.sites or seen.others
             self._tell(left_alone if left_alone and has_dots else _why_in_floats(dots))
         if left_alone is not None:

@@ -49,6 +49,11 @@ class Seen:
         """How many dots and picks it has, as `changed_since` takes it."""
         return len(self.sites), len(self.picks)
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether any dot is another one now."""
+        return any(site.changed for site in self.sites)
+
     def changed_since(self, size: tuple[int, int] = (0, 0)) -> bool:
         """Whether any dot or pick that came after another `size` is another one now."""
         sites, picks = size
