@@ -17,7 +17,7 @@ namespace jaxfp8 {
 struct QuantizeProblem {
   int64_t rows = 0, columns = 0;
   int64_t tile_rows = 1, tile_columns = 1;
-  DType in = DType::kNone;   // bfloat16, float16, float32
+  DType in = DType::kNone;   // bfloat16, float16, float32; FP8 on a GPU
   DType out = DType::kNone;  // float8_e4m3fn, float8_e5m2, int8
   bool given_scale = false;  // the scale is an input; 0 counts as 1
   bool transposed = false;   // the same codes also as [columns, rows]

@@ -47,7 +47,7 @@ def quantize_tiles(x: jax.Array, dtype: np.dtype, tiles: Shape) -> tuple[jax.Arr
     """Codes of `x` in an 8-bit `dtype` and the float32 scale of each tile; no zero point.
 
     Args:
-      x: float32, bfloat16 or float16, with no empty axis.
+      x: float32, bfloat16, float16, or FP8 that becomes int8; with no empty axis.
       dtype: the 8-bit dtype.
       tiles: size of the tile on each axis, at least 1; the last may be partial.
     """

@@ -6,16 +6,21 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._call import ffi
 from jaxfp8._call.quantize_reference import QuantizeSpec, quantized
+from jaxfp8._value.dtypes import is_float8
 from jaxfp8._value.spec import Shape, is_known
 
 # On a GPU a tile that is part of a row has this many columns. The CPU takes tiles of any size whose
 # values lie in runs of at least `_SHORTEST_RUN`; shorter runs are faster in XLA.
 _BLOCK = 128
 _SHORTEST_RUN = 16
+
+# The longest row of FP8 that a block of a GPU holds in registers.
+_LONGEST_ROW = 131072
 
 # Bytes on a GPU for the partial maxima of one scale for the whole array.
 _WORKSPACE = 1 << 16
@@ -35,6 +40,8 @@ def why_no_rows_here(shape: Shape) -> str | None:
 def lowered(platform: str, x: jax.Array, *given: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
     """The results on one platform: the call where a kernel takes the tiles."""
     matrix = _matrix(x.shape, spec)
+    if is_float8(x.dtype) and not (platform == "cuda" and matrix and _reads_float8(matrix, spec)):
+        x = x.astype(jnp.bfloat16)  # exact
     if matrix is None or not _has_kernel(platform, x.shape, matrix, spec):
         return quantized(x, *given, spec=spec)
     ffi.register_if_it_runs_here(platform)
@@ -81,6 +88,13 @@ def _has_kernel(platform: str, shape: Shape, matrix: Matrix, spec: QuantizeSpec)
     if tile_columns >= columns and tile_rows in (1, rows):
         return True
     return tile_columns == _BLOCK and tile_rows in (1, _BLOCK)
+
+
+def _reads_float8(matrix: Matrix, spec: QuantizeSpec) -> bool:
+    """Whether the kernels of a GPU round FP8 itself: to int8, a scale for each row."""
+    _, columns, tile_rows, tile_columns = matrix
+    rows = tile_rows == 1 and tile_columns >= columns and columns <= _LONGEST_ROW
+    return rows and spec.dtype == np.int8 and spec.chooses_scale and spec.transpose_from is None
 
 
 def _amax_call(x: jax.Array, matrix: Matrix, spec: QuantizeSpec) -> jax.Array:

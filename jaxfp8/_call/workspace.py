@@ -105,7 +105,7 @@ def _lines_copied(side: OperandSpec) -> int:
 
 
 def _for_int8(spec: ScaledDotSpec) -> int:
-    """A scale for each line that is rounded to int8, and a sum for each output of a piece."""
+    """A step and a scale for each line that becomes int8, and a sum for each output of a piece."""
     values, weights = sides = (spec.lhs, spec.rhs)
     if dtypes.is_float8(values.dtype) and not dtypes.is_float8(weights.dtype):
         values, weights = weights, values
@@ -117,7 +117,7 @@ def _for_int8(spec: ScaledDotSpec) -> int:
     tiles = -(-rows // 16) * max(1, -(-columns // _TILE))
     if max(rows, columns) > _MOST - _PADDED or batch > _MOST_BATCHES or tiles > _MOST:
         return 0
-    scales = sum(
+    scales = 2 * sum(
         -(-4 * max(1, math.prod(side.sizes(side.batch))) * _free(side) // _LEAST) * _LEAST
         for side in sides
         if side.dtype != "int8"

@@ -1,18 +1,20 @@
 """`compute="int8"`: a product of FP8 or float operands, computed in int8.
 
-    l' = round(l / s_l),  r' = round(r / s_r)           int8; s = max |line| / 127
-    y  = activation(s_l s_r sum_k l' r' + residual + bias)
+    l' = round(l / t_l),  r' = round(r / t_r)           int8; t = max |line| / 127
+    y  = activation(t_l t_r s_l s_r sum_k l' r' + residual + bias)
 
-`l` and `r` are the values that the operands stand for, scales included. A line is what one sum
-reads: a row of the left operand, a column of the right one. So each index that is not summed over
-has a scale of its own. FP8 data is rounded a second time. An operand of int8 or uint8 stays as it
-is, with its zero point. Sums are exact in int32.
+`l` and `r` are the operands as they are stored, and `s` their scales. A line is what one sum reads:
+a row of the left operand, a column of the right one. So each index that is not summed over has a
+`t` of its own. Where the scale changes along a sum, `l` is the value that it makes, and `s` is 1.
+FP8 data is rounded a second time. An operand of int8 or uint8 stays as it is, with its zero point.
+Sums are exact in int32.
 
 Rounding is that of `jaxfp8.quantize`: to nearest, ties to even, in float32. NaN counts as 0,
 infinities as the largest finite value of their line, and neither counts when a scale is chosen.
 
-The product is composed of operations that exist: two of `quantize`, and a scaled dot of int8. Its
-derivative is that of the product as written, straight through the roundings to int8.
+The product is composed of operations that exist: two of `quantize`, and a scaled dot of int8, whose
+sums lie along the last axes, as int8 tensor cores read them. Its derivative is that of the product
+as written, straight through the roundings to int8.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from jaxfp8._call import reference
 from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.quantize_call import quantize_tiles
 from jaxfp8._ops.quantize import quantize
 from jaxfp8._value import dtypes
 from jaxfp8._value.errors import message
@@ -130,15 +133,39 @@ def requantised(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, j
     made = dict(named)
     for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
         if _is_rounded(side):
-            x = _values(side, named[name], wide.get(f"{name}_scale"))
-            made[name], made[f"{name}_scale"] = rounded(x, side.contracting)
+            scale = wide.get(f"{name}_scale")
+            made[name], made[f"{name}_scale"] = _side_in_int8(side, named[name], scale)
     return made
 
 
+def _side_in_int8(
+    side: OperandSpec, x: jax.Array, scale: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """The int8 codes of an operand and the scale of each line, as `_in_int8` describes them."""
+    order, side = _sums_last(side), _turned(side)
+    if dtypes.is_float8(side.dtype) and x.dtype == np.uint8:
+        x = jax.lax.bitcast_convert_type(x, side.dtype)
+    x = x.transpose(order)
+    scale = None if scale is None else scale.transpose(order)
+    if scale is not None and any(side.scale_shape[axis] > 1 for axis in side.contracting):
+        wide = x.astype(jnp.bfloat16) if dtypes.is_float8(side.dtype) else x
+        x = map_tiles(lambda v, s: v.astype(jnp.float32) * s, wide, [scale], side.tiles)
+        scale = None
+    codes, of_line = rounded(x, side.contracting)
+    if scale is None:
+        return codes, of_line
+    tiles = (1 if axis in side.contracting else tile for axis, tile in enumerate(side.tiles))
+    return codes, map_tiles(jnp.multiply, of_line, [scale], tuple(tiles))
+
+
 def rounded(x: jax.Array, contracting: Shape) -> tuple[jax.Array, jax.Array]:
-    """An array of floats in int8, and the scale of each line along `contracting`."""
+    """An array of floats, FP8 among them, in int8, and the scale of each line."""
+    if dtypes.is_float8(x.dtype) and x.size:
+        tiles = (size if axis in contracting else 1 for axis, size in enumerate(x.shape))
+        return quantize_tiles(x, np.dtype(np.int8), tuple(tiles))
     lines = [axis for axis in range(x.ndim) if axis not in contracting]
-    q = quantize(x, np.int8, channelwise_axes=lines)
+    wide = x.astype(jnp.bfloat16) if dtypes.is_float8(x.dtype) else x
+    q = quantize(wide, np.int8, channelwise_axes=lines)
     return q.qvalue, stored_factors(q)[0]
 
 
@@ -199,17 +226,25 @@ def _largest(side: OperandSpec) -> int:
 def _in_int8(side: OperandSpec) -> OperandSpec:
     if not _is_rounded(side):
         return side
-    tiles = tuple(
-        max(size, 1) if axis in side.contracting else 1 for axis, size in enumerate(side.shape)
+    side = _turned(side)
+    tiles = (max(n, 1) if a in side.contracting else 1 for a, n in enumerate(side.shape))
+    return dataclasses.replace(
+        side, dtype=INT8, tiles=tuple(tiles), scale=True, scale_rounded=False
     )
-    return dataclasses.replace(side, dtype=INT8, tiles=tiles, scale=True, scale_rounded=False)
 
 
-def _values(side: OperandSpec, x: jax.Array, scale: jax.Array | None) -> jax.Array:
-    """What an operand stands for; bare FP8 codes as bfloat16, which holds them exactly."""
-    if dtypes.is_float8(side.dtype):
-        codes = jax.lax.bitcast_convert_type(x, side.dtype) if x.dtype == np.uint8 else x
-        x = codes.astype(jnp.bfloat16)
-    if scale is None:
-        return x
-    return map_tiles(lambda v, s: v.astype(jnp.float32) * s, x, [scale], side.tiles)
+def _sums_last(side: OperandSpec) -> Shape:
+    """The axes of an operand, those that are summed over behind the others."""
+    return (*(a for a in range(len(side.shape)) if a not in side.contracting), *side.contracting)
+
+
+def _turned(side: OperandSpec) -> OperandSpec:
+    """An operand with its axes in that order."""
+    order = _sums_last(side)
+    return dataclasses.replace(
+        side,
+        shape=side.sizes(order),
+        tiles=tuple(side.tiles[axis] for axis in order),
+        contracting=tuple(map(order.index, side.contracting)),
+        batch=tuple(map(order.index, side.batch)),
+    )

@@ -23,19 +23,19 @@ std::mt19937 random_bits(5);
 // ------------------------------------------------------------------------------- what is expected
 
 // The code of a value, by division and in the order of jaxfp8/_call/quantize_reference.py.
-int CodeOf(float value, float line_scale) {
-  const float steps = value / line_scale;
+int CodeOf(float value, float step) {
+  const float steps = value / step;
   if (std::isnan(steps)) return 0;
   return static_cast<int>(std::fmin(std::fmax(std::nearbyint(steps), -128.0f), 127.0f));
 }
 
-float ExpectedScale(const std::vector<float>& line) {
+float ExpectedStep(const std::vector<float>& line) {
   float largest = 0;
   for (float value : line) {
     if (std::isfinite(value)) largest = std::fmax(largest, std::fabs(value));
   }
-  const float scale = largest * (1.0f / 127.0f);
-  return scale > 0 ? std::fmax(scale, std::numeric_limits<float>::min()) : 1.0f;
+  const float step = largest * (1.0f / 127.0f);
+  return step > 0 ? std::fmax(step, std::numeric_limits<float>::min()) : 1.0f;
 }
 
 // ------------------------------------------------------------------------------------------ sides
@@ -45,9 +45,17 @@ struct Shape {
   bool mn_major = false;
   int shift = 0;  // elements off alignment
   int batches = 1;
-  DType scale = DType::kNone;  // float32, bfloat16 or float16
-  int tile_lines = 1;          // lines that share a scale
+  int apart = 0;  // more elements from line to line than there are along K; K is contiguous
 };
+
+// What lies around values, and would be the largest of any line.
+template <DType kType>
+Bits<kType> Largest() {
+  constexpr float kLargest[] = {448.0f, 57344.0f, 65504.0f, 0x1.fep127f};
+  if (kType == DType::kE4M3) return Encode<kType>(kLargest[0]);
+  if (kType == DType::kE5M2) return Encode<kType>(kLargest[1]);
+  return Encode<kType>(kLargest[kType == DType::kF16 ? 2 : 3]);
+}
 
 template <DType kType>
 float WideValue(int draw) {
@@ -70,29 +78,27 @@ template <DType kType>
 struct Side {
   Shape shape;
   std::vector<Bits<kType>> bits;
-  std::vector<uint32_t> scale_words;  // the bits of float32 or of pairs of 16-bit scales
-  std::vector<float> scales;          // of each batch and line
-  std::vector<float> line_scales;
+  std::vector<float> steps;
   Operand operand;
 
   explicit Side(const Shape& given) : shape(given) {
-    const int64_t size = int64_t{shape.lines} * shape.depth;
-    bits.resize(shape.batches * size + shape.shift + 16);
+    const int pitch = (shape.mn_major ? shape.lines : shape.depth) + shape.apart;
+    const int64_t size = int64_t{shape.mn_major ? shape.depth : shape.lines} * pitch;
+    bits.assign(shape.batches * size + shape.shift + 16, Largest<kType>());
     operand.batch = shape.batches > 1 ? size : 0;
-    operand.line = shape.mn_major ? 1 : shape.depth;
-    operand.depth = shape.mn_major ? shape.lines : 1;
+    operand.line = shape.mn_major ? 1 : pitch;
+    operand.depth = shape.mn_major ? pitch : 1;
     FillValues();
-    if (shape.scale != DType::kNone) FillScales();
     // Vectors are aligned to 16 bytes.
     operand.values = bits.data() + shape.shift;
-    const int64_t step = (shape.mn_major ? shape.lines : shape.depth) * sizeof(bits[0]);
-    operand.aligned = shape.shift == 0 && step % 16 == 0 && size * sizeof(bits[0]) % 16 == 0;
+    const auto bytes = static_cast<int64_t>(sizeof(bits[0]));
+    operand.aligned = shape.shift == 0 && pitch * bytes % 16 == 0 && size * bytes % 16 == 0;
     if (kType == DType::kS8) return;
     for (int b = 0; b < shape.batches; ++b) {
-      for (int l = 0; l < shape.lines; ++l) line_scales.push_back(ExpectedScale(Line(b, l)));
+      for (int l = 0; l < shape.lines; ++l) steps.push_back(ExpectedStep(Line(b, l)));
     }
-    operand.line_scale = line_scales.data();
-    operand.line_scale_batch = shape.batches > 1 ? shape.lines : 0;
+    operand.step = steps.data();
+    operand.step_batch = shape.batches > 1 ? shape.lines : 0;
   }
   Side(const Side&) = delete;
 
@@ -118,44 +124,13 @@ struct Side {
     return Encode<kType>(WideValue<kType>(draw));
   }
 
-  void FillScales() {
-    const int tiles = (shape.lines + shape.tile_lines - 1) / shape.tile_lines;
-    operand.tiles = {shape.tile_lines, std::max(shape.depth, 1), shape.batches > 1 ? tiles : 0,
-                     tiles > 1 ? 1 : 0, 0};
-    operand.scale_dtype = shape.scale;
-    scale_words.resize(shape.batches * tiles + 1);
-    std::vector<float> of_tile;
-    for (int i = 0; i < shape.batches * tiles; ++i) {
-      // Also scales with which FP8 values overflow to infinity, or become subnormal.
-      const float extremes[] = {0x1p125f, 0x1p-130f, -0.75f, 0x1p-90f};
-      const bool extreme = i % 8 == 7 && shape.scale == DType::kF32;
-      const float scale = extreme ? extremes[i / 8 % 4]
-                                  : 0.25f + static_cast<float>(random_bits() % 4096) / 4096.0f;
-      if (shape.scale == DType::kF32) {
-        scale_words[i] = BitsOf(scale), of_tile.push_back(scale);
-        continue;
-      }
-      const bool brain = shape.scale == DType::kBF16;
-      const uint16_t half = brain ? EncodeBF16(scale) : EncodeF16(scale);
-      scale_words[i / 2] |= static_cast<uint32_t>(half) << (i % 2 * 16);
-      of_tile.push_back(brain ? DecodeBF16(half) : DecodeF16(half));
-    }
-    operand.scale = scale_words.data();
-    for (int b = 0; b < shape.batches; ++b) {
-      for (int l = 0; l < shape.lines; ++l) {
-        scales.push_back(of_tile[b * tiles + l / shape.tile_lines]);
-      }
-    }
-  }
-
   Bits<kType>& At(int b, int l, int k) {
     return bits[shape.shift + b * operand.batch + l * operand.line + k * operand.depth];
   }
 
   std::vector<float> Line(int b, int l) {
     std::vector<float> values;
-    const float scale = scales.empty() ? 1.0f : scales[b * shape.lines + l];
-    for (int k = 0; k < shape.depth; ++k) values.push_back(Decode<kType>(At(b, l, k)) * scale);
+    for (int k = 0; k < shape.depth; ++k) values.push_back(Decode<kType>(At(b, l, k)));
     return values;
   }
 
@@ -166,8 +141,8 @@ struct Side {
       codes.push_back(static_cast<int8_t>(At(b, l, k)));
     }
     if (kType == DType::kS8) return codes;
-    const float line_scale = line_scales[b * shape.lines + l];
-    for (float value : Line(b, l)) codes.push_back(CodeOf(value, line_scale));
+    const float step = steps[b * shape.lines + l];
+    for (float value : Line(b, l)) codes.push_back(CodeOf(value, step));
     return codes;
   }
 };
@@ -183,11 +158,9 @@ struct Case {
   int shift = 0;
   int batches = 1;
   bool shared_weights = false;  // by the batch
-  DType weight_scale = DType::kF32;
-  int tile_columns = 1;
-  DType activation_scale = DType::kNone;
-  bool rows_first = false;  // activations are [K, M]
-  bool pieces = false;      // the output is computed piece by piece
+  bool rows_first = false;      // activations are [K, M]
+  bool pieces = false;          // the output is computed piece by piece
+  int apart = 0;                // more elements from line to line than there are in it
 };
 
 template <DType kActivation, Dataflow kFlow, DType kWeight, bool kMnMajor, int kRowFragments>
@@ -202,9 +175,9 @@ void Run(const Arguments& a, const BlockIndex& grid) {
 
 template <DType kActivation, Dataflow kFlow, DType kWeight, bool kMnMajor, int kRowFragments>
 void CheckLayout(const Case& c) {
-  Side<kActivation> left({c.rows, c.depth, c.rows_first, c.shift, c.batches, c.activation_scale});
-  Side<kWeight> right({c.columns, c.depth, c.mn_major, c.shift, c.shared_weights ? 1 : c.batches,
-                       c.weight_scale, c.tile_columns});
+  Side<kActivation> left({c.rows, c.depth, c.rows_first, c.shift, c.batches, c.apart});
+  const int weight_batches = c.shared_weights ? 1 : c.batches;
+  Side<kWeight> right({c.columns, c.depth, c.mn_major, c.shift, weight_batches, c.apart});
   Arguments a;
   a.rows = c.rows, a.columns = c.columns, a.depth = c.depth;
   a.activations = left.operand, a.weights = right.operand;
@@ -287,29 +260,19 @@ void CheckProducts() {
       CheckFlows<DType::kS8, DType::kE5M2>(odd);
       CheckFlows<DType::kBF16, DType::kE4M3>(odd);
     }
-    // 16-bit scales, shared by lines; activations that have scales; [K, M]; a batch.
-    CheckFlows<DType::kBF16, DType::kE4M3>({.rows = 5,
-                                            .columns = 48,
-                                            .depth = 96,
-                                            .mn_major = mn_major,
-                                            .weight_scale = DType::kBF16,
-                                            .tile_columns = 3,
-                                            .activation_scale = DType::kF16});
+    // Lines that are further apart than they are long; [K, M]; a batch.
+    const Case apart{.rows = 5, .columns = 40, .depth = 72, .mn_major = mn_major, .apart = 8};
+    CheckFlows<DType::kBF16, DType::kE4M3>(apart);
+    CheckFlows<DType::kE4M3, DType::kE5M2>(apart);
     CheckFlows<DType::kF16, DType::kE5M2>({.rows = 6,
                                            .columns = 32,
                                            .depth = 80,
                                            .mn_major = mn_major,
                                            .batches = 2,
                                            .shared_weights = mn_major,
-                                           .weight_scale = DType::kNone,
                                            .rows_first = true});
-    CheckFlows<DType::kE4M3, DType::kE4M3>({.rows = 4,
-                                            .columns = 32,
-                                            .depth = 64,
-                                            .mn_major = mn_major,
-                                            .batches = 2,
-                                            .weight_scale = DType::kF16,
-                                            .activation_scale = DType::kF32});
+    CheckFlows<DType::kE4M3, DType::kE4M3>(
+        {.rows = 4, .columns = 32, .depth = 64, .mn_major = mn_major, .batches = 2});
     // Off alignment, where 16-byte copies would be possible otherwise.
     CheckFlows<DType::kF16, DType::kE4M3>(
         {.rows = 16, .columns = 32, .depth = 64, .mn_major = mn_major, .shift = 1});
@@ -336,51 +299,101 @@ void CheckProducts() {
 
 // ---------------------------------------------------------------------------------- codes, scales
 
-// Each code of FP8, and a sweep of 16-bit values, with all kinds of scales.
+// Each code of FP8, and each 16-bit value, divided by all kinds of steps.
 template <DType kType>
 void CheckCodes() {
-  const float scales[] = {1.0f, 0.37f, -3.0f, 0x1p-130f, 0x1p125f, INFINITY};
-  const float line_scales[] = {1.0f, 448.0f / 127, 0.0123f, 0x1p-126f, 0x1p120f};
-  for (const float scale : scales) {
-    for (const float line_scale : line_scales) {
-      const LineParams line{scale, MakeDivisor(line_scale)};
-      for (uint32_t first = 0; first < 1u << (8 * SizeOf(kType)); first += 4 * SizeOf(kType)) {
-        uint32_t words[kWordsOfFour<kType>] = {}, want = 0;
-        for (uint32_t i = 0; i < 4; ++i) {
-          const auto bits = static_cast<Bits<kType>>(first + i);
-          words[i * SizeOf(kType) / 4] |= uint32_t{bits} << (i * 8 * SizeOf(kType) % 32);
-          const int code = CodeOf(Decode<kType>(bits) * scale, line_scale);
-          want |= static_cast<uint32_t>(code & 0xff) << (8 * i);
-        }
-        if (Requantize<kType>(words, line) == want) continue;
-        Expect(false, std::string(NameOf(kType)) + " codes from " + std::to_string(first) +
-                          ", scale " + std::to_string(scale) + ", line scale " +
-                          std::to_string(line_scale));
+  for (const float step :
+       {1.0f, 0.37f, 448.0f / 127, 57344.0f / 127, 0.0123f, 0x1p-16f / 127, 0x1p-126f, 0x1p120f}) {
+    const Divisor divisor = MakeDivisor(step);
+    for (uint32_t first = 0; first < 1u << (8 * SizeOf(kType)); first += 4) {
+      uint32_t words[kWordsOfFour<kType>] = {}, want = 0;
+      for (uint32_t i = 0; i < 4; ++i) {
+        const auto bits = static_cast<Bits<kType>>(first + i);
+        words[i * SizeOf(kType) / 4] |= uint32_t{bits} << (i * 8 * SizeOf(kType) % 32);
+        want |= static_cast<uint32_t>(CodeOf(Decode<kType>(bits), step) & 0xff) << (8 * i);
       }
+      if (Requantize<kType>(words, divisor) == want) continue;
+      Expect(false, std::string(NameOf(kType)) + " codes from " + std::to_string(first) +
+                        ", step " + std::to_string(step));
     }
   }
 }
 
+// The scales that values have already; none where no line has a tile.
+struct Given {
+  int tile_lines = 0;  // lines that share a scale
+  std::vector<float> scales;
+  Tiles tiles;
+
+  Given() = default;
+  Given(int tile_lines, const Shape& shape) : tile_lines(tile_lines) {
+    const int count = (shape.lines + tile_lines - 1) / tile_lines;
+    tiles = {tile_lines, std::max(shape.depth, 1), shape.batches > 1 ? count : 0, count > 1 ? 1 : 0,
+             0};
+    // Also some with which a product overflows, or becomes subnormal or 0.
+    const float extremes[] = {0x1p125f, -0.75f, 0x1p-130f, 0.0f, -0x1p-90f, INFINITY};
+    for (int i = 0; i < shape.batches * count; ++i) {
+      const bool extreme = i % 4 == 1;
+      scales.push_back(extreme ? extremes[i / 4 % 6]
+                               : 0.25f + static_cast<float>(random_bits() % 4096) / 4096.0f);
+    }
+  }
+};
+
 template <DType kType, bool kMnMajor>
-void CheckLineScalesOf(const Shape& shape) {
+void CheckLineScalesOf(const Shape& shape, const Given& given) {
   Side<kType> side(shape);
-  std::vector<float> scale(shape.batches * shape.lines, -1.0f);
-  const LineScaleArguments a{side.operand, shape.lines, shape.depth, scale.data()};
+  std::vector<float> want_scale = side.steps;
+  for (int i = 0; i < shape.batches * shape.lines && given.tile_lines; ++i) {
+    const auto tiles = static_cast<int>(given.scales.size()) / shape.batches;
+    want_scale[i] *= given.scales[i / shape.lines * tiles + i % shape.lines / given.tile_lines];
+  }
+  std::vector<float> step(side.steps.size(), -1.0f), scale(step);
+  const LineScaleArguments a{
+      side.operand, shape.lines, shape.depth, given.tile_lines ? given.scales.data() : nullptr,
+      given.tiles,  step.data(), scale.data()};
   const int blocks = kMnMajor ? (shape.lines + kLinesOfBlock - 1) / kLinesOfBlock : shape.lines;
   simt::Launch({blocks, 1, shape.batches}, kThreads, kLineScaleSharedBytes,
                [&] { FindLineScales<kType, kMnMajor>(a); });
-  Expect(scale == side.line_scales,
-         std::string("scales of lines of ") + std::string(NameOf(kType)) +
-             (kMnMajor ? " [K, N] " : " [N, K] ") + std::to_string(shape.lines) + "x" +
-             std::to_string(shape.depth));
+  const std::string name = std::string(NameOf(kType)) + (kMnMajor ? " [K, N] " : " [N, K] ") +
+                           std::to_string(shape.lines) + "x" + std::to_string(shape.depth) +
+                           (side.operand.aligned ? " aligned" : "");
+  Expect(step == side.steps, "steps of lines of " + name);
+  Expect(scale == want_scale, "scales of lines of " + name);
 }
 
 template <DType kType>
 void CheckLineScales() {
   for (const auto& [lines, depth] : {std::array{1, 1}, {5, 300}, {40, 70}, {3, 0}}) {
-    CheckLineScalesOf<kType, false>({lines, depth, false, 1, 2, DType::kF32});
-    CheckLineScalesOf<kType, true>({lines, depth, true, 1, 2, DType::kBF16, 3});
+    const Shape rows{.lines = lines, .depth = depth, .shift = 1, .batches = 2};
+    const Shape columns{.lines = lines, .depth = depth, .mn_major = true, .shift = 1, .batches = 2};
+    CheckLineScalesOf<kType, false>(rows, Given(1, rows));
+    CheckLineScalesOf<kType, true>(columns, Given(3, columns));
   }
+  // 16 bytes at a time: nothing but them, values after the last ones, and too few for any; a thread
+  // has several.
+  for (const auto& [lines, depth, apart] :
+       {std::array{5, 320, 0}, {4, 2064, 0}, {3, 4101, 11}, {9, 77, 3}, {4, 7, 9}, {3, 0, 16}}) {
+    const Shape rows{.lines = lines, .depth = depth, .batches = 2, .apart = apart};
+    CheckLineScalesOf<kType, false>(rows, Given());
+    CheckLineScalesOf<kType, false>(rows, Given(lines, rows));
+  }
+}
+
+// Wherever in an aligned line it is, the largest value is found.
+template <DType kType>
+void CheckEachPlace() {
+  constexpr int kDepth = 70, kLines = 70;
+  Side<kType> side({.lines = kLines, .depth = kDepth, .apart = 10});
+  Expect(side.operand.aligned, "the lines are aligned");
+  std::vector<float> step(kLines, -1.0f), scale(step), want(kLines, 3.0f * (1.0f / 127.0f));
+  for (int l = 0; l < kLines; ++l) {
+    for (int k = 0; k < kDepth; ++k) side.At(0, l, k) = Encode<kType>(k == l ? -3.0f : 1.5f);
+  }
+  const LineScaleArguments a{side.operand, kLines, kDepth, nullptr, {}, step.data(), scale.data()};
+  simt::Launch({kLines, 1, 1}, kThreads, kLineScaleSharedBytes,
+               [&] { FindLineScales<kType, false>(a); });
+  Expect(step == want, "the largest value of a line of " + std::string(NameOf(kType)));
 }
 
 }  // namespace
@@ -397,6 +410,8 @@ int main() {
   CheckLineScales<DType::kE5M2>();
   CheckLineScales<DType::kBF16>();
   CheckLineScales<DType::kF16>();
+  CheckEachPlace<DType::kE4M3>();
+  CheckEachPlace<DType::kBF16>();
   CheckProducts();
   return jaxfp8::tests::Report("imma kernel");
 }

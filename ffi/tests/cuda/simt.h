@@ -232,6 +232,12 @@ inline uint32_t MaxOfWarp(uint32_t value) {
   return value;
 }
 
+inline void LoadGlobal16(const void* from, uint32_t (&to)[4]) {
+  const bool aligned = reinterpret_cast<uintptr_t>(from) % 16 == 0;
+  simt::Claim(aligned, "global memory is loaded aligned");
+  std::memcpy(to, from, sizeof(to));
+}
+
 inline void StoreSums(int32_t* to, const int32_t (&sums)[4]) {
   simt::Claim(reinterpret_cast<uintptr_t>(to) % 16 == 0, "sums are stored aligned");
   std::copy(sums, sums + 4, to);

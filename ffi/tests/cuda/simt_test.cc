@@ -67,6 +67,10 @@ void CheckMistakesAreFound() {
   });
   ExpectCaught("cp.async reads aligned chunks",
                [] { CopyAsync16(Chunk(ThreadIndex()), global + 16 * ThreadIndex() + 1, 8); });
+  ExpectCaught("global memory is loaded aligned", [] {
+    uint32_t words[4];
+    LoadGlobal16(global + 8 * ThreadIndex(), words);
+  });
   ExpectCaught("shared memory is accessed within its bounds", [] { Store(kSharedBytes / 4, 1); });
   ExpectCaught("shared memory is accessed aligned",
                [] { StoreShared(DynamicShared() + 4 * ThreadIndex() + 2, {1u}); });

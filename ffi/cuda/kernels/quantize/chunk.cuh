@@ -56,12 +56,15 @@ __device__ __forceinline__ void LoadChunk(const QuantizeArguments& q, int64_t at
   to[0] = part.x, to[1] = part.y, to[2] = part.z, to[3] = part.w;
 }
 
-// The elementwise maximum of magnitudes of two words, ignoring NaN.
+// The elementwise maximum of magnitudes of two words, ignoring NaN. Codes of FP8 are in the order
+// of their magnitudes, with NaN above all.
 template <DType kIn>
 __device__ __forceinline__ uint32_t MaxMagnitude(uint32_t largest, uint32_t x) {
   uint32_t result = 0;
   if constexpr (kIn == DType::kF32) {
     result = BitsOf(fmaxf(FloatFromBits(largest), fabsf(FloatFromBits(x))));
+  } else if constexpr (IsFloat8(kIn)) {
+    result = __vmaxu4(largest, x & 0x7f7f7f7fu);
   } else if constexpr (kIn == DType::kBF16) {
     asm("max.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(largest), "r"(x & 0x7fff7fffu));
   } else {
@@ -78,12 +81,18 @@ __device__ __forceinline__ uint32_t MaxMagnitudes(const uint32_t (&words)[kWords
   return largest;
 }
 
-// The largest element of a word of magnitudes, as the bits of a float32.
+// The largest element of a word of magnitudes, as the bits of a float32. Of FP8, NaN is one.
 template <DType kIn>
 __device__ __forceinline__ uint32_t MaxBits(uint32_t word) {
-  float values[2] = {};
-  DecodeWord<kIn>(word, values);
-  return BitsOf(fmaxf(values[0], values[1]));
+  if constexpr (IsFloat8(kIn)) {
+    const uint32_t pair = __vmaxu4(word, word >> 16);
+    const uint32_t largest = max(pair & 0xffu, pair >> 8 & 0xffu);
+    return BitsOf(Decode<kIn>(static_cast<uint8_t>(largest))) & 0x7fffffffu;
+  } else {
+    float values[2] = {};
+    DecodeWord<kIn>(word, values);
+    return BitsOf(fmaxf(values[0], values[1]));
+  }
 }
 
 // The largest finite magnitude of a chunk, as bits. Infinities are rare, so a chunk is read again

@@ -26,12 +26,18 @@ bool TwoPasses(const QuantizeProblem& p) {
 }
 
 std::string QuantizeWhyNot(const QuantizeProblem& p) {
-  if (!IsWideFloat(p.in)) return "quantize: the input has to be float32, bfloat16 or float16";
+  if (!IsWideFloat(p.in) && !IsFloat8(p.in)) {
+    return "quantize: the input has to be float32, bfloat16, float16 or FP8";
+  }
   if (!IsFloat8(p.out) && p.out != DType::kS8) {
     return "quantize: the output has to be float8_e4m3fn, float8_e5m2 or int8";
   }
   const std::string sizes = WhyNotSizes(p);
   if (!sizes.empty()) return sizes;
+  if (IsFloat8(p.in) && (p.out != DType::kS8 || !RowsInRegisters(p) || p.transposed)) {
+    return "quantize: FP8 becomes int8 only, in one layout, with a new scale for each row of up to "
+           "131072 values";
+  }
   const bool tiles =
       p.tile_columns == kQuantizeTile && (p.tile_rows == 1 || p.tile_rows == kQuantizeTile);
   if (!tiles && !PerTensor(p) && !PerRow(p)) {

@@ -1,4 +1,5 @@
-// Quantises wide floats to 8 bits: which kernels run, and their launches. All are bound by memory.
+// Quantises to 8 bits: which kernels run, and their launches. All are bound by memory. FP8 is
+// rounded to int8 too, by rows that fit registers.
 //
 //   scales                              kernels                       reads of x
 //   given                               QuantizeTiles                 1
@@ -95,6 +96,10 @@ cudaError_t LaunchAs(const QuantizeProblem& p, const QuantizeArguments& q, cudaS
 }
 
 cudaError_t Dispatch(const QuantizeProblem& p, const QuantizeArguments& q, cudaStream_t stream) {
+  if (IsFloat8(p.in)) {
+    return p.in == DType::kE4M3 ? LaunchRows<DType::kE4M3, DType::kS8>(p, q, stream)
+                                : LaunchRows<DType::kE5M2, DType::kS8>(p, q, stream);
+  }
   return Visit<DType::kBF16, DType::kF16, DType::kF32>(
       p.in, cudaErrorInvalidValue, [&]<DType kIn>() {
         return Visit<DType::kE4M3, DType::kE5M2, DType::kS8>(

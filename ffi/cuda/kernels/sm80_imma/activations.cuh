@@ -30,7 +30,7 @@ JAXFP8_DEVICE void LoadCodes(uint32_t tile, int fragment, int step, uint32_t (&a
 // The parameters of the rows whose sums a lane has: g and g + 8 of each fragment.
 template <int kRowFragments>
 struct RowsOfLane {
-  LineParams params[kRowFragments][2];
+  Divisor params[kRowFragments][2];
 
   JAXFP8_DEVICE RowsOfLane(const Arguments& a, int64_t batch, int first_row) {
 #pragma unroll
@@ -149,7 +149,7 @@ class Activations<kType, Dataflow::kShared, kRowFragments> {
     return ThreadIndex() / Layout::kChunks + pass * kRowsApart;
   }
 
-  LineParams rows_[kPasses];
+  Divisor rows_[kPasses];
 };
 
 }  // namespace jaxfp8::cuda::imma

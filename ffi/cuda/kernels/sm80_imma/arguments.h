@@ -15,13 +15,10 @@ struct Operand {
   const void* values = nullptr;
   int64_t batch = 0, line = 0, depth = 0;
   bool aligned = false;  // 16-byte loads along the axis whose stride is 1
-  // The scales that the values have already, constant along K, or null.
-  const void* scale = nullptr;
-  DType scale_dtype = DType::kF32;  // or bfloat16, float16
-  Tiles tiles;
-  // What the int8 codes of a line are multiples of. Null for a side that is int8 already.
-  const float* line_scale = nullptr;
-  int64_t line_scale_batch = 0;
+  // The stored value that int8 code 1 of each line stands for. Null for a side that is int8
+  // already.
+  const float* step = nullptr;
+  int64_t step_batch = 0;
 };
 
 struct Arguments {
@@ -40,11 +37,15 @@ struct Arguments {
   int32_t row_tiles = 1, depth_tiles = 1, depth_tiles_per_split = 1;
 };
 
-// The arguments of the kernel that finds the scales of lines, [batch, lines].
+// The arguments of the kernel that finds the steps of lines, and the scales of their codes; both
+// [batch, lines].
 struct LineScaleArguments {
   Operand operand;
   int32_t lines = 0, depth = 0;
-  float* scale = nullptr;
+  // The scales that the values have already, constant along K, or null.
+  const float* given = nullptr;
+  Tiles tiles;
+  float *step = nullptr, *scale = nullptr;
 };
 
 // How activations reach the tensor cores.

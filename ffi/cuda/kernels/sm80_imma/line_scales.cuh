@@ -1,8 +1,11 @@
-// The scale of each line of an operand, for its int8 codes:
+// The step of each line of an operand, and the scale of its int8 codes:
 //
-//   scale = max|value * scale| / 127 over finite values; 1 if all are 0 or none is finite
+//   step  = max|value| / 127 over finite values; 1 if all are 0 or none is finite
+//   scale = step * the scale that the values have already
 //
-//   K is contiguous      a block has a line. A thread takes every 128th value.
+//   K is contiguous      a block has a line. A thread takes every 128th chunk of 16 bytes, or,
+//   where
+//                        lines are not aligned, every 128th value.
 //   lines are            a block has 32 lines, a lane each. A warp takes every fourth K.
 //                           |
 //   shared               a maximum for each warp (and lane)
@@ -18,20 +21,40 @@ namespace jaxfp8::cuda::imma {
 inline constexpr int kLinesOfBlock = 32;
 inline constexpr int kLineScaleSharedBytes = kThreads * 4;
 
+JAXFP8_DEVICE uint32_t Larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
 // The largest finite magnitude of every `step`th value of a line, as bits.
 template <DType kType>
-JAXFP8_DEVICE uint32_t MaxOfValues(const Operand& o, int64_t batch, int line, int first, int step,
+JAXFP8_DEVICE uint32_t MaxOfValues(const Operand& o, const Bits<kType>* line, int first, int step,
                                    int depth) {
-  const Bits<kType>* from =
-      static_cast<const Bits<kType>*>(o.values) + batch * o.batch + line * o.line;
-  const float scale = ScaleOfLine(o, batch, line);
   uint32_t largest = 0;
 #pragma unroll 4
   for (int k = first; k < depth; k += step) {
-    const uint32_t bits = FiniteMagnitude(Decode<kType>(from[k * o.depth]) * scale);
-    largest = bits > largest ? bits : largest;
+    largest = Larger(largest, FiniteMagnitude(Decode<kType>(line[k * o.depth])));
   }
   return largest;
+}
+
+// The same of a thread's part of a line along which K is contiguous.
+template <DType kType>
+JAXFP8_DEVICE uint32_t MaxAlongDepth(const Operand& o, const Bits<kType>* line, int depth) {
+  constexpr int kPerChunk = 16 / SizeOf(kType);
+  const int chunks = o.aligned ? depth / kPerChunk : 0;
+  uint32_t largest = 0;
+#pragma unroll 2
+  for (int i = ThreadIndex(); i < chunks; i += kThreads) {
+    uint32_t words[4];
+    LoadGlobal16(line + i * kPerChunk, words);
+#pragma unroll
+    for (const uint32_t word : words) {
+      float values[kPerWord<kType>];
+      DecodeWord<kType>(word, values);
+#pragma unroll
+      for (const float value : values) largest = Larger(largest, FiniteMagnitude(value));
+    }
+  }
+  const int rest = chunks * kPerChunk + ThreadIndex();
+  return Larger(largest, MaxOfValues<kType>(o, line, rest, kThreads, depth));
 }
 
 template <DType kType, bool kMnMajor>
@@ -42,9 +65,11 @@ JAXFP8_DEVICE void FindLineScales(const LineScaleArguments& a) {
   const int line = kMnMajor ? block.x * kLinesOfBlock + lane : block.x;
   uint32_t largest = 0;
   if (line < a.lines) {
-    largest = kMnMajor
-                  ? MaxOfValues<kType>(a.operand, batch, line, warp, kWarps, a.depth)
-                  : MaxOfValues<kType>(a.operand, batch, line, ThreadIndex(), kThreads, a.depth);
+    const Operand& o = a.operand;
+    const auto* values =
+        static_cast<const Bits<kType>*>(o.values) + batch * o.batch + line * o.line;
+    largest = kMnMajor ? MaxOfValues<kType>(o, values, warp, kWarps, a.depth)
+                       : MaxAlongDepth<kType>(o, values, a.depth);
   }
   const uint32_t shared = DynamicShared();
   StoreShared(shared + 4 * ThreadIndex(), {largest});
@@ -54,11 +79,13 @@ JAXFP8_DEVICE void FindLineScales(const LineScaleArguments& a) {
   for (int w = 1; w < kWarps; ++w) {
     uint32_t other[1];
     LoadShared(shared + 4 * (32 * w + lane), other);
-    largest = other[0] > largest ? other[0] : largest;
+    largest = Larger(largest, other[0]);
   }
   if (!kMnMajor) largest = MaxOfWarp(largest);
   if (line < a.lines && (kMnMajor || lane == 0)) {
-    a.scale[batch * a.lines + line] = ScaleOf<DType::kS8>(FloatFromBits(largest));
+    const float step = ScaleOf<DType::kS8>(FloatFromBits(largest));
+    a.step[batch * a.lines + line] = step;
+    a.scale[batch * a.lines + line] = a.given ? step * a.given[a.tiles.At(batch, line, 0)] : step;
   }
 }
 

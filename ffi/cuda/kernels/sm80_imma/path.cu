@@ -29,17 +29,15 @@ LineScaleFunction ScalesOf(const Side& side) {
       });
 }
 
-Operand OperandOf(const Side& side, const void* values, const float* scale, int64_t lines,
-                  const float* line_scale) {
+Operand OperandOf(const Side& side, const void* values, int64_t lines, const float* step) {
   Operand o;
   o.values = values;
   o.batch = side.batch, o.line = side.free, o.depth = side.depth;
   const int64_t size = SizeOf(side.dtype);
-  const int64_t step = side.IsMnMajor() ? side.depth : side.free;
-  o.aligned = AlignmentOf(values, {step * size, side.batch * size}) == 16;
-  if (side.scale) o.scale = scale, o.tiles = side.tiles;
+  const int64_t pitch = side.IsMnMajor() ? side.depth : side.free;
+  o.aligned = AlignmentOf(values, {pitch * size, side.batch * size}) == 16;
   if (side.dtype == DType::kS8) return o;
-  o.line_scale = line_scale, o.line_scale_batch = side.batch == 0 ? 0 : lines;
+  o.step = step, o.step_batch = side.batch == 0 ? 0 : lines;
   return o;
 }
 
@@ -80,33 +78,55 @@ class ImmaPlan final : public Plan {
     }
     auto* workspace = static_cast<uint8_t*>(buffers.workspace);
     const Scratch scratch = ScratchOf(problem_);
-    auto* lhs_scale = reinterpret_cast<float*>(workspace + scratch.lhs_scales);
-    auto* rhs_scale = reinterpret_cast<float*>(workspace + scratch.rhs_scales);
+    const auto floats = [&](size_t at) { return reinterpret_cast<float*>(workspace + at); };
     Arguments a;
     a.rows = static_cast<int32_t>(problem_.rows),
     a.columns = static_cast<int32_t>(problem_.columns);
     a.depth = static_cast<int32_t>(problem_.depth);
-    a.activations = OperandOf(problem_.lhs, buffers.lhs, buffers.lhs_scale, a.rows, lhs_scale);
+    a.activations = OperandOf(problem_.lhs, buffers.lhs, a.rows, floats(scratch.lhs_steps));
     if (problem_.lhs.IsMnMajor()) a.activations.aligned = false;  // a chunk is along K
-    a.weights = OperandOf(problem_.rhs, buffers.rhs, buffers.rhs_scale, a.columns, rhs_scale);
+    a.weights = OperandOf(problem_.rhs, buffers.rhs, a.columns, floats(scratch.rhs_steps));
     a.sums = reinterpret_cast<int32_t*>(workspace + scratch.sums);
     a.pitch = static_cast<int32_t>(PitchOf(problem_));
-    wrong = LaunchScales(problem_.lhs, a.activations, a.rows, lhs_scale, stream);
-    if (wrong.empty()) wrong = LaunchScales(problem_.rhs, a.weights, a.columns, rhs_scale, stream);
+    const auto depth = static_cast<int32_t>(problem_.depth);
+    wrong = LaunchScales(problem_.lhs,
+                         {a.activations, a.rows, depth, buffers.lhs_scale, problem_.lhs.tiles,
+                          floats(scratch.lhs_steps), floats(scratch.lhs_scales)},
+                         stream);
     if (!wrong.empty()) return wrong;
+    wrong = LaunchScales(problem_.rhs,
+                         {a.weights, a.columns, depth, buffers.rhs_scale, problem_.rhs.tiles,
+                          floats(scratch.rhs_steps), floats(scratch.rhs_scales)},
+                         stream);
+    if (!wrong.empty()) return wrong;
+    const InInt8 in_int8 =
+        WithCodes(buffers, floats(scratch.lhs_scales), floats(scratch.rhs_scales));
     return ForEachPiece(problem_, workspace_, [&](const Piece& piece) {
       const std::string failed = LaunchSums(piece, a, stream);
-      return failed.empty() ? LaunchRest(piece, a, buffers, stream) : failed;
+      return failed.empty() ? LaunchRest(piece, a, in_int8, stream) : failed;
     });
   }
 
  private:
-  std::string LaunchScales(const Side& side, const Operand& operand, int32_t lines, float* scale,
-                           cudaStream_t stream) const {
+  // The problem as the epilogue sees it, with int8 codes on both sides.
+  struct InInt8 {
+    Problem problem;
+    Buffers buffers;
+  };
+
+  InInt8 WithCodes(const Buffers& buffers, const float* lhs_scale, const float* rhs_scale) const {
+    InInt8 made{problem_, buffers};
+    Problem& p = made.problem;
+    MakeInt8(p.depth, p.rows, lhs_scale, p.lhs, made.buffers.lhs_scale);
+    MakeInt8(p.depth, p.columns, rhs_scale, p.rhs, made.buffers.rhs_scale);
+    return made;
+  }
+
+  std::string LaunchScales(const Side& side, LineScaleArguments a, cudaStream_t stream) const {
     if (side.dtype == DType::kS8) return "";
-    const LineScaleArguments a{operand, lines, static_cast<int32_t>(problem_.depth), scale};
+    if (!side.scale) a.given = nullptr;
     const auto blocks = static_cast<unsigned>(
-        side.IsMnMajor() ? (lines + kLinesOfBlock - 1) / kLinesOfBlock : lines);
+        side.IsMnMajor() ? (a.lines + kLinesOfBlock - 1) / kLinesOfBlock : a.lines);
     const auto batches = static_cast<unsigned>(side.batch == 0 ? 1 : problem_.batch);
     ScalesOf(side)<<<dim3(blocks, 1, batches), kThreads, kLineScaleSharedBytes, stream>>>(a);
     return CudaError(cudaGetLastError(), "sm80_imma scales");
@@ -132,16 +152,14 @@ class ImmaPlan final : public Plan {
     return CudaError(cudaGetLastError(), "sm80_imma");
   }
 
-  std::string LaunchRest(const Piece& piece, const Arguments& a, Buffers buffers,
+  std::string LaunchRest(const Piece& piece, const Arguments& a, const InInt8& in_int8,
                          cudaStream_t stream) const {
-    Problem problem = problem_;
-    MakeInt8(problem.depth, problem.rows, a.activations.line_scale, problem.lhs, buffers.lhs_scale);
-    MakeInt8(problem.depth, problem.columns, a.weights.line_scale, problem.rhs, buffers.rhs_scale);
+    const Problem& problem = in_int8.problem;
     EpilogueRequest request;
     request.slab = {DType::kS32, piece.batch,     piece.batches,        piece.row, piece.rows,
                     0,           problem.columns, piece.rows * a.pitch, a.pitch};
     request.lhs.scale = problem.lhs.scale, request.rhs.scale = problem.rhs.scale;
-    return LaunchEpilogue(problem, request, a.sums, buffers, stream);
+    return LaunchEpilogue(problem, request, a.sums, in_int8.buffers, stream);
   }
 
   Problem problem_;  // the weights are on the right

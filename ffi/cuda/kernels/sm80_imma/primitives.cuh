@@ -95,6 +95,12 @@ JAXFP8_DEVICE void MultiplyCodes(int32_t (&acc)[4], const uint32_t (&a)[4],
 // The largest value of the warp, for each of its lanes.
 JAXFP8_DEVICE uint32_t MaxOfWarp(uint32_t value) { return __reduce_max_sync(~0u, value); }
 
+// Loads 16 bytes of global memory, aligned to their size.
+JAXFP8_DEVICE void LoadGlobal16(const void* from, uint32_t (&to)[4]) {
+  const uint4 words = *static_cast<const uint4*>(from);
+  to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+}
+
 // Stores four neighbouring sums to global memory, aligned to their size.
 JAXFP8_DEVICE void StoreSums(int32_t* to, const int32_t (&sums)[4]) {
   *reinterpret_cast<int4*>(to) = make_int4(sums[0], sums[1], sums[2], sums[3]);

@@ -1,7 +1,7 @@
 // Rounds FP8 codes and 16-bit values to int8 in registers, to the codes that `jaxfp8.quantize`
-// gives for the values that they stand for:
+// gives for them:
 //
-//   code = saturate(round((value * scale) / line_scale))       float32, ties to even
+//   code = saturate(round(value / step))       float32, ties to even
 //
 //   4 codes in a word   | c3 | c2 | c1 | c0 |
 //     PickBytes         | c1 |  0 |  0 |  0 |     a code on top of a word of its own
@@ -23,12 +23,6 @@
 #include "cuda/kernels/quantize/quotient.cuh"
 
 namespace jaxfp8::cuda::imma {
-
-// What the values of a line are multiplied by and divided by.
-struct LineParams {
-  float scale;
-  Divisor divisor;
-};
 
 // How many words hold four values.
 template <DType kType>
@@ -65,13 +59,12 @@ JAXFP8_HD void DecodeFour(const uint32_t (&words)[kWordsOfFour<kType>], float (&
 
 // The int8 codes of four values of one line, in one word.
 template <DType kType>
-JAXFP8_HD uint32_t Requantize(const uint32_t (&words)[kWordsOfFour<kType>],
-                              const LineParams& line) {
+JAXFP8_HD uint32_t Requantize(const uint32_t (&words)[kWordsOfFour<kType>], const Divisor& step) {
   float values[4];
   DecodeFour<kType>(words, values);
   uint32_t codes[4];
   for (int i = 0; i < 4; ++i) {
-    codes[i] = NearestByte(Quotient(values[i] * line.scale, line.divisor), -128.0f, 127.0f);
+    codes[i] = NearestByte(Quotient(values[i], step), -128.0f, 127.0f);
   }
   const uint32_t low = PickBytes(codes[0], codes[1], 0x0040u);
   return PickBytes(low, PickBytes(codes[2], codes[3], 0x0040u), 0x5410u);

@@ -90,8 +90,10 @@ int64_t PitchOf(const Problem& problem) { return Ceil(problem.columns, 8) * 8; }
 
 Scratch ScratchOf(const Problem& problem) {
   Scratch s;
-  s.rhs_scales = ScaleBytes(problem, problem.lhs, problem.rows);
-  s.sums = s.rhs_scales + ScaleBytes(problem, problem.rhs, problem.columns);
+  s.lhs_scales = ScaleBytes(problem, problem.lhs, problem.rows);
+  s.rhs_steps = 2 * s.lhs_scales;
+  s.rhs_scales = s.rhs_steps + ScaleBytes(problem, problem.rhs, problem.columns);
+  s.sums = 2 * s.rhs_scales - s.rhs_steps;
   return s;
 }
 

@@ -29,9 +29,10 @@ int RowFragmentsFor(const Problem& problem);
 // From row to row of the sums, in elements.
 int64_t PitchOf(const Problem& problem);
 
-// Where things lie in the workspace: the scales of lines of both sides, then sums.
+// Where things lie in the workspace: of both sides the steps of lines and the scales of their
+// codes, then sums.
 struct Scratch {
-  size_t lhs_scales = 0, rhs_scales = 0, sums = 0;
+  size_t lhs_steps = 0, lhs_scales = 0, rhs_steps = 0, rhs_scales = 0, sums = 0;
 };
 Scratch ScratchOf(const Problem& problem);
 

@@ -78,7 +78,7 @@ class Weights {
     }
   }
 
-  LineParams columns_[4];
+  Divisor columns_[4];
 };
 
 }  // namespace jaxfp8::cuda::imma
