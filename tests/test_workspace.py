@@ -83,8 +83,8 @@ def test_the_hopper_kernel_asks_for_copies_of_what_is_not_aligned_lines_of_the_d
     assert asked(((7, 33), 2), ((5, 33), 2)) == 512 + 5 * 48
 
 
-def test_the_path_in_int8_asks_for_scales_and_sums():
-    assert of_weights(5, 130, 4096, kernel="sm80_imma") == 256 + 768 + 4 * 5 * 136
+def test_the_path_in_int8_asks_for_steps_scales_and_sums():
+    assert of_weights(5, 130, 4096, kernel="sm80_imma") == 2 * (256 + 768) + 4 * 5 * 136
     assert of_weights(4096, 1 << 16, 4096, kernel="sm80_imma") == 256 << 20
     smallest_piece = 4 * 64 * (1 << 21)
     assert of_weights(128, 1 << 21, 64, kernel="sm80_imma") > smallest_piece > 256 << 20

@@ -64,6 +64,39 @@ void CheckAllPieces() {
   }
 }
 
+// What each line of both sides needs lies apart, aligned, before the sums.
+void CheckScratchOf(const Problem& p) {
+  const Scratch s = ScratchOf(p);
+  const auto bytes = [&](const Side& side, int64_t lines) {
+    const int64_t batch = side.batch == 0 ? 1 : p.batch;
+    return side.dtype == DType::kS8 ? 0 : static_cast<size_t>(4 * batch * lines);
+  };
+  const size_t left = bytes(p.lhs, p.rows), right = bytes(p.rhs, p.columns);
+  const size_t starts[] = {s.lhs_steps, s.lhs_scales, s.rhs_steps, s.rhs_scales, s.sums};
+  const size_t sizes[] = {left, left, right, right};
+  const std::string name = std::string(NameOf(p.lhs.dtype)) + " " + std::to_string(p.batch) + "x" +
+                           std::to_string(p.rows) + "x" + std::to_string(p.columns);
+  for (int i = 0; i < 4; ++i) {
+    Expect(starts[i] + sizes[i] <= starts[i + 1], "scratch does not overlap: " + name);
+    Expect(starts[i + 1] - starts[i] < sizes[i] + 256, "scratch is not wasted: " + name);
+    Expect(starts[i + 1] % 256 == 0, "scratch is aligned: " + name);
+  }
+}
+
+void CheckScratch() {
+  for (const int64_t rows : {1, 64, 65, 1000}) {
+    for (const int64_t batch : {1, 5}) {
+      for (const DType left : {DType::kS8, DType::kE4M3, DType::kBF16}) {
+        Problem p = Product(batch, rows, 300, 64);
+        p.lhs.dtype = left;
+        CheckScratchOf(p);
+        p.rhs.batch = p.lhs.batch == 0 ? 0 : 300 * 64;
+        CheckScratchOf(p);
+      }
+    }
+  }
+}
+
 void CheckSplits() {
   const Problem few = Product(1, 4, 512, 4096), many = Product(1, 4096, 4096, 4096);
   Expect(MakeSchedule(few, {0, 1, 0, 4}, 108).splits == 16, "few tiles are split along K");
@@ -98,6 +131,7 @@ void CheckRefusals() {
 int main() {
   using namespace jaxfp8::cuda::imma;
   CheckAllPieces();
+  CheckScratch();
   CheckSplits();
   CheckRefusals();
   return jaxfp8::tests::Report("imma schedule");

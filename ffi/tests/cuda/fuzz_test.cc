@@ -109,20 +109,23 @@ class Fuzz {
   void RunQuantize() {
     QuantizeProblem problem;
     problem.rows = wilder_.Size(), problem.columns = wilder_.Size();
-    problem.tile_rows = wilder_.Below(2) ? 128 : wilder_.Size();
+    problem.tile_rows = wilder_.Pick<int64_t>({1, 128, wilder_.Size()});
     problem.tile_columns = wilder_.Below(2) ? 128 : wilder_.Size();
-    problem.in = DType::kBF16, problem.out = DType::kE4M3;
+    problem.in = wilder_.Pick<DType>({DType::kBF16, DType::kF32, DType::kE4M3, DType::kE5M2});
+    problem.out = wilder_.Pick<DType>({DType::kE4M3, DType::kS8, DType::kS8});
     problem.given_scale = wilder_.Below(2), problem.amax = wilder_.Below(2);
+    problem.transposed = wilder_.Below(4) == 0;
     if (!QuantizeWhyNot(problem).empty()) return;
-    ++quantized_;
+    ++quantized_, rounded_again_ += IsFloat8(problem.in);
     Expect(QuantizeWorkspace(problem) <= size_t{1} << 20, "quantising asks for too much scratch");
   }
 
   int Report() {
-    Expect(accepted_ > 100 && planned_ > 100 && run_ > 100 && quantized_ > 10,
+    Expect(accepted_ > 100 && planned_ > 100 && run_ > 100 && quantized_ > 10 && rounded_again_ > 3,
            "hardly anything is accepted");
-    std::printf("  fuzz: %d specs accepted, %d planned, %d run, %d quantisers, %d failures\n",
-                accepted_, planned_, run_, quantized_, failures);
+    std::printf(
+        "  fuzz: %d specs accepted, %d planned, %d run, %d quantisers, %d of FP8, %d failures\n",
+        accepted_, planned_, run_, quantized_, rounded_again_, failures);
     return failures != 0;
   }
 
@@ -188,7 +191,7 @@ class Fuzz {
   Wilder wilder_;
   Drawer drawer_;
   size_t bytes_ = 0;
-  int accepted_ = 0, planned_ = 0, run_ = 0, quantized_ = 0;
+  int accepted_ = 0, planned_ = 0, run_ = 0, quantized_ = 0, rounded_again_ = 0;
 };
 
 }  // namespace

@@ -79,7 +79,7 @@ const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakePartialsP
 namespace imma {
 namespace {
 
-// Writes the scales of lines, and the sums of every piece.
+// Writes the steps and the scales of lines, and the sums of every piece.
 class SumsPlan : public Plan {
  public:
   SumsPlan(const Problem& problem, size_t workspace) : problem_(problem), workspace_(workspace) {}
@@ -87,13 +87,13 @@ class SumsPlan : public Plan {
   std::string Run(const Buffers& buffers, cudaStream_t) const override {
     if (buffers.workspace_bytes < workspace_) return "the workspace is smaller than planned for";
     if (problem_.batch * problem_.rows * problem_.columns == 0) return "";
-    const size_t scales = ScratchOf(problem_).sums;
+    const size_t before_sums = ScratchOf(problem_).sums;
     auto* workspace = static_cast<uint8_t*>(buffers.workspace);
-    std::memset(workspace, 1, scales);
+    std::memset(workspace, 1, before_sums);
     return ForEachPiece(problem_, workspace_, [&](const Piece& piece) {
       const Schedule s = MakeSchedule(problem_, piece, kMultiprocessors[current_device]);
       const int64_t sums = piece.batches * piece.rows * PitchOf(problem_);
-      std::memset(workspace + scales, 2, 4 * static_cast<size_t>(sums));
+      std::memset(workspace + before_sums, 2, 4 * static_cast<size_t>(sums));
       return s.splits * s.depth_tiles_per_split < s.depth_tiles ? "not all of K" : "";
     });
   }
