@@ -46,3 +46,21 @@ def assert_same_codes(codes: np.ndarray, exact: np.ndarray) -> None:
     nan = np.isnan(exact.astype(np.float32))
     np.testing.assert_array_equal(np.isnan(codes.astype(np.float32)), nan)
     np.testing.assert_array_equal(codes.view(np.uint8)[~nan], exact.view(np.uint8)[~nan])
+
+
+def float8_rows(dtype: str, columns: int) -> np.ndarray:
+    """Rows of FP8: all codes; zeros and small magnitudes; one value; only NaN and infinities."""
+    bits = np.random.default_rng(columns).permutation(np.arange(256, dtype=np.uint8))
+    every = np.resize(bits, (-(-256 // columns), columns))
+    signs, magnitudes = every[:1] & 0x80, every[:1] & 0x7F
+    smaller = [signs | magnitudes % limit for limit in (1, 2, 8, 61, 100)]
+    last = signs | np.uint8(0x2B) * (np.arange(columns) == columns - 1)
+    special = signs | (0x7F if dtype == "float8_e4m3fn" else 0x7C | magnitudes % 4)
+    return np.concatenate([every, *smaller, last, special]).astype(np.uint8).view(np.dtype(dtype))
+
+
+def assert_rows_of_int8(codes, scale, x: np.ndarray) -> None:
+    """Codes and scales of rows have the bits of the definition."""
+    exact_codes, exact_scale, _ = expected(x, "int8", (1, x.shape[1]))
+    np.testing.assert_array_equal(np.asarray(scale), exact_scale)
+    np.testing.assert_array_equal(np.asarray(codes), exact_codes)

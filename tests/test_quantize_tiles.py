@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxfp8
 from jaxfp8._call import ffi
+from jaxfp8._call.quantize_call import quantize_tiles
 
 X = jax.random.normal(jax.random.key(0), (4, 6, 256), jnp.bfloat16)
 CALL = "custom_call @jaxfp8_quantize"
@@ -85,6 +86,25 @@ def test_without_a_library_xla_computes_it(monkeypatch):
         np.testing.assert_allclose(run(X)[1], per_token(X)[1])
     finally:
         jax.clear_caches()
+
+
+def in_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return quantize_tiles(x, np.dtype(np.int8), (1, x.shape[1]))
+
+
+@pytest.mark.parametrize("columns", [1, 17, 4096, 14336])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_rows_of_float8_become_int8(dtype, columns):
+    x = quantized.float8_rows(dtype, columns)
+    quantized.assert_rows_of_int8(*in_int8(jnp.asarray(x)), x)
+
+
+@pytest.mark.parametrize(("columns", "read"), [(131_072, "f8E5M2"), (131_073, "bf16")])
+def test_a_gpu_reads_float8_where_it_holds_a_row(columns, read):
+    x = jax.ShapeDtypeStruct((3, columns), jnp.float8_e5m2)
+    text = jax.jit(in_int8).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    (call,) = (line for line in text.splitlines() if CALL in line)
+    assert f"(tensor<3x{columns}x{read}>) ->" in call
 
 
 def test_vmap_is_one_call_and_gives_the_same_bits():

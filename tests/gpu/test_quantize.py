@@ -6,7 +6,7 @@ import pytest
 import quantized
 
 import jaxfp8
-from jaxfp8._call.quantize_call import encode
+from jaxfp8._call.quantize_call import encode, quantize_tiles
 
 GRAINS = {
     "tensor": {},
@@ -104,3 +104,12 @@ def test_long_rows_and_leading_axes():
 def test_large_arrays():
     same(values((4096, 4096), "bfloat16"), "float8_e4m3fn", "token")
     same(values((4096, 4096), "bfloat16"), "float8_e4m3fn", "tensor")
+
+
+# Rows of 17 and of 131073 begin at any byte. The latter are longer than a block holds in registers.
+@pytest.mark.parametrize("columns", [1, 17, 4096, 14336, 131_072, 131_073])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_rows_of_float8_become_int8(dtype, columns):
+    x = quantized.float8_rows(dtype, columns)
+    codes, scale = quantize_tiles(jnp.asarray(x), np.dtype(np.int8), (1, columns))
+    quantized.assert_rows_of_int8(codes, scale, x)
