@@ -25,6 +25,7 @@ class Case:
         byte, a unit of a kind of products an operation.
       goals: the figures to reach.
       moved: bytes by contender, where they differ from `bytes`.
+      held: bytes that one unit of a contender holds at a time, where that is compared.
       against: the contender that speeds refer to; "" where times refer to ours.
       profiled: whether one unit of each contender is broken down by kernel.
     """
@@ -37,6 +38,7 @@ class Case:
     peaks: Mapping[str, Contender] = dataclasses.field(default_factory=dict)
     goals: tuple[Goal, ...] = ()
     moved: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    held: Mapping[str, int] = dataclasses.field(default_factory=dict)
     against: str = ""
     profiled: bool = False
 

@@ -12,13 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxfp8
-from jaxfp8._bench import _gpu_mesh
+from jaxfp8._bench import _gpu_imma, _gpu_mesh
 from jaxfp8._bench._case import Case
+from jaxfp8._bench._gpu_operands import (
+    E4M3,
+    NT,
+    copies,
+    dequantised,
+    in_bf16,
+    normal,
+    ours,
+    weights,
+)
 from jaxfp8._bench._measure import NO_TRITON, Contender, over_copies
 
-E4M3 = jnp.float8_e4m3fn
-# More than the L2 cache of any device, so that rotated operands are read from memory.
-_BEYOND_CACHES = 256 << 20
 # Values of the copy, 1 GiB of bfloat16.
 _COPIED = 1 << 29
 
@@ -57,51 +64,18 @@ def memory(footprint: float) -> dict[str, Contender]:
 @functools.cache
 def _copy() -> Contender:
     """A copy from device to device; its unit is one byte, read or written."""
-    x = _normal(0, _COPIED, dtype=jnp.bfloat16)
+    x = normal(0, _COPIED, dtype=jnp.bfloat16)
     copy = jax.jit(jnp.copy)  # the driver's: a fused addition to bfloat16 moves 0.8 of that
     return Contender(lambda: copy(x), units=2.0 * x.nbytes)
-
-
-def _normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
-
-
-def _copies(bytes_each: float, least: int = 2) -> int:
-    """How many sets of operands to rotate through."""
-    return int(min(24, max(least, _BEYOND_CACHES // max(bytes_each, 1))))
 
 
 # So many small products in one program that its dispatch does not matter.
 _MANY = 16
 
 
-def _weights(n: int, k: int, count: int, dtype: Any = E4M3) -> list[jaxfp8.QArray]:
-    """[N, K], a scale per output channel."""
-    return [
-        jaxfp8.quantize(_normal(i, n, k) / np.sqrt(k), dtype, channelwise_axes=(0,))
-        for i in range(count)
-    ]
-
-
-_NT = (((1,), (1,)), ((), ()))
-
-
-def _ours(x: Any, w: jaxfp8.QArray, **more: Any) -> Any:
-    more = {"preferred_element_type": jnp.bfloat16, **more}
-    return jaxfp8.dot_general(x, w, _NT, **more)
-
-
-def _bf16(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(x, w, _NT, preferred_element_type=jnp.bfloat16)
-
-
 def _pattern(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
     """The expression that people write, compiled by XLA."""
-    return _bf16(x, q.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16))
-
-
-def _dequantised(w: jaxfp8.QArray) -> jax.Array:
-    return jaxfp8.dequantize(w, jnp.bfloat16)
+    return in_bf16(x, q.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16))
 
 
 def copy_bandwidth() -> Case:
@@ -116,17 +90,17 @@ def copy_bandwidth() -> Case:
 
 def weight_only(m: int, n: int, k: int, dtype: Any = E4M3, first: bool = False) -> Case:
     """W8A16 against the bfloat16 product of XLA, and against XLA on the same expression."""
-    count = _copies(n * k, least=_MANY if m <= 256 else 2)
-    ws = _weights(n, k, count, dtype)
-    xs = [_normal(100 + i, m, k) for i in range(count)]
-    contenders = {"jaxfp8": over_copies(_ours, list(zip(xs, ws, strict=True)))}
+    count = copies(n * k, least=_MANY if m <= 256 else 2)
+    ws = weights(n, k, count, dtype)
+    xs = [normal(100 + i, m, k) for i in range(count)]
+    contenders = {"jaxfp8": over_copies(ours, list(zip(xs, ws, strict=True)))}
     if first:
         nk = [jaxfp8.QArray(jnp.asarray(w.qvalue.T), jnp.asarray(w.scale.T)) for w in ws]
         pairs = list(zip(xs, nk, strict=True))
         matmul = functools.partial(jaxfp8.matmul, preferred_element_type=jnp.bfloat16)
         contenders["jaxfp8 [K,N]"] = over_copies(matmul, pairs)
-    wide = [(x, _dequantised(w)) for x, w in zip(xs, ws, strict=True)]
-    contenders["xla bf16"] = over_copies(_bf16, wide)
+    wide = [(x, dequantised(w)) for x, w in zip(xs, ws, strict=True)]
+    contenders["xla bf16"] = over_copies(in_bf16, wide)
     same = [(x, w.qvalue, w.scale) for x, w in zip(xs, ws, strict=True)]
     contenders["xla same expression"] = over_copies(_pattern, same)
     name = f"W8A16 {np.dtype(dtype).name} M={m} N={n} K={k}"
@@ -137,19 +111,19 @@ def weight_only(m: int, n: int, k: int, dtype: Any = E4M3, first: bool = False) 
 
 def fp8(m: int, n: int, k: int, grain: str) -> Case:
     """FP8 x FP8 -> bfloat16."""
-    count = _copies(n * k + m * k + 2 * m * n)
+    count = copies(n * k + m * k + 2 * m * n)
     axes: dict[str, Any] = {"tensor": {}, "row": {"channelwise_axes": (0,)}}.get(grain, {})
     left = right = axes
     if grain == "block":
         left = {"channelwise_axes": (0,), "tiled_axes": {1: 128}}
         right = {"tiled_axes": {0: 128, 1: 128}}
-    xs = [jaxfp8.quantize(_normal(100 + i, m, k), E4M3, **left) for i in range(count)]
-    ws = [jaxfp8.quantize(_normal(i, n, k), E4M3, **right) for i in range(count)]
+    xs = [jaxfp8.quantize(normal(100 + i, m, k), E4M3, **left) for i in range(count)]
+    ws = [jaxfp8.quantize(normal(i, n, k), E4M3, **right) for i in range(count)]
     pairs = list(zip(xs, ws, strict=True))
-    contenders = {"jaxfp8": over_copies(_ours, pairs)}
+    contenders = {"jaxfp8": over_copies(ours, pairs)}
     if grain == "tensor":
         contenders["jaxfp8 promoted"] = over_copies(
-            functools.partial(_ours, precision="highest"), pairs
+            functools.partial(ours, precision="highest"), pairs
         )
         plain = [(x.qvalue, w.qvalue) for x, w in pairs]
         contenders["jaxfp8 without scales"] = over_copies(_no_scales, plain)
@@ -157,21 +131,21 @@ def fp8(m: int, n: int, k: int, grain: str) -> Case:
         contenders["xla fp8"] = over_copies(_xla_fp8, pairs, NO_TRITON)
         contenders |= _torch_scaled_mm(pairs)
     contenders["xla bf16"] = over_copies(
-        _bf16, [(_dequantised(x), _dequantised(w)) for x, w in pairs]
+        in_bf16, [(dequantised(x), dequantised(w)) for x, w in pairs]
     )
     return Case(name=f"FP8 {grain} M={m} N={n} K={k}", contenders=contenders, flops=2.0 * m * n * k)
 
 
 def _no_scales(x: jax.Array, w: jax.Array) -> jax.Array:
     one = jnp.float32(1)
-    return _ours(jaxfp8.QArray(x, one), jaxfp8.QArray(w, one))
+    return ours(jaxfp8.QArray(x, one), jaxfp8.QArray(w, one))
 
 
 def _xla_fp8(x: jaxfp8.QArray, w: jaxfp8.QArray) -> jax.Array:
     """The shape of graph that XLA's own rewriter takes."""
     left = x.qvalue.astype(jnp.bfloat16) * x.scale.reshape(()).astype(jnp.bfloat16)
     right = w.qvalue.astype(jnp.bfloat16) * w.scale.reshape(()).astype(jnp.bfloat16)
-    return _bf16(left, right)
+    return in_bf16(left, right)
 
 
 def _torch_scaled_mm(pairs: list) -> dict[str, Contender]:
@@ -212,12 +186,12 @@ def _torch_scaled_mm(pairs: list) -> dict[str, Contender]:
 
 def dynamic(m: int, n: int, k: int) -> Case:
     """bfloat16 activations quantised per token, times an FP8 weight."""
-    count = _copies(n * k + 2 * m * k + 2 * m * n)
-    ws = _weights(n, k, count)
-    xs = [_normal(100 + i, m, k) for i in range(count)]
+    count = copies(n * k + 2 * m * k + 2 * m * n)
+    ws = weights(n, k, count)
+    xs = [normal(100 + i, m, k) for i in range(count)]
 
-    def ours(x: jax.Array, w: jaxfp8.QArray) -> Any:
-        return _ours(jaxfp8.quantize(x, E4M3, channelwise_axes=(0,)), w)
+    def quantised_first(x: jax.Array, w: jaxfp8.QArray) -> Any:
+        return ours(jaxfp8.quantize(x, E4M3, channelwise_axes=(0,)), w)
 
     def xla(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
         own = jnp.max(jnp.abs(x), axis=1, keepdims=True).astype(jnp.float32) / 448
@@ -227,9 +201,9 @@ def dynamic(m: int, n: int, k: int) -> Case:
 
     pairs = list(zip(xs, ws, strict=True))
     contenders = {
-        "jaxfp8": over_copies(ours, pairs),
+        "jaxfp8": over_copies(quantised_first, pairs),
         "xla same expression": over_copies(xla, [(x, w.qvalue, w.scale) for x, w in pairs]),
-        "xla bf16": over_copies(_bf16, [(x, _dequantised(w)) for x, w in pairs]),
+        "xla bf16": over_copies(in_bf16, [(x, dequantised(w)) for x, w in pairs]),
     }
     return Case(name=f"FP8 dynamic M={m} N={n} K={k}", contenders=contenders, flops=2.0 * m * n * k)
 
@@ -242,15 +216,15 @@ def int8(m: int, n: int, k: int) -> Case:
         for _ in range(2)
     ]
     zero = jnp.full((1, 1), 3, jnp.int8)
-    bias = _normal(5, n, dtype=jnp.float32)
+    bias = normal(5, n, dtype=jnp.float32)
 
     def whole(x: jax.Array, w: jax.Array) -> Any:
         left = jaxfp8.QArray(x, jnp.full((m, 1), 0.01), zero)
         right = jaxfp8.QArray(w, jnp.full((n, 1), 0.01), zero)
-        return _ours(left, right, bias=bias)
+        return ours(left, right, bias=bias)
 
     def bare(x: jax.Array, w: jax.Array) -> Any:
-        return jax.lax.dot_general(x, w, _NT, preferred_element_type=jnp.int32)
+        return jax.lax.dot_general(x, w, NT, preferred_element_type=jnp.int32)
 
     contenders = {"jaxfp8 whole": over_copies(whole, codes), "xla int32": over_copies(bare, codes)}
     return Case(name=f"INT8 M={m} N={n} K={k}", contenders=contenders, flops=2.0 * m * n * k)
@@ -267,7 +241,7 @@ _GRAINS: dict[str, dict[str, Any]] = {
 def quantize(grain: str, side: int = 8192) -> Case:
     """bfloat16 -> FP8."""
     axes = _GRAINS[grain]
-    xs = [(_normal(i, side, side),) for i in range(4)]
+    xs = [(normal(i, side, side),) for i in range(4)]
     ours = functools.partial(jaxfp8.quantize, dtype=E4M3, **axes)
     plain = functools.partial(_quantize_by_xla, grain)
     contenders = {"jaxfp8": over_copies(ours, xs), "xla": over_copies(plain, xs)}
@@ -286,21 +260,52 @@ def _quantize_by_xla(grain: str, x: jax.Array) -> Any:
 
 def outputs(m: int = 8192, n: int = 8192, k: int = 8192) -> Case:
     """An FP8 output from the call, against a bfloat16 one and a cast."""
-    x = jaxfp8.quantize(_normal(1, m, k), E4M3)
-    w = jaxfp8.quantize(_normal(2, n, k), E4M3)
+    x = jaxfp8.quantize(normal(1, m, k), E4M3)
+    w = jaxfp8.quantize(normal(2, n, k), E4M3)
     scale = jnp.float32(2.0)
 
     def fused(x: Any, w: Any) -> Any:
-        return jaxfp8.dot_general(x, w, _NT, out_dtype=E4M3, out_scale=scale)
+        return jaxfp8.dot_general(x, w, NT, out_dtype=E4M3, out_scale=scale)
 
     def cast(x: Any, w: Any) -> Any:
-        return jnp.clip(_ours(x, w).astype(jnp.float32) / scale, -448, 448).astype(E4M3)
+        return jnp.clip(ours(x, w).astype(jnp.float32) / scale, -448, 448).astype(E4M3)
 
     contenders = {
         "FP8 output": over_copies(fused, [(x, w)]),
         "bf16 + cast": over_copies(cast, [(x, w)]),
     }
     return Case(name=f"FP8 output {m}^3", contenders=contenders, flops=2.0 * m * n * k)
+
+
+def chain(tokens: int = 8192, hidden: int = 4096, wide: int = 14336) -> Case:
+    """Two FP8 layers in a row: the first call writes what the second one reads."""
+    x = jaxfp8.quantize(normal(1, tokens, hidden), E4M3)
+    up, down = (
+        jaxfp8.quantize(normal(2 + i, n, k) / np.sqrt(k), E4M3)
+        for i, (n, k) in enumerate(((wide, hidden), (hidden, wide)))
+    )
+    scale = jnp.float32(4 / 448)
+    asked: dict[str, Any] = {"activation": "relu", "return_amax": True}
+
+    def chained(x: Any, up: Any, down: Any) -> Any:
+        y, amax = jaxfp8.dot_general(x, up, NT, out_dtype=E4M3, out_scale=scale, **asked)
+        return ours(y, down), amax
+
+    def with_a_pass(x: Any, up: Any, down: Any) -> Any:
+        y, amax = ours(x, up, **asked)
+        return ours(jaxfp8.quantize(y, E4M3, scale=scale), down), amax
+
+    def plain(x: jax.Array, up: jax.Array, down: jax.Array) -> Any:
+        y = jax.nn.relu(in_bf16(x, up))
+        return in_bf16(y, down), jnp.max(y)
+
+    contenders = {
+        "jaxfp8 chained": over_copies(chained, [(x, up, down)]),
+        "jaxfp8, bf16 between": over_copies(with_a_pass, [(x, up, down)]),
+        "xla bf16": over_copies(plain, [tuple(map(dequantised, (x, up, down)))]),
+    }
+    flops = 4.0 * tokens * hidden * wide
+    return Case(name=f"FP8 chain {tokens} x {hidden} x {wide}", contenders=contenders, flops=flops)
 
 
 def train(tokens: int, hidden: int, wide: int) -> Case:
@@ -331,6 +336,8 @@ def _named() -> Iterator[tuple[str, Callable[[], Case]]]:
     for grain in ("tensor", "token", "1x128", "128x128"):
         yield f"quantize {grain}", functools.partial(quantize, grain)
     yield "output", outputs
+    yield "chain", chain
     for wide in (4096, 14336):
         yield f"train {wide}", functools.partial(train, 8192, 4096, wide)
+    yield from _gpu_imma.table()
     yield from _gpu_mesh.table()

@@ -101,6 +101,7 @@ def _contender(measured: Measured, name: str) -> dict[str, Any]:
         "share_of_peak": measured.share(name),
         "times_ours": measured.ratio(name),
         **_compared(measured, name),
+        **({"held": measured.case.held[name]} if name in measured.case.held else {}),
     }
 
 

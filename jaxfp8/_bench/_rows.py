@@ -34,9 +34,12 @@ def contenders(measured: Measured) -> Iterator[Row]:
         if seconds is None:
             continue
         meant = "ours" if is_ours(name) else "worse" if name in winners else ""
-        yield Row((name, time(seconds), *_figures(measured, name)), meant)
+        held = measured.case.held.get(name)
+        sizes = () if held is None else (tables.size(held),)
+        yield Row((name, time(seconds), *_figures(measured, name), *sizes), meant)
     for kind, peak in measured.peaks.items():
-        yield Row((f"peak: {peak_name(kind)}", "", "", rate(peak, kind), "", ""), "aside")
+        sizes = ("",) if measured.case.held else ()
+        yield Row((f"peak: {peak_name(kind)}", "", "", rate(peak, kind), "", "", *sizes), "aside")
 
 
 def _figures(measured: Measured, name: str) -> Iterator[str]:
@@ -58,7 +61,8 @@ def _figures(measured: Measured, name: str) -> Iterator[str]:
 def head(measured: Measured) -> tuple[str, ...]:
     """The head of the table of contenders."""
     against = measured.case.against
-    return (*CONTENDERS[:-1], f"speed, {against} = 1") if against else CONTENDERS
+    head = (*CONTENDERS[:-1], f"speed, {against} = 1") if against else CONTENDERS
+    return (*head, "memory") if measured.case.held else head
 
 
 def missing(measured: Measured) -> list[str]:

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from jaxfp8._bench import _cpu, _encoder, _gpu, _run
+from jaxfp8._bench import _cpu, _encoder, _gpu, _gpu_imma, _gpu_operands, _run
 from jaxfp8._bench._measure import Missing
 
 # More than a block of scales and not a multiple of one; columns that can be prepared.
@@ -71,6 +71,8 @@ GPU_CASES = {
     "fp8 block": functools.partial(_gpu.fp8, 16, 128, 256, "block"),
     "dynamic": functools.partial(_gpu.dynamic, 16, 32, 64),
     "quantize": functools.partial(_gpu.quantize, "128x128", 128),
+    "chain": functools.partial(_gpu.chain, 16, 32, 64),
+    "in int8": functools.partial(_gpu_imma.product, 3, 48, 64),
 }
 # Activations in 8 bits or not, a scale rounded to bfloat16 or not.
 NARROW = 4e-2
@@ -80,10 +82,12 @@ NARROW = 4e-2
 def test_contenders_for_a_gpu_agree(name, monkeypatch):
     """They run on the CPU too, where the numbers are those of the definition."""
     monkeypatch.setattr(_gpu, "_torch_scaled_mm", lambda pairs: {})
-    monkeypatch.setattr(_gpu, "_BEYOND_CACHES", 0)
+    on_this_device = functools.partial(_gpu_operands.ours, compute="int8")
+    monkeypatch.setattr(_gpu_imma, "in_one_kernel", on_this_device)
+    monkeypatch.setattr(_gpu_operands, "_BEYOND_CACHES", 0)
     case = GPU_CASES[name]()
     results = {label: first_of(one.enqueue()) for label, one in case.contenders.items()}
-    ours = results.pop("jaxfp8")
+    ours = results.pop(next(iter(results)))
     for label, theirs in results.items():
         if label == "jaxfp8 without scales":
             continue
