@@ -1,7 +1,9 @@
-"""The same decoder as plain functions: a tree of arrays, and a scan over its layers.
+"""The same decoder as plain functions: a tree of arrays, and a loop over its layers.
 
-A scan compiles one layer, whatever their number. It counts layers, and its body picks the one of
-each turn, `w[number]`: XLA on a CPU widens a stack of float8 arrays that a scan slices.
+A loop compiles one layer, whatever their number. It counts layers, and its body picks the one of
+each turn, `w[number]`: XLA on a CPU widens a stack of float8 arrays that a scan slices. The number
+is that of `fori_loop`, by which XLA on a GPU finds the layer where it lies; by a number that comes
+from an array it copies the layer first.
 """
 
 from __future__ import annotations
@@ -153,22 +155,21 @@ def decoder(
         table = jaxfp8.dequantize(table)  # `jaxfp8.rewrite` widens the rows that are taken alone
     x = table[ids].astype(dtype)
 
-    def step(carry: Any, inputs: Any) -> tuple[Any, None]:
+    def step(number: Any, carry: Any, own: Params) -> Any:
         # The cache is carried, not scanned over, so that it is updated in place.
         x, cache = carry
-        own, number = inputs
-        if own is None:
-            own = {name: w[number] for name, w in params["layers"].items()}
         of_layer = jax.tree.map(lambda leaf: leaf[number], cache)
         x, of_layer = layer(config, x, own, of_layer, positions, span, inputs_in_8_bits)
-        return (x, jax.tree.map(lambda a, b: a.at[number].set(b), cache, of_layer)), None
+        return x, jax.tree.map(lambda a, b: a.at[number].set(b), cache, of_layer)
+
+    def picked(number: Any, carry: Any) -> Any:
+        return step(number, carry, {name: w[number] for name, w in params["layers"].items()})
 
     if isinstance(params["layers"], list):
         for number, own in enumerate(params["layers"]):
-            (x, cache), _ = step((x, cache), (own, number))
+            x, cache = step(number, (x, cache), own)
     else:
-        numbers = jnp.arange(config.layers)
-        (x, cache), _ = jax.lax.scan(step, (x, cache), (None, numbers))
+        x, cache = jax.lax.fori_loop(0, config.layers, picked, (x, cache))
     x = rms_norm(jnp.take_along_axis(x, last[:, None, None], 1)[:, 0], params["norm"], config.eps)
     logits = project("bk,nk->bn", x, params["head"], None, inputs_in_8_bits)
     return logits.astype(jnp.float32), cache

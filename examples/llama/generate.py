@@ -61,7 +61,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prefill", choices=("W8A8", "W8A16"), default="W8A8")
     parser.add_argument("--devices", type=int, default=1, help="split the model over so many")
     parser.add_argument(
-        "--functions", action="store_true", help="as plain functions with a scan over the layers"
+        "--functions", action="store_true", help="as plain functions with a loop over the layers"
     )
     parser.add_argument("--compare", action="store_true", help="tokens per second, beside bfloat16")
     parser.add_argument("--report", action="store_true", help="what became of each weight")
