@@ -287,10 +287,12 @@ std::string Matmul::Run(const MatmulBuffers& buffers, cudaStream_t) const {
         double sum = 0;
         for (int64_t k = 0; k < s.k; ++k) sum += left[j * s.k + k] * right[i * s.k + k];
         const int64_t to = t * s.batch_d + j * s.ldd + i;
+        if (s.add_c) sum += Load(buffers.c, to, d);
+        if (s.relu) sum = Relu(sum);
         if (s.amax_d)
           *buffers.amax_d = std::max(*buffers.amax_d, std::abs(static_cast<float>(sum)));
         if (s.scale_d) sum *= *buffers.scale_d;
-        Store(buffers.d, to, d, sum + (s.add_c ? Load(buffers.c, to, d) : 0));
+        Store(buffers.d, to, d, sum);
       }
     }
   }

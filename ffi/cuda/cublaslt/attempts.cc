@@ -15,6 +15,11 @@ bool AddsResidual(const Problem& problem) {
          (problem.batch == 1 || residual.batch == out.batch);
 }
 
+bool LibraryActivates(const Problem& problem) {
+  return problem.activation == Activation::kNone ||
+         (problem.activation == Activation::kRelu && IsFloat8(problem.lhs.dtype));
+}
+
 // Whether every tile of the scale consists of whole blocks of the library.
 bool FitsBlocks(const Side& side) {
   return side.tiles.ConstantAlongDepth() || side.tiles.tile_depth % kScaleBlock == 0;
@@ -27,8 +32,7 @@ bool VariesAlongDepth(const Side& side) {
 }
 
 bool LibraryCanFinish(const Problem& problem) {
-  const bool rest =
-      problem.bias || problem.out_scale || problem.amax || problem.activation != Activation::kNone;
+  const bool rest = problem.bias || problem.out_scale || problem.amax || !LibraryActivates(problem);
   return !rest && (!problem.residual || AddsResidual(problem)) && IsWideFloat(problem.out.dtype);
 }
 
@@ -36,7 +40,7 @@ bool LibraryCanQuantize(const Problem& problem) {
   const auto single = [](const Plane& plane) {
     return !plane || (plane.batch == 0 && plane.row == 0 && plane.column == 0);
   };
-  const bool rest = problem.bias || problem.residual || problem.activation != Activation::kNone;
+  const bool rest = problem.bias || problem.residual || !LibraryActivates(problem);
   return IsFloat8(problem.out.dtype) && !rest && single(problem.out_scale) &&
          single(problem.amax) && (!problem.amax || problem.batch == 1);
 }

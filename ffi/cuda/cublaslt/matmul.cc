@@ -108,6 +108,7 @@ std::string NameOf(const MatmulShape& s, const Device& device, size_t workspace_
                              s.mode_b,
                              s.fast,
                              s.add_c,
+                             s.relu,
                              s.scale_d,
                              s.amax_d,
                              static_cast<int64_t>(workspace_bytes)};
@@ -159,6 +160,9 @@ std::string Matmul::Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpa
   set(CUBLASLT_MATMUL_DESC_TRANSB,
       static_cast<int32_t>(s.transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N));
   if (s.fast) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+  if (s.relu) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(CUBLASLT_EPILOGUE_RELU));
+  }
   // The heuristic needs pointers too: without one it assumes that the scale is 1, in any mode.
   alignas(kMatmulAlignment) static float stand_in = 1;
   if (s.scale_a) {

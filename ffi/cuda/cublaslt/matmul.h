@@ -31,6 +31,7 @@ struct MatmulShape {
   cublasLtMatmulMatrixScale_t mode_a = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   cublasLtMatmulMatrixScale_t mode_b = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
   bool add_c = false;
+  bool relu = false;  // after C is added
   // FP8 output: multiplied by a number on the device. The amax, if asked for, is taken before that.
   bool scale_d = false, amax_d = false;
   bool fast = false;  // FP8: accumulate in the tensor cores' own precision

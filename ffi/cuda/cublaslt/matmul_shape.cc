@@ -56,6 +56,7 @@ MatmulShape ShapeOf(const Problem& problem, const Layout& l, const PieceSizes& s
   shape.batch_b = l.lhs.packed ? rows * l.lhs.pitch : l.lhs.batch;
   shape.batch_d = l.writes_output ? problem.out.batch : rows * shape.ldd;
   shape.add_c = l.writes_output && problem.residual;
+  shape.relu = l.writes_output && problem.activation == Activation::kRelu;
   const Scaling scaling = l.attempt.scaling;
   // Vector and block modes need a scale on both sides. A missing scale is 1.
   const bool both = scaling == Scaling::kOuterVectors || scaling == Scaling::kBlocks;
