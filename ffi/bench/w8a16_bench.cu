@@ -3,7 +3,7 @@
 //   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -arch=native -I ffi -o w8a16_bench \
 //     ffi/bench/w8a16_bench.cu ffi/cuda/kernels/sm80_w8a16/*.{cu,cc} \
 //     ffi/cuda/kernels/epilogue/epilogue.cu ffi/cuda/{problem,error}.cc
-//   ./w8a16_bench [check|time]
+//   ./w8a16_bench [check|small|time]     small: few problems, for compute-sanitizer
 
 #include <algorithm>
 #include <cstring>
@@ -226,9 +226,15 @@ void CheckEpilogues(const Device& device) {
   batched.batch = 3, batched.rows = 20, batched.columns = 144, batched.depth = 272;
   batched.tile_free = 128, batched.tile_depth = 128;
   Check(device, batched);
-  Case cramped;  // one or two blocks' worth of workspace
-  cramped.rows = 8, cramped.columns = 700, cramped.depth = 1500, cramped.workspace = 20000;
-  Check(device, cramped);
+  Case deep;  // blocks share a tile, and scales change along K
+  deep.rows = 30, deep.columns = 260, deep.depth = 4200, deep.tile_free = 1, deep.tile_depth = 256;
+  deep.out = DType::kBF16, deep.residual = deep.bias = true;
+  Check(device, deep);
+  for (size_t workspace : {size_t{0}, size_t{20000}}) {  // too little for blocks to share tiles
+    Case cramped;
+    cramped.rows = 8, cramped.columns = 700, cramped.depth = 1500, cramped.workspace = workspace;
+    Check(device, cramped);
+  }
 }
 
 __global__ void FillRandom(uint32_t* words, int64_t count, DType type, uint32_t seed) {
@@ -345,7 +351,8 @@ void TimeAll(const Device& device) {
                             {14336, 4096, kI, false, false}, {14336, 4096, kI, true, false},
                             {28672, 8192, k4, false, false}, {28672, 8192, k4, true, false},
                             {6144, 4096, k4, false, false},  {4096, 14336, k4, false, false},
-                            {4096, 14336, k4, true, false},  {1024, 8192, k4, false, false}};
+                            {4096, 14336, k4, true, false},  {4096, 4096, k4, false, false},
+                            {8192, 8192, k4, false, false},  {1024, 4096, k4, false, false}};
   for (const Timing& t : timings) {
     FillRandom<<<1024, 256>>>(reinterpret_cast<uint32_t*>(pool.at), kPool / 4, t.weight, 3);
     std::printf("%5lldx%-5lld %-13s %s%s", static_cast<long long>(t.columns),
@@ -373,12 +380,11 @@ int Main(int count, char** words) {
   const std::string what = count > 1 ? words[1] : "";
   const Device device = ThisDevice();
   if (what != "time") {
-    CheckAllCodes(device);
-    CheckShapes(device);
+    if (what != "small") CheckAllCodes(device), CheckShapes(device);
     CheckEpilogues(device);
     std::printf("%d checks, %d failures\n", checks, failures);
   }
-  if (what != "check") TimeAll(device);
+  if (what == "" || what == "time") TimeAll(device);
   return failures != 0;
 }
 

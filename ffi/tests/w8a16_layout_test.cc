@@ -36,30 +36,47 @@ void CheckBanks(const char* name, int first, int lanes, int words, Offset offset
   Expect(static_cast<int>(banks.size()) == lanes * words, std::string(name) + ": bank conflict");
 }
 
+template <bool kWgmma>
+void CheckWeightBanks(int warp, int step, int i) {
+  for (int first = 0; first < 32 && !kWgmma; first += 8) {
+    CheckBanks("[N, K]", first, 8, 4, [&](int lane) {
+      const int depth = DepthOf<false>(lane, step / 4 * 4, 0);
+      return KContiguousOffset<false>(ColumnOf(warp, lane) + i, depth / 16);
+    });
+  }
+  for (int t = 0; t < 4 && kWgmma; ++t) {  // lanes 2u and 2u + 1 share a word
+    CheckBanks("[N, K], wgmma", 0, 8, 4,
+               [&](int g) { return KContiguousOffset<true>(ColumnOf(warp, 4 * g + t) + i, step); });
+  }
+  CheckBanks("[K, N]", 0, 32, 1, [&](int lane) {
+    const int column = ColumnOf(warp, lane);
+    return MnMajorOffset<kWgmma>(DepthOf<kWgmma>(lane, step, i), column / 16) + column % 16;
+  });
+}
+
 void CheckAllBanks() {
   for (int warp = 0; warp < kWarps; ++warp) {
     for (int step = 0; step < 8; ++step) {
       for (int i = 0; i < 4; ++i) {
-        for (int first = 0; first < 32; first += 8) {
-          CheckBanks("[N, K]", first, 8, 4, [&](int lane) {
-            return KContiguousOffset(ColumnOf(warp, lane) + i, DepthOf(lane, step / 4 * 4) / 16);
-          });
-        }
-        CheckBanks("[K, N]", 0, 32, 1, [&](int lane) {
-          const int column = ColumnOf(warp, lane);
-          return MnMajorOffset(DepthOf(lane, step) + i, column / 16) + column % 16;
-        });
+        CheckWeightBanks<false>(warp, step, i);
+        CheckWeightBanks<true>(warp, step, i);
       }
       for (int first = 0; first < 32; first += 8) {
         CheckBanks("activations", first, 8, 4, [&](int lane) {
-          return ActivationOffset(ActivationRowOf(lane, 0), DepthOf(lane, step / 2 * 2) / 8);
+          const int chunk = DepthOf<false>(lane, step / 2 * 2, 0) / 8;
+          return ActivationOffset(ActivationRowOf(lane, 0), chunk);
         });
       }
     }
   }
+  for (int first = 0; first < 32; first += 8) {
+    CheckBanks("sums", first, 8, 4,
+               [&](int lane) { return 4 * (RowOf(lane, 0) * kSumPitch + ColumnOf(0, lane)); });
+  }
 }
 
 // The steps of a warp cover every depth of the tile once, and its lanes every column and row once.
+template <bool kWgmma>
 void CheckCoverage() {
   std::multiset<std::pair<int, int>> weights;
   std::multiset<std::pair<int, int>> acc;
@@ -67,7 +84,7 @@ void CheckCoverage() {
     for (int lane = 0; lane < 32; ++lane) {
       for (int column = 0; column < 4; ++column) {
         for (int i = 0; i < 32; ++i) {
-          weights.insert({ColumnOf(warp, lane) + column, DepthOf(lane, i / 4) + i % 4});
+          weights.insert({ColumnOf(warp, lane) + column, DepthOf<kWgmma>(lane, i / 4, i % 4)});
         }
         for (int i = 0; i < 16; ++i) {
           acc.insert({ColumnOf(warp, lane) + column, RowOf(lane, i / 2) + i % 2});
@@ -127,21 +144,40 @@ uint8_t CodeAt(int column, int depth) {
 }
 int ActivationAt(int row, int depth) { return (row * 5 + depth * 3) % 17 - 8; }
 
+// Where activation chunks of an 8-row tile lie.
+template <bool kWgmma>
+int OffsetOf(int row, int chunk) {
+  return kWgmma ? WgmmaActivationOffset(8, row, chunk) : ActivationOffset(row, chunk);
+}
+
+// The activations that a lane multiplies in a step: two pairs of depths of one row.
+template <bool kWgmma>
+void LoadActivations(const uint8_t* activations, int lane, int step, uint32_t (&to)[2]) {
+  const Vector16 rows = LoadTwoSteps(activations, lane, 0, step / 2);
+  for (int p = 0; p < 2; ++p) {
+    // Where wgmma reads: the descriptor's address, and bits 4 to 6 XORed with bits 7 to 9.
+    int at = step / 4 * 1024 + step % 4 * 32 + lane / 4 * 128 + p * 16 + lane % 4 * 4;
+    at ^= (at >> 7 & 7) << 4;
+    to[p] = kWgmma ? *reinterpret_cast<const uint32_t*>(activations + at)
+                   : rows.words[2 * (step % 2) + p];
+  }
+}
+
 // Multiplies a tile of integers, whose sums are exact, through shared memory as the kernel does.
-template <DType kWide, bool kMnMajor>
+template <DType kWide, bool kMnMajor, bool kWgmma>
 void CheckTileProduct() {
   using D = Decoder<DType::kS8, kWide>;
   alignas(16) static uint8_t weights[kWeightBytes], activations[8 * 256];
   for (int depth = 0; depth < kTileDepth; ++depth) {
     for (int column = 0; column < kTileColumns; ++column) {
-      const int offset = kMnMajor ? MnMajorOffset(depth, column / 16) + column % 16
-                                  : KContiguousOffset(column, depth / 16) + depth % 16;
+      const int offset = kMnMajor ? MnMajorOffset<kWgmma>(depth, column / 16) + column % 16
+                                  : KContiguousOffset<kWgmma>(column, depth / 16) + depth % 16;
       weights[offset] = CodeAt(column, depth);
     }
     for (int row = 0; row < 8; ++row) {
       const auto value = static_cast<float>(ActivationAt(row, depth));
       const uint16_t bits = kWide == DType::kBF16 ? EncodeBF16(value) : EncodeF16(value);
-      auto* at = activations + ActivationOffset(row, depth / 8) + depth % 8 * 2;
+      auto* at = activations + OffsetOf<kWgmma>(row, depth / 8) + depth % 8 * 2;
       at[0] = static_cast<uint8_t>(bits), at[1] = static_cast<uint8_t>(bits >> 8);
     }
   }
@@ -154,12 +190,10 @@ void CheckTileProduct() {
           params.zero_addend[j] =
               D::ZeroPointAddend(DType::kS8, ColumnOf(w, lane) + j - 64);  // zero points
         }
-        const Codes codes = LoadCodes<kMnMajor>(weights, 32 * w + lane, step / 4);
+        const Codes codes = LoadCodes<kMnMajor, kWgmma>(weights, 32 * w + lane, step / 4);
         DecodeStep<D, kMnMajor, true>(codes.values[step % 4], params, D::SignFlip(DType::kS8),
                                       warp.a[lane]);
-        const Vector16 rows = LoadTwoSteps(activations, lane, 0, step / 2);
-        warp.b[lane][0] = rows.words[2 * (step % 2)];
-        warp.b[lane][1] = rows.words[2 * (step % 2) + 1];
+        LoadActivations<kWgmma>(activations, lane, step, warp.b[lane]);
       }
       warp.Multiply<kWide>();
     }
@@ -200,21 +234,29 @@ void CheckNaN() {
   }
 }
 
+template <bool kWgmma>
+void CheckMaps() {
+  CheckTile("[N, K]", kWeightRows, kWeightChunks, KContiguousOffset<kWgmma>);
+  CheckTile("[K, N]", kWeightRows, kWeightChunks, MnMajorOffset<kWgmma>);
+  CheckCoverage<kWgmma>();
+  CheckTileProduct<DType::kBF16, false, kWgmma>();
+  CheckTileProduct<DType::kBF16, true, kWgmma>();
+  CheckTileProduct<DType::kF16, false, kWgmma>();
+  CheckTileProduct<DType::kF16, true, kWgmma>();
+}
+
 }  // namespace
 }  // namespace jaxfp8::cuda::w8a16
 
 int main() {
   using namespace jaxfp8::cuda::w8a16;
-  CheckTile("[N, K]", kWeightRows, kWeightChunks, KContiguousOffset);
-  CheckTile("[K, N]", kWeightRows, kWeightChunks, MnMajorOffset);
   CheckTile("activations", 64, kActivationChunks, ActivationOffset);
+  CheckTile("activations, wgmma", 64, kActivationChunks,
+            [](int row, int chunk) { return WgmmaActivationOffset(64, row, chunk); });
+  CheckMaps<false>();
+  CheckMaps<true>();
   CheckAllBanks();
-  CheckCoverage();
   CheckPicks();
-  CheckTileProduct<jaxfp8::DType::kBF16, false>();
-  CheckTileProduct<jaxfp8::DType::kBF16, true>();
-  CheckTileProduct<jaxfp8::DType::kF16, false>();
-  CheckTileProduct<jaxfp8::DType::kF16, true>();
   CheckNaN<false>();
   CheckNaN<true>();
   return jaxfp8::tests::Report("w8a16 layout");

@@ -5,10 +5,9 @@ it has been freed. So the scratch is a result that nobody reads, and its size is
 device is known. It is what the path can use on the largest device that the kernels are compiled
 for. It is a budget as well: with less, a path works in smaller pieces.
 
-For a few rows it holds partial sums for every block of the device and for every output: for
-14336 x 4096 weights 0.3 MB for one row, 4.6 MB for 16 and 19 MB for 64. It grows with the number of
-columns: 48 MB for 64 rows of 128256. A tenth of the weight's bytes instead would be 1.3x slower
-with 16 rows of 4096 x 4096 weights on an H100 (22.2 us), 4.2x with 64 (27.7 us).
+For a few rows times a weight it is for GPUs without thread block clusters (compute capability below
+9.0), where the blocks that share outputs leave partial sums in it: at most a tenth of the weight's
+bytes. From 9.0 on they add up in shared memory, and the scratch is not touched.
 
 ffi/cuda/workspace.cc has the same rule, for callers of the C function `jaxfp8_cuda_workspace`.
 """
@@ -49,13 +48,16 @@ _PADDED = 8
 _LONGEST = (2**31 - 1) // 128**2
 _MOST_BATCHES = 65535
 
-# The sizes of `sm80_w8a16`, as in ffi/cuda/kernels/sm80_w8a16/{schedule,layout}.h: tiles
-# of 128 columns and 128 depths, by 8 to 64 rows; accumulators for as many blocks as are on the
-# largest device at a time; and sizes that it counts in 32 bits.
+# The sizes of `sm80_w8a16`, as in ffi/cuda/kernels/sm80_w8a16/{schedule,layout}.h: tiles of 128
+# columns and 128 depths, by 8 to 64 rows; blocks that are on the largest device without clusters
+# at a time, and that share an output at most; tiles of the depth that a block has at least; and
+# sizes that it counts in 32 bits.
 _FUSED = "sm80_w8a16"
 _TILE = 128
-_BLOCKS = 3 * 148
+_BLOCKS = 3 * 128
+_MOST_SHARING = 8
 _FEWEST_STEPS = 2
+_SHARE_OF_WEIGHT = 10
 _MOST = (2**31 - 1) // 2
 
 
@@ -185,14 +187,15 @@ class _Weights:
     """A product that `sm80_w8a16` takes: 16-bit values by 8-bit weights.
 
     Attributes:
-      batch: of the output; `batches` of the values, 1 where all of it shares them.
+      batch: of the output.
+      stored: bytes of the weights.
       rows: of values; `columns` of weights.
       depth: that is summed over.
       folded: whether accumulators are scaled along the depth, which halves the largest tile.
     """
 
     batch: int
-    batches: int
+    stored: int
     rows: int
     columns: int
     depth: int
@@ -214,7 +217,7 @@ class _Weights:
             return None
         made = cls(
             batch=math.prod(spec.out_shape[:-2]),
-            batches=math.prod(values.sizes(values.batch)),
+            stored=math.prod(weights.shape),
             rows=values.shape[values.free[0]],
             columns=weights.shape[weights.free[0]],
             depth=_depth(weights),
@@ -223,18 +226,12 @@ class _Weights:
         return made if made._is_countable() else None
 
     def scratch(self) -> int:
-        """The values packed, where 32 rows and more are, and accumulators of blocks and outputs.
-
-        A block has accumulators for every tile of the output that it is at work on. Blocks share
-        the steps along the depth of all outputs evenly, so that either the block or the output
-        changes from one set of accumulators to the next.
-        """
-        tile = self._tile()
-        packed = self.batches * self._row_tiles() * self._depth_tiles() * tile * _TILE * 2
-        outputs = self._outputs()
-        useful = max(outputs, outputs * self._depth_tiles() // _FEWEST_STEPS)
-        sets = max(1, outputs + min(_BLOCKS, useful) - 1)
-        return (packed if tile >= 32 else 0) + sets * 4 * min(self.rows, tile) * _TILE
+        """Sums of every block, where several blocks share an output."""
+        outputs, sums = max(1, self._outputs()), 4 * min(self.rows, self._tile()) * _TILE
+        room = self.stored // _SHARE_OF_WEIGHT // outputs // max(1, sums)
+        steps = self._depth_tiles() // _FEWEST_STEPS
+        sharing = min(_MOST_SHARING, _BLOCKS // outputs, steps, room)
+        return sharing * outputs * sums if sharing > 1 else 0
 
     def _tile(self) -> int:
         tile, most = 8, 32 if self.folded else 64

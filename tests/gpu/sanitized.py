@@ -22,6 +22,8 @@ CASES = [
     ("sm80_w8a16", ("bfloat16", E4M3, 5, 160, 72), {"rhs_first": False, **FULL}),
     ("sm80_w8a16", ("float16", "int8", 17, 136, 72), {"rhs_tiles": (1, 136), "zero_points": True}),
     ("sm80_w8a16", ("bfloat16", E5M2, 33, 256, 72), {"rhs_tiles": (64, 128), **EIGHT}),
+    ("sm80_w8a16", ("bfloat16", E4M3, 3, 1100, 264), {"rhs_first": False, "rhs_tiles": (1, 1100)}),
+    ("sm80_w8a16", ("bfloat16", E4M3, 40, 1152, 136), {"rhs_tiles": (1, 128), **EIGHT}),
     ("cublaslt_fp8", (E4M3, E4M3, 33, 100, 72), {"lhs_tiles": (1, 100), "rhs_tiles": (1, 100)}),
     ("cublaslt_fp8", (E4M3, E5M2, 16, 128, 64), {"out_dtype": "bfloat16"}),
     ("sm90_gemm", (E4M3, E4M3, 33, 300, 72), {**BLOCKS, "rhs_first": False, **FULL}),

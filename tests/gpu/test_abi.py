@@ -105,6 +105,27 @@ def test_a_captured_graph_reads_its_operands_anew(kind):
     check(call, other)
 
 
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+@pytest.mark.parametrize("m", [1, 9, 33, 64])
+def test_blocks_that_share_outputs_add_up_in_one_order(m, rhs_first):
+    """Eight blocks on an H100: K has 33 tiles, and the columns have three."""
+    spec, operands = problem(
+        7, *KINDS["weight-only"], m, 4136, 264, rhs_first=rhs_first, rhs_tiles=(1, 4136)
+    )
+    call = Call(spec, operands)
+    assert call.run() == (0, "")
+    check(call, operands)
+    first, _ = call.results()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert call.run() == (0, "")
+    for _ in range(10):
+        call.held["out"].fill_(tensors.POISON)
+        call.held["workspace"].fill_(0xFF)
+        graph.replay()
+        np.testing.assert_array_equal(call.results()[0], first)
+
+
 def test_what_makes_no_sense_is_refused():
     spec, operands = problem(6, *KINDS["fp8"], 16, 32, 16)
     status, text = Call(spec, operands, kernel="nonesuch").run()

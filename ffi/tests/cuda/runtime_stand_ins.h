@@ -32,7 +32,7 @@ constexpr int kMultiprocessors[] = {132, 7};
 namespace w8a16 {
 namespace {
 
-// Writes every byte of the workspace that the kernels write.
+// Writes every byte of the workspace that the kernels write on a device without clusters.
 class PartialsPlan : public Plan {
  public:
   PartialsPlan(const Problem& problem, size_t workspace)
@@ -40,35 +40,21 @@ class PartialsPlan : public Plan {
 
   std::string Run(const Buffers& buffers, cudaStream_t) const override {
     if (buffers.workspace_bytes < workspace_) return "the workspace is smaller than planned for";
-    auto* at = static_cast<uint8_t*>(buffers.workspace);
-    std::memset(at, 1, packed());
-    at += packed();
-    for (int64_t first = 0; first < OutputTiles(problem_);) {
-      const Schedule s = MakeSchedule(problem_, blocks_at_once(), workspace_ - packed(), first);
-      if (problem_.depth > 0) std::memset(at, 2, s.Partials() * PartialTileBytes(problem_));
-      first += s.output_tiles;
-    }
+    const Schedule s = MakeSchedule(
+        problem_, CapacityOf(problem_, kMultiprocessors[current_device], 3, workspace_));
+    const auto partials = static_cast<size_t>(s.split) * static_cast<size_t>(s.output_tiles);
+    if (s.split > 1) std::memset(buffers.workspace, 2, partials * PartialTileBytes(problem_));
     return "";
   }
 
-  std::string WhyNot() const { return WhyNotWorkspace(problem_, packed(), workspace_); }
-
  private:
-  size_t packed() const {
-    return PacksActivations(RowFragmentsFor(problem_)) ? PackedBytesOf(problem_) : 0;
-  }
-  int64_t blocks_at_once() const { return 3 * kMultiprocessors[current_device]; }
-
   Problem problem_;
   size_t workspace_;
 };
 
 std::unique_ptr<Plan> MakePartialsPlan(const Problem& problem, const Device&, size_t workspace,
-                                       std::string& wrong) {
-  auto plan = std::make_unique<PartialsPlan>(WithWeightsOnRight(problem), workspace);
-  wrong = plan->WhyNot();
-  if (!wrong.empty()) return nullptr;
-  return plan;
+                                       std::string&) {
+  return std::make_unique<PartialsPlan>(WithWeightsOnRight(problem), workspace);
 }
 
 }  // namespace

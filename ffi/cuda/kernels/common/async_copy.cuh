@@ -1,5 +1,4 @@
-// Asynchronous copies from global to shared memory (cp.async, sm_80 and later), and programmatic
-// dependent launches (sm_90 and later).
+// Asynchronous copies from global to shared memory (cp.async, sm_80 and later).
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_ASYNC_COPY_CUH_
@@ -28,6 +27,13 @@ __device__ __forceinline__ uint64_t ReadAgainPolicy() {
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "l"(policy)
+               : "memory");
+}
+
+// The same, and has L2 fetch the whole 256 bytes around.
+__device__ __forceinline__ void CopyAsync16Of256(uint32_t to, const void* from, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(from), "l"(policy)
                : "memory");
 }
 
@@ -62,20 +68,6 @@ __device__ __forceinline__ void CommitCopies() {
 template <int kPending>
 __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-// Lets the next launch on the stream start. That launch calls `WaitForPrerequisiteGrids` before it
-// reads what this one writes. Before sm_90 launches do not overlap, and both do nothing.
-__device__ __forceinline__ void LaunchDependentGrids() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void WaitForPrerequisiteGrids() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 }  // namespace jaxfp8::cuda

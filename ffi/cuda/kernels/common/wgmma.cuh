@@ -21,12 +21,12 @@ inline constexpr bool kHasWgmma = true;
 inline constexpr bool kHasWgmma = false;
 #endif
 
-// The descriptor of a matrix in shared memory, without swizzling: blocks of eight rows x 16 bytes.
-// The second half of K is depth_stride bytes from the first, the next eight rows row_stride bytes.
-__device__ __forceinline__ uint64_t SharedMatrixDescriptor(uint32_t address, uint32_t depth_stride,
-                                                           uint32_t row_stride) {
-  return (address & 0x3ffffu) >> 4 | uint64_t{depth_stride >> 4} << 16 |
-         uint64_t{row_stride >> 4} << 32;
+// The descriptor of a matrix in shared memory: rows of 128 bytes, groups of eight rows of 1024
+// bytes that lie at multiples of 1024. In row r, chunk c of 16 bytes is at place c ^ r % 8.
+//   address  of the first byte along K, which may be any multiple of 32 in the first row
+__device__ __forceinline__ uint64_t SwizzledMatrixDescriptor(uint32_t address) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kGroupStride = uint64_t{1024 >> 4} << 32;
+  return (address & 0x3ffffu) >> 4 | uint64_t{1} << 16 | kGroupStride | kSwizzle128;
 }
 
 // Makes what this thread copied into shared memory visible to wgmma.

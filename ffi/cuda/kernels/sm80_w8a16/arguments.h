@@ -1,17 +1,28 @@
-// The arguments of the kernel of `sm80_w8a16`, and its instances.
+// The arguments of the kernels of `sm80_w8a16`, and the instances of the main one.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_ARGUMENTS_H_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_ARGUMENTS_H_
 
 #include <cstdint>
 
+#include "cuda/kernels/epilogue/elementwise.cuh"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/problem.h"
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Holds only what the kernel reads: each further cache line of constants is a miss before its first
-// load. Strides are in elements.
+// What turns the sums of an output tile into outputs.
+struct EpilogueArguments {
+  Elementwise elementwise;
+  bool plain = true;                  // no zero points, activation, amax or out_scale
+  const float* row_scales = nullptr;  // or null
+  Tiles row_tiles;
+  // Needed for zero points outside their type's range.
+  Side wide, weight;
+};
+
+// What the kernel reads first comes first: each further cache line of constants is a miss. Strides
+// are in elements.
 struct Arguments {
   Schedule schedule;
   int32_t rows = 0, columns = 0, depth = 0;
@@ -19,8 +30,8 @@ struct Arguments {
   int32_t activations_vectorized = 0;  // whether 16-byte loads are aligned
   const uint8_t* weights = nullptr;
   const uint16_t* activations = nullptr;
-  float* partials = nullptr;
-  int64_t weight_pitch = 0;  // from row to row, a row as in shared memory (layout.h)
+  float* partials = nullptr;  // on devices without clusters
+  int64_t weight_pitch = 0;   // from row to row, a row as in shared memory (layout.h)
   int64_t weight_batch = 0;
   int64_t activation_row = 0, activation_depth = 0, activation_batch = 0;
   const float* scales = nullptr;         // or null
@@ -32,6 +43,7 @@ struct Arguments {
   uint32_t sign_flip = 0;             // from `Decoder::SignFlip`
   DType weight = DType::kNone;
   bool has_zero_points = false;  // or codes that need one: uint8 is int8 plus 128
+  EpilogueArguments epilogue;
 };
 
 using KernelFunction = void (*)(Arguments);

@@ -3,7 +3,7 @@
 //   weights, [N, K]: a column has 128 codes        weights, [K, N]: a depth has 128 codes
 //     column c    | 16 codes |  LDS.128              depth k    | 4 codes |  LDS.32
 //     column c+1  | 16 codes |  per lane             depth k+1  | 4 codes |  per lane, 16 times
-//     ...                                            ...
+//     ...          for wgmma 8 times 2 codes, LDS.U16         ...
 //        |                                              |
 //        +--> Codes: 4 columns x 16 depths of a lane <--+
 //                |  PickBytes: two codes of a column at depths 2p, 2p + 1 into a word
@@ -47,19 +47,26 @@ struct Codes {
 };
 
 // Loads the codes of a lane for one half of a stage's K.
-template <bool kMnMajor>
+template <bool kMnMajor, bool kWgmma>
 JAXFP8_HD Codes LoadCodes(const uint8_t* weights, int thread, int half) {
   const int lane = thread % 32, column = ColumnOf(thread / 32, lane);
   Codes codes;
   for (int j = 0; j < 4; ++j) {
-    if constexpr (kMnMajor) {
-      for (int i = 0; i < 4; ++i) {
-        const int offset =
-            MnMajorOffset(DepthOf(lane, 4 * half + j) + i, column / 16) + column % 16;
+    const int step = 4 * half + j;
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kMnMajor) {
+        const int depth = DepthOf<kWgmma>(lane, step, i);
+        const int offset = MnMajorOffset<kWgmma>(depth, column / 16) + column % 16;
         codes.values[j][i] = *reinterpret_cast<const uint32_t*>(weights + offset);
+      } else if constexpr (kWgmma) {
+        const int offset = KContiguousOffset<true>(column + i, step) + DepthOf<true>(lane, 0, 0);
+        const auto* from = reinterpret_cast<const uint16_t*>(weights + offset);
+        codes.values[j][i] = from[0] | static_cast<uint32_t>(from[4]) << 16;
       }
-    } else {
-      const int offset = KContiguousOffset(column + j, DepthOf(lane, 4 * half) / 16);
+    }
+    if constexpr (!kMnMajor && !kWgmma) {
+      const int offset =
+          KContiguousOffset<false>(column + j, DepthOf<false>(lane, 4 * half, 0) / 16);
       const Vector16 run = *reinterpret_cast<const Vector16*>(weights + offset);
       for (int i = 0; i < 4; ++i) codes.values[i][j] = run.words[i];
     }
@@ -67,10 +74,11 @@ JAXFP8_HD Codes LoadCodes(const uint8_t* weights, int thread, int half) {
   return codes;
 }
 
-// The activations of a lane for steps 2 * pair and 2 * pair + 1, two words each.
+// The activations of a lane for steps 2 * pair and 2 * pair + 1 of mma.sync, two words each.
 JAXFP8_HD Vector16 LoadTwoSteps(const uint8_t* activations, int lane, int fragment, int pair) {
-  const int offset = ActivationOffset(ActivationRowOf(lane, fragment), DepthOf(lane, 2 * pair) / 8);
-  return *reinterpret_cast<const Vector16*>(activations + offset);
+  const int chunk = DepthOf<false>(lane, 2 * pair, 0) / 8;
+  return *reinterpret_cast<const Vector16*>(
+      activations + ActivationOffset(ActivationRowOf(lane, fragment), chunk));
 }
 
 // Decodes the weights of one step into two fragments: fragments[m][2 * pair + h] holds column

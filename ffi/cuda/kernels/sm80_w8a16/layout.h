@@ -1,14 +1,17 @@
 // Tiles of `sm80_w8a16` in shared memory, and which values a lane multiplies.
 //
-// A block computes output tiles of 8 * kRowFragments rows and kTileColumns columns, kTileDepth of K
-// per pass. A lane takes 16 consecutive depths and four consecutive columns, so that it can use
-// vector loads and stores:
+// A block computes an output tile of 8 * kRowFragments rows and kTileColumns columns, kTileDepth of
+// K per pass. A lane takes four consecutive columns, and in each of the eight steps of a pass four
+// depths:
 //
-//   lane             depths in steps 0-3      in steps 4-7          columns of its warp
-//   4g + t, t < 4    16t ... 16t + 15         64 + 16t ... + 15     4g ... 4g + 3
+//   lane             mma.sync, step s        wgmma, step s                   columns of its warp
+//   4g + t, t < 4    64 (s / 4) + 16t        16s + 2t, + 1, + 8, + 9         4g ... 4g + 3
+//                    + 4 (s % 4) + 0 ... 3
 //
-// The instruction defines its own order of depths (2t, 2t + 1, 2t + 8, 2t + 9). A sum over K may
-// take its terms in any order, as long as both operands use the same.
+// The order of wgmma is that of the instruction, because the tensor cores read the activations as
+// they are stored. mma.sync takes its activations from registers. A sum over K may take its terms
+// in any order, as long as both operands use the same: with the order above a lane has 16
+// consecutive depths in four steps, and both operands are loaded by vectors.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_LAYOUT_H_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_LAYOUT_H_
@@ -33,18 +36,35 @@ static_assert(kTileColumns == 128 && kTileDepth == 128);
 inline constexpr int kActivationChunks = kTileDepth * 2 / 16;
 
 // Chunks are swizzled within a row (XOR with bits of the row), so that lanes that load together hit
-// different banks. [N, K]: eight lanes read four chunks of two rows that are four apart.
-JAXFP8_HD int KContiguousOffset(int row, int chunk) { return row * 128 + (chunk ^ (row & 4)) * 16; }
-// [K, N]: 32 lanes read two chunks of four rows that are sixteen apart.
-JAXFP8_HD int MnMajorOffset(int row, int chunk) {
-  return row * 128 + (chunk ^ (row >> 4 & 3) * 2) * 16;
+// different banks. [N, K]: for mma.sync, eight lanes read four chunks of two rows that are four
+// apart; for wgmma, 32 lanes read one chunk of eight such rows.
+template <bool kWgmma>
+JAXFP8_HD int KContiguousOffset(int row, int chunk) {
+  return row * 128 + (chunk ^ (kWgmma ? row >> 2 & 7 : row & 4)) * 16;
 }
-// Activations: eight lanes read every second chunk of two neighbouring rows.
+// [K, N]: 32 lanes read two chunks of four rows, which are sixteen apart for mma.sync and two for
+// wgmma.
+template <bool kWgmma>
+JAXFP8_HD int MnMajorOffset(int row, int chunk) {
+  return row * 128 + (chunk ^ (row >> (kWgmma ? 1 : 4) & 3) * 2) * 16;
+}
+// Activations for mma.sync: eight lanes read every second chunk of two neighbouring rows.
 JAXFP8_HD int ActivationOffset(int row, int chunk) { return row * 256 + (chunk ^ (row & 1)) * 16; }
+// Activations for wgmma: two halves of K, each of rows of 128 bytes with the instruction's own
+// swizzle of eight rows (kSwizzle128 of wgmma.cuh).
+JAXFP8_HD int WgmmaActivationOffset(int rows, int row, int chunk) {
+  return (chunk / 8 * rows + row) * 128 + ((chunk ^ row) & 7) * 16;
+}
 
-// The first of the four depths that a lane multiplies in a step, 0 to 7, of a tile.
-JAXFP8_HD int DepthOf(int lane, int step) {
-  return (step / 4) * 64 + (lane % 4) * 16 + step % 4 * 4;
+// A tile of sums in shared memory: rows of this many float32 for each column, and four more so that
+// lanes that store together hit different banks.
+inline constexpr int kSumPitch = kTileColumns + 4;
+
+// The i-th of the four depths that a lane multiplies in a step, 0 to 7, of a tile.
+template <bool kWgmma>
+JAXFP8_HD int DepthOf(int lane, int step, int i) {
+  return kWgmma ? 16 * step + lane % 4 * 2 + i / 2 * 8 + i % 2
+                : step / 4 * 64 + lane % 4 * 16 + step % 4 * 4 + i;
 }
 
 // The first of the four columns of a lane. The first two are rows g and g + 8 of the first fragment

@@ -65,22 +65,23 @@ __device__ __forceinline__ void AddNaN(const Codes& codes, float (&acc)[2][kRowF
 
 // acc += the products of a stage.
 template <class D, DType kWide, bool kMnMajor, int kRowFragments>
-__device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t* stage,
+__device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t* weights,
+                                              const uint8_t* activations,
                                               const ColumnParams& params,
                                               Accumulators<kRowFragments>& acc) {
   // Unrolled, both halves are in registers at once, for which wider tiles have no room. With 16
   // rows on an H200, one half at a time is 1.03x faster for [N, K] and 1.06x slower for [K, N].
 #pragma unroll(kRowFragments == 1 || (kRowFragments == 2 && kMnMajor) ? 2 : 1)
   for (int half = 0; half < 2; ++half) {
-    const Codes codes = LoadCodes<kMnMajor>(stage, threadIdx.x, half);
+    const Codes codes = LoadCodes<kMnMajor, false>(weights, threadIdx.x, half);
     // The whole warp takes one branch, so the instructions of a step stay together.
     const bool special = WarpHasSpecials<D>(codes);
     if ((D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points)) {
-      MultiplyCodes<D, kWide, kMnMajor, true>(codes, stage + kWeightBytes, half, params,
-                                              a.sign_flip, acc.values);
+      MultiplyCodes<D, kWide, kMnMajor, true>(codes, activations, half, params, a.sign_flip,
+                                              acc.values);
     } else {
-      MultiplyCodes<D, kWide, kMnMajor, false>(codes, stage + kWeightBytes, half, params,
-                                               a.sign_flip, acc.values);
+      MultiplyCodes<D, kWide, kMnMajor, false>(codes, activations, half, params, a.sign_flip,
+                                               acc.values);
     }
     if constexpr (D::kFlagsNaN) {
       if (special) AddNaN<D, kWide, kMnMajor>(codes, acc.values);

@@ -5,9 +5,8 @@
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
-#include "cuda/kernels/sm80_w8a16/pack_activations.cuh"
 #include "cuda/kernels/sm80_w8a16/path.h"
-#include "cuda/kernels/sm80_w8a16/split_k.cuh"
+#include "cuda/kernels/sm80_w8a16/reduce_partials.cuh"
 
 namespace jaxfp8::cuda {
 namespace w8a16 {
@@ -56,6 +55,22 @@ bool Empty(const Problem& problem) {
   return problem.batch == 0 || problem.rows == 0 || problem.columns == 0;
 }
 
+bool IsPlain(const Problem& problem) {
+  return problem.activation == Activation::kNone && !problem.amax && !problem.out_scale &&
+         !problem.rhs.zero_point && !IsEightBit(problem.out.dtype);
+}
+
+EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& buffers) {
+  EpilogueArguments e;
+  e.elementwise = MakeElementwise(problem, buffers);
+  e.plain = IsPlain(problem);
+  // With K = 0 there are no tiles along K, and so no scales.
+  if (problem.lhs.scale && problem.depth > 0) e.row_scales = buffers.lhs_scale;
+  e.row_tiles = problem.lhs.tiles;
+  e.wide = problem.lhs, e.weight = problem.rhs;
+  return e;
+}
+
 // The arguments, without the schedule and the partial tiles.
 Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   Arguments a;
@@ -70,8 +85,8 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.weight_pitch = weights.IsMnMajor() ? weights.depth : weights.free;
   a.weight_batch = weights.batch;
   a.activation_row = wide.free, a.activation_depth = wide.depth, a.activation_batch = wide.batch;
-  if (weights.scale) a.scales = buffers.rhs_scale;
-  if (weights.zero_point) a.zero_points = buffers.rhs_zero_point;
+  if (weights.scale && problem.depth > 0) a.scales = buffers.rhs_scale;
+  if (weights.zero_point && problem.depth > 0) a.zero_points = buffers.rhs_zero_point;
   a.scale_batch = tiles.batch_stride, a.scale_depth = tiles.depth_stride;
   a.scale_column = static_cast<int32_t>(tiles.free_stride);
   // A scale's tile may be longer than its axis.
@@ -82,76 +97,17 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.sign_flip = SignFlip(problem);
   a.weight = weights.dtype;
   a.has_zero_points = weights.zero_point || weights.dtype == DType::kU8;  // uint8 is int8 plus 128
+  a.epilogue = EpilogueArgumentsFor(problem, buffers);
   return a;
 }
 
-ReduceArguments ReduceArgumentsFor(const Problem& problem, const Buffers& buffers) {
-  ReduceArguments a;
-  const int row_fragments = RowFragmentsFor(problem);
-  a.elementwise = MakeElementwise(problem, buffers);
-  a.rows = static_cast<int32_t>(problem.rows), a.columns = static_cast<int32_t>(problem.columns);
-  a.depth = static_cast<int32_t>(problem.depth);
-  a.tile_rows = 8 * row_fragments;
-  a.stored_rows = std::min(a.rows, a.tile_rows);
-  // With K = 0 there are no tiles along K, and so no scales.
-  if (problem.lhs.scale && problem.depth > 0) a.row_scales = buffers.lhs_scale;
-  a.row_tiles = problem.lhs.tiles;
-  if (problem.rhs.zero_point && problem.depth > 0) a.zero_points = buffers.rhs_zero_point;
-  if (problem.rhs.scale) a.scales = buffers.rhs_scale;
-  a.activations = buffers.lhs;
-  a.wide = problem.lhs, a.weight = problem.rhs;
-  return a;
-}
-
-PackActivationsArguments PackActivationsArgumentsFor(const Problem& problem,
-                                                     const Buffers& buffers) {
-  PackActivationsArguments a;
-  const Side& wide = problem.lhs;
-  const int row_fragments = RowFragmentsFor(problem);
-  a.from = static_cast<const uint16_t*>(buffers.lhs);
-  a.to = static_cast<uint4*>(buffers.workspace);
-  a.row_stride = wide.free, a.depth_stride = wide.depth, a.batch_stride = wide.batch;
-  a.chunks = static_cast<int64_t>(PackedBytesOf(problem) / sizeof(uint4));
-  a.rows = static_cast<int32_t>(problem.rows), a.depth = static_cast<int32_t>(problem.depth);
-  a.tile_rows = 8 * row_fragments;
-  a.row_tiles = (a.rows + a.tile_rows - 1) / a.tile_rows;
-  a.depth_tiles = static_cast<int32_t>((problem.depth + kTileDepth - 1) / kTileDepth);
-  return a;
-}
-
-// Whether the code that runs on the device uses wgmma, and so packed activations: it was compiled
-// for sm_90a, not translated by the driver from PTX of an older architecture.
-std::string UsesPackedActivations(const Device& device, KernelFunction kernel, int row_fragments,
-                                  bool& packs) {
-  cudaFuncAttributes attributes;
-  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-  if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
-  packs = PacksActivations(row_fragments) && device.compute_capability == 90 &&
-          attributes.ptxVersion == 90;
-  return "";
-}
-
-cudaLaunchConfig_t LaunchOf(int64_t blocks, int threads, size_t shared, cudaStream_t stream) {
+cudaLaunchConfig_t LaunchOf(dim3 blocks, int threads, size_t shared, cudaStream_t stream) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared;
   config.stream = stream;
   return config;
-}
-
-// How many warps share the partial tiles of an output tile, so that each loads all of its at once.
-int SplitWarpsFor(const Schedule& schedule) {
-  const int64_t most = (schedule.depth_tiles + 2 * schedule.iterations_per_block - 2) /
-                       std::max(schedule.iterations_per_block, 1);
-  int split_warps = 1;
-  while (split_warps < kReduceWarps && most > kPartialsInFlight * split_warps) split_warps *= 2;
-  return split_warps;
-}
-
-bool IsPlain(const Problem& problem) {
-  return problem.activation == Activation::kNone && !problem.amax && !problem.out_scale &&
-         !problem.rhs.zero_point;
 }
 
 class W8A16Plan final : public Plan {
@@ -161,23 +117,28 @@ class W8A16Plan final : public Plan {
 
   // Fits the kernel to the device; returns what went wrong, or "".
   std::string Prepare() {
-    const int row_fragments = RowFragmentsFor(problem_), shared = SharedBytes(row_fragments);
     kernel_ = KernelOf(problem_);
-    bool packs = false;
-    std::string wrong = UsesPackedActivations(device_, kernel_, row_fragments, packs);
-    if (!wrong.empty()) return wrong;
-    packed_ = packs ? PackedBytesOf(problem_) : 0;
-    cudaError_t status =
-        cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    cudaFuncAttributes attributes;
+    cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_);
+    if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
+    // What the code that runs on the device was compiled for: the driver may have translated it
+    // from PTX of an older architecture.
+    clusters_ = attributes.ptxVersion >= 90;
+    status = cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, Shared());
     if (status != cudaSuccess) return CudaError(status, "cudaFuncSetAttribute");
     int blocks = 0;
-    status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel_, kThreads, shared);
+    status = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel_, kThreads, Shared());
     if (status != cudaSuccess) {
       return CudaError(status, "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     }
     if (blocks == 0) return "`sm80_w8a16` does not fit on a multiprocessor of the device";
-    blocks_at_once_ = static_cast<int64_t>(blocks) * device_.multiprocessors;
-    return WhyNotWorkspace(problem_, packed_, workspace_);
+    Capacity capacity = CapacityOf(problem_, device_.multiprocessors, blocks, workspace_);
+    if (clusters_) {
+      const std::string wrong = CountClusters(capacity);
+      if (!wrong.empty()) return wrong;
+    }
+    schedule_ = MakeSchedule(problem_, capacity);
+    return "";
   }
 
   std::string Run(const Buffers& given, cudaStream_t stream) const override {
@@ -188,77 +149,59 @@ class W8A16Plan final : public Plan {
       return "`sm80_w8a16` was planned for a workspace of " + std::to_string(workspace_) +
              " bytes and got " + std::to_string(buffers.workspace_bytes);
     }
-    if (packed_ > 0) wrong = LaunchPackActivations(buffers, stream);
-    const int64_t output_tiles = OutputTiles(problem_);
-    for (int64_t first = 0; first < output_tiles && wrong.empty();) {
-      const Schedule schedule =
-          MakeSchedule(problem_, blocks_at_once_, workspace_ - packed_, first);
-      if (problem_.depth > 0) wrong = LaunchMainloop(schedule, buffers, stream);
-      if (wrong.empty()) wrong = LaunchReduce(schedule, buffers, stream);
-      first += schedule.output_tiles;
-    }
+    Arguments arguments = ArgumentsFor(problem_, buffers);
+    arguments.schedule = schedule_;
+    arguments.partials = static_cast<float*>(buffers.workspace);
+    wrong = LaunchMainloop(arguments, stream);
+    if (wrong.empty() && schedule_.split > 1 && !clusters_) wrong = LaunchReduce(arguments, stream);
     return wrong;
   }
 
  private:
-  float* PartialsOf(const Buffers& buffers) const {
-    return reinterpret_cast<float*>(static_cast<char*>(buffers.workspace) + packed_);
-  }
-
-  // overlaps: the kernel may start before the launch before it has ended (programmatic dependent
-  // launch), and waits for it with `WaitForPrerequisiteGrids`.
-  template <typename Kernel, typename Given>
-  std::string Launch(const char* what, cudaLaunchConfig_t config, bool overlaps, Kernel kernel,
-                     const Given& given) const {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = overlaps && device_.compute_capability >= 90 ? 1 : 0;
-    return CudaError(cudaLaunchKernelEx(&config, kernel, given), what);
-  }
-
-  std::string LaunchPackActivations(const Buffers& buffers, cudaStream_t stream) const {
-    const PackActivationsArguments arguments = PackActivationsArgumentsFor(problem_, buffers);
-    const int64_t blocks =
-        (arguments.chunks + kPackActivationsThreads - 1) / kPackActivationsThreads;
-    return Launch("sm80_w8a16 pack", LaunchOf(blocks, kPackActivationsThreads, 0, stream), false,
-                  PackActivations, arguments);
-  }
-
-  std::string LaunchMainloop(const Schedule& schedule, const Buffers& buffers,
-                             cudaStream_t stream) const {
-    Arguments arguments = ArgumentsFor(problem_, buffers);
-    arguments.schedule = schedule;
-    arguments.partials = PartialsOf(buffers);
-    if (packed_ > 0) {
-      arguments.activations = static_cast<const uint16_t*>(buffers.workspace);
-      const int64_t tiles = int64_t{schedule.row_tiles} * schedule.depth_tiles;
-      const int64_t batch = tiles * PackedBytes(RowFragmentsFor(problem_)) / 2;
-      arguments.activation_batch = problem_.lhs.batch == 0 ? 0 : batch;
+  // How many clusters of each size run at a time. Fewer than blocks divided by their size, since a
+  // cluster has to fit a group of multiprocessors of which devices have more and less whole ones.
+  std::string CountClusters(Capacity& capacity) const {
+    for (int split = 2; split <= kMaxSplit; ++split) {
+      cudaLaunchAttribute attribute = {};
+      const cudaLaunchConfig_t config = LaunchOfClusters(split, split, nullptr, attribute);
+      int clusters = 0;
+      const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config);
+      if (status != cudaSuccess) return CudaError(status, "cudaOccupancyMaxActiveClusters");
+      capacity.tiles[split] = clusters;
     }
-    const auto shared = static_cast<size_t>(SharedBytes(RowFragmentsFor(problem_)));
-    const bool overlaps = packed_ > 0 && schedule.first == 0;
-    return Launch("sm80_w8a16", LaunchOf(schedule.blocks, kThreads, shared, stream), overlaps,
-                  kernel_, arguments);
+    return "";
   }
 
-  std::string LaunchReduce(const Schedule& schedule, const Buffers& buffers,
-                           cudaStream_t stream) const {
-    ReduceArguments arguments = ReduceArgumentsFor(problem_, buffers);
-    arguments.schedule = schedule;
-    arguments.partials = PartialsOf(buffers);
-    arguments.split_warps = SplitWarpsFor(schedule);
-    const int64_t blocks_at_once = int64_t{kReduceBlocksPerSm} * device_.multiprocessors;
-    const int at_once = kReduceWarps / arguments.split_warps;
-    const int most = (arguments.stored_rows + at_once - 1) / at_once;
-    arguments.blocks_per_tile =
-        static_cast<int32_t>(std::clamp<int64_t>(blocks_at_once / schedule.output_tiles, 1, most));
-    const int64_t blocks = int64_t{schedule.output_tiles} * arguments.blocks_per_tile;
-    if (blocks >> 31) return "`sm80_w8a16` has more outputs than a launch has blocks";
-    return Launch("sm80_w8a16 finish", LaunchOf(blocks, kReduceThreads, 0, stream),
-                  problem_.depth > 0,
-                  IsPlain(problem_) ? ReducePartials<true> : ReducePartials<false>, arguments);
+  int Shared() const { return SharedBytes(RowFragmentsFor(problem_)); }
+
+  // attribute: of the launch, which has to live as long
+  cudaLaunchConfig_t LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
+                                      cudaLaunchAttribute& attribute) const {
+    const dim3 blocks(static_cast<unsigned>(tiles), static_cast<unsigned>(split));
+    cudaLaunchConfig_t config = LaunchOf(blocks, kThreads, Shared(), stream);
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = 1, attribute.val.clusterDim.y = blocks.y;
+    attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = clusters_ && split > 1 ? 1 : 0;
+    return config;
+  }
+
+  std::string LaunchMainloop(const Arguments& arguments, cudaStream_t stream) const {
+    cudaLaunchAttribute attribute = {};
+    const cudaLaunchConfig_t config =
+        LaunchOfClusters(schedule_.output_tiles, schedule_.split, stream, attribute);
+    return CudaError(cudaLaunchKernelEx(&config, kernel_, arguments), "sm80_w8a16");
+  }
+
+  std::string LaunchReduce(const Arguments& arguments, cudaStream_t stream) const {
+    const int tile_rows = 8 * RowFragmentsFor(problem_);
+    const int quads = std::min(arguments.rows, tile_rows) * kTileColumns / 4;
+    const auto blocks = static_cast<unsigned>((quads + kReduceThreads - 1) / kReduceThreads);
+    const cudaLaunchConfig_t config = LaunchOf(
+        dim3(static_cast<unsigned>(schedule_.output_tiles), blocks), kReduceThreads, 0, stream);
+    return CudaError(cudaLaunchKernelEx(&config, ReducePartials, arguments, tile_rows),
+                     "sm80_w8a16 reduce");
   }
 
   Problem problem_;  // rhs is the 8-bit side
@@ -266,8 +209,8 @@ class W8A16Plan final : public Plan {
   bool swapped_;
   size_t workspace_;
   KernelFunction kernel_ = nullptr;
-  size_t packed_ = 0;           // bytes of packed activations, which precede the partial tiles
-  int64_t blocks_at_once_ = 1;  // that the device runs
+  Schedule schedule_;
+  bool clusters_ = false;  // blocks that share an output tile are a cluster
 };
 
 std::unique_ptr<Plan> Make(const Problem& problem, const Device& device, size_t workspace,

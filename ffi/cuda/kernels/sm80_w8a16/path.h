@@ -8,10 +8,9 @@
 namespace jaxfp8::cuda {
 
 // For skinny products, where reading the weights takes the time; correct for any number of rows.
-// Either side may be the 8-bit one. A call has two launches, three on sm_90 with more than 16 rows:
-//   PackActivations   activations to packed tiles         pack_activations.cuh
-//   Sm80W8A16         partial tiles of float32            mainloop.cuh
-//   ReducePartials    split-K reduction and epilogue      split_k.cuh
+// Either side may be the 8-bit one. A call has one launch, before sm_90 at times a second:
+//   Sm80W8A16         the product, its split-K reduction in a cluster, and the epilogue
+//   mainloop.cuh ReducePartials    reduction and epilogue on devices without clusters split_k.cuh
 extern const Path kSm80W8A16;
 
 }  // namespace jaxfp8::cuda

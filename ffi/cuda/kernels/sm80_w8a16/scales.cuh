@@ -15,16 +15,15 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Where the scales of a lane's four columns begin. Each takes a division, so they are computed once
-// per output tile.
+// Where the scales of a lane's four columns begin. Each takes a division, so they are computed
+// once.
 struct ScaleOffsets {
   int64_t batch;
   int32_t values[4];
 
-  __device__ __forceinline__ ScaleOffsets(const Arguments& a, const TileCoord& coord)
-      : batch(coord.batch * a.scale_batch) {
-    const int32_t first =
-        coord.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
+  // first  the first of the four columns
+  __device__ __forceinline__ ScaleOffsets(const Arguments& a, int32_t batch_index, int32_t first)
+      : batch(batch_index * a.scale_batch) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int32_t column = min(first + j, a.columns - 1);

@@ -1,6 +1,7 @@
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cuda/kernels/sm80_w8a16/layout.h"
@@ -8,35 +9,43 @@
 namespace jaxfp8::cuda::w8a16 {
 namespace {
 
-// A block with fewer iterations spends its time on filling the pipeline; with more, multiprocessors
-// stay idle. On an H200, 4 is 1.03x to 1.07x slower for 1 to 16 rows of 1024 x 8192 weights.
-constexpr int64_t kMinIterationsPerBlock = 2;
+// Blocks that run at a time on the largest device without clusters: three on each of the 128
+// multiprocessors of a full A100, limited by shared memory.
+constexpr int64_t kMaxBlocksAtOnce = 3 * 128;
 
-// Blocks that run at a time on the largest device the kernel is compiled for: 3 on each of the 148
-// multiprocessors of a B200, limited by shared memory.
-constexpr int64_t kMaxBlocksAtOnce = 3 * 148;
+// A block with fewer tiles of K spends its time on filling the pipeline.
+constexpr int64_t kMinDepthTiles = 2;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t DepthTiles(const Problem& problem) { return Ceil(problem.depth, kTileDepth); }
 
-// How many of `blocks_at_once` blocks have work in so many output tiles.
-int64_t UsefulBlocks(const Problem& problem, int64_t output_tiles, int64_t blocks_at_once) {
-  const int64_t useful =
-      std::max(output_tiles, output_tiles * DepthTiles(problem) / kMinIterationsPerBlock);
-  return std::min(blocks_at_once, useful);
+// What a third block on a multiprocessor makes of the time: one row waits longer for memory, with
+// 64 rows more of the arithmetic overlaps.
+double ThirdBlock(int row_fragments) {
+  return row_fragments == 1 ? 1.1 : row_fragments == 8 ? 0.93 : 1.0;
 }
 
-// How many of the `left` output tiles one launch computes, with room for `partials` partial tiles.
-// All of them, if three quarters of the useful blocks still get a partial tile, because a further
-// launch costs more than idle blocks. Otherwise as many as leave a partial tile for every block,
-// or, with too little room for that, as many as keep the blocks that have one busy.
-int64_t TilesPerLaunch(const Problem& problem, int64_t blocks_at_once, int64_t partials,
-                       int64_t left) {
-  const int64_t busy = UsefulBlocks(problem, left, blocks_at_once);
-  if (partials - left + 1 >= busy - busy / 4) return left;
-  const int64_t few = partials / (1 + DepthTiles(problem) / kMinIterationsPerBlock);
-  return std::clamp<int64_t>(std::max(partials - blocks_at_once, few), 1, left);
+// The time that an output tile split so takes, in tiles of K. Fitted to measurements on an H100.
+// Clusters are not spread evenly: above 0.85 blocks a multiprocessor some have one more. A second
+// block on a multiprocessor costs no time, since one alone waits half of it. Adding up a rank's
+// sums takes 0.7 of a tile.
+double CostOf(const Problem& problem, const Capacity& capacity, int split) {
+  const auto blocks = static_cast<double>(OutputTiles(problem) * split);
+  const double spread = std::ceil(blocks / (0.85 * static_cast<double>(capacity.multiprocessors)));
+  const double overlap = spread == 3 ? ThirdBlock(RowFragmentsFor(problem)) : 1.0;
+  const auto depth_tiles = static_cast<double>(Ceil(DepthTiles(problem), split));
+  return std::max(spread, 2.0) * depth_tiles * overlap + 0.7 * split;
+}
+
+int BestSplit(const Problem& problem, const Capacity& capacity) {
+  int best = 1;
+  for (int split = 2; split <= kMaxSplit && split * kMinDepthTiles <= DepthTiles(problem);
+       ++split) {
+    if (OutputTiles(problem) > capacity.tiles[split]) continue;
+    if (CostOf(problem, capacity, split) < CostOf(problem, capacity, best)) best = split;
+  }
+  return best;
 }
 
 bool ScalesVaryAlongDepth(const Problem& problem) {
@@ -105,36 +114,26 @@ size_t PartialTileBytes(const Problem& problem) {
   return sizeof(float) * static_cast<size_t>(rows * kTileColumns);
 }
 
-size_t PackedBytesOf(const Problem& problem) {
-  const int row_fragments = RowFragmentsFor(problem);
-  const int64_t batches = problem.lhs.batch == 0 ? 1 : problem.batch;
-  return static_cast<size_t>(batches * Ceil(problem.rows, 8 * row_fragments) *
-                             DepthTiles(problem)) *
-         PackedBytes(row_fragments);
-}
-
-Schedule MakeSchedule(const Problem& problem, int64_t blocks_at_once, size_t workspace,
-                      int64_t first) {
-  const int row_fragments = RowFragmentsFor(problem);
+Schedule MakeSchedule(const Problem& problem, const Capacity& capacity) {
   Schedule s;
   s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
-  s.row_tiles = static_cast<int32_t>(Ceil(problem.rows, 8 * row_fragments));
+  s.row_tiles = static_cast<int32_t>(Ceil(problem.rows, 8 * RowFragmentsFor(problem)));
   s.depth_tiles = static_cast<int32_t>(DepthTiles(problem));
-  s.first = static_cast<int32_t>(first);
-  const auto partials = static_cast<int64_t>(workspace / PartialTileBytes(problem));
-  s.output_tiles = static_cast<int32_t>(
-      TilesPerLaunch(problem, blocks_at_once, partials, OutputTiles(problem) - first));
-  if (problem.depth == 0) return s;
-  s.SplitAmong(std::min(partials - s.output_tiles + 1,
-                        UsefulBlocks(problem, s.output_tiles, blocks_at_once)));
+  s.output_tiles = static_cast<int32_t>(OutputTiles(problem));
+  s.split = BestSplit(problem, capacity);
   return s;
 }
 
-std::string WhyNotWorkspace(const Problem& problem, size_t packed, size_t workspace) {
-  const size_t least = packed + PartialTileBytes(problem);
-  if (workspace >= least) return "";
-  return "`sm80_w8a16` needs a workspace of at least " + std::to_string(least) + " bytes and got " +
-         std::to_string(workspace);
+Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blocks_per_sm,
+                    size_t workspace) {
+  Capacity capacity;
+  capacity.multiprocessors = multiprocessors;
+  const size_t tile_bytes = std::max<size_t>(1, PartialTileBytes(problem));
+  for (int split = 1; split <= kMaxSplit; ++split) {
+    const auto fits = static_cast<int64_t>(workspace / tile_bytes / static_cast<size_t>(split));
+    capacity.tiles[split] = std::min(multiprocessors * blocks_per_sm / split, fits);
+  }
+  return capacity;
 }
 
 std::string WhyNotForm(const Problem& problem) {
@@ -149,8 +148,9 @@ std::string WhyNotProblem(const Problem& problem, const Device& device) {
            std::to_string(device.compute_capability / 10) + "." +
            std::to_string(device.compute_capability % 10);
   }
-  if (static_cast<int>(device.shared_bytes) < SharedBytes(RowFragmentsFor(problem))) {
-    return "it needs " + std::to_string(SharedBytes(RowFragmentsFor(problem))) +
+  const int shared = SharedBytes(RowFragmentsFor(problem));
+  if (static_cast<int>(device.shared_bytes) < shared) {
+    return "it needs " + std::to_string(shared) +
            " bytes of shared memory per block, and the device has " +
            std::to_string(device.shared_bytes);
   }
@@ -158,10 +158,14 @@ std::string WhyNotProblem(const Problem& problem, const Device& device) {
 }
 
 size_t BestWorkspace(const Problem& problem) {
-  const size_t packed = PacksActivations(RowFragmentsFor(problem)) ? PackedBytesOf(problem) : 0;
-  const int64_t output_tiles = OutputTiles(problem);
-  const int64_t partials = output_tiles + UsefulBlocks(problem, output_tiles, kMaxBlocksAtOnce) - 1;
-  return packed + static_cast<size_t>(std::max<int64_t>(partials, 1)) * PartialTileBytes(problem);
+  const int64_t weights =
+      (problem.rhs.batch == 0 ? 1 : problem.batch) * problem.columns * problem.depth;
+  const int64_t tiles = std::max<int64_t>(1, OutputTiles(problem));
+  const auto tile_bytes = static_cast<int64_t>(PartialTileBytes(problem));
+  const int64_t room = weights / 10 / tiles / std::max<int64_t>(1, tile_bytes);
+  const int64_t split = std::min(
+      {int64_t{kMaxSplit}, kMaxBlocksAtOnce / tiles, DepthTiles(problem) / kMinDepthTiles, room});
+  return split > 1 ? static_cast<size_t>(split * tiles * tile_bytes) : 0;
 }
 
 bool HasWeightsOnLeft(const Problem& problem) {

@@ -1,14 +1,11 @@
 // Multiplies a stage of `sm80_w8a16` with `wgmma`, the instruction of four warps of sm_90a.
 //
-//   shared weights, codes                          shared activations, packed
+//   shared weights, codes                          shared activations, swizzled
 //      | LoadCodes, DecodeStep (fragments.h)           |
 //   registers: A fragments, as for mma.sync            |  read by the tensor cores themselves
 //      +---- wgmma.m64nNk16, N = 8 * kRowFragments ----+
 //            acc += A * B, asynchronously: the next two steps are decoded meanwhile
 //
-// The instruction needs the activations as blocks of 8 rows x 8 depths, and the depths in the order
-// in which lanes hold the weights. `PackActivations` stores them so beforehand.
-
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_WGMMA_STAGE_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_WGMMA_STAGE_CUH_
 
@@ -43,13 +40,13 @@ __device__ __forceinline__ void InsertNaN(const Codes& codes, uint32_t (&fragmen
 // acc += the products of a stage, two steps per pass: the tensor cores work on one pair of steps
 // while the next pair is decoded.
 template <class D, DType kWide, bool kMnMajor, int kRowFragments>
-__device__ __forceinline__ void MultiplyStageWgmma(const Arguments& a, const uint8_t* stage,
-                                                   const ColumnParams& params,
+__device__ __forceinline__ void MultiplyStageWgmma(const Arguments& a, const uint8_t* weights,
+                                                   uint32_t activations, const ColumnParams& params,
                                                    Accumulators<kRowFragments>& acc) {
-  const uint32_t activations = SharedAddress(stage + kWeightBytes);
+  constexpr int kHalfBytes = 8 * kRowFragments * 128;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    const Codes codes = LoadCodes<kMnMajor>(stage, threadIdx.x, half);
+    const Codes codes = LoadCodes<kMnMajor, true>(weights, threadIdx.x, half);
     const bool special = WarpHasSpecials<D>(codes);
     const bool full_decode =
         (D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points);
@@ -71,10 +68,8 @@ __device__ __forceinline__ void MultiplyStageWgmma(const Arguments& a, const uin
       WgmmaFence();
 #pragma unroll
       for (int in_pair = 0; in_pair < 2; ++in_pair) {
-        const int step = 4 * half + 2 * pair + in_pair;
         const uint64_t matrix =
-            SharedMatrixDescriptor(activations + step * PackedStepBytes(kRowFragments),
-                                   PackedStepBytes(kRowFragments) / 2, 128);
+            SwizzledMatrixDescriptor(activations + half * kHalfBytes + (2 * pair + in_pair) * 32);
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
           Wgmma<kWide, kRowFragments>(acc.values[m], fragments[in_pair][m], matrix);
