@@ -152,10 +152,26 @@ class TestCudaWithoutGpu:
         trace = product.trace(jaxfp8.quantize(X), weight)
         assert "transpose" not in trace.lower(lowering_platforms=("cuda",)).as_text()
 
-    def test_scales_are_widened(self) -> None:
+    def test_scales_of_weights_go_in_as_they_are_stored(self) -> None:
         text = jax.jit(jaxfp8.matmul).trace(X, QW16).lower(lowering_platforms=("cuda",)).as_text()
+        assert "stablehlo.convert" not in text
+        assert "tensor<1x1x16xbf16>) -> (" in text
+
+    def test_a_scale_that_a_function_rounds_is_rounded_by_the_call(self) -> None:
+        def model(x, codes, scale):
+            return x @ (codes.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16))
+
+        trace = jax.jit(jaxfp8.rewrite(model)).trace(X, QW.qvalue, QW.scale)
+        text = trace.lower(lowering_platforms=("cuda",)).as_text()
+        assert "rhs_scale_rounded = true" in text
+        assert "stablehlo.convert" not in text
+
+    @pytest.mark.parametrize("function", [jaxfp8.matmul, lambda x, w: jaxfp8.matmul(w.T, x.T)])
+    def test_scales_that_go_to_other_paths_are_widened(self, function) -> None:
+        many = jnp.ones((300, 32), jnp.bfloat16)
+        text = jax.jit(function).trace(many, QW16).lower(lowering_platforms=("cuda",)).as_text()
         (converted,) = [line for line in text.splitlines() if "stablehlo.convert" in line]
-        assert "(tensor<1x16xbf16>) -> tensor<1x16xf32>" in converted
+        assert "xbf16>) -> tensor<" in converted
 
     def test_zero_points_and_bias_are_widened(self) -> None:
         trace = jax.jit(with_bias).trace(X, AFFINE, BIAS)

@@ -207,6 +207,10 @@ struct Wanted {
   Slot data;
   Others others = kNoOthers;
   DType Buffers::* type = nullptr;  // set to its dtype, if others are allowed
+
+  bool IsScale() const {
+    return type == &Buffers::lhs_scale_type || type == &Buffers::rhs_scale_type;
+  }
 };
 
 Shape Copy(Dims dims) { return Shape(dims.begin(), dims.end()); }
@@ -271,7 +275,8 @@ std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& g
   for (size_t i = 0; i < wanted.size(); ++i) {
     const std::string name = "`" + std::string(wanted[i].name) + "`";
     const DType type = given[i].dtype;
-    const Others others = accepts == Accepts::kAsStored ? wanted[i].others : kNoOthers;
+    const bool as_stored = accepts == Accepts::kAsStored || wanted[i].IsScale();
+    const Others others = as_stored ? wanted[i].others : kNoOthers;
     if (!Carries(type, ParseDType(wanted[i].dtype)) && !others.has(type)) {
       return Say(name, "is a buffer of " + std::string(NameOf(type)), Needed(wanted[i], others));
     }
@@ -310,10 +315,6 @@ std::string CheckSpec(const ScaledDotSpec& spec) {
 
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
                         const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers) {
-  if (accepts == Accepts::kWidest && (spec.lhs.scale_rounded || spec.rhs.scale_rounded)) {
-    const std::string side = spec.lhs.scale_rounded ? "lhs" : "rhs";
-    return Say("attribute `" + side + "_scale_rounded`", "is set", "a CPU");
-  }
   const std::string wrong = Bind(WantedOperands(spec), operands, accepts, "operands", buffers);
   if (!wrong.empty()) return wrong;
   return Bind(WantedResults(spec), results, accepts, "results", buffers);

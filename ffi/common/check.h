@@ -37,9 +37,9 @@ using Slot = void* Buffers::*;
 // nothing is.
 std::string CheckSpec(const ScaledDotSpec& spec);
 
-// The types a platform takes for scales, zero points and the bias: float32 and int32 only, or any
-// wide float and 8-bit integer too.
-enum class Accepts : uint8_t { kWidest, kAsStored };
+// What a platform takes beside float32 and int32: any wide float for scales, or for the bias too,
+// and 8-bit integers for zero points.
+enum class Accepts : uint8_t { kScales, kAsStored };
 
 // Finds the buffers of an accepted spec. Returns what is wrong with them, "" if nothing is.
 std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,

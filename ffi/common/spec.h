@@ -8,6 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "common/dtype.h"
+
 namespace jaxfp8 {
 
 using Dims = std::span<const int64_t>;
@@ -21,7 +23,7 @@ struct OperandSpec {
   Dims tiles;
   bool scale = false;
   bool zero_point = false;
-  bool scale_rounded = false;  // the scale is rounded to bfloat16 as it is read; CPU only
+  bool scale_rounded = false;  // the scale is rounded to bfloat16 as it is read
 };
 
 // `y = activation(sum + residual + bias)`; `amax = max |y|`; `out = cast(y / out_scale)`.
@@ -46,10 +48,11 @@ struct ScaledDotSpec {
   std::string_view precision;
 };
 
-// A whole call, as its attributes state it.
+// A whole call, as its attributes state it, and the types of the scales that came with it.
 struct Request {
   ScaledDotSpec spec;
   std::string_view kernel;  // "" lets the library choose
+  DType lhs_scale_type = DType::kF32, rhs_scale_type = DType::kF32;
 };
 
 }  // namespace jaxfp8

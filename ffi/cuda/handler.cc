@@ -50,9 +50,11 @@ const KnownCall* Check(const CallKey& key, ffi::Dictionary attributes,
   if (wrong.empty()) wrong = CheckSpec(request.spec);
   jaxfp8::Buffers buffers;
   if (wrong.empty()) {
-    wrong = BindBuffers(request.spec, operands, results, Accepts::kWidest, buffers);
+    wrong = BindBuffers(request.spec, operands, results, Accepts::kScales, buffers);
   }
   if (!wrong.empty()) return nullptr;
+  request.lhs_scale_type = buffers.lhs_scale_type;
+  request.rhs_scale_type = buffers.rhs_scale_type;
   const Planned* planned = FindPlan(request, workspace_bytes, wrong);
   if (!planned) return nullptr;
   return TheCalls().Keep(key.text(),

@@ -54,6 +54,9 @@ struct Path {
   // Makes a plan that needs at most `workspace` bytes; null with `wrong` set on failure.
   std::unique_ptr<Plan> (*plan)(const Problem&, const Device&, size_t workspace,
                                 std::string& wrong);
+  // Whether it reads scales of 16 bits, and such as it has to round (`Side::scale_type`). Other
+  // paths are not asked for problems that have them.
+  bool reads_any_scale = false;
 };
 
 // "`what` failed: cudaErrorInvalidValue (invalid argument)", or "" for success.

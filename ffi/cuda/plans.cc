@@ -29,7 +29,7 @@ class Key {
   void operator()(const OperandSpec& side) {
     (*this)(side.dtype);
     for (Dims dims : {side.shape, side.contracting, side.batch, side.tiles}) (*this)(dims);
-    (*this)(int64_t{side.scale} + 2 * int64_t{side.zero_point});
+    (*this)(int64_t{side.scale} + 2 * int64_t{side.zero_point} + 4 * int64_t{side.scale_rounded});
   }
   void operator()(const EpilogueSpec& e) {
     (*this)(int64_t{e.has_residual} + 2 * int64_t{e.has_bias} + 4 * int64_t{e.has_out_scale} +
@@ -53,6 +53,9 @@ std::string KeyOf(const Request& request, int ordinal, size_t workspace_bytes) {
   key(request.spec.epilogue);
   key(request.spec.precision);
   key(request.kernel);
+  for (DType type : {request.lhs_scale_type, request.rhs_scale_type}) {
+    key(static_cast<int64_t>(type));
+  }
   return key.Take();
 }
 
@@ -98,6 +101,8 @@ std::string MakePlan(const Request& request, const Device& device, size_t worksp
                      Planned& planned) {
   std::string wrong = MakeProblem(request.spec, planned.problem);
   if (!wrong.empty()) return wrong;
+  planned.problem.lhs.scale_type = request.lhs_scale_type;
+  planned.problem.rhs.scale_type = request.rhs_scale_type;
   const Route route = RouteTo(planned.problem, device, request.kernel);
   if (!route.path) return "`jaxfp8_scaled_dot`: " + route.reason;
   const bool named = !request.kernel.empty();

@@ -62,6 +62,7 @@ std::string MakeSide(const OperandSpec& spec, const char* name, const Places& pl
   side.depth = strides[places.depth];
   side.scale = spec.scale;
   side.zero_point = spec.zero_point;
+  side.scale_rounded = spec.scale_rounded;
   if (tiled) side.tiles = MakeTiles(spec, places);
   return "";
 }

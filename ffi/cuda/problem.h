@@ -46,10 +46,14 @@ struct Side {
   DType dtype = DType::kNone;
   int64_t batch = 0, free = 0, depth = 0;
   bool scale = false, zero_point = false;
+  DType scale_type = DType::kF32;  // or bfloat16 or float16
+  bool scale_rounded = false;      // float32 scales are rounded to bfloat16 as they are read
   Tiles tiles;
 
   // [K, M] or [K, N], where the free axis is contiguous; else K is.
   JAXFP8_HD bool IsMnMajor() const { return depth != 1; }
+  // Whether scales are float32 that counts as it is.
+  bool HasPlainScales() const { return scale_type == DType::kF32 && !scale_rounded; }
 };
 
 // An array of the epilogue. The value for output (b, r, c) is at b * batch + r * row + c * column,
@@ -75,7 +79,7 @@ struct Problem {
 // The device pointers of one call; null where the problem has no array.
 struct Buffers {
   const void *lhs = nullptr, *rhs = nullptr;
-  const float* lhs_scale = nullptr;
+  const float* lhs_scale = nullptr;  // or of `Side::scale_type`
   const int32_t* lhs_zero_point = nullptr;
   const float* rhs_scale = nullptr;
   const int32_t* rhs_zero_point = nullptr;

@@ -32,6 +32,15 @@ std::vector<const Path*> InOrder(const Problem& problem) {
   return order;
 }
 
+// Why a path cannot compute a problem on a device, "" if it can.
+std::string WhyNot(const Path& path, const Problem& problem, const Device& device) {
+  const bool plain = problem.lhs.HasPlainScales() && problem.rhs.HasPlainScales();
+  if (!plain && !path.reads_any_scale) {
+    return "it reads scales of float32 alone, and does not round them";
+  }
+  return path.why_not(problem, device);
+}
+
 Route Named(const Problem& problem, const Device& device, std::string_view name) {
   std::string known;
   for (const Path* path : AllPaths()) {
@@ -39,7 +48,7 @@ Route Named(const Problem& problem, const Device& device, std::string_view name)
       known += (known.empty() ? "" : ", ") + std::string(path->name);
       continue;
     }
-    const std::string reason = path->why_not(problem, device);
+    const std::string reason = WhyNot(*path, problem, device);
     if (reason.empty()) return {path, ""};
     return {nullptr, "kernel `" + std::string(name) + "` cannot: " + reason};
   }
@@ -62,7 +71,7 @@ bool IsSkinny(const Problem& problem) {
 std::vector<Choice> Choices(const Problem& problem, const Device& device) {
   std::vector<Choice> choices;
   for (const Path* path : InOrder(problem)) {
-    choices.push_back({path, path->why_not(problem, device)});
+    choices.push_back({path, WhyNot(*path, problem, device)});
   }
   return choices;
 }

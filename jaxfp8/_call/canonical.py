@@ -152,6 +152,7 @@ class _Side:
             tiles=tuple(max(tiles[g], 1) for g in order),
             scale=old.scale,
             zero_point=old.zero_point,
+            scale_rounded=old.scale_rounded,
         )
         return cls(old, groups, order, new, repeated)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jaxfp8._call import canonical, ffi, reference, support, workspace
+from jaxfp8._call import canonical, ffi, reference, support, weight_only, workspace
 from jaxfp8._call.strictness import warn_once
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import ScaledDotSpec
@@ -49,9 +50,11 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
     ffi.register_if_it_runs_here("cuda")
     if canonical.is_empty(spec):
         return list(reference.scaled_dot(spec, *operands))
-    form = canonical.canonical(spec)
+    stored = _scales_as_stored(canonical.canonical(spec).spec, kernel)
     given = dict(zip(spec.operand_names(), operands, strict=True))
-    named = form.operands(reference.widened(spec, given))
+    form = canonical.canonical(_rounding_only(spec, stored))
+    wide = reference.widened(spec, {n: x for n, x in given.items() if n not in stored})
+    named = form.operands(given | wide)
     epilogue = form.spec.epilogue
     results = [(form.spec.out_shape, dtypes.storage(epilogue.out_dtype))]
     results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]
@@ -63,6 +66,30 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
         kernel=kernel,
     )
     return form.results(outputs)
+
+
+def _scales_as_stored(form: ScaledDotSpec, kernel: str) -> frozenset[str]:
+    """The scales that the call reads as they are stored, and rounds.
+
+    A conversion in front of a call is a kernel of its own: 1.4 us, where a product of one row takes
+    10. `sm80_w8a16` reads scales of its weights in any form, other paths in float32.
+    """
+    product = weight_only.WeightOnly.of(form)
+    if product is None or not product.is_certain(kernel):
+        return frozenset()
+    return frozenset({f"{product.weights}_scale"})
+
+
+def _rounding_only(spec: ScaledDotSpec, names: frozenset[str]) -> ScaledDotSpec:
+    """The problem whose scales of other names are rounded already."""
+    sides = {"lhs": spec.lhs, "rhs": spec.rhs}
+    kept = {
+        name: dataclasses.replace(
+            side, scale_rounded=side.scale_rounded and f"{name}_scale" in names
+        )
+        for name, side in sides.items()
+    }
+    return dataclasses.replace(spec, **kept)
 
 
 _lower_cuda = mlir.lower_fun(_call_cuda, multiple_results=True)

@@ -18,7 +18,8 @@ from jaxfp8._value import dtypes
 ACTIVATIONS = ("none", "relu", "gelu_tanh", "gelu_erf", "silu")
 
 # Dtypes of operands: the one that the call defines, and narrower ones. The CPU reads these as they
-# are stored, without a conversion in front of the call.
+# are stored, without a conversion in front of the call, a GPU the scales of weights that 16-bit
+# values multiply.
 AS_STORED: dict[str, tuple[np.dtype, tuple[np.dtype, ...]]] = {
     "lhs_scale": (np.dtype(np.float32), dtypes.SIXTEEN_BIT_FLOATS),
     "lhs_zero_point": (dtypes.INT32, dtypes.EIGHT_BIT_INTS),
@@ -55,7 +56,7 @@ class OperandSpec:
       scale: whether a scale of shape `tile_counts(shape, tiles)` is given.
       zero_point: whether a zero point of that shape is given (int8 and uint8 only).
       scale_rounded: whether the float32 scale is rounded to bfloat16 as it is read. A cast in
-        front of the call would do the same, but on the CPU can take longer than the product.
+        front of the call would do the same, but can take longer than the product.
     """
 
     dtype: str

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 from gpu import products
-from gpu.products import check, draw, matrices, run
+from gpu.products import ACCUMULATION, check, draw, matrices, run
 
+import oracle
 import specs
 from jaxfp8._ops import int8_compute
 from jaxfp8._value import dtypes
@@ -54,6 +55,49 @@ def test_weight_only_products(activations, weights, rhs_first, size):
 def test_weight_only_products_with_blocks(m, tiles, rhs_first):
     spec = matrices("bfloat16", "float8_e4m3fn", m, 512, 384, rhs_first=rhs_first, rhs_tiles=tiles)
     check(spec, draw(2, spec))
+
+
+def in_form(spec, operands, form: str, side: str = "rhs"):
+    """The problem with the scales of a side in float32 to be rounded, or in 16 bits."""
+    name = f"{side}_scale"
+    if form != "rounded":
+        return spec, operands | {name: operands[name].astype(np.dtype(form))}
+    rounding = dataclasses.replace(getattr(spec, side), scale_rounded=True)
+    return dataclasses.replace(spec, **{side: rounding}), operands
+
+
+@pytest.mark.parametrize("form", ["rounded", "bfloat16", "float16"])
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+@pytest.mark.parametrize("size", [(1, 300, 130), (17, 1100, 72), (64, 512, 200), (300, 160, 72)])
+def test_scales_of_weights_count_as_they_are_stored(size, rhs_first, form):
+    m, k, n = size
+    for weights, tiles, kernel in (
+        ("float8_e4m3fn", (1, k), ""),
+        ("float8_e5m2", (1, 128), "sm80_w8a16"),
+        ("uint8", (n, k), ""),
+    ):
+        spec = matrices(
+            "bfloat16", weights, m, k, n, rhs_first=rhs_first, rhs_tiles=tiles, zero_points=True
+        )
+        operands = draw(2, spec)
+        given, stored = in_form(spec, operands, form)
+        out, _, _ = run(given, stored, kernel)
+        bits = np.dtype("bfloat16" if form == "rounded" else form)
+        exact = operands | {"rhs_scale": operands["rhs_scale"].astype(bits).astype(np.float32)}
+        oracle.assert_within_bound(spec, exact, out, None, ACCUMULATION["sm80_w8a16"])
+
+
+@pytest.mark.parametrize("form", ["rounded", "bfloat16"])
+def test_a_scale_of_a_weight_on_the_left_counts_as_it_is_stored(form):
+    spec = matrices("int8", "bfloat16", 24, 128, 8, lhs_tiles=(1, 128), rhs_tiles=(1, 128))
+    given, stored = in_form(spec, draw(3, spec), form, "lhs")
+    given, stored = in_form(given, stored, form, "rhs")
+    out, _, _ = run(given, stored)
+    rounded = {
+        name: x.astype(np.dtype("bfloat16")).astype(np.float32) if "scale" in name else x
+        for name, x in stored.items()
+    }
+    oracle.assert_within_bound(spec, rounded, out, None, ACCUMULATION["sm80_w8a16"])
 
 
 @pytest.mark.parametrize("lhs_first", [True, False], ids=["KM", "MK"])

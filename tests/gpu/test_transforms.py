@@ -179,8 +179,8 @@ def test_a_scale_that_the_function_rounds():
     close(out, on_cpu(model, *args), 2**-8)
 
 
-def test_scales_are_not_rounded_by_the_call():
-    """As they are on a CPU: an attribute that would be ignored is refused."""
+def test_scales_that_no_path_rounds_are_refused():
+    """Those of weights beside 16-bit values are rounded. An attribute is never ignored."""
     side = OperandSpec(
         dtype="float8_e4m3fn",
         shape=(1, 128, 128),
@@ -196,7 +196,7 @@ def test_scales_are_not_rounded_by_the_call():
     call = jax.ffi.ffi_call(ffi.TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
     ffi.ensure_registered("cuda")
     operands = jnp.ones(side.shape, np.uint8), jnp.ones(side.shape, np.uint8), jnp.ones((1, 1, 1))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="`rhs_scale_rounded` is set, but needs a"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="reads scales of float32 alone"):
         jax.block_until_ready(call(*operands, **spec.attributes(), kernel=""))
 
 

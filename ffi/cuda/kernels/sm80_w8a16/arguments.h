@@ -21,6 +21,10 @@ struct EpilogueArguments {
   Side wide, weight;
 };
 
+// How the scales of the weights are stored: float32, float32 that counts as rounded to bfloat16, or
+// 16 bits.
+enum class ScaleForm : uint8_t { kF32, kRounded, kBF16, kF16 };
+
 // What the kernel reads first comes first: each further cache line of constants is a miss. Strides
 // are in elements.
 struct Arguments {
@@ -34,13 +38,14 @@ struct Arguments {
   int64_t weight_pitch = 0;   // from row to row, a row as in shared memory (layout.h)
   int64_t weight_batch = 0;
   int64_t activation_row = 0, activation_depth = 0, activation_batch = 0;
-  const float* scales = nullptr;         // or null
+  const void* scales = nullptr;          // or null
   const int32_t* zero_points = nullptr;  // or null
   int64_t scale_batch = 0, scale_depth = 0;
   int32_t scale_column = 0;
   int32_t depth_tiles_per_scale = 1;  // depth tiles that share a scale
   int32_t tile_columns = 1;           // columns that share a scale
   uint32_t sign_flip = 0;             // from `Decoder::SignFlip`
+  ScaleForm scale_form = ScaleForm::kF32;
   DType weight = DType::kNone;
   bool has_zero_points = false;  // or codes that need one: uint8 is int8 plus 128
   EpilogueArguments epilogue;

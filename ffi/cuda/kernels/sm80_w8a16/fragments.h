@@ -30,7 +30,7 @@ struct alignas(16) Vector16 {
 
 // Scales and zero points of a lane's four columns, for one scale block.
 struct ColumnParams {
-  float scale[4];
+  uint32_t scale[4];        // as they are stored (scales.cuh)
   uint32_t zero_addend[4];  // of `Decoder::ZeroPointAddend`
 };
 

@@ -89,7 +89,7 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
         MultiplyStage<D, kWide, kMnMajor>(a, weights, activations, params, acc);
       }
     }
-    ScaleAccumulators(params, D::kFactor, acc, scaled_acc);
+    ScaleAccumulators(params, a.scale_form, D::kFactor, acc, scaled_acc);
   }
 }
 

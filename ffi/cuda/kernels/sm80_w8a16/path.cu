@@ -38,6 +38,12 @@ uint32_t SignFlip(const Problem& problem) {
              : Decoder<DType::kS8, DType::kF16>::SignFlip(problem.rhs.dtype);
 }
 
+ScaleForm ScaleFormOf(const Side& side) {
+  if (side.scale_rounded) return ScaleForm::kRounded;
+  if (side.scale_type == DType::kBF16) return ScaleForm::kBF16;
+  return side.scale_type == DType::kF16 ? ScaleForm::kF16 : ScaleForm::kF32;
+}
+
 KernelFunction KernelOf(const Problem& problem) {
   const int row_fragments = RowFragmentsFor(problem);
   const bool mn_major = problem.rhs.IsMnMajor();
@@ -85,7 +91,10 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.weight_pitch = weights.IsMnMajor() ? weights.depth : weights.free;
   a.weight_batch = weights.batch;
   a.activation_row = wide.free, a.activation_depth = wide.depth, a.activation_batch = wide.batch;
-  if (weights.scale && problem.depth > 0) a.scales = buffers.rhs_scale;
+  if (weights.scale && problem.depth > 0) {
+    a.scales = buffers.rhs_scale;
+    a.scale_form = ScaleFormOf(weights);
+  }
   if (weights.zero_point && problem.depth > 0) a.zero_points = buffers.rhs_zero_point;
   a.scale_batch = tiles.batch_stride, a.scale_depth = tiles.depth_stride;
   a.scale_column = static_cast<int32_t>(tiles.free_stride);
@@ -225,6 +234,6 @@ std::unique_ptr<Plan> Make(const Problem& problem, const Device& device, size_t 
 }  // namespace
 }  // namespace w8a16
 
-const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::Make};
+const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::Make, true};
 
 }  // namespace jaxfp8::cuda

@@ -10,6 +10,7 @@
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_SCALES_CUH_
 
 #include "cuda/kernels/common/decode16.cuh"
+#include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
 #include "cuda/kernels/sm80_w8a16/fragments.h"
 
@@ -32,6 +33,25 @@ struct ScaleOffsets {
   }
 };
 
+// A scale as it is stored. `ScaleOf` makes a float of it, where the sums are scaled: so nothing waits
+// for the load before.
+__device__ __forceinline__ uint32_t LoadScale(const Arguments& a, int64_t at) {
+  if (a.scale_form >= ScaleForm::kBF16) return __ldg(static_cast<const uint16_t*>(a.scales) + at);
+  return __ldg(static_cast<const uint32_t*>(a.scales) + at);
+}
+__device__ __forceinline__ float ScaleOf(ScaleForm form, uint32_t stored) {
+  switch (form) {
+    case ScaleForm::kF32:
+      return __uint_as_float(stored);
+    case ScaleForm::kRounded:
+      return DecodeBF16(EncodeBF16(__uint_as_float(stored)));
+    case ScaleForm::kBF16:
+      return DecodeFloat16<DType::kBF16>(stored);
+    default:
+      return DecodeFloat16<DType::kF16>(stored);
+  }
+}
+
 // Loads the scales and zero points of a lane's columns for one block of K.
 //   D            the `Decoder`
 //   scale_block  index of the block along K
@@ -41,7 +61,7 @@ __device__ __forceinline__ void LoadColumnParams(const Arguments& a, const Scale
   const int64_t origin = offsets.batch + scale_block * a.scale_depth;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    params.scale[j] = a.scales ? __ldg(a.scales + origin + offsets.values[j]) : 1.0f;
+    params.scale[j] = a.scales ? LoadScale(a, origin + offsets.values[j]) : __float_as_uint(1.0f);
   }
   if constexpr (D::kInteger) {
 #pragma unroll
@@ -59,9 +79,12 @@ __device__ __forceinline__ void LoadColumnParams(const Arguments& a, const Scale
 // of accumulators have scales that are constant along K: there scaled_acc = acc * scales.
 //   factor  what `Decoder::kFactor` left to the scale
 template <int kRowFragments>
-__device__ __forceinline__ void ScaleAccumulators(const ColumnParams& params, float factor,
-                                                  Accumulators<kRowFragments>& acc,
+__device__ __forceinline__ void ScaleAccumulators(const ColumnParams& params, ScaleForm form,
+                                                  float factor, Accumulators<kRowFragments>& acc,
                                                   Accumulators<kRowFragments>& scaled_acc) {
+  float scale[4];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) scale[j] = ScaleOf(form, params.scale[j]);
 #pragma unroll
   for (int m = 0; m < 2; ++m) {
 #pragma unroll
@@ -69,7 +92,7 @@ __device__ __forceinline__ void ScaleAccumulators(const ColumnParams& params, fl
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         // The factor comes first: factor * scale could overflow where the scaled sum does not.
-        const float scaled = acc.values[m][n][i] * factor * params.scale[2 * m + i / 2];
+        const float scaled = acc.values[m][n][i] * factor * scale[2 * m + i / 2];
         scaled_acc.values[m][n][i] =
             KeepsScaledAccumulators(kRowFragments) ? scaled_acc.values[m][n][i] + scaled : scaled;
         acc.values[m][n][i] = 0.0f;

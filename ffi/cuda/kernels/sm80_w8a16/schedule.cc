@@ -83,6 +83,9 @@ std::string WhyNotTiles(const Problem& problem) {
   if (problem.lhs.scale && !problem.lhs.tiles.ConstantAlongDepth()) {
     return "its 16-bit side needs scales constant along the contracted axis";
   }
+  if (!problem.lhs.HasPlainScales()) {
+    return "scales of its 16-bit side have to be float32, and are not rounded";
+  }
   const Tiles& tiles = problem.rhs.tiles;
   const bool tiled = problem.rhs.scale || problem.rhs.zero_point;
   if (tiled && !tiles.ConstantAlongDepth() && tiles.tile_depth % kTileDepth != 0) {

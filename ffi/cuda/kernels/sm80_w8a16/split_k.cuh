@@ -17,6 +17,7 @@
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/epilogue/elementwise.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
+#include "cuda/kernels/sm80_w8a16/scales.cuh"
 
 namespace jaxfp8::cuda::w8a16 {
 
@@ -36,7 +37,7 @@ inline __device__ __noinline__ float ExcessTerm(const Arguments& a, const Quad& 
       sum +=
           LoadWide(wide.dtype, a.activations, q.b * wide.batch + q.r * wide.free + i * wide.depth);
     }
-    total -= sum * excess * (a.scales ? __ldg(a.scales + tile) : 1.0f);
+    total -= sum * excess * (a.scales ? ScaleOf(a.scale_form, LoadScale(a, tile)) : 1.0f);
   }
   return total;
 }

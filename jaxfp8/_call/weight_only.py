@@ -1,0 +1,114 @@
+"""The path `sm80_w8a16`: which products of 16-bit values and 8-bit weights it computes, and how.
+
+ffi/cuda/kernels/sm80_w8a16/schedule.cc has the same rules.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
+
+NAME = "sm80_w8a16"
+# Up to this many rows weights are multiplied as they are stored, and seldom decoded.
+FEW_ROWS = 256
+# Tiles of 128 columns and 128 depths, by 8 to 64 rows; and sizes that are counted in 32 bits.
+TILE = 128
+MOST = (2**31 - 1) // 2
+
+# Blocks that are on the largest device without clusters at a time, and that share an output at
+# most; tiles of the depth that a block has at least.
+_BLOCKS = 3 * 128
+_MOST_SHARING = 8
+_FEWEST_STEPS = 2
+_SHARE_OF_WEIGHT = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightOnly:
+    """A canonical product that the path takes: 16-bit values by 8-bit weights.
+
+    Attributes:
+      weights: the name of their side, lhs or rhs.
+      batch: of the output.
+      stored: bytes of the weights.
+      rows: of values; `columns` of weights.
+      depth: that is summed over.
+      folded: whether accumulators are scaled along the depth, which halves the largest tile.
+    """
+
+    weights: str
+    batch: int
+    stored: int
+    rows: int
+    columns: int
+    depth: int
+    folded: bool
+
+    @classmethod
+    def of(cls, spec: ScaledDotSpec) -> WeightOnly | None:
+        """None where the kernel does not take it."""
+        sides = (spec.lhs, spec.rhs)
+        values, weights = sides[::-1] if dtypes.is_eight_bit(spec.lhs.dtype) else sides
+        types = values.dtype in ("bfloat16", "float16") and dtypes.is_eight_bit(weights.dtype)
+        if not types or spec.epilogue.out_dtype == "int32" or values.zero_point:
+            return None
+        scaled = weights.scale or weights.zero_point
+        folded = scaled and varies(weights)
+        if values.scale and varies(values):
+            return None
+        if folded and weights.tiles[weights.contracting[0]] % TILE != 0:
+            return None
+        made = cls(
+            weights="rhs" if weights is spec.rhs else "lhs",
+            batch=math.prod(spec.out_shape[:-2]),
+            stored=math.prod(weights.shape),
+            rows=values.shape[values.free[0]],
+            columns=weights.shape[weights.free[0]],
+            depth=depth(weights),
+            folded=folded,
+        )
+        return made if made._is_countable() else None
+
+    def is_certain(self, kernel: str) -> bool:
+        """Whether the path computes it on every device, where `kernel` is asked for ("": none)."""
+        return kernel == NAME or (kernel == "" and self.rows <= FEW_ROWS)
+
+    def scratch(self) -> int:
+        """Sums of every block, where several blocks share an output."""
+        outputs, sums = max(1, self._outputs()), 4 * min(self.rows, self._tile()) * TILE
+        room = self.stored // _SHARE_OF_WEIGHT // outputs // max(1, sums)
+        steps = self._depth_tiles() // _FEWEST_STEPS
+        sharing = min(_MOST_SHARING, _BLOCKS // outputs, steps, room)
+        return sharing * outputs * sums if sharing > 1 else 0
+
+    def _tile(self) -> int:
+        tile, most = 8, 32 if self.folded else 64
+        while tile < most and self.rows > tile:
+            tile *= 2
+        return tile
+
+    def _row_tiles(self) -> int:
+        return -(-self.rows // self._tile())
+
+    def _depth_tiles(self) -> int:
+        return -(-self.depth // TILE)
+
+    def _outputs(self) -> int:
+        return self.batch * self._row_tiles() * -(-self.columns // TILE)
+
+    def _is_countable(self) -> bool:
+        sizes = (self.batch, self.rows, self.columns, self.depth, self._outputs())
+        return max(sizes) <= MOST and self._depth_tiles() <= MOST // max(1, self._outputs())
+
+
+def depth(side: OperandSpec) -> int:
+    """How many values of a line are summed over."""
+    return math.prod(side.sizes(side.contracting))
+
+
+def varies(side: OperandSpec) -> bool:
+    """Whether there is more than one tile along the depth."""
+    return math.prod(side.scale_shape[axis] for axis in side.contracting) > 1
