@@ -80,6 +80,27 @@ void CheckFastest() {
   }
 }
 
+// The same with more rows, some of it more tiles than run at a time.
+void CheckFastestInWaves() {
+  struct Measured {
+    int64_t rows, columns, depth;
+    int split;
+  };
+  for (const Measured& m : {Measured{128, 14336, 4096, 1},
+                            {256, 14336, 4096, 2},
+                            {128, 28672, 8192, 2},
+                            {256, 6144, 4096, 2},
+                            {256, 4096, 4096, 2}}) {
+    const Problem p = Some(1, m.rows, m.columns, m.depth);
+    Capacity capacity = CapacityOf(p, 132, 3, size_t{1} << 40);
+    capacity.tiles[3] = 120;  // as an H100 has it: not every multiprocessor has room for a third
+    capacity.in_waves = true;
+    const int split = MakeSchedule(p, capacity).split;
+    Expect(split == m.split, std::to_string(m.rows) + " rows of " + std::to_string(m.columns) +
+                                 " columns are split by " + std::to_string(split));
+  }
+}
+
 // Without clusters, partial tiles fit the workspace that a call brings, at most a tenth of the
 // weights.
 void CheckWorkspace() {
@@ -145,6 +166,7 @@ int main() {
   using namespace jaxfp8::cuda::w8a16;
   CheckSchedules();
   CheckFastest();
+  CheckFastestInWaves();
   CheckWorkspace();
   CheckTiles();
   CheckRefusals();

@@ -143,6 +143,7 @@ class W8A16Plan final : public Plan {
     if (blocks == 0) return "`sm80_w8a16` does not fit on a multiprocessor of the device";
     Capacity capacity = CapacityOf(problem_, device_.multiprocessors, blocks, workspace_);
     if (clusters_) {
+      capacity.in_waves = true;
       const std::string wrong = CountClusters(capacity);
       if (!wrong.empty()) return wrong;
     }

@@ -33,8 +33,8 @@ struct ScaleOffsets {
   }
 };
 
-// A scale as it is stored. `ScaleOf` makes a float of it, where the sums are scaled: so nothing waits
-// for the load before.
+// A scale as it is stored. `ScaleOf` makes a float of it, where the sums are scaled: so nothing
+// waits for the load before.
 __device__ __forceinline__ uint32_t LoadScale(const Arguments& a, int64_t at) {
   if (a.scale_form >= ScaleForm::kBF16) return __ldg(static_cast<const uint16_t*>(a.scales) + at);
   return __ldg(static_cast<const uint32_t*>(a.scales) + at);

@@ -92,6 +92,7 @@ inline constexpr int kMaxSplit = 8;
 struct Capacity {
   int64_t multiprocessors = 1;
   int64_t tiles[kMaxSplit + 1] = {};  // the first is not used
+  bool in_waves = false;              // whether more tiles than that may follow
 };
 
 Schedule MakeSchedule(const Problem& problem, const Capacity& capacity);
