@@ -19,10 +19,9 @@ TILE = 128
 MOST = (2**31 - 1) // 2
 
 # Blocks that are on the largest device without clusters at a time, and that share an output at
-# most; tiles of the depth that a block has at least.
+# most.
 _BLOCKS = 3 * 128
 _MOST_SHARING = 8
-_FEWEST_STEPS = 2
 _SHARE_OF_WEIGHT = 10
 
 
@@ -80,8 +79,7 @@ class WeightOnly:
         """Sums of every block, where several blocks share an output."""
         outputs, sums = max(1, self._outputs()), 4 * min(self.rows, self._tile()) * TILE
         room = self.stored // _SHARE_OF_WEIGHT // outputs // max(1, sums)
-        steps = self._depth_tiles() // _FEWEST_STEPS
-        sharing = min(_MOST_SHARING, _BLOCKS // outputs, steps, room)
+        sharing = min(_MOST_SHARING, _BLOCKS // outputs, self._depth_tiles(), room)
         return sharing * outputs * sums if sharing > 1 else 0
 
     def _tile(self) -> int:

@@ -13,9 +13,6 @@ namespace {
 // multiprocessors of a full A100, limited by shared memory.
 constexpr int64_t kMaxBlocksAtOnce = 3 * 128;
 
-// A block with fewer tiles of K spends its time on filling the pipeline.
-constexpr int64_t kMinDepthTiles = 2;
-
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t DepthTiles(const Problem& problem) { return Ceil(problem.depth, kTileDepth); }
@@ -60,8 +57,7 @@ double CostOf(const Problem& problem, const Capacity& capacity, int split) {
 
 int BestSplit(const Problem& problem, const Capacity& capacity) {
   int best = 1;
-  for (int split = 2; split <= kMaxSplit && split * kMinDepthTiles <= DepthTiles(problem);
-       ++split) {
+  for (int split = 2; split <= kMaxSplit && split <= DepthTiles(problem); ++split) {
     const bool at_once = OutputTiles(problem) <= capacity.tiles[split];
     if (!at_once && !(capacity.in_waves && split <= kMaxSplitInWaves)) continue;
     if (CostOf(problem, capacity, split) < CostOf(problem, capacity, best)) best = split;
@@ -187,8 +183,8 @@ size_t BestWorkspace(const Problem& problem) {
   const int64_t tiles = std::max<int64_t>(1, OutputTiles(problem));
   const auto tile_bytes = static_cast<int64_t>(PartialTileBytes(problem));
   const int64_t room = weights / 10 / tiles / std::max<int64_t>(1, tile_bytes);
-  const int64_t split = std::min(
-      {int64_t{kMaxSplit}, kMaxBlocksAtOnce / tiles, DepthTiles(problem) / kMinDepthTiles, room});
+  const int64_t split =
+      std::min({int64_t{kMaxSplit}, kMaxBlocksAtOnce / tiles, DepthTiles(problem), room});
   return split > 1 ? static_cast<size_t>(split * tiles * tile_bytes) : 0;
 }
 
