@@ -50,10 +50,10 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
     ffi.register_if_it_runs_here("cuda")
     if canonical.is_empty(spec):
         return list(reference.scaled_dot(spec, *operands))
-    stored = _scales_as_stored(canonical.canonical(spec).spec, kernel)
+    stored = _scale_as_stored(canonical.canonical(spec).spec, kernel)
     given = dict(zip(spec.operand_names(), operands, strict=True))
+    wide = reference.widened(spec, {n: x for n, x in given.items() if n != stored})
     form = canonical.canonical(_rounding_only(spec, stored))
-    wide = reference.widened(spec, {n: x for n, x in given.items() if n not in stored})
     named = form.operands(given | wide)
     epilogue = form.spec.epilogue
     results = [(form.spec.out_shape, dtypes.storage(epilogue.out_dtype))]
@@ -68,28 +68,23 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
     return form.results(outputs)
 
 
-def _scales_as_stored(form: ScaledDotSpec, kernel: str) -> frozenset[str]:
-    """The scales that the call reads as they are stored, and rounds.
+def _scale_as_stored(form: ScaledDotSpec, kernel: str) -> str:
+    """The scale that the call reads as it is stored, and rounds; "" if there is none.
 
     A conversion in front of a call is a kernel of its own: 1.4 us, where a product of one row takes
     10. `sm80_w8a16` reads scales of its weights in any form, other paths in float32.
     """
     product = weight_only.WeightOnly.of(form)
-    if product is None or not product.is_certain(kernel):
-        return frozenset()
-    return frozenset({f"{product.weights}_scale"})
+    return f"{product.weights}_scale" if product and product.is_certain(kernel) else ""
 
 
-def _rounding_only(spec: ScaledDotSpec, names: frozenset[str]) -> ScaledDotSpec:
-    """The problem whose scales of other names are rounded already."""
-    sides = {"lhs": spec.lhs, "rhs": spec.rhs}
-    kept = {
-        name: dataclasses.replace(
-            side, scale_rounded=side.scale_rounded and f"{name}_scale" in names
-        )
-        for name, side in sides.items()
-    }
-    return dataclasses.replace(spec, **kept)
+def _rounding_only(spec: ScaledDotSpec, name: str) -> ScaledDotSpec:
+    """The problem whose scales are rounded already, but for the one of that name."""
+    lhs, rhs = (
+        dataclasses.replace(side, scale_rounded=side.scale_rounded and name == scale)
+        for side, scale in ((spec.lhs, "lhs_scale"), (spec.rhs, "rhs_scale"))
+    )
+    return dataclasses.replace(spec, lhs=lhs, rhs=rhs)
 
 
 _lower_cuda = mlir.lower_fun(_call_cuda, multiple_results=True)
