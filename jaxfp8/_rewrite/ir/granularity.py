@@ -9,7 +9,7 @@ from __future__ import annotations
 from jaxfp8._value.spec import Shape
 
 # As `kShortSegment` of ffi/cpu: shorter segments have their scales multiplied into the values.
-_SHORT = 16
+SHORT = 16
 
 
 def words(tiles: Shape | None, shape: Shape, contracting: Shape) -> str:
@@ -39,7 +39,7 @@ def note(
     if not summed:
         return ""
     axes = f"the contracted axis {_list(summed)} of the {side} operand"
-    if any(tiles[axis] >= _SHORT for axis in summed):
+    if any(tiles[axis] >= SHORT for axis in summed):
         each = "x".join(str(tiles[axis]) for axis in summed)
         return f"its scale changes every {each} along {axes}: sums are cut into pieces of {each}"
     if not eight_bit:
@@ -51,6 +51,14 @@ def note(
     )
     other = _elsewhere(shape, contracting) if fine == summed else ""
     return f"{text}; {other}" if other else text
+
+
+def note_of_multiplied(side: str) -> str:
+    """What became of a scale that is no scale of the call."""
+    return (
+        f"the {side} operand is multiplied by the scale that changes along the sum, in float32, "
+        "and rounded to bfloat16 again"
+    )
 
 
 def _elsewhere(shape: Shape, contracting: Shape) -> str:

@@ -26,6 +26,7 @@ class Side:
       output: for each axis of `value` the axis of the output, or -1 for a contracting axis.
       zero_point, factors: the zero point and the scales of `value`.
       scaled: the fact about 8-bit data; None for a float operand.
+      multiplied: whether scales along the sum were multiplied into `value`.
     """
 
     value: Value
@@ -36,6 +37,7 @@ class Side:
     zero_point: Factor | None = None
     factors: Factors = ()
     scaled: Scaled | None = None
+    multiplied: bool = False
 
     def from_output(self, factor: Factor) -> Factor:
         """A factor of the output as one of this operand, constant along contracting axes."""
@@ -72,7 +74,7 @@ def _hand_over(giver: Side, taker: Side) -> tuple[Side, Side]:
     contracted = set(giver.contracting)
     moving = [f for f in giver.factors if f.varying() and set(f.varying()) <= contracted]
     staying = tuple(f for f in giver.factors if f not in moving)
-    moved = tuple(_across(f, giver, taker) for f in moving)
+    moved = tuple(across(f, giver, taker) for f in moving)
     after = (
         dataclasses.replace(giver, factors=staying),
         dataclasses.replace(taker, factors=taker.factors + moved),
@@ -80,14 +82,15 @@ def _hand_over(giver: Side, taker: Side) -> tuple[Side, Side]:
     return after if not any(map(is_elementwise, after)) else (giver, taker)
 
 
-def _across(factor: Factor, giver: Side, taker: Side) -> Factor:
-    """A factor along the contracting axes of one side as one along those of the other."""
-    shape, order = taker.value.shape, np.argsort(taker.contracting)
-    axes = [giver.contracting[i] for i in order]
+def across(factor: Factor, giver: Side, taker: Side) -> Factor:
+    """A factor along contracting and batch axes of one side as one along those of the other."""
+    theirs, ours = taker.contracting + taker.batch, giver.contracting + giver.batch
+    shape = taker.value.shape
+    axes = [ours[i] for i in np.argsort(theirs)]
     kept = graph.reshape(factor.small, tuple(factor.small.shape[a] for a in sorted(axes)))
     moved = graph.transpose(kept, tuple(int(i) for i in np.argsort(np.argsort(axes))))
     tiles, counts = list(full_tiles(shape)), [1] * len(shape)
-    for axis, source in zip(sorted(taker.contracting), axes, strict=True):
+    for axis, source in zip(sorted(theirs), axes, strict=True):
         tiles[axis], counts[axis] = factor.tiles[source], factor.small.shape[source]
     return Factor(graph.reshape(moved, tuple(counts)), tuple(tiles))
 

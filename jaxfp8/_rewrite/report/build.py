@@ -161,9 +161,10 @@ def _notes(site: DotSite) -> str:
         return ""
     notes = []
     for i, name in enumerate(("left", "right")):
-        shape, eight_bit = site.given[i][0].shape, site.captured.sides[i].scaled is not None
+        side, shape = site.captured.sides[i], site.given[i][0].shape
         axes = _tiles_given(site, site.captured, i), shape, site.contracting(i)
-        notes.append(granularity.note(name, *axes, eight_bit=eight_bit))
+        notes.append(granularity.note(name, *axes, eight_bit=side.scaled is not None))
+        notes.append(granularity.note_of_multiplied(name) if side.multiplied else "")
     notes.append(second_rounding.of_site(site))
     return "; ".join(filter(None, notes))
 

@@ -12,6 +12,7 @@ from jaxfp8._rewrite.ir import precision as _precision
 from jaxfp8._rewrite.ir.facts import Product, ScaledDot
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled
+from jaxfp8._rewrite.ir.scales_along_sums import multiplied_in
 from jaxfp8._rewrite.ir.sides import Side, peel, saves_nothing, shared
 from jaxfp8._rewrite.ir.sites import DotSite
 from jaxfp8._rewrite.rules import masks
@@ -32,7 +33,7 @@ def product_of(walk: Context, site: DotSite) -> Product | None:
     walk.see(site)
     if not site.concerned:
         return None
-    dot = _lost(site) or _arranged(site)
+    dot = _lost(site) or _arranged(walk, site)
     if isinstance(dot, Lost):
         site.miss(dot.reason, dot.remedy, dot.op)
         return None
@@ -52,7 +53,7 @@ def _objection(reason: str, remedy: str) -> Lost:
     return Lost(None, reason, remedy)
 
 
-def _arranged(site: DotSite) -> ScaledDot | Lost:
+def _arranged(walk: Context, site: DotSite) -> ScaledDot | Lost:
     """The dot with its two sides: 8-bit data where that helps, else float values."""
     lhs, rhs = [_scaled_side(site, i) or _float_side(site, i) for i in (0, 1)]
     if lhs is None or rhs is None:
@@ -74,8 +75,22 @@ def _arranged(site: DotSite) -> ScaledDot | Lost:
             f"the scale of {_finest(first, second)} varies with every element of it, or nearly",
             "scale by rows, columns or blocks; a scale for each element saves nothing",
         )
-    dot = ScaledDot(site, peel(lhs), peel(rhs))
+    dot = ScaledDot(site, *_outside_sums(walk, site, peel(lhs), peel(rhs)))
     return _against(dot) or dot
+
+
+def _outside_sums(walk: Context, site: DotSite, lhs: Side, rhs: Side) -> tuple[Side, Side]:
+    """The sides, with scales along the sum multiplied into a bfloat16 operand."""
+    rounds = [value.dtype == dtypes.BFLOAT16 for value, _ in site.given]
+
+    def is_plain(value: Value) -> bool:
+        return walk.fact(value) is None
+
+    if lhs.scaled is None and rhs.scaled is not None and rounds[1]:
+        rhs, lhs = multiplied_in(rhs, lhs, is_plain)
+    elif rhs.scaled is None and lhs.scaled is not None and rounds[0]:
+        lhs, rhs = multiplied_in(lhs, rhs, is_plain)
+    return lhs, rhs
 
 
 def _finest(lhs: Side, rhs: Side) -> str:
