@@ -6,8 +6,10 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "cuda/cublaslt/attempts.h"
 #include "cuda/cublaslt/layout.h"
 #include "cuda/cublaslt/paths.h"
 #include "tests/cublaslt_stand_ins.h"
@@ -303,6 +305,27 @@ void CheckKind(const Kind& kind, int compute_capability, int cases, int64_t most
   }
 }
 
+// Our epilogue scales the sums where the library's tiles would leave the device idle.
+void CheckVectors() {
+  Device hopper;
+  hopper.compute_capability = 90, hopper.multiprocessors = 132;
+  Problem p;
+  p.lhs.dtype = p.rhs.dtype = DType::kE4M3;
+  p.lhs.scale = p.rhs.scale = true;
+  p.lhs.tiles.free_stride = p.rhs.tiles.free_stride = 1;
+  p.out.dtype = DType::kBF16;
+  for (const auto& [rows, columns, depth, ours] :
+       {std::tuple(1, 4096, 4096, true), std::tuple(4096, 64, 4096, true),
+        std::tuple(129, 4096, 4096, false), std::tuple(2, 14336, 4096, false),
+        std::tuple(1, 14336, 4096, true), std::tuple(1, 4096, 2048, false)}) {
+    p.rows = rows, p.columns = columns, p.depth = depth;
+    const Scaling first = Attempts(p, hopper).front().scaling;
+    Expect(first == (ours ? Scaling::kEpilogue : Scaling::kOuterVectors),
+           std::to_string(rows) + " x " + std::to_string(columns) + " x " + std::to_string(depth) +
+               ": who scales");
+  }
+}
+
 }  // namespace
 }  // namespace jaxfp8::cuda
 
@@ -329,6 +352,7 @@ int main() {
   CheckKind(fp8, 100, 40, 110, kRoom, 2);
   CheckKind(int8, 80, 80, 110, kRoom, 3);
   CheckKind(wide, 90, 60, 110, kRoom, 4);
+  CheckVectors();
   // Too little workspace for one piece: pieces along every axis.
   CheckKind(fp8, 90, 4, 600, 3 * kLittle, 5);
   CheckKind(int8, 90, 4, 600, 3 * kLittle, 6);
