@@ -16,7 +16,7 @@ from rewrite.scales import (
     product_of_codes,
     static_arguments,
 )
-from rewrite.support import F32, Data, count
+from rewrite.support import BF16, E4M3, F32, Data, count, float64, relative_l2, specs
 
 import jaxfp8
 
@@ -178,3 +178,33 @@ def test_what_the_function_computes_of_a_rounded_scale_suits_the_product() -> No
     got = np.asarray(jaxfp8.rewrite(model)(wide.T, codes, s), np.float64)
     terms = (np.asarray(wide, np.float64) ** 2).sum(0)
     assert np.abs(np.diag(got)).max() < 1e-5 * terms.max()
+
+
+# A scale of the activation that is one number, as with one row
+
+
+def _by_token_and_channel(x: Any, q: Any, s: Any) -> Any:
+    scale = jnp.maximum(jnp.abs(x).max(-1, keepdims=True), 1e-12) / 448
+    codes = jnp.clip(x / scale, -448, 448).astype(E4M3)
+    total = jnp.dot(codes.astype(BF16), q.astype(BF16), preferred_element_type=F32)
+    return total * scale * s
+
+
+def _weight_on_the_left(x: Any, q: Any, s: Any) -> Any:
+    scale = jnp.maximum(jnp.abs(x).max(-1), 1e-12) / 448
+    codes = jnp.clip(x / scale[:, None], -448, 448).astype(E4M3)
+    total = jnp.dot(q.T.astype(BF16), codes.T.astype(BF16), preferred_element_type=F32)
+    return total * scale * s[:, None]
+
+
+@pytest.mark.parametrize("fun", [_by_token_and_channel, _weight_on_the_left])
+def test_a_number_is_not_multiplied_into_the_scales_of_columns(fun: Any) -> None:
+    """It is the scale of its own side: multiplying the other's scales is one operation more."""
+    data = Data()
+    args = data.normal(1, 32), data.bits8(32, 24), data.scale(24)
+    (spec,) = specs(jaxfp8.rewrite(fun), *args)
+    sides = (spec.lhs, spec.rhs)
+    assert all(side.scale for side in sides)
+    assert sorted(max(side.scale_shape) for side in sides) == [1, 24]
+    (want,) = float64(fun, *args)
+    assert relative_l2(jax.jit(jaxfp8.rewrite(fun))(*args), want) < 1e-5

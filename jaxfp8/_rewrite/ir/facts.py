@@ -35,11 +35,23 @@ class ScaledDot:
     def side_of(self, factor: Factor) -> Literal["lhs", "rhs"] | None:
         """The side that has all axes along which a factor of the output varies; None if neither."""
         varying = set(factor.varying())
-        if not varying:
-            return "rhs" if self.rhs.scaled is not None else "lhs"
         if varying <= set(self.rhs.output):
             return "rhs"
         return "lhs" if varying <= set(self.lhs.output) else None
+
+    def side_of_numbers(self, lhs: Factors, rhs: Factors) -> Literal["lhs", "rhs"]:
+        """The 8-bit side that scales which are numbers go to, beside scales `lhs` and `rhs`.
+
+        The right one, unless the left one alone has no vector of scales: an operation of its own
+        would have to multiply that by the number.
+        """
+        if self.lhs.scaled is None or self.rhs.scaled is None:
+            return "lhs" if self.rhs.scaled is None else "rhs"
+        left, right = (
+            any(factor.varying() for factor in factors)
+            for factors in (self.lhs.factors + lhs, self.rhs.factors + rhs)
+        )
+        return "lhs" if right and not left else "rhs"
 
     def too_fine(self, lhs: Factors, rhs: Factors) -> bool:
         """Whether further scales of the sides give either side a scale for each element."""

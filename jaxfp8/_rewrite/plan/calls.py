@@ -85,8 +85,9 @@ def _fused(product: Product, amax: Amax | None) -> FusedDot | str:
 def _of_fused(
     fused: FusedDot, product: Product, amax: Amax | None, target: Target
 ) -> Call | Refusal:
-    lhs, lhs_operands = _operand("lhs", fused.dot.lhs, fused.lhs)
-    rhs, rhs_operands = _operand("rhs", fused.dot.rhs, fused.rhs)
+    of_lhs, of_rhs = fused.scales()
+    lhs, lhs_operands = _operand("lhs", fused.dot.lhs, of_lhs)
+    rhs, rhs_operands = _operand("rhs", fused.dot.rhs, of_rhs)
     epilogue, others = _epilogue(fused, product, amax)
     dot = fused.dot.site
     spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=dot.precision)

@@ -58,6 +58,7 @@ class FusedDot:
       dot: the dot.
       dtype: the dtype of the value after the last step.
       lhs, rhs: scales that followed the sum, as those of a side.
+      numbers: those that are constant, as factors of the output.
       residual, bias, activation: what follows the sum.
       out: scales that follow the activation.
       low, high, is_rounded: the clip and the rounding on the way to an 8-bit output.
@@ -71,6 +72,7 @@ class FusedDot:
     dtype: np.dtype
     lhs: Factors = ()
     rhs: Factors = ()
+    numbers: Factors = ()
     residual: Value | None = None
     bias: Value | None = None
     activation: str = "none"
@@ -154,6 +156,9 @@ class FusedDot:
 
     def _scale_side(self, factor: Factor) -> str | None:
         """Give a factor of the output to the side along whose axes it varies."""
+        if not factor.varying():
+            self.numbers += (factor,)
+            return None
         side = self.dot.side_of(factor)
         if side is None:
             return (
@@ -167,6 +172,13 @@ class FusedDot:
         if self.dot.too_fine(self.lhs, self.rhs):
             return "scales rows or columns that are scaled along the contracted axis already"
         return None
+
+    def scales(self) -> tuple[Factors, Factors]:
+        """The scales of both sides that followed the sum."""
+        side = self.dot.side_of_numbers(self.lhs, self.rhs)
+        if side == "lhs":
+            return (*self.lhs, *map(self.dot.lhs.from_output, self.numbers)), self.rhs
+        return self.lhs, (*self.rhs, *map(self.dot.rhs.from_output, self.numbers))
 
     def _add_bias(self, value: Value) -> str | None:
         bias = casts.cast(value, np.float32)
