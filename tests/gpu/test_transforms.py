@@ -218,3 +218,26 @@ def test_a_process_that_only_imports_the_package_runs_a_program(tmp_path):
     command = [sys.executable, "-c", _RUN, "program", "y.npy", "x.npy"]
     subprocess.run(command, check=True, cwd=tmp_path, timeout=300)
     close(np.load(tmp_path / "y.npy"), fun(x), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.int8])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_attention_over_a_cache_with_a_scale_for_each_token(batch, dtype):
+    def attend(query, k, of_k, v, of_v):
+        keys, values = (
+            c.astype(query.dtype) * s.astype(query.dtype) for c, s in ((k, of_k), (v, of_v))
+        )
+        return jax.nn.dot_product_attention(query, keys, values)
+
+    query = activations(0, batch, 1, 8, 64)
+    growing = jnp.exp2(jnp.linspace(-3, 3, 200))[:, None, None]
+    cache = [
+        jaxfp8.quantize(
+            activations(i, batch, 200, 2, 64) * growing, dtype, channelwise_axes=(0, 1, 2)
+        )
+        for i in (1, 2)
+    ]
+    args = query, *(x for c in cache for x in (c.qvalue, c.scale))
+    out = jax.jit(jaxfp8.rewrite(attend, strict=True))(*args)
+    wide = [query.astype(jnp.float32), *(jaxfp8.dequantize(c, jnp.float32) for c in cache)]
+    close(out, on_cpu(jax.nn.dot_product_attention, *wide))
