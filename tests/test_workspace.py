@@ -1,5 +1,7 @@
 """How much scratch memory a product is given on a GPU; the library's rule stands beside it."""
 
+import dataclasses
+
 import pytest
 
 from jaxfp8._call import canonical, workspace
@@ -73,6 +75,18 @@ def test_the_hopper_kernel_asks_for_copies_of_what_is_not_aligned_lines_of_the_d
     assert asked(((100, 48), 2), ((60, 48), 2)) == 256
     assert asked(((100, 48), 2), ((48, 60), 1)) == 60 * 48
     assert asked(((7, 33), 2), ((5, 33), 2)) == 512 + 5 * 48
+
+
+def test_the_hopper_kernel_asks_for_sums_where_the_other_side_of_int8_has_zero_points():
+    def asked(depth, *, zero_point):
+        lhs, rhs = (side("int8", (1, lines, depth), 2, batch=(0,)) for lines in (7, 100))
+        lhs = dataclasses.replace(lhs, zero_point=zero_point)
+        spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="bfloat16"))
+        return workspace.workspace_bytes(spec, "sm90_gemm")
+
+    assert asked(48, zero_point=False) == 256
+    assert asked(48, zero_point=True) == 4 * 100
+    assert asked(33, zero_point=True) == 512 + 19 * 256 + 4 * 100, "after both copies"
 
 
 def test_the_path_in_int8_asks_for_steps_scales_and_sums():

@@ -4,7 +4,7 @@
 //     -o sm90_gemm_bench ffi/bench/sm90_gemm_bench.cu ffi/cuda/kernels/sm90_gemm/*.{cu,cc} \
 //     ffi/cuda/kernels/{epilogue/epilogue,pack/pack}.cu ffi/cuda/{problem,error}.cc
 //   ./sm90_gemm_bench [check|time|all]     all: times of every tile shape, not of the best ones
-//   ./sm90_gemm_bench M N K                one product, for a profiler
+//   ./sm90_gemm_bench TYPE M N K           one product of e4m3 or int8, for a profiler
 
 #include <chrono>
 #include <memory>
@@ -38,9 +38,9 @@ std::string NameOfConfiguration(const Configuration& c) {
          NameOfPair(c.pair);
 }
 
-std::vector<Configuration> Configurations() {
+std::vector<Configuration> Configurations(const Problem& problem) {
   std::vector<Configuration> all;
-  for (const TileShape tile : sm90::kTileShapes) {
+  for (const TileShape tile : sm90::TileShapesOf(problem)) {
     for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
       all.push_back({tile, pair});
     }
@@ -56,11 +56,11 @@ constexpr double kLost = 0x1p-10;
 // Runs a case with every tile shape, twice, and compares.
 void CheckCase(const Device& device, Case& c) {
   c.Fill();
-  c.lost = kLost;
+  c.lost = IsFloat8(c.p.lhs.dtype) ? kLost : 0;
   const double products = static_cast<double>(c.p.rows * c.p.columns * c.p.depth * c.p.batch);
   if (!c.p.amax && products > 1e7) c.every = 1 + static_cast<int64_t>(products / 1e7);
   const std::string name = c.name;
-  for (const Configuration& configuration : Configurations()) {
+  for (const Configuration& configuration : Configurations(c.p)) {
     c.name = name + " " + NameOfConfiguration(configuration);
     const Memory workspace(size_t{64} << 20);
     std::string wrong = sm90::WhyNot(c.p, device);
@@ -137,6 +137,58 @@ void CheckValues(const Device& device) {
   CheckCase(device, large);
 }
 
+// int8 or uint8 with scales of rows or of the tensor, and zero points on neither, one or both
+// sides.
+Case MakeInt8Case(const char* name, DType lhs, DType rhs, const Shape& s, bool by_line,
+                  bool lhs_zero, bool rhs_zero, DType out, bool lhs_mn = false,
+                  bool rhs_mn = false) {
+  TestSide l(lhs, s.batch, s.rows, s.depth, lhs_mn, true, lhs_zero, by_line ? 1 : s.rows, s.depth);
+  TestSide r(rhs, s.batch, s.columns, s.depth, rhs_mn, true, rhs_zero, by_line ? 1 : s.columns,
+             s.depth);
+  Case c(name, s.batch, s.rows, s.columns, s.depth, std::move(l), std::move(r));
+  c.p.out = MakePlane(out, s.batch, s.rows, s.columns, true, true, true);
+  return c;
+}
+
+void CheckInt8(const Device& device) {
+  constexpr DType kS8 = DType::kS8, kU8 = DType::kU8, kBF = DType::kBF16, kF = DType::kF32;
+  const auto check = [&](Case c) { CheckCase(device, c); };
+  check(MakeInt8Case("int8", kS8, kS8, {1, 256, 512, 512}, true, false, false, kBF));
+  check(MakeInt8Case("int8 odd", kS8, kS8, {1, 67, 131, 401}, true, false, false, kF));
+  check(MakeInt8Case("int8 one", kS8, kS8, {1, 1, 1, 1}, false, true, true, DType::kF16));
+  check(MakeInt8Case("int8 lhs zeros", kS8, kS8, {1, 301, 260, 1040}, true, true, false, kF));
+  check(MakeInt8Case("int8 rhs zeros", kS8, kS8, {1, 301, 260, 1040}, false, false, true, kF));
+  check(MakeInt8Case("int8 zeros", kS8, kS8, {1, 301, 260, 1040}, true, true, true, kF));
+  check(MakeInt8Case("uint8", kU8, kU8, {1, 130, 200, 272}, true, true, true, kF));
+  check(MakeInt8Case("uint8 alone", kS8, kU8, {1, 130, 200, 272}, true, false, false, kF));
+  check(MakeInt8Case("int8 batch", kS8, kU8, {3, 70, 100, 300}, true, true, true, kF));
+  check(MakeInt8Case("int8 transposed", kS8, kS8, {2, 130, 144, 200}, true, true, true, kF, true,
+                     true));
+  Case bias = MakeInt8Case("int8 bias", kS8, kS8, {2, 150, 200, 256}, true, true, true, kBF);
+  bias.p.bias = MakePlane(kF, 2, 150, 200, false, false, true);
+  CheckCase(device, bias);
+  Case full = MakeInt8Case("int8 epilogue", kS8, kS8, {2, 150, 200, 256}, true, true, true, kS8);
+  full.p.residual = MakePlane(kBF, 2, 150, 200, true, true, true);
+  full.p.bias = MakePlane(kF, 2, 150, 200, false, false, true);
+  full.p.out_scale = MakePlane(kF, 2, 150, 200, false, false, false);
+  full.p.amax = MakePlane(kF, 2, 150, 200, true, false, false);
+  full.p.activation = Activation::kSilu;
+  CheckCase(device, full);
+  check(MakeInt8Case("int8 many tiles", kS8, kS8, {1, 2500, 3336, 1024}, true, true, true, kBF));
+  // Every code at its limit: the largest sum that corrected values have.
+  Case extreme = MakeInt8Case("int8 extremes", kS8, kS8, {1, 65, 40, 33025}, false, true, true, kF);
+  for (TestSide* side : {&extreme.lhs, &extreme.rhs}) {
+    std::fill(side->values.begin(), side->values.end(), 0x80);
+    const int32_t zero = 127;
+    std::memcpy(side->zero.data(), &zero, sizeof(zero));
+    Must(cudaMemcpy(side->d_values->data, side->values.data(), side->values.size(),
+                    cudaMemcpyHostToDevice));
+    Must(cudaMemcpy(side->d_zero->data, side->zero.data(), side->zero.size(),
+                    cudaMemcpyHostToDevice));
+  }
+  CheckCase(device, extreme);
+}
+
 // NaN in a line of lhs must reach that row of the output, and no other.
 void CheckNaN(const Device& device) {
   const int64_t m = 70, n = 40, k = 300;
@@ -166,21 +218,26 @@ constexpr int kRepeats = 15;
 // A product with operands in as many copies as exceed L2.
 class Timed {
  public:
-  Timed(const Shape& s, const Device& device) : shape_(s), device_(device) {
+  //   type  e4m3 in blocks, or int8 with scales of rows and columns
+  Timed(DType type, const Shape& s, const Device& device) : shape_(s), device_(device) {
     problem_.rows = s.rows, problem_.columns = s.columns, problem_.depth = s.depth;
     const int64_t steps = (s.depth + 127) / 128;
-    problem_.lhs = {DType::kE4M3, 0, s.depth, 1, true, false, {1, 128, 0, steps, 1}};
-    problem_.rhs = {DType::kE4M3, 0, s.depth, 1, true, false, {128, 128, 0, steps, 1}};
+    problem_.lhs = {type, 0, s.depth, 1, true, false, {1, 128, 0, steps, 1}};
+    problem_.rhs = {type, 0, s.depth, 1, true, false, {128, 128, 0, steps, 1}};
+    if (type == DType::kS8) {
+      problem_.lhs.tiles = problem_.rhs.tiles = {1, s.depth, 0, 1, 0};
+    }
     problem_.out = {DType::kBF16, 0, s.columns, 1};
     const int64_t bytes = (s.rows + s.columns) * s.depth;
     copies_ = static_cast<int>(std::min<int64_t>(20, 1 + (int64_t{200} << 20) / bytes));
     for (int i = 0; i < copies_; ++i) {
-      lhs_.push_back(Random(s.rows * s.depth)), rhs_.push_back(Random(s.columns * s.depth));
+      lhs_.push_back(Random(type, s.rows * s.depth));
+      rhs_.push_back(Random(type, s.columns * s.depth));
       outs_.push_back(std::make_unique<Memory>(s.rows * s.columns * 2));
     }
     lhs_scale_ = std::make_unique<Memory>(RandomFloats(s.rows * steps, 0.5f, 2.0f));
     rhs_scale_ =
-        std::make_unique<Memory>(RandomFloats((s.columns + 127) / 128 * steps, 0.5f, 2.0f));
+        std::make_unique<Memory>(RandomFloats(s.columns + s.columns / 128 * steps, 0.5f, 2.0f));
   }
 
   double Microseconds(const Configuration& c) const {
@@ -233,7 +290,7 @@ class Timed {
   void Report(bool all) const {
     const Configuration chosen = sm90::Choose(problem_, device_.multiprocessors);
     std::vector<std::pair<double, Configuration>> rows;
-    for (const Configuration& c : Configurations()) {
+    for (const Configuration& c : Configurations(problem_)) {
       const bool is_chosen = c.tile == chosen.tile && c.pair == chosen.pair;
       const double estimate = sm90::CyclesOf(problem_, c, device_.multiprocessors);
       const double best = sm90::CyclesOf(problem_, chosen, device_.multiprocessors);
@@ -249,9 +306,10 @@ class Timed {
     for (size_t i = 0; i < rows.size() && i < 4; ++i) {
       const auto& [us, c] = rows[i];
       const bool is_chosen = c.tile == chosen.tile && c.pair == chosen.pair;
-      std::printf("%5ld x %5ld x %5ld  %-12s%c %8.1f us %6.0f TFLOP/s %6.0f GB/s\n", shape_.rows,
-                  shape_.columns, shape_.depth, NameOfConfiguration(c).c_str(),
-                  is_chosen ? '*' : ' ', us, 2e-6 * products / us, 1e-3 * bytes / us);
+      std::printf("%s %5ld x %5ld x %5ld  %-12s%c %8.1f us %6.0f TFLOP/s %6.0f GB/s\n",
+                  std::string(NameOf(problem_.lhs.dtype)).c_str(), shape_.rows, shape_.columns,
+                  shape_.depth, NameOfConfiguration(c).c_str(), is_chosen ? '*' : ' ', us,
+                  2e-6 * products / us, 1e-3 * bytes / us);
     }
     if (shape_.rows <= 128) {
       std::printf("%60s %.1f us on the host\n", "", HostMicroseconds(chosen));
@@ -259,9 +317,11 @@ class Timed {
   }
 
  private:
-  static std::unique_ptr<Memory> Random(int64_t bytes) {
+  static std::unique_ptr<Memory> Random(DType type, int64_t bytes) {
     const int64_t some = std::min<int64_t>(bytes, 1 << 22);
-    static const std::vector<uint8_t> random = Normal(1 << 22);
+    static const std::vector<uint8_t> floats = Normal(DType::kE4M3, 100, 1 << 22);
+    static const std::vector<uint8_t> integers = Normal(DType::kS8, 23, 1 << 22);
+    const std::vector<uint8_t>& random = type == DType::kS8 ? integers : floats;
     auto memory = std::make_unique<Memory>(bytes);
     for (int64_t at = 0; at < bytes; at += some) {
       Must(cudaMemcpy(memory->As<char>() + at, random.data(), std::min(some, bytes - at),
@@ -270,10 +330,10 @@ class Timed {
     return memory;
   }
   // Normal values, as quantised data are: the power that a product draws depends on its data.
-  static std::vector<uint8_t> Normal(int64_t count) {
+  static std::vector<uint8_t> Normal(DType type, float deviation, int64_t count) {
     std::vector<uint8_t> bytes(count);
-    std::normal_distribution<float> normal(0.0f, 100.0f);
-    for (int64_t i = 0; i < count; ++i) SetValue(DType::kE4M3, bytes, i, normal(rng));
+    std::normal_distribution<float> normal(0.0f, deviation);
+    for (int64_t i = 0; i < count; ++i) SetValue(type, bytes, i, normal(rng));
     return bytes;
   }
 
@@ -289,25 +349,31 @@ constexpr Shape kTimed[] = {{1, 4096, 7168, 16384}, {1, 4096, 4096, 7168}, {1, 4
                             {1, 4096, 7168, 2048},  {1, 4096, 2112, 7168}, {1, 4096, 32768, 512},
                             {1, 64, 7168, 16384},   {1, 64, 4096, 7168},   {1, 512, 4096, 7168},
                             {1, 128, 7168, 2048}};
+constexpr Shape kTimedInt8[] = {{1, 4096, 8192, 8192}, {1, 4096, 4096, 4096}, {1, 8192, 8192, 8192},
+                                {1, 1024, 8192, 8192}, {1, 2048, 5120, 5120}, {1, 256, 8192, 8192},
+                                {1, 64, 8192, 8192},   {1, 16, 4096, 14336}};
 
 }  // namespace
 
 int main(int count, char** arguments) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (count == 4) {
+  if (count == 5) {
     const auto size = [&](int i) { return int64_t{std::atoi(arguments[i])}; };
-    Timed({1, size(1), size(2), size(3)}, ThisDevice()).Report(false);
+    const DType type = std::string(arguments[1]) == "int8" ? DType::kS8 : DType::kE4M3;
+    Timed(type, {1, size(2), size(3), size(4)}, ThisDevice()).Report(false);
     return 0;
   }
   const std::string only = count > 1 ? arguments[1] : "";
   const Device device = ThisDevice();
   if (only == "" || only == "check") {
     CheckValues(device);
+    CheckInt8(device);
     CheckNaN(device);
     std::printf("checks: %d, failures: %d\n", checks, failures);
   }
   if (only != "check") {
-    for (const Shape& shape : kTimed) Timed(shape, device).Report(only == "all");
+    for (const Shape& shape : kTimedInt8) Timed(DType::kS8, shape, device).Report(only == "all");
+    for (const Shape& shape : kTimed) Timed(DType::kE4M3, shape, device).Report(only == "all");
   }
   return failures ? 1 : 0;
 }

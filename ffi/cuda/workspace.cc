@@ -64,10 +64,21 @@ double CopiedBytes(const Problem& problem, const Side& side) {
   return Lines(problem, side) * static_cast<double>((problem.depth + kUnit - 1) / kUnit * kUnit);
 }
 
+// The sums of a side's lines, for zero points of the other one.
+double SummedBytes(const Problem& problem, const Side& side, const Side& other) {
+  return other.zero_point ? sizeof(int32_t) * Lines(problem, side) : 0;
+}
+
 double ForHopper(const Problem& problem) {
-  if (!IsFloat8(problem.lhs.dtype) || !IsFloat8(problem.rhs.dtype)) return 0;
-  const double lhs = std::ceil(CopiedBytes(problem, problem.lhs) / kMinBytes) * kMinBytes;
-  return lhs + CopiedBytes(problem, problem.rhs);
+  const Side &lhs = problem.lhs, &rhs = problem.rhs;
+  const bool floats = IsFloat8(lhs.dtype) && IsFloat8(rhs.dtype);
+  if (!floats && !(IsInt8(lhs.dtype) && IsInt8(rhs.dtype))) return 0;
+  double end = 0;
+  for (const double bytes : {CopiedBytes(problem, lhs), SummedBytes(problem, lhs, rhs),
+                             CopiedBytes(problem, rhs), SummedBytes(problem, rhs, lhs)}) {
+    if (bytes > 0) end = std::ceil(end / kMinBytes) * kMinBytes + bytes;
+  }
+  return end;
 }
 
 double ForCodes(const Problem& problem) {

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "cuda/kernels/common/divisor.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
@@ -19,10 +20,11 @@ using tests::Expect;
 
 constexpr int32_t kH100 = 132;
 
-Problem Product(int64_t batch, int64_t rows, int64_t columns, int64_t depth) {
+Problem Product(int64_t batch, int64_t rows, int64_t columns, int64_t depth,
+                DType type = DType::kE4M3) {
   Problem p;
   p.batch = batch, p.rows = rows, p.columns = columns, p.depth = depth;
-  p.lhs.dtype = p.rhs.dtype = DType::kE4M3;
+  p.lhs.dtype = p.rhs.dtype = type;
   p.lhs.batch = rows * depth, p.lhs.free = depth, p.lhs.depth = 1;
   p.rhs.batch = columns * depth, p.rhs.free = depth, p.rhs.depth = 1;
   return p;
@@ -59,8 +61,14 @@ void CheckCover(const Problem& p, const Configuration& c) {
   Expect(blocks % ranks == 0 && 0 < blocks && blocks <= kH100, name + "blocks come in pairs");
 }
 
+std::vector<TileShape> AllTileShapes() {
+  std::vector<TileShape> all(std::begin(kTileShapes), std::end(kTileShapes));
+  all.insert(all.end(), std::begin(kInt8TileShapes), std::end(kInt8TileShapes));
+  return all;
+}
+
 void CheckCovers() {
-  for (const TileShape tile : kTileShapes) {
+  for (const TileShape tile : AllTileShapes()) {
     for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
       for (const Problem& p :
            {Product(1, 1, 1, 1), Product(3, 700, 300, 64), Product(2, 5000, 129, 16),
@@ -83,8 +91,15 @@ void CheckChoices() {
   struct Row {
     int64_t rows, columns, depth;
     Configuration wanted;
+    DType type = DType::kE4M3;
   };
-  constexpr Row kTable[] = {
+  constexpr DType kS8 = DType::kS8;
+  const Row kTable[] = {
+      {4096, 8192, 8192, {{128, 256}, Pair::kNone}, kS8},
+      {4096, 4096, 4096, {{128, 256}, Pair::kNone}, kS8},
+      {2048, 5120, 5120, {{128, 128}, Pair::kSharesLhs}, kS8},
+      {256, 8192, 8192, {{128, 128}, Pair::kNone}, kS8},
+      {64, 8192, 8192, {{64, 64}, Pair::kNone}, kS8},
       {4096, 7168, 16384, {{256, 128}, Pair::kSharesLhs}},
       {4096, 4096, 7168, {{256, 128}, Pair::kSharesLhs}},
       {4096, 24576, 1536, {{256, 128}, Pair::kSharesLhs}},
@@ -97,7 +112,7 @@ void CheckChoices() {
       {1, 128, 128, {{64, 32}, Pair::kNone}},
   };
   for (const Row& row : kTable) {
-    const Configuration c = Choose(Product(1, row.rows, row.columns, row.depth), kH100);
+    const Configuration c = Choose(Product(1, row.rows, row.columns, row.depth, row.type), kH100);
     Expect(c.tile == row.wanted.tile && c.pair == row.wanted.pair,
            std::to_string(row.rows) + "x" + std::to_string(row.columns) + "x" +
                std::to_string(row.depth) + " gets " + NameOf(c));
@@ -117,6 +132,18 @@ void CheckOperands() {
   Expect(!WhyNotWorkspace(odd, odd.workspace - 1).empty() &&
              WhyNotWorkspace(odd, odd.workspace).empty(),
          "the workspace holds them");
+  Problem zeros = Product(1, 100, 60, 48, DType::kS8);
+  Expect(OperandsOf(zeros).workspace == 0, "int8 is read in place");
+  zeros.lhs.zero_point = true;
+  const Operands one_sided = OperandsOf(zeros);
+  Expect(!one_sided.lhs.summed && one_sided.rhs.summed && one_sided.workspace == 4 * 60,
+         "a zero point meets the sums of the other side");
+  zeros.lhs.free = 1, zeros.lhs.depth = 100, zeros.rhs.zero_point = true;
+  const Operands both = OperandsOf(zeros);
+  Expect(both.lhs.sums_at >= both.lhs.CopiedBytes() &&
+             both.rhs.sums_at >= both.lhs.sums_at + both.lhs.SumsBytes() &&
+             both.workspace == both.rhs.sums_at + 4 * 60,
+         "sums do not overlap with copies");
   Problem shared = Product(4, 8, 8, 40);
   shared.rhs.batch = 0;
   Expect(OperandsOf(shared).rhs.batches == 1, "a shared side is copied once");

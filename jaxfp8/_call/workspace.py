@@ -33,7 +33,7 @@ _SMALL = 1 << 20
 # Of paths that need none: no result is empty.
 _LEAST = 256
 
-# The path that reads FP8 as lines of the depth, aligned to as many bytes.
+# The path that reads FP8 and int8 as lines of the depth, aligned to as many bytes.
 _HOPPER = "sm90_gemm"
 _ALIGNED = 16
 
@@ -74,16 +74,21 @@ def _wanted(spec: ScaledDotSpec, kernel: str) -> int:
 
 
 def _for_hopper(spec: ScaledDotSpec) -> int:
-    """Copies of the sides that are not aligned lines of the depth.
+    """Copies of the sides that are not aligned lines of the depth, and sums for zero points.
 
     Where no path is named, what the paths by cuBLASLt can use is enough for them, but for copies
     of more than 64 MiB, which those make in pieces.
     """
     sides = (spec.lhs, spec.rhs)
-    if not all(dtypes.is_float8(side.dtype) for side in sides):
+    kinds = (dtypes.is_float8, dtypes.is_int8)
+    if not any(all(kind(side.dtype) for side in sides) for kind in kinds):
         return 0
-    lhs, rhs = (_lines_copied(side) for side in sides)
-    return -(-lhs // _LEAST) * _LEAST + rhs
+    end = 0
+    for side, other in (sides, sides[::-1]):
+        for size in (_lines_copied(side), _lines_summed(side, other)):
+            if size:
+                end = -(-end // _LEAST) * _LEAST + size
+    return end
 
 
 def _lines_copied(side: OperandSpec) -> int:
@@ -91,6 +96,11 @@ def _lines_copied(side: OperandSpec) -> int:
     if side.contracting[0] == len(side.shape) - 1 and length % _ALIGNED == 0:
         return 0
     return _lines(side) * -(-length // _ALIGNED) * _ALIGNED
+
+
+def _lines_summed(side: OperandSpec, other: OperandSpec) -> int:
+    """An int32 a line, where the other side has zero points."""
+    return 4 * _lines(side) if other.zero_point else 0
 
 
 def _for_int8(spec: ScaledDotSpec) -> int:

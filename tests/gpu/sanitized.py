@@ -28,6 +28,8 @@ CASES = [
     ("cublaslt_fp8", (E4M3, E5M2, 16, 128, 64), {"out_dtype": "bfloat16"}),
     ("sm90_gemm", (E4M3, E4M3, 33, 300, 72), {**BLOCKS, "rhs_first": False, **FULL}),
     ("sm90_gemm", (E5M2, E4M3, 300, 128, 264), {**BLOCKS, "out_dtype": "bfloat16"}),
+    ("sm90_gemm", ("int8", "int8", 300, 272, 264), {"zero_points": True, "out_dtype": "bfloat16"}),
+    ("sm90_gemm", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
     ("cublaslt_int8", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
     ("cublaslt_wide", ("bfloat16", E4M3, 65, 128, 72), {"rhs_tiles": (1, 128), **EIGHT}),
     ("general", ("float32", "int8", 33, 70, 72), {"rhs_tiles": (3, 16), **FULL}),

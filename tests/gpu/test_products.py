@@ -192,6 +192,84 @@ def test_blocks_on_hopper_have_the_same_bits_in_every_run():
         np.testing.assert_array_equal(run(spec, operands, "sm90_gemm")[0], first)
 
 
+def with_zeros(spec, zeros):
+    """The same product with zero points on the sides named."""
+    made = {s: dataclasses.replace(getattr(spec, s), zero_point=s in zeros) for s in ("lhs", "rhs")}
+    return dataclasses.replace(spec, **made)
+
+
+ZEROS = pytest.mark.parametrize("zeros", ["", "lhs", "rhs", "lhs rhs"])
+
+
+@HOPPER
+@ZEROS
+@pytest.mark.parametrize("size", [(1, 130, 16), (67, 401, 131), (300, 1040, 392)], ids=str)
+@pytest.mark.parametrize("pair", [(a, b) for a in INT8 for b in INT8], ids=str)
+def test_int8_on_hopper_is_rounded_once(pair, size, zeros):
+    m, k, n = size
+    spec = with_zeros(matrices(*pair, m, k, n, rhs_first=False), zeros)
+    operands = draw(24, spec)
+    got, _, ran = run(spec, operands, "sm90_gemm")
+    assert ran == ["sm90_gemm"]
+    lhs, rhs = (
+        operands[s].astype(np.int64) - operands.get(f"{s}_zero_point", np.int64(0))
+        for s in ("lhs", "rhs")
+    )
+    np.testing.assert_array_equal(got, (lhs @ rhs.T).astype(np.float32))
+
+
+@HOPPER
+@ZEROS
+@pytest.mark.parametrize("lhs_first", [True, False], ids=["KM", "MK"])
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+def test_int8_on_hopper_of_any_layout_in_batches(rhs_first, lhs_first, zeros):
+    spec = matrices(
+        *("int8", "uint8", 130, 264, 72),
+        batch=3,
+        lhs_first=lhs_first,
+        rhs_first=rhs_first,
+        lhs_tiles=(1, 264),
+        rhs_tiles=(72, 264),
+        out_dtype="int8",
+        out_scale=(3, 1, 1),
+        amax=(3, 1, 1),
+        residual=(3, 130, 72),
+        residual_dtype="bfloat16",
+        bias=(1, 1, 72),
+        activation="silu",
+    )
+    spec = with_zeros(spec, zeros)
+    assert check(spec, draw(25, spec), "sm90_gemm") == "sm90_gemm"
+
+
+@HOPPER
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("bias", [(1, 256), (1, 1), (300, 1)], ids=str)
+def test_int8_on_hopper_adds_a_bias(bias, out_dtype):
+    spec = matrices(
+        *("int8", "int8", 300, 512, 256),
+        lhs_tiles=(1, 512),
+        rhs_tiles=(1, 512),
+        rhs_first=False,
+        zero_points=True,
+        out_dtype=out_dtype,
+        bias=bias,
+    )
+    assert check(spec, draw(26, spec), "sm90_gemm") == "sm90_gemm"
+
+
+@HOPPER
+def test_int8_on_hopper_has_the_same_bits_in_every_run():
+    scales = {"lhs_tiles": (1, 1024), "rhs_tiles": (1, 1024)}
+    spec = matrices(
+        *("int8", "int8", 2100, 1024, 3080), **scales, zero_points=True, rhs_first=False
+    )
+    operands = draw(27, spec)
+    first = run(spec, operands, "sm90_gemm")[0]
+    for _ in range(3):
+        np.testing.assert_array_equal(run(spec, operands, "sm90_gemm")[0], first)
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("pair", [(a, b) for a in INT8 for b in INT8], ids=str)
 @pytest.mark.parametrize("zero_points", [False, True], ids=["symmetric", "zero points"])

@@ -117,7 +117,9 @@ class CopiesPlan : public Plan {
     const std::string wrong = WhyNotWorkspace(operands_, buffers.workspace_bytes);
     if (!wrong.empty()) return wrong;
     for (const Operand& operand : {operands_.lhs, operands_.rhs}) {
-      std::memset(static_cast<uint8_t*>(buffers.workspace) + operand.at, 1, operand.CopiedBytes());
+      auto* workspace = static_cast<uint8_t*>(buffers.workspace);
+      std::memset(workspace + operand.at, 1, operand.CopiedBytes());
+      std::memset(workspace + operand.sums_at, 1, operand.SumsBytes());
     }
     for (int32_t unit = 0; unit < std::min(schedule_.units, 1000); ++unit)
       TileOf(schedule_, unit, 1);

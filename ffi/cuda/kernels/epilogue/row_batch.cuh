@@ -1,4 +1,4 @@
-// The elementwise epilogue of `VectorizedEpilogue`, on kRowsInFlight rows x 4 columns of a thread.
+// The elementwise epilogue of kRowsInFlight rows x 4 columns of a thread.
 //
 //   RowBatch y, in registers           global
 //     row 0   y[0][0..3]   <----- residual, out_scale       every load of the batch comes before
@@ -16,6 +16,23 @@ inline constexpr int kVectorThreads = 128;
 inline constexpr int kRowsInFlight = 4;
 inline constexpr int kMaxRowsPerThread = 32;
 inline constexpr int kMaxRowsPerBlock = kVectorThreads / 32 * kMaxRowsPerThread;
+
+// Whether offsets within the rows of a block fit 32 bits.
+inline bool StrideFits(int64_t stride) {
+  return stride >= 0 && stride < (1ll << 31) / kMaxRowsPerBlock;
+}
+
+inline bool IsVectorizable(const Plane& plane, int alignment) {
+  return plane.column == 1 && StrideFits(plane.row) && alignment >= 4 * SizeOf(plane.dtype);
+}
+
+// Whether `ApplyToBatch` can do what follows the scaled sums, where columns come in fours.
+inline bool FitsRowBatch(const Elementwise& ew) {
+  return ew.out_plane.dtype != DType::kS32 && IsVectorizable(ew.out_plane, ew.out_alignment) &&
+         (!ew.residual_plane || IsVectorizable(ew.residual_plane, ew.residual_alignment)) &&
+         (!ew.bias_plane || ew.bias_plane.row == 0) &&
+         (!ew.out_scale_plane || ew.out_scale_plane.row == 0) && ew.amax_kind != AmaxKind::kOther;
+}
 
 #ifdef __CUDACC__
 
@@ -127,8 +144,24 @@ __device__ __forceinline__ void StoreRows(const Elementwise& ew, const RowCursor
   }
 }
 
+// The largest value of kLanes neighbouring lanes.
+template <int kLanes>
+__device__ __forceinline__ uint32_t MaxOfLanes(uint32_t value) {
+  if constexpr (kLanes == 32) {
+    return __reduce_max_sync(~0u, value);
+  } else {
+#pragma unroll
+    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+      value = max(value, __shfl_xor_sync(~0u, value, lanes));
+    }
+    return value;
+  }
+}
+
 // Returns the largest |y| of the first `valid_rows` rows, as bits. Raises the amax itself where
 // that has a cell per row.
+//   kLanes  lanes of a warp that have the same rows
+template <int kLanes>
 __device__ __forceinline__ uint32_t AmaxOfRows(const Elementwise& ew, const RowCursor& cursor,
                                                int valid_rows, const RowBatch& y) {
   uint32_t largest = 0;
@@ -140,11 +173,31 @@ __device__ __forceinline__ uint32_t AmaxOfRows(const Elementwise& ew, const RowC
     seen = j < valid_rows ? AmaxBits(seen) : 0u;
     largest = max(largest, seen);
     if (ew.amax_kind != AmaxKind::kPerRow) continue;
-    seen = __reduce_max_sync(~0u, seen);
-    if (threadIdx.x % 32 == 0 && seen > 0) {
+    seen = MaxOfLanes<kLanes>(seen);
+    if (threadIdx.x % kLanes == 0 && seen > 0) {
       atomicMax(ew.amax + ew.amax_plane.At(cursor.b, cursor.first_row + cursor.At(j), 0), seen);
     }
   }
+  return largest;
+}
+
+// Applies the elementwise epilogue to a batch and stores it. Returns the largest |y|, as bits.
+//   kLanes  as for `AmaxOfRows`
+//   bias    of the four columns
+template <int kLanes>
+__device__ __forceinline__ uint32_t ApplyToBatch(const Elementwise& ew, const RowCursor& cursor,
+                                                 int valid_rows, const float (&bias)[4],
+                                                 RowBatch& y) {
+  if (ew.residual_plane) AddResidualRows(ew, cursor, y);
+  if (ew.bias_plane) {
+#pragma unroll
+    for (int k = 0; k < 4 * kRowsInFlight; ++k) y[k / 4][k % 4] += bias[k % 4];
+  }
+  if (ew.activation != Activation::kNone) ApplyActivationRows(ew.activation, y);
+  uint32_t largest = 0;
+  if (ew.amax_kind != AmaxKind::kNone) largest = AmaxOfRows<kLanes>(ew, cursor, valid_rows, y);
+  if (ew.out_scale_plane) DivideRows(ew, cursor, y);
+  StoreRows(ew, cursor, valid_rows, y);
   return largest;
 }
 

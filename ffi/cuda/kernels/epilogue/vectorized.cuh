@@ -23,24 +23,10 @@ namespace jaxfp8::cuda {
 template <bool kZero>
 inline constexpr int kBlocksPerSm = kZero ? 5 : 6;
 
-// Whether offsets within the rows of a block fit 32 bits.
-inline bool StrideFits(int64_t stride) {
-  return stride >= 0 && stride < (1ll << 31) / kMaxRowsPerBlock;
-}
-
-inline bool IsVectorizable(const Plane& plane, int alignment) {
-  return plane.column == 1 && StrideFits(plane.row) && alignment >= 4 * SizeOf(plane.dtype);
-}
-
 // Whether `VectorizedEpilogue` can compute the request.
 inline bool FitsVectorized(const Epilogue& e, DType acc) {
-  const Elementwise& ew = e.elementwise;
   return e.columns % 4 == 0 && e.column % 4 == 0 && e.alignment >= 4 * SizeOf(acc) &&
-         StrideFits(e.acc_row) && ew.out_plane.dtype != DType::kS32 &&
-         IsVectorizable(ew.out_plane, ew.out_alignment) &&
-         (!ew.residual_plane || IsVectorizable(ew.residual_plane, ew.residual_alignment)) &&
-         (!ew.bias_plane || ew.bias_plane.row == 0) &&
-         (!ew.out_scale_plane || ew.out_scale_plane.row == 0) && ew.amax_kind != AmaxKind::kOther;
+         StrideFits(e.acc_row) && FitsRowBatch(e.elementwise);
 }
 
 #ifdef __CUDACC__
@@ -143,24 +129,6 @@ __device__ __forceinline__ void ShareRowParams(RowParams params, int64_t depth,
   row_params[threadIdx.x] = params;
 }
 
-// Applies the elementwise epilogue to a batch and stores it. Returns the larger of `largest` and
-// the largest |y|, as bits.
-__device__ __forceinline__ uint32_t ApplyToBatch(const Elementwise& ew, const RowCursor& cursor,
-                                                 int valid_rows, const ColumnParams& columns,
-                                                 uint32_t largest, RowBatch& y) {
-  if (ew.residual_plane) AddResidualRows(ew, cursor, y);
-  if (ew.bias_plane) {
-#pragma unroll
-    for (int k = 0; k < 4 * kRowsInFlight; ++k) y[k / 4][k % 4] += columns.bias[k % 4];
-  }
-  if (ew.activation != Activation::kNone) ApplyActivationRows(ew.activation, y);
-  if (ew.amax_kind != AmaxKind::kNone)
-    largest = max(largest, AmaxOfRows(ew, cursor, valid_rows, y));
-  if (ew.out_scale_plane) DivideRows(ew, cursor, y);
-  StoreRows(ew, cursor, valid_rows, y);
-  return largest;
-}
-
 // The kernel.
 //   kAcc       type of the accumulators: int32, float32 or bfloat16
 //   kZero      there are zero points
@@ -213,7 +181,7 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
     RowCursor next = cursor;
     next.row += kRowsInFlight * step;
     if (i < deep) LoadBatch<kAcc>(e, start, next, acc);
-    largest = ApplyToBatch(ew, cursor, valid_rows, columns, largest, y);
+    largest = max(largest, ApplyToBatch<32>(ew, cursor, valid_rows, columns.bias, y));
     if (i >= deep) break;
     cursor = next;
   }

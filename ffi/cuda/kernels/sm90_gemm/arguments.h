@@ -23,12 +23,26 @@ struct StepScales {
   bool fours = false;  // the scales of four steps are 16 aligned bytes
 };
 
+// Zero points of a side, where its scales do not change along K: that of line f lies where its
+// scale does.
+struct ZeroPoints {
+  const int32_t* zero_point = nullptr;  // null: every one is 0
+  // Sums over K of the lines, that of (b, f) at b * sums_batch + f. Null unless the other side has
+  // zero points.
+  const int32_t* line_sums = nullptr;
+  int64_t sums_batch = 0;
+};
+
 struct Arguments {
   Schedule schedule;
   StepScales lhs_scales, rhs_scales;
-  Epilogue epilogue;  // without its accumulators
+  ZeroPoints lhs_zeros, rhs_zeros;
+  bool has_zeros = false;  // a side has zero points
+  Epilogue epilogue;       // without its accumulators
   bool lhs_batched = false, rhs_batched = false;
-  bool stores_directly = false;  // nothing but a cast follows the scaled sum
+  // Nothing but a cast follows the scaled sum; or, of int8, a bias for each column and a cast.
+  bool stores_directly = false;
+  bool stores_fours = false;  // else: what follows needs aligned fours of columns, and they are
 };
 
 using KernelFunction = void (*)(Arguments, CUtensorMap lhs, CUtensorMap rhs);
@@ -41,6 +55,8 @@ struct Kernel {
 // The kernel for a tile shape, or one without a function.
 Kernel E4M3Kernel(DType rhs, Scaling scaling, TileShape tile);
 Kernel E5M2Kernel(DType rhs, Scaling scaling, TileShape tile);
+Kernel S8Kernel(DType rhs, TileShape tile);
+Kernel U8Kernel(DType rhs, TileShape tile);
 
 }  // namespace jaxfp8::cuda::sm90
 

@@ -64,6 +64,12 @@ __device__ __forceinline__ void Wait(uint32_t barrier, uint32_t parity) {
   }
 }
 
+// Releases a stage: to this block, and to the other one of the pair.
+__device__ __forceinline__ void Release(uint32_t empty, uint32_t blocks) {
+  __syncwarp();
+  if (threadIdx.x % 32 < blocks) ArriveAt(empty, threadIdx.x % 32);
+}
+
 // Waits for every thread of the cluster, which orders nothing but barriers.
 __device__ __forceinline__ void SynchronizeCluster() { ClusterArriveRelaxed(), ClusterWait(); }
 

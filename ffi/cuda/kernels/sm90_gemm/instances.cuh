@@ -10,12 +10,11 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-template <DType kLhs, DType kRhs, Scaling kScaling, int... kShapes>
+template <const auto& kTiles, DType kLhs, DType kRhs, Scaling kScaling, int... kShapes>
 Kernel KernelOfShape(TileShape tile, std::integer_sequence<int, kShapes...>) {
   Kernel kernel;
-  (void)((tile == kTileShapes[kShapes] &&
-          (kernel = KernelOf<kLhs, kRhs, kScaling, kTileShapes[kShapes].rows,
-                             kTileShapes[kShapes].columns>(),
+  (void)((tile == kTiles[kShapes] &&
+          (kernel = KernelOf<kLhs, kRhs, kScaling, kTiles[kShapes].rows, kTiles[kShapes].columns>(),
            true)) ||
          ...);
   return kernel;
@@ -24,8 +23,16 @@ Kernel KernelOfShape(TileShape tile, std::integer_sequence<int, kShapes...>) {
 template <DType kLhs, DType kRhs>
 Kernel KernelFor(Scaling scaling, TileShape tile) {
   constexpr auto kAll = std::make_integer_sequence<int, std::size(kTileShapes)>{};
-  if (scaling == Scaling::kBlocks) return KernelOfShape<kLhs, kRhs, Scaling::kBlocks>(tile, kAll);
-  return KernelOfShape<kLhs, kRhs, Scaling::kLines>(tile, kAll);
+  if (scaling == Scaling::kBlocks) {
+    return KernelOfShape<kTileShapes, kLhs, kRhs, Scaling::kBlocks>(tile, kAll);
+  }
+  return KernelOfShape<kTileShapes, kLhs, kRhs, Scaling::kLines>(tile, kAll);
+}
+
+template <DType kLhs, DType kRhs>
+Kernel Int8KernelFor(TileShape tile) {
+  constexpr auto kAll = std::make_integer_sequence<int, std::size(kInt8TileShapes)>{};
+  return KernelOfShape<kInt8TileShapes, kLhs, kRhs, Scaling::kAfter>(tile, kAll);
 }
 
 }  // namespace jaxfp8::cuda::sm90

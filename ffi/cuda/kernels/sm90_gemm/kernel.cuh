@@ -2,7 +2,8 @@
 //
 //   block, one on each multiprocessor
 //     warpgroup 0   loads: warp 0 the tiles (TMA), warps 2 and 3 the scales      load.cuh
-//     warpgroup 1   multiplies the upper half of the tile's rows, and stores it  multiply.cuh
+//     warpgroup 1   multiplies the upper half of the tile's rows, scales and     multiply.cuh: FP8
+//                   stores it                                                    sum.cuh: int8
 //     warpgroup 2   the same for the lower half; not there for tiles of 64 rows  store.cuh
 //
 //   barriers in shared memory, one for each stage of the ring of tiles, and chunk of the scales
@@ -17,6 +18,7 @@
 
 #include "cuda/kernels/sm90_gemm/multiply.cuh"
 #include "cuda/kernels/sm90_gemm/store.cuh"
+#include "cuda/kernels/sm90_gemm/sum.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -49,11 +51,15 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, uint32_t share
   const uint32_t staged = shared + L::kStagingAt + warp * L::kStagingBytes;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
-  Turns<L::kMathGroups>{__shfl_sync(~0u, warp / 4, 0)}.Begin();
+  if constexpr (!L::kScalesAfter) Turns<L::kMathGroups>{__shfl_sync(~0u, warp / 4, 0)}.Begin();
 #pragma unroll 1
   for (int32_t unit = range.first; unit < a.schedule.units; unit += range.step) {
     float total[L::kWaves][kColumns / 2];
-    MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, a.schedule.steps, blocks, ring, chunk);
+    if constexpr (L::kScalesAfter) {
+      SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, blocks, ring, chunk);
+    } else {
+      MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, a.schedule.steps, blocks, ring, chunk);
+    }
     const TileCoord tile = TileOf(a.schedule, unit, static_cast<int32_t>(rank));
     const int32_t row = warp / 4 * L::kWaves * kWaveRows + warp % 4 * kWarpRows;
     StoreTile<L, kColumns>(a, {tile.batch, tile.row * kRows + row, tile.column * kColumns}, staged,
@@ -88,7 +94,12 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
       LoadTiles<L>(a, &lhs, &rhs, shared, range, rank);
     }
     if (warp >= 2) {
-      LoadScales<L>(a, shared, range, rank, static_cast<int32_t>(threadIdx.x) - 64);
+      const int32_t thread = static_cast<int32_t>(threadIdx.x) - 64;
+      if constexpr (L::kScalesAfter) {
+        LoadLines<L>(a, shared, range, rank, thread);
+      } else {
+        LoadScales<L>(a, shared, range, rank, thread);
+      }
     }
   } else {
     if constexpr (kMovesRegisters) {

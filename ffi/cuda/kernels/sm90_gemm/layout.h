@@ -11,10 +11,11 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// How many lines of rhs share a scale, every 128 of K. A row of lhs always has its own.
+// When sums are scaled: FP8 every 128 of K, int8 once. A row of lhs always has its own scale.
 enum class Scaling : uint8_t {
-  kBlocks,  // 128 columns, or more
-  kLines,   // any number: every column has one
+  kBlocks,  // every 128 of K; 128 columns of rhs, or more, share a scale
+  kLines,   // every 128 of K; every column has one
+  kAfter,   // after the sum over all of K; every column has one, and a zero point
 };
 
 inline constexpr int kGroupThreads = 128;  // of a warpgroup, the threads that issue a wgmma
@@ -29,6 +30,7 @@ inline constexpr int kMaxSharedBytes = 227 << 10;
 inline constexpr int kMaxStages = 16;
 inline constexpr int kTileAlignment = 1024;  // of swizzled tiles
 inline constexpr int kChunkSteps = 4;        // whose scales are loaded together
+inline constexpr int kLineFields = 4;        // of a line, where sums are scaled after all of K
 
 // What follows from the shape of a tile.
 template <int kRows, int kColumns, Scaling kScaling>
@@ -36,16 +38,19 @@ struct BlockLayout {
   static constexpr int kMathGroups = kRows >= 2 * kWaveRows ? 2 : 1;
   static constexpr int kWaves = kRows / kWaveRows / kMathGroups;  // of a warpgroup
   static constexpr int kThreads = (1 + kMathGroups) * kGroupThreads;
+  static constexpr bool kScalesAfter = kScaling == Scaling::kAfter;
   // Columns that share a scale of rhs. Parts of the tile do not cross a multiple of 128.
-  static constexpr int kScaleColumns = kScaling == Scaling::kLines ? 1
-                                       : kColumns % 128 == 0       ? 128
-                                                                   : std::min(kColumns, 64);
+  static constexpr int kScaleColumns = kScaling != Scaling::kBlocks ? 1
+                                       : kColumns % 128 == 0        ? 128
+                                                                    : std::min(kColumns, 64);
 
   static constexpr int kLhsBytes = kRows * kStepDepth, kRhsBytes = kColumns * kStepDepth;
   static constexpr int kRhsScales = kColumns / kScaleColumns;
-  static constexpr int kChunks = 3;
+  // A chunk has the scales of four steps, or what follows the sums of a tile.
+  static constexpr int kChunks = kScalesAfter ? 2 : 3;
   static constexpr int kParts = kScaleColumns > 1 ? kRhsScales : 1;
-  static constexpr int kChunkBytes = 4 * kChunkSteps * (kRows + kRhsScales);
+  static constexpr int kChunkBytes =
+      4 * (kScalesAfter ? kLineFields : kChunkSteps) * (kRows + kRhsScales);
   static constexpr int kStageBytes = kLhsBytes + kRhsBytes;
   static constexpr int kStagingBytes = kWarpRows * kWidePitch;  // of a warp
   static constexpr int kMaxBarriers = 2 * (kMaxStages + kChunks);

@@ -5,6 +5,8 @@
 //   rhs [N, K], lines of K --- (TMA)              ->        tile columns x 128 bytes, swizzled
 //   scales, in any order   --- warps 2, 3         -> chunk of four steps: [rows][4], then
 //                              (cp.async)            [columns, or parts of 128 or 64 of them][4]
+//     of all of K          --- warps 2, 3         -> chunk of a tile: scales [rows], zero points,
+//                                                    sums, bias; the same of [columns]
 //
 // Stages and chunks are rings of their own. Both run ahead across the end of a tile.
 
@@ -69,8 +71,16 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
   }
 }
 
+__device__ __forceinline__ float LoadShared(uint32_t from) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+  return value;
+}
 __device__ __forceinline__ void StoreShared(uint32_t to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+__device__ __forceinline__ void StoreShared(uint32_t to, int32_t value) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 
 // Copies the scales of a line at steps [step, step + count), at most four. A line beyond the last
@@ -122,6 +132,52 @@ __device__ void LoadScales(const Arguments& a, uint32_t shared, UnitRange range,
       __threadfence_block();  // for a side without scales, whose ones are stored
       ArriveAfterCopies(shared + L::kChunkFullAt + 8 * ring.stage);
     }
+  }
+}
+
+// Stores the fields of a line: its scale, the negative of its zero point z, its sum less depth * z,
+// and a bias. A line beyond the last counts as the last.
+//   pitch  from field to field
+//   bias   null: the bias is 0
+__device__ __forceinline__ void StoreLine(const StepScales& s, const ZeroPoints& zeros, uint32_t to,
+                                          uint32_t pitch, int32_t batch, int32_t line,
+                                          int32_t depth, const float* bias = nullptr,
+                                          const Plane& bias_plane = {}) {
+  const int32_t inside = min(line, s.last_line);
+  const int64_t at = batch * s.batch_stride + s.tile_lines.Quotient(inside) * s.line_stride;
+  const int32_t zero = zeros.zero_point ? zeros.zero_point[at] : 0;
+  const int32_t sum = zeros.line_sums ? zeros.line_sums[batch * zeros.sums_batch + inside] : 0;
+  StoreShared(to, s.scale ? s.scale[at] : 1.0f);
+  StoreShared(to + pitch, -zero);
+  StoreShared(to + 2 * pitch, sum - depth * zero);
+  StoreShared(to + 3 * pitch, bias ? bias[bias_plane.At(batch, 0, inside)] : 0.0f);
+}
+
+// What follows the sums of each tile, for `Scaling::kAfter`.
+template <typename L>
+__device__ void LoadLines(const Arguments& a, uint32_t shared, UnitRange range, int32_t rank,
+                          int32_t thread) {
+  constexpr int kRows = L::kLhsBytes / kStepDepth, kColumns = L::kRhsBytes / kStepDepth;
+  const Elementwise& rest = a.epilogue.elementwise;
+  const float* bias = a.stores_directly && rest.bias_plane ? rest.bias : nullptr;
+  Ring<L::kChunks> ring;
+#pragma unroll 1
+  for (int32_t unit = range.first; unit < a.schedule.units; unit += range.step, ring.Next()) {
+    const TileCoord tile = TileOf(a.schedule, unit, rank);
+    const uint32_t rows = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
+    const uint32_t columns = rows + 4 * kLineFields * kRows;
+    Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
+#pragma unroll 1
+    for (int32_t i = thread; i < kRows; i += kScaleThreads) {
+      StoreLine(a.lhs_scales, a.lhs_zeros, rows + 4 * i, 4 * kRows, tile.batch,
+                tile.row * kRows + i, static_cast<int32_t>(a.epilogue.depth));
+    }
+#pragma unroll 1
+    for (int32_t i = thread; i < kColumns; i += kScaleThreads) {
+      StoreLine(a.rhs_scales, a.rhs_zeros, columns + 4 * i, 4 * kColumns, tile.batch,
+                tile.column * kColumns + i, 0, bias, rest.bias_plane);
+    }
+    Arrive(shared + L::kChunkFullAt + 8 * ring.stage);
   }
 }
 

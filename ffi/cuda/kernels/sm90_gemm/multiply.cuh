@@ -1,4 +1,4 @@
-// The main loop of a math warpgroup.
+// The main loop of a math warpgroup, where sums are scaled every 128 of K.
 //
 //   stage in shared memory                          registers of a warpgroup
 //   lhs  wave 0, 64 rows x 128 --+  4 x wgmma         acc     one wave: the sum of 128 of K
@@ -19,12 +19,6 @@ namespace jaxfp8::cuda::sm90 {
 
 // From line to line of a chunk of scales.
 inline constexpr int kLineBytes = 4 * kChunkSteps;
-
-__device__ __forceinline__ float LoadShared(uint32_t from) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
-  return value;
-}
 
 // acc = a wave of lhs * rhs, over the 128 of K of a stage; enqueued in two groups, three quarters
 // and the last one, and not waited for.
@@ -70,12 +64,6 @@ struct Turns {
     }
   }
 };
-
-// Releases a stage: to this block, and to the other one of the pair.
-__device__ __forceinline__ void Release(uint32_t empty, uint32_t blocks) {
-  __syncwarp();
-  if (threadIdx.x % 32 < blocks) ArriveAt(empty, threadIdx.x % 32);
-}
 
 // total += acc * the scales of a stage.
 //   rows     scales of this thread's two rows of the wave

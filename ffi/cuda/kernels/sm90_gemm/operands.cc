@@ -7,13 +7,14 @@ constexpr int64_t kOffsetAlignment = 256;
 
 int64_t RoundUp(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
-Operand OperandOf(const Side& side, int64_t lines, const Problem& problem) {
+Operand OperandOf(const Side& side, const Side& other, int64_t lines, const Problem& problem) {
   Operand operand;
   operand.side = side;
   operand.lines = lines, operand.depth = problem.depth;
   operand.batches = side.batch == 0 ? 1 : problem.batch;
   operand.copied = side.IsMnMajor() || side.free % kOperandAlignment != 0 ||
                    (operand.batches > 1 && side.batch % kOperandAlignment != 0);
+  operand.summed = other.zero_point;
   return operand;
 }
 
@@ -31,13 +32,25 @@ size_t Operand::CopiedBytes() const {
   return copied ? static_cast<size_t>(batches * lines * LinePitch()) : 0;
 }
 
+size_t Operand::SumsBytes() const {
+  return summed ? sizeof(int32_t) * static_cast<size_t>(batches * lines) : 0;
+}
+
 Operands OperandsOf(const Problem& problem) {
   Operands operands;
-  operands.lhs = OperandOf(problem.lhs, problem.rows, problem);
-  operands.rhs = OperandOf(problem.rhs, problem.columns, problem);
-  const auto lhs_bytes = static_cast<int64_t>(operands.lhs.CopiedBytes());
-  operands.rhs.at = static_cast<size_t>(RoundUp(lhs_bytes, kOffsetAlignment));
-  operands.workspace = operands.rhs.at + operands.rhs.CopiedBytes();
+  operands.lhs = OperandOf(problem.lhs, problem.rhs, problem.rows, problem);
+  operands.rhs = OperandOf(problem.rhs, problem.lhs, problem.columns, problem);
+  int64_t end = 0;
+  const auto take = [&end](size_t bytes) {
+    const int64_t at = RoundUp(end, kOffsetAlignment);
+    if (bytes > 0) end = at + static_cast<int64_t>(bytes);
+    return static_cast<size_t>(at);
+  };
+  for (Operand* operand : {&operands.lhs, &operands.rhs}) {
+    operand->at = take(operand->CopiedBytes());
+    operand->sums_at = take(operand->SumsBytes());
+  }
+  operands.workspace = static_cast<size_t>(end);
   return operands;
 }
 

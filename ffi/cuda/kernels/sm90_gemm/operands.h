@@ -14,22 +14,24 @@ namespace jaxfp8::cuda::sm90 {
 // Bytes to which pointers and pitches of operands are multiples.
 inline constexpr int64_t kOperandAlignment = 16;
 
-// A side as lines of K. It is copied where its lines are not contiguous, or not aligned.
+// A side as lines of K. It is copied where its lines are not contiguous, or not aligned. Its lines
+// are summed where the other side has zero points.
 struct Operand {
   Side side;
   int64_t lines = 0, depth = 0;
   int64_t batches = 1;  // 1 where every batch index shares it
-  bool copied = false;
-  size_t at = 0;  // of the copy in the workspace
+  bool copied = false, summed = false;
+  size_t at = 0, sums_at = 0;  // of the copy and the int32 sums in the workspace
 
   int64_t LinePitch() const;
   int64_t BatchPitch() const;
   size_t CopiedBytes() const;
+  size_t SumsBytes() const;
 };
 
 struct Operands {
   Operand lhs, rhs;
-  size_t workspace = 0;  // bytes of both copies
+  size_t workspace = 0;  // bytes of copies and sums
 };
 
 Operands OperandsOf(const Problem& problem);

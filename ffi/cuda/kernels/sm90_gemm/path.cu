@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/kernels/epilogue/epilogue.h"
+#include "cuda/kernels/epilogue/row_batch.cuh"
 #include "cuda/kernels/pack/pack.h"
 #include "cuda/kernels/sm90_gemm/arguments.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
@@ -20,12 +21,12 @@ bool HasBlocks(const Side& rhs) {
 
 StepScales ScalesOf(const Side& side, const float* scale, int64_t lines, int32_t steps) {
   StepScales s;
-  if (!side.scale) return s;
+  s.last_line = static_cast<int32_t>(lines - 1);
+  if (!side.scale && !side.zero_point) return s;
   const Tiles& tiles = side.tiles;
-  s.scale = scale;
+  if (side.scale) s.scale = scale;
   s.batch_stride = tiles.batch_stride, s.line_stride = tiles.free_stride;
   s.step_stride = tiles.depth_stride;
-  s.last_line = static_cast<int32_t>(lines - 1);
   s.tile_lines = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, lines)));
   const int64_t per_scale = tiles.ConstantAlongDepth() ? steps : tiles.tile_depth / kStepDepth;
   s.steps_per_scale = Divisor(static_cast<int32_t>(std::clamp<int64_t>(per_scale, 1, steps)));
@@ -34,10 +35,22 @@ StepScales ScalesOf(const Side& side, const float* scale, int64_t lines, int32_t
   return s;
 }
 
-// Whether the output is the cast sum, and each row of it consists of 16 aligned bytes.
+ZeroPoints ZerosOf(const Operand& operand, const int32_t* zero_point, const Buffers& buffers) {
+  ZeroPoints zeros;
+  if (operand.side.zero_point) zeros.zero_point = zero_point;
+  if (!operand.summed) return zeros;
+  zeros.line_sums = reinterpret_cast<const int32_t*>(static_cast<const char*>(buffers.workspace) +
+                                                     operand.sums_at);
+  zeros.sums_batch = operand.batches > 1 ? operand.lines : 0;
+  return zeros;
+}
+
+// Whether the output is the cast sum, and each row of it consists of 16 aligned bytes. What scales
+// sums of int8 adds a bias of the columns.
 bool StoresDirectly(const Problem& problem, const Buffers& buffers) {
   const Plane& out = problem.out;
-  const bool rest = problem.residual || problem.bias || problem.out_scale || problem.amax ||
+  const bool adds = problem.bias && !(IsInt8(problem.lhs.dtype) && problem.bias.row == 0);
+  const bool rest = problem.residual || adds || problem.out_scale || problem.amax ||
                     problem.activation != Activation::kNone;
   const int64_t size = SizeOf(out.dtype);
   return !rest && IsWideFloat(out.dtype) && out.column == 1 &&
@@ -53,13 +66,27 @@ class GemmPlan final : public Plan {
         blocks_(BlocksOf(schedule_, device.multiprocessors)),
         operands_(OperandsOf(problem)) {}
 
+  Kernel KernelFor(Scaling scaling) const {
+    const DType rhs = problem_.rhs.dtype;
+    const TileShape tile = configuration_.tile;
+    switch (problem_.lhs.dtype) {
+      case DType::kS8:
+        return S8Kernel(rhs, tile);
+      case DType::kU8:
+        return U8Kernel(rhs, tile);
+      case DType::kE4M3:
+        return E4M3Kernel(rhs, scaling, tile);
+      default:
+        return E5M2Kernel(rhs, scaling, tile);
+    }
+  }
+
   // Fits the kernel to the device; returns what went wrong, or "".
   std::string Prepare(size_t workspace) {
     const std::string wrong = WhyNotWorkspace(operands_, workspace);
     if (!wrong.empty()) return wrong;
     const Scaling scaling = HasBlocks(problem_.rhs) ? Scaling::kBlocks : Scaling::kLines;
-    kernel_ = (problem_.lhs.dtype == DType::kE4M3 ? E4M3Kernel : E5M2Kernel)(
-        problem_.rhs.dtype, scaling, configuration_.tile);
+    kernel_ = KernelFor(scaling);
     if (!kernel_.function) return "there is no tile of this shape";
     // Without code for sm_90a the driver translates a kernel that does nothing.
     cudaFuncAttributes attributes;
@@ -79,6 +106,8 @@ class GemmPlan final : public Plan {
     wrong = WhyNotWorkspace(operands_, buffers.workspace_bytes);
     if (wrong.empty()) wrong = Copy(operands_.lhs, buffers.lhs, buffers, stream);
     if (wrong.empty()) wrong = Copy(operands_.rhs, buffers.rhs, buffers, stream);
+    if (wrong.empty()) wrong = SumLines(operands_.lhs, buffers.lhs, buffers, stream);
+    if (wrong.empty()) wrong = SumLines(operands_.rhs, buffers.rhs, buffers, stream);
     return wrong.empty() ? Launch(buffers, stream) : wrong;
   }
 
@@ -94,6 +123,14 @@ class GemmPlan final : public Plan {
     request.depth_padded = operand.LinePitch();
     return LaunchPack(request, values, nullptr, nullptr,
                       static_cast<char*>(buffers.workspace) + operand.at, stream);
+  }
+
+  static std::string SumLines(const Operand& operand, const void* values, const Buffers& buffers,
+                              cudaStream_t stream) {
+    if (!operand.summed) return "";
+    auto* sums = static_cast<char*>(buffers.workspace) + operand.sums_at;
+    return LaunchLineSums(operand.side, {0, operand.batches, 0, operand.lines, operand.depth},
+                          false, values, reinterpret_cast<int32_t*>(sums), stream);
   }
 
   static std::string Map(const Operand& operand, const void* values, const Buffers& buffers,
@@ -114,12 +151,16 @@ class GemmPlan final : public Plan {
     a.schedule = schedule_;
     a.lhs_scales = ScalesOf(problem_.lhs, buffers.lhs_scale, problem_.rows, schedule_.steps);
     a.rhs_scales = ScalesOf(problem_.rhs, buffers.rhs_scale, problem_.columns, schedule_.steps);
+    a.lhs_zeros = ZerosOf(operands_.lhs, buffers.lhs_zero_point, buffers);
+    a.rhs_zeros = ZerosOf(operands_.rhs, buffers.rhs_zero_point, buffers);
+    a.has_zeros = problem_.lhs.zero_point || problem_.rhs.zero_point;
     a.lhs_batched = operands_.lhs.batches > 1, a.rhs_batched = operands_.rhs.batches > 1;
     a.epilogue = Epilogue{};
     a.epilogue.rows = problem_.rows, a.epilogue.columns = problem_.columns;
     a.epilogue.depth = problem_.depth;
     a.epilogue.elementwise = MakeElementwise(problem_, buffers);
     a.stores_directly = StoresDirectly(problem_, buffers);
+    a.stores_fours = problem_.columns % 4 == 0 && FitsRowBatch(a.epilogue.elementwise);
     return a;
   }
 

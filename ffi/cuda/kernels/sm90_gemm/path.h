@@ -1,4 +1,5 @@
-// The path `sm90_gemm`: FP8 times FP8 on Hopper, with scales constant over 128 of K, or more.
+// The path `sm90_gemm` on Hopper: FP8 times FP8, with scales constant over 128 of K, or more, and
+// int8 or uint8 on both sides, with scales and zero points constant along K.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
@@ -9,7 +10,7 @@
 namespace jaxfp8::cuda {
 
 // One launch (kernel.cuh), after copies of the operands that are not lines of K, or whose lines are
-// no multiple of 16 bytes (kernels/pack).
+// no multiple of 16 bytes, and sums of the lines for zero points (kernels/pack).
 extern const Path kSm90Gemm;
 
 namespace sm90 {

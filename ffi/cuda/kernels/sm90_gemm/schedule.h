@@ -14,6 +14,7 @@
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_SCHEDULE_H_
 
 #include <cstdint>
+#include <span>
 
 #include "common/platform.h"
 #include "cuda/kernels/common/divisor.h"
@@ -71,9 +72,14 @@ JAXFP8_HD TileCoord TileOf(const Schedule& s, int32_t unit, int32_t rank) {
           s.pair == Pair::kSharesLhs ? 2 * column + rank : column};
 }
 
-// The tile shapes that kernels are compiled for.
+// The tile shapes that kernels are compiled for, of FP8 and of int8. That has one set of sums in
+// registers, and FP8 two: the scaled ones, and those of a step.
 inline constexpr TileShape kTileShapes[] = {{256, 128}, {128, 192}, {128, 128},
                                             {64, 128},  {64, 64},   {64, 32}};
+inline constexpr TileShape kInt8TileShapes[] = {{128, 256}, {256, 128}, {128, 128},
+                                                {64, 128},  {64, 64},   {64, 32}};
+
+std::span<const TileShape> TileShapesOf(const Problem& problem);
 
 Schedule MakeSchedule(const Problem& problem, const Configuration& configuration);
 

@@ -7,7 +7,8 @@
 //   r, r + 8 in every eight          padded                     lanes its 128 bytes
 //
 //   directly   the sums are cast and nothing else: the staged bytes are those of the output
-//   else       32 float32 sums are staged, and quad.cuh finishes four columns a lane
+//   else       32 float32 sums are staged. A lane finishes four columns of four rows at once
+//              (row_batch.cuh), or, where those are no aligned fours, of one row (quad.cuh)
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_CUH_
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "cuda/kernels/epilogue/quad.cuh"
+#include "cuda/kernels/epilogue/row_batch.cuh"
 #include "cuda/kernels/sm90_gemm/arguments.h"
 #include "cuda/kernels/sm90_gemm/load.cuh"
 
@@ -129,6 +131,9 @@ __device__ __forceinline__ void StoreDirectly(const Epilogue& e, const WarpTile&
 
 // Columns that go through the whole epilogue at a time.
 inline constexpr int kStagedColumns = kStagedBytes / 4;
+// Eight lanes have a row, so that a warp has four at a time.
+inline constexpr int kLaneRows = 4;
+static_assert(kLaneRows * kRowsInFlight == kWarpRows);
 
 // Calls `StageSums` for a part of 32 columns that is known at run time. Registers have no index.
 template <int kColumns, int kWaves, int... kParts>
@@ -181,6 +186,31 @@ __device__ __forceinline__ uint32_t StoreStaged(const Epilogue& e, const WarpTil
   return largest;
 }
 
+// The same, where columns come in aligned fours. The loads of a lane's four rows are in flight
+// together.
+__device__ __forceinline__ uint32_t StoreStagedRows(const Epilogue& e, const WarpTile& tile,
+                                                    int32_t part, uint32_t staged) {
+  const Elementwise& rest = e.elementwise;
+  const int32_t lane = threadIdx.x % 32;
+  const int32_t rows = min(kWarpRows, static_cast<int32_t>(e.rows) - tile.row);
+  if (rows <= 0) return 0;
+  const int32_t column = tile.column + part * kStagedColumns + lane % 8 * 4;
+  const bool inside = column < e.columns;
+  const RowCursor cursor{tile.batch, tile.row, inside ? column : 0, lane / 8, kLaneRows, rows - 1};
+  float bias[4] = {};
+  if (rest.bias_plane) {
+    LoadPlane(rest.bias_plane, rest.bias, Quad{cursor.b, 0, cursor.c, 4}, 0.0f, bias);
+  }
+  RowBatch y;
+#pragma unroll
+  for (int j = 0; j < kRowsInFlight; ++j) {
+    const uint4 v = LoadSums(staged + (lane / 8 + kLaneRows * j) * kWidePitch + lane % 8 * 16);
+    memcpy(y[j], &v, sizeof(v));
+  }
+  const int32_t valid = inside ? (rows - lane / 8 + kLaneRows - 1) / kLaneRows : 0;
+  return ApplyToBatch<8>(rest, cursor, valid, bias, y);
+}
+
 template <DType kOut, typename L, int kColumns>
 __device__ __forceinline__ void StoreTileDirectly(const Epilogue& e, WarpTile tile, uint32_t staged,
                                                   const float (&total)[L::kWaves][kColumns / 2]) {
@@ -213,7 +243,10 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const WarpTile& ti
     StagePart<kColumns>(part, total, staged, std::make_integer_sequence<int, kAll>{});
     __syncwarp();
     const WarpTile wave{tile.batch, tile.row + part / kPerWave * kWaveRows, tile.column};
-    largest = max(largest, StoreStaged<DType::kF32, false>(e, wave, part % kPerWave, staged));
+    const uint32_t seen = a.stores_fours
+                              ? StoreStagedRows(e, wave, part % kPerWave, staged)
+                              : StoreStaged<DType::kF32, false>(e, wave, part % kPerWave, staged);
+    largest = max(largest, seen);
     __syncwarp();
   }
   UpdateMatrixAmax(e.elementwise, tile.batch, largest);

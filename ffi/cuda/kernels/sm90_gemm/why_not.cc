@@ -8,6 +8,11 @@ namespace jaxfp8::cuda::sm90 {
 namespace {
 
 constexpr int64_t kMaxSize = std::numeric_limits<int32_t>::max() / 2;
+// Terms up to which sums of products fit int32: of values up to 128, or up to 255, as uint8 has,
+// and int8 less a zero point in its range.
+constexpr int64_t kMaxSum = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxSummedDepth = kMaxSum / (128 * 128),
+                  kMaxCorrectedDepth = kMaxSum / (255 * 255);
 // Strides of a tensor map are below 2^40.
 constexpr double kMaxOperandBytes = 0x1p40;
 
@@ -26,11 +31,25 @@ std::string WhyNotScales(const Side& side) {
          std::to_string(kStepDepth);
 }
 
+// Why the scales and zero points of a side do not fit sums over all of K, or "".
+std::string WhyNotZeros(const Side& side, int64_t depth) {
+  if ((side.scale || side.zero_point) && !side.tiles.ConstantAlongDepth()) {
+    return "it sums int8 over all of the contracted axis, and scales or zero points change along "
+           "it";
+  }
+  const bool wide = side.zero_point || side.dtype == DType::kU8;
+  const int64_t most = wide ? kMaxCorrectedDepth : kMaxSummedDepth;
+  if (depth <= most) return "";
+  return "it sums int8 in 32 bits, which hold every sum of up to " + std::to_string(most) +
+         " products, and the contracted axis has " + std::to_string(depth);
+}
+
 }  // namespace
 
 std::string WhyNot(const Problem& problem, const Device& device) {
-  if (!IsFloat8(problem.lhs.dtype) || !IsFloat8(problem.rhs.dtype)) {
-    return "it multiplies FP8 by FP8, and the operands are " +
+  const bool integers = IsInt8(problem.lhs.dtype) && IsInt8(problem.rhs.dtype);
+  if (!integers && !(IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype))) {
+    return "it multiplies FP8 by FP8, or int8 or uint8 on both sides, and the operands are " +
            std::string(NameOf(problem.lhs.dtype)) + " and " +
            std::string(NameOf(problem.rhs.dtype));
   }
@@ -41,9 +60,10 @@ std::string WhyNot(const Problem& problem, const Device& device) {
   }
   if (problem.depth == 0) return "there is nothing to sum";
   for (const Side* side : {&problem.lhs, &problem.rhs}) {
-    const std::string wrong = WhyNotScales(*side);
+    const std::string wrong = integers ? WhyNotZeros(*side, problem.depth) : WhyNotScales(*side);
     if (!wrong.empty()) return wrong;
   }
+  if (problem.out.dtype == DType::kS32) return "it has no int32 output";
   // The smallest tile has 64 x 32 outputs.
   const double units = (static_cast<double>(problem.rows) / 64 + 1) *
                        (static_cast<double>(problem.columns) / 32 + 1) *
