@@ -39,13 +39,17 @@ def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: 
         _report_fallback(spec, platform, reason)
         return _lower_reference(ctx, *operands, spec=spec, kernel=kernel)
     if platform == "cuda":
-        return _lower_cuda(ctx, *operands, spec=spec, kernel=kernel)
+        parameters = ctx.module_context.lowering_parameters
+        known = None if parameters.for_export else ffi.compute_capability()
+        return _lower_cuda(ctx, *operands, spec=spec, kernel=kernel, compute_capability=known)
     ffi.ensure_registered(platform)
     rule = jax.ffi.ffi_lowering(ffi.TARGET)
     return rule(ctx, *operands, **spec.attributes(), kernel=kernel)
 
 
-def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[jax.Array]:
+def _call_cuda(
+    *operands: jax.Array, spec: ScaledDotSpec, kernel: str, compute_capability: int | None
+) -> list[jax.Array]:
     """The call in canonical form; its last result is scratch memory."""
     ffi.register_if_it_runs_here("cuda")
     if canonical.is_empty(spec):
@@ -58,7 +62,8 @@ def _call_cuda(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> list[j
     epilogue = form.spec.epilogue
     results = [(form.spec.out_shape, dtypes.storage(epilogue.out_dtype))]
     results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]
-    results.append(((workspace.workspace_bytes(form.spec, kernel),), np.dtype(np.uint8)))
+    scratch = workspace.workspace_bytes(form.spec, kernel, compute_capability)
+    results.append(((scratch,), np.dtype(np.uint8)))
     call = jax.ffi.ffi_call(ffi.TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
     *outputs, _ = call(
         *(named[name] for name in form.spec.operand_names()),

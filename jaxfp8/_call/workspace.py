@@ -3,7 +3,9 @@
 The call has no allocator of its own: memory from one would be part of a captured CUDA graph after
 it has been freed. So the scratch is a result that nobody reads, and its size is chosen before the
 device is known. It is what the path can use on the largest device that the kernels are compiled
-for. It is a budget as well: with less, a path works in smaller pieces.
+for. It is a budget as well: with less, a path works in smaller pieces. Integers on both sides get
+less where all devices at hand are Hopper, which keeps their sums in registers, and where the
+program is not exported to run on others.
 
 For a few rows times a weight it is for GPUs without thread block clusters (compute capability below
 9.0), where the blocks that share outputs leave partial sums in it: at most a tenth of the weight's
@@ -15,6 +17,8 @@ ffi/cuda/workspace.cc has the same rule, for callers of the C function `jaxfp8_c
 from __future__ import annotations
 
 import math
+
+import numpy as np
 
 from jaxfp8._call import weight_only
 from jaxfp8._call.weight_only import FEW_ROWS, MOST, TILE, WeightOnly, depth, varies
@@ -48,18 +52,23 @@ _LONGEST = (2**31 - 1) // 128**2
 _MOST_BATCHES = 65535
 
 
-def workspace_bytes(spec: ScaledDotSpec, kernel: str = "") -> int:
+def workspace_bytes(
+    spec: ScaledDotSpec, kernel: str = "", compute_capability: int | None = None
+) -> int:
     """Bytes of scratch that a canonical problem can use.
 
     Args:
       spec: the problem.
       kernel: the name of the path to force; "" for the best one.
+      compute_capability: 10 * major + minor of the device, where that is known.
     """
-    return max(_LEAST, _wanted(spec, kernel))
+    return max(_LEAST, _wanted(spec, kernel, compute_capability))
 
 
-def _wanted(spec: ScaledDotSpec, kernel: str) -> int:
-    if kernel == _HOPPER:
+def _wanted(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) -> int:
+    if kernel == _HOPPER or (
+        kernel == "" and compute_capability == 90 and _sums_int8_in_registers(spec)
+    ):
         return _for_hopper(spec)
     if kernel == _IN_INT8:
         return _for_int8(spec)
@@ -89,6 +98,22 @@ def _for_hopper(spec: ScaledDotSpec) -> int:
             if size:
                 end = -(-end // _LEAST) * _LEAST + size
     return end
+
+
+def _sums_int8_in_registers(spec: ScaledDotSpec) -> bool:
+    """Whether Hopper sums integers in registers, where other devices have sums in memory."""
+    sides = (spec.lhs, spec.rhs)
+    if not all(dtypes.is_int8(side.dtype) for side in sides):
+        return False
+    wide = any(side.zero_point or side.dtype == "uint8" for side in sides)
+    most = (2**31 - 1) // (255 if wide else 128) ** 2
+    batch, lines = math.prod(spec.out_shape[:-2]), (_free(side) for side in sides)
+    return (
+        np.dtype(spec.epilogue.out_dtype) in dtypes.WIDE_FLOAT
+        and not any((side.scale or side.zero_point) and varies(side) for side in sides)
+        and 0 < depth(spec.lhs) <= most
+        and batch * math.prod(lines) <= MOST
+    )
 
 
 def _lines_copied(side: OperandSpec) -> int:

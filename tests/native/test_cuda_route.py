@@ -161,3 +161,28 @@ def test_random_problems_ask_for_as_much_scratch_on_both_sides(block):
         spec = specs.draw_spec(rng)
         if not _canonical.is_empty(spec):
             assert_alike(spec)
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_integers_get_little_scratch_where_hopper_sums_them_in_registers(block):
+    rng = np.random.default_rng(71_000 + block)
+    for _ in range(300):
+        spec = specs.draw_spec(rng)
+        if not _canonical.is_empty(spec):
+            assert_enough_on_hopper(spec)
+    for m in (16, 4096):
+        for out_dtype in ("bfloat16", "int32", "int8"):
+            assert_enough_on_hopper(product("int8", "uint8", m=m, out_dtype=out_dtype))
+    assert on_hopper(product("int8", "int8")) == 256
+    assert on_hopper(product("int8", "int8", out_dtype="int32")) > 32 << 20
+
+
+def on_hopper(spec) -> int:
+    return workspace.workspace_bytes(_canonical.canonical(spec).spec, "", 90)
+
+
+def assert_enough_on_hopper(spec) -> None:
+    canonical = _canonical.canonical(spec).spec
+    if on_hopper(spec) != workspace.workspace_bytes(canonical):
+        assert paths(spec, 90)[0][0] == "sm90_gemm", str(canonical)
+        assert on_hopper(spec) == workspace.workspace_bytes(canonical, "sm90_gemm")
