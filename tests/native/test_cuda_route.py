@@ -59,6 +59,8 @@ TAKEN = [
     (product(E4M3, E4M3, m=17, n=118, k=4100, tiles=((1, 4100),) * 2), {90: "cublaslt_fp8"}),
     (product("int8", "uint8"), {80: "cublaslt_int8", 90: "sm90_gemm", 100: "cublaslt_int8"}),
     (product("int8", "int8", tiles=(None, None), out_dtype="int32"), {90: "cublaslt_int8"}),
+    (product("int8", "int8", m=1024, out_dtype="int8"), {90: "sm90_gemm"}),
+    (product("int8", "int8", m=2048, out_dtype="int8"), {90: "cublaslt_int8"}),
     (product("int8", "uint8", k=40000, tiles=((1, 40000),) * 2), {90: "cublaslt_int8"}),
     (product("int8", "int8", tiles=((1, 16), (1, 16))), {80: "general", 90: "general"}),
     (product("bfloat16", E4M3, m=16, tiles=WEIGHTS), {80: "sm80_w8a16", 90: "sm80_w8a16"}),
