@@ -336,6 +336,13 @@ class TestRewrite:
         (plain,) = jaxfp8.explain(in_floats)(normal(6, 96), *shapes).matched
         assert plain.note == "" and plain.kernels["cpu"] != row.kernels["cpu"]
 
+    def test_explain_speaks_of_the_axes_of_the_function(self):
+        w = jaxfp8.quantize(normal(96, 16, seed=1), channelwise_axes=(1,))
+        (row,) = jaxfp8.explain(in_floats, compute="int8")(normal(6, 96), w.qvalue, w.scale).matched
+        (plain,) = jaxfp8.explain(in_floats)(normal(6, 96), w.qvalue, w.scale).matched
+        assert row.rhs == plain.rhs
+        assert "contracted axis" not in row.note
+
     def test_explain_warns_of_lines_that_lose_many_values(self):
         w = jaxfp8.quantize(with_outliers(256, 32), channelwise_axes=(1,))
         lost = int8_compute.lost(jaxfp8.dequantize(w), (0,))

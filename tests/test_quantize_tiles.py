@@ -107,6 +107,16 @@ def test_a_gpu_reads_float8_where_it_holds_a_row(columns, read):
     assert f"(tensor<3x{columns}x{read}>) ->" in call
 
 
+def test_columns_of_float8_are_rows_to_a_gpu():
+    x = jax.ShapeDtypeStruct((2, 4096, 3), jnp.float8_e4m3fn)
+    columns = jax.jit(lambda x: quantize_tiles(x, np.dtype(np.int8), (1, 4096, 1)))
+    text = columns.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    (call,) = (line for line in text.splitlines() if CALL in line)
+    assert "(tensor<6x4096xf8E4M3FN>) ->" in call
+    codes, scale = jax.eval_shape(columns, x)
+    assert codes.shape == (2, 4096, 3) and scale.shape == (2, 1, 3)
+
+
 def test_vmap_is_one_call_and_gives_the_same_bits():
     run = jax.jit(jax.vmap(jax.vmap(per_token, in_axes=1, out_axes=1)))
     assert run.lower(X[:, :, None]).as_text().count(CALL) == 1

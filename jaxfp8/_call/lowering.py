@@ -84,7 +84,7 @@ def _scale_as_stored(form: ScaledDotSpec, kernel: str) -> str:
 
 
 def _rounding_only(spec: ScaledDotSpec, name: str) -> ScaledDotSpec:
-    """The problem whose scales are rounded already, but for the one of that name."""
+    """The problem after its scales were rounded; the call rounds only the one of that name."""
     lhs, rhs = (
         dataclasses.replace(side, scale_rounded=side.scale_rounded and name == scale)
         for side, scale in ((spec.lhs, "lhs_scale"), (spec.rhs, "rhs_scale"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -39,6 +40,12 @@ def why_no_rows_here(shape: Shape) -> str | None:
 
 def lowered(platform: str, x: jax.Array, *given: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
     """The results on one platform: the call where a kernel takes the tiles."""
+    order = _rows_last(x.shape, spec) if platform == "cuda" and is_float8(x.dtype) else None
+    if order is not None:
+        # XLA drops the way back where a product of int8 has its sums along the last axes anyway.
+        turned = dataclasses.replace(spec, tiles=tuple(spec.tiles[axis] for axis in order))
+        results = lowered(platform, x.transpose(order), spec=turned)
+        return [result.transpose(np.argsort(order)) for result in results]
     matrix = _matrix(x.shape, spec)
     if is_float8(x.dtype) and not (platform == "cuda" and matrix and _reads_float8(matrix, spec)):
         x = x.astype(jnp.bfloat16)  # exact
@@ -88,6 +95,17 @@ def _has_kernel(platform: str, shape: Shape, matrix: Matrix, spec: QuantizeSpec)
     if tile_columns >= columns and tile_rows in (1, rows):
         return True
     return tile_columns == _BLOCK and tile_rows in (1, _BLOCK)
+
+
+def _rows_last(shape: Shape, spec: QuantizeSpec) -> Shape | None:
+    """The order of axes in which each tile is a row, if that is not the order that they have."""
+    tiles = list(enumerate(zip(spec.tiles, shape, strict=True)))
+    whole = [axis for axis, (tile, size) in tiles if tile >= size > 1]
+    others = [axis for axis, _ in tiles if axis not in whole]
+    order = (*others, *whole)
+    plain = spec.chooses_scale and spec.transpose_from is None
+    one_each = all(spec.tiles[axis] == 1 for axis in others if shape[axis] > 1)
+    return order if plain and one_each and list(order) != sorted(order) else None
 
 
 def _reads_float8(matrix: Matrix, spec: QuantizeSpec) -> bool:

@@ -18,8 +18,7 @@ FEW_ROWS = 256
 TILE = 128
 MOST = (2**31 - 1) // 2
 
-# Blocks that are on the largest device without clusters at a time, and that share an output at
-# most.
+# How many blocks run at once on the largest GPU without clusters; and how many may share an output.
 _BLOCKS = 3 * 128
 _MOST_SHARING = 8
 _SHARE_OF_WEIGHT = 10

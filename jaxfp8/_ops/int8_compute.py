@@ -5,16 +5,17 @@
 
 `l` and `r` are the operands as they are stored, and `s` their scales. A line is what one sum reads:
 a row of the left operand, a column of the right one. So each index that is not summed over has a
-`t` of its own. Where the scale changes along a sum, `l` is the value that it makes, and `s` is 1.
+`t` of its own. If an operand's scale changes along the sum, its values are multiplied by the scale
+first: `l` is then that product, and `s` is 1.
 FP8 data is rounded a second time. An operand of int8 or uint8 stays as it is, with its zero point.
 Sums are exact in int32.
 
 Rounding is that of `jaxfp8.quantize`: to nearest, ties to even, in float32. NaN counts as 0,
-infinities as the largest finite value of their line, and neither counts when a scale is chosen.
+infinities as the largest finite value of their line, and neither counts when a scale is chosen. A
+scale that is NaN or infinite follows the sum, unless it changes along it.
 
-The product is composed of operations that exist: two of `quantize`, and a scaled dot of int8, whose
-sums lie along the last axes, as int8 tensor cores read them. Its derivative is that of the product
-as written, straight through the roundings to int8.
+The product is composed of operations that exist: two of `quantize`, and a scaled dot of int8. Its
+derivative is that of the product as written, straight through the roundings to int8.
 """
 
 from __future__ import annotations
@@ -141,12 +142,9 @@ def requantised(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, j
 def _side_in_int8(
     side: OperandSpec, x: jax.Array, scale: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """The int8 codes of an operand and the scale of each line, as `_in_int8` describes them."""
-    order, side = _sums_last(side), _turned(side)
+    """The int8 codes of an operand and the scale of each line."""
     if dtypes.is_float8(side.dtype) and x.dtype == np.uint8:
         x = jax.lax.bitcast_convert_type(x, side.dtype)
-    x = x.transpose(order)
-    scale = None if scale is None else scale.transpose(order)
     if scale is not None and any(side.scale_shape[axis] > 1 for axis in side.contracting):
         wide = x.astype(jnp.bfloat16) if dtypes.is_float8(side.dtype) else x
         x = map_tiles(lambda v, s: v.astype(jnp.float32) * s, wide, [scale], side.tiles)
@@ -226,25 +224,7 @@ def _largest(side: OperandSpec) -> int:
 def _in_int8(side: OperandSpec) -> OperandSpec:
     if not _is_rounded(side):
         return side
-    side = _turned(side)
     tiles = (max(n, 1) if a in side.contracting else 1 for a, n in enumerate(side.shape))
     return dataclasses.replace(
         side, dtype=INT8, tiles=tuple(tiles), scale=True, scale_rounded=False
-    )
-
-
-def _sums_last(side: OperandSpec) -> Shape:
-    """The axes of an operand, those that are summed over behind the others."""
-    return (*(a for a in range(len(side.shape)) if a not in side.contracting), *side.contracting)
-
-
-def _turned(side: OperandSpec) -> OperandSpec:
-    """An operand with its axes in that order."""
-    order = _sums_last(side)
-    return dataclasses.replace(
-        side,
-        shape=side.sizes(order),
-        tiles=tuple(side.tiles[axis] for axis in order),
-        contracting=tuple(map(order.index, side.contracting)),
-        batch=tuple(map(order.index, side.batch)),
     )
