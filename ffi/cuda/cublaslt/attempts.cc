@@ -29,9 +29,14 @@ bool AddsResidual(const Problem& problem) {
          (problem.batch == 1 || residual.batch == out.batch);
 }
 
+// Whether the library applies the activation, in a product that it multiplies in FP8.
 bool LibraryActivates(const Problem& problem) {
-  return problem.activation == Activation::kNone ||
-         (problem.activation == Activation::kRelu && IsFloat8(problem.lhs.dtype));
+  if (problem.activation == Activation::kNone) return true;
+  const DType lhs = problem.lhs.dtype, rhs = problem.rhs.dtype;
+  const bool in_fp8 =
+      IsFloat8(lhs) && IsFloat8(rhs) && (lhs == DType::kE4M3 || rhs == DType::kE4M3);
+  return problem.activation == Activation::kRelu && in_fp8 && !problem.residual &&
+         WholeTensor(problem.lhs) && WholeTensor(problem.rhs);
 }
 
 // Whether every tile of the scale consists of whole blocks of the library.

@@ -35,8 +35,8 @@ inline constexpr int64_t kScaleBlock = 128;
 bool VariesAlongDepth(const Side& side);
 
 // Whether everything after the scaled sum is something that the library does as exactly. Its bias
-// has 16 bits. Its ReLU keeps NaN (all algorithms for FP8 on an H100, cuBLASLt 13.1); its GELU of
-// -infinity is not JAX's.
+// has 16 bits. Its ReLU keeps NaN: all algorithms for FP8 with scales of whole tensors, on an H100,
+// cuBLASLt 13.1. Others were not tried. Its GELU of -infinity is not JAX's.
 bool LibraryCanFinish(const Problem& problem);
 
 // Whether the library can round to FP8 itself. It multiplies by the reciprocal of one scale, which

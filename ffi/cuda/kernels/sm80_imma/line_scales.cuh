@@ -3,9 +3,8 @@
 //   step  = max|value| / 127 over finite values; 1 if all are 0 or none is finite
 //   scale = step * the scale that the values have already
 //
-//   K is contiguous      a block has a line. A thread takes every 128th chunk of 16 bytes, or,
-//   where
-//                        lines are not aligned, every 128th value.
+//   K is contiguous      a block has a line. A thread takes every 128th chunk of 16 bytes,
+//                        or every 128th value of lines that are not aligned.
 //   lines are            a block has 32 lines, a lane each. A warp takes every fourth K.
 //                           |
 //   shared               a maximum for each warp (and lane)

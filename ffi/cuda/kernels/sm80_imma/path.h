@@ -8,8 +8,8 @@
 namespace jaxfp8::cuda {
 
 // It rounds operands a second time, as `compute="int8"` does, so it computes another number than
-// other paths do: no problem is routed to it, only a call that names it. No GPU has run it yet. A
-// call has these launches, with those after the first for each piece of the output:
+// other paths do: no problem is routed to it, only a call that names it. A call has these
+// launches, with those after the first for each piece of the output:
 //   FindScales   the step of each line of a side that is not int8 yet,    line_scales.cuh
 //                and the scale of its codes
 //   Sm80Imma     exact sums in int32                                      mainloop.cuh

@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     StoreTile(a, coord, kTileRows, first, step, ClusterSums{SharedAddress(sums)});
     if (split == 1) return;
     // The others may still read this block's sums.
+    __syncwarp();
     ClusterArrive();
     ClusterWait();
   } else {

@@ -27,16 +27,16 @@ double ThirdBlock(int row_fragments) {
   return row_fragments == 1 ? 1.1 : row_fragments == 8 ? 0.93 : 1.0;
 }
 
-// The time that a multiprocessor takes for so many blocks, three at a time; in blocks. A second
-// block costs no time, since one alone waits half of it.
+// The time of so many blocks on a multiprocessor, in units of one block's. Three run together. Two
+// take as long as one, because one alone waits for memory half of its time.
 double LoadOf(int64_t blocks, double third) {
   const int64_t rest = blocks % kBlocksPerSm, whole = blocks - rest;
   return static_cast<double>(whole) * third +
          static_cast<double>(rest > 0 ? std::max<int64_t>(rest, 2) : 0);
 }
 
-// The same for the blocks of all tiles, where these run at a time. Clusters are not spread evenly:
-// above 0.85 blocks a multiprocessor some have one more. Pairs are.
+// The same if the blocks of all tiles run at once. Larger clusters are spread unevenly: above 0.85
+// blocks for each multiprocessor, some get one more. Pairs are spread evenly.
 double LoadAtOnce(int64_t blocks, int64_t multiprocessors, int split, double third) {
   const auto spread = static_cast<int64_t>(
       std::ceil(static_cast<double>(blocks) / (0.85 * static_cast<double>(multiprocessors))));
@@ -59,7 +59,8 @@ int BestSplit(const Problem& problem, const Capacity& capacity) {
   int best = 1;
   for (int split = 2; split <= kMaxSplit && split <= DepthTiles(problem); ++split) {
     const bool at_once = OutputTiles(problem) <= capacity.tiles[split];
-    if (!at_once && !(capacity.in_waves && split <= kMaxSplitInWaves)) continue;
+    const bool in_waves = capacity.in_waves && capacity.tiles[split] > 0;
+    if (!at_once && !(in_waves && split <= kMaxSplitInWaves)) continue;
     if (CostOf(problem, capacity, split) < CostOf(problem, capacity, best)) best = split;
   }
   return best;

@@ -175,6 +175,7 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const TileCoord& c
     return QuadOutputs(a, coord, i < end ? row + i / kQuads : a.rows, column + i % kQuads * 4);
   };
   QuadOutputs outputs = outputs_at(first);
+  __syncwarp();  // before a barrier that a warp reaches as one
   sums.Wait();
 #pragma unroll 1
   for (int i = first; i < end; i += step) {
