@@ -42,8 +42,8 @@ class ScaledDot:
     def side_of_numbers(self, lhs: Factors, rhs: Factors) -> Literal["lhs", "rhs"]:
         """The 8-bit side that scales which are numbers go to, beside scales `lhs` and `rhs`.
 
-        The right one, unless the left one alone has no vector of scales: an operation of its own
-        would have to multiply that by the number.
+        The right side. If only the right side has a vector of scales already, the left one: to
+        multiply that vector by a number would be an operation of its own.
         """
         if self.lhs.scaled is None or self.rhs.scaled is None:
             return "lhs" if self.rhs.scaled is None else "rhs"

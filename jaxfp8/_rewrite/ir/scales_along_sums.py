@@ -3,12 +3,14 @@
     sum_k x[m, k] (q[k, n] s[k])  =  sum_k (x[m, k] s[k]) q[k, n]
 
 A kernel that meets such a scale multiplies each value by it as it decodes, and sums in float32.
-Multiplied into x, it is outside the kernel. So it is with a cache of values that has a scale for
-each token.
+Multiplied into x beforehand, it costs the kernel nothing. An example is a cache of values with a
+scale for each token.
 
 This is done where x and the scaled values are bfloat16: the function rounds `q s`, the rewrite
 rounds `x s` in its place. Where x was rounded just before, that rounding is left out. Float16 stays
 as it is, because `x s` might leave its range; float32, because there is no faster sum to gain.
+bfloat16 has the range of float32. Where `x s` leaves that and `q s` does not, the result is
+infinite, NaN or 0 where the function's is finite.
 """
 
 from __future__ import annotations
