@@ -326,6 +326,32 @@ void CheckVectors() {
   }
 }
 
+// The library applies ReLU to FP8 with scales of whole tensors, and to nothing else.
+void CheckRelu() {
+  Device hopper;
+  hopper.compute_capability = 90;
+  Problem p;
+  p.lhs.dtype = p.rhs.dtype = DType::kE4M3;
+  p.rows = p.columns = p.depth = 512;
+  p.out = {DType::kBF16, 0, 512, 1};
+  p.activation = Activation::kRelu;
+  const auto by_library = [&](const Problem& problem) {
+    return Attempts(problem, hopper).front().scaling != Scaling::kEpilogue;
+  };
+  Expect(by_library(p), "ReLU of FP8");
+  Problem other = p;
+  other.rhs.dtype = DType::kBF16;
+  Expect(!by_library(other), "ReLU of FP8 by bfloat16");
+  other.lhs.dtype = other.rhs.dtype = DType::kE5M2;
+  Expect(!by_library(other), "ReLU of e5m2, which is multiplied in 16 bits");
+  other = p, other.residual = other.out;
+  Expect(!by_library(other), "ReLU behind a residual");
+  other = p, other.lhs.scale = other.rhs.scale = true, other.rhs.tiles.free_stride = 1;
+  Expect(!by_library(other), "ReLU with scales of columns");
+  other = p, other.activation = Activation::kGeluTanh;
+  Expect(!by_library(other), "GELU");
+}
+
 }  // namespace
 }  // namespace jaxfp8::cuda
 
@@ -353,6 +379,7 @@ int main() {
   CheckKind(int8, 80, 80, 110, kRoom, 3);
   CheckKind(wide, 90, 60, 110, kRoom, 4);
   CheckVectors();
+  CheckRelu();
   // Too little workspace for one piece: pieces along every axis.
   CheckKind(fp8, 90, 4, 600, 3 * kLittle, 5);
   CheckKind(int8, 90, 4, 600, 3 * kLittle, 6);
