@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 if not __package__:  # run as a script: the folder above has the package
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
+import jax
 import jax.numpy as jnp
 
 from llama import load, tokens
@@ -63,7 +65,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--functions", action="store_true", help="as plain functions with a loop over the layers"
     )
-    parser.add_argument("--compare", action="store_true", help="tokens per second, beside bfloat16")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="speed of loading, and tokens per second beside bfloat16",
+    )
     parser.add_argument("--report", action="store_true", help="what became of each weight")
     options = parser.parse_args(arguments)
     if bool(options.prompt) == bool(options.ids):
@@ -76,7 +82,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _print_texts(options: argparse.Namespace, prompts: list[list[int]], coder: Any) -> None:
     how = Sampling(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
     over = load.mesh(options.devices) if options.devices > 1 else None
+    start = time.perf_counter()
     made = _server(options, over, how)
+    jax.block_until_ready(made.params)
+    if options.compare:
+        seconds = time.perf_counter() - start
+        print(f"loaded in {seconds:.1f} s, {made.nbytes / 1e9 / seconds:.2f} GB/s")
     columns = [*generate(made, prompts, options.tokens, seed=options.seed)]
     for row, prompt in enumerate(prompts):
         ids = _until_end([int(column[row]) for column in columns], made.config.end)

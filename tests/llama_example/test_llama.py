@@ -175,6 +175,7 @@ def test_command_generates_and_compares(folder, capsys):
     assert main([str(folder), "b c a", "--tokens", "3", "--compare", "--report"]) == 0
     (folder / "tokenizer.json").unlink()
     out = capsys.readouterr().out
+    assert "loaded in " in out
     assert "7 of 9 weights changed" in out and "\nb c a " in out
     assert "\n8 bits " in out and "\nbfloat16 " in out
 
