@@ -57,8 +57,8 @@ def note_of_multiplied(side: str) -> str:
     """What became of a scale that is no scale of the call."""
     other = {"left": "right", "right": "left"}[side]
     return (
-        f"the {other} operand's scale changes along the sum; the {side} operand is multiplied by it "
-        "first, in float32, and rounded to bfloat16 again"
+        f"the {other} operand's scale changes along the sum; the {side} operand is multiplied by "
+        "it first, in float32, and rounded to bfloat16 again"
     )
 
 
