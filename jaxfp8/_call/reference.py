@@ -131,7 +131,7 @@ def expand_tiles(scale: jax.Array, side: OperandSpec) -> jax.Array:
 
 
 def _one_tile_along_k(side: OperandSpec) -> bool:
-    return not side.scale or all(side.scale_shape[axis] <= 1 for axis in side.contracting)
+    return not (side.scale and side.scale_varies)
 
 
 def _broadcast_batch(spec: ScaledDotSpec, side: OperandSpec, value: jax.Array) -> jax.Array:

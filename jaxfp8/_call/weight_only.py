@@ -9,7 +9,7 @@ import dataclasses
 import math
 
 from jaxfp8._value import dtypes
-from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
+from jaxfp8._value.spec import ScaledDotSpec
 
 NAME = "sm80_w8a16"
 # Up to this many rows weights are multiplied as they are stored, and seldom decoded.
@@ -54,8 +54,8 @@ class WeightOnly:
         if not types or spec.epilogue.out_dtype == "int32" or values.zero_point:
             return None
         scaled = weights.scale or weights.zero_point
-        folded = scaled and varies(weights)
-        if values.scale and varies(values):
+        folded = scaled and weights.scale_varies
+        if values.scale and values.scale_varies:
             return None
         if folded and weights.tiles[weights.contracting[0]] % TILE != 0:
             return None
@@ -65,7 +65,7 @@ class WeightOnly:
             stored=math.prod(weights.shape),
             rows=values.shape[values.free[0]],
             columns=weights.shape[weights.free[0]],
-            depth=depth(weights),
+            depth=weights.depth,
             folded=folded,
         )
         return made if made._is_countable() else None
@@ -99,13 +99,3 @@ class WeightOnly:
     def _is_countable(self) -> bool:
         sizes = (self.batch, self.rows, self.columns, self.depth, self._outputs())
         return max(sizes) <= MOST and self._depth_tiles() <= MOST // max(1, self._outputs())
-
-
-def depth(side: OperandSpec) -> int:
-    """How many values of a line are summed over."""
-    return math.prod(side.sizes(side.contracting))
-
-
-def varies(side: OperandSpec) -> bool:
-    """Whether there is more than one tile along the depth."""
-    return math.prod(side.scale_shape[axis] for axis in side.contracting) > 1

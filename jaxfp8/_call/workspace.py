@@ -21,7 +21,7 @@ import math
 import numpy as np
 
 from jaxfp8._call import weight_only
-from jaxfp8._call.weight_only import FEW_ROWS, MOST, TILE, WeightOnly, depth, varies
+from jaxfp8._call.weight_only import FEW_ROWS, MOST, TILE, WeightOnly
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 
@@ -107,20 +107,18 @@ def _sums_int8_in_registers(spec: ScaledDotSpec) -> bool:
         return False
     wide = any(side.zero_point or side.dtype == "uint8" for side in sides)
     most = (2**31 - 1) // (255 if wide else 128) ** 2
-    batch, lines = math.prod(spec.out_shape[:-2]), (_free(side) for side in sides)
     return (
         np.dtype(spec.epilogue.out_dtype) in dtypes.WIDE_FLOAT
-        and not any((side.scale or side.zero_point) and varies(side) for side in sides)
-        and 0 < depth(spec.lhs) <= most
-        and batch * math.prod(lines) <= MOST
+        and not any((side.scale or side.zero_point) and side.scale_varies for side in sides)
+        and 0 < spec.lhs.depth <= most
+        and math.prod(spec.out_shape) <= MOST
     )
 
 
 def _lines_copied(side: OperandSpec) -> int:
-    length = depth(side)
-    if side.contracting[0] == len(side.shape) - 1 and length % _ALIGNED == 0:
+    if side.contracting[0] == len(side.shape) - 1 and side.depth % _ALIGNED == 0:
         return 0
-    return _lines(side) * -(-length // _ALIGNED) * _ALIGNED
+    return _lines(side) * -(-side.depth // _ALIGNED) * _ALIGNED
 
 
 def _lines_summed(side: OperandSpec, other: OperandSpec) -> int:
@@ -134,8 +132,8 @@ def _for_int8(spec: ScaledDotSpec) -> int:
     if dtypes.is_float8(values.dtype) and not dtypes.is_float8(weights.dtype):
         values, weights = weights, values
     types = values.dtype in _IN_INT8_LEFT and dtypes.is_float8(weights.dtype)
-    scaled = any(side.zero_point or (side.scale and varies(side)) for side in sides)
-    if not types or scaled or spec.epilogue.out_dtype == "int32" or depth(weights) > _LONGEST:
+    scaled = any(side.zero_point or (side.scale and side.scale_varies) for side in sides)
+    if not types or scaled or spec.epilogue.out_dtype == "int32" or weights.depth > _LONGEST:
         return 0
     batch, rows, columns = math.prod(spec.out_shape[:-2]), _free(values), _free(weights)
     tiles = -(-rows // 16) * max(1, -(-columns // TILE))
@@ -193,8 +191,8 @@ def _packed(spec: ScaledDotSpec) -> int:
 
 def _copied(side: OperandSpec) -> int:
     width = 2 if dtypes.is_eight_bit(side.dtype) else 0
-    return width * _lines(side) * (depth(side) + 16)
+    return width * _lines(side) * (side.depth + 16)
 
 
 def _lines(side: OperandSpec) -> int:
-    return math.prod(side.shape) // max(depth(side), 1)
+    return math.prod(side.shape) // max(side.depth, 1)

@@ -78,8 +78,7 @@ def why_not(spec: ScaledDotSpec) -> Objection | None:
     """Why a product cannot be computed in int8; None if it can."""
     sides = {"`lhs`": spec.lhs, "`rhs`": spec.rhs}
     for name, side in sides.items():
-        summed = [side.scale_shape[axis] for axis in side.contracting]
-        if _is_rounded(side) or not (side.scale or side.zero_point) or set(summed) <= {0, 1}:
+        if _is_rounded(side) or not (side.scale or side.zero_point) or not side.scale_varies:
             continue
         return Objection(
             operand=name,
@@ -145,7 +144,7 @@ def _side_in_int8(
     """The int8 codes of an operand and the scale of each line."""
     if dtypes.is_float8(side.dtype) and x.dtype == np.uint8:
         x = jax.lax.bitcast_convert_type(x, side.dtype)
-    if scale is not None and any(side.scale_shape[axis] > 1 for axis in side.contracting):
+    if scale is not None and side.scale_varies:
         wide = x.astype(jnp.bfloat16) if dtypes.is_float8(side.dtype) else x
         x = map_tiles(lambda v, s: v.astype(jnp.float32) * s, wide, [scale], side.tiles)
         scale = None

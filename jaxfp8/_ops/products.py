@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from jax import lax
@@ -276,8 +275,7 @@ def _product(
     """Binds the scaled dot; `order[i]` is the axis of the dot that becomes output axis `i`."""
     (contracting, batch) = numbers
     lhs, rhs = (side.spec(tuple(contracting[i]), tuple(batch[i])) for i, side in enumerate(sides))
-    size = math.prod(lhs.sizes(lhs.contracting))
-    dtype = choose_out_dtype(operation, epilogue, preferred_element_type, sides, size)
+    dtype = choose_out_dtype(operation, epilogue, preferred_element_type, sides, lhs.depth)
     bare = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=dtype.name))
     order = tuple(range(len(bare.out_shape))) if order is None else order
     order = _of_stored(sides, numbers, order)

@@ -79,6 +79,17 @@ class OperandSpec:
         """Shape of the scale and of the zero point, where given."""
         return tile_counts(self.shape, self.tiles)
 
+    @property
+    def depth(self) -> int:
+        """How many values are summed over."""
+        return math.prod(self.sizes(self.contracting))
+
+    @property
+    def scale_varies(self) -> bool:
+        """Whether scales and zero points, where given, change along the sum."""
+        counts = {self.scale_shape[axis] for axis in self.contracting}
+        return not counts <= {0, 1}  # symbolic sizes have no order
+
     def sizes(self, axes: Shape) -> Shape:
         """Sizes of the given axes."""
         return tuple(self.shape[axis] for axis in axes)
@@ -165,7 +176,7 @@ class ScaledDotSpec:
     @property
     def contracting_size(self) -> int:
         """Number of terms in each sum (K)."""
-        return math.prod(self.lhs.sizes(self.lhs.contracting))
+        return self.lhs.depth
 
     @property
     def dimension_numbers(self) -> DimensionNumbers:

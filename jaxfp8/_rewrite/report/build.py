@@ -104,7 +104,7 @@ def _call_row(op: Op, types: Types) -> Site:
             math.prod(spec.batch_shape),
             math.prod(spec.lhs.sizes(spec.lhs.free)),
             math.prod(spec.rhs.sizes(spec.rhs.free)),
-            math.prod(spec.lhs.sizes(spec.lhs.contracting)),
+            spec.contracting_size,
         ),
         rewritten=False,
         already=True,
