@@ -84,8 +84,8 @@ def _print_texts(options: argparse.Namespace, prompts: list[list[int]], coder: A
     over = load.mesh(options.devices) if options.devices > 1 else None
     start = time.perf_counter()
     made = _server(options, over, how)
-    jax.block_until_ready(made.params)
     if options.compare:
+        jax.block_until_ready(made.params)
         seconds = time.perf_counter() - start
         print(f"loaded in {seconds:.1f} s, {made.nbytes / 1e9 / seconds:.2f} GB/s")
     columns = [*generate(made, prompts, options.tokens, seed=options.seed)]

@@ -22,6 +22,7 @@ from jaxfp8._bench._gpu_operands import (
     in_bf16,
     normal,
     ours,
+    transposed,
     weights,
 )
 from jaxfp8._bench._measure import NO_TRITON, Contender, over_copies
@@ -95,8 +96,7 @@ def weight_only(m: int, n: int, k: int, dtype: Any = E4M3, first: bool = False) 
     xs = [normal(100 + i, m, k) for i in range(count)]
     contenders = {"jaxfp8": over_copies(ours, list(zip(xs, ws, strict=True)))}
     if first:
-        nk = [jaxfp8.QArray(jnp.asarray(w.qvalue.T), jnp.asarray(w.scale.T)) for w in ws]
-        pairs = list(zip(xs, nk, strict=True))
+        pairs = list(zip(xs, map(transposed, ws), strict=True))
         matmul = functools.partial(jaxfp8.matmul, preferred_element_type=jnp.bfloat16)
         contenders["jaxfp8 [K,N]"] = over_copies(matmul, pairs)
     wide = [(x, dequantised(w)) for x, w in zip(xs, ws, strict=True)]

@@ -11,7 +11,16 @@ import jax.numpy as jnp
 
 import jaxfp8
 from jaxfp8._bench._case import Case
-from jaxfp8._bench._gpu_operands import E4M3, copies, dequantised, in_bf16, normal, ours, weights
+from jaxfp8._bench._gpu_operands import (
+    E4M3,
+    copies,
+    dequantised,
+    in_bf16,
+    normal,
+    ours,
+    transposed,
+    weights,
+)
 from jaxfp8._bench._measure import over_copies
 from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
@@ -56,13 +65,12 @@ def probe(m: int, n: int = 4096, k: int = 4096) -> Case:
     """`sm80_imma` with one of its parts more, or another, than in the first row."""
     count = copies(n * k)
     held = weights(n, k, count)
-    turned = [jaxfp8.QArray(jnp.asarray(w.qvalue.T), jnp.asarray(w.scale.T)) for w in held]
     values = [normal(100 + i, m, k) for i in range(count)]
     rows = functools.partial(jaxfp8.quantize, channelwise_axes=(0,))
-    codes, fp8 = ([rows(x, dtype) for x in values] for dtype in (jnp.int8, jnp.float8_e4m3fn))
+    codes, fp8 = ([rows(x, dtype) for x in values] for dtype in (jnp.int8, E4M3))
     parts: dict[str, tuple[list[Any], list[jaxfp8.QArray], int]] = {
         "jaxfp8 int8 activations": (codes, held, 1),
-        "jaxfp8 weights transposed": (codes, turned, 0),
+        "jaxfp8 weights transposed": (codes, [*map(transposed, held)], 0),
         "jaxfp8 FP8 activations decoded": (fp8, held, 1),
         "jaxfp8 bf16 activations rounded": (values, held, 1),
     }

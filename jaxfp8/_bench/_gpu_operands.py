@@ -34,6 +34,11 @@ def weights(n: int, k: int, count: int, dtype: Any = E4M3) -> list[jaxfp8.QArray
     ]
 
 
+def transposed(w: jaxfp8.QArray) -> jaxfp8.QArray:
+    """A matrix in the other layout: [K, N], of [N, K]."""
+    return jaxfp8.QArray(jnp.asarray(w.qvalue.T), jnp.asarray(w.scale.T))
+
+
 def ours(x: Any, w: jaxfp8.QArray, **more: Any) -> Any:
     """The product with a weight [N, K]."""
     more = {"preferred_element_type": jnp.bfloat16, **more}

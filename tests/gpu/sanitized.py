@@ -7,6 +7,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
+import quantized  # noqa: E402
 from gpu import products  # noqa: E402
 from gpu.tensors import Call, canonical  # noqa: E402
 
@@ -51,9 +52,8 @@ def rounded(spec, operands):
         x = operands[name]
         x = (x.view(side.dtype) if x.dtype == np.uint8 else x).astype(np.float32)
         largest = np.where(np.isfinite(x), abs(x), 0).max(side.contracting, keepdims=True)
-        step = np.where(largest > 0, largest * np.float32(1 / 127), np.float32(1))
-        steps = np.nan_to_num(np.rint(x / step), nan=0.0)
-        made[name] = np.clip(steps, -128, 127).astype(np.int8)
+        step = quantized.scale_of(largest, "int8")
+        made[name] = quantized.codes_of(x / step, "int8")
         made[f"{name}_scale"] = step * operands.get(f"{name}_scale", np.float32(1))
     return int8_compute.narrowed(spec), made
 

@@ -158,25 +158,26 @@ def test_weights_ask_for_as_much_scratch_on_both_sides(rows, tiles):
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_problems_ask_for_as_much_scratch_on_both_sides(block):
-    rng = np.random.default_rng(70_000 + block)
-    for _ in range(100):
-        spec = specs.draw_spec(rng)
-        if not _canonical.is_empty(spec):
-            assert_alike(spec)
+    for spec in drawn(70_000 + block, 100):
+        assert_alike(spec)
 
 
 @pytest.mark.parametrize("block", range(2))
 def test_integers_get_little_scratch_where_hopper_sums_them_in_registers(block):
-    rng = np.random.default_rng(71_000 + block)
-    for _ in range(300):
-        spec = specs.draw_spec(rng)
-        if not _canonical.is_empty(spec):
-            assert_enough_on_hopper(spec)
+    for spec in drawn(71_000 + block, 300):
+        assert_enough_on_hopper(spec)
     for m in (16, 4096):
         for out_dtype in ("bfloat16", "int32", "int8"):
             assert_enough_on_hopper(product("int8", "uint8", m=m, out_dtype=out_dtype))
     assert on_hopper(product("int8", "int8")) == 256
     assert on_hopper(product("int8", "int8", out_dtype="int32")) > 32 << 20
+
+
+def drawn(seed: int, number: int):
+    """Random problems, without those that have no values."""
+    rng = np.random.default_rng(seed)
+    all_drawn = (specs.draw_spec(rng) for _ in range(number))
+    return [spec for spec in all_drawn if not _canonical.is_empty(spec)]
 
 
 def on_hopper(spec) -> int:

@@ -21,8 +21,8 @@ int64_t DepthTiles(const Problem& problem) { return Ceil(problem.depth, kTileDep
 // them, 1344 blocks, took 1.09x the time of two.
 constexpr int kMaxSplitInWaves = 2;
 
-// What a third block on a multiprocessor makes of the time: one row waits longer for memory, with
-// 64 rows more of the arithmetic overlaps.
+// By what factor a third block on a multiprocessor changes its time. One row waits longer for
+// memory; with 64 rows more of the arithmetic overlaps.
 double ThirdBlock(int row_fragments) {
   return row_fragments == 1 ? 1.1 : row_fragments == 8 ? 0.93 : 1.0;
 }
