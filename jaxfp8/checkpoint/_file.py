@@ -6,7 +6,9 @@ its pages count as the process's memory; a read that comes up short is an error 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -24,6 +26,10 @@ Index = tuple[slice, ...]
 _SHORTEST_RUN = 4096
 # Rows that are read at once to be cut.
 _MOST_ROWS_BYTES = 8 << 20
+# A run is read in parts of so many bytes, by several threads: from the page cache eight copied
+# 44 GB/s on 16 cores, and one 7.
+_PART_BYTES = 4 << 20
+_READERS = min(8, os.cpu_count() or 1)
 # A buffer at such an address can become an array of the CPU without a copy.
 _ALIGNMENT = 64
 
@@ -51,7 +57,13 @@ class File:
         """Close the file, once."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
+            self._readers.shutdown()
             os.close(descriptor)
+
+    @functools.cached_property
+    def _readers(self) -> concurrent.futures.Executor:
+        """Its threads start when they get work."""
+        return concurrent.futures.ThreadPoolExecutor(_READERS, "jaxfp8-read")
 
     def __enter__(self) -> File:
         return self
@@ -89,7 +101,21 @@ class File:
         target.reshape(len(rows), -1)[:] = rows[:, cut]
 
     def _read_into(self, entry: Entry, start: int, target: Any) -> None:
-        view, done = memoryview(target), 0
+        view = memoryview(target)
+        if len(view) <= _PART_BYTES:
+            return self._read_part(entry, start, view)
+        places = range(0, len(view), _PART_BYTES)
+        parts = [view[place : place + _PART_BYTES] for place in places]
+        reads = [
+            self._readers.submit(self._read_part, entry, start + place, part)
+            for place, part in zip(places, parts, strict=True)
+        ]
+        concurrent.futures.wait(reads)  # nobody writes to `target` after an error
+        for read in reads:
+            read.result()
+
+    def _read_part(self, entry: Entry, start: int, view: memoryview) -> None:
+        done = 0
         while done < len(view):
             try:
                 count = os.preadv(self._descriptor, [view[done:]], start + done)

@@ -1,6 +1,7 @@
 """Reading onto devices: each reads its own slice, and nothing is held twice."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxfp8
 from jaxfp8 import checkpoint
+from jaxfp8.checkpoint import _file
 from jaxfp8.checkpoint._file import File
 
 P = PartitionSpec
@@ -123,6 +125,28 @@ def test_file_that_is_cut_while_it_is_read_is_an_error(path):
     with checkpoint.open(path) as opened:
         with (path / "model.safetensors").open("r+b") as file:
             file.truncate(1000)
+        with pytest.raises(checkpoint.CheckpointError, match="cut short while it was read"):
+            opened["a.weight"]
+
+
+def large(tmp_path):
+    """A weight of several parts that threads read; the last is short."""
+    values = codes((4097, 2051))
+    tensors = {"a.weight": values, "a.weight_scale": scales(())}
+    return folder(tmp_path / "large", tensors) / "model.safetensors", values
+
+
+def test_a_tensor_of_several_parts_is_read_whole(tmp_path):
+    path, values = large(tmp_path)
+    assert values.nbytes > 2 * _file._PART_BYTES
+    loaded = checkpoint.load(path)["a.weight"].qvalue
+    np.testing.assert_array_equal(np.asarray(loaded).view(np.uint8), values.view(np.uint8))
+
+
+def test_a_file_that_is_cut_in_a_later_part_is_an_error(tmp_path):
+    path, _ = large(tmp_path)
+    with checkpoint.open(path) as opened:
+        os.truncate(path, 2 * _file._PART_BYTES)
         with pytest.raises(checkpoint.CheckpointError, match="cut short while it was read"):
             opened["a.weight"]
 
