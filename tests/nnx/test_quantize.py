@@ -59,6 +59,15 @@ def test_model_stays_close_and_shrinks(recipe, least):
         assert 20 * np.log10(np.linalg.norm(want) / np.linalg.norm(got - want)) > least
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_model_that_was_cast_computes_in_what_it_was_cast_to(bias):
+    model = nnx.Linear(8, 4, use_bias=bias, rngs=nnx.Rngs(0))  # its `param_dtype` is float32
+    params = nnx.state(model, nnx.Param)
+    nnx.update(model, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+    x = jnp.ones((2, 8), jnp.bfloat16)
+    assert jaxfp8.nnx.Linear.of(model)(x).dtype == model(x).dtype == jnp.bfloat16
+
+
 def test_weights_are_no_longer_there_in_floats():
     model = Model()
     jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
