@@ -9,7 +9,15 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from jaxfp8._call import canonical, ffi, reference, support, weight_only, workspace
+from jaxfp8._call import (
+    canonical,
+    ffi,
+    reference,
+    support,
+    weight_only,
+    workspace,
+    xla_products,
+)
 from jaxfp8._call.strictness import warn_once
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import ScaledDotSpec
@@ -41,6 +49,8 @@ def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: 
     if platform == "cuda":
         parameters = ctx.module_context.lowering_parameters
         known = None if parameters.for_export else ffi.compute_capability()
+        if xla_products.takes(spec, kernel, known):
+            return _lower_by_xla(ctx, *operands, spec=spec, kernel=kernel)
         return _lower_cuda(ctx, *operands, spec=spec, kernel=kernel, compute_capability=known)
     ffi.ensure_registered(platform)
     rule = jax.ffi.ffi_lowering(ffi.TARGET)
@@ -93,6 +103,7 @@ def _rounding_only(spec: ScaledDotSpec, name: str) -> ScaledDotSpec:
 
 
 _lower_cuda = mlir.lower_fun(_call_cuda, multiple_results=True)
+_lower_by_xla = mlir.lower_fun(xla_products.scaled_dot, multiple_results=True)
 
 
 def _compute_reference(

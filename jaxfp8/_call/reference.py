@@ -28,7 +28,10 @@ _INT32_SAFE_K = (2**31 - 1) // 255**2
 
 
 def scaled_dot(
-    spec: ScaledDotSpec, *operands: jax.Array, out_sharding: Any = None
+    spec: ScaledDotSpec,
+    *operands: jax.Array,
+    out_sharding: Any = None,
+    multiplied_in: DTypeLike | None = None,
 ) -> tuple[jax.Array, ...]:
     """Computes the scaled dot of `docs/custom_call.md` on widened operands.
 
@@ -36,12 +39,14 @@ def scaled_dot(
       spec: the problem.
       *operands: as `spec.operand_names()` lists them, FP8 as itself or as bytes.
       out_sharding: of the output, where an operand is sharded along explicit mesh axes.
+      multiplied_in: a type that holds the values of both sides, whose scales are constant along
+        the sum; None multiplies in float32, or in int32 where both sides are integers.
 
     Returns:
       `(out,)`, or `(out, amax)` where the epilogue asks for it.
     """
     named = widened(spec, dict(zip(spec.operand_names(), operands, strict=True)))
-    total = _accumulate(spec, named, out_sharding)
+    total = _accumulate(spec, named, out_sharding, multiplied_in)
     for name in ("residual", "bias"):
         if name in named:
             total = total + named[name].astype(jnp.float32)
@@ -78,18 +83,27 @@ def cast_output(y: jax.Array, dtype: str) -> jax.Array:
     return jnp.where(jnp.isnan(y), 0, jnp.round(y)).astype(dtype)
 
 
-def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array], out_sharding: Any) -> jax.Array:
+def _accumulate(
+    spec: ScaledDotSpec,
+    named: dict[str, jax.Array],
+    out_sharding: Any,
+    multiplied_in: DTypeLike | None,
+) -> jax.Array:
     """The sum of products: exact in int32 where both sides are integers, else in float32."""
     sides = {"lhs": spec.lhs, "rhs": spec.rhs}
     exact = (
-        all(dtypes.is_int8(side.dtype) and _one_tile_along_k(side) for side in sides.values())
+        multiplied_in is None
+        and all(dtypes.is_int8(side.dtype) and _one_tile_along_k(side) for side in sides.values())
         and spec.contracting_size <= _INT32_SAFE_K
     )
     dtype = jnp.int32 if exact else jnp.float32
+    scaled_after = exact or multiplied_in is not None
+    narrow = multiplied_in in dtypes.SIXTEEN_BIT_FLOATS
     values = []
     for name, side in sides.items():
-        value = _centred(side, named[name], named.get(name + "_zero_point"), dtype)
-        if not exact and side.scale:
+        zero_point = named.get(name + "_zero_point")
+        value = _centred(side, named[name], zero_point, multiplied_in or dtype)
+        if side.scale and not scaled_after:
             scale = expand_tiles(named[name + "_scale"], side)
             value = value * compat.laid_along(scale, value)
         values.append(_broadcast_batch(spec, side, value))
@@ -98,11 +112,11 @@ def _accumulate(spec: ScaledDotSpec, named: dict[str, jax.Array], out_sharding: 
         values[0],
         values[1],
         spec.dimension_numbers,
-        precision=lax.Precision.HIGHEST,
+        precision=None if narrow else lax.Precision.HIGHEST,
         preferred_element_type=dtype,
         out_sharding=out_sharding,
     )
-    if exact and spec.epilogue.out_dtype != "int32":
+    if scaled_after and spec.epilogue.out_dtype != "int32":
         total = total.astype(jnp.float32)
         for name, side in sides.items():
             if side.scale:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxfp8._call import canonical, ffi, lowering
+from jaxfp8._call import canonical, ffi, lowering, xla_products
 from jaxfp8._value.spec import ScaledDotSpec
 
 # The version of cuBLASLt that routes on a GPU are asked for.
@@ -20,7 +20,7 @@ def kernel_for(spec: ScaledDotSpec, platform: str) -> str | None:
 
     Returns:
       None if there is no kernel (`lowering.why_not` says why). "" if there is one, but which one
-      depends on a device that is not here.
+      depends on a device that is not here. "xla" where the product is left to XLA's.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     if lowering.why_not(spec, platform) is not None:
@@ -37,6 +37,8 @@ def _on_cuda(spec: ScaledDotSpec) -> str:
     capability = ffi.compute_capability()
     if capability is None or canonical.is_empty(spec):
         return ""
+    if xla_products.takes(spec, "", capability):
+        return xla_products.NAME
     return _first(ffi.cuda_paths(canonical.canonical(spec).spec, capability, _CUBLASLT))
 
 
