@@ -17,7 +17,7 @@ from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._inspect import Summary, summary
 from jaxfp8.checkpoint._plan import plan
 from jaxfp8.checkpoint._progress import progress
-from jaxfp8.checkpoint._read import Shardings, read
+from jaxfp8.checkpoint._read import Shardings, Transfers, read
 
 Names = Collection[str] | Callable[[str], bool] | None
 
@@ -49,6 +49,8 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
                 raise _all(planned.problems)
             opened.pop_all()  # all is well: `close` closes it
         self._items = planned.items
+        # So the host never holds more than the largest tensor.
+        self._transfers = Transfers(max((item.nbytes for item in self._items.values()), default=0))
 
     def close(self) -> None:
         """Close the files."""
@@ -61,7 +63,8 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         self.close()
 
     def __getitem__(self, name: str) -> jax.Array | QArray:
-        return read(self._folder.files, self._items[name], self._sharding, self._dtype)
+        item, files = self._items[name], self._folder.files
+        return read(files, item, self._sharding, self._dtype, self._transfers)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
@@ -139,7 +142,7 @@ def load(
             for name in wanted:
                 loaded[name] = checkpoint[name]
                 done(checkpoint.nbytes(name))
-        return loaded
+            return jax.block_until_ready(loaded)
 
 
 def open(

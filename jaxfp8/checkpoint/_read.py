@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,30 +27,74 @@ _FLOATS = (*dtypes.WIDE_FLOAT, np.dtype(np.float64))
 _NARROW = {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32)}
 
 
+class Transfers:
+    """Arrays whose bytes are on their way to devices; until they are there the host holds them too.
+
+    Args:
+      room: bytes that may be on their way at a time. More wait, but for a single array.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._under_way: collections.deque[tuple[jax.Array | QArray, int]] = collections.deque()
+
+    def wait_for(self, nbytes: int) -> None:
+        """Wait, oldest first, until there is room for so many bytes."""
+        self._under_way = collections.deque(e for e in self._under_way if not _is_there(e[0]))
+        while self._under_way and sum(size for _, size in self._under_way) + nbytes > self._room:
+            value, _ = self._under_way.popleft()
+            jax.block_until_ready([leaf for leaf in jax.tree.leaves(value) if _is_kept(leaf)])
+
+    def add(self, value: jax.Array | QArray, nbytes: int) -> None:
+        """An array that was made of bytes of the host just now."""
+        self._under_way.append((value, nbytes))
+
+
+def _is_kept(leaf: jax.Array) -> bool:
+    return not leaf.is_deleted()
+
+
+def _is_there(value: jax.Array | QArray) -> bool:
+    return all(leaf.is_deleted() or leaf.is_ready() for leaf in jax.tree.leaves(value))
+
+
 def read(
-    files: Mapping[str, File], item: Item, shardings: Shardings, dtype: DTypeLike | None
+    files: Mapping[str, File],
+    item: Item,
+    shardings: Shardings,
+    dtype: DTypeLike | None,
+    transfers: Transfers,
 ) -> jax.Array | QArray:
-    """One array, or one weight with its scale, when its bytes are on the devices.
+    """One array, or one weight with its scale; its bytes may still be on their way to the devices.
 
     Args:
       files: the open files by path.
       item: what to read.
       shardings: as `load` takes them.
       dtype: of floats that are no part of an 8-bit weight; None as the file has them.
+      transfers: what was read before.
 
     Raises:
       CheckpointError: the file was cut short, a scale is not finite, or integers do not fit.
     """
+    transfers.wait_for(item.nbytes)
+    made = _made(files, item, shardings, dtype)
+    transfers.add(made, item.nbytes)
+    return made
+
+
+def _made(
+    files: Mapping[str, File], item: Item, shardings: Shardings, dtype: DTypeLike | None
+) -> jax.Array | QArray:
     sharding = sharding_of(shardings, item)
     value = _array(files, item.value, sharding, _target(item, dtype))
     if item.scale is None:
-        return jax.block_until_ready(value)
+        return value
     small: list[Any] = [
         None if part is None else _array(files, part, _follow(sharding, item.value.shape, part))
         for part in (item.scale, item.zero_point)
     ]
-    # Until its bytes are on the device, the host holds them too: one tensor at a time.
-    return jax.block_until_ready(QArray(value, *small, tiles=item.tiles))
+    return QArray(value, *small, tiles=item.tiles)
 
 
 def check_scale(part: Part, values: np.ndarray) -> None:
