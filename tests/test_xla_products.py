@@ -76,6 +76,17 @@ def test_one_row_of_weights_by_columns_is_left_up_to_a_megabyte():
     assert not xla_products.takes(specs_of(4096, 1024), "", HOPPER)
 
 
+def test_batches_keep_the_call():
+    spec = problem(1, 256, 256)
+    traced = jax.make_jaxpr(jax.vmap(product))(
+        jax.ShapeDtypeStruct((3, 1, 256), jnp.bfloat16),
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), weight(256, 256)),
+    )
+    (batched,) = specs_in(traced.jaxpr)
+    assert batched.lhs.batch and not xla_products.takes(batched, "", HOPPER)
+    assert xla_products.takes(spec, "", HOPPER)
+
+
 def test_a_named_kernel_another_gpu_and_an_unknown_one_keep_the_call():
     spec = problem(1, 256, 256)
     assert not xla_products.takes(spec, "sm80_w8a16", HOPPER)

@@ -44,20 +44,27 @@ def test_random_products(seed):
 
 
 @pytest.mark.parametrize("layout", ["mk,nk->mn", "mk,kn->mn"])
-def test_a_loop_keeps_weights_in_8_bits(layout):
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_loop_keeps_weights_in_8_bits(layout, stacked):
     """XLA does not move the decoding in front of the loop, where it would be stored."""
     n, number = 1024, 8
     channel = 1 if layout.startswith("mk,nk") else 2
     stack = jax.random.normal(jax.random.key(0), (number, n, n), jnp.bfloat16)
     w = jaxfp8.quantize(stack, channelwise_axes=(0, channel))
-    layers = [w[i] for i in range(number)]
     product = functools.partial(jaxfp8.einsum, layout)
 
-    def turns(x, layers):
-        return jax.lax.fori_loop(0, 9, lambda _, x: functools.reduce(product, layers, x), x)
+    def layers(w):
+        return [w[i] for i in range(number)]
 
-    compiled = jax.jit(turns).lower(jnp.ones((4, n), jnp.bfloat16), layers).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < n * n
+    def turns(x, w):
+        def turn(_, x):
+            return functools.reduce(product, layers(w) if stacked else w, x)
+
+        return jax.lax.fori_loop(0, 9, turn, x)
+
+    args = jnp.ones((4, n), jnp.bfloat16), w if stacked else layers(w)
+    compiled = jax.jit(turns).lower(*args).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * n * n
 
 
 def test_repeats_have_the_same_bits():
