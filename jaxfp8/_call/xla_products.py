@@ -26,7 +26,7 @@ NAME = "xla"
 _MEASURED_ON = 90
 # Stored values of the 8-bit side, where the other side is in floats. XLA was faster with one row
 # (1024 x 4096 in 3.9 µs and not 6.7) and with 4096; with 4096 x 4096 values it was level.
-_MOST_WEIGHTS = 8 << 20
+MOST_WEIGHTS = 8 << 20
 # The same for one row and weights [K, N], which XLA reads slowly: 12.9 µs for 1024 x 4096.
 _MOST_BY_COLUMNS = 1 << 20
 # The same with 8 bits on both sides, and the most rows: XLA multiplies 16 bits.
@@ -54,7 +54,7 @@ def takes(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) -> b
     if len(codes) == 2:
         return stored <= _MOST_IN_8_BITS and rows <= _MOST_ROWS
     by_columns = rows == 1 and len(codes[0].shape) - 1 not in codes[0].contracting
-    return stored <= (_MOST_BY_COLUMNS if by_columns else _MOST_WEIGHTS)
+    return stored <= (_MOST_BY_COLUMNS if by_columns else MOST_WEIGHTS)
 
 
 def multiplied_in(spec: ScaledDotSpec) -> DTypeLike | None:

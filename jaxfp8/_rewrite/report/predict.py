@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
+from jaxfp8._call import xla_products
 from jaxfp8._value import tables
 from jaxfp8._value.dtypes import EIGHT_BIT, FLOAT8, SIXTEEN_BIT_FLOATS
 from jaxfp8._value.errors import message
@@ -39,7 +40,7 @@ class Product:
     Attributes:
       path: the place in the model, or in the code.
       sizes: "M x N x K".
-      kind: "W8A16", "FP8", "FP8 in blocks" or "INT8".
+      kind: "W8A16", "W8A16 by XLA" for a small weight, "FP8", "FP8 in blocks" or "INT8".
       nbytes: what it reads and writes, activations quantised in front of it included.
       seconds: what it takes; None where no number is known for it.
       limit: "memory", "operations" or "launch", whichever takes most of that.
@@ -247,8 +248,10 @@ def _kind(site: Site) -> tuple[str, str]:
     if len(wide) == 2:
         return "", "int8 terms were not measured"
     if wide:
-        known = wide[0] in SIXTEEN_BIT_FLOATS
-        return ("W8A16", "") if known else ("", f"{wide[0]} times 8 bits was not measured")
+        if wide[0] not in SIXTEEN_BIT_FLOATS:
+            return "", f"{wide[0]} times 8 bits was not measured"
+        _, _, n, k = _folded(site)
+        return "W8A16 by XLA" if n * k <= xla_products.MOST_WEIGHTS else "W8A16", ""
     if dtypes[0] in FLOAT8 and dtypes[1] in FLOAT8:
         blocks = any(side.scale.startswith("blocks") for side in (site.lhs, site.rhs))
         return "FP8 in blocks" if blocks else "FP8", ""
