@@ -3,13 +3,14 @@
 //   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -arch=native -I ffi -o w8a16_bench \
 //     ffi/bench/w8a16_bench.cu ffi/cuda/kernels/sm80_w8a16/*.{cu,cc} \
 //     ffi/cuda/kernels/epilogue/epilogue.cu ffi/cuda/{problem,error}.cc
-//   ./w8a16_bench [check|small|time]     small: few problems, for compute-sanitizer
+//   ./w8a16_bench [check|small|joint|time]     small: few problems, for compute-sanitizer
 
 #include <algorithm>
 #include <cstring>
 
 #include "bench/w8a16_check.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
+#include "cuda/kernels/sm80_w8a16/plan.h"
 
 namespace jaxfp8::cuda::bench {
 namespace {
@@ -42,46 +43,79 @@ const T* Upload(DeviceBytes& to, const std::vector<T>& from, size_t shift = 0) {
   return from.empty() ? nullptr : reinterpret_cast<const T*>(to.at + shift);
 }
 
-// Runs a case on outputs and a workspace filled with a pattern, and gets `out` and `amax`.
+// A case on the device, with outputs and a workspace filled with a pattern.
+class Loaded {
+ public:
+  Loaded(const Case& c, const Data& data)
+      : name_(c.Name()),
+        out_bytes_(static_cast<size_t>(c.batch * c.rows * c.columns) * SizeOf(c.out)),
+        amax_count_(static_cast<size_t>(data.AmaxCount())),
+        weights_(Bytes(data.weights) + 64),
+        activations_(Bytes(data.activations) + 64),
+        scales_(Bytes(data.scales)),
+        rows_(Bytes(data.row_scales)),
+        zeros_(Bytes(data.zeros)),
+        bias_(Bytes(data.bias)),
+        residual_(Bytes(data.residual)),
+        out_scales_(Bytes(data.out_scales)),
+        result_(out_bytes_),
+        largest_(4 * amax_count_),
+        workspace_(c.workspace) {
+    buffers.rhs = Upload(weights_, data.weights, c.shift);
+    buffers.lhs = Upload(activations_, data.activations, 2 * c.shift);
+    buffers.rhs_scale = Upload(scales_, data.scales);
+    buffers.lhs_scale = Upload(rows_, data.row_scales);
+    buffers.rhs_zero_point = Upload(zeros_, data.zeros);
+    buffers.bias = Upload(bias_, data.bias);
+    buffers.residual = Upload(residual_, data.residual);
+    buffers.out_scale = Upload(out_scales_, data.out_scales);
+    buffers.out = result_.at;
+    buffers.amax = reinterpret_cast<float*>(largest_.at);
+    buffers.workspace = workspace_.at;
+    buffers.workspace_bytes = c.workspace;
+    Require(cudaMemset(result_.at, 0xa5, out_bytes_ + 16), "cudaMemset");
+    Require(cudaMemset(largest_.at, 0xa5, 4 * amax_count_), "cudaMemset");
+    Require(cudaMemset(workspace_.at, 0xff, c.workspace), "cudaMemset");
+  }
+
+  // The outputs; whether nothing was written past their end.
+  bool Fetch(std::vector<uint8_t>& out, std::vector<float>& amax) const {
+    out.resize(out_bytes_ + 16), amax.resize(amax_count_);
+    Require(cudaMemcpy(out.data(), result_.at, out.size(), cudaMemcpyDefault), "cudaMemcpy");
+    Require(cudaMemcpy(amax.data(), largest_.at, 4 * amax_count_, cudaMemcpyDefault), "cudaMemcpy");
+    const bool kept = std::all_of(out.end() - 16, out.end(), [](uint8_t b) { return b == 0xa5; });
+    out.resize(out_bytes_);
+    if (!kept) Fail(name_, "wrote past the end");
+    return kept;
+  }
+
+  Buffers buffers;
+
+ private:
+  template <typename T>
+  static size_t Bytes(const std::vector<T>& values) {
+    return values.size() * sizeof(T);
+  }
+
+  std::string name_;
+  size_t out_bytes_, amax_count_;
+  DeviceBytes weights_, activations_, scales_, rows_, zeros_, bias_, residual_, out_scales_;
+  DeviceBytes result_, largest_, workspace_;
+};
+
+// Runs a case and gets `out` and `amax`.
 bool RunOnce(const Device& device, const Case& c, const Data& data, std::vector<uint8_t>& out,
              std::vector<float>& amax) {
-  const auto bytes = [](const auto& v) { return v.size() * sizeof(v[0]); };
-  DeviceBytes weights(bytes(data.weights) + 64), activations(bytes(data.activations) + 64),
-      scales(bytes(data.scales)), rows(bytes(data.row_scales)), zeros(bytes(data.zeros)),
-      bias(bytes(data.bias)), residual(bytes(data.residual)), out_scales(bytes(data.out_scales)),
-      result(out.size()), largest(4 * amax.size()), workspace(c.workspace);
-  Buffers b;
-  b.rhs = Upload(weights, data.weights, c.shift);
-  b.lhs = Upload(activations, data.activations, 2 * c.shift);
-  b.rhs_scale = Upload(scales, data.scales);
-  b.lhs_scale = Upload(rows, data.row_scales);
-  b.rhs_zero_point = Upload(zeros, data.zeros);
-  b.bias = Upload(bias, data.bias);
-  b.residual = Upload(residual, data.residual);
-  b.out_scale = Upload(out_scales, data.out_scales);
-  b.out = result.at;
-  b.amax = reinterpret_cast<float*>(largest.at);
-  b.workspace = workspace.at;
-  b.workspace_bytes = c.workspace;
-  Require(cudaMemset(result.at, 0xa5, out.size() + 16), "cudaMemset");
-  Require(cudaMemset(largest.at, 0xa5, 4 * amax.size()), "cudaMemset");
-  Require(cudaMemset(workspace.at, 0xff, c.workspace), "cudaMemset");
+  const Loaded loaded(c, data);
   const Problem problem = c.swapped ? Swapped(data.problem) : data.problem;
-  if (c.swapped) b = Swapped(b);
+  const Buffers buffers = c.swapped ? Swapped(loaded.buffers) : loaded.buffers;
   std::string wrong = kSm80W8A16.why_not(problem, device);
   std::unique_ptr<Plan> plan;
   if (wrong.empty()) plan = kSm80W8A16.plan(problem, device, c.workspace, wrong);
-  if (wrong.empty()) wrong = plan->Run(b, nullptr);
+  if (wrong.empty()) wrong = plan->Run(buffers, nullptr);
   if (!wrong.empty()) return Fail(c.Name(), wrong), false;
   Require(cudaDeviceSynchronize(), c.Name().c_str());
-  std::vector<uint8_t> guarded(out.size() + 16);
-  Require(cudaMemcpy(guarded.data(), result.at, guarded.size(), cudaMemcpyDefault), "cudaMemcpy");
-  std::copy(guarded.begin(), guarded.end() - 16, out.begin());
-  for (size_t i = out.size(); i < guarded.size(); ++i) {
-    if (guarded[i] != 0xa5) return Fail(c.Name(), "wrote past the end"), false;
-  }
-  Require(cudaMemcpy(amax.data(), largest.at, 4 * amax.size(), cudaMemcpyDefault), "cudaMemcpy");
-  return true;
+  return loaded.Fetch(out, amax);
 }
 
 void CheckValue(const Case& c, int64_t r, int64_t column, double got, double want, double error) {
@@ -97,14 +131,9 @@ void CheckValue(const Case& c, int64_t r, int64_t column, double got, double wan
   Fail(c.Name(), text);
 }
 
-void Check(const Device& device, const Case& c) {
-  ++checks;
-  const Data data(c);
-  const size_t bytes = static_cast<size_t>(c.batch * c.rows * c.columns) * SizeOf(c.out);
-  std::vector<uint8_t> out(bytes), again(bytes);
-  std::vector<float> amax(static_cast<size_t>(data.AmaxCount())), amax_again = amax;
-  if (!RunOnce(device, c, data, out, amax) || !RunOnce(device, c, data, again, amax_again)) return;
-  if (out != again) Fail(c.Name(), "a second run gave other bits");
+// Compares outputs with float64.
+void CheckOutputs(const Case& c, const Data& data, const std::vector<uint8_t>& out,
+                  const std::vector<float>& amax) {
   std::vector<double> largest(amax.size(), 0.0), slack(amax.size(), 0.0);
   for (int64_t b = 0; b < c.batch; ++b) {
     for (int64_t r = 0; r < c.rows; ++r) {
@@ -125,6 +154,16 @@ void Check(const Device& device, const Case& c) {
   }
 }
 
+void Check(const Device& device, const Case& c) {
+  ++checks;
+  const Data data(c);
+  std::vector<uint8_t> out, again;
+  std::vector<float> amax, amax_again;
+  if (!RunOnce(device, c, data, out, amax) || !RunOnce(device, c, data, again, amax_again)) return;
+  if (out != again) Fail(c.Name(), "a second run gave other bits");
+  CheckOutputs(c, data, out, amax);
+}
+
 // A column for each code, with no other code in it: the output is the decoded code, bit for bit.
 void CheckCodes(const Device& device, Case c, int zero, int place) {
   ++checks;
@@ -141,8 +180,8 @@ void CheckCodes(const Device& device, Case c, int zero, int place) {
     const int64_t k = (n * 37 + place) % 128;
     data.weights[n * data.problem.rhs.free + k * data.problem.rhs.depth] = static_cast<uint8_t>(n);
   }
-  std::vector<uint8_t> out(static_cast<size_t>(c.rows * 256 * 4));
-  std::vector<float> amax(1);
+  std::vector<uint8_t> out;
+  std::vector<float> amax;
   if (!RunOnce(device, c, data, out, amax)) return;
   for (int64_t r = 0; r < c.rows; ++r) {
     for (int64_t n = 0; n < 256; ++n) {
@@ -295,24 +334,9 @@ struct Timed {
   double loop, graph;  // microseconds a call
 };
 
-Timed TimeProblem(const Device& device, Stopwatch& watch, const Problem& problem,
-                  const DeviceBytes& pool, int sets, const DeviceBytes& rest) {
-  std::string wrong;
-  const auto plan = kSm80W8A16.plan(problem, device, kWorkspace, wrong);
-  if (!plan) return Fail("timing", wrong), Timed{1, 1};
-  Buffers b;
-  b.workspace = rest.at, b.workspace_bytes = kWorkspace;
-  b.lhs = rest.at + kWorkspace;
-  b.rhs_scale = reinterpret_cast<const float*>(rest.at + kWorkspace + (size_t{8} << 20));
-  b.out = rest.at + kWorkspace + (size_t{16} << 20);
-  const size_t weights = static_cast<size_t>(problem.columns * problem.depth);
-  const int each = std::max(sets, 24);
-  const auto loop = [&] {
-    for (int i = 0; i < each && wrong.empty(); ++i) {
-      b.rhs = pool.at + static_cast<size_t>(i % sets) * weights;
-      wrong = plan->Run(b, watch.stream);
-    }
-  };
+// Times `each` calls that `loop` makes.
+template <typename F>
+Timed TimeLoop(Stopwatch& watch, int each, F loop) {
   Timed timed;
   timed.loop = watch.Time(each, loop);
   cudaGraph_t graph;
@@ -325,8 +349,40 @@ Timed TimeProblem(const Device& device, Stopwatch& watch, const Problem& problem
       watch.Time(each, [&] { Require(cudaGraphLaunch(exec, watch.stream), "cudaGraphLaunch"); });
   Require(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
   Require(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  return timed;
+}
+
+Timed TimeProblem(const Device& device, Stopwatch& watch, const Problem& problem,
+                  const DeviceBytes& pool, int sets, const DeviceBytes& rest) {
+  std::string wrong;
+  const auto plan = kSm80W8A16.plan(problem, device, kWorkspace, wrong);
+  if (!plan) return Fail("timing", wrong), Timed{1, 1};
+  Buffers b;
+  b.workspace = rest.at, b.workspace_bytes = kWorkspace;
+  b.lhs = rest.at + kWorkspace;
+  b.rhs_scale = reinterpret_cast<const float*>(rest.at + kWorkspace + (size_t{8} << 20));
+  b.out = rest.at + kWorkspace + (size_t{16} << 20);
+  const size_t weights = static_cast<size_t>(problem.columns * problem.depth);
+  const int each = std::max(sets, 24);
+  const Timed timed = TimeLoop(watch, each, [&] {
+    for (int i = 0; i < each && wrong.empty(); ++i) {
+      b.rhs = pool.at + static_cast<size_t>(i % sets) * weights;
+      wrong = plan->Run(b, watch.stream);
+    }
+  });
   if (!wrong.empty()) Fail("timing", wrong);
   return timed;
+}
+
+// bfloat16 times weights with a scale for each column.
+Problem ProblemOf(int64_t rows, int64_t columns, int64_t depth, DType weight, bool mn_major) {
+  Problem p;
+  p.rows = rows, p.columns = columns, p.depth = depth;
+  p.lhs.dtype = DType::kBF16, p.lhs.free = depth, p.lhs.depth = 1;
+  p.rhs.dtype = weight, p.rhs.scale = true, p.rhs.tiles = {1, depth, 0, 1, 0};
+  p.rhs.free = mn_major ? 1 : depth, p.rhs.depth = mn_major ? columns : 1;
+  p.out = {DType::kBF16, rows * columns, columns, 1};
+  return p;
 }
 
 void TimeAll(const Device& device) {
@@ -359,13 +415,8 @@ void TimeAll(const Device& device) {
                 static_cast<long long>(t.depth), NameOf(t.weight).data(),
                 t.mn_major ? "[K,N]" : "[N,K]", t.blocks ? " 128x128" : "");
     for (int64_t rows : {1, 4, 16, 32, 64, 128, 256}) {
-      Problem p;
-      p.rows = rows, p.columns = t.columns, p.depth = t.depth;
-      p.lhs.dtype = DType::kBF16, p.lhs.free = p.depth, p.lhs.depth = 1;
-      p.rhs.dtype = t.weight, p.rhs.scale = true, p.rhs.tiles = {1, p.depth, 0, 1, 0};
+      Problem p = ProblemOf(rows, t.columns, t.depth, t.weight, t.mn_major);
       if (t.blocks) p.rhs.tiles = {128, 128, 0, p.depth / 128, 1};
-      p.rhs.free = t.mn_major ? 1 : p.depth, p.rhs.depth = t.mn_major ? p.columns : 1;
-      p.out = {DType::kBF16, rows * p.columns, p.columns, 1};
       const auto bytes = static_cast<double>(p.columns * p.depth);
       const int sets = std::max(1, static_cast<int>(kPool / (p.columns * p.depth)));
       const Timed us = TimeProblem(device, watch, p, pool, sets, rest);
@@ -376,15 +427,19 @@ void TimeAll(const Device& device) {
   }
 }
 
+#include "bench/w8a16_joint.inc"
+
 int Main(int count, char** words) {
   const std::string what = count > 1 ? words[1] : "";
   const Device device = ThisDevice();
   if (what != "time") {
-    if (what != "small") CheckAllCodes(device), CheckShapes(device);
-    CheckEpilogues(device);
+    if (what != "small" && what != "joint") CheckAllCodes(device), CheckShapes(device);
+    if (what != "joint") CheckEpilogues(device);
+    CheckJoint(device);
     std::printf("%d checks, %d failures\n", checks, failures);
   }
   if (what == "" || what == "time") TimeAll(device);
+  if (what == "" || what == "joint" || what == "time") TimeJoint(device);
   return failures != 0;
 }
 

@@ -7,6 +7,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/check.h"
@@ -47,10 +48,12 @@ inline Buffer Describe(ffi::AnyBuffer buffer) {
 }
 
 // Reads attributes and remembers the first that is missing or has another type.
+//   prefix  what every name begins with
 class Reader {
  public:
-  explicit Reader(ffi::Dictionary from, const char* call = "jaxfp8_scaled_dot")
-      : from_(from), call_(call) {}
+  explicit Reader(ffi::Dictionary from, const char* call = "jaxfp8_scaled_dot",
+                  std::string prefix = "")
+      : from_(from), call_(call), prefix_(std::move(prefix)) {}
 
   void operator()(const std::string& name, bool& to) { Get<bool>(name, to, "a bool"); }
   void operator()(const std::string& name, int64_t& to) { Get<int64_t>(name, to, "an i64"); }
@@ -63,26 +66,26 @@ class Reader {
     to = Dims(span.begin(), span.size());
   }
 
-  bool Has(const std::string& name) const { return from_.contains(name); }
+  bool Has(const std::string& name) const { return from_.contains(prefix_ + name); }
 
   const std::string& wrong() const { return wrong_; }
 
  private:
   template <typename T>
   void Get(const std::string& name, T& to, const char* needs) {
-    const ffi::ErrorOr<T> value = from_.get<T>(name);
+    const ffi::ErrorOr<T> value = from_.get<T>(prefix_ + name);
     if (value.has_value()) {
       to = *value;
     } else if (wrong_.empty()) {
       const char* got = Has(name) ? "` has another type" : "` is missing";
-      wrong_ =
-          "`" + std::string(call_) + "`: attribute `" + name + got + ", but needs to be " + needs;
+      wrong_ = "`" + std::string(call_) + "`: attribute `" + prefix_ + name + got +
+               ", but needs to be " + needs;
     }
   }
 
   ffi::Dictionary from_;
   const char* call_;
-  std::string wrong_;
+  std::string prefix_, wrong_;
 };
 
 inline void Read(Reader& read, const std::string& side, OperandSpec& to) {
@@ -110,12 +113,16 @@ inline void Read(Reader& read, EpilogueSpec& to) {
   read("amax", to.amax);
 }
 
+inline void Read(Reader& read, ScaledDotSpec& to) {
+  Read(read, "lhs", to.lhs);
+  Read(read, "rhs", to.rhs);
+  Read(read, to.epilogue);
+  read("precision", to.precision);
+}
+
 inline std::string Read(ffi::Dictionary attributes, Request& to) {
   Reader read(attributes);
-  Read(read, "lhs", to.spec.lhs);
-  Read(read, "rhs", to.spec.rhs);
-  Read(read, to.spec.epilogue);
-  read("precision", to.spec.precision);
+  Read(read, to.spec);
   read("kernel", to.kernel);
   return read.wrong();
 }

@@ -35,9 +35,14 @@ std::string TakeWorkspace(std::vector<Buffer>& results, Workspace& workspace) {
   return "";
 }
 
+struct KnownCall {
+  const Planned* planned;
+  Slots slots;
+};
+
 // Never destroyed: a program may still run when the process ends.
-KnownCalls& TheCalls() {
-  static KnownCalls* calls = new KnownCalls;
+KnownCalls<KnownCall>& TheCalls() {
+  static auto* calls = new KnownCalls<KnownCall>;
   return *calls;
 }
 
@@ -58,7 +63,7 @@ const KnownCall* Check(const CallKey& key, ffi::Dictionary attributes,
   const Planned* planned = FindPlan(request, workspace_bytes, wrong);
   if (!planned) return nullptr;
   return TheCalls().Keep(key.text(),
-                         {planned, OperandSlots(request.spec), ResultSlots(request.spec)});
+                         {planned, {OperandSlots(request.spec), ResultSlots(request.spec)}});
 }
 
 std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
@@ -76,8 +81,8 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
     known = Check(key, attributes, operands, results, workspace.bytes, wrong);
     if (!known) return wrong;
   }
-  return RunPlan(*known->planned, known->Bind(operands, results), workspace.data, workspace.bytes,
-                 stream);
+  return RunPlan(*known->planned, known->slots.Bind(operands.data(), results.data()),
+                 workspace.data, workspace.bytes, stream);
 }
 
 // No exception leaves this function.

@@ -81,20 +81,6 @@ const Planned* Known(Plans& plans, const std::string& key) {
 
 std::atomic<bool> timing_allowed = true;
 
-// Lets this thread call the driver while a stream is being captured, that of the call included:
-// XLA captures a program when it first runs. Candidates are timed on a stream of their own, which
-// waits for none and is not captured.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 // Makes the plan with the first path that can compute the problem. If that finds no room or no
 // algorithm, the next one is tried, unless a path was asked for by name.
 std::string MakePlan(const Request& request, const Device& device, size_t workspace_bytes,
@@ -144,8 +130,7 @@ const Planned* FindPlan(const Request& request, size_t workspace_bytes, std::str
   return (plans.known[key] = std::move(made)).get();
 }
 
-std::string RunPlan(const Planned& planned, const jaxfp8::Buffers& from, void* workspace,
-                    size_t workspace_bytes, cudaStream_t stream) {
+Buffers DeviceBuffers(const jaxfp8::Buffers& from) {
   Buffers buffers;
   buffers.lhs = from.lhs;
   buffers.rhs = from.rhs;
@@ -158,6 +143,12 @@ std::string RunPlan(const Planned& planned, const jaxfp8::Buffers& from, void* w
   buffers.out_scale = static_cast<const float*>(from.out_scale);
   buffers.out = from.out;
   buffers.amax = static_cast<float*>(from.amax);
+  return buffers;
+}
+
+std::string RunPlan(const Planned& planned, const jaxfp8::Buffers& from, void* workspace,
+                    size_t workspace_bytes, cudaStream_t stream) {
+  Buffers buffers = DeviceBuffers(from);
   buffers.workspace = workspace;
   buffers.workspace_bytes = workspace_bytes;
   const std::string wrong = planned.plan->Run(buffers, stream);

@@ -30,6 +30,23 @@ const Planned* FindPlan(const Request& request, size_t workspace_bytes, std::str
 // Whether new plans may time candidates. True at first.
 void AllowTiming(bool allowed);
 
+// Lets this thread call the driver while a stream is being captured, that of the call included:
+// XLA captures a program when it first runs. Candidates are timed on a stream of their own, which
+// waits for none and is not captured.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+// The buffers of a call as paths take them, without a workspace.
+Buffers DeviceBuffers(const jaxfp8::Buffers& buffers);
+
 // Runs a plan on the buffers of a call, and counts it.
 std::string RunPlan(const Planned& planned, const jaxfp8::Buffers& buffers, void* workspace,
                     size_t workspace_bytes, cudaStream_t stream);

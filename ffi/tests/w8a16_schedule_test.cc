@@ -137,6 +137,62 @@ void CheckTiles() {
   }
 }
 
+// The output tiles of several products in one launch: each has its place, and there is no other.
+void CheckParts() {
+  for (const std::vector<int64_t>& columns :
+       {std::vector<int64_t>{4096, 1024, 1024}, {1, 300}, {129}, {5, 128, 127, 1000}}) {
+    std::vector<Problem> problems;
+    for (int64_t n : columns) problems.push_back(Some(1, 3, n, 4100));
+    const PartTiles tiles = PartTilesOf(problems);
+    const Problem all = JointProblem(problems);
+    const Schedule joint = MakeSchedule(all, CapacityOf(all, 132, 3, size_t{1} << 40));
+    int32_t next = 0;
+    for (size_t part = 0; part < problems.size(); ++part) {
+      const Schedule own = PartSchedule(problems[part], joint);
+      Expect(own.split == joint.split && own.depth_tiles == joint.depth_tiles, "one split for all");
+      CheckSchedule(own, 1);
+      for (int32_t tile = 0; tile < own.output_tiles; ++tile, ++next) {
+        Expect(tiles.PartOf(next) == static_cast<int>(part) && next - tiles.first[part] == tile,
+               "a tile belongs to its product");
+      }
+    }
+    Expect(next == joint.output_tiles, "the launch has the tiles of all products");
+  }
+  const std::vector<Problem> small = {Some(1, 1, 4096, 4096), Some(1, 1, 2048, 4096)};
+  const Problem one = Some(1, 1, 6144, 4096), both = JointProblem(small);
+  const Capacity capacity = CapacityOf(one, 132, 3, size_t{1} << 40);
+  Expect(MakeSchedule(both, capacity).split == MakeSchedule(one, capacity).split,
+         "whole tiles are split as one weight is");
+}
+
+void CheckJointRefusals() {
+  Device device;
+  device.compute_capability = 90, device.shared_bytes = 227 * 1024;
+  const auto refused = [&](const std::vector<Problem>& problems) {
+    return !WhyNotJoint(problems, device).empty();
+  };
+  const Problem p = Some(1, 2, 256, 512);
+  Expect(!refused({p}) && !refused({p, Some(1, 2, 7, 512)}), "columns may differ");
+  Expect(refused({}) && refused({p, p, p, p, p}), "there are 1 to 4 products");
+  Expect(refused({p, Some(1, 3, 256, 512)}), "rows may not differ");
+  Expect(refused({p, Some(1, 2, 256, 500)}), "the depth may not differ");
+  Expect(refused({p, Some(2, 2, 256, 512)}), "the batch may not differ");
+  Expect(refused({p, Some(1, 2, 0, 512)}), "no product is empty");
+  Problem other = p;
+  other.rhs.dtype = DType::kE5M2;
+  Expect(refused({p, other}), "the type of the weights may not differ");
+  other = p, other.lhs.dtype = DType::kF16;
+  Expect(refused({p, other}), "the type of the activations may not differ");
+  other = p, other.rhs.free = 1, other.rhs.depth = 256;
+  Expect(refused({p, other}), "the layout of the weights may not differ");
+  other = Some(1, 64, 256, 512), other.rhs.scale = true, other.rhs.tiles = {128, 128, 0, 4, 1};
+  Expect(refused({Some(1, 64, 256, 512), other}), "the rows of a tile may not differ");
+  other = p, other.activation = Activation::kSilu, other.rhs.scale = true;
+  Expect(!refused({p, other}), "scales and epilogues may differ");
+  device.compute_capability = 89;
+  Expect(refused({p, p}), "clusters are needed");
+}
+
 void CheckRefusals() {
   Device device;
   device.compute_capability = 90, device.shared_bytes = 227 * 1024;
@@ -171,6 +227,8 @@ int main() {
   CheckFastestInWaves();
   CheckWorkspace();
   CheckTiles();
+  CheckParts();
+  CheckJointRefusals();
   CheckRefusals();
   return jaxfp8::tests::Report("w8a16 schedule");
 }

@@ -64,23 +64,32 @@ def _call_cuda(
     ffi.register_if_it_runs_here("cuda")
     if canonical.is_empty(spec):
         return list(reference.scaled_dot(spec, *operands))
+    form, arrays = in_canonical_form(*operands, spec=spec, kernel=kernel)
+    scratch = workspace.workspace_bytes(form.spec, kernel, compute_capability)
+    results = [*result_types(form.spec), jax.ShapeDtypeStruct((scratch,), np.uint8)]
+    call = jax.ffi.ffi_call(ffi.TARGET, results)
+    *outputs, _ = call(*arrays, **form.spec.attributes(), kernel=kernel)
+    return form.results(outputs)
+
+
+def in_canonical_form(
+    *operands: jax.Array, spec: ScaledDotSpec, kernel: str = ""
+) -> tuple[canonical.Canonical, list[jax.Array]]:
+    """The form in which a GPU gets a problem without empty axes, and its operands."""
     stored = _scale_as_stored(canonical.canonical(spec).spec, kernel)
     given = dict(zip(spec.operand_names(), operands, strict=True))
     wide = reference.widened(spec, {n: x for n, x in given.items() if n != stored})
     form = canonical.canonical(_rounding_only(spec, stored))
     named = form.operands(given | wide)
-    epilogue = form.spec.epilogue
-    results = [(form.spec.out_shape, dtypes.storage(epilogue.out_dtype))]
-    results += [] if epilogue.amax is None else [(epilogue.amax, np.dtype(np.float32))]
-    scratch = workspace.workspace_bytes(form.spec, kernel, compute_capability)
-    results.append(((scratch,), np.dtype(np.uint8)))
-    call = jax.ffi.ffi_call(ffi.TARGET, [jax.ShapeDtypeStruct(*result) for result in results])
-    *outputs, _ = call(
-        *(named[name] for name in form.spec.operand_names()),
-        **form.spec.attributes(),
-        kernel=kernel,
-    )
-    return form.results(outputs)
+    return form, [named[name] for name in form.spec.operand_names()]
+
+
+def result_types(form: ScaledDotSpec) -> list[jax.ShapeDtypeStruct]:
+    """Of the output of a canonical problem, and of its amax."""
+    epilogue = form.epilogue
+    out = jax.ShapeDtypeStruct(form.out_shape, dtypes.storage(epilogue.out_dtype))
+    amax = epilogue.amax
+    return [out] if amax is None else [out, jax.ShapeDtypeStruct(amax, np.float32)]
 
 
 def _scale_as_stored(form: ScaledDotSpec, kernel: str) -> str:

@@ -170,7 +170,7 @@ def _abstract_eval(
 # Batching
 
 
-def _batch(
+def batch_rule(
     operands: tuple[jax.Array, ...],
     axes: tuple[Any, ...],
     *,
@@ -198,7 +198,7 @@ def _batch(
 _LINEAR_IN = ("lhs", "rhs", "lhs_scale", "rhs_scale")
 
 
-def _jvp(
+def jvp_rule(
     primals: tuple[Any, ...],
     tangents: tuple[Any, ...],
     *,
@@ -283,7 +283,7 @@ def _sum_only(spec: ScaledDotSpec, out_dtype: str, keep_addends: bool = False) -
     return dataclasses.replace(spec, epilogue=plain)
 
 
-def _transpose(
+def transpose_rule(
     cotangents: list[Any],
     *operands: Any,
     spec: ScaledDotSpec,
@@ -439,9 +439,9 @@ def _bind_on_shards(
 
 # Registration
 
-ad.primitive_jvps[scaled_dot_p] = _jvp
-ad.primitive_transposes[scaled_dot_p] = _transpose
-batching.primitive_batchers[scaled_dot_p] = _batch
+ad.primitive_jvps[scaled_dot_p] = jvp_rule
+ad.primitive_transposes[scaled_dot_p] = transpose_rule
+batching.primitive_batchers[scaled_dot_p] = batch_rule
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
     _rule = partitioning.lowering(
         functools.partial(lowering.lower, _platform), _parts, _parts_of_cut_tiles

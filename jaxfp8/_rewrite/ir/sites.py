@@ -96,6 +96,7 @@ class DotSite:
       terms: the number of int8 terms of each operand if `quantize_dots` splits them, else 0.
       reason, remedy: why it is not captured, and what to change; "" before that is known.
       blame: the op that ended the fact; None where it was the dot itself.
+      joined: how many products one launch computes with it, itself included; 0 without others.
       quantized: for each operand that the function quantises itself, "one call" or "as written".
     """
 
@@ -108,6 +109,7 @@ class DotSite:
     reason: str = ""
     remedy: str = ""
     blame: Op | None = None
+    joined: int = 0
     quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
 
     @property

@@ -162,12 +162,13 @@ def _is_cast_after(fused: FusedDot) -> bool:
 def _op(spec: ScaledDotSpec, computed: ScaledDotSpec, operands: dict[str, Value], dot: Op) -> Op:
     """The op that binds the scaled dot in place of `dot`; its outputs are the data and the amax.
 
-    The problem that is computed is `spec`, or the one that `int8_compute.narrowed` makes of it.
+    The problem that is computed is `spec`, or the one that `int8_compute.narrowed` makes of it. The
+    op may join others (`plan/joint`) if it binds one scaled dot with `spec`.
     """
     names = tuple(operands)
+    sharding = compat.spec_of_output(dot.equation)
 
     def run(*arrays: Array) -> list[Array]:
-        sharding = compat.spec_of_output(dot.equation)
         with graph.context_of(dot.equation, dot.callers):
             named: dict[str, Any] = dict(zip(names, arrays, strict=True))
             if computed is spec:
@@ -176,7 +177,9 @@ def _op(spec: ScaledDotSpec, computed: ScaledDotSpec, operands: dict[str, Value]
                 out, amax = int8_compute.int8_dot("jaxfp8.rewrite", spec, named, sharding)
         return [out] if amax is None else [out, amax]
 
-    op = Op("scaled_dot", tuple(operands.values()), run, {"spec": computed})
+    joins = computed is spec and sharding is None
+    params = {"spec": computed, "names": names, "dot": dot, "joins": joins}
+    op = Op("scaled_dot", tuple(operands.values()), run, params)
     out = Value(spec.out_shape, dtypes.storage(spec.epilogue.out_dtype), op)
     op.outputs = (out,)
     if spec.epilogue.amax is not None:

@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfp8._call import joint as call_joint
 from jaxfp8._call import lowering
 from jaxfp8._rewrite.ir import emit, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
-from jaxfp8._rewrite.plan import encodings
+from jaxfp8._rewrite.plan import encodings, joint
 from jaxfp8._rewrite.plan.calls import Target
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.resolve import Resolver
@@ -94,5 +95,7 @@ def _resolve(
     for operand in encoded:
         replaced = {**operand.replaced, **replaced}
     program = emit.schedule(outputs, walk.effects, replaced, inputs)
+    if call_joint.runs_here() and (joined := joint.replacements(walk, program)):
+        program = emit.schedule(outputs, walk.effects, {**replaced, **joined}, inputs)
     encodings.tell(encoded, program)
     return program

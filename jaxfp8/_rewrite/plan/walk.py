@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from jaxfp8._call.joint import joint_dots_p
 from jaxfp8._call.primitive import scaled_dot_p
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
@@ -41,7 +42,8 @@ from jaxfp8._rewrite.rules.registry import lost, remedy_for
 from jaxfp8._value import compat, dtypes
 
 # What these make is no longer the 8-bit data: a dot that reads it is not a missed one.
-_PRODUCTS = ("dot_general", *unserved.NAMES, *scaled_products.NAMES, scaled_dot_p.name)
+_PRODUCTS = ("dot_general", *unserved.NAMES, *scaled_products.NAMES)
+_PRODUCTS += (scaled_dot_p.name, joint_dots_p.name)
 _ENDS_TRAIL = (*_PRODUCTS, "argmax", "argmin", "iota")
 # These may make an array smaller, and what is left is the same data.
 _VIEWS = (
@@ -167,8 +169,7 @@ class Walk:
 
     def _as_written(self, op: Op) -> Sequence[Value]:
         """Add an op as the function has it."""
-        if op.equation.primitive is scaled_dot_p:
-            self.seen.calls.append(op)
+        self.seen.calls += scaled_products.calls_of(op)
         self.note(op)
         if not op.effectful:
             self._know(op)

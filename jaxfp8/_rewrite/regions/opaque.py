@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxfp8._call.primitive import scaled_dot_p
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.graph import Jaxpr, Op
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
+from jaxfp8._rewrite.rules import scaled_products
 from jaxfp8._rewrite.rules.reach import InnerDot, products, products_inside, remembered
 from jaxfp8._value import compat, dtypes
 
@@ -42,7 +42,7 @@ _KERNEL_STAYS = (
 
 def look_into(walk: Context, op: Op) -> None:
     """Count the dots inside an op, and report those that 8-bit data reaches."""
-    if op.equation.primitive is scaled_dot_p or not compat.subjaxprs(op.equation):
+    if scaled_products.is_call(op.equation) or not compat.subjaxprs(op.equation):
         return
     remedy = _KERNEL_STAYS if op.name == _KERNEL else _MOVE_OUT.format(op.name)
     lost = Lost(op, f"it is inside `{op.name}`, which is left as it is", remedy)
@@ -72,8 +72,8 @@ def _tell(seen: Seen, found: Sequence[InnerDot], lost: Lost) -> None:
     for dot in found:
         lhs, rhs, *more = (graph.value_of(v.aval) for v in dot.eqn.invars)
         op = graph.equation_op(dot.eqn, [lhs, rhs, *more], dot.callers)
-        if dot.eqn.primitive is scaled_dot_p:
-            seen.calls.append(op)
+        if calls := scaled_products.calls_of(op):
+            seen.calls += calls
             continue
         fact = lost if dot.reached else None
         site = DotSite(op, ((lhs, fact), (rhs, fact)))

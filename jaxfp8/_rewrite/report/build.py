@@ -166,6 +166,8 @@ def _notes(site: DotSite) -> str:
         notes.append(granularity.note(name, *axes, eight_bit=side.scaled is not None))
         notes.append(granularity.note_of_multiplied(name) if side.multiplied else "")
     notes.append(second_rounding.of_site(site))
+    if site.joined:
+        notes.append(f"one launch with {site.joined - 1} more of its input")
     return "; ".join(filter(None, notes))
 
 

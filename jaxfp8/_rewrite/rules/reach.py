@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 import numpy as np
 
-from jaxfp8._call.primitive import scaled_dot_p
 from jaxfp8._rewrite.ir.graph import Callers, Equation, Jaxpr, Literal, Var
 from jaxfp8._rewrite.rules import scaled_products, unserved
 from jaxfp8._value import compat, dtypes
@@ -93,7 +92,7 @@ def _flow(jaxpr: Jaxpr, hot: Set[Var], callers: Callers, found: list[InnerDot] |
             if found is not None:
                 found.append(InnerDot(eqn, callers, any(marks[:2])))
             made: Iterable[Var] = ()
-        elif compat.subjaxprs(eqn) and eqn.primitive is not scaled_dot_p:
+        elif compat.subjaxprs(eqn):
             made = _enter(eqn, marks, callers, found, compat.subjaxprs(eqn))
         else:
             made = _passed_on(eqn) if any(marks) else ()
@@ -117,8 +116,8 @@ def _settled(jaxpr: Jaxpr, hot: set[Var], carried: Carried = ()) -> set[Var]:
 
 def is_product(eqn: Equation) -> bool:
     """Whether an equation is a dot, a scaled dot included."""
-    name, own = eqn.primitive.name, eqn.primitive is scaled_dot_p
-    return own or name in _DOTS or scaled_products.is_one(eqn)
+    is_call = scaled_products.is_call(eqn)
+    return is_call or eqn.primitive.name in _DOTS or scaled_products.is_one(eqn)
 
 
 def _passed_on(eqn: Equation) -> Iterator[Var]:

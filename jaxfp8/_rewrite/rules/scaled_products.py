@@ -7,6 +7,7 @@ whose powers of two are exact in bfloat16. A call takes them as bfloat16.
 
 from __future__ import annotations
 
+from jaxfp8._call.joint import dots_of, joint_dots_p
 from jaxfp8._call.primitive import scaled_dot_p
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import casts, constants
@@ -64,3 +65,16 @@ def _scales(op: Op, index: int) -> Factors:
     counts = [max(count, 1) for count in scale.shape]
     tiles = (max(-(-size // n), 1) for size, n in zip(data.shape, counts, strict=True))
     return (Factor(small, tuple(tiles)),)
+
+
+def is_call(eqn: Equation) -> bool:
+    """Whether an equation is a scaled dot, or several in one."""
+    return eqn.primitive in (scaled_dot_p, joint_dots_p)
+
+
+def calls_of(op: Op) -> list[Op]:
+    """The scaled dots that an op is; each one where several are one call."""
+    if op.equation.primitive is joint_dots_p:
+        name, dots = scaled_dot_p.name, dots_of(op.inputs, op.params)
+        return [Op(name, own, None, {"spec": spec}, op.eqn, op.callers) for spec, own in dots]
+    return [op] if op.equation.primitive is scaled_dot_p else []

@@ -51,7 +51,19 @@ struct Arguments {
   EpilogueArguments epilogue;
 };
 
-using KernelFunction = void (*)(Arguments);
+// The products of one launch. Each has arguments of its own, with the same split.
+struct Parts {
+  PartTiles tiles;
+  Arguments of[kMaxParts];
+};
+
+using KernelFunction = void (*)(Parts);
+
+// The arguments of a problem, without the schedule and the partial tiles.
+Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
+
+// The kernel that computes a problem.
+KernelFunction KernelOf(const Problem& problem);
 
 // The kernel for weights of one type, or null. uint8 weights use the kernel for int8.
 //   wide           bfloat16 or float16

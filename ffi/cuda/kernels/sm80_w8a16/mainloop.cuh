@@ -94,7 +94,7 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
 }
 
 // The kernel.
-//   blockIdx.x     the output tile
+//   blockIdx.x     the output tile, of all products
 //   blockIdx.y     the rank, which part of K
 //   kWeight        e4m3, e5m2 or int8; uint8 is int8 with the sign bit flipped
 //   kWide          type of the activations, bfloat16 or float16
@@ -102,11 +102,13 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
 //   kRowFragments  rows of an output tile in units of 8: 1, 2, 4 or 8
 template <DType kWeight, DType kWide, bool kMnMajor, int kRowFragments>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    Sm80W8A16(const __grid_constant__ Arguments a) {
+    Sm80W8A16(const __grid_constant__ Parts parts) {
   constexpr int kTileRows = 8 * kRowFragments;
   static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
-  const TileCoord coord = a.schedule.CoordOf(blockIdx.x);
+  const int part = parts.tiles.PartOf(blockIdx.x);
+  const Arguments& a = parts.of[part];
+  const TileCoord coord = a.schedule.CoordOf(blockIdx.x - parts.tiles.first[part]);
   const int split = a.schedule.split, rows_left = a.rows - coord.row_tile * kTileRows;
   Accumulators<kRowFragments> scaled_acc = {};
   Accumulate<Decoder<kWeight, kWide>, kWide, kMnMajor, kRowFragments>(a, coord, stages, scaled_acc);

@@ -11,6 +11,7 @@ namespace jaxfp8::cuda {
 // Either side may be the 8-bit one. A call has one launch, before sm_90 at times a second:
 //   Sm80W8A16         the product, its split-K reduction in a cluster, and the epilogue
 //   mainloop.cuh ReducePartials    reduction and epilogue on devices without clusters split_k.cuh
+// Several products of one input may share the launch (plan.h).
 extern const Path kSm80W8A16;
 
 }  // namespace jaxfp8::cuda

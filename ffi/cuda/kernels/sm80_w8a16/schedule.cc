@@ -83,6 +83,13 @@ bool TooLarge(const Problem& problem) {
          DepthTiles(problem) > kMaxCount / std::max<int64_t>(1, output_tiles * problem.batch);
 }
 
+// Whether one kernel, with one split of K, computes both problems.
+bool RunsAlike(const Problem& a, const Problem& b) {
+  return a.batch == b.batch && a.rows == b.rows && a.depth == b.depth &&
+         a.lhs.dtype == b.lhs.dtype && a.rhs.dtype == b.rhs.dtype &&
+         a.rhs.IsMnMajor() == b.rhs.IsMnMajor() && RowFragmentsFor(a) == RowFragmentsFor(b);
+}
+
 std::string WhyNotTypes(const Problem& problem) {
   const std::string got =
       std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
@@ -145,6 +152,32 @@ Schedule MakeSchedule(const Problem& problem, const Capacity& capacity) {
   return s;
 }
 
+Problem JointProblem(std::span<const Problem> problems) {
+  Problem joint = problems.front();
+  int64_t tiles = 0;
+  for (const Problem& problem : problems) tiles += Ceil(problem.columns, kTileColumns);
+  joint.columns = tiles * kTileColumns;
+  return joint;
+}
+
+PartTiles PartTilesOf(std::span<const Problem> problems) {
+  PartTiles tiles;
+  std::ranges::fill(tiles.first, std::numeric_limits<int32_t>::max());
+  int64_t first = 0;
+  for (size_t i = 0; i < problems.size(); ++i) {
+    tiles.first[i] = static_cast<int32_t>(first);
+    first += OutputTiles(problems[i]);
+  }
+  return tiles;
+}
+
+Schedule PartSchedule(const Problem& problem, const Schedule& joint) {
+  Schedule s = joint;
+  s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
+  s.output_tiles = static_cast<int32_t>(OutputTiles(problem));
+  return s;
+}
+
 Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blocks_per_sm,
                     size_t workspace) {
   Capacity capacity;
@@ -176,6 +209,28 @@ std::string WhyNotProblem(const Problem& problem, const Device& device) {
            std::to_string(device.shared_bytes);
   }
   return WhyNotForm(problem);
+}
+
+std::string WhyNotJoint(std::span<const Problem> problems, const Device& device) {
+  if (problems.empty() || problems.size() > static_cast<size_t>(kMaxParts)) {
+    return "a launch computes 1 to " + std::to_string(kMaxParts) + " products, and these are " +
+           std::to_string(problems.size());
+  }
+  if (device.compute_capability < 90) {
+    return "products share a launch from compute capability 9.0 on, and the device has " +
+           std::to_string(device.compute_capability / 10) + "." +
+           std::to_string(device.compute_capability % 10);
+  }
+  const Problem& first = problems.front();
+  for (const Problem& problem : problems) {
+    if (std::string why = WhyNotProblem(problem, device); !why.empty()) return why;
+    if (problem.batch * problem.rows * problem.columns == 0) return "one of its products is empty";
+    if (!RunsAlike(first, problem)) {
+      return "products of one launch need one batch, rows, depth, type of each side, layout of the "
+             "weights and row tile";
+    }
+  }
+  return TooLarge(JointProblem(problems)) ? "it counts its tiles in 32 bits" : "";
 }
 
 size_t BestWorkspace(const Problem& problem) {

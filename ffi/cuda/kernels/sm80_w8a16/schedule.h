@@ -20,6 +20,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "common/platform.h"
@@ -57,6 +58,23 @@ JAXFP8_HD constexpr int SharedBytes(int row_fragments) {
 // An output tile, in tiles along each axis.
 struct TileCoord {
   int32_t batch, column_tile, row_tile;
+};
+
+// Products that one launch computes, at most: as many as arguments fit 4 KiB.
+inline constexpr int kMaxParts = 4;
+
+// The output tiles of the products of a launch follow each other.
+//
+//   product       0             1         2
+//   output tile   0 1 ... 31    32 ... 39  40 ... 47     blockIdx.x
+struct PartTiles {
+  int32_t first[kMaxParts] = {};  // of each product; of those that are not there, no tile's
+
+  JAXFP8_HD int PartOf(int32_t output_tile) const {
+    int part = 0;
+    for (int i = 1; i < kMaxParts; ++i) part += output_tile >= first[i];
+    return part;
+  }
 };
 
 // 32 bits, because a block divides a few times before its first load and 64-bit divisions are slow.
@@ -101,6 +119,17 @@ Schedule MakeSchedule(const Problem& problem, const Capacity& capacity);
 //   blocks_per_sm  blocks on a multiprocessor at a time
 Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blocks_per_sm,
                     size_t workspace);
+
+// The problems of one launch as one with all their output tiles. They need one batch, rows, depth
+// and tile size (`WhyNotJoint`).
+Problem JointProblem(std::span<const Problem> problems);
+// The output tiles of each problem, and their place among all.
+PartTiles PartTilesOf(std::span<const Problem> problems);
+// The schedule of one of the problems, given that of all.
+Schedule PartSchedule(const Problem& problem, const Schedule& joint);
+
+// Why one launch cannot compute the problems, each with the 8-bit side as rhs; "" if it can.
+std::string WhyNotJoint(std::span<const Problem> problems, const Device& device);
 
 // Why the kernel cannot compute the problem, whose rhs is the 8-bit side; "" if it can.
 // `WhyNotForm` asks about the problem alone, `WhyNotProblem` about the device too.

@@ -1,0 +1,154 @@
+// The XLA FFI handler `jaxfp8_joint_dots`: several scaled dots as one launch of `sm80_w8a16`.
+//
+//   attributes  those of each scaled dot, but `kernel`; their names begin with dot0_, dot1_, ...
+//   operands    those of the first dot, then those of the second, ...
+//   results     likewise
+
+#include <cuda_runtime_api.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/check.h"
+#include "common/xla_call.h"
+#include "cuda/bind.h"
+#include "cuda/counters.h"
+#include "cuda/device.h"
+#include "cuda/kernels/sm80_w8a16/path.h"
+#include "cuda/kernels/sm80_w8a16/plan.h"
+#include "cuda/known_calls.h"
+#include "cuda/plans.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+constexpr const char* kCall = "jaxfp8_joint_dots";
+
+std::string Say(const std::string& what) { return "`" + std::string(kCall) + "`: " + what; }
+
+struct KnownJoint {
+  std::shared_ptr<const w8a16::W8A16Plan> plan;
+  std::vector<Slots> dots;
+};
+
+// Never destroyed: a program may still run when the process ends.
+KnownCalls<KnownJoint>& TheCalls() {
+  static auto* calls = new KnownCalls<KnownJoint>;
+  return *calls;
+}
+
+// Takes the first `count` of the buffers that are left.
+bool Take(const std::vector<Buffer>& from, size_t& taken, size_t count, std::vector<Buffer>& to) {
+  if (from.size() - taken < count) return false;
+  to.assign(from.begin() + taken, from.begin() + taken + count);
+  taken += count;
+  return true;
+}
+
+// The dots of a call, read one after another.
+struct Dots {
+  std::vector<Problem> problems;
+  std::vector<Slots> slots;
+  size_t operands = 0, results = 0;  // how many are taken
+
+  // Reads and checks the next dot; returns what is wrong with it, or "".
+  std::string Add(Reader& read, const std::vector<Buffer>& given_operands,
+                  const std::vector<Buffer>& given_results) {
+    ScaledDotSpec spec;
+    Read(read, spec);
+    std::string wrong = read.wrong().empty() ? CheckSpec(spec) : read.wrong();
+    if (!wrong.empty()) return wrong;
+    const Slots own = {OperandSlots(spec), ResultSlots(spec)};
+    std::vector<Buffer> own_operands, own_results;
+    if (!Take(given_operands, operands, own.operands.size(), own_operands) ||
+        !Take(given_results, results, own.results.size(), own_results)) {
+      return Say("there are fewer operands or results than its dots need");
+    }
+    jaxfp8::Buffers buffers;
+    wrong = BindBuffers(spec, own_operands, own_results, Accepts::kScales, buffers);
+    if (!wrong.empty()) return wrong;
+    Problem problem;
+    wrong = MakeProblem(spec, problem);
+    problem.lhs.scale_type = buffers.lhs_scale_type;
+    problem.rhs.scale_type = buffers.rhs_scale_type;
+    problems.push_back(problem);
+    slots.push_back(own);
+    return wrong;
+  }
+};
+
+std::string NameOfDot(size_t index) { return "dot" + std::to_string(index) + "_"; }
+
+// Checks a call, makes its plan, and keeps both under the key.
+const KnownJoint* Check(const CallKey& key, ffi::Dictionary attributes,
+                        const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
+                        std::string& wrong) {
+  Dots dots;
+  do {
+    Reader read(attributes, kCall, NameOfDot(dots.problems.size()));
+    wrong = dots.Add(read, operands, results);
+    if (!wrong.empty()) return nullptr;
+  } while (attributes.contains(NameOfDot(dots.problems.size()) + "lhs_dtype"));
+  if (dots.operands != operands.size() || dots.results != results.size()) {
+    wrong = Say("there are more operands or results than its dots need");
+    return nullptr;
+  }
+  const RelaxedCapture relaxed;
+  Device device;
+  wrong = CurrentDevice(device);
+  if (!wrong.empty()) return nullptr;
+  std::shared_ptr<const w8a16::W8A16Plan> plan = w8a16::PlanJoint(dots.problems, device, wrong);
+  if (!plan) {
+    wrong = Say(wrong);
+    return nullptr;
+  }
+  return TheCalls().Keep(key.text(), {plan, dots.slots});
+}
+
+std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                 ffi::Dictionary attributes) {
+  const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
+  int device = 0;
+  std::string wrong = CudaError(cudaGetDevice(&device), "cudaGetDevice");
+  if (!wrong.empty()) return wrong;
+  const CallKey key(device, attributes, operands, results);
+  const KnownJoint* known = TheCalls().Find(key.text());
+  if (!known) known = Check(key, attributes, operands, results, wrong);
+  if (!known) return wrong;
+  std::vector<Buffers> buffers;
+  const Buffer *operand = operands.data(), *result = results.data();
+  for (const Slots& dot : known->dots) {
+    buffers.push_back(DeviceBuffers(dot.Bind(operand, result)));
+    operand += dot.operands.size();
+    result += dot.results.size();
+  }
+  wrong = known->plan->RunAll(buffers, stream);
+  if (!wrong.empty()) return Say(wrong);
+  CountCall(kSm80W8A16);
+  return "";
+}
+
+// No exception leaves this function.
+ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary attributes) {
+  try {
+    const std::string wrong = Call(stream, args, rets, attributes);
+    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(Say(error.what()));
+  }
+}
+
+}  // namespace
+}  // namespace jaxfp8::cuda
+
+#pragma GCC visibility push(default)
+
+extern "C" XLA_FFI_Error* jaxfp8_joint_dots(XLA_FFI_CallFrame* call_frame);
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_joint_dots, jaxfp8::cuda::Execute, jaxfp8::cuda::BindAll(),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+#pragma GCC visibility pop

@@ -1,0 +1,106 @@
+// The arguments of `sm80_w8a16` for a problem and the buffers of a call.
+
+#include <algorithm>
+
+#include "cuda/kernels/common/decode16.cuh"
+#include "cuda/kernels/sm80_w8a16/arguments.h"
+
+namespace jaxfp8::cuda::w8a16 {
+namespace {
+
+// Whether a pointer, and every sum of it and multiples of the steps, is a multiple of `to`.
+bool Aligned(const void* pointer, int64_t to, std::initializer_list<int64_t> steps) {
+  bool aligned = reinterpret_cast<uintptr_t>(pointer) % to == 0;
+  for (int64_t step : steps) aligned = aligned && step % to == 0;
+  return aligned;
+}
+
+int32_t WeightAccessBytes(const Problem& problem, const Buffers& buffers) {
+  const int64_t line = problem.rhs.IsMnMajor() ? problem.rhs.depth : problem.rhs.free;
+  for (int access_bytes : {16, 4}) {
+    if (Aligned(buffers.rhs, access_bytes, {line, problem.rhs.batch})) return access_bytes;
+  }
+  return 1;
+}
+
+bool ActivationsVectorized(const Problem& problem, const Buffers& buffers) {
+  return problem.lhs.depth == 1 &&
+         Aligned(buffers.lhs, 16, {2 * problem.lhs.free, 2 * problem.lhs.batch});
+}
+
+uint32_t SignFlip(const Problem& problem) {
+  return problem.lhs.dtype == DType::kBF16
+             ? Decoder<DType::kS8, DType::kBF16>::SignFlip(problem.rhs.dtype)
+             : Decoder<DType::kS8, DType::kF16>::SignFlip(problem.rhs.dtype);
+}
+
+ScaleForm ScaleFormOf(const Side& side) {
+  if (side.scale_rounded) return ScaleForm::kRounded;
+  if (side.scale_type == DType::kBF16) return ScaleForm::kBF16;
+  return side.scale_type == DType::kF16 ? ScaleForm::kF16 : ScaleForm::kF32;
+}
+
+bool IsPlain(const Problem& problem) {
+  return problem.activation == Activation::kNone && !problem.amax && !problem.out_scale &&
+         !problem.rhs.zero_point && !IsEightBit(problem.out.dtype);
+}
+
+EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& buffers) {
+  EpilogueArguments e;
+  e.elementwise = MakeElementwise(problem, buffers);
+  e.plain = IsPlain(problem);
+  // With K = 0 there are no tiles along K, and so no scales.
+  if (problem.lhs.scale && problem.depth > 0) e.row_scales = buffers.lhs_scale;
+  e.row_tiles = problem.lhs.tiles;
+  e.wide = problem.lhs, e.weight = problem.rhs;
+  return e;
+}
+
+}  // namespace
+
+KernelFunction KernelOf(const Problem& problem) {
+  const int row_fragments = RowFragmentsFor(problem);
+  const bool mn_major = problem.rhs.IsMnMajor();
+  switch (problem.rhs.dtype) {
+    case DType::kE4M3:
+      return E4M3Kernel(problem.lhs.dtype, mn_major, row_fragments);
+    case DType::kE5M2:
+      return E5M2Kernel(problem.lhs.dtype, mn_major, row_fragments);
+    default:
+      return S8Kernel(problem.lhs.dtype, mn_major, row_fragments);
+  }
+}
+
+Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
+  Arguments a;
+  const Side &weights = problem.rhs, &wide = problem.lhs;
+  const Tiles& tiles = weights.tiles;
+  a.rows = static_cast<int32_t>(problem.rows), a.columns = static_cast<int32_t>(problem.columns);
+  a.depth = static_cast<int32_t>(problem.depth);
+  a.weight_access_bytes = WeightAccessBytes(problem, buffers);
+  a.activations_vectorized = ActivationsVectorized(problem, buffers);
+  a.weights = static_cast<const uint8_t*>(buffers.rhs);
+  a.activations = static_cast<const uint16_t*>(buffers.lhs);
+  a.weight_pitch = weights.IsMnMajor() ? weights.depth : weights.free;
+  a.weight_batch = weights.batch;
+  a.activation_row = wide.free, a.activation_depth = wide.depth, a.activation_batch = wide.batch;
+  if (weights.scale && problem.depth > 0) {
+    a.scales = buffers.rhs_scale;
+    a.scale_form = ScaleFormOf(weights);
+  }
+  if (weights.zero_point && problem.depth > 0) a.zero_points = buffers.rhs_zero_point;
+  a.scale_batch = tiles.batch_stride, a.scale_depth = tiles.depth_stride;
+  a.scale_column = static_cast<int32_t>(tiles.free_stride);
+  // A scale's tile may be longer than its axis.
+  const int64_t depths = std::max<int64_t>(1, (problem.depth + kTileDepth - 1) / kTileDepth);
+  a.depth_tiles_per_scale = static_cast<int32_t>(
+      tiles.ConstantAlongDepth() ? depths : std::min(tiles.tile_depth / kTileDepth, depths));
+  a.tile_columns = static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, problem.columns));
+  a.sign_flip = SignFlip(problem);
+  a.weight = weights.dtype;
+  a.has_zero_points = weights.zero_point || weights.dtype == DType::kU8;  // uint8 is int8 plus 128
+  a.epilogue = EpilogueArgumentsFor(problem, buffers);
+  return a;
+}
+
+}  // namespace jaxfp8::cuda::w8a16

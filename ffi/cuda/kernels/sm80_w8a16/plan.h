@@ -1,0 +1,61 @@
+// The plan of `sm80_w8a16`: one product, or several of one input in one launch.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_PLAN_H_
+#define JAXFP8_CUDA_KERNELS_SM80_W8A16_PLAN_H_
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuda/device.h"
+#include "cuda/kernels/sm80_w8a16/arguments.h"
+#include "cuda/kernels/sm80_w8a16/schedule.h"
+#include "cuda/path.h"
+#include "cuda/problem.h"
+
+namespace jaxfp8::cuda::w8a16 {
+
+class W8A16Plan final : public Plan {
+ public:
+  // Problems that one launch can compute (`WhyNotJoint`), or one of any kind; either side may be
+  // the 8-bit one.
+  W8A16Plan(std::span<const Problem> problems, const Device& device, size_t workspace);
+
+  // Fits the kernel to the device; returns what went wrong, or "".
+  std::string Prepare();
+
+  std::string Run(const Buffers& buffers, cudaStream_t stream) const override {
+    return RunAll({&buffers, 1}, stream);
+  }
+  // Computes all problems, each with its buffers; the workspace is that of the first.
+  std::string RunAll(std::span<const Buffers> buffers, cudaStream_t stream) const;
+
+ private:
+  std::string CountClusters(Capacity& capacity) const;
+  int Shared() const { return SharedBytes(RowFragmentsFor(joint_)); }
+  cudaLaunchConfig_t LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
+                                      cudaLaunchAttribute& attribute) const;
+  std::string LaunchMainloop(const Parts& parts, cudaStream_t stream) const;
+  std::string LaunchReduce(const Arguments& arguments, cudaStream_t stream) const;
+
+  std::vector<Problem> problems_;  // rhs is the 8-bit side
+  std::vector<bool> swapped_;
+  Problem joint_;  // all of them as one
+  PartTiles tiles_;
+  Device device_;
+  size_t workspace_;
+  KernelFunction kernel_ = nullptr;
+  Schedule schedule_;
+  bool clusters_ = false;  // blocks that share an output tile are a cluster
+};
+
+// A plan for problems in one launch; null with `wrong` set if there is none.
+std::unique_ptr<const W8A16Plan> PlanJoint(std::span<const Problem> problems, const Device& device,
+                                           std::string& wrong);
+
+}  // namespace jaxfp8::cuda::w8a16
+
+#endif  // JAXFP8_CUDA_KERNELS_SM80_W8A16_PLAN_H_

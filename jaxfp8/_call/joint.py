@@ -1,0 +1,218 @@
+"""Products of one input as one call, `joint_dots_p`: one launch on a GPU.
+
+A weight of few columns keeps few blocks at work, and each launch waits for the one in front of it.
+From compute capability 9.0 on `sm80_w8a16` computes several products of up to 64 rows at once. On
+other platforms, on several devices, under vmap and in derivatives they are the scaled dots that
+they are made of.
+
+Order of this file: which products, primitive, its rules, lowering.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxfp8._call import canonical, explicit, ffi, lowering, partitioning
+from jaxfp8._call.primitive import (
+    batch_rule,
+    jvp_rule,
+    scaled_dot,
+    scaled_dot_p,
+    transpose_rule,
+)
+from jaxfp8._call.strictness import is_strict
+from jaxfp8._call.weight_only import WeightOnly
+from jaxfp8._value import compat
+from jaxfp8._value.spec import ScaledDotSpec, is_known
+
+# As in ffi/cuda/kernels/sm80_w8a16/schedule.h.
+MOST = 4
+# From then on a product keeps the whole GPU at work by itself.
+_MOST_ROWS = 64
+_OLDEST_GPU = 90
+
+# Which products
+
+
+def runs_here() -> bool:
+    """Whether the least capable GPU in use computes several products at once."""
+    capability = ffi.compute_capability()
+    return capability is not None and capability >= _OLDEST_GPU
+
+
+def what_is_shared(spec: ScaledDotSpec) -> tuple[str, Hashable] | None:
+    """What products have in common that run as one launch; None for one that has its own.
+
+    Args:
+      spec: of the product.
+
+    Returns:
+      The name of the operand that has to be the same array, and what else has to be equal.
+    """
+    if not is_known(spec.lhs.shape + spec.rhs.shape) or canonical.is_empty(spec):
+        return None
+    form = canonical.canonical(spec).spec
+    product = WeightOnly.of(form)
+    if product is None or product.rows > _MOST_ROWS or form.epilogue.amax is not None:
+        return None
+    name = "lhs" if product.weights == "rhs" else "rhs"
+    values, weights = getattr(form, name), getattr(form, product.weights)
+    return name, (name, values, weights.dtype, weights.contracting, product.folded)
+
+
+# The primitive
+
+joint_dots_p = Primitive("joint_dots")
+joint_dots_p.multiple_results = True
+
+
+def joint_dots(
+    specs: Sequence[ScaledDotSpec], operands: Sequence[dict[str, Any]]
+) -> list[jax.Array]:
+    """The outputs of several scaled dots, as one launch where that is possible.
+
+    Args:
+      specs: the problems; `what_is_shared` is equal for all, and no more than `MOST` of them.
+      operands: of each, by name, as `scaled_dot` takes them.
+    """
+    each = [
+        compat.vary_alike([named[name] for name in spec.operand_names()])
+        for spec, named in zip(specs, operands, strict=True)
+    ]
+    flat = list(itertools.chain(*each))
+    varying = {compat.varying_axes(own[0]) for own in each}
+    if explicit.mesh_of(map(jax.typeof, flat)) is not None or len(varying) > 1:
+        return [scaled_dot(s, **named)[0] for s, named in zip(specs, operands, strict=True)]
+    return joint_dots_p.bind(*flat, specs=tuple(specs), split=partitioning.is_wanted(flat))
+
+
+@functools.lru_cache(maxsize=1024)
+def _jitted(strict: bool, **params: Any) -> Any:
+    del strict  # decides what compiling does
+    return jax.jit(functools.partial(joint_dots_p.bind, **params))
+
+
+@joint_dots_p.def_impl
+def _impl(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+    with jax.disable_jit(False):
+        return _jitted(is_strict(), **params)(*operands)
+
+
+# Its rules are those of the scaled dots, one after another.
+
+
+def _each(
+    specs: tuple[ScaledDotSpec, ...], split: bool, *flat: Sequence[Any]
+) -> Iterator[tuple[dict[str, Any], list[tuple[Any, ...]]]]:
+    """For each dot the parameters of its primitive, and what belongs to its operands."""
+    left = [iter(sequence) for sequence in flat]
+    for spec in specs:
+        number = len(spec.operand_names())
+        params = {"spec": spec, "kernel": "", "split": split, "out_sharding": None}
+        yield params, [tuple(itertools.islice(rest, number)) for rest in left]
+
+
+def _separate(*operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool) -> list[jax.Array]:
+    return [
+        scaled_dot_p.bind(*own, **params)[0] for params, (own,) in _each(specs, split, operands)
+    ]
+
+
+@joint_dots_p.def_abstract_eval
+def _abstract_eval(*avals: Any, specs: tuple[ScaledDotSpec, ...], split: bool) -> list[Any]:
+    dots = _each(specs, split, avals)
+    return [scaled_dot_p.abstract_eval(*own, **params)[0][0] for params, (own,) in dots]
+
+
+def _batch(
+    operands: tuple[Any, ...],
+    axes: tuple[Any, ...],
+    *,
+    specs: tuple[ScaledDotSpec, ...],
+    split: bool,
+) -> tuple[list[Any], list[Any]]:
+    outs: list[Any] = []
+    places: list[Any] = []
+    for params, (own, own_axes) in _each(specs, split, operands, axes):
+        if all(axis is batching.not_mapped for axis in own_axes):
+            outs += scaled_dot_p.bind(*own, **params)
+            places.append(batching.not_mapped)
+        else:
+            out, place = batch_rule(own, own_axes, **params)
+            outs += out
+            places += place
+    return outs, places
+
+
+def _jvp(
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    *,
+    specs: tuple[ScaledDotSpec, ...],
+    split: bool,
+) -> tuple[list[Any], list[Any]]:
+    dots = _each(specs, split, primals, tangents)
+    pairs = [jvp_rule(own, own_tangents, **params) for params, (own, own_tangents) in dots]
+    return [out for outs, _ in pairs for out in outs], [t for _, ts in pairs for t in ts]
+
+
+def _transpose(
+    cotangents: list[Any], *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool
+) -> list[Any]:
+    dots = zip(cotangents, _each(specs, split, operands), strict=True)
+    return [x for ct, (params, (own,)) in dots for x in transpose_rule([ct], *own, **params)]
+
+
+ad.primitive_jvps[joint_dots_p] = _jvp
+ad.primitive_transposes[joint_dots_p] = _transpose
+batching.primitive_batchers[joint_dots_p] = _batch
+
+
+def dots_of(inputs: Sequence[Any], params: dict[str, Any]) -> list[tuple[ScaledDotSpec, Any]]:
+    """The scaled dots of an equation of `joint_dots_p`: each problem, and its inputs."""
+    return [(own["spec"], values) for own, (values,) in _each(params["specs"], False, inputs)]
+
+
+# Lowering
+
+
+def _call(*operands: jax.Array, specs: tuple[ScaledDotSpec, ...], split: bool) -> list[jax.Array]:
+    """One call for all dots. The attributes of dot i are named `doti_...`."""
+    ffi.register_if_it_runs_here("cuda")
+    forms: list[canonical.Canonical] = []
+    arrays: list[jax.Array] = []
+    attributes: dict[str, Any] = {}
+    for i, (params, (own,)) in enumerate(_each(specs, split, operands)):
+        form, own_arrays = lowering.in_canonical_form(*own, spec=params["spec"])
+        forms.append(form)
+        arrays += own_arrays
+        attributes |= {f"dot{i}_{name}": x for name, x in form.spec.attributes().items()}
+    results = [result for form in forms for result in lowering.result_types(form.spec)]
+    outs = jax.ffi.ffi_call(ffi.JOINT_TARGET, results)(*arrays, **attributes)
+    return [form.results([out])[0] for form, out in zip(forms, outs, strict=True)]
+
+
+_lower_separate = mlir.lower_fun(_separate, multiple_results=True)
+_lower_joint = mlir.lower_fun(_call, multiple_results=True)
+
+
+def _lower_cuda(
+    ctx: Any, *operands: Any, specs: tuple[ScaledDotSpec, ...], split: bool
+) -> Sequence[Any]:
+    for_export = ctx.module_context.lowering_parameters.for_export
+    is_alone = not split or compat.place_of(ctx) is None
+    served = all(lowering.why_not(spec, "cuda") is None for spec in specs)
+    joins = is_alone and served and not for_export and runs_here()
+    rule = _lower_joint if joins else _lower_separate
+    return rule(ctx, *operands, specs=specs, split=split)
+
+
+mlir.register_lowering(joint_dots_p, _lower_separate)
+mlir.register_lowering(joint_dots_p, _lower_cuda, platform="cuda")

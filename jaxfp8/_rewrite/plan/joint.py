@@ -1,0 +1,76 @@
+"""Products of one input that run as one launch on a GPU: which of a program's calls, and the call.
+
+    x ──┬─▶ dot(x, q) ─▶           x ──▶ joint_dots(x, q, k, v) ─┬─▶
+        ├─▶ dot(x, k) ─▶    ──▶                                  ├─▶
+        └─▶ dot(x, v) ─▶                                         └─▶
+
+None of them may wait for another. So all that a product reads beside the input is computed without
+any product that may join others. Then two joint calls cannot wait for each other either: each waits
+for products only through its input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from jaxfp8._call import joint
+from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.ir.emit import Program
+from jaxfp8._rewrite.ir.graph import Array, Op, Value
+from jaxfp8._rewrite.plan.walk import Walk
+
+
+def replacements(walk: Walk, program: Program) -> dict[Value, Value]:
+    """For each output of a call that joins others, that of the joint call; told in the dots."""
+    sites = {site.op: site for site in walk.own}
+    replaced: dict[Value, Value] = {}
+    for ops in _groups(program):
+        joined = _op(ops)
+        for op, out in zip(ops, joined.outputs, strict=True):
+            replaced[op.outputs[0]] = out
+            if (site := sites.get(op.params["dot"])) is not None:
+                site.joined = len(ops)
+    return replaced
+
+
+def _groups(program: Program) -> Iterator[list[Op]]:
+    """The calls of one launch, two to `joint.MOST` at a time."""
+    groups: dict[Hashable, list[Op]] = {}
+    behind: set[Value] = set()  # values that wait for a product
+    for op, inputs in program.ops:
+        shared = _shared(op)
+        if shared is not None:
+            name, alike = shared
+            given = dict(zip(op.params["names"], inputs, strict=True))
+            x = given.pop(name)
+            if behind.isdisjoint(given.values()):
+                groups.setdefault((x, alike), []).append(op)
+        if shared is not None or not behind.isdisjoint(inputs):
+            behind.update(op.outputs)
+    for ops in groups.values():
+        parts = (ops[i : i + joint.MOST] for i in range(0, len(ops), joint.MOST))
+        yield from (part for part in parts if len(part) > 1)
+
+
+def _shared(op: Op) -> tuple[str, Hashable] | None:
+    """What a call has in common with those that it may join; None if it joins none."""
+    return joint.what_is_shared(op.params["spec"]) if op.params.get("joins") else None
+
+
+def _op(ops: Sequence[Op]) -> Op:
+    """The op of the joint call."""
+    specs = [op.params["spec"] for op in ops]
+    names = [op.params["names"] for op in ops]
+    first: Op = ops[0].params["dot"]
+
+    def run(*arrays: Array) -> Sequence[Array]:
+        left = iter(arrays)
+        operands = [dict(zip(own, left)) for own in names]  # noqa: B905
+        with graph.context_of(first.equation, first.callers):
+            return joint.joint_dots(specs, operands)
+
+    inputs = tuple(value for op in ops for value in op.inputs)
+    joined = Op("joint_dots", inputs, run, {})
+    outs = [(i, op.outputs[0]) for i, op in enumerate(ops)]
+    joined.outputs = tuple(Value(out.shape, out.dtype, joined, i) for i, out in outs)
+    return joined
