@@ -141,9 +141,9 @@ def _batch(
     outs: list[Any] = []
     places: list[Any] = []
     for params, (own, own_axes) in _each(specs, split, operands, axes):
-        if all(axis is batching.not_mapped for axis in own_axes):
+        if all(axis is None for axis in own_axes):
             outs += scaled_dot_p.bind(*own, **params)
-            places.append(batching.not_mapped)
+            places.append(None)
         else:
             out, place = batch_rule(own, own_axes, **params)
             outs += out

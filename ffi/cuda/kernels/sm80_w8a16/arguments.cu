@@ -58,16 +58,16 @@ EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& bu
 
 }  // namespace
 
-KernelFunction KernelOf(const Problem& problem) {
+KernelFunction KernelOf(const Problem& problem, bool joint) {
   const int row_fragments = RowFragmentsFor(problem);
   const bool mn_major = problem.rhs.IsMnMajor();
   switch (problem.rhs.dtype) {
     case DType::kE4M3:
-      return E4M3Kernel(problem.lhs.dtype, mn_major, row_fragments);
+      return E4M3Kernel(problem.lhs.dtype, mn_major, row_fragments, joint);
     case DType::kE5M2:
-      return E5M2Kernel(problem.lhs.dtype, mn_major, row_fragments);
+      return E5M2Kernel(problem.lhs.dtype, mn_major, row_fragments, joint);
     default:
-      return S8Kernel(problem.lhs.dtype, mn_major, row_fragments);
+      return S8Kernel(problem.lhs.dtype, mn_major, row_fragments, joint);
   }
 }
 

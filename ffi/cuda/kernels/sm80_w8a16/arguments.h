@@ -62,16 +62,17 @@ using KernelFunction = void (*)(Parts);
 // The arguments of a problem, without the schedule and the partial tiles.
 Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
 
-// The kernel that computes a problem.
-KernelFunction KernelOf(const Problem& problem);
+// The kernel that computes a problem, alone or with others.
+KernelFunction KernelOf(const Problem& problem, bool joint);
 
 // The kernel for weights of one type, or null. uint8 weights use the kernel for int8.
 //   wide           bfloat16 or float16
 //   mn_major       weights are [K, N]; else [N, K]
 //   row_fragments  rows of an output tile in units of 8
-KernelFunction E4M3Kernel(DType wide, bool mn_major, int row_fragments);
-KernelFunction E5M2Kernel(DType wide, bool mn_major, int row_fragments);
-KernelFunction S8Kernel(DType wide, bool mn_major, int row_fragments);
+//   joint          whether a launch computes several products
+KernelFunction E4M3Kernel(DType wide, bool mn_major, int row_fragments, bool joint);
+KernelFunction E5M2Kernel(DType wide, bool mn_major, int row_fragments, bool joint);
+KernelFunction S8Kernel(DType wide, bool mn_major, int row_fragments, bool joint);
 
 }  // namespace jaxfp8::cuda::w8a16
 

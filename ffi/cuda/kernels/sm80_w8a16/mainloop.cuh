@@ -100,13 +100,16 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
 //   kWide          type of the activations, bfloat16 or float16
 //   kMnMajor       weights are [K, N]; else [N, K], which is K-contiguous
 //   kRowFragments  rows of an output tile in units of 8: 1, 2, 4 or 8
-template <DType kWeight, DType kWide, bool kMnMajor, int kRowFragments>
+//   kJoint         whether there may be several products; else it reads the first one's arguments,
+//                  whose place is a constant
+template <DType kWeight, DType kWide, bool kMnMajor, int kRowFragments, bool kJoint>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     Sm80W8A16(const __grid_constant__ Parts parts) {
   constexpr int kTileRows = 8 * kRowFragments;
   static_assert(kTileRows * kSumPitch * 4 <= SharedBytes(kRowFragments));
   extern __shared__ __align__(1024) uint8_t stages[];
-  const int part = parts.tiles.PartOf(blockIdx.x);
+  if constexpr (kJoint && HasOwnInstance(kRowFragments) && !kHasClusters) return;  // not launched
+  const int part = kJoint ? parts.tiles.PartOf(blockIdx.x) : 0;
   const Arguments& a = parts.of[part];
   const TileCoord coord = a.schedule.CoordOf(blockIdx.x - parts.tiles.first[part]);
   const int split = a.schedule.split, rows_left = a.rows - coord.row_tile * kTileRows;
@@ -136,30 +139,36 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 }
 
 // The instance for a tile of 8 * row_fragments rows; null if there is none.
-template <DType kWeight, DType kWide, bool kMnMajor>
+template <DType kWeight, DType kWide, bool kMnMajor, bool kJoint>
 KernelFunction ForTile(int row_fragments) {
   switch (row_fragments) {
     case 1:
-      return Sm80W8A16<kWeight, kWide, kMnMajor, 1>;
+      return Sm80W8A16 < kWeight, kWide, kMnMajor, 1, kJoint || !HasOwnInstance(1) > ;
     case 2:
-      return Sm80W8A16<kWeight, kWide, kMnMajor, 2>;
+      return Sm80W8A16 < kWeight, kWide, kMnMajor, 2, kJoint || !HasOwnInstance(2) > ;
     case 4:
-      return Sm80W8A16<kWeight, kWide, kMnMajor, 4>;
+      return Sm80W8A16<kWeight, kWide, kMnMajor, 4, kJoint>;
     case 8:
-      return Sm80W8A16<kWeight, kWide, kMnMajor, 8>;
+      return Sm80W8A16<kWeight, kWide, kMnMajor, 8, kJoint>;
     default:
       return nullptr;
   }
 }
 
-template <DType kWeight>
-KernelFunction KernelFor(DType wide, bool mn_major, int row_fragments) {
+template <DType kWeight, bool kJoint>
+KernelFunction ForLayout(DType wide, bool mn_major, int row_fragments) {
   if (wide == DType::kBF16) {
-    return mn_major ? ForTile<kWeight, DType::kBF16, true>(row_fragments)
-                    : ForTile<kWeight, DType::kBF16, false>(row_fragments);
+    return mn_major ? ForTile<kWeight, DType::kBF16, true, kJoint>(row_fragments)
+                    : ForTile<kWeight, DType::kBF16, false, kJoint>(row_fragments);
   }
-  return mn_major ? ForTile<kWeight, DType::kF16, true>(row_fragments)
-                  : ForTile<kWeight, DType::kF16, false>(row_fragments);
+  return mn_major ? ForTile<kWeight, DType::kF16, true, kJoint>(row_fragments)
+                  : ForTile<kWeight, DType::kF16, false, kJoint>(row_fragments);
+}
+
+template <DType kWeight>
+KernelFunction KernelFor(DType wide, bool mn_major, int row_fragments, bool joint) {
+  return joint ? ForLayout<kWeight, true>(wide, mn_major, row_fragments)
+               : ForLayout<kWeight, false>(wide, mn_major, row_fragments);
 }
 
 }  // namespace jaxfp8::cuda::w8a16

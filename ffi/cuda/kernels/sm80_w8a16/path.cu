@@ -50,7 +50,7 @@ W8A16Plan::W8A16Plan(std::span<const Problem> problems, const Device& device, si
 
 std::string W8A16Plan::Prepare() {
   if (Empty(joint_)) return "";
-  kernel_ = KernelOf(joint_);
+  kernel_ = KernelOf(joint_, problems_.size() > 1);
   cudaFuncAttributes attributes;
   cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_);
   if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
