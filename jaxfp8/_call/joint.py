@@ -10,8 +10,10 @@ Order of this file: which products, primitive, its rules, lowering.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxfp8._call import canonical, explicit, ffi, lowering, partitioning
+from jaxfp8._call import canonical, explicit, ffi, lowering, partitioning, xla_products
 from jaxfp8._call.primitive import (
     batch_rule,
     jvp_rule,
@@ -60,11 +62,29 @@ def what_is_shared(spec: ScaledDotSpec) -> tuple[str, Hashable] | None:
         return None
     form = canonical.canonical(spec).spec
     product = WeightOnly.of(form)
-    if product is None or product.rows > _MOST_ROWS or form.epilogue.amax is not None:
+    if product is None or product.rows > _MOST_ROWS or product.batch != 1:
+        return None
+    if form.epilogue.amax is not None or not getattr(spec, product.weights).free:
         return None
     name = "lhs" if product.weights == "rhs" else "rhs"
     values, weights = getattr(form, name), getattr(form, product.weights)
     return name, (name, values, weights.dtype, weights.contracting, product.folded)
+
+
+def pays(specs: Sequence[ScaledDotSpec]) -> bool:
+    """Whether one launch computes products sooner than calls of their own.
+
+    Not where XLA would be given all their weights as one: its kernels for small ones are faster.
+    """
+    product = WeightOnly.of(canonical.canonical(specs[0]).spec)
+    assert product is not None
+    first, *rest = (getattr(spec, product.weights) for spec in specs)
+    columns = sum(math.prod(side.sizes(side.free)) for side in (first, *rest))
+    sizes = {axis: 1 for axis in first.free} | {first.free[0]: columns}
+    shape = tuple(sizes.get(axis, size) for axis, size in enumerate(first.shape))
+    whole = dataclasses.replace(first, shape=shape)
+    as_one = dataclasses.replace(specs[0], **{product.weights: whole})
+    return not xla_products.takes(as_one, "", ffi.compute_capability())
 
 
 # The primitive

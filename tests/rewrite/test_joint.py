@@ -13,7 +13,7 @@ import pytest
 from rewrite.support import BF16, E4M3, E5M2, F16, F32, count
 
 import jaxfp8
-from jaxfp8._call import ffi, joint
+from jaxfp8._call import ffi, joint, xla_products
 
 K = 256
 COLUMNS = (256, 64, 60)
@@ -136,6 +136,17 @@ def test_a_product_with_an_amax_is_a_call_of_its_own() -> None:
     assert launches(fun, X, WS) == (1, 1)
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(5, (1, 0)), (6, (0, 3))])
+def test_products_that_are_small_together_are_left_to_xla(
+    monkeypatch: pytest.MonkeyPatch, limit: int, expected: tuple[int, int]
+) -> None:
+    """Each of them has fewer values than the limit alone."""
+    small = tuple(weight(i, 2 * K) for i in range(3))  # six squares of K
+    monkeypatch.setattr(xla_products, "MOST_WEIGHTS", limit * K * K)
+    monkeypatch.setattr(ffi, "compute_capability", lambda: 90)
+    assert launches(heads, X, small) == expected
+
+
 def test_without_such_a_gpu_no_products_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "runs_here", lambda: False)
     assert launches(heads, X, WS) == (0, 3)
@@ -220,6 +231,7 @@ def test_explain_says_what_shares_a_launch() -> None:
     report = jaxfp8.explain(lambda x, ws: [*heads(x, ws), dot(x + 1, ws[0])])(X, WS)
     notes = [site.note for site in report.sites]
     assert notes == ["one launch with 2 more of its input"] * 3 + [""]
+    assert [site.kernels["cuda"] for site in report.sites] == ["sm80_w8a16"] * 3 + [""]
 
 
 def test_explain_counts_each_product_of_a_call_that_a_function_holds() -> None:

@@ -49,7 +49,11 @@ def _groups(program: Program) -> Iterator[list[Op]]:
             behind.update(op.outputs)
     for ops in groups.values():
         parts = (ops[i : i + joint.MOST] for i in range(0, len(ops), joint.MOST))
-        yield from (part for part in parts if len(part) > 1)
+        yield from filter(_pays, parts)
+
+
+def _pays(ops: Sequence[Op]) -> bool:
+    return len(ops) > 1 and joint.pays([op.params["spec"] for op in ops])
 
 
 def _shared(op: Op) -> tuple[str, Hashable] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfp8._call import lowering, routes
+from jaxfp8._call import lowering, routes, weight_only
 from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
@@ -85,7 +85,7 @@ def _row(site: DotSite, types: Types) -> Site:
         widened_bytes=sum(_widened(*given) for given in site.given),
         note=_notes(site),
         mesh="" if spec is None else split.told(spec, site.op.equation, types),
-        **_on_platforms(spec),
+        **_on_platforms(spec, joined=site.joined > 0),
     )
 
 
@@ -179,13 +179,17 @@ def _end(site: DotSite, place: source.Place) -> tuple[str, str]:
     return site.blame.equation.primitive.name, f"{there.file}:{there.line}"
 
 
-def _on_platforms(spec: ScaledDotSpec | None) -> dict[str, Any]:
-    """For each platform why no kernel takes a call, and which kernel does."""
+def _on_platforms(spec: ScaledDotSpec | None, *, joined: bool = False) -> dict[str, Any]:
+    """For each platform why no kernel takes a call, and which kernel does.
+
+    `joined` says whether the GPU here computes others in the same launch.
+    """
     if spec is None:
         return {"platforms": {}, "kernels": {}}
     backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     names = dict.fromkeys(["cpu", "cuda", backend])
     kernels = {name: routes.kernel_for(spec, name) for name in names}
+    kernels |= {"cuda": weight_only.NAME} if joined else {}
     return {
         "platforms": {name: lowering.why_not(spec, name) for name in names},
         "kernels": {name: kernel for name, kernel in kernels.items() if kernel is not None},
