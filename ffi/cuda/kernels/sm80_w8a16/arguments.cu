@@ -41,8 +41,8 @@ ScaleForm ScaleFormOf(const Side& side) {
 }
 
 bool IsPlain(const Problem& problem) {
-  return problem.activation == Activation::kNone && !problem.amax && !problem.out_scale &&
-         !problem.rhs.zero_point && !IsEightBit(problem.out.dtype);
+  return !problem.amax && !problem.out_scale && !problem.rhs.zero_point &&
+         !IsEightBit(problem.out.dtype);
 }
 
 EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& buffers) {

@@ -14,7 +14,7 @@ namespace jaxfp8::cuda::w8a16 {
 // What turns the sums of an output tile into outputs.
 struct EpilogueArguments {
   Elementwise elementwise;
-  bool plain = true;                  // no zero points, activation, amax or out_scale
+  bool plain = true;                  // no zero points, amax, out_scale or 8-bit output
   const float* row_scales = nullptr;  // or null
   Tiles row_tiles;
   // Needed for zero points outside their type's range.

@@ -84,6 +84,13 @@ inline __device__ __noinline__ void StoreAnyOutputs(const Arguments& a, Quad q, 
   UpdateRowAmax(ew, q, q.count > 0 ? ApplyElementwise(ew, q, bias, out_scale, y) : 0);
 }
 
+// A function of its own, too, whose arguments are in registers. It is called where the rest of the
+// epilogue is plain: `StoreAnyOutputs` loads all its arguments anew for each quad.
+inline __device__ __noinline__ float4 Activated(Activation activation, float4 y) {
+  return make_float4(ApplyF32(activation, y.x), ApplyF32(activation, y.y),
+                     ApplyF32(activation, y.z), ApplyF32(activation, y.w));
+}
+
 // A quad of the output, and what the epilogue adds to it.
 struct QuadOutputs {
   Quad q;
@@ -110,6 +117,10 @@ struct QuadOutputs {
 #pragma unroll
     for (int i = 0; i < 4; ++i) y[i] = (y[i] * row_scale + residual[i]) + bias[i];
     const Elementwise& ew = a.epilogue.elementwise;
+    if (ew.activation != Activation::kNone) {
+      const float4 z = Activated(ew.activation, make_float4(y[0], y[1], y[2], y[3]));
+      y[0] = z.x, y[1] = z.y, y[2] = z.z, y[3] = z.w;
+    }
     switch (ew.out_plane.dtype) {
       case DType::kF32:
         return StoreAs<DType::kF32>(ew, q, y);
