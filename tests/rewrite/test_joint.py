@@ -48,6 +48,12 @@ X = random(0, 3, K).astype(BF16)
 WS = tuple(weight(i + 1, n) for i, n in enumerate(COLUMNS))
 
 
+def split(ws: Weights, mesh: jax.sharding.Mesh) -> Weights:
+    """Columns split over a mesh."""
+    codes, scales = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in ((None, "i"), ("i",)))
+    return tuple((jax.device_put(q, codes), jax.device_put(s, scales)) for q, s in ws)
+
+
 def launches(fun: Callable[..., Any], *args: Any) -> tuple[int, int]:
     """How many joint calls a rewritten function holds, and how many others."""
     rewritten = jaxfp8.rewrite(fun)
@@ -153,7 +159,9 @@ def test_without_such_a_gpu_no_products_join(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("wide", [BF16, F16], ids=lambda d: d.__name__)
-@pytest.mark.parametrize("mode", ["eager", "jit", "vmap", "grad", "jvp", "shard_map"])
+@pytest.mark.parametrize(
+    "mode", ["eager", "jit", "vmap", "grad", "jvp", "shard_map", "automatic axes", "explicit axes"]
+)
 def test_a_joint_call_has_the_bits_of_its_dots(
     monkeypatch: pytest.MonkeyPatch, mode: str, wide: Any
 ) -> None:
@@ -166,9 +174,14 @@ def test_a_joint_call_has_the_bits_of_its_dots(
         by_scales = lambda x, scales: loss(x, tuple(zip(codes, scales, strict=True)))  # noqa: E731
         scales = [s for _, s in ws]
         mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-        rows = jax.sharding.PartitionSpec("i")
+        explicit = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+        rows = jax.P("i")
         modes: dict[str, Callable[[], Any]] = {
             "eager": lambda: rewritten(x, ws),
+            "automatic axes": lambda: jax.jit(rewritten)(x, split(ws, mesh)),
+            "explicit axes": lambda: jax.jit(rewritten)(
+                jax.device_put(x, jax.NamedSharding(explicit, jax.P())), split(ws, explicit)
+            ),
             "jit": lambda: jax.jit(rewritten)(x, ws),
             "vmap": lambda: jax.jit(jax.vmap(rewritten, (0, None)))(jnp.stack([x, 2 * x]), ws),
             "grad": lambda: jax.jit(jax.grad(by_scales, (0, 1)))(x, scales),
