@@ -36,7 +36,8 @@ from jaxfp8._value.spec import ScaledDotSpec, is_known
 
 # As in ffi/cuda/kernels/sm80_w8a16/schedule.h.
 MOST = 4
-# From then on a product keeps the whole GPU at work by itself.
+# Three of 64 rows and 4096 x 4096 take 34 us in one launch and 48 in three on an H100. More rows
+# were not measured.
 _MOST_ROWS = 64
 _OLDEST_GPU = 90
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from rewrite.support import BF16, E4M3, E5M2, F16, F32, count
 import jaxfp8
 from jaxfp8._call import ffi, joint, xla_products
 
+SCHEDULE = pathlib.Path(__file__).parents[2] / "ffi/cuda/kernels/sm80_w8a16/schedule.h"
 K = 256
 COLUMNS = (256, 64, 60)
 Weights = tuple[tuple[jax.Array, jax.Array], ...]
@@ -68,6 +70,11 @@ def with_bias(x: jax.Array, ws: Weights) -> list[jax.Array]:
     return [dot(x, ws[0]) + ws[0][1], jax.nn.relu(dot(x, ws[1]))]
 
 
+def batched(x: jax.Array, ws: Weights) -> list[jax.Array]:
+    codes = [jnp.stack([q, q]) for q, _ in ws]
+    return [jnp.einsum("bmk,bkn->bmn", x, q.astype(BF16)) for q in codes]
+
+
 def two_layers(x: jax.Array, ws: Weights) -> list[jax.Array]:
     first = heads(x, ws)
     return [*first, *heads(first[0], ws)]
@@ -105,10 +112,8 @@ APART = {
         dot(x, ws[0])[:, :64] + dot(x, ws[1])
     ),
     "many rows": lambda x, ws: heads(jnp.tile(x, (22, 1)), ws),
-    "a batch": lambda x, ws: [
-        jnp.einsum("bmk,bkn->bmn", jnp.stack([x, x]), jnp.stack([w[0]] * 2).astype(BF16))
-        for w in ws[:1]
-    ],
+    "a batch": lambda x, ws: batched(jnp.stack([x, x]), ws),
+    "weights of one column": lambda x, ws: [x @ w[0][:, 0].astype(BF16) for w in ws],
     "float32 inputs": lambda x, ws: heads(1.5 * x.astype(F32), ws),
 }
 
@@ -151,6 +156,12 @@ def test_products_that_are_small_together_are_left_to_xla(
     monkeypatch.setattr(xla_products, "MOST_WEIGHTS", limit * K * K)
     monkeypatch.setattr(ffi, "compute_capability", lambda: 90)
     assert launches(heads, X, small) == expected
+
+
+def test_a_launch_computes_as_many_products_as_the_kernel_has_arguments_for() -> None:
+    text = SCHEDULE.read_text()
+    (most,) = re.findall(r"kMaxParts = (\d+);", text)
+    assert int(most) == joint.MOST
 
 
 def test_without_such_a_gpu_no_products_join(monkeypatch: pytest.MonkeyPatch) -> None:
