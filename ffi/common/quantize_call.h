@@ -16,18 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "common/buffer_taker.h"
 #include "common/quantize.h"
 #include "common/xla_call.h"
 
 namespace jaxfp8 {
 
 inline std::string SayQuantize(const std::string& what) { return "`jaxfp8_quantize`: " + what; }
-
-inline std::string ShapeText(Dims shape) {
-  std::string text;
-  for (int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  return "(" + text + ")";
-}
 
 // Reads the problem of a call; returns what is wrong with it, "" if nothing is.
 inline std::string Read(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
@@ -52,56 +47,6 @@ inline std::string Read(ffi::Dictionary attributes, const std::vector<Buffer>& o
   return "";
 }
 
-// Takes buffers in order and remembers the first that does not match.
-class QuantizeTaker {
- public:
-  explicit QuantizeTaker(const std::vector<Buffer>& from) : from_(from) {}
-
-  template <typename T>
-  void operator()(const char* name, DType dtype, const std::vector<int64_t>& shape, T*& to) {
-    if (!wrong_.empty()) return;
-    if (next_ == from_.size()) {
-      wrong_ = SayQuantize("`" + std::string(name) + "` is missing");
-      return;
-    }
-    const Buffer& buffer = from_[next_++];
-    const bool carries = buffer.dtype == dtype || (IsFloat8(dtype) && buffer.dtype == DType::kU8);
-    if (!carries || std::vector<int64_t>(buffer.shape.begin(), buffer.shape.end()) != shape) {
-      wrong_ = SayQuantize("`" + std::string(name) + "` is " + std::string(NameOf(buffer.dtype)) +
-                           " of " + ShapeText(buffer.shape) + ", but needs to be " +
-                           std::string(NameOf(dtype)) + " of " + ShapeText(shape));
-    }
-    to = static_cast<T*>(buffer.data);
-  }
-
-  // Takes the last one, of any size.
-  size_t TakeBytes(void*& to) {
-    if (!wrong_.empty()) return 0;
-    if (next_ + 1 != from_.size() || from_[next_].dtype != DType::kU8 ||
-        from_[next_].shape.size() != 1) {
-      wrong_ =
-          SayQuantize("the last result is not the workspace, but needs to be: a vector of uint8");
-      return 0;
-    }
-    to = from_[next_].data;
-    return static_cast<size_t>(from_[next_++].shape[0]);
-  }
-
-  // Checks that no buffer is left.
-  void End(const char* what) {
-    if (!wrong_.empty() || next_ == from_.size()) return;
-    wrong_ = SayQuantize("the call has " + std::to_string(from_.size()) + " " + what +
-                         ", but its attributes ask for " + std::to_string(next_));
-  }
-
-  const std::string& wrong() const { return wrong_; }
-
- private:
-  const std::vector<Buffer>& from_;
-  size_t next_ = 0;
-  std::string wrong_;
-};
-
 // Finds the buffers of a problem; returns what is wrong with them, "" if nothing is.
 inline std::string BindBuffers(const QuantizeProblem& problem, const std::vector<Buffer>& operands,
                                const std::vector<Buffer>& results, bool workspace,
@@ -109,7 +54,7 @@ inline std::string BindBuffers(const QuantizeProblem& problem, const std::vector
   const std::vector<int64_t> shape{problem.rows, problem.columns};
   const std::vector<int64_t> transposed{problem.columns, problem.rows};
   const std::vector<int64_t> tiles{problem.tiles_down(), problem.tiles_across()};
-  QuantizeTaker operand(operands), result(results);
+  BufferTaker operand("jaxfp8_quantize", operands), result("jaxfp8_quantize", results);
   operand("x", problem.in, shape, to.x);
   result("codes", problem.out, shape, to.codes);
   (problem.given_scale ? operand : result)("scale", DType::kF32, tiles, to.scale);

@@ -57,6 +57,7 @@ class Reader {
 
   void operator()(const std::string& name, bool& to) { Get<bool>(name, to, "a bool"); }
   void operator()(const std::string& name, int64_t& to) { Get<int64_t>(name, to, "an i64"); }
+  void operator()(const std::string& name, float& to) { Get<float>(name, to, "an f32"); }
   void operator()(const std::string& name, std::string_view& to) {
     Get<std::string_view>(name, to, "a string");
   }

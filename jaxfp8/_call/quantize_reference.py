@@ -97,7 +97,7 @@ def quantized(
         return [plain_amax(x)]
     wide = x.astype(jnp.float32)  # also because a reduction of bfloat16 is slow on the CPU
     if spec.plain:
-        return [_plain_codes(wide, *given, dtype=spec.dtype, lowest=spec.lowest)]
+        return [plain_codes(wide, *given, dtype=spec.dtype, lowest=spec.lowest)]
     of_tile = finite_amax(wide) if given else chosen_scale(wide, spec, mesh_axes)
     scale = given[0] if given else of_tile
     codes = map_tiles(functools.partial(codes_of, spec.dtype), wide, [scale], spec.tiles)
@@ -153,9 +153,10 @@ def steps_of(x: jax.Array, scale: jax.Array) -> jax.Array:
     return x / jnp.where(scale == 0, 1, scale)
 
 
-def _plain_codes(
+def plain_codes(
     x: jax.Array, scale: jax.Array, *, dtype: np.dtype, lowest: int | None
 ) -> jax.Array:
+    """Codes by the plain rule, of float32 values for scales that broadcast to them."""
     low, high = finite_range(dtype)
     low = low if lowest is None else float(lowest)
     steps = x / scale

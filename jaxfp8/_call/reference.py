@@ -15,7 +15,7 @@ from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec
 from jaxfp8._value.tiles import repeated
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "none": lambda y: y,
     "relu": lambda y: jnp.maximum(y, 0),
     "gelu_tanh": lambda y: jax.nn.gelu(y, approximate=True),
@@ -64,7 +64,7 @@ def finish(
     epilogue: EpilogueSpec, total: jax.Array, out_scale: jax.Array | None = None
 ) -> tuple[jax.Array, ...]:
     """Activation, amax and output cast of a sum that includes residual and bias."""
-    y = _ACTIVATIONS[epilogue.activation](total)
+    y = ACTIVATIONS[epilogue.activation](total)
     out = cast_output(y if out_scale is None else y / out_scale, epilogue.out_dtype)
     if epilogue.amax is None:
         return (out,)

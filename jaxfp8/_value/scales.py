@@ -72,15 +72,15 @@ def choose_scale(
     lowest, highest = finite_range(dtype)
     if choose_zero:
         below, above = extent(x, grain)
-        return below * _per(highest - lowest) + above * _per(highest - lowest)
+        return below * per(highest - lowest) + above * per(highest - lowest)
     if zero_point is not None:
         below, above = extent(x, grain)
         zero = zero_point.astype(jnp.float32)
         return jnp.maximum(_ratio(below, zero - lowest), _ratio(above, highest - zero))
     if lowest == 0:
-        return extent(x, grain)[1] * _per(highest)
+        return extent(x, grain)[1] * per(highest)
     largest = reduce_tiles(jnp.max, jnp.abs(_finite(x)), grain.tiles, grain.counts)
-    return largest * _per(highest)
+    return largest * per(highest)
 
 
 def choose_zero_point(
@@ -123,7 +123,7 @@ def _power_of_two(scale: jax.Array, dtype: np.dtype) -> jax.Array:
     return jax.lax.bitcast_convert_type(code.astype(jnp.uint8), dtype)
 
 
-def _per(steps: float) -> np.float32:
+def per(steps: float) -> np.float32:
     """The reciprocal. XLA divides by a constant so; this has the same bits without `jit`."""
     return np.float32(1) / np.float32(steps)
 

@@ -1,0 +1,79 @@
+// Takes the buffers of a custom call one after the other, and says which does not fit.
+
+#ifndef JAXFP8_COMMON_BUFFER_TAKER_H_
+#define JAXFP8_COMMON_BUFFER_TAKER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/check.h"
+#include "common/dtype.h"
+
+namespace jaxfp8 {
+
+inline std::string ShapeText(Dims shape) {
+  std::string text;
+  for (int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
+}
+
+// Takes buffers in order and remembers the first that does not match.
+class BufferTaker {
+ public:
+  BufferTaker(const char* call, const std::vector<Buffer>& from) : call_(call), from_(from) {}
+
+  template <typename T>
+  void operator()(const char* name, DType dtype, const std::vector<int64_t>& shape, T*& to) {
+    if (!wrong_.empty()) return;
+    if (next_ == from_.size()) {
+      wrong_ = Say("`" + std::string(name) + "` is missing");
+      return;
+    }
+    const Buffer& buffer = from_[next_++];
+    const bool carries = buffer.dtype == dtype || (IsFloat8(dtype) && buffer.dtype == DType::kU8);
+    if (!carries || std::vector<int64_t>(buffer.shape.begin(), buffer.shape.end()) != shape) {
+      wrong_ = Say("`" + std::string(name) + "` is " + std::string(NameOf(buffer.dtype)) + " of " +
+                   ShapeText(buffer.shape) + ", but needs to be " + std::string(NameOf(dtype)) +
+                   " of " + ShapeText(shape));
+    }
+    to = static_cast<T*>(buffer.data);
+  }
+
+  // Takes the last one, of any size.
+  size_t TakeBytes(void*& to) {
+    if (!wrong_.empty()) return 0;
+    if (next_ + 1 != from_.size() || from_[next_].dtype != DType::kU8 ||
+        from_[next_].shape.size() != 1) {
+      wrong_ = Say("the last result is not the workspace, but needs to be: a vector of uint8");
+      return 0;
+    }
+    to = from_[next_].data;
+    return static_cast<size_t>(from_[next_++].shape[0]);
+  }
+
+  // The type of the next one, if there is one.
+  DType NextType() const { return next_ < from_.size() ? from_[next_].dtype : DType::kNone; }
+
+  // Checks that no buffer is left.
+  void End(const char* what) {
+    if (!wrong_.empty() || next_ == from_.size()) return;
+    wrong_ = Say("the call has " + std::to_string(from_.size()) + " " + what +
+                 ", but its attributes ask for " + std::to_string(next_));
+  }
+
+  const std::string& wrong() const { return wrong_; }
+
+ private:
+  std::string Say(const std::string& what) const { return "`" + std::string(call_) + "`: " + what; }
+
+  const char* call_;
+  const std::vector<Buffer>& from_;
+  size_t next_ = 0;
+  std::string wrong_;
+};
+
+}  // namespace jaxfp8
+
+#endif  // JAXFP8_COMMON_BUFFER_TAKER_H_

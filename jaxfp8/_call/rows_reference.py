@@ -1,0 +1,142 @@
+"""What it means to produce and quantise rows: the problem as a spec, and its definition in jnp.
+
+    y     = activation(x) * factor, or norm(x) * gain + shift, rounded to the dtype of x
+    amax  = max|y| of a row; NaN and infinities count
+    scale = max(max(amax, amax_floor) / highest, scale_floor)
+    code  = saturate(round(y / scale))
+
+A norm divides `x`, or `x` without its mean, by its root mean square, in float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._call.quantize_reference import plain_amax, plain_codes
+from jaxfp8._call.reference import ACTIVATIONS
+from jaxfp8._value.dtypes import finite_range
+from jaxfp8._value.scales import per
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowScale:
+    """How the scale of a row follows from its amax.
+
+    Attributes:
+      amax_floor: the least amax that counts as itself.
+      scale_floor: the least scale.
+      of_zeros: the scale of a row of zeros, where 0 / 0 is NaN in FP8.
+      of_nan: the scale of a row that holds NaN.
+    """
+
+    amax_floor: float = 0.0
+    scale_floor: float = 0.0
+    of_zeros: float = 0.0
+    of_nan: float = float("nan")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RowScale) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[str, ...]:
+        return tuple(repr(value) for value in dataclasses.astuple(self))  # NaN equals itself
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Norm:
+    """RMSNorm, or LayerNorm where the mean is taken away.
+
+    Attributes:
+      epsilon: what is added to the mean square.
+      centred: whether the mean is taken away first.
+      has_gain, has_shift: whether there is a vector to multiply by, and one to add.
+      rounded_first: whether what the gain multiplies is rounded to the dtype of `x`.
+      rounded_second: whether what the shift is added to is.
+    """
+
+    epsilon: float
+    centred: bool = False
+    has_gain: bool = False
+    has_shift: bool = False
+    rounded_first: bool = False
+    rounded_second: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowsSpec:
+    """Everything that is known before the data is.
+
+    The operands are `x` [..., K]; the factor, of the same shape; gain and shift [K], of the dtype
+    of `x` or float32; each where there is one. The results are the codes [..., K], and in
+    float32 the scale [..., 1] and the amax [..., 1].
+
+    Attributes:
+      dtype: of the codes.
+      scale: the rule of the scale.
+      norm: the norm; None for an activation and a factor.
+      activation: of `x`, as `ScaledDotSpec` has it. Its value is rounded to the dtype of `x`.
+      has_factor: whether there is an array to multiply by.
+    """
+
+    dtype: np.dtype
+    scale: RowScale
+    norm: Norm | None = None
+    activation: str = "none"
+    has_factor: bool = False
+
+    @property
+    def vectors(self) -> int:
+        """How many operands are vectors."""
+        return 0 if self.norm is None else self.norm.has_gain + self.norm.has_shift
+
+
+def quantized_rows(x: jax.Array, *others: jax.Array, spec: RowsSpec) -> list[jax.Array]:
+    """Codes, scales and amaxes by definition."""
+    y = _rounded(_produced(x, *others, spec=spec), x.dtype)
+    amax = plain_amax(y)
+    scale = _scale(amax, spec)
+    return [plain_codes(y, scale, dtype=spec.dtype, lowest=None), scale, amax]
+
+
+def _produced(x: jax.Array, *others: jax.Array, spec: RowsSpec) -> jax.Array:
+    """The rows that are quantised, in float32 before their last rounding."""
+    if spec.norm is not None:
+        return _normed(x, list(others), spec.norm)
+    y = ACTIVATIONS[spec.activation](x.astype(jnp.float32))
+    y = _rounded(y, x.dtype)
+    return y * others[0].astype(jnp.float32) if spec.has_factor else y
+
+
+def _normed(x: jax.Array, vectors: list[jax.Array], norm: Norm) -> jax.Array:
+    y = x.astype(jnp.float32)
+    if norm.centred:
+        y = y - y.mean(-1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + np.float32(norm.epsilon))
+    if norm.rounded_first:
+        y = _rounded(y, x.dtype)
+    if norm.has_gain:
+        y = y * vectors.pop(0).astype(jnp.float32)
+    if norm.rounded_second:
+        y = _rounded(y, x.dtype)
+    if norm.has_shift:
+        y = y + vectors.pop(0).astype(jnp.float32)
+    return y
+
+
+def _rounded(y: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Float32 values as a 16-bit dtype has them. XLA drops pairs of conversions that it can see."""
+    return jax.lax.optimization_barrier(y.astype(dtype)).astype(jnp.float32)
+
+
+def _scale(amax: jax.Array, spec: RowsSpec) -> jax.Array:
+    rule = spec.scale
+    scale = jnp.maximum(amax, np.float32(rule.amax_floor)) * per(finite_range(spec.dtype)[1])
+    scale = jnp.maximum(scale, np.float32(rule.scale_floor))
+    scale = jnp.where(amax == 0, np.float32(rule.of_zeros), scale)
+    return jnp.where(jnp.isnan(amax), np.float32(rule.of_nan), scale)
