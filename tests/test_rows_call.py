@@ -112,6 +112,24 @@ def test_the_scale_has_the_derivative_of_its_definition():
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+@pytest.mark.parametrize("name", ["layer, rounded", "a factor"])
+def test_rows_that_a_mesh_splits_are_not_gathered(name, kind):
+    norm = rows.NORMS.get(name)
+    spec = rows.spec("int8", norm, has_factor=norm is None)
+    others = rows.vectors(norm, 200, jnp.bfloat16) if norm else [rows.matrix(6, 200, seed=1)]
+    types = (getattr(jax.sharding.AxisType, kind),)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=types, devices=jax.devices()[:2])
+    x, *others = (
+        jax.device_put(v, jax.sharding.NamedSharding(mesh, jax.P(*[None] * (v.ndim - 1), "x")))
+        for v in (X, *others)
+    )
+    compiled = call(spec).lower(x, *others).compile()
+    assert "all-gather" not in compiled.as_text()
+    y = rows.expected(*map(np.asarray, (x,)), list(map(np.asarray, others)), spec)
+    rows.assert_rows(*compiled(x, *others)[:2], y, spec, most=5e-3 if norm else 0)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_a_mesh_splits_rows_and_sends_nothing(kind):
     types = (getattr(jax.sharding.AxisType, kind),)
     mesh = jax.make_mesh((2,), ("x",), axis_types=types, devices=jax.devices()[:2])

@@ -122,7 +122,8 @@ def _jvp(
     return results, [ad.Zero(jax.typeof(results[0]).to_tangent_aval()), *d_rows]
 
 
-# Splitting over a mesh: rows stay whole.
+# Splitting over a mesh: rows that are split are computed by definition, with maxima and means over
+# devices.
 
 
 def _parts(
@@ -131,16 +132,17 @@ def _parts(
     """The factors of the call, and the call on shards."""
     del out_sharding  # it has none
     leading = {f"a{axis}": size for axis, size in enumerate(avals[0].shape[:-1])}
-    names = (*leading, None)
+    names, of_rows = (*leading, "k"), (*leading, None)
     factors = Factors(
-        operands=(*[names] * (len(avals) - spec.vectors), *[(None,)] * spec.vectors),
-        results=(names, names, names),
-        pieces=leading,
+        operands=(*[names] * (len(avals) - spec.vectors), *[("k",)] * spec.vectors),
+        results=(names, of_rows, of_rows),
+        pieces=leading | {"k": avals[0].shape[-1]},
         ragged=frozenset(leading),
     )
 
     def on_shards(shards: Shards) -> Any:
-        del shards  # a row knows nothing of the others
+        if mesh_axes := shards.axes("k"):
+            return functools.partial(quantized_rows, spec=spec, mesh_axes=mesh_axes)
         return functools.partial(_on_one_device, spec=spec, split=split)
 
     return factors, on_shards

@@ -96,28 +96,46 @@ class RowsSpec:
         return 0 if self.norm is None else self.norm.has_gain + self.norm.has_shift
 
 
-def quantized_rows(x: jax.Array, *others: jax.Array, spec: RowsSpec) -> list[jax.Array]:
-    """Codes, scales and amaxes by definition."""
-    y = _rounded(_produced(x, *others, spec=spec), x.dtype)
+def quantized_rows(
+    x: jax.Array, *others: jax.Array, spec: RowsSpec, mesh_axes: tuple[str, ...] = ()
+) -> list[jax.Array]:
+    """Codes, scales and amaxes by definition.
+
+    Args:
+      x: bfloat16 or float16, [..., K].
+      *others: as `spec` has them.
+      spec: what is computed.
+      mesh_axes: the mesh axes over which rows are spread in equal parts.
+    """
+    y = _rounded(_produced(x, *others, spec=spec, mesh_axes=mesh_axes), x.dtype)
     amax = plain_amax(y)
+    amax = jax.lax.pmax(amax, mesh_axes) if mesh_axes else amax
     scale = _scale(amax, spec)
     return [plain_codes(y, scale, dtype=spec.dtype, lowest=None), scale, amax]
 
 
-def _produced(x: jax.Array, *others: jax.Array, spec: RowsSpec) -> jax.Array:
+def _produced(
+    x: jax.Array, *others: jax.Array, spec: RowsSpec, mesh_axes: tuple[str, ...]
+) -> jax.Array:
     """The rows that are quantised, in float32 before their last rounding."""
     if spec.norm is not None:
-        return _normed(x, list(others), spec.norm)
+        return _normed(x, list(others), spec.norm, mesh_axes)
     y = ACTIVATIONS[spec.activation](x.astype(jnp.float32))
     y = _rounded(y, x.dtype)
     return y * others[0].astype(jnp.float32) if spec.has_factor else y
 
 
-def _normed(x: jax.Array, vectors: list[jax.Array], norm: Norm) -> jax.Array:
+def _normed(
+    x: jax.Array, vectors: list[jax.Array], norm: Norm, mesh_axes: tuple[str, ...]
+) -> jax.Array:
+    def mean(y: jax.Array) -> jax.Array:
+        own = y.mean(-1, keepdims=True)
+        return jax.lax.pmean(own, mesh_axes) if mesh_axes else own
+
     y = x.astype(jnp.float32)
     if norm.centred:
-        y = y - y.mean(-1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + np.float32(norm.epsilon))
+        y = y - mean(y)
+    y = y * jax.lax.rsqrt(mean(jnp.square(y)) + np.float32(norm.epsilon))
     if norm.rounded_first:
         y = _rounded(y, x.dtype)
     if norm.has_gain:

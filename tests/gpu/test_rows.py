@@ -6,6 +6,7 @@ import numpy as np
 import produced_rows as rows
 import pytest
 
+import jaxfp8
 from jaxfp8._call.rows_call import quantize_rows
 from jaxfp8._value.dtypes import finite_range
 
@@ -76,3 +77,23 @@ def test_zeros_infinities_and_nan_count_as_in_the_program(dtype):
     np.testing.assert_array_equal(np.isnan(found), np.isnan(exact))
     assert np.all(found[0] == 0)
     assert np.all(found[2:4][~np.isnan(exact[2:4])] == 0)
+
+
+def test_a_rewritten_step_quantises_in_one_call():
+    w = jaxfp8.quantize(jax.random.normal(jax.random.key(0), (4096, 256)), channelwise_axes=(1,))
+    gain = jnp.asarray(rows.vectors(rows.NORMS["rms, gain"], 4096, jnp.bfloat16)[0])
+
+    def layer(x):
+        wide = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
+        y = ((wide * inverse).astype(x.dtype) * gain).astype(jnp.float32)
+        scale = jnp.maximum(jnp.abs(y).max(-1, keepdims=True), 1e-12) / 448
+        codes = jnp.clip(y / scale, -448, 448).astype(jnp.float8_e4m3fn)
+        total = jnp.dot(codes, w.qvalue, preferred_element_type=jnp.float32)
+        return (total * scale * w.scale).astype(x.dtype)
+
+    x = jnp.asarray(rows.matrix(300, 4096))
+    rewritten = jax.jit(jaxfp8.rewrite(layer))
+    assert rewritten.lower(x).as_text().count(CALL) == 1
+    found, written = (np.asarray(f(x), np.float32) for f in (rewritten, jax.jit(layer)))
+    assert np.linalg.norm(found - written) <= 0.02 * np.linalg.norm(written)

@@ -98,6 +98,8 @@ class DotSite:
       blame: the op that ended the fact; None where it was the dot itself.
       joined: how many products one launch computes with it, itself included; 0 without others.
       quantized: for each operand that the function quantises itself, "one call" or "as written".
+      producers: for each such operand what its call computes beside the codes, or why there is no
+        call; "" where nothing is to be said.
     """
 
     op: Op
@@ -111,6 +113,7 @@ class DotSite:
     blame: Op | None = None
     joined: int = 0
     quantized: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
+    producers: list[str] = dataclasses.field(default_factory=lambda: ["", ""])
 
     @property
     def numbers(self) -> DimensionNumbers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jaxfp8._rewrite.ir import emit, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
-from jaxfp8._rewrite.plan import encodings, joint
+from jaxfp8._rewrite.plan import encodings, joint, row_calls
 from jaxfp8._rewrite.plan.calls import Target
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.resolve import Resolver
@@ -91,11 +91,19 @@ def _resolve(
     why_not = functools.partial(lowering.why_not, platform=jax.default_backend())
     target = Target(why_not=why_not, compute=compute)
     replaced = Resolver(walk, target).resolve(outputs)
-    encoded = encodings.find(walk)
-    for operand in encoded:
-        replaced = {**operand.replaced, **replaced}
+    order = functools.partial(_ordered, walk, outputs, inputs)
+    schedule = row_calls.schedule if row_calls.is_for_here() else encodings.schedule
+    return schedule(walk, replaced, order)
+
+
+def _ordered(
+    walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value], replaced: Mapping[Value, Value]
+) -> Program:
+    """The program of what is replaced, with products of one input as one op where that pays."""
     program = emit.schedule(outputs, walk.effects, replaced, inputs)
-    if call_joint.runs_here() and (joined := joint.replacements(walk, program)):
-        program = emit.schedule(outputs, walk.effects, {**replaced, **joined}, inputs)
-    encodings.tell(encoded, program)
-    return program
+    if not call_joint.runs_here():
+        return program
+    joined = joint.replacements(walk, program)
+    if not joined:
+        return program
+    return emit.schedule(outputs, walk.effects, {**replaced, **joined}, inputs)

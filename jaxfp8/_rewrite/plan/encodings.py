@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -67,23 +67,39 @@ def find(walk: Walk) -> list[EncodedOperand]:
     for site in walk.own:
         for index, (_, fact) in enumerate(site.given if site.captured is not None else ()):
             codes = fact.origin if isinstance(fact, Scaled) else None
-            if codes is None or not _is_cast(codes):
+            if codes is None or not is_cast(codes):
                 continue
             if codes not in known:
-                known[codes] = _replaced(walk, _encoding(walk, codes))
+                known[codes] = _replaced(walk, encoding_of(walk, codes))
             found.append(EncodedOperand(site, index, known[codes]))
     return found
 
 
-def tell(found: Iterable[EncodedOperand], program: Program) -> None:
-    """Note in the dots what became of their operands."""
+def schedule(
+    walk: Walk,
+    replaced: Mapping[Value, Value],
+    order: Callable[[Mapping[Value, Value]], Program],
+) -> Program:
+    """The program with calls in place of what quantises the operands of its captured dots.
+
+    Args:
+      walk: the walk, with its dots resolved.
+      replaced: the values that captured dots replace.
+      order: makes the program of all that is replaced.
+    """
+    found = find(walk)
+    for operand in found:
+        replaced = {**operand.replaced, **replaced}
+    program = order(replaced)
     ops = {op for op, _ in program.ops}
     for operand in found:
         is_used = any(value.op in ops for value in operand.replaced.values())
         operand.site.quantized[operand.index] = "one call" if is_used else "as written"
+    return program
 
 
-def _is_cast(codes: Value) -> bool:
+def is_cast(codes: Value) -> bool:
+    """Whether codes were made by a cast from floats."""
     op = graph.producer(codes, "convert_element_type")
     return op is not None and op.inputs[0].dtype in dtypes.WIDE_FLOAT
 
@@ -105,7 +121,7 @@ def _encoded(encoding: Encoding) -> Value:
 # The codes
 
 
-def _encoding(walk: Walk, codes: Value) -> Encoding | None:
+def encoding_of(walk: Walk, codes: Value) -> Encoding | None:
     """How codes were made, read back from the cast; None where they do not have the form above."""
     cast = graph.producer(codes, "convert_element_type")
     if cast is None or cast.inputs[0].dtype != _FLOAT32 or codes.dtype == np.uint8:
@@ -122,7 +138,7 @@ def _encoding(walk: Walk, codes: Value) -> Encoding | None:
     scale = _of_rows(divisor, codes.shape)
     if x.shape != codes.shape or scale is None or scale.dtype != _FLOAT32:
         return None
-    return Encoding(codes, _narrow(walk, x), scale, int(lowest))
+    return Encoding(codes, narrow(walk, x), scale, int(lowest))
 
 
 def _whole_steps(value: Value) -> tuple[Value, float | None, float | None]:
@@ -168,7 +184,7 @@ def _number(value: Value) -> float | None:
     return number if number is None or number.is_integer() else None
 
 
-def _narrow(walk: Walk, x: Value) -> Value:
+def narrow(walk: Walk, x: Value) -> Value:
     """The bfloat16 or float16 array that was widened to `x`; else `x`.
 
     An array with a fact stays widened: a call may give it as float32, and would have to run again
@@ -220,7 +236,7 @@ def _maxima(walk: Walk, encoding: Encoding) -> Mapping[Value, Value]:
 def _axes_of_maximum(walk: Walk, op: Op, x: Value) -> tuple[int, ...] | None:
     """The axes along which an op is the maximum of |x|, if the last is among them."""
     magnitudes = graph.producer(op.inputs[0], "abs") if op.name == "reduce_max" else None
-    if magnitudes is None or x not in (magnitudes.inputs[0], _narrow(walk, magnitudes.inputs[0])):
+    if magnitudes is None or x not in (magnitudes.inputs[0], narrow(walk, magnitudes.inputs[0])):
         return None
     axes = tuple(op.params["axes"])
     return axes if len(x.shape) - 1 in axes else None

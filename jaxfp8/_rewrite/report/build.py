@@ -215,6 +215,7 @@ def _operand(site: DotSite, index: int) -> Operand:
         zero_point=zero,
         eight_bit=isinstance(fact, Scaled),
         quantized=site.quantized[index],
+        producer=site.producers[index],
     )
 
 

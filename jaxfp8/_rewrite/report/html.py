@@ -117,7 +117,7 @@ def _place(row: Row) -> Iterator[str]:
 
 def _outcome(row: Row) -> Iterator[str]:
     yield _line(row.outcome)
-    yield from (_line(kernel, "dim") for kernel in row.kernels)
+    yield from (_line(line, "dim") for line in (*row.kernels, *row.quantized))
     if row.rewritten:
         yield _line(f"saves {row.saved}", "dim")
     if row.mesh:

@@ -23,6 +23,8 @@ class Operand:
       eight_bit: whether it is 8-bit data.
       quantized: for an operand of a rewritten dot that the function quantises itself, "one call"
         or "as written"; otherwise "".
+      producer: on a GPU, what is computed in that call beside the codes ("RMSNorm", "silu and a
+        factor"), or why there is none; otherwise "".
     """
 
     dtype: str
@@ -31,10 +33,12 @@ class Operand:
     zero_point: bool
     eight_bit: bool
     quantized: str = ""
+    producer: str = ""
 
     def __str__(self) -> str:
         zero = ", zero point" if self.zero_point else ""
-        made = f", quantised in {self.quantized}" if self.quantized == "one call" else ""
+        beside = f" with {self.producer}" if self.producer else ""
+        made = f", quantised in one call{beside}" if self.quantized == "one call" else ""
         scale = f" ({self.scale}{zero}{made})" if self.eight_bit else ""
         return f"{self.dtype}[{','.join(map(str, self.shape))}]{scale}"
 

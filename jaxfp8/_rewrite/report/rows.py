@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from jaxfp8._value import tables
@@ -37,6 +38,7 @@ class Row:
       note: what its scales cost.
       mesh: how it is split over a mesh, and what it sends.
       kernels: "cpu: avx512_bf16" for each platform.
+      quantized: on a GPU, what becomes of each operand that the function quantises itself.
       saved: how much is, or would be, no longer widened.
     """
 
@@ -55,6 +57,7 @@ class Row:
     note: str
     mesh: str
     kernels: tuple[str, ...]
+    quantized: tuple[str, ...]
     saved: str
 
 
@@ -88,6 +91,7 @@ def _row(sites: list[Site]) -> Row:
         note=site.note,
         mesh=site.mesh,
         kernels=tuple(_kernels(site)),
+        quantized=tuple(_quantized(site)),
         saved=size(sum(s.widened_bytes for s in sites)),
     )
 
@@ -118,6 +122,14 @@ def _kernels(site: Site) -> list[str]:
         f"{name}: " + ("no kernel" if why else site.kernels.get(name) or "settled on the device")
         for name, why in site.platforms.items()
     ]
+
+
+def _quantized(site: Site) -> Iterator[str]:
+    for side, operand in (("left", site.lhs), ("right", site.rhs)):
+        if operand.quantized == "one call" and operand.producer:
+            yield f"{side} quantised in one call with {operand.producer}"
+        elif operand.producer:
+            yield f"{side} quantised as written: {operand.producer}"
 
 
 def shortened(text: str) -> str:

@@ -129,7 +129,7 @@ def _place(row: Row) -> Iterator[Line]:
 
 def _outcome(row: Row) -> Iterator[Line]:
     yield row.outcome, "green" if row.rewritten or row.already else "red"
-    yield from ((kernel, "dim") for kernel in row.kernels)
+    yield from ((line, "dim") for line in (*row.kernels, *row.quantized))
     if row.rewritten:
         yield f"saves {row.saved}", "dim"
     if row.mesh:
