@@ -86,10 +86,10 @@ def step(
     after = []
     for layer, cache in zip(layers, caches, strict=True):
         mixed, cache = _attention(
-            _normed(x, layer["attention_norm"]), position, layer, cache, sizes, dot
+            normed(x, layer["attention_norm"]), position, layer, cache, sizes, dot
         )
         x = x + mixed
-        y = _normed(x, layer["mlp_norm"])
+        y = normed(x, layer["mlp_norm"])
         x = x + dot(jax.nn.silu(dot(y, layer["gate"])) * dot(y, layer["up"]), layer["down"])
         after.append(cache)
     return x, after
@@ -125,7 +125,7 @@ def _wide(x: jax.Array) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _normed(x: jax.Array, weight: jax.Array) -> jax.Array:
+def normed(x: jax.Array, weight: jax.Array) -> jax.Array:
     """RMSNorm, in float32."""
     wide = x.astype(_wide(x))
     scale = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + _EPS)
