@@ -4,12 +4,15 @@
 //     -o sm90_gemm_bench ffi/bench/sm90_gemm_bench.cu ffi/cuda/kernels/sm90_gemm/*.{cu,cc} \
 //     ffi/cuda/kernels/{epilogue/epilogue,pack/pack}.cu ffi/cuda/{problem,error}.cc
 //   ./sm90_gemm_bench [check|time|all]     all: times of every tile shape, not of the best ones
-//   ./sm90_gemm_bench TYPE M N K           one product of e4m3 or int8, for a profiler
+//   ./sm90_gemm_bench mixed [all]          the same of bfloat16 x e4m3 alone
+//   ./sm90_gemm_bench TYPE M N K           one product of e4m3 or int8, for a profiler; mixed: of
+//                                          bfloat16 x e4m3
 
 #include <chrono>
 #include <memory>
 
 #include "bench/product_case.h"
+#include "cuda/kernels/sm90_gemm/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
 
 namespace {
@@ -40,7 +43,7 @@ std::string NameOfConfiguration(const Configuration& c) {
 
 std::vector<Configuration> Configurations(const Problem& problem) {
   std::vector<Configuration> all;
-  for (const TileShape tile : sm90::TileShapesOf(problem)) {
+  for (const TileShape tile : sm90::TileShapesOf(sm90::WithWeightsOnLeft(problem))) {
     for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
       all.push_back({tile, pair});
     }
@@ -54,15 +57,16 @@ std::vector<Configuration> Configurations(const Problem& problem) {
 constexpr double kLost = 0x1p-10;
 
 // Runs a case with every tile shape, twice, and compares.
-void CheckCase(const Device& device, Case& c) {
-  c.Fill();
+//   shares  with a workspace, in which blocks can share units
+void CheckCase(const Device& device, Case& c, bool shares = true) {
+  c.Fill(), c.wanted.clear();
   c.lost = IsFloat8(c.p.lhs.dtype) ? kLost : 0;
   const double products = static_cast<double>(c.p.rows * c.p.columns * c.p.depth * c.p.batch);
   if (!c.p.amax && products > 1e7) c.every = 1 + static_cast<int64_t>(products / 1e7);
   const std::string name = c.name;
   for (const Configuration& configuration : Configurations(c.p)) {
     c.name = name + " " + NameOfConfiguration(configuration);
-    const Memory workspace(size_t{64} << 20);
+    const Memory workspace(shares ? size_t{64} << 20 : 0);
     std::string wrong = sm90::WhyNot(c.p, device);
     const auto plan = wrong.empty()
                           ? sm90::PlanWith(configuration, c.p, device, workspace.bytes, wrong)
@@ -189,6 +193,50 @@ void CheckInt8(const Device& device) {
   CheckCase(device, extreme);
 }
 
+// 16-bit values times 8-bit weights with scales of columns or of the tensor.
+Case MakeMixedCase(const char* name, DType wide, DType weight, const Shape& s, bool by_line,
+                   DType out) {
+  TestSide l(wide, s.batch, s.rows, s.depth, false, false, false, s.rows, s.depth);
+  TestSide r(weight, s.batch, s.columns, s.depth, false, true, false, by_line ? 1 : s.columns,
+             s.depth);
+  Case c(name, s.batch, s.rows, s.columns, s.depth, std::move(l), std::move(r));
+  c.p.out = MakePlane(out, s.batch, s.rows, s.columns, true, true, true);
+  return c;
+}
+
+void CheckMixed(const Device& device, bool e4m3_only) {
+  constexpr DType kE4 = DType::kE4M3, kE5 = DType::kE5M2, kS8 = DType::kS8;
+  constexpr DType kBF = DType::kBF16, kH = DType::kF16, kF = DType::kF32;
+  const auto check = [&](Case c) {
+    if (e4m3_only && (c.p.rhs.dtype != kE4 || c.p.lhs.dtype != kBF)) return;
+    CheckCase(device, c);
+    CheckCase(device, c, false);
+  };
+  check(MakeMixedCase("mixed even", kBF, kE4, {1, 256, 384, 512}, true, kBF));
+  check(MakeMixedCase("mixed odd", kBF, kE4, {1, 67, 131, 400}, true, kF));
+  check(MakeMixedCase("mixed one", kBF, kE4, {1, 1, 1, 16}, false, kH));
+  check(MakeMixedCase("mixed half", kH, kE4, {1, 301, 260, 1040}, true, kH));
+  check(MakeMixedCase("mixed e5m2", kBF, kE5, {1, 301, 260, 1040}, true, kF));
+  check(MakeMixedCase("mixed e5m2 half", kH, kE5, {1, 130, 200, 272}, true, kBF));
+  check(MakeMixedCase("mixed int8", kBF, kS8, {1, 130, 200, 272}, true, kF));
+  check(MakeMixedCase("mixed int8 half", kH, kS8, {1, 301, 260, 1040}, false, kF));
+  check(MakeMixedCase("mixed batch", kBF, kE4, {3, 70, 100, 304}, true, kBF));
+  Case full = MakeMixedCase("mixed epilogue", kBF, kE4, {2, 150, 200, 256}, true, kE4);
+  full.p.residual = MakePlane(kBF, 2, 150, 200, true, true, true);
+  full.p.bias = MakePlane(kF, 2, 150, 200, false, false, true);
+  full.p.out_scale = MakePlane(kF, 2, 150, 200, false, false, false);
+  full.p.amax = MakePlane(kF, 2, 150, 200, true, false, false);
+  full.p.activation = Activation::kSilu;
+  check(std::move(full));
+  Case per_row = MakeMixedCase("mixed amax of rows", kBF, kE4, {1, 131, 77, 256}, true, kBF);
+  per_row.p.amax = MakePlane(kF, 1, 131, 77, true, true, false);
+  per_row.p.activation = Activation::kRelu;
+  check(std::move(per_row));
+  check(MakeMixedCase("mixed many tiles", kBF, kE4, {1, 2500, 3336, 1024}, true, kBF));
+  check(MakeMixedCase("mixed deep", kBF, kE4, {1, 300, 3336, 4096}, true, kBF));
+  check(MakeMixedCase("mixed deep and few", kBF, kE4, {2, 70, 300, 16400}, true, kF));
+}
+
 // NaN in a line of lhs must reach that row of the output, and no other.
 void CheckNaN(const Device& device) {
   const int64_t m = 70, n = 40, k = 300;
@@ -222,17 +270,22 @@ class Timed {
   Timed(DType type, const Shape& s, const Device& device) : shape_(s), device_(device) {
     problem_.rows = s.rows, problem_.columns = s.columns, problem_.depth = s.depth;
     const int64_t steps = (s.depth + 127) / 128;
-    problem_.lhs = {type, 0, s.depth, 1, true, false, {1, 128, 0, steps, 1}};
-    problem_.rhs = {type, 0, s.depth, 1, true, false, {128, 128, 0, steps, 1}};
+    problem_.lhs = {type, 0, s.depth, 1, true, false, DType::kF32, false, {1, 128, 0, steps, 1}};
+    problem_.rhs = {type, 0, s.depth, 1, true, false, DType::kF32, false, {128, 128, 0, steps, 1}};
     if (type == DType::kS8) {
       problem_.lhs.tiles = problem_.rhs.tiles = {1, s.depth, 0, 1, 0};
+    }
+    if (type == DType::kBF16) {
+      problem_.lhs = {type, 0, s.depth, 1};
+      problem_.rhs = {DType::kE4M3,         0, s.depth, 1, true, false, DType::kF32, false,
+                      {1, s.depth, 0, 1, 0}};
     }
     problem_.out = {DType::kBF16, 0, s.columns, 1};
     const int64_t bytes = (s.rows + s.columns) * s.depth;
     copies_ = static_cast<int>(std::min<int64_t>(20, 1 + (int64_t{200} << 20) / bytes));
     for (int i = 0; i < copies_; ++i) {
-      lhs_.push_back(Random(type, s.rows * s.depth));
-      rhs_.push_back(Random(type, s.columns * s.depth));
+      lhs_.push_back(Random(type, s.rows * s.depth * SizeOf(type)));
+      rhs_.push_back(Random(problem_.rhs.dtype, s.columns * s.depth));
       outs_.push_back(std::make_unique<Memory>(s.rows * s.columns * 2));
     }
     lhs_scale_ = std::make_unique<Memory>(RandomFloats(s.rows * steps, 0.5f, 2.0f));
@@ -240,9 +293,10 @@ class Timed {
         std::make_unique<Memory>(RandomFloats(s.columns + s.columns / 128 * steps, 0.5f, 2.0f));
   }
 
-  double Microseconds(const Configuration& c) const {
+  // Without a workspace blocks share no units.
+  double Microseconds(const Configuration& c, size_t workspace) const {
     std::string wrong;
-    const auto plan = sm90::PlanWith(c, problem_, device_, 0, wrong);
+    const auto plan = sm90::PlanWith(c, problem_, device_, workspace, wrong);
     Must(wrong);
     cudaEvent_t start, stop;
     Must(cudaEventCreate(&start));
@@ -259,6 +313,7 @@ class Timed {
         b.lhs = lhs_[at % copies_]->data, b.rhs = rhs_[at % copies_]->data;
         b.lhs_scale = lhs_scale_->As<float>(), b.rhs_scale = rhs_scale_->As<float>();
         b.out = outs_[at % copies_]->data;
+        b.workspace = workspace_.data, b.workspace_bytes = workspace;
         Must(plan->Run(b, nullptr));
       }
       Must(cudaEventRecord(stop));
@@ -288,28 +343,34 @@ class Timed {
   }
 
   void Report(bool all) const {
-    const Configuration chosen = sm90::Choose(problem_, device_.multiprocessors);
-    std::vector<std::pair<double, Configuration>> rows;
+    const Problem oriented = sm90::WithWeightsOnLeft(problem_);
+    const Configuration chosen = sm90::Choose(oriented, device_.multiprocessors);
+    struct Row {
+      double us;
+      Configuration c;
+      bool shares;
+    };
+    std::vector<Row> rows;
     for (const Configuration& c : Configurations(problem_)) {
       const bool is_chosen = c.tile == chosen.tile && c.pair == chosen.pair;
-      const double estimate = sm90::CyclesOf(problem_, c, device_.multiprocessors);
-      const double best = sm90::CyclesOf(problem_, chosen, device_.multiprocessors);
+      const double estimate = sm90::CyclesOf(oriented, c, device_.multiprocessors);
+      const double best = sm90::CyclesOf(oriented, chosen, device_.multiprocessors);
       if (!is_chosen && (!all || estimate > 1.4 * best)) continue;
-      rows.push_back({Microseconds(c), c});
+      rows.push_back({Microseconds(c, workspace_.bytes), c, true});
+      if (sm90::IsMixed(problem_)) rows.push_back({Microseconds(c, 0), c, false});
     }
-    std::sort(rows.begin(), rows.end(),
-              [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.us < b.us; });
     const double products =
         static_cast<double>(shape_.rows * shape_.columns) * static_cast<double>(shape_.depth);
     const double bytes = static_cast<double>((shape_.rows + shape_.columns) * shape_.depth +
                                              2 * shape_.rows * shape_.columns);
     for (size_t i = 0; i < rows.size() && i < 4; ++i) {
-      const auto& [us, c] = rows[i];
+      const auto& [us, c, shares] = rows[i];
       const bool is_chosen = c.tile == chosen.tile && c.pair == chosen.pair;
-      std::printf("%s %5ld x %5ld x %5ld  %-12s%c %8.1f us %6.0f TFLOP/s %6.0f GB/s\n",
+      std::printf("%s %5ld x %5ld x %5ld  %-12s%c%s %8.1f us %6.0f TFLOP/s %6.0f GB/s\n",
                   std::string(NameOf(problem_.lhs.dtype)).c_str(), shape_.rows, shape_.columns,
-                  shape_.depth, NameOfConfiguration(c).c_str(), is_chosen ? '*' : ' ', us,
-                  2e-6 * products / us, 1e-3 * bytes / us);
+                  shape_.depth, NameOfConfiguration(c).c_str(), is_chosen ? '*' : ' ',
+                  shares ? "" : " alone", us, 2e-6 * products / us, 1e-3 * bytes / us);
     }
     if (shape_.rows <= 128) {
       std::printf("%60s %.1f us on the host\n", "", HostMicroseconds(chosen));
@@ -321,7 +382,10 @@ class Timed {
     const int64_t some = std::min<int64_t>(bytes, 1 << 22);
     static const std::vector<uint8_t> floats = Normal(DType::kE4M3, 100, 1 << 22);
     static const std::vector<uint8_t> integers = Normal(DType::kS8, 23, 1 << 22);
-    const std::vector<uint8_t>& random = type == DType::kS8 ? integers : floats;
+    static const std::vector<uint8_t> wide = Normal(DType::kBF16, 1, 1 << 22);
+    const std::vector<uint8_t>& random = type == DType::kS8     ? integers
+                                         : type == DType::kBF16 ? wide
+                                                                : floats;
     auto memory = std::make_unique<Memory>(bytes);
     for (int64_t at = 0; at < bytes; at += some) {
       Must(cudaMemcpy(memory->As<char>() + at, random.data(), std::min(some, bytes - at),
@@ -332,6 +396,7 @@ class Timed {
   // Normal values, as quantised data are: the power that a product draws depends on its data.
   static std::vector<uint8_t> Normal(DType type, float deviation, int64_t count) {
     std::vector<uint8_t> bytes(count);
+    count /= SizeOf(type);
     std::normal_distribution<float> normal(0.0f, deviation);
     for (int64_t i = 0; i < count; ++i) SetValue(type, bytes, i, normal(rng));
     return bytes;
@@ -341,6 +406,7 @@ class Timed {
   Device device_;
   Problem problem_;
   int copies_ = 1;
+  Memory workspace_{size_t{32} << 20};
   std::vector<std::unique_ptr<Memory>> lhs_, rhs_, outs_;
   std::unique_ptr<Memory> lhs_scale_, rhs_scale_;
 };
@@ -353,21 +419,37 @@ constexpr Shape kTimedInt8[] = {{1, 4096, 8192, 8192}, {1, 4096, 4096, 4096}, {1
                                 {1, 1024, 8192, 8192}, {1, 2048, 5120, 5120}, {1, 256, 8192, 8192},
                                 {1, 64, 8192, 8192},   {1, 16, 4096, 14336}};
 
+constexpr Shape kTimedMixed[] = {
+    {1, 128, 28672, 8192},  {1, 256, 28672, 8192},  {1, 512, 28672, 8192}, {1, 1024, 28672, 8192},
+    {1, 4096, 28672, 8192}, {1, 128, 14336, 4096},  {1, 256, 14336, 4096}, {1, 512, 14336, 4096},
+    {1, 1024, 14336, 4096}, {1, 4096, 14336, 4096}, {1, 4096, 4096, 4096}, {1, 128, 4096, 4096},
+    {1, 256, 4096, 4096},   {1, 512, 4096, 4096},   {1, 1024, 4096, 4096}, {1, 128, 4096, 14336},
+    {1, 512, 4096, 14336},  {1, 96, 14336, 4096},   {1, 192, 14336, 4096}, {1, 2048, 5120, 5120}};
+
 }  // namespace
 
 int main(int count, char** arguments) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   if (count == 5) {
     const auto size = [&](int i) { return int64_t{std::atoi(arguments[i])}; };
-    const DType type = std::string(arguments[1]) == "int8" ? DType::kS8 : DType::kE4M3;
+    const std::string name = arguments[1];
+    const DType type = name == "int8" ? DType::kS8 : name == "mixed" ? DType::kBF16 : DType::kE4M3;
     Timed(type, {1, size(2), size(3), size(4)}, ThisDevice()).Report(false);
     return 0;
   }
   const std::string only = count > 1 ? arguments[1] : "";
   const Device device = ThisDevice();
+  if (only == "mixed") {
+    const std::string what = count > 2 ? arguments[2] : "";
+    CheckMixed(device, what != "all");
+    std::printf("checks: %d, failures: %d\n", checks, failures);
+    for (const Shape& shape : kTimedMixed) Timed(DType::kBF16, shape, device).Report(true);
+    return failures ? 1 : 0;
+  }
   if (only == "" || only == "check") {
     CheckValues(device);
     CheckInt8(device);
+    CheckMixed(device, false);
     CheckNaN(device);
     std::printf("checks: %d, failures: %d\n", checks, failures);
   }

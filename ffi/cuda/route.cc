@@ -20,6 +20,11 @@ bool ScalesSteps(const Problem& problem) {
   return VariesAlongDepth(problem.lhs) || VariesAlongDepth(problem.rhs);
 }
 
+// Lines of the 16-bit side beside 8-bit weights.
+int64_t WideLines(const Problem& problem) {
+  return IsEightBit(problem.rhs.dtype) ? problem.rows : problem.columns;
+}
+
 // An 8-bit output of int8 takes a division for each value, which `sm90_gemm` does while its tensor
 // cores wait. With more rows cuBLASLt and an epilogue kernel are faster: on an H100 1.07x with 2048
 // x 5120 x 5120, but 0.91x with 1024 x 8192 x 8192.
@@ -38,8 +43,12 @@ std::vector<const Path*> InOrder(const Problem& problem) {
   if (ScalesSteps(problem)) std::swap(order[0], order[1]);
   if (DividesMany(problem)) std::swap(order[1], order[2]);
   const bool skinny = IsSkinny(problem);
+  const bool mixed = IsEightBit(problem.lhs.dtype) != IsEightBit(problem.rhs.dtype);
+  const bool late = mixed && !HasManyRows(problem);
+  if (late) std::erase(order, &kSm90Gemm);
   order.push_back(skinny ? &kSm80W8A16 : &kCublasLtWide);
   order.push_back(skinny ? &kCublasLtWide : &kSm80W8A16);
+  if (late) order.push_back(&kSm90Gemm);
   order.push_back(&kGeneral);
   return order;
 }
@@ -76,9 +85,9 @@ const std::vector<const Path*>& AllPaths() {
   return paths;
 }
 
-bool IsSkinny(const Problem& problem) {
-  return (IsEightBit(problem.rhs.dtype) ? problem.rows : problem.columns) <= kSkinnyRows;
-}
+bool IsSkinny(const Problem& problem) { return WideLines(problem) <= kSkinnyRows; }
+
+bool HasManyRows(const Problem& problem) { return WideLines(problem) >= kManyRows; }
 
 std::vector<Choice> Choices(const Problem& problem, const Device& device) {
   std::vector<Choice> choices;

@@ -10,6 +10,7 @@
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
+#include "cuda/kernels/sm90_gemm/schedule.h"
 #include "cuda/route.h"
 
 namespace jaxfp8::cuda {
@@ -69,8 +70,21 @@ double SummedBytes(const Problem& problem, const Side& side, const Side& other) 
   return other.zero_point ? sizeof(int32_t) * Lines(problem, side) : 0;
 }
 
+// The sums that blocks of `sm90_gemm` leave beside 16-bit values.
+double ForSharedUnits(const Problem& problem) {
+  if (!sm90::IsMixed(problem)) return 0;
+  const Problem p = sm90::WithWeightsOnLeft(problem);
+  const bool weights = IsFloat8(p.lhs.dtype) || p.lhs.dtype == DType::kS8;
+  const bool wide = p.rhs.dtype == DType::kBF16 || p.rhs.dtype == DType::kF16;
+  const sm90::Operands operands = sm90::OperandsOf(p);
+  const bool copied = operands.lhs.copied || operands.rhs.copied;
+  const bool zeros = p.lhs.zero_point || p.rhs.zero_point;
+  return weights && wide && !copied && !zeros ? sm90::kMaxSharedUnitsBytes : 0;
+}
+
 double ForHopper(const Problem& problem) {
   const Side &lhs = problem.lhs, &rhs = problem.rhs;
+  if (sm90::IsMixed(problem)) return ForSharedUnits(problem);
   const bool floats = IsFloat8(lhs.dtype) && IsFloat8(rhs.dtype);
   if (!floats && !(IsInt8(lhs.dtype) && IsInt8(rhs.dtype))) return 0;
   double end = 0;
@@ -94,7 +108,8 @@ double Bytes(const Problem& problem, std::string_view kernel) {
   const bool weights = w8a16::WhyNotForm(oriented).empty();
   const bool library = LibraryMayTake(problem);
   if (kernel.empty()) {
-    if (weights && (IsSkinny(problem) || !library)) return ForWeights(oriented);
+    const double units = HasManyRows(problem) ? ForSharedUnits(problem) : 0;
+    if (weights && (IsSkinny(problem) || !library)) return std::max(units, ForWeights(oriented));
     return library ? ForLibrary(problem) : 0;
   }
   if (kernel == kSm90Gemm.name) return ForHopper(problem);

@@ -64,6 +64,7 @@ void CheckCover(const Problem& p, const Configuration& c) {
 std::vector<TileShape> AllTileShapes() {
   std::vector<TileShape> all(std::begin(kTileShapes), std::end(kTileShapes));
   all.insert(all.end(), std::begin(kInt8TileShapes), std::end(kInt8TileShapes));
+  all.insert(all.end(), std::begin(kMixedTileShapes), std::end(kMixedTileShapes));
   return all;
 }
 
@@ -119,6 +120,42 @@ void CheckChoices() {
   }
 }
 
+// bfloat16 times weights: those are lhs, as for the kernel.
+Problem Weights(int64_t rows, int64_t columns, int64_t depth) {
+  Problem p = Product(1, rows, columns, depth);
+  p.lhs.dtype = DType::kBF16;
+  return WithWeightsOnLeft(p);
+}
+
+void CheckWeights() {
+  struct Row {
+    int64_t rows, columns, depth;
+    TileShape wanted;  // columns of weights, then rows of activations
+  };
+  const Row kTable[] = {
+      {128, 28672, 8192, {256, 128}},  {256, 28672, 8192, {128, 256}},
+      {1024, 28672, 8192, {128, 256}}, {4096, 28672, 8192, {128, 256}},
+      {128, 14336, 4096, {128, 128}},  {256, 14336, 4096, {128, 256}},
+      {4096, 4096, 4096, {128, 256}},
+  };
+  for (const Row& row : kTable) {
+    const Problem p = Weights(row.rows, row.columns, row.depth);
+    Expect(IsMixed(p) && !HasWeightsOnRight(p) && p.rows == row.columns, "weights are on the left");
+    const Configuration c = Choose(p, kH100);
+    Expect(c.tile == row.wanted && c.pair == Pair::kNone,
+           std::to_string(row.rows) + " rows of " + std::to_string(row.columns) + "x" +
+               std::to_string(row.depth) + " weights get " + NameOf(c));
+  }
+  const Schedule s = MakeSchedule(Weights(1, 1, 65), {{128, 128}, Pair::kNone});
+  Expect(s.steps == 2, "a step has 64 of K beside 16-bit values");
+  const Operands operands = OperandsOf(Weights(3, 5, 48));
+  Expect(operands.lhs.LinePitch() == 48 && operands.rhs.LinePitch() == 96,
+         "lines of 16-bit values have twice the bytes");
+  Expect(!operands.lhs.copied && operands.workspace == 0, "aligned lines are read in place");
+  Expect(OperandsOf(Weights(3, 5, 40)).lhs.copied && !OperandsOf(Weights(3, 5, 40)).rhs.copied,
+         "lines are aligned by bytes");
+}
+
 void CheckOperands() {
   Problem p = Product(2, 100, 60, 48);
   Expect(OperandsOf(p).workspace == 0, "aligned lines are read in place");
@@ -167,6 +204,7 @@ int main() {
   CheckCovers();
   CheckGroups();
   CheckChoices();
+  CheckWeights();
   CheckOperands();
   CheckDivisors();
   return jaxfp8::tests::Report("the schedule of sm90_gemm");

@@ -40,6 +40,11 @@ _LEAST = 256
 # The path that reads FP8 and int8 as lines of the depth, aligned to as many bytes.
 _HOPPER = "sm90_gemm"
 _ALIGNED = 16
+# Beside 16-bit values its blocks share tiles, and leave the sums of one each: so many rows are
+# computed by it, types of weights, and bytes on a GPU with 132 multiprocessors.
+_MANY_ROWS = 65
+_BESIDE_WIDE = ("float8_e4m3fn", "float8_e5m2", "int8")
+_SHARED_TILES = 132 * (16 + 4 * 128 * 256)
 
 # The path that computes FP8 in int8, as in ffi/cuda/kernels/sm80_imma/schedule.cc: the types of its
 # other side, the most rows of a piece's tile, the columns that a row of sums is padded to, and the
@@ -75,8 +80,11 @@ def _wanted(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) ->
     weights, library = WeightOnly.of(spec), _library_may_take(spec)
     if weights is not None:
         first = weights.rows <= FEW_ROWS or not library
-        if kernel == weight_only.NAME or (kernel == "" and first):
+        if kernel == weight_only.NAME:
             return min(_SLABS, weights.scratch())
+        if kernel == "" and first:
+            shared = compute_capability in (None, 90) and weights.rows >= _MANY_ROWS
+            return max(_for_shared_tiles(spec) if shared else 0, min(_SLABS, weights.scratch()))
     if library and (kernel == "" or kernel.startswith("cublaslt")):
         return _for_library(spec)
     return 0
@@ -90,6 +98,8 @@ def _for_hopper(spec: ScaledDotSpec) -> int:
     """
     sides = (spec.lhs, spec.rhs)
     kinds = (dtypes.is_float8, dtypes.is_int8)
+    if dtypes.is_eight_bit(spec.lhs.dtype) != dtypes.is_eight_bit(spec.rhs.dtype):
+        return _for_shared_tiles(spec)
     if not any(all(kind(side.dtype) for side in sides) for kind in kinds):
         return 0
     end = 0
@@ -98,6 +108,20 @@ def _for_hopper(spec: ScaledDotSpec) -> int:
             if size:
                 end = -(-end // _LEAST) * _LEAST + size
     return end
+
+
+def _for_shared_tiles(spec: ScaledDotSpec) -> int:
+    """For the Hopper kernel, where it takes 16-bit values and weights: it reads both in place."""
+    values, weights = (spec.lhs, spec.rhs)
+    if dtypes.is_eight_bit(values.dtype):
+        values, weights = weights, values
+    lines = all(
+        side.contracting[0] == len(side.shape) - 1 and side.depth * size % _ALIGNED == 0
+        for side, size in ((values, 2), (weights, 1))
+    )
+    types = values.dtype in ("bfloat16", "float16") and weights.dtype in _BESIDE_WIDE
+    zeros = values.zero_point or weights.zero_point
+    return _SHARED_TILES if lines and types and not zeros else 0
 
 
 def _sums_int8_in_registers(spec: ScaledDotSpec) -> bool:

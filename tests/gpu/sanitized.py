@@ -32,6 +32,8 @@ CASES = [
     ("sm90_gemm", (E5M2, E4M3, 300, 128, 264), {**BLOCKS, "out_dtype": "bfloat16"}),
     ("sm90_gemm", ("int8", "int8", 300, 272, 264), {"zero_points": True, "out_dtype": "bfloat16"}),
     ("sm90_gemm", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
+    ("sm90_gemm", ("bfloat16", E4M3, 140, 272, 136), {"rhs_first": False, "rhs_tiles": (1, 272)}),
+    ("sm90_gemm", ("float16", "int8", 70, 144, 72), {"rhs_first": False, **FULL, **EIGHT}),
     ("cublaslt_int8", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
     ("cublaslt_wide", ("bfloat16", E4M3, 65, 128, 72), {"rhs_tiles": (1, 128), **EIGHT}),
     ("sm80_imma", ("int8", E4M3, 17, 200, 72), {"lhs_tiles": (1, 200), "rhs_tiles": (1, 200)}),

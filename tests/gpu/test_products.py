@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from gpu import products
-from gpu.products import ACCUMULATION, check, draw, matrices, run
+from gpu.products import ACCUMULATION, HOPPER, check, draw, matrices, run
 
 import oracle
 import specs
@@ -142,12 +142,6 @@ def test_deepseek_blocks(m):
     check(spec, draw(5, spec))
 
 
-HOPPER = pytest.mark.skipif(
-    jax.default_backend() != "gpu" or jax.devices()[0].compute_capability != "9.0",
-    reason="`sm90_gemm` needs compute capability 9.0",
-)
-
-
 @HOPPER
 @pytest.mark.parametrize("size", [(1, 130, 16), (67, 401, 131), (300, 512, 392)], ids=str)
 @pytest.mark.parametrize("pair", [(a, b) for a in FP8 for b in FP8], ids=str)
@@ -266,6 +260,77 @@ def test_int8_on_hopper_has_the_same_bits_in_every_run():
     )
     operands = draw(27, spec)
     first = run(spec, operands, "sm90_gemm")[0]
+    for _ in range(3):
+        np.testing.assert_array_equal(run(spec, operands, "sm90_gemm")[0], first)
+
+
+WEIGHTS_ON_HOPPER = ("float8_e4m3fn", "float8_e5m2", "int8")
+
+
+@HOPPER
+@pytest.mark.parametrize("size", [(1, 16, 1), (67, 400, 131), (300, 1040, 392)], ids=str)
+@pytest.mark.parametrize("weights", WEIGHTS_ON_HOPPER)
+@pytest.mark.parametrize("activations", ["bfloat16", "float16"])
+def test_weights_on_hopper(activations, weights, size):
+    m, k, n = size
+    for tiles, out_dtype in (((1, k), activations), ((n, k), "float32"), (None, "bfloat16")):
+        spec = matrices(
+            *(activations, weights, m, k, n),
+            rhs_first=False,
+            rhs_tiles=tiles,
+            out_dtype=out_dtype,
+        )
+        assert check(spec, draw(31, spec), "sm90_gemm") == "sm90_gemm"
+
+
+@HOPPER
+@pytest.mark.parametrize("n", [72, 77])
+@pytest.mark.parametrize("weights", WEIGHTS_ON_HOPPER)
+def test_weights_on_hopper_with_a_whole_epilogue(weights, n):
+    spec = matrices(
+        *("bfloat16", weights, 130, 272, n),
+        batch=3,
+        rhs_first=False,
+        lhs_tiles=(1, 272),
+        rhs_tiles=(1, 272),
+        out_dtype=FP8[0],
+        out_scale=(3, 1, 1),
+        amax=(3, 130, 1),
+        residual=(3, 130, n),
+        residual_dtype="bfloat16",
+        bias=(1, 1, n),
+        activation="silu",
+    )
+    assert check(spec, draw(32, spec), "sm90_gemm") == "sm90_gemm"
+
+
+@HOPPER
+@pytest.mark.parametrize("form", ["rounded", "bfloat16", "float16"])
+def test_weights_on_hopper_have_scales_of_any_form(form):
+    spec = matrices("bfloat16", FP8[0], 100, 128, 80, rhs_first=False, rhs_tiles=(1, 128))
+    operands = draw(33, spec)
+    given, kept = in_form(spec, operands, form)
+    out, _, ran = run(given, kept, "sm90_gemm")
+    assert ran == ["sm90_gemm"]
+    bits = np.dtype("bfloat16" if form == "rounded" else form)
+    exact = operands | {"rhs_scale": operands["rhs_scale"].astype(bits).astype(np.float32)}
+    oracle.assert_within_bound(spec, exact, out, None, ACCUMULATION["sm80_w8a16"])
+
+
+@HOPPER
+def test_weights_on_hopper_on_the_left():
+    spec = matrices("int8", "bfloat16", 136, 128, 72, rhs_first=False, lhs_tiles=(1, 128))
+    assert check(spec, draw(34, spec), "sm90_gemm") == "sm90_gemm"
+
+
+@HOPPER
+@pytest.mark.parametrize("size", [(300, 4096, 2100), (2100, 1024, 3080)], ids=str)
+def test_weights_on_hopper_have_the_same_bits_in_every_run(size):
+    m, k, n = size
+    spec = matrices("bfloat16", FP8[0], m, k, n, rhs_first=False, rhs_tiles=(1, k))
+    operands = draw(35, spec)
+    first = run(spec, operands, "sm90_gemm")[0]
+    oracle.assert_within_bound(spec, operands, first, None, ACCUMULATION["sm80_w8a16"])
     for _ in range(3):
         np.testing.assert_array_equal(run(spec, operands, "sm90_gemm")[0], first)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gpu.products import matrices, run
+from gpu.products import ON_HOPPER, matrices, run
 
 from jaxfp8._value import dtypes
 
@@ -18,11 +18,20 @@ def stored(dtype: str, codes: np.ndarray) -> np.ndarray:
     return codes if dtypes.is_float8(dtype) else codes.view(np.dtype(dtype))
 
 
-@pytest.mark.parametrize("kernel", ["sm80_w8a16", "cublaslt_wide", "general"])
+KERNELS = ["sm80_w8a16", "sm90_gemm", "cublaslt_wide", "general"]
+
+
+def skip_unless_taken(kernel: str, dtype: str, rhs_first: bool) -> None:
+    if kernel == "sm90_gemm" and (not ON_HOPPER or rhs_first or dtype == "uint8"):
+        pytest.skip("`sm90_gemm` needs compute capability 9.0, weights [N, K], and no uint8")
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
 @pytest.mark.parametrize("wide", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", EIGHT_BIT)
 def test_every_code_of_a_weight_beside_wide_activations(dtype, wide, rhs_first, kernel):
+    skip_unless_taken(kernel, dtype, rhs_first)
     # Row i of the weight holds code (i + j) at column j; the activations pick row i.
     table = (CODES[:, None] + CODES[None, :32]).astype(np.uint8)
     finite = np.isfinite(values(dtype)[table])
@@ -38,10 +47,11 @@ def test_every_code_of_a_weight_beside_wide_activations(dtype, wide, rhs_first, 
         np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("kernel", ["sm80_w8a16", "cublaslt_wide", "general"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_a_nan_or_infinity_in_a_weight_reaches_its_column_only(dtype, rhs_first, kernel):
+    skip_unless_taken(kernel, dtype, rhs_first)
     special = CODES[~np.isfinite(values(dtype))]
     weight = np.full((64, 32), 0x20, np.uint8)
     for column, code in enumerate(special):

@@ -23,7 +23,8 @@ SOURCES = {
     "cuda_problem_test": ["cuda/problem.cc", "common/check.cc"],
     "imma_schedule_test": ["cuda/kernels/sm80_imma/schedule.cc", "cuda/problem.cc"],
     "sm90_gemm_schedule_test": [
-        f"cuda/kernels/sm90_gemm/{name}.cc" for name in ("operands", "schedule")
+        *(f"cuda/kernels/sm90_gemm/{name}.cc" for name in ("operands", "schedule")),
+        "cuda/problem.cc",
     ],
     "w8a16_schedule_test": ["cuda/kernels/sm80_w8a16/schedule.cc", "cuda/problem.cc"],
 }

@@ -65,7 +65,7 @@ TAKEN = [
     (product("int8", "int8", tiles=((1, 16), (1, 16))), {80: "general", 90: "general"}),
     (product("bfloat16", E4M3, m=16, tiles=WEIGHTS), {80: "sm80_w8a16", 90: "sm80_w8a16"}),
     (product("float16", "int8", m=16, tiles=WEIGHTS), {86: "sm80_w8a16"}),
-    (product("bfloat16", E4M3, tiles=WEIGHTS), {80: "cublaslt_wide", 90: "cublaslt_wide"}),
+    (product("bfloat16", E4M3, m=512, tiles=WEIGHTS), {80: "cublaslt_wide", 90: "sm90_gemm"}),
     (product("float32", E4M3, tiles=WEIGHTS), {80: "general", 90: "general"}),
 ]
 

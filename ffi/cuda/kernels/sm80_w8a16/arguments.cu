@@ -34,12 +34,6 @@ uint32_t SignFlip(const Problem& problem) {
              : Decoder<DType::kS8, DType::kF16>::SignFlip(problem.rhs.dtype);
 }
 
-ScaleForm ScaleFormOf(const Side& side) {
-  if (side.scale_rounded) return ScaleForm::kRounded;
-  if (side.scale_type == DType::kBF16) return ScaleForm::kBF16;
-  return side.scale_type == DType::kF16 ? ScaleForm::kF16 : ScaleForm::kF32;
-}
-
 bool IsPlain(const Problem& problem) {
   return !problem.amax && !problem.out_scale && !problem.rhs.zero_point &&
          !IsEightBit(problem.out.dtype);

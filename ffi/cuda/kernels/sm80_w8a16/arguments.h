@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/common/scale_form.cuh"
 #include "cuda/kernels/epilogue/elementwise.cuh"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/problem.h"
@@ -20,10 +21,6 @@ struct EpilogueArguments {
   // Needed for zero points outside their type's range.
   Side wide, weight;
 };
-
-// How the scales of the weights are stored: float32, float32 that counts as rounded to bfloat16, or
-// 16 bits.
-enum class ScaleForm : uint8_t { kF32, kRounded, kBF16, kF16 };
 
 // What the kernel reads first comes first: each further cache line of constants is a miss. Strides
 // are in elements.

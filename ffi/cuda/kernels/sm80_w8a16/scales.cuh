@@ -33,26 +33,8 @@ struct ScaleOffsets {
   }
 };
 
-// A scale as it is stored. `ScaleOf` makes a float of it, where the sums are scaled: so nothing
-// waits for the load before.
-__device__ __forceinline__ uint32_t LoadScale(const Arguments& a, int64_t at) {
-  if (a.scale_form >= ScaleForm::kBF16) return __ldg(static_cast<const uint16_t*>(a.scales) + at);
-  return __ldg(static_cast<const uint32_t*>(a.scales) + at);
-}
-__device__ __forceinline__ float ScaleOf(ScaleForm form, uint32_t stored) {
-  switch (form) {
-    case ScaleForm::kF32:
-      return __uint_as_float(stored);
-    case ScaleForm::kRounded:
-      return DecodeBF16(EncodeBF16(__uint_as_float(stored)));
-    case ScaleForm::kBF16:
-      return DecodeFloat16<DType::kBF16>(stored);
-    default:
-      return DecodeFloat16<DType::kF16>(stored);
-  }
-}
-
-// Loads the scales and zero points of a lane's columns for one block of K.
+// Loads the scales and zero points of a lane's columns for one block of K. A float is made of a
+// scale (`ScaleOf`) where the sums are scaled: so nothing waits for the load before.
 //   D            the `Decoder`
 //   scale_block  index of the block along K
 template <class D>
@@ -61,7 +43,8 @@ __device__ __forceinline__ void LoadColumnParams(const Arguments& a, const Scale
   const int64_t origin = offsets.batch + scale_block * a.scale_depth;
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    params.scale[j] = a.scales ? LoadScale(a, origin + offsets.values[j]) : __float_as_uint(1.0f);
+    params.scale[j] = a.scales ? LoadScale(a.scales, a.scale_form, origin + offsets.values[j])
+                               : __float_as_uint(1.0f);
   }
   if constexpr (D::kInteger) {
 #pragma unroll

@@ -37,7 +37,8 @@ inline __device__ __noinline__ float ExcessTerm(const Arguments& a, const Quad& 
       sum +=
           LoadWide(wide.dtype, a.activations, q.b * wide.batch + q.r * wide.free + i * wide.depth);
     }
-    total -= sum * excess * (a.scales ? ScaleOf(a.scale_form, LoadScale(a, tile)) : 1.0f);
+    total -= sum * excess *
+             (a.scales ? ScaleOf(a.scale_form, LoadScale(a.scales, a.scale_form, tile)) : 1.0f);
   }
   return total;
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/kernels/common/scale_form.cuh"
 #include "cuda/kernels/epilogue/dequantize.cuh"
 #include "cuda/kernels/sm90_gemm/layout.h"
 #include "cuda/kernels/sm90_gemm/schedule.h"
@@ -20,7 +21,8 @@ struct StepScales {
   int64_t batch_stride = 0, line_stride = 0, step_stride = 0;
   Divisor tile_lines, steps_per_scale;
   int32_t last_line = 0;
-  bool fours = false;  // the scales of four steps are 16 aligned bytes
+  bool fours = false;                // the scales of four steps are 16 aligned bytes
+  ScaleForm form = ScaleForm::kF32;  // others beside 16-bit values alone
 };
 
 // Zero points of a side, where its scales do not change along K: that of line f lies where its
@@ -40,6 +42,7 @@ struct Arguments {
   bool has_zeros = false;  // a side has zero points
   Epilogue epilogue;       // without its accumulators
   bool lhs_batched = false, rhs_batched = false;
+  void* shared_units = nullptr;  // counters of the blocks, cleared before, then their sums
   // Nothing but a cast follows the scaled sum; or, of int8, a bias for each column and a cast.
   bool stores_directly = false;
   bool stores_fours = false;  // else: what follows needs aligned fours of columns, and they are
@@ -57,6 +60,10 @@ Kernel E4M3Kernel(DType rhs, Scaling scaling, TileShape tile);
 Kernel E5M2Kernel(DType rhs, Scaling scaling, TileShape tile);
 Kernel S8Kernel(DType rhs, TileShape tile);
 Kernel U8Kernel(DType rhs, TileShape tile);
+// The same for weights of a type and activations of 16 bits.
+Kernel E4M3WeightsKernel(DType wide, TileShape tile);
+Kernel E5M2WeightsKernel(DType wide, TileShape tile);
+Kernel S8WeightsKernel(DType wide, TileShape tile);
 
 }  // namespace jaxfp8::cuda::sm90
 

@@ -18,7 +18,9 @@
 
 #include "cuda/kernels/sm90_gemm/multiply.cuh"
 #include "cuda/kernels/sm90_gemm/store.cuh"
+#include "cuda/kernels/sm90_gemm/store_transposed.cuh"
 #include "cuda/kernels/sm90_gemm/sum.cuh"
+#include "cuda/kernels/sm90_gemm/weights.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -44,26 +46,36 @@ __device__ __forceinline__ void InitBarriers(uint32_t shared, uint32_t blocks) {
 
 // Multiplies and stores the tiles of a math warpgroup.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
-__device__ __forceinline__ void MultiplyTiles(const Arguments& a, uint32_t shared, UnitRange range,
-                                              uint32_t rank, uint32_t blocks) {
-  constexpr int kRows = L::kLhsBytes / kStepDepth;
+__device__ __forceinline__ void MultiplyTiles(const Arguments& a, uint32_t shared,
+                                              Parts<L::kMixed> parts, uint32_t rank,
+                                              uint32_t blocks) {
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kGroupThreads / 32;
   const uint32_t staged = shared + L::kStagingAt + warp * L::kStagingBytes;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
   if constexpr (!L::kScalesAfter) Turns<L::kMathGroups>{__shfl_sync(~0u, warp / 4, 0)}.Begin();
+  Part part;
 #pragma unroll 1
-  for (int32_t unit = range.first; unit < a.schedule.units; unit += range.step) {
+  while (parts.Next(a.schedule, part)) {
     float total[L::kWaves][kColumns / 2];
-    if constexpr (L::kScalesAfter) {
+    if constexpr (L::kMixed) {
+      const bool finishes =
+          SumWeights<L, kLhs, kRhs, kColumns>(a, part, total, shared, blocks, ring, chunk);
+      if (!finishes) continue;
+    } else if constexpr (L::kScalesAfter) {
       SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, blocks, ring, chunk);
     } else {
       MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, a.schedule.steps, blocks, ring, chunk);
     }
-    const TileCoord tile = TileOf(a.schedule, unit, static_cast<int32_t>(rank));
-    const int32_t row = warp / 4 * L::kWaves * kWaveRows + warp % 4 * kWarpRows;
-    StoreTile<L, kColumns>(a, {tile.batch, tile.row * kRows + row, tile.column * kColumns}, staged,
-                           total);
+    const TileCoord tile = TileOf(a.schedule, part.unit, static_cast<int32_t>(rank));
+    const int32_t group = warp / 4, first = group * L::kWaves * kWaveRows;
+    const int32_t row = tile.row * L::kTileRows + first, column = tile.column * kColumns;
+    if constexpr (L::kMixed) {
+      const uint32_t of_group = shared + L::kStagingAt + group * 4 * L::kStagingBytes;
+      StoreTransposed<L, kColumns>(a, {tile.batch, column, row}, of_group, group, total);
+    } else {
+      StoreTile<L, kColumns>(a, {tile.batch, row + warp % 4 * kWarpRows, column}, staged, total);
+    }
   }
 }
 
@@ -81,8 +93,8 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
   const uint32_t blocks = BlocksInCluster(), rank = BlockInCluster();
   InitBarriers<L>(shared, blocks);
   SynchronizeCluster();
-  const UnitRange range{static_cast<int32_t>(blockIdx.x / blocks),
-                        static_cast<int32_t>(gridDim.x / blocks)};
+  const Parts<L::kMixed> parts(a.schedule, static_cast<int32_t>(blockIdx.x / blocks),
+                               static_cast<int32_t>(gridDim.x / blocks));
   constexpr bool kMovesRegisters = L::kMathGroups == 2;
   const int32_t warp = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / 32, 0);
   if (warp < kGroupThreads / 32) {
@@ -91,21 +103,23 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
     }
     if (warp == 0 && threadIdx.x == 0) {
       PrefetchMap(&lhs), PrefetchMap(&rhs);
-      LoadTiles<L>(a, &lhs, &rhs, shared, range, rank);
+      LoadTiles<L>(a, &lhs, &rhs, shared, parts, rank);
     }
     if (warp >= 2) {
       const int32_t thread = static_cast<int32_t>(threadIdx.x) - 64;
-      if constexpr (L::kScalesAfter) {
-        LoadLines<L>(a, shared, range, rank, thread);
+      if constexpr (L::kMixed) {
+        LoadLineScales<L>(a, shared, parts, rank, thread);
+      } else if constexpr (L::kScalesAfter) {
+        LoadLines<L>(a, shared, parts, rank, thread);
       } else {
-        LoadScales<L>(a, shared, range, rank, thread);
+        LoadScales<L>(a, shared, parts, rank, thread);
       }
     }
   } else {
     if constexpr (kMovesRegisters) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMathRegisters));
     }
-    MultiplyTiles<L, kLhs, kRhs, kColumns>(a, shared, range, rank, blocks);
+    MultiplyTiles<L, kLhs, kRhs, kColumns>(a, shared, parts, rank, blocks);
   }
   // A block may be written to, and its barriers arrived at, until the other one is done.
   __syncwarp();

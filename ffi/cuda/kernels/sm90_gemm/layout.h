@@ -11,11 +11,12 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// When sums are scaled: FP8 every 128 of K, int8 once. A row of lhs always has its own scale.
+// When sums are scaled: FP8 every 128 of K, others once. A row of lhs always has its own scale.
 enum class Scaling : uint8_t {
-  kBlocks,  // every 128 of K; 128 columns of rhs, or more, share a scale
-  kLines,   // every 128 of K; every column has one
-  kAfter,   // after the sum over all of K; every column has one, and a zero point
+  kBlocks,   // every 128 of K; 128 columns of rhs, or more, share a scale
+  kLines,    // every 128 of K; every column has one
+  kAfter,    // int8: after the sum over all of K; every column has one, and a zero point
+  kWeights,  // the same without zero points, where lhs has 8 bits and rhs 16
 };
 
 inline constexpr int kGroupThreads = 128;  // of a warpgroup, the threads that issue a wgmma
@@ -38,19 +39,26 @@ struct BlockLayout {
   static constexpr int kMathGroups = kRows >= 2 * kWaveRows ? 2 : 1;
   static constexpr int kWaves = kRows / kWaveRows / kMathGroups;  // of a warpgroup
   static constexpr int kThreads = (1 + kMathGroups) * kGroupThreads;
-  static constexpr bool kScalesAfter = kScaling == Scaling::kAfter;
+  static constexpr int kTileRows = kRows, kTileColumns = kColumns;
+  static constexpr bool kMixed = kScaling == Scaling::kWeights;
+  static constexpr bool kScalesAfter = kMixed || kScaling == Scaling::kAfter;
   // Columns that share a scale of rhs. Parts of the tile do not cross a multiple of 128.
   static constexpr int kScaleColumns = kScaling != Scaling::kBlocks ? 1
                                        : kColumns % 128 == 0        ? 128
                                                                     : std::min(kColumns, 64);
 
-  static constexpr int kLhsBytes = kRows * kStepDepth, kRhsBytes = kColumns * kStepDepth;
+  // Bytes of a line of a stage: 128 of K in 8 bits, or 64 in 8 and in 16 bits.
+  static constexpr int kLhsLine = kMixed ? kMixedDepth : kStepDepth, kRhsLine = kStepDepth;
+  static constexpr int kLhsBytes = kRows * kLhsLine, kRhsBytes = kColumns * kRhsLine;
   static constexpr int kRhsScales = kColumns / kScaleColumns;
   // A chunk has the scales of four steps, or what follows the sums of a tile.
   static constexpr int kChunks = kScalesAfter ? 2 : 3;
   static constexpr int kParts = kScaleColumns > 1 ? kRhsScales : 1;
-  static constexpr int kChunkBytes =
-      4 * (kScalesAfter ? kLineFields : kChunkSteps) * (kRows + kRhsScales);
+  static constexpr int kChunkBytes = 4 *
+                                     (kMixed         ? 1
+                                      : kScalesAfter ? kLineFields
+                                                     : kChunkSteps) *
+                                     (kRows + kRhsScales);
   static constexpr int kStageBytes = kLhsBytes + kRhsBytes;
   static constexpr int kStagingBytes = kWarpRows * kWidePitch;  // of a warp
   static constexpr int kMaxBarriers = 2 * (kMaxStages + kChunks);

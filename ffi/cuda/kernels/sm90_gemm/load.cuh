@@ -14,6 +14,7 @@
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_LOAD_CUH_
 
 #include "cuda/kernels/common/async_copy.cuh"
+#include "cuda/kernels/common/scale_form.cuh"
 #include "cuda/kernels/common/tile_index.cuh"
 #include "cuda/kernels/sm90_gemm/arguments.h"
 #include "cuda/kernels/sm90_gemm/barrier.cuh"
@@ -31,41 +32,37 @@ struct Ring {
   }
 };
 
-// The units of this block, or its pair: every `step`-th.
-struct UnitRange {
-  int32_t first, step;
-};
-
 template <typename L>
 __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUtensorMap* rhs,
-                          uint32_t shared, UnitRange range, int32_t rank) {
+                          uint32_t shared, Parts<L::kMixed> parts, int32_t rank) {
   const Schedule& s = a.schedule;
-  constexpr int kRows = L::kLhsBytes / kStepDepth, kColumns = L::kRhsBytes / kStepDepth;
+  constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
   Ring<L::kStages> ring;
+  Part part;
 #pragma unroll 1
-  for (int32_t unit = range.first; unit < s.units; unit += range.step) {
-    const TileCoord tile = TileOf(s, unit, rank);
+  while (parts.Next(s, part)) {
+    const TileCoord tile = TileOf(s, part.unit, rank);
     const int32_t lhs_batch = a.lhs_batched ? tile.batch : 0;
     const int32_t rhs_batch = a.rhs_batched ? tile.batch : 0;
     const int32_t row = tile.row * kRows, column = tile.column * kColumns;
-    for (int32_t step = 0; step < s.steps; ++step, ring.Next()) {
+    for (int32_t step = part.first; step < part.end; ++step, ring.Next()) {
       const uint32_t full = shared + L::kFullAt + 8 * ring.stage;
       Wait(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
       ArriveExpecting(full, L::kLhsBytes + L::kRhsBytes);
       const uint32_t to_lhs = shared + L::kLhsAt + ring.stage * L::kLhsBytes;
       const uint32_t to_rhs = shared + L::kRhsAt + ring.stage * L::kRhsBytes;
-      const int32_t k = step * kStepDepth;
+      const int32_t lhs_k = step * L::kLhsLine, rhs_k = step * L::kRhsLine;
       if (s.pair == Pair::kSharesLhs) {
-        CopyTileTo(3, to_lhs + rank * (L::kLhsBytes / 2), lhs, full, k, row + rank * (kRows / 2),
-                   lhs_batch);
+        CopyTileTo(3, to_lhs + rank * (L::kLhsBytes / 2), lhs, full, lhs_k,
+                   row + rank * (kRows / 2), lhs_batch);
       } else {
-        CopyTile(to_lhs, lhs, full, k, row, lhs_batch);
+        CopyTile(to_lhs, lhs, full, lhs_k, row, lhs_batch);
       }
       if (s.pair == Pair::kSharesRhs) {
-        CopyTileTo(3, to_rhs + rank * (L::kRhsBytes / 2), rhs, full, k,
+        CopyTileTo(3, to_rhs + rank * (L::kRhsBytes / 2), rhs, full, rhs_k,
                    column + rank * (kColumns / 2), rhs_batch);
       } else {
-        CopyTile(to_rhs, rhs, full, k, column, rhs_batch);
+        CopyTile(to_rhs, rhs, full, rhs_k, column, rhs_batch);
       }
     }
   }
@@ -107,14 +104,15 @@ __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
 
 // Loops are not unrolled: code that is not in the instruction cache is slower.
 template <typename L>
-__device__ void LoadScales(const Arguments& a, uint32_t shared, UnitRange range, int32_t rank,
-                           int32_t thread) {
+__device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts,
+                           int32_t rank, int32_t thread) {
   const Schedule& s = a.schedule;
-  constexpr int kRows = L::kLhsBytes / kStepDepth, kColumns = L::kRhsBytes / kStepDepth;
+  constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
   Ring<L::kChunks> ring;
+  Part part;
 #pragma unroll 1
-  for (int32_t unit = range.first; unit < s.units; unit += range.step) {
-    const TileCoord tile = TileOf(s, unit, rank);
+  while (parts.Next(s, part)) {
+    const TileCoord tile = TileOf(s, part.unit, rank);
 #pragma unroll 1
     for (int32_t step = 0; step < s.steps; step += kChunkSteps, ring.Next()) {
       const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
@@ -155,15 +153,16 @@ __device__ __forceinline__ void StoreLine(const StepScales& s, const ZeroPoints&
 
 // What follows the sums of each tile, for `Scaling::kAfter`.
 template <typename L>
-__device__ void LoadLines(const Arguments& a, uint32_t shared, UnitRange range, int32_t rank,
+__device__ void LoadLines(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts, int32_t rank,
                           int32_t thread) {
-  constexpr int kRows = L::kLhsBytes / kStepDepth, kColumns = L::kRhsBytes / kStepDepth;
+  constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
   const Elementwise& rest = a.epilogue.elementwise;
   const float* bias = a.stores_directly && rest.bias_plane ? rest.bias : nullptr;
   Ring<L::kChunks> ring;
+  Part part;
 #pragma unroll 1
-  for (int32_t unit = range.first; unit < a.schedule.units; unit += range.step, ring.Next()) {
-    const TileCoord tile = TileOf(a.schedule, unit, rank);
+  for (; parts.Next(a.schedule, part); ring.Next()) {
+    const TileCoord tile = TileOf(a.schedule, part.unit, rank);
     const uint32_t rows = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
     const uint32_t columns = rows + 4 * kLineFields * kRows;
     Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
@@ -178,6 +177,40 @@ __device__ void LoadLines(const Arguments& a, uint32_t shared, UnitRange range, 
                 tile.column * kColumns + i, 0, bias, rest.bias_plane);
     }
     Arrive(shared + L::kChunkFullAt + 8 * ring.stage);
+  }
+}
+
+// Stores the scale of a line. A line beyond the last counts as the last.
+__device__ __forceinline__ void StoreScale(const StepScales& s, uint32_t to, int32_t batch,
+                                           int32_t line) {
+  const int64_t at =
+      batch * s.batch_stride + s.tile_lines.Quotient(min(line, s.last_line)) * s.line_stride;
+  StoreShared(to, s.scale ? ScaleOf(s.form, LoadScale(s.scale, s.form, at)) : 1.0f);
+}
+
+// The scales of each tile, for `Scaling::kWeights`: of its rows, then of its columns.
+template <typename L>
+__device__ void LoadLineScales(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts,
+                               int32_t rank, int32_t thread) {
+  constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
+  Ring<L::kChunks> ring;
+  Part part;
+#pragma unroll 1
+  while (parts.Next(a.schedule, part)) {
+    if (part.first > 0) continue;  // another block finishes the tile
+    const TileCoord tile = TileOf(a.schedule, part.unit, rank);
+    const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
+    Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
+#pragma unroll 1
+    for (int32_t i = thread; i < kRows; i += kScaleThreads) {
+      StoreScale(a.lhs_scales, to + 4 * i, tile.batch, tile.row * kRows + i);
+    }
+#pragma unroll 1
+    for (int32_t i = thread; i < kColumns; i += kScaleThreads) {
+      StoreScale(a.rhs_scales, to + 4 * (kRows + i), tile.batch, tile.column * kColumns + i);
+    }
+    Arrive(shared + L::kChunkFullAt + 8 * ring.stage);
+    ring.Next();
   }
 }
 

@@ -117,7 +117,7 @@ template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWaves][kColumns / 2],
                                                uint32_t shared, int32_t steps, uint32_t blocks,
                                                Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
-  constexpr int kRows = L::kLhsBytes / kStepDepth, kWaveBytes = kWaveRows * kStepDepth;
+  constexpr int kRows = L::kTileRows, kWaveBytes = kWaveRows * kStepDepth;
   const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
   const int32_t group = __shfl_sync(~0u, math_thread / kGroupThreads, 0);
   // This thread's row of the first wave.

@@ -12,20 +12,23 @@ Operand OperandOf(const Side& side, const Side& other, int64_t lines, const Prob
   operand.side = side;
   operand.lines = lines, operand.depth = problem.depth;
   operand.batches = side.batch == 0 ? 1 : problem.batch;
-  operand.copied = side.IsMnMajor() || side.free % kOperandAlignment != 0 ||
-                   (operand.batches > 1 && side.batch % kOperandAlignment != 0);
+  const int64_t size = SizeOf(side.dtype);
+  operand.copied = side.IsMnMajor() || size * side.free % kOperandAlignment != 0 ||
+                   (operand.batches > 1 && size * side.batch % kOperandAlignment != 0);
   operand.summed = other.zero_point;
   return operand;
 }
 
 }  // namespace
 
+int64_t Operand::LineBytes() const { return SizeOf(side.dtype) * depth; }
+
 int64_t Operand::LinePitch() const {
-  return copied ? RoundUp(depth, kOperandAlignment) : side.free;
+  return copied ? RoundUp(LineBytes(), kOperandAlignment) : SizeOf(side.dtype) * side.free;
 }
 
 int64_t Operand::BatchPitch() const {
-  return copied || batches == 1 ? lines * LinePitch() : side.batch;
+  return copied || batches == 1 ? lines * LinePitch() : SizeOf(side.dtype) * side.batch;
 }
 
 size_t Operand::CopiedBytes() const {
@@ -52,6 +55,18 @@ Operands OperandsOf(const Problem& problem) {
   }
   operands.workspace = static_cast<size_t>(end);
   return operands;
+}
+
+bool IsMixed(const Problem& problem) {
+  return IsEightBit(problem.lhs.dtype) != IsEightBit(problem.rhs.dtype);
+}
+
+bool HasWeightsOnRight(const Problem& problem) {
+  return IsMixed(problem) && IsEightBit(problem.rhs.dtype);
+}
+
+Problem WithWeightsOnLeft(const Problem& problem) {
+  return HasWeightsOnRight(problem) ? Swapped(problem) : problem;
 }
 
 std::string WhyNotWorkspace(const Operands& operands, size_t workspace) {

@@ -14,15 +14,16 @@ namespace jaxfp8::cuda::sm90 {
 // Bytes to which pointers and pitches of operands are multiples.
 inline constexpr int64_t kOperandAlignment = 16;
 
-// A side as lines of K. It is copied where its lines are not contiguous, or not aligned. Its lines
-// are summed where the other side has zero points.
+// A side as lines of K, with sizes and pitches in bytes. It is copied where its lines are not
+// contiguous, or not aligned. Its lines are summed where the other side has zero points.
 struct Operand {
   Side side;
-  int64_t lines = 0, depth = 0;
-  int64_t batches = 1;  // 1 where every batch index shares it
+  int64_t lines = 0, depth = 0;  // depth: in elements
+  int64_t batches = 1;           // 1 where every batch index shares it
   bool copied = false, summed = false;
   size_t at = 0, sums_at = 0;  // of the copy and the int32 sums in the workspace
 
+  int64_t LineBytes() const;
   int64_t LinePitch() const;
   int64_t BatchPitch() const;
   size_t CopiedBytes() const;
@@ -35,6 +36,12 @@ struct Operands {
 };
 
 Operands OperandsOf(const Problem& problem);
+
+// Whether one side has 8 bits, the weights, and the other one 16. Then the kernel has them on the
+// left, and computes the transposed output.
+bool IsMixed(const Problem& problem);
+bool HasWeightsOnRight(const Problem& problem);
+Problem WithWeightsOnLeft(const Problem& problem);
 
 // Why the copies do not fit the workspace, or "".
 std::string WhyNotWorkspace(const Operands& operands, size_t workspace);

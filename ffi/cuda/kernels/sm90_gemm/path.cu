@@ -30,6 +30,7 @@ StepScales ScalesOf(const Side& side, const float* scale, int64_t lines, int32_t
   s.tile_lines = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, lines)));
   const int64_t per_scale = tiles.ConstantAlongDepth() ? steps : tiles.tile_depth / kStepDepth;
   s.steps_per_scale = Divisor(static_cast<int32_t>(std::clamp<int64_t>(per_scale, 1, steps)));
+  s.form = ScaleFormOf(side);
   s.fours = s.steps_per_scale.divisor == 1 && s.step_stride == 1 &&
             AlignmentOf(scale, {4 * s.batch_stride, 4 * s.line_stride}) == 16;
   return s;
@@ -49,26 +50,43 @@ ZeroPoints ZerosOf(const Operand& operand, const int32_t* zero_point, const Buff
 // sums of int8 adds a bias of the columns.
 bool StoresDirectly(const Problem& problem, const Buffers& buffers) {
   const Plane& out = problem.out;
-  const bool adds = problem.bias && !(IsInt8(problem.lhs.dtype) && problem.bias.row == 0);
+  const bool adds =
+      problem.bias && !(IsInt8(problem.lhs.dtype) && !IsMixed(problem) && problem.bias.row == 0);
   const bool rest = problem.residual || adds || problem.out_scale || problem.amax ||
                     problem.activation != Activation::kNone;
   const int64_t size = SizeOf(out.dtype);
-  return !rest && IsWideFloat(out.dtype) && out.column == 1 &&
+  return !rest && IsWideFloat(out.dtype) && out.column == 1 && !(IsMixed(problem) && size == 4) &&
          AlignmentOf(buffers.out, {out.row * size, out.batch * size, problem.columns * size}) == 16;
 }
 
 class GemmPlan final : public Plan {
  public:
   GemmPlan(const Configuration& configuration, const Problem& problem, const Device& device)
-      : problem_(problem),
+      : problem_(WithWeightsOnLeft(problem)),
+        mixed_(IsMixed(problem)),
+        swapped_(HasWeightsOnRight(problem)),
         configuration_(configuration),
-        schedule_(MakeSchedule(problem, configuration)),
-        blocks_(BlocksOf(schedule_, device.multiprocessors)),
-        operands_(OperandsOf(problem)) {}
+        schedule_(MakeSchedule(problem_, configuration)),
+        multiprocessors_(device.multiprocessors),
+        operands_(OperandsOf(problem_)) {}
+
+  // The kernel where one side has 16 bits.
+  Kernel MixedKernel() const {
+    const DType wide = problem_.rhs.dtype;
+    switch (problem_.lhs.dtype) {
+      case DType::kE4M3:
+        return E4M3WeightsKernel(wide, configuration_.tile);
+      case DType::kE5M2:
+        return E5M2WeightsKernel(wide, configuration_.tile);
+      default:
+        return S8WeightsKernel(wide, configuration_.tile);
+    }
+  }
 
   Kernel KernelFor(Scaling scaling) const {
     const DType rhs = problem_.rhs.dtype;
     const TileShape tile = configuration_.tile;
+    if (mixed_) return MixedKernel();
     switch (problem_.lhs.dtype) {
       case DType::kS8:
         return S8Kernel(rhs, tile);
@@ -85,6 +103,7 @@ class GemmPlan final : public Plan {
   std::string Prepare(size_t workspace) {
     const std::string wrong = WhyNotWorkspace(operands_, workspace);
     if (!wrong.empty()) return wrong;
+    Share(workspace);
     const Scaling scaling = HasBlocks(problem_.rhs) ? Scaling::kBlocks : Scaling::kLines;
     kernel_ = KernelFor(scaling);
     if (!kernel_.function) return "there is no tile of this shape";
@@ -100,10 +119,26 @@ class GemmPlan final : public Plan {
         "cudaFuncSetAttribute");
   }
 
-  std::string Run(const Buffers& buffers, cudaStream_t stream) const override {
+  // Blocks share units where the workspace has room for their sums, beside the operands' copies:
+  // those and shared units do not meet.
+  void Share(size_t workspace) {
+    Schedule shared = schedule_;
+    ShareUnits(problem_, configuration_, multiprocessors_, shared);
+    shared_bytes_ = SharedUnitsBytes(shared, configuration_.tile, multiprocessors_);
+    if (shared_bytes_ <= workspace) {
+      schedule_ = shared;
+    } else {
+      shared_bytes_ = 0;
+    }
+    blocks_ = BlocksOf(schedule_, multiprocessors_);
+  }
+
+  std::string Run(const Buffers& given, cudaStream_t stream) const override {
+    const Buffers buffers = swapped_ ? Swapped(given) : given;
     std::string wrong = ClearAmax(problem_, buffers, stream);
     if (!wrong.empty() || schedule_.units == 0) return wrong;
     wrong = WhyNotWorkspace(operands_, buffers.workspace_bytes);
+    if (wrong.empty()) wrong = ClearCounters(buffers, stream);
     if (wrong.empty()) wrong = Copy(operands_.lhs, buffers.lhs, buffers, stream);
     if (wrong.empty()) wrong = Copy(operands_.rhs, buffers.rhs, buffers, stream);
     if (wrong.empty()) wrong = SumLines(operands_.lhs, buffers.lhs, buffers, stream);
@@ -112,6 +147,16 @@ class GemmPlan final : public Plan {
   }
 
  private:
+  std::string ClearCounters(const Buffers& buffers, cudaStream_t stream) const {
+    if (shared_bytes_ == 0) return "";
+    if (buffers.workspace_bytes < shared_bytes_) {
+      return "it was planned for a workspace of " + std::to_string(shared_bytes_) +
+             " bytes and got " + std::to_string(buffers.workspace_bytes);
+    }
+    return CudaError(cudaMemsetAsync(buffers.workspace, 0, blocks_ * kCounterBytes, stream),
+                     "cudaMemsetAsync");
+  }
+
   static std::string Copy(const Operand& operand, const void* values, const Buffers& buffers,
                           cudaStream_t stream) {
     if (!operand.copied) return "";
@@ -133,17 +178,19 @@ class GemmPlan final : public Plan {
                           false, values, reinterpret_cast<int32_t*>(sums), stream);
   }
 
-  static std::string Map(const Operand& operand, const void* values, const Buffers& buffers,
-                         int box_lines, CUtensorMap& map) {
+  std::string Map(const Operand& operand, const void* values, const Buffers& buffers, int box_lines,
+                  CUtensorMap& map) const {
     MappedOperand mapped;
     mapped.values =
         operand.copied ? static_cast<const char*>(buffers.workspace) + operand.at : values;
-    mapped.depth = operand.depth, mapped.lines = operand.lines, mapped.batches = operand.batches;
+    mapped.depth = operand.LineBytes(), mapped.lines = operand.lines,
+    mapped.batches = operand.batches;
     mapped.line_pitch = operand.LinePitch(), mapped.batch_pitch = operand.BatchPitch();
     if (reinterpret_cast<uintptr_t>(mapped.values) % kOperandAlignment != 0) {
       return "an operand does not lie at a multiple of 16 bytes";
     }
-    return MapOperand(mapped, box_lines, map);
+    const int depth = mixed_ ? kMixedDepth : kStepDepth;
+    return MapOperand(mapped, depth * SizeOf(operand.side.dtype), box_lines, map);
   }
 
   Arguments ArgumentsFor(const Buffers& buffers) const {
@@ -155,12 +202,15 @@ class GemmPlan final : public Plan {
     a.rhs_zeros = ZerosOf(operands_.rhs, buffers.rhs_zero_point, buffers);
     a.has_zeros = problem_.lhs.zero_point || problem_.rhs.zero_point;
     a.lhs_batched = operands_.lhs.batches > 1, a.rhs_batched = operands_.rhs.batches > 1;
+    a.shared_units = buffers.workspace;
+    // Tiles of weights are stored transposed.
+    const Problem stored = mixed_ ? Swapped(problem_) : problem_;
     a.epilogue = Epilogue{};
-    a.epilogue.rows = problem_.rows, a.epilogue.columns = problem_.columns;
-    a.epilogue.depth = problem_.depth;
-    a.epilogue.elementwise = MakeElementwise(problem_, buffers);
-    a.stores_directly = StoresDirectly(problem_, buffers);
-    a.stores_fours = problem_.columns % 4 == 0 && FitsRowBatch(a.epilogue.elementwise);
+    a.epilogue.rows = stored.rows, a.epilogue.columns = stored.columns;
+    a.epilogue.depth = stored.depth;
+    a.epilogue.elementwise = MakeElementwise(stored, buffers);
+    a.stores_directly = StoresDirectly(stored, buffers);
+    a.stores_fours = stored.columns % 4 == 0 && FitsRowBatch(a.epilogue.elementwise);
     return a;
   }
 
@@ -188,17 +238,20 @@ class GemmPlan final : public Plan {
                      "sm90_gemm");
   }
 
-  Problem problem_;
+  Problem problem_;  // lhs is the 8-bit side where the other one has 16
+  bool mixed_, swapped_;
   Configuration configuration_;
   Schedule schedule_;
-  int32_t blocks_;
+  int32_t multiprocessors_, blocks_ = 1;
+  size_t shared_bytes_ = 0;  // of the workspace, where blocks share units
   Operands operands_;
   Kernel kernel_;
 };
 
 std::unique_ptr<Plan> MakePlan(const Problem& problem, const Device& device, size_t workspace,
                                std::string& wrong) {
-  return PlanWith(Choose(problem, device.multiprocessors), problem, device, workspace, wrong);
+  return PlanWith(Choose(WithWeightsOnLeft(problem), device.multiprocessors), problem, device,
+                  workspace, wrong);
 }
 
 }  // namespace
@@ -213,6 +266,6 @@ std::unique_ptr<Plan> PlanWith(const Configuration& configuration, const Problem
 
 }  // namespace sm90
 
-const Path kSm90Gemm = {"sm90_gemm", sm90::WhyNot, sm90::MakePlan};
+const Path kSm90Gemm = {"sm90_gemm", sm90::WhyNot, sm90::MakePlan, true};
 
 }  // namespace jaxfp8::cuda

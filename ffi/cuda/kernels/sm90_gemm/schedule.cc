@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/sm90_gemm/operands.h"
+
 namespace jaxfp8::cuda::sm90 {
 namespace {
 
@@ -12,9 +14,17 @@ constexpr double kBytesPerCycle = 44;       // from L2, while all multiprocessor
 // For int8 128 x 256 without pairs is as fast as with them, or up to 8 % faster. It loads 48 bytes
 // a cycle.
 constexpr double kInt8BytesPerCycle = 48;
+// With 16-bit values a column takes twice as long; and tiles of less than 256 columns another 1.3
+// times that, since shared memory is the limit: 256 x 28672 x 8192 took 231 us, not 182.
+constexpr double kMixedProductsPerCycle = 2048, kNarrowMixed = 1.3;
+constexpr int32_t kWideColumns = 256;
 constexpr double kCyclesPerTile = 2000;  // filling the ring; what nothing hides of the epilogue
 // What a tile waits for the other one of its pair, which loads a part for it.
 constexpr double kPairCycles = 1000, kSharedRhsCycles = 300;
+// What it takes to leave sums in memory and to add them up, and to clear counters before.
+constexpr double kShareCycles = 6000;
+// Steps that are counted in 32 bits.
+constexpr int64_t kMaxSharedSteps = int64_t{1} << 30;
 // Rows of lhs that are finished before the next, so that a turn of the blocks is about square.
 constexpr int32_t kGroupLines = 2048;
 
@@ -29,16 +39,61 @@ int32_t ColumnsOfUnit(const Configuration& c) {
 
 int32_t BlocksOfUnit(Pair pair) { return pair == Pair::kNone ? 1 : 2; }
 
+double ProductsPerCycle(const Problem& problem, TileShape tile) {
+  if (!IsMixed(problem)) return kProductsPerCycle;
+  return kMixedProductsPerCycle / (tile.columns < kWideColumns ? kNarrowMixed : 1);
+}
+
+int32_t StepDepth(const Problem& problem) { return IsMixed(problem) ? kMixedDepth : kStepDepth; }
+
 // Bytes that a block loads from L2 for a step.
-double LoadedBytes(const Configuration& c) {
-  const double rows = c.tile.rows, columns = c.tile.columns;
-  return kStepDepth * (rows / (c.pair == Pair::kSharesLhs ? 2 : 1) +
-                       columns / (c.pair == Pair::kSharesRhs ? 2 : 1));
+double LoadedBytes(const Problem& problem, const Configuration& c) {
+  const double rows = c.tile.rows * SizeOf(problem.lhs.dtype);
+  const double columns = c.tile.columns * SizeOf(problem.rhs.dtype);
+  return StepDepth(problem) * (rows / (c.pair == Pair::kSharesLhs ? 2 : 1) +
+                               columns / (c.pair == Pair::kSharesRhs ? 2 : 1));
+}
+
+// The estimated time of a step, and of a tile beside its steps.
+struct Times {
+  double step, tile;
+};
+
+Times TimesOf(const Problem& problem, const Configuration& c) {
+  const double products = double{1} * StepDepth(problem) * c.tile.rows * c.tile.columns;
+  const double rate = IsInt8(problem.lhs.dtype) ? kInt8BytesPerCycle : kBytesPerCycle;
+  const double waits = (c.pair == Pair::kNone ? 0 : kPairCycles) +
+                       (c.pair == Pair::kSharesRhs ? kSharedRhsCycles : 0);
+  return {std::max(products / ProductsPerCycle(problem, c.tile), LoadedBytes(problem, c) / rate),
+          kCyclesPerTile + waits};
+}
+
+// The units that are shared: those of the last turn, which is not full, and of the one before.
+int32_t SharedUnits(const Schedule& s, int32_t blocks) {
+  const int32_t left = s.units % blocks;
+  return left == 0 ? 0 : std::min(s.units, left + blocks);
+}
+
+// The estimated time without shared units, and with them.
+double CyclesAlone(const Schedule& s, const Times& t, int32_t at_once) {
+  return static_cast<double>(Divide(s.units, at_once)) * (s.steps * t.step + t.tile);
+}
+double CyclesShared(const Schedule& s, const Times& t, int32_t blocks) {
+  const int32_t shared = SharedUnits(s, blocks);
+  const double whole = (s.units - shared) / blocks;
+  const double share = static_cast<double>(Divide(int64_t{shared} * s.steps, blocks));
+  return whole * (s.steps * t.step + t.tile) + share * t.step + 2 * t.tile + kShareCycles;
+}
+
+bool MayShare(const Problem& problem, const Configuration& c, const Schedule& s, int32_t blocks) {
+  const int64_t steps = int64_t{SharedUnits(s, blocks)} * s.steps;
+  return IsMixed(problem) && c.pair == Pair::kNone && steps > 0 && steps <= kMaxSharedSteps;
 }
 
 }  // namespace
 
 std::span<const TileShape> TileShapesOf(const Problem& problem) {
+  if (IsMixed(problem)) return kMixedTileShapes;
   if (IsInt8(problem.lhs.dtype)) return kInt8TileShapes;
   return kTileShapes;
 }
@@ -48,10 +103,12 @@ Schedule MakeSchedule(const Problem& problem, const Configuration& configuration
   s.row_units = static_cast<int32_t>(Divide(problem.rows, RowsOfUnit(configuration)));
   s.column_units = static_cast<int32_t>(Divide(problem.columns, ColumnsOfUnit(configuration)));
   s.units = s.row_units * s.column_units * static_cast<int32_t>(problem.batch);
-  s.steps = static_cast<int32_t>(Divide(problem.depth, kStepDepth));
+  s.steps = static_cast<int32_t>(Divide(problem.depth, StepDepth(problem)));
   s.pair = configuration.pair;
   if (s.units == 0) return s;
   s.group_rows = std::min(s.row_units, std::max(1, kGroupLines / RowsOfUnit(configuration)));
+  s.whole_units = s.units;
+  s.steps_of_unit = Divisor(s.steps);
   s.units_per_batch = Divisor(s.row_units * s.column_units);
   s.units_per_group = Divisor(s.group_rows * s.column_units);
   s.rows_of_group = Divisor(s.group_rows);
@@ -60,32 +117,48 @@ Schedule MakeSchedule(const Problem& problem, const Configuration& configuration
   return s;
 }
 
+void ShareUnits(const Problem& problem, const Configuration& configuration, int32_t blocks,
+                Schedule& s) {
+  if (!MayShare(problem, configuration, s, blocks)) return;
+  const Times times = TimesOf(problem, configuration);
+  if (CyclesShared(s, times, blocks) >= CyclesAlone(s, times, blocks)) return;
+  const int32_t shared = SharedUnits(s, blocks);
+  s.whole_units = s.units - shared;
+  s.share = static_cast<int32_t>(Divide(int64_t{shared} * s.steps, blocks));
+}
+
+size_t SharedUnitsBytes(const Schedule& schedule, TileShape tile, int32_t blocks) {
+  if (schedule.share == 0) return 0;
+  return static_cast<size_t>(blocks) *
+         (kCounterBytes + sizeof(float) * static_cast<size_t>(tile.rows) * tile.columns);
+}
+
 int32_t BlocksOf(const Schedule& schedule, int32_t multiprocessors) {
   const int32_t each = BlocksOfUnit(schedule.pair);
-  return std::max(1, std::min(schedule.units, multiprocessors / each)) * each;
+  const int32_t units = schedule.share > 0 ? multiprocessors : schedule.units;
+  return std::max(1, std::min(units, multiprocessors / each)) * each;
 }
 
 double CyclesOf(const Problem& problem, const Configuration& configuration,
                 int32_t multiprocessors) {
   const Schedule s = MakeSchedule(problem, configuration);
-  const double products = double{kStepDepth} * configuration.tile.rows * configuration.tile.columns;
-  const double rate = IsInt8(problem.lhs.dtype) ? kInt8BytesPerCycle : kBytesPerCycle;
-  const double step = std::max(products / kProductsPerCycle, LoadedBytes(configuration) / rate);
-  const double waits = (s.pair == Pair::kNone ? 0 : kPairCycles) +
-                       (s.pair == Pair::kSharesRhs ? kSharedRhsCycles : 0);
-  const int32_t at_once = std::max(1, multiprocessors / BlocksOfUnit(s.pair));
-  return static_cast<double>(Divide(s.units, at_once)) * (s.steps * step + kCyclesPerTile + waits);
+  const Times times = TimesOf(problem, configuration);
+  const double alone = CyclesAlone(s, times, std::max(1, multiprocessors / BlocksOfUnit(s.pair)));
+  if (!MayShare(problem, configuration, s, multiprocessors)) return alone;
+  return std::min(alone, CyclesShared(s, times, multiprocessors));
 }
 
 Configuration Choose(const Problem& problem, int32_t multiprocessors) {
   Configuration best;
   double least = 0;
+  // Pairs were up to 1.25x slower with 16-bit values.
+  const bool mixed = IsMixed(problem);
   for (const TileShape tile : TileShapesOf(problem)) {
     // With a tile for each multiprocessor, pairs were slower: 31.2 us, not 29.2, with 512 x 4096
     // outputs and K = 7168 on an H100.
     const bool pairs = MakeSchedule(problem, {tile, Pair::kNone}).units > multiprocessors;
     for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
-      if (pair != Pair::kNone && !pairs) continue;
+      if (pair != Pair::kNone && (!pairs || mixed)) continue;
       const Configuration configuration{tile, pair};
       const double cycles = CyclesOf(problem, configuration, multiprocessors);
       if (best.tile.rows != 0 && cycles >= least) continue;

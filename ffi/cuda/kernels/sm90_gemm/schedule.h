@@ -7,12 +7,22 @@
 //         | ...  | ...  | ...  |       operands are read from L2.
 //         +======+======+======+==
 //
+// Beside 16-bit values the units that do not fill a turn, and those of the turn before, are shared:
+// each block has the same number of their steps. A tile that several blocks have parts of is
+// finished by the one with its first step; the others, which have smaller numbers, leave their sums
+// in the workspace.
+//
+//   units      | 0          | 1          | 2          |     three units of four blocks: each has
+//   steps      | 0 1 2 3    | 0 1 2 3    | 0 1 2 3    |     three steps
+//   block        3 3 3   2    2 2   1 1    1   0 0 0
+//
 // A pair is a cluster of two blocks with neighbouring tiles. The operand that both need is loaded
 // once: half by each block, for both.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_SCHEDULE_H_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_SCHEDULE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -24,6 +34,8 @@ namespace jaxfp8::cuda::sm90 {
 
 // K of a stage, in elements and bytes; also that of a block of scales.
 inline constexpr int kStepDepth = 128;
+// The same where rhs has 16 bits.
+inline constexpr int kMixedDepth = 64;
 
 // Rows and columns of an output tile.
 struct TileShape {
@@ -50,6 +62,44 @@ struct Schedule {
   Pair pair = Pair::kNone;
   Divisor units_per_batch, units_per_group;
   Divisor rows_of_group, rows_of_last_group;
+  // Units from `whole_units` on are shared; a block has `share` of their steps.
+  int32_t whole_units = 0, share = 0;
+  Divisor steps_of_unit;
+};
+
+// What a block computes at a time: steps [first, end) of a unit.
+struct Part {
+  int32_t unit, first, end;
+};
+
+// The parts of a block, one after the other.
+//   kShares  whether units may be shared
+template <bool kShares>
+struct Parts {
+  int32_t unit, stride;     // the next unit that is not shared, and from one to the next
+  int32_t at = 0, end = 0;  // of the steps of shared units
+
+  //   block, blocks  its number, or that of its pair, and their number
+  JAXFP8_HD Parts(const Schedule& s, int32_t block, int32_t blocks) : unit(block), stride(blocks) {
+    if constexpr (!kShares) return;
+    const int32_t all = s.share > 0 ? (s.units - s.whole_units) * s.steps : 0;
+    const int32_t first = (blocks - 1 - block) * s.share;
+    at = first < all ? first : all;
+    end = all - at < s.share ? all : at + s.share;
+  }
+  JAXFP8_HD bool Next(const Schedule& s, Part& part) {
+    if (unit < s.whole_units) {
+      part = {unit, 0, s.steps};
+      unit += stride;
+      return true;
+    }
+    if (!kShares || at >= end) return false;
+    const int32_t shared = s.steps_of_unit.Quotient(at);
+    part.unit = s.whole_units + shared, part.first = at - shared * s.steps;
+    part.end = s.steps - part.first < end - at ? s.steps : part.first + end - at;
+    at += part.end - part.first;
+    return true;
+  }
 };
 
 // A tile, by tiles along each axis.
@@ -78,10 +128,25 @@ inline constexpr TileShape kTileShapes[] = {{256, 128}, {128, 192}, {128, 128},
                                             {64, 128},  {64, 64},   {64, 32}};
 inline constexpr TileShape kInt8TileShapes[] = {{128, 256}, {256, 128}, {128, 128},
                                                 {64, 128},  {64, 64},   {64, 32}};
+inline constexpr TileShape kMixedTileShapes[] = {{128, 256}, {256, 128}, {128, 128}};
 
 std::span<const TileShape> TileShapesOf(const Problem& problem);
 
 Schedule MakeSchedule(const Problem& problem, const Configuration& configuration);
+
+// Shares units among so many blocks, where that is estimated to be faster.
+void ShareUnits(const Problem& problem, const Configuration& configuration, int32_t blocks,
+                Schedule& schedule);
+
+// Of the counters of a block, one for each of its math warpgroups; aligned, as the sums after them.
+inline constexpr int32_t kCounterBytes = 16;
+
+// Bytes of the workspace that blocks with shared units need: a counter and the sums of a tile each.
+size_t SharedUnitsBytes(const Schedule& schedule, TileShape tile, int32_t blocks);
+
+// The most, on the largest device: an H100 has 132 multiprocessors.
+inline constexpr size_t kMaxSharedUnitsBytes =
+    132 * (kCounterBytes + sizeof(float) * size_t{128} * 256);
 
 // How many blocks a launch has: a multiple of the blocks of a unit, at most one a multiprocessor.
 int32_t BlocksOf(const Schedule& schedule, int32_t multiprocessors);

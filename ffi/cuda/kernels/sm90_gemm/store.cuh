@@ -157,7 +157,7 @@ __device__ __forceinline__ void UpdateRowAmax(const Elementwise& ew, const Quad&
 }
 
 // The epilogue of 16 rows x 32 columns in shared memory. Returns the largest |y| of the lane.
-template <DType kAcc, bool kZero>
+template <DType kAcc, bool kZero, int kPitch = kWidePitch>
 __device__ __forceinline__ uint32_t StoreStaged(const Epilogue& e, const WarpTile& tile,
                                                 int32_t part, uint32_t staged) {
   const int32_t lane = threadIdx.x % 32;
@@ -173,7 +173,7 @@ __device__ __forceinline__ uint32_t StoreStaged(const Epilogue& e, const WarpTil
     const bool inside = q.r < e.rows;
     uint32_t seen = 0;
     if (inside && q.count > 0) {
-      const uint4 v = LoadSums(staged + r * kWidePitch + lane % 8 * 16);
+      const uint4 v = LoadSums(staged + r * kPitch + lane % 8 * 16);
       const uint32_t acc[4] = {v.x, v.y, v.z, v.w};
       const RowParams row = LoadRowParams(e.lhs, tile.batch, tile.batch, q.r, q.r);
       seen = DequantizeAndStore<kAcc, kZero>(e, q, row, columns, acc);
@@ -188,6 +188,7 @@ __device__ __forceinline__ uint32_t StoreStaged(const Epilogue& e, const WarpTil
 
 // The same, where columns come in aligned fours. The loads of a lane's four rows are in flight
 // together.
+template <int kPitch = kWidePitch>
 __device__ __forceinline__ uint32_t StoreStagedRows(const Epilogue& e, const WarpTile& tile,
                                                     int32_t part, uint32_t staged) {
   const Elementwise& rest = e.elementwise;
@@ -204,7 +205,7 @@ __device__ __forceinline__ uint32_t StoreStagedRows(const Epilogue& e, const War
   RowBatch y;
 #pragma unroll
   for (int j = 0; j < kRowsInFlight; ++j) {
-    const uint4 v = LoadSums(staged + (lane / 8 + kLaneRows * j) * kWidePitch + lane % 8 * 16);
+    const uint4 v = LoadSums(staged + (lane / 8 + kLaneRows * j) * kPitch + lane % 8 * 16);
     memcpy(y[j], &v, sizeof(v));
   }
   const int32_t valid = inside ? (rows - lane / 8 + kLaneRows - 1) / kLaneRows : 0;
@@ -244,7 +245,7 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const WarpTile& ti
     __syncwarp();
     const WarpTile wave{tile.batch, tile.row + part / kPerWave * kWaveRows, tile.column};
     const uint32_t seen = a.stores_fours
-                              ? StoreStagedRows(e, wave, part % kPerWave, staged)
+                              ? StoreStagedRows<>(e, wave, part % kPerWave, staged)
                               : StoreStaged<DType::kF32, false>(e, wave, part % kPerWave, staged);
     largest = max(largest, seen);
     __syncwarp();

@@ -113,7 +113,7 @@ __device__ __forceinline__ void SumThenScale(const Arguments& a,
                                              float (&total)[L::kWaves][kColumns / 2],
                                              uint32_t shared, uint32_t blocks,
                                              Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
-  constexpr int kRows = L::kLhsBytes / kStepDepth;
+  constexpr int kRows = L::kTileRows;
   int32_t acc[L::kWaves][kColumns / 2];
   MultiplySums<L, kLhs, kRhs, kColumns>(acc, shared, a.schedule.steps, blocks, ring);
   const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;

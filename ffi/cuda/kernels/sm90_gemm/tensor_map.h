@@ -17,9 +17,11 @@ struct MappedOperand {
   int64_t line_pitch = 0, batch_pitch = 0;
 };
 
-// Maps boxes of 128 bytes x `box_lines` lines, which arrive in shared memory swizzled by 128 bytes.
+// Maps boxes of `box_bytes` (128 or 64) x `box_lines` lines, which arrive in shared memory swizzled
+// by so many bytes.
 // Returns what went wrong, or "". Needs no device memory and takes about a microsecond.
-std::string MapOperand(const MappedOperand& operand, int box_lines, CUtensorMap& map);
+std::string MapOperand(const MappedOperand& operand, int box_bytes, int box_lines,
+                       CUtensorMap& map);
 
 }  // namespace jaxfp8::cuda::sm90
 

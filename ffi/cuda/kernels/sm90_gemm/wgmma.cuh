@@ -105,6 +105,36 @@ __device__ __forceinline__ void Wgmma(int32_t (&acc)[kColumns / 2], uint64_t lhs
   JAXFP8_WGMMA_INT(kU8, kU8, "u8.u8")
 }
 
+// One shape with lhs in registers: the numbers of its four, of the descriptor of rhs, and a type.
+#define JAXFP8_WGMMA_RS(columns, sixteens, a, b, type)                                            \
+  if constexpr (kColumns == columns) {                                                            \
+    asm volatile("{.reg .pred q; setp.ne.b32 q, 1, 0; wgmma.mma_async.sync.aligned.m64n" #columns \
+                 "k16.f32." type "." type " {" JAXFP8_TEXTS_##sixteens "}, {" a "}, " b           \
+                                                                       ", q, 1, 1, 0;}"           \
+                 : JAXFP8_ACC_##sixteens("+f", 0)                                                 \
+                 : "r"(lhs[0]), "r"(lhs[1]), "r"(lhs[2]), "r"(lhs[3]), "l"(rhs));                 \
+  }
+#define JAXFP8_WGMMA_RS_OF(type)                              \
+  JAXFP8_WGMMA_RS(128, 4, "%64, %65, %66, %67", "%68", type)  \
+  JAXFP8_WGMMA_RS(192, 6, "%96, %97, %98, %99", "%100", type) \
+  JAXFP8_WGMMA_RS(256, 8, "%128, %129, %130, %131", "%132", type)
+
+// acc += lhs (64 x 16) * rhs (16 x kColumns), asynchronously.
+//   kWide  of both operands: bfloat16 or float16
+//   lhs    rows `lane / 4` and that + 8 of the warp's 16, at K of 2 * (lane % 4), then that + 8
+template <DType kWide, int kColumns>
+__device__ __forceinline__ void WgmmaFromRegisters(float (&acc)[kColumns / 2],
+                                                   const uint32_t (&lhs)[4], uint64_t rhs) {
+  static_assert(kColumns == 128 || kColumns == 192 || kColumns == 256);
+  if constexpr (kWide == DType::kBF16) {
+    JAXFP8_WGMMA_RS_OF("bf16")
+  } else {
+    JAXFP8_WGMMA_RS_OF("f16")
+  }
+}
+
+#undef JAXFP8_WGMMA_RS_OF
+#undef JAXFP8_WGMMA_RS
 #undef JAXFP8_WGMMA_INT
 #undef JAXFP8_WGMMA_FLOAT
 #undef JAXFP8_WGMMA_OF

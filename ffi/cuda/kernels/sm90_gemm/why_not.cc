@@ -44,12 +44,41 @@ std::string WhyNotZeros(const Side& side, int64_t depth) {
          " products, and the contracted axis has " + std::to_string(depth);
 }
 
+// Why 8-bit weights, on the left, and 16-bit activations do not fit the kernel, or "".
+std::string WhyNotWeights(const Problem& problem) {
+  const Side &weights = problem.lhs, &wide = problem.rhs;
+  if (wide.dtype == DType::kF32 || weights.dtype == DType::kU8) {
+    return "beside an operand of " + std::string(NameOf(wide.dtype)) + " it has no code for " +
+           std::string(NameOf(weights.dtype));
+  }
+  if (weights.zero_point || wide.zero_point) {
+    return "weights beside 16-bit values cannot have zero points";
+  }
+  for (const Side* side : {&weights, &wide}) {
+    if (side->scale && !side->tiles.ConstantAlongDepth()) {
+      return "beside 16-bit values it scales the sum over all of the contracted axis, and scales "
+             "change along it";
+    }
+  }
+  const Operands operands = OperandsOf(problem);
+  if (operands.lhs.copied || operands.rhs.copied) {
+    return "weights and 16-bit values have to be lines of the contracted axis, of a multiple of " +
+           std::to_string(kOperandAlignment) + " bytes";
+  }
+  if (wide.scale && !wide.HasPlainScales()) {
+    return "scales of its 16-bit side have to be float32, and are not rounded";
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string WhyNot(const Problem& problem, const Device& device) {
   const bool integers = IsInt8(problem.lhs.dtype) && IsInt8(problem.rhs.dtype);
-  if (!integers && !(IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype))) {
-    return "it multiplies FP8 by FP8, or int8 or uint8 on both sides, and the operands are " +
+  const bool mixed = IsMixed(problem);
+  if (!integers && !mixed && !(IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype))) {
+    return "it multiplies FP8 by FP8, int8 or uint8 on both sides, or 16 bits by 8, and the "
+           "operands are " +
            std::string(NameOf(problem.lhs.dtype)) + " and " +
            std::string(NameOf(problem.rhs.dtype));
   }
@@ -59,7 +88,15 @@ std::string WhyNot(const Problem& problem, const Device& device) {
            std::to_string(device.compute_capability % 10);
   }
   if (problem.depth == 0) return "there is nothing to sum";
+  if (mixed) {
+    const std::string wrong = WhyNotWeights(WithWeightsOnLeft(problem));
+    if (!wrong.empty()) return wrong;
+  } else if (!problem.lhs.HasPlainScales() || !problem.rhs.HasPlainScales()) {
+    return "it reads scales of float32 alone, and does not round them, but for weights beside "
+           "16-bit values";
+  }
   for (const Side* side : {&problem.lhs, &problem.rhs}) {
+    if (mixed) break;
     const std::string wrong = integers ? WhyNotZeros(*side, problem.depth) : WhyNotScales(*side);
     if (!wrong.empty()) return wrong;
   }

@@ -1,0 +1,47 @@
+// The forms in which scales are stored: a kernel reads one as bits, and makes a float of it where
+// it is used.
+
+#ifndef JAXFP8_CUDA_KERNELS_COMMON_SCALE_FORM_CUH_
+#define JAXFP8_CUDA_KERNELS_COMMON_SCALE_FORM_CUH_
+
+#include <cstdint>
+
+#include "cuda/kernels/common/element.cuh"
+#include "cuda/problem.h"
+
+namespace jaxfp8::cuda {
+
+// float32, float32 that counts as rounded to bfloat16, or 16 bits.
+enum class ScaleForm : uint8_t { kF32, kRounded, kBF16, kF16 };
+
+inline ScaleForm ScaleFormOf(const Side& side) {
+  if (side.scale_rounded) return ScaleForm::kRounded;
+  if (side.scale_type == DType::kBF16) return ScaleForm::kBF16;
+  return side.scale_type == DType::kF16 ? ScaleForm::kF16 : ScaleForm::kF32;
+}
+
+#ifdef __CUDACC__
+
+// A scale as it is stored.
+__device__ __forceinline__ uint32_t LoadScale(const void* scales, ScaleForm form, int64_t at) {
+  if (form >= ScaleForm::kBF16) return __ldg(static_cast<const uint16_t*>(scales) + at);
+  return __ldg(static_cast<const uint32_t*>(scales) + at);
+}
+__device__ __forceinline__ float ScaleOf(ScaleForm form, uint32_t stored) {
+  switch (form) {
+    case ScaleForm::kF32:
+      return __uint_as_float(stored);
+    case ScaleForm::kRounded:
+      return DecodeBF16(EncodeBF16(__uint_as_float(stored)));
+    case ScaleForm::kBF16:
+      return DecodeFloat16<DType::kBF16>(stored);
+    default:
+      return DecodeFloat16<DType::kF16>(stored);
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace jaxfp8::cuda
+
+#endif  // JAXFP8_CUDA_KERNELS_COMMON_SCALE_FORM_CUH_

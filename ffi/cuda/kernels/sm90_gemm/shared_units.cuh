@@ -1,0 +1,97 @@
+// The sums of tiles that several blocks have parts of (schedule.h).
+//
+//   workspace   counters [blocks][4]                  two for math warpgroups, 0 at first
+//               sums     [blocks][2][registers][128]  what a thread of the warpgroup has, four
+//                                                     registers at a time
+//
+// A block leaves the sums of at most one part, its first. So the sums that a tile still needs are
+// there, or about to be, when the block that finishes it is done with its last part. They are added
+// in one order, so the bits are the same in every run.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_SHARED_UNITS_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_SHARED_UNITS_CUH_
+
+#include "cuda/kernels/sm90_gemm/arguments.h"
+#include "cuda/kernels/sm90_gemm/barrier.cuh"
+
+namespace jaxfp8::cuda::sm90 {
+
+// Waits for the threads of a math warpgroup. Barriers are named by constants: a name in a register
+// takes all sixteen.
+__device__ __forceinline__ void SynchronizeGroup(int32_t group) {
+  if (group == 0) {
+    asm volatile("barrier.sync.aligned 1, 128;" ::: "memory");
+  } else {
+    asm volatile("barrier.sync.aligned 2, 128;" ::: "memory");
+  }
+}
+
+// The counter and the sums of a warpgroup.
+template <typename L>
+struct SharedSums {
+  static constexpr int kFours = L::kWaves * L::kTileColumns / 8;  // of a thread
+
+  uint32_t* counter;
+  float4* sums;  // of this thread
+
+  __device__ __forceinline__ SharedSums(const Arguments& a, int32_t block, int32_t group) {
+    auto* counters = static_cast<char*>(a.shared_units);
+    counter = reinterpret_cast<uint32_t*>(counters + block * kCounterBytes) + group;
+    sums = reinterpret_cast<float4*>(counters + gridDim.x * kCounterBytes) +
+           (int64_t{block} * 2 + group) * kFours * kGroupThreads + threadIdx.x % kGroupThreads;
+  }
+
+  __device__ __forceinline__ void Store(const float (&acc)[L::kWaves][L::kTileColumns / 2],
+                                        int32_t group) const {
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const float* four = &acc[i / (kFours / L::kWaves)][i % (kFours / L::kWaves) * 4];
+      __stcg(sums + i * kGroupThreads, make_float4(four[0], four[1], four[2], four[3]));
+    }
+    __threadfence();
+    SynchronizeGroup(group);
+    if (threadIdx.x % kGroupThreads == 0) {
+      asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(counter) : "memory");
+    }
+  }
+
+  __device__ __forceinline__ void Add(float (&acc)[L::kWaves][L::kTileColumns / 2],
+                                      int32_t group) const {
+    if (threadIdx.x % kGroupThreads == 0) {
+      uint32_t there = 0;
+      while (there == 0) {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(counter) : "memory");
+      }
+    }
+    SynchronizeGroup(group);
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const float4 four = __ldcg(sums + i * kGroupThreads);
+      float* to = &acc[i / (kFours / L::kWaves)][i % (kFours / L::kWaves) * 4];
+      to[0] += four.x, to[1] += four.y, to[2] += four.z, to[3] += four.w;
+    }
+  }
+};
+
+// Leaves the sums of a part for the block that finishes its tile, or adds up what others have left.
+// Returns whether this block finishes it.
+template <typename L>
+__device__ __forceinline__ bool ShareSums(const Arguments& a, const Part& part,
+                                          float (&acc)[L::kWaves][L::kTileColumns / 2],
+                                          int32_t group) {
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  if (part.first > 0) {
+    SharedSums<L>(a, block, group).Store(acc, group);
+    return false;
+  }
+  int32_t left = a.schedule.steps - part.end;
+#pragma unroll 1
+  for (int32_t other = block - 1; left > 0; --other, left -= a.schedule.share) {
+    SharedSums<L>(a, other, group).Add(acc, group);
+  }
+  return true;
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_SHARED_UNITS_CUH_

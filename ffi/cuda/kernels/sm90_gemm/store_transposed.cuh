@@ -1,0 +1,137 @@
+// The epilogue of a math warpgroup whose tile is the transposed output: rows of weights are columns
+// of the output.
+//
+// A warpgroup transposes a wave in shared memory, a part of its columns at a time:
+//
+//   sums in registers                  staged                            output
+//   64 rows x 64 columns   directly  [64 columns][64 rows, 16 bits]     a warp: 16 rows of it,
+//   64 rows x 32 columns   else      [32 columns][64 rows, float32]     or 16 x 32 (store.cuh)
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_TRANSPOSED_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_TRANSPOSED_CUH_
+
+#include "cuda/kernels/sm90_gemm/shared_units.cuh"
+#include "cuda/kernels/sm90_gemm/store.cuh"
+
+namespace jaxfp8::cuda::sm90 {
+
+// Columns of a tile, and so rows of the output, that are staged at a time.
+inline constexpr int kHalvesStaged = 64, kSumsStaged = 32;
+// From row to row of staged sums, in bytes: then eight values of each of four pairs of rows are in
+// different banks.
+inline constexpr int kSumPitch = 4 * kWaveRows + 16;
+static_assert(kHalvesStaged * kNarrowPitch <= 4 * kWarpRows * kWidePitch);
+static_assert(kSumsStaged * kSumPitch <= 4 * kWarpRows * kWidePitch);
+
+__device__ __forceinline__ void StoreMatricesTransposed(uint32_t to, const uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
+// Stages 64 columns of a warp's 16 rows, from register kFirst on, as 16-bit values.
+template <DType kOut, int kFirst, int kCount>
+__device__ __forceinline__ void StageTransposed(const float (&total)[kCount], uint32_t staged) {
+  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  // A lane has the address of column lane % 8 of matrix lane / 8: rows 0 to 7, rows 8 to 15, and
+  // the same of the next eight columns.
+  const uint32_t to = staged + (lane / 16 * 8 + lane % 8) * kNarrowPitch +
+                      2 * (warp * kWarpRows + lane / 8 % 2 * 8);
+#pragma unroll
+  for (int i = 0; i < kHalvesStaged / 2; i += 8) {
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = EncodeWord<kOut>(&total[kFirst + i + 2 * j]);
+    StoreMatricesTransposed(to + 2 * i * kNarrowPitch, words);
+  }
+}
+
+// Casts and stores the tile of a warpgroup.
+//   tile  of the output: the first row, and the column of the warpgroup's first row of weights
+template <DType kOut, typename L, int kColumns>
+__device__ __forceinline__ void StoreTransposedDirectly(
+    const Epilogue& e, const WarpTile& tile, uint32_t staged, int32_t group,
+    const float (&total)[L::kWaves][kColumns / 2]) {
+  constexpr int kParts = kColumns / kHalvesStaged;
+  const Plane& plane = e.elementwise.out_plane;
+  const int32_t warp = threadIdx.x / 32 % 4;
+  [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
+    const auto store = [&]<int kIndex>(std::integral_constant<int, kIndex>) {
+      constexpr int kWave = kIndex / kParts, kFirst = kIndex % kParts * kHalvesStaged;
+      StageTransposed<kOut, kFirst / 2>(total[kWave], staged);
+      SynchronizeGroup(group);
+      const int32_t row = tile.row + kFirst + warp * kWarpRows;
+      const int32_t column = tile.column + kWave * kWaveRows;
+      char* to = static_cast<char*>(e.elementwise.out) + plane.At(tile.batch, row, column) * 2;
+      CopyStaged<kStagedBytes, false>(staged + warp * kWarpRows * kNarrowPitch, to, plane.row * 2,
+                                      static_cast<int32_t>(e.rows) - row,
+                                      (static_cast<int32_t>(e.columns) - column) * 2);
+      SynchronizeGroup(group);
+    };
+    (store(std::integral_constant<int, kPart>{}), ...);
+  }(std::make_integer_sequence<int, kParts * L::kWaves>{});
+}
+
+// Stages 32 columns of a warp's 16 rows, from register kFirst on, each pair of rows in reverse
+// (`LoadSums`).
+template <int kFirst, int kCount>
+__device__ __forceinline__ void StageSumsTransposed(const float (&total)[kCount], uint32_t staged) {
+  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const uint32_t to = staged + lane % 4 * 2 * kSumPitch + 4 * (warp * kWarpRows + (lane / 4 ^ 1));
+#pragma unroll
+  for (int i = 0; i < kSumsStaged / 2; ++i) {
+    StoreShared(to + (i / 4 * 8 + i % 2) * kSumPitch + i % 4 / 2 * 8 * 4, total[kFirst + i]);
+  }
+}
+
+// Calls `StageSumsTransposed` for a part of 32 columns that is known at run time.
+template <int kColumns, int kWaves, int... kParts>
+__device__ __forceinline__ void StagePartTransposed(int32_t part,
+                                                    const float (&total)[kWaves][kColumns / 2],
+                                                    uint32_t staged,
+                                                    std::integer_sequence<int, kParts...>) {
+  constexpr int kPerWave = kColumns / kSumsStaged;
+  (void)((part == kParts && (StageSumsTransposed<kParts % kPerWave*(kSumsStaged / 2)>(
+                                 total[kParts / kPerWave], staged),
+                             true)) ||
+         ...);
+}
+
+// The epilogue of a warpgroup's rows of a tile, whose sums are scaled already.
+//   row, column  of the output
+template <typename L, int kColumns>
+__device__ __forceinline__ void StoreTransposed(const Arguments& a, const WarpTile& tile,
+                                                uint32_t staged, int32_t group,
+                                                const float (&total)[L::kWaves][kColumns / 2]) {
+  const Epilogue& e = a.epilogue;
+  if (a.stores_directly) {
+    if (e.elementwise.out_plane.dtype == DType::kBF16) {
+      StoreTransposedDirectly<DType::kBF16, L, kColumns>(e, tile, staged, group, total);
+    } else {
+      StoreTransposedDirectly<DType::kF16, L, kColumns>(e, tile, staged, group, total);
+    }
+    return;
+  }
+  constexpr int kPerWave = kColumns / kSumsStaged, kAll = L::kWaves * kPerWave;
+  // Two warps have the upper 16 of the staged rows, and each of them 32 columns.
+  const int32_t warp = threadIdx.x / 32 % 4, half = warp / 2 * kWarpRows, across = warp % 2;
+  const uint32_t from = staged + half * kSumPitch + across * kStagedBytes;
+  uint32_t largest = 0;
+#pragma unroll 1
+  for (int32_t part = 0; part < kAll; ++part) {
+    StagePartTransposed<kColumns>(part, total, staged, std::make_integer_sequence<int, kAll>{});
+    SynchronizeGroup(group);
+    const WarpTile at{tile.batch, tile.row + part % kPerWave * kSumsStaged + half,
+                      tile.column + part / kPerWave * kWaveRows};
+    const uint32_t seen = a.stores_fours
+                              ? StoreStagedRows<kSumPitch>(e, at, across, from)
+                              : StoreStaged<DType::kF32, false, kSumPitch>(e, at, across, from);
+    largest = max(largest, seen);
+    SynchronizeGroup(group);
+  }
+  UpdateMatrixAmax(e.elementwise, tile.batch, largest);
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_TRANSPOSED_CUH_
