@@ -89,6 +89,15 @@ def test_the_hopper_kernel_asks_for_sums_where_the_other_side_of_int8_has_zero_p
     assert asked(33, zero_point=True) == 512 + 19 * 256 + 4 * 100, "after both copies"
 
 
+def test_many_rows_of_a_weight_have_room_for_tiles_that_blocks_share():
+    shared = 132 * (16 + 4 * 128 * 256)
+    assert of_weights(65, 4096, 4096, "nk") == shared
+    assert of_weights(4, 4096, 4096, "nk", kernel="sm90_gemm") == shared
+    assert of_weights(65, 4096, 4096, "kn") < 1 << 20
+    assert of_weights(65, 4096, 4097, "nk") < 1 << 20, "lines that are not aligned"
+    assert of_weights(65, 4096, 4096, "nk", kernel="sm80_w8a16") < 1 << 20
+
+
 def test_the_path_in_int8_asks_for_steps_scales_and_sums():
     assert of_weights(5, 130, 4096, kernel="sm80_imma") == 2 * (256 + 768) + 4 * 5 * 136
     assert of_weights(4096, 1 << 16, 4096, kernel="sm80_imma") == 256 << 20

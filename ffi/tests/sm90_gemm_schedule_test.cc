@@ -156,6 +156,60 @@ void CheckWeights() {
          "lines are aligned by bytes");
 }
 
+// Every step of every unit belongs to one block, and who finishes a unit finds the other parts of
+// it where it looks for them: each the first shared part of the block before.
+void CheckParts(const Problem& p, TileShape tile, int32_t blocks, bool shares) {
+  const Configuration c{tile, Pair::kNone};
+  Schedule s = MakeSchedule(p, c);
+  ShareUnits(p, c, blocks, s);
+  const std::string name = std::to_string(p.rows) + "x" + std::to_string(p.columns) + "x" +
+                           std::to_string(p.depth) + " on " + std::to_string(blocks) + ": ";
+  Expect((s.share > 0) == shares, name + (shares ? "units are shared" : "no unit is shared"));
+  Expect((SharedUnitsBytes(s, tile, blocks) > 0) == shares, name + "sums need a workspace");
+  std::vector<int32_t> computed(s.units, 0);
+  std::vector<std::vector<Part>> parts(blocks);
+  for (int32_t block = 0; block < blocks; ++block) {
+    Parts<true> of_block(s, block, blocks);
+    Part part;
+    while (of_block.Next(s, part)) {
+      Expect(0 <= part.first && part.first < part.end && part.end <= s.steps,
+             name + "a part has steps");
+      computed[part.unit] += part.end - part.first;
+      parts[block].push_back(part);
+    }
+  }
+  for (const int32_t steps : computed) Expect(steps == s.steps, name + "every step is computed");
+  for (int32_t block = 0; block < blocks; ++block) {
+    int32_t left_sums = 0;
+    for (const Part& part : parts[block]) {
+      left_sums += part.first > 0;
+      if (part.first > 0) continue;
+      int32_t at = part.end;
+      for (int32_t other = block - 1; at < s.steps; --other) {
+        const Part* found = nullptr;
+        for (const Part& theirs : parts[other]) {
+          if (theirs.first > 0) found = &theirs;
+        }
+        const bool fits = found && found->unit == part.unit && found->first == at;
+        Expect(fits, name + "the block before has the next part");
+        if (!fits) return;
+        at = found->end;
+      }
+    }
+    Expect(left_sums <= 1, name + "a block leaves sums once");
+  }
+}
+
+void CheckSharedUnits() {
+  CheckParts(Weights(512, 28672, 8192), {128, 256}, kH100, true);
+  CheckParts(Weights(1024, 14336, 4096), {128, 256}, kH100, true);
+  CheckParts(Weights(128, 4096, 4096), {128, 128}, kH100, true);
+  CheckParts(Weights(128, 1024, 14336), {128, 128}, 113, true);
+  CheckParts(Weights(256, 14336, 4096), {128, 256}, kH100, false);
+  CheckParts(Weights(264, 33792, 4096), {128, 256}, kH100, false);
+  CheckParts(Product(1, 512, 28672, 8192), {128, 128}, kH100, false);
+}
+
 void CheckOperands() {
   Problem p = Product(2, 100, 60, 48);
   Expect(OperandsOf(p).workspace == 0, "aligned lines are read in place");
@@ -205,6 +259,7 @@ int main() {
   CheckGroups();
   CheckChoices();
   CheckWeights();
+  CheckSharedUnits();
   CheckOperands();
   CheckDivisors();
   return jaxfp8::tests::Report("the schedule of sm90_gemm");

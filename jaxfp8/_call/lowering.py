@@ -96,7 +96,8 @@ def _scale_as_stored(form: ScaledDotSpec, kernel: str) -> str:
     """The scale that the call reads as it is stored, and rounds; "" if there is none.
 
     A conversion in front of a call is a kernel of its own: 1.4 us, where a product of one row takes
-    10. `sm80_w8a16` reads scales of its weights in any form, other paths in float32.
+    10. `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths
+    read float32.
     """
     product = weight_only.WeightOnly.of(form)
     return f"{product.weights}_scale" if product and product.is_certain(kernel) else ""

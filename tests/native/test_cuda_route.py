@@ -66,6 +66,9 @@ TAKEN = [
     (product("bfloat16", E4M3, m=16, tiles=WEIGHTS), {80: "sm80_w8a16", 90: "sm80_w8a16"}),
     (product("float16", "int8", m=16, tiles=WEIGHTS), {86: "sm80_w8a16"}),
     (product("bfloat16", E4M3, m=512, tiles=WEIGHTS), {80: "cublaslt_wide", 90: "sm90_gemm"}),
+    (product("float16", E5M2, m=65, tiles=WEIGHTS), {89: "sm80_w8a16", 90: "sm90_gemm"}),
+    (product("float16", "int8", m=64, tiles=WEIGHTS), {90: "sm80_w8a16"}),
+    (product("bfloat16", "uint8", m=512, tiles=WEIGHTS), {90: "cublaslt_wide"}),
     (product("float32", E4M3, tiles=WEIGHTS), {80: "general", 90: "general"}),
 ]
 
@@ -102,6 +105,24 @@ def test_zero_points_of_a_weight_are_taken_by_a_kernel_that_subtracts_them():
     can, found = paths(spec, 90)
     assert "zero point" in found["cublaslt_wide"]
     assert can[0] in ("sm80_w8a16", "general")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dtype": "uint8"}, "no code for uint8"),
+        ({"zero_point": True}, "cannot have zero points"),
+        ({"tiles": (1, 128)}, "scales change along it"),
+        ({"contracting": (0,), "tiles": (4096, 1)}, "have to be lines of the contracted axis"),
+    ],
+    ids=["uint8", "zero points", "blocks", "KN"],
+)
+def test_the_hopper_kernel_says_why_it_does_not_take_a_weight(change, reason):
+    spec = product("bfloat16", "int8", m=512, tiles=WEIGHTS)
+    spec = dataclasses.replace(spec, rhs=dataclasses.replace(spec.rhs, **change))
+    can, found = paths(spec, 90)
+    assert reason in found["sm90_gemm"]
+    assert "sm90_gemm" not in can
 
 
 def test_a_path_that_rounds_operands_again_has_to_be_named():

@@ -48,7 +48,8 @@ struct Arguments {
   bool stores_fours = false;  // else: what follows needs aligned fours of columns, and they are
 };
 
-using KernelFunction = void (*)(Arguments, CUtensorMap lhs, CUtensorMap rhs);
+// `out` is used where the output of mixed operands is stored directly.
+using KernelFunction = void (*)(Arguments, CUtensorMap lhs, CUtensorMap rhs, CUtensorMap out);
 
 struct Kernel {
   KernelFunction function = nullptr;

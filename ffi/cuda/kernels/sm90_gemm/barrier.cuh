@@ -93,6 +93,23 @@ __device__ __forceinline__ void CopyTileTo(uint16_t blocks, uint32_t to, const C
       "l"(map), "r"(barrier), "h"(blocks), "r"(k), "r"(line), "r"(batch)
       : "memory");
 }
+// Copies a box from shared memory to a tensor. What of the box is outside is not stored. The copies
+// of a thread before `CommitStores` form a group.
+__device__ __forceinline__ void StoreBox(const CUtensorMap* map, uint32_t from, int32_t column,
+                                         int32_t row, int32_t batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+      "r"(from), "r"(column), "r"(row), "r"(batch)
+      : "memory");
+}
+__device__ __forceinline__ void CommitStores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// Waits until all but the last kPending groups of this thread have read shared memory.
+template <int kPending>
+__device__ __forceinline__ void WaitForStores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

@@ -6,6 +6,10 @@
 //                   stores it                                                    sum.cuh: int8
 //     warpgroup 2   the same for the lower half; not there for tiles of 64 rows  store.cuh
 //
+// Of 8-bit weights and 16-bit values the weights are lhs, whichever side they are of the problem.
+// Then the tile is the transposed output (weights.cuh, store_transposed.cuh), and blocks may share
+// it (shared_units.cuh).
+//
 //   barriers in shared memory, one for each stage of the ring of tiles, and chunk of the scales
 //     full     completes when the data are there
 //     empty    completes when every math warp has read them; for tiles, those of the pair
@@ -46,9 +50,9 @@ __device__ __forceinline__ void InitBarriers(uint32_t shared, uint32_t blocks) {
 
 // Multiplies and stores the tiles of a math warpgroup.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
-__device__ __forceinline__ void MultiplyTiles(const Arguments& a, uint32_t shared,
-                                              Parts<L::kMixed> parts, uint32_t rank,
-                                              uint32_t blocks) {
+__device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensorMap* out,
+                                              uint32_t shared, Parts<L::kMixed> parts,
+                                              uint32_t rank, uint32_t blocks) {
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kGroupThreads / 32;
   const uint32_t staged = shared + L::kStagingAt + warp * L::kStagingBytes;
   Ring<L::kStages> ring;
@@ -72,11 +76,12 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, uint32_t share
     const int32_t row = tile.row * L::kTileRows + first, column = tile.column * kColumns;
     if constexpr (L::kMixed) {
       const uint32_t of_group = shared + L::kStagingAt + group * 4 * L::kStagingBytes;
-      StoreTransposed<L, kColumns>(a, {tile.batch, column, row}, of_group, group, total);
+      StoreTransposed<L, kColumns>(a, out, {tile.batch, column, row}, of_group, group, total);
     } else {
       StoreTile<L, kColumns>(a, {tile.batch, row + warp % 4 * kWarpRows, column}, staged, total);
     }
   }
+  if constexpr (L::kMixed) WaitForStores<0>();  // they read shared memory
 }
 
 // The kernel.
@@ -84,7 +89,7 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, uint32_t share
 template <DType kLhs, DType kRhs, Scaling kScaling, int kRows, int kColumns>
 __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThreads, 1)
     Sm90Gemm(const __grid_constant__ Arguments a, const __grid_constant__ CUtensorMap lhs,
-             const __grid_constant__ CUtensorMap rhs) {
+             const __grid_constant__ CUtensorMap rhs, const __grid_constant__ CUtensorMap out) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using L = BlockLayout<kRows, kColumns, kScaling>;
   extern __shared__ uint8_t shared_memory[];
@@ -119,7 +124,7 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
     if constexpr (kMovesRegisters) {
       asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMathRegisters));
     }
-    MultiplyTiles<L, kLhs, kRhs, kColumns>(a, shared, parts, rank, blocks);
+    MultiplyTiles<L, kLhs, kRhs, kColumns>(a, &out, shared, parts, rank, blocks);
   }
   // A block may be written to, and its barriers arrived at, until the other one is done.
   __syncwarp();

@@ -27,6 +27,10 @@ inline constexpr int kWarpRows = 16, kStagedBytes = 128;
 // From row to row, in bytes. The padding spreads rows over the banks: for stores of 16 bytes of
 // eight rows, and of 32 bytes of four rows.
 inline constexpr int kNarrowPitch = kStagedBytes + 16, kWidePitch = kStagedBytes + 32;
+// Where tiles are stored transposed, copies to global memory read 64 columns of a wave each, and
+// the next ones are staged meanwhile. Four columns a tile, so the first buffer is used twice.
+inline constexpr int kStoreColumns = 64, kStoreBytes = kStoreColumns * kStagedBytes;
+inline constexpr int kStoreBuffers = 3;
 inline constexpr int kMaxSharedBytes = 227 << 10;
 inline constexpr int kMaxStages = 16;
 inline constexpr int kTileAlignment = 1024;  // of swizzled tiles
@@ -60,7 +64,8 @@ struct BlockLayout {
                                                      : kChunkSteps) *
                                      (kRows + kRhsScales);
   static constexpr int kStageBytes = kLhsBytes + kRhsBytes;
-  static constexpr int kStagingBytes = kWarpRows * kWidePitch;  // of a warp
+  static constexpr int kStagingBytes =  // of a warp
+      kMixed ? kStoreBuffers * kStoreBytes / 4 : kWarpRows * kWidePitch;
   static constexpr int kMaxBarriers = 2 * (kMaxStages + kChunks);
   static constexpr int kFixedBytes =
       kTileAlignment + kChunks * kChunkBytes + kMathGroups * 4 * kStagingBytes + 8 * kMaxBarriers;
@@ -72,6 +77,7 @@ struct BlockLayout {
   static constexpr int kRhsAt = kLhsAt + kStages * kLhsBytes;
   static constexpr int kScalesAt = kRhsAt + kStages * kRhsBytes;
   static constexpr int kStagingAt = kScalesAt + kChunks * kChunkBytes;
+  static_assert(!kMixed || kStagingAt % kTileAlignment == 0);
   static constexpr int kFullAt = kStagingAt + kMathGroups * 4 * kStagingBytes;
   static constexpr int kEmptyAt = kFullAt + 8 * kStages;
   static constexpr int kChunkFullAt = kEmptyAt + 8 * kStages;

@@ -2,11 +2,13 @@
 //
 //   global                                           shared memory
 //   lhs [M, K], lines of K --- warp 0, one thread -> stage: tile rows x 128 bytes, swizzled
-//   rhs [N, K], lines of K --- (TMA)              ->        tile columns x 128 bytes, swizzled
+//   rhs [N, K], lines of K --- (TMA)              ->        tile columns x 128 bytes, swizzled;
+//                                                           beside 16 bits lhs x 64 bytes
 //   scales, in any order   --- warps 2, 3         -> chunk of four steps: [rows][4], then
 //                              (cp.async)            [columns, or parts of 128 or 64 of them][4]
 //     of all of K          --- warps 2, 3         -> chunk of a tile: scales [rows], zero points,
-//                                                    sums, bias; the same of [columns]
+//                                                    sums, bias; the same of [columns]. Beside 16
+//                                                    bits scales alone
 //
 // Stages and chunks are rings of their own. Both run ahead across the end of a tile.
 

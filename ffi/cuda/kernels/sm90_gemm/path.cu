@@ -193,6 +193,14 @@ class GemmPlan final : public Plan {
     return MapOperand(mapped, depth * SizeOf(operand.side.dtype), box_lines, map);
   }
 
+  // Of mixed operands, whose kernel computes the transposed output.
+  std::string MapOutput(const Elementwise& rest, CUtensorMap& map) const {
+    const int64_t rows = problem_.columns;
+    const int64_t row = 2 * (rows == 1 ? problem_.rows : rest.out_plane.row);
+    const int64_t batch = problem_.batch == 1 ? rows * row : 2 * rest.out_plane.batch;
+    return sm90::MapOutput(rest.out, rows, problem_.rows, problem_.batch, row, batch, map);
+  }
+
   Arguments ArgumentsFor(const Buffers& buffers) const {
     Arguments a;
     a.schedule = schedule_;
@@ -217,12 +225,16 @@ class GemmPlan final : public Plan {
   std::string Launch(const Buffers& buffers, cudaStream_t stream) const {
     const Pair pair = configuration_.pair;
     const TileShape tile = configuration_.tile;
-    CUtensorMap lhs, rhs;
+    CUtensorMap lhs, rhs, out = {};
+    const Arguments arguments = ArgumentsFor(buffers);
     std::string wrong = Map(operands_.lhs, buffers.lhs, buffers,
                             tile.rows / (pair == Pair::kSharesLhs ? 2 : 1), lhs);
     if (wrong.empty()) {
       wrong = Map(operands_.rhs, buffers.rhs, buffers,
                   tile.columns / (pair == Pair::kSharesRhs ? 2 : 1), rhs);
+    }
+    if (wrong.empty() && mixed_ && arguments.stores_directly) {
+      wrong = MapOutput(arguments.epilogue.elementwise, out);
     }
     if (!wrong.empty()) return wrong;
     cudaLaunchAttribute attribute = {};
@@ -234,7 +246,7 @@ class GemmPlan final : public Plan {
     config.dynamicSmemBytes = static_cast<size_t>(kernel_.shared_bytes);
     config.stream = stream;
     config.attrs = &attribute, config.numAttrs = pair == Pair::kNone ? 0 : 1;
-    return CudaError(cudaLaunchKernelEx(&config, kernel_.function, ArgumentsFor(buffers), lhs, rhs),
+    return CudaError(cudaLaunchKernelEx(&config, kernel_.function, arguments, lhs, rhs, out),
                      "sm90_gemm");
   }
 

@@ -1,5 +1,6 @@
-// The path `sm90_gemm` on Hopper: FP8 times FP8, with scales constant over 128 of K, or more, and
-// int8 or uint8 on both sides, with scales and zero points constant along K.
+// The path `sm90_gemm` on Hopper: FP8 times FP8, with scales constant over 128 of K, or more; int8
+// or uint8 on both sides, with scales and zero points constant along K; and bfloat16 or float16
+// times e4m3, e5m2 or int8, both lines of K, with scales constant along it.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_

@@ -14,15 +14,17 @@ constexpr double kBytesPerCycle = 44;       // from L2, while all multiprocessor
 // For int8 128 x 256 without pairs is as fast as with them, or up to 8 % faster. It loads 48 bytes
 // a cycle.
 constexpr double kInt8BytesPerCycle = 48;
-// With 16-bit values a column takes twice as long; and tiles of less than 256 columns another 1.3
-// times that, since shared memory is the limit: 256 x 28672 x 8192 took 231 us, not 182.
-constexpr double kMixedProductsPerCycle = 2048, kNarrowMixed = 1.3;
+// With 16-bit values a column takes twice as long; and tiles of less than 256 columns longer still,
+// since each fragment is decoded for fewer products. On an H100 a tile of 128 x 256 takes 43 us
+// with K = 4096, one of 256 x 128 53 us, one of 128 x 128 34 us.
+constexpr double kMixedProductsPerCycle = 2048, kNarrowMixed = 1.3, kSmallMixed = 1.6;
 constexpr int32_t kWideColumns = 256;
 constexpr double kCyclesPerTile = 2000;  // filling the ring; what nothing hides of the epilogue
 // What a tile waits for the other one of its pair, which loads a part for it.
 constexpr double kPairCycles = 1000, kSharedRhsCycles = 300;
-// What it takes to leave sums in memory and to add them up, and to clear counters before.
-constexpr double kShareCycles = 6000;
+// What shared units take beside their steps: counters are cleared before, and the sums of a tile go
+// through memory. On an H100 14 us for tiles of 128 x 256, 9 us for half of that.
+constexpr double kShareCycles = 12000, kShareCyclesPerOutput = 0.5;
 // Steps that are counted in 32 bits.
 constexpr int64_t kMaxSharedSteps = int64_t{1} << 30;
 // Rows of lhs that are finished before the next, so that a turn of the blocks is about square.
@@ -41,7 +43,8 @@ int32_t BlocksOfUnit(Pair pair) { return pair == Pair::kNone ? 1 : 2; }
 
 double ProductsPerCycle(const Problem& problem, TileShape tile) {
   if (!IsMixed(problem)) return kProductsPerCycle;
-  return kMixedProductsPerCycle / (tile.columns < kWideColumns ? kNarrowMixed : 1);
+  if (tile.columns >= kWideColumns) return kMixedProductsPerCycle;
+  return kMixedProductsPerCycle / (tile.rows > 128 ? kNarrowMixed : kSmallMixed);
 }
 
 int32_t StepDepth(const Problem& problem) { return IsMixed(problem) ? kMixedDepth : kStepDepth; }
@@ -54,9 +57,9 @@ double LoadedBytes(const Problem& problem, const Configuration& c) {
                                columns / (c.pair == Pair::kSharesRhs ? 2 : 1));
 }
 
-// The estimated time of a step, and of a tile beside its steps.
+// The estimated time of a step, of a tile beside its steps, and of sharing.
 struct Times {
-  double step, tile;
+  double step, tile, share;
 };
 
 Times TimesOf(const Problem& problem, const Configuration& c) {
@@ -65,7 +68,8 @@ Times TimesOf(const Problem& problem, const Configuration& c) {
   const double waits = (c.pair == Pair::kNone ? 0 : kPairCycles) +
                        (c.pair == Pair::kSharesRhs ? kSharedRhsCycles : 0);
   return {std::max(products / ProductsPerCycle(problem, c.tile), LoadedBytes(problem, c) / rate),
-          kCyclesPerTile + waits};
+          kCyclesPerTile + waits,
+          kShareCycles + kShareCyclesPerOutput * c.tile.rows * c.tile.columns};
 }
 
 // The units that are shared: those of the last turn, which is not full, and of the one before.
@@ -82,7 +86,7 @@ double CyclesShared(const Schedule& s, const Times& t, int32_t blocks) {
   const int32_t shared = SharedUnits(s, blocks);
   const double whole = (s.units - shared) / blocks;
   const double share = static_cast<double>(Divide(int64_t{shared} * s.steps, blocks));
-  return whole * (s.steps * t.step + t.tile) + share * t.step + 2 * t.tile + kShareCycles;
+  return whole * (s.steps * t.step + t.tile) + share * t.step + 2 * t.tile + t.share;
 }
 
 bool MayShare(const Problem& problem, const Configuration& c, const Schedule& s, int32_t blocks) {

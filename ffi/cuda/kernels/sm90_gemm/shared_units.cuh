@@ -48,9 +48,9 @@ struct SharedSums {
       const float* four = &acc[i / (kFours / L::kWaves)][i % (kFours / L::kWaves) * 4];
       __stcg(sums + i * kGroupThreads, make_float4(four[0], four[1], four[2], four[3]));
     }
-    __threadfence();
     SynchronizeGroup(group);
     if (threadIdx.x % kGroupThreads == 0) {
+      __threadfence();  // for what all of them have stored before the barrier
       asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(counter) : "memory");
     }
   }

@@ -4,8 +4,8 @@
 // A warpgroup transposes a wave in shared memory, a part of its columns at a time:
 //
 //   sums in registers                  staged                            output
-//   64 rows x 64 columns   directly  [64 columns][64 rows, 16 bits]     a warp: 16 rows of it,
-//   64 rows x 32 columns   else      [32 columns][64 rows, float32]     or 16 x 32 (store.cuh)
+//   64 rows x 64 columns   directly  [64 columns][64 rows, 16 bits]     all of it (TMA)
+//   64 rows x 32 columns   else      [32 columns][64 rows, float32]     a warp: 16 x 32 (store.cuh)
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_TRANSPOSED_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_STORE_TRANSPOSED_CUH_
@@ -15,13 +15,12 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// Columns of a tile, and so rows of the output, that are staged at a time.
-inline constexpr int kHalvesStaged = 64, kSumsStaged = 32;
+// Columns of a tile, and so rows of the output, that are staged at a time but for `StoreBox`.
+inline constexpr int kSumsStaged = 32;
 // From row to row of staged sums, in bytes: then eight values of each of four pairs of rows are in
 // different banks.
 inline constexpr int kSumPitch = 4 * kWaveRows + 16;
-static_assert(kHalvesStaged * kNarrowPitch <= 4 * kWarpRows * kWidePitch);
-static_assert(kSumsStaged * kSumPitch <= 4 * kWarpRows * kWidePitch);
+static_assert(kSumsStaged * kSumPitch <= kStoreBuffers * kStoreBytes);
 
 __device__ __forceinline__ void StoreMatricesTransposed(uint32_t to, const uint32_t (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -29,44 +28,47 @@ __device__ __forceinline__ void StoreMatricesTransposed(uint32_t to, const uint3
                : "memory");
 }
 
-// Stages 64 columns of a warp's 16 rows, from register kFirst on, as 16-bit values.
+// Stages 64 columns of a warp's 16 rows, from register kFirst on, as 16-bit values: lines of 128
+// bytes, in which chunk c of 16 of line i lies at place c ^ i % 8, as `MapOutput` has it.
 template <DType kOut, int kFirst, int kCount>
 __device__ __forceinline__ void StageTransposed(const float (&total)[kCount], uint32_t staged) {
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   // A lane has the address of column lane % 8 of matrix lane / 8: rows 0 to 7, rows 8 to 15, and
   // the same of the next eight columns.
-  const uint32_t to = staged + (lane / 16 * 8 + lane % 8) * kNarrowPitch +
-                      2 * (warp * kWarpRows + lane / 8 % 2 * 8);
+  const int32_t chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
+  const uint32_t to = staged + (lane / 16 * 8 + lane % 8) * kStagedBytes + 16 * chunk;
 #pragma unroll
-  for (int i = 0; i < kHalvesStaged / 2; i += 8) {
+  for (int i = 0; i < kStoreColumns / 2; i += 8) {
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) words[j] = EncodeWord<kOut>(&total[kFirst + i + 2 * j]);
-    StoreMatricesTransposed(to + 2 * i * kNarrowPitch, words);
+    StoreMatricesTransposed(to + 2 * i * kStagedBytes, words);
   }
 }
 
-// Casts and stores the tile of a warpgroup.
+// Casts and stores the tile of a warpgroup, without waiting for the last copies.
 //   tile  of the output: the first row, and the column of the warpgroup's first row of weights
 template <DType kOut, typename L, int kColumns>
 __device__ __forceinline__ void StoreTransposedDirectly(
-    const Epilogue& e, const WarpTile& tile, uint32_t staged, int32_t group,
+    const CUtensorMap* out, const WarpTile& tile, uint32_t staged, int32_t group,
     const float (&total)[L::kWaves][kColumns / 2]) {
-  constexpr int kParts = kColumns / kHalvesStaged;
-  const Plane& plane = e.elementwise.out_plane;
-  const int32_t warp = threadIdx.x / 32 % 4;
+  constexpr int kParts = kColumns / kStoreColumns;
+  const bool stores = threadIdx.x % kGroupThreads == 0;
   [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
     const auto store = [&]<int kIndex>(std::integral_constant<int, kIndex>) {
-      constexpr int kWave = kIndex / kParts, kFirst = kIndex % kParts * kHalvesStaged;
-      StageTransposed<kOut, kFirst / 2>(total[kWave], staged);
+      constexpr int kWave = kIndex / kParts, kFirst = kIndex % kParts * kStoreColumns;
+      const uint32_t buffer = staged + kIndex % kStoreBuffers * kStoreBytes;
+      if (kIndex == 0 || kIndex >= kStoreBuffers) {
+        if (stores) WaitForStores<kIndex == 0 ? 0 : kStoreBuffers - 1>();
+        SynchronizeGroup(group);
+      }
+      StageTransposed<kOut, kFirst / 2>(total[kWave], buffer);
+      FenceAsyncProxy();
       SynchronizeGroup(group);
-      const int32_t row = tile.row + kFirst + warp * kWarpRows;
-      const int32_t column = tile.column + kWave * kWaveRows;
-      char* to = static_cast<char*>(e.elementwise.out) + plane.At(tile.batch, row, column) * 2;
-      CopyStaged<kStagedBytes, false>(staged + warp * kWarpRows * kNarrowPitch, to, plane.row * 2,
-                                      static_cast<int32_t>(e.rows) - row,
-                                      (static_cast<int32_t>(e.columns) - column) * 2);
-      SynchronizeGroup(group);
+      if (stores) {
+        StoreBox(out, buffer, tile.column + kWave * kWaveRows, tile.row + kFirst, tile.batch);
+        CommitStores();
+      }
     };
     (store(std::integral_constant<int, kPart>{}), ...);
   }(std::make_integer_sequence<int, kParts * L::kWaves>{});
@@ -100,15 +102,16 @@ __device__ __forceinline__ void StagePartTransposed(int32_t part,
 // The epilogue of a warpgroup's rows of a tile, whose sums are scaled already.
 //   row, column  of the output
 template <typename L, int kColumns>
-__device__ __forceinline__ void StoreTransposed(const Arguments& a, const WarpTile& tile,
-                                                uint32_t staged, int32_t group,
+__device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtensorMap* out,
+                                                const WarpTile& tile, uint32_t staged,
+                                                int32_t group,
                                                 const float (&total)[L::kWaves][kColumns / 2]) {
   const Epilogue& e = a.epilogue;
   if (a.stores_directly) {
     if (e.elementwise.out_plane.dtype == DType::kBF16) {
-      StoreTransposedDirectly<DType::kBF16, L, kColumns>(e, tile, staged, group, total);
+      StoreTransposedDirectly<DType::kBF16, L, kColumns>(out, tile, staged, group, total);
     } else {
-      StoreTransposedDirectly<DType::kF16, L, kColumns>(e, tile, staged, group, total);
+      StoreTransposedDirectly<DType::kF16, L, kColumns>(out, tile, staged, group, total);
     }
     return;
   }

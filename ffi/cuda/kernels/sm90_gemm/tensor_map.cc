@@ -25,30 +25,43 @@ EncodeTiled DriverFunction(std::string& wrong) {
   return reinterpret_cast<EncodeTiled>(function);
 }
 
+// Maps boxes of a tensor of three axes whose lines have `box_line` bytes.
+std::string MapBoxes(CUtensorMapDataType type, void* values, const cuuint64_t (&sizes)[3],
+                     const cuuint64_t (&strides)[2], const cuuint32_t (&box)[3], int box_line,
+                     CUtensorMap& map) {
+  static std::string wrong;
+  static const EncodeTiled encode = DriverFunction(wrong);
+  if (!wrong.empty()) return wrong;
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const CUtensorMapSwizzle swizzle =
+      box_line == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
+  const CUresult result =
+      encode(&map, type, 3, values, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return "";
+  return "cuTensorMapEncodeTiled failed: CUresult " + std::to_string(static_cast<int>(result));
+}
+
 }  // namespace
 
 std::string MapOperand(const MappedOperand& operand, int box_bytes, int box_lines,
                        CUtensorMap& map) {
-  static std::string wrong;
-  static const EncodeTiled encode = DriverFunction(wrong);
-  if (!wrong.empty()) return wrong;
-  constexpr cuuint32_t kAxes = 3;
-  const cuuint64_t sizes[kAxes] = {static_cast<cuuint64_t>(operand.depth),
-                                   static_cast<cuuint64_t>(operand.lines),
-                                   static_cast<cuuint64_t>(operand.batches)};
-  const cuuint64_t strides[kAxes - 1] = {static_cast<cuuint64_t>(operand.line_pitch),
-                                         static_cast<cuuint64_t>(operand.batch_pitch)};
-  const cuuint32_t box[kAxes] = {static_cast<cuuint32_t>(box_bytes),
-                                 static_cast<cuuint32_t>(box_lines), 1};
-  const cuuint32_t steps[kAxes] = {1, 1, 1};
-  const CUtensorMapSwizzle swizzle =
-      box_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, kAxes, const_cast<void*>(operand.values), sizes,
-             strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result == CUDA_SUCCESS) return "";
-  return "cuTensorMapEncodeTiled failed: CUresult " + std::to_string(static_cast<int>(result));
+  return MapBoxes(
+      CU_TENSOR_MAP_DATA_TYPE_UINT8, const_cast<void*>(operand.values),
+      {static_cast<cuuint64_t>(operand.depth), static_cast<cuuint64_t>(operand.lines),
+       static_cast<cuuint64_t>(operand.batches)},
+      {static_cast<cuuint64_t>(operand.line_pitch), static_cast<cuuint64_t>(operand.batch_pitch)},
+      {static_cast<cuuint32_t>(box_bytes), static_cast<cuuint32_t>(box_lines), 1}, box_bytes, map);
+}
+
+std::string MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int64_t row_pitch,
+                      int64_t batch_pitch, CUtensorMap& map) {
+  constexpr cuuint32_t kBox = 64;
+  return MapBoxes(CU_TENSOR_MAP_DATA_TYPE_UINT16, out,
+                  {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                   static_cast<cuuint64_t>(batches)},
+                  {static_cast<cuuint64_t>(row_pitch), static_cast<cuuint64_t>(batch_pitch)},
+                  {kBox, kBox, 1}, 2 * kBox, map);
 }
 
 }  // namespace jaxfp8::cuda::sm90

@@ -23,6 +23,11 @@ struct MappedOperand {
 std::string MapOperand(const MappedOperand& operand, int box_bytes, int box_lines,
                        CUtensorMap& map);
 
+// Maps boxes of 64 columns x 64 rows of an output of 16 bits, which lie in shared memory swizzled
+// by 128 bytes. Pitches are in bytes.
+std::string MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int64_t row_pitch,
+                      int64_t batch_pitch, CUtensorMap& map);
+
 }  // namespace jaxfp8::cuda::sm90
 
 #endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_TENSOR_MAP_H_

@@ -102,12 +102,68 @@ __device__ __forceinline__ void MakeRowsNaN(float (&acc)[L::kWaves][kColumns / 2
   }
 }
 
+// What a thread has of a main loop.
+template <typename L, DType kWeight, DType kWide>
+struct WeightsLoop {
+  static constexpr int kColumns = L::kTileColumns;
+  uint32_t shared, blocks, first_code;
+  uint64_t first_rhs;
+  Ring<L::kStages>& ring;
+  float (&acc)[L::kWaves][kColumns / 2];
+  RowFlags<L> flags = {};
+  uint32_t fragments[2][L::kWaves][4];
+
+  // Waits for the ring's stage and decodes its first fragment.
+  __device__ __forceinline__ void Begin() {
+    Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
+    FragmentCodes<L> first;
+    first.Load(first_code + ring.stage * L::kLhsBytes);
+    DecodeFragment<L, kWeight, kWide>(first, fragments[0], flags);
+  }
+
+  // Multiplies kSteps stages, of which the first has begun, and begins the next one, if any.
+  template <int kSteps>
+  __device__ __forceinline__ void Multiply(bool more) {
+    constexpr int kDescriptorStep = 2 * kFragmentDepth >> 4;
+    uint32_t empty[kSteps];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const uint32_t from = first_code + ring.stage * L::kLhsBytes;
+      const uint64_t rhs = first_rhs + ring.stage * (L::kRhsBytes >> 4);
+      empty[step] = shared + L::kEmptyAt + 8 * ring.stage;
+      ring.Next();
+      FragmentCodes<L> codes[kFragments];
+#pragma unroll
+      for (int i = 1; i < kFragments; ++i) codes[i].Load(from ^ 16 * i);
+#pragma unroll
+      for (int i = 0; i < kFragments; ++i) {
+        WgmmaFence();
+#pragma unroll
+        for (int w = 0; w < L::kWaves; ++w) {
+          WgmmaFromRegisters<kWide, kColumns>(acc[w], fragments[i % 2][w],
+                                              rhs + i * kDescriptorStep);
+        }
+        WgmmaCommit();
+        WgmmaWait<1>();  // for the one that reads the other fragment
+        if (i == 0 && step > 0) Release(empty[step - 1], blocks);
+        if (i < kFragments - 1) {
+          DecodeFragment<L, kWeight, kWide>(codes[i + 1], fragments[(i + 1) % 2], flags);
+        } else if (step < kSteps - 1 || more) {
+          Begin();
+        }
+      }
+    }
+    // Without this ptxas takes fragments for ones that may be in use, and waits for every wgmma.
+    WgmmaWait<0>();
+    Release(empty[kSteps - 1], blocks);
+  }
+};
+
 // The sums of a part of a tile: over so many steps of K.
 template <typename L, DType kWeight, DType kWide, int kColumns>
 __device__ __forceinline__ void MultiplyWeights(float (&acc)[L::kWaves][kColumns / 2],
                                                 uint32_t shared, int32_t steps, uint32_t blocks,
                                                 Ring<L::kStages>& ring) {
-  constexpr int kDescriptorStep = 2 * kFragmentDepth >> 4;
   const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
   const int32_t group = __shfl_sync(~0u, math_thread / kGroupThreads, 0);
   const int32_t line = math_thread % 32 / 4;
@@ -116,52 +172,20 @@ __device__ __forceinline__ void MultiplyWeights(float (&acc)[L::kWaves][kColumns
   // In lines of 64 bytes chunk c of 16 lies at place c ^ line / 2 % 4.
   const uint32_t first_code =
       shared + L::kLhsAt + row * L::kLhsLine + (line / 2 % 4) * 16 + math_thread % 4 * 2;
-  const uint64_t first_rhs = SwizzledDescriptor(shared + L::kRhsAt);
-  uint32_t fragments[2][L::kWaves][4];
-  RowFlags<L> flags;
-  FragmentCodes<L> first;
 #pragma unroll
   for (int w = 0; w < L::kWaves; ++w) {
-    flags[w][0] = flags[w][1] = 0;
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) acc[w][i] = 0;
   }
-  Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
-  first.Load(first_code + ring.stage * L::kLhsBytes);
-  DecodeFragment<L, kWeight, kWide>(first, fragments[0], flags);
+  WeightsLoop<L, kWeight, kWide> loop{
+      shared, blocks, first_code, SwizzledDescriptor(shared + L::kRhsAt), ring, acc};
+  loop.Begin();
 #pragma unroll 1
-  for (int32_t step = 0; step < steps; ++step) {
-    const uint32_t from = first_code + ring.stage * L::kLhsBytes;
-    const uint64_t rhs = first_rhs + ring.stage * (L::kRhsBytes >> 4);
-    const uint32_t empty = shared + L::kEmptyAt + 8 * ring.stage;
-    ring.Next();
-    FragmentCodes<L> codes[kFragments];
-#pragma unroll
-    for (int i = 1; i < kFragments; ++i) codes[i].Load(from ^ 16 * i);
-#pragma unroll
-    for (int i = 0; i < kFragments; ++i) {
-      WgmmaFence();
-#pragma unroll
-      for (int w = 0; w < L::kWaves; ++w) {
-        WgmmaFromRegisters<kWide, kColumns>(acc[w], fragments[i % 2][w], rhs + i * kDescriptorStep);
-      }
-      WgmmaCommit();
-      WgmmaWait<1>();  // for the one that reads the other fragment
-      if (i < kFragments - 1) {
-        DecodeFragment<L, kWeight, kWide>(codes[i + 1], fragments[(i + 1) % 2], flags);
-      } else if (step + 1 < steps) {
-        Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
-        first.Load(first_code + ring.stage * L::kLhsBytes);
-        DecodeFragment<L, kWeight, kWide>(first, fragments[0], flags);
-      }
-    }
-    // Without this ptxas takes fragments for ones that may be in use, and waits for every wgmma.
-    WgmmaWait<0>();
-    Release(empty, blocks);
-  }
+  for (; steps > 1; steps -= 2) loop.template Multiply<2>(steps > 2);
+  if (steps > 0) loop.template Multiply<1>(false);
 #pragma unroll
   for (int w = 0; w < L::kWaves; ++w) PinAccumulators(acc[w]);
-  if constexpr (Decoder<kWeight, kWide>::kFlagsNaN) MakeRowsNaN<L, kColumns>(acc, flags);
+  if constexpr (Decoder<kWeight, kWide>::kFlagsNaN) MakeRowsNaN<L, kColumns>(acc, loop.flags);
 }
 
 // A wave's sums times the scales of rows and columns.
