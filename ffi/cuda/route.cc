@@ -44,7 +44,7 @@ std::vector<const Path*> InOrder(const Problem& problem) {
   if (DividesMany(problem)) std::swap(order[1], order[2]);
   const bool skinny = IsSkinny(problem);
   const bool mixed = IsEightBit(problem.lhs.dtype) != IsEightBit(problem.rhs.dtype);
-  const bool late = mixed && !HasManyRows(problem);
+  const bool late = mixed && !FillsHopper(problem);
   if (late) std::erase(order, &kSm90Gemm);
   order.push_back(skinny ? &kSm80W8A16 : &kCublasLtWide);
   order.push_back(skinny ? &kCublasLtWide : &kSm80W8A16);
@@ -87,7 +87,11 @@ const std::vector<const Path*>& AllPaths() {
 
 bool IsSkinny(const Problem& problem) { return WideLines(problem) <= kSkinnyRows; }
 
-bool HasManyRows(const Problem& problem) { return WideLines(problem) >= kManyRows; }
+bool FillsHopper(const Problem& problem) {
+  const double outputs = static_cast<double>(problem.batch) * static_cast<double>(problem.rows) *
+                         static_cast<double>(problem.columns);
+  return WideLines(problem) >= kManyRows && (!IsSkinny(problem) || outputs > kFewOutputs);
+}
 
 std::vector<Choice> Choices(const Problem& problem, const Device& device) {
   std::vector<Choice> choices;

@@ -24,11 +24,15 @@ inline constexpr int64_t kSkinnyRows = 256;
 bool IsSkinny(const Problem& problem);
 
 // With fewer rows than these `sm80_w8a16` is faster than `sm90_gemm`, whose tiles have 128: on an
-// H100 64 rows of 14336 x 4096 take 33 us, not 39, and 96 rows 58, not 37.
+// H100 64 rows of 14336 x 4096 take 33 us, not 39, and 96 rows 59, not 35.
 inline constexpr int64_t kManyRows = 65;
 
-// Whether the 16-bit side has at least kManyRows lines.
-bool HasManyRows(const Problem& problem);
+// Up to kSkinnyRows rows it takes more outputs than these, too, since many blocks share a tile
+// otherwise: 256 rows of 1024 x 4096 take 16 us by `sm80_w8a16`, and 21 by `sm90_gemm`.
+inline constexpr double kFewOutputs = 1 << 18;
+
+// Whether a product of 16-bit values and 8-bit weights has so many rows and outputs.
+bool FillsHopper(const Problem& problem);
 
 struct Choice {
   const Path* path;

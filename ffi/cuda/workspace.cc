@@ -108,7 +108,7 @@ double Bytes(const Problem& problem, std::string_view kernel) {
   const bool weights = w8a16::WhyNotForm(oriented).empty();
   const bool library = LibraryMayTake(problem);
   if (kernel.empty()) {
-    const double units = HasManyRows(problem) ? ForSharedUnits(problem) : 0;
+    const double units = FillsHopper(problem) ? ForSharedUnits(problem) : 0;
     if (weights && (IsSkinny(problem) || !library)) return std::max(units, ForWeights(oriented));
     return library ? ForLibrary(problem) : 0;
   }

@@ -9,7 +9,8 @@ program is not exported to run on others.
 
 For a few rows times a weight it is for GPUs without thread block clusters (compute capability below
 9.0), where the blocks that share outputs leave partial sums in it: at most a tenth of the weight's
-bytes. From 9.0 on they add up in shared memory, and the scratch is not touched.
+bytes. From 9.0 on they add up in shared memory, and the scratch is not touched, but from 65 rows on
+by the Hopper kernel, whose blocks leave a tile's sums each.
 
 ffi/cuda/workspace.cc has the same rule, for callers of the C function `jaxfp8_cuda_workspace`.
 """
@@ -40,9 +41,11 @@ _LEAST = 256
 # The path that reads FP8 and int8 as lines of the depth, aligned to as many bytes.
 _HOPPER = "sm90_gemm"
 _ALIGNED = 16
-# Beside 16-bit values its blocks share tiles, and leave the sums of one each: so many rows are
-# computed by it, types of weights, and bytes on a GPU with 132 multiprocessors.
+# Beside 16-bit values its blocks share tiles, and leave the sums of one each. It takes so many
+# rows, and where those are few, more outputs than so many; types of weights; and bytes on a GPU
+# with 132 multiprocessors.
 _MANY_ROWS = 65
+_FEW_OUTPUTS = 1 << 18
 _BESIDE_WIDE = ("float8_e4m3fn", "float8_e5m2", "int8")
 _SHARED_TILES = 132 * (16 + 4 * 128 * 256)
 
@@ -83,7 +86,7 @@ def _wanted(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) ->
         if kernel == weight_only.NAME:
             return min(_SLABS, weights.scratch())
         if kernel == "" and first:
-            shared = compute_capability in (None, 90) and weights.rows >= _MANY_ROWS
+            shared = compute_capability in (None, 90) and _fills_hopper(spec, weights.rows)
             return max(_for_shared_tiles(spec) if shared else 0, min(_SLABS, weights.scratch()))
     if library and (kernel == "" or kernel.startswith("cublaslt")):
         return _for_library(spec)
@@ -108,6 +111,11 @@ def _for_hopper(spec: ScaledDotSpec) -> int:
             if size:
                 end = -(-end // _LEAST) * _LEAST + size
     return end
+
+
+def _fills_hopper(spec: ScaledDotSpec, rows: int) -> bool:
+    few = rows <= FEW_ROWS and math.prod(spec.out_shape) <= _FEW_OUTPUTS
+    return rows >= _MANY_ROWS and not few
 
 
 def _for_shared_tiles(spec: ScaledDotSpec) -> int:

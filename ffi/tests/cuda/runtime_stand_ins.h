@@ -107,11 +107,21 @@ const Path kSm80Imma = {"sm80_imma", imma::WhyNot, imma::MakeSumsPlan};
 namespace sm90 {
 namespace {
 
-// Writes the copies of the operands, and asks for the tile of every block and unit.
+// Writes the copies of the operands and the sums of shared units, and asks for the tile of every
+// block and unit.
 class CopiesPlan : public Plan {
  public:
-  CopiesPlan(const Problem& problem, const Configuration& configuration)
-      : operands_(OperandsOf(problem)), schedule_(MakeSchedule(problem, configuration)) {}
+  //   problem  with 8-bit weights on the left of 16-bit values
+  CopiesPlan(const Problem& problem, int32_t multiprocessors, size_t workspace)
+      : operands_(OperandsOf(problem)) {
+    const Configuration configuration = Choose(problem, multiprocessors);
+    schedule_ = MakeSchedule(problem, configuration);
+    Schedule shared = schedule_;
+    ShareUnits(problem, configuration, multiprocessors, shared);
+    const size_t bytes = SharedUnitsBytes(shared, configuration.tile, multiprocessors);
+    if (bytes > 0 && bytes <= workspace) schedule_ = shared, shared_bytes_ = bytes;
+    blocks_ = BlocksOf(schedule_, multiprocessors);
+  }
 
   std::string Run(const Buffers& buffers, cudaStream_t) const override {
     const std::string wrong = WhyNotWorkspace(operands_, buffers.workspace_bytes);
@@ -121,8 +131,18 @@ class CopiesPlan : public Plan {
       std::memset(workspace + operand.at, 1, operand.CopiedBytes());
       std::memset(workspace + operand.sums_at, 1, operand.SumsBytes());
     }
-    for (int32_t unit = 0; unit < std::min(schedule_.units, 1000); ++unit)
-      TileOf(schedule_, unit, 1);
+    if (shared_bytes_ > 0) {
+      if (buffers.workspace_bytes < shared_bytes_)
+        return "a smaller workspace than was planned for";
+      std::memset(buffers.workspace, 1, shared_bytes_);
+    }
+    for (int32_t block = 0; block < std::min(blocks_, 10); ++block) {
+      Parts<true> parts(schedule_, block, blocks_);
+      Part part;
+      for (int count = 0; count < 100 && parts.Next(schedule_, part); ++count) {
+        TileOf(schedule_, part.unit, 1);
+      }
+    }
     return "";
   }
 
@@ -131,12 +151,14 @@ class CopiesPlan : public Plan {
  private:
   Operands operands_;
   Schedule schedule_;
+  int32_t blocks_ = 1;
+  size_t shared_bytes_ = 0;
 };
 
 std::unique_ptr<Plan> MakeCopiesPlan(const Problem& problem, const Device& device, size_t workspace,
                                      std::string& wrong) {
-  auto plan =
-      std::make_unique<CopiesPlan>(problem, Choose(problem, std::max(1, device.multiprocessors)));
+  auto plan = std::make_unique<CopiesPlan>(WithWeightsOnLeft(problem),
+                                           std::max(1, device.multiprocessors), workspace);
   wrong = plan->WhyNot(workspace);
   if (!wrong.empty()) return nullptr;
   return plan;
