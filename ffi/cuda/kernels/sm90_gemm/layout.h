@@ -27,8 +27,8 @@ inline constexpr int kWarpRows = 16, kStagedBytes = 128;
 // From row to row, in bytes. The padding spreads rows over the banks: for stores of 16 bytes of
 // eight rows, and of 32 bytes of four rows.
 inline constexpr int kNarrowPitch = kStagedBytes + 16, kWidePitch = kStagedBytes + 32;
-// Where tiles are stored transposed, copies to global memory read 64 columns of a wave each, and
-// the next ones are staged meanwhile. Four columns a tile, so the first buffer is used twice.
+// Where tiles are stored transposed, 64 columns of a wave are copied to global memory at a time. A
+// warpgroup has four such copies of a tile, and stages three without waiting.
 inline constexpr int kStoreColumns = 64, kStoreBytes = kStoreColumns * kStagedBytes;
 inline constexpr int kStoreBuffers = 3;
 inline constexpr int kMaxSharedBytes = 227 << 10;
@@ -58,11 +58,8 @@ struct BlockLayout {
   // A chunk has the scales of four steps, or what follows the sums of a tile.
   static constexpr int kChunks = kScalesAfter ? 2 : 3;
   static constexpr int kParts = kScaleColumns > 1 ? kRhsScales : 1;
-  static constexpr int kChunkBytes = 4 *
-                                     (kMixed         ? 1
-                                      : kScalesAfter ? kLineFields
-                                                     : kChunkSteps) *
-                                     (kRows + kRhsScales);
+  static constexpr int kChunkFields = kMixed ? 1 : kScalesAfter ? kLineFields : kChunkSteps;
+  static constexpr int kChunkBytes = 4 * kChunkFields * (kRows + kRhsScales);
   static constexpr int kStageBytes = kLhsBytes + kRhsBytes;
   static constexpr int kStagingBytes =  // of a warp
       kMixed ? kStoreBuffers * kStoreBytes / 4 : kWarpRows * kWidePitch;

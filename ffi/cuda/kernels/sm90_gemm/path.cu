@@ -119,17 +119,13 @@ class GemmPlan final : public Plan {
         "cudaFuncSetAttribute");
   }
 
-  // Blocks share units where the workspace has room for their sums, beside the operands' copies:
-  // those and shared units do not meet.
+  // Has blocks share units if the workspace has room for their sums. It holds nothing else then:
+  // mixed operands are not copied.
   void Share(size_t workspace) {
     Schedule shared = schedule_;
     ShareUnits(problem_, configuration_, multiprocessors_, shared);
-    shared_bytes_ = SharedUnitsBytes(shared, configuration_.tile, multiprocessors_);
-    if (shared_bytes_ <= workspace) {
-      schedule_ = shared;
-    } else {
-      shared_bytes_ = 0;
-    }
+    const size_t bytes = SharedUnitsBytes(shared, configuration_.tile, multiprocessors_);
+    if (bytes <= workspace) schedule_ = shared, shared_bytes_ = bytes;
     blocks_ = BlocksOf(schedule_, multiprocessors_);
   }
 
@@ -193,7 +189,7 @@ class GemmPlan final : public Plan {
     return MapOperand(mapped, depth * SizeOf(operand.side.dtype), box_lines, map);
   }
 
-  // Of mixed operands, whose kernel computes the transposed output.
+  // The output of mixed operands: `problem_` has it transposed.
   std::string MapOutput(const Elementwise& rest, CUtensorMap& map) const {
     const int64_t rows = problem_.columns;
     const int64_t row = 2 * (rows == 1 ? problem_.rows : rest.out_plane.row);
@@ -250,8 +246,8 @@ class GemmPlan final : public Plan {
                      "sm90_gemm");
   }
 
-  Problem problem_;  // lhs is the 8-bit side where the other one has 16
-  bool mixed_, swapped_;
+  Problem problem_;       // with 8-bit weights on the left of 16-bit values
+  bool mixed_, swapped_;  // whether one side has 16 bits, and the sides were exchanged
   Configuration configuration_;
   Schedule schedule_;
   int32_t multiprocessors_, blocks_ = 1;

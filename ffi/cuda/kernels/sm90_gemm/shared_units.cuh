@@ -5,8 +5,9 @@
 //                                                     registers at a time
 //
 // A block leaves the sums of at most one part, its first. So the sums that a tile still needs are
-// there, or about to be, when the block that finishes it is done with its last part. They are added
-// in one order, so the bits are the same in every run.
+// there, or about to be, when the block that finishes it is done with its last part. Blocks wait
+// for smaller numbers alone, which start no later. Sums are added in one order, so the bits are the
+// same in every run.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_SHARED_UNITS_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_SHARED_UNITS_CUH_

@@ -1,5 +1,6 @@
-// wgmma of two 8-bit operands in shared memory (sm_90a): acc (64 x N) += lhs (64 x 32) * rhs (32 x
-// N). FP8 is summed in float32, int8 and uint8 in int32.
+// wgmma (sm_90a): acc (64 x N) += lhs (64 x 32 bytes) * rhs (32 bytes x N). Two 8-bit operands are
+// in shared memory; FP8 is summed in float32, int8 and uint8 in int32. Of two 16-bit ones lhs is in
+// registers.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_WGMMA_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_WGMMA_CUH_
