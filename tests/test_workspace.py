@@ -96,6 +96,7 @@ def test_many_rows_of_a_weight_have_room_for_tiles_that_blocks_share():
     assert of_weights(65, 4096, 4096, "kn") < 1 << 20
     assert of_weights(64, 4096, 4096, "nk") < 1 << 20
     assert of_weights(256, 1024, 4096, "nk") < 1 << 20, "few outputs"
+    assert of_weights(200, 4096, 512, "nk") < 1 << 20, "little depth"
     assert of_weights(65, 4096, 4097, "nk") < 1 << 20, "lines that are not aligned"
     assert of_weights(65, 4096, 4096, "nk", kernel="sm80_w8a16") < 1 << 20
 

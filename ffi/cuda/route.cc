@@ -90,7 +90,8 @@ bool IsSkinny(const Problem& problem) { return WideLines(problem) <= kSkinnyRows
 bool FillsHopper(const Problem& problem) {
   const double outputs = static_cast<double>(problem.batch) * static_cast<double>(problem.rows) *
                          static_cast<double>(problem.columns);
-  return WideLines(problem) >= kManyRows && (!IsSkinny(problem) || outputs > kFewOutputs);
+  if (WideLines(problem) < kManyRows || problem.depth < kLeastDepth) return false;
+  return !IsSkinny(problem) || outputs > kFewOutputs;
 }
 
 std::vector<Choice> Choices(const Problem& problem, const Device& device) {

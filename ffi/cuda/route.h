@@ -31,7 +31,11 @@ inline constexpr int64_t kManyRows = 65;
 // otherwise: 256 rows of 1024 x 4096 take 16 us by `sm80_w8a16`, and 21 by `sm90_gemm`.
 inline constexpr double kFewOutputs = 1 << 18;
 
-// Whether a product of 16-bit values and 8-bit weights has so many rows and outputs.
+// It was timed from this depth on. With less, as the 128 of attention's keys, an epilogue follows
+// every few steps.
+inline constexpr int64_t kLeastDepth = 1024;
+
+// Whether a product of 16-bit values and 8-bit weights has so many rows and outputs, and the depth.
 bool FillsHopper(const Problem& problem);
 
 struct Choice {

@@ -42,10 +42,11 @@ _LEAST = 256
 _HOPPER = "sm90_gemm"
 _ALIGNED = 16
 # Beside 16-bit values its blocks share tiles, and leave the sums of one each. It takes so many
-# rows, and where those are few, more outputs than so many; types of weights; and bytes on a GPU
-# with 132 multiprocessors.
+# rows, and where those are few, more outputs than so many; so much depth; types of weights; and
+# bytes on a GPU with 132 multiprocessors.
 _MANY_ROWS = 65
 _FEW_OUTPUTS = 1 << 18
+_LEAST_DEPTH = 1024
 _BESIDE_WIDE = ("float8_e4m3fn", "float8_e5m2", "int8")
 _SHARED_TILES = 132 * (16 + 4 * 128 * 256)
 
@@ -115,7 +116,7 @@ def _for_hopper(spec: ScaledDotSpec) -> int:
 
 def _fills_hopper(spec: ScaledDotSpec, rows: int) -> bool:
     few = rows <= FEW_ROWS and math.prod(spec.out_shape) <= _FEW_OUTPUTS
-    return rows >= _MANY_ROWS and not few
+    return rows >= _MANY_ROWS and spec.lhs.depth >= _LEAST_DEPTH and not few
 
 
 def _for_shared_tiles(spec: ScaledDotSpec) -> int:

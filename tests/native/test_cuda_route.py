@@ -70,6 +70,7 @@ TAKEN = [
     (product("float16", "int8", m=64, tiles=WEIGHTS), {90: "sm80_w8a16"}),
     (product("float16", "int8", m=256, n=1024, tiles=WEIGHTS), {90: "sm80_w8a16"}),
     (product("float16", "int8", m=512, n=1024, tiles=WEIGHTS), {90: "sm90_gemm"}),
+    (product("bfloat16", E4M3, m=512, k=128, tiles=(None, (1, 128))), {90: "cublaslt_wide"}),
     (product("bfloat16", "uint8", m=512, tiles=WEIGHTS), {90: "cublaslt_wide"}),
     (product("float32", E4M3, tiles=WEIGHTS), {80: "general", 90: "general"}),
 ]
