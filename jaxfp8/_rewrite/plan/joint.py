@@ -23,8 +23,8 @@ from jaxfp8._rewrite.plan.walk import Walk
 def replacements(walk: Walk, program: Program) -> dict[Value, Value]:
     """For each output of a call that joins others, that of the joint call; told in the dots."""
     sites = {site.op: site for site in walk.own}
-    for site in walk.own:
-        site.joined = 0  # an earlier order of the program may have had more
+    for own in walk.own:
+        own.joined = 0  # an earlier order of the program may have had more
     replaced: dict[Value, Value] = {}
     for ops in _groups(program):
         joined = _op(ops)
