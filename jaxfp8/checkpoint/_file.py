@@ -57,13 +57,7 @@ class File:
         """Close the file, once."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            self._readers.shutdown()
             os.close(descriptor)
-
-    @functools.cached_property
-    def _readers(self) -> concurrent.futures.Executor:
-        """Its threads start when they get work."""
-        return concurrent.futures.ThreadPoolExecutor(_READERS, "jaxfp8-read")
 
     def __enter__(self) -> File:
         return self
@@ -105,9 +99,10 @@ class File:
         if len(view) <= _PART_BYTES:
             return self._read_part(entry, start, view)
         places = range(0, len(view), _PART_BYTES)
+        readers = _readers_of(os.getpid())
         parts = [view[place : place + _PART_BYTES] for place in places]
         reads = [
-            self._readers.submit(self._read_part, entry, start + place, part)
+            readers.submit(self._read_part, entry, start + place, part)
             for place, part in zip(places, parts, strict=True)
         ]
         concurrent.futures.wait(reads)  # nobody writes to `target` after an error
@@ -139,6 +134,12 @@ class File:
                 raise CheckpointError(self.path, "", found, needs, remedy)
             text += part
         return parse(self.path, bytes(text), size)
+
+
+@functools.cache
+def _readers_of(process: int) -> concurrent.futures.Executor:
+    """The threads that read, for all files of a process; a child of it has none of them."""
+    return concurrent.futures.ThreadPoolExecutor(_READERS, f"jaxfp8-read-{process}")
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Mapping
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,32 +32,41 @@ _NARROW = {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype
 class Transfers:
     """Arrays whose bytes are on their way to devices; until they are there the host holds them too.
 
+    Threads may share one. It keeps no array alive.
+
     Args:
-      room: bytes that may be on their way at a time. More wait, but for a single array.
+      room: the most bytes under way. A larger array is transferred alone.
     """
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._under_way: collections.deque[tuple[jax.Array | QArray, int]] = collections.deque()
+        self._lock = threading.Lock()
+        self._under_way: collections.deque[tuple[list[weakref.ref[Any]], int]] = collections.deque()
 
     def wait_for(self, nbytes: int) -> None:
         """Wait, oldest first, until there is room for so many bytes."""
-        self._under_way = collections.deque(e for e in self._under_way if not _is_there(e[0]))
-        while self._under_way and sum(size for _, size in self._under_way) + nbytes > self._room:
-            value, _ = self._under_way.popleft()
-            jax.block_until_ready([leaf for leaf in jax.tree.leaves(value) if _is_kept(leaf)])
+        while oldest := self._oldest_in_the_way(nbytes):
+            jax.block_until_ready(_not_there(oldest))
 
     def add(self, value: jax.Array | QArray, nbytes: int) -> None:
         """An array that was made of bytes of the host just now."""
-        self._under_way.append((value, nbytes))
+        with self._lock:
+            self._under_way.append(([weakref.ref(x) for x in jax.tree.leaves(value)], nbytes))
+
+    def _oldest_in_the_way(self, nbytes: int) -> list[weakref.ref[Any]] | None:
+        """Takes out what is there, and the oldest if there is no room."""
+        with self._lock:
+            left = [entry for entry in self._under_way if _not_there(entry[0])]
+            self._under_way = collections.deque(left)
+            if sum(size for _, size in left) + nbytes <= self._room or not left:
+                return None
+            return self._under_way.popleft()[0]
 
 
-def _is_kept(leaf: jax.Array) -> bool:
-    return not leaf.is_deleted()
-
-
-def _is_there(value: jax.Array | QArray) -> bool:
-    return all(leaf.is_deleted() or leaf.is_ready() for leaf in jax.tree.leaves(value))
+def _not_there(leaves: Sequence[weakref.ref[Any]]) -> list[jax.Array]:
+    """Those that are still wanted, and whose bytes are under way."""
+    kept = [leaf for ref in leaves if (leaf := ref()) is not None and not leaf.is_deleted()]
+    return [leaf for leaf in kept if not leaf.is_ready()]
 
 
 def read(

@@ -1,9 +1,12 @@
 """Reading onto devices: each reads its own slice, and nothing is held twice."""
 
+import concurrent.futures
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -149,6 +152,33 @@ def test_a_file_that_is_cut_in_a_later_part_is_an_error(tmp_path):
         os.truncate(path, 2 * _file._PART_BYTES)
         with pytest.raises(checkpoint.CheckpointError, match="cut short while it was read"):
             opened["a.weight"]
+
+
+def test_threads_share_an_open_checkpoint(tmp_path):
+    tensors = {}
+    for layer in range(24):
+        tensors[f"{layer}.weight"] = codes((64, 48), seed=layer)
+        tensors[f"{layer}.weight_scale"] = scales(())
+    with checkpoint.open(folder(tmp_path / "m", tensors)) as opened:
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            found = list(pool.map(opened.__getitem__, list(opened) * 8))
+        for name, array in zip(list(opened) * 8, found, strict=True):
+            same = np.asarray(array.qvalue).view(np.uint8) == tensors[name].view(np.uint8)
+            assert same.all()
+
+
+def test_an_open_checkpoint_keeps_no_array(path):
+    with checkpoint.open(path) as opened:
+        array = weakref.ref(opened["a.weight"].qvalue)
+        gc.collect()
+        assert array() is None
+
+
+def test_a_closed_checkpoint_says_so_for_a_large_tensor(tmp_path):
+    opened = checkpoint.open(large(tmp_path)[0])
+    opened.close()
+    with pytest.raises(checkpoint.CheckpointError, match="cannot be read"):
+        opened["a.weight"]
 
 
 MEASURE = """
