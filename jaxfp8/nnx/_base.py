@@ -69,7 +69,8 @@ class EightBitLayer(nnx.Module):
         weight = getattr(layer, self.WEIGHT)
         # What the layer computes in: its parameters may have been cast since it was made.
         own = [p.get_value().dtype for p in (weight, getattr(layer, "bias", None)) if p is not None]
-        self.param_dtype = jnp.result_type(*own)
+        with jax.numpy_dtype_promotion("standard"):
+            self.param_dtype = jnp.result_type(*own)
         self._keep(hold(weight, recipe, *self.axes_of(self, len(weight.get_value().shape))))
         self.input_scale = nnx.data(None if scale is None else QParam(jnp.asarray(scale)))
         if hasattr(layer, "bias"):

@@ -68,6 +68,14 @@ def test_a_model_that_was_cast_computes_in_what_it_was_cast_to(bias):
     assert jaxfp8.nnx.Linear.of(model)(x).dtype == model(x).dtype == jnp.bfloat16
 
 
+def test_strict_promotion_is_no_reason_to_fail():
+    model = nnx.Linear(8, 4, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    model.bias[...] = jnp.zeros(4)
+    model.kernel = nnx.Param(model.kernel[...].astype(jnp.bfloat16))
+    with jax.numpy_dtype_promotion("strict"):
+        assert jaxfp8.nnx.Linear.of(model).param_dtype == jnp.float32
+
+
 def test_weights_are_no_longer_there_in_floats():
     model = Model()
     jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
