@@ -27,6 +27,7 @@ NORMS = {
     "rms, rounded, gain": Norm(epsilon=1e-5, has_gain=True, rounded_first=True),
     "layer": Norm(epsilon=1e-5, centred=True),
     "layer, gain and shift": Norm(epsilon=1e-5, centred=True, has_gain=True, has_shift=True),
+    "layer, rounded, shift": Norm(epsilon=1e-5, centred=True, has_shift=True, rounded_second=True),
     "layer, rounded": Norm(
         epsilon=1e-5,
         centred=True,

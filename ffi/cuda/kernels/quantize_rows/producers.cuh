@@ -71,8 +71,8 @@ __device__ __forceinline__ void Normalize(const RowsProblem& p, const RowsBuffer
       LoadVector<kIn>(b.gain, p.gain, row.At(i), vector);
 #pragma unroll
       for (int j = 0; j < kRowValues; ++j) values[j] *= vector[j];
-      if (p.rounded_second) RoundChunk<kIn>(values);
     }
+    if (p.rounded_second) RoundChunk<kIn>(values);
     if (b.shift) {
       LoadVector<kIn>(b.shift, p.shift, row.At(i), vector);
 #pragma unroll
