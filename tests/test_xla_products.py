@@ -61,6 +61,10 @@ E4M3, INT8 = jnp.float8_e4m3fn, jnp.int8
         ((64, 2048, 2048), (E4M3, E4M3), False),
         ((8, 256, 1024), (INT8, INT8), True),
         ((8, 256, 1040), (INT8, INT8), False),  # sums would not be exact
+        ((8, 256, 512), (jnp.uint8, INT8), True),
+        ((8, 256, 528), (jnp.uint8, INT8), False),
+        ((8, 256, 256), (jnp.uint8, jnp.uint8), True),
+        ((8, 256, 264), (jnp.uint8, jnp.uint8), False),
     ],
 )
 def test_small_products_are_left_to_xla(sizes, types, taken):

@@ -26,14 +26,14 @@ NAME = "xla"
 _MEASURED_ON = 90
 # Stored values of the 8-bit side, where the other side is in floats. XLA was faster with one row
 # (1024 x 4096 in 3.9 µs and not 6.7) and with 4096; with 4096 x 4096 values it was level.
-MOST_WEIGHTS = 8 << 20
+_MOST_WEIGHTS = 8 << 20
 # The same for one row and weights [K, N], which XLA reads slowly: 12.9 µs for 1024 x 4096.
 _MOST_BY_COLUMNS = 1 << 20
 # The same with 8 bits on both sides, and the most rows: XLA multiplies 16 bits.
 _MOST_IN_8_BITS = 2 << 20
 _MOST_ROWS = 64
-# Sums of products of two int8 codes are exact in float32 up to this depth.
-_EXACT_DEPTH = 2**24 // 128**2
+# Sums of integers are exact in float32 up to here.
+_EXACT = 2**24
 
 
 def takes(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) -> bool:
@@ -53,8 +53,18 @@ def takes(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) -> b
     rows = min(math.prod(side.sizes(side.free)) for side in (spec.lhs, spec.rhs))
     if len(codes) == 2:
         return stored <= _MOST_IN_8_BITS and rows <= _MOST_ROWS
-    by_columns = rows == 1 and len(codes[0].shape) - 1 not in codes[0].contracting
-    return stored <= (_MOST_BY_COLUMNS if by_columns else MOST_WEIGHTS)
+    return takes_weights(stored, rows, last=len(codes[0].shape) - 1 in codes[0].contracting)
+
+
+def takes_weights(stored: int, rows: int, *, last: bool) -> bool:
+    """Whether XLA computes a product of floats and so many 8-bit values on a Hopper GPU.
+
+    Args:
+      stored: how many values.
+      rows: of floats.
+      last: whether the contracted axis of the weights is their last.
+    """
+    return stored <= (_MOST_WEIGHTS if last or rows > 1 else _MOST_BY_COLUMNS)
 
 
 def multiplied_in(spec: ScaledDotSpec) -> DTypeLike | None:
@@ -69,10 +79,15 @@ def multiplied_in(spec: ScaledDotSpec) -> DTypeLike | None:
         return None
     wide = {side.dtype for side in sides if not dtypes.is_eight_bit(side.dtype)}
     if not wide:
-        in_range = spec.contracting_size <= _EXACT_DEPTH
-        exact = in_range or not all(dtypes.is_int8(side.dtype) for side in sides)
-        return jnp.bfloat16 if exact else None
+        integers = all(dtypes.is_int8(side.dtype) for side in sides)
+        return None if integers and _largest_sum(spec) > _EXACT else jnp.bfloat16
     return next(iter(wide))
+
+
+def _largest_sum(spec: ScaledDotSpec) -> int:
+    """Of products of two integer codes."""
+    largest = (255 if side.dtype == "uint8" else 128 for side in (spec.lhs, spec.rhs))
+    return spec.contracting_size * math.prod(largest)
 
 
 def scaled_dot(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> tuple[jax.Array, ...]:

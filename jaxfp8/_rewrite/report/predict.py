@@ -250,13 +250,19 @@ def _kind(site: Site) -> tuple[str, str]:
     if wide:
         if wide[0] not in SIXTEEN_BIT_FLOATS:
             return "", f"{wide[0]} times 8 bits was not measured"
-        _, _, n, k = _folded(site)
-        return "W8A16 by XLA" if n * k <= xla_products.MOST_WEIGHTS else "W8A16", ""
+        return "W8A16 by XLA" if _is_left_to_xla(site) else "W8A16", ""
     if dtypes[0] in FLOAT8 and dtypes[1] in FLOAT8:
         blocks = any(side.scale.startswith("blocks") for side in (site.lhs, site.rhs))
         return "FP8 in blocks" if blocks else "FP8", ""
     mixed = dtypes[0] in FLOAT8 or dtypes[1] in FLOAT8
     return ("", "FP8 times int8 was not measured") if mixed else ("INT8", "")
+
+
+def _is_left_to_xla(site: Site) -> bool:
+    """Whether a Hopper GPU gets the product as a dot; a square weight counts as [K, N]."""
+    _, m, n, k = _folded(site)
+    weights = site.lhs if site.lhs.eight_bit else site.rhs
+    return xla_products.takes_weights(n * k, m, last=n != k and weights.shape[-1] == k)
 
 
 def _nbytes(side: Operand) -> int:
