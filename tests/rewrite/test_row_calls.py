@@ -288,7 +288,20 @@ def one_mean(x):
     return narrow(wide * inverse(wide))
 
 
+def turned(x):
+    """The same numbers in another order: what belongs to a row divides another."""
+    side = int(len(x) ** 0.5)
+    numbers = x.reshape(side, side)
+    return jax.lax.reshape(numbers, (side * side, 1), dimensions=(1, 0))
+
+
+def inverses_of_other_rows(x):
+    wide = x.astype(jnp.float32)
+    return narrow(wide * jax.lax.rsqrt(turned(jnp.square(wide).mean(-1)) + 1e-5))
+
+
 NEAR_MISSES = {
+    "inverses of other rows": inverses_of_other_rows,
     "another axis": other_axis,
     "the square of something else": other_values,
     "half a LayerNorm": half_centred,
@@ -311,6 +324,52 @@ def test_what_is_no_norm_stays_as_written(name):
     (row,) = jaxfp8.explain(run)(x).matched
     assert row.lhs.quantized == "as written"
     assert row.lhs.producer
+
+
+def test_a_gain_in_another_order_keeps_its_order():
+    def run(x):
+        gain = jax.lax.reshape(GAIN.reshape(8, 8), (K,), dimensions=(1, 0))
+        return dot(narrow(rms(x) * gain.astype(jnp.float32)))
+
+    found, written = (np.asarray(jax.jit(f)(X), np.float32) for f in (jaxfp8.rewrite(run), run))
+    assert np.linalg.norm(found - written) < 0.02 * np.linalg.norm(written)
+
+
+def test_scales_of_other_rows_stay_as_written():
+    x = jnp.asarray(rows.matrix(K, K))
+    run = lambda x: dot_by(x, lambda y: turned(scale_of(y)[:, 0]))  # noqa: E731
+    assert specs_of(run, x) == []
+
+
+def dot_by(x, scale_of):
+    return multiply(*quantise(x, scale_of))
+
+
+def test_differences_from_the_means_of_all_rows_are_no_norm():
+    def run(x):
+        wide = x.astype(jnp.float32)
+        away = wide[:, None, :] - mean(wide).reshape(1, -1, 1)
+        return dot(narrow(away * inverse(away)))
+
+    assert all(spec.norm is None or not spec.norm.centred for spec in specs_of(run, X))
+    found, written = (np.asarray(jax.jit(f)(X), np.float32) for f in (jaxfp8.rewrite(run), run))
+    assert np.linalg.norm(found - written) < 0.02 * np.linalg.norm(written)
+
+
+def test_codes_clipped_at_minus_127_stay_as_written_where_nan_counts_as_zero():
+    w = jaxfp8.quantize(jax.random.normal(jax.random.key(1), (K, 32)), jnp.int8)
+
+    def run(x, guard):
+        wide = x.astype(jnp.float32)
+        amax = jnp.abs(wide).max(-1, keepdims=True)
+        scale = jnp.where(guard(amax), amax / 127, 1)
+        codes = jnp.clip(jnp.round(wide / scale), -127, 127).astype(jnp.int8)
+        total = jnp.matmul(codes, w.qvalue, preferred_element_type=jnp.int32)
+        return (total.astype(jnp.float32) * scale * w.scale).astype(jnp.bfloat16)
+
+    gate = lambda a, b: jax.nn.silu(a) * b  # noqa: E731
+    assert specs_of(lambda a, b: run(gate(a, b), lambda amax: amax > 0), X, X[::-1]) == []
+    assert len(specs_of(lambda a, b: run(gate(a, b), lambda amax: amax != 0), X, X[::-1])) == 1
 
 
 def test_rows_that_something_else_reads_stay_as_written():

@@ -305,6 +305,16 @@ def repeat(value: Value, repeats: Shape, counts: Shape) -> Value:
     return value if value.shape == counts else derived("repeat", run, [value], counts, value.dtype)
 
 
+# Operations that give the same numbers in the same order another shape, or repeat them.
+_RESHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy")
+
+
+def is_reshape(op: Op) -> bool:
+    """Whether an op gives the same numbers another shape, or repeats them; not in another order."""
+    turns = op.name == "reshape" and op.params.get("dimensions") is not None
+    return op.name in _RESHAPES and not turns
+
+
 def producer(value: Value, name: str) -> Op | None:
     """The op that made `value`, if its name is `name`."""
     return value.op if value.op is not None and value.op.name == name else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Hashable, Mapping
 
 import jax
@@ -30,6 +31,7 @@ from jaxfp8._rewrite.plan import encodings, row_programs, row_scales
 from jaxfp8._rewrite.plan.encodings import Encoding
 from jaxfp8._rewrite.plan.row_programs import Row
 from jaxfp8._rewrite.plan.walk import Walk
+from jaxfp8._value import dtypes
 
 Replaced = Mapping[Value, Value]
 
@@ -37,7 +39,11 @@ Replaced = Mapping[Value, Value]
 _IN_MEMORY = ("dot_general", "ragged_dot_general", "conv_general_dilated", scaled_dot_p.name)
 _READ = "something else reads what is quantised"
 _OTHER_FORM = "it is not quantised as clip(x / scale), in float32, with a scale for each row"
-_FUSED = "XLA fuses it with what made it, which is no norm, activation or factor"
+_FUSED = (
+    "XLA fuses the quantisation with the operation before it, which is not a norm, an activation "
+    "or a product of two arrays"
+)
+_CLIPPED = "its codes are clipped at -127, also in rows with NaN, whose scale is a number"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +53,8 @@ class RowCall:
     Attributes:
       row: what it makes the rows of.
       replaced: for the codes, the scale and the maxima, its outputs.
-      swallowed: the op that makes the rows, which nobody may need beside it; None for `x` itself.
+      swallowed: the op that makes the rows. If anything else reads them the call is dropped. None
+        where the rows are `x`.
     """
 
     row: Row
@@ -121,6 +128,8 @@ class _Maker:
         made = row_scales.read(encoding.scale, codes.dtype, self._amax_of(encoding))
         if isinstance(made, str):
             return made
+        if _clips_rows_with_nan(encoding, made[0]):
+            return _CLIPPED
         row = self._norms.read(encoding.x) or row_programs.elementwise(encoding.x, self._stands)
         if row is None or self._is_inside_call(row.x):
             return _FUSED
@@ -163,6 +172,12 @@ class _Maker:
             return alike and tuple(op.params["axes"]) == (len(x.shape) - 1,)
 
         return is_amax
+
+
+def _clips_rows_with_nan(encoding: Encoding, rule: RowScale) -> bool:
+    """Whether a value may be clipped that the call gives a lower code: not where |x| <= amax."""
+    lowest = dtypes.finite_range(encoding.codes.dtype)[0]
+    return encoding.lowest != lowest and not math.isnan(rule.of_nan)
 
 
 def _narrow(x: Value) -> Value:

@@ -24,7 +24,6 @@ from jaxfp8._rewrite.ir.numbering import Numbering
 from jaxfp8._rewrite.rules import curves
 
 _FLOAT32 = np.dtype(np.float32)
-_RESHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -186,7 +185,8 @@ class Norms:
         x, taken = op.inputs
         if constants.number(taken) == 0:
             return x, False
-        of = _mean_of(taken) if taken.shape[-1:] == (1,) else None
+        of_rows = x.size == wide.size and taken.size * x.shape[-1] == x.size
+        of = _mean_of(taken) if of_rows and taken.shape[-1:] == (1,) else None
         return (x, True) if of is not None and self._same(of, x) else (wide, False)
 
     def _is_variance(self, value: Value, x: Value, *, centred: bool) -> bool:
@@ -269,7 +269,7 @@ def _reshaped(value: Value) -> Value:
             if choice is None or choice.size != 1:
                 break
             source = op.inputs[1 + int(choice.reshape(()))]
-        elif op.name not in _RESHAPES:
+        elif not graph.is_reshape(op):
             break
         if source.size != value.size or source.dtype != value.dtype:
             break
@@ -302,7 +302,7 @@ def _vector(value: Value, y: Value) -> Value | None:
             at_end = last and last[-1] == len(value.shape) - 1
             if source.size != columns or source.shape[-1] != columns or not at_end:
                 break
-        elif op.name not in _RESHAPES or source.size != value.size:
+        elif not graph.is_reshape(op) or source.size != value.size:
             break
         value = source
     if value.size != columns or value.dtype not in (y.dtype, _FLOAT32):

@@ -16,14 +16,12 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxfp8._call.rows_reference import RowScale
-from jaxfp8._rewrite.ir import constants
+from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._value import dtypes
 from jaxfp8._value.scales import per
 
 _FLOAT32 = np.dtype(np.float32)
-# Operations that only give the same numbers another shape.
-_RESHAPES = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy")
 # For each test of a magnitude against 0: which operand of `select_n` is the one for zeros, and
 # whether NaN counts as zero.
 _TESTS = {"eq": (2, False), "le": (2, False), "ne": (1, False), "gt": (1, True)}
@@ -111,7 +109,7 @@ def before_reshapes(value: Value) -> Value:
     while (op := value.op) is not None:
         source = op.inputs[0] if op.inputs else value
         is_wider = op.name == "convert_element_type" and source.dtype in dtypes.WIDE_FLOAT
-        is_reshape = op.name in _RESHAPES and source.size == value.size
+        is_reshape = graph.is_reshape(op) and source.size == value.size
         if not is_reshape and not (is_wider and value.dtype == _FLOAT32):
             break
         value = source
