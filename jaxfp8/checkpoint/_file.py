@@ -26,8 +26,8 @@ Index = tuple[slice, ...]
 _SHORTEST_RUN = 4096
 # Rows that are read at once to be cut.
 _MOST_ROWS_BYTES = 8 << 20
-# A run is read in parts of so many bytes, by several threads: from the page cache eight copied
-# 44 GB/s on 16 cores, and one 7.
+# A run is read in parts of so many bytes, by several threads: from the page cache to memory
+# that was in use eight copied 44 GB/s on 16 cores, and one 7.
 _PART_BYTES = 4 << 20
 _READERS = min(8, os.cpu_count() or 1)
 # A buffer at such an address can become an array of the CPU without a copy.

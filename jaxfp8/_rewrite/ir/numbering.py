@@ -11,11 +11,11 @@ from collections.abc import Hashable
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._value import compat
 
-# How many operations back values are compared. Beyond, a value is equal to itself only.
+# How many operations back values are compared. Values further back are compared by identity.
 _FARTHEST = 16
 
 
-# Not the same each time, although they have no effects.
+# Pure to JAX, but two calls may give different results.
 _DRAWS = ("rng_uniform", "pure_callback")
 
 

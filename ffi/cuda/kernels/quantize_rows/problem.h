@@ -23,8 +23,8 @@ namespace jaxfp8::cuda {
 
 // What makes a row.
 //   kElementwise  activation(x) * factor
-//   kNorm         c * rsqrt(mean(c^2) + epsilon) * gain + shift, c = x or, if `centred`, x -
-//   mean(x)
+//   kNorm         c * rsqrt(mean(c^2) + epsilon) * gain + shift
+//                 c = x, or x - mean(x) if `centred`
 enum class Producer : uint8_t { kElementwise, kNorm };
 
 // x, `factor` and the codes are [rows, columns], dense; `gain` and `shift` [columns]; scale and

@@ -141,11 +141,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 // The instance for a tile of 8 * row_fragments rows; null if there is none.
 template <DType kWeight, DType kWide, bool kMnMajor, bool kJoint>
 KernelFunction ForTile(int row_fragments) {
+  constexpr bool kOfOne = kJoint || !HasOwnInstance(1), kOfTwo = kJoint || !HasOwnInstance(2);
   switch (row_fragments) {
     case 1:
-      return Sm80W8A16 < kWeight, kWide, kMnMajor, 1, kJoint || !HasOwnInstance(1) > ;
+      return Sm80W8A16<kWeight, kWide, kMnMajor, 1, kOfOne>;
     case 2:
-      return Sm80W8A16 < kWeight, kWide, kMnMajor, 2, kJoint || !HasOwnInstance(2) > ;
+      return Sm80W8A16<kWeight, kWide, kMnMajor, 2, kOfTwo>;
     case 4:
       return Sm80W8A16<kWeight, kWide, kMnMajor, 4, kJoint>;
     case 8:

@@ -73,7 +73,7 @@ inline constexpr int kMaxParts = 4;
 //   product       0             1         2
 //   output tile   0 1 ... 31    32 ... 39  40 ... 47     blockIdx.x
 struct PartTiles {
-  int32_t first[kMaxParts] = {};  // of each product; of those that are not there, no tile's
+  int32_t first[kMaxParts] = {};  // of each product; INT32_MAX for absent ones
 
   JAXFP8_HD int PartOf(int32_t output_tile) const {
     int part = 0;
