@@ -153,7 +153,7 @@ def test_products_that_are_small_together_are_left_to_xla(
 ) -> None:
     """Each of them has fewer values than the limit alone."""
     small = tuple(weight(i, 2 * K) for i in range(3))  # six squares of K
-    monkeypatch.setattr(xla_products, "MOST_WEIGHTS", limit * K * K)
+    monkeypatch.setattr(xla_products, "_MOST_WEIGHTS", limit * K * K)
     monkeypatch.setattr(ffi, "compute_capability", lambda: 90)
     assert launches(heads, X, small) == expected
 
