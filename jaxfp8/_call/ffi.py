@@ -93,6 +93,9 @@ def register_ahead() -> None:
 
 
 def _register(platform: str, library: ctypes.CDLL) -> None:
+    missing = [target for target in TARGETS[platform] if not hasattr(library, target)]
+    if missing:
+        raise _refused(platform, f"has no `{missing[0]}`: it was built from older sources")
     for target in TARGETS[platform]:
         handler = jax.ffi.pycapsule(getattr(library, target))
         try:

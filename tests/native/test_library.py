@@ -86,6 +86,16 @@ def test_a_library_that_is_not_ours_is_an_error(afresh):
     assert "cannot be loaded" in refusal()
 
 
+def test_a_library_of_older_sources_is_an_error_and_none_of_it_is_registered(afresh):
+    targets = {**ffi.TARGETS, "cpu": (*ffi.TARGETS["cpu"], "jaxfp8_of_tomorrow")}
+    afresh.setattr(ffi, "TARGETS", targets)
+    registered = []
+    afresh.setattr(jax.ffi, "register_ffi_target", lambda *a, platform: registered.append(platform))
+    ffi.register_ahead()  # importing the package is no error
+    assert "cpu" not in registered
+    assert "has no `jaxfp8_of_tomorrow`: it was built from older sources" in refusal()
+
+
 @pytest.mark.parametrize("running", [(0, 2), (1, 0)])
 def test_a_library_built_for_another_ffi_is_an_error_and_is_not_registered(afresh, running):
     afresh.setattr(ffi, "running_api_version", lambda: running)
