@@ -6,7 +6,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -130,15 +129,9 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
   return "";
 }
 
-// No exception leaves this function.
 ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                    ffi::Dictionary attributes) {
-  try {
-    const std::string wrong = Call(stream, args, rets, attributes);
-    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(Say(error.what()));
-  }
+  return AnswerOf(kCall, [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace

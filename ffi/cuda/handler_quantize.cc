@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <exception>
 #include <string>
 #include <vector>
 
@@ -31,15 +30,9 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
   return LaunchQuantize(problem, buffers, stream);
 }
 
-// No exception leaves this function.
 ffi::Error Quantize(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                     ffi::Dictionary attributes) {
-  try {
-    const std::string wrong = Call(stream, args, rets, attributes);
-    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(SayQuantize(error.what()));
-  }
+  return AnswerOf("jaxfp8_quantize", [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace

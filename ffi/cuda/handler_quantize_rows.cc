@@ -9,7 +9,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <exception>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -108,15 +107,9 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
   return LaunchRows(problem, buffers, stream);
 }
 
-// No exception leaves this function.
 ffi::Error QuantizeRows(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                         ffi::Dictionary attributes) {
-  try {
-    const std::string wrong = Call(stream, args, rets, attributes);
-    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(Say(error.what()));
-  }
+  return AnswerOf(kName, [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace
