@@ -11,7 +11,6 @@ Order of this file: which products, primitive, its rules, lowering.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
@@ -22,6 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxfp8._call import canonical, explicit, ffi, lowering, partitioning, xla_products
+from jaxfp8._call.eager import run_compiled
 from jaxfp8._call.primitive import (
     batch_rule,
     jvp_rule,
@@ -29,7 +29,6 @@ from jaxfp8._call.primitive import (
     scaled_dot_p,
     transpose_rule,
 )
-from jaxfp8._call.strictness import is_strict
 from jaxfp8._call.weight_only import WeightOnly
 from jaxfp8._value import compat
 from jaxfp8._value.spec import ScaledDotSpec, is_known
@@ -114,16 +113,7 @@ def joint_dots(
     return joint_dots_p.bind(*flat, specs=tuple(specs), split=partitioning.is_wanted(flat))
 
 
-@functools.lru_cache(maxsize=1024)
-def _jitted(strict: bool, **params: Any) -> Any:
-    del strict  # decides what compiling does
-    return jax.jit(functools.partial(joint_dots_p.bind, **params))
-
-
-@joint_dots_p.def_impl
-def _impl(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    with jax.disable_jit(False):
-        return _jitted(is_strict(), **params)(*operands)
+run_compiled(joint_dots_p)
 
 
 # Its rules are those of the scaled dots, one after another.

@@ -23,8 +23,8 @@ from jax.typing import DTypeLike
 
 from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, sharded_dot
 from jaxfp8._call.batching import batch_scaled_dot
+from jaxfp8._call.eager import run_compiled
 from jaxfp8._call.shards import Parts
-from jaxfp8._call.strictness import is_strict
 from jaxfp8._value import compat
 from jaxfp8._value import dtypes as _dtypes
 from jaxfp8._value.spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
@@ -97,18 +97,7 @@ def _bind(
     )
 
 
-# Eager evaluation: a jitted bind per problem. Strictness is part of the key, for it decides what
-# compiling does.
-@functools.lru_cache(maxsize=1024)
-def _jitted(strict: bool, **params: Any) -> Any:
-    del strict
-    return jax.jit(functools.partial(scaled_dot_p.bind, **params))
-
-
-@scaled_dot_p.def_impl
-def _impl(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-    with jax.disable_jit(False):  # a kernel runs compiled or not at all
-        return _jitted(is_strict(), **params)(*operands)
+run_compiled(scaled_dot_p)
 
 
 # Abstract evaluation

@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
 from jaxfp8._call import explicit, ffi
+from jaxfp8._call.eager import run_compiled
 from jaxfp8._call.partitioning import is_wanted, lowering
 from jaxfp8._call.quantize_lowering import lowered
 from jaxfp8._call.quantize_reference import (
@@ -142,15 +143,7 @@ def _bind(*operands: jax.Array, spec: QuantizeSpec) -> list[jax.Array]:
     return quantize_p.bind(*operands, spec=spec, split=is_wanted(operands))
 
 
-@functools.lru_cache(maxsize=1024)
-def _jitted(spec: QuantizeSpec, split: bool) -> Any:
-    return jax.jit(functools.partial(quantize_p.bind, spec=spec, split=split))
-
-
-@quantize_p.def_impl
-def _impl(*operands: jax.Array, spec: QuantizeSpec, split: bool) -> list[jax.Array]:
-    with jax.disable_jit(False):  # a kernel runs compiled or not at all
-        return _jitted(spec, split)(*operands)
+run_compiled(quantize_p)
 
 
 # Abstract evaluation

@@ -21,6 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxfp8._call import explicit, ffi
+from jaxfp8._call.eager import run_compiled
 from jaxfp8._call.partitioning import is_wanted, lowering
 from jaxfp8._call.rows_reference import Norm, RowsSpec, quantized_rows
 from jaxfp8._call.shards import Factors, Parts, Shards
@@ -60,15 +61,7 @@ def quantize_rows(x: jax.Array, *others: jax.Array, spec: RowsSpec) -> list[jax.
     return quantize_rows_p.bind(*operands, spec=spec, split=is_wanted(operands))
 
 
-@functools.lru_cache(maxsize=1024)
-def _jitted(spec: RowsSpec, split: bool) -> Any:
-    return jax.jit(functools.partial(quantize_rows_p.bind, spec=spec, split=split))
-
-
-@quantize_rows_p.def_impl
-def _impl(*operands: jax.Array, spec: RowsSpec, split: bool) -> list[jax.Array]:
-    with jax.disable_jit(False):  # a kernel runs compiled or not at all
-        return _jitted(spec, split)(*operands)
+run_compiled(quantize_rows_p)
 
 
 # Abstract evaluation
