@@ -113,8 +113,15 @@ def test_a_product_that_no_other_kernel_takes_gets_next_to_nothing():
     assert scratch(side("float32", (16, 4096), 1), weight) == 256
 
 
+@pytest.mark.parametrize("rows", [1, 16])
+def test_few_rows_of_float8_take_a_tenth_of_the_weight_at_most(rows):
+    both = side(E4M3, (rows, 4096), 1, (1, 4096)), side(E4M3, (4096, 4096), 1, (1, 4096))
+    assert 256 < scratch(*both) <= 0.1 * 4096 * 4096
+    assert scratch(*both[::-1]) == scratch(*both)
+
+
 def test_products_by_the_library_have_its_own_scratch():
-    both = side(E4M3, (16, 4096), 1, (1, 4096)), side(E4M3, (4096, 4096), 1, (1, 4096))
+    both = side(E4M3, (17, 4096), 1, (1, 4096)), side(E4M3, (4096, 4096), 1, (1, 4096))
     assert scratch(*both) > 32 << 20
 
 

@@ -1,5 +1,6 @@
 #include "cuda/route.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cuda/cublaslt/attempts.h"
@@ -7,6 +8,7 @@
 #include "cuda/kernels/general/general.h"
 #include "cuda/kernels/sm80_imma/path.h"
 #include "cuda/kernels/sm80_w8a16/path.h"
+#include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/kernels/sm90_gemm/path.h"
 
 namespace jaxfp8::cuda {
@@ -46,7 +48,8 @@ std::vector<const Path*> InOrder(const Problem& problem) {
   const bool mixed = IsEightBit(problem.lhs.dtype) != IsEightBit(problem.rhs.dtype);
   const bool late = mixed && !FillsHopper(problem);
   if (late) std::erase(order, &kSm90Gemm);
-  order.push_back(skinny ? &kSm80W8A16 : &kCublasLtWide);
+  order.insert(skinny && !mixed ? order.begin() : order.end(),
+               skinny ? &kSm80W8A16 : &kCublasLtWide);
   order.push_back(skinny ? &kCublasLtWide : &kSm80W8A16);
   if (late) order.push_back(&kSm90Gemm);
   order.push_back(&kGeneral);
@@ -85,7 +88,12 @@ const std::vector<const Path*>& AllPaths() {
   return paths;
 }
 
-bool IsSkinny(const Problem& problem) { return WideLines(problem) <= kSkinnyRows; }
+bool IsSkinny(const Problem& problem) {
+  if (IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype)) {
+    return std::min(problem.rows, problem.columns) <= w8a16::kMostFloat8Rows;
+  }
+  return WideLines(problem) <= kSkinnyRows;
+}
 
 bool FillsHopper(const Problem& problem) {
   const double outputs = static_cast<double>(problem.batch) * static_cast<double>(problem.rows) *

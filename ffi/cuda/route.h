@@ -20,7 +20,9 @@ const std::vector<const Path*>& AllPaths();
 // 128 rows, equal with 256.
 inline constexpr int64_t kSkinnyRows = 256;
 
-// Whether the 16-bit side has at most kSkinnyRows lines.
+// Whether the 16-bit side has at most kSkinnyRows lines; of FP8 by FP8 whether a side has at most
+// `w8a16::kMostFloat8Rows`. There, too, the other side is read as it is stored, and no sums are
+// left in memory.
 bool IsSkinny(const Problem& problem);
 
 // With fewer rows than these `sm80_w8a16` is faster than `sm90_gemm`, whose tiles have 128: on an

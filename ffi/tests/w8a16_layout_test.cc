@@ -151,9 +151,10 @@ int OffsetOf(int row, int chunk) {
 }
 
 // The activations that a lane multiplies in a step: two pairs of depths of one row.
-template <bool kWgmma>
+template <DType kActivation, bool kWgmma>
 void LoadActivations(const uint8_t* activations, int lane, int step, uint32_t (&to)[2]) {
-  const Vector16 rows = LoadTwoSteps(activations, lane, 0, step / 2);
+  Vector16 rows = {};
+  if constexpr (!kWgmma) rows = LoadTwoSteps<kActivation>(activations, lane, 0, step / 2);
   for (int p = 0; p < 2; ++p) {
     // Where wgmma reads: the descriptor's address, and bits 4 to 6 XORed with bits 7 to 9.
     int at = step / 4 * 1024 + step % 4 * 32 + lane / 4 * 128 + p * 16 + lane % 4 * 4;
@@ -164,8 +165,10 @@ void LoadActivations(const uint8_t* activations, int lane, int step, uint32_t (&
 }
 
 // Multiplies a tile of integers, whose sums are exact, through shared memory as the kernel does.
-template <DType kWide, bool kMnMajor, bool kWgmma>
+template <DType kActivation, bool kMnMajor, bool kWgmma>
 void CheckTileProduct() {
+  constexpr DType kWide = WideOf(kActivation);
+  constexpr int kSize = SizeOf(kActivation);
   using D = Decoder<DType::kS8, kWide>;
   alignas(16) static uint8_t weights[kWeightBytes], activations[8 * 256];
   for (int depth = 0; depth < kTileDepth; ++depth) {
@@ -176,9 +179,9 @@ void CheckTileProduct() {
     }
     for (int row = 0; row < 8; ++row) {
       const auto value = static_cast<float>(ActivationAt(row, depth));
-      const uint16_t bits = kWide == DType::kBF16 ? EncodeBF16(value) : EncodeF16(value);
-      auto* at = activations + OffsetOf<kWgmma>(row, depth / 8) + depth % 8 * 2;
-      at[0] = static_cast<uint8_t>(bits), at[1] = static_cast<uint8_t>(bits >> 8);
+      const Bits<kActivation> bits = Encode<kActivation>(value);
+      auto* at = activations + OffsetOf<kWgmma>(row, depth / 8) + depth % 8 * kSize;
+      for (int i = 0; i < kSize; ++i) at[i] = static_cast<uint8_t>(bits >> (8 * i));
     }
   }
   for (int w = 0; w < kWarps; ++w) {
@@ -193,7 +196,7 @@ void CheckTileProduct() {
         const Codes codes = LoadCodes<kMnMajor, kWgmma>(weights, 32 * w + lane, step / 4);
         DecodeStep<D, kMnMajor, true>(codes.values[step % 4], params, D::SignFlip(DType::kS8),
                                       warp.a[lane]);
-        LoadActivations<kWgmma>(activations, lane, step, warp.b[lane]);
+        LoadActivations<kActivation, kWgmma>(activations, lane, step, warp.b[lane]);
       }
       warp.Multiply<kWide>();
     }
@@ -243,6 +246,10 @@ void CheckMaps() {
   CheckTileProduct<DType::kBF16, true, kWgmma>();
   CheckTileProduct<DType::kF16, false, kWgmma>();
   CheckTileProduct<DType::kF16, true, kWgmma>();
+  if constexpr (!kWgmma) {
+    CheckTileProduct<DType::kE4M3, false, false>();
+    CheckTileProduct<DType::kE4M3, true, false>();
+  }
 }
 
 }  // namespace

@@ -208,7 +208,15 @@ void CheckRefusals() {
   Expect(!WhyNotProblem(p, device).empty(), "sm_75 is refused");
   device.compute_capability = 80;
   p.lhs.dtype = DType::kE4M3;
-  Expect(!WhyNotProblem(p, device).empty(), "two 8-bit sides are refused");
+  p.rows = kMostFloat8Rows, p.rhs.dtype = DType::kS8;
+  Expect(!WhyNotProblem(p, device).empty(), "FP8 by int8 is refused");
+  p.rhs.dtype = DType::kE5M2;
+  Expect(WhyNotProblem(p, device).empty(), "few rows of e4m3 by FP8 are taken");
+  Expect(WhyNotEither(Swapped(p), device).empty(), "on either side");
+  p.rows = kMostFloat8Rows + 1;
+  Expect(!WhyNotProblem(p, device).empty(), "more rows are refused");
+  p.rows = 1, p.lhs.dtype = DType::kE5M2;
+  Expect(!WhyNotProblem(p, device).empty(), "rows of e5m2 are refused");
   p = Some(1, 1, 256, 512);
   p.out.dtype = DType::kS32;
   Expect(!WhyNotProblem(p, device).empty(), "an int32 output is refused");

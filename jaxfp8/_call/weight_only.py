@@ -1,4 +1,6 @@
-"""The path `sm80_w8a16`: which products of 16-bit values and 8-bit weights it computes, and how.
+"""The path `sm80_w8a16`: which products of values and 8-bit weights it computes, and how.
+
+The values have 16 bits. Up to 16 rows they may be e4m3, beside FP8.
 
 ffi/cuda/kernels/sm80_w8a16/schedule.cc has the same rules.
 """
@@ -9,11 +11,13 @@ import dataclasses
 import math
 
 from jaxfp8._value import dtypes
-from jaxfp8._value.spec import ScaledDotSpec
+from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 
 NAME = "sm80_w8a16"
 # Up to this many rows weights are multiplied as they are stored, and seldom decoded.
 FEW_ROWS = 256
+# The same for values of e4m3, of which it takes no more.
+_FEW_FLOAT8_ROWS = 16
 # Tiles of 128 columns and 128 depths, by 8 to 64 rows; and sizes that are counted in 32 bits.
 TILE = 128
 MOST = (2**31 - 1) // 2
@@ -26,7 +30,7 @@ _SHARE_OF_WEIGHT = 10
 
 @dataclasses.dataclass(frozen=True)
 class WeightOnly:
-    """A canonical product that the path takes: 16-bit values by 8-bit weights.
+    """A canonical product that the path takes: values by 8-bit weights.
 
     Attributes:
       weights: the name of their side, lhs or rhs.
@@ -49,9 +53,10 @@ class WeightOnly:
     def of(cls, spec: ScaledDotSpec) -> WeightOnly | None:
         """None where the kernel does not take it."""
         sides = (spec.lhs, spec.rhs)
-        values, weights = sides[::-1] if dtypes.is_eight_bit(spec.lhs.dtype) else sides
-        types = values.dtype in ("bfloat16", "float16") and dtypes.is_eight_bit(weights.dtype)
-        if not types or spec.epilogue.out_dtype == "int32" or values.zero_point:
+        values, weights = sides[::-1] if _are_weights_left(spec) else sides
+        if not _multiplies(values, weights) or spec.epilogue.out_dtype == "int32":
+            return None
+        if values.zero_point:
             return None
         scaled = weights.scale or weights.zero_point
         folded = scaled and weights.scale_varies
@@ -63,8 +68,8 @@ class WeightOnly:
             weights="rhs" if weights is spec.rhs else "lhs",
             batch=math.prod(spec.out_shape[:-2]),
             stored=math.prod(weights.shape),
-            rows=values.shape[values.free[0]],
-            columns=weights.shape[weights.free[0]],
+            rows=_lines(values),
+            columns=_lines(weights),
             depth=weights.depth,
             folded=folded,
         )
@@ -99,3 +104,21 @@ class WeightOnly:
     def _is_countable(self) -> bool:
         sizes = (self.batch, self.rows, self.columns, self.depth, self._outputs())
         return max(sizes) <= MOST and self._depth_tiles() <= MOST // max(1, self._outputs())
+
+
+def _lines(side: OperandSpec) -> int:
+    return side.shape[side.free[0]]
+
+
+def _are_weights_left(spec: ScaledDotSpec) -> bool:
+    """Of two 8-bit sides the one with more lines is the weights."""
+    if not dtypes.is_eight_bit(spec.lhs.dtype):
+        return False
+    return not dtypes.is_eight_bit(spec.rhs.dtype) or _lines(spec.lhs) > _lines(spec.rhs)
+
+
+def _multiplies(values: OperandSpec, weights: OperandSpec) -> bool:
+    """Whether it multiplies such types."""
+    if values.dtype == "float8_e4m3fn":
+        return dtypes.is_float8(weights.dtype) and _lines(values) <= _FEW_FLOAT8_ROWS
+    return values.dtype in ("bfloat16", "float16") and dtypes.is_eight_bit(weights.dtype)

@@ -87,6 +87,18 @@ def test_each_output_is_within_the_bound_of_float64(weights, rhs_first, size):
         np.testing.assert_array_equal(out, other)
 
 
+@pytest.mark.parametrize("rows", [1, 11, 16])
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+def test_fp8_rows_share_a_launch(rhs_first, rows):
+    tiles = {"lhs_tiles": (1, 1160), "rhs_tiles": (1, 1160), "rhs_first": rhs_first}
+    specs = [matrices(*["float8_e4m3fn"] * 2, rows, 1160, n, **tiles) for n in (256, 130)]
+    operands = operands_of(6, specs)
+    outs, calls = run(specs, operands)
+    assert calls == 1
+    for spec, named, out in zip(specs, operands, outs, strict=True):
+        oracle.assert_within_bound(spec, named, out, slack=ACCUMULATION[PATH])
+
+
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_where_blocks_split_k_alike_the_bits_are_those_of_separate_launches(weights):
     """Few tiles of K: each is a block's, in a launch alone as in a joint one."""

@@ -122,10 +122,32 @@ def test_fp8_products(tiles, pair, size):
             *pair, m, k, n, lhs_tiles=lhs_tiles, rhs_tiles=rhs_tiles, out_dtype=out_dtype
         )
         path = check(spec, draw(4, spec))
-        assert path in ("cublaslt_fp8", "sm90_gemm", "cublaslt_wide", "general")
+        assert path in ("cublaslt_fp8", "sm80_w8a16", "sm90_gemm", "cublaslt_wide", "general")
 
 
-@pytest.mark.parametrize("m", [1, 17, 64])
+@pytest.mark.parametrize("layout", ["MK NK", "MK KN", "KM NK"])
+@pytest.mark.parametrize("size", [(1, 4096, 520), (3, 517, 72), (16, 1160, 264), (9, 136, 9)])
+@pytest.mark.parametrize("weights", FP8)
+def test_few_rows_of_fp8_are_decoded(weights, size, layout):
+    m, k, n = size
+    firsts = {"lhs_first": layout.startswith("KM"), "rhs_first": layout.endswith("KN")}
+    for rhs_tiles, more in (
+        ((1, k), {"out_dtype": "bfloat16"}),
+        ((128, 128) if k > 128 else (n, k), {"bias": (1, n), "activation": "silu"}),
+        ((n, k), {"residual": (m, n), "residual_dtype": "bfloat16", "amax": (1, 1)}),
+    ):
+        tiles = {"lhs_tiles": (1, k), "rhs_tiles": rhs_tiles}
+        spec = matrices("float8_e4m3fn", weights, m, k, n, **firsts, **tiles, **more)
+        assert check(spec, draw(4, spec)) == "sm80_w8a16"
+
+
+def test_few_columns_of_fp8_are_decoded():
+    tiles = {"lhs_tiles": (1, 256), "rhs_tiles": (1, 256), "out_dtype": "bfloat16"}
+    spec = matrices("float8_e5m2", "float8_e4m3fn", 300, 256, 5, batch=3, **tiles)
+    assert check(spec, draw(4, spec)) == "sm80_w8a16"
+
+
+@pytest.mark.parametrize("m", [17, 64])
 def test_fp8_products_of_a_deep_sum_and_few_columns(m):
     """The library's tiles leave most of the device idle, so our epilogue scales the sums."""
     k, e4m3 = 4096, "float8_e4m3fn"

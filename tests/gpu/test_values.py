@@ -47,6 +47,21 @@ def test_every_code_of_a_weight_beside_wide_activations(dtype, wide, rhs_first, 
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+@pytest.mark.parametrize("weights", ["float8_e4m3fn", "float8_e5m2"])
+def test_every_code_of_few_rows_beside_fp8_weights(weights, rhs_first):
+    """Row r holds codes 16 r to 16 r + 15, and column c of the weights is 1 at depth c."""
+    one = np.eye(16).astype(np.dtype(weights)).view(np.uint8)
+    codes = CODES.reshape(16, 16)
+    spec = matrices("float8_e4m3fn", weights, 16, 16, 16, rhs_first=rhs_first)
+    out, _, ran = run(spec, {"lhs": codes, "rhs": one}, "sm80_w8a16")
+    assert ran == ["sm80_w8a16"]
+    expected = values("float8_e4m3fn")[codes]
+    has_nan = np.isnan(expected).any(axis=1)
+    np.testing.assert_array_equal(np.isnan(out).all(axis=1), has_nan)
+    np.testing.assert_array_equal(out[~has_nan], expected[~has_nan])
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])

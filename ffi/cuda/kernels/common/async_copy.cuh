@@ -49,6 +49,11 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, int b
                : "memory");
 }
 
+__device__ __forceinline__ void CopyAsync8(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void CopyAsync4(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");

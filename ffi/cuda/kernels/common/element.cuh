@@ -113,9 +113,9 @@ JAXFP8_HD uint32_t EncodeWord(const float* values) {
   }
 }
 
-// Decodes the two codes in the low 16 bits, by way of float16, which holds every FP8 value.
+// The two codes in the low 16 bits as float16, which holds every FP8 value.
 template <DType kType>
-JAXFP8_HD void DecodeFloat8Pair(uint32_t codes, float* values) {
+JAXFP8_HD uint32_t HalvesOfFloat8Pair(uint32_t codes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint32_t halves;
   const uint16_t pair = static_cast<uint16_t>(codes);
@@ -124,6 +124,18 @@ JAXFP8_HD void DecodeFloat8Pair(uint32_t codes, float* values) {
   } else {
     asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(pair));
   }
+  return halves;
+#else
+  return EncodeFloat16Pair<DType::kF16>(Decode<kType>(static_cast<uint8_t>(codes)),
+                                        Decode<kType>(static_cast<uint8_t>(codes >> 8)));
+#endif
+}
+
+// Decodes the two codes in the low 16 bits.
+template <DType kType>
+JAXFP8_HD void DecodeFloat8Pair(uint32_t codes, float* values) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  const uint32_t halves = HalvesOfFloat8Pair<kType>(codes);
   asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
       : "=f"(values[0]), "=f"(values[1])
       : "r"(halves));

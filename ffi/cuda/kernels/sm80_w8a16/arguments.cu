@@ -24,8 +24,9 @@ int32_t WeightAccessBytes(const Problem& problem, const Buffers& buffers) {
 }
 
 bool ActivationsVectorized(const Problem& problem, const Buffers& buffers) {
-  return problem.lhs.depth == 1 &&
-         Aligned(buffers.lhs, 16, {2 * problem.lhs.free, 2 * problem.lhs.batch});
+  const int64_t size = SizeOf(problem.lhs.dtype);
+  return problem.lhs.depth == 1 && Aligned(buffers.lhs, 8 * SizeOf(problem.lhs.dtype),
+                                           {size * problem.lhs.free, size * problem.lhs.batch});
 }
 
 uint32_t SignFlip(const Problem& problem) {
@@ -74,7 +75,7 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.weight_access_bytes = WeightAccessBytes(problem, buffers);
   a.activations_vectorized = ActivationsVectorized(problem, buffers);
   a.weights = static_cast<const uint8_t*>(buffers.rhs);
-  a.activations = static_cast<const uint16_t*>(buffers.lhs);
+  a.activations = buffers.lhs;
   a.weight_pitch = weights.IsMnMajor() ? weights.depth : weights.free;
   a.weight_batch = weights.batch;
   a.activation_row = wide.free, a.activation_depth = wide.depth, a.activation_batch = wide.batch;

@@ -28,9 +28,9 @@ struct Arguments {
   Schedule schedule;
   int32_t rows = 0, columns = 0, depth = 0;
   int32_t weight_access_bytes = 1;     // widest aligned load: 16, 4 or 1
-  int32_t activations_vectorized = 0;  // whether 16-byte loads are aligned
+  int32_t activations_vectorized = 0;  // whether loads of eight are aligned
   const uint8_t* weights = nullptr;
-  const uint16_t* activations = nullptr;
+  const void* activations = nullptr;
   float* partials = nullptr;  // on devices without clusters
   int64_t weight_pitch = 0;   // from row to row, a row as in shared memory (layout.h)
   int64_t weight_batch = 0;
@@ -63,13 +63,13 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
 KernelFunction KernelOf(const Problem& problem, bool joint);
 
 // The kernel for weights of one type, or null. uint8 weights use the kernel for int8.
-//   wide           bfloat16 or float16
+//   activation     bfloat16, float16, or e4m3 beside FP8
 //   mn_major       weights are [K, N]; else [N, K]
 //   row_fragments  rows of an output tile in units of 8
 //   joint          whether a launch computes several products
-KernelFunction E4M3Kernel(DType wide, bool mn_major, int row_fragments, bool joint);
-KernelFunction E5M2Kernel(DType wide, bool mn_major, int row_fragments, bool joint);
-KernelFunction S8Kernel(DType wide, bool mn_major, int row_fragments, bool joint);
+KernelFunction E4M3Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
+KernelFunction E5M2Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
+KernelFunction S8Kernel(DType activation, bool mn_major, int row_fragments, bool joint);
 
 }  // namespace jaxfp8::cuda::w8a16
 

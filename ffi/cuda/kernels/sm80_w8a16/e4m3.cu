@@ -2,8 +2,8 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-KernelFunction E4M3Kernel(DType wide, bool mn_major, int row_fragments, bool joint) {
-  return KernelFor<DType::kE4M3>(wide, mn_major, row_fragments, joint);
+KernelFunction E4M3Kernel(DType activation, bool mn_major, int row_fragments, bool joint) {
+  return KernelFor<DType::kE4M3>(activation, mn_major, row_fragments, joint);
 }
 
 }  // namespace jaxfp8::cuda::w8a16

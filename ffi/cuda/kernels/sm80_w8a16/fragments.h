@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "cuda/kernels/common/decode16.cuh"
+#include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/sm80_w8a16/layout.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 
@@ -74,11 +75,22 @@ JAXFP8_HD Codes LoadCodes(const uint8_t* weights, int thread, int half) {
   return codes;
 }
 
+struct alignas(8) Vector8 {
+  uint32_t words[2];
+};
+
 // The activations of a lane for steps 2 * pair and 2 * pair + 1 of mma.sync, two words each.
+template <DType kActivation>
 JAXFP8_HD Vector16 LoadTwoSteps(const uint8_t* activations, int lane, int fragment, int pair) {
   const int chunk = DepthOf<false>(lane, 2 * pair, 0) / 8;
-  return *reinterpret_cast<const Vector16*>(
-      activations + ActivationOffset(ActivationRowOf(lane, fragment), chunk));
+  const uint8_t* from = activations + ActivationOffset(ActivationRowOf(lane, fragment), chunk);
+  if constexpr (!IsFloat8(kActivation)) return *reinterpret_cast<const Vector16*>(from);
+  const Vector8 codes = *reinterpret_cast<const Vector8*>(from);
+  Vector16 values;
+  for (int i = 0; i < 4; ++i) {
+    values.words[i] = HalvesOfFloat8Pair<kActivation>(codes.words[i / 2] >> (16 * (i % 2)));
+  }
+  return values;
 }
 
 // Decodes the weights of one step into two fragments: fragments[m][2 * pair + h] holds column

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "common/dtype.h"
 #include "common/platform.h"
 
 namespace jaxfp8::cuda::w8a16 {
@@ -32,7 +33,8 @@ inline constexpr int kWeightRows = 128, kWeightChunks = 8;
 inline constexpr int kWeightBytes = kWeightRows * kWeightChunks * 16;
 static_assert(kTileColumns == 128 && kTileDepth == 128);
 
-// Activations in shared memory: 16 chunks for each row.
+// Activations in shared memory: 16 chunks for each row, of eight values. Those of 8 bits fill the
+// first half of a chunk.
 inline constexpr int kActivationChunks = kTileDepth * 2 / 16;
 
 // Chunks are swizzled within a row (XOR with bits of the row), so that lanes that load together hit
@@ -55,6 +57,9 @@ JAXFP8_HD int ActivationOffset(int row, int chunk) { return row * 256 + (chunk ^
 JAXFP8_HD int WgmmaActivationOffset(int rows, int row, int chunk) {
   return (chunk / 8 * rows + row) * 128 + ((chunk ^ row) & 7) * 16;
 }
+
+// The type that activations are multiplied in.
+constexpr DType WideOf(DType activation) { return IsFloat8(activation) ? DType::kF16 : activation; }
 
 // A tile of sums in shared memory: rows of this many float32 for each column, and four more so that
 // lanes that store together hit different banks.

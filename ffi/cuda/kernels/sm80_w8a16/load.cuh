@@ -12,6 +12,7 @@
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_LOAD_CUH_
 
 #include "cuda/kernels/common/async_copy.cuh"
+#include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
 #include "cuda/kernels/sm80_w8a16/layout.h"
 
@@ -39,14 +40,26 @@ __device__ __forceinline__ void CopyNarrow(uint32_t to, const uint8_t* from, int
 }
 
 // Copies `count` of eight activations one by one and clears the rest.
-__device__ __forceinline__ void CopyScattered(uint32_t to, const uint16_t* from, int64_t stride,
+template <typename Activation>
+__device__ __forceinline__ void CopyScattered(uint32_t to, const Activation* from, int64_t stride,
                                               int count) {
+  constexpr int kBits = 8 * sizeof(Activation), kPerWord = 32 / kBits;
   uint32_t words[4] = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (i < count) words[i / 2] |= static_cast<uint32_t>(from[i * stride]) << (16 * (i % 2));
+    if (i < count) {
+      words[i / kPerWord] |= static_cast<uint32_t>(from[i * stride]) << (kBits * (i % kPerWord));
+    }
   }
   StoreShared16(to, words);
+}
+
+// Copies `count` of eight activations, which are aligned, and clears the rest.
+__device__ __forceinline__ void CopyChunk(uint32_t to, const uint16_t* from, int count) {
+  CopyAsync16(to, from, 2 * count);
+}
+__device__ __forceinline__ void CopyChunk(uint32_t to, const uint8_t* from, int count) {
+  CopyAsync8(to, from, count);
 }
 
 // The addresses of a thread's copies. They are advanced from tile to tile along K: with few rows,
@@ -54,7 +67,7 @@ __device__ __forceinline__ void CopyScattered(uint32_t to, const uint16_t* from,
 //   kMnMajor       weights are [K, N]; else [N, K]
 //   kRowFragments  rows of the tile in units of 8
 //   kWgmma         activations lie in shared memory as wgmma needs them
-template <bool kMnMajor, int kRowFragments, bool kWgmma>
+template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma>
 class Loader {
  public:
   __device__ __forceinline__ Loader(const Arguments& a, const TileCoord& coord,
@@ -68,8 +81,8 @@ class Loader {
     weights_ = a.weights + coord.batch * a.weight_batch +
                ((kMnMajor ? depth : column) + WeightRow()) * a.weight_pitch +
                (kMnMajor ? column : depth) + 16 * WeightChunk();
-    activations_ = a.activations + coord.batch * a.activation_batch +
-                   (row + ActivationRow()) * a.activation_row +
+    activations_ = static_cast<const Activation*>(a.activations) +
+                   coord.batch * a.activation_batch + (row + ActivationRow()) * a.activation_row +
                    (depth + 8 * ActivationChunk()) * a.activation_depth;
   }
 
@@ -99,6 +112,7 @@ class Loader {
   }
 
  private:
+  using Activation = Bits<kActivation>;
   // A column of [N, K] weights has 128 bytes in a tile, which DRAM reads slower than longer runs.
   // On an H100 with up to 16 rows of 28672 x 8192 weights this is 1.05x faster, with 64 rows 0.97x.
   static constexpr bool kFetchesAhead = !kMnMajor && kRowFragments <= 2;
@@ -162,24 +176,24 @@ class Loader {
   }
 
   __device__ __forceinline__ void LoadAllActivations(const Arguments& a, uint32_t to) const {
-    const uint16_t* from = activations_;
+    const Activation* from = activations_;
     const int left = rows_ - ActivationRow();
 #pragma unroll
     for (int row = 0; row < 8 * kRowFragments; row += kActivationRowsPerPass) {
-      if (left > row) CopyAsync16(to + ActivationOffset(row + ActivationRow()), from);
+      if (left > row) CopyChunk(to + ActivationOffset(row + ActivationRow()), from, 8);
       from += kActivationRowsPerPass * a.activation_row;
     }
   }
 
   __device__ __forceinline__ void LoadSomeActivations(const Arguments& a, uint32_t to) const {
-    const uint16_t* from = activations_;
+    const Activation* from = activations_;
     const int count = Clip(depth_ - 8 * ActivationChunk(), 8);
     const int end = min(8 * kRowFragments, rows_);
 #pragma unroll 1
     for (int row = ActivationRow(); row < end; row += kActivationRowsPerPass) {
       const uint32_t at = to + ActivationOffset(row);
       if (a.activations_vectorized) {
-        CopyAsync16(at, count > 0 ? from : a.activations, 2 * count);
+        CopyChunk(at, count > 0 ? from : static_cast<const Activation*>(a.activations), count);
       } else {
         CopyScattered(at, from, a.activation_depth, count);
       }
@@ -188,7 +202,7 @@ class Loader {
   }
 
   const uint8_t* weights_;
-  const uint16_t* activations_;
+  const Activation* activations_;
   int columns_, rows_, depth_;  // that exist from the tile's first on
 };
 

@@ -1,4 +1,5 @@
-// bfloat16 or float16 activations times 8-bit weights, on the tensor cores of sm_80 and later.
+// 16-bit activations, or few rows of e4m3, times 8-bit weights, on the tensor cores of sm_80 and
+// later.
 //
 // With few rows the time goes to reading the weights. So the weights are the 16-row operand of the
 // instruction and the activations the 8-column one, and a product of one row wastes only idle
@@ -6,13 +7,14 @@
 //
 //     out^T [N, M] = weights [N, K] * activations^T [K, M]
 //
-//   global     weights, 8-bit codes            activations, 16 bits
+//   global     weights, 8-bit codes            activations, 16 bits, or e4m3
 //              [N, K] or [K, N]                [M, K] or [K, M]
 //                 |                               |
 //                 |   cp.async by all warps, several stages in flight (pipeline.cuh, load.cuh)
 //                 v                               v
 //   shared     128 columns x 128 K, codes      8 * kRowFragments rows x 128 K
-//                 |                               |  mma.sync: loaded as B fragments
+//                 |                               |  mma.sync: loaded as B fragments, and
+//                 |                               |            decoded, if they are e4m3
 //                 |  a lane: 4 columns x 16 K     |  wgmma: read by the tensor cores
 //                 v  decoded to 16 bits           |
 //   registers  A fragments ----> tensor cores <---+   (mma_stage.cuh, wgmma_stage.cuh)
@@ -61,14 +63,14 @@ __device__ __forceinline__ void StoreSums(const Accumulators<kRowFragments>& sca
 }
 
 // The scaled accumulators of a block's part of K.
-template <class D, DType kWide, bool kMnMajor, int kRowFragments>
+template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
 __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& coord,
                                            uint8_t* stages,
                                            Accumulators<kRowFragments>& scaled_acc) {
   constexpr bool kWgmma = kHasWgmma && UsesWgmma(kRowFragments);
   const int32_t end = a.schedule.depth_tiles, step = a.schedule.split;
   int32_t depth_tile = blockIdx.y;
-  Pipeline<kMnMajor, kRowFragments, kWgmma> pipeline(a, coord, depth_tile, stages);
+  Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma> pipeline(a, coord, depth_tile, stages);
   const int32_t column =
       coord.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
   const ScaleOffsets offsets(a, coord.batch, column);
@@ -84,9 +86,10 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
       const uint8_t* weights = pipeline.Next();
       const uint8_t* activations = weights + kWeightBytes;
       if constexpr (kWgmma) {
-        MultiplyStageWgmma<D, kWide, kMnMajor>(a, weights, SharedAddress(activations), params, acc);
+        MultiplyStageWgmma<D, kActivation, kMnMajor>(a, weights, SharedAddress(activations), params,
+                                                     acc);
       } else {
-        MultiplyStage<D, kWide, kMnMajor>(a, weights, activations, params, acc);
+        MultiplyStage<D, kActivation, kMnMajor>(a, weights, activations, params, acc);
       }
     }
     ScaleAccumulators(params, a.scale_form, D::kFactor, acc, scaled_acc);
@@ -97,12 +100,12 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
 //   blockIdx.x     the output tile, of all products
 //   blockIdx.y     the rank, which part of K
 //   kWeight        e4m3, e5m2 or int8; uint8 is int8 with the sign bit flipped
-//   kWide          type of the activations, bfloat16 or float16
+//   kActivation    bfloat16, float16, or e4m3 with up to 16 rows, which becomes float16
 //   kMnMajor       weights are [K, N]; else [N, K], which is K-contiguous
 //   kRowFragments  rows of an output tile in units of 8: 1, 2, 4 or 8
 //   kJoint         whether there may be several products; else it reads the first one's arguments,
 //                  whose place is a constant
-template <DType kWeight, DType kWide, bool kMnMajor, int kRowFragments, bool kJoint>
+template <DType kWeight, DType kActivation, bool kMnMajor, int kRowFragments, bool kJoint>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     Sm80W8A16(const __grid_constant__ Parts parts) {
   constexpr int kTileRows = 8 * kRowFragments;
@@ -114,7 +117,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const TileCoord coord = a.schedule.CoordOf(blockIdx.x - parts.tiles.first[part]);
   const int split = a.schedule.split, rows_left = a.rows - coord.row_tile * kTileRows;
   Accumulators<kRowFragments> scaled_acc = {};
-  Accumulate<Decoder<kWeight, kWide>, kWide, kMnMajor, kRowFragments>(a, coord, stages, scaled_acc);
+  using D = Decoder<kWeight, WideOf(kActivation)>;
+  Accumulate<D, kActivation, kMnMajor, kRowFragments>(a, coord, stages, scaled_acc);
   if (!kHasClusters && split > 1) {
     const int64_t partial = int64_t{blockIdx.x} * split + blockIdx.y;
     StoreSums(scaled_acc, rows_left, a.partials + partial * (min(a.rows, kTileRows) * kTileColumns),
@@ -139,37 +143,43 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 }
 
 // The instance for a tile of 8 * row_fragments rows; null if there is none.
-template <DType kWeight, DType kWide, bool kMnMajor, bool kJoint>
+template <DType kWeight, DType kActivation, bool kMnMajor, bool kJoint>
 KernelFunction ForTile(int row_fragments) {
   constexpr bool kOfOne = kJoint || !HasOwnInstance(1), kOfTwo = kJoint || !HasOwnInstance(2);
-  switch (row_fragments) {
-    case 1:
-      return Sm80W8A16<kWeight, kWide, kMnMajor, 1, kOfOne>;
-    case 2:
-      return Sm80W8A16<kWeight, kWide, kMnMajor, 2, kOfTwo>;
-    case 4:
-      return Sm80W8A16<kWeight, kWide, kMnMajor, 4, kJoint>;
-    case 8:
-      return Sm80W8A16<kWeight, kWide, kMnMajor, 8, kJoint>;
-    default:
-      return nullptr;
+  if (row_fragments == 1) return Sm80W8A16<kWeight, kActivation, kMnMajor, 1, kOfOne>;
+  if (row_fragments == 2) return Sm80W8A16<kWeight, kActivation, kMnMajor, 2, kOfTwo>;
+  if constexpr (!IsFloat8(kActivation)) {
+    if (row_fragments == 4) return Sm80W8A16<kWeight, kActivation, kMnMajor, 4, kJoint>;
+    if (row_fragments == 8) return Sm80W8A16<kWeight, kActivation, kMnMajor, 8, kJoint>;
   }
+  return nullptr;
 }
 
-template <DType kWeight, bool kJoint>
-KernelFunction ForLayout(DType wide, bool mn_major, int row_fragments) {
-  if (wide == DType::kBF16) {
-    return mn_major ? ForTile<kWeight, DType::kBF16, true, kJoint>(row_fragments)
-                    : ForTile<kWeight, DType::kBF16, false, kJoint>(row_fragments);
+template <DType kWeight, DType kActivation>
+KernelFunction ForLayout(bool mn_major, int row_fragments, bool joint) {
+  if (joint) {
+    return mn_major ? ForTile<kWeight, kActivation, true, true>(row_fragments)
+                    : ForTile<kWeight, kActivation, false, true>(row_fragments);
   }
-  return mn_major ? ForTile<kWeight, DType::kF16, true, kJoint>(row_fragments)
-                  : ForTile<kWeight, DType::kF16, false, kJoint>(row_fragments);
+  return mn_major ? ForTile<kWeight, kActivation, true, false>(row_fragments)
+                  : ForTile<kWeight, kActivation, false, false>(row_fragments);
 }
 
 template <DType kWeight>
-KernelFunction KernelFor(DType wide, bool mn_major, int row_fragments, bool joint) {
-  return joint ? ForLayout<kWeight, true>(wide, mn_major, row_fragments)
-               : ForLayout<kWeight, false>(wide, mn_major, row_fragments);
+KernelFunction KernelFor(DType activation, bool mn_major, int row_fragments, bool joint) {
+  switch (activation) {
+    case DType::kBF16:
+      return ForLayout<kWeight, DType::kBF16>(mn_major, row_fragments, joint);
+    case DType::kF16:
+      return ForLayout<kWeight, DType::kF16>(mn_major, row_fragments, joint);
+    case DType::kE4M3:
+      if constexpr (IsFloat8(kWeight)) {
+        return ForLayout<kWeight, DType::kE4M3>(mn_major, row_fragments, joint);
+      }
+      return nullptr;
+    default:
+      return nullptr;
+  }
 }
 
 }  // namespace jaxfp8::cuda::w8a16

@@ -19,9 +19,10 @@ namespace jaxfp8::cuda::w8a16 {
 
 // acc += the products of half a stage.
 //   half           which half of the stage's K, 0 or 1
+//   kActivation    type of the activations
 //   kFullDecode    see `Decoder::Decode`
 //   kRowFragments  rows of the tile in units of 8
-template <class D, DType kWide, bool kMnMajor, bool kFullDecode, int kRowFragments>
+template <class D, DType kActivation, bool kMnMajor, bool kFullDecode, int kRowFragments>
 __device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t* activations,
                                               int half, const ColumnParams& params,
                                               uint32_t sign_flip,
@@ -32,7 +33,7 @@ __device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t*
     Vector16 rows[kRowFragments];  // the activations of two steps
 #pragma unroll
     for (int n = 0; n < kRowFragments; ++n) {
-      rows[n] = LoadTwoSteps(activations, lane, n, 2 * half + pair);
+      rows[n] = LoadTwoSteps<kActivation>(activations, lane, n, 2 * half + pair);
     }
 #pragma unroll
     for (int in_pair = 0; in_pair < 2; ++in_pair) {
@@ -43,8 +44,8 @@ __device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t*
       for (int n = 0; n < kRowFragments; ++n) {
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          Mma<kWide>(acc[m][n], fragments[m], rows[n].words[2 * in_pair],
-                     rows[n].words[2 * in_pair + 1]);
+          Mma<WideOf(kActivation)>(acc[m][n], fragments[m], rows[n].words[2 * in_pair],
+                                   rows[n].words[2 * in_pair + 1]);
         }
       }
     }
@@ -52,19 +53,19 @@ __device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t*
 }
 
 // Makes the accumulators NaN in each column in which the warp holds a code that is NaN.
-template <class D, DType kWide, bool kMnMajor, int kRowFragments>
+template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
 __device__ __forceinline__ void AddNaN(const Codes& codes, float (&acc)[2][kRowFragments][4]) {
   uint32_t fragments[2][4];
   NaNFragments<D, kMnMajor>(codes, fragments);
 #pragma unroll
   for (int n = 0; n < kRowFragments; ++n) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m) Mma<kWide>(acc[m][n], fragments[m], 0, 0);
+    for (int m = 0; m < 2; ++m) Mma<WideOf(kActivation)>(acc[m][n], fragments[m], 0, 0);
   }
 }
 
 // acc += the products of a stage.
-template <class D, DType kWide, bool kMnMajor, int kRowFragments>
+template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
 __device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t* weights,
                                               const uint8_t* activations,
                                               const ColumnParams& params,
@@ -77,14 +78,14 @@ __device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t*
     // The whole warp takes one branch, so the instructions of a step stay together.
     const bool special = WarpHasSpecials<D>(codes);
     if ((D::kRestoresSpecials && special) || (D::kSubtractsZeroPoint && a.has_zero_points)) {
-      MultiplyCodes<D, kWide, kMnMajor, true>(codes, activations, half, params, a.sign_flip,
-                                              acc.values);
+      MultiplyCodes<D, kActivation, kMnMajor, true>(codes, activations, half, params, a.sign_flip,
+                                                    acc.values);
     } else {
-      MultiplyCodes<D, kWide, kMnMajor, false>(codes, activations, half, params, a.sign_flip,
-                                               acc.values);
+      MultiplyCodes<D, kActivation, kMnMajor, false>(codes, activations, half, params, a.sign_flip,
+                                                     acc.values);
     }
     if constexpr (D::kFlagsNaN) {
-      if (special) AddNaN<D, kWide, kMnMajor>(codes, acc.values);
+      if (special) AddNaN<D, kActivation, kMnMajor>(codes, acc.values);
     }
   }
 }

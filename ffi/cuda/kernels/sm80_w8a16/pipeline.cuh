@@ -17,10 +17,11 @@
 namespace jaxfp8::cuda::w8a16 {
 
 // The ring of stages of a block, and its way along K.
+//   kActivation    type of the activations
 //   kMnMajor       weights are [K, N]; else [N, K]
 //   kRowFragments  rows of the tile in units of 8
 //   kWgmma         whether wgmma reads the activations
-template <bool kMnMajor, int kRowFragments, bool kWgmma>
+template <DType kActivation, bool kMnMajor, int kRowFragments, bool kWgmma>
 class Pipeline {
  public:
   //   depth_tile  the first tile of K
@@ -72,7 +73,7 @@ class Pipeline {
   int32_t depth_tile_;  // the next to copy
   uint8_t* stages_;
   int stage_ = 0;  // the next to read
-  Loader<kMnMajor, kRowFragments, kWgmma> loader_;
+  Loader<kActivation, kMnMajor, kRowFragments, kWgmma> loader_;
 };
 
 }  // namespace jaxfp8::cuda::w8a16

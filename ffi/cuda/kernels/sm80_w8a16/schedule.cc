@@ -94,8 +94,15 @@ std::string WhyNotTypes(const Problem& problem) {
   const std::string got =
       std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
   const bool wide = problem.lhs.dtype == DType::kBF16 || problem.lhs.dtype == DType::kF16;
-  if (!wide || !IsEightBit(problem.rhs.dtype)) {
-    return "it multiplies bfloat16 or float16 by an 8-bit type, and the operands are " + got;
+  const bool floats = problem.lhs.dtype == DType::kE4M3 && IsFloat8(problem.rhs.dtype);
+  if (floats && problem.rows > kMostFloat8Rows) {
+    return "it multiplies at most " + std::to_string(kMostFloat8Rows) +
+           " rows of float8_e4m3fn by FP8, and these are " + std::to_string(problem.rows);
+  }
+  if (!floats && (!wide || !IsEightBit(problem.rhs.dtype))) {
+    return "it multiplies bfloat16 or float16 by an 8-bit type, or float8_e4m3fn by FP8, and the "
+           "operands are " +
+           got;
   }
   if (problem.out.dtype == DType::kS32) {
     return "its sums are rounded, and an int32 output needs exact ones";
@@ -104,12 +111,12 @@ std::string WhyNotTypes(const Problem& problem) {
 }
 
 std::string WhyNotTiles(const Problem& problem) {
-  if (problem.lhs.zero_point) return "its 16-bit side cannot have zero points";
+  if (problem.lhs.zero_point) return "its activations cannot have zero points";
   if (problem.lhs.scale && !problem.lhs.tiles.ConstantAlongDepth()) {
-    return "its 16-bit side needs scales constant along the contracted axis";
+    return "scales of its activations have to be constant along the contracted axis";
   }
   if (!problem.lhs.HasPlainScales()) {
-    return "scales of its 16-bit side have to be float32, and are not rounded";
+    return "scales of its activations have to be float32, and are not rounded";
   }
   const Tiles& tiles = problem.rhs.tiles;
   const bool tiled = problem.rhs.scale || problem.rhs.zero_point;
@@ -245,7 +252,8 @@ size_t BestWorkspace(const Problem& problem) {
 }
 
 bool HasWeightsOnLeft(const Problem& problem) {
-  return IsEightBit(problem.lhs.dtype) && !IsEightBit(problem.rhs.dtype);
+  if (!IsEightBit(problem.lhs.dtype)) return false;
+  return !IsEightBit(problem.rhs.dtype) || problem.rows > problem.columns;
 }
 
 Problem WithWeightsOnRight(const Problem& problem) {

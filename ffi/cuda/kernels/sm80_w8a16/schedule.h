@@ -44,6 +44,9 @@ JAXFP8_HD constexpr int StagesFor(int row_fragments) { return row_fragments <= 4
 // with 64 rows, 1.09x with 32.
 JAXFP8_HD constexpr bool UsesWgmma(int row_fragments) { return row_fragments >= 4; }
 
+// Activations of e4m3 have at most so many rows, and are multiplied as float16.
+inline constexpr int64_t kMostFloat8Rows = 16;
+
 // Whether one product alone has an instance of the kernel. To find arguments by an index costs
 // registers. With 32 rows and more, which leave none, products took 1.03x to 1.07x the time on an
 // H100; with up to 16 rows they are as fast.
@@ -133,10 +136,10 @@ PartTiles PartTilesOf(std::span<const Problem> problems);
 // The schedule of one of the problems, given that of all.
 Schedule PartSchedule(const Problem& problem, const Schedule& joint);
 
-// Why one launch cannot compute the problems, each with the 8-bit side as rhs; "" if it can.
+// Why one launch cannot compute the problems, each with the weights as rhs; "" if it can.
 std::string WhyNotJoint(std::span<const Problem> problems, const Device& device);
 
-// Why the kernel cannot compute the problem, whose rhs is the 8-bit side; "" if it can.
+// Why the kernel cannot compute the problem, whose rhs is the weights; "" if it can.
 // `WhyNotForm` asks about the problem alone, `WhyNotProblem` about the device too.
 std::string WhyNotForm(const Problem& problem);
 std::string WhyNotProblem(const Problem& problem, const Device& device);
@@ -145,7 +148,8 @@ std::string WhyNotProblem(const Problem& problem, const Device& device);
 // at most a tenth of the weights' bytes.
 size_t BestWorkspace(const Problem& problem);
 
-// Whether the 8-bit side is the left one, and the problem with it on the right.
+// Whether the weights are the left side, and the problem with them on the right. Of two 8-bit sides
+// the one with more lines is the weights.
 bool HasWeightsOnLeft(const Problem& problem);
 Problem WithWeightsOnRight(const Problem& problem);
 
