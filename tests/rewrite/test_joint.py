@@ -80,11 +80,24 @@ def two_layers(x: jax.Array, ws: Weights) -> list[jax.Array]:
     return [*first, *heads(first[0], ws)]
 
 
+def two_layers_in_fp8(x: jax.Array, ws: Weights) -> list[jax.Array]:
+    first = heads(rounded(x), ws)
+    return [*first, *heads(rounded(first[0]), ws)]
+
+
+def rounded(x: jax.Array) -> jax.Array:
+    """Each row in e4m3."""
+    wide = x.astype(F32)
+    scale = jnp.max(abs(wide), axis=-1, keepdims=True) / 448
+    return (wide / scale).astype(E4M3).astype(BF16) * scale.astype(BF16)
+
+
 JOINED = {
     "three heads": (heads, (1, 0)),
     "epilogues of their own": (with_bias, (1, 0)),
     "gate and up": (gated, (1, 0)),
     "two layers": (two_layers, (2, 0)),
+    "two layers in FP8": (two_layers_in_fp8, (2, 0)),
     "in a scan": (
         lambda x, ws: jax.lax.scan(lambda c, _: (heads(c, ws)[0], heads(c, ws)[1]), x, None, 2),
         (1, 0),

@@ -4,9 +4,9 @@
         ├─▶ dot(x, k) ─▶    ──▶                                  ├─▶
         └─▶ dot(x, v) ─▶                                         └─▶
 
-None of them may wait for another. So all that a product reads beside the input is computed without
-any product that may join others. Then two joint calls cannot wait for each other either: each waits
-for products only through its input.
+None of them may wait for another. So all that a product reads beside the input, which is an array
+and its scale, is computed without any product that may join others. Then two joint calls cannot
+wait for each other either: each waits for products only through its input.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _groups(program: Program) -> Iterator[list[Op]]:
         if shared is not None:
             name, alike = shared
             given = dict(zip(op.params["names"], inputs, strict=True))
-            x = given.pop(name)
+            x, scale = given.pop(name), given.pop(f"{name}_scale", None)
             if behind.isdisjoint(given.values()):
-                groups.setdefault((x, alike), []).append(op)
+                groups.setdefault((x, scale, alike), []).append(op)
         if shared is not None or not behind.isdisjoint(inputs):
             behind.update(op.outputs)
     for ops in groups.values():
