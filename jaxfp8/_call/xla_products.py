@@ -94,9 +94,13 @@ def scaled_dot(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> tuple[
     """The scaled dot as XLA is given it: floats, their sums in float32, and then the scales.
 
     Weights that a loop does not change are decoded in each turn. Without a barrier XLA decodes a
-    stack of them in front of the loop, and stores it: 48 MiB where the codes have 24.
+    stack of them in front of the loop, and stores it: 48 MiB where the codes have 24. Each operand
+    has a barrier of its own, so that XLA still sees which products have one input, and makes one
+    product of them.
     """
     del kernel  # of the library, which is not called
     named = dict(zip(spec.operand_names(), operands, strict=True))
-    named["lhs"], named["rhs"] = jax.lax.optimization_barrier((named["lhs"], named["rhs"]))
+    for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
+        if dtypes.is_eight_bit(side.dtype):
+            named[name] = jax.lax.optimization_barrier(named[name])
     return reference.scaled_dot(spec, *named.values(), multiplied_in=multiplied_in(spec))
