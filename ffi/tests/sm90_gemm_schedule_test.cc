@@ -63,7 +63,7 @@ void CheckCover(const Problem& p, const Configuration& c) {
 
 std::vector<TileShape> AllTileShapes() {
   std::vector<TileShape> all(std::begin(kTileShapes), std::end(kTileShapes));
-  all.insert(all.end(), std::begin(kInt8TileShapes), std::end(kInt8TileShapes));
+  all.insert(all.end(), std::begin(kSumTileShapes), std::end(kSumTileShapes));
   all.insert(all.end(), std::begin(kMixedTileShapes), std::end(kMixedTileShapes));
   return all;
 }
@@ -93,6 +93,7 @@ void CheckChoices() {
     int64_t rows, columns, depth;
     Configuration wanted;
     DType type = DType::kE4M3;
+    bool highest = true;  // FP8 has two sets of sums
   };
   constexpr DType kS8 = DType::kS8;
   const Row kTable[] = {
@@ -111,9 +112,14 @@ void CheckChoices() {
       {64, 7168, 16384, {{64, 64}, Pair::kNone}},
       {64, 4096, 7168, {{64, 32}, Pair::kNone}},
       {1, 128, 128, {{64, 32}, Pair::kNone}},
+      {4096, 8192, 8192, {{128, 256}, Pair::kNone}, DType::kE4M3, false},
+      {256, 4096, 4096, {{64, 128}, Pair::kNone}, DType::kE4M3, false},
+      {64, 14336, 4096, {{64, 128}, Pair::kNone}, DType::kE4M3, false},
   };
   for (const Row& row : kTable) {
-    const Configuration c = Choose(Product(1, row.rows, row.columns, row.depth, row.type), kH100);
+    Problem p = Product(1, row.rows, row.columns, row.depth, row.type);
+    p.highest = row.highest;
+    const Configuration c = Choose(p, kH100);
     Expect(c.tile == row.wanted.tile && c.pair == row.wanted.pair,
            std::to_string(row.rows) + "x" + std::to_string(row.columns) + "x" +
                std::to_string(row.depth) + " gets " + NameOf(c));

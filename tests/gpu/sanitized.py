@@ -32,6 +32,7 @@ CASES = [
     ("cublaslt_fp8", (E4M3, E5M2, 32, 128, 64), {"out_dtype": "bfloat16"}),
     ("sm90_gemm", (E4M3, E4M3, 33, 300, 72), {**BLOCKS, "rhs_first": False, **FULL}),
     ("sm90_gemm", (E5M2, E4M3, 300, 128, 264), {**BLOCKS, "out_dtype": "bfloat16"}),
+    ("sm90_gemm", (E4M3, E4M3, 140, 272, 72), {"precision": "default", **FULL}),
     ("sm90_gemm", ("int8", "int8", 300, 272, 264), {"zero_points": True, "out_dtype": "bfloat16"}),
     ("sm90_gemm", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
     ("sm90_gemm", ("bfloat16", E4M3, 140, 272, 136), {"rhs_first": False, "rhs_tiles": (1, 272)}),

@@ -431,6 +431,55 @@ def test_large_products(pair):
     check(spec, draw(10, spec))
 
 
+FAST = {
+    "rows and columns": {"lhs": "rows", "rhs": "rows"},
+    "one scale": {"lhs": "one", "rhs": "rows", "bias": True, "activation": "gelu_tanh"},
+    "no scale": {"lhs": None, "rhs": "one", "residual": True, "out_dtype": "float16"},
+    "an 8-bit output": {"lhs": "rows", "rhs": "rows", "out_dtype": "float8_e4m3fn", "bias": True},
+}
+
+
+@HOPPER
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("size", [(67, 401, 131), (300, 512, 392), (17, 136, 1040)], ids=str)
+@pytest.mark.parametrize("pair", [(a, b) for a in FP8 for b in FP8 if FP8[0] in (a, b)], ids=str)
+def test_fast_sums_in_registers(pair, size, name):
+    """Each of the K / 32 additions keeps 13 bits."""
+    m, k, n = size
+    how = dict(FAST[name])
+    tiles = {None: lambda _: None, "one": lambda lines: (lines, k), "rows": lambda _: (1, k)}
+    how["lhs_tiles"], how["rhs_tiles"] = tiles[how.pop("lhs")](m), tiles[how.pop("rhs")](n)
+    if how.pop("bias", False):
+        how["bias"] = (1, n)
+    if how.pop("residual", False):
+        how |= {"residual": (m, n), "residual_dtype": "bfloat16"}
+    for batch, rhs_first in ((0, False), (3, True)):
+        if batch and "residual" in how:
+            continue
+        more = how | ({"bias": (batch, 1, n)} if batch and "bias" in how else {})
+        spec = matrices(
+            *pair, m, k, n, batch=batch, rhs_first=rhs_first, precision="default", **more
+        )
+        operands = draw(31, spec)
+        out, amax, ran = run(spec, operands, "sm90_gemm")
+        assert ran == ["sm90_gemm"]
+        oracle.assert_within_bound(spec, operands, out, amax, 2.0**-12 * (k / 32 + 1))
+        np.testing.assert_array_equal(run(spec, operands, "sm90_gemm")[0], out)
+
+
+@HOPPER
+def test_fast_sums_keep_nan_and_infinity():
+    spec = matrices(*[FP8[0]] * 2, 80, 256, 64, rhs_first=False, precision="default")
+    operands = draw(32, spec)
+    operands["lhs"], operands["rhs"] = np.full((80, 256), 0x38, np.uint8), operands["rhs"].copy()
+    operands["rhs"][:] = 0x38
+    operands["lhs"][5, 200], operands["rhs"][9, 3] = 0x7F, 0xFF
+    out, _, _ = run(spec, operands, "sm90_gemm")
+    expected = np.full((80, 64), 256.0)
+    expected[5], expected[:, 9] = np.nan, np.nan
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_fast_accumulation_stays_near_the_exact_sum():
     spec = matrices(*["float8_e4m3fn"] * 2, 256, 8192, 256, precision="default")
     operands = draw(11, spec)

@@ -43,7 +43,8 @@ struct Arguments {
   Epilogue epilogue;       // without its accumulators
   bool lhs_batched = false, rhs_batched = false;
   void* shared_units = nullptr;  // counters of the blocks, cleared before, then their sums
-  // Nothing but a cast follows the scaled sum; or, of int8, a bias for each column and a cast.
+  // Nothing but a cast follows the scaled sum; or, where it is scaled once, a bias for each column
+  // and a cast.
   bool stores_directly = false;
   bool stores_fours = false;  // else: what follows needs aligned fours of columns, and they are
 };
@@ -59,6 +60,7 @@ struct Kernel {
 // The kernel for a tile shape, or one without a function.
 Kernel E4M3Kernel(DType rhs, Scaling scaling, TileShape tile);
 Kernel E5M2Kernel(DType rhs, Scaling scaling, TileShape tile);
+Kernel Float8SumsKernel(DType lhs, DType rhs, TileShape tile);  // scaled after all of K
 Kernel S8Kernel(DType rhs, TileShape tile);
 Kernel U8Kernel(DType rhs, TileShape tile);
 // The same for weights of a type and activations of 16 bits.

@@ -30,9 +30,9 @@ Kernel KernelFor(Scaling scaling, TileShape tile) {
 }
 
 template <DType kLhs, DType kRhs>
-Kernel Int8KernelFor(TileShape tile) {
-  constexpr auto kAll = std::make_integer_sequence<int, std::size(kInt8TileShapes)>{};
-  return KernelOfShape<kInt8TileShapes, kLhs, kRhs, Scaling::kAfter>(tile, kAll);
+Kernel SumKernelFor(TileShape tile) {
+  constexpr auto kAll = std::make_integer_sequence<int, std::size(kSumTileShapes)>{};
+  return KernelOfShape<kSumTileShapes, kLhs, kRhs, Scaling::kAfter>(tile, kAll);
 }
 
 // The weights are lhs.

@@ -2,8 +2,8 @@
 //
 //   block, one on each multiprocessor
 //     warpgroup 0   loads: warp 0 the tiles (TMA), warps 2 and 3 the scales      load.cuh
-//     warpgroup 1   multiplies the upper half of the tile's rows, scales and     multiply.cuh: FP8
-//                   stores it                                                    sum.cuh: int8
+//     warpgroup 1   multiplies the upper half of the tile's rows, scales and     multiply.cuh, or
+//                   stores it                                                    sum.cuh
 //     warpgroup 2   the same for the lower half; not there for tiles of 64 rows  store.cuh
 //
 // Of 8-bit weights and 16-bit values the weights are lhs, whichever side they are of the problem.

@@ -11,11 +11,12 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// When sums are scaled: FP8 every 128 of K, others once. A row of lhs always has its own scale.
+// When sums are scaled: FP8 every 128 of K or once, others once. A row of lhs always has its own
+// scale.
 enum class Scaling : uint8_t {
   kBlocks,   // every 128 of K; 128 columns of rhs, or more, share a scale
   kLines,    // every 128 of K; every column has one
-  kAfter,    // int8: after the sum over all of K; every column has one, and a zero point
+  kAfter,    // after the sum over all of K; every column has one, of int8 with a zero point
   kWeights,  // the same without zero points, where lhs has 8 bits and rhs 16
 };
 

@@ -69,6 +69,17 @@ Problem WithWeightsOnLeft(const Problem& problem) {
   return HasWeightsOnRight(problem) ? Swapped(problem) : problem;
 }
 
+bool SumsFirst(const Problem& problem) {
+  const Side &lhs = problem.lhs, &rhs = problem.rhs;
+  if (IsInt8(lhs.dtype) && IsInt8(rhs.dtype)) return true;
+  const auto varies = [](const Side& side) {
+    return side.scale && !side.tiles.ConstantAlongDepth();
+  };
+  const bool has_code = lhs.dtype == DType::kE4M3 || rhs.dtype == DType::kE4M3;
+  return IsFloat8(lhs.dtype) && IsFloat8(rhs.dtype) && has_code && !problem.highest &&
+         !varies(lhs) && !varies(rhs);
+}
+
 std::string WhyNotWorkspace(const Operands& operands, size_t workspace) {
   if (workspace >= operands.workspace) return "";
   return "its workspace has " + std::to_string(workspace) + " bytes, but it needs " +

@@ -43,6 +43,10 @@ bool IsMixed(const Problem& problem);
 bool HasWeightsOnRight(const Problem& problem);
 Problem WithWeightsOnLeft(const Problem& problem);
 
+// Whether the sums of 8-bit operands are scaled once, after all of K: those of integers, and those
+// of FP8 that need not be exact in float32 ("fast" sums: tensor cores keep 13 bits of each term).
+bool SumsFirst(const Problem& problem);
+
 // Why the copies do not fit the workspace, or "".
 std::string WhyNotWorkspace(const Operands& operands, size_t workspace);
 

@@ -47,11 +47,10 @@ ZeroPoints ZerosOf(const Operand& operand, const int32_t* zero_point, const Buff
 }
 
 // Whether the output is the cast sum, and each row of it consists of 16 aligned bytes. What scales
-// sums of int8 adds a bias of the columns.
+// sums after all of K adds a bias of the columns.
 bool StoresDirectly(const Problem& problem, const Buffers& buffers) {
   const Plane& out = problem.out;
-  const bool adds =
-      problem.bias && !(IsInt8(problem.lhs.dtype) && !IsMixed(problem) && problem.bias.row == 0);
+  const bool adds = problem.bias && !(SumsFirst(problem) && problem.bias.row == 0);
   const bool rest = problem.residual || adds || problem.out_scale || problem.amax ||
                     problem.activation != Activation::kNone;
   const int64_t size = SizeOf(out.dtype);
@@ -83,11 +82,13 @@ class GemmPlan final : public Plan {
     }
   }
 
-  Kernel KernelFor(Scaling scaling) const {
-    const DType rhs = problem_.rhs.dtype;
+  Kernel KernelOf() const {
+    const DType lhs = problem_.lhs.dtype, rhs = problem_.rhs.dtype;
     const TileShape tile = configuration_.tile;
     if (mixed_) return MixedKernel();
-    switch (problem_.lhs.dtype) {
+    if (IsFloat8(lhs) && SumsFirst(problem_)) return Float8SumsKernel(lhs, rhs, tile);
+    const Scaling scaling = HasBlocks(problem_.rhs) ? Scaling::kBlocks : Scaling::kLines;
+    switch (lhs) {
       case DType::kS8:
         return S8Kernel(rhs, tile);
       case DType::kU8:
@@ -104,8 +105,7 @@ class GemmPlan final : public Plan {
     const std::string wrong = WhyNotWorkspace(operands_, workspace);
     if (!wrong.empty()) return wrong;
     Share(workspace);
-    const Scaling scaling = HasBlocks(problem_.rhs) ? Scaling::kBlocks : Scaling::kLines;
-    kernel_ = KernelFor(scaling);
+    kernel_ = KernelOf();
     if (!kernel_.function) return "there is no tile of this shape";
     // Without code for sm_90a the driver translates a kernel that does nothing.
     cudaFuncAttributes attributes;

@@ -11,9 +11,9 @@ namespace {
 // that were fastest, or within 4 % of it, for six (N, K) with M = 4096, for M = 512 and M = 64.
 constexpr double kProductsPerCycle = 4096;  // of the tensor cores of a multiprocessor
 constexpr double kBytesPerCycle = 44;       // from L2, while all multiprocessors load
-// For int8 128 x 256 without pairs is as fast as with them, or up to 8 % faster. It loads 48 bytes
-// a cycle.
-constexpr double kInt8BytesPerCycle = 48;
+// With one set of sums (timed with int8) 128 x 256 without pairs is as fast as with them, or up to
+// 8 % faster. It loads 48 bytes a cycle.
+constexpr double kSumBytesPerCycle = 48;
 // With 16-bit values a column takes twice as long; and tiles of less than 256 columns longer still,
 // since each fragment is decoded for fewer products. On an H100 a tile of 128 x 256 takes 43 us
 // with K = 4096, one of 256 x 128 53 us, one of 128 x 128 34 us.
@@ -64,7 +64,7 @@ struct Times {
 
 Times TimesOf(const Problem& problem, const Configuration& c) {
   const double products = double{1} * StepDepth(problem) * c.tile.rows * c.tile.columns;
-  const double rate = IsInt8(problem.lhs.dtype) ? kInt8BytesPerCycle : kBytesPerCycle;
+  const double rate = SumsFirst(problem) ? kSumBytesPerCycle : kBytesPerCycle;
   const double waits = (c.pair == Pair::kNone ? 0 : kPairCycles) +
                        (c.pair == Pair::kSharesRhs ? kSharedRhsCycles : 0);
   return {std::max(products / ProductsPerCycle(problem, c.tile), LoadedBytes(problem, c) / rate),
@@ -98,7 +98,7 @@ bool MayShare(const Problem& problem, const Configuration& c, const Schedule& s,
 
 std::span<const TileShape> TileShapesOf(const Problem& problem) {
   if (IsMixed(problem)) return kMixedTileShapes;
-  if (IsInt8(problem.lhs.dtype)) return kInt8TileShapes;
+  if (SumsFirst(problem)) return kSumTileShapes;
   return kTileShapes;
 }
 

@@ -122,12 +122,12 @@ JAXFP8_HD TileCoord TileOf(const Schedule& s, int32_t unit, int32_t rank) {
           s.pair == Pair::kSharesLhs ? 2 * column + rank : column};
 }
 
-// The tile shapes that kernels are compiled for, of FP8 and of int8. That has one set of sums in
-// registers, and FP8 two: the scaled ones, and those of a step.
+// The tile shapes that kernels are compiled for: of FP8 with two sets of sums in registers, the
+// scaled ones and those of a step; with one set (`SumsFirst`); and beside 16-bit values.
 inline constexpr TileShape kTileShapes[] = {{256, 128}, {128, 192}, {128, 128},
                                             {64, 128},  {64, 64},   {64, 32}};
-inline constexpr TileShape kInt8TileShapes[] = {{128, 256}, {256, 128}, {128, 128},
-                                                {64, 128},  {64, 64},   {64, 32}};
+inline constexpr TileShape kSumTileShapes[] = {{128, 256}, {256, 128}, {128, 128},
+                                               {64, 128},  {64, 64},   {64, 32}};
 inline constexpr TileShape kMixedTileShapes[] = {{128, 256}, {256, 128}, {128, 128}};
 
 std::span<const TileShape> TileShapesOf(const Problem& problem);

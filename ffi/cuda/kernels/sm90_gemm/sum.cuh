@@ -1,10 +1,10 @@
 // The main loop of a math warpgroup, where sums are scaled after all of K: int8, whose sums are
-// exact.
+// exact, and FP8 in fast sums.
 //
 //   stage in shared memory                          registers of a warpgroup
-//   lhs  wave 0, 64 rows x 128 --+  4 x wgmma
-//        wave 1, 64 rows x 128 --+  of K = 32        acc     every wave: the sum of all of K, int32
-//   rhs  N columns x 128 --------+---------------->    |  + zero points  * scales
+//   lhs  wave 0, 64 rows x 128 --+  4 x wgmma        acc     every wave: the sum of all of K, int32
+//        wave 1, 64 rows x 128 --+  of K = 32          |     or float32
+//   rhs  N columns x 128 --------+---------------->    |  + zero points of int8  * scales
 //                                                    total   float32
 //
 // One stage is multiplied while the next one's wgmma are queued, so the tensor cores do not wait.
@@ -15,14 +15,19 @@
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_SUM_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_SUM_CUH_
 
+#include <type_traits>
+
 #include "cuda/kernels/sm90_gemm/load.cuh"
 #include "cuda/kernels/sm90_gemm/wgmma.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
+template <DType kLhs>
+using Sum = std::conditional_t<IsInt8(kLhs), int32_t, float>;
+
 // The sums of one tile over all of K.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
-__device__ __forceinline__ void MultiplySums(int32_t (&acc)[L::kWaves][kColumns / 2],
+__device__ __forceinline__ void MultiplySums(Sum<kLhs> (&acc)[L::kWaves][kColumns / 2],
                                              uint32_t shared, int32_t steps, uint32_t blocks,
                                              Ring<L::kStages>& ring) {
   constexpr int kWaveBytes = kWaveRows * kStepDepth, kDescriptorStep = 32 >> 4;
@@ -72,8 +77,8 @@ __device__ __forceinline__ void LoadShared2(uint32_t from, uint32_t (&two)[2]) {
 // total = the sums of a wave less zero points, scaled, and the bias that nothing stands before.
 //   rows     the fields of this thread's first row, kRowPitch apart (`StoreLine`)
 //   columns  those of its first column
-template <bool kZeros, int kRowPitch, int kColumns>
-__device__ __forceinline__ void ScaleSums(const int32_t (&acc)[kColumns / 2], uint32_t rows,
+template <bool kZeros, int kRowPitch, int kColumns, typename Sum>
+__device__ __forceinline__ void ScaleSums(const Sum (&acc)[kColumns / 2], uint32_t rows,
                                           uint32_t columns, float (&total)[kColumns / 2]) {
   constexpr int kPitch = 4 * kColumns;
   float row_scale[2];
@@ -95,13 +100,14 @@ __device__ __forceinline__ void ScaleSums(const int32_t (&acc)[kColumns / 2], ui
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int row = j / 2, column = j % 2;
-      auto corrected = static_cast<uint32_t>(acc[i + j]);
+      Sum corrected = acc[i + j];
       if constexpr (kZeros) {
-        corrected += row_zero[row] * sum[column] + row_sum[row] * zero[column];
+        corrected = static_cast<Sum>(static_cast<uint32_t>(acc[i + j]) +
+                                     row_zero[row] * sum[column] + row_sum[row] * zero[column]);
       }
       // Each step is rounded, as in every other epilogue.
-      const float sum = static_cast<float>(static_cast<int32_t>(corrected));
-      const float scaled = __fmul_rn(sum * row_scale[row], __uint_as_float(scale[column]));
+      const float scaled =
+          __fmul_rn(static_cast<float>(corrected) * row_scale[row], __uint_as_float(scale[column]));
       total[i + j] = __fadd_rn(scaled, __uint_as_float(bias[column]));
     }
   }
@@ -114,7 +120,7 @@ __device__ __forceinline__ void SumThenScale(const Arguments& a,
                                              uint32_t shared, uint32_t blocks,
                                              Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
   constexpr int kRows = L::kTileRows;
-  int32_t acc[L::kWaves][kColumns / 2];
+  Sum<kLhs> acc[L::kWaves][kColumns / 2];
   MultiplySums<L, kLhs, kRhs, kColumns>(acc, shared, a.schedule.steps, blocks, ring);
   const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
   const int32_t row = math_thread / kGroupThreads * L::kWaves * kWaveRows +
@@ -125,7 +131,7 @@ __device__ __forceinline__ void SumThenScale(const Arguments& a,
   Wait(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
 #pragma unroll
   for (int w = 0; w < L::kWaves; ++w) {
-    if (a.has_zeros) {
+    if (IsInt8(kLhs) && a.has_zeros) {
       ScaleSums<true, 4 * kRows, kColumns>(acc[w], rows + 4 * kWaveRows * w, columns, total[w]);
     } else {
       ScaleSums<false, 4 * kRows, kColumns>(acc[w], rows + 4 * kWaveRows * w, columns, total[w]);

@@ -3,8 +3,8 @@
 namespace jaxfp8::cuda::sm90 {
 
 Kernel U8Kernel(DType rhs, TileShape tile) {
-  return rhs == DType::kS8 ? Int8KernelFor<DType::kU8, DType::kS8>(tile)
-                           : Int8KernelFor<DType::kU8, DType::kU8>(tile);
+  return rhs == DType::kS8 ? SumKernelFor<DType::kU8, DType::kS8>(tile)
+                           : SumKernelFor<DType::kU8, DType::kU8>(tile);
 }
 
 }  // namespace jaxfp8::cuda::sm90

@@ -89,7 +89,8 @@ __device__ __forceinline__ void PinAccumulators(int32_t (&acc)[kCount]) {
 template <DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void Wgmma(float (&acc)[kColumns / 2], uint64_t lhs, uint64_t rhs,
                                       uint32_t accumulate) {
-  static_assert(kColumns == 32 || kColumns == 64 || kColumns == 128 || kColumns == 192);
+  static_assert(kColumns == 32 || kColumns == 64 || kColumns == 128 || kColumns == 192 ||
+                kColumns == 256);
   JAXFP8_WGMMA_FLOAT(kE4M3, kE4M3, "e4m3.e4m3")
   JAXFP8_WGMMA_FLOAT(kE4M3, kE5M2, "e4m3.e5m2")
   JAXFP8_WGMMA_FLOAT(kE5M2, kE4M3, "e5m2.e4m3")
