@@ -14,7 +14,9 @@ import pytest
 from rewrite.support import BF16, E4M3, E5M2, F16, F32, count
 
 import jaxfp8
+from jaxfp8._bench import _decoder, _problems
 from jaxfp8._call import ffi, joint, xla_products
+from jaxfp8._rewrite.plan import row_calls
 
 SCHEDULE = pathlib.Path(__file__).parents[2] / "ffi/cuda/kernels/sm80_w8a16/schedule.h"
 K = 256
@@ -89,7 +91,8 @@ def rounded(x: jax.Array) -> jax.Array:
     """Each row in e4m3."""
     wide = x.astype(F32)
     scale = jnp.max(abs(wide), axis=-1, keepdims=True) / 448
-    return (wide / scale).astype(E4M3).astype(BF16) * scale.astype(BF16)
+    codes = jnp.clip(wide / scale, -448, 448).astype(E4M3)
+    return codes.astype(BF16) * scale.astype(BF16)
 
 
 JOINED = {
@@ -110,6 +113,33 @@ JOINED = {
 def test_products_of_one_input_are_one_call(name: str) -> None:
     fun, expected = JOINED[name]
     assert launches(fun, X, WS) == expected
+
+
+def test_products_of_rows_that_one_call_quantises_are_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Query, key and value, gate and up of two layers. Each has a view of the scale of its own."""
+    monkeypatch.setattr(row_calls, "is_for_here", lambda: True)
+    sizes = _decoder.MODELS["tiny"]
+    layers = [_codes_and_scales(layer) for layer in _decoder.random_layers(sizes, 2)]
+
+    def step(x: jax.Array, layers: Any, caches: Any) -> Any:
+        def dynamic(x: jax.Array, w: Any) -> jax.Array:
+            return _problems.multiply_dynamic(x, *w)
+
+        return _decoder.step(x, jnp.int32(7), layers, caches, sizes=sizes, dot=dynamic)
+
+    args = _decoder.random_tokens(sizes, 1, 1), layers, _decoder.random_caches(sizes, 2, 1, 8)
+    assert count(jaxfp8.rewrite(step), *args, name="quantize_rows") > 0
+    assert launches(step, *args)[0] == 4
+
+
+def _codes_and_scales(layer: dict[str, jax.Array]) -> dict[str, Any]:
+    def of(w: jax.Array) -> Any:
+        q = jaxfp8.quantize(w, E4M3, channelwise_axes=(1,))
+        return q.qvalue, q.scale
+
+    return {name: of(w) if w.ndim == 2 else w for name, w in layer.items()}
 
 
 def test_of_more_products_than_a_launch_computes_the_rest_has_one_of_its_own() -> None:

@@ -17,6 +17,8 @@ from jaxfp8._call import joint
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Array, Op, Value
+from jaxfp8._rewrite.ir.numbering import Numbering
+from jaxfp8._rewrite.plan import row_scales
 from jaxfp8._rewrite.plan.walk import Walk
 
 
@@ -39,6 +41,7 @@ def _groups(program: Program) -> Iterator[list[Op]]:
     """The calls of one launch, two to `joint.MOST` at a time."""
     groups: dict[Hashable, list[Op]] = {}
     behind: set[Value] = set()  # values that wait for a product
+    number = Numbering()  # each product has a view of the scale of its own
     for op, inputs in program.ops:
         shared = _shared(op)
         if shared is not None:
@@ -46,7 +49,8 @@ def _groups(program: Program) -> Iterator[list[Op]]:
             given = dict(zip(op.params["names"], inputs, strict=True))
             x, scale = given.pop(name), given.pop(f"{name}_scale", None)
             if behind.isdisjoint(given.values()):
-                groups.setdefault((x, scale, alike), []).append(op)
+                of_scale = None if scale is None else number(row_scales.before_reshapes(scale))
+                groups.setdefault((x, of_scale, alike), []).append(op)
         if shared is not None or not behind.isdisjoint(inputs):
             behind.update(op.outputs)
     for ops in groups.values():
