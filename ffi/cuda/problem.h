@@ -68,12 +68,22 @@ struct Plane {
   }
 };
 
+// Rows of lhs in groups, whose sizes are known on the device alone. Group g is multiplied by batch
+// index g of rhs. lhs and out have no batch stride, and all rows of all groups: `rows`. Rows of no
+// group are zeros.
+enum class Grouping : uint8_t {
+  kNone,
+  kContiguous,  // one group after the other, then rows of no group
+  kMasked,      // rows / batch for each group, which has the first of them
+};
+
 struct Problem {
   int64_t batch = 1, rows = 1, columns = 1, depth = 1;
   Side lhs, rhs;
   Plane residual, bias, out_scale, amax, out;
   Activation activation = Activation::kNone;
   bool highest = false;  // accumulate in full float32, where tensor cores could use less
+  Grouping grouping = Grouping::kNone;  // others: of `sm90_gemm` alone
 };
 
 // The device pointers of one call; null where the problem has no array.
@@ -88,7 +98,8 @@ struct Buffers {
   const float* out_scale = nullptr;
   void* out = nullptr;
   float* amax = nullptr;
-  void* workspace = nullptr;  // 256-byte aligned
+  const int32_t* group_sizes = nullptr;  // [batch], where the problem has groups
+  void* workspace = nullptr;             // 256-byte aligned
   size_t workspace_bytes = 0;
 };
 

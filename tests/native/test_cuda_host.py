@@ -22,6 +22,10 @@ SOURCES = {
     ],
     "cuda_problem_test": ["cuda/problem.cc", "common/check.cc"],
     "imma_schedule_test": ["cuda/kernels/sm80_imma/schedule.cc", "cuda/problem.cc"],
+    "sm90_gemm_groups_test": [
+        *(f"cuda/kernels/sm90_gemm/{name}.cc" for name in ("operands", "schedule")),
+        "cuda/problem.cc",
+    ],
     "sm90_gemm_schedule_test": [
         *(f"cuda/kernels/sm90_gemm/{name}.cc" for name in ("operands", "schedule")),
         "cuda/problem.cc",

@@ -6,6 +6,8 @@
 //                   stores it                                                    sum.cuh
 //     warpgroup 2   the same for the lower half; not there for tiles of 64 rows  store.cuh
 //
+// Rows of lhs may come in groups, each with an rhs of its own (groups.h).
+//
 // Of 8-bit weights and 16-bit values the weights are lhs, whichever side they are of the problem.
 // Then the tile is the transposed output (weights.cuh, store_transposed.cuh), and blocks may share
 // it (shared_units.cuh).
@@ -58,27 +60,38 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
   if constexpr (!L::kScalesAfter) Turns<L::kMathGroups>{__shfl_sync(~0u, warp / 4, 0)}.Begin();
+  GroupCursor cursor;
   Part part;
 #pragma unroll 1
   while (parts.Next(a.schedule, part)) {
+    TileBounds tile;
     float total[L::kWaves][kColumns / 2];
     if constexpr (L::kMixed) {
       const bool finishes =
           SumWeights<L, kLhs, kRhs, kColumns>(a, part, total, shared, blocks, ring, chunk);
       if (!finishes) continue;
-    } else if constexpr (L::kScalesAfter) {
-      SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, blocks, ring, chunk);
+      BoundsOf<L>(a, part.unit, static_cast<int32_t>(rank), cursor, tile);
     } else {
-      MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, a.schedule.steps, blocks, ring, chunk);
+      // Votes, since the compiler takes what was loaded for different from lane to lane, and would
+      // have no uniform registers for the main loop.
+      const bool found = BoundsOf<L>(a, part.unit, static_cast<int32_t>(rank), cursor, tile);
+      if (!__any_sync(~0u, found)) break;
+      const int32_t steps = __any_sync(~0u, tile.sums) ? a.schedule.steps : 0;
+      KeepTile(staged, tile, cursor);
+      if constexpr (L::kScalesAfter) {
+        SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, steps, blocks, ring, chunk);
+      } else {
+        MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, steps, blocks, ring, chunk);
+      }
+      RecallTile(staged, tile, cursor);
     }
-    const TileCoord tile = TileOf(a.schedule, part.unit, static_cast<int32_t>(rank));
-    const int32_t group = warp / 4, first = group * L::kWaves * kWaveRows;
-    const int32_t row = tile.row * L::kTileRows + first, column = tile.column * kColumns;
+    const int32_t group = warp / 4, row = tile.row + group * L::kWaves * kWaveRows;
     if constexpr (L::kMixed) {
       const uint32_t of_group = shared + L::kStagingAt + group * 4 * L::kStagingBytes;
-      StoreTransposed<L, kColumns>(a, out, {tile.batch, column, row}, of_group, group, total);
+      StoreTransposed<L, kColumns>(a, out, {tile.batch, tile.column, row}, of_group, group, total);
     } else {
-      StoreTile<L, kColumns>(a, {tile.batch, row + warp % 4 * kWarpRows, column}, staged, total);
+      const WarpTile of_warp{tile.batch, row + warp % 4 * kWarpRows, tile.column, tile.end};
+      StoreTile<L, kColumns>(a, of_warp, staged, total);
     }
   }
   if constexpr (L::kMixed) WaitForStores<0>();  // they read shared memory

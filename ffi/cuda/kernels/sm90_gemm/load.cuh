@@ -20,6 +20,7 @@
 #include "cuda/kernels/common/tile_index.cuh"
 #include "cuda/kernels/sm90_gemm/arguments.h"
 #include "cuda/kernels/sm90_gemm/barrier.cuh"
+#include "cuda/kernels/sm90_gemm/groups.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -40,13 +41,16 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
   const Schedule& s = a.schedule;
   constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
   Ring<L::kStages> ring;
+  GroupCursor cursor;
   Part part;
 #pragma unroll 1
   while (parts.Next(s, part)) {
-    const TileCoord tile = TileOf(s, part.unit, rank);
+    TileBounds tile;
+    if (!BoundsOf<L>(a, part.unit, rank, cursor, tile)) break;
+    if (!tile.sums) continue;
     const int32_t lhs_batch = a.lhs_batched ? tile.batch : 0;
     const int32_t rhs_batch = a.rhs_batched ? tile.batch : 0;
-    const int32_t row = tile.row * kRows, column = tile.column * kColumns;
+    const int32_t row = tile.row, column = tile.column;
     for (int32_t step = part.first; step < part.end; ++step, ring.Next()) {
       const uint32_t full = shared + L::kFullAt + 8 * ring.stage;
       Wait(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
@@ -109,12 +113,15 @@ template <typename L>
 __device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts,
                            int32_t rank, int32_t thread) {
   const Schedule& s = a.schedule;
-  constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
+  constexpr int kRows = L::kTileRows;
   Ring<L::kChunks> ring;
+  GroupCursor cursor;
   Part part;
 #pragma unroll 1
   while (parts.Next(s, part)) {
-    const TileCoord tile = TileOf(s, part.unit, rank);
+    TileBounds tile;
+    if (!BoundsOf<L>(a, part.unit, rank, cursor, tile)) break;
+    if (!tile.sums) continue;
 #pragma unroll 1
     for (int32_t step = 0; step < s.steps; step += kChunkSteps, ring.Next()) {
       const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
@@ -122,12 +129,12 @@ __device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed>
       Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
 #pragma unroll 1
       for (int32_t i = thread; i < kRows; i += kScaleThreads) {
-        CopyScales(a.lhs_scales, to + 16 * i, tile.batch, tile.row * kRows + i, step, count);
+        CopyScales(a.lhs_scales, to + 16 * i, tile.batch, tile.row + i, step, count);
       }
 #pragma unroll 1
       for (int32_t i = thread; i < L::kRhsScales; i += kScaleThreads) {
         CopyScales(a.rhs_scales, to + 16 * (kRows + i), tile.batch,
-                   tile.column * kColumns + i * L::kScaleColumns, step, count);
+                   tile.column + i * L::kScaleColumns, step, count);
       }
       __threadfence_block();  // for a side without scales, whose ones are stored
       ArriveAfterCopies(shared + L::kChunkFullAt + 8 * ring.stage);
@@ -161,24 +168,28 @@ __device__ void LoadLines(const Arguments& a, uint32_t shared, Parts<L::kMixed> 
   const Elementwise& rest = a.epilogue.elementwise;
   const float* bias = a.stores_directly && rest.bias_plane ? rest.bias : nullptr;
   Ring<L::kChunks> ring;
+  GroupCursor cursor;
   Part part;
 #pragma unroll 1
-  for (; parts.Next(a.schedule, part); ring.Next()) {
-    const TileCoord tile = TileOf(a.schedule, part.unit, rank);
+  while (parts.Next(a.schedule, part)) {
+    TileBounds tile;
+    if (!BoundsOf<L>(a, part.unit, rank, cursor, tile)) break;
+    if (!tile.sums) continue;
     const uint32_t rows = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
     const uint32_t columns = rows + 4 * kLineFields * kRows;
     Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
 #pragma unroll 1
     for (int32_t i = thread; i < kRows; i += kScaleThreads) {
-      StoreLine(a.lhs_scales, a.lhs_zeros, rows + 4 * i, 4 * kRows, tile.batch,
-                tile.row * kRows + i, static_cast<int32_t>(a.epilogue.depth));
+      StoreLine(a.lhs_scales, a.lhs_zeros, rows + 4 * i, 4 * kRows, tile.batch, tile.row + i,
+                static_cast<int32_t>(a.epilogue.depth));
     }
 #pragma unroll 1
     for (int32_t i = thread; i < kColumns; i += kScaleThreads) {
       StoreLine(a.rhs_scales, a.rhs_zeros, columns + 4 * i, 4 * kColumns, tile.batch,
-                tile.column * kColumns + i, 0, bias, rest.bias_plane);
+                tile.column + i, 0, bias, rest.bias_plane);
     }
     Arrive(shared + L::kChunkFullAt + 8 * ring.stage);
+    ring.Next();
   }
 }
 

@@ -200,6 +200,7 @@ class GemmPlan final : public Plan {
   Arguments ArgumentsFor(const Buffers& buffers) const {
     Arguments a;
     a.schedule = schedule_;
+    a.group_sizes = buffers.group_sizes;
     a.lhs_scales = ScalesOf(problem_.lhs, buffers.lhs_scale, problem_.rows, schedule_.steps);
     a.rhs_scales = ScalesOf(problem_.rhs, buffers.rhs_scale, problem_.columns, schedule_.steps);
     a.lhs_zeros = ZerosOf(operands_.lhs, buffers.lhs_zero_point, buffers);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/sm90_gemm/groups.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -89,6 +90,26 @@ double CyclesShared(const Schedule& s, const Times& t, int32_t blocks) {
   return whole * (s.steps * t.step + t.tile) + share * t.step + 2 * t.tile + t.share;
 }
 
+GroupedRows GroupedRowsOf(const Problem& problem, int32_t unit_rows) {
+  const auto rows = static_cast<int32_t>(problem.rows);
+  const auto groups = static_cast<int32_t>(problem.batch);
+  return {problem.grouping, groups, rows, rows / groups, unit_rows};
+}
+
+// The most units that the rows of groups, and those of none, can have.
+int32_t GroupedUnits(const GroupedRows& grouped) {
+  return grouped.rows / grouped.unit_rows + EntriesOf(grouped);
+}
+
+// The same product with groups of equal sizes, for estimates.
+Problem WithEvenGroups(const Problem& problem) {
+  if (problem.grouping == Grouping::kNone) return problem;
+  Problem even = problem;
+  even.grouping = Grouping::kNone;
+  even.rows = Divide(problem.rows, std::max<int64_t>(problem.batch, 1));
+  return even;
+}
+
 bool MayShare(const Problem& problem, const Configuration& c, const Schedule& s, int32_t blocks) {
   const int64_t steps = int64_t{SharedUnits(s, blocks)} * s.steps;
   return IsMixed(problem) && c.pair == Pair::kNone && steps > 0 && steps <= kMaxSharedSteps;
@@ -104,11 +125,17 @@ std::span<const TileShape> TileShapesOf(const Problem& problem) {
 
 Schedule MakeSchedule(const Problem& problem, const Configuration& configuration) {
   Schedule s;
-  s.row_units = static_cast<int32_t>(Divide(problem.rows, RowsOfUnit(configuration)));
   s.column_units = static_cast<int32_t>(Divide(problem.columns, ColumnsOfUnit(configuration)));
-  s.units = s.row_units * s.column_units * static_cast<int32_t>(problem.batch);
   s.steps = static_cast<int32_t>(Divide(problem.depth, StepDepth(problem)));
   s.pair = configuration.pair;
+  if (problem.grouping == Grouping::kNone) {
+    s.row_units = static_cast<int32_t>(Divide(problem.rows, RowsOfUnit(configuration)));
+    s.units = s.row_units * s.column_units * static_cast<int32_t>(problem.batch);
+  } else if (problem.rows > 0) {
+    s.grouped = GroupedRowsOf(problem, RowsOfUnit(configuration));
+    s.row_units = GroupedUnits(s.grouped);
+    s.units = s.row_units * s.column_units;
+  }
   if (s.units == 0) return s;
   s.group_rows = std::min(s.row_units, std::max(1, kGroupLines / RowsOfUnit(configuration)));
   s.whole_units = s.units;
@@ -152,7 +179,8 @@ double CyclesOf(const Problem& problem, const Configuration& configuration,
   return std::min(alone, CyclesShared(s, times, multiprocessors));
 }
 
-Configuration Choose(const Problem& problem, int32_t multiprocessors) {
+Configuration Choose(const Problem& given, int32_t multiprocessors) {
+  const Problem problem = WithEvenGroups(given);
   Configuration best;
   double least = 0;
   // Pairs were no faster with 16-bit values.

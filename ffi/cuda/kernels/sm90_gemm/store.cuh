@@ -22,9 +22,9 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// Where a warp's 16 rows of a wave lie in the output.
+// Where a warp's 16 rows of a wave lie in the output. Those from `end` on are not stored.
 struct WarpTile {
-  int32_t batch, row, column;
+  int32_t batch, row, column, end = 0;
 };
 
 __device__ __forceinline__ void StoreShared2(uint32_t to, uint32_t a, uint32_t b) {
@@ -111,7 +111,7 @@ __device__ __forceinline__ void StoreDirectly(const Epilogue& e, const WarpTile&
   const Plane& plane = e.elementwise.out_plane;
   char* to =
       static_cast<char*>(e.elementwise.out) + plane.At(tile.batch, tile.row, tile.column) * kSize;
-  const auto rows = static_cast<int32_t>(e.rows) - tile.row;
+  const int32_t rows = tile.end - tile.row;
   const auto bytes = (static_cast<int32_t>(e.columns) - tile.column) * kSize;
   [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
     const auto store = [&]<int kFirst>(std::integral_constant<int, kFirst>) {
@@ -170,7 +170,7 @@ __device__ __forceinline__ uint32_t StoreStaged(const Epilogue& e, const WarpTil
 #pragma unroll 1
   for (int32_t r = lane / 8; r < kWarpRows; r += 4) {
     q.r = tile.row + r;
-    const bool inside = q.r < e.rows;
+    const bool inside = q.r < tile.end;
     uint32_t seen = 0;
     if (inside && q.count > 0) {
       const uint4 v = LoadSums(staged + r * kPitch + lane % 8 * 16);
@@ -193,7 +193,7 @@ __device__ __forceinline__ uint32_t StoreStagedRows(const Epilogue& e, const War
                                                     int32_t part, uint32_t staged) {
   const Elementwise& rest = e.elementwise;
   const int32_t lane = threadIdx.x % 32;
-  const int32_t rows = min(kWarpRows, static_cast<int32_t>(e.rows) - tile.row);
+  const int32_t rows = min(kWarpRows, tile.end - tile.row);
   if (rows <= 0) return 0;
   const int32_t column = tile.column + part * kStagedColumns + lane % 8 * 4;
   const bool inside = column < e.columns;
@@ -243,7 +243,7 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const WarpTile& ti
   for (int32_t part = 0; part < kAll; ++part) {
     StagePart<kColumns>(part, total, staged, std::make_integer_sequence<int, kAll>{});
     __syncwarp();
-    const WarpTile wave{tile.batch, tile.row + part / kPerWave * kWaveRows, tile.column};
+    const WarpTile wave{tile.batch, tile.row + part / kPerWave * kWaveRows, tile.column, tile.end};
     const uint32_t seen = a.stores_fours
                               ? StoreStagedRows<>(e, wave, part % kPerWave, staged)
                               : StoreStaged<DType::kF32, false>(e, wave, part % kPerWave, staged);

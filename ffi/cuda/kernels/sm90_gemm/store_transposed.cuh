@@ -125,7 +125,7 @@ __device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtens
     StagePartTransposed<kColumns>(part, total, staged, std::make_integer_sequence<int, kAll>{});
     SynchronizeGroup(group);
     const WarpTile at{tile.batch, tile.row + part % kPerWave * kSumsStaged + half,
-                      tile.column + part / kPerWave * kWaveRows};
+                      tile.column + part / kPerWave * kWaveRows, static_cast<int32_t>(e.rows)};
     const uint32_t seen = a.stores_fours
                               ? StoreStagedRows<kSumPitch>(e, at, across, from)
                               : StoreStaged<DType::kF32, false, kSumPitch>(e, at, across, from);

@@ -113,15 +113,23 @@ __device__ __forceinline__ void ScaleSums(const Sum (&acc)[kColumns / 2], uint32
   }
 }
 
-// total = the scaled sums of one tile.
+// total = the scaled sums of one tile, or zeros without steps.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void SumThenScale(const Arguments& a,
                                              float (&total)[L::kWaves][kColumns / 2],
-                                             uint32_t shared, uint32_t blocks,
+                                             uint32_t shared, int32_t steps, uint32_t blocks,
                                              Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
   constexpr int kRows = L::kTileRows;
+  if (steps == 0) {
+#pragma unroll
+    for (int w = 0; w < L::kWaves; ++w) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) total[w][i] = 0.0f;
+    }
+    return;
+  }
   Sum<kLhs> acc[L::kWaves][kColumns / 2];
-  MultiplySums<L, kLhs, kRhs, kColumns>(acc, shared, a.schedule.steps, blocks, ring);
+  MultiplySums<L, kLhs, kRhs, kColumns>(acc, shared, steps, blocks, ring);
   const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
   const int32_t row = math_thread / kGroupThreads * L::kWaves * kWaveRows +
                       math_thread % kGroupThreads / 32 * kWarpRows + math_thread % 32 / 4;

@@ -16,9 +16,36 @@ constexpr int64_t kMaxSummedDepth = kMaxSum / (128 * 128),
 // Strides of a tensor map are below 2^40.
 constexpr double kMaxOperandBytes = 0x1p40;
 
-double Size(const Problem& problem, int64_t lines) {
-  return static_cast<double>(problem.batch) * static_cast<double>(lines) *
+double Size(const Problem& problem, const Side& side, int64_t lines) {
+  return static_cast<double>(side.batch == 0 ? 1 : problem.batch) * static_cast<double>(lines) *
          static_cast<double>(problem.depth + kOperandAlignment);
+}
+
+// Tiles of 64 x 32, the smallest.
+double TilesOf(const Problem& problem) {
+  const double batch = static_cast<double>(problem.batch);
+  const double down = static_cast<double>(problem.rows) / 64;
+  const double across = static_cast<double>(problem.columns) / 32 + 1;
+  return (problem.grouping == Grouping::kNone ? (down + 1) * batch : down + 2 * batch) * across;
+}
+
+// Why groups of rows do not fit the kernel, or "".
+std::string WhyNotGroups(const Problem& problem) {
+  if (IsMixed(problem)) return "groups of rows need 8 bits on both sides";
+  if (problem.lhs.zero_point || problem.rhs.zero_point) {
+    return "groups of rows cannot have zero points";
+  }
+  if (problem.batch < 1) return "there are no groups";
+  const bool epilogue = problem.residual || problem.bias || problem.out_scale || problem.amax ||
+                        problem.activation != Activation::kNone;
+  if (epilogue) return "behind groups of rows it has no epilogue";
+  if (problem.lhs.batch != 0 || problem.out.batch != 0 || problem.lhs.tiles.batch_stride != 0) {
+    return "rows in groups have no batch stride";
+  }
+  if (problem.grouping == Grouping::kMasked && problem.rows % problem.batch != 0) {
+    return "masked groups have to have as many rows each";
+  }
+  return "";
 }
 
 // Why the scales of a side do not fit the steps of the kernel, or "".
@@ -100,16 +127,18 @@ std::string WhyNot(const Problem& problem, const Device& device) {
     const std::string wrong = integers ? WhyNotZeros(*side, problem.depth) : WhyNotScales(*side);
     if (!wrong.empty()) return wrong;
   }
+  if (problem.grouping != Grouping::kNone) {
+    const std::string wrong = WhyNotGroups(problem);
+    if (!wrong.empty()) return wrong;
+  }
   if (problem.out.dtype == DType::kS32) return "it has no int32 output";
-  // The smallest tile has 64 x 32 outputs.
-  const double units = (static_cast<double>(problem.rows) / 64 + 1) *
-                       (static_cast<double>(problem.columns) / 32 + 1) *
-                       static_cast<double>(problem.batch);
+  const double units = TilesOf(problem);
   const int64_t largest = std::max({problem.batch, problem.rows, problem.columns, problem.depth});
   if (largest > kMaxSize || units > static_cast<double>(kMaxSize)) {
     return "it counts tiles in 32 bits, and the product is larger";
   }
-  if (std::max(Size(problem, problem.rows), Size(problem, problem.columns)) >= kMaxOperandBytes) {
+  if (std::max(Size(problem, problem.lhs, problem.rows),
+               Size(problem, problem.rhs, problem.columns)) >= kMaxOperandBytes) {
     return "it needs operands of less than 1 TiB";
   }
   return "";

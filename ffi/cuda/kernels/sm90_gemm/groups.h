@@ -1,0 +1,98 @@
+// Rows of lhs in groups, of which `sm90_gemm` learns the sizes on the device. Pure.
+//
+//   contiguous, lhs [M, K]                 masked, lhs [G * rows of each, K]
+//     group 0  group 1     group 2  rest     group 0  rest      group 1      rest
+//   | 0 0    | 1 1 1 1 1 | 2      | r r  | | 0      | r r r r | 1 1 1 1 1  | r r r |   rows
+//   | unit 0 | 1     | 2 | 3      | 4    | | unit 0 | 3   | 4 | 1     | 2  | 5     |   row units
+//
+// Each entry, a group or a rest, consists of row units of its own, of which the last may have fewer
+// rows. Units of a group multiply and those of a rest store zeros. All that multiply come first, so
+// that blocks which take units in turn have about as much to do. A block meets its units in
+// ascending order, so it finds their entries by going through the sizes once.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_
+
+#include <cstdint>
+
+#include "common/platform.h"
+#include "cuda/kernels/sm90_gemm/schedule.h"
+
+namespace jaxfp8::cuda::sm90 {
+
+// Groups, and one rest after all of them, or one for each.
+JAXFP8_HD int32_t EntriesOf(const GroupedRows& g) {
+  return g.grouping == Grouping::kMasked ? 2 * g.groups : g.groups + 1;
+}
+
+// Rows [first, first + count) of an entry.
+struct EntryRows {
+  int32_t first, count;
+};
+
+JAXFP8_HD int32_t Clamp(int32_t value, int32_t high) {
+  return value < 0 ? 0 : value > high ? high : value;
+}
+
+// The rows of an entry. Sizes below 0 count as 0, and rows beyond the last are cut off.
+//   above  the rows of the entries before, of contiguous groups
+JAXFP8_HD EntryRows RowsOfEntry(const GroupedRows& g, const int32_t* sizes, int32_t entry,
+                                int32_t above) {
+  const bool is_rest = entry >= g.groups;
+  if (g.grouping == Grouping::kContiguous) {
+    const int32_t left = g.rows - above;
+    return {above, is_rest ? left : Clamp(sizes[entry], left)};
+  }
+  const int32_t group = is_rest ? entry - g.groups : entry;
+  const int32_t first = group * g.rows_of_group, count = Clamp(sizes[group], g.rows_of_group);
+  return is_rest ? EntryRows{first + count, g.rows_of_group - count} : EntryRows{first, count};
+}
+
+// A part of the output that a block computes: rows from `row` on and before `end`, of which there
+// may be none, or more than a tile has.
+struct TileBounds {
+  int32_t batch = 0, row = 0, end = 0, column = 0;
+  bool sums = true;  // else it is zeros
+};
+
+// Finds the tiles of units that ascend.
+struct GroupCursor {
+  int32_t entry = 0, first_unit = 0, above = 0;  // of the entry: `RowsOfEntry`
+
+  // The tile of a block in a unit; false where there is no such unit, nor any after it.
+  JAXFP8_HD bool Find(const Schedule& s, const int32_t* sizes, TileShape tile, int32_t unit,
+                      int32_t rank, TileBounds& bounds) {
+    const GroupedRows& g = s.grouped;
+    for (; entry < EntriesOf(g); ++entry) {
+      const EntryRows rows = RowsOfEntry(g, sizes, entry, above);
+      const int32_t row_units = (rows.count + g.unit_rows - 1) / g.unit_rows;
+      const int32_t in_entry = unit - first_unit, units = row_units * s.column_units;
+      if (in_entry < units) {
+        Place(s, tile, rows, row_units, in_entry, rank, bounds);
+        return true;
+      }
+      first_unit += units, above += rows.count;
+    }
+    return false;
+  }
+
+ private:
+  // As `TileOf` does: columns slowest in groups of rows.
+  JAXFP8_HD void Place(const Schedule& s, TileShape tile, const EntryRows& rows, int32_t row_units,
+                       int32_t in_entry, int32_t rank, TileBounds& bounds) const {
+    const int32_t first = s.units_per_group.Quotient(in_entry) * s.group_rows;
+    const int32_t in_rows = in_entry - first * s.column_units;
+    const int32_t left = row_units - first, across = left < s.group_rows ? left : s.group_rows;
+    const int32_t column = in_rows / across, row = first + in_rows - column * across;
+    const int32_t second_rows = s.pair == Pair::kSharesRhs ? rank * tile.rows : 0;
+    bounds.sums = entry < s.grouped.groups;
+    bounds.batch = bounds.sums ? entry : 0;
+    bounds.row = rows.first + row * s.grouped.unit_rows + second_rows;
+    bounds.end = rows.first + rows.count;
+    bounds.column = (s.pair == Pair::kSharesLhs ? 2 * column + rank : column) * tile.columns;
+  }
+};
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_

@@ -1,0 +1,144 @@
+// Groups of rows in the schedule of `sm90_gemm`: each row and column of the output belongs to one
+// tile, of the group that has the row, whatever the sizes.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/kernels/sm90_gemm/groups.h"
+#include "tests/expect.h"
+
+namespace jaxfp8::cuda::sm90 {
+namespace {
+
+using tests::Expect;
+
+constexpr int32_t kH100 = 132;
+
+Problem Grouped(Grouping grouping, int64_t groups, int64_t rows, int64_t columns) {
+  Problem p;
+  p.batch = groups, p.rows = rows, p.columns = columns, p.depth = 256;
+  p.grouping = grouping;
+  p.lhs.dtype = p.rhs.dtype = DType::kE4M3;
+  p.lhs.free = p.rhs.free = p.depth, p.lhs.depth = p.rhs.depth = 1;
+  p.rhs.batch = columns * p.depth;
+  return p;
+}
+
+// The group of each row, or -1.
+std::vector<int32_t> GroupOfRows(const Problem& p, const std::vector<int32_t>& sizes) {
+  std::vector<int32_t> groups(p.rows, -1);
+  int64_t row = 0;
+  const int64_t each = p.rows / p.batch;
+  for (int32_t group = 0; group < p.batch; ++group) {
+    if (p.grouping == Grouping::kMasked) row = group * each;
+    const int64_t end = p.grouping == Grouping::kMasked ? row + each : p.rows;
+    for (int32_t i = 0; i < sizes[group] && row < end; ++i) groups[row++] = group;
+  }
+  return groups;
+}
+
+void CheckCover(const Problem& p, const Configuration& c, const std::vector<int32_t>& sizes) {
+  std::string name = p.grouping == Grouping::kMasked ? "masked" : "contiguous";
+  for (const int32_t size : sizes) name += " " + std::to_string(size);
+  name += " of " + std::to_string(p.rows) + "x" + std::to_string(p.columns) + " by " +
+          std::to_string(c.tile.rows) + "x" + std::to_string(c.tile.columns) + ": ";
+  const Schedule s = MakeSchedule(p, c);
+  const std::vector<int32_t> groups = GroupOfRows(p, sizes);
+  std::vector<int32_t> computed(p.rows * p.columns, 0);
+  const int32_t ranks = c.pair == Pair::kNone ? 1 : 2;
+  GroupCursor cursors[2];
+  bool right = true, sums_first = true, had_zeros = false, ended = false;
+  for (int32_t unit = 0; unit < s.units; ++unit) {
+    for (int32_t rank = 0; rank < ranks; ++rank) {
+      TileBounds b;
+      if (!cursors[rank].Find(s, sizes.data(), c.tile, unit, rank, b)) {
+        ended = true;
+        continue;
+      }
+      right &= !ended;
+      had_zeros |= !b.sums, sums_first &= !(b.sums && had_zeros);
+      for (int32_t row = b.row; row < std::min(b.end, b.row + c.tile.rows); ++row) {
+        const int32_t group = b.sums ? b.batch : -1;
+        right &= 0 <= row && row < p.rows && groups[row] == group;
+        for (int64_t column = b.column;
+             column < std::min<int64_t>(p.columns, b.column + c.tile.columns); ++column) {
+          ++computed[row * p.columns + column];
+        }
+      }
+    }
+  }
+  TileBounds none;
+  Expect(!cursors[0].Find(s, sizes.data(), c.tile, s.units, 0, none),
+         name + "there are no more units than the bound");
+  Expect(right, name + "rows of a tile are of its group");
+  Expect(sums_first, name + "what sums comes before zeros");
+  Expect(std::all_of(computed.begin(), computed.end(), [](int32_t n) { return n == 1; }),
+         name + "every output is computed once");
+}
+
+void CheckCovers() {
+  constexpr int32_t kLargest = 2147483647;
+  const std::vector<int32_t> kSizes[] = {
+      {700},          {0},         {3, 0, 129, 1},     {256, 256, 188, 0},
+      {0, 0, 0, 700}, {1, 1, 1},   {300, 500, 200},    {kLargest, kLargest, 5},
+      {-5, 64, -1},   {64, 0, 65}, {0, 0, 0, 0, 0, 0},
+  };
+  for (const TileShape tile : kTileShapes) {
+    for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
+      for (const std::vector<int32_t>& sizes : kSizes) {
+        const auto groups = static_cast<int64_t>(sizes.size());
+        for (const int64_t columns : {1, 300}) {
+          CheckCover(Grouped(Grouping::kContiguous, groups, 700, columns), {tile, pair}, sizes);
+          CheckCover(Grouped(Grouping::kMasked, groups, 150 * groups, columns), {tile, pair},
+                     sizes);
+        }
+      }
+    }
+  }
+  // More rows than those that are finished before the next ones.
+  CheckCover(Grouped(Grouping::kContiguous, 3, 6000, 260), {{256, 128}, Pair::kSharesLhs},
+             {5000, 17, 600});
+}
+
+// A block takes every so many units, and finds each where one that takes them all does.
+void CheckSteps() {
+  const Problem p = Grouped(Grouping::kMasked, 40, 40 * 300, 300);
+  std::vector<int32_t> sizes(40);
+  for (int32_t i = 0; i < 40; ++i) sizes[i] = i * 89 % 301;
+  const Configuration c{{64, 128}, Pair::kNone};
+  const Schedule s = MakeSchedule(p, c);
+  for (const int32_t stride : {2, 7, 132}) {
+    GroupCursor all, some;
+    for (int32_t unit = 0; unit < s.units; ++unit) {
+      TileBounds wanted, got;
+      const bool found = all.Find(s, sizes.data(), c.tile, unit, 0, wanted);
+      if (unit % stride != 0) continue;
+      Expect(some.Find(s, sizes.data(), c.tile, unit, 0, got) == found, "units end alike");
+      Expect(!found || (got.row == wanted.row && got.end == wanted.end &&
+                        got.column == wanted.column && got.batch == wanted.batch),
+             "a tile is found in steps of " + std::to_string(stride));
+    }
+  }
+}
+
+void CheckChoice() {
+  const Configuration even = Choose(Grouped(Grouping::kContiguous, 8, 8192, 4096), kH100);
+  Expect(even.tile == TileShape{256, 128}, "large groups get large tiles");
+  const Configuration few = Choose(Grouped(Grouping::kContiguous, 256, 8192, 4096), kH100);
+  Expect(few.tile.rows < 256, "small groups get tiles of fewer rows");
+  Expect(MakeSchedule(Grouped(Grouping::kContiguous, 4, 0, 100), even).units == 0,
+         "without rows there is nothing to do");
+}
+
+}  // namespace
+}  // namespace jaxfp8::cuda::sm90
+
+int main() {
+  using namespace jaxfp8::cuda::sm90;
+  CheckCovers();
+  CheckSteps();
+  CheckChoice();
+  return jaxfp8::tests::Report("groups of rows in sm90_gemm");
+}
