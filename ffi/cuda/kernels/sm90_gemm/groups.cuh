@@ -8,19 +8,40 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// The tile of this block in a unit; false after the last one.
 template <typename L>
-__device__ __forceinline__ bool BoundsOf(const Arguments& a, int32_t unit, int32_t rank,
+__device__ __forceinline__ bool HasGroups(const Arguments& a) {
+  return !L::kMixed && a.schedule.grouped.grouping != Grouping::kNone;
+}
+
+// The tile of this block in a unit, without groups.
+template <typename L>
+__device__ __forceinline__ TileBounds BoundsOf(const Arguments& a, int32_t unit, int32_t rank) {
+  const TileCoord tile = TileOf(a.schedule, unit, rank);
+  return {tile.batch, tile.row * L::kTileRows, static_cast<int32_t>(a.epilogue.rows),
+          tile.column * L::kTileColumns, true};
+}
+
+// The same with groups; false after the last unit.
+template <typename L>
+__device__ __forceinline__ bool FindTile(const Arguments& a, int32_t unit, int32_t rank,
                                          GroupCursor& cursor, TileBounds& bounds) {
-  const Schedule& s = a.schedule;
-  constexpr TileShape kTile{L::kTileRows, L::kTileColumns};
-  if (!L::kMixed && s.grouped.grouping != Grouping::kNone) {
-    return cursor.Find(s, a.group_sizes, kTile, unit, rank, bounds);
+  return cursor.Find(a.schedule, a.group_sizes, {L::kTileRows, L::kTileColumns}, unit, rank,
+                     bounds);
+}
+
+// The next tile that a loading thread has something to load for; false after the last one.
+template <typename L>
+__device__ __forceinline__ bool NextTile(const Arguments& a, Parts<L::kMixed>& parts, int32_t rank,
+                                         GroupCursor& cursor, Part& part, TileBounds& bounds) {
+  while (parts.Next(a.schedule, part)) {
+    if (!HasGroups<L>(a)) {
+      bounds = BoundsOf<L>(a, part.unit, rank);
+      return true;
+    }
+    if (!FindTile<L>(a, part.unit, rank, cursor, bounds)) return false;
+    if (bounds.sums) return true;
   }
-  const TileCoord tile = TileOf(s, unit, rank);
-  bounds = {tile.batch, tile.row * kTile.rows, static_cast<int32_t>(a.epilogue.rows),
-            tile.column * kTile.columns, true};
-  return true;
+  return false;
 }
 
 // What a math warp knows of its tile lies in 32 bytes of its shared memory while it multiplies: the

@@ -65,25 +65,29 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
 #pragma unroll 1
   while (parts.Next(a.schedule, part)) {
     TileBounds tile;
+    bool found = true;
+    if (HasGroups<L>(a)) {
+      found = FindTile<L>(a, part.unit, static_cast<int32_t>(rank), cursor, tile);
+      KeepTile(staged, tile, cursor);
+    }
+    // Votes, since the compiler takes what was loaded for different from lane to lane, and would
+    // have no uniform registers for the main loop.
+    if (!__any_sync(~0u, found)) break;
+    const int32_t steps = __any_sync(~0u, tile.sums) ? a.schedule.steps : 0;
     float total[L::kWaves][kColumns / 2];
     if constexpr (L::kMixed) {
       const bool finishes =
           SumWeights<L, kLhs, kRhs, kColumns>(a, part, total, shared, blocks, ring, chunk);
       if (!finishes) continue;
-      BoundsOf<L>(a, part.unit, static_cast<int32_t>(rank), cursor, tile);
+    } else if constexpr (L::kScalesAfter) {
+      SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, steps, blocks, ring, chunk);
     } else {
-      // Votes, since the compiler takes what was loaded for different from lane to lane, and would
-      // have no uniform registers for the main loop.
-      const bool found = BoundsOf<L>(a, part.unit, static_cast<int32_t>(rank), cursor, tile);
-      if (!__any_sync(~0u, found)) break;
-      const int32_t steps = __any_sync(~0u, tile.sums) ? a.schedule.steps : 0;
-      KeepTile(staged, tile, cursor);
-      if constexpr (L::kScalesAfter) {
-        SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, steps, blocks, ring, chunk);
-      } else {
-        MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, steps, blocks, ring, chunk);
-      }
+      MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, steps, blocks, ring, chunk);
+    }
+    if (HasGroups<L>(a)) {
       RecallTile(staged, tile, cursor);
+    } else {
+      tile = BoundsOf<L>(a, part.unit, static_cast<int32_t>(rank));
     }
     const int32_t group = warp / 4, row = tile.row + group * L::kWaves * kWaveRows;
     if constexpr (L::kMixed) {

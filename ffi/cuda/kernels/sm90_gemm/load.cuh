@@ -43,11 +43,9 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
   Ring<L::kStages> ring;
   GroupCursor cursor;
   Part part;
+  TileBounds tile;
 #pragma unroll 1
-  while (parts.Next(s, part)) {
-    TileBounds tile;
-    if (!BoundsOf<L>(a, part.unit, rank, cursor, tile)) break;
-    if (!tile.sums) continue;
+  while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
     const int32_t lhs_batch = a.lhs_batched ? tile.batch : 0;
     const int32_t rhs_batch = a.rhs_batched ? tile.batch : 0;
     const int32_t row = tile.row, column = tile.column;
@@ -117,11 +115,9 @@ __device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed>
   Ring<L::kChunks> ring;
   GroupCursor cursor;
   Part part;
+  TileBounds tile;
 #pragma unroll 1
-  while (parts.Next(s, part)) {
-    TileBounds tile;
-    if (!BoundsOf<L>(a, part.unit, rank, cursor, tile)) break;
-    if (!tile.sums) continue;
+  while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
 #pragma unroll 1
     for (int32_t step = 0; step < s.steps; step += kChunkSteps, ring.Next()) {
       const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
@@ -170,11 +166,9 @@ __device__ void LoadLines(const Arguments& a, uint32_t shared, Parts<L::kMixed> 
   Ring<L::kChunks> ring;
   GroupCursor cursor;
   Part part;
+  TileBounds tile;
 #pragma unroll 1
-  while (parts.Next(a.schedule, part)) {
-    TileBounds tile;
-    if (!BoundsOf<L>(a, part.unit, rank, cursor, tile)) break;
-    if (!tile.sums) continue;
+  while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
     const uint32_t rows = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
     const uint32_t columns = rows + 4 * kLineFields * kRows;
     Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);

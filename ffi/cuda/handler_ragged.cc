@@ -1,0 +1,202 @@
+// The XLA FFI handler `jaxfp8_ragged_dot`: rows of lhs in groups, each times an rhs of its own, by
+// `sm90_gemm`.
+//
+//   operands    lhs [M, K], one group after the other; or [G, M, K], of which each group has the
+//               first rows. rhs [G, N, K]. group_sizes int32 [G]. If `lhs_scale`, float32
+//               [rows / lhs_tiles[0], K / lhs_tiles[1]], where rows are those of all groups. If
+//               `rhs_scale`, float32 [G or 1, N / rhs_tiles[0], K / rhs_tiles[1]]
+//   results     out [M, N] or [G, M, N]: bfloat16, float16 or float32
+//   attributes  lhs_scale, rhs_scale: bool; lhs_tiles, rhs_tiles: two i64 each
+//
+// K is a multiple of 16: then operands are read where they lie, and no workspace is needed.
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/buffer_taker.h"
+#include "common/xla_call.h"
+#include "cuda/bind.h"
+#include "cuda/counters.h"
+#include "cuda/device.h"
+#include "cuda/kernels/sm90_gemm/operands.h"
+#include "cuda/kernels/sm90_gemm/path.h"
+#include "cuda/known_calls.h"
+#include "cuda/plans.h"
+
+namespace jaxfp8::cuda {
+namespace {
+
+constexpr const char* kName = "jaxfp8_ragged_dot";
+
+std::string Say(const std::string& what) { return "`" + std::string(kName) + "`: " + what; }
+
+struct KnownRagged {
+  std::shared_ptr<const Plan> plan;
+  bool lhs_scale, rhs_scale;
+};
+
+// Never destroyed: a program may still run when the process ends.
+KnownCalls<KnownRagged>& TheCalls() {
+  static auto* calls = new KnownCalls<KnownRagged>;
+  return *calls;
+}
+
+int64_t Tiles(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
+
+struct RaggedCall {
+  Problem problem;
+  bool masked = false;
+  Dims lhs_tiles, rhs_tiles;
+};
+
+std::string ReadScales(ffi::Dictionary attributes, RaggedCall& call) {
+  Reader read(attributes, kName);
+  read("lhs_scale", call.problem.lhs.scale);
+  read("rhs_scale", call.problem.rhs.scale);
+  read("lhs_tiles", call.lhs_tiles);
+  read("rhs_tiles", call.rhs_tiles);
+  if (!read.wrong().empty()) return read.wrong();
+  for (const Dims tiles : {call.lhs_tiles, call.rhs_tiles}) {
+    if (tiles.size() != 2 || std::min(tiles[0], tiles[1]) < 1) {
+      return Say("`lhs_tiles` and `rhs_tiles` need two sizes each, of at least 1");
+    }
+  }
+  return "";
+}
+
+// The problem of operands of the right ranks, without scales.
+std::string ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
+                       RaggedCall& call) {
+  if (operands.size() < 3 || results.size() != 1) {
+    return Say("it needs lhs, rhs and group_sizes, then scales, and one result");
+  }
+  const Buffer &lhs = operands[0], &rhs = operands[1];
+  if ((lhs.shape.size() != 2 && lhs.shape.size() != 3) || rhs.shape.size() != 3) {
+    return Say("`lhs` needs two axes or three, and `rhs` three");
+  }
+  Problem& p = call.problem;
+  call.masked = lhs.shape.size() == 3;
+  p.grouping = call.masked ? Grouping::kMasked : Grouping::kContiguous;
+  p.batch = rhs.shape[0], p.columns = rhs.shape[1], p.depth = rhs.shape[2];
+  p.rows = lhs.shape[lhs.shape.size() - 2] * (call.masked ? p.batch : 1);
+  p.lhs.dtype = lhs.dtype, p.rhs.dtype = rhs.dtype;
+  p.lhs.free = p.rhs.free = p.depth, p.lhs.depth = p.rhs.depth = 1;
+  p.rhs.batch = p.columns * p.depth;
+  p.out = {results[0].dtype, 0, p.columns, 1};
+  if (p.depth % sm90::kOperandAlignment != 0) {
+    return Say("the contracted axis has " + std::to_string(p.depth) +
+               " values, but needs a multiple of " + std::to_string(sm90::kOperandAlignment));
+  }
+  if (!IsWideFloat(p.out.dtype)) return Say("`out` needs to be float32, bfloat16 or float16");
+  return "";
+}
+
+// Where the scales lie, of which `groups` says how many the rhs has along its first axis.
+void PlaceScales(RaggedCall& call, int64_t groups) {
+  Problem& p = call.problem;
+  const auto place = [&](Side& side, int64_t lines, Dims tiles, bool has_groups) {
+    const int64_t down = Tiles(lines, tiles[0]), across = Tiles(p.depth, tiles[1]);
+    side.tiles = {tiles[0], tiles[1], has_groups ? down * across : 0, down == 1 ? 0 : across,
+                  across == 1 ? 0 : 1};
+  };
+  place(p.lhs, p.rows, call.lhs_tiles, false);
+  place(p.rhs, p.columns, call.rhs_tiles, groups > 1);
+}
+
+// Checks all buffers against the shapes that those of lhs and rhs ask for.
+std::string CheckBuffers(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
+                         RaggedCall& call) {
+  const Problem& p = call.problem;
+  const auto matrix = [&](int64_t last) {
+    return call.masked ? std::vector<int64_t>{p.batch, p.rows / std::max<int64_t>(p.batch, 1), last}
+                       : std::vector<int64_t>{p.rows, last};
+  };
+  const int64_t lhs_down = Tiles(p.rows, call.lhs_tiles[0]);
+  const int64_t rhs_down = Tiles(p.columns, call.rhs_tiles[0]);
+  const void* data = nullptr;
+  BufferTaker operand(kName, operands), result(kName, results);
+  operand("lhs", p.lhs.dtype, matrix(p.depth), data);
+  operand("rhs", p.rhs.dtype, {p.batch, p.columns, p.depth}, data);
+  operand("group_sizes", DType::kS32, {p.batch}, data);
+  if (p.lhs.scale) {
+    operand("lhs_scale", DType::kF32, {lhs_down, Tiles(p.depth, call.lhs_tiles[1])}, data);
+  }
+  int64_t groups = 1;
+  if (p.rhs.scale) {
+    const Dims shape = operands.back().shape;
+    if (!shape.empty() && shape[0] == p.batch) groups = p.batch;
+    operand("rhs_scale", DType::kF32, {groups, rhs_down, Tiles(p.depth, call.rhs_tiles[1])}, data);
+  }
+  result("out", p.out.dtype, matrix(p.columns), data);
+  operand.End("operands");
+  result.End("results");
+  PlaceScales(call, groups);
+  return operand.wrong().empty() ? result.wrong() : operand.wrong();
+}
+
+// Checks a call, makes its plan, and keeps both under the key.
+const KnownRagged* Check(const CallKey& key, ffi::Dictionary attributes,
+                         const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
+                         std::string& wrong) {
+  RaggedCall call;
+  wrong = ReadScales(attributes, call);
+  if (wrong.empty()) wrong = ReadShapes(operands, results, call);
+  if (wrong.empty()) wrong = CheckBuffers(operands, results, call);
+  if (!wrong.empty()) return nullptr;
+  const RelaxedCapture relaxed;
+  Device device;
+  wrong = CurrentDevice(device);
+  if (wrong.empty()) wrong = kSm90Gemm.why_not(call.problem, device);
+  std::shared_ptr<const Plan> plan;
+  if (wrong.empty()) plan = kSm90Gemm.plan(call.problem, device, 0, wrong);
+  if (!plan) {
+    wrong = Say(wrong);
+    return nullptr;
+  }
+  return TheCalls().Keep(key.text(), {plan, call.problem.lhs.scale, call.problem.rhs.scale});
+}
+
+std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                 ffi::Dictionary attributes) {
+  const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
+  int device = 0;
+  std::string wrong = CudaError(cudaGetDevice(&device), "cudaGetDevice");
+  if (!wrong.empty()) return wrong;
+  const CallKey key(device, attributes, operands, results);
+  const KnownRagged* known = TheCalls().Find(key.text());
+  if (!known) known = Check(key, attributes, operands, results, wrong);
+  if (!known) return wrong;
+  Buffers buffers;
+  buffers.lhs = operands[0].data, buffers.rhs = operands[1].data;
+  buffers.group_sizes = static_cast<const int32_t*>(operands[2].data);
+  size_t next = 3;
+  if (known->lhs_scale) buffers.lhs_scale = static_cast<const float*>(operands[next++].data);
+  if (known->rhs_scale) buffers.rhs_scale = static_cast<const float*>(operands[next].data);
+  buffers.out = results[0].data;
+  wrong = known->plan->Run(buffers, stream);
+  if (!wrong.empty()) return Say(wrong);
+  CountCall(kSm90Gemm);
+  return "";
+}
+
+ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary attributes) {
+  return AnswerOf(kName, [&] { return Call(stream, args, rets, attributes); });
+}
+
+}  // namespace
+}  // namespace jaxfp8::cuda
+
+#pragma GCC visibility push(default)
+
+extern "C" XLA_FFI_Error* jaxfp8_ragged_dot(XLA_FFI_CallFrame* call_frame);
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxfp8_ragged_dot, jaxfp8::cuda::Execute, jaxfp8::cuda::BindAll(),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+#pragma GCC visibility pop
