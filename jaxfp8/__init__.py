@@ -14,6 +14,7 @@ from jaxfp8._call.strictness import strict
 from jaxfp8._export import export_checks
 from jaxfp8._ops.products import dot_general, einsum, matmul
 from jaxfp8._ops.quantize import dequantize, fake_quantize, quantize
+from jaxfp8._ops.ragged import ragged_dot
 from jaxfp8._ops.solve import Solution, solve
 from jaxfp8._ops.terms import split_dot
 from jaxfp8._recipes.quantization import Quantization
@@ -100,6 +101,7 @@ __all__ = [
     "prepare",
     "quantize",
     "quantize_dots",
+    "ragged_dot",
     "recipe_dot_general",
     "register_ffi_targets",
     "rewrite",

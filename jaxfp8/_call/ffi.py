@@ -28,11 +28,12 @@ JOINT_TARGET = "jaxfp8_joint_dots"
 QUANTIZE_TARGET = "jaxfp8_quantize"
 AMAX_TARGET = "jaxfp8_amax"
 ROWS_TARGET = "jaxfp8_quantize_rows"
+RAGGED_TARGET = "jaxfp8_ragged_dot"
 
 # The custom calls of each platform. A handler in C has the name of its call.
 TARGETS: dict[str, tuple[str, ...]] = {
     "cpu": (TARGET, QUANTIZE_TARGET, AMAX_TARGET),
-    "cuda": (TARGET, JOINT_TARGET, QUANTIZE_TARGET, ROWS_TARGET),
+    "cuda": (TARGET, JOINT_TARGET, QUANTIZE_TARGET, ROWS_TARGET, RAGGED_TARGET),
 }
 
 # XLA accepts any name here, but finds handlers only under its own names.

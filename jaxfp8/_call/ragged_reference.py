@@ -1,0 +1,147 @@
+"""The definition of a ragged dot by scaled dots: one for each group, with all rows of lhs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._value import compat, dtypes
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+from jaxfp8._value.tiles import repeated
+
+_FACTORS = ("scale", "zero_point")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RaggedSpec:
+    """Rows of lhs in groups, each times an rhs of its own; axes are those of the stored arrays.
+
+    Attributes:
+      lhs: with one contracting and one free axis. With a batch axis too it is masked: that has the
+        groups, and of each the first rows count.
+      rhs: with one contracting and one free axis, and the groups as its batch axis.
+      out_dtype: a wide float.
+    """
+
+    lhs: OperandSpec
+    rhs: OperandSpec
+    out_dtype: str
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether lhs has rows for each group."""
+        return bool(self.lhs.batch)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups (G)."""
+        return self.rhs.shape[self.rhs.batch[0]]
+
+    @property
+    def rows(self) -> int:
+        """Rows of lhs (M), of each group where it is masked."""
+        return self.lhs.shape[self.lhs.free[0]]
+
+    @property
+    def columns(self) -> int:
+        """Columns of the output (N)."""
+        return self.rhs.shape[self.rhs.free[0]]
+
+    @property
+    def out_shape(self) -> Shape:
+        """[M, N], or [G, M, N]."""
+        return (*self.lhs.sizes(self.lhs.batch), self.rows, self.columns)
+
+    def operand_names(self) -> tuple[str, ...]:
+        """The operands of the primitive, in order."""
+        sides = (("lhs", self.lhs), ("rhs", self.rhs))
+        given = [f"{n}_{f}" for n, side in sides for f in _FACTORS if getattr(side, f)]
+        return ("lhs", "rhs", "group_sizes", *given)
+
+    def __str__(self) -> str:
+        """Such as `(float8_e4m3fn[8,4] . float8_e4m3fn[2,4,6] > bfloat16)`."""
+        return f"({self.lhs} . {self.rhs} > {self.out_dtype})"
+
+
+def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
+    """The ragged dot of `spec`, by scaled dots.
+
+    Args:
+      *operands: as `spec.operand_names()` lists them.
+      spec: the problem.
+    """
+    named = dict(zip(spec.operand_names(), operands, strict=True))
+    sizes = named.pop("group_sizes")
+    if spec.is_masked:
+        y = scaled_dot(_dot(spec, spec.rhs), **named)[0]
+        rows = lax.broadcasted_iota(jnp.int32, y.shape, 1)
+        return jnp.where(rows < sizes[:, None, None], y, jnp.zeros_like(y))
+    return _group_by_group(named, sizes, spec)
+
+
+def _dot(spec: RaggedSpec, rhs: OperandSpec) -> ScaledDotSpec:
+    return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=spec.out_dtype))
+
+
+def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
+    group_of_row = jnp.searchsorted(group_ends(sizes, spec.rows), jnp.arange(spec.rows), "right")
+    of_lhs = {name: x for name, x in named.items() if name.startswith("lhs")}
+    of_rhs = {name: x for name, x in named.items() if name.startswith("rhs")}
+    if dtypes.is_float8(of_rhs["rhs"].dtype):  # XLA:CPU slices FP8 in float16
+        of_rhs["rhs"] = lax.bitcast_convert_type(of_rhs["rhs"], np.uint8)
+    (axis,) = spec.rhs.batch
+    stacked = {n: jnp.moveaxis(_for_each(x, spec.rhs), axis, 0) for n, x in of_rhs.items()}
+    dot = _dot(spec, _one_of(spec.rhs))
+
+    def add(out: jax.Array, group: tuple[jax.Array, dict[str, jax.Array]]) -> tuple[Any, None]:
+        index, own = group
+        y = scaled_dot(dot, **of_lhs, **own)[0]
+        return jnp.where((group_of_row == index)[:, None], y, out), None
+
+    avals = [jax.typeof(x) for x in (*named.values(), sizes)]
+    zeros = compat.zeros(compat.output_aval(avals, spec.out_shape, np.dtype(spec.out_dtype)))
+    groups = jnp.arange(spec.groups, dtype=jnp.int32)
+    return lax.scan(add, zeros, (groups, stacked))[0]
+
+
+def group_ends(sizes: jax.Array, rows: int) -> jax.Array:
+    """The row after the last of each group. Sizes below 0 count as 0; what exceeds is cut off."""
+
+    def add(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.minimum(x + y, rows)
+
+    clipped = jnp.clip(sizes, 0, rows)
+    return lax.associative_scan(add, clipped) if clipped.size else clipped
+
+
+def _for_each(x: jax.Array, side: OperandSpec) -> jax.Array:
+    """Values, or a factor of them, with an entry for each group."""
+    (axis,) = side.batch
+    size = side.shape[axis]
+    if x.shape[axis] == size:
+        return x
+    if x.shape[axis] == 1:
+        return jnp.broadcast_to(x, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+    return repeated(x, axis, side.tiles[axis], size)
+
+
+def _one_of(side: OperandSpec) -> OperandSpec:
+    """A side without its axis of groups."""
+    (axis,) = side.batch
+
+    def without(axes: Shape) -> Shape:
+        return tuple(each - (each > axis) for each in axes)
+
+    return dataclasses.replace(
+        side,
+        shape=side.shape[:axis] + side.shape[axis + 1 :],
+        tiles=side.tiles[:axis] + side.tiles[axis + 1 :],
+        contracting=without(side.contracting),
+        batch=(),
+    )

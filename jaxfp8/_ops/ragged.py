@@ -1,0 +1,122 @@
+"""The product of rows in groups, each with a matrix of its own: mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jaxfp8._call.ragged_call import ragged_dot as bind
+from jaxfp8._call.ragged_reference import RaggedSpec
+from jaxfp8._ops.operands import Operand, Side, as_sides
+from jaxfp8._value import checks, dtypes
+from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import PreparedArray
+
+_OPERATION = "jaxfp8.ragged_dot"
+
+
+def ragged_dot(
+    lhs: Operand,
+    rhs: Operand,
+    group_sizes: ArrayLike,
+    *,
+    out_dtype: DTypeLike | None = None,
+) -> jax.Array:
+    """Rows in groups, each times a matrix of its own, computed on the 8-bit data.
+
+    `y[m] = lhs[m] @ rhs[g(m)]`, where the first `group_sizes[0]` rows are of group 0, the next
+    `group_sizes[1]` of group 1, and so on. It is `jax.lax.ragged_dot` of the dequantised operands,
+    with sums and scales as in `dot_general`. Rows after the last group are zeros. Sizes need not
+    be multiples of anything, stay on the device, and may be 0; one below 0 counts as 0, and what
+    exceeds the rows of `lhs` is cut off.
+
+    With an `lhs` of rank 3 each group has rows of its own, of which the first `group_sizes[g]`
+    count: `y[g, m] = lhs[g, m] @ rhs[g]` for those, and zeros for the others.
+
+    On an NVIDIA GPU of compute capability 9.0 FP8 times FP8, and int8 times int8, is one launch of
+    `sm90_gemm`, where scales change every 128 of K or a multiple, or not at all, and there are no
+    zero points. It reads weights as lines of K, so hold them as [G, N, K] and pass `w.mT`; others
+    are transposed first. What it does not take is computed as one scaled dot of all rows for each
+    group, with a `FallbackWarning` that says why. So it is on other platforms, on several devices,
+    under `vmap` and in derivatives, which are those of a float `lhs` or `rhs` and of scales.
+
+    Args:
+      lhs: [M, K] or [G, M, K].
+      rhs: [G, K, N].
+      group_sizes: integers [G].
+      out_dtype: float32, bfloat16 or float16. Default: the float side's dtype, else that of the
+        scales, else float32.
+
+    Both operands may be what `dot_general` takes, but for a `PreparedArray`.
+
+    Returns:
+      [M, N] or [G, M, N].
+
+    Raises:
+      TypeError: an operand, the sizes or the output dtype is not listed above.
+      ValueError: shapes do not fit.
+      UnsupportedError: inside `jaxfp8.strict()`, where no kernel takes it.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jaxfp8
+      >>> experts = jaxfp8.quantize(jnp.stack([jnp.eye(4), 2 * jnp.eye(4)]))
+      >>> rows = jaxfp8.quantize(jnp.ones((5, 4)))
+      >>> y = jax.eval_shape(jaxfp8.ragged_dot, rows, experts, jnp.array([3, 1]))
+      >>> y.shape
+      (5, 4)
+    """
+    for name, operand in (("lhs", lhs), ("rhs", rhs)):
+        if isinstance(operand, PreparedArray):
+            needs, remedy = "groups take none", "pass `restore()` of it"
+            raise TypeError(message(_OPERATION, f"`{name}`", "is prepared", needs, remedy))
+    sides = as_sides(_OPERATION, lhs, rhs)
+    sizes = _as_sizes(group_sizes)
+    _check_shapes(*sides, sizes)
+    masked = len(sides[0].shape) == 3
+    spec = RaggedSpec(
+        lhs=sides[0].spec((1 + masked,), (0,) if masked else ()),
+        rhs=sides[1].spec((1,), (0,)),
+        out_dtype=_out_dtype(out_dtype, sides).name,
+    )
+    named: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
+    return bind(spec, {**named, "group_sizes": sizes})
+
+
+def _as_sizes(group_sizes: ArrayLike) -> jax.Array:
+    sizes = checks.as_array(_OPERATION, "group_sizes", group_sizes)
+    if not jnp.issubdtype(sizes.dtype, np.integer):
+        got, needs = f"has dtype {sizes.dtype}", "integers are needed"
+        remedy = "count the rows of each group, as `jnp.bincount` does"
+        raise TypeError(message(_OPERATION, "`group_sizes`", got, needs, remedy))
+    limits = np.iinfo(np.int32)
+    return jnp.clip(sizes, None, limits.max).astype(jnp.int32)
+
+
+def _check_shapes(lhs: Side, rhs: Side, sizes: jax.Array) -> None:
+    got = f"are {list(lhs.shape)} and {list(rhs.shape)}"
+    remedy = "pass weights stored as [G, N, K] as `w.mT`"
+    if len(lhs.shape) not in (2, 3) or len(rhs.shape) != 3:
+        needs = "[M, K], or [G, M, K], and [G, K, N] are needed"
+    elif lhs.shape[-1] != rhs.shape[1]:
+        needs = "the last axis of `lhs` and the second of `rhs` are summed over and have to agree"
+    elif len(lhs.shape) == 3 and lhs.shape[0] != rhs.shape[0]:
+        needs, remedy = "both need the same number of groups", "give `lhs` rows for each group"
+    elif sizes.shape != rhs.shape[:1]:
+        got = f"has shape {list(sizes.shape)}, and `rhs` has shape {list(rhs.shape)}"
+        needs, remedy = "one size for each group is needed", "give an empty group the size 0"
+        raise ValueError(message(_OPERATION, "`group_sizes`", got, needs, remedy))
+    else:
+        return
+    raise ValueError(message(_OPERATION, "shapes of `lhs` and `rhs`", got, needs, remedy))
+
+
+def _out_dtype(asked: DTypeLike | None, sides: tuple[Side, Side]) -> np.dtype:
+    if asked is not None:
+        return checks.as_dtype(_OPERATION, "out_dtype", asked, dtypes.WIDE_FLOAT)
+    floats = [side.dtype for side in sides if side.dtype in dtypes.WIDE_FLOAT]
+    named = floats or [side.result_dtype for side in sides if side.result_dtype is not None]
+    return np.dtype(jnp.promote_types(named[0], named[-1])) if named else np.dtype(np.float32)
