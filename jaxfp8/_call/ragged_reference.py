@@ -76,7 +76,7 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
       *operands: as `spec.operand_names()` lists them.
       spec: the problem.
     """
-    named = dict(zip(spec.operand_names(), operands, strict=True))
+    named: dict[str, Any] = dict(zip(spec.operand_names(), operands, strict=True))
     sizes = named.pop("group_sizes")
     if spec.is_masked:
         y = scaled_dot(_dot(spec, spec.rhs), **named)[0]
@@ -91,7 +91,7 @@ def _dot(spec: RaggedSpec, rhs: OperandSpec) -> ScaledDotSpec:
 
 def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
     group_of_row = jnp.searchsorted(group_ends(sizes, spec.rows), jnp.arange(spec.rows), "right")
-    of_lhs = {name: x for name, x in named.items() if name.startswith("lhs")}
+    of_lhs: dict[str, Any] = {name: x for name, x in named.items() if name.startswith("lhs")}
     of_rhs = {name: x for name, x in named.items() if name.startswith("rhs")}
     if dtypes.is_float8(of_rhs["rhs"].dtype):  # XLA:CPU slices FP8 in float16
         of_rhs["rhs"] = lax.bitcast_convert_type(of_rhs["rhs"], np.uint8)
@@ -99,7 +99,7 @@ def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -
     stacked = {n: jnp.moveaxis(_for_each(x, spec.rhs), axis, 0) for n, x in of_rhs.items()}
     dot = _dot(spec, _one_of(spec.rhs))
 
-    def add(out: jax.Array, group: tuple[jax.Array, dict[str, jax.Array]]) -> tuple[Any, None]:
+    def add(out: jax.Array, group: tuple[jax.Array, dict[str, Any]]) -> tuple[Any, None]:
         index, own = group
         y = scaled_dot(dot, **of_lhs, **own)[0]
         return jnp.where((group_of_row == index)[:, None], y, out), None
@@ -114,7 +114,7 @@ def group_ends(sizes: jax.Array, rows: int) -> jax.Array:
     """The row after the last of each group. Sizes below 0 count as 0; what exceeds is cut off."""
 
     def add(x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.minimum(x + y, rows)
+        return x + jnp.minimum(y, rows - x)
 
     clipped = jnp.clip(sizes, 0, rows)
     return lax.associative_scan(add, clipped) if clipped.size else clipped

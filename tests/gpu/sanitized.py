@@ -10,7 +10,9 @@ import numpy as np  # noqa: E402
 import quantized  # noqa: E402
 from gpu import products  # noqa: E402
 from gpu.tensors import Call, canonical  # noqa: E402
+from ragged_case import FP8_LOSS, Ragged  # noqa: E402
 
+import jaxfp8  # noqa: E402
 import oracle  # noqa: E402
 from jaxfp8._ops import int8_compute  # noqa: E402
 
@@ -63,8 +65,20 @@ def rounded(spec, operands):
     return int8_compute.narrowed(spec), made
 
 
+def run_ragged() -> None:
+    """Rows in groups, where tiles reach over the end of a group."""
+    lines = {"lhs_tile": (1, 999), "rhs_tile": (1, 999)}
+    for more in ({}, {"masked": True}, {"lhs": "int8", "rhs": "int8", **lines}):
+        case = Ragged(sizes=(3, 0, 70, 129), rows=150, columns=72, depth=300, **more)
+        lhs, rhs, wide = case.draw()
+        y = jaxfp8.ragged_dot(lhs, rhs.mT, np.asarray(case.sizes, np.int32), out_dtype="float32")
+        case.assert_right(np.asarray(y), wide, FP8_LOSS)
+        print("ragged", more, "right", flush=True)
+
+
 def main() -> None:
     """Runs all cases; exits non-zero where one fails."""
+    run_ragged()
     for seed, (kernel, sizes, more) in enumerate(CASES):
         spec = products.matrices(*sizes, **more)
         spec, operands = canonical(spec, products.draw(seed, spec))

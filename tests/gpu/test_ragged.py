@@ -1,0 +1,189 @@
+"""Rows in groups, each times a matrix of its own: one launch of `sm90_gemm` on Hopper."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ragged_case import FP8_LOSS, Ragged
+
+import jaxfp8
+from jaxfp8._call import ffi
+
+CALL = "custom_call @jaxfp8_ragged_dot"
+E5M2 = "float8_e5m2"
+LINES = {"lhs_tile": (1, 10**6), "rhs_tile": (1, 10**6)}
+TENSOR = {"lhs_tile": (10**6, 10**6), "rhs_tile": (10**6, 10**6)}
+UNEVEN = (3, 0, 129, 65, 0, 1, 200)
+CASES = {
+    "blocks": Ragged(sizes=UNEVEN, rows=430, columns=260, depth=400),
+    "odd": Ragged(sizes=UNEVEN, rows=398, columns=131, depth=401, rhs=E5M2, **LINES),
+    "tensor": Ragged(sizes=(0, 0, 7), rows=40, columns=33, depth=17, lhs=E5M2, **TENSOR),
+    "wide tiles": Ragged(
+        sizes=(70, 2), rows=80, columns=140, depth=600, lhs_tile=(3, 256), rhs_tile=(5, 384)
+    ),
+    "no rows in groups": Ragged(sizes=(0, 0), rows=70, columns=40, depth=128),
+    "too many rows": Ragged(sizes=(-3, 60, 2**31 - 1, 2**31 - 1), rows=90, columns=72, depth=256),
+    "many groups": Ragged(
+        sizes=tuple(i * 37 % 11 for i in range(600)), rows=3100, columns=24, depth=48, **LINES
+    ),
+    "int8": Ragged(sizes=UNEVEN, rows=400, columns=136, depth=272, lhs="int8", rhs="int8", **LINES),
+    "uint8": Ragged(sizes=(5, 64), rows=70, columns=40, depth=33, lhs="uint8", rhs="int8", **LINES),
+    "masked": Ragged(sizes=(3, 0, 150, 200), rows=150, columns=136, depth=300, masked=True),
+    "masked rows": Ragged(
+        sizes=(65, -1, 9), rows=67, columns=33, depth=40, masked=True, lhs_tile=(3, 10**6)
+    ),
+    "masked int8": Ragged(
+        sizes=(1, 0), rows=3, columns=8, depth=16, masked=True, lhs="int8", rhs="int8", **TENSOR
+    ),
+}
+
+
+def is_hopper():
+    return ffi.compute_capability() == 90
+
+
+needs_hopper = pytest.mark.skipif("not is_hopper()", reason="needs compute capability 9.0")
+
+
+def compiled(case, lhs, rhs, **more):
+    """The output, the same twice, of one call."""
+    call = jax.jit(functools.partial(jaxfp8.ragged_dot, **more))
+    operands = (lhs, rhs.mT, jnp.asarray(case.sizes, jnp.int32))
+    assert call.lower(*operands).as_text().count(CALL) == 1
+    before = ffi.kernel_calls("cuda")["sm90_gemm"]
+    first, again = np.asarray(call(*operands)), np.asarray(call(*operands))
+    assert ffi.kernel_calls("cuda")["sm90_gemm"] > before
+    np.testing.assert_array_equal(first.view(np.uint8), again.view(np.uint8))
+    return first
+
+
+def loss(case):
+    return FP8_LOSS if case.lhs.startswith("float8") else 0
+
+
+@needs_hopper
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_values_are_those_of_float64(name, dtype):
+    case = CASES[name]
+    lhs, rhs, wide = case.draw()
+    case.assert_right(compiled(case, lhs, rhs, out_dtype=dtype), wide, loss(case))
+
+
+@needs_hopper
+@pytest.mark.parametrize("seed", range(24))
+def test_random_problems(seed):
+    rng = np.random.default_rng(seed)
+    masked = bool(rng.integers(2))
+    groups, rows = rng.integers(1, 20), int(rng.integers(1, 400))
+    most = rows if masked else max(1, 2 * rows // groups)
+    tiles = [{}, LINES, TENSOR, {"lhs_tile": (1, 128), "rhs_tile": (1, 128)}][rng.integers(4)]
+    case = Ragged(
+        sizes=tuple(int(size) for size in rng.integers(-1, most + 1, groups)),
+        rows=rows,
+        columns=int(rng.integers(1, 500)),
+        depth=int(rng.integers(1, 700)),
+        masked=masked,
+        **tiles,
+    )
+    lhs, rhs, wide = case.draw(seed)
+    case.assert_right(compiled(case, lhs, rhs, out_dtype=jnp.float32), wide, loss(case))
+
+
+@needs_hopper
+def test_weights_that_are_no_lines_of_k_are_transposed():
+    case = CASES["blocks"]
+    lhs, rhs, wide = case.draw()
+    turned = jaxfp8.QArray(rhs.qvalue.mT, rhs.scale.mT, tiles=(1, 128, 128))
+    call = jax.jit(functools.partial(jaxfp8.ragged_dot, out_dtype=jnp.float32))
+    y = call(lhs, turned, jnp.asarray(case.sizes, jnp.int32))
+    case.assert_right(np.asarray(y), wide, FP8_LOSS)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", E5M2])
+def test_every_code_counts_and_nan_stays_in_its_group(dtype):
+    case = Ragged(sizes=(140, 116), rows=300, columns=16, depth=128, lhs=dtype, rhs=dtype, **TENSOR)
+    lhs, rhs, _ = case.draw()
+    one = jnp.asarray(1, dtype)
+    # Row r has code r in one place; a column of the second group has one NaN.
+    codes = jnp.arange(256, dtype=jnp.uint8).view(dtype)
+    left = jnp.zeros((300, 128), dtype).at[jnp.arange(256), 5].set(codes)
+    right = jnp.full((2, 16, 128), one).at[1, 3, 77].set(jnp.asarray(np.nan, dtype))
+    unit = jnp.ones((1, 1), jnp.float32)
+    y = compiled(
+        case,
+        jaxfp8.QArray(left, unit),
+        jaxfp8.QArray(right, unit[None]),
+        out_dtype=jnp.float32,
+    )
+    wanted = np.zeros((300, 16), np.float32)
+    wanted[:256] = np.asarray(codes).astype(np.float32)[:, None]
+    wanted[140:256, 3] = np.nan
+    np.testing.assert_array_equal(y, wanted)
+
+
+@needs_hopper
+def test_rows_of_no_group_are_zeros_whatever_they_hold():
+    case = dataclasses.replace(CASES["blocks"], sizes=(100,))
+    lhs, rhs, _ = case.draw()
+    nan = jnp.asarray(np.nan, lhs.qvalue.dtype)
+    lhs = jaxfp8.QArray(lhs.qvalue.at[100:].set(nan), lhs.scale.at[101:].set(jnp.inf))
+    lhs = dataclasses.replace(lhs, tiles=(1, 128))
+    y = compiled(case, lhs, rhs, out_dtype=jnp.float32)
+    assert np.all(np.isfinite(y))
+    assert not np.any(y[100:])
+
+
+@needs_hopper
+def test_sizes_may_change_from_call_to_call():
+    case = CASES["blocks"]
+    lhs, rhs, wide = case.draw()
+    call = jax.jit(functools.partial(jaxfp8.ragged_dot, out_dtype=jnp.float32))
+    for sizes in ((1, 2, 3, 4, 5, 6, 7), (0, 0, 0, 400, 0, 0, 0), (61,) * 7):
+        other = dataclasses.replace(case, sizes=sizes)
+        y = call(lhs, rhs.mT, jnp.asarray(sizes, jnp.int32))
+        other.assert_right(np.asarray(y), wide, FP8_LOSS)
+
+
+def test_what_the_kernel_does_not_take_is_scaled_dots():
+    case = CASES["int8"]
+    lhs, rhs, wide = case.draw()
+    wide_rows = jnp.asarray(wide[0], jnp.float32)
+    call = jax.jit(functools.partial(jaxfp8.ragged_dot, out_dtype=jnp.float32))
+    with pytest.warns(jaxfp8.FallbackWarning, match="is computed group by group"):
+        y = call(wide_rows, rhs.mT, jnp.asarray(case.sizes, jnp.int32))
+    case.assert_right(np.asarray(y), wide, 2.0**-9)
+
+
+@needs_hopper
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, a: (x[:2], a), "it needs lhs, rhs and group_sizes"),
+        (lambda x, a: ([x[0][:, :10], *x[1:]], a), "`lhs` is"),
+        (lambda x, a: ([x[0], x[1][..., :10], *x[2:]], a), "has 10 values"),
+        (lambda x, a: ([*x[:2], x[2][:1], *x[3:]], a), "`group_sizes` is int32"),
+        (lambda x, a: (x, {**a, "lhs_tiles": np.zeros(2, np.int64)}), "need two sizes"),
+        (lambda x, a: (x, {k: v for k, v in a.items() if k != "rhs_scale"}), "is missing"),
+        (lambda x, a: ([*x, x[0]], a), "the call has 5 operands"),
+    ],
+    ids=["operands", "lhs", "K", "sizes", "tiles", "attribute", "more"],
+)
+def test_a_wrong_call_is_an_error(change, message):
+    attributes = {
+        "lhs_scale": True,
+        "rhs_scale": False,
+        "lhs_tiles": np.array([1, 32], np.int64),
+        "rhs_tiles": np.array([1, 32], np.int64),
+    }
+    fp8 = jnp.float8_e4m3fn
+    operands = [jnp.ones((4, 32), fp8), jnp.ones((2, 8, 32), fp8), jnp.array([1, 2])]
+    operands, attributes = change([*operands, jnp.ones((4, 1))], attributes)
+    out = jax.ShapeDtypeStruct((4, 8), np.float32)
+    ffi.ensure_registered("cuda")
+    with pytest.raises(Exception, match="jaxfp8_ragged_dot.*" + message):
+        jax.block_until_ready(jax.ffi.ffi_call(ffi.RAGGED_TARGET, out)(*operands, **attributes))

@@ -1,0 +1,221 @@
+"""Rows in groups, each times a matrix of its own, on the CPU: by scaled dots."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ragged_case import Ragged
+
+import jaxfp8
+from jaxfp8._call import ragged_call, strictness
+from jaxfp8._call.ragged_reference import RaggedSpec, group_ends
+from jaxfp8._value.spec import OperandSpec
+
+pytestmark = pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")
+
+E5M2 = "float8_e5m2"
+LINES = {"lhs_tile": (1, 10**6), "rhs_tile": (1, 10**6)}
+TENSOR = {"lhs_tile": (10**6, 10**6), "rhs_tile": (10**6, 10**6)}
+CASES = {
+    "blocks": Ragged(sizes=(3, 0, 7, 1), rows=13, columns=140, depth=300),
+    "lines": Ragged(sizes=(0, 2, 2), rows=4, columns=5, depth=33, lhs=E5M2, **LINES),
+    "tensor": Ragged(sizes=(4,), rows=6, columns=3, depth=17, rhs=E5M2, **TENSOR),
+    "int8": Ragged(sizes=(2, 3), rows=5, columns=7, depth=40, lhs="int8", rhs="int8", **LINES),
+    "no rows in groups": Ragged(sizes=(0, 0), rows=3, columns=4, depth=16, **LINES),
+    "too many rows": Ragged(sizes=(-2, 5, 2**31 - 1, 9), rows=8, columns=4, depth=16, **LINES),
+    "masked": Ragged(sizes=(3, 0, 9, -1), rows=5, columns=6, depth=20, masked=True, **LINES),
+    "masked blocks": Ragged(sizes=(1, 2), rows=3, columns=130, depth=130, masked=True),
+}
+
+
+def run(case, lhs, rhs, **more):
+    sizes = jnp.asarray(case.sizes, jnp.int32)
+    return jax.jit(functools.partial(jaxfp8.ragged_dot, **more))(lhs, rhs.mT, sizes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_are_those_of_float64(name):
+    case = CASES[name]
+    lhs, rhs, wide = case.draw()
+    case.assert_right(np.asarray(run(case, lhs, rhs, out_dtype=jnp.float32)), wide, 0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_output_is_rounded_once(dtype):
+    case = CASES["tensor"]
+    lhs, rhs, wide = case.draw()
+    scaled = jaxfp8.QArray(lhs.qvalue, lhs.scale * 2.0**-12, tiles=lhs.tiles)
+    y = np.asarray(run(case, scaled, rhs, out_dtype=dtype))
+    assert y.dtype == dtype
+    case.assert_right(y, (wide[0] * 2.0**-12, wide[1]), 0)
+
+
+def test_it_is_the_ragged_dot_of_jax():
+    x, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(9, 8), (3, 8, 6)]))
+    experts = jaxfp8.quantize(w, channelwise_axes=(0, 2))
+    sizes = jnp.array([4, 1, 4])
+    wanted = jax.lax.ragged_dot(x, jaxfp8.dequantize(experts), sizes, precision="highest")
+    np.testing.assert_allclose(jaxfp8.ragged_dot(x, experts, sizes), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_nan_stays_in_its_group():
+    case = Ragged(sizes=(2, 3), rows=6, columns=4, depth=16, **LINES)
+    lhs, rhs, _ = case.draw()
+    nan = jnp.asarray(np.nan, lhs.qvalue.dtype)
+    lhs = jaxfp8.QArray(lhs.qvalue.at[0, 5].set(nan).at[5, 1].set(nan), lhs.scale, tiles=lhs.tiles)
+    rhs = jaxfp8.QArray(rhs.qvalue.at[1, 2, 3].set(nan), rhs.scale, tiles=rhs.tiles)
+    wanted = np.zeros((6, 4), bool)
+    wanted[0], wanted[2:5, 2] = True, True
+    np.testing.assert_array_equal(np.isnan(run(case, lhs, rhs)), wanted)
+
+
+def test_a_zero_point_counts():
+    lhs = jnp.arange(12, dtype=jnp.int8).reshape(4, 3)
+    q = jaxfp8.QArray(lhs, jnp.float32(0.5), jnp.int8(2))
+    w = jaxfp8.QArray(jnp.ones((2, 3, 2), jnp.int8), jnp.float32(1))
+    y = jaxfp8.ragged_dot(q, w, jnp.array([1, 2]))
+    np.testing.assert_array_equal(y[:, 0], [-1.5, 3, 7.5, 0])
+
+
+def test_scales_may_be_shared_by_groups():
+    w = jaxfp8.QArray(
+        jnp.ones((4, 2, 2), jnp.int8), jnp.array([1.0, 3.0]).reshape(2, 1, 1), tiles=(2, 2, 2)
+    )
+    y = jaxfp8.ragged_dot(jnp.ones((4, 2)), w, jnp.ones(4, jnp.int32))
+    np.testing.assert_array_equal(y[:, 0], [2, 2, 6, 6])
+
+
+def test_vmap_computes_each():
+    case = CASES["lines"]
+    lhs, rhs, _ = case.draw()
+    sizes = jnp.array([[1, 2, 1], [4, 0, 0]], jnp.int32)
+    dot = functools.partial(jaxfp8.ragged_dot, lhs, rhs.mT)
+    found = jax.vmap(dot)(sizes)
+    np.testing.assert_array_equal(found, np.stack([dot(s) for s in sizes]))
+
+
+def test_gradients_are_those_of_the_dequantised_operands():
+    x, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(5, 8), (2, 8, 3)]))
+    q, sizes = jaxfp8.quantize(w, channelwise_axes=(0, 2)), jnp.array([2, 1])
+
+    def ours(x, scale):
+        return jnp.sum(jaxfp8.ragged_dot(x, jaxfp8.QArray(q.qvalue, scale), sizes) ** 2)
+
+    def theirs(x, scale):
+        wide = q.qvalue.astype(jnp.float32) * scale
+        return jnp.sum(jax.lax.ragged_dot(x, wide, sizes, precision="highest") ** 2)
+
+    for mine, other in zip(
+        jax.grad(ours, (0, 1))(x, q.scale), jax.grad(theirs, (0, 1))(x, q.scale), strict=True
+    ):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+
+
+def test_codes_have_no_derivative():
+    case = CASES["int8"]
+    lhs, rhs, _ = case.draw()
+    scale = jax.grad(lambda s: jnp.sum(run(case, jaxfp8.QArray(lhs.qvalue, s), rhs)))(lhs.scale)
+    assert np.all(np.isfinite(scale))
+
+
+def test_strict_names_the_reason(monkeypatch):
+    monkeypatch.setattr(strictness, "_WARNED", set())
+    case = CASES["tensor"]
+    lhs, rhs, _ = case.draw()
+    with (
+        jaxfp8.strict(),
+        pytest.raises(jaxfp8.UnsupportedError, match="because there is no kernel for groups on"),
+    ):
+        jaxfp8.ragged_dot(lhs, rhs.mT, jnp.array([1]))
+
+
+Q = jaxfp8.QArray(jnp.ones((4, 8), jnp.int8), jnp.ones((4, 1)))
+W = jaxfp8.QArray(jnp.ones((2, 8, 3), jnp.int8), jnp.ones((2, 1, 3)))
+SIZES = np.array([1, 2], np.int32)
+PREPARED = jaxfp8.prepare(jaxfp8.QArray(jnp.ones((64, 64), jnp.int8), jnp.ones((1, 64))))
+
+
+@pytest.mark.parametrize(
+    ("operands", "error", "message"),
+    [
+        ((np.ones((4, 8)), np.ones((2, 8, 3)), SIZES), TypeError, "one of them has to be 8-bit"),
+        ((Q, W.mT, SIZES), ValueError, r"are \[4, 8\] and \[2, 3, 8\].* as `w.mT`"),
+        ((Q, Q, SIZES), ValueError, r"\[M, K\], or \[G, M, K\], and \[G, K, N\] are needed"),
+        ((np.ones((3, 4, 8), np.int8), W, SIZES), ValueError, "the same number of groups"),
+        ((Q, W, SIZES[:1]), ValueError, r"`group_sizes` has shape \[1\]"),
+        ((Q, W, np.ones(2)), TypeError, "`group_sizes` has dtype float32.*`jnp.bincount`"),
+        ((Q, PREPARED, SIZES), TypeError, "`rhs` is prepared"),
+    ],
+    ids=["floats", "K", "rank", "groups", "sizes", "dtype", "prepared"],
+)
+def test_bad_arguments_are_named(operands, error, message):
+    with pytest.raises(error, match=message):
+        jaxfp8.ragged_dot(*operands)
+
+
+def test_a_bad_output_dtype_is_named():
+    with pytest.raises(TypeError, match="`out_dtype` is int32"):
+        jaxfp8.ragged_dot(Q, W, SIZES, out_dtype=jnp.int32)
+
+
+def test_ends_do_not_overflow():
+    sizes = jnp.full(64, 2**31 - 1, jnp.int32)
+    np.testing.assert_array_equal(group_ends(sizes, 2**30), np.full(64, 2**30))
+
+
+# What the kernel takes
+
+
+def spec(lhs="int8", rhs="int8", *, lhs_tiles=(1, 8), zero_point=False, depth=8, scale=True):
+    sides = [
+        OperandSpec(
+            dtype=dtype,
+            shape=shape,
+            contracting=(axis,),
+            batch=batch,
+            tiles=tiles,
+            scale=scale,
+            zero_point=zero_point,
+        )
+        for dtype, shape, axis, batch, tiles in (
+            (lhs, (4, depth), 1, (), lhs_tiles),
+            (rhs, (2, 3, depth), 2, (0,), (1, 1, max(depth, 1))),
+        )
+    ]
+    return RaggedSpec(lhs=sides[0], rhs=sides[1], out_dtype="float32")
+
+
+FLOAT8 = "float8_e4m3fn"
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (spec(), None),
+        (spec(FLOAT8, E5M2, lhs_tiles=(1, 128), depth=300), None),
+        (spec("bfloat16"), "not bfloat16 by int8"),
+        (spec(FLOAT8, "int8"), "not float8_e4m3fn by int8"),
+        (spec(zero_point=True), "no zero points"),
+        (spec(FLOAT8, FLOAT8, lhs_tiles=(1, 64), depth=300), "scales change every 64 values"),
+        (spec(lhs_tiles=(1, 128), depth=300), "along which scales change"),
+        (spec(depth=2**17, lhs_tiles=(1, 2**17)), "sums up to 131071 products of int8"),
+        (spec(depth=0), "nothing to multiply"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_the_reason_is_named(problem, reason):
+    found = ragged_call.why_no_kernel(problem)
+    assert found is None if reason is None else reason in found
+
+
+def test_without_a_gpu_a_program_for_one_is_scaled_dots():
+    case = CASES["tensor"]
+    lhs, rhs, _ = case.draw()
+    if any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("there is a GPU")
+    traced = jax.jit(jaxfp8.ragged_dot).trace(lhs, rhs.mT, jnp.array([1]))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "jaxfp8_ragged_dot" not in text
+    assert "jaxfp8_scaled_dot" in text
