@@ -5,7 +5,7 @@
 //     -o sm90_gemm_groups_bench ffi/bench/sm90_gemm_groups_bench.cu \
 //     ffi/cuda/kernels/sm90_gemm/*.{cu,cc} ffi/cuda/kernels/{epilogue/epilogue,pack/pack}.cu \
 //     ffi/cuda/{problem,error}.cc
-//   ./sm90_gemm_groups_bench [check|time]
+//   ./sm90_gemm_groups_bench [check|time|all]     all: times of other tile shapes too
 
 #include <memory>
 #include <numeric>
@@ -227,14 +227,14 @@ class Timed {
     sizes_ = std::make_unique<Memory>(BytesOf(t.sizes));
   }
 
-  void Report() const {
+  void Report(bool all) const {
     const Configuration chosen = sm90::Choose(problem_, device_.multiprocessors);
     const double rows = std::accumulate(t_.sizes.begin(), t_.sizes.end(), 0.0);
     const double products = rows * static_cast<double>(t_.columns * t_.depth);
     std::vector<Configuration> others = {chosen};
     for (const TileShape tile : {TileShape{256, 128}, TileShape{128, 192}, TileShape{128, 128}}) {
       for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
-        others.push_back({tile, pair});
+        if (all) others.push_back({tile, pair});
       }
     }
     for (size_t i = 0; i < others.size(); ++i) {
@@ -301,22 +301,23 @@ class Timed {
   std::unique_ptr<Memory> lhs_scale_, rhs_scale_, sizes_;
 };
 
-void Time(const Device& device) {
-  const Sizes even(8, 1024), uneven{1900, 17, 640, 1203, 0, 2221, 811, 1400};
-  const Sizes few(8, 128), experts = [] {
+void Time(const Device& device, bool all) {
+  constexpr Grouping kC = Grouping::kContiguous, kM = Grouping::kMasked;
+  const Sizes even(8, 1024), half(8, 512), few(8, 128);
+  const Sizes uneven{1900, 17, 640, 1203, 0, 2221, 811, 1400}, experts = [] {
     Sizes sizes(64);
     for (int i = 0; i < 64; ++i) sizes[i] = 64 + i * 37 % 128;
     return sizes;
   }();
   const int64_t of_experts = std::accumulate(experts.begin(), experts.end(), int64_t{0});
   for (const auto& [columns, depth] : {std::pair<int64_t, int64_t>{4096, 7168}, {7168, 2048}}) {
-    Timed({"even", Grouping::kContiguous, even, 8192, columns, depth}, device).Report();
-    Timed({"uneven", Grouping::kContiguous, uneven, 8192, columns, depth}, device).Report();
-    Timed({"half of the rows", Grouping::kContiguous, Sizes(8, 512), 8192, columns, depth}, device)
-        .Report();
-    Timed({"masked, 128 of 1024", Grouping::kMasked, few, 8192, columns, depth}, device).Report();
-    Timed({"64 experts", Grouping::kContiguous, experts, of_experts, columns, depth}, device)
-        .Report();
+    for (const Timing& t : {Timing{"even", kC, even, 8192, columns, depth},
+                            {"uneven", kC, uneven, 8192, columns, depth},
+                            {"half of the rows", kC, half, 8192, columns, depth},
+                            {"masked, 128 of 1024", kM, few, 8192, columns, depth},
+                            {"64 experts", kC, experts, of_experts, columns, depth}}) {
+      Timed(t, device).Report(all);
+    }
   }
 }
 
@@ -326,7 +327,7 @@ int main(int count, char** arguments) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const std::string only = count > 1 ? arguments[1] : "";
   const Device device = ThisDevice();
-  if (only != "time") Check(device);
-  if (only != "check") Time(device);
+  if (only == "" || only == "check") Check(device);
+  if (only != "check") Time(device, only == "all");
   return failures ? 1 : 0;
 }

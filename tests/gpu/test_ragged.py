@@ -106,8 +106,7 @@ def test_weights_that_are_no_lines_of_k_are_transposed():
 @needs_hopper
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", E5M2])
 def test_every_code_counts_and_nan_stays_in_its_group(dtype):
-    case = Ragged(sizes=(140, 116), rows=300, columns=16, depth=128, lhs=dtype, rhs=dtype, **TENSOR)
-    lhs, rhs, _ = case.draw()
+    case = Ragged(sizes=(140, 116), rows=300, columns=16, depth=128, lhs=dtype, rhs=dtype)
     one = jnp.asarray(1, dtype)
     # Row r has code r in one place; a column of the second group has one NaN.
     codes = jnp.arange(256, dtype=jnp.uint8).view(dtype)
@@ -151,7 +150,7 @@ def test_sizes_may_change_from_call_to_call():
 
 def test_what_the_kernel_does_not_take_is_scaled_dots():
     case = CASES["int8"]
-    lhs, rhs, wide = case.draw()
+    _, rhs, wide = case.draw()
     wide_rows = jnp.asarray(wide[0], jnp.float32)
     call = jax.jit(functools.partial(jaxfp8.ragged_dot, out_dtype=jnp.float32))
     with pytest.warns(jaxfp8.FallbackWarning, match="is computed group by group"):
