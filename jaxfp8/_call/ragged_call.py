@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import PartitionSpec
 
 from jaxfp8._call import explicit, ffi, partitioning, ragged_reference
 from jaxfp8._call.eager import run_compiled
 from jaxfp8._call.ragged_reference import RaggedSpec
-from jaxfp8._call.strictness import warn_once
+from jaxfp8._call.strictness import tell_gathered, warn_once
 from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import OperandSpec, Shape, is_known
 from jaxfp8._value.tiles import repeated
@@ -32,6 +33,8 @@ _HOPPER = 90
 # products of int8, or of uint8, an int32 sum holds.
 _STEP, _ALIGNMENT = 128, 16
 _LONGEST_SUM = {"int8": (2**31 - 1) // 128**2, "uint8": (2**31 - 1) // 255**2}
+
+_NOT_SPLIT = "groups are not split along explicit axes; use `jax.shard_map`, or automatic axes"
 
 ragged_dot_p = Primitive("ragged_dot")
 ragged_dot_p.multiple_results = True
@@ -47,7 +50,9 @@ def ragged_dot(spec: RaggedSpec, named: dict[str, Any]) -> jax.Array:
     """
     operands = compat.vary_alike([named[name] for name in spec.operand_names()])
     if explicit.mesh_of(map(jax.typeof, operands)) is not None:
-        return ragged_reference.ragged_dot(*operands, spec=spec)
+        tell_gathered(f"`jaxfp8.ragged_dot` {spec}", _NOT_SPLIT)
+        whole = [jax.reshard(x, PartitionSpec(*[None] * x.ndim)) for x in operands]
+        return ragged_reference.ragged_dot(*whole, spec=spec)
     split = partitioning.is_wanted(operands)
     return ragged_dot_p.bind(*operands, spec=spec, split=split)[0]
 

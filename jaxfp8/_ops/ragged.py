@@ -42,7 +42,8 @@ def ragged_dot(
     zero points. It reads weights as lines of K, so hold them as [G, N, K] and pass `w.mT`; others
     are transposed first. What it does not take is computed as one scaled dot of all rows for each
     group, with a `FallbackWarning` that says why. So it is on other platforms, on several devices,
-    under `vmap` and in derivatives, which are those of a float `lhs` or `rhs` and of scales.
+    under `vmap` and in derivatives, which are those of a float `lhs` or `rhs` and of scales. Along
+    explicit mesh axes operands are gathered first, which a `FallbackWarning` says too.
 
     Args:
       lhs: [M, K] or [G, M, K].
@@ -92,8 +93,9 @@ def _as_sizes(group_sizes: ArrayLike) -> jax.Array:
         got, needs = f"has dtype {sizes.dtype}", "integers are needed"
         remedy = "count the rows of each group, as `jnp.bincount` does"
         raise TypeError(message(_OPERATION, "`group_sizes`", got, needs, remedy))
-    limits = np.iinfo(np.int32)
-    return jnp.clip(sizes, None, limits.max).astype(jnp.int32)
+    own, limits = np.iinfo(sizes.dtype), np.iinfo(np.int32)
+    least, most = max(own.min, limits.min), min(own.max, limits.max)
+    return jnp.clip(sizes, least, most).astype(jnp.int32)
 
 
 def _check_shapes(lhs: Side, rhs: Side, sizes: jax.Array) -> None:

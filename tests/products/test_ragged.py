@@ -79,6 +79,15 @@ def test_a_zero_point_counts():
     np.testing.assert_array_equal(y[:, 0], [-1.5, 3, 7.5, 0])
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint32])
+def test_sizes_may_have_any_integer_dtype(dtype):
+    w = jaxfp8.QArray(jnp.array([1, 2], jnp.int8).reshape(2, 1, 1), jnp.float32(1))
+    y = jaxfp8.ragged_dot(
+        jnp.ones((4, 1)), w, np.array([1, min(np.iinfo(dtype).max, 2**31 - 1)], dtype)
+    )
+    np.testing.assert_array_equal(y[:, 0], [1, 2, 2, 2])
+
+
 def test_scales_may_be_shared_by_groups():
     w = jaxfp8.QArray(
         jnp.ones((4, 2, 2), jnp.int8), jnp.array([1.0, 3.0]).reshape(2, 1, 1), tiles=(2, 2, 2)
