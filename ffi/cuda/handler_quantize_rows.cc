@@ -27,7 +27,7 @@ constexpr const char* kName = "jaxfp8_quantize_rows";
 std::string Say(const std::string& what) { return "`" + std::string(kName) + "`: " + what; }
 
 struct Flags {
-  bool norm = false, gain = false, shift = false;
+  bool norm = false, centred = false, gain = false, shift = false;
 };
 
 std::string ReadRows(ffi::Dictionary attributes, Flags& flags, RowsProblem& to) {
@@ -38,7 +38,7 @@ std::string ReadRows(ffi::Dictionary attributes, Flags& flags, RowsProblem& to) 
   for (auto [name, flag] :
        {std::pair("norm", &flags.norm), std::pair("gain", &flags.gain),
         std::pair("shift", &flags.shift), std::pair("factor", &to.has_factor),
-        std::pair("centred", &to.centred), std::pair("rounded_first", &to.rounded_first),
+        std::pair("centred", &flags.centred), std::pair("rounded_first", &to.rounded_first),
         std::pair("rounded_second", &to.rounded_second)}) {
     read(name, *flag);
   }
@@ -50,7 +50,8 @@ std::string ReadRows(ffi::Dictionary attributes, Flags& flags, RowsProblem& to) 
   }
   if (!read.wrong().empty()) return read.wrong();
   to.out = ParseDType(out);
-  to.producer = flags.norm ? Producer::kNorm : Producer::kElementwise;
+  const Producer norm = flags.centred ? Producer::kLayerNorm : Producer::kRmsNorm;
+  to.producer = flags.norm ? norm : Producer::kElementwise;
   to.activation = ParseActivation(activation);
   if (to.activation != Activation::kUnknown) return "";
   return Say("`activation` is \"" + std::string(activation) +

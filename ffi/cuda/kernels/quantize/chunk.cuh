@@ -5,6 +5,7 @@
 #define JAXFP8_CUDA_KERNELS_QUANTIZE_CHUNK_CUH_
 
 #include "cuda/kernels/common/element.cuh"
+#include "cuda/kernels/common/group.cuh"
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/quantize/quotient.cuh"
 
@@ -110,19 +111,6 @@ __device__ __noinline__ uint32_t MaxFiniteBits(const void* x, int64_t at, int64_
   return largest;
 }
 
-// The maximum over the `group` threads, 32 or more, that share threadIdx.x / group. Every thread of
-// the block must call it. `shared` holds a word per warp.
-__device__ __forceinline__ uint32_t MaxOfGroup(uint32_t value, int group, uint32_t* shared) {
-  value = __reduce_max_sync(~0u, value);
-  if (group == 32) return value;
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = value;
-  __syncthreads();
-  const int warps = group / 32, first = threadIdx.x / group * warps;
-  const int lane = threadIdx.x % 32;
-  return __reduce_max_sync(~0u, lane < warps ? shared[first + lane] : 0u);
-}
-
 // Raises an amax in global memory to the maximum of this block.
 __device__ __forceinline__ void UpdateAmax(uint32_t* amax, uint32_t found_amax) {
   if (threadIdx.x == 0 && found_amax > 0) atomicMax(amax, found_amax);
@@ -136,16 +124,22 @@ __device__ __forceinline__ uint32_t MaxOfChunk(const QuantizeArguments& q, int64
   return largest < kInfinityBits ? largest : MaxFiniteBits<kIn>(q.x, at, count);
 }
 
-template <DType kIn, DType kOut>
-__device__ __forceinline__ void ToCodes(const uint32_t (&x)[kWords], Divisor divisor,
-                                        uint32_t (&codes)[kValues<kIn> / 4]) {
+template <DType kIn, DType kOut, typename Divide>
+__device__ __forceinline__ void DivideChunk(const uint32_t (&x)[kWords], Divide divide,
+                                            uint32_t (&codes)[kValues<kIn> / 4]) {
   float values[kValues<kIn>];
 #pragma unroll
   for (int i = 0; i < kWords; ++i) DecodeWord<kIn>(x[i], values + i * kPerWord<kIn>);
 #pragma unroll
-  for (float& value : values) value = Quotient(value, divisor);
+  for (float& value : values) value = divide(value);
 #pragma unroll
   for (int i = 0; i < kValues<kIn> / 4; ++i) codes[i] = EncodeWord<kOut>(values + 4 * i);
+}
+
+template <DType kIn, DType kOut>
+__device__ __forceinline__ void ToCodes(const uint32_t (&x)[kWords], Divisor divisor,
+                                        uint32_t (&codes)[kValues<kIn> / 4]) {
+  DivideChunk<kIn, kOut>(x, [=](float value) { return Quotient(value, divisor); }, codes);
 }
 
 // Stores the first `count` of up to 16 codes. In aligned rows a chunk exists as a whole.

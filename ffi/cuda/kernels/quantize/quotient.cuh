@@ -59,6 +59,18 @@ JAXFP8_HD float Quotient(float x, Divisor d) {
   return fabsf(rough) < 0x1p20f ? exact : rough;
 }
 
+// Whether `QuotientInRange` divides every x up to `largest`.
+JAXFP8_HD bool InRange(float largest, Divisor d) {
+  return d.factor == 1.0f && largest < 0x1p19f * d.value;
+}
+
+// `Quotient` where the factor is 1 and every quotient is below 2^20.
+JAXFP8_HD float QuotientInRange(float x, Divisor d) {
+  const float rough = x * d.reciprocal;
+  const float close = fmaf(-fmaf(rough, d.value, -x), d.reciprocal, rough);
+  return fmaf(-fmaf(close, d.value, -x), d.reciprocal, close);
+}
+
 }  // namespace jaxfp8::cuda
 
 #endif  // JAXFP8_CUDA_KERNELS_QUANTIZE_QUOTIENT_CUH_

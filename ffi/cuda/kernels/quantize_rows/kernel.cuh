@@ -48,10 +48,22 @@ __device__ __forceinline__ float ScaleOfRow(const RowsProblem& p, float amax) {
   return fmaxf(fmaxf(amax, p.amax_floor) * kPer, p.scale_floor);
 }
 
+// Divides a row by its scale and stores its codes.
+template <DType kIn, DType kOut, int kChunks, typename Divide>
+__device__ __forceinline__ void StoreRow(const RowPart<kChunks>& row, uint8_t* to, Divide divide) {
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    if (row.At(i) >= row.columns) break;
+    uint32_t codes[kRowValues / 4];
+    DivideChunk<kIn, kOut>(row.words[i], divide, codes);
+    StoreCodes(to + row.At(i), kRowValues, true, codes);
+  }
+}
+
 template <DType kIn, DType kOut, Producer kProducer, int kChunks>
 __global__ void __launch_bounds__(1024)
     QuantizeProduced(const RowsProblem p, const RowsBuffers b, int group) {
-  __shared__ float sums[32];
+  __shared__ float sums[2][32];
   __shared__ uint32_t maxima[32];
   const int64_t index = int64_t{blockIdx.x} * (blockDim.x / group) + threadIdx.x / group;
   const bool in_bounds = index < p.rows;
@@ -59,22 +71,22 @@ __global__ void __launch_bounds__(1024)
   row.start = index * p.columns, row.columns = in_bounds ? static_cast<int>(p.columns) : 0;
   row.first = static_cast<int>(threadIdx.x) % group * kRowValues, row.group = group;
   LoadRow(b.x, row);
-  if constexpr (kProducer == Producer::kNorm) {
-    PrefetchVectors(p, b, row);
-    Normalize<kIn>(p, b, MomentsOf<kIn>(p, row, sums), row);
-  } else {
+  if constexpr (kProducer == Producer::kElementwise) {
     ApplyElementwise<kIn>(p, b, row);
+  } else {
+    constexpr bool kCentred = kProducer == Producer::kLayerNorm;
+    PrefetchVectors(p, b, row);
+    Normalize<kIn, kCentred>(p, b, MomentsOf<kIn, kCentred>(p, row, sums), row);
   }
   const float amax = AmaxOf<kIn>(row, maxima), scale = ScaleOfRow<kOut>(p, amax);
   if (!in_bounds) return;
   if (row.first == 0) b.scale[index] = scale, b.amax[index] = amax;
   const Divisor divisor = MakeDivisor(scale == 0.0f && IsFloat8(kOut) ? NAN : scale);
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    if (row.At(i) >= row.columns) break;
-    uint32_t codes[kRowValues / 4];
-    ToCodes<kIn, kOut>(row.words[i], divisor, codes);
-    StoreCodes(static_cast<uint8_t*>(b.codes) + row.start + row.At(i), kRowValues, true, codes);
+  uint8_t* codes = static_cast<uint8_t*>(b.codes) + row.start;
+  if (InRange(amax, divisor)) {
+    StoreRow<kIn, kOut>(row, codes, [=](float x) { return QuotientInRange(x, divisor); });
+  } else {
+    StoreRow<kIn, kOut>(row, codes, [=](float x) { return Quotient(x, divisor); });
   }
 }
 

@@ -16,38 +16,20 @@
 #include <cstdint>
 #include <string>
 
-#include "common/activation.h"
-#include "common/dtype.h"
+#include "cuda/kernels/produce/production.h"
 
 namespace jaxfp8::cuda {
 
-// What makes a row.
-//   kElementwise  activation(x) * factor
-//   kNorm         c * rsqrt(mean(c^2) + epsilon) * gain + shift
-//                 c = x, or x - mean(x) if `centred`
-enum class Producer : uint8_t { kElementwise, kNorm };
-
-// x, `factor` and the codes are [rows, columns], dense; `gain` and `shift` [columns]; scale and
-// amax [rows].
-struct RowsProblem {
-  int64_t rows = 0, columns = 0;
-  DType in = DType::kNone;   // bfloat16 or float16: x, `factor` and the row that is quantised
+// The codes are [rows, columns], dense; scale and amax [rows]. A norm's inverse is
+// rsqrt(mean(c^2) + epsilon).
+struct RowsProblem : Production {
   DType out = DType::kNone;  // float8_e4m3fn, float8_e5m2 or int8
-  Producer producer = Producer::kElementwise;
-  Activation activation = Activation::kNone;  // its value is rounded to the type of x
-  bool has_factor = false;
-  // Of a norm. The type of x, float32 or, where there is none, DType::kNone.
-  DType gain = DType::kNone, shift = DType::kNone;
-  bool centred = false;
-  bool rounded_first = false;   // what the gain multiplies is rounded to the type of x
-  bool rounded_second = false;  // and so is what the shift is added to
-  float epsilon = 0.0f;
+  float epsilon = 0.0f;      // of a norm
   // Of the scale.
   float amax_floor = 0.0f, scale_floor = 0.0f, of_zeros = 0.0f, of_nan = 0.0f;
 };
 
-struct RowsBuffers {
-  const void *x = nullptr, *factor = nullptr, *gain = nullptr, *shift = nullptr;
+struct RowsBuffers : ProductionBuffers {
   void* codes = nullptr;
   float *scale = nullptr, *amax = nullptr;
 };

@@ -1,9 +1,8 @@
-// What makes a row, in the registers that hold it: a norm, or an activation and a factor.
+// What makes a row that one group of threads holds in registers.
 
 #ifndef JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_PRODUCERS_CUH_
 #define JAXFP8_CUDA_KERNELS_QUANTIZE_ROWS_PRODUCERS_CUH_
 
-#include "common/activation_f32.h"
 #include "cuda/kernels/quantize_rows/problem.h"
 #include "cuda/kernels/quantize_rows/row.cuh"
 
@@ -26,17 +25,12 @@ __device__ __forceinline__ void PrefetchVectors(const RowsProblem& p, const Rows
   }
 }
 
-// Mean, if wanted, and the reciprocal of the root mean square of what is left.
-struct Moments {
-  float mean, scale;
-};
-
-template <DType kIn, int kChunks>
+template <DType kIn, bool kCentred, int kChunks>
 __device__ __forceinline__ Moments MomentsOf(const RowsProblem& p, const RowPart<kChunks>& row,
-                                             float* shared) {
+                                             float (&shared)[2][32]) {
   float values[kRowValues], mean = 0.0f, squares = 0.0f;
   const float count = static_cast<float>(p.columns);
-  if (p.centred) {
+  if constexpr (kCentred) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
@@ -44,58 +38,29 @@ __device__ __forceinline__ Moments MomentsOf(const RowsProblem& p, const RowPart
 #pragma unroll
       for (float value : values) sum += value;
     }
-    mean = SumOfGroup(sum, row.group, shared) / count;
+    mean = SumOfGroup(sum, row.group, shared[0]) / count;
   }
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     DecodeChunk<kIn>(row.words[i], values);
     if (row.At(i) >= row.columns) break;
 #pragma unroll
-    for (float value : values) squares = fmaf(value - mean, value - mean, squares);
+    for (float value : values) {
+      const float centred = kCentred ? value - mean : value;
+      squares = fmaf(centred, centred, squares);
+    }
   }
-  return {mean, rsqrtf(SumOfGroup(squares, row.group, shared) / count + p.epsilon)};
+  return {mean, rsqrtf(SumOfGroup(squares, row.group, shared[1]) / count + p.epsilon)};
 }
 
-template <DType kIn, int kChunks>
+template <DType kIn, bool kCentred, int kChunks>
 __device__ __forceinline__ void Normalize(const RowsProblem& p, const RowsBuffers& b,
                                           Moments moments, RowPart<kChunks>& row) {
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     if (row.At(i) >= row.columns) break;
-    float values[kRowValues], vector[kRowValues];
-    DecodeChunk<kIn>(row.words[i], values);
-#pragma unroll
-    for (float& value : values) value = (value - moments.mean) * moments.scale;
-    if (p.rounded_first) RoundChunk<kIn>(values);
-    if (b.gain) {
-      LoadVector<kIn>(b.gain, p.gain, row.At(i), vector);
-#pragma unroll
-      for (int j = 0; j < kRowValues; ++j) values[j] *= vector[j];
-    }
-    if (p.rounded_second) RoundChunk<kIn>(values);
-    if (b.shift) {
-      LoadVector<kIn>(b.shift, p.shift, row.At(i), vector);
-#pragma unroll
-      for (int j = 0; j < kRowValues; ++j) values[j] += vector[j];
-    }
-    EncodeChunk<kIn>(values, row.words[i]);
+    NormalizeChunk<kIn, kCentred>(p, b, moments, row.At(i), row.words[i]);
   }
-}
-
-template <DType kIn, float (*kActivation)(float)>
-__device__ __forceinline__ void ApplyToChunk(float (&values)[kRowValues]) {
-#pragma unroll
-  for (float& value : values) value = kActivation(value);
-  RoundChunk<kIn>(values);
-}
-
-template <DType kIn>
-__device__ __forceinline__ void ApplyActivation(Activation activation,
-                                                float (&values)[kRowValues]) {
-  if (activation == Activation::kRelu) ApplyToChunk<kIn, ReluF32>(values);
-  if (activation == Activation::kGeluTanh) ApplyToChunk<kIn, GeluTanhF32>(values);
-  if (activation == Activation::kGeluErf) ApplyToChunk<kIn, GeluErfF32>(values);
-  if (activation == Activation::kSilu) ApplyToChunk<kIn, SiluF32>(values);
 }
 
 // activation(x) * factor. Chunks that do not exist stay zeros.
@@ -106,17 +71,7 @@ __device__ __forceinline__ void ApplyElementwise(const RowsProblem& p, const Row
   RowPart<kChunks> factor = row;
   if (p.has_factor) LoadRow(b.factor, factor);
 #pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    float values[kRowValues], factors[kRowValues];
-    DecodeChunk<kIn>(row.words[i], values);
-    ApplyActivation<kIn>(p.activation, values);
-    if (p.has_factor) {
-      DecodeChunk<kIn>(factor.words[i], factors);
-#pragma unroll
-      for (int j = 0; j < kRowValues; ++j) values[j] *= factors[j];
-    }
-    EncodeChunk<kIn>(values, row.words[i]);
-  }
+  for (int i = 0; i < kChunks; ++i) ActivateChunk<kIn>(p, factor.words[i], row.words[i]);
 }
 
 }  // namespace jaxfp8::cuda

@@ -36,9 +36,14 @@ cudaError_t Dispatch(const RowsProblem& p, const RowsBuffers& b, cudaStream_t st
   return Visit<DType::kBF16, DType::kF16>(p.in, cudaErrorInvalidValue, [&]<DType kIn>() {
     return Visit<DType::kE4M3, DType::kE5M2, DType::kS8>(
         p.out, cudaErrorInvalidValue, [&]<DType kOut>() {
-          return p.producer == Producer::kNorm
-                     ? LaunchAs<kIn, kOut, Producer::kNorm>(p, b, stream)
-                     : LaunchAs<kIn, kOut, Producer::kElementwise>(p, b, stream);
+          switch (p.producer) {
+            case Producer::kRmsNorm:
+              return LaunchAs<kIn, kOut, Producer::kRmsNorm>(p, b, stream);
+            case Producer::kLayerNorm:
+              return LaunchAs<kIn, kOut, Producer::kLayerNorm>(p, b, stream);
+            default:
+              return LaunchAs<kIn, kOut, Producer::kElementwise>(p, b, stream);
+          }
         });
   });
 }
