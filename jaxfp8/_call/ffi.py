@@ -29,11 +29,19 @@ QUANTIZE_TARGET = "jaxfp8_quantize"
 AMAX_TARGET = "jaxfp8_amax"
 ROWS_TARGET = "jaxfp8_quantize_rows"
 RAGGED_TARGET = "jaxfp8_ragged_dot"
+ENCODE_TARGET = "jaxfp8_encode"
 
 # The custom calls of each platform. A handler in C has the name of its call.
 TARGETS: dict[str, tuple[str, ...]] = {
     "cpu": (TARGET, QUANTIZE_TARGET, AMAX_TARGET),
-    "cuda": (TARGET, JOINT_TARGET, QUANTIZE_TARGET, ROWS_TARGET, RAGGED_TARGET),
+    "cuda": (
+        TARGET,
+        JOINT_TARGET,
+        QUANTIZE_TARGET,
+        ROWS_TARGET,
+        ENCODE_TARGET,
+        RAGGED_TARGET,
+    ),
 }
 
 # XLA accepts any name here, but finds handlers only under its own names.

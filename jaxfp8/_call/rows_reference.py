@@ -11,6 +11,7 @@ A norm divides `x`, or `x` without its mean, by its root mean square, in float32
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -49,23 +50,37 @@ class RowScale:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Norm:
-    """RMSNorm, or LayerNorm where the mean is taken away.
+class NormForm:
+    """What a norm does beside its means: RMSNorm, or LayerNorm where the mean is taken away.
 
     Attributes:
-      epsilon: what is added to the mean square.
       centred: whether the mean is taken away first.
       has_gain, has_shift: whether there is a vector to multiply by, and one to add.
       rounded_first: whether what the gain multiplies is rounded to the dtype of `x`.
       rounded_second: whether what the shift is added to is.
     """
 
-    epsilon: float
     centred: bool = False
     has_gain: bool = False
     has_shift: bool = False
     rounded_first: bool = False
     rounded_second: bool = False
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors there are."""
+        return self.has_gain + self.has_shift
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Norm(NormForm):
+    """A norm that finds its means.
+
+    Attributes:
+      epsilon: what is added to the mean square.
+    """
+
+    epsilon: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +108,7 @@ class RowsSpec:
     @property
     def vectors(self) -> int:
         """How many operands are vectors."""
-        return 0 if self.norm is None else self.norm.has_gain + self.norm.has_shift
+        return 0 if self.norm is None else self.norm.vectors
 
 
 def quantized_rows(
@@ -107,7 +122,7 @@ def quantized_rows(
       spec: what is computed.
       mesh_axes: the mesh axes over which rows are spread in equal parts.
     """
-    y = _rounded(_produced(x, *others, spec=spec, mesh_axes=mesh_axes), x.dtype)
+    y = rounded_to(_produced(x, *others, spec=spec, mesh_axes=mesh_axes), x.dtype)
     amax = plain_amax(y)
     amax = jax.lax.pmax(amax, mesh_axes) if mesh_axes else amax
     scale = _scale(amax, spec)
@@ -119,14 +134,18 @@ def _produced(
 ) -> jax.Array:
     """The rows that are quantised, in float32 before their last rounding."""
     if spec.norm is not None:
-        return _normed(x, list(others), spec.norm, mesh_axes)
-    y = ACTIVATIONS[spec.activation](x.astype(jnp.float32))
-    y = _rounded(y, x.dtype)
-    return y * others[0].astype(jnp.float32) if spec.has_factor else y
+        return _normed(x, others, spec.norm, mesh_axes)
+    return activated(x, *others, activation=spec.activation)
+
+
+def activated(x: jax.Array, *factor: jax.Array, activation: str) -> jax.Array:
+    """An activation times a factor, if there is one, in float32 before the last rounding."""
+    y = rounded_to(ACTIVATIONS[activation](x.astype(jnp.float32)), x.dtype)
+    return y * factor[0].astype(jnp.float32) if factor else y
 
 
 def _normed(
-    x: jax.Array, vectors: list[jax.Array], norm: Norm, mesh_axes: tuple[str, ...]
+    x: jax.Array, vectors: Sequence[jax.Array], norm: Norm, mesh_axes: tuple[str, ...]
 ) -> jax.Array:
     def mean(y: jax.Array) -> jax.Array:
         own = y.mean(-1, keepdims=True)
@@ -135,19 +154,25 @@ def _normed(
     y = x.astype(jnp.float32)
     if norm.centred:
         y = y - mean(y)
-    y = y * jax.lax.rsqrt(mean(jnp.square(y)) + np.float32(norm.epsilon))
-    if norm.rounded_first:
-        y = _rounded(y, x.dtype)
-    if norm.has_gain:
-        y = y * vectors.pop(0).astype(jnp.float32)
-    if norm.rounded_second:
-        y = _rounded(y, x.dtype)
-    if norm.has_shift:
-        y = y + vectors.pop(0).astype(jnp.float32)
+    inverse = jax.lax.rsqrt(mean(jnp.square(y)) + np.float32(norm.epsilon))
+    return scaled_rows(y * inverse, *vectors, form=norm, dtype=x.dtype)
+
+
+def scaled_rows(y: jax.Array, *vectors: jax.Array, form: NormForm, dtype: np.dtype) -> jax.Array:
+    """Normalised rows times the gain and plus the shift, before the last rounding to `dtype`."""
+    left = list(vectors)
+    if form.rounded_first:
+        y = rounded_to(y, dtype)
+    if form.has_gain:
+        y = y * left.pop(0).astype(jnp.float32)
+    if form.rounded_second:
+        y = rounded_to(y, dtype)
+    if form.has_shift:
+        y = y + left.pop(0).astype(jnp.float32)
     return y
 
 
-def _rounded(y: jax.Array, dtype: np.dtype) -> jax.Array:
+def rounded_to(y: jax.Array, dtype: np.dtype) -> jax.Array:
     """Float32 values as a 16-bit dtype has them. XLA drops pairs of conversions that it can see."""
     return jax.lax.optimization_barrier(y.astype(dtype)).astype(jnp.float32)
 

@@ -21,10 +21,10 @@ namespace jaxfp8::cuda {
 enum class ScaleTile { kRow128, kSquare128, kKnown };
 
 // A thread's part of the block's tile of x.
-template <DType kIn>
+template <DType kIn, int kThreads = kQuantizeThreads>
 struct Tile {
   static constexpr int kThreadsPerRow = kTransposeTile / kValues<kIn>;
-  static constexpr int kRowsPerThread = kTransposeTile * kThreadsPerRow / kQuantizeThreads;
+  static constexpr int kRowsPerThread = kTransposeTile * kThreadsPerRow / kThreads;
   uint32_t words[kRowsPerThread][kWords];
 };
 
@@ -124,14 +124,13 @@ __device__ __forceinline__ float NewScale(const QuantizeArguments& q, int64_t ro
 }
 
 // Writes the codes of a tile to shared memory as words of four rows of a column.
-template <DType kIn>
-__device__ __forceinline__ void StageTransposed(
-    const uint32_t (&codes)[Tile<kIn>::kRowsPerThread][kValues<kIn> / 4], int row, int column,
-    uint32_t* stage) {
+template <int kRows, int kCodeWords>
+__device__ __forceinline__ void StageTransposed(const uint32_t (&codes)[kRows][kCodeWords], int row,
+                                                int column, uint32_t* stage) {
 #pragma unroll
-  for (int i = 0; i < Tile<kIn>::kRowsPerThread; i += 4) {
+  for (int i = 0; i < kRows; i += 4) {
 #pragma unroll
-    for (int j = 0; j < kValues<kIn> / 4; ++j) {
+    for (int j = 0; j < kCodeWords; ++j) {
       uint32_t transposed[4];
       Transpose4x4Bytes(codes[i][j], codes[i + 1][j], codes[i + 2][j], codes[i + 3][j], transposed);
 #pragma unroll
@@ -141,17 +140,18 @@ __device__ __forceinline__ void StageTransposed(
   }
 }
 
-__device__ __forceinline__ void StoreTransposed(const QuantizeArguments& q, int64_t row,
-                                                int64_t column, const uint32_t* stage) {
+// Stores a staged tile, whose first value is at (row, column) of [rows, columns], to `to`.
+__device__ __forceinline__ void StoreTransposed(uint8_t* to, bool aligned, int64_t rows,
+                                                int64_t columns, int64_t row, int64_t column,
+                                                const uint32_t* stage) {
 #pragma unroll 2
-  for (int i = threadIdx.x; i < kTransposeTile * kTransposeTile / 16; i += kQuantizeThreads) {
+  for (int i = threadIdx.x; i < kTransposeTile * kTransposeTile / 16; i += blockDim.x) {
     const int c = i / (kTransposeTile / 16), r = i % (kTransposeTile / 16) * 16;
-    if (column + c >= q.columns || row + r >= q.rows) continue;
+    if (column + c >= columns || row + r >= rows) continue;
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) words[j] = stage[CodesSharedWord(c, r / 4 + j)];
-    StoreCodes(q.transposed + (column + c) * q.rows + row + r, q.rows - row - r,
-               q.transposed_aligned, words);
+    StoreCodes(to + (column + c) * rows + row + r, rows - row - r, aligned, words);
   }
 }
 
@@ -215,9 +215,10 @@ __global__ void __launch_bounds__(kQuantizeThreads) QuantizeTiles(const Quantize
     }
   }
   if (!q.transposed) return;
-  StageTransposed<kIn>(codes, row, column, stage);
+  StageTransposed(codes, row, column, stage);
   __syncthreads();
-  StoreTransposed(q, top, column_tile * kTransposeTile, stage);
+  StoreTransposed(q.transposed, q.transposed_aligned, q.rows, q.columns, top,
+                  column_tile * kTransposeTile, stage);
 }
 
 }  // namespace jaxfp8::cuda
