@@ -36,6 +36,8 @@ class Seen:
       picks: the ops that pick from FP8 arrays or stack them, and do so with bytes instead. For
         each, the dtype and the shape of those arrays.
       widened: likewise the ops in loops that pick from FP8 arrays, or update them, as written.
+      encoded: the encodings that are one call with what makes their operand. For the first of each
+        call what that is, and how many there are.
     """
 
     sites: list[DotSite] = dataclasses.field(default_factory=list)
@@ -43,11 +45,12 @@ class Seen:
     calls: list[Op] = dataclasses.field(default_factory=list)
     picks: dict[Op, Arrays] = dataclasses.field(default_factory=dict)
     widened: dict[Op, Arrays] = dataclasses.field(default_factory=dict)
+    encoded: dict[Op, tuple[str, int]] = dataclasses.field(default_factory=dict)
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many dots and picks it has, as `changed_since` takes it."""
-        return len(self.sites), len(self.picks)
+        """How many dots, picks and encodings it has, as `changed_since` takes it."""
+        return len(self.sites), len(self.picks) + len(self.encoded)
 
     @property
     def is_captured(self) -> bool:
@@ -55,9 +58,9 @@ class Seen:
         return any(site.changed for site in self.sites)
 
     def changed_since(self, size: tuple[int, int] = (0, 0)) -> bool:
-        """Whether any dot or pick that came after another `size` is another one now."""
-        sites, picks = size
-        return any(site.changed for site in self.sites[sites:]) or len(self.picks) > picks
+        """Whether anything that came after another `size` is another one now."""
+        sites, others = size
+        return any(site.changed for site in self.sites[sites:]) or self.size[1] > others
 
     def see(self, site: DotSite) -> None:
         """Note a dot, or count it if it has nothing to do with 8-bit data."""

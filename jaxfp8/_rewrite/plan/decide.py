@@ -16,7 +16,7 @@ from jaxfp8._rewrite.ir import emit, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
-from jaxfp8._rewrite.plan import encodings, joint, row_calls
+from jaxfp8._rewrite.plan import encode_calls, encodings, joint, row_calls
 from jaxfp8._rewrite.plan.calls import Target
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.resolve import Resolver
@@ -92,8 +92,10 @@ def _resolve(
     target = Target(why_not=why_not, compute=compute)
     replaced = Resolver(walk, target).resolve(outputs)
     order = functools.partial(_ordered, walk, outputs, inputs)
-    schedule = row_calls.schedule if row_calls.is_for_here() else encodings.schedule
-    return schedule(walk, replaced, order)
+    if not row_calls.is_for_here():
+        return encodings.schedule(walk, replaced, order)
+    with_encodings = functools.partial(encode_calls.schedule, walk, order=order)
+    return row_calls.schedule(walk, replaced, with_encodings)
 
 
 def _ordered(

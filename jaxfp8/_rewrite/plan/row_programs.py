@@ -31,16 +31,19 @@ class Row:
     """How rows are made of `x`.
 
     Attributes:
-      x: of 16 bits, [..., K].
+      x: of 16 bits, [..., K]; float32 where it is rounded.
       others: factor, or gain and shift [K].
       norm: the norm, or None.
       activation: of `x`; "none" beside a norm.
+      of_rows: of a norm, the inverse of each row's root mean square and, if it is centred, its
+        mean, as the program finds them; float32 [..., 1].
     """
 
     x: Value
     others: tuple[Value, ...] = ()
     norm: Norm | None = None
     activation: str = "none"
+    of_rows: tuple[Value, ...] = ()
 
     @property
     def has_factor(self) -> bool:
@@ -52,6 +55,8 @@ class Row:
         """What a report calls it; "" where the rows are `x` itself."""
         if self.norm is not None:
             return "LayerNorm" if self.norm.centred else "RMSNorm"
+        if self.x.dtype == _FLOAT32:
+            return "rounding"
         parts = [self.activation] if self.activation != "none" else []
         return " and ".join(parts + ["a factor"] * self.has_factor)
 
@@ -77,6 +82,14 @@ def elementwise(y: Value, stands: Callable[[Value], bool]) -> Row | None:
         if (found := _activated(one, stands)) is not None:
             return Row(x=found[0], others=(other,), activation=found[1])
     return None
+
+
+def rounded(y: Value, stands: Callable[[Value], bool]) -> Row | None:
+    """The values as the rounding of a float32 array, such as a master weight."""
+    op = graph.producer(_reshaped(y), "convert_element_type")
+    if op is None or op.inputs[0].dtype != _FLOAT32 or not stands(op.inputs[0]):
+        return None
+    return Row(x=graph.reshape(op.inputs[0], y.shape))
 
 
 def _activated(value: Value, stands: Callable[[Value], bool]) -> tuple[Value, str] | None:
@@ -167,27 +180,32 @@ class Norms:
         if total is None:
             return None
         x, mean = self._centred(wide)
+        centred, rows = mean is not None, (*y.shape[:-1], 1)
         source = graph.producer(_reshaped(x), "convert_element_type")
         if source is None or x.dtype != _FLOAT32 or source.inputs[0].dtype != y.dtype:
             return None
         for variance, epsilon in (total.inputs, total.inputs[::-1]):
             number = constants.number(epsilon)
-            if number is not None and self._is_variance(variance, x, centred=mean):
-                x16 = graph.reshape(source.inputs[0], y.shape)
-                return Row(x=x16, norm=Norm(epsilon=number, centred=mean))
+            if number is not None and self._is_variance(variance, x, centred=centred):
+                found = (inverse,) if mean is None else (inverse, mean)
+                return Row(
+                    x=graph.reshape(source.inputs[0], y.shape),
+                    norm=Norm(epsilon=number, centred=centred),
+                    of_rows=tuple(graph.reshape(value, rows) for value in found),
+                )
         return None
 
-    def _centred(self, wide: Value) -> tuple[Value, bool]:
-        """What a value was before its mean was taken away, and whether that was done."""
+    def _centred(self, wide: Value) -> tuple[Value, Value | None]:
+        """What a value was before its mean was taken away, and the mean if that was done."""
         op = graph.producer(wide, "sub")
         if op is None:
-            return wide, False
+            return wide, None
         x, taken = op.inputs
         if constants.number(taken) == 0:
-            return x, False
+            return x, None
         of_rows = x.size == wide.size and taken.size * x.shape[-1] == x.size
         of = _mean_of(taken) if of_rows and taken.shape[-1:] == (1,) else None
-        return (x, True) if of is not None and self._same(of, x) else (wide, False)
+        return (x, taken) if of is not None and self._same(of, x) else (wide, None)
 
     def _is_variance(self, value: Value, x: Value, *, centred: bool) -> bool:
         """Whether a value is mean(c**2) of each row."""
@@ -199,7 +217,7 @@ class Norms:
         if squared is None:
             return False
         base, mean = self._centred(squared)
-        return mean == centred and self._same(base, x)
+        return (mean is not None) == centred and self._same(base, x)
 
     def _fast_variance(self, value: Value) -> Value | None:
         """The value of which this is mean(x**2) - mean(x)**2, or 0 where that is below 0."""

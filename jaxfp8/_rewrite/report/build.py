@@ -16,7 +16,7 @@ from jaxfp8._rewrite.ir.scaled import Known, Scaled
 from jaxfp8._rewrite.ir.sites import Arrays, Captured, DotSite, Seen
 from jaxfp8._rewrite.report import second_rounding, split
 from jaxfp8._rewrite.report.automatic import Types
-from jaxfp8._rewrite.report.model import Operand, Report, Site, Stack
+from jaxfp8._rewrite.report.model import Encoding, Operand, Report, Site, Stack
 from jaxfp8._rewrite.rules import masks, unserved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
@@ -42,7 +42,29 @@ def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> R
     calls = tuple(_call_row(op, types) for op in seen.calls)
     stacks = [*_stacks(seen.picks, in_bytes=True), *_stacks(seen.widened, in_bytes=False)]
     stacks.sort(key=lambda stack: (stack.in_bytes, stack.file, stack.line))
-    return Report(name=name, sites=rows, others=seen.others, calls=calls, stacks=tuple(stacks))
+    return Report(
+        name=name,
+        sites=rows,
+        others=seen.others,
+        calls=calls,
+        stacks=tuple(stacks),
+        encodings=tuple(_encodings(seen)),
+    )
+
+
+def _encodings(seen: Seen) -> Iterator[Encoding]:
+    """The values that are made and encoded in one call."""
+    for op, (producer, scales) in seen.encoded.items():
+        place, codes = source.place(op), op.outputs[0]
+        yield Encoding(
+            file=place.file,
+            line=place.line,
+            function=place.function,
+            producer=producer,
+            dtype=codes.dtype.name,
+            shape=codes.shape,
+            scales=scales,
+        )
 
 
 def _stacks(ops: Mapping[Op, Arrays], *, in_bytes: bool) -> Iterator[Stack]:

@@ -141,6 +141,32 @@ class Stack:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """A value of FP8 training that is made and encoded in one call, on a GPU.
+
+    Attributes:
+      file, line, function: the innermost frame of the user's own code.
+      producer: what makes the value: "RMSNorm", "silu and a factor", "rounding", ...
+      dtype: of the codes.
+      shape: of the value.
+      scales: how many scales it is encoded with.
+    """
+
+    file: str
+    line: int
+    function: str
+    producer: str
+    dtype: str
+    shape: tuple[int, ...]
+    scales: int
+
+    @property
+    def where(self) -> str:
+        """The place in the user's code, as "file:line"."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
     """What `rewrite` does to a function, dot by dot.
 
@@ -153,6 +179,8 @@ class Report:
       calls: a row for each scaled dot that the function holds already, such as `jaxfp8.matmul`.
       stacks: the FP8 arrays that are sliced, picked from or updated, where XLA on the CPU would
         widen them; () if JAX's default backend is not the CPU.
+      encodings: the values of FP8 training that are made and encoded in one call; () if JAX's
+        default backend is not a GPU.
     """
 
     name: str
@@ -160,6 +188,7 @@ class Report:
     others: int
     calls: tuple[Site, ...] = ()
     stacks: tuple[Stack, ...] = ()
+    encodings: tuple[Encoding, ...] = ()
 
     @property
     def scaled(self) -> int:
@@ -228,7 +257,8 @@ class Report:
         )
         named = {"schema": SCHEMA, "name": self.name, "totals": self.totals}
         stacks = [dataclasses.asdict(stack) for stack in self.stacks]
-        whole = {**named, "sites": rows, "calls": calls, "stacks": stacks}
+        encodings = [dataclasses.asdict(one) for one in self.encodings]
+        whole = {**named, "sites": rows, "calls": calls, "stacks": stacks, "encodings": encodings}
         return json.dumps(whole, indent=indent, allow_nan=False)
 
     def to_html(self) -> str:

@@ -165,14 +165,27 @@ def headline(report: Report) -> str:
 
 
 def footer(report: Report) -> list[str]:
-    """What becomes of FP8 stacks; then, by platform and reason, why scaled dots have no kernel."""
-    lines = [f"{count} x {line}" if count > 1 else line for line, count in _stacks(report).items()]
+    """FP8 stacks, encodings, and by platform and reason why scaled dots have no kernel."""
+    counted = {**_stacks(report), **_encodings(report)}
+    lines = [f"{count} x {line}" if count > 1 else line for line, count in counted.items()]
     calls = (*report.matched, *report.calls)
     for platform in dict.fromkeys(p for site in calls for p in site.platforms):
         whys = [site.platforms.get(platform) for site in calls]
         counts = {why: whys.count(why) for why in whys if why is not None}
         lines += [f"on {platform}, {n} without a kernel: {why}" for why, n in counts.items()]
     return lines
+
+
+def _encodings(report: Report) -> Counter[str]:
+    """What is made and encoded in one call, with the number of equal lines."""
+    lines = []
+    for one in report.encodings:
+        array = f"{shortened(one.dtype)}[{','.join(map(str, one.shape))}]"
+        scales = f" for {one.scales} scales" if one.scales > 1 else ""
+        lines.append(
+            f"{relative(one.where)}: {array} encoded{scales} in one call with {one.producer}"
+        )
+    return Counter(lines)
 
 
 def _stacks(report: Report) -> Counter[str]:

@@ -3,6 +3,7 @@
 #include "cuda/kernels/quantize/plan.h"
 
 namespace jaxfp8::cuda {
+
 std::string EncodeWhyNot(const EncodeProblem& p) {
   if (p.in != DType::kBF16 && p.in != DType::kF16) {
     return "what is encoded has to be bfloat16 or float16";
