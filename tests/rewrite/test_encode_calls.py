@@ -1,5 +1,7 @@
 """On a GPU, what FP8 training encodes with a delayed scale is made in the same call."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,16 @@ K = 64
 X = jax.random.normal(jax.random.key(0), (32, K), jnp.bfloat16)
 W = jax.random.normal(jax.random.key(1), (K, K)) / 8
 NARROW = W.astype(jnp.bfloat16)
-STATES = [jaxfp8.ScalingState.init(RECIPE) for _ in range(5)]
+
+
+def state_of(amax):
+    """A state that has seen inputs up to `amax`."""
+    state = jaxfp8.ScalingState.init(RECIPE)
+    history = jnp.full_like(state.input.amax_history, amax)
+    return dataclasses.replace(state, input=dataclasses.replace(state.input, amax_history=history))
+
+
+STATES = [state_of(amax) for amax in (0.5, 2.0, 4.0)]
 
 
 @pytest.fixture(autouse=True)

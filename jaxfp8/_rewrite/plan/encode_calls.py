@@ -61,19 +61,16 @@ def schedule(walk: Walk, replaced: Replaced, order: Callable[[Replaced], Program
       order: makes the program of all that is replaced.
     """
     program = order(replaced)
-    calls = list(_find(op for op, _ in program.ops))
-    outputs = {one: _outputs(one) for one in calls}
+    calls = {one: _outputs(one) for one in _find(op for op, _ in program.ops)}
     while calls:
-        program = order({**replaced, **{k: v for one in calls for k, v in outputs[one].items()}})
-        ops = {op for op, _ in program.ops}
-        kept = [one for one in calls if one.y.op not in ops]
-        if len(kept) == len(calls):
-            break
-        calls = kept
-    else:
-        program = order(replaced)
-    for one in calls:
-        walk.seen.encoded[one.ops[0]] = (one.row.name, len(one.ops))
+        with_calls = order({**replaced, **{k: v for new in calls.values() for k, v in new.items()}})
+        ops = {op for op, _ in with_calls.ops}
+        read = [one for one in calls if one.y.op in ops]
+        if not read:
+            for one in calls:
+                walk.seen.encoded[one.ops[0]] = (one.row.name, len(one.ops))
+            return with_calls
+        calls = {one: new for one, new in calls.items() if one not in read}
     return program
 
 
