@@ -93,7 +93,8 @@ def test_many_rows_of_a_weight_have_room_for_tiles_that_blocks_share():
     shared = 132 * (16 + 4 * 128 * 256)
     assert of_weights(65, 4096, 4096, "nk") == shared
     assert of_weights(4, 4096, 4096, "nk", kernel="sm90_gemm") == shared
-    assert of_weights(65, 4096, 4096, "kn") < 1 << 20
+    assert of_weights(65, 4096, 4096, "kn") == shared
+    assert of_weights(65, 4097, 4096, "kn") < 1 << 20
     assert of_weights(64, 4096, 4096, "nk") < 1 << 20
     assert of_weights(256, 1024, 4096, "nk") < 1 << 20, "few outputs"
     assert of_weights(200, 4096, 512, "nk") < 1 << 20, "little depth"

@@ -193,12 +193,19 @@ void CheckInt8(const Device& device) {
   CheckCase(device, extreme);
 }
 
+// How weights are stored beside 16-bit values.
+struct Stored {
+  bool zeros = false, mn = false;
+  Scales tiles = {0, 0};  // else of columns, or of the tensor
+};
+
 // 16-bit values times 8-bit weights with scales of columns or of the tensor.
 Case MakeMixedCase(const char* name, DType wide, DType weight, const Shape& s, bool by_line,
-                   DType out) {
+                   DType out, const Stored& stored = {}) {
+  const Scales tiles = stored.tiles.depth ? stored.tiles : Scales{by_line ? 1 : s.columns, s.depth};
   TestSide l(wide, s.batch, s.rows, s.depth, false, false, false, s.rows, s.depth);
-  TestSide r(weight, s.batch, s.columns, s.depth, false, true, false, by_line ? 1 : s.columns,
-             s.depth);
+  TestSide r(weight, s.batch, s.columns, s.depth, stored.mn, true, stored.zeros, tiles.lines,
+             tiles.depth);
   Case c(name, s.batch, s.rows, s.columns, s.depth, std::move(l), std::move(r));
   c.p.out = MakePlane(out, s.batch, s.rows, s.columns, true, true, true);
   return c;
@@ -235,6 +242,49 @@ void CheckMixed(const Device& device, bool e4m3_only) {
   check(MakeMixedCase("mixed many tiles", kBF, kE4, {1, 2500, 3336, 1024}, true, kBF));
   check(MakeMixedCase("mixed deep", kBF, kE4, {1, 300, 3336, 4096}, true, kBF));
   check(MakeMixedCase("mixed deep and few", kBF, kE4, {2, 70, 300, 16400}, true, kF));
+}
+
+// Weights with zero points, in blocks and in [K, N].
+void CheckStored(const Device& device) {
+  constexpr DType kE4 = DType::kE4M3, kE5 = DType::kE5M2, kS8 = DType::kS8, kU8 = DType::kU8;
+  constexpr DType kBF = DType::kBF16, kH = DType::kF16, kF = DType::kF32;
+  const auto check = [&](Case c) {
+    CheckCase(device, c);
+    CheckCase(device, c, false);
+  };
+  constexpr Stored kZeros{true}, kTurned{false, true}, kBoth{true, true};
+  check(MakeMixedCase("uint8", kBF, kU8, {1, 130, 200, 272}, true, kF));
+  check(MakeMixedCase("uint8 half", kH, kU8, {1, 301, 260, 1040}, true, kBF, kZeros));
+  check(MakeMixedCase("int8 zeros", kBF, kS8, {1, 301, 260, 1040}, true, kF, kZeros));
+  check(MakeMixedCase("uint8 zeros", kBF, kU8, {3, 70, 100, 304}, true, kF, kZeros));
+  Case far = MakeMixedCase("far zeros", kBF, kS8, {2, 131, 200, 272}, true, kF, kZeros);
+  far.rhs.MakeZerosFar();
+  check(std::move(far));
+  check(MakeMixedCase("blocks", kBF, kE4, {1, 301, 260, 1040}, true, kF, {.tiles = {128, 128}}));
+  check(MakeMixedCase("steps", kBF, kE4, {1, 67, 131, 400}, true, kBF, {.tiles = {1, 64}}));
+  check(MakeMixedCase("groups", kBF, kS8, {2, 130, 200, 272}, true, kF, {true, false, {1, 128}}));
+  check(
+      MakeMixedCase("deep groups", kBF, kE5, {1, 300, 3336, 4096}, true, kBF, {.tiles = {1, 192}}));
+  check(MakeMixedCase("half groups", kH, kU8, {1, 130, 200, 272}, true, kF, kBoth));
+  Case far_groups =
+      MakeMixedCase("far groups", kBF, kU8, {1, 70, 304, 1040}, true, kF, {true, true, {1, 64}});
+  far_groups.rhs.MakeZerosFar();
+  check(std::move(far_groups));
+  check(MakeMixedCase("turned", kBF, kE4, {1, 256, 384, 512}, true, kBF, kTurned));
+  check(MakeMixedCase("turned odd", kBF, kE5, {1, 67, 144, 408}, true, kF, kTurned));
+  check(MakeMixedCase("turned half", kH, kE4, {2, 301, 272, 1040}, true, kH, kTurned));
+  check(MakeMixedCase("turned zeros", kBF, kU8, {1, 130, 208, 272}, true, kF, kBoth));
+  check(MakeMixedCase("turned many", kBF, kE4, {1, 2500, 3344, 1024}, true, kBF, kTurned));
+  check(MakeMixedCase("turned groups", kBF, kS8, {3, 300, 336, 4096}, true, kBF,
+                      {true, true, {1, 128}}));
+  Case full = MakeMixedCase("turned epilogue", kBF, kE4, {2, 150, 208, 256}, true, kE4,
+                            {false, true, {16, 64}});
+  full.p.residual = MakePlane(kBF, 2, 150, 208, true, true, true);
+  full.p.bias = MakePlane(kF, 2, 150, 208, false, false, true);
+  full.p.out_scale = MakePlane(kF, 2, 150, 208, false, false, false);
+  full.p.amax = MakePlane(kF, 2, 150, 208, true, false, false);
+  full.p.activation = Activation::kSilu;
+  check(std::move(full));
 }
 
 // NaN in a line of lhs must reach that row of the output, and no other.
@@ -442,6 +492,7 @@ int main(int count, char** arguments) {
   if (only == "mixed") {
     const std::string what = count > 2 ? arguments[2] : "";
     CheckMixed(device, what != "all");
+    CheckStored(device);
     std::printf("checks: %d, failures: %d\n", checks, failures);
     for (const Shape& shape : kTimedMixed) Timed(DType::kBF16, shape, device).Report(true);
     return failures ? 1 : 0;
@@ -450,6 +501,7 @@ int main(int count, char** arguments) {
     CheckValues(device);
     CheckInt8(device);
     CheckMixed(device, false);
+    CheckStored(device);
     CheckNaN(device);
     std::printf("checks: %d, failures: %d\n", checks, failures);
   }

@@ -74,12 +74,10 @@ double SummedBytes(const Problem& problem, const Side& side, const Side& other) 
 double ForSharedUnits(const Problem& problem) {
   if (!sm90::IsMixed(problem)) return 0;
   const Problem p = sm90::WithWeightsOnLeft(problem);
-  const bool weights = IsFloat8(p.lhs.dtype) || p.lhs.dtype == DType::kS8;
   const bool wide = p.rhs.dtype == DType::kBF16 || p.rhs.dtype == DType::kF16;
   const sm90::Operands operands = sm90::OperandsOf(p);
   const bool copied = operands.lhs.copied || operands.rhs.copied;
-  const bool zeros = p.lhs.zero_point || p.rhs.zero_point;
-  return weights && wide && !copied && !zeros ? sm90::kMaxSharedUnitsBytes : 0;
+  return wide && !copied ? sm90::kMaxSharedUnitsBytes : 0;
 }
 
 double ForHopper(const Problem& problem) {

@@ -111,6 +111,31 @@ void CheckZeroPoints() {
   }
 }
 
+// The power and the factor of a scale make it again, and codes times the power are exact.
+void CheckSplitScales() {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float scale : {1.0f, 0.0123f, -3.7f, 1e-20f, 3e38f, 0x1p-126f, 0x1.8p-130f, 0x1p-149f,
+                            -1e-40f, 0.0f, -0.0f, infinity, -infinity}) {
+    const SplitScale split(scale);
+    const float power = WideLane<DType::kBF16>(split.power, 0);
+    Expect(Same(power * split.factor, scale), "power and factor make the scale");
+    Expect(WideLane<DType::kBF16>(split.power, 1) == power, "both halves have the power");
+    const bool subnormal = scale != 0 && std::fabs(scale) < 0x1p-126f;
+    Expect(split.factor < 2 && (subnormal ? split.factor > 0 : split.factor >= 1),
+           "the factor is within [1, 2)");
+  }
+  Expect(std::isnan(WideLane<DType::kBF16>(SplitScale(std::nanf("")).power, 0)), "NaN stays NaN");
+  for (uint32_t code = 0; code < 256; ++code) {
+    const float value = Want(DType::kE4M3, static_cast<uint8_t>(code));
+    const uint32_t power = SplitScale(0.0123f).power;
+    if (std::isnan(value)) continue;
+    const uint32_t scaled =
+        FusedPair<DType::kBF16>(BothLanes<DType::kBF16>(value), power, 0x80008000u);
+    Expect(Same(WideLane<DType::kBF16>(scaled, 0), value * WideLane<DType::kBF16>(power, 0)),
+           "a code times a power is exact");
+  }
+}
+
 }  // namespace
 }  // namespace jaxfp8::cuda
 
@@ -126,5 +151,6 @@ int main() {
     CheckIntegers<DType::kF16>(type);
   }
   CheckZeroPoints();
+  CheckSplitScales();
   return jaxfp8::tests::Report("decode16");
 }

@@ -158,6 +158,12 @@ void CheckWeights() {
   Expect(operands.lhs.LinePitch() == 48 && operands.rhs.LinePitch() == 96,
          "lines of 16-bit values have twice the bytes");
   Expect(!operands.lhs.copied && operands.workspace == 0, "aligned lines are read in place");
+  Problem turned = Weights(3, 48, 40);
+  turned.lhs.free = 1, turned.lhs.depth = 48, turned.lhs.zero_point = true;
+  const Operands lines = OperandsOf(turned);
+  Expect(lines.lhs.mn_major && !lines.lhs.copied && lines.lhs.LinePitch() == 48 &&
+             lines.lhs.BatchPitch() == 48 * 40 && lines.workspace == 0,
+         "weights are read as lines of N, and nothing is summed for their zero points");
   Expect(OperandsOf(Weights(3, 5, 40)).lhs.copied && !OperandsOf(Weights(3, 5, 40)).rhs.copied,
          "lines are aligned by bytes");
 }

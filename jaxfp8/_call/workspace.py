@@ -42,12 +42,11 @@ _LEAST = 256
 _HOPPER = "sm90_gemm"
 _ALIGNED = 16
 # Beside 16-bit values its blocks share tiles, and leave the sums of one each. It takes so many
-# rows, and where those are few, more outputs than so many; so much depth; types of weights; and
-# bytes on a GPU with 132 multiprocessors.
+# rows, and where those are few, more outputs than so many; so much depth; and bytes on a GPU with
+# 132 multiprocessors.
 _MANY_ROWS = 65
 _FEW_OUTPUTS = 1 << 18
 _LEAST_DEPTH = 1024
-_BESIDE_WIDE = ("float8_e4m3fn", "float8_e5m2", "int8")
 _SHARED_TILES = 132 * (16 + 4 * 128 * 256)
 
 # The path that computes FP8 in int8, as in ffi/cuda/kernels/sm80_imma/schedule.cc: the types of its
@@ -124,13 +123,9 @@ def _for_shared_tiles(spec: ScaledDotSpec) -> int:
     values, weights = (spec.lhs, spec.rhs)
     if dtypes.is_eight_bit(values.dtype):
         values, weights = weights, values
-    lines = all(
-        side.contracting[0] == len(side.shape) - 1 and side.depth * size % _ALIGNED == 0
-        for side, size in ((values, 2), (weights, 1))
-    )
-    types = values.dtype in ("bfloat16", "float16") and weights.dtype in _BESIDE_WIDE
-    zeros = values.zero_point or weights.zero_point
-    return _SHARED_TILES if lines and types and not zeros else 0
+    lines = values.contracting[0] == len(values.shape) - 1 and values.depth * 2 % _ALIGNED == 0
+    types = values.dtype in ("bfloat16", "float16")
+    return _SHARED_TILES if lines and types and weights.shape[-1] % _ALIGNED == 0 else 0
 
 
 def _sums_int8_in_registers(spec: ScaledDotSpec) -> bool:

@@ -39,6 +39,12 @@ CASES = [
     ("sm90_gemm", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
     ("sm90_gemm", ("bfloat16", E4M3, 140, 272, 136), {"rhs_first": False, "rhs_tiles": (1, 272)}),
     ("sm90_gemm", ("float16", "int8", 70, 144, 72), {"rhs_first": False, **FULL, **EIGHT}),
+    (
+        "sm90_gemm",
+        ("bfloat16", "uint8", 140, 400, 144),
+        {"rhs_tiles": (1, 64), "zero_points": True},
+    ),
+    ("sm90_gemm", ("bfloat16", E4M3, 70, 272, 80), {"rhs_tiles": (128, 128), **EIGHT}),
     ("cublaslt_int8", ("uint8", "int8", 33, 100, 72), {**FULL, "zero_points": True}),
     ("cublaslt_wide", ("bfloat16", E4M3, 65, 128, 72), {"rhs_tiles": (1, 128), **EIGHT}),
     ("sm80_imma", ("int8", E4M3, 17, 200, 72), {"lhs_tiles": (1, 200), "rhs_tiles": (1, 200)}),

@@ -103,6 +103,28 @@ JAXFP8_HD ZeroPoint SplitZeroPoint(DType weight, int32_t zero_point) {
   return {clamped, static_cast<float>(static_cast<int64_t>(zero_point) - clamped)};
 }
 
+// A scale as a factor, and a power of two that bfloat16 holds in both halves of a word. Codes times
+// the power are exact in bfloat16, but for products below 2^-126. The factor is within [1, 2); that
+// of a subnormal scale is smaller. The power of 0, infinity and NaN is the scale itself.
+struct SplitScale {
+  uint32_t power;
+  float factor;
+
+  JAXFP8_HD explicit SplitScale(float scale) : factor(1.0f) {
+    constexpr uint32_t kMantissa = 0x007fffffu, kExponent = 0x7f800000u, kLeast = 0x00800000u;
+    uint32_t bits = BitsOf(scale);
+    if ((bits & kMantissa) != 0 && (bits & kExponent) != kExponent) {
+      const bool subnormal = (bits & kExponent) == 0;
+      if (subnormal) bits |= kLeast;
+      factor = subnormal ? FloatFromBits(bits & 0x7fffffffu) * 0x1p126f - 1.0f
+                         : FloatFromBits((bits & kMantissa) | 0x3f800000u);
+      bits &= ~kMantissa;
+    }
+    const uint32_t upper = (bits & kMantissa) != 0 ? 0x7fc0u : bits >> 16;
+    power = upper | upper << 16;
+  }
+};
+
 template <DType kWeight, DType kWide>
 struct Decoder {
   static_assert(kWeight == DType::kS8 || IsFloat8(kWeight));  // uint8 is int8 after `SignFlip`

@@ -35,6 +35,19 @@ struct ZeroPoints {
   int64_t sums_batch = 0;
 };
 
+// 8-bit weights, on the left of 16-bit values.
+struct Weights {
+  DType dtype = DType::kNone;
+  bool mn_major = false;   // [K, N]: stages have lines of N
+  uint32_t picks[4] = {};  // for `PickBytes`: the codes of each register of a fragment
+  // Scales that change along K, and zero points; `blocks.scale` is null where scales do not.
+  StepScales blocks;
+  const int32_t* zero_point = nullptr;
+  // The 16-bit values [batches, lines, K].
+  const uint16_t* values = nullptr;
+  int64_t values_batch = 0, values_line = 0;
+};
+
 struct Arguments {
   Schedule schedule;
   const int32_t* group_sizes = nullptr;  // where rows of lhs come in groups
@@ -43,6 +56,7 @@ struct Arguments {
   bool has_zeros = false;  // a side has zero points
   Epilogue epilogue;       // without its accumulators
   bool lhs_batched = false, rhs_batched = false;
+  Weights weights;               // beside 16-bit values
   void* shared_units = nullptr;  // counters of the blocks, cleared before, then their sums
   // Nothing but a cast follows the scaled sum; or, where it is scaled once, a bias for each column
   // and a cast.

@@ -35,6 +35,24 @@ struct Ring {
   }
 };
 
+// Copies weights [K, N]: a box of 64 lines of 64 bytes for each wave. Of a pair that shares them
+// each block copies half for both.
+template <typename L>
+__device__ __forceinline__ void CopyLinesOfN(Pair pair, uint32_t to, const CUtensorMap* lhs,
+                                             uint32_t full, int32_t k, int32_t row, int32_t batch,
+                                             int32_t rank) {
+  constexpr int kBoxes = L::kTileRows / kWaveRows, kBoxBytes = kWaveRows * L::kLhsLine;
+  const bool shares = pair == Pair::kSharesLhs;
+#pragma unroll
+  for (int i = 0; i < kBoxes; ++i) {
+    if (!shares) {
+      CopyTile(to + i * kBoxBytes, lhs, full, row + i * kWaveRows, k, batch);
+    } else if (2 * i / kBoxes == rank) {
+      CopyTileTo(3, to + i * kBoxBytes, lhs, full, row + i * kWaveRows, k, batch);
+    }
+  }
+}
+
 template <typename L>
 __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUtensorMap* rhs,
                           uint32_t shared, Parts<L::kMixed> parts, int32_t rank) {
@@ -56,7 +74,9 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
       const uint32_t to_lhs = shared + L::kLhsAt + ring.stage * L::kLhsBytes;
       const uint32_t to_rhs = shared + L::kRhsAt + ring.stage * L::kRhsBytes;
       const int32_t lhs_k = step * L::kLhsLine, rhs_k = step * L::kRhsLine;
-      if (s.pair == Pair::kSharesLhs) {
+      if (L::kMixed && a.weights.mn_major) {
+        CopyLinesOfN<L>(s.pair, to_lhs, lhs, full, lhs_k, row, lhs_batch, rank);
+      } else if (s.pair == Pair::kSharesLhs) {
         CopyTileTo(3, to_lhs + rank * (L::kLhsBytes / 2), lhs, full, lhs_k,
                    row + rank * (kRows / 2), lhs_batch);
       } else {

@@ -13,9 +13,13 @@ Operand OperandOf(const Side& side, const Side& other, int64_t lines, const Prob
   operand.lines = lines, operand.depth = problem.depth;
   operand.batches = side.batch == 0 ? 1 : problem.batch;
   const int64_t size = SizeOf(side.dtype);
-  operand.copied = side.IsMnMajor() || size * side.free % kOperandAlignment != 0 ||
+  const bool mixed = IsMixed(problem);
+  operand.mn_major = mixed && IsEightBit(side.dtype) && side.IsMnMajor();
+  const int64_t pitch = operand.mn_major ? side.depth : side.free;
+  operand.copied = (side.IsMnMajor() && !operand.mn_major) ||
+                   size * pitch % kOperandAlignment != 0 ||
                    (operand.batches > 1 && size * side.batch % kOperandAlignment != 0);
-  operand.summed = other.zero_point;
+  operand.summed = other.zero_point && !mixed;
   return operand;
 }
 
@@ -24,11 +28,13 @@ Operand OperandOf(const Side& side, const Side& other, int64_t lines, const Prob
 int64_t Operand::LineBytes() const { return SizeOf(side.dtype) * depth; }
 
 int64_t Operand::LinePitch() const {
-  return copied ? RoundUp(LineBytes(), kOperandAlignment) : SizeOf(side.dtype) * side.free;
+  if (copied) return RoundUp(LineBytes(), kOperandAlignment);
+  return SizeOf(side.dtype) * (mn_major ? side.depth : side.free);
 }
 
 int64_t Operand::BatchPitch() const {
-  return copied || batches == 1 ? lines * LinePitch() : SizeOf(side.dtype) * side.batch;
+  if (!copied && batches > 1) return SizeOf(side.dtype) * side.batch;
+  return (mn_major ? depth : lines) * LinePitch();
 }
 
 size_t Operand::CopiedBytes() const {

@@ -15,16 +15,18 @@ namespace jaxfp8::cuda::sm90 {
 inline constexpr int64_t kOperandAlignment = 16;
 
 // A side as lines of K, with sizes and pitches in bytes. It is copied where its lines are not
-// contiguous, or not aligned. Its lines are summed where the other side has zero points.
+// contiguous, or not aligned. Its lines are summed where the other side has zero points. 8-bit
+// weights beside 16-bit values may be lines of N, too, and nothing is summed for them.
 struct Operand {
   Side side;
   int64_t lines = 0, depth = 0;  // depth: in elements
   int64_t batches = 1;           // 1 where every batch index shares it
   bool copied = false, summed = false;
+  bool mn_major = false;       // read as lines of N
   size_t at = 0, sums_at = 0;  // of the copy and the int32 sums in the workspace
 
   int64_t LineBytes() const;
-  int64_t LinePitch() const;
+  int64_t LinePitch() const;  // of lines of N, too
   int64_t BatchPitch() const;
   size_t CopiedBytes() const;
   size_t SumsBytes() const;

@@ -1,6 +1,7 @@
 // The host side of path `sm90_gemm`: arguments and launches.
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/epilogue/row_batch.cuh"
@@ -19,7 +20,9 @@ bool HasBlocks(const Side& rhs) {
   return !rhs.scale || rhs.tiles.ConstantAlongFree() || rhs.tiles.tile_free % kStepDepth == 0;
 }
 
-StepScales ScalesOf(const Side& side, const float* scale, int64_t lines, int32_t steps) {
+//   depth  of a step
+StepScales ScalesOf(const Side& side, const float* scale, int64_t lines, int32_t steps,
+                    int64_t depth = kStepDepth) {
   StepScales s;
   s.last_line = static_cast<int32_t>(lines - 1);
   if (!side.scale && !side.zero_point) return s;
@@ -28,7 +31,7 @@ StepScales ScalesOf(const Side& side, const float* scale, int64_t lines, int32_t
   s.batch_stride = tiles.batch_stride, s.line_stride = tiles.free_stride;
   s.step_stride = tiles.depth_stride;
   s.tile_lines = Divisor(static_cast<int32_t>(std::clamp<int64_t>(tiles.tile_free, 1, lines)));
-  const int64_t per_scale = tiles.ConstantAlongDepth() ? steps : tiles.tile_depth / kStepDepth;
+  const int64_t per_scale = tiles.ConstantAlongDepth() ? steps : tiles.tile_depth / depth;
   s.steps_per_scale = Divisor(static_cast<int32_t>(std::clamp<int64_t>(per_scale, 1, steps)));
   s.form = ScaleFormOf(side);
   s.fours = s.steps_per_scale.divisor == 1 && s.step_stride == 1 &&
@@ -44,6 +47,17 @@ ZeroPoints ZerosOf(const Operand& operand, const int32_t* zero_point, const Buff
                                                      operand.sums_at);
   zeros.sums_batch = operand.batches > 1 ? operand.lines : 0;
   return zeros;
+}
+
+// What `PickBytes` needs of two words of codes for the registers of a fragment: two codes each,
+// sign-extended to 16 bits. Codes of a row are neighbours; of lines of N, those of a depth are.
+void PickCodes(bool mn_major, uint32_t (&picks)[4]) {
+  constexpr uint32_t kRows[4][2] = {{0, 1}, {4, 5}, {2, 3}, {6, 7}};
+  constexpr uint32_t kColumns[4][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
+  for (int i = 0; i < 4; ++i) {
+    const auto& [low, high] = mn_major ? kColumns[i] : kRows[i];
+    picks[i] = low | (8 | low) << 4 | high << 8 | (8 | high) << 12;
+  }
 }
 
 // Whether the output is the cast sum, and each row of it consists of 16 aligned bytes. What scales
@@ -186,6 +200,10 @@ class GemmPlan final : public Plan {
       return "an operand does not lie at a multiple of 16 bytes";
     }
     const int depth = mixed_ ? kMixedDepth : kStepDepth;
+    if (operand.mn_major) {
+      std::swap(mapped.depth, mapped.lines);
+      return MapOperand(mapped, kWaveRows, depth, map);
+    }
     return MapOperand(mapped, depth * SizeOf(operand.side.dtype), box_lines, map);
   }
 
@@ -197,6 +215,24 @@ class GemmPlan final : public Plan {
     return sm90::MapOutput(rest.out, rows, problem_.rows, problem_.batch, row, batch, map);
   }
 
+  // What is subtracted and scaled in the main loop. Scales that are constant along K follow it.
+  void SetWeights(const Buffers& buffers, Arguments& a) const {
+    const Side &lhs = problem_.lhs, &rhs = problem_.rhs;
+    Weights& w = a.weights;
+    w.dtype = lhs.dtype, w.mn_major = operands_.lhs.mn_major;
+    PickCodes(w.mn_major, w.picks);
+    w.blocks = ScalesOf(lhs, buffers.lhs_scale, problem_.rows, schedule_.steps, kMixedDepth);
+    if (!lhs.scale && !lhs.zero_point) w.blocks.steps_per_scale = Divisor(schedule_.steps);
+    if (lhs.tiles.ConstantAlongDepth()) {
+      w.blocks.scale = nullptr;
+    } else {
+      a.lhs_scales.scale = nullptr;
+    }
+    if (lhs.zero_point) w.zero_point = buffers.lhs_zero_point;
+    w.values = static_cast<const uint16_t*>(buffers.rhs);
+    w.values_batch = operands_.rhs.batches > 1 ? rhs.batch : 0, w.values_line = rhs.free;
+  }
+
   Arguments ArgumentsFor(const Buffers& buffers) const {
     Arguments a;
     a.schedule = schedule_;
@@ -206,6 +242,7 @@ class GemmPlan final : public Plan {
     a.lhs_zeros = ZerosOf(operands_.lhs, buffers.lhs_zero_point, buffers);
     a.rhs_zeros = ZerosOf(operands_.rhs, buffers.rhs_zero_point, buffers);
     a.has_zeros = problem_.lhs.zero_point || problem_.rhs.zero_point;
+    if (mixed_) SetWeights(buffers, a);
     a.lhs_batched = operands_.lhs.batches > 1, a.rhs_batched = operands_.rhs.batches > 1;
     a.shared_units = buffers.workspace;
     // Tiles of weights are stored transposed.

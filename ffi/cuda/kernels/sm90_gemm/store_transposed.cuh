@@ -46,11 +46,28 @@ __device__ __forceinline__ void StageTransposed(const float (&total)[kCount], ui
   }
 }
 
+// The same where a thread's two rows are neighbours.
+template <DType kOut, int kFirst, int kCount>
+__device__ __forceinline__ void StageRowPairs(const float (&total)[kCount], uint32_t staged) {
+  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const int32_t column = lane % 4 * 2, chunk = (2 * warp + lane / 16) ^ column;
+  const uint32_t to = staged + column * kStagedBytes + 16 * chunk + lane / 4 % 4 * 4;
+#pragma unroll
+  for (int i = 0; i < kStoreColumns / 2; i += 4) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float rows[2] = {total[kFirst + i + j], total[kFirst + i + j + 2]};
+      StoreShared((to + j * kStagedBytes ^ 16 * j) + 2 * i * kStagedBytes,
+                  static_cast<int32_t>(EncodeWord<kOut>(rows)));
+    }
+  }
+}
+
 // Casts and stores the tile of a warpgroup, without waiting for the last copies.
 //   tile  of the output: the first row, and the column of the warpgroup's first row of weights
 template <DType kOut, typename L, int kColumns>
 __device__ __forceinline__ void StoreTransposedDirectly(
-    const CUtensorMap* out, const WarpTile& tile, uint32_t staged, int32_t group,
+    const CUtensorMap* out, const WarpTile& tile, uint32_t staged, int32_t group, bool mn_major,
     const float (&total)[L::kWaves][kColumns / 2]) {
   constexpr int kParts = kColumns / kStoreColumns;
   const bool stores = threadIdx.x % kGroupThreads == 0;
@@ -62,7 +79,11 @@ __device__ __forceinline__ void StoreTransposedDirectly(
         if (stores) WaitForStores<kIndex == 0 ? 0 : kStoreBuffers - 1>();
         SynchronizeGroup(group);
       }
-      StageTransposed<kOut, kFirst / 2>(total[kWave], buffer);
+      if (mn_major) {
+        StageRowPairs<kOut, kFirst / 2>(total[kWave], buffer);
+      } else {
+        StageTransposed<kOut, kFirst / 2>(total[kWave], buffer);
+      }
       FenceAsyncProxy();
       SynchronizeGroup(group);
       if (stores) {
@@ -76,25 +97,29 @@ __device__ __forceinline__ void StoreTransposedDirectly(
 
 // Stages 32 columns of a warp's 16 rows, from register kFirst on, each pair of rows in reverse
 // (`LoadSums`).
+//   mn_major  a thread's rows are such a pair
 template <int kFirst, int kCount>
-__device__ __forceinline__ void StageSumsTransposed(const float (&total)[kCount], uint32_t staged) {
-  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const uint32_t to = staged + lane % 4 * 2 * kSumPitch + 4 * (warp * kWarpRows + (lane / 4 ^ 1));
+__device__ __forceinline__ void StageSumsTransposed(bool mn_major, const float (&total)[kCount],
+                                                    uint32_t staged) {
+  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, line = lane / 4;
+  const int32_t row = warp * kWarpRows + ((mn_major ? 2 * line : line) ^ 1);
+  const int32_t second = mn_major ? -4 : 8 * 4;
+  const uint32_t to = staged + lane % 4 * 2 * kSumPitch + 4 * row;
 #pragma unroll
   for (int i = 0; i < kSumsStaged / 2; ++i) {
-    StoreShared(to + (i / 4 * 8 + i % 2) * kSumPitch + i % 4 / 2 * 8 * 4, total[kFirst + i]);
+    StoreShared(to + (i / 4 * 8 + i % 2) * kSumPitch + i % 4 / 2 * second, total[kFirst + i]);
   }
 }
 
 // Calls `StageSumsTransposed` for a part of 32 columns that is known at run time.
 template <int kColumns, int kWaves, int... kParts>
-__device__ __forceinline__ void StagePartTransposed(int32_t part,
+__device__ __forceinline__ void StagePartTransposed(int32_t part, bool mn_major,
                                                     const float (&total)[kWaves][kColumns / 2],
                                                     uint32_t staged,
                                                     std::integer_sequence<int, kParts...>) {
   constexpr int kPerWave = kColumns / kSumsStaged;
   (void)((part == kParts && (StageSumsTransposed<kParts % kPerWave*(kSumsStaged / 2)>(
-                                 total[kParts / kPerWave], staged),
+                                 mn_major, total[kParts / kPerWave], staged),
                              true)) ||
          ...);
 }
@@ -107,11 +132,12 @@ __device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtens
                                                 int32_t group,
                                                 const float (&total)[L::kWaves][kColumns / 2]) {
   const Epilogue& e = a.epilogue;
+  const bool mn_major = a.weights.mn_major;
   if (a.stores_directly) {
     if (e.elementwise.out_plane.dtype == DType::kBF16) {
-      StoreTransposedDirectly<DType::kBF16, L, kColumns>(out, tile, staged, group, total);
+      StoreTransposedDirectly<DType::kBF16, L, kColumns>(out, tile, staged, group, mn_major, total);
     } else {
-      StoreTransposedDirectly<DType::kF16, L, kColumns>(out, tile, staged, group, total);
+      StoreTransposedDirectly<DType::kF16, L, kColumns>(out, tile, staged, group, mn_major, total);
     }
     return;
   }
@@ -122,7 +148,8 @@ __device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtens
   uint32_t largest = 0;
 #pragma unroll 1
   for (int32_t part = 0; part < kAll; ++part) {
-    StagePartTransposed<kColumns>(part, total, staged, std::make_integer_sequence<int, kAll>{});
+    StagePartTransposed<kColumns>(part, mn_major, total, staged,
+                                  std::make_integer_sequence<int, kAll>{});
     SynchronizeGroup(group);
     const WarpTile at{tile.batch, tile.row + part % kPerWave * kSumsStaged + half,
                       tile.column + part / kPerWave * kWaveRows, static_cast<int32_t>(e.rows)};

@@ -3,7 +3,7 @@
 //
 //   stage in shared memory                             registers of a warpgroup
 //   lhs  codes, 64 rows x 64    -- 2 bytes a load -->  codes --> fragments, 64 rows x 16 of K
-//        of each wave                                                |
+//        of each wave, or 64 x 64 rows                               |      (weight_rows.cuh)
 //   rhs  N columns x 64, 16 bits ------------------------ 4 x wgmma of K = 16 --> acc, float32
 //
 // While wgmma works on one fragment the next one is decoded. A code of NaN makes its whole row NaN,
@@ -12,10 +12,9 @@
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHTS_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHTS_CUH_
 
-#include "cuda/kernels/common/decode16.cuh"
-#include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/sm90_gemm/load.cuh"
 #include "cuda/kernels/sm90_gemm/shared_units.cuh"
+#include "cuda/kernels/sm90_gemm/weight_rows.cuh"
 #include "cuda/kernels/sm90_gemm/wgmma.cuh"
 
 namespace jaxfp8::cuda::sm90 {
@@ -29,54 +28,91 @@ __device__ __forceinline__ uint32_t LoadShared16(uint32_t from) {
   return value;
 }
 
-// The codes of a thread's two rows of each wave: depths 2t, 2t + 1, 2t + 8, 2t + 9 of a fragment,
-// where t = thread % 4.
+// Where a thread finds its codes in a stage of the ring: two rows of each wave, at depths 2t, 2t +
+// 1, 2t + 8, 2t + 9 of each fragment, where t = thread % 4. Half a word is
+//   lines of K   two depths of a row
+//   lines of N   two rows, which are neighbours, at one depth
+// Chunk c of 16 of line i lies at place c ^ i / 2 % 4. Eight lines are 512 bytes either way.
+struct CodePlaces {
+  uint32_t first, second;      // of the first stage's first fragment: both halves of a word
+  uint32_t later[kFragments];  // what is added for a fragment
+
+  template <typename L>
+  __device__ __forceinline__ static CodePlaces Of(uint32_t shared, bool mn_major) {
+    const int32_t thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads, lane = thread % 32;
+    const int32_t warp = thread % kGroupThreads / 32, line = lane / 4, t = lane % 4;
+    const int32_t group = thread / kGroupThreads * L::kWaves * kWaveRows;
+    const int32_t place = line / 2 % 4;
+    CodePlaces places;
+    places.first = shared + L::kLhsAt + group * L::kLhsLine;
+    if (mn_major) {
+      places.first += 2 * t * L::kLhsLine + (warp ^ t) * 16 + 2 * line;
+    } else {
+      places.first += (warp * kWarpRows + line) * L::kLhsLine + place * 16 + 2 * t;
+    }
+    places.second = mn_major ? L::kLhsLine : 8;
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i) {
+      places.later[i] = mn_major ? i * kFragmentDepth * L::kLhsLine : ((place ^ i) - place) * 16;
+    }
+    return places;
+  }
+};
+
+// The codes of a fragment.
 template <typename L>
 struct FragmentCodes {
   uint32_t words[L::kWaves][2];
 
-  // from  the thread's first code of its first row, at this fragment
-  __device__ __forceinline__ void Load(uint32_t from) {
+  // first, second  of the half words
+  __device__ __forceinline__ void Load(uint32_t first, uint32_t second) {
 #pragma unroll
     for (int i = 0; i < 2 * L::kWaves; ++i) {
-      const uint32_t row = from + (i / 2 * kWaveRows + i % 2 * 8) * L::kLhsLine;
-      words[i / 2][i % 2] = LoadShared16(row) | LoadShared16(row + 8) << 16;
+      const uint32_t at = (i / 2 * kWaveRows + i % 2 * 8) * L::kLhsLine;
+      words[i / 2][i % 2] = LoadShared16(first + at) | LoadShared16(second + at) << 16;
     }
   }
 };
 
-// Two of the four codes of a word, exactly; NaN of e4m3 as a number.
+// Two sign-extended codes less their zero point times a power of two, exactly; NaN of e4m3 as a
+// number.
 template <DType kWeight, DType kWide>
-__device__ __forceinline__ uint32_t DecodePair(uint32_t codes, int pair) {
+__device__ __forceinline__ uint32_t DecodePair(uint32_t picked, uint32_t sign_flip, uint32_t addend,
+                                               uint32_t power) {
   using D = Decoder<kWeight, kWide>;
+  uint32_t pair;
   if constexpr (D::kRestoresSpecials) {
     // e5m2 is the upper byte of float16, with infinity and NaN.
-    const uint32_t halves = PickBytes(codes, 0, pair == 0 ? 0x1404u : 0x3424u);
     float values[2];
-    DecodeWord<DType::kF16>(halves, values);
-    return EncodeWord<kWide>(values);
+    DecodeWord<DType::kF16>(picked << 8 & 0xff00ff00u, values);
+    pair = EncodeWord<kWide>(values);
   } else {
-    const uint32_t picked = PickBytes(codes, 0, pair == 0 ? 0x9180u : 0xb3a2u);
-    const uint32_t addend = D::kInteger ? D::ZeroPointAddend(kWeight, 0) : 0;
-    return D::template Decode<false>(picked, D::SignFlip(kWeight), addend);
+    pair = D::template Decode<D::kInteger>(picked, sign_flip, addend);
   }
+  // Adding -0 keeps the sign of zeros.
+  return kWide == DType::kBF16 ? FusedPair<kWide>(pair, power, 0x80008000u) : pair;
 }
 
-// Bits that tell whether a row of a wave has had a NaN.
+// Bits that tell whether a row of a wave has had a NaN, as the codes lie in `FragmentCodes`.
 template <typename L>
 using RowFlags = uint32_t[L::kWaves][2];
 
 // The A operands of a wgmma of each wave.
 template <typename L, DType kWeight, DType kWide>
 __device__ __forceinline__ void DecodeFragment(const FragmentCodes<L>& codes,
+                                               const WeightRows<L, kWeight, kWide>& rows,
                                                uint32_t (&fragment)[L::kWaves][4],
                                                RowFlags<L>& flags) {
   using D = Decoder<kWeight, kWide>;
+  const uint32_t flip = D::SignFlip(rows.weights.dtype);
 #pragma unroll
   for (int w = 0; w < L::kWaves; ++w) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      fragment[w][i] = DecodePair<kWeight, kWide>(codes.words[w][i % 2], i / 2);
+      const uint32_t picked =
+          PickBytes(codes.words[w][0], codes.words[w][1], rows.weights.picks[i]);
+      const int row = 2 * w + i % 2;
+      fragment[w][i] = DecodePair<kWeight, kWide>(picked, flip, rows.addend[row], rows.power[row]);
       PinRegister(fragment[w][i]);
     }
     if constexpr (D::kFlagsNaN) {
@@ -89,10 +125,12 @@ __device__ __forceinline__ void DecodeFragment(const FragmentCodes<L>& codes,
 // Makes the rows NaN that have had one. Four threads have a row.
 template <typename L, int kColumns>
 __device__ __forceinline__ void MakeRowsNaN(float (&acc)[L::kWaves][kColumns / 2],
-                                            const RowFlags<L>& flags) {
+                                            const RowFlags<L>& flags, bool mn_major) {
 #pragma unroll
   for (int i = 0; i < 2 * L::kWaves; ++i) {
-    uint32_t any = flags[i / 2][i % 2] & 0x80808080u;
+    const uint32_t both = flags[i / 2][0] | flags[i / 2][1];
+    uint32_t any =
+        mn_major ? both & (i % 2 ? 0x80008000u : 0x00800080u) : flags[i / 2][i % 2] & 0x80808080u;
     any |= __shfl_xor_sync(~0u, any, 1), any |= __shfl_xor_sync(~0u, any, 2);
     if (!__any_sync(~0u, any)) continue;
 #pragma unroll
@@ -106,10 +144,12 @@ __device__ __forceinline__ void MakeRowsNaN(float (&acc)[L::kWaves][kColumns / 2
 template <typename L, DType kWeight, DType kWide>
 struct WeightsLoop {
   static constexpr int kColumns = L::kTileColumns;
-  uint32_t shared, blocks, first_code;
+  uint32_t shared, blocks;
+  CodePlaces places;
   uint64_t first_rhs;
   Ring<L::kStages>& ring;
   float (&acc)[L::kWaves][kColumns / 2];
+  const WeightRows<L, kWeight, kWide>& rows;
   RowFlags<L> flags = {};
   uint32_t fragments[2][L::kWaves][4];
 
@@ -117,8 +157,9 @@ struct WeightsLoop {
   __device__ __forceinline__ void Begin() {
     Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
     FragmentCodes<L> first;
-    first.Load(first_code + ring.stage * L::kLhsBytes);
-    DecodeFragment<L, kWeight, kWide>(first, fragments[0], flags);
+    const uint32_t from = places.first + ring.stage * L::kLhsBytes;
+    first.Load(from, from + places.second);
+    DecodeFragment<L, kWeight, kWide>(first, rows, fragments[0], flags);
   }
 
   // Multiplies kSteps stages, of which the first has begun, and begins the next one, if any.
@@ -128,13 +169,16 @@ struct WeightsLoop {
     uint32_t empty[kSteps];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const uint32_t from = first_code + ring.stage * L::kLhsBytes;
+      const uint32_t from = places.first + ring.stage * L::kLhsBytes;
       const uint64_t rhs = first_rhs + ring.stage * (L::kRhsBytes >> 4);
       empty[step] = shared + L::kEmptyAt + 8 * ring.stage;
       ring.Next();
       FragmentCodes<L> codes[kFragments];
 #pragma unroll
-      for (int i = 1; i < kFragments; ++i) codes[i].Load(from ^ 16 * i);
+      for (int i = 1; i < kFragments; ++i) {
+        const uint32_t first = from + places.later[i];
+        codes[i].Load(first, first + places.second);
+      }
 #pragma unroll
       for (int i = 0; i < kFragments; ++i) {
         WgmmaFence();
@@ -147,7 +191,7 @@ struct WeightsLoop {
         WgmmaWait<1>();  // for the one that reads the other fragment
         if (i == 0 && step > 0) Release(empty[step - 1], blocks);
         if (i < kFragments - 1) {
-          DecodeFragment<L, kWeight, kWide>(codes[i + 1], fragments[(i + 1) % 2], flags);
+          DecodeFragment<L, kWeight, kWide>(codes[i + 1], rows, fragments[(i + 1) % 2], flags);
         } else if (step < kSteps - 1 || more) {
           Begin();
         }
@@ -159,33 +203,64 @@ struct WeightsLoop {
   }
 };
 
-// The sums of a part of a tile: over so many steps of K.
+// The sums of a part of a tile, with scales that change along K.
 template <typename L, DType kWeight, DType kWide, int kColumns>
-__device__ __forceinline__ void MultiplyWeights(float (&acc)[L::kWaves][kColumns / 2],
-                                                uint32_t shared, int32_t steps, uint32_t blocks,
+__device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& part,
+                                                float (&acc)[L::kWaves][kColumns / 2],
+                                                uint32_t shared, uint32_t blocks,
                                                 Ring<L::kStages>& ring) {
-  const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
-  const int32_t group = __shfl_sync(~0u, math_thread / kGroupThreads, 0);
-  const int32_t line = math_thread % 32 / 4;
-  const int32_t row =
-      group * L::kWaves * kWaveRows + math_thread % kGroupThreads / 32 * kWarpRows + line;
-  // In lines of 64 bytes chunk c of 16 lies at place c ^ line / 2 % 4.
-  const uint32_t first_code =
-      shared + L::kLhsAt + row * L::kLhsLine + (line / 2 % 4) * 16 + math_thread % 4 * 2;
+  const Weights& weights = a.weights;
+  const TileCoord tile = TileOf(a.schedule, part.unit, static_cast<int32_t>(BlockInCluster()));
+  const ThreadRows<L> of_thread(weights.mn_major);
+  WeightRows<L, kWeight, kWide> rows(weights, tile.batch, tile.row * L::kTileRows + of_thread.first,
+                                     of_thread.apart);
+  int32_t block = weights.blocks.steps_per_scale.Quotient(part.first);
+  float change[2 * L::kWaves];
+  rows.Fetch(block);
+  bool exceeds = rows.Next(change);
 #pragma unroll
   for (int w = 0; w < L::kWaves; ++w) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) acc[w][i] = 0;
   }
-  WeightsLoop<L, kWeight, kWide> loop{
-      shared, blocks, first_code, SwizzledDescriptor(shared + L::kRhsAt), ring, acc};
-  loop.Begin();
+  WeightsLoop<L, kWeight, kWide> loop{shared,
+                                      blocks,
+                                      CodePlaces::Of<L>(shared, weights.mn_major),
+                                      SwizzledDescriptor(shared + L::kRhsAt),
+                                      ring,
+                                      acc,
+                                      rows};
+  const auto of_block = static_cast<int32_t>(weights.blocks.steps_per_scale.divisor);
 #pragma unroll 1
-  for (; steps > 1; steps -= 2) loop.template Multiply<2>(steps > 2);
-  if (steps > 0) loop.template Multiply<1>(false);
+  for (int32_t step = part.first;;) {
+    loop.Begin();
+    const int32_t end = min(part.end, (block + 1) * of_block);
+    if (end < part.end) rows.Fetch(block + 1);
+    int32_t left = end - step;
+#pragma unroll 1
+    for (; left > 1; left -= 2) loop.template Multiply<2>(left > 2);
+    if (left > 0) loop.template Multiply<1>(false);
+    if (exceeds) {
+#pragma unroll
+      for (int w = 0; w < L::kWaves; ++w) PinAccumulators(acc[w]);
+      rows.template SubtractExcess<kColumns>(
+          acc, block, tile.column * kColumns, a.rhs_scales.last_line + 1,
+          int64_t{step} * kMixedDepth, min(int64_t{end} * kMixedDepth, a.epilogue.depth));
+    }
+    if (end == part.end) break;
+    step = end, ++block;
+    exceeds = rows.Next(change);
+    bool changes = false;
+#pragma unroll
+    for (const float c : change) changes |= c != 1.0f;
+    if (__any_sync(~0u, changes)) ScaleRows(acc, change);
+  }
 #pragma unroll
   for (int w = 0; w < L::kWaves; ++w) PinAccumulators(acc[w]);
-  if constexpr (Decoder<kWeight, kWide>::kFlagsNaN) MakeRowsNaN<L, kColumns>(acc, loop.flags);
+  if (weights.blocks.scale) ScaleRows(acc, rows.factor);
+  if constexpr (Decoder<kWeight, kWide>::kFlagsNaN) {
+    MakeRowsNaN<L, kColumns>(acc, loop.flags, weights.mn_major);
+  }
 }
 
 // A wave's sums times the scales of rows and columns.
@@ -214,12 +289,11 @@ __device__ __forceinline__ bool SumWeights(const Arguments& a, const Part& part,
                                            float (&total)[L::kWaves][kColumns / 2], uint32_t shared,
                                            uint32_t blocks, Ring<L::kStages>& ring,
                                            Ring<L::kChunks>& chunk) {
-  MultiplyWeights<L, kWeight, kWide, kColumns>(total, shared, part.end - part.first, blocks, ring);
+  MultiplyWeights<L, kWeight, kWide, kColumns>(a, part, total, shared, blocks, ring);
   const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
   const int32_t group = __shfl_sync(~0u, math_thread / kGroupThreads, 0);
   if (!ShareSums<L>(a, part, total, group)) return false;
-  const int32_t row = group * L::kWaves * kWaveRows + math_thread % kGroupThreads / 32 * kWarpRows +
-                      math_thread % 32 / 4;
+  const ThreadRows<L> of_thread(a.weights.mn_major);
   const uint32_t scales = shared + L::kScalesAt + chunk.stage * L::kChunkBytes;
   const uint32_t columns = scales + 4 * L::kTileRows + 4 * (math_thread % 4 * 2);
   Wait(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
@@ -227,7 +301,7 @@ __device__ __forceinline__ bool SumWeights(const Arguments& a, const Part& part,
   for (int w = 0; w < L::kWaves; ++w) {
     float rows[2];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) rows[i] = LoadShared(scales + 4 * (row + w * kWaveRows + 8 * i));
+    for (int i = 0; i < 2; ++i) rows[i] = LoadShared(scales + 4 * of_thread.At(2 * w + i));
     ScaleWave<kColumns>(total[w], rows, Decoder<kWeight, kWide>::kFactor, columns,
                         a.rhs_scales.scale != nullptr);
   }

@@ -74,22 +74,30 @@ std::string WhyNotZeros(const Side& side, int64_t depth) {
 // Why 8-bit weights, on the left, and 16-bit activations do not fit the kernel, or "".
 std::string WhyNotWeights(const Problem& problem) {
   const Side &weights = problem.lhs, &wide = problem.rhs;
-  if (wide.dtype == DType::kF32 || weights.dtype == DType::kU8) {
-    return "beside an operand of " + std::string(NameOf(wide.dtype)) + " it has no code for " +
-           std::string(NameOf(weights.dtype));
+  if (wide.dtype == DType::kF32) {
+    return "beside 8-bit weights its values have 16 bits, and the operand is float32";
   }
-  if (weights.zero_point || wide.zero_point) {
-    return "weights beside 16-bit values cannot have zero points";
+  if (wide.scale && !wide.tiles.ConstantAlongDepth()) {
+    return "scales of its 16-bit side have to be constant along the contracted axis";
   }
-  for (const Side* side : {&weights, &wide}) {
-    if (side->scale && !side->tiles.ConstantAlongDepth()) {
-      return "beside 16-bit values it scales the sum over all of the contracted axis, and scales "
-             "change along it";
-    }
+  const bool varies = (weights.scale || weights.zero_point) && !weights.tiles.ConstantAlongDepth();
+  if (varies && weights.tiles.tile_depth % kMixedDepth != 0) {
+    return "scales or zero points of its weights change every " +
+           std::to_string(weights.tiles.tile_depth) +
+           " values along the contracted axis, but it needs a multiple of " +
+           std::to_string(kMixedDepth);
+  }
+  if (varies && weights.scale && wide.dtype == DType::kF16) {
+    return "beside float16 it has no room for scales that change along the contracted axis: it "
+           "multiplies codes by powers of two, which leave the range of float16";
   }
   const Operands operands = OperandsOf(problem);
-  if (operands.lhs.copied || operands.rhs.copied) {
-    return "weights and 16-bit values have to be lines of the contracted axis, of a multiple of " +
+  if (operands.rhs.copied) {
+    return "16-bit values have to be lines of the contracted axis, of a multiple of " +
+           std::to_string(kOperandAlignment) + " bytes";
+  }
+  if (operands.lhs.copied) {
+    return "beside 16-bit values lines of weights need a multiple of " +
            std::to_string(kOperandAlignment) + " bytes";
   }
   if (wide.scale && !wide.HasPlainScales()) {

@@ -1,0 +1,155 @@
+// Scales and zero points of the rows of weights that a thread has, where they change along K or
+// are subtracted in the main loop.
+//
+//   K:  | step | step | step | step | ...         a step is kMixedDepth values
+//       |<-- a block --->|<-- ...                 blocks.steps_per_scale steps
+//   fragments = (codes - zero point) * power      exact in bfloat16
+//   acc += fragments * values                     tensor cores; acc is the sum over `factor`
+//                        acc *= factor / next     scale = power * factor (`SplitScale`)
+//
+// So a tile needs one set of accumulators. Factors are within [1, 2): nothing overflows that would
+// not as scaled sums. What is off is two roundings a block. Those of the next block are fetched
+// while one is multiplied.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_ROWS_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_ROWS_CUH_
+
+#include "cuda/kernels/common/decode16.cuh"
+#include "cuda/kernels/common/element.cuh"
+#include "cuda/kernels/common/scale_form.cuh"
+#include "cuda/kernels/sm90_gemm/arguments.h"
+
+namespace jaxfp8::cuda::sm90 {
+
+// The first row of a thread in its block's tile, and how far its other one of a wave is. From
+// weights [K, N] a thread loads the codes of two neighbours.
+template <typename L>
+struct ThreadRows {
+  int32_t first, apart;
+
+  __device__ __forceinline__ explicit ThreadRows(bool mn_major) : apart(mn_major ? 1 : 8) {
+    const int32_t thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
+    first = thread / kGroupThreads * L::kWaves * kWaveRows +
+            thread % kGroupThreads / 32 * kWarpRows + thread % 32 / 4 * (mn_major ? 2 : 1);
+  }
+  // Row i of 2 * L::kWaves.
+  __device__ __forceinline__ int32_t At(int i) const {
+    return first + i / 2 * kWaveRows + i % 2 * apart;
+  }
+};
+
+template <typename L, DType kWeight, DType kWide>
+struct WeightRows {
+  using D = Decoder<kWeight, kWide>;
+  static constexpr int kRows = 2 * L::kWaves;
+  static constexpr bool kScales = kWide == DType::kBF16;  // else `WhyNot` refuses blocks
+
+  const Weights& weights;
+  int32_t batch, row;  // of the thread's first row in the problem
+  int32_t apart;
+  uint32_t power[kRows], addend[kRows];
+  float factor[kRows];
+  // Fetched.
+  uint32_t next_scale[kRows];
+  int32_t next_zero[kRows];
+
+  __device__ __forceinline__ WeightRows(const Weights& w, int32_t of_batch, int32_t first_row,
+                                        int32_t rows_apart)
+      : weights(w), batch(of_batch), row(first_row), apart(rows_apart) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      power[i] = BothLanes<kWide>(1.0f), factor[i] = 1.0f;
+      addend[i] = D::kInteger ? D::ZeroPointAddend(weights.dtype, 0) : 0;
+    }
+  }
+
+  __device__ __forceinline__ int64_t At(int i, int32_t block) const {
+    const StepScales& b = weights.blocks;
+    const int32_t line = min(row + i / 2 * kWaveRows + i % 2 * apart, b.last_line);
+    return batch * b.batch_stride + b.tile_lines.Quotient(line) * b.line_stride +
+           block * b.step_stride;
+  }
+
+  __device__ __forceinline__ void Fetch(int32_t block) {
+    if (kScales && weights.blocks.scale) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        next_scale[i] = LoadScale(weights.blocks.scale, weights.blocks.form, At(i, block));
+      }
+    }
+    if (D::kInteger && weights.zero_point) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) next_zero[i] = __ldg(weights.zero_point + At(i, block));
+    }
+  }
+
+  // Goes on to the block that was fetched. Returns whether a zero point exceeds its type
+  // (`ZeroPoint`) in a row of the warp.
+  //   change  the factors before over the new ones
+  __device__ __forceinline__ bool Next(float (&change)[kRows]) {
+    bool exceeds = false;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      change[i] = 1.0f;
+      if (kScales && weights.blocks.scale) {
+        const SplitScale split(ScaleOf(weights.blocks.form, next_scale[i]));
+        change[i] = __fdividef(factor[i], split.factor);
+        power[i] = split.power, factor[i] = split.factor;
+      }
+      if (D::kInteger && weights.zero_point) {
+        const ZeroPoint zero = SplitZeroPoint(weights.dtype, next_zero[i]);
+        addend[i] = D::ZeroPointAddend(weights.dtype, zero.clamped);
+        exceeds |= zero.excess != 0.0f;
+      }
+    }
+    return D::kInteger && weights.zero_point && __any_sync(~0u, exceeds);
+  }
+
+  // Subtracts what zero points exceed their type by, times the sums of the values over K of [first,
+  // end). Slow and rare.
+  //   column  the tile's first line of values, of `lines`
+  template <int kColumns>
+  __device__ __forceinline__ void SubtractExcess(float (&acc)[L::kWaves][kColumns / 2],
+                                                 int32_t block, int32_t column, int32_t lines,
+                                                 int64_t first, int64_t end) const {
+    const int32_t lane = threadIdx.x % 32;
+    float excess[kRows], sums[kColumns / 32];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const int32_t zero = __ldg(weights.zero_point + At(i, block));
+      const float scale = WideLane<kWide>(power[i], 0);
+      excess[i] = SplitZeroPoint(weights.dtype, zero).excess * scale;
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns / 32; ++i) {
+      const int32_t line = min(column + 32 * i + lane, lines - 1);
+      const uint16_t* values =
+          weights.values + batch * weights.values_batch + line * weights.values_line;
+      sums[i] = 0.0f;
+#pragma unroll 1
+      for (int64_t k = first; k < end; ++k) sums[i] += DecodeFloat16<kWide>(__ldg(values + k));
+    }
+#pragma unroll
+    for (int j = 0; j < kColumns / 2; ++j) {
+      const int place = j / 4 * 8 + j % 2;  // less this thread's
+      const float sum = __shfl_sync(~0u, sums[place / 32], place % 32 + lane % 4 * 2);
+#pragma unroll
+      for (int w = 0; w < L::kWaves; ++w) acc[w][j] -= excess[2 * w + j / 2 % 2] * sum;
+    }
+  }
+};
+
+// Multiplies the rows of a thread.
+template <int kWaves, int kCount>
+__device__ __forceinline__ void ScaleRows(float (&acc)[kWaves][kCount],
+                                          const float (&by)[2 * kWaves]) {
+#pragma unroll
+  for (int w = 0; w < kWaves; ++w) {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) acc[w][j] *= by[2 * w + j / 2 % 2];
+  }
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_ROWS_CUH_
