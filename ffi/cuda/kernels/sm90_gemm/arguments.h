@@ -35,11 +35,16 @@ struct ZeroPoints {
   int64_t sums_batch = 0;
 };
 
+// What the main loop does with weights beside decoding: nothing; it subtracts zero points; or it
+// also applies scales that change along K.
+enum class RowTerms : uint8_t { kNone, kZeros, kScales };
+
 // 8-bit weights, on the left of 16-bit values.
 struct Weights {
   DType dtype = DType::kNone;
   bool mn_major = false;   // [K, N]: stages have lines of N
   uint32_t picks[4] = {};  // for `PickBytes`: the codes of each register of a fragment
+  RowTerms terms = RowTerms::kNone;
   // Scales that change along K, and zero points; `blocks.scale` is null where scales do not.
   StepScales blocks;
   const int32_t* zero_point = nullptr;

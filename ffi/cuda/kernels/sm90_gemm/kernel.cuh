@@ -60,6 +60,9 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
   if constexpr (!L::kScalesAfter) Turns<L::kMathGroups>{__shfl_sync(~0u, warp / 4, 0)}.Begin();
+  if constexpr (L::kMixed) {
+    BlockTurns(a.weights, __shfl_sync(~0u, warp / 4, 0)).Begin();
+  }
   GroupCursor cursor;
   Part part;
 #pragma unroll 1

@@ -229,6 +229,8 @@ class GemmPlan final : public Plan {
       a.lhs_scales.scale = nullptr;
     }
     if (lhs.zero_point) w.zero_point = buffers.lhs_zero_point;
+    if (lhs.zero_point || lhs.dtype == DType::kU8) w.terms = RowTerms::kZeros;  // uint8 - 128
+    if (w.blocks.scale) w.terms = RowTerms::kScales;
     w.values = static_cast<const uint16_t*>(buffers.rhs);
     w.values_batch = operands_.rhs.batches > 1 ? rhs.batch : 0, w.values_line = rhs.free;
   }

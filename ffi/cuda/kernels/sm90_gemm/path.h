@@ -1,7 +1,7 @@
 // The path `sm90_gemm` on Hopper: FP8 times FP8, with scales constant over 128 of K, or more; int8
 // or uint8 on both sides, with scales and zero points constant along K; and bfloat16 or float16,
-// as lines of K, times 8-bit weights in either order, with scales and zero points constant along it.
-// Beside bfloat16 they may change every 64 of K, or a multiple.
+// as lines of K, times 8-bit weights in either order, with scales and zero points constant along
+// it. Beside bfloat16 they may change every 64 of K, or a multiple.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_

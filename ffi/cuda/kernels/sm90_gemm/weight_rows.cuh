@@ -38,46 +38,51 @@ struct ThreadRows {
   }
 };
 
-template <typename L, DType kWeight, DType kWide>
+template <typename L, DType kWeight, DType kWide, RowTerms kTerms>
 struct WeightRows {
   using D = Decoder<kWeight, kWide>;
   static constexpr int kRows = 2 * L::kWaves;
-  static constexpr bool kScales = kWide == DType::kBF16;  // else `WhyNot` refuses blocks
+  static constexpr bool kScales = kTerms == RowTerms::kScales;
+  static constexpr bool kSubtracts = D::kInteger && kTerms != RowTerms::kNone;
 
   const Weights& weights;
-  int32_t batch, row;  // of the thread's first row in the problem
-  int32_t apart;
+  int32_t batch, row;  // of the tile's first row
+  ThreadRows<L> of_thread;
+  uint32_t sign_flip;
   uint32_t power[kRows], addend[kRows];
   float factor[kRows];
   // Fetched.
   uint32_t next_scale[kRows];
   int32_t next_zero[kRows];
 
-  __device__ __forceinline__ WeightRows(const Weights& w, int32_t of_batch, int32_t first_row,
-                                        int32_t rows_apart)
-      : weights(w), batch(of_batch), row(first_row), apart(rows_apart) {
+  __device__ __forceinline__ WeightRows(const Weights& w, int32_t of_batch, int32_t first_row)
+      : weights(w),
+        batch(of_batch),
+        row(first_row),
+        of_thread(w.mn_major),
+        sign_flip(D::SignFlip(kSubtracts ? w.dtype : kWeight)) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       power[i] = BothLanes<kWide>(1.0f), factor[i] = 1.0f;
-      addend[i] = D::kInteger ? D::ZeroPointAddend(weights.dtype, 0) : 0;
+      addend[i] = D::kInteger ? D::ZeroPointAddend(kSubtracts ? w.dtype : kWeight, 0) : 0;
     }
   }
 
   __device__ __forceinline__ int64_t At(int i, int32_t block) const {
     const StepScales& b = weights.blocks;
-    const int32_t line = min(row + i / 2 * kWaveRows + i % 2 * apart, b.last_line);
+    const int32_t line = min(row + of_thread.At(i), b.last_line);
     return batch * b.batch_stride + b.tile_lines.Quotient(line) * b.line_stride +
            block * b.step_stride;
   }
 
   __device__ __forceinline__ void Fetch(int32_t block) {
-    if (kScales && weights.blocks.scale) {
+    if constexpr (kScales) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         next_scale[i] = LoadScale(weights.blocks.scale, weights.blocks.form, At(i, block));
       }
     }
-    if (D::kInteger && weights.zero_point) {
+    if (kSubtracts && weights.zero_point) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) next_zero[i] = __ldg(weights.zero_point + At(i, block));
     }
@@ -91,18 +96,18 @@ struct WeightRows {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       change[i] = 1.0f;
-      if (kScales && weights.blocks.scale) {
+      if constexpr (kScales) {
         const SplitScale split(ScaleOf(weights.blocks.form, next_scale[i]));
         change[i] = __fdividef(factor[i], split.factor);
         power[i] = split.power, factor[i] = split.factor;
       }
-      if (D::kInteger && weights.zero_point) {
+      if (kSubtracts && weights.zero_point) {
         const ZeroPoint zero = SplitZeroPoint(weights.dtype, next_zero[i]);
         addend[i] = D::ZeroPointAddend(weights.dtype, zero.clamped);
         exceeds |= zero.excess != 0.0f;
       }
     }
-    return D::kInteger && weights.zero_point && __any_sync(~0u, exceeds);
+    return kSubtracts && weights.zero_point && __any_sync(~0u, exceeds);
   }
 
   // Subtracts what zero points exceed their type by, times the sums of the values over K of [first,
