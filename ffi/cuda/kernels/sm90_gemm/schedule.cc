@@ -105,7 +105,7 @@ int32_t GroupedUnits(const GroupedRows& grouped) {
 Problem WithEvenGroups(const Problem& problem) {
   if (problem.grouping == Grouping::kNone) return problem;
   Problem even = problem;
-  even.grouping = Grouping::kNone;
+  even.grouping = Grouping::kNone, even.highest = true;  // two sets of sums, as groups have
   even.rows = Divide(problem.rows, std::max<int64_t>(problem.batch, 1));
   return even;
 }
