@@ -13,14 +13,15 @@ _PASS_CONSTANT = ("convert_element_type", "broadcast_in_dim", "reshape", "copy",
 def number(value: Value) -> float | None:
     """The number that every entry of the value is known to be, or None."""
     dtypes = []
-    while value.literal is None:
+    while value.literal is None and value.number is None:
         if value.op is None or value.op.name not in _PASS_CONSTANT:
             return None
         dtypes.append(value.dtype)
         value = value.op.inputs[0]
-    if value.literal.size != 1 or value.dtype.kind == "c":
+    entries = np.asarray(value.number, value.dtype) if value.literal is None else value.literal
+    if entries.size != 1 or value.dtype.kind == "c":
         return None
-    scalar = value.literal.reshape(())
+    scalar = entries.reshape(())
     for dtype in reversed(dtypes):
         if dtype.kind in "iu" and not _holds(dtype, float(scalar)):
             return None

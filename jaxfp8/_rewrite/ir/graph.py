@@ -49,6 +49,7 @@ class Value:
       literal: the number, where it is written in the program.
       concrete: the array, where the function closes over one.
       outer: inside a region, the value around the region that enters as this one, or as slices.
+      number: inside a region, the number that every entry is known to be.
     """
 
     shape: Shape
@@ -59,6 +60,7 @@ class Value:
     literal: np.ndarray | None = None
     concrete: Array | None = None
     outer: Value | None = None
+    number: float | None = None
 
     @property
     def size(self) -> int:

@@ -15,7 +15,7 @@ from typing import Literal
 from jax.sharding import PartitionSpec
 
 from jaxfp8._rewrite.context import Context
-from jaxfp8._rewrite.ir import casts, emit, graph
+from jaxfp8._rewrite.ir import casts, constants, emit, graph
 from jaxfp8._rewrite.ir.factors import Factor, all_moved
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
@@ -60,8 +60,9 @@ class Border:
         """The inner value of one that enters whole, with what is known of it."""
         if value.literal is not None:
             return value
-        inner = self._link(value, value.shape, "whole")
         fact = self._fact(value)
+        inner = self._link(value, value.shape, "whole")
+        inner.number = constants.number(value)  # JAX moves numbers out of loops
         if facts and fact is not None:
             self._know(inner, fact, lambda f: Factor(self._link(f.small), f.tiles), "whole")
         return inner
