@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "common/buffer_taker.h"
+#include "common/shapes.h"
 #include "common/xla_call.h"
 #include "cuda/bind.h"
 #include "cuda/counters.h"
@@ -45,8 +46,6 @@ KnownCalls<KnownRagged>& TheCalls() {
   static auto* calls = new KnownCalls<KnownRagged>;
   return *calls;
 }
-
-int64_t Tiles(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
 
 struct RaggedCall {
   Problem problem;
@@ -100,7 +99,7 @@ std::string ReadShapes(const std::vector<Buffer>& operands, const std::vector<Bu
 void PlaceScales(RaggedCall& call, int64_t groups) {
   Problem& p = call.problem;
   const auto place = [&](Side& side, int64_t lines, Dims tiles, bool has_groups) {
-    const int64_t down = Tiles(lines, tiles[0]), across = Tiles(p.depth, tiles[1]);
+    const int64_t down = TileCount(lines, tiles[0]), across = TileCount(p.depth, tiles[1]);
     side.tiles = {tiles[0], tiles[1], has_groups ? down * across : 0, down == 1 ? 0 : across,
                   across == 1 ? 0 : 1};
   };
@@ -116,21 +115,22 @@ std::string CheckBuffers(const std::vector<Buffer>& operands, const std::vector<
     return call.masked ? std::vector<int64_t>{p.batch, p.rows / std::max<int64_t>(p.batch, 1), last}
                        : std::vector<int64_t>{p.rows, last};
   };
-  const int64_t lhs_down = Tiles(p.rows, call.lhs_tiles[0]);
-  const int64_t rhs_down = Tiles(p.columns, call.rhs_tiles[0]);
+  const int64_t lhs_down = TileCount(p.rows, call.lhs_tiles[0]);
+  const int64_t rhs_down = TileCount(p.columns, call.rhs_tiles[0]);
   const void* data = nullptr;
   BufferTaker operand(kName, operands), result(kName, results);
   operand("lhs", p.lhs.dtype, matrix(p.depth), data);
   operand("rhs", p.rhs.dtype, {p.batch, p.columns, p.depth}, data);
   operand("group_sizes", DType::kS32, {p.batch}, data);
   if (p.lhs.scale) {
-    operand("lhs_scale", DType::kF32, {lhs_down, Tiles(p.depth, call.lhs_tiles[1])}, data);
+    operand("lhs_scale", DType::kF32, {lhs_down, TileCount(p.depth, call.lhs_tiles[1])}, data);
   }
   int64_t groups = 1;
   if (p.rhs.scale) {
     const Dims shape = operands.back().shape;
     if (!shape.empty() && shape[0] == p.batch) groups = p.batch;
-    operand("rhs_scale", DType::kF32, {groups, rhs_down, Tiles(p.depth, call.rhs_tiles[1])}, data);
+    operand("rhs_scale", DType::kF32, {groups, rhs_down, TileCount(p.depth, call.rhs_tiles[1])},
+            data);
   }
   result("out", p.out.dtype, matrix(p.columns), data);
   operand.End("operands");

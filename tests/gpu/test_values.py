@@ -64,13 +64,17 @@ def test_every_code_of_few_rows_beside_fp8_weights(weights, rhs_first):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+@pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_a_nan_or_infinity_in_a_weight_reaches_its_column_only(dtype, rhs_first, kernel):
+def test_a_nan_or_infinity_in_a_weight_reaches_its_column_only(dtype, first, rhs_first, kernel):
+    """Between columns of the largest value, whose code is next to that of NaN or infinity."""
     skip_unless_taken(kernel)
     special = CODES[~np.isfinite(values(dtype))]
-    weight = np.full((64, 32), 0x20, np.uint8)
+    largest = 0x7E if dtype == "float8_e4m3fn" else 0x7B
+    weight = np.full((64, 32), largest, np.uint8)
+    weight[:, ::3] |= 0x80
     for column, code in enumerate(special):
-        weight[column * 3 % 64, column * 2] = code
+        weight[column * 3 % 64, column * 2 + first] = code
     spec = matrices("bfloat16", dtype, 4, 64, 32, rhs_first=rhs_first)
     lhs = np.ones((4, 64), np.dtype("bfloat16"))
     out, _, _ = run(

@@ -117,7 +117,7 @@ __device__ __forceinline__ void DecodeFragment(const FragmentCodes<L>& codes,
     }
     if constexpr (D::kFlagsNaN) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) flags[w][i] |= D::SpecialBits(codes.words[w][i]);
+      for (int i = 0; i < 2; ++i) flags[w][i] |= D::IsNaN(codes.words[w][i]);
     }
   }
 }

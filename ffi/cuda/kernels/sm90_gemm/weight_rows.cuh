@@ -7,9 +7,9 @@
 //   acc += fragments * values                     tensor cores; acc is the sum over `factor`
 //                        acc *= factor / next     scale = power * factor (`SplitScale`)
 //
-// So a tile needs one set of accumulators. Factors are within [1, 2): nothing overflows that would
-// not as scaled sums. What is off is two roundings a block. Those of the next block are fetched
-// while one is multiplied.
+// So a tile needs one set of accumulators. Factors are within [1, 2). A fragment overflows where a
+// code times a power exceeds bfloat16: from scales of 2^119 on. What is off is two roundings a
+// block. Those of the next block are fetched while one is multiplied.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_ROWS_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_ROWS_CUH_
@@ -139,7 +139,10 @@ struct WeightRows {
       const int place = j / 4 * 8 + j % 2;  // less this thread's
       const float sum = __shfl_sync(~0u, sums[place / 32], place % 32 + lane % 4 * 2);
 #pragma unroll
-      for (int w = 0; w < L::kWaves; ++w) acc[w][j] -= excess[2 * w + j / 2 % 2] * sum;
+      for (int w = 0; w < L::kWaves; ++w) {
+        const float of_row = excess[2 * w + j / 2 % 2];
+        if (of_row != 0.0f) acc[w][j] -= of_row * sum;  // the sum may be infinite
+      }
     }
   }
 };
