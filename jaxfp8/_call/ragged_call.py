@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfp8._call import explicit, ffi, partitioning, ragged_reference
 from jaxfp8._call.eager import run_compiled
@@ -28,11 +28,12 @@ from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import OperandSpec, Shape, is_known
 from jaxfp8._value.tiles import repeated
 
-_HOPPER = 90
+_HOPPER, _ITS_CODE = 90, "90a"
 # As in ffi/cuda/kernels/sm90_gemm: K of a step, bytes that lines are aligned to, and how many
-# products of int8, or of uint8, an int32 sum holds.
+# products of int8, or of uint8, an int32 sum holds; its smallest tile, and how many it counts.
 _STEP, _ALIGNMENT = 128, 16
 _LONGEST_SUM = {"int8": (2**31 - 1) // 128**2, "uint8": (2**31 - 1) // 255**2}
+_TILE, _MOST = (64, 32), (2**31 - 1) // 2
 
 _NOT_SPLIT = "groups are not split along explicit axes; use `jax.shard_map`, or automatic axes"
 
@@ -51,10 +52,16 @@ def ragged_dot(spec: RaggedSpec, named: dict[str, Any]) -> jax.Array:
     operands = compat.vary_alike([named[name] for name in spec.operand_names()])
     if explicit.mesh_of(map(jax.typeof, operands)) is not None:
         tell_gathered(f"`jaxfp8.ragged_dot` {spec}", _NOT_SPLIT)
-        whole = [jax.reshard(x, PartitionSpec(*[None] * x.ndim)) for x in operands]
-        return ragged_reference.ragged_dot(*whole, spec=spec)
+        return _gathered(*operands, spec=spec)
     split = partitioning.is_wanted(operands)
     return ragged_dot_p.bind(*operands, spec=spec, split=split)[0]
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def _gathered(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
+    """Of operands on explicit mesh axes, by definition."""
+    whole = NamedSharding(explicit.mesh_of(map(jax.typeof, operands)), PartitionSpec())
+    return ragged_reference.ragged_dot(*(jax.reshard(x, whole) for x in operands), spec=spec)
 
 
 run_compiled(ragged_dot_p)
@@ -96,14 +103,17 @@ def _batch(
     operands: tuple[jax.Array, ...], axes: tuple[int | None, ...], *, spec: RaggedSpec, split: bool
 ) -> tuple[list[jax.Array], list[int]]:
     del split
+    _tell_of_groups(spec, "it is under `vmap`")
     return jax.vmap(functools.partial(_define, spec=spec), axes)(*operands), [0]
 
 
 def _jvp(
     primals: tuple[jax.Array, ...], tangents: tuple[Any, ...], *, spec: RaggedSpec, split: bool
 ) -> tuple[list[jax.Array], list[Any]]:
-    results = ragged_dot_p.bind(*primals, spec=spec, split=split)
     moving = [i for i, tangent in enumerate(tangents) if _moves(tangent)]
+    if moving:
+        _tell_of_groups(spec, "it is differentiated")
+    results = ragged_dot_p.bind(*primals, spec=spec, split=split)
     if not moving:
         return results, [ad.Zero(jax.typeof(results[0]).to_tangent_aval())]
 
@@ -135,7 +145,16 @@ def why_no_kernel(spec: RaggedSpec) -> str | None:
         return f"the kernel multiplies FP8 by FP8 or integers by integers, not {' by '.join(names)}"
     if any(side.zero_point for side in sides):
         return "the kernel takes no zero points beside groups"
+    if _counts(spec) > _MOST:
+        return "the kernel counts rows and tiles in 32 bits, and there are more"
     return next(filter(None, map(_why_not_along_k, sides)), None)
+
+
+def _counts(spec: RaggedSpec) -> int:
+    """The largest number that the kernel counts to, as in why_not.cc."""
+    rows = spec.rows * (spec.groups if spec.is_masked else 1)
+    down, across = -(-rows // _TILE[0]), -(-spec.columns // _TILE[1])
+    return max(rows, spec.columns, spec.lhs.depth, (down + 2 * spec.groups) * (across + 1))
 
 
 def _why_not_along_k(side: OperandSpec) -> str | None:
@@ -161,7 +180,10 @@ def why_not(spec: RaggedSpec, platform: str) -> str | None:
     if capability != _HOPPER:
         major, minor = divmod(capability, 10)
         return f"the GPU has compute capability {major}.{minor}, and the kernel is for 9.0"
-    return why_no_kernel(spec) or ffi.why_unavailable("cuda")
+    reason = why_no_kernel(spec) or ffi.why_unavailable("cuda")
+    if reason is None and _ITS_CODE not in ffi.cuda_architectures():
+        return f"the library has no code for sm_{_ITS_CODE}"
+    return reason
 
 
 def _why_not_in(ctx: Any, spec: RaggedSpec, platform: str, split: bool) -> str | None:
@@ -247,13 +269,17 @@ def _lower(platform: str, ctx: Any, *operands: Any, spec: RaggedSpec, split: boo
     reason = _why_not_in(ctx, spec, platform, split)
     if reason is None:
         return _lower_call(ctx, *operands, spec=spec, split=split)
-    text = (
-        f"`jaxfp8.ragged_dot`: {spec} is computed group by group on {platform!r} because {reason}; "
-        "each group multiplies all rows"
-    )
-    remedy = "leave `jaxfp8.strict()` to allow that"
-    warn_once(text, remedy, ("ragged_dot", platform, reason))
+    _tell_of_groups(spec, reason)
     return _lower_dots(ctx, *operands, spec=spec, split=split)
+
+
+def _tell_of_groups(spec: RaggedSpec, reason: str) -> None:
+    """Says that a ragged dot is computed by its definition; in `strict` it raises."""
+    text = (
+        f"`jaxfp8.ragged_dot`: {spec} is computed group by group because {reason}; each group "
+        "multiplies all rows"
+    )
+    warn_once(text, "leave `jaxfp8.strict()` to allow that", ("ragged_dot", reason))
 
 
 # Registration

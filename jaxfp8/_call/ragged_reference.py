@@ -79,9 +79,10 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
     named: dict[str, Any] = dict(zip(spec.operand_names(), operands, strict=True))
     sizes = named.pop("group_sizes")
     if spec.is_masked:
-        y = scaled_dot(_dot(spec, spec.rhs), **named)[0]
-        rows = lax.broadcasted_iota(jnp.int32, y.shape, 1)
-        return jnp.where(rows < sizes[:, None, None], y, jnp.zeros_like(y))
+        rows = jnp.arange(spec.rows)
+        inside = rows < sizes[:, None]
+        y = scaled_dot(_dot(spec, spec.rhs), **{**named, **_of_rows(named, inside, spec.lhs)})[0]
+        return jnp.where(inside[..., None], y, jnp.zeros_like(y))
     return _group_by_group(named, sizes, spec)
 
 
@@ -101,13 +102,32 @@ def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -
 
     def add(out: jax.Array, group: tuple[jax.Array, dict[str, Any]]) -> tuple[Any, None]:
         index, own = group
-        y = scaled_dot(dot, **of_lhs, **own)[0]
-        return jnp.where((group_of_row == index)[:, None], y, out), None
+        inside = group_of_row == index
+        y = scaled_dot(dot, **_of_rows(of_lhs, inside, spec.lhs), **own)[0]
+        return jnp.where(inside[:, None], y, out), None
 
     avals = [jax.typeof(x) for x in (*named.values(), sizes)]
     zeros = compat.zeros(compat.output_aval(avals, spec.out_shape, np.dtype(spec.out_dtype)))
     groups = jnp.arange(spec.groups, dtype=jnp.int32)
     return lax.scan(add, zeros, (groups, stacked))[0]
+
+
+def _of_rows(named: dict[str, Any], inside: jax.Array, side: OperandSpec) -> dict[str, Any]:
+    """Values and scales of lhs in the rows inside; elsewhere zeros and ones.
+
+    Rows of no group may hold anything. In derivatives their cotangents are zeros, and zero times
+    NaN is NaN.
+    """
+    axes = (*side.batch, *side.free)
+    if axes != tuple(sorted(axes)):
+        inside = inside.T
+    kept = jnp.expand_dims(inside, side.contracting)
+    others = {"lhs": 0, "lhs_scale": 1}
+    return named | {
+        name: jnp.where(kept, x, jnp.full((), others[name], x.dtype))
+        for name, x in named.items()
+        if name in others and all(x.shape[axis] == side.shape[axis] for axis in axes)
+    }
 
 
 def group_ends(sizes: jax.Array, rows: int) -> jax.Array:

@@ -37,13 +37,14 @@ def ragged_dot(
     With an `lhs` of rank 3 each group has rows of its own, of which the first `group_sizes[g]`
     count: `y[g, m] = lhs[g, m] @ rhs[g]` for those, and zeros for the others.
 
-    On an NVIDIA GPU of compute capability 9.0 FP8 times FP8, and int8 times int8, is one launch of
-    `sm90_gemm`, where scales change every 128 of K or a multiple, or not at all, and there are no
-    zero points. It reads weights as lines of K, so hold them as [G, N, K] and pass `w.mT`; others
-    are transposed first. What it does not take is computed as one scaled dot of all rows for each
-    group, with a `FallbackWarning` that says why. So it is on other platforms, on several devices,
-    under `vmap` and in derivatives, which are those of a float `lhs` or `rhs` and of scales. Along
-    explicit mesh axes operands are gathered first, which a `FallbackWarning` says too.
+    On an NVIDIA GPU of compute capability 9.0 it is one launch of `sm90_gemm` without zero points:
+    of FP8, whose scales change every 128 of K or a multiple, or not at all; and of int8 and uint8,
+    whose scales do not change along K. It reads weights as lines of K, so hold them as [G, N, K]
+    and pass `w.mT`; others are transposed first. What it does not take is computed as one scaled
+    dot of all rows for each group, with a `FallbackWarning` that says why. So it is on other
+    platforms, on several devices, under `vmap` and in derivatives, which are those of a float `lhs`
+    or `rhs` and of scales. Along explicit mesh axes operands are gathered first, which a
+    `FallbackWarning` says too.
 
     Args:
       lhs: [M, K] or [G, M, K].
@@ -88,12 +89,15 @@ def ragged_dot(
 
 
 def _as_sizes(group_sizes: ArrayLike) -> jax.Array:
+    if isinstance(group_sizes, np.ndarray) and np.issubdtype(group_sizes.dtype, np.integer):
+        limits = np.iinfo(np.int32)  # JAX would cut 64 bits off
+        group_sizes = np.clip(group_sizes, limits.min, limits.max).astype(np.int32)
     sizes = checks.as_array(_OPERATION, "group_sizes", group_sizes)
     if not jnp.issubdtype(sizes.dtype, np.integer):
         got, needs = f"has dtype {sizes.dtype}", "integers are needed"
         remedy = "count the rows of each group, as `jnp.bincount` does"
         raise TypeError(message(_OPERATION, "`group_sizes`", got, needs, remedy))
-    own, limits = np.iinfo(sizes.dtype), np.iinfo(np.int32)
+    own, limits = jnp.iinfo(sizes.dtype), np.iinfo(np.int32)
     least, most = max(own.min, limits.min), min(own.max, limits.max)
     return jnp.clip(sizes, least, most).astype(jnp.int32)
 

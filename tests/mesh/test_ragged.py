@@ -35,6 +35,13 @@ def test_split_operands_give_the_same(split, kind):
     np.testing.assert_array_equal(np.asarray(y), np.asarray(jaxfp8.ragged_dot(X, W, SIZES)))
 
 
+@pytest.mark.parametrize("change", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_explicit_axes_need_no_mesh_in_context(change):
+    two = mesh(AxisType.Explicit)
+    y = change(jaxfp8.ragged_dot)(on(two, X, P("a")), W, SIZES)
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(jaxfp8.ragged_dot(X, W, SIZES)))
+
+
 def test_columns_may_be_split_by_hand():
     def local(values, scale):
         return jaxfp8.ragged_dot(X, jaxfp8.QArray(values, scale), SIZES)

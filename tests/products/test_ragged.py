@@ -140,6 +140,45 @@ def test_strict_names_the_reason(monkeypatch):
         jaxfp8.ragged_dot(lhs, rhs.mT, jnp.array([1]))
 
 
+@pytest.mark.parametrize("transform", [jax.vmap, lambda f: jax.grad(lambda x: jnp.sum(f(x)))])
+def test_transforms_tell_that_groups_are_computed_one_by_one(transform, monkeypatch):
+    monkeypatch.setattr(strictness, "_WARNED", set())
+    x = jnp.ones((4, 8)) if transform is not jax.vmap else jnp.ones((2, 4, 8))
+    with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match=r"`vmap`|differentiated"):
+        transform(lambda x: jaxfp8.ragged_dot(x, W, SIZES))(x)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_rows_of_no_group_do_not_reach_derivatives(masked):
+    """They may hold anything, and so may an expert without rows."""
+    x = np.random.default_rng(5).normal(size=(3, 6, 16) if masked else (6, 16)).astype(np.float32)
+    weights = jaxfp8.quantize(jnp.asarray(np.ones((3, 16, 5), np.float32)), channelwise_axes=(0, 2))
+    sizes = jnp.array([2, 0, 3], jnp.int32)
+    x[..., 5, :] = np.nan
+    rows = jaxfp8.quantize(jnp.asarray(x), channelwise_axes=(0, 1) if masked else (0,))
+
+    def by_scales(of_rows, of_weights):
+        lhs, rhs = jaxfp8.QArray(rows.qvalue, of_rows), jaxfp8.QArray(weights.qvalue, of_weights)
+        return jnp.sum(jaxfp8.ragged_dot(lhs, rhs, sizes))
+
+    for gradient in jax.grad(by_scales, (0, 1))(rows.scale, weights.scale):
+        assert np.isfinite(gradient).all()
+    bad = jaxfp8.QArray(weights.qvalue.at[1].set(jnp.nan), weights.scale)
+    gradient = jax.grad(lambda x: jnp.sum(jaxfp8.ragged_dot(x, bad, sizes)))(jnp.nan_to_num(x))
+    assert np.isfinite(gradient).all() or masked  # a masked product is one product
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint8", "int16"])
+def test_sizes_of_any_integer_type_count(dtype):
+    whole = jaxfp8.ragged_dot(Q, W, SIZES)
+    np.testing.assert_array_equal(jaxfp8.ragged_dot(Q, W, jnp.asarray(SIZES, dtype)), whole)
+
+
+def test_sizes_beyond_32_bits_are_cut_off():
+    y = jaxfp8.ragged_dot(Q, W, np.array([2**32 + 1, 2**31]))
+    np.testing.assert_array_equal(y, jaxfp8.ragged_dot(Q, W, np.array([4, 0])))
+
+
 Q = jaxfp8.QArray(jnp.ones((4, 8), jnp.int8), jnp.ones((4, 1)))
 W = jaxfp8.QArray(jnp.ones((2, 8, 3), jnp.int8), jnp.ones((2, 1, 3)))
 SIZES = np.array([1, 2], np.int32)
