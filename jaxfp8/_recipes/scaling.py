@@ -76,13 +76,6 @@ class ScalingState:
         )
 
 
-def advance(recipe: DelayedScaling, dtype: DTypeLike, x: jax.Array, old: Scaling) -> Scaling:
-    """The state after a step with a tensor `x` that becomes `dtype`."""
-    x = jax.lax.stop_gradient(x).astype(jnp.float32)  # a reduction of bfloat16 is slow on the CPU
-    magnitudes = jnp.abs(jnp.where(jnp.isfinite(x), x, 0))
-    return record(old, next_scale(recipe, dtype, old), magnitudes)
-
-
 def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
     """The state after a step: its scale, and the largest magnitude in the history.
 

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxfp8._call import explicit
 from jaxfp8._ops.dimensions import free_axes, in_order, normalise, of_gradient
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
-from jaxfp8._recipes.scaling import ScalingState
+from jaxfp8._recipes.scaling import Scaling, ScalingState
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes, multiply
 from jaxfp8._value import compat
@@ -23,6 +23,8 @@ from jaxfp8._value.dtypes import WIDE_FLOAT
 from jaxfp8._value.errors import message
 from jaxfp8._value.no_gradient import undifferentiated
 from jaxfp8._value.spec import DimensionNumbers
+
+Scalings = tuple[Scaling | None, Scaling | None]
 
 
 def fp8_dot_general(
@@ -74,6 +76,32 @@ def fp8_dot_general(
       >>> gradient.shape, bool(jnp.allclose(gradient, 3 * 7))
       ((4, 2), True)
     """
+    return dot_and_scalings(
+        lhs,
+        rhs,
+        dimension_numbers,
+        state,
+        recipe=recipe,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )[0]
+
+
+def dot_and_scalings(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    dimension_numbers: DimensionNumbers,
+    state: ScalingState | None = None,
+    *,
+    recipe: TrainingRecipe | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    out_sharding: Any = None,
+) -> tuple[jax.Array, Scalings]:
+    """The product of `fp8_dot_general`, and the next scalings of both operands.
+
+    They come from the amaxes that quantising finds, and have no gradient. None for
+    `CurrentScaling`.
+    """
     operation = "jaxfp8.fp8_dot_general"
     recipe = DelayedScaling() if recipe is None else recipe
     _check_state(operation, recipe, state)
@@ -88,7 +116,8 @@ def fp8_dot_general(
         out_sharding=out_sharding,
     )
     lhs, rhs = compat.vary_alike((lhs, rhs))
-    return compat.sharded(_product(problem, lhs, rhs, state), out_sharding)
+    y, scalings = _product(problem, lhs, rhs, state)
+    return compat.sharded(y, out_sharding), jax.lax.stop_gradient(scalings)
 
 
 def _check_state(operation: str, recipe: Any, state: Any) -> None:
@@ -132,7 +161,7 @@ class _Problem:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(
     problem: _Problem, lhs: jax.Array, rhs: jax.Array, state: ScalingState | None
-) -> jax.Array:
+) -> tuple[jax.Array, Scalings]:
     return _forward(problem, lhs, rhs, state, backward=False)[0]
 
 
@@ -142,8 +171,8 @@ def _forward(
     rhs: jax.Array,
     state: ScalingState | None,
     backward: bool = True,
-) -> tuple[jax.Array, Any]:
-    """The product, and what the backward pass needs: both operands and the next scalings."""
+) -> tuple[tuple[jax.Array, Scalings], Any]:
+    """The product with the next scalings, and what the backward pass needs: operands and those."""
     recipe, ((lhs_axes, rhs_axes), (lhs_batch, rhs_batch)) = problem.recipe, problem.numbers
     if backward:
         lhs, rhs = _differentiated(recipe, "lhs", lhs), _differentiated(recipe, "rhs", rhs)
@@ -160,13 +189,15 @@ def _forward(
     sharding = compat.explicit_spec(problem.out_sharding, rank)
     y = multiply(lhs_codes[0], rhs_codes[0], problem.numbers, out_dtype, precision, sharding)
     gradient = None if state is None else state.output_grad
-    return y, (lhs_codes[1], rhs_codes[1], new_input, new_kernel, gradient)
+    scalings = new_input, new_kernel
+    return (y, scalings), (lhs_codes[1], rhs_codes[1], *scalings, gradient)
 
 
 def _backward(
-    problem: _Problem, residuals: Any, g: jax.Array
+    problem: _Problem, residuals: Any, cotangents: tuple[jax.Array, Any]
 ) -> tuple[jax.Array, jax.Array, ScalingState | None]:
     """Gradients of both operands, and the next state in place of a gradient of the state."""
+    g, _ = cotangents
     lhs, rhs, new_input, new_kernel, old = residuals
     recipe, (_, (lhs_batch, _)) = problem.recipe, problem.numbers
     batch = tuple(range(len(lhs_batch)))

@@ -19,8 +19,8 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxfp8._ops import einsum
 from jaxfp8._ops.dimensions import normalise
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
-from jaxfp8._recipes.scaling import Scaling, ScalingState, advance
-from jaxfp8._recipes.training import fp8_dot_general
+from jaxfp8._recipes.scaling import Scaling, ScalingState
+from jaxfp8._recipes.training import dot_and_scalings
 from jaxfp8._value import compat
 from jaxfp8._value.spec import DimensionNumbers, Shape
 
@@ -105,7 +105,7 @@ class Fp8DotGeneral(nnx.Module):
         out_sharding: Any,
     ) -> jax.Array:
         state = self.state()
-        y = fp8_dot_general(
+        y, scalings = dot_and_scalings(
             lhs,
             rhs,
             numbers,
@@ -115,8 +115,9 @@ class Fp8DotGeneral(nnx.Module):
             out_sharding=out_sharding,
         )
         if state is not None and not self.use_running_average:
-            self._step(self.input_scale, self.input_amax_history, lhs, state.input)
-            self._step(self.kernel_scale, self.kernel_amax_history, rhs, state.kernel)
+            of_input, of_kernel = scalings
+            _enter(self.input_scale, self.input_amax_history, of_input)
+            _enter(self.kernel_scale, self.kernel_amax_history, of_kernel)
         return y
 
     def state(self) -> ScalingState | None:
@@ -129,14 +130,10 @@ class Fp8DotGeneral(nnx.Module):
             output_grad=None,
         )
 
-    def _step(
-        self, scale: ScalingStat, amax_history: ScalingStat, x: jax.Array, old: Scaling
-    ) -> None:
-        """Enters the amax of a tensor into its history."""
-        assert isinstance(self.recipe, DelayedScaling)
-        constant = jax.lax.stop_gradient(x)
-        new = advance(self.recipe, self.recipe.forward_dtype, constant, old)
-        scale[...], amax_history[...] = new.scale, new.amax_history
+
+def _enter(scale: ScalingStat, amax_history: ScalingStat, new: Scaling | None) -> None:
+    assert new is not None  # there is one beside a state
+    scale[...], amax_history[...] = new.scale, new.amax_history
 
 
 def _variables(first: Scaling, stack: Shape) -> tuple[ScalingStat, ScalingStat]:

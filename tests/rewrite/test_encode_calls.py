@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxfp8
+import jaxfp8.nnx
 from jaxfp8._call.encode_call import encode_produced_p
 from jaxfp8._call.quantize_call import quantize_p
 from jaxfp8._recipes import training_codes
@@ -193,3 +195,32 @@ def test_the_report_says_what_is_made_in_the_call():
     assert (one.scales, one.shape, one.dtype) == (3, (32, K), "float8_e4m3fn")
     text = " ".join(str(report).split())
     assert "f8_e4m3fn[32,64] encoded for 3 scales in one call with RMSNorm" in text
+
+
+def test_layers_of_nnx_are_captured_and_keep_their_state():
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            options = {"rngs": rngs, "dtype": jnp.bfloat16, "use_bias": False}
+            self.norm = nnx.RMSNorm(K, rngs=rngs, dtype=jnp.bfloat16)
+            self.up, self.down = (nnx.Linear(K, K, **options) for _ in range(2))
+
+        def __call__(self, x):
+            return x + self.down(jax.nn.silu(self.up(self.norm(x))))
+
+    model = Block(nnx.Rngs(0))
+    jaxfp8.nnx.fp8_training(model, RECIPE)
+    graph, state = nnx.split(model)
+
+    def step(state, x):
+        def loss(model):
+            return jnp.square(model(x).astype(jnp.float32)).mean()
+
+        model = nnx.merge(graph, state)
+        return nnx.grad(loss)(model), nnx.state(model)
+
+    specs, _ = found_in(jaxfp8.rewrite(step), state, X)
+    assert len(specs) >= 3  # the norm and two weights
+    written, found = jax.jit(step)(state, X), jax.jit(jaxfp8.rewrite(step))(state, X)
+    for one, other in zip(*map(jax.tree.leaves, (written, found)), strict=True):
+        wide = [np.asarray(x, np.float64) for x in (one, other)]
+        assert np.linalg.norm(wide[0] - wide[1]) <= 0.05 * np.linalg.norm(wide[0])
