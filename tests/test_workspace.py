@@ -121,6 +121,22 @@ def test_few_rows_of_float8_take_a_tenth_of_the_weight_at_most(rows):
     assert scratch(*both[::-1]) == scratch(*both)
 
 
+@pytest.mark.parametrize("rows", [17, 64, 256])
+def test_hopper_needs_no_scratch_for_few_rows_of_float8(rows):
+    def asked(lhs_tiles, compute_capability, **more):
+        lhs = side(E4M3, (1, rows, 4096), 2, lhs_tiles, batch=(0,))
+        rhs = side(E4M3, (1, 4096, 4096), 2, (1, 4096, 4096), batch=(0,))
+        epilogue = EpilogueSpec(out_dtype="bfloat16")
+        spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, **more)
+        return workspace.workspace_bytes(spec, compute_capability=compute_capability)
+
+    of_rows, of_all = (1, 1, 4096), (1, rows, 4096)
+    assert asked(of_rows, 90) == 256
+    for more in ((of_rows, 89), (of_rows, None), (of_all, 90)):
+        assert asked(*more) > 32 << 20
+    assert asked(of_rows, 90, precision="highest") > 32 << 20
+
+
 def test_products_by_the_library_have_its_own_scratch():
     both = side(E4M3, (17, 4096), 1, (1, 4096)), side(E4M3, (4096, 4096), 1, (1, 4096))
     assert scratch(*both) > 32 << 20

@@ -3,9 +3,9 @@
 The call has no allocator of its own: memory from one would be part of a captured CUDA graph after
 it has been freed. So the scratch is a result that nobody reads, and its size is chosen before the
 device is known. It is what the path can use on the largest device that the kernels are compiled
-for. It is a budget as well: with less, a path works in smaller pieces. Integers on both sides get
-less where all devices at hand are Hopper, which keeps their sums in registers, and where the
-program is not exported to run on others.
+for. It is a budget as well: with less, a path works in smaller pieces. Integers on both sides, and
+FP8 of up to 256 rows, get less where all devices at hand are Hopper, which keeps their sums in
+registers, and where the program is not exported to run on others.
 
 For a few rows times a weight it is for GPUs without thread block clusters (compute capability below
 9.0), where the blocks that share outputs leave partial sums in it: at most a tenth of the weight's
@@ -75,7 +75,7 @@ def workspace_bytes(
 
 def _wanted(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) -> int:
     if kernel == _HOPPER or (
-        kernel == "" and compute_capability == 90 and _sums_int8_in_registers(spec)
+        kernel == "" and compute_capability == 90 and _sums_in_registers(spec)
     ):
         return _for_hopper(spec)
     if kernel == _IN_INT8:
@@ -128,8 +128,28 @@ def _for_shared_tiles(spec: ScaledDotSpec) -> int:
     return _SHARED_TILES if lines and types and weights.shape[-1] % _ALIGNED == 0 else 0
 
 
-def _sums_int8_in_registers(spec: ScaledDotSpec) -> bool:
-    """Whether Hopper sums integers in registers, where other devices have sums in memory."""
+def _sums_in_registers(spec: ScaledDotSpec) -> bool:
+    """Whether Hopper is certain to keep sums in registers, where others have them in memory."""
+    return _sums_integers_in_registers(spec) or _sums_float8_in_registers(spec)
+
+
+def _sums_float8_in_registers(spec: ScaledDotSpec) -> bool:
+    """FP8 of a few rows: not those that `sm80_w8a16` takes, nor scales of whole tensors alone."""
+    sides = (spec.lhs, spec.rhs)
+    scaled = [side for side in sides if side.scale]
+    return (
+        all(dtypes.is_float8(side.dtype) for side in sides)
+        and any(side.dtype == "float8_e4m3fn" for side in sides)
+        and spec.precision == "default"
+        and WeightOnly.of(spec) is None
+        and 0 < spec.lhs.shape[spec.lhs.free[0]] <= FEW_ROWS
+        and spec.lhs.depth > 0
+        and not any(side.scale_varies for side in scaled)
+        and any(side.tiles[axis] < side.shape[axis] for side in scaled for axis in side.free)
+    )
+
+
+def _sums_integers_in_registers(spec: ScaledDotSpec) -> bool:
     sides = (spec.lhs, spec.rhs)
     if not all(dtypes.is_int8(side.dtype) for side in sides):
         return False
