@@ -86,13 +86,8 @@ def _abstract_eval(
     *avals: jax.core.ShapedArray, spec: EncodeSpec, split: bool
 ) -> list[jax.core.ShapedArray]:
     del split
-    shape = avals[0].shape
-    shapes, dtypes = _results(shape, spec)
-    shardings: Any = [None] * len(shapes)
-    if explicit.mesh_of(avals) is not None:
-        shardings = explicit.inherited(avals[0], _parts(avals, spec=spec)[0])
-    triples = zip(shapes, dtypes, shardings, strict=True)
-    return [compat.output_aval(avals, *one) for one in triples]
+    shapes, dtypes = _results(avals[0].shape, spec)
+    return explicit.output_avals(avals, shapes, dtypes, functools.partial(_parts, spec=spec))
 
 
 def _results(shape: Shape, spec: EncodeSpec) -> tuple[list[Shape], list[np.dtype]]:

@@ -21,6 +21,7 @@ from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxfp8._call.shards import Factors, Names, Parts, Shards
+from jaxfp8._value import compat
 from jaxfp8._value.dtypes import FLOAT8
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 from jaxfp8._value.tiles import repeated
@@ -367,6 +368,27 @@ def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
             own[name] = axes if _fits(name, axes, factors, mesh) else ()
     specs = [_spec([own.get(name or "", ()) for name in names]) for names in factors.results]
     return [NamedSharding(mesh, spec) for spec in specs]
+
+
+def output_avals(
+    avals: Sequence[Any],
+    shapes: Sequence[Shape],
+    dtypes: Sequence[Any],
+    parts: Callable[..., Parts],
+) -> list[Any]:
+    """The types of results: along explicit mesh axes they are split as the first operand is.
+
+    Args:
+      avals: of the operands.
+      shapes: of the results.
+      dtypes: of the results.
+      parts: gives the factors of a call, and the call on shards, for such operands.
+    """
+    shardings: Sequence[NamedSharding | None] = [None] * len(shapes)
+    if mesh_of(avals) is not None:
+        shardings = inherited(avals[0], parts(avals)[0])
+    results = zip(shapes, dtypes, shardings, strict=True)
+    return [compat.output_aval(avals, *result) for result in results]
 
 
 def where_full(sharding: NamedSharding | None, shape: Shape) -> NamedSharding | None:

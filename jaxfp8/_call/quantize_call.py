@@ -159,17 +159,7 @@ def _abstract_eval(
     if spec.has_value_per_tile:
         shapes = [*shapes, spec.counts(x.shape)]
         dtypes.append(x.dtype if spec.plain else np.dtype(np.float32))
-    shardings = _shardings(avals, spec) or [None] * len(shapes)
-    triples = zip(shapes, dtypes, shardings, strict=True)
-    return [compat.output_aval(avals, *one) for one in triples]
-
-
-def _shardings(avals: Sequence[jax.core.ShapedArray], spec: QuantizeSpec) -> Any:
-    """Of the results along explicit mesh axes: as `x` is, unless a shard would cut a tile."""
-    if explicit.mesh_of(avals) is None:
-        return None
-    factors, _ = _parts(avals, spec=spec)
-    return explicit.inherited(avals[0], factors)
+    return explicit.output_avals(avals, shapes, dtypes, functools.partial(_parts, spec=spec))
 
 
 # Batching: scales that are chosen, or given for rows, get one more axis of tiles. One scale for

@@ -75,11 +75,7 @@ def _abstract_eval(
     shape = avals[0].shape
     float32, of_rows = np.dtype(np.float32), (*shape[:-1], 1)
     shapes, dtypes = [shape, of_rows, of_rows], [spec.dtype, float32, float32]
-    shardings: Any = [None, None, None]
-    if explicit.mesh_of(avals) is not None:
-        shardings = explicit.inherited(avals[0], _parts(avals, spec=spec)[0])
-    triples = zip(shapes, dtypes, shardings, strict=True)
-    return [compat.output_aval(avals, *one) for one in triples]
+    return explicit.output_avals(avals, shapes, dtypes, functools.partial(_parts, spec=spec))
 
 
 # Batching: more rows, unless each array of a batch has vectors of its own.
