@@ -109,12 +109,8 @@ const KnownJoint* Check(const CallKey& key, ffi::Dictionary attributes,
 std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                  ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
-  int device = 0;
-  std::string wrong = CudaError(cudaGetDevice(&device), "cudaGetDevice");
-  if (!wrong.empty()) return wrong;
-  const CallKey key(device, attributes, operands, results);
-  const KnownJoint* known = TheCalls().Find(key.text());
-  if (!known) known = Check(key, attributes, operands, results, wrong);
+  std::string wrong;
+  const KnownJoint* known = TheCalls().FindOrCheck(attributes, operands, results, Check, wrong);
   if (!known) return wrong;
   std::vector<Buffers> buffers;
   const Buffer *operand = operands.data(), *result = results.data();

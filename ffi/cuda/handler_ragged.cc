@@ -164,12 +164,8 @@ const KnownRagged* Check(const CallKey& key, ffi::Dictionary attributes,
 std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                  ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
-  int device = 0;
-  std::string wrong = CudaError(cudaGetDevice(&device), "cudaGetDevice");
-  if (!wrong.empty()) return wrong;
-  const CallKey key(device, attributes, operands, results);
-  const KnownRagged* known = TheCalls().Find(key.text());
-  if (!known) known = Check(key, attributes, operands, results, wrong);
+  std::string wrong;
+  const KnownRagged* known = TheCalls().FindOrCheck(attributes, operands, results, Check, wrong);
   if (!known) return wrong;
   Buffers buffers;
   buffers.lhs = operands[0].data, buffers.rhs = operands[1].data;

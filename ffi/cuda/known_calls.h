@@ -9,6 +9,8 @@
 #ifndef JAXFP8_CUDA_KNOWN_CALLS_H_
 #define JAXFP8_CUDA_KNOWN_CALLS_H_
 
+#include <cuda_runtime_api.h>
+
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -19,6 +21,7 @@
 
 #include "common/check.h"
 #include "common/xla_call.h"
+#include "cuda/path.h"
 
 namespace jaxfp8::cuda {
 
@@ -95,6 +98,21 @@ class KnownCalls {
     const std::shared_lock lock(mutex_);
     const auto found = calls_.find(key);
     return found == calls_.end() ? nullptr : found->second.get();
+  }
+
+  // The call of such arguments on the current device, which `check` checks if it is new; null with
+  // `wrong` set if it is none.
+  //   check  what `Keep` returned, or null, given the key, all arguments and `wrong`
+  template <class Check>
+  const KnownCall* FindOrCheck(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
+                               const std::vector<Buffer>& results, Check check,
+                               std::string& wrong) {
+    int device = 0;
+    wrong = CudaError(cudaGetDevice(&device), "cudaGetDevice");
+    if (!wrong.empty()) return nullptr;
+    const CallKey key(device, attributes, operands, results);
+    const KnownCall* known = Find(key.text());
+    return known ? known : check(key, attributes, operands, results, wrong);
   }
 
   // Keeps a call that was checked; returns the one that is kept under its key.
