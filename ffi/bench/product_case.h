@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "common/activation.h"
+#include "cuda/device.h"
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/problem.h"
 
@@ -39,6 +40,25 @@ void Must(const std::string& wrong) {
   std::printf("refused: %s\n", wrong.c_str());
   std::exit(2);
 }
+
+Device ThisDevice() {
+  cudaDeviceProp properties;
+  Must(cudaGetDeviceProperties(&properties, 0));
+  Device device;
+  device.compute_capability = 10 * properties.major + properties.minor;
+  device.multiprocessors = properties.multiProcessorCount;
+  device.shared_bytes = properties.sharedMemPerBlockOptin;
+  return device;
+}
+
+// The same, and prints which one it is.
+Device NamedDevice() {
+  cudaDeviceProp properties;
+  Must(cudaGetDeviceProperties(&properties, 0));
+  std::printf("%s, %d multiprocessors\n", properties.name, properties.multiProcessorCount);
+  return ThisDevice();
+}
+
 void Expect(bool right, const std::string& what) {
   ++checks;
   if (right) return;

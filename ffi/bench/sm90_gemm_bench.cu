@@ -21,17 +21,6 @@ using sm90::Configuration;
 using sm90::Pair;
 using sm90::TileShape;
 
-Device ThisDevice() {
-  cudaDeviceProp properties;
-  Must(cudaGetDeviceProperties(&properties, 0));
-  Device device;
-  device.compute_capability = 10 * properties.major + properties.minor;
-  device.multiprocessors = properties.multiProcessorCount;
-  device.shared_bytes = properties.sharedMemPerBlockOptin;
-  std::printf("%s, %d multiprocessors\n", properties.name, device.multiprocessors);
-  return device;
-}
-
 const char* NameOfPair(Pair pair) {
   return pair == Pair::kNone ? "-" : pair == Pair::kSharesLhs ? "lhs" : "rhs";
 }
@@ -228,11 +217,11 @@ int main(int count, char** arguments) {
     const auto size = [&](int i) { return int64_t{std::atoi(arguments[i])}; };
     const std::string name = arguments[1];
     const DType type = name == "int8" ? DType::kS8 : name == "mixed" ? DType::kBF16 : DType::kE4M3;
-    Timed(type, {1, size(2), size(3), size(4)}, ThisDevice()).Report(false);
+    Timed(type, {1, size(2), size(3), size(4)}, NamedDevice()).Report(false);
     return 0;
   }
   const std::string only = count > 1 ? arguments[1] : "";
-  const Device device = ThisDevice();
+  const Device device = NamedDevice();
   if (only == "mixed") {
     const std::string what = count > 2 ? arguments[2] : "";
     CheckMixed(device, what != "all");

@@ -20,17 +20,6 @@ using sm90::Pair;
 using sm90::TileShape;
 using Sizes = std::vector<int32_t>;
 
-Device ThisDevice() {
-  cudaDeviceProp properties;
-  Must(cudaGetDeviceProperties(&properties, 0));
-  Device device;
-  device.compute_capability = 10 * properties.major + properties.minor;
-  device.multiprocessors = properties.multiProcessorCount;
-  device.shared_bytes = properties.sharedMemPerBlockOptin;
-  std::printf("%s, %d multiprocessors\n", properties.name, device.multiprocessors);
-  return device;
-}
-
 std::string NameOf(const Configuration& c) {
   const char* pair = c.pair == Pair::kNone ? "-" : c.pair == Pair::kSharesLhs ? "lhs" : "rhs";
   return std::to_string(c.tile.rows) + "x" + std::to_string(c.tile.columns) + " " + pair;
@@ -326,7 +315,7 @@ void Time(const Device& device, bool all) {
 int main(int count, char** arguments) {
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   const std::string only = count > 1 ? arguments[1] : "";
-  const Device device = ThisDevice();
+  const Device device = NamedDevice();
   if (only == "" || only == "check") Check(device);
   if (only != "check") Time(device, only == "all");
   return failures ? 1 : 0;
