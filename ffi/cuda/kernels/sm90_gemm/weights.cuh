@@ -6,7 +6,7 @@
 //        of each wave, or 64 x 64 rows                               |      (weight_rows.cuh)
 //   rhs  N columns x 64, 16 bits ------------------------ 4 x wgmma of K = 16 --> acc, float32
 //
-// While wgmma works on one fragment the next one is decoded (weight_codes.cuh).
+// While wgmma works on two fragments the next one is decoded (weight_codes.cuh).
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHTS_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHTS_CUH_
@@ -64,15 +64,15 @@ struct WeightsLoop {
   float (&acc)[L::kWaves][kColumns / 2];
   const WeightRows<L, kWeight, kWide, kTerms>& rows;
   RowFlags<L> flags = {};
-  uint32_t fragments[2][L::kWaves][4];
+  uint32_t fragments[3][L::kWaves][4];
 
   // Waits for the ring's stage and decodes its first fragment.
-  __device__ __forceinline__ void Begin() {
+  __device__ __forceinline__ void Begin(int place) {
     Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
     FragmentCodes<L> first;
     const uint32_t from = places.first + ring.stage * L::kLhsBytes;
     first.Load(from, from + places.second);
-    DecodeFragment<L, kWeight, kWide, kTerms>(first, rows, fragments[0], flags);
+    DecodeFragment<L, kWeight, kWide, kTerms>(first, rows, fragments[place], flags);
   }
 
   // Multiplies kSteps stages, of which the first has begun, and begins the next one, if any.
@@ -80,6 +80,9 @@ struct WeightsLoop {
   template <int kSteps>
   __device__ __forceinline__ void Multiply(bool more, bool last) {
     constexpr int kDescriptorStep = 2 * kFragmentDepth >> 4;
+    // Fragments are in so many places, in turn. The last one is in use when the next stage begins.
+    constexpr int kAll = kSteps * kFragments, kPlaces = kSteps == 1 ? 2 : 3;
+    static_assert((kAll - 1) % kPlaces != 0);
     uint32_t empty[kSteps];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -96,22 +99,26 @@ struct WeightsLoop {
 #pragma unroll
       for (int i = 0; i < kFragments; ++i) {
         WgmmaFence();
+        const int at = step * kFragments + i, next = at + 1 == kAll ? 0 : (at + 1) % kPlaces;
 #pragma unroll
         for (int w = 0; w < L::kWaves; ++w) {
-          WgmmaFromRegisters<kWide, kColumns>(acc[w], fragments[i % 2][w],
+          WgmmaFromRegisters<kWide, kColumns>(acc[w], fragments[at % kPlaces][w],
                                               rhs + i * kDescriptorStep);
         }
         WgmmaCommit();
-        WgmmaWait<1>();  // for the one that reads the other fragment
-        if (i == 0 && step > 0) Release(empty[step - 1], blocks);
-        if (i < kFragments - 1) {
-          DecodeFragment<L, kWeight, kWide, kTerms>(codes[i + 1], rows, fragments[(i + 1) % 2],
-                                                    flags);
-        } else if (step < kSteps - 1 || more) {
-          Begin();
+        if (kTerms == RowTerms::kScales && at + 1 == kAll && last) turns.Pass();
+        // For the one that reads the place of the next fragment. At both ends for one more, so that
+        // ptxas sees that none of them is in use.
+        if (kPlaces == 2 || at == 0 || at + 2 >= kAll) {
+          WgmmaWait<1>();
+        } else {
+          WgmmaWait<2>();
         }
-        if (kTerms == RowTerms::kScales && i == kFragments - 1 && step == kSteps - 1 && last) {
-          turns.Pass();
+        if (i == 1 && step > 0) Release(empty[step - 1], blocks);
+        if (i < kFragments - 1) {
+          DecodeFragment<L, kWeight, kWide, kTerms>(codes[i + 1], rows, fragments[next], flags);
+        } else if (step < kSteps - 1 || more) {
+          Begin(next);
         }
       }
     }
@@ -151,7 +158,7 @@ __device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& 
                                               rows};
 #pragma unroll 1
   for (int32_t step = part.first;;) {
-    loop.Begin();
+    loop.Begin(0);
     if constexpr (kTerms == RowTerms::kScales) loop.turns.Take();
     const int32_t end =
         kTerms == RowTerms::kNone ? part.end : min(part.end, (block + 1) * of_block);
