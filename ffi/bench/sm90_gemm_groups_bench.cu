@@ -1,5 +1,5 @@
-// Checks groups of rows in `sm90_gemm` on this machine's Hopper GPU against float64, then times
-// them.
+// Checks groups of rows, and of the contracted axis, in `sm90_gemm` on this machine's Hopper GPU
+// against float64, then times them.
 //
 //   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -gencode arch=compute_90a,code=sm_90a -I ffi \
 //     -o sm90_gemm_groups_bench ffi/bench/sm90_gemm_groups_bench.cu \
@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "bench/product_case.h"
+#include "cuda/kernels/sm90_gemm/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
 
 namespace {
@@ -33,12 +34,15 @@ std::vector<uint8_t> BytesOf(const Sizes& sizes) {
 
 // ---------------------------------------------------------------------------------------- checks
 
-// What the tensor cores cut off of the terms of an instruction, relative to the sum of magnitudes.
-constexpr double kLost = 0x1p-10;
+// What the tensor cores cut off of the terms of an instruction, and of a sum that they keep from
+// one to the next; relative to the sum of magnitudes.
+constexpr double kLost = 0x1p-10, kFastLost = 0x1p-8;
 
 struct Tile {
   int64_t free, depth;
 };
+
+bool IsContracted(Grouping grouping) { return grouping == Grouping::kContracted; }
 
 // A product of groups, with operands on host and device.
 struct GroupsCase {
@@ -54,42 +58,58 @@ struct GroupsCase {
       : name(name),
         sizes(std::move(given)),
         lhs(lhs_type, 1, rows, depth, false, true, false, lhs_tile.free, lhs_tile.depth),
-        rhs(rhs_type, static_cast<int64_t>(sizes.size()), columns, depth, rhs_mn, true, false,
-            rhs_tile.free, rhs_tile.depth) {
+        rhs(rhs_type, IsContracted(grouping) ? 1 : static_cast<int64_t>(sizes.size()), columns,
+            depth, rhs_mn, true, false, rhs_tile.free, rhs_tile.depth) {
     p.grouping = grouping;
     p.batch = static_cast<int64_t>(sizes.size());
     p.rows = rows, p.columns = columns, p.depth = depth;
     p.lhs = lhs.side, p.rhs = rhs.side;
     p.lhs.batch = p.lhs.tiles.batch_stride = 0;
-    p.out = {out, 0, columns, 1};
-    if (rows * columns * depth > 1e7) every = rows * columns * depth / 1e7;
+    if (IsContracted(grouping)) p.rhs.batch = p.rhs.tiles.batch_stride = 0;
+    p.out = {out, IsContracted(grouping) ? rows * columns : 0, columns, 1};
+    const int64_t products = OutRows() * columns * depth;
+    if (products > 1e7) every = products / 1e7;
   }
 
-  // The group of each row, or -1.
+  // The rows of the output: of all batch indices.
+  int64_t OutRows() const { return p.rows * (IsContracted(p.grouping) ? p.batch : 1); }
+
+  // The group of each row, or of each value of the contracted axis; or -1.
   std::vector<int32_t> Groups() const {
-    std::vector<int32_t> groups(p.rows, -1);
+    const int64_t lines = IsContracted(p.grouping) ? p.depth : p.rows;
+    std::vector<int32_t> groups(lines, -1);
     const bool masked = p.grouping == Grouping::kMasked;
-    int64_t row = 0;
+    int64_t line = 0;
     for (int32_t group = 0; group < p.batch; ++group) {
-      if (masked) row = group * (p.rows / p.batch);
-      const int64_t end = masked ? row + p.rows / p.batch : p.rows;
-      for (int32_t i = 0; i < sizes[group] && row < end; ++i) groups[row++] = group;
+      if (masked) line = group * (p.rows / p.batch);
+      const int64_t end = masked ? line + p.rows / p.batch : lines;
+      for (int32_t i = 0; i < sizes[group] && line < end; ++i) groups[line++] = group;
     }
     return groups;
   }
 
+  // The sum of an output, and of magnitudes.
+  std::pair<double, double> SumOf(const std::vector<int32_t>& groups, int64_t out_row,
+                                  int64_t column) const {
+    const bool contracted = IsContracted(p.grouping);
+    const int64_t row = out_row % p.rows, batch = contracted ? 0 : groups[row];
+    double sum = 0, magnitude = 0;
+    for (int64_t k = 0; batch >= 0 && k < p.depth; ++k) {
+      if (contracted && groups[k] != out_row / p.rows) continue;
+      const double term = lhs.At(0, row, k) * rhs.At(batch, column, k);
+      sum += term, magnitude += std::fabs(term);
+    }
+    return {sum, magnitude};
+  }
+
   void Compare(const std::vector<uint8_t>& out, const std::string& label) const {
     const std::vector<int32_t> groups = Groups();
-    const double lost = IsFloat8(p.lhs.dtype) ? kLost : 0;
+    const double lost = !IsFloat8(p.lhs.dtype) ? 0 : sm90::SumsFirst(p) ? kFastLost : kLost;
     int64_t wrong = 0, all = 0;
     std::string example;
-    for (int64_t row = 0; row < p.rows; ++row) {
+    for (int64_t row = 0; row < OutRows(); ++row) {
       for (int64_t column = row % every; column < p.columns; column += every, ++all) {
-        double sum = 0, magnitude = 0;
-        for (int64_t k = 0; groups[row] >= 0 && k < p.depth; ++k) {
-          const double term = lhs.At(0, row, k) * rhs.At(groups[row], column, k);
-          sum += term, magnitude += std::fabs(term);
-        }
+        const auto [sum, magnitude] = SumOf(groups, row, column);
         const double roundings = static_cast<double>(p.depth) + 8;
         const double slack = 1.2 * (roundings * 0x1p-24 + lost) * magnitude + 4e-6 * std::fabs(sum);
         const double low = Case::Coded(p.out.dtype, sum - slack);
@@ -117,7 +137,7 @@ struct GroupsCase {
         Must(wrong);
         std::vector<uint8_t> first;
         for (int i = 0; i < 2; ++i) {
-          const Memory out(p.rows * p.columns * SizeOf(p.out.dtype));
+          const Memory out(OutRows() * p.columns * SizeOf(p.out.dtype));
           Buffers b;
           b.lhs = lhs.d_values->data, b.rhs = rhs.d_values->data;
           b.lhs_scale = lhs.d_scale->As<float>(), b.rhs_scale = rhs.d_scale->As<float>();
@@ -136,6 +156,7 @@ struct GroupsCase {
 
 void Check(const Device& device) {
   constexpr Grouping kC = Grouping::kContiguous, kM = Grouping::kMasked;
+  constexpr Grouping kK = Grouping::kContracted;
   constexpr DType kE4 = DType::kE4M3, kE5 = DType::kE5M2, kS8 = DType::kS8, kU8 = DType::kU8;
   constexpr DType kBF = DType::kBF16, kH = DType::kF16, kF = DType::kF32;
   constexpr Tile kRow{1, 128}, kBlock{128, 128};
@@ -170,6 +191,15 @@ void Check(const Device& device) {
   check({"masked", kM, kE4, kE4, {3, 0, 200, 150, 65}, 1000, 260, 400, kRow, kBlock, kBF});
   check({"masked lines", kM, kE4, kE4, {-1, 17, 70, 64}, 268, 131, 401, line, line, kF});
   check({"masked int8", kM, kS8, kS8, {128, 1, 0}, 384, 96, 256, line, line, kH});
+  check({"of K", kK, kE4, kE4, {3, 0, 129, 65, 0, 1, 200}, 260, 131, 416, kRow, kRow, kF});
+  check({"of K, aligned", kK, kE4, kE4, {128, 256, 128}, 256, 256, 512, kRow, kBlock, kBF});
+  check({"of K, tensor", kK, kE4, kE5, {130, 7, 300}, 300, 200, 512, tensor, tensor, kF});
+  check({"of K, lines", kK, kE5, kE5, {130, 7, 300}, 300, 200, 512, line, line, kF});
+  check({"of K, too many", kK, kE4, kE4, {-3, 60, 2147483647, 5}, 70, 72, 320, kRow, kRow, kH});
+  check({"of K, none", kK, kE4, kE4, {0, 0}, 70, 40, 128, kRow, kRow, kBF});
+  check({"of K, many", kK, kE4, kE4, many, 140, 70, 2304, kRow, kRow, kBF});
+  check({"of K, int8", kK, kS8, kS8, {70, 1, 130, 200}, 130, 260, 416, line, line, kF});
+  check({"of K, large", kK, kE4, kE4, {2500, 0, 1337, 1000}, 520, 600, 5008, kRow, kRow, kBF});
   check({"large", kC, kE4, kE4, {2500, 0, 1337, 1000}, 5000, 520, 1024, kRow, kBlock, kBF});
   std::printf("checks: %d, failures: %d\n", checks, failures);
 }
@@ -178,50 +208,74 @@ void Check(const Device& device) {
 
 constexpr int kRepeats = 15;
 
+// How scales of e4m3 lie: one for each tensor, in blocks of weights, or for 128 of each line.
+enum class Scales { kTensor, kBlocks, kSteps };
+
+//   grouping  kNone: a batch of products that have equal parts of `depth`, beside groups of it
 struct Timing {
   const char* name;
   Grouping grouping;
   Sizes sizes;
   int64_t rows, columns, depth;
+  Scales scales = Scales::kBlocks;
 };
 
-// e4m3 in blocks, with operands in as many copies as exceed L2.
+// A side of `groups` matrices, or of one.
+//   depth  of a line in memory
+Side SideOf(int64_t lines, int64_t depth, int64_t groups, Scales scales, int64_t tile_lines) {
+  const int64_t steps = (depth + 127) / 128, tiles = (lines + tile_lines - 1) / tile_lines;
+  Side side;
+  side.dtype = DType::kE4M3, side.scale = true;
+  side.batch = groups > 1 ? lines * depth : 0, side.free = depth, side.depth = 1;
+  side.tiles = {tile_lines, 128, groups > 1 ? tiles * steps : 0, steps, 1};
+  if (scales == Scales::kTensor) side.tiles = {lines, depth, 0, 0, 0};
+  return side;
+}
+
+Problem ProblemOf(const Timing& t) {
+  const auto groups = static_cast<int64_t>(t.sizes.size());
+  const bool rows = t.grouping == Grouping::kContiguous || t.grouping == Grouping::kMasked;
+  Problem p;
+  p.grouping = t.grouping;
+  p.batch = groups, p.rows = t.rows, p.columns = t.columns, p.depth = t.depth;
+  p.lhs = SideOf(t.rows, t.depth, 1, t.scales, 1);
+  p.rhs = SideOf(t.columns, t.depth, rows ? groups : 1, t.scales,
+                 t.scales == Scales::kBlocks ? 128 : 1);
+  p.out = {DType::kBF16, rows ? 0 : t.rows * t.columns, t.columns, 1};
+  if (t.grouping != Grouping::kNone) return p;
+  p.depth /= groups;
+  for (Side* side : {&p.lhs, &p.rhs}) {
+    side->batch = p.depth;
+    if (t.scales != Scales::kTensor) side->tiles.batch_stride = p.depth / 128;
+  }
+  return p;
+}
+
+// e4m3, with operands in as many copies as exceed L2.
 class Timed {
  public:
-  Timed(const Timing& t, const Device& device) : t_(t), device_(device) {
+  Timed(const Timing& t, const Device& device) : t_(t), device_(device), problem_(ProblemOf(t)) {
     const auto groups = static_cast<int64_t>(t.sizes.size());
-    const int64_t steps = (t.depth + 127) / 128, blocks = (t.columns + 127) / 128;
-    problem_.grouping = t.grouping;
-    problem_.batch = groups;
-    problem_.rows = t.rows, problem_.columns = t.columns, problem_.depth = t.depth;
-    problem_.lhs = {DType::kE4M3,         0, t.depth, 1, true, false, DType::kF32, false,
-                    {1, 128, 0, steps, 1}};
-    problem_.rhs = {DType::kE4M3,
-                    t.columns * t.depth,
-                    t.depth,
-                    1,
-                    true,
-                    false,
-                    DType::kF32,
-                    false,
-                    {128, 128, blocks * steps, steps, 1}};
-    problem_.out = {DType::kBF16, 0, t.columns, 1};
+    const bool rows = problem_.out.batch == 0;
+    const int64_t steps = (t.depth + 127) / 128;
     for (int i = 0; i < kCopies; ++i) {
       lhs_.push_back(Normal(t.rows * t.depth));
-      rhs_.push_back(Normal(groups * t.columns * t.depth));
-      outs_.push_back(std::make_unique<Memory>(2 * t.rows * t.columns));
+      rhs_.push_back(Normal((rows ? groups : 1) * t.columns * t.depth));
+      outs_.push_back(std::make_unique<Memory>(2 * t.rows * t.columns * (rows ? 1 : groups)));
     }
     lhs_scale_ = std::make_unique<Memory>(RandomFloats(t.rows * steps, 0.5f, 2.0f));
-    rhs_scale_ = std::make_unique<Memory>(RandomFloats(groups * blocks * steps, 0.5f, 2.0f));
+    rhs_scale_ = std::make_unique<Memory>(RandomFloats(groups * t.columns * steps, 0.5f, 2.0f));
     sizes_ = std::make_unique<Memory>(BytesOf(t.sizes));
   }
 
   void Report(bool all) const {
     const Configuration chosen = sm90::Choose(problem_, device_.multiprocessors);
-    const double rows = std::accumulate(t_.sizes.begin(), t_.sizes.end(), 0.0);
-    const double products = rows * static_cast<double>(t_.columns * t_.depth);
+    const double grouped = std::accumulate(t_.sizes.begin(), t_.sizes.end(), 0.0);
+    const int64_t others_of = problem_.out.batch == 0 ? t_.depth : t_.rows;
+    const double products = grouped * static_cast<double>(t_.columns * others_of);
     std::vector<Configuration> others = {chosen};
-    for (const TileShape tile : {TileShape{256, 128}, TileShape{128, 192}, TileShape{128, 128}}) {
+    for (const TileShape tile : sm90::TileShapesOf(problem_)) {
+      if (tile.rows < 128) continue;
       for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
         if (all) others.push_back({tile, pair});
       }
@@ -292,6 +346,7 @@ class Timed {
 
 void Time(const Device& device, bool all) {
   constexpr Grouping kC = Grouping::kContiguous, kM = Grouping::kMasked;
+  constexpr Grouping kK = Grouping::kContracted;
   const Sizes even(8, 1024), half(8, 512), few(8, 128);
   const Sizes uneven{1900, 17, 640, 1203, 0, 2221, 811, 1400}, experts = [] {
     Sizes sizes(64);
@@ -307,6 +362,18 @@ void Time(const Device& device, bool all) {
                             {"64 experts", kC, experts, of_experts, columns, depth}}) {
       Timed(t, device).Report(all);
     }
+  }
+  const Sizes odd{1901, 17, 640, 1203, 0, 2220, 811, 1400};
+  constexpr Scales kT = Scales::kTensor, kS = Scales::kSteps;
+  for (const Timing& t : {Timing{"even, tensor", kC, even, 8192, 4096, 7168, kT},
+                          {"uneven, tensor", kC, uneven, 8192, 4096, 7168, kT},
+                          {"batch beside K", Grouping::kNone, even, 4096, 7168, 8192, kS},
+                          {"of K, even", kK, even, 4096, 7168, 8192, kS},
+                          {"of K, odd", kK, odd, 4096, 7168, 8192, kS},
+                          {"batch beside K, tensor", Grouping::kNone, even, 4096, 7168, 8192, kT},
+                          {"of K, even, tensor", kK, even, 4096, 7168, 8192, kT},
+                          {"of K, odd, tensor", kK, odd, 4096, 7168, 8192, kT}}) {
+    Timed(t, device).Report(all);
   }
 }
 

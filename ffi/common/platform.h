@@ -9,8 +9,11 @@
 
 #ifdef __CUDACC__
 #define JAXFP8_HD __host__ __device__ __forceinline__
+// A loop after it is not unrolled: code that is not in the instruction cache is slower.
+#define JAXFP8_ROLLED _Pragma("unroll 1")
 #else
 #define JAXFP8_HD __attribute__((always_inline)) inline
+#define JAXFP8_ROLLED
 #endif
 
 #endif  // JAXFP8_COMMON_PLATFORM_H_

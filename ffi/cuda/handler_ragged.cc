@@ -1,11 +1,14 @@
-// The XLA FFI handler `jaxfp8_ragged_dot`: rows of lhs in groups, each times an rhs of its own, by
-// `sm90_gemm`.
+// The XLA FFI handler `jaxfp8_ragged_dot`: groups of rows of lhs, each times an rhs of its own, or
+// groups of K, each with an output of its own, by `sm90_gemm`.
 //
-//   operands    lhs [M, K], one group after the other; or [G, M, K], of which each group has the
-//               first rows. rhs [G, N, K]. group_sizes int32 [G]. If `lhs_scale`, float32
+//   operands    lhs      rhs        result
+//               [M, K]   [G, N, K]  [M, N]     one group of rows after the other
+//               [G, M, K][G, N, K]  [G, M, N]  each group has the first rows of its own
+//               [M, K]   [N, K]     [G, M, N]  one group of K after the other
+//               group_sizes int32 [G]. If `lhs_scale`, float32
 //               [rows / lhs_tiles[0], K / lhs_tiles[1]], where rows are those of all groups. If
 //               `rhs_scale`, float32 [G or 1, N / rhs_tiles[0], K / rhs_tiles[1]]
-//   results     out [M, N] or [G, M, N]: bfloat16, float16 or float32
+//   results     out: bfloat16, float16 or float32
 //   attributes  lhs_scale, rhs_scale: bool; lhs_tiles, rhs_tiles: two i64 each
 //
 // K is a multiple of 16: then operands are read where they lie, and no workspace is needed.
@@ -49,7 +52,6 @@ KnownCalls<KnownRagged>& TheCalls() {
 
 struct RaggedCall {
   Problem problem;
-  bool masked = false;
   Dims lhs_tiles, rhs_tiles;
 };
 
@@ -68,25 +70,36 @@ std::string ReadScales(ffi::Dictionary attributes, RaggedCall& call) {
   return "";
 }
 
+// How operands of these ranks are grouped; `kNone`: not at all.
+Grouping GroupingOf(size_t lhs_rank, size_t rhs_rank, size_t sizes_rank) {
+  if (sizes_rank != 1) return Grouping::kNone;
+  if (lhs_rank == 3 && rhs_rank == 3) return Grouping::kMasked;
+  if (lhs_rank != 2) return Grouping::kNone;
+  return rhs_rank == 3   ? Grouping::kContiguous
+         : rhs_rank == 2 ? Grouping::kContracted
+                         : Grouping::kNone;
+}
+
 // The problem of operands of the right ranks, without scales.
 std::string ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
                        RaggedCall& call) {
   if (operands.size() < 3 || results.size() != 1) {
     return Say("it needs lhs, rhs and group_sizes, then scales, and one result");
   }
-  const Buffer &lhs = operands[0], &rhs = operands[1];
-  if ((lhs.shape.size() != 2 && lhs.shape.size() != 3) || rhs.shape.size() != 3) {
-    return Say("`lhs` needs two axes or three, and `rhs` three");
-  }
+  const Buffer &lhs = operands[0], &rhs = operands[1], &sizes = operands[2];
   Problem& p = call.problem;
-  call.masked = lhs.shape.size() == 3;
-  p.grouping = call.masked ? Grouping::kMasked : Grouping::kContiguous;
-  p.batch = rhs.shape[0], p.columns = rhs.shape[1], p.depth = rhs.shape[2];
-  p.rows = lhs.shape[lhs.shape.size() - 2] * (call.masked ? p.batch : 1);
+  p.grouping = GroupingOf(lhs.shape.size(), rhs.shape.size(), sizes.shape.size());
+  if (p.grouping == Grouping::kNone) {
+    return Say("`lhs` and `rhs` need two axes or three, and `group_sizes` one");
+  }
+  const bool contracted = p.grouping == Grouping::kContracted;
+  const size_t axis = contracted ? 0 : 1;
+  p.batch = sizes.shape[0], p.columns = rhs.shape[axis], p.depth = rhs.shape[axis + 1];
+  p.rows = lhs.shape[lhs.shape.size() - 2] * (p.grouping == Grouping::kMasked ? p.batch : 1);
   p.lhs.dtype = lhs.dtype, p.rhs.dtype = rhs.dtype;
   p.lhs.free = p.rhs.free = p.depth, p.lhs.depth = p.rhs.depth = 1;
-  p.rhs.batch = p.columns * p.depth;
-  p.out = {results[0].dtype, 0, p.columns, 1};
+  p.rhs.batch = contracted ? 0 : p.columns * p.depth;
+  p.out = {results[0].dtype, contracted ? p.rows * p.columns : 0, p.columns, 1};
   if (p.depth % sm90::kOperandAlignment != 0) {
     return Say("the contracted axis has " + std::to_string(p.depth) +
                " values, but needs a multiple of " + std::to_string(sm90::kOperandAlignment));
@@ -107,32 +120,34 @@ void PlaceScales(RaggedCall& call, int64_t groups) {
   place(p.rhs, p.columns, call.rhs_tiles, groups > 1);
 }
 
-// Checks all buffers against the shapes that those of lhs and rhs ask for.
+// Checks all buffers against the shapes that those of lhs, rhs and sizes ask for.
 std::string CheckBuffers(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
                          RaggedCall& call) {
+  using Shape = std::vector<int64_t>;
   const Problem& p = call.problem;
-  const auto matrix = [&](int64_t last) {
-    return call.masked ? std::vector<int64_t>{p.batch, p.rows / std::max<int64_t>(p.batch, 1), last}
-                       : std::vector<int64_t>{p.rows, last};
+  const bool masked = p.grouping == Grouping::kMasked;
+  const bool contracted = p.grouping == Grouping::kContracted;
+  const int64_t rows = masked ? p.rows / std::max<int64_t>(p.batch, 1) : p.rows;
+  const auto with_groups = [&](bool has, int64_t lines, int64_t last) {
+    return has ? Shape{p.batch, lines, last} : Shape{lines, last};
   };
-  const int64_t lhs_down = TileCount(p.rows, call.lhs_tiles[0]);
-  const int64_t rhs_down = TileCount(p.columns, call.rhs_tiles[0]);
+  const auto scales = [&](int64_t lines, Dims tiles) {
+    return Shape{TileCount(lines, tiles[0]), TileCount(p.depth, tiles[1])};
+  };
   const void* data = nullptr;
   BufferTaker operand(kName, operands), result(kName, results);
-  operand("lhs", p.lhs.dtype, matrix(p.depth), data);
-  operand("rhs", p.rhs.dtype, {p.batch, p.columns, p.depth}, data);
+  operand("lhs", p.lhs.dtype, with_groups(masked, rows, p.depth), data);
+  operand("rhs", p.rhs.dtype, with_groups(!contracted, p.columns, p.depth), data);
   operand("group_sizes", DType::kS32, {p.batch}, data);
-  if (p.lhs.scale) {
-    operand("lhs_scale", DType::kF32, {lhs_down, TileCount(p.depth, call.lhs_tiles[1])}, data);
-  }
+  if (p.lhs.scale) operand("lhs_scale", DType::kF32, scales(p.rows, call.lhs_tiles), data);
   int64_t groups = 1;
   if (p.rhs.scale) {
     const Dims shape = operands.back().shape;
-    if (!shape.empty() && shape[0] == p.batch) groups = p.batch;
-    operand("rhs_scale", DType::kF32, {groups, rhs_down, TileCount(p.depth, call.rhs_tiles[1])},
-            data);
+    if (!contracted && !shape.empty() && shape[0] == p.batch) groups = p.batch;
+    const Shape of_one = scales(p.columns, call.rhs_tiles);
+    operand("rhs_scale", DType::kF32, {groups, of_one[0], of_one[1]}, data);
   }
-  result("out", p.out.dtype, matrix(p.columns), data);
+  result("out", p.out.dtype, with_groups(masked || contracted, rows, p.columns), data);
   operand.End("operands");
   result.End("results");
   PlaceScales(call, groups);

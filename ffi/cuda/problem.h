@@ -68,13 +68,17 @@ struct Plane {
   }
 };
 
-// Rows of lhs in groups, whose sizes are known on the device alone. Group g is multiplied by batch
-// index g of rhs. lhs and out have no batch stride, and all rows of all groups: `rows`. Rows of no
-// group are zeros.
+// Groups whose sizes are known on the device alone.
+//
+// Of rows: group g is multiplied by batch index g of rhs. lhs and out have no batch stride, and all
+// rows of all groups: `rows`. Rows of no group are zeros.
+// Of the contracted axis: batch index g of out is the sum over group g. lhs and rhs have no batch
+// stride, and all groups: `depth`.
 enum class Grouping : uint8_t {
   kNone,
-  kContiguous,  // one group after the other, then rows of no group
-  kMasked,      // rows / batch for each group, which has the first of them
+  kContiguous,  // of rows, one group after the other, then rows of no group
+  kMasked,      // of rows, rows / batch for each group, which has the first of them
+  kContracted,  // of the contracted axis, one after the other, then what is of no group
 };
 
 struct Problem {

@@ -1,5 +1,6 @@
-// Groups of rows in the schedule of `sm90_gemm`: each row and column of the output belongs to one
-// tile, of the group that has the row, whatever the sizes.
+// Groups in the schedule of `sm90_gemm`. Of rows: each row and column of the output belongs to one
+// tile, of the group that has the row, whatever the sizes. Of the contracted axis: each value of it
+// is summed in the output of its group, and no other.
 
 #include <algorithm>
 #include <cstdint>
@@ -123,9 +124,44 @@ void CheckSteps() {
   }
 }
 
+// The values of the contracted axis that a group sums, in the steps of its units, with and without
+// the mask.
+void CheckDepths() {
+  constexpr int32_t kLargest = 2147483647, kDepth = 700;
+  const std::vector<int32_t> kSizes[] = {
+      {700},       {0},           {3, 0, 129, 1},     {128, 256, 128, 0},
+      {0, 0, 300}, {kLargest, 5}, {-5, 64, 200, 500},
+  };
+  for (const std::vector<int32_t>& sizes : kSizes) {
+    Problem p = Grouped(Grouping::kContracted, static_cast<int64_t>(sizes.size()), 300, 200);
+    p.depth = p.lhs.free = p.rhs.free = kDepth, p.rhs.batch = 0;
+    const Schedule s = MakeSchedule(p, {{128, 128}, Pair::kNone});
+    Expect(s.units == 6 * p.batch, "each group has an output");
+    for (const int32_t stride : {1, 4, 7}) {
+      GroupCursor cursor;
+      for (int32_t unit = 0; unit < s.units; unit += stride) {
+        const int32_t group = TileOf(s, unit, 0).batch;
+        int64_t first = 0;
+        for (int32_t i = 0; i < group; ++i)
+          first += std::clamp<int64_t>(sizes[i], 0, kDepth - first);
+        const int64_t end = first + std::clamp<int64_t>(sizes[group], 0, kDepth - first);
+        const DepthRange range = cursor.DepthOf(s.grouped, sizes.data(), group);
+        Expect(range.first == first && range.end == end, "a group has its values");
+      }
+    }
+  }
+  const DepthRange range{130, 384};
+  Expect(
+      range.Cuts(1) && !range.Cuts(2) && DepthRange{100, 120}.Cuts(0) && DepthRange{0, 383}.Cuts(2),
+      "a step is masked where a group begins or ends in it");
+  Expect(!DepthRange{}.Cuts(0) && !DepthRange{}.Cuts(1 << 20), "without groups no step is masked");
+  Expect(Choose(Grouped(Grouping::kContracted, 8, 4096, 4096), kH100).tile.rows >= 128,
+         "large outputs get large tiles");
+}
+
 void CheckChoice() {
   const Configuration even = Choose(Grouped(Grouping::kContiguous, 8, 8192, 4096), kH100);
-  Expect(even.tile == TileShape{256, 128}, "large groups get large tiles");
+  Expect(even.tile.rows * even.tile.columns == 256 * 128, "large groups get large tiles");
   const Configuration few = Choose(Grouped(Grouping::kContiguous, 256, 8192, 4096), kH100);
   Expect(few.tile.rows < 256, "small groups get tiles of fewer rows");
   Expect(MakeSchedule(Grouped(Grouping::kContiguous, 4, 0, 100), even).units == 0,
@@ -139,6 +175,7 @@ int main() {
   using namespace jaxfp8::cuda::sm90;
   CheckCovers();
   CheckSteps();
+  CheckDepths();
   CheckChoice();
-  return jaxfp8::tests::Report("groups of rows in sm90_gemm");
+  return jaxfp8::tests::Report("groups in sm90_gemm");
 }

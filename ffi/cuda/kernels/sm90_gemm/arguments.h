@@ -55,7 +55,7 @@ struct Weights {
 
 struct Arguments {
   Schedule schedule;
-  const int32_t* group_sizes = nullptr;  // where rows of lhs come in groups
+  const int32_t* group_sizes = nullptr;  // where there are groups
   StepScales lhs_scales, rhs_scales;
   ZeroPoints lhs_zeros, rhs_zeros;
   bool has_zeros = false;  // a side has zero points

@@ -1,4 +1,4 @@
-// Where the tiles of a block lie, with groups of rows and without.
+// Where the tiles of a block lie, with groups and without.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_CUH_
@@ -13,6 +13,11 @@ __device__ __forceinline__ bool HasGroups(const Arguments& a) {
   return !L::kMixed && a.schedule.grouped.grouping != Grouping::kNone;
 }
 
+template <typename L>
+__device__ __forceinline__ bool IsContracted(const Arguments& a) {
+  return !L::kMixed && a.schedule.grouped.grouping == Grouping::kContracted;
+}
+
 // The tile of this block in a unit, without groups.
 template <typename L>
 __device__ __forceinline__ TileBounds BoundsOf(const Arguments& a, int32_t unit, int32_t rank) {
@@ -21,12 +26,22 @@ __device__ __forceinline__ TileBounds BoundsOf(const Arguments& a, int32_t unit,
           tile.column * L::kTileColumns, true};
 }
 
-// The same with groups; false after the last unit.
+// The same with groups; false after the last unit. Of the contracted axis the part gets the steps
+// of its group.
 template <typename L>
-__device__ __forceinline__ bool FindTile(const Arguments& a, int32_t unit, int32_t rank,
+__device__ __forceinline__ bool FindTile(const Arguments& a, Part& part, int32_t rank,
                                          GroupCursor& cursor, TileBounds& bounds) {
-  return cursor.Find(a.schedule, a.group_sizes, {L::kTileRows, L::kTileColumns}, unit, rank,
-                     bounds);
+  const Groups& groups = a.schedule.grouped;
+  if (!IsContracted<L>(a)) {
+    return cursor.Find(a.schedule, a.group_sizes, {L::kTileRows, L::kTileColumns}, part.unit, rank,
+                       bounds);
+  }
+  bounds = BoundsOf<L>(a, part.unit, rank);
+  bounds.depth = cursor.DepthOf(groups, a.group_sizes, bounds.batch);
+  bounds.sums = bounds.depth.first < bounds.depth.end;
+  part.first = bounds.depth.first / kStepDepth;
+  part.end = (bounds.depth.end + kStepDepth - 1) / kStepDepth;
+  return true;
 }
 
 // The next tile that a loading thread has something to load for; false after the last one.
@@ -38,7 +53,7 @@ __device__ __forceinline__ bool NextTile(const Arguments& a, Parts<L::kMixed>& p
       bounds = BoundsOf<L>(a, part.unit, rank);
       return true;
     }
-    if (!FindTile<L>(a, part.unit, rank, cursor, bounds)) return false;
+    if (!FindTile<L>(a, part, rank, cursor, bounds)) return false;
     if (bounds.sums) return true;
   }
   return false;

@@ -1,4 +1,6 @@
-// Rows of lhs in groups, of which `sm90_gemm` learns the sizes on the device. Pure.
+// Groups of which `sm90_gemm` learns the sizes on the device. Pure.
+//
+// Rows of lhs:
 //
 //   contiguous, lhs [M, K]                 masked, lhs [G * rows of each, K]
 //     group 0  group 1     group 2  rest     group 0  rest      group 1      rest
@@ -9,11 +11,20 @@
 // rows. Units of a group multiply and those of a rest store zeros. All that multiply come first, so
 // that blocks which take units in turn have about as much to do. A block meets its units in
 // ascending order, so it finds their entries by going through the sizes once.
+//
+// The contracted axis, lhs [M, K] and rhs [N, K], out [G, M, N]:
+//
+//     group 0    group 1      rest       Units are those of a batch of G products. The steps of
+//   | 0 0 0 0 0 | 1 1 1 1 1 1 | r r |    one are those that have a value of its group. Steps begin
+//   | step 0 | step 1 | step 2 | .. |    at multiples of 128, as scales do. So a group's first and
+//                                        last may have values of others, which are masked
+//                                        (mask.cuh).
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "common/platform.h"
 #include "cuda/kernels/sm90_gemm/schedule.h"
@@ -21,7 +32,7 @@
 namespace jaxfp8::cuda::sm90 {
 
 // Groups, and one rest after all of them, or one for each.
-JAXFP8_HD int32_t EntriesOf(const GroupedRows& g) {
+JAXFP8_HD int32_t EntriesOf(const Groups& g) {
   return g.grouping == Grouping::kMasked ? 2 * g.groups : g.groups + 1;
 }
 
@@ -36,7 +47,7 @@ JAXFP8_HD int32_t Clamp(int32_t value, int32_t high) {
 
 // The rows of an entry. Sizes below 0 count as 0, and rows beyond the last are cut off.
 //   above  the rows of the entries before, of contiguous groups
-JAXFP8_HD EntryRows RowsOfEntry(const GroupedRows& g, const int32_t* sizes, int32_t entry,
+JAXFP8_HD EntryRows RowsOfEntry(const Groups& g, const int32_t* sizes, int32_t entry,
                                 int32_t above) {
   const bool is_rest = entry >= g.groups;
   if (g.grouping == Grouping::kContiguous) {
@@ -48,21 +59,34 @@ JAXFP8_HD EntryRows RowsOfEntry(const GroupedRows& g, const int32_t* sizes, int3
   return is_rest ? EntryRows{first + count, g.rows_of_group - count} : EntryRows{first, count};
 }
 
+// Positions [first, end) of the contracted axis.
+struct DepthRange {
+  int32_t first = 0, end = std::numeric_limits<int32_t>::max();
+
+  // Whether a step has positions outside. Those after K are zeros.
+  JAXFP8_HD bool Cuts(int32_t step) const {
+    return step * kStepDepth < first || end - step * kStepDepth < kStepDepth;
+  }
+};
+
 // A part of the output that a block computes: rows from `row` on and before `end`, of which there
 // may be none, or more than a tile has.
 struct TileBounds {
   int32_t batch = 0, row = 0, end = 0, column = 0;
   bool sums = true;  // else it is zeros
+  DepthRange depth;
 };
 
 // Finds the tiles of units that ascend.
 struct GroupCursor {
-  int32_t entry = 0, first_unit = 0, above = 0;  // of the entry: `RowsOfEntry`
+  // The entry, or the group of the contracted axis, its first unit, and what the ones before have.
+  int32_t entry = 0, first_unit = 0, above = 0;
 
   // The tile of a block in a unit; false where there is no such unit, nor any after it.
   JAXFP8_HD bool Find(const Schedule& s, const int32_t* sizes, TileShape tile, int32_t unit,
                       int32_t rank, TileBounds& bounds) {
-    const GroupedRows& g = s.grouped;
+    const Groups& g = s.grouped;
+    JAXFP8_ROLLED
     for (; entry < EntriesOf(g); ++entry) {
       const EntryRows rows = RowsOfEntry(g, sizes, entry, above);
       const int32_t row_units = (rows.count + g.unit_rows - 1) / g.unit_rows;
@@ -74,6 +98,13 @@ struct GroupCursor {
       first_unit += units, above += rows.count;
     }
     return false;
+  }
+
+  // What a group has of the contracted axis. Groups ascend.
+  JAXFP8_HD DepthRange DepthOf(const Groups& g, const int32_t* sizes, int32_t group) {
+    JAXFP8_ROLLED
+    for (; entry < group; ++entry) above += Clamp(sizes[entry], g.depth - above);
+    return {above, above + Clamp(sizes[group], g.depth - above)};
   }
 
  private:

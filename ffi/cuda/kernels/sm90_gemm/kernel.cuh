@@ -2,11 +2,13 @@
 //
 //   block, one on each multiprocessor
 //     warpgroup 0   loads: warp 0 the tiles (TMA), warps 2 and 3 the scales      load.cuh
+//                   warp 1 masks what is of other groups                         mask.cuh
 //     warpgroup 1   multiplies the upper half of the tile's rows, scales and     multiply.cuh, or
 //                   stores it                                                    sum.cuh
 //     warpgroup 2   the same for the lower half; not there for tiles of 64 rows  store.cuh
 //
-// Rows of lhs may come in groups, each with an rhs of its own (groups.h).
+// Rows of lhs may come in groups, each with an rhs of its own, and the contracted axis in groups,
+// each with an output of its own (groups.h).
 //
 // Of 8-bit weights and 16-bit values the weights are lhs, whichever side they are of the problem.
 // Then the tile is the transposed output (weights.cuh, store_transposed.cuh), and blocks may share
@@ -15,6 +17,7 @@
 //   barriers in shared memory, one for each stage of the ring of tiles, and chunk of the scales
 //     full     completes when the data are there
 //     empty    completes when every math warp has read them; for tiles, those of the pair
+//     landed   completes when a tile is there that is masked before it is full
 //
 // Loading runs ahead through the ring, across the end of a tile, so the next tile's first stages
 // arrive during the epilogue. A warpgroup that is done with its half goes on to its next tile.
@@ -22,6 +25,7 @@
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_KERNEL_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_KERNEL_CUH_
 
+#include "cuda/kernels/sm90_gemm/mask.cuh"
 #include "cuda/kernels/sm90_gemm/multiply.cuh"
 #include "cuda/kernels/sm90_gemm/store.cuh"
 #include "cuda/kernels/sm90_gemm/store_transposed.cuh"
@@ -41,6 +45,7 @@ __device__ __forceinline__ void InitBarriers(uint32_t shared, uint32_t blocks) {
     for (int i = 0; i < L::kStages; ++i) {
       InitBarrier(shared + L::kFullAt + 8 * i, 1);
       InitBarrier(shared + L::kEmptyAt + 8 * i, blocks * kMathWarps);
+      if constexpr (!L::kMixed) InitBarrier(shared + L::kLandedAt + 8 * i, 1);
     }
     for (int i = 0; i < L::kChunks; ++i) {
       InitBarrier(shared + L::kChunkFullAt + 8 * i, kScaleThreads);
@@ -70,13 +75,13 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
     TileBounds tile;
     bool found = true;
     if (HasGroups<L>(a)) {
-      found = FindTile<L>(a, part.unit, static_cast<int32_t>(rank), cursor, tile);
+      found = FindTile<L>(a, part, static_cast<int32_t>(rank), cursor, tile);
       KeepTile(staged, tile, cursor);
     }
     // Votes, since the compiler takes what was loaded for different from lane to lane, and would
     // have no uniform registers for the main loop.
     if (!__any_sync(~0u, found)) break;
-    const int32_t steps = __any_sync(~0u, tile.sums) ? a.schedule.steps : 0;
+    const int32_t steps = __reduce_max_sync(~0u, tile.sums ? part.end - part.first : 0);
     float total[L::kWaves][kColumns / 2];
     if constexpr (L::kMixed) {
       const bool finishes =
@@ -129,6 +134,9 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
     if (warp == 0 && threadIdx.x == 0) {
       PrefetchMap(&lhs), PrefetchMap(&rhs);
       LoadTiles<L>(a, &lhs, &rhs, shared, parts, rank);
+    }
+    if constexpr (!L::kMixed) {
+      if (warp == 1 && IsContracted<L>(a)) MaskTiles<L>(a, shared, parts, rank);
     }
     if (warp >= 2) {
       const int32_t thread = static_cast<int32_t>(threadIdx.x) - 64;

@@ -64,7 +64,8 @@ struct BlockLayout {
   static constexpr int kStageBytes = kLhsBytes + kRhsBytes;
   static constexpr int kStagingBytes =  // of a warp
       kMixed ? kStoreBuffers * kStoreBytes / 4 : kWarpRows * kWidePitch;
-  static constexpr int kMaxBarriers = 2 * (kMaxStages + kChunks);
+  static constexpr int kStageBarriers = kMixed ? 2 : 3;
+  static constexpr int kMaxBarriers = kStageBarriers * kMaxStages + 2 * kChunks;
   static constexpr int kFixedBytes =
       kTileAlignment + kChunks * kChunkBytes + kMathGroups * 4 * kStagingBytes + 8 * kMaxBarriers;
   static constexpr int kStages =
@@ -78,7 +79,8 @@ struct BlockLayout {
   static_assert(!kMixed || kStagingAt % kTileAlignment == 0);
   static constexpr int kFullAt = kStagingAt + kMathGroups * 4 * kStagingBytes;
   static constexpr int kEmptyAt = kFullAt + 8 * kStages;
-  static constexpr int kChunkFullAt = kEmptyAt + 8 * kStages;
+  static constexpr int kLandedAt = kEmptyAt + 8 * kStages;
+  static constexpr int kChunkFullAt = kFullAt + 8 * kStageBarriers * kStages;
   static constexpr int kChunkEmptyAt = kChunkFullAt + 8 * kChunks;
   static constexpr int kSharedBytes = kChunkEmptyAt + 8 * kChunks + kTileAlignment;
 };

@@ -10,6 +10,8 @@
 //                                                    sums, bias; the same of [columns]. Beside 16
 //                                                    bits scales alone
 //
+// A stage that has values of other groups lands first, and is full when they are masked (mask.cuh).
+//
 // Stages and chunks are rings of their own. Both run ahead across the end of a tile.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_LOAD_CUH_
@@ -68,7 +70,8 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
     const int32_t rhs_batch = a.rhs_batched ? tile.batch : 0;
     const int32_t row = tile.row, column = tile.column;
     for (int32_t step = part.first; step < part.end; ++step, ring.Next()) {
-      const uint32_t full = shared + L::kFullAt + 8 * ring.stage;
+      const bool lands = !L::kMixed && tile.depth.Cuts(step);
+      const uint32_t full = shared + (lands ? L::kLandedAt : L::kFullAt) + 8 * ring.stage;
       Wait(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
       ArriveExpecting(full, L::kLhsBytes + L::kRhsBytes);
       const uint32_t to_lhs = shared + L::kLhsAt + ring.stage * L::kLhsBytes;
@@ -130,7 +133,6 @@ __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
 template <typename L>
 __device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts,
                            int32_t rank, int32_t thread) {
-  const Schedule& s = a.schedule;
   constexpr int kRows = L::kTileRows;
   Ring<L::kChunks> ring;
   GroupCursor cursor;
@@ -139,9 +141,9 @@ __device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed>
 #pragma unroll 1
   while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
 #pragma unroll 1
-    for (int32_t step = 0; step < s.steps; step += kChunkSteps, ring.Next()) {
+    for (int32_t step = part.first; step < part.end; step += kChunkSteps, ring.Next()) {
       const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
-      const int32_t count = min(kChunkSteps, s.steps - step);
+      const int32_t count = min(kChunkSteps, part.end - step);
       Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
 #pragma unroll 1
       for (int32_t i = thread; i < kRows; i += kScaleThreads) {

@@ -82,10 +82,8 @@ bool SumsFirst(const Problem& problem) {
     return side.scale && !side.tiles.ConstantAlongDepth();
   };
   const bool has_code = lhs.dtype == DType::kE4M3 || rhs.dtype == DType::kE4M3;
-  const bool fast =
-      !problem.highest && problem.grouping == Grouping::kNone;  // groups were not tried
-  return IsFloat8(lhs.dtype) && IsFloat8(rhs.dtype) && has_code && fast && !varies(lhs) &&
-         !varies(rhs);
+  return IsFloat8(lhs.dtype) && IsFloat8(rhs.dtype) && has_code && !problem.highest &&
+         !varies(lhs) && !varies(rhs);
 }
 
 std::string WhyNotWorkspace(const Operands& operands, size_t workspace) {

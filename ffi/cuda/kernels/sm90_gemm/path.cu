@@ -241,6 +241,9 @@ class GemmPlan final : public Plan {
     a.group_sizes = buffers.group_sizes;
     a.lhs_scales = ScalesOf(problem_.lhs, buffers.lhs_scale, problem_.rows, schedule_.steps);
     a.rhs_scales = ScalesOf(problem_.rhs, buffers.rhs_scale, problem_.columns, schedule_.steps);
+    if (problem_.grouping == Grouping::kContracted) {  // groups begin at any step
+      a.lhs_scales.fours = a.rhs_scales.fours = false;
+    }
     a.lhs_zeros = ZerosOf(operands_.lhs, buffers.lhs_zero_point, buffers);
     a.rhs_zeros = ZerosOf(operands_.rhs, buffers.rhs_zero_point, buffers);
     a.has_zeros = problem_.lhs.zero_point || problem_.rhs.zero_point;

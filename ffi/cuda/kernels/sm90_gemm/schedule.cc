@@ -90,14 +90,19 @@ double CyclesShared(const Schedule& s, const Times& t, int32_t blocks) {
   return whole * (s.steps * t.step + t.tile) + share * t.step + 2 * t.tile + t.share;
 }
 
-GroupedRows GroupedRowsOf(const Problem& problem, int32_t unit_rows) {
+Groups GroupsOf(const Problem& problem, int32_t unit_rows) {
   const auto rows = static_cast<int32_t>(problem.rows);
   const auto groups = static_cast<int32_t>(problem.batch);
-  return {problem.grouping, groups, rows, rows / groups, unit_rows};
+  const auto depth = static_cast<int32_t>(problem.depth);
+  return {problem.grouping, groups, rows, rows / groups, unit_rows, depth};
+}
+
+bool GroupsRows(const Problem& problem) {
+  return problem.grouping == Grouping::kContiguous || problem.grouping == Grouping::kMasked;
 }
 
 // The most units that the rows of groups, and those of none, can have.
-int32_t GroupedUnits(const GroupedRows& grouped) {
+int32_t GroupedUnits(const Groups& grouped) {
   return grouped.rows / grouped.unit_rows + EntriesOf(grouped);
 }
 
@@ -105,8 +110,9 @@ int32_t GroupedUnits(const GroupedRows& grouped) {
 Problem WithEvenGroups(const Problem& problem) {
   if (problem.grouping == Grouping::kNone) return problem;
   Problem even = problem;
-  even.grouping = Grouping::kNone, even.highest = true;  // two sets of sums, as groups have
-  even.rows = Divide(problem.rows, std::max<int64_t>(problem.batch, 1));
+  even.grouping = Grouping::kNone;
+  int64_t& grouped = GroupsRows(problem) ? even.rows : even.depth;
+  grouped = Divide(grouped, std::max<int64_t>(problem.batch, 1));
   return even;
 }
 
@@ -128,13 +134,15 @@ Schedule MakeSchedule(const Problem& problem, const Configuration& configuration
   s.column_units = static_cast<int32_t>(Divide(problem.columns, ColumnsOfUnit(configuration)));
   s.steps = static_cast<int32_t>(Divide(problem.depth, StepDepth(problem)));
   s.pair = configuration.pair;
-  if (problem.grouping == Grouping::kNone) {
+  if (problem.grouping != Grouping::kNone && problem.batch > 0) {
+    s.grouped = GroupsOf(problem, RowsOfUnit(configuration));
+  }
+  if (GroupsRows(problem)) {
+    s.row_units = problem.rows > 0 ? GroupedUnits(s.grouped) : 0;
+    s.units = s.row_units * s.column_units;
+  } else {
     s.row_units = static_cast<int32_t>(Divide(problem.rows, RowsOfUnit(configuration)));
     s.units = s.row_units * s.column_units * static_cast<int32_t>(problem.batch);
-  } else if (problem.rows > 0) {
-    s.grouped = GroupedRowsOf(problem, RowsOfUnit(configuration));
-    s.row_units = GroupedUnits(s.grouped);
-    s.units = s.row_units * s.column_units;
   }
   if (s.units == 0) return s;
   s.group_rows = std::min(s.row_units, std::max(1, kGroupLines / RowsOfUnit(configuration)));

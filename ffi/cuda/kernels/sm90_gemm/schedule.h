@@ -54,15 +54,16 @@ struct Configuration {
   Pair pair = Pair::kNone;
 };
 
-// Rows of lhs in groups (groups.h).
-struct GroupedRows {
+// Groups of rows of lhs, or of the contracted axis (groups.h).
+struct Groups {
   Grouping grouping = Grouping::kNone;
   int32_t groups = 0, rows = 0, rows_of_group = 0;  // rows of lhs; where masked, for each group
   int32_t unit_rows = 1;
+  int32_t depth = 0;
 };
 
-// The tiles of a launch. A unit is a tile, or the two tiles of a pair. With groups `units` and
-// `row_units` are bounds: how many there are is known on the device alone.
+// The tiles of a launch. A unit is a tile, or the two tiles of a pair. With groups of rows `units`
+// and `row_units` are bounds: how many there are is known on the device alone.
 struct Schedule {
   int32_t units = 0, row_units = 0, column_units = 0;  // `units` of all batch indices
   int32_t group_rows = 1;                              // units of a group
@@ -73,7 +74,7 @@ struct Schedule {
   // Units from `whole_units` on are shared; a block has `share` of their steps.
   int32_t whole_units = 0, share = 0;
   Divisor steps_of_unit;
-  GroupedRows grouped;
+  Groups grouped;
 };
 
 // What a block computes at a time: steps [first, end) of a unit.

@@ -26,21 +26,26 @@ double TilesOf(const Problem& problem) {
   const double batch = static_cast<double>(problem.batch);
   const double down = static_cast<double>(problem.rows) / 64;
   const double across = static_cast<double>(problem.columns) / 32 + 1;
-  return (problem.grouping == Grouping::kNone ? (down + 1) * batch : down + 2 * batch) * across;
+  const bool groups_rows =
+      problem.grouping == Grouping::kContiguous || problem.grouping == Grouping::kMasked;
+  return (groups_rows ? down + 2 * batch : (down + 1) * batch) * across;
 }
 
-// Why groups of rows do not fit the kernel, or "".
+// Why groups do not fit the kernel, or "".
 std::string WhyNotGroups(const Problem& problem) {
-  if (IsMixed(problem)) return "groups of rows need 8 bits on both sides";
-  if (problem.lhs.zero_point || problem.rhs.zero_point) {
-    return "groups of rows cannot have zero points";
-  }
+  if (IsMixed(problem)) return "groups need 8 bits on both sides";
+  if (problem.lhs.zero_point || problem.rhs.zero_point) return "groups cannot have zero points";
   if (problem.batch < 1) return "there are no groups";
   const bool epilogue = problem.residual || problem.bias || problem.out_scale || problem.amax ||
                         problem.activation != Activation::kNone;
-  if (epilogue) return "behind groups of rows it has no epilogue";
-  if (problem.lhs.batch != 0 || problem.out.batch != 0 || problem.lhs.tiles.batch_stride != 0) {
-    return "rows in groups have no batch stride";
+  if (epilogue) return "behind groups it has no epilogue";
+  const auto has_batches = [](const Side& side) {
+    return side.batch != 0 || side.tiles.batch_stride != 0;
+  };
+  const bool contracted = problem.grouping == Grouping::kContracted;
+  if (has_batches(problem.lhs) ||
+      (contracted ? has_batches(problem.rhs) : problem.out.batch != 0)) {
+    return "the axis that has the groups has no batch stride";
   }
   if (problem.grouping == Grouping::kMasked && problem.rows % problem.batch != 0) {
     return "masked groups have to have as many rows each";
