@@ -9,7 +9,7 @@ import pytest
 from ragged_case import Ragged
 
 import jaxfp8
-from jaxfp8._call import ragged_call, strictness
+from jaxfp8._call import ragged_lowering, strictness
 from jaxfp8._call.ragged_reference import RaggedSpec, group_ends
 from jaxfp8._value.spec import OperandSpec
 
@@ -254,7 +254,7 @@ FLOAT8 = "float8_e4m3fn"
     ids=lambda value: str(value)[:40],
 )
 def test_the_reason_is_named(problem, reason):
-    found = ragged_call.why_no_kernel(problem)
+    found = ragged_lowering.why_no_kernel(problem)
     assert found is None if reason is None else reason in found
 
 

@@ -1,0 +1,144 @@
+"""What the kernel of ragged dots takes, and the call of it: `sm90_gemm` on Hopper.
+
+Order of this file: whether it takes a problem, whether it runs here, the call.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._call import ffi
+from jaxfp8._call.ragged_reference import RaggedSpec
+from jaxfp8._value import dtypes
+from jaxfp8._value.spec import OperandSpec, Shape, is_known
+from jaxfp8._value.tiles import repeated
+
+_HOPPER, _ITS_CODE = 90, "90a"
+# As in ffi/cuda/kernels/sm90_gemm: K of a step, bytes that lines are aligned to, and how many
+# products of int8, or of uint8, an int32 sum holds; its smallest tile, and how many it counts.
+_STEP, _ALIGNMENT = 128, 16
+_LONGEST_SUM = {"int8": (2**31 - 1) // 128**2, "uint8": (2**31 - 1) // 255**2}
+_TILE, _MOST = (64, 32), (2**31 - 1) // 2
+
+
+def why_no_kernel(spec: RaggedSpec) -> str | None:
+    """Why no kernel multiplies these groups on any GPU, or None if one does on Hopper."""
+    sides = (spec.lhs, spec.rhs)
+    names = [side.dtype for side in sides]
+    if not is_known(spec.lhs.shape + spec.rhs.shape):
+        return "its sizes are not known when the program is lowered"
+    if math.prod(spec.out_shape) * spec.groups * spec.lhs.depth == 0:
+        return "there is nothing to multiply"
+    if not (all(map(dtypes.is_float8, names)) or all(map(dtypes.is_int8, names))):
+        return f"the kernel multiplies FP8 by FP8 or integers by integers, not {' by '.join(names)}"
+    if any(side.zero_point for side in sides):
+        return "the kernel takes no zero points beside groups"
+    if _counts(spec) > _MOST:
+        return "the kernel counts rows and tiles in 32 bits, and there are more"
+    return next(filter(None, map(_why_not_along_k, sides)), None)
+
+
+def _counts(spec: RaggedSpec) -> int:
+    """The largest number that the kernel counts to, as in why_not.cc."""
+    rows = spec.rows * (spec.groups if spec.is_masked else 1)
+    down, across = -(-rows // _TILE[0]), -(-spec.columns // _TILE[1])
+    return max(rows, spec.columns, spec.lhs.depth, (down + 2 * spec.groups) * (across + 1))
+
+
+def _why_not_along_k(side: OperandSpec) -> str | None:
+    tile, longest = side.tiles[side.contracting[0]], _LONGEST_SUM.get(side.dtype)
+    if longest is not None and side.depth > longest:
+        return f"the kernel sums up to {longest} products of {side.dtype}, not {side.depth}"
+    if not (side.scale and side.scale_varies):
+        return None
+    if longest is not None:
+        return "the kernel sums integers over all of K, along which scales change"
+    if tile % _STEP:
+        return f"scales change every {tile} values along K; the kernel takes multiples of {_STEP}"
+    return None
+
+
+def why_not(spec: RaggedSpec, platform: str) -> str | None:
+    """Why no kernel computes a ragged dot in a program for `platform` that runs here, or None."""
+    if platform not in ("cuda", "gpu"):
+        return f"there is no kernel for groups on {platform!r}"
+    capability = ffi.compute_capability()
+    if capability is None:
+        return "there is no GPU here, and no telling on which one it will run"
+    if capability != _HOPPER:
+        major, minor = divmod(capability, 10)
+        return f"the GPU has compute capability {major}.{minor}, and the kernel is for 9.0"
+    reason = why_no_kernel(spec) or ffi.why_unavailable("cuda")
+    if reason is None and _ITS_CODE not in ffi.cuda_architectures():
+        return f"the library has no code for sm_{_ITS_CODE}"
+    return reason
+
+
+def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]:
+    """The call of docs/custom_call.md: lines of K, of whole 16 bytes."""
+    del split
+    ffi.register_if_it_runs_here("cuda")
+    named = dict(zip(spec.operand_names(), operands, strict=True))
+    arrays = [_lines(named["lhs"], spec.lhs), _lines(named["rhs"], spec.rhs), named["group_sizes"]]
+    lhs_tiles, rhs_tiles = _tiles(spec.lhs), _tiles(spec.rhs)
+    if spec.lhs.scale:
+        scale, lhs_tiles = _lhs_scale(named["lhs_scale"], spec.lhs)
+        arrays.append(scale)
+    if spec.rhs.scale:
+        scale = named["rhs_scale"].astype(jnp.float32)
+        (axis,) = spec.rhs.batch
+        if scale.shape[axis] not in (1, spec.groups):
+            scale = repeated(scale, axis, spec.rhs.tiles[axis], spec.groups)
+        arrays.append(scale.transpose(_order(spec.rhs)))
+    out = jax.ShapeDtypeStruct(spec.out_shape, np.dtype(spec.out_dtype))
+    return [
+        jax.ffi.ffi_call(ffi.RAGGED_TARGET, out)(
+            *arrays,
+            lhs_scale=spec.lhs.scale,
+            rhs_scale=spec.rhs.scale,
+            lhs_tiles=np.asarray(lhs_tiles, np.int64),
+            rhs_tiles=np.asarray(rhs_tiles, np.int64),
+        )
+    ]
+
+
+def _order(side: OperandSpec) -> Shape:
+    return (*side.batch, *side.free, *side.contracting)
+
+
+def _padded(depth: int) -> int:
+    return -(-depth // _ALIGNMENT) * _ALIGNMENT
+
+
+def _lines(x: jax.Array, side: OperandSpec) -> jax.Array:
+    """Values with K last, and as many zeros there as fill 16 bytes."""
+    x = x.transpose(_order(side))
+    more = _padded(side.depth) - side.depth
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)]) if more else x
+
+
+def _tiles(side: OperandSpec) -> Shape:
+    """Sizes of a tile along the free axis and along K; of one that spans K, with its padding."""
+    free, depth = side.tiles[side.free[0]], side.tiles[side.contracting[0]]
+    return free, depth if side.scale_varies else max(depth, _padded(side.depth))
+
+
+def _lhs_scale(scale: jax.Array, side: OperandSpec) -> tuple[jax.Array, Shape]:
+    """Scales [rows, K] of the rows of all groups, and their tiles."""
+    scale = scale.astype(jnp.float32).transpose(_order(side))
+    tile, depth = _tiles(side)
+    if not side.batch:
+        return scale, (tile, depth)
+    (batch,), (free,) = side.batch, side.free
+    groups, rows = side.shape[batch], side.shape[free]
+    if scale.shape[:2] == (1, 1):
+        return scale[0], (groups * rows, depth)
+    for axis, (size, own) in enumerate(((groups, side.tiles[batch]), (rows, tile))):
+        if scale.shape[axis] != size:
+            own = size if scale.shape[axis] == 1 else own
+            scale = repeated(scale, axis, own, size)
+    return scale.reshape(groups * rows, -1), (1, depth)
