@@ -32,9 +32,20 @@ def factor(
     return scale, each.astype(np.float64)
 
 
+def with_nan(q: QArray, wide: np.ndarray, *places: object) -> tuple[QArray, np.ndarray]:
+    """An FP8 operand, and the same dequantised, with NaN at these indices."""
+    values, wide = q.qvalue, wide.copy()
+    for place in places:
+        values, wide[place] = values.at[place].set(jnp.asarray(np.nan, values.dtype)), np.nan
+    return dataclasses.replace(q, qvalue=values), wide
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ragged:
-    """A problem; tiles are (rows, K) and (columns, K), rows of one group where it is masked."""
+    """A problem; tiles are (rows, K) and (columns, K), rows of one group where it is masked.
+
+    What the groups divide is "rows", "masked" rows of each, or the axis "contracted".
+    """
 
     sizes: tuple[int, ...]
     rows: int
@@ -44,50 +55,64 @@ class Ragged:
     rhs: str = "float8_e4m3fn"
     lhs_tile: Tile = (1, 128)
     rhs_tile: Tile = (128, 128)
-    masked: bool = False
+    grouping: str = "rows"
 
     def draw(self, seed: int = 0) -> tuple[QArray, QArray, tuple[np.ndarray, np.ndarray]]:
-        """lhs, and rhs stored as [G, N, K]; and both dequantised in float64."""
-        rng, groups = np.random.default_rng(seed), len(self.sizes)
-        lead = ((groups,), (1,)) if self.masked else ((), ())
+        """lhs, and rhs stored as [G, N, K] or [N, K]; and both dequantised in float64."""
+        rng, groups = np.random.default_rng(seed), (len(self.sizes),)
+        of_lhs = groups if self.grouping == "masked" else ()
+        of_rhs = () if self.grouping == "contracted" else groups
         sides, wide = [], []
-        for shape, dtype, tiles in (
-            ((*lead[0], self.rows, self.depth), self.lhs, (*lead[1], *self.lhs_tile)),
-            ((groups, self.columns, self.depth), self.rhs, (1, *self.rhs_tile)),
+        for lead, lines, dtype, tile in (
+            (of_lhs, self.rows, self.lhs, self.lhs_tile),
+            (of_rhs, self.columns, self.rhs, self.rhs_tile),
         ):
+            shape, tiles = (*lead, lines, self.depth), (*(1 for _ in lead), *tile)
             tiles = tuple(min(t, n) for t, n in zip(tiles, shape, strict=True))
             values, (scale, each) = codes(rng, shape, dtype), factor(rng, shape, tiles)
             sides.append(QArray(jnp.asarray(values), jnp.asarray(scale), tiles=tiles))
             wide.append(values.astype(np.float64) * each)
         return sides[0], sides[1], (wide[0], wide[1])
 
-    def group_of_row(self) -> np.ndarray:
-        """The group of each row, -1 for none; [G, M] where it is masked."""
-        sizes = np.clip(self.sizes, 0, None)
-        if self.masked:
-            rows = np.arange(self.rows)[None] < sizes[:, None]
-            return np.where(rows, np.arange(len(sizes))[:, None], -1)
-        groups = np.repeat(np.arange(len(sizes)), np.minimum(sizes, self.rows))[: self.rows]
-        return np.pad(groups, (0, self.rows - len(groups)), constant_values=-1)
+    def groups_along(self, size: int) -> np.ndarray:
+        """The group of each position along an axis that the groups divide, -1 for none."""
+        sizes = np.clip(self.sizes, 0, size)
+        groups = np.repeat(np.arange(len(sizes)), sizes)[:size]
+        return np.pad(groups, (0, size - len(groups)), constant_values=-1)
+
+    def outside(self) -> np.ndarray:
+        """Which rows of the output are of no group, or of one without positions."""
+        if self.grouping == "rows":
+            return self.groups_along(self.rows) < 0
+        if self.grouping == "masked":
+            return np.arange(self.rows) >= np.asarray(self.sizes)[:, None]
+        own = self.groups_along(self.depth)
+        return ~np.isin(np.arange(len(self.sizes)), own)[:, None].repeat(self.rows, 1)
+
+    def product(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        """The product of these values, [M, N] or [G, M, N]."""
+        groups = range(len(self.sizes))
+        if self.grouping == "contracted":
+            own = self.groups_along(self.depth)
+            return np.stack([lhs[:, own == g] @ rhs[:, own == g].T for g in groups])
+        if self.grouping == "masked":
+            return np.where(self.outside()[..., None], 0, lhs @ rhs.swapaxes(1, 2))
+        y, own = np.zeros((self.rows, self.columns)), self.groups_along(self.rows)
+        for group in groups:
+            y[own == group] = lhs[own == group] @ rhs[group].T
+        return y
 
     def expected(self, wide: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """The product in float64, and the sum of the magnitudes of its terms."""
-        lhs, rhs = wide
-        groups = self.group_of_row()
-        y = np.zeros((*groups.shape, self.columns))
-        size = np.zeros_like(y)
-        for group in range(len(self.sizes)):
-            own = groups == group
-            y[own] = lhs[own] @ rhs[group].T
-            size[own] = abs(lhs[own]) @ abs(rhs[group]).T
-        return y, size
+        return self.product(*wide), self.product(*map(abs, wide))
 
     def assert_right(self, y: np.ndarray, wide: tuple[np.ndarray, np.ndarray], loss: float) -> None:
-        """Asserts that an output is the product, within its bound, and 0 where no group is."""
+        """Asserts that an output is the product, within its bound; NaN as there, 0 outside."""
         wanted, size = self.expected(wide)
         last = {2: 2.0**-8 if y.dtype == jnp.bfloat16 else 2.0**-11, 4: 2.0**-24}[y.itemsize]
         bound = 1.2 * ((self.depth + 8) * _ROUNDING + loss) * size + 1.1 * last * abs(wanted)
-        error = abs(y.astype(np.float64) - wanted)
+        found = y.astype(np.float64)
+        right = (abs(found - wanted) <= bound) | (np.isnan(found) & np.isnan(wanted))
         assert y.shape == wanted.shape
-        assert np.all(error <= bound), f"{np.sum(error > bound)} of {error.size} outputs"
-        assert not np.any(y[self.group_of_row() < 0].astype(np.float64))
+        assert np.all(right), f"{np.sum(~right)} of {right.size} outputs"
+        assert not np.any(y[self.outside()].astype(np.float64))

@@ -145,9 +145,10 @@ def _lower(platform: str, ctx: Any, *operands: Any, spec: RaggedSpec, split: boo
 
 def _tell_of_groups(spec: RaggedSpec, reason: str) -> None:
     """Says that a ragged dot is computed by its definition; in `strict` it raises."""
+    whole = "all of K" if spec.grouping == "contracted" else "all rows"
     text = (
         f"`jaxfp8.ragged_dot`: {spec} is computed group by group because {reason}; each group "
-        "multiplies all rows"
+        f"multiplies {whole}"
     )
     warn_once(text, "leave `jaxfp8.strict()` to allow that", ("ragged_dot", reason))
 

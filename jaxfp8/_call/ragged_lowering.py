@@ -29,12 +29,14 @@ def why_no_kernel(spec: RaggedSpec) -> str | None:
     """Why no kernel multiplies these groups on any GPU, or None if one does on Hopper."""
     sides = (spec.lhs, spec.rhs)
     names = [side.dtype for side in sides]
-    if not is_known(spec.lhs.shape + spec.rhs.shape):
+    if not is_known((*spec.lhs.shape, *spec.rhs.shape, spec.groups)):
         return "its sizes are not known when the program is lowered"
     if math.prod(spec.out_shape) * spec.groups * spec.lhs.depth == 0:
         return "there is nothing to multiply"
     if not (all(map(dtypes.is_float8, names)) or all(map(dtypes.is_int8, names))):
         return f"the kernel multiplies FP8 by FP8 or integers by integers, not {' by '.join(names)}"
+    if spec.grouping == "contracted":
+        return "the kernel takes no groups along the contracted axis"
     if any(side.zero_point for side in sides):
         return "the kernel takes no zero points beside groups"
     if _counts(spec) > _MOST:
@@ -44,7 +46,7 @@ def why_no_kernel(spec: RaggedSpec) -> str | None:
 
 def _counts(spec: RaggedSpec) -> int:
     """The largest number that the kernel counts to, as in why_not.cc."""
-    rows = spec.rows * (spec.groups if spec.is_masked else 1)
+    rows = spec.rows * (spec.groups if spec.grouping == "masked" else 1)
     down, across = -(-rows // _TILE[0]), -(-spec.columns // _TILE[1])
     return max(rows, spec.columns, spec.lhs.depth, (down + 2 * spec.groups) * (across + 1))
 

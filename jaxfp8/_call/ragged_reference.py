@@ -1,15 +1,16 @@
-"""The definition of a ragged dot by scaled dots: one for each group, with all rows of lhs."""
+"""The definition of a ragged dot by scaled dots: one for each group, with all rows or all of K."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxfp8._call import reference
 from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
@@ -18,30 +19,36 @@ from jaxfp8._value.tiles import repeated
 _FACTORS = ("scale", "zero_point")
 
 
+Grouping = Literal["rows", "masked", "contracted"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RaggedSpec:
-    """Rows of lhs in groups, each times an rhs of its own; axes are those of the stored arrays.
+    """Products of groups; axes are those of the stored arrays.
 
     Attributes:
-      lhs: with one contracting and one free axis. With a batch axis too it is masked: that has the
-        groups, and of each the first rows count.
-      rhs: with one contracting and one free axis, and the groups as its batch axis.
+      lhs: with one contracting and one free axis, and the groups as its batch axis if masked.
+      rhs: with one contracting and one free axis, and the groups as its batch axis unless they
+        divide the contracting one.
+      groups: number of groups (G).
       out_dtype: a wide float.
     """
 
     lhs: OperandSpec
     rhs: OperandSpec
+    groups: int
     out_dtype: str
 
     @property
-    def is_masked(self) -> bool:
-        """Whether lhs has rows for each group."""
-        return bool(self.lhs.batch)
+    def grouping(self) -> Grouping:
+        """What the groups divide.
 
-    @property
-    def groups(self) -> int:
-        """Number of groups (G)."""
-        return self.rhs.shape[self.rhs.batch[0]]
+        "rows": the rows of lhs. "masked": lhs has rows for each group, of which the first count.
+        "contracted": the contracted axis of both sides.
+        """
+        if not self.rhs.batch:
+            return "contracted"
+        return "masked" if self.lhs.batch else "rows"
 
     @property
     def rows(self) -> int:
@@ -56,7 +63,8 @@ class RaggedSpec:
     @property
     def out_shape(self) -> Shape:
         """[M, N], or [G, M, N]."""
-        return (*self.lhs.sizes(self.lhs.batch), self.rows, self.columns)
+        lead = () if self.grouping == "rows" else (self.groups,)
+        return (*lead, self.rows, self.columns)
 
     def operand_names(self) -> tuple[str, ...]:
         """The operands of the primitive, in order."""
@@ -65,8 +73,8 @@ class RaggedSpec:
         return ("lhs", "rhs", "group_sizes", *given)
 
     def __str__(self) -> str:
-        """Such as `(float8_e4m3fn[8,4] . float8_e4m3fn[2,4,6] > bfloat16)`."""
-        return f"({self.lhs} . {self.rhs} > {self.out_dtype})"
+        """Such as `(float8_e4m3fn[8,4] . float8_e4m3fn[2,4,6] in 2 groups > bfloat16)`."""
+        return f"({self.lhs} . {self.rhs} in {self.groups} groups > {self.out_dtype})"
 
 
 def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
@@ -78,16 +86,18 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
     """
     named: dict[str, Any] = dict(zip(spec.operand_names(), operands, strict=True))
     sizes = named.pop("group_sizes")
-    if spec.is_masked:
-        rows = jnp.arange(spec.rows)
-        inside = rows < sizes[:, None]
-        y = scaled_dot(_dot(spec, spec.rhs), **{**named, **_of_rows(named, inside, spec.lhs)})[0]
-        return jnp.where(inside[..., None], y, jnp.zeros_like(y))
-    return _group_by_group(named, sizes, spec)
+    define = {"rows": _group_by_group, "masked": _masked, "contracted": _contracted}
+    return define[spec.grouping](named, sizes, spec)
 
 
 def _dot(spec: RaggedSpec, rhs: OperandSpec) -> ScaledDotSpec:
     return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=spec.out_dtype))
+
+
+def _masked(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
+    inside = jnp.arange(spec.rows) < sizes[:, None]
+    y = scaled_dot(_dot(spec, spec.rhs), **{**named, **_of_rows(named, inside, spec.lhs)})[0]
+    return jnp.where(inside[..., None], y, jnp.zeros_like(y))
 
 
 def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
@@ -110,6 +120,48 @@ def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -
     zeros = compat.zeros(compat.output_aval(avals, spec.out_shape, np.dtype(spec.out_dtype)))
     groups = jnp.arange(spec.groups, dtype=jnp.int32)
     return lax.scan(add, zeros, (groups, stacked))[0]
+
+
+def _contracted(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
+    ends = group_ends(sizes, spec.lhs.depth)
+    starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
+    dot = _dot(spec, spec.rhs)
+
+    def multiply(_: None, group: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        start, end = group
+        lhs = _within(start, end, named, "lhs", spec.lhs)
+        rhs = _within(start, end, named, "rhs", spec.rhs)
+        y = scaled_dot(dot, **{**named, **lhs, **rhs})[0]
+        return None, jnp.where(start < end, y, jnp.zeros_like(y))
+
+    return lax.scan(multiply, None, (starts, ends))[1]
+
+
+def _within(
+    start: jax.Array, end: jax.Array, named: dict[str, Any], name: str, side: OperandSpec
+) -> dict[str, Any]:
+    """Values and scales of a side from `start` to `end` along K; elsewhere zeros and ones.
+
+    Other groups may hold NaN, which times zero is NaN: so both sides are masked. The code of
+    zero is the zero point.
+    """
+    (axis,) = side.contracting
+    others = tuple(i for i in range(len(side.shape)) if i != axis)
+
+    def kept(x: jax.Array, tile: int, other: Any) -> jax.Array:
+        first = jnp.arange(x.shape[axis], dtype=jnp.int32) * tile
+        inside = (first > start - tile) & (first < end)
+        return jnp.where(jnp.expand_dims(inside, others), x, jnp.asarray(other, x.dtype))
+
+    values, zero = named[name], named.get(f"{name}_zero_point", 0)
+    if dtypes.is_float8(values.dtype):  # XLA:CPU selects FP8 in float16
+        values = lax.bitcast_convert_type(values, np.uint8)
+    if side.zero_point:
+        zero = reference.expand_tiles(zero, side)
+    own = {name: kept(values, 1, zero)}
+    if side.scale:
+        own[f"{name}_scale"] = kept(named[f"{name}_scale"], side.tiles[axis], 1)
+    return own
 
 
 def _of_rows(named: dict[str, Any], inside: jax.Array, side: OperandSpec) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The product of rows in groups, each with a matrix of its own: mixtures of experts."""
+"""Products of groups, of rows or along the contracted axis: mixtures of experts and gradients."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jaxfp8._ops.operands import Operand, Side, as_sides
 from jaxfp8._value import checks, dtypes
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray
+from jaxfp8._value.spec import OperandSpec
 
 _OPERATION = "jaxfp8.ragged_dot"
 
@@ -26,29 +27,38 @@ def ragged_dot(
     *,
     out_dtype: DTypeLike | None = None,
 ) -> jax.Array:
-    """Rows in groups, each times a matrix of its own, computed on the 8-bit data.
+    """Products of groups, computed on the 8-bit data: of rows, or along the contracted axis.
 
-    `y[m] = lhs[m] @ rhs[g(m)]`, where the first `group_sizes[0]` rows are of group 0, the next
-    `group_sizes[1]` of group 1, and so on. It is `jax.lax.ragged_dot` of the dequantised operands,
-    with sums and scales as in `dot_general`. Rows after the last group are zeros. Sizes need not
-    be multiples of anything, stay on the device, and may be 0; one below 0 counts as 0, and what
-    exceeds the rows of `lhs` is cut off.
+    The shapes say which:
 
-    With an `lhs` of rank 3 each group has rows of its own, of which the first `group_sizes[g]`
-    count: `y[g, m] = lhs[g, m] @ rhs[g]` for those, and zeros for the others.
+        lhs [M, K],    rhs [G, K, N]:  y[m]    = lhs[m] @ rhs[g(m)]
+        lhs [G, M, K], rhs [G, K, N]:  y[g, m] = lhs[g, m] @ rhs[g],  m < group_sizes[g]
+        lhs [M, K],    rhs [K, N]:     y[g]    = lhs[:, k(g)] @ rhs[k(g), :]
+
+    In the first, rows are in groups: the first `group_sizes[0]` are of group 0, the next
+    `group_sizes[1]` of group 1, and so on. Each group has a matrix of its own. In the second, each
+    group has rows of its own, of which the first count. Rows of no group are zeros.
+    In the third, the positions of K are in groups, likewise. It is the gradient of the weights of
+    the first: with tokens x [T, A] and cotangents dy [T, B], `ragged_dot(x.T, dy, sizes)` is
+    [G, A, B]. A group without positions gives zeros. What is at positions of other groups, or of
+    none, does not count, whatever it is.
+
+    It is `jax.lax.ragged_dot`, or `ragged_dot_general`, of the dequantised operands, with sums and
+    scales as in `dot_general`. Sizes need not be multiples of anything, stay on the device, and may
+    be 0; one below 0 counts as 0, and what exceeds `lhs` is cut off.
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch of `sm90_gemm` without zero points:
     of FP8, whose scales change every 128 of K or a multiple, or not at all; and of int8 and uint8,
     whose scales do not change along K. It reads weights as lines of K, so hold them as [G, N, K]
-    and pass `w.mT`; others are transposed first. What it does not take is computed as one scaled
-    dot of all rows for each group, with a `FallbackWarning` that says why. So it is on other
-    platforms, on several devices, under `vmap` and in derivatives, which are those of a float `lhs`
-    or `rhs` and of scales. Along explicit mesh axes operands are gathered first, which a
-    `FallbackWarning` says too.
+    and pass `w.mT`; others are transposed first. It takes no groups along the contracted axis.
+    What it does not take is computed as one scaled dot of all rows, or of all of K, for each group,
+    with a `FallbackWarning` that says why. So it is on other platforms, on several devices, under
+    `vmap` and in derivatives, which are those of a float `lhs` or `rhs` and of scales. Along
+    explicit mesh axes operands are gathered first, which a `FallbackWarning` says too.
 
     Args:
       lhs: [M, K] or [G, M, K].
-      rhs: [G, K, N].
+      rhs: [G, K, N] or [K, N].
       group_sizes: integers [G].
       out_dtype: float32, bfloat16 or float16. Default: the float side's dtype, else that of the
         scales, else float32.
@@ -56,7 +66,7 @@ def ragged_dot(
     Both operands may be what `dot_general` takes, but for a `PreparedArray`.
 
     Returns:
-      [M, N] or [G, M, N].
+      [M, N] for the first of these, else [G, M, N].
 
     Raises:
       TypeError: an operand, the sizes or the output dtype is not listed above.
@@ -70,6 +80,10 @@ def ragged_dot(
       >>> y = jax.eval_shape(jaxfp8.ragged_dot, rows, experts, jnp.array([3, 1]))
       >>> y.shape
       (5, 4)
+      >>> tokens, cotangents = jaxfp8.quantize(jnp.ones((4, 5))), jaxfp8.quantize(jnp.ones((6, 5)))
+      >>> y = jax.eval_shape(jaxfp8.ragged_dot, tokens, cotangents.mT, jnp.array([3, 1]))
+      >>> y.shape
+      (2, 4, 6)
     """
     for name, operand in (("lhs", lhs), ("rhs", rhs)):
         if isinstance(operand, PreparedArray):
@@ -78,14 +92,20 @@ def ragged_dot(
     sides = as_sides(_OPERATION, lhs, rhs)
     sizes = _as_sizes(group_sizes)
     _check_shapes(*sides, sizes)
-    masked = len(sides[0].shape) == 3
     spec = RaggedSpec(
-        lhs=sides[0].spec((1 + masked,), (0,) if masked else ()),
-        rhs=sides[1].spec((1,), (0,)),
+        lhs=_spec(sides[0], 1),
+        rhs=_spec(sides[1], 0),
+        groups=sizes.shape[0],
         out_dtype=_out_dtype(out_dtype, sides).name,
     )
     named: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
     return bind(spec, {**named, "group_sizes": sizes})
+
+
+def _spec(side: Side, contracted: int) -> OperandSpec:
+    """Of a side whose last two axes are a matrix, of which that one is contracted."""
+    batch = tuple(range(len(side.shape) - 2))
+    return side.spec((len(batch) + contracted,), batch)
 
 
 def _as_sizes(group_sizes: ArrayLike) -> jax.Array:
@@ -95,7 +115,7 @@ def _as_sizes(group_sizes: ArrayLike) -> jax.Array:
     sizes = checks.as_array(_OPERATION, "group_sizes", group_sizes)
     if not jnp.issubdtype(sizes.dtype, np.integer):
         got, needs = f"has dtype {sizes.dtype}", "integers are needed"
-        remedy = "count the rows of each group, as `jnp.bincount` does"
+        remedy = "count what each group has, as `jnp.bincount` does"
         raise TypeError(message(_OPERATION, "`group_sizes`", got, needs, remedy))
     own, limits = jnp.iinfo(sizes.dtype), np.iinfo(np.int32)
     least, most = max(own.min, limits.min), min(own.max, limits.max)
@@ -104,14 +124,15 @@ def _as_sizes(group_sizes: ArrayLike) -> jax.Array:
 
 def _check_shapes(lhs: Side, rhs: Side, sizes: jax.Array) -> None:
     got = f"are {list(lhs.shape)} and {list(rhs.shape)}"
-    remedy = "pass weights stored as [G, N, K] as `w.mT`"
-    if len(lhs.shape) not in (2, 3) or len(rhs.shape) != 3:
-        needs = "[M, K], or [G, M, K], and [G, K, N] are needed"
-    elif lhs.shape[-1] != rhs.shape[1]:
-        needs = "the last axis of `lhs` and the second of `rhs` are summed over and have to agree"
+    remedy = "pass what is stored as [G, N, K] or [N, K] as `w.mT`"
+    if (len(lhs.shape), len(rhs.shape)) not in ((2, 3), (3, 3), (2, 2)):
+        needs = "[M, K] and [G, K, N], [G, M, K] and [G, K, N], or [M, K] and [K, N] are needed"
+    elif lhs.shape[-1] != rhs.shape[-2]:
+        needs = "the last axis of `lhs` and the last but one of `rhs` are summed over, and"
+        needs += " have to agree"
     elif len(lhs.shape) == 3 and lhs.shape[0] != rhs.shape[0]:
         needs, remedy = "both need the same number of groups", "give `lhs` rows for each group"
-    elif sizes.shape != rhs.shape[:1]:
+    elif sizes.ndim != 1 or (len(rhs.shape) == 3 and sizes.shape != rhs.shape[:1]):
         got = f"has shape {list(sizes.shape)}, and `rhs` has shape {list(rhs.shape)}"
         needs, remedy = "one size for each group is needed", "give an empty group the size 0"
         raise ValueError(message(_OPERATION, "`group_sizes`", got, needs, remedy))

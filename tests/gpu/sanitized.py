@@ -74,7 +74,7 @@ def rounded(spec, operands):
 def run_ragged() -> None:
     """Rows in groups, where tiles reach over the end of a group."""
     lines = {"lhs_tile": (1, 999), "rhs_tile": (1, 999)}
-    for more in ({}, {"masked": True}, {"lhs": "int8", "rhs": "int8", **lines}):
+    for more in ({}, {"grouping": "masked"}, {"lhs": "int8", "rhs": "int8", **lines}):
         case = Ragged(sizes=(3, 0, 70, 129), rows=150, columns=72, depth=300, **more)
         lhs, rhs, wide = case.draw()
         y = jaxfp8.ragged_dot(lhs, rhs.mT, np.asarray(case.sizes, np.int32), out_dtype="float32")

@@ -31,12 +31,19 @@ CASES = {
     ),
     "int8": Ragged(sizes=UNEVEN, rows=400, columns=136, depth=272, lhs="int8", rhs="int8", **LINES),
     "uint8": Ragged(sizes=(5, 64), rows=70, columns=40, depth=33, lhs="uint8", rhs="int8", **LINES),
-    "masked": Ragged(sizes=(3, 0, 150, 200), rows=150, columns=136, depth=300, masked=True),
+    "masked": Ragged(sizes=(3, 0, 150, 200), rows=150, columns=136, depth=300, grouping="masked"),
     "masked rows": Ragged(
-        sizes=(65, -1, 9), rows=67, columns=33, depth=40, masked=True, lhs_tile=(3, 10**6)
+        sizes=(65, -1, 9), rows=67, columns=33, depth=40, grouping="masked", lhs_tile=(3, 10**6)
     ),
     "masked int8": Ragged(
-        sizes=(1, 0), rows=3, columns=8, depth=16, masked=True, lhs="int8", rhs="int8", **TENSOR
+        sizes=(1, 0),
+        rows=3,
+        columns=8,
+        depth=16,
+        grouping="masked",
+        lhs="int8",
+        rhs="int8",
+        **TENSOR,
     ),
 }
 
@@ -86,7 +93,7 @@ def test_random_problems(seed):
         rows=rows,
         columns=int(rng.integers(1, 500)),
         depth=int(rng.integers(1, 700)),
-        masked=masked,
+        grouping="masked" if masked else "rows",
         **tiles,
     )
     lhs, rhs, wide = case.draw(seed)

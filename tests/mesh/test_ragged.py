@@ -1,4 +1,4 @@
-"""Rows in groups on a mesh: automatic and manual axes as they are split, explicit ones gathered."""
+"""Groups on a mesh: automatic and manual axes as they are split, explicit ones gathered."""
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ SIZES = jnp.array([3, 4], jnp.int32)
 X = jaxfp8.quantize(jax.random.normal(jax.random.key(0), (8, 16)), channelwise_axes=(0,))
 W = jaxfp8.quantize(jax.random.normal(jax.random.key(1), (2, 16, 4)), channelwise_axes=(0, 2))
 SPLITS = {"rows": (P("a"), P()), "groups": (P(), P("a")), "columns": (P(), P(None, None, "a"))}
+# Groups along the contracted axis.
+DY = jaxfp8.quantize(jax.random.normal(jax.random.key(2), (8, 6)), channelwise_axes=(1,))
+ALONG_K = {"contracted": (P("a"), P("a")), "rows": (P(None, "a"), P())}
 
 
 def mesh(kind):
@@ -33,6 +36,22 @@ def test_split_operands_give_the_same(split, kind):
     with jax.set_mesh(two):
         y = jax.jit(jaxfp8.ragged_dot)(on(two, X, of_x), on(two, W, of_w), SIZES)
     np.testing.assert_array_equal(np.asarray(y), np.asarray(jaxfp8.ragged_dot(X, W, SIZES)))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("split", ALONG_K)
+def test_groups_along_a_split_axis_give_the_same(split, kind):
+    two, (of_x, of_dy) = mesh(kind), ALONG_K[split]
+    x = jaxfp8.QArray(X.qvalue, jnp.float32(0.5))
+
+    def product(x, dy):
+        return jaxfp8.ragged_dot(x.T, dy, SIZES)
+
+    with jax.set_mesh(two):
+        values = on(two, x.qvalue, of_x)
+        dy = jaxfp8.QArray(on(two, DY.qvalue, of_dy), on(two, DY.scale, P()))
+        y = jax.jit(product)(jaxfp8.QArray(values, x.scale), dy)
+    np.testing.assert_allclose(np.asarray(y), np.asarray(product(x, DY)), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("change", [lambda f: f, jax.jit], ids=["eager", "jit"])

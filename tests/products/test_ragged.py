@@ -1,4 +1,7 @@
-"""Rows in groups, each times a matrix of its own, on the CPU: by scaled dots."""
+"""Rows in groups, each times a matrix of its own, on the CPU: by scaled dots.
+
+`test_ragged_contracted` has groups along the contracted axis.
+"""
 
 import functools
 
@@ -25,8 +28,8 @@ CASES = {
     "int8": Ragged(sizes=(2, 3), rows=5, columns=7, depth=40, lhs="int8", rhs="int8", **LINES),
     "no rows in groups": Ragged(sizes=(0, 0), rows=3, columns=4, depth=16, **LINES),
     "too many rows": Ragged(sizes=(-2, 5, 2**31 - 1, 9), rows=8, columns=4, depth=16, **LINES),
-    "masked": Ragged(sizes=(3, 0, 9, -1), rows=5, columns=6, depth=20, masked=True, **LINES),
-    "masked blocks": Ragged(sizes=(1, 2), rows=3, columns=130, depth=130, masked=True),
+    "masked": Ragged(sizes=(3, 0, 9, -1), rows=5, columns=6, depth=20, grouping="masked", **LINES),
+    "masked blocks": Ragged(sizes=(1, 2), rows=3, columns=130, depth=130, grouping="masked"),
 }
 
 
@@ -190,7 +193,7 @@ PREPARED = jaxfp8.prepare(jaxfp8.QArray(jnp.ones((64, 64), jnp.int8), jnp.ones((
     [
         ((np.ones((4, 8)), np.ones((2, 8, 3)), SIZES), TypeError, "one of them has to be 8-bit"),
         ((Q, W.mT, SIZES), ValueError, r"are \[4, 8\] and \[2, 3, 8\].* as `w.mT`"),
-        ((Q, Q, SIZES), ValueError, r"\[M, K\], or \[G, M, K\], and \[G, K, N\] are needed"),
+        ((W, Q, SIZES), ValueError, r"\[M, K\] and \[G, K, N\], .* or \[M, K\] and \[K, N\] are"),
         ((np.ones((3, 4, 8), np.int8), W, SIZES), ValueError, "the same number of groups"),
         ((Q, W, SIZES[:1]), ValueError, r"`group_sizes` has shape \[1\]"),
         ((Q, W, np.ones(2)), TypeError, "`group_sizes` has dtype float32.*`jnp.bincount`"),
@@ -232,7 +235,7 @@ def spec(lhs="int8", rhs="int8", *, lhs_tiles=(1, 8), zero_point=False, depth=8,
             (rhs, (2, 3, depth), 2, (0,), (1, 1, max(depth, 1))),
         )
     ]
-    return RaggedSpec(lhs=sides[0], rhs=sides[1], out_dtype="float32")
+    return RaggedSpec(lhs=sides[0], rhs=sides[1], groups=2, out_dtype="float32")
 
 
 FLOAT8 = "float8_e4m3fn"
