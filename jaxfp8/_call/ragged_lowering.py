@@ -35,8 +35,6 @@ def why_no_kernel(spec: RaggedSpec) -> str | None:
         return "there is nothing to multiply"
     if not (all(map(dtypes.is_float8, names)) or all(map(dtypes.is_int8, names))):
         return f"the kernel multiplies FP8 by FP8 or integers by integers, not {' by '.join(names)}"
-    if spec.grouping == "contracted":
-        return "the kernel takes no groups along the contracted axis"
     if any(side.zero_point for side in sides):
         return "the kernel takes no zero points beside groups"
     if _counts(spec) > _MOST:
@@ -48,7 +46,9 @@ def _counts(spec: RaggedSpec) -> int:
     """The largest number that the kernel counts to, as in why_not.cc."""
     rows = spec.rows * (spec.groups if spec.grouping == "masked" else 1)
     down, across = -(-rows // _TILE[0]), -(-spec.columns // _TILE[1])
-    return max(rows, spec.columns, spec.lhs.depth, (down + 2 * spec.groups) * (across + 1))
+    contracted = spec.grouping == "contracted"
+    down = (down + 1) * spec.groups if contracted else down + 2 * spec.groups
+    return max(rows, spec.columns, spec.lhs.depth, down * (across + 1))
 
 
 def _why_not_along_k(side: OperandSpec) -> str | None:
@@ -91,11 +91,7 @@ def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]
         scale, lhs_tiles = _lhs_scale(named["lhs_scale"], spec.lhs)
         arrays.append(scale)
     if spec.rhs.scale:
-        scale = named["rhs_scale"].astype(jnp.float32)
-        (axis,) = spec.rhs.batch
-        if scale.shape[axis] not in (1, spec.groups):
-            scale = repeated(scale, axis, spec.rhs.tiles[axis], spec.groups)
-        arrays.append(scale.transpose(_order(spec.rhs)))
+        arrays.append(_rhs_scale(named["rhs_scale"], spec.rhs, spec.groups))
     out = jax.ShapeDtypeStruct(spec.out_shape, np.dtype(spec.out_dtype))
     return [
         jax.ffi.ffi_call(ffi.RAGGED_TARGET, out)(
@@ -144,3 +140,14 @@ def _lhs_scale(scale: jax.Array, side: OperandSpec) -> tuple[jax.Array, Shape]:
             own = size if scale.shape[axis] == 1 else own
             scale = repeated(scale, axis, own, size)
     return scale.reshape(groups * rows, -1), (1, depth)
+
+
+def _rhs_scale(scale: jax.Array, side: OperandSpec, groups: int) -> jax.Array:
+    """Scales [G or 1, columns, K]."""
+    scale = scale.astype(jnp.float32)
+    if not side.batch:
+        return scale.transpose(_order(side))[None]
+    (axis,) = side.batch
+    if scale.shape[axis] not in (1, groups):
+        scale = repeated(scale, axis, side.tiles[axis], groups)
+    return scale.transpose(_order(side))

@@ -49,8 +49,9 @@ def ragged_dot(
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch of `sm90_gemm` without zero points:
     of FP8, whose scales change every 128 of K or a multiple, or not at all; and of int8 and uint8,
-    whose scales do not change along K. It reads weights as lines of K, so hold them as [G, N, K]
-    and pass `w.mT`; others are transposed first. It takes no groups along the contracted axis.
+    whose scales do not change along K. Tiles of scales begin at multiples of their size along K,
+    wherever groups begin. The kernel reads lines of K. So hold weights as [G, N, K] and pass
+    `w.mT`, and what is multiplied along tokens as [A, T] and [B, T]; others are transposed first.
     What it does not take is computed as one scaled dot of all rows, or of all of K, for each group,
     with a `FallbackWarning` that says why. So it is on other platforms, on several devices, under
     `vmap` and in derivatives, which are those of a float `lhs` or `rhs` and of scales. Along

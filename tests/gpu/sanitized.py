@@ -72,9 +72,10 @@ def rounded(spec, operands):
 
 
 def run_ragged() -> None:
-    """Rows in groups, where tiles reach over the end of a group."""
+    """Groups of rows or along K, where tiles or steps reach over the end of a group."""
     lines = {"lhs_tile": (1, 999), "rhs_tile": (1, 999)}
-    for more in ({}, {"grouping": "masked"}, {"lhs": "int8", "rhs": "int8", **lines}):
+    kinds = ({}, {"grouping": "masked"}, {"grouping": "contracted"})
+    for more in (*kinds, {"lhs": "int8", "rhs": "int8", **lines}):
         case = Ragged(sizes=(3, 0, 70, 129), rows=150, columns=72, depth=300, **more)
         lhs, rhs, wide = case.draw()
         y = jaxfp8.ragged_dot(lhs, rhs.mT, np.asarray(case.sizes, np.int32), out_dtype="float32")

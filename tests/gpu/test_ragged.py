@@ -1,4 +1,4 @@
-"""Rows in groups, each times a matrix of its own: one launch of `sm90_gemm` on Hopper."""
+"""Groups of rows, or along the contracted axis: one launch of `sm90_gemm` on Hopper."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ragged_case import FP8_LOSS, Ragged
+from ragged_case import FP8_LOSS, Ragged, with_nan
 
 import jaxfp8
 from jaxfp8._call import ffi
@@ -16,6 +16,9 @@ CALL = "custom_call @jaxfp8_ragged_dot"
 E5M2 = "float8_e5m2"
 LINES = {"lhs_tile": (1, 10**6), "rhs_tile": (1, 10**6)}
 TENSOR = {"lhs_tile": (10**6, 10**6), "rhs_tile": (10**6, 10**6)}
+BLOCKS_OF_LINES = {"lhs_tile": (1, 128), "rhs_tile": (1, 128)}
+masked = functools.partial(Ragged, grouping="masked")
+along_k = functools.partial(Ragged, grouping="contracted")
 UNEVEN = (3, 0, 129, 65, 0, 1, 200)
 CASES = {
     "blocks": Ragged(sizes=UNEVEN, rows=430, columns=260, depth=400),
@@ -31,21 +34,40 @@ CASES = {
     ),
     "int8": Ragged(sizes=UNEVEN, rows=400, columns=136, depth=272, lhs="int8", rhs="int8", **LINES),
     "uint8": Ragged(sizes=(5, 64), rows=70, columns=40, depth=33, lhs="uint8", rhs="int8", **LINES),
-    "masked": Ragged(sizes=(3, 0, 150, 200), rows=150, columns=136, depth=300, grouping="masked"),
-    "masked rows": Ragged(
-        sizes=(65, -1, 9), rows=67, columns=33, depth=40, grouping="masked", lhs_tile=(3, 10**6)
+    "masked": masked(sizes=(3, 0, 150, 200), rows=150, columns=136, depth=300),
+    "masked rows": masked(sizes=(65, -1, 9), rows=67, columns=33, depth=40, lhs_tile=(3, 10**6)),
+    "masked int8": masked(
+        sizes=(1, 0), rows=3, columns=8, depth=16, lhs="int8", rhs="int8", **TENSOR
     ),
-    "masked int8": Ragged(
-        sizes=(1, 0),
-        rows=3,
-        columns=8,
-        depth=16,
-        grouping="masked",
-        lhs="int8",
-        rhs="int8",
-        **TENSOR,
+    "along K, tensor": along_k(sizes=UNEVEN, rows=131, columns=261, depth=400, **TENSOR),
+    "along K, lines": along_k(sizes=UNEVEN, rows=67, columns=33, depth=401, lhs=E5M2, **LINES),
+    "along K, blocks of lines": along_k(
+        sizes=(*UNEVEN, 128, 256), rows=131, columns=261, depth=801, **BLOCKS_OF_LINES
+    ),
+    "along K, blocks": along_k(sizes=UNEVEN, rows=301, columns=391, depth=430, rhs=E5M2),
+    "along K, square blocks": along_k(
+        sizes=UNEVEN, rows=140, columns=131, depth=430, lhs_tile=(128, 128)
+    ),
+    "along K, wide tiles": along_k(
+        sizes=(70, 200), rows=80, columns=140, depth=600, lhs_tile=(3, 256), rhs_tile=(5, 384)
+    ),
+    "along K, short": along_k(sizes=(1, 2, 0, 5), rows=3, columns=5, depth=9, **TENSOR),
+    "along K, whole steps": along_k(sizes=(128, 384, 0, 256), rows=256, columns=192, depth=768),
+    "along K, no positions": along_k(sizes=(0, 0, 0), rows=70, columns=40, depth=128),
+    "along K, too many": along_k(
+        sizes=(-3, 60, 2**31 - 1, 2**31 - 1), rows=90, columns=72, depth=260, **LINES
+    ),
+    "along K, many groups": along_k(
+        sizes=tuple(i * 37 % 11 for i in range(600)), rows=17, columns=24, depth=3100, **LINES
+    ),
+    "along K, int8": along_k(
+        sizes=UNEVEN, rows=131, columns=261, depth=410, lhs="int8", rhs="int8", **LINES
+    ),
+    "along K, uint8": along_k(
+        sizes=(5, 64), rows=71, columns=41, depth=90, lhs="uint8", rhs="int8", **LINES
     ),
 }
+GROUPINGS = ("rows", "masked", "contracted")
 
 
 def is_hopper():
@@ -81,19 +103,20 @@ def test_values_are_those_of_float64(name, dtype):
 
 
 @needs_hopper
-@pytest.mark.parametrize("seed", range(24))
-def test_random_problems(seed):
-    rng = np.random.default_rng(seed)
-    masked = bool(rng.integers(2))
-    groups, rows = rng.integers(1, 20), int(rng.integers(1, 400))
-    most = rows if masked else max(1, 2 * rows // groups)
-    tiles = [{}, LINES, TENSOR, {"lhs_tile": (1, 128), "rhs_tile": (1, 128)}][rng.integers(4)]
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_problems(seed, grouping):
+    rng = np.random.default_rng([seed, GROUPINGS.index(grouping)])
+    groups, rows, depth = rng.integers(1, 20), *map(int, rng.integers(1, (400, 700)))
+    most = rows if grouping == "masked" else max(1, 2 * rows // groups)
+    most = max(1, 2 * depth // groups) if grouping == "contracted" else most
+    tiles = [{}, LINES, TENSOR, BLOCKS_OF_LINES][rng.integers(4)]
     case = Ragged(
         sizes=tuple(int(size) for size in rng.integers(-1, most + 1, groups)),
         rows=rows,
         columns=int(rng.integers(1, 500)),
-        depth=int(rng.integers(1, 700)),
-        grouping="masked" if masked else "rows",
+        depth=depth,
+        grouping=grouping,
         **tiles,
     )
     lhs, rhs, wide = case.draw(seed)
@@ -107,6 +130,16 @@ def test_weights_that_are_no_lines_of_k_are_transposed():
     turned = jaxfp8.QArray(rhs.qvalue.mT, rhs.scale.mT, tiles=(1, 128, 128))
     call = jax.jit(functools.partial(jaxfp8.ragged_dot, out_dtype=jnp.float32))
     y = call(lhs, turned, jnp.asarray(case.sizes, jnp.int32))
+    case.assert_right(np.asarray(y), wide, FP8_LOSS)
+
+
+@needs_hopper
+def test_tokens_that_are_no_lines_of_k_are_transposed():
+    case = CASES["along K, blocks of lines"]
+    lhs, rhs, wide = case.draw()
+    x, dy = (jaxfp8.QArray(q.qvalue.T, q.scale.T, tiles=(128, 1)) for q in (lhs, rhs))
+    call = jax.jit(lambda x, dy, sizes: jaxfp8.ragged_dot(x.T, dy, sizes))
+    y = call(x, dy, jnp.asarray(case.sizes, jnp.int32))
     case.assert_right(np.asarray(y), wide, FP8_LOSS)
 
 
@@ -133,6 +166,51 @@ def test_every_code_counts_and_nan_stays_in_its_group(dtype):
 
 
 @needs_hopper
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", E5M2])
+def test_every_code_counts_in_its_group_along_k(dtype):
+    """Row r has code r in the second group, and nothing else; NaN stays in its row."""
+    case = along_k(sizes=(130, 3, 60), rows=256, columns=17, depth=200, lhs=dtype, rhs=dtype)
+    codes = jnp.arange(256, dtype=jnp.uint8).view(dtype)
+    left = jnp.zeros((256, 200), dtype).at[:, 131].set(codes)
+    right, unit = jnp.ones((17, 200), dtype), jnp.ones((1, 1), jnp.float32)
+    y = compiled(case, jaxfp8.QArray(left, unit), jaxfp8.QArray(right, unit), out_dtype=jnp.float32)
+    np.testing.assert_array_equal(y[1], np.asarray(codes, np.float32)[:, None].repeat(17, 1))
+    assert not np.any(y[[0, 2]])
+
+
+@needs_hopper
+@pytest.mark.parametrize("name", ["along K, tensor", "along K, blocks of lines", "along K, blocks"])
+@pytest.mark.parametrize("at", [0, 2, 131, 132, 196, 197])
+def test_nan_stays_in_its_group_along_k(name, at):
+    """At the first and the last position of groups; positions of no group hold NaN, too."""
+    case = dataclasses.replace(CASES[name], sizes=(3, 0, 129, 65, 0, 1, 100))
+    lhs, rhs, wide = case.draw()
+    rest = (slice(None), slice(298, None))
+    lhs, left = with_nan(lhs, wide[0], (2, at), rest)
+    rhs, right = with_nan(rhs, wide[1], (5, at), rest)
+    y = compiled(case, lhs, rhs, out_dtype=jnp.float32)
+    case.assert_right(y, (left, right), FP8_LOSS)
+    assert np.any(np.isnan(y))
+
+
+@needs_hopper
+def test_scales_of_other_positions_do_not_count_along_k():
+    case = dataclasses.replace(CASES["along K, blocks of lines"], sizes=(130, 126))
+    lhs, rhs, wide = case.draw()
+    lhs, rhs = (dataclasses.replace(q, scale=q.scale.at[:, 2:].set(jnp.nan)) for q in (lhs, rhs))
+    case.assert_right(compiled(case, lhs, rhs, out_dtype=jnp.float32), wide, FP8_LOSS)
+
+
+@needs_hopper
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+def test_an_empty_group_along_k_is_zeros_whatever_the_scales(dtype):
+    case = along_k(sizes=(0, 30, 0), rows=2, columns=8, depth=32)
+    lhs, rhs = (jaxfp8.QArray(jnp.ones((n, 32), dtype), jnp.full((1, 1), np.nan)) for n in (2, 8))
+    y = compiled(case, lhs, rhs)
+    np.testing.assert_array_equal(y, np.array([0, np.nan, 0]).repeat(16).reshape(3, 2, 8))
+
+
+@needs_hopper
 def test_rows_of_no_group_are_zeros_whatever_they_hold():
     case = dataclasses.replace(CASES["blocks"], sizes=(100,))
     lhs, rhs, _ = case.draw()
@@ -145,8 +223,9 @@ def test_rows_of_no_group_are_zeros_whatever_they_hold():
 
 
 @needs_hopper
-def test_sizes_may_change_from_call_to_call():
-    case = CASES["blocks"]
+@pytest.mark.parametrize("name", ["blocks", "along K, blocks"])
+def test_sizes_may_change_from_call_to_call(name):
+    case = CASES[name]
     lhs, rhs, wide = case.draw()
     call = jax.jit(functools.partial(jaxfp8.ragged_dot, out_dtype=jnp.float32))
     for sizes in ((1, 2, 3, 4, 5, 6, 7), (0, 0, 0, 400, 0, 0, 0), (61,) * 7):
@@ -170,6 +249,7 @@ def test_what_the_kernel_does_not_take_is_scaled_dots():
     ("change", "message"),
     [
         (lambda x, a: (x[:2], a), "it needs lhs, rhs and group_sizes"),
+        (lambda x, a: ([x[0][None], x[1][0], *x[2:]], a), "need two axes or three"),
         (lambda x, a: ([x[0][:, :10], *x[1:]], a), "`lhs` is"),
         (lambda x, a: ([x[0], x[1][..., :10], *x[2:]], a), "has 10 values"),
         (lambda x, a: ([*x[:2], x[2][:1], *x[3:]], a), "`group_sizes` is int32"),
@@ -177,7 +257,7 @@ def test_what_the_kernel_does_not_take_is_scaled_dots():
         (lambda x, a: (x, {k: v for k, v in a.items() if k != "rhs_scale"}), "is missing"),
         (lambda x, a: ([*x, x[0]], a), "the call has 5 operands"),
     ],
-    ids=["operands", "lhs", "K", "sizes", "tiles", "attribute", "more"],
+    ids=["operands", "ranks", "lhs", "K", "sizes", "tiles", "attribute", "more"],
 )
 def test_a_wrong_call_is_an_error(change, message):
     attributes = {

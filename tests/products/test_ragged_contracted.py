@@ -212,5 +212,40 @@ def spec(dtype=FP8, *, rows=5, columns=7, depth=300, groups=3, tile=None, zero_p
     return RaggedSpec(lhs=sides[0], rhs=sides[1], groups=groups, out_dtype="float32")
 
 
-def test_there_is_no_kernel():
-    assert "no groups along the contracted axis" in ragged_lowering.why_no_kernel(spec())
+MOST = (2**31 - 1) // 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (spec(), None),
+        (spec(tile=128), None),
+        (spec(tile=384, depth=1000), None),
+        (spec("int8", depth=131071), None),
+        (spec(tile=64), "scales change every 64 values"),
+        (spec("int8", tile=128), "along which scales change"),
+        (spec("int8", depth=131072), "sums up to 131071 products of int8"),
+        (spec(zero_point=True), "no zero points"),
+        (spec(groups=0), "nothing to multiply"),
+        (spec(depth=0), "nothing to multiply"),
+        (spec(rows=65, columns=33, groups=MOST // 9), None),
+        (spec(rows=65, columns=33, groups=MOST // 9 + 1), "counts rows and tiles in 32 bits"),
+        (spec(depth=MOST + 1), "counts rows and tiles in 32 bits"),
+    ],
+    ids=lambda value: str(value)[-60:],
+)
+def test_the_reason_is_named(problem, reason):
+    found = ragged_lowering.why_no_kernel(problem)
+    assert found is None if reason is None else reason in found
+
+
+def test_the_call_has_lines_of_whole_16_bytes_and_scales_of_one_group():
+    problem = spec(tile=128)
+    shapes = [((5, 300), FP8), ((7, 300), FP8), ((3,), "int32"), ((5, 3), "float32")]
+    shapes += [((7, 3), "float32")]
+    call = functools.partial(ragged_lowering.call, spec=problem, split=False)
+    traced = jax.make_jaxpr(call)(*(jax.ShapeDtypeStruct(*each) for each in shapes))
+    (eqn,) = [e for e in traced.eqns if e.primitive.name == "ffi_call"]
+    got = [v.aval.shape for v in eqn.invars]
+    assert got == [(5, 304), (7, 304), (3,), (5, 3), (1, 7, 3)]
+    assert traced.out_avals[0].shape == (3, 5, 7)
