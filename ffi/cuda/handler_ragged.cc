@@ -94,7 +94,8 @@ std::string ReadShapes(const std::vector<Buffer>& operands, const std::vector<Bu
   }
   const bool contracted = p.grouping == Grouping::kContracted;
   const size_t axis = contracted ? 0 : 1;
-  p.batch = sizes.shape[0], p.columns = rhs.shape[axis], p.depth = rhs.shape[axis + 1];
+  p.batch = contracted ? sizes.shape[0] : rhs.shape[0];
+  p.columns = rhs.shape[axis], p.depth = rhs.shape[axis + 1];
   p.rows = lhs.shape[lhs.shape.size() - 2] * (p.grouping == Grouping::kMasked ? p.batch : 1);
   p.lhs.dtype = lhs.dtype, p.rhs.dtype = rhs.dtype;
   p.lhs.free = p.rhs.free = p.depth, p.lhs.depth = p.rhs.depth = 1;
