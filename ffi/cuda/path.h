@@ -57,6 +57,8 @@ struct Path {
   // Whether it reads scales of 16 bits, and such as it has to round (`Side::scale_type`). Other
   // paths are not asked for problems that have them.
   bool reads_any_scale = false;
+  // Whether it reads 8-bit sides whose batch has jumps (problem.h). Others are not asked for them.
+  bool reads_batch_jumps = false;
 };
 
 // "`what` failed: cudaErrorInvalidValue (invalid argument)", or "" for success.

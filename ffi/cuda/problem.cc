@@ -8,74 +8,132 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// The positions of the canonical axes among those of one side; -1 if there is no batch axis.
+// The positions of the canonical axes among those of one side.
 struct Places {
-  int64_t batch = -1, free = -1, depth = -1;
+  Dims batch;
+  int64_t free = -1, depth = -1;
+};
+
+// The sizes of the batch axes: one is the outer of an inner of size 1.
+struct Batch {
+  int64_t outer = 1, inner = 1;
+};
+
+// How an array goes along the batch (problem.h).
+struct BatchStrides {
+  int64_t stride = 0, jump = 0;
 };
 
 std::string Wrong(const std::string& what) {
   return "`jaxfp8_scaled_dot`: " + what +
          ", but the CUDA library needs one free and one contracted axis on each side, one of them "
-         "the last, and at most one batch axis; call it through `jaxfp8`, which brings every "
+         "the last, and at most two batch axes; call it through `jaxfp8`, which brings every "
          "product into that form";
 }
 
 std::string Find(const OperandSpec& side, const char* name, Places& places) {
-  if (side.contracting.size() != 1 || side.batch.size() > 1 ||
+  if (side.contracting.size() != 1 || side.batch.size() > 2 ||
       side.shape.size() != 2 + side.batch.size()) {
     return Wrong("`" + std::string(name) + "` has " + std::to_string(side.shape.size()) +
                  " axes, of them " + std::to_string(side.contracting.size()) + " contracted and " +
                  std::to_string(side.batch.size()) + " of the batch");
   }
   places.depth = side.contracting[0];
-  if (!side.batch.empty()) places.batch = side.batch[0];
-  for (int64_t axis = 0; axis < static_cast<int64_t>(side.shape.size()); ++axis) {
-    if (axis != places.depth && axis != places.batch) places.free = axis;
-  }
+  places.batch = side.batch;
+  const auto in_batch = [&](int64_t axis) {
+    return std::ranges::find(places.batch, axis) != places.batch.end();
+  };
   const auto last = static_cast<int64_t>(side.shape.size()) - 1;
-  if (places.batch != last) return "";
+  for (int64_t axis = 0; axis <= last; ++axis) {
+    if (axis != places.depth && !in_batch(axis)) places.free = axis;
+  }
+  if (!in_batch(last)) return "";
   return Wrong("the last axis of `" + std::string(name) + "` is a batch axis");
 }
 
-Tiles MakeTiles(const OperandSpec& spec, const Places& places) {
-  const std::vector<int64_t> counts = TileCounts(spec);
-  const std::vector<int64_t> strides = Strides(counts);
-  const auto stride = [&](int64_t axis) {
-    return axis < 0 || counts[axis] <= 1 ? 0 : strides[axis];
-  };
-  return {spec.tiles[places.free], spec.tiles[places.depth], stride(places.batch),
-          stride(places.free), stride(places.depth)};
+// The sizes of the batch; axes of size 1 are shared.
+Batch BatchOf(const ScaledDotSpec& spec) {
+  Batch batch;
+  for (size_t i = 0; i < spec.lhs.batch.size(); ++i) {
+    const int64_t left = spec.lhs.shape[spec.lhs.batch[i]];
+    (i == 0 ? batch.outer : batch.inner) = left == 1 ? spec.rhs.shape[spec.rhs.batch[i]] : left;
+  }
+  return batch;
 }
 
-std::string MakeSide(const OperandSpec& spec, const char* name, const Places& places, Side& side) {
-  const bool batched = places.batch >= 0 && spec.shape[places.batch] > 1;
-  const bool tiled = spec.scale || spec.zero_point;
-  if (batched && tiled && spec.tiles[places.batch] != 1 &&
-      spec.tiles[places.batch] < spec.shape[places.batch]) {
-    return Wrong("`" + std::string(name) + "_tiles` is " +
-                 std::to_string(spec.tiles[places.batch]) + " along the batch, neither 1 nor all");
+// The stride along an axis of an array; 0 along an axis of size 1, which is broadcast.
+class StridesOf {
+ public:
+  explicit StridesOf(Dims shape) : shape_(shape), strides_(Strides(shape)) {}
+
+  int64_t operator()(int64_t axis) const { return shape_[axis] <= 1 ? 0 : strides_[axis]; }
+  BatchStrides Along(Dims axes, const Batch& batch) const {
+    if (axes.empty()) return {};
+    if (axes.size() == 1 || batch.inner <= 1) return {(*this)(axes[0]), 0};
+    const int64_t outer = (*this)(axes[0]), inner = (*this)(axes[1]);
+    return {inner, batch.outer <= 1 ? 0 : outer - batch.inner * inner};
   }
+
+ private:
+  Dims shape_;
+  std::vector<int64_t> strides_;
+};
+
+Tiles MakeTiles(const OperandSpec& spec, const Places& places, const Batch& batch) {
+  const std::vector<int64_t> counts = TileCounts(spec);
+  const StridesOf stride(counts);
+  const auto [along, jump] = stride.Along(places.batch, batch);
+  return {spec.tiles[places.free], spec.tiles[places.depth], along,
+          stride(places.free),     stride(places.depth),     jump};
+}
+
+std::string WhyNotBatch(const OperandSpec& spec, const char* name, const Batch& batch) {
+  const bool tiled = spec.scale || spec.zero_point;
+  int shared = 0;
+  for (int64_t axis : spec.batch) {
+    const int64_t size = spec.shape[axis], tile = spec.tiles[axis];
+    shared += size == 1;
+    if (size <= 1 || !tiled || tile == 1 || tile >= size) continue;
+    return Wrong("`" + std::string(name) + "_tiles` is " + std::to_string(tile) +
+                 " along the batch, neither 1 nor all");
+  }
+  if (shared != 1 || batch.outer == 1 || batch.inner == 1) return "";
+  return Wrong("`" + std::string(name) + "` is shared along one of two batch axes");
+}
+
+std::string MakeSide(const OperandSpec& spec, const char* name, const Places& places,
+                     const Batch& batch, Side& side) {
+  std::string wrong = WhyNotBatch(spec, name, batch);
+  if (!wrong.empty()) return wrong;
   const std::vector<int64_t> strides = Strides(spec.shape);
+  const auto [along, jump] = StridesOf(spec.shape).Along(places.batch, batch);
   side.dtype = ParseDType(spec.dtype);
-  side.batch = batched ? strides[places.batch] : 0;
+  side.batch = along, side.batch_jump = jump;
   side.free = strides[places.free];
   side.depth = strides[places.depth];
   side.scale = spec.scale;
   side.zero_point = spec.zero_point;
   side.scale_rounded = spec.scale_rounded;
-  if (tiled) side.tiles = MakeTiles(spec, places);
+  if (spec.scale || spec.zero_point) side.tiles = MakeTiles(spec, places, batch);
   return "";
 }
 
-// Axes of size 1 are broadcast.
-//   batched  the first axis is the batch
-Plane MakePlane(bool given, DType dtype, Dims shape, bool batched) {
-  if (!given) return {};
-  const std::vector<int64_t> strides = Strides(shape);
-  const size_t row = batched ? 1 : 0;
-  const auto stride = [&](size_t axis) { return shape[axis] <= 1 ? 0 : strides[axis]; };
-  return {dtype, batched ? stride(0) : 0, stride(row), stride(row + 1)};
-}
+// An array of the epilogue. Its batch axes come first; one stride has to lead along both.
+struct PlaneMaker {
+  Batch batch;
+  int64_t axes;  // of the batch
+  std::string wrong;
+
+  Plane operator()(bool given, DType dtype, Dims shape, const char* name) {
+    if (!given) return {};
+    constexpr int64_t kFirst[] = {0, 1};
+    const StridesOf stride(shape);
+    const auto [along, jump] = stride.Along({kFirst, static_cast<size_t>(axes)}, batch);
+    if (jump != 0 && wrong.empty())
+      wrong = Wrong("`" + std::string(name) + "` is shared along one of two batch axes");
+    return {dtype, along, stride(axes), stride(axes + 1)};
+  }
+};
 
 }  // namespace
 
@@ -83,24 +141,26 @@ std::string MakeProblem(const ScaledDotSpec& spec, Problem& problem) {
   Places left, right;
   std::string wrong = Find(spec.lhs, "lhs", left);
   if (wrong.empty()) wrong = Find(spec.rhs, "rhs", right);
-  if (wrong.empty()) wrong = MakeSide(spec.lhs, "lhs", left, problem.lhs);
-  if (wrong.empty()) wrong = MakeSide(spec.rhs, "rhs", right, problem.rhs);
+  const Batch batch = wrong.empty() ? BatchOf(spec) : Batch{};
+  if (wrong.empty()) wrong = MakeSide(spec.lhs, "lhs", left, batch, problem.lhs);
+  if (wrong.empty()) wrong = MakeSide(spec.rhs, "rhs", right, batch, problem.rhs);
   if (!wrong.empty()) return wrong;
-  const bool batched = left.batch >= 0;
-  const int64_t lhs_batch = batched ? spec.lhs.shape[left.batch] : 1;
-  problem.batch = lhs_batch == 1 && batched ? spec.rhs.shape[right.batch] : lhs_batch;
+  problem.batch = batch.outer * batch.inner;
+  const bool jumps = !problem.lhs.HasOneBatchStride() || !problem.rhs.HasOneBatchStride();
+  problem.inner_batch = jumps ? batch.inner : 1;
   problem.rows = spec.lhs.shape[left.free];
   problem.columns = spec.rhs.shape[right.free];
   problem.depth = spec.lhs.shape[left.depth];
   const EpilogueSpec& e = spec.epilogue;
-  problem.residual = MakePlane(e.has_residual, ParseDType(e.residual_dtype), e.residual, batched);
-  problem.bias = MakePlane(e.has_bias, DType::kF32, e.bias, batched);
-  problem.out_scale = MakePlane(e.has_out_scale, DType::kF32, e.out_scale, batched);
-  problem.amax = MakePlane(e.has_amax, DType::kF32, e.amax, batched);
+  PlaneMaker plane{batch, static_cast<int64_t>(left.batch.size()), ""};
+  problem.residual = plane(e.has_residual, ParseDType(e.residual_dtype), e.residual, "residual");
+  problem.bias = plane(e.has_bias, DType::kF32, e.bias, "bias");
+  problem.out_scale = plane(e.has_out_scale, DType::kF32, e.out_scale, "out_scale");
+  problem.amax = plane(e.has_amax, DType::kF32, e.amax, "amax");
   problem.out = {ParseDType(e.out_dtype), problem.rows * problem.columns, problem.columns, 1};
   problem.activation = ParseActivation(e.activation);
   problem.highest = spec.precision == "highest";
-  return "";
+  return plane.wrong;
 }
 
 Problem Swapped(const Problem& problem) {

@@ -8,6 +8,11 @@
 //   rhs  [batch, N, K] or [batch, K, N]     free index = column of the output
 //   out  [batch, M, N]
 //
+// The batch may be two axes, and those of a side may stand elsewhere, as (B, H) of a cache
+// [B, T, H, D]. Where they have no common stride, a jump follows each run along the inner axis:
+//
+//   index (o, i) of the batch [outer, inner], b = o * inner + i,  is at  b * stride + o * jump
+//
 // A line of a side is all values of one free index: a row of lhs or a column of rhs.
 //
 // A Problem holds no pointers: a plan is made from it once and run with the buffers of each call.
@@ -27,10 +32,12 @@
 namespace jaxfp8::cuda {
 
 // Where the scales and zero points of a side lie, one per tile. That of value (b, f, k) is at
-// b * batch_stride + (f / tile_free) * free_stride + (k / tile_depth) * depth_stride.
+// b * batch_stride + (f / tile_free) * free_stride + (k / tile_depth) * depth_stride, without
+// jumps.
 struct Tiles {
   int64_t tile_free = 1, tile_depth = 1;
   int64_t batch_stride = 0, free_stride = 0, depth_stride = 0;
+  int64_t batch_jump = 0;  // for each index of the outer batch axis
 
   JAXFP8_HD int64_t At(int64_t b, int64_t f, int64_t k) const {
     return b * batch_stride + (f / tile_free) * free_stride + (k / tile_depth) * depth_stride;
@@ -40,11 +47,12 @@ struct Tiles {
   JAXFP8_HD bool ConstantAlongFree() const { return free_stride == 0; }
 };
 
-// One side of the product. Value (b, f, k) is at b * batch + f * free + k * depth, in elements. One
-// of `free` and `depth` is 1.
+// One side of the product. Value (b, f, k) is at b * batch + f * free + k * depth, without jumps,
+// in elements. One of `free` and `depth` is 1.
 struct Side {
   DType dtype = DType::kNone;
   int64_t batch = 0, free = 0, depth = 0;
+  int64_t batch_jump = 0;  // for each index of the outer batch axis
   bool scale = false, zero_point = false;
   DType scale_type = DType::kF32;  // or bfloat16 or float16
   bool scale_rounded = false;      // float32 scales are rounded to bfloat16 as they are read
@@ -52,6 +60,8 @@ struct Side {
 
   // [K, M] or [K, N], where the free axis is contiguous; else K is.
   JAXFP8_HD bool IsMnMajor() const { return depth != 1; }
+  // Whether one stride leads along the batch, in values and scales.
+  bool HasOneBatchStride() const { return batch_jump == 0 && tiles.batch_jump == 0; }
   // Whether scales are float32 that counts as it is.
   bool HasPlainScales() const { return scale_type == DType::kF32 && !scale_rounded; }
 };
@@ -83,6 +93,7 @@ enum class Grouping : uint8_t {
 
 struct Problem {
   int64_t batch = 1, rows = 1, columns = 1, depth = 1;
+  int64_t inner_batch = 1;  // size of the inner batch axis, where a side has jumps
   Side lhs, rhs;
   Plane residual, bias, out_scale, amax, out;
   Activation activation = Activation::kNone;

@@ -15,7 +15,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-constexpr Path kGeneral{"general", GeneralWhyNot, PlanGeneral};
+constexpr Path kGeneral{"general", GeneralWhyNot, PlanGeneral, false, true};
 
 // FP8 with scales that change along K. There `sm90_gemm` is faster than cuBLASLt, which needs
 // copies of the scales and is slower with them; else cuBLASLt is.
@@ -76,6 +76,9 @@ std::string WhyNot(const Path& path, const Problem& problem, const Device& devic
   const bool plain = problem.lhs.HasPlainScales() && problem.rhs.HasPlainScales();
   if (!plain && !path.reads_any_scale) {
     return "it reads scales of float32 alone, and does not round them";
+  }
+  if (problem.inner_batch > 1 && !path.reads_batch_jumps) {
+    return "it needs one stride along the batch, and an operand has two batch axes without";
   }
   return path.why_not(problem, device);
 }

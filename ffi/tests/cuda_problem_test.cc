@@ -72,6 +72,57 @@ void CheckWithoutBatch() {
   Expect(p.residual.At(0, 4, 6) == 34 && p.amax.At(0, 4, 6) == 0, "planes");
 }
 
+// Rows [B, H, M, K] by a cache [B, T, H, K] with a scale for each token and head.
+Given Cache() {
+  Given given;
+  given.lhs = {3, 2, 5, 32}, given.lhs_contracting = {3}, given.lhs_batch = {0, 1};
+  given.lhs_tiles = {1, 1, 1, 32};
+  given.rhs = {3, 7, 2, 32}, given.rhs_contracting = {3}, given.rhs_batch = {0, 2};
+  given.rhs_tiles = {1, 1, 1, 32};
+  given.residual = {3, 2, 5, 7}, given.bias = {1, 1, 1, 7}, given.amax = {3, 2, 1, 1};
+  return given;
+}
+
+void CheckTwoBatchAxes() {
+  cuda::Problem p;
+  Expect(Make(Cache(), p).empty(), "two batch axes are taken");
+  Expect(p.batch == 6 && p.inner_batch == 2 && p.rows == 5 && p.columns == 7, "as one batch");
+  Expect(p.lhs.batch == 160 && p.lhs.HasOneBatchStride(), "that side by side has one stride");
+  const auto value = [&](int64_t b) { return b * p.rhs.batch + b / 2 * p.rhs.batch_jump; };
+  Expect(value(0) == 0 && value(1) == 32 && value(2) == 7 * 64 && value(5) == 14 * 64 + 32,
+         "that with an axis between has a jump for each outer index");
+  const cuda::Tiles& t = p.rhs.tiles;
+  Expect(t.At(5, 6, 31) + 2 * t.batch_jump == (2 * 7 + 6) * 2 + 1, "its scales have one, too");
+  Expect(p.rhs.free == 64 && p.rhs.depth == 1, "lines lie as far apart as all heads are long");
+  Expect(p.residual.At(5, 4, 6) == 209 && p.amax.At(5, 4, 6) == 5 && p.bias.At(5, 4, 6) == 6,
+         "planes have one stride or none");
+}
+
+void CheckOneText() {
+  Given given = Cache();
+  given.lhs[0] = given.rhs[0] = given.residual[0] = given.amax[0] = 1;
+  cuda::Problem p;
+  Expect(Make(given, p).empty(), "an outer batch axis of 1 is taken");
+  Expect(p.batch == 2 && p.inner_batch == 1 && p.rhs.batch == 32 && p.rhs.HasOneBatchStride(),
+         "and leaves one stride");
+}
+
+void CheckRefusedBatches() {
+  Given given = Cache();
+  given.lhs[0] = 1;
+  cuda::Problem p;
+  Expect(Make(given, p).find("`lhs` is shared along one of two") != std::string::npos,
+         "a side that one batch axis shares is refused");
+  given = Cache();
+  given.bias = {3, 1, 1, 7};
+  Expect(Make(given, p).find("`bias` is shared along one of two") != std::string::npos,
+         "and so is a plane");
+  given = Cache();
+  given.rhs_tiles = {2, 1, 1, 32};
+  Expect(Make(given, p).find("`rhs_tiles` is 2 along the batch") != std::string::npos,
+         "and tiles across some of a batch axis");
+}
+
 void CheckRefused() {
   Given given;
   given.lhs = {5, 32, 3}, given.lhs_contracting = {1}, given.lhs_batch = {2};
@@ -100,6 +151,9 @@ int main() {
   CheckStrides();
   CheckShared();
   CheckWithoutBatch();
+  CheckTwoBatchAxes();
+  CheckOneText();
+  CheckRefusedBatches();
   CheckRefused();
   CheckSwapped();
   return jaxfp8::tests::Report("cuda problem");

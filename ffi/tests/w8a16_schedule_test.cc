@@ -1,5 +1,6 @@
 // The schedule of `sm80_w8a16`: how many blocks share an output tile, and which parts of K.
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -54,6 +55,21 @@ void CheckSchedules() {
       }
     }
   }
+}
+
+// Two batch axes of 3 x 2: each output once, and the inner one next to the other.
+void CheckTwoBatchAxes() {
+  Schedule s;
+  s.row_tiles = 2, s.column_tiles = 5, s.inner_batch = 2, s.output_tiles = 60;
+  std::vector<int> seen(static_cast<size_t>(s.output_tiles));
+  for (int32_t tile = 0; tile < s.output_tiles; ++tile) {
+    const TileCoord p = s.CoordOf(tile);
+    Expect(p.outer_batch == p.batch / 2, "the outer index is that of the batch");
+    ++seen[static_cast<size_t>((p.batch * 5 + p.column_tile) * 2 + p.row_tile)];
+  }
+  Expect(std::ranges::all_of(seen, [](int times) { return times == 1; }), "an output has one tile");
+  const TileCoord first = s.CoordOf(0), next = s.CoordOf(2);
+  Expect(first.batch == 0 && next.batch == 1 && next.column_tile == 0, "heads come together");
 }
 
 // What was fastest on an H100, or within 4 % of it, of all ways to split.
@@ -231,6 +247,7 @@ void CheckRefusals() {
 int main() {
   using namespace jaxfp8::cuda::w8a16;
   CheckSchedules();
+  CheckTwoBatchAxes();
   CheckFastest();
   CheckFastestInWaves();
   CheckWorkspace();

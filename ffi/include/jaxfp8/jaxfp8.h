@@ -94,7 +94,7 @@ int jaxfp8_cpu_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
  *
  * The first call of a spec on a device makes its plan, which may time candidates. Make it before
  * the stream is captured into a graph, or call `jaxfp8_cuda_prepare`. Each side needs one free and
- * one contracted axis, one of them the last, and at most one batch axis. */
+ * one contracted axis, one of them the last, and at most two batch axes. */
 int jaxfp8_cuda_scaled_dot(const jaxfp8_scaled_dot_spec* spec,
                            const jaxfp8_scaled_dot_buffers* buffers, void* stream, char* message,
                            size_t size);

@@ -48,10 +48,26 @@ class Drawer {
       wild.rhs.dtype = "float8_e4m3fn";
     }
     DrawEpilogue(wild, batch);
+    if (wilder_.Below(4) == 0) PartBatch(wild);
     return wild;
   }
 
  private:
+  // Makes the batch two axes, of which the inner one may stand behind the next axis of a side.
+  void PartBatch(Wild& wild) {
+    const int64_t inner = 1 + wilder_.Below(3);
+    for (WildSide* side : {&wild.lhs, &wild.rhs}) {
+      const int64_t at = 1 + wilder_.Below(2);
+      side->shape.insert(side->shape.begin() + at, inner);
+      side->tiles.insert(side->tiles.begin() + at, wilder_.Below(2) ? 1 : inner);
+      side->batch.push_back(at);
+      if (side->contracting[0] >= at) ++side->contracting[0];
+    }
+    for (std::vector<int64_t>* shape : {&wild.residual, &wild.bias, &wild.amax, &wild.out_scale}) {
+      if (!shape->empty()) shape->insert(shape->begin() + 1, shape->front() == 1 ? 1 : inner);
+    }
+  }
+
   void DrawSide(WildSide& side, int64_t batch, int64_t lines) {
     side.dtype = wilder_.Pick<std::string>({"float8_e4m3fn", "float8_e4m3fn", "float8_e5m2", "int8",
                                             "uint8", "bfloat16", "bfloat16", "float16", "float32"});

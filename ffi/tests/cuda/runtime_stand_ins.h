@@ -60,7 +60,7 @@ std::unique_ptr<Plan> MakePartialsPlan(const Problem& problem, const Device&, si
 }  // namespace
 }  // namespace w8a16
 
-const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakePartialsPlan};
+const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakePartialsPlan, false, true};
 
 namespace imma {
 namespace {

@@ -144,15 +144,15 @@ __global__ void __launch_bounds__(kGeneralThreads) RunGeneral(const GeneralArgum
   StoreTile(g, b, first_row, first_column, sums);
 }
 
-Operand MakeOperand(const Side& side, int64_t lines, const void* values, const float* scale,
-                    const int32_t* zero_point) {
+Operand MakeOperand(const Problem& problem, const Side& side, int64_t lines, const void* values,
+                    const float* scale, const int32_t* zero_point) {
   Operand o{};
-  o.side = side, o.lines = lines, o.values = values;
+  o.side = side, o.lines = lines, o.values = values, o.inner_batch = problem.inner_batch;
   o.scale = side.scale ? scale : nullptr;
   o.zero_point = side.zero_point ? zero_point : nullptr;
   const int64_t size = SizeOf(side.dtype);
   const int64_t step = side.IsMnMajor() ? side.depth : side.free;
-  o.alignment = AlignmentOf(values, {step * size, side.batch * size});
+  o.alignment = AlignmentOf(values, {step * size, side.batch * size, side.batch_jump * size});
   return o;
 }
 
@@ -198,9 +198,9 @@ std::string LaunchGeneral(const Problem& problem, const Buffers& buffers, cudaSt
   std::string wrong = ClearAmax(problem, buffers, stream);
   if (!wrong.empty() || problem.batch * problem.rows * problem.columns == 0) return wrong;
   GeneralArguments g{};
-  g.lhs = MakeOperand(problem.lhs, problem.rows, buffers.lhs, buffers.lhs_scale,
+  g.lhs = MakeOperand(problem, problem.lhs, problem.rows, buffers.lhs, buffers.lhs_scale,
                       buffers.lhs_zero_point);
-  g.rhs = MakeOperand(problem.rhs, problem.columns, buffers.rhs, buffers.rhs_scale,
+  g.rhs = MakeOperand(problem, problem.rhs, problem.columns, buffers.rhs, buffers.rhs_scale,
                       buffers.rhs_zero_point);
   g.depth = problem.depth;
   g.tiles_across = (problem.columns + kTile - 1) / kTile;

@@ -28,7 +28,15 @@ struct Operand {
   const float* scale;
   const int32_t* zero_point;
   int64_t lines;
-  int alignment;  // in bytes, of runs that start at a multiple of kRun
+  int64_t inner_batch;  // of the problem
+  int alignment;        // in bytes, of runs that start at a multiple of kRun
+
+  // The index along the outer batch axis, for jumps.
+  __device__ __forceinline__ int64_t Outer(int64_t b) const { return TileOf(b, inner_batch); }
+  // Where the scale and zero point of a value lie.
+  __device__ __forceinline__ int64_t TileAt(int64_t b, int64_t f, int64_t k) const {
+    return cuda::TileAt(side.tiles, b, f, k) + Outer(b) * side.tiles.batch_jump;
+  }
 };
 
 // A run in registers.
@@ -88,7 +96,7 @@ __device__ __forceinline__ void Dequantize(const Operand& o, int64_t b, int64_t 
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
     if (i >= count) break;
-    const int64_t at = TileAt(t, b, mn_major ? f + i : f, mn_major ? k : k + i);
+    const int64_t at = o.TileAt(b, mn_major ? f + i : f, mn_major ? k : k + i);
     if (o.zero_point) run.v[i] -= static_cast<Value>(o.zero_point[at]);
     if (scaled) run.v[i] *= static_cast<Value>(o.scale[at]);
   }
@@ -109,7 +117,8 @@ __device__ __forceinline__ void StageOperand(const Operand& o, int64_t depth, in
   Run<Value> run{};
   if (count > 0) {
     const Side& s = o.side;
-    LoadValues(o, b * s.batch + f * s.free + k * s.depth, count, run);
+    const int64_t of_batch = b * s.batch + o.Outer(b) * s.batch_jump;
+    LoadValues(o, of_batch + f * s.free + k * s.depth, count, run);
     Dequantize(o, b, f, k, count, run);
   }
   if (mn_major) {
@@ -124,7 +133,7 @@ __device__ __forceinline__ void StageOperand(const Operand& o, int64_t depth, in
 // The scale to apply after the sum. 1 if it was applied before or there is none.
 __device__ __forceinline__ float ScaleAfter(const Operand& o, int64_t b, int64_t f) {
   const Tiles& t = o.side.tiles;
-  return o.scale && t.ConstantAlongDepth() ? o.scale[TileAt(t, b, f, 0)] : 1.0f;
+  return o.scale && t.ConstantAlongDepth() ? o.scale[o.TileAt(b, f, 0)] : 1.0f;
 }
 
 }  // namespace jaxfp8::cuda

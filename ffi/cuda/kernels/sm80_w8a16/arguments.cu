@@ -18,7 +18,9 @@ bool Aligned(const void* pointer, int64_t to, std::initializer_list<int64_t> ste
 int32_t WeightAccessBytes(const Problem& problem, const Buffers& buffers) {
   const int64_t line = problem.rhs.IsMnMajor() ? problem.rhs.depth : problem.rhs.free;
   for (int access_bytes : {16, 4}) {
-    if (Aligned(buffers.rhs, access_bytes, {line, problem.rhs.batch})) return access_bytes;
+    const bool aligned =
+        Aligned(buffers.rhs, access_bytes, {line, problem.rhs.batch, problem.rhs.batch_jump});
+    if (aligned) return access_bytes;
   }
   return 1;
 }
@@ -77,14 +79,15 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.weights = static_cast<const uint8_t*>(buffers.rhs);
   a.activations = buffers.lhs;
   a.weight_pitch = weights.IsMnMajor() ? weights.depth : weights.free;
-  a.weight_batch = weights.batch;
+  a.weight_batch = weights.batch, a.weight_jump = weights.batch_jump;
   a.activation_row = wide.free, a.activation_depth = wide.depth, a.activation_batch = wide.batch;
   if (weights.scale && problem.depth > 0) {
     a.scales = buffers.rhs_scale;
     a.scale_form = ScaleFormOf(weights);
   }
   if (weights.zero_point && problem.depth > 0) a.zero_points = buffers.rhs_zero_point;
-  a.scale_batch = tiles.batch_stride, a.scale_depth = tiles.depth_stride;
+  a.scale_batch = tiles.batch_stride, a.scale_jump = tiles.batch_jump;
+  a.scale_depth = tiles.depth_stride;
   a.scale_column = static_cast<int32_t>(tiles.free_stride);
   // A scale's tile may be longer than its axis.
   const int64_t depths = std::max<int64_t>(1, (problem.depth + kTileDepth - 1) / kTileDepth);

@@ -78,7 +78,7 @@ class Loader {
     columns_ = a.columns - column;
     rows_ = a.rows - row;
     depth_ = a.depth - depth;
-    weights_ = a.weights + coord.batch * a.weight_batch +
+    weights_ = a.weights + coord.batch * a.weight_batch + coord.outer_batch * a.weight_jump +
                ((kMnMajor ? depth : column) + WeightRow()) * a.weight_pitch +
                (kMnMajor ? column : depth) + 16 * WeightChunk();
     activations_ = static_cast<const Activation*>(a.activations) +

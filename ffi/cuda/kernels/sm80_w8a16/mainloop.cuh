@@ -73,7 +73,7 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
   Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma> pipeline(a, coord, depth_tile, stages);
   const int32_t column =
       coord.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
-  const ScaleOffsets offsets(a, coord.batch, column);
+  const ScaleOffsets offsets(a, coord, column);
   Accumulators<kRowFragments> acc = {};
 #pragma unroll 1
   while (depth_tile < end) {

@@ -151,6 +151,6 @@ std::unique_ptr<const W8A16Plan> PlanJoint(std::span<const Problem> problems, co
 
 }  // namespace w8a16
 
-const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::Make, true};
+const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::Make, true, true};
 
 }  // namespace jaxfp8::cuda

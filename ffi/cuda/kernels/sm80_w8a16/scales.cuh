@@ -23,8 +23,8 @@ struct ScaleOffsets {
   int32_t values[4];
 
   // first  the first of the four columns
-  __device__ __forceinline__ ScaleOffsets(const Arguments& a, int32_t batch_index, int32_t first)
-      : batch(batch_index * a.scale_batch) {
+  __device__ __forceinline__ ScaleOffsets(const Arguments& a, const TileCoord& coord, int32_t first)
+      : batch(coord.batch * a.scale_batch + coord.outer_batch * a.scale_jump) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int32_t column = min(first + j, a.columns - 1);

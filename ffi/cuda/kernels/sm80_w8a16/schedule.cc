@@ -156,6 +156,7 @@ Schedule MakeSchedule(const Problem& problem, const Capacity& capacity) {
   s.depth_tiles = static_cast<int32_t>(DepthTiles(problem));
   s.output_tiles = static_cast<int32_t>(OutputTiles(problem));
   s.split = BestSplit(problem, capacity);
+  s.inner_batch = static_cast<int32_t>(problem.inner_batch);
   return s;
 }
 
@@ -182,6 +183,7 @@ Schedule PartSchedule(const Problem& problem, const Schedule& joint) {
   Schedule s = joint;
   s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
   s.output_tiles = static_cast<int32_t>(OutputTiles(problem));
+  s.inner_batch = static_cast<int32_t>(problem.inner_batch);
   return s;
 }
 
@@ -199,6 +201,9 @@ Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blo
 
 std::string WhyNotForm(const Problem& problem) {
   if (TooLarge(problem)) return "it counts its tiles in 32 bits, and this product has more";
+  if (!problem.lhs.HasOneBatchStride()) {
+    return "its activations and their scales need one stride along the batch";
+  }
   const std::string types = WhyNotTypes(problem);
   return types.empty() ? WhyNotTiles(problem) : types;
 }

@@ -21,6 +21,13 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
+// Where the scale and zero point of a weight lie (`Tiles::At`, and the jump of its batch index).
+__device__ __forceinline__ int64_t WeightTile(const Arguments& a, int64_t b, int64_t column,
+                                              int64_t k) {
+  const int64_t outer = static_cast<int32_t>(b) / a.schedule.inner_batch;
+  return a.epilogue.weight.tiles.At(b, column, k) + outer * a.scale_jump;
+}
+
 // What the excess of zero points outside their type's range (`ZeroPoint`) adds to an output. Slow
 // and rare.
 inline __device__ __noinline__ float ExcessTerm(const Arguments& a, const Quad& q, int64_t column) {
@@ -28,7 +35,7 @@ inline __device__ __noinline__ float ExcessTerm(const Arguments& a, const Quad& 
   float total = 0.0f;
   const int64_t step = min(weight.tiles.tile_depth, int64_t{a.depth});
   for (int64_t k = 0; k < a.depth; k += step) {
-    const int64_t tile = weight.tiles.At(q.b, column, k);
+    const int64_t tile = WeightTile(a, q.b, column, k);
     const float excess = SplitZeroPoint(weight.dtype, __ldg(a.zero_points + tile)).excess;
     if (excess == 0.0f) continue;
     float sum = 0.0f;
@@ -46,7 +53,7 @@ inline __device__ __noinline__ float ExcessTerm(const Arguments& a, const Quad& 
 // Whether a column has a zero point with an excess.
 __device__ __forceinline__ bool HasExcess(const Arguments& a, int64_t b, int64_t column) {
   const Tiles& tiles = a.epilogue.weight.tiles;
-  const int32_t* from = a.zero_points + tiles.At(b, column, 0);
+  const int32_t* from = a.zero_points + WeightTile(a, b, column, 0);
   const int64_t step = min(tiles.tile_depth, int64_t{a.depth});
   const int64_t count = tiles.ConstantAlongDepth() ? 1 : (a.depth + step - 1) / step;
   bool any = false;
