@@ -152,6 +152,24 @@ class TestCudaWithoutGpu:
         trace = product.trace(jaxfp8.quantize(X), weight)
         assert "transpose" not in trace.lower(lowering_platforms=("cuda",)).as_text()
 
+    @pytest.mark.parametrize("batch", [1, 3])
+    def test_a_cache_by_token_is_not_turned(self, batch) -> None:
+        def attend(query, k, of_k, v, of_v):
+            keys, values = (
+                codes.astype(query.dtype) * scale.astype(query.dtype)
+                for codes, scale in ((k, of_k), (v, of_v))
+            )
+            return jax.nn.dot_product_attention(query, keys, values)
+
+        stored = jaxfp8.quantize(jnp.ones((batch, 50, 2, 64)), channelwise_axes=(0, 1, 2))
+        cache = (stored.qvalue, stored.scale) * 2
+        query = jnp.ones((batch, 1, 8, 64), jnp.bfloat16)
+        trace = jax.jit(jaxfp8.rewrite(attend)).trace(query, *cache)
+        text = trace.lower(lowering_platforms=("cuda",)).as_text()
+        assert text.count("custom_call @jaxfp8_scaled_dot") == 2
+        turned = [line for line in text.splitlines() if "stablehlo.transpose" in line]
+        assert not [line for line in turned if "xf8E4M3FN>" in line]
+
     def test_scales_of_weights_go_in_as_they_are_stored(self) -> None:
         text = jax.jit(jaxfp8.matmul).trace(X, QW16).lower(lowering_platforms=("cuda",)).as_text()
         assert "stablehlo.convert" not in text

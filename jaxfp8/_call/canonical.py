@@ -8,6 +8,11 @@ weight that is stored with its contracted axis last needs no transpose.
     lhs  [B or 1, M, K] or [B or 1, K, M]
     rhs  [B or 1, N, K] or [B or 1, K, N]
     out  [B, M, N];  residual, bias, out_scale, amax  [1 or B, 1 or M, 1 or N]
+
+Weights of few rows are read as they are stored, too, where their batch does not come first. It is
+two axes where another stands between them, as in a cache [B, T, H, D] with the batch (B, H).
+
+    weights  [B, T, H, D];  the other side  [B, H, M, K];  out  [B, H, M, N]
 """
 
 from __future__ import annotations
@@ -20,26 +25,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfp8._call import reference
-from jaxfp8._value import dtypes
+from jaxfp8._call import layout, reference
+from jaxfp8._call.layout import DEPTH, FREE, Groups, Layout
+from jaxfp8._call.weight_only import WeightOnly
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
 Named = dict[str, jax.Array]
-
-BATCH, FREE, DEPTH = 0, 1, 2  # axes of a side that is K-major; the last two may change places
-
-
-@dataclasses.dataclass(frozen=True)
-class Axes:
-    """Which axes of each side and of the output belong together, in canonical order.
-
-    A batch axis that one side lacks counts as a free axis of the other, so the shared matrix is
-    read once. `out` lists the axes of the output as batch, rows, columns.
-    """
-
-    lhs: tuple[Shape, Shape, Shape]
-    rhs: tuple[Shape, Shape, Shape]
-    out: tuple[Shape, Shape, Shape]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +53,28 @@ def is_empty(spec: ScaledDotSpec) -> bool:
     return 0 in spec.lhs.shape + spec.rhs.shape
 
 
-def canonical(spec: ScaledDotSpec) -> Canonical:
-    """The canonical form of a scaled dot without empty axes."""
-    axes = _group(spec)
+def canonical(spec: ScaledDotSpec, kernel: str = "") -> Canonical:
+    """The canonical form of a scaled dot without empty axes.
+
+    Args:
+      spec: the scaled dot.
+      kernel: the path that is asked for; "" for the best.
+    """
+    usual = layout.usual(spec)
+    form = _form(spec, usual)
+    product = WeightOnly.of(form.spec)
+    if product is None or not product.is_read_in_place(kernel):
+        return form
+    stored = layout.in_place(spec, usual, product.weights)
+    return form if stored is None else _form(spec, stored)
+
+
+def _form(spec: ScaledDotSpec, of: Layout) -> Canonical:
     sides = {
-        "lhs": _Side.of(spec.lhs, axes.lhs, spec),
-        "rhs": _Side.of(spec.rhs, axes.rhs, spec),
+        name: _Side.of(getattr(spec, name), getattr(of, name), of.orders[name])
+        for name in layout.SIDES
     }
-    planes = _Planes(spec, axes.out)
+    planes = _Planes(spec, of.out)
     new = ScaledDotSpec(
         lhs=sides["lhs"].spec,
         rhs=sides["rhs"].spec,
@@ -90,65 +95,28 @@ def canonical(spec: ScaledDotSpec) -> Canonical:
     )
 
 
-def _group(spec: ScaledDotSpec) -> Axes:
-    lhs, rhs = spec.lhs, spec.rhs
-    pairs = list(zip(lhs.batch, rhs.batch, strict=True))
-    rows = [i for i, (left, r) in enumerate(pairs) if rhs.shape[r] == 1 != lhs.shape[left]]
-    columns = [i for i, (left, r) in enumerate(pairs) if lhs.shape[left] == 1 != rhs.shape[r]]
-    both = [i for i in range(len(pairs)) if i not in rows and i not in columns]
-    number = len(pairs)
-    middle = number + len(lhs.free)
-    contracting = _contracting(spec)
-    return Axes(
-        lhs=(
-            tuple(lhs.batch[i] for i in both + columns),
-            tuple(lhs.batch[i] for i in rows) + lhs.free,
-            tuple(left for left, _ in contracting),
-        ),
-        rhs=(
-            tuple(rhs.batch[i] for i in both + rows),
-            tuple(rhs.batch[i] for i in columns) + rhs.free,
-            tuple(r for _, r in contracting),
-        ),
-        out=(
-            tuple(both),
-            (*rows, *range(number, middle)),
-            (*columns, *range(middle, len(spec.out_shape))),
-        ),
-    )
-
-
-def _contracting(spec: ScaledDotSpec) -> list[tuple[int, int]]:
-    """Pairs of contracted axes in the order in which the larger side has them."""
-    pairs = list(zip(spec.lhs.contracting, spec.rhs.contracting, strict=True))
-    larger = math.prod(spec.lhs.shape) > math.prod(spec.rhs.shape)
-    return sorted(pairs, key=lambda pair: pair[0 if larger else 1])
-
-
 @dataclasses.dataclass(frozen=True)
 class _Side:
     """One side: the order of its axes, and the canonical operand that it becomes."""
 
     old: OperandSpec
-    groups: tuple[Shape, Shape, Shape]  # batch, free, depth
-    order: tuple[int, int, int]  # of the groups
+    groups: Groups
+    order: Shape  # of the groups
     spec: OperandSpec
     repeated: Shape  # axes along which a scale is repeated for each index
 
     @classmethod
-    def of(
-        cls, old: OperandSpec, groups: tuple[Shape, Shape, Shape], whole: ScaledDotSpec
-    ) -> _Side:
-        order = _order(old, groups, whole)
+    def of(cls, old: OperandSpec, groups: Groups, order: Shape) -> _Side:
+        batch = range(len(groups[:FREE]))
         tiles = [_tile(old, group) for group in groups]
-        if tiles[BATCH] != math.prod(old.sizes(groups[BATCH])):
-            tiles[BATCH] = _EACH
+        if any(tiles[b] != math.prod(old.sizes(groups[b])) for b in batch):
+            tiles[:FREE] = [_EACH for b in batch]
         repeated = tuple(a for g, t in zip(groups, tiles, strict=True) if t == _EACH for a in g)
         new = OperandSpec(
             dtype=old.dtype,
             shape=tuple(math.prod(old.sizes(groups[g])) for g in order),
-            contracting=(order.index(DEPTH),),
-            batch=(0,),
+            contracting=(order.index(len(groups) + DEPTH),),
+            batch=tuple(order.index(b) for b in batch),
             tiles=tuple(max(tiles[g], 1) for g in order),
             scale=old.scale,
             zero_point=old.zero_point,
@@ -197,35 +165,23 @@ def _tile(side: OperandSpec, group: Shape) -> int:
     return tile
 
 
-def _order(
-    side: OperandSpec, groups: tuple[Shape, Shape, Shape], whole: ScaledDotSpec
-) -> tuple[int, int, int]:
-    """The order of the groups that needs no transpose; K-contiguous if that does not decide.
-
-    Tensor cores multiply 8-bit data by 8-bit data only if K is contiguous.
-    """
-    eight_bit = all(dtypes.is_eight_bit(s.dtype) for s in (whole.lhs, whole.rhs))
-    moved = tuple(a for g in (BATCH, DEPTH, FREE) for a in groups[g] if side.shape[a] != 1)
-    if not eight_bit and list(moved) == sorted(moved):
-        free, depth = (math.prod(side.sizes(groups[g])) for g in (FREE, DEPTH))
-        if free != 1 and depth != 1:
-            return BATCH, DEPTH, FREE
-    return BATCH, FREE, DEPTH
-
-
 def _transposed(x: jax.Array, order: Shape) -> jax.Array:
-    return x if list(order) == sorted(order) else lax.transpose(x, order)
+    moved = [axis for axis in order if x.shape[axis] != 1]
+    if moved == sorted(moved):
+        return x.reshape([x.shape[axis] for axis in order])
+    return lax.transpose(x, order)
 
 
 class _Planes:
     """The output and the arrays that broadcast against it."""
 
-    def __init__(self, spec: ScaledDotSpec, groups: tuple[Shape, Shape, Shape]):
+    def __init__(self, spec: ScaledDotSpec, groups: Groups):
         self.old = spec
-        self.groups = groups
+        self.groups = (sum(groups[:FREE], ()), *groups[FREE:])  # the batch is one
         self.order = tuple(axis for group in groups for axis in group)
         self.sizes = tuple(spec.out_shape[axis] for axis in self.order)
-        self.shape = tuple(math.prod(spec.out_shape[a] for a in group) for group in groups)
+        shape = tuple(math.prod(spec.out_shape[a] for a in group) for group in groups)
+        self.shapes = (shape[:FREE], shape[FREE:DEPTH], shape[DEPTH:])  # of the groups
 
     def epilogue(self) -> EpilogueSpec:
         """The canonical epilogue."""
@@ -234,7 +190,8 @@ class _Planes:
     def _full_groups(self, shape: Shape) -> Shape:
         """The canonical shape of an array: a group of axes is full unless all its axes are 1."""
         full = (any(shape[a] != 1 for a in group) for group in self.groups)
-        return tuple(size if kept else 1 for size, kept in zip(self.shape, full, strict=True))
+        pairs = zip(self.shapes, full, strict=True)
+        return tuple(size if kept else 1 for sizes, kept in pairs for size in sizes)
 
     def plane(self, x: jax.Array) -> jax.Array:
         """A residual, bias or output scale in canonical form."""

@@ -76,10 +76,10 @@ def in_canonical_form(
     *operands: jax.Array, spec: ScaledDotSpec, kernel: str = ""
 ) -> tuple[canonical.Canonical, list[jax.Array]]:
     """The form in which a GPU gets a problem without empty axes, and its operands."""
-    stored = _scale_as_stored(canonical.canonical(spec).spec, kernel)
+    stored = _scale_as_stored(canonical.canonical(spec, kernel).spec, kernel)
     given = dict(zip(spec.operand_names(), operands, strict=True))
     wide = reference.widened(spec, {n: x for n, x in given.items() if n != stored})
-    form = canonical.canonical(_rounding_only(spec, stored))
+    form = canonical.canonical(_rounding_only(spec, stored), kernel)
     named = form.operands(given | wide)
     return form, [named[name] for name in form.spec.operand_names()]
 

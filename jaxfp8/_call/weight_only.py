@@ -18,6 +18,9 @@ NAME = "sm80_w8a16"
 FEW_ROWS = 256
 # The same for values of e4m3, of which it takes no more.
 _FEW_FLOAT8_ROWS = 16
+# Up to so many rows, those of one tile, weights are read in whatever order their axes are stored.
+# With more, each tile reads them again, and paths with larger tiles need them in the usual order.
+_ROWS_IN_PLACE = 64
 # Tiles of 128 columns and 128 depths, by 8 to 64 rows; and sizes that are counted in 32 bits.
 TILE = 128
 MOST = (2**31 - 1) // 2
@@ -78,6 +81,10 @@ class WeightOnly:
     def is_certain(self, kernel: str) -> bool:
         """Whether the path computes it on every device, where `kernel` is asked for ("": none)."""
         return kernel == NAME or (kernel == "" and self.rows <= FEW_ROWS)
+
+    def is_read_in_place(self, kernel: str) -> bool:
+        """Whether it takes weights whose batch axes stand anywhere but last."""
+        return self.is_certain(kernel) and self.rows <= _ROWS_IN_PLACE
 
     def scratch(self) -> int:
         """Sums of every block, where several blocks share an output."""

@@ -100,6 +100,42 @@ def test_the_path_taken(spec, compute_capability, path):
     assert paths(spec, compute_capability)[0][0] == path
 
 
+def cache(order: str, contracted: str) -> ScaledDotSpec:
+    """Rows [B, H, M, K] by a cache whose axes stand in some order."""
+    sizes = {"B": 4, "H": 8, "T": 256, "D": 128}
+    free = "D" if contracted == "T" else "T"
+    rhs = OperandSpec(
+        dtype=E4M3,
+        shape=tuple(sizes[axis] for axis in order),
+        contracting=(order.index(contracted),),
+        batch=(order.index("B"), order.index("H")),
+        tiles=tuple(1 if axis in ("B", "H", free) else sizes[axis] for axis in order),
+        scale=True,
+        zero_point=False,
+    )
+    lhs = OperandSpec(
+        dtype="bfloat16",
+        shape=(4, 8, 4, sizes[contracted]),
+        contracting=(3,),
+        batch=(0, 1),
+        tiles=(4, 8, 4, sizes[contracted]),
+        scale=False,
+        zero_point=False,
+    )
+    return ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="float32"))
+
+
+@pytest.mark.parametrize("contracted", ["T", "D"])
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_a_cache_with_two_batch_axes_is_read_in_place(capability, contracted):
+    spec = cache("BTHD", contracted)
+    can, found = paths(spec, capability)
+    assert can == ["sm80_w8a16", "general"]
+    assert "one stride along the batch" in found["cublaslt_wide"]
+    assert len(paths(cache("BHTD", contracted), capability)[0]) > 2
+    assert_alike(spec)
+
+
 def test_every_problem_has_a_path_without_cublaslt():
     for spec, _ in TAKEN:
         can, found = paths(spec, 90, cublaslt=0)
