@@ -10,6 +10,7 @@ import numpy as np  # noqa: E402
 import quantized  # noqa: E402
 from gpu import products  # noqa: E402
 from gpu.tensors import Call, canonical  # noqa: E402
+from gpu.test_cache_layouts import attention_product  # noqa: E402
 from ragged_case import FP8_LOSS, Ragged  # noqa: E402
 
 import jaxfp8  # noqa: E402
@@ -83,9 +84,22 @@ def run_ragged() -> None:
         print("ragged", more, "right", flush=True)
 
 
+def run_cache() -> None:
+    """Few rows by a cache [B, T, H, D], whose batch has two axes."""
+    for part, cache in (("scores", E4M3), ("outputs", "int8")):
+        for kernel in ("sm80_w8a16", "general"):
+            spec = attention_product((2, 3, 5, 130, 72), "BTHD", part, cache=cache)
+            spec, operands = canonical(spec, products.draw(1, spec))
+            call = Call(spec, operands, kernel)
+            assert call.run() == (0, "")
+            oracle.assert_within_bound(spec, operands, call.results()[0], slack=2.0**-21)
+            print(kernel, part, "of a cache right", flush=True)
+
+
 def main() -> None:
     """Runs all cases; exits non-zero where one fails."""
     run_ragged()
+    run_cache()
     for seed, (kernel, sizes, more) in enumerate(CASES):
         spec = products.matrices(*sizes, **more)
         spec, operands = canonical(spec, products.draw(seed, spec))
