@@ -19,9 +19,13 @@ from jaxfp8._value.tiles import repeated
 
 _HOPPER, _ITS_CODE = 90, "90a"
 # As in ffi/cuda/kernels/sm90_gemm: K of a step, bytes that lines are aligned to, and how many
-# products of int8, or of uint8, an int32 sum holds; its smallest tile, and how many it counts.
+# products of int8, or of uint8, an int32 sum holds, in whole 16 bytes, since K is padded to those;
+# its smallest tile, and how many it counts.
 _STEP, _ALIGNMENT = 128, 16
-_LONGEST_SUM = {"int8": (2**31 - 1) // 128**2, "uint8": (2**31 - 1) // 255**2}
+_LONGEST_SUM = {
+    name: (2**31 - 1) // largest**2 // _ALIGNMENT * _ALIGNMENT
+    for name, largest in (("int8", 128), ("uint8", 255))
+}
 _TILE, _MOST = (64, 32), (2**31 - 1) // 2
 
 
@@ -48,7 +52,7 @@ def _counts(spec: RaggedSpec) -> int:
     down, across = -(-rows // _TILE[0]), -(-spec.columns // _TILE[1])
     contracted = spec.grouping == "contracted"
     down = (down + 1) * spec.groups if contracted else down + 2 * spec.groups
-    return max(rows, spec.columns, spec.lhs.depth, down * (across + 1))
+    return max(rows, spec.columns, _padded(spec.lhs.depth), down * (across + 1))
 
 
 def _why_not_along_k(side: OperandSpec) -> str | None:

@@ -251,7 +251,7 @@ FLOAT8 = "float8_e4m3fn"
         (spec(zero_point=True), "no zero points"),
         (spec(FLOAT8, FLOAT8, lhs_tiles=(1, 64), depth=300), "scales change every 64 values"),
         (spec(lhs_tiles=(1, 128), depth=300), "along which scales change"),
-        (spec(depth=2**17, lhs_tiles=(1, 2**17)), "sums up to 131071 products of int8"),
+        (spec(depth=2**17, lhs_tiles=(1, 2**17)), "sums up to 131056 products of int8"),
         (spec(depth=0), "nothing to multiply"),
     ],
     ids=lambda value: str(value)[:40],
