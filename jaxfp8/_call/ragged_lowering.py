@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._call import ffi
-from jaxfp8._call.ragged_reference import RaggedSpec
+from jaxfp8._call.ragged_reference import RaggedSpec, group_ends
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, Shape, is_known
 from jaxfp8._value.tiles import repeated
@@ -89,7 +89,8 @@ def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]
     del split
     ffi.register_if_it_runs_here("cuda")
     named = dict(zip(spec.operand_names(), operands, strict=True))
-    arrays = [_lines(named["lhs"], spec.lhs), _lines(named["rhs"], spec.rhs), named["group_sizes"]]
+    sizes = _sizes(named["group_sizes"], spec)
+    arrays = [_lines(named["lhs"], spec.lhs), _lines(named["rhs"], spec.rhs), sizes]
     lhs_tiles, rhs_tiles = _tiles(spec.lhs), _tiles(spec.rhs)
     if spec.lhs.scale:
         scale, lhs_tiles = _lhs_scale(named["lhs_scale"], spec.lhs)
@@ -106,6 +107,14 @@ def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]
             rhs_tiles=np.asarray(rhs_tiles, np.int64),
         )
     ]
+
+
+def _sizes(sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
+    """Sizes, so that no group gets padding of K: zero times a scale of NaN is NaN."""
+    depth = spec.lhs.depth
+    if spec.grouping != "contracted" or _padded(depth) == depth:
+        return sizes
+    return jnp.diff(group_ends(sizes, depth), prepend=0)
 
 
 def _order(side: OperandSpec) -> Shape:

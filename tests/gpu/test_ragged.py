@@ -203,9 +203,10 @@ def test_scales_of_other_positions_do_not_count_along_k():
 
 @needs_hopper
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
-def test_an_empty_group_along_k_is_zeros_whatever_the_scales(dtype):
-    case = along_k(sizes=(0, 30, 0), rows=2, columns=8, depth=32)
-    lhs, rhs = (jaxfp8.QArray(jnp.ones((n, 32), dtype), jnp.full((1, 1), np.nan)) for n in (2, 8))
+@pytest.mark.parametrize(("sizes", "k"), [((0, 30, 0), 32), ((0, 30, 4), 30)], ids=["", "padded"])
+def test_an_empty_group_along_k_is_zeros_whatever_the_scales(dtype, sizes, k):
+    case = along_k(sizes=sizes, rows=2, columns=8, depth=k)
+    lhs, rhs = (jaxfp8.QArray(jnp.ones((n, k), dtype), jnp.full((1, 1), np.nan)) for n in (2, 8))
     y = compiled(case, lhs, rhs)
     np.testing.assert_array_equal(y, np.array([0, np.nan, 0]).repeat(16).reshape(3, 2, 8))
 

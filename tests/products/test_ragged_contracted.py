@@ -252,3 +252,12 @@ def test_the_call_has_lines_of_whole_16_bytes_and_scales_of_one_group():
     got = [v.aval.shape for v in eqn.invars]
     assert got == [(5, 304), (7, 304), (3,), (5, 3), (1, 7, 3)]
     assert traced.out_avals[0].shape == (3, 5, 7)
+
+
+@pytest.mark.parametrize(
+    ("depth", "sizes"), [(300, [296, 4, 0]), (304, [296, 2**31 - 1, 5])], ids=["padded", "whole"]
+)
+def test_no_group_gets_padding_of_k(depth, sizes):
+    got = ragged_lowering._sizes(jnp.array([296, 2**31 - 1, 5], jnp.int32), spec(depth=depth))
+    assert got.dtype == np.int32
+    np.testing.assert_array_equal(got, sizes)
