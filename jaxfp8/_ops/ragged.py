@@ -45,7 +45,9 @@ def ragged_dot(
 
     It is `jax.lax.ragged_dot`, or `ragged_dot_general`, of the dequantised operands, with sums and
     scales as in `dot_general`. Sizes need not be multiples of anything, stay on the device, and may
-    be 0; one below 0 counts as 0, and what exceeds `lhs` is cut off.
+    be 0; one below 0 counts as 0, and what exceeds `lhs` is cut off. FP8 is summed as with DEFAULT
+    precision: where no scale changes along K, a GPU may sum it fast, in fewer bits than float32.
+    For long sums, such as gradients over many tokens, give it a scale for every 128 of K.
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch of `sm90_gemm` without zero points:
     of FP8, whose scales change every 128 of K or a multiple, or not at all; and of int8 and uint8,
@@ -135,7 +137,10 @@ def _check_shapes(lhs: Side, rhs: Side, sizes: jax.Array) -> None:
         needs, remedy = "both need the same number of groups", "give `lhs` rows for each group"
     elif sizes.ndim != 1 or (len(rhs.shape) == 3 and sizes.shape != rhs.shape[:1]):
         got = f"has shape {list(sizes.shape)}, and `rhs` has shape {list(rhs.shape)}"
-        needs, remedy = "one size for each group is needed", "give an empty group the size 0"
+        needs, remedy = (
+            "one size for each group is needed",
+            "pass integers [G], 0 for an empty group",
+        )
         raise ValueError(message(_OPERATION, "`group_sizes`", got, needs, remedy))
     else:
         return
