@@ -1,13 +1,14 @@
 // The XLA FFI handler `jaxfp8_ragged_dot`: groups of rows of lhs, each times an rhs of its own, or
 // groups of K, each with an output of its own, by `sm90_gemm`.
 //
-//   operands    lhs      rhs        result
-//               [M, K]   [G, N, K]  [M, N]     one group of rows after the other
-//               [G, M, K][G, N, K]  [G, M, N]  each group has the first rows of its own
-//               [M, K]   [N, K]     [G, M, N]  one group of K after the other
+//   operands    lhs        rhs        result
+//               [M, K]     [G, N, K]  [M, N]     one group of rows after the other
+//               [G, M, K]  [G, N, K]  [G, M, N]  each group has the first rows of its own
+//               [M, K]     [N, K]     [G, M, N]  one group of K after the other
 //               group_sizes int32 [G]. If `lhs_scale`, float32
 //               [rows / lhs_tiles[0], K / lhs_tiles[1]], where rows are those of all groups. If
-//               `rhs_scale`, float32 [G or 1, N / rhs_tiles[0], K / rhs_tiles[1]]
+//               `rhs_scale`, float32 [G or 1, N / rhs_tiles[0], K / rhs_tiles[1]], of which there
+//               is one beside groups of K
 //   results     out: bfloat16, float16 or float32
 //   attributes  lhs_scale, rhs_scale: bool; lhs_tiles, rhs_tiles: two i64 each
 //

@@ -63,7 +63,7 @@ JAXFP8_HD EntryRows RowsOfEntry(const Groups& g, const int32_t* sizes, int32_t e
 struct DepthRange {
   int32_t first = 0, end = std::numeric_limits<int32_t>::max();
 
-  // Whether a step has positions outside. Those after K are zeros.
+  // Whether a step has positions outside. Those after K count, though they are zeros already.
   JAXFP8_HD bool Cuts(int32_t step) const {
     return step * kStepDepth < first || end - step * kStepDepth < kStepDepth;
   }
