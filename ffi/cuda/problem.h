@@ -80,10 +80,10 @@ struct Plane {
 
 // Groups whose sizes are known on the device alone.
 //
-// Of rows: group g is multiplied by batch index g of rhs. lhs and out have no batch stride, and all
-// rows of all groups: `rows`. Rows of no group are zeros.
+// Of rows: group g is multiplied by batch index g of rhs. lhs and out have no batch stride; `rows`
+// counts the rows of all groups. Rows of no group are zeros.
 // Of the contracted axis: batch index g of out is the sum over group g. lhs and rhs have no batch
-// stride, and all groups: `depth`.
+// stride; `depth` counts the values of all groups.
 enum class Grouping : uint8_t {
   kNone,
   kContiguous,  // of rows, one group after the other, then rows of no group

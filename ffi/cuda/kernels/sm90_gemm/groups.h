@@ -16,9 +16,9 @@
 //
 //     group 0    group 1      rest       Units are those of a batch of G products. The steps of
 //   | 0 0 0 0 0 | 1 1 1 1 1 1 | r r |    one are those that have a value of its group. Steps begin
-//   | step 0 | step 1 | step 2 | .. |    at multiples of 128, as scales do. So a group's first and
-//                                        last may have values of others, which are masked
-//                                        (mask.cuh).
+//   | step 0 | step 1 | step 2 | .. |    at multiples of 128, as scales do. So the first and last
+//                                        step of a group may have values of other groups, which
+//                                        are masked (mask.cuh).
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_H_

@@ -2,7 +2,7 @@
 //
 //   block, one on each multiprocessor
 //     warpgroup 0   loads: warp 0 the tiles (TMA), warps 2 and 3 the scales      load.cuh
-//                   warp 1 masks what is of other groups                         mask.cuh
+//                   warp 1 sets values of other groups to zero                   mask.cuh
 //     warpgroup 1   multiplies the upper half of the tile's rows, scales and     multiply.cuh, or
 //                   stores it                                                    sum.cuh
 //     warpgroup 2   the same for the lower half; not there for tiles of 64 rows  store.cuh

@@ -1,9 +1,9 @@
 // The masking warp of a block, where the contracted axis comes in groups. A step has 128 values of
-// a line, and the first and the last step of a group may have values of others. The warp waits
-// until such a stage has landed, makes them zeros on both sides, since zero times NaN is NaN, and
-// passes the stage on as full.
+// a line, and the first and the last step of a group may have values of other groups. The warp
+// waits until such a stage has landed, and sets these values to zero on both sides, since zero
+// times NaN is NaN. Then the stage is full.
 //
-//   line of a stage   | o o o x x x x x x o |    x: of the group    o: of others, becomes zeros
+//   line of a stage   | o o o x x x x x x o |    x: of the group    o: of others, set to zero
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_MASK_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_MASK_CUH_

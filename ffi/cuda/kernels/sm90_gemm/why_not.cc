@@ -38,14 +38,14 @@ std::string WhyNotGroups(const Problem& problem) {
   if (problem.batch < 1) return "there are no groups";
   const bool epilogue = problem.residual || problem.bias || problem.out_scale || problem.amax ||
                         problem.activation != Activation::kNone;
-  if (epilogue) return "behind groups it has no epilogue";
+  if (epilogue) return "products of groups have no epilogue";
   const auto has_batches = [](const Side& side) {
     return side.batch != 0 || side.tiles.batch_stride != 0;
   };
   const bool contracted = problem.grouping == Grouping::kContracted;
   if (has_batches(problem.lhs) ||
       (contracted ? has_batches(problem.rhs) : problem.out.batch != 0)) {
-    return "the axis that has the groups has no batch stride";
+    return "what the groups divide cannot have a batch stride";
   }
   if (problem.grouping == Grouping::kMasked && problem.rows % problem.batch != 0) {
     return "masked groups have to have as many rows each";
