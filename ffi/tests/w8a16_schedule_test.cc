@@ -1,6 +1,5 @@
 // The schedule of `sm80_w8a16`: how many blocks share an output tile, and which parts of K.
 
-#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -55,21 +54,6 @@ void CheckSchedules() {
       }
     }
   }
-}
-
-// Two batch axes of 3 x 2: each output once, and the inner one next to the other.
-void CheckTwoBatchAxes() {
-  Schedule s;
-  s.row_tiles = 2, s.column_tiles = 5, s.inner_batch = 2, s.output_tiles = 60;
-  std::vector<int> seen(static_cast<size_t>(s.output_tiles));
-  for (int32_t tile = 0; tile < s.output_tiles; ++tile) {
-    const TileCoord p = s.CoordOf(tile);
-    Expect(p.outer_batch == p.batch / 2, "the outer index is that of the batch");
-    ++seen[static_cast<size_t>((p.batch * 5 + p.column_tile) * 2 + p.row_tile)];
-  }
-  Expect(std::ranges::all_of(seen, [](int times) { return times == 1; }), "an output has one tile");
-  const TileCoord first = s.CoordOf(0), next = s.CoordOf(2);
-  Expect(first.batch == 0 && next.batch == 1 && next.column_tile == 0, "heads come together");
 }
 
 // What was fastest on an H100, or within 4 % of it, of all ways to split.
@@ -205,6 +189,8 @@ void CheckJointRefusals() {
   Expect(refused({Some(1, 64, 256, 512), other}), "the rows of a tile may not differ");
   other = p, other.activation = Activation::kSilu, other.rhs.scale = true;
   Expect(!refused({p, other}), "scales and epilogues may differ");
+  other = Some(4, 2, 256, 512), other.inner_batch = 2;
+  Expect(refused({other, other}), "the batch may not have jumps");
   device.compute_capability = 89;
   Expect(refused({p, p}), "clusters are needed");
 }
@@ -237,6 +223,13 @@ void CheckRefusals() {
   p.out.dtype = DType::kS32;
   Expect(!WhyNotProblem(p, device).empty(), "an int32 output is refused");
   Expect(WhyNotForm(Some(1, 1, 256, 512)).empty(), "without a device too");
+  p = Some(2 * 65535, 1, 256, 512);
+  p.inner_batch = 2, p.rhs.batch_jump = 1;
+  Expect(WhyNotProblem(p, device).empty(), "a batch with jumps is taken");
+  p.batch += 2;
+  Expect(!WhyNotProblem(p, device).empty(), "but not more than a grid has along its third axis");
+  p = Some(4, 1, 256, 512), p.inner_batch = 2, p.lhs.batch_jump = 1;
+  Expect(!WhyNotProblem(p, device).empty(), "jumps of activations are refused");
   p = Some(int64_t{1} << 30, 1 << 20, 1 << 20, 1 << 20);
   Expect(!WhyNotProblem(p, device).empty(), "more tiles than 32 bits count are refused");
 }
@@ -247,7 +240,6 @@ void CheckRefusals() {
 int main() {
   using namespace jaxfp8::cuda::w8a16;
   CheckSchedules();
-  CheckTwoBatchAxes();
   CheckFastest();
   CheckFastestInWaves();
   CheckWorkspace();

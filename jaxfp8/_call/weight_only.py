@@ -21,6 +21,8 @@ _FEW_FLOAT8_ROWS = 16
 # Up to so many rows, those of one tile, weights are read in whatever order their axes are stored.
 # With more, each tile reads them again, and paths with larger tiles need them in the usual order.
 _ROWS_IN_PLACE = 64
+# Nor with a larger batch: its outer axis is one of the grid.
+_BATCH_IN_PLACE = 65535
 # Tiles of 128 columns and 128 depths, by 8 to 64 rows; and sizes that are counted in 32 bits.
 TILE = 128
 MOST = (2**31 - 1) // 2
@@ -84,7 +86,8 @@ class WeightOnly:
 
     def is_read_in_place(self, kernel: str) -> bool:
         """Whether it takes weights whose batch axes stand anywhere but last."""
-        return self.is_certain(kernel) and self.rows <= _ROWS_IN_PLACE
+        few = self.rows <= _ROWS_IN_PLACE and self.batch <= _BATCH_IN_PLACE
+        return few and self.is_certain(kernel)
 
     def scratch(self) -> int:
         """Sums of every block, where several blocks share an output."""

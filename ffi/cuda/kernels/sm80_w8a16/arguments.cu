@@ -79,15 +79,16 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.weights = static_cast<const uint8_t*>(buffers.rhs);
   a.activations = buffers.lhs;
   a.weight_pitch = weights.IsMnMajor() ? weights.depth : weights.free;
-  a.weight_batch = weights.batch, a.weight_jump = weights.batch_jump;
+  a.weight_batch = weights.batch;
   a.activation_row = wide.free, a.activation_depth = wide.depth, a.activation_batch = wide.batch;
   if (weights.scale && problem.depth > 0) {
     a.scales = buffers.rhs_scale;
     a.scale_form = ScaleFormOf(weights);
   }
   if (weights.zero_point && problem.depth > 0) a.zero_points = buffers.rhs_zero_point;
-  a.scale_batch = tiles.batch_stride, a.scale_jump = tiles.batch_jump;
-  a.scale_depth = tiles.depth_stride;
+  a.scale_batch = tiles.batch_stride, a.scale_depth = tiles.depth_stride;
+  a.weight_jump = weights.batch_jump, a.scale_jump = tiles.batch_jump;
+  a.inner_batch = static_cast<int32_t>(problem.inner_batch);
   a.scale_column = static_cast<int32_t>(tiles.free_stride);
   // A scale's tile may be longer than its axis.
   const int64_t depths = std::max<int64_t>(1, (problem.depth + kTileDepth - 1) / kTileDepth);

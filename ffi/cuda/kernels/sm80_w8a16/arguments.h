@@ -33,11 +33,11 @@ struct Arguments {
   const void* activations = nullptr;
   float* partials = nullptr;  // on devices without clusters
   int64_t weight_pitch = 0;   // from row to row, a row as in shared memory (layout.h)
-  int64_t weight_batch = 0, weight_jump = 0;  // along the batch (problem.h)
+  int64_t weight_batch = 0;
   int64_t activation_row = 0, activation_depth = 0, activation_batch = 0;
   const void* scales = nullptr;          // or null
   const int32_t* zero_points = nullptr;  // or null
-  int64_t scale_batch = 0, scale_jump = 0, scale_depth = 0;
+  int64_t scale_batch = 0, scale_depth = 0;
   int32_t scale_column = 0;
   int32_t depth_tiles_per_scale = 1;  // depth tiles that share a scale
   int32_t tile_columns = 1;           // columns that share a scale
@@ -46,6 +46,8 @@ struct Arguments {
   DType weight = DType::kNone;
   bool has_zero_points = false;  // or codes that need one: uint8 is int8 plus 128
   EpilogueArguments epilogue;
+  int64_t weight_jump = 0, scale_jump = 0;  // along the outer batch axis (batch.cuh)
+  int32_t inner_batch = 1;
 };
 
 // The products of one launch. Each has arguments of its own, with the same split.

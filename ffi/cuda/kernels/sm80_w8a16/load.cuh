@@ -14,6 +14,7 @@
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
+#include "cuda/kernels/sm80_w8a16/batch.cuh"
 #include "cuda/kernels/sm80_w8a16/layout.h"
 
 namespace jaxfp8::cuda::w8a16 {
@@ -78,7 +79,7 @@ class Loader {
     columns_ = a.columns - column;
     rows_ = a.rows - row;
     depth_ = a.depth - depth;
-    weights_ = a.weights + coord.batch * a.weight_batch + coord.outer_batch * a.weight_jump +
+    weights_ = a.weights + coord.batch * a.weight_batch + PastWeights(a) +
                ((kMnMajor ? depth : column) + WeightRow()) * a.weight_pitch +
                (kMnMajor ? column : depth) + 16 * WeightChunk();
     activations_ = static_cast<const Activation*>(a.activations) +

@@ -35,6 +35,7 @@
 #include "cuda/kernels/common/async_copy.cuh"
 #include "cuda/kernels/common/cluster.cuh"
 #include "cuda/kernels/common/wgmma.cuh"
+#include "cuda/kernels/sm80_w8a16/batch.cuh"
 #include "cuda/kernels/sm80_w8a16/mma_stage.cuh"
 #include "cuda/kernels/sm80_w8a16/pipeline.cuh"
 #include "cuda/kernels/sm80_w8a16/scales.cuh"
@@ -73,7 +74,7 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
   Pipeline<kActivation, kMnMajor, kRowFragments, kWgmma> pipeline(a, coord, depth_tile, stages);
   const int32_t column =
       coord.column_tile * kTileColumns + ColumnOf(threadIdx.x / 32, threadIdx.x % 32);
-  const ScaleOffsets offsets(a, coord, column);
+  const ScaleOffsets offsets(a, coord.batch, column);
   Accumulators<kRowFragments> acc = {};
 #pragma unroll 1
   while (depth_tile < end) {
@@ -99,6 +100,7 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
 // The kernel.
 //   blockIdx.x     the output tile, of all products
 //   blockIdx.y     the rank, which part of K
+//   blockIdx.z     the outer index of a batch with jumps (batch.cuh)
 //   kWeight        e4m3, e5m2 or int8; uint8 is int8 with the sign bit flipped
 //   kActivation    bfloat16, float16, or e4m3 with up to 16 rows, which becomes float16
 //   kMnMajor       weights are [K, N]; else [N, K], which is K-contiguous
@@ -114,13 +116,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   if constexpr (kJoint && HasOwnInstance(kRowFragments) && !kHasClusters) return;  // not launched
   const int part = kJoint ? parts.tiles.PartOf(blockIdx.x) : 0;
   const Arguments& a = parts.of[part];
-  const TileCoord coord = a.schedule.CoordOf(blockIdx.x - parts.tiles.first[part]);
+  const TileCoord coord = CoordOfBlock(a, blockIdx.x - parts.tiles.first[part]);
   const int split = a.schedule.split, rows_left = a.rows - coord.row_tile * kTileRows;
   Accumulators<kRowFragments> scaled_acc = {};
   using D = Decoder<kWeight, WideOf(kActivation)>;
   Accumulate<D, kActivation, kMnMajor, kRowFragments>(a, coord, stages, scaled_acc);
   if (!kHasClusters && split > 1) {
-    const int64_t partial = int64_t{blockIdx.x} * split + blockIdx.y;
+    const int64_t partial = OutputTileOfBlock() * split + blockIdx.y;
     StoreSums(scaled_acc, rows_left, a.partials + partial * (min(a.rows, kTileRows) * kTileColumns),
               kTileColumns);
     return;

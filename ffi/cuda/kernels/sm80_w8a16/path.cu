@@ -102,7 +102,8 @@ std::string W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t strea
 std::string W8A16Plan::CountClusters(Capacity& capacity) const {
   for (int split = 2; split <= kMaxSplit; ++split) {
     cudaLaunchAttribute attribute = {};
-    const cudaLaunchConfig_t config = LaunchOfClusters(split, split, nullptr, attribute);
+    const cudaLaunchConfig_t config =
+        LaunchOfClusters(split * OuterBatch(joint_), split, nullptr, attribute);
     int clusters = 0;
     const cudaError_t status = cudaOccupancyMaxActiveClusters(&clusters, kernel_, &config);
     if (status != cudaSuccess) return CudaError(status, "cudaOccupancyMaxActiveClusters");
@@ -114,7 +115,8 @@ std::string W8A16Plan::CountClusters(Capacity& capacity) const {
 // attribute: of the launch, which has to live as long
 cudaLaunchConfig_t W8A16Plan::LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
                                                cudaLaunchAttribute& attribute) const {
-  const dim3 blocks(static_cast<unsigned>(tiles), static_cast<unsigned>(split));
+  const auto outer = static_cast<unsigned>(OuterBatch(joint_));
+  const dim3 blocks(static_cast<unsigned>(tiles) / outer, static_cast<unsigned>(split), outer);
   cudaLaunchConfig_t config = LaunchOf(blocks, kThreads, Shared(), stream);
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = 1, attribute.val.clusterDim.y = blocks.y;
@@ -135,8 +137,10 @@ std::string W8A16Plan::LaunchReduce(const Arguments& arguments, cudaStream_t str
   const int tile_rows = 8 * RowFragmentsFor(joint_);
   const int quads = std::min(arguments.rows, tile_rows) * kTileColumns / 4;
   const auto blocks = static_cast<unsigned>((quads + kReduceThreads - 1) / kReduceThreads);
-  const cudaLaunchConfig_t config = LaunchOf(
-      dim3(static_cast<unsigned>(schedule_.output_tiles), blocks), kReduceThreads, 0, stream);
+  const auto outer = static_cast<unsigned>(OuterBatch(joint_));
+  const cudaLaunchConfig_t config =
+      LaunchOf(dim3(static_cast<unsigned>(schedule_.output_tiles) / outer, blocks, outer),
+               kReduceThreads, 0, stream);
   return CudaError(cudaLaunchKernelEx(&config, ReducePartials, arguments, tile_rows),
                    "sm80_w8a16 reduce");
 }

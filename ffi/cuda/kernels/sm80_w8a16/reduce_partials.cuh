@@ -26,12 +26,13 @@ inline constexpr int kReduceThreads = 128;
 // A block adds up 128 quads of an output tile.
 //   blockIdx.x   the output tile
 //   blockIdx.y   which quads
+//   blockIdx.z   the outer batch index
 __global__ void __launch_bounds__(kReduceThreads)
     ReducePartials(const __grid_constant__ Arguments a, int tile_rows) {
   const int64_t stride = int64_t{min(a.rows, tile_rows)} * kTileColumns;
-  const WorkspaceSums sums{a.partials + blockIdx.x * a.schedule.split * stride, stride};
+  const WorkspaceSums sums{a.partials + OutputTileOfBlock() * a.schedule.split * stride, stride};
   const int quad = blockIdx.y * kReduceThreads + threadIdx.x;
-  StoreTile(a, a.schedule.CoordOf(blockIdx.x), tile_rows, quad, gridDim.y * kReduceThreads, sums);
+  StoreTile(a, CoordOfBlock(a, blockIdx.x), tile_rows, quad, gridDim.y * kReduceThreads, sums);
 }
 
 }  // namespace jaxfp8::cuda::w8a16

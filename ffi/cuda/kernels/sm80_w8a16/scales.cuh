@@ -12,6 +12,7 @@
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
+#include "cuda/kernels/sm80_w8a16/batch.cuh"
 #include "cuda/kernels/sm80_w8a16/fragments.h"
 
 namespace jaxfp8::cuda::w8a16 {
@@ -23,8 +24,8 @@ struct ScaleOffsets {
   int32_t values[4];
 
   // first  the first of the four columns
-  __device__ __forceinline__ ScaleOffsets(const Arguments& a, const TileCoord& coord, int32_t first)
-      : batch(coord.batch * a.scale_batch + coord.outer_batch * a.scale_jump) {
+  __device__ __forceinline__ ScaleOffsets(const Arguments& a, int32_t batch_index, int32_t first)
+      : batch(batch_index * a.scale_batch + PastScales(a)) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int32_t column = min(first + j, a.columns - 1);

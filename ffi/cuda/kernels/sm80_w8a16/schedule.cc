@@ -13,6 +13,9 @@ namespace {
 // multiprocessors of a full A100, limited by shared memory.
 constexpr int64_t kMaxBlocksAtOnce = 3 * 128;
 
+// Blocks along the third axis of a grid.
+constexpr int64_t kMostOuterBatch = 65535;
+
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t DepthTiles(const Problem& problem) { return Ceil(problem.depth, kTileDepth); }
@@ -143,6 +146,10 @@ int64_t OutputTiles(const Problem& problem) {
          Ceil(problem.columns, kTileColumns);
 }
 
+int64_t OuterBatch(const Problem& problem) {
+  return problem.inner_batch > 1 ? problem.batch / problem.inner_batch : 1;
+}
+
 size_t PartialTileBytes(const Problem& problem) {
   const int row_fragments = RowFragmentsFor(problem);
   const int64_t rows = std::min<int64_t>(problem.rows, 8 * row_fragments);
@@ -156,7 +163,6 @@ Schedule MakeSchedule(const Problem& problem, const Capacity& capacity) {
   s.depth_tiles = static_cast<int32_t>(DepthTiles(problem));
   s.output_tiles = static_cast<int32_t>(OutputTiles(problem));
   s.split = BestSplit(problem, capacity);
-  s.inner_batch = static_cast<int32_t>(problem.inner_batch);
   return s;
 }
 
@@ -183,7 +189,6 @@ Schedule PartSchedule(const Problem& problem, const Schedule& joint) {
   Schedule s = joint;
   s.column_tiles = static_cast<int32_t>(Ceil(problem.columns, kTileColumns));
   s.output_tiles = static_cast<int32_t>(OutputTiles(problem));
-  s.inner_batch = static_cast<int32_t>(problem.inner_batch);
   return s;
 }
 
@@ -203,6 +208,10 @@ std::string WhyNotForm(const Problem& problem) {
   if (TooLarge(problem)) return "it counts its tiles in 32 bits, and this product has more";
   if (!problem.lhs.HasOneBatchStride()) {
     return "its activations and their scales need one stride along the batch";
+  }
+  if (OuterBatch(problem) > kMostOuterBatch) {
+    return "a launch has at most " + std::to_string(kMostOuterBatch) +
+           " indices of the outer batch axis, and these are " + std::to_string(OuterBatch(problem));
   }
   const std::string types = WhyNotTypes(problem);
   return types.empty() ? WhyNotTiles(problem) : types;
@@ -237,6 +246,7 @@ std::string WhyNotJoint(std::span<const Problem> problems, const Device& device)
   for (const Problem& problem : problems) {
     if (std::string why = WhyNotProblem(problem, device); !why.empty()) return why;
     if (problem.batch * problem.rows * problem.columns == 0) return "one of its products is empty";
+    if (problem.inner_batch > 1) return "products of one launch need one stride along the batch";
     if (!RunsAlike(first, problem)) {
       return "products of one launch need one batch, rows, depth, type of each side, layout of the "
              "weights and row tile";

@@ -66,7 +66,6 @@ JAXFP8_HD constexpr int SharedBytes(int row_fragments) {
 // An output tile, in tiles along each axis.
 struct TileCoord {
   int32_t batch, column_tile, row_tile;
-  int32_t outer_batch;  // of the batch's two axes (problem.h)
 };
 
 // Products that one launch computes, at most: as many as arguments fit 4 KiB.
@@ -90,19 +89,14 @@ struct PartTiles {
 struct Schedule {
   int32_t column_tiles = 1, row_tiles = 1, depth_tiles = 1;
   int32_t output_tiles = 1;
-  int32_t split = 1;        // blocks that share an output tile
-  int32_t inner_batch = 1;  // size of the inner batch axis
+  int32_t split = 1;  // blocks that share an output tile
 
   // Row tiles are numbered fastest: the output tiles that read the same weights run together, and
-  // find them in L2. Then comes the inner batch axis, along which weights lie side by side.
+  // find them in L2.
   JAXFP8_HD TileCoord CoordOf(int32_t output_tile) const {
-    if (row_tiles == 1 && inner_batch == 1 && output_tile < column_tiles) {
-      return {0, output_tile, 0, 0};
-    }
-    const int32_t inners = output_tile / row_tiles, columns = inners / inner_batch;
-    const int32_t outer = columns / column_tiles;
-    return {outer * inner_batch + inners - columns * inner_batch, columns - outer * column_tiles,
-            output_tile - inners * row_tiles, outer};
+    if (row_tiles == 1 && output_tile < column_tiles) return {0, output_tile, 0};
+    const int32_t columns = output_tile / row_tiles, batches = columns / column_tiles;
+    return {batches, columns - batches * column_tiles, output_tile - columns * row_tiles};
   }
 };
 
@@ -112,6 +106,9 @@ int RowFragmentsFor(const Problem& problem);
 
 // How many output tiles the whole problem has.
 int64_t OutputTiles(const Problem& problem);
+
+// The outer axis of a batch with jumps (problem.h), 1 without.
+int64_t OuterBatch(const Problem& problem);
 
 // Bytes of one rank's sums of an output tile in the workspace.
 size_t PartialTileBytes(const Problem& problem);

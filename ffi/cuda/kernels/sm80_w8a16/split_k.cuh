@@ -21,11 +21,10 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Where the scale and zero point of a weight lie (`Tiles::At`, and the jump of its batch index).
+// Where the scale and zero point of a weight of the block's outer batch index lie.
 __device__ __forceinline__ int64_t WeightTile(const Arguments& a, int64_t b, int64_t column,
                                               int64_t k) {
-  const int64_t outer = static_cast<int32_t>(b) / a.schedule.inner_batch;
-  return a.epilogue.weight.tiles.At(b, column, k) + outer * a.scale_jump;
+  return a.epilogue.weight.tiles.At(b, column, k) + PastScales(a);
 }
 
 // What the excess of zero points outside their type's range (`ZeroPoint`) adds to an output. Slow
