@@ -10,7 +10,8 @@
 //               `rhs_scale`, float32 [G or 1, N / rhs_tiles[0], K / rhs_tiles[1]], of which there
 //               is one beside groups of K
 //   results     out: bfloat16, float16 or float32
-//   attributes  lhs_scale, rhs_scale: bool; lhs_tiles, rhs_tiles: two i64 each
+//   attributes  lhs_scale, rhs_scale: bool; lhs_tiles, rhs_tiles: two i64 each; precision: "default"
+//               or "highest"
 //
 // K is a multiple of 16: then operands are read where they lie, and no workspace is needed.
 
@@ -20,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/buffer_taker.h"
@@ -57,12 +59,18 @@ struct RaggedCall {
 };
 
 std::string ReadScales(ffi::Dictionary attributes, RaggedCall& call) {
+  std::string_view precision;
   Reader read(attributes, kName);
   read("lhs_scale", call.problem.lhs.scale);
   read("rhs_scale", call.problem.rhs.scale);
   read("lhs_tiles", call.lhs_tiles);
   read("rhs_tiles", call.rhs_tiles);
+  read("precision", precision);
   if (!read.wrong().empty()) return read.wrong();
+  if (precision != "default" && precision != "highest") {
+    return Say("`precision` is `" + std::string(precision) + "`, not `default` or `highest`");
+  }
+  call.problem.highest = precision == "highest";
   for (const Dims tiles : {call.lhs_tiles, call.rhs_tiles}) {
     if (tiles.size() != 2 || std::min(tiles[0], tiles[1]) < 1) {
       return Say("`lhs_tiles` and `rhs_tiles` need two sizes each, of at least 1");

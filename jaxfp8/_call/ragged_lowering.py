@@ -105,6 +105,7 @@ def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]
             rhs_scale=spec.rhs.scale,
             lhs_tiles=np.asarray(lhs_tiles, np.int64),
             rhs_tiles=np.asarray(rhs_tiles, np.int64),
+            precision=spec.precision,
         )
     ]
 

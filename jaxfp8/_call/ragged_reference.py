@@ -32,12 +32,14 @@ class RaggedSpec:
         divide the contracting one.
       groups: number of groups (G).
       out_dtype: a wide float.
+      precision: as in `ScaledDotSpec`.
     """
 
     lhs: OperandSpec
     rhs: OperandSpec
     groups: int
     out_dtype: str
+    precision: str = "default"
 
     @property
     def grouping(self) -> Grouping:
@@ -91,7 +93,8 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
 
 
 def _dot(spec: RaggedSpec, rhs: OperandSpec) -> ScaledDotSpec:
-    return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=spec.out_dtype))
+    epilogue = EpilogueSpec(out_dtype=spec.out_dtype)
+    return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=epilogue, precision=spec.precision)
 
 
 def _masked(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:

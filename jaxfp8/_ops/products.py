@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jaxfp8._call.primitive import scaled_dot
@@ -15,8 +14,7 @@ from jaxfp8._ops.epilogue import Epilogue, choose_out_dtype, prepare
 from jaxfp8._ops.int8_compute import check_compute, int8_dot
 from jaxfp8._ops.operands import Operand, PreparedSide, Side, as_sides
 from jaxfp8._ops.prepared_dot import prepared_dot
-from jaxfp8._value import compat, dtypes
-from jaxfp8._value.errors import message
+from jaxfp8._value import checks, compat, dtypes
 from jaxfp8._value.operators import set_matmul
 from jaxfp8._value.prepared import PreparedArray, check_prepared
 from jaxfp8._value.qarray import QArray, from_bytes
@@ -282,7 +280,7 @@ def _product(
     out_shape = tuple(bare.out_shape[axis] for axis in order)
     after = prepare(operation, epilogue, out_shape, order, dtype)
     spec = dataclasses.replace(
-        bare, epilogue=after.spec, precision=_precision(operation, precision)
+        bare, epilogue=after.spec, precision=checks.as_precision(operation, precision)
     )
     values: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
     values |= after.operands
@@ -307,21 +305,3 @@ def _of_stored(sides: tuple[Side, Side], numbers: DimensionNumbers, order: Shape
         first = len(places)
         places += [first + place for place in side.free_order(tuple(summed), tuple(shared))]
     return tuple(places[axis] for axis in order)
-
-
-def _precision(operation: str, precision: Any) -> str:
-    """DEFAULT of both sides is "default"; anything higher on one side is "highest"."""
-    pair = precision if isinstance(precision, tuple | list) else (precision, precision)
-    try:
-        lhs, rhs = map(lax.Precision, pair)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            message(
-                operation,
-                "`precision`",
-                f"is {precision!r}",
-                "None, a jax.lax.Precision, or a pair of them is needed",
-                "pass jax.lax.Precision.DEFAULT or HIGHEST",
-            )
-        ) from error
-    return "default" if lhs == rhs == lax.Precision.DEFAULT else "highest"

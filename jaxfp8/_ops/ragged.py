@@ -25,6 +25,7 @@ def ragged_dot(
     rhs: Operand,
     group_sizes: ArrayLike,
     *,
+    precision: Any = None,
     out_dtype: DTypeLike | None = None,
 ) -> jax.Array:
     """Products of groups, computed on the 8-bit data: of rows, or along the contracted axis.
@@ -45,9 +46,7 @@ def ragged_dot(
 
     It is `jax.lax.ragged_dot`, or `ragged_dot_general`, of the dequantised operands, with sums and
     scales as in `dot_general`. Sizes need not be multiples of anything, stay on the device, and may
-    be 0; one below 0 counts as 0, and what exceeds `lhs` is cut off. FP8 is summed as with DEFAULT
-    precision: where no scale changes along K, a GPU may sum it fast, in fewer bits than float32.
-    For long sums, such as gradients over many tokens, give it a scale for every 128 of K.
+    be 0; one below 0 counts as 0, and what exceeds `lhs` is cut off.
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch of `sm90_gemm` without zero points:
     of FP8, whose scales change every 128 of K or a multiple, or not at all; and of int8 and uint8,
@@ -63,6 +62,8 @@ def ragged_dot(
       lhs: [M, K] or [G, M, K].
       rhs: [G, K, N] or [K, N].
       group_sizes: integers [G].
+      precision: as in `dot_general`. Pass HIGHEST for gradients, which are sums over many tokens:
+        where no scale changes along K, a GPU may sum FP8 fast, in fewer bits than float32.
       out_dtype: float32, bfloat16 or float16. Default: the float side's dtype, else that of the
         scales, else float32.
 
@@ -73,7 +74,7 @@ def ragged_dot(
 
     Raises:
       TypeError: an operand, the sizes or the output dtype is not listed above.
-      ValueError: shapes do not fit.
+      ValueError: shapes do not fit, or `precision` is none.
       UnsupportedError: inside `jaxfp8.strict()`, where no kernel takes it.
 
     Example:
@@ -99,6 +100,7 @@ def ragged_dot(
         lhs=_spec(sides[0], 1),
         rhs=_spec(sides[1], 0),
         groups=sizes.shape[0],
+        precision=checks.as_precision(_OPERATION, precision),
         out_dtype=_out_dtype(out_dtype, sides).name,
     )
     named: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}

@@ -55,6 +55,24 @@ def as_floats(operation: str, name: str, value: Any) -> jax.Array:
     return array
 
 
+def as_precision(operation: str, precision: Any) -> str:
+    """DEFAULT of both sides is "default"; anything higher on one side is "highest"."""
+    pair = precision if isinstance(precision, tuple | list) else (precision, precision)
+    try:
+        lhs, rhs = map(jax.lax.Precision, pair)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            message(
+                operation,
+                "`precision`",
+                f"is {precision!r}",
+                "None, a jax.lax.Precision, or a pair of them is needed",
+                "pass jax.lax.Precision.DEFAULT or HIGHEST",
+            )
+        ) from error
+    return "default" if lhs == rhs == jax.lax.Precision.DEFAULT else "highest"
+
+
 def as_pattern(operation: str, name: str, value: Any, needs: str, remedy: str) -> re.Pattern[str]:
     """A regular expression from an argument; `needs` and `remedy` are those of its error."""
     try:

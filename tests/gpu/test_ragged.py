@@ -246,6 +246,16 @@ def test_what_the_kernel_does_not_take_is_scaled_dots():
 
 
 @needs_hopper
+@pytest.mark.parametrize("grouping", ["rows", "contracted"])
+def test_the_highest_precision_loses_nothing_of_a_long_sum(grouping):
+    ones = jaxfp8.QArray(jnp.ones((3, 2**16), jnp.float8_e4m3fn), jnp.ones((1, 1)))
+    rhs = ones.mT if grouping == "contracted" else jaxfp8.QArray(ones.qvalue.mT[None], 1.0)
+    sizes = jnp.array([2**16 if grouping == "contracted" else 3])
+    y = jax.jit(functools.partial(jaxfp8.ragged_dot, precision="highest"))(ones, rhs, sizes)
+    np.testing.assert_array_equal(np.asarray(y), np.full(y.shape, 2.0**16))
+
+
+@needs_hopper
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -256,9 +266,10 @@ def test_what_the_kernel_does_not_take_is_scaled_dots():
         (lambda x, a: ([*x[:2], x[2][:1], *x[3:]], a), "`group_sizes` is int32"),
         (lambda x, a: (x, {**a, "lhs_tiles": np.zeros(2, np.int64)}), "need two sizes"),
         (lambda x, a: (x, {k: v for k, v in a.items() if k != "rhs_scale"}), "is missing"),
+        (lambda x, a: (x, {**a, "precision": "high"}), "`precision` is `high`"),
         (lambda x, a: ([*x, x[0]], a), "the call has 5 operands"),
     ],
-    ids=["operands", "ranks", "lhs", "K", "sizes", "tiles", "attribute", "more"],
+    ids=["operands", "ranks", "lhs", "K", "sizes", "tiles", "attribute", "precision", "more"],
 )
 def test_a_wrong_call_is_an_error(change, message):
     attributes = {
@@ -266,6 +277,7 @@ def test_a_wrong_call_is_an_error(change, message):
         "rhs_scale": False,
         "lhs_tiles": np.array([1, 32], np.int64),
         "rhs_tiles": np.array([1, 32], np.int64),
+        "precision": "default",
     }
     fp8 = jnp.float8_e4m3fn
     operands = [jnp.ones((4, 32), fp8), jnp.ones((2, 8, 32), fp8), jnp.array([1, 2])]

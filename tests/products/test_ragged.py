@@ -12,7 +12,7 @@ import pytest
 from ragged_case import Ragged
 
 import jaxfp8
-from jaxfp8._call import ragged_lowering, strictness
+from jaxfp8._call import ragged_lowering, ragged_reference, strictness
 from jaxfp8._call.ragged_reference import RaggedSpec, group_ends
 from jaxfp8._value.spec import OperandSpec
 
@@ -204,6 +204,26 @@ PREPARED = jaxfp8.prepare(jaxfp8.QArray(jnp.ones((64, 64), jnp.int8), jnp.ones((
 def test_bad_arguments_are_named(operands, error, message):
     with pytest.raises(error, match=message):
         jaxfp8.ragged_dot(*operands)
+
+
+def test_a_bad_precision_is_named():
+    with pytest.raises(ValueError, match=r"jaxfp8.ragged_dot.*`precision` is 'exact'"):
+        jaxfp8.ragged_dot(Q, W, SIZES, precision="exact")
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [(None, "default"), ("highest", "highest")])
+def test_the_precision_is_that_of_its_dots(precision, wanted, monkeypatch):
+    seen, dot = set(), ragged_reference.scaled_dot
+
+    def record(problem, **named):
+        seen.add(problem.precision)
+        return dot(problem, **named)
+
+    monkeypatch.setattr(ragged_reference, "scaled_dot", record)
+    call = functools.partial(jaxfp8.ragged_dot, precision=precision)
+    jax.make_jaxpr(jax.vmap(call, (None, None, 0)))(Q, W, SIZES[None])
+    jax.make_jaxpr(jax.vmap(call, (None, None, 0)))(Q, W[0], SIZES[None])
+    assert seen == {wanted}
 
 
 def test_a_bad_output_dtype_is_named():
