@@ -20,9 +20,22 @@ JAXFP8_SOFT __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
 
 // Two products of bfloat16 per lane, the odd one first, each added with one rounding.
 JAXFP8_SOFT __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
-  const auto left = software::As<software::U32x16>(a), right = software::As<software::U32x16>(b);
-  const auto odd = software::FlushedProduct(sum, left & 0xffff0000u, right & 0xffff0000u);
-  return software::FlushedProduct(odd, left << 16, right << 16);
+  struct Halves {
+    __m256 sum[2];
+  };
+  struct Pairs {
+    __m256i of[2];
+  };
+  auto next = software::As<Halves>(sum);
+  const auto left = software::As<Pairs>(a), right = software::As<Pairs>(b);
+  for (int i = 0; i < 2; ++i) {
+    const __m256 odd =
+        software::FlushedProduct(software::Flush(next.sum[i]), software::UpperBF16(left.of[i]),
+                                 software::UpperBF16(right.of[i]));
+    next.sum[i] = software::FlushedProduct(odd, software::LowerBF16(left.of[i]),
+                                           software::LowerBF16(right.of[i]));
+  }
+  return software::As<__m512>(next);
 }
 
 // The lower half of the result comes from `b`; rounds to nearest even, subnormals become 0.

@@ -39,11 +39,18 @@ inline void StoreTile(int tile, void* to, int64_t stride) {
 
 inline void ZeroTile(int tile) { std::memset(tiles.data[tile], 0, sizeof tiles.data[tile]); }
 
+// A half of a row: 8 groups of 32 bits.
 template <typename Vector>
-inline Vector RowOf(int tile, int row) {
+inline Vector HalfOf(int tile, int row, int half) {
+  static_assert(sizeof(Vector) == 32);
   Vector vector;
-  std::memcpy(&vector, tiles.data[tile][row], sizeof vector);
+  std::memcpy(&vector, tiles.data[tile][row] + 32 * half, sizeof vector);
   return vector;
+}
+
+template <typename Vector>
+inline void StoreHalf(int tile, int row, int half, Vector vector) {
+  std::memcpy(tiles.data[tile][row] + 32 * half, &vector, sizeof vector);
 }
 
 inline int32_t GroupOf(int tile, int row, int group) {
@@ -52,13 +59,11 @@ inline int32_t GroupOf(int tile, int row, int group) {
   return bits;
 }
 
-// Four products of signed bytes per lane.
-inline U32x16 SignedDot(U32x16 a, U32x16 b) {
-  U32x16 total{};
-  for (int j = 0; j < 4; ++j) {
-    total += (U32x16)(((S32x16)(a << (24 - 8 * j)) >> 24) * ((S32x16)(b << (24 - 8 * j)) >> 24));
-  }
-  return total;
+// Four products of signed bytes per lane: those of even and of odd bytes, as 16 bits.
+inline __m256i SignedDot(__m256i a, __m256i b) {
+  const auto even = [](__m256i bytes) { return _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8); };
+  const auto odd = [](__m256i bytes) { return _mm256_srai_epi16(bytes, 8); };
+  return _mm256_add_epi32(_mm256_madd_epi16(even(a), even(b)), _mm256_madd_epi16(odd(a), odd(b)));
 }
 
 // The instruction faults on tiles of other sizes.
@@ -73,13 +78,16 @@ inline void CheckSizes(int sums, int rows, int columns) {
 // sums[i] += rows[i][g] * columns[g], for the groups g of 32 bits of a row.
 inline void DotBytes(int sums, int rows, int columns) {
   CheckSizes(sums, rows, columns);
-  for (int i = 0; i < tiles.config.rows[sums]; ++i) {
-    auto sum = RowOf<U32x16>(sums, i);
-    for (int g = 0; g < tiles.config.row_bytes[rows] / 4; ++g) {
-      const U32x16 row = U32x16{} + static_cast<uint32_t>(GroupOf(rows, i, g));
-      sum += SignedDot(row, RowOf<U32x16>(columns, g));
+  const int groups = tiles.config.row_bytes[rows] / 4;
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < tiles.config.rows[sums]; ++i) {
+      auto sum = HalfOf<__m256i>(sums, i, half);
+      for (int g = 0; g < groups; ++g) {
+        const __m256i row = _mm256_set1_epi32(GroupOf(rows, i, g));
+        sum = _mm256_add_epi32(sum, SignedDot(row, HalfOf<__m256i>(columns, g, half)));
+      }
+      StoreHalf(sums, i, half, sum);
     }
-    std::memcpy(tiles.data[sums][i], &sum, sizeof sum);
   }
 }
 
@@ -87,21 +95,19 @@ inline void DotBytes(int sums, int rows, int columns) {
 inline void DotBF16(int sums, int rows, int columns) {
   CheckSizes(sums, rows, columns);
   const int groups = tiles.config.row_bytes[rows] / 4;
-  F32x16 even_of[16], odd_of[16];
-  for (int g = 0; g < groups; ++g) {
-    const auto column = RowOf<U32x16>(columns, g);
-    even_of[g] = Flush(As<F32x16>(column << 16));
-    odd_of[g] = Flush(As<F32x16>(column & 0xffff0000u));
-  }
-  for (int i = 0; i < tiles.config.rows[sums]; ++i) {
-    F32x16 even{}, odd{};
-    for (int g = 0; g < groups; ++g) {
-      const U32x16 row = U32x16{} + static_cast<uint32_t>(GroupOf(rows, i, g));
-      even = Flush(Fused(even, Flush(As<F32x16>(row << 16)), even_of[g]));
-      odd = Flush(Fused(odd, Flush(As<F32x16>(row & 0xffff0000u)), odd_of[g]));
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < tiles.config.rows[sums]; ++i) {
+      __m256 even{}, odd{};
+      for (int g = 0; g < groups; ++g) {
+        const __m256i row = _mm256_set1_epi32(GroupOf(rows, i, g));
+        const auto column = HalfOf<__m256i>(columns, g, half);
+        even = FlushedProduct(even, LowerBF16(row), LowerBF16(column));
+        odd = FlushedProduct(odd, UpperBF16(row), UpperBF16(column));
+      }
+      const __m256 both = Flush(_mm256_add_ps(even, odd));
+      const __m256 before = Flush(HalfOf<__m256>(sums, i, half));
+      StoreHalf(sums, i, half, Flush(_mm256_add_ps(before, both)));
     }
-    const F32x16 sum = Flush(Flush(RowOf<F32x16>(sums, i)) + Flush(even + odd));
-    std::memcpy(tiles.data[sums][i], &sum, sizeof sum);
   }
 }
 

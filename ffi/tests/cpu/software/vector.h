@@ -45,27 +45,27 @@ inline __m512i Halves(__m512i a, __m512i b, Operation operation) {
   return a;
 }
 
-// Subnormal values become 0 of their sign.
-[[gnu::always_inline]] inline F32x16 Flush(F32x16 value) {
-  const U32x16 bits = As<U32x16>(value);
-  const U32x16 subnormal = (U32x16)((bits & 0x7f800000u) == 0u);
-  return As<F32x16>(bits & ~(subnormal & 0x7fffffffu));
+// Subnormal values become 0 of their sign. On vectors that AVX2 has: GCC takes operators of wider
+// ones apart, lane by lane.
+[[gnu::always_inline]] inline __m256 Flush(__m256 value) {
+  const __m256i bits = _mm256_castps_si256(value);
+  const __m256i exponent = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f800000));
+  const __m256i subnormal = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+  const __m256i dropped = _mm256_srli_epi32(subnormal, 1);
+  return _mm256_castsi256_ps(_mm256_andnot_si256(dropped, bits));
 }
 
-// One product per lane added to `sum` with one rounding.
-[[gnu::always_inline]] inline F32x16 Fused(F32x16 sum, F32x16 left, F32x16 right) {
-  struct Halves {
-    __m256 of[2];
-  };
-  auto next = As<Halves>(sum);
-  const auto a = As<Halves>(left), b = As<Halves>(right);
-  for (int i = 0; i < 2; ++i) next.of[i] = _mm256_fmadd_ps(a.of[i], b.of[i], next.of[i]);
-  return As<F32x16>(next);
+// The floats whose upper or lower 16 bits are those of bfloat16 in each lane.
+[[gnu::always_inline]] inline __m256 UpperBF16(__m256i pairs) {
+  return Flush(_mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(~0xffff))));
+}
+[[gnu::always_inline]] inline __m256 LowerBF16(__m256i pairs) {
+  return Flush(_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)));
 }
 
-// The same where subnormals count as 0, and become it.
-inline F32x16 FlushedProduct(F32x16 sum, U32x16 a, U32x16 b) {
-  return Flush(Fused(Flush(sum), Flush(As<F32x16>(a)), Flush(As<F32x16>(b))));
+// A product per lane, added to `sum` with one rounding; subnormals become 0.
+[[gnu::always_inline]] inline __m256 FlushedProduct(__m256 sum, __m256 left, __m256 right) {
+  return Flush(_mm256_fmadd_ps(left, right, sum));
 }
 
 }  // namespace software
