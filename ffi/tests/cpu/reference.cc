@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "common/decode.h"
 #include "common/encode.h"
@@ -16,16 +17,30 @@ double ScaleAt(const SideCase& side, const Array& scale, int64_t tile) {
   return side.scale_rounded ? DecodeBF16(EncodeBF16(static_cast<float>(value))) : value;
 }
 
+// The tile of each value, axis by axis: those of a longer prefix of the axes from a shorter one's.
+std::vector<int64_t> TileOfEach(const SideCase& side) {
+  const Shape strides = Strides(side.ScaleShape());
+  std::vector<int64_t> tiles = {0};
+  for (size_t axis = 0; axis < side.shape.size(); ++axis) {
+    std::vector<int64_t> next;
+    next.reserve(tiles.size() * side.shape[axis]);
+    for (int64_t before : tiles) {
+      for (int64_t i = 0; i < side.shape[axis]; ++i) {
+        next.push_back(before + i / side.tiles[axis] * strides[axis]);
+      }
+    }
+    tiles = std::move(next);
+  }
+  return tiles;
+}
+
 std::vector<double> Dequantized(const SideCase& side, const Array& values, const Array& scale,
                                 const Array& zero_point) {
-  const Shape strides = Strides(side.shape), of_tiles = Strides(side.ScaleShape());
   const bool factors = side.scale || side.zero_point;
+  const std::vector<int64_t> tiles = factors ? TileOfEach(side) : std::vector<int64_t>();
   std::vector<double> out(values.count());
   for (int64_t i = 0; i < values.count(); ++i) {
-    int64_t tile = 0;
-    for (size_t axis = 0; factors && axis < side.shape.size(); ++axis) {
-      tile += i / strides[axis] % side.shape[axis] / side.tiles[axis] * of_tiles[axis];
-    }
+    const int64_t tile = factors ? tiles[i] : 0;
     const double zero = side.zero_point ? ValueOf(zero_point, tile) : 0.0;
     out[i] = (ValueOf(values, i) - zero) * ScaleAt(side, scale, tile);
   }
