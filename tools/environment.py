@@ -150,7 +150,8 @@ class Environment:
     def pip(self, step: str, *arguments: str) -> None:
         """Run `pip install` in the environment."""
         pip = [str(self.python), "-m", "pip", "--no-input", "--disable-pip-version-check"]
-        self.run(step, [*pip, "install", "--progress-bar=off", *arguments])
+        # Python compiles a module when it is first imported; all of them would take 20 s.
+        self.run(step, [*pip, "install", "--no-compile", "--progress-bar=off", *arguments])
 
     def run(self, step: str, command: list[str]) -> None:
         """Run `command` with its news on the terminal and its output in a log; exit if it fails."""
