@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -27,6 +29,8 @@ ON_HOPPER = jax.default_backend() == "gpu" and jax.devices()[0].compute_capabili
 HOPPER = pytest.mark.skipif(not ON_HOPPER, reason="`sm90_gemm` needs compute capability 9.0")
 
 WIDE = ("bfloat16", "float16", "float32")
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+INT8 = ("int8", "uint8")
 
 
 def matrices(
@@ -68,6 +72,17 @@ def matrices(
         epilogue=EpilogueSpec(**{"out_dtype": "float32", **epilogue}),
         precision=precision,
     )
+
+
+def in_form(
+    spec: ScaledDotSpec, operands: dict[str, np.ndarray], form: str, side: str = "rhs"
+) -> tuple[ScaledDotSpec, dict[str, np.ndarray]]:
+    """The problem with the scales of a side in float32 to be rounded, or in 16 bits."""
+    name = f"{side}_scale"
+    if form != "rounded":
+        return spec, operands | {name: operands[name].astype(np.dtype(form))}
+    rounding = dataclasses.replace(getattr(spec, side), scale_rounded=True)
+    return dataclasses.replace(spec, **{side: rounding}), operands
 
 
 def run(spec: ScaledDotSpec, operands: dict[str, np.ndarray], kernel: str = ""):
