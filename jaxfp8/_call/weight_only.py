@@ -17,7 +17,7 @@ NAME = "sm80_w8a16"
 # Up to this many rows weights are multiplied as they are stored, and seldom decoded.
 FEW_ROWS = 256
 # The same for values of e4m3, of which it takes no more.
-_FEW_FLOAT8_ROWS = 16
+FEW_FLOAT8_ROWS = 16
 # Up to so many rows, those of one tile, weights are read in whatever order their axes are stored.
 # With more, each tile reads them again, and paths with larger tiles need them in the usual order.
 _ROWS_IN_PLACE = 64
@@ -130,5 +130,5 @@ def _are_weights_left(spec: ScaledDotSpec) -> bool:
 def _multiplies(values: OperandSpec, weights: OperandSpec) -> bool:
     """Whether it multiplies such types."""
     if values.dtype == "float8_e4m3fn":
-        return dtypes.is_float8(weights.dtype) and _lines(values) <= _FEW_FLOAT8_ROWS
+        return dtypes.is_float8(weights.dtype) and _lines(values) <= FEW_FLOAT8_ROWS
     return values.dtype in ("bfloat16", "float16") and dtypes.is_eight_bit(weights.dtype)

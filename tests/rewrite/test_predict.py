@@ -178,6 +178,37 @@ def test_a_weight_without_the_batch_of_the_other_side_is_read_once():
     assert (row.sizes, row.seconds) == (flat.sizes, flat.seconds)
 
 
+@pytest.mark.parametrize("m", [1, 16])
+def test_few_rows_of_fp8_take_what_those_of_bfloat16_do_but_for_their_bytes(m):
+    n, k = 14336, 4096
+    (row,) = explained("FP8", m, n, k).predict("h100").products
+    (wide,) = explained("W8A16", m, n, k).predict("h100").products
+    assert row.kind == "FP8 of few rows"
+    assert row.seconds == pytest.approx(wide.seconds - m * k / 3.025e12)
+
+
+def test_few_columns_of_fp8_count_as_rows():
+    x, w = codes((14336, 4096), E4M3, (14336, 1)), codes((4096, 16), E4M3, (1, 16))
+    (row,) = jaxfp8.explain(product)(x, w).predict("h100").products
+    (turned,) = explained("FP8", 16, 14336, 4096).predict("h100").products
+    assert (row.kind, row.seconds) == ("FP8 of few rows", turned.seconds)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "kind"),
+    [
+        (codes((17, 256), E4M3, (17, 1)), codes((256, 64), E4M3, (1, 64)), "FP8"),
+        (codes((1, 256), jnp.float8_e5m2, (1, 1)), codes((256, 64), E4M3, (1, 64)), "FP8"),
+        (codes((1, 256), E4M3, (1, 256)), codes((256, 64), E4M3, (1, 64)), "FP8"),
+        (codes((1, 256), E4M3, (1, 2)), codes((256, 64), E4M3, (2, 64)), "FP8 in blocks"),
+    ],
+    ids=["17 rows", "e5m2", "scales along K", "blocks"],
+)
+def test_other_fp8_is_not_of_few_rows(x, w, kind):
+    (row,) = jaxfp8.explain(product)(x, w).predict("h100").products
+    assert row.kind == kind
+
+
 def test_a_weight_on_the_left_counts_the_rows_of_the_other_side():
     def left(q, x):
         return (q.astype(x.dtype) * jnp.bfloat16(0.5)) @ x

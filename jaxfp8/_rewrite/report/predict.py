@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from jaxfp8._call import xla_products
+from jaxfp8._call.weight_only import FEW_FLOAT8_ROWS
 from jaxfp8._value import tables
 from jaxfp8._value.dtypes import EIGHT_BIT, FLOAT8, SIXTEEN_BIT_FLOATS
 from jaxfp8._value.errors import message
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 _TABLE = pathlib.Path(__file__).with_name("devices.json")
 _HEAD = ("product", "M x N x K", "kind", "bytes", "time", "limit", "bf16", "speed")
+_FEW_ROWS = "FP8 of few rows"
+# Kinds by the kernel of another one, whose numbers they have.
+_SAME_KERNEL = {_FEW_ROWS: "W8A16"}
 _CAVEAT = (
     "a roofline and a constant for each call, within 15 % of the products measured there;",
     "what lies between products is not in it",
@@ -40,7 +44,8 @@ class Product:
     Attributes:
       path: the place in the model, or in the code.
       sizes: "M x N x K".
-      kind: "W8A16", "W8A16 by XLA" for a small weight, "FP8", "FP8 in blocks" or "INT8".
+      kind: "W8A16", "W8A16 by XLA" for a small weight, "FP8", "FP8 of few rows", which the kernel
+        of W8A16 decodes, "FP8 in blocks" or "INT8".
       nbytes: what it reads and writes, activations quantised in front of it included.
       seconds: what it takes; None where no number is known for it.
       limit: "memory", "operations" or "launch", whichever takes most of that.
@@ -153,7 +158,8 @@ def _product(site: Site, numbers: dict[str, Any]) -> Product:
     _, m, n, k = _folded(site)
     sides = (site.lhs, site.rhs)
     nbytes = sum(map(_nbytes, sides)) + m * n * _out_itemsize(site)
-    time = _Time.of(numbers, kind, m, nbytes, k * n)
+    rows, columns = (n, m) if kind == _FEW_ROWS and n < m else (m, n)
+    time = _Time.of(numbers, kind, rows, nbytes, k * columns)
     if made := sum(_nbytes(side) for side in sides if side.quantized):
         how, moved = numbers["quantize"], 3 * made  # reads bfloat16, writes codes
         time = time.after(moved / (how["share"] * numbers["copy"]), how["overhead"])
@@ -190,7 +196,7 @@ class _Time:
     @classmethod
     def of(cls, numbers: dict[str, Any], kind: str, m: int, nbytes: int, weight: int) -> _Time:
         """Of a product of a kind with M rows and a weight of so many values."""
-        own = numbers["kinds"][kind]
+        own = numbers["kinds"][_SAME_KERNEL.get(kind, kind)]
         rate = next(rate for rows, rate in reversed(own["rates"]) if m >= rows)
         return cls(
             memory=nbytes / numbers["copy"],
@@ -252,10 +258,19 @@ def _kind(site: Site) -> tuple[str, str]:
             return "", f"{wide[0]} times 8 bits was not measured"
         return "W8A16 by XLA" if _is_left_to_xla(site) else "W8A16", ""
     if dtypes[0] in FLOAT8 and dtypes[1] in FLOAT8:
-        blocks = any(side.scale.startswith("blocks") for side in (site.lhs, site.rhs))
-        return "FP8 in blocks" if blocks else "FP8", ""
+        if any(side.scale.startswith("blocks") for side in (site.lhs, site.rhs)):
+            return "FP8 in blocks", ""
+        return _FEW_ROWS if _are_few_rows(site) else "FP8", ""
     mixed = dtypes[0] in FLOAT8 or dtypes[1] in FLOAT8
     return ("", "FP8 times int8 was not measured") if mixed else ("INT8", "")
+
+
+def _are_few_rows(site: Site) -> bool:
+    """Whether rows of e4m3 are so few that the kernel of 16-bit activations multiplies them."""
+    _, m, n, _ = _folded(site)
+    rows = site.rhs if n < m else site.lhs
+    varies = any(side.scale.startswith("per contracted") for side in (site.lhs, site.rhs))
+    return min(m, n) <= FEW_FLOAT8_ROWS and rows.dtype == "float8_e4m3fn" and not varies
 
 
 def _is_left_to_xla(site: Site) -> bool:
