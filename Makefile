@@ -33,7 +33,7 @@ cuda:  ## setup with the kernels for NVIDIA GPUs; needs no GPU, and stays on fro
 demo: setup  ## quantise a real sentence encoder, rewrite it and compare; ARGS="--help" for more
 	@$(BIN)/python examples/minilm_demo.py $(ARGS)
 
-test: setup-latest  ## the test suite on the oldest JAX; on the newest, a fifth of the cases of long tests, and none that no JAX changes
+test: setup-latest  ## the test suite on the oldest JAX; on the newest, a fifth of the cases of each test, and none that no JAX changes
 	@failed=0; for venv in .venv .venv-latest; do \
 	  [ -x $$venv/bin/pytest ] || continue; \
 	  [ $$venv = .venv ] && every= || every=--every=5; \

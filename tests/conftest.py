@@ -46,8 +46,8 @@ def pytest_addoption(parser):
         type=int,
         default=1,
         metavar="N",
-        help="of tests with more than N cases, and of drawn examples, run one in N; "
-        "every value of a parameter remains",
+        help="of the cases of a test, and of drawn examples, run one in N, two cases at least; "
+        "every value that several cases of a test share remains",
     )
     parser.addoption(
         "--programs",

@@ -14,6 +14,8 @@ from typing import Any
 
 # What `--every` says; conftest sets it before tests are imported.
 every_nth = 1
+# Two tell whether a parameter means anything.
+_LEAST = 2
 
 
 def examples(count: int) -> int:
@@ -22,7 +24,7 @@ def examples(count: int) -> int:
 
 
 def chosen(cases: Mapping[str, Sequence[tuple[str, Any]]], every: int) -> set[str]:
-    """About one in `every` of the cases of one test, and all of a test that has no more than that.
+    """About one in `every` of the cases of one test, but two at least where it has as many.
 
     Args:
       cases: by the name of each case its parameters, as pairs of a name and what tells a value.
@@ -32,10 +34,8 @@ def chosen(cases: Mapping[str, Sequence[tuple[str, Any]]], every: int) -> set[st
       The names of the chosen cases. Each value that a parameter has in several cases is in one of
       them at least.
     """
-    if len(cases) <= every:
-        return set(cases)
     order = sorted(cases, key=_hash)
-    number = -(-len(order) // every)
+    number = max(_LEAST, -(-len(order) // every))
     names = set(order[:number])
     missing = shared_values(cases).difference(*(cases[name] for name in names))
     for name in order[number:]:

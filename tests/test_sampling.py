@@ -50,9 +50,15 @@ def test_each_test_has_a_choice_of_its_own():
     assert {f"other-{name}" for name in sampling.chosen(cases, 5)} != sampling.chosen(other, 5)
 
 
-def test_a_test_of_few_cases_runs_whole():
-    cases = cases_of({"dtype": list("abc")})
-    assert sampling.chosen(cases, 5) == set(cases)
+@pytest.mark.parametrize(("count", "remain"), [(1, 1), (2, 2), (3, 2), (5, 2), (11, 3)])
+def test_two_cases_remain_at_least(count, remain):
+    cases = cases_of({"dtype": list("abcdefghijk"[:count])})
+    assert len(sampling.chosen(cases, 5)) == remain
+
+
+def test_all_cases_remain_without_it():
+    cases = cases_of(GRIDS["three parameters"])
+    assert sampling.chosen(cases, 1) == set(cases)
 
 
 def test_of_drawn_examples_one_in_n_remains(monkeypatch):
