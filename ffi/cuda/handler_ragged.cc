@@ -10,9 +10,8 @@
 //               `rhs_scale`, float32 [G or 1, N / rhs_tiles[0], K / rhs_tiles[1]], of which there
 //               is one beside groups of K
 //   results     out: bfloat16, float16 or float32
-//   attributes  lhs_scale, rhs_scale: bool; lhs_tiles, rhs_tiles: two i64 each; precision:
-//   "default"
-//               or "highest"
+//   attributes  lhs_scale, rhs_scale: bool; lhs_tiles, rhs_tiles: two i64 each
+//               precision: "default", or "highest" without fast sums of FP8
 //
 // K is a multiple of 16: then operands are read where they lie, and no workspace is needed.
 
