@@ -4,7 +4,8 @@
     python3 tools/environment.py .venv-latest --headers .venv
 
 With JAXFP8_CUDA=1 the kernels for NVIDIA GPUs are built too, now and from now on; for fewer GPUs
-in less time while JAXFP8_CUDA_ARCHITECTURES is set, as in CMAKE_CUDA_ARCHITECTURES.
+in less time while JAXFP8_CUDA_ARCHITECTURES is set, as in CMAKE_CUDA_ARCHITECTURES, and without
+source lines for profilers while JAXFP8_CUDA_LINEINFO is OFF.
 Three steps (interpreter, dependencies, library), each skipped when a stamp in the environment
 says that nothing it depends on has changed: a second run does nothing and needs no network.
 Uses the standard library only, and is run by the interpreter the environment is made from.
@@ -120,6 +121,8 @@ class Environment:
             settings["cmake.define.JAXFP8_CUBLAS_INCLUDE"] = str(headers_from.cublas_include())
             architectures = os.environ.get("JAXFP8_CUDA_ARCHITECTURES", "")  # empty: all of them
             settings["cmake.define.JAXFP8_CUDA_ARCHITECTURES"] = architectures
+            lines_of_source = os.environ.get("JAXFP8_CUDA_LINEINFO", "ON")
+            settings["cmake.define.JAXFP8_CUDA_LINEINFO"] = lines_of_source
         return settings
 
     def ffi_include(self) -> Path:
