@@ -117,6 +117,8 @@ def _as_sizes(group_sizes: ArrayLike) -> jax.Array:
     if isinstance(group_sizes, np.ndarray) and np.issubdtype(group_sizes.dtype, np.integer):
         limits = np.iinfo(np.int32)  # JAX would cut 64 bits off
         group_sizes = np.clip(group_sizes, limits.min, limits.max).astype(np.int32)
+    elif isinstance(group_sizes, list | tuple) and not group_sizes:
+        group_sizes = np.zeros(0, np.int32)
     sizes = checks.as_array(_OPERATION, "group_sizes", group_sizes)
     if not jnp.issubdtype(sizes.dtype, np.integer):
         got, needs = f"has dtype {sizes.dtype}", "integers are needed"

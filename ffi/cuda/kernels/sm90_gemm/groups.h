@@ -79,7 +79,8 @@ struct TileBounds {
 
 // Finds the tiles of units that ascend.
 struct GroupCursor {
-  // The entry, or the group of the contracted axis, its first unit, and what the ones before have.
+  // The entry, or the group of the contracted axis; its first unit; and how many rows, or values of
+  // that axis, the ones before it have.
   int32_t entry = 0, first_unit = 0, above = 0;
 
   // The tile of a block in a unit; false where there is no such unit, nor any after it.

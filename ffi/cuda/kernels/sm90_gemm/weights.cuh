@@ -107,8 +107,8 @@ struct WeightsLoop {
         }
         WgmmaCommit();
         if (kTerms == RowTerms::kScales && at + 1 == kAll && last) turns.Pass();
-        // For the one that reads the place of the next fragment. At both ends for one more, so that
-        // ptxas sees that none of them is in use.
+        // Waits until the wgmma that reads the next fragment's place is done. At both ends it waits
+        // for one more: only then does ptxas see that no place is in use.
         if (kPlaces == 2 || at == 0 || at + 2 >= kAll) {
           WgmmaWait<1>();
         } else {
