@@ -172,6 +172,10 @@ def test_a_cache_is_read_as_it_is_stored_whatever_the_order_of_its_axes(order):
     assert rhs.shape == tuple({**sizes, "+": 12}[axis] for axis in joined)
 
 
+def test_a_cache_is_read_in_place_as_long_as_32_bits_count_its_scales():
+    assert cache_of((3, 2**29 - 1, 4, 64), 3, (0, 2)).rhs.batch == (0, 2)
+
+
 def test_a_batch_of_one_text_is_one_axis():
     spec = canonical_of(
         side((1, 4, 2, 64), (3,), (0, 1), dtype="bfloat16"), side((1, 50, 4, 64), (3,), (0, 2))
@@ -189,10 +193,11 @@ def test_a_cache_by_head_has_one_batch_axis():
     [
         ((3, 50, 64, 4), 2, (0, 3), {}),
         ((3, 50, 4, 2, 64), 4, (0, 2), {}),
+        ((3, 2**29, 4, 64), 3, (0, 2), {}),
         ((3, 50, 4, 64), 3, (0, 2), {"rows": (65,)}),
         ((3, 50, 4, 64), 3, (0, 2), {"dtype": "float32"}),
     ],
-    ids=["a batch axis last", "a head between tokens", "many rows", "float32"],
+    ids=["a batch axis last", "a head between tokens", "far scales", "many rows", "float32"],
 )
 def test_what_no_kernel_reads_in_place_is_transposed(shape, contracting, batch, more):
     spec = cache_of(shape, contracting, batch, **more)

@@ -230,6 +230,11 @@ void CheckRefusals() {
   Expect(!WhyNotProblem(p, device).empty(), "but not more than a grid has along its third axis");
   p = Some(4, 1, 256, 512), p.inner_batch = 2, p.lhs.batch_jump = 1;
   Expect(!WhyNotProblem(p, device).empty(), "jumps of activations are refused");
+  p = Some(1, 1, 1 << 20, 512);
+  p.rhs.scale = true, p.rhs.tiles = {1, 512, 0, (1 << 11) - 1, 0};
+  Expect(WhyNotProblem(p, device).empty(), "columns whose scales lie far apart are taken");
+  ++p.rhs.tiles.free_stride;
+  Expect(!WhyNotProblem(p, device).empty(), "but not further than 32 bits count");
   p = Some(int64_t{1} << 30, 1 << 20, 1 << 20, 1 << 20);
   Expect(!WhyNotProblem(p, device).empty(), "more tiles than 32 bits count are refused");
 }

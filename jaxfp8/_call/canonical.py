@@ -66,7 +66,10 @@ def canonical(spec: ScaledDotSpec, kernel: str = "") -> Canonical:
     if product is None or not product.is_read_in_place(kernel):
         return form
     stored = layout.in_place(spec, usual, product.weights)
-    return form if stored is None else _form(spec, stored)
+    if stored is None:
+        return form
+    in_place = _form(spec, stored)
+    return form if WeightOnly.of(in_place.spec) is None else in_place
 
 
 def _form(spec: ScaledDotSpec, of: Layout) -> Canonical:

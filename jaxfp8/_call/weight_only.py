@@ -18,14 +18,16 @@ NAME = "sm80_w8a16"
 FEW_ROWS = 256
 # The same for values of e4m3, of which it takes no more.
 FEW_FLOAT8_ROWS = 16
-# Up to so many rows, those of one tile, weights are read in whatever order their axes are stored.
-# With more, each tile reads them again, and paths with larger tiles need them in the usual order.
+# Up to so many rows, which are one tile or two, weights are read in whatever order their axes are
+# stored. With more, each tile reads them again, and paths with larger tiles need the usual order.
 _ROWS_IN_PLACE = 64
 # Nor with a larger batch: its outer axis is one of the grid.
 _BATCH_IN_PLACE = 65535
 # Tiles of 128 columns and 128 depths, by 8 to 64 rows; and sizes that are counted in 32 bits.
 TILE = 128
 MOST = (2**31 - 1) // 2
+# How far the scale of a column may lie from that of the first, which is counted in 32 bits.
+_MOST_SCALES = 2**31 - 1
 
 # How many blocks run at once on the largest GPU without clusters; and how many may share an output.
 _BLOCKS = 3 * 128
@@ -68,6 +70,8 @@ class WeightOnly:
         if values.scale and values.scale_varies:
             return None
         if folded and weights.tiles[weights.contracting[0]] % TILE != 0:
+            return None
+        if scaled and not _are_scales_countable(weights):
             return None
         made = cls(
             weights="rhs" if weights is spec.rhs else "lhs",
@@ -118,6 +122,12 @@ class WeightOnly:
 
 def _lines(side: OperandSpec) -> int:
     return side.shape[side.free[0]]
+
+
+def _are_scales_countable(weights: OperandSpec) -> bool:
+    (free,), counts = weights.free, weights.scale_shape
+    stride = math.prod(counts[free + 1 :]) if counts[free] > 1 else 0
+    return _lines(weights) * stride <= _MOST_SCALES
 
 
 def _are_weights_left(spec: ScaledDotSpec) -> bool:

@@ -79,6 +79,11 @@ bool TooLarge(const Problem& problem) {
   for (int64_t size : {problem.rows, problem.columns, problem.batch, problem.depth}) {
     if (size > kMaxCount) return true;
   }
+  // How far the scale of a column lies from that of the first.
+  constexpr int64_t kMaxScales = std::numeric_limits<int32_t>::max();
+  if (problem.rhs.tiles.free_stride > kMaxScales / std::max<int64_t>(1, problem.columns)) {
+    return true;
+  }
   const int row_fragments = RowFragmentsFor(problem);
   const int64_t output_tiles =  // below 2^60 by the limits above
       Ceil(problem.rows, 8 * row_fragments) * Ceil(problem.columns, kTileColumns);
@@ -205,7 +210,7 @@ Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blo
 }
 
 std::string WhyNotForm(const Problem& problem) {
-  if (TooLarge(problem)) return "it counts its tiles in 32 bits, and this product has more";
+  if (TooLarge(problem)) return "it counts tiles and scales in 32 bits, and there are more";
   if (!problem.lhs.HasOneBatchStride()) {
     return "its activations and their scales need one stride along the batch";
   }
