@@ -98,6 +98,17 @@ void CheckTwoBatchAxes() {
          "planes have one stride or none");
 }
 
+void CheckOuterAxisInside() {
+  Given given = Cache();
+  given.lhs = {2, 3, 5, 32}, given.rhs_batch = {2, 0};
+  given.residual = {2, 3, 5, 7}, given.amax = {2, 3, 1, 1};
+  cuda::Problem p;
+  Expect(Make(given, p).empty() && p.inner_batch == 3, "a batch [H, B] of [B, T, H, K] is taken");
+  const cuda::Tiles& t = p.rhs.tiles;
+  Expect(p.rhs.batch == 7 * 64 && 3 * p.rhs.batch + p.rhs.batch_jump == 32, "it jumps back");
+  Expect(t.batch_stride == 14 && 3 * t.batch_stride + t.batch_jump == 1, "its scales do, too");
+}
+
 void CheckOneText() {
   Given given = Cache();
   given.lhs[0] = given.rhs[0] = given.residual[0] = given.amax[0] = 1;
@@ -152,6 +163,7 @@ int main() {
   CheckShared();
   CheckWithoutBatch();
   CheckTwoBatchAxes();
+  CheckOuterAxisInside();
   CheckOneText();
   CheckRefusedBatches();
   CheckRefused();
