@@ -74,7 +74,7 @@ def ragged_dot(
 
     Raises:
       TypeError: an operand, the sizes or the output dtype is not listed above.
-      ValueError: shapes do not fit, or `precision` is none.
+      ValueError: shapes do not fit, or `precision` is unknown.
       UnsupportedError: inside `jaxfp8.strict()`, where no kernel takes it.
 
     Example:
