@@ -205,7 +205,7 @@ def test_what_no_kernel_reads_in_place_is_transposed(shape, contracting, batch, 
     assert len(spec.rhs.shape) == 3
 
 
-def test_a_path_that_is_named_gets_one_batch_axis_unless_it_reads_two():
+def test_of_paths_that_are_named_one_alone_gets_two_batch_axes():
     lhs = side((3, 4, 2, 64), (3,), (0, 1), dtype="bfloat16")
     rhs = side((3, 50, 4, 64), (3,), (0, 2))
     spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="bfloat16"))
