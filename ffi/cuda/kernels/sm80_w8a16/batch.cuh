@@ -1,8 +1,7 @@
 // Where a block of `sm80_w8a16` stands in the batch.
 //
 //   batch of one axis                blockIdx.x counts all output tiles; blockIdx.z is 0
-//   two axes, weights with jumps     blockIdx.z is the outer index, blockIdx.x counts the tiles of
-//   one
+//   two axes, weights with jumps     blockIdx.z is the outer index, and blockIdx.x counts its tiles
 //
 // So nothing is divided, and blocks of the first outer index read no argument: those of weights
 // without jumps have no other.
