@@ -61,7 +61,8 @@ double ForWeights(const Problem& problem) {
 // The copy that `sm90_gemm` makes of a side that is not aligned lines of K.
 double CopiedBytes(const Problem& problem, const Side& side) {
   constexpr int64_t kUnit = sm90::kOperandAlignment;
-  if (!side.IsMnMajor() && problem.depth % kUnit == 0) return 0;
+  const bool aligned = problem.depth % kUnit == 0 && side.free % kUnit == 0;
+  if (!side.IsMnMajor() && aligned) return 0;
   return Lines(problem, side) * static_cast<double>((problem.depth + kUnit - 1) / kUnit * kUnit);
 }
 

@@ -227,6 +227,14 @@ def test_weights_ask_for_as_much_scratch_on_both_sides(rows, tiles):
     assert_alike(product("float16", "int8", m=rows, k=4100, tiles=(None, tiles)))
 
 
+def test_the_copy_of_a_row_that_is_stored_as_a_column_is_asked_for():
+    row = side("int8", 1, (1, 64), 64)
+    column = dataclasses.replace(row, shape=(64, 1), contracting=(0,), tiles=(64, 1))
+    zeros = dataclasses.replace(side("uint8", 3, (1, 64), 64), zero_point=True)
+    spec = ScaledDotSpec(lhs=column, rhs=zeros, epilogue=EpilogueSpec(out_dtype="bfloat16"))
+    assert workspace_by_library(spec, "sm90_gemm") == 256 + 4  # and the sum of the row
+
+
 @pytest.mark.parametrize("block", range(4))
 def test_random_problems_ask_for_as_much_scratch_on_both_sides(block):
     for spec in drawn(70_000 + block, 100):
