@@ -82,11 +82,10 @@ std::string ReadScales(ffi::Dictionary attributes, RaggedCall& call) {
 // How operands of these ranks are grouped; `kNone`: not at all.
 Grouping GroupingOf(size_t lhs_rank, size_t rhs_rank, size_t sizes_rank) {
   if (sizes_rank != 1) return Grouping::kNone;
+  if (lhs_rank == 2 && rhs_rank == 3) return Grouping::kContiguous;
   if (lhs_rank == 3 && rhs_rank == 3) return Grouping::kMasked;
-  if (lhs_rank != 2) return Grouping::kNone;
-  return rhs_rank == 3   ? Grouping::kContiguous
-         : rhs_rank == 2 ? Grouping::kContracted
-                         : Grouping::kNone;
+  if (lhs_rank == 2 && rhs_rank == 2) return Grouping::kContracted;
+  return Grouping::kNone;
 }
 
 // The problem of operands of the right ranks, without scales.

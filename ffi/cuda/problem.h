@@ -118,6 +118,11 @@ struct Buffers {
   size_t workspace_bytes = 0;
 };
 
+// Whether rows of lhs are in groups.
+inline bool GroupsRows(const Problem& problem) {
+  return problem.grouping == Grouping::kContiguous || problem.grouping == Grouping::kMasked;
+}
+
 // Makes the problem of a spec that `CheckSpec` has accepted. Returns why it is not of the canonical
 // form, or "".
 std::string MakeProblem(const ScaledDotSpec& spec, Problem& problem);

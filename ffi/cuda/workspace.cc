@@ -1,7 +1,6 @@
 #include "cuda/workspace.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "cuda/cublaslt/paths.h"
 #include "cuda/kernels/sm80_imma/path.h"
@@ -58,19 +57,6 @@ double ForWeights(const Problem& problem) {
   return std::min(kMaxSlabBytes, static_cast<double>(w8a16::BestWorkspace(problem)));
 }
 
-// The copy that `sm90_gemm` makes of a side that is not aligned lines of K.
-double CopiedBytes(const Problem& problem, const Side& side) {
-  constexpr int64_t kUnit = sm90::kOperandAlignment;
-  const bool aligned = problem.depth % kUnit == 0 && side.free % kUnit == 0;
-  if (!side.IsMnMajor() && aligned) return 0;
-  return Lines(problem, side) * static_cast<double>((problem.depth + kUnit - 1) / kUnit * kUnit);
-}
-
-// The sums of a side's lines, for zero points of the other one.
-double SummedBytes(const Problem& problem, const Side& side, const Side& other) {
-  return other.zero_point ? sizeof(int32_t) * Lines(problem, side) : 0;
-}
-
 // The sums that blocks of `sm90_gemm` leave beside 16-bit values.
 double ForSharedUnits(const Problem& problem) {
   if (!sm90::IsMixed(problem)) return 0;
@@ -86,12 +72,8 @@ double ForHopper(const Problem& problem) {
   if (sm90::IsMixed(problem)) return ForSharedUnits(problem);
   const bool floats = IsFloat8(lhs.dtype) && IsFloat8(rhs.dtype);
   if (!floats && !(IsInt8(lhs.dtype) && IsInt8(rhs.dtype))) return 0;
-  double end = 0;
-  for (const double bytes : {CopiedBytes(problem, lhs), SummedBytes(problem, lhs, rhs),
-                             CopiedBytes(problem, rhs), SummedBytes(problem, rhs, lhs)}) {
-    if (bytes > 0) end = std::ceil(end / kMinBytes) * kMinBytes + bytes;
-  }
-  return end;
+  if (!sm90::WhyNotSizes(problem).empty()) return 0;  // refused
+  return static_cast<double>(sm90::OperandsOf(problem).workspace);
 }
 
 double ForCodes(const Problem& problem) {

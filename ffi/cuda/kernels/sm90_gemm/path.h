@@ -19,6 +19,9 @@ namespace sm90 {
 
 std::string WhyNot(const Problem& problem, const Device& device);
 
+// Why the kernel cannot count what a problem has, or "".
+std::string WhyNotSizes(const Problem& problem);
+
 // The plan with a given tile shape; for benchmarks.
 std::unique_ptr<Plan> PlanWith(const Configuration& configuration, const Problem& problem,
                                const Device& device, size_t workspace, std::string& wrong);

@@ -97,10 +97,6 @@ Groups GroupsOf(const Problem& problem, int32_t unit_rows) {
   return {problem.grouping, groups, rows, rows / groups, unit_rows, depth};
 }
 
-bool GroupsRows(const Problem& problem) {
-  return problem.grouping == Grouping::kContiguous || problem.grouping == Grouping::kMasked;
-}
-
 // The most units that the rows of groups, and those of none, can have.
 int32_t GroupedUnits(const Groups& grouped) {
   return grouped.rows / grouped.unit_rows + EntriesOf(grouped);

@@ -26,9 +26,7 @@ double TilesOf(const Problem& problem) {
   const double batch = static_cast<double>(problem.batch);
   const double down = static_cast<double>(problem.rows) / 64;
   const double across = static_cast<double>(problem.columns) / 32 + 1;
-  const bool groups_rows =
-      problem.grouping == Grouping::kContiguous || problem.grouping == Grouping::kMasked;
-  return (groups_rows ? down + 2 * batch : (down + 1) * batch) * across;
+  return (GroupsRows(problem) ? down + 2 * batch : (down + 1) * batch) * across;
 }
 
 // Why groups do not fit the kernel, or "".
@@ -113,6 +111,19 @@ std::string WhyNotWeights(const Problem& problem) {
 
 }  // namespace
 
+std::string WhyNotSizes(const Problem& problem) {
+  const double units = TilesOf(problem);
+  const int64_t largest = std::max({problem.batch, problem.rows, problem.columns, problem.depth});
+  if (largest > kMaxSize || units > static_cast<double>(kMaxSize)) {
+    return "it counts tiles in 32 bits, and the product is larger";
+  }
+  if (std::max(Size(problem, problem.lhs, problem.rows),
+               Size(problem, problem.rhs, problem.columns)) >= kMaxOperandBytes) {
+    return "it needs operands of less than 1 TiB";
+  }
+  return "";
+}
+
 std::string WhyNot(const Problem& problem, const Device& device) {
   const bool integers = IsInt8(problem.lhs.dtype) && IsInt8(problem.rhs.dtype);
   const bool mixed = IsMixed(problem);
@@ -145,16 +156,7 @@ std::string WhyNot(const Problem& problem, const Device& device) {
     if (!wrong.empty()) return wrong;
   }
   if (problem.out.dtype == DType::kS32) return "it has no int32 output";
-  const double units = TilesOf(problem);
-  const int64_t largest = std::max({problem.batch, problem.rows, problem.columns, problem.depth});
-  if (largest > kMaxSize || units > static_cast<double>(kMaxSize)) {
-    return "it counts tiles in 32 bits, and the product is larger";
-  }
-  if (std::max(Size(problem, problem.lhs, problem.rows),
-               Size(problem, problem.rhs, problem.columns)) >= kMaxOperandBytes) {
-    return "it needs operands of less than 1 TiB";
-  }
-  return "";
+  return WhyNotSizes(problem);
 }
 
 }  // namespace jaxfp8::cuda::sm90
