@@ -10,6 +10,15 @@ import oracle
 
 pytestmark = HOPPER
 
+# Three batch indices of 130 x 72, with what goes beside an 8-bit output.
+IN_BATCHES = {
+    "batch": 3,
+    "out_scale": (3, 1, 1),
+    "amax": (3, 1, 1),
+    "residual": (3, 130, 72),
+    "residual_dtype": "bfloat16",
+}
+
 
 @pytest.mark.parametrize("size", [(1, 130, 16), (67, 401, 131), (300, 512, 392)], ids=str)
 @pytest.mark.parametrize("pair", [(a, b) for a in FP8 for b in FP8], ids=str)
@@ -28,16 +37,12 @@ def test_blocks_on_hopper_of_any_layout_in_batches(rhs_first, lhs_first):
     e4m3 = FP8[0]
     spec = matrices(
         *(e4m3, e4m3, 130, 264, 72),
-        batch=3,
+        **IN_BATCHES,
         lhs_first=lhs_first,
         rhs_first=rhs_first,
         lhs_tiles=(1, 128),
         rhs_tiles=(128, 128),
         out_dtype=e4m3,
-        out_scale=(3, 1, 1),
-        amax=(3, 1, 1),
-        residual=(3, 130, 72),
-        residual_dtype="bfloat16",
     )
     assert check(spec, draw(21, spec)) == "sm90_gemm"
 
@@ -83,16 +88,12 @@ def test_int8_on_hopper_is_rounded_once(pair, size, zeros):
 def test_int8_on_hopper_of_any_layout_in_batches(rhs_first, lhs_first, zeros):
     spec = matrices(
         *("int8", "uint8", 130, 264, 72),
-        batch=3,
+        **IN_BATCHES,
         lhs_first=lhs_first,
         rhs_first=rhs_first,
         lhs_tiles=(1, 264),
         rhs_tiles=(72, 264),
         out_dtype="int8",
-        out_scale=(3, 1, 1),
-        amax=(3, 1, 1),
-        residual=(3, 130, 72),
-        residual_dtype="bfloat16",
         bias=(1, 1, 72),
         activation="silu",
     )
