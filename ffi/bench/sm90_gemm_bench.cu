@@ -55,16 +55,17 @@ class Timed {
       : shape_(s), device_(device) {
     problem_.rows = s.rows, problem_.columns = s.columns, problem_.depth = s.depth;
     const int64_t steps = (s.depth + 127) / 128;
-    problem_.lhs = {type, 0, s.depth, 1, true, false, DType::kF32, false, {1, 128, 0, steps, 1}};
-    problem_.rhs = {type, 0, s.depth, 1, true, false, DType::kF32, false, {128, 128, 0, steps, 1}};
-    if (type == DType::kS8) {
-      problem_.lhs.tiles = problem_.rhs.tiles = {1, s.depth, 0, 1, 0};
+    const Tiles of_lines = {1, s.depth, 0, 1, 0}, of_blocks = {128, 128, 0, steps, 1};
+    problem_.lhs = problem_.rhs = LinesOf(type, s.depth);
+    problem_.lhs.scale = type != DType::kBF16, problem_.rhs.scale = true;
+    if (type == DType::kE4M3) {
+      problem_.lhs.tiles = {1, 128, 0, steps, 1}, problem_.rhs.tiles = of_blocks;
+    } else {
+      problem_.lhs.tiles = problem_.rhs.tiles = of_lines;
     }
     if (type == DType::kBF16) {
-      problem_.lhs = {type, 0, s.depth, 1};
-      problem_.rhs = {DType::kE4M3,         0, s.depth, 1, true, false, DType::kF32, false,
-                      {1, s.depth, 0, 1, 0}};
-      if (blocks) problem_.rhs.tiles = {128, 128, 0, steps, 1};
+      problem_.rhs.dtype = DType::kE4M3;
+      if (blocks) problem_.rhs.tiles = of_blocks;
     }
     problem_.out = {DType::kBF16, 0, s.columns, 1};
     const int64_t bytes = (s.rows + s.columns) * s.depth;
@@ -164,6 +165,11 @@ class Timed {
   }
 
  private:
+  static Side LinesOf(DType type, int64_t depth) {
+    Side side;
+    side.dtype = type, side.free = depth, side.depth = 1;
+    return side;
+  }
   static std::unique_ptr<Memory> Random(DType type, int64_t bytes) {
     const int64_t some = std::min<int64_t>(bytes, 1 << 22);
     static const std::vector<uint8_t> floats = Normal(DType::kE4M3, 100, 1 << 22);
