@@ -39,35 +39,54 @@ __device__ __forceinline__ void ArriveAt(uint32_t barrier, uint32_t block) {
       "r"(block)
       : "memory");
 }
-__device__ __forceinline__ bool Completed(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-// Whether the phase is complete now.
-__device__ __forceinline__ bool IsComplete(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
 // Waits until the phase of this parity is complete.
 __device__ __forceinline__ void Wait(uint32_t barrier, uint32_t parity) {
-  while (!Completed(barrier, parity)) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+        "selp.u32 %0, 1, 0, p;}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
   }
+}
+// The same for threads that wait most of the time. They sleep for up to 10 ms at a time: else they
+// wake dozens of times a step, and take turns from the math warps.
+__device__ __forceinline__ void WaitAsleep(uint32_t barrier, uint32_t parity) {
+  constexpr uint32_t kNanoseconds = 10'000'000;
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3; "
+        "selp.u32 %0, 1, 0, p;}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity), "r"(kNanoseconds)
+        : "memory");
+  }
+}
+// Whether this thread is the one that acts for its warp. The compiler knows that it is one: what it
+// does alone needs no loop over the lanes.
+__device__ __forceinline__ bool IsElected() {
+  uint32_t elected;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));
+  return elected != 0;
 }
 
 // Releases a stage: to this block, and to the other one of the pair.
 __device__ __forceinline__ void Release(uint32_t empty, uint32_t blocks) {
   __syncwarp();
   if (threadIdx.x % 32 < blocks) ArriveAt(empty, threadIdx.x % 32);
+}
+
+// Waits for the threads of a math warpgroup. Barriers are named by constants: a name in a register
+// takes all sixteen.
+__device__ __forceinline__ void SynchronizeGroup(int32_t group) {
+  if (group == 0) {
+    asm volatile("barrier.sync.aligned 1, 128;" ::: "memory");
+  } else {
+    asm volatile("barrier.sync.aligned 2, 128;" ::: "memory");
+  }
 }
 
 // Waits for every thread of the cluster, which orders nothing but barriers.

@@ -64,7 +64,6 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
   const uint32_t staged = shared + L::kStagingAt + warp * L::kStagingBytes;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
-  if constexpr (!L::kScalesAfter) Turns<L::kMathGroups>{__shfl_sync(~0u, warp / 4, 0)}.Begin();
   if constexpr (L::kMixed) {
     BlockTurns(a.weights, __shfl_sync(~0u, warp / 4, 0)).Begin();
   }
@@ -131,7 +130,7 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
     if constexpr (kMovesRegisters) {
       asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoadRegisters));
     }
-    if (warp == 0 && threadIdx.x == 0) {
+    if (warp == 0 && IsElected()) {
       PrefetchMap(&lhs), PrefetchMap(&rhs);
       LoadTiles<L>(a, &lhs, &rhs, shared, parts, rank);
     }

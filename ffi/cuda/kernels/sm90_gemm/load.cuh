@@ -61,6 +61,7 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
   const Schedule& s = a.schedule;
   constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
   Ring<L::kStages> ring;
+  Ring<L::kChunks> chunk;
   GroupCursor cursor;
   Part part;
   TileBounds tile;
@@ -72,7 +73,12 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
     for (int32_t step = part.first; step < part.end; ++step, ring.Next()) {
       const bool lands = !L::kMixed && tile.depth.Cuts(step);
       const uint32_t full = shared + (lands ? L::kLandedAt : L::kFullAt) + 8 * ring.stage;
-      Wait(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
+      WaitAsleep(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
+      // A stage is full when its scales are there, too, so math warps wait once.
+      if (!L::kScalesAfter && (step - part.first) % kChunkSteps == 0) {
+        WaitAsleep(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
+        chunk.Next();
+      }
       ArriveExpecting(full, L::kLhsBytes + L::kRhsBytes);
       const uint32_t to_lhs = shared + L::kLhsAt + ring.stage * L::kLhsBytes;
       const uint32_t to_rhs = shared + L::kRhsAt + ring.stage * L::kRhsBytes;
@@ -107,53 +113,81 @@ __device__ __forceinline__ void StoreShared(uint32_t to, int32_t value) {
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 
-// Copies the scales of a line at steps [step, step + count), at most four. A line beyond the last
-// counts as the last.
-__device__ __forceinline__ void CopyScales(const StepScales& s, uint32_t to, int32_t batch,
-                                           int32_t line, int32_t step, int32_t count) {
-  const int32_t tile = s.tile_lines.Quotient(min(line, s.last_line));
-  const float* from = s.scale + batch * s.batch_stride + tile * s.line_stride;
-  if (s.fours) return CopyAsync16(to, from + step, 4 * count);
-#pragma unroll 1
-  for (int32_t i = 0; i < count; ++i) {
-    if (s.scale) {
-      CopyAsync4(to + 4 * i, from + s.steps_per_scale.Quotient(step + i) * s.step_stride, 4);
-    } else {
-      StoreShared(to + 4 * i, 1.0f);
+// The scales of the lines of a side that a thread copies: every 64th of a tile.
+template <int kCount>
+struct ThreadLines {
+  static constexpr int kPitch = 16 * kScaleThreads;  // of what it copies to
+  const float* scales[kCount];                       // of each line, at step 0
+
+  // A line beyond the last counts as the last.
+  //   first     the thread's first line
+  //   distance  to its next
+  __device__ __forceinline__ void Find(const StepScales& s, int32_t batch, int32_t first,
+                                       int32_t distance) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int32_t tile = s.tile_lines.Quotient(min(first + i * distance, s.last_line));
+      scales[i] = s.scale + batch * s.batch_stride + tile * s.line_stride;
     }
   }
-}
+  // Copies those at steps [step, step + count), at most four.
+  //   lines  how many of them the tile has
+  __device__ __forceinline__ void Copy(const StepScales& s, uint32_t to, int32_t lines,
+                                       int32_t step, int32_t count) const {
+    if (s.fours) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i < lines) CopyAsync16(to + i * kPitch, scales[i] + step, 4 * count);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int32_t j = 0; j < count; ++j, to += 4) {
+      const int64_t at = s.steps_per_scale.Quotient(step + j) * s.step_stride;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (i >= lines) continue;
+        if (s.scale) {
+          CopyAsync4(to + i * kPitch, scales[i] + at, 4);
+        } else {
+          StoreShared(to + i * kPitch, 1.0f);
+        }
+      }
+    }
+  }
+};
 
 // Arrives at the barrier when the copies that this thread has begun are there.
 __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Loops are not unrolled: code that is not in the instruction cache is slower.
+// Everything that does not change along K is found once for a tile: warps that issue much delay one
+// of the four math warps behind the same scheduler, and the other three wait for it.
 template <typename L>
 __device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts,
                            int32_t rank, int32_t thread) {
-  constexpr int kRows = L::kTileRows;
+  constexpr int kRows = L::kTileRows, kColumns = L::kRhsScales;
+  constexpr int kColumnLines = (kColumns + kScaleThreads - 1) / kScaleThreads;
+  const int32_t columns_here = (kColumns - thread + kScaleThreads - 1) / kScaleThreads;
+  ThreadLines<kRows / kScaleThreads> rows;
+  ThreadLines<kColumnLines> columns;
   Ring<L::kChunks> ring;
   GroupCursor cursor;
   Part part;
   TileBounds tile;
 #pragma unroll 1
   while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
+    rows.Find(a.lhs_scales, tile.batch, tile.row + thread, kScaleThreads);
+    columns.Find(a.rhs_scales, tile.batch, tile.column + thread * L::kScaleColumns,
+                 kScaleThreads * L::kScaleColumns);
 #pragma unroll 1
     for (int32_t step = part.first; step < part.end; step += kChunkSteps, ring.Next()) {
-      const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
+      const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes + 16 * thread;
       const int32_t count = min(kChunkSteps, part.end - step);
-      Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
-#pragma unroll 1
-      for (int32_t i = thread; i < kRows; i += kScaleThreads) {
-        CopyScales(a.lhs_scales, to + 16 * i, tile.batch, tile.row + i, step, count);
-      }
-#pragma unroll 1
-      for (int32_t i = thread; i < L::kRhsScales; i += kScaleThreads) {
-        CopyScales(a.rhs_scales, to + 16 * (kRows + i), tile.batch,
-                   tile.column + i * L::kScaleColumns, step, count);
-      }
+      WaitAsleep(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
+      rows.Copy(a.lhs_scales, to, kRows / kScaleThreads, step, count);
+      columns.Copy(a.rhs_scales, to + 16 * kRows, columns_here, step, count);
       __threadfence_block();  // for a side without scales, whose ones are stored
       ArriveAfterCopies(shared + L::kChunkFullAt + 8 * ring.stage);
     }
@@ -193,7 +227,7 @@ __device__ void LoadLines(const Arguments& a, uint32_t shared, Parts<L::kMixed> 
   while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
     const uint32_t rows = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
     const uint32_t columns = rows + 4 * kLineFields * kRows;
-    Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
+    WaitAsleep(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
 #pragma unroll 1
     for (int32_t i = thread; i < kRows; i += kScaleThreads) {
       StoreLine(a.lhs_scales, a.lhs_zeros, rows + 4 * i, 4 * kRows, tile.batch, tile.row + i,
@@ -229,7 +263,7 @@ __device__ void LoadLineScales(const Arguments& a, uint32_t shared, Parts<L::kMi
     if (part.first > 0) continue;  // another block finishes the tile
     const TileCoord tile = TileOf(a.schedule, part.unit, rank);
     const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
-    Wait(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
+    WaitAsleep(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
 #pragma unroll 1
     for (int32_t i = thread; i < kRows; i += kScaleThreads) {
       StoreScale(a.lhs_scales, to + 4 * i, tile.batch, tile.row * kRows + i);

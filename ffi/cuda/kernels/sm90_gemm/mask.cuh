@@ -62,7 +62,7 @@ __device__ void MaskTiles(const Arguments& a, uint32_t shared, Parts<L::kMixed> 
       if (!tile.depth.Cuts(step)) continue;
       const int32_t first = tile.depth.first - step * kStepDepth;
       const int32_t end = tile.depth.end - step * kStepDepth;
-      Wait(shared + L::kLandedAt + 8 * ring.stage, parities >> ring.stage & 1);
+      WaitAsleep(shared + L::kLandedAt + 8 * ring.stage, parities >> ring.stage & 1);
       parities ^= 1u << ring.stage;
       MaskLines<L::kTileRows>(shared + L::kLhsAt + ring.stage * L::kLhsBytes, first, end);
       MaskLines<L::kTileColumns>(shared + L::kRhsAt + ring.stage * L::kRhsBytes, first, end);

@@ -6,8 +6,8 @@
 //   rhs  N columns x 128 --------+------------------->  v  * scales[row, part of the columns]
 //                                                     total   every wave: the scaled sum
 //
-// While one warpgroup scales and adds up, the other one's wgmma keeps the tensor cores busy: they
-// take turns.
+// While one warpgroup scales and adds up, the other one's wgmma keeps the tensor cores busy. They
+// need not be told to take turns: passing turns by barriers was slower.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
@@ -20,50 +20,20 @@ namespace jaxfp8::cuda::sm90 {
 // From line to line of a chunk of scales.
 inline constexpr int kLineBytes = 4 * kChunkSteps;
 
-// acc = a wave of lhs * rhs, over the 128 of K of a stage; enqueued in two groups, three quarters
-// and the last one, and not waited for.
+// acc = a wave of lhs * rhs, over the 128 of K of a stage; enqueued and not waited for.
+//   lhs, rhs  low words of descriptors
 template <DType kLhs, DType kRhs, int kColumns>
-__device__ __forceinline__ void MultiplyStage(float (&acc)[kColumns / 2], uint64_t lhs,
-                                              uint64_t rhs) {
-  constexpr int kQuarters = kStepDepth / 32, kDescriptorStep = 32 >> 4;
+__device__ __forceinline__ void MultiplyStage(float (&acc)[kColumns / 2], uint32_t lhs,
+                                              uint32_t rhs) {
+  constexpr int kDescriptorStep = 32 >> 4;
   WgmmaFence();
 #pragma unroll
-  for (int i = 0; i < kQuarters; ++i) {
-    Wgmma<kLhs, kRhs, kColumns>(acc, lhs + i * kDescriptorStep, rhs + i * kDescriptorStep, i > 0);
-    if (i >= kQuarters - 2) WgmmaCommit();
+  for (int i = 0; i < kStepDepth / 32; ++i) {
+    Wgmma<kLhs, kRhs, kColumns>(acc, DescriptorOf(lhs + i * kDescriptorStep),
+                                DescriptorOf(rhs + i * kDescriptorStep), i > 0);
   }
+  WgmmaCommit();
 }
-
-// Two math warpgroups take turns at the tensor cores. Else both multiply at the same time, each at
-// half the speed, and then both add up while the tensor cores idle. A turn ends when three quarters
-// of a wave are done, so that the other warpgroup's wgmma is queued in time.
-template <int kMathGroups>
-struct Turns {
-  int32_t group;
-
-  __device__ __forceinline__ void Begin() const {
-    if (group == 1) Pass();
-  }
-  // Barriers are named by constants: a name in a register takes all sixteen.
-  __device__ __forceinline__ void Take() const {
-    if constexpr (kMathGroups == 2) {
-      if (group == 0) {
-        asm volatile("barrier.sync.aligned 1, 256;" ::: "memory");
-      } else {
-        asm volatile("barrier.sync.aligned 2, 256;" ::: "memory");
-      }
-    }
-  }
-  __device__ __forceinline__ void Pass() const {
-    if constexpr (kMathGroups == 2) {
-      if (group == 0) {
-        asm volatile("barrier.arrive.aligned 2, 256;" ::: "memory");
-      } else {
-        asm volatile("barrier.arrive.aligned 1, 256;" ::: "memory");
-      }
-    }
-  }
-};
 
 // total += acc * the scales of a stage.
 //   rows     scales of this thread's two rows of the wave
@@ -111,53 +81,50 @@ struct ThreadScales {
   }
 };
 
-// The scaled sums of one tile. What the next step needs is computed while wgmma runs: the chain
-// from one wgmma to the next is what limits a warpgroup.
+// The scaled sums of one tile. The chain from one wgmma to the next limits a warpgroup, so what a
+// wave needs besides is computed while its wgmma run. Nothing must come between their issue: that
+// is why scales are loaded behind a wait that never waits, which the assembler moves no load
+// across.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWaves][kColumns / 2],
                                                uint32_t shared, int32_t steps, uint32_t blocks,
                                                Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
   constexpr int kRows = L::kTileRows, kWaveBytes = kWaveRows * kStepDepth;
   const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
-  const int32_t group = __shfl_sync(~0u, math_thread / kGroupThreads, 0);
+  const int32_t group = math_thread / kGroupThreads;
   // This thread's row of the first wave.
   const int32_t row = group * L::kWaves * kWaveRows + math_thread % kGroupThreads / 32 * kWarpRows +
                       math_thread % 32 / 4;
-  const uint64_t first_lhs =
-      SwizzledDescriptor(shared + L::kLhsAt + group * L::kWaves * kWaveBytes);
-  const uint64_t first_rhs = SwizzledDescriptor(shared + L::kRhsAt);
+  const uint32_t first_lhs =
+      __shfl_sync(~0u, DescriptorWord(shared + L::kLhsAt + group * L::kWaves * kWaveBytes), 0);
+  const uint32_t first_rhs = __shfl_sync(~0u, DescriptorWord(shared + L::kRhsAt), 0);
 #pragma unroll
   for (int w = 0; w < L::kWaves; ++w) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) total[w][i] = 0.0f;
   }
-  const Turns<L::kMathGroups> turns{group};
-  bool ready = false;
-#pragma unroll 1
+#pragma unroll(kChunkSteps)
   for (int32_t step = 0; step < steps; ++step) {
-    const uint64_t lhs = first_lhs + ring.stage * (L::kLhsBytes >> 4);
-    const uint64_t rhs = first_rhs + ring.stage * (L::kRhsBytes >> 4);
+    const uint32_t lhs = first_lhs + ring.stage * (L::kLhsBytes >> 4);
+    const uint32_t rhs = first_rhs + ring.stage * (L::kRhsBytes >> 4);
     const uint32_t empty = shared + L::kEmptyAt + 8 * ring.stage;
-    if (!ready) Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
-    if (step % kChunkSteps == 0) Wait(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
     const uint32_t scales =
         shared + L::kScalesAt + chunk.stage * L::kChunkBytes + step % kChunkSteps * 4;
     const uint32_t columns = scales + kLineBytes * kRows;
-    ThreadScales<L> of_thread;
+    Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
     ring.Next();
+    ThreadScales<L> of_thread;
 #pragma unroll
     for (int w = 0; w < L::kWaves; ++w) {
       float acc[kColumns / 2];
       PinAccumulators(acc);
-      turns.Take();
       MultiplyStage<kLhs, kRhs, kColumns>(acc, lhs + w * (kWaveBytes >> 4), rhs);
-      if (w == 0) of_thread.Load(scales + kLineBytes * row, columns);
-      if (w == L::kWaves - 1) {
-        ready = step + 1 < steps && IsComplete(shared + L::kFullAt + 8 * ring.stage, ring.parity);
-      }
-      WgmmaWait<1>();
-      turns.Pass();
       PinAccumulators(acc);
+      if (w == 0) {
+        WgmmaWait<1>();
+        PinAccumulators(acc);
+        of_thread.Load(scales + kLineBytes * row, columns);
+      }
       WgmmaWait<0>();
       PinAccumulators(acc);
       if (w == L::kWaves - 1) Release(empty, blocks);

@@ -17,16 +17,6 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// Waits for the threads of a math warpgroup. Barriers are named by constants: a name in a register
-// takes all sixteen.
-__device__ __forceinline__ void SynchronizeGroup(int32_t group) {
-  if (group == 0) {
-    asm volatile("barrier.sync.aligned 1, 128;" ::: "memory");
-  } else {
-    asm volatile("barrier.sync.aligned 2, 128;" ::: "memory");
-  }
-}
-
 // The counter and the sums of a warpgroup.
 template <typename L>
 struct SharedSums {
