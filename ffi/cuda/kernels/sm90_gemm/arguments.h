@@ -60,16 +60,17 @@ struct Arguments {
   ZeroPoints lhs_zeros, rhs_zeros;
   bool has_zeros = false;  // a side has zero points
   Epilogue epilogue;       // without its accumulators
-  bool lhs_batched = false, rhs_batched = false;
+  bool lhs_batched = false, rhs_batched = false, out_batched = false;
   Weights weights;               // beside 16-bit values
   void* shared_units = nullptr;  // counters of the blocks, cleared before, then their sums
   // Nothing but a cast follows the scaled sum; or, where it is scaled once, a bias for each column
   // and a cast.
   bool stores_directly = false;
+  bool stores_boxes = false;  // the same of 16 bits, so that boxes are copied
   bool stores_fours = false;  // else: what follows needs aligned fours of columns, and they are
 };
 
-// `out` is used where the output of mixed operands is stored directly.
+// `out` is used where boxes of the output are copied.
 using KernelFunction = void (*)(Arguments, CUtensorMap lhs, CUtensorMap rhs, CUtensorMap out);
 
 struct Kernel {

@@ -59,7 +59,7 @@ __device__ __forceinline__ bool NextTile(const Arguments& a, Parts<L::kMixed>& p
   return false;
 }
 
-// What a math warp knows of its tile lies in 32 bytes of its shared memory while it multiplies: the
+// What a math warp knows of its tile lies in kKeptBytes of shared memory while it multiplies: the
 // sums leave no registers.
 __device__ __forceinline__ void StoreShared4(uint32_t to, int32_t a, int32_t b, int32_t c,
                                              int32_t d) {
@@ -83,7 +83,6 @@ __device__ __forceinline__ void RecallTile(uint32_t from, TileBounds& b, GroupCu
   const int4 bounds = LoadInts(from), cursor = LoadInts(from + 16);
   b.batch = bounds.x, b.row = bounds.y, b.end = bounds.z, b.column = bounds.w;
   c = {cursor.x, cursor.y, cursor.z};
-  __syncwarp();  // what follows writes there
 }
 
 }  // namespace jaxfp8::cuda::sm90

@@ -40,16 +40,15 @@ inline constexpr int kLoadRegisters = 40, kMathRegisters = 232;
 
 template <typename L>
 __device__ __forceinline__ void InitBarriers(uint32_t shared, uint32_t blocks) {
-  constexpr uint32_t kMathWarps = L::kMathGroups * 4;
   if (threadIdx.x == 0) {
     for (int i = 0; i < L::kStages; ++i) {
       InitBarrier(shared + L::kFullAt + 8 * i, 1);
-      InitBarrier(shared + L::kEmptyAt + 8 * i, blocks * kMathWarps);
+      InitBarrier(shared + L::kEmptyAt + 8 * i, blocks * L::kMathWarps);
       if constexpr (!L::kMixed) InitBarrier(shared + L::kLandedAt + 8 * i, 1);
     }
     for (int i = 0; i < L::kChunks; ++i) {
       InitBarrier(shared + L::kChunkFullAt + 8 * i, kScaleThreads);
-      InitBarrier(shared + L::kChunkEmptyAt + 8 * i, kMathWarps);
+      InitBarrier(shared + L::kChunkEmptyAt + 8 * i, L::kMathWarps);
     }
     FenceBarrierInit();
   }
@@ -61,7 +60,7 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
                                               uint32_t shared, Parts<L::kMixed> parts,
                                               uint32_t rank, uint32_t blocks) {
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kGroupThreads / 32;
-  const uint32_t staged = shared + L::kStagingAt + warp * L::kStagingBytes;
+  const uint32_t kept = shared + L::kKeptAt + warp * kKeptBytes;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
   if constexpr (L::kMixed) {
@@ -75,7 +74,7 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
     bool found = true;
     if (HasGroups<L>(a)) {
       found = FindTile<L>(a, part, static_cast<int32_t>(rank), cursor, tile);
-      KeepTile(staged, tile, cursor);
+      KeepTile(kept, tile, cursor);
     }
     // Votes, since the compiler takes what was loaded for different from lane to lane, and would
     // have no uniform registers for the main loop.
@@ -92,20 +91,20 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
       MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, steps, blocks, ring, chunk);
     }
     if (HasGroups<L>(a)) {
-      RecallTile(staged, tile, cursor);
+      RecallTile(kept, tile, cursor);
     } else {
       tile = BoundsOf<L>(a, part.unit, static_cast<int32_t>(rank));
     }
     const int32_t group = warp / 4, row = tile.row + group * L::kWaves * kWaveRows;
+    const uint32_t staging = shared + L::kStagingAt + group * 4 * L::kStagingBytes;
     if constexpr (L::kMixed) {
-      const uint32_t of_group = shared + L::kStagingAt + group * 4 * L::kStagingBytes;
-      StoreTransposed<L, kColumns>(a, out, {tile.batch, tile.column, row}, of_group, group, total);
+      StoreTransposed<L, kColumns>(a, out, {tile.batch, tile.column, row}, staging, group, total);
     } else {
-      const WarpTile of_warp{tile.batch, row + warp % 4 * kWarpRows, tile.column, tile.end};
-      StoreTile<L, kColumns>(a, of_warp, staged, total);
+      const WarpTile of_group{tile.batch, row, tile.column, tile.end};
+      StoreTile<L, kColumns>(a, out, of_group, staging, group, total);
     }
   }
-  if constexpr (L::kMixed) WaitForStores<0>();  // they read shared memory
+  WaitForStores<0>();  // they read shared memory
 }
 
 // The kernel.

@@ -28,10 +28,12 @@ inline constexpr int kWarpRows = 16, kStagedBytes = 128;
 // From row to row, in bytes. The padding spreads rows over the banks: for stores of 16 bytes of
 // eight rows, and of 32 bytes of four rows.
 inline constexpr int kNarrowPitch = kStagedBytes + 16, kWidePitch = kStagedBytes + 32;
-// Where tiles are stored transposed, 64 columns of a wave are copied to global memory at a time. A
-// warpgroup has four such copies of a tile, and stages three without waiting.
-inline constexpr int kStoreColumns = 64, kStoreBytes = kStoreColumns * kStagedBytes;
-inline constexpr int kStoreBuffers = 3;
+// A warpgroup stores boxes of a wave x 64 columns of 16 bits (TMA). Where tiles are stored
+// transposed it has four of a tile, and stages three without waiting; else it stages all.
+inline constexpr int kBoxColumns = 64, kBoxBytes = kBoxColumns * kStagedBytes;
+inline constexpr int kTransposedBuffers = 3;
+// Bytes in which a math warp keeps what it knows of its tile (groups.cuh).
+inline constexpr int kKeptBytes = 32;
 inline constexpr int kMaxSharedBytes = 227 << 10;
 inline constexpr int kMaxStages = 16;
 inline constexpr int kTileAlignment = 1024;  // of swizzled tiles
@@ -62,22 +64,34 @@ struct BlockLayout {
   static constexpr int kChunkFields = kMixed ? 1 : kScalesAfter ? kLineFields : kChunkSteps;
   static constexpr int kChunkBytes = 4 * kChunkFields * (kRows + kRhsScales);
   static constexpr int kStageBytes = kLhsBytes + kRhsBytes;
+  // Boxes of a warpgroup's part of a tile, all of which are staged at a time. They cost a stage of
+  // the ring: two waves whose sums are scaled once were 10 % slower without it on an H100.
+  static constexpr bool kHasBoxes =
+      !kMixed && kColumns >= kBoxColumns && (!kScalesAfter || kWaves == 1);
+  static constexpr int kBoxes = kHasBoxes ? kWaves * kColumns / kBoxColumns : 0;
   static constexpr int kStagingBytes =  // of a warp
-      kMixed ? kStoreBuffers * kStoreBytes / 4 : kWarpRows * kWidePitch;
+      kMixed        ? kTransposedBuffers * kBoxBytes / 4
+      : kBoxes == 0 ? kWarpRows * kWidePitch
+                    : std::max(kBoxes * kBoxBytes / 4, 3 * kTileAlignment);
+  static_assert(kStagingBytes >= kWarpRows * kWidePitch);
+  static_assert(kBoxes == 0 || kStagingBytes % kTileAlignment == 0);
   static constexpr int kStageBarriers = kMixed ? 2 : 3;
   static constexpr int kMaxBarriers = kStageBarriers * kMaxStages + 2 * kChunks;
-  static constexpr int kFixedBytes =
-      kTileAlignment + kChunks * kChunkBytes + kMathGroups * 4 * kStagingBytes + 8 * kMaxBarriers;
+  static constexpr int kMathWarps = 4 * kMathGroups;
+  static constexpr int kFixedBytes = kTileAlignment + kMathWarps * (kStagingBytes + kKeptBytes) +
+                                     kChunks * kChunkBytes + 8 * kMaxBarriers;
   static constexpr int kStages =
       std::min(kMaxStages, (kMaxSharedBytes - kFixedBytes) / kStageBytes);
   static_assert(kStages >= 2);
 
   static constexpr int kLhsAt = 0;
   static constexpr int kRhsAt = kLhsAt + kStages * kLhsBytes;
-  static constexpr int kScalesAt = kRhsAt + kStages * kRhsBytes;
-  static constexpr int kStagingAt = kScalesAt + kChunks * kChunkBytes;
-  static_assert(!kMixed || kStagingAt % kTileAlignment == 0);
-  static constexpr int kFullAt = kStagingAt + kMathGroups * 4 * kStagingBytes;
+  static constexpr int kStagingAt = kRhsAt + kStages * kRhsBytes;
+  static_assert(kStagingAt % kTileAlignment == 0);
+  static constexpr int kScalesAt = kStagingAt + kMathWarps * kStagingBytes;
+  static constexpr int kKeptAt = kScalesAt + kChunks * kChunkBytes;
+  static_assert(kScalesAt % 16 == 0 && kKeptAt % 16 == 0);
+  static constexpr int kFullAt = kKeptAt + kMathWarps * kKeptBytes;
   static constexpr int kEmptyAt = kFullAt + 8 * kStages;
   static constexpr int kLandedAt = kEmptyAt + 8 * kStages;
   static constexpr int kChunkFullAt = kFullAt + 8 * kStageBarriers * kStages;

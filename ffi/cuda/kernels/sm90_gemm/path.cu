@@ -207,12 +207,13 @@ class GemmPlan final : public Plan {
     return MapOperand(mapped, depth * SizeOf(operand.side.dtype), box_lines, map);
   }
 
-  // The output of mixed operands: `problem_` has it transposed.
-  std::string MapOutput(const Elementwise& rest, CUtensorMap& map) const {
-    const int64_t rows = problem_.columns;
-    const int64_t row = 2 * (rows == 1 ? problem_.rows : rest.out_plane.row);
-    const int64_t batch = problem_.batch == 1 ? rows * row : 2 * rest.out_plane.batch;
-    return sm90::MapOutput(rest.out, rows, problem_.rows, problem_.batch, row, batch, map);
+  std::string MapOutput(const Arguments& a, CUtensorMap& map) const {
+    const Plane& plane = a.epilogue.elementwise.out_plane;
+    const int64_t rows = a.epilogue.rows, columns = a.epilogue.columns;
+    const int64_t row = 2 * (rows == 1 ? columns : plane.row);
+    const int64_t batch = a.out_batched ? 2 * plane.batch : rows * row;
+    return sm90::MapOutput(a.epilogue.elementwise.out, rows, columns,
+                           a.out_batched ? problem_.batch : 1, row, batch, map);
   }
 
   // What is subtracted and scaled in the main loop. Scales that are constant along K follow it.
@@ -256,7 +257,9 @@ class GemmPlan final : public Plan {
     a.epilogue.rows = stored.rows, a.epilogue.columns = stored.columns;
     a.epilogue.depth = stored.depth;
     a.epilogue.elementwise = MakeElementwise(stored, buffers);
+    a.out_batched = stored.batch > 1 && stored.out.batch != 0;
     a.stores_directly = StoresDirectly(stored, buffers);
+    a.stores_boxes = a.stores_directly && SizeOf(stored.out.dtype) == 2;
     a.stores_fours = stored.columns % 4 == 0 && FitsRowBatch(a.epilogue.elementwise);
     return a;
   }
@@ -272,9 +275,7 @@ class GemmPlan final : public Plan {
       wrong = Map(operands_.rhs, buffers.rhs, buffers,
                   tile.columns / (pair == Pair::kSharesRhs ? 2 : 1), rhs);
     }
-    if (wrong.empty() && mixed_ && arguments.stores_directly) {
-      wrong = MapOutput(arguments.epilogue.elementwise, out);
-    }
+    if (wrong.empty() && arguments.stores_boxes) wrong = MapOutput(arguments, out);
     if (!wrong.empty()) return wrong;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;

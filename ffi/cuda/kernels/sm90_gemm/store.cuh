@@ -6,7 +6,9 @@
 //   lane: 2 columns of rows   --->   [16][128 bytes]   --->     lane: 16 bytes of a row, eight
 //   r, r + 8 in every eight          padded                     lanes its 128 bytes
 //
-//   directly   the sums are cast and nothing else: the staged bytes are those of the output
+//   directly   the sums are cast and nothing else: the staged bytes are those of the output. Of 16
+//              bits a warpgroup stages all it has, swizzled, and one thread stores it by copies
+//              (TMA), which run while the next tile is multiplied
 //   else       32 float32 sums are staged. A lane finishes four columns of four rows at once
 //              (row_batch.cuh), or, where those are no aligned fours, of one row (quad.cuh)
 
@@ -221,12 +223,69 @@ __device__ __forceinline__ void StoreTileDirectly(const Epilogue& e, WarpTile ti
   }
 }
 
-// The epilogue of a warp's rows of a tile, whose sums are scaled already.
-//   tile  its first 16 rows
+// Stages a warp's 16 rows of a box, from register kFirst on: chunk c of 16 bytes of row r lies at
+// place c ^ r % 8, as `MapOutput` has it.
+template <DType kOut, int kFirst, int kCount>
+__device__ __forceinline__ void StageBox(const float (&total)[kCount], uint32_t box) {
+  const int32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * kWarpRows + lane % 16;
+  const uint32_t to = box + row * kStagedBytes + (lane / 16 ^ lane % 8) * 16;
+#pragma unroll
+  for (int i = 0; i < kBoxColumns / 2; i += 8) {
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) words[j] = EncodeWord<kOut>(&total[kFirst + i + 2 * j]);
+    StoreMatrices(to ^ i / 8 * 32, words);
+  }
+}
+
+// Casts and stores the tile of a warpgroup, without waiting for the copies.
+template <DType kOut, typename L, int kColumns>
+__device__ __forceinline__ void StoreBoxes(const CUtensorMap* out, const WarpTile& tile,
+                                           uint32_t staged, int32_t group,
+                                           const float (&total)[L::kWaves][kColumns / 2]) {
+  constexpr int kOfWave = kColumns / kBoxColumns;
+  [&]<int... kBox>(std::integer_sequence<int, kBox...>) {
+    (StageBox<kOut, kBox % kOfWave*(kBoxColumns / 2)>(total[kBox / kOfWave],
+                                                      staged + kBox * kBoxBytes),
+     ...);
+  }(std::make_integer_sequence<int, L::kBoxes>{});
+  FenceAsyncProxy();
+  SynchronizeGroup(group);
+  if (threadIdx.x % kGroupThreads == 0) {
+#pragma unroll
+    for (int i = 0; i < L::kBoxes; ++i) {
+      StoreBox(out, staged + i * kBoxBytes, tile.column + i % kOfWave * kBoxColumns,
+               tile.row + i / kOfWave * kWaveRows, tile.batch);
+    }
+    CommitStores();
+  }
+}
+
+// The epilogue of a warpgroup's rows of a tile, whose sums are scaled already.
+//   of_group  its first rows
+//   staging   its shared memory
 template <typename L, int kColumns>
-__device__ __forceinline__ void StoreTile(const Arguments& a, const WarpTile& tile, uint32_t staged,
+__device__ __forceinline__ void StoreTile(const Arguments& a, const CUtensorMap* out,
+                                          const WarpTile& of_group, uint32_t staging, int32_t group,
                                           const float (&total)[L::kWaves][kColumns / 2]) {
   const Epilogue& e = a.epilogue;
+  if constexpr (L::kBoxes > 0) {
+    // The copies of the last tile may still read what it staged.
+    if (threadIdx.x % kGroupThreads == 0) WaitForStores<0>();
+    SynchronizeGroup(group);
+    // Boxes that reach beyond a group of rows would overwrite the next one.
+    if (a.stores_boxes && of_group.row + L::kWaves * kWaveRows <= of_group.end) {
+      const WarpTile at{a.out_batched ? of_group.batch : 0, of_group.row, of_group.column};
+      if (e.elementwise.out_plane.dtype == DType::kBF16) {
+        return StoreBoxes<DType::kBF16, L, kColumns>(out, at, staging, group, total);
+      }
+      return StoreBoxes<DType::kF16, L, kColumns>(out, at, staging, group, total);
+    }
+  }
+  const int32_t warp = threadIdx.x / 32 % 4;
+  const uint32_t staged = staging + warp * L::kStagingBytes;
+  const WarpTile tile{of_group.batch, of_group.row + warp * kWarpRows, of_group.column,
+                      of_group.end};
   if (a.stores_directly) {
     switch (e.elementwise.out_plane.dtype) {
       case DType::kBF16:

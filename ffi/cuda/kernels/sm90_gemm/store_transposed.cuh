@@ -20,7 +20,7 @@ inline constexpr int kSumsStaged = 32;
 // From row to row of staged sums, in bytes: then eight values of each of four pairs of rows are in
 // different banks.
 inline constexpr int kSumPitch = 4 * kWaveRows + 16;
-static_assert(kSumsStaged * kSumPitch <= kStoreBuffers * kStoreBytes);
+static_assert(kSumsStaged * kSumPitch <= kTransposedBuffers * kBoxBytes);
 
 __device__ __forceinline__ void StoreMatricesTransposed(uint32_t to, const uint32_t (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -38,7 +38,7 @@ __device__ __forceinline__ void StageTransposed(const float (&total)[kCount], ui
   const int32_t chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
   const uint32_t to = staged + (lane / 16 * 8 + lane % 8) * kStagedBytes + 16 * chunk;
 #pragma unroll
-  for (int i = 0; i < kStoreColumns / 2; i += 8) {
+  for (int i = 0; i < kBoxColumns / 2; i += 8) {
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) words[j] = EncodeWord<kOut>(&total[kFirst + i + 2 * j]);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void StageRowPairs(const float (&total)[kCount], uint
   const int32_t column = lane % 4 * 2, chunk = (2 * warp + lane / 16) ^ column;
   const uint32_t to = staged + column * kStagedBytes + 16 * chunk + lane / 4 % 4 * 4;
 #pragma unroll
-  for (int i = 0; i < kStoreColumns / 2; i += 4) {
+  for (int i = 0; i < kBoxColumns / 2; i += 4) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float rows[2] = {total[kFirst + i + j], total[kFirst + i + j + 2]};
@@ -69,14 +69,14 @@ template <DType kOut, typename L, int kColumns>
 __device__ __forceinline__ void StoreTransposedDirectly(
     const CUtensorMap* out, const WarpTile& tile, uint32_t staged, int32_t group, bool mn_major,
     const float (&total)[L::kWaves][kColumns / 2]) {
-  constexpr int kParts = kColumns / kStoreColumns;
+  constexpr int kParts = kColumns / kBoxColumns;
   const bool stores = threadIdx.x % kGroupThreads == 0;
   [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
     const auto store = [&]<int kIndex>(std::integral_constant<int, kIndex>) {
-      constexpr int kWave = kIndex / kParts, kFirst = kIndex % kParts * kStoreColumns;
-      const uint32_t buffer = staged + kIndex % kStoreBuffers * kStoreBytes;
-      if (kIndex == 0 || kIndex >= kStoreBuffers) {
-        if (stores) WaitForStores<kIndex == 0 ? 0 : kStoreBuffers - 1>();
+      constexpr int kWave = kIndex / kParts, kFirst = kIndex % kParts * kBoxColumns;
+      const uint32_t buffer = staged + kIndex % kTransposedBuffers * kBoxBytes;
+      if (kIndex == 0 || kIndex >= kTransposedBuffers) {
+        if (stores) WaitForStores<kIndex == 0 ? 0 : kTransposedBuffers - 1>();
         SynchronizeGroup(group);
       }
       if (mn_major) {

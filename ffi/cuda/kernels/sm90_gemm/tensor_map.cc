@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/sm90_gemm/layout.h"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -56,12 +57,11 @@ std::string MapOperand(const MappedOperand& operand, int box_bytes, int box_line
 
 std::string MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int64_t row_pitch,
                       int64_t batch_pitch, CUtensorMap& map) {
-  constexpr cuuint32_t kBox = 64;
   return MapBoxes(CU_TENSOR_MAP_DATA_TYPE_UINT16, out,
                   {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                    static_cast<cuuint64_t>(batches)},
                   {static_cast<cuuint64_t>(row_pitch), static_cast<cuuint64_t>(batch_pitch)},
-                  {kBox, kBox, 1}, 2 * kBox, map);
+                  {kBoxColumns, kWaveRows, 1}, kStagedBytes, map);
 }
 
 }  // namespace jaxfp8::cuda::sm90

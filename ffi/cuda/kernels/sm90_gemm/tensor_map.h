@@ -23,7 +23,7 @@ struct MappedOperand {
 std::string MapOperand(const MappedOperand& operand, int box_bytes, int box_lines,
                        CUtensorMap& map);
 
-// Maps boxes of 64 columns x 64 rows of an output of 16 bits, which lie in shared memory swizzled
+// Maps boxes of 64 rows x 64 columns of an output of 16 bits, which lie in shared memory swizzled
 // by 128 bytes. Pitches are in bytes.
 std::string MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int64_t row_pitch,
                       int64_t batch_pitch, CUtensorMap& map);
