@@ -22,7 +22,7 @@ constexpr double kMixedProductsPerCycle = 2048, kNarrowMixed = 1.3, kSmallMixed 
 constexpr int32_t kWideColumns = 256;
 constexpr double kCyclesPerTile = 2000;  // filling the ring; what nothing hides of the epilogue
 // What a tile waits for the other one of its pair, which loads a part for it.
-constexpr double kPairCycles = 1000, kSharedRhsCycles = 300;
+constexpr double kPairCycles = 1000;
 // What shared units take beside their steps: counters are cleared before, and the sums of a tile go
 // through memory. On an H100 14 us for tiles of 128 x 256, 9 us for half of that.
 constexpr double kShareCycles = 12000, kShareCyclesPerOutput = 0.5;
@@ -66,8 +66,7 @@ struct Times {
 Times TimesOf(const Problem& problem, const Configuration& c) {
   const double products = double{1} * StepDepth(problem) * c.tile.rows * c.tile.columns;
   const double rate = SumsFirst(problem) ? kSumBytesPerCycle : kBytesPerCycle;
-  const double waits = (c.pair == Pair::kNone ? 0 : kPairCycles) +
-                       (c.pair == Pair::kSharesRhs ? kSharedRhsCycles : 0);
+  const double waits = c.pair == Pair::kNone ? 0 : kPairCycles;
   return {std::max(products / ProductsPerCycle(problem, c.tile), LoadedBytes(problem, c) / rate),
           kCyclesPerTile + waits,
           kShareCycles + kShareCyclesPerOutput * c.tile.rows * c.tile.columns};
@@ -186,7 +185,7 @@ double CyclesOf(const Problem& problem, const Configuration& configuration,
 Configuration Choose(const Problem& given, int32_t multiprocessors) {
   const Problem problem = WithEvenGroups(given);
   Configuration best;
-  double least = 0;
+  double least = 0, least_bytes = 0;
   // Pairs were no faster with 16-bit values.
   const bool mixed = IsMixed(problem);
   for (const TileShape tile : TileShapesOf(problem)) {
@@ -197,8 +196,10 @@ Configuration Choose(const Problem& given, int32_t multiprocessors) {
       if (pair != Pair::kNone && (!pairs || mixed)) continue;
       const Configuration configuration{tile, pair};
       const double cycles = CyclesOf(problem, configuration, multiprocessors);
-      if (best.tile.rows != 0 && cycles >= least) continue;
-      best = configuration, least = cycles;
+      const double bytes = LoadedBytes(problem, configuration);
+      const bool first = best.tile.rows == 0;
+      if (!first && (cycles > least || (cycles == least && bytes >= least_bytes))) continue;
+      best = configuration, least = cycles, least_bytes = bytes;
     }
   }
   return best;
