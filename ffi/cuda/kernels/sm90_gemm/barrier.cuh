@@ -30,6 +30,10 @@ __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void Expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
 // Arrives at the barrier with the same address in a block of the cluster. Orders what this thread
 // read before, not what it wrote: a release for the cluster would be a fence of the whole device.
 __device__ __forceinline__ void ArriveAt(uint32_t barrier, uint32_t block) {

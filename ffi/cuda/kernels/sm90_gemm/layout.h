@@ -60,6 +60,9 @@ struct BlockLayout {
   static constexpr int kRhsScales = kColumns / kScaleColumns;
   // A chunk has the scales of four steps, or what follows the sums of a tile.
   static constexpr int kChunks = kScalesAfter ? 2 : 3;
+  // A stage is full when its scales are there, too, so that math warps wait once a step. With one
+  // warpgroup few rows are multiplied, and what is loaded must not wait for anything.
+  static constexpr bool kStageHasScales = !kScalesAfter && kMathGroups == 2;
   static constexpr int kParts = kScaleColumns > 1 ? kRhsScales : 1;
   static constexpr int kChunkFields = kMixed ? 1 : kScalesAfter ? kLineFields : kChunkSteps;
   static constexpr int kChunkBytes = 4 * kChunkFields * (kRows + kRhsScales);

@@ -74,12 +74,12 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
       const bool lands = !L::kMixed && tile.depth.Cuts(step);
       const uint32_t full = shared + (lands ? L::kLandedAt : L::kFullAt) + 8 * ring.stage;
       WaitAsleep(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
-      // A stage is full when its scales are there, too, so math warps wait once.
-      if (!L::kScalesAfter && (step - part.first) % kChunkSteps == 0) {
-        WaitAsleep(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
-        chunk.Next();
+      const bool needs_chunk = L::kStageHasScales && (step - part.first) % kChunkSteps == 0;
+      if (needs_chunk) {
+        Expect(full, L::kLhsBytes + L::kRhsBytes);
+      } else {
+        ArriveExpecting(full, L::kLhsBytes + L::kRhsBytes);
       }
-      ArriveExpecting(full, L::kLhsBytes + L::kRhsBytes);
       const uint32_t to_lhs = shared + L::kLhsAt + ring.stage * L::kLhsBytes;
       const uint32_t to_rhs = shared + L::kRhsAt + ring.stage * L::kRhsBytes;
       const int32_t lhs_k = step * L::kLhsLine, rhs_k = step * L::kRhsLine;
@@ -96,6 +96,11 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
                    column + rank * (kColumns / 2), rhs_batch);
       } else {
         CopyTile(to_rhs, rhs, full, rhs_k, column, rhs_batch);
+      }
+      if (needs_chunk) {
+        WaitAsleep(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
+        chunk.Next();
+        Arrive(full);
       }
     }
   }

@@ -112,6 +112,9 @@ __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWaves][kColumn
         shared + L::kScalesAt + chunk.stage * L::kChunkBytes + step % kChunkSteps * 4;
     const uint32_t columns = scales + kLineBytes * kRows;
     Wait(shared + L::kFullAt + 8 * ring.stage, ring.parity);
+    if (!L::kStageHasScales && step % kChunkSteps == 0) {
+      Wait(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
+    }
     ring.Next();
     ThreadScales<L> of_thread;
 #pragma unroll
