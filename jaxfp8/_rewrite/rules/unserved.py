@@ -13,7 +13,7 @@ from jaxfp8._value.spec import Shape
 Sizes = tuple[int, int, int, int]
 
 _REMEDIES = {
-    "ragged_dot_general": "multiply each group by itself with `@`, or leave it wide",
+    "ragged_dot_general": "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide",
     "conv_general_dilated": "write a 1x1 convolution as `@`, or leave it wide",
 }
 NAMES = {"ragged_dot_general": "`ragged_dot`", "conv_general_dilated": "convolutions"}
