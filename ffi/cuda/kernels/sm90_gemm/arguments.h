@@ -66,7 +66,7 @@ struct Arguments {
   // Nothing but a cast follows the scaled sum; or, where it is scaled once, a bias for each column
   // and a cast.
   bool stores_directly = false;
-  bool stores_boxes = false;  // the same of 16 bits, so that boxes are copied
+  bool stores_boxes = false;  // the same of 16 bits, by a kernel that has boxes
   bool stores_fours = false;  // else: what follows needs aligned fours of columns, and they are
 };
 
@@ -76,6 +76,7 @@ using KernelFunction = void (*)(Arguments, CUtensorMap lhs, CUtensorMap rhs, CUt
 struct Kernel {
   KernelFunction function = nullptr;
   int threads = 0, shared_bytes = 0;
+  bool has_boxes = false;  // of the output, which it copies (TMA)
 };
 
 // The kernel for a tile shape, or one without a function.

@@ -56,7 +56,7 @@ __device__ __forceinline__ void Wait(uint32_t barrier, uint32_t parity) {
   }
 }
 // The same for threads that wait most of the time. They sleep for up to 10 ms at a time: else they
-// wake dozens of times a step, and take turns from the math warps.
+// wake dozens of times a step, and take issue slots from the math warps.
 __device__ __forceinline__ void WaitAsleep(uint32_t barrier, uint32_t parity) {
   constexpr uint32_t kNanoseconds = 10'000'000;
   uint32_t done = 0;
@@ -69,8 +69,8 @@ __device__ __forceinline__ void WaitAsleep(uint32_t barrier, uint32_t parity) {
         : "memory");
   }
 }
-// Whether this thread is the one that acts for its warp. The compiler knows that it is one: what it
-// does alone needs no loop over the lanes.
+// Whether this lane is the one that acts for its warp. From this instruction the compiler knows
+// that one lane runs what follows, and makes no loop over the lanes around each copy.
 __device__ __forceinline__ bool IsElected() {
   uint32_t elected;
   asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(elected));

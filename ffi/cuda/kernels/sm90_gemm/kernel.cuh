@@ -15,7 +15,7 @@
 // it (shared_units.cuh).
 //
 //   barriers in shared memory, one for each stage of the ring of tiles, and chunk of the scales
-//     full     completes when the data are there
+//     full     completes when the data are there, of a stage its scales, too
 //     empty    completes when every math warp has read them; for tiles, those of the pair
 //     landed   completes when a tile is there that is masked before it is full
 //
@@ -131,6 +131,7 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
     }
     if (warp == 0 && IsElected()) {
       PrefetchMap(&lhs), PrefetchMap(&rhs);
+      if (a.stores_boxes) PrefetchMap(&out);
       LoadTiles<L>(a, &lhs, &rhs, shared, parts, rank);
     }
     if constexpr (!L::kMixed) {
@@ -161,7 +162,8 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
 template <DType kLhs, DType kRhs, Scaling kScaling, int kRows, int kColumns>
 Kernel KernelOf() {
   using L = BlockLayout<kRows, kColumns, kScaling>;
-  return {Sm90Gemm<kLhs, kRhs, kScaling, kRows, kColumns>, L::kThreads, L::kSharedBytes};
+  return {Sm90Gemm<kLhs, kRhs, kScaling, kRows, kColumns>, L::kThreads, L::kSharedBytes,
+          L::kMixed || L::kHasBoxes};
 }
 
 }  // namespace jaxfp8::cuda::sm90

@@ -58,8 +58,9 @@ struct BlockLayout {
   static constexpr int kLhsLine = kMixed ? kMixedDepth : kStepDepth, kRhsLine = kStepDepth;
   static constexpr int kLhsBytes = kRows * kLhsLine, kRhsBytes = kColumns * kRhsLine;
   static constexpr int kRhsScales = kColumns / kScaleColumns;
-  // A chunk has the scales of four steps, or what follows the sums of a tile.
-  static constexpr int kChunks = kScalesAfter ? 2 : 3;
+  // A chunk has the scales of four steps, or what follows the sums of a tile. A small tile is done
+  // with one soon.
+  static constexpr int kChunks = kScalesAfter || kWaves == 2 ? 2 : 3;
   // A stage is full when its scales are there, too, so that math warps wait once a step. With one
   // warpgroup few rows are multiplied, and what is loaded must not wait for anything.
   static constexpr bool kStageHasScales = !kScalesAfter && kMathGroups == 2;
@@ -67,17 +68,18 @@ struct BlockLayout {
   static constexpr int kChunkFields = kMixed ? 1 : kScalesAfter ? kLineFields : kChunkSteps;
   static constexpr int kChunkBytes = 4 * kChunkFields * (kRows + kRhsScales);
   static constexpr int kStageBytes = kLhsBytes + kRhsBytes;
-  // Boxes of a warpgroup's part of a tile, all of which are staged at a time. They cost a stage of
-  // the ring: two waves whose sums are scaled once were 10 % slower without it on an H100.
+  // Boxes of a warpgroup's part of a tile, all of which are staged at a time. Large tiles have a
+  // stage less for them. Tiles of 256 x 128 whose sums are scaled once have none: on an H100 they
+  // were 10 % slower with boxes.
   static constexpr bool kHasBoxes =
       !kMixed && kColumns >= kBoxColumns && (!kScalesAfter || kWaves == 1);
   static constexpr int kBoxes = kHasBoxes ? kWaves * kColumns / kBoxColumns : 0;
+  static constexpr int kPaddedBytes =
+      (kWarpRows * kWidePitch + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
   static constexpr int kStagingBytes =  // of a warp
       kMixed        ? kTransposedBuffers * kBoxBytes / 4
       : kBoxes == 0 ? kWarpRows * kWidePitch
-                    : std::max(kBoxes * kBoxBytes / 4, 3 * kTileAlignment);
-  static_assert(kStagingBytes >= kWarpRows * kWidePitch);
-  static_assert(kBoxes == 0 || kStagingBytes % kTileAlignment == 0);
+                    : std::max(kBoxes * kBoxBytes / 4, kPaddedBytes);
   static constexpr int kStageBarriers = kMixed ? 2 : 3;
   static constexpr int kMaxBarriers = kStageBarriers * kMaxStages + 2 * kChunks;
   static constexpr int kMathWarps = 4 * kMathGroups;
@@ -85,7 +87,7 @@ struct BlockLayout {
                                      kChunks * kChunkBytes + 8 * kMaxBarriers;
   static constexpr int kStages =
       std::min(kMaxStages, (kMaxSharedBytes - kFixedBytes) / kStageBytes);
-  static_assert(kStages >= 2);
+  static_assert(kStages >= 3);
 
   static constexpr int kLhsAt = 0;
   static constexpr int kRhsAt = kLhsAt + kStages * kLhsBytes;

@@ -10,7 +10,8 @@
 //                                                    sums, bias; the same of [columns]. Beside 16
 //                                                    bits scales alone
 //
-// A stage that has values of other groups lands first, and is full when they are masked (mask.cuh).
+// With two math warpgroups a stage is full when its scales are there, too. One that has values of
+// other groups lands first, and is full when they are masked (mask.cuh).
 //
 // Stages and chunks are rings of their own. Both run ahead across the end of a tile.
 
@@ -43,14 +44,14 @@ template <typename L>
 __device__ __forceinline__ void CopyLinesOfN(Pair pair, uint32_t to, const CUtensorMap* lhs,
                                              uint32_t full, int32_t k, int32_t row, int32_t batch,
                                              int32_t rank) {
-  constexpr int kBoxes = L::kTileRows / kWaveRows, kBoxBytes = kWaveRows * L::kLhsLine;
+  constexpr int kWaves = L::kTileRows / kWaveRows, kWaveBytes = kWaveRows * L::kLhsLine;
   const bool shares = pair == Pair::kSharesLhs;
 #pragma unroll
-  for (int i = 0; i < kBoxes; ++i) {
+  for (int i = 0; i < kWaves; ++i) {
     if (!shares) {
-      CopyTile(to + i * kBoxBytes, lhs, full, row + i * kWaveRows, k, batch);
-    } else if (2 * i / kBoxes == rank) {
-      CopyTileTo(3, to + i * kBoxBytes, lhs, full, row + i * kWaveRows, k, batch);
+      CopyTile(to + i * kWaveBytes, lhs, full, row + i * kWaveRows, k, batch);
+    } else if (2 * i / kWaves == rank) {
+      CopyTileTo(3, to + i * kWaveBytes, lhs, full, row + i * kWaveRows, k, batch);
     }
   }
 }
@@ -103,6 +104,11 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
         Arrive(full);
       }
     }
+  }
+  if (s.pair == Pair::kNone) return;
+  // The other block arrives at barriers of this one, which must not be gone by then.
+  for (int i = 0; i < L::kStages; ++i, ring.Next()) {
+    WaitAsleep(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
   }
 }
 
@@ -167,8 +173,8 @@ __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Everything that does not change along K is found once for a tile: warps that issue much delay one
-// of the four math warps behind the same scheduler, and the other three wait for it.
+// What does not change along K is found once for a tile. Loading warps share schedulers with math
+// warps: what they issue delays one math warp, and its warpgroup waits for it.
 template <typename L>
 __device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts,
                            int32_t rank, int32_t thread) {

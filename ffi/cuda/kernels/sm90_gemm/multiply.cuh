@@ -82,9 +82,7 @@ struct ThreadScales {
 };
 
 // The scaled sums of one tile. The chain from one wgmma to the next limits a warpgroup, so what a
-// wave needs besides is computed while its wgmma run. Nothing must come between their issue: that
-// is why scales are loaded behind a wait that never waits, which the assembler moves no load
-// across.
+// wave needs besides is computed while its wgmma run.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWaves][kColumns / 2],
                                                uint32_t shared, int32_t steps, uint32_t blocks,
@@ -124,6 +122,8 @@ __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWaves][kColumn
       MultiplyStage<kLhs, kRhs, kColumns>(acc, lhs + w * (kWaveBytes >> 4), rhs);
       PinAccumulators(acc);
       if (w == 0) {
+        // Only one group is pending, so this returns at once. It keeps the assembler from loading
+        // scales between the four wgmma, which then would be issued too late.
         WgmmaWait<1>();
         PinAccumulators(acc);
         of_thread.Load(scales + kLineBytes * row, columns);

@@ -259,7 +259,7 @@ class GemmPlan final : public Plan {
     a.epilogue.elementwise = MakeElementwise(stored, buffers);
     a.out_batched = stored.batch > 1 && stored.out.batch != 0;
     a.stores_directly = StoresDirectly(stored, buffers);
-    a.stores_boxes = a.stores_directly && SizeOf(stored.out.dtype) == 2;
+    a.stores_boxes = a.stores_directly && kernel_.has_boxes && SizeOf(stored.out.dtype) == 2;
     a.stores_fours = stored.columns % 4 == 0 && FitsRowBatch(a.epilogue.elementwise);
     return a;
   }

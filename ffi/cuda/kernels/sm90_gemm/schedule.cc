@@ -1,6 +1,7 @@
 #include "cuda/kernels/sm90_gemm/schedule.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/kernels/sm90_gemm/groups.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
@@ -20,7 +21,7 @@ constexpr double kSumBytesPerCycle = 48;
 // with K = 4096, one of 256 x 128 53 us, one of 128 x 128 34 us.
 constexpr double kMixedProductsPerCycle = 2048, kNarrowMixed = 1.3, kSmallMixed = 1.6;
 constexpr int32_t kWideColumns = 256;
-constexpr double kCyclesPerTile = 2000;  // filling the ring; what nothing hides of the epilogue
+constexpr double kCyclesPerTile = 2000;  // filling the ring; the epilogue
 // What a tile waits for the other one of its pair, which loads a part for it.
 constexpr double kPairCycles = 1000;
 // What shared units take beside their steps: counters are cleared before, and the sums of a tile go
@@ -185,7 +186,7 @@ double CyclesOf(const Problem& problem, const Configuration& configuration,
 Configuration Choose(const Problem& given, int32_t multiprocessors) {
   const Problem problem = WithEvenGroups(given);
   Configuration best;
-  double least = 0, least_bytes = 0;
+  std::pair<double, double> least;
   // Pairs were no faster with 16-bit values.
   const bool mixed = IsMixed(problem);
   for (const TileShape tile : TileShapesOf(problem)) {
@@ -195,11 +196,12 @@ Configuration Choose(const Problem& given, int32_t multiprocessors) {
     for (const Pair pair : {Pair::kNone, Pair::kSharesLhs, Pair::kSharesRhs}) {
       if (pair != Pair::kNone && (!pairs || mixed)) continue;
       const Configuration configuration{tile, pair};
-      const double cycles = CyclesOf(problem, configuration, multiprocessors);
-      const double bytes = LoadedBytes(problem, configuration);
-      const bool first = best.tile.rows == 0;
-      if (!first && (cycles > least || (cycles == least && bytes >= least_bytes))) continue;
-      best = configuration, least = cycles, least_bytes = bytes;
+      // Of two that take as long, the one that loads less: tiles of 128 x 192 were 3 % faster in
+      // pairs that share rhs than in pairs that share lhs.
+      const std::pair cost(CyclesOf(problem, configuration, multiprocessors),
+                           LoadedBytes(problem, configuration));
+      if (best.tile.rows != 0 && cost >= least) continue;
+      best = configuration, least = cost;
     }
   }
   return best;

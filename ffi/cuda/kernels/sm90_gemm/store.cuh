@@ -1,6 +1,6 @@
 // The epilogue of a math warpgroup: from the sums in registers to the output.
 //
-// Each warp goes through shared memory for itself, 16 rows x 128 bytes at a time:
+// Sums go through shared memory, of each warp 16 rows x 128 bytes at a time:
 //
 //   sums in registers                staged                     output
 //   lane: 2 columns of rows   --->   [16][128 bytes]   --->     lane: 16 bytes of a row, eight
@@ -114,7 +114,7 @@ __device__ __forceinline__ void StoreDirectly(const Epilogue& e, const WarpTile&
   char* to =
       static_cast<char*>(e.elementwise.out) + plane.At(tile.batch, tile.row, tile.column) * kSize;
   const int32_t rows = tile.end - tile.row;
-  const auto bytes = (static_cast<int32_t>(e.columns) - tile.column) * kSize;
+  const auto bytes = min(static_cast<int32_t>(e.columns) - tile.column, kColumns) * kSize;
   [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
     const auto store = [&]<int kFirst>(std::integral_constant<int, kFirst>) {
       if constexpr (kSize == 2) {
@@ -270,11 +270,14 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const CUtensorMap*
                                           const float (&total)[L::kWaves][kColumns / 2]) {
   const Epilogue& e = a.epilogue;
   if constexpr (L::kBoxes > 0) {
-    // The copies of the last tile may still read what it staged.
-    if (threadIdx.x % kGroupThreads == 0) WaitForStores<0>();
-    SynchronizeGroup(group);
-    // Boxes that reach beyond a group of rows would overwrite the next one.
-    if (a.stores_boxes && of_group.row + L::kWaves * kWaveRows <= of_group.end) {
+    if (a.stores_boxes) {  // the copies of the last tile may still read what it staged
+      if (threadIdx.x % kGroupThreads == 0) WaitForStores<0>();
+      SynchronizeGroup(group);
+    }
+    // Boxes that reach beyond a group of rows would overwrite the next one. What reaches beyond the
+    // output is not stored.
+    const bool fits = of_group.row + L::kWaves * kWaveRows <= of_group.end;
+    if (a.stores_boxes && (fits || of_group.end == e.rows)) {
       const WarpTile at{a.out_batched ? of_group.batch : 0, of_group.row, of_group.column};
       if (e.elementwise.out_plane.dtype == DType::kBF16) {
         return StoreBoxes<DType::kBF16, L, kColumns>(out, at, staging, group, total);

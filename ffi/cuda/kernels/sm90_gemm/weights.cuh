@@ -20,8 +20,7 @@
 namespace jaxfp8::cuda::sm90 {
 
 // The two warpgroups of a block take turns at the tensor cores, a block of scales each, where sums
-// are scaled in between. Else both would scale at the same time. As `Turns` of FP8, with barriers
-// that nothing else uses.
+// are scaled in between. Else both would scale at the same time. Nothing else uses their barriers.
 struct BlockTurns {
   int32_t group;
   bool on;

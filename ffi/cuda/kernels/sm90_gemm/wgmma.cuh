@@ -92,7 +92,7 @@ __device__ __forceinline__ void PinAccumulators(int32_t (&acc)[kCount]) {
 // acc = lhs * rhs + (accumulate ? acc : 0), asynchronously.
 //   kColumns  columns of rhs; a thread has kColumns / 2 accumulators, those of column c at
 //             acc[c / 8 * 4]: two columns of row `lane / 4` of its warp's 16, then of that + 8
-//   lhs, rhs  from `SwizzledDescriptor`
+//   lhs, rhs  descriptors
 template <DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void Wgmma(float (&acc)[kColumns / 2], uint64_t lhs, uint64_t rhs,
                                       uint32_t accumulate) {
