@@ -24,9 +24,18 @@ inline constexpr bool kHasWgmma = false;
 // The descriptor of a matrix in shared memory: rows of 128 bytes, groups of eight rows of 1024
 // bytes that lie at multiples of 1024. In row r, chunk c of 16 bytes is at place c ^ r % 8.
 //   address  of the first byte along K, which may be any multiple of 32 in the first row
-__device__ __forceinline__ uint64_t SwizzledMatrixDescriptor(uint32_t address) {
+//
+// The low word of it has the address, in sixteens. Steps may be added to that word alone: 2 for 32
+// bytes along K.
+__device__ __forceinline__ uint32_t DescriptorWord(uint32_t address) {
+  return (address & 0x3ffffu) >> 4 | 1u << 16;
+}
+__device__ __forceinline__ uint64_t DescriptorOf(uint32_t word) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kGroupStride = uint64_t{1024 >> 4} << 32;
-  return (address & 0x3ffffu) >> 4 | uint64_t{1} << 16 | kGroupStride | kSwizzle128;
+  return word | kGroupStride | kSwizzle128;
+}
+__device__ __forceinline__ uint64_t SwizzledMatrixDescriptor(uint32_t address) {
+  return DescriptorOf(DescriptorWord(address));
 }
 
 // Makes what this thread copied into shared memory visible to wgmma.

@@ -36,9 +36,10 @@ inline constexpr int kTransposedBuffers = 3;
 inline constexpr int kKeptBytes = 32;
 inline constexpr int kMaxSharedBytes = 227 << 10;
 inline constexpr int kMaxStages = 16;
-inline constexpr int kTileAlignment = 1024;  // of swizzled tiles
-inline constexpr int kChunkSteps = 4;        // whose scales are loaded together
-inline constexpr int kLineFields = 4;        // of a line, where sums are scaled after all of K
+inline constexpr int kTileAlignment = 1024;         // of swizzled tiles
+inline constexpr int kChunkSteps = 4;               // whose scales are loaded together
+inline constexpr int kLineBytes = 4 * kChunkSteps;  // from line to line of such a chunk
+inline constexpr int kLineFields = 4;  // of a line, where sums are scaled after all of K
 
 // What follows from the shape of a tile.
 template <int kRows, int kColumns, Scaling kScaling>

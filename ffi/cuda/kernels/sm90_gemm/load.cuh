@@ -127,8 +127,8 @@ __device__ __forceinline__ void StoreShared(uint32_t to, int32_t value) {
 // The scales of the lines of a side that a thread copies: every 64th of a tile.
 template <int kCount>
 struct ThreadLines {
-  static constexpr int kPitch = 16 * kScaleThreads;  // of what it copies to
-  const float* scales[kCount];                       // of each line, at step 0
+  static constexpr int kPitch = kLineBytes * kScaleThreads;  // of what it copies to
+  const float* scales[kCount];                               // of each line, at step 0
 
   // A line beyond the last counts as the last.
   //   first     the thread's first line
@@ -194,11 +194,11 @@ __device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed>
                  kScaleThreads * L::kScaleColumns);
 #pragma unroll 1
     for (int32_t step = part.first; step < part.end; step += kChunkSteps, ring.Next()) {
-      const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes + 16 * thread;
+      const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes + kLineBytes * thread;
       const int32_t count = min(kChunkSteps, part.end - step);
       WaitAsleep(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
       rows.Copy(a.lhs_scales, to, kRows / kScaleThreads, step, count);
-      columns.Copy(a.rhs_scales, to + 16 * kRows, columns_here, step, count);
+      columns.Copy(a.rhs_scales, to + kLineBytes * kRows, columns_here, step, count);
       __threadfence_block();  // for a side without scales, whose ones are stored
       ArriveAfterCopies(shared + L::kChunkFullAt + 8 * ring.stage);
     }

@@ -17,9 +17,6 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// From line to line of a chunk of scales.
-inline constexpr int kLineBytes = 4 * kChunkSteps;
-
 // acc = a wave of lhs * rhs, over the 128 of K of a stage; enqueued and not waited for.
 //   lhs, rhs  low words of descriptors
 template <DType kLhs, DType kRhs, int kColumns>

@@ -33,8 +33,8 @@ __device__ __forceinline__ void MultiplySums(Sum<kLhs> (&acc)[L::kWaves][kColumn
   constexpr int kWaveBytes = kWaveRows * kStepDepth, kDescriptorStep = 32 >> 4;
   const int32_t group = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1, 0);
   const uint64_t first_lhs =
-      SwizzledDescriptor(shared + L::kLhsAt + group * L::kWaves * kWaveBytes);
-  const uint64_t first_rhs = SwizzledDescriptor(shared + L::kRhsAt);
+      SwizzledMatrixDescriptor(shared + L::kLhsAt + group * L::kWaves * kWaveBytes);
+  const uint64_t first_rhs = SwizzledMatrixDescriptor(shared + L::kRhsAt);
   uint32_t previous = 0;  // the barrier of the stage before
 #pragma unroll
   for (int w = 0; w < L::kWaves; ++w) {

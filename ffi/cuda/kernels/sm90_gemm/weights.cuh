@@ -151,7 +151,7 @@ __device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& 
                                               blocks,
                                               BlockTurns(weights, __shfl_sync(~0u, group, 0)),
                                               CodePlaces::Of<L>(shared, weights.mn_major),
-                                              SwizzledDescriptor(shared + L::kRhsAt),
+                                              SwizzledMatrixDescriptor(shared + L::kRhsAt),
                                               ring,
                                               acc,
                                               rows};

@@ -12,20 +12,6 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// The descriptor of lines of 128 bytes in shared memory, as copied with a swizzle of 128 bytes:
-// blocks of eight lines, 1024 bytes each. Its low word has the address, in sixteens, so steps are
-// added to that word alone: 32 bytes along K add 2.
-__device__ __forceinline__ uint32_t DescriptorWord(uint32_t address) {
-  return (address & 0x3ffffu) >> 4 | 1u << 16;
-}
-__device__ __forceinline__ uint64_t DescriptorOf(uint32_t word) {
-  constexpr uint64_t kEightLines = 1024 >> 4, kSwizzle128 = 1;
-  return word | kEightLines << 32 | kSwizzle128 << 62;
-}
-__device__ __forceinline__ uint64_t SwizzledDescriptor(uint32_t address) {
-  return DescriptorOf(DescriptorWord(address));
-}
-
 // Keeps the compiler from moving accesses to the accumulators across this point.
 template <int kCount>
 __device__ __forceinline__ void PinAccumulators(float (&acc)[kCount]) {
