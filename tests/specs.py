@@ -43,6 +43,9 @@ def draw_operands(rng: np.random.Generator, spec: ScaledDotSpec) -> dict[str, np
             side = getattr(spec, name.removesuffix("_zero_point"))
             low, high = _dtypes.finite_range(side.dtype)
             operands[name] = rng.integers(low, high + 1, side.scale_shape, dtype=np.int32)
+        elif name.endswith("_sums"):
+            side = getattr(spec, name.removesuffix("_sums"))
+            operands[name] = sums_of(side, operands[name.removesuffix("_sums")])
         elif name in ("lhs_scale", "rhs_scale"):
             side = getattr(spec, name.removesuffix("_scale"))
             operands[name] = _draw_scale(rng, side.scale_shape)
@@ -52,6 +55,11 @@ def draw_operands(rng: np.random.Generator, spec: ScaledDotSpec) -> dict[str, np
             dtype = spec.epilogue.residual_dtype if name == "residual" else "float32"
             operands[name] = rng.normal(size=shapes[name]).astype(np.dtype(dtype))
     return operands
+
+
+def sums_of(side: OperandSpec, values: np.ndarray) -> np.ndarray:
+    """The sums of a side's integers over its contracted axes."""
+    return values.sum(side.contracting, dtype=np.int32, keepdims=True)
 
 
 def draw_values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -87,6 +95,7 @@ def _draw_side(rng, dtype: str, batch, contracting, free, shared) -> OperandSpec
         tiles=tuple(_draw_tile(rng, size) for size in shape),
         scale=bool(rng.random() < 0.7),
         zero_point=_dtypes.is_int8(dtype) and bool(rng.random() < 0.4),
+        sums=_dtypes.is_int8(dtype) and sum(shape) % 2 == 0,
     )
 
 

@@ -28,9 +28,10 @@ inline std::string_view ReadText(const char* text) { return text ? text : ""; }
 inline Dims ReadDims(const jaxfp8_dims& dims) { return Dims(dims.values, dims.rank); }
 
 inline OperandSpec ReadSide(const jaxfp8_operand_spec& from) {
-  return {ReadText(from.dtype), ReadDims(from.shape), ReadDims(from.contracting),
-          ReadDims(from.batch), ReadDims(from.tiles), from.scale != 0,
-          from.zero_point != 0};
+  OperandSpec to = {ReadText(from.dtype), ReadDims(from.shape), ReadDims(from.contracting),
+                    ReadDims(from.batch), ReadDims(from.tiles)};
+  to.scale = from.scale != 0, to.zero_point = from.zero_point != 0, to.sums = from.sums != 0;
+  return to;
 }
 
 inline EpilogueSpec ReadEpilogue(const jaxfp8_epilogue_spec& from) {
@@ -90,8 +91,10 @@ inline std::string ReadBuffers(const jaxfp8_scaled_dot_buffers* from, const Scal
         take(from->rhs),
         take(from->lhs_scale),
         take(from->lhs_zero_point),
+        take(from->lhs_sums),
         take(from->rhs_scale),
         take(from->rhs_zero_point),
+        take(from->rhs_sums),
         take(from->residual),
         take(from->bias),
         take(from->out_scale),

@@ -52,6 +52,10 @@ class SideCheck {
       return Say(Attribute("zero_point"), "is given for " + std::string(side_.dtype),
                  "values of int8 or uint8");
     }
+    if (side_.sums && !IsInt8(type)) {
+      return Say(Attribute("sums"), "is set for " + std::string(side_.dtype),
+                 "values of int8 or uint8");
+    }
     if (side_.scale_rounded && !side_.scale) {
       return Say(Attribute("scale_rounded"), "is set", Attribute("scale") + " to be set too");
     }
@@ -185,6 +189,9 @@ std::string CheckSizes(const ScaledDotSpec& spec, Dims out) {
     if (wrong.empty() && (side->scale || side->zero_point)) {
       wrong = CheckSize(name, "_scale", TileCounts(*side), sizeof(float));
     }
+    if (wrong.empty() && side->sums) {
+      wrong = CheckSize(name, "_sums", SumsShape(*side), sizeof(int32_t));
+    }
     if (!wrong.empty()) return wrong;
   }
   return CheckSize("out", "", out, sizeof(float));
@@ -232,10 +239,12 @@ std::vector<Wanted> WantedOperands(const ScaledDotSpec& spec) {
                        &Buffers::lhs_scale_type});
   add(spec.lhs.zero_point,
       {"lhs_zero_point", "int32", lhs, &Buffers::lhs_zero_point, kBytes, &Buffers::lhs_zero_type});
+  add(spec.lhs.sums, {"lhs_sums", "int32", SumsShape(spec.lhs), &Buffers::lhs_sums});
   add(spec.rhs.scale, {"rhs_scale", "float32", rhs, &Buffers::rhs_scale, scales(spec.rhs),
                        &Buffers::rhs_scale_type});
   add(spec.rhs.zero_point,
       {"rhs_zero_point", "int32", rhs, &Buffers::rhs_zero_point, kBytes, &Buffers::rhs_zero_type});
+  add(spec.rhs.sums, {"rhs_sums", "int32", SumsShape(spec.rhs), &Buffers::rhs_sums});
   add(epilogue.has_residual,
       {"residual", epilogue.residual_dtype, Copy(epilogue.residual), &Buffers::residual});
   add(epilogue.has_bias,

@@ -21,8 +21,8 @@ struct Buffer {
 // The data of a call's operands and results; null where the spec has no array.
 struct Buffers {
   void *lhs = nullptr, *rhs = nullptr;
-  void *lhs_scale = nullptr, *lhs_zero_point = nullptr;
-  void *rhs_scale = nullptr, *rhs_zero_point = nullptr;
+  void *lhs_scale = nullptr, *lhs_zero_point = nullptr, *lhs_sums = nullptr;
+  void *rhs_scale = nullptr, *rhs_zero_point = nullptr, *rhs_sums = nullptr;
   void *residual = nullptr, *bias = nullptr, *out_scale = nullptr;
   void *out = nullptr, *amax = nullptr;
   DType lhs_scale_type = DType::kF32, lhs_zero_type = DType::kS32;

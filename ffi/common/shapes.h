@@ -26,6 +26,13 @@ inline std::vector<int64_t> TileCounts(const OperandSpec& side) {
   return counts;
 }
 
+// The shape of the sums of a side: that of its values, 1 along what is summed over.
+inline std::vector<int64_t> SumsShape(const OperandSpec& side) {
+  std::vector<int64_t> shape(side.shape.begin(), side.shape.end());
+  for (int64_t axis : side.contracting) shape[axis] = 1;
+  return shape;
+}
+
 // Strides of a dense row-major array, in elements.
 inline std::vector<int64_t> Strides(Dims shape) {
   std::vector<int64_t> strides(shape.size(), 1);

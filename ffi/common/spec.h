@@ -24,6 +24,7 @@ struct OperandSpec {
   bool scale = false;
   bool zero_point = false;
   bool scale_rounded = false;  // the scale is rounded to bfloat16 as it is read
+  bool sums = false;           // the sums of the values over the contracted axes are given
 };
 
 // `y = activation(sum + residual + bias)`; `amax = max |y|`; `out = cast(y / out_scale)`.

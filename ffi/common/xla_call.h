@@ -98,6 +98,7 @@ inline void Read(Reader& read, const std::string& side, OperandSpec& to) {
   read(side + "_scale", to.scale);
   read(side + "_zero_point", to.zero_point);
   if (read.Has(side + "_scale_rounded")) read(side + "_scale_rounded", to.scale_rounded);
+  if (read.Has(side + "_sums")) read(side + "_sums", to.sums);
 }
 
 inline void Read(Reader& read, EpilogueSpec& to) {

@@ -29,7 +29,8 @@ class Key {
   void operator()(const OperandSpec& side) {
     (*this)(side.dtype);
     for (Dims dims : {side.shape, side.contracting, side.batch, side.tiles}) (*this)(dims);
-    (*this)(int64_t{side.scale} + 2 * int64_t{side.zero_point} + 4 * int64_t{side.scale_rounded});
+    (*this)(int64_t{side.scale} + 2 * int64_t{side.zero_point} + 4 * int64_t{side.scale_rounded} +
+            8 * int64_t{side.sums});
   }
   void operator()(const EpilogueSpec& e) {
     (*this)(int64_t{e.has_residual} + 2 * int64_t{e.has_bias} + 4 * int64_t{e.has_out_scale} +
@@ -138,6 +139,8 @@ Buffers DeviceBuffers(const jaxfp8::Buffers& from) {
   buffers.lhs_zero_point = static_cast<const int32_t*>(from.lhs_zero_point);
   buffers.rhs_scale = static_cast<const float*>(from.rhs_scale);
   buffers.rhs_zero_point = static_cast<const int32_t*>(from.rhs_zero_point);
+  buffers.lhs_sums = static_cast<const int32_t*>(from.lhs_sums);
+  buffers.rhs_sums = static_cast<const int32_t*>(from.rhs_sums);
   buffers.residual = from.residual;
   buffers.bias = static_cast<const float*>(from.bias);
   buffers.out_scale = static_cast<const float*>(from.out_scale);

@@ -105,6 +105,10 @@ std::string MakeSide(const OperandSpec& spec, const char* name, const Places& pl
                      const Batch& batch, Side& side) {
   std::string wrong = WhyNotBatch(spec, name, batch);
   if (!wrong.empty()) return wrong;
+  const auto behind = [&](int64_t axis) { return axis > places.free; };
+  if (spec.sums && std::ranges::any_of(places.batch, behind)) {
+    return Wrong("`" + std::string(name) + "_sums` is given for a batch behind the free axis");
+  }
   const std::vector<int64_t> strides = Strides(spec.shape);
   const auto [along, jump] = StridesOf(spec.shape).Along(places.batch, batch);
   side.dtype = ParseDType(spec.dtype);
@@ -114,6 +118,7 @@ std::string MakeSide(const OperandSpec& spec, const char* name, const Places& pl
   side.scale = spec.scale;
   side.zero_point = spec.zero_point;
   side.scale_rounded = spec.scale_rounded;
+  side.sums = spec.sums;
   if (spec.scale || spec.zero_point) side.tiles = MakeTiles(spec, places, batch);
   return "";
 }
@@ -178,6 +183,7 @@ Buffers Swapped(const Buffers& buffers) {
   std::swap(out.lhs, out.rhs);
   std::swap(out.lhs_scale, out.rhs_scale);
   std::swap(out.lhs_zero_point, out.rhs_zero_point);
+  std::swap(out.lhs_sums, out.rhs_sums);
   return out;
 }
 

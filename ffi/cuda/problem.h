@@ -56,6 +56,7 @@ struct Side {
   bool scale = false, zero_point = false;
   DType scale_type = DType::kF32;  // or bfloat16 or float16
   bool scale_rounded = false;      // float32 scales are rounded to bfloat16 as they are read
+  bool sums = false;               // the sum of each line is given: [batch, lines], or [lines]
   Tiles tiles;
 
   // [K, M] or [K, N], where the free axis is contiguous; else K is.
@@ -108,6 +109,7 @@ struct Buffers {
   const int32_t* lhs_zero_point = nullptr;
   const float* rhs_scale = nullptr;
   const int32_t* rhs_zero_point = nullptr;
+  const int32_t *lhs_sums = nullptr, *rhs_sums = nullptr;
   const void* residual = nullptr;
   const float* bias = nullptr;
   const float* out_scale = nullptr;

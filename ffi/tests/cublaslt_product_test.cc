@@ -57,7 +57,22 @@ struct Case {
     for (int64_t i = 0; i < count; ++i) to[i] = std::ldexp(1.0f + Draw(random, 0, 7) / 8.0f, -2);
     return to;
   }
+  int32_t* SumsOf(const Side& side, const void* values, int64_t batches, int64_t lines,
+                  int64_t depth);
 };
+
+// The sums of the lines of a side, as a caller gives them.
+int32_t* Case::SumsOf(const Side& side, const void* values, int64_t batches, int64_t lines,
+                      int64_t depth) {
+  auto* sums = reinterpret_cast<int32_t*>(Bytes(4 * batches * lines));
+  for (int64_t i = 0; i < batches * lines; ++i) {
+    const int64_t first = i / lines * side.batch + i % lines * side.free;
+    double sum = 0;
+    for (int64_t k = 0; k < depth; ++k) sum += Load(values, first + k * side.depth, side.dtype);
+    sums[i] = static_cast<int32_t>(sum);
+  }
+  return sums;
+}
 
 void Fill(void* to, int64_t count, DType type, Random& random) {
   for (int64_t i = 0; i < count; ++i)
@@ -78,6 +93,11 @@ Side DrawSide(Case& made, DType type, int64_t batch, int64_t lines, int64_t dept
   void* values = made.Bytes(count * SizeOf(type));
   Fill(values, count, type, random);
   (left ? made.buffers.lhs : made.buffers.rhs) = values;
+  if (zero_points && IsInt8(type) && Draw(random, 0, 1)) {
+    side.sums = true;
+    (left ? made.buffers.lhs_sums : made.buffers.rhs_sums) =
+        made.SumsOf(side, values, side.batch ? batch : 1, lines, depth);
+  }
   side.scale = Draw(random, 0, 4) != 0;
   side.zero_point = zero_points && IsInt8(type) && Draw(random, 0, 1) == 1;
   if (!side.scale && !side.zero_point) return side;

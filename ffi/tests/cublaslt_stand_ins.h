@@ -142,8 +142,8 @@ double Corrected(const Problem& p, const EpilogueRequest& q, const void* sums,
   };
   const double left = zero(q.lhs, p.lhs.tiles, buffers.lhs_zero_point, r);
   const double right = zero(q.rhs, p.rhs.tiles, buffers.rhs_zero_point, c);
-  if (left != 0) total -= left * q.rhs.line_sums[i * s.columns + l];
-  if (right != 0) total -= right * q.lhs.line_sums[i * s.rows + j];
+  if (left != 0) total -= left * q.rhs.line_sums[i * q.rhs.line_sums_batch + l];
+  if (right != 0) total -= right * q.lhs.line_sums[i * q.lhs.line_sums_batch + j];
   total += static_cast<double>(p.depth) * left * right;
   if (q.lhs.scale) total *= buffers.lhs_scale[p.lhs.tiles.At(b, r, q.lhs.depth)];
   if (q.rhs.scale) total *= buffers.rhs_scale[p.rhs.tiles.At(b, c, q.rhs.depth)];

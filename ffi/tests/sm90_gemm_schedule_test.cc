@@ -241,6 +241,9 @@ void CheckOperands() {
   const Operands one_sided = OperandsOf(zeros);
   Expect(!one_sided.lhs.summed && one_sided.rhs.summed && one_sided.workspace == 4 * 60,
          "a zero point meets the sums of the other side");
+  zeros.rhs.sums = true;
+  Expect(OperandsOf(zeros).workspace == 0, "sums that are given are not made");
+  zeros.rhs.sums = false;
   zeros.lhs.free = 1, zeros.lhs.depth = 100, zeros.rhs.zero_point = true;
   const Operands both = OperandsOf(zeros);
   Expect(both.lhs.sums_at >= both.lhs.CopiedBytes() &&

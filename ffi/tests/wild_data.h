@@ -43,6 +43,12 @@ inline std::vector<int64_t> TilesOf(const WildSide& side) {
   return counts;
 }
 
+inline std::vector<int64_t> SumsOf(const WildSide& side) {
+  std::vector<int64_t> shape = side.shape;
+  for (int64_t axis : side.contracting) shape[axis] = 1;
+  return shape;
+}
+
 inline std::vector<int64_t> OutOf(const Wild& wild) {
   std::vector<int64_t> out;
   for (size_t i = 0; i < wild.lhs.batch.size(); ++i) {
@@ -77,12 +83,13 @@ class Block {
 class WildData {
  public:
   WildData(const Wild& wild, std::mt19937_64& random) : random_(random) {
-    for (auto [side, values, scale, zero] :
-         {std::tuple(&wild.lhs, &to_.lhs, &to_.lhs_scale, &to_.lhs_zero_point),
-          std::tuple(&wild.rhs, &to_.rhs, &to_.rhs_scale, &to_.rhs_zero_point)}) {
+    for (auto [side, values, scale, zero, sums] :
+         {std::tuple(&wild.lhs, &to_.lhs, &to_.lhs_scale, &to_.lhs_zero_point, &to_.lhs_sums),
+          std::tuple(&wild.rhs, &to_.rhs, &to_.rhs_scale, &to_.rhs_zero_point, &to_.rhs_sums)}) {
       *values = Values(side->dtype, side->shape);
       if (side->scale) *scale = Scales(TilesOf(*side));
       if (side->zero_point) *zero = Zeros(TilesOf(*side));
+      if (side->sums) *sums = Zeros(SumsOf(*side));
     }
     if (wild.has_residual) to_.residual = Values(wild.residual_dtype, wild.residual);
     if (wild.has_bias) to_.bias = Scales(wild.bias);

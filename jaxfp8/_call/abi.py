@@ -36,13 +36,14 @@ class Operand(ctypes.Structure):
         ("tiles", Dims),
         ("scale", ctypes.c_int32),
         ("zero_point", ctypes.c_int32),
+        ("sums", ctypes.c_int32),
     )
 
     @classmethod
     def of(cls, spec: OperandSpec) -> Operand:
         """The twin of a side."""
         dims = (Dims.of(d) for d in (spec.shape, spec.contracting, spec.batch, spec.tiles))
-        return cls(spec.dtype.encode(), *dims, spec.scale, spec.zero_point)
+        return cls(spec.dtype.encode(), *dims, spec.scale, spec.zero_point, spec.sums)
 
 
 class Epilogue(ctypes.Structure):
@@ -90,7 +91,8 @@ class Buffers(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                *("lhs", "rhs", "lhs_scale", "lhs_zero_point", "rhs_scale", "rhs_zero_point"),
+                *("lhs", "rhs", "lhs_scale", "lhs_zero_point", "lhs_sums"),
+                *("rhs_scale", "rhs_zero_point", "rhs_sums"),
                 *("residual", "bias", "out_scale", "out", "amax", "workspace"),
             )
         ),

@@ -56,11 +56,11 @@ def _lead(x: jax.Array, axis: int | None) -> jax.Array:
 def _share_at_most_one_side(lead: Named, axes: Axes, size: int) -> None:
     """Gives the batch axis its full size on one side at least, and on a side whose scale has it.
 
-    Values without the axis are repeated if their scale has it. That is rare: a vmap over scales
-    alone.
+    Values without the axis are repeated if their scale or their sums have it. That is rare: a vmap
+    over scales alone.
     """
     for side in ("lhs", "rhs"):
-        parts = (f"{side}_scale", f"{side}_zero_point")
+        parts = (f"{side}_scale", f"{side}_zero_point", f"{side}_sums")
         if any(axes.get(part) is not None for part in parts):
             lead[side] = _repeat(lead[side], size)
     if lead["lhs"].shape[0] == lead["rhs"].shape[0] == 1 != size:
@@ -77,6 +77,8 @@ def _batch_side(side: OperandSpec, name: str, lead: Named) -> OperandSpec:
     varies = values == 0 or any(lead[part].shape[0] != 1 for part in parts)
     for part in parts:
         lead[part] = _repeat_factor(lead[part], values if varies else 1)
+    if (sums := f"{name}_sums") in lead:
+        lead[sums] = _repeat(lead[sums], values)
     tile = 1 if varies else values
     return dataclasses.replace(
         side,

@@ -89,7 +89,9 @@ def _form(spec: ScaledDotSpec, of: Layout) -> Canonical:
         if name in sides:
             return sides[name].values(x)
         side = sides.get(name.partition("_")[0])
-        return planes.plane(x) if side is None else side.shared(x)
+        if side is None:
+            return planes.plane(x)
+        return side.sums(x) if name.endswith("_sums") else side.shared(x)
 
     return Canonical(
         spec=new,
@@ -124,6 +126,7 @@ class _Side:
             scale=old.scale,
             zero_point=old.zero_point,
             scale_rounded=old.scale_rounded,
+            sums=old.sums,
         )
         return cls(old, groups, order, new, repeated)
 
@@ -141,6 +144,10 @@ class _Side:
         wide = dataclasses.replace(self.old, shape=shape, tiles=tiles)
         x = jnp.broadcast_to(reference.expand_tiles(x, wide), shape)
         return self._arranged(x).reshape(self.spec.scale_shape)
+
+    def sums(self, x: jax.Array) -> jax.Array:
+        """Sums of the original side in canonical form."""
+        return self._arranged(x).reshape(self.spec.sums_shape)
 
     def _arranged(self, x: jax.Array) -> jax.Array:
         return _transposed(x, tuple(axis for g in self.order for axis in self.groups[g]))

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
@@ -64,12 +65,35 @@ def _call_cuda(
     ffi.register_if_it_runs_here("cuda")
     if canonical.is_empty(spec):
         return list(reference.scaled_dot(spec, *operands))
+    spec, operands = _with_sums(spec, operands)
     form, arrays = in_canonical_form(*operands, spec=spec, kernel=kernel)
     scratch = workspace.workspace_bytes(form.spec, kernel, compute_capability)
     results = [*result_types(form.spec), jax.ShapeDtypeStruct((scratch,), np.uint8)]
     call = jax.ffi.ffi_call(ffi.TARGET, results)
     *outputs, _ = call(*arrays, **form.spec.attributes(), kernel=kernel)
     return form.results(outputs)
+
+
+def _with_sums(
+    spec: ScaledDotSpec, operands: tuple[jax.Array, ...]
+) -> tuple[ScaledDotSpec, tuple[jax.Array, ...]]:
+    """The problem with the sums that zero points need, made by XLA where they are not given.
+
+    The library would make them in a pass of its own. XLA makes them as fast, and with the codes
+    where it makes these.
+    """
+    named = dict(zip(spec.operand_names(), operands, strict=True))
+    sides = {"lhs": spec.lhs, "rhs": spec.rhs}
+    if not all(dtypes.is_int8(side.dtype) and not side.scale_varies for side in sides.values()):
+        return spec, operands
+    for name, other in (("lhs", spec.rhs), ("rhs", spec.lhs)):
+        side = sides[name]
+        if other.zero_point and not side.sums:
+            sides[name] = dataclasses.replace(side, sums=True)
+            values = named[name]
+            named[f"{name}_sums"] = jnp.sum(values, side.contracting, np.int32, keepdims=True)
+    spec = dataclasses.replace(spec, lhs=sides["lhs"], rhs=sides["rhs"])
+    return spec, tuple(named[name] for name in spec.operand_names())
 
 
 def in_canonical_form(

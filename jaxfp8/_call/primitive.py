@@ -42,6 +42,8 @@ def scaled_dot(
     lhs_zero_point: jax.Array | None = None,
     rhs_scale: jax.Array | None = None,
     rhs_zero_point: jax.Array | None = None,
+    lhs_sums: jax.Array | None = None,
+    rhs_sums: jax.Array | None = None,
     residual: jax.Array | None = None,
     bias: jax.Array | None = None,
     out_scale: jax.Array | None = None,
@@ -57,6 +59,7 @@ def scaled_dot(
         does those operations on FP8 in float16.
       lhs_scale, rhs_scale: any wide float, one per tile.
       lhs_zero_point, rhs_zero_point: int32, int8 or uint8, one per tile.
+      lhs_sums, rhs_sums: int32, the sums of the values over the contracted axes, of size 1 there.
       residual, bias: any wide float, of the rank of the output, each axis 1 or full.
       out_scale: float32, likewise.
       kernel: name of the kernel to force, for tests; "" lets the library choose.
@@ -72,6 +75,8 @@ def scaled_dot(
         "lhs_zero_point": lhs_zero_point,
         "rhs_scale": rhs_scale,
         "rhs_zero_point": rhs_zero_point,
+        "lhs_sums": lhs_sums,
+        "rhs_sums": rhs_sums,
         "residual": residual,
         "bias": bias,
         "out_scale": out_scale,
@@ -113,6 +118,8 @@ def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
         "lhs_zero_point": (spec.lhs.scale_shape, np.int32),
         "rhs_scale": (spec.rhs.scale_shape, np.float32),
         "rhs_zero_point": (spec.rhs.scale_shape, np.int32),
+        "lhs_sums": (spec.lhs.sums_shape, np.int32),
+        "rhs_sums": (spec.rhs.sums_shape, np.int32),
         "residual": (epilogue.residual, epilogue.residual_dtype or np.float32),
         "bias": (epilogue.bias, np.float32),
         "out_scale": (epilogue.out_scale, np.float32),
@@ -337,7 +344,7 @@ def _transpose_values(
     side, other = (spec.lhs, spec.rhs) if is_lhs else (spec.rhs, spec.lhs)
     other_name = "rhs" if is_lhs else "lhs"
     ct_side = _cotangent_side(spec, ct, is_lhs)
-    other_side = dataclasses.replace(other, contracting=other.free)
+    other_side = dataclasses.replace(other, contracting=other.free, sums=False)
     sides = (ct_side, other_side) if is_lhs else (other_side, ct_side)
     dot_spec = ScaledDotSpec(
         lhs=sides[0],

@@ -56,6 +56,8 @@ def names_of(spec: ScaledDotSpec) -> dict[str, Names]:
         "rhs": (spec.rhs.shape, rhs),
         "rhs_scale": (spec.rhs.scale_shape, rhs),
         "rhs_zero_point": (spec.rhs.scale_shape, rhs),
+        "lhs_sums": (spec.lhs.sums_shape, lhs),
+        "rhs_sums": (spec.rhs.sums_shape, rhs),
         "residual": (epilogue.residual, out),
         "bias": (epilogue.bias, out),
         "out_scale": (epilogue.out_scale, out),
@@ -168,7 +170,8 @@ def _sum_of_parts(
     sides = (local.lhs, local.rhs)
     exact = all(dtypes.is_int8(side.dtype) and not side.scale for side in sides)
     dtype = "int32" if exact and local.epilogue.out_dtype == "int32" else "float32"
-    part = dataclasses.replace(local, epilogue=EpilogueSpec(out_dtype=dtype))
+    lhs, rhs = (dataclasses.replace(side, sums=False) for side in sides)  # those of all of K
+    part = dataclasses.replace(local, lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=dtype))
     (total,) = bind(part, *(named[name] for name in part.operand_names()))
     total = _over_devices(spec, shards, total)
     for name in ("residual", "bias"):

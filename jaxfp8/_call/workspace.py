@@ -170,8 +170,8 @@ def _lines_copied(side: OperandSpec) -> int:
 
 
 def _lines_summed(side: OperandSpec, other: OperandSpec) -> int:
-    """An int32 a line, where the other side has zero points."""
-    return 4 * _lines(side) if other.zero_point else 0
+    """An int32 a line, where the other side has zero points and no sums are given."""
+    return 4 * _lines(side) if other.zero_point and not side.sums else 0
 
 
 def _for_int8(spec: ScaledDotSpec) -> int:

@@ -57,6 +57,9 @@ class OperandSpec:
       zero_point: whether a zero point of that shape is given (int8 and uint8 only).
       scale_rounded: whether the float32 scale is rounded to bfloat16 as it is read. A cast in
         front of the call would do the same, but can take longer than the product.
+      sums: whether the sums of the values over the contracted axes are given: int32, of shape
+        `sums_shape` (int8 and uint8 only). A GPU needs them where the other side has a zero point,
+        and makes them in each call otherwise.
     """
 
     dtype: str
@@ -67,6 +70,7 @@ class OperandSpec:
     scale: bool
     zero_point: bool
     scale_rounded: bool = False
+    sums: bool = False
 
     @property
     def free(self) -> Shape:
@@ -78,6 +82,11 @@ class OperandSpec:
     def scale_shape(self) -> Shape:
         """Shape of the scale and of the zero point, where given."""
         return tile_counts(self.shape, self.tiles)
+
+    @property
+    def sums_shape(self) -> Shape:
+        """Shape of the sums, where given: that of the values, 1 along contracted axes."""
+        return tuple(1 if i in self.contracting else size for i, size in enumerate(self.shape))
 
     @property
     def depth(self) -> int:
@@ -98,7 +107,8 @@ class OperandSpec:
         """Such as `float8_e4m3fn[8,4]*[1,4]`, the second bracket being the scale's shape."""
         parts = f"{self.dtype}{_bracket(self.shape)}"
         parts += f"-{_bracket(self.scale_shape)}" if self.zero_point else ""
-        return parts + (f"*{_bracket(self.scale_shape)}" if self.scale else "")
+        parts += f"*{_bracket(self.scale_shape)}" if self.scale else ""
+        return parts + (" with sums" if self.sums else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,8 +207,10 @@ class ScaledDotSpec:
         optional = {
             "lhs_scale": self.lhs.scale,
             "lhs_zero_point": self.lhs.zero_point,
+            "lhs_sums": self.lhs.sums,
             "rhs_scale": self.rhs.scale,
             "rhs_zero_point": self.rhs.zero_point,
+            "rhs_sums": self.rhs.sums,
             "residual": epilogue.residual is not None,
             "bias": epilogue.bias is not None,
             "out_scale": epilogue.out_scale is not None,

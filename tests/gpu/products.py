@@ -46,6 +46,7 @@ def matrices(
     lhs_tiles: tuple[int, int] | None = None,
     rhs_tiles: tuple[int, int] | None = None,
     zero_points: bool = False,
+    sums: bool = False,
     precision: str = "highest",
     **epilogue,
 ) -> ScaledDotSpec:
@@ -64,6 +65,7 @@ def matrices(
             tiles=(1,) * lead + sizes,
             scale=tiles is not None,
             zero_point=zero_points and dtypes.is_int8(dtype),
+            sums=sums and dtypes.is_int8(dtype),
         )
 
     return ScaledDotSpec(

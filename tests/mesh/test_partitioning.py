@@ -200,7 +200,9 @@ def drawn(rng, monkeypatch):
     mesh = mesh_of(*((4,), (2, 2))[rng.integers(2)])
     spec = specs.draw_spec(rng)
     operands = specs.draw_operands(rng, spec)
-    return spec, operands, {name: scattered(rng, mesh, x) for name, x in operands.items()}
+    given = {name: scattered(rng, mesh, x) for name, x in operands.items() if "_sums" not in name}
+    sums = {name: put(x, mesh=mesh) for name, x in operands.items() if "_sums" in name}
+    return spec, operands, given | sums
 
 
 def scattered(rng, mesh, x):

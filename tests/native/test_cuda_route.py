@@ -233,6 +233,18 @@ def test_the_copy_of_a_row_that_is_stored_as_a_column_is_asked_for():
     zeros = dataclasses.replace(side("uint8", 3, (1, 64), 64), zero_point=True)
     spec = ScaledDotSpec(lhs=column, rhs=zeros, epilogue=EpilogueSpec(out_dtype="bfloat16"))
     assert workspace_by_library(spec, "sm90_gemm") == 256 + 4  # and the sum of the row
+    given = dataclasses.replace(spec, lhs=dataclasses.replace(column, sums=True))
+    assert workspace_by_library(given, "sm90_gemm") == 256
+
+
+def test_sums_of_a_batch_behind_the_free_axis_are_refused():
+    batched = {"shape": (4, 3, 32), "contracting": (2,), "batch": (1,), "tiles": (1, 1, 1)}
+    lhs = dataclasses.replace(side("int8", 4, None, 32), **batched)
+    rhs = dataclasses.replace(lhs, shape=(3, 4, 32), batch=(0,), zero_point=True)
+    spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="float32"))
+    assert isinstance(ffi.cuda_paths(spec, 90, CUBLASLT), dict)
+    given = dataclasses.replace(spec, lhs=dataclasses.replace(lhs, sums=True))
+    assert "`lhs_sums` is given for a batch behind the free" in ffi.cuda_paths(given, 90, CUBLASLT)
 
 
 @pytest.mark.parametrize("block", range(4))

@@ -198,6 +198,19 @@ def test_only_a_scale_of_float32_is_rounded():
     assert "`rhs_scale_rounded` has another type, but needs to be a bool" in text
 
 
+def test_sums_are_those_of_integers():
+    text = refusal(change(SPEC, "rhs", sums=True))
+    assert f"attribute `rhs_sums` is set for {SPEC.rhs.dtype}, but needs values of int8" in text
+    spec = change(INT_SPEC, "rhs", sums=True)
+    operands = operands_of(spec)
+    assert "`rhs_sums` is a buffer of float32, but needs int32" in refusal(
+        spec, (operands | {"rhs_sums": operands["rhs_sums"].astype(np.float32)}).values()
+    )
+    assert "`rhs_sums` has shape (4,), but needs (1, 4)" in refusal(
+        spec, (operands | {"rhs_sums": operands["rhs_sums"].reshape(-1)}).values()
+    )
+
+
 def test_an_operand_of_another_shape_is_named():
     operands = operands_of(SPEC) | {"rhs_scale": np.ones((9,), np.float32)}
     assert "`rhs_scale` has shape (9,), but needs (1, 9)" in refusal(SPEC, operands.values())

@@ -1,6 +1,7 @@
 #include "cuda/cublaslt/layout.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace jaxfp8::cuda {
 namespace {
@@ -227,6 +228,16 @@ void LayOutSides(const Problem& problem, Layout& layout) {
   layout.rhs.needs_line_sums = NeedsLineSums(problem.lhs, types.lhs);
 }
 
+// Reads sums that are given, where they are those of the codes as multiplied, over all of K.
+void TakeSums(const Problem& problem, Layout& layout) {
+  if (layout.splits_depth) return;
+  for (auto [side, type, to] : {std::tuple(&problem.lhs, layout.types.lhs, &layout.lhs),
+                                std::tuple(&problem.rhs, layout.types.rhs, &layout.rhs)}) {
+    to->takes_sums = to->needs_line_sums && side->sums && side->dtype == type;
+    if (to->takes_sums) to->needs_line_sums = false;
+  }
+}
+
 }  // namespace
 
 std::string MakeLayout(const Problem& problem, const ProductTypes& types, const Attempt& attempt,
@@ -250,6 +261,7 @@ std::string MakeLayout(const Problem& problem, const ProductTypes& types, const 
       attempt.scaling == Scaling::kScalar ? by_batch : attempt.scaling != Scaling::kEpilogue;
   const int64_t depth_step = PieceDepth(problem, layout);
   layout.splits_depth = depth_step != problem.depth;
+  TakeSums(problem, layout);
   layout.piece_shape = {single ? 1 : std::min(problem.batch, kMaxBatches), problem.rows,
                         problem.columns, depth_step};
   std::string wrong = WhyNot(problem, layout);

@@ -33,7 +33,8 @@ struct SideLayout {
   bool mn_major = false;         // in place and MN-major; 16-bit values only
   int64_t pitch = 0;             // elements from line to line
   int64_t batch = 0;             // elements from batch index to batch index
-  bool needs_line_sums = false;  // the epilogue needs the sum of each line
+  bool needs_line_sums = false;  // the epilogue needs the sum of each line, and it is not given
+  bool takes_sums = false;       // it reads the sums that are given
   bool copies_scale = false;     // the scale is copied into the library's order first
   bool square_blocks = false;    // the scale belongs to blocks of 128 x 128, else 1 x 128
 };

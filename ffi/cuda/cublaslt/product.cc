@@ -24,7 +24,7 @@ struct BoundSide {
   DType type;
   const void* values;
   const float* scale;
-  const int32_t* zero_point;
+  const int32_t *zero_point, *sums;
   size_t packed_at, line_sums_at, scale_at;
 };
 
@@ -39,6 +39,8 @@ class ProductPlan : public Plan {
   BoundSide Left(const Buffers& buffers) const;
   BoundSide Right(const Buffers& buffers) const;
   Slab SlabOf(const Piece& piece) const;
+  void SetLineSums(const BoundSide& bound, const Piece& piece, const Buffers& buffers,
+                   Correction& to) const;
   EpilogueRequest Request(const Piece& piece, const Buffers& buffers) const;
 
   std::string ComputeReciprocal(const Buffers& buffers, cudaStream_t stream) const;
@@ -90,14 +92,20 @@ std::string ProductPlan::MakeMatmuls(const Device& device) {
 
 BoundSide ProductPlan::Left(const Buffers& buffers) const {
   const WorkspaceOffsets& p = layout_.offsets;
-  return {problem_.lhs,           layout_.lhs, layout_.types.lhs, buffers.lhs, buffers.lhs_scale,
-          buffers.lhs_zero_point, p.lhs,       p.lhs_line_sums,   p.lhs_scale};
+  return {problem_.lhs,      layout_.lhs,
+          layout_.types.lhs, buffers.lhs,
+          buffers.lhs_scale, buffers.lhs_zero_point,
+          buffers.lhs_sums,  p.lhs,
+          p.lhs_line_sums,   p.lhs_scale};
 }
 
 BoundSide ProductPlan::Right(const Buffers& buffers) const {
   const WorkspaceOffsets& p = layout_.offsets;
-  return {problem_.rhs,           layout_.rhs, layout_.types.rhs, buffers.rhs, buffers.rhs_scale,
-          buffers.rhs_zero_point, p.rhs,       p.rhs_line_sums,   p.rhs_scale};
+  return {problem_.rhs,      layout_.rhs,
+          layout_.types.rhs, buffers.rhs,
+          buffers.rhs_scale, buffers.rhs_zero_point,
+          buffers.rhs_sums,  p.rhs,
+          p.rhs_line_sums,   p.rhs_scale};
 }
 
 std::string ProductPlan::Run(const Buffers& buffers, cudaStream_t stream) const {
@@ -240,6 +248,21 @@ Slab ProductPlan::SlabOf(const Piece& piece) const {
           pitch};
 }
 
+// Sums of a piece are those that were made for it, or its part of those that are given.
+void ProductPlan::SetLineSums(const BoundSide& bound, const Piece& piece, const Buffers& buffers,
+                              Correction& to) const {
+  const bool left = &bound.side == &problem_.lhs;
+  to.line_sums_batch = left ? piece.rows : piece.columns;
+  if (bound.layout.needs_line_sums) {
+    to.line_sums = reinterpret_cast<int32_t*>(At(buffers, bound.line_sums_at));
+  } else if (bound.layout.takes_sums) {
+    const int64_t lines = left ? problem_.rows : problem_.columns;
+    to.line_sums_batch = bound.side.batch == 0 ? 0 : lines;
+    to.line_sums =
+        bound.sums + piece.batch * to.line_sums_batch + (left ? piece.row : piece.column);
+  }
+}
+
 EpilogueRequest ProductPlan::Request(const Piece& piece, const Buffers& buffers) const {
   EpilogueRequest request;
   request.slab = SlabOf(piece);
@@ -249,8 +272,7 @@ EpilogueRequest ProductPlan::Request(const Piece& piece, const Buffers& buffers)
     to->depth = piece.start;
     to->zero_point = bound.side.zero_point;
     if (bound.type == DType::kS8 && bound.side.dtype == DType::kU8) to->shift = -128;
-    if (bound.layout.needs_line_sums)
-      to->line_sums = reinterpret_cast<int32_t*>(At(buffers, bound.line_sums_at));
+    SetLineSums(bound, piece, buffers, *to);
   }
   return request;
 }

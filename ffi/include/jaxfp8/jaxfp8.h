@@ -53,6 +53,8 @@ typedef struct jaxfp8_operand_spec {
   jaxfp8_dims tiles;       /* for each axis, the size of the tile that shares a scale */
   int32_t scale;           /* whether it has a scale: float32, of shape ceil(shape / tiles) */
   int32_t zero_point;      /* whether it has a zero point: int32, of the same shape */
+  int32_t sums;            /* whether the sums of its values over the contracted axes are given:
+                              int32, of the shape with these axes 1 */
 } jaxfp8_operand_spec;
 
 /* What is applied to the sum. Shapes have the rank of the output, each axis 1 or full. */
@@ -77,7 +79,8 @@ typedef struct jaxfp8_scaled_dot_spec {
 typedef struct jaxfp8_scaled_dot_buffers {
   size_t struct_size;
   const void *lhs, *rhs;
-  const void *lhs_scale, *lhs_zero_point, *rhs_scale, *rhs_zero_point;
+  const void *lhs_scale, *lhs_zero_point, *lhs_sums;
+  const void *rhs_scale, *rhs_zero_point, *rhs_sums;
   const void *residual, *bias, *out_scale;
   void *out, *amax;
   void* workspace; /* CUDA only */

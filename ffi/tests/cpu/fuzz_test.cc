@@ -29,7 +29,8 @@ WildSide WildOf(const SideCase& side) {
           side.batch,
           side.tiles,
           side.scale,
-          side.zero_point};
+          side.zero_point,
+          IsInt8(side.dtype) && side.shape.size() % 2 == 0};
 }
 
 Wild WildOf(const Case& from) {

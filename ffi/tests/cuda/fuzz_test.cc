@@ -78,6 +78,7 @@ class Drawer {
     if (turned) std::swap(side.shape[1], side.shape[2]), std::swap(side.tiles[1], side.tiles[2]);
     side.scale = wilder_.Below(3) > 0;
     side.zero_point = IsInt8(ParseDType(side.dtype)) && wilder_.Below(3) == 0;
+    side.sums = IsInt8(ParseDType(side.dtype)) && wilder_.Below(3) == 0;
   }
 
   int64_t Tile(int64_t size) { return wilder_.Pick<int64_t>({1, 3, 32, 64, 128, size, size}); }

@@ -82,7 +82,8 @@ SideParams MakeSideParams(const Side& side, const Correction& correction, const 
   const int64_t at = correction.depth / side.tiles.tile_depth * side.tiles.depth_stride;
   params.scale = correction.scale ? scale + at : nullptr;
   params.zero_point = correction.zero_point ? zero_point + at : nullptr;
-  params.line_sums = correction.line_sums, params.shift = correction.shift;
+  params.line_sums = correction.line_sums, params.line_sums_batch = correction.line_sums_batch;
+  params.shift = correction.shift;
   params.tiles = side.tiles;
   return params;
 }
@@ -110,7 +111,6 @@ Epilogue MakeEpilogue(const Problem& problem, const EpilogueRequest& r, const vo
   e.rows = r.slab.rows, e.columns = r.slab.columns;
   e.lhs = MakeSideParams(problem.lhs, r.lhs, buffers.lhs_scale, buffers.lhs_zero_point);
   e.rhs = MakeSideParams(problem.rhs, r.rhs, buffers.rhs_scale, buffers.rhs_zero_point);
-  e.lhs.line_sums_batch = e.rows, e.rhs.line_sums_batch = e.columns;
   const int64_t size = SizeOf(r.slab.dtype);
   e.alignment = AlignmentOf(acc, {e.acc_row * size, e.acc_batch * size, 4 * size});
   e.elementwise = MakeElementwise(problem, buffers);

@@ -33,10 +33,10 @@ struct Correction {
   int64_t depth = 0;        // the K index of that scale; 0 where it is constant along K
   bool zero_point = false;  // subtract the zero point; int32 accumulators only
   int32_t shift = 0;        // added to the zero point: -128 for uint8 packed as int8
-  // Sums over K of the values as multiplied, from `LaunchLineSums`: that of (b, f) is at
-  // (b - batch) * count + (f - row or column), where count is the slab's rows or columns. Needed if
-  // the OTHER side has a zero point or a shift; null otherwise.
+  // Sums over K of the values as multiplied: that of (b, f) is at (b - batch) * line_sums_batch +
+  // (f - row or column). Needed if the OTHER side has a zero point or a shift; null otherwise.
   const int32_t* line_sums = nullptr;
+  int64_t line_sums_batch = 0;
 };
 
 struct EpilogueRequest {

@@ -19,7 +19,7 @@ Operand OperandOf(const Side& side, const Side& other, int64_t lines, const Prob
   operand.copied = (side.IsMnMajor() && !operand.mn_major) ||
                    size * pitch % kOperandAlignment != 0 ||
                    (operand.batches > 1 && size * side.batch % kOperandAlignment != 0);
-  operand.summed = other.zero_point && !mixed;
+  operand.summed = other.zero_point && !mixed && !side.sums;
   return operand;
 }
 

@@ -15,8 +15,9 @@ namespace jaxfp8::cuda::sm90 {
 inline constexpr int64_t kOperandAlignment = 16;
 
 // A side as lines of K, with sizes and pitches in bytes. It is copied where its lines are not
-// contiguous, or not aligned. Its lines are summed where the other side has zero points. 8-bit
-// weights beside 16-bit values may be lines of N, too, and nothing is summed for them.
+// contiguous, or not aligned. Its lines are summed where the other side has zero points and the
+// sums are not given. 8-bit weights beside 16-bit values may be lines of N, too, and nothing is
+// summed for them.
 struct Operand {
   Side side;
   int64_t lines = 0, depth = 0;  // depth: in elements

@@ -39,12 +39,16 @@ StepScales ScalesOf(const Side& side, const float* scale, int64_t lines, int32_t
   return s;
 }
 
-ZeroPoints ZerosOf(const Operand& operand, const int32_t* zero_point, const Buffers& buffers) {
+//   sums  of the lines, if they are given
+ZeroPoints ZerosOf(const Operand& operand, const int32_t* zero_point, const int32_t* sums,
+                   const Buffers& buffers) {
   ZeroPoints zeros;
   if (operand.side.zero_point) zeros.zero_point = zero_point;
-  if (!operand.summed) return zeros;
-  zeros.line_sums = reinterpret_cast<const int32_t*>(static_cast<const char*>(buffers.workspace) +
-                                                     operand.sums_at);
+  if (operand.summed) {
+    sums = reinterpret_cast<const int32_t*>(static_cast<const char*>(buffers.workspace) +
+                                            operand.sums_at);
+  }
+  zeros.line_sums = sums;
   zeros.sums_batch = operand.batches > 1 ? operand.lines : 0;
   return zeros;
 }
@@ -245,8 +249,8 @@ class GemmPlan final : public Plan {
     if (problem_.grouping == Grouping::kContracted) {  // groups begin at any step
       a.lhs_scales.fours = a.rhs_scales.fours = false;
     }
-    a.lhs_zeros = ZerosOf(operands_.lhs, buffers.lhs_zero_point, buffers);
-    a.rhs_zeros = ZerosOf(operands_.rhs, buffers.rhs_zero_point, buffers);
+    a.lhs_zeros = ZerosOf(operands_.lhs, buffers.lhs_zero_point, buffers.lhs_sums, buffers);
+    a.rhs_zeros = ZerosOf(operands_.rhs, buffers.rhs_zero_point, buffers.rhs_sums, buffers);
     a.has_zeros = problem_.lhs.zero_point || problem_.rhs.zero_point;
     if (mixed_) SetWeights(buffers, a);
     a.lhs_batched = operands_.lhs.batches > 1, a.rhs_batched = operands_.rhs.batches > 1;
