@@ -1,5 +1,6 @@
 """`jaxfp8.prepare`: the same weight, and the same products, in another order of bytes."""
 
+import dataclasses
 import pickle
 
 import jax
@@ -210,10 +211,98 @@ def test_what_cannot_be_prepared_is_left_and_says_why(shape, grain, why):
     assert caught[0].filename == __file__
 
 
-def test_a_gpu_keeps_its_weights(monkeypatch):
+# Sums, for a GPU
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Weights are prepared as if they were on a GPU."""
     monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
-    q = jaxfp8.quantize(normal(8, 64), jnp.int8)
+
+
+def test_a_gpu_keeps_fp8_weights_as_they_are(on_gpu):
+    q = jaxfp8.quantize(normal(8, 64))
     assert jaxfp8.prepare(q) is q
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8])
+@pytest.mark.parametrize("axis", [-2, 0, 2, -1])
+def test_integers_get_their_sums_on_a_gpu(on_gpu, axis, dtype):
+    q = jaxfp8.quantize(normal(3, 10, 7), dtype, channelwise_axes=(1,), zero_point=True)
+    p = jaxfp8.prepare(q, axis)
+    np.testing.assert_array_equal(p.sums, np.asarray(q.qvalue, int).sum(axis, keepdims=True))
+    assert (p.shape, p.ndim, p.size, p.dtype) == (q.shape, q.ndim, q.size, q.dtype)
+    assert p.nbytes == q.nbytes + 4 * p.sums.size and p.restore() is q
+    assert repr(p).endswith(f"contracting={axis if axis < 0 else axis - 3}, with sums)")
+    assert_same(jaxfp8.dequantize(p), jaxfp8.dequantize(q))
+    assert_same(pickle.loads(pickle.dumps(p)), p)
+
+
+def spec_of(fun, *args):
+    """The spec of the only scaled dot of a function."""
+    (found,) = (
+        eqn.params["spec"] for eqn in jax.make_jaxpr(fun)(*args).eqns if "spec" in eqn.params
+    )
+    return found
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["KN", "NK"])
+@pytest.mark.parametrize("of_weight", [False, True], ids=["symmetric", "zero points"])
+def test_sums_go_into_products_of_zero_points(on_gpu, of_weight, view):
+    q = jaxfp8.quantize(normal(64, 40), jnp.int8, channelwise_axes=(1,), zero_point=of_weight)
+    q = jaxfp8.quantize(normal(40, 64), jnp.int8, channelwise_axes=(0,)).T if view else q
+    p = jaxfp8.prepare(q)
+    x = normal(5, 64, seed=1)
+    asymmetric = jaxfp8.quantize(x, jnp.uint8, channelwise_axes=(0,), zero_point=True)
+    symmetric = jaxfp8.quantize(x, jnp.int8, channelwise_axes=(0,))
+    for lhs, given in ((asymmetric, True), (symmetric, False), (x, False)):
+        assert_same(jaxfp8.matmul(lhs, p), jaxfp8.matmul(lhs, q))
+        assert spec_of(jaxfp8.matmul, lhs, p).rhs.sums is given
+    with pytest.raises(ValueError, match="prepared for products over axis -2 alone"):
+        jaxfp8.dot_general(normal(5, 40), p, (((1,), (1,)), ((), ())))
+
+
+def test_sums_are_mapped_scanned_and_batched(on_gpu):
+    q = jaxfp8.quantize(normal(3, 64, 40), jnp.int8, channelwise_axes=(0, 2))
+    x = jaxfp8.quantize(normal(3, 5, 64, seed=1), jnp.int8, channelwise_axes=(0,), zero_point=True)
+    p, want = jaxfp8.prepare(q), jaxfp8.matmul(x, q)
+    assert_same(jaxfp8.matmul(x, p), want)
+    assert_same(jax.vmap(jaxfp8.matmul)(x, p), want)
+    assert spec_of(jax.vmap(jaxfp8.matmul), x, p).rhs.sums_shape == (3, 1, 40)
+    shared = jax.vmap(jaxfp8.matmul, in_axes=(0, None))
+    assert_same(shared(x, jax.tree.map(lambda leaf: leaf[1], p)), jaxfp8.matmul(x, q[1]))
+    stacked = jax.vmap(jaxfp8.matmul, in_axes=(None, 0))
+    assert_same(stacked(x[0], p), stacked(x[0], q))
+    _, got = jax.lax.scan(lambda _, part: (None, jaxfp8.matmul(*part)), None, (x, p))
+    assert_same(got, want)
+
+
+def test_gradients_beside_sums(on_gpu):
+    recipe = jaxfp8.INT8_ASYMMETRIC
+    q = recipe.quantize_weight(normal(64, 40), (0,))
+    numbers = (((1,), (0,)), ((), ()))
+
+    def gradients(w):
+        def loss(x, scale):
+            held = jax.tree.map(lambda leaf: scale if leaf.dtype == jnp.float32 else leaf, w)
+            return jnp.sum(jaxfp8.recipe_dot_general(x, held, numbers, recipe) ** 2)
+
+        return jax.grad(loss, (0, 1))(normal(5, 64, seed=1), q.scale)
+
+    assert_same(gradients(jaxfp8.prepare(q)), gradients(q))
+
+
+def test_sums_that_do_not_fit_are_refused(on_gpu):
+    q = jaxfp8.quantize(normal(64, 40), jnp.int8)
+    p, x = jaxfp8.prepare(q), normal(5, 64)
+    for sums in (p.sums.astype(jnp.float32), p.sums.T, p.sums[:, :39]):
+        with pytest.raises(ValueError, match=r"`rhs` has sums .* int32\[1, 40\] of integers"):
+            jaxfp8.matmul(x, dataclasses.replace(p, sums=sums))
+    with pytest.raises(ValueError, match="has sums over axis 0"):
+        jaxfp8.matmul(x, dataclasses.replace(p, contracting=0))
+    fp8 = dataclasses.replace(p, packed=jaxfp8.quantize(normal(64, 40)))
+    with pytest.raises(ValueError, match="of integers is needed"):
+        jaxfp8.matmul(x, fp8)
 
 
 def test_wrong_use_says_what_to_do():

@@ -32,6 +32,9 @@ class Side:
       tiles: tile sizes by axis.
       result_dtype: the output dtype for which this side stands if the user states none.
       axes: by axis, as the user knows it, the axis of `values`; None where they are the same.
+      summed: the only axis that a product may sum over, counted from the end of the shape; None
+        for any.
+      sums: the sums of the values over it, of size 1 there, or None.
     """
 
     values: jax.Array
@@ -41,6 +44,8 @@ class Side:
     tiles: Shape
     result_dtype: np.dtype | None
     axes: Shape | None = None
+    summed: int | None = None
+    sums: jax.Array | None = None
 
     @property
     def shape(self) -> Shape:
@@ -67,6 +72,7 @@ class Side:
             values=self.values.reshape(lead + self.values.shape),
             scale=grow(self.scale),
             zero_point=grow(self.zero_point),
+            sums=grow(self.sums),
             tiles=lead + self.tiles,
             axes=None
             if self.axes is None
@@ -84,6 +90,7 @@ class Side:
             tiles=self.tiles,
             scale=self.scale is not None,
             zero_point=self.zero_point is not None,
+            sums=self.sums is not None,
         )
 
     def free_order(self, contracting: Shape, batch: Shape) -> Shape:
@@ -98,16 +105,13 @@ class Side:
             name: self.values,
             f"{name}_scale": self.scale,
             f"{name}_zero_point": self.zero_point,
+            f"{name}_sums": self.sums,
         }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedSide(Side):
-    """A side whose arrays and tiles are those of `PreparedArray.packed`.
-
-    Attributes:
-      summed: the only axis that a product may sum over, counted from the end of its shape.
-    """
+    """A side whose arrays and tiles are those of `PreparedArray.packed`, in the CPU's order."""
 
     summed: int
 
@@ -156,15 +160,26 @@ def as_side(operation: str, name: str, operand: Operand) -> Side:
             needs, remedy = "only `rhs` may be", "pass `restore()` of it, or change sides"
             raise TypeError(message(operation, f"`{name}`", f"is {operand}", needs, remedy))
         check_prepared(operand, operation, name)
-        return PreparedSide(
-            **_quantized(operation, name, operand.packed), summed=operand.contracting
-        )
+        summed = operand.contracting
+        if operand.sums is None:
+            return PreparedSide(**_quantized(operation, name, operand.packed), summed=summed)
+        side = as_side(operation, name, operand.packed)
+        return dataclasses.replace(side, summed=summed, sums=jnp.asarray(operand.sums))
     array = as_array(operation, name, operand)
     if dtypes.is_eight_bit(array.dtype):
         return Side(values=array, dtype=array.dtype, tiles=_one_tile(array), result_dtype=None)
     if array.dtype not in dtypes.WIDE_FLOAT:
         raise TypeError(_not_an_operand(operation, name, f"a {array.dtype} array"))
     return Side(values=array, dtype=array.dtype, tiles=_one_tile(array), result_dtype=array.dtype)
+
+
+def with_needed_sums(lhs: OperandSpec, rhs: OperandSpec) -> tuple[OperandSpec, OperandSpec]:
+    """Both sides. The sums of one are given where integers meet zero points on the other."""
+    integers = dtypes.is_int8(lhs.dtype) and dtypes.is_int8(rhs.dtype)
+    return (
+        dataclasses.replace(lhs, sums=lhs.sums and integers and rhs.zero_point),
+        dataclasses.replace(rhs, sums=rhs.sums and integers and lhs.zero_point),
+    )
 
 
 def as_array(operation: str, name: str, value: Any) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxfp8._call.primitive import scaled_dot
-from jaxfp8._ops.operands import PreparedSide
+from jaxfp8._ops.operands import PreparedSide, Side
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import COLUMNS, QUAD, split_tile
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
@@ -40,7 +40,7 @@ def prepared_dot(
     Raises:
       ValueError: the weight was prepared for another product, or tiles of lhs cut quads.
     """
-    _check_axes(operation, rhs, spec)
+    _check_columns(operation, rhs, spec)
     lhs = _split_left(operation, spec.lhs)
     split = dataclasses.replace(
         spec,
@@ -65,13 +65,17 @@ def prepared_dot(
     return out, None if amax is None else amax.reshape(spec.epilogue.amax)
 
 
-def _check_axes(operation: str, rhs: PreparedSide, spec: ScaledDotSpec) -> None:
-    axis = len(rhs.shape) + rhs.summed
+def check_summed(operation: str, rhs: Side, contracting: Shape) -> None:
+    """Refuses a product that sums over other axes than the one that a weight was prepared for."""
+    if rhs.summed is None or contracting == (len(rhs.shape) + rhs.summed,):
+        return
+    got = f"is summed over axes {contracting} of {len(rhs.shape)}"
     needs = f"it was prepared for products over axis {rhs.summed} alone"
     remedy = "prepare it with the axis that is summed over, or pass `restore()` of it"
-    if spec.rhs.contracting != (axis,):
-        got = f"is summed over axes {spec.rhs.contracting} of {len(rhs.shape)}"
-        raise ValueError(message(operation, "`rhs`", got, needs, remedy))
+    raise ValueError(message(operation, "`rhs`", got, needs, remedy))
+
+
+def _check_columns(operation: str, rhs: PreparedSide, spec: ScaledDotSpec) -> None:
     if _columns(rhs) in spec.rhs.batch:
         got, needs = "has its columns as a batch axis", "columns are not shared"
         raise ValueError(message(operation, "`rhs`", got, needs, "pass `restore()` of it"))

@@ -12,8 +12,8 @@ from jaxfp8._ops import einsum as _einsum
 from jaxfp8._ops.dimensions import check_matmul, normalise
 from jaxfp8._ops.epilogue import Epilogue, choose_out_dtype, prepare
 from jaxfp8._ops.int8_compute import check_compute, int8_dot
-from jaxfp8._ops.operands import Operand, PreparedSide, Side, as_sides
-from jaxfp8._ops.prepared_dot import prepared_dot
+from jaxfp8._ops.operands import Operand, PreparedSide, Side, as_sides, with_needed_sums
+from jaxfp8._ops.prepared_dot import check_summed, prepared_dot
 from jaxfp8._value import checks, compat, dtypes
 from jaxfp8._value.operators import set_matmul
 from jaxfp8._value.prepared import PreparedArray, check_prepared
@@ -272,7 +272,10 @@ def _product(
 ) -> Product:
     """Binds the scaled dot; `order[i]` is the axis of the dot that becomes output axis `i`."""
     (contracting, batch) = numbers
-    lhs, rhs = (side.spec(tuple(contracting[i]), tuple(batch[i])) for i, side in enumerate(sides))
+    check_summed(operation, sides[1], tuple(contracting[1]))
+    lhs, rhs = with_needed_sums(
+        *(side.spec(tuple(contracting[i]), tuple(batch[i])) for i, side in enumerate(sides))
+    )
     dtype = choose_out_dtype(operation, epilogue, preferred_element_type, sides, lhs.depth)
     bare = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype=dtype.name))
     order = tuple(range(len(bare.out_shape))) if order is None else order

@@ -134,13 +134,15 @@ def dequantize(
       Array([0, 1, 2], dtype=bfloat16)
     """
     operation = "jaxfp8.dequantize"
+    if isinstance(q, PreparedArray):
+        return dequantize(q.restore(), dtype)
     if isinstance(q, TransposedArray):
         return dequantize(q.stored, dtype).transpose(q.axes)
-    q = q.restore() if isinstance(q, PreparedArray) else adopt(q)
-    check_qarray(q, operation, "q")
-    dtype = checks.as_dtype(operation, "dtype", q.dtype if dtype is None else dtype, WIDE_FLOAT)
-    scales, zeros, tiles = scale_and_zero_point(q)
-    values = jax.lax.stop_gradient(jnp.asarray(q.qvalue))
+    held: Any = adopt(q)
+    check_qarray(held, operation, "q")
+    dtype = checks.as_dtype(operation, "dtype", held.dtype if dtype is None else dtype, WIDE_FLOAT)
+    scales, zeros, tiles = scale_and_zero_point(held)
+    values = jax.lax.stop_gradient(jnp.asarray(held.qvalue))
     return map_tiles(_values, values, _present(scales, zeros), tiles).astype(dtype)
 
 

@@ -219,7 +219,7 @@ def second_rounding(
     """
     if recipe.compute is None or not isinstance(weight, EightBitArray):
         return None
-    codes = weight.packed if isinstance(weight, PreparedArray) else stored(weight)
+    codes = stored(weight.packed if isinstance(weight, PreparedArray) else weight)
     return (weight, contracting) if is_float8(codes.qvalue.dtype) else None
 
 

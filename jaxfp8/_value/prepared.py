@@ -1,9 +1,10 @@
-"""A weight in the layout that the CPU kernels read, made once instead of at every product."""
+"""What the kernels of a device want of a weight, made once instead of at every product."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from typing import Any, TypeGuard
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._value import checks, compat
+from jaxfp8._value.dtypes import INT32, is_int8
 from jaxfp8._value.errors import FallbackWarning, message
 from jaxfp8._value.operators import MatmulOperator
 from jaxfp8._value.qarray import QArray, adopt, check_qarray, given_tiles
@@ -21,26 +23,29 @@ from jaxfp8._value.transposed import TransposedArray
 # Columns side by side, and K values of each that are contiguous.
 COLUMNS, QUAD = 64, 4
 
-ON_GPU = "only the CPU's kernels read prepared weights"
+ON_GPU = "the kernels of a GPU read it as it is"
 _OPERATION = "jaxfp8.prepare"
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PreparedArray(MatmulOperator):
-    """A `QArray` in the order in which the kernels of the CPU read a weight.
+    """A weight with what the kernels of a device want of it; `jaxfp8.prepare` makes it.
 
-    It stands for the same values, has the same number of bytes, and can be the right operand of
-    `dot_general`, `matmul`, `einsum` and `recipe_dot_general`.
+    It stands for the same values, and can be the right operand of `dot_general`, `matmul`, `einsum`
+    and `recipe_dot_general`.
 
-    It is a pytree with the arrays of `packed`, and transformations count their axes. `vmap` and
-    `scan` may map over axes before the last two of `shape`, if products sum over one of those two.
-    To save it, save `restore()`.
+    It is a pytree of its arrays, and transformations count their axes. `vmap` and `scan` may map
+    over axes before the last two of `shape`, if products sum over one of those two. To save it,
+    save `restore()`.
 
     Attributes:
-      packed: values and scales, `[..., N / 64, K / 4, 64, 4]` for K the contracted axis, N the
-        last of the others.
+      packed: on a CPU, values and scales in the order in which kernels read them,
+        `[..., N / 64, K / 4, 64, 4]` for K the contracted axis, N the last of the others. With
+        `sums` the array as it was.
       contracting: the contracted axis, counted from the last one of `shape`.
+      sums: None, or the sums of the codes over the contracted axis, int32, which has size 1 there.
+        Their axes are those of the arrays as they lie.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8
@@ -49,18 +54,21 @@ class PreparedArray(MatmulOperator):
       (PreparedArray(float8_e4m3fn[8,64], contracting=-2), (1, 2, 64, 4))
     """
 
-    packed: QArray
+    packed: Any
     contracting: int = dataclasses.field(metadata={"static": True})
+    sums: jax.Array | None = None
 
     @property
     def shape(self) -> Shape:
         """Shape of the values, as it was before they were prepared."""
+        if self.sums is not None:
+            return self.packed.shape
         return logical_shape(self.packed.shape, self.contracting)
 
     @property
     def ndim(self) -> int:
         """Number of axes of the values."""
-        return self.packed.ndim - 2
+        return len(self.shape)
 
     @property
     def size(self) -> int:
@@ -74,11 +82,13 @@ class PreparedArray(MatmulOperator):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: values, scales and zero points."""
-        return self.packed.nbytes
+        """Bytes held: values, scales, zero points and sums."""
+        return self.packed.nbytes + (0 if self.sums is None else 4 * math.prod(self.sums.shape))
 
-    def restore(self) -> QArray:
-        """The `QArray` that was prepared, bit for bit, without `tiles` where they can be derived.
+    def restore(self) -> Any:
+        """The array that was prepared, bit for bit, without `tiles` where they can be derived.
+
+        A view is a `QArray` afterwards if it was packed, and a view if it got sums.
 
         Example:
           >>> import jax.numpy as jnp, jaxfp8
@@ -86,23 +96,31 @@ class PreparedArray(MatmulOperator):
           >>> jaxfp8.prepare(q).restore()
           QArray(float8_e4m3fn[8,64], scale=float32[1,64])
         """
+        if self.sums is not None:
+            return self.packed
         return _unpack(self.packed, self.contracting)
 
     def __repr__(self) -> str:
         """Dtype and shape, never the values."""
-        if not hasattr(getattr(self.packed, "qvalue", None), "dtype"):
-            return f"PreparedArray({self.packed}, contracting={self.contracting})"
-        values = f"{np.dtype(self.packed.qvalue.dtype).name}[{','.join(map(str, self.shape))}]"
-        return f"PreparedArray({values}, contracting={self.contracting})"
+        rest = f"contracting={self.contracting}{'' if self.sums is None else ', with sums'}"
+        codes: Any = getattr(stored(self.packed), "qvalue", None)
+        if not hasattr(codes, "dtype"):
+            return f"PreparedArray({self.packed}, {rest})"
+        values = f"{np.dtype(codes.dtype).name}[{','.join(map(str, self.shape))}]"
+        return f"PreparedArray({values}, {rest})"
 
 
 def prepare(q: Any, contracting: int = -2) -> Any:
-    """Brings weights into the layout that the CPU kernels read, without loss.
+    """Makes what products make of a weight at every call, once and without loss.
 
-    A product reads its right operand in groups of 64 columns by 4 values of K. It rearranges any
-    other layout at every call: with few rows a prepared weight is up to 2x faster. Prepare once,
-    after a model is loaded. On a GPU nothing changes. The gradient of a product with respect to
-    its left operand is slower with a prepared weight.
+    Prepare once, after a model is loaded. What is made depends on where the weight lies.
+
+    - On a CPU, the layout that kernels read: groups of 64 columns by 4 values of K. A product
+      rearranges any other layout. With few rows a prepared weight is up to 2x faster. The gradient
+      with respect to the left operand is slower with it.
+    - On a GPU, the sums of an int8 or uint8 weight over K. A product whose left operand has zero
+      points needs them, `sum_k (l - z) w = sum_k l w - z sum_k w`, and otherwise reads the weight
+      once more. Other weights stay as they are.
 
     Args:
       q: a `QArray`, or a pytree; its `QArray`s are prepared.
@@ -110,9 +128,9 @@ def prepare(q: Any, contracting: int = -2) -> Any:
         Dense layers of Flax have it at -2.
 
     Returns:
-      A `PreparedArray` for each `QArray` on a CPU, if its contracted axis is a multiple of 4, its
-      columns are a multiple of 64, and no tile cuts these groups. Any other `QArray` stays as it
-      is, and a `FallbackWarning` says why.
+      A `PreparedArray` for each `QArray`: on a CPU if its contracted axis is a multiple of 4, its
+      columns are a multiple of 64, and no tile cuts these groups. Any other `QArray` there stays
+      as it is, and a `FallbackWarning` says why.
 
     Raises:
       TypeError: `contracting` is no int, or `q` holds no `QArray`.
@@ -168,13 +186,31 @@ def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
       TypeError, ValueError: as `check_qarray`; or its axes are not those that `prepare` makes, as
         after slicing one that has no axis to spare.
     """
-    check_qarray(p.packed, operation, operand)
+    check_qarray(stored(p.packed), operation, operand)
     shape, axis = p.packed.shape, p.contracting
+    if p.sums is not None:
+        _check_sums(p, p.sums, operation, operand)
+        return
     if shape[-2:] != (COLUMNS, QUAD) or len(shape) < 4 or not -len(shape) + 2 <= axis < 0:
         got = f"is packed as {shape} for products over axis {axis}"
         needs = f"(..., columns / {COLUMNS}, depth / {QUAD}, {COLUMNS}, {QUAD}) is needed"
         remedy = "make it with `jaxfp8.prepare`; take apart only axes before the last two"
         raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
+
+
+def _check_sums(p: PreparedArray, sums: jax.Array, operation: str, operand: str) -> None:
+    rank, axis = p.packed.ndim, p.contracting
+    if not -rank <= axis < 0:
+        got, needs = f"has sums over axis {axis}", f"an axis of shape {p.packed.shape} is needed"
+    else:
+        kept = list(stored(p.packed).shape)
+        kept[_stored_axis(p.packed, axis)] = 1
+        shape, dtype = tuple(sums.shape), np.dtype(sums.dtype)
+        if shape == tuple(kept) and dtype == INT32 and is_int8(stored(p.packed).qvalue.dtype):
+            return
+        got, needs = f"has sums {dtype.name}{list(shape)}", f"int32{kept} of integers is needed"
+    remedy = "make it with `jaxfp8.prepare`"
+    raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
 
 
 def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
@@ -189,6 +225,9 @@ def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
         raise ValueError(message(_OPERATION, f"`{name}`", got, needs, remedy))
     contracting = axis - q.ndim if axis >= 0 else axis
     reason = why_not(q, contracting)
+    if not reason and _platform(stored(q)) == "gpu":
+        codes, along = stored(q).qvalue, _stored_axis(q, contracting)
+        return PreparedArray(q, contracting, _sums(codes, along))
     if not reason:
         return PreparedArray(_pack(stored(q), _stored_axis(q, contracting)), contracting)
     if reason != ON_GPU:
@@ -215,8 +254,9 @@ def why_not(q: QArray | TransposedArray, contracting: int) -> str:
         if q.order != (-1, -2):
             return "more of its axes are permuted than the last two"
         return why_not(q.stored, _stored_axis(q, contracting))
-    if _platform(q) != "cpu":
-        return ON_GPU
+    platform = _platform(q)
+    if platform != "cpu":
+        return "" if platform == "gpu" and is_int8(q.qvalue.dtype) else ON_GPU
     if compat.is_laid_out(q.qvalue):
         return "it is sharded over explicit mesh axes; prepare it before it is placed"
     if q.ndim < 2:
@@ -233,8 +273,20 @@ def why_not(q: QArray | TransposedArray, contracting: int) -> str:
     return ""
 
 
-def why_not_layer(q: QArray | TransposedArray, contracting: Shape, rank: int) -> str:
-    """The same for a layer's product over axes of its weight of `rank`, which may be stacked."""
+def why_not_layer(
+    q: QArray | TransposedArray, contracting: Shape, rank: int, *, meets_zero_points: bool
+) -> str:
+    """The same for a layer.
+
+    Args:
+      q: its weight.
+      contracting: the axes that its product sums over, of the weight of a layer that is not
+        stacked.
+      rank: of that weight.
+      meets_zero_points: whether the product's other side has zero points.
+    """
+    if not meets_zero_points and _platform(stored(q)) != "cpu":
+        return ON_GPU
     if len(contracting) != 1:
         return f"it is summed over {len(contracting)} axes, and one can be prepared"
     return why_not(q, contracting[0] - rank)
@@ -272,6 +324,11 @@ def _split_entries(entries: int, tile: int, size: int, inner: int) -> Shape:
     tiles = split_tile(tile, size, inner)
     assert tiles is not None
     return (1, 1) if entries == 1 else tile_counts((size // inner, inner), tiles)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _sums(codes: jax.Array, axis: int) -> jax.Array:
+    return jnp.sum(codes, axis, dtype=jnp.int32, keepdims=True)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -1,4 +1,4 @@
-"""Prepares the 8-bit weights of a model for the CPU kernels."""
+"""Prepares the 8-bit weights of a model for the kernels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _OPERATION = "jaxfp8.linen.prepare"
 
 
 def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
-    """Brings the 8-bit weights of a model into the layout of the CPU kernels.
+    """Prepares the 8-bit weights of a model for the kernels of the device.
 
     Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. The model is traced,
-    since only a layer knows which axis of its weight it sums over. Nothing is computed. On a GPU
-    the variables stay as they are. Restore a checkpoint before you prepare.
+    since only a layer knows which axis of its weight it sums over, and not run. On a GPU only
+    layers change whose recipe has zero points for activations, such as `INT8_ASYMMETRIC`. Restore
+    a checkpoint before you prepare.
 
     Args:
       model: a module that holds layers of `jaxfp8.linen`.
@@ -78,4 +79,6 @@ def _why_not(weight: Weight, value: QArray | TransposedArray) -> str:
         return "it has metadata of sharding"
     if value.shape[-len(weight.shape) :] != weight.shape:
         return f"layers of {weight.shape} are stacked along another axis than the first"
-    return prepared.why_not_layer(value, weight.contracting, len(weight.shape))
+    axes, rank = weight.contracting, len(weight.shape)
+    zero_points = weight.recipe.has_zero_points
+    return prepared.why_not_layer(value, axes, rank, meets_zero_points=zero_points)

@@ -95,7 +95,8 @@ class EightBitLayer(nnx.Module):
 
     def why_not_prepared(self) -> str:
         """Why `jaxfp8.nnx.prepare` does not change the layer; "" if it does."""
-        return why_not_prepared(self.held(), self._weight_axes()[0], len(self.shape_of(self)))
+        axes, rank = self._weight_axes()[0], len(self.shape_of(self))
+        return why_not_prepared(self.held(), axes, rank, self.recipe)
 
     def prepare(self) -> None:
         """Prepares the weight, in place; see `jaxfp8.prepare`."""

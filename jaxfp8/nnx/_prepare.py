@@ -1,4 +1,4 @@
-"""Prepares the 8-bit weights of a live model for the CPU kernels, in place, and undoes it."""
+"""Prepares the 8-bit weights of a live model for the kernels, in place, and undoes it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from jaxfp8.nnx._replace import replace
 
 
 def prepare(model: nnx.Module) -> Changes:
-    """Brings the 8-bit weights of a live model into the layout of the CPU kernels, in place.
+    """Prepares the 8-bit weights of a live model for the kernels of the device, in place.
 
-    Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. On a GPU nothing
-    changes. The state of the model then has the new layout. A checkpoint should have the old one,
-    which any machine can read: load before you prepare, and `unprepare` before you save.
+    Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. On a GPU only layers
+    change whose recipe has zero points for activations, such as `INT8_ASYMMETRIC`. The state of the
+    model then has other arrays. A checkpoint should have the old ones, which any machine can read:
+    load before you prepare, and `unprepare` before you save.
 
     Args:
       model: changed in place; `unprepare` undoes it, `dequantize` gives floats.

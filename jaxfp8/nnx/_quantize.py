@@ -191,13 +191,18 @@ def row(path: str, before: nnx.Module, after: nnx.Module, reason: str = "") -> C
         path=path,
         kind=type(before).__name__,
         shape=before.weight.shape if isinstance(before, EightBitLayer) else old[0][...].shape,
-        before=str(old[0][...].dtype),
-        after=str(new[0][...].dtype),
+        before=_dtype(old[0]),
+        after=_dtype(new[0]),
         recipe="" if reason else recipe,
         reason=reason,
         bytes_before=nbytes(*old),
         bytes_after=nbytes(*new),
     )
+
+
+def _dtype(variable: nnx.Variable) -> str:
+    """Of the first array: the codes of a prepared weight."""
+    return str(jax.tree.leaves(variable.get_value())[0].dtype)
 
 
 def _weight_variables(module: nnx.Module) -> list[nnx.Variable]:

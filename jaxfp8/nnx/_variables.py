@@ -22,6 +22,7 @@ from jaxfp8._value.prepared import (
     COLUMNS,
     QUAD,
     PreparedArray,
+    is_held,
     prepare,
     stored,
     why_not_layer,
@@ -42,7 +43,8 @@ class Held:
     """A parameter in 8 bits, as a layer stores it.
 
     Attributes:
-      codes: the 8-bit values; or the float parameter, if the recipe leaves it wide.
+      codes: the 8-bit values; or the float parameter, if the recipe leaves it wide; or a whole
+        `PreparedArray` with sums, of which no part can then be replaced without the others.
       scale, zero_point: of the codes, or None.
       tiles: as in `QArray`.
       order: in which the axes of the arrays are read, as in `TransposedArray`; None as they lie.
@@ -83,7 +85,7 @@ def hold(param: nnx.Variable, recipe: Recipe, contracting: Shape, batch: Shape) 
 def as_qarray(held: Held) -> Any:
     """The parameter for a product: in 8 bits, or a float array if it is wide."""
     if held.scale is None:
-        return held.codes[...]
+        return held.codes.get_value()
     zero = None if held.zero_point is None else held.zero_point[...]
     q = QArray(held.codes[...], held.scale[...], zero, tiles=held.tiles)
     if held.prepared is not None:
@@ -91,7 +93,7 @@ def as_qarray(held: Held) -> Any:
     return q if held.order is None else TransposedArray(q, held.order)
 
 
-def why_not_prepared(held: Held, contracting: Shape, rank: int) -> str:
+def why_not_prepared(held: Held, contracting: Shape, rank: int, recipe: Recipe) -> str:
     """Why a parameter is not prepared; `contracting` are axes of the unstacked weight."""
     q = as_qarray(held)
     if isinstance(q, PreparedArray):
@@ -100,18 +102,24 @@ def why_not_prepared(held: Held, contracting: Shape, rank: int) -> str:
         return "it is not in 8 bits"
     if held.codes.get_metadata().get(_SHARDING) is not None:
         return "it is sharded by the names of its axes"
-    return why_not_layer(q, contracting, rank)
+    return why_not_layer(q, contracting, rank, meets_zero_points=recipe.has_zero_points)
 
 
 def prepared(held: Held, contracting: int) -> Held:
     """The parameter prepared, with its metadata."""
     q = prepare(as_qarray(held), contracting)
+    if q.sums is not None:
+        whole: Any = QParam(q, **held.codes.get_metadata())
+        return Held(codes=whole, prepared=q.contracting)
     return _with_arrays(held, q.packed, q.contracting)
 
 
 def restored(held: Held) -> Held:
     """A prepared parameter in its former layout, with its metadata."""
     q, axis = as_qarray(held), held.prepared
+    if q.sums is not None:
+        order = q.packed.order if isinstance(q.packed, TransposedArray) else None
+        return _with_arrays(dataclasses.replace(held, order=order), stored(q.packed), None)
     if held.order is not None and axis is not None:
         q = PreparedArray(q.packed, held.order[axis])  # the axis of what was stored
     return _with_arrays(held, q.restore(), None)
@@ -179,9 +187,9 @@ def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
       shape: of the weight of a layer that is not stacked.
       operation, operand: what the error says.
     """
-    if held.scale is None:
-        return
     codes, rank = held.codes.get_value(), len(shape)
+    if isinstance(codes, PreparedArray) or (held.scale is None and held.prepared is None):
+        return
     inverse = dict(zip(_axes_of(held.order, rank), shape, strict=True))
     lies = tuple(inverse[axis] for axis in range(rank))
     if codes.dtype not in EIGHT_BIT:
@@ -203,15 +211,16 @@ def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
 
 def release(held: Held, dtype: Any) -> nnx.Variable:
     """The parameter as an `nnx.Param` of floats, with the metadata that it had."""
-    if held.scale is None:
+    if not is_held(as_qarray(held)):
         return held.codes
     values = dequantize(as_qarray(held), jnp.float32).astype(dtype)
-    return _variable(held.codes, held.codes[...], values, kind=nnx.Param, order=held.order)
+    codes = jax.tree.leaves(held.codes.get_value())[0]
+    return _variable(held.codes, codes, values, kind=nnx.Param, order=held.order)
 
 
 def nbytes(*variables: nnx.Variable | None) -> int:
     """Bytes of the arrays."""
-    values = [v.get_value() for v in variables if v is not None]
+    values = jax.tree.leaves([v.get_value() for v in variables if v is not None])
     return sum(value.size * value.dtype.itemsize for value in values)
 
 

@@ -11,6 +11,7 @@ import pytest
 import jaxfp8
 import jaxfp8.linen
 from jaxfp8 import PreparedArray, QArray
+from jaxfp8._value import prepared as _prepared
 
 
 def normal(*shape, seed=0):
@@ -137,3 +138,26 @@ def test_preparing_twice_changes_nothing():
     once = jaxfp8.linen.prepare(dense, dense.init(jax.random.key(0), x), x)
     again = jaxfp8.linen.prepare(dense, once, x)
     assert jax.tree.structure(again) == jax.tree.structure(once)
+
+
+def test_layers_with_zero_points_get_sums_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
+    tokens = jnp.arange(6).reshape(2, 3)
+    for recipe, of in ((jaxfp8.INT8, QArray), (jaxfp8.INT8_ASYMMETRIC, PreparedArray)):
+        model = Model(recipe)
+        variables = model.init(jax.random.key(0), tokens)
+        if of is QArray:
+            assert set(
+                kinds(jaxfp8.linen.prepare(model, variables, tokens)["params"]).values()
+            ) == {of}
+            continue
+        with pytest.warns(jaxfp8.FallbackWarning, match="summed over 2 axes"):
+            prepared = jaxfp8.linen.prepare(model, variables, tokens)
+        found = kinds(prepared["params"])
+        assert {path for path, kind in found.items() if kind is QArray} == LEFT - {
+            ("head", "kernel")
+        }
+        apply = compiling.jit(model.apply)
+        jax.tree.map(
+            np.testing.assert_array_equal, apply(prepared, tokens), apply(variables, tokens)
+        )

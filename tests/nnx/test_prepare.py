@@ -9,6 +9,7 @@ from flax import nnx
 import jaxfp8
 import jaxfp8.nnx
 from jaxfp8 import PreparedArray
+from jaxfp8._value import prepared as _prepared
 
 
 class Model(nnx.Module):
@@ -149,3 +150,42 @@ def test_state_laid_out_otherwise_than_the_model_says_what_to_save(prepared):
     is_prepared = f"the layer is {'' if prepared else 'not '}prepared"
     with pytest.raises(ValueError, match=rf"dense`: `kernel` has shape .*{is_prepared}.*unprepare"):
         one(TOKENS)
+
+
+# Sums, for a GPU
+
+
+def test_layers_with_zero_points_get_sums_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
+    assert not jaxfp8.nnx.prepare(model(jaxfp8.INT8)).changed
+    made = model(jaxfp8.INT8_ASYMMETRIC)
+    want, (graph, state) = made(TOKENS), nnx.split(made)
+    assert [row.path for row in jaxfp8.nnx.prepare(made).changed] == ["dense", "head", "split"]
+    np.testing.assert_array_equal(
+        made.dense.weight.sums, made.dense.weight.packed.qvalue.sum(0)[None]
+    )
+    np.testing.assert_array_equal(nnx.jit(lambda m, x: m(x))(made, TOKENS), want)
+    assert float(jnp.abs(nnx.grad(lambda m: jnp.sum(m(TOKENS)))(made)["head"]["bias"][...]).max())
+    assert jaxfp8.nnx.prepare(made).left[0].reason == "it is prepared already"
+    other = nnx.clone(made)
+    with pytest.raises(ValueError):
+        nnx.update(other, state)
+    with pytest.raises(ValueError, match="the layer is prepared"):  # codes without their sums
+        other.dense(jnp.ones((1, 64)))
+    jaxfp8.nnx.unprepare(made)
+    again, restored = nnx.split(made)
+    assert again == graph
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+
+
+def test_a_model_with_sums_goes_back_to_floats(monkeypatch):
+    made, other = model(jaxfp8.INT8_ASYMMETRIC), model(jaxfp8.INT8_ASYMMETRIC)
+    monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
+    jaxfp8.nnx.prepare(made)
+    for one in (made, other):
+        jaxfp8.nnx.dequantize(one)
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(made), nnx.state(other))
+    jaxfp8.nnx.quantize(made, jaxfp8.INT8_ASYMMETRIC)
+    jaxfp8.nnx.prepare(made)
+    made.dense.weight = made.dense.weight.restore()
+    assert made.dense.prepared is None and isinstance(made.dense.weight, jaxfp8.QArray)
