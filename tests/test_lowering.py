@@ -170,6 +170,20 @@ class TestCudaWithoutGpu:
         turned = [line for line in text.splitlines() if "stablehlo.transpose" in line]
         assert not [line for line in turned if "xf8E4M3FN>" in line]
 
+    @pytest.mark.parametrize("zeros", [True, None], ids=["zero points", "symmetric"])
+    @pytest.mark.parametrize("last", [True, False], ids=["MK", "KM"])
+    def test_sums_of_activations_are_made_with_their_codes(self, last, zeros) -> None:
+        weight = jaxfp8.quantize(jnp.ones((32, 16)), jnp.int8, zero_point=zeros)
+
+        def product(x, w):
+            q = jaxfp8.quantize(x, jnp.int8, channelwise_axes=(0,), zero_point=True)
+            return jaxfp8.matmul(q if last else q.T, w)
+
+        x = jnp.ones((8, 32) if last else (32, 8))
+        text = jax.jit(product).trace(x, weight).lower(lowering_platforms=("cuda",)).as_text()
+        assert ("lhs_sums = true" in text) is (last and zeros is True)
+        assert "rhs_sums = false" in text
+
     def test_scales_of_weights_go_in_as_they_are_stored(self) -> None:
         text = jax.jit(jaxfp8.matmul).trace(X, QW16).lower(lowering_platforms=("cuda",)).as_text()
         assert "stablehlo.convert" not in text

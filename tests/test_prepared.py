@@ -220,22 +220,54 @@ def on_gpu(monkeypatch):
     monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
 
 
-def test_a_gpu_keeps_fp8_weights_as_they_are(on_gpu):
-    q = jaxfp8.quantize(normal(8, 64))
-    assert jaxfp8.prepare(q) is q
+def test_a_gpu_keeps_fp8_weights_whose_contracted_axis_lies_last(on_gpu):
+    q = jaxfp8.quantize(normal(8, 64), channelwise_axes=(0,))
+    assert jaxfp8.prepare(q.T).stored is q
+    assert jaxfp8.prepare(q, -1) is q
+    flat = jaxfp8.quantize(normal(64), jnp.int8)
+    assert jaxfp8.prepare(flat, -1) is flat
 
 
-@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8])
-@pytest.mark.parametrize("axis", [-2, 0, 2, -1])
-def test_integers_get_their_sums_on_a_gpu(on_gpu, axis, dtype):
-    q = jaxfp8.quantize(normal(3, 10, 7), dtype, channelwise_axes=(1,), zero_point=True)
+@pytest.mark.parametrize("dtype", [E4M3, E5M2, jnp.int8, jnp.uint8])
+@pytest.mark.parametrize("axis", [-3, 1, 2, -1])
+def test_a_gpu_gets_the_contracted_axis_last_and_the_sums_of_integers(on_gpu, axis, dtype):
+    integers = jnp.issubdtype(dtype, jnp.integer)
+    grain = {"channelwise_axes": (1,), "zero_point": True if integers else None}
+    q = jaxfp8.quantize(normal(3, 10, 7), dtype, tiled_axes={2: 4}, **grain)
     p = jaxfp8.prepare(q, axis)
-    np.testing.assert_array_equal(p.sums, np.asarray(q.qvalue, int).sum(axis, keepdims=True))
+    axis %= 3
+    if not integers and axis == 2:
+        assert p is q
+        return
+    lies = jnp.moveaxis(q.qvalue, axis, -1)
+    held = p.packed.stored if p.turned else p.packed
+    assert p.turned is (axis != 2)
+    assert np.asarray(held.qvalue).tobytes() == np.asarray(lies).tobytes()
     assert (p.shape, p.ndim, p.size, p.dtype) == (q.shape, q.ndim, q.size, q.dtype)
-    assert p.nbytes == q.nbytes + 4 * p.sums.size and p.restore() is q
-    assert repr(p).endswith(f"contracting={axis if axis < 0 else axis - 3}, with sums)")
+    if integers:
+        np.testing.assert_array_equal(p.sums, np.asarray(lies, int).sum(-1, keepdims=True))
+    assert p.nbytes == q.nbytes + (4 * p.sums.size if integers else 0)
+    assert_same(jax.tree.leaves(p.restore()), jax.tree.leaves(q))
+    assert p.restore().tile_sizes == q.tile_sizes
+    assert f"contracting={axis - 3}" in repr(p)
     assert_same(jaxfp8.dequantize(p), jaxfp8.dequantize(q))
     assert_same(pickle.loads(pickle.dumps(p)), p)
+
+
+@pytest.mark.parametrize("dtype", [E4M3, jnp.int8])
+def test_a_turned_weight_multiplies_as_it_did(on_gpu, dtype):
+    q = jaxfp8.quantize(normal(3, 64, 40), dtype, channelwise_axes=(0, 2))
+    x = jaxfp8.quantize(normal(3, 5, 64, seed=1), dtype, channelwise_axes=(0, 1))
+    p, want = jaxfp8.prepare(q), jaxfp8.matmul(x, q)
+    assert p.turned
+    assert_close(jaxfp8.matmul(x, p), want)
+    assert_close(jax.vmap(jaxfp8.matmul)(x, p), want)
+    _, got = jax.lax.scan(lambda _, part: (None, jaxfp8.matmul(*part)), None, (x, p))
+    assert_close(got, want)
+    merged = jaxfp8.einsum("btk,bkn->tbn", x, p)
+    assert_close(merged, want.transpose(1, 0, 2))
+    spec = spec_of(lambda x, w: jaxfp8.matmul(x, w), x, p)
+    assert spec.rhs.contracting == (2,)  # of the arrays as they lie
 
 
 def spec_of(fun, *args):
@@ -268,7 +300,7 @@ def test_sums_are_mapped_scanned_and_batched(on_gpu):
     p, want = jaxfp8.prepare(q), jaxfp8.matmul(x, q)
     assert_same(jaxfp8.matmul(x, p), want)
     assert_same(jax.vmap(jaxfp8.matmul)(x, p), want)
-    assert spec_of(jax.vmap(jaxfp8.matmul), x, p).rhs.sums_shape == (3, 1, 40)
+    assert spec_of(jax.vmap(jaxfp8.matmul), x, p).rhs.sums_shape == (3, 40, 1)
     shared = jax.vmap(jaxfp8.matmul, in_axes=(0, None))
     assert_same(shared(x, jax.tree.map(lambda leaf: leaf[1], p)), jaxfp8.matmul(x, q[1]))
     stacked = jax.vmap(jaxfp8.matmul, in_axes=(None, 0))
@@ -277,31 +309,42 @@ def test_sums_are_mapped_scanned_and_batched(on_gpu):
     assert_same(got, want)
 
 
+def test_sums_of_all_of_a_contracted_axis_do_not_serve_a_part_of_it(on_gpu):
+    """As where `shard_map` splits the axis by hand: each part has other sums."""
+    q = jaxfp8.quantize(normal(64, 40), jnp.int8, channelwise_axes=(1,))
+    x = jaxfp8.quantize(normal(8, 64), jnp.int8, channelwise_axes=(0,), zero_point=True)
+    whole = x, jaxfp8.prepare(q)
+    parts = jax.tree.map(lambda leaf: leaf[:, :32] if leaf.shape[-1] == 64 else leaf, whole)
+    with pytest.raises(ValueError, match=r"of 64 codes each.* of 32 integers.*restore"):
+        jaxfp8.matmul(*parts)
+
+
 def test_gradients_beside_sums(on_gpu):
     recipe = jaxfp8.INT8_ASYMMETRIC
     q = recipe.quantize_weight(normal(64, 40), (0,))
     numbers = (((1,), (0,)), ((), ()))
 
     def gradients(w):
-        def loss(x, scale):
-            held = jax.tree.map(lambda leaf: scale if leaf.dtype == jnp.float32 else leaf, w)
-            return jnp.sum(jaxfp8.recipe_dot_general(x, held, numbers, recipe) ** 2)
+        def loss(x, w):
+            return jnp.sum(jaxfp8.recipe_dot_general(x, w, numbers, recipe) ** 2)
 
-        return jax.grad(loss, (0, 1))(normal(5, 64, seed=1), q.scale)
+        return jax.grad(loss, (0, 1), allow_int=True)(normal(5, 64, seed=1), w)
 
-    assert_same(gradients(jaxfp8.prepare(q)), gradients(q))
+    (of_x, of_p), (x, of_q) = gradients(jaxfp8.prepare(q)), gradients(q)
+    assert_close(of_x, x)
+    assert_close(of_p.packed.stored.scale.T, of_q.scale)
 
 
 def test_sums_that_do_not_fit_are_refused(on_gpu):
     q = jaxfp8.quantize(normal(64, 40), jnp.int8)
     p, x = jaxfp8.prepare(q), normal(5, 64)
-    for sums in (p.sums.astype(jnp.float32), p.sums.T, p.sums[:, :39]):
-        with pytest.raises(ValueError, match=r"`rhs` has sums .* int32\[1, 40\] of integers"):
+    for sums in (p.sums.astype(jnp.float32), p.sums.T, p.sums[:39]):
+        with pytest.raises(ValueError, match=r"`rhs` has sums .* int32\[40, 1\] of 64 integers"):
             jaxfp8.matmul(x, dataclasses.replace(p, sums=sums))
     with pytest.raises(ValueError, match="has sums over axis 0"):
         jaxfp8.matmul(x, dataclasses.replace(p, contracting=0))
-    fp8 = dataclasses.replace(p, packed=jaxfp8.quantize(normal(64, 40)))
-    with pytest.raises(ValueError, match="of integers is needed"):
+    fp8 = dataclasses.replace(p, packed=jaxfp8.quantize(normal(40, 64)).T)
+    with pytest.raises(ValueError, match="of 64 integers is needed"):
         jaxfp8.matmul(x, fp8)
 
 

@@ -65,7 +65,8 @@ def _call_cuda(
     ffi.register_if_it_runs_here("cuda")
     if canonical.is_empty(spec):
         return list(reference.scaled_dot(spec, *operands))
-    spec, operands = _with_sums(spec, operands)
+    if kernel in _READ_SUMS:
+        spec, operands = _with_sums(spec, operands)
     form, arrays = in_canonical_form(*operands, spec=spec, kernel=kernel)
     scratch = workspace.workspace_bytes(form.spec, kernel, compute_capability)
     results = [*result_types(form.spec), jax.ShapeDtypeStruct((scratch,), np.uint8)]
@@ -74,25 +75,29 @@ def _call_cuda(
     return form.results(outputs)
 
 
+# Paths that read sums, and "" for the best.
+_READ_SUMS = ("", "sm90_gemm", "cublaslt_int8")
+
+
 def _with_sums(
     spec: ScaledDotSpec, operands: tuple[jax.Array, ...]
 ) -> tuple[ScaledDotSpec, tuple[jax.Array, ...]]:
-    """The problem with the sums that zero points need, made by XLA where they are not given.
+    """The problem with the sums of lhs that zero points of rhs need, if they are not given.
 
-    The library would make them in a pass of its own. XLA makes them as fast, and with the codes
-    where it makes these.
+    lhs are activations as a rule, and XLA sums codes as it makes them; others it sums as fast as
+    the library does. Those of rhs are left to the library: XLA would fold the sums of a constant
+    while it compiles, and is slow along another axis than the last. uint8 has no sums here, since
+    cuBLASLt shifts it.
     """
-    named = dict(zip(spec.operand_names(), operands, strict=True))
-    sides = {"lhs": spec.lhs, "rhs": spec.rhs}
-    if not all(dtypes.is_int8(side.dtype) and not side.scale_varies for side in sides.values()):
+    lhs, rhs = spec.lhs, spec.rhs
+    is_last = lhs.contracting == (len(lhs.shape) - 1,)
+    integers = lhs.dtype == "int8" and dtypes.is_int8(rhs.dtype)
+    varies = lhs.scale_varies or rhs.scale_varies
+    if lhs.sums or not (rhs.zero_point and integers and is_last) or varies:
         return spec, operands
-    for name, other in (("lhs", spec.rhs), ("rhs", spec.lhs)):
-        side = sides[name]
-        if other.zero_point and not side.sums:
-            sides[name] = dataclasses.replace(side, sums=True)
-            values = named[name]
-            named[f"{name}_sums"] = jnp.sum(values, side.contracting, np.int32, keepdims=True)
-    spec = dataclasses.replace(spec, lhs=sides["lhs"], rhs=sides["rhs"])
+    named = dict(zip(spec.operand_names(), operands, strict=True))
+    named["lhs_sums"] = jnp.sum(named["lhs"], lhs.contracting, np.int32, keepdims=True)
+    spec = dataclasses.replace(spec, lhs=dataclasses.replace(lhs, sums=True))
     return spec, tuple(named[name] for name in spec.operand_names())
 
 

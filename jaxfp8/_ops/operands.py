@@ -12,7 +12,8 @@ from jax.typing import ArrayLike
 
 from jaxfp8._value import checks, dtypes
 from jaxfp8._value.errors import message
-from jaxfp8._value.prepared import PreparedArray, check_prepared, logical_shape
+from jaxfp8._value.packing import logical_shape
+from jaxfp8._value.prepared import PreparedArray, check_prepared
 from jaxfp8._value.qarray import QArray, adopt, check_qarray, stored_factors
 from jaxfp8._value.spec import OperandSpec, Shape
 from jaxfp8._value.transposed import TransposedArray
@@ -161,10 +162,11 @@ def as_side(operation: str, name: str, operand: Operand) -> Side:
             raise TypeError(message(operation, f"`{name}`", f"is {operand}", needs, remedy))
         check_prepared(operand, operation, name)
         summed = operand.contracting
-        if operand.sums is None:
+        if not operand.is_whole:
             return PreparedSide(**_quantized(operation, name, operand.packed), summed=summed)
         side = as_side(operation, name, operand.packed)
-        return dataclasses.replace(side, summed=summed, sums=jnp.asarray(operand.sums))
+        sums = None if operand.sums is None else jnp.asarray(operand.sums)
+        return dataclasses.replace(side, summed=summed, sums=sums)
     array = as_array(operation, name, operand)
     if dtypes.is_eight_bit(array.dtype):
         return Side(values=array, dtype=array.dtype, tiles=_one_tile(array), result_dtype=None)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._ops.operands import PreparedSide, Side
 from jaxfp8._value.errors import message
-from jaxfp8._value.prepared import COLUMNS, QUAD, split_tile
+from jaxfp8._value.packing import COLUMNS, QUAD, split_tile
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 
 

@@ -88,11 +88,6 @@ class Recipe:
             remedy = "pass `weight=None, activation=None` as well"
             raise ValueError(message(operation, "`terms`", got, needs, remedy))
 
-    @property
-    def has_zero_points(self) -> bool:
-        """Whether it holds activations with zero points."""
-        return self.activation is not None and not self.activation.symmetric
-
     def activation_of(self, rows: Any) -> Quantization | None:
         """How the activations of a product of so many rows are held; None leaves them as they are.
 

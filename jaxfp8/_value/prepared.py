@@ -16,14 +16,24 @@ from jaxfp8._value import checks, compat
 from jaxfp8._value.dtypes import INT32, is_int8
 from jaxfp8._value.errors import FallbackWarning, message
 from jaxfp8._value.operators import MatmulOperator
-from jaxfp8._value.qarray import QArray, adopt, check_qarray, given_tiles
-from jaxfp8._value.spec import Shape, tile_counts
+from jaxfp8._value.packing import (
+    COLUMNS,
+    QUAD,
+    as_codes,
+    from_codes,
+    logical_shape,
+    pack_columns,
+    split_tile,
+    unpack_columns,
+    with_last,
+)
+from jaxfp8._value.qarray import QArray, adopt, check_qarray
+from jaxfp8._value.spec import Shape
 from jaxfp8._value.transposed import TransposedArray
 
-# Columns side by side, and K values of each that are contiguous.
-COLUMNS, QUAD = 64, 4
-
-ON_GPU = "the kernels of a GPU read it as it is"
+ON_GPU = "kernels of a GPU read it as it lies"
+ELSEWHERE = "only kernels of a CPU or a GPU read prepared weights"
+IN_PLACE = (ON_GPU, ELSEWHERE)  # reasons that ask for no warning
 _OPERATION = "jaxfp8.prepare"
 
 
@@ -40,12 +50,15 @@ class PreparedArray(MatmulOperator):
     save `restore()`.
 
     Attributes:
-      packed: on a CPU, values and scales in the order in which kernels read them,
-        `[..., N / 64, K / 4, 64, 4]` for K the contracted axis, N the last of the others. With
-        `sums` the array as it was.
+      packed: on a CPU a `QArray` in the order in which kernels read it,
+        `[..., N / 64, K / 4, 64, 4]` for K the contracted axis, N the last of the others. On a GPU
+        the array itself, or a view of one in which the contracted axis lies last.
       contracting: the contracted axis, counted from the last one of `shape`.
       sums: None, or the sums of the codes over the contracted axis, int32, which has size 1 there.
         Their axes are those of the arrays as they lie.
+      turned: whether `packed` is a view because `prepare` moved the contracted axis.
+      terms: how many codes each of the sums adds up. A part of the contracted axis has other sums,
+        and is refused.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8
@@ -57,11 +70,18 @@ class PreparedArray(MatmulOperator):
     packed: Any
     contracting: int = dataclasses.field(metadata={"static": True})
     sums: jax.Array | None = None
+    turned: bool = dataclasses.field(default=False, metadata={"static": True})
+    terms: int = dataclasses.field(default=0, metadata={"static": True})
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether `packed` has the axes of the array that was prepared, as on a GPU."""
+        return self.sums is not None or isinstance(self.packed, TransposedArray)
 
     @property
     def shape(self) -> Shape:
         """Shape of the values, as it was before they were prepared."""
-        if self.sums is not None:
+        if self.is_whole:
             return self.packed.shape
         return logical_shape(self.packed.shape, self.contracting)
 
@@ -88,7 +108,7 @@ class PreparedArray(MatmulOperator):
     def restore(self) -> Any:
         """The array that was prepared, bit for bit, without `tiles` where they can be derived.
 
-        A view is a `QArray` afterwards if it was packed, and a view if it got sums.
+        A view that was packed or turned is a `QArray` afterwards.
 
         Example:
           >>> import jax.numpy as jnp, jaxfp8
@@ -96,13 +116,17 @@ class PreparedArray(MatmulOperator):
           >>> jaxfp8.prepare(q).restore()
           QArray(float8_e4m3fn[8,64], scale=float32[1,64])
         """
-        if self.sums is not None:
+        if self.turned:
+            return _contiguous(self.packed)
+        if self.is_whole:
             return self.packed
-        return _unpack(self.packed, self.contracting)
+        return unpack_columns(self.packed, self.contracting)
 
     def __repr__(self) -> str:
         """Dtype and shape, never the values."""
-        rest = f"contracting={self.contracting}{'' if self.sums is None else ', with sums'}"
+        rest = f"contracting={self.contracting}"
+        rest += ", turned" if self.turned else ""
+        rest += "" if self.sums is None else ", with sums"
         codes: Any = getattr(stored(self.packed), "qvalue", None)
         if not hasattr(codes, "dtype"):
             return f"PreparedArray({self.packed}, {rest})"
@@ -118,9 +142,10 @@ def prepare(q: Any, contracting: int = -2) -> Any:
     - On a CPU, the layout that kernels read: groups of 64 columns by 4 values of K. A product
       rearranges any other layout. With few rows a prepared weight is up to 2x faster. The gradient
       with respect to the left operand is slower with it.
-    - On a GPU, the sums of an int8 or uint8 weight over K. A product whose left operand has zero
-      points needs them, `sum_k (l - z) w = sum_k l w - z sum_k w`, and otherwise reads the weight
-      once more. Other weights stay as they are.
+    - On a GPU, a copy in which K lies last, as the kernels of 8-bit activations read a weight. They
+      transpose any other at each call. And the sums of an int8 or uint8 weight over K. A product
+      whose left operand has zero points needs them, `sum_k (l - z) w = sum_k l w - z sum_k w`, and
+      otherwise reads the weight once more. FP8 weights that lie so stay as they are.
 
     Args:
       q: a `QArray`, or a pytree; its `QArray`s are prepared.
@@ -190,6 +215,7 @@ def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
     shape, axis = p.packed.shape, p.contracting
     if p.sums is not None:
         _check_sums(p, p.sums, operation, operand)
+    if p.is_whole:
         return
     if shape[-2:] != (COLUMNS, QUAD) or len(shape) < 4 or not -len(shape) + 2 <= axis < 0:
         got = f"is packed as {shape} for products over axis {axis}"
@@ -203,13 +229,15 @@ def _check_sums(p: PreparedArray, sums: jax.Array, operation: str, operand: str)
     if not -rank <= axis < 0:
         got, needs = f"has sums over axis {axis}", f"an axis of shape {p.packed.shape} is needed"
     else:
-        kept = list(stored(p.packed).shape)
-        kept[_stored_axis(p.packed, axis)] = 1
+        kept, along = list(stored(p.packed).shape), _stored_axis(p.packed, axis)
+        terms, kept[along] = kept[along], 1
         shape, dtype = tuple(sums.shape), np.dtype(sums.dtype)
-        if shape == tuple(kept) and dtype == INT32 and is_int8(stored(p.packed).qvalue.dtype):
+        fits = shape == tuple(kept) and dtype == INT32 and terms == p.terms
+        if fits and is_int8(stored(p.packed).qvalue.dtype):
             return
-        got, needs = f"has sums {dtype.name}{list(shape)}", f"int32{kept} of integers is needed"
-    remedy = "make it with `jaxfp8.prepare`"
+        got = f"has sums {dtype.name}{list(shape)} of {p.terms} codes each"
+        needs = f"int32{kept} of {terms} integers is needed"
+    remedy = "prepare it where it is whole along that axis, or pass a part of `restore()`"
     raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
 
 
@@ -226,11 +254,10 @@ def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
     contracting = axis - q.ndim if axis >= 0 else axis
     reason = why_not(q, contracting)
     if not reason and _platform(stored(q)) == "gpu":
-        codes, along = stored(q).qvalue, _stored_axis(q, contracting)
-        return PreparedArray(q, contracting, _sums(codes, along))
+        return _prepared_for_gpu(q, contracting)
     if not reason:
-        return PreparedArray(_pack(stored(q), _stored_axis(q, contracting)), contracting)
-    if reason != ON_GPU:
+        return PreparedArray(pack_columns(stored(q), _stored_axis(q, contracting)), contracting)
+    if reason not in IN_PLACE:
         left.append(message(_OPERATION, f"`{name}`", f"is {q}", reason, "it is left as it is"))
     return leaf
 
@@ -249,32 +276,35 @@ def _platform(q: QArray) -> str:
 
 def why_not(q: QArray | TransposedArray, contracting: int) -> str:
     """Why an array is not prepared for products over an axis; "" if it is."""
+    platform = _platform(stored(q))
+    if platform == "gpu":
+        lies_last = _stored_axis(q, contracting) == -1 and not is_int8(stored(q).qvalue.dtype)
+        return ON_GPU if lies_last or q.ndim < 2 else ""
+    if platform != "cpu":
+        return ELSEWHERE
     if isinstance(q, TransposedArray):
         # What is packed is columns by depths, whichever of both is stored last.
         if q.order != (-1, -2):
             return "more of its axes are permuted than the last two"
         return why_not(q.stored, _stored_axis(q, contracting))
-    platform = _platform(q)
-    if platform != "cpu":
-        return "" if platform == "gpu" and is_int8(q.qvalue.dtype) else ON_GPU
     if compat.is_laid_out(q.qvalue):
         return "it is sharded over explicit mesh axes; prepare it before it is placed"
     if q.ndim < 2:
         return "columns are needed beside the axis that is summed over"
-    *_, columns, depth = _last(q.shape, contracting)
+    *_, columns, depth = with_last(q.shape, contracting)
     if not q.size:
         return "it is empty"
     if depth % QUAD or columns % COLUMNS:
         needed = f"multiples of {COLUMNS} columns and of {QUAD} values are needed"
         return f"it has {columns} columns of {depth} values, and {needed}"
-    *_, wide, deep = _last(q.tile_sizes, contracting)
+    *_, wide, deep = with_last(q.tile_sizes, contracting)
     if split_tile(wide, columns, COLUMNS) is None or split_tile(deep, depth, QUAD) is None:
         return f"its tiles of {deep} by {wide} columns cut groups of {QUAD} by {COLUMNS}"
     return ""
 
 
 def why_not_layer(
-    q: QArray | TransposedArray, contracting: Shape, rank: int, *, meets_zero_points: bool
+    q: QArray | TransposedArray, contracting: Shape, rank: int, *, meets_8_bits: bool
 ) -> str:
     """The same for a layer.
 
@@ -283,105 +313,43 @@ def why_not_layer(
       contracting: the axes that its product sums over, of the weight of a layer that is not
         stacked.
       rank: of that weight.
-      meets_zero_points: whether the product's other side has zero points.
+      meets_8_bits: whether activations are in 8 bits.
     """
-    if not meets_zero_points and _platform(stored(q)) != "cpu":
+    if not meets_8_bits and _platform(stored(q)) != "cpu":
         return ON_GPU
     if len(contracting) != 1:
         return f"it is summed over {len(contracting)} axes, and one can be prepared"
     return why_not(q, contracting[0] - rank)
 
 
-def _last(axes: tuple[Any, ...], contracting: int) -> tuple[Any, ...]:
-    """The entries of each axis, with that of the contracted axis last."""
-    rest = list(axes)
-    moved = rest.pop(contracting)
-    return (*rest, moved)
+def _prepared_for_gpu(q: QArray | TransposedArray, contracting: int) -> PreparedArray:
+    """With the contracted axis last in memory, and sums of integers."""
+    turns = _stored_axis(q, contracting) != -1
+    held = _with_axis_last(q, contracting) if turns else q
+    codes = stored(held).qvalue
+    if not is_int8(codes.dtype):
+        return PreparedArray(held, contracting, turned=turns)
+    sums, terms = _sums(codes, _stored_axis(held, contracting)), held.shape[contracting]
+    return PreparedArray(held, contracting, sums, turns, terms)
 
 
-def logical_shape(packed: Shape, contracting: int) -> Shape:
-    """The shape of what was packed."""
-    *lead, groups, quads, _, _ = packed
-    shape = [*lead, groups * COLUMNS]
-    shape.insert(len(shape) + 1 + contracting, quads * QUAD)
-    return tuple(shape)
+def _with_axis_last(q: QArray | TransposedArray, axis: int) -> TransposedArray:
+    """A view of the same values whose arrays lie with an axis last."""
+    order = [*range(q.ndim)]
+    order.append(order.pop(axis))
+    moved = _contiguous(q.transpose(order))
+    return moved.transpose([order.index(place) for place in range(q.ndim)])
 
 
-def split_tile(tile: int, size: int, inner: int) -> tuple[int, int] | None:
-    """The tile of an axis of `size` once it is two axes, the second of size `inner`.
-
-    None where no tile of two axes is the same.
-    """
-    if tile >= size:
-        return size // inner, inner
-    if tile % inner == 0:
-        return tile // inner, inner
-    return (1, tile) if inner % tile == 0 else None
-
-
-def _split_entries(entries: int, tile: int, size: int, inner: int) -> Shape:
-    """The two sizes of an axis of a scale once that axis is split in two."""
-    tiles = split_tile(tile, size, inner)
-    assert tiles is not None
-    return (1, 1) if entries == 1 else tile_counts((size // inner, inner), tiles)
+@jax.jit
+def _contiguous(view: TransposedArray) -> QArray:
+    """Arrays in the order of a view; codes are moved as bytes."""
+    q = view.stored
+    moved = dataclasses.replace(view, stored=dataclasses.replace(q, qvalue=as_codes(q.qvalue)))
+    made = moved.contiguous()
+    return dataclasses.replace(made, qvalue=from_codes(made.qvalue, q.qvalue.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _sums(codes: jax.Array, axis: int) -> jax.Array:
     return jnp.sum(codes, axis, dtype=jnp.int32, keepdims=True)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _pack(q: QArray, contracting: int) -> QArray:
-    *_, columns, depth = _last(q.shape, contracting)
-    *_, wide, deep = _last(q.tile_sizes, contracting)
-
-    def pack(array: jax.Array | None, wide: int = 1, deep: int = 1) -> jax.Array | None:
-        if array is None or array.ndim == 0:
-            return array
-        codes = jnp.moveaxis(_as_codes(array), contracting, -1)
-        *lead, across, along = codes.shape
-        parts = _split_entries(across, wide, columns, COLUMNS)
-        parts += _split_entries(along, deep, depth, QUAD)
-        return _from_codes(codes.reshape(*lead, *parts).swapaxes(-3, -2), array.dtype)
-
-    *lead, _, _ = _last(given_tiles(q), contracting)
-    tiles = [split_tile(wide, columns, COLUMNS), split_tile(deep, depth, QUAD)]
-    outer, inner = zip(*(tile for tile in tiles if tile), strict=True)
-    return QArray(
-        jnp.asarray(pack(q.qvalue)),
-        jnp.asarray(pack(q.scale, wide, deep)),
-        pack(q.zero_point, wide, deep),
-        tiles=(*lead, *outer, *inner),
-    )
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _unpack(packed: QArray, contracting: int) -> QArray:
-    def unpack(array: jax.Array | None) -> jax.Array | None:
-        if array is None or array.ndim == 0:
-            return array
-        codes = _as_codes(array).swapaxes(-3, -2)
-        *lead, groups, columns, quads, depth = codes.shape
-        codes = codes.reshape(*lead, groups * columns, quads * depth)
-        return _from_codes(jnp.moveaxis(codes, -1, contracting), array.dtype)
-
-    qvalue, scale = jnp.asarray(unpack(packed.qvalue)), jnp.asarray(unpack(packed.scale))
-    plain = QArray(qvalue, scale, unpack(packed.zero_point))
-    *lead, groups, quads, columns, depth = packed.tile_sizes
-    tiles = [*lead, groups * columns]
-    tiles.insert(plain.ndim + contracting, quads * depth)
-    derived = plain.tile_sizes
-    given = tuple(None if a == b else a for a, b in zip(tiles, derived, strict=True))
-    return dataclasses.replace(plain, tiles=given) if any(given) else plain
-
-
-def _as_codes(x: jax.Array) -> jax.Array:
-    """The array; 8-bit values and float8_e8m0fnu scales as bytes, which XLA does not convert."""
-    if x.dtype.itemsize == 1:
-        return jax.lax.bitcast_convert_type(x, jnp.uint8)
-    return jnp.asarray(x)
-
-
-def _from_codes(codes: jax.Array, dtype: np.dtype) -> jax.Array:
-    return codes if codes.dtype == dtype else jax.lax.bitcast_convert_type(codes, dtype)

@@ -23,8 +23,7 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
 
     Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. The model is traced,
     since only a layer knows which axis of its weight it sums over, and not run. On a GPU only
-    layers change whose recipe has zero points for activations, such as `INT8_ASYMMETRIC`. Restore
-    a checkpoint before you prepare.
+    layers change whose recipe holds activations in 8 bits. Restore a checkpoint before you prepare.
 
     Args:
       model: a module that holds layers of `jaxfp8.linen`.
@@ -58,7 +57,7 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
         reason = _why_not(weight, value)
         if not reason:
             return prepared.prepare(value, weight.contracting[0] - len(weight.shape))
-        if reason != prepared.ON_GPU and not weight.looked_up:
+        if reason not in prepared.IN_PLACE and not weight.looked_up:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             text = message(_OPERATION, f"`{name}`", f"is {value}", reason, "it is left as it is")
             left.append(text)
@@ -80,5 +79,5 @@ def _why_not(weight: Weight, value: QArray | TransposedArray) -> str:
     if value.shape[-len(weight.shape) :] != weight.shape:
         return f"layers of {weight.shape} are stacked along another axis than the first"
     axes, rank = weight.contracting, len(weight.shape)
-    zero_points = weight.recipe.has_zero_points
-    return prepared.why_not_layer(value, axes, rank, meets_zero_points=zero_points)
+    in_8_bits = weight.recipe.activation is not None
+    return prepared.why_not_layer(value, axes, rank, meets_8_bits=in_8_bits)

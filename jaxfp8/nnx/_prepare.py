@@ -17,9 +17,9 @@ def prepare(model: nnx.Module) -> Changes:
     """Prepares the 8-bit weights of a live model for the kernels of the device, in place.
 
     Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. On a GPU only layers
-    change whose recipe has zero points for activations, such as `INT8_ASYMMETRIC`. The state of the
-    model then has other arrays. A checkpoint should have the old ones, which any machine can read:
-    load before you prepare, and `unprepare` before you save.
+    change whose recipe holds activations in 8 bits. The state of the model then has other arrays.
+    A checkpoint should have the old ones, which any machine can read: load before you prepare, and
+    `unprepare` before you save.
 
     Args:
       model: changed in place; `unprepare` undoes it, `dequantize` gives floats.

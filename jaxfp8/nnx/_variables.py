@@ -7,7 +7,7 @@ They are no `nnx.Param`: codes have no gradient, so `nnx.grad` and optimisers, w
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,9 @@ from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value.dtypes import EIGHT_BIT
 from jaxfp8._value.errors import message
+from jaxfp8._value.packing import COLUMNS, QUAD
 from jaxfp8._value.prepared import (
-    COLUMNS,
-    QUAD,
     PreparedArray,
-    is_held,
     prepare,
     stored,
     why_not_layer,
@@ -43,8 +41,8 @@ class Held:
     """A parameter in 8 bits, as a layer stores it.
 
     Attributes:
-      codes: the 8-bit values; or the float parameter, if the recipe leaves it wide; or a whole
-        `PreparedArray` with sums, of which no part can then be replaced without the others.
+      codes: the 8-bit values; or the float parameter, if the recipe leaves it wide; or, prepared
+        for a GPU, a whole `PreparedArray`: no part of it can be replaced without the others.
       scale, zero_point: of the codes, or None.
       tiles: as in `QArray`.
       order: in which the axes of the arrays are read, as in `TransposedArray`; None as they lie.
@@ -102,13 +100,13 @@ def why_not_prepared(held: Held, contracting: Shape, rank: int, recipe: Recipe) 
         return "it is not in 8 bits"
     if held.codes.get_metadata().get(_SHARDING) is not None:
         return "it is sharded by the names of its axes"
-    return why_not_layer(q, contracting, rank, meets_zero_points=recipe.has_zero_points)
+    return why_not_layer(q, contracting, rank, meets_8_bits=recipe.activation is not None)
 
 
 def prepared(held: Held, contracting: int) -> Held:
     """The parameter prepared, with its metadata."""
     q = prepare(as_qarray(held), contracting)
-    if q.sums is not None:
+    if q.is_whole:
         whole: Any = QParam(q, **held.codes.get_metadata())
         return Held(codes=whole, prepared=q.contracting)
     return _with_arrays(held, q.packed, q.contracting)
@@ -117,9 +115,10 @@ def prepared(held: Held, contracting: int) -> Held:
 def restored(held: Held) -> Held:
     """A prepared parameter in its former layout, with its metadata."""
     q, axis = as_qarray(held), held.prepared
-    if q.sums is not None:
-        order = q.packed.order if isinstance(q.packed, TransposedArray) else None
-        return _with_arrays(dataclasses.replace(held, order=order), stored(q.packed), None)
+    if q.is_whole:
+        was = q.restore()
+        order = was.order if isinstance(was, TransposedArray) else None
+        return _with_arrays(dataclasses.replace(held, order=order), stored(was), None)
     if held.order is not None and axis is not None:
         q = PreparedArray(q.packed, held.order[axis])  # the axis of what was stored
     return _with_arrays(held, q.restore(), None)
@@ -188,7 +187,11 @@ def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
       operation, operand: what the error says.
     """
     codes, rank = held.codes.get_value(), len(shape)
-    if isinstance(codes, PreparedArray) or (held.scale is None and held.prepared is None):
+    if isinstance(codes, PreparedArray):
+        if held.prepared is None:
+            _refuse_layout(operation, operand, f"is {codes}", packed=True)
+        return
+    if held.scale is None and held.prepared is None:
         return
     inverse = dict(zip(_axes_of(held.order, rank), shape, strict=True))
     lies = tuple(inverse[axis] for axis in range(rank))
@@ -203,19 +206,23 @@ def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
     packed = codes.ndim >= rank + 2 and last == (COLUMNS, QUAD) and not plain
     if packed != (held.prepared is not None):
         as_it_lies = "as `jaxfp8.nnx.prepare` lays it out" if packed else "as it is if not prepared"
-        needs = f"the layer is {'not ' if packed else ''}prepared"
-        remedy = "save what `jaxfp8.nnx.unprepare` gives, and prepare a model once it is loaded"
-        got = f"has shape {codes.shape}, {as_it_lies}"
-        raise ValueError(message(operation, operand, got, needs, remedy))
+        _refuse_layout(operation, operand, f"has shape {codes.shape}, {as_it_lies}", packed=packed)
+
+
+def _refuse_layout(operation: str, operand: str, got: str, *, packed: bool) -> NoReturn:
+    needs = f"the layer is {'not ' if packed else ''}prepared"
+    remedy = "save what `jaxfp8.nnx.unprepare` gives, and prepare a model once it is loaded"
+    raise ValueError(message(operation, operand, got, needs, remedy))
 
 
 def release(held: Held, dtype: Any) -> nnx.Variable:
     """The parameter as an `nnx.Param` of floats, with the metadata that it had."""
-    if not is_held(as_qarray(held)):
+    if isinstance(held.codes.get_value(), PreparedArray):
+        held = restored(held)
+    if held.scale is None:
         return held.codes
     values = dequantize(as_qarray(held), jnp.float32).astype(dtype)
-    codes = jax.tree.leaves(held.codes.get_value())[0]
-    return _variable(held.codes, codes, values, kind=nnx.Param, order=held.order)
+    return _variable(held.codes, held.codes[...], values, kind=nnx.Param, order=held.order)
 
 
 def nbytes(*variables: nnx.Variable | None) -> int:

@@ -75,14 +75,20 @@ def test_sums_are_read_and_not_made(kernel):
         np.testing.assert_array_equal(run(spec, moved, kernel)[0], exact - step)
 
 
+@pytest.mark.parametrize("recipe", ["INT8_ASYMMETRIC", "INT8", "FP8_DYNAMIC"])
 @pytest.mark.parametrize("view", [False, True], ids=["KN", "NK"])
-def test_a_prepared_weight_changes_no_bit(view):
-    x = jax.random.normal(jax.random.key(0), (200, 384), jnp.bfloat16)
+@pytest.mark.parametrize("rows", [3, 200])
+def test_a_prepared_weight_changes_no_bit(rows, view, recipe):
+    recipe = getattr(jaxfp8, recipe)
+    x = jax.random.normal(jax.random.key(0), (rows, 384), jnp.bfloat16)
     w = jax.random.normal(jax.random.key(1), (384, 272))
-    recipe = jaxfp8.INT8_ASYMMETRIC
     q = recipe.quantize_weight(w.T, (1,)).T if view else recipe.quantize_weight(w, (0,))
     p = jaxfp8.prepare(q)
-    assert isinstance(p, jaxfp8.PreparedArray) and p.sums is not None
+    if view and recipe is jaxfp8.FP8_DYNAMIC:
+        assert p is q
+        return
+    assert p.turned is not view
+    assert (p.sums is None) is (recipe is jaxfp8.FP8_DYNAMIC)
     product = jax.jit(lambda x, w: recipe_product(x, w, recipe))
     np.testing.assert_array_equal(product(x, p), product(x, q))
 

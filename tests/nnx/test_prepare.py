@@ -152,40 +152,74 @@ def test_state_laid_out_otherwise_than_the_model_says_what_to_save(prepared):
         one(TOKENS)
 
 
-# Sums, for a GPU
+# For a GPU
 
 
-def test_layers_with_zero_points_get_sums_on_a_gpu(monkeypatch):
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Weights are prepared as if they were on a GPU."""
     monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
-    assert not jaxfp8.nnx.prepare(model(jaxfp8.INT8)).changed
-    made = model(jaxfp8.INT8_ASYMMETRIC)
-    want, (graph, state) = made(TOKENS), nnx.split(made)
+
+
+def test_weights_beside_floats_stay_as_they_are_on_a_gpu(on_gpu):
+    changes = jaxfp8.nnx.prepare(model(jaxfp8.W8A16))
+    assert not changes.changed and "as it lies" in changes.left[0].reason
+
+
+@pytest.mark.parametrize("recipe", ["INT8", "INT8_ASYMMETRIC", "FP8_DYNAMIC"])
+def test_weights_beside_8_bits_lie_with_the_sum_last_on_a_gpu(on_gpu, recipe):
+    made = model(getattr(jaxfp8, recipe))
+    want, kernel, (graph, state) = made(TOKENS), made.dense.weight, nnx.split(made)
     assert [row.path for row in jaxfp8.nnx.prepare(made).changed] == ["dense", "head", "split"]
-    np.testing.assert_array_equal(
-        made.dense.weight.sums, made.dense.weight.packed.qvalue.sum(0)[None]
-    )
-    np.testing.assert_array_equal(nnx.jit(lambda m, x: m(x))(made, TOKENS), want)
+    weight = made.dense.weight
+    assert (weight.turned, weight.shape) == (True, kernel.shape)
+    assert (weight.sums is None) is (recipe == "FP8_DYNAMIC")
+    for got in (made(TOKENS), nnx.jit(lambda m, x: m(x))(made, TOKENS)):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
     assert float(jnp.abs(nnx.grad(lambda m: jnp.sum(m(TOKENS)))(made)["head"]["bias"][...]).max())
     assert jaxfp8.nnx.prepare(made).left[0].reason == "it is prepared already"
     other = nnx.clone(made)
     with pytest.raises(ValueError):
         nnx.update(other, state)
-    with pytest.raises(ValueError, match="the layer is prepared"):  # codes without their sums
+    with pytest.raises(ValueError, match="the layer is prepared"):  # codes without the rest
         other.dense(jnp.ones((1, 64)))
+    bare = model(made.dense.recipe)
+    nnx.update(bare, nnx.state(made))
+    with pytest.raises(ValueError, match=r"the layer is not prepared.*unprepare"):
+        bare.dense(jnp.ones((1, 64)))
     jaxfp8.nnx.unprepare(made)
     again, restored = nnx.split(made)
     assert again == graph
     jax.tree.map(np.testing.assert_array_equal, restored, state)
 
 
-def test_a_model_with_sums_goes_back_to_floats(monkeypatch):
-    made, other = model(jaxfp8.INT8_ASYMMETRIC), model(jaxfp8.INT8_ASYMMETRIC)
-    monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
+@pytest.mark.parametrize("recipe", ["INT8_ASYMMETRIC", "FP8_DYNAMIC"])
+def test_a_model_prepared_for_a_gpu_goes_back_to_floats(on_gpu, recipe):
+    recipe = getattr(jaxfp8, recipe)
+    made, other = model(recipe), model(recipe)
     jaxfp8.nnx.prepare(made)
     for one in (made, other):
         jaxfp8.nnx.dequantize(one)
     jax.tree.map(np.testing.assert_array_equal, nnx.state(made), nnx.state(other))
-    jaxfp8.nnx.quantize(made, jaxfp8.INT8_ASYMMETRIC)
+    jaxfp8.nnx.quantize(made, recipe)
     jaxfp8.nnx.prepare(made)
     made.dense.weight = made.dense.weight.restore()
     assert made.dense.prepared is None and isinstance(made.dense.weight, jaxfp8.QArray)
+
+
+def test_a_stacked_layer_is_scanned_as_on_a_gpu(on_gpu):
+    @nnx.vmap(in_axes=0)
+    def stack(key):
+        return nnx.Linear(64, 64, rngs=nnx.Rngs(key))
+
+    made = nnx.Sequential(stack(jax.random.split(jax.random.key(0), 3)))
+    x = jax.random.normal(jax.random.key(1), (2, 64))
+    jaxfp8.nnx.quantize(made, jaxfp8.INT8_ASYMMETRIC)
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def run(x, layer):
+        return layer(x)
+
+    want = run(x, made.layers[0])
+    assert len(jaxfp8.nnx.prepare(made).changed) == 1
+    np.testing.assert_allclose(run(x, made.layers[0]), want, rtol=0, atol=1e-4)
