@@ -228,6 +228,18 @@ def test_a_gpu_keeps_fp8_weights_whose_contracted_axis_lies_last(on_gpu):
     assert jaxfp8.prepare(flat, -1) is flat
 
 
+def test_a_gpu_copies_no_view(on_gpu):
+    q = jaxfp8.quantize(normal(64, 40))
+    assert jaxfp8.prepare(q.T, -1).stored is q
+    q = jaxfp8.quantize(normal(64, 40), jnp.int8)
+    p = jaxfp8.prepare(q.T, -1)
+    assert (p.turned, p.shape, p.sums.shape) == (False, (40, 64), (1, 40))
+    assert p.restore().stored is q
+    x = jaxfp8.quantize(normal(5, 64, seed=1), jnp.uint8, zero_point=True)
+    over_last = (((1,), (1,)), ((), ()))
+    assert_same(jaxfp8.dot_general(x, p, over_last), jaxfp8.dot_general(x, q.T, over_last))
+
+
 @pytest.mark.parametrize("dtype", [E4M3, E5M2, jnp.int8, jnp.uint8])
 @pytest.mark.parametrize("axis", [-3, 1, 2, -1])
 def test_a_gpu_gets_the_contracted_axis_last_and_the_sums_of_integers(on_gpu, axis, dtype):
@@ -264,6 +276,7 @@ def test_a_turned_weight_multiplies_as_it_did(on_gpu, dtype):
     assert_close(jax.vmap(jaxfp8.matmul)(x, p), want)
     _, got = jax.lax.scan(lambda _, part: (None, jaxfp8.matmul(*part)), None, (x, p))
     assert_close(got, want)
+    assert_close(jaxfp8.matmul(x, p, compute="int8"), jaxfp8.matmul(x, q, compute="int8"))
     merged = jaxfp8.einsum("btk,bkn->tbn", x, p)
     assert_close(merged, want.transpose(1, 0, 2))
     spec = spec_of(lambda x, w: jaxfp8.matmul(x, w), x, p)
@@ -341,8 +354,11 @@ def test_sums_that_do_not_fit_are_refused(on_gpu):
     for sums in (p.sums.astype(jnp.float32), p.sums.T, p.sums[:39]):
         with pytest.raises(ValueError, match=r"`rhs` has sums .* int32\[40, 1\] of 64 integers"):
             jaxfp8.matmul(x, dataclasses.replace(p, sums=sums))
-    with pytest.raises(ValueError, match="has sums over axis 0"):
+    with pytest.raises(ValueError, match="2 axes and is prepared for products over axis 0"):
         jaxfp8.matmul(x, dataclasses.replace(p, contracting=0))
+    for taken_apart in (p, jaxfp8.prepare(jaxfp8.quantize(normal(64, 40)))):
+        with pytest.raises(ValueError, match=r"1 axes and is prepared .* before the last two"):
+            jaxfp8.matmul(x, jax.tree.map(lambda leaf: leaf[0], taken_apart))
     fp8 = dataclasses.replace(p, packed=jaxfp8.quantize(normal(40, 64)).T)
     with pytest.raises(ValueError, match="of 64 integers is needed"):
         jaxfp8.matmul(x, fp8)

@@ -251,10 +251,10 @@ set_matmul(matmul)
 
 
 def _sides(operation: str, lhs: Operand, rhs: Operand, compute: str | None) -> tuple[Side, Side]:
-    """Both operands; a prepared one as it was if it is to be rounded once more."""
+    """Both operands; one that was packed as it was, if it is to be rounded once more."""
     if check_compute(operation, compute) is not None and isinstance(rhs, PreparedArray):
         check_prepared(rhs, operation, "rhs")
-        rhs = rhs.restore()
+        rhs = rhs.packed if rhs.is_whole else rhs.restore()
     return as_sides(operation, lhs, rhs)
 
 

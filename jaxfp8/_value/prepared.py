@@ -52,7 +52,7 @@ class PreparedArray(MatmulOperator):
     Attributes:
       packed: on a CPU a `QArray` in the order in which kernels read it,
         `[..., N / 64, K / 4, 64, 4]` for K the contracted axis, N the last of the others. On a GPU
-        the array itself, or a view of one in which the contracted axis lies last.
+        a view of a copy in which the contracted axis lies last, or, with `sums`, the array itself.
       contracting: the contracted axis, counted from the last one of `shape`.
       sums: None, or the sums of the codes over the contracted axis, int32, which has size 1 there.
         Their axes are those of the arrays as they lie.
@@ -108,7 +108,7 @@ class PreparedArray(MatmulOperator):
     def restore(self) -> Any:
         """The array that was prepared, bit for bit, without `tiles` where they can be derived.
 
-        A view that was packed or turned is a `QArray` afterwards.
+        A view that was packed for a CPU is a `QArray` afterwards.
 
         Example:
           >>> import jax.numpy as jnp, jaxfp8
@@ -142,10 +142,11 @@ def prepare(q: Any, contracting: int = -2) -> Any:
     - On a CPU, the layout that kernels read: groups of 64 columns by 4 values of K. A product
       rearranges any other layout. With few rows a prepared weight is up to 2x faster. The gradient
       with respect to the left operand is slower with it.
-    - On a GPU, a copy in which K lies last, as the kernels of 8-bit activations read a weight. They
+    - On a GPU, a copy in which K lies last, as kernels of 8-bit activations read a weight. Products
       transpose any other at each call. And the sums of an int8 or uint8 weight over K. A product
       whose left operand has zero points needs them, `sum_k (l - z) w = sum_k l w - z sum_k w`, and
-      otherwise reads the weight once more. FP8 weights that lie so stay as they are.
+      otherwise reads the weight once more. Views are not copied: of integers they get sums, and of
+      FP8 they stay as they are. Batch axes have to come first, or calls still move them.
 
     Args:
       q: a `QArray`, or a pytree; its `QArray`s are prepared.
@@ -212,11 +213,10 @@ def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
         after slicing one that has no axis to spare.
     """
     check_qarray(stored(p.packed), operation, operand)
-    shape, axis = p.packed.shape, p.contracting
-    if p.sums is not None:
-        _check_sums(p, p.sums, operation, operand)
     if p.is_whole:
+        _check_whole(p, operation, operand)
         return
+    shape, axis = p.packed.shape, p.contracting
     if shape[-2:] != (COLUMNS, QUAD) or len(shape) < 4 or not -len(shape) + 2 <= axis < 0:
         got = f"is packed as {shape} for products over axis {axis}"
         needs = f"(..., columns / {COLUMNS}, depth / {QUAD}, {COLUMNS}, {QUAD}) is needed"
@@ -224,21 +224,24 @@ def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
         raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
 
 
-def _check_sums(p: PreparedArray, sums: jax.Array, operation: str, operand: str) -> None:
-    rank, axis = p.packed.ndim, p.contracting
-    if not -rank <= axis < 0:
-        got, needs = f"has sums over axis {axis}", f"an axis of shape {p.packed.shape} is needed"
-    else:
-        kept, along = list(stored(p.packed).shape), _stored_axis(p.packed, axis)
+def _check_whole(p: PreparedArray, operation: str, operand: str) -> None:
+    held, rank, axis = stored(p.packed), p.packed.ndim, p.contracting
+    order = p.packed.order if isinstance(p.packed, TransposedArray) else ()
+    if not -rank <= axis < 0 or len(order) > rank:
+        got = f"has {rank} axes and is prepared for products over axis {axis}"
+        needs, remedy = "its last axes are needed", "take apart only axes before the last two"
+        raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
+    if p.sums is not None:
+        kept, along = list(held.shape), _stored_axis(p.packed, axis)
         terms, kept[along] = kept[along], 1
-        shape, dtype = tuple(sums.shape), np.dtype(sums.dtype)
+        shape, dtype = tuple(p.sums.shape), np.dtype(p.sums.dtype)
         fits = shape == tuple(kept) and dtype == INT32 and terms == p.terms
-        if fits and is_int8(stored(p.packed).qvalue.dtype):
+        if fits and is_int8(held.qvalue.dtype):
             return
         got = f"has sums {dtype.name}{list(shape)} of {p.terms} codes each"
         needs = f"int32{kept} of {terms} integers is needed"
-    remedy = "prepare it where it is whole along that axis, or pass a part of `restore()`"
-    raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
+        remedy = "prepare it where it is whole along that axis, or pass a part of `restore()`"
+        raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
 
 
 def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
@@ -278,8 +281,8 @@ def why_not(q: QArray | TransposedArray, contracting: int) -> str:
     """Why an array is not prepared for products over an axis; "" if it is."""
     platform = _platform(stored(q))
     if platform == "gpu":
-        lies_last = _stored_axis(q, contracting) == -1 and not is_int8(stored(q).qvalue.dtype)
-        return ON_GPU if lies_last or q.ndim < 2 else ""
+        stays = not _turns(q, contracting) and not is_int8(stored(q).qvalue.dtype)
+        return ON_GPU if stays or q.ndim < 2 else ""
     if platform != "cpu":
         return ELSEWHERE
     if isinstance(q, TransposedArray):
@@ -322,10 +325,15 @@ def why_not_layer(
     return why_not(q, contracting[0] - rank)
 
 
+def _turns(q: QArray | TransposedArray, contracting: int) -> bool:
+    """Whether an array is copied, with the contracted axis last."""
+    return isinstance(q, QArray) and contracting != -1
+
+
 def _prepared_for_gpu(q: QArray | TransposedArray, contracting: int) -> PreparedArray:
     """With the contracted axis last in memory, and sums of integers."""
-    turns = _stored_axis(q, contracting) != -1
-    held = _with_axis_last(q, contracting) if turns else q
+    turns = _turns(q, contracting)
+    held = _with_axis_last(q, contracting) if isinstance(q, QArray) and turns else q
     codes = stored(held).qvalue
     if not is_int8(codes.dtype):
         return PreparedArray(held, contracting, turned=turns)
@@ -333,7 +341,7 @@ def _prepared_for_gpu(q: QArray | TransposedArray, contracting: int) -> Prepared
     return PreparedArray(held, contracting, sums, turns, terms)
 
 
-def _with_axis_last(q: QArray | TransposedArray, axis: int) -> TransposedArray:
+def _with_axis_last(q: QArray, axis: int) -> TransposedArray:
     """A view of the same values whose arrays lie with an axis last."""
     order = [*range(q.ndim)]
     order.append(order.pop(axis))

@@ -80,7 +80,7 @@ def _changed(
 ) -> Changes:
     """Changes the 8-bit layers without a reason against it, and makes a row for each layer."""
     rows: list[Change] = []
-    chosen: list[EightBitLayer] = []
+    chosen: list[tuple[str, EightBitLayer]] = []
 
     def visit(path: str, module: nnx.Module) -> nnx.Module:
         if isinstance(module, EightBitLayer):
@@ -89,11 +89,16 @@ def _changed(
             if after and not reason:
                 found = dataclasses.replace(found, after=after)
             rows.append(found)
-            chosen.extend([] if reason else [module])
+            chosen.extend([] if reason else [(path, module)])
         return module
 
     visit("", model)
     replace(model, visit)
-    for layer in chosen:
+    after_change = dict[str, int]()
+    for path, layer in chosen:
         change(layer)
-    return Changes(rows=tuple(rows))
+        after_change[path] = row(path, layer, layer).bytes_after
+    found = (
+        dataclasses.replace(r, bytes_after=after_change.get(r.path, r.bytes_after)) for r in rows
+    )
+    return Changes(rows=tuple(found))

@@ -1,7 +1,8 @@
 """8-bit parameters as variables of nnx: one for the codes, one for the scale, one for a zero point.
 
 They are no `nnx.Param`: codes have no gradient, so `nnx.grad` and optimisers, which select
-`nnx.Param`, ignore them. Each holds one plain array, for checkpoints, shardings and scans.
+`nnx.Param`, ignore them. Each holds one plain array, for checkpoints, shardings and scans; a weight
+that is prepared for a GPU is one variable of a whole `PreparedArray`.
 """
 
 from __future__ import annotations
@@ -187,11 +188,13 @@ def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
       operation, operand: what the error says.
     """
     codes, rank = held.codes.get_value(), len(shape)
-    if isinstance(codes, PreparedArray):
-        if held.prepared is None:
-            _refuse_layout(operation, operand, f"is {codes}", packed=True)
+    whole = isinstance(codes, PreparedArray)
+    if held.scale is None and held.prepared is None and not whole:
         return
-    if held.scale is None and held.prepared is None:
+    if whole != (held.scale is None) or (whole and held.prepared is None):
+        got = f"is {codes}" if whole else f"is {codes.dtype}{list(codes.shape)}"
+        _refuse_layout(operation, operand, got, packed=whole)
+    if whole:
         return
     inverse = dict(zip(_axes_of(held.order, rank), shape, strict=True))
     lies = tuple(inverse[axis] for axis in range(rank))
@@ -210,7 +213,7 @@ def check_held(held: Held, shape: Shape, operation: str, operand: str) -> None:
 
 
 def _refuse_layout(operation: str, operand: str, got: str, *, packed: bool) -> NoReturn:
-    needs = f"the layer is {'not ' if packed else ''}prepared"
+    needs = f"the layer is {'not ' if packed else ''}prepared so"
     remedy = "save what `jaxfp8.nnx.unprepare` gives, and prepare a model once it is loaded"
     raise ValueError(message(operation, operand, got, needs, remedy))
 

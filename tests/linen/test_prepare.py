@@ -1,4 +1,4 @@
-"""`jaxfp8.linen.prepare`: the weights of a model as the CPU's kernels read them."""
+"""`jaxfp8.linen.prepare`: the weights of a model as kernels read them."""
 
 import compiling
 import flax.linen as nn

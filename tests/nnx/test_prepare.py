@@ -1,4 +1,6 @@
-"""`jaxfp8.nnx.prepare`: the weights of a live model as the CPU's kernels read them."""
+"""`jaxfp8.nnx.prepare`: the weights of a live model as kernels read them."""
+
+import contextlib
 
 import jax
 import jax.numpy as jnp
@@ -170,8 +172,13 @@ def test_weights_beside_floats_stay_as_they_are_on_a_gpu(on_gpu):
 def test_weights_beside_8_bits_lie_with_the_sum_last_on_a_gpu(on_gpu, recipe):
     made = model(getattr(jaxfp8, recipe))
     want, kernel, (graph, state) = made(TOKENS), made.dense.weight, nnx.split(made)
-    assert [row.path for row in jaxfp8.nnx.prepare(made).changed] == ["dense", "head", "split"]
+    changes = jaxfp8.nnx.prepare(made)
+    assert [row.path for row in changes.changed] == ["dense", "head", "split"]
     weight = made.dense.weight
+    assert (changes.changed[0].bytes_before, changes.changed[0].bytes_after) == (
+        kernel.nbytes,
+        weight.nbytes,
+    )
     assert (weight.turned, weight.shape) == (True, kernel.shape)
     assert (weight.sums is None) is (recipe == "FP8_DYNAMIC")
     for got in (made(TOKENS), nnx.jit(lambda m, x: m(x))(made, TOKENS)):
@@ -205,6 +212,35 @@ def test_a_model_prepared_for_a_gpu_goes_back_to_floats(on_gpu, recipe):
     jaxfp8.nnx.prepare(made)
     made.dense.weight = made.dense.weight.restore()
     assert made.dense.prepared is None and isinstance(made.dense.weight, jaxfp8.QArray)
+
+
+def test_a_view_that_gets_sums_comes_back_as_a_view(on_gpu):
+    made = model(jaxfp8.INT8_ASYMMETRIC)
+    q = made.dense.weight
+    made.dense.weight = jaxfp8.QArray(q.qvalue.T, q.scale.T).T
+    want, (graph, state) = made(TOKENS), nnx.split(made)
+    jaxfp8.nnx.prepare(made)
+    assert not made.dense.weight.turned and made.dense.weight.sums is not None
+    np.testing.assert_array_equal(made(TOKENS), want)
+    jaxfp8.nnx.unprepare(made)
+    again, restored = nnx.split(made)
+    assert again == graph
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+
+
+@pytest.mark.parametrize("own", ["gpu", "cpu"])
+def test_state_prepared_for_another_platform_is_refused(own, monkeypatch):
+    made = {}
+    for platform in ("gpu", "cpu"):
+        monkeypatch.setattr(_prepared, "_platform", lambda q, platform=platform: platform)
+        made[platform] = model(jaxfp8.INT8)
+        jaxfp8.nnx.prepare(made[platform])
+    one = made.pop(own)
+    (other,) = made.values()
+    with contextlib.suppress(ValueError):  # Flax's, which has overwritten the codes
+        nnx.update(one, nnx.state(other))
+    with pytest.raises(ValueError, match=r"the layer is (not )?prepared so.*unprepare"):
+        one.dense(jnp.ones((1, 64)))
 
 
 def test_a_stacked_layer_is_scanned_as_on_a_gpu(on_gpu):
