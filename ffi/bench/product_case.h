@@ -154,7 +154,7 @@ struct TestSide {
     side.dtype = type, side.batch = lines * depth;
     side.free = mn_major ? 1 : depth, side.depth = mn_major ? lines : 1;
     side.scale = scaled, side.zero_point = zeroed;
-    const int64_t across = (depth + tile_depth - 1) / tile_depth;
+    const int64_t across = std::max<int64_t>(1, (depth + tile_depth - 1) / tile_depth);
     const int64_t down = (lines + tile_free - 1) / tile_free;
     side.tiles = {tile_free, tile_depth, across * down, down == 1 ? 0 : across,
                   across == 1 ? 0 : 1};
