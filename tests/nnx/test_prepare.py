@@ -33,6 +33,13 @@ def model(recipe):
     return made
 
 
+def assert_is(made, graph, state):
+    """The model is what it was when it was split."""
+    again, restored = nnx.split(made)
+    assert again == graph
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
+
+
 TOKENS = jnp.arange(6).reshape(2, 3)
 
 
@@ -123,9 +130,7 @@ def test_unprepare_gives_the_model_back_that_was_prepared(recipe):
     changes = jaxfp8.nnx.unprepare(made)
     assert [row.path for row in changes.changed] == changed
     assert {row.reason for row in changes.left} == {"it is not prepared"}
-    again, restored = nnx.split(made)
-    assert again == graph
-    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    assert_is(made, graph, state)
 
 
 def test_checkpoint_of_an_unprepared_model_is_any_models(tmp_path):
@@ -195,9 +200,7 @@ def test_weights_beside_8_bits_lie_with_the_sum_last_on_a_gpu(on_gpu, recipe):
     with pytest.raises(ValueError, match=r"the layer is not prepared.*unprepare"):
         bare.dense(jnp.ones((1, 64)))
     jaxfp8.nnx.unprepare(made)
-    again, restored = nnx.split(made)
-    assert again == graph
-    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    assert_is(made, graph, state)
 
 
 @pytest.mark.parametrize("recipe", ["INT8_ASYMMETRIC", "FP8_DYNAMIC"])
@@ -223,9 +226,7 @@ def test_a_view_that_gets_sums_comes_back_as_a_view(on_gpu):
     assert not made.dense.weight.turned and made.dense.weight.sums is not None
     np.testing.assert_array_equal(made(TOKENS), want)
     jaxfp8.nnx.unprepare(made)
-    again, restored = nnx.split(made)
-    assert again == graph
-    jax.tree.map(np.testing.assert_array_equal, restored, state)
+    assert_is(made, graph, state)
 
 
 @pytest.mark.parametrize("own", ["gpu", "cpu"])
