@@ -108,7 +108,11 @@ class WildData {
     for (int64_t axis : wild.lhs.contracting) depth *= static_cast<double>(wild.lhs.shape[axis]);
     const double values = ValuesOf(OutOf(wild), 0);
     if (values * std::max(depth, 1.0) > kMostProducts) return false;
-    return 4 * (values + ValuesOf(wild.lhs.shape, 0) + ValuesOf(wild.rhs.shape, 0)) < kMostData;
+    double data = values;
+    for (const WildSide* side : {&wild.lhs, &wild.rhs}) {
+      data += ValuesOf(side->shape, 0) + (side->sums ? ValuesOf(SumsOf(*side), 0) : 0);
+    }
+    return 4 * data < kMostData;
   }
 
  private:
