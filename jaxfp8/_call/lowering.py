@@ -23,6 +23,9 @@ from jaxfp8._call.strictness import warn_once
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import ScaledDotSpec
 
+# Paths that read sums, and "" for the best.
+_READ_SUMS = ("", "sm90_gemm", "cublaslt_int8")
+
 
 def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
     """Says why `spec` would not run on a kernel of `platform` now, or None if it would.
@@ -73,10 +76,6 @@ def _call_cuda(
     call = jax.ffi.ffi_call(ffi.TARGET, results)
     *outputs, _ = call(*arrays, **form.spec.attributes(), kernel=kernel)
     return form.results(outputs)
-
-
-# Paths that read sums, and "" for the best.
-_READ_SUMS = ("", "sm90_gemm", "cublaslt_int8")
 
 
 def _with_sums(

@@ -333,7 +333,7 @@ def _turns(q: QArray | TransposedArray, contracting: int) -> bool:
 def _prepared_for_gpu(q: QArray | TransposedArray, contracting: int) -> PreparedArray:
     """With the contracted axis last in memory, and sums of integers."""
     turns = _turns(q, contracting)
-    held = _with_axis_last(q, contracting) if isinstance(q, QArray) and turns else q
+    held = _with_axis_last(q, contracting) if turns else q
     codes = stored(held).qvalue
     if not is_int8(codes.dtype):
         return PreparedArray(held, contracting, turned=turns)
@@ -341,7 +341,7 @@ def _prepared_for_gpu(q: QArray | TransposedArray, contracting: int) -> Prepared
     return PreparedArray(held, contracting, sums, turns, terms)
 
 
-def _with_axis_last(q: QArray, axis: int) -> TransposedArray:
+def _with_axis_last(q: QArray | TransposedArray, axis: int) -> TransposedArray:
     """A view of the same values whose arrays lie with an axis last."""
     order = [*range(q.ndim)]
     order.append(order.pop(axis))

@@ -80,7 +80,7 @@ def _changed(
 ) -> Changes:
     """Changes the 8-bit layers without a reason against it, and makes a row for each layer."""
     rows: list[Change] = []
-    chosen: list[tuple[str, EightBitLayer]] = []
+    chosen: list[tuple[int, EightBitLayer]] = []  # with the number of its row
 
     def visit(path: str, module: nnx.Module) -> nnx.Module:
         if isinstance(module, EightBitLayer):
@@ -88,17 +88,14 @@ def _changed(
             found = row(path, module, module, reason)
             if after and not reason:
                 found = dataclasses.replace(found, after=after)
+            chosen.extend([] if reason else [(len(rows), module)])
             rows.append(found)
-            chosen.extend([] if reason else [(path, module)])
         return module
 
     visit("", model)
     replace(model, visit)
-    after_change = dict[str, int]()
-    for path, layer in chosen:
+    for number, layer in chosen:
         change(layer)
-        after_change[path] = row(path, layer, layer).bytes_after
-    found = (
-        dataclasses.replace(r, bytes_after=after_change.get(r.path, r.bytes_after)) for r in rows
-    )
-    return Changes(rows=tuple(found))
+        held = row("", layer, layer).bytes_after
+        rows[number] = dataclasses.replace(rows[number], bytes_after=held)
+    return Changes(rows=tuple(rows))

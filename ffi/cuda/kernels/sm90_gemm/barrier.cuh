@@ -55,8 +55,8 @@ __device__ __forceinline__ void Wait(uint32_t barrier, uint32_t parity) {
         : "memory");
   }
 }
-// The same for threads that wait most of the time. They sleep, for up to 10 ms at a time. `Wait`
-// wakes a thread dozens of times a step, and so takes issue slots from the math warps.
+// Waits as `Wait` does, but suspends the thread for up to 10 ms at a time. `Wait` wakes it dozens
+// of times a step, which takes issue slots from the math warps. For warps that mostly wait.
 __device__ __forceinline__ void WaitAsleep(uint32_t barrier, uint32_t parity) {
   constexpr uint32_t kNanoseconds = 10'000'000;
   uint32_t done = 0;
