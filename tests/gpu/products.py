@@ -76,6 +76,12 @@ def matrices(
     )
 
 
+def with_zeros(spec: ScaledDotSpec, zeros: str) -> ScaledDotSpec:
+    """The same product with zero points on the sides named."""
+    made = {s: dataclasses.replace(getattr(spec, s), zero_point=s in zeros) for s in ("lhs", "rhs")}
+    return dataclasses.replace(spec, **made)
+
+
 def in_form(
     spec: ScaledDotSpec, operands: dict[str, np.ndarray], form: str, side: str = "rhs"
 ) -> tuple[ScaledDotSpec, dict[str, np.ndarray]]:

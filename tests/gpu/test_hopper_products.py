@@ -1,10 +1,8 @@
 """Products of two 8-bit operands by path `sm90_gemm`, against float64."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from gpu.products import FP8, HOPPER, INT8, check, draw, matrices, run
+from gpu.products import FP8, HOPPER, INT8, check, draw, matrices, run, with_zeros
 
 import oracle
 
@@ -55,12 +53,6 @@ def test_blocks_on_hopper_have_the_same_bits_in_every_run():
     first = run(spec, operands, "sm90_gemm")[0]
     for _ in range(3):
         np.testing.assert_array_equal(run(spec, operands, "sm90_gemm")[0], first)
-
-
-def with_zeros(spec, zeros):
-    """The same product with zero points on the sides named."""
-    made = {s: dataclasses.replace(getattr(spec, s), zero_point=s in zeros) for s in ("lhs", "rhs")}
-    return dataclasses.replace(spec, **made)
 
 
 ZEROS = pytest.mark.parametrize("zeros", ["", "lhs", "rhs", "lhs rhs"])

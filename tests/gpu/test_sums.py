@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gpu.products import HOPPER, INT8, check, draw, matrices, run
+from gpu.products import HOPPER, INT8, check, draw, matrices, run, with_zeros
 
 import jaxfp8
 import specs
@@ -20,11 +20,6 @@ def with_sums(spec, operands, sides=SIDES):
     made = {side: dataclasses.replace(getattr(spec, side), sums=True) for side in sides}
     sums = {f"{side}_sums": specs.sums_of(made[side], operands[side]) for side in sides}
     return dataclasses.replace(spec, **made), operands | sums
-
-
-def with_zeros(spec, zeros):
-    made = {s: dataclasses.replace(getattr(spec, s), zero_point=s in zeros) for s in SIDES}
-    return dataclasses.replace(spec, **made)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
