@@ -1,6 +1,6 @@
 # `make help` lists what there is. Everything is set up on first use and reused afterwards.
 #   PYTHON=python3.12   the interpreter .venv is made from (3.11 to 3.14)
-#   ARGS="..."          handed to the demo or to pytest (--every=1: all cases on the newest JAX)
+#   ARGS="..."          handed to the demo or to pytest
 #   JOBS=2              test processes
 
 PYTHON ?=
@@ -12,7 +12,7 @@ CPP = $(shell find ffi -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.c
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-latest cuda demo test bench test-kernels test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
+.PHONY: help setup setup-latest cuda demo test test-quick test-cuda bench test-kernels test-gpu bench-gpu check sanitize format doctor wheel smoke docs clean
 
 help:  ## list the targets
 	@sed -n 's/^#   /  /p' Makefile; echo
@@ -33,13 +33,20 @@ cuda:  ## setup with the kernels for NVIDIA GPUs; needs no GPU, and stays on fro
 demo: setup  ## quantise a real sentence encoder, rewrite it and compare; ARGS="--help" for more
 	@$(BIN)/python examples/minilm_demo.py $(ARGS)
 
-test: setup-latest  ## the test suite on the oldest JAX; on the newest, a fifth of the cases of each test, and none that no JAX changes
-	@failed=0; for venv in .venv .venv-latest; do \
-	  [ -x $$venv/bin/pytest ] || continue; \
-	  [ $$venv = .venv ] && every= || every=--every=5; \
-	  $$venv/bin/python tools/show_versions.py; \
-	  $$venv/bin/pytest -n $(JOBS) $$every $(ARGS) || failed=1; \
-	done; exit $$failed
+test: setup-latest  ## the suite on the oldest JAX, then one case of each test on the newest
+	@echo "==> half an hour on two cores; make test-quick takes five minutes"
+	@failed=0; $(call suite,.venv) || failed=1; \
+	if [ -x .venv-latest/bin/pytest ]; then \
+	  $(call suite,.venv-latest,--one-case -m "not gpu and not any_jax") || failed=1; \
+	fi; exit $$failed
+
+test-quick: setup  ## one case of each test, on the oldest JAX: five minutes on two cores
+	@$(call suite,.venv,--one-case -m "not gpu and not slow")
+
+test-cuda: cuda  ## the tests that need the library for GPUs, and no GPU
+	@$(call suite,.venv,--require-cuda-library -m "cuda_library and not gpu")
+
+suite = { $(1)/bin/python tools/show_versions.py; $(1)/bin/pytest -n $(JOBS) $(2) $(ARGS); }
 
 check: setup  ## format, lint, types, import contracts, and tables beside their data
 	$(BIN)/ruff format --check .

@@ -11,12 +11,18 @@ import jax
 import pytest
 import sampling
 
+from jaxfp8._call import ffi
+
 # Most of the time would be spent on compiling programs that run once. Before a backend starts; an
 # `XLA_FLAGS` of one's own, even an empty one, is left alone.
 COMPILE_FAST = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_parallel_codegen_split_count=1"
 )
+if jax.__version__ == "0.10.0":
+    # Fusions by MLIR take four times as long to compile. Newer releases know no other way, and stop
+    # at the flag.
+    COMPILE_FAST += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", COMPILE_FAST)
 
 # Several CPU devices, so that meshes can be tested anywhere. Set before a backend starts.
@@ -42,12 +48,14 @@ collect_ignore = ["mesh/axes_of_eight.py", "mesh/cached_programs.py"]
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--every",
-        type=int,
-        default=1,
-        metavar="N",
-        help="of the cases of a test, and of drawn examples, run one in N, two cases at least; "
-        "every value that several cases of a test share remains",
+        "--one-case",
+        action="store_true",
+        help="run one case of each test, and draw a fifth of the random examples",
+    )
+    parser.addoption(
+        "--require-cuda-library",
+        action="store_true",
+        help="stop where tests marked `cuda_library` would be skipped",
     )
     parser.addoption(
         "--programs",
@@ -66,34 +74,42 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    sampling.every_nth = config.getoption("--every")
+    sampling.one_case = config.getoption("--one-case")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what `--every` does, and stops where that loses a value of a parameter."""
-    cases = collections.defaultdict(dict)
+    skip_without_cuda_library(config, items)
+    if config.getoption("--one-case"):
+        keep_one_case(config, items)
+
+
+def skip_without_cuda_library(config, items):
+    """Skips what needs that library where there is none, or stops where it is required."""
+    reason = ffi.why_unavailable("cuda")
+    if reason is None:
+        return
+    if config.getoption("--require-cuda-library"):
+        raise pytest.UsageError(f"--require-cuda-library: {reason}")
+    skip = pytest.mark.skip(reason="needs the library for GPUs: `make test-cuda` builds it")
     for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        pairs = [(name, id(value)) for name, value in parameters.items()]
-        cases[item.nodeid.partition("[")[0]][item.nodeid] = pairs
-    chosen, every = set(), config.getoption("--every")
-    for test, own in cases.items():
-        names = sampling.chosen(own, every)
-        lost = sampling.shared_values(own).difference(*(own[name] for name in names))
-        if lost:
-            raise pytest.UsageError(f"--every loses values of {sorted(lost)} in {test}")
-        chosen |= names
-    if every > 1:
-        chosen -= {item.nodeid for item in items if item.get_closest_marker("any_jax")}
-    left_out = [item for item in items if item.nodeid not in chosen]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.nodeid in chosen]
+        if item.get_closest_marker("cuda_library"):
+            item.add_marker(skip)
+
+
+def keep_one_case(config, items):
+    """Leaves out all cases of a test but one."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item.nodeid)
+    chosen = set(map(sampling.chosen, cases.values()))
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+    items[:] = [item for item in items if item.nodeid in chosen]
 
 
 def pytest_collection_finish():
-    """Spares the garbage collector what lives as long as the process: modules and tests."""
+    """Makes the garbage collector rare: tracing leaves millions of objects, few in cycles."""
     gc.freeze()
+    gc.set_threshold(200_000, 50, 1000)
 
 
 @pytest.fixture(scope="session")

@@ -113,7 +113,6 @@ class Environment:
     def build_settings(self, headers_from: Environment) -> dict[str, str]:
         """What scikit-build-core is told, for the editable package and for the wheel alike."""
         settings = {
-            "build-dir": "build/cmake",  # one for all environments: the libraries know no Python
             "cmake.define.JAXFP8_FFI_INCLUDE": str(headers_from.ffi_include()),
             "cmake.define.JAXFP8_CUDA": "ON" if headers_from.cuda else "OFF",
         }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib.metadata
 import importlib.resources
 import pathlib
 import re
@@ -57,9 +58,14 @@ _ELF_BYTES = 64  # of the header of a 64-bit ELF file
 
 def library_path(platform: str = "cpu") -> pathlib.Path | None:
     """Where the library of `platform` is installed, or None where it is not."""
+    name = f"libjaxfp8_{platform}.so"
     # The package may have two folders: the sources, and what was built from them.
-    found = importlib.resources.files("jaxfp8").joinpath("_lib", f"libjaxfp8_{platform}.so")
-    return pathlib.Path(str(found)) if found.is_file() else None
+    places = [pathlib.Path(str(importlib.resources.files("jaxfp8").joinpath("_lib", name)))]
+    # Python in a checkout imports the sources, and the library is where pip put it.
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        installed = importlib.metadata.distribution("jaxfp8")
+        places.append(pathlib.Path(str(installed.locate_file(f"jaxfp8/_lib/{name}"))))
+    return next((place for place in places if place.is_file()), None)
 
 
 def why_unavailable(platform: str) -> str | None:

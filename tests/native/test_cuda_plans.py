@@ -4,8 +4,7 @@ import pytest
 
 from jaxfp8._call import ffi
 
-WITHOUT = ffi.why_unavailable("cuda")
-pytestmark = pytest.mark.skipif(WITHOUT is not None, reason=f"needs the CUDA library: {WITHOUT}")
+pytestmark = pytest.mark.cuda_library
 
 
 @pytest.fixture

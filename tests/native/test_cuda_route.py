@@ -11,8 +11,7 @@ from jaxfp8._call import abi, ffi, workspace
 from jaxfp8._call import canonical as _canonical
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
-WITHOUT = ffi.why_unavailable("cuda")
-pytestmark = pytest.mark.skipif(WITHOUT is not None, reason=f"needs the CUDA library: {WITHOUT}")
+pytestmark = pytest.mark.cuda_library
 
 CUBLASLT = 130100
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
