@@ -1,7 +1,6 @@
 """One case of each test: what `--one-case` runs.
 
-The case is chosen by a hash of its name. So it is the same on every machine, and does not follow the
-order of the parameters.
+A hash of its name chooses the case: the same on every machine, in any order of the parameters.
 """
 
 from __future__ import annotations
