@@ -113,8 +113,13 @@ def _on_cuda(spec: ScaledDotSpec) -> str:
         return ""
     if xla_products.takes(spec, "", capability):
         return xla_products.NAME
-    version = ffi.cublaslt()[1] if ffi.has_backend("cuda") else CUBLASLT
-    return _first(ffi.cuda_paths(canonical.canonical(spec).spec, capability, version))
+    return path_on(spec, capability, ffi.cublaslt()[1] if ffi.has_backend("cuda") else CUBLASLT)
+
+
+def path_on(spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int) -> str:
+    """The path of the CUDA library for a problem that is not empty; "" for none. Needs no GPU."""
+    form = canonical.canonical(spec).spec
+    return _first(ffi.cuda_paths(form, compute_capability, cublaslt_version))
 
 
 def _first(paths: dict[str, str] | str) -> str:
