@@ -213,6 +213,13 @@ def test_demo_fails_where_no_kernel_runs(loaded, monkeypatch):
     assert "jaxfp8 doctor" in words.verdict(failed[0])
 
 
+@pytest.mark.parametrize(("kernel", "least"), [("xla", 0), ("sm90_gemm", 1)])
+def test_products_that_a_gpu_leaves_to_xla_need_no_calls(kernel, least, result, monkeypatch):
+    monkeypatch.setattr(job, "platform", lambda: "cuda")
+    sites = [dataclasses.replace(s, kernels={"cuda": kernel}) for s in result.report.matched]
+    assert job.least_calls(dataclasses.replace(result.report, sites=tuple(sites)), 3) == least
+
+
 def test_nan_fails_a_check():
     assert not job.Check(claim="", value=float("nan"), least=0.0).passed
 

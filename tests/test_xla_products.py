@@ -19,8 +19,9 @@ HOPPER = 90
 
 @pytest.fixture
 def hopper(monkeypatch):
-    """Lowering for a machine with an H100."""
+    """Lowering for a machine with an H100 and its library, of which lowering needs nothing."""
     monkeypatch.setattr(ffi, "compute_capability", lambda: HOPPER)
+    monkeypatch.setattr(ffi, "why_unavailable", lambda platform: None)
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -113,6 +114,11 @@ def test_a_small_product_lowers_to_a_dot_of_16_bits(hopper):
     text = lowered(product, values(4, 256), weight(64, 256))
     assert "custom_call @jaxfp8_scaled_dot" not in text
     assert "(tensor<4x256xbf16>, tensor<64x256xbf16>) -> tensor<4x64xf32>" in text
+
+
+def test_a_small_product_is_no_fallback(hopper):
+    with jaxfp8.strict():
+        assert "dot_general" in lowered(product, values(4, 256), weight(64, 256))
 
 
 def test_a_large_product_lowers_to_the_call(hopper):

@@ -154,7 +154,8 @@ def reset() -> None:
 def kernel_calls(platform: str = "cpu") -> dict[str, int]:
     """How many calls each kernel has computed in this process, by name; {} without a library.
 
-    A CUDA graph counts once, when it is captured.
+    A CUDA graph counts once, when it is captured. A product that a GPU leaves to XLA counts
+    nowhere; `explain` names its kernel "xla".
     """
     library = _library_or_none(platform)
     if library is None:

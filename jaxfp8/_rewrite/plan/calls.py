@@ -52,11 +52,11 @@ class Target:
     """What calls are made for.
 
     Attributes:
-      why_not: why no kernel takes a problem, or None.
+      refusal: why a problem is left as written, or None.
       compute: None, or "int8": operands are rounded to int8, as by `compute` of `dot_general`.
     """
 
-    why_not: Callable[[ScaledDotSpec], str | None]
+    refusal: Callable[[ScaledDotSpec], Refusal | None]
     compute: str | None = None
 
 
@@ -96,8 +96,8 @@ def _of_fused(
         if (objection := int8_compute.why_not(spec)) is not None:
             return Refusal(objection.reason, objection.remedy)
         computed = int8_compute.narrowed(spec)
-    if reason := target.why_not(computed):
-        return Refusal(reason)
+    if refusal := target.refusal(computed):
+        return refusal
     op = _op(spec, computed, {**lhs_operands, **rhs_operands, **others}, dot.op)
     value = graph.laid_out_like(_view(op.outputs[0], fused, product), product.value)
     return Call(computed, product, amax, value, _amax(op, amax))

@@ -11,19 +11,19 @@ import jax
 import numpy as np
 
 from jaxfp8._call import joint as call_joint
-from jaxfp8._call import lowering
+from jaxfp8._call import lowering, routes
 from jaxfp8._rewrite.ir import emit, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.plan import encode_calls, encodings, joint, row_calls
-from jaxfp8._rewrite.plan.calls import Target
+from jaxfp8._rewrite.plan.calls import Refusal, Target
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.resolve import Resolver
 from jaxfp8._rewrite.plan.walk import Settler, Walk
 from jaxfp8._rewrite.regions import opaque
 from jaxfp8._value import compat
-from jaxfp8._value.spec import is_known
+from jaxfp8._value.spec import ScaledDotSpec, is_known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,14 +88,22 @@ def settler(compute: str | None = None) -> Settler:
 def _resolve(
     compute: str | None, walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]
 ) -> Program:
-    why_not = functools.partial(lowering.why_not, platform=jax.default_backend())
-    target = Target(why_not=why_not, compute=compute)
+    refusal = functools.partial(_refusal, jax.default_backend())
+    target = Target(refusal=refusal, compute=compute)
     replaced = Resolver(walk, target).resolve(outputs)
     order = functools.partial(_ordered, walk, outputs, inputs)
     if not row_calls.is_for_here():
         return encodings.schedule(walk, replaced, order)
     with_encodings = functools.partial(encode_calls.schedule, walk, order=order)
     return row_calls.schedule(walk, replaced, with_encodings)
+
+
+def _refusal(platform: str, spec: ScaledDotSpec) -> Refusal | None:
+    """Why a problem is left as written: no kernel takes it here, or XLA is faster than the one."""
+    if reason := lowering.why_not(spec, platform):
+        return Refusal(reason)
+    slower = routes.slower_than_xla(spec, platform)
+    return None if slower is None else Refusal(*slower)
 
 
 def _ordered(

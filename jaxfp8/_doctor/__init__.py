@@ -8,22 +8,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
-import itertools
-import json
-import pathlib
 import platform
-import shlex
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.typing import DTypeLike
 
-from jaxfp8._call import ffi, lowering, strictness
-from jaxfp8._ops import products, quantize
+from jaxfp8._call import ffi, lowering, routes, strictness
+from jaxfp8._doctor import _products, _remedies
 from jaxfp8._value import errors
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
@@ -41,29 +33,8 @@ _SIDE = OperandSpec(
 )
 _SAMPLE = ScaledDotSpec(lhs=_SIDE, rhs=_SIDE, epilogue=EpilogueSpec(out_dtype="int32"))
 
-
-def _linear(activations: str, weights: str) -> ScaledDotSpec:
-    """16 rows times a weight with a scale per output channel, as a GPU's library takes it."""
-    lhs = OperandSpec(
-        dtype=activations,
-        shape=(1, 16, 4096),
-        contracting=(2,),
-        batch=(0,),
-        tiles=(1, 1, 4096),
-        scale=activations == weights,
-        zero_point=False,
-    )
-    rhs = dataclasses.replace(lhs, dtype=weights, shape=(1, 4096, 4096), scale=True)
-    return ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=EpilogueSpec(out_dtype="bfloat16"))
-
-
-_TYPICAL = {
-    "W8A16": _linear("bfloat16", "float8_e4m3fn"),
-    "FP8": _linear("float8_e4m3fn", "float8_e4m3fn"),
-    "INT8": _linear("int8", "int8"),
-}
 # The GPU that routes are reported for on a machine without one.
-_TYPICAL_GPU, _TYPICAL_CUBLASLT = 90, 130000
+_TYPICAL_GPU = 90
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +89,7 @@ def library() -> Iterable[Finding]:
     reason = ffi.why_unavailable("cpu")
     if reason is not None:
         too_new = built is not None and running is not None and built > running
-        remedy = _update_jax() if too_new else _reinstall()
+        remedy = _remedies.update_jax() if too_new else _remedies.reinstall("cpu")
         # What follows the semicolon is advice for those who are not yet here.
         yield Finding(name="cpu kernels", text=reason.partition(";")[0], remedy=remedy)
 
@@ -137,23 +108,36 @@ def graphics() -> Iterable[Finding]:
     path, here = ffi.library_path("cuda"), ffi.has_backend("cuda")
     if path is None:
         text = "not part of this installation; only a machine with an NVIDIA GPU needs it"
-        yield Finding(name="cuda library", text=text, remedy=_build_cuda() if here else None)
+        yield Finding(
+            name="cuda library", text=text, remedy=_remedies.reinstall("cuda") if here else None
+        )
         return
     reason = ffi.why_unavailable("cuda")
     if reason is not None:
         text = reason.partition(";")[0]
-        yield Finding(name="cuda library", text=text, remedy=_build_cuda() if here else None)
+        yield Finding(
+            name="cuda library", text=text, remedy=_remedies.reinstall("cuda") if here else None
+        )
         return
     yield Finding(name="cuda library", text=f"{path}, for {ffi.cuda_architectures()}")
     found, version = ffi.cublaslt()
     text = f"{found}, version {version}" if version else found.partition(";")[0]
     missing = here and not version
-    yield Finding(name="cuBLASLt", text=text, remedy=_install_cublaslt() if missing else None)
-    capability = ffi.compute_capability() or _TYPICAL_GPU
-    for name, spec in _TYPICAL.items():
-        paths = ffi.cuda_paths(spec, capability, version or _TYPICAL_CUBLASLT)
-        taken = paths if isinstance(paths, str) else next(p for p, why in paths.items() if not why)
-        yield Finding(name=f"{name} on sm_{capability}", text=taken)
+    yield Finding(
+        name="cuBLASLt", text=text, remedy=_remedies.install_cublaslt() if missing else None
+    )
+    yield from _paths(ffi.compute_capability() or _TYPICAL_GPU, version or routes.CUBLASLT)
+
+
+def _paths(capability: int, cublaslt_version: int) -> Iterable[Finding]:
+    """The path of each kind of product, with the sizes that were asked for."""
+    taken: dict[str, list[str]] = {}
+    for kind in _products.KINDS:
+        problem = _products.problem(kind, "cuda", capability)
+        path = routes.path_on(problem.spec, capability, cublaslt_version)
+        taken.setdefault(kind.name, []).append(f"{problem.sizes}: {path or 'no kernel'}")
+    for name, texts in taken.items():
+        yield Finding(name=f"{name} on sm_{capability}", text="; ".join(texts))
 
 
 def devices() -> Iterable[Finding]:
@@ -161,7 +145,7 @@ def devices() -> Iterable[Finding]:
     try:
         found = jax.devices()
     except RuntimeError as error:
-        yield Finding(name="devices", text=_first_clause(error), remedy=_update_jax())
+        yield Finding(name="devices", text=_first_clause(error), remedy=_remedies.update_jax())
         return
     for device in found:
         reason = lowering.why_not(_SAMPLE, device.platform)
@@ -171,30 +155,37 @@ def devices() -> Iterable[Finding]:
 
 def smoke() -> Iterable[Finding]:
     """Products on the kernels of the CPU, and of a GPU where there is one, against float64."""
-    here = filter(ffi.has_backend, ffi.PLATFORMS)
-    for where, kind in itertools.product(here, (jnp.float8_e4m3fn, jnp.int8)):
-        yield _product(where, kind)
+    for where in filter(ffi.has_backend, ffi.PLATFORMS):
+        reason = lowering.why_not(_SAMPLE, where)
+        if reason is None:
+            yield from (_product(where, kind) for kind in _products.KINDS)
+        else:  # where it can be mended, a section above says how
+            text = f"no kernel computes them: {reason.partition(';')[0]}"
+            yield Finding(name=f"products on {where}", text=text)
 
 
-def _product(where: str, kind: DTypeLike) -> Finding:
-    name = f"float32 x {jnp.dtype(kind).name} on {where}"
-    before = ffi.kernel_calls(where)
+def _product(where: str, kind: _products.Kind) -> Finding:
+    problem = _products.problem(kind, where, ffi.compute_capability())
+    name = f"{kind.name} on {where}"
     try:
         with jax.default_device(jax.devices(where)[0]), strictness.strict():
-            excess = _excess(kind)
+            outcome = _products.multiply(problem, where)
     except (RuntimeError, errors.UnsupportedError) as error:
-        return Finding(name=name, text=_first_clause(error), remedy=_reinstall())
-    after = ffi.kernel_calls(where)
-    return _judge(name, excess, ", ".join(n for n in after if after[n] > before.get(n, 0)))
+        text = f"{problem.sizes}: {_first_clause(error)}"
+        return Finding(name=name, text=text, remedy=_remedies.reinstall(where))
+    wrong, text = _judged(outcome)
+    remedy = _remedies.reinstall(where) if wrong else None
+    return Finding(name=name, text=f"{problem.sizes}: {text}", remedy=remedy)
 
 
-def _judge(name: str, excess: float, ran: str) -> Finding:
-    if not ran:
-        return Finding(name=name, text="computed, but by no kernel", remedy=_reinstall())
-    if not excess <= 0:
-        text = f"wrong by {excess:.3g} more than the bound, on {ran}"
-        return Finding(name=name, text=text, remedy=_reinstall())
-    return Finding(name=name, text=f"right, computed by {ran}")
+def _judged(outcome: _products.Outcome) -> tuple[bool, str]:
+    """Whether a product is broken, and how it went."""
+    if not outcome.ran:
+        return True, "computed, but by no kernel"
+    ran = ", ".join(outcome.ran)
+    if not outcome.excess <= 0:
+        return True, f"wrong by {outcome.excess:.3g} more than the bound, on {ran}"
+    return False, f"right, computed by {ran}"
 
 
 def counters() -> Iterable[Finding]:
@@ -215,18 +206,6 @@ SECTIONS: dict[str, Callable[[], Iterable[Finding]]] = {
 }
 
 
-def _excess(dtype: DTypeLike) -> float:
-    """By how much a small product exceeds the bound of docs/design.md; at most 0 if it is right."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((5, 96)).astype(np.float32)
-    wide = rng.standard_normal((96, 33)).astype(np.float32)
-    w = quantize.quantize(wide, dtype, channelwise_axes=(1,))
-    y = np.asarray(jax.jit(products.matmul)(x, w), np.float64)
-    exact = np.asarray(w.qvalue).astype(np.float64) * np.asarray(w.scale, np.float64)
-    bound = 96 * 2.0**-24 * (np.abs(x) @ np.abs(exact)) + np.spacing(np.abs(y).astype(np.float32))
-    return float(np.max(np.abs(y - x.astype(np.float64) @ exact) - bound))
-
-
 def version_of(name: str) -> str:
     """The installed version of a package that can be imported."""
     try:
@@ -242,38 +221,3 @@ def _dotted(version: tuple[int, int] | None) -> str:
 
 def _first_clause(error: Exception) -> str:
     return str(error).strip().partition("\n")[0].partition(";")[0]
-
-
-def _install_cublaslt() -> str:
-    return f'{shlex.quote(sys.executable)} -m pip install "jax[cuda13]"'
-
-
-def _build_cuda() -> str:
-    return "JAXFP8_CUDA=1 " + _reinstall()
-
-
-def _update_jax() -> str:
-    return f"{shlex.quote(sys.executable)} -m pip install --upgrade jax jaxlib"
-
-
-def _reinstall() -> str:
-    """The command that builds and installs the library again, from where it was installed."""
-    compiler = (
-        "" if any(map(shutil.which, ("c++", "g++", "clang++"))) else "apt-get install g++ && "
-    )
-    pip = f"{shlex.quote(sys.executable)} -m pip install --force-reinstall --no-deps"
-    return f"{compiler}{pip} {_origin()}"
-
-
-def _origin() -> str:
-    """The argument of pip that installs this package from its source."""
-    try:
-        package = importlib.metadata.distribution("jaxfp8")
-    except importlib.metadata.PackageNotFoundError:
-        return shlex.quote(str(pathlib.Path(__file__).parent.parent))
-    came_from = json.loads(package.read_text("direct_url.json") or "{}")
-    if "url" not in came_from:
-        return f"jaxfp8=={package.version}"
-    editable = came_from.get("dir_info", {}).get("editable", False)
-    place = came_from["url"].removeprefix("file://")
-    return ("--editable " if editable else "") + shlex.quote(place)
