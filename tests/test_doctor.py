@@ -12,11 +12,6 @@ from jaxfp8 import _doctor
 from jaxfp8._call import ffi, routes, xla_products
 from jaxfp8._doctor import _products, _remedies
 
-WITHOUT = ffi.why_unavailable("cuda")
-needs_cuda_library = pytest.mark.skipif(
-    WITHOUT is not None, reason=f"needs the CUDA library: {WITHOUT}"
-)
-
 
 def findings(look):
     return {finding.name: finding for finding in look()}
@@ -81,7 +76,7 @@ def test_a_size_that_xla_takes_is_not_large_enough(monkeypatch):
     assert _products.problem(_products.KINDS[0], "cuda", HOPPER).size == 8192
 
 
-@needs_cuda_library
+@pytest.mark.cuda_library
 def test_each_path_of_a_hopper_gpu_has_a_product():
     found = {}
     for kind in _products.KINDS:
@@ -90,7 +85,7 @@ def test_each_path_of_a_hopper_gpu_has_a_product():
     assert found == PATHS
 
 
-@needs_cuda_library
+@pytest.mark.cuda_library
 def test_lines_of_a_gpu_say_for_which_sizes_they_are():
     found = findings(_doctor.graphics)["FP8 on sm_90"]
     assert found.text == "16 x 4096 x 4096: sm80_w8a16; 512 x 4096 x 4096: cublaslt_fp8"

@@ -14,8 +14,6 @@ import jaxfp8
 from jaxfp8._call import ffi
 
 pytestmark = left_alone
-WITHOUT = ffi.why_unavailable("cuda")
-needs_library = pytest.mark.skipif(WITHOUT is not None, reason=f"needs the CUDA library: {WITHOUT}")
 E8M0 = jnp.float8_e8m0fnu
 INT8, UINT8 = jnp.int8, jnp.uint8
 
@@ -168,7 +166,7 @@ ON_CARDS = [
 ]
 
 
-@needs_library
+@pytest.mark.cuda_library
 @pytest.mark.parametrize(
     ("case", "capability", "captured"),
     [
