@@ -23,6 +23,7 @@ struct QuantizeProblem {
   bool transposed = false;   // the same codes also as [columns, rows]
   bool amax = false;         // the largest finite |x| of each tile is a result
   bool plain = false;        // a scale of 0 divides like any other number; CPU only
+  bool multiplies = false;   // codes are of x * scale, not of x / scale; plain only
   int64_t lowest = -128;     // of int8 codes; CPU only
 
   int64_t tiles_down() const { return rows / tile_rows + (rows % tile_rows != 0); }

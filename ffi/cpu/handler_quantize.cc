@@ -1,7 +1,7 @@
 // The XLA FFI handler `jaxfp8_quantize`, which common/quantize_call.h describes.
 //
 // More attributes, none of which need be given: `kernel`, a string, the instruction set to use;
-// `plain`, a bool, and `lowest`, an i64, as in common/quantize.h.
+// `plain` and `multiplies`, bools, and `lowest`, an i64, as in common/quantize.h.
 //
 // And `jaxfp8_amax`, from x [rows, columns] to the largest magnitude of each row, float32 [rows].
 
@@ -28,6 +28,7 @@ std::string Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::Rema
   std::string_view kernel;
   if (attributes.contains("kernel")) read("kernel", kernel);
   if (attributes.contains("plain")) read("plain", problem.plain);
+  if (attributes.contains("multiplies")) read("multiplies", problem.multiplies);
   if (attributes.contains("lowest")) read("lowest", problem.lowest);
   if (!read.wrong().empty()) return read.wrong();
   wrong = QuantizeWhyNot(problem, kernel);

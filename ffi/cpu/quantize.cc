@@ -170,11 +170,11 @@ class Quantizer {
   }
 
   void Encode(const Area& area, float scale) const {
-    const float divisor = scale == 0.0f && !problem_.plain ? 1.0f : scale;
+    const float own = scale == 0.0f && !problem_.plain ? 1.0f : scale;
     const float lowest = static_cast<float>(problem_.lowest);
     for (int64_t row = 0; row < area.rows; ++row) {
       uint8_t* codes = static_cast<uint8_t*>(buffers_.codes) + Offset(area, row);
-      kernel_.encode(ValuesAt(area, row), area.columns, divisor, lowest, codes);
+      kernel_.encode(ValuesAt(area, row), area.columns, own, problem_.multiplies, lowest, codes);
     }
   }
 
@@ -205,6 +205,9 @@ std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name
     return "attribute `out_dtype` needs to be float8_e4m3fn, float8_e5m2 or int8";
   }
   if (problem.transposed) return "attribute `transposed` is for GPUs";
+  if (problem.multiplies && !(problem.plain && problem.given_scale)) {
+    return "attribute `multiplies` needs `plain` and `given_scale`";
+  }
   if (problem.lowest < -128 || problem.lowest > 0) {
     return "attribute `lowest` is " + std::to_string(problem.lowest) +
            ", but needs to be from -128 to 0";

@@ -110,7 +110,9 @@ def amax_rows(x: jax.Array) -> jax.Array:
     return jnp.squeeze(amax, -1)
 
 
-def encode_rows(x: jax.Array, scale: jax.Array, dtype: np.dtype, lowest: int) -> jax.Array:
+def encode_rows(
+    x: jax.Array, scale: jax.Array, dtype: np.dtype, lowest: int, *, multiplies: bool = False
+) -> jax.Array:
     """Codes of `x` for scales that are given, by the plain rule: a scale of 0 divides.
 
     Args:
@@ -118,12 +120,14 @@ def encode_rows(x: jax.Array, scale: jax.Array, dtype: np.dtype, lowest: int) ->
       scale: float32; of one element, or of the shape of `x` with 1 for the last axis.
       dtype: float8_e4m3fn, float8_e5m2 or int8.
       lowest: the lowest code of int8; FP8 has its whole range.
+      multiplies: whether `scale` is a factor of `x`, and not its divisor.
     """
     spec = QuantizeSpec(
         dtype=np.dtype(dtype),
         tiles=_whole(x.shape) if scale.size == 1 else _rows(x.shape),
         given_scale=True,
         plain=True,
+        multiplies=multiplies,
         lowest=lowest if np.dtype(dtype) == np.int8 else None,
     )
     scale = scale.reshape((1,) * x.ndim) if scale.size == 1 else scale

@@ -157,4 +157,5 @@ def _options(spec: QuantizeSpec) -> dict[str, Any]:
     """The attributes that only one of the two rules has."""
     if not spec.plain:
         return {"transposed": spec.transpose_from is not None, "amax": spec.has_amax}
-    return {"plain": True} | ({} if spec.lowest is None else {"lowest": np.int64(spec.lowest)})
+    lowest = {} if spec.lowest is None else {"lowest": np.int64(spec.lowest)}
+    return {"plain": True, "multiplies": spec.multiplies, **lowest}

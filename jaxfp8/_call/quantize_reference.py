@@ -42,6 +42,7 @@ class QuantizeSpec:
       transpose_from: the first of the axes that the transposed copy has in front; None for no
         such copy.
       plain: whether the rule is the plain one. Tiles are then rows or the whole array.
+      multiplies: whether codes are of `x * scale`, under the plain rule, and not of `x / scale`.
       lowest: the lowest code of int8 under the plain rule; None for the lowest there is.
     """
 
@@ -50,6 +51,7 @@ class QuantizeSpec:
     given_scale: bool = False
     transpose_from: int | None = None
     plain: bool = False
+    multiplies: bool = False
     lowest: int | None = None
 
     @property
@@ -97,7 +99,8 @@ def quantized(
         return [plain_amax(x)]
     wide = x.astype(jnp.float32)  # also because a reduction of bfloat16 is slow on the CPU
     if spec.plain:
-        return [plain_codes(wide, *given, dtype=spec.dtype, lowest=spec.lowest)]
+        by = functools.partial(plain_codes, dtype=spec.dtype, lowest=spec.lowest)
+        return [by(wide, *given, multiplies=spec.multiplies)]
     of_tile = finite_amax(wide) if given else chosen_scale(wide, spec, mesh_axes)
     scale = given[0] if given else of_tile
     codes = map_tiles(functools.partial(codes_of, spec.dtype), wide, [scale], spec.tiles)
@@ -154,11 +157,16 @@ def steps_of(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def plain_codes(
-    x: jax.Array, scale: jax.Array, *, dtype: np.dtype, lowest: int | None
+    x: jax.Array,
+    scale: jax.Array,
+    *,
+    dtype: np.dtype,
+    lowest: int | None,
+    multiplies: bool = False,
 ) -> jax.Array:
     """Codes by the plain rule, of float32 values for scales that broadcast to them."""
     low, high = finite_range(dtype)
     low = low if lowest is None else float(lowest)
-    steps = x / scale
+    steps = x * scale if multiplies else x / scale
     steps = steps if is_float8(dtype) else jnp.round(steps)
     return jnp.clip(steps, low, high).astype(dtype)

@@ -11,6 +11,7 @@ from jaxfp8._rewrite.ir.facts import Fact, Product
 from jaxfp8._rewrite.ir.graph import Callers, Jaxpr, Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
+from jaxfp8._rewrite.ir.wholes import Whole
 
 
 class Context(Protocol):
@@ -19,10 +20,12 @@ class Context(Protocol):
     Attributes:
       facts: what is known of each value.
       seen: the dots seen so far, regions included.
+      wholes: the calls that were inlined and may stay one operation.
     """
 
     facts: dict[Value, Fact]
     seen: Seen
+    wholes: list[Whole]
 
     @property
     def picks_bytes(self) -> bool:

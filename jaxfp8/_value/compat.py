@@ -38,13 +38,20 @@ class HoldsJaxpr:
 
 
 def subjaxprs(eqn: Any) -> list[Any]:
-    """The open jaxprs that an equation holds."""
-    own = [p.jaxpr for p in eqn.params.values() if isinstance(p, HoldsJaxpr)]
-    return [open_jaxpr(jaxpr) for jaxpr in (*core.jaxprs_in_params(eqn.params), *own)]
+    """The open jaxprs that an equation holds.
+
+    A primitive of `jax.experimental.hijax`, as `custom_root` is from 0.12 on, has parameters of its
+    own in one parameter of the equation.
+    """
+    values = eqn.params.values()
+    own = [p.jaxpr for p in values if isinstance(p, HoldsJaxpr)]
+    nested = [p.params for p in values if isinstance(getattr(p, "params", None), dict)]
+    found = (jaxpr for params in (eqn.params, *nested) for jaxpr in core.jaxprs_in_params(params))
+    return [open_jaxpr(jaxpr) for jaxpr in (*found, *own)]
 
 
 def has_effects(eqn: Any) -> bool:
-    """Whether an equation has effects; JAX lists a named mesh axis as one, which it is not."""
+    """Whether an equation or a jaxpr has effects; JAX lists a named mesh axis as one, too."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
@@ -91,6 +98,11 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+def composite_jaxpr(params: dict[str, Any]) -> Any:
+    """The function that a composite stands for."""
+    return params["call_jaxpr" if "call_jaxpr" in params else "jaxpr"]
 
 
 def is_unspecified(sharding: Any) -> bool:

@@ -164,6 +164,17 @@ def test_a_plain_division_by_zero_and_a_lowest_code(kernel, dtype):
         quantized.assert_same_codes(codes, exact)
 
 
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("kernel", SETS)
+def test_codes_of_values_times_a_factor(kernel, dtype):
+    x = every_code("bfloat16")
+    for factor in (0.3, 0.0, -7.0, 1e-40, 1e38, np.inf):
+        (codes,) = call(x, dtype, scale=factor, plain=True, multiplies=True, kernel=kernel)
+        with np.errstate(all="ignore"):
+            exact = quantized.codes_of(x.astype(np.float32) * np.float32(factor), dtype)
+        quantized.assert_same_codes(codes, exact)
+
+
 @pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize("shape", [(1, 1), (5, 33), (300, 4100), (3, 0)], ids=str)
 def test_the_amax_of_rows_is_nan_before_infinity_before_numbers(shape, wide):
@@ -214,6 +225,7 @@ def test_nothing_is_quantised_to_nothing(shape):
         ({"kernel": 1}, "attribute `kernel` has another type, but needs to be a string"),
         ({"out_dtype": "uint8"}, "attribute `out_dtype` needs to be float8_e4m3fn, float8_e5m2 or"),
         ({"transposed": True}, "attribute `transposed` is for GPUs"),
+        ({"multiplies": True}, "attribute `multiplies` needs `plain` and `given_scale`"),
         ({"lowest": np.int64(-129)}, "attribute `lowest` is -129, but needs to be from -128 to 0"),
         ({"tile_rows": np.int64(0)}, "attributes `tile_rows` and `tile_columns` are 0"),
         ({"tile_rows": np.int64(1)}, "`scale` is float32 of (1, 1), but needs to be float32 of (2"),
@@ -255,7 +267,7 @@ def test_attributes_that_nobody_means_are_refused_with_a_sentence(seed):
     rng = np.random.default_rng(90_000 + seed)
     sizes = (-(2**63), -1, 0, 1, 3, 2**40, 2**62, 2**63 - 1)
     names = ("tile_rows", "tile_columns", "lowest")
-    words = ("given_scale", "transposed", "plain", "out_dtype", "kernel")
+    words = ("given_scale", "transposed", "plain", "multiplies", "out_dtype", "kernel")
     values = (True, False, "", "int8", "float64", 2.5, np.int32(1))
     x, results = rng.normal(size=(3, 8)).astype(np.float32), 0
     for _ in range(40):

@@ -63,6 +63,44 @@ def given_scale(x):
     return int8_dot(codes, jnp.float32(0.25)), codes
 
 
+def by_a_factor(x):  # as Keras spells it
+    factor = 127 / (jnp.abs(x).max(-1, keepdims=True) + 1e-7)
+    codes = jnp.clip(jnp.round(x * factor), -127, 127).astype(jnp.int8)
+    return int8_dot(codes, 1 / factor), codes
+
+
+def saturated_by_the_cast(x):  # as qwix does
+    scale = jnp.abs(x).max(-1, keepdims=True) / 128  # the maximum is no code
+    scale = jnp.where(scale < 1e-19, 1.0, scale)
+    codes = jnp.round(x / scale).astype(jnp.int8)
+    return int8_dot(codes, scale), codes
+
+
+def clipped_to_a_fraction(x):  # as AQT does
+    scale = jnp.abs(x).max(-1, keepdims=True)
+    scale = jnp.where(scale == 0, 1.0, scale) / 127.5
+    codes = jnp.round(jnp.clip(x * (1 / scale), -127.49, 127.49)).astype(jnp.int8)
+    return int8_dot(codes, scale), codes
+
+
+def clipped_twice(x):
+    scale = row_max(x) / 127
+    codes = jnp.round(jnp.clip(x / scale, -127.5, 127.5))
+    codes = jnp.clip(codes, -127, 127).astype(jnp.int8)
+    return int8_dot(codes, scale), codes
+
+
+def by_a_number(x):
+    codes = jnp.minimum(jnp.round(4 * x), 127).astype(jnp.int8)
+    return int8_dot(codes, jnp.float32(0.25)), codes
+
+
+def fp8_by_a_factor(x):
+    factor = 448 / row_max(x)
+    codes = jnp.clip(x * factor, -448, 448).astype(jnp.float8_e4m3fn)
+    return fp8_dot(codes, 1 / factor), codes
+
+
 FORMS = {
     "per token": (per_token, X, 1),
     "per tensor": (per_tensor, X, 1),
@@ -71,6 +109,12 @@ FORMS = {
     "bfloat16": (wide_first, X.astype(jnp.bfloat16), 1),
     "given scale": (given_scale, X, 0),
     "three axes": (per_token, X.reshape(2, 3, 64), 1),
+    "factor": (by_a_factor, X, 1),
+    "no clip": (saturated_by_the_cast, X, 1),
+    "fraction": (clipped_to_a_fraction, X, 1),
+    "two clips": (clipped_twice, X, 1),
+    "number": (by_a_number, X, 0),
+    "FP8 factor": (fp8_by_a_factor, X, 1),
 }
 
 
@@ -87,7 +131,9 @@ def test_the_form_is_computed_in_calls_with_the_same_codes(form):
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, np.inf, -np.inf, 3e38], ids=str)
-@pytest.mark.parametrize("form", ["per token", "per tensor", "unguarded", "where"])
+@pytest.mark.parametrize(
+    "form", ["per token", "per tensor", "unguarded", "where", "factor", "no clip", "fraction"]
+)
 def test_zeros_infinities_and_nan_keep_their_meaning(form, value):
     fun, x, _ = FORMS[form]
     x = x.at[2].set(0).at[2, 5].set(value)
@@ -106,10 +152,16 @@ def narrower(x):
     return int8_dot(codes, scale), codes
 
 
-def reciprocal(x):
-    scale = row_max(x) / 127
+def unclipped_fp8(x):  # past its range such a cast gives NaN
+    scale = row_max(x) / 448
+    codes = (x / scale).astype(jnp.float8_e4m3fn)
+    return fp8_dot(codes, scale), codes
+
+
+def by_column(x):
+    scale = row_max(x, 0) / 127
     codes = jnp.clip(jnp.round(x * (1 / scale)), -127, 127).astype(jnp.int8)
-    return int8_dot(codes, scale), codes
+    return int8_dot(codes, 1.0), codes
 
 
 def in_bfloat16(x):
@@ -122,7 +174,7 @@ def cut_off(x):
     return int8_dot(codes, scale), codes
 
 
-@pytest.mark.parametrize("fun", [floor, narrower, reciprocal, in_bfloat16, cut_off])
+@pytest.mark.parametrize("fun", [floor, narrower, by_column, in_bfloat16, cut_off, unclipped_fp8])
 def test_a_near_miss_stays_as_written(fun):
     run = jax.jit(jaxfp8.rewrite(fun))
     assert ENCODE not in run.lower(X).as_text()

@@ -137,6 +137,18 @@ def filled_rows(x: Any) -> Any:
     return x[:, :3] @ w
 
 
+@miss("gather", "looks 8-bit codes up in a table, float32[256]", "hold indices that are no codes")
+def table_of_floats(x: Any) -> Any:
+    w = PLAIN.ravel()[:256][INT8.view(jnp.uint8)]  # here
+    return x @ w
+
+
+@miss("gather", "looks 8-bit codes up in a table, float32[16]", "no kernel decodes by a table")
+def table_taken_from(x: Any) -> Any:
+    w = jnp.take(PLAIN.ravel()[:16], INT8.view(jnp.uint8) >> 4)  # here
+    return x @ w
+
+
 @miss("pad", "adds values other than zero", "pad with zero")
 def padded_with_one(x: Any) -> Any:
     w = jnp.pad(_wide(FP8[1:]), ((1, 0), (0, 0)), constant_values=1.0)  # here
@@ -224,6 +236,12 @@ def ragged(x: Any) -> Any:
     return lax.ragged_dot(x, w, jnp.array([2, 3]))  # here
 
 
+@miss("sin", "`sin` is applied to the dequantised values", "quantise that")
+def ragged_of_a_curve(x: Any) -> Any:
+    w = jnp.sin(jnp.stack([_wide(FP8)] * 2))  # here
+    return lax.ragged_dot(x, w, jnp.array([2, 3]))
+
+
 @pytest.mark.parametrize("name", MISSES)
 def test_miss_names_the_operation_its_line_and_what_to_change(name: str) -> None:
     fun, ended_by, reason, remedy = MISSES[name]
@@ -239,6 +257,12 @@ def test_miss_names_the_operation_its_line_and_what_to_change(name: str) -> None
 
 def test_dequantised_values_that_are_only_summed_up_leave_no_miss() -> None:
     report = jaxfp8.explain(lambda x: (x * _wide(FP8).mean()) @ PLAIN)(X)
+    assert (report.sites, report.others) == ((), 1)
+
+
+def test_tokens_of_8_bits_leave_no_miss() -> None:
+    tokens = jnp.arange(20, dtype=jnp.uint8)
+    report = jaxfp8.explain(lambda tokens: PLAIN[tokens] @ PLAIN.T)(tokens)
     assert (report.sites, report.others) == ((), 1)
 
 

@@ -200,9 +200,10 @@ def test_few_columns_of_fp8_count_as_rows():
         (codes((17, 256), E4M3, (17, 1)), codes((256, 64), E4M3, (1, 64)), "FP8"),
         (codes((1, 256), jnp.float8_e5m2, (1, 1)), codes((256, 64), E4M3, (1, 64)), "FP8"),
         (codes((1, 256), E4M3, (1, 256)), codes((256, 64), E4M3, (1, 64)), "FP8"),
+        (codes((2, 256), E4M3, (2, 256)), codes((256, 64), E4M3, (1, 64)), "FP8"),
         (codes((1, 256), E4M3, (1, 2)), codes((256, 64), E4M3, (2, 64)), "FP8 in blocks"),
     ],
-    ids=["17 rows", "e5m2", "scales along K", "blocks"],
+    ids=["17 rows", "e5m2", "scales along K", "of each entry", "blocks"],
 )
 def test_other_fp8_is_not_of_few_rows(x, w, kind):
     (row,) = jaxfp8.explain(product)(x, w).predict("h100").products

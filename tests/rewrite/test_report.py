@@ -322,6 +322,34 @@ def test_ragged_dot_on_dequantised_values_is_missed() -> None:
     assert site.dims == (1, 5, 24, 32)
 
 
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [((2, 1, 24), "per axis 0, 2"), ((2, 32, 1), "per axis 0 and contracted axis 1")],
+)
+def test_row_of_a_ragged_dot_names_the_axes_that_its_weight_sums_over(
+    scale: tuple[int, ...], words: str
+) -> None:
+    def f(x: Any, q: Any, scale: Any, sizes: Any) -> Any:
+        return jax.lax.ragged_dot(x, q.astype(F32) * scale, sizes)
+
+    data = Data()
+    args = data.normal(5, 32), data.bits8(2, 32, 24), data.scale(*scale), jnp.array([2, 3])
+    (site,) = jaxfp8.explain(f)(*args).sites
+    assert (site.lhs.contracted, site.rhs.contracted, site.rhs.scale) == ((1,), (1,), words)
+    assert site.rhs.is_scaled_inside == ("contracted" in words)
+
+
+def test_row_of_a_convolution_names_the_axes_that_its_weight_sums_over() -> None:
+    def f(x: Any, q: Any, scale: Any) -> Any:
+        return jax.lax.conv_general_dilated(x, q.astype(F32) * scale, (1, 1), "SAME")
+
+    data = Data()
+    args = data.normal(1, 8, 6, 6), data.bits8(3, 8, 3, 3), data.scale(1, 8, 1, 1)
+    (site,) = jaxfp8.explain(f)(*args).sites
+    assert (site.lhs.contracted, site.rhs.contracted) == ((1,), (1, 2, 3))
+    assert site.rhs.scale == "per contracted axis 1"
+
+
 def test_convolution_on_dequantised_values_is_missed() -> None:
     def f(x: Any, q: Any) -> Any:
         return jax.lax.conv_general_dilated(x, q.astype(F32) * 0.5, (1, 1), "SAME")

@@ -74,8 +74,9 @@ Quantized Expected(const QuantizeProblem& problem, const Array& x, float given) 
   for (int64_t i = 0; i < x.count(); ++i) {
     float scale = to.scale.as<float>()[tile_of(i)];
     if (scale == 0 && !problem.plain) scale = 1;
-    const float quotient = static_cast<float>(ValueOf(x, i)) / scale;
-    to.codes.data()[i] = ExpectedCode(problem, quotient);
+    const auto value = static_cast<float>(ValueOf(x, i));
+    const float steps = problem.multiplies ? value * scale : value / scale;
+    to.codes.data()[i] = ExpectedCode(problem, steps);
   }
   return to;
 }
@@ -157,6 +158,17 @@ void APlainDivisionByZeroAndALowestCode() {
       problem.plain = true;
       problem.lowest = lowest;
       Check("a plain division by zero and a lowest code", problem, x, scale);
+    }
+  }
+}
+
+void ValuesTimesAFactor() {
+  const Array x = EveryValue(DType::kBF16);
+  for (DType out : kOut) {
+    for (float factor : {0.3f, 0.0f, -7.0f, 1e-40f, 1e38f, kInfinity}) {
+      QuantizeProblem problem = RowOf(x, out, true);
+      problem.plain = problem.multiplies = true;
+      Check("values times a factor", problem, x, factor);
     }
   }
 }
@@ -281,6 +293,7 @@ int main(int count, char** arguments) {
   if (count == 3 && arguments[1] == std::string("--share")) share = std::atoll(arguments[2]);
   EveryValueByAGivenScale();
   APlainDivisionByZeroAndALowestCode();
+  ValuesTimesAFactor();
   TiesGoToTheEvenCodeAndNeighboursToTheirOwn();
   CodesScalesAndAmaxesOfAnyTiles();
   ArraysThatThreadsShare();

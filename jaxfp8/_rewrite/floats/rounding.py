@@ -24,7 +24,7 @@ from jaxfp8._rewrite.derive import derivatives
 from jaxfp8._rewrite.derive.derivatives import Halves, Remake
 from jaxfp8._rewrite.floats import roles as _roles
 from jaxfp8._rewrite.floats.roles import Role
-from jaxfp8._rewrite.ir import emit, graph
+from jaxfp8._rewrite.ir import emit, graph, wholes
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Array, Callers, Equation, Jaxpr, Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost
@@ -148,7 +148,7 @@ class Rounding(Walk):
     def region_rule(self, op: Op) -> Region | None:
         """The rule of a region that holds a dot; None for any other op."""
         rule = super().region_rule(op)
-        return rule if rule is None else _REGIONS.get(op.name, rule)
+        return None if rule is None or op.name in _LEFT else _REGIONS.get(op.name, rule)
 
     def _dot(self, op: Op) -> Sequence[Value]:
         left, right = (_roles.role_of(self, value) for value in op.inputs)
@@ -239,6 +239,8 @@ def _custom_rule(walk: Context, op: Op) -> Sequence[Value] | None:
     return new.outputs
 
 
+# A rule for vmap computes the function's value again, and its dots would not be rounded.
+_LEFT = ("custom_vmap_call",)
 # Regions with other rules than those of the rewrite.
 _REGIONS: dict[str, Region] = {
     "custom_jvp_call": _custom_rule,
@@ -369,7 +371,7 @@ def _as_written(site: DotSite) -> DotSite:
 
 
 def _settle(walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]) -> Program:
-    return emit.schedule(outputs, walk.effects, {}, inputs)
+    return emit.schedule(outputs, walk.effects, wholes.replacements(walk.wholes, {}), inputs)
 
 
 def _holds_dot(jaxpr: Jaxpr) -> bool:

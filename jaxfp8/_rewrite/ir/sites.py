@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from jaxfp8._rewrite.ir import precision as _precision
 from jaxfp8._rewrite.ir.factors import Factors
@@ -120,13 +121,19 @@ class DotSite:
 
     @property
     def numbers(self) -> DimensionNumbers:
-        """Contracting and batch axes of both operands; not for a ragged dot or a convolution."""
+        """Contracting and batch axes of both operands; not for a convolution."""
+        ragged = self.op.params.get("ragged_dot_dimension_numbers")
+        if ragged is not None:
+            return ragged.dot_dimension_numbers
         return self.op.params.get("dimension_numbers", _OF_SCALED_MATMUL)
 
     def contracting(self, index: int) -> Shape:
-        """Contracting axes of an operand; () for a ragged dot or a convolution."""
+        """Contracting axes of an operand."""
         numbers: Any = self.numbers
-        return tuple(map(int, numbers[0][index])) if type(numbers) is tuple else ()
+        if isinstance(numbers, lax.ConvDimensionNumbers):
+            (_, channel, *_), (_, *summed) = numbers.lhs_spec, numbers.rhs_spec
+            return ((channel,), tuple(sorted(summed)))[index]
+        return tuple(map(int, numbers[0][index]))
 
     @property
     def precision(self) -> str:

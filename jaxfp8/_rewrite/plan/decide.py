@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxfp8._call import joint as call_joint
 from jaxfp8._call import lowering, routes
-from jaxfp8._rewrite.ir import emit, graph
+from jaxfp8._rewrite.ir import emit, graph, wholes
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
@@ -110,6 +110,7 @@ def _ordered(
     walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value], replaced: Mapping[Value, Value]
 ) -> Program:
     """The program of what is replaced, with products of one input as one op where that pays."""
+    replaced = {**wholes.replacements(walk.wholes, replaced), **replaced}
     program = emit.schedule(outputs, walk.effects, replaced, inputs)
     if not call_joint.runs_here():
         return program

@@ -3,8 +3,9 @@
     codes = clip(round(x / scale)).astype(int8), or clip(x / scale).astype(float8)
     amax  = max(abs(x)) along the last axis, where the scale comes from it
 
-The calls give the same bits as what they replace, whatever the scale is. Other forms are left as
-they are.
+A factor may stand in place of the divisor. Codes of int8 may be clipped before they are rounded,
+after it, twice, or not at all, since the cast saturates. The calls give the same bits as what they
+replace, whatever the scale is. Other forms are left as they are.
 """
 
 from __future__ import annotations
@@ -32,15 +33,20 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Encoding:
-    """`codes` are those of `x` for `scale`, which has one element, or one for each row.
+    """`codes` are those of `x / scale`, or of `x * scale`.
 
-    `lowest` is the least code.
+    Attributes:
+      codes, x: of one shape.
+      scale: one element, or one for each row.
+      lowest: the least code.
+      multiplies: whether `scale` is a factor.
     """
 
     codes: Value
     x: Value
     scale: Value
     lowest: int
+    multiplies: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +119,7 @@ def _replaced(walk: Walk, encoding: Encoding | None) -> Mapping[Value, Value]:
 
 def _encoded(encoding: Encoding) -> Value:
     dtype, lowest = encoding.codes.dtype, encoding.lowest
-    run = functools.partial(encode_rows, dtype=dtype, lowest=lowest)
+    run = functools.partial(encode_rows, dtype=dtype, lowest=lowest, multiplies=encoding.multiplies)
     inputs = [encoding.x, encoding.scale]
     return graph.derived("encode_rows", run, inputs, encoding.codes.shape, dtype)
 
@@ -126,28 +132,46 @@ def encoding_of(walk: Walk, codes: Value) -> Encoding | None:
     cast = graph.producer(codes, "convert_element_type")
     if cast is None or cast.inputs[0].dtype != _FLOAT32 or codes.dtype == np.uint8:
         return None
-    steps, low, high = _unclipped(cast.inputs[0])
     lowest, highest = dtypes.finite_range(codes.dtype)
-    if not dtypes.is_float8(codes.dtype):
-        steps, low, high = _whole_steps(cast.inputs[0])
-        lowest = low if low == lowest + 1 else lowest  # symmetric codes leave -128 out
-    division = graph.producer(steps, "div")
-    if division is None or (low, high) != (lowest, highest):
+    if dtypes.is_float8(codes.dtype):
+        steps, bounds = _unclipped(cast.inputs[0])
+        does_fit = bounds == (lowest, highest)  # a cast to FP8 does not saturate
+        return _of_steps(walk, codes, steps, int(lowest)) if does_fit else None
+    if (whole := _whole_steps(cast.inputs[0])) is None:
         return None
-    x, divisor = division.inputs
-    scale = _of_rows(divisor, codes.shape)
-    if x.shape != codes.shape or scale is None or scale.dtype != _FLOAT32:
-        return None
-    return Encoding(codes, narrow(walk, x), scale, int(lowest))
+    steps, (low, high) = whole
+    does_fit = low <= lowest + 1 and high >= highest  # symmetric codes leave -128 out
+    return _of_steps(walk, codes, steps, int(max(low, lowest))) if does_fit else None
 
 
-def _whole_steps(value: Value) -> tuple[Value, float | None, float | None]:
-    """As `_unclipped`, and the value before it was rounded; no bounds where it was not rounded."""
-    if (op := _rounding(value)) is not None:
-        return _unclipped(op.inputs[0])
-    inner, low, high = _unclipped(value)
-    op = _rounding(inner)
-    return (inner, None, None) if op is None else (op.inputs[0], low, high)
+def _of_steps(walk: Walk, codes: Value, steps: Value, lowest: int) -> Encoding | None:
+    """The encoding of values in units of a scale; None where no scale of rows made them."""
+    op = steps.op
+    if op is None or op.name not in ("div", "mul"):
+        return None
+    for x, other in (op.inputs, op.inputs[::-1])[: 1 if op.name == "div" else 2]:
+        scale = _of_rows(other, codes.shape)
+        if x.shape == codes.shape and scale is not None and scale.dtype == _FLOAT32:
+            multiplies = op.name == "mul"
+            return Encoding(codes, narrow(walk, x), scale, lowest, multiplies)
+    return None
+
+
+Bounds = tuple[float, float]
+_NO_BOUNDS = (-np.inf, np.inf)
+
+
+def _whole_steps(value: Value) -> tuple[Value, Bounds] | None:
+    """The value before it was rounded to a whole number, and the bounds of that number.
+
+    None where it was not rounded.
+    """
+    inner, (low, high) = _unclipped(value)
+    if (op := _rounding(inner)) is None:
+        return None
+    steps, before = _unclipped(op.inputs[0])
+    first_low, first_high = np.round(before)  # as the bounded values are
+    return steps, (max(low, first_low), min(high, first_high))
 
 
 def _rounding(value: Value) -> Op | None:
@@ -157,31 +181,32 @@ def _rounding(value: Value) -> Op | None:
     return op if op is not None and op.params["rounding_method"] == to_even else None
 
 
-def _unclipped(value: Value) -> tuple[Value, float | None, float | None]:
-    """The value before it was clipped, and the bounds; no bounds where it was not."""
+def _unclipped(value: Value) -> tuple[Value, Bounds]:
+    """The value before it was clipped, and the bounds."""
     op = value.op
     if op is not None and op.name == "clamp":
-        low, inner, high = op.inputs
-        return inner, _number(low), _number(high)
-    bounds: dict[str, float | None] = {}
+        low, _, high = map(_number, op.inputs)
+        return (value, _NO_BOUNDS) if low is None or high is None else (op.inputs[1], (low, high))
+    bounds: dict[str, float] = {}
     while op is not None and op.name in ("max", "min") and op.name not in bounds:
         numbers = [_number(v) for v in op.inputs]
         if (numbers[0] is None) == (numbers[1] is None):
             break
-        index = 0 if numbers[0] is None else 1
-        bounds[op.name] = numbers[1 - index]
+        index, number = (0, numbers[1]) if numbers[0] is None else (1, numbers[0])
+        assert number is not None
+        bounds[op.name] = number
         value, op = op.inputs[index], op.inputs[index].op
-    return value, bounds.get("max"), bounds.get("min")
+    return value, (bounds.get("max", -np.inf), bounds.get("min", np.inf))
 
 
 def _number(value: Value) -> float | None:
-    """The number that every entry is known to be, if it is whole, as bounds are."""
+    """The number that every entry is known to be, which a float32 holds."""
     same = ("pvary", "pcast", "convert_element_type")
     while (number := constants.number(value)) is None and value.op is not None:
         if value.op.name not in same or value.dtype not in (_FLOAT32, np.int32):
             return None
         value = value.op.inputs[0]
-    return number if number is None or number.is_integer() else None
+    return number if number is None or float(np.float32(number)) == number else None
 
 
 def narrow(walk: Walk, x: Value) -> Value:

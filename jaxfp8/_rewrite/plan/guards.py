@@ -41,7 +41,8 @@ def guarded(walk: Walk, call: Call) -> Call | Refusal:
     if any(op.name in _MEETINGS for program in (fast, slow) for op, _ in program.ops):
         return Refusal(
             "whether its zero point fits, or its scale is finite, is known on each device alone, "
-            "and devices meet in it"
+            "and devices meet in it",
+            "keep zero points in int8 or uint8, and put zeros over the 8-bit array",
         )
     inputs = tuple(dict.fromkeys((*guards, *fast.inputs, *slow.inputs)))
     op = Op("guarded", inputs, _choice(inputs, guards, fast, slow), {})

@@ -119,7 +119,7 @@ class _Maker:
     def call(self, codes: Value) -> RowCall | str:
         """What may take the place of codes, or why nothing does."""
         encoding = encodings.encoding_of(self._walk, codes)
-        if encoding is None:
+        if encoding is None or encoding.multiplies:
             return _OTHER_FORM
         encoding = dataclasses.replace(encoding, x=_narrow(encoding.x))
         why = why_no_kernel(encoding.x.shape, encoding.x.dtype)

@@ -25,6 +25,7 @@ from jaxfp8._rewrite.ir.graph import (
 )
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales, storage_bytes
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
+from jaxfp8._rewrite.ir.wholes import Whole
 from jaxfp8._rewrite.regions import JITS, REGIONS, Region, opaque
 from jaxfp8._rewrite.rules import (
     OUTPUTS_RULES,
@@ -44,7 +45,7 @@ from jaxfp8._value import compat, dtypes
 # What these make is no longer the 8-bit data: a dot that reads it is not a missed one.
 _PRODUCTS = ("dot_general", *unserved.NAMES, *scaled_products.NAMES)
 _PRODUCTS += (scaled_dot_p.name, joint_dots_p.name)
-_ENDS_TRAIL = (*_PRODUCTS, "argmax", "argmin", "iota")
+_ENDS_TRAIL = (*_PRODUCTS, "argmax", "argmin", "iota", reach.KERNEL)
 # These may make an array smaller, and what is left is the same data.
 _VIEWS = (
     *("slice", "dynamic_slice", "squeeze", "split", "top_k"),
@@ -70,6 +71,7 @@ class Walk:
       seen: the dots seen so far, shared with the walks of regions.
       early: for a value that picks rows of a dequantised array, rows picked before dequantising.
       effects: ops that must run even if nobody reads their outputs.
+      wholes: the calls that were inlined and may stay one operation.
       own: the dots of this walk, without those of regions inside it.
       results: the outputs of the jaxpr that was walked last.
     """
@@ -81,6 +83,7 @@ class Walk:
         self.seen = Seen() if seen is None else seen
         self.own: list[DotSite] = []
         self.effects: list[Op] = []
+        self.wholes: list[Whole] = []
         self.results: list[Value] = []
         self.early: dict[Value, Value] = {}
         self._implicit: dict[Value, Scaled] = {}
@@ -185,11 +188,11 @@ class Walk:
         before, self._nested = self._nested, []
         outputs = rule(self, op)
         insides, self._nested = self._nested, before
+        if outputs is None and not insides:
+            return self._as_written(op)
         if outputs is None:
             self.note(op)
             outputs = op.outputs
-            if not op.effectful and not insides:
-                self._know(op)
         for inside in insides:
             self._leave(inside, outputs, op)
         return outputs

@@ -1,13 +1,17 @@
-"""Functions that are called: jit, custom derivative rules, remat, shard_map."""
+"""Functions that are called: jit, composite, custom rules, remat, shard_map."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+from jax.custom_batching import custom_vmap
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir.graph import Array, Op, Params, Value
+from jaxfp8._rewrite.ir.wholes import Whole
 from jaxfp8._rewrite.regions import exits
 from jaxfp8._rewrite.regions.borders import Border
 from jaxfp8._rewrite.regions.registry import extra_outputs, new_op, rebuilt, region, walk_inside
@@ -61,6 +65,63 @@ def bind_jit(op: Op, run: Callable[..., list[Array]], arrays: Sequence[Array]) -
 def call(walk: Context, op: Op) -> Sequence[Value] | None:
     """A function is inlined: its derivative rule is that of the rewritten function as a whole."""
     return walk_inside(walk, op, op.params["call_jaxpr"], op.inputs)
+
+
+@region("composite")
+def composite(walk: Context, op: Op) -> Sequence[Value] | None:
+    """A function with a name for other compilers is inlined; it stays whole if nothing changes.
+
+    JAX knows no effects of a composite, so one that holds any is left as it is.
+    """
+    jaxpr = compat.composite_jaxpr(op.params)
+    if compat.has_effects(compat.open_jaxpr(jaxpr)):
+        return None
+    outputs = walk_inside(walk, op, jaxpr, op.inputs)
+    walk.wholes.append(Whole(op, tuple(outputs)))
+    return outputs
+
+
+@region("custom_vmap_call")
+def custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
+    """A function with a rule for vmap is rebuilt; its rule takes the inputs as written.
+
+    So those are inputs of the rebuilt function, too. XLA drops them where nothing reads them.
+    """
+    border = Border(walk, op.inputs)
+    args = [border.enter(value) for value in op.inputs]
+    inside = border.settle(walk_inside(border.inner, op, op.params["call"], args))
+    if not inside.changed:
+        return None
+    reads = list(dict.fromkeys((*op.inputs, *(value for value, _ in inside.sources))))
+    places = [reads.index(value) for value, _ in inside.sources]
+    given = [reads.index(value) for value in op.inputs]
+
+    def run(*arrays: Array) -> Sequence[Array]:
+        function = custom_vmap(lambda *xs: inside.program.run([xs[i] for i in places]))
+        function.def_vmap(functools.partial(_vmap_as_written, op, given))
+        return function(*arrays)
+
+    return new_op(walk, op, reads, run).outputs
+
+
+def _vmap_as_written(
+    op: Op, given: Sequence[int], size: int, batched: Sequence[bool], *arrays: Array
+) -> tuple[Any, Any]:
+    """The outputs of a function by its own rule for vmap, and which of them are batched.
+
+    Args:
+      op: the function as written.
+      given: where its inputs are among `arrays`.
+      size: of the mapped axis.
+      batched: which arrays have it.
+      arrays: the inputs of the rebuilt function.
+    """
+    tree = op.params["in_tree"]
+    args = jax.tree.unflatten(tree, [arrays[i] for i in given])
+    flags = jax.tree.unflatten(tree, [batched[i] for i in given])
+    made = op.params["rule"](size, list(flags), *args)
+    outputs, out_batched = map(jax.tree.leaves, made)
+    return outputs, out_batched
 
 
 @region("rewritten_linear")

@@ -1,4 +1,8 @@
-"""Dots inside equations that are not entered: counted, or reported as missed."""
+"""Equations that are not entered: the dots inside them, and the 8-bit data that goes in.
+
+Dots inside are counted, or reported as missed. Where an equation gives floats that it makes of
+8-bit data, the trail ends there, and a dot that reads them is reported.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,13 @@ from collections.abc import Sequence
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import graph
-from jaxfp8._rewrite.ir.graph import Jaxpr, Op
+from jaxfp8._rewrite.ir.graph import Jaxpr, Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost, Scaled
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
-from jaxfp8._rewrite.rules import scaled_products
-from jaxfp8._rewrite.rules.reach import InnerDot, products, products_inside, remembered
+from jaxfp8._rewrite.rules import reach, scaled_products
+from jaxfp8._rewrite.rules.reach import InnerDot, products, remembered
+from jaxfp8._rewrite.rules.registry import lost as lost_at
 from jaxfp8._value import compat, dtypes
-
-# The user's own kernel: its references are memory that it may write to.
-_KERNEL = "pallas_call"
 
 
 @remembered
@@ -23,7 +25,7 @@ def holds_ref(jaxpr: Jaxpr) -> bool:
     atoms = [*jaxpr.constvars, *jaxpr.invars, *(v for eqn in jaxpr.eqns for v in eqn.outvars)]
     if any(hasattr(v.aval, "inner_aval") for v in atoms):
         return True
-    outside = (eqn for eqn in jaxpr.eqns if eqn.primitive.name != _KERNEL)
+    outside = (eqn for eqn in jaxpr.eqns if eqn.primitive.name != reach.KERNEL)
     return any(holds_ref(inner) for eqn in outside for inner in compat.subjaxprs(eqn))
 
 
@@ -39,14 +41,56 @@ _KERNEL_STAYS = (
     "keep it, as a kernel of your own that reads 8 bits already, or write the product with `@`"
 )
 
+_MAKES_FLOATS = "makes floats of 8-bit data, in a way that the rewrite does not follow"
+_DEQUANTISE_OUTSIDE = (
+    "dequantise outside of `{0}`, by operations of JAX such as `q.astype(dtype) * scale`"
+)
+
 
 def look_into(walk: Context, op: Op) -> None:
-    """Count the dots inside an op, and report those that 8-bit data reaches."""
-    if scaled_products.is_call(op.equation) or not compat.subjaxprs(op.equation):
+    """Count the dots inside an op, and report where 8-bit data reaches them or ends."""
+    if scaled_products.is_call(op.equation):
         return
-    remedy = _KERNEL_STAYS if op.name == _KERNEL else _MOVE_OUT.format(op.name)
+    hot, inner = _hot(walk, op), compat.subjaxprs(op.equation)
+    if not inner:
+        if any(hot):
+            _end(walk, op, hot, [v for v in op.outputs if _is_decoded(op, hot, v)])
+        return
+    remedy = _KERNEL_STAYS if op.name == reach.KERNEL else _MOVE_OUT.format(op.name)
     lost = Lost(op, f"it is inside `{op.name}`, which is left as it is", remedy)
-    _tell(walk.seen, products_inside(op.equation, _hot(walk, op), op.callers), lost)
+    inside = reach.inside(op.equation, hot, op.callers)
+    _tell(walk.seen, inside.dots, lost)
+    if all(map(_is_of_scalars, inner)):
+        return
+    pairs = zip(op.outputs, op.equation.outvars, strict=True)
+    _end(walk, op, hot, [value for value, variable in pairs if variable in inside.made])
+
+
+def _end(walk: Context, op: Op, hot: Sequence[bool], made: Sequence[Value]) -> None:
+    """Say of floats that an op makes of 8-bit data that the trail ends there, or ended before."""
+    data = [value for value, is_hot in zip(op.inputs, hot, strict=True) if is_hot]
+    largest = max((value.size for value in data), default=0)
+    for value in made:
+        if value.dtype in dtypes.WIDE_FLOAT and value.size >= largest and value not in walk.facts:
+            known = [fact for v in data if (fact := walk.lost(v)) is not None]
+            remedy = _DEQUANTISE_OUTSIDE.format(op.name)
+            walk.facts[value] = next(iter(known), lost_at(op, _MAKES_FLOATS, remedy))
+
+
+def _is_of_scalars(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr only combines two elements, as that of a scatter or a reduction does."""
+    return all(getattr(v.aval, "shape", None) == () for v in jaxpr.invars)
+
+
+def _is_decoded(op: Op, hot: Sequence[bool], value: Value) -> bool:
+    """Whether an output of a function that cannot be looked into may be its 8-bit data as floats.
+
+    It has as many values as there are bytes, or two for each, and is no operand in another order.
+    """
+    sizes = [v.size for v, is_hot in zip(op.inputs, hot, strict=True) if is_hot]
+    types = [(v.shape, v.dtype) for v in op.inputs]
+    is_alike = value.size in (*sizes, *(2 * size for size in sizes))
+    return is_alike and (value.shape, value.dtype) not in types
 
 
 def look_into_condition(walk: Context, op: Op) -> None:
@@ -57,7 +101,8 @@ def look_into_condition(walk: Context, op: Op) -> None:
         "compute it in the body, and carry what the condition needs",
     )
     condition = compat.open_jaxpr(op.params["cond_jaxpr"])
-    _tell(walk.seen, products_inside(op.equation, _hot(walk, op), op.callers, [condition]), lost)
+    inside = reach.inside(op.equation, _hot(walk, op), op.callers, [condition])
+    _tell(walk.seen, inside.dots, lost)
 
 
 def _hot(walk: Context, op: Op) -> list[bool]:

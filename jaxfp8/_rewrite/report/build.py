@@ -105,6 +105,7 @@ def _row(site: DotSite, types: Types) -> Site:
         ended_at=ended_at,
         epilogue=_what_it_computes(site),
         widened_bytes=sum(_widened(*given) for given in site.given),
+        out_dtype=_out_dtype(site, spec),
         note=_notes(site),
         mesh="" if spec is None else split.told(spec, site.op.equation, types),
         **_on_platforms(spec, joined=site.joined > 0),
@@ -135,6 +136,7 @@ def _call_row(op: Op, types: Types) -> Site:
         ended_by="",
         ended_at="",
         epilogue=_epilogue(spec),
+        out_dtype=spec.epilogue.out_dtype,
         widened_bytes=0,
         note=_notes_of(op),
         mesh=split.told(spec, op.equation, types),
@@ -145,12 +147,15 @@ def _call_row(op: Op, types: Types) -> Site:
 def _operand_of(side: OperandSpec) -> Operand:
     """An operand of a scaled dot that the function holds already."""
     eight_bit = dtypes.is_eight_bit(side.dtype)
+    tiles, *axes = _scale_of(side)
     return Operand(
         dtype=side.dtype,
         shape=side.shape,
-        scale=granularity.words(*_scale_of(side)) if eight_bit else "none",
+        scale=granularity.words(tiles, *axes) if eight_bit else "none",
         zero_point=side.zero_point,
         eight_bit=eight_bit,
+        contracted=side.contracting,
+        tiles=tiles,
     )
 
 
@@ -168,6 +173,11 @@ def _notes_of(op: Op) -> str:
         for name, side in sides.items()
     ]
     return "; ".join(filter(None, [*notes, second_rounding.of_call(op)]))
+
+
+def _out_dtype(site: DotSite, spec: ScaledDotSpec | None) -> str:
+    """The dtype of what became of a dot."""
+    return site.op.outputs[0].dtype.name if spec is None else spec.epilogue.out_dtype
 
 
 def _what_it_computes(site: DotSite) -> str:
@@ -219,17 +229,15 @@ def _on_platforms(spec: ScaledDotSpec | None, *, joined: bool = False) -> dict[s
 
 
 def _operand(site: DotSite, index: int) -> Operand:
-    value, fact = site.given[index]
+    (value, fact), summed = site.given[index], site.contracting(index)
+    tiles: Shape | None = None
     if not isinstance(fact, Scaled):
         dtype, scale, zero = value.dtype.name, "none", False
     else:
         captured = site.captured
         tiles = _tiles_found(fact) if captured is None else _tiles_given(site, captured, index)
-        dtype, scale, zero = (
-            fact.dtype.name,
-            granularity.words(tiles, value.shape, site.contracting(index)),
-            fact.zero_point is not None,
-        )
+        scale = granularity.words(tiles, value.shape, summed)
+        dtype, zero = fact.dtype.name, fact.zero_point is not None
     return Operand(
         dtype=dtype,
         shape=tuple(size if isinstance(size, int) else str(size) for size in value.shape),
@@ -238,6 +246,8 @@ def _operand(site: DotSite, index: int) -> Operand:
         eight_bit=isinstance(fact, Scaled),
         quantized=site.quantized[index],
         producer=site.producers[index],
+        contracted=summed,
+        tiles=tiles,
     )
 
 

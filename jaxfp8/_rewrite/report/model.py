@@ -25,6 +25,8 @@ class Operand:
         or "as written"; otherwise "".
       producer: on a GPU, what is computed in that call beside the codes ("RMSNorm", "silu and a
         factor"), or why there is none; otherwise "".
+      contracted: the axes that the product sums over.
+      tiles: for each axis the number of entries that share a scale; None without a scale.
     """
 
     dtype: str
@@ -34,6 +36,14 @@ class Operand:
     eight_bit: bool
     quantized: str = ""
     producer: str = ""
+    contracted: tuple[int, ...] = ()
+    tiles: tuple[int, ...] | None = None
+
+    @property
+    def is_scaled_inside(self) -> bool:
+        """Whether its scale changes along a contracted axis, and so inside the sum."""
+        tiles = self.tiles or ()
+        return any(tiles[axis] < int(self.shape[axis]) for axis in self.contracted if tiles)
 
     def __str__(self) -> str:
         zero = ", zero point" if self.zero_point else ""
@@ -65,6 +75,7 @@ class Site:
         "dot_general" for the dot itself, and "" for a rewritten one.
       ended_at: "file:line" of that operation; "" for a rewritten one.
       epilogue: what the scaled dot computes as well, such as "scale, bias, relu -> bfloat16".
+      out_dtype: dtype of the output, after the epilogue.
       widened_bytes: the size of the wide arrays that the function as written makes of the 8-bit
         data for this dot. A loop makes them in each turn. One that has other readers is still made.
       platforms: for each platform why no kernel takes it, or None if one does; {} for a missed one.
@@ -87,6 +98,7 @@ class Site:
     ended_by: str
     ended_at: str
     epilogue: str
+    out_dtype: str
     note: str = ""
     mesh: str = ""
     widened_bytes: int

@@ -258,18 +258,24 @@ def _kind(site: Site) -> tuple[str, str]:
             return "", f"{wide[0]} times 8 bits was not measured"
         return "W8A16 by XLA" if _is_left_to_xla(site) else "W8A16", ""
     if dtypes[0] in FLOAT8 and dtypes[1] in FLOAT8:
-        if any(side.scale.startswith("blocks") for side in (site.lhs, site.rhs)):
+        if any(map(_is_in_blocks, (site.lhs, site.rhs))):
             return "FP8 in blocks", ""
         return _FEW_ROWS if _are_few_rows(site) else "FP8", ""
     mixed = dtypes[0] in FLOAT8 or dtypes[1] in FLOAT8
     return ("", "FP8 times int8 was not measured") if mixed else ("INT8", "")
 
 
+def _is_in_blocks(side: Operand) -> bool:
+    """Whether one scale belongs to several entries of an axis, but not to all of them."""
+    pairs = zip(side.tiles or (), side.shape, strict=False)
+    return any(1 < tile < int(size) for tile, size in pairs)
+
+
 def _are_few_rows(site: Site) -> bool:
     """Whether rows of e4m3 are so few that the kernel of 16-bit activations multiplies them."""
     _, m, n, _ = _folded(site)
     rows = site.rhs if n < m else site.lhs
-    varies = any(side.scale.startswith("per contracted") for side in (site.lhs, site.rhs))
+    varies = site.lhs.is_scaled_inside or site.rhs.is_scaled_inside
     return min(m, n) <= FEW_FLOAT8_ROWS and rows.dtype == "float8_e4m3fn" and not varies
 
 
@@ -285,7 +291,7 @@ def _nbytes(side: Operand) -> int:
 
 
 def _out_itemsize(site: Site) -> int:
-    return jnp.dtype(site.epilogue.rpartition("-> ")[2]).itemsize
+    return jnp.dtype(site.out_dtype).itemsize
 
 
 def _sizes(dims: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from jaxfp8._rewrite.ir import casts, constants, graph
 from jaxfp8._rewrite.ir.factors import Factor, Factors
 from jaxfp8._rewrite.ir.facts import Fact
 from jaxfp8._rewrite.ir.graph import Op, Value
-from jaxfp8._rewrite.ir.scaled import Scaled, Scales
+from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
 from jaxfp8._rewrite.rules.registry import lost, rule
 from jaxfp8._rewrite.rules.views import moved
 from jaxfp8._value import dtypes
@@ -41,7 +41,7 @@ def gather(walk: Context, op: Op) -> Fact | None:
     """Whole rows (or experts) picked by index: scales by row are gathered, constant ones stay."""
     fact = walk.scaled(op.inputs[0])
     if fact is None:
-        return _repeated(walk, op)
+        return _looked_up(walk, op) or _repeated(walk, op)
     mode = op.params["mode"]
     if is_in_bounds(op):
         return moved(walk, op, functools.partial(_rows, op), gather_factor)
@@ -50,6 +50,25 @@ def gather(walk: Context, op: Op) -> Fact | None:
     if walk.dequantised(op.inputs[0]) is None:
         return moved(walk, op, functools.partial(_filled, op, fact), gather_factor)
     return _with_nan_outside(walk, op)
+
+
+def _looked_up(walk: Context, op: Op) -> Lost | None:
+    """The loss where 8-bit data is the index: its codes stand for entries of a table.
+
+    Rows of a larger table are an embedding, and their index is no data of a product.
+    """
+    table, index = op.inputs
+    is_row = op.outputs[0].size > index.size // max(index.shape[-1], 1)
+    if walk.scaled(index) is None or (is_row and index.size < table.size):
+        return None
+    what = f"{table.dtype}[{','.join(map(str, table.shape))}]"
+    return lost(op, f"looks 8-bit codes up in a table, {what}", _NO_TABLES)
+
+
+_NO_TABLES = (
+    "no kernel decodes by a table, so this dot stays wide; for an 8-bit product quantise its "
+    "values (`jaxfp8.quantize`), and hold indices that are no codes in int32"
+)
 
 
 def _rows(op: Op, q: Value) -> Value:

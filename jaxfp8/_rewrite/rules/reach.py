@@ -21,12 +21,22 @@ from jaxfp8._value import compat, dtypes
 Carried = Sequence[tuple[Var | Literal, Var]]
 _EIGHT_BIT = (*dtypes.EIGHT_BIT, *dtypes.UNSERVED_FLOAT8, dtypes.E8M0)
 _DOTS = ("dot_general", *unserved.NAMES)
+KERNEL = "pallas_call"
 _READS = ("get", "load", "masked_load")
 # Their inner jaxprs take the operands in order. A branch takes all but the first.
 _CALLS = (
     *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
     *("remat2", "checkpoint", "remat", "scan", "cond"),
+    *("composite", "custom_vmap_call", "compute_on"),
 )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inside:
+    """The dots inside an equation, and which of its outputs are hot because it returns them so."""
+
+    dots: list[InnerDot]
+    made: Set[Var]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,16 +77,16 @@ def products(jaxpr: Jaxpr, hot: Iterable[Var], callers: Callers = ()) -> list[In
     return found
 
 
-def products_inside(
+def inside(
     eqn: Equation,
     hot: Sequence[bool],
     callers: Callers = (),
     jaxprs: Sequence[Jaxpr] | None = None,
-) -> list[InnerDot]:
-    """The dots in the jaxprs of an equation, or in some of them; `hot` says which operands are."""
+) -> Inside:
+    """What the jaxprs of an equation hold, or some of them; `hot` says which operands are."""
     found: list[InnerDot] = []
-    _enter(eqn, hot, callers, found, compat.subjaxprs(eqn) if jaxprs is None else jaxprs)
-    return found
+    inner = compat.subjaxprs(eqn) if jaxprs is None else jaxprs
+    return Inside(found, _enter(eqn, hot, callers, found, inner))
 
 
 def _flow(jaxpr: Jaxpr, hot: Set[Var], callers: Callers, found: list[InnerDot] | None) -> set[Var]:
@@ -154,7 +164,11 @@ def _enter(
 def _left(eqn: Equation, jaxpr: Jaxpr, known: Set[Var]) -> Iterator[Var]:
     """The outputs of an equation that are hot because an inner jaxpr returns them hot."""
     hot = [not isinstance(v, Literal) and v in known for v in jaxpr.outvars]
-    if len(hot) == len(eqn.outvars):
+    if eqn.primitive.name == KERNEL:  # it returns nothing, and writes to memory behind its inputs
+        first = len(eqn.invars)
+        written = jaxpr.invars[first : first + len(eqn.outvars)]
+        yield from (v for v, ref in zip(eqn.outvars, written, strict=False) if ref in known)
+    elif len(hot) == len(eqn.outvars):
         yield from (v for v, is_hot in zip(eqn.outvars, hot, strict=True) if is_hot)
     elif any(hot):
         yield from eqn.outvars
@@ -163,7 +177,7 @@ def _left(eqn: Equation, jaxpr: Jaxpr, known: Set[Var]) -> Iterator[Var]:
 def _places(eqn: Equation, jaxpr: Jaxpr) -> Sequence[int]:
     """For the first inputs of an inner jaxpr the operand that each is; () if unknown."""
     name, own, given = eqn.primitive.name, len(jaxpr.invars), len(eqn.invars)
-    if name == "pallas_call":
+    if name == KERNEL:
         return range(min(given, own))
     if name == "while":
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]

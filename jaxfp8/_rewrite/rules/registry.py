@@ -61,6 +61,9 @@ _BEFORE_DEQUANTISING = (
     "reshape",
     "transpose",
     "squeeze",
+    "device_put",
+    "layout_constraint",
+    "xla_metadata_value",
 )
 
 

@@ -6,6 +6,7 @@ import math
 
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir.graph import Op, Params
+from jaxfp8._rewrite.ir.scaled import Lost
 from jaxfp8._rewrite.ir.sites import DimensionNumbers, DotSite
 from jaxfp8._rewrite.rules.registry import rule
 from jaxfp8._value.spec import Shape
@@ -24,9 +25,15 @@ def unserved(walk: Context, op: Op) -> None:
     """A missed dot, if an operand is or was dequantised 8-bit data."""
     lhs, rhs = [(v, walk.dequantised(v) or walk.lost(v)) for v in op.inputs[:2]]
     site = DotSite(op, (lhs, rhs))
-    if site.concerned:
+    if not site.concerned:
+        return
+    known = [fact for _, fact in site.given if fact is not None]
+    ended = next((fact for fact in known if isinstance(fact, Lost)), None)
+    if ended is not None and len(known) == 1:
+        site.miss(ended.reason, ended.remedy, ended.op)
+    else:
         site.miss(f"there is no kernel for {NAMES[op.name]} yet", _REMEDIES[op.name])
-        walk.see(site)
+    walk.see(site)
 
 
 def sizes(params: Params, lhs: Shape, rhs: Shape) -> Sizes:

@@ -14,8 +14,9 @@ struct QuantizeKernel {
   float (*largest)(const uint8_t* x, int64_t count);
   // The bits of the largest magnitude as float32: NaN is larger than infinity.
   uint32_t (*magnitude)(const uint8_t* x, int64_t count);
-  // The codes of `count` values; those of int8 are at least `lowest`.
-  void (*encode)(const uint8_t* x, int64_t count, float scale, float lowest, uint8_t* codes);
+  // The codes of `count` values times or through a scale; those of int8 are at least `lowest`.
+  void (*encode)(const uint8_t* x, int64_t count, float scale, bool multiplies, float lowest,
+                 uint8_t* codes);
 };
 
 // The functions for a pair of types that `QuantizeWhyNot` lets through, by instruction set.

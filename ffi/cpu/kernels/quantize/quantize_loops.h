@@ -1,7 +1,7 @@
 // Quantises a contiguous run of float32, bfloat16 or float16 values, in two loops:
 //
 //   x -> magnitude bits -> max -> amax
-//   x -> / scale -> round and saturate -> 32-bit codes -> narrowed to bytes
+//   x -> / or * scale -> round and saturate -> 32-bit codes -> narrowed to bytes
 
 #ifndef JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_LOOPS_H_
 #define JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_LOOPS_H_
@@ -139,9 +139,10 @@ inline S32 IntegerCodes(F32 values, F32 lowest) {
   return BitsOfVector(clipped + 0x1.8p23f) & 0xff;
 }
 
-template <DType kIn, DType kOut>
+template <DType kIn, DType kOut, bool kMultiplies>
 inline S32 CodesOf(const uint8_t* x, F32 scale, F32 lowest) {
-  const F32 steps = WideVector<kIn>(x) / scale;
+  const F32 values = WideVector<kIn>(x);
+  const F32 steps = kMultiplies ? values * scale : values / scale;
   if constexpr (kOut == DType::kS8) {
     return IntegerCodes(steps, lowest);
   } else {
@@ -154,9 +155,9 @@ inline S32 CodesOf(const uint8_t* x, F32 scale, F32 lowest) {
 
 inline constexpr int kBlock = kLanes;
 
-template <DType kIn, DType kOut>
+template <DType kIn, DType kOut, bool kMultiplies>
 inline void EncodeBlock(const uint8_t* x, F32 scale, F32 lowest, uint8_t* codes) {
-  const S32 wide = CodesOf<kIn, kOut>(x, scale, lowest);
+  const S32 wide = CodesOf<kIn, kOut, kMultiplies>(x, scale, lowest);
   Store(codes, _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(wide)));
 }
 
@@ -177,30 +178,42 @@ inline Half Narrow(Vector low, Vector high) {
                 std::make_integer_sequence<int, kHalves>());
 }
 
-template <DType kIn, DType kOut>
+template <DType kIn, DType kOut, bool kMultiplies>
 inline void EncodeBlock(const uint8_t* x, F32 scale, F32 lowest, uint8_t* codes) {
   constexpr int kStep = kLanes * SizeOf(kIn);
   S32 wide[4];
-  for (int i = 0; i < 4; ++i) wide[i] = CodesOf<kIn, kOut>(x + i * kStep, scale, lowest);
+  for (int i = 0; i < 4; ++i) {
+    wide[i] = CodesOf<kIn, kOut, kMultiplies>(x + i * kStep, scale, lowest);
+  }
   Store(codes, Narrow<U8>(Narrow<S16>(wide[0], wide[1]), Narrow<S16>(wide[2], wide[3])));
 }
 
 #endif
 
-template <DType kIn, DType kOut>
-void EncodeRun(const uint8_t* x, int64_t count, float scale, float lowest, uint8_t* codes) {
+template <DType kIn, DType kOut, bool kMultiplies>
+void EncodeBy(const uint8_t* x, int64_t count, float scale, float lowest, uint8_t* codes) {
   constexpr int kSize = SizeOf(kIn);
   // `F32{} + scale` would turn a scale of -0 into 0.
   const F32 scales = scale - F32{}, lows = F32{} + lowest;
   int64_t i = 0;
   for (; i + kBlock <= count; i += kBlock) {
-    EncodeBlock<kIn, kOut>(x + i * kSize, scales, lows, codes + i);
+    EncodeBlock<kIn, kOut, kMultiplies>(x + i * kSize, scales, lows, codes + i);
   }
   if (i == count) return;
   uint8_t last[kBlock * kSize] = {}, some[kBlock];
   std::memcpy(last, x + i * kSize, (count - i) * kSize);
-  EncodeBlock<kIn, kOut>(last, scales, lows, some);
+  EncodeBlock<kIn, kOut, kMultiplies>(last, scales, lows, some);
   std::memcpy(codes + i, some, count - i);
+}
+
+template <DType kIn, DType kOut>
+void EncodeRun(const uint8_t* x, int64_t count, float scale, bool multiplies, float lowest,
+               uint8_t* codes) {
+  if (multiplies) {
+    EncodeBy<kIn, kOut, true>(x, count, scale, lowest, codes);
+  } else {
+    EncodeBy<kIn, kOut, false>(x, count, scale, lowest, codes);
+  }
 }
 
 template <DType kIn>
