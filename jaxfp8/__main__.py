@@ -129,8 +129,8 @@ def _add_checkpoints(commands: Any) -> None:
     look = commands.add_parser(
         "inspect",
         help="what a checkpoint holds, and how its weights would load",
-        description="Prints the format, arrays, bytes and scales of a checkpoint, from its "
-        "headers and configuration alone. Exit code 1 if it would not load.",
+        description="Prints the format, arrays, bytes and scales of a checkpoint, and reads "
+        "none of its weights. Exit code 1 if it would not load.",
     )
     look.add_argument("path", metavar="PATH", help="a safetensors file, or a folder")
     look.add_argument("--json", metavar="FILE", help="write it as JSON too")

@@ -8,7 +8,7 @@ import os
 import pathlib
 from typing import Any
 
-from jaxfp8.checkpoint import _markers
+from jaxfp8.checkpoint import _dtypes, _markers
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
@@ -18,6 +18,8 @@ CONFIG = "config.json"
 # ModelOpt writes it where config.json has no quantization_config.
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
+# What is read at once to see whether all is 0. Few tensors of other numbers begin with as many 0.
+_LOOK_BYTES = 1 << 16
 
 
 class Folder:
@@ -51,6 +53,13 @@ class Folder:
     def close(self) -> None:
         """Close all files."""
         self._stack.close()
+
+    def is_zero(self, entry: Entry) -> bool:
+        """Whether all values of a tensor are 0; it reads as far as the first that is not."""
+        file = self.files[entry.file]
+        return entry.code in _dtypes.BY_CODE and not any(
+            part.any() for part in file.chunks(entry, _LOOK_BYTES)
+        )
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:

@@ -226,7 +226,7 @@ class _Job:
     ) -> Quantized:
         if entry.name not in self._weights:
             at = entries[entry.name].start
-            for values in _chunks(file, entry, 1):
+            for values in file.chunks(entry, _CHUNK_BYTES):
                 at += _write.write_at(descriptor, at, values)
             return _row(entry, "", None, self._reasons[entry.name], entry.nbytes)
         errors: list[accuracy.Error] = []
@@ -253,7 +253,7 @@ class _Job:
         extremes = None
         if self._how.granularity == "tensor":
             extremes = _extremes(file, entry)
-        for values in _chunks(file, entry, _rows_of_tile(self._how)):
+        for values in file.chunks(entry, _CHUNK_BYTES, _rows_of_tile(self._how)):
             yield values, _quantize_rows(values, self._how, extremes)
 
 
@@ -273,23 +273,11 @@ def _quantize_rows(values: np.ndarray, how: Quantization, extremes: np.ndarray |
 def _extremes(file: File, entry: Entry) -> np.ndarray:
     """The least and the largest finite value of a tensor, in its dtype."""
     least, most = math.inf, -math.inf
-    for values in _chunks(file, entry, 1):
+    for values in file.chunks(entry, _CHUNK_BYTES):
         finite = np.where(np.isfinite(values), values, 0).astype(np.float32)
         least = min(least, float(finite.min(initial=math.inf)))
         most = max(most, float(finite.max(initial=-math.inf)))
     return np.asarray([least, most], _dtypes.BY_CODE[entry.code])
-
-
-def _chunks(file: File, entry: Entry, unit: int) -> Iterator[np.ndarray]:
-    """The rows of a tensor in order, a multiple of `unit` at a time."""
-    if not entry.shape or entry.nbytes <= _CHUNK_BYTES:
-        yield file.read(entry)
-        return
-    count = entry.shape[0]
-    row = entry.nbytes // count
-    step = max(_CHUNK_BYTES // max(row, 1) // unit, 1) * unit
-    for start in range(0, count, step):
-        yield file.read(entry, (slice(start, min(start + step, count)),))
 
 
 def _rows_of_tile(how: Quantization) -> int:
@@ -311,7 +299,7 @@ def _struct(entry: Entry, how: Quantization) -> QArray:
 
 def _checked(folder: Folder) -> dict[str, Entry]:
     """The tensors of a source, which has none in 8 bits yet."""
-    planned = plan(folder.entries, _formats.read(folder.quantization, folder.path))
+    planned = plan(folder.entries, _formats.read(folder.quantization, folder.path), folder.is_zero)
     if planned.problems:
         raise planned.problems[0]
     for item in planned.items.values():
