@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfp8.checkpoint import _dtypes
+from jaxfp8.checkpoint import _dtypes, _foreign
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._header import LENGTH_BYTES, Entry, Header, header_length, parse
 
@@ -140,7 +140,9 @@ class File:
 
     def _read_header(self) -> Header:
         size = os.fstat(self._descriptor).st_size
-        length = header_length(self.path, os.pread(self._descriptor, LENGTH_BYTES, 0), size)
+        head = os.pread(self._descriptor, _foreign.HEAD_BYTES, 0)
+        _foreign.check(self.path, head)
+        length = header_length(self.path, head, size)
         text = bytearray()
         while len(text) < length:
             part = os.pread(self._descriptor, length - len(text), LENGTH_BYTES + len(text))

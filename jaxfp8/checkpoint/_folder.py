@@ -8,7 +8,7 @@ import os
 import pathlib
 from typing import Any
 
-from jaxfp8.checkpoint import _dtypes, _markers
+from jaxfp8.checkpoint import _dtypes, _foreign, _markers
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
@@ -81,11 +81,21 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 def _paths(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | None]:
     """The files of a checkpoint, and which of them has each tensor, where an index says."""
+    try:
+        return _paths_of(place)
+    except OSError as error:
+        found = f"the path cannot be read ({error.strerror or error})"
+        needs, remedy = "its files are needed", "check the path and its rights"
+        raise CheckpointError(place, "", found, needs, remedy) from error
+
+
+def _paths_of(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | None]:
     if place.is_file():
         return [place], None
     if not place.is_dir():
         needs = "a safetensors file or a folder of them is needed"
-        raise CheckpointError(place, "", "there is no such path", needs, "check the path")
+        what = "that is no regular file" if place.exists() else "there is no such path"
+        raise CheckpointError(place, "", what, needs, "check the path")
     if (place / INDEX).exists():
         index = _index(place / INDEX)
         names = sorted(set(index.values()))
@@ -97,8 +107,7 @@ def _paths(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | No
         remedy = "fetch the index too, or name one file"
         raise CheckpointError(place, "", f"the folder has {some}", needs, remedy)
     if not found:
-        needs = "a safetensors file is needed"
-        raise CheckpointError(place, "", "the folder has none", needs, "check the path")
+        raise _foreign.without(place)
     return found, None
 
 
