@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
 import importlib
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO
 
 import jaxfp8
 from jaxfp8 import _doctor, checkpoint
@@ -17,12 +19,14 @@ from jaxfp8._bench import _cli, _run
 from jaxfp8._compare import _cli as _compare_cli
 from jaxfp8._compare import _run as _compare_run
 from jaxfp8._rewrite import show
-from jaxfp8._value.files import write_whole
+from jaxfp8._value.files import why_not_written, write_whole
+from jaxfp8.checkpoint._quantize import Where, reasons
 
 _EXPLAIN = """\
 Traces FUNCTION with the arguments that MAKE_ARGS() returns (a tuple; shapes made by
 jax.ShapeDtypeStruct will do) and prints, for each dot product, whether jaxfp8.rewrite takes it,
-and if not, why, with the file and the line. Nothing is computed.
+and if not, why, with the file and the line. Nothing is computed. An exception of FUNCTION or of
+MAKE_ARGS is shown in full. Exit code 2 if arguments are wrong.
 
 examples:
   python -m jaxfp8 explain my_model:forward --args my_model:example_arguments
@@ -31,8 +35,22 @@ examples:
 """
 
 
+# Names of weights that an error lists.
+_NAMED = 3
+# Functions say which of their arguments is wrong; here it is one of the options.
+_OPTIONS = {
+    "`jaxfp8.Report.predict`: ": "",
+    "`device`": "--device",
+    "`overwrite=True`": "--overwrite",
+}
+
+
 class _UsageError(Exception):
     """Wrong arguments; the message says what to type instead."""
+
+
+class _Failure(Exception):
+    """The files or the machine are not as the command needs them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,18 +58,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0 well, 1 broken or missed (`explain --strict`), 2 misused, 130 cut off.
     """
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    code = 0
+    with _reader_may_leave():
+        code = _run_command(arguments)
+        sys.stdout.flush()
+    return code
+
+
+def _run_command(arguments: Sequence[str] | None) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit:  # argparse has printed the help, or what is wrong
+        sys.stdout.flush()
+        raise
     try:
         return options.run(options)
     except _UsageError as error:
-        print(f"jaxfp8 {options.command}: {error}", file=sys.stderr)
-        return 2
+        return _said(options, error, 2)
+    except _Failure as error:
+        return _said(options, error, 1)
+    except MemoryError as error:
+        return _said(options, f"{error}; give smaller sizes", 1)
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _said(options, getattr(options, "stopped", "stopped"), 130)
+
+
+def _said(options: argparse.Namespace, error: object, code: int) -> int:
+    text = str(error)
+    for name, option in _OPTIONS.items():
+        text = text.replace(name, option)
+    print(f"jaxfp8 {options.command}: {text}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Printing ends without an error where the reader, `head` say, has seen enough."""
+    try:
+        yield
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):
+            _empty(stream)
+
+
+def _empty(stream: TextIO) -> None:
+    """Has a buffer with no reader left go nowhere; Python writes it when it ends."""
+    try:
+        stream.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,49 +186,109 @@ def _add_checkpoints(commands: Any) -> None:
     look = commands.add_parser(
         "inspect",
         help="what a checkpoint holds, and how its weights would load",
-        description="Prints the format, arrays, bytes and scales of a checkpoint, from its "
-        "headers and configuration alone. Exit code 1 if it would not load.",
+        description="Prints the format, arrays, bytes and scales of a checkpoint, and reads "
+        "none of its weights. Exit code 1 if it would not load, 2 if arguments are wrong.",
     )
-    look.add_argument("path", metavar="PATH", help="a safetensors file, or a folder")
+    look.add_argument("path", metavar="PATH", type=_path, help="a safetensors file, or a folder")
     look.add_argument("--json", metavar="FILE", help="write it as JSON too")
     look.set_defaults(run=_inspect)
     quantize = commands.add_parser(
         "quantize",
         help="an 8-bit checkpoint from one in floats",
         description="Quantises the weights of SRC tensor by tensor and writes DST. The same "
-        "command goes on where one that was cut off stopped.",
+        "command goes on where one that was cut off stopped. Exit code 1 if SRC would not load, or "
+        "DST is taken or cannot be written; 2 if arguments are wrong, or choose no weight.",
     )
-    quantize.add_argument("source", metavar="SRC", help="a safetensors file or folder, in floats")
-    quantize.add_argument("target", metavar="DST", help="the folder to make")
-    names = sorted(n for n in jaxfp8.__all__ if isinstance(getattr(jaxfp8, n), jaxfp8.Recipe))
-    quantize.add_argument("--recipe", choices=names, required=True, help="how weights are held")
+    quantize.add_argument(
+        "source", metavar="SRC", type=_path, help="a safetensors file or folder, in floats"
+    )
+    quantize.add_argument("target", metavar="DST", type=_path, help="the folder to make")
+    quantize.add_argument(
+        "--recipe", choices=_recipes(), required=True, help="how weights are held"
+    )
     quantize.add_argument("--only", metavar="REGEX", help="quantise the weights it matches whole")
     quantize.add_argument("--json", metavar="FILE", help="write the report as JSON too")
-    quantize.set_defaults(run=_quantize)
+    quantize.add_argument(
+        "--overwrite", action="store_true", help="replace all that is at DST, once DST is made"
+    )
+    stopped = "stopped; the same command goes on from here"
+    quantize.set_defaults(run=_quantize, stopped=stopped)
+
+
+def _path(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("a path is needed, and this one is empty")
+    return text
+
+
+def _recipes() -> list[str]:
+    """The recipes that a checkpoint can be made with."""
+    named = {name: getattr(jaxfp8, name) for name in jaxfp8.__all__}
+    return sorted(
+        name
+        for name, recipe in named.items()
+        if isinstance(recipe, jaxfp8.Recipe) and recipe.weight is not None
+    )
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    _check_files(options)
     try:
         found = checkpoint.inspect(options.path)
     except checkpoint.CheckpointError as error:
-        raise _UsageError(str(error)) from error
+        raise _Failure(str(error)) from error
     if options.json:
         _write(options.json, found.to_json(indent=1) + "\n")
-    print(found)
+    _show(found)
     return 1 if found.problems else 0
 
 
 def _quantize(options: argparse.Namespace) -> int:
+    _check_files(options)
     where = _matching(options.only) if options.only else None
-    recipe = getattr(jaxfp8, options.recipe)
+    recipe, overwrite = getattr(jaxfp8, options.recipe), options.overwrite
     try:
-        report = checkpoint.quantize(options.source, options.target, recipe, where=where)
-    except checkpoint.CheckpointError as error:
-        raise _UsageError(str(error)) from error
+        _check_chosen(options, where)
+        report = checkpoint.quantize(
+            options.source, options.target, recipe, where=where, overwrite=overwrite
+        )
+    except ValueError as error:  # a CheckpointError, or a weight that no format has words for
+        raise _Failure(str(error)) from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise _Failure(f"{options.target} cannot be written: {reason}") from error
     if options.json:
         _write(options.json, report.to_json(indent=1) + "\n")
-    print(report)
+    _show(report)
     return 0
+
+
+def _check_chosen(options: argparse.Namespace, where: Where) -> None:
+    """Refuses a choice of no weight, before the work."""
+    left = reasons(options.source, where)
+    if "" in left.values():
+        return
+    can = [name for name, reason in reasons(options.source, lambda *_: True).items() if not reason]
+    if where is None or not can:
+        name, reason = next(iter((n, left[n]) for n in can or left), ("", "it has no tensor"))
+        more = f" ({name!r}: {reason})" if name else ""
+        remedy = "choose weights with --only" if can else "name another checkpoint"
+        raise _UsageError(f"no weight of {options.source} would be quantised{more}; {remedy}")
+    found = [name for name in left if where(name, ())]
+    what = (
+        f"matches {found[0]!r}, but {left[found[0]]}" if found else "matches no tensor as a whole"
+    )
+    raise _UsageError(f"--only {options.only!r} {what}; {_near(options.only, can)}")
+
+
+def _near(pattern: str, names: list[str]) -> str:
+    """Names of weights that a pattern may have meant."""
+    words = re.sub(r"\\.|\W", " ", pattern)
+    part = [name for name in names if re.search(pattern, name)]
+    close = difflib.get_close_matches(words, names, n=_NAMED, cutoff=0.3)
+    some = ", ".join(map(repr, [*dict.fromkeys([*part, *close, *names])][:_NAMED]))
+    hint = f" (as --only '.*{pattern}.*' would)" if part else ""
+    return f"weights are named {some}{hint}"
 
 
 def _matching(pattern: str) -> Callable[[str, tuple[int, ...]], bool]:
@@ -206,6 +323,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    _check_files(options)
     function = _load(options.function)
     arguments = _arguments(options.args)
     if reason := _why_not_called_with(function, arguments):
@@ -221,9 +339,11 @@ def _explain(options: argparse.Namespace) -> int:
         _write(options.json, report.to_json(indent=1) + "\n")
     if options.html:
         _write(options.html, report.to_html())
-    show(report)
-    if predicted is not None:
-        print(predicted)
+    with _reader_may_leave():
+        show(report)
+        if predicted is not None:
+            print(predicted)
+        sys.stdout.flush()
     return 1 if options.strict and report.missed else 0
 
 
@@ -263,6 +383,20 @@ def _why_not_called_with(function: Callable[..., Any], arguments: tuple[Any, ...
     return None
 
 
+def _show(report: object) -> None:
+    """Prints a report; the exit code is what it is, whether or not somebody reads on."""
+    with _reader_may_leave():
+        print(report, flush=True)
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Checks the output files before the work, not after it."""
+    for option in ("json", "html"):
+        path = getattr(options, option, None)
+        if path is not None and (reason := why_not_written(path)):
+            raise _UsageError(f"--{option} {path}: {reason}")
+
+
 def _write(path: str, text: str) -> None:
     try:
         write_whole(path, text)
@@ -287,14 +421,18 @@ def _load(path: str) -> Callable[..., Any]:
 
 def _import(name: str) -> Any:
     """Imports a module; an exception inside it is shown to the user in full."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        module = ".".join(part for part in re.split(r"\W+", name.removesuffix(".py")) if part)
+        raise _UsageError(f"{name!r} is no name of a module; one is written {module or 'my_model'}")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise _UsageError(
-            f"no module {name!r} here; run this where `import {name}` works, or set PYTHONPATH"
-        ) from error
+        remedy = f"run this where `import {name}` works, or set PYTHONPATH"
+        if name.endswith(".py"):
+            remedy = f"a file {name} is the module {name.removesuffix('.py')}"
+        raise _UsageError(f"no module {name!r} here; {remedy}") from error
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 
+import numpy as np
 import pytest
+from checkpoint import files
 
-from jaxfp8 import __main__
+from jaxfp8 import __main__, checkpoint
 
 MODULE = """
     import jax, jax.numpy as jnp
@@ -82,10 +84,15 @@ def test_strict_explain_fails_where_a_product_is_missed(
         (["my_model.forward"], "not of the form MODULE:FUNCTION"),
         (["no_such_model:forward"], "no module 'no_such_model'"),
         (["my_model:backward"], "there is no 'backward'"),
+        (
+            ["./my_model.py:forward"],
+            "'./my_model.py' is no name of a module; one is written my_model",
+        ),
+        (["my_model.py:forward"], "a file my_model.py is the module my_model"),
         (["my_model:constant"], "is a int, but a function is needed"),
         (["my_model:forward", "--args", "my_model:one_array"], "a tuple of arguments is needed"),
     ],
-    ids=["form", "module", "name", "kind", "arguments"],
+    ids=["form", "module", "name", "path", "file", "kind", "arguments"],
 )
 def test_explain_says_what_was_mistyped(folder, monkeypatch, capsys, arguments, expected):
     monkeypatch.syspath_prepend(folder)
@@ -104,10 +111,14 @@ def test_explain_says_what_was_mistyped(folder, monkeypatch, capsys, arguments, 
         (["my_model:forward", "--args", "my_model:forward"], "a function of no arguments"),
         (
             ["my_model:forward", "--args", "my_model:arguments", "--json", "no/such/folder.json"],
-            "no/such/folder.json cannot be written: No such file",
+            "--json no/such/folder.json: there is no folder",
+        ),
+        (
+            ["my_model:forward", "--args", "my_model:arguments", "--device", "abacus"],
+            "--device is 'abacus', but numbers are known of",
         ),
     ],
-    ids=["none", "too few", "wants some", "folder"],
+    ids=["none", "too few", "wants some", "folder", "device"],
 )
 def test_explain_says_which_arguments_are_wrong(folder, monkeypatch, capsys, arguments, expected):
     monkeypatch.syspath_prepend(folder)
@@ -158,3 +169,130 @@ def test_version_is_that_of_the_installed_package(capsys):
         __main__.main(["--version"])
     assert stopped.value.code == 0
     assert capsys.readouterr().out.split()[1][0].isdigit()
+
+
+FLOATS = {
+    "up.weight": np.ones((8, 4), np.float32),
+    "up.bias": np.ones(8, np.float32),
+    "embed.weight": np.ones((3, 4), np.float32),
+}
+
+
+@pytest.fixture
+def checkpoints(tmp_path, monkeypatch):
+    """A folder with a float checkpoint, an empty folder and a text."""
+    files.folder(tmp_path / "float", FLOATS)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").write_text("no model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def code_of(arguments):
+    """The exit code, also of what argparse refuses."""
+    try:
+        return __main__.main(arguments)
+    except SystemExit as stopped:
+        return stopped.code
+
+
+NEW = ["quantize", "float", "new", "--recipe"]
+# name: arguments, exit code, a part of the sentence
+REFUSED = {
+    "a path that is not there": (["inspect", "nothing"], 1, "there is no such path"),
+    "no path": (["inspect", ""], 2, "a path is needed"),
+    "an empty folder": (["inspect", "empty"], 1, "the folder is empty"),
+    "a text": (["inspect", "text"], 1, "the file is a text"),
+    "a device": (["inspect", "/dev/null"], 1, "that is no regular file"),
+    "a file for a folder": (["inspect", "float", "--json", "empty"], 2, "--json empty: that is a"),
+    "no source": (["quantize", "nothing", "new", "--recipe", "INT8"], 1, "there is no such path"),
+    "the source again": (["quantize", "float", "float", "--recipe", "INT8"], 1, "the source lies"),
+    "a folder around": (["quantize", "float", ".", "--recipe", "INT8"], 1, "the source lies there"),
+    "a taken file": (["quantize", "float", "text", "--recipe", "INT8"], 1, "or pass --overwrite."),
+    "below a file": (["quantize", "float", "text/x", "--recipe", "INT8"], 1, "Not a directory"),
+    "a recipe in floats": ([*NEW, "INT8_3X"], 2, "invalid choice: 'INT8_3X'"),
+    "a pattern of nothing": (
+        [*NEW, "INT8", "--only", "upp.weight"],
+        2,
+        "--only 'upp.weight' matches no tensor as a whole; weights are named 'up.weight'",
+    ),
+    "a part of a name": ([*NEW, "INT8", "--only", "up"], 2, "(as --only '.*up.*' would)"),
+    "a pattern of a bias": ([*NEW, "INT8", "--only", ".*bias"], 2, "it is not named weight"),
+    "no pattern": ([*NEW, "INT8", "--only", "("], 2, "--only: '(' is no regular expression"),
+    "sizes past the memory": (
+        ["compare", "--shape", "99999999,99999999,99999999", "--no-time", "--only", "INT8"],
+        1,
+        "give smaller sizes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_done_is_said_in_one_sentence(checkpoints, capsys, case):
+    arguments, code, sentence = case
+    assert code_of(arguments) == code
+    error = capsys.readouterr().err
+    assert sentence in error and "`overwrite" not in error and "`where`" not in error
+    assert not (checkpoints / "new").exists()
+
+
+def test_a_model_with_no_weight_to_quantise_is_refused(checkpoints, capsys):
+    files.folder(checkpoints / "kernels", {"up.kernel": FLOATS["up.weight"]})
+    files.folder(checkpoints / "kept", {"embed.weight": FLOATS["embed.weight"]})
+    for source, sentence in (("kernels", "name another checkpoint"), ("kept", "with --only")):
+        assert code_of(["quantize", source, "new", "--recipe", "INT8"]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_overwrite_replaces_what_is_there(checkpoints):
+    (checkpoints / "new").mkdir()
+    (checkpoints / "new" / "old").write_text("")
+    assert code_of([*NEW, "INT8", "--overwrite", "--json", "report.json"]) == 0
+    assert not (checkpoints / "new" / "old").exists()
+    assert "where" not in (checkpoints / "report.json").read_text()
+
+
+def test_a_disk_that_is_full_is_said_in_one_sentence(checkpoints, monkeypatch, capsys):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert code_of([*NEW, "INT8"]) == 1
+    assert "new cannot be written: No space left on device" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_with_a_sentence(checkpoints, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "quantize", interrupted)
+    assert code_of([*NEW, "INT8"]) == 130
+    assert capsys.readouterr().err == (
+        "jaxfp8 quantize: stopped; the same command goes on from here\n"
+    )
+
+
+@pytest.mark.parametrize("buffering", [-1, 1], ids=["at the end", "line by line"])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["inspect", "float"], 0), (["inspect", "nothing"], 1), (["bench", "--list"], 0), (["-h"], 0)],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_reader_that_leaves_is_no_error(
+    checkpoints, monkeypatch, capsys, arguments, code, buffering
+):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=buffering) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert code_of(arguments) == code
+    assert "Error" not in capsys.readouterr().err
+
+
+def test_a_miss_is_reported_though_nobody_reads(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert code_of(["explain", "my_model:curved", "--args", "my_model:arguments", "--strict"])

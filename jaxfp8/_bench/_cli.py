@@ -13,6 +13,7 @@ import jax
 from jaxfp8._bench import _cpu, _gpu, _plot, _shapes, _step, _step_options
 from jaxfp8._bench._case import Case
 from jaxfp8._call import ffi
+from jaxfp8._value.files import why_not_written
 
 ROUNDS, QUICK_ROUNDS = 15, 4
 SUITES: dict[str, Any] = {"cpu": _cpu, "cuda": _gpu}
@@ -150,13 +151,8 @@ def check_files(options: argparse.Namespace) -> None:
     if options.plot and (reason := _plot.why_not(options.plot)):
         raise ValueError(reason)
     for option, path in (("--json", options.json), ("--plot", options.plot)):
-        folder = os.path.dirname(os.path.abspath(path or ""))
-        if path and os.path.isdir(path):
-            raise ValueError(f"{option} {path}: that is a folder; give the name of a file")
-        if path and not os.path.isdir(folder):
-            raise ValueError(f"{option} {path}: there is no folder {folder}")
-        if path and not os.access(folder, os.W_OK):
-            raise ValueError(f"{option} {path}: no files can be made in {folder}")
+        if path is not None and (reason := why_not_written(path)):
+            raise ValueError(f"{option} {path}: {reason}")
 
 
 def default_platform() -> str:

@@ -28,6 +28,16 @@ def write_whole(path: str, content: str | bytes) -> None:
             os.unlink(part)
 
 
+def why_not_written(path: str) -> str | None:
+    """Why no file can be written at a path; None if nothing is known to be in the way."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not path or os.path.isdir(path):
+        return "that is a folder; give the name of a file"
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder}"
+    return None if os.access(folder, os.W_OK) else f"no files can be made in {folder}"
+
+
 def umask() -> int:
     """The rights that new files of this process do not get."""
     mask = os.umask(0)

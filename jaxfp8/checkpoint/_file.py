@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfp8.checkpoint import _dtypes
+from jaxfp8.checkpoint import _dtypes, _foreign
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._header import LENGTH_BYTES, Entry, Header, header_length, parse
 
@@ -84,6 +84,22 @@ class File:
                 self._fill(entry, start, row, cut, out.reshape(-1).view(np.uint8)[target])
         return out
 
+    def chunks(self, entry: Entry, nbytes: int, unit: int = 1) -> Iterator[np.ndarray]:
+        """A tensor in order, some rows at a time.
+
+        Args:
+          entry: the tensor.
+          nbytes: the most bytes at once, if `unit` rows are not more.
+          unit: the number of rows is a multiple of it.
+        """
+        if not entry.shape or entry.nbytes <= nbytes:
+            yield self.read(entry)
+            return
+        count = entry.shape[0]
+        step = max(nbytes // max(entry.nbytes // count, 1) // unit, 1) * unit
+        for start in range(0, count, step):
+            yield self.read(entry, (slice(start, min(start + step, count)),))
+
     def _fill(
         self, entry: Entry, start: int, row: int, cut: slice | None, target: np.ndarray
     ) -> None:
@@ -124,7 +140,9 @@ class File:
 
     def _read_header(self) -> Header:
         size = os.fstat(self._descriptor).st_size
-        length = header_length(self.path, os.pread(self._descriptor, LENGTH_BYTES, 0), size)
+        head = os.pread(self._descriptor, _foreign.HEAD_BYTES, 0)
+        _foreign.check(self.path, head)
+        length = header_length(self.path, head, size)
         text = bytearray()
         while len(text) < length:
             part = os.pread(self._descriptor, length - len(text), LENGTH_BYTES + len(text))

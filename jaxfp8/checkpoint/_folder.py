@@ -8,7 +8,7 @@ import os
 import pathlib
 from typing import Any
 
-from jaxfp8.checkpoint import _markers
+from jaxfp8.checkpoint import _dtypes, _foreign, _markers
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
@@ -18,6 +18,8 @@ CONFIG = "config.json"
 # ModelOpt writes it where config.json has no quantization_config.
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
+# What is read at once to see whether all is 0. Few tensors of other numbers begin with as many 0.
+_LOOK_BYTES = 1 << 16
 
 
 class Folder:
@@ -52,6 +54,13 @@ class Folder:
         """Close all files."""
         self._stack.close()
 
+    def is_zero(self, entry: Entry) -> bool:
+        """Whether all values of a tensor are 0; it reads as far as the first that is not."""
+        file = self.files[entry.file]
+        return entry.code in _dtypes.BY_CODE and not any(
+            part.any() for part in file.chunks(entry, _LOOK_BYTES)
+        )
+
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
     """A JSON object from a file.
@@ -72,11 +81,21 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 def _paths(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | None]:
     """The files of a checkpoint, and which of them has each tensor, where an index says."""
+    try:
+        return _paths_of(place)
+    except OSError as error:
+        found = f"the path cannot be read ({error.strerror or error})"
+        needs, remedy = "its files are needed", "check the path and its rights"
+        raise CheckpointError(place, "", found, needs, remedy) from error
+
+
+def _paths_of(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | None]:
     if place.is_file():
         return [place], None
     if not place.is_dir():
         needs = "a safetensors file or a folder of them is needed"
-        raise CheckpointError(place, "", "there is no such path", needs, "check the path")
+        what = "that is no regular file" if place.exists() else "there is no such path"
+        raise CheckpointError(place, "", what, needs, "check the path")
     if (place / INDEX).exists():
         index = _index(place / INDEX)
         names = sorted(set(index.values()))
@@ -88,8 +107,7 @@ def _paths(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | No
         remedy = "fetch the index too, or name one file"
         raise CheckpointError(place, "", f"the folder has {some}", needs, remedy)
     if not found:
-        needs = "a safetensors file is needed"
-        raise CheckpointError(place, "", "the folder has none", needs, "check the path")
+        raise _foreign.without(place)
     return found, None
 
 

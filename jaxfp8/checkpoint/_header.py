@@ -26,6 +26,7 @@ DIGEST = "jaxfp8.header"
 # It is known by its form too, so that damage to its name does not hide damage to a tensor.
 _DIGEST_FORM = "sha256:"
 _FETCH = "fetch the file again"
+_OTHER = "fetch the file again, or name one that is safetensors"
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
@@ -76,8 +77,8 @@ def header_length(file: str, first: bytes, size: int) -> int:
         _refuse(file, "", f"the file has {size} bytes", "a header's length takes 8", _FETCH)
     length = int.from_bytes(first[:LENGTH_BYTES], "little")
     if length > MOST_BYTES:
-        needs = f"{MOST_BYTES} is the limit"
-        _refuse(file, "", f"the header is said to have {length} bytes", needs, _FETCH)
+        needs = f"the header of a safetensors file has at most {MOST_BYTES}"
+        _refuse(file, "", f"the first 8 bytes announce a header of {length} bytes", needs, _OTHER)
     if LENGTH_BYTES + length > size:
         found = f"the header is said to have {length} bytes"
         _refuse(file, "", found, f"the file has {size}", _FETCH)
@@ -109,7 +110,7 @@ def digest(tensors: dict[str, dict[str, Any]], metadata: dict[str, str]) -> str:
 
 def _json(file: str, text: bytes) -> dict[str, Any]:
     if text[:1] != b"{":
-        _refuse(file, "", "the header does not begin with '{'", "a JSON object is needed", _FETCH)
+        _refuse(file, "", "the header does not begin with '{'", "a JSON object is needed", _OTHER)
     try:
         return json.loads(
             text.decode("utf-8"), object_pairs_hook=_no_doubles, parse_constant=_no_constant

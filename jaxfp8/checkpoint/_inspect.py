@@ -1,4 +1,4 @@
-"""What a checkpoint holds and how it would load, from its headers alone."""
+"""What a checkpoint holds and how it would load, without its weights."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ class Summary:
 
 
 def inspect(path: str | os.PathLike[str]) -> Summary:
-    """What a checkpoint holds and how it would load; reads headers and configuration only.
+    """What a checkpoint holds and how it would load.
+
+    It reads headers, the configuration and zero points, which are left out where all are 0.
 
     Args:
       path: as for `load`.
@@ -115,7 +117,7 @@ def inspect(path: str | os.PathLike[str]) -> Summary:
     folder = Folder(path)
     try:
         form = _formats.read(folder.quantization, folder.path)
-        planned = plan(folder.entries, form)
+        planned = plan(folder.entries, form, folder.is_zero)
         items = planned.items.values()
         return summary(folder.path, folder, form, items, planned.problems)
     finally:

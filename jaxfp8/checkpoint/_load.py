@@ -44,7 +44,7 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         with contextlib.ExitStack() as opened:
             opened.callback(self.close)
             self._format = _formats.read(self._folder.quantization, self.path)
-            planned = plan(self._folder.entries, self._format)
+            planned = plan(self._folder.entries, self._format, self._folder.is_zero)
             if planned.problems:
                 raise _all(planned.problems)
             opened.pop_all()  # all is well: `close` closes it
@@ -107,7 +107,7 @@ def load(
     Everything is checked before the first tensor is read: headers, the index, the configuration
     and how weights and scales fit. So nothing is half loaded. A weight is [N, K], as the file has
     it: `jaxfp8.einsum("mk,nk->mn", x, w)` multiplies by it. Static scales of activations are
-    arrays of their own, named `....input_scale`.
+    arrays of their own, named `....input_scale`. Zero points that are all 0 are left out.
 
     Args:
       path: a safetensors file, or a folder with one, or with several and an index.

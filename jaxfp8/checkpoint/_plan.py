@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -101,16 +101,25 @@ class Plan:
     problems: tuple[CheckpointError, ...]
 
 
-def plan(entries: dict[str, Entry], form: Format) -> Plan:
-    """Puts weights, scales and zero points together."""
+def plan(entries: dict[str, Entry], form: Format, is_zero: Callable[[Entry], bool]) -> Plan:
+    """Puts weights, scales and zero points together.
+
+    Args:
+      entries: all tensors by name.
+      form: what the configuration says about them.
+      is_zero: whether all values of a tensor are 0. Such zero points change no value, and each
+        product would subtract them. So they are left out. The files alone decide, and every host
+        of a cluster does the same.
+    """
     items: dict[str, Item] = {}
     problems: list[CheckpointError] = []
     used: set[str] = set()
     for entry in entries.values():
         try:
             if _is_weight(entry, entries, form):
-                item = _weight(entry, entries, form)
+                item = _weight(entry, entries, form, is_zero)
                 used |= {part.entry.name for part in item.parts}
+                used |= {*_names.first(_names.zero_points(item.name), entries)}
                 _add(items, item)
         except CheckpointError as error:
             problems.append(error)
@@ -155,7 +164,9 @@ def _is_weight(entry: Entry, entries: dict[str, Entry], form: Format) -> bool:
 # Weights
 
 
-def _weight(entry: Entry, entries: dict[str, Entry], form: Format) -> Item:
+def _weight(
+    entry: Entry, entries: dict[str, Entry], form: Format, is_zero: Callable[[Entry], bool]
+) -> Item:
     name = _names.weight_name(entry.name)
     scheme = _scheme(entry, name, form)
     scale = _one(entry, _names.scales(name), entries, "scale")
@@ -177,7 +188,9 @@ def _weight(entry: Entry, entries: dict[str, Entry], form: Format) -> Item:
         name=name,
         value=Part(entry=entry, dtype=dtype, shape=entry.shape),
         scale=Part(entry=scale, dtype=_scale_dtype(entry, scale, scheme, shape), shape=shape),
-        zero_point=_zero_point(entry, zero, scheme, scale, shape),
+        zero_point=None
+        if zero is not None and is_zero(zero)
+        else _zero_point(entry, zero, scheme, scale, shape),
         tiles=tiles,
         granularity=words,
         activations=scheme.activations,

@@ -75,8 +75,8 @@ def quantize(
       The error and the bytes of each weight, and what was left and why.
 
     Raises:
-      CheckpointError: the source is damaged or in 8 bits already, `dst` is taken, or the work
-        beside it is of another source or recipe.
+      CheckpointError: the source is damaged or in 8 bits already, `dst` is taken or has the source
+        in it, or the work beside it is of another source or recipe.
       TypeError: `recipe` is none.
       ValueError: the recipe leaves weights in floats, or no format says how it holds them.
 
@@ -93,6 +93,7 @@ def quantize(
         text = "`jaxfp8.checkpoint.quantize`: `recipe` leaves weights in floats, but 8 bits are"
         raise ValueError(f"{text} made here; use one such as `jaxfp8.FP8_DYNAMIC`.")
     place = pathlib.Path(dst)
+    _check_apart(pathlib.Path(src), place)
     _write.check_free(place, overwrite)
     folder = Folder(src)
     try:
@@ -100,6 +101,19 @@ def quantize(
         with progress("quantising", sum(entry.nbytes for entry in folder.entries.values())) as done:
             job.run(done)
         return job.finish()
+    finally:
+        folder.close()
+
+
+def reasons(src: str | os.PathLike[str], where: Where) -> dict[str, str]:
+    """By tensor, why `quantize` would leave it; "" of those that it would quantise.
+
+    Raises:
+      CheckpointError: as `quantize` does for the source.
+    """
+    folder = Folder(src)
+    try:
+        return {name: _why_left(entry, where) for name, entry in _checked(folder).items()}
     finally:
         folder.close()
 
@@ -119,7 +133,7 @@ class _Job:
         assert recipe.weight is not None
         self._folder, self._place, self._recipe = folder, place, recipe
         self._how = recipe.weight
-        self._reasons = {e.name: _why_left(e, where) for e in _checked(folder).values()}
+        self._reasons = {n: _why_left(e, where) for n, e in _checked(folder).items()}
         self._weights = {
             name: _Weight(entry, _struct(entry, self._how))
             for name, entry in folder.entries.items()
@@ -226,7 +240,7 @@ class _Job:
     ) -> Quantized:
         if entry.name not in self._weights:
             at = entries[entry.name].start
-            for values in _chunks(file, entry, 1):
+            for values in file.chunks(entry, _CHUNK_BYTES):
                 at += _write.write_at(descriptor, at, values)
             return _row(entry, "", None, self._reasons[entry.name], entry.nbytes)
         errors: list[accuracy.Error] = []
@@ -253,7 +267,7 @@ class _Job:
         extremes = None
         if self._how.granularity == "tensor":
             extremes = _extremes(file, entry)
-        for values in _chunks(file, entry, _rows_of_tile(self._how)):
+        for values in file.chunks(entry, _CHUNK_BYTES, _rows_of_tile(self._how)):
             yield values, _quantize_rows(values, self._how, extremes)
 
 
@@ -273,23 +287,11 @@ def _quantize_rows(values: np.ndarray, how: Quantization, extremes: np.ndarray |
 def _extremes(file: File, entry: Entry) -> np.ndarray:
     """The least and the largest finite value of a tensor, in its dtype."""
     least, most = math.inf, -math.inf
-    for values in _chunks(file, entry, 1):
+    for values in file.chunks(entry, _CHUNK_BYTES):
         finite = np.where(np.isfinite(values), values, 0).astype(np.float32)
         least = min(least, float(finite.min(initial=math.inf)))
         most = max(most, float(finite.max(initial=-math.inf)))
     return np.asarray([least, most], _dtypes.BY_CODE[entry.code])
-
-
-def _chunks(file: File, entry: Entry, unit: int) -> Iterator[np.ndarray]:
-    """The rows of a tensor in order, a multiple of `unit` at a time."""
-    if not entry.shape or entry.nbytes <= _CHUNK_BYTES:
-        yield file.read(entry)
-        return
-    count = entry.shape[0]
-    row = entry.nbytes // count
-    step = max(_CHUNK_BYTES // max(row, 1) // unit, 1) * unit
-    for start in range(0, count, step):
-        yield file.read(entry, (slice(start, min(start + step, count)),))
 
 
 def _rows_of_tile(how: Quantization) -> int:
@@ -309,9 +311,18 @@ def _struct(entry: Entry, how: Quantization) -> QArray:
     return QArray(make(entry.shape, how.dtype), make(counts, how.scale_dtype), zero, tiles=tiles)
 
 
+def _check_apart(source: pathlib.Path, place: pathlib.Path) -> None:
+    """Refuses to replace the source, or a folder that it lies in."""
+    inner, outer = (pathlib.Path(os.path.realpath(path)) for path in (source, place))
+    if inner == outer or outer in inner.parents:
+        needs, remedy = "the source lies there", "name another path"
+        found = "the new checkpoint would replace that folder"
+        raise CheckpointError(place, "", found, needs, remedy)
+
+
 def _checked(folder: Folder) -> dict[str, Entry]:
     """The tensors of a source, which has none in 8 bits yet."""
-    planned = plan(folder.entries, _formats.read(folder.quantization, folder.path))
+    planned = plan(folder.entries, _formats.read(folder.quantization, folder.path), folder.is_zero)
     if planned.problems:
         raise planned.problems[0]
     for item in planned.items.values():
@@ -331,11 +342,11 @@ def _why_left(entry: Entry, where: Where) -> str:
     if len(entry.shape) != 2 or 0 in entry.shape:
         return f"its shape is {list(entry.shape)}, not [N, K]"
     if where is not None:
-        return "" if where(entry.name, entry.shape) else "`where` leaves it"
+        return "" if where(entry.name, entry.shape) else "it is not chosen"
     module = _names.module_of(entry.name)
     kept = [part for part in _KEPT if part in module]
     if kept or _names.last(module) in _KEPT_WHOLE:
-        return f"{kept[0] if kept else _names.last(module)!r} is kept in floats unless `where` says"
+        return f"{kept[0] if kept else _names.last(module)!r} is kept in floats unless it is chosen"
     return ""
 
 

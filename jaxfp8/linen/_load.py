@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax.core import meta
 
 from jaxfp8._recipes import placing
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray, is_held, stored
 from jaxfp8._value.spec import Shape
-from jaxfp8._value.transposed import TransposedArray
+from jaxfp8._value.transposed import TransposedArray, is_view
 from jaxfp8.linen._kernel import INPUT_SCALE, PARAMS, holding
 
 _OPERATION = "jaxfp8.linen.load"
@@ -96,7 +98,9 @@ def _bare(leaf: Any) -> Any:
 def _check(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, Any]) -> None:
     if path.rpartition("/")[2] == INPUT_SCALE:
         return
-    found, own = placing.check(_OPERATION, _place(path, leaf, names), names, tensors), _bare(leaf)
+    own = _bare(leaf)
+    found = placing.check(_OPERATION, _place(path, leaf, names), names, tensors)
+    found = jax.eval_shape(lambda value: _like(own, value), found)
     if is_held(found) != is_held(own):
         got = f"is {found if is_held(found) else found.dtype}"
         needs = f"`{path}` is {own if is_held(own) else own.dtype}"
@@ -114,10 +118,22 @@ def _filled(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, An
     if path.rpartition("/")[2] == INPUT_SCALE:
         return jax.numpy.reshape(tensors[str(names)], leaf.shape)
     value = placing.fill(_OPERATION, _place(path, leaf, names), names, tensors)
+    value = _like(_bare(leaf), value)
     if not is_held(leaf):
         return leaf.replace_boxed(value) if isinstance(leaf, meta.AxisMetadata) else value
     box = next((b for b in jax.tree.leaves(leaf, is_leaf=_is_box) if _is_box(b)), None)
     return value if box is None else _boxed(box, value)
+
+
+def _like(own: Any, value: Any) -> Any:
+    """A weight with zero points of 0 where its parameter has some; files leave these out."""
+    if not all(map(is_held, (own, value))):
+        return value
+    codes, wanted = stored(value), stored(own).zero_point
+    if wanted is None or codes.zero_point is not None:
+        return value
+    whole = dataclasses.replace(codes, zero_point=jnp.zeros_like(codes.scale, dtype=wanted.dtype))
+    return TransposedArray(whole, value.order) if is_view(value) else whole
 
 
 def _is_box(leaf: Any) -> bool:

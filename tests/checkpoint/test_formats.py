@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -292,6 +293,40 @@ def test_inspect_lists_every_problem(tmp_path):
 def test_inspect_reads_no_data(tmp_path):
     path = folder(tmp_path / "m", by(weight=W, weight_scale=np.full((N, 1), np.nan, np.float32)))
     assert not checkpoint.inspect(path).problems
+
+
+ZEROS = {
+    "torchao": by(
+        _weight_qdata=W8, _weight_scale=CHANNEL, _weight_zero_point=np.zeros((N, 1), np.int8)
+    ),
+    "int32": by(weight=W8, weight_scale=CHANNEL, weight_zero_point=np.zeros((N, 1), np.int32)),
+    "int64": by(weight=W8, weight_scale=CHANNEL, weight_zero_point=np.zeros(1, np.int64)),
+    "uint8": by(
+        weight=W8.view(np.uint8), weight_scale=BLOCK, weight_zero_point=np.zeros(BLOCKS, np.uint8)
+    ),
+    "FP8": by(weight=W, weight_scale=CHANNEL, weight_zero_point=np.zeros((N, 1), E4M3)),
+}
+
+
+@pytest.mark.parametrize("tensors", ZEROS.values(), ids=ZEROS.keys())
+def test_zero_points_that_are_all_0_are_left_out(tmp_path, tensors):
+    path = folder(tmp_path / "m", tensors)
+    q = checkpoint.load(path)["layer.weight"]
+    assert q.zero_point is None
+    assert "zero point" not in checkpoint.inspect(path).rows[0].scale
+    with checkpoint.open(path) as opened:
+        assert opened.shape("layer.weight").zero_point is None
+        assert jax.tree.structure(opened["layer.weight"]) == jax.tree.structure(q)
+
+
+def test_one_zero_point_that_is_not_0_keeps_them_all(tmp_path):
+    zero = np.zeros((70000, 1), np.int8)  # more than is looked at first
+    zero[-1] = 1
+    tensors = by(
+        weight=codes((70000, 1), np.int8), weight_scale=scales((70000, 1)), weight_zero_point=zero
+    )
+    q = checkpoint.load(folder(tmp_path / "m", tensors))["layer.weight"]
+    np.testing.assert_array_equal(q.zero_point, zero)
 
 
 def test_index_has_to_name_what_the_files_have(tmp_path):

@@ -66,6 +66,17 @@ def test_a_model_computes_with_the_weights_of_the_checkpoint():
     np.testing.assert_allclose(jax.jit(Model().apply)(variables, IDS), exact, rtol=1e-4, atol=1e-4)
 
 
+def test_a_file_without_zero_points_fits_a_recipe_with_them():
+    asymmetric = jaxfp8.Quantization(dtype=jnp.int8, granularity="channel", symmetric=False)
+    recipe = jaxfp8.Recipe(name="asymmetric", weight=asymmetric)
+    model, x = jaxfp8.linen.Dense(3, use_bias=False, recipe=recipe), normal(2, 5)
+    w = jaxfp8.quantize(normal(3, 5), jnp.int8, channelwise_axes=(0,))
+    own = jax.eval_shape(model.init, jax.random.key(0), x)
+    variables = jaxfp8.linen.load(own, {"weight": w})
+    assert not variables["params"]["kernel"].stored.zero_point.any()
+    np.testing.assert_array_equal(model.apply(variables, x), x @ w.T)
+
+
 def test_kernels_lie_as_in_the_checkpoint_and_are_listed():
     given = tensors()
     variables = jaxfp8.linen.load(shapes(), given, MAPPING)
