@@ -14,9 +14,11 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.typing import DTypeLike
 
+from jaxfp8._call.quantize_reference import finite_amax
 from jaxfp8._recipes.recipes import DelayedScaling
 from jaxfp8._value import compat
-from jaxfp8._value.dtypes import finite_range
+from jaxfp8._value.dtypes import E8M0, finite_range
+from jaxfp8._value.scales import per, store_scale
 
 
 @jax.tree_util.register_dataclass
@@ -79,8 +81,6 @@ class ScalingState:
 def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
     """The state after a step: its scale, and the largest magnitude in the history.
 
-    The largest magnitude is taken over all shards and vmapped copies that share the state.
-
     Args:
       old: the state before; of float32, or of a dtype that converts to it and adds by maximum.
       scale: what the tensor was divided by, a float32 scalar.
@@ -90,10 +90,7 @@ def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
       The new state, of the dtypes and shapes of the old one.
     """
     history = jax.lax.convert_element_type(old.amax_history, jnp.float32)
-    amax = _largest(0)(magnitudes, history)
-    axes = compat.varying_axes(amax) - compat.varying_axes(history)
-    amax = jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
-    history = jnp.roll(history, -1).at[0].set(amax)
+    history = jnp.roll(history, -1).at[0].set(_amax_of_all(magnitudes, history))
     return Scaling(
         scale=jax.lax.convert_element_type(scale.reshape(old.scale.shape), old.scale.dtype),
         amax_history=jax.lax.convert_element_type(history, old.amax_history.dtype),
@@ -116,6 +113,43 @@ def next_scale(recipe: DelayedScaling, dtype: DTypeLike, old: Scaling) -> jax.Ar
     info = jnp.finfo(jnp.float32)
     scale = 1 / jnp.where(amax > 0, chosen, 1 / last)
     return jnp.clip(scale, float(info.tiny), float(info.max)).reshape(())
+
+
+def scale_outside_training(
+    recipe: DelayedScaling, dtype: DTypeLike, old: Scaling, x: jax.Array
+) -> jax.Array:
+    """`next_scale`; while the state is untouched, a power of two from the amax of `x`.
+
+    The first scale, 1, suits tensors of few sizes. In training the second step has a better one. A
+    power of two rounds as 1 does: results differ from Flax's only where 1 saturates or underflows.
+    """
+    scale, history = (
+        jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
+    )
+    untouched = jnp.all(history == 0) & jnp.all(scale == 1)
+    x, history = jax.lax.stop_gradient((x, history))
+    amax = jax.lax.cond(untouched, _amax_of_tensor, _no_amax, x, history)
+    first = store_scale(amax * per(finite_range(dtype)[1]), E8M0).astype(jnp.float32)
+    return jnp.where(amax > 0, first * 2.0**recipe.margin, next_scale(recipe, dtype, old))
+
+
+# Both are functions of the module: `cond` compiles again for each new function.
+
+
+def _amax_of_tensor(x: jax.Array, history: jax.Array) -> jax.Array:
+    amax = _amax_of_all(finite_amax(x).astype(jnp.float32), history)
+    return compat.vary_alike((amax, history[0]))[0]
+
+
+def _no_amax(x: jax.Array, history: jax.Array) -> jax.Array:
+    return compat.vary_alike((jnp.float32(0), history[0]))[0]
+
+
+def _amax_of_all(magnitudes: jax.Array, history: jax.Array) -> jax.Array:
+    """The largest magnitude over all shards and vmapped copies that share the history."""
+    amax = _largest(0)(magnitudes, history)
+    axes = compat.varying_axes(amax) - compat.varying_axes(history)
+    return jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
 
 
 @functools.cache

@@ -96,11 +96,12 @@ def dot_and_scalings(
     recipe: TrainingRecipe | None = None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
+    evaluates: bool = False,
 ) -> tuple[jax.Array, Scalings]:
     """The product of `fp8_dot_general`, and the next scalings of both operands.
 
     They come from the amaxes that quantising finds, and have no gradient. None for
-    `CurrentScaling`.
+    `CurrentScaling`. A product that `evaluates` is no training step, differentiated or not.
     """
     operation = "jaxfp8.fp8_dot_general"
     recipe = DelayedScaling() if recipe is None else recipe
@@ -114,6 +115,7 @@ def dot_and_scalings(
         out_dtype=as_dtype(operation, "preferred_element_type", dtype, WIDE_FLOAT),
         types=(jax.typeof(lhs), jax.typeof(rhs)),
         out_sharding=out_sharding,
+        evaluates=evaluates,
     )
     lhs, rhs = compat.vary_alike((lhs, rhs))
     y, scalings = _product(problem, lhs, rhs, state)
@@ -146,6 +148,7 @@ class _Problem:
       out_dtype: dtype of the output.
       types: those of the operands, and so of their gradients.
       out_sharding: of the output, as the caller states it.
+      evaluates: whether a derivative is no training step either.
     """
 
     numbers: DimensionNumbers
@@ -153,6 +156,7 @@ class _Problem:
     out_dtype: np.dtype
     types: tuple[jax.core.ShapedArray, jax.core.ShapedArray]
     out_sharding: Any
+    evaluates: bool
 
 
 # The product and its rule
@@ -177,7 +181,13 @@ def _forward(
     if backward:
         lhs, rhs = _differentiated(recipe, "lhs", lhs), _differentiated(recipe, "rhs", rhs)
     old = (None, None) if state is None else (state.input, state.kernel)
-    code = functools.partial(encode_for_products, recipe, recipe.forward_dtype, both=backward)
+    code = functools.partial(
+        encode_for_products,
+        recipe,
+        recipe.forward_dtype,
+        both=backward,
+        training=backward and not problem.evaluates,
+    )
     lhs_codes, new_input = code(
         lhs, old[0], (lhs_axes, free_axes(lhs.ndim, lhs_axes, lhs_batch)), lhs_batch
     )

@@ -113,6 +113,7 @@ class Fp8DotGeneral(nnx.Module):
             recipe=self.recipe,
             preferred_element_type=dtype,
             out_sharding=out_sharding,
+            evaluates=self.use_running_average,
         )
         if state is not None and not self.use_running_average:
             of_input, of_kernel = scalings

@@ -78,6 +78,19 @@ def test_evaluation_leaves_the_state_alone():
     assert input_history(model)[0] > before[0]
 
 
+@pytest.mark.parametrize("size", [1e-3, 1.0, 600.0])
+def test_evaluation_before_any_step_takes_scales_of_the_data(size):
+    model, plain = linear(), nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)))
+    model.eval()
+    both = [
+        nnx.jit(nnx.value_and_grad(lambda m, x: (m(x) ** 2).sum()))(m, size * X)
+        for m in (model, plain)
+    ]
+    for got, want in zip(*map(jax.tree.leaves, both), strict=True):
+        assert np.linalg.norm(got - want) < 0.1 * np.linalg.norm(want)
+    assert not input_history(model).any()
+
+
 def test_vmap_over_inputs_takes_the_largest():
     model = linear()
     nnx.vmap(lambda model, x: model(x), in_axes=(None, 0))(model, jnp.stack([X, 5 * X]))

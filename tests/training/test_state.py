@@ -1,5 +1,7 @@
 """The history of amaxes, and what is refused."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +31,31 @@ def test_scale_is_of_the_steps_before(fields, amax):
         state = step(jnp.full((1, 2), size), w, g, state, recipe)[3]
     np.testing.assert_allclose(state.input.scale, amax / 448, rtol=1e-6)
     np.testing.assert_allclose(state.output_grad.scale, 2.0 ** fields.get("margin", 0) / 57344)
+
+
+SIZES = [(1.0, 1e-3), (1e-3, 1e-3), (600.0, 0.02)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_outside_of_training_an_untouched_state_takes_scales_of_the_data(sizes):
+    x, w = (size * normal(8, 64, seed=i) for i, size in enumerate(sizes))
+    product = jax.jit(functools.partial(jaxfp8.fp8_dot_general, recipe=DELAYED), static_argnums=2)
+    y = product(x, w.T, MATRIX, first_state(DELAYED))
+    assert np.linalg.norm(y - x @ w.T) < 0.06 * np.linalg.norm(x @ w.T)
+
+
+def test_scales_of_the_data_give_the_bits_that_a_scale_of_1_gives_where_it_fits():
+    x, w = jnp.sign(normal(8, 64)) * 1.75, jnp.exp2(normal(64, 4, seed=1))
+    y = jaxfp8.fp8_dot_general(x, w, MATRIX, first_state(DELAYED), recipe=DELAYED)
+    by_1, *_ = step(x, w, jnp.ones((8, 4)), first_state(DELAYED), DELAYED)
+    np.testing.assert_array_equal(y, by_1)
+
+
+def test_scales_of_the_data_are_for_states_without_history_only():
+    x, w = 1e-3 * normal(8, 64), normal(64, 4, seed=1)
+    state = jax.tree.map(lambda leaf: leaf.at[0].set(1), first_state(DELAYED))
+    y = jaxfp8.fp8_dot_general(x, w, MATRIX, state, recipe=DELAYED)
+    assert np.linalg.norm(y - x @ w) > 0.1 * np.linalg.norm(x @ w)
 
 
 def test_state_can_be_donated():
