@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxfp8._call import explicit
 from jaxfp8._ops.dimensions import free_axes, in_order, normalise, of_gradient
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
-from jaxfp8._recipes.scaling import Scaling, ScalingState
+from jaxfp8._recipes.scaling import Scaling, ScalingState, check_scalings
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes, multiply
 from jaxfp8._value import compat
@@ -64,7 +64,8 @@ def fp8_dot_general(
     Raises:
       TypeError: an operand has another dtype; the state does not fit the recipe; or a gradient is
         differentiated and the recipe keeps no floats for that.
-      ValueError: shapes do not fit.
+      ValueError: shapes do not fit; or the state has negative values and is no tracer. Under `jit`
+        these give NaN.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -125,6 +126,9 @@ def dot_and_scalings(
 def _check_state(operation: str, recipe: Any, state: Any) -> None:
     remedy = "recipes of inference, such as FP8_DYNAMIC, have no rule for gradients"
     check_training_recipe(operation, recipe, remedy)
+    if isinstance(state, ScalingState):
+        names = ("input", "kernel", "output_grad")
+        check_scalings(operation, {f"state.{name}": getattr(state, name) for name in names})
     if isinstance(recipe, DelayedScaling) == isinstance(state, ScalingState):
         return
     got = f"is of type {type(state).__name__}"

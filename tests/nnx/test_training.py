@@ -48,6 +48,13 @@ def test_gradient_is_a_step_too_and_leaves_no_gradient_of_the_state():
     np.testing.assert_allclose(input_history(model)[0], jnp.abs(X).max(), rtol=1e-6)
 
 
+def test_a_gradient_of_the_state_is_refused():
+    everything = nnx.DiffState(0, nnx.Variable)
+    loss = nnx.grad(lambda model: (model(X) ** 2).sum(), argnums=everything)
+    with pytest.raises(TypeError, match=r"scaling state is differentiated.*wrt=nnx.Param"):
+        loss(linear())
+
+
 def test_scale_is_that_of_the_history():
     model = linear()
     for _ in range(2):

@@ -1,5 +1,6 @@
 """The history of amaxes, and what is refused."""
 
+import dataclasses
 import functools
 
 import jax
@@ -87,3 +88,22 @@ def test_an_operand_that_is_no_float_array_is_refused(dtype):
 
 def test_sizes_that_do_not_fit_are_refused():
     refuse(ValueError, "contracting axes", normal(2, 4), normal(3, 2), MATRIX, recipe=TENSOR)
+
+
+def test_a_state_that_an_optimiser_trained_is_refused_and_gives_nan_under_jit():
+    state = jax.tree.map(lambda leaf: leaf - 0.47, first_state(DELAYED))
+    operands = normal(2, 4), normal(4, 2), MATRIX
+    refuse(ValueError, r"`state.input.amax_history` has -0.47.*split_state", *operands, state)
+    product = jax.jit(functools.partial(jaxfp8.fp8_dot_general, recipe=DELAYED), static_argnums=2)
+    assert np.isnan(product(*operands, state)).all()
+
+
+@pytest.mark.parametrize("field", ["scale", "amax_history"])
+def test_values_that_no_step_of_ours_writes_are_told(field):
+    value = 0 if field == "scale" else np.inf
+    state = first_state(DELAYED)
+    kernel = dataclasses.replace(state.kernel, **{field: jnp.full_like(state.kernel.scale, value)})
+    with pytest.warns(UserWarning, match=f"`state.kernel.{field}` has values that are not finite"):
+        jaxfp8.fp8_dot_general(
+            normal(2, 4), normal(4, 2), MATRIX, dataclasses.replace(state, kernel=kernel)
+        )
