@@ -1,15 +1,21 @@
 """Exported programs: pytrees that travel in them, and processes that only import the package."""
 
+import pathlib
+import re
 import subprocess
 import sys
 
+import flax.linen as nn
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jaxfp8
+import jaxfp8.linen
+import jaxfp8.nnx
 
 X = jnp.asarray(np.sin(np.arange(4 * 64.0, dtype=np.float32)).reshape(4, 64))
 W = jnp.asarray(np.cos(np.arange(64 * 128.0, dtype=np.float32)).reshape(64, 128))
@@ -27,12 +33,33 @@ def of_a_rewrite(x, w):
     )
 
 
+def of_nnx():
+    """A split model, by the leaves of its state, and an input."""
+    model = nnx.Sequential(
+        nnx.Linear(64, 32, rngs=nnx.Rngs(0)), nnx.BatchNorm(32, rngs=nnx.Rngs(0))
+    )
+    jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+    model.eval()
+    graph, state = nnx.split(model)
+    leaves, structure = jax.tree.flatten(state)
+    return lambda leaves, x: nnx.merge(graph, jax.tree.unflatten(structure, leaves))(x), (leaves, X)
+
+
+def of_linen():
+    """A model with an 8-bit layer and one that trains in FP8, its variables and an input."""
+    trains = nn.Dense(8, dot_general_cls=jaxfp8.linen.Fp8DotGeneral)
+    model = nn.Sequential([jaxfp8.linen.Dense(32, recipe=jaxfp8.FP8), trains])
+    return model.apply, (model.init(jax.random.key(0), X), X)
+
+
 PROGRAMS = {
     "product": (jaxfp8.matmul, (X, Q)),
     "prepared": (jaxfp8.matmul, (X, jaxfp8.prepare(Q))),
     "blocks": (jaxfp8.matmul, (X, BLOCKS)),
     "activations": (of_dynamic_activations, (X, Q)),
     "rewritten": (of_a_rewrite, (X, Q)),
+    "nnx": of_nnx(),
+    "linen": of_linen(),
 }
 
 
@@ -110,3 +137,16 @@ def test_a_process_that_only_imports_the_package_runs_a_program(tmp_path, first)
     subprocess.run(command, check=True, cwd=tmp_path, timeout=120)
     for path, (fun, args) in zip(paths, PROGRAMS.values(), strict=True):
         np.testing.assert_array_equal(np.load(f"{path}.out.npy"), jax.jit(fun)(*args))
+
+
+def test_the_model_of_the_page_is_read_by_another_process():
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "export.md").read_text()
+    section = page[page.index("## Save a model") :]
+    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    first, second = code.split("# In another process, once it has imported jaxfp8:\n")
+    names = {}
+    exec(first, names)
+    imports = "import jax, jax.export, jax.numpy as jnp, jaxfp8, pathlib, sys"
+    path = f"path = pathlib.Path({str(names['path'])!r})"
+    program = [imports, path, second, "assert 'flax' not in sys.modules"]
+    subprocess.run([sys.executable, "-c", "\n".join(program)], check=True, timeout=120)

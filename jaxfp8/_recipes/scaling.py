@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.typing import DTypeLike
 
+from jaxfp8._call.quantize_reference import finite_amax
 from jaxfp8._recipes.recipes import DelayedScaling
 from jaxfp8._value import compat
-from jaxfp8._value.dtypes import finite_range
+from jaxfp8._value.dtypes import E8M0, finite_range
+from jaxfp8._value.errors import level_of_user, message
+from jaxfp8._value.scales import per, store_scale
 
 
 @jax.tree_util.register_dataclass
@@ -76,10 +82,50 @@ class ScalingState:
         )
 
 
+def check_scalings(operation: str, scalings: Mapping[str, Scaling | None]) -> None:
+    """Refuses states that an optimiser trained, as far as they are known: tracers pass.
+
+    Args:
+      operation: what the messages name.
+      scalings: by the name of their operand.
+
+    Raises:
+      ValueError: a scale or an amax is negative.
+
+    Warns:
+      UserWarning: an amax is not finite or a scale is 0. Flax writes these.
+    """
+    for name, scaling in scalings.items():
+        for field in dataclasses.fields(Scaling) if scaling else ():
+            array = getattr(scaling, field.name)
+            if _is_known(array):
+                _check_values(operation, f"`{name}.{field.name}`", np.asarray(array))
+
+
+def _is_known(array: Any) -> bool:
+    if isinstance(array, jax.core.Tracer) or getattr(array, "dtype", None) != np.float32:
+        return False
+    return getattr(array, "is_fully_addressable", True)
+
+
+def _check_values(operation: str, operand: str, values: np.ndarray) -> None:
+    if (values < 0).any():
+        needs = "scales and magnitudes are positive: an optimiser trained the state"
+        remedy = (
+            "start with a new state and keep it from the optimiser, by `jaxfp8.linen.split_state` "
+            "or `nnx.Optimizer(model, tx, wrt=nnx.Param)`"
+        )
+        got = f"has {float(values.min()):.3g}"
+        raise ValueError(message(operation, operand, got, needs, remedy))
+    if not np.isfinite(values).all() or (operand.endswith("scale`") and not values.all()):
+        got, needs = "has values that are not finite, or a scale of 0", "these are ignored"
+        remedy = "look for NaN and infinities in the program that wrote the state"
+        text = message(operation, operand, got, needs, remedy)
+        warnings.warn(text, UserWarning, stacklevel=level_of_user())
+
+
 def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
     """The state after a step: its scale, and the largest magnitude in the history.
-
-    The largest magnitude is taken over all shards and vmapped copies that share the state.
 
     Args:
       old: the state before; of float32, or of a dtype that converts to it and adds by maximum.
@@ -90,10 +136,7 @@ def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
       The new state, of the dtypes and shapes of the old one.
     """
     history = jax.lax.convert_element_type(old.amax_history, jnp.float32)
-    amax = _largest(0)(magnitudes, history)
-    axes = compat.varying_axes(amax) - compat.varying_axes(history)
-    amax = jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
-    history = jnp.roll(history, -1).at[0].set(amax)
+    history = jnp.roll(history, -1).at[0].set(_amax_of_all(magnitudes, history))
     return Scaling(
         scale=jax.lax.convert_element_type(scale.reshape(old.scale.shape), old.scale.dtype),
         amax_history=jax.lax.convert_element_type(history, old.amax_history.dtype),
@@ -104,18 +147,58 @@ def next_scale(recipe: DelayedScaling, dtype: DTypeLike, old: Scaling) -> jax.Ar
     """The scalar `amax / max(dtype) * 2^margin`; the last scale while there is no amax yet.
 
     It is computed as the reciprocal of a reciprocal, so that it rounds as in Flax. Values that are
-    not finite are ignored: the state may come from another program.
+    not finite are ignored: the state may come from another program. No program writes negative
+    ones: an optimiser changed the state. They give NaN, since a compiled step cannot raise.
     """
     scale, history = (
         jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
     )
+    changed = jnp.any(history < 0) | jnp.any(scale < 0)
     history = jnp.where(jnp.isfinite(history), history, 0)
     amax = history[:1] if recipe.amax_compute == "most_recent" else jnp.max(history, keepdims=True)
     last = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1)
     chosen = (finite_range(dtype)[1] / amax) / 2.0**recipe.margin
     info = jnp.finfo(jnp.float32)
     scale = 1 / jnp.where(amax > 0, chosen, 1 / last)
-    return jnp.clip(scale, float(info.tiny), float(info.max)).reshape(())
+    scale = jnp.clip(scale, float(info.tiny), float(info.max))
+    return jnp.where(changed, jnp.nan, scale).reshape(())
+
+
+def scale_outside_training(
+    recipe: DelayedScaling, dtype: DTypeLike, old: Scaling, x: jax.Array
+) -> jax.Array:
+    """`next_scale`; while the state is untouched, a power of two from the amax of `x`.
+
+    The first scale, 1, suits tensors of few sizes. In training the second step has a better one. A
+    power of two rounds as 1 does: results differ from Flax's only where 1 saturates or underflows.
+    """
+    scale, history = (
+        jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
+    )
+    untouched = jnp.all(history == 0) & jnp.all(scale == 1)
+    x, history = jax.lax.stop_gradient((x, history))
+    amax = jax.lax.cond(untouched, _amax_of_tensor, _no_amax, x, history)
+    first = store_scale(amax * per(finite_range(dtype)[1]), E8M0).astype(jnp.float32)
+    return jnp.where(amax > 0, first * 2.0**recipe.margin, next_scale(recipe, dtype, old))
+
+
+# Both are functions of the module: `cond` compiles again for each new function.
+
+
+def _amax_of_tensor(x: jax.Array, history: jax.Array) -> jax.Array:
+    amax = _amax_of_all(finite_amax(x).astype(jnp.float32), history)
+    return compat.vary_alike((amax, history[0]))[0]
+
+
+def _no_amax(x: jax.Array, history: jax.Array) -> jax.Array:
+    return compat.vary_alike((jnp.float32(0), history[0]))[0]
+
+
+def _amax_of_all(magnitudes: jax.Array, history: jax.Array) -> jax.Array:
+    """The largest magnitude over all shards and vmapped copies that share the history."""
+    amax = _largest(0)(magnitudes, history)
+    axes = compat.varying_axes(amax) - compat.varying_axes(history)
+    return jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxfp8._call import explicit
 from jaxfp8._ops.dimensions import free_axes, in_order, normalise, of_gradient
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
-from jaxfp8._recipes.scaling import Scaling, ScalingState
+from jaxfp8._recipes.scaling import Scaling, ScalingState, check_scalings
 from jaxfp8._recipes.training_codes import encode_for_products, is_twice_differentiable
 from jaxfp8._recipes.training_dot import Codes, multiply
 from jaxfp8._value import compat
@@ -64,7 +64,8 @@ def fp8_dot_general(
     Raises:
       TypeError: an operand has another dtype; the state does not fit the recipe; or a gradient is
         differentiated and the recipe keeps no floats for that.
-      ValueError: shapes do not fit.
+      ValueError: shapes do not fit; or the state has negative values and is no tracer. Under `jit`
+        these give NaN.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -96,11 +97,12 @@ def dot_and_scalings(
     recipe: TrainingRecipe | None = None,
     preferred_element_type: DTypeLike | None = None,
     out_sharding: Any = None,
+    evaluates: bool = False,
 ) -> tuple[jax.Array, Scalings]:
     """The product of `fp8_dot_general`, and the next scalings of both operands.
 
     They come from the amaxes that quantising finds, and have no gradient. None for
-    `CurrentScaling`.
+    `CurrentScaling`. A product that `evaluates` is no training step, differentiated or not.
     """
     operation = "jaxfp8.fp8_dot_general"
     recipe = DelayedScaling() if recipe is None else recipe
@@ -114,6 +116,7 @@ def dot_and_scalings(
         out_dtype=as_dtype(operation, "preferred_element_type", dtype, WIDE_FLOAT),
         types=(jax.typeof(lhs), jax.typeof(rhs)),
         out_sharding=out_sharding,
+        evaluates=evaluates,
     )
     lhs, rhs = compat.vary_alike((lhs, rhs))
     y, scalings = _product(problem, lhs, rhs, state)
@@ -123,6 +126,9 @@ def dot_and_scalings(
 def _check_state(operation: str, recipe: Any, state: Any) -> None:
     remedy = "recipes of inference, such as FP8_DYNAMIC, have no rule for gradients"
     check_training_recipe(operation, recipe, remedy)
+    if isinstance(state, ScalingState):
+        names = ("input", "kernel", "output_grad")
+        check_scalings(operation, {f"state.{name}": getattr(state, name) for name in names})
     if isinstance(recipe, DelayedScaling) == isinstance(state, ScalingState):
         return
     got = f"is of type {type(state).__name__}"
@@ -146,6 +152,7 @@ class _Problem:
       out_dtype: dtype of the output.
       types: those of the operands, and so of their gradients.
       out_sharding: of the output, as the caller states it.
+      evaluates: whether a derivative is no training step either.
     """
 
     numbers: DimensionNumbers
@@ -153,6 +160,7 @@ class _Problem:
     out_dtype: np.dtype
     types: tuple[jax.core.ShapedArray, jax.core.ShapedArray]
     out_sharding: Any
+    evaluates: bool
 
 
 # The product and its rule
@@ -177,7 +185,13 @@ def _forward(
     if backward:
         lhs, rhs = _differentiated(recipe, "lhs", lhs), _differentiated(recipe, "rhs", rhs)
     old = (None, None) if state is None else (state.input, state.kernel)
-    code = functools.partial(encode_for_products, recipe, recipe.forward_dtype, both=backward)
+    code = functools.partial(
+        encode_for_products,
+        recipe,
+        recipe.forward_dtype,
+        both=backward,
+        training=backward and not problem.evaluates,
+    )
     lhs_codes, new_input = code(
         lhs, old[0], (lhs_axes, free_axes(lhs.ndim, lhs_axes, lhs_batch)), lhs_batch
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jaxfp8._call.quantize_call import Encoded, encode
 from jaxfp8._ops.quantize import quantize
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe
-from jaxfp8._recipes.scaling import Scaling, next_scale, record
+from jaxfp8._recipes.scaling import Scaling, next_scale, record, scale_outside_training
 from jaxfp8._recipes.training_dot import Codes
 from jaxfp8._value.qarray import QArray, as_bytes, scale_and_zero_point
 from jaxfp8._value.spec import Shape, tile_counts
@@ -26,7 +27,7 @@ def forward_codes(
     """An operand as the forward product takes it; `old` is its delayed scaling, if it has one."""
     dtype = recipe.forward_dtype
     if isinstance(recipe, DelayedScaling) and old is not None:
-        return quantize(x, dtype, scale=next_scale(recipe, dtype, old))
+        return quantize(x, dtype, scale=scale_outside_training(recipe, dtype, old, x))
     return _unremembered(recipe, dtype).quantize(x, contracting, batch)
 
 
@@ -43,6 +44,7 @@ def encode_for_products(
     summed: tuple[Shape, Shape],
     batch: Shape,
     both: bool = True,
+    training: bool = True,
 ) -> tuple[tuple[Codes, Codes], Scaling | None]:
     """A tensor in 8 bits for the two products that read it, and its next scaling.
 
@@ -58,9 +60,11 @@ def encode_for_products(
       summed: the axes that each product sums over.
       batch: the batch axes.
       both: whether the second product takes place. Otherwise only the first codes are of use.
+      training: whether this is a training step. It pays for no amax in front of the codes.
     """
     if isinstance(recipe, DelayedScaling) and old is not None:
-        scale = next_scale(recipe, dtype, old)
+        outside = functools.partial(scale_outside_training, x=x)
+        scale = (next_scale if training else outside)(recipe, dtype, old)
         encoded = encode(x, dtype, scale, _transpose_from(x, summed, batch, both))
         assert encoded.amax is not None  # there is one beside a given scale
         return _layouts(encoded, summed), record(old, scale, encoded.amax)

@@ -19,6 +19,7 @@ from jaxfp8.linen._training import (
     Fp8Einsum,
     accumulate,
     shared_scaling,
+    split_state,
 )
 
 _register()
@@ -42,5 +43,6 @@ __all__ = [
     "quantize",
     "report",
     "shared_scaling",
+    "split_state",
     "torch_name",
 ]

@@ -7,6 +7,7 @@ of Flax's classes continues with these, and the other way round.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -18,7 +19,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxfp8._ops import einsum
 from jaxfp8._ops.dimensions import normalise
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
-from jaxfp8._recipes.scaling import Scaling, ScalingState
+from jaxfp8._recipes.scaling import Scaling, ScalingState, check_scalings
 from jaxfp8._recipes.training import fp8_dot_general
 from jaxfp8._value import compat
 from jaxfp8._value.errors import message
@@ -192,6 +193,46 @@ def scaling_of(layer: nn.Module, tensor: str) -> Scaling | None:
     return Scaling(scale=own[f"{tensor}_scale"], amax_history=own[f"{tensor}_amax_history"])
 
 
+def split_state(variables: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits variables into those that an optimiser changes, and the states of delayed scaling.
+
+    The gradient of a state is the next state, so it overwrites the state. An optimiser that treats
+    it as a derivative makes the state meaningless. This splits variables and gradients alike;
+    `{**rest, **state}` are the variables again. `TrainState` of Flax does the same by itself.
+
+    Args:
+      variables: all variables of a model, or the gradients of them.
+
+    Returns:
+      The other collections, and the collection `_overwrite_with_gradient`; the second is empty with
+      `CurrentScaling`.
+
+    Raises:
+      ValueError: a state has negative values, so an optimiser trained it; tracers are not checked.
+
+    Example:
+      >>> import jax.numpy as jnp, jaxfp8.linen
+      >>> variables = {"params": jnp.ones(2), "_overwrite_with_gradient": {"scale": jnp.ones(1)}}
+      >>> params, state = jaxfp8.linen.split_state(variables)
+      >>> list(params), list(state)
+      (['params'], ['_overwrite_with_gradient'])
+    """
+    state = {kind: variables[kind] for kind in variables if kind == OVERWRITE_WITH_GRADIENT}
+    _check_states(state, "variables")
+    return {kind: variables[kind] for kind in variables if kind not in state}, state
+
+
+def _check_states(tree: Any, path: str) -> None:
+    """Refuses states in nested dictionaries that no step of training has written."""
+    for name in tree:
+        if isinstance(tree[name], Mapping):
+            _check_states(tree[name], f"{path}[{name!r}]")
+        tensor = name.removesuffix("_amax_history")
+        if tensor != name and f"{tensor}_scale" in tree:
+            scaling = Scaling(scale=tree[f"{tensor}_scale"], amax_history=tree[name])
+            check_scalings("jaxfp8.linen.split_state", {f"{path}: {tensor}": scaling})
+
+
 def shared_scaling(variables: Any) -> Any:
     """Variables whose scaling states add by maximum, for a state that several products share.
 
@@ -236,7 +277,8 @@ def accumulate(total: Any, gradients: Any) -> Any:
 
     Returns:
       Their sum; in `_overwrite_with_gradient` the elementwise maximum, since each microbatch
-      wrote its amax into the same entry of the history.
+      wrote its amax into the same entry of the history. Divide the sum by the number of
+      microbatches after `split_state`: a state has no mean.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8.linen

@@ -22,6 +22,8 @@ from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_traini
 from jaxfp8._recipes.scaling import Scaling, ScalingState
 from jaxfp8._recipes.training import dot_and_scalings
 from jaxfp8._value import compat
+from jaxfp8._value.errors import message
+from jaxfp8._value.no_gradient import undifferentiated
 from jaxfp8._value.spec import DimensionNumbers, Shape
 
 
@@ -113,6 +115,7 @@ class Fp8DotGeneral(nnx.Module):
             recipe=self.recipe,
             preferred_element_type=dtype,
             out_sharding=out_sharding,
+            evaluates=self.use_running_average,
         )
         if state is not None and not self.use_running_average:
             of_input, of_kernel = scalings
@@ -146,11 +149,21 @@ def _variables(first: Scaling, stack: Shape) -> tuple[ScalingStat, ScalingStat]:
 
 
 def _scaling(scale: ScalingStat, amax_history: ScalingStat) -> Scaling:
-    """The scaling of a tensor as its variables hold it, without a gradient."""
+    """The scaling of a tensor as its variables hold it; a gradient of it is refused."""
     return Scaling(
-        scale=jax.lax.stop_gradient(scale[...]),
-        amax_history=jax.lax.stop_gradient(amax_history[...]),
+        scale=undifferentiated(_NO_GRADIENT, scale[...]),
+        amax_history=undifferentiated(_NO_GRADIENT, amax_history[...]),
     )
+
+
+_NO_GRADIENT = message(
+    "jaxfp8.nnx.Fp8DotGeneral",
+    "the scaling state",
+    "is differentiated",
+    "each step overwrites it, and an optimiser would decay it",
+    "take gradients of `nnx.Param` alone, as `nnx.grad` does by default, and give "
+    "`nnx.Optimizer` `wrt=nnx.Param`",
+)
 
 
 class Fp8Einsum(Fp8DotGeneral):

@@ -48,6 +48,13 @@ def test_gradient_is_a_step_too_and_leaves_no_gradient_of_the_state():
     np.testing.assert_allclose(input_history(model)[0], jnp.abs(X).max(), rtol=1e-6)
 
 
+def test_a_gradient_of_the_state_is_refused():
+    everything = nnx.DiffState(0, nnx.Variable)
+    loss = nnx.grad(lambda model: (model(X) ** 2).sum(), argnums=everything)
+    with pytest.raises(TypeError, match=r"scaling state is differentiated.*wrt=nnx.Param"):
+        loss(linear())
+
+
 def test_scale_is_that_of_the_history():
     model = linear()
     for _ in range(2):
@@ -76,6 +83,19 @@ def test_evaluation_leaves_the_state_alone():
     model.train()
     model(100 * X)
     assert input_history(model)[0] > before[0]
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 600.0])
+def test_evaluation_before_any_step_takes_scales_of_the_data(size):
+    model, plain = linear(), nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)))
+    model.eval()
+    both = [
+        nnx.jit(nnx.value_and_grad(lambda m, x: (m(x) ** 2).sum()))(m, size * X)
+        for m in (model, plain)
+    ]
+    for got, want in zip(*map(jax.tree.leaves, both), strict=True):
+        assert np.linalg.norm(got - want) < 0.1 * np.linalg.norm(want)
+    assert not input_history(model).any()
 
 
 def test_vmap_over_inputs_takes_the_largest():

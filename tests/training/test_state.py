@@ -1,5 +1,8 @@
 """The history of amaxes, and what is refused."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +34,31 @@ def test_scale_is_of_the_steps_before(fields, amax):
     np.testing.assert_allclose(state.output_grad.scale, 2.0 ** fields.get("margin", 0) / 57344)
 
 
+SIZES = [(1.0, 1e-3), (1e-3, 1e-3), (600.0, 0.02)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_outside_of_training_an_untouched_state_takes_scales_of_the_data(sizes):
+    x, w = (size * normal(8, 64, seed=i) for i, size in enumerate(sizes))
+    product = jax.jit(functools.partial(jaxfp8.fp8_dot_general, recipe=DELAYED), static_argnums=2)
+    y = product(x, w.T, MATRIX, first_state(DELAYED))
+    assert np.linalg.norm(y - x @ w.T) < 0.06 * np.linalg.norm(x @ w.T)
+
+
+def test_scales_of_the_data_give_the_bits_that_a_scale_of_1_gives_where_it_fits():
+    x, w = jnp.sign(normal(8, 64)) * 1.75, jnp.exp2(normal(64, 4, seed=1))
+    y = jaxfp8.fp8_dot_general(x, w, MATRIX, first_state(DELAYED), recipe=DELAYED)
+    by_1, *_ = step(x, w, jnp.ones((8, 4)), first_state(DELAYED), DELAYED)
+    np.testing.assert_array_equal(y, by_1)
+
+
+def test_scales_of_the_data_are_for_states_without_history_only():
+    x, w = 1e-3 * normal(8, 64), normal(64, 4, seed=1)
+    state = jax.tree.map(lambda leaf: leaf.at[0].set(1), first_state(DELAYED))
+    y = jaxfp8.fp8_dot_general(x, w, MATRIX, state, recipe=DELAYED)
+    assert np.linalg.norm(y - x @ w) > 0.1 * np.linalg.norm(x @ w)
+
+
 def test_state_can_be_donated():
     leaves = jax.tree.leaves(first_state(DELAYED))
     assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
@@ -60,3 +88,22 @@ def test_an_operand_that_is_no_float_array_is_refused(dtype):
 
 def test_sizes_that_do_not_fit_are_refused():
     refuse(ValueError, "contracting axes", normal(2, 4), normal(3, 2), MATRIX, recipe=TENSOR)
+
+
+def test_a_state_that_an_optimiser_trained_is_refused_and_gives_nan_under_jit():
+    state = jax.tree.map(lambda leaf: leaf - 0.47, first_state(DELAYED))
+    operands = normal(2, 4), normal(4, 2), MATRIX
+    refuse(ValueError, r"`state.input.amax_history` has -0.47.*split_state", *operands, state)
+    product = jax.jit(functools.partial(jaxfp8.fp8_dot_general, recipe=DELAYED), static_argnums=2)
+    assert np.isnan(product(*operands, state)).all()
+
+
+@pytest.mark.parametrize("field", ["scale", "amax_history"])
+def test_values_that_no_step_of_ours_writes_are_told(field):
+    value = 0 if field == "scale" else np.inf
+    state = first_state(DELAYED)
+    kernel = dataclasses.replace(state.kernel, **{field: jnp.full_like(state.kernel.scale, value)})
+    with pytest.warns(UserWarning, match=f"`state.kernel.{field}` has values that are not finite"):
+        jaxfp8.fp8_dot_general(
+            normal(2, 4), normal(4, 2), MATRIX, dataclasses.replace(state, kernel=kernel)
+        )

@@ -125,3 +125,20 @@ def test_inside_shard_map_all_shards_share_one_amax():
 
     got, want = jax.jit(gradients)(x, w, g, state), step(x, w, g, state, DELAYED)[2:]
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, want)
+
+
+def test_shards_and_copies_of_an_untouched_state_take_scales_of_all_their_data():
+    x, w, state = 1e-3 * normal(8, 16), 1e-3 * normal(16, 4), first_state(DELAYED)
+    mesh, _, _ = data_parallel()
+    split, whole = PartitionSpec("data"), PartitionSpec()
+    product = functools.partial(jaxfp8.fp8_dot_general, recipe=DELAYED)
+    want = product(x, w, MATRIX, state)
+    copies = jax.vmap(product, (0, None, None, None))(x[:, None], w, MATRIX, state)[:, 0]
+    in_shards = jax.shard_map(
+        lambda *args: product(*args[:2], MATRIX, args[2]),
+        mesh=mesh,
+        in_specs=(split, whole, whole),
+        out_specs=split,
+    )
+    for got in (copies, jax.jit(in_shards)(x, w, state)):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
