@@ -408,12 +408,25 @@ def linearize(function: Callable[..., tuple[list[Any], Any]], *points: Any) -> t
     return whole, jax.tree_util.Partial(functools.partial(_with_zeros, zeros), linear), aux
 
 
+def is_mapped(x: Any) -> bool:
+    """Whether an array depends on what the innermost `vmap` maps; JAX has no other way to ask."""
+    return getattr(x, "batch_dim", None) is not None
+
+
 def is_inseparable(error: ValueError) -> bool:
     """Whether JAX raised because it cannot compute the value before the tangent.
 
     JAX has no other way to ask.
     """
     return str(error).startswith("Linearization failed")
+
+
+def mixed_cotangents(error: AssertionError) -> tuple[Any, Any] | None:
+    """The types of two cotangents that JAX did not add, if it raised because these differ."""
+    match error.args:
+        case ((jax.core.ShapedArray() as first, jax.core.ShapedArray() as second),):
+            return (first, second) if first.dtype != second.dtype else None
+    return None
 
 
 def _moving(function: Callable[..., tuple[list[Any], Any]], points: Sequence[Any]) -> list[bool]:

@@ -18,7 +18,9 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax.extend import core
 
+from jaxfp8._rewrite.derive import ruled
 from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
 from jaxfp8._value import compat
 
 Flat = Callable[..., Sequence[Any]]
@@ -73,8 +75,10 @@ def differentiable(
       extra: how many outputs `run` returns behind those of `jaxpr`; they have no derivatives.
     """
     rules = _Rules(jaxpr, used, remake, run, stand_ins, extra)
-    call = jax.custom_jvp(run)
-    call.defjvp(functools.partial(rules.jvp, call), symbolic_zeros=True)
+
+    def call(*arrays: Any) -> Sequence[Any]:
+        return ruled.call(run, functools.partial(rules.jvp, call), arrays)
+
     return call
 
 
@@ -249,8 +253,9 @@ def _apply(linear: Callable[..., Any], *tangents: Any) -> Any:
     return linear(*tangents)
 
 
-def _pull_back(linear: Callable[..., Any], *cotangents: Any) -> Any:
-    return linear(list(cotangents))
+def _pull_back(linear: Callable[..., Any], *moving: Any) -> Any:
+    with cotangents_of_one_dtype():
+        return linear(list(moving))
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:

@@ -245,6 +245,7 @@ _LEFT = ("custom_vmap_call",)
 _REGIONS: dict[str, Region] = {
     "custom_jvp_call": _custom_rule,
     "custom_vjp_call": _custom_rule,
+    "ruled_call": _custom_rule,
     **dict.fromkeys(JITS, _jit),
 }
 
