@@ -32,7 +32,7 @@ from jaxfp8._ops.terms import checked_terms, split_dot
 from jaxfp8._value import checks
 from jaxfp8._value.checks import as_dtype, as_index
 from jaxfp8._value.dtypes import WIDE_FLOAT
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 
 OPERATION = "jaxfp8.solve"
 # Columns of a panel, and the most panels: each is a part of the compiled program.
@@ -131,7 +131,7 @@ def solve(
     if steps < 2:
         needs = "two corrections at least are needed: the second says what the first is worth"
         remedy = "leave it out for 100"
-        raise ValueError(message(OPERATION, "`max_steps`", f"is {max_steps!r}", needs, remedy))
+        raise ValueError(message(OPERATION, "`max_steps`", f"is {shown(max_steps)}", needs, remedy))
     eps = float(jnp.finfo(a.dtype).eps) / 2
     least = math.sqrt(max(a.shape[0], 1)) * eps if tol is None else _tolerance(tol)
     columns = b[:, None] if b.ndim == 1 else b
@@ -177,7 +177,7 @@ def _products(terms: int, dtype: DTypeLike | None) -> int | np.dtype:
 def _tolerance(tol: Any) -> float:
     if isinstance(tol, bool) or not isinstance(tol, int | float) or not 0 < tol < 1:
         needs, remedy = "a number between 0 and 1 is needed", "leave it out for the last place"
-        raise ValueError(message(OPERATION, "`tol`", f"is {tol!r}", needs, remedy))
+        raise ValueError(message(OPERATION, "`tol`", f"is {shown(tol)}", needs, remedy))
     return float(tol)
 
 

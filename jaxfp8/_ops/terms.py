@@ -35,7 +35,7 @@ from jaxfp8._ops.products import dot_general
 from jaxfp8._value import compat
 from jaxfp8._value.checks import as_dtype, as_floats, as_index
 from jaxfp8._value.dtypes import WIDE_FLOAT
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 from jaxfp8._value.spec import DimensionNumbers, Shape
 
 OPERATION = "jaxfp8.split_dot"
@@ -108,7 +108,7 @@ def checked_terms(operation: str, terms: Any) -> int:
     """A number of terms of which an operand can be made."""
     count = as_index(terms)
     if count is None or not 1 <= count <= MAX_TERMS:
-        got, needs = f"is {terms!r}", f"1 to {MAX_TERMS} terms make an operand"
+        got, needs = f"is {shown(terms)}", f"1 to {MAX_TERMS} terms make an operand"
         remedy = "3 terms are as accurate as float32"
         raise ValueError(message(operation, "`terms`", got, needs, remedy))
     return count

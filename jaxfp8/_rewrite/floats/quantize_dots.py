@@ -27,7 +27,7 @@ from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.model import Report, Site
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import accuracy, compat, dtypes
-from jaxfp8._value.errors import FallbackWarning, UnsupportedError, level_of_user, message
+from jaxfp8._value.errors import FallbackWarning, UnsupportedError, level_of_user, message, shown
 from jaxfp8._value.prepared import PreparedArray, is_whole
 from jaxfp8._value.qarray import QArray, adopt
 
@@ -90,7 +90,7 @@ def quantize_dots(
       (Array(True, dtype=bool), 1)
     """
     if not callable(fun):
-        got, needs = f"is {fun!r}", "a function is needed"
+        got, needs = f"is {shown(fun)}", "a function is needed"
         raise TypeError(message(OPERATION, "`fun`", got, needs, "pass `f`, not `f(x)`"))
     return QuantizedDots(
         fun, checked_rules(recipe, OPERATION), selector(where, OPERATION), _numbers(weights)
@@ -256,7 +256,7 @@ class _Rewriter(Rewriter):
         """Warns, once, that a function with dots stays in floats; inside `strict` an error."""
         if why is None:
             return
-        name = getattr(self.fun, "__name__", repr(self.fun))
+        name = getattr(self.fun, "__name__", type(self.fun).__name__)
         text = message(OPERATION, f"`{name}`", "is to be in 8 bits", *why)
         if strictness.is_strict():
             raise UnsupportedError(text)
