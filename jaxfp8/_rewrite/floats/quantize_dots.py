@@ -52,6 +52,10 @@ def quantize_dots(
     apart. A dot without a weight, as in attention, stays as it is unless `where` chooses it. Then
     both operands are held as activations.
 
+    Weights in floats are rounded in every call, which for few rows takes longer than the float
+    product. `quantize_weights` rounds them once, ahead: call the function with its result where
+    speed counts.
+
     The gradient is straight-through: that of `fun` with the operands of each dot rounded, and each
     rounding taken as the identity. So `dx = dy @ Q(w).T` and `dw = Q(x).T @ dy`, with the rounded
     operands of the forward pass. The true derivative of rounding is 0 almost everywhere, and the
