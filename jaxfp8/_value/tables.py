@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import html as _html
-import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,9 +36,7 @@ def text(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ())
 
 def width() -> int | None:
     """The columns of the terminal, or `COLUMNS`; None where neither limits a line."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
-        return shutil.get_terminal_size((100, 24)).columns
-    return None
+    return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def plain(head: Row, rows: Sequence[Row]) -> list[str]:
