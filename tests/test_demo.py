@@ -4,18 +4,23 @@ The weights come from an installed package; without it the tests fail and say ho
 """
 
 import dataclasses
-import os
 import pathlib
 import re
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
 
 from minilm import cli, files, job, measure, page, picture, words
-from minilm.quantise import RECIPES, WEIGHT_MATRICES, load_params, quantise, weight_bytes
+from minilm.quantise import (
+    RECIPES,
+    WEIGHT_MATRICES,
+    load_params,
+    matrix_bytes,
+    quantise,
+    table_bytes,
+)
 from minilm.reference import Reference, to_8_bit
 from minilm.sentences import ODD, ORDINARY, SENTENCES
 from minilm.text import Sentence, Tokenizer, make_batches
@@ -40,7 +45,7 @@ def params(loaded):
 
 @pytest.fixture(scope="module")
 def result(loaded):
-    return job.do(loaded, ["A cat sat.", "<b>A dog & a cat</b>"], "W8A16", 1, silent)
+    return job.do(loaded, ["A cat sat.", "<b>A dog & a cat</b>"], ["W8A16"], 1, silent)
 
 
 # The model
@@ -48,18 +53,18 @@ def result(loaded):
 
 def test_float32_similarities_are_the_published_ones(loaded, params):
     # From the quick start of sentence-transformers, which names this model.
-    program = measure.programs(params, quantise(params, "INT8"), "INT8")[0]
+    program = measure.as_written(params, "f32")
     batches = make_batches(Tokenizer(loaded.tokenizer)(ORDINARY[:3]))
     embeddings = measure.embed(program, batches, silent)
     published = [[1, 0.6660, 0.1046], [0.6660, 1, 0.1411], [0.1046, 0.1411, 1]]
     np.testing.assert_allclose(embeddings @ embeddings.T, published, atol=6e-5)
 
 
-@pytest.mark.parametrize("which", [1, 2], ids=["as it is", "rewritten"])
+@pytest.mark.parametrize("make", [measure.as_written, measure.rewritten], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_embeddings_are_those_of_the_numpy_model(loaded, params, recipe, which):
+def test_embeddings_are_those_of_the_numpy_model(loaded, params, recipe, make):
     sentences = Tokenizer(loaded.tokenizer)(SOME)
-    program = measure.programs(params, quantise(params, recipe), recipe)[which]
+    program = make(quantise(params, recipe), recipe)
     embeddings, expected = measure.embed_and_compare(
         program, make_batches(sentences), sentences, Reference(loaded.tensors, recipe), silent
     )
@@ -72,7 +77,7 @@ def test_every_weight_product_is_rewritten_and_runs_on_a_kernel(loaded, params, 
     batches = make_batches(Tokenizer(loaded.tokenizer)(SOME[:1]))
     report = measure.explain(narrow, recipe, batches[0])
     assert len(report.matched) == WEIGHT_MATRICES
-    program = measure.programs(params, narrow, recipe)[2]
+    program = measure.rewritten(narrow, recipe)
     _, calls = measure.count_calls(lambda: measure.embed(program, batches, silent))
     assert sum(calls.values()) == WEIGHT_MATRICES
 
@@ -88,12 +93,57 @@ def test_numpy_model_follows_ties_and_nothing_else(recipe):
         np.testing.assert_array_equal(to_8_bit(x, 1, recipe, run)[0], [x[0, 0], run[0, 1], own])
 
 
-def test_weight_bytes_count_every_leaf(params):
+def test_weight_bytes_are_those_of_matrices_and_tables(params):
     narrow = quantise(params, "W8A16")
-    sizes = weight_bytes(narrow)
-    assert sizes["total"] == sum(leaf.nbytes for leaf in jax.tree.leaves(narrow))
-    assert sizes["matrices"] == 6 * (4 * 384 * 384 + 2 * 384 * 1536 + 2 * (5 * 384 + 1536))
-    assert sizes["tables"] == weight_bytes(params)["tables"] == (30522 + 512 + 2) * 384 * 4
+    assert matrix_bytes(narrow) == 6 * (4 * 384 * 384 + 2 * 384 * 1536 + 2 * (5 * 384 + 1536))
+    assert table_bytes(narrow) == table_bytes(params) == (30522 + 512 + 2) * 384 * 4
+
+
+# What pays
+
+
+def measured(**milliseconds):
+    """As `measure.race`: float32, and 8-bit programs by recipe, of these times and kernels."""
+
+    def one(recipe, seconds, kernel):
+        by = "XLA" if recipe == "f32" else "jaxfp8"
+        program = measure.Program(recipe=recipe, by=by, encode=None, params={})
+        kernels = {kernel: 36} if kernel else {}
+        return measure.Measured(
+            program=program, embeddings=np.ones((1, 1)), kernels=kernels, seconds=seconds
+        )
+
+    return [one(recipe, *given) for recipe, given in milliseconds.items()]
+
+
+def test_the_recipe_is_the_one_that_was_measured_as_fastest():
+    race = measured(f32=(1.0, ""), W8A16=(3.0, "avx2_f32"), INT8=(2.0, "avx2_int8"))
+    assert job.fastest(race).recipe == "INT8"
+
+
+def test_recipes_that_do_not_pay_are_named_with_the_reason():
+    slow = (2.0, "avx2_f32")
+    race = measured(f32=(1.0, ""), W8A16=slow, FP8_DYNAMIC=slow, INT8=(0.9, "avx2_int8"))
+    (line,) = words.slower(race)
+    assert line.startswith("no faster here: W8A16, FP8_DYNAMIC: ")
+    assert "no 16-bit or FP8 multiply on this CPU" in line
+    assert "only memory is saved" in line
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [("avx512_bf16", "at this size avx512_bf16 gains less"), ("", "jaxfp8 doctor")],
+    ids=["kernel", "none"],
+)
+def test_reason_follows_what_ran(kernel, why):
+    (line,) = words.slower(measured(f32=(1.0, ""), W8A16=(2.0, kernel)))
+    assert why in line
+
+
+def test_programs_are_shown_the_fastest_first(result):
+    rows = words.programs(result)
+    assert {row[0] for row in rows} == {"float32, XLA", "W8A16, XLA", "W8A16, jaxfp8"}
+    assert [float(row[1]) for row in rows] == sorted(float(row[1]) for row in rows)
 
 
 # Sentences and tokens
@@ -208,7 +258,7 @@ def test_page_marks_a_failed_check(result):
 def test_demo_fails_where_no_kernel_runs(loaded, monkeypatch):
     # As if the library were not installed: then XLA computes, and the counters stand still.
     monkeypatch.setattr(measure.testing, "kernel_calls", lambda platform: {})
-    failed = [c for c in job.do(loaded, ["A cat."], "INT8", 1, silent).checks if not c.passed]
+    failed = [c for c in job.do(loaded, ["A cat."], ["INT8"], 1, silent).checks if not c.passed]
     assert [c.claim for c in failed] == ["kernel calls in one pass over the sentences"]
     assert "jaxfp8 doctor" in words.verdict(failed[0])
 
@@ -309,20 +359,31 @@ def test_missing_extra_names_the_command(tmp_path):
     assert re.search(r"missing .*tokenizers.*pip install '\.\[demo\]'", done.stderr)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_demo_runs_from_the_command_line(tmp_path, recipe):
-    path = tmp_path / "page.html"
-    sentences = ["How far is the moon?", "What is the distance to the moon?"]
-    arguments = ["--recipe", recipe, "--repeat", "1", "--html", path, *sentences]
+def run_demo(*arguments):
     done = subprocess.run(
-        [sys.executable, DEMO, *arguments],
+        [sys.executable, DEMO, "--repeat", "1", *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",
-        env=os.environ | {"COLUMNS": "100"},
     )
     assert done.returncode == 0, done.stderr
-    for part in (*sentences, "ms per sentence", "10.7 MB", "36 of 36 products"):
-        assert part in done.stdout
     assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_demo_shows_all_recipes_beside_float32_and_xla(tmp_path):
+    path = tmp_path / "page.html"
+    sentences = ["How far is the moon?", "What is the distance to the moon?"]
+    shown = run_demo("--html", path, *sentences)
+    for part in (*sentences, "ms per sentence", "10.7 MB", "36 of 36 products", "float32, XLA"):
+        assert part in shown
+    for recipe in RECIPES:
+        assert f"{recipe}, XLA" in shown
+        assert f"{recipe}, jaxfp8" in shown
     assert sentences[0] in path.read_text(encoding="utf-8")
+
+
+def test_demo_measures_one_recipe_alone():
+    shown = run_demo("--recipe", "W8A16", "A cat.")
+    assert "W8A16, jaxfp8" in shown
+    assert "INT8" not in shown

@@ -2,7 +2,9 @@
 
 import pathlib
 import re
+import sys
 
+import jax.numpy as jnp
 import pytest
 
 import jaxfp8
@@ -52,3 +54,41 @@ def test_every_file_a_page_links_to_exists(page):
 def test_reference_has_every_public_name():
     reference = (ROOT / "docs" / "reference" / "jaxfp8.rst").read_text()
     assert not set(jaxfp8.__all__) - set(re.findall(r"\w+", reference))
+
+
+def files_on_the_stack(name, action):
+    """The files of the package from a call down to its last frame of function `name`."""
+    package = str(pathlib.Path(jaxfp8.__file__).parent) + "/"
+    found = []
+
+    def look(frame, event, argument):
+        if event == "call" and frame.f_code.co_qualname == name:
+            found.clear()
+            while frame is not None:
+                if frame.f_code.co_filename.startswith(package):
+                    found.append(frame.f_code.co_filename.removeprefix(package)[: -len(".py")])
+                frame = frame.f_back
+
+    sys.setprofile(look)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return set(found)
+
+
+def test_the_way_of_one_weight_names_the_files_that_it_passes():
+    nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
+    import jaxfp8.nnx
+
+    page = (ROOT / "docs" / "design.md").read_text()
+    way = page.partition("### The way of one weight")[2].partition("XLA runs the program")[0]
+    first, second = way.partition("    layer(x)")[::2]
+    model = nnx.Sequential(nnx.Linear(16, 16, rngs=nnx.Rngs(0)))
+    halves = [
+        (first, "_bind", lambda: jaxfp8.nnx.quantize(model, jaxfp8.W8A16)),
+        (second, "lower", lambda: model(jnp.ones((3, 16)))),
+    ]
+    for text, name, action in halves:
+        told = set(re.findall(r"\b\w+/_?\w+\b", text))
+        assert files_on_the_stack(name, action) == told

@@ -39,8 +39,7 @@ MODULE = """
 
 def run_main(cwd: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "jaxfp8", *arguments]
-    wide = dict(os.environ, COLUMNS="200")  # tables break their lines at narrower terminals
-    return subprocess.run(command, cwd=cwd, env=wide, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture

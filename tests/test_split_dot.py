@@ -1,6 +1,7 @@
 """`jaxfp8.split_dot`: the accuracy of floats from products in int8."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import pytest
 
 import jaxfp8
 import jaxfp8.linen
+from jaxfp8._call import ffi
+from jaxfp8._ops import products
 from jaxfp8._ops import terms as terms_of
 
 MATRICES = (((1,), (0,)), ((), ()))
@@ -63,6 +66,31 @@ def test_the_error_is_within_the_bound(case, terms):
         got = np.asarray(jaxfp8.split_dot(x, y, numbers, terms=terms), np.float64)
         assert got.shape == exact.shape
         assert np.all(np.abs(got - exact) <= bound)
+
+
+def test_large_products_that_cancel_leave_an_exact_rest():
+    rng = np.random.default_rng(4)
+    x, y = rng.integers(-(2**12), 2**12, (2, 40, 40)).astype(np.float64)
+    sums = (x @ y).astype(np.float32)  # rounded: the rest is some units of 2^30
+    left, right = np.concatenate([x, -sums], 1), np.concatenate([y, np.eye(40)])
+    rest = left @ right
+    got = jaxfp8.split_dot(left.astype(np.float32), right.astype(np.float32), terms=4)
+    assert 0 < np.abs(rest).max() < 64
+    np.testing.assert_array_equal(np.asarray(got), rest)
+
+
+INT8_KERNELS = [name for name in ffi.available_kernels() if name.endswith(("int8", "vnni"))]
+
+
+@pytest.mark.parametrize("kernel", INT8_KERNELS)
+def test_every_kernel_gives_the_same_bits(kernel, monkeypatch):
+    rng = np.random.default_rng(5)
+    x, y = draw(rng, (7, 130)), draw(rng, (130, 5))
+    want = jaxfp8.split_dot(x, y, terms=4)
+    forced = functools.partial(products.scaled_dot, kernel=kernel)
+    monkeypatch.setattr(products, "scaled_dot", forced)
+    got = terms_of._product(x, y, numbers=MATRICES, terms=4, out_sharding=None)
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
 
 
 def test_three_terms_are_as_accurate_as_float32_on_long_sums():

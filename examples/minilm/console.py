@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import rich.box
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,83 +16,35 @@ MOST_IN_MATRIX = 8
 
 
 def show(result: Result, console: Console) -> None:
-    """Print everything."""
+    """Print the programs, what the fastest recipe costs, and a few similarities."""
     console.print(Text(words.machine(), style="dim"))
-    for part in (
-        similarities(result, console.width),
-        quality(result),
-        sizes(result),
-        speeds(result),
-    ):
-        console.print()
-        console.print(part)
-    console.print()
-    console.print(rewriting(result))
-    console.print()
-    console.print(checks(result))
-
-
-def similarities(result: Result, width: int) -> Table:
-    """The full matrix where it fits, else the nearest neighbour of each sentence."""
+    console.print(programs(result))
+    for line in (*words.about_programs(result), "", *words.about_recipe(result)):
+        console.print(Text(line))
     if len(result.sentences) <= MOST_IN_MATRIX:
-        return matrix(result, max(12, width - 9 * len(result.sentences) - 8))
-    return nearest(result, max(12, (width - 29) // 2))
+        width = max(12, console.width - 9 * len(result.sentences) - 8)
+        console.print(matrix(result, width))
+    console.print()
+    console.print(checks(result), end="")
+
+
+def programs(result: Result) -> Table:
+    """All programs, the fastest first."""
+    rows = [tuple(map(Text, row)) for row in words.programs(result)]
+    table = _table("all-MiniLM-L6-v2, the fastest program first", words.HEADS, texts=(0, 5))
+    for number, row in enumerate(rows):
+        table.add_row(*row, style="bold green" if number == 0 else "")
+    return table
 
 
 def matrix(result: Result, width: int) -> Table:
-    """Cosine of each pair; labels of `width` columns."""
-    table = _table("Similarity")
-    _add_number(table, "", 2)
-    table.add_column("sentence", no_wrap=True)
-    for number in range(len(result.sentences)):
-        _add_number(table, str(number + 1), 6)
-    for number, (sentence, row) in enumerate(zip(result.sentences, result.similarity, strict=True)):
+    """Cosine of each pair; labels of at most `width` columns."""
+    numbers = [str(number + 1) for number in range(len(result.sentences))]
+    table = _table("Similarity", ("", "sentence", *numbers), texts=(1,))
+    for number, sentence, row in zip(numbers, result.sentences, result.similarity, strict=True):
         values = (f"{value:.3f}" for value in row)
-        table.add_row(str(number + 1), Text(words.label(sentence.text, width)), *values)
+        table.add_row(number, Text(words.label(sentence.text, width)), *values)
     return table
-
-
-def nearest(result: Result, width: int) -> Table:
-    """The nearest other sentence of each; labels of `width` columns."""
-    table = _table("Similarity: the nearest other sentence, and how near to float32 each is")
-    _add_number(table, "", 2)
-    table.add_column("sentence", no_wrap=True)
-    table.add_column("nearest", no_wrap=True)
-    _add_number(table, "cosine", 6)
-    _add_number(table, "to f32", 7)
-    labels = [words.label(sentence.text, width) for sentence in result.sentences]
-    for number, (at, value) in enumerate(words.neighbours(result.similarity)):
-        near = Text(labels[at])
-        to_f32 = f"{result.to_f32[number]:.5f}"
-        table.add_row(str(number + 1), Text(labels[number]), near, f"{value:.3f}", to_f32)
-    return table
-
-
-def quality(result: Result) -> Text:
-    """What 8 bits cost."""
-    return Text("\n".join(words.quality(result)))
-
-
-def sizes(result: Result) -> Table:
-    """Bytes of the weights."""
-    return _filled("Weights", ("part", "float32", result.recipe, "smaller"), words.sizes(result))
-
-
-def speeds(result: Result) -> Table:
-    """Milliseconds per sentence."""
-    heads = ("program", "ms per sentence", "faster")
-    return _filled("Time (median, programs in turn)", heads, words.speeds(result))
-
-
-def rewriting(result: Result) -> Group:
-    """What `explain` and the counters say."""
-    table = _table("Products (jaxfp8.explain)")
-    _add_number(table, "", 2)
-    for head in ("left side", "right side", "becomes"):
-        table.add_column(head, overflow="fold")
-    for row in words.forms(result.report):
-        table.add_row(*map(Text, row))
-    return Group(table, Text("\n".join(words.rewriting(result))))
 
 
 def checks(result: Result) -> Text:
@@ -103,20 +55,9 @@ def checks(result: Result) -> Text:
     return lines
 
 
-def _filled(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = _table(title)
-    table.add_column(heads[0])
-    for head in heads[1:]:
-        _add_number(table, head, 7)
-    for row in rows:
-        table.add_row(*map(Text, row))
+def _table(title: str, heads: Sequence[str], texts: Sequence[int]) -> Table:
+    """A table of numbers, which are never cut off, save in the columns `texts`."""
+    table = Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False)
+    for column, head in enumerate(heads):
+        table.add_column(head, justify="left" if column in texts else "right", no_wrap=True)
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=rich.box.SIMPLE_HEAD, pad_edge=False)
-
-
-def _add_number(table: Table, head: str, width: int) -> None:
-    """A column of numbers, which are never cut off."""
-    table.add_column(head, justify="right", no_wrap=True, min_width=width)

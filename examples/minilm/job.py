@@ -10,16 +10,19 @@ import numpy as np
 import jaxfp8
 from minilm.files import ModelFiles
 from minilm.measure import (
+    Measured,
+    Program,
     Track,
+    as_written,
     count_calls,
     embed,
     embed_and_compare,
     explain,
     platform,
-    programs,
-    times,
+    race,
+    rewritten,
 )
-from minilm.quantise import WEIGHT_MATRICES, load_params, quantise, weight_bytes
+from minilm.quantise import WEIGHT_MATRICES, load_params, quantise
 from minilm.reference import Reference
 from minilm.sentences import ORDINARY, SENTENCES
 from minilm.text import Sentence, Tokenizer, make_batches
@@ -50,27 +53,23 @@ class Result:
 
     Attributes:
       sentences: what was embedded.
-      recipe: how.
+      rows: how many of them the measured batch holds.
+      measured: all programs on that batch, the one in float32 first.
+      recipe: the fastest that was measured with jaxfp8. What follows is of this one.
       embeddings: of the rewritten program, unit length, [S, 384].
       f32: embeddings of the same encoder in float32, [S, 384].
-      alone: embeddings of a numpy model of the recipe that makes its own choices at ties, [S, 384].
       checks: the numbers that something was required of.
-      milliseconds: per sentence, by program.
-      sizes: bytes of the weights by part, before and after.
       report: what `jaxfp8.explain` says.
-      kernel_calls: by kernel, in one pass over the sentences.
     """
 
     sentences: list[Sentence]
+    rows: int
+    measured: list[Measured]
     recipe: str
     embeddings: np.ndarray
     f32: np.ndarray
-    alone: np.ndarray
     checks: list[Check]
-    milliseconds: dict[str, float]
-    sizes: tuple[dict[str, int], dict[str, int]]
     report: jaxfp8.Report
-    kernel_calls: dict[str, int]
 
     @property
     def passed(self) -> bool:
@@ -88,39 +87,48 @@ class Result:
         return self.embeddings @ self.embeddings.T
 
 
-def do(files: ModelFiles, texts: Sequence[str], recipe: str, repeat: int, track: Track) -> Result:
-    """The whole demo; `texts` must not be empty."""
+def do(
+    files: ModelFiles, texts: Sequence[str], recipes: Sequence[str], repeat: int, track: Track
+) -> Result:
+    """Measure all recipes, and check the fastest; neither `texts` nor `recipes` may be empty."""
     sentences = Tokenizer(files.tokenizer)(texts)
     batches = make_batches(sentences)
+    largest = max(batches, key=lambda batch: len(batch.rows))
     wide = load_params(files.tensors)
-    narrow = quantise(wide, recipe)
-    contenders = programs(wide, narrow, recipe)
-    plain, unrewritten, rewritten = contenders
-    reference = Reference(files.tensors, recipe)
+    plain = as_written(wide, "f32")
+    contenders = [plain]
+    for recipe in recipes:
+        narrow = quantise(wide, recipe)
+        contenders += [as_written(narrow, recipe), rewritten(narrow, recipe)]
+    measured = race(contenders, largest, repeat, track)
+    best = fastest(measured)
+    reference = Reference(files.tensors, best.recipe)
     f32 = embed(plain, batches, track)
-    embed(unrewritten, batches, track)
     (embeddings, expected), kernel_calls = count_calls(
-        lambda: embed_and_compare(rewritten, batches, sentences, reference, track)
+        lambda: embed_and_compare(best, batches, sentences, reference, track)
     )
-    report = explain(narrow, recipe, batches[-1])
-    seconds = times(contenders, batches, repeat, track)
+    report = explain(best.params, best.recipe, largest)
     checks = [check_numpy(embeddings, expected), check_rewritten(report)]
     if has_kernels(report):
         checks.append(check_kernels(kernel_calls, least_calls(report, len(batches))))
     if tuple(texts) == SENTENCES:
-        checks.append(check_f32(embeddings, f32, recipe))
+        checks.append(check_f32(embeddings, f32, best.recipe))
     return Result(
         sentences=sentences,
-        recipe=recipe,
+        rows=len(largest.rows),
+        measured=measured,
+        recipe=best.recipe,
         embeddings=embeddings,
         f32=f32,
-        alone=np.stack([reference(s.ids) for s in track(sentences, "numpy model by itself")]),
         checks=checks,
-        milliseconds={name: 1e3 * t / len(texts) for name, t in seconds.items()},
-        sizes=(weight_bytes(wide), weight_bytes(narrow)),
         report=report,
-        kernel_calls=kernel_calls,
     )
+
+
+def fastest(measured: Sequence[Measured]) -> Program:
+    """The fastest of the rewritten programs."""
+    ours = [m for m in measured if m.program.by == "jaxfp8"]
+    return min(ours, key=lambda m: m.seconds).program
 
 
 def check_numpy(embeddings: np.ndarray, expected: np.ndarray) -> Check:

@@ -1,4 +1,4 @@
-"""The main job: embed the sentences in three ways, check the numbers, and take the times."""
+"""The encoder in float32 and in 8 bits, with and without `jaxfp8.rewrite`; what each takes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,17 @@ class Track(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A compiled form of the encoder, with its weights."""
+    """A compiled form of the encoder, with its weights; `recipe` may also be "f32"."""
 
-    name: str
+    recipe: str
+    by: str
     encode: Encoder
     params: Params
+
+    @property
+    def name(self) -> str:
+        """As `INT8, jaxfp8`."""
+        return f"{'float32' if self.recipe == 'f32' else self.recipe}, {self.by}"
 
     def __call__(self, batch: Batch) -> tuple[np.ndarray, list[np.ndarray]]:
         """Embeddings and 8-bit activations of a batch."""
@@ -47,14 +53,32 @@ class Program:
         return time.perf_counter() - start
 
 
-def programs(wide: Params, narrow: Params, recipe: str) -> list[Program]:
-    """The encoder in float32; with 8-bit weights as XLA runs it; and rewritten."""
-    forward = encoder(recipe)
-    return [
-        Program(name="float32, XLA", encode=jax.jit(encoder("f32")), params=wide),
-        Program(name=f"{recipe}, XLA", encode=jax.jit(forward), params=narrow),
-        Program(name=f"{recipe}, jaxfp8", encode=jax.jit(jaxfp8.rewrite(forward)), params=narrow),
-    ]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A program on one batch.
+
+    Attributes:
+      program: the program.
+      embeddings: of the batch, float32 [B, 384].
+      kernels: jaxfp8's kernels that ran, by the number of calls.
+      seconds: median of its calls.
+    """
+
+    program: Program
+    embeddings: np.ndarray
+    kernels: dict[str, int]
+    seconds: float
+
+
+def as_written(params: Params, recipe: str) -> Program:
+    """The encoder as XLA runs it; `recipe` may also be "f32"."""
+    return Program(recipe=recipe, by="XLA", encode=jax.jit(encoder(recipe)), params=params)
+
+
+def rewritten(params: Params, recipe: str) -> Program:
+    """The same through `jaxfp8.rewrite`."""
+    encode = jax.jit(jaxfp8.rewrite(encoder(recipe)))
+    return Program(recipe=recipe, by="jaxfp8", encode=encode, params=params)
 
 
 def encoder(recipe: str) -> Encoder:
@@ -117,19 +141,24 @@ def count_calls(action: Callable[[], T]) -> tuple[T, dict[str, int]]:
     return result, {name: count for name, count in calls.items() if count}
 
 
-def times(
-    contenders: Sequence[Program], batches: Sequence[Batch], repeat: int, track: Track
-) -> dict[str, float]:
-    """Seconds for all batches, by program: the median of each batch, summed.
-
-    The programs take turns at every batch, so that a slow spell of the machine meets all alike.
-    """
-    taken: dict[tuple[str, int], list[float]] = {}
-    for _ in track(range(repeat), "taking times"):
-        for number, batch in enumerate(batches):
-            for program in contenders:
-                taken.setdefault((program.name, number), []).append(program.seconds(batch))
-    return {
-        program.name: sum(statistics.median(taken[program.name, n]) for n in range(len(batches)))
-        for program in contenders
-    }
+def race(contenders: Sequence[Program], batch: Batch, repeat: int, track: Track) -> list[Measured]:
+    """Each program on one batch; the programs take turns, so that a slow spell meets them all."""
+    runs = [
+        count_calls(lambda program=program: program(batch)[0])  # type: ignore[misc]
+        for program in track(contenders, "compiling the programs")
+    ]
+    rounds = [
+        [program.seconds(batch) for program in contenders]
+        for _ in track(range(repeat), "taking times")
+    ]
+    return [
+        Measured(
+            program=program,
+            embeddings=embeddings,
+            kernels=kernels,
+            seconds=statistics.median(taken),
+        )
+        for program, (embeddings, kernels), taken in zip(
+            contenders, runs, zip(*rounds, strict=True), strict=True
+        )
+    ]

@@ -13,7 +13,7 @@ from minilm.job import Result
 from minilm.picture import heatmap
 
 STYLE = """
-:root { color-scheme: light; --ink: #16202c; --soft: #5d6b7a; --line: #dde4ec; --blue: #2171b5; }
+:root { color-scheme: light; --ink: #16202c; --soft: #5d6b7a; --line: #dde4ec; }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1000px; padding: 32px 20px 64px; color: var(--ink);
   font: 15px/1.5 system-ui, "Noto Sans", sans-serif; background: #fff; }
@@ -29,7 +29,6 @@ th, td { text-align: left; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; }
 th, td { padding: 4px 10px 4px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th.n, td.n { text-align: right; white-space: nowrap; }
-td.bar { width: 45%; } td.bar div { height: 14px; background: var(--blue); border-radius: 2px; }
 svg { width: 100%; height: auto; fill: var(--ink); } svg text { font-family: inherit; }
 details { margin-top: 16px; overflow-x: auto; font-size: 13px; } summary { cursor: pointer; }
 """
@@ -77,10 +76,9 @@ def page(result: Result) -> str:
         f"<h1>{escape(title)}</h1><p class=soft>{escape(words.machine())}</p>{checks(result)}",
         f"<h2>Similarity of {count} sentences</h2>{picture(result)}",
         f"<h2>Nearest neighbours</h2>{nearest(result)}",
-        f"<h2>What 8 bits cost</h2>{paragraphs(words.quality(result))}",
-        f"<h2>Weights</h2>{sizes(result)}",
-        f"<h2>Time per sentence</h2>{speeds(result)}",
-        f"<h2>Rewritten and not</h2>{rewriting(result)}",
+        f"<h2>Time, memory and error</h2>{programs(result)}",
+        f"<h2>{escape(result.recipe)}</h2>{paragraphs(words.about_recipe(result))}",
+        f"<details><summary>each product</summary>{result.report.to_html()}</details>",
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -118,32 +116,10 @@ def nearest(result: Result) -> str:
     return table(heads, rows, numbers=(3, 4))
 
 
-def sizes(result: Result) -> str:
-    """Bytes of the weights."""
-    heads = ("part", "float32", result.recipe, "smaller")
-    return table(heads, words.sizes(result), numbers=(1, 2, 3))
-
-
-def speeds(result: Result) -> str:
-    """Milliseconds per sentence, as bars."""
-    longest = max(result.milliseconds.values())
-    rows = (
-        f"<tr><td>{escape(name)}</td><td class=bar>"
-        f'<div style="width:{100 * result.milliseconds[name] / longest:.1f}%"></div></td>'
-        f"<td class=n>{ms} ms</td><td class=n>{factor}</td></tr>"
-        for name, ms, factor in words.speeds(result)
-    )
-    note = "<p class=soft>Median; the programs took turns. The factor is against the first.</p>"
-    return f"<table>{''.join(rows)}</table>{note}"
-
-
-def rewriting(result: Result) -> str:
-    """The summary, and the whole report folded away."""
-    return (
-        f"{paragraphs(words.rewriting(result))}"
-        f"{table(('', 'left side', 'right side', 'becomes'), words.forms(result.report), (0,))}"
-        f"<details><summary>each product</summary>{result.report.to_html()}</details>"
-    )
+def programs(result: Result) -> str:
+    """All programs, the fastest first."""
+    rows = table(words.HEADS, words.programs(result), numbers=(1, 2, 3, 4))
+    return rows + paragraphs(words.about_programs(result))
 
 
 def paragraphs(lines: Iterable[str]) -> str:

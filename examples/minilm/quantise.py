@@ -6,8 +6,6 @@ they stay float32, and so do the biases and the norms.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,17 +51,15 @@ def quantise(params: Params, recipe: str) -> Params:
     return params | {"layers": [_quantise_layer(layer, recipe) for layer in params["layers"]]}
 
 
-def weight_bytes(params: Params) -> dict[str, int]:
-    """Bytes of the weight `matrices` with their scales, of the embedding `tables`, of the `rest`.
+def matrix_bytes(params: Params) -> int:
+    """Bytes of the weight matrices with their scales."""
+    matrices = [leaf for layer in params["layers"] for n in LINEAR for leaf in _weights(layer[n])]
+    return sum(leaf.nbytes for leaf in matrices)
 
-    `total` is their sum.
-    """
-    layers = params["layers"]
-    matrices = [leaf for layer in layers for n in LINEAR for leaf in _weights(layer[n])]
-    tables = [leaf for name, leaf in params["embeddings"].items() if name != "norm"]
-    total = _bytes(params)
-    sizes = {"matrices": _bytes(matrices), "tables": _bytes(tables)}
-    return sizes | {"rest": total - sum(sizes.values()), "total": total}
+
+def table_bytes(params: Params) -> int:
+    """Bytes of the embedding tables."""
+    return sum(leaf.nbytes for name, leaf in params["embeddings"].items() if name != "norm")
 
 
 def _layer(tensors: dict[str, np.ndarray], prefix: str) -> Params:
@@ -99,7 +95,3 @@ def _quantise_linear(linear: Params, recipe: str) -> Params:
 
 def _weights(linear: Params) -> list[jax.Array]:
     return [linear[name] for name in ("kernel", "scale") if name in linear]
-
-
-def _bytes(tree: Any) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))

@@ -5,23 +5,20 @@ from __future__ import annotations
 import itertools
 import platform
 import unicodedata
-from collections import Counter
+from collections.abc import Collection, Sequence
 from importlib import metadata
 
 import jax
 import numpy as np
 
-import jaxfp8
 from minilm.job import Check, Result, cosines
-from minilm.quantise import WEIGHT_MATRICES
+from minilm.measure import Measured
+from minilm.quantise import WEIGHT_MATRICES, matrix_bytes, table_bytes
 from minilm.text import MAX_TOKENS
 
-PARTS = {
-    "matrices": f"{WEIGHT_MATRICES} weight matrices with their scales",
-    "tables": "embedding tables, left in float32",
-    "rest": "biases and norms, left in float32",
-    "total": "all",
-}
+HEADS = ("program", "ms per sentence", "speed", "weights", "mean cosine", "kernels")
+# They decode 8-bit codes to float32 and multiply there.
+_IN_FLOAT32 = {"avx2_f32", "avx512_f32", "avx512_vbmi", "scalar_f32"}
 
 
 def label(text: str, width: int) -> str:
@@ -59,23 +56,54 @@ def megabytes(size: int) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def sizes(result: Result) -> list[tuple[str, str, str, str]]:
-    """Rows of: part, before, after, by what factor smaller."""
-    before, after = result.sizes
+def programs(result: Result) -> list[tuple[str, ...]]:
+    """A row of `HEADS` for each program, the fastest first."""
+    base = result.measured[0]
     return [
-        (words, megabytes(before[part]), megabytes(after[part]), _factor(before[part], after[part]))
-        for part, words in PARTS.items()
+        (
+            m.program.name,
+            f"{1e3 * m.seconds / result.rows:.2f}",
+            f"{base.seconds / m.seconds:.2f}x",
+            megabytes(matrix_bytes(m.program.params)),
+            f"{cosines(m.embeddings, base.embeddings).mean():.5f}",
+            ", ".join(m.kernels) or "XLA's",
+        )
+        for m in sorted(result.measured, key=lambda m: m.seconds)
     ]
 
 
-def speeds(result: Result) -> list[tuple[str, str, str]]:
-    """Rows of: program, milliseconds per sentence, by what factor faster than float32."""
-    base = next(iter(result.milliseconds.values()))
-    return [(name, f"{ms:.2f}", _factor(base, ms)) for name, ms in result.milliseconds.items()]
+def about_programs(result: Result) -> list[str]:
+    """What the rows are, and which recipes do not pay here."""
+    plain = result.measured[0].program.params
+    return [
+        f"{result.rows} sentences in one batch; median, programs in turn; speed and cosine are "
+        "against float32",
+        f"weights: {WEIGHT_MATRICES} matrices with their scales; embedding tables "
+        f"({megabytes(table_bytes(plain))}) stay in float32",
+        *slower(result.measured),
+    ]
 
 
-def _factor(before: float, after: float) -> str:
-    return f"{before / after:.2f}x"
+def slower(measured: Sequence[Measured]) -> list[str]:
+    """A line on each reason for which recipes are no faster than float32."""
+    base, *others = measured
+    recipes: dict[str, list[str]] = {}
+    for m in others:
+        if m.program.by == "jaxfp8" and m.seconds >= base.seconds:
+            recipes.setdefault(_why_slower(m.kernels), []).append(m.program.recipe)
+    return [f"no faster here: {', '.join(names)}: {why}" for why, names in recipes.items()]
+
+
+def _why_slower(kernels: Collection[str]) -> str:
+    names = ", ".join(kernels)
+    if not kernels:
+        return "no kernel ran, and XLA widens the weights; `python -m jaxfp8 doctor` says more"
+    if _IN_FLOAT32.issuperset(kernels):
+        return (
+            f"no 16-bit or FP8 multiply on this CPU: {names} decodes the codes to float32, so "
+            "only memory is saved"
+        )
+    return f"at this size {names} gains less than the conversions around it cost"
 
 
 def verdict(check: Check) -> str:
@@ -98,39 +126,19 @@ def cuts(result: Result) -> list[str]:
     return [f"longer than {MAX_TOKENS} tokens, and cut there: {count}"] if count else []
 
 
-def quality(result: Result) -> list[str]:
-    """What 8 bits cost, against float32."""
-    by_itself = cosines(result.alone, result.f32)
-    apart = cosines(result.alone, result.embeddings)
-    return [
-        f"cosine to the float32 embeddings: {lowest_and_mean(result.to_f32)}",
-        f"the same of a numpy model of {result.recipe}: {lowest_and_mean(by_itself)}",
-        f"between the two, each with its own choices at ties: {lowest_and_mean(apart)}",
-        *cuts(result),
-    ]
-
-
 def lowest_and_mean(values: np.ndarray) -> str:
     """As `lowest 0.99800, mean 0.99850`."""
     return f"lowest {values.min():.5f}, mean {values.mean():.5f}"
 
 
-def rewriting(result: Result) -> list[str]:
-    """What became of the matrix products, and which kernels ran."""
+def about_recipe(result: Result) -> list[str]:
+    """What the recipe costs, and what became of the matrix products."""
     report = result.report
-    calls = (f"{name} {count}" for name, count in result.kernel_calls.items())
+    widened = f"; {megabytes(report.widened_bytes)} no longer widened in each call"
     return [
+        f"{result.recipe}, all sentences: cosine to float32 {lowest_and_mean(result.to_f32)}",
         f"{len(report.matched)} of {len(report.sites)} products with 8-bit weights rewritten; "
-        f"{report.others} others have no 8-bit operand (attention)",
-        f"operands no longer widened: {megabytes(report.widened_bytes)} in each call",
-        f"calls by kernel in one pass over the sentences: {', '.join(calls) or 'none'}",
+        f"{report.others} others have no 8-bit operand (attention)"
+        f"{widened if report.widened_bytes else ''}",
+        *cuts(result),
     ]
-
-
-def forms(report: jaxfp8.Report) -> list[tuple[str, str, str, str]]:
-    """Rows of: how many products, left side, right side, and what these become or why not."""
-    counts = Counter(
-        (str(site.lhs), str(site.rhs), site.epilogue if site.rewritten else f"left: {site.reason}")
-        for site in report.sites
-    )
-    return [(str(count), *form) for form, count in counts.items()]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from jaxfp8._bench import _rows
 from jaxfp8._bench._case import Measured
 from jaxfp8._bench._rows import Row
+from jaxfp8._value import tables
 
 try:
     import rich.console as rich_console
@@ -21,7 +20,6 @@ except ImportError:  # an extra
     rich_console = None  # type: ignore[assignment]
 
 _STYLES = {"ours": "bold", "better": "green", "worse": "red", "aside": "dim"}
-_WIDTH = 120  # where the output is no terminal
 _LEFT = ("contender", "way", "", "case", "compared", "kernel")
 
 # Shows the current case, and how many cases are done, with fractions.
@@ -42,8 +40,8 @@ class Screen(Protocol):
 
 
 def screen() -> Screen:
-    """The best that is installed."""
-    return Plain() if rich_console is None else Rich()
+    """With lines and colours on a terminal where rich is installed; else a row is one line."""
+    return Plain() if rich_console is None or tables.width() is None else Rich()
 
 
 def case(screen: Screen, measured: Measured) -> None:
@@ -70,7 +68,8 @@ class Plain:
     @contextlib.contextmanager
     def progress(self, count: int) -> Iterator[Show]:
         """None: the tables tell."""
-        self.say("Plain text; `pip install rich` for tables with colours and a progress bar.")
+        if rich_console is None:
+            self.say("Plain text; `pip install rich` for tables with colours and a progress bar.")
         yield lambda name, done: None
 
     def say(self, text: str) -> None:
@@ -86,8 +85,7 @@ class Rich:
     """Tables with lines and colours, and a bar below them."""
 
     def __init__(self) -> None:
-        is_open = sys.stdout.isatty() or "COLUMNS" in os.environ
-        self._console = rich_console.Console(highlight=False, width=None if is_open else _WIDTH)
+        self._console = rich_console.Console(highlight=False, width=tables.width())
 
     @contextlib.contextmanager
     def progress(self, count: int) -> Iterator[Show]:

@@ -9,6 +9,7 @@ amax  = max|y|; NaN and infinities do not count
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import numpy as np
 
 from jaxfp8._call.quantize_reference import codes_of, finite_amax, with_transpose
 from jaxfp8._call.rows_reference import NormForm, activated, rounded_to, scaled_rows
+from jaxfp8._value.spec import array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,10 @@ class EncodeSpec:
     has_factor: bool = False
     transpose_from: int | None = None
     scales: int = 1
+
+    def told(self, x: Any) -> str:
+        """The encoding of an array of the type of `x` in words, for messages."""
+        return f"the encoding of {array(x)} for training"
 
     @property
     def of_rows(self) -> int:

@@ -156,8 +156,8 @@ _lower_reference = mlir.lower_fun(_compute_reference, multiple_results=True)
 
 def _report_fallback(spec: ScaledDotSpec, platform: str, reason: str) -> None:
     text = (
-        f"`jaxfp8.dot_general`: {spec} has no kernel on {platform!r} because {reason}; "
-        "plain XLA computes it and widens the 8-bit data"
+        f"`jaxfp8.dot_general`: {spec.told()} has no kernel on {platform!r} because {reason}; "
+        "plain XLA computes it and widens the 8-bit data; `python -m jaxfp8 doctor` says more"
     )
-    remedy = "leave `jaxfp8.strict()` to allow that, or see `python -m jaxfp8 doctor`"
+    remedy = "leave `jaxfp8.strict()` to allow that"
     warn_once(text, remedy, (platform, reason))

@@ -92,7 +92,7 @@ def lowering(rule: Callable[..., Any], *tables: Table) -> Callable[..., Any]:
         del out_sharding  # has gone into the types of the results
         place = compat.place_of(ctx) if split else None
         if isinstance(place, str):
-            tell_gathered(params["spec"], place)
+            tell_gathered(params["spec"].told(ctx.avals_in[0]), place)
         if not isinstance(place, compat.Place):
             return rule(ctx, *operands, **params)
         types = tuple(jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in)
@@ -138,7 +138,7 @@ def _splittable(
         table, on_its_shards, shards, left = min(chosen, key=lambda one: len(one[3]))
         if left:
             with strict_if(strict):
-                tell_gathered(dict(params)["spec"], _UNEQUAL)
+                tell_gathered(dict(params)["spec"].told(types[0]), _UNEQUAL)
         placed, results_placed = shards.placements(table)
         placed += [array.sharding for array in compass]
         call = _off_mesh(on_its_shards(shards), strict)

@@ -305,7 +305,7 @@ def _saying_what_is_cut(rule: Any) -> Any:
             factors, _ = _parts(ctx.avals_in, spec=spec)
             cut = ", ".join(map(str, explicit.cut_axes(x, factors)))
             if cut:
-                tell_gathered(spec, f"{_CUT} {cut}; {_KEEP_WHOLE}")
+                tell_gathered(spec.told(x), f"{_CUT} {cut}; {_KEEP_WHOLE}")
         return rule(ctx, *operands, spec=spec, **params)
 
     return lower

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxfp8._value.dtypes import finite_range, is_float8
 from jaxfp8._value.scales import Granularity, choose_scale, store_scale
-from jaxfp8._value.spec import Shape, tile_counts
+from jaxfp8._value.spec import Shape, array, tile_counts
 from jaxfp8._value.tiles import map_tiles
 
 Axis = TypeVar("Axis")  # what stands for an axis: its size, or its factor on a mesh
@@ -53,6 +53,10 @@ class QuantizeSpec:
     plain: bool = False
     multiplies: bool = False
     lowest: int | None = None
+
+    def told(self, x: Any) -> str:
+        """The quantisation of an array of the type of `x` in words, for messages."""
+        return f"the quantisation of {array(x)}"
 
     @property
     def chooses_scale(self) -> bool:

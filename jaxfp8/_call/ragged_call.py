@@ -40,7 +40,7 @@ def ragged_dot(spec: RaggedSpec, named: dict[str, Any]) -> jax.Array:
     """
     operands = compat.vary_alike([named[name] for name in spec.operand_names()])
     if explicit.mesh_of(map(jax.typeof, operands)) is not None:
-        tell_gathered(f"`jaxfp8.ragged_dot` {spec}", _NOT_SPLIT)
+        tell_gathered(spec.told(), _NOT_SPLIT)
         return _gathered(*operands, spec=spec)
     split = partitioning.is_wanted(operands)
     return ragged_dot_p.bind(*operands, spec=spec, split=split)[0]
@@ -147,8 +147,8 @@ def _tell_of_groups(spec: RaggedSpec, reason: str) -> None:
     """Says that a ragged dot is computed by its definition; in `strict` it raises."""
     whole = "all of K" if spec.grouping == "contracted" else "all rows"
     text = (
-        f"`jaxfp8.ragged_dot`: {spec} is computed group by group because {reason}; each group "
-        f"multiplies {whole}"
+        f"`jaxfp8.ragged_dot`: {spec.told()} is computed group by group because {reason}; "
+        f"each group multiplies {whole}"
     )
     warn_once(text, "leave `jaxfp8.strict()` to allow that", ("ragged_dot", reason))
 

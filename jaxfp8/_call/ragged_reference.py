@@ -13,7 +13,7 @@ from jax import lax
 from jaxfp8._call import reference
 from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._value import compat, dtypes
-from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape, array
 from jaxfp8._value.tiles import repeated
 
 _FACTORS = ("scale", "zero_point")
@@ -73,6 +73,11 @@ class RaggedSpec:
         sides = (("lhs", self.lhs), ("rhs", self.rhs))
         given = [f"{n}_{f}" for n, side in sides for f in _FACTORS if getattr(side, f)]
         return ("lhs", "rhs", "group_sizes", *given)
+
+    def told(self, x: Any = None) -> str:
+        """The product in words, for messages; the arrays are those of the spec, not `x`."""
+        del x
+        return f"the ragged dot of {array(self.lhs)} and {array(self.rhs)}"
 
     def __str__(self) -> str:
         """Such as `(float8_e4m3fn[8,4] . float8_e4m3fn[2,4,6] in 2 groups > bfloat16)`."""

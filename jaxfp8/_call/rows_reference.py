@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from jaxfp8._call.quantize_reference import plain_amax, plain_codes
 from jaxfp8._call.reference import ACTIVATIONS
 from jaxfp8._value.dtypes import finite_range
 from jaxfp8._value.scales import per
+from jaxfp8._value.spec import array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,10 @@ class RowsSpec:
     norm: Norm | None = None
     activation: str = "none"
     has_factor: bool = False
+
+    def told(self, x: Any) -> str:
+        """The quantisation of an array of the type of `x` in words, for messages."""
+        return f"the quantisation of rows of {array(x)}"
 
     @property
     def vectors(self) -> int:

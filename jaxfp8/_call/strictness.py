@@ -53,11 +53,11 @@ def is_strict() -> bool:
     return _STRICT.get()
 
 
-def tell_gathered(what: object, reason: str) -> None:
+def tell_gathered(what: str, reason: str) -> None:
     """Says that XLA gathers the operands of a call on a mesh; once per reason.
 
     Args:
-      what: the problem.
+      what: the problem in words.
       reason: why, and what to change.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 from jaxfp8._value.spec import DimensionNumbers, Shape
 
 
@@ -93,7 +93,7 @@ def _read(operation: str, numbers: Any) -> DimensionNumbers:
             message(
                 operation,
                 "`dimension_numbers`",
-                f"is {numbers!r}",
+                f"is {shown(numbers)}",
                 "((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)) is needed",
                 "a matrix product is (((1,), (0,)), ((), ()))",
             )

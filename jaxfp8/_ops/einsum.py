@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 from jaxfp8._value.spec import DimensionNumbers, Shape
 
 
@@ -97,7 +97,7 @@ def _error(operation: str, subscripts: str, needs: str) -> ValueError:
         message(
             operation,
             "`subscripts`",
-            f"is {subscripts!r}",
+            f"is {shown(subscripts)}",
             needs,
             "write one dot of two operands, as in 'bmk,kn->bmn'",
         )

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxfp8._ops.operands import Side, as_array
 from jaxfp8._value import checks
 from jaxfp8._value import dtypes as _dtypes
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 from jaxfp8._value.spec import ACTIVATIONS, EpilogueSpec, Shape
 
 _WIDE_OUT = (*_dtypes.WIDE_FLOAT, _dtypes.INT32)
@@ -164,7 +164,7 @@ def _check_activation(operation: str, activation: str | None) -> None:
             message(
                 operation,
                 "`activation`",
-                f"is {activation!r}",
+                f"is {shown(activation)}",
                 f"None or one of {', '.join(map(repr, ACTIVATIONS))} is needed",
                 "apply another one to the result",
             )

@@ -34,7 +34,7 @@ from jaxfp8._call.primitive import scaled_dot
 from jaxfp8._call.quantize_call import quantize_tiles
 from jaxfp8._ops.quantize import quantize
 from jaxfp8._value import dtypes
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 from jaxfp8._value.qarray import stored_factors
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape, is_known
 from jaxfp8._value.tiles import map_tiles
@@ -54,7 +54,7 @@ def check_compute(operation: str, compute: Any) -> str | None:
     """`compute` as an argument of `operation`: None, or "int8"."""
     if compute is None or compute == INT8:
         return compute
-    got, needs = f"is {compute!r}", 'None or "int8" is needed'
+    got, needs = f"is {shown(compute)}", 'None or "int8" is needed'
     remedy = "leave it out to multiply operands as they are stored"
     raise ValueError(message(operation, "`compute`", got, needs, remedy))
 

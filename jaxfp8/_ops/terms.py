@@ -35,12 +35,12 @@ from jaxfp8._ops.products import dot_general
 from jaxfp8._value import compat
 from jaxfp8._value.checks import as_dtype, as_floats, as_index
 from jaxfp8._value.dtypes import WIDE_FLOAT
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 from jaxfp8._value.spec import DimensionNumbers, Shape
 
 OPERATION = "jaxfp8.split_dot"
 MAX_TERMS = 4  # an integer of 32 bits
-_EXACT_SUM = 2**17 - 4  # so many products of int8 and 2^15 fit an int32
+_EXACT_SUM = 2**17 - 2**10  # so many products of int8, and a carry, fit an int32
 
 
 def split_dot(
@@ -61,9 +61,12 @@ def split_dot(
 
         2^(2.3 - 8 terms) K max_k |x_k| max_k |y_k| + 2^-21 sum_k |x_k y_k|
 
-    where neither operands nor results are below 2^-126, which float32 may flush to zero. 1 to 4
-    terms cost as much as 1, 4, 8 or 13 products in int8. A line that has an infinity or NaN gives
-    NaN.
+    where neither operands nor results are below 2^-126, which float32 may flush to zero. The
+    second part is only 2^-22 of the sum itself, also where large products cancel, unless K times
+    `terms` exceeds 130 048: then the sum is cut in two.
+
+    1 to 4 terms cost as much as 1, 4, 8 or 13 products in int8. A line that has an infinity or NaN
+    gives NaN.
 
     Derivatives of any order, forward and backward, are computed in as many terms.
 
@@ -108,7 +111,7 @@ def checked_terms(operation: str, terms: Any) -> int:
     """A number of terms of which an operand can be made."""
     count = as_index(terms)
     if count is None or not 1 <= count <= MAX_TERMS:
-        got, needs = f"is {terms!r}", f"1 to {MAX_TERMS} terms make an operand"
+        got, needs = f"is {shown(terms)}", f"1 to {MAX_TERMS} terms make an operand"
         remedy = "3 terms are as accurate as float32"
         raise ValueError(message(operation, "`terms`", got, needs, remedy))
     return count
@@ -143,23 +146,44 @@ def _product(
     x_terms, x_power, x_finite = _split(x, x_axes, terms)
     y_terms, y_power, y_finite = _split(y, y_axes, terms)
     with_terms = _numbers_with_terms(numbers)
-    hi, lo = jnp.float32(0), jnp.float32(0)
+    digits, carry = [], jnp.int32(0)
     for weight in reversed(range(min(terms + 1, 2 * terms - 1))):  # from the smallest on
         first, last = max(0, weight - terms + 1), min(weight, terms - 1)
-        exact = dot_general(
+        exact = carry + dot_general(
             jnp.stack(x_terms[first : last + 1], axis=x_axes[0]),
             jnp.stack(y_terms[weight - last : weight - first + 1][::-1], axis=y_axes[0]),
             with_terms,
             preferred_element_type=jnp.int32,
             out_sharding=out_sharding,
         )
-        upper = (exact + (1 << 15)) >> 16  # both parts are exact in float32
-        hi = hi / 256 + upper.astype(jnp.float32)
-        lo = lo / 256 + (exact - (upper << 16)).astype(jnp.float32)
-    of_output = _lines(numbers, x.ndim, y.ndim, hi)
+        digit, carry = _digit(exact)
+        digits.append(digit)
+    total = _float_of([*digits[:-1], exact])
+    of_output = _lines(numbers, x.ndim, y.ndim, total)
     power = of_output(x_power, y_power, jnp.add) - 16 * (terms - 1)
     finite = of_output(x_finite, y_finite, jnp.logical_and)
-    return jnp.where(finite, _times_power_of_two(hi * 65536 + lo, -power), jnp.nan)
+    return jnp.where(finite, _times_power_of_two(total, -power), jnp.nan)
+
+
+def _digit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The last balanced digit of integers in base 256, and what is left."""
+    digit = ((x + 128) & 255) - 128
+    return digit, (x - digit) >> 8
+
+
+def _float_of(digits: Sequence[jax.Array]) -> jax.Array:
+    """The sum of int32 `digits` in base 256, the most significant last.
+
+    All but the last are balanced, so a sum in which large terms cancel has no large digits. Its
+    error is then at most 2^-22 of itself.
+    """
+    *small, large = digits
+    fraction = jnp.float32(0)
+    for digit in small:
+        fraction = (fraction + digit.astype(jnp.float32)) / 256
+    upper = (large + (1 << 15)) >> 16  # both parts are exact in float32
+    lower = (large - (upper << 16)).astype(jnp.float32)
+    return upper.astype(jnp.float32) * 65536 + (lower + fraction)
 
 
 def _in_two(x: jax.Array, y: jax.Array, *, numbers: DimensionNumbers, **params: Any) -> jax.Array:
@@ -195,9 +219,8 @@ def _split(
     whole = jnp.round(_times_power_of_two(x, power)).astype(jnp.int32)
     digits = []
     for _ in range(terms - 1):
-        digit = ((whole + 128) & 255) - 128
+        digit, whole = _digit(whole)
         digits.append(digit.astype(jnp.int8))
-        whole = (whole - digit) >> 8
     digits.append(whole.astype(jnp.int8))
     finite = jnp.isfinite(amax)
     return digits[::-1], jnp.squeeze(power, contracting), jnp.squeeze(finite, contracting)

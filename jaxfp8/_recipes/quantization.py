@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxfp8._ops.quantize import quantize
 from jaxfp8._value.checks import as_dtype, as_index
 from jaxfp8._value.dtypes import EIGHT_BIT, SCALE, is_float8
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.shards import check_tiles_fit_shards
 from jaxfp8._value.spec import Shape
@@ -157,7 +157,7 @@ def _granularity(operation: str, granularity: Any) -> Granularity:
             return sizes[0], sizes[1]
     needs = f"one of {', '.join(map(repr, NAMES))} or a pair of tile sizes is needed"
     remedy = "write tiles as `(128, 128)`: along the contracted axis, along the free one"
-    raise ValueError(message(operation, "`granularity`", f"is {granularity!r}", needs, remedy))
+    raise ValueError(message(operation, "`granularity`", f"is {shown(granularity)}", needs, remedy))
 
 
 def _axis(operand: str, axis: int, rank: int) -> int:

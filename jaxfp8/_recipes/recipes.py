@@ -19,7 +19,7 @@ from jaxfp8._ops.terms import checked_terms
 from jaxfp8._recipes.quantization import Axes, Quantization
 from jaxfp8._value.checks import as_dtype, as_index
 from jaxfp8._value.dtypes import FLOAT8
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape, is_known
 
@@ -136,7 +136,7 @@ def rows_of(shape: Shape, contracting: Axes, batch: Axes = ()) -> Any:
 
 def _check_rows(operation: str, rows: Any) -> None:
     if (as_index(rows) or 0) < 1:
-        got, needs = f"is {rows!r}", "a number of rows from 1 is needed"
+        got, needs = f"is {shown(rows)}", "a number of rows from 1 is needed"
         remedy = "give a number such as 64"
         raise ValueError(message(operation, "`rows`", got, needs, remedy))
 
@@ -199,7 +199,7 @@ def FP8_MIXED(*, rows: int | None) -> Recipe:
 def check_recipe(operation: str, recipe: Any) -> None:
     """Refuses anything but a recipe for inference."""
     if not isinstance(recipe, Recipe):
-        got, needs = f"is {recipe!r}", "a recipe such as `jaxfp8.FP8_DYNAMIC` is needed"
+        got, needs = f"is {shown(recipe)}", "a recipe such as `jaxfp8.FP8_DYNAMIC` is needed"
         remedy = "recipes of training go to `jaxfp8.fp8_dot_general` and what is made of it"
         raise TypeError(message(operation, "`recipe`", got, needs, remedy))
 
@@ -236,7 +236,7 @@ class DelayedScaling:
         operation = "jaxfp8.DelayedScaling"
         _check_training_dtypes(operation, self)
         if (as_index(self.amax_history_length) or 0) < 1:
-            got, needs = f"is {self.amax_history_length!r}", "one step at least is remembered"
+            got, needs = f"is {shown(self.amax_history_length)}", "one step at least is remembered"
             remedy = "give a number such as 1024"
             raise ValueError(message(operation, "`amax_history_length`", got, needs, remedy))
         _check_choice(operation, "amax_compute", self.amax_compute, ("max", "most_recent"))
@@ -290,7 +290,7 @@ TrainingRecipe = DelayedScaling | CurrentScaling
 def check_training_recipe(operation: str, recipe: Any, remedy: str) -> None:
     """Refuses anything but a recipe for training; `remedy` says where those for inference go."""
     if not isinstance(recipe, TrainingRecipe):
-        got, needs = f"is {recipe!r}", "DelayedScaling or CurrentScaling is needed"
+        got, needs = f"is {shown(recipe)}", "DelayedScaling or CurrentScaling is needed"
         raise TypeError(message(operation, "`recipe`", got, needs, remedy))
 
 
@@ -303,4 +303,4 @@ def _check_training_dtypes(operation: str, recipe: Any) -> None:
 def _check_choice(operation: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
         needs, remedy = f"{' or '.join(map(repr, choices))} is needed", "choose one of these"
-        raise ValueError(message(operation, f"`{name}`", f"is {value!r}", needs, remedy))
+        raise ValueError(message(operation, f"`{name}`", f"is {shown(value)}", needs, remedy))

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxfp8._recipes.quantization import Granularity, Quantization
 from jaxfp8._recipes.recipes import Recipe
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def as_rules(recipe: Any, operation: str = "jaxfp8.Rule") -> tuple[Rule, ...]:
         return (from_qwix(recipe),)
     if isinstance(recipe, Iterable) and not isinstance(recipe, str | dict):
         return tuple(rule for item in recipe for rule in as_rules(item, operation))
-    got, needs = f"is {recipe!r}", "a recipe, a rule or a list of rules is needed"
+    got, needs = f"is {shown(recipe)}", "a recipe, a rule or a list of rules is needed"
     remedy = "pass the object, such as `jaxfp8.FP8_DYNAMIC`"
     raise TypeError(message(operation, "`recipe`", got, needs, remedy))
 
@@ -115,4 +115,6 @@ def _tile(rule: Any) -> Granularity:
 
 def _unsaid(field: str, value: Any, needs: str, example: str) -> ValueError:
     remedy = f"use a value such as {example}, or write the recipe yourself"
-    return ValueError(message("jaxfp8.from_qwix", f"`{field}`", f"is {value!r}", needs, remedy))
+    return ValueError(
+        message("jaxfp8.from_qwix", f"`{field}`", f"is {shown(value)}", needs, remedy)
+    )

@@ -21,7 +21,7 @@ from jaxfp8._rewrite.plan.trace import Trace, trace
 from jaxfp8._rewrite.report.automatic import types_of
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.model import Report
-from jaxfp8._value.errors import FallbackWarning, level_of_user
+from jaxfp8._value.errors import FallbackWarning, level_of_user, shown
 
 # Each value of a static argument has a trace of its own, as in jax.jit.
 _MOST_TRACES = 256
@@ -174,8 +174,8 @@ def _first_miss(report: Report) -> str:
 def _check_callable(operation: str, fun: Any) -> None:
     if not callable(fun):
         raise TypeError(
-            f"`jaxfp8.{operation}`: `fun` is {fun!r}, of type {type(fun).__name__}; it needs to be "
-            f"a function: `jaxfp8.{operation}(f)(x)`."
+            f"`jaxfp8.{operation}`: `fun` is {shown(fun)}; it needs to be a function: "
+            f"`jaxfp8.{operation}(f)(x)`."
         )
 
 

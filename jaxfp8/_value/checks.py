@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._value.dtypes import INT32, WIDE_FLOAT, names
-from jaxfp8._value.errors import message
+from jaxfp8._value.errors import message, shown
 
 FLOAT64 = np.dtype(np.float64)
 _NARROW = {FLOAT64: np.dtype(np.float32), np.dtype(np.int64): INT32}
@@ -41,7 +41,7 @@ def as_dtype(operation: str, name: str, dtype: Any, allowed: tuple[np.dtype, ...
     """One of the `allowed` dtypes, given as a dtype, a type or a name."""
     found = find_dtype(dtype)
     if found is None or found not in allowed:
-        got = f"is {dtype!r}" if found is None else f"is {found.name}"
+        got = f"is {shown(dtype)}" if found is None else f"is {found.name}"
         remedy = "convert it with `.astype`" if name == "x" else "choose one of these"
         needs = f"{names(allowed)} is needed"
         raise TypeError(message(operation, f"`{name}`", got, needs, remedy))
@@ -65,7 +65,7 @@ def as_precision(operation: str, precision: Any) -> str:
             message(
                 operation,
                 "`precision`",
-                f"is {precision!r}",
+                f"is {shown(precision)}",
                 "None, a jax.lax.Precision, or a pair of them is needed",
                 "pass jax.lax.Precision.DEFAULT or HIGHEST",
             )
@@ -78,7 +78,7 @@ def as_pattern(operation: str, name: str, value: Any, needs: str, remedy: str) -
     try:
         return re.compile(value)
     except (re.error, TypeError) as error:
-        got = f"is {value!r}"
+        got = f"is {shown(value)}"
         raise ValueError(message(operation, f"`{name}`", got, needs, remedy)) from error
 
 
@@ -137,7 +137,7 @@ def named_tiles(
     }
     if not isinstance(tiled, Mapping):
         needs, remedy = "a size by axis is needed", "write it like `{0: 128}`"
-        raise TypeError(message(operation, "`tiled_axes`", f"is {tiled!r}", needs, remedy))
+        raise TypeError(message(operation, "`tiled_axes`", f"is {shown(tiled)}", needs, remedy))
     for axis, tile in tiled.items():
         place = _axis(operation, "tiled_axes", axis, rank)
         if place in named:
@@ -172,7 +172,7 @@ def _axes(operation: str, axes: Any) -> list[Any]:
     if isinstance(axes, Collection) and not isinstance(axes, Mapping | str):
         return list(axes)
     needs, remedy = "a collection of axes is needed", "write it like `(0,)`"
-    raise TypeError(message(operation, "`channelwise_axes`", f"is {axes!r}", needs, remedy))
+    raise TypeError(message(operation, "`channelwise_axes`", f"is {shown(axes)}", needs, remedy))
 
 
 def _axis(operation: str, name: str, axis: Any, rank: int) -> int:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 import types
+from typing import Any
+
+import jax
+import numpy as np
 
 # Packages whose frames a warning skips: JAX calls the functions that it transforms.
 _NOT_THE_USER = ("jaxfp8", "jax", "contextlib", "functools")
+
+_LONGEST = 100  # characters of a value in a message
 
 
 class UnsupportedError(NotImplementedError):
@@ -30,6 +36,15 @@ class FallbackWarning(UserWarning):
 def message(operation: str, operand: str, got: str, needs: str, remedy: str) -> str:
     """One sentence in the house form: operation, operand, got, needs; remedy."""
     return f"`{operation}`: {operand} {got}, but {needs}; {remedy}."
+
+
+def shown(value: Any) -> str:
+    """A value in a message: dtype and shape of an array; the type of what takes many words."""
+    if isinstance(value, jax.Array | np.ndarray):
+        return f"an array {value.dtype}[{','.join(map(str, value.shape))}]"
+    text = repr(value)
+    is_short = len(text) <= _LONGEST and "\n" not in text
+    return text if is_short else f"of type {type(value).__name__}"
 
 
 def level_of_user() -> int:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxfp8._value import checks, compat
 from jaxfp8._value.dtypes import INT32, is_int8
-from jaxfp8._value.errors import FallbackWarning, message
+from jaxfp8._value.errors import FallbackWarning, message, shown
 from jaxfp8._value.operators import MatmulOperator
 from jaxfp8._value.packing import (
     COLUMNS,
@@ -170,7 +170,7 @@ def prepare(q: Any, contracting: int = -2) -> Any:
     """
     axis = checks.as_index(contracting)
     if axis is None:
-        got = f"is {contracting!r}"
+        got = f"is {shown(contracting)}"
         remedy = "name the one axis that products sum over"
         raise TypeError(message(_OPERATION, "`contracting`", got, "an int is needed", remedy))
     if not any(is_held(adopt(leaf)) for leaf in jax.tree.leaves(q, is_leaf=is_whole)):

@@ -105,7 +105,7 @@ class OperandSpec:
 
     def __str__(self) -> str:
         """Such as `float8_e4m3fn[8,4]*[1,4]`, the second bracket being the scale's shape."""
-        parts = f"{self.dtype}{_bracket(self.shape)}"
+        parts = array(self)
         parts += f"-{_bracket(self.scale_shape)}" if self.zero_point else ""
         parts += f"*{_bracket(self.scale_shape)}" if self.scale else ""
         return parts + (" with sums" if self.sums else "")
@@ -201,6 +201,11 @@ class ScaledDotSpec:
         axes = f"{_bracket(lhs.contracting)}.{_bracket(rhs.contracting)}"
         return f"({lhs} . {rhs} over {axes}{batch} {self.epilogue})"
 
+    def told(self, x: Any = None) -> str:
+        """The product in words, for messages; the arrays are those of the spec, not `x`."""
+        del x
+        return f"the product of {array(self.lhs)} and {array(self.rhs)}"
+
     def operand_names(self) -> tuple[str, ...]:
         """The names of the operands of the call, in order; docs/custom_call.md explains them."""
         epilogue = self.epilogue
@@ -230,6 +235,11 @@ class ScaledDotSpec:
             **_attributes(self.epilogue, ""),
             "precision": self.precision,
         }
+
+
+def array(x: Any) -> str:
+    """Dtype and shape of what has both, such as `float8_e4m3fn[8,4]`."""
+    return f"{x.dtype}{_bracket(x.shape)}"
 
 
 def _bracket(shape: Shape) -> str:

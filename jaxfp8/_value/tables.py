@@ -1,4 +1,7 @@
-"""Prints a report: with rich if it is installed, else as plain text; and as HTML.
+"""Prints a report: as text or as HTML.
+
+On a terminal a table fits its width, by rich if it is installed. Elsewhere, in a file or a pipe, a
+row is one line, and nothing is cut. `COLUMNS` sets a width there too.
 
 Rows whose paths differ only in numbers, such as those of equal layers, print as one row.
 """
@@ -22,9 +25,30 @@ Row = Sequence[str]
 
 
 def text(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ()) -> str:
-    """A title, a table that fits the terminal, and lines below it."""
-    body = _rich(head, rows) if rich_table is not None and rows else _plain(head, rows)
+    """A title, a table, and lines below it."""
+    columns = width()
+    if rich_table is None or columns is None or not rows:
+        body = plain(head, rows)
+    else:
+        body = _rich(head, rows, columns)
     return "\n".join([title, *body, *footer])
+
+
+def width() -> int | None:
+    """The columns of the terminal, or `COLUMNS`; None where neither limits a line."""
+    return shutil.get_terminal_size((0, 0)).columns or None
+
+
+def plain(head: Row, rows: Sequence[Row]) -> list[str]:
+    """A line for each row, its cells padded to the widest of their column."""
+    if not rows:
+        return []
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in (head, *rows)
+    ]
+    return [line.rstrip() for line in lines]
 
 
 def html(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ()) -> str:
@@ -69,26 +93,13 @@ def _html_row(tag: str, row: Row) -> str:
     return "<tr>" + "".join(f"<{tag}>{_html.escape(cell)}</{tag}>" for cell in row) + "</tr>"
 
 
-def _plain(head: Row, rows: Sequence[Row]) -> list[str]:
-    """Columns padded to their widest cell."""
-    if not rows:
-        return []
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in (head, *rows)
-    ]
-    return [line.rstrip() for line in lines]
-
-
-def _rich(head: Row, rows: Sequence[Row]) -> list[str]:
+def _rich(head: Row, rows: Sequence[Row], columns: int) -> list[str]:
     table = rich_table.Table()
     for name in head:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(cell.replace("[", "\\[") for cell in row))
-    width = shutil.get_terminal_size((100, 24)).columns
-    console = rich_console.Console(width=width, no_color=True, force_terminal=False)
+    console = rich_console.Console(width=columns, no_color=True, force_terminal=False)
     with console.capture() as captured:
         console.print(table)
     return [captured.get().rstrip()]

@@ -245,9 +245,31 @@ def test_printed_report_fits_the_terminal(width: int, monkeypatch: pytest.Monkey
 
 def test_printed_report_needs_no_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxfp8._rewrite.report.text.rich_table", None)
+    monkeypatch.setenv("COLUMNS", "100")
     text = str(jaxfp8.explain(mixed)(*_args()))
     assert "1 of 2 dots on 8-bit data" in text
     assert "`sin`" in text
+
+
+def test_piped_report_has_one_whole_line_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    scope = "/".join(["encoder", "block", "attention", "output_projection"] * 3)
+
+    def f(x: Any, q: Any) -> Any:
+        with jax.named_scope(scope):
+            return x @ q.astype(F32)
+
+    monkeypatch.delenv("COLUMNS", raising=False)
+    _, _, row = str(jaxfp8.explain(f)(*_args()[:2])).splitlines()
+    assert scope in row
+    assert " . f8_e4m3fn[" in row and "saves" in row
+
+
+def test_report_without_a_gpu_says_when_its_kernel_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jaxfp8._call.ffi.compute_capability", lambda: None)
+    text = str(jaxfp8.explain(mixed)(*_args()))
+    assert "cuda: chosen at run time, for the GPU found" in text
 
 
 def test_report_follows_facts_into_loops() -> None:

@@ -27,7 +27,7 @@ from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.model import Report, Site
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import accuracy, compat, dtypes
-from jaxfp8._value.errors import FallbackWarning, UnsupportedError, level_of_user, message
+from jaxfp8._value.errors import FallbackWarning, UnsupportedError, level_of_user, message, shown
 from jaxfp8._value.prepared import PreparedArray, is_whole
 from jaxfp8._value.qarray import QArray, adopt
 
@@ -51,6 +51,10 @@ def quantize_dots(
     may be 8-bit data. Of two such operands the right one is the weight, unless `weights` tells them
     apart. A dot without a weight, as in attention, stays as it is unless `where` chooses it. Then
     both operands are held as activations.
+
+    Weights in floats are rounded in every call, which for few rows takes longer than the float
+    product. `quantize_weights` rounds them once, ahead: call the function with its result where
+    speed counts.
 
     The gradient is straight-through: that of `fun` with the operands of each dot rounded, and each
     rounding taken as the identity. So `dx = dy @ Q(w).T` and `dw = Q(x).T @ dy`, with the rounded
@@ -90,7 +94,7 @@ def quantize_dots(
       (Array(True, dtype=bool), 1)
     """
     if not callable(fun):
-        got, needs = f"is {fun!r}", "a function is needed"
+        got, needs = f"is {shown(fun)}", "a function is needed"
         raise TypeError(message(OPERATION, "`fun`", got, needs, "pass `f`, not `f(x)`"))
     return QuantizedDots(
         fun, checked_rules(recipe, OPERATION), selector(where, OPERATION), _numbers(weights)
@@ -256,7 +260,7 @@ class _Rewriter(Rewriter):
         """Warns, once, that a function with dots stays in floats; inside `strict` an error."""
         if why is None:
             return
-        name = getattr(self.fun, "__name__", repr(self.fun))
+        name = getattr(self.fun, "__name__", type(self.fun).__name__)
         text = message(OPERATION, f"`{name}`", "is to be in 8 bits", *why)
         if strictness.is_strict():
             raise UnsupportedError(text)

@@ -182,7 +182,8 @@ class Encoding:
 class Report:
     """What `rewrite` does to a function, dot by dot.
 
-    It prints as a table that fits the terminal, and shows itself in notebooks.
+    It prints as a table that fits the terminal, and shows itself in notebooks. In a file or a pipe
+    a row is one line; the variable `COLUMNS` sets a width there.
 
     Attributes:
       name: name of the function.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _SHORT = {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "float64": "f64"}
 _SHORT |= {"float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2"}
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+_AT_RUN_TIME = "chosen at run time, for the GPU found"
 _INSTALLED = re.compile(r".*/(?:site|dist)-packages/")
 
 
@@ -119,7 +120,7 @@ def _sizes(dims: tuple[int, int, int, int]) -> str:
 def _kernels(site: Site) -> list[str]:
     """For each platform its kernel, in words. The footer says why there is none."""
     return [
-        f"{name}: " + ("no kernel" if why else site.kernels.get(name) or "settled on the device")
+        f"{name}: " + ("no kernel" if why else site.kernels.get(name) or _AT_RUN_TIME)
         for name, why in site.platforms.items()
     ]
 

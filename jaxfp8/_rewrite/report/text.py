@@ -1,15 +1,18 @@
-"""Prints a report: a table as wide as the terminal, in colours if rich is installed."""
+"""Prints a report: a table as wide as the terminal, in colours if rich is installed.
+
+Where the output is no terminal, a row is one line.
+"""
 
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxfp8._rewrite.report import rows
 from jaxfp8._rewrite.report.rows import Row
+from jaxfp8._value import tables
 
 try:
     import rich.box as rich_box
@@ -45,16 +48,28 @@ def show(report: Report) -> None:
 
 
 def text(report: Report) -> str:
-    """The report as text that fits the terminal."""
-    width = shutil.get_terminal_size((100, 24)).columns
-    if not (report.sites or report.calls):
-        return "\n".join([rows.headline(report), *rows.footer(report)])
+    """The report as text that fits the terminal, if there is one."""
+    width = tables.width()
+    if width is None or not (report.sites or report.calls):
+        return "\n".join([rows.headline(report), *_lines(report), *rows.footer(report)])
     if rich_table is None:
         return "\n".join(_plain(report, width))
     console = rich_console.Console(width=width, no_color=True, force_terminal=False)
     with console.capture() as captured:
         console.print(renderable(report, width))
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
+
+
+def _lines(report: Report) -> list[str]:
+    """A head and a line for each row."""
+    cells = [[_line(cell) for cell in _cells(row)] for row in rows.rows(report)]
+    return tables.plain(_HEAD, cells)
+
+
+def _line(cell: Cell) -> str:
+    """The lines of a cell as one; the second operand of a product follows the first."""
+    text = "; ".join(line for line, _ in cell)
+    return text.replace(f"; .{_HELD}", " . ").replace(_HELD, " ")
 
 
 def renderable(report: Report, width: int) -> Any:
