@@ -20,7 +20,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxfp8._call import canonical, explicit, ffi, lowering, partitioning, xla_products
+from jaxfp8._call import canonical, explicit, ffi, lowering, partitioning, remat, xla_products
 from jaxfp8._call.eager import run_compiled
 from jaxfp8._call.primitive import (
     batch_rule,
@@ -184,6 +184,7 @@ def _transpose(
 ad.primitive_jvps[joint_dots_p] = _jvp
 ad.primitive_transposes[joint_dots_p] = _transpose
 batching.primitive_batchers[joint_dots_p] = _batch
+remat.count_as_dots(joint_dots_p, lambda *_, specs, **__: map(remat.scaled_dot, specs))
 
 
 def dots_of(inputs: Sequence[Any], params: dict[str, Any]) -> list[tuple[ScaledDotSpec, Any]]:

@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, sharded_dot
+from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, remat, sharded_dot
 from jaxfp8._call.batching import batch_scaled_dot
 from jaxfp8._call.eager import run_compiled
 from jaxfp8._call.shards import Parts
@@ -438,6 +438,7 @@ def _bind_on_shards(
 ad.primitive_jvps[scaled_dot_p] = jvp_rule
 ad.primitive_transposes[scaled_dot_p] = transpose_rule
 batching.primitive_batchers[scaled_dot_p] = batch_rule
+remat.count_as_dots(scaled_dot_p, lambda *_, spec, **__: [remat.scaled_dot(spec)])
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
     _rule = partitioning.lowering(
         functools.partial(lowering.lower, _platform), _parts, _parts_of_cut_tiles

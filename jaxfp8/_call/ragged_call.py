@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxfp8._call import explicit, partitioning, ragged_lowering, ragged_reference
+from jaxfp8._call import explicit, partitioning, ragged_lowering, ragged_reference, remat
 from jaxfp8._call.eager import run_compiled
 from jaxfp8._call.ragged_reference import RaggedSpec
 from jaxfp8._call.strictness import tell_gathered, warn_once
@@ -157,6 +157,9 @@ def _tell_of_groups(spec: RaggedSpec, reason: str) -> None:
 
 ad.primitive_jvps[ragged_dot_p] = _jvp
 batching.primitive_batchers[ragged_dot_p] = _batch
+remat.count_as_dots(
+    ragged_dot_p, lambda *_, spec, **__: [remat.scaled_dot(ragged_reference.dot_of_group(spec))]
+)
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
     _rule = functools.partial(_lower, _platform)
     mlir.register_lowering(ragged_dot_p, _rule, platform=_platform)

@@ -92,14 +92,16 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
     return define[spec.grouping](named, sizes, spec)
 
 
-def _dot(spec: RaggedSpec, rhs: OperandSpec) -> ScaledDotSpec:
+def dot_of_group(spec: RaggedSpec) -> ScaledDotSpec:
+    """The scaled dot of one group, with all rows or all of K; of all groups where masked."""
+    rhs = _one_of(spec.rhs) if spec.grouping == "rows" else spec.rhs
     epilogue = EpilogueSpec(out_dtype=spec.out_dtype)
     return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=epilogue, precision=spec.precision)
 
 
 def _masked(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
     inside = jnp.arange(spec.rows) < sizes[:, None]
-    y = scaled_dot(_dot(spec, spec.rhs), **{**named, **_of_rows(named, inside, spec.lhs)})[0]
+    y = scaled_dot(dot_of_group(spec), **{**named, **_of_rows(named, inside, spec.lhs)})[0]
     return jnp.where(inside[..., None], y, jnp.zeros_like(y))
 
 
@@ -111,7 +113,7 @@ def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -
         of_rhs["rhs"] = lax.bitcast_convert_type(of_rhs["rhs"], np.uint8)
     (axis,) = spec.rhs.batch
     stacked = {n: jnp.moveaxis(_for_each(x, spec.rhs), axis, 0) for n, x in of_rhs.items()}
-    dot = _dot(spec, _one_of(spec.rhs))
+    dot = dot_of_group(spec)
 
     def add(out: jax.Array, group: tuple[jax.Array, dict[str, Any]]) -> tuple[Any, None]:
         index, own = group
@@ -128,7 +130,7 @@ def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -
 def _contracted(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
     ends = group_ends(sizes, spec.lhs.depth)
     starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
-    dot = _dot(spec, spec.rhs)
+    dot = dot_of_group(spec)
 
     def multiply(_: None, group: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         start, end = group

@@ -28,7 +28,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call import explicit
+from jaxfp8._call import explicit, remat
 from jaxfp8._ops import dimensions
 from jaxfp8._ops.dimensions import check_matmul, free_axes, in_order, normalise
 from jaxfp8._ops.products import dot_general
@@ -332,4 +332,7 @@ def _lower(ctx: Any, x: Any, y: Any, **params: Any) -> Any:
 split_dot_p.def_impl(jax.jit(_product, static_argnames=("numbers", "terms", "out_sharding")))
 ad.defbilinear(split_dot_p, _transpose_x, _transpose_y)
 batching.primitive_batchers[split_dot_p] = _batch
+remat.count_as_dots(
+    split_dot_p, lambda x, y, *, numbers, **_: [remat.dot(x, y, numbers, jnp.float32)]
+)
 mlir.register_lowering(split_dot_p, _lower)

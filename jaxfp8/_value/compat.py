@@ -396,6 +396,11 @@ def linearize(function: Callable[..., tuple[list[Any], Any]], *points: Any) -> t
     return whole, jax.tree_util.Partial(functools.partial(_with_zeros, zeros), linear), aux
 
 
+def is_mapped(x: Any) -> bool:
+    """Whether an array depends on what the innermost `vmap` maps; JAX has no other way to ask."""
+    return getattr(x, "batch_dim", None) is not None
+
+
 def is_inseparable(error: ValueError) -> bool:
     """Whether JAX raised because it cannot compute the value before the tangent.
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax.extend import core
 
+from jaxfp8._rewrite.derive import ruled
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._value import compat
 
@@ -73,8 +74,10 @@ def differentiable(
       extra: how many outputs `run` returns behind those of `jaxpr`; they have no derivatives.
     """
     rules = _Rules(jaxpr, used, remake, run, stand_ins, extra)
-    call = jax.custom_jvp(run)
-    call.defjvp(functools.partial(rules.jvp, call), symbolic_zeros=True)
+
+    def call(*arrays: Any) -> Sequence[Any]:
+        return ruled.call(run, functools.partial(rules.jvp, call), arrays)
+
     return call
 
 

@@ -243,6 +243,7 @@ def _custom_rule(walk: Context, op: Op) -> Sequence[Value] | None:
 _REGIONS: dict[str, Region] = {
     "custom_jvp_call": _custom_rule,
     "custom_vjp_call": _custom_rule,
+    "ruled_call": _custom_rule,
     **dict.fromkeys(JITS, _jit),
 }
 

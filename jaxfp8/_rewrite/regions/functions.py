@@ -57,7 +57,7 @@ def bind_jit(op: Op, run: Callable[..., list[Array]], arrays: Sequence[Array]) -
     return op.equation.primitive.bind(*arrays, **{**op.params, "jaxpr": jaxpr})
 
 
-@region("custom_jvp_call", "custom_vjp_call", "closed_call", "core_call")
+@region("custom_jvp_call", "custom_vjp_call", "ruled_call", "closed_call", "core_call")
 def call(walk: Context, op: Op) -> Sequence[Value] | None:
     """A function is inlined: its derivative rule is that of the rewritten function as a whole."""
     return walk_inside(walk, op, op.params["call_jaxpr"], op.inputs)

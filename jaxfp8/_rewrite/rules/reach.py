@@ -25,6 +25,7 @@ _READS = ("get", "load", "masked_load")
 # Their inner jaxprs take the operands in order. A branch takes all but the first.
 _CALLS = (
     *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
+    "ruled_call",
     *("remat2", "checkpoint", "remat", "scan", "cond"),
 )
 
