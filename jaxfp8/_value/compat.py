@@ -409,6 +409,14 @@ def is_inseparable(error: ValueError) -> bool:
     return str(error).startswith("Linearization failed")
 
 
+def mixed_cotangents(error: AssertionError) -> tuple[Any, Any] | None:
+    """The types of two cotangents that JAX did not add, if it raised because these differ."""
+    match error.args:
+        case ((jax.core.ShapedArray() as first, jax.core.ShapedArray() as second),):
+            return (first, second) if first.dtype != second.dtype else None
+    return None
+
+
 def _moving(function: Callable[..., tuple[list[Any], Any]], points: Sequence[Any]) -> list[bool]:
     """Which outputs have a tangent that depends on those of the inputs."""
 

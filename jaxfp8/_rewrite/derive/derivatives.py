@@ -20,6 +20,7 @@ from jax.extend import core
 
 from jaxfp8._rewrite.derive import ruled
 from jaxfp8._rewrite.ir import graph
+from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
 from jaxfp8._value import compat
 
 Flat = Callable[..., Sequence[Any]]
@@ -252,8 +253,9 @@ def _apply(linear: Callable[..., Any], *tangents: Any) -> Any:
     return linear(*tangents)
 
 
-def _pull_back(linear: Callable[..., Any], *cotangents: Any) -> Any:
-    return linear(list(cotangents))
+def _pull_back(linear: Callable[..., Any], *moving: Any) -> Any:
+    with cotangents_of_one_dtype():
+        return linear(list(moving))
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:

@@ -18,6 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxfp8._rewrite.derive import derivatives
 from jaxfp8._rewrite.derive.derivatives import Flat, Remake
+from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
 from jaxfp8._rewrite.plan.decide import Decision, decide
 from jaxfp8._value import compat
 
@@ -141,7 +142,8 @@ def _transpose(cotangents: Sequence[Any], *args: Any, linear: Linear) -> list[An
             outputs = linear.evaluate(*merged)
             return [outputs[i] for i in given]
 
-        return list(jax.linear_transpose(of_unknown, *avals)([*arrays[len(known) :]]))
+        with cotangents_of_one_dtype():
+            return list(jax.linear_transpose(of_unknown, *avals)([*arrays[len(known) :]]))
 
     moving = [cotangents[i] for i in given]
     outputs = iter(linear.derived((is_unknown, given), transposed, known, moving))

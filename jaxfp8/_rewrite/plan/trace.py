@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxfp8._rewrite.plan.arguments import Arguments, is_array
+from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
 from jaxfp8._value import compat
 
 # Leaves of an output that are no arrays. They are kept beside the program.
@@ -66,7 +67,8 @@ def trace(fun: Callable[..., Any], arguments: Arguments) -> Trace:
         labels = tuple((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, _LABELS))
         return [_output(fun, leaf) for leaf in leaves if not isinstance(leaf, _LABELS)]
 
-    jaxpr = jax.make_jaxpr(flat)(*arguments.arrays)
+    with cotangents_of_one_dtype():
+        jaxpr = jax.make_jaxpr(flat)(*arguments.arrays)
     return Trace(jaxpr, tuple(compat.consts_of(jaxpr)), out_tree, labels)
 
 
