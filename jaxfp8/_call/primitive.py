@@ -21,15 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import (
-    cut_tiles,
-    explicit,
-    lowering,
-    partitioning,
-    reference,
-    remat,
-    sharded_dot,
-)
+from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, remat, sharded_dot
 from jaxfp8._call.batching import batch_scaled_dot
 from jaxfp8._call.eager import run_compiled
 from jaxfp8._call.shards import Parts
