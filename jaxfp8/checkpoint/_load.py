@@ -10,13 +10,14 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
+from jaxfp8._value.tables import size
 from jaxfp8.checkpoint import _formats
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._inspect import Summary, summary
 from jaxfp8.checkpoint._plan import plan
-from jaxfp8.checkpoint._progress import progress
 from jaxfp8.checkpoint._read import Shardings, Transfers, read
 
 Names = Collection[str] | Callable[[str], bool] | None
@@ -138,7 +139,7 @@ def load(
         wanted = _wanted(checkpoint, names)
         total = sum(checkpoint.nbytes(name) for name in wanted)
         loaded = {}
-        with progress("loading", total) as done:
+        with progress("loading", total, size) as done:
             for name in wanted:
                 loaded[name] = checkpoint[name]
                 done(checkpoint.nbytes(name))

@@ -24,15 +24,16 @@ from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import Recipe, check_recipe
 from jaxfp8._value import accuracy
+from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape, tile_counts
+from jaxfp8._value.tables import size
 from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _formats, _names, _save, _write
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._plan import plan
-from jaxfp8.checkpoint._progress import progress
 from jaxfp8.checkpoint._report import Quantized, QuantizedCheckpoint
 
 Where = Callable[[str, Shape], bool] | None
@@ -97,7 +98,8 @@ def quantize(
     folder = Folder(src)
     try:
         job = _Job(folder, place, recipe, where)
-        with progress("quantising", sum(entry.nbytes for entry in folder.entries.values())) as done:
+        total = sum(entry.nbytes for entry in folder.entries.values())
+        with progress("quantising", total, size) as done:
             job.run(done)
         return job.finish()
     finally:
