@@ -23,6 +23,7 @@ import numpy as np
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import Recipe, check_recipe
+from jaxfp8._recipes.selection import Selection
 from jaxfp8._value import accuracy
 from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
@@ -36,7 +37,8 @@ from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._plan import plan
 from jaxfp8.checkpoint._report import Quantized, QuantizedCheckpoint
 
-Where = Callable[[str, Shape], bool] | None
+_OPERATION = "jaxfp8.checkpoint.quantize"
+Where = Callable[[str, Shape], bool] | str | None
 # Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
 _CHUNK_BYTES = 4 << 20
 _FLOATS = ("F32", "F16", "BF16")
@@ -68,12 +70,16 @@ def quantize(
       dst: the folder to make.
       recipe: how weights are held; the configuration tells a server how to hold activations. Of a
         static recipe no scale is calibrated here, so it tells of dynamic ones.
-      where: whether the weight of a name and a shape is quantised, asked of each matrix named
-        "....weight". None leaves embeddings, heads, norms and routers in floats.
+      where: which of the matrices named "....weight": a function of name and shape, or a regular
+        expression that is searched in the name. None leaves embeddings, heads, norms and routers
+        in floats.
       overwrite: whether to replace what is at `dst`.
 
     Returns:
       The error and the bytes of each weight, and what was left and why.
+
+    Warns:
+      FallbackWarning: `where` selects nothing. Nothing is written yet.
 
     Raises:
       CheckpointError: the source is damaged or in 8 bits already, `dst` is taken, or the work
@@ -89,9 +95,9 @@ def quantize(
       >>> jaxfp8.checkpoint.load(folder + "/fp8")
       {'up.weight': QArray(float8_e4m3fn[300,64], scale=float32[3,1], tiles=(128, None))}
     """
-    check_recipe("jaxfp8.checkpoint.quantize", recipe)
+    check_recipe(_OPERATION, recipe)
     if recipe.weight is None:
-        text = "`jaxfp8.checkpoint.quantize`: `recipe` leaves weights in floats, but 8 bits are"
+        text = f"`{_OPERATION}`: `recipe` leaves weights in floats, but 8 bits are"
         raise ValueError(f"{text} made here; use one such as `jaxfp8.FP8_DYNAMIC`.")
     place = pathlib.Path(dst)
     _write.check_free(place, overwrite)
@@ -121,7 +127,9 @@ class _Job:
         assert recipe.weight is not None
         self._folder, self._place, self._recipe = folder, place, recipe
         self._how = recipe.weight
-        self._reasons = {e.name: _why_left(e, where) for e in _checked(folder).values()}
+        selects = Selection(_OPERATION, "where", where, what="weights", of="name and shape")
+        self._reasons = {e.name: _why_left(e, selects) for e in _checked(folder).values()}
+        selects.tell()
         self._weights = {
             name: _Weight(entry, _struct(entry, self._how))
             for name, entry in folder.entries.items()
@@ -324,7 +332,7 @@ def _checked(folder: Folder) -> dict[str, Entry]:
     return folder.entries
 
 
-def _why_left(entry: Entry, where: Where) -> str:
+def _why_left(entry: Entry, selects: Selection) -> str:
     """Why a tensor is not quantised; "" of one that is."""
     if entry.code not in _FLOATS:
         return f"its dtype is {entry.code}"
@@ -332,8 +340,8 @@ def _why_left(entry: Entry, where: Where) -> str:
         return "it is not named weight"
     if len(entry.shape) != 2 or 0 in entry.shape:
         return f"its shape is {list(entry.shape)}, not [N, K]"
-    if where is not None:
-        return "" if where(entry.name, entry.shape) else "`where` leaves it"
+    if selects.given is not None:
+        return "" if selects(entry.name, entry.shape) else "`where` leaves it"
     module = _names.module_of(entry.name)
     kept = [part for part in _KEPT if part in module]
     if kept or _names.last(module) in _KEPT_WHOLE:
