@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._value.checks import as_pattern, is_array
+from jaxfp8._recipes.selection import Selection, tell, unknown_names
+from jaxfp8._value.checks import is_array
 from jaxfp8._value.dtypes import FLOAT8
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import stored
@@ -87,17 +88,6 @@ def name_of(mapping: Naming, path: str) -> Names:
     return torch_name(path) if found is None else found
 
 
-def chooser(operation: str, name: str, chosen: Chosen) -> Callable[[str], bool]:
-    """A choice of names, which may be a regular expression that is searched, as a function."""
-    if chosen is None:
-        return lambda _: False
-    if callable(chosen):
-        return chosen
-    needs = "a regular expression or a function of a name is needed"
-    pattern = as_pattern(operation, name, chosen, needs, 'write one such as r"rotary_emb"')
-    return lambda text: pattern.search(text) is not None
-
-
 def assign(
     operation: str,
     paths: Iterable[str],
@@ -108,13 +98,22 @@ def assign(
 ) -> dict[str, Names]:
     """The names of what fills each parameter, by path.
 
+    Warns:
+      FallbackWarning: `keep`, `ignore` or a path in `mapping` selects nothing.
+
     Raises:
       ValueError: a parameter has no tensor, or a tensor no parameter; it lists them all.
     """
     _check_mapping(operation, "tensors", tensors)
     if mapping is not None and not callable(mapping):
         _check_mapping(operation, "mapping", mapping)
-    is_kept, is_ignored = chooser(operation, "keep", keep), chooser(operation, "ignore", ignore)
+    is_kept = Selection(
+        operation, "keep", keep, what="parameters", of="a path", example="lora", default=False
+    )
+    is_ignored = Selection(
+        operation, "ignore", ignore, what="tensors", of="a name", example="rotary", default=False
+    )
+    paths = list(paths)
     filled = {path: name_of(mapping, path) for path in paths if not is_kept(path)}
     wanted = {path: all_names(names) for path, names in filled.items()}
     empty = [
@@ -123,7 +122,11 @@ def assign(
         if any(name not in tensors for name in names)
     ]
     used = {name for names in wanted.values() for name in names}
-    unused = [name for name in tensors if name not in used and not is_ignored(name)]
+    ignored = {name for name in tensors if is_ignored(name)}
+    unused = [name for name in tensors if name not in used | ignored]
+    is_kept.tell()
+    is_ignored.tell()
+    tell(*unknown_names(operation, "mapping", mapping, paths, "parameters"))
     if empty or unused:
         parts = [_listed("no tensor fills", empty), _listed("no parameter takes", unused)]
         got = "; ".join(part for part in parts if part)

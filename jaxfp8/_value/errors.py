@@ -30,7 +30,7 @@ class LibraryError(RuntimeError):
 
 
 class FallbackWarning(UserWarning):
-    """Plain XLA computes something, or a weight stays as it was; warned of once per reason."""
+    """Plain XLA computes something, a weight stays as it was, or a pattern selects nothing."""
 
 
 def message(operation: str, operand: str, got: str, needs: str, remedy: str) -> str:

@@ -10,13 +10,15 @@ import jax
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxfp8._recipes.selection import Selection, tell, unknown_names
+from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
+from jaxfp8._value.tables import size
 from jaxfp8.checkpoint import _formats
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._inspect import Summary, summary
 from jaxfp8.checkpoint._plan import plan
-from jaxfp8.checkpoint._progress import progress
 from jaxfp8.checkpoint._read import Shardings, Transfers, read
 
 Names = Collection[str] | Callable[[str], bool] | None
@@ -49,6 +51,7 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
                 raise _all(planned.problems)
             opened.pop_all()  # all is well: `close` closes it
         self._items = planned.items
+        tell(*unknown_names("jaxfp8.checkpoint", "sharding", sharding, planned.items, "arrays"))
         # So the host never holds more than the largest tensor.
         self._transfers = Transfers(max((item.nbytes for item in self._items.values()), default=0))
 
@@ -122,6 +125,9 @@ def load(
     Returns:
       Arrays and `QArray`s by name.
 
+    Warns:
+      FallbackWarning: `names` or a name in `sharding` selects nothing.
+
     Raises:
       CheckpointError: the checkpoint is damaged, or contradicts itself or its configuration.
       KeyError: there is nothing of a name in `names`.
@@ -138,7 +144,7 @@ def load(
         wanted = _wanted(checkpoint, names)
         total = sum(checkpoint.nbytes(name) for name in wanted)
         loaded = {}
-        with progress("loading", total) as done:
+        with progress("loading", total, size) as done:
             for name in wanted:
                 loaded[name] = checkpoint[name]
                 done(checkpoint.nbytes(name))
@@ -177,7 +183,10 @@ def _wanted(checkpoint: Checkpoint, names: Names) -> list[str]:
     if names is None:
         return list(checkpoint)
     if callable(names):
-        return [name for name in checkpoint if names(name)]
+        selects = Selection("jaxfp8.checkpoint.load", "names", names, what="arrays", of="a name")
+        chosen = [name for name in checkpoint if selects(name)]
+        selects.tell()
+        return chosen
     wanted: list[str] = [names] if isinstance(names, str) else list(names)
     for name in wanted:
         if name not in checkpoint:

@@ -23,19 +23,22 @@ import numpy as np
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import Recipe, check_recipe
+from jaxfp8._recipes.selection import Selection
 from jaxfp8._value import accuracy
+from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape, tile_counts
+from jaxfp8._value.tables import size
 from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _formats, _names, _save, _write
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._plan import plan
-from jaxfp8.checkpoint._progress import progress
 from jaxfp8.checkpoint._report import Quantized, QuantizedCheckpoint
 
-Where = Callable[[str, Shape], bool] | None
+_OPERATION = "jaxfp8.checkpoint.quantize"
+Where = Callable[[str, Shape], bool] | str | None
 # Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
 _CHUNK_BYTES = 4 << 20
 _FLOATS = ("F32", "F16", "BF16")
@@ -67,12 +70,16 @@ def quantize(
       dst: the folder to make.
       recipe: how weights are held; the configuration tells a server how to hold activations. Of a
         static recipe no scale is calibrated here, so it tells of dynamic ones.
-      where: whether the weight of a name and a shape is quantised, asked of each matrix named
-        "....weight". None leaves embeddings, heads, norms and routers in floats.
+      where: which of the matrices named "....weight": a function of name and shape, or a regular
+        expression that is searched in the name. None leaves embeddings, heads, norms and routers
+        in floats.
       overwrite: whether to replace what is at `dst`.
 
     Returns:
       The error and the bytes of each weight, and what was left and why.
+
+    Warns:
+      FallbackWarning: `where` selects nothing. Nothing is written yet.
 
     Raises:
       CheckpointError: the source is damaged or in 8 bits already, `dst` is taken or has the source
@@ -88,9 +95,9 @@ def quantize(
       >>> jaxfp8.checkpoint.load(folder + "/fp8")
       {'up.weight': QArray(float8_e4m3fn[300,64], scale=float32[3,1], tiles=(128, None))}
     """
-    check_recipe("jaxfp8.checkpoint.quantize", recipe)
+    check_recipe(_OPERATION, recipe)
     if recipe.weight is None:
-        text = "`jaxfp8.checkpoint.quantize`: `recipe` leaves weights in floats, but 8 bits are"
+        text = f"`{_OPERATION}`: `recipe` leaves weights in floats, but 8 bits are"
         raise ValueError(f"{text} made here; use one such as `jaxfp8.FP8_DYNAMIC`.")
     place = pathlib.Path(dst)
     _check_apart(pathlib.Path(src), place)
@@ -98,7 +105,8 @@ def quantize(
     folder = Folder(src)
     try:
         job = _Job(folder, place, recipe, where)
-        with progress("quantising", sum(entry.nbytes for entry in folder.entries.values())) as done:
+        total = sum(entry.nbytes for entry in folder.entries.values())
+        with progress("quantising", total, size) as done:
             job.run(done)
         return job.finish()
     finally:
@@ -133,7 +141,9 @@ class _Job:
         assert recipe.weight is not None
         self._folder, self._place, self._recipe = folder, place, recipe
         self._how = recipe.weight
-        self._reasons = {n: _why_left(e, where) for n, e in _checked(folder).items()}
+        selects = Selection(_OPERATION, "where", where, what="weights", of="name and shape")
+        self._reasons = {n: _why_left(e, selects) for n, e in _checked(folder).items()}
+        selects.tell()
         self._weights = {
             name: _Weight(entry, _struct(entry, self._how))
             for name, entry in folder.entries.items()
@@ -333,7 +343,7 @@ def _checked(folder: Folder) -> dict[str, Entry]:
     return folder.entries
 
 
-def _why_left(entry: Entry, where: Where) -> str:
+def _why_left(entry: Entry, selects: Selection) -> str:
     """Why a tensor is not quantised; "" of one that is."""
     if entry.code not in _FLOATS:
         return f"its dtype is {entry.code}"
@@ -341,8 +351,8 @@ def _why_left(entry: Entry, where: Where) -> str:
         return "it is not named weight"
     if len(entry.shape) != 2 or 0 in entry.shape:
         return f"its shape is {list(entry.shape)}, not [N, K]"
-    if where is not None:
-        return "" if where(entry.name, entry.shape) else "it is not chosen"
+    if selects.given is not None:
+        return "" if selects(entry.name, entry.shape) else "it is not chosen"
     module = _names.module_of(entry.name)
     kept = [part for part in _KEPT if part in module]
     if kept or _names.last(module) in _KEPT_WHOLE:

@@ -17,10 +17,11 @@ from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value import dtypes
 from jaxfp8._value.checks import is_array
 from jaxfp8._value.errors import message
+from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray, check_qarray
+from jaxfp8._value.tables import size
 from jaxfp8._value.transposed import TransposedArray
 from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _names, _write
-from jaxfp8.checkpoint._progress import progress
 
 _SAVE = "jaxfp8.checkpoint.save"
 FORMATS = ("compressed-tensors",)
@@ -191,7 +192,7 @@ def _save_folder(
     try:
         shards = _shards(tensors, shard_bytes)
         count, files = len(shards), {}
-        with progress("saving", sum(map(_nbytes, tensors.values()))) as done:
+        with progress("saving", sum(map(_nbytes, tensors.values())), size) as done:
             for number, names in enumerate(shards, 1):
                 file = (
                     "model.safetensors"
@@ -218,7 +219,7 @@ def _save_file(
     place.parent.mkdir(parents=True, exist_ok=True)
     made = pathlib.Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
     try:
-        with progress("saving", sum(map(_nbytes, tensors.values()))) as done:
+        with progress("saving", sum(map(_nbytes, tensors.values())), size) as done:
             _write_file(made / place.name, tensors, said, done)
         os.replace(made / place.name, place)
         _write.sync_folder(place.parent)

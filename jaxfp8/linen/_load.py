@@ -48,6 +48,9 @@ def load(
     Returns:
       The variables. `jaxfp8.linen.changes`, called with them, lists what is in floats, and why.
 
+    Warns:
+      FallbackWarning: `ignore`, `keep` or a path in `mapping` selects nothing.
+
     Raises:
       ValueError: a parameter has no tensor or a tensor no parameter, of which it lists all; shapes
         do not fit.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -14,18 +14,25 @@ from flax.core import meta
 from jaxfp8._ops import einsum
 from jaxfp8._ops.dimensions import normalise
 from jaxfp8._ops.quantize import dequantize
-from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder, second_rounding
+from jaxfp8._recipes.accuracy_comparison import (
+    check_alone,
+    check_reference,
+    compared,
+    rounds_activations,
+)
+from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, second_rounding
+from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
+from jaxfp8._recipes.selection import Selection, tell, unmatched_rules
 from jaxfp8._recipes.training_codes import forward_codes
-from jaxfp8._value import accuracy
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
+from jaxfp8._value.progress import progress
 from jaxfp8._value.spec import Shape
 from jaxfp8.linen import _layers
 from jaxfp8.linen._apply import applied
 from jaxfp8.linen._kernel import PARAMS
-from jaxfp8.linen._quantize import quantize
 from jaxfp8.linen._training import scaling_of, training_recipe
 
 _OPERATION = "jaxfp8.linen.report"
@@ -37,6 +44,10 @@ _OURS: dict[type[nn.Module], type[nn.Module]] = {
 }
 _FLAX = {ours: theirs for theirs, ours in _OURS.items()}
 _METHODS = ("__call__", "attend")
+# Beside an 8-bit parameter, the name of the float one. So `nn.scan` slices both.
+_IN_FLOATS = "{} in floats"
+# What layers return: the floats, the floats after dequantising weights, the 8-bit layer's output.
+_EXACT, _WIDE, _NARROW = "exact", "wide", "narrow"
 
 
 def report(
@@ -44,7 +55,8 @@ def report(
     variables: Any,
     *args: Any,
     recipe: Recipe | Rule | Sequence[Any] | None = None,
-    where: Callable[[str, nn.Module], bool] | None = None,
+    reference: Any = None,
+    where: Callable[[str, nn.Module], bool] | str | None = None,
     **kwargs: Any,
 ) -> AccuracyReport:
     """Measures the error of each layer of a model in 8 bits, and of its outputs, on a sample.
@@ -54,23 +66,35 @@ def report(
 
     - a model of Flax's layers with a `recipe`: the errors that the recipe would cause.
     - a model of `jaxfp8.linen`'s layers with the float variables that it was made from: the errors
-      that it has. With 8-bit variables: the errors from rounding activations, as layers are
-      compared with their dequantised weights.
+      that it has. These are `variables`, or `reference` beside 8-bit `variables`.
+    - such a model with 8-bit variables alone: the errors from rounding activations, against the
+      dequantised weights. The rounding of weights is not in them, as the float ones are unknown.
     - a model in FP8 training with all its variables: the errors of its forward products. With a
       `recipe`: the errors that the recipe would cause. Both are relative to the float model.
+
+    The error of the outputs is the whole one. Its parts follow where a layer rounds both operands.
+    A terminal shows a bar meanwhile.
 
     Args:
       model: the model.
       variables: its variables; not changed, also where a forward pass changes some.
       *args, **kwargs: the sample: what `model.apply` is called with.
       recipe: as for `jaxfp8.nnx.quantize`, paths being those of modules.
-      where: which layers: a function of path and module. By default all.
+      reference: the float variables that the 8-bit `variables` were made from.
+      where: which layers: a function of path and module, or a regular expression that is searched
+        in the path. By default all. The others stay in floats.
 
     Returns:
       The report: layers worst first, and which to keep wide.
 
+    Warns:
+      UserWarning: 8-bit variables are measured without their `reference`.
+      FallbackWarning: `where` or a rule selects no layer.
+
     Raises:
-      ValueError: there is nothing to compare.
+      ValueError: there is nothing to compare: no recipe and no 8-bit layer, or 8-bit weights alone
+        without a `reference`; both a recipe and a reference are given; the reference lacks the
+        floats of an 8-bit parameter.
 
     Example:
       >>> import flax.linen as nn, jax, jax.numpy as jnp, jaxfp8, jaxfp8.linen
@@ -80,34 +104,98 @@ def report(
       >>> sorted(row.path for row in found.rows)
       ['layers_0', 'layers_2']
     """
-    watch = _Watch(as_rules(recipe, _OPERATION) if recipe is not None else (), where, exact=True)
-    exact = watch.run(model, variables, args, kwargs)
-    if not watch.compared:
+    check_reference(_OPERATION, recipe, reference)
+    rules = as_rules(recipe, _OPERATION) if recipe is not None else ()
+    selects = Selection(_OPERATION, "where", where)
+    given = variables if reference is None else _beside(variables, reference)
+    with progress("measuring layers", _layers_in(variables[PARAMS])) as done:
+        watch = _Watch(rules, selects, Recorder(lambda path: done(1, path)))
+        exact = watch.run(_EXACT, model, given, args, kwargs)
+    selects.tell()
+    tell(*unmatched_rules(_OPERATION, rules, watch.paths))
+    _check(watch, selects)
+
+    def run(what: str) -> Any:
+        return watch.run(what, model, variables, args, kwargs)
+
+    wide = None if watch.trains else lambda: run(_WIDE)
+    is_whole = not watch.unknown
+    return compared(_OPERATION, watch.recorder, exact, run(_NARROW), wide, is_whole=is_whole)
+
+
+def _check(watch: _Watch, selects: Selection) -> None:
+    """Refuses a model of which nothing was measured."""
+    if not watch.paths:
         got, needs = "has no layer to compare", "8-bit layers, FP8 training or a recipe is needed"
         remedy = "give the `recipe` that you think of"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
-    narrow = _Watch(watch.rules, where, exact=False).run(model, variables, args, kwargs)
-    note = "" if not watch.narrow else "against what the 8-bit weights stand for"
-    return watch.recorder.report(accuracy.compare(exact, narrow), note)
+    if watch.unknown:
+        check_alone(_OPERATION, "variables", watch.rounds)
+
+
+def _layers_in(params: Any) -> int:
+    """About how many layers have a row."""
+    if not isinstance(params, Mapping):
+        return 0
+    own = any(name in params for name in ("kernel", "embedding"))
+    return own + sum(_layers_in(value) for value in params.values())
+
+
+def _beside(variables: Any, reference: Any) -> Any:
+    """The float variables, with each 8-bit parameter, and what floats lack, beside them."""
+    if not isinstance(reference, Mapping) or PARAMS not in reference:
+        got, needs = f"is of type {type(reference).__name__}", f"it has no collection {PARAMS!r}"
+        remedy = "give all float variables, as `model.init` makes them"
+        raise ValueError(message(_OPERATION, "`reference`", got, needs, remedy))
+    params = _merged(variables[PARAMS], reference[PARAMS], "")
+    return {**variables, **reference, PARAMS: params}
+
+
+def _merged(own: Any, floats: Any, path: str) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name, value in own.items():
+        known, here = floats.get(name), f"{path}{name}"
+        if isinstance(value, Mapping):
+            merged[name] = _merged(value, known if isinstance(known, Mapping) else {}, f"{here}/")
+        elif is_held(value):
+            _check_floats(here, value, known)
+            merged |= {name: value, _IN_FLOATS.format(name): known}
+        else:
+            merged[name] = value if known is None else known
+    return merged
+
+
+def _check_floats(path: str, held: Any, floats: Any) -> None:
+    """Refuses a reference that has not the floats of an 8-bit parameter."""
+    value, shape = meta.unbox(floats), tuple(meta.unbox(held).shape)
+    if value is None or is_held(value) or getattr(value, "shape", None) != shape:
+        found = "nothing" if value is None else value if is_held(value) else f"{value.shape}"
+        got, needs = f"has {found} at `{path}`", f"floats of {shape} are needed"
+        remedy = "give the variables that the 8-bit ones were made from"
+        raise ValueError(message(_OPERATION, "`reference`", got, needs, remedy))
 
 
 class _Watch:
-    """An interceptor of calls. Layers return their float output if `exact`, else the 8-bit one.
+    """An interceptor of calls, which computes each chosen layer in floats and in 8 bits.
 
     Attributes:
-      recorder: what was measured, if `exact`.
-      compared: whether a layer was compared.
-      narrow: whether the float weights of a layer were not known.
+      recorder: what was measured.
+      paths: of the layers that could be compared.
+      unknown: whether the float weights of a layer were unknown.
+      rounds: whether a layer rounds more than its weight.
+      trains: whether a layer trains in FP8, with no recipe for it.
       is_inside: whether a layer is being compared; layers inside it are not.
     """
 
-    def __init__(self, rules: tuple[Rule, ...], where: Any, *, exact: bool) -> None:
-        self.rules, self.where, self.exact = rules, where, exact
-        self.recorder = Recorder()
-        self.compared = self.narrow = self.is_inside = False
+    def __init__(self, rules: tuple[Rule, ...], selects: Selection, recorder: Recorder) -> None:
+        self.rules, self.selects, self.recorder = rules, selects, recorder
+        self.paths: set[str] = set()
+        self.unknown = self.rounds = self.trains = self.is_inside = False
+        self.what = _EXACT
 
-    def run(self, model: nn.Module, variables: Any, args: Any, kwargs: Any) -> Any:
-        """Applies the model and compares its layers."""
+    def run(self, what: str, model: nn.Module, variables: Any, args: Any, kwargs: Any) -> Any:
+        """Applies the model with layers that return `what`; if it is the floats, measures them."""
+        self.what = what
         with nn.intercept_methods(self._intercept):
             # Parameters may change, so that 8-bit layers quantise float ones.
             return applied(model, variables, args, kwargs)[0]
@@ -116,75 +204,124 @@ class _Watch:
         if self.is_inside or context.method_name not in _METHODS:
             return call(*args, **kwargs)
         module, path = context.module, "/".join(context.module.path)
-        recipe = self._recipe(path, module)
-        if recipe is not None and self.where is not None and not self.where(path, module):
+        known = type(module) in _FLAX or type(module) in _OURS
+        recipe = self._recipe(path, module) if known else None
+        if recipe is not None and not self.selects(path, module):
             recipe = None
-        if recipe is None and training_recipe(module) is None:
+        is_narrow = type(module) in _FLAX or training_recipe(module) is not None
+        if recipe is None and not is_narrow:
             return call(*args, **kwargs)
-        floats = meta.unbox(module.variables[PARAMS])
-        wide = {name: _widened(value) for name, value in floats.items()}
-        method, self.is_inside = context.method_name, True
+        compared = _Call(module, recipe, args, kwargs, context.method_name)
+        self.is_inside = True
         try:
-            y = _as_flax(module).apply({PARAMS: wide}, *args, **kwargs, method=method)
-            if recipe is None:
-                return y
-            if isinstance(recipe, Recipe):
-                held, y8 = _in_8_bits(module, recipe, floats, args, kwargs, method)
-            else:
-                held, y8 = floats, call(*args, **kwargs)
+            return self._compare(path, compared, call)
         finally:
             self.is_inside = False
-        self.narrow |= any(is_held(value) for value in floats.values())
-        if not self.exact:
+
+    def _compare(self, path: str, compared: _Call, call: Any) -> Any:
+        """What a layer returns; measures it if that is the floats."""
+        if compared.recipe is None:
+            return compared.floats(compared.wide)
+        if isinstance(compared.recipe, Recipe):
+            held, y8 = compared.in_8_bits()
+        else:
+            held, y8 = compared.own, call(*compared.args, **compared.kwargs)
+        if self.what == _NARROW:
             return y8
-        return self._record(path, module, recipe, args[0], y, y8, wide, held, method)
+        if self.what == _WIDE:
+            return compared.floats({name: _widened(value) for name, value in held.items()})
+        self.trains |= not isinstance(compared.recipe, Recipe)
+        self.rounds |= rounds_activations(compared.recipe)
+        self.unknown |= compared.unknown
+        y = compared.floats(compared.wide)
+        operands = compared.operands(held)
+        return self.recorder.layer_of(compared.named(path), exact=y, got=y8, **operands)
 
     def _recipe(self, path: str, module: nn.Module) -> Recipe | TrainingRecipe | None:
         if type(module) in _FLAX:
+            self.paths.add(path)
             return module.recipe  # type: ignore[attr-defined]
-        if type(module) not in _OURS:
-            return None
         training = training_recipe(module)
         if getattr(module, "dot_general_cls", None) is not None and training is None:
             return None  # a product of its own
+        if self.rules or training is not None:
+            self.paths.add(path)
         return choose(self.rules, path) if self.rules else training
 
-    def _record(
+
+class _Call:
+    """One call of a layer, and its parameters.
+
+    Attributes:
+      own: the parameters that it has, in 8 bits or not.
+      wide: the float ones; dequantised where they are unknown.
+      unknown: whether one is.
+    """
+
+    def __init__(
         self,
-        path: str,
         module: nn.Module,
-        recipe: Recipe | TrainingRecipe,
-        x: Any,
-        y: Any,
-        y8: Any,
-        wide: Any,
-        held: Any,
+        recipe: Recipe | TrainingRecipe | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         method: str,
-    ) -> jax.Array:
-        self.compared = True
-        name = "embedding" if "embedding" in held else "kernel"
-        activation, second, x = None, None, jnp.asarray(x)
-        weight = (wide[name], held[name]) if not self.narrow else None
-        if not (name == "embedding" and method == "__call__"):
-            axes, batch, of_kernel = _summed(module, x, wide[name].shape)
-            if isinstance(recipe, Recipe):
-                scale = held.get("input_scale")
-                activation = x, recipe.quantize_activation(x, axes, batch, scale=scale)
-                second = second_rounding(recipe, held[name], of_kernel[0])
-            else:
-                activation = x, forward_codes(recipe, x, scaling_of(module, "input"), axes, batch)
-                old = scaling_of(module, "kernel")
-                weight = wide[name], forward_codes(recipe, wide[name], old, *of_kernel)
-        return self.recorder.layer_of(
-            path,
-            type(module).__name__,
-            recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__,
-            exact=y,
-            got=y8,
-            weight=weight,
-            activation=activation,
-            second=second,
+    ) -> None:
+        self.module, self.recipe, self.method = module, recipe, method
+        self.args, self.kwargs = args, kwargs
+        params = meta.unbox(module.variables[PARAMS])
+        others = {_IN_FLOATS.format(name) for name in params}
+        self.own = {name: value for name, value in params.items() if name not in others}
+        known = {name: params.get(_IN_FLOATS.format(name), self.own[name]) for name in self.own}
+        self.unknown = any(map(is_held, known.values()))
+        self.wide = {name: _widened(value) for name, value in known.items()}
+
+    def floats(self, params: Any) -> Any:
+        """The output of Flax's layer with these parameters."""
+        layer = _as_flax(self.module)
+        return layer.apply({PARAMS: params}, *self.args, **self.kwargs, method=self.method)
+
+    def in_8_bits(self) -> tuple[Any, Any]:
+        """The parameters of the 8-bit layer, and its output."""
+        kind = _OURS.get(type(self.module), type(self.module))
+        ours = _like(self.module, kind, recipe=self.recipe)
+        kwargs = {**self.kwargs, "method": self.method}
+        if any(map(is_held, self.own.values())):  # static scales stay as they were calibrated
+            return self.own, ours.apply({PARAMS: self.own}, *self.args, **kwargs)
+        y, changed = applied(ours, {PARAMS: self.own}, self.args, kwargs)
+        return changed[PARAMS], y
+
+    def named(self, path: str) -> Layer:
+        """The name of its row."""
+        recipe = self.recipe
+        return Layer(
+            path=path,
+            kind=type(self.module).__name__,
+            recipe=recipe.name if isinstance(recipe, Recipe) else type(recipe).__name__,
+            shape=tuple(self.wide[self._name].shape),
         )
+
+    @property
+    def _name(self) -> str:
+        return "embedding" if "embedding" in self.own else "kernel"
+
+    def operands(self, held: Any) -> dict[str, Any]:
+        """The operands in floats, and as the product takes them."""
+        name, x = self._name, jnp.asarray(self.args[0])
+        wide, recipe = self.wide[name], self.recipe
+        found = {"weight": None if self.unknown else (wide, held[name])}
+        if name == "embedding" and self.method == "__call__":
+            return found
+        axes, batch, of_kernel = _summed(self.module, x, wide.shape)
+        if isinstance(recipe, Recipe):
+            scale = held.get("input_scale")
+            found["activation"] = x, recipe.quantize_activation(x, axes, batch, scale=scale)
+            return {**found, "second": second_rounding(recipe, held[name], of_kernel[0])}
+        assert recipe is not None
+        old_x, old = scaling_of(self.module, "input"), scaling_of(self.module, "kernel")
+        return {
+            "activation": (x, forward_codes(recipe, x, old_x, axes, batch)),
+            "weight": (wide, forward_codes(recipe, wide, old, *of_kernel)),
+        }
 
 
 def _widened(value: Any) -> Any:
@@ -195,15 +332,6 @@ def _as_flax(module: nn.Module) -> nn.Module:
     """The layer of Flax, in floats."""
     fields = {"dot_general_cls": None} if hasattr(module, "dot_general_cls") else {}
     return _like(module, _FLAX.get(type(module), type(module)), **fields)
-
-
-def _in_8_bits(
-    module: nn.Module, recipe: Recipe, floats: Any, args: Any, kwargs: Any, method: str
-) -> tuple[Any, Any]:
-    """The parameters of the 8-bit layer, and its output."""
-    ours = _like(module, _OURS.get(type(module), type(module)), recipe=recipe)
-    held = quantize(ours, {PARAMS: floats}, *args, **kwargs, method=method)
-    return held[PARAMS], ours.apply(held, *args, **kwargs, method=method)
 
 
 def _like(module: nn.Module, kind: type[nn.Module], **fields: Any) -> nn.Module:

@@ -12,6 +12,7 @@ from flax import nnx
 from jaxfp8._recipes import placing
 from jaxfp8._recipes.recipes import W8A16, Recipe
 from jaxfp8._recipes.rules import Rule, choose
+from jaxfp8._recipes.selection import tell, unmatched_rules
 from jaxfp8._value.changes import Change, Changes
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
@@ -65,6 +66,9 @@ def load(
     Returns:
       What became of each weight, and what stays in floats, with its bytes; print it.
 
+    Warns:
+      FallbackWarning: a rule, `ignore`, `keep` or a path in `mapping` selects nothing.
+
     Raises:
       ValueError: a parameter has no tensor or a tensor no parameter, of which it lists all; shapes
         do not fit; a layer has no 8-bit twin.
@@ -85,6 +89,7 @@ def load(
     loading = _Loading(model, tensors, mapping, rules)
     loading.assign(ignore, keep)
     loading.check()
+    tell(*unmatched_rules(_OPERATION, rules, loading.eight_bit_layers()))
     return loading.run()
 
 
@@ -111,14 +116,21 @@ class _Loading:
         """Finds what fills every parameter, and the static scale of every input that has one."""
         static = [
             f"{path.rpartition('/')[0]}/{_INPUT_SCALE}"
-            for path, slot in self.slots.items()
-            if slot.is_weight and self.is_static(path) and self.is_8_bit(path)
+            for path in self.eight_bit_weights()
+            if self.is_static(path)
         ]
         paths = [*self.slots, *static]
         self.names = placing.assign(_OPERATION, paths, self.tensors, self.mapping, ignore, keep)
 
-    def is_8_bit(self, path: str) -> bool:
-        """Whether what fills a parameter is in 8 bits."""
+    def eight_bit_weights(self) -> list[str]:
+        """Paths of the weights of layers that 8-bit tensors fill."""
+        return [p for p, slot in self.slots.items() if slot.is_weight and self._is_8_bit(p)]
+
+    def eight_bit_layers(self) -> list[str]:
+        """Paths of these layers."""
+        return [path.rpartition("/")[0] for path in self.eight_bit_weights()]
+
+    def _is_8_bit(self, path: str) -> bool:
         first, *_ = placing.all_names(placing.name_of(self.mapping, path)) or [""]
         return first in self.tensors and is_held(placing.shape_of(self.tensors, first))
 

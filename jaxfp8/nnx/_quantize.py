@@ -10,8 +10,8 @@ from flax import nnx
 
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
+from jaxfp8._recipes.selection import Selection, tell, unknown_names, unmatched_rules
 from jaxfp8._value.changes import Change, Changes
-from jaxfp8._value.checks import as_pattern
 from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import Observed, observed, static_activation
@@ -56,6 +56,9 @@ def quantize(
     Returns:
       What was done to each weight, or why it stays wide, and the bytes saved; print it.
 
+    Warns:
+      FallbackWarning: `where`, a rule or a path in `scales` selects no layer.
+
     Raises:
       TypeError: `model` is no module, or `recipe` no recipe for inference.
       ValueError: a chosen layer is in 8 bits already; `model` itself is a layer; a tile does not
@@ -69,15 +72,30 @@ def quantize(
       >>> changes.bytes_saved, type(model.layers[0]).__module__
       (12032, 'jaxfp8.nnx._layers')
     """
-    _check_model(_OPERATION, model)
-    rules, selects = rules_of(_OPERATION, recipe), selector(_OPERATION, where)
+    check_model(_OPERATION, model)
+    rules, selects = rules_of(_OPERATION, recipe), Selection(_OPERATION, "where", where)
     seen = _observed(model, rules, selects, sample)
     known, read = {**(scales or {}), **seen.scales}, read_elsewhere(model, seen.read)
+    rows = replace_layers(model, rules, selects, known, read)
+    tell_unmatched(_OPERATION, rules, selects, rows)
+    tell(*unknown_names(_OPERATION, "scales", scales, [row.path for row in rows]))
+    wide, others = wide_parameters(model)
+    return Changes(rows=(*rows, *wide), others=len(others), other_bytes=nbytes(*others))
+
+
+def replace_layers(
+    model: nnx.Module,
+    rules: tuple[Rule, ...],
+    selects: Selection,
+    scales: Mapping[str, Any],
+    read: Mapping[str, str],
+) -> list[Change]:
+    """Puts 8-bit layers in place, with static scales by path; `read` has reasons to leave some."""
     rows: list[Change] = []
 
     def new(path: str, module: nnx.Module) -> nnx.Module:
         if isinstance(module, EightBitLayer):
-            if where is None or not selects(path, module):
+            if selects.given is None or not selects(path, module):
                 rows.append(row(path, module, module, reason="it is in 8 bits already"))
                 return module
             got, needs = f"`{path}` is in 8 bits already", "a float layer is needed"
@@ -89,15 +107,22 @@ def quantize(
         reason = _why_left(path, module, chosen, selects) or read.get(path, "")
         twin = module
         if chosen is not None and not reason:
-            _check_scale(rules, path, module, known)
-            twin = TWINS[type(module)].of(module, chosen, path=path, scale=known.get(path))
+            _check_scale(rules, path, module, scales)
+            twin = TWINS[type(module)].of(module, chosen, path=path, scale=scales.get(path))
         rows.append(row(path, module, twin, reason=reason))
         return twin
 
     replace(model, new)
     _check_some(rows)
-    wide, others = wide_parameters(model)
-    return Changes(rows=(*rows, *wide), others=len(others), other_bytes=nbytes(*others))
+    return rows
+
+
+def tell_unmatched(
+    operation: str, rules: tuple[Rule, ...], selects: Selection, rows: Sequence[Change]
+) -> None:
+    """Warns of a selection, and of each rule, that has chosen none of the layers in the rows."""
+    selects.tell()
+    tell(*unmatched_rules(operation, rules, [row.path for row in rows]))
 
 
 def _observed(
@@ -137,8 +162,8 @@ def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
       (-12032, 'Linear')
     """
     operation = "jaxfp8.nnx.dequantize"
-    _check_model(operation, model)
-    selects = selector(operation, where)
+    check_model(operation, model)
+    selects = Selection(operation, "where", where)
     rows: list[Change] = []
 
     def new(path: str, module: nnx.Module) -> nnx.Module:
@@ -149,18 +174,8 @@ def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
         return layer
 
     replace(model, new)
+    selects.tell()
     return Changes(rows=tuple(rows))
-
-
-def selector(operation: str, where: Where) -> Selects:
-    """`where` as a function of path and module."""
-    if where is None:
-        return lambda path, module: True
-    if callable(where):
-        return where
-    needs = "a function of path and module or a regular expression is needed"
-    pattern = as_pattern(operation, "where", where, needs, "write one such as `r'layers/\\d+/mlp'`")
-    return lambda path, module: pattern.search(path) is not None
 
 
 def why_unfit(module: nnx.Module) -> str:
@@ -230,7 +245,8 @@ def check_module(operation: str, model: Any) -> None:
         raise TypeError(message(operation, "`model`", got, needs, remedy))
 
 
-def _check_model(operation: str, model: Any) -> None:
+def check_model(operation: str, model: Any) -> None:
+    """Refuses anything but a module with layers below it, and shapes in place of arrays."""
     check_module(operation, model)
     if isinstance(model, EightBitLayer) or type(model) in TWINS:
         got, needs = f"is itself a {type(model).__name__}", "its layers are replaced, not itself"

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flax import nnx
 
-from jaxfp8._recipes.accuracy_report import AccuracyReport, Recorder, second_rounding
+from jaxfp8._recipes.accuracy_comparison import (
+    check_alone,
+    check_reference,
+    compared,
+    rounds_activations,
+)
+from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, second_rounding
+from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.recipes import Recipe
-from jaxfp8._recipes.rules import Rule, choose
+from jaxfp8._recipes.rules import Rule
+from jaxfp8._recipes.selection import Selection
 from jaxfp8._recipes.training_codes import forward_codes
-from jaxfp8._value import accuracy
 from jaxfp8._value.errors import message
+from jaxfp8._value.progress import progress
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import observed
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._observe import run_watched
-from jaxfp8.nnx._products import stop_training_in_fp8, training_product
-from jaxfp8.nnx._quantize import Where, quantize, rules_of, selector, why_unfit
+from jaxfp8.nnx._products import training_product
+from jaxfp8.nnx._quantize import Where, check_model, replace_layers, rules_of, tell_unmatched
 from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._training import training_layers, undo_fp8_training
-from jaxfp8.nnx._wide import read_elsewhere
+from jaxfp8.nnx._wide import read_elsewhere, weight_name
 
 _OPERATION = "jaxfp8.nnx.report"
 _AS_IT_IS = Recipe(name="floats", weight=None)
-RecipeOf = Callable[[str, nnx.Module], Recipe | None]
+# The attribute of a float layer that holds the layer it is compared with.
+_TWIN = "compared_with"
 
 
 def report(
@@ -43,25 +52,34 @@ def report(
 
     - a float model with a `recipe`: the errors that the recipe would cause.
     - an 8-bit model with its float `reference`: the errors that it has.
-    - an 8-bit model alone: the errors from rounding activations. Layers are compared with their
-      dequantised weights, as the float ones are unknown.
+    - an 8-bit model alone: the errors from rounding activations, against the dequantised weights.
+      The rounding of weights is not in them, as the float ones are unknown.
     - a model in FP8 training alone: the errors of its forward products.
 
-    With a `recipe`, the model is measured without FP8 training, and so is a `reference`.
+    The error of the outputs is the whole one. Its parts follow where a layer rounds both operands.
+    With a `recipe`, the model is measured without FP8 training, and so is a `reference`. A terminal
+    shows a bar meanwhile.
 
     Args:
       model: not changed.
       *args, **kwargs: the sample: what the model is called with.
       recipe: as for `jaxfp8.nnx.quantize`.
       reference: the model as it was before it was quantised, with layers at the same paths.
-      where: which layers, as for `jaxfp8.nnx.quantize`.
+      where: which layers have a row, as for `jaxfp8.nnx.quantize`. With a `recipe`, the others
+        stay in floats.
 
     Returns:
       The report: layers worst first, and which to keep wide.
 
+    Warns:
+      UserWarning: an 8-bit model is measured without its `reference`.
+      FallbackWarning: `where` or a rule selects no layer.
+
     Raises:
       TypeError: `model` is no module.
-      ValueError: there is no recipe and no 8-bit layer, or both a recipe and a reference.
+      ValueError: there is nothing to compare: no recipe and no 8-bit layer, or 8-bit weights alone
+        without a `reference`; both a recipe and a reference are given; the reference has no float
+        layer at the path of an 8-bit one.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8.nnx
@@ -73,110 +91,158 @@ def report(
     """
     _check(model, recipe, reference)
     if recipe is not None:
-        return _before(_in_floats(model), args, kwargs, recipe, where)
-    if reference is not None:
-        return _after(model, args, kwargs, _in_floats(reference), selector(_OPERATION, where))
-    return _alone(model, args, kwargs, selector(_OPERATION, where))
+        floats = _in_floats(model)
+        narrow = _quantized(floats, recipe, where, args, kwargs)
+        already = _narrow_layers(floats)
+        layers = {p: layer for p, layer in _narrow_layers(narrow).items() if p not in already}
+        return _compared(floats, narrow, layers, args, kwargs)
+    selects = Selection(_OPERATION, "where", where)
+    layers = {p: layer for p, layer in _narrow_layers(model).items() if selects(p, layer)}
+    selects.tell()
+    floats = _wide(model) if reference is None else _in_floats(reference)
+    is_whole = reference is not None or not any(map(_is_rounded, layers.values()))
+    if not is_whole:
+        check_alone(_OPERATION, "model", any(map(_rounds_activations, layers.values())))
+    return _compared(floats, model, layers, args, kwargs, is_whole=is_whole)
 
 
-def _before(
-    model: nnx.Module, args: tuple[Any, ...], kwargs: dict[str, Any], recipe: Any, where: Where
-) -> AccuracyReport:
-    """The errors that a recipe would cause in a float model."""
-    rules, selects = rules_of(_OPERATION, recipe), selector(_OPERATION, where)
+def _quantized(
+    model: nnx.Module, recipe: Any, where: Where, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> nnx.Module:
+    """A copy of a float model in 8 bits, with static scales from the sample."""
+    rules, selects = rules_of(_OPERATION, recipe), Selection(_OPERATION, "where", where)
     seen = observed(model, rules, selects, args, kwargs)
     read = read_elsewhere(model, seen.read)
-
-    def fit(path: str, module: nnx.Module) -> bool:
-        return selects(path, module) and path not in read
-
-    def recipe_of(path: str, module: nnx.Module) -> Recipe | None:
-        chosen = type(module) in TWINS and fit(path, module) and not why_unfit(module)
-        return choose(rules, path) if chosen else None
-
-    recorder = Recorder()
-    exact = _run(model, recorder, recipe_of, seen.scales, args, kwargs)
     narrow = nnx.clone(model)
-    quantize(narrow, recipe, where=fit, scales=seen.scales)
-    total = accuracy.compare(exact, narrow(*args, **kwargs))  # type: ignore[operator]
-    return recorder.report(total)
+    rows = replace_layers(narrow, rules, selects, seen.scales, read)
+    tell_unmatched(_OPERATION, rules, selects, rows)
+    return narrow
 
 
-def _after(
-    model: nnx.Module,
+def _compared(
+    floats: nnx.Module,
+    narrow: nnx.Module,
+    layers: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    reference: nnx.Module,
-    selects: Callable[[str, nnx.Module], bool],
+    *,
+    is_whole: bool = True,
 ) -> AccuracyReport:
-    """The errors of an 8-bit model against its float original."""
-    layers = _eight_bit_layers(model)
-    known = {path: layer.input_scale for path, layer in layers.items()}
-    scales = {path: scale[...] for path, scale in known.items() if scale is not None}
+    """A model against the float one. Each of `layers` is computed beside the float layer.
 
-    def recipe_of(path: str, module: nnx.Module) -> Recipe | None:
-        fit = path in layers and type(module) in TWINS and selects(path, module)
-        return layers[path].recipe if fit else None
+    Args:
+      floats, narrow: the two; they are not changed.
+      layers: those of `narrow` that have a row, by path.
+      args, kwargs: the sample.
+      is_whole: whether `floats` has the weights from before they were rounded.
+    """
+    narrow = _without_updates(narrow)
+    with progress("measuring layers", len(layers)) as done:
+        recorder = Recorder(lambda path: done(1, path))
 
-    recorder = Recorder()
-    exact = _run(reference, recorder, recipe_of, scales, args, kwargs)
-    narrow = nnx.clone(model)  # running it may move statistics, which are the model's own
-    total = accuracy.compare(exact, narrow(*args, **kwargs))  # type: ignore[operator]
-    return recorder.report(total)
+        def watch(path: str, layer: Any, method: str, given: tuple[Any, ...], y: Any) -> None:
+            twin = getattr(layer, _TWIN)
+            got = getattr(twin, method)(*given)
+            operands = _operands if isinstance(twin, EightBitLayer) else _training_operands
+            known = operands(layer, twin, method, given)
+            if not is_whole and _is_rounded(twin):
+                known["weight"] = None
+            recorder.layer(_named(path, layer, twin), exact=y, got=got, **known)
+
+        paired = _paired(floats, layers)
+        exact = run_watched(paired, lambda _, m: hasattr(m, _TWIN), watch, args, kwargs)
+
+    def run(model: nnx.Module) -> Any:
+        return nnx.clone(model)(*args, **kwargs)  # type: ignore[operator]
+
+    wide = None if training_layers(narrow) else lambda: run(_wide(narrow))
+    return compared(_OPERATION, recorder, exact, run(narrow), wide, is_whole=is_whole)
 
 
-def _alone(
-    model: nnx.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    selects: Callable[[str, nnx.Module], bool],
-) -> AccuracyReport:
-    """The errors from rounding activations in an 8-bit model, or of products in FP8 training."""
-    recorder, still = Recorder(), nnx.clone(model)
-    for _, layer in training_layers(still):
+def _is_rounded(layer: Any) -> bool:
+    """Whether a layer holds its weight in 8 bits, so that the float one is unknown."""
+    return isinstance(layer, EightBitLayer) and layer.recipe.weight is not None
+
+
+def _rounds_activations(layer: Any) -> bool:
+    product = training_product(layer)
+    return rounds_activations(layer.recipe if product is None else product.recipe)
+
+
+def _without_updates(model: nnx.Module) -> nnx.Module:
+    """A copy whose layers in FP8 training keep the scales from before the step."""
+    copy = nnx.clone(model)
+    for _, layer in training_layers(copy):
         product: Any = training_product(layer)
-        product.use_running_average = True  # what is compared has the scales before the step
-
-    def watch(path: str, layer: Any, method: str, given: tuple[Any, ...], y: Any) -> None:
-        eight_bit = isinstance(layer, EightBitLayer)
-        row = _eight_bit_row if eight_bit else _training_row
-        recorder.layer(path, type(layer).__name__, got=y, **row(layer, method, given))
-
-    def chosen(path: str, module: nnx.Module) -> bool:
-        known = isinstance(module, EightBitLayer) or training_product(module) is not None
-        return known and selects(path, module)
-
-    got = run_watched(still, chosen, watch, args, kwargs)
-    wide = nnx.clone(_in_floats(model))
-    replace(wide, lambda path, m: m.to_float() if isinstance(m, EightBitLayer) else m)
-    total = accuracy.compare(wide(*args, **kwargs), got)  # type: ignore[operator]
-    note = "against what the 8-bit weights stand for; give `reference` for the whole error"
-    return recorder.report(total, note if _eight_bit_layers(model) else "")
+        product.use_running_average = True
+    return copy
 
 
-def _eight_bit_row(layer: EightBitLayer, method: str, given: tuple[Any, ...]) -> dict[str, Any]:
-    """One call of an 8-bit layer, against its dequantised weights."""
+def _paired(floats: nnx.Module, layers: Mapping[str, Any]) -> nnx.Module:
+    """A copy of the float model; its layers hold those that they are compared with.
+
+    So transformations such as `nnx.scan` take both apart in the same way.
+    """
+    copy, left = nnx.clone(floats), dict(layers)
+
+    def note(path: str, module: nnx.Module) -> nnx.Module:
+        if path in left and _fits(module, left[path]):
+            setattr(module, _TWIN, left.pop(path))
+        return module
+
+    replace(copy, note)
+    if left:
+        got = f"has no float layer of the same kind and shape at {', '.join(sorted(left))}"
+        needs, remedy = "each 8-bit layer needs one", "give the model as it was before"
+        raise ValueError(message(_OPERATION, "`reference`", got, needs, remedy))
+    return copy
+
+
+def _fits(layer: nnx.Module, twin: Any) -> bool:
+    """Whether a layer is the float one of another."""
+    if not isinstance(twin, EightBitLayer):
+        return type(layer) is type(twin)
+    return type(layer) is twin.FLOAT and _weight(layer).shape == twin.whole_shape()
+
+
+def _weight(layer: Any) -> Any:
+    return getattr(layer, weight_name(layer))[...]
+
+
+def _named(path: str, layer: Any, twin: Any) -> Layer:
+    product = training_product(twin)
+    recipe = twin.recipe.name if product is None else type(product.recipe).__name__
+    return Layer(
+        path=path, kind=type(layer).__name__, recipe=recipe, shape=tuple(_weight(layer).shape)
+    )
+
+
+def _operands(layer: Any, twin: Any, method: str, given: tuple[Any, ...]) -> dict[str, Any]:
+    """The operands of one call of an 8-bit layer, beside those of the float layer."""
+    weight = twin.weight
+    found = {"weight": (_weight(layer), weight), "activation": None, "second": None}
+    if method == "__call__" and twin.WEIGHT == "embedding":
+        return found
+    x = twin.cast(given[0])
+    contracting = twin.axes_of(twin, weight.ndim)[0]
     return {
-        "recipe": layer.recipe.name,
-        "exact": getattr(layer.to_float(), method)(*given),
-        "activation": _activation(layer, method, given),
-        "second": _second(layer, method),
+        **found,
+        "activation": (x, twin.activation(x, twin.numbers(x, *given[1:2]))),
+        "second": second_rounding(twin.recipe, weight, contracting),
     }
 
 
-def _training_row(layer: Any, method: str, given: tuple[Any, ...]) -> dict[str, Any]:
-    """One call of a layer that trains in FP8, against the same layer in floats."""
-    product: Any = training_product(layer)
-    wide = nnx.clone(layer)
-    stop_training_in_fp8(wide)
-    twin = TWINS[type(layer)].of(wide, _AS_IT_IS)
-    x, kernel = twin.cast(given[0]), twin.weight
-    (x_axes, axes), (x_batch, batch) = twin.numbers(x, *given[1:2])
+def _training_operands(
+    layer: Any, twin: Any, method: str, given: tuple[Any, ...]
+) -> dict[str, Any]:
+    """The same of a layer that trains in FP8; it has no other method than the call."""
+    product: Any = training_product(twin)
+    floats = TWINS[type(layer)].of(layer, _AS_IT_IS)
+    x, kernel = floats.cast(given[0]), floats.weight
+    (x_axes, axes), (x_batch, batch) = floats.numbers(x, *given[1:2])
     state = product.state()
     old = (None, None) if state is None else (state.input, state.kernel)
     return {
-        "recipe": type(product.recipe).__name__,
-        "exact": getattr(wide, method)(*given),
         "weight": (kernel, forward_codes(product.recipe, kernel, old[1], axes, batch)),
         "activation": (x, forward_codes(product.recipe, x, old[0], x_axes, x_batch)),
     }
@@ -191,62 +257,19 @@ def _in_floats(model: nnx.Module) -> nnx.Module:
     return copy
 
 
-def _run(
-    model: nnx.Module,
-    recorder: Recorder,
-    recipe_of: RecipeOf,
-    scales: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Runs a float model, with each layer that has a recipe computed in 8 bits beside it."""
-
-    def watch(path: str, layer: Any, method: str, given: tuple[Any, ...], y: Any) -> None:
-        recipe = recipe_of(path, layer)
-        assert recipe is not None  # only such layers are watched
-        twin = TWINS[type(layer)].of(layer, recipe, path=path, scale=scales.get(path))
-        recorder.layer(
-            path,
-            type(layer).__name__,
-            recipe.name,
-            exact=y,
-            got=getattr(twin, method)(*given),
-            weight=(getattr(layer, twin.WEIGHT)[...], twin.weight),
-            activation=_activation(twin, method, given),
-            second=_second(twin, method),
-        )
-
-    def chosen(path: str, module: nnx.Module) -> bool:
-        return recipe_of(path, module) is not None
-
-    return run_watched(model, chosen, watch, args, kwargs)
+def _wide(model: nnx.Module) -> nnx.Module:
+    """A copy without FP8 training, with dequantised weights."""
+    wide = nnx.clone(_in_floats(model))
+    replace(wide, lambda path, m: m.to_float() if isinstance(m, EightBitLayer) else m)
+    return wide
 
 
-def _activation(twin: Any, method: str, given: tuple[Any, ...]) -> Any:
-    """The input of a product in floats and in 8 bits; None for a lookup."""
-    if _is_lookup(twin, method):
-        return None
-    x = twin.cast(given[0])
-    return x, twin.activation(x, twin.numbers(x, *given[1:2]))
-
-
-def _second(twin: EightBitLayer, method: str) -> Any:
-    """The weight of a product and the axes that it sums over, if it is rounded once more."""
-    if _is_lookup(twin, method):
-        return None
-    weight = twin.weight
-    return second_rounding(twin.recipe, weight, twin.axes_of(twin, weight.ndim)[0])
-
-
-def _is_lookup(twin: EightBitLayer, method: str) -> bool:
-    return method == "__call__" and twin.WEIGHT == "embedding"
-
-
-def _eight_bit_layers(model: nnx.Module) -> dict[str, Any]:
+def _narrow_layers(model: nnx.Module) -> dict[str, Any]:
+    """The layers in 8 bits or FP8 training, by path."""
     found = {}
 
     def note(path: str, module: nnx.Module) -> nnx.Module:
-        if isinstance(module, EightBitLayer):
+        if isinstance(module, EightBitLayer) or training_product(module) is not None:
             found[path] = module
         return module
 
@@ -259,11 +282,10 @@ def _check(model: Any, recipe: Any, reference: Any) -> None:
         got, needs = f"is of type {type(model).__name__}", "an nnx.Module is needed"
         remedy = "for linen, see `jaxfp8.linen.report`"
         raise TypeError(message(_OPERATION, "`model`", got, needs, remedy))
-    if recipe is not None and reference is not None:
-        got, needs = "are both given", "one of them says what to compare"
-        remedy = "give `recipe` with a float model, `reference` with an 8-bit one"
-        raise ValueError(message(_OPERATION, "`recipe` and `reference`", got, needs, remedy))
-    if recipe is None and not _eight_bit_layers(model) and not training_layers(model):
+    check_reference(_OPERATION, recipe, reference)
+    if recipe is not None:
+        check_model(_OPERATION, model)
+    elif not _narrow_layers(model):
         got, needs = "has no layer in 8 bits or FP8 training", "there is nothing to compare"
         remedy = "give the `recipe` that you think of"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))

@@ -8,11 +8,12 @@ from typing import Any
 from flax import nnx
 
 from jaxfp8._recipes.recipes import TrainingRecipe
+from jaxfp8._recipes.selection import Selection
 from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._products import SLOTS, stop_training_in_fp8, training_product
-from jaxfp8.nnx._quantize import Where, selector, why_unfit
+from jaxfp8.nnx._quantize import Where, why_unfit
 from jaxfp8.nnx._replace import replace
 
 _OPERATION = "jaxfp8.nnx.fp8_training"
@@ -48,7 +49,7 @@ def fp8_training(
       >>> jaxfp8.nnx.fp8_training(model, jaxfp8.CurrentScaling())
       ['layers/0']
     """
-    selects = selector(_OPERATION, where)
+    selects = Selection(_OPERATION, "where", where)
     chosen: list[tuple[str, Any]] = []
 
     def note(path: str, module: nnx.Module) -> nnx.Module:
@@ -63,6 +64,8 @@ def fp8_training(
 
     replace(model, note)
     if not chosen:
+        if unmatched := selects.unmatched():
+            raise ValueError(unmatched)
         got, needs = "has no layer to change", "an nnx.Linear, LinearGeneral or Einsum is needed"
         remedy = "name one in `where`; those with a `dot_general` of their own are passed over"
         raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
@@ -97,9 +100,11 @@ def undo_fp8_training(model: nnx.Module, *, where: Where = None) -> Sequence[str
       ['layers/0']
     """
     operation = "jaxfp8.nnx.undo_fp8_training"
-    selects = selector(operation, where)
+    selects = Selection(operation, "where", where)
     chosen = [(path, layer) for path, layer in training_layers(model) if selects(path, layer)]
     if not chosen:
+        if unmatched := selects.unmatched():
+            raise ValueError(unmatched)
         got, needs = "has no such layer that trains in FP8", "there is nothing to undo"
         remedy = "`jaxfp8.nnx.dequantize` undoes `jaxfp8.nnx.quantize`"
         raise ValueError(message(operation, "`model`", got, needs, remedy))

@@ -57,18 +57,84 @@ def test_model_of_8_bit_layers_with_float_variables_says_the_same():
 def test_eight_bit_variables_tell_of_activations_alone():
     model = Model(eight_bit)
     held = jaxfp8.linen.quantize(model, VARIABLES, X)
-    report = jaxfp8.linen.report(model, held, X)
+    with pytest.warns(UserWarning, match="give `reference`"):
+        report = jaxfp8.linen.report(model, held, X)
     assert all(row.weight is None for row in report.rows)
-    assert "what the 8-bit weights stand for" in report.note
+    assert str(report).startswith("outputs, without the rounding of weights (give `reference`")
+
+
+def test_weights_alone_are_not_said_to_be_free():
+    model = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.W8A16))
+    held = jaxfp8.linen.quantize(model, VARIABLES, X)
+    with pytest.raises(ValueError, match=r"rounds nothing else.* give `reference`"):
+        jaxfp8.linen.report(model, held, X)
+    report = jaxfp8.linen.report(model, held, X, reference=VARIABLES)
+    want = decibels(Model().apply(VARIABLES, X), model.apply(held, X))
+    assert report.total.sqnr == pytest.approx(want, abs=0.01)
+    before = jaxfp8.linen.report(model, VARIABLES, X)
+    assert [row.output for row in report.rows] == [row.output for row in before.rows]
+
+
+def test_the_whole_error_stands_before_its_parts():
+    model = Model(eight_bit)
+    held = jaxfp8.linen.quantize(model, VARIABLES, X)
+    wide = jax.tree.map(
+        lambda q: jaxfp8.dequantize(q) if isinstance(q, jaxfp8.QArray) else q,
+        held,
+        is_leaf=lambda leaf: isinstance(leaf, jaxfp8.QArray),
+    )
+    report = jaxfp8.linen.report(model, held, X, reference=VARIABLES)
+    exact, between, got = (
+        Model().apply(VARIABLES, X),
+        Model().apply(wide, X),
+        model.apply(held, X),
+    )
+    assert report.total.sqnr == pytest.approx(decibels(exact, got), abs=0.01)
+    assert report.weights.sqnr == pytest.approx(decibels(exact, between), abs=0.01)
+    assert report.activations.sqnr == pytest.approx(decibels(between, got), abs=0.01)
+    assert str(report).startswith(f"outputs: {report.total}\n  of rounding weights alone:")
+
+
+def test_errors_against_a_reference_are_those_of_the_scales_that_the_model_has():
+    model = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8))
+    held = jaxfp8.linen.quantize(model, VARIABLES, X / 2)
+    report = jaxfp8.linen.report(model, held, X, reference=VARIABLES)
+    row = {row.path: row for row in report.rows}["up"]
+    share = float((jnp.abs(X) > jnp.abs(X).max() / 2 * (1 + 1 / 32)).mean())
+    assert row.activation.saturated == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        (VARIABLES["params"], "has no collection 'params'"),
+        ({"params": {"up": VARIABLES["params"]["up"]}}, "has nothing at `down/kernel`"),
+    ],
+    ids=["parameters alone", "a layer is missing"],
+)
+def test_a_reference_that_lacks_floats_is_refused(reference, says):
+    model = Model(eight_bit)
+    held = jaxfp8.linen.quantize(model, VARIABLES, X)
+    with pytest.raises(ValueError, match=says):
+        jaxfp8.linen.report(model, held, X, reference=reference)
+
+
+def test_a_recipe_and_a_reference_are_refused_together():
+    with pytest.raises(ValueError, match="are both given"):
+        jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8, reference=VARIABLES)
 
 
 class Scanned(nn.Module):
+    kind: object = nn.Dense
+
     @nn.compact
     def __call__(self, x):
+        kind = self.kind
+
         class Body(nn.Module):
             @nn.compact
             def __call__(self, x, _):
-                return jnp.tanh(nn.Dense(32, name="dense")(x)), None
+                return jnp.tanh(kind(32, name="dense")(x)), None
 
         layers = nn.scan(Body, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
         return layers(name="layers")(x, None)[0]
@@ -79,6 +145,10 @@ def test_layers_of_a_scan_are_one_row_of_several_calls():
     (row,) = jaxfp8.linen.report(Scanned(), variables, X, recipe=jaxfp8.FP8_DYNAMIC).rows
     assert (row.path, row.calls) == ("layers/dense", 3)
     assert 25 < row.sqnr < 35
+    narrow = Scanned(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8_DYNAMIC))
+    held = jaxfp8.linen.quantize(narrow, variables, X)
+    (again,) = jaxfp8.linen.report(narrow, held, X, reference=variables).rows
+    assert (again.calls, again.sqnr) == (3, pytest.approx(row.sqnr, abs=0.05))
 
 
 def test_where_and_rules_choose():
@@ -88,6 +158,8 @@ def test_where_and_rules_choose():
     report = jaxfp8.linen.report(
         Model(), VARIABLES, X, recipe=jaxfp8.INT8, where=lambda path, module: path == "up"
     )
+    assert [row.path for row in report.rows] == ["up"]
+    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8, where="^up")
     assert [row.path for row in report.rows] == ["up"]
 
 

@@ -96,10 +96,54 @@ def test_eight_bit_model_against_its_reference_says_the_same():
 def test_eight_bit_model_alone_tells_of_its_activations():
     narrow = model()
     jaxfp8.nnx.quantize(narrow, jaxfp8.INT8, where="first|last")
-    report = jaxfp8.nnx.report(narrow, X)
+    with pytest.warns(UserWarning, match="rounding of weights is not in this report"):
+        report = jaxfp8.nnx.report(narrow, X)
     assert {row.path for row in report.rows} == {"first", "last"}
     assert all(row.weight is None and row.activation is not None for row in report.rows)
-    assert "give `reference`" in report.note
+    assert str(report).startswith("outputs, without the rounding of weights (give `reference`")
+
+
+def test_weights_alone_are_not_said_to_be_free():
+    narrow = model()
+    jaxfp8.nnx.quantize(narrow, jaxfp8.W8A16)
+    with pytest.raises(ValueError, match=r"rounds nothing else.* give `reference`"):
+        jaxfp8.nnx.report(narrow, X)
+    whole = jaxfp8.nnx.report(narrow, X, reference=model())
+    assert whole.total.sqnr == pytest.approx(decibels(model()(X), narrow(X)), abs=0.01)
+    assert whole.weights is None  # it is all of the error
+
+
+def test_the_whole_error_stands_before_its_parts():
+    narrow, wide = model(), model()
+    jaxfp8.nnx.quantize(narrow, jaxfp8.INT8)
+    report = jaxfp8.nnx.report(narrow, X, reference=model())
+    jaxfp8.nnx.quantize(wide, jaxfp8.INT8)
+    jaxfp8.nnx.dequantize(wide)
+    exact, between, got = model()(X), wide(X), narrow(X)
+    assert report.total.sqnr == pytest.approx(decibels(exact, got), abs=0.01)
+    assert report.weights.sqnr == pytest.approx(decibels(exact, between), abs=0.01)
+    assert report.activations.sqnr == pytest.approx(decibels(between, got), abs=0.01)
+    title, weights, activations, *_ = str(report).splitlines()
+    assert title == f"outputs: {report.total}"
+    assert weights == f"  of rounding weights alone: {report.weights}"
+    assert activations == f"  of rounding activations alone: {report.activations}"
+
+
+def test_errors_against_a_reference_are_those_of_the_weights_that_the_model_has():
+    narrow = model()
+    jaxfp8.nnx.quantize(narrow, jaxfp8.W8A16)
+    narrow.first.kernel_scale[...] *= 1.5
+    report = jaxfp8.nnx.report(narrow, X, reference=model())
+    row = {row.path: row for row in report.rows}["first"]
+    assert row.sqnr == pytest.approx(decibels(model().first(X), narrow.first(X)), abs=0.01)
+
+
+def test_a_reference_without_a_layer_is_refused():
+    narrow = model()
+    jaxfp8.nnx.quantize(narrow, jaxfp8.INT8)
+    other = nnx.Sequential(nnx.Linear(64, 8, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"has no float layer .* at bad, first, last"):
+        jaxfp8.nnx.report(narrow, X, reference=other)
 
 
 def test_static_scales_that_are_too_small_saturate():
@@ -233,6 +277,34 @@ def test_a_second_rounding_is_measured_and_lossy_lines_are_named():
     assert "last: int8 sets more than 10% of the values to 0 in 1 of 8 lines" in str(report)
     eight_bit = nnx.clone(made)
     jaxfp8.nnx.quantize(eight_bit, jaxfp8.FP8_IMMA)
-    alone = {row.path: row for row in jaxfp8.nnx.report(eight_bit, X).rows}
+    with pytest.warns(UserWarning, match="rounding of weights"):
+        alone = {row.path: row for row in jaxfp8.nnx.report(eight_bit, X).rows}
     assert alone["first"].second == second and alone["first"].weight is None
     assert jaxfp8.nnx.report(made, X, recipe=jaxfp8.FP8_DYNAMIC).rows[0].second is None
+
+
+def test_alike_layers_are_one_line_with_the_least_and_the_largest_figure(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    made = nnx.Sequential(*(nnx.Linear(64, 64, rngs=nnx.Rngs(seed)) for seed in range(3)))
+    report = jaxfp8.nnx.report(made, X, recipe=jaxfp8.INT8)
+    (line,) = [line for line in str(report).splitlines() if "3 x Linear" in line]
+    decibels = sorted(row.sqnr for row in report.rows)
+    assert "layers/*" in line and f"{decibels[0]:.1f}..{decibels[-1]:.1f}" in line
+    assert len(report.rows) == 3 and {row.shape for row in report.rows} == {(64, 64)}
+
+
+def test_layers_that_are_better_kept_wide_have_a_line_of_their_own(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    made = nnx.Sequential(*(nnx.Linear(64, 64, rngs=nnx.Rngs(seed)) for seed in range(3)))
+    made.layers[0].kernel[...] = made.layers[0].kernel[...].at[0].set(0)
+    report = jaxfp8.nnx.report(made, X.at[:, 0].set(3e3), recipe=jaxfp8.INT8)
+    assert report.keep_wide == ("layers/0",)
+    assert "2 x Linear" in str(report) and "3 x Linear" not in str(report)
+
+
+def test_a_layer_is_measured_with_few_programs(caplog):
+    made, x = nnx.Sequential(nnx.Linear(37, 29, rngs=nnx.Rngs(0))), jnp.ones((3, 37))
+    with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
+        jaxfp8.nnx.report(made, x, recipe=jaxfp8.INT8)
+    compiled = [record for record in caplog.records if record.message.startswith("Compiling")]
+    assert 0 < len(compiled) < 25

@@ -54,8 +54,9 @@ def test_paths_in_regions_are_those_that_choose_and_those_of_the_function():
 
 def test_choosing_nothing_is_told():
     g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="no such place")
-    with pytest.warns(
-        jaxfp8.FallbackWarning, match=r"`two_dots` .* all its dots \(2\) stay as they are"
+    with (
+        pytest.warns(jaxfp8.FallbackWarning, match=r"'no such place' matches none of 2 dots"),
+        pytest.warns(jaxfp8.FallbackWarning, match=r"`two_dots` .* all its dots \(2\) stay"),
     ):
         np.testing.assert_array_equal(g(PARAMS, X), two_dots(PARAMS, X))
     g(PARAMS, X[:1])  # once
@@ -89,16 +90,19 @@ def test_dots_that_no_kernel_takes_are_told():
 
 
 @pytest.mark.parametrize(
-    "fun",
+    ("fun", "where"),
     [
-        lambda x: x[:0] @ x.T,
-        lambda x: jnp.sign(x).astype(jnp.int32) @ jnp.ones((X.shape[1], 3), jnp.int32),
-        lambda x: jaxfp8.matmul(x, jaxfp8.quantize(W)) @ jnp.ones((W.shape[1], 2)),
+        (lambda x: x[:0] @ x.T, "no such place"),
+        (
+            lambda x: jnp.sign(x).astype(jnp.int32) @ jnp.ones((X.shape[1], 3), jnp.int32),
+            "no such place",
+        ),
+        (lambda x: jaxfp8.matmul(x, jaxfp8.quantize(W)) @ jnp.ones((W.shape[1], 2)), None),
     ],
     ids=["empty", "integers", "a kernel call"],
 )
-def test_what_is_in_8_bits_or_cannot_be_is_no_reason_to_warn(fun):
-    jaxfp8.quantize_dots(fun, jaxfp8.INT8, where="no such place")(X)
+def test_what_is_in_8_bits_or_cannot_be_is_no_reason_to_warn(fun, where):
+    jaxfp8.quantize_dots(fun, jaxfp8.INT8, where=where)(X)
 
 
 def test_a_function_without_dots_is_no_reason_to_warn():

@@ -9,41 +9,66 @@ from typing import Any
 from jaxfp8._ops.int8_compute import MOST_TERMS
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
-from jaxfp8._rewrite.floats.rounding import Choose, FloatDot, Rounded, Split
+from jaxfp8._recipes.selection import Selection, unmatched_rules
+from jaxfp8._rewrite.floats.rounding import FloatDot, Rounded, Split
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.model import Site
 from jaxfp8._value import dtypes
-from jaxfp8._value.checks import as_pattern
 from jaxfp8._value.errors import message
 
 Where = Callable[[Site], bool] | str | None
 
 
-def chooser(
-    fun: Callable[..., Any], rules: tuple[Rule, ...], selects: Callable[[Site], bool] | None
-) -> Choose:
-    """What becomes of each dot of `fun`, by the rules and by what `where` selects."""
+class Chooser:
+    """What becomes of each dot of `fun`, by the rules and by what `where` selects.
 
-    def choose_roundings(dot: FloatDot) -> Rounded | Split | tuple[str, str]:
+    Args:
+      operation: name for warnings.
+      fun: the function.
+      rules: its recipes by path.
+      where: which dots, as `quantize_dots` takes it.
+    """
+
+    def __init__(
+        self, operation: str, fun: Callable[..., Any], rules: tuple[Rule, ...], where: Where
+    ) -> None:
+        self._operation, self._fun, self._rules = operation, fun, rules
+        self._selects = Selection(
+            operation, "where", where, what="dots", of="a row", example="mlp", texts=_texts
+        )
+        self._paths: set[str] = set()
+
+    def __call__(self, dot: FloatDot) -> Rounded | Split | tuple[str, str]:
+        """The roundings of a dot, or why it stays as it is and what to do."""
         objection = _objection(dot)
         if objection is not None:
             return objection
         site = DotSite(dot.op, ((dot.op.inputs[0], None), (dot.op.inputs[1], None)))
-        (row,) = report_of(fun, Seen([site])).sites
-        if selects is not None and not selects(row):
+        (row,) = report_of(self._fun, Seen([site])).sites
+        self._paths.add(row.path)
+        if not self._selects(row):
             return "`where` does not choose it", "choose it in `where`"
-        recipe = choose(rules, row.path)
+        recipe = choose(self._rules, row.path)
         if recipe is None:
             return "no rule gives it a recipe", "add a rule for its path"
-        if dot.weight is None and selects is None:
+        if dot.weight is None and self._selects.given is None:
             return (
                 "neither operand is a weight",
                 "choose it in `where` to quantise both operands as activations",
             )
         return _by_recipe(dot, recipe)
 
-    return choose_roundings
+    def unmatched(self) -> list[str]:
+        """A sentence on `where` and on each rule that chose none of the dots so far, if any."""
+        if not self._paths:
+            return []
+        rules = unmatched_rules(self._operation, self._rules, self._paths)
+        return [text for text in (self._selects.unmatched(), *rules) if text]
+
+
+def _texts(row: Site) -> tuple[str, ...]:
+    return row.path, f"{row.where} {row.function}"
 
 
 def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, str]:
@@ -113,17 +138,3 @@ def checked_rules(recipe: object, operation: str) -> tuple[Rule, ...]:
             remedy = "use a dynamic one such as `jaxfp8.FP8_DYNAMIC`, or a layer of `jaxfp8.nnx`"
             raise ValueError(message(operation, "recipe", got, needs, remedy))
     return rules
-
-
-def selector(where: Where, operation: str) -> Callable[[Site], bool] | None:
-    """`where` as a function of rows."""
-    if where is None or callable(where):
-        return where
-    needs = "a function of a row or a regular expression is needed"
-    remedy = "escape it with `re.escape` if it is meant as it stands"
-    pattern = as_pattern(operation, "where", where, needs, remedy)
-
-    def selects(row: Site) -> bool:
-        return any(map(pattern.search, (f"{row.where} {row.function}", row.path)))
-
-    return selects

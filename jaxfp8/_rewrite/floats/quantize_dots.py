@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -15,19 +14,20 @@ from jaxfp8._call import strictness
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule
+from jaxfp8._recipes.selection import tell
 from jaxfp8._rewrite.engine import Rewriter, Rewritten, rewritten_of
 from jaxfp8._rewrite.floats import roles
-from jaxfp8._rewrite.floats.choosing import Where, checked_rules, chooser, selector
-from jaxfp8._rewrite.floats.rounding import Choose, FloatDots, round_dots
+from jaxfp8._rewrite.floats.choosing import Chooser, Where, checked_rules
+from jaxfp8._rewrite.floats.rounding import FloatDots, round_dots
 from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.plan.arguments import Arguments, split
 from jaxfp8._rewrite.plan.decide import decide, why_left_alone
 from jaxfp8._rewrite.plan.trace import Trace, trace
 from jaxfp8._rewrite.report.build import report_of
-from jaxfp8._rewrite.report.model import Report, Site
+from jaxfp8._rewrite.report.model import Report
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import accuracy, compat, dtypes
-from jaxfp8._value.errors import FallbackWarning, UnsupportedError, level_of_user, message, shown
+from jaxfp8._value.errors import UnsupportedError, message, shown
 from jaxfp8._value.prepared import PreparedArray, is_whole
 from jaxfp8._value.qarray import QArray, adopt
 
@@ -77,7 +77,8 @@ def quantize_dots(
       `quantize_weights` quantises weights once ahead instead of in every call.
 
     Warns:
-      FallbackWarning: it has dots, and none is in 8 bits; inside `jaxfp8.strict()` an error.
+      FallbackWarning: it has dots, and none is in 8 bits; inside `jaxfp8.strict()` an error. Or
+        `where` or a rule chooses no dot; the warning says which dots there are.
 
     Raises:
       TypeError: `fun` is no function, or `recipe` is no recipe for inference.
@@ -96,24 +97,19 @@ def quantize_dots(
     if not callable(fun):
         got, needs = f"is {shown(fun)}", "a function is needed"
         raise TypeError(message(OPERATION, "`fun`", got, needs, "pass `f`, not `f(x)`"))
-    return QuantizedDots(
-        fun, checked_rules(recipe, OPERATION), selector(where, OPERATION), _numbers(weights)
-    )
+    chooser = Chooser(OPERATION, fun, checked_rules(recipe, OPERATION), where)
+    return QuantizedDots(fun, chooser, _numbers(weights))
 
 
 class QuantizedDots:
     """A function whose dots are in 8 bits; made by `jaxfp8.quantize_dots`."""
 
     def __init__(
-        self,
-        fun: Callable[..., Any],
-        rules: tuple[Rule, ...],
-        selects: Callable[[Site], bool] | None,
-        weights: tuple[int, ...] | None,
+        self, fun: Callable[..., Any], choose: Chooser, weights: tuple[int, ...] | None
     ) -> None:
         functools.update_wrapper(self, fun)
         self._fun = fun
-        self._rewriter = _Rewriter(_widened(fun), chooser(fun, rules, selects), weights)
+        self._rewriter = _Rewriter(_widened(fun), choose, weights)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function; a `QArray` among the arguments stands for the array it was made of."""
@@ -193,11 +189,11 @@ class _Rewriter(Rewriter):
     """The rewrites of a function with roundings put before its dots."""
 
     def __init__(
-        self, fun: Callable[..., Any], choose: Choose, weights: tuple[int, ...] | None
+        self, fun: Callable[..., Any], choose: Chooser, weights: tuple[int, ...] | None
     ) -> None:
         super().__init__(fun)
         self.choose, self.argnums = choose, weights
-        self.told = False
+        self.told: set[str] = set()
 
     def rounded(self, arguments: Arguments) -> tuple[Trace, FloatDots]:
         """The function with roundings, as a trace, and its dots; as written if it is left alone."""
@@ -248,25 +244,28 @@ class _Rewriter(Rewriter):
         rounded, dots = self.rounded(arguments)
         decision = decide(rounded.jaxpr)
         left_alone = why_left_alone(compat.open_jaxpr(rounded.jaxpr))
-        seen = decision.seen
-        if not seen.is_captured and not seen.calls and not dots.split:
+        seen, unmatched = decision.seen, self.choose.unmatched()
+        if seen.is_captured or seen.calls or dots.split:
+            self._tell(unmatched)
+        else:
             has_dots = seen.sites or seen.others
-            self._tell(left_alone if left_alone and has_dots else _why_in_floats(dots))
+            why = left_alone if left_alone and has_dots else _why_in_floats(dots)
+            self._tell([*unmatched, *self._in_floats(why)], is_error=strictness.is_strict())
         if left_alone is not None:
             return Rewritten(rounded)  # the function is called as it is
         return rewritten_of(self.fun, rounded, decision)
 
-    def _tell(self, why: tuple[str, str] | None) -> None:
-        """Warns, once, that a function with dots stays in floats; inside `strict` an error."""
-        if why is None:
-            return
+    def _in_floats(self, why: tuple[str, str] | None) -> list[str]:
+        """A sentence on a function with dots that stays in floats."""
         name = getattr(self.fun, "__name__", type(self.fun).__name__)
-        text = message(OPERATION, f"`{name}`", "is to be in 8 bits", *why)
-        if strictness.is_strict():
-            raise UnsupportedError(text)
-        if not self.told:
-            warnings.warn(text, FallbackWarning, stacklevel=level_of_user())
-        self.told = True
+        return [message(OPERATION, f"`{name}`", "is to be in 8 bits", *why)] if why else []
+
+    def _tell(self, texts: list[str], is_error: bool = False) -> None:
+        """Warns of each sentence once; or raises an error with them."""
+        if texts and is_error:
+            raise UnsupportedError(" ".join(texts))
+        tell(*(text for text in texts if text not in self.told))
+        self.told.update(texts)
 
 
 def _why_in_floats(dots: FloatDots) -> tuple[str, str] | None:

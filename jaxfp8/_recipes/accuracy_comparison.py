@@ -1,0 +1,75 @@
+"""The report on a whole model, and its checks, for linen and nnx."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from jaxfp8._recipes.accuracy_recorder import Recorder
+from jaxfp8._recipes.accuracy_report import AccuracyReport
+from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
+from jaxfp8._value import accuracy
+from jaxfp8._value.errors import level_of_user, message
+
+_NOT_WHOLE = "without the rounding of weights (give `reference`, the floats, for the whole error)"
+
+
+def compared(
+    operation: str,
+    recorder: Recorder,
+    exact: Any,
+    got: Any,
+    wide: Callable[[], Any] | None,
+    *,
+    is_whole: bool,
+) -> AccuracyReport:
+    """The report on a model, after it has run.
+
+    Args:
+      operation: name for warnings.
+      recorder: the measurements of its layers.
+      exact, got: outputs of the float model and of the 8-bit one.
+      wide: gives those of the model with dequantised weights; None if it cannot.
+      is_whole: whether the float weights are known. If they are not, `exact` is of dequantised
+        ones, and a warning says so.
+    """
+    rows = sorted(recorder.rows(), key=lambda row: (not math.isnan(row.sqnr), row.sqnr))
+    total = accuracy.compare(exact, got)
+    if not is_whole:
+        held, needs = "has 8-bit weights alone", "the rounding of weights is not in this report"
+        remedy = "give `reference`, the floats that they were made from, for the whole error"
+        text = message(operation, "the model", held, needs, remedy)
+        warnings.warn(text, UserWarning, stacklevel=level_of_user())
+        return AccuracyReport(rows=tuple(rows), total=total, note=_NOT_WHOLE)
+    parts: dict[str, Any] = {}
+    if wide is not None and any(row.weight and row.activation for row in rows):
+        between = wide()
+        parts["weights"] = accuracy.compare(exact, between)
+        parts["activations"] = accuracy.compare(between, got)
+    return AccuracyReport(rows=tuple(rows), total=total, **parts)
+
+
+def rounds_activations(recipe: Recipe | TrainingRecipe) -> bool:
+    """Whether a product of the recipe rounds activations, too."""
+    if not isinstance(recipe, Recipe):
+        return True
+    return recipe.activation is not None or recipe.terms is not None
+
+
+def check_reference(operation: str, recipe: Any, reference: Any) -> None:
+    """Refuses a recipe and a reference together."""
+    if recipe is not None and reference is not None:
+        got, needs = "are both given", "one of them says what to compare"
+        remedy = "give `recipe` with a float model, `reference` with an 8-bit one"
+        raise ValueError(message(operation, "`recipe` and `reference`", got, needs, remedy))
+
+
+def check_alone(operation: str, operand: str, rounds: bool) -> None:
+    """Refuses 8-bit weights without floats if no layer rounds activations: nothing is measured."""
+    if not rounds:
+        got = "has 8-bit weights, and its recipe rounds nothing else"
+        needs = "their error is unknown without the float ones"
+        remedy = "give `reference`, the floats that they were made from"
+        raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))

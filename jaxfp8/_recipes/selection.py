@@ -1,0 +1,158 @@
+"""Selects layers, weights or tensors by pattern or function, and warns of an empty selection.
+
+A mistyped pattern changes nothing, and nobody notices. So every argument of that kind is a
+`Selection`. Its caller asks it about all items, then calls `tell`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxfp8._recipes.rules import Rule
+from jaxfp8._value import tables
+from jaxfp8._value.checks import as_pattern
+from jaxfp8._value.errors import FallbackWarning, level_of_user, message
+
+_NEAREST = 3
+
+
+class Selection:
+    """The selection by an argument: a function of an item, or a regular expression to search for.
+
+    It is called with an item, and remembers the answers.
+
+    Args:
+      operation: name for errors and warnings.
+      argument: name of the argument.
+      given: a function of an item, a regular expression, or None.
+      what: the items, in the plural.
+      of: arguments of the function, for errors.
+      example: a regular expression, for errors.
+      default: whether None selects everything.
+      texts: texts of an item for the regular expression to search; the first names the item.
+
+    Raises:
+      ValueError: `given` is neither, or no regular expression.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        argument: str,
+        given: Any,
+        *,
+        what: str = "layers",
+        of: str = "path and module",
+        example: str = r"layers/\d+/mlp",
+        default: bool = True,
+        texts: Callable[..., tuple[str, ...]] = lambda name, *_: (name,),
+    ) -> None:
+        self.operation, self.argument, self.given, self.what = operation, argument, given, what
+        self._default, self._texts = default, texts
+        self._answers: dict[tuple[str, ...], bool] = {}
+        if given is None or callable(given):
+            self._pattern = None
+        else:
+            needs = f"a function of {of} or a regular expression is needed"
+            remedy = f"write one such as `r'{example}'`"
+            self._pattern = as_pattern(operation, argument, given, needs, remedy)
+
+    def __call__(self, *item: Any) -> bool:
+        """Whether the argument selects an item."""
+        if self.given is None:
+            return self._default
+        texts = self._texts(*item)
+        if self._pattern is None:
+            found = bool(self.given(*item))
+        else:
+            found = any(map(self._pattern.search, texts))
+        self._answers[texts] = found or self._answers.get(texts, False)
+        return found
+
+    def unmatched(self) -> str:
+        """A sentence on an empty selection; "" if an item is selected."""
+        if self.given is None or any(self._answers.values()):
+            return ""
+        count = f"none of {len(self._answers)} {self.what}"
+        names = [text for texts in self._answers for text in texts if text]
+        if self._pattern is None:
+            shown, got = names[:_NEAREST], f"selects {count}"
+        else:
+            shown, got = _nearest(self.given, names), f"{self.given!r} matches {count}"
+        needs = "it has to select one"
+        return message(self.operation, f"`{self.argument}`", got, needs, _remedy(self.what, shown))
+
+    def tell(self) -> None:
+        """Warns if nothing is selected."""
+        tell(self.unmatched())
+
+
+def unmatched_rules(operation: str, rules: Sequence[Rule], paths: Collection[str]) -> list[str]:
+    """A sentence for each rule without effect on `paths`; none for a rule of every path."""
+    found = [_unmatched(operation, rules[:i], rule, paths) for i, rule in enumerate(rules)]
+    return [text for text in found if text]
+
+
+def _unmatched(operation: str, before: Sequence[Rule], rule: Rule, paths: Collection[str]) -> str:
+    if rule.where == Rule.where:
+        return ""
+    operand = f"rule {rule.where!r}"
+    matching = [path for path in paths if re.fullmatch(rule.where, path)]
+    if not matching:
+        got, needs = f"matches none of {len(paths)} layers", "it has to match a whole path"
+        remedy = _remedy("layers", _nearest(rule.where, paths))
+        return message(operation, operand, got, needs, remedy)
+    if all(any(re.fullmatch(b.where, path) for b in before) for path in matching):
+        got, needs = "matches only layers of earlier rules", "the first rule that matches counts"
+        return message(operation, operand, got, needs, "put it before them")
+    return ""
+
+
+def unknown_names(
+    operation: str, argument: str, given: Any, known: Collection[str], what: str = "layers"
+) -> list[str]:
+    """A sentence for each unknown name in a mapping; none if `given` is no mapping."""
+    names = given if isinstance(given, Mapping) else ()
+    return [
+        message(
+            operation,
+            f"`{argument}`",
+            f"names {name!r}",
+            f"it is none of {len(known)} {what}",
+            _remedy(what, _nearest(str(name), known)),
+        )
+        for name in names
+        if name not in known
+    ]
+
+
+def tell(*texts: str) -> None:
+    """Warns of each sentence; passes over empty ones."""
+    for text in filter(None, texts):
+        warnings.warn(text, FallbackWarning, stacklevel=level_of_user())
+
+
+def _remedy(what: str, shown: Sequence[str]) -> str:
+    if not shown:
+        return f"there are no {what} to select"
+    return f"name {what} such as {', '.join(f'`{name}`' for name in shown)}"
+
+
+def _nearest(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names most like a pattern; one of several with other numbers."""
+    words = re.findall(r"\w+", re.sub(r"\\[A-Za-z]", " ", pattern))
+
+    def likeness(name: str) -> float:
+        parts = [name, *re.findall(r"\w+", name)]
+        return sum(max(_ratio(word, part) for part in parts) for word in words)
+
+    distinct = {tables.numberless(name): name for name in reversed([*names])}
+    return sorted(reversed(distinct.values()), key=likeness, reverse=True)[:_NEAREST]
+
+
+def _ratio(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
