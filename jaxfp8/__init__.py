@@ -39,6 +39,7 @@ from jaxfp8._recipes.scaling import Scaling, ScalingState
 from jaxfp8._recipes.training import fp8_dot_general
 from jaxfp8._rewrite import Report, explain, quantize_dots, rewrite
 from jaxfp8._value.errors import FallbackWarning, LibraryError, UnsupportedError
+from jaxfp8._value.joining import concatenate, stack
 from jaxfp8._value.prepared import PreparedArray, prepare
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.transposed import TransposedArray
@@ -89,6 +90,7 @@ __all__ = [
     "Solution",
     "TransposedArray",
     "UnsupportedError",
+    "concatenate",
     "dequantize",
     "dot_general",
     "einsum",
@@ -107,6 +109,7 @@ __all__ = [
     "rewrite",
     "solve",
     "split_dot",
+    "stack",
     "strict",
     "unpartitioned",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import inspect
 import os
@@ -18,9 +17,10 @@ from jaxfp8 import _doctor, checkpoint
 from jaxfp8._bench import _cli, _run
 from jaxfp8._compare import _cli as _compare_cli
 from jaxfp8._compare import _run as _compare_run
+from jaxfp8._recipes.selection import nearest
 from jaxfp8._rewrite import show
 from jaxfp8._value.files import why_not_written, write_whole
-from jaxfp8.checkpoint._quantize import Where, reasons
+from jaxfp8.checkpoint._quantize import reasons
 
 _EXPLAIN = """\
 Traces FUNCTION with the arguments that MAKE_ARGS() returns (a tuple; shapes made by
@@ -36,7 +36,6 @@ examples:
 
 
 # Names of weights that an error lists.
-_NAMED = 3
 # Functions say which of their arguments is wrong; here it is one of the options.
 _OPTIONS = {
     "`jaxfp8.Report.predict`: ": "",
@@ -206,7 +205,9 @@ def _add_checkpoints(commands: Any) -> None:
     quantize.add_argument(
         "--recipe", choices=_recipes(), required=True, help="how weights are held"
     )
-    quantize.add_argument("--only", metavar="REGEX", help="quantise the weights it matches whole")
+    quantize.add_argument(
+        "--only", metavar="REGEX", help="quantise the weights whose names it matches"
+    )
     quantize.add_argument("--json", metavar="FILE", help="write the report as JSON too")
     quantize.add_argument(
         "--overwrite", action="store_true", help="replace all that is at DST, once DST is made"
@@ -245,12 +246,12 @@ def _inspect(options: argparse.Namespace) -> int:
 
 def _quantize(options: argparse.Namespace) -> int:
     _check_files(options)
-    where = _matching(options.only) if options.only else None
+    _check_pattern(options.only)
     recipe, overwrite = getattr(jaxfp8, options.recipe), options.overwrite
     try:
-        _check_chosen(options, where)
+        _check_chosen(options)
         report = checkpoint.quantize(
-            options.source, options.target, recipe, where=where, overwrite=overwrite
+            options.source, options.target, recipe, where=options.only, overwrite=overwrite
         )
     except ValueError as error:  # a CheckpointError, or a weight that no format has words for
         raise _Failure(str(error)) from error
@@ -263,41 +264,28 @@ def _quantize(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_chosen(options: argparse.Namespace, where: Where) -> None:
+def _check_chosen(options: argparse.Namespace) -> None:
     """Refuses a choice of no weight, before the work."""
-    left = reasons(options.source, where)
+    left = reasons(options.source, options.only)
     if "" in left.values():
         return
     can = [name for name, reason in reasons(options.source, lambda *_: True).items() if not reason]
-    if where is None or not can:
+    if options.only is None or not can:
         name, reason = next(iter((n, left[n]) for n in can or left), ("", "it has no tensor"))
         more = f" ({name!r}: {reason})" if name else ""
         remedy = "choose weights with --only" if can else "name another checkpoint"
         raise _UsageError(f"no weight of {options.source} would be quantised{more}; {remedy}")
-    found = [name for name in left if where(name, ())]
-    what = (
-        f"matches {found[0]!r}, but {left[found[0]]}" if found else "matches no tensor as a whole"
-    )
-    raise _UsageError(f"--only {options.only!r} {what}; {_near(options.only, can)}")
+    found = [name for name in left if re.search(options.only, name)]
+    what = f"matches {found[0]!r}, but {left[found[0]]}" if found else "matches no tensor"
+    some = ", ".join(map(repr, nearest(options.only, can)))
+    raise _UsageError(f"--only {options.only!r} {what}; weights are named {some}")
 
 
-def _near(pattern: str, names: list[str]) -> str:
-    """Names of weights that a pattern may have meant."""
-    words = re.sub(r"\\.|\W", " ", pattern)
-    part = [name for name in names if re.search(pattern, name)]
-    close = difflib.get_close_matches(words, names, n=_NAMED, cutoff=0.3)
-    some = ", ".join(map(repr, [*dict.fromkeys([*part, *close, *names])][:_NAMED]))
-    hint = f" (as --only '.*{pattern}.*' would)" if part else ""
-    return f"weights are named {some}{hint}"
-
-
-def _matching(pattern: str) -> Callable[[str, tuple[int, ...]], bool]:
-    """Whether a name matches a regular expression as a whole."""
+def _check_pattern(pattern: str | None) -> None:
     try:
-        compiled = re.compile(pattern)
+        re.compile(pattern or "")
     except re.error as error:
         raise _UsageError(f"--only: {pattern!r} is no regular expression: {error}") from error
-    return lambda name, shape: compiled.fullmatch(name) is not None
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -128,6 +128,46 @@ def test_a_part_stands_for_the_part_of_the_values(kind):
         np.testing.assert_array_equal(got, wide[index])
 
 
+PLACES = np.array([2, -3, 2])
+INDICES = [
+    np.s_[..., 3],
+    np.s_[..., :32],
+    np.s_[:, None, 16:],
+    np.s_[None, 1, ..., None],
+    np.s_[::-1],
+    np.s_[PLACES],
+    np.s_[PLACES.reshape(1, 3), :, 32:64],
+    np.s_[()],
+    np.s_[2, 17, 40],
+]
+# Along an axis without tiles.
+FREE = [np.s_[:, PLACES], np.s_[:, 3:5], np.s_[..., 7:2:-1], np.s_[:, 30::3]]
+
+
+@KIND
+def test_an_index_takes_what_it_takes_of_an_array(kind):
+    w = KINDS[kind](normal(3, 40, 72))
+    indices = INDICES + FREE * (kind in ("channel", "one scale"))
+    parts = jax.jit(lambda w: [jaxfp8.dequantize(w[index]) for index in indices])(w)
+    for index, got in zip(indices, parts, strict=True):
+        np.testing.assert_array_equal(got, np.asarray(jaxfp8.dequantize(w))[index])
+
+
+@KIND
+def test_an_index_of_a_view_is_that_of_its_axes(kind):
+    w = KINDS[kind](normal(3, 40, 72)).transpose((2, 0, 1))
+    indices = [3, np.s_[:32, 1], np.s_[..., 16:], np.s_[:, PLACES], np.s_[2, 1, 0]]
+    parts = jax.jit(lambda w: [jaxfp8.dequantize(w[index]) for index in indices])(w)
+    for index, got in zip(indices, parts, strict=True):
+        np.testing.assert_array_equal(got, np.asarray(jaxfp8.dequantize(w))[index])
+
+
+def test_traced_places_take_experts():
+    w = jaxfp8.quantize(normal(3, 4, 8), channelwise_axes=(0, 1))
+    got = jax.jit(lambda i: jaxfp8.dequantize(w[i]))(PLACES)
+    np.testing.assert_array_equal(got, jaxfp8.dequantize(w)[PLACES])
+
+
 def test_a_traced_index_takes_the_layer():
     w = jaxfp8.quantize(normal(3, 4, 8), channelwise_axes=(0, 1))
     got = jax.jit(lambda i: jaxfp8.dequantize(w[i]))(jnp.int32(-1))
@@ -151,15 +191,19 @@ BLOCKS = KINDS["partial blocks"]
         (lambda q: q[0, ::2], IndexError, "in steps of 1"),
         (lambda q: q[3], IndexError, "is 3, but the axis has 3"),
         (lambda q: q[0, 0, 0, 0], IndexError, "has 4 axes"),
-        (lambda q: q[jnp.arange(2)], TypeError, "an int or a slice"),
+        (lambda q: q[0, jnp.arange(2)], IndexError, "is an array, but tiles of 16"),
+        (lambda q: q[jnp.ones(3, bool)], TypeError, "is an array of bool, but .*array of ints"),
+        (lambda q: q[jnp.arange(2), 0], IndexError, "one after the other"),
+        (lambda q: q[..., 0, ...], IndexError, "2 ellipses"),
         (lambda q: q["a"], TypeError, "an int or a slice"),
-        (lambda q: q.T[0], IndexError, "0 to spare.*index `stored`"),
+        (lambda q: q.T[None], IndexError, "has a new axis.*index `stored`"),
+        (lambda q: q.T[0, 3:20], IndexError, "tiles of 16 have to be whole"),
         (lambda q: q.transpose((0, 1)), ValueError, "each of 3 axes is needed once"),
         (lambda q: q.transpose((-4, 1, 2)), ValueError, "each of 3 axes is needed once"),
         (lambda q: q.transpose(0), ValueError, "each of 3 axes is needed once"),
         (lambda q: q[0, :16].mT.mT[0, 0].mT, ValueError, "two at least"),
     ],
-    ids=range(11),
+    ids=range(15),
 )
 def test_what_has_no_meaning_is_refused(take, error, reason):
     with pytest.raises(error, match=reason):

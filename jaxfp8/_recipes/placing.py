@@ -7,6 +7,7 @@ summed over. That order is read as it is: an 8-bit weight becomes a view, and no
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfp8._recipes.selection import Selection, tell, unknown_names
+from jaxfp8._value import joining
 from jaxfp8._value.checks import is_array
 from jaxfp8._value.dtypes import FLOAT8
 from jaxfp8._value.errors import message
-from jaxfp8._value.prepared import stored
 from jaxfp8._value.qarray import QArray, adopt
 from jaxfp8._value.spec import Shape
 from jaxfp8._value.transposed import TransposedArray
@@ -188,6 +189,12 @@ def fill(operation: str, place: Place, names: Names, tensors: Mapping[str, Any])
     return _filled(operation, place, names, lambda name: tensors[name])
 
 
+def input_scale(names: Names, tensors: Mapping[str, Any]) -> jax.Array:
+    """The static scale of the input of a layer: of parts that share the input, the largest."""
+    scales = [jnp.asarray(tensors[name]).reshape(()) for name in all_names(names)]
+    return functools.reduce(jnp.maximum, scales)
+
+
 def _struct(operation: str, name: str, tensors: Mapping[str, Any]) -> Any:
     """The shapes of a tensor, which has to be an array."""
     value = adopt(shape_of(tensors, name))
@@ -201,42 +208,99 @@ def _struct(operation: str, name: str, tensors: Mapping[str, Any]) -> Any:
 def _filled(operation: str, place: Place, names: Names, read: Callable[[str], Any]) -> Any:
     if isinstance(names, str):
         return _fitted(operation, place, names, read(names))
-    if not place.shape or len(names) != place.shape[0]:
-        got, needs = f"has shape {place.shape}", f"{len(names)} tensors make its first axis"
-        remedy = "name as many tensors as are stacked"
-        raise ValueError(message(operation, f"`{place.path}`", got, needs, remedy))
-    one = place.of_one()
-    return stack(operation, place.path, [_fitted(operation, one, n, read(n)) for n in names])
+    values = [adopt(read(name)) for name in names]
+    _check_kinds(operation, place.path, values)
+    one = place.of_one() if place.shape and len(names) == place.shape[0] else None
+    if one is not None and all(_fits(one, value) for value in values):
+        pairs = zip(names, values, strict=True)
+        return stack(operation, place.path, [_fitted(operation, one, n, v) for n, v in pairs])
+    # The parts of a fused weight [N, K] follow each other along N, behind axes of a batch.
+    axis = len(place.batch) if values[0].ndim == len(place.shape) else 0
+    whole = _joined(operation, place, names, values, axis)
+    return _fitted(operation, place, ", ".join(names), whole)
+
+
+def _in_8_bits(value: Any) -> bool:
+    return isinstance(value, QArray | TransposedArray)
+
+
+def _check_kinds(operation: str, path: str, values: Sequence[Any]) -> None:
+    """Refuses floats beside 8 bits, and floats of several dtypes, for one parameter."""
+    kinds = {None if _in_8_bits(value) else np.dtype(value.dtype) for value in values}
+    if len(kinds) > 1:
+        got, needs = f"is made of {len(kinds)} kinds of tensors", "those that are joined are alike"
+        remedy = "keep them apart, or quantise all of them alike"
+        raise ValueError(message(operation, f"`{path}`", got, needs, remedy))
+
+
+def _fits(place: Place, value: Any) -> bool:
+    """Whether a tensor has the shape that a parameter needs."""
+    return tuple(value.shape) in _sizes(place)
+
+
+def _sizes(place: Place) -> tuple[Shape, ...]:
+    """The shapes that a tensor may have: with all axes of the parameter, or as [N, K]."""
+    if place.contracting is None:
+        return (place.shape,)
+    order = _torch_order(place)
+    sizes = tuple(place.shape[axis] for axis in order)
+    if place.batch:
+        return (sizes,)
+    free = len(order) - len(place.contracting)
+    return sizes, (math.prod(sizes[:free]), math.prod(sizes[free:]))
+
+
+def _torch_order(place: Place) -> Shape:
+    """The axes of a weight in the order of torch: batch, free, contracted."""
+    contracting = place.contracting or ()
+    axes = range(len(place.shape))
+    free = [axis for axis in axes if axis not in {*contracting, *place.batch}]
+    return (*place.batch, *free, *contracting)
+
+
+def _joined(
+    operation: str, place: Place, names: Sequence[str], values: Sequence[Any], axis: int
+) -> Any:
+    """Tensors one behind the other."""
+    rests = {(*v.shape[:axis], *v.shape[axis + 1 :]) for v in values}
+    if len(rests) > 1 or not values[0].shape:
+        shapes = ", ".join(str(tuple(value.shape)) for value in values)
+        got, needs = (
+            f"have shapes {shapes}",
+            f"`{place.path}` of shape {place.shape} is made of all",
+        )
+        remedy = "name tensors that fit one behind the other along N of [N, K], or one for each "
+        remedy += "index of the first axis"
+        raise ValueError(message(operation, f"tensors `{', '.join(names)}`", got, needs, remedy))
+    if _in_8_bits(values[0]):
+        return joining.joined(operation, place.path, values, axis)
+    return joining.concatenated(values, axis)
 
 
 def _fitted(operation: str, place: Place, name: str, value: Any) -> Any:
     """A tensor in the order of the parameter's axes; a view where it is in 8 bits."""
     value = adopt(value)
-    is_held = isinstance(value, QArray | TransposedArray)
     if place.contracting is None:
-        if is_held:
+        if _in_8_bits(value):
             got = f"is {value}, and `{place.path}` is no weight of a layer that has an 8-bit twin"
             needs, remedy = "floats are needed", "give `jaxfp8.dequantize` of it"
             raise TypeError(message(operation, f"tensor `{name}`", got, needs, remedy))
         if tuple(value.shape) != place.shape:
             raise _misfit(operation, place, name, value, place.shape)
         return value
-    axes = range(len(place.shape))
-    free = [axis for axis in axes if axis not in {*place.contracting, *place.batch}]
-    order = (*place.batch, *free, *place.contracting)
-    sizes = tuple(place.shape[axis] for axis in order)
-    matrix = tuple(math.prod(place.shape[a] for a in part) for part in (free, place.contracting))
-    if tuple(value.shape) not in (sizes, matrix) or (place.batch and value.shape != sizes):
+    order, sizes = _torch_order(place), _sizes(place)[0]
+    if not _fits(place, value):
         raise _misfit(operation, place, name, value, sizes)
     if tuple(value.shape) != sizes:
-        value = _split(operation, place, name, value, sizes, len(free))
-    return _transposed(value, tuple(order.index(axis) for axis in axes))
+        free = len(order) - len(place.contracting)
+        value = _split(operation, place, name, value, sizes, free)
+    return _transposed(value, tuple(order.index(axis) for axis in range(len(order))))
 
 
 def _transposed(value: Any, axes: Shape) -> Any:
     if axes == tuple(range(len(axes))):
         return value
-    if isinstance(value, QArray | TransposedArray):
+    if _in_8_bits(value):
         return value.transpose(axes)
     return jnp.transpose(value, axes)
 
@@ -285,46 +349,7 @@ def stack(operation: str, name: str, values: Sequence[Any]) -> Any:
     Raises:
       ValueError: they are of several kinds.
     """
-    kinds = {_kind(value) for value in values}
-    if len(kinds) != 1:
-        got, needs = f"is made of {len(kinds)} kinds of tensors", "those that are stacked are alike"
-        remedy = "keep the layers apart, or quantise all of them alike"
-        raise ValueError(message(operation, f"`{name}`", got, needs, remedy))
-    first = values[0]
-    if isinstance(first, TransposedArray):
-        whole = stack(operation, name, [value.stored for value in values])
-        return TransposedArray(whole, first.order)  # which counts from the last axis
-    if not isinstance(first, QArray):
-        return _stack(values)
-    zero = first.zero_point
-    return QArray(
-        _stack([value.qvalue for value in values]),
-        _stack([_full(value.scale, value.ndim) for value in values]),
-        None if zero is None else _stack([_full(value.zero_point, value.ndim) for value in values]),
-        tiles=first.tiles,
-    )
-
-
-def _kind(value: Any) -> Any:
-    held = isinstance(value, QArray | TransposedArray)
-    static = (stored(value).tiles, getattr(value, "order", None)) if held else ()
-    leaves = jax.tree.leaves(value)
-    return (
-        type(value) if held else None,
-        static,
-        tuple((x.shape, np.dtype(x.dtype)) for x in leaves),
-    )
-
-
-def _full(leaf: Any, rank: int) -> Any:
-    """A scale that all values share, with an axis for each of theirs."""
-    return leaf if leaf.shape else leaf.reshape((1,) * rank)
-
-
-def _stack(leaves: Sequence[Any]) -> Any:
-    """A stack of arrays; FP8 as bytes, which XLA:CPU does not widen."""
-    first = leaves[0]
-    if first.dtype.itemsize > 1 or jnp.issubdtype(first.dtype, jnp.integer):
-        return jnp.stack(leaves)
-    codes = [jax.lax.bitcast_convert_type(leaf, jnp.uint8) for leaf in leaves]
-    return jax.lax.bitcast_convert_type(jnp.stack(codes), first.dtype)
+    _check_kinds(operation, name, values)
+    if _in_8_bits(values[0]):
+        return joining.stacked(operation, name, values, 0)
+    return joining.concatenated([value[None] for value in values], 0)

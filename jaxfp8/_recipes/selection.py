@@ -82,7 +82,7 @@ class Selection:
         if self._pattern is None:
             shown, got = names[:_NEAREST], f"selects {count}"
         else:
-            shown, got = _nearest(self.given, names), f"{self.given!r} matches {count}"
+            shown, got = nearest(self.given, names), f"{self.given!r} matches {count}"
         needs = "it has to select one"
         return message(self.operation, f"`{self.argument}`", got, needs, _remedy(self.what, shown))
 
@@ -104,7 +104,7 @@ def _unmatched(operation: str, before: Sequence[Rule], rule: Rule, paths: Collec
     matching = [path for path in paths if re.fullmatch(rule.where, path)]
     if not matching:
         got, needs = f"matches none of {len(paths)} layers", "it has to match a whole path"
-        remedy = _remedy("layers", _nearest(rule.where, paths))
+        remedy = _remedy("layers", nearest(rule.where, paths))
         return message(operation, operand, got, needs, remedy)
     if all(any(re.fullmatch(b.where, path) for b in before) for path in matching):
         got, needs = "matches only layers of earlier rules", "the first rule that matches counts"
@@ -123,7 +123,7 @@ def unknown_names(
             f"`{argument}`",
             f"names {name!r}",
             f"it is none of {len(known)} {what}",
-            _remedy(what, _nearest(str(name), known)),
+            _remedy(what, nearest(str(name), known)),
         )
         for name in names
         if name not in known
@@ -142,7 +142,7 @@ def _remedy(what: str, shown: Sequence[str]) -> str:
     return f"name {what} such as {', '.join(f'`{name}`' for name in shown)}"
 
 
-def _nearest(pattern: str, names: Iterable[str]) -> list[str]:
+def nearest(pattern: str, names: Iterable[str]) -> list[str]:
     """The names most like a pattern; one of several with other numbers."""
     words = re.findall(r"\w+", re.sub(r"\\[A-Za-z]", " ", pattern))
 

@@ -1,4 +1,4 @@
-"""A part of a `QArray` along leading axes: its codes, and the entries of its scale for them."""
+"""A part of a `QArray`: its codes at an index, and the entries of its scale for them."""
 
 from __future__ import annotations
 
@@ -18,76 +18,143 @@ _REMEDY = "index along whole tiles, or dequantise it first"
 
 
 def part(q: Any, index: Any, tiles: Shape) -> Any:
-    """`q[index]`: an int drops a leading axis, a slice of whole tiles keeps it.
+    """`q[index]`, as an array of JAX takes it where scales allow.
 
     Args:
       q: a `QArray`.
-      index: an int (a traced scalar, too) or a slice for each leading axis.
+      index: an int (a traced scalar, too), a slice, None, `...` or one array of ints, or a tuple.
       tiles: size of the tile by axis.
 
     Raises:
-      IndexError: there is no such axis or place, or a slice cuts a tile.
+      IndexError: there is no such axis or place, or it cuts a tile.
       TypeError: an index is something else.
     """
-    indices = list(index) if isinstance(index, tuple) else [index]
-    if len(indices) > q.ndim:
-        got, needs = f"has {len(indices)} axes", f"{q!r} has {q.ndim}"
-        raise IndexError(message(_OPERATION, "index", got, needs, "name fewer"))
-    along = [_Along(i, q.shape[a], tiles[a]) for a, i in enumerate(indices)]
-    kept = [a for a, axis in enumerate(along) if not axis.drops] + [*range(len(along), q.ndim)]
+    along, axis = [], 0
+    for entry in entries(q, index):
+        along.append(_New() if entry is None else _Along(entry, axis, q.shape[axis], tiles[axis]))
+        axis += entry is not None
+    _check_arrays(along)
     given = (q.tiles or ())[-q.ndim :] if q.ndim else ()
     padded = [*[None] * (q.ndim - len(given)), *given]
+    kept = [tile for one in along for tile in one.tiles(padded)]
     zero = q.zero_point
     return dataclasses.replace(
         q,
-        qvalue=_taken(q.qvalue, [axis.of_values() for axis in along]),
-        scale=_taken(q.scale, [axis.of_scale(q.scale, a) for a, axis in enumerate(along)]),
-        zero_point=None
-        if zero is None
-        else _taken(zero, [axis.of_scale(zero, a) for a, axis in enumerate(along)]),
-        tiles=None if q.tiles is None else tuple(padded[a] for a in kept),
+        qvalue=_taken(q.qvalue, [one.of_values() for one in along]),
+        scale=_taken(q.scale, [one.of_scale(q.scale) for one in along]),
+        zero_point=None if zero is None else _taken(zero, [one.of_scale(zero) for one in along]),
+        tiles=None if q.tiles is None else tuple(kept),
     )
+
+
+def entries(q: Any, index: Any) -> list[Any]:
+    """An index with an entry for every axis, and None for each new one.
+
+    Raises:
+      IndexError: it names more axes than there are, or has two ellipses.
+    """
+    given = list(index) if isinstance(index, tuple) else [index]
+    places = [place for place, entry in enumerate(given) if entry is Ellipsis]
+    named = sum(entry is not None and entry is not Ellipsis for entry in given)
+    if named > q.ndim:
+        got, needs = f"has {named} axes", f"{q!r} has {q.ndim}"
+        raise IndexError(message(_OPERATION, "index", got, needs, "name fewer"))
+    if len(places) > 1:
+        got, needs = f"has {len(places)} ellipses", "one stands for all axes that are left"
+        raise IndexError(message(_OPERATION, "index", got, needs, "leave one out"))
+    at = places[0] if places else len(given)
+    return [*given[:at], *[slice(None)] * (q.ndim - named), *given[at + 1 :]]
+
+
+def axes_of(entry: Any) -> int:
+    """How many axes of the result an index has."""
+    return 1 if entry is None or isinstance(entry, slice) else getattr(entry, "ndim", 0)
+
+
+def _check_arrays(along: list[Any]) -> None:
+    """Arrays beside other arrays or ints would put their axes elsewhere."""
+    arrays = [one for one in along if one.is_array]
+    if arrays and (len(arrays) > 1 or any(one.drops for one in along)):
+        got, needs = "has an array beside other arrays or ints", "one array of ints is taken"
+        raise IndexError(message(_OPERATION, "index", got, needs, "index one after the other"))
+
+
+class _New:
+    """A new axis of size 1."""
+
+    drops = is_array = False
+
+    def tiles(self, given: list[int | None]) -> list[int | None]:
+        return [None]
+
+    def of_values(self) -> None:
+        return None
+
+    def of_scale(self, scale: Any) -> None:
+        return None
 
 
 class _Along:
     """An index along one axis of a size, with tiles of a size."""
 
-    def __init__(self, index: Any, size: int, tile: int) -> None:
-        self.size, self.tile = size, tile
-        self.drops = not isinstance(index, slice)
-        self.index: Any = self._slice(index) if isinstance(index, slice) else self._place(index)
+    def __init__(self, index: Any, axis: int, size: int, tile: int) -> None:
+        self.axis, self.size, self.tile = axis, size, tile
+        self.is_array = not isinstance(index, slice) and getattr(index, "ndim", 0) > 0
+        self.drops = not (isinstance(index, slice) or self.is_array)
+        self.is_tiled = 1 < tile < size
+        self.index: Any = (self._slice if isinstance(index, slice) else self._place)(index)
 
     def _place(self, index: Any) -> Any:
         place = None if isinstance(index, jax.core.Tracer) else as_index(index)
-        if place is None:
-            is_scalar = getattr(index, "ndim", None) == 0
-            if not is_scalar or not jnp.issubdtype(index.dtype, jnp.integer):
-                got, needs = f"is {index!r}", "an int or a slice for each leading axis is needed"
-                raise TypeError(message(_OPERATION, "index", got, needs, _REMEDY))
-            return jnp.where(index < 0, index + self.size, index)
+        if place is None or self.is_array:
+            return self._places(index)
         if not -self.size <= place < self.size:
             got, needs = f"is {place}", f"the axis has {self.size}"
             raise IndexError(message(_OPERATION, "index", got, needs, "name one that there is"))
         return place % self.size
 
+    def _places(self, index: Any) -> Any:
+        """Traced ints, and arrays of ints."""
+        if not hasattr(index, "dtype") or not jnp.issubdtype(index.dtype, jnp.integer):
+            got = f"is {index!r}" if not self.is_array else f"is an array of {index.dtype}"
+            needs = "an int or a slice, None, `...` or an array of ints is needed"
+            raise TypeError(message(_OPERATION, "index", got, needs, _REMEDY))
+        if self.is_array and self.is_tiled:
+            self._refuse("is an array")
+        return jnp.where(index < 0, index + self.size, index)
+
     def _slice(self, index: slice) -> slice:
         start, stop, step = index.indices(self.size)
+        if not self.is_tiled:
+            return index
         stop = max(start, stop)
-        cut = start % self.tile or (stop % self.tile and stop != self.size)
-        if step != 1 or (cut and self.tile < self.size):
-            got, needs = f"is {index}", f"tiles of {self.tile} have to be whole, in steps of 1"
-            raise IndexError(message(_OPERATION, "index", got, needs, _REMEDY))
+        if step != 1 or start % self.tile or (stop % self.tile and stop != self.size):
+            self._refuse(f"is {index}")
         return slice(start, stop)
+
+    def _refuse(self, got: str) -> None:
+        needs = f"tiles of {self.tile} have to be whole, in steps of 1"
+        raise IndexError(message(_OPERATION, "index", got, needs, _REMEDY))
+
+    def tiles(self, given: list[int | None]) -> list[int | None]:
+        """What `QArray.tiles` says of the axes of the result."""
+        if self.is_array:
+            return [None] * self.index.ndim
+        return [] if self.drops else [given[self.axis]]
 
     def of_values(self) -> Any:
         return self.index
 
-    def of_scale(self, scale: Any, axis: int) -> Any:
+    def of_scale(self, scale: Any) -> Any:
         """The same along an axis of a scale, whose entries are tiles, or one that is shared."""
-        if not len(scale.shape) or scale.shape[axis] == 1:
+        if not len(scale.shape) or scale.shape[self.axis] == 1:
+            if self.is_array:
+                return jnp.zeros((1,) * self.index.ndim, jnp.int32)
             return 0 if self.drops else slice(None)
-        if self.drops:
+        if not isinstance(self.index, slice):
             return self.index // self.tile
+        if not self.is_tiled:
+            return self.index
         return slice(self.index.start // self.tile, -(-self.index.stop // self.tile))
 
 

@@ -1,9 +1,15 @@
-"""The function behind `@` of 8-bit arrays. `_ops` sets it, as `_value` may not import `_ops`."""
+"""8-bit arrays beside `@` and in functions of JAX and numpy.
+
+`_ops` sets the function behind `@`, as `_value` may not import `_ops`. Functions of `jax.numpy`
+take arrays alone, and widening one silently would lose its 8 bits. So they get an error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+from jaxfp8._value.errors import message
 
 _MATMUL: list[Callable[[Any, Any], Any]] = []
 
@@ -13,11 +19,42 @@ def set_matmul(function: Callable[[Any, Any], Any]) -> None:
     _MATMUL[:] = [function]
 
 
+class _NoArray:
+    """What JAX gets if it asks an 8-bit array for an array; it raises when JAX looks into it.
+
+    `x @ q` asks too. There JAX finds a class that it does not know, and leaves the product to `q`.
+    """
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def __jax_array__(self) -> NoReturn:
+        _refuse("jax.numpy", self._held)
+
+    def __str__(self) -> str:
+        """JAX asks for the text of what it refuses. The better error takes the place of its own."""
+        _refuse("jax.numpy", self._held)
+
+
+def _refuse(operation: str, held: Any) -> NoReturn:
+    remedy = (
+        "join with `jaxfp8.concatenate` or `jaxfp8.stack`, cut with an index, multiply with `@` or "
+        "`jaxfp8.einsum`, or widen with `jaxfp8.dequantize`"
+    )
+    raise TypeError(message(operation, "an argument", f"is {held!r}", "it takes arrays", remedy))
+
+
 class MatmulOperator:
     """`x @ q` and `q @ x`, which are `jaxfp8.matmul`."""
 
     # numpy would make an array of objects of the other side; so it asks that side.
     __array_ufunc__ = None
+
+    def __jax_array__(self) -> Any:
+        return _NoArray(self)
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        _refuse("numpy", self)
 
     def __matmul__(self, other: Any) -> Any:
         return _MATMUL[0](self, other)

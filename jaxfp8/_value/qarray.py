@@ -188,13 +188,18 @@ class QArray(MatmulOperator):
         return view(self, permutation("jaxfp8.QArray.transpose", axes, self.ndim))
 
     def __getitem__(self, index: Any) -> QArray:
-        """A part along leading axes: an int drops its axis, a slice of whole tiles keeps it.
+        """A part, as an array of JAX takes it where scales allow.
+
+        Codes stay as they are. Along an axis of tiles an index takes one place or whole tiles.
+        Along an axis with one scale, or with one for each index, it may be any of these.
 
         Args:
-          index: for each leading axis an int, which may be traced, or a slice.
+          index: for each axis an int, which may be traced, a slice, `...`, None for a new axis, or
+            one array of ints.
 
         Raises:
-          IndexError: there is no such place, or a slice cuts a tile.
+          IndexError: there is no such place, or it cuts a tile.
+          TypeError: it is something else.
 
         Example:
           >>> import jax.numpy as jnp, jaxfp8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeGuard
@@ -13,6 +14,7 @@ import numpy as np
 
 from jaxfp8._value.checks import as_index
 from jaxfp8._value.errors import message
+from jaxfp8._value.indexing import axes_of, entries
 from jaxfp8._value.operators import MatmulOperator
 from jaxfp8._value.spec import Shape
 
@@ -124,14 +126,20 @@ class TransposedArray(MatmulOperator):
         return jnp.transpose(leaf, self.axes) if leaf.ndim else leaf
 
     def __getitem__(self, index: Any) -> Any:
-        """As `QArray.__getitem__`, along axes that the view leaves in their place."""
-        indices = index if isinstance(index, tuple) else (index,)
-        own = self.ndim - len(self.order)
-        if len(indices) > own:
-            got, needs = f"{len(indices)} axes of {self!r} are indexed", f"it has {own} to spare"
-            remedy = "index `stored`, and transpose what comes of it"
+        """As `QArray.__getitem__`, but for new axes.
+
+        Raises:
+          IndexError: it has a new axis, or as there.
+        """
+        along = entries(self, index)
+        if any(entry is None for entry in along):
+            got, needs = "has a new axis", f"{self!r} is read through the axes of `stored`"
+            remedy = "index `stored`, or what `contiguous` gives"
             raise IndexError(message("jaxfp8.TransposedArray", "index", got, needs, remedy))
-        return TransposedArray(self.stored[index], self.order)
+        by_stored = [along[self.axes.index(axis)] for axis in range(self.ndim)]
+        ends = list(itertools.accumulate(map(axes_of, by_stored), initial=0))
+        order = [a for axis in self.axes for a in range(ends[axis], ends[axis + 1])]
+        return view(self.stored[tuple(by_stored)], tuple(order))
 
     def __repr__(self) -> str:
         """What is stored, and the order in which it is read."""

@@ -121,9 +121,14 @@ def reasons(src: str | os.PathLike[str], where: Where) -> dict[str, str]:
     """
     folder = Folder(src)
     try:
-        return {name: _why_left(entry, where) for name, entry in _checked(folder).items()}
+        selects = _selection(where)
+        return {name: _why_left(entry, selects) for name, entry in _checked(folder).items()}
     finally:
         folder.close()
+
+
+def _selection(where: Where) -> Selection:
+    return Selection(_OPERATION, "where", where, what="weights", of="name and shape")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +146,7 @@ class _Job:
         assert recipe.weight is not None
         self._folder, self._place, self._recipe = folder, place, recipe
         self._how = recipe.weight
-        selects = Selection(_OPERATION, "where", where, what="weights", of="name and shape")
+        selects = _selection(where)
         self._reasons = {n: _why_left(e, selects) for n, e in _checked(folder).items()}
         selects.tell()
         self._weights = {

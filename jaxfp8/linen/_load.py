@@ -13,7 +13,6 @@ from flax.core import meta
 from jaxfp8._recipes import placing
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray, is_held, stored
-from jaxfp8._value.spec import Shape
 from jaxfp8._value.transposed import TransposedArray, is_view
 from jaxfp8.linen._kernel import INPUT_SCALE, PARAMS, holding
 
@@ -41,7 +40,9 @@ def load(
       tensors: arrays and `QArray`s by name, as `jaxfp8.checkpoint.load` or `open` gives them.
       mapping: the name of the tensor for each path in the parameters, as a function or a mapping,
         whose missing paths and whose None are named as torch does it: "layers_0/up/kernel" is
-        "layers_0.up.weight". Several names are stacked along the first axis, as `nn.scan` does.
+        "layers_0.up.weight". Several names are stacked along the first axis, as `nn.scan` does, if
+        each fits one index of it. Else they are the parts of a fused weight, one behind the other
+        along N of [N, K]; a scale per tensor becomes one per channel.
       ignore: tensors that may be left over; a regular expression or a function of the name.
       keep: paths of parameters that stay as they are, likewise.
 
@@ -84,12 +85,13 @@ def _is_whole(leaf: Any) -> bool:
 
 def _place(path: str, leaf: Any, names: placing.Names) -> placing.Place:
     """What a tensor has to fit; of a stack the first axis is that of the layers."""
-    shape, stack = tuple(_bare(leaf).shape), 0 if isinstance(names, str) else 1
-    name, batch = path.rpartition("/")[2], tuple(range(stack))
-    contracting: Shape | None = () if is_held(leaf) else None
-    if len(shape) == stack + 2 and name in ("kernel", "embedding"):
-        contracting = (stack if name == "kernel" else stack + 1,)
-    return placing.Place(path=path, shape=shape, contracting=contracting, batch=batch)
+    shape, name = tuple(_bare(leaf).shape), path.rpartition("/")[2]
+    lead = () if isinstance(names, str) or len(shape) == 2 else (0,)
+    if len(shape) != len(lead) + 2 or name not in ("kernel", "embedding"):
+        every = () if is_held(leaf) else None
+        return placing.Place(path=path, shape=shape, contracting=every)
+    contracting = (len(shape) - 2,) if name == "kernel" else (len(shape) - 1,)
+    return placing.Place(path=path, shape=shape, contracting=contracting, batch=lead)
 
 
 def _bare(leaf: Any) -> Any:
@@ -119,7 +121,7 @@ def _check(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, Any
 
 def _filled(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, Any]) -> Any:
     if path.rpartition("/")[2] == INPUT_SCALE:
-        return jax.numpy.reshape(tensors[str(names)], leaf.shape)
+        return placing.input_scale(names, tensors).reshape(leaf.shape)
     value = placing.fill(_OPERATION, _place(path, leaf, names), names, tensors)
     value = _like(_bare(leaf), value)
     if not is_held(leaf):

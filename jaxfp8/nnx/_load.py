@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxfp8._recipes import placing
@@ -56,7 +55,10 @@ def load(
         weights of layers with the axes of torch, [N, K].
       mapping: the name of the tensor for each path in the model, as a function or a mapping, whose
         missing paths and whose None are named as torch does it: "layers/0/up/kernel" is
-        "layers.0.up.weight". Several names are stacked along the first axis of the parameter.
+        "layers.0.up.weight". Several names fill one parameter. They are stacked along its first
+        axis, if each fits one index of it. Else they are the parts of a fused weight, one behind
+        the other along N of [N, K]; a scale per tensor becomes one per channel. Of several static
+        scales of an input the largest is taken.
       recipe: how inputs of 8-bit layers are held: a recipe, or rules by path, as in `quantize`; by
         default that of a layer which is an 8-bit one already, and `W8A16` of any other. How weights
         are held, the tensors say. A static recipe takes the tensor "....input_scale" of each layer.
@@ -180,9 +182,8 @@ class _Loading:
     def _eight_bit(self, path: str, layer: Any) -> EightBitLayer:
         """The 8-bit twin of a layer, which is still to get its weight; or itself, if it is one."""
         module, recipe = path.rpartition("/")[0], self.recipe(path)
-        name, scale = self.names.get(f"{module}/{_INPUT_SCALE}"), None
-        if name is not None:
-            scale = jnp.asarray(self.tensors[str(name)]).reshape(())
+        names = self.names.get(f"{module}/{_INPUT_SCALE}")
+        scale = None if names is None else placing.input_scale(names, self.tensors)
         if isinstance(layer, EightBitLayer):
             layer.recipe = recipe
             if scale is not None:

@@ -77,6 +77,19 @@ def test_a_file_without_zero_points_fits_a_recipe_with_them():
     np.testing.assert_array_equal(model.apply(variables, x), x @ w.T)
 
 
+@pytest.mark.parametrize("kind", [channel, jaxfp8.quantize], ids=["channel", "tensor"])
+def test_parts_of_a_fused_layer_become_one_weight(kind):
+    model, x = jaxfp8.linen.Dense(24), normal(3, 16)
+    parts = {f"{name}.weight": kind(normal(8, 16, seed=i)) for i, name in enumerate("qkv")}
+    biases = {f"{name}.bias": jnp.full(8, float(i)) for i, name in enumerate("qkv", 1)}
+    own = jax.eval_shape(model.init, jax.random.key(0), x)
+    names = {"kernel": [*parts], "bias": [*biases]}
+    variables = jaxfp8.linen.load(own, {**parts, **biases}, names)
+    wide = jnp.concatenate([jaxfp8.dequantize(w) for w in parts.values()])
+    exact = x @ wide.T + jnp.concatenate([*biases.values()])
+    np.testing.assert_allclose(model.apply(variables, x), exact, rtol=1e-4, atol=1e-4)
+
+
 def test_kernels_lie_as_in_the_checkpoint_and_are_listed():
     given = tensors()
     variables = jaxfp8.linen.load(shapes(), given, MAPPING)

@@ -220,6 +220,100 @@ def test_a_loaded_layer_is_prepared_and_unprepared_bit_for_bit():
     np.testing.assert_array_equal(layer.weight.stored.qvalue, q.qvalue)
 
 
+# Fused weights
+
+
+class Fused(nnx.Module):
+    def __init__(self, rngs):
+        self.qkv = nnx.Linear(32, 96, rngs=rngs)
+
+    def __call__(self, x):
+        return self.qkv(x)
+
+
+PARTS = {"q": 64, "k": 16, "v": 16}
+NAMES = {
+    "qkv/kernel": [f"{name}.weight" for name in PARTS],
+    "qkv/bias": [f"{name}.bias" for name in PARTS],
+}
+
+
+def parts(kind):
+    weights = {f"{name}.weight": kind(normal(n, 32, seed=n)) for name, n in PARTS.items()}
+    return {**weights, **{f"{name}.bias": jnp.full(n, n / 8) for name, n in PARTS.items()}}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda w: w,
+        jaxfp8.quantize,
+        lambda w: jaxfp8.quantize(w, channelwise_axes=(0,)),
+        lambda w: jaxfp8.quantize(w.T, channelwise_axes=(1,)).T,
+    ],
+    ids=["floats", "tensor", "channel", "views"],
+)
+def test_parts_of_a_fused_layer_become_one_weight(kind):
+    given = parts(kind)
+    model, x = nnx.eval_shape(lambda: Fused(nnx.Rngs(0))), normal(5, 32)
+    jaxfp8.nnx.load(model, given, NAMES)
+    wide = [w if isinstance(w, jax.Array) else jaxfp8.dequantize(w) for w in given.values()]
+    exact = x @ jnp.concatenate(wide[:3]).T + jnp.concatenate(wide[3:])
+    np.testing.assert_allclose(model(x), exact, rtol=1e-4, atol=1e-4)
+    if not isinstance(given["q.weight"], jax.Array):
+        assert model.qkv.recipe is jaxfp8.W8A16  # with a scale per channel
+
+
+def test_parts_with_static_scales_share_the_largest():
+    given = parts(jaxfp8.quantize)
+    given |= {f"{name}.input_scale": jnp.float32(n) for name, n in PARTS.items()}
+    names = NAMES | {"qkv/input_scale": [f"{name}.input_scale" for name in PARTS]}
+    model = nnx.eval_shape(lambda: Fused(nnx.Rngs(0)))
+    jaxfp8.nnx.load(model, given, names, recipe=jaxfp8.FP8)
+    assert model.qkv.input_scale[...] == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"k.weight": normal(16, 32)}, "`qkv/kernel` is made of 2 kinds of tensors"),
+        (
+            {"k.weight": jaxfp8.quantize(normal(16, 32), jnp.int8)},
+            "`qkv/kernel` hold codes of float8_e4m3fn and int8",
+        ),
+        (
+            {"k.weight": jaxfp8.quantize(normal(16, 31))},
+            r"`q.weight, k.weight, v.weight` have shapes .*\(16, 31\).*along N of \[N, K\]",
+        ),
+        (
+            {"k.weight": jaxfp8.quantize(normal(8, 32))},
+            r"`q.weight, k.weight, v.weight` has shape \(88, 32\).* needs \(96, 32\)",
+        ),
+    ],
+    ids=["floats", "codes", "depth", "rows"],
+)
+def test_parts_that_do_not_fit_are_refused(change, reason):
+    model = nnx.eval_shape(lambda: Fused(nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=reason):
+        jaxfp8.nnx.load(model, parts(jaxfp8.quantize) | change, NAMES)
+    assert type(model.qkv) is nnx.Linear
+
+
+def test_layers_of_several_granularities_are_stacked():
+    """Of one layer the zero points may all have been 0, and were left out."""
+    given = tensors()
+    given["experts.0.weight"] = jaxfp8.quantize(normal(8, 32), jnp.int8)
+    given["experts.1.weight"] = jaxfp8.quantize(
+        normal(8, 32, seed=1), jnp.int8, channelwise_axes=(0,), zero_point=True
+    )
+    model = shapes()
+    jaxfp8.nnx.load(model, given, MAPPING)
+    for layer in range(2):
+        exact = jaxfp8.dequantize(given[f"experts.{layer}.weight"])
+        got = jaxfp8.dequantize(model.experts.weight[layer])
+        np.testing.assert_array_equal(got, exact.T)
+
+
 # What is refused
 
 
