@@ -35,7 +35,6 @@ examples:
 """
 
 
-# Names of weights that an error lists.
 # Functions say which of their arguments is wrong; here it is one of the options.
 _OPTIONS = {
     "`jaxfp8.Report.predict`: ": "",
