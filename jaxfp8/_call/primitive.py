@@ -24,6 +24,7 @@ from jax.typing import DTypeLike
 from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, remat, sharded_dot
 from jaxfp8._call.batching import batch_scaled_dot
 from jaxfp8._call.eager import run_compiled
+from jaxfp8._call.loop_picks import lowered
 from jaxfp8._call.shards import Parts
 from jaxfp8._value import compat
 from jaxfp8._value import dtypes as _dtypes
@@ -439,9 +440,10 @@ ad.primitive_jvps[scaled_dot_p] = jvp_rule
 ad.primitive_transposes[scaled_dot_p] = transpose_rule
 batching.primitive_batchers[scaled_dot_p] = batch_rule
 remat.count_as_dots(scaled_dot_p, lambda *_, spec, **__: [remat.scaled_dot(spec)])
+_lowered_p = lowered(scaled_dot_p, _abstract_eval)
 for _platform in ("cpu", "cuda", "rocm", "tpu"):
     _rule = partitioning.lowering(
         functools.partial(lowering.lower, _platform), _parts, _parts_of_cut_tiles
     )
     _rule = explicit.lowering(_rule, _parts)
-    mlir.register_lowering(scaled_dot_p, _rule, platform=_platform)
+    mlir.register_lowering(_lowered_p, _rule, platform=_platform)
