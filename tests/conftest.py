@@ -24,6 +24,7 @@ if jax.__version__ == "0.10.0":
     # at the flag.
     COMPILE_FAST += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", COMPILE_FAST)
+os.environ.pop("COLUMNS", None)  # tables are whole
 
 # Several CPU devices, so that meshes can be tested anywhere. Set before a backend starts.
 jax.config.update("jax_num_cpu_devices", 4)

@@ -64,7 +64,6 @@ CASES = {
     "nnx.report reference": lambda p: jaxfp8.nnx.report(held(), X, reference=model(), where=TYPO),
     "nnx.load rule": lambda p: loaded(recipe=RULES),
     "nnx.load keep": lambda p: loaded(keep=TYPO),
-    "nnx.load ignore": lambda p: loaded(ignore=TYPO),
     "nnx.load mapping": lambda p: loaded(mapping={"layrs/0/kernel": "x"}),
     "linen.report where": lambda p: jaxfp8.linen.report(
         *linen(), X, recipe=jaxfp8.INT8, where=TYPO

@@ -100,7 +100,7 @@ def assign(
     """The names of what fills each parameter, by path.
 
     Warns:
-      FallbackWarning: `keep`, `ignore` or a path in `mapping` selects nothing.
+      FallbackWarning: `keep` or a path in `mapping` selects nothing.
 
     Raises:
       ValueError: a parameter has no tensor, or a tensor no parameter; it lists them all.
@@ -125,8 +125,7 @@ def assign(
     used = {name for names in wanted.values() for name in names}
     ignored = {name for name in tensors if is_ignored(name)}
     unused = [name for name in tensors if name not in used | ignored]
-    is_kept.tell()
-    is_ignored.tell()
+    is_kept.tell()  # `ignore` names what some files have: a wrong one leaves a tensor unused
     tell(*unknown_names(operation, "mapping", mapping, paths, "parameters"))
     if empty or unused:
         parts = [_listed("no tensor fills", empty), _listed("no parameter takes", unused)]

@@ -50,7 +50,7 @@ def load(
       The variables. `jaxfp8.linen.changes`, called with them, lists what is in floats, and why.
 
     Warns:
-      FallbackWarning: `ignore`, `keep` or a path in `mapping` selects nothing.
+      FallbackWarning: `keep` or a path in `mapping` selects nothing.
 
     Raises:
       ValueError: a parameter has no tensor or a tensor no parameter, of which it lists all; shapes

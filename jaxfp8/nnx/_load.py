@@ -69,7 +69,7 @@ def load(
       What became of each weight, and what stays in floats, with its bytes; print it.
 
     Warns:
-      FallbackWarning: a rule, `ignore`, `keep` or a path in `mapping` selects nothing.
+      FallbackWarning: a rule, `keep` or a path in `mapping` selects nothing.
 
     Raises:
       ValueError: a parameter has no tensor or a tensor no parameter, of which it lists all; shapes

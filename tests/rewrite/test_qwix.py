@@ -36,8 +36,9 @@ RECIPES: dict[str, dict[str, Any]] = {
         "tile_size": 16,
     },
 }
-# One activation rounded the other way, a code of 8 bits apart.
-FLIP = 5e-3
+# One activation rounded the other way, a code of 8 bits apart. qwix puts the largest value of a row
+# half-way between two codes, and on JAX 0.12 XLA's fused division takes the other one.
+FLIP = 1e-2
 recipes = pytest.mark.parametrize("recipe", RECIPES)
 
 
