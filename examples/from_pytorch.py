@@ -43,6 +43,7 @@ class Side(ctypes.Structure):
         *((name, Dims) for name in ("shape", "contracting", "batch", "tiles")),
         ("scale", ctypes.c_int32),
         ("zero_point", ctypes.c_int32),
+        ("sums", ctypes.c_int32),
     )
 
 
@@ -77,7 +78,8 @@ class Buffers(ctypes.Structure):
         *(
             (name, ctypes.c_void_p)
             for name in (
-                *("lhs", "rhs", "lhs_scale", "lhs_zero_point", "rhs_scale", "rhs_zero_point"),
+                *("lhs", "rhs", "lhs_scale", "lhs_zero_point", "lhs_sums"),
+                *("rhs_scale", "rhs_zero_point", "rhs_sums"),
                 *("residual", "bias", "out_scale", "out", "amax", "workspace"),
             )
         ),

@@ -1,7 +1,9 @@
 """The C functions of the CPU library, called as a C program would."""
 
+import ast
 import ctypes
 import dataclasses
+import pathlib
 
 import numpy as np
 import pytest
@@ -137,3 +139,14 @@ def test_a_list_of_sizes_without_values_is_refused():
     status, text = abi.call(ffi._library("cpu"), "jaxfp8_cpu_route", asked)
     assert status == 1
     assert "`spec`->rhs has a list of rank 2 whose values are null" in text
+
+
+def test_the_example_for_pytorch_has_the_structs_of_the_library():
+    """Without PyTorch: the classes alone are run."""
+    source = (pathlib.Path(__file__).parents[2] / "examples" / "from_pytorch.py").read_text()
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    names = {"ctypes": ctypes}
+    exec(compile(ast.Module(classes, []), "from_pytorch.py", "exec"), names)  # noqa: S102
+    for own, example in ((abi.Spec, "Spec"), (abi.Buffers, "Buffers")):
+        assert ctypes.sizeof(names[example]) == ctypes.sizeof(own)
+    assert [n for n, _ in names["Buffers"]._fields_] == [n for n, _ in abi.Buffers._fields_]
