@@ -19,10 +19,6 @@ COMPILE_FAST = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_parallel_codegen_split_count=1"
 )
-if jax.__version__ == "0.10.0":
-    # Fusions by MLIR take four times as long to compile. Newer releases know no other way, and stop
-    # at the flag.
-    COMPILE_FAST += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("XLA_FLAGS", COMPILE_FAST)
 os.environ.pop("COLUMNS", None)  # tables are whole
 
