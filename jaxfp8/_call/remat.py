@@ -18,7 +18,7 @@ from jax.ad_checkpoint import Offloadable, Recompute
 from jax.extend.core import Primitive
 from jax.interpreters import partial_eval
 
-from jaxfp8._value import compat
+from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import DimensionNumbers, OperandSpec, ScaledDotSpec, Shape
 
 # The types of both sides, and the parameters of `dot_general`.
@@ -81,13 +81,22 @@ def _partial_eval(
 ) -> Split:
     if any(unknown):
         return unsplit(eqn, present)
+    if any(v.aval.dtype in dtypes.FLOAT8 for v in eqn.outvars):
+        # JAX rounds what it keeps by `reduce_precision`, and float8_e4m3fn above 240 becomes NaN.
+        return _again(eqn, present)
     number = len(eqn.outvars)
     case = _asked(policy, dots(*(v.aval for v in eqn.invars), **eqn.params))
     if isinstance(case, Offloadable):
         return _offloaded(eqn, case)
     if case is Recompute or case is False:
-        return eqn, eqn, [False] * number, [True] * number, _absent(eqn, present)
+        return _again(eqn, present)
     return eqn, None, [False] * number, [False] * number, []
+
+
+def _again(eqn: Any, present: Sequence[bool]) -> Split:
+    """An equation that both passes compute."""
+    number = len(eqn.outvars)
+    return eqn, eqn, [False] * number, [True] * number, _absent(eqn, present)
 
 
 def unsplit(eqn: Any, present: Sequence[bool]) -> Split:
