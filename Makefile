@@ -34,13 +34,13 @@ demo: setup  ## quantise a real sentence encoder, rewrite it and compare; ARGS="
 	@$(BIN)/python examples/minilm_demo.py $(ARGS)
 
 test: setup-latest  ## the suite on the oldest JAX, then one case of each test on the newest
-	@echo "==> half an hour on two cores; make test-quick takes five minutes"
+	@echo "==> about 40 minutes on two cores; make test-quick runs one case of each test"
 	@failed=0; $(call suite,.venv) || failed=1; \
 	if [ -x .venv-latest/bin/pytest ]; then \
 	  $(call suite,.venv-latest,--one-case -m "not gpu and not any_jax") || failed=1; \
 	fi; exit $$failed
 
-test-quick: setup  ## one case of each test, on the oldest JAX: five minutes on two cores
+test-quick: setup  ## one case of each test, on the oldest JAX
 	@$(call suite,.venv,--one-case -m "not gpu and not slow")
 
 test-cuda: cuda  ## the tests that need the library for GPUs, and no GPU
