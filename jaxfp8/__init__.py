@@ -8,9 +8,9 @@ backend and changes no configuration. `jaxfp8.checkpoint`, `jaxfp8.linen`, `jaxf
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxfp8._call.ffi import register_ffi_targets
-from jaxfp8._call.partitioning import unpartitioned
-from jaxfp8._call.strictness import strict
+from jaxfp8._call.library.ffi import register_ffi_targets
+from jaxfp8._call.library.strictness import strict
+from jaxfp8._call.mesh.partitioning import unpartitioned
 from jaxfp8._export import export_checks
 from jaxfp8._ops.products import dot_general, einsum, matmul
 from jaxfp8._ops.quantize import dequantize, fake_quantize, quantize

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.export
 
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._recipes.scaling import Scaling, ScalingState
 from jaxfp8._value.prepared import PreparedArray
 from jaxfp8._value.qarray import QArray

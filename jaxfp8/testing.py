@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxfp8._call.ffi import kernel_calls
+from jaxfp8._call.library.ffi import kernel_calls
 from jaxfp8._rewrite import Report, explain
 
 __all__ = ["assert_rewritten", "kernel_calls"]

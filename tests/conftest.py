@@ -11,7 +11,7 @@ import jax
 import pytest
 import sampling
 
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 # Most of the time would be spent on compiling programs that run once. Before a backend starts; an
 # `XLA_FLAGS` of one's own, even an empty one, is left alone.

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import produced_rows as rows
 
-from jaxfp8._call.encode_reference import EncodeSpec, encoded
-from jaxfp8._call.rows_reference import NormForm
+from jaxfp8._call.reference.encode_reference import EncodeSpec, encoded
+from jaxfp8._call.reference.rows_reference import NormForm
 
 NORMS = {
     "rms": NormForm(),

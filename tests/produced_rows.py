@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._call.rows_reference import Norm, RowScale, RowsSpec
+from jaxfp8._call.reference.rows_reference import Norm, RowScale, RowsSpec
 from jaxfp8._value.dtypes import finite_range, is_float8
 
 FLOOR = 1e-12

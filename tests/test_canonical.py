@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfp8._call import canonical as _canonical
-from jaxfp8._call import primitive
+from jaxfp8._call.gpu import canonical as _canonical
+from jaxfp8._call.ops import dot
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 from specs import draw_operands, draw_spec
@@ -23,8 +23,8 @@ def both_ways(spec, operands):
     """The outputs of a problem and of its canonical form."""
     form = _canonical.canonical(spec)
     named = {name: jnp.asarray(x) for name, x in operands.items()}
-    direct = primitive._bind(spec, "", named)
-    return direct, form.results(primitive._bind(form.spec, "", form.operands(named)))
+    direct = dot._bind(spec, "", named)
+    return direct, form.results(dot._bind(form.spec, "", form.operands(named)))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -9,7 +9,9 @@ import jax
 import pytest
 
 from jaxfp8 import _doctor
-from jaxfp8._call import ffi, routes, xla_products
+from jaxfp8._call.gpu import xla_products
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops import routes
 from jaxfp8._doctor import _products, _remedies
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfp8._call.encode_call import encode_produced, why_no_kernel
+from jaxfp8._call.ops.encode_call import encode_produced, why_no_kernel
 
 CALL = "custom_call @jaxfp8_encode"
 SHAPE = (6, 200)

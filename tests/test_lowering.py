@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8._call import ffi, reference, strictness
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.library import ffi, strictness
+from jaxfp8._call.ops.dot import scaled_dot
+from jaxfp8._call.reference import dot_reference
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 QW = jaxfp8.quantize(jnp.ones((32, 16)), channelwise_axes=(1,))
@@ -364,7 +365,7 @@ def _rounded_product() -> tuple[ScaledDotSpec, dict[str, jax.Array], np.ndarray,
 def test_scales_that_count_as_rounded_are_rounded_by_the_kernel_and_its_reference() -> None:
     spec, operands, lhs, rhs = _rounded_product()
     named = [operands[name] for name in spec.operand_names()]
-    for out in (scaled_dot(spec, **operands)[0], reference.scaled_dot(spec, *named)[0]):
+    for out in (scaled_dot(spec, **operands)[0], dot_reference.scaled_dot(spec, *named)[0]):
         np.testing.assert_allclose(out, lhs @ rhs, rtol=1e-5, atol=1e-3)
 
 

@@ -12,8 +12,8 @@ import sampling
 import jaxfp8
 import oracle
 import specs
-from jaxfp8._call import reference
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.ops.dot import scaled_dot
+from jaxfp8._call.reference import dot_reference
 
 CASES_PER_TEST = 50
 
@@ -38,7 +38,7 @@ def test_reference_agrees_with_float64(block: int) -> None:
     rng = np.random.default_rng(10_000 + block)
     for _ in range(sampling.examples(CASES_PER_TEST)):
         spec, operands = _named(rng)
-        meaning = jax.jit(functools.partial(reference.scaled_dot, spec))
+        meaning = jax.jit(functools.partial(dot_reference.scaled_dot, spec))
         out = meaning(*(operands[name] for name in spec.operand_names()))
         oracle.assert_within_bound(spec, operands, *map(np.asarray, out))
 

@@ -10,8 +10,8 @@ import quantized
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxfp8
-from jaxfp8._call import ffi
-from jaxfp8._call.quantize_call import quantize_tiles
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops.quantize_call import quantize_tiles
 
 X = jax.random.normal(jax.random.key(0), (4, 6, 256), jnp.bfloat16)
 CALL = "custom_call @jaxfp8_quantize"

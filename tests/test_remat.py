@@ -8,7 +8,7 @@ from recomputed import again, equations, products
 from rewrite.support import Data
 
 import jaxfp8
-from jaxfp8._call import joint
+from jaxfp8._call.ops import joint
 
 SAVE = jax.checkpoint_policies
 NO_NAME = SAVE.save_only_these_names("a name that nothing has")

@@ -7,7 +7,8 @@ import pytest
 from jax.extend import core
 
 import jaxfp8
-from jaxfp8._call import ffi, routes
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops import routes
 from jaxfp8.testing import kernel_calls
 
 RNG = np.random.default_rng(0)

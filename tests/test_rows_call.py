@@ -6,8 +6,8 @@ import numpy as np
 import produced_rows as rows
 import pytest
 
-from jaxfp8._call.rows_call import quantize_rows, why_no_kernel
-from jaxfp8._call.rows_reference import RowScale, RowsSpec
+from jaxfp8._call.ops.rows_call import quantize_rows, why_no_kernel
+from jaxfp8._call.reference.rows_reference import RowScale, RowsSpec
 
 CALL = "custom_call @jaxfp8_quantize_rows"
 NORM = rows.NORMS["layer, rounded"]

@@ -10,7 +10,7 @@ import pytest
 
 import jaxfp8
 import jaxfp8.linen
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._ops import products
 from jaxfp8._ops import terms as terms_of
 

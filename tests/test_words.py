@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxfp8
-from jaxfp8._call import quantize_reference, rows_reference, strictness
+from jaxfp8._call.library import strictness
+from jaxfp8._call.reference import quantize_reference, rows_reference
 from jaxfp8._value import tables
 from jaxfp8._value.errors import shown
 

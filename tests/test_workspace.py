@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxfp8._call import canonical, workspace
+from jaxfp8._call.gpu import canonical, workspace
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 E4M3 = "float8_e4m3fn"

@@ -11,8 +11,10 @@ from test_routes import spec_of, specs_in
 import jaxfp8
 import oracle
 import specs
-from jaxfp8._call import ffi, routes, xla_products
-from jaxfp8._call.canonical import is_empty
+from jaxfp8._call.gpu import xla_products
+from jaxfp8._call.gpu.canonical import is_empty
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops import routes
 
 HOPPER = 90
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from jaxfp8._bench._measure import Contender, Missing, Timing, measure
 from jaxfp8._bench._rotate import rotating
-from jaxfp8._call import abi
+from jaxfp8._call.library import abi
 from jaxfp8._value import dtypes as _dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 

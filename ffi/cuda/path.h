@@ -12,7 +12,7 @@
 //   2. cuda/CMakeLists.txt: the sources. ffi/tests/cuda/CMakeLists.txt: the .cc files (`host`).
 //   3. route.cc: a row in `AllPaths` (its index is that of the counter) and its place in
 //      `InOrder`.
-//   4. workspace.cc, and jaxfp8/_call/workspace.py beside it: how much scratch it can use.
+//   4. workspace.cc, and jaxfp8/_call/gpu/workspace.py beside it: how much scratch it can use.
 //   5. Tests: ffi/tests/*_test.cc for the host side and a stand-in for the plan in
 //      ffi/tests/cuda/runtime_stand_ins.h, so that the fuzzer plans it; the kernels themselves in
 //      software, where their PTX stands behind primitives (sm80_imma, ffi/tests/cuda/simt.h);

@@ -1,6 +1,6 @@
 // The canonical problem on a GPU: a batch of matrix products with an epilogue.
 //
-// The Python lowering (jaxfp8/_call/canonical.py) brings every scaled dot into this form: three
+// The Python lowering (jaxfp8/_call/gpu/canonical.py) brings every scaled dot into this form: three
 // axes on each side (batch, free, depth), row-major, the last two in either order. Offsets are
 // products of an index and a stride, so no table is needed on the device.
 //

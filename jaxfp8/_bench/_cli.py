@@ -12,7 +12,7 @@ import jax
 
 from jaxfp8._bench import _cpu, _gpu, _plot, _shapes, _step, _step_options
 from jaxfp8._bench._case import Case
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._value.files import why_not_written
 
 ROUNDS, QUICK_ROUNDS = 15, 4

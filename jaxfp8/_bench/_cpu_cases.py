@@ -15,8 +15,8 @@ from jaxfp8._bench._case import Case, Goal, apart, faster_than, no_slower_than, 
 from jaxfp8._bench._measure import Contender, Missing
 from jaxfp8._bench._problems import E4M3, Problem
 from jaxfp8._bench._rotate import one_at_a_time
-from jaxfp8._call import ffi
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._value.prepared import why_not
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 

@@ -15,10 +15,10 @@ from jaxfp8._bench import _decoder
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._gpu_operands import E4M3, copies, normal
 from jaxfp8._bench._measure import Contender, over_copies
-from jaxfp8._call.encode_call import encode_produced
-from jaxfp8._call.encode_reference import EncodeSpec
-from jaxfp8._call.quantize_call import encode
-from jaxfp8._call.rows_reference import NormForm
+from jaxfp8._call.ops.encode_call import encode_produced
+from jaxfp8._call.ops.quantize_call import encode
+from jaxfp8._call.reference.encode_reference import EncodeSpec
+from jaxfp8._call.reference.rows_reference import NormForm
 
 _WIDTH, _HIDDEN = 4096, 14336  # of Llama-3-8B
 _BF16 = np.dtype(jnp.bfloat16)

@@ -22,7 +22,7 @@ from jaxfp8._bench._gpu_operands import (
     weights,
 )
 from jaxfp8._bench._measure import over_copies
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 _SIZES = (4096, 4096), (4096, 14336)  # N and K

@@ -16,8 +16,8 @@ from jaxfp8._bench import _problems as problems
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._gpu_operands import E4M3, copies, dequantised, in_bf16, normal, ours, weights
 from jaxfp8._bench._measure import Contender, over_copies
-from jaxfp8._call.rows_call import quantize_rows
-from jaxfp8._call.rows_reference import Norm, RowScale, RowsSpec
+from jaxfp8._call.ops.rows_call import quantize_rows
+from jaxfp8._call.reference.rows_reference import Norm, RowScale, RowsSpec
 
 _WIDTH, _HIDDEN = 4096, 14336  # of Llama-3-8B
 _LAYERS = 8  # so many that the dispatch of a program does not matter

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._measure import Contender
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 PRODUCTS = ("f32", "bf16", "int8")
 # Iterations of the loop of products: about 0.3 ms (2 ms with tiles), so that other threads can take

@@ -17,7 +17,7 @@ from jaxfp8._bench import _peaks
 from jaxfp8._bench._case import Goal, Measured
 from jaxfp8._bench._measure import Missing, Timing
 from jaxfp8._bench._profile import Group, Kernel, Profile
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 SCHEMA = 1
 _PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "torch")

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxfp8._bench import _plot, _shapes
 from jaxfp8._bench._cli import check_files, default_platform, limit
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._compare import _data
 from jaxfp8._compare._data import Data, Shape
 from jaxfp8._compare._paths import PATHS, Path

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 
 import jax
 
-from jaxfp8._call import ffi, lowering, routes, strictness
+from jaxfp8._call.library import ffi, strictness
+from jaxfp8._call.ops import lowering, routes
 from jaxfp8._doctor import _products, _remedies
 from jaxfp8._value import errors
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec

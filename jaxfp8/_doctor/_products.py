@@ -1,6 +1,6 @@
 """The products that `doctor` multiplies: one for each thing that a library has a path for.
 
-On a GPU they are so large that XLA does not get them (`_call/xla_products`).
+On a GPU they are so large that XLA does not get them (`_call/gpu/xla_products`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxfp8._call import ffi, xla_products
-from jaxfp8._call.primitive import scaled_dot_p
+from jaxfp8._call.gpu import xla_products
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops.dot import scaled_dot_p
 from jaxfp8._ops import products, quantize
 from jaxfp8._value import dtypes
 from jaxfp8._value.qarray import QArray

@@ -29,9 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from jaxfp8._call import reference
-from jaxfp8._call.primitive import scaled_dot
-from jaxfp8._call.quantize_call import quantize_tiles
+from jaxfp8._call.ops.dot import scaled_dot
+from jaxfp8._call.ops.quantize_call import quantize_tiles
+from jaxfp8._call.reference import dot_reference
 from jaxfp8._ops.quantize import quantize
 from jaxfp8._value import dtypes
 from jaxfp8._value.errors import message, shown
@@ -129,7 +129,7 @@ def int8_dot(
 
 def requantised(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """The operands of `narrowed(spec)`, from those of `spec`."""
-    wide = reference.widened(spec, {n: x for n, x in named.items() if n.endswith("_scale")})
+    wide = dot_reference.widened(spec, {n: x for n, x in named.items() if n.endswith("_scale")})
     made = dict(named)
     for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
         if _is_rounded(side):

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._ops.operands import PreparedSide, Side
 from jaxfp8._value.errors import message
 from jaxfp8._value.packing import COLUMNS, QUAD, split_tile

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._ops import einsum as _einsum
 from jaxfp8._ops.dimensions import check_matmul, normalise
 from jaxfp8._ops.epilogue import Epilogue, choose_out_dtype, prepare

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call.quantize_call import quantize_tiles
-from jaxfp8._call.quantize_reference import codes_of, shifted, steps_of
+from jaxfp8._call.ops.quantize_call import quantize_tiles
+from jaxfp8._call.reference.quantize_reference import codes_of, shifted, steps_of
 from jaxfp8._value import checks, compat
 from jaxfp8._value.dtypes import (
     EIGHT_BIT,

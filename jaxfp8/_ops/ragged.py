@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call.ragged_call import ragged_dot as bind
-from jaxfp8._call.ragged_reference import RaggedSpec
+from jaxfp8._call.ops.ragged_call import ragged_dot as bind
+from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._ops.operands import Operand, Side, as_sides
 from jaxfp8._value import checks, dtypes
 from jaxfp8._value.errors import message

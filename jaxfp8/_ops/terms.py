@@ -28,7 +28,8 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call import explicit, remat
+from jaxfp8._call.mesh import explicit
+from jaxfp8._call.ops import remat
 from jaxfp8._ops import dimensions
 from jaxfp8._ops.dimensions import check_matmul, free_axes, in_order, normalise
 from jaxfp8._ops.products import dot_general

@@ -17,7 +17,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.typing import DTypeLike
 
-from jaxfp8._call.quantize_reference import finite_amax
+from jaxfp8._call.reference.quantize_reference import finite_amax
 from jaxfp8._recipes.recipes import DelayedScaling
 from jaxfp8._value import compat
 from jaxfp8._value.dtypes import E8M0, finite_range

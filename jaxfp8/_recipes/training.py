@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jaxfp8._call import explicit
+from jaxfp8._call.mesh import explicit
 from jaxfp8._ops.dimensions import free_axes, in_order, normalise, of_gradient
 from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe, check_training_recipe
 from jaxfp8._recipes.scaling import Scaling, ScalingState, check_scalings

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxfp8._call import ffi
-from jaxfp8._call.quantize_call import Encoded, encode
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops.quantize_call import Encoded, encode
 from jaxfp8._ops.quantize import quantize
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import CurrentScaling, DelayedScaling, TrainingRecipe

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._ops.straight_through import straight_through
 from jaxfp8._value.qarray import QArray

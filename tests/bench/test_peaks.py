@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxfp8._bench import _peaks
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 
 def test_products_are_counted_by_the_round():

@@ -5,7 +5,7 @@ import pathlib
 import jax
 import pytest
 
-from jaxfp8._call import xla_products
+from jaxfp8._call.gpu import xla_products
 
 HERE = pathlib.Path(__file__).parent
 

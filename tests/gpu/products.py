@@ -10,8 +10,8 @@ import pytest
 
 import oracle
 import specs
-from jaxfp8._call import ffi
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 

@@ -7,8 +7,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from jaxfp8._call import abi, ffi
-from jaxfp8._call import canonical as _canonical
+from jaxfp8._call.gpu import canonical as _canonical
+from jaxfp8._call.library import abi, ffi
 from jaxfp8._value import dtypes
 
 torch = pytest.importorskip("torch")

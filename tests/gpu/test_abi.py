@@ -10,7 +10,7 @@ from gpu.tensors import Call, canonical, torch
 
 import oracle
 import specs
-from jaxfp8._call import abi, ffi
+from jaxfp8._call.library import abi, ffi
 
 
 @pytest.fixture(autouse=True)

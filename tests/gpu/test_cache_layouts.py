@@ -11,7 +11,9 @@ from gpu.products import ACCUMULATION, draw, run
 
 import jaxfp8
 import oracle
-from jaxfp8._call import canonical, ffi, lowering, workspace
+from jaxfp8._call.gpu import canonical, workspace
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops import lowering
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 PATH = "sm80_w8a16"

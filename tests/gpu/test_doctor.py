@@ -3,7 +3,8 @@
 import pytest
 
 from jaxfp8 import _doctor
-from jaxfp8._call import ffi, xla_products
+from jaxfp8._call.gpu import xla_products
+from jaxfp8._call.library import ffi
 from jaxfp8._doctor import _products
 
 _TAKES = xla_products.takes

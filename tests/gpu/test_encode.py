@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8._call.encode_call import encode_produced
+from jaxfp8._call.ops.encode_call import encode_produced
 
 CALL = "custom_call @jaxfp8_encode"
 # A chunk, part of a tile, one more row than a tile, rows of 16 and not, and many tiles.

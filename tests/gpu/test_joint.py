@@ -10,8 +10,9 @@ from gpu.products import ACCUMULATION, draw, matrices
 
 import jaxfp8
 import oracle
-from jaxfp8._call import ffi, joint
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops import joint
+from jaxfp8._call.ops.dot import scaled_dot
 
 PATH = "sm80_w8a16"
 WEIGHTS = ("float8_e4m3fn", "float8_e5m2", "int8", "uint8")

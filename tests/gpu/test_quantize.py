@@ -6,7 +6,7 @@ import pytest
 import quantized
 
 import jaxfp8
-from jaxfp8._call.quantize_call import encode, quantize_tiles
+from jaxfp8._call.ops.quantize_call import encode, quantize_tiles
 
 GRAINS = {
     "tensor": {},

@@ -10,7 +10,7 @@ import pytest
 from ragged_case import FP8_LOSS, Ragged, with_nan
 
 import jaxfp8
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 CALL = "custom_call @jaxfp8_ragged_dot"
 E5M2 = "float8_e5m2"

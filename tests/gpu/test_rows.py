@@ -7,7 +7,7 @@ import produced_rows as rows
 import pytest
 
 import jaxfp8
-from jaxfp8._call.rows_call import quantize_rows
+from jaxfp8._call.ops.rows_call import quantize_rows
 from jaxfp8._value.dtypes import finite_range
 
 CALL = "custom_call @jaxfp8_quantize_rows"

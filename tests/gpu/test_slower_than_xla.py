@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*can be rewritten:jaxfp8.FallbackWarning")
 

@@ -13,7 +13,7 @@ import pytest
 
 import jaxfp8
 from jaxfp8 import testing
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 

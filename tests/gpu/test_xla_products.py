@@ -10,9 +10,10 @@ import pytest
 import jaxfp8
 import oracle
 import specs
-from jaxfp8._call import ffi, xla_products
-from jaxfp8._call.canonical import is_empty
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.gpu import xla_products
+from jaxfp8._call.gpu.canonical import is_empty
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops.dot import scaled_dot
 
 HOPPER = jax.default_backend() == "gpu" and jax.devices()[0].compute_capability == "9.0"
 pytestmark = pytest.mark.skipif(not HOPPER, reason="XLA takes products on Hopper alone")

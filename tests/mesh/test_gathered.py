@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from mesh.automatic import AUTO, QW, P, X, normal, put
 
 import jaxfp8
-from jaxfp8._call import strictness
+from jaxfp8._call.library import strictness
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import jaxfp8
 import jaxfp8.nnx
 import oracle
 import specs
-from jaxfp8._call.primitive import scaled_dot, scaled_dot_p
+from jaxfp8._call.ops.dot import scaled_dot, scaled_dot_p
 from jaxfp8._value.qarray import QArray
 
 BLOCKS = jaxfp8.quantize(W, tiled_axes={0: 32, 1: 16})

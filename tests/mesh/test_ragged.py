@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxfp8
-from jaxfp8._call import strictness
+from jaxfp8._call.library import strictness
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")
 

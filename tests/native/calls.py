@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 

@@ -10,7 +10,7 @@ import pytest
 
 import oracle
 import specs
-from jaxfp8._call import abi, ffi
+from jaxfp8._call.library import abi, ffi
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 

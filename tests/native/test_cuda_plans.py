@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 pytestmark = pytest.mark.cuda_library
 

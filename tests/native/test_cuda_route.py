@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import specs
-from jaxfp8._call import abi, ffi, workspace
-from jaxfp8._call import canonical as _canonical
+from jaxfp8._call.gpu import canonical as _canonical
+from jaxfp8._call.gpu import workspace
+from jaxfp8._call.library import abi, ffi
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 pytestmark = pytest.mark.cuda_library

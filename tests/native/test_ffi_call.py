@@ -10,7 +10,7 @@ from native import calls
 
 import oracle
 import specs
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._value.spec import EpilogueSpec, ScaledDotSpec
 
 SPEC = ScaledDotSpec(

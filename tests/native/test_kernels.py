@@ -14,7 +14,7 @@ from native import calls
 
 import oracle
 import specs
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import EpilogueSpec, ScaledDotSpec
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxfp8 import LibraryError
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # each thread has 
 sys.path[:0] = sys.argv[2:]
 import jax, jax.numpy as jnp, numpy as np
 from native import calls
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._value.spec import EpilogueSpec, ScaledDotSpec
 
 def kilobytes(name):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import quantized
 
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 SETS = [name for name in ("avx512", "avx2") if name in ffi.cpu_features().split()] + ["scalar"]
 WIDE = ("bfloat16", "float16", "float32")

@@ -2,7 +2,7 @@
 
 `jaxfp8/_value/spec.py` is the model. `ffi/common/spec.h` has its fields in its order, with a flag
 before each shape that may be missing. `ffi/include/jaxfp8/jaxfp8.h` has the same fields, but for
-what the C interface does not take, and `jaxfp8/_call/abi.py` has those of that header.
+what the C interface does not take, and `jaxfp8/_call/library/abi.py` has those of that header.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from jaxfp8._call import abi
+from jaxfp8._call.library import abi
 from jaxfp8._value import spec as python
 
 pytestmark = pytest.mark.any_jax

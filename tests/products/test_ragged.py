@@ -12,8 +12,9 @@ import pytest
 from ragged_case import Ragged
 
 import jaxfp8
-from jaxfp8._call import ragged_lowering, ragged_reference, strictness
-from jaxfp8._call.ragged_reference import RaggedSpec, group_ends
+from jaxfp8._call.library import strictness
+from jaxfp8._call.ops import ragged_lowering, ragged_reference
+from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_ends
 from jaxfp8._value.spec import OperandSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")

@@ -10,8 +10,9 @@ import pytest
 from ragged_case import Ragged, with_nan
 
 import jaxfp8
-from jaxfp8._call import ragged_lowering, strictness
-from jaxfp8._call.ragged_reference import RaggedSpec
+from jaxfp8._call.library import strictness
+from jaxfp8._call.ops import ragged_lowering
+from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._value.spec import OperandSpec
 
 pytestmark = pytest.mark.filterwarnings("ignore::jaxfp8.FallbackWarning")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxfp8._call.primitive import scaled_dot_p
+from jaxfp8._call.ops.dot import scaled_dot_p
 from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import ScaledDotSpec
 

@@ -10,8 +10,8 @@ from flax import nnx
 
 import jaxfp8
 import jaxfp8.nnx
-from jaxfp8._call.encode_call import encode_produced_p
-from jaxfp8._call.quantize_call import quantize_p
+from jaxfp8._call.ops.encode_call import encode_produced_p
+from jaxfp8._call.ops.quantize_call import quantize_p
 from jaxfp8._recipes import training_codes
 from jaxfp8._rewrite.plan import row_calls
 from jaxfp8._value import compat

@@ -258,7 +258,7 @@ def test_without_the_library_code_is_left_alone_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "jaxfp8._call.ffi.why_unavailable", lambda platform: "the library is missing"
+        "jaxfp8._call.library.ffi.why_unavailable", lambda platform: "the library is missing"
     )
     assert count(jaxfp8.rewrite(product), *_args()) == 0
     with pytest.raises(ValueError, match="the library is missing"):

@@ -15,7 +15,9 @@ from rewrite.support import BF16, E4M3, E5M2, F16, F32, count
 
 import jaxfp8
 from jaxfp8._bench import _decoder, _problems
-from jaxfp8._call import ffi, joint, xla_products
+from jaxfp8._call.gpu import xla_products
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops import joint
 from jaxfp8._rewrite.plan import row_calls
 
 SCHEDULE = pathlib.Path(__file__).parents[2] / "ffi/cuda/kernels/sm80_w8a16/schedule.h"

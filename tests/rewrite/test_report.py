@@ -18,7 +18,7 @@ import pytest
 from rewrite.support import BF16, F32, Data
 
 import jaxfp8
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 from jaxfp8._rewrite import Site
 from jaxfp8._rewrite.report import text as _report_text
 from jaxfp8.testing import assert_rewritten, kernel_calls
@@ -267,7 +267,7 @@ def test_piped_report_has_one_whole_line_for_each_row(monkeypatch: pytest.Monkey
 def test_report_without_a_gpu_says_when_its_kernel_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("jaxfp8._call.ffi.compute_capability", lambda: None)
+    monkeypatch.setattr("jaxfp8._call.library.ffi.compute_capability", lambda: None)
     text = str(jaxfp8.explain(mixed)(*_args()))
     assert "cuda: chosen at run time, for the GPU found" in text
 

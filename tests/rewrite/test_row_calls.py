@@ -9,8 +9,8 @@ import pytest
 import quantized
 
 import jaxfp8
-from jaxfp8._call.rows_call import quantize_rows_p
-from jaxfp8._call.rows_reference import RowScale
+from jaxfp8._call.ops.rows_call import quantize_rows_p
+from jaxfp8._call.reference.rows_reference import RowScale
 from jaxfp8._rewrite.plan import row_calls
 from jaxfp8._value import compat
 

@@ -11,7 +11,7 @@ import pytest
 from rewrite.support import BF16, E4M3, F16, F32, count, left_alone
 
 import jaxfp8
-from jaxfp8._call import ffi
+from jaxfp8._call.library import ffi
 
 pytestmark = left_alone
 E8M0 = jnp.float8_e8m0fnu

@@ -22,7 +22,7 @@ std::mt19937 random_bits(5);
 
 // ------------------------------------------------------------------------------- what is expected
 
-// The code of a value, by division and in the order of jaxfp8/_call/quantize_reference.py.
+// The code of a value, by division and in the order of jaxfp8/_call/reference/quantize_reference.py.
 int CodeOf(float value, float step) {
   const float steps = value / step;
   if (std::isnan(steps)) return 0;

@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.extend.core.primitives import jit_p
 from jax.interpreters import ad, batching, mlir, partial_eval
 
-from jaxfp8._call.remat import Policy, Split, as_equation, unsplit
+from jaxfp8._call.ops.remat import Policy, Split, as_equation, unsplit
 from jaxfp8._value import compat
 
 # From primals and tangents to outputs and their tangents. A tangent may be a `SymbolicZero`.

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfp8._call import strictness
+from jaxfp8._call.library import strictness
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule

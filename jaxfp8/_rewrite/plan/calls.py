@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._ops import int8_compute
 from jaxfp8._rewrite.ir import casts, graph, sides
 from jaxfp8._rewrite.ir.factors import Factors, as_one, on_tiles

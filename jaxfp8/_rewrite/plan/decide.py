@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfp8._call import joint as call_joint
-from jaxfp8._call import lowering, routes
+from jaxfp8._call.ops import joint as call_joint
+from jaxfp8._call.ops import lowering, routes
 from jaxfp8._rewrite.ir import emit, graph, wholes
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from jaxfp8._call.encode_call import MOST_SCALES, encode_produced, why_no_kernel
-from jaxfp8._call.encode_reference import EncodeSpec
-from jaxfp8._call.primitive import scaled_dot_p
-from jaxfp8._call.quantize_call import quantize_p
-from jaxfp8._call.quantize_reference import QuantizeSpec
-from jaxfp8._call.rows_reference import NormForm
+from jaxfp8._call.ops.dot import scaled_dot_p
+from jaxfp8._call.ops.encode_call import MOST_SCALES, encode_produced, why_no_kernel
+from jaxfp8._call.ops.quantize_call import quantize_p
+from jaxfp8._call.reference.encode_reference import EncodeSpec
+from jaxfp8._call.reference.quantize_reference import QuantizeSpec
+from jaxfp8._call.reference.rows_reference import NormForm
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Op, Value

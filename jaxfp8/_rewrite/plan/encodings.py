@@ -18,8 +18,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxfp8._call.quantize_call import amax_rows, encode_rows
-from jaxfp8._call.quantize_lowering import why_no_rows_here
+from jaxfp8._call.ops.quantize_call import amax_rows, encode_rows
+from jaxfp8._call.ops.quantize_lowering import why_no_rows_here
 from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Op, Value

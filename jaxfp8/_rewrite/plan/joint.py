@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from jaxfp8._call import joint
+from jaxfp8._call.ops import joint
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Array, Op, Value

@@ -18,9 +18,9 @@ from collections.abc import Callable, Hashable, Mapping
 import jax
 import numpy as np
 
-from jaxfp8._call.primitive import scaled_dot_p
-from jaxfp8._call.rows_call import quantize_rows, why_no_kernel
-from jaxfp8._call.rows_reference import RowScale, RowsSpec
+from jaxfp8._call.ops.dot import scaled_dot_p
+from jaxfp8._call.ops.rows_call import quantize_rows, why_no_kernel
+from jaxfp8._call.reference.rows_reference import RowScale, RowsSpec
 from jaxfp8._rewrite.ir import casts, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Op, Value

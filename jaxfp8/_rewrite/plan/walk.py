@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from jaxfp8._call.joint import joint_dots_p
-from jaxfp8._call.primitive import scaled_dot_p
+from jaxfp8._call.ops.dot import scaled_dot_p
+from jaxfp8._call.ops.joint import joint_dots_p
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.factors import Factors, factor_of

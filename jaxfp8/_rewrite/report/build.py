@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfp8._call import lowering, routes, weight_only
+from jaxfp8._call.gpu import weight_only
+from jaxfp8._call.ops import lowering, routes
 from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled

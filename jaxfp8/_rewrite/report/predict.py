@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from jaxfp8._call import xla_products
-from jaxfp8._call.weight_only import FEW_FLOAT8_ROWS
+from jaxfp8._call.gpu import xla_products
+from jaxfp8._call.gpu.weight_only import FEW_FLOAT8_ROWS
 from jaxfp8._value import tables
 from jaxfp8._value.dtypes import EIGHT_BIT, FLOAT8, SIXTEEN_BIT_FLOATS
 from jaxfp8._value.errors import message

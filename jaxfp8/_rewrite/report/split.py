@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxfp8._call import explicit, sharded_dot
+from jaxfp8._call.mesh import explicit, sharded_dot
 from jaxfp8._rewrite.report.automatic import Types
 from jaxfp8._value import compat, dtypes, tables
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec

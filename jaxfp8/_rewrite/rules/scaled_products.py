@@ -7,8 +7,8 @@ whose powers of two are exact in bfloat16. A call takes them as bfloat16.
 
 from __future__ import annotations
 
-from jaxfp8._call.joint import dots_of, joint_dots_p
-from jaxfp8._call.primitive import scaled_dot_p
+from jaxfp8._call.ops.dot import scaled_dot_p
+from jaxfp8._call.ops.joint import dots_of, joint_dots_p
 from jaxfp8._rewrite.context import Context
 from jaxfp8._rewrite.ir import casts, constants
 from jaxfp8._rewrite.ir.factors import Factor, Factors

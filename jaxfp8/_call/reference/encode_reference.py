@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._call.quantize_reference import codes_of, finite_amax, with_transpose
-from jaxfp8._call.rows_reference import NormForm, activated, rounded_to, scaled_rows
+from jaxfp8._call.reference.quantize_reference import codes_of, finite_amax, with_transpose
+from jaxfp8._call.reference.rows_reference import NormForm, activated, rounded_to, scaled_rows
 from jaxfp8._value.spec import array
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxfp8._call import reference
-from jaxfp8._call.primitive import scaled_dot
+from jaxfp8._call.ops.dot import scaled_dot
+from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import compat, dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape, array
 from jaxfp8._value.tiles import repeated
@@ -167,7 +167,7 @@ def _within(
     if dtypes.is_float8(values.dtype):  # XLA:CPU selects FP8 in float16
         values = lax.bitcast_convert_type(values, np.uint8)
     if side.zero_point:
-        zero = reference.expand_tiles(zero, side)
+        zero = dot_reference.expand_tiles(zero, side)
     own = {name: kept(values, 1, zero)}
     if side.scale:
         own[f"{name}_scale"] = kept(named[f"{name}_scale"], side.tiles[axis], 1)

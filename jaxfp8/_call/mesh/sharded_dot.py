@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfp8._call import reference
-from jaxfp8._call.shards import Factors, Names, Shards, without_padding
+from jaxfp8._call.mesh.shards import Factors, Names, Shards, without_padding
+from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
@@ -177,7 +177,7 @@ def _sum_of_parts(
     for name in ("residual", "bias"):
         if name in named:
             total = total + named[name].astype(jnp.float32)
-    return list(reference.finish(local.epilogue, total, named.get("out_scale")))
+    return list(dot_reference.finish(local.epilogue, total, named.get("out_scale")))
 
 
 def _over_devices(spec: ScaledDotSpec, shards: Shards, part: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from jaxfp8._call.strictness import is_strict
+from jaxfp8._call.library.strictness import is_strict
 
 
 def run_compiled(primitive: Primitive) -> None:

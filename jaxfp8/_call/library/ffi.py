@@ -20,7 +20,7 @@ import threading
 
 import jax
 
-from jaxfp8._call import abi
+from jaxfp8._call.library import abi
 from jaxfp8._value import errors
 from jaxfp8._value.spec import ScaledDotSpec
 
@@ -253,7 +253,7 @@ def keep_plans(path: str | pathlib.Path | None) -> None:
     text = ctypes.create_string_buffer(4096)
     name = "" if path is None else str(path)
     if not _library("cuda").jaxfp8_cuda_set_plan_file(name.encode(), text, len(text)):
-        raise OSError(f"`jaxfp8._call.ffi.keep_plans`: {text.value.decode()}")
+        raise OSError(f"`jaxfp8._call.library.ffi.keep_plans`: {text.value.decode()}")
 
 
 def allow_timing(allowed: bool) -> None:

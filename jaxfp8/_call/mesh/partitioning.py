@@ -21,9 +21,9 @@ from jax.extend import core
 from jax.interpreters import mlir
 from jax.sharding import AxisType, Mesh
 
-from jaxfp8._call import grid
-from jaxfp8._call.shards import Factors, Names, Parts, Shards
-from jaxfp8._call.strictness import is_strict, strict_if, tell_gathered
+from jaxfp8._call.library.strictness import is_strict, strict_if, tell_gathered
+from jaxfp8._call.mesh import grid
+from jaxfp8._call.mesh.shards import Factors, Names, Parts, Shards
 from jaxfp8._value import compat
 from jaxfp8._value.spec import is_known
 from jaxfp8._value.version import __version__

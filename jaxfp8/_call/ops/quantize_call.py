@@ -1,7 +1,7 @@
 """Quantising as one primitive, `quantize_p`: one FFI call where there is a kernel.
 
-`QuantizeSpec` says what is quantised and by which rule; `_call/quantize_reference` says what that
-means, `_call/quantize_lowering` which call computes it.
+`QuantizeSpec` states operand and rule, `reference/quantize_reference` the meaning, and
+`quantize_lowering` the call.
 
 Order of this file: primitive, bind, abstract evaluation, batching, differentiation, splitting over
 a mesh, registration.
@@ -21,19 +21,20 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
-from jaxfp8._call import explicit, ffi
-from jaxfp8._call.eager import run_compiled
-from jaxfp8._call.partitioning import is_wanted, lowering
-from jaxfp8._call.quantize_lowering import lowered
-from jaxfp8._call.quantize_reference import (
+from jaxfp8._call.library import ffi
+from jaxfp8._call.library.strictness import tell_gathered
+from jaxfp8._call.mesh import explicit
+from jaxfp8._call.mesh.partitioning import is_wanted, lowering
+from jaxfp8._call.mesh.shards import Factors, Parts, Shards, without_padding
+from jaxfp8._call.ops.eager import run_compiled
+from jaxfp8._call.ops.quantize_lowering import lowered
+from jaxfp8._call.reference.quantize_reference import (
     QuantizeSpec,
     chosen_scale,
     plain_amax,
     quantized,
     with_transpose,
 )
-from jaxfp8._call.shards import Factors, Parts, Shards, without_padding
-from jaxfp8._call.strictness import tell_gathered
 from jaxfp8._value import compat
 from jaxfp8._value.spec import Shape
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec, Sharding
 
-from jaxfp8._call.shards import Factors, Shards
+from jaxfp8._call.mesh.shards import Factors, Shards
 from jaxfp8._value import compat
 
 # How many operands are not scales or what follows a sum: those of a product.

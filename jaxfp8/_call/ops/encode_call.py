@@ -1,7 +1,7 @@
 """Producing and encoding values as one primitive, `encode_produced_p`: one kernel on a GPU.
 
 A norm, an activation and a factor, or a rounding to 16 bits, then codes for scales that are given,
-in one layout or two, and an amax. `EncodeSpec` of `_call/encode_reference` says what that means.
+in one layout or two, and an amax. `reference.EncodeSpec` defines it.
 On other platforms it is computed as it is defined.
 
 Order of this file: primitive, bind, abstract evaluation, batching, differentiation, splitting over
@@ -21,12 +21,13 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxfp8._call import explicit, ffi
-from jaxfp8._call.eager import run_compiled
-from jaxfp8._call.encode_reference import EncodeSpec, encoded
-from jaxfp8._call.partitioning import is_wanted, lowering
-from jaxfp8._call.rows_reference import NormForm
-from jaxfp8._call.shards import Factors, Parts, Shards
+from jaxfp8._call.library import ffi
+from jaxfp8._call.mesh import explicit
+from jaxfp8._call.mesh.partitioning import is_wanted, lowering
+from jaxfp8._call.mesh.shards import Factors, Parts, Shards
+from jaxfp8._call.ops.eager import run_compiled
+from jaxfp8._call.reference.encode_reference import EncodeSpec, encoded
+from jaxfp8._call.reference.rows_reference import NormForm
 from jaxfp8._value import compat
 from jaxfp8._value.dtypes import is_float8
 from jaxfp8._value.spec import Shape, is_known
@@ -112,7 +113,7 @@ def _batch(
     return results, [0] * len(results)
 
 
-# Differentiation: there is none, as of `encode` in `_call/quantize_call`.
+# Differentiation: there is none, as of `encode` in `_call/ops/quantize_call`.
 
 
 def _jvp(

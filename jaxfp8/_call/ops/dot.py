@@ -1,7 +1,7 @@
 """The scaled dot as a primitive, `scaled_dot_p`: one FFI call on a platform with kernels.
 
 Order of this file: bind, primitive, abstract evaluation, batching, differentiation, registration.
-Sharding: lowering splits the call over a mesh (`_call/sharded_dot`), along explicit axes by itself,
+Sharding: lowering splits the call over a mesh (`mesh/sharded_dot`), along explicit axes by itself,
 along automatic ones as XLA asks for. Along the manual axes of shard_map a product is local.
 """
 
@@ -21,11 +21,13 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxfp8._call import cut_tiles, explicit, lowering, partitioning, reference, remat, sharded_dot
-from jaxfp8._call.batching import batch_scaled_dot
-from jaxfp8._call.eager import run_compiled
-from jaxfp8._call.loop_picks import lowered
-from jaxfp8._call.shards import Parts
+from jaxfp8._call.mesh import cut_tiles, explicit, partitioning, sharded_dot
+from jaxfp8._call.mesh.shards import Parts
+from jaxfp8._call.ops import lowering, remat
+from jaxfp8._call.ops.batching import batch_scaled_dot
+from jaxfp8._call.ops.eager import run_compiled
+from jaxfp8._call.ops.loop_picks import lowered
+from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import compat
 from jaxfp8._value import dtypes as _dtypes
 from jaxfp8._value.spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
@@ -242,7 +244,7 @@ def _finish_jvp(
         tangents.append(
             jnp.zeros_like(out_scale) if out_scale_tangent is None else out_scale_tangent
         )
-    finish = functools.partial(reference.finish, spec.epilogue)
+    finish = functools.partial(dot_reference.finish, spec.epilogue)
     out, d_out = jax.jvp(finish, primals, tangents)
     zeros = [
         _zero_tangent(y) if not jnp.issubdtype(y.dtype, np.floating) else d
@@ -331,7 +333,7 @@ def _transpose_scale(
 
     def as_function_of_scale(scale: jax.Array) -> jax.Array:
         operands = [scale if name == linear else named[name] for name in spec.operand_names()]
-        return reference.scaled_dot(spec, *operands, out_sharding=sharding)[0]
+        return dot_reference.scaled_dot(spec, *operands, out_sharding=sharding)[0]
 
     (out,) = jax.linear_transpose(as_function_of_scale, named[linear].aval)(ct)
     return out
@@ -365,8 +367,8 @@ def _transpose_values(
     )
     if side.scale:
         name = f"{linear}_scale"
-        scale = reference.widened(spec, {name: named[name]})[name]
-        out = out * compat.laid_along(reference.expand_tiles(scale, side), out)
+        scale = dot_reference.widened(spec, {name: named[name]})[name]
+        out = out * compat.laid_along(dot_reference.expand_tiles(scale, side), out)
     return out.astype(side.dtype)
 
 

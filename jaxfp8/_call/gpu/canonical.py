@@ -25,9 +25,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxfp8._call import layout, reference
-from jaxfp8._call.layout import DEPTH, FREE, Groups, Layout
-from jaxfp8._call.weight_only import WeightOnly
+from jaxfp8._call.gpu import layout
+from jaxfp8._call.gpu.layout import DEPTH, FREE, Groups, Layout
+from jaxfp8._call.gpu.weight_only import WeightOnly
+from jaxfp8._call.reference import dot_reference
 from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
 Named = dict[str, jax.Array]
@@ -142,7 +143,7 @@ class _Side:
             for a, (size, count) in enumerate(zip(self.old.shape, x.shape, strict=True))
         )
         wide = dataclasses.replace(self.old, shape=shape, tiles=tiles)
-        x = jnp.broadcast_to(reference.expand_tiles(x, wide), shape)
+        x = jnp.broadcast_to(dot_reference.expand_tiles(x, wide), shape)
         return self._arranged(x).reshape(self.spec.scale_shape)
 
     def sums(self, x: jax.Array) -> jax.Array:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._call import ffi
-from jaxfp8._call.quantize_reference import QuantizeSpec, quantized
+from jaxfp8._call.library import ffi
+from jaxfp8._call.reference.quantize_reference import QuantizeSpec, quantized
 from jaxfp8._value.dtypes import is_float8
 from jaxfp8._value.spec import Shape, is_known
 

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._call.quantize_reference import plain_amax, plain_codes
-from jaxfp8._call.reference import ACTIVATIONS
+from jaxfp8._call.reference.dot_reference import ACTIVATIONS
+from jaxfp8._call.reference.quantize_reference import plain_amax, plain_codes
 from jaxfp8._value.dtypes import finite_range
 from jaxfp8._value.scales import per
 from jaxfp8._value.spec import array

@@ -20,16 +20,19 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxfp8._call import canonical, explicit, ffi, lowering, partitioning, remat, xla_products
-from jaxfp8._call.eager import run_compiled
-from jaxfp8._call.primitive import (
+from jaxfp8._call.gpu import canonical, xla_products
+from jaxfp8._call.gpu.weight_only import WeightOnly
+from jaxfp8._call.library import ffi
+from jaxfp8._call.mesh import explicit, partitioning
+from jaxfp8._call.ops import lowering, remat
+from jaxfp8._call.ops.dot import (
     batch_rule,
     jvp_rule,
     scaled_dot,
     scaled_dot_p,
     transpose_rule,
 )
-from jaxfp8._call.weight_only import WeightOnly
+from jaxfp8._call.ops.eager import run_compiled
 from jaxfp8._value import compat
 from jaxfp8._value.spec import ScaledDotSpec, is_known
 

@@ -21,8 +21,8 @@ import math
 
 import numpy as np
 
-from jaxfp8._call import weight_only
-from jaxfp8._call.weight_only import FEW_ROWS, MOST, TILE, WeightOnly
+from jaxfp8._call.gpu import weight_only
+from jaxfp8._call.gpu.weight_only import FEW_ROWS, MOST, TILE, WeightOnly
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxfp8._call import reference
+from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import ScaledDotSpec
 
@@ -103,4 +103,4 @@ def scaled_dot(*operands: jax.Array, spec: ScaledDotSpec, kernel: str) -> tuple[
     for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
         if dtypes.is_eight_bit(side.dtype):
             named[name] = jax.lax.optimization_barrier(named[name])
-    return reference.scaled_dot(spec, *named.values(), multiplied_in=multiplied_in(spec))
+    return dot_reference.scaled_dot(spec, *named.values(), multiplied_in=multiplied_in(spec))

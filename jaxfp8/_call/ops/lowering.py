@@ -10,16 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from jaxfp8._call import (
-    canonical,
-    ffi,
-    reference,
-    support,
-    weight_only,
-    workspace,
-    xla_products,
-)
-from jaxfp8._call.strictness import warn_once
+from jaxfp8._call.gpu import canonical, weight_only, workspace, xla_products
+from jaxfp8._call.library import ffi, support
+from jaxfp8._call.library.strictness import warn_once
+from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import ScaledDotSpec
 
@@ -67,7 +61,7 @@ def _call_cuda(
     """The call in canonical form; its last result is scratch memory."""
     ffi.register_if_it_runs_here("cuda")
     if canonical.is_empty(spec):
-        return list(reference.scaled_dot(spec, *operands))
+        return list(dot_reference.scaled_dot(spec, *operands))
     if kernel in _READ_SUMS:
         spec, operands = _with_sums(spec, operands)
     form, arrays = in_canonical_form(*operands, spec=spec, kernel=kernel)
@@ -106,7 +100,7 @@ def in_canonical_form(
     """The form in which a GPU gets a problem without empty axes, and its operands."""
     stored = _scale_as_stored(canonical.canonical(spec, kernel).spec, kernel)
     given = dict(zip(spec.operand_names(), operands, strict=True))
-    wide = reference.widened(spec, {n: x for n, x in given.items() if n != stored})
+    wide = dot_reference.widened(spec, {n: x for n, x in given.items() if n != stored})
     form = canonical.canonical(_rounding_only(spec, stored), kernel)
     named = form.operands(given | wide)
     return form, [named[name] for name in form.spec.operand_names()]
@@ -148,7 +142,7 @@ def _compute_reference(
     *operands: jax.Array, spec: ScaledDotSpec, kernel: str
 ) -> tuple[jax.Array, ...]:
     del kernel  # names a kernel of the library; the reference has none
-    return reference.scaled_dot(spec, *operands)
+    return dot_reference.scaled_dot(spec, *operands)
 
 
 _lower_reference = mlir.lower_fun(_compute_reference, multiple_results=True)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxfp8._call.shards import Factors, Names, Parts, Shards
+from jaxfp8._call.mesh.shards import Factors, Names, Parts, Shards
 from jaxfp8._value import compat
 from jaxfp8._value.dtypes import FLOAT8
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape

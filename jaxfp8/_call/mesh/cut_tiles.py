@@ -13,8 +13,8 @@ from collections.abc import Callable
 import jax
 from jax import lax
 
-from jaxfp8._call import sharded_dot
-from jaxfp8._call.shards import Factors, Names, Shards
+from jaxfp8._call.mesh import sharded_dot
+from jaxfp8._call.mesh.shards import Factors, Names, Shards
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 from jaxfp8._value.tiles import repeated
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._call import ffi
-from jaxfp8._call.ragged_reference import RaggedSpec, group_ends
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_ends
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, Shape, is_known
 from jaxfp8._value.tiles import repeated

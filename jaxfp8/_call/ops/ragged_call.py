@@ -1,7 +1,7 @@
 """The ragged dot as a primitive, `ragged_dot_p`: one launch of `sm90_gemm` on Hopper.
 
 Group sizes stay on the device. Elsewhere, on several devices, under vmap and in derivatives it is
-the scaled dots of `_call/ragged_reference`.
+the scaled dots of `_call/ops/ragged_reference`.
 
 Order of this file: bind, primitive, abstract evaluation, batching, differentiation, lowering,
 registration.
@@ -18,10 +18,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxfp8._call import explicit, partitioning, ragged_lowering, ragged_reference, remat
-from jaxfp8._call.eager import run_compiled
-from jaxfp8._call.ragged_reference import RaggedSpec
-from jaxfp8._call.strictness import tell_gathered, warn_once
+from jaxfp8._call.library.strictness import tell_gathered, warn_once
+from jaxfp8._call.mesh import explicit, partitioning
+from jaxfp8._call.ops import ragged_lowering, ragged_reference, remat
+from jaxfp8._call.ops.eager import run_compiled
+from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._value import compat, dtypes
 
 _NOT_SPLIT = "groups are not split along explicit axes; use `jax.shard_map`, or automatic axes"

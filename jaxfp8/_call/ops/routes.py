@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxfp8._call import canonical, ffi, lowering, weight_only, xla_products
+from jaxfp8._call.gpu import canonical, weight_only, xla_products
+from jaxfp8._call.library import ffi
+from jaxfp8._call.ops import lowering
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 
 # The version of cuBLASLt that routes are asked for on a machine without a GPU.

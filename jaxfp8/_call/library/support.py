@@ -21,8 +21,8 @@ def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:
       platform: "cpu", "cuda", "rocm" or "tpu", as `jax.default_backend()` and lowering name them.
 
     Returns:
-      A clause that follows "because". `jaxfp8._call.ffi.why_unavailable` tells of libraries that
-      fail to load.
+      A clause that follows "because". Libraries that fail to load have their reason in
+      `jaxfp8._call.library.ffi.why_unavailable`.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     if platform not in KERNEL_PLATFORMS:

@@ -1,7 +1,7 @@
 """Producing and quantising rows as one primitive, `quantize_rows_p`: one kernel on a GPU.
 
 A norm, or an activation and a factor, then an amax, a scale and codes for each row. `RowsSpec` of
-`_call/rows_reference` says what that means. On other platforms it is computed as it is defined.
+`reference/rows_reference` says what that means. On other platforms it is computed as it is defined.
 
 Order of this file: primitive, bind, abstract evaluation, batching, differentiation, splitting over
 a mesh, lowering, registration.
@@ -20,11 +20,12 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxfp8._call import explicit, ffi
-from jaxfp8._call.eager import run_compiled
-from jaxfp8._call.partitioning import is_wanted, lowering
-from jaxfp8._call.rows_reference import Norm, RowsSpec, quantized_rows
-from jaxfp8._call.shards import Factors, Parts, Shards
+from jaxfp8._call.library import ffi
+from jaxfp8._call.mesh import explicit
+from jaxfp8._call.mesh.partitioning import is_wanted, lowering
+from jaxfp8._call.mesh.shards import Factors, Parts, Shards
+from jaxfp8._call.ops.eager import run_compiled
+from jaxfp8._call.reference.rows_reference import Norm, RowsSpec, quantized_rows
 from jaxfp8._value import compat
 from jaxfp8._value.spec import Shape, is_known
 

@@ -1,0 +1,1 @@
+"""The compiled libraries: what they take, and how they are asked."""

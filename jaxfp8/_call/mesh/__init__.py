@@ -1,0 +1,1 @@
+"""How a mesh splits a call."""

@@ -1,0 +1,1 @@
+"""One primitive a file, with its rules; and how each is lowered."""

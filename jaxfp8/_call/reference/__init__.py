@@ -1,0 +1,1 @@
+"""The meaning of each operation, in jax.numpy: default lowering, oracle and basis of gradients."""
