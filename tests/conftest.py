@@ -19,7 +19,11 @@ COMPILE_FAST = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
     "--xla_cpu_parallel_codegen_split_count=1"
 )
+USERS_FLAGS = "XLA_FLAGS" in os.environ
 os.environ.setdefault("XLA_FLAGS", COMPILE_FAST)
+# Only old versions of XLA know this flag. They then compile four times as fast, and round some
+# programs in another place.
+OLD_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
 os.environ.pop("COLUMNS", None)  # tables are whole
 
 # Several CPU devices, so that meshes can be tested anywhere. Set before a backend starts.
@@ -50,6 +54,11 @@ def pytest_addoption(parser):
         help="run one case of each test, and draw a fifth of the random examples",
     )
     parser.addoption(
+        "--old-emitters",
+        action="store_true",
+        help="compile faster on the oldest JAX, and leave out tests marked `same_bits`",
+    )
+    parser.addoption(
         "--require-cuda-library",
         action="store_true",
         help="stop where tests marked `cuda_library` would be skipped",
@@ -72,10 +81,14 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     sampling.one_case = config.getoption("--one-case")
+    if config.getoption("--old-emitters") and not USERS_FLAGS:
+        os.environ["XLA_FLAGS"] = f"{COMPILE_FAST} {OLD_EMITTERS}"
 
 
 def pytest_collection_modifyitems(config, items):
     skip_without_cuda_library(config, items)
+    if config.getoption("--old-emitters"):
+        keep(config, items, [item for item in items if not item.get_closest_marker("same_bits")])
     if config.getoption("--one-case"):
         keep_one_case(config, items)
 
@@ -99,8 +112,14 @@ def keep_one_case(config, items):
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item.nodeid)
     chosen = set(map(sampling.chosen, cases.values()))
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
-    items[:] = [item for item in items if item.nodeid in chosen]
+    keep(config, items, [item for item in items if item.nodeid in chosen])
+
+
+def keep(config, items, kept):
+    """Leaves out all other tests."""
+    kept_ids = {item.nodeid for item in kept}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept_ids])
+    items[:] = kept
 
 
 def pytest_collection_finish():

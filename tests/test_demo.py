@@ -62,6 +62,7 @@ def test_float32_similarities_are_the_published_ones(loaded, params):
 
 @pytest.mark.parametrize("make", [measure.as_written, measure.rewritten], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.same_bits
 def test_embeddings_are_those_of_the_numpy_model(loaded, params, recipe, make):
     sentences = Tokenizer(loaded.tokenizer)(SOME)
     program = make(quantise(params, recipe), recipe)

@@ -97,6 +97,7 @@ def test_strict_makes_it_an_error() -> None:
     "how",
     ["matmul", "blocks", "prepared", "INT8", "INT8_ASYMMETRIC", "FP8_DYNAMIC", "W8A16", "tensor"],
 )
+@pytest.mark.same_bits
 def test_an_export_for_any_number_of_rows_computes_the_reference(how) -> None:
     w = jnp.asarray(np.random.default_rng(0).normal(size=(128, 64)), jnp.float32)
     dtype = jnp.int8 if how.startswith("INT8") else jnp.float8_e4m3fn

@@ -29,6 +29,7 @@ def assert_equal(found, wanted):
 
 @pytest.mark.parametrize("name", rows.NORMS)
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.same_bits
 def test_norms_are_those_of_float64(name, dtype):
     norm = rows.NORMS[name]
     spec = rows.spec(dtype, norm)
@@ -38,6 +39,7 @@ def test_norms_are_those_of_float64(name, dtype):
 
 @pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
 @pytest.mark.parametrize("activation", ["none", "silu", "gelu_tanh", "gelu_erf", "relu"])
+@pytest.mark.same_bits
 def test_activations_and_factors_are_those_of_float64(activation, narrow):
     x, factor = (rows.matrix(6, 200, jnp.dtype(narrow), seed) for seed in (0, 1))
     x = np.maximum(x, -2).astype(x.dtype)  # where the curves of JAX are exact

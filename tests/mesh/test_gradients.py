@@ -61,6 +61,7 @@ def test_gradients_of_training_are_sharded_as_their_operands(mesh, recipe, jit):
 
 
 @pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
+@pytest.mark.same_bits
 def test_gradients_of_training_under_vmap_keep_the_mapped_axis(mesh, jit):
     def loss(x, w):
         one = lambda x: jaxfp8.fp8_dot_general(x, w, NUMBERS, recipe=jaxfp8.CurrentScaling())  # noqa: E731

@@ -243,6 +243,7 @@ def shape_of(hlo_type: str) -> tuple[int, ...]:
     [{}, {"channelwise_axes": (0,)}, {"channelwise_axes": (1,)}, {"tiled_axes": {0: 32, 1: 32}}],
     ids=["tensor", "row", "column", "block"],
 )
+@pytest.mark.same_bits
 def test_quantize(tiles, spec, dtype) -> None:
     def quantize(x):
         return jaxfp8.quantize(x, dtype, **tiles)

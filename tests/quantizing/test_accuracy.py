@@ -64,6 +64,7 @@ def test_a_chosen_zero_point_keeps_values_within_half_a_step(case, dtype, shift)
 
 @ALL
 @SCALES
+@pytest.mark.same_bits
 def test_codes_are_the_nearest_to_x_over_the_stored_scale(dtype, scale_dtype):
     x = np.abs(normal(20, 6)) if dtype == UINT8 else normal(20, 6)
     q = quantize(x, dtype, channelwise_axes=[1], tiled_axes={0: 8}, scale_dtype=scale_dtype)

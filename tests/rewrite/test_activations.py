@@ -119,6 +119,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.same_bits
 def test_the_form_is_computed_in_calls_with_the_same_codes(form):
     fun, x, maxima = FORMS[form]
     run = jax.jit(jaxfp8.rewrite(fun))
@@ -134,6 +135,7 @@ def test_the_form_is_computed_in_calls_with_the_same_codes(form):
 @pytest.mark.parametrize(
     "form", ["per token", "per tensor", "unguarded", "where", "factor", "no clip", "fraction"]
 )
+@pytest.mark.same_bits
 def test_zeros_infinities_and_nan_keep_their_meaning(form, value):
     fun, x, _ = FORMS[form]
     x = x.at[2].set(0).at[2, 5].set(value)
@@ -209,6 +211,7 @@ def test_under_vmap_scan_and_remat(form):
 
 
 @pytest.mark.parametrize("form", ["per token", "unguarded", "where"])
+@pytest.mark.same_bits
 def test_the_gradient_is_that_of_the_function(form):
     fun, x, _ = FORMS[form]
     wanted = jax.grad(lambda x: jnp.sin(fun(x)[0]).sum())(x)

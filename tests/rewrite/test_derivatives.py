@@ -15,6 +15,8 @@ from rewrite.support import E4M3, F32, Data, count
 
 import jaxfp8
 
+pytestmark = pytest.mark.same_bits
+
 
 def _args() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     data = Data()

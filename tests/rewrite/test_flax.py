@@ -17,7 +17,10 @@ from rewrite.support import BF16, F32, Data, count
 
 import jaxfp8
 
-pytestmark = pytest.mark.filterwarnings("ignore:The Fp8DotGeneralOp is deprecated")
+pytestmark = [
+    pytest.mark.same_bits,
+    pytest.mark.filterwarnings("ignore:The Fp8DotGeneralOp is deprecated"),
+]
 
 # Each of the three quantises what it is given, and its gradients as they come.
 WITHIN = {F32: 1e-5, BF16: 4e-2}

@@ -23,6 +23,7 @@ def _wide(x: Any) -> np.ndarray:
 @pytest.mark.parametrize("lhs", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("rhs", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("out", DTYPES.values(), ids=DTYPES)
+@pytest.mark.same_bits
 def test_sums_are_rounded_once_to_the_nearest_code(lhs: Any, rhs: Any, out: Any) -> None:
     data = Data()
     x, w = data.bits8(33, 64, dtype=lhs), data.bits8(64, 48, dtype=rhs)
@@ -45,6 +46,7 @@ def test_sum_beyond_the_range_is_what_the_function_makes_of_it(dtype: Any) -> No
     np.testing.assert_array_equal(_wide(jaxfp8.rewrite(f)(x, w)), _wide(jax.jit(f)(x, w)))
 
 
+@pytest.mark.same_bits
 def test_step_behind_the_cast_is_not_taken_before_it() -> None:
     def f(x: Any, w: Any) -> Any:
         y = lax.dot(x, w, preferred_element_type=E4M3)

@@ -17,6 +17,7 @@ from jaxfp8._value import dtypes
 
 @left_alone
 @pytest.mark.parametrize("case", PROGRAMS + STYLES, ids=lambda p: p.name)
+@pytest.mark.same_bits
 def test_mutant_computes_what_it_says(case: Program) -> None:
     args = case.args()
     changed = mutant(case.fun, args)

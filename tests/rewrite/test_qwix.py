@@ -72,6 +72,7 @@ def _quantised(model: nn.Module, x: Any, recipe: dict[str, Any]) -> tuple[Any, A
 
 
 @recipes
+@pytest.mark.same_bits
 def test_linen_model_is_captured(recipe: str) -> None:
     x = Data().normal(5, 32)
     # A tile goes along one axis, and the last layer contracts two, of 4 and 8.
@@ -92,6 +93,7 @@ def test_transformer_block_is_captured(recipe: str, calls: int, others: int) -> 
 
 
 @recipes
+@pytest.mark.same_bits
 def test_nnx_model_is_captured(recipe: str) -> None:
     class Model(nnx.Module):
         def __init__(self) -> None:

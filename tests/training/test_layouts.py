@@ -35,6 +35,7 @@ TRANSPOSED = {**PRODUCTS, "tokens": ((2, 3, 16), (16, 4, 2), (((2,), (0,)), ((),
 
 @each_recipe
 @pytest.mark.parametrize("product", TRANSPOSED.values(), ids=TRANSPOSED)
+@pytest.mark.same_bits
 def test_transposed_copies_change_no_number(product, recipe, contiguous_sums, monkeypatch):
     x_shape, w_shape, numbers = product
     x, w = normal(*x_shape), normal(*w_shape, seed=1)

@@ -16,6 +16,7 @@ two_recipes = pytest.mark.parametrize("recipe", [DELAYED, ROW], ids=["delayed", 
 
 
 @two_recipes
+@pytest.mark.same_bits
 def test_remat_gives_the_same_gradients(recipe):
     x, w, state = normal(8, 16), normal(16, 16), first_state(recipe)
 
@@ -33,6 +34,7 @@ def test_remat_gives_the_same_gradients(recipe):
 
 
 @two_recipes
+@pytest.mark.same_bits
 def test_scan_over_layers_is_the_loop_over_layers(recipe):
     x, w = normal(8, 16), normal(3, 16, 16) / 4
     layers = range(3)
@@ -84,6 +86,7 @@ def test_vmap_over_models_keeps_their_states_apart(models_first):
 
 
 @two_recipes
+@pytest.mark.same_bits
 def test_vmap_is_the_loop(recipe):
     x, w = normal(3, 5, 16), normal(16, 4)
     product = functools.partial(jaxfp8.fp8_dot_general, recipe=recipe)
