@@ -118,7 +118,7 @@ class Environment:
         }
         if headers_from.cuda:
             settings["cmake.define.JAXFP8_CUBLAS_INCLUDE"] = str(headers_from.cublas_include())
-            architectures = os.environ.get("JAXFP8_CUDA_ARCHITECTURES", "")  # empty: all of them
+            architectures = os.environ.get("JAXFP8_CUDA_ARCHITECTURES", "")  # empty: GPUs at hand
             settings["cmake.define.JAXFP8_CUDA_ARCHITECTURES"] = architectures
             lines_of_source = os.environ.get("JAXFP8_CUDA_LINEINFO", "ON")
             settings["cmake.define.JAXFP8_CUDA_LINEINFO"] = lines_of_source

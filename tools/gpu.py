@@ -62,7 +62,6 @@ def build() -> None:
     folder = ROOT / "build" / "gpu"
     settings = [
         "-DJAXFP8_CUDA=ON",
-        f"-DJAXFP8_CUDA_ARCHITECTURES={architecture()}",
         f"-DJAXFP8_FFI_INCLUDE={package('jaxlib') / 'include'}",
         f"-DPython_EXECUTABLE={sys.executable}",
     ]
@@ -75,14 +74,6 @@ def build() -> None:
     LIBRARIES.mkdir(exist_ok=True)
     for library in folder.glob("*/libjaxfp8_*.so"):
         shutil.copy2(library, LIBRARIES)
-
-
-def architecture() -> str:
-    """What to compile for: this machine's first GPU, with all that only its family has."""
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-    major, minor = answer.split()[0].split(".")
-    return f"{major}{minor}{'a' if int(major) >= 9 else ''}-real"
 
 
 def package(name: str) -> Path:

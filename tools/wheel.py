@@ -17,18 +17,26 @@ import environment
 from environment import ROOT, TOOLS, say
 
 DIST = ROOT / "dist"
+PLAIN = ROOT / "build" / "wheel"
 BARE = ROOT / "build" / "smoke"
 
 
 def build() -> None:
     """Make the wheel with the settings of the environment that runs this."""
     here = environment.Environment(Path(sys.prefix))
-    shutil.rmtree(DIST, ignore_errors=True)
+    for folder in (DIST, PLAIN):
+        shutil.rmtree(folder, ignore_errors=True)
     settings = here.build_settings(here)
+    architectures = "cmake.define.JAXFP8_CUDA_ARCHITECTURES"
+    fewer = settings.get(architectures)
+    if fewer == "":
+        settings[architectures] = "all"
     flags = [f"--config-settings={name}={value}" for name, value in settings.items()]
-    command = ["wheel", ".", "--no-deps", "--no-build-isolation", f"--wheel-dir={DIST}", *flags]
+    command = ["wheel", ".", "--no-deps", "--no-build-isolation", f"--wheel-dir={PLAIN}", *flags]
     here.run("wheel", [str(here.python), "-m", "pip", *command])
-    fewer = settings.get("cmake.define.JAXFP8_CUDA_ARCHITECTURES")
+    # Names the oldest C library that the wheel runs with. Drivers of GPUs come with the machine.
+    repair = ["-m", "auditwheel", "repair", "--exclude=libcu*", f"--wheel-dir={DIST}"]
+    here.run("auditwheel", [str(here.python), *repair, *map(str, PLAIN.glob("*.whl"))])
     say(f"dist/{wheel().name}" + (f", not to be released: for {fewer} only" if fewer else ""))
 
 
