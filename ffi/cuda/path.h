@@ -20,7 +20,7 @@
 //      among the routes; tests/gpu/test_products.py for the values, on a GPU, with how exactly it
 //      accumulates in `ACCUMULATION` of tests/gpu/products.py, and a row in tests/gpu/sanitized.py;
 //      its name in ffi/tests/cuda/fuzz_test.cc; its scratch in tests/test_workspace.py.
-//   6. A check and timings on a GPU: ffi/bench/. Rows of `python -m jaxfp8 bench --platform cuda`.
+//   6. Rows of `python -m jaxfp8 bench --platform cuda`: jaxfp8/_bench/.
 //   7. README.md (what runs where), docs/hardware.md, docs/custom_call.md (names of kernels),
 //      CHANGELOG.md.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxfp8
-from jaxfp8._bench import _gpu_encode, _gpu_imma, _gpu_mesh, _gpu_rows
+from jaxfp8._bench import _gpu_encode, _gpu_imma, _gpu_mesh, _gpu_ragged, _gpu_rows
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._gpu_operands import (
     E4M3,
@@ -342,4 +342,5 @@ def _named() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield from _gpu_rows.table()
     yield from _gpu_encode.table()
     yield from _gpu_imma.table()
+    yield from _gpu_ragged.table()
     yield from _gpu_mesh.table()

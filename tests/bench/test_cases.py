@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from jaxfp8._bench import _cpu, _encoder, _gpu, _gpu_imma, _gpu_operands, _run
+from jaxfp8._bench import _cpu, _encoder, _gpu, _gpu_imma, _gpu_operands, _gpu_ragged, _run
 from jaxfp8._bench._measure import Missing
 
 # More than a block of scales and not a multiple of one; columns that can be prepared.
@@ -74,11 +74,15 @@ GPU_CASES = {
     "quantize": functools.partial(_gpu.quantize, "128x128", 128),
     "chain": functools.partial(_gpu.chain, 16, 32, 64),
     "in int8": functools.partial(_gpu_imma.product, 3, 48, 64),
+    "ragged rows": functools.partial(_gpu_ragged.of_rows, (3, 0, 5), 48, 128),
+    "ragged, masked": functools.partial(_gpu_ragged.masked, (4, 4), 4, 48, 128),
+    "ragged K": functools.partial(_gpu_ragged.of_k, (130, 0, 126), 16, 48),
 }
 # Activations in 8 bits or not, a scale rounded to bfloat16 or not.
 NARROW = 4e-2
 
 
+@pytest.mark.filterwarnings("ignore:.*is computed group by group")
 @pytest.mark.parametrize("name", GPU_CASES)
 def test_contenders_for_a_gpu_agree(name, monkeypatch):
     """They run on the CPU too, where the numbers are those of the definition."""

@@ -19,6 +19,7 @@
 #include "cuda/kernels/sm80_w8a16/schedule.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
+#include "cuda/kernels/sm90_gemm/schedule.h"
 
 namespace jaxfp8::cuda {
 namespace {

@@ -9,6 +9,7 @@
 #include "cuda/kernels/sm90_gemm/arguments.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
+#include "cuda/kernels/sm90_gemm/schedule.h"
 #include "cuda/kernels/sm90_gemm/tensor_map.h"
 
 namespace jaxfp8::cuda {
@@ -78,12 +79,12 @@ bool StoresDirectly(const Problem& problem, const Buffers& buffers) {
 
 class GemmPlan final : public Plan {
  public:
-  GemmPlan(const Configuration& configuration, const Problem& problem, const Device& device)
+  GemmPlan(const Problem& problem, const Device& device)
       : problem_(WithWeightsOnLeft(problem)),
         mixed_(IsMixed(problem)),
         swapped_(HasWeightsOnRight(problem)),
-        configuration_(configuration),
-        schedule_(MakeSchedule(problem_, configuration)),
+        configuration_(Choose(problem_, device.multiprocessors)),
+        schedule_(MakeSchedule(problem_, configuration_)),
         multiprocessors_(device.multiprocessors),
         operands_(OperandsOf(problem_)) {}
 
@@ -306,19 +307,13 @@ class GemmPlan final : public Plan {
 
 std::unique_ptr<Plan> MakePlan(const Problem& problem, const Device& device, size_t workspace,
                                std::string& wrong) {
-  return PlanWith(Choose(WithWeightsOnLeft(problem), device.multiprocessors), problem, device,
-                  workspace, wrong);
-}
-
-}  // namespace
-
-std::unique_ptr<Plan> PlanWith(const Configuration& configuration, const Problem& problem,
-                               const Device& device, size_t workspace, std::string& wrong) {
-  auto plan = std::make_unique<GemmPlan>(configuration, problem, device);
+  auto plan = std::make_unique<GemmPlan>(problem, device);
   wrong = plan->Prepare(workspace);
   if (!wrong.empty()) return nullptr;
   return plan;
 }
+
+}  // namespace
 
 }  // namespace sm90
 

@@ -6,7 +6,6 @@
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
 
-#include "cuda/kernels/sm90_gemm/schedule.h"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
@@ -21,10 +20,6 @@ std::string WhyNot(const Problem& problem, const Device& device);
 
 // Why the kernel cannot count what a problem has, or "".
 std::string WhyNotSizes(const Problem& problem);
-
-// The plan with a given tile shape; for benchmarks.
-std::unique_ptr<Plan> PlanWith(const Configuration& configuration, const Problem& problem,
-                               const Device& device, size_t workspace, std::string& wrong);
 
 }  // namespace sm90
 }  // namespace jaxfp8::cuda

@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/sm90_gemm/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
+#include "cuda/kernels/sm90_gemm/schedule.h"
 
 namespace jaxfp8::cuda::sm90 {
 namespace {

@@ -1,0 +1,98 @@
+"""The cases of products in groups: of rows, of rows up to a count, and of K."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxfp8
+from jaxfp8._bench._case import Case
+from jaxfp8._bench._gpu_operands import E4M3, copies, dequantised, normal
+from jaxfp8._bench._measure import over_copies
+
+_BLOCK = 128
+_SIZES: dict[str, tuple[int, ...]] = {
+    "even": (1024,) * 8,
+    "uneven": (1900, 17, 640, 1203, 0, 2221, 811, 1400),
+    "64 experts": tuple(64 + i * 37 % 128 for i in range(64)),
+}
+_ODD = (1901, 17, 640, 1203, 0, 2220, 811, 1400)  # of K, in no multiples of a block
+_OF_K = jax.lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((1,), (0,)), ((), ())),
+    lhs_ragged_dimensions=[1],
+    rhs_group_dimensions=[],
+)
+
+
+def table() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """The figures of docs/measurements.md."""
+    for n, k in ((4096, 7168), (7168, 2048)):
+        for name, sizes in _SIZES.items():
+            yield f"ragged {name} {n}x{k}", functools.partial(of_rows, sizes, n, k)
+        yield f"ragged masked {n}x{k}", functools.partial(masked, (128,) * 8, 1024, n, k)
+    for name, sizes in (("even", _SIZES["even"]), ("odd", _ODD)):
+        yield f"ragged of K, {name}", functools.partial(of_k, sizes, 4096, 7168)
+
+
+def of_rows(sizes: Sequence[int], n: int, k: int) -> Case:
+    """Each group of rows times a weight of its own, with scales of 1 x 128 by 128 x 128."""
+    x, w = _lines(sum(sizes), k), _weights(len(sizes), n, k)
+    name = f"ragged, {len(sizes)} groups of {sum(sizes)} rows N={n} K={k}"
+    return _case(name, x, w, sizes, jax.lax.ragged_dot, 2.0 * sum(sizes) * n * k)
+
+
+def masked(sizes: Sequence[int], rows: int, n: int, k: int) -> Case:
+    """The first rows of each group count; XLA multiplies all of them."""
+    x, w = _lines(len(sizes), rows, k), _weights(len(sizes), n, k)
+    name = f"ragged, {sum(sizes)} of {len(sizes)} x {rows} rows N={n} K={k}"
+    return _case(name, x, w, sizes, lambda x, w, _: x @ w, 2.0 * sum(sizes) * n * k)
+
+
+def of_k(sizes: Sequence[int], m: int, n: int) -> Case:
+    """Groups of the contracted axis, as in gradients of weights, with scales of 1 x 128."""
+    x, w = (_lines(lines, sum(sizes)) for lines in (m, n))
+    theirs = functools.partial(jax.lax.ragged_dot_general, ragged_dot_dimension_numbers=_OF_K)
+    name = f"ragged, {len(sizes)} groups of K={sum(sizes)} M={m} N={n}"
+    return _case(name, x, w, sizes, theirs, 2.0 * m * n * sum(sizes))
+
+
+def _lines(*shape: int) -> jaxfp8.QArray:
+    """Lines with a scale for every 128 of K."""
+    leading = tuple(range(len(shape) - 1))
+    tiles = {len(shape) - 1: _BLOCK}
+    return jaxfp8.quantize(normal(1, *shape), E4M3, channelwise_axes=leading, tiled_axes=tiles)
+
+
+def _weights(groups: int, n: int, k: int) -> jaxfp8.QArray:
+    """[G, N, K], a scale for every 128 x 128."""
+    w = normal(2, groups, n, k) / np.sqrt(k)
+    return jaxfp8.quantize(w, E4M3, channelwise_axes=(0,), tiled_axes={1: _BLOCK, 2: _BLOCK})
+
+
+def _case(
+    name: str,
+    x: jaxfp8.QArray,
+    w: jaxfp8.QArray,
+    sizes: Sequence[int],
+    theirs: Callable[..., jax.Array],
+    flops: float,
+) -> Case:
+    """Our product and that of XLA in bfloat16; the sizes stay on the device."""
+    held = jnp.asarray(sizes, jnp.int32)
+    multiply = functools.partial(jaxfp8.ragged_dot, precision="highest", out_dtype=jnp.bfloat16)
+
+    def repeated(function: Any, *operands: Any) -> Any:
+        count = copies(sum(leaf.nbytes for leaf in jax.tree.leaves(operands)))
+        sets = [(*jax.tree.map(jnp.copy, operands), held) for _ in range(count)]
+        return over_copies(lambda x, w, sizes: function(x, w.mT, sizes), sets)
+
+    contenders = {
+        "jaxfp8": repeated(multiply, x, w),
+        "xla bf16": repeated(theirs, dequantised(x), dequantised(w)),
+    }
+    return Case(name=name, contenders=contenders, flops=flops)
