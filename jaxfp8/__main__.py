@@ -15,8 +15,7 @@ from typing import Any, TextIO
 import jaxfp8
 from jaxfp8 import _doctor, checkpoint
 from jaxfp8._bench import _cli, _run
-from jaxfp8._compare import _cli as _compare_cli
-from jaxfp8._compare import _run as _compare_run
+from jaxfp8._bench.compare import options as _compare
 from jaxfp8._recipes.selection import nearest
 from jaxfp8._rewrite import show
 from jaxfp8._value.files import why_not_written, write_whole
@@ -124,22 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(run=lambda options: _doctor.run())
     _add_explain(commands)
-    bench = commands.add_parser(
-        "bench",
-        help="how fast the kernels are on this machine, beside XLA and oneDNN",
-        description=_cli.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _cli.add_options(bench)
-    bench.set_defaults(run=_bench)
-    compare = commands.add_parser(
-        "compare",
-        help="what each way to multiply costs in accuracy and in time, on your sizes and data",
-        description=_compare_cli.DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _compare_cli.add_options(compare)
-    compare.set_defaults(run=_compare)
+    _add_measurements(commands)
     _add_checkpoints(commands)
     return parser
 
@@ -177,6 +161,21 @@ def _add_explain(commands: Any) -> None:
         help="exit code 1 if 8-bit data reaches a dot product that is not rewritten",
     )
     explain.set_defaults(run=_explain)
+
+
+def _add_measurements(commands: Any) -> None:
+    """The commands that measure: `bench` and `compare`."""
+    speed = "how fast the kernels are on this machine, beside XLA and oneDNN"
+    cost = "what each way to multiply costs in accuracy and in time, on your sizes and data"
+    for name, module, text in (("bench", _cli, speed), ("compare", _compare, cost)):
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=module.DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_options(command)
+        command.set_defaults(run=_measure, plan=module.plan)
 
 
 def _add_checkpoints(commands: Any) -> None:
@@ -287,26 +286,15 @@ def _check_pattern(pattern: str | None) -> None:
         raise _UsageError(f"--only: {pattern!r} is no regular expression: {error}") from error
 
 
-def _bench(options: argparse.Namespace) -> int:
+def _measure(options: argparse.Namespace) -> int:
     try:
-        plan = _cli.plan(options)
+        plan = options.plan(options)
     except (ValueError, jaxfp8.LibraryError) as error:
         raise _UsageError(str(error)) from error
     if options.list:
-        print("\n".join(plan.cases))
+        print("\n".join(plan.names))
         return 0
     return _run.run(plan)
-
-
-def _compare(options: argparse.Namespace) -> int:
-    try:
-        plan = _compare_cli.plan(options)
-    except (ValueError, jaxfp8.LibraryError) as error:
-        raise _UsageError(str(error)) from error
-    if options.list:
-        print("\n".join(path.name for path in plan.paths))
-        return 0
-    return _compare_run.run(plan)
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from jaxfp8 import __main__
 from jaxfp8._bench import _record
 from jaxfp8._bench._case import Case, Measured
 from jaxfp8._bench._measure import Timing
@@ -48,7 +49,8 @@ def test_a_record_of_the_benchmark_makes_a_table(tmp_path):
     }
     case = Case(name="int8 1x2x3", contenders={}, flops=4e9, product="int8")
     done = [Measured(case=case, timings=timings, peaks={"int8": 5e12})]
-    record = json.loads(_record.text(_record.machine("cpu"), {}, done))
+    options = __main__._parser().parse_args(["bench", "--list"])
+    record = json.loads(_record.text(_record.machine("cpu"), options.plan(options), done))
     record["source"] = {"commit": "abc1234", "command": "python -m jaxfp8 bench"}
     (tmp_path / "run.json").write_text(json.dumps(record))
     shown = tool.shown(tool.read(tmp_path / "run.json"), "data")

@@ -65,6 +65,11 @@ class Measured:
         return next(iter(self.timings))
 
     @property
+    def failed(self) -> bool:
+        """Whether a contender of ours did not run."""
+        return any(is_ours(n) and isinstance(t, Missing) for n, t in self.timings.items())
+
+    @property
     def limit(self) -> str:
         """The limit that takes longest at its peak: "read", or the kind of products."""
         work = {"read": self.case.bytes, self.case.product: self.case.flops}

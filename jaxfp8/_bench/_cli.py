@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import os
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from jaxfp8._bench import _cpu, _gpu, _plot, _shapes, _step, _step_options
-from jaxfp8._bench._case import Case
-from jaxfp8._call.library import ffi
-from jaxfp8._value.files import why_not_written
+from jaxfp8._bench import (
+    _case_record,
+    _cpu,
+    _gpu,
+    _options,
+    _roofline,
+    _rows,
+    _shapes,
+    _step,
+    _step_options,
+)
+from jaxfp8._bench._case import Case, Measured
+from jaxfp8._bench._plan import Plan
+from jaxfp8._bench._timed import timed
 
 ROUNDS, QUICK_ROUNDS = 15, 4
 SUITES: dict[str, Any] = {"cpu": _cpu, "cuda": _gpu}
@@ -34,28 +41,6 @@ examples:
 """
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The plan of a run.
-
-    Attributes:
-      cases: functions that make the cases, by name.
-      platform: "cpu" or "cuda".
-      rounds: turns of each contender.
-      aims: whether results are compared with the figures that the kernels are to reach.
-      json, plot: files to write, or None.
-      settings: the options, for the record.
-    """
-
-    cases: Mapping[str, Callable[[], Case]]
-    platform: str
-    rounds: int
-    aims: bool
-    json: str | None
-    plot: str | None
-    settings: Mapping[str, Any]
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument(
@@ -67,21 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     rows = ",".join(map(str, _shapes.ROWS))
     parser.add_argument("--rows", metavar="M,M,...", help=f"M for NxK and models (default: {rows})")
     _step_options.add(parser)
-    parser.add_argument(
-        "--only",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help="only cases whose name contains TEXT; several times: any of them",
-    )
-    parser.add_argument("--list", action="store_true", help="print the names of the cases and stop")
-    parser.add_argument("--json", metavar="FILE", help="write the results as JSON, after each case")
-    names = ", ".join(_plot.SUFFIXES)
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        help=f"draw a roofline and the ratios, of steps a timeline ({names})",
-    )
+    _options.add(parser, "cases", "a roofline and the ratios, of steps a timeline")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds instead of {ROUNDS}"
     )
@@ -90,43 +61,33 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare with the figures that the kernels are developed towards, too",
     )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="processors to use (default: all there are)"
-    )
-    parser.add_argument(
-        "--platform", choices=sorted(SUITES), help="where to run (default: what JAX uses)"
-    )
 
 
-def plan(options: argparse.Namespace) -> Plan:
+def plan(options: argparse.Namespace) -> Plan[Measured]:
     """The plan for the options.
 
     Raises:
       ValueError: options are wrong; the message says what to give instead.
       LibraryError: the kernel library cannot be used.
     """
-    limit(options.threads)
-    check_files(options)
-    platform = options.platform or default_platform()
+    platform = _options.platform_of(options)
     cases = _cases(options, platform)
-    parts = options.only or [""]
-    for part in parts:
-        if not any(part in name for name in cases):
-            raise ValueError(
-                f"--only {part}: none of {len(cases)} cases has that in its name; "
-                "--list prints the names"
-            )
-    chosen = {name: make for name, make in cases.items() if any(part in name for part in parts)}
-    if not options.list and not ffi.has_backend(platform):
-        raise ValueError(f"--platform {platform}: JAX has no such device here")
+    names = _options.chosen(options.only, list(cases), "cases")
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
+    parts = {n: functools.partial(timed, n, cases[n], rounds, options.aims) for n in names}
     return Plan(
-        cases=chosen,
+        parts=parts,
+        names=names,
         platform=platform,
-        rounds=QUICK_ROUNDS if options.quick else ROUNDS,
-        aims=options.aims,
         json=options.json,
         plot=options.plot,
         settings={key: getattr(options, key) for key in _settings(options)},
+        schema=1,
+        key="cases",
+        record=_case_record.case,
+        show=_rows.show,
+        finish=_rows.finish,
+        figure=_roofline.figure,
     )
 
 
@@ -134,30 +95,6 @@ def _settings(options: argparse.Namespace) -> tuple[str, ...]:
     """The options that a record has."""
     of_step = _step_options.NAMES if options.step else ()
     return ("shapes", "rows", "only", "quick", *of_step)
-
-
-def limit(threads: int | None) -> None:
-    """Limits the process to some processors, before a backend makes its threads."""
-    if threads is None:
-        return
-    allowed = sorted(os.sched_getaffinity(0))
-    if not 0 < threads <= len(allowed):
-        raise ValueError(f"--threads {threads}: this process may use 1 to {len(allowed)}")
-    os.sched_setaffinity(0, allowed[:threads])
-
-
-def check_files(options: argparse.Namespace) -> None:
-    """Checks the output files before the measurement, not after it."""
-    if options.plot and (reason := _plot.why_not(options.plot)):
-        raise ValueError(reason)
-    for option, path in (("--json", options.json), ("--plot", options.plot)):
-        if path is not None and (reason := why_not_written(path)):
-            raise ValueError(f"{option} {path}: {reason}")
-
-
-def default_platform() -> str:
-    """Where JAX runs if nothing else is asked for: "cpu" or "cuda"."""
-    return "cuda" if jax.default_backend() == "gpu" else "cpu"
 
 
 def _cases(options: argparse.Namespace, platform: str) -> dict[str, Callable[[], Case]]:

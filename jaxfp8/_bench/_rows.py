@@ -1,13 +1,13 @@
-"""The results as cells of a table."""
+"""The results of cases as tables."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 from jaxfp8._bench._case import Goal, Measured, is_ours
 from jaxfp8._bench._measure import Missing
 from jaxfp8._bench._profile import Group, Profile
+from jaxfp8._bench._screen import Row, Screen
 from jaxfp8._value import tables
 
 CONTENDERS = ("contender", "time", "spread", "rate", "of peak", "takes")
@@ -18,12 +18,22 @@ GOALS = ("", "case", "compared", "to reach", "measured")
 MARKS = {True: "✓", False: "✗", None: "–"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """Cells of a table, and how they are meant: "ours", "better", "worse", "aside" or ""."""
+def show(screen: Screen, measured: Measured) -> None:
+    """Shows the contenders of a case, and their kernels."""
+    screen.table(measured.case.name, head(measured), list(contenders(measured)))
+    for title, rows in profiles(measured):
+        screen.table(title, KERNELS, rows)
+    for line in missing(measured):
+        screen.say(f"  {line}")
 
-    cells: tuple[str, ...]
-    meant: str = ""
+
+def finish(screen: Screen, all_measured: Sequence[Measured]) -> bool:
+    """Shows the goals, and where peers were faster; none of it is a failure."""
+    if rows := list(goals(all_measured)):
+        screen.table("What was to be reached", GOALS, rows)
+    for line in summary(all_measured):
+        screen.say(line)
+    return False
 
 
 def contenders(measured: Measured) -> Iterator[Row]:

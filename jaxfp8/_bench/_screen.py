@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from jaxfp8._bench import _rows
-from jaxfp8._bench._case import Measured
-from jaxfp8._bench._rows import Row
 from jaxfp8._value import tables
 
 try:
@@ -26,8 +24,22 @@ _LEFT = ("contender", "way", "", "case", "compared", "kernel")
 Show = Callable[[str, float], None]
 
 
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Cells of a table, and how they are meant: "ours", "better", "worse", "aside" or ""."""
+
+    cells: tuple[str, ...]
+    meant: str = ""
+
+
 class Screen(Protocol):
-    """Shows results as they come."""
+    """Shows results as they come.
+
+    Attributes:
+      said: the lines and tables so far, as text.
+    """
+
+    said: list[str]
 
     def progress(self, count: int) -> contextlib.AbstractContextManager[Show]:
         """A bar for so many cases."""
@@ -44,36 +56,22 @@ def screen() -> Screen:
     return Plain() if rich_console is None or tables.width() is None else Rich()
 
 
-def case(screen: Screen, measured: Measured) -> None:
-    """Shows the contenders of a case."""
-    screen.table(measured.case.name, _rows.head(measured), list(_rows.contenders(measured)))
-    for title, rows in _rows.profiles(measured):
-        screen.table(title, _rows.KERNELS, rows)
-    for line in _rows.missing(measured):
-        screen.say(f"  {line}")
-
-
-def goals(screen: Screen, all_measured: Sequence[Measured]) -> None:
-    """Shows the goals, and where peers were faster."""
-    rows = list(_rows.goals(all_measured))
-    if rows:
-        screen.table("What was to be reached", _rows.GOALS, rows)
-    for line in _rows.summary(all_measured):
-        screen.say(line)
-
-
 class Plain:
     """Lines of text."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
 
     @contextlib.contextmanager
     def progress(self, count: int) -> Iterator[Show]:
         """None: the tables tell."""
         if rich_console is None:
-            self.say("Plain text; `pip install rich` for tables with colours and a progress bar.")
+            print("Plain text; `pip install rich` for tables with colours and a progress bar.")
         yield lambda name, done: None
 
     def say(self, text: str) -> None:
         """One line."""
+        self.said.append(text)
         print(text, flush=True)
 
     def table(self, title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
@@ -85,6 +83,7 @@ class Rich:
     """Tables with lines and colours, and a bar below them."""
 
     def __init__(self) -> None:
+        self.said: list[str] = []
         self._console = rich_console.Console(highlight=False, width=tables.width())
 
     @contextlib.contextmanager
@@ -109,10 +108,12 @@ class Rich:
 
     def say(self, text: str) -> None:
         """One line."""
+        self.said.append(text)
         self._console.print(text, markup=False, soft_wrap=True)  # commands stay in one piece
 
     def table(self, title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
         """A table with its title above."""
+        self.said.append(f"\n{text(title, head, rows)}")
         table = rich_table.Table(title=rich_markup.escape(title), title_justify="left")
         for name in head:
             table.add_column(

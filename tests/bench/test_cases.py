@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from jaxfp8._bench import _cpu, _encoder, _gpu, _gpu_imma, _gpu_operands, _gpu_ragged, _run
+from jaxfp8._bench import _cpu, _encoder, _gpu, _gpu_imma, _gpu_operands, _gpu_ragged, _timed
 from jaxfp8._bench._measure import Missing
 
 # More than a block of scales and not a multiple of one; columns that can be prepared.
@@ -111,5 +111,5 @@ def test_a_copy_is_the_peak_of_what_memory_limits_on_a_gpu(monkeypatch):
     monkeypatch.setattr(_gpu, "_COPIED", 1 << 10)
     monkeypatch.setattr(_gpu, "_copy", _gpu._copy.__wrapped__)
     case = _gpu._beside_a_copy(_gpu.copy_bandwidth)
-    measured = _run.measured(case, 1)
+    measured = _timed.measured(case, 1)
     assert case.bytes == 4096 and set(measured.peaks) == {"read"} and measured.seconds("copy")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jaxfp8._bench import _run
+from jaxfp8._bench import _timed
 from jaxfp8._bench._case import (
     Case,
     Measured,
@@ -48,8 +48,8 @@ def test_a_case_that_cannot_be_made_is_one_of_ours_that_failed():
     def make():
         raise MemoryError
 
-    case = _run._made("large", make)
-    assert case.contenders == {"jaxfp8": Missing("MemoryError")}
+    found = _timed.timed("large", make, rounds=1, aims=False, progress=lambda part: None)
+    assert found.timings == {"jaxfp8": Missing("MemoryError")}
 
 
 def test_an_interrupt_is_not_a_failure():
@@ -63,7 +63,7 @@ def test_an_interrupt_is_not_a_failure():
 def test_every_turn_is_told():
     told = []
     case = Case(name="two", contenders={"a": sleeping(0.02), "b": failing(0)})
-    _run.measured(case, 2, told.append)
+    _timed.measured(case, 2, told.append)
     assert told == sorted(told) and told[-1] <= 1
 
 

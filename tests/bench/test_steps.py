@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxfp8 import __main__
-from jaxfp8._bench import _hlo, _profile, _rows, _run, _step
+from jaxfp8._bench import _hlo, _profile, _rows, _step, _timed
 from jaxfp8._bench._measure import Missing
 from jaxfp8._bench._profile import Kernel
 from jaxfp8._bench._step import Step
@@ -85,7 +85,7 @@ def test_goals_are_those_of_the_named_model():
 
 def test_without_a_trace_the_timings_stay_and_a_line_says_why(monkeypatch):
     monkeypatch.setattr(_profile.jax.profiler, "ProfileData", None)
-    measured = _run.measured(case_of("decode [K,N]"), 1)
+    measured = _timed.measured(case_of("decode [K,N]"), 1)
     assert measured.seconds("jaxfp8 W8A16")
     lines = _rows.missing(measured)
     assert len(lines) == 4 and "no breakdown by kernel: this release of JAX" in lines[0]

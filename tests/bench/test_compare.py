@@ -10,55 +10,49 @@ import pytest
 import jaxfp8
 from jaxfp8 import __main__
 from jaxfp8._bench._measure import Timing
-from jaxfp8._compare import _cli, _data, _result
-from jaxfp8._compare._paths import PATHS, Path
-from jaxfp8._compare._result import Compared, Result
+from jaxfp8._bench.compare import data as drawing
+from jaxfp8._bench.compare import options, result
+from jaxfp8._bench.compare.result import Compared, Result
+from jaxfp8._bench.compare.ways import WAYS, Way
 from jaxfp8._value.accuracy import Error
 
 ODD = (17, 19, 131)
-BY_NAME = {path.name: path for path in PATHS}
+BY_NAME = {way.name: way for way in WAYS}
 
 
 def compare(*arguments):
     return __main__.main(["compare", *arguments])
 
 
-@pytest.fixture
-def short(monkeypatch):
-    """Rounds that take no time."""
-    monkeypatch.setattr("jaxfp8._bench._measure._ROUND_SECONDS", 1e-4)
-    monkeypatch.setattr("jaxfp8._bench._measure._REST_SECONDS", 0)
-
-
-@pytest.mark.parametrize("distribution", _data.DISTRIBUTIONS)
+@pytest.mark.parametrize("distribution", drawing.DISTRIBUTIONS)
 def test_every_way_stays_within_its_bounds(distribution):
-    data = _data.drawn(distribution, ODD)
-    found = _result.compared(data, PATHS, "cpu", rounds=0, verify=True)
-    assert not found.missing and len(found.results) == len(PATHS)
-    assert [(r.path, r.check) for r in found.results if not r.check.passed] == []
+    data = drawing.drawn(distribution, ODD)
+    found = result.compared(data, WAYS, "cpu", rounds=0, verify=True)
+    assert not found.missing and len(found.results) == len(WAYS)
+    assert [(r.way, r.check) for r in found.results if not r.check.passed] == []
 
 
 def test_errors_are_against_float64():
-    data = _data.drawn("normal", ODD)
-    (result,) = _result.compared(data, [BY_NAME["INT8 per token"]], "cpu", 0, False).results
+    data = drawing.drawn("normal", ODD)
+    (one,) = result.compared(data, [BY_NAME["INT8 per token"]], "cpu", 0, False).results
     x = jaxfp8.quantize(data.x, jnp.int8, channelwise_axes=(0,))
     w = jaxfp8.quantize(data.w, jnp.int8, channelwise_axes=(1,))
     off = np.asarray(jaxfp8.matmul(x, w), np.float64) - data.exact()
     want = np.linalg.norm(off) / np.linalg.norm(data.exact())
-    assert result.error.relative_l2 == pytest.approx(want, rel=1e-6)
-    assert result.error.max_abs == pytest.approx(np.abs(off).max(), rel=1e-6)
-    assert result.error.sqnr == pytest.approx(-20 * np.log10(want), abs=1e-4)
+    assert one.error.relative_l2 == pytest.approx(want, rel=1e-6)
+    assert one.error.max_abs == pytest.approx(np.abs(off).max(), rel=1e-6)
+    assert one.error.sqnr == pytest.approx(-20 * np.log10(want), abs=1e-4)
     m, n, k = ODD
-    assert result.bytes == m * k + k * n + 4 * (m + n + m * n)
+    assert one.bytes == m * k + k * n + 4 * (m + n + m * n)
 
 
 def test_more_bits_and_finer_scales_have_smaller_errors():
-    data = _data.drawn("outliers", (32, 48, 1024))
+    data = drawing.drawn("outliers", (32, 48, 1024))
     names = ["float32", "bfloat16", "INT8 3 terms", "INT8 2 terms", "INT8 per tensor"]
     names += ["INT8 per channel", "INT8 per token", "INT8 groups of 128", "FP8 per row", "FP8_IMMA"]
     ways = [BY_NAME[name] for name in names]
-    found = _result.compared(data, ways, "cpu", 0, False).results
-    error = {r.path: r.error.relative_l2 for r in found}
+    found = result.compared(data, ways, "cpu", 0, False).results
+    error = {r.way: r.error.relative_l2 for r in found}
     assert error["INT8 3 terms"] < 1e-5 < error["INT8 2 terms"] < error["bfloat16"]
     grains = [error[f"INT8 {name}"] for name in ("groups of 128", "per token", "per channel")]
     assert grains == sorted(grains) and grains[-1] < error["INT8 per tensor"]
@@ -66,7 +60,7 @@ def test_more_bits_and_finer_scales_have_smaller_errors():
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wrong(Path):
+class Wrong(Way):
     """A way whose product, or whose weight, is a little too large."""
 
     product: float = 1.0
@@ -88,7 +82,7 @@ class Wrong(Path):
 @pytest.mark.parametrize("name", ["FP8 per row", "INT8 per token", "FP8_IMMA"])
 def test_a_way_that_leaves_its_bound_is_named(monkeypatch, capsys, name, wrong, what):
     way = Wrong(name=name, recipe=BY_NAME[name].recipe, **wrong)
-    monkeypatch.setattr(_cli, "PATHS", (way,))
+    monkeypatch.setattr(options, "WAYS", (way,))
     code = compare("--shape", "9,24,96", "--verify", "--no-time")
     shown = capsys.readouterr().out
     assert code == (what is not None)
@@ -97,7 +91,7 @@ def test_a_way_that_leaves_its_bound_is_named(monkeypatch, capsys, name, wrong, 
 
 def test_nan_is_past_every_bound(monkeypatch, capsys):
     way = Wrong(name="NaN", recipe=jaxfp8.INT8, product=float("nan"))
-    monkeypatch.setattr(_cli, "PATHS", (way,))
+    monkeypatch.setattr(options, "WAYS", (way,))
     assert compare("--shape", "4,8,16", "--verify", "--no-time") == 1
     assert "0 of 1 within their bounds" in capsys.readouterr().out
 
@@ -121,16 +115,16 @@ def test_it_measures_and_writes_what_it_says(tmp_path, short, capsys):
         "MX, blocks of 32",
     }
     for way in product["ways"]:
-        assert set(way["times"]) == set(_result.STAGES) and way["check"]["passed"]
+        assert set(way["times"]) == set(result.STAGES) and way["check"]["passed"]
         for time in way["times"].values():
             assert time["gops"] == pytest.approx(2 * 3 * 32 * 64 / time["seconds"] / 1e9)
     assert any(way["on_front"] for way in product["ways"])
 
 
 def timed(name, error, seconds):
-    stages = {_result.LAYER: Timing(median=seconds, spread=0.0)}
+    stages = {result.LAYER: Timing(median=seconds, spread=0.0)}
     error = Error(signal=1.0, noise=error**2, max_abs=0.0)
-    return Result(path=name, error=error, bytes=1, check=None, timings=stages)
+    return Result(way=name, error=error, bytes=1, check=None, timings=stages)
 
 
 def test_the_front_holds_what_nothing_else_beats_in_both():
@@ -140,7 +134,7 @@ def test_the_front_holds_what_nothing_else_beats_in_both():
         timed("between", 1e-3, 3.0),
         timed("beaten", 2e-2, 2.0),
         timed("equal", 1e-2, 1.0),
-        Result(path="untimed", error=results_error(), bytes=1, check=None),
+        Result(way="untimed", error=results_error(), bytes=1, check=None),
     ]
     found = Compared(name="", shape=(1, 1, 1), results=results, missing={})
     assert found.front == {"exact", "fast", "between", "equal"}
@@ -151,12 +145,12 @@ def results_error():
 
 
 def test_a_way_that_fails_is_a_line_and_the_others_go_on(monkeypatch, capsys):
-    class Broken(Path):
+    class Broken(Way):
         def multiply(self, x, w):
             raise ValueError("it is broken")
 
     broken = Broken(name="broken", recipe=jaxfp8.INT8)
-    monkeypatch.setattr(_cli, "PATHS", (broken, BY_NAME["INT8 per token"]))
+    monkeypatch.setattr(options, "WAYS", (broken, BY_NAME["INT8 per token"]))
     assert compare("--shape", "4,8,16", "--no-time") == 1
     shown = capsys.readouterr().out
     assert "broken: ValueError: it is broken" in shown and "INT8 per token" in shown
@@ -182,11 +176,11 @@ def test_list_prints_the_names(capsys):
 
 def test_distributions_are_what_their_names_say():
     shape = (256, 256, 256)
-    normal, outliers, lognormal = (_data.drawn(name, shape).x for name in _data.DISTRIBUTIONS)
+    normal, outliers, lognormal = (drawing.drawn(name, shape).x for name in drawing.DISTRIBUTIONS)
     assert np.abs(normal).max() < 6 < np.abs(outliers).max()
     assert np.mean(np.abs(outliers) > 6) == pytest.approx(1e-3 * 0.76, rel=0.3)
     assert np.std(np.log(np.abs(lognormal))) == pytest.approx(1, rel=0.05)
-    assert np.std(_data.drawn("normal", shape).w) == pytest.approx(1 / 16, rel=0.05)
+    assert np.std(drawing.drawn("normal", shape).w) == pytest.approx(1 / 16, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +193,7 @@ def test_distributions_are_what_their_names_say():
         (["--data", "no.npy"], "--data no.npy: it cannot be read"),
         (["--data", "no.npy", "--shape", "1,2,3"], "a file has sizes of its own"),
         (["--rows", "4"], "--rows goes with --model and with a file"),
-        (["--only", "INT9"], "--only INT9: no way has that in its name"),
+        (["--only", "INT9"], "--only INT9: none of 17 ways has that in its name"),
         (["--time", "--no-time"], "give one of them"),
         (["--no-time", "--plot", "x.png"], "leave --no-time out"),
         (["--plot", "x.jpg"], "has to end with one of"),

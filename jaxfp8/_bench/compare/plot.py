@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxfp8._bench import _plot, _screen
-from jaxfp8._compare import _rows
-from jaxfp8._compare._result import LAYER, Compared
+from jaxfp8._bench.compare.result import LAYER, Compared
 
 _SIDE, _COLUMNS = 6.0, 3
-
-
-def drawn(path: str, title: str, done: Sequence[Compared]) -> bytes:
-    """What belongs into a file of that name."""
-    head = _rows.head(timed=True, verify=False)
-    tables = [
-        _screen.text(c.name, head, list(_rows.rows(c, timed=True, spread=True, verify=False)))
-        for c in done
-        if c.results
-    ]
-    return _plot.rendered(path, title, figure(title, done), "\n\n".join(tables))
 
 
 def figure(title: str, done: Sequence[Compared]) -> Any:
@@ -44,7 +31,7 @@ def errors_over_times(axes: Any, compared: Compared) -> None:
     axes.tick_params(axis="x", which="minor", labelbottom=False)
     axes.set(xlabel="seconds, weight held ahead", ylabel="relative L2 error")
     points = {
-        r.path: (seconds, r.error.relative_l2)
+        r.way: (seconds, r.error.relative_l2)
         for r in compared.results
         if (seconds := r.seconds(LAYER)) is not None and r.error.relative_l2 > 0
     }

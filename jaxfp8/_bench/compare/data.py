@@ -64,7 +64,12 @@ def drawn(distribution: str, shape: Shape, seed: int = 0) -> Data:
     m, n, k = shape
     rng, draw = np.random.default_rng(seed), DISTRIBUTIONS[distribution]
     x, w = draw(rng, (m, k)), draw(rng, (k, n)) / np.float32(np.sqrt(k))
-    return Data(name=f"{m}x{n}x{k} {distribution}", x=x.astype(np.float32), w=w.astype(np.float32))
+    return Data(name=name_of(shape, distribution), x=x.astype(np.float32), w=w.astype(np.float32))
+
+
+def name_of(shape: Shape, source: str) -> str:
+    """As `16x4096x4096 normal`."""
+    return f"{'x'.join(map(str, shape))} {source}"
 
 
 def loaded(text: str, rows: int) -> Data:
@@ -87,8 +92,7 @@ def loaded(text: str, rows: int) -> Data:
             f"--data {text}: x is {list(x.shape)} and w {list(w.shape)}; they need to be [M, K] "
             "and [K, N]"
         )
-    m, n, k = x.shape[0], w.shape[1], w.shape[0]
-    return Data(name=f"{m}x{n}x{k} {text}", x=x, w=w)
+    return Data(name=name_of((len(x), w.shape[1], len(w)), text), x=x, w=w)
 
 
 def _matrix(path: str) -> np.ndarray:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxfp8._bench._measure import Missing, Timing
-from jaxfp8._compare._result import Compared, Result
-
-SCHEMA = "jaxfp8.compare/1"
+from jaxfp8._bench.compare.result import Compared, Result
 
 
-def text(machine: dict[str, Any], settings: Mapping[str, Any], done: Sequence[Compared]) -> str:
-    """The whole run."""
-    run = {
-        "schema": SCHEMA,
-        "machine": machine,
-        "settings": dict(settings),
-        "products": [_product(compared) for compared in done],
-    }
-    return json.dumps(run, indent=1, allow_nan=False) + "\n"
-
-
-def _product(compared: Compared) -> dict[str, Any]:
+def product(compared: Compared) -> dict[str, Any]:
+    """The ways on one pair of operands."""
     m, n, k = compared.shape
     front = compared.front
     ways = [
-        {**_result(result, compared.operations), "on_front": result.path in front}
+        {**_result(result, compared.operations), "on_front": result.way in front}
         for result in compared.results
     ]
     missing = [{"name": name, "missing": why} for name, why in compared.missing.items()]
@@ -37,7 +23,7 @@ def _product(compared: Compared) -> dict[str, Any]:
 
 def _result(result: Result, operations: float) -> dict[str, Any]:
     return {
-        "name": result.path,
+        "name": result.way,
         "relative_l2": _plain(result.error.relative_l2),
         "max_abs": _plain(result.error.max_abs),
         "sqnr": _plain(result.error.sqnr),

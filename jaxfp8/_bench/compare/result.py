@@ -1,10 +1,9 @@
-"""What is found of one path on one pair of operands."""
+"""The results of ways on one pair of operands: errors, bytes, times, bounds."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,10 +13,10 @@ import numpy as np
 
 from jaxfp8._bench._measure import Contender, Missing, Timing, attempt, measure
 from jaxfp8._bench._rotate import one_at_a_time
-from jaxfp8._compare import _bounds
-from jaxfp8._compare._bounds import Check
-from jaxfp8._compare._data import Data
-from jaxfp8._compare._paths import Path
+from jaxfp8._bench.compare import bounds
+from jaxfp8._bench.compare.bounds import Check
+from jaxfp8._bench.compare.data import Data
+from jaxfp8._bench.compare.ways import Way
 from jaxfp8._value import accuracy
 from jaxfp8._value.accuracy import Error
 
@@ -27,17 +26,17 @@ STAGES = (KERNEL, LAYER, END_TO_END)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """A path on one pair of operands.
+    """A way on one pair of operands.
 
     Attributes:
-      path: its name.
+      way: its name.
       error: of the product, against float64.
       bytes: of the operands as they are held, and of the output in float32.
       check: how it stays within its bounds; None if that was not asked for.
       timings: by stage.
     """
 
-    path: str
+    way: str
     error: Error
     bytes: int
     check: Check | None
@@ -51,12 +50,12 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compared:
-    """All paths on one pair of operands.
+    """All ways on one pair of operands.
 
     Attributes:
       name: sizes and distribution.
       shape: M, N and K.
-      results: of the paths that ran.
+      results: of the ways that ran.
       missing: why others did not, by name.
     """
 
@@ -72,10 +71,26 @@ class Compared:
         return 2.0 * m * n * k
 
     @property
+    def missed(self) -> list[str]:
+        """Why ways did not run, and why others have no time."""
+        untimed = [
+            f"{result.way}, {stage}: {timing.reason}"
+            for result in self.results
+            for stage, timing in result.timings.items()
+            if isinstance(timing, Missing)
+        ]
+        return [*(f"{name}: {reason}" for name, reason in self.missing.items()), *untimed]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a way did not run, or was not timed."""
+        return bool(self.missed)
+
+    @property
     def front(self) -> frozenset[str]:
-        """The paths than which none is both more accurate and faster, as a layer."""
+        """The ways than which none is both more accurate and faster, as a layer."""
         points = {
-            r.path: (r.error.relative_l2, t)
+            r.way: (r.error.relative_l2, t)
             for r in self.results
             if (t := r.seconds(LAYER)) is not None and np.isfinite(r.error.relative_l2)
         }
@@ -92,14 +107,15 @@ def _better(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 def compared(
     data: Data,
-    paths: Sequence[Path],
+    ways: Sequence[Way],
     platform: str,
     rounds: int,
     verify: bool,
     progress: Callable[[float], None] = lambda part: None,
 ) -> Compared:
-    """Runs all paths on one pair of operands, and times them in turns if there are `rounds`."""
-    steps = len(paths) + rounds_of(paths, rounds)
+    """Runs all ways on one pair of operands, and times them in turns if there are `rounds`."""
+    turns = len(STAGES) * (rounds + 1) if rounds else 0
+    steps = len(ways) * (1 + turns)
     ticks = itertools.count(1)
 
     def tick() -> None:
@@ -107,33 +123,26 @@ def compared(
 
     exact = data.exact()
     x, w = jax.numpy.asarray(data.x), jax.numpy.asarray(data.w)
-    found: dict[str, Result | Missing] = {}
+    ran: dict[str, Result | Missing] = {}
     contenders: dict[str, Contender | Missing] = {}
-    for path in paths:
-        made = attempt(functools.partial(_one, path, data, x, w, exact, platform, verify))
-        found[path.name] = made if isinstance(made, Missing) else made[0]
+    for way in ways:
+        made = attempt(functools.partial(_one, way, data, x, w, exact, platform, verify))
+        ran[way.name] = made if isinstance(made, Missing) else made[0]
         if not isinstance(made, Missing) and rounds:
-            contenders.update(_contenders(path, x, w, made[1], platform))
+            contenders.update(_contenders(way, x, w, made[1], platform))
         tick()
     timings = measure(contenders, rounds, tick) if contenders else {}
     results = [
-        dataclasses.replace(r, timings=_of_path(timings, name))
-        for name, r in found.items()
+        dataclasses.replace(r, timings=_of_way(timings, name))
+        for name, r in ran.items()
         if isinstance(r, Result)
     ]
-    missing = {name: r.reason for name, r in found.items() if isinstance(r, Missing)}
-    del contenders
-    gc.collect()
+    missing = {name: r.reason for name, r in ran.items() if isinstance(r, Missing)}
     return Compared(name=data.name, shape=data.shape, results=results, missing=missing)
 
 
-def rounds_of(paths: Sequence[Path], rounds: int) -> int:
-    """How many turns a measurement has, first calls included."""
-    return len(paths) * len(STAGES) * (rounds + 1) if rounds else 0
-
-
 def _one(
-    path: Path,
+    way: Way,
     data: Data,
     x: jax.Array,
     w: jax.Array,
@@ -141,28 +150,28 @@ def _one(
     platform: str,
     verify: bool,
 ) -> tuple[Result, tuple[Any, Any]]:
-    """A path without its times, and its operands as they are held."""
-    held = jax.jit(path.hold_x)(x), jax.jit(path.hold_w)(w)
-    y = np.asarray(jax.jit(path.multiply)(*held), np.float64)
+    """A way without its times, and its operands as they are held."""
+    held = jax.jit(way.hold_x)(x), jax.jit(way.hold_w)(w)
+    y = np.asarray(jax.jit(way.multiply)(*held), np.float64)
     result = Result(
-        path=path.name,
+        way=way.name,
         error=accuracy.error(exact, y),
         bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(held)) + 4 * y.size,
-        check=_bounds.check(path, data, *held, y, platform) if verify else None,
+        check=bounds.check(way, data, *held, y, platform) if verify else None,
     )
     return result, held
 
 
 def _contenders(
-    path: Path, x: jax.Array, w: jax.Array, held: tuple[Any, Any], platform: str
+    way: Way, x: jax.Array, w: jax.Array, held: tuple[Any, Any], platform: str
 ) -> Iterator[tuple[str, Contender]]:
     stages: dict[str, tuple[Callable[..., Any], tuple[Any, Any]]] = {
-        KERNEL: (path.multiply, held),
-        LAYER: (path.layer, (x, held[1])),
-        END_TO_END: (path.end_to_end, (x, w)),
+        KERNEL: (way.multiply, held),
+        LAYER: (way.layer, (x, held[1])),
+        END_TO_END: (way.end_to_end, (x, w)),
     }
     for stage, (function, operands) in stages.items():
-        yield f"{path.name}/{stage}", _contender(function, operands, platform)
+        yield f"{way.name}/{stage}", _contender(function, operands, platform)
 
 
 def _contender(function: Callable[..., Any], operands: tuple, platform: str) -> Contender:
@@ -172,5 +181,5 @@ def _contender(function: Callable[..., Any], operands: tuple, platform: str) -> 
     return Contender(lambda: jitted(*operands))
 
 
-def _of_path(timings: Mapping[str, Timing | Missing], name: str) -> dict[str, Timing | Missing]:
+def _of_way(timings: Mapping[str, Timing | Missing], name: str) -> dict[str, Timing | Missing]:
     return {stage: timings[key] for stage in STAGES if (key := f"{name}/{stage}") in timings}

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from jaxfp8._bench import _plot, _shapes
-from jaxfp8._bench._cli import check_files, default_platform, limit
-from jaxfp8._call.library import ffi
-from jaxfp8._compare import _data
-from jaxfp8._compare._data import Data, Shape
-from jaxfp8._compare._paths import PATHS, Path
+from jaxfp8._bench import _options, _shapes
+from jaxfp8._bench._plan import Plan, Progress
+from jaxfp8._bench.compare import data, plot, record, rows
+from jaxfp8._bench.compare.data import Data, Shape
+from jaxfp8._bench.compare.result import Compared, compared
+from jaxfp8._bench.compare.ways import WAYS
 
 ROUNDS, MANY_ROUNDS = 4, 15
 # N and K of what is compared if nothing else is asked for, and its rows.
 _DEFAULT = (256, 1024, 1024)
+_SETTINGS = ("shape", "model", "rows", "data", "only", "verify", "time", "no_time", "threads")
 _SHAPE = re.compile(r"(\d+)[,x](\d+)[,x](\d+)")
 
 DESCRIPTION = """\
@@ -34,32 +33,6 @@ examples:
   python -m jaxfp8 compare --data W.npy --only INT8 --time    your weight [K, N]
   python -m jaxfp8 compare --verify                           exit code 1 where a bound is left
 """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The plan of a run.
-
-    Attributes:
-      data: functions that make the operands, in order.
-      paths: the ways to multiply.
-      platform: "cpu" or "cuda".
-      rounds: turns of each way; 0 times nothing.
-      spread: whether spreads are shown.
-      verify: whether results are compared with their bounds.
-      json, plot: files to write, or None.
-      settings: the options, for the record.
-    """
-
-    data: Sequence[Callable[[], Data]]
-    paths: Sequence[Path]
-    platform: str
-    rounds: int
-    spread: bool
-    verify: bool
-    json: str | None
-    plot: str | None
-    settings: Mapping[str, Any]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,16 +52,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="DATA",
         action="append",
-        help=f"{_data.FORM}; several times: each (default: normal)",
+        help=f"{data.FORM}; several times: each (default: normal)",
     )
-    parser.add_argument(
-        "--only",
-        metavar="TEXT",
-        action="append",
-        default=[],
-        help="only ways whose name contains TEXT; several times: any of them",
-    )
-    parser.add_argument("--list", action="store_true", help="print the names of the ways and stop")
+    _options.add(parser, "ways", "errors over times")
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -100,76 +66,59 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"{MANY_ROUNDS} rounds instead of {ROUNDS}, and the spread of each time",
     )
     parser.add_argument("--no-time", action="store_true", help="errors only")
-    parser.add_argument(
-        "--json", metavar="FILE", help="write the results as JSON, after each table"
-    )
-    names = ", ".join(_plot.SUFFIXES)
-    parser.add_argument("--plot", metavar="FILE", help=f"draw errors over times ({names})")
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="processors to use (default: all there are)"
-    )
-    parser.add_argument(
-        "--platform", choices=("cpu", "cuda"), help="where to run (default: what JAX uses)"
-    )
 
 
-def plan(options: argparse.Namespace) -> Plan:
+def plan(options: argparse.Namespace) -> Plan[Compared]:
     """The plan for the options.
 
     Raises:
       ValueError: options are wrong; the message says what to give instead.
+      LibraryError: the kernel library cannot be used.
     """
-    limit(options.threads)
-    check_files(options)
     if options.time and options.no_time:
         raise ValueError("--time and --no-time: give one of them")
     if options.plot and options.no_time:
         raise ValueError("--plot draws errors over times; leave --no-time out")
-    platform = options.platform or default_platform()
-    if not ffi.has_backend(platform):
-        raise ValueError(f"--platform {platform}: JAX has no such device here")
+    platform = _options.platform_of(options)
+    names = _options.chosen(options.only, [way.name for way in WAYS], "ways")
+    ways = [way for way in WAYS if way.name in names]
     rounds = 0 if options.no_time else MANY_ROUNDS if options.time else ROUNDS
-    kept = ("shape", "model", "rows", "data", "only", "verify", "time", "no_time", "threads")
+
+    def measure(make: Callable[[], Data], progress: Progress) -> Compared:
+        return compared(make(), ways, platform, rounds, options.verify, progress)
+
     return Plan(
-        data=_operands(options),
-        paths=paths(options.only),
+        parts={n: functools.partial(measure, make) for n, make in _operands(options)},
+        names=names,
         platform=platform,
-        rounds=rounds,
-        spread=options.time,
-        verify=options.verify,
         json=options.json,
         plot=options.plot,
-        settings={key: getattr(options, key) for key in kept},
+        settings={key: getattr(options, key) for key in _SETTINGS},
+        schema="jaxfp8.compare/1",
+        key="products",
+        record=record.product,
+        show=functools.partial(
+            rows.show, timed=rounds > 0, spread=options.time, verify=options.verify
+        ),
+        finish=rows.finish,
+        figure=plot.figure,
     )
 
 
-def paths(only: Sequence[str]) -> list[Path]:
-    """The ways whose name contains any of some texts; all of them without a text.
-
-    Raises:
-      ValueError: a text is in no name.
-    """
-    for text in only:
-        if not any(text in path.name for path in PATHS):
-            raise ValueError(f"--only {text}: no way has that in its name; --list prints the names")
-    return [path for path in PATHS if not only or any(text in path.name for text in only)]
-
-
-def _operands(options: argparse.Namespace) -> list[Callable[[], Data]]:
-    shapes, rows = _shapes_of(options), _rows_of(options)
-    made: list[Callable[[], Data]] = []
+def _operands(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Data]]]:
+    """Functions that make the operands, by the names of these."""
+    shapes, counts = _shapes_of(options), _rows_of(options)
     for text in options.data or ["normal"]:
-        if text in _data.DISTRIBUTIONS:
-            made += [functools.partial(_data.drawn, text, shape) for shape in shapes]
+        if text in data.DISTRIBUTIONS:
+            for shape in shapes:
+                yield data.name_of(shape, text), functools.partial(data.drawn, text, shape)
         elif options.shape or options.model:
             raise ValueError(f"--data {text}: a file has sizes of its own; leave --shape, --model")
         elif text.endswith(".npy"):
-            for m in rows:
-                _data.loaded(text, m)  # says now what is wrong with it
-                made.append(functools.partial(_data.loaded, text, m))
+            for m in counts:  # what is wrong with a file is said now
+                yield data.loaded(text, m).name, functools.partial(data.loaded, text, m)
         else:
-            raise ValueError(f"--data {text}: that is none of {_data.FORM}")
-    return made
+            raise ValueError(f"--data {text}: that is none of {data.FORM}")
 
 
 def _shapes_of(options: argparse.Namespace) -> list[Shape]:

@@ -15,8 +15,8 @@ import numpy as np
 
 import jaxfp8
 from jaxfp8 import QArray
-from jaxfp8._compare._data import Data
-from jaxfp8._compare._paths import Path
+from jaxfp8._bench.compare.data import Data
+from jaxfp8._bench.compare.ways import Way
 from jaxfp8._ops import int8_compute
 from jaxfp8._value import dtypes
 
@@ -36,7 +36,7 @@ _STEPS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """Whether a path stays within its bounds.
+    """Whether a way stays within its bounds.
 
     Attributes:
       share: the largest error, as a share of its bound.
@@ -52,21 +52,21 @@ class Check:
         return self.share <= 1
 
 
-def check(path: Path, data: Data, x: Any, w: Any, y: np.ndarray, platform: str) -> Check:
+def check(way: Way, data: Data, x: Any, w: Any, y: np.ndarray, platform: str) -> Check:
     """Compares held operands and their product with the bounds.
 
     Args:
-      path: the way to multiply.
+      way: the way to multiply.
       data: the float operands.
       x, w: them as they are held.
       y: the product of these.
       platform: "cpu" or "cuda".
     """
-    product = _product_in_terms if path.recipe.terms is not None else _product
+    product = _product_in_terms if way.recipe.terms is not None else _product
     checks = [
         _operand("x", x, data.x),
         _operand("w", w, data.w),
-        product(path, x, w, y, platform),
+        product(way, x, w, y, platform),
     ]
     # NaN is worse than any number.
     return max(checks, key=lambda check: np.inf if np.isnan(check.share) else check.share)
@@ -84,36 +84,36 @@ def _operand(name: str, held: Any, exact: np.ndarray) -> Check:
     return _worst(f"operand {name}", np.abs(values - exact), bound)
 
 
-def _product(path: Path, x: Any, w: Any, y: np.ndarray, platform: str) -> Check:
-    x, x_near = _multiplied(path, x, 1)
-    w, w_near = _multiplied(path, w, 0)
+def _product(way: Way, x: Any, w: Any, y: np.ndarray, platform: str) -> Check:
+    x, x_near = _multiplied(way, x, 1)
+    w, w_near = _multiplied(way, w, 0)
     magnitude = np.abs(x) @ np.abs(w)
     share = (x.shape[1] + 4) * _UNIT  # the operands were dequantised in float32
     if platform != "cpu":
-        fast = path.recipe.compute is None and path.name.startswith(("FP8", "MX"))
+        fast = way.recipe.compute is None and way.name.startswith(("FP8", "MX"))
         share += _FAST_FP8 if fast else _TENSOR_CORES
     bound = share * magnitude + np.abs(y) * _UNIT
-    if path.recipe.compute is not None:
+    if way.recipe.compute is not None:
         bound = bound + x_near @ np.abs(w) + np.abs(x) @ w_near + x_near @ w_near
     return _worst("product", np.abs(y - x @ w), bound)
 
 
-def _product_in_terms(path: Path, x: Any, w: Any, y: np.ndarray, platform: str) -> Check:
+def _product_in_terms(way: Way, x: Any, w: Any, y: np.ndarray, platform: str) -> Check:
     """The bound of `jaxfp8.split_dot`."""
     del platform
     x, w = (np.asarray(v, np.float64) for v in (x, w))
-    terms = path.recipe.terms
+    terms = way.recipe.terms
     assert terms is not None
     largest = np.abs(x).max(1)[:, None] * np.abs(w).max(0)[None]
     bound = 2 ** (2.3 - 8 * terms) * x.shape[1] * largest + 2.0**-21 * (np.abs(x) @ np.abs(w))
     return _worst("product", np.abs(y - x @ w), bound)
 
 
-def _multiplied(path: Path, held: Any, axis: int) -> tuple[np.ndarray, np.ndarray]:
+def _multiplied(way: Way, held: Any, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """What a product multiplies, and the int8 step of each value that lies on a tie, else 0."""
     values = _values(held)
     is_int = isinstance(held, QArray) and dtypes.is_int8(held.qvalue.dtype)
-    if path.recipe.compute is None or is_int:
+    if way.recipe.compute is None or is_int:
         return values, np.zeros_like(values)
     codes, scale = (
         np.asarray(part, np.float64)

@@ -24,7 +24,7 @@ FLOATS = Recipe(name="floats", weight=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Path:
+class Way:
     """One way to multiply `x` [M, K] by `w` [K, N], both float32.
 
     Attributes:
@@ -67,18 +67,18 @@ class Path:
         return self.multiply(self.hold_x(x), self.hold_w(w))
 
 
-def _held(name: str, weight: Quantization, activation: Quantization) -> Path:
-    return Path(name=name, recipe=Recipe(name=name, weight=weight, activation=activation))
+def _held(name: str, weight: Quantization, activation: Quantization) -> Way:
+    return Way(name=name, recipe=Recipe(name=name, weight=weight, activation=activation))
 
 
 _HALF: dict[str, Any] = {"x_dtype": jnp.bfloat16}
-PATHS = (
-    Path(name="float32", recipe=FLOATS),
-    Path(name="bfloat16", recipe=FLOATS, **_HALF, w_dtype=jnp.bfloat16),
-    Path(name="INT8 3 terms", recipe=jaxfp8.INT8_3X),
-    Path(name="INT8 2 terms", recipe=dataclasses.replace(jaxfp8.INT8_3X, terms=2)),
-    Path(name="W8A16 e4m3", recipe=jaxfp8.W8A16, **_HALF),
-    Path(name="W8A16 int8", recipe=jaxfp8.W8A16_INT8, **_HALF),
+WAYS = (
+    Way(name="float32", recipe=FLOATS),
+    Way(name="bfloat16", recipe=FLOATS, **_HALF, w_dtype=jnp.bfloat16),
+    Way(name="INT8 3 terms", recipe=jaxfp8.INT8_3X),
+    Way(name="INT8 2 terms", recipe=dataclasses.replace(jaxfp8.INT8_3X, terms=2)),
+    Way(name="W8A16 e4m3", recipe=jaxfp8.W8A16, **_HALF),
+    Way(name="W8A16 int8", recipe=jaxfp8.W8A16_INT8, **_HALF),
     _held("INT8 per tensor", _TENSOR, _TENSOR),
     _held("INT8 per channel", _INT8, _TENSOR),
     _held("INT8 per token", _INT8, _INT8),
@@ -87,7 +87,7 @@ PATHS = (
     _held("INT8 asymmetric x, w", _ASYMMETRIC, _ASYMMETRIC),
     _held("FP8 per tensor", _FP8_TENSOR, _FP8_TENSOR),
     _held("FP8 per row", _FP8, _FP8),
-    Path(name="FP8 blocks of 128", recipe=jaxfp8.FP8_BLOCK),
-    Path(name="FP8_IMMA", recipe=jaxfp8.FP8_IMMA),
+    Way(name="FP8 blocks of 128", recipe=jaxfp8.FP8_BLOCK),
+    Way(name="FP8_IMMA", recipe=jaxfp8.FP8_IMMA),
     _held("MX, blocks of 32", _MX, _MX),
 )

@@ -1,0 +1,96 @@
+"""The options that `bench` and `compare` share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+import jax
+
+from jaxfp8._bench import _plot
+from jaxfp8._call.library import ffi
+from jaxfp8._value.files import why_not_written
+
+
+def add(parser: argparse.ArgumentParser, items: str, plot: str) -> None:
+    """The options, on the parser of a command.
+
+    Args:
+      parser: of the command.
+      items: what `--only` chooses from, such as "cases".
+      plot: what `--plot` draws.
+    """
+    parser.add_argument(
+        "--only",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help=f"only {items} whose name contains TEXT; several times: any of them",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help=f"print the names of the {items} and stop"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the results as JSON, after each table"
+    )
+    names = ", ".join(_plot.SUFFIXES)
+    parser.add_argument("--plot", metavar="FILE", help=f"draw {plot} ({names})")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="processors to use (default: all there are)"
+    )
+    parser.add_argument(
+        "--platform", choices=("cpu", "cuda"), help="where to run (default: what JAX uses)"
+    )
+
+
+def platform_of(options: argparse.Namespace) -> str:
+    """Where to run, "cpu" or "cuda", with the processors that are asked for.
+
+    Raises:
+      ValueError: options are wrong; the message says what to give instead.
+    """
+    _limit(options.threads)
+    _check_files(options)
+    platform: str = options.platform or _default_platform()
+    if not options.list and not ffi.has_backend(platform):
+        raise ValueError(f"--platform {platform}: JAX has no such device here")
+    return platform
+
+
+def chosen(only: Sequence[str], names: Sequence[str], items: str) -> list[str]:
+    """The names that contain any of some texts; all of them without a text.
+
+    Raises:
+      ValueError: a text is in no name.
+    """
+    for text in only:
+        if not any(text in name for name in names):
+            raise ValueError(
+                f"--only {text}: none of {len(names)} {items} has that in its name; "
+                "--list prints the names"
+            )
+    return [name for name in names if not only or any(text in name for text in only)]
+
+
+def _limit(threads: int | None) -> None:
+    """Limits the process to some processors, before a backend makes its threads."""
+    if threads is None:
+        return
+    allowed = sorted(os.sched_getaffinity(0))
+    if not 0 < threads <= len(allowed):
+        raise ValueError(f"--threads {threads}: this process may use 1 to {len(allowed)}")
+    os.sched_setaffinity(0, allowed[:threads])
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Checks the output files before the measurement, not after it."""
+    if options.plot and (reason := _plot.why_not(options.plot)):
+        raise ValueError(reason)
+    for option, path in (("--json", options.json), ("--plot", options.plot)):
+        if path is not None and (reason := why_not_written(path)):
+            raise ValueError(f"{option} {path}: {reason}")
+
+
+def _default_platform() -> str:
+    return "cuda" if jax.default_backend() == "gpu" else "cpu"
