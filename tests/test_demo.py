@@ -1,4 +1,4 @@
-"""The demo: its model against numpy, its files, its tokens, its page and its command line.
+"""The demo: its model against numpy, its files, its tokens and its command line.
 
 The weights come from an installed package; without it the tests fail and say how to install it.
 """
@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from minilm import cli, files, job, measure, page, picture, words
+from minilm import cli, files, job, measure, words
 from minilm.quantise import (
     RECIPES,
     WEIGHT_MATRICES,
@@ -234,26 +234,7 @@ def test_absent_file_is_reported(tmp_path):
         files.load(tmp_path)
 
 
-# The page
-
-
-def test_page_needs_nothing_beside_it(result):
-    source = page.page(result)
-    links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]*)""", source)
-    assert links
-    assert all(link.startswith("data:image/png;base64,") for link in links)
-    assert not re.search(r"https?://|<script|<link|@import|<iframe", source)
-
-
-def test_page_shows_sentences_as_text(result):
-    source = page.page(result)
-    assert "&lt;b&gt;A dog &amp; a cat&lt;/b&gt;" in source
-    assert "<b>A dog" not in source
-
-
-def test_page_marks_a_failed_check(result):
-    bad = dataclasses.replace(result, checks=[job.Check(claim="c", value=0.1, least=0.9)])
-    assert "<li class=failed>FAILED: c" in page.page(bad)
+# What is required
 
 
 def test_demo_fails_where_no_kernel_runs(loaded, monkeypatch):
@@ -275,34 +256,6 @@ def test_nan_fails_a_check():
     assert not job.Check(claim="", value=float("nan"), least=0.0).passed
 
 
-def test_page_replaces_the_old_one_whole(result, tmp_path, monkeypatch):
-    path = tmp_path / "page.html"
-    path.write_text("old")
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(page.os, "replace", fail)
-        with pytest.raises(files.DemoError, match=r"cannot write .*No space left"):
-            page.write(result, path)
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-    page.write(result, path)
-    assert path.read_text(encoding="utf-8") == page.page(result)
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_picture_is_a_png_of_the_similarities():
-    plt = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
-    import io
-
-    values = np.array([[1.0, 0.5, 0.0], [-1.0, 0.25, 0.75]])
-    read = plt.imread(io.BytesIO(picture.png(picture.colours(values))))
-    np.testing.assert_allclose(read * 255, picture.colours(values), atol=0.5)
-    assert read.shape == (2, 3, 3)
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -317,10 +270,6 @@ def test_picture_is_a_png_of_the_similarities():
 def test_label_fits(text, shown):
     assert words.label(text, 10) == shown
     assert words.columns(shown) <= 10
-
-
-def test_a_lone_sentence_is_its_own_neighbour():
-    assert words.neighbours(np.ones((1, 1))) == [(0, 1.0)]
 
 
 # The command line
@@ -339,17 +288,6 @@ def test_misuse_is_explained(arguments, complaint, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == 2
-    assert complaint in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("place", "complaint"),
-    [(".", "is not a plain file"), ("no/such/page.html", "there is no folder")],
-    ids=["folder", "nowhere"],
-)
-def test_bad_place_for_the_page_is_said_first(tmp_path, place, complaint, capsys, monkeypatch):
-    monkeypatch.setattr(files, "load", lambda: pytest.fail("the work was begun"))
-    assert cli.main(["--html", str(tmp_path / place)]) == 1
     assert complaint in capsys.readouterr().err
 
 
@@ -372,16 +310,14 @@ def run_demo(*arguments):
     return done.stdout
 
 
-def test_demo_shows_all_recipes_beside_float32_and_xla(tmp_path):
-    path = tmp_path / "page.html"
+def test_demo_shows_all_recipes_beside_float32_and_xla():
     sentences = ["How far is the moon?", "What is the distance to the moon?"]
-    shown = run_demo("--html", path, *sentences)
+    shown = run_demo(*sentences)
     for part in (*sentences, "ms per sentence", "10.7 MB", "36 of 36 products", "float32, XLA"):
         assert part in shown
     for recipe in RECIPES:
         assert f"{recipe}, XLA" in shown
         assert f"{recipe}, jaxfp8" in shown
-    assert sentences[0] in path.read_text(encoding="utf-8")
 
 
 def test_demo_measures_one_recipe_alone():

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 import jaxfp8
-from llama.attention import attend, heads, rms_norm, route
+from llama.attention import rms_norm
 from llama.cache import Cache
 from llama.config import Config
+from llama.decoder import layer
 from llama.names import expert_names
 
 Params = dict[str, Any]
@@ -94,40 +95,6 @@ def project(
     return y if bias is None else y + bias.astype(y.dtype)
 
 
-def layer(
-    config: Config,
-    x: jax.Array,
-    params: Params,
-    cache: Cache,
-    positions: jax.Array,
-    span: int,
-    inputs_in_8_bits: bool,
-) -> tuple[jax.Array, Cache]:
-    """A layer: tokens [B, S, width] to the same, and its cache."""
-
-    def linear(name: str, x: jax.Array, equation: str = "bsk,nk->bsn") -> jax.Array:
-        w, bias = params[f"{name}.weight"], params.get(f"{name}.bias")
-        return project(equation, x, w, bias, inputs_in_8_bits)
-
-    def norm(name: str, x: jax.Array) -> jax.Array:
-        return rms_norm(x, params[f"{name}.weight"], config.eps)
-
-    y = norm("input_layernorm", x)
-    query, key, value = (heads(linear(f"self_attn.{n}_proj", y), config.head) for n in "qkv")
-    if config.qk_norm:
-        query, key = norm("self_attn.q_norm", query), norm("self_attn.k_norm", key)
-    mixed, cache = attend(config, query, key, value, cache, positions, span)
-    x = x + linear("self_attn.o_proj", mixed)
-    y = norm("post_attention_layernorm", x)
-    if not config.experts:
-        hidden = jax.nn.silu(linear("mlp.gate_proj", y)) * linear("mlp.up_proj", y)
-        return x + linear("mlp.down_proj", hidden), cache
-    weights = route(config, linear("mlp.gate", y)).astype(x.dtype)
-    gate, up = (linear(f"mlp.{n}_proj", y, "bsk,enk->bsen") for n in ("gate", "up"))
-    hidden = linear("mlp.down_proj", jax.nn.silu(gate) * up, "bsek,enk->bsen")
-    return x + jnp.einsum("bse,bsed->bsd", weights, hidden), cache
-
-
 def decoder(
     config: Config,
     params: Params,
@@ -156,10 +123,17 @@ def decoder(
     x = table[ids].astype(dtype)
 
     def step(number: Any, carry: Any, own: Params) -> Any:
+        def linear(name: str, x: jax.Array, equation: str = "bsk,nk->bsn") -> jax.Array:
+            w, bias = own[f"{name}.weight"], own.get(f"{name}.bias")
+            return project(equation, x, w, bias, inputs_in_8_bits)
+
+        def norm(name: str, x: jax.Array) -> jax.Array:
+            return rms_norm(x, own[f"{name}.weight"], config.eps)
+
         # The cache is carried, not scanned over, so that it is updated in place.
         x, cache = carry
         of_layer = jax.tree.map(lambda leaf: leaf[number], cache)
-        x, of_layer = layer(config, x, own, of_layer, positions, span, inputs_in_8_bits)
+        x, of_layer = layer(config, x, linear, norm, of_layer, positions, span)
         return x, jax.tree.map(lambda a, b: a.at[number].set(b), cache, of_layer)
 
     def picked(number: Any, carry: Any) -> Any:

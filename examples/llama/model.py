@@ -5,6 +5,7 @@ The layers are Flax's. `jaxfp8.nnx.load` makes 8-bit ones of those whose tensors
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llama.attention import attend, heads, rms_norm, route
+from llama import decoder
+from llama.attention import rms_norm
 from llama.cache import Cache
 from llama.config import Config
 
@@ -28,88 +30,51 @@ class Norm(nnx.Module):
         return rms_norm(x, self.weight[...], self.eps)
 
 
-class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions."""
+class Layer(nnx.Module):
+    """The weights of a layer under their names; `llama.decoder.layer` says what it computes."""
 
     def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
-        def linear(inputs: int, outputs: int, bias: bool) -> nnx.Linear:
+        def linear(inputs: int, outputs: int, bias: bool = False) -> nnx.Linear:
             return nnx.Linear(inputs, outputs, use_bias=bias, dtype=dtype, rngs=rngs)
 
-        self.config = config
-        size, bias = config.head, config.qkv_bias
-        self.q_proj = linear(config.width, config.heads * size, bias)
-        self.k_proj = linear(config.width, config.kv_heads * size, bias)
-        self.v_proj = linear(config.width, config.kv_heads * size, bias)
-        self.o_proj = linear(config.heads * size, config.width, config.out_bias)
-        if config.qk_norm:
-            self.q_norm, self.k_norm = Norm(size, config.eps), Norm(size, config.eps)
-
-    def __call__(
-        self, x: jax.Array, cache: Cache, positions: jax.Array, span: int
-    ) -> tuple[jax.Array, Cache]:
-        config = self.config
-        query, key = heads(self.q_proj(x), config.head), heads(self.k_proj(x), config.head)
-        value = heads(self.v_proj(x), config.head)
-        if config.qk_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        mixed, cache = attend(config, query, key, value, cache, positions, span)
-        return self.o_proj(mixed), cache
-
-
-class SwiGLU(nnx.Module):
-    """The feed-forward network."""
-
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, use_bias=False, dtype=dtype, rngs=rngs)
-
-        self.gate_proj = linear(config.width, config.hidden)
-        self.up_proj = linear(config.width, config.hidden)
-        self.down_proj = linear(config.hidden, config.width)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down_proj(nnx.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Experts(nnx.Module):
-    """Feed-forward networks of which each token sees a few.
-
-    All experts are computed for all tokens, and most weighed with 0: right, and simple. At decode
-    a batch that uses most experts reads all of their weights anyway.
-    """
-
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
-        def einsum(equation: str, inputs: int, outputs: int) -> nnx.Einsum:
+        def experts(inputs: int, outputs: int, equation: str) -> nnx.Einsum:
             shape = (config.experts, inputs, outputs)
             return nnx.Einsum(equation, shape, dtype=dtype, rngs=rngs)
 
         self.config = config
-        self.gate = nnx.Linear(config.width, config.experts, use_bias=False, dtype=dtype, rngs=rngs)
-        self.gate_proj = einsum("bsd,edf->bsef", config.width, config.hidden)
-        self.up_proj = einsum("bsd,edf->bsef", config.width, config.hidden)
-        self.down_proj = einsum("bsef,efd->bsed", config.hidden, config.width)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        weights = route(self.config, self.gate(x)).astype(x.dtype)
-        y = self.down_proj(nnx.silu(self.gate_proj(x)) * self.up_proj(x))
-        return jnp.einsum("bse,bsed->bsd", weights, y)
-
-
-class Layer(nnx.Module):
-    """Attention and feed-forward, each normalised before and added to its input."""
-
-    def __init__(self, config: Config, dtype: Any, rngs: nnx.Rngs) -> None:
-        self.input_layernorm = Norm(config.width, config.eps)
-        self.self_attn = Attention(config, dtype, rngs)
-        self.post_attention_layernorm = Norm(config.width, config.eps)
-        self.mlp = (Experts if config.experts else SwiGLU)(config, dtype, rngs)
+        width, hidden, size, bias = config.width, config.hidden, config.head, config.qkv_bias
+        self.input_layernorm = Norm(width, config.eps)
+        self.self_attn = nnx.Dict(
+            q_proj=linear(width, config.heads * size, bias),
+            k_proj=linear(width, config.kv_heads * size, bias),
+            v_proj=linear(width, config.kv_heads * size, bias),
+            o_proj=linear(config.heads * size, width, config.out_bias),
+        )
+        if config.qk_norm:
+            self.self_attn["q_norm"] = Norm(size, config.eps)
+            self.self_attn["k_norm"] = Norm(size, config.eps)
+        self.post_attention_layernorm = Norm(width, config.eps)
+        if config.experts:
+            self.mlp = nnx.Dict(
+                gate=linear(width, config.experts),
+                gate_proj=experts(width, hidden, "bsd,edf->bsef"),
+                up_proj=experts(width, hidden, "bsd,edf->bsef"),
+                down_proj=experts(hidden, width, "bsef,efd->bsed"),
+            )
+        else:
+            self.mlp = nnx.Dict(
+                gate_proj=linear(width, hidden),
+                up_proj=linear(width, hidden),
+                down_proj=linear(hidden, width),
+            )
 
     def __call__(
         self, x: jax.Array, cache: Cache, positions: jax.Array, span: int
     ) -> tuple[jax.Array, Cache]:
-        mixed, cache = self.self_attn(self.input_layernorm(x), cache, positions, span)
-        x = x + mixed
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+        def apply(name: str, x: jax.Array, equation: str = "") -> jax.Array:
+            return operator.attrgetter(name)(self)(x)  # an `nnx.Einsum` has its own equation
+
+        return decoder.layer(self.config, x, apply, apply, cache, positions, span)
 
 
 class Trunk(nnx.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -12,7 +11,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
-from minilm import files, page
+from minilm import files
 from minilm.console import show
 from minilm.job import do
 from minilm.quantise import RECIPES
@@ -47,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """The job with parsed options."""
-    if options.html:
-        page.check_place(options.html)
     with Progress(console=Console(stderr=True), transient=True) as progress:
 
         def track(items: Sequence[T], title: str) -> Iterable[T]:
@@ -59,9 +56,6 @@ def run(options: argparse.Namespace) -> int:
         recipes = [options.recipe] if options.recipe else RECIPES
         result = do(loaded, texts, recipes, options.repeat, track)
     show(result, Console(width=None if sys.stdout.isatty() else UNCUT))
-    if options.html:
-        page.write(result, options.html)
-        print(f"wrote {options.html}")
     return 0 if result.passed else 1
 
 
@@ -83,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
         help="measure this one alone; W8A16: FP8 weights, bfloat16 activations; FP8_DYNAMIC: also "
         "FP8 activations, a scale per token; INT8: int8 weights and activations",
     )
-    parser.add_argument("--html", type=pathlib.Path, metavar="FILE", help="also write a page")
     parser.add_argument(
         "--repeat", type=_positive, default=7, metavar="N", help="timed passes (default 7)"
     )

@@ -22,7 +22,7 @@ LAYER_NORM_EPS = 1e-12
 
 Params = dict[str, Any]
 Codes = list[jax.Array]
-Dot = Callable[[Params, jax.Array], jax.Array]
+Apply = Callable[[Any, jax.Array], jax.Array]  # applies a layer to what comes in
 
 
 def encode(
@@ -42,26 +42,35 @@ def encode(
     """
     codes: Codes = []
     dot = functools.partial(DOTS[recipe], codes=codes)
-    x = embed(params["embeddings"], ids)
+
+    def linear(layer: Params, x: jax.Array) -> jax.Array:
+        return dot(layer, x) + layer["bias"]
+
+    return encoder(params, ids, mask, linear, layer_norm), codes
+
+
+def encoder(params: Any, ids: jax.Array, mask: jax.Array, linear: Apply, norm: Apply) -> jax.Array:
+    """The same with linear layers and norms that two functions apply, such as those of Flax."""
+    x = embed(params["embeddings"], ids, norm)
     for layer in params["layers"]:
-        x = layer_norm(layer["attention_norm"], x + attention(layer, x, mask, dot))
-        x = layer_norm(layer["output_norm"], x + feed_forward(layer, x, dot))
-    return pool(x, mask), codes
+        x = norm(layer["attention_norm"], x + attention(layer, x, mask, linear))
+        x = norm(layer["output_norm"], x + feed_forward(layer, x, linear))
+    return pool(x, mask)
 
 
-def embed(tables: Params, ids: jax.Array) -> jax.Array:
+def embed(tables: Any, ids: jax.Array, norm: Apply) -> jax.Array:
     """Sum of the word, position and (first) type embeddings, normalised."""
     words, positions = tables["word"][ids], tables["position"][: ids.shape[1]]
-    return layer_norm(tables["norm"], words + positions + tables["type"][0])
+    return norm(tables["norm"], words + positions + tables["type"][0])
 
 
-def attention(layer: Params, x: jax.Array, mask: jax.Array, dot: Dot) -> jax.Array:
+def attention(layer: Any, x: jax.Array, mask: jax.Array, linear: Apply) -> jax.Array:
     """Multi-head attention over the tokens that `mask` lets through."""
-    query, key, value = (heads(linear(layer[n], x, dot)) for n in ("query", "key", "value"))
+    query, key, value = (heads(linear(layer[n], x)) for n in ("query", "key", "value"))
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.sqrt(query.shape[-1])
     scores = jnp.where(mask[:, None, None, :], scores, jnp.finfo(scores.dtype).min)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
-    return linear(layer["attention_output"], mixed.reshape(x.shape), dot)
+    return linear(layer["attention_output"], mixed.reshape(x.shape))
 
 
 def heads(x: jax.Array) -> jax.Array:
@@ -69,10 +78,10 @@ def heads(x: jax.Array) -> jax.Array:
     return x.reshape(*x.shape[:2], HEADS, -1)
 
 
-def feed_forward(layer: Params, x: jax.Array, dot: Dot) -> jax.Array:
+def feed_forward(layer: Any, x: jax.Array, linear: Apply) -> jax.Array:
     """Two linear layers round a GELU."""
-    hidden = jax.nn.gelu(linear(layer["intermediate"], x, dot), approximate=False)
-    return linear(layer["output"], hidden, dot)
+    hidden = jax.nn.gelu(linear(layer["intermediate"], x), approximate=False)
+    return linear(layer["output"], hidden)
 
 
 def layer_norm(norm: Params, x: jax.Array) -> jax.Array:
@@ -87,11 +96,6 @@ def pool(x: jax.Array, mask: jax.Array) -> jax.Array:
     weights = mask[:, :, None].astype(x.dtype)
     mean = (x * weights).sum(1) / weights.sum(1)
     return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
-
-
-def linear(layer: Params, x: jax.Array, dot: Dot) -> jax.Array:
-    """`x @ kernel + bias`, the product computed by `dot`."""
-    return dot(layer, x) + layer["bias"]
 
 
 def dot_f32(layer: Params, x: jax.Array, codes: Codes) -> jax.Array:

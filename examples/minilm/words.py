@@ -1,4 +1,4 @@
-"""Results in words and numbers, as both the terminal and the page show them."""
+"""Results in words and numbers."""
 
 from __future__ import annotations
 
@@ -42,13 +42,6 @@ def _columns(character: str) -> int:
 def _cut(text: str, width: int) -> str:
     ends = itertools.accumulate(_columns(c) for c in text)
     return "".join(c for c, end in zip(text, ends, strict=True) if end <= width).rstrip()
-
-
-def neighbours(similarity: np.ndarray) -> list[tuple[int, float]]:
-    """For each row the nearest other one, and how near; itself if it is the only one."""
-    others = similarity - 4 * np.eye(len(similarity)) * (len(similarity) > 1)
-    nearest = others.argmax(1)
-    return [(int(i), float(similarity[row, i])) for row, i in enumerate(nearest)]
 
 
 def megabytes(size: int) -> str:
