@@ -16,9 +16,7 @@ from jaxfp8._bench._measure import Contender, Missing
 from jaxfp8._bench._problems import E4M3, Problem
 from jaxfp8._bench._rotate import one_at_a_time
 from jaxfp8._call.library import ffi
-from jaxfp8._call.ops.dot import scaled_dot
 from jaxfp8._value.prepared import why_not
-from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 Shape = tuple[int, int, int]  # M, N, K
 Contenders = dict[str, Contender | Missing]
@@ -204,29 +202,9 @@ def _on_kernel(kernel: str, copies: list[tuple], problem: Problem) -> Contender 
     """A weight-only product [M, K] x [K, N] on a given kernel."""
     if kernel not in ffi.available_kernels():
         return Missing(f"`{kernel}` does not run on this processor")
-    (m, k), n = problem.x.shape, problem.w.shape[1]
-    x = OperandSpec(
-        dtype="bfloat16",
-        shape=(m, k),
-        contracting=(1,),
-        batch=(),
-        tiles=(m, k),
-        scale=False,
-        zero_point=False,
-    )
-    w = OperandSpec(
-        dtype="float8_e4m3fn",
-        shape=(k, n),
-        contracting=(0,),
-        batch=(),
-        tiles=(k, 1),
-        scale=True,
-        zero_point=False,
-    )
-    spec = ScaledDotSpec(lhs=x, rhs=w, epilogue=EpilogueSpec(out_dtype="bfloat16"))
 
     def forced(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
-        return scaled_dot(spec, x, q, rhs_scale=scale, kernel=kernel)[0]
+        return problems.on_kernel(kernel, x, jaxfp8.QArray(q, scale))
 
     return one_at_a_time(forced, copies, exact=problem.exact, error=_ROUNDED)
 

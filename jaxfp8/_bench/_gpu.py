@@ -15,8 +15,6 @@ import jaxfp8
 from jaxfp8._bench import _gpu_encode, _gpu_imma, _gpu_mesh, _gpu_ragged, _gpu_rows
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._gpu_operands import (
-    E4M3,
-    NT,
     copies,
     dequantised,
     in_bf16,
@@ -26,6 +24,7 @@ from jaxfp8._bench._gpu_operands import (
     weights,
 )
 from jaxfp8._bench._measure import NO_TRITON, Contender, over_copies
+from jaxfp8._bench._problems import E4M3, NT
 
 # Values of the copy, 1 GiB of bfloat16.
 _COPIED = 1 << 29

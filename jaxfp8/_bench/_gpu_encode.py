@@ -13,8 +13,9 @@ import numpy as np
 import jaxfp8
 from jaxfp8._bench import _decoder
 from jaxfp8._bench._case import Case
-from jaxfp8._bench._gpu_operands import E4M3, copies, normal
+from jaxfp8._bench._gpu_operands import copies, normal
 from jaxfp8._bench._measure import Contender, over_copies
+from jaxfp8._bench._problems import E4M3
 from jaxfp8._call.ops.encode_call import encode_produced
 from jaxfp8._call.ops.quantize_call import encode
 from jaxfp8._call.reference.encode_reference import EncodeSpec

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 import jaxfp8
+from jaxfp8._bench import _problems as problems
 from jaxfp8._bench._case import Case
 from jaxfp8._bench._gpu_operands import (
-    E4M3,
     copies,
     dequantised,
     in_bf16,
@@ -22,8 +22,7 @@ from jaxfp8._bench._gpu_operands import (
     weights,
 )
 from jaxfp8._bench._measure import over_copies
-from jaxfp8._call.ops.dot import scaled_dot
-from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
+from jaxfp8._bench._problems import E4M3
 
 _SIZES = (4096, 4096), (4096, 14336)  # N and K
 _ROWS = 1, 16, 64, 512, 1024, 4096, 8192
@@ -86,35 +85,7 @@ def in_one_kernel(x: Any, w: jaxfp8.QArray, axis: int = 1) -> jax.Array:
 
     `axis` is that of the weight which is summed over.
     """
-    values, scale = (x.qvalue, x.scale) if isinstance(x, jaxfp8.QArray) else (x, None)
-    spec = ScaledDotSpec(
-        lhs=_operand(values, 1, scaled=scale is not None),
-        rhs=_operand(w.qvalue, axis, scaled=True),
-        epilogue=EpilogueSpec(out_dtype="bfloat16"),
-    )
-    out, _ = scaled_dot(
-        spec,
-        values.view(jnp.uint8) if values.dtype == E4M3 else values,
-        w.qvalue.view(jnp.uint8),
-        lhs_scale=scale,
-        rhs_scale=w.scale,
-        kernel="sm80_imma",
-    )
-    return out
-
-
-def _operand(x: jax.Array, axis: int, scaled: bool) -> OperandSpec:
-    """A matrix with a scale for each line along `axis`, or without one."""
-    lines = tuple(size if a == axis else 1 for a, size in enumerate(x.shape))
-    return OperandSpec(
-        dtype=x.dtype.name,
-        shape=x.shape,
-        contracting=(axis,),
-        batch=(),
-        tiles=lines if scaled else (1, 1),
-        scale=scaled,
-        zero_point=False,
-    )
+    return problems.on_kernel("sm80_imma", x, w, axis)
 
 
 def _decoded_first(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:

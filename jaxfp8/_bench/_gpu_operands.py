@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxfp8
+from jaxfp8._bench._problems import E4M3, NT
 
-E4M3 = jnp.float8_e4m3fn
-NT = (((1,), (1,)), ((), ()))
 # More than the L2 cache of any device, so that rotated operands are read from memory.
 _BEYOND_CACHES = 256 << 20
 

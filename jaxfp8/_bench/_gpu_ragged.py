@@ -12,8 +12,9 @@ import numpy as np
 
 import jaxfp8
 from jaxfp8._bench._case import Case
-from jaxfp8._bench._gpu_operands import E4M3, copies, dequantised, normal
+from jaxfp8._bench._gpu_operands import copies, dequantised, normal
 from jaxfp8._bench._measure import over_copies
+from jaxfp8._bench._problems import E4M3
 
 _BLOCK = 128
 _SIZES: dict[str, tuple[int, ...]] = {

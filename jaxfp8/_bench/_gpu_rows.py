@@ -14,8 +14,9 @@ import jaxfp8
 from jaxfp8._bench import _decoder
 from jaxfp8._bench import _problems as problems
 from jaxfp8._bench._case import Case
-from jaxfp8._bench._gpu_operands import E4M3, copies, dequantised, in_bf16, normal, ours, weights
+from jaxfp8._bench._gpu_operands import copies, dequantised, in_bf16, normal, ours, weights
 from jaxfp8._bench._measure import Contender, over_copies
+from jaxfp8._bench._problems import E4M3
 from jaxfp8._call.ops.rows_call import quantize_rows
 from jaxfp8._call.reference.rows_reference import Norm, RowScale, RowsSpec
 

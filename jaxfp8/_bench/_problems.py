@@ -15,6 +15,9 @@ import numpy as np
 
 import jaxfp8
 from jaxfp8 import QArray
+from jaxfp8._call.ops.dot import scaled_dot
+from jaxfp8._ops.operands import as_sides
+from jaxfp8._value.spec import EpilogueSpec, ScaledDotSpec
 
 E4M3 = jnp.float8_e4m3fn
 NT = (((1,), (1,)), ((), ()))
@@ -189,6 +192,18 @@ def multiply_quantized(
 ) -> jax.Array:
     """8 bits on both sides, a scale for each row and column after the sum; bfloat16."""
     return (total(x, q) * x_scale * scale).astype(jnp.bfloat16)
+
+
+def on_kernel(kernel: str, x: Any, w: QArray, axis: int = 0) -> jax.Array:
+    """The product with a weight by a kernel of that name; `axis` of the weight is summed over."""
+    left, right = as_sides("python -m jaxfp8 bench", x, w)
+    spec = ScaledDotSpec(
+        lhs=left.spec((1,), ()),
+        rhs=right.spec((axis,), ()),
+        epilogue=EpilogueSpec(out_dtype="bfloat16"),
+    )
+    operands: dict[str, Any] = {**left.operands("lhs"), **right.operands("rhs")}
+    return scaled_dot(spec, **operands, kernel=kernel)[0]
 
 
 def total(x: jax.Array, q: jax.Array) -> jax.Array:
