@@ -30,7 +30,7 @@ def layer(
     Args:
       config: sizes.
       x: tokens [B, S, width].
-      linear, norm: functions of a name and of what the layer of that name is applied to.
+      linear, norm: apply the layer of a name to an input.
       cache, positions, span: as for `llama.attention.attend`.
 
     Returns:

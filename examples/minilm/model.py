@@ -22,7 +22,7 @@ LAYER_NORM_EPS = 1e-12
 
 Params = dict[str, Any]
 Codes = list[jax.Array]
-Apply = Callable[[Any, jax.Array], jax.Array]  # applies a layer to what comes in
+Apply = Callable[[Any, jax.Array], jax.Array]  # applies a layer to an input
 
 
 def encode(

@@ -48,7 +48,7 @@ def of_rows(sizes: Sequence[int], n: int, k: int) -> Case:
 
 
 def masked(sizes: Sequence[int], rows: int, n: int, k: int) -> Case:
-    """The first rows of each group count; XLA multiplies all of them."""
+    """Only the first rows of each group count; XLA multiplies all of them."""
     x, w = _lines(len(sizes), rows, k), _weights(len(sizes), n, k)
     name = f"ragged, {sum(sizes)} of {len(sizes)} x {rows} rows N={n} K={k}"
     return _case(name, x, w, sizes, lambda x, w, _: x @ w, 2.0 * sum(sizes) * n * k)

@@ -1,4 +1,4 @@
-"""The options that `bench` and `compare` share."""
+"""Options of both `bench` and `compare`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def add(parser: argparse.ArgumentParser, items: str, plot: str) -> None:
 
     Args:
       parser: of the command.
-      items: what `--only` chooses from, such as "cases".
-      plot: what `--plot` draws.
+      items: the choice of `--only`, such as "cases".
+      plot: the content of `--plot`.
     """
     parser.add_argument(
         "--only",
@@ -45,7 +45,7 @@ def add(parser: argparse.ArgumentParser, items: str, plot: str) -> None:
 
 
 def platform_of(options: argparse.Namespace) -> str:
-    """Where to run, "cpu" or "cuda", with the processors that are asked for.
+    """Where to run, "cpu" or "cuda"; limits the process to the processors of `--threads`.
 
     Raises:
       ValueError: options are wrong; the message says what to give instead.
@@ -59,7 +59,7 @@ def platform_of(options: argparse.Namespace) -> str:
 
 
 def chosen(only: Sequence[str], names: Sequence[str], items: str) -> list[str]:
-    """The names that contain any of some texts; all of them without a text.
+    """The names with any of some texts in them; all of them without a text.
 
     Raises:
       ValueError: a text is in no name.

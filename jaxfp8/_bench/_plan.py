@@ -1,4 +1,4 @@
-"""The plan of a run, of `bench` and of `compare`: what is measured, and what becomes of it."""
+"""The plan of a run, of `bench` and of `compare`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Progress = Callable[[float], None]  # called with the share that is done
 
 
 class Result(Protocol):
-    """What one part of a run found."""
+    """The result of one part of a run."""
 
     @property
     def failed(self) -> bool:
@@ -28,7 +28,7 @@ class Plan(Generic[R]):
 
     Attributes:
       parts: functions that measure, by name.
-      names: what `--list` prints.
+      names: the lines of `--list`.
       platform: "cpu" or "cuda".
       json, plot: files to write, or None.
       settings: the options, for the record.
@@ -36,7 +36,7 @@ class Plan(Generic[R]):
       key: the field of the JSON with the results.
       record: a result as JSON.
       show: shows a result as soon as it is there.
-      finish: shows what all results say together, and returns whether that is a failure.
+      finish: shows a summary of all results, and returns whether it is a failure.
       figure: draws all results under a title, with matplotlib.
     """
 

@@ -36,7 +36,7 @@ class Screen(Protocol):
     """Shows results as they come.
 
     Attributes:
-      said: the lines and tables so far, as text.
+      said: all lines and tables so far, as text.
     """
 
     said: list[str]

@@ -1,6 +1,7 @@
-"""Sizes that get each tile shape of `sm90_gemm` on an H100, against XLA in float32 on the device.
+"""Each tile shape of `sm90_gemm` on an H100, against XLA in float32 on the same device.
 
-`CheckChoices` and `CheckWeights` of ffi/tests/sm90_gemm_schedule_test.cc say which size gets which.
+The sizes are those of `CheckChoices` and `CheckWeights` in ffi/tests/sm90_gemm_schedule_test.cc.
+These tables have the tile shape of each size.
 """
 
 import jax
@@ -27,8 +28,8 @@ FP8_SIZES = [
 FAST_SIZES = [(4096, 8192, 8192), (256, 4096, 4096), (64, 14336, 4096)]
 INT8_SIZES = [(4096, 4096, 4096), (2048, 5120, 5120), (256, 8192, 8192), (64, 8192, 8192)]
 MIXED_SIZES = [(128, 28672, 8192), (256, 28672, 8192), (128, 14336, 4096), (4096, 4096, 4096)]
-# The largest error as a share of the deviation of the results. A tile that is wrong is off by more
-# than one; fast sums keep 13 bits.
+# The largest error as a share of the deviation of the results. A wrong tile exceeds 1.
+# Fast sums keep 13 bits.
 ERROR, FAST_ERROR = 0.02, 0.25
 
 
@@ -50,7 +51,7 @@ def drawn(seed, side):
 
 
 def error(spec):
-    """The largest error of the product, as a share of the deviation of what is exact."""
+    """The largest error of the product, as a share of the deviation of the exact one."""
     x, x_scale, wide_x = drawn(0, spec.lhs)
     w, w_scale, wide_w = drawn(2, spec.rhs)
     operands = {"lhs": x, "rhs": w, "lhs_scale": x_scale, "rhs_scale": w_scale}

@@ -12,7 +12,7 @@ from jaxfp8._value import tables
 
 
 def show(screen: Screen, compared: Compared, timed: bool, spread: bool, verify: bool) -> None:
-    """Shows the ways that ran, and why others did not."""
+    """Shows a row for each way, and a line for each failure."""
     if compared.results:
         cells = list(rows(compared, timed, spread, verify))
         screen.table(compared.name, head(timed, verify), cells)
@@ -21,7 +21,7 @@ def show(screen: Screen, compared: Compared, timed: bool, spread: bool, verify: 
 
 
 def finish(screen: Screen, all_compared: Sequence[Compared]) -> bool:
-    """Shows which bounds are left, if that was asked for; returns whether any is."""
+    """Shows each bound that is left, after `--verify`; returns whether any is."""
     checked = [(c.name, r, r.check) for c in all_compared for r in c.results if r.check]
     left = [row for row in checked if not row[2].passed]
     for name, result, check in left:
