@@ -58,6 +58,7 @@ check: setup  ## format, lint, types, import contracts, and tables beside their 
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
 	$(BIN)/python tools/measurement_tables.py --check
+	$(BIN)/python tools/relative_words.py
 
 test-kernels: setup  ## every CPU kernel that runs here against float64, in C++, as the library has it
 	@$(call checks,cpu,build/checks,$(LIBRARY),--target native_kernels native_quantize,-R native)
