@@ -280,8 +280,12 @@ def _check_chosen(options: argparse.Namespace) -> None:
 
 
 def _check_pattern(pattern: str | None) -> None:
+    if pattern is None:
+        return
+    if not pattern:
+        raise _UsageError("--only: '' matches every name; leave it out to quantise all weights")
     try:
-        re.compile(pattern or "")
+        re.compile(pattern)
     except re.error as error:
         raise _UsageError(f"--only: {pattern!r} is no regular expression: {error}") from error
 

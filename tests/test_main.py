@@ -216,6 +216,7 @@ REFUSED = {
         "--only 'upp.weight' matches no tensor; weights are named 'up.weight'",
     ),
     "a pattern of a bias": ([*NEW, "INT8", "--only", ".*bias"], 2, "it is not named weight"),
+    "an empty pattern": ([*NEW, "INT8", "--only", ""], 2, "--only: '' matches every name"),
     "no pattern": ([*NEW, "INT8", "--only", "("], 2, "--only: '(' is no regular expression"),
     "sizes past the memory": (
         ["compare", "--shape", "99999999,99999999,99999999", "--no-time", "--only", "INT8"],

@@ -184,6 +184,14 @@ def test_parts_keep_every_bit_of_fp8():
 BLOCKS = KINDS["partial blocks"]
 
 
+@pytest.mark.parametrize("index", [slice(40, None), slice(20, 3), slice(500, 600), slice(0, 0)])
+def test_an_empty_slice_is_empty_anywhere_in_a_tile(index):
+    q = BLOCKS(normal(40, 72))
+    part = q[index]
+    assert part.shape == np.zeros((40, 72))[index].shape == (0, 72)
+    np.testing.assert_array_equal(jaxfp8.dequantize(part), np.zeros((0, 72)))
+
+
 @pytest.mark.parametrize(
     ("take", "error", "reason"),
     [

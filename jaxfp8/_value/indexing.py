@@ -127,7 +127,8 @@ class _Along:
         start, stop, step = index.indices(self.size)
         if not self.is_tiled:
             return index
-        stop = max(start, stop)
+        if not range(start, stop, step):
+            return slice(0, 0)
         if step != 1 or start % self.tile or (stop % self.tile and stop != self.size):
             self._refuse(f"is {index}")
         return slice(start, stop)

@@ -331,7 +331,8 @@ def _check_apart(source: pathlib.Path, place: pathlib.Path) -> None:
     inner, outer = (pathlib.Path(os.path.realpath(path)) for path in (source, place))
     if inner == outer or outer in inner.parents:
         needs, remedy = "the source lies there", "name another path"
-        found = "the new checkpoint would replace that folder"
+        kind = "folder" if os.path.isdir(place) else "file"
+        found = f"the new checkpoint would replace that {kind}"
         raise CheckpointError(place, "", found, needs, remedy)
 
 
