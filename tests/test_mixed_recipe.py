@@ -116,7 +116,7 @@ def nnx_layer(recipe):
 def linen_layer(recipe):
     layer = jaxfp8.linen.Dense(24, recipe=recipe)
     params = nn.Dense(24).init(jax.random.key(0), jnp.ones((1, 64)))
-    variables = jaxfp8.linen.quantize(layer, params, jnp.ones((1, 64)))
+    variables, _ = jaxfp8.linen.quantize(layer, params, jnp.ones((1, 64)))
     return lambda x: layer.apply(variables, x)
 
 

@@ -65,7 +65,8 @@ def server(name: str, params: Any, config: Config = Config()) -> Server:  # noqa
     config = dataclasses.replace(config, dense=dense, embed=embed, dtype=dtype)
     if name in RECIPES:
         tokens = jnp.zeros((1, config.length), jnp.int32)
-        params = jaxfp8.linen.quantize(GPT(config), {"params": params}, tokens)["params"]
+        held, _ = jaxfp8.linen.quantize(GPT(config), {"params": params}, tokens)
+        params = held["params"]
     # Biases, norms and places in the dtype of the computation; 8-bit weights as they are.
     cast = jax.tree.map(
         lambda x: x if _is_qarray(x) else x.astype(dtype), params, is_leaf=_is_qarray

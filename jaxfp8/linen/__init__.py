@@ -5,7 +5,6 @@
 
 from jaxfp8._recipes.placing import torch_name
 from jaxfp8._value.changes import Change, Changes
-from jaxfp8.linen._changes import changes
 from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
 from jaxfp8.linen._load import load
 from jaxfp8.linen._partition import combine, partition
@@ -35,7 +34,6 @@ __all__ = [
     "Fp8DotGeneral",
     "Fp8Einsum",
     "accumulate",
-    "changes",
     "combine",
     "load",
     "partition",

@@ -1,9 +1,10 @@
-"""Lists what `quantize` does to each parameter of a model, and what stays in floats."""
+"""What is done to each parameter of a model, and what stays in floats."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -12,57 +13,66 @@ from flax.core import meta
 
 from jaxfp8._value.changes import Change, Changes, has_no_row, why_wide
 from jaxfp8._value.prepared import is_held
-from jaxfp8.linen._apply import applied
-from jaxfp8.linen._kernel import PARAMS, Weight, noted_weights
+from jaxfp8.linen._kernel import Weight, noted_weights
 
 Path = tuple[str, ...]
 _TWINS = (nn.Dense, nn.DenseGeneral, nn.Einsum, nn.Embed)
 
 
-def changes(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Changes:
-    """Lists what `jaxfp8.linen.quantize` does to each parameter, or why it stays wide.
+class Notes:
+    """What the layers of a model say while it runs inside `noted`.
 
-    The model is traced. Nothing is computed or changed.
-
-    Args:
-      model, variables, *args, **kwargs: as for `jaxfp8.linen.quantize`. `variables` may be its
-        result, too.
-
-    Returns:
-      A row for each weight; print it.
-
-    Example:
-      >>> import flax.linen as nn, jax, jax.numpy as jnp
-      >>> import jaxfp8.linen
-      >>> model = nn.Sequential([jaxfp8.linen.Dense(64), nn.relu, nn.Dense(8)])
-      >>> x = jnp.ones((1, 64))
-      >>> variables = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(8)]).init(jax.random.key(0), x)
-      >>> found = jaxfp8.linen.changes(model, variables, x)
-      >>> [row.path for row in found.changed], found.left[0].reason
-      (['layers_0'], "its layer is Flax's, not the Dense of `jaxfp8.linen`")
+    Attributes:
+      weights: descriptions of 8-bit weights by path.
+      kinds: classes of modules by path.
     """
-    kinds: dict[Path, type[nn.Module]] = {}
+
+    def __init__(self) -> None:
+        self.weights: dict[Path, Weight] = {}
+        self.kinds: dict[Path, type[nn.Module]] = {}
+
+    def kind(self, path: Path) -> type[nn.Module]:
+        """The class of the module that holds a parameter."""
+        return self.kinds.get(path[:-1], nn.Module)
+
+    def changes(self, before: Any, after: Any) -> Changes:
+        """A row for each weight of the parameters `before`; `after` are the same, quantised."""
+        new, rows, others = dict(parameters(after)), [], []
+        for path, leaf in parameters(before):
+            kind, weight = self.kind(path), self.weights.get(path)
+            if weight is None and has_no_row(kind, path[-1], leaf.ndim):
+                others.append(leaf)
+            else:
+                of_layer = weight is not None or issubclass(kind, _TWINS)
+                named = path[:-1] if of_layer else path
+                recipe = "" if weight is None else weight.recipe.name
+                reason = _why_left(kind, weight, leaf)
+                rows.append(row(named, kind, leaf, new[path], recipe=recipe, reason=reason))
+        return Changes(rows=tuple(rows), others=len(others), other_bytes=sum(map(_nbytes, others)))
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[Notes]:
+    """Notes the modules that are called in this context, and the weights of 8-bit layers."""
+    notes = Notes()
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        kinds[tuple(map(str, context.module.path))] = type(context.module)
+        notes.kinds[tuple(map(str, context.module.path))] = type(context.module)
         return call(*args, **kwargs)
 
-    with noted_weights() as weights, nn.intercept_methods(note):
-        after = jax.eval_shape(lambda held: applied(model, held, args, kwargs)[1], variables)
-    new, rows, others = dict(_parameters(after[PARAMS])), [], []
-    for path, leaf in _parameters(variables[PARAMS]):
-        kind, weight = kinds.get(path[:-1], nn.Module), weights.get(path)
-        if weight is None and has_no_row(kind, path[-1], leaf.ndim):
-            others.append(leaf)
-        else:
-            rows.append(_row(path, kind, weight, leaf, new[path]))
-    return Changes(rows=tuple(rows), others=len(others), other_bytes=sum(map(_nbytes, others)))
+    with noted_weights() as notes.weights, nn.intercept_methods(note):
+        yield notes
 
 
-def _parameters(tree: Any) -> list[tuple[Path, Any]]:
+def parameters(tree: Any) -> list[tuple[Path, Any]]:
     """Paths and parameters, without boxes of metadata; an 8-bit parameter is one leaf."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_whole)
-    return [(tuple(str(getattr(e, "key", e)) for e in path), meta.unbox(x)) for path, x in leaves]
+    return [(names_of(path), meta.unbox(leaf)) for path, leaf in leaves]
+
+
+def names_of(path: Any) -> Path:
+    """The keys of a path in a tree of parameters."""
+    return tuple(str(getattr(entry, "key", entry)) for entry in path)
 
 
 def _is_whole(leaf: Any) -> bool:
@@ -71,16 +81,17 @@ def _is_whole(leaf: Any) -> bool:
     return is_held(leaf) or isinstance(leaf, meta.AxisMetadata) or is_restored
 
 
-def _row(path: Path, kind: type, weight: Weight | None, before: Any, after: Any) -> Change:
-    of_layer = weight is not None or issubclass(kind, _TWINS)
-    reason = _why_left(kind, weight, before)
+def row(
+    path: Path, kind: type, before: Any, after: Any, *, recipe: str = "", reason: str = ""
+) -> Change:
+    """The row of a parameter, of a layer if it is the weight of one."""
     return Change(
-        path="/".join(path[:-1] if of_layer else path),
+        path="/".join(path),
         kind=kind.__name__,
         shape=_codes(before).shape,
         before=str(_codes(before).dtype),
         after=str(_codes(after).dtype),
-        recipe="" if reason or weight is None else weight.recipe.name,
+        recipe="" if reason else recipe,
         reason=reason,
         bytes_before=_nbytes(before),
         bytes_after=_nbytes(after),
@@ -100,7 +111,8 @@ def _why_left(kind: type, weight: Weight | None, before: Any) -> str:
 
 
 def _codes(parameter: Any) -> Any:
-    """The values of a parameter, in 8 bits or not."""
+    """The values of a parameter, in 8 bits or not, without boxes of metadata."""
+    parameter = meta.unbox(parameter)
     if isinstance(parameter, Mapping):
         return parameter["qvalue"]
     parameter = getattr(parameter, "stored", parameter)

@@ -47,7 +47,7 @@ def load(
       keep: paths of parameters that stay as they are, likewise.
 
     Returns:
-      The variables. `jaxfp8.linen.changes`, called with them, lists what is in floats, and why.
+      The variables. `jaxfp8.linen.quantize` leaves them as they are, and lists what is in floats.
 
     Warns:
       FallbackWarning: `keep` or a path in `mapping` selects nothing.

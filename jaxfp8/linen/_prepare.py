@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
 import jax
 
 from jaxfp8._value import prepared
-from jaxfp8._value.errors import FallbackWarning, message
-from jaxfp8._value.qarray import QArray
-from jaxfp8._value.transposed import TransposedArray
-from jaxfp8.linen._apply import applied
-from jaxfp8.linen._kernel import PARAMS, Weight, noted_weights
-
-_OPERATION = "jaxfp8.linen.prepare"
+from jaxfp8._value.changes import Change, Changes
+from jaxfp8.linen._apply import applied, check_call
+from jaxfp8.linen._changes import names_of, noted, row
+from jaxfp8.linen._kernel import PARAMS, Weight
 
 
-def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
+def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> tuple[Any, Changes]:
     """Prepares the 8-bit weights of a model for the kernels of the device.
 
     Call it once, after a model is loaded for inference: see `jaxfp8.prepare`. The model is traced,
@@ -33,44 +30,47 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
     Returns:
       The variables, with a `PreparedArray` for each weight that can be prepared: the product sums
       over one axis, size and tiles are as `jaxfp8.prepare` needs them, and there is no metadata
-      of sharding. For each other weight a `FallbackWarning` says why. Embeddings are not prepared.
+      of sharding. Embeddings are not prepared. And what was done to each 8-bit weight, or why
+      nothing was done.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8.linen
       >>> x = jnp.ones((1, 8))
       >>> model = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)
-      >>> variables = jaxfp8.linen.prepare(model, model.init(jax.random.key(0), x), x)
+      >>> variables, _ = jaxfp8.linen.prepare(model, model.init(jax.random.key(0), x), x)
       >>> variables["params"]["kernel"], model.apply(variables, x).shape
       (PreparedArray(int8[8,64], contracting=-2), (1, 64))
     """
-    with noted_weights() as weights:
+    check_call("jaxfp8.linen.prepare", model, variables, kwargs)
+    with noted() as notes:
         jax.eval_shape(
             lambda held: applied(model, held, args, kwargs, constant=(PARAMS,))[0], variables
         )
+    rows: list[Change] = []
 
-    left: list[str] = []
-
-    def leaf(path: Any, value: Any) -> Any:
-        weight = weights.get(tuple(str(getattr(entry, "key", entry)) for entry in path))
-        if weight is None or not isinstance(value, QArray | TransposedArray):
+    def converted(path: Any, value: Any) -> Any:
+        names = names_of(path)
+        weight = notes.weights.get(names)
+        if weight is None or not prepared.is_held(value):
             return value
         reason = _why_not(weight, value)
-        if not reason:
-            return prepared.prepare(value, weight.contracting[0] - len(weight.shape))
-        if reason not in prepared.IN_PLACE and not weight.looked_up:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            text = message(_OPERATION, f"`{name}`", f"is {value}", reason, "it is left as it is")
-            left.append(text)
-        return value
+        axis = weight.contracting[0] - len(weight.shape)
+        after = value if reason else prepared.prepare(value, axis)
+        kind, recipe = notes.kind(names), weight.recipe.name
+        made = row(names[:-1], kind, value, after, recipe=recipe, reason=reason)
+        rows.append(made if reason else dataclasses.replace(made, after="prepared"))
+        return after
 
-    params = jax.tree_util.tree_map_with_path(leaf, variables[PARAMS], is_leaf=prepared.is_held)
-    for text in left:
-        warnings.warn(text, FallbackWarning, stacklevel=2)
-    return {**variables, PARAMS: params}
+    params = jax.tree_util.tree_map_with_path(
+        converted, variables[PARAMS], is_leaf=prepared.is_held
+    )
+    return {**variables, PARAMS: params}, Changes(rows=tuple(rows))
 
 
-def _why_not(weight: Weight, value: QArray | TransposedArray) -> str:
+def _why_not(weight: Weight, value: Any) -> str:
     """Why a weight is left as it is; "" if it is prepared."""
+    if isinstance(value, prepared.PreparedArray):
+        return "it is prepared already"
     if weight.looked_up:
         return "its rows are looked up"
     q = prepared.stored(value)

@@ -6,17 +6,20 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-from flax.core import meta
 
+from jaxfp8._value.changes import Changes
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.shards import check_tiles_fit
-from jaxfp8.linen._apply import applied
+from jaxfp8.linen._apply import applied, check_call
+from jaxfp8.linen._changes import noted, parameters
 from jaxfp8.linen._kernel import PARAMS
 
+_OPERATION = "jaxfp8.linen.quantize"
 
-def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any:
+
+def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> tuple[Any, Changes]:
     """Makes the variables of `model`, which has 8-bit layers, from those of its float twin.
 
     A layer of `jaxfp8.linen` has the name and the parameters of its Flax counterpart, so the
@@ -33,10 +36,11 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
         pass may change or make caches and statistics, but these changes are dropped.
 
     Returns:
-      The variables in 8 bits, structured as `variables`; other collections are unchanged.
-      `jaxfp8.linen.changes`, with the same arguments, lists what stays in floats and why.
+      The variables in 8 bits, structured as `variables`, their other collections unchanged; and
+      what was done to each weight, or why it stays wide. Print the latter.
 
     Raises:
+      TypeError: `model` is no module of linen; a recipe is given, which belongs to the layers.
       ValueError: the parameters are not those of `model`, or it has no 8-bit layer; a tile does not
         divide the shards of a weight.
 
@@ -46,40 +50,34 @@ def quantize(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> Any
       >>> x = jnp.ones((1, 8))
       >>> variables = nn.Dense(4).init(jax.random.key(0), x)
       >>> model = jaxfp8.linen.Dense(4, recipe=jaxfp8.FP8_DYNAMIC)
-      >>> jaxfp8.linen.quantize(model, variables, x)["params"]["kernel"]
-      QArray(float8_e4m3fn[8,4], scale=float32[1,4])
+      >>> variables, changes = jaxfp8.linen.quantize(model, variables, x)
+      >>> variables["params"]["kernel"], changes.bytes_saved
+      (QArray(float8_e4m3fn[8,4], scale=float32[1,4]), 80)
     """
 
     @jax.jit
-    def parameters(variables: Any) -> Any:
+    def converted(variables: Any) -> Any:
         return applied(model, variables, args, kwargs)[1][PARAMS]
 
-    quantized = parameters(variables)
-    if not any(is_held(leaf) for _, leaf in _parameters(quantized)):
+    check_call(_OPERATION, model, variables, kwargs)
+    with noted() as notes:
+        quantized = converted(variables)
+    if not any(is_held(leaf) for _, leaf in parameters(quantized)):
         got, needs = "has no layer of `jaxfp8.linen` for 8-bit weights", "it has to hold one"
         remedy = (
             "give the model that will be used, not the float one its variables come from; a recipe "
             "that holds weights in floats takes those variables as they are"
         )
-        raise ValueError(message("jaxfp8.linen.quantize", "`model`", got, needs, remedy))
+        raise ValueError(message(_OPERATION, "`model`", got, needs, remedy))
     _check_shards(quantized, variables[PARAMS])
-    return {**variables, PARAMS: quantized}
+    return {**variables, PARAMS: quantized}, notes.changes(variables[PARAMS], quantized)
 
 
 def _check_shards(quantized: Any, variables: Any) -> None:
     """Refuses tiles that the shards of a float weight cut."""
-    floats = dict(_parameters(variables))
-    for path, leaf in _parameters(quantized):
-        before = floats.get(path)
-        if isinstance(leaf, QArray) and not isinstance(before, QArray):
-            q, value = meta.unbox(leaf), meta.unbox(before)
-            where = jax.tree_util.keystr(path, simple=True, separator="/")
+    floats = dict(parameters(variables))
+    for path, q in parameters(quantized):
+        value = floats.get(path)
+        if isinstance(q, QArray) and not isinstance(value, QArray):
             sharding, tiles = getattr(value, "sharding", None), dict(enumerate(q.tile_sizes))
-            check_tiles_fit("jaxfp8.linen.quantize", where, q.shape, sharding, tiles)
-
-
-def _parameters(tree: Any) -> list[Any]:
-    """Paths and parameters; an 8-bit parameter is one leaf."""
-    return jax.tree_util.tree_leaves_with_path(
-        tree, is_leaf=lambda leaf: is_held(leaf) or isinstance(leaf, meta.AxisMetadata)
-    )
+            check_tiles_fit(_OPERATION, "/".join(path), q.shape, sharding, tiles)

@@ -31,7 +31,7 @@ from jaxfp8._value.prepared import is_held
 from jaxfp8._value.progress import progress
 from jaxfp8._value.spec import Shape
 from jaxfp8.linen import _layers
-from jaxfp8.linen._apply import applied
+from jaxfp8.linen._apply import applied, check_call
 from jaxfp8.linen._kernel import PARAMS
 from jaxfp8.linen._training import scaling_of, training_recipe
 
@@ -104,6 +104,7 @@ def report(
       >>> sorted(row.path for row in found.rows)
       ['layers_0', 'layers_2']
     """
+    check_call(_OPERATION, model, variables, kwargs)
     check_reference(_OPERATION, recipe, reference)
     rules = as_rules(recipe, _OPERATION) if recipe is not None else ()
     selects = Selection(_OPERATION, "where", where)

@@ -241,7 +241,9 @@ def check_module(operation: str, model: Any) -> None:
     """Refuses anything but a module."""
     if not isinstance(model, nnx.Module):
         got, needs = f"is of type {type(model).__name__}", "an nnx.Module is needed"
-        remedy = "for linen, see `jaxfp8.linen.quantize`"
+        remedy = f"for linen, see `{operation.replace('nnx', 'linen')}`"
+        if isinstance(model, Changes):
+            remedy = "pass the model itself: it was changed in place"
         raise TypeError(message(operation, "`model`", got, needs, remedy))
 
 

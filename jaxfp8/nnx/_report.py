@@ -26,7 +26,14 @@ from jaxfp8.nnx._calibrate import observed
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._observe import run_watched
 from jaxfp8.nnx._products import training_product
-from jaxfp8.nnx._quantize import Where, check_model, replace_layers, rules_of, tell_unmatched
+from jaxfp8.nnx._quantize import (
+    Where,
+    check_model,
+    check_module,
+    replace_layers,
+    rules_of,
+    tell_unmatched,
+)
 from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._training import training_layers, undo_fp8_training
 from jaxfp8.nnx._wide import read_elsewhere, weight_name
@@ -278,10 +285,7 @@ def _narrow_layers(model: nnx.Module) -> dict[str, Any]:
 
 
 def _check(model: Any, recipe: Any, reference: Any) -> None:
-    if not isinstance(model, nnx.Module):
-        got, needs = f"is of type {type(model).__name__}", "an nnx.Module is needed"
-        remedy = "for linen, see `jaxfp8.linen.report`"
-        raise TypeError(message(_OPERATION, "`model`", got, needs, remedy))
+    check_module(_OPERATION, model)
     check_reference(_OPERATION, recipe, reference)
     if recipe is not None:
         check_model(_OPERATION, model)

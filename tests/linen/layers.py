@@ -26,7 +26,7 @@ def both(theirs, ours, x, *args):
     variables = jax.jit(theirs.init)(jax.random.key(0), x, *args)
     bias = lambda p: jax.tree.map(lambda b: b + normal(*b.shape, seed=3) if b.ndim else b, p)  # noqa: E731
     variables = {"params": bias(variables["params"])}
-    narrow = jaxfp8.linen.quantize(ours, variables, x, *args)
+    narrow, _ = jaxfp8.linen.quantize(ours, variables, x, *args)
     return jax.jit(theirs.apply)(variables, x, *args), jax.jit(ours.apply)(narrow, x, *args), narrow
 
 

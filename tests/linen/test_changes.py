@@ -51,7 +51,7 @@ def variables(scan):
 
 @each_form
 def test_each_weight_has_a_row_with_its_reason(scan):
-    found = jaxfp8.linen.changes(Model(INT8, scan), variables(scan), IDS)
+    _, found = jaxfp8.linen.quantize(Model(INT8, scan), variables(scan), IDS)
     names = ["block"] if scan else [f"block_{i}" for i in range(3)]
     rest = "it is no layer's weight; `jaxfp8.quantize_dots` can run its products in 8 bits"
     want = {"embed": ("Embed", "its layer is Flax's, not the Embed of `jaxfp8.linen`")}
@@ -69,8 +69,7 @@ def test_each_weight_has_a_row_with_its_reason(scan):
 @each_form
 def test_bytes_are_those_that_quantize_gives(scan):
     model, before = Model(INT8, scan), variables(scan)
-    found = jaxfp8.linen.changes(model, before, IDS)
-    after = jaxfp8.linen.quantize(model, before, IDS)
+    after, found = jaxfp8.linen.quantize(model, before, IDS)
     want = [sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (before, after)]
     for field, total in zip(("bytes_before", "bytes_after"), want, strict=True):
         assert sum(getattr(row, field) for row in found.rows) + found.other_bytes == total
@@ -78,8 +77,8 @@ def test_bytes_are_those_that_quantize_gives(scan):
 
 def test_variables_in_8_bits_are_listed_as_such():
     model = Model(INT8)
-    held = jaxfp8.linen.quantize(model, variables(False), IDS)
-    found = jaxfp8.linen.changes(model, held, IDS)
+    held, _ = jaxfp8.linen.quantize(model, variables(False), IDS)
+    _, found = jaxfp8.linen.quantize(model, held, IDS)
     already = [row for row in found.rows if row.reason == "it is in 8 bits already"]
     assert not found.changed and [row.path for row in already] == [
         f"block_{i}/up" for i in range(3)
@@ -87,5 +86,5 @@ def test_variables_in_8_bits_are_listed_as_such():
 
 
 def test_rows_that_are_alike_print_as_one():
-    text = str(jaxfp8.linen.changes(Model(INT8), variables(False), IDS))
+    text = str(jaxfp8.linen.quantize(Model(INT8), variables(False), IDS)[1])
     assert text.startswith("3 of 13 weights changed") and text.count("block_*/experts") == 1

@@ -45,11 +45,11 @@ def alike(one, other):
 
 @each_given
 def test_quantize_gives_back_what_it_was_given_and_weights_in_8_bits(given):
-    held = jaxfp8.linen.quantize(EIGHT_BIT, variables(given), ONE, rngs=RNGS)
+    held, _ = jaxfp8.linen.quantize(EIGHT_BIT, variables(given), ONE, rngs=RNGS)
     others = {kind: held[kind] for kind in held if kind != "params"}
     alike(others, {kind: FLOATS[kind] for kind in given})
     dense = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)
-    alone = jaxfp8.linen.quantize(dense, {"params": FLOATS["params"]["dense"]}, ONE)
+    alone, _ = jaxfp8.linen.quantize(dense, {"params": FLOATS["params"]["dense"]}, ONE)
     alike(held["params"]["dense"], alone["params"])
     y, _ = EIGHT_BIT.apply(held, ONE, rngs=RNGS, mutable=True)
     exact, _ = Model().apply(variables(given), ONE, rngs=RNGS, mutable=True)
@@ -69,8 +69,8 @@ def test_report_compares_one_call_and_changes_nothing(given):
 
 @each_given
 def test_prepare_leaves_everything_but_weights(given):
-    held = jaxfp8.linen.quantize(EIGHT_BIT, variables(given), ONE, rngs=RNGS)
-    prepared = jaxfp8.linen.prepare(EIGHT_BIT, held, ONE, rngs=RNGS)
+    held, _ = jaxfp8.linen.quantize(EIGHT_BIT, variables(given), ONE, rngs=RNGS)
+    prepared, _ = jaxfp8.linen.prepare(EIGHT_BIT, held, ONE, rngs=RNGS)
     assert isinstance(prepared["params"]["dense"]["kernel"], jaxfp8.PreparedArray)
     alike({**prepared, "params": 0}, {**held, "params": 0})
 

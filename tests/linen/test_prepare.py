@@ -52,12 +52,12 @@ def kinds(params):
 def test_a_model_computes_what_it_did(recipe):
     model, tokens = Model(getattr(jaxfp8, recipe)), jnp.arange(6).reshape(2, 3)
     variables = model.init(jax.random.key(0), tokens)
-    with pytest.warns(jaxfp8.FallbackWarning) as caught:
-        prepared = jaxfp8.linen.prepare(model, variables, tokens)
+    prepared, changes = jaxfp8.linen.prepare(model, variables, tokens)
     found = kinds(prepared["params"])
     assert {path for path, kind in found.items() if kind is QArray} == LEFT
-    told = sorted(str(one.message).split("`")[3] for one in caught)
-    assert told == ["DenseGeneral_1/kernel", "head/kernel"]
+    left = {row.path: row.reason for row in changes.left}
+    assert set(left) == {path for path, _ in LEFT} and "2 axes" in left["DenseGeneral_1"]
+    assert {row.after for row in changes.changed} == {"prepared"}
     apply = compiling.jit(model.apply)
     for got, want in zip(apply(prepared, tokens), apply(variables, tokens), strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
@@ -83,7 +83,7 @@ class Stack(nn.Module):
 def test_stacked_layers_are_scanned():
     model, x = Stack(0), normal(2, 64)
     variables = model.init(jax.random.key(0), x)
-    prepared = jaxfp8.linen.prepare(model, variables, x)
+    prepared, _ = jaxfp8.linen.prepare(model, variables, x)
     kernel = prepared["params"]["blocks"]["Dense_0"]["kernel"]
     assert isinstance(kernel, PreparedArray) and kernel.shape == (3, 64, 64)
     np.testing.assert_allclose(model.apply(prepared, x), model.apply(variables, x), rtol=1e-5)
@@ -92,15 +92,15 @@ def test_stacked_layers_are_scanned():
 def test_stacks_along_another_axis_are_left():
     model, x = Stack(1), normal(2, 64)
     variables = model.init(jax.random.key(0), x)
-    with pytest.warns(jaxfp8.FallbackWarning, match="another axis than the first"):
-        prepared = jaxfp8.linen.prepare(model, variables, x)
+    prepared, changes = jaxfp8.linen.prepare(model, variables, x)
+    assert "another axis than the first" in changes.left[0].reason
     np.testing.assert_array_equal(model.apply(prepared, x), model.apply(variables, x))
 
 
 def test_reports_partitions_and_checkpoints():
     dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8), normal(2, 8)
     variables = dense.init(jax.random.key(0), x)
-    prepared = jaxfp8.linen.prepare(dense, variables, x)
+    prepared, _ = jaxfp8.linen.prepare(dense, variables, x)
     with pytest.warns(UserWarning, match="rounding of weights is not in this report"):
         of_plain, of_prepared = (
             jaxfp8.linen.report(dense, held, x).total.sqnr for held in (variables, prepared)
@@ -121,13 +121,14 @@ def test_sharded_weights_keep_their_metadata():
     )
     x = normal(2, 8)
     variables = dense.init(jax.random.key(0), x)
-    with pytest.warns(jaxfp8.FallbackWarning, match="metadata of sharding"):
-        assert kinds(jaxfp8.linen.prepare(dense, variables, x)["params"]) == {("kernel",): QArray}
+    prepared, changes = jaxfp8.linen.prepare(dense, variables, x)
+    assert kinds(prepared["params"]) == {("kernel",): QArray}
+    assert "metadata of sharding" in changes.left[0].reason
 
 
 def test_another_recipe_or_size_is_refused():
     dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8), normal(2, 8)
-    variables = jaxfp8.linen.prepare(dense, dense.init(jax.random.key(0), x), x)
+    variables, _ = jaxfp8.linen.prepare(dense, dense.init(jax.random.key(0), x), x)
     with pytest.raises(TypeError, match="W8A16 holds it as"):
         jaxfp8.linen.Dense(64, recipe=jaxfp8.W8A16).apply(variables, x)
     with pytest.raises(ValueError, match=r"has shape \(8, 64\)"):
@@ -136,8 +137,9 @@ def test_another_recipe_or_size_is_refused():
 
 def test_preparing_twice_changes_nothing():
     dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8), normal(2, 8)
-    once = jaxfp8.linen.prepare(dense, dense.init(jax.random.key(0), x), x)
-    again = jaxfp8.linen.prepare(dense, once, x)
+    once, _ = jaxfp8.linen.prepare(dense, dense.init(jax.random.key(0), x), x)
+    again, changes = jaxfp8.linen.prepare(dense, once, x)
+    assert [row.reason for row in changes.rows] == ["it is prepared already"]
     assert jax.tree.structure(again) == jax.tree.structure(once)
 
 
@@ -146,13 +148,13 @@ def test_weights_beside_8_bits_lie_with_the_sum_last_on_a_gpu(monkeypatch):
     tokens = jnp.arange(6).reshape(2, 3)
     model = Model(jaxfp8.W8A16)
     variables = model.init(jax.random.key(0), tokens)
-    found = kinds(jaxfp8.linen.prepare(model, variables, tokens)["params"])
+    found = kinds(jaxfp8.linen.prepare(model, variables, tokens)[0]["params"])
     assert set(found.values()) == {QArray}
     for recipe in (jaxfp8.INT8_ASYMMETRIC, jaxfp8.FP8_DYNAMIC):
         model = Model(recipe)
         variables = model.init(jax.random.key(0), tokens)
-        with pytest.warns(jaxfp8.FallbackWarning, match="summed over 2 axes"):
-            prepared = jaxfp8.linen.prepare(model, variables, tokens)
+        prepared, changes = jaxfp8.linen.prepare(model, variables, tokens)
+        assert any("summed over 2 axes" in row.reason for row in changes.left)
         found = kinds(prepared["params"])
         left = LEFT - {("head", "kernel")}
         assert {path for path, kind in found.items() if kind is QArray} == left

@@ -170,6 +170,34 @@ def test_importing_the_package_does_not_import_flax():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+X = jnp.ones((2, 8))
+MISUSED = {
+    "a recipe": (
+        lambda m, v: jaxfp8.linen.quantize(m, v, X, recipe=jaxfp8.INT8),
+        "make the layers",
+    ),
+    "both results": (lambda m, v: jaxfp8.linen.report(m, (v, 0), X), "first result of `quantize`"),
+    "of nnx": (lambda m, v: jaxfp8.linen.quantize(3, v, X), "see `jaxfp8.nnx.quantize`"),
+}
+
+
+@pytest.mark.parametrize(("call", "says"), MISUSED.values(), ids=MISUSED)
+def test_arguments_of_another_function_say_where_they_belong(call, says):
+    model = jaxfp8.linen.Dense(4)
+    with pytest.raises(TypeError, match=says):
+        call(model, model.init(jax.random.key(0), X))
+
+
+def test_an_argument_of_the_model_may_be_called_recipe():
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x, recipe):
+            return recipe * jaxfp8.linen.Dense(4)(x)
+
+    variables = Model().init(jax.random.key(0), X, recipe=2)
+    assert len(jaxfp8.linen.quantize(Model(), variables, X, recipe=2)[1].rows) == 1
+
+
 def test_quantizing_for_a_model_without_8_bit_layers_is_an_error():
     x, model = normal(2, 8), nn.Dense(4)
     with pytest.raises(ValueError, match=r"`model` has no layer of `jaxfp8\.linen`"):

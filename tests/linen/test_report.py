@@ -39,7 +39,7 @@ def test_numbers_are_those_of_the_layer_on_its_own_input():
     rows = {row.path: row for row in report.rows}
     params = VARIABLES["params"]["up"]
     twin = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)
-    held = jaxfp8.linen.quantize(twin, {"params": params}, X)
+    held, _ = jaxfp8.linen.quantize(twin, {"params": params}, X)
     exact, got = nn.Dense(64).apply({"params": params}, X), twin.apply(held, X)
     assert rows["up"].sqnr == pytest.approx(decibels(exact, got), abs=0.01)
     assert rows["up"].weight.amax == pytest.approx(float(jnp.abs(params["kernel"]).max()))
@@ -56,7 +56,7 @@ def test_model_of_8_bit_layers_with_float_variables_says_the_same():
 
 def test_eight_bit_variables_tell_of_activations_alone():
     model = Model(eight_bit)
-    held = jaxfp8.linen.quantize(model, VARIABLES, X)
+    held, _ = jaxfp8.linen.quantize(model, VARIABLES, X)
     with pytest.warns(UserWarning, match="give `reference`"):
         report = jaxfp8.linen.report(model, held, X)
     assert all(row.weight is None for row in report.rows)
@@ -65,7 +65,7 @@ def test_eight_bit_variables_tell_of_activations_alone():
 
 def test_weights_alone_are_not_said_to_be_free():
     model = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.W8A16))
-    held = jaxfp8.linen.quantize(model, VARIABLES, X)
+    held, _ = jaxfp8.linen.quantize(model, VARIABLES, X)
     with pytest.raises(ValueError, match=r"rounds nothing else.* give `reference`"):
         jaxfp8.linen.report(model, held, X)
     report = jaxfp8.linen.report(model, held, X, reference=VARIABLES)
@@ -77,7 +77,7 @@ def test_weights_alone_are_not_said_to_be_free():
 
 def test_the_whole_error_stands_before_its_parts():
     model = Model(eight_bit)
-    held = jaxfp8.linen.quantize(model, VARIABLES, X)
+    held, _ = jaxfp8.linen.quantize(model, VARIABLES, X)
     wide = jax.tree.map(
         lambda q: jaxfp8.dequantize(q) if isinstance(q, jaxfp8.QArray) else q,
         held,
@@ -97,7 +97,7 @@ def test_the_whole_error_stands_before_its_parts():
 
 def test_errors_against_a_reference_are_those_of_the_scales_that_the_model_has():
     model = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8))
-    held = jaxfp8.linen.quantize(model, VARIABLES, X / 2)
+    held, _ = jaxfp8.linen.quantize(model, VARIABLES, X / 2)
     report = jaxfp8.linen.report(model, held, X, reference=VARIABLES)
     row = {row.path: row for row in report.rows}["up"]
     share = float((jnp.abs(X) > jnp.abs(X).max() / 2 * (1 + 1 / 32)).mean())
@@ -114,7 +114,7 @@ def test_errors_against_a_reference_are_those_of_the_scales_that_the_model_has()
 )
 def test_a_reference_that_lacks_floats_is_refused(reference, says):
     model = Model(eight_bit)
-    held = jaxfp8.linen.quantize(model, VARIABLES, X)
+    held, _ = jaxfp8.linen.quantize(model, VARIABLES, X)
     with pytest.raises(ValueError, match=says):
         jaxfp8.linen.report(model, held, X, reference=reference)
 
@@ -146,7 +146,7 @@ def test_layers_of_a_scan_are_one_row_of_several_calls():
     assert (row.path, row.calls) == ("layers/dense", 3)
     assert 25 < row.sqnr < 35
     narrow = Scanned(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8_DYNAMIC))
-    held = jaxfp8.linen.quantize(narrow, variables, X)
+    held, _ = jaxfp8.linen.quantize(narrow, variables, X)
     (again,) = jaxfp8.linen.report(narrow, held, X, reference=variables).rows
     assert (again.calls, again.sqnr) == (3, pytest.approx(row.sqnr, abs=0.05))
 

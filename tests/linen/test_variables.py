@@ -23,7 +23,7 @@ def test_a_model_with_scanned_layers_is_quantised_whole():
         functools.partial(jaxfp8.linen.Embed, recipe=jaxfp8.W8A16),
     )
     variables = wide.init(jax.random.key(0), tokens)
-    params = jaxfp8.linen.quantize(narrow, variables, tokens)["params"]
+    params = jaxfp8.linen.quantize(narrow, variables, tokens)[0]["params"]
     layers = params["layers"]["Dense_0"]
     assert layers["kernel"].shape == (3, 32, 32) and layers["kernel"].scale.shape == (3, 1, 1)
     assert layers["input_scale"].shape == (3,)
@@ -34,9 +34,9 @@ def test_a_model_with_scanned_layers_is_quantised_whole():
 def test_calibration_grows_with_more_inputs_and_leaves_the_weights():
     x, layer = normal(4, 16), jaxfp8.linen.Dense(8, recipe=jaxfp8.FP8)
     variables = nn.Dense(8).init(jax.random.key(0), x)
-    first = jaxfp8.linen.quantize(layer, variables, x)
-    second = jaxfp8.linen.quantize(layer, first, 3 * x)
-    third = jaxfp8.linen.quantize(layer, second, x)
+    first, _ = jaxfp8.linen.quantize(layer, variables, x)
+    second, _ = jaxfp8.linen.quantize(layer, first, 3 * x)
+    third, _ = jaxfp8.linen.quantize(layer, second, x)
     scales = [float(v["params"]["input_scale"]) for v in (first, second, third)]
     np.testing.assert_allclose(scales, np.float32([1, 3, 3]) * np.abs(x).max() / 448, rtol=1e-6)
     np.testing.assert_array_equal(first["params"]["kernel"].scale, third["params"]["kernel"].scale)
@@ -55,7 +55,7 @@ def test_quantising_keeps_the_names_of_float_variables():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
     variables = nn.Dense(256, kernel_init=init).init(jax.random.key(0), normal(2, 256))
     layer = jaxfp8.linen.Dense(256, kernel_init=init, recipe=jaxfp8.FP8_BLOCK)
-    kernel = nn.get_partition_spec(jaxfp8.linen.quantize(layer, variables, normal(2, 256)))
+    kernel = nn.get_partition_spec(jaxfp8.linen.quantize(layer, variables, normal(2, 256))[0])
     assert kernel["params"]["kernel"].scale == PartitionSpec("embed", "mlp")
 
 
@@ -88,7 +88,7 @@ def test_8_bit_parameters_go_through_msgpack(recipe):
     restored = flax.serialization.from_bytes(others, data)
     assert jax.tree.structure(restored) == jax.tree.structure(variables)
     np.testing.assert_array_equal(layer.apply(restored, x), layer.apply(variables, x))
-    plain = jaxfp8.linen.quantize(layer, flax.serialization.msgpack_restore(data), x)
+    plain, _ = jaxfp8.linen.quantize(layer, flax.serialization.msgpack_restore(data), x)
     assert jax.tree.structure(plain) == jax.tree.structure(variables)
     np.testing.assert_array_equal(layer.apply(plain, x), layer.apply(variables, x))
 
@@ -116,5 +116,5 @@ def test_what_orbax_restores_without_a_target_is_converted_once(tmp_path):
         restored = checkpointer.restore(tmp_path / "variables")
     with pytest.raises(TypeError, match=r"is a dictionary of .*jaxfp8\.linen\.quantize"):
         layer.apply(restored, x)
-    again = jaxfp8.linen.quantize(layer, restored, x)
+    again, _ = jaxfp8.linen.quantize(layer, restored, x)
     np.testing.assert_array_equal(layer.apply(again, x), layer.apply(variables, x))

@@ -202,6 +202,11 @@ def test_report_prints_and_is_json():
     ("call", "error", "says"),
     [
         (lambda: jaxfp8.nnx.report(3, X), TypeError, "`model` is of type int"),
+        (
+            lambda: jaxfp8.nnx.report(jaxfp8.nnx.quantize(model(), jaxfp8.INT8), X),
+            TypeError,
+            "is of type Changes.* changed in place",
+        ),
         (lambda: jaxfp8.nnx.report(model(), X), ValueError, "has no layer in 8 bits"),
         (
             lambda: jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8, reference=model()),
