@@ -13,7 +13,7 @@ from minilm.quantise import WEIGHT_MATRICES, load_params
 from minilm.sentences import ORDINARY
 from minilm.text import Tokenizer, make_batches
 
-RECIPES = [jaxfp8.W8A16, jaxfp8.FP8_DYNAMIC, jaxfp8.FP8_BLOCK, jaxfp8.INT8]
+RECIPES = [jaxfp8.FP8_W8A16, jaxfp8.FP8_DYNAMIC, jaxfp8.FP8_BLOCK, jaxfp8.INT8_DYNAMIC]
 # The demo's bars; blocks are held to that of the scheme with coarser scales.
 LEAST = job.LEAST_TO_F32 | {"FP8_BLOCK": job.LEAST_TO_F32["FP8_DYNAMIC"]}
 by_name = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
@@ -65,7 +65,7 @@ def test_float_program_with_its_dots_quantised_keeps_the_bars(params, batch, f32
 
 
 def test_every_dot_of_the_float_program_may_be_in_8_bits(params, batch, f32):
-    g = jaxfp8.quantize_dots(encode, jaxfp8.INT8, where=lambda dot: True)
+    g = jaxfp8.quantize_dots(encode, jaxfp8.INT8_DYNAMIC, where=lambda dot: True)
     embeddings = np.asarray(g(params, batch.ids, batch.mask))
     assert len(g.explain(params, batch.ids, batch.mask).matched) == WEIGHT_MATRICES + 2 * 6
     assert job.cosines(embeddings, f32).min() >= LEAST["INT8"]

@@ -86,7 +86,7 @@ def test_the_way_of_one_weight_names_the_files_that_it_passes():
     first, second = way.partition("    layer(x)")[::2]
     model = nnx.Sequential(nnx.Linear(16, 16, rngs=nnx.Rngs(0)))
     halves = [
-        (first, "_bind", lambda: jaxfp8.nnx.quantize(model, jaxfp8.W8A16)),
+        (first, "_bind", lambda: jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)),
         (second, "lower", lambda: model(jnp.ones((3, 16)))),
     ]
     for text, name, action in halves:

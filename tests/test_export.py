@@ -38,7 +38,7 @@ def of_nnx():
     model = nnx.Sequential(
         nnx.Linear(64, 32, rngs=nnx.Rngs(0)), nnx.BatchNorm(32, rngs=nnx.Rngs(0))
     )
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
     model.eval()
     graph, state = nnx.split(model)
     leaves, structure = jax.tree.flatten(state)
@@ -48,7 +48,7 @@ def of_nnx():
 def of_linen():
     """A model with an 8-bit layer and one that trains in FP8, its variables and an input."""
     trains = nn.Dense(8, dot_general_cls=jaxfp8.linen.Fp8DotGeneral)
-    model = nn.Sequential([jaxfp8.linen.Dense(32, recipe=jaxfp8.FP8), trains])
+    model = nn.Sequential([jaxfp8.linen.Dense(32, recipe=jaxfp8.FP8_STATIC), trains])
     return model.apply, (model.init(jax.random.key(0), X), X)
 
 

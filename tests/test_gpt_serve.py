@@ -26,18 +26,18 @@ def test_generated_tokens_are_those_that_the_whole_text_gives(params, name):
 
 
 def test_8_bit_parameters_are_a_quarter_of_the_float_ones(params):
-    sizes = {name: server(name, params, SMALL).nbytes for name in ("f32", "bf16", "INT8")}
+    sizes = {name: server(name, params, SMALL).nbytes for name in ("f32", "bf16", "INT8_DYNAMIC")}
     assert sizes["bf16"] * 2 == sizes["f32"]
-    assert sizes["INT8"] < 0.4 * sizes["f32"]
+    assert sizes["INT8_DYNAMIC"] < 0.4 * sizes["f32"]
 
 
 def test_measurements_name_every_server(params):
-    servers = [server(name, params, SMALL) for name in ("f32", "W8A16")]
+    servers = [server(name, params, SMALL) for name in ("f32", "FP8_W8A16")]
     found = quality(servers, batches=1)
     assert found["f32"].agreement == 1.0
-    assert found["W8A16"].perplexity == pytest.approx(found["f32"].perplexity, rel=0.01)
+    assert found["FP8_W8A16"].perplexity == pytest.approx(found["f32"].perplexity, rel=0.01)
     prompt = jnp.zeros((1, 4), jnp.int32)
-    assert set(tokens_per_second(servers, prompt, 3, 1)) == {"f32", "W8A16"}
+    assert set(tokens_per_second(servers, prompt, 3, 1)) == {"f32", "FP8_W8A16"}
 
 
 def test_model_of_a_server_is_the_one_that_was_trained(params):

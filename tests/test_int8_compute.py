@@ -221,19 +221,19 @@ def with_outliers(*shape, seed=1):
 
 
 class TestRecipe:
-    """`FP8_IMMA`: weights held in FP8, activations in int8, products computed in int8."""
+    """`FP8_AS_INT8`: weights held in FP8, activations in int8, products computed in int8."""
 
     def test_product_is_that_of_dot_general(self):
-        x, w = normal(6, 96), jaxfp8.FP8_IMMA.quantize_weight(normal(96, 16, seed=1), (0,))
+        x, w = normal(6, 96), jaxfp8.FP8_AS_INT8.quantize_weight(normal(96, 16, seed=1), (0,))
         assert w.qvalue.dtype == E4M3
-        got = jaxfp8.recipe_dot_general(x, w, MATRIX, jaxfp8.FP8_IMMA)
+        got = jaxfp8.recipe_dot_general(x, w, MATRIX, jaxfp8.FP8_AS_INT8)
         np.testing.assert_array_equal(got, jaxfp8.matmul(x, w, compute="int8"))
 
     def test_gradient_reads_the_weight_as_it_is_stored(self):
-        x, w = normal(6, 96), jaxfp8.FP8_IMMA.quantize_weight(normal(96, 16, seed=1), (0,))
+        x, w = normal(6, 96), jaxfp8.FP8_AS_INT8.quantize_weight(normal(96, 16, seed=1), (0,))
 
         def loss(x):
-            return jaxfp8.recipe_dot_general(x, w, MATRIX, jaxfp8.FP8_IMMA).sum()
+            return jaxfp8.recipe_dot_general(x, w, MATRIX, jaxfp8.FP8_AS_INT8).sum()
 
         want = jnp.ones((6, 16)) @ jaxfp8.dequantize(w).T
         np.testing.assert_allclose(jax.grad(loss)(x), want, rtol=1e-5, atol=1e-5)
@@ -241,8 +241,8 @@ class TestRecipe:
     @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=np.dtype)
     def test_quantize_dots_computes_in_int8(self, dtype):
         w, x = normal(96, 16, seed=1).astype(dtype), normal(6, 96).astype(dtype)
-        g = jaxfp8.quantize_dots(lambda w, x: jax.nn.relu(x @ w + 1), jaxfp8.FP8_IMMA)
-        q = jaxfp8.FP8_IMMA.quantize_weight(w, (0,))
+        g = jaxfp8.quantize_dots(lambda w, x: jax.nn.relu(x @ w + 1), jaxfp8.FP8_AS_INT8)
+        q = jaxfp8.FP8_AS_INT8.quantize_weight(w, (0,))
         after = {"bias": jnp.ones(16), "activation": "relu"}
         want = jaxfp8.matmul(x, q, compute="int8", **after)
         assert off(g(w, x), want) < CLOSE
@@ -254,9 +254,9 @@ class TestRecipe:
 
     def test_quantize_dots_has_straight_through_gradients(self):
         w, x, ct = normal(96, 16, seed=1), normal(6, 96), normal(6, 16, seed=2)
-        g = jaxfp8.quantize_dots(lambda w, x: x @ w, jaxfp8.FP8_IMMA)
+        g = jaxfp8.quantize_dots(lambda w, x: x @ w, jaxfp8.FP8_AS_INT8)
         d_w, d_x = jax.vjp(g, w, x)[1](ct)
-        right = Rounded.of(jaxfp8.dequantize(jaxfp8.FP8_IMMA.quantize_weight(w, (0,))), 0)
+        right = Rounded.of(jaxfp8.dequantize(jaxfp8.FP8_AS_INT8.quantize_weight(w, (0,))), 0)
         left = Rounded.of(x, 1)
         assert off(d_x, np.asarray(ct) @ (right.codes * right.scale).T) < CLOSE
         assert off(d_w, (left.codes * left.scale).T @ np.asarray(ct)) < CLOSE
@@ -273,7 +273,7 @@ class TestRecipe:
         def product(w, x):
             return jax.lax.dot_general(x, w, MATRIX, preferred_element_type=jnp.float32)
 
-        report = jaxfp8.quantize_dots(product, jaxfp8.FP8_IMMA).explain(*make())
+        report = jaxfp8.quantize_dots(product, jaxfp8.FP8_AS_INT8).explain(*make())
         assert reason in report.missed[0].reason
 
     @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_array_of_the_same_fields_is_an_operand(options):
     np.testing.assert_array_equal(jaxfp8.einsum("mk,kn->mn", X, theirs(q)), exact)
     np.testing.assert_array_equal(jaxfp8.dot_general(X, theirs(q), numbers), exact)
     np.testing.assert_array_equal(
-        jaxfp8.recipe_dot_general(X, theirs(q), numbers, jaxfp8.W8A16), exact
+        jaxfp8.recipe_dot_general(X, theirs(q), numbers, jaxfp8.FP8_W8A16), exact
     )
     np.testing.assert_array_equal(jaxfp8.dequantize(theirs(q)), jaxfp8.dequantize(q))
 

@@ -95,12 +95,21 @@ def test_strict_makes_it_an_error() -> None:
 
 @pytest.mark.parametrize(
     "how",
-    ["matmul", "blocks", "prepared", "INT8", "INT8_ASYMMETRIC", "FP8_DYNAMIC", "W8A16", "tensor"],
+    [
+        "matmul",
+        "blocks",
+        "prepared",
+        "INT8_DYNAMIC",
+        "INT8_ASYMMETRIC",
+        "FP8_DYNAMIC",
+        "FP8_W8A16",
+        "tensor",
+    ],
 )
 @pytest.mark.same_bits
 def test_an_export_for_any_number_of_rows_computes_the_reference(how) -> None:
     w = jnp.asarray(np.random.default_rng(0).normal(size=(128, 64)), jnp.float32)
-    dtype = jnp.int8 if how.startswith("INT8") else jnp.float8_e4m3fn
+    dtype = jnp.int8 if how.startswith("INT8_DYNAMIC") else jnp.float8_e4m3fn
     q = jaxfp8.quantize(w, dtype, channelwise_axes=(1,))
     if how == "blocks":
         q = jaxfp8.quantize(w, tiled_axes={0: 32, 1: 32})

@@ -204,20 +204,48 @@ REFUSED = {
     "a text": (["inspect", "text"], 1, "the file is a text"),
     "a device": (["inspect", "/dev/null"], 1, "that is no regular file"),
     "a file for a folder": (["inspect", "float", "--json", "empty"], 2, "--json empty: that is a"),
-    "no source": (["quantize", "nothing", "new", "--recipe", "INT8"], 1, "there is no such path"),
-    "the source again": (["quantize", "float", "float", "--recipe", "INT8"], 1, "the source lies"),
-    "a folder around": (["quantize", "float", ".", "--recipe", "INT8"], 1, "the source lies there"),
-    "a taken file": (["quantize", "float", "text", "--recipe", "INT8"], 1, "or pass --overwrite."),
-    "below a file": (["quantize", "float", "text/x", "--recipe", "INT8"], 1, "Not a directory"),
-    "a recipe in floats": ([*NEW, "INT8_3X"], 2, "invalid choice: 'INT8_3X'"),
+    "no source": (
+        ["quantize", "nothing", "new", "--recipe", "INT8_DYNAMIC"],
+        1,
+        "there is no such path",
+    ),
+    "the source again": (
+        ["quantize", "float", "float", "--recipe", "INT8_DYNAMIC"],
+        1,
+        "the source lies",
+    ),
+    "a folder around": (
+        ["quantize", "float", ".", "--recipe", "INT8_DYNAMIC"],
+        1,
+        "the source lies there",
+    ),
+    "a taken file": (
+        ["quantize", "float", "text", "--recipe", "INT8_DYNAMIC"],
+        1,
+        "or pass --overwrite.",
+    ),
+    "below a file": (
+        ["quantize", "float", "text/x", "--recipe", "INT8_DYNAMIC"],
+        1,
+        "Not a directory",
+    ),
+    "a recipe in floats": ([*NEW, "INT8_SPLIT"], 2, "invalid choice: 'INT8_SPLIT'"),
     "a pattern of nothing": (
-        [*NEW, "INT8", "--only", "upp.weight"],
+        [*NEW, "INT8_DYNAMIC", "--only", "upp.weight"],
         2,
         "--only 'upp.weight' matches no tensor; weights are named 'up.weight'",
     ),
-    "a pattern of a bias": ([*NEW, "INT8", "--only", ".*bias"], 2, "it is not named weight"),
-    "an empty pattern": ([*NEW, "INT8", "--only", ""], 2, "--only: '' matches every name"),
-    "no pattern": ([*NEW, "INT8", "--only", "("], 2, "--only: '(' is no regular expression"),
+    "a pattern of a bias": (
+        [*NEW, "INT8_DYNAMIC", "--only", ".*bias"],
+        2,
+        "it is not named weight",
+    ),
+    "an empty pattern": ([*NEW, "INT8_DYNAMIC", "--only", ""], 2, "--only: '' matches every name"),
+    "no pattern": (
+        [*NEW, "INT8_DYNAMIC", "--only", "("],
+        2,
+        "--only: '(' is no regular expression",
+    ),
     "sizes past the memory": (
         ["compare", "--shape", "99999999,99999999,99999999", "--no-time", "--only", "INT8"],
         1,
@@ -239,14 +267,14 @@ def test_a_model_with_no_weight_to_quantise_is_refused(checkpoints, capsys):
     files.folder(checkpoints / "kernels", {"up.kernel": FLOATS["up.weight"]})
     files.folder(checkpoints / "kept", {"embed.weight": FLOATS["embed.weight"]})
     for source, sentence in (("kernels", "name another checkpoint"), ("kept", "with --only")):
-        assert code_of(["quantize", source, "new", "--recipe", "INT8"]) == 2
+        assert code_of(["quantize", source, "new", "--recipe", "INT8_DYNAMIC"]) == 2
         assert sentence in capsys.readouterr().err
 
 
 def test_overwrite_replaces_what_is_there(checkpoints):
     (checkpoints / "new").mkdir()
     (checkpoints / "new" / "old").write_text("")
-    assert code_of([*NEW, "INT8", "--overwrite", "--json", "report.json"]) == 0
+    assert code_of([*NEW, "INT8_DYNAMIC", "--overwrite", "--json", "report.json"]) == 0
     assert not (checkpoints / "new" / "old").exists()
     assert "where" not in (checkpoints / "report.json").read_text()
 
@@ -256,7 +284,7 @@ def test_a_disk_that_is_full_is_said_in_one_sentence(checkpoints, monkeypatch, c
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    assert code_of([*NEW, "INT8"]) == 1
+    assert code_of([*NEW, "INT8_DYNAMIC"]) == 1
     assert "new cannot be written: No space left on device" in capsys.readouterr().err
 
 
@@ -265,7 +293,7 @@ def test_an_interrupt_ends_with_a_sentence(checkpoints, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint, "quantize", interrupted)
-    assert code_of([*NEW, "INT8"]) == 130
+    assert code_of([*NEW, "INT8_DYNAMIC"]) == 130
     assert capsys.readouterr().err == (
         "jaxfp8 quantize: stopped; the same command goes on from here\n"
     )

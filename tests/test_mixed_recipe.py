@@ -1,4 +1,4 @@
-"""`FP8_MIXED`: the rows of a product choose between W8A16 and FP8_DYNAMIC, and reports say so."""
+"""`from_rows`: the rows of a product choose how activations are held, and reports say so."""
 
 import dataclasses
 
@@ -15,11 +15,11 @@ import jaxfp8.nnx
 
 MATRIX = (((1,), (0,)), ((), ()))
 ROWS = 8
-MIXED = jaxfp8.FP8_MIXED(rows=ROWS)
+MIXED = jaxfp8.FP8_DYNAMIC.from_rows(ROWS)
 # By the rows of a product, the recipe that it is computed by.
 EDGES = [
-    pytest.param(1, jaxfp8.W8A16, id="1 row"),
-    pytest.param(ROWS - 1, jaxfp8.W8A16, id="one below"),
+    pytest.param(1, jaxfp8.FP8_W8A16, id="1 row"),
+    pytest.param(ROWS - 1, jaxfp8.FP8_W8A16, id="one below"),
     pytest.param(ROWS, jaxfp8.FP8_DYNAMIC, id="as many"),
     pytest.param(ROWS + 1, jaxfp8.FP8_DYNAMIC, id="one above"),
 ]
@@ -54,7 +54,7 @@ def test_so_are_its_gradients(rows, same):
 def test_one_weight_serves_both():
     held = MIXED.quantize_weight(W, (0,))
     few, many = normal(2, 64), normal(20, 64)
-    for x, same in ((few, jaxfp8.W8A16), (many, jaxfp8.FP8_DYNAMIC)):
+    for x, same in ((few, jaxfp8.FP8_W8A16), (many, jaxfp8.FP8_DYNAMIC)):
         np.testing.assert_array_equal(product(MIXED, x, held), product(same, x))
 
 
@@ -70,7 +70,7 @@ def test_rows_are_the_free_axes_of_a_product(shape, contracting, batch, narrow):
 
 def test_without_rows_a_token_has_the_same_bits_in_every_batch():
     """Where sums are exact, so that no kernel's order of adding counts."""
-    recipe = jaxfp8.FP8_MIXED(rows=None)
+    recipe = jaxfp8.FP8_W8A16
     x = jnp.round(50 * normal(300, 64))  # 8 bits would round these
     w = jaxfp8.QArray(jnp.round(2 * W).astype(jnp.float8_e4m3fn), jnp.ones((1, 24)))
     whole = product(recipe, x, w)
@@ -103,7 +103,7 @@ def test_rows_of_a_program_are_those_of_the_operand_that_is_no_weight():
 def test_a_product_of_two_activations_of_few_rows_says_why_it_stays():
     f = jaxfp8.quantize_dots(lambda x: jnp.sin(x) @ jnp.cos(x), MIXED, where=lambda dot: True)
     (site,) = f.explain(normal(4, 4)).missed
-    assert "FP8_MIXED(rows=8) leaves activations of 4 rows as they are" in site.reason
+    assert "FP8_DYNAMIC.from_rows(8) leaves activations of 4 rows as they are" in site.reason
 
 
 def nnx_layer(recipe):
@@ -133,24 +133,23 @@ def test_explain_prints_the_threshold_and_what_it_chose(rows):
     (site,) = of_program(W, x).sites
     (call,) = jaxfp8.explain(lambda x: product(MIXED, x))(x).calls
     for row in (site, call):
-        assert row.path == "FP8_MIXED(rows=8)" and row.lhs.eight_bit == (rows >= ROWS)
+        assert row.path == "FP8_DYNAMIC.from_rows(8)" and row.lhs.eight_bit == (rows >= ROWS)
 
 
 def test_its_name_says_the_threshold():
-    assert MIXED.name == "FP8_MIXED(rows=8)" and "FP8_MIXED(rows=8)" in repr(MIXED)
-    assert jaxfp8.FP8_MIXED(rows=None).name == "FP8_MIXED(rows=None)"
-    assert jaxfp8.FP8_MIXED(rows=8) == MIXED
+    assert MIXED.name == "FP8_DYNAMIC.from_rows(8)" and "FP8_DYNAMIC.from_rows(8)" in repr(MIXED)
+    assert jaxfp8.FP8_DYNAMIC.from_rows(8) == MIXED
 
 
 @pytest.mark.parametrize("rows", [0, -1, 1.5, True, "8"])
 def test_rows_that_are_no_number_are_refused(rows):
-    with pytest.raises(ValueError, match=r"`jaxfp8.FP8_MIXED`: `rows` is .*from 1 is needed"):
-        jaxfp8.FP8_MIXED(rows=rows)
+    with pytest.raises(ValueError, match=r"`jaxfp8.Recipe`: `rows` is .*from 1 is needed"):
+        jaxfp8.FP8_DYNAMIC.from_rows(rows)
 
 
 def test_rows_of_a_recipe_without_activations_are_refused():
     with pytest.raises(ValueError, match="activations are left as they are"):
-        dataclasses.replace(jaxfp8.W8A16, rows=8)
+        dataclasses.replace(jaxfp8.FP8_W8A16, rows=8)
 
 
 def test_rows_that_are_a_symbol_are_refused():

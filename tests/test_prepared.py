@@ -390,7 +390,7 @@ def test_wrong_use_says_what_to_do():
 
 def test_recipes_take_prepared_weights():
     x, numbers = normal(3, 64, seed=1), (((1,), (0,)), ((), ()))
-    recipes = (jaxfp8.INT8, jaxfp8.INT8_ASYMMETRIC, jaxfp8.W8A16, jaxfp8.FP8_DYNAMIC)
+    recipes = (jaxfp8.INT8_DYNAMIC, jaxfp8.INT8_ASYMMETRIC, jaxfp8.FP8_W8A16, jaxfp8.FP8_DYNAMIC)
     for recipe in (*recipes, jaxfp8.FP8_BLOCK):
         q = recipe.quantize_weight(normal(64, 128), contracting=(0,))
         p = jaxfp8.prepare(q)

@@ -9,11 +9,11 @@ import jaxfp8
 
 MATRIX = (((1,), (0,)), ((), ()))
 RECIPES = (
-    jaxfp8.W8A16,
+    jaxfp8.FP8_W8A16,
     jaxfp8.FP8_DYNAMIC,
     jaxfp8.FP8_BLOCK,
     jaxfp8.INT8_ASYMMETRIC,
-    jaxfp8.FP8_IMMA,
+    jaxfp8.FP8_AS_INT8,
 )
 
 
@@ -60,15 +60,21 @@ def test_a_recipe_that_leaves_both_wide_is_the_float_product():
 
 def test_static_activations_saturate_at_the_scale_they_are_given():
     x, w = jnp.full((1, 4), 100.0), jnp.eye(4)
-    y = jaxfp8.recipe_dot_general(x, w, MATRIX, jaxfp8.FP8, scale=10 / 448)
+    y = jaxfp8.recipe_dot_general(x, w, MATRIX, jaxfp8.FP8_STATIC, scale=10 / 448)
     np.testing.assert_allclose(y, jnp.full((1, 4), 10.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("x", "w", "recipe", "error", "text"),
     [
-        (jnp.ones((2, 4), jnp.int8), jnp.ones((4, 2)), jaxfp8.INT8, TypeError, "`x` is int8"),
-        (jnp.ones((2, 4)), jnp.ones((3, 2)), jaxfp8.INT8, ValueError, "contracting axes"),
+        (
+            jnp.ones((2, 4), jnp.int8),
+            jnp.ones((4, 2)),
+            jaxfp8.INT8_DYNAMIC,
+            TypeError,
+            "`x` is int8",
+        ),
+        (jnp.ones((2, 4)), jnp.ones((3, 2)), jaxfp8.INT8_DYNAMIC, ValueError, "contracting axes"),
         (jnp.ones((2, 4)), jnp.ones((4, 2)), jaxfp8.DelayedScaling(), TypeError, "of training"),
     ],
     ids=["dtype", "sizes", "recipe"],

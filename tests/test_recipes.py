@@ -13,14 +13,14 @@ import jaxfp8
 from jaxfp8._recipes.rules import as_rules, choose
 
 RECIPES = (
-    jaxfp8.W8A16,
-    jaxfp8.W8A16_INT8,
+    jaxfp8.FP8_W8A16,
+    jaxfp8.INT8_W8A16,
     jaxfp8.FP8_DYNAMIC,
-    jaxfp8.FP8,
+    jaxfp8.FP8_STATIC,
     jaxfp8.FP8_BLOCK,
-    jaxfp8.INT8,
+    jaxfp8.INT8_DYNAMIC,
     jaxfp8.INT8_ASYMMETRIC,
-    jaxfp8.FP8_IMMA,
+    jaxfp8.FP8_AS_INT8,
 )
 E4M3 = jnp.float8_e4m3fn
 
@@ -32,12 +32,12 @@ def normal(*shape, seed=0):
 @pytest.mark.parametrize(
     ("recipe", "weight", "weight_scale", "activation", "activation_scale"),
     [
-        (jaxfp8.W8A16, E4M3, (1, 256), None, None),
-        (jaxfp8.W8A16_INT8, jnp.int8, (1, 256), None, None),
+        (jaxfp8.FP8_W8A16, E4M3, (1, 256), None, None),
+        (jaxfp8.INT8_W8A16, jnp.int8, (1, 256), None, None),
         (jaxfp8.FP8_DYNAMIC, E4M3, (1, 256), E4M3, (3, 5, 1)),
         (jaxfp8.FP8_BLOCK, E4M3, (4, 2), E4M3, (3, 5, 4)),
-        (jaxfp8.INT8, jnp.int8, (1, 256), jnp.int8, (3, 5, 1)),
-        (jaxfp8.FP8_IMMA, E4M3, (1, 256), jnp.int8, (3, 5, 1)),
+        (jaxfp8.INT8_DYNAMIC, jnp.int8, (1, 256), jnp.int8, (3, 5, 1)),
+        (jaxfp8.FP8_AS_INT8, E4M3, (1, 256), jnp.int8, (3, 5, 1)),
         (jaxfp8.INT8_ASYMMETRIC, jnp.int8, (1, 256), jnp.int8, (3, 5, 1)),
     ],
     ids=lambda value: getattr(value, "name", None),
@@ -57,7 +57,7 @@ def test_recipe_has_the_scales_of_its_name(
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_product_in_a_recipe_is_close_to_the_float_product(recipe):
     x, w = normal(9, 256), normal(256, 192, seed=1)
-    scale = jnp.max(jnp.abs(x)) / 448 if recipe is jaxfp8.FP8 else None
+    scale = jnp.max(jnp.abs(x)) / 448 if recipe is jaxfp8.FP8_STATIC else None
     x_q = recipe.quantize_activation(x, (1,), scale=scale)
     y = jaxfp8.matmul(x_q, recipe.quantize_weight(w, (0,)))
     error = np.linalg.norm(y - x @ w) / np.linalg.norm(x @ w)
@@ -70,12 +70,12 @@ def test_asymmetric_activation_has_a_zero_point_for_each_token():
 
 
 def test_static_activation_takes_a_scale_of_any_shape_with_one_element():
-    x = jaxfp8.FP8.quantize_activation(normal(6, 32), (1,), scale=jnp.full((1,), 0.5))
+    x = jaxfp8.FP8_STATIC.quantize_activation(normal(6, 32), (1,), scale=jnp.full((1,), 0.5))
     assert x.scale.shape == () and x.scale == 0.5
 
 
 def test_batch_axes_have_scales_of_their_own():
-    experts = jaxfp8.INT8.quantize_weight(normal(4, 32, 16), contracting=(1,), batch=(0,))
+    experts = jaxfp8.INT8_DYNAMIC.quantize_weight(normal(4, 32, 16), contracting=(1,), batch=(0,))
     assert experts.scale.shape == (4, 1, 16)
 
 
@@ -95,7 +95,7 @@ def test_partial_blocks_are_stated():
 
 
 def test_power_of_two_scales_are_powers_of_two():
-    recipe = jaxfp8.CurrentScaling(granularity="row")
+    recipe = jaxfp8.CurrentScaling(granularity="channel")
     q = recipe.quantization(recipe.gradient_dtype).quantize(normal(8, 64), (1,))
     exponents = np.log2(q.scale.astype(np.float32))
     assert q.qvalue.dtype == jnp.float8_e5m2 and (exponents == np.round(exponents)).all()
@@ -138,7 +138,7 @@ def test_quantization_refuses(fields, error, text):
         (jaxfp8.DelayedScaling, {"forward_dtype": jnp.int8}, TypeError, "`forward_dtype` is int8"),
         (jaxfp8.DelayedScaling, {"amax_history_length": 0}, ValueError, "one step at least"),
         (jaxfp8.DelayedScaling, {"amax_compute": "mean"}, ValueError, "'max' or 'most_recent'"),
-        (jaxfp8.CurrentScaling, {"granularity": "token"}, ValueError, "'tensor' or 'row'"),
+        (jaxfp8.CurrentScaling, {"granularity": "row"}, ValueError, "'tensor' or 'channel'"),
         (jaxfp8.CurrentScaling, {"gradient_dtype": "int8"}, TypeError, "`gradient_dtype` is int8"),
     ],
 )
@@ -149,7 +149,7 @@ def test_training_recipe_refuses(kind, fields, error, text):
 
 def test_static_recipe_without_a_scale_says_what_to_pass():
     with pytest.raises(ValueError, match=r"scale of `activation` is missing.*FP8_DYNAMIC"):
-        jaxfp8.FP8.quantize_activation(normal(2, 8), (1,))
+        jaxfp8.FP8_STATIC.quantize_activation(normal(2, 8), (1,))
 
 
 def test_dynamic_recipe_with_a_scale_is_refused():
@@ -167,7 +167,7 @@ def test_static_asymmetric_recipe_wants_a_zero_point():
 
 def test_axis_that_does_not_exist_is_named():
     with pytest.raises(ValueError, match="`weight` has 2 axes, but axis 2 of it is named"):
-        jaxfp8.INT8.quantize_weight(normal(2, 8), (2,))
+        jaxfp8.INT8_DYNAMIC.quantize_weight(normal(2, 8), (2,))
 
 
 @pytest.mark.parametrize("kind", ["concrete", "explicit mesh"])
@@ -186,9 +186,9 @@ def test_tile_that_a_shard_would_cut_is_refused(kind):
 
 
 def test_first_rule_that_matches_counts():
-    rules = as_rules([jaxfp8.Rule(where=".*/out", recipe=None), jaxfp8.INT8])
-    assert choose(rules, "layer/out") is None and choose(rules, "layer/in") is jaxfp8.INT8
-    assert choose(as_rules(jaxfp8.Rule(where="a", recipe=jaxfp8.INT8)), "ab") is None
+    rules = as_rules([jaxfp8.Rule(where=".*/out", recipe=None), jaxfp8.INT8_DYNAMIC])
+    assert choose(rules, "layer/out") is None and choose(rules, "layer/in") is jaxfp8.INT8_DYNAMIC
+    assert choose(as_rules(jaxfp8.Rule(where="a", recipe=jaxfp8.INT8_DYNAMIC)), "ab") is None
 
 
 def qwix_rule(**fields):
@@ -210,8 +210,8 @@ def test_a_rule_made_by_qwix_itself_is_understood():
     (own,) = as_rules([rule])
     assert own.where == ".*mlp.*"
     assert (own.recipe.weight, own.recipe.activation) == (
-        jaxfp8.INT8.weight,
-        dataclasses.replace(jaxfp8.INT8.activation, granularity="channel"),
+        jaxfp8.INT8_DYNAMIC.weight,
+        dataclasses.replace(jaxfp8.INT8_DYNAMIC.activation, granularity="channel"),
     )
 
 
@@ -252,4 +252,4 @@ def test_what_is_no_rule_is_refused():
 
 def test_replacing_a_field_checks_it():
     with pytest.raises(TypeError, match="`dtype` is float64"):
-        dataclasses.replace(jaxfp8.INT8.weight, dtype=jnp.float64)
+        dataclasses.replace(jaxfp8.INT8_DYNAMIC.weight, dtype=jnp.float64)

@@ -65,7 +65,7 @@ def quantized(weights):
 PROGRAMS = {
     "matmul": lambda weights: layers(jaxfp8.matmul, quantized(weights)),
     "rewrite": rewritten,
-    "quantize_dots": lambda weights: jaxfp8.quantize_dots(in_floats(weights), jaxfp8.W8A16),
+    "quantize_dots": lambda weights: jaxfp8.quantize_dots(in_floats(weights), jaxfp8.FP8_W8A16),
     "fp8_dot_general": lambda weights: layers(trained, weights),
     "split_dot": lambda weights: layers(
         lambda x, w: jaxfp8.split_dot(x, w, numbers(x, w), terms=2), weights

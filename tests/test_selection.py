@@ -17,7 +17,7 @@ X = jnp.ones((2, 32))
 W = jaxfp8.quantize(jnp.ones((32, 32)), channelwise_axes=(0,))
 NAMED = {"layers.0.weight": W, "layers.0.bias": jnp.zeros(32)}
 TYPO = r"layrs/\d"
-RULES = [jaxfp8.Rule(where="layres/0", recipe=None), jaxfp8.INT8]
+RULES = [jaxfp8.Rule(where="layres/0", recipe=None), jaxfp8.INT8_DYNAMIC]
 
 
 def model():
@@ -26,7 +26,7 @@ def model():
 
 def held():
     made = model()
-    jaxfp8.nnx.quantize(made, jaxfp8.INT8)
+    jaxfp8.nnx.quantize(made, jaxfp8.INT8_DYNAMIC)
     return made
 
 
@@ -50,28 +50,30 @@ def loaded(**arguments):
 
 
 CASES = {
-    "nnx.quantize where": lambda p: jaxfp8.nnx.quantize(model(), jaxfp8.INT8, where=TYPO),
+    "nnx.quantize where": lambda p: jaxfp8.nnx.quantize(model(), jaxfp8.INT8_DYNAMIC, where=TYPO),
     "nnx.quantize function": lambda p: jaxfp8.nnx.quantize(
-        model(), jaxfp8.INT8, where=lambda path, layer: path == "layer/0"
+        model(), jaxfp8.INT8_DYNAMIC, where=lambda path, layer: path == "layer/0"
     ),
     "nnx.quantize rule": lambda p: jaxfp8.nnx.quantize(model(), RULES),
     "nnx.quantize scales": lambda p: jaxfp8.nnx.quantize(
-        model(), jaxfp8.INT8, scales={"layrs/0": jnp.ones(())}
+        model(), jaxfp8.INT8_DYNAMIC, scales={"layrs/0": jnp.ones(())}
     ),
     "nnx.dequantize where": lambda p: jaxfp8.nnx.dequantize(held(), where=TYPO),
-    "nnx.report where": lambda p: jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8, where=TYPO),
+    "nnx.report where": lambda p: jaxfp8.nnx.report(
+        model(), X, recipe=jaxfp8.INT8_DYNAMIC, where=TYPO
+    ),
     "nnx.report rule": lambda p: jaxfp8.nnx.report(model(), X, recipe=RULES),
     "nnx.report reference": lambda p: jaxfp8.nnx.report(held(), X, reference=model(), where=TYPO),
     "nnx.load rule": lambda p: loaded(recipe=RULES),
     "nnx.load keep": lambda p: loaded(keep=TYPO),
     "nnx.load mapping": lambda p: loaded(mapping={"layrs/0/kernel": "x"}),
     "linen.report where": lambda p: jaxfp8.linen.report(
-        *linen(), X, recipe=jaxfp8.INT8, where=TYPO
+        *linen(), X, recipe=jaxfp8.INT8_DYNAMIC, where=TYPO
     ),
     "linen.report rule": lambda p: jaxfp8.linen.report(*linen(), X, recipe=RULES),
     "quantize_dots rule": lambda p: jaxfp8.quantize_dots(by_scope, RULES)(X.T, X),
     "checkpoint.quantize where": lambda p: jaxfp8.checkpoint.quantize(
-        saved(p), p / "new", jaxfp8.INT8, where=TYPO
+        saved(p), p / "new", jaxfp8.INT8_DYNAMIC, where=TYPO
     ),
     "checkpoint.load names": lambda p: jaxfp8.checkpoint.load(saved(p), names=lambda name: False),
     "checkpoint.load sharding": lambda p: jaxfp8.checkpoint.load(
@@ -98,7 +100,7 @@ def test_where_an_empty_choice_is_an_error_it_says_the_same(change):
 
 
 def test_a_rule_behind_one_that_takes_its_layers_is_told():
-    rules = [jaxfp8.INT8, jaxfp8.Rule(where="layers/0", recipe=None)]
+    rules = [jaxfp8.INT8_DYNAMIC, jaxfp8.Rule(where="layers/0", recipe=None)]
     with pytest.warns(jaxfp8.FallbackWarning, match="'layers/0' matches only layers of earlier"):
         jaxfp8.nnx.quantize(model(), rules)
 
@@ -106,8 +108,10 @@ def test_a_rule_behind_one_that_takes_its_layers_is_told():
 def test_what_selects_something_is_not_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jaxfp8.nnx.quantize(model(), [jaxfp8.Rule(where="layers/0", recipe=None), jaxfp8.INT8])
-        jaxfp8.nnx.quantize(model(), jaxfp8.INT8, where=r"layers/\d")
+        jaxfp8.nnx.quantize(
+            model(), [jaxfp8.Rule(where="layers/0", recipe=None), jaxfp8.INT8_DYNAMIC]
+        )
+        jaxfp8.nnx.quantize(model(), jaxfp8.INT8_DYNAMIC, where=r"layers/\d")
 
 
 def test_the_names_that_are_most_like_the_pattern_come_first_and_numbered_ones_once():

@@ -258,7 +258,7 @@ def test_bad_arguments_are_refused_by_name(arguments, error, text):
 
 
 class TestRecipe:
-    """`INT8_3X`: a recipe whose products are computed in terms."""
+    """`INT8_SPLIT`: a recipe whose products are computed in terms."""
 
     def test_dots_of_a_program_are_split(self):
         rng = np.random.default_rng(2)
@@ -267,7 +267,7 @@ class TestRecipe:
         def f(w, x):
             return jax.nn.relu(x @ w)
 
-        split = jaxfp8.quantize_dots(f, jaxfp8.INT8_3X)
+        split = jaxfp8.quantize_dots(f, jaxfp8.INT8_SPLIT)
         np.testing.assert_allclose(split(w, x), f(w, x), rtol=1e-5, atol=1e-5)
         (row,) = split.explain(w, x).matched
         assert row.epilogue == "int8 in 3 terms -> float32"
@@ -278,7 +278,7 @@ class TestRecipe:
     def test_8_bit_data_is_left_to_other_recipes(self):
         w = jaxfp8.quantize(np.eye(8, dtype=np.float32), jnp.int8)
         split = jaxfp8.quantize_dots(
-            lambda x: x @ jaxfp8.dequantize(w), jaxfp8.INT8_3X, where=lambda row: True
+            lambda x: x @ jaxfp8.dequantize(w), jaxfp8.INT8_SPLIT, where=lambda row: True
         )
         (row,) = split.explain(np.ones((2, 8), np.float32)).missed
         assert row.reason == "an operand is 8-bit data"
@@ -291,7 +291,7 @@ class TestRecipe:
             return jnp.sum(jnp.sin(dot(x, w)))
 
         def recipe(x, w):
-            return jaxfp8.recipe_dot_general(x, w, MATRICES, jaxfp8.INT8_3X, bias=jnp.ones(6))
+            return jaxfp8.recipe_dot_general(x, w, MATRICES, jaxfp8.INT8_SPLIT, bias=jnp.ones(6))
 
         def plain(x, w):
             return jnp.matmul(x, w, precision="highest") + 1
@@ -307,10 +307,10 @@ class TestRecipe:
 
     def test_a_number_of_terms_out_of_range_is_refused_where_it_is_given(self):
         with pytest.raises(ValueError, match=r"`jaxfp8\.Recipe`: `terms` is 7"):
-            dataclasses.replace(jaxfp8.INT8_3X, terms=7)
+            dataclasses.replace(jaxfp8.INT8_SPLIT, terms=7)
 
     def test_a_table_of_linen_is_looked_up_in_floats(self):
-        layer = jaxfp8.linen.Embed(10, 8, recipe=jaxfp8.INT8_3X)
+        layer = jaxfp8.linen.Embed(10, 8, recipe=jaxfp8.INT8_SPLIT)
         variables = layer.init(jax.random.key(0), jnp.arange(3))
         table = variables["params"]["embedding"]
         np.testing.assert_array_equal(layer.apply(variables, jnp.arange(3)), table[:3])

@@ -13,7 +13,7 @@ from jaxfp8._recipes import training_codes
 MATRIX = (((1,), (0,)), ((), ()))
 DELAYED = jaxfp8.DelayedScaling(amax_history_length=4)
 TENSOR = jaxfp8.CurrentScaling(second_derivatives=True)
-ROW = jaxfp8.CurrentScaling(granularity="row", second_derivatives=True)
+ROW = jaxfp8.CurrentScaling(granularity="channel", second_derivatives=True)
 
 each_recipe = pytest.mark.parametrize("recipe", [TENSOR, ROW], ids=["tensor", "row"])
 

@@ -21,7 +21,9 @@ from gpt import text
 from gpt.model import GPT, Config
 
 FLOATS = {"f32": jnp.float32, "bf16": jnp.bfloat16}
-RECIPES = {recipe.name: recipe for recipe in (jaxfp8.W8A16, jaxfp8.FP8_DYNAMIC, jaxfp8.INT8)}
+RECIPES = {
+    recipe.name: recipe for recipe in (jaxfp8.FP8_W8A16, jaxfp8.FP8_DYNAMIC, jaxfp8.INT8_DYNAMIC)
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

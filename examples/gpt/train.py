@@ -26,7 +26,7 @@ RECIPES: dict[str, Any] = {
     "bf16": None,
     "delayed": jaxfp8.DelayedScaling(),
     "current": jaxfp8.CurrentScaling(),
-    "row": jaxfp8.CurrentScaling(granularity="row"),
+    "row": jaxfp8.CurrentScaling(granularity="channel"),
 }
 
 

@@ -33,7 +33,7 @@ def w8a8(held: jaxfp8.Recipe) -> jaxfp8.Recipe:
     if weight is None:
         return held
     if jnp.dtype(weight.dtype).name in ("int8", "uint8"):
-        return dataclasses.replace(held, name="W8A8", activation=jaxfp8.INT8.activation)
+        return dataclasses.replace(held, name="W8A8", activation=jaxfp8.INT8_DYNAMIC.activation)
     blocks = isinstance(weight.granularity, tuple)
     like = jaxfp8.FP8_BLOCK if blocks else jaxfp8.FP8_DYNAMIC
     return dataclasses.replace(held, name="W8A8", activation=like.activation)

@@ -21,7 +21,7 @@ _OURS = jaxfp8.linen.Fp8DirectDotGeneralOp
 _RECIPES: Mapping[str, Any] = {
     "jaxfp8 delayed": _OURS,
     "jaxfp8 current": functools.partial(_OURS, recipe=jaxfp8.CurrentScaling()),
-    "jaxfp8 row": functools.partial(_OURS, recipe=jaxfp8.CurrentScaling(granularity="row")),
+    "jaxfp8 row": functools.partial(_OURS, recipe=jaxfp8.CurrentScaling(granularity="channel")),
     "flax fp8": nn.Fp8DirectDotGeneralOp,
     "bf16": None,
 }

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from jaxfp8._recipes.quantization import Granularity, Quantization
-from jaxfp8._recipes.recipes import W8A16, W8A16_INT8, Recipe
+from jaxfp8._recipes.recipes import FP8_W8A16, INT8_W8A16, Recipe
 from jaxfp8._value.prepared import stored
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape
@@ -24,7 +24,7 @@ def recipe_for(
       contracting, batch: axes of the product that the weight is for.
     """
     found = quantization_of(q, contracting, batch)
-    for known in (recipe, W8A16, W8A16_INT8):
+    for known in (recipe, FP8_W8A16, INT8_W8A16):
         alike = (known.activation, known.compute) == (recipe.activation, recipe.compute)
         if alike and _same(known.weight, found, q, contracting, batch):
             return known

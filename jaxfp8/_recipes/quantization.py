@@ -17,9 +17,9 @@ from jaxfp8._value.qarray import QArray
 from jaxfp8._value.shards import check_tiles_fit_shards
 from jaxfp8._value.spec import Shape
 
-Granularity = Literal["tensor", "channel", "token"] | tuple[int | None, int | None]
+Granularity = Literal["tensor", "channel"] | tuple[int | None, int | None]
 Axes = Collection[int]
-NAMES = ("tensor", "channel", "token")
+NAMES = ("tensor", "channel")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class Quantization:
     Attributes:
       dtype: float8_e4m3fn, float8_e5m2, int8 or uint8.
       granularity: which values share a scale. "tensor": all of them. "channel": the values that
-        are summed over, so that each index of the other axes has its own scale; "token" is the
-        same, its name for activations. `(k, n)`: tiles of `k` values along the last contracted
-        axis and `n` along the last free one, None for the whole axis. Each index of any other
-        axis then has its own scale.
+        are summed over, so that each index of the other axes has its own scale: an output channel
+        of a weight, a token of an activation. `(k, n)`: tiles of `k` values along the last
+        contracted axis and `n` along the last free one, None for the whole axis. Each index of
+        any other axis then has its own scale.
       symmetric: whether code 0 means zero. If not, a zero point is chosen (integers only).
       static: whether the scale is calibrated beforehand and given. If not, the data decides.
       scale_dtype: dtype of a chosen scale; float8_e8m0fnu makes it a power of two.

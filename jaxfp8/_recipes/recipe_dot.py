@@ -62,8 +62,10 @@ def recipe_dot_general(
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8
-      >>> w = jaxfp8.INT8.quantize_weight(jnp.eye(3), contracting=(0,))
-      >>> jaxfp8.recipe_dot_general(jnp.ones((1, 3)), w, (((1,), (0,)), ((), ())), jaxfp8.INT8)
+      >>> w = jaxfp8.INT8_DYNAMIC.quantize_weight(jnp.eye(3), contracting=(0,))
+      >>> jaxfp8.recipe_dot_general(
+      ...     jnp.ones((1, 3)), w, (((1,), (0,)), ((), ())), jaxfp8.INT8_DYNAMIC
+      ... )
       Array([[1., 1., 1.]], dtype=float32)
     """
     operation = "jaxfp8.recipe_dot_general"

@@ -53,7 +53,7 @@ class Recipe:
       >>> FP8_BLOCK.quantize_weight(jnp.ones((256, 128)), contracting=(0,))
       QArray(float8_e4m3fn[256,128], scale=float32[2,1])
       >>> groups = Quantization(dtype=jnp.int8, granularity=(64, 1))
-      >>> dataclasses.replace(W8A16, name="int8 in groups of 64", weight=groups).activation
+      >>> dataclasses.replace(FP8_W8A16, name="int8 in groups of 64", weight=groups).activation
     """
 
     name: str
@@ -88,6 +88,34 @@ class Recipe:
             remedy = "pass `weight=None, activation=None` as well"
             raise ValueError(message(operation, "`terms`", got, needs, remedy))
 
+    def from_rows(self, rows: int) -> Recipe:
+        """This recipe for products of so many rows or more; with fewer, activations stay wide.
+
+        One weight serves both. Few rows wait for the weight to be read, and gain nothing by 8-bit
+        activations; many rows wait for products, which are twice as fast in 8 bits. The choice is
+        made by shapes, when a product is traced: a token is rounded otherwise alone than in a large
+        batch. A recipe that leaves activations as they are, such as `FP8_W8A16`, never switches.
+
+        Args:
+          rows: the least M with activations in 8 bits. M is the product of the free axes of the
+            activations, as the product is written: `vmap` and batch axes do not count.
+
+        Returns:
+          A recipe whose name says `rows`; reports show it in the path of a product.
+
+        Raises:
+          ValueError: `rows` is no number from 1, or the recipe leaves activations as they are.
+
+        Example:
+          >>> import jax.numpy as jnp
+          >>> recipe = FP8_DYNAMIC.from_rows(16)
+          >>> recipe.name, recipe.quantize_activation(jnp.ones((15, 8)), contracting=(1,)).dtype
+          ('FP8_DYNAMIC.from_rows(16)', dtype('float32'))
+          >>> recipe.quantize_activation(jnp.ones((16, 8)), contracting=(1,))
+          QArray(float8_e4m3fn[16,8], scale=float32[16,1])
+        """
+        return dataclasses.replace(self, name=f"{self.name}.from_rows({rows})", rows=rows)
+
     def activation_of(self, rows: Any) -> Quantization | None:
         """How the activations of a product of so many rows are held; None leaves them as they are.
 
@@ -98,7 +126,7 @@ class Recipe:
             return self.activation
         if not is_known((rows,)):
             got, needs = f"is {rows}", f"{self.name} chooses by the number of rows"
-            remedy = "export a program for each size, or use `jaxfp8.FP8_MIXED(rows=None)`"
+            remedy = "export a program for each size, or use `jaxfp8.FP8_W8A16`"
             raise ValueError(message("jaxfp8.Recipe", "the number of rows", got, needs, remedy))
         return self.activation if rows >= self.rows else None
 
@@ -141,59 +169,24 @@ def _check_rows(operation: str, rows: Any) -> None:
         raise ValueError(message(operation, "`rows`", got, needs, remedy))
 
 
-W8A16 = Recipe(name="W8A16")
-W8A16_INT8 = Recipe(name="W8A16_INT8", weight=_INT8)
-FP8_DYNAMIC = Recipe(name="FP8_DYNAMIC", activation=Quantization(granularity="token"))
-FP8 = Recipe(
-    name="FP8", weight=_FP8_TENSOR, activation=dataclasses.replace(_FP8_TENSOR, static=True)
+# A name is the dtype of the weights, then what becomes of the activations.
+FP8_W8A16 = Recipe(name="FP8_W8A16")
+INT8_W8A16 = Recipe(name="INT8_W8A16", weight=_INT8)
+FP8_DYNAMIC = Recipe(name="FP8_DYNAMIC", activation=_FP8)
+FP8_STATIC = Recipe(
+    name="FP8_STATIC", weight=_FP8_TENSOR, activation=dataclasses.replace(_FP8_TENSOR, static=True)
 )
 FP8_BLOCK = Recipe(
     name="FP8_BLOCK",
     weight=Quantization(granularity=(128, 128)),
     activation=Quantization(granularity=(128, 1)),
 )
-INT8 = Recipe(name="INT8", weight=_INT8, activation=dataclasses.replace(_INT8, granularity="token"))
+INT8_DYNAMIC = Recipe(name="INT8_DYNAMIC", weight=_INT8, activation=_INT8)
 INT8_ASYMMETRIC = Recipe(
-    name="INT8_ASYMMETRIC",
-    weight=_INT8,
-    activation=dataclasses.replace(_INT8, granularity="token", symmetric=False),
+    name="INT8_ASYMMETRIC", weight=_INT8, activation=dataclasses.replace(_INT8, symmetric=False)
 )
-FP8_IMMA = Recipe(name="FP8_IMMA", activation=INT8.activation, compute="int8")
-INT8_3X = Recipe(name="INT8_3X", weight=None, terms=3)
-
-
-def FP8_MIXED(*, rows: int | None) -> Recipe:
-    """`W8A16` for products of few rows, `FP8_DYNAMIC` from `rows` on: one weight serves both.
-
-    Few rows wait for the weight to be read, and gain nothing by 8-bit activations; many rows wait
-    for products, which are twice as fast in 8 bits. The choice is made by shapes, when a product
-    is traced: a token is rounded otherwise alone than in a large batch.
-
-    Args:
-      rows: the least M with activations in 8 bits. M is the product of the free axes of the
-        activations, as the product is written: `vmap` and batch axes do not count. None never
-        switches and leaves activations as they are, so that the operands of a token do not depend
-        on its batch. Kernels may still add them in another order.
-
-    Returns:
-      A recipe whose name says `rows`; reports show it in the path of a product.
-
-    Raises:
-      ValueError: `rows` is no number from 1.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> recipe = FP8_MIXED(rows=16)
-      >>> recipe.name, recipe.quantize_activation(jnp.ones((15, 8)), contracting=(1,)).dtype
-      ('FP8_MIXED(rows=16)', dtype('float32'))
-      >>> recipe.quantize_activation(jnp.ones((16, 8)), contracting=(1,))
-      QArray(float8_e4m3fn[16,8], scale=float32[16,1])
-    """
-    name = f"FP8_MIXED(rows={rows})"
-    if rows is None:
-        return dataclasses.replace(W8A16, name=name)
-    _check_rows("jaxfp8.FP8_MIXED", rows)
-    return dataclasses.replace(FP8_DYNAMIC, name=name, rows=rows)
+FP8_AS_INT8 = Recipe(name="FP8_AS_INT8", activation=_INT8, compute="int8")
+INT8_SPLIT = Recipe(name="INT8_SPLIT", weight=None, terms=3)
 
 
 def check_recipe(operation: str, recipe: Any) -> None:
@@ -247,10 +240,10 @@ class CurrentScaling:
     """FP8 training with scales from the tensors of the same step; there is no state.
 
     Attributes:
-      granularity: "tensor", or "row": one scale for each index that is not summed over. A tensor
-        that two products sum along different axes is then quantised once for each of them.
+      granularity: "tensor", or "channel": one scale for each index that is not summed over. A
+        tensor that two products sum along different axes is then quantised once for each of them.
       power_of_two: whether scales are rounded up to powers of two, which makes scaling exact;
-        by default with "row" and not with "tensor".
+        by default with "channel" and not with "tensor".
       forward_dtype: dtype of activations and weights.
       gradient_dtype: dtype of the gradients that flow back.
       precision: accumulation of the forward product; DEFAULT lets a device be fast.
@@ -259,7 +252,7 @@ class CurrentScaling:
         kept in floats, too, for the backward pass.
     """
 
-    granularity: Literal["tensor", "row"] = "tensor"
+    granularity: Literal["tensor", "channel"] = "tensor"
     power_of_two: bool | None = None
     forward_dtype: DTypeLike = jnp.float8_e4m3fn
     gradient_dtype: DTypeLike = jnp.float8_e5m2
@@ -271,15 +264,15 @@ class CurrentScaling:
         """Checks the fields and settles the default."""
         operation = "jaxfp8.CurrentScaling"
         _check_training_dtypes(operation, self)
-        _check_choice(operation, "granularity", self.granularity, ("tensor", "row"))
+        _check_choice(operation, "granularity", self.granularity, ("tensor", "channel"))
         if self.power_of_two is None:
-            object.__setattr__(self, "power_of_two", self.granularity == "row")
+            object.__setattr__(self, "power_of_two", self.granularity == "channel")
 
     def quantization(self, dtype: DTypeLike) -> Quantization:
         """How a tensor is held: as `forward_dtype` or `gradient_dtype`."""
         return Quantization(
             dtype=dtype,
-            granularity="channel" if self.granularity == "row" else "tensor",
+            granularity=self.granularity,
             scale_dtype=jnp.float8_e8m0fnu if self.power_of_two else jnp.float32,
         )
 

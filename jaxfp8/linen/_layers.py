@@ -16,7 +16,7 @@ from jaxfp8._ops import einsum
 from jaxfp8._ops.dimensions import normalise
 from jaxfp8._recipes.embedding import lookup
 from jaxfp8._recipes.recipe_dot import recipe_dot_general
-from jaxfp8._recipes.recipes import W8A16, Recipe
+from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
 from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.linen._kernel import Weight, input_scale, weight_of
 
@@ -58,7 +58,7 @@ class DenseGeneral(_Layer):
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8.linen
-      >>> layer = jaxfp8.linen.DenseGeneral((4, 5), axis=(1, -1), recipe=jaxfp8.INT8)
+      >>> layer = jaxfp8.linen.DenseGeneral((4, 5), axis=(1, -1), recipe=jaxfp8.INT8_DYNAMIC)
       >>> params = layer.init(jax.random.key(0), jnp.ones((1, 3, 6, 7)))["params"]
       >>> params["kernel"]
       QArray(int8[3,7,4,5], scale=float32[1,1,4,5])
@@ -73,7 +73,7 @@ class DenseGeneral(_Layer):
     kernel_init: Init = _KERNEL_INIT
     bias_init: Init = nn.initializers.zeros_init()
     precision: Any = None
-    recipe: Recipe = W8A16
+    recipe: Recipe = FP8_W8A16
 
     @nn.compact
     def __call__(self, inputs: ArrayLike) -> jax.Array:
@@ -132,7 +132,7 @@ class Dense(_Layer):
     precision: Any = None
     kernel_init: Init = _KERNEL_INIT
     bias_init: Init = nn.initializers.zeros_init()
-    recipe: Recipe = W8A16
+    recipe: Recipe = FP8_W8A16
 
     @nn.compact
     def __call__(self, inputs: ArrayLike) -> jax.Array:
@@ -175,7 +175,7 @@ class Einsum(_Layer):
     precision: Any = None
     kernel_init: Init = _KERNEL_INIT
     bias_init: Init = nn.initializers.zeros_init()
-    recipe: Recipe = W8A16
+    recipe: Recipe = FP8_W8A16
 
     @nn.compact
     def __call__(self, inputs: ArrayLike, einsum_str: str | None = None) -> jax.Array:
@@ -227,7 +227,7 @@ class Embed(_Layer):
     param_dtype: DTypeLike = jnp.float32
     embedding_init: Init = _EMBEDDING_INIT
     precision: Any = None
-    recipe: Recipe = W8A16
+    recipe: Recipe = FP8_W8A16
 
     def setup(self) -> None:
         """Makes or finds the table."""

@@ -36,7 +36,7 @@ def prepare(model: nn.Module, variables: Any, *args: Any, **kwargs: Any) -> tupl
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8.linen
       >>> x = jnp.ones((1, 8))
-      >>> model = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)
+      >>> model = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8_DYNAMIC)
       >>> variables, _ = jaxfp8.linen.prepare(model, model.init(jax.random.key(0), x), x)
       >>> variables["params"]["kernel"], model.apply(variables, x).shape
       (PreparedArray(int8[8,64], contracting=-2), (1, 64))

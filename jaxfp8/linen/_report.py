@@ -100,7 +100,7 @@ def report(
       >>> import flax.linen as nn, jax, jax.numpy as jnp, jaxfp8, jaxfp8.linen
       >>> model, x = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(8)]), jnp.ones((2, 64))
       >>> variables = model.init(jax.random.key(0), x)
-      >>> found = jaxfp8.linen.report(model, variables, x, recipe=jaxfp8.INT8)
+      >>> found = jaxfp8.linen.report(model, variables, x, recipe=jaxfp8.INT8_DYNAMIC)
       >>> sorted(row.path for row in found.rows)
       ['layers_0', 'layers_2']
     """

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from jaxfp8._recipes.holding import recipe_for
 from jaxfp8._recipes.recipe_dot import recipe_dot_general
-from jaxfp8._recipes.recipes import W8A16, Recipe
+from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
 from jaxfp8._value.errors import message
 from jaxfp8._value.no_gradient import constant_codes
 from jaxfp8._value.prepared import PreparedArray, stored
@@ -163,7 +163,7 @@ class EightBitLayer(nnx.Module):
 
     @classmethod
     def of(
-        cls, layer: nnx.Module, recipe: Recipe = W8A16, *, path: str = "", scale: Any = None
+        cls, layer: nnx.Module, recipe: Recipe = FP8_W8A16, *, path: str = "", scale: Any = None
     ) -> Any:
         """The 8-bit twin of a layer of Flax; a bias is shared with it.
 

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from jaxfp8._ops import einsum
 from jaxfp8._ops.dimensions import normalise
 from jaxfp8._recipes.embedding import lookup
-from jaxfp8._recipes.recipes import W8A16, Recipe
+from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
 from jaxfp8._value import compat
 from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.nnx._base import EightBitLayer
@@ -50,7 +50,7 @@ class Linear(EightBitLayer):
         in_features: int,
         out_features: int,
         *,
-        recipe: Recipe = W8A16,
+        recipe: Recipe = FP8_W8A16,
         layer: nnx.Linear | None = None,
         path: str = "",
         scale: Any = None,
@@ -109,7 +109,7 @@ class LoRALinear(Linear):
         out_features: int,
         *,
         lora_rank: int = 0,
-        recipe: Recipe = W8A16,
+        recipe: Recipe = FP8_W8A16,
         layer: nnx.LoRALinear | None = None,
         path: str = "",
         scale: Any = None,
@@ -159,7 +159,7 @@ class LinearGeneral(EightBitLayer):
         in_features: int | Sequence[int],
         out_features: int | Sequence[int],
         *,
-        recipe: Recipe = W8A16,
+        recipe: Recipe = FP8_W8A16,
         layer: nnx.LinearGeneral | None = None,
         path: str = "",
         scale: Any = None,
@@ -230,7 +230,7 @@ class Einsum(EightBitLayer):
         kernel_shape: Shape,
         bias_shape: Shape | None = None,
         *,
-        recipe: Recipe = W8A16,
+        recipe: Recipe = FP8_W8A16,
         layer: nnx.Einsum | None = None,
         path: str = "",
         scale: Any = None,
@@ -313,7 +313,7 @@ class Embed(EightBitLayer):
         num_embeddings: int,
         features: int,
         *,
-        recipe: Recipe = W8A16,
+        recipe: Recipe = FP8_W8A16,
         layer: nnx.Embed | None = None,
         path: str = "",
         scale: Any = None,

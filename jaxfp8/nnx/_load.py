@@ -9,7 +9,7 @@ from typing import Any
 from flax import nnx
 
 from jaxfp8._recipes import placing
-from jaxfp8._recipes.recipes import W8A16, Recipe
+from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
 from jaxfp8._recipes.rules import Rule, choose
 from jaxfp8._recipes.selection import tell, unmatched_rules
 from jaxfp8._value.changes import Change, Changes
@@ -60,8 +60,9 @@ def load(
         the other along N of [N, K]; a scale per tensor becomes one per channel. Of several static
         scales of an input the largest is taken.
       recipe: how inputs of 8-bit layers are held: a recipe, or rules by path, as in `quantize`; by
-        default that of a layer which is an 8-bit one already, and `W8A16` of any other. How weights
-        are held, the tensors say. A static recipe takes the tensor "....input_scale" of each layer.
+        default that of a layer which is an 8-bit one already, and `FP8_W8A16` of any other. The
+        tensors say how weights are held. A static recipe takes the tensor "....input_scale" of each
+        layer.
       ignore: tensors that may be left over; a regular expression or a function of the name.
       keep: paths of parameters that stay as they are, likewise.
 
@@ -139,7 +140,7 @@ class _Loading:
     def recipe(self, path: str) -> Recipe:
         """The recipe of the layer whose weight is at a path."""
         own = getattr(self.slots[path].holder, "recipe", None)
-        return choose(self.rules, path.rpartition("/")[0]) or own or W8A16
+        return choose(self.rules, path.rpartition("/")[0]) or own or FP8_W8A16
 
     def is_static(self, path: str) -> bool:
         """Whether that recipe needs a scale of the layer's input."""

@@ -34,7 +34,7 @@ def prepare(model: nnx.Module) -> Changes:
       >>> import jaxfp8.nnx
       >>> from flax import nnx
       >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
-      >>> _ = jaxfp8.nnx.quantize(model, jaxfp8.INT8)
+      >>> _ = jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC)
       >>> len(jaxfp8.nnx.prepare(model).changed), model.layers[0].weight
       (1, PreparedArray(int8[64,64], contracting=-2))
     """
@@ -60,7 +60,7 @@ def unprepare(model: nnx.Module) -> Changes:
       >>> import jaxfp8.nnx
       >>> from flax import nnx
       >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
-      >>> _ = jaxfp8.nnx.quantize(model, jaxfp8.INT8), jaxfp8.nnx.prepare(model)
+      >>> _ = jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC), jaxfp8.nnx.prepare(model)
       >>> len(jaxfp8.nnx.unprepare(model).changed), model.layers[0].weight
       (1, QArray(int8[64,64], scale=float32[1,64]))
     """

@@ -43,8 +43,8 @@ def quantize(
 
     Args:
       model: changed in place.
-      recipe: such as `jaxfp8.W8A16`; or rules in order of precedence (`jaxfp8.Rule`, or those of
-        qwix), matched with the whole path of a layer. Layers without a rule stay as they are.
+      recipe: such as `jaxfp8.FP8_W8A16`; or rules in order of precedence, `jaxfp8.Rule`s or those
+        of qwix. The first that matches the path of a layer counts. Layers without one stay.
       where: which layers: a function of path and module, or a regular expression that is searched
         in the path. By default all.
       sample: positional arguments for a call of a copy of the model. Static scales come from the
@@ -68,7 +68,7 @@ def quantize(
       >>> import jaxfp8.nnx
       >>> from flax import nnx
       >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
-      >>> changes = jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+      >>> changes = jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
       >>> changes.bytes_saved, type(model.layers[0]).__module__
       (12032, 'jaxfp8.nnx._layers')
     """
@@ -157,7 +157,7 @@ def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
       >>> import jaxfp8.nnx
       >>> from flax import nnx
       >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
-      >>> _ = jaxfp8.nnx.quantize(model, jaxfp8.INT8)
+      >>> _ = jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC)
       >>> jaxfp8.nnx.dequantize(model).bytes_saved, type(model.layers[0]).__name__
       (-12032, 'Linear')
     """
@@ -231,7 +231,7 @@ def _weight_variables(module: nnx.Module) -> list[nnx.Variable]:
 def rules_of(operation: str, recipe: Any) -> tuple[Rule, ...]:
     """Rules for inference from the argument `recipe`."""
     if hasattr(recipe, "gradient_dtype"):
-        got, needs = "is for training", "a recipe such as jaxfp8.W8A16 is needed"
+        got, needs = "is for training", "a recipe such as jaxfp8.FP8_W8A16 is needed"
         remedy = "train with `jaxfp8.nnx.fp8_training(model, recipe)`"
         raise TypeError(message(operation, "`recipe`", got, needs, remedy))
     return as_rules(recipe, operation)

@@ -92,7 +92,7 @@ def report(
       >>> import jax.numpy as jnp, jaxfp8.nnx
       >>> from flax import nnx
       >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)), nnx.relu)
-      >>> found = jaxfp8.nnx.report(model, jnp.ones((2, 64)), recipe=jaxfp8.INT8)
+      >>> found = jaxfp8.nnx.report(model, jnp.ones((2, 64)), recipe=jaxfp8.INT8_DYNAMIC)
       >>> [row.path for row in found.rows], found.keep_wide
       (['layers/0'], ())
     """

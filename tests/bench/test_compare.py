@@ -49,14 +49,20 @@ def test_errors_are_against_float64():
 def test_more_bits_and_finer_scales_have_smaller_errors():
     data = drawing.drawn("outliers", (32, 48, 1024))
     names = ["float32", "bfloat16", "INT8 3 terms", "INT8 2 terms", "INT8 per tensor"]
-    names += ["INT8 per channel", "INT8 per token", "INT8 groups of 128", "FP8 per row", "FP8_IMMA"]
+    names += [
+        "INT8 per channel",
+        "INT8 per token",
+        "INT8 groups of 128",
+        "FP8 per row",
+        "FP8_AS_INT8",
+    ]
     ways = [BY_NAME[name] for name in names]
     found = result.compared(data, ways, "cpu", 0, False).results
     error = {r.way: r.error.relative_l2 for r in found}
     assert error["INT8 3 terms"] < 1e-5 < error["INT8 2 terms"] < error["bfloat16"]
     grains = [error[f"INT8 {name}"] for name in ("groups of 128", "per token", "per channel")]
     assert grains == sorted(grains) and grains[-1] < error["INT8 per tensor"]
-    assert error["FP8 per row"] < error["FP8_IMMA"]
+    assert error["FP8 per row"] < error["FP8_AS_INT8"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,7 @@ class Wrong(Way):
     [({"product": 1.001}, "product at"), ({"weight": 1.02}, "operand w at"), ({}, None)],
     ids=["product", "operand", "neither"],
 )
-@pytest.mark.parametrize("name", ["FP8 per row", "INT8 per token", "FP8_IMMA"])
+@pytest.mark.parametrize("name", ["FP8 per row", "INT8 per token", "FP8_AS_INT8"])
 def test_a_way_that_leaves_its_bound_is_named(monkeypatch, capsys, name, wrong, what):
     way = Wrong(name=name, recipe=BY_NAME[name].recipe, **wrong)
     monkeypatch.setattr(options, "WAYS", (way,))
@@ -90,7 +96,7 @@ def test_a_way_that_leaves_its_bound_is_named(monkeypatch, capsys, name, wrong, 
 
 
 def test_nan_is_past_every_bound(monkeypatch, capsys):
-    way = Wrong(name="NaN", recipe=jaxfp8.INT8, product=float("nan"))
+    way = Wrong(name="NaN", recipe=jaxfp8.INT8_DYNAMIC, product=float("nan"))
     monkeypatch.setattr(options, "WAYS", (way,))
     assert compare("--shape", "4,8,16", "--verify", "--no-time") == 1
     assert "0 of 1 within their bounds" in capsys.readouterr().out
@@ -149,7 +155,7 @@ def test_a_way_that_fails_is_a_line_and_the_others_go_on(monkeypatch, capsys):
         def multiply(self, x, w):
             raise ValueError("it is broken")
 
-    broken = Broken(name="broken", recipe=jaxfp8.INT8)
+    broken = Broken(name="broken", recipe=jaxfp8.INT8_DYNAMIC)
     monkeypatch.setattr(options, "WAYS", (broken, BY_NAME["INT8 per token"]))
     assert compare("--shape", "4,8,16", "--no-time") == 1
     shown = capsys.readouterr().out
@@ -171,7 +177,7 @@ def test_matrices_come_from_files(tmp_path, capsys):
 
 def test_list_prints_the_names(capsys):
     assert compare("--list", "--only", "FP8") == 0
-    assert "FP8_IMMA" in capsys.readouterr().out.splitlines()
+    assert "FP8_AS_INT8" in capsys.readouterr().out.splitlines()
 
 
 def test_distributions_are_what_their_names_say():

@@ -17,7 +17,9 @@ def source():
 
 
 @pytest.mark.parametrize(
-    "recipe", [jaxfp8.FP8_DYNAMIC, jaxfp8.FP8_BLOCK, jaxfp8.INT8], ids=lambda recipe: recipe.name
+    "recipe",
+    [jaxfp8.FP8_DYNAMIC, jaxfp8.FP8_BLOCK, jaxfp8.INT8_DYNAMIC],
+    ids=lambda recipe: recipe.name,
 )
 def test_weights_of_the_demo_are_those_of_the_recipe(source, tmp_path, recipe):
     report = checkpoint.quantize(source, tmp_path / "new", recipe)

@@ -16,12 +16,12 @@ from jaxfp8.checkpoint import _quantize
 
 W = jax.random.normal(jax.random.key(0), (300, 200))
 RECIPES = [
-    jaxfp8.W8A16,
-    jaxfp8.W8A16_INT8,
-    jaxfp8.FP8,
+    jaxfp8.FP8_W8A16,
+    jaxfp8.INT8_W8A16,
+    jaxfp8.FP8_STATIC,
     jaxfp8.FP8_DYNAMIC,
     jaxfp8.FP8_BLOCK,
-    jaxfp8.INT8,
+    jaxfp8.INT8_DYNAMIC,
     jaxfp8.Recipe(name="zero points", weight=jaxfp8.Quantization(dtype=jnp.int8, symmetric=False)),
     jaxfp8.Recipe(
         name="int8 tensor", weight=jaxfp8.Quantization(dtype=jnp.int8, granularity="tensor")
@@ -88,7 +88,7 @@ def test_where_chooses_the_weights(source, tmp_path):
     def second(name, shape):
         return "layers.1" in name
 
-    report = checkpoint.quantize(source, tmp_path / "new", jaxfp8.INT8, where=second)
+    report = checkpoint.quantize(source, tmp_path / "new", jaxfp8.INT8_DYNAMIC, where=second)
     assert [row.path for row in report.changed] == ["layers.1.up.weight"]
 
 
@@ -128,7 +128,7 @@ def test_work_of_another_recipe_is_not_continued(source, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             checkpoint.quantize(source, tmp_path / "new", jaxfp8.FP8_BLOCK)
     with pytest.raises(checkpoint.CheckpointError, match="unfinished work of another"):
-        checkpoint.quantize(source, tmp_path / "new", jaxfp8.INT8)
+        checkpoint.quantize(source, tmp_path / "new", jaxfp8.INT8_DYNAMIC)
 
 
 def test_source_in_8_bits_is_refused(source, tmp_path):

@@ -62,13 +62,13 @@ def test_config_says_how_weights_are_held(tmp_path, q, weights):
     ("recipe", "expected"),
     [
         (None, None),
-        (jaxfp8.W8A16, None),
-        (jaxfp8.FP8_IMMA, None),  # in what a device computes is no property of a file
+        (jaxfp8.FP8_W8A16, None),
+        (jaxfp8.FP8_AS_INT8, None),  # in what a device computes is no property of a file
         (jaxfp8.FP8_DYNAMIC, {"type": "float", "strategy": "token", "dynamic": True}),
         (jaxfp8.FP8_BLOCK, {"strategy": "group", "group_size": 128, "dynamic": True}),
         (jaxfp8.INT8_ASYMMETRIC, {"type": "int", "symmetric": False, "dynamic": True}),
     ],
-    ids=["none", "W8A16", "FP8_IMMA", "FP8_DYNAMIC", "FP8_BLOCK", "INT8_ASYMMETRIC"],
+    ids=["none", "FP8_W8A16", "FP8_AS_INT8", "FP8_DYNAMIC", "FP8_BLOCK", "INT8_ASYMMETRIC"],
 )
 def test_config_says_what_the_recipe_does_with_activations(tmp_path, recipe, expected):
     checkpoint.save(tmp_path / "m", {"up.weight": Q}, recipe=recipe)
@@ -78,7 +78,7 @@ def test_config_says_what_the_recipe_does_with_activations(tmp_path, recipe, exp
 
 def test_static_scales_of_activations_are_kept(tmp_path):
     tree = {"up.weight": jaxfp8.quantize(W), "up.input_scale": jnp.float32(0.5)}
-    checkpoint.save(tmp_path / "m", tree, recipe=jaxfp8.FP8)
+    checkpoint.save(tmp_path / "m", tree, recipe=jaxfp8.FP8_STATIC)
     inputs = config_of(tmp_path / "m")["config_groups"]["group_0"]["input_activations"]
     assert inputs["dynamic"] is False and inputs["strategy"] == "tensor"
     assert float(checkpoint.load(tmp_path / "m")["up.input_scale"]) == 0.5

@@ -12,7 +12,7 @@ import jaxfp8
 RECIPES = {
     "delayed": jaxfp8.DelayedScaling(amax_history_length=16),
     "current": jaxfp8.CurrentScaling(),
-    "row": jaxfp8.CurrentScaling(granularity="row"),
+    "row": jaxfp8.CurrentScaling(granularity="channel"),
 }
 # x and w by the axes they have: tokens, batch of tokens, heads.
 SHAPES = {

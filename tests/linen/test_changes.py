@@ -10,7 +10,7 @@ import pytest
 import jaxfp8
 import jaxfp8.linen
 
-INT8 = functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.INT8)
+INT8 = functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.INT8_DYNAMIC)
 
 
 class Block(nn.Module):
@@ -62,7 +62,7 @@ def test_each_weight_has_a_row_with_its_reason(scan):
     assert {row.path: (row.kind, row.reason) for row in found.left} == want
     assert [row.path for row in found.changed] == [f"{name}/up" for name in names]
     assert {(row.before, row.after, row.recipe) for row in found.changed} == {
-        ("float32", "int8", "INT8")
+        ("float32", "int8", "INT8_DYNAMIC")
     }
 
 

@@ -26,7 +26,7 @@ class Model(nn.Module):
 TOKENS = jax.random.normal(jax.random.key(0), (2, 5, 16))
 ONE = TOKENS[:, :1]
 RNGS = {"dropout": jax.random.key(1)}
-EIGHT_BIT = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.INT8))
+EIGHT_BIT = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.INT8_DYNAMIC))
 FLOATS = jax.jit(Model().init)({"params": jax.random.key(2), **RNGS}, TOKENS)
 # What is given beside the parameters; the model makes the rest on its first call.
 GIVEN = {"all": ("cache", "batch_stats"), "no cache": ("batch_stats",), "parameters": ()}
@@ -48,7 +48,7 @@ def test_quantize_gives_back_what_it_was_given_and_weights_in_8_bits(given):
     held, _ = jaxfp8.linen.quantize(EIGHT_BIT, variables(given), ONE, rngs=RNGS)
     others = {kind: held[kind] for kind in held if kind != "params"}
     alike(others, {kind: FLOATS[kind] for kind in given})
-    dense = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)
+    dense = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8_DYNAMIC)
     alone, _ = jaxfp8.linen.quantize(dense, {"params": FLOATS["params"]["dense"]}, ONE)
     alike(held["params"]["dense"], alone["params"])
     y, _ = EIGHT_BIT.apply(held, ONE, rngs=RNGS, mutable=True)
@@ -59,7 +59,7 @@ def test_quantize_gives_back_what_it_was_given_and_weights_in_8_bits(given):
 @each_given
 def test_report_compares_one_call_and_changes_nothing(given):
     before = jax.tree.map(jnp.copy, variables(given))
-    rule = jaxfp8.Rule(where="dense", recipe=jaxfp8.INT8)
+    rule = jaxfp8.Rule(where="dense", recipe=jaxfp8.INT8_DYNAMIC)
     asked = jaxfp8.linen.report(Model(), before, ONE, recipe=rule, rngs=RNGS)
     found = jaxfp8.linen.report(EIGHT_BIT, before, ONE, rngs=RNGS)
     assert [row.path for row in (*asked.rows, *found.rows)] == ["dense", "dense"]

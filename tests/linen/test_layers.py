@@ -35,7 +35,7 @@ def test_dense_general_is_flax_dense_general(fields, shape):
     x = normal(*shape)
     theirs, ours = (module.DenseGeneral(**fields) for module in (nn, jaxfp8.linen))
     want, got, narrow = both(theirs, ours, x)
-    assert got.shape == want.shape and off(got, want) < BOUND["W8A16"]
+    assert got.shape == want.shape and off(got, want) < BOUND["FP8_W8A16"]
     shapes = jax.tree.map(jnp.shape, theirs.init(jax.random.key(0), x)["params"])
     assert narrow["params"]["kernel"].shape == shapes["kernel"]
 
@@ -53,7 +53,7 @@ def test_einsum_is_flax_einsum(kernel, equation, shape):
     x = normal(*shape)
     theirs, ours = (module.Einsum(kernel, equation) for module in (nn, jaxfp8.linen))
     want, got, narrow = both(theirs, ours, x)
-    assert got.shape == want.shape and off(got, want) < BOUND["W8A16"]
+    assert got.shape == want.shape and off(got, want) < BOUND["FP8_W8A16"]
     shapes = jax.tree.map(jnp.shape, theirs.init(jax.random.key(0), x)["params"])
     assert narrow["params"]["bias"].shape == shapes["bias"]
 
@@ -65,7 +65,7 @@ def test_equation_may_be_given_to_the_call():
 
 
 @pytest.mark.parametrize(
-    "recipe", [jaxfp8.W8A16, jaxfp8.FP8_BLOCK, jaxfp8.INT8], ids=lambda r: r.name
+    "recipe", [jaxfp8.FP8_W8A16, jaxfp8.FP8_BLOCK, jaxfp8.INT8_DYNAMIC], ids=lambda r: r.name
 )
 def test_embed_looks_up_rows_and_attends_to_them(recipe):
     indices = jnp.array([[0, 299, 17], [-1, 130, 4]])
@@ -94,7 +94,7 @@ def test_bfloat16_layer_computes_in_bfloat16():
 
 
 def test_gradient_of_the_input_is_that_of_the_dequantised_layer():
-    x, layer = normal(5, 32), jaxfp8.linen.Dense(16, recipe=jaxfp8.INT8)
+    x, layer = normal(5, 32), jaxfp8.linen.Dense(16, recipe=jaxfp8.INT8_DYNAMIC)
     variables = layer.init(jax.random.key(0), x)
     got = jax.grad(lambda x: jnp.sum(jnp.sin(layer.apply(variables, x))))(x)
     kernel = jaxfp8.dequantize(variables["params"]["kernel"])

@@ -13,7 +13,9 @@ import jaxfp8
 import jaxfp8.linen
 
 
-@pytest.mark.parametrize("recipe", [jaxfp8.W8A16, jaxfp8.FP8, jaxfp8.INT8], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "recipe", [jaxfp8.FP8_W8A16, jaxfp8.FP8_STATIC, jaxfp8.INT8_DYNAMIC], ids=lambda r: r.name
+)
 def test_an_optimiser_trains_the_floats_and_leaves_the_8_bits(recipe):
     model, tokens = Classifier(recipe), jnp.arange(6).reshape(2, 3)
     params = model.init(jax.random.key(0), tokens)["params"]
@@ -65,7 +67,7 @@ def test_split_state_refuses_a_state_that_an_optimiser_trained():
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
 @pytest.mark.parametrize("part", ["Embed_0", "DenseGeneral_0", "ScanBody_0"])
 def test_a_gradient_of_8_bit_codes_is_refused(part, jit):
-    model, tokens = Classifier(jaxfp8.W8A16), jnp.arange(6).reshape(2, 3)
+    model, tokens = Classifier(jaxfp8.FP8_W8A16), jnp.arange(6).reshape(2, 3)
     params = model.init(jax.random.key(0), tokens)["params"]
     (part,) = [name for name in params if part.removeprefix("Scan") in name]
 

@@ -21,7 +21,7 @@ def normal(*shape, seed=0):
 class Model(nn.Module):
     """Layers that can be prepared, and one of each reason why one cannot."""
 
-    recipe: jaxfp8.Recipe = jaxfp8.INT8
+    recipe: jaxfp8.Recipe = jaxfp8.INT8_DYNAMIC
 
     @nn.compact
     def __call__(self, tokens):
@@ -48,7 +48,9 @@ def kinds(params):
     }
 
 
-@pytest.mark.parametrize("recipe", ["INT8", "INT8_ASYMMETRIC", "W8A16", "FP8_DYNAMIC", "FP8"])
+@pytest.mark.parametrize(
+    "recipe", ["INT8_DYNAMIC", "INT8_ASYMMETRIC", "FP8_W8A16", "FP8_DYNAMIC", "FP8_STATIC"]
+)
 def test_a_model_computes_what_it_did(recipe):
     model, tokens = Model(getattr(jaxfp8, recipe)), jnp.arange(6).reshape(2, 3)
     variables = model.init(jax.random.key(0), tokens)
@@ -73,7 +75,7 @@ class Stack(nn.Module):
         class Block(nn.Module):
             @nn.compact
             def __call__(self, x, _):
-                return jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)(x), None
+                return jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8_DYNAMIC)(x), None
 
         axes, rngs = {"params": self.axis}, {"params": True}
         stacked = nn.scan(Block, variable_axes=axes, split_rngs=rngs, length=3)
@@ -98,7 +100,7 @@ def test_stacks_along_another_axis_are_left():
 
 
 def test_reports_partitions_and_checkpoints():
-    dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8), normal(2, 8)
+    dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8_DYNAMIC), normal(2, 8)
     variables = dense.init(jax.random.key(0), x)
     prepared, _ = jaxfp8.linen.prepare(dense, variables, x)
     with pytest.warns(UserWarning, match="rounding of weights is not in this report"):
@@ -127,16 +129,16 @@ def test_sharded_weights_keep_their_metadata():
 
 
 def test_another_recipe_or_size_is_refused():
-    dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8), normal(2, 8)
+    dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8_DYNAMIC), normal(2, 8)
     variables, _ = jaxfp8.linen.prepare(dense, dense.init(jax.random.key(0), x), x)
-    with pytest.raises(TypeError, match="W8A16 holds it as"):
-        jaxfp8.linen.Dense(64, recipe=jaxfp8.W8A16).apply(variables, x)
+    with pytest.raises(TypeError, match="FP8_W8A16 holds it as"):
+        jaxfp8.linen.Dense(64, recipe=jaxfp8.FP8_W8A16).apply(variables, x)
     with pytest.raises(ValueError, match=r"has shape \(8, 64\)"):
         dense.apply(variables, normal(2, 12))
 
 
 def test_preparing_twice_changes_nothing():
-    dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8), normal(2, 8)
+    dense, x = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8_DYNAMIC), normal(2, 8)
     once, _ = jaxfp8.linen.prepare(dense, dense.init(jax.random.key(0), x), x)
     again, changes = jaxfp8.linen.prepare(dense, once, x)
     assert [row.reason for row in changes.rows] == ["it is prepared already"]
@@ -146,7 +148,7 @@ def test_preparing_twice_changes_nothing():
 def test_weights_beside_8_bits_lie_with_the_sum_last_on_a_gpu(monkeypatch):
     monkeypatch.setattr(_prepared, "_platform", lambda q: "gpu")
     tokens = jnp.arange(6).reshape(2, 3)
-    model = Model(jaxfp8.W8A16)
+    model = Model(jaxfp8.FP8_W8A16)
     variables = model.init(jax.random.key(0), tokens)
     found = kinds(jaxfp8.linen.prepare(model, variables, tokens)[0]["params"])
     assert set(found.values()) == {QArray}

@@ -23,7 +23,7 @@ def test_float_variables_in_an_8_bit_layer_say_how_to_convert_them():
 
 
 def test_a_static_recipe_without_calibration_says_how_to_calibrate():
-    x, layer = normal(2, 8), jaxfp8.linen.Dense(4, recipe=jaxfp8.FP8)
+    x, layer = normal(2, 8), jaxfp8.linen.Dense(4, recipe=jaxfp8.FP8_STATIC)
     variables = layer.init(jax.random.key(0), x)
     del variables["params"]["input_scale"]
     with pytest.raises(ValueError, match=r"`input_scale` is missing.*jaxfp8.linen.quantize"):
@@ -40,9 +40,13 @@ def test_another_feature_size_is_named():
 @pytest.mark.parametrize(
     ("made", "applied", "says"),
     [
-        (jaxfp8.INT8, jaxfp8.FP8_DYNAMIC, r"\[.*FP8_DYNAMIC holds it as QArray\(float8_e4m3fn"),
-        (jaxfp8.W8A16, jaxfp8.FP8_BLOCK, r".*\]\), but FP8_BLOCK holds .*float32\[2,2\]"),
-        (jaxfp8.INT8, jaxfp8.Recipe(name="wide", weight=None), ".*wide holds it as floats"),
+        (
+            jaxfp8.INT8_DYNAMIC,
+            jaxfp8.FP8_DYNAMIC,
+            r"\[.*FP8_DYNAMIC holds it as QArray\(float8_e4m3fn",
+        ),
+        (jaxfp8.FP8_W8A16, jaxfp8.FP8_BLOCK, r".*\]\), but FP8_BLOCK holds .*float32\[2,2\]"),
+        (jaxfp8.INT8_DYNAMIC, jaxfp8.Recipe(name="wide", weight=None), ".*wide holds it as floats"),
     ],
     ids=["dtype", "tiles", "floats"],
 )
@@ -73,7 +77,7 @@ def test_weights_of_another_recipe_are_refused(kind, made, applied, says):
     ids=["scale of rank 1", "no scale"],
 )
 def test_parts_of_a_checkpoint_that_make_no_weight_are_refused(parts, says):
-    layer, x = jaxfp8.linen.Dense(4, recipe=jaxfp8.W8A16, use_bias=False), normal(2, 8)
+    layer, x = jaxfp8.linen.Dense(4, recipe=jaxfp8.FP8_W8A16, use_bias=False), normal(2, 8)
     found = parts(layer.init(jax.random.key(0), x)["params"]["kernel"])
     with pytest.raises(ValueError, match=says):
         jaxfp8.linen.quantize(layer, {"params": {"kernel": found}}, x)
@@ -84,8 +88,8 @@ def test_parts_of_a_checkpoint_that_make_no_weight_are_refused(parts, says):
 
 def test_recipes_that_hold_weights_alike_share_variables():
     x = normal(2, 8)
-    variables = jaxfp8.linen.Dense(4, recipe=jaxfp8.INT8).init(jax.random.key(0), x)
-    got = jaxfp8.linen.Dense(4, recipe=jaxfp8.W8A16_INT8).apply(variables, x)
+    variables = jaxfp8.linen.Dense(4, recipe=jaxfp8.INT8_DYNAMIC).init(jax.random.key(0), x)
+    got = jaxfp8.linen.Dense(4, recipe=jaxfp8.INT8_W8A16).apply(variables, x)
     kernel = jaxfp8.dequantize(variables["params"]["kernel"])
     np.testing.assert_allclose(got, x @ kernel, rtol=1e-5, atol=1e-6)
 
@@ -149,7 +153,7 @@ def test_a_history_of_another_length_is_refused():
 
 
 def test_a_recipe_of_inference_is_not_for_training():
-    cls = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=jaxfp8.INT8)
+    cls = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=jaxfp8.INT8_DYNAMIC)
     with pytest.raises(TypeError, match="recipes of inference go with the layers"):
         nn.Dense(4, dot_general_cls=cls).init(jax.random.key(0), normal(2, 8))
 
@@ -173,7 +177,7 @@ def test_importing_the_package_does_not_import_flax():
 X = jnp.ones((2, 8))
 MISUSED = {
     "a recipe": (
-        lambda m, v: jaxfp8.linen.quantize(m, v, X, recipe=jaxfp8.INT8),
+        lambda m, v: jaxfp8.linen.quantize(m, v, X, recipe=jaxfp8.INT8_DYNAMIC),
         "make the layers",
     ),
     "both results": (lambda m, v: jaxfp8.linen.report(m, (v, 0), X), "first result of `quantize`"),

@@ -15,7 +15,7 @@ SAVE = jax.checkpoint_policies
 TRAINED = functools.partial(jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=jaxfp8.CurrentScaling())
 LAYERS = {
     "float": nn.Dense,
-    "8-bit": functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.W8A16),
+    "8-bit": functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8_W8A16),
     "trained": functools.partial(nn.Dense, dot_general_cls=TRAINED),
 }
 

@@ -24,7 +24,7 @@ class Model(nn.Module):
 
 
 def eight_bit(features, name):
-    return jaxfp8.linen.Dense(features, recipe=jaxfp8.INT8, name=name)
+    return jaxfp8.linen.Dense(features, recipe=jaxfp8.INT8_DYNAMIC, name=name)
 
 
 VARIABLES = jax.jit(Model().init)(jax.random.key(1), X)
@@ -35,10 +35,10 @@ def decibels(exact, got):
 
 
 def test_numbers_are_those_of_the_layer_on_its_own_input():
-    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8)
+    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8_DYNAMIC)
     rows = {row.path: row for row in report.rows}
     params = VARIABLES["params"]["up"]
-    twin = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8)
+    twin = jaxfp8.linen.Dense(64, recipe=jaxfp8.INT8_DYNAMIC)
     held, _ = jaxfp8.linen.quantize(twin, {"params": params}, X)
     exact, got = nn.Dense(64).apply({"params": params}, X), twin.apply(held, X)
     assert rows["up"].sqnr == pytest.approx(decibels(exact, got), abs=0.01)
@@ -47,7 +47,7 @@ def test_numbers_are_those_of_the_layer_on_its_own_input():
 
 
 def test_model_of_8_bit_layers_with_float_variables_says_the_same():
-    before = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8)
+    before = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8_DYNAMIC)
     after = jaxfp8.linen.report(Model(eight_bit), VARIABLES, X)
     assert [row.path for row in after.rows] == [row.path for row in before.rows]
     assert [row.sqnr for row in after.rows] == pytest.approx([row.sqnr for row in before.rows])
@@ -64,7 +64,7 @@ def test_eight_bit_variables_tell_of_activations_alone():
 
 
 def test_weights_alone_are_not_said_to_be_free():
-    model = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.W8A16))
+    model = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8_W8A16))
     held, _ = jaxfp8.linen.quantize(model, VARIABLES, X)
     with pytest.raises(ValueError, match=r"rounds nothing else.* give `reference`"):
         jaxfp8.linen.report(model, held, X)
@@ -96,7 +96,7 @@ def test_the_whole_error_stands_before_its_parts():
 
 
 def test_errors_against_a_reference_are_those_of_the_scales_that_the_model_has():
-    model = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8))
+    model = Model(functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8_STATIC))
     held, _ = jaxfp8.linen.quantize(model, VARIABLES, X / 2)
     report = jaxfp8.linen.report(model, held, X, reference=VARIABLES)
     row = {row.path: row for row in report.rows}["up"]
@@ -121,7 +121,7 @@ def test_a_reference_that_lacks_floats_is_refused(reference, says):
 
 def test_a_recipe_and_a_reference_are_refused_together():
     with pytest.raises(ValueError, match="are both given"):
-        jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8, reference=VARIABLES)
+        jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8_DYNAMIC, reference=VARIABLES)
 
 
 class Scanned(nn.Module):
@@ -152,14 +152,14 @@ def test_layers_of_a_scan_are_one_row_of_several_calls():
 
 
 def test_where_and_rules_choose():
-    rules = [jaxfp8.Rule(where="up", recipe=None), jaxfp8.INT8]
+    rules = [jaxfp8.Rule(where="up", recipe=None), jaxfp8.INT8_DYNAMIC]
     report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=rules)
     assert [row.path for row in report.rows] == ["down"]
     report = jaxfp8.linen.report(
-        Model(), VARIABLES, X, recipe=jaxfp8.INT8, where=lambda path, module: path == "up"
+        Model(), VARIABLES, X, recipe=jaxfp8.INT8_DYNAMIC, where=lambda path, module: path == "up"
     )
     assert [row.path for row in report.rows] == ["up"]
-    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8, where="^up")
+    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8_DYNAMIC, where="^up")
     assert [row.path for row in report.rows] == ["up"]
 
 
@@ -182,8 +182,8 @@ def training(cls):
 
 @pytest.mark.parametrize("cls", TRAINING.values(), ids=TRAINING)
 def test_a_recipe_is_compared_with_floats_though_the_model_trains_in_fp8(cls):
-    want = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8)
-    got = jaxfp8.linen.report(*training(cls), X, recipe=jaxfp8.INT8)
+    want = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.INT8_DYNAMIC)
+    got = jaxfp8.linen.report(*training(cls), X, recipe=jaxfp8.INT8_DYNAMIC)
     assert [row.sqnr for row in got.rows] == pytest.approx([row.sqnr for row in want.rows])
     assert got.total.sqnr == pytest.approx(want.total.sqnr)
 
@@ -210,10 +210,10 @@ def test_layers_that_where_leaves_out_are_wide_in_the_baseline():
 
 
 def test_a_second_rounding_is_measured():
-    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.FP8_IMMA)
+    report = jaxfp8.linen.report(Model(), VARIABLES, X, recipe=jaxfp8.FP8_AS_INT8)
     rows = {row.path: row for row in report.rows}
     w = VARIABLES["params"]["up"]["kernel"]
-    held = jaxfp8.dequantize(jaxfp8.W8A16.quantize_weight(w, (0,)))
+    held = jaxfp8.dequantize(jaxfp8.FP8_W8A16.quantize_weight(w, (0,)))
     once_more = jaxfp8.dequantize(jaxfp8.quantize(held, jnp.int8, channelwise_axes=(1,)))
     assert rows["up"].second.error.sqnr == pytest.approx(decibels(held, once_more), abs=0.05)
     assert "rounded once more, to int8" in str(report)

@@ -19,8 +19,8 @@ def test_a_model_with_scanned_layers_is_quantised_whole():
     tokens = jnp.arange(6).reshape(2, 3)
     wide = Net(nn.Dense, nn.Embed)
     narrow = Net(
-        functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8),
-        functools.partial(jaxfp8.linen.Embed, recipe=jaxfp8.W8A16),
+        functools.partial(jaxfp8.linen.Dense, recipe=jaxfp8.FP8_STATIC),
+        functools.partial(jaxfp8.linen.Embed, recipe=jaxfp8.FP8_W8A16),
     )
     variables = wide.init(jax.random.key(0), tokens)
     params = jaxfp8.linen.quantize(narrow, variables, tokens)[0]["params"]
@@ -32,7 +32,7 @@ def test_a_model_with_scanned_layers_is_quantised_whole():
 
 
 def test_calibration_grows_with_more_inputs_and_leaves_the_weights():
-    x, layer = normal(4, 16), jaxfp8.linen.Dense(8, recipe=jaxfp8.FP8)
+    x, layer = normal(4, 16), jaxfp8.linen.Dense(8, recipe=jaxfp8.FP8_STATIC)
     variables = nn.Dense(8).init(jax.random.key(0), x)
     first, _ = jaxfp8.linen.quantize(layer, variables, x)
     second, _ = jaxfp8.linen.quantize(layer, first, 3 * x)
@@ -71,7 +71,7 @@ def test_8_bit_parameters_go_through_orbax(tmp_path):
     np.testing.assert_array_equal(layer.apply(restored, x), layer.apply(variables, x))
 
 
-SAVED = {"fp8": jaxfp8.FP8_DYNAMIC, "static": jaxfp8.FP8, "int8": jaxfp8.INT8}
+SAVED = {"fp8": jaxfp8.FP8_DYNAMIC, "static": jaxfp8.FP8_STATIC, "int8": jaxfp8.INT8_DYNAMIC}
 SAVED["partial tiles"] = jaxfp8.Recipe(
     name="tiles of 6", weight=jaxfp8.Quantization(dtype=jnp.int8, granularity=(6, 1))
 )

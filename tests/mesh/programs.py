@@ -80,7 +80,7 @@ def _rewritten(x: jax.Array, q: Any, out: Any) -> jax.Array:
 
 
 def _quantised_dots(x: jax.Array, w: jax.Array, out: Any) -> jax.Array:
-    return jaxfp8.quantize_dots(lambda x, w: _float(x, w, out), jaxfp8.INT8)(x, w)
+    return jaxfp8.quantize_dots(lambda x, w: _float(x, w, out), jaxfp8.INT8_DYNAMIC)(x, w)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +97,16 @@ KINDS = {
     "e4m3 weight": Kind(_held, _weight(jnp.float8_e4m3fn)),
     "int8 weight, zero points": Kind(_held, _weight(jnp.int8, zero_point=True)),
     "e4m3 weight in blocks": Kind(_held, lambda w: jaxfp8.quantize(w, tiled_axes={0: 32, 1: 32})),
-    "INT8": Kind(_of_recipe(jaxfp8.INT8), lambda w: jaxfp8.INT8.quantize_weight(w, (0,))),
+    "INT8": Kind(
+        _of_recipe(jaxfp8.INT8_DYNAMIC), lambda w: jaxfp8.INT8_DYNAMIC.quantize_weight(w, (0,))
+    ),
     "FP8_DYNAMIC": Kind(
         _of_recipe(jaxfp8.FP8_DYNAMIC), lambda w: jaxfp8.FP8_DYNAMIC.quantize_weight(w, (0,))
     ),
     "rewrite": Kind(_rewritten, _weight(jnp.int8)),
     "quantize_dots": Kind(_quantised_dots, trains=True),
     "current scaling": Kind(_trained(jaxfp8.CurrentScaling()), trains=True),
-    "current scaling by row": Kind(_trained(jaxfp8.CurrentScaling(granularity="row")), trains=True),
+    "current scaling by row": Kind(
+        _trained(jaxfp8.CurrentScaling(granularity="channel")), trains=True
+    ),
 }

@@ -15,7 +15,7 @@ NUMBERS = (((1,), (0,)), ((), ()))
 TRAINING = {
     "delayed": jaxfp8.DelayedScaling(amax_history_length=4),
     "current": jaxfp8.CurrentScaling(),
-    "row": jaxfp8.CurrentScaling(granularity="row"),
+    "row": jaxfp8.CurrentScaling(granularity="channel"),
 }
 JITS = {"eager": lambda f: f, "jit": jax.jit}
 X = jax.random.normal(jax.random.key(0), (8, 16))
@@ -83,14 +83,14 @@ def test_gradients_of_operations_are_sharded_as_their_operands(mesh, jit):
 @pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
 def test_gradients_of_the_product_of_a_recipe(mesh, jit):
     def loss(x, w):
-        return jnp.sum(jaxfp8.recipe_dot_general(x, w, NUMBERS, jaxfp8.INT8) ** 2)
+        return jnp.sum(jaxfp8.recipe_dot_general(x, w, NUMBERS, jaxfp8.INT8_DYNAMIC) ** 2)
 
     checked(loss, jit, put(X, "data", None), put(W, None, "model"))
 
 
 @pytest.mark.parametrize("jit", JITS.values(), ids=JITS)
 def test_gradient_of_the_input_of_an_8_bit_layer(mesh, jit):
-    layer = jaxfp8.nnx.Linear(16, 32, recipe=jaxfp8.INT8, rngs=nnx.Rngs(0))
+    layer = jaxfp8.nnx.Linear(16, 32, recipe=jaxfp8.INT8_DYNAMIC, rngs=nnx.Rngs(0))
     checked(lambda x: jnp.sum(layer(x) ** 2), jit, put(X, "data", None))
 
 
@@ -99,7 +99,7 @@ def test_a_scan_that_carries_the_product_itself(mesh, jit):
     def f(x, stack):
         return jax.lax.scan(lambda x, w: (x @ w, None), x, stack)[0]
 
-    g = jaxfp8.quantize_dots(f, jaxfp8.INT8)
+    g = jaxfp8.quantize_dots(f, jaxfp8.INT8_DYNAMIC)
     x, stack = put(X, "data", None), put(STACK, None, None, None)
     same([jit(g)(x, stack)], [jit(g)(X, STACK)], [x])
     checked(lambda x, stack: jnp.sum(g(x, stack) ** 2), jit, x, stack)
@@ -148,7 +148,7 @@ def test_gradients_of_rewritten_activations_in_part_of_a_mesh(mesh):
 
 def test_a_rewritten_product_is_sharded_as_the_one_it_replaces(mesh):
     x, w = put(X, "data", None), put(W, None, "model")
-    y = jaxfp8.quantize_dots(jnp.dot, jaxfp8.INT8)(x, w)
+    y = jaxfp8.quantize_dots(jnp.dot, jaxfp8.INT8_DYNAMIC)(x, w)
     assert jax.typeof(y).sharding.spec == jax.typeof(x @ w).sharding.spec
 
 
@@ -157,7 +157,7 @@ def test_a_layer_puts_its_output_where_it_is_told(mesh, kind):
     if kind == "training":
         layer = nnx.Linear(16, 32, dot_general=jaxfp8.nnx.Fp8DotGeneral(), rngs=nnx.Rngs(0))
     else:
-        layer = jaxfp8.nnx.Linear(16, 32, recipe=jaxfp8.INT8, rngs=nnx.Rngs(0))
+        layer = jaxfp8.nnx.Linear(16, 32, recipe=jaxfp8.INT8_DYNAMIC, rngs=nnx.Rngs(0))
     spec = PartitionSpec("data", "model")
     y = layer(put(X, "data", None), out_sharding=spec)
     assert jax.typeof(y).sharding.spec == spec

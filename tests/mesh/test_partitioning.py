@@ -352,7 +352,7 @@ def test_layers_with_sharding_annotations() -> None:
             nnx.relu,
             nnx.Linear(128, 64, kernel_init=init("y", None), rngs=nnx.Rngs(1)),
         )
-        jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+        jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
         graph, state = nnx.split(model)
         run = jax.jit(lambda state, x: nnx.merge(graph, state)(x))
         text = run.lower(state, put(X, "x", None)).compile().as_text()

@@ -201,7 +201,7 @@ PRODUCTS = {
     "current scaling": (trained, ODD_W),
     "current scaling by row": (
         lambda x, w: jaxfp8.fp8_dot_general(
-            x, w, NUMBERS, recipe=jaxfp8.CurrentScaling(granularity="row")
+            x, w, NUMBERS, recipe=jaxfp8.CurrentScaling(granularity="channel")
         ),
         ODD_W,
     ),

@@ -16,7 +16,10 @@ import jaxfp8.nnx
 NUMBERS = (((2,), (0,)), ((), ()))
 X = jax.random.normal(jax.random.key(0), (8, 16, 64), jnp.bfloat16)
 W = jax.random.normal(jax.random.key(1), (64, 128))
-RECIPES = {name: getattr(jaxfp8, name) for name in ("INT8", "FP8_DYNAMIC", "FP8_BLOCK", "W8A16")}
+RECIPES = {
+    name: getattr(jaxfp8, name)
+    for name in ("INT8_DYNAMIC", "FP8_DYNAMIC", "FP8_BLOCK", "FP8_W8A16")
+}
 
 
 @pytest.fixture(autouse=True)

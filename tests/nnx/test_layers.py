@@ -54,7 +54,7 @@ LAYERS = {
         (3,),
     ),
 }
-RECIPES = [jaxfp8.W8A16, jaxfp8.INT8_ASYMMETRIC]
+RECIPES = [jaxfp8.FP8_W8A16, jaxfp8.INT8_ASYMMETRIC]
 
 
 def rounded_input(x, recipe, axes):
@@ -79,7 +79,7 @@ def test_layer_is_its_float_twin_on_rounded_operands(name, recipe):
 @pytest.mark.parametrize("name", LAYERS)
 def test_scales_lie_along_what_is_not_summed(name):
     layer = LAYERS[name][0]()
-    narrow = getattr(jaxfp8.nnx, type(layer).__name__).of(layer, jaxfp8.INT8)
+    narrow = getattr(jaxfp8.nnx, type(layer).__name__).of(layer, jaxfp8.INT8_DYNAMIC)
     widths = np.asarray(jnp.abs(narrow.to_float().kernel[...]) / narrow.weight.scale)
     assert narrow.weight.scale.size < narrow.weight.size
     np.testing.assert_allclose(np.round(widths), widths, atol=1e-3)
@@ -87,11 +87,11 @@ def test_scales_lie_along_what_is_not_summed(name):
 
 def test_embedding_looks_up_and_attends():
     layer = nnx.Embed(50, 16, rngs=rngs())
-    narrow = jaxfp8.nnx.Embed.of(layer, jaxfp8.INT8)
+    narrow = jaxfp8.nnx.Embed.of(layer, jaxfp8.INT8_DYNAMIC)
     wide = narrow.to_float()
     ids = jnp.array([[0, 49], [-1, 3]])
     np.testing.assert_array_equal(narrow(ids), wide(ids))
-    query = rounded_input(normal(3, 16), jaxfp8.INT8, (1,))
+    query = rounded_input(normal(3, 16), jaxfp8.INT8_DYNAMIC, (1,))
     np.testing.assert_allclose(narrow.attend(query), wide.attend(query), rtol=1e-5, atol=1e-5)
     assert narrow.embedding_scale.shape == (50, 1)
 
@@ -140,7 +140,7 @@ def test_gradient_reaches_input_and_bias_and_passes_codes_by():
 
 
 def test_product_runs_on_a_kernel():
-    layer = jaxfp8.nnx.Linear(64, 32, recipe=jaxfp8.INT8, rngs=rngs())
+    layer = jaxfp8.nnx.Linear(64, 32, recipe=jaxfp8.INT8_DYNAMIC, rngs=rngs())
     before = testing.kernel_calls()
     with jaxfp8.strict():
         jax.block_until_ready(nnx.jit(lambda layer, x: layer(x))(layer, normal(4, 64)))
@@ -150,7 +150,7 @@ def test_product_runs_on_a_kernel():
 
 def test_scope_names_the_layer():
     model = nnx.Sequential(nnx.Linear(8, 8, rngs=rngs()))
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
     jaxpr = jax.make_jaxpr(model)(normal(2, 8))
     names = {str(eqn.source_info.name_stack) for eqn in jaxpr.eqns}
     assert "layers/0" in names

@@ -152,8 +152,8 @@ def test_static_scales_of_inputs_go_to_their_layers():
     }
     with pytest.raises(ValueError, match=r"no parameter takes layers.0.input_scale"):
         jaxfp8.nnx.load(model, held)
-    jaxfp8.nnx.load(model, held, recipe=jaxfp8.FP8)
-    assert model.layers[0].input_scale[...] == 0.5 and model.layers[0].recipe is jaxfp8.FP8
+    jaxfp8.nnx.load(model, held, recipe=jaxfp8.FP8_STATIC)
+    assert model.layers[0].input_scale[...] == 0.5 and model.layers[0].recipe is jaxfp8.FP8_STATIC
 
 
 def test_a_layer_in_8_bits_keeps_its_recipe_and_one_of_its_own_product_is_refused():
@@ -204,7 +204,7 @@ def test_a_weight_may_be_assigned_as_it_lies():
     q = jaxfp8.quantize(normal(24, 40), jnp.int8, channelwise_axes=(0,))
     layer, x = jaxfp8.nnx.Linear(40, 24, rngs=nnx.Rngs(0)), normal(3, 40, seed=1)
     layer.weight = q.T
-    assert layer.recipe is jaxfp8.W8A16_INT8 and layer.weight.stored.shape == (24, 40)
+    assert layer.recipe is jaxfp8.INT8_W8A16 and layer.weight.stored.shape == (24, 40)
     np.testing.assert_array_equal(nnx.jit(lambda layer, x: layer(x))(layer, x), x @ q.T)
     np.testing.assert_array_equal(layer.to_float().kernel[...], jaxfp8.dequantize(q).T)
 
@@ -261,7 +261,7 @@ def test_parts_of_a_fused_layer_become_one_weight(kind):
     exact = x @ jnp.concatenate(wide[:3]).T + jnp.concatenate(wide[3:])
     np.testing.assert_allclose(model(x), exact, rtol=1e-4, atol=1e-4)
     if not isinstance(given["q.weight"], jax.Array):
-        assert model.qkv.recipe is jaxfp8.W8A16  # with a scale per channel
+        assert model.qkv.recipe is jaxfp8.FP8_W8A16  # with a scale per channel
 
 
 def test_parts_with_static_scales_share_the_largest():
@@ -269,7 +269,7 @@ def test_parts_with_static_scales_share_the_largest():
     given |= {f"{name}.input_scale": jnp.float32(n) for name, n in PARTS.items()}
     names = NAMES | {"qkv/input_scale": [f"{name}.input_scale" for name in PARTS]}
     model = nnx.eval_shape(lambda: Fused(nnx.Rngs(0)))
-    jaxfp8.nnx.load(model, given, names, recipe=jaxfp8.FP8)
+    jaxfp8.nnx.load(model, given, names, recipe=jaxfp8.FP8_STATIC)
     assert model.qkv.input_scale[...] == 64
 
 

@@ -20,7 +20,7 @@ def adapted(rngs=0):
     return layer
 
 
-@pytest.mark.parametrize("recipe", [jaxfp8.W8A16, jaxfp8.FP8_DYNAMIC], ids=str)
+@pytest.mark.parametrize("recipe", [jaxfp8.FP8_W8A16, jaxfp8.FP8_DYNAMIC], ids=str)
 def test_the_base_is_in_8_bits_and_the_adapter_as_it_was(recipe):
     model = nnx.Sequential(adapted(), nnx.relu)
     wide = model.layers[0]
@@ -35,7 +35,7 @@ def test_the_base_is_in_8_bits_and_the_adapter_as_it_was(recipe):
 
 def test_dequantize_gives_the_layer_of_flax_back():
     model = nnx.Sequential(adapted(), nnx.relu)
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
     want = model(X)
     jaxfp8.nnx.dequantize(model)
     assert type(model.layers[0]) is nnx.LoRALinear

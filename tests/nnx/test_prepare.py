@@ -43,7 +43,9 @@ def assert_is(made, graph, state):
 TOKENS = jnp.arange(6).reshape(2, 3)
 
 
-@pytest.mark.parametrize("recipe", ["INT8", "INT8_ASYMMETRIC", "W8A16", "FP8_DYNAMIC", "FP8_BLOCK"])
+@pytest.mark.parametrize(
+    "recipe", ["INT8_DYNAMIC", "INT8_ASYMMETRIC", "FP8_W8A16", "FP8_DYNAMIC", "FP8_BLOCK"]
+)
 def test_a_model_computes_what_it_did(recipe):
     made = model(getattr(jaxfp8, recipe))
     want, kernel = made(TOKENS), made.dense.weight
@@ -65,7 +67,7 @@ def test_a_model_computes_what_it_did(recipe):
 
 
 def test_it_goes_back_to_floats():
-    made, other = model(jaxfp8.W8A16), model(jaxfp8.W8A16)
+    made, other = model(jaxfp8.FP8_W8A16), model(jaxfp8.FP8_W8A16)
     jaxfp8.nnx.prepare(made)
     jaxfp8.nnx.dequantize(made)
     jaxfp8.nnx.dequantize(other)
@@ -76,7 +78,7 @@ def test_it_goes_back_to_floats():
 
 
 def test_it_survives_split_merge_and_gradients():
-    made = model(jaxfp8.INT8)
+    made = model(jaxfp8.INT8_DYNAMIC)
     want = made(TOKENS)
     jaxfp8.nnx.prepare(made)
     graph, state = nnx.split(made)
@@ -96,7 +98,7 @@ def test_a_stacked_layer_is_scanned():
             self.layers = stack(jax.random.split(jax.random.key(0), 3))
 
     made, x = Stacked(), jax.random.normal(jax.random.key(1), (2, 64))
-    jaxfp8.nnx.quantize(made, jaxfp8.INT8)
+    jaxfp8.nnx.quantize(made, jaxfp8.INT8_DYNAMIC)
 
     @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
     def run(x, layer):
@@ -108,7 +110,7 @@ def test_a_stacked_layer_is_scanned():
 
 
 def test_one_layer_alone_and_twice():
-    layer = jaxfp8.nnx.Linear(64, 64, recipe=jaxfp8.INT8, rngs=nnx.Rngs(0))
+    layer = jaxfp8.nnx.Linear(64, 64, recipe=jaxfp8.INT8_DYNAMIC, rngs=nnx.Rngs(0))
     assert len(jaxfp8.nnx.prepare(layer).changed) == 1
     (row,) = jaxfp8.nnx.prepare(layer).left
     assert row.reason == "it is prepared already"
@@ -122,7 +124,7 @@ def test_a_module_is_needed():
 # Checkpoints
 
 
-@pytest.mark.parametrize("recipe", ["INT8", "INT8_ASYMMETRIC", "W8A16", "FP8_BLOCK"])
+@pytest.mark.parametrize("recipe", ["INT8_DYNAMIC", "INT8_ASYMMETRIC", "FP8_W8A16", "FP8_BLOCK"])
 def test_unprepare_gives_the_model_back_that_was_prepared(recipe):
     made = model(getattr(jaxfp8, recipe))
     graph, state = nnx.split(made)
@@ -136,11 +138,11 @@ def test_unprepare_gives_the_model_back_that_was_prepared(recipe):
 def test_checkpoint_of_an_unprepared_model_is_any_models(tmp_path):
     import orbax.checkpoint
 
-    made = model(jaxfp8.W8A16)
+    made = model(jaxfp8.FP8_W8A16)
     jaxfp8.nnx.prepare(made)
     want = made(TOKENS)
     jaxfp8.nnx.unprepare(made)
-    graph, shapes = nnx.split(nnx.eval_shape(lambda: model(jaxfp8.W8A16)))
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: model(jaxfp8.FP8_W8A16)))
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", nnx.state(made))
         checkpointer.wait_until_finished()
@@ -151,7 +153,7 @@ def test_checkpoint_of_an_unprepared_model_is_any_models(tmp_path):
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["not prepared", "prepared"])
 def test_state_laid_out_otherwise_than_the_model_says_what_to_save(prepared):
-    one, other = model(jaxfp8.INT8), model(jaxfp8.INT8)
+    one, other = model(jaxfp8.INT8_DYNAMIC), model(jaxfp8.INT8_DYNAMIC)
     jaxfp8.nnx.prepare(one if prepared else other)
     nnx.update(one, nnx.state(other))
     is_prepared = f"the layer is {'' if prepared else 'not '}prepared"
@@ -169,11 +171,11 @@ def on_gpu(monkeypatch):
 
 
 def test_weights_beside_floats_stay_as_they_are_on_a_gpu(on_gpu):
-    changes = jaxfp8.nnx.prepare(model(jaxfp8.W8A16))
+    changes = jaxfp8.nnx.prepare(model(jaxfp8.FP8_W8A16))
     assert not changes.changed and "as it lies" in changes.left[0].reason
 
 
-@pytest.mark.parametrize("recipe", ["INT8", "INT8_ASYMMETRIC", "FP8_DYNAMIC"])
+@pytest.mark.parametrize("recipe", ["INT8_DYNAMIC", "INT8_ASYMMETRIC", "FP8_DYNAMIC"])
 def test_weights_beside_8_bits_lie_with_the_sum_last_on_a_gpu(on_gpu, recipe):
     made = model(getattr(jaxfp8, recipe))
     want, kernel, (graph, state) = made(TOKENS), made.dense.weight, nnx.split(made)
@@ -234,7 +236,7 @@ def test_state_prepared_for_another_platform_is_refused(own, monkeypatch):
     made = {}
     for platform in ("gpu", "cpu"):
         monkeypatch.setattr(_prepared, "_platform", lambda q, platform=platform: platform)
-        made[platform] = model(jaxfp8.INT8)
+        made[platform] = model(jaxfp8.INT8_DYNAMIC)
         jaxfp8.nnx.prepare(made[platform])
     one = made.pop(own)
     (other,) = made.values()

@@ -46,7 +46,7 @@ LAYERS = 6 + 2
 
 @pytest.mark.parametrize(
     ("recipe", "least"),
-    [(jaxfp8.FP8_DYNAMIC, 18), (jaxfp8.INT8, 30)],
+    [(jaxfp8.FP8_DYNAMIC, 18), (jaxfp8.INT8_DYNAMIC, 30)],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_model_stays_close_and_shrinks(recipe, least):
@@ -78,7 +78,7 @@ def test_strict_promotion_is_no_reason_to_fail():
 
 def test_weights_are_no_longer_there_in_floats():
     model = Model()
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
     wide = [v[...] for _, v in nnx.to_flat_state(nnx.state(model, nnx.Param))]
     assert max(x.ndim for x in wide) <= 2 and max(x.size for x in wide) <= 32
 
@@ -91,13 +91,13 @@ def test_bytes_are_those_of_the_variables():
         return sum(x.nbytes for x in leaves if hasattr(x, "nbytes"))
 
     before = held()
-    changes = jaxfp8.nnx.quantize(model, jaxfp8.INT8)
+    changes = jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC)
     assert before - held() == changes.bytes_saved
 
 
 def test_shared_layer_is_replaced_by_one():
     model = Model()
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
     assert model.up_again is model.blocks[0].up
     assert isinstance(model.up_again, jaxfp8.nnx.Linear)
 
@@ -105,7 +105,7 @@ def test_shared_layer_is_replaced_by_one():
 def test_bias_is_the_same_variable():
     model = Model()
     bias = model.blocks[0].up.bias
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
     assert model.blocks[0].up.bias is bias
 
 
@@ -121,7 +121,7 @@ def test_report_has_a_row_per_layer():
 
 def test_where_may_be_a_function():
     changes = jaxfp8.nnx.quantize(
-        Model(), jaxfp8.W8A16, where=lambda path, layer: isinstance(layer, nnx.Embed)
+        Model(), jaxfp8.FP8_W8A16, where=lambda path, layer: isinstance(layer, nnx.Embed)
     )
     assert [row.path for row in changes.changed] == ["embed"]
 
@@ -130,13 +130,13 @@ def test_first_rule_that_matches_a_path_counts():
     model = Model()
     rules = [
         jaxfp8.Rule(where="heads/.*", recipe=None),
-        jaxfp8.Rule(where=".*/attention/.*", recipe=jaxfp8.W8A16),
-        jaxfp8.INT8,
+        jaxfp8.Rule(where=".*/attention/.*", recipe=jaxfp8.FP8_W8A16),
+        jaxfp8.INT8_DYNAMIC,
     ]
     changes = jaxfp8.nnx.quantize(model, rules)
     recipes = {row.path: row.recipe for row in changes.rows}
-    assert recipes["blocks/0/attention/out"] == "W8A16"
-    assert recipes["blocks/0/up"] == "INT8"
+    assert recipes["blocks/0/attention/out"] == "FP8_W8A16"
+    assert recipes["blocks/0/up"] == "INT8_DYNAMIC"
     assert recipes["heads/a"] == "" and isinstance(model.heads["a"], nnx.Linear)
 
 
@@ -171,14 +171,14 @@ class Own(nnx.Linear):
 )
 def test_layer_without_a_twin_is_left_and_says_why(make, reason):
     model = nnx.Sequential(make(nnx.Rngs(0)), nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
-    left = jaxfp8.nnx.quantize(model, jaxfp8.W8A16).left
+    left = jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16).left
     assert [row.reason for row in left] == [reason]
 
 
 def test_dequantize_gives_the_layers_of_flax_back():
     model = Model()
     graph = nnx.graphdef(model)
-    jaxfp8.nnx.quantize(model, jaxfp8.INT8)
+    jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC)
     narrow = run(model, IDS)
     jaxfp8.nnx.dequantize(model)
     assert nnx.graphdef(model) == graph
@@ -188,7 +188,7 @@ def test_dequantize_gives_the_layers_of_flax_back():
 
 def test_dequantised_weight_is_what_the_codes_mean():
     model = nnx.Sequential(nnx.Linear(8, 4, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
-    jaxfp8.nnx.quantize(model, jaxfp8.INT8)
+    jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC)
     q = model.layers[0].weight
     jaxfp8.nnx.dequantize(model)
     kernel = model.layers[0].kernel
@@ -238,12 +238,12 @@ class Stacked(nnx.Module):
 def test_stacked_layers_run_in_a_scan():
     model = Stacked(16, nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (4, 16))
-    jaxfp8.nnx.quantize(model, jaxfp8.INT8)
+    jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC)
     assert model.layers.kernel_scale.shape == (3, 1, 16)
     y = x
     for i in range(3):
         q = jaxfp8.QArray(model.layers.kernel[...][i], model.layers.kernel_scale[...][i])
-        x8 = jaxfp8.INT8.quantize_activation(y, (1,))
+        x8 = jaxfp8.INT8_DYNAMIC.quantize_activation(y, (1,))
         y = jnp.tanh(jaxfp8.matmul(x8, q, bias=model.layers.bias[...][i]))
     np.testing.assert_allclose(nnx.jit(lambda m, x: m(x))(model, x), y, rtol=1e-4, atol=1e-5)
 
@@ -261,7 +261,7 @@ def test_checkpoint_keeps_codes_and_scales(tmp_path):
 
     model, other = Model(), Model(rngs=nnx.Rngs(1))
     for m in (model, other):
-        jaxfp8.nnx.quantize(m, jaxfp8.W8A16)
+        jaxfp8.nnx.quantize(m, jaxfp8.FP8_W8A16)
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", nnx.to_pure_dict(nnx.state(model)))
         checkpointer.wait_until_finished()
@@ -282,7 +282,7 @@ def sharded(size, names):
 
 def test_metadata_and_sharding_go_to_codes_and_scales():
     model = sharded(8, ("in", "out"))
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
     layer = model.layers[0]
     assert layer.kernel.get_metadata()["out_sharding"] == ("in", "out")
     assert layer.kernel_scale.get_metadata()["out_sharding"] == (None, "out")
@@ -309,7 +309,7 @@ def test_tile_that_a_shard_would_cut_is_refused():
 def test_static_scales_are_those_of_the_sample():
     model = Model()
     exact = run(model, IDS)
-    jaxfp8.nnx.quantize(model, jaxfp8.FP8, sample=(IDS,))
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_STATIC, sample=(IDS,))
     up = model.blocks[0].up
     assert up.input_scale.shape == ()
     got = run(model, IDS)
@@ -318,7 +318,7 @@ def test_static_scales_are_those_of_the_sample():
 
 def test_static_recipe_needs_a_sample():
     with pytest.raises(ValueError, match="has a static recipe, but a scale of its input is needed"):
-        jaxfp8.nnx.quantize(Model(), jaxfp8.FP8)
+        jaxfp8.nnx.quantize(Model(), jaxfp8.FP8_STATIC)
 
 
 def test_static_zero_point_is_refused():
@@ -333,16 +333,16 @@ def test_static_zero_point_is_refused():
 
 def eight_bit():
     model = Model()
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16, where="blocks")
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16, where="blocks")
     return model
 
 
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: jaxfp8.nnx.quantize(3, jaxfp8.W8A16), TypeError, "`model` is of type int"),
+        (lambda: jaxfp8.nnx.quantize(3, jaxfp8.FP8_W8A16), TypeError, "`model` is of type int"),
         (
-            lambda: jaxfp8.nnx.quantize(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jaxfp8.W8A16),
+            lambda: jaxfp8.nnx.quantize(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jaxfp8.FP8_W8A16),
             ValueError,
             "is itself a Linear",
         ),
@@ -352,18 +352,22 @@ def eight_bit():
             "is for training",
         ),
         (
-            lambda: jaxfp8.nnx.quantize(eight_bit(), jaxfp8.W8A16, where="up"),
+            lambda: jaxfp8.nnx.quantize(eight_bit(), jaxfp8.FP8_W8A16, where="up"),
             ValueError,
             "`blocks/0/up` is in 8 bits already",
         ),
-        (lambda: jaxfp8.nnx.quantize(Model(), jaxfp8.W8A16, where="("), ValueError, "`where` is"),
         (
-            lambda: jaxfp8.nnx.quantize(nnx.eval_shape(Model), jaxfp8.W8A16),
+            lambda: jaxfp8.nnx.quantize(Model(), jaxfp8.FP8_W8A16, where="("),
+            ValueError,
+            "`where` is",
+        ),
+        (
+            lambda: jaxfp8.nnx.quantize(nnx.eval_shape(Model), jaxfp8.FP8_W8A16),
             TypeError,
             "has shapes in place of arrays",
         ),
         (
-            lambda: jaxfp8.nnx.Linear.of(nnx.Embed(2, 2, rngs=nnx.Rngs(0)), jaxfp8.W8A16),
+            lambda: jaxfp8.nnx.Linear.of(nnx.Embed(2, 2, rngs=nnx.Rngs(0)), jaxfp8.FP8_W8A16),
             TypeError,
             "`layer` is of type Embed, but a Linear is needed",
         ),
@@ -376,10 +380,10 @@ def test_wrong_use_says_what_to_do(call, error, says):
 
 def test_quantising_twice_is_refused_where_nothing_is_left_to_do():
     model = Model()
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16, where="blocks")
-    assert len(jaxfp8.nnx.quantize(model, jaxfp8.W8A16).changed) == 2
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16, where="blocks")
+    assert len(jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16).changed) == 2
     with pytest.raises(ValueError, match="is in 8 bits already, all"):
-        jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+        jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
 
 
 def test_importing_jaxfp8_does_not_import_flax():
@@ -393,4 +397,4 @@ def test_importing_jaxfp8_does_not_import_flax():
 def test_a_sample_is_a_tuple_of_arguments():
     model = nnx.Sequential(nnx.Linear(8, 4, rngs=nnx.Rngs(0)))
     with pytest.raises(TypeError, match=r"`sample` is .*write `sample=\(x,\)`"):
-        jaxfp8.nnx.quantize(model, jaxfp8.FP8, sample=jnp.ones((1, 8)))
+        jaxfp8.nnx.quantize(model, jaxfp8.FP8_STATIC, sample=jnp.ones((1, 8)))

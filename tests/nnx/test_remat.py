@@ -12,7 +12,7 @@ import jaxfp8.nnx
 SAVE = jax.checkpoint_policies
 CHANGES = {
     "float": lambda model: None,
-    "8-bit": lambda model: jaxfp8.nnx.quantize(model, jaxfp8.W8A16),
+    "8-bit": lambda model: jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16),
     "trained": lambda model: jaxfp8.nnx.fp8_training(model, jaxfp8.CurrentScaling()),
 }
 

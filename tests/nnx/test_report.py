@@ -41,10 +41,10 @@ def decibels(exact, got):
 
 def test_numbers_are_those_of_the_layer_on_its_own_input():
     made = model()
-    rows = {row.path: row for row in jaxfp8.nnx.report(made, X, recipe=jaxfp8.INT8).rows}
-    row, twin = rows["first"], jaxfp8.nnx.Linear.of(made.first, jaxfp8.INT8)
+    rows = {row.path: row for row in jaxfp8.nnx.report(made, X, recipe=jaxfp8.INT8_DYNAMIC).rows}
+    row, twin = rows["first"], jaxfp8.nnx.Linear.of(made.first, jaxfp8.INT8_DYNAMIC)
     assert row.sqnr == pytest.approx(decibels(made.first(X), twin(X)), abs=0.01)
-    assert (row.kind, row.recipe, row.calls) == ("Linear", "INT8", 1)
+    assert (row.kind, row.recipe, row.calls) == ("Linear", "INT8_DYNAMIC", 1)
     kernel = made.first.kernel[...]
     assert row.weight.error.sqnr == pytest.approx(
         decibels(kernel, jaxfp8.dequantize(twin.weight)), abs=0.01
@@ -55,14 +55,14 @@ def test_numbers_are_those_of_the_layer_on_its_own_input():
 
 
 def test_values_that_vanish_are_counted():
-    rows = {row.path: row for row in jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8).rows}
+    rows = {row.path: row for row in jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8_DYNAMIC).rows}
     assert rows["first"].activation.underflowed < 0.02
     assert rows["bad"].activation.underflowed > 0.95
     assert rows["bad"].activation.saturated == 0
 
 
 def test_worst_comes_first_and_is_suggested_to_stay_wide():
-    report = jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8)
+    report = jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8_DYNAMIC)
     assert report.rows[0].path == "bad"
     assert report.keep_wide == ("bad",)
     assert [row.sqnr for row in report.rows] == sorted(row.sqnr for row in report.rows)
@@ -70,9 +70,9 @@ def test_worst_comes_first_and_is_suggested_to_stay_wide():
 
 def test_what_is_suggested_helps():
     made = model()
-    report = jaxfp8.nnx.report(made, X, recipe=jaxfp8.INT8)
+    report = jaxfp8.nnx.report(made, X, recipe=jaxfp8.INT8_DYNAMIC)
     kept = jaxfp8.nnx.report(
-        made, X, recipe=jaxfp8.INT8, where=lambda path, layer: path not in report.keep_wide
+        made, X, recipe=jaxfp8.INT8_DYNAMIC, where=lambda path, layer: path not in report.keep_wide
     )
     assert kept.total.sqnr > report.total.sqnr + 10
 
@@ -95,7 +95,7 @@ def test_eight_bit_model_against_its_reference_says_the_same():
 
 def test_eight_bit_model_alone_tells_of_its_activations():
     narrow = model()
-    jaxfp8.nnx.quantize(narrow, jaxfp8.INT8, where="first|last")
+    jaxfp8.nnx.quantize(narrow, jaxfp8.INT8_DYNAMIC, where="first|last")
     with pytest.warns(UserWarning, match="rounding of weights is not in this report"):
         report = jaxfp8.nnx.report(narrow, X)
     assert {row.path for row in report.rows} == {"first", "last"}
@@ -105,7 +105,7 @@ def test_eight_bit_model_alone_tells_of_its_activations():
 
 def test_weights_alone_are_not_said_to_be_free():
     narrow = model()
-    jaxfp8.nnx.quantize(narrow, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(narrow, jaxfp8.FP8_W8A16)
     with pytest.raises(ValueError, match=r"rounds nothing else.* give `reference`"):
         jaxfp8.nnx.report(narrow, X)
     whole = jaxfp8.nnx.report(narrow, X, reference=model())
@@ -115,9 +115,9 @@ def test_weights_alone_are_not_said_to_be_free():
 
 def test_the_whole_error_stands_before_its_parts():
     narrow, wide = model(), model()
-    jaxfp8.nnx.quantize(narrow, jaxfp8.INT8)
+    jaxfp8.nnx.quantize(narrow, jaxfp8.INT8_DYNAMIC)
     report = jaxfp8.nnx.report(narrow, X, reference=model())
-    jaxfp8.nnx.quantize(wide, jaxfp8.INT8)
+    jaxfp8.nnx.quantize(wide, jaxfp8.INT8_DYNAMIC)
     jaxfp8.nnx.dequantize(wide)
     exact, between, got = model()(X), wide(X), narrow(X)
     assert report.total.sqnr == pytest.approx(decibels(exact, got), abs=0.01)
@@ -131,7 +131,7 @@ def test_the_whole_error_stands_before_its_parts():
 
 def test_errors_against_a_reference_are_those_of_the_weights_that_the_model_has():
     narrow = model()
-    jaxfp8.nnx.quantize(narrow, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(narrow, jaxfp8.FP8_W8A16)
     narrow.first.kernel_scale[...] *= 1.5
     report = jaxfp8.nnx.report(narrow, X, reference=model())
     row = {row.path: row for row in report.rows}["first"]
@@ -140,7 +140,7 @@ def test_errors_against_a_reference_are_those_of_the_weights_that_the_model_has(
 
 def test_a_reference_without_a_layer_is_refused():
     narrow = model()
-    jaxfp8.nnx.quantize(narrow, jaxfp8.INT8)
+    jaxfp8.nnx.quantize(narrow, jaxfp8.INT8_DYNAMIC)
     other = nnx.Sequential(nnx.Linear(64, 8, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match=r"has no float layer .* at bad, first, last"):
         jaxfp8.nnx.report(narrow, X, reference=other)
@@ -149,7 +149,7 @@ def test_a_reference_without_a_layer_is_refused():
 def test_static_scales_that_are_too_small_saturate():
     made = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)))
     narrow = nnx.clone(made)
-    jaxfp8.nnx.quantize(narrow, jaxfp8.FP8, sample=(X / 2,))
+    jaxfp8.nnx.quantize(narrow, jaxfp8.FP8_STATIC, sample=(X / 2,))
     (row,) = jaxfp8.nnx.report(narrow, X, reference=made).rows
     share = float((jnp.abs(X) > jnp.abs(X).max() / 2 * (1 + 1 / 32)).mean())
     assert row.activation.saturated == pytest.approx(share)
@@ -173,7 +173,7 @@ class Stacked(nnx.Module):
 
 
 def test_layers_of_a_scan_are_one_row_of_several_calls():
-    (row,) = jaxfp8.nnx.report(Stacked(nnx.Rngs(0)), X, recipe=jaxfp8.INT8).rows
+    (row,) = jaxfp8.nnx.report(Stacked(nnx.Rngs(0)), X, recipe=jaxfp8.INT8_DYNAMIC).rows
     assert (row.path, row.calls) == ("layers", 3)
     assert 35 < row.sqnr < 45
 
@@ -186,12 +186,12 @@ def test_tied_embedding_is_one_row():
         def __call__(self, ids):
             return self.table.attend(self.table(ids))
 
-    (row,) = jaxfp8.nnx.report(Tied(), jnp.arange(5), recipe=jaxfp8.INT8).rows
+    (row,) = jaxfp8.nnx.report(Tied(), jnp.arange(5), recipe=jaxfp8.INT8_DYNAMIC).rows
     assert row.calls == 2 and row.activation is not None
 
 
 def test_report_prints_and_is_json():
-    report = jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8)
+    report = jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8_DYNAMIC)
     assert "better kept wide: bad" in str(report)
     whole = json.loads(report.to_json())
     assert whole["keep_wide"] == ["bad"] and whole["rows"][0]["path"] == "bad"
@@ -203,13 +203,13 @@ def test_report_prints_and_is_json():
     [
         (lambda: jaxfp8.nnx.report(3, X), TypeError, "`model` is of type int"),
         (
-            lambda: jaxfp8.nnx.report(jaxfp8.nnx.quantize(model(), jaxfp8.INT8), X),
+            lambda: jaxfp8.nnx.report(jaxfp8.nnx.quantize(model(), jaxfp8.INT8_DYNAMIC), X),
             TypeError,
             "is of type Changes.* changed in place",
         ),
         (lambda: jaxfp8.nnx.report(model(), X), ValueError, "has no layer in 8 bits"),
         (
-            lambda: jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8, reference=model()),
+            lambda: jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8_DYNAMIC, reference=model()),
             ValueError,
             "are both given",
         ),
@@ -230,14 +230,17 @@ def test_a_report_against_a_reference_leaves_the_model_as_it_is():
             return self.norm(self.dense(x))
 
     model, reference = Normed(), Normed()
-    jaxfp8.nnx.quantize(model, jaxfp8.INT8)
+    jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC)
     before = np.asarray(model.norm.mean[...])
     jaxfp8.nnx.report(model, jnp.ones((4, 8)), reference=reference)
     np.testing.assert_array_equal(model.norm.mean[...], before)
 
 
 TRAINING = {"delayed": jaxfp8.DelayedScaling(amax_history_length=4)}
-TRAINING |= {"current": jaxfp8.CurrentScaling(), "row": jaxfp8.CurrentScaling(granularity="row")}
+TRAINING |= {
+    "current": jaxfp8.CurrentScaling(),
+    "row": jaxfp8.CurrentScaling(granularity="channel"),
+}
 
 
 def trained(recipe):
@@ -261,8 +264,8 @@ def test_fp8_training_is_compared_with_floats_and_left_alone(recipe):
 
 
 def test_a_recipe_is_compared_with_floats_though_the_model_trains_in_fp8():
-    want = jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8)
-    got = jaxfp8.nnx.report(trained(jaxfp8.CurrentScaling()), X, recipe=jaxfp8.INT8)
+    want = jaxfp8.nnx.report(model(), X, recipe=jaxfp8.INT8_DYNAMIC)
+    got = jaxfp8.nnx.report(trained(jaxfp8.CurrentScaling()), X, recipe=jaxfp8.INT8_DYNAMIC)
     assert [row.sqnr for row in got.rows] == pytest.approx([row.sqnr for row in want.rows])
     assert got.total.sqnr == pytest.approx(want.total.sqnr)
 
@@ -271,9 +274,9 @@ def test_a_second_rounding_is_measured_and_lossy_lines_are_named():
     made = model()
     kernel = made.last.kernel[...]
     made.last.kernel[...] = kernel.at[0, 2].set(100 * jnp.abs(kernel).max())
-    report = jaxfp8.nnx.report(made, X, recipe=jaxfp8.FP8_IMMA)
+    report = jaxfp8.nnx.report(made, X, recipe=jaxfp8.FP8_AS_INT8)
     rows = {row.path: row for row in report.rows}
-    held = jaxfp8.dequantize(jaxfp8.W8A16.quantize_weight(made.first.kernel[...], (0,)))
+    held = jaxfp8.dequantize(jaxfp8.FP8_W8A16.quantize_weight(made.first.kernel[...], (0,)))
     once_more = jaxfp8.dequantize(jaxfp8.quantize(held, jnp.int8, channelwise_axes=(1,)))
     second = rows["first"].second
     assert second.error.sqnr == pytest.approx(decibels(held, once_more), abs=0.05)
@@ -281,7 +284,7 @@ def test_a_second_rounding_is_measured_and_lossy_lines_are_named():
     assert (rows["last"].second.lines, rows["last"].second.lossy_lines) == (8, 1)
     assert "last: int8 sets more than 10% of the values to 0 in 1 of 8 lines" in str(report)
     eight_bit = nnx.clone(made)
-    jaxfp8.nnx.quantize(eight_bit, jaxfp8.FP8_IMMA)
+    jaxfp8.nnx.quantize(eight_bit, jaxfp8.FP8_AS_INT8)
     with pytest.warns(UserWarning, match="rounding of weights"):
         alone = {row.path: row for row in jaxfp8.nnx.report(eight_bit, X).rows}
     assert alone["first"].second == second and alone["first"].weight is None
@@ -291,7 +294,7 @@ def test_a_second_rounding_is_measured_and_lossy_lines_are_named():
 def test_alike_layers_are_one_line_with_the_least_and_the_largest_figure(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     made = nnx.Sequential(*(nnx.Linear(64, 64, rngs=nnx.Rngs(seed)) for seed in range(3)))
-    report = jaxfp8.nnx.report(made, X, recipe=jaxfp8.INT8)
+    report = jaxfp8.nnx.report(made, X, recipe=jaxfp8.INT8_DYNAMIC)
     (line,) = [line for line in str(report).splitlines() if "3 x Linear" in line]
     decibels = sorted(row.sqnr for row in report.rows)
     assert "layers/*" in line and f"{decibels[0]:.1f}..{decibels[-1]:.1f}" in line
@@ -302,7 +305,7 @@ def test_layers_that_are_better_kept_wide_have_a_line_of_their_own(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     made = nnx.Sequential(*(nnx.Linear(64, 64, rngs=nnx.Rngs(seed)) for seed in range(3)))
     made.layers[0].kernel[...] = made.layers[0].kernel[...].at[0].set(0)
-    report = jaxfp8.nnx.report(made, X.at[:, 0].set(3e3), recipe=jaxfp8.INT8)
+    report = jaxfp8.nnx.report(made, X.at[:, 0].set(3e3), recipe=jaxfp8.INT8_DYNAMIC)
     assert report.keep_wide == ("layers/0",)
     assert "2 x Linear" in str(report) and "3 x Linear" not in str(report)
 
@@ -310,6 +313,6 @@ def test_layers_that_are_better_kept_wide_have_a_line_of_their_own(monkeypatch):
 def test_a_layer_is_measured_with_few_programs(caplog):
     made, x = nnx.Sequential(nnx.Linear(37, 29, rngs=nnx.Rngs(0))), jnp.ones((3, 37))
     with jax.log_compiles(), caplog.at_level("WARNING", "jax"):
-        jaxfp8.nnx.report(made, x, recipe=jaxfp8.INT8)
+        jaxfp8.nnx.report(made, x, recipe=jaxfp8.INT8_DYNAMIC)
     compiled = [record for record in caplog.records if record.message.startswith("Compiling")]
     assert 0 < len(compiled) < 25

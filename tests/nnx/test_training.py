@@ -164,7 +164,11 @@ def test_products_are_on_8_bit_operands():
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: jaxfp8.nnx.Fp8DotGeneral(jaxfp8.INT8), TypeError, "DelayedScaling or Current"),
+        (
+            lambda: jaxfp8.nnx.Fp8DotGeneral(jaxfp8.INT8_DYNAMIC),
+            TypeError,
+            "DelayedScaling or Current",
+        ),
         (
             lambda: jaxfp8.nnx.fp8_training(nnx.Sequential(nnx.relu)),
             ValueError,
@@ -185,7 +189,7 @@ def test_wrong_use_says_what_to_do(call, error, says):
 
 def test_layer_with_8_bit_weights_is_refused():
     model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
-    jaxfp8.nnx.quantize(model, jaxfp8.W8A16)
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16)
     with pytest.raises(ValueError, match="training needs float master weights"):
         jaxfp8.nnx.fp8_training(model)
 
@@ -207,7 +211,7 @@ def test_undone_training_is_the_model_that_it_was(recipe):
 
 def test_a_model_that_trains_in_fp8_is_quantised_as_any_other():
     made, plain = linear(), nnx.Sequential(nnx.Linear(16, 8, rngs=nnx.Rngs(0)))
-    changes = [jaxfp8.nnx.quantize(model, jaxfp8.INT8) for model in (made, plain)]
+    changes = [jaxfp8.nnx.quantize(model, jaxfp8.INT8_DYNAMIC) for model in (made, plain)]
     assert changes[0] == changes[1] and len(changes[0].changed) == 1
     assert nnx.graphdef(made) == nnx.graphdef(plain)
     np.testing.assert_array_equal(made(X), plain(X))

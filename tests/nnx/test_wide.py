@@ -41,7 +41,7 @@ class Model(nnx.Module):
 
 
 def quantized():
-    return jaxfp8.nnx.quantize(Model(), jaxfp8.INT8, where="up$")
+    return jaxfp8.nnx.quantize(Model(), jaxfp8.INT8_DYNAMIC, where="up$")
 
 
 def test_each_weight_that_stays_wide_has_a_row_with_bytes_and_reason():
@@ -126,7 +126,9 @@ def near(got, want):
     return np.linalg.norm(got - want) < 0.05 * np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("recipe", [jaxfp8.W8A16, jaxfp8.INT8], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(
+    "recipe", [jaxfp8.FP8_W8A16, jaxfp8.INT8_DYNAMIC], ids=lambda recipe: recipe.name
+)
 @pytest.mark.parametrize("name", FLAX)
 def test_layer_in_a_wrapper_of_flax_that_reads_weights_is_left(name, recipe):
     model, exact = Two(FLAX[name]), Two(FLAX[name])(X)
@@ -145,7 +147,7 @@ def test_a_sample_shows_whose_weight_is_read(wrap, jit):
             return run(self, x)
 
     model, exact = Jitted(wrap), Jitted(wrap)(X)
-    changes = jaxfp8.nnx.quantize(model, jaxfp8.W8A16, sample=(X,))
+    changes = jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16, sample=(X,))
     assert [row.path for row in changes.changed] == ["plain"]
     assert [row.reason for row in changes.left] == [
         "something else than the layer reads its weight"
@@ -156,24 +158,26 @@ def test_a_sample_shows_whose_weight_is_read(wrap, jit):
 @pytest.mark.parametrize("wrap", CALLING.values(), ids=CALLING)
 def test_wrapper_that_calls_its_layer_holds_one_in_8_bits(wrap):
     model, exact = Two(wrap), Two(wrap)(X)
-    assert len(jaxfp8.nnx.quantize(model, jaxfp8.W8A16, sample=(X,)).changed) == 2
+    assert len(jaxfp8.nnx.quantize(model, jaxfp8.FP8_W8A16, sample=(X,)).changed) == 2
     assert near(model(X), exact)
 
 
 @pytest.mark.parametrize("wrap", [FLAX["WeightNorm"], Centred], ids=["WeightNorm", "own"])
 def test_report_leaves_the_same_layers(wrap):
-    report = jaxfp8.nnx.report(Two(wrap), X, recipe=jaxfp8.INT8)
+    report = jaxfp8.nnx.report(Two(wrap), X, recipe=jaxfp8.INT8_DYNAMIC)
     assert [row.path for row in report.rows] == ["plain"] and report.total.sqnr > 30
 
 
 @pytest.mark.parametrize("wrap", [FLAX["WeightNorm"], FLAX["SpectralNorm"]])
 def test_static_scales_are_found_beside_wrappers(wrap):
     model, exact = Two(wrap), Two(wrap)(X)
-    jaxfp8.nnx.quantize(model, jaxfp8.FP8, sample=(X,))
+    jaxfp8.nnx.quantize(model, jaxfp8.FP8_STATIC, sample=(X,))
     assert near(model(X), exact)
 
 
-@pytest.mark.parametrize("recipe", [jaxfp8.W8A16, jaxfp8.INT8], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(
+    "recipe", [jaxfp8.FP8_W8A16, jaxfp8.INT8_DYNAMIC], ids=lambda recipe: recipe.name
+)
 def test_floats_written_over_codes_are_an_error_that_names_the_layer(recipe):
     model = Two(FLAX["SpectralNorm"])
     jaxfp8.nnx.quantize(model, recipe)

@@ -11,11 +11,11 @@ from jax.sharding import PartitionSpec as P
 import jaxfp8
 
 RECIPES = [
-    jaxfp8.W8A16,
-    jaxfp8.W8A16_INT8,
+    jaxfp8.FP8_W8A16,
+    jaxfp8.INT8_W8A16,
     jaxfp8.FP8_DYNAMIC,
     jaxfp8.FP8_BLOCK,
-    jaxfp8.INT8,
+    jaxfp8.INT8_DYNAMIC,
     jaxfp8.INT8_ASYMMETRIC,
 ]
 

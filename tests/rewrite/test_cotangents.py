@@ -34,7 +34,7 @@ FORMS = {
     "rewrite of a gradient": jaxfp8.rewrite(jax.grad(both(linear))),
     "explain": jaxfp8.explain(jax.grad(both(linear))),
     "rewrite in a rewrite": jax.grad(jaxfp8.rewrite(both(jaxfp8.rewrite(linear)))),
-    "quantize_dots": jax.grad(jaxfp8.quantize_dots(both(linear), jaxfp8.W8A16)),
+    "quantize_dots": jax.grad(jaxfp8.quantize_dots(both(linear), jaxfp8.FP8_W8A16)),
 }
 
 

@@ -38,7 +38,7 @@ def test_bias_and_activation_are_absorbed():
     def f(x, w, b):
         return jax.nn.gelu(x @ w + b)
 
-    (site,) = jaxfp8.quantize_dots(f, jaxfp8.INT8).explain(X, W, jnp.ones(24)).matched
+    (site,) = jaxfp8.quantize_dots(f, jaxfp8.INT8_DYNAMIC).explain(X, W, jnp.ones(24)).matched
     assert "bias" in site.epilogue and "gelu" in site.epilogue
 
 
@@ -46,13 +46,13 @@ def test_labels_and_kwargs_pass():
     def f(x, *, w, scale):
         return {"y": x @ w * scale, "name": "y"}
 
-    out = jaxfp8.quantize_dots(f, jaxfp8.W8A16)(X, w=W, scale=2.0)
+    out = jaxfp8.quantize_dots(f, jaxfp8.FP8_W8A16)(X, w=W, scale=2.0)
     assert out["name"] == "y"
-    close(out["y"], 2 * expected(X, W, jaxfp8.W8A16))
+    close(out["y"], 2 * expected(X, W, jaxfp8.FP8_W8A16))
 
 
 def test_error_is_that_of_the_outputs():
-    g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8)
+    g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8_DYNAMIC)
     found, exact, got = g.compare(PARAMS, X), two_dots(PARAMS, X), g(PARAMS, X)
     noise = np.linalg.norm(np.asarray(got - exact, np.float64))
     signal = np.linalg.norm(np.asarray(exact, np.float64))
@@ -66,7 +66,7 @@ def test_error_names_each_output():
     def f(w, x):
         return {"a": x @ w, "b": x, "n": 3, "label": "c"}
 
-    found = jaxfp8.quantize_dots(f, jaxfp8.INT8).compare(W, X)
+    found = jaxfp8.quantize_dots(f, jaxfp8.INT8_DYNAMIC).compare(W, X)
     assert [e.name for e in found.outputs] == ["['a']", "['b']"]
     assert found.outputs[1].sqnr == np.inf and "SQNR" in str(found)
 
@@ -74,30 +74,30 @@ def test_error_names_each_output():
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: jaxfp8.quantize_dots(3, jaxfp8.INT8), TypeError, "`fun` is 3"),
+        (lambda: jaxfp8.quantize_dots(3, jaxfp8.INT8_DYNAMIC), TypeError, "`fun` is 3"),
         (lambda: jaxfp8.quantize_dots(two_dots, "int8"), TypeError, "a recipe, a rule"),
         (
             lambda: jaxfp8.quantize_dots(two_dots, jaxfp8.CurrentScaling()),
             TypeError,
             "is for training",
         ),
-        (lambda: jaxfp8.quantize_dots(two_dots, jaxfp8.FP8), ValueError, "static scales"),
+        (lambda: jaxfp8.quantize_dots(two_dots, jaxfp8.FP8_STATIC), ValueError, "static scales"),
         (
-            lambda: jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="("),
+            lambda: jaxfp8.quantize_dots(two_dots, jaxfp8.INT8_DYNAMIC, where="("),
             ValueError,
             "`where` is '\\('",
         ),
         (
-            lambda: jaxfp8.quantize_dots(two_dots, jaxfp8.INT8).quantize_weights(
+            lambda: jaxfp8.quantize_dots(two_dots, jaxfp8.INT8_DYNAMIC).quantize_weights(
                 PARAMS, X, argnum=2
             ),
             ValueError,
             "`argnum` is 2",
         ),
         (
-            lambda: jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="none").quantize_weights(
-                PARAMS, X
-            ),
+            lambda: jaxfp8.quantize_dots(
+                two_dots, jaxfp8.INT8_DYNAMIC, where="none"
+            ).quantize_weights(PARAMS, X),
             ValueError,
             "holds no weight",
         ),

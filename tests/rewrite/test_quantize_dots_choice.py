@@ -23,7 +23,7 @@ import jaxfp8
     ids=["pattern", "path", "sizes"],
 )
 def test_where_chooses(where):
-    report = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where=where).explain(PARAMS, X)
+    report = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8_DYNAMIC, where=where).explain(PARAMS, X)
     assert [site.path for site in report.matched] == ["down"]
     assert [(site.path, site.reason) for site in report.missed] == [
         ("up", "`where` does not choose it")
@@ -43,17 +43,17 @@ def regions(ws, x):
 
 def test_paths_in_regions_are_those_that_choose_and_those_of_the_function():
     ws, x = normal(2, 24, 24) / 5, normal(6, 24)
-    report = jaxfp8.quantize_dots(regions, jaxfp8.INT8).explain(ws, x)
+    report = jaxfp8.quantize_dots(regions, jaxfp8.INT8_DYNAMIC).explain(ws, x)
     assert {site.path for site in report.matched} == {"model/layer"}
     narrow = jaxfp8.quantize(ws, channelwise_axes=(0, 2))
     rewritten = jaxfp8.explain(lambda q, x: regions(jaxfp8.dequantize(q), x))(narrow, x)
     assert {site.path for site in rewritten.matched} == {"model/layer"}
-    chosen = jaxfp8.quantize_dots(regions, jaxfp8.INT8, where="^model/layer$")
+    chosen = jaxfp8.quantize_dots(regions, jaxfp8.INT8_DYNAMIC, where="^model/layer$")
     assert len(chosen.explain(ws, x).matched) == len(report.matched)
 
 
 def test_choosing_nothing_is_told():
-    g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="no such place")
+    g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8_DYNAMIC, where="no such place")
     with (
         pytest.warns(jaxfp8.FallbackWarning, match=r"'no such place' matches none of 2 dots"),
         pytest.warns(jaxfp8.FallbackWarning, match=r"`two_dots` .* all its dots \(2\) stay"),
@@ -61,7 +61,7 @@ def test_choosing_nothing_is_told():
         np.testing.assert_array_equal(g(PARAMS, X), two_dots(PARAMS, X))
     g(PARAMS, X[:1])  # once
     with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match="stay as they are"):
-        jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="no such place")(PARAMS, X)
+        jaxfp8.quantize_dots(two_dots, jaxfp8.INT8_DYNAMIC, where="no such place")(PARAMS, X)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,19 @@ def test_choosing_nothing_is_told():
 )
 def test_products_that_have_no_kernel_are_told(fun):
     w, x = normal(24, 16), normal(6, 24)
-    report = jaxfp8.quantize_dots(fun, jaxfp8.INT8).explain(w, x)
+    report = jaxfp8.quantize_dots(fun, jaxfp8.INT8_DYNAMIC).explain(w, x)
     assert (len(report.missed), report.others) == (1, 0)
     with pytest.warns(jaxfp8.FallbackWarning, match=r"all its dots \(1\) stay as they are"):
-        jaxfp8.quantize_dots(fun, jaxfp8.INT8)(w, x)
+        jaxfp8.quantize_dots(fun, jaxfp8.INT8_DYNAMIC)(w, x)
     with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match="stay as they are"):
-        jaxfp8.quantize_dots(fun, jaxfp8.INT8)(w, x)
+        jaxfp8.quantize_dots(fun, jaxfp8.INT8_DYNAMIC)(w, x)
 
 
 def test_dots_that_no_kernel_takes_are_told():
     precision = jax.lax.DotAlgorithmPreset.F64_F64_F64
-    g = jaxfp8.quantize_dots(lambda w, x: jax.lax.dot(x, w, precision=precision), jaxfp8.INT8)
+    g = jaxfp8.quantize_dots(
+        lambda w, x: jax.lax.dot(x, w, precision=precision), jaxfp8.INT8_DYNAMIC
+    )
     with pytest.warns(jaxfp8.FallbackWarning, match="no kernel takes its 1 rounded dots"):
         g(W, X)
 
@@ -102,15 +104,15 @@ def test_dots_that_no_kernel_takes_are_told():
     ids=["empty", "integers", "a kernel call"],
 )
 def test_what_is_in_8_bits_or_cannot_be_is_no_reason_to_warn(fun, where):
-    jaxfp8.quantize_dots(fun, jaxfp8.INT8, where=where)(X)
+    jaxfp8.quantize_dots(fun, jaxfp8.INT8_DYNAMIC, where=where)(X)
 
 
 def test_a_function_without_dots_is_no_reason_to_warn():
-    np.testing.assert_array_equal(jaxfp8.quantize_dots(jnp.sin, jaxfp8.INT8)(X), jnp.sin(X))
+    np.testing.assert_array_equal(jaxfp8.quantize_dots(jnp.sin, jaxfp8.INT8_DYNAMIC)(X), jnp.sin(X))
 
 
 def test_a_prepared_weight_is_refused():
-    g = jaxfp8.quantize_dots(lambda w, x: x @ w, jaxfp8.W8A16_INT8)
+    g = jaxfp8.quantize_dots(lambda w, x: x @ w, jaxfp8.INT8_W8A16)
     w = jaxfp8.prepare(jaxfp8.quantize(normal(8, 64), jnp.int8, channelwise_axes=(1,)))
     for call in (g, g.explain, g.compare):
         with pytest.raises(TypeError, match=r"holds PreparedArray.*pass `restore\(\)` of it"):
@@ -119,7 +121,7 @@ def test_a_prepared_weight_is_refused():
 
 
 def test_rules_choose_by_the_path_of_named_scopes():
-    rules = [jaxfp8.Rule(where="down", recipe=None), jaxfp8.INT8]
+    rules = [jaxfp8.Rule(where="down", recipe=None), jaxfp8.INT8_DYNAMIC]
     report = jaxfp8.quantize_dots(two_dots, rules).explain(PARAMS, X)
     assert [site.path for site in report.matched] == ["up"]
 
@@ -139,7 +141,7 @@ def test_dot_of_activations_is_left_unless_chosen():
 
 
 def test_recipe_of_weights_leaves_dots_of_activations():
-    g = jaxfp8.quantize_dots(attention, jaxfp8.W8A16, where=lambda dot: True)
+    g = jaxfp8.quantize_dots(attention, jaxfp8.FP8_W8A16, where=lambda dot: True)
     assert "holds weights only" in g.explain(W, X).missed[0].reason
 
 
@@ -149,14 +151,14 @@ def test_argument_says_which_operand_is_the_weight(weights):
     def f(w, x):
         return w.T @ x.T
 
-    g = jaxfp8.quantize_dots(f, jaxfp8.W8A16, weights=weights)
-    close(g(W, X), expected(X, W, jaxfp8.W8A16).T)
+    g = jaxfp8.quantize_dots(f, jaxfp8.FP8_W8A16, weights=weights)
+    close(g(W, X), expected(X, W, jaxfp8.FP8_W8A16).T)
 
 
 @pytest.mark.same_bits
 def test_weight_on_the_left_is_found_by_where_it_comes_from():
-    g = jaxfp8.quantize_dots(lambda w, x: w.T @ jnp.tanh(x).T, jaxfp8.W8A16)
-    close(g(W, X), expected(jnp.tanh(X), W, jaxfp8.W8A16).T)
+    g = jaxfp8.quantize_dots(lambda w, x: w.T @ jnp.tanh(x).T, jaxfp8.FP8_W8A16)
+    close(g(W, X), expected(jnp.tanh(X), W, jaxfp8.FP8_W8A16).T)
 
 
 @pytest.mark.same_bits
@@ -164,10 +166,10 @@ def test_normalised_activations_are_no_weight():
     def f(gain, w, x):
         return w.T @ (gain[:, None] * jnp.tanh(x).T)
 
-    g = jaxfp8.quantize_dots(f, jaxfp8.W8A16)
+    g = jaxfp8.quantize_dots(f, jaxfp8.FP8_W8A16)
     gain = jnp.ones(40)
     for x in (X, X[:1]):
-        close(g(gain, W, x), expected(jnp.tanh(x), W, jaxfp8.W8A16).T)
+        close(g(gain, W, x), expected(jnp.tanh(x), W, jaxfp8.FP8_W8A16).T)
 
 
 @pytest.mark.parametrize(
@@ -180,5 +182,5 @@ def test_normalised_activations_are_no_weight():
 )
 def test_dot_that_cannot_be_in_8_bits_says_why(make, reason):
     f, x = make()
-    (site,) = jaxfp8.quantize_dots(f, jaxfp8.INT8).explain(x).missed
+    (site,) = jaxfp8.quantize_dots(f, jaxfp8.INT8_DYNAMIC).explain(x).missed
     assert reason in site.reason

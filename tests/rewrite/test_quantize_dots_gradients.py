@@ -31,7 +31,7 @@ def straight_through(x, w, recipe):
     return round_(x, recipe.activation, (1,)) @ round_(w, recipe.weight, (0,))
 
 
-@by_name(argvalues=[jaxfp8.W8A16, jaxfp8.FP8_BLOCK, jaxfp8.INT8_ASYMMETRIC])
+@by_name(argvalues=[jaxfp8.FP8_W8A16, jaxfp8.FP8_BLOCK, jaxfp8.INT8_ASYMMETRIC])
 def test_gradient_is_straight_through_at_the_rounded_operands(recipe):
     g = jaxfp8.quantize_dots(lambda x, w: jnp.tanh(x @ w), recipe)
     got = jax.grad(lambda x, w: g(x, w).sum(), (0, 1))(X, W)

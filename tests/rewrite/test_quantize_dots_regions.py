@@ -82,7 +82,9 @@ def test_convolution_is_reported_as_left():
         return jax.lax.conv(x, kernel, (1, 1), "SAME")
 
     (site,) = (
-        jaxfp8.quantize_dots(f, jaxfp8.INT8).explain(normal(3, 2, 3, 3), normal(1, 2, 8, 8)).missed
+        jaxfp8.quantize_dots(f, jaxfp8.INT8_DYNAMIC)
+        .explain(normal(3, 2, 3, 3), normal(1, 2, 8, 8))
+        .missed
     )
     assert "no kernel for convolutions" in site.reason and not site.rhs.eight_bit
 
@@ -128,7 +130,7 @@ def test_function_with_a_mutable_array_is_called_as_it_is():
         total[...] += y.sum()
         return y * total[...]
 
-    g = jaxfp8.quantize_dots(f, jaxfp8.INT8)
+    g = jaxfp8.quantize_dots(f, jaxfp8.INT8_DYNAMIC)
     with pytest.warns(jaxfp8.FallbackWarning, match="mutable array"):
         np.testing.assert_array_equal(g(X, W), f(X, W))
     assert not g.explain(X, W).matched

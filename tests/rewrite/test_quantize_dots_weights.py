@@ -17,7 +17,7 @@ from rewrite.float_programs import (
 import jaxfp8
 
 
-@by_name(argvalues=[jaxfp8.W8A16_INT8, jaxfp8.FP8_DYNAMIC, jaxfp8.FP8_BLOCK])
+@by_name(argvalues=[jaxfp8.INT8_W8A16, jaxfp8.FP8_DYNAMIC, jaxfp8.FP8_BLOCK])
 def test_weights_ahead_give_the_same_numbers(recipe):
     g = jaxfp8.quantize_dots(two_dots, recipe, weights=0)
     narrow = g.quantize_weights(PARAMS, X)
@@ -69,7 +69,7 @@ def test_gradient_passes_to_activations_of_weights_ahead():
 
 
 def test_only_weights_of_chosen_dots_are_quantised():
-    g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8, where="^up")
+    g = jaxfp8.quantize_dots(two_dots, jaxfp8.INT8_DYNAMIC, where="^up")
     narrow = g.quantize_weights(PARAMS, X)
     assert isinstance(narrow["up"], jaxfp8.QArray)
     assert narrow["down"] is PARAMS["down"]

@@ -107,8 +107,8 @@ def test_dots_in_a_while_whose_condition_is_an_array_are_rounded(axes):
 
     w = Q.astype(X.dtype) * S
     ws = w if axes is None else jnp.stack([w] * 4)
-    inside = jaxfp8.quantize_dots(jax.vmap(loop, (0, axes)), jaxfp8.W8A16)
-    outside = jax.vmap(jaxfp8.quantize_dots(loop, jaxfp8.W8A16), (0, axes))
+    inside = jaxfp8.quantize_dots(jax.vmap(loop, (0, axes)), jaxfp8.FP8_W8A16)
+    outside = jax.vmap(jaxfp8.quantize_dots(loop, jaxfp8.FP8_W8A16), (0, axes))
     close(inside(X, ws), outside(X, ws))
     assert len(inside.explain(X, ws).matched) == 1
 

@@ -277,7 +277,7 @@ def test_activation_quantised_in_a_composite_is_one_call() -> None:
 
 
 def test_dots_of_a_composite_are_rounded() -> None:
-    f = jaxfp8.quantize_dots(composite(lambda x, w: x @ w), jaxfp8.W8A16)
+    f = jaxfp8.quantize_dots(composite(lambda x, w: x @ w), jaxfp8.FP8_W8A16)
     assert count(f, X, X) == 1
 
 

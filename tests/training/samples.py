@@ -11,7 +11,7 @@ import jaxfp8
 MATRIX = (((1,), (0,)), ((), ()))
 DELAYED = jaxfp8.DelayedScaling(amax_history_length=4)
 TENSOR = jaxfp8.CurrentScaling()
-ROW = jaxfp8.CurrentScaling(granularity="row")
+ROW = jaxfp8.CurrentScaling(granularity="channel")
 RECIPES = {"delayed": DELAYED, "tensor": TENSOR, "row": ROW}
 # Half a step of e4m3 and of e5m2, relative to a value.
 STEP = {"e4m3": 2.0**-4, "e5m2": 2.0**-3}

@@ -76,7 +76,12 @@ def test_current_scaling_with_a_state_is_refused():
 
 def test_a_recipe_of_inference_is_refused():
     refuse(
-        TypeError, "no rule for gradients", normal(2, 4), normal(4, 2), MATRIX, recipe=jaxfp8.INT8
+        TypeError,
+        "no rule for gradients",
+        normal(2, 4),
+        normal(4, 2),
+        MATRIX,
+        recipe=jaxfp8.INT8_DYNAMIC,
     )
 
 

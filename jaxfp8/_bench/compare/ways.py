@@ -75,10 +75,10 @@ _HALF: dict[str, Any] = {"x_dtype": jnp.bfloat16}
 WAYS = (
     Way(name="float32", recipe=FLOATS),
     Way(name="bfloat16", recipe=FLOATS, **_HALF, w_dtype=jnp.bfloat16),
-    Way(name="INT8 3 terms", recipe=jaxfp8.INT8_3X),
-    Way(name="INT8 2 terms", recipe=dataclasses.replace(jaxfp8.INT8_3X, terms=2)),
-    Way(name="W8A16 e4m3", recipe=jaxfp8.W8A16, **_HALF),
-    Way(name="W8A16 int8", recipe=jaxfp8.W8A16_INT8, **_HALF),
+    Way(name="INT8 3 terms", recipe=jaxfp8.INT8_SPLIT),
+    Way(name="INT8 2 terms", recipe=dataclasses.replace(jaxfp8.INT8_SPLIT, terms=2)),
+    Way(name="W8A16 e4m3", recipe=jaxfp8.FP8_W8A16, **_HALF),
+    Way(name="W8A16 int8", recipe=jaxfp8.INT8_W8A16, **_HALF),
     _held("INT8 per tensor", _TENSOR, _TENSOR),
     _held("INT8 per channel", _INT8, _TENSOR),
     _held("INT8 per token", _INT8, _INT8),
@@ -88,6 +88,6 @@ WAYS = (
     _held("FP8 per tensor", _FP8_TENSOR, _FP8_TENSOR),
     _held("FP8 per row", _FP8, _FP8),
     Way(name="FP8 blocks of 128", recipe=jaxfp8.FP8_BLOCK),
-    Way(name="FP8_IMMA", recipe=jaxfp8.FP8_IMMA),
+    Way(name="FP8_AS_INT8", recipe=jaxfp8.FP8_AS_INT8),
     _held("MX, blocks of 32", _MX, _MX),
 )
