@@ -140,7 +140,9 @@ def test_epilogue_follows_the_exact_sum():
     assert amax == got.max()
     half = jaxfp8.matmul(x.astype(jnp.bfloat16), w, compute="int8")
     assert half.dtype == jnp.bfloat16
-    narrow = jaxfp8.matmul(x, w, compute="int8", **after, out_dtype=E4M3, out_scale=0.1)
+    narrow = jaxfp8.matmul(
+        x, w, compute="int8", **after, preferred_element_type=E4M3, out_scale=0.1
+    )
     assert off(jaxfp8.dequantize(narrow), want) < 0.05
 
 

@@ -106,8 +106,13 @@ EPILOGUES = {
     "residual": {"residual": normal(7, 192, seed=3)},
     "residual of rows": {"residual": normal(7, 1, seed=3)},
     "amax": {"return_amax": True, "activation": "gelu_tanh"},
-    "int8": {"out_dtype": jnp.int8, "out_scale": jnp.arange(1.0, 193)},
-    "fp8": {"out_dtype": E4M3, "out_scale": 0.1, "bias": jnp.ones(192), "return_amax": True},
+    "int8": {"preferred_element_type": jnp.int8, "out_scale": jnp.arange(1.0, 193)},
+    "fp8": {
+        "preferred_element_type": E4M3,
+        "out_scale": 0.1,
+        "bias": jnp.ones(192),
+        "return_amax": True,
+    },
 }
 
 

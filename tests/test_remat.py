@@ -192,7 +192,9 @@ def test_codes_at_the_end_of_the_range_stay_what_they_are():
     q = jaxfp8.quantize(WEIGHTS[0], channelwise_axes=(1,))
 
     def product(x):
-        y = jaxfp8.matmul(x, q, out_dtype=jnp.float8_e4m3fn, out_scale=jnp.float32(0.01))
+        y = jaxfp8.matmul(
+            x, q, preferred_element_type=jnp.float8_e4m3fn, out_scale=jnp.float32(0.01)
+        )
         return y.qvalue.astype(jnp.float32)
 
     product = jax.checkpoint(product, policy=SAVE.dots_saveable)

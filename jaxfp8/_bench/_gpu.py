@@ -264,7 +264,7 @@ def outputs(m: int = 8192, n: int = 8192, k: int = 8192) -> Case:
     scale = jnp.float32(2.0)
 
     def fused(x: Any, w: Any) -> Any:
-        return jaxfp8.dot_general(x, w, NT, out_dtype=E4M3, out_scale=scale)
+        return jaxfp8.dot_general(x, w, NT, preferred_element_type=E4M3, out_scale=scale)
 
     def cast(x: Any, w: Any) -> Any:
         return jnp.clip(ours(x, w).astype(jnp.float32) / scale, -448, 448).astype(E4M3)
@@ -287,7 +287,9 @@ def chain(tokens: int = 8192, hidden: int = 4096, wide: int = 14336) -> Case:
     asked: dict[str, Any] = {"activation": "relu", "return_amax": True}
 
     def chained(x: Any, up: Any, down: Any) -> Any:
-        y, amax = jaxfp8.dot_general(x, up, NT, out_dtype=E4M3, out_scale=scale, **asked)
+        y, amax = jaxfp8.dot_general(
+            x, up, NT, preferred_element_type=E4M3, out_scale=scale, **asked
+        )
         return ours(y, down), amax
 
     def with_a_pass(x: Any, up: Any, down: Any) -> Any:

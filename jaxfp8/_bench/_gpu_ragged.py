@@ -85,7 +85,9 @@ def _case(
 ) -> Case:
     """Our product and that of XLA in bfloat16; the sizes stay on the device."""
     held = jnp.asarray(sizes, jnp.int32)
-    multiply = functools.partial(jaxfp8.ragged_dot, precision="highest", out_dtype=jnp.bfloat16)
+    multiply = functools.partial(
+        jaxfp8.ragged_dot, precision="highest", preferred_element_type=jnp.bfloat16
+    )
 
     def repeated(function: Any, *operands: Any) -> Any:
         count = copies(sum(leaf.nbytes for leaf in jax.tree.leaves(operands)))

@@ -27,7 +27,6 @@ class Epilogue:
     residual: ArrayLike | None = None
     activation: str | None = None
     out_scale: ArrayLike | None = None
-    out_dtype: DTypeLike | None = None
     return_amax: bool = False
 
 
@@ -89,28 +88,16 @@ def choose_out_dtype(
     contracting_size: int,
 ) -> np.dtype:
     """The output dtype: the one stated, else that of the float side, else that of the scales."""
-    asked = [d for d in (epilogue.out_dtype, preferred) if d is not None]
-    dtypes = [checks.find_dtype(d) for d in asked] or [_default_out_dtype(sides)]
-    dtype = dtypes[0]
+    dtype = _default_out_dtype(sides) if preferred is None else checks.find_dtype(preferred)
     allowed = _WIDE_OUT + _dtypes.EIGHT_BIT
-    if dtype != dtypes[-1]:
-        raise ValueError(
-            message(
-                operation,
-                "`out_dtype`",
-                f"is {dtype}, and `preferred_element_type` {dtypes[-1]}",
-                "they mean the same",
-                "leave one of them out",
-            )
-        )
     if dtype not in allowed:
         raise TypeError(
             message(
                 operation,
                 "the output",
-                f"is to be {asked[0] if dtype is None else dtype}",
+                f"is to be {preferred if dtype is None else dtype}",
                 f"{_dtypes.names(allowed)} is needed",
-                "set `preferred_element_type`, or for 8 bit `out_dtype` with `out_scale`",
+                "set `preferred_element_type`, for 8 bits together with `out_scale`",
             )
         )
     if dtype == _dtypes.INT32:
@@ -181,7 +168,7 @@ def _check_scale_is_given(operation: str, epilogue: Epilogue, out_dtype: np.dtyp
                 f"is missing for the output of {out_dtype}",
                 "an 8-bit output is `saturate(y / out_scale)`",
                 "pass `out_scale`, a scalar or one per row or column "
-                "(`amax / jnp.finfo(out_dtype).max` fills the range)",
+                "(`amax / jnp.finfo(dtype).max` fills the range)",
             )
         )
     if not eight_bit and epilogue.out_scale is not None:
@@ -191,7 +178,7 @@ def _check_scale_is_given(operation: str, epilogue: Epilogue, out_dtype: np.dtyp
                 "`out_scale`",
                 f"is given for an output of {out_dtype}",
                 "it scales an 8-bit output",
-                "set `out_dtype` to an 8-bit type, or divide the result",
+                "set `preferred_element_type` to an 8-bit type, or divide the result",
             )
         )
 
@@ -204,7 +191,7 @@ def _check_out_scale_value(operation: str, out_scale: Any) -> None:
                 "`out_scale`",
                 f"is {out_scale}",
                 "a positive, finite float32 is needed",
-                "`amax / jnp.finfo(out_dtype).max` fills the range of the output",
+                "`amax / jnp.finfo(dtype).max` fills the range of the output",
             )
         )
 

@@ -35,7 +35,6 @@ def dot_general(
     residual: ArrayLike | None = None,
     activation: str | None = None,
     out_scale: ArrayLike | None = None,
-    out_dtype: DTypeLike | None = None,
     return_amax: bool = False,
     compute: str | None = None,
 ) -> Product:
@@ -56,14 +55,13 @@ def dot_general(
       dimension_numbers: `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))` as in
         `jax.lax.dot_general`; the output has the batch axes, then the free axes of lhs, of rhs.
       precision: DEFAULT lets a device accumulate FP8 fast, HIGHEST asks for full float32.
-      preferred_element_type: output dtype: float32, bfloat16, float16, or int32 for two integer
-        sides without scales. Default: the float side's dtype, else that of the scales.
+      preferred_element_type: output dtype: float32, bfloat16, float16; int32 for two integer
+        sides without scales; or, together with `out_scale`, float8_e4m3fn, float8_e5m2, int8 or
+        uint8. Default: the float side's dtype, else that of the scales.
       out_sharding: sharding of the output, as of `jax.lax.dot_general`.
       bias: array that broadcasts over the last output axes.
       residual: array of the output's shape, or one that broadcasts to it.
       activation: None, "relu", "gelu_tanh", "gelu_erf" or "silu".
-      out_dtype: an 8-bit output dtype, together with `out_scale`; or a wide one, as
-        `preferred_element_type`.
       out_scale: the scale of an 8-bit output, `q = saturate(y / out_scale)`: a scalar, or an
         array that broadcasts over the last output axes.
       return_amax: whether to return `(result, amax)`, amax the float32 maximum of `|y|` before
@@ -100,7 +98,6 @@ def dot_general(
         residual=residual,
         activation=activation,
         out_scale=out_scale,
-        out_dtype=out_dtype,
         return_amax=return_amax,
     )
     sides = _sides(operation, lhs, rhs, compute)
@@ -122,7 +119,6 @@ def matmul(
     residual: ArrayLike | None = None,
     activation: str | None = None,
     out_scale: ArrayLike | None = None,
-    out_dtype: DTypeLike | None = None,
     return_amax: bool = False,
     out_sharding: Any = None,
     compute: str | None = None,
@@ -136,7 +132,7 @@ def matmul(
       lhs: (..., M, K) or (K,).
       rhs: (..., K, N) or (K,).
       precision, preferred_element_type: as in `dot_general`.
-      bias, residual, activation, out_scale, out_dtype, return_amax, out_sharding, compute: as in
+      bias, residual, activation, out_scale, return_amax, out_sharding, compute: as in
         `dot_general`.
 
     Returns:
@@ -158,7 +154,6 @@ def matmul(
         residual=residual,
         activation=activation,
         out_scale=out_scale,
-        out_dtype=out_dtype,
         return_amax=return_amax,
     )
     sides = _sides(operation, lhs, rhs, compute)
@@ -193,7 +188,6 @@ def einsum(
     residual: ArrayLike | None = None,
     activation: str | None = None,
     out_scale: ArrayLike | None = None,
-    out_dtype: DTypeLike | None = None,
     return_amax: bool = False,
     out_sharding: Any = None,
     compute: str | None = None,
@@ -227,7 +221,6 @@ def einsum(
         residual=residual,
         activation=activation,
         out_scale=out_scale,
-        out_dtype=out_dtype,
         return_amax=return_amax,
     )
     sides = _sides(operation, lhs, rhs, compute)

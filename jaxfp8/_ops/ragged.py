@@ -24,9 +24,8 @@ def ragged_dot(
     lhs: Operand,
     rhs: Operand,
     group_sizes: ArrayLike,
-    *,
     precision: Any = None,
-    out_dtype: DTypeLike | None = None,
+    preferred_element_type: DTypeLike | None = None,
 ) -> jax.Array:
     """Products of groups, computed on the 8-bit data: of rows, or along the contracted axis.
 
@@ -64,8 +63,8 @@ def ragged_dot(
       group_sizes: integers [G].
       precision: as in `dot_general`. Pass HIGHEST for gradients, which are sums over many tokens:
         where no scale changes along K, a GPU may sum FP8 fast, in fewer bits than float32.
-      out_dtype: float32, bfloat16 or float16. Default: the float side's dtype, else that of the
-        scales, else float32.
+      preferred_element_type: output dtype: float32, bfloat16 or float16. Default: the float
+        side's dtype, else that of the scales, else float32.
 
     Both operands may be what `dot_general` takes, but for a `PreparedArray`.
 
@@ -101,7 +100,7 @@ def ragged_dot(
         rhs=_spec(sides[1], 0),
         groups=sizes.shape[0],
         precision=checks.as_precision(_OPERATION, precision),
-        out_dtype=_out_dtype(out_dtype, sides).name,
+        out_dtype=_out_dtype(preferred_element_type, sides).name,
     )
     named: dict[str, Any] = {**sides[0].operands("lhs"), **sides[1].operands("rhs")}
     return bind(spec, {**named, "group_sizes": sizes})
@@ -153,7 +152,7 @@ def _check_shapes(lhs: Side, rhs: Side, sizes: jax.Array) -> None:
 
 def _out_dtype(asked: DTypeLike | None, sides: tuple[Side, Side]) -> np.dtype:
     if asked is not None:
-        return checks.as_dtype(_OPERATION, "out_dtype", asked, dtypes.WIDE_FLOAT)
+        return checks.as_dtype(_OPERATION, "preferred_element_type", asked, dtypes.WIDE_FLOAT)
     floats = [side.dtype for side in sides if side.dtype in dtypes.WIDE_FLOAT]
     named = floats or [side.result_dtype for side in sides if side.result_dtype is not None]
     return np.dtype(jnp.promote_types(named[0], named[-1])) if named else np.dtype(np.float32)

@@ -81,7 +81,9 @@ def run_ragged() -> None:
     for more in (*kinds, {"lhs": "int8", "rhs": "int8", **lines}):
         case = Ragged(sizes=(3, 0, 70, 129), rows=150, columns=72, depth=300, **more)
         lhs, rhs, wide = case.draw()
-        y = jaxfp8.ragged_dot(lhs, rhs.mT, np.asarray(case.sizes, np.int32), out_dtype="float32")
+        y = jaxfp8.ragged_dot(
+            lhs, rhs.mT, np.asarray(case.sizes, np.int32), preferred_element_type="float32"
+        )
         case.assert_right(np.asarray(y), wide, FP8_LOSS)
         print("ragged", more, "right", flush=True)
 

@@ -99,7 +99,7 @@ def loss(case):
 def test_values_are_those_of_float64(name, dtype):
     case = CASES[name]
     lhs, rhs, wide = case.draw()
-    case.assert_right(compiled(case, lhs, rhs, out_dtype=dtype), wide, loss(case))
+    case.assert_right(compiled(case, lhs, rhs, preferred_element_type=dtype), wide, loss(case))
 
 
 @needs_hopper
@@ -123,7 +123,7 @@ def test_random_problems(seed, grouping):
     if seed % 2:  # lines of 16 bytes, for stores by boxes
         case = dataclasses.replace(case, columns=case.columns + -case.columns % 8)
     lhs, rhs, wide = case.draw(seed)
-    case.assert_right(compiled(case, lhs, rhs, out_dtype=dtype), wide, loss(case))
+    case.assert_right(compiled(case, lhs, rhs, preferred_element_type=dtype), wide, loss(case))
 
 
 @needs_hopper
@@ -131,7 +131,7 @@ def test_weights_that_are_no_lines_of_k_are_transposed():
     case = CASES["blocks"]
     lhs, rhs, wide = case.draw()
     turned = jaxfp8.QArray(rhs.qvalue.mT, rhs.scale.mT, tiles=(1, 128, 128))
-    call = jax.jit(functools.partial(jaxfp8.ragged_dot, out_dtype=jnp.float32))
+    call = jax.jit(functools.partial(jaxfp8.ragged_dot, preferred_element_type=jnp.float32))
     y = call(lhs, turned, jnp.asarray(case.sizes, jnp.int32))
     case.assert_right(np.asarray(y), wide, FP8_LOSS)
 
@@ -160,7 +160,7 @@ def test_every_code_counts_and_nan_stays_in_its_group(dtype):
         case,
         jaxfp8.QArray(left, unit),
         jaxfp8.QArray(right, unit[None]),
-        out_dtype=jnp.float32,
+        preferred_element_type=jnp.float32,
     )
     wanted = np.zeros((300, 16), np.float32)
     wanted[:256] = np.asarray(codes).astype(np.float32)[:, None]
@@ -176,7 +176,12 @@ def test_every_code_counts_in_its_group_along_k(dtype):
     codes = jnp.arange(256, dtype=jnp.uint8).view(dtype)
     left = jnp.zeros((256, 200), dtype).at[:, 131].set(codes)
     right, unit = jnp.ones((17, 200), dtype), jnp.ones((1, 1), jnp.float32)
-    y = compiled(case, jaxfp8.QArray(left, unit), jaxfp8.QArray(right, unit), out_dtype=jnp.float32)
+    y = compiled(
+        case,
+        jaxfp8.QArray(left, unit),
+        jaxfp8.QArray(right, unit),
+        preferred_element_type=jnp.float32,
+    )
     np.testing.assert_array_equal(y[1], np.asarray(codes, np.float32)[:, None].repeat(17, 1))
     assert not np.any(y[[0, 2]])
 
@@ -191,7 +196,7 @@ def test_nan_stays_in_its_group_along_k(name, at):
     rest = (slice(None), slice(298, None))
     lhs, left = with_nan(lhs, wide[0], (2, at), rest)
     rhs, right = with_nan(rhs, wide[1], (5, at), rest)
-    y = compiled(case, lhs, rhs, out_dtype=jnp.float32)
+    y = compiled(case, lhs, rhs, preferred_element_type=jnp.float32)
     case.assert_right(y, (left, right), FP8_LOSS)
     assert np.any(np.isnan(y))
 
@@ -201,7 +206,7 @@ def test_scales_of_other_positions_do_not_count_along_k():
     case = dataclasses.replace(CASES["along K, blocks of lines"], sizes=(130, 126))
     lhs, rhs, wide = case.draw()
     lhs, rhs = (dataclasses.replace(q, scale=q.scale.at[:, 2:].set(jnp.nan)) for q in (lhs, rhs))
-    case.assert_right(compiled(case, lhs, rhs, out_dtype=jnp.float32), wide, FP8_LOSS)
+    case.assert_right(compiled(case, lhs, rhs, preferred_element_type=jnp.float32), wide, FP8_LOSS)
 
 
 @needs_hopper
@@ -221,7 +226,7 @@ def test_rows_of_no_group_are_zeros_whatever_they_hold():
     nan = jnp.asarray(np.nan, lhs.qvalue.dtype)
     lhs = jaxfp8.QArray(lhs.qvalue.at[100:].set(nan), lhs.scale.at[101:].set(jnp.inf))
     lhs = dataclasses.replace(lhs, tiles=(1, 128))
-    y = compiled(case, lhs, rhs, out_dtype=jnp.float32)
+    y = compiled(case, lhs, rhs, preferred_element_type=jnp.float32)
     assert np.all(np.isfinite(y))
     assert not np.any(y[100:])
 
@@ -231,7 +236,7 @@ def test_rows_of_no_group_are_zeros_whatever_they_hold():
 def test_sizes_may_change_from_call_to_call(name):
     case = CASES[name]
     lhs, rhs, wide = case.draw()
-    call = jax.jit(functools.partial(jaxfp8.ragged_dot, out_dtype=jnp.float32))
+    call = jax.jit(functools.partial(jaxfp8.ragged_dot, preferred_element_type=jnp.float32))
     for sizes in ((1, 2, 3, 4, 5, 6, 7), (0, 0, 0, 400, 0, 0, 0), (61,) * 7):
         other = dataclasses.replace(case, sizes=sizes)
         y = call(lhs, rhs.mT, jnp.asarray(sizes, jnp.int32))
@@ -242,7 +247,7 @@ def test_what_the_kernel_does_not_take_is_scaled_dots():
     case = CASES["int8"]
     _, rhs, wide = case.draw()
     wide_rows = jnp.asarray(wide[0], jnp.float32)
-    call = jax.jit(functools.partial(jaxfp8.ragged_dot, out_dtype=jnp.float32))
+    call = jax.jit(functools.partial(jaxfp8.ragged_dot, preferred_element_type=jnp.float32))
     with pytest.warns(jaxfp8.FallbackWarning, match="is computed group by group"):
         y = call(wide_rows, rhs.mT, jnp.asarray(case.sizes, jnp.int32))
     case.assert_right(np.asarray(y), wide, 2.0**-9)

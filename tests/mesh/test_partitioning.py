@@ -96,7 +96,7 @@ def everything(x, w, bias, residual, out_scale):
         bias=bias,
         residual=residual,
         activation="silu",
-        out_dtype=jnp.int8,
+        preferred_element_type=jnp.int8,
         out_scale=out_scale,
         return_amax=True,
     )

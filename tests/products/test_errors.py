@@ -55,8 +55,8 @@ ERRORS = [
     ),
     ("activation", lambda: jaxfp8.matmul(X, QW, activation="gelu"), ValueError, "'gelu_tanh'"),
     (
-        "out_dtype alone",
-        lambda: jaxfp8.matmul(X, QW, out_dtype=jnp.int8),
+        "8 bits alone",
+        lambda: jaxfp8.matmul(X, QW, preferred_element_type=jnp.int8),
         ValueError,
         "`out_scale` is missing",
     ),
@@ -114,16 +114,8 @@ ERRORS = [
     ),
     ("no dtype", lambda: jaxfp8.matmul(X, QW, preferred_element_type="foo"), TypeError, "foo"),
     (
-        "two dtypes",
-        lambda: jaxfp8.matmul(
-            X, QW, preferred_element_type=jnp.float32, out_dtype=jnp.int8, out_scale=1.0
-        ),
-        ValueError,
-        "leave one of them out",
-    ),
-    (
         "out_scale of 0",
-        lambda: jaxfp8.matmul(X, QW, out_dtype=jnp.int8, out_scale=0.0),
+        lambda: jaxfp8.matmul(X, QW, preferred_element_type=jnp.int8, out_scale=0.0),
         ValueError,
         "`out_scale` is 0.0",
     ),

@@ -32,27 +32,32 @@ class TestDtypes:
         np.testing.assert_array_equal(got, a.astype(np.int64) @ b.astype(np.int64))
 
     def test_eight_bit_output_is_a_qarray(self) -> None:
-        got = jaxfp8.matmul(X, QW, out_dtype=jnp.float8_e4m3fn, out_scale=0.05)
+        got = jaxfp8.matmul(X, QW, preferred_element_type=jnp.float8_e4m3fn, out_scale=0.05)
         assert got.qvalue.dtype == jnp.float8_e4m3fn
         close(jaxfp8.dequantize(got), X @ DW, 0.07)
 
     def test_out_scale_by_row_is_kept_as_the_scale(self) -> None:
         y = X @ DW
         out_scale = jnp.max(jnp.abs(y), axis=1, keepdims=True) / 127
-        got = jaxfp8.matmul(X, QW, out_dtype=jnp.int8, out_scale=out_scale)
+        got = jaxfp8.matmul(X, QW, preferred_element_type=jnp.int8, out_scale=out_scale)
         np.testing.assert_array_equal(got.scale, out_scale)
         close(jaxfp8.dequantize(got), y, 0.005)
 
     def test_amax_is_taken_after_the_activation_and_before_out_scale(self) -> None:
         q, amax = jaxfp8.matmul(
-            X, QW, activation="relu", out_dtype=jnp.int8, out_scale=9.0, return_amax=True
+            X,
+            QW,
+            activation="relu",
+            preferred_element_type=jnp.int8,
+            out_scale=9.0,
+            return_amax=True,
         )
         assert isinstance(q, QArray)
         assert amax.shape == ()
         close(amax, jnp.max(jax.nn.relu(X @ DW)))
 
     def test_out_scale_gets_the_rank_of_the_output(self) -> None:
-        got = jaxfp8.matmul(X, QW, out_dtype=jnp.int8, out_scale=jnp.full((16,), 0.1))
+        got = jaxfp8.matmul(X, QW, preferred_element_type=jnp.int8, out_scale=jnp.full((16,), 0.1))
         assert got.scale.shape == (1, 16)
         close(jaxfp8.dequantize(got), X @ DW, 0.02)
 

@@ -43,7 +43,7 @@ def run(case, lhs, rhs, **more):
 def test_values_are_those_of_float64(name):
     case = CASES[name]
     lhs, rhs, wide = case.draw()
-    case.assert_right(np.asarray(run(case, lhs, rhs, out_dtype=jnp.float32)), wide, 0)
+    case.assert_right(np.asarray(run(case, lhs, rhs, preferred_element_type=jnp.float32)), wide, 0)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -51,7 +51,7 @@ def test_the_output_is_rounded_once(dtype):
     case = CASES["tensor"]
     lhs, rhs, wide = case.draw()
     scaled = jaxfp8.QArray(lhs.qvalue, lhs.scale * 2.0**-12, tiles=lhs.tiles)
-    y = np.asarray(run(case, scaled, rhs, out_dtype=dtype))
+    y = np.asarray(run(case, scaled, rhs, preferred_element_type=dtype))
     assert y.dtype == dtype
     case.assert_right(y, (wide[0] * 2.0**-12, wide[1]), 0)
 
@@ -228,8 +228,8 @@ def test_the_precision_is_that_of_its_dots(precision, wanted, monkeypatch):
 
 
 def test_a_bad_output_dtype_is_named():
-    with pytest.raises(TypeError, match="`out_dtype` is int32"):
-        jaxfp8.ragged_dot(Q, W, SIZES, out_dtype=jnp.int32)
+    with pytest.raises(TypeError, match="`preferred_element_type` is int32"):
+        jaxfp8.ragged_dot(Q, W, SIZES, preferred_element_type=jnp.int32)
 
 
 def test_ends_do_not_overflow():

@@ -51,7 +51,7 @@ def normal(seed, *shape):
 def test_values_are_those_of_float64(name):
     case = CASES[name]
     lhs, rhs, wide = case.draw()
-    case.assert_right(run(case, lhs, rhs, out_dtype=jnp.float32), wide, 0)
+    case.assert_right(run(case, lhs, rhs, preferred_element_type=jnp.float32), wide, 0)
 
 
 def test_it_is_the_general_ragged_dot_of_jax():
@@ -85,7 +85,7 @@ def test_nan_stays_in_its_group_and_is_lost_in_none():
     rest = (slice(None), slice(300, None))
     lhs, left = with_nan(lhs, wide[0], (0, 130), rest)
     rhs, right = with_nan(rhs, wide[1], (2, 130), rest)
-    y = run(case, lhs, rhs, out_dtype=jnp.float32)
+    y = run(case, lhs, rhs, preferred_element_type=jnp.float32)
     case.assert_right(y, (left, right), 0)
     assert np.isnan(y[1, 0]).all()
     assert np.isnan(y).sum() == 6

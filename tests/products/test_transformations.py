@@ -134,7 +134,9 @@ class TestTransformations:
 
     def test_vmap_over_an_eight_bit_output_gives_a_qarray(self) -> None:
         x = jnp.stack([X, 3 * X])
-        got = jax.vmap(lambda x: jaxfp8.matmul(x, QW, out_dtype=jnp.int8, out_scale=0.5))(x)
+        got = jax.vmap(
+            lambda x: jaxfp8.matmul(x, QW, preferred_element_type=jnp.int8, out_scale=0.5)
+        )(x)
         close(jaxfp8.dequantize(got), x @ DW, 0.02)
 
     def test_without_jit(self) -> None:
