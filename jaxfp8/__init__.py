@@ -33,7 +33,7 @@ from jaxfp8._recipes.recipes import (
     DelayedScaling,
     Recipe,
 )
-from jaxfp8._recipes.rules import Rule, from_qwix
+from jaxfp8._recipes.rules import Rule
 from jaxfp8._recipes.scaling import Scaling, ScalingState
 from jaxfp8._recipes.training import fp8_dot_general
 from jaxfp8._rewrite import Report, explain, quantize_dots, rewrite
@@ -96,7 +96,6 @@ __all__ = [
     "export_checks",
     "fake_quantize",
     "fp8_dot_general",
-    "from_qwix",
     "matmul",
     "prepare",
     "quantize",

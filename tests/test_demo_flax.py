@@ -65,7 +65,7 @@ def test_float_program_with_its_dots_quantised_keeps_the_bars(params, batch, f32
 
 
 def test_every_dot_of_the_float_program_may_be_in_8_bits(params, batch, f32):
-    g = jaxfp8.quantize_dots(encode, jaxfp8.INT8_DYNAMIC, where=lambda dot: True)
+    g = jaxfp8.quantize_dots(encode, jaxfp8.INT8_DYNAMIC, where=lambda path, dot: True)
     embeddings = np.asarray(g(params, batch.ids, batch.mask))
     assert len(g.explain(params, batch.ids, batch.mask).matched) == WEIGHT_MATRICES + 2 * 6
     assert job.cosines(embeddings, f32).min() >= LEAST["INT8"]

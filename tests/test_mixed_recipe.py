@@ -101,7 +101,7 @@ def test_rows_of_a_program_are_those_of_the_operand_that_is_no_weight():
 
 
 def test_a_product_of_two_activations_of_few_rows_says_why_it_stays():
-    f = jaxfp8.quantize_dots(lambda x: jnp.sin(x) @ jnp.cos(x), MIXED, where=lambda dot: True)
+    f = jaxfp8.quantize_dots(lambda x: jnp.sin(x) @ jnp.cos(x), MIXED, where=lambda path, dot: True)
     (site,) = f.explain(normal(4, 4)).missed
     assert "FP8_DYNAMIC.from_rows(8) leaves activations of 4 rows as they are" in site.reason
 

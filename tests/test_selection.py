@@ -75,7 +75,7 @@ CASES = {
     "checkpoint.quantize where": lambda p: jaxfp8.checkpoint.quantize(
         saved(p), p / "new", jaxfp8.INT8_DYNAMIC, where=TYPO
     ),
-    "checkpoint.load names": lambda p: jaxfp8.checkpoint.load(saved(p), names=lambda name: False),
+    "checkpoint.load where": lambda p: jaxfp8.checkpoint.load(saved(p), where=TYPO),
     "checkpoint.load sharding": lambda p: jaxfp8.checkpoint.load(
         saved(p), sharding={"layrs.0": jax.sharding.SingleDeviceSharding(jax.devices()[0])}
     ),
@@ -112,6 +112,22 @@ def test_what_selects_something_is_not_told():
             model(), [jaxfp8.Rule(where="layers/0", recipe=None), jaxfp8.INT8_DYNAMIC]
         )
         jaxfp8.nnx.quantize(model(), jaxfp8.INT8_DYNAMIC, where=r"layers/\d")
+
+
+def test_a_collection_holds_whole_paths():
+    selects = Selection("f", "where", ["layers/1", "head"])
+    assert [selects(path, None) for path in ("layers/1", "layers/10", "head")] == [
+        True,
+        False,
+        True,
+    ]
+    assert not selects.unmatched()
+
+
+def test_an_unknown_path_of_a_collection_is_told():
+    selects = Selection("f", "where", ["layers/1", "layers/2"])
+    assert selects("layers/1", None)
+    assert "names 'layers/2', but it is none of 1 layers" in selects.unmatched()
 
 
 def test_the_names_that_are_most_like_the_pattern_come_first_and_numbered_ones_once():

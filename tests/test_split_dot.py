@@ -278,7 +278,7 @@ class TestRecipe:
     def test_8_bit_data_is_left_to_other_recipes(self):
         w = jaxfp8.quantize(np.eye(8, dtype=np.float32), jnp.int8)
         split = jaxfp8.quantize_dots(
-            lambda x: x @ jaxfp8.dequantize(w), jaxfp8.INT8_SPLIT, where=lambda row: True
+            lambda x: x @ jaxfp8.dequantize(w), jaxfp8.INT8_SPLIT, where=lambda path, row: True
         )
         (row,) = split.explain(np.ones((2, 8), np.float32)).missed
         assert row.reason == "an operand is 8-bit data"

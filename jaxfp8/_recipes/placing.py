@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._recipes.selection import Selection, tell, unknown_names
+from jaxfp8._recipes.selection import Selection, Where, tell, unknown_names
 from jaxfp8._value import joining
 from jaxfp8._value.checks import is_array
 from jaxfp8._value.dtypes import FLOAT8
@@ -27,7 +27,6 @@ from jaxfp8._value.transposed import TransposedArray
 
 Names = str | Sequence[str]
 Naming = Mapping[str, Names] | Callable[[str], Names | None] | None
-Chosen = str | Callable[[str], bool] | None
 
 # What torch calls the weight of a layer.
 _WEIGHTS = ("kernel", "embedding", "scale")
@@ -91,11 +90,11 @@ def name_of(mapping: Naming, path: str) -> Names:
 
 def assign(
     operation: str,
-    paths: Iterable[str],
+    places: Mapping[str, Any],
     tensors: Mapping[str, Any],
     mapping: Naming,
-    ignore: Chosen = None,
-    keep: Chosen = None,
+    ignore: Where = None,
+    keep: Where = None,
 ) -> dict[str, Names]:
     """The names of what fills each parameter, by path.
 
@@ -109,13 +108,13 @@ def assign(
     if mapping is not None and not callable(mapping):
         _check_mapping(operation, "mapping", mapping)
     is_kept = Selection(
-        operation, "keep", keep, what="parameters", of="a path", example="lora", default=False
+        operation, "keep", keep, what="parameters", of="parameter", example="lora", default=False
     )
     is_ignored = Selection(
-        operation, "ignore", ignore, what="tensors", of="a name", example="rotary", default=False
+        operation, "ignore", ignore, what="tensors", of="tensor", example="rotary", default=False
     )
-    paths = list(paths)
-    filled = {path: name_of(mapping, path) for path in paths if not is_kept(path)}
+    kept = {path for path, place in places.items() if is_kept(path, place)}
+    filled = {path: name_of(mapping, path) for path in places if path not in kept}
     wanted = {path: all_names(names) for path, names in filled.items()}
     empty = [
         f"{path} (from {names[0]})" if len(names) == 1 else path
@@ -123,10 +122,10 @@ def assign(
         if any(name not in tensors for name in names)
     ]
     used = {name for names in wanted.values() for name in names}
-    ignored = {name for name in tensors if is_ignored(name)}
+    ignored = {name for name in tensors if is_ignored(name, shape_of(tensors, name))}
     unused = [name for name in tensors if name not in used | ignored]
     is_kept.tell()  # `ignore` names what some files have: a wrong one leaves a tensor unused
-    tell(*unknown_names(operation, "mapping", mapping, paths, "parameters"))
+    tell(*unknown_names(operation, "mapping", mapping, places, "parameters"))
     if empty or unused:
         parts = [_listed("no tensor fills", empty), _listed("no parameter takes", unused)]
         got = "; ".join(part for part in parts if part)

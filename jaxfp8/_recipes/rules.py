@@ -14,22 +14,52 @@ from jaxfp8._value.errors import message, shown
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The recipe of every layer whose path matches; the first rule that matches counts.
+    """The recipe of every layer in whose path `where` is found; the first such rule counts.
 
     Attributes:
-      where: a regular expression for the whole path of a layer, such as `r".*/attention/.*"`.
+      where: a regular expression that is searched in the path of a layer, such as `r"/attention/"`.
       recipe: its recipe; None leaves it as it is.
 
     Example:
       >>> import jaxfp8
       >>> from jaxfp8._recipes.rules import as_rules, choose
-      >>> rules = as_rules([jaxfp8.Rule(where="head", recipe=None), jaxfp8.FP8_DYNAMIC])
+      >>> rules = as_rules([jaxfp8.Rule(where="^head$", recipe=None), jaxfp8.FP8_DYNAMIC])
       >>> choose(rules, "head"), choose(rules, "layers/0/mlp").name
       (None, 'FP8_DYNAMIC')
     """
 
     where: str = ".*"
     recipe: Recipe | None
+
+    @classmethod
+    def from_qwix(cls, rule: Any) -> Rule:
+        """A `qwix.QuantizationRule` as a `Rule`.
+
+        qwix gives a weight one scale per channel and an activation one per token. A static
+        activation has one scale. `tile_size` cuts the contracted axis into tiles.
+
+        Args:
+          rule: anything with the fields of `qwix.QuantizationRule`; missing ones have its defaults.
+
+        Returns:
+          A `Rule` of the same paths; its recipe is None where the rule quantises nothing.
+
+        Raises:
+          TypeError: a `QArray` cannot hold the dtype, such as int4.
+          ValueError: the rule is for some operations only, or no recipe calibrates in its way.
+        """
+        if getattr(rule, "op_names", ()):
+            raise _unsaid(
+                "op_names", rule.op_names, "a recipe is for every product of a layer", "()"
+            )
+        weight = _operand(rule, "weight", _tile(rule), static=False)
+        static = bool(getattr(rule, "act_static_scale", None))
+        activation = _operand(rule, "act", "tensor" if static else _tile(rule), static=static)
+        both_wide = weight is None and activation is None
+        name = f"qwix rule {rule.module_path!r}"
+        recipe = None if both_wide else Recipe(name=name, weight=weight, activation=activation)
+        path = rule.module_path  # qwix matches all of a path
+        return cls(where=path if path == Rule.where else rf"\A(?:{path})\Z", recipe=recipe)
 
 
 def as_rules(recipe: Any, operation: str = "jaxfp8.Rule") -> tuple[Rule, ...]:
@@ -48,7 +78,7 @@ def as_rules(recipe: Any, operation: str = "jaxfp8.Rule") -> tuple[Rule, ...]:
     if isinstance(recipe, Rule):
         return (recipe,)
     if hasattr(recipe, "weight_qtype"):
-        return (from_qwix(recipe),)
+        return (Rule.from_qwix(recipe),)
     if isinstance(recipe, Iterable) and not isinstance(recipe, str | dict):
         return tuple(rule for item in recipe for rule in as_rules(item, operation))
     got, needs = f"is {shown(recipe)}", "a recipe, a rule or a list of rules is needed"
@@ -57,35 +87,8 @@ def as_rules(recipe: Any, operation: str = "jaxfp8.Rule") -> tuple[Rule, ...]:
 
 
 def choose(rules: Iterable[Rule], path: str) -> Recipe | None:
-    """The recipe of the first rule that matches the whole `path`, or None."""
-    return next((rule.recipe for rule in rules if re.fullmatch(rule.where, path)), None)
-
-
-def from_qwix(rule: Any) -> Rule:
-    """A `qwix.QuantizationRule` as a `Rule`.
-
-    qwix gives a weight one scale per channel and an activation one per token. A static activation
-    has one scale. `tile_size` cuts the contracted axis into tiles.
-
-    Args:
-      rule: anything with the fields of `qwix.QuantizationRule`; missing ones have its defaults.
-
-    Returns:
-      A `Rule` of the same paths; its recipe is None where the rule quantises nothing.
-
-    Raises:
-      TypeError: a `QArray` cannot hold the dtype, such as int4.
-      ValueError: the rule is for some operations only, or no recipe calibrates in its way.
-    """
-    if getattr(rule, "op_names", ()):
-        raise _unsaid("op_names", rule.op_names, "a recipe is for every product of a layer", "()")
-    weight = _operand(rule, "weight", _tile(rule), static=False)
-    static = bool(getattr(rule, "act_static_scale", None))
-    activation = _operand(rule, "act", "tensor" if static else _tile(rule), static=static)
-    both_wide = weight is None and activation is None
-    name = f"qwix rule {rule.module_path!r}"
-    recipe = None if both_wide else Recipe(name=name, weight=weight, activation=activation)
-    return Rule(where=rule.module_path, recipe=recipe)
+    """The recipe of the first rule that matches `path`, or None."""
+    return next((rule.recipe for rule in rules if re.search(rule.where, path)), None)
 
 
 def _operand(
@@ -116,5 +119,5 @@ def _tile(rule: Any) -> Granularity:
 def _unsaid(field: str, value: Any, needs: str, example: str) -> ValueError:
     remedy = f"use a value such as {example}, or write the recipe yourself"
     return ValueError(
-        message("jaxfp8.from_qwix", f"`{field}`", f"is {shown(value)}", needs, remedy)
+        message("jaxfp8.Rule.from_qwix", f"`{field}`", f"is {shown(value)}", needs, remedy)
     )

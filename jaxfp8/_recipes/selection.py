@@ -17,69 +17,74 @@ from jaxfp8._value import tables
 from jaxfp8._value.checks import as_pattern
 from jaxfp8._value.errors import FallbackWarning, level_of_user, message
 
+# A regular expression to search for, a collection of paths, or a function of path and item.
+Where = str | Collection[str] | Callable[[str, Any], bool] | None
 _NEAREST = 3
 
 
 class Selection:
-    """The selection by an argument: a function of an item, or a regular expression to search for.
+    """The selection by an argument: a regular expression, some paths, or a function.
 
-    It is called with an item, and remembers the answers.
+    It is called with the path of an item and the item, and remembers the answers.
 
     Args:
       operation: name for errors and warnings.
       argument: name of the argument.
-      given: a function of an item, a regular expression, or None.
+      given: a regular expression that is searched in the path, a collection of whole paths, a
+        function of path and item, or None.
       what: the items, in the plural.
-      of: arguments of the function, for errors.
+      of: the item, for errors.
       example: a regular expression, for errors.
       default: whether None selects everything.
-      texts: texts of an item for the regular expression to search; the first names the item.
+      texts: texts of an item for the regular expression to search; the first is its path.
 
     Raises:
-      ValueError: `given` is neither, or no regular expression.
+      ValueError: `given` is none of these, or no regular expression.
     """
 
     def __init__(
         self,
         operation: str,
         argument: str,
-        given: Any,
+        given: Where,
         *,
         what: str = "layers",
-        of: str = "path and module",
+        of: str = "module",
         example: str = r"layers/\d+/mlp",
         default: bool = True,
-        texts: Callable[..., tuple[str, ...]] = lambda name, *_: (name,),
+        texts: Callable[[str, Any], tuple[str, ...]] = lambda path, item: (path,),
     ) -> None:
         self.operation, self.argument, self.given, self.what = operation, argument, given, what
         self._default, self._texts = default, texts
         self._answers: dict[tuple[str, ...], bool] = {}
-        if given is None or callable(given):
-            self._pattern = None
-        else:
-            needs = f"a function of {of} or a regular expression is needed"
+        self.paths = () if _is_text(given) or not isinstance(given, Collection) else given
+        self._pattern: re.Pattern[str] | None = None
+        if given is not None and not callable(given) and given is not self.paths:
+            needs = f"a regular expression, paths or a function of path and {of} is needed"
             remedy = f"write one such as `r'{example}'`"
             self._pattern = as_pattern(operation, argument, given, needs, remedy)
 
-    def __call__(self, *item: Any) -> bool:
+    def __call__(self, path: str, item: Any) -> bool:
         """Whether the argument selects an item."""
         if self.given is None:
             return self._default
-        texts = self._texts(*item)
-        if self._pattern is None:
-            found = bool(self.given(*item))
-        else:
+        texts = self._texts(path, item)
+        if self._pattern is not None:
             found = any(map(self._pattern.search, texts))
+        else:
+            found = bool(self.given(path, item)) if callable(self.given) else path in self.paths
         self._answers[texts] = found or self._answers.get(texts, False)
         return found
 
     def unmatched(self) -> str:
-        """A sentence on an empty selection; "" if an item is selected."""
+        """A sentence on an empty selection, or an unknown path; "" if there is neither."""
+        names = [text for texts in self._answers for text in texts if text]
+        if unknown := unknown_names(self.operation, self.argument, self.paths, names, self.what):
+            return unknown[0]
         if self.given is None or any(self._answers.values()):
             return ""
         count = f"none of {len(self._answers)} {self.what}"
-        names = [text for texts in self._answers for text in texts if text]
-        if self._pattern is None:
+        if not isinstance(self.given, str):
             shown, got = names[:_NEAREST], f"selects {count}"
         else:
             shown, got = nearest(self.given, names), f"{self.given!r} matches {count}"
@@ -89,6 +94,10 @@ class Selection:
     def tell(self) -> None:
         """Warns if nothing is selected."""
         tell(self.unmatched())
+
+
+def _is_text(given: Any) -> bool:
+    return isinstance(given, str | bytes)
 
 
 def unmatched_rules(operation: str, rules: Sequence[Rule], paths: Collection[str]) -> list[str]:
@@ -101,12 +110,12 @@ def _unmatched(operation: str, before: Sequence[Rule], rule: Rule, paths: Collec
     if rule.where == Rule.where:
         return ""
     operand = f"rule {rule.where!r}"
-    matching = [path for path in paths if re.fullmatch(rule.where, path)]
+    matching = [path for path in paths if re.search(rule.where, path)]
     if not matching:
-        got, needs = f"matches none of {len(paths)} layers", "it has to match a whole path"
+        got, needs = f"matches none of {len(paths)} layers", "it has to match one"
         remedy = _remedy("layers", nearest(rule.where, paths))
         return message(operation, operand, got, needs, remedy)
-    if all(any(re.fullmatch(b.where, path) for b in before) for path in matching):
+    if all(any(re.search(b.where, path) for b in before) for path in matching):
         got, needs = "matches only layers of earlier rules", "the first rule that matches counts"
         return message(operation, operand, got, needs, "put it before them")
     return ""
@@ -115,8 +124,8 @@ def _unmatched(operation: str, before: Sequence[Rule], rule: Rule, paths: Collec
 def unknown_names(
     operation: str, argument: str, given: Any, known: Collection[str], what: str = "layers"
 ) -> list[str]:
-    """A sentence for each unknown name in a mapping; none if `given` is no mapping."""
-    names = given if isinstance(given, Mapping) else ()
+    """A sentence for each unknown name of a mapping or collection; none if `given` is neither."""
+    names = given if isinstance(given, Mapping | Collection) else ()
     return [
         message(
             operation,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxfp8._recipes.selection import Selection, tell, unknown_names
+from jaxfp8._recipes.selection import Selection, Where, tell, unknown_names
 from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.tables import size
@@ -20,8 +20,6 @@ from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._inspect import Summary, summary
 from jaxfp8.checkpoint._plan import plan
 from jaxfp8.checkpoint._read import Shardings, Transfers, read
-
-Names = Collection[str] | Callable[[str], bool] | None
 
 
 class Checkpoint(Mapping[str, "jax.Array | QArray"]):
@@ -102,7 +100,7 @@ def load(
     path: str | os.PathLike[str],
     *,
     sharding: Shardings = None,
-    names: Names = None,
+    where: Where = None,
     dtype: DTypeLike | None = None,
 ) -> dict[str, jax.Array | QArray]:
     """Reads a checkpoint; weights in 8 bits become `QArray`s and are never widened.
@@ -118,7 +116,8 @@ def load(
         has), one by name, or a function of the name and a `jax.ShapeDtypeStruct`; None, and names
         that are not mentioned, are the default device. Each device reads its own slice. A scale is
         split as its weight where that divides its entries, and is whole otherwise.
-      names: which arrays to read, as names or a function of a name; None reads all.
+      where: which arrays to read: a regular expression that is searched in the name, a collection
+        of names, or a function of the name and a `jax.ShapeDtypeStruct`. None reads all.
       dtype: float32, bfloat16 or float16, for floats that belong to no 8-bit weight; None leaves
         them as the file has them.
 
@@ -126,11 +125,11 @@ def load(
       Arrays and `QArray`s by name.
 
     Warns:
-      FallbackWarning: `names` or a name in `sharding` selects nothing.
+      FallbackWarning: `where` or a name in `sharding` selects nothing.
 
     Raises:
       CheckpointError: the checkpoint is damaged, or contradicts itself or its configuration.
-      KeyError: there is nothing of a name in `names`.
+      KeyError: there is nothing of a name in `where`.
 
     Example:
       >>> import tempfile, jax.numpy as jnp, jaxfp8
@@ -141,7 +140,7 @@ def load(
       {'layer.weight': QArray(float8_e4m3fn[300,64], scale=float32[3,2], tiles=(128, None))}
     """
     with Checkpoint(path, sharding=sharding, dtype=dtype) as checkpoint:
-        wanted = _wanted(checkpoint, names)
+        wanted = _wanted(checkpoint, where)
         total = sum(checkpoint.nbytes(name) for name in wanted)
         loaded = {}
         with progress("loading", total, size) as done:
@@ -179,19 +178,14 @@ def open(
     return Checkpoint(path, sharding=sharding, dtype=dtype)
 
 
-def _wanted(checkpoint: Checkpoint, names: Names) -> list[str]:
-    if names is None:
-        return list(checkpoint)
-    if callable(names):
-        selects = Selection("jaxfp8.checkpoint.load", "names", names, what="arrays", of="a name")
-        chosen = [name for name in checkpoint if selects(name)]
-        selects.tell()
-        return chosen
-    wanted: list[str] = [names] if isinstance(names, str) else list(names)
-    for name in wanted:
+def _wanted(checkpoint: Checkpoint, where: Where) -> list[str]:
+    selects = Selection("jaxfp8.checkpoint.load", "where", where, what="arrays", of="shape")
+    for name in selects.paths:
         if name not in checkpoint:
             raise KeyError(f"`jaxfp8.checkpoint.load`: {name!r} is not in {checkpoint!r}")
-    return wanted
+    chosen = [name for name in checkpoint if selects(name, checkpoint.shape(name))]
+    selects.tell()
+    return chosen
 
 
 def _all(problems: tuple[CheckpointError, ...]) -> CheckpointError:

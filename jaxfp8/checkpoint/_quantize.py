@@ -23,7 +23,7 @@ import numpy as np
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import Recipe, check_recipe
-from jaxfp8._recipes.selection import Selection
+from jaxfp8._recipes.selection import Selection, Where
 from jaxfp8._value import accuracy
 from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
@@ -38,7 +38,6 @@ from jaxfp8.checkpoint._plan import plan
 from jaxfp8.checkpoint._report import Quantized, QuantizedCheckpoint
 
 _OPERATION = "jaxfp8.checkpoint.quantize"
-Where = Callable[[str, Shape], bool] | str | None
 # Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
 _CHUNK_BYTES = 4 << 20
 _FLOATS = ("F32", "F16", "BF16")
@@ -70,9 +69,9 @@ def quantize(
       dst: the folder to make.
       recipe: how weights are held; the configuration tells a server how to hold activations. Of a
         static recipe no scale is calibrated here, so it tells of dynamic ones.
-      where: which of the matrices named "....weight": a function of name and shape, or a regular
-        expression that is searched in the name. None leaves embeddings, heads, norms and routers
-        in floats.
+      where: which of the matrices named "....weight": a regular expression that is searched in the
+        name, a collection of names, or a function of name and shape. None leaves embeddings, heads,
+        norms and routers in floats.
       overwrite: whether to replace what is at `dst`.
 
     Returns:
@@ -128,7 +127,7 @@ def reasons(src: str | os.PathLike[str], where: Where) -> dict[str, str]:
 
 
 def _selection(where: Where) -> Selection:
-    return Selection(_OPERATION, "where", where, what="weights", of="name and shape")
+    return Selection(_OPERATION, "where", where, what="weights", of="shape")
 
 
 @dataclasses.dataclass(frozen=True)

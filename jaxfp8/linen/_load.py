@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax.core import meta
 
 from jaxfp8._recipes import placing
+from jaxfp8._recipes.selection import Where
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray, is_held, stored
 from jaxfp8._value.transposed import TransposedArray, is_view
@@ -24,8 +25,8 @@ def load(
     tensors: Mapping[str, Any],
     mapping: placing.Naming = None,
     *,
-    ignore: placing.Chosen = None,
-    keep: placing.Chosen = None,
+    ignore: Where = None,
+    keep: Where = None,
 ) -> Any:
     """The variables of a model with the tensors of a checkpoint in them; 8-bit weights as they lie.
 
@@ -43,8 +44,9 @@ def load(
         "layers_0.up.weight". Several names are stacked along the first axis, as `nn.scan` does, if
         each fits one index of it. Else they are the parts of a fused weight, one behind the other
         along N of [N, K]; a scale per tensor becomes one per channel.
-      ignore: tensors that may be left over; a regular expression or a function of the name.
-      keep: paths of parameters that stay as they are, likewise.
+      ignore: tensors that may be left over: a regular expression that is searched in the name, a
+        collection of names, or a function of name and tensor.
+      keep: parameters that stay as they are, likewise by path.
 
     Returns:
       The variables. `jaxfp8.linen.quantize` leaves them as they are, and lists what is in floats.

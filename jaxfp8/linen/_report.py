@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -24,7 +24,7 @@ from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, second_rounding
 from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
-from jaxfp8._recipes.selection import Selection, tell, unmatched_rules
+from jaxfp8._recipes.selection import Selection, Where, tell, unmatched_rules
 from jaxfp8._recipes.training_codes import forward_codes
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
@@ -56,7 +56,7 @@ def report(
     *args: Any,
     recipe: Recipe | Rule | Sequence[Any] | None = None,
     reference: Any = None,
-    where: Callable[[str, nn.Module], bool] | str | None = None,
+    where: Where = None,
     **kwargs: Any,
 ) -> AccuracyReport:
     """Measures the error of each layer of a model in 8 bits, and of its outputs, on a sample.
@@ -81,8 +81,8 @@ def report(
       *args, **kwargs: the sample: what `model.apply` is called with.
       recipe: as for `jaxfp8.nnx.quantize`, paths being those of modules.
       reference: the float variables that the 8-bit `variables` were made from.
-      where: which layers: a function of path and module, or a regular expression that is searched
-        in the path. By default all. The others stay in floats.
+      where: which layers: a regular expression that is searched in the path, a collection of
+        paths, or a function of path and module. By default all. The others stay in floats.
 
     Returns:
       The report: layers worst first, and which to keep wide.

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxfp8._recipes import placing
 from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
 from jaxfp8._recipes.rules import Rule, choose
-from jaxfp8._recipes.selection import tell, unmatched_rules
+from jaxfp8._recipes.selection import Where, tell, unmatched_rules
 from jaxfp8._value.changes import Change, Changes
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
@@ -36,8 +36,8 @@ def load(
     mapping: placing.Naming = None,
     *,
     recipe: Recipe | Rule | Sequence[Any] | None = None,
-    ignore: placing.Chosen = None,
-    keep: placing.Chosen = None,
+    ignore: Where = None,
+    keep: Where = None,
 ) -> Changes:
     """Puts the tensors of a checkpoint into a model, in place; 8-bit weights as they lie.
 
@@ -63,8 +63,9 @@ def load(
         default that of a layer which is an 8-bit one already, and `FP8_W8A16` of any other. The
         tensors say how weights are held. A static recipe takes the tensor "....input_scale" of each
         layer.
-      ignore: tensors that may be left over; a regular expression or a function of the name.
-      keep: paths of parameters that stay as they are, likewise.
+      ignore: tensors that may be left over: a regular expression that is searched in the name, a
+        collection of names, or a function of name and tensor.
+      keep: parameters that stay as they are, likewise by path.
 
     Returns:
       What became of each weight, and what stays in floats, with its bytes; print it.
@@ -115,15 +116,13 @@ class _Loading:
         self.model, self.tensors, self.mapping, self.rules = model, tensors, mapping, rules
         self.slots = {"/".join(path): _Slot(*found) for path, *found in _slots(model)}
 
-    def assign(self, ignore: placing.Chosen, keep: placing.Chosen) -> None:
+    def assign(self, ignore: Where, keep: Where) -> None:
         """Finds what fills every parameter, and the static scale of every input that has one."""
-        static = [
-            f"{path.rpartition('/')[0]}/{_INPUT_SCALE}"
-            for path in self.eight_bit_weights()
-            if self.is_static(path)
-        ]
-        paths = [*self.slots, *static]
-        self.names = placing.assign(_OPERATION, paths, self.tensors, self.mapping, ignore, keep)
+        places = {path: slot.variable for path, slot in self.slots.items()}
+        for path in self.eight_bit_weights():
+            if self.is_static(path):
+                places[f"{path.rpartition('/')[0]}/{_INPUT_SCALE}"] = None
+        self.names = placing.assign(_OPERATION, places, self.tensors, self.mapping, ignore, keep)
 
     def eight_bit_weights(self) -> list[str]:
         """Paths of the weights of layers that 8-bit tensors fill."""

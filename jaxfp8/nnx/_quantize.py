@@ -10,7 +10,7 @@ from flax import nnx
 
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
-from jaxfp8._recipes.selection import Selection, tell, unknown_names, unmatched_rules
+from jaxfp8._recipes.selection import Selection, Where, tell, unknown_names, unmatched_rules
 from jaxfp8._value.changes import Change, Changes
 from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
@@ -22,7 +22,6 @@ from jaxfp8.nnx._variables import nbytes
 from jaxfp8.nnx._wide import read_elsewhere, wide_parameters
 
 Selects = Callable[[str, nnx.Module], bool]  # of path and module
-Where = Selects | str | None
 _OPERATION = "jaxfp8.nnx.quantize"
 
 
@@ -45,8 +44,8 @@ def quantize(
       model: changed in place.
       recipe: such as `jaxfp8.FP8_W8A16`; or rules in order of precedence, `jaxfp8.Rule`s or those
         of qwix. The first that matches the path of a layer counts. Layers without one stay.
-      where: which layers: a function of path and module, or a regular expression that is searched
-        in the path. By default all.
+      where: which layers: a regular expression that is searched in the path, a collection of
+        paths, or a function of path and module. By default all.
       sample: positional arguments for a call of a copy of the model. Static scales come from the
         inputs that its layers then have. A layer stays as it is if another module reads its
         weight, such as a wrapper that normalises weights. Without a sample, layers inside

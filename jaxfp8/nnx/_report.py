@@ -17,7 +17,7 @@ from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, second_rounding
 from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule
-from jaxfp8._recipes.selection import Selection
+from jaxfp8._recipes.selection import Selection, Where
 from jaxfp8._recipes.training_codes import forward_codes
 from jaxfp8._value.errors import message
 from jaxfp8._value.progress import progress
@@ -27,7 +27,6 @@ from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._observe import run_watched
 from jaxfp8.nnx._products import training_product
 from jaxfp8.nnx._quantize import (
-    Where,
     check_model,
     check_module,
     replace_layers,

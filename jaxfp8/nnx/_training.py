@@ -8,12 +8,12 @@ from typing import Any
 from flax import nnx
 
 from jaxfp8._recipes.recipes import TrainingRecipe
-from jaxfp8._recipes.selection import Selection
+from jaxfp8._recipes.selection import Selection, Where
 from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._products import SLOTS, stop_training_in_fp8, training_product
-from jaxfp8.nnx._quantize import Where, why_unfit
+from jaxfp8.nnx._quantize import why_unfit
 from jaxfp8.nnx._replace import replace
 
 _OPERATION = "jaxfp8.nnx.fp8_training"
@@ -32,8 +32,8 @@ def fp8_training(
     Args:
       model: changed in place.
       recipe: `jaxfp8.DelayedScaling` (default) or `jaxfp8.CurrentScaling`.
-      where: which layers: a function of path and module, or a regular expression that is searched
-        in the path. By default all.
+      where: which layers: a regular expression that is searched in the path, a collection of
+        paths, or a function of path and module. By default all.
 
     Returns:
       The paths of the layers that changed.

@@ -56,7 +56,7 @@ def test_each_device_reads_its_slice_only(path, mesh, spec, monkeypatch):
 
     monkeypatch.setattr("jaxfp8.checkpoint._file._SHORTEST_RUN", 1)
     monkeypatch.setattr(File, "_read_into", counted)
-    checkpoint.load(path, sharding={"a.weight": NamedSharding(mesh, spec)}, names=["a.weight"])
+    checkpoint.load(path, sharding={"a.weight": NamedSharding(mesh, spec)}, where=["a.weight"])
     assert sum(size for name, size in read if name == "a.weight") == N * K
     assert max(size for name, size in read if name == "a.weight") < N * K
 
@@ -106,15 +106,17 @@ def test_dtype_is_for_floats_outside_weights(path):
 
 
 @pytest.mark.parametrize(
-    "names", [["a.bias"], lambda name: name.endswith("bias"), "a.bias"], ids=["list", "rule", "one"]
+    "where",
+    [["a.bias"], lambda name, shape: name.endswith("bias"), r"\.bias$"],
+    ids=["list", "function", "pattern"],
 )
-def test_names_choose_what_is_read(path, names):
-    assert list(checkpoint.load(path, names=names)) == ["a.bias"]
+def test_where_chooses_what_is_read(path, where):
+    assert list(checkpoint.load(path, where=where)) == ["a.bias"]
 
 
 def test_unknown_name_is_refused(path):
     with pytest.raises(KeyError, match=r"'a\.b' is not in"):
-        checkpoint.load(path, names=["a.b"])
+        checkpoint.load(path, where=["a.b"])
 
 
 def test_open_reads_when_asked(path):

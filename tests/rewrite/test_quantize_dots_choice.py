@@ -19,7 +19,7 @@ import jaxfp8
 
 @pytest.mark.parametrize(
     "where",
-    ["^down", lambda dot: dot.path == "down", lambda dot: dot.dims[3] == 24],
+    ["^down", lambda path, dot: path == "down", lambda path, dot: dot.dims[3] == 24],
     ids=["pattern", "path", "sizes"],
 )
 def test_where_chooses(where):
@@ -133,7 +133,7 @@ def attention(params, x):
 
 def test_dot_of_activations_is_left_unless_chosen():
     plain = jaxfp8.quantize_dots(attention, jaxfp8.FP8_DYNAMIC)
-    chosen = jaxfp8.quantize_dots(attention, jaxfp8.FP8_DYNAMIC, where=lambda dot: True)
+    chosen = jaxfp8.quantize_dots(attention, jaxfp8.FP8_DYNAMIC, where=lambda path, dot: True)
     assert [len(g.explain(W, X).matched) for g in (plain, chosen)] == [1, 3]
     assert "neither operand is a weight" in plain.explain(W, X).missed[0].reason
     h = expected(X, W, jaxfp8.FP8_DYNAMIC)
@@ -141,7 +141,7 @@ def test_dot_of_activations_is_left_unless_chosen():
 
 
 def test_recipe_of_weights_leaves_dots_of_activations():
-    g = jaxfp8.quantize_dots(attention, jaxfp8.FP8_W8A16, where=lambda dot: True)
+    g = jaxfp8.quantize_dots(attention, jaxfp8.FP8_W8A16, where=lambda path, dot: True)
     assert "holds weights only" in g.explain(W, X).missed[0].reason
 
 

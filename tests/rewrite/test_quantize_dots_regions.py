@@ -95,7 +95,7 @@ def test_weight_may_leave_a_region():
         return y @ turned[0].T
 
     y = layers(Y, STACK, jaxfp8.FP8_DYNAMIC)
-    g = jaxfp8.quantize_dots(f, jaxfp8.FP8_DYNAMIC, where=lambda dot: True)
+    g = jaxfp8.quantize_dots(f, jaxfp8.FP8_DYNAMIC, where=lambda path, dot: True)
     close(g(Y, STACK), expected(y, STACK[0], jaxfp8.FP8_DYNAMIC))
 
 

@@ -9,15 +9,13 @@ from typing import Any
 from jaxfp8._ops.int8_compute import MOST_TERMS
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
-from jaxfp8._recipes.selection import Selection, unmatched_rules
+from jaxfp8._recipes.selection import Selection, Where, unmatched_rules
 from jaxfp8._rewrite.floats.rounding import FloatDot, Rounded, Split
 from jaxfp8._rewrite.ir.sites import DotSite, Seen
 from jaxfp8._rewrite.report.build import report_of
 from jaxfp8._rewrite.report.model import Site
 from jaxfp8._value import dtypes
 from jaxfp8._value.errors import message
-
-Where = Callable[[Site], bool] | str | None
 
 
 class Chooser:
@@ -35,7 +33,7 @@ class Chooser:
     ) -> None:
         self._operation, self._fun, self._rules = operation, fun, rules
         self._selects = Selection(
-            operation, "where", where, what="dots", of="a row", example="mlp", texts=_texts
+            operation, "where", where, what="dots", of="row", example="mlp", texts=_texts
         )
         self._paths: set[str] = set()
 
@@ -47,7 +45,7 @@ class Chooser:
         site = DotSite(dot.op, ((dot.op.inputs[0], None), (dot.op.inputs[1], None)))
         (row,) = report_of(self._fun, Seen([site])).sites
         self._paths.add(row.path)
-        if not self._selects(row):
+        if not self._selects(row.path, row):
             return "`where` does not choose it", "choose it in `where`"
         recipe = choose(self._rules, row.path)
         if recipe is None:
@@ -67,8 +65,8 @@ class Chooser:
         return [text for text in (self._selects.unmatched(), *rules) if text]
 
 
-def _texts(row: Site) -> tuple[str, ...]:
-    return row.path, f"{row.where} {row.function}"
+def _texts(path: str, row: Site) -> tuple[str, ...]:
+    return path, f"{row.where} {row.function}"
 
 
 def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, str]:

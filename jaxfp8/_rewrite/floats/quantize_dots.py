@@ -66,9 +66,9 @@ def quantize_dots(
       fun: any function of pytrees of arrays, jitted or not; traced like `jaxfp8.rewrite`'s.
       recipe: such as `jaxfp8.FP8_DYNAMIC`; or rules in order of precedence, whose paths are those
         of named scopes. A dot that no rule names stays as it is.
-      where: which dots. A function takes a row of the report (`.where`, `.path`, `.lhs`, `.rhs`,
-        `.dims`) and returns a bool. A regular expression is searched in "file:line function" and
-        in the path. By default every dot that has a weight.
+      where: which dots: a regular expression that is searched in the path and in "file:line
+        function", a collection of paths, or a function of the path and the row of the report
+        (`.where`, `.lhs`, `.rhs`, `.dims`). By default every dot that has a weight.
       weights: the positional arguments that hold weights; by default any argument may.
 
     Returns:
