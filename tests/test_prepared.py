@@ -56,20 +56,20 @@ def test_nothing_is_lost(grain, dtype):
         q.dtype,
         q.nbytes,
     )
-    assert_same(p.restore(), q)
+    assert_same(p.unprepare(), q)
 
 
 @pytest.mark.parametrize("scale_dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e8m0fnu])
 def test_the_dtype_of_the_scale_stays(scale_dtype):
     q = jaxfp8.quantize(normal(64, 64), **GRAINS["group"], scale_dtype=scale_dtype)
-    assert_same(jaxfp8.prepare(q).restore(), q)
+    assert_same(jaxfp8.prepare(q).unprepare(), q)
 
 
 def test_a_scalar_scale_stays_a_scalar():
     q = QArray(jnp.ones((8, 64), jnp.int8), jnp.float32(0.5))
     p = jaxfp8.prepare(q)
     assert p.packed.scale.shape == ()
-    assert_same(p.restore(), q)
+    assert_same(p.unprepare(), q)
     assert_close(jaxfp8.matmul(normal(3, 8), p), jaxfp8.matmul(normal(3, 8), q))
 
 
@@ -132,7 +132,7 @@ def test_every_axis_can_be_the_contracted_one_and_every_layout_multiplies():
         q = jaxfp8.quantize(normal(*shape), jnp.int8)
         p = jaxfp8.prepare(q, axis)
         assert p.shape == shape
-        assert_same(p.restore(), q)
+        assert_same(p.unprepare(), q)
         numbers = ((1,), (axis % len(shape),)), ((), ())
         assert_close(jaxfp8.dot_general(x, p, numbers), jaxfp8.dot_general(x, q, numbers))
 
@@ -163,7 +163,7 @@ def test_transformations():
     for w in (p, jax.jit(jaxfp8.prepare)(q)):
         gradient = jax.grad(lambda x, w=w: jnp.sum(jnp.sin(jaxfp8.matmul(x, w))))(x)
         assert_close(gradient, jax.grad(lambda x: jnp.sum(jnp.sin(jaxfp8.matmul(x, q))))(x))
-    assert_same(jax.vmap(jaxfp8.prepare)(q).restore(), jax.vmap(lambda q: q)(q))
+    assert_same(jax.vmap(jaxfp8.prepare)(q).unprepare(), jax.vmap(lambda q: q)(q))
     assert_same(pickle.loads(pickle.dumps(p)), p)
 
 
@@ -239,7 +239,7 @@ def test_a_gpu_copies_no_view(on_gpu):
     q = jaxfp8.quantize(normal(64, 40), jnp.int8)
     p = jaxfp8.prepare(q.T, -1)
     assert (p.turned, p.shape, p.sums.shape) == (False, (40, 64), (1, 40))
-    assert p.restore().stored is q
+    assert p.unprepare().stored is q
     x = jaxfp8.quantize(normal(5, 64, seed=1), jnp.uint8, zero_point=True)
     over_last = (((1,), (1,)), ((), ()))
     assert_same(jaxfp8.dot_general(x, p, over_last), jaxfp8.dot_general(x, q.T, over_last))
@@ -264,8 +264,8 @@ def test_a_gpu_gets_the_contracted_axis_last_and_the_sums_of_integers(on_gpu, ax
     if integers:
         np.testing.assert_array_equal(p.sums, np.asarray(lies, int).sum(-1, keepdims=True))
     assert p.nbytes == q.nbytes + (4 * p.sums.size if integers else 0)
-    assert_same(jax.tree.leaves(p.restore()), jax.tree.leaves(q))
-    assert p.restore().tile_sizes == q.tile_sizes
+    assert_same(jax.tree.leaves(p.unprepare()), jax.tree.leaves(q))
+    assert p.unprepare().tile_sizes == q.tile_sizes
     assert f"contracting={axis - 3}" in repr(p)
     assert_same(jaxfp8.dequantize(p), jaxfp8.dequantize(q))
     assert_same(pickle.loads(pickle.dumps(p)), p)
@@ -333,7 +333,7 @@ def test_sums_of_all_of_a_contracted_axis_do_not_serve_a_part_of_it(on_gpu):
     x = jaxfp8.quantize(normal(8, 64), jnp.int8, channelwise_axes=(0,), zero_point=True)
     whole = x, jaxfp8.prepare(q)
     parts = jax.tree.map(lambda leaf: leaf[:, :32] if leaf.shape[-1] == 64 else leaf, whole)
-    with pytest.raises(ValueError, match=r"of 64 codes each.* of 32 integers.*restore"):
+    with pytest.raises(ValueError, match=r"of 64 codes each.* of 32 integers.*unprepare"):
         jaxfp8.matmul(*parts)
 
 
@@ -379,7 +379,7 @@ def test_wrong_use_says_what_to_do():
     with pytest.raises(ValueError, match="columns as a batch axis"):
         jaxfp8.einsum("mnk,kn->nm", normal(3, 64, 64), p)
     odd = jaxfp8.quantize(normal(3, 64), jnp.int8, tiled_axes={1: 3})
-    with pytest.raises(ValueError, match=r"tiles of 3 along the contracted axis.*restore"):
+    with pytest.raises(ValueError, match=r"tiles of 3 along the contracted axis.*unprepare"):
         jaxfp8.matmul(odd, p)
     with pytest.raises(ValueError, match=r"\(3, 63\)"):
         jaxfp8.matmul(x[:, :63], p)

@@ -158,7 +158,7 @@ def as_side(operation: str, name: str, operand: Operand) -> Side:
         return Side(**_quantized(operation, name, operand.stored), axes=operand.axes)
     if isinstance(operand, PreparedArray):
         if name != "rhs":
-            needs, remedy = "only `rhs` may be", "pass `restore()` of it, or change sides"
+            needs, remedy = "only `rhs` may be", "pass `unprepare()` of it, or change sides"
             raise TypeError(message(operation, f"`{name}`", f"is {operand}", needs, remedy))
         check_prepared(operand, operation, name)
         summed = operand.contracting

@@ -71,14 +71,14 @@ def check_summed(operation: str, rhs: Side, contracting: Shape) -> None:
         return
     got = f"is summed over axes {contracting} of {len(rhs.shape)}"
     needs = f"it was prepared for products over axis {rhs.summed} alone"
-    remedy = "prepare it with the axis that is summed over, or pass `restore()` of it"
+    remedy = "prepare it with the axis that is summed over, or pass `unprepare()` of it"
     raise ValueError(message(operation, "`rhs`", got, needs, remedy))
 
 
 def _check_columns(operation: str, rhs: PreparedSide, spec: ScaledDotSpec) -> None:
     if _columns(rhs) in spec.rhs.batch:
         got, needs = "has its columns as a batch axis", "columns are not shared"
-        raise ValueError(message(operation, "`rhs`", got, needs, "pass `restore()` of it"))
+        raise ValueError(message(operation, "`rhs`", got, needs, "pass `unprepare()` of it"))
 
 
 def _columns(rhs: PreparedSide) -> int:
@@ -105,7 +105,7 @@ def _split_left(operation: str, spec: OperandSpec) -> OperandSpec:
     tiles = split_tile(tile, size, QUAD)
     if tiles is None:
         got, needs = f"has tiles of {tile} along the contracted axis", "`rhs` is prepared"
-        remedy = f"use tiles of 1, 2 or a multiple of {QUAD}, or pass `rhs.restore()`"
+        remedy = f"use tiles of 1, 2 or a multiple of {QUAD}, or pass `rhs.unprepare()`"
         raise ValueError(message(operation, "`lhs`", got, needs, remedy))
     return dataclasses.replace(
         spec,

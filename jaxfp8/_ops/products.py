@@ -247,7 +247,7 @@ def _sides(operation: str, lhs: Operand, rhs: Operand, compute: str | None) -> t
     """Both operands; one that was packed as it was, if it is to be rounded once more."""
     if check_compute(operation, compute) is not None and isinstance(rhs, PreparedArray):
         check_prepared(rhs, operation, "rhs")
-        rhs = rhs.packed if rhs.is_whole else rhs.restore()
+        rhs = rhs.packed if rhs.is_whole else rhs.unprepare()
     return as_sides(operation, lhs, rhs)
 
 

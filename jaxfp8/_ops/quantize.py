@@ -135,7 +135,7 @@ def dequantize(
     """
     operation = "jaxfp8.dequantize"
     if isinstance(q, PreparedArray):
-        return dequantize(q.packed if q.is_whole else q.restore(), dtype)
+        return dequantize(q.packed if q.is_whole else q.unprepare(), dtype)
     if isinstance(q, TransposedArray):
         return dequantize(q.stored, dtype).transpose(q.axes)
     held: Any = adopt(q)

@@ -90,7 +90,7 @@ def ragged_dot(
     """
     for name, operand in (("lhs", lhs), ("rhs", rhs)):
         if isinstance(operand, PreparedArray):
-            needs, remedy = "groups take none", "pass `restore()` of it"
+            needs, remedy = "groups take none", "pass `unprepare()` of it"
             raise TypeError(message(_OPERATION, f"`{name}`", "is prepared", needs, remedy))
     sides = as_sides(_OPERATION, lhs, rhs)
     sizes = _as_sizes(group_sizes)

@@ -134,7 +134,7 @@ def _call_sums(
 def _as_stored(x: jax.Array, q: EightBitArray) -> tuple[jax.Array, QArray]:
     """An operand with its axes as the codes lie."""
     if isinstance(q, PreparedArray):
-        return _as_stored(x, q.restore())
+        return _as_stored(x, q.unprepare())
     if isinstance(q, TransposedArray):
         return x.transpose(np.argsort(q.axes).tolist()), q.stored
     return x, q

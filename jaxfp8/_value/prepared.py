@@ -47,7 +47,7 @@ class PreparedArray(MatmulOperator):
 
     It is a pytree of its arrays, and transformations count their axes. `vmap` and `scan` may map
     over axes before the last two of `shape`, if products sum over one of those two. To save it,
-    save `restore()`.
+    save `unprepare()`.
 
     Attributes:
       packed: on a CPU a `QArray` in the order in which kernels read it,
@@ -105,7 +105,7 @@ class PreparedArray(MatmulOperator):
         """Bytes held: values, scales, zero points and sums."""
         return self.packed.nbytes + (0 if self.sums is None else 4 * math.prod(self.sums.shape))
 
-    def restore(self) -> Any:
+    def unprepare(self) -> Any:
         """The array that was prepared, bit for bit, without `tiles` where they can be derived.
 
         A view that was packed for a CPU is a `QArray` afterwards.
@@ -113,7 +113,7 @@ class PreparedArray(MatmulOperator):
         Example:
           >>> import jax.numpy as jnp, jaxfp8
           >>> q = jaxfp8.quantize(jnp.ones((8, 64)), channelwise_axes=(1,))
-          >>> jaxfp8.prepare(q).restore()
+          >>> jaxfp8.prepare(q).unprepare()
           QArray(float8_e4m3fn[8,64], scale=float32[1,64])
         """
         if self.turned:
@@ -240,7 +240,7 @@ def _check_whole(p: PreparedArray, operation: str, operand: str) -> None:
             return
         got = f"has sums {dtype.name}{list(shape)} of {p.terms} codes each"
         needs = f"int32{kept} of {terms} integers is needed"
-        remedy = "prepare it where it is whole along that axis, or pass a part of `restore()`"
+        remedy = "prepare it where it is whole along that axis, or pass a part of `unprepare()`"
         raise ValueError(message(operation, f"`{operand}`", got, needs, remedy))
 
 

@@ -124,7 +124,7 @@ def _settle(module: nn.Module, weight: Weight) -> None:
     if isinstance(value, QArray | TransposedArray):
         check_shapes(stored(value), _operation(module), weight.name)
     if isinstance(value, PreparedArray):
-        value = jax.eval_shape(PreparedArray.restore, value)
+        value = jax.eval_shape(PreparedArray.unprepare, value)
     if tuple(value.shape) != tuple(weight.shape):
         got = f"has shape {tuple(value.shape)}"
         needs, remedy = f"the input asks for {weight.shape}", "apply the layer to what it was for"

@@ -99,7 +99,9 @@ def _place(path: str, leaf: Any, names: placing.Names) -> placing.Place:
 def _bare(leaf: Any) -> Any:
     """A parameter without boxes of metadata, and before it was prepared."""
     bare = meta.unbox(leaf)
-    return jax.eval_shape(PreparedArray.restore, bare) if isinstance(bare, PreparedArray) else bare
+    return (
+        jax.eval_shape(PreparedArray.unprepare, bare) if isinstance(bare, PreparedArray) else bare
+    )
 
 
 def _check(path: str, leaf: Any, names: placing.Names, tensors: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ def _leaves(q: QArray) -> dict[str, Any]:
 def _refuse(p: PreparedArray, *_: Any) -> Any:
     needs = "checkpoints hold weights as they were"
     remedy = (
-        "save the variables before `prepare`, or `restore()` of it, and prepare what was loaded"
+        "save the variables before `prepare`, or `unprepare()` of it, and prepare what was loaded"
     )
     raise TypeError(message("flax.serialization", "state", f"is {p}", needs, remedy))
 

@@ -12,7 +12,7 @@ from jaxfp8.nnx._prepare import prepare, unprepare
 from jaxfp8.nnx._products import Fp8DotGeneral, Fp8Einsum, ScalingStat
 from jaxfp8.nnx._quantize import dequantize, quantize
 from jaxfp8.nnx._report import report
-from jaxfp8.nnx._training import fp8_training, undo_fp8_training
+from jaxfp8.nnx._training import fp8_training
 from jaxfp8.nnx._variables import QParam
 
 __all__ = [
@@ -35,6 +35,5 @@ __all__ = [
     "quantize",
     "report",
     "torch_name",
-    "undo_fp8_training",
     "unprepare",
 ]

@@ -85,7 +85,7 @@ def _changed(
     def visit(path: str, module: nnx.Module) -> nnx.Module:
         if isinstance(module, EightBitLayer):
             reason = why_not(module)
-            found = row(path, module, module, reason)
+            found = row(path, module, module, reason=reason)
             if after and not reason:
                 found = dataclasses.replace(found, after=after)
             chosen.extend([] if reason else [(len(rows), module)])

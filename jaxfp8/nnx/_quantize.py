@@ -16,7 +16,7 @@ from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import Observed, observed, static_activation
 from jaxfp8.nnx._layers import TWINS
-from jaxfp8.nnx._products import USUAL, training_product
+from jaxfp8.nnx._products import USUAL, stop_training_in_fp8, training_product
 from jaxfp8.nnx._replace import replace
 from jaxfp8.nnx._variables import nbytes
 from jaxfp8.nnx._wide import read_elsewhere, wide_parameters
@@ -139,15 +139,16 @@ def _observed(
 def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
     """Replaces 8-bit layers of a live model by the layers of Flax that they came from, in place.
 
-    The weights are dequantised to the dtype that they had; rounding is not undone. Biases and
-    metadata stay.
+    It undoes `quantize` and `fp8_training`. 8-bit weights are dequantised to the dtype that they
+    had; rounding is not undone. Layers that train in FP8 multiply in floats again, and their
+    scaling state is dropped. Biases and metadata stay.
 
     Args:
       model: changed in place.
       where: which layers, as in `quantize`; by default all.
 
     Returns:
-      What was done to each 8-bit layer.
+      What was done to each 8-bit layer, and each that trained in FP8.
 
     Raises:
       TypeError: `model` is no module.
@@ -164,15 +165,23 @@ def dequantize(model: nnx.Module, *, where: Where = None) -> Changes:
     check_model(operation, model)
     selects = Selection(operation, "where", where)
     rows: list[Change] = []
+    trained: list[nnx.Module] = []
 
     def new(path: str, module: nnx.Module) -> nnx.Module:
-        if not isinstance(module, EightBitLayer) or not selects(path, module):
+        product = training_product(module)
+        if product is None and not isinstance(module, EightBitLayer):
             return module
-        layer = module.to_float()
-        rows.append(row(path, module, layer))
+        if not selects(path, module):
+            return module
+        layer = module.to_float() if isinstance(module, EightBitLayer) else module
+        trained.extend([module] if product is not None else [])
+        recipe = "" if product is None else type(product.recipe).__name__
+        rows.append(row(path, module, layer, recipe=recipe))
         return layer
 
     replace(model, new)
+    for layer in trained:
+        stop_training_in_fp8(layer)
     selects.tell()
     return Changes(rows=tuple(rows))
 
@@ -197,17 +206,19 @@ def _why_left(path: str, module: nnx.Module, recipe: Recipe | None, selects: Sel
     return why_unfit(module) if recipe is not None else "no rule gives it a recipe"
 
 
-def row(path: str, before: nnx.Module, after: nnx.Module, reason: str = "") -> Change:
+def row(
+    path: str, before: nnx.Module, after: nnx.Module, *, reason: str = "", recipe: str = ""
+) -> Change:
     """The row of the weight of a layer."""
     old, new = (_weight_variables(module) for module in (before, after))
-    recipe = next((m.recipe.name for m in (after, before) if isinstance(m, EightBitLayer)), "")
+    held = [m.recipe.name for m in (after, before) if isinstance(m, EightBitLayer)]
     return Change(
         path=path,
         kind=type(before).__name__,
         shape=before.weight.shape if isinstance(before, EightBitLayer) else old[0][...].shape,
         before=_dtype(old[0]),
         after=_dtype(new[0]),
-        recipe="" if reason else recipe,
+        recipe="" if reason else next(iter(held), recipe),
         reason=reason,
         bytes_before=nbytes(*old),
         bytes_after=nbytes(*new),

@@ -25,7 +25,7 @@ from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._calibrate import observed
 from jaxfp8.nnx._layers import TWINS
 from jaxfp8.nnx._observe import run_watched
-from jaxfp8.nnx._products import training_product
+from jaxfp8.nnx._products import stop_training_in_fp8, training_product
 from jaxfp8.nnx._quantize import (
     check_model,
     check_module,
@@ -34,7 +34,7 @@ from jaxfp8.nnx._quantize import (
     tell_unmatched,
 )
 from jaxfp8.nnx._replace import replace
-from jaxfp8.nnx._training import training_layers, undo_fp8_training
+from jaxfp8.nnx._training import training_layers
 from jaxfp8.nnx._wide import read_elsewhere, weight_name
 
 _OPERATION = "jaxfp8.nnx.report"
@@ -259,7 +259,8 @@ def _in_floats(model: nnx.Module) -> nnx.Module:
     if not training_layers(model):
         return model
     copy = nnx.clone(model)
-    undo_fp8_training(copy)
+    for _, layer in training_layers(copy):
+        stop_training_in_fp8(layer)
     return copy
 
 

@@ -1,19 +1,19 @@
-"""Switches the layers of an nnx model to FP8 training, in place, and back."""
+"""Switches the layers of an nnx model to FP8 training, in place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from flax import nnx
 
-from jaxfp8._recipes.recipes import TrainingRecipe
+from jaxfp8._recipes.recipes import DelayedScaling, TrainingRecipe
 from jaxfp8._recipes.selection import Selection, Where
+from jaxfp8._value.changes import Change, Changes
 from jaxfp8._value.errors import message
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import TWINS
-from jaxfp8.nnx._products import SLOTS, stop_training_in_fp8, training_product
-from jaxfp8.nnx._quantize import why_unfit
+from jaxfp8.nnx._products import SLOTS, training_product
+from jaxfp8.nnx._quantize import row, why_unfit
 from jaxfp8.nnx._replace import replace
 
 _OPERATION = "jaxfp8.nnx.fp8_training"
@@ -21,13 +21,13 @@ _OPERATION = "jaxfp8.nnx.fp8_training"
 
 def fp8_training(
     model: nnx.Module, recipe: TrainingRecipe | None = None, *, where: Where = None
-) -> Sequence[str]:
+) -> Changes:
     """Makes the layers of a live model train in FP8, in place; parameters stay as they are.
 
     Every `nnx.Linear`, `LinearGeneral` and `Einsum` gets a product of its own, `Fp8DotGeneral` or
     `Fp8Einsum`. Parameters and optimisers stay as they are. `nnx.jit`, `nnx.grad`, `nnx.remat`,
     `nnx.scan` and `nnx.vmap` treat the scaling state like batch statistics, and
-    `nnx.Optimizer(model, tx, wrt=nnx.Param)` ignores it.
+    `nnx.Optimizer(model, tx, wrt=nnx.Param)` ignores it. `dequantize` undoes it.
 
     Args:
       model: changed in place.
@@ -36,7 +36,7 @@ def fp8_training(
         paths, or a function of path and module. By default all.
 
     Returns:
-      The paths of the layers that changed.
+      What was done to each layer, or why nothing was done.
 
     Raises:
       TypeError: `recipe` is one for inference.
@@ -46,10 +46,12 @@ def fp8_training(
       >>> import jaxfp8.nnx
       >>> from flax import nnx
       >>> model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.relu)
-      >>> jaxfp8.nnx.fp8_training(model, jaxfp8.CurrentScaling())
-      ['layers/0']
+      >>> changes = jaxfp8.nnx.fp8_training(model, jaxfp8.CurrentScaling())
+      >>> [(row.path, row.recipe) for row in changes.changed]
+      [('layers/0', 'CurrentScaling')]
     """
-    selects = Selection(_OPERATION, "where", where)
+    selects, name = Selection(_OPERATION, "where", where), type(recipe or DelayedScaling()).__name__
+    rows: list[Change] = []
     chosen: list[tuple[str, Any]] = []
 
     def note(path: str, module: nnx.Module) -> nnx.Module:
@@ -57,9 +59,10 @@ def fp8_training(
             got, needs = f"`{path}` has 8-bit weights", "training needs float master weights"
             remedy = "choose others in `where`, or undo it with `jaxfp8.nnx.dequantize`"
             raise ValueError(message(_OPERATION, "layer", got, needs, remedy))
-        fit = type(module) in SLOTS and not why_unfit(module) and not training_product(module)
-        if fit and selects(path, module):
-            chosen.append((path, module))
+        if type(module) in SLOTS:
+            reason = _why_left(path, module, selects)
+            rows.append(row(path, module, module, reason=reason, recipe=name))
+            chosen.extend([] if reason else [(path, module)])
         return module
 
     replace(model, note)
@@ -73,44 +76,15 @@ def fp8_training(
         slot, kind = SLOTS[type(layer)]
         stack = layer.kernel[...].shape[: layer.kernel[...].ndim - _rank(layer)]
         setattr(layer, slot, nnx.data(kind(recipe, path=path, stack=stack)))
-    return [path for path, _ in chosen]
+    return Changes(rows=tuple(rows))
 
 
-def undo_fp8_training(model: nnx.Module, *, where: Where = None) -> Sequence[str]:
-    """Makes the layers of a live model multiply in floats again, in place: undoes `fp8_training`.
-
-    Parameters stay as they are; the scaling state is dropped.
-
-    Args:
-      model: changed in place.
-      where: which layers, as in `fp8_training`; by default all.
-
-    Returns:
-      The paths of the layers that changed.
-
-    Raises:
-      ValueError: no chosen layer trains in FP8.
-
-    Example:
-      >>> import jaxfp8.nnx
-      >>> from flax import nnx
-      >>> model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.relu)
-      >>> _ = jaxfp8.nnx.fp8_training(model, jaxfp8.CurrentScaling())
-      >>> jaxfp8.nnx.undo_fp8_training(model)
-      ['layers/0']
-    """
-    operation = "jaxfp8.nnx.undo_fp8_training"
-    selects = Selection(operation, "where", where)
-    chosen = [(path, layer) for path, layer in training_layers(model) if selects(path, layer)]
-    if not chosen:
-        if unmatched := selects.unmatched():
-            raise ValueError(unmatched)
-        got, needs = "has no such layer that trains in FP8", "there is nothing to undo"
-        remedy = "`jaxfp8.nnx.dequantize` undoes `jaxfp8.nnx.quantize`"
-        raise ValueError(message(operation, "`model`", got, needs, remedy))
-    for _, layer in chosen:
-        stop_training_in_fp8(layer)
-    return [path for path, _ in chosen]
+def _why_left(path: str, layer: nnx.Module, selects: Selection) -> str:
+    """Why a layer stays as it is; "" if it is to train in FP8."""
+    reason = why_unfit(layer)
+    if not reason and training_product(layer) is not None:
+        reason = "it trains in FP8 already"
+    return reason or ("" if selects(path, layer) else "`where` does not choose it")
 
 
 def training_layers(model: nnx.Module) -> list[tuple[str, Any]]:

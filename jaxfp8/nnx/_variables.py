@@ -117,12 +117,12 @@ def restored(held: Held) -> Held:
     """A prepared parameter in its former layout, with its metadata."""
     q, axis = as_qarray(held), held.prepared
     if q.is_whole:
-        was = q.restore()
+        was = q.unprepare()
         order = was.order if isinstance(was, TransposedArray) else None
         return _with_arrays(dataclasses.replace(held, order=order), stored(was), None)
     if held.order is not None and axis is not None:
         q = PreparedArray(q.packed, held.order[axis])  # the axis of what was stored
-    return _with_arrays(held, q.restore(), None)
+    return _with_arrays(held, q.unprepare(), None)
 
 
 def _with_arrays(held: Held, q: QArray, contracting: int | None) -> Held:

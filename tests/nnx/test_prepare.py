@@ -59,7 +59,7 @@ def test_a_model_computes_what_it_did(recipe):
     assert isinstance(made.dense.weight, PreparedArray)
     assert jaxfp8.nnx.prepare(made).rows[0].shape == (64, 128)
     for a, b in zip(
-        jax.tree.leaves(made.dense.weight.restore()), jax.tree.leaves(kernel), strict=True
+        jax.tree.leaves(made.dense.weight.unprepare()), jax.tree.leaves(kernel), strict=True
     ):
         np.testing.assert_array_equal(a, b)
     for got in (made(TOKENS), nnx.jit(lambda m, x: m(x))(made, TOKENS)):
@@ -215,7 +215,7 @@ def test_a_model_prepared_for_a_gpu_goes_back_to_floats(on_gpu, recipe):
     jax.tree.map(np.testing.assert_array_equal, nnx.state(made), nnx.state(other))
     jaxfp8.nnx.quantize(made, recipe)
     jaxfp8.nnx.prepare(made)
-    made.dense.weight = made.dense.weight.restore()
+    made.dense.weight = made.dense.weight.unprepare()
     assert made.dense.prepared is None and isinstance(made.dense.weight, jaxfp8.QArray)
 
 

@@ -117,7 +117,7 @@ def test_a_prepared_weight_is_refused():
     for call in (g, g.explain, g.compare):
         with pytest.raises(TypeError, match=r"holds PreparedArray.*pass `restore\(\)` of it"):
             call(w, normal(2, 8))
-    close(g(w.restore(), normal(2, 8)), normal(2, 8) @ jaxfp8.dequantize(w))
+    close(g(w.unprepare(), normal(2, 8)), normal(2, 8) @ jaxfp8.dequantize(w))
 
 
 def test_rules_choose_by_the_path_of_named_scopes():

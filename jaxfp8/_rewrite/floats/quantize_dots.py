@@ -322,7 +322,7 @@ def _widened(fun: Callable[..., Any]) -> Callable[..., Any]:
     def widen(leaf: Any) -> Any:
         if isinstance(leaf, PreparedArray):
             needs = "an ordinary program reads weights as they were before that"
-            remedy = "pass `restore()` of it, or close over it for `jaxfp8.matmul`"
+            remedy = "pass `unprepare()` of it, or close over it for `jaxfp8.matmul`"
             raise TypeError(message(OPERATION, "an argument", f"holds {leaf}", needs, remedy))
         return dequantize(leaf) if _is_qarray(leaf) else leaf
 
