@@ -39,11 +39,17 @@ NAVIGATION = (
     ("Use", ("start", "rewrite", "precision", "quantize_dots", "quantization")),
     ("Flax", ("flax", "nnx", "training", "qlora")),
     ("Serve", ("serving", "kv_cache", "checkpoint", "export", "meshes")),
-    ("Know", ("hardware", "measurements", "limits", "compare_with", "benchmark", "faq")),
+    (
+        "Know",
+        ("hardware", "measurements", "limits", "compare_with", "benchmark", "api_stability", "faq"),
+    ),
     ("Inside", ("design", "custom_call", "cpu_kernels", "profiling", "contributing", "changelog")),
     (
         "Reference",
-        tuple(f"reference/{name}" for name in ("jaxfp8", "linen", "nnx", "checkpoint", "testing")),
+        tuple(
+            f"reference/{name}"
+            for name in ("jaxfp8", "linen", "nnx", "checkpoint", "ffi", "testing", "typing")
+        ),
     ),
 )
 # Pages of the site that are files beside docs/ on GitHub.

@@ -36,7 +36,7 @@ examples:
 
 # Functions say which of their arguments is wrong; here it is one of the options.
 _OPTIONS = {
-    "`jaxfp8.Report.predict`: ": "",
+    "`jaxfp8.typing.Report.predict`: ": "",
     "`device`": "--device",
     "`overwrite=True`": "--overwrite",
 }
@@ -326,7 +326,7 @@ def _explain(options: argparse.Namespace) -> int:
     return 1 if options.strict and report.missed else 0
 
 
-def _predicted(report: jaxfp8.Report, device: str | None) -> Any:
+def _predicted(report: jaxfp8.typing.Report, device: str | None) -> Any:
     if device is None:
         return None
     try:

@@ -27,7 +27,9 @@ def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     Example:
       >>> import jax, jax.export, jax.numpy as jnp, jaxfp8
       >>> w = jaxfp8.quantize(jnp.eye(4))
-      >>> export = jax.export.export(jax.jit(jaxfp8.matmul), disabled_checks=jaxfp8.export_checks())
+      >>> export = jax.export.export(
+      ...     jax.jit(jaxfp8.matmul), disabled_checks=jaxfp8.ffi.export_checks()
+      ... )
       >>> exported = export(jnp.ones((2, 4)), w)
       >>> exported.call(jnp.ones((2, 4)), w).shape
       (2, 4)

@@ -1,5 +1,6 @@
 """The examples of the README and of the pages in docs/ run, as they stand."""
 
+import importlib
 import pathlib
 import re
 import sys
@@ -51,9 +52,22 @@ def test_every_file_a_page_links_to_exists(page):
     assert not [link for link in links if not (page.parent / link).exists()]
 
 
+PUBLIC = ("jaxfp8", *(f"jaxfp8.{name}" for name in jaxfp8._ON_DEMAND))
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_those_that_the_page_lists(module):
+    page = (ROOT / "docs" / "api_stability.md").read_text()
+    (row,) = re.findall(rf"^\| `{module}` \| (.*) \|$", page, re.MULTILINE)
+    names = re.findall(r"`(\w+)`", row)
+    assert sorted(names) == sorted(importlib.import_module(module).__all__)
+
+
 def test_reference_has_every_public_name():
     reference = (ROOT / "docs" / "reference" / "jaxfp8.rst").read_text()
     assert not set(jaxfp8.__all__) - set(re.findall(r"\w+", reference))
+    pages = {page.stem for page in (ROOT / "docs" / "reference").glob("*.rst")}
+    assert pages == {module.rpartition(".")[2] for module in PUBLIC}
 
 
 def files_on_the_stack(name, action):

@@ -47,7 +47,7 @@ def of_nnx():
 
 def of_linen():
     """A model with an 8-bit layer and one that trains in FP8, its variables and an input."""
-    trains = nn.Dense(8, dot_general_cls=jaxfp8.linen.Fp8DotGeneral)
+    trains = nn.Dense(8, dot_general_cls=jaxfp8.linen.Fp8DirectDotGeneralOp)
     model = nn.Sequential([jaxfp8.linen.Dense(32, recipe=jaxfp8.FP8_STATIC), trains])
     return model.apply, (model.init(jax.random.key(0), X), X)
 
@@ -65,7 +65,7 @@ PROGRAMS = {
 
 def exported(fun, args):
     """The bytes of a program."""
-    export = jax.export.export(jax.jit(fun), disabled_checks=jaxfp8.export_checks())
+    export = jax.export.export(jax.jit(fun), disabled_checks=jaxfp8.ffi.export_checks())
     return export(*args).serialize()
 
 
@@ -97,7 +97,7 @@ def test_a_result_keeps_its_structure(tree):
 
 
 def test_an_exported_derivative_is_read_back():
-    export = jax.export.export(jax.jit(jaxfp8.matmul), disabled_checks=jaxfp8.export_checks())
+    export = jax.export.export(jax.jit(jaxfp8.matmul), disabled_checks=jaxfp8.ffi.export_checks())
     program = jax.export.deserialize(export(X, Q).serialize(vjp_order=1))
     got = jax.grad(lambda x: program.call(x, Q).sum())(X)
     np.testing.assert_allclose(got, jax.grad(lambda x: jaxfp8.matmul(x, Q).sum())(X), rtol=1e-6)

@@ -246,7 +246,7 @@ class TestCudaWithoutGpu:
         assert "jaxfp8_scaled_dot" in text
 
     def test_a_program_is_exported_for_both_platforms(self) -> None:
-        consent = jaxfp8.export_checks()
+        consent = jaxfp8.ffi.export_checks()
         exported = jax.export.export(
             jax.jit(jaxfp8.matmul), platforms=("cpu", "cuda"), disabled_checks=consent
         )(X, QW)

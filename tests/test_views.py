@@ -102,7 +102,9 @@ def test_prepared_view_is_the_prepared_weight():
 
 def test_view_goes_through_jit_and_export():
     w, x = jaxfp8.quantize(normal(5, 8), channelwise_axes=(0,)), normal(2, 8, seed=1)
-    export = jax.export.export(jax.jit(lambda x, w: x @ w), disabled_checks=jaxfp8.export_checks())
+    export = jax.export.export(
+        jax.jit(lambda x, w: x @ w), disabled_checks=jaxfp8.ffi.export_checks()
+    )
     exported = jax.export.deserialize(export(x, w.T).serialize())
     np.testing.assert_allclose(exported.call(x, w.T), x @ w.T, rtol=1e-6)
 

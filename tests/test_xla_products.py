@@ -129,7 +129,7 @@ def test_a_large_product_lowers_to_the_call(hopper):
 
 
 def test_an_exported_program_keeps_the_call(hopper):
-    checks = jaxfp8.export_checks()
+    checks = jaxfp8.ffi.export_checks()
     export = jax.export.export(jax.jit(product), platforms=("cuda",), disabled_checks=checks)
     text = export(values(4, 256), weight(64, 256)).mlir_module()
     assert "custom_call @jaxfp8_scaled_dot" in text

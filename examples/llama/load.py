@@ -59,7 +59,7 @@ def model(
     dtype: Any = jnp.bfloat16,
     over: Mesh | None = None,
     wide: bool = False,
-) -> tuple[Decoder, jaxfp8.nnx.Changes]:
+) -> tuple[Decoder, jaxfp8.typing.Changes]:
     """The decoder of a folder in nnx, and what became of each of its weights.
 
     Args:
@@ -114,7 +114,7 @@ def functions(
 class Floats(Mapping[str, Any]):
     """The tensors of a checkpoint with 8-bit weights as the floats that they stand for."""
 
-    def __init__(self, tensors: jaxfp8.checkpoint.Checkpoint, dtype: Any) -> None:
+    def __init__(self, tensors: jaxfp8.typing.Checkpoint, dtype: Any) -> None:
         self.tensors, self.dtype = tensors, dtype
 
     def __getitem__(self, name: str) -> jax.Array:

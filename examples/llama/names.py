@@ -25,7 +25,7 @@ def name_of(config: Config, path: str) -> str | list[str]:
     found = re.fullmatch(r"model/layers/(\d+)/mlp/(gate|up|down)_proj/kernel", path)
     if config.experts and found:
         return expert_names(config, int(found[1]), found[2])
-    name = jaxfp8.nnx.torch_name(path)
+    name = jaxfp8.checkpoint.torch_name(path)
     return name.replace(".mlp.", ".block_sparse_moe.") if config.family == "mixtral" else name
 
 

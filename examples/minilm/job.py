@@ -69,7 +69,7 @@ class Result:
     embeddings: np.ndarray
     f32: np.ndarray
     checks: list[Check]
-    report: jaxfp8.Report
+    report: jaxfp8.typing.Report
 
     @property
     def passed(self) -> bool:
@@ -138,18 +138,18 @@ def check_numpy(embeddings: np.ndarray, expected: np.ndarray) -> Check:
     return Check(claim=claim, value=lowest, least=LEAST_TO_NUMPY)
 
 
-def check_rewritten(report: jaxfp8.Report) -> Check:
+def check_rewritten(report: jaxfp8.typing.Report) -> Check:
     """Every product with a weight is rewritten; attention multiplies float by float."""
     claim = "products with weights that are rewritten"
     return Check(claim=claim, value=len(report.matched), least=WEIGHT_MATRICES)
 
 
-def has_kernels(report: jaxfp8.Report) -> bool:
+def has_kernels(report: jaxfp8.typing.Report) -> bool:
     """Whether kernels exist for this platform; elsewhere XLA computes the products by design."""
     return all(site.platforms[platform()] is None for site in report.matched)
 
 
-def least_calls(report: jaxfp8.Report, batches: int) -> int:
+def least_calls(report: jaxfp8.typing.Report, batches: int) -> int:
     """How many kernel calls one pass over the sentences has, at least.
 
     A GPU leaves small products to XLA, joins products of one input, and counts a CUDA graph once.

@@ -90,7 +90,7 @@ def encoder(recipe: str) -> Encoder:
     return forward
 
 
-def explain(params: Params, recipe: str, batch: Batch) -> jaxfp8.Report:
+def explain(params: Params, recipe: str, batch: Batch) -> jaxfp8.typing.Report:
     """Which products of the forward function `jaxfp8.rewrite` takes."""
     return jaxfp8.explain(encoder(recipe))(params, batch.ids, batch.mask)
 

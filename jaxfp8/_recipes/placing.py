@@ -75,7 +75,7 @@ def torch_name(path: str) -> str:
 
     Example:
       >>> import jaxfp8.nnx
-      >>> jaxfp8.nnx.torch_name("layers/0/up/kernel")
+      >>> jaxfp8.checkpoint.torch_name("layers/0/up/kernel")
       'layers.0.up.weight'
     """
     *module, last = path.split("/")

@@ -3,23 +3,11 @@
 Weights go from the disk to the devices in their 8 bits; docs/checkpoint.md is the guide.
 """
 
+from jaxfp8._recipes.placing import torch_name
 from jaxfp8.checkpoint._errors import CheckpointError
-from jaxfp8.checkpoint._inspect import Row, Summary, inspect
-from jaxfp8.checkpoint._load import Checkpoint, load, open
+from jaxfp8.checkpoint._inspect import inspect
+from jaxfp8.checkpoint._load import load, open
 from jaxfp8.checkpoint._quantize import quantize
-from jaxfp8.checkpoint._report import Quantized, QuantizedCheckpoint
 from jaxfp8.checkpoint._save import save
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointError",
-    "Quantized",
-    "QuantizedCheckpoint",
-    "Row",
-    "Summary",
-    "inspect",
-    "load",
-    "open",
-    "quantize",
-    "save",
-]
+__all__ = ["CheckpointError", "inspect", "load", "open", "quantize", "save", "torch_name"]

@@ -18,7 +18,7 @@ _HEAD = ("name", "file has", "loads as", "scale", "activations, or why not in 8 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class StoredTensor:
     """One array of a checkpoint.
 
     Attributes:
@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Summary:
+class CheckpointSummary:
     """What a checkpoint holds; prints as a table, in which rows that are alike are one.
 
     Weights in 8 bits come first; what has fewer than two axes is summed up below.
@@ -57,7 +57,7 @@ class Summary:
     path: str
     format: str
     files: int
-    rows: tuple[Row, ...]
+    rows: tuple[StoredTensor, ...]
     problems: tuple[str, ...]
 
     @property
@@ -66,7 +66,7 @@ class Summary:
         return sum(row.nbytes for row in self.rows)
 
     @property
-    def in_floats(self) -> tuple[Row, ...]:
+    def in_floats(self) -> tuple[StoredTensor, ...]:
         """What is no 8-bit weight."""
         return tuple(row for row in self.rows if not row.scale)
 
@@ -93,7 +93,7 @@ class Summary:
         return tables.text(title, _HEAD, shown, footer)
 
 
-def inspect(path: str | os.PathLike[str]) -> Summary:
+def inspect(path: str | os.PathLike[str]) -> CheckpointSummary:
     """What a checkpoint holds and how it would load.
 
     It reads headers, the configuration and zero points, which are left out where all are 0.
@@ -102,7 +102,7 @@ def inspect(path: str | os.PathLike[str]) -> Summary:
       path: as for `load`.
 
     Returns:
-      A `Summary`, which prints as a table. What contradicts itself is in its `problems`.
+      A `CheckpointSummary`, which prints as a table. What contradicts itself is in its `problems`.
 
     Raises:
       CheckpointError: a header, the index or the configuration cannot be read.
@@ -130,9 +130,9 @@ def summary(
     form: Format,
     items: Iterable[Item],
     problems: Iterable[CheckpointError],
-) -> Summary:
+) -> CheckpointSummary:
     """What was found, as rows."""
-    return Summary(
+    return CheckpointSummary(
         path=path,
         format=form.name,
         files=len(folder.files),
@@ -141,13 +141,13 @@ def summary(
     )
 
 
-def _row(item: Item) -> Row:
+def _row(item: Item) -> StoredTensor:
     loads, scale = item.value.dtype.name, ""
     if item.scale is not None:
         loads = "QArray"
         zero = ", zero point" if item.zero_point is not None else ""
         scale = f"{item.granularity}, {item.scale.dtype.name}{zero}"
-    return Row(
+    return StoredTensor(
         path=item.name,
         stored=str(item.value.entry),
         shape=item.value.shape,
@@ -158,7 +158,7 @@ def _row(item: Item) -> Row:
     )
 
 
-def _cells(rows: list[Row]) -> tuple[str, ...]:
+def _cells(rows: list[StoredTensor]) -> tuple[str, ...]:
     row, many = rows[0], f"{len(rows)} x " if len(rows) > 1 else ""
     path = tables.starred({row.path for row in rows})
     nbytes = tables.size(sum(row.nbytes for row in rows))

@@ -17,7 +17,7 @@ from jaxfp8._value.tables import size
 from jaxfp8.checkpoint import _formats
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._folder import Folder
-from jaxfp8.checkpoint._inspect import Summary, summary
+from jaxfp8.checkpoint._inspect import CheckpointSummary, summary
 from jaxfp8.checkpoint._plan import plan
 from jaxfp8.checkpoint._read import Shardings, Transfers, read
 
@@ -91,7 +91,7 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         """The values of a tensor as the file has them, on the host; `name` is the file's."""
         return self._folder.files[self._folder.entries[name].file].read(self._folder.entries[name])
 
-    def summary(self) -> Summary:
+    def summary(self) -> CheckpointSummary:
         """What the checkpoint holds, as `inspect` says it."""
         return summary(self.path, self._folder, self._format, self._items.values(), ())
 

@@ -35,7 +35,7 @@ from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._plan import plan
-from jaxfp8.checkpoint._report import Quantized, QuantizedCheckpoint
+from jaxfp8.checkpoint._report import QuantizedCheckpoint, QuantizedTensor
 
 _OPERATION = "jaxfp8.checkpoint.quantize"
 # Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
@@ -193,7 +193,7 @@ class _Job:
             (self._place / name).unlink()
         return QuantizedCheckpoint(path=str(self._place), recipe=self._recipe.name, rows=rows)
 
-    def _resume(self) -> dict[str, Quantized]:
+    def _resume(self) -> dict[str, QuantizedTensor]:
         """Rows of the tensors that an earlier run finished; a new folder where there was none."""
         job = {
             "files": [
@@ -216,7 +216,7 @@ class _Job:
         lines = journal.read_text().split("\n") if journal.exists() else [""]
         # A last line that was cut short has no end; its tensor is made again.
         journal.write_text("".join(f"{line}\n" for line in lines[:-1]))
-        rows = [Quantized(**json.loads(line)) for line in lines[:-1]]
+        rows = [QuantizedTensor(**json.loads(line)) for line in lines[:-1]]
         return {row.path: row for row in rows}
 
     def _make(
@@ -251,7 +251,7 @@ class _Job:
 
     def _tensor(
         self, descriptor: int, file: File, entry: Entry, entries: dict[str, Entry]
-    ) -> Quantized:
+    ) -> QuantizedTensor:
         if entry.name not in self._weights:
             at = entries[entry.name].start
             for values in file.chunks(entry, _CHUNK_BYTES):
@@ -365,8 +365,8 @@ def _why_left(entry: Entry, selects: Selection) -> str:
     return ""
 
 
-def _row(entry: Entry, after: str, sqnr: float | None, reason: str, nbytes: int) -> Quantized:
-    return Quantized(
+def _row(entry: Entry, after: str, sqnr: float | None, reason: str, nbytes: int) -> QuantizedTensor:
+    return QuantizedTensor(
         path=entry.name,
         before=str(entry),
         shape=entry.shape,
@@ -378,7 +378,7 @@ def _row(entry: Entry, after: str, sqnr: float | None, reason: str, nbytes: int)
     )
 
 
-def _note(journal: Any, row: Quantized) -> None:
+def _note(journal: Any, row: QuantizedTensor) -> None:
     """Says that a tensor is safe on the disk."""
     journal.write(json.dumps(dataclasses.asdict(row)) + "\n")
     journal.flush()

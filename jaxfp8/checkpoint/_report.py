@@ -12,7 +12,7 @@ _HEAD = ("name", "was", "is", "SQNR dB", "why not", "bytes")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantized:
+class QuantizedTensor:
     """What became of one tensor.
 
     Attributes:
@@ -51,16 +51,16 @@ class QuantizedCheckpoint:
 
     path: str
     recipe: str
-    rows: tuple[Quantized, ...]
+    rows: tuple[QuantizedTensor, ...]
 
     @property
-    def changed(self) -> tuple[Quantized, ...]:
+    def changed(self) -> tuple[QuantizedTensor, ...]:
         """The weights that are in 8 bits now, worst first."""
         rows = (row for row in self.rows if row.sqnr is not None)
         return tuple(sorted(rows, key=lambda row: row.sqnr or 0.0))
 
     @property
-    def left(self) -> tuple[Quantized, ...]:
+    def left(self) -> tuple[QuantizedTensor, ...]:
         """What stays in floats."""
         return tuple(row for row in self.rows if row.sqnr is None)
 
@@ -92,7 +92,7 @@ class QuantizedCheckpoint:
         return tables.text(title, _HEAD, [_cells(r, errors) for r in tables.alike(shown)], footer)
 
 
-def _cells(rows: list[Quantized], errors: dict[str, float | None]) -> tuple[str, ...]:
+def _cells(rows: list[QuantizedTensor], errors: dict[str, float | None]) -> tuple[str, ...]:
     row, many = rows[0], f"{len(rows)} x " if len(rows) > 1 else ""
     found = [e for e in (errors[row.path] for row in rows) if e is not None]
     sqnr = ""

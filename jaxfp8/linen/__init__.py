@@ -3,8 +3,6 @@
 `import jaxfp8` alone does not import Flax: this module does, when it is first used.
 """
 
-from jaxfp8._recipes.placing import torch_name
-from jaxfp8._value.changes import Change, Changes
 from jaxfp8.linen._layers import Dense, DenseGeneral, Einsum, Embed
 from jaxfp8.linen._load import load
 from jaxfp8.linen._partition import combine, partition
@@ -14,7 +12,6 @@ from jaxfp8.linen._report import report
 from jaxfp8.linen._serialization import register as _register
 from jaxfp8.linen._training import (
     Fp8DirectDotGeneralOp,
-    Fp8DotGeneral,
     Fp8Einsum,
     accumulate,
     shared_scaling,
@@ -24,14 +21,11 @@ from jaxfp8.linen._training import (
 _register()
 
 __all__ = [
-    "Change",
-    "Changes",
     "Dense",
     "DenseGeneral",
     "Einsum",
     "Embed",
     "Fp8DirectDotGeneralOp",
-    "Fp8DotGeneral",
     "Fp8Einsum",
     "accumulate",
     "combine",
@@ -42,5 +36,4 @@ __all__ = [
     "report",
     "shared_scaling",
     "split_state",
-    "torch_name",
 ]

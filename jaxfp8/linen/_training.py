@@ -140,9 +140,6 @@ class Fp8DirectDotGeneralOp(_Fp8):
         return self._dot(lhs, rhs, dimension_numbers, dtype, out_sharding)
 
 
-Fp8DotGeneral = Fp8DirectDotGeneralOp
-
-
 class Fp8Einsum(_Fp8):
     """FP8 training for an einsum of activations and weights; a drop-in for Flax's `Fp8Einsum`.
 

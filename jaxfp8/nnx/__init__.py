@@ -3,8 +3,6 @@
 `import jaxfp8` alone does not import Flax: this module does, when it is first used.
 """
 
-from jaxfp8._recipes.placing import torch_name
-from jaxfp8._value.changes import Change, Changes
 from jaxfp8.nnx._base import EightBitLayer
 from jaxfp8.nnx._layers import Einsum, Embed, Linear, LinearGeneral, LoRALinear
 from jaxfp8.nnx._load import load
@@ -16,8 +14,6 @@ from jaxfp8.nnx._training import fp8_training
 from jaxfp8.nnx._variables import QParam
 
 __all__ = [
-    "Change",
-    "Changes",
     "EightBitLayer",
     "Einsum",
     "Embed",
@@ -34,6 +30,5 @@ __all__ = [
     "prepare",
     "quantize",
     "report",
-    "torch_name",
     "unprepare",
 ]

@@ -212,7 +212,7 @@ def test_a_process_that_only_imports_the_package_runs_a_program(tmp_path):
     pytest.importorskip("flatbuffers")
     x, w = activations(0, 8, 256).astype(jnp.float32), weight(0, 256, 128)
     fun = jax.jit(lambda x: jaxfp8.matmul(x, w))
-    program = jax.export.export(fun, disabled_checks=jaxfp8.export_checks())(x)
+    program = jax.export.export(fun, disabled_checks=jaxfp8.ffi.export_checks())(x)
     (tmp_path / "program").write_bytes(program.serialize())
     np.save(tmp_path / "x.npy", x)
     command = [sys.executable, "-c", _RUN, "program", "y.npy", "x.npy"]

@@ -27,7 +27,7 @@ import jaxfp8
 import jaxfp8.linen
 
 STATE = "_overwrite_with_gradient"
-OURS = jaxfp8.linen.Fp8DotGeneral
+OURS = jaxfp8.linen.Fp8DirectDotGeneralOp
 THEIRS = nn.Fp8DotGeneral
 
 

@@ -170,7 +170,9 @@ def test_nothing_to_compare_is_refused():
 
 TRAINING = {
     "delayed": jaxfp8.linen.Fp8DirectDotGeneralOp,
-    "current": functools.partial(jaxfp8.linen.Fp8DotGeneral, recipe=jaxfp8.CurrentScaling()),
+    "current": functools.partial(
+        jaxfp8.linen.Fp8DirectDotGeneralOp, recipe=jaxfp8.CurrentScaling()
+    ),
     "flax": nn.Fp8DirectDotGeneralOp,
 }
 

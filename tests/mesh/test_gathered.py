@@ -20,7 +20,7 @@ def _not_told(monkeypatch) -> None:
 
 
 def exported():
-    consent = jaxfp8.export_checks()
+    consent = jaxfp8.ffi.export_checks()
     return jax.export.export(jax.jit(lambda x: jaxfp8.matmul(x, QW)), disabled_checks=consent)
 
 

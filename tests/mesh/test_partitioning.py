@@ -417,7 +417,7 @@ def test_a_mesh_with_explicit_axes_is_left_to_xla() -> None:
 
 def test_an_unpartitioned_call_is_whole_on_each_device() -> None:
     args = put(X, "x", mesh=mesh_of(4)), sharded(QW, None, "y")
-    with jaxfp8.unpartitioned():
+    with jaxfp8.ffi.unpartitioned():
         text = jax.jit(jaxfp8.matmul).lower(*args).as_text()
         got = jax.jit(jaxfp8.matmul)(*args)
     assert "CustomSPMDPartitioning" not in text

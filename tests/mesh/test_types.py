@@ -169,7 +169,7 @@ def test_an_exported_program_splits_its_calls(mesh):
     x = jax.device_put(jnp.ones((64, 256)), P("d", None))
     w = jax.device_put(jnp.ones((256, 128), jnp.int8), P(None, "m"))
     function = jax.jit(lambda x, w: jaxfp8.matmul(x, jaxfp8.QArray(w, jnp.float32(1))))
-    exported = jax.export.export(function, disabled_checks=jaxfp8.export_checks())(x, w)
+    exported = jax.export.export(function, disabled_checks=jaxfp8.ffi.export_checks())(x, w)
     again = jax.export.deserialize(exported.serialize())
     y = again.call(x, w)
     np.testing.assert_array_equal(y, 256)
@@ -205,7 +205,7 @@ def assert_same(got, want):
 
 def test_an_exported_step_of_training_splits_its_calls(mesh):
     args = of_step(mesh)
-    exported = jax.export.export(jax.jit(step), disabled_checks=jaxfp8.export_checks())(*args)
+    exported = jax.export.export(jax.jit(step), disabled_checks=jaxfp8.ffi.export_checks())(*args)
     again = jax.jit(jax.export.deserialize(exported.serialize()).call)
     assert sorted(sent(again, *args)) == sorted(sent(step, *args))
     assert_same(again(*args), jax.jit(step)(*args))

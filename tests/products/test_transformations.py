@@ -145,6 +145,6 @@ class TestTransformations:
 
     def test_export(self) -> None:
         exported = jax.export.export(
-            jax.jit(jaxfp8.matmul), disabled_checks=jaxfp8.export_checks()
+            jax.jit(jaxfp8.matmul), disabled_checks=jaxfp8.ffi.export_checks()
         )(X, QW)
         close(exported.call(X, QW), X @ DW)

@@ -291,7 +291,7 @@ def test_a_program_for_a_cpu_holds_a_call_for_each_product() -> None:
 def test_an_exported_program_holds_a_call_for_each_product() -> None:
     """Nothing is known of the GPU that it will run on."""
     fun = jax.jit(jaxfp8.rewrite(heads))
-    checks = jaxfp8.export_checks()
+    checks = jaxfp8.ffi.export_checks()
     exported = jax.export.export(fun, platforms=("cuda",), disabled_checks=checks)(X, WS)
     assert "jaxfp8_joint_dots" not in exported.mlir_module()
 

@@ -115,7 +115,7 @@ def test_a_prepared_weight_is_refused():
     g = jaxfp8.quantize_dots(lambda w, x: x @ w, jaxfp8.INT8_W8A16)
     w = jaxfp8.prepare(jaxfp8.quantize(normal(8, 64), jnp.int8, channelwise_axes=(1,)))
     for call in (g, g.explain, g.compare):
-        with pytest.raises(TypeError, match=r"holds PreparedArray.*pass `restore\(\)` of it"):
+        with pytest.raises(TypeError, match=r"holds PreparedArray.*pass `unprepare\(\)` of it"):
             call(w, normal(2, 8))
     close(g(w.unprepare(), normal(2, 8)), normal(2, 8) @ jaxfp8.dequantize(w))
 

@@ -126,7 +126,7 @@ def register_if_it_runs_here(platform: str) -> None:
         ensure_registered(platform)
 
 
-def register_ffi_targets(platform: str = "cpu") -> None:
+def register_targets(platform: str = "cpu") -> None:
     """Registers the custom calls with XLA, for use through `jax.ffi.ffi_call`.
 
     Importing this package does so if the library fits; this function says why if it does not.
@@ -140,7 +140,7 @@ def register_ffi_targets(platform: str = "cpu") -> None:
 
     Example:
       >>> import jaxfp8
-      >>> jaxfp8.register_ffi_targets()
+      >>> jaxfp8.ffi.register_targets()
     """
     ensure_registered(platform)
 
@@ -253,7 +253,7 @@ def keep_plans(path: str | pathlib.Path | None) -> None:
     text = ctypes.create_string_buffer(4096)
     name = "" if path is None else str(path)
     if not _library("cuda").jaxfp8_cuda_set_plan_file(name.encode(), text, len(text)):
-        raise OSError(f"`jaxfp8._call.library.ffi.keep_plans`: {text.value.decode()}")
+        raise OSError(f"`jaxfp8.ffi.keep_plans`: {text.value.decode()}")
 
 
 def allow_timing(allowed: bool) -> None:

@@ -45,7 +45,7 @@ def unpartitioned() -> Iterator[None]:
       >>> mesh = jax.sharding.AbstractMesh((2,), ("x",))
       >>> rows = jax.sharding.NamedSharding(mesh, jax.P("x"))
       >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32, sharding=rows)
-      >>> with jaxfp8.unpartitioned():
+      >>> with jaxfp8.ffi.unpartitioned():
       ...     traced = jax.jit(lambda x: jaxfp8.matmul(x, w)).trace(x)
       >>> "jaxfp8_scaled_dot" in traced.lower(lowering_platforms=("cpu",)).as_text()
       True

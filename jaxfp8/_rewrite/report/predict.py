@@ -137,7 +137,7 @@ def predict(report: Report, device: str) -> Prediction:
     if name is None:
         got, needs = f"is {device!r}", f"numbers are known of {', '.join(known)}"
         remedy = "name one of these; `python -m jaxfp8 bench --step` measures any other"
-        raise ValueError(message("jaxfp8.Report.predict", "`device`", got, needs, remedy))
+        raise ValueError(message("jaxfp8.typing.Report.predict", "`device`", got, needs, remedy))
     numbers = known[name]
     products = tuple(_product(site, numbers) for site in (*report.sites, *report.calls))
     return Prediction(
