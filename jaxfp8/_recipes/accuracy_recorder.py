@@ -15,12 +15,14 @@ import numpy as np
 from jaxfp8._ops import int8_compute
 from jaxfp8._ops.quantize import dequantize
 from jaxfp8._recipes.accuracy_report import LayerError, OperandError, SecondRounding
-from jaxfp8._recipes.recipes import Recipe
+from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
+from jaxfp8._recipes.scaling import Scaling
+from jaxfp8._recipes.training_codes import forward_codes
 from jaxfp8._value.accuracy import Error, pooled
 from jaxfp8._value.dtypes import finite_range, is_float8
 from jaxfp8._value.prepared import EightBitArray, PreparedArray, is_held, stored
 from jaxfp8._value.qarray import QArray, scale_and_zero_point
-from jaxfp8._value.spec import Shape
+from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8._value.tiles import map_tiles
 from jaxfp8._value.transposed import TransposedArray
 
@@ -37,7 +39,43 @@ class Layer:
     shape: Shape
 
 
-def second_rounding(
+def operands(
+    recipe: Recipe | TrainingRecipe,
+    numbers: DimensionNumbers,
+    x: jax.Array,
+    wide: Any,
+    held: Any,
+    *,
+    scale: Any = None,
+    state: tuple[Scaling | None, Scaling | None] = (None, None),
+) -> dict[str, Any]:
+    """Both operands of the product of a layer, in floats and as the product takes them.
+
+    Args:
+      recipe: for inference or for training.
+      numbers: dimension numbers of activations and weight.
+      x: the activations in floats.
+      wide: the weight in floats; None if that is unknown.
+      held: the weight as the layer holds it.
+      scale: of the activations of a static recipe.
+      state: delayed scalings of activations and weight.
+
+    Returns:
+      The arguments `weight`, `activation` and `second` of `Recorder.layer`.
+    """
+    (axes, contracting), (batch, shared) = numbers
+    second = None
+    if isinstance(recipe, Recipe):
+        narrow: Any = recipe.quantize_activation(x, axes, batch, scale=scale)
+        second = _second_rounding(recipe, held, tuple(contracting))
+    else:
+        narrow = forward_codes(recipe, x, state[0], tuple(axes), tuple(batch))
+        held = forward_codes(recipe, wide, state[1], tuple(contracting), tuple(shared))
+    weight = None if wide is None else (wide, held)
+    return {"weight": weight, "activation": (x, narrow), "second": second}
+
+
+def _second_rounding(
     recipe: Recipe, weight: Any, contracting: Shape
 ) -> tuple[EightBitArray, Shape] | None:
     """An FP8 weight that is rounded once more, to int8, and the axes that its product sums over.
@@ -78,7 +116,7 @@ class Recorder:
           exact, got: output of the float layer and of the 8-bit one, on one input.
           weight, activation: the float operand and what the product takes in its place; None, or
             a pair without an 8-bit array, where it is not in 8 bits.
-          second: as `second_rounding` gives it.
+          second: an FP8 weight that is rounded once more, and the axes that its product sums over.
         """
         sums = _call_sums(exact, got, second, weight=weight, activation=activation)
         jax.debug.callback(functools.partial(self._note, layer), sums)

@@ -20,19 +20,18 @@ from jaxfp8._recipes.accuracy_comparison import (
     compared,
     rounds_activations,
 )
-from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, second_rounding
+from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, operands
 from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.recipes import Recipe, TrainingRecipe
 from jaxfp8._recipes.rules import Rule, as_rules, choose
 from jaxfp8._recipes.selection import Selection, Where, tell, unmatched_rules
-from jaxfp8._recipes.training_codes import forward_codes
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import is_held
 from jaxfp8._value.progress import progress
-from jaxfp8._value.spec import Shape
+from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.linen import _layers
 from jaxfp8.linen._apply import applied, check_call
-from jaxfp8.linen._kernel import PARAMS
+from jaxfp8.linen._kernel import INPUT_SCALE, PARAMS
 from jaxfp8.linen._training import scaling_of, training_recipe
 
 _OPERATION = "jaxfp8.linen.report"
@@ -235,8 +234,8 @@ class _Watch:
         self.rounds |= rounds_activations(compared.recipe)
         self.unknown |= compared.unknown
         y = compared.floats(compared.wide)
-        operands = compared.operands(held)
-        return self.recorder.layer_of(compared.named(path), exact=y, got=y8, **operands)
+        known = compared.operands(held)
+        return self.recorder.layer_of(compared.named(path), exact=y, got=y8, **known)
 
     def _recipe(self, path: str, module: nn.Module) -> Recipe | TrainingRecipe | None:
         if type(module) in _FLAX:
@@ -308,21 +307,14 @@ class _Call:
     def operands(self, held: Any) -> dict[str, Any]:
         """The operands in floats, and as the product takes them."""
         name, x = self._name, jnp.asarray(self.args[0])
-        wide, recipe = self.wide[name], self.recipe
-        found = {"weight": None if self.unknown else (wide, held[name])}
+        wide = None if self.unknown else self.wide[name]
         if name == "embedding" and self.method == "__call__":
-            return found
-        axes, batch, of_kernel = _summed(self.module, x, wide.shape)
-        if isinstance(recipe, Recipe):
-            scale = held.get("input_scale")
-            found["activation"] = x, recipe.quantize_activation(x, axes, batch, scale=scale)
-            return {**found, "second": second_rounding(recipe, held[name], of_kernel[0])}
-        assert recipe is not None
-        old_x, old = scaling_of(self.module, "input"), scaling_of(self.module, "kernel")
-        return {
-            "activation": (x, forward_codes(recipe, x, old_x, axes, batch)),
-            "weight": (wide, forward_codes(recipe, wide, old, *of_kernel)),
-        }
+            return {"weight": None if wide is None else (wide, held[name])}
+        assert self.recipe is not None
+        numbers = _numbers(self.module, x, self.wide[name].shape)
+        old = scaling_of(self.module, "input"), scaling_of(self.module, "kernel")
+        scale = held.get(INPUT_SCALE)
+        return operands(self.recipe, numbers, x, wide, held[name], scale=scale, state=old)
 
 
 def _widened(value: Any) -> Any:
@@ -342,20 +334,18 @@ def _like(module: nn.Module, kind: type[nn.Module], **fields: Any) -> nn.Module:
     return kind(**shared, **fields, parent=None)
 
 
-def _summed(module: Any, x: jax.Array, kernel: Shape) -> tuple[Shape, Shape, tuple[Shape, Shape]]:
-    """Axes of an input that a product sums over, its batch axes, and those of the kernel."""
+def _numbers(module: Any, x: jax.Array, kernel: Shape) -> DimensionNumbers:
+    """Dimension numbers of the product of a layer with an input."""
     if isinstance(module, nn.DenseGeneral | _layers.DenseGeneral):
-        axes, batch = tuple(_positive(module.axis, x)), tuple(_positive(module.batch_dims, x))
+        axes, batch = (_positive(given, x) for given in (module.axis, module.batch_dims))
         first = len(batch)
-        return axes, batch, (tuple(range(first, first + len(axes))), tuple(range(first)))
+        return (axes, tuple(range(first, first + len(axes)))), (batch, tuple(range(first)))
     if isinstance(module, nn.Einsum | _layers.Einsum) and module.einsum_str:
         parsed = einsum.parse(_OPERATION, module.einsum_str, x.ndim, len(kernel))
-        numbers = normalise(_OPERATION, parsed.dimension_numbers, (x.shape, kernel))
-        (axes, of_kernel), (batch, shared) = numbers
-        return tuple(axes), tuple(batch), (tuple(of_kernel), tuple(shared))
+        return normalise(_OPERATION, parsed.dimension_numbers, (x.shape, kernel))
     axis = 1 if isinstance(module, nn.Embed | _layers.Embed) else 0
-    return (x.ndim - 1,), (), ((axis,), ())
+    return ((x.ndim - 1,), (axis,)), ((), ())
 
 
-def _positive(axes: Any, x: jax.Array) -> list[int]:
-    return [axis % x.ndim for axis in ((axes,) if isinstance(axes, int) else axes)]
+def _positive(axes: Any, x: jax.Array) -> Shape:
+    return tuple(axis % x.ndim for axis in ((axes,) if isinstance(axes, int) else axes))

@@ -77,17 +77,20 @@ class EightBitLayer(nnx.Module):
             self.bias = nnx.data(layer.bias)
 
     def _keep(self, held: Held) -> None:
-        """Stores the weight. `Embed` has other names for the variables."""
-        self.kernel, self.kernel_scale = held.codes, nnx.data(held.scale)
-        self.kernel_zero_point = nnx.data(held.zero_point)
+        """Stores the weight."""
+        setattr(self, self.WEIGHT, held.codes)
+        setattr(self, f"{self.WEIGHT}_scale", nnx.data(held.scale))
+        setattr(self, f"{self.WEIGHT}_zero_point", nnx.data(held.zero_point))
         self.tiles, self.order, self.prepared = held.tiles, held.order, held.prepared
 
     def held(self) -> Held:
         """The weight as this layer stores it."""
+        names = (self.WEIGHT, f"{self.WEIGHT}_scale", f"{self.WEIGHT}_zero_point")
+        codes, scale, zero_point = (getattr(self, name) for name in names)
         return Held(
-            codes=self.kernel,
-            scale=self.kernel_scale,
-            zero_point=self.kernel_zero_point,
+            codes=codes,
+            scale=scale,
+            zero_point=zero_point,
             tiles=self.tiles,
             order=self.order,
             prepared=self.prepared,
@@ -219,12 +222,8 @@ class EightBitLayer(nnx.Module):
             return x.astype(self.dtype)
         return x.astype(jnp.promote_types(x.dtype, self.param_dtype))
 
-    def activation(self, x: jax.Array, numbers: DimensionNumbers) -> QArray | jax.Array:
-        """The input as the product takes it."""
-        (axes, _), (batch, _) = numbers
-        return self.recipe.quantize_activation(x, axes, batch, scale=self._input_scale())
-
-    def _input_scale(self) -> jax.Array | None:
+    def static_scale(self) -> jax.Array | None:
+        """The scale of the input of a static recipe."""
         return None if self.input_scale is None else self.input_scale[...]
 
     def _product(
@@ -239,7 +238,7 @@ class EightBitLayer(nnx.Module):
             self.weight,
             numbers,
             self.recipe,
-            scale=self._input_scale(),
+            scale=self.static_scale(),
             bias=bias,
             precision=getattr(self, "precision", None),
             preferred_element_type=getattr(self, "preferred_element_type", None),

@@ -17,7 +17,6 @@ from jaxfp8._recipes.recipes import FP8_W8A16, Recipe
 from jaxfp8._value import compat
 from jaxfp8._value.spec import DimensionNumbers, Shape
 from jaxfp8.nnx._base import EightBitLayer
-from jaxfp8.nnx._variables import Held
 
 
 class Linear(EightBitLayer):
@@ -320,22 +319,6 @@ class Embed(EightBitLayer):
         **settings: Any,
     ) -> None:
         self._adopt(layer or nnx.Embed(num_embeddings, features, **settings), recipe, path, scale)
-
-    def _keep(self, held: Held) -> None:
-        self.embedding, self.embedding_scale = held.codes, nnx.data(held.scale)
-        self.embedding_zero_point = nnx.data(held.zero_point)
-        self.tiles, self.order, self.prepared = held.tiles, held.order, held.prepared
-
-    def held(self) -> Held:
-        """The table as this layer stores it."""
-        return Held(
-            codes=self.embedding,
-            scale=self.embedding_scale,
-            zero_point=self.embedding_zero_point,
-            tiles=self.tiles,
-            order=self.order,
-            prepared=self.prepared,
-        )
 
     def _weight_axes(self) -> tuple[Shape, Shape]:
         return (1,), ()

@@ -13,12 +13,11 @@ from jaxfp8._recipes.accuracy_comparison import (
     compared,
     rounds_activations,
 )
-from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, second_rounding
+from jaxfp8._recipes.accuracy_recorder import Layer, Recorder, operands
 from jaxfp8._recipes.accuracy_report import AccuracyReport
 from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._recipes.rules import Rule
 from jaxfp8._recipes.selection import Selection, Where
-from jaxfp8._recipes.training_codes import forward_codes
 from jaxfp8._value.errors import message
 from jaxfp8._value.progress import progress
 from jaxfp8.nnx._base import EightBitLayer
@@ -149,8 +148,7 @@ def _compared(
         def watch(path: str, layer: Any, method: str, given: tuple[Any, ...], y: Any) -> None:
             twin = getattr(layer, _TWIN)
             got = getattr(twin, method)(*given)
-            operands = _operands if isinstance(twin, EightBitLayer) else _training_operands
-            known = operands(layer, twin, method, given)
+            known = _operands(layer, twin, method, given)
             if not is_whole and _is_rounded(twin):
                 known["weight"] = None
             recorder.layer(_named(path, layer, twin), exact=y, got=got, **known)
@@ -224,34 +222,19 @@ def _named(path: str, layer: Any, twin: Any) -> Layer:
 
 
 def _operands(layer: Any, twin: Any, method: str, given: tuple[Any, ...]) -> dict[str, Any]:
-    """The operands of one call of an 8-bit layer, beside those of the float layer."""
-    weight = twin.weight
-    found = {"weight": (_weight(layer), weight), "activation": None, "second": None}
-    if method == "__call__" and twin.WEIGHT == "embedding":
-        return found
-    x = twin.cast(given[0])
-    contracting = twin.axes_of(twin, weight.ndim)[0]
-    return {
-        **found,
-        "activation": (x, twin.activation(x, twin.numbers(x, *given[1:2]))),
-        "second": second_rounding(twin.recipe, weight, contracting),
-    }
-
-
-def _training_operands(
-    layer: Any, twin: Any, method: str, given: tuple[Any, ...]
-) -> dict[str, Any]:
-    """The same of a layer that trains in FP8; it has no other method than the call."""
-    product: Any = training_product(twin)
-    floats = TWINS[type(layer)].of(layer, _AS_IT_IS)
-    x, kernel = floats.cast(given[0]), floats.weight
-    (x_axes, axes), (x_batch, batch) = floats.numbers(x, *given[1:2])
+    """The operands of one call of a layer in 8 bits or FP8 training, beside the float layer."""
+    product = training_product(twin)
+    wide = _weight(layer)
+    if product is None and method == "__call__" and twin.WEIGHT == "embedding":
+        return {"weight": (wide, twin.weight)}
+    narrow = twin if product is None else TWINS[type(layer)].of(layer, _AS_IT_IS)
+    x = narrow.cast(given[0])
+    numbers = narrow.numbers(x, *given[1:2])
+    if product is None:
+        return operands(twin.recipe, numbers, x, wide, twin.weight, scale=twin.static_scale())
     state = product.state()
     old = (None, None) if state is None else (state.input, state.kernel)
-    return {
-        "weight": (kernel, forward_codes(product.recipe, kernel, old[1], axes, batch)),
-        "activation": (x, forward_codes(product.recipe, x, old[0], x_axes, x_batch)),
-    }
+    return operands(product.recipe, numbers, x, narrow.weight, None, state=old)
 
 
 def _in_floats(model: nnx.Module) -> nnx.Module:
