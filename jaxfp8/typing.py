@@ -11,7 +11,6 @@ from jaxfp8._value.accuracy import Comparison
 from jaxfp8._value.changes import Change, Changes
 from jaxfp8.checkpoint._inspect import CheckpointSummary, StoredTensor
 from jaxfp8.checkpoint._load import Checkpoint
-from jaxfp8.checkpoint._report import QuantizedCheckpoint, QuantizedTensor
 
 __all__ = [
     "AccuracyReport",
@@ -20,9 +19,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointSummary",
     "Comparison",
-    "QuantizedCheckpoint",
     "QuantizedDots",
-    "QuantizedTensor",
     "Report",
     "Scaling",
     "Site",

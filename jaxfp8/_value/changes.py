@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 from jaxfp8._value import tables
 
-_HEAD = ("where", "kind", "weight", "becomes", "recipe, or why not", "bytes")
+_HEAD = ("where", "kind", "weight", "becomes", "recipe, or why not", "SQNR dB", "bytes")
+_SQNR = _HEAD.index("SQNR dB")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,7 @@ class Change:
       recipe: name of the recipe; "" if the weight stayed as it was.
       reason: why the weight stayed as it was; "" if it was changed.
       bytes_before, bytes_after: of weight, scale and zero point, without the bias.
+      sqnr: signal to quantisation noise of the weight, in dB; None if it was not measured.
     """
 
     path: str
@@ -34,6 +37,7 @@ class Change:
     reason: str
     bytes_before: int
     bytes_after: int
+    sqnr: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,20 +74,29 @@ class Changes:
         """All rows, and totals, as JSON."""
         totals = {name: getattr(self, name) for name in ("bytes_saved", "others", "other_bytes")}
         rows = [dataclasses.asdict(row) for row in self.rows]
-        return json.dumps({**totals, "rows": rows}, indent=indent)
+        for row in rows:
+            if row["sqnr"] is not None and not math.isfinite(row["sqnr"]):
+                row["sqnr"] = str(row["sqnr"])
+        return json.dumps({**totals, "rows": rows}, indent=indent, allow_nan=False)
 
     def to_html(self) -> str:
         """The table as HTML."""
-        return tables.html(self._title(), _HEAD, self._table(), self._footer())
+        return tables.html(self._title(), *self._table(), self._footer())
 
     def _repr_html_(self) -> str:
         return self.to_html()
 
     def __str__(self) -> str:
-        return tables.text(self._title(), _HEAD, self._table(), self._footer())
+        return tables.text(self._title(), *self._table(), self._footer())
 
-    def _table(self) -> list[tuple[str, ...]]:
-        return [_cells(rows) for rows in tables.alike(self.rows)]
+    def _table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Head and rows. Weights that differ in their error alone print as one, with its range."""
+        errors = {row.path: row.sqnr for row in self.rows}
+        groups = tables.alike(dataclasses.replace(row, sqnr=None) for row in self.rows)
+        cells = [_HEAD, *(_cells(rows, [errors[row.path] for row in rows]) for rows in groups)]
+        if all(error is None for error in errors.values()):
+            cells = [row[:_SQNR] + row[_SQNR + 1 :] for row in cells]
+        return cells[0], cells[1:]
 
     def _title(self) -> str:
         before, after = (
@@ -133,7 +146,7 @@ def why_wide(kind: type) -> str:
     return "it is no layer's weight; `jaxfp8.quantize_dots` can run its products in 8 bits"
 
 
-def _cells(rows: list[Change]) -> tuple[str, ...]:
+def _cells(rows: list[Change], errors: list[float | None]) -> tuple[str, ...]:
     """The cells of weights whose paths differ only in numbers."""
     row, many = rows[0], f"{len(rows)} x " if len(rows) > 1 else ""
     before, after = (tables.size(len(rows) * n) for n in (row.bytes_before, row.bytes_after))
@@ -141,4 +154,6 @@ def _cells(rows: list[Change]) -> tuple[str, ...]:
     becomes, why = ("as it was", row.reason) if row.reason else (row.after, row.recipe)
     sizes = before if row.reason else f"{before} -> {after}"
     path = tables.starred({row.path for row in rows})
-    return path, many + row.kind, weight, becomes, why, sizes
+    shown = [f"{error:.1f}" for error in sorted(e for e in errors if e is not None)]
+    sqnr = "..".join(dict.fromkeys(shown[:1] + shown[-1:]))
+    return path, many + row.kind, weight, becomes, why, sqnr, sizes

@@ -25,6 +25,7 @@ from jaxfp8._recipes.quantization import Quantization
 from jaxfp8._recipes.recipes import Recipe, check_recipe
 from jaxfp8._recipes.selection import Selection, Where
 from jaxfp8._value import accuracy
+from jaxfp8._value.changes import Change, Changes
 from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray
 from jaxfp8._value.spec import Shape, tile_counts
@@ -35,7 +36,6 @@ from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._folder import Folder
 from jaxfp8.checkpoint._header import Entry
 from jaxfp8.checkpoint._plan import plan
-from jaxfp8.checkpoint._report import QuantizedCheckpoint, QuantizedTensor
 
 _OPERATION = "jaxfp8.checkpoint.quantize"
 # Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
@@ -57,7 +57,7 @@ def quantize(
     *,
     where: Where = None,
     overwrite: bool = False,
-) -> QuantizedCheckpoint:
+) -> Changes:
     """Makes an 8-bit checkpoint of one in floats, in the memory of a few rows of a tensor.
 
     Codes and scales are those of `jaxfp8.quantize`. All other tensors and files are copied. The
@@ -75,7 +75,7 @@ def quantize(
       overwrite: whether to replace what is at `dst`.
 
     Returns:
-      The error and the bytes of each weight, and what was left and why.
+      The error and the bytes of each weight, worst first, and what was left and why. Print it.
 
     Warns:
       FallbackWarning: `where` selects nothing. Nothing is written yet.
@@ -173,7 +173,7 @@ class _Job:
                 entries = self._make(self._work / name, file, journal, done)
                 self._files[name] = list(entries.values())
 
-    def finish(self) -> QuantizedCheckpoint:
+    def finish(self) -> Changes:
         """Writes the configuration, copies what is no weight, and renames the folder."""
         source = pathlib.Path(self._folder.path)
         config: dict[str, Any] = {}
@@ -187,13 +187,13 @@ class _Job:
             _write.write_json(self._work / _folder.CONFIG, config)
         if len(self._files) > 1:
             _write.write_index(self._work, self._files)
-        rows = tuple(self._rows[name] for name in self._folder.entries)
+        rows = [self._rows[name] for name in self._folder.entries]
         _write.put_in_place(self._work, self._place)
         for name in (_JOB, _JOURNAL):  # only now: a run that is cut off before can still go on
             (self._place / name).unlink()
-        return QuantizedCheckpoint(path=str(self._place), recipe=self._recipe.name, rows=rows)
+        return _changes(rows)
 
-    def _resume(self) -> dict[str, QuantizedTensor]:
+    def _resume(self) -> dict[str, Change]:
         """Rows of the tensors that an earlier run finished; a new folder where there was none."""
         job = {
             "files": [
@@ -216,8 +216,8 @@ class _Job:
         lines = journal.read_text().split("\n") if journal.exists() else [""]
         # A last line that was cut short has no end; its tensor is made again.
         journal.write_text("".join(f"{line}\n" for line in lines[:-1]))
-        rows = [QuantizedTensor(**json.loads(line)) for line in lines[:-1]]
-        return {row.path: row for row in rows}
+        rows = [Change(**json.loads(line)) for line in lines[:-1]]
+        return {row.path: dataclasses.replace(row, shape=tuple(row.shape)) for row in rows}
 
     def _make(
         self, path: pathlib.Path, file: File, journal: Any, done: Callable[[int], None]
@@ -251,12 +251,12 @@ class _Job:
 
     def _tensor(
         self, descriptor: int, file: File, entry: Entry, entries: dict[str, Entry]
-    ) -> QuantizedTensor:
+    ) -> Change:
         if entry.name not in self._weights:
             at = entries[entry.name].start
             for values in file.chunks(entry, _CHUNK_BYTES):
                 at += _write.write_at(descriptor, at, values)
-            return _row(entry, "", None, self._reasons[entry.name], entry.nbytes)
+            return _left(entry, self._reasons[entry.name])
         errors: list[accuracy.Error] = []
         scales: list[Any] = []
         zeros: list[Any] = []
@@ -273,8 +273,13 @@ class _Job:
             whole = pieces[0].reshape(shape) if shape == (1,) else np.concatenate(pieces)
             _write.write_at(descriptor, entries[name].start, whole)
         after = sum(entries[name].nbytes for name in parts)
-        dtype = np.dtype(self._how.dtype).name
-        return _row(entry, dtype, accuracy.pooled(errors).sqnr, "", after)
+        return dataclasses.replace(
+            _left(entry, ""),
+            after=np.dtype(self._how.dtype).name,
+            recipe=self._recipe.name,
+            bytes_after=after,
+            sqnr=accuracy.pooled(errors).sqnr,
+        )
 
     def _quantized(self, file: File, entry: Entry) -> Iterator[tuple[np.ndarray, QArray]]:
         """Rows of a weight, and the same in 8 bits."""
@@ -365,20 +370,32 @@ def _why_left(entry: Entry, selects: Selection) -> str:
     return ""
 
 
-def _row(entry: Entry, after: str, sqnr: float | None, reason: str, nbytes: int) -> QuantizedTensor:
-    return QuantizedTensor(
+def _left(entry: Entry, reason: str) -> Change:
+    """The row of a tensor that stays as it is."""
+    dtype = str(_dtypes.BY_CODE.get(entry.code, entry.code))
+    return Change(
         path=entry.name,
-        before=str(entry),
+        kind="",
         shape=entry.shape,
-        after=after,
-        sqnr=sqnr,
+        before=dtype,
+        after=dtype,
+        recipe="",
         reason=reason,
         bytes_before=entry.nbytes,
-        bytes_after=nbytes,
+        bytes_after=entry.nbytes,
     )
 
 
-def _note(journal: Any, row: QuantizedTensor) -> None:
+def _changes(rows: list[Change]) -> Changes:
+    """The rows, the worst weight first; vectors that stay are counted."""
+    vectors = [row for row in rows if row.reason and len(row.shape) < 2]
+    listed = [row for row in rows if not row.reason or len(row.shape) > 1]
+    listed.sort(key=lambda row: (row.sqnr is None, row.sqnr or 0.0))
+    size = sum(row.bytes_after for row in vectors)
+    return Changes(rows=tuple(listed), others=len(vectors), other_bytes=size)
+
+
+def _note(journal: Any, row: Change) -> None:
     """Says that a tensor is safe on the disk."""
     journal.write(json.dumps(dataclasses.asdict(row)) + "\n")
     journal.flush()
