@@ -41,7 +41,7 @@ def drawn(seed, side):
         codes = jnp.clip(jnp.round(values * 23), -127, 127).astype(side.dtype)
     else:
         factor = 100 if dtypes.is_eight_bit(side.dtype) else 1
-        codes = (values * factor).astype(side.dtype)
+        codes = jnp.clip(values * factor, -448, 448).astype(side.dtype)
     if not side.scale:
         return codes.view(stored), None, codes.astype(jnp.float32)
     key = jax.random.key(seed + 1)
