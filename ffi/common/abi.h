@@ -11,6 +11,7 @@
 
 #include "common/check.h"
 #include "common/spec.h"
+#include "common/status.h"
 #include "include/jaxfp8/jaxfp8.h"
 
 namespace jaxfp8 {
@@ -42,16 +43,16 @@ inline EpilogueSpec ReadEpilogue(const jaxfp8_epilogue_spec& from) {
 }
 
 template <typename T>
-std::string CheckStruct(const T* from, const char* name) {
+Status CheckStruct(const T* from, const char* name) {
   const std::string start = "`" + std::string(name) + "`";
   if (!from) return start + " is null";
-  if (from->struct_size == sizeof(T)) return "";
+  if (from->struct_size == sizeof(T)) return {};
   return start + "->struct_size is " + std::to_string(from->struct_size) + ", but needs " +
          std::to_string(sizeof(T)) + ": the library and its caller are of different versions";
 }
 
-// The first list of sizes or axes with a rank and no values, as a sentence; "" if there is none.
-inline std::string CheckDims(const jaxfp8_scaled_dot_spec& spec) {
+// Finds lists of sizes or axes with a rank and no values.
+inline Status CheckDims(const jaxfp8_scaled_dot_spec& spec) {
   const jaxfp8_operand_spec &l = spec.lhs, &r = spec.rhs;
   const jaxfp8_epilogue_spec& e = spec.epilogue;
   const struct {
@@ -67,25 +68,23 @@ inline std::string CheckDims(const jaxfp8_scaled_dot_spec& spec) {
              " whose values are null, but needs that many values";
     }
   }
-  return "";
+  return {};
 }
 
-// Reads a request; returns what is wrong with it, or "".
-inline std::string ReadRequest(const jaxfp8_scaled_dot_spec* from, Request& to) {
-  std::string wrong = CheckStruct(from, "spec");
-  if (wrong.empty()) wrong = CheckDims(*from);
-  if (!wrong.empty()) return wrong;
+// Reads and checks a request.
+inline Status ReadRequest(const jaxfp8_scaled_dot_spec* from, Request& to) {
+  JAXFP8_RETURN_IF_ERROR(CheckStruct(from, "spec"));
+  JAXFP8_RETURN_IF_ERROR(CheckDims(*from));
   to = {{ReadSide(from->lhs), ReadSide(from->rhs), ReadEpilogue(from->epilogue),
          ReadText(from->precision)},
         ReadText(from->kernel)};
   return CheckSpec(to.spec);
 }
 
-// Reads the buffers that a spec needs; returns the first that is null, as a sentence, or "".
-inline std::string ReadBuffers(const jaxfp8_scaled_dot_buffers* from, const ScaledDotSpec& spec,
-                               Buffers& to) {
-  const std::string wrong = CheckStruct(from, "buffers");
-  if (!wrong.empty()) return wrong;
+// Reads the buffers that a spec needs, and checks that none is null.
+inline Status ReadBuffers(const jaxfp8_scaled_dot_buffers* from, const ScaledDotSpec& spec,
+                          Buffers& to) {
+  JAXFP8_RETURN_IF_ERROR(CheckStruct(from, "buffers"));
   const auto take = [](const void* data) { return const_cast<void*>(data); };
   to = {take(from->lhs),
         take(from->rhs),
@@ -103,14 +102,13 @@ inline std::string ReadBuffers(const jaxfp8_scaled_dot_buffers* from, const Scal
   return WhyNotBound(spec, to);
 }
 
-// Calls `work`, which returns what is wrong or "", and turns its answer into a status and a
-// message. No exception leaves this function.
+// Turns the status of `work` into a status of C and a message. No exception leaves this function.
 template <typename Work>
 int Answer(char* message, size_t size, const Work& work) {
   try {
-    const std::string wrong = work();
-    WriteText(wrong, message, size);
-    return wrong.empty() ? JAXFP8_OK : JAXFP8_INVALID_ARGUMENT;
+    const Status status = work();
+    WriteText(status.message(), message, size);
+    return status.ok() ? JAXFP8_OK : JAXFP8_INVALID_ARGUMENT;
   } catch (const std::bad_alloc&) {
     WriteText("out of memory", message, size);
     return JAXFP8_OUT_OF_MEMORY;

@@ -10,6 +10,7 @@
 
 #include "common/check.h"
 #include "common/dtype.h"
+#include "common/status.h"
 
 namespace jaxfp8 {
 
@@ -22,31 +23,31 @@ inline std::string ShapeText(Dims shape) {
 // Takes buffers in order and remembers the first that does not match.
 class BufferTaker {
  public:
-  BufferTaker(const char* call, const std::vector<Buffer>& from) : call_(call), from_(from) {}
+  explicit BufferTaker(const std::vector<Buffer>& from) : from_(from) {}
 
   template <typename T>
   void operator()(const char* name, DType dtype, const std::vector<int64_t>& shape, T*& to) {
-    if (!wrong_.empty()) return;
+    if (!status_.ok()) return;
     if (next_ == from_.size()) {
-      wrong_ = Say("`" + std::string(name) + "` is missing");
+      status_ = "`" + std::string(name) + "` is missing";
       return;
     }
     const Buffer& buffer = from_[next_++];
     const bool carries = buffer.dtype == dtype || (IsFloat8(dtype) && buffer.dtype == DType::kU8);
     if (!carries || std::vector<int64_t>(buffer.shape.begin(), buffer.shape.end()) != shape) {
-      wrong_ = Say("`" + std::string(name) + "` is " + std::string(NameOf(buffer.dtype)) + " of " +
-                   ShapeText(buffer.shape) + ", but needs to be " + std::string(NameOf(dtype)) +
-                   " of " + ShapeText(shape));
+      status_ = "`" + std::string(name) + "` is " + std::string(NameOf(buffer.dtype)) + " of " +
+                ShapeText(buffer.shape) + ", but needs to be " + std::string(NameOf(dtype)) +
+                " of " + ShapeText(shape);
     }
     to = static_cast<T*>(buffer.data);
   }
 
   // Takes the last one, of any size.
   size_t TakeBytes(void*& to) {
-    if (!wrong_.empty()) return 0;
+    if (!status_.ok()) return 0;
     if (next_ + 1 != from_.size() || from_[next_].dtype != DType::kU8 ||
         from_[next_].shape.size() != 1) {
-      wrong_ = Say("the last result is not the workspace, but needs to be: a vector of uint8");
+      status_ = "the last result is not the workspace, but needs to be: a vector of uint8";
       return 0;
     }
     to = from_[next_].data;
@@ -56,22 +57,18 @@ class BufferTaker {
   // The type of the next one, if there is one.
   DType NextType() const { return next_ < from_.size() ? from_[next_].dtype : DType::kNone; }
 
-  // Checks that no buffer is left.
-  void End(const char* what) {
-    if (!wrong_.empty() || next_ == from_.size()) return;
-    wrong_ = Say("the call has " + std::to_string(from_.size()) + " " + what +
-                 ", but its attributes ask for " + std::to_string(next_));
+  // Checks that no buffer is left; returns the first failure.
+  const Status& End(const char* what) {
+    if (!status_.ok() || next_ == from_.size()) return status_;
+    status_ = "the call has " + std::to_string(from_.size()) + " " + what +
+              ", but its attributes ask for " + std::to_string(next_);
+    return status_;
   }
 
-  const std::string& wrong() const { return wrong_; }
-
  private:
-  std::string Say(const std::string& what) const { return "`" + std::string(call_) + "`: " + what; }
-
-  const char* call_;
   const std::vector<Buffer>& from_;
   size_t next_ = 0;
-  std::string wrong_;
+  Status status_;
 };
 
 }  // namespace jaxfp8

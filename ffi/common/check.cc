@@ -19,7 +19,7 @@ std::string Text(Dims shape) {
 }
 
 std::string Say(const std::string& what, const std::string& got, const std::string& needs) {
-  return "`jaxfp8_scaled_dot`: " + what + " " + got + ", but needs " + needs;
+  return what + " " + got + ", but needs " + needs;
 }
 
 bool Same(Dims a, Dims b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
@@ -29,12 +29,11 @@ class SideCheck {
  public:
   SideCheck(const OperandSpec& side, const std::string& name) : side_(side), name_(name) {}
 
-  std::string Run() const {
-    for (auto check : {&SideCheck::Types, &SideCheck::Sizes, &SideCheck::Axes, &SideCheck::Tiles}) {
-      const std::string wrong = (this->*check)();
-      if (!wrong.empty()) return wrong;
-    }
-    return "";
+  Status Run() const {
+    JAXFP8_RETURN_IF_ERROR(Types());
+    JAXFP8_RETURN_IF_ERROR(Sizes());
+    JAXFP8_RETURN_IF_ERROR(Axes());
+    return Tiles();
   }
 
  private:
@@ -42,7 +41,7 @@ class SideCheck {
     return "attribute `" + name_ + "_" + field + "`";
   }
 
-  std::string Types() const {
+  Status Types() const {
     const DType type = ParseDType(side_.dtype);
     if (!IsEightBit(type) && !IsWideFloat(type)) {
       return Say(Attribute("dtype"), "is `" + std::string(side_.dtype) + "`",
@@ -59,16 +58,16 @@ class SideCheck {
     if (side_.scale_rounded && !side_.scale) {
       return Say(Attribute("scale_rounded"), "is set", Attribute("scale") + " to be set too");
     }
-    return "";
+    return {};
   }
 
-  std::string Sizes() const {
+  Status Sizes() const {
     const auto negative = [](int64_t size) { return size < 0; };
-    if (std::none_of(side_.shape.begin(), side_.shape.end(), negative)) return "";
+    if (std::none_of(side_.shape.begin(), side_.shape.end(), negative)) return {};
     return Say(Attribute("shape"), "is " + Text(side_.shape), "sizes of at least 0");
   }
 
-  std::string Axes() const {
+  Status Axes() const {
     const auto rank = static_cast<int64_t>(side_.shape.size());
     std::vector<bool> used(rank);
     for (Dims axes : {side_.contracting, side_.batch}) {
@@ -81,13 +80,13 @@ class SideCheck {
         used[axis] = true;
       }
     }
-    return "";
+    return {};
   }
 
-  std::string Tiles() const {
+  Status Tiles() const {
     const bool positive =
         std::all_of(side_.tiles.begin(), side_.tiles.end(), [](int64_t tile) { return tile >= 1; });
-    if (side_.tiles.size() == side_.shape.size() && positive) return "";
+    if (side_.tiles.size() == side_.shape.size() && positive) return {};
     return Say(Attribute("tiles"), "is " + Text(side_.tiles),
                "one size of at least 1 for each axis of shape " + Text(side_.shape));
   }
@@ -96,7 +95,7 @@ class SideCheck {
   const std::string name_;
 };
 
-std::string CheckPair(const OperandSpec& lhs, const OperandSpec& rhs) {
+Status CheckPair(const OperandSpec& lhs, const OperandSpec& rhs) {
   if (!IsEightBit(ParseDType(lhs.dtype)) && !IsEightBit(ParseDType(rhs.dtype))) {
     return Say("`lhs` and `rhs`",
                "are " + std::string(lhs.dtype) + " and " + std::string(rhs.dtype),
@@ -120,19 +119,19 @@ std::string CheckPair(const OperandSpec& lhs, const OperandSpec& rhs) {
     return Say("batch axes", Text(lhs.batch) + " and " + Text(rhs.batch) + " " + shapes,
                "equal sizes in pairs, or 1 on one side");
   }
-  return "";
+  return {};
 }
 
-std::string CheckPlane(const char* name, bool given, Dims shape, const Shape& out) {
-  if (!given) return "";
+Status CheckPlane(const char* name, bool given, Dims shape, const Shape& out) {
+  if (!given) return {};
   bool fits = shape.size() == out.size();
   for (size_t i = 0; fits && i < out.size(); ++i) fits = shape[i] == 1 || shape[i] == out[i];
-  if (fits) return "";
+  if (fits) return {};
   return Say("attribute `" + std::string(name) + "`", "is " + Text(shape),
              "the rank of the output " + Text(out) + ", each axis 1 or full");
 }
 
-std::string CheckOutType(const ScaledDotSpec& spec) {
+Status CheckOutType(const ScaledDotSpec& spec) {
   const EpilogueSpec& epilogue = spec.epilogue;
   const DType out = ParseDType(epilogue.out_dtype);
   const std::string got = "is `" + std::string(epilogue.out_dtype) + "`";
@@ -144,16 +143,16 @@ std::string CheckOutType(const ScaledDotSpec& spec) {
     return Say("attribute `has_out_scale`", "is set for " + std::string(epilogue.out_dtype),
                "an output of 8 bits");
   }
-  if (out != DType::kS32) return "";
+  if (out != DType::kS32) return {};
   const bool integers = IsInt8(ParseDType(spec.lhs.dtype)) && IsInt8(ParseDType(spec.rhs.dtype));
   const bool plain = !spec.lhs.scale && !spec.rhs.scale && !epilogue.has_residual &&
                      !epilogue.has_bias && epilogue.activation == "none";
-  if (integers && plain) return "";
+  if (integers && plain) return {};
   return Say("attribute `out_dtype`", got,
              "int8 or uint8 operands without scales, and no residual, bias or activation");
 }
 
-std::string CheckEpilogue(const ScaledDotSpec& spec, const Shape& out) {
+Status CheckEpilogue(const ScaledDotSpec& spec, const Shape& out) {
   const EpilogueSpec& epilogue = spec.epilogue;
   if (ParseActivation(epilogue.activation) == Activation::kUnknown) {
     return Say("attribute `activation`", "is `" + std::string(epilogue.activation) + "`",
@@ -163,19 +162,16 @@ std::string CheckEpilogue(const ScaledDotSpec& spec, const Shape& out) {
     return Say("attribute `residual_dtype`", "is `" + std::string(epilogue.residual_dtype) + "`",
                "float32, bfloat16 or float16");
   }
-  for (const std::string& wrong :
-       {CheckPlane("residual", epilogue.has_residual, epilogue.residual, out),
-        CheckPlane("bias", epilogue.has_bias, epilogue.bias, out),
-        CheckPlane("out_scale", epilogue.has_out_scale, epilogue.out_scale, out),
-        CheckPlane("amax", epilogue.has_amax, epilogue.amax, out)}) {
-    if (!wrong.empty()) return wrong;
-  }
+  JAXFP8_RETURN_IF_ERROR(CheckPlane("residual", epilogue.has_residual, epilogue.residual, out));
+  JAXFP8_RETURN_IF_ERROR(CheckPlane("bias", epilogue.has_bias, epilogue.bias, out));
+  JAXFP8_RETURN_IF_ERROR(CheckPlane("out_scale", epilogue.has_out_scale, epilogue.out_scale, out));
+  JAXFP8_RETURN_IF_ERROR(CheckPlane("amax", epilogue.has_amax, epilogue.amax, out));
   return CheckOutType(spec);
 }
 
 // Empty axes count as 1, so that strides are bounded too.
-std::string CheckSize(const char* name, const char* what, Dims shape, int64_t bytes_each) {
-  if (Times(ExtentOf(shape), bytes_each) <= kMostBytes) return "";
+Status CheckSize(const char* name, const char* what, Dims shape, int64_t bytes_each) {
+  if (Times(ExtentOf(shape), bytes_each) <= kMostBytes) return {};
   return Say("`" + std::string(name) + what + "`", "has shape " + Text(shape),
              "at most 2^50 bytes where an empty axis counts as 1 and a value as " +
                  std::to_string(bytes_each));
@@ -183,16 +179,15 @@ std::string CheckSize(const char* name, const char* what, Dims shape, int64_t by
 
 // Checks the size of every array, and with it every product of its axes. Arrays of the output's
 // shape, accumulators included, have at most four bytes a value.
-std::string CheckSizes(const ScaledDotSpec& spec, Dims out) {
+Status CheckSizes(const ScaledDotSpec& spec, Dims out) {
   for (const auto& [side, name] : {std::pair(&spec.lhs, "lhs"), std::pair(&spec.rhs, "rhs")}) {
-    std::string wrong = CheckSize(name, "", side->shape, SizeOf(ParseDType(side->dtype)));
-    if (wrong.empty() && (side->scale || side->zero_point)) {
-      wrong = CheckSize(name, "_scale", TileCounts(*side), sizeof(float));
+    JAXFP8_RETURN_IF_ERROR(CheckSize(name, "", side->shape, SizeOf(ParseDType(side->dtype))));
+    if (side->scale || side->zero_point) {
+      JAXFP8_RETURN_IF_ERROR(CheckSize(name, "_scale", TileCounts(*side), sizeof(float)));
     }
-    if (wrong.empty() && side->sums) {
-      wrong = CheckSize(name, "_sums", SumsShape(*side), sizeof(int32_t));
+    if (side->sums) {
+      JAXFP8_RETURN_IF_ERROR(CheckSize(name, "_sums", SumsShape(*side), sizeof(int32_t)));
     }
-    if (!wrong.empty()) return wrong;
   }
   return CheckSize("out", "", out, sizeof(float));
 }
@@ -273,8 +268,8 @@ std::string Needed(const Wanted& wanted, const Others& others) {
   return std::string(wanted.dtype) + (bytes ? " (as uint8)" : "") + others.names;
 }
 
-std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& given,
-                 Accepts accepts, const std::string& kind, Buffers& buffers) {
+Status Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& given, Accepts accepts,
+            const std::string& kind, Buffers& buffers) {
   if (wanted.size() != given.size()) {
     std::string names;
     for (const Wanted& one : wanted) names += (names.empty() ? "" : ", ") + std::string(one.name);
@@ -295,7 +290,7 @@ std::string Bind(const std::vector<Wanted>& wanted, const std::vector<Buffer>& g
     }
     buffers.*wanted[i].data = given[i].data;
   }
-  return "";
+  return {};
 }
 
 std::vector<Slot> SlotsOf(const std::vector<Wanted>& wanted) {
@@ -306,33 +301,30 @@ std::vector<Slot> SlotsOf(const std::vector<Wanted>& wanted) {
 
 }  // namespace
 
-std::string CheckSpec(const ScaledDotSpec& spec) {
+Status CheckSpec(const ScaledDotSpec& spec) {
   for (const auto& [side, name] : {std::pair(&spec.lhs, "lhs"), std::pair(&spec.rhs, "rhs")}) {
-    const std::string wrong = SideCheck(*side, name).Run();
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(SideCheck(*side, name).Run());
   }
-  const std::string wrong = CheckPair(spec.lhs, spec.rhs);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(CheckPair(spec.lhs, spec.rhs));
   if (spec.precision != "default" && spec.precision != "highest") {
     return Say("attribute `precision`", "is `" + std::string(spec.precision) + "`",
                "default or highest");
   }
   const Shape out = OutShape(spec);
-  const std::string large = CheckSizes(spec, out);
-  return large.empty() ? CheckEpilogue(spec, out) : large;
+  JAXFP8_RETURN_IF_ERROR(CheckSizes(spec, out));
+  return CheckEpilogue(spec, out);
 }
 
-std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
-                        const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers) {
-  const std::string wrong = Bind(WantedOperands(spec), operands, accepts, "operands", buffers);
-  if (!wrong.empty()) return wrong;
+Status BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
+                   const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers) {
+  JAXFP8_RETURN_IF_ERROR(Bind(WantedOperands(spec), operands, accepts, "operands", buffers));
   return Bind(WantedResults(spec), results, accepts, "results", buffers);
 }
 
 std::vector<Slot> OperandSlots(const ScaledDotSpec& spec) { return SlotsOf(WantedOperands(spec)); }
 std::vector<Slot> ResultSlots(const ScaledDotSpec& spec) { return SlotsOf(WantedResults(spec)); }
 
-std::string WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers) {
+Status WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers) {
   for (const auto& all : {WantedOperands(spec), WantedResults(spec)}) {
     for (const Wanted& one : all) {
       const bool empty = std::find(one.shape.begin(), one.shape.end(), 0) != one.shape.end();
@@ -341,7 +333,7 @@ std::string WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers) {
                  "the address of " + std::string(one.dtype) + " of shape " + Text(one.shape));
     }
   }
-  return "";
+  return {};
 }
 
 }  // namespace jaxfp8

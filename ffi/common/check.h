@@ -3,11 +3,11 @@
 #ifndef JAXFP8_COMMON_CHECK_H_
 #define JAXFP8_COMMON_CHECK_H_
 
-#include <string>
 #include <vector>
 
 #include "common/dtype.h"
 #include "common/spec.h"
+#include "common/status.h"
 
 namespace jaxfp8 {
 
@@ -33,25 +33,23 @@ struct Buffers {
 // Which of them an operand or result is.
 using Slot = void* Buffers::*;
 
-// What is wrong with the spec, as a sentence with operation, attribute, got and needed; "" if
-// nothing is.
-std::string CheckSpec(const ScaledDotSpec& spec);
+// Checks a spec. The message names the attribute, what it got and what it needs.
+Status CheckSpec(const ScaledDotSpec& spec);
 
 // What a platform takes beside float32 and int32: any wide float for scales, or for the bias too,
 // and 8-bit integers for zero points.
 enum class Accepts : uint8_t { kScales, kAsStored };
 
-// Finds the buffers of an accepted spec. Returns what is wrong with them, "" if nothing is.
-std::string BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
-                        const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers);
+// Finds and checks the buffers of an accepted spec.
+Status BindBuffers(const ScaledDotSpec& spec, const std::vector<Buffer>& operands,
+                   const std::vector<Buffer>& results, Accepts accepts, Buffers& buffers);
 
 // Which buffer each operand and result of an accepted spec is, in order.
 std::vector<Slot> OperandSlots(const ScaledDotSpec& spec);
 std::vector<Slot> ResultSlots(const ScaledDotSpec& spec);
 
-// The first buffer of an accepted spec that is null although it has values, as a sentence; "" if
-// there is none.
-std::string WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers);
+// Refuses null for a buffer of an accepted spec, unless it has no values.
+Status WhyNotBound(const ScaledDotSpec& spec, const Buffers& buffers);
 
 }  // namespace jaxfp8
 

@@ -9,6 +9,7 @@
 
 #include "common/dtype.h"
 #include "common/sizes.h"
+#include "common/status.h"
 
 namespace jaxfp8 {
 
@@ -30,8 +31,7 @@ struct QuantizeProblem {
   int64_t tiles_across() const { return columns / tile_columns + (columns % tile_columns != 0); }
 };
 
-// Why the sizes of a problem are invalid, "" if they are not.
-inline std::string WhyNotSizes(const QuantizeProblem& problem) {
+inline Status WhyNotSizes(const QuantizeProblem& problem) {
   const auto two = [](int64_t a, int64_t b) {
     return std::to_string(a) + " and " + std::to_string(b);
   };
@@ -46,7 +46,7 @@ inline std::string WhyNotSizes(const QuantizeProblem& problem) {
            "1 "
            "and a value as 4";
   }
-  return "";
+  return {};
 }
 
 struct QuantizeBuffers {

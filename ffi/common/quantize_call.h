@@ -12,28 +12,26 @@
 #ifndef JAXFP8_COMMON_QUANTIZE_CALL_H_
 #define JAXFP8_COMMON_QUANTIZE_CALL_H_
 
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "common/buffer_taker.h"
 #include "common/quantize.h"
+#include "common/status.h"
 #include "common/xla_call.h"
 
 namespace jaxfp8 {
 
-inline std::string SayQuantize(const std::string& what) { return "`jaxfp8_quantize`: " + what; }
-
-// Reads the problem of a call; returns what is wrong with it, "" if nothing is.
-inline std::string Read(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
-                        QuantizeProblem& to) {
+// Reads the problem of a call.
+inline Status Read(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
+                   QuantizeProblem& to) {
   if (operands.empty() || operands[0].shape.size() != 2) {
-    return SayQuantize("`x` needs two axes");
+    return "`x` needs two axes";
   }
   to.rows = operands[0].shape[0];
   to.columns = operands[0].shape[1];
   to.in = operands[0].dtype;
-  Reader read(attributes, "jaxfp8_quantize");
+  Reader read(attributes);
   std::string_view out;
   read("out_dtype", out);
   read("tile_rows", to.tile_rows);
@@ -42,28 +40,25 @@ inline std::string Read(ffi::Dictionary attributes, const std::vector<Buffer>& o
                             std::pair("transposed", &to.transposed), std::pair("amax", &to.amax)}) {
     if (read.Has(name)) read(name, *flag);
   }
-  if (!read.wrong().empty()) return read.wrong();
   to.out = ParseDType(out);
-  return "";
+  return read.status();
 }
 
-// Finds the buffers of a problem; returns what is wrong with them, "" if nothing is.
-inline std::string BindBuffers(const QuantizeProblem& problem, const std::vector<Buffer>& operands,
-                               const std::vector<Buffer>& results, bool workspace,
-                               QuantizeBuffers& to) {
+// Finds and checks the buffers of a problem.
+inline Status BindBuffers(const QuantizeProblem& problem, const std::vector<Buffer>& operands,
+                          const std::vector<Buffer>& results, bool workspace, QuantizeBuffers& to) {
   const std::vector<int64_t> shape{problem.rows, problem.columns};
   const std::vector<int64_t> transposed{problem.columns, problem.rows};
   const std::vector<int64_t> tiles{problem.tiles_down(), problem.tiles_across()};
-  BufferTaker operand("jaxfp8_quantize", operands), result("jaxfp8_quantize", results);
+  BufferTaker operand(operands), result(results);
   operand("x", problem.in, shape, to.x);
   result("codes", problem.out, shape, to.codes);
   (problem.given_scale ? operand : result)("scale", DType::kF32, tiles, to.scale);
   if (problem.transposed) result("codes_transposed", problem.out, transposed, to.codes_transposed);
   if (problem.amax) result("amax", DType::kF32, tiles, to.amax);
   if (workspace) to.workspace_bytes = result.TakeBytes(to.workspace);
-  operand.End("operands");
-  result.End("results");
-  return operand.wrong().empty() ? result.wrong() : operand.wrong();
+  JAXFP8_RETURN_IF_ERROR(operand.End("operands"));
+  return result.End("results");
 }
 
 }  // namespace jaxfp8

@@ -5,6 +5,8 @@
 #ifndef JAXFP8_COMMON_XLA_CALL_H_
 #define JAXFP8_COMMON_XLA_CALL_H_
 
+#include <exception>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "common/check.h"
 #include "common/dtype.h"
 #include "common/spec.h"
+#include "common/status.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxfp8 {
@@ -48,12 +51,15 @@ inline Buffer Describe(ffi::AnyBuffer buffer) {
 }
 
 // Reads attributes and remembers the first that is missing or has another type.
-//   prefix  what every name begins with
 class Reader {
  public:
-  explicit Reader(ffi::Dictionary from, const char* call = "jaxfp8_scaled_dot",
-                  std::string prefix = "")
-      : from_(from), call_(call), prefix_(std::move(prefix)) {}
+  explicit Reader(ffi::Dictionary from) : from_(from) {}
+  // For attributes whose names begin with a prefix.
+  static Reader WithPrefix(std::string prefix, ffi::Dictionary from) {
+    Reader reader(from);
+    reader.prefix_ = std::move(prefix);
+    return reader;
+  }
 
   void operator()(const std::string& name, bool& to) { Get<bool>(name, to, "a bool"); }
   void operator()(const std::string& name, int64_t& to) { Get<int64_t>(name, to, "an i64"); }
@@ -69,7 +75,7 @@ class Reader {
 
   bool Has(const std::string& name) const { return from_.contains(prefix_ + name); }
 
-  const std::string& wrong() const { return wrong_; }
+  const Status& status() const { return status_; }
 
  private:
   template <typename T>
@@ -77,16 +83,15 @@ class Reader {
     const ffi::ErrorOr<T> value = from_.get<T>(prefix_ + name);
     if (value.has_value()) {
       to = *value;
-    } else if (wrong_.empty()) {
+    } else if (status_.ok()) {
       const char* got = Has(name) ? "` has another type" : "` is missing";
-      wrong_ = "`" + std::string(call_) + "`: attribute `" + prefix_ + name + got +
-               ", but needs to be " + needs;
+      status_ = "attribute `" + prefix_ + name + got + ", but needs to be " + needs;
     }
   }
 
   ffi::Dictionary from_;
-  const char* call_;
-  std::string prefix_, wrong_;
+  std::string prefix_;
+  Status status_;
 };
 
 inline void Read(Reader& read, const std::string& side, OperandSpec& to) {
@@ -122,11 +127,27 @@ inline void Read(Reader& read, ScaledDotSpec& to) {
   read("precision", to.precision);
 }
 
-inline std::string Read(ffi::Dictionary attributes, Request& to) {
+inline Status Read(ffi::Dictionary attributes, Request& to) {
   Reader read(attributes);
   Read(read, to.spec);
   read("kernel", to.kernel);
-  return read.wrong();
+  return read.status();
+}
+
+// The answer to a call: success, or an error that begins with its name. No exception leaves this
+// function.
+template <class Run>
+ffi::Error AnswerOf(const char* call, const Run& run) {
+  const auto place = [call] { return "`" + std::string(call) + "`"; };
+  try {
+    const Status status = run();
+    if (status.ok()) return ffi::Error::Success();
+    return ffi::Error::InvalidArgument(status.In(place()).message());
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, place() + ": no host memory");
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(place() + ": " + error.what());
+  }
 }
 
 inline std::vector<Buffer> Describe(ffi::RemainingArgs args) {

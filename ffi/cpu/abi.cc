@@ -3,7 +3,6 @@
 #include "common/abi.h"
 
 #include <algorithm>
-#include <string>
 
 #include "cpu/float_mode.h"
 #include "cpu/own_threads.h"
@@ -12,14 +11,12 @@
 namespace jaxfp8 {
 namespace {
 
-std::string Compute(const jaxfp8_scaled_dot_spec* spec, const jaxfp8_scaled_dot_buffers* from,
-                    int threads) {
+Status Compute(const jaxfp8_scaled_dot_spec* spec, const jaxfp8_scaled_dot_buffers* from,
+               int threads) {
   Request request;
-  std::string wrong = ReadRequest(spec, request);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
   Buffers buffers;
-  wrong = ReadBuffers(from, request.spec, buffers);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(ReadBuffers(from, request.spec, buffers));
   const FloatMode mode;
   OwnThreads pool(std::max(threads, 1));
   return Run(request.spec, buffers, request.kernel, pool);

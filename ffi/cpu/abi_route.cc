@@ -25,16 +25,14 @@ std::string Lines(const Form& form, const Kernel& taken) {
   return lines;
 }
 
-// Fills `lines`, or returns why there is no kernel.
-std::string RouteOf(const jaxfp8_scaled_dot_spec* spec, std::string& lines) {
+Status RouteOf(const jaxfp8_scaled_dot_spec* spec, std::string& lines) {
   Request request;
-  const std::string wrong = ReadRequest(spec, request);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
   const Form form = FormOf(request.spec, AxesOf(request.spec));
   const Route route = RouteTo(form, CpuFeatures(), request.kernel);
   if (!route.kernel) return route.reason;
   lines = Lines(form, *route.kernel);
-  return "";
+  return {};
 }
 
 }  // namespace

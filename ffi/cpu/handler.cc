@@ -1,9 +1,6 @@
 // The XLA FFI handler `jaxfp8_scaled_dot`, and what the library says of itself and its kernels.
 
 #include <cstdint>
-#include <exception>
-#include <new>
-#include <string>
 
 #include "common/check.h"
 #include "common/xla_call.h"
@@ -18,32 +15,22 @@
 namespace jaxfp8 {
 namespace {
 
-std::string Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                    ffi::Dictionary attributes) {
+Status Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
+               ffi::Dictionary attributes) {
   Request request;
-  std::string wrong = Read(attributes, request);
-  if (wrong.empty()) wrong = CheckSpec(request.spec);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(Read(attributes, request));
+  JAXFP8_RETURN_IF_ERROR(CheckSpec(request.spec));
   Buffers buffers;
-  wrong = BindBuffers(request.spec, Describe(args), Describe(rets), Accepts::kAsStored, buffers);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(
+      BindBuffers(request.spec, Describe(args), Describe(rets), Accepts::kAsStored, buffers));
   XlaPool pool(threads);
   return Run(request.spec, buffers, request.kernel, pool);
 }
 
-// What XLA calls. Nothing is thrown past here.
 ffi::Error ScaledDot(ffi::ThreadPool threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
                      ffi::Dictionary attributes) {
-  try {
-    const FloatMode mode;
-    const std::string wrong = Compute(threads, args, rets, attributes);
-    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
-  } catch (const std::bad_alloc&) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      "`jaxfp8_scaled_dot`: no memory for the panels of a thread");
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("`jaxfp8_scaled_dot`: ") + error.what());
-  }
+  const FloatMode mode;
+  return AnswerOf("jaxfp8_scaled_dot", [&] { return Compute(threads, args, rets, attributes); });
 }
 
 bool InRange(int kernel) { return kernel >= 0 && kernel < jaxfp8_cpu_kernel_count(); }

@@ -5,8 +5,6 @@
 //
 // And `jaxfp8_amax`, from x [rows, columns] to the largest magnitude of each row, float32 [rows].
 
-#include <exception>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,64 +16,50 @@
 namespace jaxfp8 {
 namespace {
 
-std::string Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                    ffi::Dictionary attributes) {
+Status Compute(ffi::ThreadPool& threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
+               ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args);
   QuantizeProblem problem;
-  std::string wrong = Read(attributes, operands, problem);
-  if (!wrong.empty()) return wrong;
-  Reader read(attributes, "jaxfp8_quantize");
+  JAXFP8_RETURN_IF_ERROR(Read(attributes, operands, problem));
+  Reader read(attributes);
   std::string_view kernel;
   if (attributes.contains("kernel")) read("kernel", kernel);
   if (attributes.contains("plain")) read("plain", problem.plain);
   if (attributes.contains("multiplies")) read("multiplies", problem.multiplies);
   if (attributes.contains("lowest")) read("lowest", problem.lowest);
-  if (!read.wrong().empty()) return read.wrong();
-  wrong = QuantizeWhyNot(problem, kernel);
-  if (!wrong.empty()) return SayQuantize(wrong);
+  JAXFP8_RETURN_IF_ERROR(read.status());
+  JAXFP8_RETURN_IF_ERROR(QuantizeWhyNot(problem, kernel));
   QuantizeBuffers buffers;
-  wrong = BindBuffers(problem, operands, Describe(rets), false, buffers);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(BindBuffers(problem, operands, Describe(rets), false, buffers));
   XlaPool pool(threads);
   Quantize(problem, buffers, kernel, pool);
-  return "";
+  return {};
 }
 
-// Check, route, run. Nothing is thrown past here.
 ffi::Error Handle(ffi::ThreadPool threads, ffi::RemainingArgs args, ffi::RemainingRets rets,
                   ffi::Dictionary attributes) {
-  try {
-    const FloatMode mode;
-    const std::string wrong = Compute(threads, args, rets, attributes);
-    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(SayQuantize(error.what()));
-  }
+  const FloatMode mode;
+  return AnswerOf("jaxfp8_quantize", [&] { return Compute(threads, args, rets, attributes); });
 }
 
-std::string ComputeAmax(ffi::ThreadPool& threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32>& amax) {
+Status ComputeAmax(ffi::ThreadPool& threads, ffi::AnyBuffer x, ffi::Buffer<ffi::F32>& amax) {
   const Buffer from = Describe(x);
   if (from.shape.size() != 2 || !IsWideFloat(from.dtype)) {
-    return "`jaxfp8_amax`: `x` needs two axes and to be float32, bfloat16 or float16";
+    return "`x` needs two axes and to be float32, bfloat16 or float16";
   }
   const auto rows = amax.dimensions();
   if (rows.size() != 1 || rows[0] != from.shape[0]) {
-    return "`jaxfp8_amax`: the result needs one axis, of the size of the first of `x`";
+    return "the result needs one axis, of the size of the first of `x`";
   }
   XlaPool pool(threads);
   FindRowAmax(from.data, from.dtype, from.shape[0], from.shape[1], amax.typed_data(), pool);
-  return "";
+  return {};
 }
 
 ffi::Error HandleAmax(ffi::ThreadPool threads, ffi::AnyBuffer x,
                       ffi::Result<ffi::Buffer<ffi::F32>> amax) {
-  try {
-    const FloatMode mode;
-    const std::string wrong = ComputeAmax(threads, x, *amax);
-    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("`jaxfp8_amax`: ") + error.what());
-  }
+  const FloatMode mode;
+  return AnswerOf("jaxfp8_amax", [&] { return ComputeAmax(threads, x, *amax); });
 }
 
 }  // namespace

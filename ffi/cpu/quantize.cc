@@ -194,9 +194,8 @@ class Quantizer {
 
 }  // namespace
 
-std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name) {
-  const std::string sizes = WhyNotSizes(problem);
-  if (!sizes.empty()) return sizes;
+Status QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name) {
+  JAXFP8_RETURN_IF_ERROR(WhyNotSizes(problem));
   if (!IsWideFloat(problem.in)) {
     return "`x` is " + std::string(NameOf(problem.in)) +
            ", but needs to be float32, bfloat16 or float16";
@@ -212,7 +211,7 @@ std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name
     return "attribute `lowest` is " + std::to_string(problem.lowest) +
            ", but needs to be from -128 to 0";
   }
-  if (Find(name)) return "";
+  if (Find(name)) return {};
   std::string known;
   for (const InstructionSet& set : kSets) {
     if (Available(set)) known += (known.empty() ? "" : ", ") + std::string(set.name);

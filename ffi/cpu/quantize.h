@@ -9,17 +9,17 @@
 #ifndef JAXFP8_CPU_QUANTIZE_H_
 #define JAXFP8_CPU_QUANTIZE_H_
 
-#include <string>
 #include <string_view>
 
 #include "common/quantize.h"
+#include "common/status.h"
 #include "cpu/pool.h"
 
 namespace jaxfp8 {
 
-// Why a problem of any tiles cannot be computed, or the instruction set called `name` not be used;
-// "" if it can. No name lets the library choose.
-std::string QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name);
+// Why a problem of any tiles cannot be computed, or the instruction set called `name` not be used.
+// No name lets the library choose.
+Status QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name);
 
 // Computes what `QuantizeWhyNot` let through.
 void Quantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers, std::string_view name,

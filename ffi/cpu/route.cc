@@ -14,20 +14,20 @@ std::string Types(const Form& form) {
   return std::string(NameOf(form.lhs.dtype)) + " and " + std::string(NameOf(form.rhs.dtype));
 }
 
-// Why the kernel's sums do not suit the problem; "" if they do.
-std::string WhyNotComputeType(const Kernel& kernel, const Form& form) {
+// Why the kernel's sums do not suit the problem.
+Status WhyNotComputeType(const Kernel& kernel, const Form& form) {
   const bool exact = form.out == DType::kS32;
   switch (kernel.compute) {
     case ComputeType::kInt32:
       if (!Integers(form)) return "it sums integers, and the operands are " + Types(form);
-      return "";
+      return {};
     case ComputeType::kBFloat16:
       if (exact) return "its sums are rounded, and an int32 output needs exact ones";
       if (!FitsBFloat16(form.lhs) || !FitsBFloat16(form.rhs)) {
         return "it multiplies bfloat16, which cannot hold " + Types(form) +
                " less their zero points";
       }
-      return "";
+      return {};
     default:
       return exact ? "its sums are rounded, and an int32 output needs exact ones" : "";
   }
@@ -51,7 +51,7 @@ bool IsSlow(const Kernel& kernel, unsigned features) {
 // Whether the kernel is a good choice: integers are summed exactly, but where scales change every
 // few values of the depth, only a kernel that scales single values is, if it may.
 bool Suits(const Kernel& kernel, const Form& form, unsigned features) {
-  if (!WhyNotComputeType(kernel, form).empty() || IsSlow(kernel, features)) return false;
+  if (!WhyNotComputeType(kernel, form).ok() || IsSlow(kernel, features)) return false;
   if (form.rows < MinRowsOf(kernel, form)) return false;
   const bool exact = form.out == DType::kS32;
   if (!exact && HasShortSegments(form, kernel.compute))
@@ -65,9 +65,9 @@ Route Named(const Form& form, unsigned features, std::string_view name) {
     if (kernel->needs & ~features) {
       return {nullptr, "kernel `" + std::string(name) + "` needs instructions this CPU lacks"};
     }
-    const std::string reason = WhyNotComputeType(*kernel, form);
-    if (!reason.empty()) return {nullptr, "kernel `" + std::string(name) + "` cannot: " + reason};
-    return {kernel, ""};
+    const Status why_not = WhyNotComputeType(*kernel, form);
+    if (why_not.ok()) return {kernel, ""};
+    return {nullptr, "kernel `" + std::string(name) + "` cannot: " + why_not.message()};
   }
   std::string known;
   for (const Kernel* kernel : AllKernels())

@@ -20,8 +20,7 @@ void ClearAmax(const EpilogueSpec& epilogue, void* amax) {
 }  // namespace
 
 // Without outputs the data is not looked at: an empty array may have any other axes.
-std::string Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_view name,
-                Pool& pool) {
+Status Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_view name, Pool& pool) {
   const Axes axes = AxesOf(spec);
   Form form = FormOf(spec, axes);
   const bool empty = form.batch == 0 || form.rows == 0 || form.columns == 0;
@@ -32,14 +31,14 @@ std::string Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_v
     if (AsksForScales(form)) form.moderate_scales = HasModerateScales(problem);
   }
   const Route route = RouteTo(form, CpuFeatures(), name);
-  if (!route.kernel) return "`jaxfp8_scaled_dot`: " + route.reason;
+  if (!route.kernel) return route.reason;
   ClearAmax(spec.epilogue, buffers.amax);
   if (!empty) {
     CutDepth(problem, form, route.kernel->compute);
     RunGemm(problem, *route.kernel, pool);
   }
   CountCall(*route.kernel);
-  return "";
+  return {};
 }
 
 }  // namespace jaxfp8

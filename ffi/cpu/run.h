@@ -3,19 +3,17 @@
 #ifndef JAXFP8_CPU_RUN_H_
 #define JAXFP8_CPU_RUN_H_
 
-#include <string>
 #include <string_view>
 
 #include "common/spec.h"
+#include "common/status.h"
 #include "cpu/pool.h"
 #include "cpu/problem.h"
 
 namespace jaxfp8 {
 
-// Routes and runs. Returns why the problem has no kernel, or why the kernel called `name` cannot
-// take it; "" if the results are there.
-std::string Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_view name,
-                Pool& pool);
+// Routes and runs. Fails if the problem has no kernel, or the kernel called `name` cannot take it.
+Status Run(const ScaledDotSpec& spec, const Buffers& buffers, std::string_view name, Pool& pool);
 
 }  // namespace jaxfp8
 

@@ -25,49 +25,46 @@ Device DeviceOf(int compute_capability, int cublaslt_version) {
   return device;
 }
 
-std::string Explain(const jaxfp8_scaled_dot_spec* spec, int compute_capability,
-                    int cublaslt_version, std::string& text) {
+Status Explain(const jaxfp8_scaled_dot_spec* spec, int compute_capability, int cublaslt_version,
+               std::string& text) {
   Request request;
-  std::string wrong = ReadRequest(spec, request);
+  JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
   Problem problem;
-  if (wrong.empty()) wrong = MakeProblem(request.spec, problem);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(MakeProblem(request.spec, problem));
   const Device device = DeviceOf(compute_capability, cublaslt_version);
   for (const Choice& choice : Choices(problem, device)) {
     text += (text.empty() ? "" : "\n") + std::string(choice.path->name);
-    if (!choice.why_not.empty()) text += ": " + choice.why_not;
+    if (!choice.why_not.ok()) text += ": " + choice.why_not.message();
   }
   return RouteTo(problem, device, request.kernel).reason;
 }
 
-std::string Compute(const jaxfp8_scaled_dot_spec* spec, const jaxfp8_scaled_dot_buffers* from,
-                    cudaStream_t stream) {
+Status Compute(const jaxfp8_scaled_dot_spec* spec, const jaxfp8_scaled_dot_buffers* from,
+               cudaStream_t stream) {
   Request request;
-  std::string wrong = ReadRequest(spec, request);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
   jaxfp8::Buffers buffers;
-  wrong = ReadBuffers(from, request.spec, buffers);
-  if (!wrong.empty()) return wrong;
-  const Planned* planned = FindPlan(request, from->workspace_bytes, wrong);
-  if (!planned) return wrong;
+  JAXFP8_RETURN_IF_ERROR(ReadBuffers(from, request.spec, buffers));
+  const Planned* planned = nullptr;
+  JAXFP8_RETURN_IF_ERROR(FindPlan(request, from->workspace_bytes, planned));
   return RunPlan(*planned, buffers, from->workspace, from->workspace_bytes, stream);
 }
 
-std::string Prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes) {
+Status Prepare(const jaxfp8_scaled_dot_spec* spec, size_t workspace_bytes) {
   Request request;
-  std::string wrong = ReadRequest(spec, request);
-  if (wrong.empty()) FindPlan(request, workspace_bytes, wrong);
-  return wrong;
+  JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
+  const Planned* planned = nullptr;
+  return FindPlan(request, workspace_bytes, planned);
 }
 
-std::string Workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes) {
+Status Workspace(const jaxfp8_scaled_dot_spec* spec, size_t* workspace_bytes) {
   if (!workspace_bytes) return "`workspace_bytes` is null, but needs the address of a size_t";
   Request request;
-  std::string wrong = ReadRequest(spec, request);
+  JAXFP8_RETURN_IF_ERROR(ReadRequest(spec, request));
   Problem problem;
-  if (wrong.empty()) wrong = MakeProblem(request.spec, problem);
-  if (wrong.empty()) *workspace_bytes = WorkspaceFor(problem, request.kernel);
-  return wrong;
+  JAXFP8_RETURN_IF_ERROR(MakeProblem(request.spec, problem));
+  *workspace_bytes = WorkspaceFor(problem, request.kernel);
+  return {};
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-std::string Query(int ordinal, Device& device) {
+Status Query(int ordinal, Device& device) {
   int major = 0, minor = 0, l2 = 0, shared = 0;
   const std::pair<cudaDeviceAttr, int*> wanted[] = {
       {cudaDevAttrComputeCapabilityMajor, &major},
@@ -21,38 +21,35 @@ std::string Query(int ordinal, Device& device) {
       {cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared},
   };
   for (const auto& [attribute, to] : wanted) {
-    const std::string wrong =
-        CudaError(cudaDeviceGetAttribute(to, attribute, ordinal), "cudaDeviceGetAttribute");
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(
+        CudaError(cudaDeviceGetAttribute(to, attribute, ordinal), "cudaDeviceGetAttribute"));
   }
   device.ordinal = ordinal;
   device.compute_capability = 10 * major + minor;
   device.l2_bytes = l2;
   device.shared_bytes = shared;
   // Other paths work without the library, and the route says what is missing.
-  std::string absent;
-  const CublasLt* library = OpenCublasLt(absent);
-  device.cublaslt_version = library ? library->version : 0;
-  return "";
+  const CublasLt* library = nullptr;
+  device.cublaslt_version = OpenCublasLt(library).ok() ? library->version : 0;
+  return {};
 }
 
 }  // namespace
 
-std::string CurrentDevice(Device& device) {
+Status CurrentDevice(Device& device) {
   int ordinal = 0;
-  std::string wrong = CudaError(cudaGetDevice(&ordinal), "cudaGetDevice");
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(CudaError(cudaGetDevice(&ordinal), "cudaGetDevice"));
   static std::mutex mutex;
   static std::map<int, Device> known;
   const std::lock_guard lock(mutex);
   const auto found = known.find(ordinal);
   if (found != known.end()) {
     device = found->second;
-    return "";
+    return {};
   }
-  wrong = Query(ordinal, device);
-  if (wrong.empty()) known.emplace(ordinal, device);
-  return wrong;
+  JAXFP8_RETURN_IF_ERROR(Query(ordinal, device));
+  known.emplace(ordinal, device);
+  return {};
 }
 
 }  // namespace jaxfp8::cuda

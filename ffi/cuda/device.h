@@ -4,7 +4,8 @@
 #define JAXFP8_CUDA_DEVICE_H_
 
 #include <cstddef>
-#include <string>
+
+#include "common/status.h"
 
 namespace jaxfp8::cuda {
 
@@ -18,8 +19,8 @@ struct Device {
   int cublaslt_version = 0;  // from cublasLtGetVersion, such as 130100; 0 without the library
 };
 
-// Gets the current device, queried once per process and ordinal. Returns what went wrong, or "".
-std::string CurrentDevice(Device& device);
+// Gets the current device, queried once per process and ordinal.
+Status CurrentDevice(Device& device);
 
 }  // namespace jaxfp8::cuda
 

@@ -1,9 +1,11 @@
+#include <string>
+
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
 
-std::string CudaError(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return "";
+Status CudaError(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) return {};
   return "`" + std::string(what) + "` failed: " + cudaGetErrorName(status) + " (" +
          cudaGetErrorString(status) + ")";
 }

@@ -4,9 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <exception>
-#include <new>
-#include <string>
+#include <vector>
 
 #include "common/check.h"
 #include "common/xla_call.h"
@@ -18,25 +16,8 @@
 namespace jaxfp8::cuda {
 namespace {
 
-struct Workspace {
-  void* data = nullptr;
-  size_t bytes = 0;
-};
-
-// The workspace is the last result. Memory from XLA's scratch allocator would be reused while a
-// captured graph still points to it.
-std::string TakeWorkspace(std::vector<Buffer>& results, Workspace& workspace) {
-  if (results.empty() || results.back().dtype != DType::kU8 || results.back().shape.size() != 1) {
-    return "`jaxfp8_scaled_dot`: the last result is not the workspace, but on CUDA needs to be: a "
-           "vector of uint8";
-  }
-  workspace = {results.back().data, static_cast<size_t>(results.back().shape[0])};
-  results.pop_back();
-  return "";
-}
-
 struct KnownCall {
-  const Planned* planned;
+  const Planned* planned = nullptr;
   Slots slots;
 };
 
@@ -46,57 +27,46 @@ KnownCalls<KnownCall>& TheCalls() {
   return *calls;
 }
 
-// Checks a call, finds or makes its plan, and keeps both under the key.
-const KnownCall* Check(const CallKey& key, ffi::Dictionary attributes,
-                       const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
-                       size_t workspace_bytes, std::string& wrong) {
-  Request request;
-  wrong = Read(attributes, request);
-  if (wrong.empty()) wrong = CheckSpec(request.spec);
-  jaxfp8::Buffers buffers;
-  if (wrong.empty()) {
-    wrong = BindBuffers(request.spec, operands, results, Accepts::kScales, buffers);
+// The workspace is the last result. Memory from XLA's scratch allocator would be reused while a
+// captured graph still points to it.
+Status CheckWorkspace(const std::vector<Buffer>& results) {
+  if (!results.empty() && results.back().dtype == DType::kU8 && results.back().shape.size() == 1) {
+    return {};
   }
-  if (!wrong.empty()) return nullptr;
+  return "the last result is not the workspace, but on CUDA needs to be: a vector of uint8";
+}
+
+size_t BytesOf(const Buffer& workspace) { return static_cast<size_t>(workspace.shape[0]); }
+
+// Checks a call, and finds or makes its plan.
+Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
+             const std::vector<Buffer>& all_results, KnownCall& known) {
+  JAXFP8_RETURN_IF_ERROR(CheckWorkspace(all_results));
+  const std::vector<Buffer> results(all_results.begin(), all_results.end() - 1);
+  Request request;
+  JAXFP8_RETURN_IF_ERROR(Read(attributes, request));
+  JAXFP8_RETURN_IF_ERROR(CheckSpec(request.spec));
+  jaxfp8::Buffers buffers;
+  JAXFP8_RETURN_IF_ERROR(BindBuffers(request.spec, operands, results, Accepts::kScales, buffers));
   request.lhs_scale_type = buffers.lhs_scale_type;
   request.rhs_scale_type = buffers.rhs_scale_type;
-  const Planned* planned = FindPlan(request, workspace_bytes, wrong);
-  if (!planned) return nullptr;
-  return TheCalls().Keep(key.text(),
-                         {planned, {OperandSlots(request.spec), ResultSlots(request.spec)}});
+  known.slots = {OperandSlots(request.spec), ResultSlots(request.spec)};
+  return FindPlan(request, BytesOf(all_results.back()), known.planned);
 }
 
-std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                 ffi::Dictionary attributes) {
-  std::vector<Buffer> operands = Describe(args), results = Describe(rets);
-  int device = 0;
-  std::string wrong = CudaError(cudaGetDevice(&device), "cudaGetDevice");
-  if (!wrong.empty()) return wrong;
-  const CallKey key(device, attributes, operands, results);
-  const KnownCall* known = TheCalls().Find(key.text());
-  Workspace workspace;
-  wrong = TakeWorkspace(results, workspace);
-  if (!wrong.empty()) return wrong;
-  if (!known) {
-    known = Check(key, attributes, operands, results, workspace.bytes, wrong);
-    if (!known) return wrong;
-  }
+Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+            ffi::Dictionary attributes) {
+  const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
+  const KnownCall* known = nullptr;
+  JAXFP8_RETURN_IF_ERROR(TheCalls().FindOrCheck(attributes, operands, results, Check, known));
+  const Buffer& workspace = results.back();
   return RunPlan(*known->planned, known->slots.Bind(operands.data(), results.data()),
-                 workspace.data, workspace.bytes, stream);
+                 workspace.data, BytesOf(workspace), stream);
 }
 
-// No exception leaves this function.
 ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                    ffi::Dictionary attributes) {
-  try {
-    const std::string wrong = Call(stream, args, rets, attributes);
-    return wrong.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(wrong);
-  } catch (const std::bad_alloc&) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      "`jaxfp8_scaled_dot`: no host memory for a plan");
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("`jaxfp8_scaled_dot`: ") + error.what());
-  }
+  return AnswerOf("jaxfp8_scaled_dot", [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -22,28 +21,22 @@
 namespace jaxfp8::cuda {
 namespace {
 
-constexpr const char* kName = "jaxfp8_encode";
-
-std::string Say(const std::string& what) { return "`" + std::string(kName) + "`: " + what; }
-
-std::string ReadEncode(ffi::Dictionary attributes, DType x, ProductionFlags& flags,
-                       EncodeProblem& to) {
-  Reader read(attributes, kName);
+Status ReadEncode(ffi::Dictionary attributes, DType x, ProductionFlags& flags, EncodeProblem& to) {
+  Reader read(attributes);
   std::string_view out, row;
   read("out_dtype", out);
   read("row_dtype", row);
   read("transposed", to.transposed);
   read("scales", to.scales);
-  const std::string wrong = ReadProduction(read, flags, to);
-  if (!read.wrong().empty()) return read.wrong();
+  JAXFP8_RETURN_IF_ERROR(ReadProduction(read, flags, to));
   to.out = ParseDType(out), to.in = ParseDType(row);
   if (x == DType::kF32) to.producer = Producer::kCast;
-  return wrong.empty() ? "" : Say(wrong);
+  return {};
 }
 
-std::string BindEncode(const ProductionFlags& flags, const std::vector<Buffer>& operands,
-                       const std::vector<Buffer>& results, EncodeProblem& p, EncodeBuffers& to) {
-  BufferTaker operand(kName, operands), result(kName, results);
+Status BindEncode(const ProductionFlags& flags, const std::vector<Buffer>& operands,
+                  const std::vector<Buffer>& results, EncodeProblem& p, EncodeBuffers& to) {
+  BufferTaker operand(operands), result(results);
   TakeRows(operand, p, to);
   if (flags.norm) operand("inverse", DType::kF32, {p.rows}, to.inverse);
   if (flags.norm && flags.centred) operand("mean", DType::kF32, {p.rows}, to.mean);
@@ -56,34 +49,29 @@ std::string BindEncode(const ProductionFlags& flags, const std::vector<Buffer>& 
     aligned = aligned && IsAligned(to.codes[i]) && IsAligned(to.transposed[i]);
   }
   result("amax", DType::kF32, {1}, to.amax);
-  operand.End("operands");
-  result.End("results");
-  if (!operand.wrong().empty() || !result.wrong().empty()) {
-    return operand.wrong().empty() ? result.wrong() : operand.wrong();
-  }
-  if (aligned && IsAligned(to)) return "";
-  return Say("every array has to begin at a multiple of 16 bytes");
+  JAXFP8_RETURN_IF_ERROR(operand.End("operands"));
+  JAXFP8_RETURN_IF_ERROR(result.End("results"));
+  if (aligned && IsAligned(to)) return {};
+  return "every array has to begin at a multiple of 16 bytes";
 }
 
-std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                 ffi::Dictionary attributes) {
+Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+            ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args);
-  if (operands.empty() || operands[0].shape.size() != 2) return Say("`x` needs two axes");
+  if (operands.empty() || operands[0].shape.size() != 2) return "`x` needs two axes";
   EncodeProblem problem;
   problem.rows = operands[0].shape[0], problem.columns = operands[0].shape[1];
   ProductionFlags flags;
-  std::string wrong = ReadEncode(attributes, operands[0].dtype, flags, problem);
-  if (!wrong.empty()) return wrong;
-  wrong = EncodeWhyNot(problem);
-  if (!wrong.empty()) return Say(wrong);
+  JAXFP8_RETURN_IF_ERROR(ReadEncode(attributes, operands[0].dtype, flags, problem));
+  JAXFP8_RETURN_IF_ERROR(EncodeWhyNot(problem));
   EncodeBuffers buffers;
-  wrong = BindEncode(flags, operands, Describe(rets), problem, buffers);
-  return wrong.empty() ? LaunchEncode(problem, buffers, stream) : wrong;
+  JAXFP8_RETURN_IF_ERROR(BindEncode(flags, operands, Describe(rets), problem, buffers));
+  return LaunchEncode(problem, buffers, stream);
 }
 
 ffi::Error Encode(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                   ffi::Dictionary attributes) {
-  return AnswerOf(kName, [&] { return Call(stream, args, rets, attributes); });
+  return AnswerOf("jaxfp8_encode", [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace

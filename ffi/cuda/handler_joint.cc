@@ -23,12 +23,8 @@
 namespace jaxfp8::cuda {
 namespace {
 
-constexpr const char* kCall = "jaxfp8_joint_dots";
-
-std::string Say(const std::string& what) { return "`" + std::string(kCall) + "`: " + what; }
-
 struct KnownJoint {
-  std::shared_ptr<const w8a16::W8A16Plan> plan;
+  std::unique_ptr<w8a16::W8A16Plan> plan;
   std::vector<Slots> dots;
 };
 
@@ -52,66 +48,56 @@ struct Dots {
   std::vector<Slots> slots;
   size_t operands = 0, results = 0;  // how many are taken
 
-  // Reads and checks the next dot; returns what is wrong with it, or "".
-  std::string Add(Reader& read, const std::vector<Buffer>& given_operands,
-                  const std::vector<Buffer>& given_results) {
+  // Reads and checks the next dot.
+  Status Add(Reader read, const std::vector<Buffer>& given_operands,
+             const std::vector<Buffer>& given_results) {
     ScaledDotSpec spec;
     Read(read, spec);
-    std::string wrong = read.wrong().empty() ? CheckSpec(spec) : read.wrong();
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(read.status());
+    JAXFP8_RETURN_IF_ERROR(CheckSpec(spec));
     const Slots own = {OperandSlots(spec), ResultSlots(spec)};
     std::vector<Buffer> own_operands, own_results;
     if (!Take(given_operands, operands, own.operands.size(), own_operands) ||
         !Take(given_results, results, own.results.size(), own_results)) {
-      return Say("there are fewer operands or results than its dots need");
+      return "there are fewer operands or results than its dots need";
     }
     jaxfp8::Buffers buffers;
-    wrong = BindBuffers(spec, own_operands, own_results, Accepts::kScales, buffers);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(BindBuffers(spec, own_operands, own_results, Accepts::kScales, buffers));
     Problem problem;
-    wrong = MakeProblem(spec, problem);
+    JAXFP8_RETURN_IF_ERROR(MakeProblem(spec, problem));
     problem.lhs.scale_type = buffers.lhs_scale_type;
     problem.rhs.scale_type = buffers.rhs_scale_type;
     problems.push_back(problem);
     slots.push_back(own);
-    return wrong;
+    return {};
   }
 };
 
 std::string NameOfDot(size_t index) { return "dot" + std::to_string(index) + "_"; }
 
-// Checks a call, makes its plan, and keeps both under the key.
-const KnownJoint* Check(const CallKey& key, ffi::Dictionary attributes,
-                        const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
-                        std::string& wrong) {
+// Checks a call and makes its plan.
+Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
+             const std::vector<Buffer>& results, KnownJoint& known) {
   Dots dots;
   do {
-    Reader read(attributes, kCall, NameOfDot(dots.problems.size()));
-    wrong = dots.Add(read, operands, results);
-    if (!wrong.empty()) return nullptr;
+    JAXFP8_RETURN_IF_ERROR(dots.Add(Reader::WithPrefix(NameOfDot(dots.problems.size()), attributes),
+                                    operands, results));
   } while (attributes.contains(NameOfDot(dots.problems.size()) + "lhs_dtype"));
   if (dots.operands != operands.size() || dots.results != results.size()) {
-    wrong = Say("there are more operands or results than its dots need");
-    return nullptr;
+    return "there are more operands or results than its dots need";
   }
   const RelaxedCapture relaxed;
   Device device;
-  wrong = CurrentDevice(device);
-  if (!wrong.empty()) return nullptr;
-  std::shared_ptr<const w8a16::W8A16Plan> plan = w8a16::PlanJoint(dots.problems, device, wrong);
-  if (!plan) {
-    wrong = Say(wrong);
-    return nullptr;
-  }
-  return TheCalls().Keep(key.text(), {plan, dots.slots});
+  JAXFP8_RETURN_IF_ERROR(CurrentDevice(device));
+  known.dots = dots.slots;
+  return w8a16::PlanJoint(dots.problems, device, known.plan);
 }
 
-std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                 ffi::Dictionary attributes) {
+Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+            ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
-  std::string wrong;
-  const KnownJoint* known = TheCalls().FindOrCheck(attributes, operands, results, Check, wrong);
-  if (!known) return wrong;
+  const KnownJoint* known = nullptr;
+  JAXFP8_RETURN_IF_ERROR(TheCalls().FindOrCheck(attributes, operands, results, Check, known));
   std::vector<Buffers> buffers;
   const Buffer *operand = operands.data(), *result = results.data();
   for (const Slots& dot : known->dots) {
@@ -119,15 +105,14 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
     operand += dot.operands.size();
     result += dot.results.size();
   }
-  wrong = known->plan->RunAll(buffers, stream);
-  if (!wrong.empty()) return Say(wrong);
+  JAXFP8_RETURN_IF_ERROR(known->plan->RunAll(buffers, stream));
   CountCall(kSm80W8A16);
-  return "";
+  return {};
 }
 
 ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                    ffi::Dictionary attributes) {
-  return AnswerOf(kCall, [&] { return Call(stream, args, rets, attributes); });
+  return AnswerOf("jaxfp8_joint_dots", [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace

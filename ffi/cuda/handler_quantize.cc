@@ -12,20 +12,17 @@
 namespace jaxfp8::cuda {
 namespace {
 
-std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                 ffi::Dictionary attributes) {
+Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+            ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args);
   QuantizeProblem problem;
-  std::string wrong = Read(attributes, operands, problem);
-  if (!wrong.empty()) return wrong;
-  wrong = QuantizeWhyNot(problem);
-  if (!wrong.empty()) return SayQuantize(wrong);
+  JAXFP8_RETURN_IF_ERROR(Read(attributes, operands, problem));
+  JAXFP8_RETURN_IF_ERROR(QuantizeWhyNot(problem));
   QuantizeBuffers buffers;
-  wrong = BindBuffers(problem, operands, Describe(rets), true, buffers);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(BindBuffers(problem, operands, Describe(rets), true, buffers));
   if (buffers.workspace_bytes < QuantizeWorkspace(problem)) {
-    return SayQuantize("the workspace has " + std::to_string(buffers.workspace_bytes) +
-                       " bytes, but needs " + std::to_string(QuantizeWorkspace(problem)));
+    return "the workspace has " + std::to_string(buffers.workspace_bytes) + " bytes, but needs " +
+           std::to_string(QuantizeWorkspace(problem));
   }
   return LaunchQuantize(problem, buffers, stream);
 }

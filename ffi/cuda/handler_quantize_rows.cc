@@ -8,7 +8,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -20,12 +19,8 @@
 namespace jaxfp8::cuda {
 namespace {
 
-constexpr const char* kName = "jaxfp8_quantize_rows";
-
-std::string Say(const std::string& what) { return "`" + std::string(kName) + "`: " + what; }
-
-std::string ReadRows(ffi::Dictionary attributes, ProductionFlags& flags, RowsProblem& to) {
-  Reader read(attributes, kName);
+Status ReadRows(ffi::Dictionary attributes, ProductionFlags& flags, RowsProblem& to) {
+  Reader read(attributes);
   std::string_view out;
   read("out_dtype", out);
   for (auto [name, number] :
@@ -34,50 +29,43 @@ std::string ReadRows(ffi::Dictionary attributes, ProductionFlags& flags, RowsPro
         std::pair("of_nan", &to.of_nan)}) {
     read(name, *number);
   }
-  const std::string wrong = ReadProduction(read, flags, to);
-  if (!read.wrong().empty()) return read.wrong();
+  JAXFP8_RETURN_IF_ERROR(ReadProduction(read, flags, to));
   to.out = ParseDType(out);
-  return wrong.empty() ? "" : Say(wrong);
+  return {};
 }
 
-std::string BindRows(const ProductionFlags& flags, const std::vector<Buffer>& operands,
-                     const std::vector<Buffer>& results, RowsProblem& p, RowsBuffers& to) {
-  BufferTaker operand(kName, operands), result(kName, results);
+Status BindRows(const ProductionFlags& flags, const std::vector<Buffer>& operands,
+                const std::vector<Buffer>& results, RowsProblem& p, RowsBuffers& to) {
+  BufferTaker operand(operands), result(results);
   TakeRows(operand, p, to);
   TakeVectors(operand, flags, p, to);
   result("codes", p.out, {p.rows, p.columns}, to.codes);
   result("scale", DType::kF32, {p.rows}, to.scale);
   result("amax", DType::kF32, {p.rows}, to.amax);
-  operand.End("operands");
-  result.End("results");
-  if (!operand.wrong().empty() || !result.wrong().empty()) {
-    return operand.wrong().empty() ? result.wrong() : operand.wrong();
-  }
-  if (IsAligned(to) && IsAligned(to.codes)) return "";
-  return Say("every array has to begin at a multiple of 16 bytes");
+  JAXFP8_RETURN_IF_ERROR(operand.End("operands"));
+  JAXFP8_RETURN_IF_ERROR(result.End("results"));
+  if (IsAligned(to) && IsAligned(to.codes)) return {};
+  return "every array has to begin at a multiple of 16 bytes";
 }
 
-std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                 ffi::Dictionary attributes) {
+Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+            ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args);
-  if (operands.empty() || operands[0].shape.size() != 2) return Say("`x` needs two axes");
+  if (operands.empty() || operands[0].shape.size() != 2) return "`x` needs two axes";
   RowsProblem problem;
   problem.rows = operands[0].shape[0], problem.columns = operands[0].shape[1];
   problem.in = operands[0].dtype;
   ProductionFlags flags;
-  std::string wrong = ReadRows(attributes, flags, problem);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(ReadRows(attributes, flags, problem));
   RowsBuffers buffers;
-  wrong = BindRows(flags, operands, Describe(rets), problem, buffers);
-  if (!wrong.empty()) return wrong;
-  wrong = RowsWhyNot(problem);
-  if (!wrong.empty()) return Say(wrong);
+  JAXFP8_RETURN_IF_ERROR(BindRows(flags, operands, Describe(rets), problem, buffers));
+  JAXFP8_RETURN_IF_ERROR(RowsWhyNot(problem));
   return LaunchRows(problem, buffers, stream);
 }
 
 ffi::Error QuantizeRows(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                         ffi::Dictionary attributes) {
-  return AnswerOf(kName, [&] { return Call(stream, args, rets, attributes); });
+  return AnswerOf("jaxfp8_quantize_rows", [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace

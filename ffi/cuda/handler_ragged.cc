@@ -38,13 +38,9 @@
 namespace jaxfp8::cuda {
 namespace {
 
-constexpr const char* kName = "jaxfp8_ragged_dot";
-
-std::string Say(const std::string& what) { return "`" + std::string(kName) + "`: " + what; }
-
 struct KnownRagged {
-  std::shared_ptr<const Plan> plan;
-  bool lhs_scale, rhs_scale;
+  std::unique_ptr<Plan> plan;
+  bool lhs_scale = false, rhs_scale = false;
 };
 
 // Never destroyed: a program may still run when the process ends.
@@ -58,25 +54,25 @@ struct RaggedCall {
   Dims lhs_tiles, rhs_tiles;
 };
 
-std::string ReadScales(ffi::Dictionary attributes, RaggedCall& call) {
+Status ReadScales(ffi::Dictionary attributes, RaggedCall& call) {
   std::string_view precision;
-  Reader read(attributes, kName);
+  Reader read(attributes);
   read("lhs_scale", call.problem.lhs.scale);
   read("rhs_scale", call.problem.rhs.scale);
   read("lhs_tiles", call.lhs_tiles);
   read("rhs_tiles", call.rhs_tiles);
   read("precision", precision);
-  if (!read.wrong().empty()) return read.wrong();
+  JAXFP8_RETURN_IF_ERROR(read.status());
   if (precision != "default" && precision != "highest") {
-    return Say("`precision` is `" + std::string(precision) + "`, not `default` or `highest`");
+    return "`precision` is `" + std::string(precision) + "`, not `default` or `highest`";
   }
   call.problem.highest = precision == "highest";
   for (const Dims tiles : {call.lhs_tiles, call.rhs_tiles}) {
     if (tiles.size() != 2 || std::min(tiles[0], tiles[1]) < 1) {
-      return Say("`lhs_tiles` and `rhs_tiles` need two sizes each, of at least 1");
+      return "`lhs_tiles` and `rhs_tiles` need two sizes each, of at least 1";
     }
   }
-  return "";
+  return {};
 }
 
 // How operands of these ranks are grouped; `kNone`: not at all.
@@ -89,16 +85,16 @@ Grouping GroupingOf(size_t lhs_rank, size_t rhs_rank, size_t sizes_rank) {
 }
 
 // The problem of operands of the right ranks, without scales.
-std::string ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
-                       RaggedCall& call) {
+Status ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
+                  RaggedCall& call) {
   if (operands.size() < 3 || results.size() != 1) {
-    return Say("it needs lhs, rhs and group_sizes, then scales, and one result");
+    return "it needs lhs, rhs and group_sizes, then scales, and one result";
   }
   const Buffer &lhs = operands[0], &rhs = operands[1], &sizes = operands[2];
   Problem& p = call.problem;
   p.grouping = GroupingOf(lhs.shape.size(), rhs.shape.size(), sizes.shape.size());
   if (p.grouping == Grouping::kNone) {
-    return Say("`lhs` and `rhs` need two axes or three, and `group_sizes` one");
+    return "`lhs` and `rhs` need two axes or three, and `group_sizes` one";
   }
   const bool contracted = p.grouping == Grouping::kContracted;
   const size_t axis = contracted ? 0 : 1;
@@ -110,11 +106,11 @@ std::string ReadShapes(const std::vector<Buffer>& operands, const std::vector<Bu
   p.rhs.batch = contracted ? 0 : p.columns * p.depth;
   p.out = {results[0].dtype, contracted ? p.rows * p.columns : 0, p.columns, 1};
   if (p.depth % sm90::kOperandAlignment != 0) {
-    return Say("the contracted axis has " + std::to_string(p.depth) +
-               " values, but needs a multiple of " + std::to_string(sm90::kOperandAlignment));
+    return "the contracted axis has " + std::to_string(p.depth) +
+           " values, but needs a multiple of " + std::to_string(sm90::kOperandAlignment);
   }
-  if (!IsWideFloat(p.out.dtype)) return Say("`out` needs to be float32, bfloat16 or float16");
-  return "";
+  if (!IsWideFloat(p.out.dtype)) return "`out` needs to be float32, bfloat16 or float16";
+  return {};
 }
 
 // Where the scales lie, of which `groups` says how many the rhs has along its first axis.
@@ -130,8 +126,8 @@ void PlaceScales(RaggedCall& call, int64_t groups) {
 }
 
 // Checks all buffers against the shapes that those of lhs, rhs and sizes ask for.
-std::string CheckBuffers(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
-                         RaggedCall& call) {
+Status CheckBuffers(const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
+                    RaggedCall& call) {
   using Shape = std::vector<int64_t>;
   const Problem& p = call.problem;
   const bool masked = p.grouping == Grouping::kMasked;
@@ -144,7 +140,7 @@ std::string CheckBuffers(const std::vector<Buffer>& operands, const std::vector<
     return Shape{TileCount(lines, tiles[0]), TileCount(p.depth, tiles[1])};
   };
   const void* data = nullptr;
-  BufferTaker operand(kName, operands), result(kName, results);
+  BufferTaker operand(operands), result(results);
   operand("lhs", p.lhs.dtype, with_groups(masked, rows, p.depth), data);
   operand("rhs", p.rhs.dtype, with_groups(!contracted, p.columns, p.depth), data);
   operand("group_sizes", DType::kS32, {p.batch}, data);
@@ -157,40 +153,31 @@ std::string CheckBuffers(const std::vector<Buffer>& operands, const std::vector<
     operand("rhs_scale", DType::kF32, {groups, of_one[0], of_one[1]}, data);
   }
   result("out", p.out.dtype, with_groups(masked || contracted, rows, p.columns), data);
-  operand.End("operands");
-  result.End("results");
   PlaceScales(call, groups);
-  return operand.wrong().empty() ? result.wrong() : operand.wrong();
+  JAXFP8_RETURN_IF_ERROR(operand.End("operands"));
+  return result.End("results");
 }
 
-// Checks a call, makes its plan, and keeps both under the key.
-const KnownRagged* Check(const CallKey& key, ffi::Dictionary attributes,
-                         const std::vector<Buffer>& operands, const std::vector<Buffer>& results,
-                         std::string& wrong) {
+// Checks a call and makes its plan.
+Status Check(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
+             const std::vector<Buffer>& results, KnownRagged& known) {
   RaggedCall call;
-  wrong = ReadScales(attributes, call);
-  if (wrong.empty()) wrong = ReadShapes(operands, results, call);
-  if (wrong.empty()) wrong = CheckBuffers(operands, results, call);
-  if (!wrong.empty()) return nullptr;
+  JAXFP8_RETURN_IF_ERROR(ReadScales(attributes, call));
+  JAXFP8_RETURN_IF_ERROR(ReadShapes(operands, results, call));
+  JAXFP8_RETURN_IF_ERROR(CheckBuffers(operands, results, call));
   const RelaxedCapture relaxed;
   Device device;
-  wrong = CurrentDevice(device);
-  if (wrong.empty()) wrong = kSm90Gemm.why_not(call.problem, device);
-  std::shared_ptr<const Plan> plan;
-  if (wrong.empty()) plan = kSm90Gemm.plan(call.problem, device, 0, wrong);
-  if (!plan) {
-    wrong = Say(wrong);
-    return nullptr;
-  }
-  return TheCalls().Keep(key.text(), {plan, call.problem.lhs.scale, call.problem.rhs.scale});
+  JAXFP8_RETURN_IF_ERROR(CurrentDevice(device));
+  JAXFP8_RETURN_IF_ERROR(kSm90Gemm.why_not(call.problem, device));
+  known.lhs_scale = call.problem.lhs.scale, known.rhs_scale = call.problem.rhs.scale;
+  return kSm90Gemm.make_plan(call.problem, device, 0, known.plan);
 }
 
-std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                 ffi::Dictionary attributes) {
+Status Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
+            ffi::Dictionary attributes) {
   const std::vector<Buffer> operands = Describe(args), results = Describe(rets);
-  std::string wrong;
-  const KnownRagged* known = TheCalls().FindOrCheck(attributes, operands, results, Check, wrong);
-  if (!known) return wrong;
+  const KnownRagged* known = nullptr;
+  JAXFP8_RETURN_IF_ERROR(TheCalls().FindOrCheck(attributes, operands, results, Check, known));
   Buffers buffers;
   buffers.lhs = operands[0].data, buffers.rhs = operands[1].data;
   buffers.group_sizes = static_cast<const int32_t*>(operands[2].data);
@@ -198,15 +185,14 @@ std::string Call(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRet
   if (known->lhs_scale) buffers.lhs_scale = static_cast<const float*>(operands[next++].data);
   if (known->rhs_scale) buffers.rhs_scale = static_cast<const float*>(operands[next].data);
   buffers.out = results[0].data;
-  wrong = known->plan->Run(buffers, stream);
-  if (!wrong.empty()) return Say(wrong);
+  JAXFP8_RETURN_IF_ERROR(known->plan->Run(buffers, stream));
   CountCall(kSm90Gemm);
-  return "";
+  return {};
 }
 
 ffi::Error Execute(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets rets,
                    ffi::Dictionary attributes) {
-  return AnswerOf(kName, [&] { return Call(stream, args, rets, attributes); });
+  return AnswerOf("jaxfp8_ragged_dot", [&] { return Call(stream, args, rets, attributes); });
 }
 
 }  // namespace

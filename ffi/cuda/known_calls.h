@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/status.h"
 #include "common/xla_call.h"
 #include "cuda/path.h"
 
@@ -93,29 +94,31 @@ struct Slots {
 template <class KnownCall>
 class KnownCalls {
  public:
-  // The call with this key, or null. It lives as long as the process.
+  // Finds the call of such arguments on the current device, or has `check` make it. It lives as
+  // long as the process.
+  //   check  a status, given all arguments and a KnownCall to fill
+  template <class Check>
+  Status FindOrCheck(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
+                     const std::vector<Buffer>& results, Check check, const KnownCall*& known) {
+    int device = 0;
+    JAXFP8_RETURN_IF_ERROR(CudaError(cudaGetDevice(&device), "cudaGetDevice"));
+    const CallKey key(device, attributes, operands, results);
+    known = Find(key.text());
+    if (known) return {};
+    KnownCall checked;
+    JAXFP8_RETURN_IF_ERROR(check(attributes, operands, results, checked));
+    known = Keep(key.text(), std::move(checked));
+    return {};
+  }
+
+ private:
   const KnownCall* Find(const std::string& key) {
     const std::shared_lock lock(mutex_);
     const auto found = calls_.find(key);
     return found == calls_.end() ? nullptr : found->second.get();
   }
 
-  // The call of such arguments on the current device, which `check` checks if it is new; null with
-  // `wrong` set if it is none.
-  //   check  what `Keep` returned, or null, given the key, all arguments and `wrong`
-  template <class Check>
-  const KnownCall* FindOrCheck(ffi::Dictionary attributes, const std::vector<Buffer>& operands,
-                               const std::vector<Buffer>& results, Check check,
-                               std::string& wrong) {
-    int device = 0;
-    wrong = CudaError(cudaGetDevice(&device), "cudaGetDevice");
-    if (!wrong.empty()) return nullptr;
-    const CallKey key(device, attributes, operands, results);
-    const KnownCall* known = Find(key.text());
-    return known ? known : check(key, attributes, operands, results, wrong);
-  }
-
-  // Keeps a call that was checked; returns the one that is kept under its key.
+  // The call kept under a key, which another thread may have kept first.
   const KnownCall* Keep(const std::string& key, KnownCall call) {
     const std::unique_lock lock(mutex_);
     auto& kept = calls_[key];
@@ -123,7 +126,6 @@ class KnownCalls {
     return kept.get();
   }
 
- private:
   std::shared_mutex mutex_;
   std::unordered_map<std::string, std::unique_ptr<const KnownCall>> calls_;
 };

@@ -1,7 +1,5 @@
 // The C functions of include/jaxfp8_cuda.h.
 
-#include <string>
-
 #include "common/abi.h"
 #include "cuda/counters.h"
 #include "cuda/cublaslt/api.h"
@@ -46,29 +44,29 @@ void jaxfp8_cuda_reset_counters() { jaxfp8::cuda::ResetCalls(); }
 void jaxfp8_cuda_set_cublaslt(const char* path) { jaxfp8::cuda::SetCublasLtPath(path ? path : ""); }
 
 int jaxfp8_cuda_cublaslt(char* text, size_t size) {
-  std::string wrong;
-  const jaxfp8::cuda::CublasLt* library = jaxfp8::cuda::OpenCublasLt(wrong);
-  jaxfp8::WriteText(library ? library->path : wrong, text, size);
+  const jaxfp8::cuda::CublasLt* library = nullptr;
+  const jaxfp8::Status status = jaxfp8::cuda::OpenCublasLt(library);
+  jaxfp8::WriteText(status.ok() ? library->path : status.message(), text, size);
   return library ? library->version : 0;
 }
 
 void jaxfp8_cuda_allow_timing(int allowed) { jaxfp8::cuda::AllowTiming(allowed != 0); }
 
 int jaxfp8_cuda_set_plan_file(const char* path, char* text, size_t size) {
-  const std::string wrong = jaxfp8::cuda::SetPlanFile(path ? path : "");
-  jaxfp8::WriteText(wrong, text, size);
-  return wrong.empty();
+  const jaxfp8::Status status = jaxfp8::cuda::SetPlanFile(path ? path : "");
+  jaxfp8::WriteText(status.message(), text, size);
+  return status.ok();
 }
 
 int jaxfp8_cuda_device(int* ordinal, int* compute_capability, int* multiprocessors, char* text,
                        size_t size) {
   jaxfp8::cuda::Device device;
-  const std::string wrong = jaxfp8::cuda::CurrentDevice(device);
-  jaxfp8::WriteText(wrong, text, size);
+  const jaxfp8::Status status = jaxfp8::cuda::CurrentDevice(device);
+  jaxfp8::WriteText(status.message(), text, size);
   *ordinal = device.ordinal;
   *compute_capability = device.compute_capability;
   *multiprocessors = device.multiprocessors;
-  return wrong.empty();
+  return status.ok();
 }
 
 }  // extern "C"

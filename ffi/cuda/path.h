@@ -2,7 +2,7 @@
 //
 //   handler.cc (known_calls.h), abi.cc -> plans.h: is there a plan? -> route.h: which path can?
 //                                                         |  Path::why_not   pure
-//                          Plan::Run  <-------------------+  Path::plan      once per problem
+//                          Plan::Run  <-------------------+  Path::make_plan once per problem
 //
 // To add a path, say sm100_gemm:
 //   1. kernels/sm100_gemm/. `path.h` declares `extern const Path kSm100Gemm`, `path.cu` defines its
@@ -31,8 +31,8 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/device.h"
 #include "cuda/problem.h"
 
@@ -43,17 +43,16 @@ namespace jaxfp8::cuda {
 class Plan {
  public:
   virtual ~Plan() = default;
-  // Enqueues the work and returns what went wrong, or "". Neither allocates nor waits.
-  virtual std::string Run(const Buffers& buffers, cudaStream_t stream) const = 0;
+  // Enqueues the work. Neither allocates nor waits.
+  virtual Status Run(const Buffers& buffers, cudaStream_t stream) const = 0;
 };
 
 struct Path {
   const char* name;
-  // Why the path cannot compute the problem on the device, "" if it can. Pure.
-  std::string (*why_not)(const Problem&, const Device&);
-  // Makes a plan that needs at most `workspace` bytes; null with `wrong` set on failure.
-  std::unique_ptr<Plan> (*plan)(const Problem&, const Device&, size_t workspace,
-                                std::string& wrong);
+  // Why the path cannot compute the problem on the device. Pure.
+  Status (*why_not)(const Problem&, const Device&);
+  // Makes a plan that needs at most `workspace` bytes.
+  Status (*make_plan)(const Problem&, const Device&, size_t workspace, std::unique_ptr<Plan>& plan);
   // Whether it reads scales of 16 bits, and such as it has to round (`Side::scale_type`). Other
   // paths are not asked for problems that have them.
   bool reads_any_scale = false;
@@ -61,8 +60,8 @@ struct Path {
   bool reads_batch_jumps = false;
 };
 
-// "`what` failed: cudaErrorInvalidValue (invalid argument)", or "" for success.
-std::string CudaError(cudaError_t status, const char* what);
+// "`what` failed: cudaErrorInvalidValue (invalid argument)", or success.
+Status CudaError(cudaError_t status, const char* what);
 
 }  // namespace jaxfp8::cuda
 

@@ -84,51 +84,49 @@ std::atomic<bool> timing_allowed = true;
 
 // Makes the plan with the first path that can compute the problem. If that finds no room or no
 // algorithm, the next one is tried, unless a path was asked for by name.
-std::string MakePlan(const Request& request, const Device& device, size_t workspace_bytes,
-                     Planned& planned) {
-  std::string wrong = MakeProblem(request.spec, planned.problem);
-  if (!wrong.empty()) return wrong;
+Status MakePlan(const Request& request, const Device& device, size_t workspace_bytes,
+                Planned& planned) {
+  JAXFP8_RETURN_IF_ERROR(MakeProblem(request.spec, planned.problem));
   planned.problem.lhs.scale_type = request.lhs_scale_type;
   planned.problem.rhs.scale_type = request.rhs_scale_type;
   const Route route = RouteTo(planned.problem, device, request.kernel);
-  if (!route.path) return "`jaxfp8_scaled_dot`: " + route.reason;
+  if (!route.path) return route.reason;
   const bool named = !request.kernel.empty();
+  std::string reasons;
   const std::vector<Choice> choices =
-      named ? std::vector<Choice>{{route.path, ""}} : Choices(planned.problem, device);
+      named ? std::vector<Choice>{{route.path, {}}} : Choices(planned.problem, device);
   for (const Choice& choice : choices) {
-    if (!choice.why_not.empty()) continue;
-    std::string why;
+    if (!choice.why_not.ok()) continue;
     planned.path = choice.path;
-    planned.plan = choice.path->plan(planned.problem, device, workspace_bytes, why);
-    if (planned.plan) return "";
-    wrong += (wrong.empty() ? "" : "; ") + std::string(choice.path->name) + ": " + why;
+    const Status status =
+        choice.path->make_plan(planned.problem, device, workspace_bytes, planned.plan);
+    if (status.ok()) return {};
+    reasons += (reasons.empty() ? "" : "; ") + status.In(choice.path->name).message();
   }
-  return "`jaxfp8_scaled_dot`: no plan: " + wrong;
+  return "no plan: " + reasons;
 }
 
 }  // namespace
 
 void AllowTiming(bool allowed) { timing_allowed = allowed; }
 
-const Planned* FindPlan(const Request& request, size_t workspace_bytes, std::string& wrong) {
+Status FindPlan(const Request& request, size_t workspace_bytes, const Planned*& planned) {
   int ordinal = 0;
-  wrong = CudaError(cudaGetDevice(&ordinal), "cudaGetDevice");
-  if (!wrong.empty()) return nullptr;
+  JAXFP8_RETURN_IF_ERROR(CudaError(cudaGetDevice(&ordinal), "cudaGetDevice"));
   Plans& plans = ThePlans();
   const std::string key = KeyOf(request, ordinal, workspace_bytes);
-  if (const Planned* known = Known(plans, key)) return known;
+  if ((planned = Known(plans, key))) return {};
   const std::lock_guard making(plans.making[ordinal % plans.making.size()]);
-  if (const Planned* known = Known(plans, key)) return known;
+  if ((planned = Known(plans, key))) return {};
   const RelaxedCapture relaxed;
   Device device;
-  wrong = CurrentDevice(device);
-  if (!wrong.empty()) return nullptr;
+  JAXFP8_RETURN_IF_ERROR(CurrentDevice(device));
   device.may_time = timing_allowed;
   auto made = std::make_unique<Planned>();
-  wrong = MakePlan(request, device, workspace_bytes, *made);
-  if (!wrong.empty()) return nullptr;
+  JAXFP8_RETURN_IF_ERROR(MakePlan(request, device, workspace_bytes, *made));
   const std::unique_lock lock(plans.mutex);
-  return (plans.known[key] = std::move(made)).get();
+  planned = (plans.known[key] = std::move(made)).get();
+  return {};
 }
 
 Buffers DeviceBuffers(const jaxfp8::Buffers& from) {
@@ -149,17 +147,15 @@ Buffers DeviceBuffers(const jaxfp8::Buffers& from) {
   return buffers;
 }
 
-std::string RunPlan(const Planned& planned, const jaxfp8::Buffers& from, void* workspace,
-                    size_t workspace_bytes, cudaStream_t stream) {
+Status RunPlan(const Planned& planned, const jaxfp8::Buffers& from, void* workspace,
+               size_t workspace_bytes, cudaStream_t stream) {
   Buffers buffers = DeviceBuffers(from);
   buffers.workspace = workspace;
   buffers.workspace_bytes = workspace_bytes;
-  const std::string wrong = planned.plan->Run(buffers, stream);
-  if (!wrong.empty()) {
-    return "`jaxfp8_scaled_dot`: path `" + std::string(planned.path->name) + "`: " + wrong;
-  }
+  const Status status = planned.plan->Run(buffers, stream);
+  if (!status.ok()) return status.In("path `" + std::string(planned.path->name) + "`");
   CountCall(*planned.path);
-  return "";
+  return {};
 }
 
 }  // namespace jaxfp8::cuda

@@ -9,10 +9,10 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
-#include <string>
 
 #include "common/check.h"
 #include "common/spec.h"
+#include "common/status.h"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
@@ -20,12 +20,12 @@ namespace jaxfp8::cuda {
 struct Planned {
   Problem problem;
   const Path* path = nullptr;
-  std::unique_ptr<const Plan> plan;
+  std::unique_ptr<Plan> plan;
 };
 
-// Finds or makes the plan of an accepted request on the current device; null with `wrong` set if
-// there is none. The plan lives as long as the process.
-const Planned* FindPlan(const Request& request, size_t workspace_bytes, std::string& wrong);
+// Finds or makes the plan of an accepted request on the current device. The plan lives as long as
+// the process.
+Status FindPlan(const Request& request, size_t workspace_bytes, const Planned*& planned);
 
 // Whether new plans may time candidates. True at first.
 void AllowTiming(bool allowed);
@@ -48,8 +48,8 @@ class RelaxedCapture {
 Buffers DeviceBuffers(const jaxfp8::Buffers& buffers);
 
 // Runs a plan on the buffers of a call, and counts it.
-std::string RunPlan(const Planned& planned, const jaxfp8::Buffers& buffers, void* workspace,
-                    size_t workspace_bytes, cudaStream_t stream);
+Status RunPlan(const Planned& planned, const jaxfp8::Buffers& buffers, void* workspace,
+               size_t workspace_bytes, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
 

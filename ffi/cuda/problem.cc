@@ -25,13 +25,13 @@ struct BatchStrides {
 };
 
 std::string Wrong(const std::string& what) {
-  return "`jaxfp8_scaled_dot`: " + what +
+  return what +
          ", but the CUDA library needs one free and one contracted axis on each side, one of them "
          "the last, and at most two batch axes; call it through `jaxfp8`, which brings every "
          "product into that form";
 }
 
-std::string Find(const OperandSpec& side, const char* name, Places& places) {
+Status Find(const OperandSpec& side, const char* name, Places& places) {
   if (side.contracting.size() != 1 || side.batch.size() > 2 ||
       side.shape.size() != 2 + side.batch.size()) {
     return Wrong("`" + std::string(name) + "` has " + std::to_string(side.shape.size()) +
@@ -47,7 +47,7 @@ std::string Find(const OperandSpec& side, const char* name, Places& places) {
   for (int64_t axis = 0; axis <= last; ++axis) {
     if (axis != places.depth && !in_batch(axis)) places.free = axis;
   }
-  if (!in_batch(last)) return "";
+  if (!in_batch(last)) return {};
   return Wrong("the last axis of `" + std::string(name) + "` is a batch axis");
 }
 
@@ -87,7 +87,7 @@ Tiles MakeTiles(const OperandSpec& spec, const Places& places, const Batch& batc
           stride(places.free),     stride(places.depth),     jump};
 }
 
-std::string WhyNotBatch(const OperandSpec& spec, const char* name, const Batch& batch) {
+Status WhyNotBatch(const OperandSpec& spec, const char* name, const Batch& batch) {
   const bool tiled = spec.scale || spec.zero_point;
   int shared = 0;
   for (int64_t axis : spec.batch) {
@@ -97,14 +97,13 @@ std::string WhyNotBatch(const OperandSpec& spec, const char* name, const Batch& 
     return Wrong("`" + std::string(name) + "_tiles` is " + std::to_string(tile) +
                  " along the batch, neither 1 nor all");
   }
-  if (shared != 1 || batch.outer == 1 || batch.inner == 1) return "";
+  if (shared != 1 || batch.outer == 1 || batch.inner == 1) return {};
   return Wrong("`" + std::string(name) + "` is shared along one of two batch axes");
 }
 
-std::string MakeSide(const OperandSpec& spec, const char* name, const Places& places,
-                     const Batch& batch, Side& side) {
-  std::string wrong = WhyNotBatch(spec, name, batch);
-  if (!wrong.empty()) return wrong;
+Status MakeSide(const OperandSpec& spec, const char* name, const Places& places, const Batch& batch,
+                Side& side) {
+  JAXFP8_RETURN_IF_ERROR(WhyNotBatch(spec, name, batch));
   const auto behind = [&](int64_t axis) { return axis > places.free; };
   if (spec.sums && std::ranges::any_of(places.batch, behind)) {
     return Wrong("`" + std::string(name) + "_sums` is given for a batch behind the free axis");
@@ -120,36 +119,36 @@ std::string MakeSide(const OperandSpec& spec, const char* name, const Places& pl
   side.scale_rounded = spec.scale_rounded;
   side.sums = spec.sums;
   if (spec.scale || spec.zero_point) side.tiles = MakeTiles(spec, places, batch);
-  return "";
+  return {};
 }
 
 // An array of the epilogue. Its batch axes come first; one stride has to lead along both.
 struct PlaneMaker {
   Batch batch;
   int64_t axes;  // of the batch
-  std::string wrong;
+  Status status;
 
   Plane operator()(bool given, DType dtype, Dims shape, const char* name) {
     if (!given) return {};
     constexpr int64_t kFirst[] = {0, 1};
     const StridesOf stride(shape);
     const auto [along, jump] = stride.Along({kFirst, static_cast<size_t>(axes)}, batch);
-    if (jump != 0 && wrong.empty())
-      wrong = Wrong("`" + std::string(name) + "` is shared along one of two batch axes");
+    if (jump != 0 && status.ok()) {
+      status = Wrong("`" + std::string(name) + "` is shared along one of two batch axes");
+    }
     return {dtype, along, stride(axes), stride(axes + 1)};
   }
 };
 
 }  // namespace
 
-std::string MakeProblem(const ScaledDotSpec& spec, Problem& problem) {
+Status MakeProblem(const ScaledDotSpec& spec, Problem& problem) {
   Places left, right;
-  std::string wrong = Find(spec.lhs, "lhs", left);
-  if (wrong.empty()) wrong = Find(spec.rhs, "rhs", right);
-  const Batch batch = wrong.empty() ? BatchOf(spec) : Batch{};
-  if (wrong.empty()) wrong = MakeSide(spec.lhs, "lhs", left, batch, problem.lhs);
-  if (wrong.empty()) wrong = MakeSide(spec.rhs, "rhs", right, batch, problem.rhs);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(Find(spec.lhs, "lhs", left));
+  JAXFP8_RETURN_IF_ERROR(Find(spec.rhs, "rhs", right));
+  const Batch batch = BatchOf(spec);
+  JAXFP8_RETURN_IF_ERROR(MakeSide(spec.lhs, "lhs", left, batch, problem.lhs));
+  JAXFP8_RETURN_IF_ERROR(MakeSide(spec.rhs, "rhs", right, batch, problem.rhs));
   problem.batch = batch.outer * batch.inner;
   const bool jumps = !problem.lhs.HasOneBatchStride() || !problem.rhs.HasOneBatchStride();
   problem.inner_batch = jumps ? batch.inner : 1;
@@ -157,7 +156,7 @@ std::string MakeProblem(const ScaledDotSpec& spec, Problem& problem) {
   problem.columns = spec.rhs.shape[right.free];
   problem.depth = spec.lhs.shape[left.depth];
   const EpilogueSpec& e = spec.epilogue;
-  PlaneMaker plane{batch, static_cast<int64_t>(left.batch.size()), ""};
+  PlaneMaker plane{batch, static_cast<int64_t>(left.batch.size()), {}};
   problem.residual = plane(e.has_residual, ParseDType(e.residual_dtype), e.residual, "residual");
   problem.bias = plane(e.has_bias, DType::kF32, e.bias, "bias");
   problem.out_scale = plane(e.has_out_scale, DType::kF32, e.out_scale, "out_scale");
@@ -165,7 +164,7 @@ std::string MakeProblem(const ScaledDotSpec& spec, Problem& problem) {
   problem.out = {ParseDType(e.out_dtype), problem.rows * problem.columns, problem.columns, 1};
   problem.activation = ParseActivation(e.activation);
   problem.highest = spec.precision == "highest";
-  return plane.wrong;
+  return plane.status;
 }
 
 Problem Swapped(const Problem& problem) {

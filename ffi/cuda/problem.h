@@ -22,12 +22,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "common/activation.h"
 #include "common/dtype.h"
 #include "common/platform.h"
 #include "common/spec.h"
+#include "common/status.h"
 
 namespace jaxfp8::cuda {
 
@@ -125,9 +125,8 @@ inline bool GroupsRows(const Problem& problem) {
   return problem.grouping == Grouping::kContiguous || problem.grouping == Grouping::kMasked;
 }
 
-// Makes the problem of a spec that `CheckSpec` has accepted. Returns why it is not of the canonical
-// form, or "".
-std::string MakeProblem(const ScaledDotSpec& spec, Problem& problem);
+// Makes the problem of a spec that `CheckSpec` has accepted. Fails if it is not canonical.
+Status MakeProblem(const ScaledDotSpec& spec, Problem& problem);
 
 // The same product with its sides exchanged: out^T = rhs^T lhs^T.
 Problem Swapped(const Problem& problem);

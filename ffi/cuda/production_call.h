@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/buffer_taker.h"
+#include "common/status.h"
 #include "common/xla_call.h"
 #include "cuda/kernels/produce/production.h"
 
@@ -24,8 +25,8 @@ struct ProductionFlags {
   bool norm = false, centred = false, gain = false, shift = false;
 };
 
-// Reads the attributes; what is wrong with them, or "".
-inline std::string ReadProduction(Reader& read, ProductionFlags& flags, Production& to) {
+// Reads the attributes.
+inline Status ReadProduction(Reader& read, ProductionFlags& flags, Production& to) {
   std::string_view activation;
   read("activation", activation);
   for (auto [name, flag] :
@@ -35,11 +36,11 @@ inline std::string ReadProduction(Reader& read, ProductionFlags& flags, Producti
         std::pair("rounded_second", &to.rounded_second)}) {
     read(name, *flag);
   }
-  if (!read.wrong().empty()) return read.wrong();
+  JAXFP8_RETURN_IF_ERROR(read.status());
   const Producer norm = flags.centred ? Producer::kLayerNorm : Producer::kRmsNorm;
   to.producer = flags.norm ? norm : Producer::kElementwise;
   to.activation = ParseActivation(activation);
-  if (to.activation != Activation::kUnknown) return "";
+  if (to.activation != Activation::kUnknown) return {};
   return "`activation` is \"" + std::string(activation) +
          "\", but needs to be none, relu, gelu_tanh, gelu_erf or silu";
 }

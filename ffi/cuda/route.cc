@@ -71,8 +71,8 @@ std::vector<const Path*> InOrder(const Problem& problem, const Device& device) {
   return order;
 }
 
-// Why a path cannot compute a problem on a device, "" if it can.
-std::string WhyNot(const Path& path, const Problem& problem, const Device& device) {
+// Why a path cannot compute a problem on a device.
+Status WhyNot(const Path& path, const Problem& problem, const Device& device) {
   const bool plain = problem.lhs.HasPlainScales() && problem.rhs.HasPlainScales();
   if (!plain && !path.reads_any_scale) {
     return "it reads scales of float32 alone, and does not round them";
@@ -90,9 +90,9 @@ Route Named(const Problem& problem, const Device& device, std::string_view name)
       known += (known.empty() ? "" : ", ") + std::string(path->name);
       continue;
     }
-    const std::string reason = WhyNot(*path, problem, device);
-    if (reason.empty()) return {path, ""};
-    return {nullptr, "kernel `" + std::string(name) + "` cannot: " + reason};
+    const Status why_not = WhyNot(*path, problem, device);
+    if (why_not.ok()) return {path, ""};
+    return {nullptr, "kernel `" + std::string(name) + "` cannot: " + why_not.message()};
   }
   return {nullptr, "attribute `kernel` is `" + std::string(name) + "`, but needs one of: " + known};
 }
@@ -132,9 +132,8 @@ Route RouteTo(const Problem& problem, const Device& device, std::string_view nam
   if (!name.empty()) return Named(problem, device, name);
   std::string reasons;
   for (const Choice& choice : Choices(problem, device)) {
-    if (choice.why_not.empty()) return {choice.path, ""};
-    reasons +=
-        (reasons.empty() ? "" : "; ") + std::string(choice.path->name) + ": " + choice.why_not;
+    if (choice.why_not.ok()) return {choice.path, ""};
+    reasons += (reasons.empty() ? "" : "; ") + choice.why_not.In(choice.path->name).message();
   }
   return {nullptr, "no kernel can: " + reasons};
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/status.h"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
@@ -42,7 +43,7 @@ bool FillsHopper(const Problem& problem);
 
 struct Choice {
   const Path* path;
-  std::string why_not;  // "" where it can compute the problem
+  Status why_not;  // why it cannot compute the problem
 };
 
 // The paths that compute what the problem says, best first. The first that can compute it does.

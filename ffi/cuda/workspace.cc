@@ -72,13 +72,13 @@ double ForHopper(const Problem& problem) {
   if (sm90::IsMixed(problem)) return ForSharedUnits(problem);
   const bool floats = IsFloat8(lhs.dtype) && IsFloat8(rhs.dtype);
   if (!floats && !(IsInt8(lhs.dtype) && IsInt8(rhs.dtype))) return 0;
-  if (!sm90::WhyNotSizes(problem).empty()) return 0;  // refused
+  if (!sm90::WhyNotSizes(problem).ok()) return 0;  // refused
   return static_cast<double>(sm90::OperandsOf(problem).workspace);
 }
 
 double ForCodes(const Problem& problem) {
   const Problem oriented = imma::WithWeightsOnRight(problem);
-  if (!imma::WhyNotForm(oriented).empty()) return 0;
+  if (!imma::WhyNotForm(oriented).ok()) return 0;
   const auto least = static_cast<double>(imma::LeastWorkspace(oriented));
   const auto best = static_cast<double>(imma::BestWorkspace(oriented));
   return std::min(best, std::max(least, kMaxSlabBytes));
@@ -86,7 +86,7 @@ double ForCodes(const Problem& problem) {
 
 double Bytes(const Problem& problem, std::string_view kernel) {
   const Problem oriented = w8a16::WithWeightsOnRight(problem);
-  const bool weights = w8a16::WhyNotForm(oriented).empty();
+  const bool weights = w8a16::WhyNotForm(oriented).ok();
   const bool library = LibraryMayTake(problem);
   if (kernel.empty()) {
     const double units = FillsHopper(problem) ? ForSharedUnits(problem) : 0;

@@ -34,14 +34,14 @@ int main() {
 
   KeepAlgorithm("sm90_1", Some(1));
   Expect(!RecallAlgorithm("sm90_1", got), "nothing is kept without a file");
-  Expect(SetPlanFile(path).empty(), "a file that does not exist yet is made");
+  Expect(SetPlanFile(path).ok(), "a file that does not exist yet is made");
   KeepAlgorithm("sm90_1", Some(1));
   KeepAlgorithm("sm90_2", Some(2));
-  Expect(SetPlanFile("").empty() && !RecallAlgorithm("sm90_1", got), "no file, no plans");
+  Expect(SetPlanFile("").ok() && !RecallAlgorithm("sm90_1", got), "no file, no plans");
   {
     std::ofstream(path, std::ios::app) << "sm90_3 0123";
   }
-  Expect(SetPlanFile(path).empty(), "a line that is being written does no harm");
+  Expect(SetPlanFile(path).ok(), "a line that is being written does no harm");
   Expect(RecallAlgorithm("sm90_1", got) && Same(got, Some(1)), "the first comes back");
   Expect(RecallAlgorithm("sm90_2", got) && Same(got, Some(2)), "the second comes back");
   Expect(!RecallAlgorithm("sm90_3", got), "half a line is no plan");
@@ -49,9 +49,10 @@ int main() {
   {
     std::ofstream("other.txt") << "something else\n";
   }
-  Expect(SetPlanFile("other.txt").find("is not a file of plans") != std::string::npos,
+  Expect(SetPlanFile("other.txt").message().find("is not a file of plans") != std::string::npos,
          "another file is refused");
-  Expect(SetPlanFile("no/such/folder/plans.txt").find("cannot be written") != std::string::npos,
+  Expect(SetPlanFile("no/such/folder/plans.txt").message().find("cannot be written") !=
+             std::string::npos,
          "a file that cannot be made is refused");
   return jaxfp8::tests::Report("plan file");
 }

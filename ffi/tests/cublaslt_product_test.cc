@@ -221,24 +221,25 @@ bool Saturated(DType type, double y) {
 
 void Check(Case& made, const Path& path, const Device& device, size_t workspace,
            const std::string& name) {
-  std::string wrong = path.why_not(made.problem, device);
-  if (!wrong.empty()) {
-    const bool excused = wrong.find("the contracted axis") != std::string::npos ||
-                         wrong.find("exact sums") != std::string::npos ||
-                         wrong.find("float8_e5m2 by") != std::string::npos;
-    Expect(excused, name + "refused: " + wrong);
+  const std::string why_not = path.why_not(made.problem, device).message();
+  if (!why_not.empty()) {
+    const bool excused = why_not.find("the contracted axis") != std::string::npos ||
+                         why_not.find("exact sums") != std::string::npos ||
+                         why_not.find("float8_e5m2 by") != std::string::npos;
+    Expect(excused, name + "refused: " + why_not);
     return;
   }
-  const auto plan = path.plan(made.problem, device, workspace, wrong);
-  Expect(plan != nullptr, name + "no plan: " + wrong);
+  std::unique_ptr<Plan> plan;
+  const Status planned = path.make_plan(made.problem, device, workspace, plan);
+  Expect(planned.ok(), name + "no plan: " + planned.message());
   if (!plan) return;
   // Filled with NaN, so that an output that is not written is seen.
   std::memset(made.buffers.out, 0x7f, made.outputs * SizeOf(made.problem.out.dtype));
   made.buffers.workspace = made.Bytes(workspace);
   made.buffers.workspace_bytes = workspace;
   std::memset(made.buffers.workspace, 0x7f, workspace);
-  wrong = plan->Run(made.buffers, nullptr);
-  Expect(wrong.empty(), name + wrong);
+  const Status run = plan->Run(made.buffers, nullptr);
+  Expect(run.ok(), name + run.message());
   for (size_t i = 0; i < 64; ++i) {
     Expect(static_cast<uint8_t*>(made.buffers.workspace)[workspace + i] == 0x7f,
            name + "nothing is written past the workspace");

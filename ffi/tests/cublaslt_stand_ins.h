@@ -163,8 +163,8 @@ void ForEachOutput(const Slab& s, const Visit& visit) {
 
 // The kernels, by their headers.
 
-std::string LaunchPack(const PackRequest& q, const void* values, const float*, const int32_t*,
-                       void* matrix, cudaStream_t) {
+Status LaunchPack(const PackRequest& q, const void* values, const float*, const int32_t*,
+                  void* matrix, cudaStream_t) {
   const bool wide = SizeOf(q.out) == 2;
   for (int64_t b = 0; b < q.lines.batches; ++b) {
     for (int64_t f = 0; f < q.count_padded; ++f) {
@@ -182,11 +182,11 @@ std::string LaunchPack(const PackRequest& q, const void* values, const float*, c
       }
     }
   }
-  return "";
+  return {};
 }
 
-std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
-                           int32_t* sums, cudaStream_t) {
+Status LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
+                      int32_t* sums, cudaStream_t) {
   for (int64_t b = 0; b < lines.batches; ++b) {
     for (int64_t f = 0; f < lines.count; ++f) {
       double sum = 0;
@@ -198,10 +198,10 @@ std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed,
       sums[b * lines.count + f] = static_cast<int32_t>(sum);
     }
   }
-  return "";
+  return {};
 }
 
-std::string LaunchScales(const ScaleRequest& q, const float* scale, float* to, cudaStream_t) {
+Status LaunchScales(const ScaleRequest& q, const float* scale, float* to, cudaStream_t) {
   for (int64_t i = 0; i < std::max(q.free_padded, q.free_count); ++i) {
     for (int64_t j = 0; j < q.depth_count; ++j) {
       to[i * q.free_stride + j * q.depth_stride] =
@@ -209,35 +209,35 @@ std::string LaunchScales(const ScaleRequest& q, const float* scale, float* to, c
                            : 0;
     }
   }
-  return "";
+  return {};
 }
 
-std::string LaunchEpilogue(const Problem& p, const EpilogueRequest& q, const void* sums,
-                           const Buffers& buffers, cudaStream_t) {
+Status LaunchEpilogue(const Problem& p, const EpilogueRequest& q, const void* sums,
+                      const Buffers& buffers, cudaStream_t) {
   accumulated += p.residual && buffers.residual == buffers.out;
   ForEachOutput(q.slab, [&](int64_t b, int64_t r, int64_t c) {
     RunEpilogue(p, b, r, c, Corrected(p, q, sums, buffers, b, r, c), buffers);
   });
-  return "";
+  return {};
 }
 
-std::string ClearAmax(const Problem& p, const Buffers& buffers, cudaStream_t) {
+Status ClearAmax(const Problem& p, const Buffers& buffers, cudaStream_t) {
   const Slab all{DType::kNone, 0, p.batch, 0, p.rows, 0, p.columns, 0, 0};
-  if (!p.amax) return "";
+  if (!p.amax) return {};
   ForEachOutput(all,
                 [&](int64_t b, int64_t r, int64_t c) { buffers.amax[p.amax.At(b, r, c)] = 0; });
-  return "";
+  return {};
 }
 
-std::string LaunchReciprocal(const float* from, float* to, cudaStream_t) {
+Status LaunchReciprocal(const float* from, float* to, cudaStream_t) {
   *to = 1 / *from;
-  return "";
+  return {};
 }
 
 // The library.
 
-std::unique_ptr<const Matmul> Matmul::Make(const Device&, const MatmulShape& s, size_t,
-                                           std::string& wrong) {
+Status Matmul::Make(const Device&, const MatmulShape& s, size_t,
+                    std::unique_ptr<const Matmul>& matmul) {
   const bool wide = s.a == CUDA_R_16BF || s.a == CUDA_R_16F;
   const auto aligned = [&](int64_t elements, cudaDataType_t type) {
     return elements * SizeOf(TypeOf(type)) % kMatmulAlignment == 0;
@@ -246,16 +246,14 @@ std::unique_ptr<const Matmul> Matmul::Make(const Device&, const MatmulShape& s, 
   Expect(wide || (aligned(s.k, s.a) && !s.plain_a && !s.transposed_b),
          "8 bits lie along the depth");
   const bool odd = s.m % 16 != 0 || s.n % 16 != 0;
-  if (refuse_unpadded && odd) {
-    wrong = "odd sizes";
-    return nullptr;
-  }
+  if (refuse_unpadded && odd) return "odd sizes";
   std::unique_ptr<Matmul> made(new Matmul);
   made->shape_ = s;
-  return made;
+  matmul = std::move(made);
+  return {};
 }
 
-std::string Matmul::Run(const MatmulBuffers& buffers, cudaStream_t) const {
+Status Matmul::Run(const MatmulBuffers& buffers, cudaStream_t) const {
   const MatmulShape& s = shape_;
   for (const void* pointer : {buffers.a, buffers.b, static_cast<const void*>(buffers.d)}) {
     Expect(reinterpret_cast<uintptr_t>(pointer) % kMatmulAlignment == 0, "pointers are aligned");
@@ -296,7 +294,7 @@ std::string Matmul::Run(const MatmulBuffers& buffers, cudaStream_t) const {
       }
     }
   }
-  return "";
+  return {};
 }
 
 }  // namespace jaxfp8::cuda

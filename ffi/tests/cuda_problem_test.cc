@@ -32,16 +32,16 @@ struct Given {
   }
 };
 
-std::string Make(const Given& given, cuda::Problem& problem) {
+Status Make(const Given& given, cuda::Problem& problem) {
   const ScaledDotSpec spec = given.Spec();
-  const std::string wrong = CheckSpec(spec);
-  Expect(wrong.empty(), "the spec is sound: " + wrong);
+  const Status status = CheckSpec(spec);
+  Expect(status.ok(), "the spec is sound: " + status.message());
   return cuda::MakeProblem(spec, problem);
 }
 
 void CheckStrides() {
   cuda::Problem p;
-  Expect(Make(Given{}, p).empty(), "three axes on each side are taken");
+  Expect(Make(Given{}, p).ok(), "three axes on each side are taken");
   Expect(p.batch == 3 && p.rows == 5 && p.columns == 7 && p.depth == 32, "sizes");
   Expect(p.lhs.batch == 160 && p.lhs.free == 32 && p.lhs.depth == 1, "depth-contiguous side");
   Expect(p.rhs.batch == 224 && p.rhs.free == 1 && p.rhs.depth == 7, "free-contiguous side");
@@ -57,7 +57,7 @@ void CheckShared() {
   Given given;
   given.lhs[0] = 1, given.lhs_tiles[0] = 1;
   cuda::Problem p;
-  Expect(Make(given, p).empty(), "a shared side is taken");
+  Expect(Make(given, p).ok(), "a shared side is taken");
   Expect(p.batch == 3 && p.lhs.batch == 0 && p.lhs.tiles.batch_stride == 0, "and does not move");
 }
 
@@ -67,7 +67,7 @@ void CheckWithoutBatch() {
   given.rhs = {7, 32}, given.rhs_contracting = {1}, given.rhs_batch = {}, given.rhs_tiles = {1, 32};
   given.residual = {5, 7}, given.bias = {1, 1}, given.amax = {1, 1};
   cuda::Problem p;
-  Expect(Make(given, p).empty(), "two axes on each side are taken");
+  Expect(Make(given, p).ok(), "two axes on each side are taken");
   Expect(p.batch == 1 && p.lhs.tiles.At(0, 4, 31) == 3 && p.rhs.tiles.At(0, 6, 31) == 6, "scales");
   Expect(p.residual.At(0, 4, 6) == 34 && p.amax.At(0, 4, 6) == 0, "planes");
 }
@@ -85,7 +85,7 @@ Given Cache() {
 
 void CheckTwoBatchAxes() {
   cuda::Problem p;
-  Expect(Make(Cache(), p).empty(), "two batch axes are taken");
+  Expect(Make(Cache(), p).ok(), "two batch axes are taken");
   Expect(p.batch == 6 && p.inner_batch == 2 && p.rows == 5 && p.columns == 7, "as one batch");
   Expect(p.lhs.batch == 160 && p.lhs.HasOneBatchStride(), "that side by side has one stride");
   const auto value = [&](int64_t b) { return b * p.rhs.batch + b / 2 * p.rhs.batch_jump; };
@@ -103,7 +103,7 @@ void CheckOuterAxisInside() {
   given.lhs = {2, 3, 5, 32}, given.rhs_batch = {2, 0};
   given.residual = {2, 3, 5, 7}, given.amax = {2, 3, 1, 1};
   cuda::Problem p;
-  Expect(Make(given, p).empty() && p.inner_batch == 3, "a batch [H, B] of [B, T, H, K] is taken");
+  Expect(Make(given, p).ok() && p.inner_batch == 3, "a batch [H, B] of [B, T, H, K] is taken");
   const cuda::Tiles& t = p.rhs.tiles;
   Expect(p.rhs.batch == 7 * 64 && 3 * p.rhs.batch + p.rhs.batch_jump == 32, "it jumps back");
   Expect(t.batch_stride == 14 && 3 * t.batch_stride + t.batch_jump == 1, "its scales do, too");
@@ -113,7 +113,7 @@ void CheckOneText() {
   Given given = Cache();
   given.lhs[0] = given.rhs[0] = given.residual[0] = given.amax[0] = 1;
   cuda::Problem p;
-  Expect(Make(given, p).empty(), "an outer batch axis of 1 is taken");
+  Expect(Make(given, p).ok(), "an outer batch axis of 1 is taken");
   Expect(p.batch == 2 && p.inner_batch == 1 && p.rhs.batch == 32 && p.rhs.HasOneBatchStride(),
          "and leaves one stride");
 }
@@ -122,15 +122,15 @@ void CheckRefusedBatches() {
   Given given = Cache();
   given.lhs[0] = 1;
   cuda::Problem p;
-  Expect(Make(given, p).find("`lhs` is shared along one of two") != std::string::npos,
+  Expect(Make(given, p).message().find("`lhs` is shared along one of two") != std::string::npos,
          "a side that one batch axis shares is refused");
   given = Cache();
   given.bias = {3, 1, 1, 7};
-  Expect(Make(given, p).find("`bias` is shared along one of two") != std::string::npos,
+  Expect(Make(given, p).message().find("`bias` is shared along one of two") != std::string::npos,
          "and so is a plane");
   given = Cache();
   given.rhs_tiles = {2, 1, 1, 32};
-  Expect(Make(given, p).find("`rhs_tiles` is 2 along the batch") != std::string::npos,
+  Expect(Make(given, p).message().find("`rhs_tiles` is 2 along the batch") != std::string::npos,
          "and tiles across some of a batch axis");
 }
 
@@ -139,17 +139,18 @@ void CheckRefused() {
   given.lhs = {5, 32, 3}, given.lhs_contracting = {1}, given.lhs_batch = {2};
   given.lhs_tiles = {1, 32, 1};
   cuda::Problem p;
-  Expect(Make(given, p).find("the last axis of `lhs` is a batch axis") != std::string::npos,
-         "a batch in the last axis is refused");
+  Expect(
+      Make(given, p).message().find("the last axis of `lhs` is a batch axis") != std::string::npos,
+      "a batch in the last axis is refused");
   given = Given{};
   given.rhs_tiles = {2, 16, 4};
-  Expect(Make(given, p).find("`rhs_tiles` is 2 along the batch") != std::string::npos,
+  Expect(Make(given, p).message().find("`rhs_tiles` is 2 along the batch") != std::string::npos,
          "tiles across some of a batch are refused");
 }
 
 void CheckSwapped() {
   cuda::Problem p;
-  Expect(Make(Given{}, p).empty(), "the problem is made");
+  Expect(Make(Given{}, p).ok(), "the problem is made");
   const cuda::Problem s = cuda::Swapped(p);
   Expect(s.rows == 7 && s.columns == 5 && s.lhs.dtype == DType::kS8, "sides change places");
   Expect(s.out.At(2, 6, 4) == p.out.At(2, 4, 6) && s.amax.At(2, 6, 4) == p.amax.At(2, 4, 6),

@@ -26,9 +26,9 @@ Problem Product(int64_t batch, int64_t rows, int64_t columns, int64_t depth) {
 void CheckPieces(const Problem& p, size_t workspace) {
   const std::string name = std::to_string(p.batch) + "x" + std::to_string(p.rows) + "x" +
                            std::to_string(p.columns) + " in " + std::to_string(workspace) + ": ";
-  Expect(WhyNotWorkspace(p, workspace).empty(), name + "enough workspace is accepted");
+  Expect(WhyNotWorkspace(p, workspace).ok(), name + "enough workspace is accepted");
   std::vector<int> seen(p.batch * p.rows);
-  ForEachPiece(p, workspace, [&](const Piece& piece) {
+  const Status all = ForEachPiece(p, workspace, [&](const Piece& piece) {
     const auto sums = static_cast<size_t>(4 * piece.batches * piece.rows * PitchOf(p));
     Expect(piece.rows > 0 && piece.batches > 0, name + "no piece is empty");
     Expect(ScratchOf(p).sums + sums <= workspace, name + "a piece fits");
@@ -45,6 +45,7 @@ void CheckPieces(const Problem& p, size_t workspace) {
            name + "tiles cover the piece");
     return std::string();
   });
+  Expect(all.ok(), name + "no piece fails");
   for (int times : seen) Expect(times == 1, name + "each row is computed once");
 }
 
@@ -57,7 +58,7 @@ void CheckAllPieces() {
       for (const size_t workspace : {least, least + 100, 2 * least, BestWorkspace(p)}) {
         CheckPieces(p, workspace);
       }
-      Expect(!WhyNotWorkspace(p, least - 1).empty(), "too little workspace is refused");
+      Expect(!WhyNotWorkspace(p, least - 1).ok(), "too little workspace is refused");
       Expect(LargestPiece(p, BestWorkspace(p)).batches == batch,
              "with the best there is one piece");
     }
@@ -107,9 +108,9 @@ void CheckRefusals() {
   Device old, ampere;
   old.compute_capability = 75, ampere.compute_capability = 80;
   const Problem good = Product(1, 4, 512, 4096);
-  Expect(WhyNot(good, ampere).empty() && WhyNot(Swapped(good), ampere).empty(), "either side");
+  Expect(WhyNot(good, ampere).ok() && WhyNot(Swapped(good), ampere).ok(), "either side");
   const auto refused = [&](const Problem& p, const Device& device, const char* reason) {
-    Expect(WhyNot(p, device).find(reason) != std::string::npos, reason);
+    Expect(WhyNot(p, device).message().find(reason) != std::string::npos, reason);
   };
   Problem p = good;
   refused(p, old, "compute capability 8.0");

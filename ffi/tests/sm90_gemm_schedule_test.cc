@@ -232,8 +232,7 @@ void CheckOperands() {
   const Operands odd = OperandsOf(Product(1, 7, 5, 33));
   Expect(odd.lhs.copied && odd.lhs.LinePitch() == 48, "lines are padded to 16 bytes");
   Expect(odd.rhs.at % 256 == 0 && odd.rhs.at >= odd.lhs.CopiedBytes(), "copies do not overlap");
-  Expect(!WhyNotWorkspace(odd, odd.workspace - 1).empty() &&
-             WhyNotWorkspace(odd, odd.workspace).empty(),
+  Expect(!WhyNotWorkspace(odd, odd.workspace - 1).ok() && WhyNotWorkspace(odd, odd.workspace).ok(),
          "the workspace holds them");
   Problem zeros = Product(1, 100, 60, 48, DType::kS8);
   Expect(OperandsOf(zeros).workspace == 0, "int8 is read in place");

@@ -32,20 +32,19 @@ std::string LoaderError() {
   return text ? text : "unknown error";
 }
 
-void* Open(const std::string& given_path, std::string& wrong) {
-  if (void* found = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD)) return found;
+Status Open(const std::string& given_path, void*& library) {
+  std::string reason;
+  if ((library = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD))) return {};
   if (!given_path.empty()) {
-    if (void* found = dlopen(given_path.c_str(), RTLD_NOW | RTLD_LOCAL)) return found;
-    wrong = LoaderError();
+    if ((library = dlopen(given_path.c_str(), RTLD_NOW | RTLD_LOCAL))) return {};
+    reason = LoaderError();
   }
-  if (void* found = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL)) return found;
-  if (wrong.empty()) wrong = LoaderError();
-  wrong = std::string(kLibrary) + " cannot be loaded (" + wrong +
-          "); install it with `pip install \"jax[cuda13]\"`";
-  if (dlopen(kLibraryBefore, RTLD_NOW | RTLD_NOLOAD)) {
-    wrong += ": this process runs on CUDA 12, and the kernels need CUDA 13";
-  }
-  return nullptr;
+  if ((library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL))) return {};
+  if (reason.empty()) reason = LoaderError();
+  const bool older = dlopen(kLibraryBefore, RTLD_NOW | RTLD_NOLOAD);
+  return std::string(kLibrary) + " cannot be loaded (" + reason +
+         "); install it with `pip install \"jax[cuda13]\"`" +
+         (older ? ": this process runs on CUDA 12, and the kernels need CUDA 13" : "");
 }
 
 // Looks functions up and remembers the first that is missing.
@@ -66,6 +65,7 @@ class Loader {
   std::string missing_;
 };
 
+// Returns the name of a missing function, or "".
 std::string Fill(void* library, CublasLt& api) {
   Loader load(library);
   load("cublasLtGetVersion", api.GetVersion);
@@ -90,10 +90,9 @@ std::string FileOf(void* library) {
   return map->l_name;
 }
 
-std::string Load(Library& library) {
-  std::string wrong;
-  void* opened = Open(library.given_path, wrong);
-  if (!opened) return wrong;
+Status Load(Library& library) {
+  void* opened = nullptr;
+  JAXFP8_RETURN_IF_ERROR(Open(library.given_path, opened));
   library.api.path = FileOf(opened);
   const std::string missing = Fill(opened, library.api);
   if (!missing.empty()) return library.api.path + " has no function `" + missing + "`";
@@ -104,16 +103,17 @@ std::string Load(Library& library) {
            " or later; install it with `pip install \"jax[cuda13]\"`";
   }
   library.open = true;
-  return "";
+  return {};
 }
 
 }  // namespace
 
-const CublasLt* OpenCublasLt(std::string& wrong) {
+Status OpenCublasLt(const CublasLt*& api) {
   Library& library = TheLibrary();
   const std::lock_guard lock(library.mutex);
-  if (!library.open) wrong = Load(library);
-  return library.open ? &library.api : nullptr;
+  if (!library.open) JAXFP8_RETURN_IF_ERROR(Load(library));
+  api = &library.api;
+  return {};
 }
 
 void SetCublasLtPath(const std::string& path) {
@@ -122,18 +122,19 @@ void SetCublasLtPath(const std::string& path) {
   library.given_path = path;
 }
 
-cublasLtHandle_t CublasLtHandle(int ordinal, std::string& wrong) {
-  const CublasLt* api = OpenCublasLt(wrong);
-  if (!api) return nullptr;
+Status CublasLtHandle(int ordinal, cublasLtHandle_t& handle) {
+  const CublasLt* api = nullptr;
+  JAXFP8_RETURN_IF_ERROR(OpenCublasLt(api));
   Library& library = TheLibrary();
   const std::lock_guard lock(library.mutex);
-  cublasLtHandle_t& handle = library.handles[ordinal];
-  if (!handle) wrong = CublasLtError(api->Create(&handle), "cublasLtCreate");
-  return handle;
+  cublasLtHandle_t& kept = library.handles[ordinal];
+  if (!kept) JAXFP8_RETURN_IF_ERROR(CublasLtError(api->Create(&kept), "cublasLtCreate"));
+  handle = kept;
+  return {};
 }
 
-std::string CublasLtError(cublasStatus_t status, const char* what) {
-  if (status == CUBLAS_STATUS_SUCCESS) return "";
+Status CublasLtError(cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return {};
   const CublasLt& api = TheLibrary().api;
   const std::string name = api.GetStatusName ? api.GetStatusName(status) : std::to_string(status);
   return "`" + std::string(what) + "` failed: " + name;

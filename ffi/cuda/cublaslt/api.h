@@ -7,6 +7,8 @@
 
 #include <string>
 
+#include "common/status.h"
+
 namespace jaxfp8::cuda {
 
 // The functions used, each under its name without the prefix `cublasLt`.
@@ -28,22 +30,21 @@ struct CublasLt {
   std::string path;  // of the file in use
 };
 
-// The library, opened once per process. Null with `wrong` set if none is recent enough.
+// The library, opened once per process. Fails if none is recent enough.
 //
 // It is the copy that the process has loaded already, else the one at the path given to
 // `SetCublasLtPath`, else the one that the loader finds in the system or in our RUNPATH. A copy
 // that is loaded already is used even if it is older; `path` and `version` say which it is.
-const CublasLt* OpenCublasLt(std::string& wrong);
+Status OpenCublasLt(const CublasLt*& library);
 
 // Sets where to look first; "" for nowhere. Has no effect once the library is open.
 void SetCublasLtPath(const std::string& path);
 
-// The handle of the current device, created on first use and kept. Null with `wrong` set on
-// failure.
-cublasLtHandle_t CublasLtHandle(int ordinal, std::string& wrong);
+// The handle of the current device, created on first use and kept.
+Status CublasLtHandle(int ordinal, cublasLtHandle_t& handle);
 
-// "`what` failed: CUBLAS_STATUS_NOT_SUPPORTED", or "" for success.
-std::string CublasLtError(cublasStatus_t status, const char* what);
+// "`what` failed: CUBLAS_STATUS_NOT_SUPPORTED", or success.
+Status CublasLtError(cublasStatus_t status, const char* what);
 
 }  // namespace jaxfp8::cuda
 

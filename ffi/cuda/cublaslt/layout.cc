@@ -124,7 +124,7 @@ bool Shrink(PieceShape& piece_shape) {
          Halve(piece_shape.rows, kMinPiece);
 }
 
-std::string Fit(const Problem& problem, size_t workspace, Layout& layout) {
+Status Fit(const Problem& problem, size_t workspace, Layout& layout) {
   WorkspaceOffsets& p = layout.offsets;
   const size_t library =
       std::min(kLibraryWorkspaceBytes, workspace / 2 / kOffsetAlignment * kOffsetAlignment);
@@ -139,7 +139,7 @@ std::string Fit(const Problem& problem, size_t workspace, Layout& layout) {
   }
   p.library_bytes = library;
   p.end = p.library + library;
-  return "";
+  return {};
 }
 
 bool SquareTiles(const Side& side) {
@@ -173,8 +173,8 @@ int64_t SquareScalePitch(int64_t depth) { return RoundUp(Blocks(depth, kScaleBlo
 
 namespace {
 
-// Why the attempt is impossible for the problem, "" if it is not.
-std::string WhyNot(const Problem& problem, const Layout& layout) {
+// Why the attempt is impossible for the problem.
+Status WhyNot(const Problem& problem, const Layout& layout) {
   const int64_t step = layout.piece_shape.depth;
   if (layout.splits_depth && step == 0) {
     return "its scales split the contracted axis into pieces that do not nest, or of over " +
@@ -198,7 +198,7 @@ std::string WhyNot(const Problem& problem, const Layout& layout) {
   const bool needs_direct = scaling != Scaling::kBlocks && scaling != Scaling::kEpilogue;
   if (needs_direct && !layout.writes_output)
     return "the output's rows are not a multiple of 16 bytes";
-  return "";
+  return {};
 }
 
 void LayOutSides(const Problem& problem, Layout& layout) {
@@ -240,8 +240,8 @@ void TakeSums(const Problem& problem, Layout& layout) {
 
 }  // namespace
 
-std::string MakeLayout(const Problem& problem, const ProductTypes& types, const Attempt& attempt,
-                       size_t workspace, Layout& layout) {
+Status MakeLayout(const Problem& problem, const ProductTypes& types, const Attempt& attempt,
+                  size_t workspace, Layout& layout) {
   layout = Layout{};
   layout.attempt = attempt;
   layout.types = types;
@@ -264,9 +264,9 @@ std::string MakeLayout(const Problem& problem, const ProductTypes& types, const 
   TakeSums(problem, layout);
   layout.piece_shape = {single ? 1 : std::min(problem.batch, kMaxBatches), problem.rows,
                         problem.columns, depth_step};
-  std::string wrong = WhyNot(problem, layout);
-  if (wrong.empty()) wrong = Fit(problem, workspace, layout);
-  if (!wrong.empty() || !layout.quantizes_output || !problem.amax) return wrong;
+  JAXFP8_RETURN_IF_ERROR(WhyNot(problem, layout));
+  JAXFP8_RETURN_IF_ERROR(Fit(problem, workspace, layout));
+  if (!layout.quantizes_output || !problem.amax) return {};
   const PieceShape& s = layout.piece_shape;
   const bool whole = s.rows >= problem.rows && s.columns >= problem.columns;
   return whole ? "" : "the library finds the largest output of one product, not of several";

@@ -14,8 +14,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/cublaslt/attempts.h"
 #include "cuda/problem.h"
 
@@ -67,9 +67,9 @@ struct Layout {
   static int64_t AccumulatorPitch(int64_t columns) { return (columns + 15) / 16 * 16; }
 };
 
-// Makes the layout of an attempt within `workspace` bytes. Returns why there is none, or "".
-std::string MakeLayout(const Problem& problem, const ProductTypes& types, const Attempt& attempt,
-                       size_t workspace, Layout& layout);
+// Makes the layout of an attempt within `workspace` bytes.
+Status MakeLayout(const Problem& problem, const ProductTypes& types, const Attempt& attempt,
+                  size_t workspace, Layout& layout);
 
 // How many floats a vector of scales takes, and 1 x 128 scales from one block of K to the next.
 int64_t ScalePitch(int64_t lines);

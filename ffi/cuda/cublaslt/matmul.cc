@@ -30,45 +30,43 @@ class Setter {
 
   template <typename T>
   void operator()(cublasLtMatmulDescAttributes_t attribute, T value) {
-    if (!wrong_.empty()) return;
-    wrong_ = CublasLtError(api_.MatmulDescSetAttribute(to_, attribute, &value, sizeof(value)),
-                           "cublasLtMatmulDescSetAttribute");
+    if (!status_.ok()) return;
+    status_ = CublasLtError(api_.MatmulDescSetAttribute(to_, attribute, &value, sizeof(value)),
+                            "cublasLtMatmulDescSetAttribute");
   }
 
-  const std::string& wrong() const { return wrong_; }
+  const Status& status() const { return status_; }
 
  private:
   const CublasLt& api_;
   cublasLtMatmulDesc_t to_;
-  std::string wrong_;
+  Status status_;
 };
 
-std::string MakeLayout(const CublasLt& api, cudaDataType_t type, int64_t rows, int64_t columns,
-                       int64_t pitch, int64_t batch, int64_t stride,
-                       cublasLtMatrixLayoutOpaque_t& to) {
-  std::string wrong =
+Status MakeLayout(const CublasLt& api, cudaDataType_t type, int64_t rows, int64_t columns,
+                  int64_t pitch, int64_t batch, int64_t stride, cublasLtMatrixLayoutOpaque_t& to) {
+  JAXFP8_RETURN_IF_ERROR(
       CublasLtError(api.MatrixLayoutInit(&to, sizeof(to), type, rows, columns, pitch),
-                    "cublasLtMatrixLayoutInit");
-  if (!wrong.empty() || batch == 1) return wrong;
+                    "cublasLtMatrixLayoutInit"));
+  if (batch == 1) return {};
   const auto count = static_cast<int32_t>(batch);
-  wrong = CublasLtError(
+  JAXFP8_RETURN_IF_ERROR(CublasLtError(
       api.MatrixLayoutSetAttribute(&to, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)),
-      "cublasLtMatrixLayoutSetAttribute");
-  if (!wrong.empty()) return wrong;
+      "cublasLtMatrixLayoutSetAttribute"));
   return CublasLtError(
       api.MatrixLayoutSetAttribute(&to, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
                                    sizeof(stride)),
       "cublasLtMatrixLayoutSetAttribute");
 }
 
-std::string MakePreference(const CublasLt& api, size_t workspace_bytes,
-                           cublasLtMatmulPreferenceOpaque_t& to) {
-  std::string wrong =
+Status MakePreference(const CublasLt& api, size_t workspace_bytes,
+                      cublasLtMatmulPreferenceOpaque_t& to) {
+  Status status =
       CublasLtError(api.MatmulPreferenceInit(&to, sizeof(to)), "cublasLtMatmulPreferenceInit");
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-    if (!wrong.empty()) return;
-    wrong = CublasLtError(api.MatmulPreferenceSetAttribute(&to, attribute, &value, sizeof(value)),
-                          "cublasLtMatmulPreferenceSetAttribute");
+    if (!status.ok()) return;
+    status = CublasLtError(api.MatmulPreferenceSetAttribute(&to, attribute, &value, sizeof(value)),
+                           "cublasLtMatmulPreferenceSetAttribute");
   };
   set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_bytes));
   // Split-K partial sums are added in float32, never in the output's type.
@@ -79,7 +77,7 @@ std::string MakePreference(const CublasLt& api, size_t workspace_bytes,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
     set(side, static_cast<uint32_t>(kMatmulAlignment));
   }
-  return wrong;
+  return status;
 }
 
 // The key of an algorithm in the plan file: all that it depends on, in one word.
@@ -118,43 +116,37 @@ std::string NameOf(const MatmulShape& s, const Device& device, size_t workspace_
 
 }  // namespace
 
-std::unique_ptr<const Matmul> Matmul::Make(const Device& device, const MatmulShape& shape,
-                                           size_t workspace_bytes, std::string& wrong) {
+Status Matmul::Make(const Device& device, const MatmulShape& shape, size_t workspace_bytes,
+                    std::unique_ptr<const Matmul>& matmul) {
   std::unique_ptr<Matmul> made(new Matmul);
   made->shape_ = shape;
-  made->api_ = OpenCublasLt(wrong);
-  if (!made->api_) return nullptr;
-  made->handle_ = CublasLtHandle(device.ordinal, wrong);
-  if (!made->handle_) return nullptr;
-  wrong = made->MakeLayouts();
-  if (wrong.empty()) wrong = made->Choose(device, workspace_bytes);
-  if (!wrong.empty()) return nullptr;
-  return made;
+  JAXFP8_RETURN_IF_ERROR(OpenCublasLt(made->api_));
+  JAXFP8_RETURN_IF_ERROR(CublasLtHandle(device.ordinal, made->handle_));
+  JAXFP8_RETURN_IF_ERROR(made->MakeLayouts());
+  JAXFP8_RETURN_IF_ERROR(made->Choose(device, workspace_bytes));
+  matmul = std::move(made);
+  return {};
 }
 
-std::string Matmul::MakeLayouts() {
+Status Matmul::MakeLayouts() {
   const MatmulShape& s = shape_;
   auto a = std::pair(s.k, s.m), b = std::pair(s.k, s.n);
   if (s.plain_a) std::swap(a.first, a.second);
   if (s.transposed_b) std::swap(b.first, b.second);
-  std::string wrong = MakeLayout(*api_, s.a, a.first, a.second, s.lda, s.batch, s.batch_a, a_);
-  if (wrong.empty()) {
-    wrong = MakeLayout(*api_, s.b, b.first, b.second, s.ldb, s.batch, s.batch_b, b_);
-  }
-  if (wrong.empty()) wrong = MakeLayout(*api_, s.d, s.m, s.n, s.ldd, s.batch, s.batch_d, d_);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(MakeLayout(*api_, s.a, a.first, a.second, s.lda, s.batch, s.batch_a, a_));
+  JAXFP8_RETURN_IF_ERROR(MakeLayout(*api_, s.b, b.first, b.second, s.ldb, s.batch, s.batch_b, b_));
+  JAXFP8_RETURN_IF_ERROR(MakeLayout(*api_, s.d, s.m, s.n, s.ldd, s.batch, s.batch_d, d_));
   return MakeLayout(*api_, TypeOfC(s), s.m, s.n, s.ldd, s.batch, s.batch_d, c_);
 }
 
 // Makes the descriptor of one query or call. It holds the scales' pointers, so concurrent calls
 // cannot share one: each makes its own in the caller's memory.
-std::string Matmul::Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpaque_t& to) const {
+Status Matmul::Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpaque_t& to) const {
   const MatmulShape& s = shape_;
   const auto compute = Integer(s) ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F;
   const auto scale = Integer(s) ? CUDA_R_32I : CUDA_R_32F;
-  const std::string wrong = CublasLtError(api_->MatmulDescInit(&to, sizeof(to), compute, scale),
-                                          "cublasLtMatmulDescInit");
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(CublasLtError(api_->MatmulDescInit(&to, sizeof(to), compute, scale),
+                                       "cublasLtMatmulDescInit"));
   Setter set(*api_, &to);
   set(CUBLASLT_MATMUL_DESC_TRANSA, static_cast<int32_t>(s.plain_a ? CUBLAS_OP_N : CUBLAS_OP_T));
   set(CUBLASLT_MATMUL_DESC_TRANSB,
@@ -177,33 +169,32 @@ std::string Matmul::Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpa
     set(CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, buffers ? buffers->scale_d : &stand_in);
   }
   if (s.amax_d) set(CUBLASLT_MATMUL_DESC_AMAX_D_POINTER, buffers ? buffers->amax_d : &stand_in);
-  return set.wrong();
+  return set.status();
 }
 
-std::string Matmul::AskHeuristic(size_t workspace_bytes,
-                                 std::vector<cublasLtMatmulAlgo_t>& found) const {
+Status Matmul::AskHeuristic(size_t workspace_bytes,
+                            std::vector<cublasLtMatmulAlgo_t>& found) const {
   cublasLtMatmulDescOpaque_t description;
-  std::string wrong = Describe(nullptr, description);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(Describe(nullptr, description));
   cublasLtMatmulPreferenceOpaque_t preference;
-  wrong = MakePreference(*api_, workspace_bytes, preference);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(MakePreference(*api_, workspace_bytes, preference));
   cublasLtMatrixLayoutOpaque_t a = a_, b = b_, c = c_, d = d_;
   cublasLtMatmulHeuristicResult_t results[kCandidates];
   int count = 0;
-  wrong = CublasLtError(api_->MatmulAlgoGetHeuristic(handle_, &description, &a, &b, &c, &d,
-                                                     &preference, kCandidates, results, &count),
-                        "cublasLtMatmulAlgoGetHeuristic");
-  for (int i = 0; i < count && wrong.empty(); ++i) {
+  JAXFP8_RETURN_IF_ERROR(
+      CublasLtError(api_->MatmulAlgoGetHeuristic(handle_, &description, &a, &b, &c, &d, &preference,
+                                                 kCandidates, results, &count),
+                    "cublasLtMatmulAlgoGetHeuristic"));
+  for (int i = 0; i < count; ++i) {
     if (results[i].state == CUBLAS_STATUS_SUCCESS) found.push_back(results[i].algo);
   }
-  if (!wrong.empty() || !found.empty()) return wrong;
+  if (!found.empty()) return {};
   return "`cublasLtMatmulAlgoGetHeuristic` knows no algorithm for this product";
 }
 
 bool Matmul::Fits(cublasLtMatmulAlgo_t algorithm, size_t workspace_bytes) const {
   cublasLtMatmulDescOpaque_t description;
-  if (!Describe(nullptr, description).empty()) return false;
+  if (!Describe(nullptr, description).ok()) return false;
   cublasLtMatrixLayoutOpaque_t a = a_, b = b_, c = c_, d = d_;
   cublasLtMatmulHeuristicResult_t result;
   const cublasStatus_t status =
@@ -211,33 +202,31 @@ bool Matmul::Fits(cublasLtMatmulAlgo_t algorithm, size_t workspace_bytes) const 
   return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes;
 }
 
-std::string Matmul::Choose(const Device& device, size_t workspace_bytes) {
+Status Matmul::Choose(const Device& device, size_t workspace_bytes) {
   const std::string product = NameOf(shape_, device, workspace_bytes);
-  if (RecallAlgorithm(product, algorithm_) && Fits(algorithm_, workspace_bytes)) return "";
+  if (RecallAlgorithm(product, algorithm_) && Fits(algorithm_, workspace_bytes)) return {};
   std::vector<cublasLtMatmulAlgo_t> found;
-  const std::string wrong = AskHeuristic(workspace_bytes, found);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(AskHeuristic(workspace_bytes, found));
   algorithm_ = found[0];
-  if (!device.may_time || found.size() == 1 || !WorthTiming(shape_)) return "";
+  if (!device.may_time || found.size() == 1 || !WorthTiming(shape_)) return {};
   const int fastest = Fastest(shape_, workspace_bytes, found,
                               [this](const auto& algorithm, const auto& buffers, auto stream) {
                                 return RunWith(algorithm, buffers, stream);
                               });
-  if (fastest < 0) return "";
+  if (fastest < 0) return {};
   algorithm_ = found[fastest];
   KeepAlgorithm(product, algorithm_);
-  return "";
+  return {};
 }
 
-std::string Matmul::Run(const MatmulBuffers& buffers, cudaStream_t stream) const {
+Status Matmul::Run(const MatmulBuffers& buffers, cudaStream_t stream) const {
   return RunWith(algorithm_, buffers, stream);
 }
 
-std::string Matmul::RunWith(const cublasLtMatmulAlgo_t& algorithm, const MatmulBuffers& buffers,
-                            cudaStream_t stream) const {
+Status Matmul::RunWith(const cublasLtMatmulAlgo_t& algorithm, const MatmulBuffers& buffers,
+                       cudaStream_t stream) const {
   cublasLtMatmulDescOpaque_t description;
-  const std::string wrong = Describe(&buffers, description);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(Describe(&buffers, description));
   // The library takes layouts by pointers to non-const.
   cublasLtMatrixLayoutOpaque_t a = a_, b = b_, c = c_, d = d_;
   const void* c_values = shape_.add_c                  ? buffers.c

@@ -10,9 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
+#include "common/status.h"
 #include "cuda/device.h"
 
 namespace jaxfp8::cuda {
@@ -54,27 +54,27 @@ inline constexpr int kMatmulAlignment = 16;
 
 class Matmul {
  public:
-  // Null with `wrong` set if the library has no algorithm for the shape on this device. Of several
-  // algorithms it takes the one that the plan file names, else the fastest if the device may be
+  // Fails if the library has no algorithm for the shape on this device. Of several algorithms it
+  // takes the one that the plan file names, else the fastest if the device may be
   // used for timing, else the library's first choice.
-  static std::unique_ptr<const Matmul> Make(const Device& device, const MatmulShape& shape,
-                                            size_t workspace_bytes, std::string& wrong);
+  static Status Make(const Device& device, const MatmulShape& shape, size_t workspace_bytes,
+                     std::unique_ptr<const Matmul>& matmul);
 
-  std::string Run(const MatmulBuffers& buffers, cudaStream_t stream) const;
+  Status Run(const MatmulBuffers& buffers, cudaStream_t stream) const;
 
   const MatmulShape& shape() const { return shape_; }
 
  private:
   Matmul() = default;
 
-  std::string Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpaque_t& to) const;
-  std::string MakeLayouts();
-  std::string AskHeuristic(size_t workspace_bytes, std::vector<cublasLtMatmulAlgo_t>& found) const;
+  Status Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpaque_t& to) const;
+  Status MakeLayouts();
+  Status AskHeuristic(size_t workspace_bytes, std::vector<cublasLtMatmulAlgo_t>& found) const;
   const void* Scalar(bool one) const;
-  std::string Choose(const Device& device, size_t workspace_bytes);
+  Status Choose(const Device& device, size_t workspace_bytes);
   bool Fits(cublasLtMatmulAlgo_t algorithm, size_t workspace_bytes) const;
-  std::string RunWith(const cublasLtMatmulAlgo_t& algorithm, const MatmulBuffers& buffers,
-                      cudaStream_t stream) const;
+  Status RunWith(const cublasLtMatmulAlgo_t& algorithm, const MatmulBuffers& buffers,
+                 cudaStream_t stream) const;
 
   const CublasLt* api_ = nullptr;
   cublasLtHandle_t handle_ = nullptr;

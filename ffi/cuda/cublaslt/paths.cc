@@ -17,7 +17,7 @@ std::string Types(const Problem& problem) {
 }
 
 // The requirements that all three paths share.
-std::string WhyNotDevice(const Device& device, int compute_capability) {
+Status WhyNotDevice(const Device& device, int compute_capability) {
   if (device.compute_capability < compute_capability) {
     return "it needs compute capability " + Version(compute_capability) + ", and the device has " +
            Version(device.compute_capability);
@@ -26,54 +26,54 @@ std::string WhyNotDevice(const Device& device, int compute_capability) {
     return "it needs libcublasLt.so.13, which was not found; install it with `pip install "
            "\"jax[cuda13]\"`";
   }
-  return "";
+  return {};
 }
 
-std::string WhyNotLayout(const Problem& problem, const Device& device, const ProductTypes& types) {
+Status WhyNotLayout(const Problem& problem, const Device& device, const ProductTypes& types) {
   if (problem.depth == 0) return "there is nothing to sum";
-  std::string wrong;
+  Status status;
   for (const Attempt& attempt : Attempts(problem, device)) {
     Layout layout;
     constexpr size_t kAnyWorkspace = std::numeric_limits<int64_t>::max();
-    wrong = MakeLayout(problem, types, attempt, kAnyWorkspace, layout);
-    if (wrong.empty()) break;
+    status = MakeLayout(problem, types, attempt, kAnyWorkspace, layout);
+    if (status.ok()) break;
   }
-  return wrong;
+  return status;
 }
 
 ProductTypes Fp8Types(const Problem& problem) {
   return {problem.lhs.dtype, problem.rhs.dtype, DType::kF32};
 }
 
-std::string WhyNotFp8(const Problem& problem, const Device& device) {
+Status WhyNotFp8(const Problem& problem, const Device& device) {
   if (!IsFloat8(problem.lhs.dtype) || !IsFloat8(problem.rhs.dtype)) {
     return "it multiplies FP8 by FP8, and the operands are " + Types(problem);
   }
   if (problem.lhs.dtype == DType::kE5M2 && problem.rhs.dtype == DType::kE5M2) {
     return "no tensor core multiplies float8_e5m2 by float8_e5m2";
   }
-  const std::string wrong = WhyNotDevice(device, 89);
-  return wrong.empty() ? WhyNotLayout(problem, device, Fp8Types(problem)) : wrong;
+  JAXFP8_RETURN_IF_ERROR(WhyNotDevice(device, 89));
+  return WhyNotLayout(problem, device, Fp8Types(problem));
 }
 
-std::unique_ptr<Plan> PlanFp8(const Problem& problem, const Device& device, size_t workspace,
-                              std::string& wrong) {
-  return PlanProduct(problem, device, Fp8Types(problem), workspace, wrong);
+Status PlanFp8(const Problem& problem, const Device& device, size_t workspace,
+               std::unique_ptr<Plan>& plan) {
+  return PlanProduct(problem, device, Fp8Types(problem), workspace, plan);
 }
 
 constexpr ProductTypes kInt8Types{DType::kS8, DType::kS8, DType::kS32};
 
-std::string WhyNotInt8(const Problem& problem, const Device& device) {
+Status WhyNotInt8(const Problem& problem, const Device& device) {
   if (!IsInt8(problem.lhs.dtype) || !IsInt8(problem.rhs.dtype)) {
     return "it multiplies int8 or uint8 on both sides, and the operands are " + Types(problem);
   }
-  const std::string wrong = WhyNotDevice(device, 80);
-  return wrong.empty() ? WhyNotLayout(problem, device, kInt8Types) : wrong;
+  JAXFP8_RETURN_IF_ERROR(WhyNotDevice(device, 80));
+  return WhyNotLayout(problem, device, kInt8Types);
 }
 
-std::unique_ptr<Plan> PlanInt8(const Problem& problem, const Device& device, size_t workspace,
-                               std::string& wrong) {
-  return PlanProduct(problem, device, kInt8Types, workspace, wrong);
+Status PlanInt8(const Problem& problem, const Device& device, size_t workspace,
+                std::unique_ptr<Plan>& plan) {
+  return PlanProduct(problem, device, kInt8Types, workspace, plan);
 }
 
 // float16 if a side is float16, else bfloat16. Both hold every value of every 8-bit type.
@@ -83,7 +83,7 @@ ProductTypes WideTypes(const Problem& problem) {
   return {type, type, DType::kF32};
 }
 
-std::string WhyNotWideTypes(const Problem& problem) {
+Status WhyNotWideTypes(const Problem& problem) {
   const DType type = WideTypes(problem).lhs;
   for (const Side* side : {&problem.lhs, &problem.rhs}) {
     if (!IsEightBit(side->dtype) && side->dtype != type) {
@@ -96,18 +96,18 @@ std::string WhyNotWideTypes(const Problem& problem) {
   if (problem.out.dtype == DType::kS32) {
     return "its sums are rounded, and an int32 output needs exact ones";
   }
-  return "";
+  return {};
 }
 
-std::string WhyNotWide(const Problem& problem, const Device& device) {
-  std::string wrong = WhyNotWideTypes(problem);
-  if (wrong.empty()) wrong = WhyNotDevice(device, 80);
-  return wrong.empty() ? WhyNotLayout(problem, device, WideTypes(problem)) : wrong;
+Status WhyNotWide(const Problem& problem, const Device& device) {
+  JAXFP8_RETURN_IF_ERROR(WhyNotWideTypes(problem));
+  JAXFP8_RETURN_IF_ERROR(WhyNotDevice(device, 80));
+  return WhyNotLayout(problem, device, WideTypes(problem));
 }
 
-std::unique_ptr<Plan> PlanWide(const Problem& problem, const Device& device, size_t workspace,
-                               std::string& wrong) {
-  return PlanProduct(problem, device, WideTypes(problem), workspace, wrong);
+Status PlanWide(const Problem& problem, const Device& device, size_t workspace,
+                std::unique_ptr<Plan>& plan) {
+  return PlanProduct(problem, device, WideTypes(problem), workspace, plan);
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ const Path kCublasLtWide{"cublaslt_wide", WhyNotWide, PlanWide};
 bool LibraryMayTake(const Problem& problem) {
   const bool floats = IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype);
   const bool integers = IsInt8(problem.lhs.dtype) && IsInt8(problem.rhs.dtype);
-  return floats || integers || WhyNotWideTypes(problem).empty();
+  return floats || integers || WhyNotWideTypes(problem).ok();
 }
 
 }  // namespace jaxfp8::cuda

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "common/status.h"
 #include "cuda/cublaslt/layout.h"
 
 namespace jaxfp8::cuda {
@@ -19,26 +19,25 @@ struct Piece {
   int64_t start, depth;  // along K; the last piece includes the padding
 };
 
-// Calls `visit` for each piece until one returns what went wrong, and returns that. Columns are
-// outside rows, so that a packed rhs serves all rows. K is innermost, so that the accumulators of
-// one piece are finished before those of the next begin.
+// Calls `visit` for each piece until one fails. Columns are outside rows, so that a packed rhs
+// serves all rows. K is innermost, so that the accumulators of one piece are finished before those
+// of the next begin.
 template <typename Visit>
-std::string ForEachPiece(const Problem& problem, const Layout& layout, const Visit& visit) {
+Status ForEachPiece(const Problem& problem, const Layout& layout, const Visit& visit) {
   const PieceShape& s = layout.piece_shape;
   for (int64_t b = 0; b < problem.batch; b += s.batch) {
     for (int64_t c = 0; c < problem.columns; c += s.columns) {
       for (int64_t r = 0; r < problem.rows; r += s.rows) {
         for (int64_t k = 0; k < problem.depth; k += s.depth) {
           const bool last = k + s.depth >= problem.depth;
-          const std::string wrong = visit(Piece{
+          JAXFP8_RETURN_IF_ERROR(visit(Piece{
               b, std::min(s.batch, problem.batch - b), r, std::min(s.rows, problem.rows - r), c,
-              std::min(s.columns, problem.columns - c), k, last ? layout.depth - k : s.depth});
-          if (!wrong.empty()) return wrong;
+              std::min(s.columns, problem.columns - c), k, last ? layout.depth - k : s.depth}));
         }
       }
     }
   }
-  return "";
+  return {};
 }
 
 // Batches, rows, columns and depth of a piece.

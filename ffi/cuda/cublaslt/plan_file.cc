@@ -25,8 +25,8 @@ PlanFile& TheFile() {
   return *file;
 }
 
-std::string Read(std::ifstream& from, const std::string& path,
-                 std::map<std::string, cublasLtMatmulAlgo_t>& known) {
+Status Read(std::ifstream& from, const std::string& path,
+            std::map<std::string, cublasLtMatmulAlgo_t>& known) {
   std::string line;
   std::getline(from, line);
   if (line != kHeader) {
@@ -40,11 +40,11 @@ std::string Read(std::ifstream& from, const std::string& path,
     if (space == std::string::npos || !ReadAlgorithm(line.substr(space + 1), algorithm)) continue;
     known[line.substr(0, space)] = algorithm;
   }
-  return "";
+  return {};
 }
 
 // Creates the file if there is none.
-std::string Touch(const std::string& path) {
+Status Touch(const std::string& path) {
   std::ofstream file(path, std::ios::app);
   if (file && file.tellp() == 0) file << kHeader << std::endl;
   return file ? "" : "`" + path + "` cannot be written to: " + std::strerror(errno);
@@ -52,19 +52,18 @@ std::string Touch(const std::string& path) {
 
 }  // namespace
 
-std::string SetPlanFile(const std::string& path) {
+Status SetPlanFile(const std::string& path) {
   std::map<std::string, cublasLtMatmulAlgo_t> known;
   if (!path.empty()) {
-    std::string wrong = Touch(path);
+    JAXFP8_RETURN_IF_ERROR(Touch(path));
     std::ifstream from(path);
-    if (wrong.empty()) wrong = Read(from, path, known);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(Read(from, path, known));
   }
   PlanFile& file = TheFile();
   const std::lock_guard lock(file.mutex);
   file.path = path;
   file.known = std::move(known);
-  return "";
+  return {};
 }
 
 bool RecallAlgorithm(const std::string& product, cublasLtMatmulAlgo_t& algorithm) {

@@ -11,11 +11,12 @@
 
 #include <string>
 
+#include "common/status.h"
+
 namespace jaxfp8::cuda {
 
-// Reads the file, which need not exist, and appends to it from now on; "" ends that. Returns what
-// is wrong with it, or "".
-std::string SetPlanFile(const std::string& path);
+// Reads the file, which need not exist, and appends to it from now on; "" ends that.
+Status SetPlanFile(const std::string& path);
 
 // Gets the algorithm of a product; returns whether the file has one.
 bool RecallAlgorithm(const std::string& product, cublasLtMatmulAlgo_t& algorithm);

@@ -32,8 +32,8 @@ class ProductPlan : public Plan {
  public:
   ProductPlan(const Problem& problem, const Layout& layout) : problem_(problem), layout_(layout) {}
 
-  std::string MakeMatmuls(const Device& device);
-  std::string Run(const Buffers& buffers, cudaStream_t stream) const override;
+  Status MakeMatmuls(const Device& device);
+  Status Run(const Buffers& buffers, cudaStream_t stream) const override;
 
  private:
   BoundSide Left(const Buffers& buffers) const;
@@ -43,20 +43,20 @@ class ProductPlan : public Plan {
                    Correction& to) const;
   EpilogueRequest Request(const Piece& piece, const Buffers& buffers) const;
 
-  std::string ComputeReciprocal(const Buffers& buffers, cudaStream_t stream) const;
+  Status ComputeReciprocal(const Buffers& buffers, cudaStream_t stream) const;
   float* OutScaleReciprocal(const Buffers& buffers) const;
-  std::string RunPiece(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
-  std::string PackSide(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
-                       cudaStream_t stream) const;
-  std::string SumLines(const BoundSide& bound, const Lines& lines, const Piece& piece,
-                       const Buffers& buffers, cudaStream_t stream) const;
-  std::string CopyScale(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
-                        cudaStream_t stream) const;
-  std::string Multiply(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
-  std::string RunEpilogue(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
+  Status RunPiece(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
+  Status PackSide(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
+                  cudaStream_t stream) const;
+  Status SumLines(const BoundSide& bound, const Lines& lines, const Piece& piece,
+                  const Buffers& buffers, cudaStream_t stream) const;
+  Status CopyScale(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
+                   cudaStream_t stream) const;
+  Status Multiply(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
+  Status RunEpilogue(const Piece& piece, const Buffers& buffers, cudaStream_t stream) const;
 
-  std::string ScaleAndAccumulate(const Piece& piece, const EpilogueRequest& request,
-                                 const Buffers& buffers, cudaStream_t stream) const;
+  Status ScaleAndAccumulate(const Piece& piece, const EpilogueRequest& request,
+                            const Buffers& buffers, cudaStream_t stream) const;
 
   const void* Operand(const BoundSide& bound, int64_t batch, int64_t line, int64_t start,
                       const Buffers& buffers) const;
@@ -80,14 +80,12 @@ float* ProductPlan::OutScaleReciprocal(const Buffers& buffers) const {
 }
 
 // Plans one library call for each different size of a piece.
-std::string ProductPlan::MakeMatmuls(const Device& device) {
+Status ProductPlan::MakeMatmuls(const Device& device) {
   for (const PieceSizes& sizes : DifferentSizes(problem_, layout_)) {
-    std::string wrong;
-    matmuls_[sizes] = Matmul::Make(device, ShapeOf(problem_, layout_, sizes),
-                                   layout_.offsets.library_bytes, wrong);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(Matmul::Make(device, ShapeOf(problem_, layout_, sizes),
+                                        layout_.offsets.library_bytes, matmuls_[sizes]));
   }
-  return "";
+  return {};
 }
 
 BoundSide ProductPlan::Left(const Buffers& buffers) const {
@@ -108,25 +106,25 @@ BoundSide ProductPlan::Right(const Buffers& buffers) const {
           p.rhs_line_sums,   p.rhs_scale};
 }
 
-std::string ProductPlan::Run(const Buffers& buffers, cudaStream_t stream) const {
+Status ProductPlan::Run(const Buffers& buffers, cudaStream_t stream) const {
   if (buffers.workspace_bytes < layout_.offsets.end) {
     return "the workspace has " + std::to_string(buffers.workspace_bytes) + " bytes, but needs " +
            std::to_string(layout_.offsets.end);
   }
-  std::string wrong = ClearAmax(problem_, buffers, stream);
-  if (wrong.empty()) wrong = ComputeReciprocal(buffers, stream);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(ClearAmax(problem_, buffers, stream));
+  JAXFP8_RETURN_IF_ERROR(ComputeReciprocal(buffers, stream));
   return ForEachPiece(problem_, layout_,
                       [&](const Piece& piece) { return RunPiece(piece, buffers, stream); });
 }
 
-std::string ProductPlan::ComputeReciprocal(const Buffers& buffers, cudaStream_t stream) const {
+Status ProductPlan::ComputeReciprocal(const Buffers& buffers, cudaStream_t stream) const {
   const bool divides = layout_.quantizes_output && problem_.out_scale;
-  return divides ? LaunchReciprocal(buffers.out_scale, OutScaleReciprocal(buffers), stream) : "";
+  return divides ? LaunchReciprocal(buffers.out_scale, OutScaleReciprocal(buffers), stream)
+                 : Status();
 }
 
-std::string ProductPlan::RunPiece(const Piece& piece, const Buffers& buffers,
-                                  cudaStream_t stream) const {
+Status ProductPlan::RunPiece(const Piece& piece, const Buffers& buffers,
+                             cudaStream_t stream) const {
   const int64_t depth = problem_.depth;
   // A packed side serves until the next piece along that side. Line sums belong to one piece of K.
   const bool first_depth = piece.start == 0;
@@ -135,22 +133,20 @@ std::string ProductPlan::RunPiece(const Piece& piece, const Buffers& buffers,
   const bool new_columns = first_depth && piece.row == 0;
   const Lines rows{piece.batch, piece.batches, piece.row, piece.rows, depth};
   const Lines columns{piece.batch, piece.batches, piece.column, piece.columns, depth};
-  std::string wrong;
-  if (new_rows) wrong = PackSide(Left(buffers), rows, buffers, stream);
-  if (wrong.empty() && new_columns) wrong = PackSide(Right(buffers), columns, buffers, stream);
-  if (wrong.empty() && (new_rows || layout_.splits_depth)) {
-    wrong = SumLines(Left(buffers), rows, piece, buffers, stream);
+  if (new_rows) JAXFP8_RETURN_IF_ERROR(PackSide(Left(buffers), rows, buffers, stream));
+  if (new_columns) JAXFP8_RETURN_IF_ERROR(PackSide(Right(buffers), columns, buffers, stream));
+  if (new_rows || layout_.splits_depth) {
+    JAXFP8_RETURN_IF_ERROR(SumLines(Left(buffers), rows, piece, buffers, stream));
   }
-  if (wrong.empty() && (new_columns || layout_.splits_depth)) {
-    wrong = SumLines(Right(buffers), columns, piece, buffers, stream);
+  if (new_columns || layout_.splits_depth) {
+    JAXFP8_RETURN_IF_ERROR(SumLines(Right(buffers), columns, piece, buffers, stream));
   }
-  if (wrong.empty()) wrong = Multiply(piece, buffers, stream);
-  if (wrong.empty() && !layout_.writes_output) wrong = RunEpilogue(piece, buffers, stream);
-  return wrong;
+  JAXFP8_RETURN_IF_ERROR(Multiply(piece, buffers, stream));
+  return layout_.writes_output ? Status() : RunEpilogue(piece, buffers, stream);
 }
 
-std::string ProductPlan::PackSide(const BoundSide& bound, const Lines& lines,
-                                  const Buffers& buffers, cudaStream_t stream) const {
+Status ProductPlan::PackSide(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
+                             cudaStream_t stream) const {
   if (bound.layout.packed) {
     PackRequest request;
     request.side = bound.side;
@@ -158,16 +154,15 @@ std::string ProductPlan::PackSide(const BoundSide& bound, const Lines& lines,
     request.out = bound.type;
     request.count_padded = layout_.Padded(lines.count);
     request.depth_padded = bound.layout.pitch;
-    const std::string wrong =
-        LaunchPack(request, bound.values, nullptr, nullptr, At(buffers, bound.packed_at), stream);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(
+        LaunchPack(request, bound.values, nullptr, nullptr, At(buffers, bound.packed_at), stream));
   }
-  return bound.layout.copies_scale ? CopyScale(bound, lines, buffers, stream) : "";
+  return bound.layout.copies_scale ? CopyScale(bound, lines, buffers, stream) : Status();
 }
 
-std::string ProductPlan::SumLines(const BoundSide& bound, const Lines& lines, const Piece& piece,
-                                  const Buffers& buffers, cudaStream_t stream) const {
-  if (!bound.layout.needs_line_sums) return "";
+Status ProductPlan::SumLines(const BoundSide& bound, const Lines& lines, const Piece& piece,
+                             const Buffers& buffers, cudaStream_t stream) const {
+  if (!bound.layout.needs_line_sums) return {};
   Lines piece_lines = lines;
   piece_lines.depth = std::min(piece.depth, problem_.depth - piece.start);
   return LaunchLineSums(bound.side, piece_lines, bound.side.dtype != bound.type,
@@ -176,8 +171,8 @@ std::string ProductPlan::SumLines(const BoundSide& bound, const Lines& lines, co
 }
 
 // Copies the scale of a piece, which has one batch index, into the library's order.
-std::string ProductPlan::CopyScale(const BoundSide& bound, const Lines& lines,
-                                   const Buffers& buffers, cudaStream_t stream) const {
+Status ProductPlan::CopyScale(const BoundSide& bound, const Lines& lines, const Buffers& buffers,
+                              cudaStream_t stream) const {
   const bool blocks = layout_.attempt.scaling == Scaling::kBlocks;
   ScaleRequest request;
   request.tiles = bound.side.tiles;
@@ -214,8 +209,8 @@ const float* ProductPlan::ScaleOf(const BoundSide& bound, int64_t batch, int64_t
   return bound.scale ? bound.scale + bound.side.tiles.At(batch, line, 0) : nullptr;
 }
 
-std::string ProductPlan::Multiply(const Piece& piece, const Buffers& buffers,
-                                  cudaStream_t stream) const {
+Status ProductPlan::Multiply(const Piece& piece, const Buffers& buffers,
+                             cudaStream_t stream) const {
   const BoundSide left = Left(buffers), right = Right(buffers);
   MatmulBuffers to;
   to.a = Operand(right, piece.batch, piece.column, piece.start, buffers);
@@ -277,14 +272,14 @@ EpilogueRequest ProductPlan::Request(const Piece& piece, const Buffers& buffers)
   return request;
 }
 
-std::string ProductPlan::RunEpilogue(const Piece& piece, const Buffers& buffers,
-                                     cudaStream_t stream) const {
+Status ProductPlan::RunEpilogue(const Piece& piece, const Buffers& buffers,
+                                cudaStream_t stream) const {
   EpilogueRequest request = Request(piece, buffers);
   const void* sums = At(buffers, layout_.offsets.accumulators);
   if (!layout_.splits_depth) return LaunchEpilogue(problem_, request, sums, buffers, stream);
-  const std::string wrong = ScaleAndAccumulate(piece, request, buffers, stream);
+  JAXFP8_RETURN_IF_ERROR(ScaleAndAccumulate(piece, request, buffers, stream));
   const bool last = piece.start + layout_.piece_shape.depth >= problem_.depth;
-  if (!wrong.empty() || !last) return wrong;
+  if (!last) return {};
   request.slab.dtype = DType::kF32;
   request.lhs = request.rhs = Correction{};
   return LaunchEpilogue(problem_, request, At(buffers, layout_.offsets.scaled_accumulators),
@@ -293,8 +288,8 @@ std::string ProductPlan::RunEpilogue(const Piece& piece, const Buffers& buffers,
 
 // scaled_accumulators += accumulators * scales, for one piece of K: an epilogue whose output is
 // also its residual.
-std::string ProductPlan::ScaleAndAccumulate(const Piece& piece, const EpilogueRequest& request,
-                                            const Buffers& buffers, cudaStream_t stream) const {
+Status ProductPlan::ScaleAndAccumulate(const Piece& piece, const EpilogueRequest& request,
+                                       const Buffers& buffers, cudaStream_t stream) const {
   const Slab& slab = request.slab;
   Problem piece_problem;
   piece_problem.batch = problem_.batch;
@@ -318,17 +313,20 @@ std::string ProductPlan::ScaleAndAccumulate(const Piece& piece, const EpilogueRe
 
 }  // namespace
 
-std::unique_ptr<Plan> PlanProduct(const Problem& problem, const Device& device,
-                                  const ProductTypes& types, size_t workspace, std::string& wrong) {
+Status PlanProduct(const Problem& problem, const Device& device, const ProductTypes& types,
+                   size_t workspace, std::unique_ptr<Plan>& plan) {
+  Status status;
   for (const Attempt& attempt : Attempts(problem, device)) {
     Layout layout;
-    wrong = MakeLayout(problem, types, attempt, workspace, layout);
-    if (!wrong.empty()) continue;
-    auto plan = std::make_unique<ProductPlan>(problem, layout);
-    wrong = plan->MakeMatmuls(device);
-    if (wrong.empty()) return plan;
+    status = MakeLayout(problem, types, attempt, workspace, layout);
+    if (!status.ok()) continue;
+    auto made = std::make_unique<ProductPlan>(problem, layout);
+    status = made->MakeMatmuls(device);
+    if (!status.ok()) continue;
+    plan = std::move(made);
+    break;
   }
-  return nullptr;
+  return status;
 }
 
 }  // namespace jaxfp8::cuda

@@ -4,17 +4,16 @@
 #define JAXFP8_CUDA_CUBLASLT_PRODUCT_H_
 
 #include <memory>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/cublaslt/layout.h"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
 
 // Plans the first attempt for which the workspace is large enough and the library has an algorithm.
-// Null with `wrong` set if there is none.
-std::unique_ptr<Plan> PlanProduct(const Problem& problem, const Device& device,
-                                  const ProductTypes& types, size_t workspace, std::string& wrong);
+Status PlanProduct(const Problem& problem, const Device& device, const ProductTypes& types,
+                   size_t workspace, std::unique_ptr<Plan>& plan);
 
 }  // namespace jaxfp8::cuda
 

@@ -90,7 +90,7 @@ class Bench {
     float milliseconds = 0;
     Keep(cudaEventRecord(begin_, stream_));
     for (int i = 0; i < runs && ok_; ++i) {
-      if (!run(stream_).empty()) return std::numeric_limits<float>::infinity();
+      if (!run(stream_).ok()) return std::numeric_limits<float>::infinity();
     }
     Keep(cudaEventRecord(end_, stream_));
     Keep(cudaEventSynchronize(end_));

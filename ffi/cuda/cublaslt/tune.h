@@ -7,16 +7,16 @@
 
 #include <cstddef>
 #include <functional>
-#include <string>
 #include <vector>
 
+#include "common/status.h"
 #include "cuda/cublaslt/matmul.h"
 
 namespace jaxfp8::cuda {
 
 // Runs the product once with an algorithm.
 using RunAlgorithm =
-    std::function<std::string(const cublasLtMatmulAlgo_t&, const MatmulBuffers&, cudaStream_t)>;
+    std::function<Status(const cublasLtMatmulAlgo_t&, const MatmulBuffers&, cudaStream_t)>;
 
 // Whether a product takes long enough for timing to tell algorithms apart.
 bool WorthTiming(const MatmulShape& shape);

@@ -65,7 +65,7 @@ int Call(const Case& from, const Operands& operands, const Results& results, con
   buffers.out_scale = operands.out_scale.data();
   buffers.out = results.out.data(), buffers.amax = results.amax.data();
   if (IsForXlaOnly(from)) {
-    message = CallAsStored(from, spec, buffers, threads);
+    message = CallAsStored(from, spec, buffers, threads).message();
     return message.empty() ? JAXFP8_OK : JAXFP8_INVALID_ARGUMENT;
   }
   char text[1 << 12];

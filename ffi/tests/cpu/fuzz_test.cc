@@ -83,7 +83,7 @@ class Fuzz {
     problem.transposed = wilder_.Below(20) == 0, problem.plain = wilder_.Below(2);
     problem.multiplies = wilder_.Below(2);
     problem.lowest = wilder_.Below(8) ? -wilder_.Below(129) : wilder_.Size();
-    if (!QuantizeWhyNot(problem, "").empty()) return;
+    if (!QuantizeWhyNot(problem, "").ok()) return;
     const double values = static_cast<double>(problem.rows) * problem.columns;
     if (values > kMostValues) return;
     ++quantized_;

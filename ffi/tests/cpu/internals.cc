@@ -33,13 +33,12 @@ void SoilScratch() {
   std::memset(scratch.Take<uint8_t>(kSoiledBytes), 0xff, kSoiledBytes);
 }
 
-std::string CallAsStored(const Case& from, const jaxfp8_scaled_dot_spec& spec,
-                         const jaxfp8_scaled_dot_buffers& given, int threads) {
+Status CallAsStored(const Case& from, const jaxfp8_scaled_dot_spec& spec,
+                    const jaxfp8_scaled_dot_buffers& given, int threads) {
   Request request;
   Buffers buffers;
-  std::string wrong = ReadRequest(&spec, request);
-  if (wrong.empty()) wrong = ReadBuffers(&given, request.spec, buffers);
-  if (!wrong.empty()) return wrong;
+  JAXFP8_RETURN_IF_ERROR(ReadRequest(&spec, request));
+  JAXFP8_RETURN_IF_ERROR(ReadBuffers(&given, request.spec, buffers));
   request.spec.lhs.scale_rounded = from.lhs.scale_rounded;
   request.spec.rhs.scale_rounded = from.rhs.scale_rounded;
   buffers.lhs_scale_type = from.lhs.scale_type;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/status.h"
 #include "cpu/plan.h"
 #include "include/jaxfp8/jaxfp8.h"
 #include "tests/cpu/case.h"
@@ -27,10 +28,9 @@ std::string FeaturesHere();
 // Overwrites the calling thread's scratch memory with bytes that are NaN, or 255.
 void SoilScratch();
 
-// Computes a case with scales, zero points or a bias of a dtype that only XLA's call takes. Returns
-// what is wrong, or "".
-std::string CallAsStored(const Case& from, const jaxfp8_scaled_dot_spec& spec,
-                         const jaxfp8_scaled_dot_buffers& buffers, int threads);
+// Computes a case with scales, zero points or a bias of a dtype that only XLA's call takes.
+Status CallAsStored(const Case& from, const jaxfp8_scaled_dot_spec& spec,
+                    const jaxfp8_scaled_dot_buffers& buffers, int threads);
 
 // How the kernel of that name, or the one that a call takes, cuts a batch of products. The weight
 // is [N, K] if `along`, else [K, N]. With `scaled`, each stretch of so much depth has a scale of 1.

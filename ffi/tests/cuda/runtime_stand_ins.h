@@ -39,13 +39,13 @@ class PartialsPlan : public Plan {
   PartialsPlan(const Problem& problem, size_t workspace)
       : problem_(problem), workspace_(workspace) {}
 
-  std::string Run(const Buffers& buffers, cudaStream_t) const override {
+  Status Run(const Buffers& buffers, cudaStream_t) const override {
     if (buffers.workspace_bytes < workspace_) return "the workspace is smaller than planned for";
     const Schedule s = MakeSchedule(
         problem_, CapacityOf(problem_, kMultiprocessors[current_device], 3, workspace_));
     const auto partials = static_cast<size_t>(s.split) * static_cast<size_t>(s.output_tiles);
     if (s.split > 1) std::memset(buffers.workspace, 2, partials * PartialTileBytes(problem_));
-    return "";
+    return {};
   }
 
  private:
@@ -53,9 +53,10 @@ class PartialsPlan : public Plan {
   size_t workspace_;
 };
 
-std::unique_ptr<Plan> MakePartialsPlan(const Problem& problem, const Device&, size_t workspace,
-                                       std::string&) {
-  return std::make_unique<PartialsPlan>(WithWeightsOnRight(problem), workspace);
+Status MakePartialsPlan(const Problem& problem, const Device&, size_t workspace,
+                        std::unique_ptr<Plan>& plan) {
+  plan = std::make_unique<PartialsPlan>(WithWeightsOnRight(problem), workspace);
+  return {};
 }
 
 }  // namespace
@@ -71,9 +72,9 @@ class SumsPlan : public Plan {
  public:
   SumsPlan(const Problem& problem, size_t workspace) : problem_(problem), workspace_(workspace) {}
 
-  std::string Run(const Buffers& buffers, cudaStream_t) const override {
+  Status Run(const Buffers& buffers, cudaStream_t) const override {
     if (buffers.workspace_bytes < workspace_) return "the workspace is smaller than planned for";
-    if (problem_.batch * problem_.rows * problem_.columns == 0) return "";
+    if (problem_.batch * problem_.rows * problem_.columns == 0) return {};
     const size_t before_sums = ScratchOf(problem_).sums;
     auto* workspace = static_cast<uint8_t*>(buffers.workspace);
     std::memset(workspace, 1, before_sums);
@@ -85,19 +86,19 @@ class SumsPlan : public Plan {
     });
   }
 
-  std::string WhyNot() const { return WhyNotWorkspace(problem_, workspace_); }
+  Status WhyNot() const { return WhyNotWorkspace(problem_, workspace_); }
 
  private:
   Problem problem_;
   size_t workspace_;
 };
 
-std::unique_ptr<Plan> MakeSumsPlan(const Problem& problem, const Device&, size_t workspace,
-                                   std::string& wrong) {
-  auto plan = std::make_unique<SumsPlan>(WithWeightsOnRight(problem), workspace);
-  wrong = plan->WhyNot();
-  if (!wrong.empty()) return nullptr;
-  return plan;
+Status MakeSumsPlan(const Problem& problem, const Device&, size_t workspace,
+                    std::unique_ptr<Plan>& plan) {
+  auto made = std::make_unique<SumsPlan>(WithWeightsOnRight(problem), workspace);
+  JAXFP8_RETURN_IF_ERROR(made->WhyNot());
+  plan = std::move(made);
+  return {};
 }
 
 }  // namespace
@@ -124,9 +125,8 @@ class CopiesPlan : public Plan {
     blocks_ = BlocksOf(schedule_, multiprocessors);
   }
 
-  std::string Run(const Buffers& buffers, cudaStream_t) const override {
-    const std::string wrong = WhyNotWorkspace(operands_, buffers.workspace_bytes);
-    if (!wrong.empty()) return wrong;
+  Status Run(const Buffers& buffers, cudaStream_t) const override {
+    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(operands_, buffers.workspace_bytes));
     for (const Operand& operand : {operands_.lhs, operands_.rhs}) {
       auto* workspace = static_cast<uint8_t*>(buffers.workspace);
       std::memset(workspace + operand.at, 1, operand.CopiedBytes());
@@ -144,10 +144,10 @@ class CopiesPlan : public Plan {
         TileOf(schedule_, part.unit, 1);
       }
     }
-    return "";
+    return {};
   }
 
-  std::string WhyNot(size_t workspace) const { return WhyNotWorkspace(operands_, workspace); }
+  Status WhyNot(size_t workspace) const { return WhyNotWorkspace(operands_, workspace); }
 
  private:
   Operands operands_;
@@ -156,13 +156,13 @@ class CopiesPlan : public Plan {
   size_t shared_bytes_ = 0;
 };
 
-std::unique_ptr<Plan> MakeCopiesPlan(const Problem& problem, const Device& device, size_t workspace,
-                                     std::string& wrong) {
-  auto plan = std::make_unique<CopiesPlan>(WithWeightsOnLeft(problem),
+Status MakeCopiesPlan(const Problem& problem, const Device& device, size_t workspace,
+                      std::unique_ptr<Plan>& plan) {
+  auto made = std::make_unique<CopiesPlan>(WithWeightsOnLeft(problem),
                                            std::max(1, device.multiprocessors), workspace);
-  wrong = plan->WhyNot(workspace);
-  if (!wrong.empty()) return nullptr;
-  return plan;
+  JAXFP8_RETURN_IF_ERROR(made->WhyNot(workspace));
+  plan = std::move(made);
+  return {};
 }
 
 }  // namespace
@@ -174,22 +174,24 @@ namespace {
 
 class EmptyPlan : public Plan {
  public:
-  std::string Run(const Buffers&, cudaStream_t) const override { return ""; }
+  Status Run(const Buffers&, cudaStream_t) const override { return {}; }
 };
 
 }  // namespace
 
-std::unique_ptr<Plan> PlanGeneral(const Problem&, const Device&, size_t, std::string&) {
-  return std::make_unique<EmptyPlan>();
+Status PlanGeneral(const Problem&, const Device&, size_t, std::unique_ptr<Plan>& plan) {
+  plan = std::make_unique<EmptyPlan>();
+  return {};
 }
 
-const CublasLt* OpenCublasLt(std::string&) {
-  static const CublasLt library = [] {
+Status OpenCublasLt(const CublasLt*& library) {
+  static const CublasLt stand_in = [] {
     CublasLt made{};
     made.version = 130100;
     return made;
   }();
-  return &library;
+  library = &stand_in;
+  return {};
 }
 
 }  // namespace jaxfp8::cuda

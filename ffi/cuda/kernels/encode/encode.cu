@@ -44,8 +44,8 @@ cudaError_t Dispatch(const EncodeProblem& p, const EncodeBuffers& b, cudaStream_
 
 }  // namespace
 
-std::string LaunchEncode(const EncodeProblem& problem, const EncodeBuffers& buffers,
-                         cudaStream_t stream) {
+Status LaunchEncode(const EncodeProblem& problem, const EncodeBuffers& buffers,
+                    cudaStream_t stream) {
   cudaError_t status = cudaMemsetAsync(buffers.amax, 0, sizeof(float), stream);
   if (status == cudaSuccess && problem.rows > 0) status = Dispatch(problem, buffers, stream);
   return CudaError(status, "producing and encoding");

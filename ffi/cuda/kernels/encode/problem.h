@@ -11,8 +11,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/kernels/produce/production.h"
 
 namespace jaxfp8::cuda {
@@ -34,11 +34,11 @@ struct EncodeBuffers : ProductionBuffers {
   float* amax = nullptr;
 };
 
-// Why the kernel cannot compute a problem, "" if it can.
-std::string EncodeWhyNot(const EncodeProblem& problem);
+// Why the kernel cannot compute a problem.
+Status EncodeWhyNot(const EncodeProblem& problem);
 
-std::string LaunchEncode(const EncodeProblem& problem, const EncodeBuffers& buffers,
-                         cudaStream_t stream);
+Status LaunchEncode(const EncodeProblem& problem, const EncodeBuffers& buffers,
+                    cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
 

@@ -4,7 +4,7 @@
 
 namespace jaxfp8::cuda {
 
-std::string EncodeWhyNot(const EncodeProblem& p) {
+Status EncodeWhyNot(const EncodeProblem& p) {
   if (p.in != DType::kBF16 && p.in != DType::kF16) {
     return "what is encoded has to be bfloat16 or float16";
   }
@@ -20,7 +20,7 @@ std::string EncodeWhyNot(const EncodeProblem& p) {
     return "`scales` is " + std::to_string(p.scales) + ", but needs to be 1 to " +
            std::to_string(kMostScales);
   }
-  return "";
+  return {};
 }
 
 }  // namespace jaxfp8::cuda

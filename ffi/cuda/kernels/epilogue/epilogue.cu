@@ -90,7 +90,7 @@ SideParams MakeSideParams(const Side& side, const Correction& correction, const 
 
 bool HasZeroPoint(const Correction& c) { return c.zero_point || c.shift != 0; }
 
-std::string WhyNot(const Problem& problem, const EpilogueRequest& r) {
+Status WhyNot(const Problem& problem, const EpilogueRequest& r) {
   const bool zeros = HasZeroPoint(r.lhs) || HasZeroPoint(r.rhs);
   if (zeros && r.slab.dtype != DType::kS32) return "epilogue: zero points need int32 accumulators";
   if ((HasZeroPoint(r.lhs) && !r.rhs.line_sums) || (HasZeroPoint(r.rhs) && !r.lhs.line_sums)) {
@@ -99,7 +99,7 @@ std::string WhyNot(const Problem& problem, const EpilogueRequest& r) {
   if (problem.out.dtype == DType::kS32 && r.slab.dtype != DType::kS32) {
     return "epilogue: an int32 output needs int32 accumulators";
   }
-  return "";
+  return {};
 }
 
 Epilogue MakeEpilogue(const Problem& problem, const EpilogueRequest& r, const void* acc,
@@ -181,12 +181,11 @@ cudaError_t Launch(Epilogue e, int64_t batches, cudaStream_t stream) {
 
 }  // namespace
 
-std::string LaunchEpilogue(const Problem& problem, const EpilogueRequest& request, const void* acc,
-                           const Buffers& buffers, cudaStream_t stream) {
-  std::string wrong = WhyNot(problem, request);
-  if (!wrong.empty()) return wrong;
+Status LaunchEpilogue(const Problem& problem, const EpilogueRequest& request, const void* acc,
+                      const Buffers& buffers, cudaStream_t stream) {
+  JAXFP8_RETURN_IF_ERROR(WhyNot(problem, request));
   const Slab& slab = request.slab;
-  if (slab.batches * slab.rows * slab.columns == 0) return "";
+  if (slab.batches * slab.rows * slab.columns == 0) return {};
   const Epilogue e = MakeEpilogue(problem, request, acc, buffers);
   const bool zeros = HasZeroPoint(request.lhs) || HasZeroPoint(request.rhs);
   const cudaError_t status = Visit<DType::kS32, DType::kF32, DType::kBF16>(
@@ -199,12 +198,12 @@ std::string LaunchEpilogue(const Problem& problem, const EpilogueRequest& reques
   return CudaError(status, "the epilogue of a product");
 }
 
-std::string ClearAmax(const Problem& problem, const Buffers& buffers, cudaStream_t stream) {
+Status ClearAmax(const Problem& problem, const Buffers& buffers, cudaStream_t stream) {
   const Plane& amax = problem.amax;
-  if (!amax) return "";
+  if (!amax) return {};
   const int64_t cells = (amax.batch ? problem.batch : 1) * (amax.row ? problem.rows : 1) *
                         (amax.column ? problem.columns : 1);
-  if (cells == 0) return "";
+  if (cells == 0) return {};
   const cudaError_t status =
       cudaMemsetAsync(buffers.amax, 0, static_cast<size_t>(cells) * sizeof(float), stream);
   return CudaError(status, "clearing the amax");

@@ -10,8 +10,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/problem.h"
 
 namespace jaxfp8::cuda {
@@ -45,11 +45,11 @@ struct EpilogueRequest {
 };
 
 // Applies the epilogue to a slab. The amax of the problem is only raised, so clear it first.
-std::string LaunchEpilogue(const Problem& problem, const EpilogueRequest& request, const void* sums,
-                           const Buffers& buffers, cudaStream_t stream);
+Status LaunchEpilogue(const Problem& problem, const EpilogueRequest& request, const void* sums,
+                      const Buffers& buffers, cudaStream_t stream);
 
 // Clears the amax of the whole problem, if it has one.
-std::string ClearAmax(const Problem& problem, const Buffers& buffers, cudaStream_t stream);
+Status ClearAmax(const Problem& problem, const Buffers& buffers, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
 

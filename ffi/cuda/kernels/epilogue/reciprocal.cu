@@ -13,7 +13,7 @@ __global__ void Reciprocal(const float* from, float* to) {
 
 }  // namespace
 
-std::string LaunchReciprocal(const float* from, float* to, cudaStream_t stream) {
+Status LaunchReciprocal(const float* from, float* to, cudaStream_t stream) {
   Reciprocal<<<1, 1, 0, stream>>>(from, to);
   return CudaError(cudaGetLastError(), "launching `Reciprocal`");
 }

@@ -5,13 +5,13 @@
 
 #include <cuda_runtime_api.h>
 
-#include <string>
+#include "common/status.h"
 
 namespace jaxfp8::cuda {
 
 // *to = 1 / *from, rounded once. If that overflows and *from is not 0, it is the largest float, so
 // that 0 times it stays 0.
-std::string LaunchReciprocal(const float* from, float* to, cudaStream_t stream);
+Status LaunchReciprocal(const float* from, float* to, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
 

@@ -180,7 +180,7 @@ cudaError_t LaunchKind(const Problem& problem, const GeneralArguments& g, cudaSt
 class GeneralPlan : public Plan {
  public:
   explicit GeneralPlan(const Problem& problem) : problem_(problem) {}
-  std::string Run(const Buffers& buffers, cudaStream_t stream) const override {
+  Status Run(const Buffers& buffers, cudaStream_t stream) const override {
     return LaunchGeneral(problem_, buffers, stream);
   }
 
@@ -190,13 +190,14 @@ class GeneralPlan : public Plan {
 
 }  // namespace
 
-std::unique_ptr<Plan> PlanGeneral(const Problem& problem, const Device&, size_t, std::string&) {
-  return std::make_unique<GeneralPlan>(problem);
+Status PlanGeneral(const Problem& problem, const Device&, size_t, std::unique_ptr<Plan>& plan) {
+  plan = std::make_unique<GeneralPlan>(problem);
+  return {};
 }
 
-std::string LaunchGeneral(const Problem& problem, const Buffers& buffers, cudaStream_t stream) {
-  std::string wrong = ClearAmax(problem, buffers, stream);
-  if (!wrong.empty() || problem.batch * problem.rows * problem.columns == 0) return wrong;
+Status LaunchGeneral(const Problem& problem, const Buffers& buffers, cudaStream_t stream) {
+  JAXFP8_RETURN_IF_ERROR(ClearAmax(problem, buffers, stream));
+  if (problem.batch * problem.rows * problem.columns == 0) return {};
   GeneralArguments g{};
   g.lhs = MakeOperand(problem, problem.lhs, problem.rows, buffers.lhs, buffers.lhs_scale,
                       buffers.lhs_zero_point);

@@ -4,24 +4,24 @@
 #define JAXFP8_CUDA_KERNELS_GENERAL_GENERAL_H_
 
 #include <memory>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
 
 inline constexpr int kGeneralTile = 64;  // rows and columns of a block's output tile
 
-// Why the kernel cannot compute a problem, "" if it can. In a file without device code, so that
+// Why the kernel cannot compute a problem. In a file without device code, so that
 // routes compile without nvcc.
-std::string GeneralWhyNot(const Problem& problem, const Device& device);
+Status GeneralWhyNot(const Problem& problem, const Device& device);
 
 // A plan that needs no workspace.
-std::unique_ptr<Plan> PlanGeneral(const Problem& problem, const Device& device, size_t workspace,
-                                  std::string& wrong);
+Status PlanGeneral(const Problem& problem, const Device& device, size_t workspace,
+                   std::unique_ptr<Plan>& plan);
 
 // Launches the kernel.
-std::string LaunchGeneral(const Problem& problem, const Buffers& buffers, cudaStream_t stream);
+Status LaunchGeneral(const Problem& problem, const Buffers& buffers, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
 

@@ -2,7 +2,7 @@
 
 namespace jaxfp8::cuda {
 
-std::string GeneralWhyNot(const Problem& problem, const Device& device) {
+Status GeneralWhyNot(const Problem& problem, const Device& device) {
   if (device.compute_capability < 80) {
     return "general needs a GPU of compute capability 8.0 or later";
   }
@@ -11,7 +11,7 @@ std::string GeneralWhyNot(const Problem& problem, const Device& device) {
   if (across != 0 && tiles > (int64_t{1} << 31) / across) {
     return "general makes at most 2^31 tiles of 64 x 64 outputs";
   }
-  return "";
+  return {};
 }
 
 }  // namespace jaxfp8::cuda

@@ -47,7 +47,7 @@ cudaError_t DecodeTo(DType in, const PackArguments& p, bool transposed, cudaStre
   });
 }
 
-std::string WhyNot(const PackRequest& r) {
+Status WhyNot(const PackRequest& r) {
   const bool raw = SizeOf(r.out) == 1;
   const bool flips = r.out == DType::kS8 && r.side.dtype == DType::kU8;
   if (raw && r.out != r.side.dtype && !flips) {
@@ -61,7 +61,7 @@ std::string WhyNot(const PackRequest& r) {
   if (r.lines.batches * r.count_padded * r.depth_padded / kChunkBytes * SizeOf(r.out) >> 31) {
     return "pack: the matrix is larger than 32 GiB";
   }
-  return "";
+  return {};
 }
 
 PackArguments MakePackArguments(const PackRequest& r, const void* values, void* matrix) {
@@ -92,11 +92,10 @@ __global__ void __launch_bounds__(kPackThreads)
 
 }  // namespace
 
-std::string LaunchPack(const PackRequest& request, const void* values, const float* scale,
-                       const int32_t* zero_point, void* matrix, cudaStream_t stream) {
-  std::string wrong = WhyNot(request);
-  if (!wrong.empty()) return wrong;
-  if (request.lines.batches * request.count_padded * request.depth_padded == 0) return "";
+Status LaunchPack(const PackRequest& request, const void* values, const float* scale,
+                  const int32_t* zero_point, void* matrix, cudaStream_t stream) {
+  JAXFP8_RETURN_IF_ERROR(WhyNot(request));
+  if (request.lines.batches * request.count_padded * request.depth_padded == 0) return {};
   PackArguments p = MakePackArguments(request, values, matrix);
   p.scale = request.apply_scale ? scale : nullptr;
   p.zero_point = request.subtract_zero_point ? zero_point : nullptr;
@@ -111,10 +110,10 @@ std::string LaunchPack(const PackRequest& request, const void* values, const flo
   return CudaError(status, "packing an operand");
 }
 
-std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
-                           int32_t* sums, cudaStream_t stream) {
+Status LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
+                      int32_t* sums, cudaStream_t stream) {
   if (!IsInt8(side.dtype)) return "sums of lines: the values have to be int8 or uint8";
-  if (lines.count * lines.batches == 0) return "";
+  if (lines.count * lines.batches == 0) return {};
   LineSumsArguments p{};
   p.values = static_cast<const uint8_t*>(values), p.sums = sums;
   p.side_batch = side.batch, p.side_free = side.free, p.side_depth = side.depth;
@@ -141,12 +140,12 @@ std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed,
   return CudaError(cudaGetLastError(), "summing the lines of an operand");
 }
 
-std::string LaunchScales(const ScaleRequest& request, const float* scale, float* to,
-                         cudaStream_t stream) {
+Status LaunchScales(const ScaleRequest& request, const float* scale, float* to,
+                    cudaStream_t stream) {
   ScaleRequest r = request;
   r.free_padded = std::max(r.free_padded, r.free_count);
   const int64_t values = r.free_padded * r.depth_count;
-  if (values * r.batches == 0) return "";
+  if (values * r.batches == 0) return {};
   const dim3 grid(GridSize((values + kPackThreads - 1) / kPackThreads), GridSize(r.batches));
   GatherScales<<<grid, kPackThreads, 0, stream>>>(r, scale, to);
   return CudaError(cudaGetLastError(), "laying out scales");

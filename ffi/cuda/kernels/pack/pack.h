@@ -11,8 +11,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/problem.h"
 
 namespace jaxfp8::cuda {
@@ -44,14 +44,14 @@ struct PackRequest {
 
 //   values, scale, zero_point  the side's arrays from their beginning; null where not used
 //   matrix                     16-byte aligned
-std::string LaunchPack(const PackRequest& request, const void* values, const float* scale,
-                       const int32_t* zero_point, void* matrix, cudaStream_t stream);
+Status LaunchPack(const PackRequest& request, const void* values, const float* scale,
+                  const int32_t* zero_point, void* matrix, cudaStream_t stream);
 
 // sums[b * count + f] = the sum along K of line `first + f` of batch index b, of int8 or uint8
 // values. Exact as long as it fits int32.
 //   as_signed  each uint8 value counts minus 128, as `LaunchPack` writes it
-std::string LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
-                           int32_t* sums, cudaStream_t stream);
+Status LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
+                      int32_t* sums, cudaStream_t stream);
 
 // Copies scales into the order that cuBLASLt reads. For i < free_count and j < depth_count, the
 // scale at free index first + i * free_step and depth index j * depth_step goes to b * batch_stride
@@ -67,8 +67,8 @@ struct ScaleRequest {
 // Examples: a scalar as a vector of M has free_count = M. Scales of 1 x 128 tiles, from [M, K/128]
 // to [K/128][M padded to 4], have free_count = M, free_padded = depth_stride = M padded,
 // depth_count = K/128 and depth_step = 128.
-std::string LaunchScales(const ScaleRequest& request, const float* scale, float* to,
-                         cudaStream_t stream);
+Status LaunchScales(const ScaleRequest& request, const float* scale, float* to,
+                    cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
 

@@ -25,15 +25,14 @@ bool TwoPasses(const QuantizeProblem& p) {
   return !p.given_scale && !RowsInRegisters(p) && (PerRow(p) || PerTensor(p));
 }
 
-std::string QuantizeWhyNot(const QuantizeProblem& p) {
+Status QuantizeWhyNot(const QuantizeProblem& p) {
   if (!IsWideFloat(p.in) && !IsFloat8(p.in)) {
     return "quantize: the input has to be float32, bfloat16, float16 or FP8";
   }
   if (!IsFloat8(p.out) && p.out != DType::kS8) {
     return "quantize: the output has to be float8_e4m3fn, float8_e5m2 or int8";
   }
-  const std::string sizes = WhyNotSizes(p);
-  if (!sizes.empty()) return sizes;
+  JAXFP8_RETURN_IF_ERROR(WhyNotSizes(p));
   if (IsFloat8(p.in) && (p.out != DType::kS8 || !RowsInRegisters(p) || p.transposed)) {
     return "quantize: FP8 becomes int8 only, in one layout, with a new scale for each row of up to "
            "131072 values";
@@ -53,7 +52,7 @@ std::string QuantizeWhyNot(const QuantizeProblem& p) {
   if (TwoPasses(p) && !PerTensor(p) && p.rows > 65535) {
     return "quantize: more than 65535 rows of more than 128 KiB";
   }
-  return "";
+  return {};
 }
 
 size_t QuantizeWorkspace(const QuantizeProblem& p) {

@@ -110,8 +110,7 @@ cudaError_t Dispatch(const QuantizeProblem& p, const QuantizeArguments& q, cudaS
 
 // The transposed output after `QuantizeRows`: its codes are transposed, or x is quantised again if
 // the rows of the transposed output are not 16-byte aligned.
-std::string TransposeCodes(const QuantizeProblem& p, const QuantizeBuffers& b,
-                           cudaStream_t stream) {
+Status TransposeCodes(const QuantizeProblem& p, const QuantizeBuffers& b, cudaStream_t stream) {
   if (p.rows % 16 == 0 && AlignmentOf(b.codes_transposed, {}) == 16) {
     PackRequest request;
     request.side.dtype = p.out, request.side.free = 1, request.side.depth = p.columns;
@@ -128,13 +127,13 @@ std::string TransposeCodes(const QuantizeProblem& p, const QuantizeBuffers& b,
 
 }  // namespace
 
-std::string LaunchQuantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers,
-                           cudaStream_t stream) {
-  std::string wrong = QuantizeWhyNot(problem);
-  if (!wrong.empty() || problem.rows * problem.columns == 0) return wrong;
+Status LaunchQuantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers,
+                      cudaStream_t stream) {
+  JAXFP8_RETURN_IF_ERROR(QuantizeWhyNot(problem));
+  if (problem.rows * problem.columns == 0) return {};
   const QuantizeArguments q = MakeQuantizeArguments(problem, buffers);
-  wrong = CudaError(Dispatch(problem, q, stream), "quantising");
-  if (!wrong.empty() || !problem.transposed || !RowsInRegisters(problem)) return wrong;
+  JAXFP8_RETURN_IF_ERROR(CudaError(Dispatch(problem, q, stream), "quantizing"));
+  if (!problem.transposed || !RowsInRegisters(problem)) return {};
   return TransposeCodes(problem, buffers, stream);
 }
 

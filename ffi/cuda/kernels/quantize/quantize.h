@@ -13,21 +13,21 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
-#include <string>
 
 #include "common/quantize.h"
+#include "common/status.h"
 
 namespace jaxfp8::cuda {
 
-// Why the kernels cannot compute a problem, "" if they can. A scale belongs to a tile of
+// Why the kernels cannot compute a problem. A scale belongs to a tile of
 // (rows, columns): the tensor, (1, columns): a row, (1, 128) or (128, 128).
-std::string QuantizeWhyNot(const QuantizeProblem& problem);
+Status QuantizeWhyNot(const QuantizeProblem& problem);
 
 // Bytes of workspace, which is 16-byte aligned.
 size_t QuantizeWorkspace(const QuantizeProblem& problem);
 
-std::string LaunchQuantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers,
-                           cudaStream_t stream);
+Status LaunchQuantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers,
+                      cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
 

@@ -14,8 +14,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/kernels/produce/production.h"
 
 namespace jaxfp8::cuda {
@@ -34,10 +34,10 @@ struct RowsBuffers : ProductionBuffers {
   float *scale = nullptr, *amax = nullptr;
 };
 
-// Why the kernel cannot compute a problem, "" if it can.
-std::string RowsWhyNot(const RowsProblem& problem);
+// Why the kernel cannot compute a problem.
+Status RowsWhyNot(const RowsProblem& problem);
 
-std::string LaunchRows(const RowsProblem& problem, const RowsBuffers& buffers, cudaStream_t stream);
+Status LaunchRows(const RowsProblem& problem, const RowsBuffers& buffers, cudaStream_t stream);
 
 }  // namespace jaxfp8::cuda
 

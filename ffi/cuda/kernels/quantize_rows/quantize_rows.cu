@@ -50,9 +50,8 @@ cudaError_t Dispatch(const RowsProblem& p, const RowsBuffers& b, cudaStream_t st
 
 }  // namespace
 
-std::string LaunchRows(const RowsProblem& problem, const RowsBuffers& buffers,
-                       cudaStream_t stream) {
-  if (problem.rows == 0) return "";
+Status LaunchRows(const RowsProblem& problem, const RowsBuffers& buffers, cudaStream_t stream) {
+  if (problem.rows == 0) return {};
   return CudaError(Dispatch(problem, buffers, stream), "quantising rows");
 }
 

@@ -13,7 +13,7 @@ bool IsVector(const RowsProblem& p, DType type) {
 
 }  // namespace
 
-std::string RowsWhyNot(const RowsProblem& p) {
+Status RowsWhyNot(const RowsProblem& p) {
   if (p.in != DType::kBF16 && p.in != DType::kF16) return "`x` has to be bfloat16 or float16";
   if (!IsFloat8(p.out) && p.out != DType::kS8) {
     return "the codes have to be float8_e4m3fn, float8_e5m2 or int8";
@@ -26,7 +26,7 @@ std::string RowsWhyNot(const RowsProblem& p) {
   if (!IsVector(p, p.gain) || !IsVector(p, p.shift)) {
     return "`gain` and `shift` have to be of float32 or of the type of `x`";
   }
-  return "";
+  return {};
 }
 
 }  // namespace jaxfp8::cuda

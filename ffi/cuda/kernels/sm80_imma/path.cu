@@ -60,18 +60,18 @@ class ImmaPlan final : public Plan {
         kernel_(KernelOf(problem)),
         shared_bytes_(SharedBytes(SizeOf(problem.lhs.dtype), RowFragmentsFor(problem))) {}
 
-  // Fits the kernel to the device; returns what went wrong, or "".
-  std::string Prepare() {
+  // Fits the kernel to the device.
+  Status Prepare() {
     const cudaError_t status =
         cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes_);
     if (status != cudaSuccess) return CudaError(status, "cudaFuncSetAttribute");
     return WhyNotWorkspace(problem_, workspace_);
   }
 
-  std::string Run(const Buffers& given, cudaStream_t stream) const override {
+  Status Run(const Buffers& given, cudaStream_t stream) const override {
     const Buffers buffers = swapped_ ? Swapped(given) : given;
-    std::string wrong = ClearAmax(problem_, buffers, stream);
-    if (!wrong.empty() || problem_.batch * problem_.rows * problem_.columns == 0) return wrong;
+    JAXFP8_RETURN_IF_ERROR(ClearAmax(problem_, buffers, stream));
+    if (problem_.batch * problem_.rows * problem_.columns == 0) return {};
     if (buffers.workspace_bytes < workspace_) {
       return "`sm80_imma` was planned for a workspace of " + std::to_string(workspace_) +
              " bytes and got " + std::to_string(buffers.workspace_bytes);
@@ -89,21 +89,21 @@ class ImmaPlan final : public Plan {
     a.sums = reinterpret_cast<int32_t*>(workspace + scratch.sums);
     a.pitch = static_cast<int32_t>(PitchOf(problem_));
     const auto depth = static_cast<int32_t>(problem_.depth);
-    wrong = LaunchScales(problem_.lhs,
-                         {a.activations, a.rows, depth, buffers.lhs_scale, problem_.lhs.tiles,
-                          floats(scratch.lhs_steps), floats(scratch.lhs_scales)},
-                         stream);
-    if (!wrong.empty()) return wrong;
-    wrong = LaunchScales(problem_.rhs,
-                         {a.weights, a.columns, depth, buffers.rhs_scale, problem_.rhs.tiles,
-                          floats(scratch.rhs_steps), floats(scratch.rhs_scales)},
-                         stream);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(
+        LaunchScales(problem_.lhs,
+                     {a.activations, a.rows, depth, buffers.lhs_scale, problem_.lhs.tiles,
+                      floats(scratch.lhs_steps), floats(scratch.lhs_scales)},
+                     stream));
+    JAXFP8_RETURN_IF_ERROR(
+        LaunchScales(problem_.rhs,
+                     {a.weights, a.columns, depth, buffers.rhs_scale, problem_.rhs.tiles,
+                      floats(scratch.rhs_steps), floats(scratch.rhs_scales)},
+                     stream));
     const InInt8 in_int8 =
         WithCodes(buffers, floats(scratch.lhs_scales), floats(scratch.rhs_scales));
-    return ForEachPiece(problem_, workspace_, [&](const Piece& piece) {
-      const std::string failed = LaunchSums(piece, a, stream);
-      return failed.empty() ? LaunchRest(piece, a, in_int8, stream) : failed;
+    return ForEachPiece(problem_, workspace_, [&](const Piece& piece) -> Status {
+      JAXFP8_RETURN_IF_ERROR(LaunchSums(piece, a, stream));
+      return LaunchRest(piece, a, in_int8, stream);
     });
   }
 
@@ -122,8 +122,8 @@ class ImmaPlan final : public Plan {
     return made;
   }
 
-  std::string LaunchScales(const Side& side, LineScaleArguments a, cudaStream_t stream) const {
-    if (side.dtype == DType::kS8) return "";
+  Status LaunchScales(const Side& side, LineScaleArguments a, cudaStream_t stream) const {
+    if (side.dtype == DType::kS8) return {};
     if (!side.scale) a.given = nullptr;
     const auto blocks = static_cast<unsigned>(
         side.IsMnMajor() ? (a.lines + kLinesOfBlock - 1) / kLinesOfBlock : a.lines);
@@ -132,7 +132,7 @@ class ImmaPlan final : public Plan {
     return CudaError(cudaGetLastError(), "sm80_imma scales");
   }
 
-  std::string LaunchSums(const Piece& piece, Arguments a, cudaStream_t stream) const {
+  Status LaunchSums(const Piece& piece, Arguments a, cudaStream_t stream) const {
     const Schedule s = MakeSchedule(problem_, piece, multiprocessors_);
     a.first_batch = static_cast<int32_t>(piece.batch);
     a.first_row = static_cast<int32_t>(piece.row);
@@ -152,8 +152,8 @@ class ImmaPlan final : public Plan {
     return CudaError(cudaGetLastError(), "sm80_imma");
   }
 
-  std::string LaunchRest(const Piece& piece, const Arguments& a, const InInt8& in_int8,
-                         cudaStream_t stream) const {
+  Status LaunchRest(const Piece& piece, const Arguments& a, const InInt8& in_int8,
+                    cudaStream_t stream) const {
     const Problem& problem = in_int8.problem;
     EpilogueRequest request;
     request.slab = {DType::kS32, piece.batch,     piece.batches,        piece.row, piece.rows,
@@ -170,13 +170,13 @@ class ImmaPlan final : public Plan {
   int shared_bytes_;
 };
 
-std::unique_ptr<Plan> Make(const Problem& problem, const Device& device, size_t workspace,
-                           std::string& wrong) {
-  auto plan = std::make_unique<ImmaPlan>(WithWeightsOnRight(problem), device,
+Status Make(const Problem& problem, const Device& device, size_t workspace,
+            std::unique_ptr<Plan>& plan) {
+  auto made = std::make_unique<ImmaPlan>(WithWeightsOnRight(problem), device,
                                          HasWeightsOnLeft(problem), workspace);
-  wrong = plan->Prepare();
-  if (!wrong.empty()) return nullptr;
-  return plan;
+  JAXFP8_RETURN_IF_ERROR(made->Prepare());
+  plan = std::move(made);
+  return {};
 }
 
 }  // namespace

@@ -26,24 +26,24 @@ size_t ScaleBytes(const Problem& problem, const Side& side, int64_t lines) {
 
 int64_t TileRows(const Problem& problem) { return 16 * RowFragmentsFor(problem); }
 
-std::string WhyNotTypes(const Problem& problem) {
+Status WhyNotTypes(const Problem& problem) {
   const DType left = problem.lhs.dtype;
   const bool known =
       left == DType::kS8 || left == DType::kE4M3 || left == DType::kBF16 || left == DType::kF16;
-  if (known && IsFloat8(problem.rhs.dtype)) return "";
+  if (known && IsFloat8(problem.rhs.dtype)) return {};
   return "it multiplies int8, float8_e4m3fn, bfloat16 or float16 by FP8, and the operands are " +
          std::string(NameOf(left)) + " and " + std::string(NameOf(problem.rhs.dtype));
 }
 
-std::string WhyNotSide(const Side& side) {
+Status WhyNotSide(const Side& side) {
   if (side.zero_point) return "it subtracts no zero points";
   if (side.scale && !side.tiles.ConstantAlongDepth()) {
     return "it needs scales that are constant along the contracted axis";
   }
-  return "";
+  return {};
 }
 
-std::string WhyNotSizes(const Problem& problem) {
+Status WhyNotSizes(const Problem& problem) {
   if (problem.depth > kMaxDepth) {
     return "an int32 holds the sum of " + std::to_string(kMaxDepth) + " products, and these are " +
            std::to_string(problem.depth);
@@ -54,20 +54,20 @@ std::string WhyNotSizes(const Problem& problem) {
     return "it counts tiles in 32 bits and a batch up to " + std::to_string(kMaxBatch) +
            ", and the product is larger";
   }
-  return "";
+  return {};
 }
 
 }  // namespace
 
-std::string WhyNotForm(const Problem& problem) {
-  for (const std::string& wrong : {WhyNotTypes(problem), WhyNotSide(problem.lhs),
-                                   WhyNotSide(problem.rhs), WhyNotSizes(problem)}) {
-    if (!wrong.empty()) return wrong;
+Status WhyNotForm(const Problem& problem) {
+  for (const Status& status : {WhyNotTypes(problem), WhyNotSide(problem.lhs),
+                               WhyNotSide(problem.rhs), WhyNotSizes(problem)}) {
+    if (!status.ok()) return status;
   }
   return problem.out.dtype == DType::kS32 ? "its sums have scales, and an int32 output none" : "";
 }
 
-std::string WhyNot(const Problem& problem, const Device& device) {
+Status WhyNot(const Problem& problem, const Device& device) {
   if (device.compute_capability < 80) {
     return "it needs compute capability 8.0, and the device has " +
            std::to_string(device.compute_capability / 10) + "." +
@@ -119,9 +119,9 @@ size_t LeastWorkspace(const Problem& problem) {
   return ScratchOf(problem).sums + static_cast<size_t>(4 * rows * PitchOf(problem));
 }
 
-std::string WhyNotWorkspace(const Problem& problem, size_t workspace) {
-  if (problem.batch * problem.rows * problem.columns == 0) return "";
-  if (LargestPiece(problem, workspace).rows > 0) return "";
+Status WhyNotWorkspace(const Problem& problem, size_t workspace) {
+  if (problem.batch * problem.rows * problem.columns == 0) return {};
+  if (LargestPiece(problem, workspace).rows > 0) return {};
   return "`sm80_imma` needs a workspace of at least " + std::to_string(LeastWorkspace(problem)) +
          " bytes and got " + std::to_string(workspace);
 }

@@ -7,17 +7,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/device.h"
 #include "cuda/problem.h"
 
 namespace jaxfp8::cuda::imma {
 
-// Why the path cannot compute a problem, "" if it can, with the weights on either side.
-std::string WhyNot(const Problem& problem, const Device& device);
+// Why the path cannot compute a problem, with the weights on either side.
+Status WhyNot(const Problem& problem, const Device& device);
 // The same for a problem with the weights on the right, on any device.
-std::string WhyNotForm(const Problem& problem);
+Status WhyNotForm(const Problem& problem);
 
 // The problem with the FP8 weights as its right side.
 bool HasWeightsOnLeft(const Problem& problem);
@@ -40,7 +40,7 @@ Scratch ScratchOf(const Problem& problem);
 // bytes are too few for any.
 size_t BestWorkspace(const Problem& problem);
 size_t LeastWorkspace(const Problem& problem);
-std::string WhyNotWorkspace(const Problem& problem, size_t workspace);
+Status WhyNotWorkspace(const Problem& problem, size_t workspace);
 
 // A part of the output whose sums are in the workspace at a time.
 struct Piece {
@@ -50,18 +50,17 @@ struct Piece {
 // The size of a piece: as many batch indices as fit, or, if not even one does, some of its rows.
 Piece LargestPiece(const Problem& problem, size_t workspace);
 
-// Calls `run(piece)`, which returns what went wrong, for all pieces of an output that is not empty.
+// Calls `run(piece)` for the pieces of an output with values, until one fails.
 template <typename Run>
-std::string ForEachPiece(const Problem& problem, size_t workspace, Run run) {
+Status ForEachPiece(const Problem& problem, size_t workspace, Run run) {
   const Piece most = LargestPiece(problem, workspace);
   for (int64_t b = 0; b < problem.batch; b += most.batches) {
     for (int64_t r = 0; r < problem.rows; r += most.rows) {
-      const std::string wrong = run(Piece{b, std::min(most.batches, problem.batch - b), r,
-                                          std::min(most.rows, problem.rows - r)});
-      if (!wrong.empty()) return wrong;
+      JAXFP8_RETURN_IF_ERROR(run(Piece{b, std::min(most.batches, problem.batch - b), r,
+                                       std::min(most.rows, problem.rows - r)}));
     }
   }
-  return "";
+  return {};
 }
 
 // The blocks of a launch.

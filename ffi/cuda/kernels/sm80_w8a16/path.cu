@@ -24,17 +24,18 @@ cudaLaunchConfig_t LaunchOf(dim3 blocks, int threads, size_t shared, cudaStream_
   return config;
 }
 
-std::unique_ptr<W8A16Plan> MakePlan(std::span<const Problem> problems, const Device& device,
-                                    size_t workspace, std::string& wrong) {
-  auto plan = std::make_unique<W8A16Plan>(problems, device, workspace);
-  wrong = plan->Prepare();
-  if (!wrong.empty()) return nullptr;
-  return plan;
+template <class AnyPlan>
+Status MakePlan(std::span<const Problem> problems, const Device& device, size_t workspace,
+                std::unique_ptr<AnyPlan>& plan) {
+  auto made = std::make_unique<W8A16Plan>(problems, device, workspace);
+  JAXFP8_RETURN_IF_ERROR(made->Prepare());
+  plan = std::move(made);
+  return {};
 }
 
-std::unique_ptr<Plan> Make(const Problem& problem, const Device& device, size_t workspace,
-                           std::string& wrong) {
-  return MakePlan({&problem, 1}, device, workspace, wrong);
+Status Make(const Problem& problem, const Device& device, size_t workspace,
+            std::unique_ptr<Plan>& plan) {
+  return MakePlan({&problem, 1}, device, workspace, plan);
 }
 
 }  // namespace
@@ -48,8 +49,8 @@ W8A16Plan::W8A16Plan(std::span<const Problem> problems, const Device& device, si
   joint_ = JointProblem(problems_);
 }
 
-std::string W8A16Plan::Prepare() {
-  if (Empty(joint_)) return "";
+Status W8A16Plan::Prepare() {
+  if (Empty(joint_)) return {};
   kernel_ = KernelOf(joint_, problems_.size() > 1);
   cudaFuncAttributes attributes;
   cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_);
@@ -68,38 +69,36 @@ std::string W8A16Plan::Prepare() {
   Capacity capacity = CapacityOf(joint_, device_.multiprocessors, blocks, workspace_);
   if (clusters_) {
     capacity.in_waves = true;
-    const std::string wrong = CountClusters(capacity);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(CountClusters(capacity));
   }
   schedule_ = MakeSchedule(joint_, capacity);
   tiles_ = PartTilesOf(problems_);
-  return "";
+  return {};
 }
 
-std::string W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) const {
+Status W8A16Plan::RunAll(std::span<const Buffers> given, cudaStream_t stream) const {
   Parts parts{};
   parts.tiles = tiles_;
   for (size_t i = 0; i < problems_.size(); ++i) {
     const Buffers buffers = swapped_[i] ? Swapped(given[i]) : given[i];
-    const std::string wrong = ClearAmax(problems_[i], buffers, stream);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(ClearAmax(problems_[i], buffers, stream));
     parts.of[i] = ArgumentsFor(problems_[i], buffers);
     parts.of[i].schedule = PartSchedule(problems_[i], schedule_);
     parts.of[i].partials = static_cast<float*>(buffers.workspace);
   }
-  if (Empty(joint_)) return "";
+  if (Empty(joint_)) return {};
   if (given.front().workspace_bytes < workspace_) {
     return "`sm80_w8a16` was planned for a workspace of " + std::to_string(workspace_) +
            " bytes and got " + std::to_string(given.front().workspace_bytes);
   }
-  const std::string wrong = LaunchMainloop(parts, stream);
-  if (!wrong.empty() || schedule_.split == 1 || clusters_) return wrong;
+  JAXFP8_RETURN_IF_ERROR(LaunchMainloop(parts, stream));
+  if (schedule_.split == 1 || clusters_) return {};
   return LaunchReduce(parts.of[0], stream);
 }
 
 // How many clusters of each size run at a time. Fewer than blocks divided by their size, since a
 // cluster has to fit a group of multiprocessors of which devices have more and less whole ones.
-std::string W8A16Plan::CountClusters(Capacity& capacity) const {
+Status W8A16Plan::CountClusters(Capacity& capacity) const {
   for (int split = 2; split <= kMaxSplit; ++split) {
     cudaLaunchAttribute attribute = {};
     const cudaLaunchConfig_t config =
@@ -109,7 +108,7 @@ std::string W8A16Plan::CountClusters(Capacity& capacity) const {
     if (status != cudaSuccess) return CudaError(status, "cudaOccupancyMaxActiveClusters");
     capacity.tiles[split] = clusters;
   }
-  return "";
+  return {};
 }
 
 // attribute: of the launch, which has to live as long
@@ -126,14 +125,14 @@ cudaLaunchConfig_t W8A16Plan::LaunchOfClusters(int64_t tiles, int split, cudaStr
   return config;
 }
 
-std::string W8A16Plan::LaunchMainloop(const Parts& parts, cudaStream_t stream) const {
+Status W8A16Plan::LaunchMainloop(const Parts& parts, cudaStream_t stream) const {
   cudaLaunchAttribute attribute = {};
   const cudaLaunchConfig_t config =
       LaunchOfClusters(schedule_.output_tiles, schedule_.split, stream, attribute);
   return CudaError(cudaLaunchKernelEx(&config, kernel_, parts), "sm80_w8a16");
 }
 
-std::string W8A16Plan::LaunchReduce(const Arguments& arguments, cudaStream_t stream) const {
+Status W8A16Plan::LaunchReduce(const Arguments& arguments, cudaStream_t stream) const {
   const int tile_rows = 8 * RowFragmentsFor(joint_);
   const int quads = std::min(arguments.rows, tile_rows) * kTileColumns / 4;
   const auto blocks = static_cast<unsigned>((quads + kReduceThreads - 1) / kReduceThreads);
@@ -145,12 +144,12 @@ std::string W8A16Plan::LaunchReduce(const Arguments& arguments, cudaStream_t str
                    "sm80_w8a16 reduce");
 }
 
-std::unique_ptr<const W8A16Plan> PlanJoint(std::span<const Problem> problems, const Device& device,
-                                           std::string& wrong) {
+Status PlanJoint(std::span<const Problem> problems, const Device& device,
+                 std::unique_ptr<W8A16Plan>& plan) {
   std::vector<Problem> oriented;
   for (const Problem& problem : problems) oriented.push_back(WithWeightsOnRight(problem));
-  wrong = WhyNotJoint(oriented, device);
-  return wrong.empty() ? MakePlan(problems, device, 0, wrong) : nullptr;
+  JAXFP8_RETURN_IF_ERROR(WhyNotJoint(oriented, device));
+  return MakePlan(problems, device, 0, plan);
 }
 
 }  // namespace w8a16

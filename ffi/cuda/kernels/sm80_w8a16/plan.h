@@ -7,9 +7,9 @@
 
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "common/status.h"
 #include "cuda/device.h"
 #include "cuda/kernels/sm80_w8a16/arguments.h"
 #include "cuda/kernels/sm80_w8a16/schedule.h"
@@ -24,22 +24,22 @@ class W8A16Plan final : public Plan {
   // the 8-bit one.
   W8A16Plan(std::span<const Problem> problems, const Device& device, size_t workspace);
 
-  // Fits the kernel to the device; returns what went wrong, or "".
-  std::string Prepare();
+  // Fits the kernel to the device.
+  Status Prepare();
 
-  std::string Run(const Buffers& buffers, cudaStream_t stream) const override {
+  Status Run(const Buffers& buffers, cudaStream_t stream) const override {
     return RunAll({&buffers, 1}, stream);
   }
   // Computes all problems, each with its buffers; the workspace is that of the first.
-  std::string RunAll(std::span<const Buffers> buffers, cudaStream_t stream) const;
+  Status RunAll(std::span<const Buffers> buffers, cudaStream_t stream) const;
 
  private:
-  std::string CountClusters(Capacity& capacity) const;
+  Status CountClusters(Capacity& capacity) const;
   int Shared() const { return SharedBytes(RowFragmentsFor(joint_)); }
   cudaLaunchConfig_t LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
                                       cudaLaunchAttribute& attribute) const;
-  std::string LaunchMainloop(const Parts& parts, cudaStream_t stream) const;
-  std::string LaunchReduce(const Arguments& arguments, cudaStream_t stream) const;
+  Status LaunchMainloop(const Parts& parts, cudaStream_t stream) const;
+  Status LaunchReduce(const Arguments& arguments, cudaStream_t stream) const;
 
   std::vector<Problem> problems_;  // rhs is the 8-bit side
   std::vector<bool> swapped_;
@@ -52,9 +52,9 @@ class W8A16Plan final : public Plan {
   bool clusters_ = false;  // blocks that share an output tile are a cluster
 };
 
-// A plan for problems in one launch; null with `wrong` set if there is none.
-std::unique_ptr<const W8A16Plan> PlanJoint(std::span<const Problem> problems, const Device& device,
-                                           std::string& wrong);
+// Makes a plan for problems in one launch.
+Status PlanJoint(std::span<const Problem> problems, const Device& device,
+                 std::unique_ptr<W8A16Plan>& plan);
 
 }  // namespace jaxfp8::cuda::w8a16
 

@@ -98,7 +98,7 @@ bool RunsAlike(const Problem& a, const Problem& b) {
          a.rhs.IsMnMajor() == b.rhs.IsMnMajor() && RowFragmentsFor(a) == RowFragmentsFor(b);
 }
 
-std::string WhyNotTypes(const Problem& problem) {
+Status WhyNotTypes(const Problem& problem) {
   const std::string got =
       std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
   const bool wide = problem.lhs.dtype == DType::kBF16 || problem.lhs.dtype == DType::kF16;
@@ -115,10 +115,10 @@ std::string WhyNotTypes(const Problem& problem) {
   if (problem.out.dtype == DType::kS32) {
     return "its sums are rounded, and an int32 output needs exact ones";
   }
-  return "";
+  return {};
 }
 
-std::string WhyNotTiles(const Problem& problem) {
+Status WhyNotTiles(const Problem& problem) {
   if (problem.lhs.zero_point) return "its activations cannot have zero points";
   if (problem.lhs.scale && !problem.lhs.tiles.ConstantAlongDepth()) {
     return "scales of its activations have to be constant along the contracted axis";
@@ -133,7 +133,7 @@ std::string WhyNotTiles(const Problem& problem) {
            "contracted axis, and these change every " +
            std::to_string(tiles.tile_depth);
   }
-  return "";
+  return {};
 }
 
 }  // namespace
@@ -209,7 +209,7 @@ Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blo
   return capacity;
 }
 
-std::string WhyNotForm(const Problem& problem) {
+Status WhyNotForm(const Problem& problem) {
   if (TooLarge(problem)) return "it counts tiles and scales in 32 bits, and there are more";
   if (!problem.lhs.HasOneBatchStride()) {
     return "its activations and their scales need one stride along the batch";
@@ -218,11 +218,11 @@ std::string WhyNotForm(const Problem& problem) {
     return "a launch has at most " + std::to_string(kMostOuterBatch) +
            " indices of the outer batch axis, and these are " + std::to_string(OuterBatch(problem));
   }
-  const std::string types = WhyNotTypes(problem);
-  return types.empty() ? WhyNotTiles(problem) : types;
+  JAXFP8_RETURN_IF_ERROR(WhyNotTypes(problem));
+  return WhyNotTiles(problem);
 }
 
-std::string WhyNotProblem(const Problem& problem, const Device& device) {
+Status WhyNotProblem(const Problem& problem, const Device& device) {
   if (device.compute_capability < 80) {
     return "it needs compute capability 8.0, and the device has " +
            std::to_string(device.compute_capability / 10) + "." +
@@ -237,7 +237,7 @@ std::string WhyNotProblem(const Problem& problem, const Device& device) {
   return WhyNotForm(problem);
 }
 
-std::string WhyNotJoint(std::span<const Problem> problems, const Device& device) {
+Status WhyNotJoint(std::span<const Problem> problems, const Device& device) {
   if (problems.empty() || problems.size() > static_cast<size_t>(kMaxParts)) {
     return "a launch computes 1 to " + std::to_string(kMaxParts) + " products, and these are " +
            std::to_string(problems.size());
@@ -249,7 +249,7 @@ std::string WhyNotJoint(std::span<const Problem> problems, const Device& device)
   }
   const Problem& first = problems.front();
   for (const Problem& problem : problems) {
-    if (std::string why = WhyNotProblem(problem, device); !why.empty()) return why;
+    JAXFP8_RETURN_IF_ERROR(WhyNotProblem(problem, device));
     if (problem.batch * problem.rows * problem.columns == 0) return "one of its products is empty";
     if (problem.inner_batch > 1) return "products of one launch need one stride along the batch";
     if (!RunsAlike(first, problem)) {
@@ -280,7 +280,7 @@ Problem WithWeightsOnRight(const Problem& problem) {
   return HasWeightsOnLeft(problem) ? Swapped(problem) : problem;
 }
 
-std::string WhyNotEither(const Problem& problem, const Device& device) {
+Status WhyNotEither(const Problem& problem, const Device& device) {
   return WhyNotProblem(WithWeightsOnRight(problem), device);
 }
 

@@ -21,9 +21,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "common/platform.h"
+#include "common/status.h"
 #include "cuda/device.h"
 #include "cuda/kernels/sm80_w8a16/layout.h"
 #include "cuda/problem.h"
@@ -139,13 +139,13 @@ PartTiles PartTilesOf(std::span<const Problem> problems);
 // The schedule of one of the problems, given that of all.
 Schedule PartSchedule(const Problem& problem, const Schedule& joint);
 
-// Why one launch cannot compute the problems, each with the weights as rhs; "" if it can.
-std::string WhyNotJoint(std::span<const Problem> problems, const Device& device);
+// Why one launch cannot compute the problems, each with the weights as rhs.
+Status WhyNotJoint(std::span<const Problem> problems, const Device& device);
 
-// Why the kernel cannot compute the problem, whose rhs is the weights; "" if it can.
+// Why the kernel cannot compute the problem, whose rhs is the weights.
 // `WhyNotForm` asks about the problem alone, `WhyNotProblem` about the device too.
-std::string WhyNotForm(const Problem& problem);
-std::string WhyNotProblem(const Problem& problem, const Device& device);
+Status WhyNotForm(const Problem& problem);
+Status WhyNotProblem(const Problem& problem, const Device& device);
 
 // Bytes of workspace that the kernel is given: for devices without clusters, and for up to 64 rows
 // at most a tenth of the weights' bytes.
@@ -157,7 +157,7 @@ bool HasWeightsOnLeft(const Problem& problem);
 Problem WithWeightsOnRight(const Problem& problem);
 
 // `WhyNotProblem`, whichever side is the 8-bit one.
-std::string WhyNotEither(const Problem& problem, const Device& device);
+Status WhyNotEither(const Problem& problem, const Device& device);
 
 }  // namespace jaxfp8::cuda::w8a16
 

@@ -86,8 +86,8 @@ bool SumsFirst(const Problem& problem) {
          !varies(lhs) && !varies(rhs);
 }
 
-std::string WhyNotWorkspace(const Operands& operands, size_t workspace) {
-  if (workspace >= operands.workspace) return "";
+Status WhyNotWorkspace(const Operands& operands, size_t workspace) {
+  if (workspace >= operands.workspace) return {};
   return "its workspace has " + std::to_string(workspace) + " bytes, but it needs " +
          std::to_string(operands.workspace);
 }

@@ -5,8 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/problem.h"
 
 namespace jaxfp8::cuda::sm90 {
@@ -50,8 +50,8 @@ Problem WithWeightsOnLeft(const Problem& problem);
 // of FP8 that need not be exact in float32 ("fast" sums: tensor cores keep 13 bits of each term).
 bool SumsFirst(const Problem& problem);
 
-// Why the copies do not fit the workspace, or "".
-std::string WhyNotWorkspace(const Operands& operands, size_t workspace);
+// Why the copies do not fit the workspace.
+Status WhyNotWorkspace(const Operands& operands, size_t workspace);
 
 }  // namespace jaxfp8::cuda::sm90
 

@@ -119,10 +119,9 @@ class GemmPlan final : public Plan {
     }
   }
 
-  // Fits the kernel to the device; returns what went wrong, or "".
-  std::string Prepare(size_t workspace) {
-    const std::string wrong = WhyNotWorkspace(operands_, workspace);
-    if (!wrong.empty()) return wrong;
+  // Fits the kernel to the device.
+  Status Prepare(size_t workspace) {
+    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(operands_, workspace));
     Share(workspace);
     kernel_ = KernelOf();
     if (!kernel_.function) return "there is no tile of this shape";
@@ -148,22 +147,22 @@ class GemmPlan final : public Plan {
     blocks_ = BlocksOf(schedule_, multiprocessors_);
   }
 
-  std::string Run(const Buffers& given, cudaStream_t stream) const override {
+  Status Run(const Buffers& given, cudaStream_t stream) const override {
     const Buffers buffers = swapped_ ? Swapped(given) : given;
-    std::string wrong = ClearAmax(problem_, buffers, stream);
-    if (!wrong.empty() || schedule_.units == 0) return wrong;
-    wrong = WhyNotWorkspace(operands_, buffers.workspace_bytes);
-    if (wrong.empty()) wrong = ClearCounters(buffers, stream);
-    if (wrong.empty()) wrong = Copy(operands_.lhs, buffers.lhs, buffers, stream);
-    if (wrong.empty()) wrong = Copy(operands_.rhs, buffers.rhs, buffers, stream);
-    if (wrong.empty()) wrong = SumLines(operands_.lhs, buffers.lhs, buffers, stream);
-    if (wrong.empty()) wrong = SumLines(operands_.rhs, buffers.rhs, buffers, stream);
-    return wrong.empty() ? Launch(buffers, stream) : wrong;
+    JAXFP8_RETURN_IF_ERROR(ClearAmax(problem_, buffers, stream));
+    if (schedule_.units == 0) return {};
+    JAXFP8_RETURN_IF_ERROR(WhyNotWorkspace(operands_, buffers.workspace_bytes));
+    JAXFP8_RETURN_IF_ERROR(ClearCounters(buffers, stream));
+    JAXFP8_RETURN_IF_ERROR(Copy(operands_.lhs, buffers.lhs, buffers, stream));
+    JAXFP8_RETURN_IF_ERROR(Copy(operands_.rhs, buffers.rhs, buffers, stream));
+    JAXFP8_RETURN_IF_ERROR(SumLines(operands_.lhs, buffers.lhs, buffers, stream));
+    JAXFP8_RETURN_IF_ERROR(SumLines(operands_.rhs, buffers.rhs, buffers, stream));
+    return Launch(buffers, stream);
   }
 
  private:
-  std::string ClearCounters(const Buffers& buffers, cudaStream_t stream) const {
-    if (shared_bytes_ == 0) return "";
+  Status ClearCounters(const Buffers& buffers, cudaStream_t stream) const {
+    if (shared_bytes_ == 0) return {};
     if (buffers.workspace_bytes < shared_bytes_) {
       return "it was planned for a workspace of " + std::to_string(shared_bytes_) +
              " bytes and got " + std::to_string(buffers.workspace_bytes);
@@ -172,9 +171,9 @@ class GemmPlan final : public Plan {
                      "cudaMemsetAsync");
   }
 
-  static std::string Copy(const Operand& operand, const void* values, const Buffers& buffers,
+  static Status Copy(const Operand& operand, const void* values, const Buffers& buffers,
                           cudaStream_t stream) {
-    if (!operand.copied) return "";
+    if (!operand.copied) return {};
     PackRequest request;
     request.side = operand.side;
     request.lines = {0, operand.batches, 0, operand.lines, operand.depth};
@@ -185,16 +184,16 @@ class GemmPlan final : public Plan {
                       static_cast<char*>(buffers.workspace) + operand.at, stream);
   }
 
-  static std::string SumLines(const Operand& operand, const void* values, const Buffers& buffers,
+  static Status SumLines(const Operand& operand, const void* values, const Buffers& buffers,
                               cudaStream_t stream) {
-    if (!operand.summed) return "";
+    if (!operand.summed) return {};
     auto* sums = static_cast<char*>(buffers.workspace) + operand.sums_at;
     return LaunchLineSums(operand.side, {0, operand.batches, 0, operand.lines, operand.depth},
                           false, values, reinterpret_cast<int32_t*>(sums), stream);
   }
 
-  std::string Map(const Operand& operand, const void* values, const Buffers& buffers, int box_lines,
-                  CUtensorMap& map) const {
+  Status Map(const Operand& operand, const void* values, const Buffers& buffers, int box_lines,
+             CUtensorMap& map) const {
     MappedOperand mapped;
     mapped.values =
         operand.copied ? static_cast<const char*>(buffers.workspace) + operand.at : values;
@@ -212,7 +211,7 @@ class GemmPlan final : public Plan {
     return MapOperand(mapped, depth * SizeOf(operand.side.dtype), box_lines, map);
   }
 
-  std::string MapOutput(const Arguments& a, CUtensorMap& map) const {
+  Status MapOutput(const Arguments& a, CUtensorMap& map) const {
     const Plane& plane = a.epilogue.elementwise.out_plane;
     const int64_t rows = a.epilogue.rows, columns = a.epilogue.columns;
     const int64_t row = 2 * (rows == 1 ? columns : plane.row);
@@ -269,19 +268,16 @@ class GemmPlan final : public Plan {
     return a;
   }
 
-  std::string Launch(const Buffers& buffers, cudaStream_t stream) const {
+  Status Launch(const Buffers& buffers, cudaStream_t stream) const {
     const Pair pair = configuration_.pair;
     const TileShape tile = configuration_.tile;
     CUtensorMap lhs, rhs, out = {};
     const Arguments arguments = ArgumentsFor(buffers);
-    std::string wrong = Map(operands_.lhs, buffers.lhs, buffers,
-                            tile.rows / (pair == Pair::kSharesLhs ? 2 : 1), lhs);
-    if (wrong.empty()) {
-      wrong = Map(operands_.rhs, buffers.rhs, buffers,
-                  tile.columns / (pair == Pair::kSharesRhs ? 2 : 1), rhs);
-    }
-    if (wrong.empty() && arguments.stores_boxes) wrong = MapOutput(arguments, out);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(Map(operands_.lhs, buffers.lhs, buffers,
+                               tile.rows / (pair == Pair::kSharesLhs ? 2 : 1), lhs));
+    JAXFP8_RETURN_IF_ERROR(Map(operands_.rhs, buffers.rhs, buffers,
+                               tile.columns / (pair == Pair::kSharesRhs ? 2 : 1), rhs));
+    if (arguments.stores_boxes) JAXFP8_RETURN_IF_ERROR(MapOutput(arguments, out));
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim = {2, 1, 1};
@@ -305,12 +301,12 @@ class GemmPlan final : public Plan {
   Kernel kernel_;
 };
 
-std::unique_ptr<Plan> MakePlan(const Problem& problem, const Device& device, size_t workspace,
-                               std::string& wrong) {
-  auto plan = std::make_unique<GemmPlan>(problem, device);
-  wrong = plan->Prepare(workspace);
-  if (!wrong.empty()) return nullptr;
-  return plan;
+Status MakePlan(const Problem& problem, const Device& device, size_t workspace,
+                std::unique_ptr<Plan>& plan) {
+  auto made = std::make_unique<GemmPlan>(problem, device);
+  JAXFP8_RETURN_IF_ERROR(made->Prepare(workspace));
+  plan = std::move(made);
+  return {};
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_PATH_H_
 
+#include "common/status.h"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda {
@@ -16,10 +17,10 @@ extern const Path kSm90Gemm;
 
 namespace sm90 {
 
-std::string WhyNot(const Problem& problem, const Device& device);
+Status WhyNot(const Problem& problem, const Device& device);
 
-// Why the kernel cannot count what a problem has, or "".
-std::string WhyNotSizes(const Problem& problem);
+// Why the kernel cannot count what a problem has.
+Status WhyNotSizes(const Problem& problem);
 
 }  // namespace sm90
 }  // namespace jaxfp8::cuda

@@ -12,41 +12,39 @@ namespace {
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// The driver's function. The library is not linked against the driver.
-EncodeTiled DriverFunction(std::string& wrong) {
+// Finds the driver's function. The library is not linked against the driver.
+Status FindDriverFunction(EncodeTiled& encode) {
   constexpr unsigned kVersion = 12000;
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-  wrong = CudaError(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kVersion,
-                                                     cudaEnableDefault, &result),
-                    "cudaGetDriverEntryPointByVersion");
-  if (wrong.empty() && result != cudaDriverEntryPointSuccess) {
-    wrong = "the driver has no cuTensorMapEncodeTiled";
-  }
-  return reinterpret_cast<EncodeTiled>(function);
+  JAXFP8_RETURN_IF_ERROR(
+      CudaError(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kVersion,
+                                                 cudaEnableDefault, &result),
+                "cudaGetDriverEntryPointByVersion"));
+  encode = reinterpret_cast<EncodeTiled>(function);
+  return result == cudaDriverEntryPointSuccess ? "" : "the driver has no cuTensorMapEncodeTiled";
 }
 
 // Maps boxes of a tensor of three axes whose lines have `box_line` bytes.
-std::string MapBoxes(CUtensorMapDataType type, void* values, const cuuint64_t (&sizes)[3],
-                     const cuuint64_t (&strides)[2], const cuuint32_t (&box)[3], int box_line,
-                     CUtensorMap& map) {
-  static std::string wrong;
-  static const EncodeTiled encode = DriverFunction(wrong);
-  if (!wrong.empty()) return wrong;
+Status MapBoxes(CUtensorMapDataType type, void* values, const cuuint64_t (&sizes)[3],
+                const cuuint64_t (&strides)[2], const cuuint32_t (&box)[3], int box_line,
+                CUtensorMap& map) {
+  static EncodeTiled encode = nullptr;
+  static const Status driver = FindDriverFunction(encode);
+  if (!driver.ok()) return driver;
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUtensorMapSwizzle swizzle =
       box_line == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
   const CUresult result =
       encode(&map, type, 3, values, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
              swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result == CUDA_SUCCESS) return "";
+  if (result == CUDA_SUCCESS) return {};
   return "cuTensorMapEncodeTiled failed: CUresult " + std::to_string(static_cast<int>(result));
 }
 
 }  // namespace
 
-std::string MapOperand(const MappedOperand& operand, int box_bytes, int box_lines,
-                       CUtensorMap& map) {
+Status MapOperand(const MappedOperand& operand, int box_bytes, int box_lines, CUtensorMap& map) {
   return MapBoxes(
       CU_TENSOR_MAP_DATA_TYPE_UINT8, const_cast<void*>(operand.values),
       {static_cast<cuuint64_t>(operand.depth), static_cast<cuuint64_t>(operand.lines),
@@ -55,8 +53,8 @@ std::string MapOperand(const MappedOperand& operand, int box_bytes, int box_line
       {static_cast<cuuint32_t>(box_bytes), static_cast<cuuint32_t>(box_lines), 1}, box_bytes, map);
 }
 
-std::string MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int64_t row_pitch,
-                      int64_t batch_pitch, CUtensorMap& map) {
+Status MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int64_t row_pitch,
+                 int64_t batch_pitch, CUtensorMap& map) {
   return MapBoxes(CU_TENSOR_MAP_DATA_TYPE_UINT16, out,
                   {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                    static_cast<cuuint64_t>(batches)},

@@ -6,7 +6,8 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <string>
+
+#include "common/status.h"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -19,14 +20,13 @@ struct MappedOperand {
 
 // Maps boxes of `box_bytes` (128 or 64) x `box_lines` lines, which arrive in shared memory swizzled
 // by so many bytes.
-// Returns what went wrong, or "". Needs no device memory and takes about a microsecond.
-std::string MapOperand(const MappedOperand& operand, int box_bytes, int box_lines,
-                       CUtensorMap& map);
+// Needs no device memory and takes about a microsecond.
+Status MapOperand(const MappedOperand& operand, int box_bytes, int box_lines, CUtensorMap& map);
 
 // Maps boxes of 64 rows x 64 columns of an output of 16 bits, which lie in shared memory swizzled
 // by 128 bytes. Pitches are in bytes.
-std::string MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int64_t row_pitch,
-                      int64_t batch_pitch, CUtensorMap& map);
+Status MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int64_t row_pitch,
+                 int64_t batch_pitch, CUtensorMap& map);
 
 }  // namespace jaxfp8::cuda::sm90
 

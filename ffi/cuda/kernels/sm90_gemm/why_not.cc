@@ -30,8 +30,8 @@ double TilesOf(const Problem& problem) {
   return (GroupsRows(problem) ? down + 2 * batch : (down + 1) * batch) * across;
 }
 
-// Why groups do not fit the kernel, or "".
-std::string WhyNotGroups(const Problem& problem) {
+// Why groups do not fit the kernel.
+Status WhyNotGroups(const Problem& problem) {
   if (IsMixed(problem)) return "groups need 8 bits on both sides";
   if (problem.lhs.zero_point || problem.rhs.zero_point) return "groups cannot have zero points";
   if (problem.batch < 1) return "there are no groups";
@@ -49,34 +49,34 @@ std::string WhyNotGroups(const Problem& problem) {
   if (problem.grouping == Grouping::kMasked && problem.rows % problem.batch != 0) {
     return "masked groups have to have as many rows each";
   }
-  return "";
+  return {};
 }
 
-// Why the scales of a side do not fit the steps of the kernel, or "".
-std::string WhyNotScales(const Side& side) {
+// Why the scales of a side do not fit the steps of the kernel.
+Status WhyNotScales(const Side& side) {
   if (!side.scale || side.tiles.ConstantAlongDepth() || side.tiles.tile_depth % kStepDepth == 0) {
-    return "";
+    return {};
   }
   return "its scales change every " + std::to_string(side.tiles.tile_depth) +
          " values along the contracted axis, but it needs a multiple of " +
          std::to_string(kStepDepth);
 }
 
-// Why the scales and zero points of a side do not fit sums over all of K, or "".
-std::string WhyNotZeros(const Side& side, int64_t depth) {
+// Why the scales and zero points of a side do not fit sums over all of K.
+Status WhyNotZeros(const Side& side, int64_t depth) {
   if ((side.scale || side.zero_point) && !side.tiles.ConstantAlongDepth()) {
     return "it sums int8 over all of the contracted axis, and scales or zero points change along "
            "it";
   }
   const bool wide = side.zero_point || side.dtype == DType::kU8;
   const int64_t most = wide ? kMaxCorrectedDepth : kMaxSummedDepth;
-  if (depth <= most) return "";
+  if (depth <= most) return {};
   return "it sums int8 in 32 bits, which hold every sum of up to " + std::to_string(most) +
          " products, and the contracted axis has " + std::to_string(depth);
 }
 
-// Why 8-bit weights, on the left, and 16-bit activations do not fit the kernel, or "".
-std::string WhyNotWeights(const Problem& problem) {
+// Why 8-bit weights, on the left, and 16-bit activations do not fit the kernel.
+Status WhyNotWeights(const Problem& problem) {
   const Side &weights = problem.lhs, &wide = problem.rhs;
   if (wide.dtype == DType::kF32) {
     return "beside 8-bit weights its values have 16 bits, and the operand is float32";
@@ -107,12 +107,12 @@ std::string WhyNotWeights(const Problem& problem) {
   if (wide.scale && !wide.HasPlainScales()) {
     return "scales of its 16-bit side have to be float32, and are not rounded";
   }
-  return "";
+  return {};
 }
 
 }  // namespace
 
-std::string WhyNotSizes(const Problem& problem) {
+Status WhyNotSizes(const Problem& problem) {
   const double units = TilesOf(problem);
   const int64_t largest = std::max({problem.batch, problem.rows, problem.columns, problem.depth});
   if (largest > kMaxSize || units > static_cast<double>(kMaxSize)) {
@@ -122,10 +122,10 @@ std::string WhyNotSizes(const Problem& problem) {
                Size(problem, problem.rhs, problem.columns)) >= kMaxOperandBytes) {
     return "it needs operands of less than 1 TiB";
   }
-  return "";
+  return {};
 }
 
-std::string WhyNot(const Problem& problem, const Device& device) {
+Status WhyNot(const Problem& problem, const Device& device) {
   const bool integers = IsInt8(problem.lhs.dtype) && IsInt8(problem.rhs.dtype);
   const bool mixed = IsMixed(problem);
   if (!integers && !mixed && !(IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype))) {
@@ -141,20 +141,17 @@ std::string WhyNot(const Problem& problem, const Device& device) {
   }
   if (problem.depth == 0) return "there is nothing to sum";
   if (mixed) {
-    const std::string wrong = WhyNotWeights(WithWeightsOnLeft(problem));
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(WhyNotWeights(WithWeightsOnLeft(problem)));
   } else if (!problem.lhs.HasPlainScales() || !problem.rhs.HasPlainScales()) {
     return "it reads scales of float32 alone, and does not round them, but for weights beside "
            "16-bit values";
   }
   for (const Side* side : {&problem.lhs, &problem.rhs}) {
     if (mixed) break;
-    const std::string wrong = integers ? WhyNotZeros(*side, problem.depth) : WhyNotScales(*side);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(integers ? WhyNotZeros(*side, problem.depth) : WhyNotScales(*side));
   }
   if (problem.grouping != Grouping::kNone) {
-    const std::string wrong = WhyNotGroups(problem);
-    if (!wrong.empty()) return wrong;
+    JAXFP8_RETURN_IF_ERROR(WhyNotGroups(problem));
   }
   if (problem.out.dtype == DType::kS32) return "it has no int32 output";
   return WhyNotSizes(problem);
