@@ -171,7 +171,7 @@ Status CheckEpilogue(const ScaledDotSpec& spec, const Shape& out) {
 
 // Empty axes count as 1, so that strides are bounded too.
 Status CheckSize(const char* name, const char* what, Dims shape, int64_t bytes_each) {
-  if (Times(ExtentOf(shape), bytes_each) <= kMostBytes) return {};
+  if (Times(ExtentOf(shape), bytes_each) <= kMaxBytes) return {};
   return Say("`" + std::string(name) + what + "`", "has shape " + Text(shape),
              "at most 2^50 bytes where an empty axis counts as 1 and a value as " +
                  std::to_string(bytes_each));

@@ -1,4 +1,4 @@
-// The problem of quantising wide floats to 8 bits with a computed or given scale per tile.
+// The problem of quantizing wide floats to 8 bits with a computed or given scale per tile.
 
 #ifndef JAXFP8_COMMON_QUANTIZE_H_
 #define JAXFP8_COMMON_QUANTIZE_H_
@@ -40,7 +40,7 @@ inline Status WhyNotSizes(const QuantizeProblem& problem) {
            two(problem.tile_rows, problem.tile_columns) + ", but need to be at least 1";
   }
   const int64_t shape[] = {problem.rows, problem.columns};
-  if (problem.rows < 0 || problem.columns < 0 || Times(ExtentOf(shape), 4) > kMostBytes) {
+  if (problem.rows < 0 || problem.columns < 0 || Times(ExtentOf(shape), 4) > kMaxBytes) {
     return "the axes of `x` are " + two(problem.rows, problem.columns) +
            ", but need to be at least 0, and `x` at most 2^50 bytes where an empty axis counts as "
            "1 "

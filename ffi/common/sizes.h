@@ -15,7 +15,7 @@ inline constexpr int64_t kTooLarge = std::numeric_limits<int64_t>::max();
 
 // The most bytes that an array may have: a pebibyte, more than any machine has. Padding and dtypes
 // multiply a size by less than 2^12, so int64 holds everything computed from accepted sizes.
-inline constexpr int64_t kMostBytes = int64_t{1} << 50;
+inline constexpr int64_t kMaxBytes = int64_t{1} << 50;
 
 // The product of two numbers >= 0; kTooLarge if int64 does not hold it.
 constexpr int64_t Times(int64_t a, int64_t b) {

@@ -7,20 +7,20 @@
 namespace jaxfp8 {
 namespace {
 
-constexpr int kMostKernels = 32;
-std::atomic<uint64_t> calls[kMostKernels];
+constexpr int kMaxKernels = 32;
+std::atomic<uint64_t> calls[kMaxKernels];
 
 }  // namespace
 
 void CountCall(const Kernel& kernel) {
   const auto& all = AllKernels();
-  for (size_t i = 0; i < all.size() && i < kMostKernels; ++i) {
+  for (size_t i = 0; i < all.size() && i < kMaxKernels; ++i) {
     if (all[i] == &kernel) calls[i].fetch_add(1, std::memory_order_relaxed);
   }
 }
 
 uint64_t CallsOf(int kernel) {
-  if (kernel < 0 || kernel >= kMostKernels) return 0;
+  if (kernel < 0 || kernel >= kMaxKernels) return 0;
   return calls[kernel].load(std::memory_order_relaxed);
 }
 

@@ -14,7 +14,7 @@ namespace jaxfp8 {
 namespace {
 
 // The least values of a share, about 20 us of work: waking a thread for less does not pay.
-constexpr int64_t kLeastShare = 64 << 10;
+constexpr int64_t kMinShare = 64 << 10;
 constexpr int64_t kQuantizeSharesPerThread = 3;
 // A tile of at most so many values is read twice by one thread: 256 KB of float32 stay in L2.
 constexpr int64_t kSmallTile = 64 << 10;
@@ -104,7 +104,7 @@ class Quantizer {
   }
 
   int64_t Shares(int64_t values) const {
-    return std::clamp<int64_t>(values / kLeastShare, 1, kQuantizeSharesPerThread * pool_.threads());
+    return std::clamp<int64_t>(values / kMinShare, 1, kQuantizeSharesPerThread * pool_.threads());
   }
 
   Area TileAt(int64_t tile) const {

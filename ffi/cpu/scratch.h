@@ -29,7 +29,7 @@ class Scratch {
   void Reserve(size_t size) {
     ASAN_POISON_MEMORY_REGION(memory_.get(), used_);
     used_ = 0;
-    Grow(size + kMostAllocations * kGap);
+    Grow(size + kMaxAllocations * kGap);
   }
 
   template <typename T>
@@ -49,7 +49,7 @@ class Scratch {
 #else
   static constexpr size_t kGap = 0;
 #endif
-  static constexpr size_t kMostAllocations = 8;
+  static constexpr size_t kMaxAllocations = 8;
   static constexpr std::align_val_t kAlignment{64};
 
   void Grow(size_t size) {

@@ -102,9 +102,12 @@ Status ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>
   p.columns = rhs.shape[axis], p.depth = rhs.shape[axis + 1];
   p.rows = lhs.shape[lhs.shape.size() - 2] * (p.grouping == Grouping::kMasked ? p.batch : 1);
   p.lhs.dtype = lhs.dtype, p.rhs.dtype = rhs.dtype;
-  p.lhs.free = p.rhs.free = p.depth, p.lhs.depth = p.rhs.depth = 1;
-  p.rhs.batch = contracted ? 0 : p.columns * p.depth;
-  p.out = {results[0].dtype, contracted ? p.rows * p.columns : 0, p.columns, 1};
+  p.lhs.free_stride = p.rhs.free_stride = p.depth, p.lhs.depth_stride = p.rhs.depth_stride = 1;
+  p.rhs.batch_stride = contracted ? 0 : p.columns * p.depth;
+  p.out = {.dtype = results[0].dtype,
+           .batch_stride = contracted ? p.rows * p.columns : 0,
+           .row_stride = p.columns,
+           .column_stride = 1};
   if (p.depth % sm90::kOperandAlignment != 0) {
     return "the contracted axis has " + std::to_string(p.depth) +
            " values, but needs a multiple of " + std::to_string(sm90::kOperandAlignment);
@@ -116,13 +119,16 @@ Status ReadShapes(const std::vector<Buffer>& operands, const std::vector<Buffer>
 // Where the scales lie, of which `groups` says how many the rhs has along its first axis.
 void PlaceScales(RaggedCall& call, int64_t groups) {
   Problem& p = call.problem;
-  const auto place = [&](Side& side, int64_t lines, Dims tiles, bool has_groups) {
+  const auto place = [&](int64_t lines, Dims tiles, bool has_groups) {
     const int64_t down = TileCount(lines, tiles[0]), across = TileCount(p.depth, tiles[1]);
-    side.tiles = {tiles[0], tiles[1], has_groups ? down * across : 0, down == 1 ? 0 : across,
-                  across == 1 ? 0 : 1};
+    return Tiles{.tile_free = tiles[0],
+                 .tile_depth = tiles[1],
+                 .batch_stride = has_groups ? down * across : 0,
+                 .free_stride = down == 1 ? 0 : across,
+                 .depth_stride = across == 1 ? 0 : 1};
   };
-  place(p.lhs, p.rows, call.lhs_tiles, false);
-  place(p.rhs, p.columns, call.rhs_tiles, groups > 1);
+  p.lhs.tiles = place(p.rows, call.lhs_tiles, /*has_groups=*/false);
+  p.rhs.tiles = place(p.columns, call.rhs_tiles, /*has_groups=*/groups > 1);
 }
 
 // Checks all buffers against the shapes that those of lhs, rhs and sizes ask for.

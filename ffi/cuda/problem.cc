@@ -83,8 +83,12 @@ Tiles MakeTiles(const OperandSpec& spec, const Places& places, const Batch& batc
   const std::vector<int64_t> counts = TileCounts(spec);
   const StridesOf stride(counts);
   const auto [along, jump] = stride.Along(places.batch, batch);
-  return {spec.tiles[places.free], spec.tiles[places.depth], along,
-          stride(places.free),     stride(places.depth),     jump};
+  return {.tile_free = spec.tiles[places.free],
+          .tile_depth = spec.tiles[places.depth],
+          .batch_stride = along,
+          .free_stride = stride(places.free),
+          .depth_stride = stride(places.depth),
+          .batch_jump = jump};
 }
 
 Status WhyNotBatch(const OperandSpec& spec, const char* name, const Batch& batch) {
@@ -111,9 +115,9 @@ Status MakeSide(const OperandSpec& spec, const char* name, const Places& places,
   const std::vector<int64_t> strides = Strides(spec.shape);
   const auto [along, jump] = StridesOf(spec.shape).Along(places.batch, batch);
   side.dtype = ParseDType(spec.dtype);
-  side.batch = along, side.batch_jump = jump;
-  side.free = strides[places.free];
-  side.depth = strides[places.depth];
+  side.batch_stride = along, side.batch_jump = jump;
+  side.free_stride = strides[places.free];
+  side.depth_stride = strides[places.depth];
   side.scale = spec.scale;
   side.zero_point = spec.zero_point;
   side.scale_rounded = spec.scale_rounded;
@@ -136,7 +140,10 @@ struct PlaneMaker {
     if (jump != 0 && status.ok()) {
       status = Wrong("`" + std::string(name) + "` is shared along one of two batch axes");
     }
-    return {dtype, along, stride(axes), stride(axes + 1)};
+    return {.dtype = dtype,
+            .batch_stride = along,
+            .row_stride = stride(axes),
+            .column_stride = stride(axes + 1)};
   }
 };
 
@@ -161,7 +168,10 @@ Status MakeProblem(const ScaledDotSpec& spec, Problem& problem) {
   problem.bias = plane(e.has_bias, DType::kF32, e.bias, "bias");
   problem.out_scale = plane(e.has_out_scale, DType::kF32, e.out_scale, "out_scale");
   problem.amax = plane(e.has_amax, DType::kF32, e.amax, "amax");
-  problem.out = {ParseDType(e.out_dtype), problem.rows * problem.columns, problem.columns, 1};
+  problem.out = {.dtype = ParseDType(e.out_dtype),
+                 .batch_stride = problem.rows * problem.columns,
+                 .row_stride = problem.columns,
+                 .column_stride = 1};
   problem.activation = ParseActivation(e.activation);
   problem.highest = spec.precision == "highest";
   return plane.status;
@@ -172,7 +182,7 @@ Problem Swapped(const Problem& problem) {
   std::swap(out.rows, out.columns);
   std::swap(out.lhs, out.rhs);
   for (Plane* plane : {&out.residual, &out.bias, &out.out_scale, &out.amax, &out.out}) {
-    std::swap(plane->row, plane->column);
+    std::swap(plane->row_stride, plane->column_stride);
   }
   return out;
 }

@@ -47,11 +47,11 @@ struct Tiles {
   JAXFP8_HD bool ConstantAlongFree() const { return free_stride == 0; }
 };
 
-// One side of the product. Value (b, f, k) is at b * batch + f * free + k * depth, without jumps,
-// in elements. One of `free` and `depth` is 1.
+// One side of the product. Without jumps, value (b, f, k) is at
+// b * batch_stride + f * free_stride + k * depth_stride, in elements. One of the last two is 1.
 struct Side {
   DType dtype = DType::kNone;
-  int64_t batch = 0, free = 0, depth = 0;
+  int64_t batch_stride = 0, free_stride = 0, depth_stride = 0;
   int64_t batch_jump = 0;  // for each index of the outer batch axis
   bool scale = false, zero_point = false;
   DType scale_type = DType::kF32;  // or bfloat16 or float16
@@ -60,22 +60,22 @@ struct Side {
   Tiles tiles;
 
   // [K, M] or [K, N], where the free axis is contiguous; else K is.
-  JAXFP8_HD bool IsMnMajor() const { return depth != 1; }
+  JAXFP8_HD bool IsMnMajor() const { return depth_stride != 1; }
   // Whether one stride leads along the batch, in values and scales.
   bool HasOneBatchStride() const { return batch_jump == 0 && tiles.batch_jump == 0; }
   // Whether scales are float32 that counts as it is.
   bool HasPlainScales() const { return scale_type == DType::kF32 && !scale_rounded; }
 };
 
-// An array of the epilogue. The value for output (b, r, c) is at b * batch + r * row + c * column,
-// in elements. dtype is kNone if there is no array.
+// An array of the epilogue. The value for output (b, r, c) is at
+// b * batch_stride + r * row_stride + c * column_stride, in elements. dtype is kNone without one.
 struct Plane {
   DType dtype = DType::kNone;
-  int64_t batch = 0, row = 0, column = 0;
+  int64_t batch_stride = 0, row_stride = 0, column_stride = 0;
 
   JAXFP8_HD explicit operator bool() const { return dtype != DType::kNone; }
   JAXFP8_HD int64_t At(int64_t b, int64_t r, int64_t c) const {
-    return b * batch + r * row + c * column;
+    return b * batch_stride + r * row_stride + c * column_stride;
   }
 };
 

@@ -31,15 +31,15 @@ int64_t WideLines(const Problem& problem) {
 // An 8-bit output takes a division for each value, which `sm90_gemm` does while its tensor cores
 // wait. With more rows cuBLASLt and an epilogue kernel are faster: with int8 on an H100 1.07x with
 // 2048 x 5120 x 5120, but 0.91x with 1024 x 8192 x 8192; with FP8 1.04x to 1.17x.
-constexpr int64_t kMostDividedRows = 1024;
+constexpr int64_t kMaxDividedRows = 1024;
 
 bool DividesMany(const Problem& problem) {
-  return IsEightBit(problem.out.dtype) && problem.rows > kMostDividedRows;
+  return IsEightBit(problem.out.dtype) && problem.rows > kMaxDividedRows;
 }
 
 // Up to so many rows `sm90_gemm` is faster than cuBLASLt with scales of rows and columns: on an
 // H100 256 x 4096 x 4096 takes 9.4 us, not 12.9, but 512 rows of 4096 x 14336 take 41.4, not 40.1.
-constexpr int64_t kMostVectorRows = 256;
+constexpr int64_t kMaxVectorRows = 256;
 
 // Whether `sm90_gemm` multiplies FP8 faster than cuBLASLt does, though no scales change along K:
 // where cuBLASLt leaves sums in memory for an epilogue kernel, and with few rows. On an H100 4096 x
@@ -49,7 +49,7 @@ bool SumsInRegisters(const Problem& problem, const Device& device) {
   if (!floats || !sm90::SumsFirst(problem) || DividesMany(problem)) return false;
   const Scaling scaling = Attempts(problem, device).front().scaling;
   return scaling == Scaling::kEpilogue ||
-         (scaling == Scaling::kOuterVectors && problem.rows <= kMostVectorRows);
+         (scaling == Scaling::kOuterVectors && problem.rows <= kMaxVectorRows);
 }
 
 // The table of routes: a path stands before every path that it is faster than. `sm80_imma` computes
@@ -108,7 +108,7 @@ const std::vector<const Path*>& AllPaths() {
 
 bool IsSkinny(const Problem& problem) {
   if (IsFloat8(problem.lhs.dtype) && IsFloat8(problem.rhs.dtype)) {
-    return std::min(problem.rows, problem.columns) <= w8a16::kMostFloat8Rows;
+    return std::min(problem.rows, problem.columns) <= w8a16::kMaxFloat8Rows;
   }
   return WideLines(problem) <= kSkinnyRows;
 }
@@ -116,7 +116,7 @@ bool IsSkinny(const Problem& problem) {
 bool FillsHopper(const Problem& problem) {
   const double outputs = static_cast<double>(problem.batch) * static_cast<double>(problem.rows) *
                          static_cast<double>(problem.columns);
-  if (WideLines(problem) < kManyRows || problem.depth < kLeastDepth) return false;
+  if (WideLines(problem) < kManyRows || problem.depth < kMinDepth) return false;
   return !IsSkinny(problem) || outputs > kFewOutputs;
 }
 

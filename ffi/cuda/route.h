@@ -22,7 +22,7 @@ const std::vector<const Path*>& AllPaths();
 inline constexpr int64_t kSkinnyRows = 256;
 
 // Whether the 16-bit side has at most kSkinnyRows lines; of FP8 by FP8 whether a side has at most
-// `w8a16::kMostFloat8Rows`. There, too, the other side is read as it is stored, and no sums are
+// `w8a16::kMaxFloat8Rows`. There, too, the other side is read as it is stored, and no sums are
 // left in memory.
 bool IsSkinny(const Problem& problem);
 
@@ -36,7 +36,7 @@ inline constexpr double kFewOutputs = 1 << 18;
 
 // It was timed from this depth on. With less, as the 128 of attention's keys, an epilogue follows
 // every few steps.
-inline constexpr int64_t kLeastDepth = 1024;
+inline constexpr int64_t kMinDepth = 1024;
 
 // Whether a product of 16-bit values and 8-bit weights has so many rows and outputs, and the depth.
 bool FillsHopper(const Problem& problem);

@@ -25,7 +25,8 @@ constexpr double kMinBytes = 256;
 
 double Lines(const Problem& problem, const Side& side) {
   const int64_t free = &side == &problem.lhs ? problem.rows : problem.columns;
-  return static_cast<double>(side.batch == 0 ? 1 : problem.batch) * static_cast<double>(free);
+  return static_cast<double>(side.batch_stride == 0 ? 1 : problem.batch) *
+         static_cast<double>(free);
 }
 
 // The bytes of an 8-bit operand as 16-bit values; 0 for one that is not decoded.

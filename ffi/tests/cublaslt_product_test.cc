@@ -20,7 +20,8 @@ namespace {
 // The operands of the definition.
 double Value(const Side& side, const void* values, const float* scale, const int32_t* zero,
              int64_t b, int64_t f, int64_t k) {
-  const double raw = Load(values, b * side.batch + f * side.free + k * side.depth, side.dtype);
+  const double raw = Load(
+      values, b * side.batch_stride + f * side.free_stride + k * side.depth_stride, side.dtype);
   const int64_t tile = side.tiles.At(b, f, k);
   return (raw - (side.zero_point ? zero[tile] : 0)) * (side.scale ? scale[tile] : 1.0f);
 }
@@ -66,9 +67,10 @@ int32_t* Case::SumsOf(const Side& side, const void* values, int64_t batches, int
                       int64_t depth) {
   auto* sums = reinterpret_cast<int32_t*>(Bytes(4 * batches * lines));
   for (int64_t i = 0; i < batches * lines; ++i) {
-    const int64_t first = i / lines * side.batch + i % lines * side.free;
+    const int64_t first = i / lines * side.batch_stride + i % lines * side.free_stride;
     double sum = 0;
-    for (int64_t k = 0; k < depth; ++k) sum += Load(values, first + k * side.depth, side.dtype);
+    for (int64_t k = 0; k < depth; ++k)
+      sum += Load(values, first + k * side.depth_stride, side.dtype);
     sums[i] = static_cast<int32_t>(sum);
   }
   return sums;
@@ -85,18 +87,18 @@ Side DrawSide(Case& made, DType type, int64_t batch, int64_t lines, int64_t dept
   side.dtype = type;
   const bool transposed = Draw(random, 0, 2) == 0;
   const bool shared = Draw(random, 0, 3) == 0;
-  side.free = transposed ? 1 : depth;
-  side.depth = transposed ? lines : 1;
-  if (lines == 1) side.depth = 1, side.free = depth;
-  side.batch = shared || batch == 1 ? 0 : lines * depth;
-  const int64_t count = (side.batch ? batch : 1) * lines * depth;
+  side.free_stride = transposed ? 1 : depth;
+  side.depth_stride = transposed ? lines : 1;
+  if (lines == 1) side.depth_stride = 1, side.free_stride = depth;
+  side.batch_stride = shared || batch == 1 ? 0 : lines * depth;
+  const int64_t count = (side.batch_stride ? batch : 1) * lines * depth;
   void* values = made.Bytes(count * SizeOf(type));
   Fill(values, count, type, random);
   (left ? made.buffers.lhs : made.buffers.rhs) = values;
   if (zero_points && IsInt8(type) && Draw(random, 0, 1)) {
     side.sums = true;
     (left ? made.buffers.lhs_sums : made.buffers.rhs_sums) =
-        made.SumsOf(side, values, side.batch ? batch : 1, lines, depth);
+        made.SumsOf(side, values, side.batch_stride ? batch : 1, lines, depth);
   }
   side.scale = Draw(random, 0, 4) != 0;
   side.zero_point = zero_points && IsInt8(type) && Draw(random, 0, 1) == 1;
@@ -107,7 +109,7 @@ Side DrawSide(Case& made, DType type, int64_t batch, int64_t lines, int64_t dept
   if (side.tiles.tile_depth == 0) side.tiles.tile_depth = depth;
   const int64_t across = (lines + side.tiles.tile_free - 1) / side.tiles.tile_free;
   const int64_t along = (depth + side.tiles.tile_depth - 1) / side.tiles.tile_depth;
-  const bool by_batch = side.batch && Draw(random, 0, 1) == 0;
+  const bool by_batch = side.batch_stride && Draw(random, 0, 1) == 0;
   side.tiles.depth_stride = along > 1 ? 1 : 0;
   side.tiles.free_stride = across > 1 ? along : 0;
   side.tiles.batch_stride = by_batch ? across * along : 0;
@@ -126,9 +128,9 @@ Side DrawSide(Case& made, DType type, int64_t batch, int64_t lines, int64_t dept
 Plane DrawPlane(const Problem& p, DType type, Random& random, int64_t& size) {
   Plane plane{type, 0, 0, 0};
   size = 1;
-  if (Draw(random, 0, 1)) plane.column = p.columns > 1 ? 1 : 0, size *= p.columns;
-  if (Draw(random, 0, 1)) plane.row = p.rows > 1 ? size : 0, size *= p.rows;
-  if (Draw(random, 0, 1)) plane.batch = p.batch > 1 ? size : 0, size *= p.batch;
+  if (Draw(random, 0, 1)) plane.column_stride = p.columns > 1 ? 1 : 0, size *= p.columns;
+  if (Draw(random, 0, 1)) plane.row_stride = p.rows > 1 ? size : 0, size *= p.rows;
+  if (Draw(random, 0, 1)) plane.batch_stride = p.batch > 1 ? size : 0, size *= p.batch;
   return plane;
 }
 
@@ -318,7 +320,8 @@ void CheckKind(const Kind& kind, int compute_capability, int cases, int64_t most
     if (p.out.dtype == DType::kS32) p.lhs.scale = p.rhs.scale = false;
     const bool plain = p.out.dtype == DType::kS32 || grain == 0 || Draw(random, 0, 1);
     DrawEpilogue(made, plain, random);
-    if (grain == 0) p.out_scale.batch = p.out_scale.row = p.out_scale.column = 0;
+    if (grain == 0)
+      p.out_scale.batch_stride = p.out_scale.row_stride = p.out_scale.column_stride = 0;
     refuse_unpadded = Draw(random, 0, 3) == 0;
     Check(made, *kind.path, device, workspace,
           std::string(kind.path->name) + " on " + std::to_string(compute_capability) + ", case " +

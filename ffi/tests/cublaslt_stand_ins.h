@@ -174,8 +174,8 @@ Status LaunchPack(const PackRequest& q, const void* values, const float*, const 
           std::memset(static_cast<char*>(matrix) + to * SizeOf(q.out), 0, SizeOf(q.out));
           continue;
         }
-        const int64_t from = (q.lines.batch + b) * q.side.batch +
-                             (q.lines.first + f) * q.side.free + k * q.side.depth;
+        const int64_t from = (q.lines.batch + b) * q.side.batch_stride +
+                             (q.lines.first + f) * q.side.free_stride + k * q.side.depth_stride;
         const double value = Load(values, from, q.side.dtype);
         const bool shift = !wide && q.side.dtype != q.out;
         Store(matrix, to, q.out, value - (shift ? 128 : 0));
@@ -191,8 +191,8 @@ Status LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, cons
     for (int64_t f = 0; f < lines.count; ++f) {
       double sum = 0;
       for (int64_t k = 0; k < lines.depth; ++k) {
-        const int64_t at =
-            (lines.batch + b) * side.batch + (lines.first + f) * side.free + k * side.depth;
+        const int64_t at = (lines.batch + b) * side.batch_stride +
+                           (lines.first + f) * side.free_stride + k * side.depth_stride;
         sum += Load(values, at, side.dtype) - (as_signed && side.dtype == DType::kU8 ? 128 : 0);
       }
       sums[b * lines.count + f] = static_cast<int32_t>(sum);

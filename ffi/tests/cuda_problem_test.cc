@@ -43,8 +43,10 @@ void CheckStrides() {
   cuda::Problem p;
   Expect(Make(Given{}, p).ok(), "three axes on each side are taken");
   Expect(p.batch == 3 && p.rows == 5 && p.columns == 7 && p.depth == 32, "sizes");
-  Expect(p.lhs.batch == 160 && p.lhs.free == 32 && p.lhs.depth == 1, "depth-contiguous side");
-  Expect(p.rhs.batch == 224 && p.rhs.free == 1 && p.rhs.depth == 7, "free-contiguous side");
+  Expect(p.lhs.batch_stride == 160 && p.lhs.free_stride == 32 && p.lhs.depth_stride == 1,
+         "depth-contiguous side");
+  Expect(p.rhs.batch_stride == 224 && p.rhs.free_stride == 1 && p.rhs.depth_stride == 7,
+         "free-contiguous side");
   Expect(!p.lhs.IsMnMajor() && p.rhs.IsMnMajor(), "which is which");
   Expect(p.lhs.tiles.ConstantAlongDepth() && p.lhs.tiles.At(2, 4, 31) == 14, "scales by row");
   Expect(p.rhs.tiles.At(2, 6, 31) == 3 && p.rhs.tiles.At(0, 3, 15) == 0, "scales by tile");
@@ -58,7 +60,8 @@ void CheckShared() {
   given.lhs[0] = 1, given.lhs_tiles[0] = 1;
   cuda::Problem p;
   Expect(Make(given, p).ok(), "a shared side is taken");
-  Expect(p.batch == 3 && p.lhs.batch == 0 && p.lhs.tiles.batch_stride == 0, "and does not move");
+  Expect(p.batch == 3 && p.lhs.batch_stride == 0 && p.lhs.tiles.batch_stride == 0,
+         "and does not move");
 }
 
 void CheckWithoutBatch() {
@@ -87,13 +90,15 @@ void CheckTwoBatchAxes() {
   cuda::Problem p;
   Expect(Make(Cache(), p).ok(), "two batch axes are taken");
   Expect(p.batch == 6 && p.inner_batch == 2 && p.rows == 5 && p.columns == 7, "as one batch");
-  Expect(p.lhs.batch == 160 && p.lhs.HasOneBatchStride(), "that side by side has one stride");
-  const auto value = [&](int64_t b) { return b * p.rhs.batch + b / 2 * p.rhs.batch_jump; };
+  Expect(p.lhs.batch_stride == 160 && p.lhs.HasOneBatchStride(),
+         "that side by side has one stride");
+  const auto value = [&](int64_t b) { return b * p.rhs.batch_stride + b / 2 * p.rhs.batch_jump; };
   Expect(value(0) == 0 && value(1) == 32 && value(2) == 7 * 64 && value(5) == 14 * 64 + 32,
          "that with an axis between has a jump for each outer index");
   const cuda::Tiles& t = p.rhs.tiles;
   Expect(t.At(5, 6, 31) + 2 * t.batch_jump == (2 * 7 + 6) * 2 + 1, "its scales have one, too");
-  Expect(p.rhs.free == 64 && p.rhs.depth == 1, "lines lie as far apart as all heads are long");
+  Expect(p.rhs.free_stride == 64 && p.rhs.depth_stride == 1,
+         "lines lie as far apart as all heads are long");
   Expect(p.residual.At(5, 4, 6) == 209 && p.amax.At(5, 4, 6) == 5 && p.bias.At(5, 4, 6) == 6,
          "planes have one stride or none");
 }
@@ -105,7 +110,8 @@ void CheckOuterAxisInside() {
   cuda::Problem p;
   Expect(Make(given, p).ok() && p.inner_batch == 3, "a batch [H, B] of [B, T, H, K] is taken");
   const cuda::Tiles& t = p.rhs.tiles;
-  Expect(p.rhs.batch == 7 * 64 && 3 * p.rhs.batch + p.rhs.batch_jump == 32, "it jumps back");
+  Expect(p.rhs.batch_stride == 7 * 64 && 3 * p.rhs.batch_stride + p.rhs.batch_jump == 32,
+         "it jumps back");
   Expect(t.batch_stride == 14 && 3 * t.batch_stride + t.batch_jump == 1, "its scales do, too");
 }
 
@@ -114,8 +120,9 @@ void CheckOneText() {
   given.lhs[0] = given.rhs[0] = given.residual[0] = given.amax[0] = 1;
   cuda::Problem p;
   Expect(Make(given, p).ok(), "an outer batch axis of 1 is taken");
-  Expect(p.batch == 2 && p.inner_batch == 1 && p.rhs.batch == 32 && p.rhs.HasOneBatchStride(),
-         "and leaves one stride");
+  Expect(
+      p.batch == 2 && p.inner_batch == 1 && p.rhs.batch_stride == 32 && p.rhs.HasOneBatchStride(),
+      "and leaves one stride");
 }
 
 void CheckRefusedBatches() {

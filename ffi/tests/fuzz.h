@@ -38,7 +38,7 @@ inline FuzzOptions ReadOptions(int count, char** arguments, int64_t specs) {
   return options;
 }
 
-// Runs `Fuzz` on random specs, and on `quantizers` quantise problems for every 4 specs. Returns the
+// Runs `Fuzz` on random specs, and on `quantizers` quantize problems for every 4 specs. Returns the
 // exit status of the program.
 template <typename Fuzz>
 int RunFuzz(const FuzzOptions& options, int64_t quantizers) {

@@ -16,9 +16,9 @@ using tests::Expect;
 Problem Product(int64_t batch, int64_t rows, int64_t columns, int64_t depth) {
   Problem p;
   p.batch = batch, p.rows = rows, p.columns = columns, p.depth = depth;
-  p.lhs.dtype = DType::kBF16, p.lhs.batch = batch > 1 ? rows * depth : 0;
+  p.lhs.dtype = DType::kBF16, p.lhs.batch_stride = batch > 1 ? rows * depth : 0;
   p.rhs.dtype = DType::kE4M3;
-  p.lhs.free = p.rhs.free = depth, p.lhs.depth = p.rhs.depth = 1;
+  p.lhs.free_stride = p.rhs.free_stride = depth, p.lhs.depth_stride = p.rhs.depth_stride = 1;
   p.out = {DType::kBF16, batch > 1 ? rows * columns : 0, columns, 1};
   return p;
 }
@@ -69,7 +69,7 @@ void CheckAllPieces() {
 void CheckScratchOf(const Problem& p) {
   const Scratch s = ScratchOf(p);
   const auto bytes = [&](const Side& side, int64_t lines) {
-    const int64_t batch = side.batch == 0 ? 1 : p.batch;
+    const int64_t batch = side.batch_stride == 0 ? 1 : p.batch;
     return side.dtype == DType::kS8 ? 0 : static_cast<size_t>(4 * batch * lines);
   };
   const size_t left = bytes(p.lhs, p.rows), right = bytes(p.rhs, p.columns);
@@ -91,7 +91,7 @@ void CheckScratch() {
         Problem p = Product(batch, rows, 300, 64);
         p.lhs.dtype = left;
         CheckScratchOf(p);
-        p.rhs.batch = p.lhs.batch == 0 ? 0 : 300 * 64;
+        p.rhs.batch_stride = p.lhs.batch_stride == 0 ? 0 : 300 * 64;
         CheckScratchOf(p);
       }
     }

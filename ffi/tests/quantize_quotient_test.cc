@@ -1,4 +1,4 @@
-// The quotients of the quantising kernels encode to the same codes as a division, and the index
+// The quotients of the quantizing kernels encode to the same codes as a division, and the index
 // maps that transpose through shared memory are complete and free of bank conflicts.
 
 #include <cmath>

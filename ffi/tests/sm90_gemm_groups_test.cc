@@ -22,8 +22,8 @@ Problem Grouped(Grouping grouping, int64_t groups, int64_t rows, int64_t columns
   p.batch = groups, p.rows = rows, p.columns = columns, p.depth = 256;
   p.grouping = grouping;
   p.lhs.dtype = p.rhs.dtype = DType::kE4M3;
-  p.lhs.free = p.rhs.free = p.depth, p.lhs.depth = p.rhs.depth = 1;
-  p.rhs.batch = columns * p.depth;
+  p.lhs.free_stride = p.rhs.free_stride = p.depth, p.lhs.depth_stride = p.rhs.depth_stride = 1;
+  p.rhs.batch_stride = columns * p.depth;
   return p;
 }
 
@@ -134,7 +134,7 @@ void CheckDepths() {
   };
   for (const std::vector<int32_t>& sizes : kSizes) {
     Problem p = Grouped(Grouping::kContracted, static_cast<int64_t>(sizes.size()), 300, 200);
-    p.depth = p.lhs.free = p.rhs.free = kDepth, p.rhs.batch = 0;
+    p.depth = p.lhs.free_stride = p.rhs.free_stride = kDepth, p.rhs.batch_stride = 0;
     const Schedule s = MakeSchedule(p, {{128, 128}, Pair::kNone});
     Expect(s.units == 6 * p.batch, "each group has an output");
     for (const int32_t stride : {1, 4, 7}) {

@@ -25,8 +25,8 @@ Problem Product(int64_t batch, int64_t rows, int64_t columns, int64_t depth,
   Problem p;
   p.batch = batch, p.rows = rows, p.columns = columns, p.depth = depth;
   p.lhs.dtype = p.rhs.dtype = type;
-  p.lhs.batch = rows * depth, p.lhs.free = depth, p.lhs.depth = 1;
-  p.rhs.batch = columns * depth, p.rhs.free = depth, p.rhs.depth = 1;
+  p.lhs.batch_stride = rows * depth, p.lhs.free_stride = depth, p.lhs.depth_stride = 1;
+  p.rhs.batch_stride = columns * depth, p.rhs.free_stride = depth, p.rhs.depth_stride = 1;
   return p;
 }
 
@@ -159,7 +159,7 @@ void CheckWeights() {
          "lines of 16-bit values have twice the bytes");
   Expect(!operands.lhs.copied && operands.workspace == 0, "aligned lines are read in place");
   Problem turned = Weights(3, 48, 40);
-  turned.lhs.free = 1, turned.lhs.depth = 48, turned.lhs.zero_point = true;
+  turned.lhs.free_stride = 1, turned.lhs.depth_stride = 48, turned.lhs.zero_point = true;
   const Operands lines = OperandsOf(turned);
   Expect(lines.lhs.mn_major && !lines.lhs.copied && lines.lhs.LinePitch() == 48 &&
              lines.lhs.BatchPitch() == 48 * 40 && lines.workspace == 0,
@@ -225,7 +225,7 @@ void CheckSharedUnits() {
 void CheckOperands() {
   Problem p = Product(2, 100, 60, 48);
   Expect(OperandsOf(p).workspace == 0, "aligned lines are read in place");
-  p.rhs.free = 1, p.rhs.depth = 60;
+  p.rhs.free_stride = 1, p.rhs.depth_stride = 60;
   const Operands turned = OperandsOf(p);
   Expect(!turned.lhs.copied && turned.rhs.copied, "a side that is not lines of K is copied");
   Expect(turned.workspace == 2 * 60 * 48, "as lines of K");
@@ -243,14 +243,14 @@ void CheckOperands() {
   zeros.rhs.sums = true;
   Expect(OperandsOf(zeros).workspace == 0, "sums that are given are not made");
   zeros.rhs.sums = false;
-  zeros.lhs.free = 1, zeros.lhs.depth = 100, zeros.rhs.zero_point = true;
+  zeros.lhs.free_stride = 1, zeros.lhs.depth_stride = 100, zeros.rhs.zero_point = true;
   const Operands both = OperandsOf(zeros);
   Expect(both.lhs.sums_at >= both.lhs.CopiedBytes() &&
              both.rhs.sums_at >= both.lhs.sums_at + both.lhs.SumsBytes() &&
              both.workspace == both.rhs.sums_at + 4 * 60,
          "sums do not overlap with copies");
   Problem shared = Product(4, 8, 8, 40);
-  shared.rhs.batch = 0;
+  shared.rhs.batch_stride = 0;
   Expect(OperandsOf(shared).rhs.batches == 1, "a shared side is copied once");
 }
 

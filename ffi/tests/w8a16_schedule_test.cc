@@ -30,8 +30,8 @@ void CheckSchedule(const Schedule& s, int64_t batch) {
 Problem Some(int64_t batch, int64_t rows, int64_t columns, int64_t depth) {
   Problem p;
   p.batch = batch, p.rows = rows, p.columns = columns, p.depth = depth;
-  p.lhs.dtype = DType::kBF16, p.lhs.free = depth, p.lhs.depth = 1;
-  p.rhs.dtype = DType::kE4M3, p.rhs.free = depth, p.rhs.depth = 1;
+  p.lhs.dtype = DType::kBF16, p.lhs.free_stride = depth, p.lhs.depth_stride = 1;
+  p.rhs.dtype = DType::kE4M3, p.rhs.free_stride = depth, p.rhs.depth_stride = 1;
   p.out = {DType::kBF16, rows * columns, columns, 1};
   return p;
 }
@@ -183,7 +183,7 @@ void CheckJointRefusals() {
   Expect(refused({p, other}), "the type of the weights may not differ");
   other = p, other.lhs.dtype = DType::kF16;
   Expect(refused({p, other}), "the type of the activations may not differ");
-  other = p, other.rhs.free = 1, other.rhs.depth = 256;
+  other = p, other.rhs.free_stride = 1, other.rhs.depth_stride = 256;
   Expect(refused({p, other}), "the layout of the weights may not differ");
   other = Some(1, 64, 256, 512), other.rhs.scale = true, other.rhs.tiles = {128, 128, 0, 4, 1};
   Expect(refused({Some(1, 64, 256, 512), other}), "the rows of a tile may not differ");
@@ -210,12 +210,12 @@ void CheckRefusals() {
   Expect(!WhyNotProblem(p, device).ok(), "sm_75 is refused");
   device.compute_capability = 80;
   p.lhs.dtype = DType::kE4M3;
-  p.rows = kMostFloat8Rows, p.rhs.dtype = DType::kS8;
+  p.rows = kMaxFloat8Rows, p.rhs.dtype = DType::kS8;
   Expect(!WhyNotProblem(p, device).ok(), "FP8 by int8 is refused");
   p.rhs.dtype = DType::kE5M2;
   Expect(WhyNotProblem(p, device).ok(), "few rows of e4m3 by FP8 are taken");
   Expect(WhyNotEither(Swapped(p), device).ok(), "on either side");
-  p.rows = kMostFloat8Rows + 1;
+  p.rows = kMaxFloat8Rows + 1;
   Expect(!WhyNotProblem(p, device).ok(), "more rows are refused");
   p.rows = 1, p.lhs.dtype = DType::kE5M2;
   Expect(!WhyNotProblem(p, device).ok(), "rows of e5m2 are refused");

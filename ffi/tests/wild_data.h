@@ -31,7 +31,7 @@ inline double ValuesOf(const std::vector<int64_t>& shape, double empty) {
 
 // Whether an array has more bytes than is allowed.
 inline bool IsBeyondLimits(const Wild& wild) {
-  const double most = 2.0 * kMostBytes;
+  const double most = 2.0 * kMaxBytes;
   return ValuesOf(wild.lhs.shape, 1) > most || ValuesOf(wild.rhs.shape, 1) > most;
 }
 
@@ -107,16 +107,16 @@ class WildData {
     double depth = 1;
     for (int64_t axis : wild.lhs.contracting) depth *= static_cast<double>(wild.lhs.shape[axis]);
     const double values = ValuesOf(OutOf(wild), 0);
-    if (values * std::max(depth, 1.0) > kMostProducts) return false;
+    if (values * std::max(depth, 1.0) > kMaxProducts) return false;
     double data = values;
     for (const WildSide* side : {&wild.lhs, &wild.rhs}) {
       data += ValuesOf(side->shape, 0) + (side->sums ? ValuesOf(SumsOf(*side), 0) : 0);
     }
-    return 4 * data < kMostData;
+    return 4 * data < kMaxData;
   }
 
  private:
-  static constexpr double kMostProducts = 1 << 21, kMostData = 1 << 20;
+  static constexpr double kMaxProducts = 1 << 21, kMaxData = 1 << 20;
 
   uint8_t* Take(int64_t bytes_each, const std::vector<int64_t>& shape) {
     return blocks_.emplace_back(bytes_each * CountOf(shape)).get();

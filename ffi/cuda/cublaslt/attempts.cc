@@ -25,8 +25,9 @@ bool WholeTensor(const Side& side) {
 // Whether the library can add the residual: it has the type and shape of the output.
 bool AddsResidual(const Problem& problem) {
   const Plane &residual = problem.residual, &out = problem.out;
-  return residual.dtype == out.dtype && residual.row == out.row && residual.column == out.column &&
-         (problem.batch == 1 || residual.batch == out.batch);
+  return residual.dtype == out.dtype && residual.row_stride == out.row_stride &&
+         residual.column_stride == out.column_stride &&
+         (problem.batch == 1 || residual.batch_stride == out.batch_stride);
 }
 
 // Whether the library applies the activation, in a product that it multiplies in FP8.
@@ -57,7 +58,7 @@ bool LibraryCanFinish(const Problem& problem) {
 
 bool LibraryCanQuantize(const Problem& problem) {
   const auto single = [](const Plane& plane) {
-    return !plane || (plane.batch == 0 && plane.row == 0 && plane.column == 0);
+    return !plane || (plane.batch_stride == 0 && plane.row_stride == 0 && plane.column_stride == 0);
   };
   const bool rest = problem.bias || problem.residual || !LibraryActivates(problem);
   return IsFloat8(problem.out.dtype) && !rest && single(problem.out_scale) &&

@@ -30,14 +30,14 @@ bool Aligned(int64_t elements, DType type) { return elements * SizeOf(type) % kB
 
 SideLayout MakeSide(const Side& side, DType type, const Layout& layout) {
   SideLayout out;
-  const int64_t pitch = side.IsMnMajor() ? side.depth : side.free;
+  const int64_t pitch = side.IsMnMajor() ? side.depth_stride : side.free_stride;
   const bool transposed = side.IsMnMajor() && SizeOf(type) == 1;
   out.packed = layout.attempt.padded || side.dtype != type || transposed || !Aligned(pitch, type) ||
-               !Aligned(side.batch, type);
+               !Aligned(side.batch_stride, type);
   if (!out.packed) {
     out.mn_major = side.IsMnMajor();
     out.pitch = pitch;
-    out.batch = side.batch;
+    out.batch_stride = side.batch_stride;
   }
   return out;
 }

@@ -32,7 +32,7 @@ struct SideLayout {
   bool packed = false;           // from a copy in the workspace, made for each piece
   bool mn_major = false;         // in place and MN-major; 16-bit values only
   int64_t pitch = 0;             // elements from line to line
-  int64_t batch = 0;             // elements from batch index to batch index
+  int64_t batch_stride = 0;      // elements from batch index to batch index
   bool needs_line_sums = false;  // the epilogue needs the sum of each line, and it is not given
   bool takes_sums = false;       // it reads the sums that are given
   bool copies_scale = false;     // the scale is copied into the library's order first

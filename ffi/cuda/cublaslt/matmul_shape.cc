@@ -52,9 +52,9 @@ MatmulShape ShapeOf(const Problem& problem, const Layout& l, const PieceSizes& s
   shape.plain_a = l.rhs.mn_major;
   shape.transposed_b = l.lhs.mn_major;
   shape.batch = batches;
-  shape.batch_a = l.rhs.packed ? columns * l.rhs.pitch : l.rhs.batch;
-  shape.batch_b = l.lhs.packed ? rows * l.lhs.pitch : l.lhs.batch;
-  shape.batch_d = l.writes_output ? problem.out.batch : rows * shape.ldd;
+  shape.batch_a = l.rhs.packed ? columns * l.rhs.pitch : l.rhs.batch_stride;
+  shape.batch_b = l.lhs.packed ? rows * l.lhs.pitch : l.lhs.batch_stride;
+  shape.batch_d = l.writes_output ? problem.out.batch_stride : rows * shape.ldd;
   shape.add_c = l.writes_output && problem.residual;
   shape.relu = l.writes_output && problem.activation == Activation::kRelu;
   const Scaling scaling = l.attempt.scaling;

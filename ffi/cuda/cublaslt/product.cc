@@ -165,9 +165,10 @@ Status ProductPlan::SumLines(const BoundSide& bound, const Lines& lines, const P
   if (!bound.layout.needs_line_sums) return {};
   Lines piece_lines = lines;
   piece_lines.depth = std::min(piece.depth, problem_.depth - piece.start);
-  return LaunchLineSums(bound.side, piece_lines, bound.side.dtype != bound.type,
-                        Bytes(bound.values, piece.start * bound.side.depth, bound.side.dtype),
-                        reinterpret_cast<int32_t*>(At(buffers, bound.line_sums_at)), stream);
+  return LaunchLineSums(
+      bound.side, piece_lines, bound.side.dtype != bound.type,
+      Bytes(bound.values, piece.start * bound.side.depth_stride, bound.side.dtype),
+      reinterpret_cast<int32_t*>(At(buffers, bound.line_sums_at)), stream);
 }
 
 // Copies the scale of a piece, which has one batch index, into the library's order.
@@ -199,7 +200,8 @@ const void* ProductPlan::Operand(const BoundSide& bound, int64_t batch, int64_t 
                                  const Buffers& buffers) const {
   if (bound.layout.packed) return Bytes(At(buffers, bound.packed_at), start, bound.type);
   const Side& side = bound.side;
-  return Bytes(bound.values, batch * side.batch + line * side.free + start * side.depth,
+  return Bytes(bound.values,
+               batch * side.batch_stride + line * side.free_stride + start * side.depth_stride,
                bound.type);
 }
 
@@ -252,7 +254,7 @@ void ProductPlan::SetLineSums(const BoundSide& bound, const Piece& piece, const 
     to.line_sums = reinterpret_cast<int32_t*>(At(buffers, bound.line_sums_at));
   } else if (bound.layout.takes_sums) {
     const int64_t lines = left ? problem_.rows : problem_.columns;
-    to.line_sums_batch = bound.side.batch == 0 ? 0 : lines;
+    to.line_sums_batch = bound.side.batch_stride == 0 ? 0 : lines;
     to.line_sums =
         bound.sums + piece.batch * to.line_sums_batch + (left ? piece.row : piece.column);
   }

@@ -1,4 +1,4 @@
-// The C interface and the quantising functions with invalid arguments. Nothing is read or written
+// The C interface and the quantizing functions with invalid arguments. Nothing is read or written
 // out of bounds, sizes do not overflow, nothing takes long, and a refusal gives a reason.
 //
 //   fuzz [--specs COUNT] [--seed NUMBER]
@@ -50,7 +50,7 @@ Wild WildOf(const Case& from) {
   return to;
 }
 
-constexpr double kMostValues = 1 << 20;  // that are quantised
+constexpr double kMaxValues = 1 << 20;  // that are quantized
 
 class Fuzz {
  public:
@@ -85,7 +85,7 @@ class Fuzz {
     problem.lowest = wilder_.Below(8) ? -wilder_.Below(129) : wilder_.Size();
     if (!QuantizeWhyNot(problem, "").ok()) return;
     const double values = static_cast<double>(problem.rows) * problem.columns;
-    if (values > kMostValues) return;
+    if (values > kMaxValues) return;
     ++quantized_;
     const Shape shape = {problem.rows, problem.columns};
     const Shape tiles = {problem.tiles_down(), problem.tiles_across()};
@@ -101,13 +101,13 @@ class Fuzz {
     buffers.amax = problem.amax ? amax.as<float>() : nullptr;
     OwnThreads pool(Threads());
     Quantize(problem, buffers, "", pool);
-    if (problem.rows > kMostValues) return;
+    if (problem.rows > kMaxValues) return;
     const Array rows(DType::kF32, {problem.rows});
     FindRowAmax(x.data(), problem.in, problem.rows, problem.columns, rows.as<float>(), pool);
   }
 
   int Report() const {
-    std::printf("  fuzz: %d specs accepted, %d computed, %d matrices quantised, %d failures\n",
+    std::printf("  fuzz: %d specs accepted, %d computed, %d matrices quantized, %d failures\n",
                 accepted_, computed_, quantized_, failures);
     Expect(accepted_ > 100 && computed_ > 100 && quantized_ > 10, "hardly anything is accepted");
     return failures != 0;
@@ -171,7 +171,7 @@ void CheckKnown() {
     const jaxfp8_scaled_dot_spec spec = wild.Spec();
     jaxfp8_scaled_dot_buffers none = {};
     none.struct_size = sizeof(none);
-    const bool fits = size < kMostBytes / 256;
+    const bool fits = size < kMaxBytes / 256;
     for (const bool route : {true, false}) {
       const Message message(256);
       const int status = route ? jaxfp8_cpu_route(&spec, message.data(), message.size())

@@ -12,7 +12,7 @@
 namespace jaxfp8::tests {
 namespace {
 
-constexpr int kMostReported = 20;
+constexpr int kMaxReported = 20;
 
 using NamedClaim = std::pair<std::string, void (*)(Harness&)>;
 
@@ -140,7 +140,7 @@ void Harness::Expect(bool holds, const TestedKernel& kernel, const std::string& 
 }
 
 void Harness::Fail(const std::string& kernel, const std::string& what) {
-  if (++failures_ > kMostReported) return;
+  if (++failures_ > kMaxReported) return;
   const std::string place = what.starts_with(instance_) ? "" : instance_ + ": ";
   std::printf("FAILED: %s: %s: %s%s\n", claim_.c_str(), kernel.c_str(), place.c_str(),
               what.c_str());

@@ -30,7 +30,7 @@ using tests::Wilder;
 using tests::WildSide;
 
 // No call asks for more workspace, whatever its sizes.
-constexpr size_t kMostWorkspace = size_t{300} << 20;
+constexpr size_t kMaxWorkspace = size_t{300} << 20;
 
 // Draws valid problems in the canonical form.
 class Drawer {
@@ -134,14 +134,14 @@ class Fuzz {
     problem.transposed = wilder_.Below(4) == 0;
     if (!QuantizeWhyNot(problem).ok()) return;
     ++quantized_, rounded_again_ += IsFloat8(problem.in);
-    Expect(QuantizeWorkspace(problem) <= size_t{1} << 20, "quantising asks for too much scratch");
+    Expect(QuantizeWorkspace(problem) <= size_t{1} << 20, "quantizing asks for too much scratch");
   }
 
   int Report() {
     Expect(accepted_ > 100 && planned_ > 100 && run_ > 100 && quantized_ > 10 && rounded_again_ > 3,
            "hardly anything is accepted");
     std::printf(
-        "  fuzz: %d specs accepted, %d planned, %d run, %d quantisers, %d of FP8, %d failures\n",
+        "  fuzz: %d specs accepted, %d planned, %d run, %d quantizers, %d of FP8, %d failures\n",
         accepted_, planned_, run_, quantized_, rounded_again_, failures);
     return failures != 0;
   }
@@ -156,7 +156,7 @@ class Fuzz {
            name + ": told to no one");
     if (status != JAXFP8_OK) return false;
     Expect(!IsBeyondLimits(wild), "too large, but accepted: " + name);
-    Expect(bytes_ > 0 && bytes_ <= kMostWorkspace, name + ": " + std::to_string(bytes_) + " bytes");
+    Expect(bytes_ > 0 && bytes_ <= kMaxWorkspace, name + ": " + std::to_string(bytes_) + " bytes");
     ++accepted_;
     return true;
   }

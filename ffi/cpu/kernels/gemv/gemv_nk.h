@@ -208,7 +208,7 @@ class GemvNk {
   void AddTo(double* sums, int64_t pitch) {
     for (int64_t c = 0; c < run_.count; ++c) {
       for (int64_t done = 0; done < run_.blocks[c].depth; done += kPieceDepth) {
-        if (count_ == kMostPieces || bytes_ > kRowBytes - kPieceBytes * CachedRows()) {
+        if (count_ == kMaxPieces || bytes_ > kRowBytes - kPieceBytes * CachedRows()) {
           MultiplyPieces();
         }
         AddPiece(c, done, std::min(kPieceDepth, run_.blocks[c].depth - done));
@@ -234,7 +234,7 @@ class GemvNk {
  private:
   // Rows of a pass over the columns take a half of a large L1. A piece is always as deep, so that
   // the bits of a row do not depend on the others.
-  static constexpr int64_t kRowBytes = 32 << 10, kPieceBytes = 4 << 10, kMostPieces = 64;
+  static constexpr int64_t kRowBytes = 32 << 10, kPieceBytes = 4 << 10, kMaxPieces = 64;
   static constexpr int64_t kPieceDepth = kPieceBytes / (4 / Policy::kGroup);
 
   // Part of a chunk.
@@ -353,7 +353,7 @@ class GemvNk {
   const Lines lines_;
   const int64_t pitch_;  // from column to column
   Acc<Policy>* acc_;
-  Piece pieces_[kMostPieces];
+  Piece pieces_[kMaxPieces];
   int64_t count_ = 0, bytes_ = 0;
   float f32_scale_[kMaxRunChunks][kNR];
 };

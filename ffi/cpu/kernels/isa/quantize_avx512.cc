@@ -1,4 +1,4 @@
-// The loops of quantising for x86 with AVX-512.
+// The loops of quantizing for x86 with AVX-512.
 
 #define JAXFP8_ISA avx512
 

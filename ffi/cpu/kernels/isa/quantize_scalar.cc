@@ -1,4 +1,4 @@
-// The portable loops of quantising.
+// The portable loops of quantizing.
 
 #define JAXFP8_ISA scalar
 

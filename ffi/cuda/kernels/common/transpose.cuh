@@ -26,7 +26,7 @@ JAXFP8_HD int PackSharedWord(int line, int word) {
   return line * (kTransposeTile / 4) + ((word + 4 * (line / 16) + line % 16) & 31);
 }
 
-// The same for writers (quantise) of which a warp writes lines 8 * (0..15) + i, and words w and
+// The same for writers (quantize) of which a warp writes lines 8 * (0..15) + i, and words w and
 // w + 2 of each.
 JAXFP8_HD int CodesSharedWord(int line, int word) {
   return line * (kTransposeTile / 4) + ((word + 4 * (line / 8 % 8) + line / 64 + line % 8) & 31);

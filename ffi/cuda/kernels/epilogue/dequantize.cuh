@@ -89,7 +89,7 @@ __device__ __forceinline__ void LoadColumnParams(const Epilogue& e, int64_t loca
       columns.line_sum[i] = in_bounds && side.line_sums ? side.line_sums[local] : 0;
     }
   }
-  const bool biased = ew.bias_plane && ew.bias_plane.row == 0;
+  const bool biased = ew.bias_plane && ew.bias_plane.row_stride == 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     columns.bias[i] = biased && i < q.count ? ew.bias[ew.bias_plane.At(q.b, 0, q.c + i)] : 0.0f;

@@ -2,7 +2,7 @@
 //
 //   y = activation(x + residual + bias);  amax = max |y|;  out = cast(y / out_scale)
 //
-// x is the dequantised sum, in float32 registers: four consecutive columns of a row a thread.
+// x is the dequantized sum, in float32 registers: four consecutive columns of a row a thread.
 
 #ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_ELEMENTWISE_CUH_
 #define JAXFP8_CUDA_KERNELS_EPILOGUE_ELEMENTWISE_CUH_
@@ -30,15 +30,15 @@ struct Elementwise {
 };
 
 inline int AlignmentOfPlane(const Plane& plane, const void* data) {
-  if (!plane || plane.column != 1) return 1;
+  if (!plane || plane.column_stride != 1) return 1;
   const int64_t size = SizeOf(plane.dtype);
-  return AlignmentOf(data, {plane.row * size, plane.batch * size, 4 * size});
+  return AlignmentOf(data, {plane.row_stride * size, plane.batch_stride * size, 4 * size});
 }
 
 inline AmaxKind AmaxKindOf(const Plane& amax) {
   if (!amax) return AmaxKind::kNone;
-  if (amax.column != 0) return AmaxKind::kOther;
-  return amax.row == 0 ? AmaxKind::kOne : AmaxKind::kPerRow;
+  if (amax.column_stride != 0) return AmaxKind::kOther;
+  return amax.row_stride == 0 ? AmaxKind::kOne : AmaxKind::kPerRow;
 }
 
 // The caller gives an array for each plane of the problem, and no other.
@@ -72,7 +72,8 @@ __device__ __forceinline__ float LoadWide(DType type, const void* data, int64_t 
 __device__ __forceinline__ void AddResidual(const Elementwise& ew, const Quad& q, float (&y)[4]) {
   const Plane& plane = ew.residual_plane;
   const int64_t at = plane.At(q.b, q.r, q.c);
-  if (plane.column == 1 && q.count == 4 && ew.residual_alignment >= 4 * SizeOf(plane.dtype)) {
+  if (plane.column_stride == 1 && q.count == 4 &&
+      ew.residual_alignment >= 4 * SizeOf(plane.dtype)) {
     float values[4];
     if (plane.dtype == DType::kF32) {
       const float4 v =
@@ -93,7 +94,7 @@ __device__ __forceinline__ void AddResidual(const Elementwise& ew, const Quad& q
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < q.count) y[i] += LoadWide(plane.dtype, ew.residual, at + i * plane.column);
+    if (i < q.count) y[i] += LoadWide(plane.dtype, ew.residual, at + i * plane.column_stride);
   }
 }
 
@@ -121,10 +122,10 @@ __device__ __forceinline__ void StoreAs(const Elementwise& ew, const Quad& q, co
 #pragma unroll
   for (int i = 0; i < kWords; ++i) words[i] = EncodeWord<kOut>(y + i * kPerWord<kOut>);
   Bits<kOut>* to = static_cast<Bits<kOut>*>(ew.out) + ew.out_plane.At(q.b, q.r, q.c);
-  if (ew.out_plane.column == 1) return StoreRun(to, q.count, ew.out_alignment, words);
+  if (ew.out_plane.column_stride == 1) return StoreRun(to, q.count, ew.out_alignment, words);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < q.count) to[i * ew.out_plane.column] = Encode<kOut>(y[i]);
+    if (i < q.count) to[i * ew.out_plane.column_stride] = Encode<kOut>(y[i]);
   }
 }
 
@@ -151,10 +152,10 @@ __device__ __forceinline__ void Store(const Elementwise& ew, const Quad& q, cons
 __device__ __forceinline__ void StoreIntegers(const Elementwise& ew, const Quad& q,
                                               const uint32_t (&acc)[4]) {
   uint32_t* to = static_cast<uint32_t*>(ew.out) + ew.out_plane.At(q.b, q.r, q.c);
-  if (ew.out_plane.column == 1) return StoreRun(to, q.count, ew.out_alignment, acc);
+  if (ew.out_plane.column_stride == 1) return StoreRun(to, q.count, ew.out_alignment, acc);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (i < q.count) to[i * ew.out_plane.column] = acc[i];
+    if (i < q.count) to[i * ew.out_plane.column_stride] = acc[i];
   }
 }
 

@@ -201,8 +201,9 @@ Status LaunchEpilogue(const Problem& problem, const EpilogueRequest& request, co
 Status ClearAmax(const Problem& problem, const Buffers& buffers, cudaStream_t stream) {
   const Plane& amax = problem.amax;
   if (!amax) return {};
-  const int64_t cells = (amax.batch ? problem.batch : 1) * (amax.row ? problem.rows : 1) *
-                        (amax.column ? problem.columns : 1);
+  const int64_t cells = (amax.batch_stride ? problem.batch : 1) *
+                        (amax.row_stride ? problem.rows : 1) *
+                        (amax.column_stride ? problem.columns : 1);
   if (cells == 0) return {};
   const cudaError_t status =
       cudaMemsetAsync(buffers.amax, 0, static_cast<size_t>(cells) * sizeof(float), stream);

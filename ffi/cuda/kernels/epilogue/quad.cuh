@@ -9,7 +9,7 @@ namespace jaxfp8::cuda {
 
 #ifdef __CUDACC__
 
-// Dequantises four accumulators, applies the elementwise epilogue and stores them; returns the
+// Dequantizes four accumulators, applies the elementwise epilogue and stores them; returns the
 // largest |y| as bits.
 //   kAcc     type of the accumulators: int32, float32 or bfloat16
 //   kZero    there are zero points
@@ -40,7 +40,7 @@ __device__ __forceinline__ uint32_t DequantizeAndStore(const Epilogue& e, const 
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) y[i] = y[i] * row.scale * columns.scale[i];
-  if (ew.bias_plane && ew.bias_plane.row != 0)
+  if (ew.bias_plane && ew.bias_plane.row_stride != 0)
     LoadPlane(ew.bias_plane, ew.bias, q, 0.0f, columns.bias);
   float out_scale[4] = {1.0f, 1.0f, 1.0f, 1.0f};
   if (ew.out_scale_plane) LoadPlane(ew.out_scale_plane, ew.out_scale, q, 1.0f, out_scale);

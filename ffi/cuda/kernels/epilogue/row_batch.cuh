@@ -23,15 +23,17 @@ inline bool StrideFits(int64_t stride) {
 }
 
 inline bool IsVectorizable(const Plane& plane, int alignment) {
-  return plane.column == 1 && StrideFits(plane.row) && alignment >= 4 * SizeOf(plane.dtype);
+  return plane.column_stride == 1 && StrideFits(plane.row_stride) &&
+         alignment >= 4 * SizeOf(plane.dtype);
 }
 
 // Whether `ApplyToBatch` can do what follows the scaled sums, where columns come in fours.
 inline bool FitsRowBatch(const Elementwise& ew) {
   return ew.out_plane.dtype != DType::kS32 && IsVectorizable(ew.out_plane, ew.out_alignment) &&
          (!ew.residual_plane || IsVectorizable(ew.residual_plane, ew.residual_alignment)) &&
-         (!ew.bias_plane || ew.bias_plane.row == 0) &&
-         (!ew.out_scale_plane || ew.out_scale_plane.row == 0) && ew.amax_kind != AmaxKind::kOther;
+         (!ew.bias_plane || ew.bias_plane.row_stride == 0) &&
+         (!ew.out_scale_plane || ew.out_scale_plane.row_stride == 0) &&
+         ew.amax_kind != AmaxKind::kOther;
 }
 
 #ifdef __CUDACC__
@@ -61,7 +63,7 @@ __device__ __forceinline__ void AddResidualRowsAs(const Elementwise& ew, const R
   uint32_t words[kRowsInFlight][SizeOf(kType)];
 #pragma unroll
   for (int j = 0; j < kRowsInFlight; ++j) {
-    LoadWords(from + cursor.At(j, ew.residual_plane.row), 4 * SizeOf(kType), words[j]);
+    LoadWords(from + cursor.At(j, ew.residual_plane.row_stride), 4 * SizeOf(kType), words[j]);
   }
 #pragma unroll
   for (int j = 0; j < kRowsInFlight; ++j) {
@@ -120,7 +122,8 @@ __device__ __forceinline__ void StoreRowsAs(const Elementwise& ew, const RowCurs
     uint32_t words[SizeOf(kOut)];
 #pragma unroll
     for (int i = 0; i < SizeOf(kOut); ++i) words[i] = EncodeWord<kOut>(y[j] + i * kPerWord<kOut>);
-    if (j < valid_rows) StoreRun(to + cursor.At(j, ew.out_plane.row), 4, 4 * SizeOf(kOut), words);
+    if (j < valid_rows)
+      StoreRun(to + cursor.At(j, ew.out_plane.row_stride), 4, 4 * SizeOf(kOut), words);
   }
 }
 

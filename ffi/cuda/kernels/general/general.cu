@@ -151,8 +151,9 @@ Operand MakeOperand(const Problem& problem, const Side& side, int64_t lines, con
   o.scale = side.scale ? scale : nullptr;
   o.zero_point = side.zero_point ? zero_point : nullptr;
   const int64_t size = SizeOf(side.dtype);
-  const int64_t step = side.IsMnMajor() ? side.depth : side.free;
-  o.alignment = AlignmentOf(values, {step * size, side.batch * size, side.batch_jump * size});
+  const int64_t step = side.IsMnMajor() ? side.depth_stride : side.free_stride;
+  o.alignment =
+      AlignmentOf(values, {step * size, side.batch_stride * size, side.batch_jump * size});
   return o;
 }
 

@@ -117,8 +117,8 @@ __device__ __forceinline__ void StageOperand(const Operand& o, int64_t depth, in
   Run<Value> run{};
   if (count > 0) {
     const Side& s = o.side;
-    const int64_t of_batch = b * s.batch + o.Outer(b) * s.batch_jump;
-    LoadValues(o, of_batch + f * s.free + k * s.depth, count, run);
+    const int64_t of_batch = b * s.batch_stride + o.Outer(b) * s.batch_jump;
+    LoadValues(o, of_batch + f * s.free_stride + k * s.depth_stride, count, run);
     Dequantize(o, b, f, k, count, run);
   }
   if (mn_major) {

@@ -67,16 +67,17 @@ Status WhyNot(const PackRequest& r) {
 PackArguments MakePackArguments(const PackRequest& r, const void* values, void* matrix) {
   PackArguments p{};
   p.values = values, p.matrix = matrix, p.tiles = r.side.tiles;
-  p.side_batch = r.side.batch, p.side_free = r.side.free, p.side_depth = r.side.depth;
+  p.side_batch = r.side.batch_stride, p.side_free = r.side.free_stride,
+  p.side_depth = r.side.depth_stride;
   p.batch = r.lines.batch, p.batches = r.lines.batches, p.first = r.lines.first;
   p.count = r.lines.count, p.depth = r.lines.depth;
   p.count_padded = r.count_padded, p.depth_padded = r.depth_padded;
   p.sign_flip = r.out == DType::kS8 && r.side.dtype == DType::kU8 ? kSignBits : 0;
   const int64_t size = SizeOf(r.side.dtype);
   const bool transposed = r.side.IsMnMajor();
-  const int64_t line_step = transposed ? r.side.depth : r.side.free;
+  const int64_t line_step = transposed ? r.side.depth_stride : r.side.free_stride;
   p.alignment = AlignmentOf(static_cast<const char*>(values) + (transposed ? p.first * size : 0),
-                            {line_step * size, r.side.batch * size});
+                            {line_step * size, r.side.batch_stride * size});
   return p;
 }
 
@@ -116,19 +117,20 @@ Status LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, cons
   if (lines.count * lines.batches == 0) return {};
   LineSumsArguments p{};
   p.values = static_cast<const uint8_t*>(values), p.sums = sums;
-  p.side_batch = side.batch, p.side_free = side.free, p.side_depth = side.depth;
+  p.side_batch = side.batch_stride, p.side_free = side.free_stride,
+  p.side_depth = side.depth_stride;
   p.batch = lines.batch, p.first = lines.first, p.count = lines.count, p.depth = lines.depth;
   p.sign_flip = side.dtype == DType::kU8 && as_signed ? kSignBits : 0;
   p.is_signed = side.dtype == DType::kS8 || as_signed;
   const unsigned batches = GridSize(lines.batches);
   if (!side.IsMnMajor()) {
-    p.alignment = AlignmentOf(values, {side.free, side.batch});
+    p.alignment = AlignmentOf(values, {side.free_stride, side.batch_stride});
     constexpr int64_t kPerBlock = kSumThreads / 32;
     const dim3 grid(GridSize((p.count + kPerBlock - 1) / kPerBlock), batches);
     SumLinesKContiguous<<<grid, kSumThreads, 0, stream>>>(p);
     return CudaError(cudaGetLastError(), "summing the lines of an operand");
   }
-  p.alignment = AlignmentOf(p.values + p.first, {side.depth, side.batch});
+  p.alignment = AlignmentOf(p.values + p.first, {side.depth_stride, side.batch_stride});
   // Biased by 128, int8 values are 0 to 255, as uint8 ones are.
   p.sign_flip = side.dtype == DType::kS8 ? kSignBits : 0;
   const cudaError_t cleared = cudaMemsetAsync(

@@ -113,7 +113,7 @@ cudaError_t Dispatch(const QuantizeProblem& p, const QuantizeArguments& q, cudaS
 Status TransposeCodes(const QuantizeProblem& p, const QuantizeBuffers& b, cudaStream_t stream) {
   if (p.rows % 16 == 0 && AlignmentOf(b.codes_transposed, {}) == 16) {
     PackRequest request;
-    request.side.dtype = p.out, request.side.free = 1, request.side.depth = p.columns;
+    request.side.dtype = p.out, request.side.free_stride = 1, request.side.depth_stride = p.columns;
     request.lines.count = p.columns, request.lines.depth = p.rows;
     request.out = p.out, request.count_padded = p.columns, request.depth_padded = p.rows;
     return LaunchPack(request, b.codes, nullptr, nullptr, b.codes_transposed, stream);

@@ -32,12 +32,12 @@ LineScaleFunction ScalesOf(const Side& side) {
 Operand OperandOf(const Side& side, const void* values, int64_t lines, const float* step) {
   Operand o;
   o.values = values;
-  o.batch = side.batch, o.line = side.free, o.depth = side.depth;
+  o.batch = side.batch_stride, o.line = side.free_stride, o.depth = side.depth_stride;
   const int64_t size = SizeOf(side.dtype);
-  const int64_t pitch = side.IsMnMajor() ? side.depth : side.free;
-  o.aligned = AlignmentOf(values, {pitch * size, side.batch * size}) == 16;
+  const int64_t pitch = side.IsMnMajor() ? side.depth_stride : side.free_stride;
+  o.aligned = AlignmentOf(values, {pitch * size, side.batch_stride * size}) == 16;
   if (side.dtype == DType::kS8) return o;
-  o.step = step, o.step_batch = side.batch == 0 ? 0 : lines;
+  o.step = step, o.step_batch = side.batch_stride == 0 ? 0 : lines;
   return o;
 }
 
@@ -46,7 +46,7 @@ void MakeInt8(int64_t depth, int64_t lines, const float* line_scale, Side& side,
               const float*& scale) {
   if (side.dtype == DType::kS8) return;
   side.dtype = DType::kS8, side.scale = true;
-  side.tiles = {1, std::max<int64_t>(depth, 1), side.batch == 0 ? 0 : lines, 1, 0};
+  side.tiles = {1, std::max<int64_t>(depth, 1), side.batch_stride == 0 ? 0 : lines, 1, 0};
   scale = line_scale;
 }
 
@@ -127,7 +127,7 @@ class ImmaPlan final : public Plan {
     if (!side.scale) a.given = nullptr;
     const auto blocks = static_cast<unsigned>(
         side.IsMnMajor() ? (a.lines + kLinesOfBlock - 1) / kLinesOfBlock : a.lines);
-    const auto batches = static_cast<unsigned>(side.batch == 0 ? 1 : problem_.batch);
+    const auto batches = static_cast<unsigned>(side.batch_stride == 0 ? 1 : problem_.batch);
     ScalesOf(side)<<<dim3(blocks, 1, batches), kThreads, kLineScaleSharedBytes, stream>>>(a);
     return CudaError(cudaGetLastError(), "sm80_imma scales");
   }

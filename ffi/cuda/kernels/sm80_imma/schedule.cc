@@ -21,7 +21,7 @@ size_t Aligned(int64_t bytes) { return static_cast<size_t>(Ceil(bytes, 256) * 25
 
 size_t ScaleBytes(const Problem& problem, const Side& side, int64_t lines) {
   if (side.dtype == DType::kS8) return 0;
-  return Aligned(4 * lines * (side.batch == 0 ? 1 : problem.batch));
+  return Aligned(4 * lines * (side.batch_stride == 0 ? 1 : problem.batch));
 }
 
 int64_t TileRows(const Problem& problem) { return 16 * RowFragmentsFor(problem); }

@@ -16,10 +16,10 @@ bool Aligned(const void* pointer, int64_t to, std::initializer_list<int64_t> ste
 }
 
 int32_t WeightAccessBytes(const Problem& problem, const Buffers& buffers) {
-  const int64_t line = problem.rhs.IsMnMajor() ? problem.rhs.depth : problem.rhs.free;
+  const int64_t line = problem.rhs.IsMnMajor() ? problem.rhs.depth_stride : problem.rhs.free_stride;
   for (int access_bytes : {16, 4}) {
-    const bool aligned =
-        Aligned(buffers.rhs, access_bytes, {line, problem.rhs.batch, problem.rhs.batch_jump});
+    const bool aligned = Aligned(buffers.rhs, access_bytes,
+                                 {line, problem.rhs.batch_stride, problem.rhs.batch_jump});
     if (aligned) return access_bytes;
   }
   return 1;
@@ -27,8 +27,9 @@ int32_t WeightAccessBytes(const Problem& problem, const Buffers& buffers) {
 
 bool ActivationsVectorized(const Problem& problem, const Buffers& buffers) {
   const int64_t size = SizeOf(problem.lhs.dtype);
-  return problem.lhs.depth == 1 && Aligned(buffers.lhs, 8 * SizeOf(problem.lhs.dtype),
-                                           {size * problem.lhs.free, size * problem.lhs.batch});
+  return problem.lhs.depth_stride == 1 &&
+         Aligned(buffers.lhs, 8 * SizeOf(problem.lhs.dtype),
+                 {size * problem.lhs.free_stride, size * problem.lhs.batch_stride});
 }
 
 uint32_t SignFlip(const Problem& problem) {
@@ -78,9 +79,10 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers) {
   a.activations_vectorized = ActivationsVectorized(problem, buffers);
   a.weights = static_cast<const uint8_t*>(buffers.rhs);
   a.activations = buffers.lhs;
-  a.weight_pitch = weights.IsMnMajor() ? weights.depth : weights.free;
-  a.weight_batch = weights.batch;
-  a.activation_row = wide.free, a.activation_depth = wide.depth, a.activation_batch = wide.batch;
+  a.weight_pitch = weights.IsMnMajor() ? weights.depth_stride : weights.free_stride;
+  a.weight_batch = weights.batch_stride;
+  a.activation_row = wide.free_stride, a.activation_depth = wide.depth_stride,
+  a.activation_batch = wide.batch_stride;
   if (weights.scale && problem.depth > 0) {
     a.scales = buffers.rhs_scale;
     a.scale_form = ScaleFormOf(weights);

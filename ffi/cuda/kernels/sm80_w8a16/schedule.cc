@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMaxBlocksAtOnce = 3 * 128;
 
 // Blocks along the third axis of a grid.
-constexpr int64_t kMostOuterBatch = 65535;
+constexpr int64_t kMaxOuterBatch = 65535;
 
 int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -103,8 +103,8 @@ Status WhyNotTypes(const Problem& problem) {
       std::string(NameOf(problem.lhs.dtype)) + " and " + std::string(NameOf(problem.rhs.dtype));
   const bool wide = problem.lhs.dtype == DType::kBF16 || problem.lhs.dtype == DType::kF16;
   const bool floats = problem.lhs.dtype == DType::kE4M3 && IsFloat8(problem.rhs.dtype);
-  if (floats && problem.rows > kMostFloat8Rows) {
-    return "it multiplies at most " + std::to_string(kMostFloat8Rows) +
+  if (floats && problem.rows > kMaxFloat8Rows) {
+    return "it multiplies at most " + std::to_string(kMaxFloat8Rows) +
            " rows of float8_e4m3fn by FP8, and these are " + std::to_string(problem.rows);
   }
   if (!floats && (!wide || !IsEightBit(problem.rhs.dtype))) {
@@ -214,8 +214,8 @@ Status WhyNotForm(const Problem& problem) {
   if (!problem.lhs.HasOneBatchStride()) {
     return "its activations and their scales need one stride along the batch";
   }
-  if (OuterBatch(problem) > kMostOuterBatch) {
-    return "a launch has at most " + std::to_string(kMostOuterBatch) +
+  if (OuterBatch(problem) > kMaxOuterBatch) {
+    return "a launch has at most " + std::to_string(kMaxOuterBatch) +
            " indices of the outer batch axis, and these are " + std::to_string(OuterBatch(problem));
   }
   JAXFP8_RETURN_IF_ERROR(WhyNotTypes(problem));
@@ -262,7 +262,7 @@ Status WhyNotJoint(std::span<const Problem> problems, const Device& device) {
 
 size_t BestWorkspace(const Problem& problem) {
   const int64_t weights =
-      (problem.rhs.batch == 0 ? 1 : problem.batch) * problem.columns * problem.depth;
+      (problem.rhs.batch_stride == 0 ? 1 : problem.batch) * problem.columns * problem.depth;
   const int64_t tiles = std::max<int64_t>(1, OutputTiles(problem));
   const auto tile_bytes = static_cast<int64_t>(PartialTileBytes(problem));
   const int64_t room = weights / 10 / tiles / std::max<int64_t>(1, tile_bytes);

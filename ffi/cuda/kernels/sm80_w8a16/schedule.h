@@ -45,7 +45,7 @@ JAXFP8_HD constexpr int StagesFor(int row_fragments) { return row_fragments <= 4
 JAXFP8_HD constexpr bool UsesWgmma(int row_fragments) { return row_fragments >= 4; }
 
 // Activations of e4m3 have at most so many rows, and are multiplied as float16.
-inline constexpr int64_t kMostFloat8Rows = 16;
+inline constexpr int64_t kMaxFloat8Rows = 16;
 
 // Whether one product alone has an instance of the kernel. To find arguments by an index costs
 // registers. With 32 rows and more, which leave none, products took 1.03x to 1.07x the time on an

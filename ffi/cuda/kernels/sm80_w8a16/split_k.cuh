@@ -40,8 +40,8 @@ inline __device__ __noinline__ float ExcessTerm(const Arguments& a, const Quad& 
     float sum = 0.0f;
     const int64_t end = min(k + step, int64_t{a.depth});
     for (int64_t i = k; i < end; ++i) {
-      sum +=
-          LoadWide(wide.dtype, a.activations, q.b * wide.batch + q.r * wide.free + i * wide.depth);
+      sum += LoadWide(wide.dtype, a.activations,
+                      q.b * wide.batch_stride + q.r * wide.free_stride + i * wide.depth_stride);
     }
     total -= sum * excess *
              (a.scales ? ScaleOf(a.scale_form, LoadScale(a.scales, a.scale_form, tile)) : 1.0f);

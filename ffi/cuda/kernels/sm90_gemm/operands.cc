@@ -11,14 +11,14 @@ Operand OperandOf(const Side& side, const Side& other, int64_t lines, const Prob
   Operand operand;
   operand.side = side;
   operand.lines = lines, operand.depth = problem.depth;
-  operand.batches = side.batch == 0 ? 1 : problem.batch;
+  operand.batches = side.batch_stride == 0 ? 1 : problem.batch;
   const int64_t size = SizeOf(side.dtype);
   const bool mixed = IsMixed(problem);
   operand.mn_major = mixed && IsEightBit(side.dtype) && side.IsMnMajor();
-  const int64_t pitch = operand.mn_major ? side.depth : side.free;
+  const int64_t pitch = operand.mn_major ? side.depth_stride : side.free_stride;
   operand.copied = (side.IsMnMajor() && !operand.mn_major) ||
                    size * pitch % kOperandAlignment != 0 ||
-                   (operand.batches > 1 && size * side.batch % kOperandAlignment != 0);
+                   (operand.batches > 1 && size * side.batch_stride % kOperandAlignment != 0);
   operand.summed = other.zero_point && !mixed && !side.sums;
   return operand;
 }
@@ -29,11 +29,11 @@ int64_t Operand::LineBytes() const { return SizeOf(side.dtype) * depth; }
 
 int64_t Operand::LinePitch() const {
   if (copied) return RoundUp(LineBytes(), kOperandAlignment);
-  return SizeOf(side.dtype) * (mn_major ? side.depth : side.free);
+  return SizeOf(side.dtype) * (mn_major ? side.depth_stride : side.free_stride);
 }
 
 int64_t Operand::BatchPitch() const {
-  if (!copied && batches > 1) return SizeOf(side.dtype) * side.batch;
+  if (!copied && batches > 1) return SizeOf(side.dtype) * side.batch_stride;
   return (mn_major ? depth : lines) * LinePitch();
 }
 

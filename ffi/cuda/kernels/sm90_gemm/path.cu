@@ -69,12 +69,14 @@ void PickCodes(bool mn_major, uint32_t (&picks)[4]) {
 // sums after all of K adds a bias of the columns.
 bool StoresDirectly(const Problem& problem, const Buffers& buffers) {
   const Plane& out = problem.out;
-  const bool adds = problem.bias && !(SumsFirst(problem) && problem.bias.row == 0);
+  const bool adds = problem.bias && !(SumsFirst(problem) && problem.bias.row_stride == 0);
   const bool rest = problem.residual || adds || problem.out_scale || problem.amax ||
                     problem.activation != Activation::kNone;
   const int64_t size = SizeOf(out.dtype);
-  return !rest && IsWideFloat(out.dtype) && out.column == 1 && !(IsMixed(problem) && size == 4) &&
-         AlignmentOf(buffers.out, {out.row * size, out.batch * size, problem.columns * size}) == 16;
+  return !rest && IsWideFloat(out.dtype) && out.column_stride == 1 &&
+         !(IsMixed(problem) && size == 4) &&
+         AlignmentOf(buffers.out, {out.row_stride * size, out.batch_stride * size,
+                                   problem.columns * size}) == 16;
 }
 
 class GemmPlan final : public Plan {
@@ -172,7 +174,7 @@ class GemmPlan final : public Plan {
   }
 
   static Status Copy(const Operand& operand, const void* values, const Buffers& buffers,
-                          cudaStream_t stream) {
+                     cudaStream_t stream) {
     if (!operand.copied) return {};
     PackRequest request;
     request.side = operand.side;
@@ -185,7 +187,7 @@ class GemmPlan final : public Plan {
   }
 
   static Status SumLines(const Operand& operand, const void* values, const Buffers& buffers,
-                              cudaStream_t stream) {
+                         cudaStream_t stream) {
     if (!operand.summed) return {};
     auto* sums = static_cast<char*>(buffers.workspace) + operand.sums_at;
     return LaunchLineSums(operand.side, {0, operand.batches, 0, operand.lines, operand.depth},
@@ -214,8 +216,8 @@ class GemmPlan final : public Plan {
   Status MapOutput(const Arguments& a, CUtensorMap& map) const {
     const Plane& plane = a.epilogue.elementwise.out_plane;
     const int64_t rows = a.epilogue.rows, columns = a.epilogue.columns;
-    const int64_t row = 2 * (rows == 1 ? columns : plane.row);
-    const int64_t batch = a.out_batched ? 2 * plane.batch : rows * row;
+    const int64_t row = 2 * (rows == 1 ? columns : plane.row_stride);
+    const int64_t batch = a.out_batched ? 2 * plane.batch_stride : rows * row;
     return sm90::MapOutput(a.epilogue.elementwise.out, rows, columns,
                            a.out_batched ? problem_.batch : 1, row, batch, map);
   }
@@ -237,7 +239,8 @@ class GemmPlan final : public Plan {
     if (lhs.zero_point || lhs.dtype == DType::kU8) w.terms = RowTerms::kZeros;  // uint8 - 128
     if (w.blocks.scale) w.terms = RowTerms::kScales;
     w.values = static_cast<const uint16_t*>(buffers.rhs);
-    w.values_batch = operands_.rhs.batches > 1 ? rhs.batch : 0, w.values_line = rhs.free;
+    w.values_batch = operands_.rhs.batches > 1 ? rhs.batch_stride : 0,
+    w.values_line = rhs.free_stride;
   }
 
   Arguments ArgumentsFor(const Buffers& buffers) const {
@@ -261,7 +264,7 @@ class GemmPlan final : public Plan {
     a.epilogue.rows = stored.rows, a.epilogue.columns = stored.columns;
     a.epilogue.depth = stored.depth;
     a.epilogue.elementwise = MakeElementwise(stored, buffers);
-    a.out_batched = stored.batch > 1 && stored.out.batch != 0;
+    a.out_batched = stored.batch > 1 && stored.out.batch_stride != 0;
     a.stores_directly = StoresDirectly(stored, buffers);
     a.stores_boxes = a.stores_directly && kernel_.has_boxes && SizeOf(stored.out.dtype) == 2;
     a.stores_fours = stored.columns % 4 == 0 && FitsRowBatch(a.epilogue.elementwise);

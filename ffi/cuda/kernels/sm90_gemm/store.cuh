@@ -123,8 +123,8 @@ __device__ __forceinline__ void StoreDirectly(const Epilogue& e, const WarpTile&
         StageSums<kFirst / 2>(total, staged);
       }
       __syncwarp();
-      CopyStaged<kStaged * kSize, kSize == 4>(staged, to + kFirst * kSize, plane.row * kSize, rows,
-                                              bytes - kFirst * kSize);
+      CopyStaged<kStaged * kSize, kSize == 4>(staged, to + kFirst * kSize, plane.row_stride * kSize,
+                                              rows, bytes - kFirst * kSize);
       __syncwarp();
     };
     (store(std::integral_constant<int, kPart * kStaged>{}), ...);

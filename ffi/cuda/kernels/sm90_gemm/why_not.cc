@@ -18,8 +18,8 @@ constexpr int64_t kMaxSummedDepth = kMaxSum / (128 * 128),
 constexpr double kMaxOperandBytes = 0x1p40;
 
 double Size(const Problem& problem, const Side& side, int64_t lines) {
-  return static_cast<double>(side.batch == 0 ? 1 : problem.batch) * static_cast<double>(lines) *
-         static_cast<double>(problem.depth + kOperandAlignment);
+  return static_cast<double>(side.batch_stride == 0 ? 1 : problem.batch) *
+         static_cast<double>(lines) * static_cast<double>(problem.depth + kOperandAlignment);
 }
 
 // Tiles of 64 x 32, the smallest.
@@ -39,11 +39,11 @@ Status WhyNotGroups(const Problem& problem) {
                         problem.activation != Activation::kNone;
   if (epilogue) return "products of groups have no epilogue";
   const auto has_batches = [](const Side& side) {
-    return side.batch != 0 || side.tiles.batch_stride != 0;
+    return side.batch_stride != 0 || side.tiles.batch_stride != 0;
   };
   const bool contracted = problem.grouping == Grouping::kContracted;
   if (has_batches(problem.lhs) ||
-      (contracted ? has_batches(problem.rhs) : problem.out.batch != 0)) {
+      (contracted ? has_batches(problem.rhs) : problem.out.batch_stride != 0)) {
     return "what the groups divide cannot have a batch stride";
   }
   if (problem.grouping == Grouping::kMasked && problem.rows % problem.batch != 0) {
