@@ -8,14 +8,12 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-template <typename L>
 __device__ __forceinline__ bool HasGroups(const Arguments& a) {
-  return !L::kMixed && a.schedule.grouped.grouping != Grouping::kNone;
+  return a.schedule.grouped.grouping != Grouping::kNone;
 }
 
-template <typename L>
 __device__ __forceinline__ bool IsContracted(const Arguments& a) {
-  return !L::kMixed && a.schedule.grouped.grouping == Grouping::kContracted;
+  return a.schedule.grouped.grouping == Grouping::kContracted;
 }
 
 // The tile of this block in a unit, without groups.
@@ -32,7 +30,7 @@ template <typename L>
 __device__ __forceinline__ bool FindTile(const Arguments& a, Part& part, int32_t rank,
                                          GroupCursor& cursor, TileBounds& bounds) {
   const Groups& groups = a.schedule.grouped;
-  if (!IsContracted<L>(a)) {
+  if (!IsContracted(a)) {
     return cursor.Find(a.schedule, a.group_sizes, {L::kTileRows, L::kTileColumns}, part.unit, rank,
                        bounds);
   }
@@ -46,10 +44,10 @@ __device__ __forceinline__ bool FindTile(const Arguments& a, Part& part, int32_t
 
 // The next tile that a loading thread has something to load for; false after the last one.
 template <typename L>
-__device__ __forceinline__ bool NextTile(const Arguments& a, Parts<L::kMixed>& parts, int32_t rank,
+__device__ __forceinline__ bool NextTile(const Arguments& a, Parts<false>& parts, int32_t rank,
                                          GroupCursor& cursor, Part& part, TileBounds& bounds) {
   while (parts.Next(a.schedule, part)) {
-    if (!HasGroups<L>(a)) {
+    if (!HasGroups(a)) {
       bounds = BoundsOf<L>(a, part.unit, rank);
       return true;
     }

@@ -35,15 +35,6 @@ Kernel SumKernelFor(TileShape tile) {
   return KernelOfShape<kSumTileShapes, kLhs, kRhs, Scaling::kAfter>(tile, kAll);
 }
 
-// The weights are lhs.
-template <DType kWeight>
-Kernel MixedKernelFor(DType wide, TileShape tile) {
-  constexpr auto kAll = std::make_integer_sequence<int, std::size(kMixedTileShapes)>{};
-  return wide == DType::kBF16
-             ? KernelOfShape<kMixedTileShapes, kWeight, DType::kBF16, Scaling::kWeights>(tile, kAll)
-             : KernelOfShape<kMixedTileShapes, kWeight, DType::kF16, Scaling::kWeights>(tile, kAll);
-}
-
 }  // namespace jaxfp8::cuda::sm90
 
 #endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_INSTANCES_CUH_

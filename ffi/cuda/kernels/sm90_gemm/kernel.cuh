@@ -10,10 +10,6 @@
 // Rows of lhs may come in groups, each with an rhs of its own, and the contracted axis in groups,
 // each with an output of its own (groups.h).
 //
-// Of 8-bit weights and 16-bit values the weights are lhs, whichever side they are of the problem.
-// Then the tile is the transposed output (weights.cuh, store_transposed.cuh), and blocks may share
-// it (shared_units.cuh).
-//
 //   barriers in shared memory, one for each stage of the ring of tiles, and chunk of the scales
 //     full     completes when the data are there, of a stage its scales, too
 //     empty    completes when every math warp has read them; for tiles, those of the pair
@@ -28,51 +24,26 @@
 #include "cuda/kernels/sm90_gemm/mask.cuh"
 #include "cuda/kernels/sm90_gemm/multiply.cuh"
 #include "cuda/kernels/sm90_gemm/store.cuh"
-#include "cuda/kernels/sm90_gemm/store_transposed.cuh"
 #include "cuda/kernels/sm90_gemm/sum.cuh"
-#include "cuda/kernels/sm90_gemm/weights.cuh"
 
 namespace jaxfp8::cuda::sm90 {
-
-// Registers of a thread, which the warpgroups share out anew: 128 threads that load need few, so
-// that 256 threads can keep the sums of a tile.
-inline constexpr int kLoadRegisters = 40, kMathRegisters = 232;
-
-template <typename L>
-__device__ __forceinline__ void InitBarriers(uint32_t shared, uint32_t blocks) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < L::kStages; ++i) {
-      InitBarrier(shared + L::kFullAt + 8 * i, 1);
-      InitBarrier(shared + L::kEmptyAt + 8 * i, blocks * L::kMathWarps);
-      if constexpr (!L::kMixed) InitBarrier(shared + L::kLandedAt + 8 * i, 1);
-    }
-    for (int i = 0; i < L::kChunks; ++i) {
-      InitBarrier(shared + L::kChunkFullAt + 8 * i, kScaleThreads);
-      InitBarrier(shared + L::kChunkEmptyAt + 8 * i, L::kMathWarps);
-    }
-    FenceBarrierInit();
-  }
-}
 
 // Multiplies and stores the tiles of a math warpgroup.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensorMap* out,
-                                              uint32_t shared, Parts<L::kMixed> parts,
-                                              uint32_t rank, uint32_t blocks) {
+                                              uint32_t shared, Parts<false> parts, uint32_t rank,
+                                              uint32_t blocks) {
   const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kGroupThreads / 32;
   const uint32_t kept = shared + L::kKeptAt + warp * kKeptBytes;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
-  if constexpr (L::kMixed) {
-    BlockTurns(a.weights, __shfl_sync(~0u, warp / 4, 0)).Begin();
-  }
   GroupCursor cursor;
   Part part;
 #pragma unroll 1
   while (parts.Next(a.schedule, part)) {
     TileBounds tile;
     bool found = true;
-    if (HasGroups<L>(a)) {
+    if (HasGroups(a)) {
       found = FindTile<L>(a, part, static_cast<int32_t>(rank), cursor, tile);
       KeepTile(kept, tile, cursor);
     }
@@ -81,28 +52,20 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
     if (!__any_sync(~0u, found)) break;
     const int32_t steps = __reduce_max_sync(~0u, tile.sums ? part.end - part.first : 0);
     float total[L::kWaves][kColumns / 2];
-    if constexpr (L::kMixed) {
-      const bool finishes =
-          SumWeights<L, kLhs, kRhs, kColumns>(a, part, total, shared, blocks, ring, chunk);
-      if (!finishes) continue;
-    } else if constexpr (L::kScalesAfter) {
+    if constexpr (L::kScalesAfter) {
       SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, steps, blocks, ring, chunk);
     } else {
       MultiplyScaled<L, kLhs, kRhs, kColumns>(total, shared, steps, blocks, ring, chunk);
     }
-    if (HasGroups<L>(a)) {
+    if (HasGroups(a)) {
       RecallTile(kept, tile, cursor);
     } else {
       tile = BoundsOf<L>(a, part.unit, static_cast<int32_t>(rank));
     }
     const int32_t group = warp / 4, row = tile.row + group * L::kWaves * kWaveRows;
     const uint32_t staging = shared + L::kStagingAt + group * 4 * L::kStagingBytes;
-    if constexpr (L::kMixed) {
-      StoreTransposed<L, kColumns>(a, out, {tile.batch, tile.column, row}, staging, group, total);
-    } else {
-      const WarpTile of_group{tile.batch, row, tile.column, tile.end};
-      StoreTile<L, kColumns>(a, out, of_group, staging, group, total);
-    }
+    const WarpTile of_group{tile.batch, row, tile.column, tile.end};
+    StoreTile<L, kColumns>(a, out, of_group, staging, group, total);
   }
   WaitForStores<0>();  // they read shared memory
 }
@@ -121,8 +84,8 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
   const uint32_t blocks = BlocksInCluster(), rank = BlockInCluster();
   InitBarriers<L>(shared, blocks);
   SynchronizeCluster();
-  const Parts<L::kMixed> parts(a.schedule, static_cast<int32_t>(blockIdx.x / blocks),
-                               static_cast<int32_t>(gridDim.x / blocks));
+  const Parts<false> parts(a.schedule, static_cast<int32_t>(blockIdx.x / blocks),
+                           static_cast<int32_t>(gridDim.x / blocks));
   constexpr bool kMovesRegisters = L::kMathGroups == 2;
   const int32_t warp = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / 32, 0);
   if (warp < kGroupThreads / 32) {
@@ -134,14 +97,10 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
       if (a.stores_boxes) PrefetchMap(&out);
       LoadTiles<L>(a, &lhs, &rhs, shared, parts, rank);
     }
-    if constexpr (!L::kMixed) {
-      if (warp == 1 && IsContracted<L>(a)) MaskTiles<L>(a, shared, parts, rank);
-    }
+    if (warp == 1 && IsContracted(a)) MaskTiles<L>(a, shared, parts, rank);
     if (warp >= 2) {
       const int32_t thread = static_cast<int32_t>(threadIdx.x) - 64;
-      if constexpr (L::kMixed) {
-        LoadLineScales<L>(a, shared, parts, rank, thread);
-      } else if constexpr (L::kScalesAfter) {
+      if constexpr (L::kScalesAfter) {
         LoadLines<L>(a, shared, parts, rank, thread);
       } else {
         LoadScales<L>(a, shared, parts, rank, thread);
@@ -163,7 +122,7 @@ template <DType kLhs, DType kRhs, Scaling kScaling, int kRows, int kColumns>
 Kernel KernelOf() {
   using L = BlockLayout<kRows, kColumns, kScaling>;
   return {Sm90Gemm<kLhs, kRhs, kScaling, kRows, kColumns>, L::kThreads, L::kSharedBytes,
-          L::kMixed || L::kHasBoxes};
+          L::kHasBoxes};
 }
 
 }  // namespace jaxfp8::cuda::sm90

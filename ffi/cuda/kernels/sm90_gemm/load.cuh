@@ -2,13 +2,11 @@
 //
 //   global                                           shared memory
 //   lhs [M, K], lines of K --- warp 0, one thread -> stage: tile rows x 128 bytes, swizzled
-//   rhs [N, K], lines of K --- (TMA)              ->        tile columns x 128 bytes, swizzled;
-//                                                           beside 16 bits lhs x 64 bytes
+//   rhs [N, K], lines of K --- (TMA)              ->        tile columns x 128 bytes, swizzled
 //   scales, in any order   --- warps 2, 3         -> chunk of four steps: [rows][4], then
 //                              (cp.async)            [columns, or parts of 128 or 64 of them][4]
 //     of all of K          --- warps 2, 3         -> chunk of a tile: scales [rows], zero points,
-//                                                    sums, bias; the same of [columns]. Beside 16
-//                                                    bits scales alone
+//                                                    sums, bias; the same of [columns]
 //
 // With two math warpgroups a stage is full when its scales are there, too. One that has values of
 // other groups lands first, and is full when they are masked (mask.cuh).
@@ -19,48 +17,18 @@
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_LOAD_CUH_
 
 #include "cuda/kernels/common/async_copy.cuh"
-#include "cuda/kernels/common/scale_form.cuh"
 #include "cuda/kernels/common/tile_index.cuh"
+#include "cuda/kernels/sm90/ring.cuh"
+#include "cuda/kernels/sm90/shared.cuh"
 #include "cuda/kernels/sm90_gemm/arguments.h"
-#include "cuda/kernels/sm90_gemm/barrier.cuh"
 #include "cuda/kernels/sm90_gemm/groups.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
-// A stage of the ring, and the parity of its phase.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void Next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
-
-// Copies weights [K, N]: a box of 64 lines of 64 bytes for each wave. Of a pair that shares them
-// each block copies half for both.
-template <typename L>
-__device__ __forceinline__ void CopyLinesOfN(Pair pair, uint32_t to, const CUtensorMap* lhs,
-                                             uint32_t full, int32_t k, int32_t row, int32_t batch,
-                                             int32_t rank) {
-  constexpr int kWaves = L::kTileRows / kWaveRows, kWaveBytes = kWaveRows * L::kLhsLine;
-  const bool shares = pair == Pair::kSharesLhs;
-#pragma unroll
-  for (int i = 0; i < kWaves; ++i) {
-    if (!shares) {
-      CopyTile(to + i * kWaveBytes, lhs, full, row + i * kWaveRows, k, batch);
-    } else if (2 * i / kWaves == rank) {
-      CopyTileTo(3, to + i * kWaveBytes, lhs, full, row + i * kWaveRows, k, batch);
-    }
-  }
-}
-
 template <typename L>
 __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUtensorMap* rhs,
-                          uint32_t shared, Parts<L::kMixed> parts, int32_t rank) {
-  const Schedule& s = a.schedule;
-  constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
+                          uint32_t shared, Parts<false> parts, int32_t rank) {
+  const Pair pair = a.schedule.pair;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
   GroupCursor cursor;
@@ -70,9 +38,8 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
   while (NextTile<L>(a, parts, rank, cursor, part, tile)) {
     const int32_t lhs_batch = a.lhs_batched ? tile.batch : 0;
     const int32_t rhs_batch = a.rhs_batched ? tile.batch : 0;
-    const int32_t row = tile.row, column = tile.column;
     for (int32_t step = part.first; step < part.end; ++step, ring.Next()) {
-      const bool lands = !L::kMixed && tile.depth.Cuts(step);
+      const bool lands = tile.depth.Cuts(step);
       const uint32_t full = shared + (lands ? L::kLandedAt : L::kFullAt) + 8 * ring.stage;
       WaitAsleep(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
       const bool needs_chunk = L::kStageHasScales && (step - part.first) % kChunkSteps == 0;
@@ -83,21 +50,11 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
       }
       const uint32_t to_lhs = shared + L::kLhsAt + ring.stage * L::kLhsBytes;
       const uint32_t to_rhs = shared + L::kRhsAt + ring.stage * L::kRhsBytes;
-      const int32_t lhs_k = step * L::kLhsLine, rhs_k = step * L::kRhsLine;
-      if (L::kMixed && a.weights.mn_major) {
-        CopyLinesOfN<L>(s.pair, to_lhs, lhs, full, lhs_k, row, lhs_batch, rank);
-      } else if (s.pair == Pair::kSharesLhs) {
-        CopyTileTo(3, to_lhs + rank * (L::kLhsBytes / 2), lhs, full, lhs_k,
-                   row + rank * (kRows / 2), lhs_batch);
-      } else {
-        CopyTile(to_lhs, lhs, full, lhs_k, row, lhs_batch);
-      }
-      if (s.pair == Pair::kSharesRhs) {
-        CopyTileTo(3, to_rhs + rank * (L::kRhsBytes / 2), rhs, full, rhs_k,
-                   column + rank * (kColumns / 2), rhs_batch);
-      } else {
-        CopyTile(to_rhs, rhs, full, rhs_k, column, rhs_batch);
-      }
+      const int32_t k = step * kStepDepth;
+      CopyOperand<L::kLhsBytes, L::kTileRows>(pair == Pair::kSharesLhs, to_lhs, lhs, full, k,
+                                              tile.row, lhs_batch, rank);
+      CopyOperand<L::kRhsBytes, L::kTileColumns>(pair == Pair::kSharesRhs, to_rhs, rhs, full, k,
+                                                 tile.column, rhs_batch, rank);
       if (needs_chunk) {
         WaitAsleep(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
         chunk.Next();
@@ -105,23 +62,7 @@ __device__ void LoadTiles(const Arguments& a, const CUtensorMap* lhs, const CUte
       }
     }
   }
-  if (s.pair == Pair::kNone) return;
-  // The other block arrives at barriers of this one, which must not be gone by then.
-  for (int i = 0; i < L::kStages; ++i, ring.Next()) {
-    WaitAsleep(shared + L::kEmptyAt + 8 * ring.stage, ring.parity ^ 1);
-  }
-}
-
-__device__ __forceinline__ float LoadShared(uint32_t from) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
-  return value;
-}
-__device__ __forceinline__ void StoreShared(uint32_t to, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-}
-__device__ __forceinline__ void StoreShared(uint32_t to, int32_t value) {
-  asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+  if (pair != Pair::kNone) DrainRing(ring, shared + L::kEmptyAt);
 }
 
 // The scales of the lines of a side that a thread copies: every 64th of a tile.
@@ -176,8 +117,8 @@ __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
 // What does not change along K is found once for a tile. Loading warps share schedulers with math
 // warps: what they issue delays one math warp, and its warpgroup waits for it.
 template <typename L>
-__device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts,
-                           int32_t rank, int32_t thread) {
+__device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<false> parts, int32_t rank,
+                           int32_t thread) {
   constexpr int kRows = L::kTileRows, kColumns = L::kRhsScales;
   constexpr int kColumnLines = (kColumns + kScaleThreads - 1) / kScaleThreads;
   const int32_t columns_here = (kColumns - thread + kScaleThreads - 1) / kScaleThreads;
@@ -225,7 +166,7 @@ __device__ __forceinline__ void StoreLine(const StepScales& s, const ZeroPoints&
 
 // What follows the sums of each tile, for `Scaling::kAfter`.
 template <typename L>
-__device__ void LoadLines(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts, int32_t rank,
+__device__ void LoadLines(const Arguments& a, uint32_t shared, Parts<false> parts, int32_t rank,
                           int32_t thread) {
   constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
   const Elementwise& rest = a.epilogue.elementwise;
@@ -248,40 +189,6 @@ __device__ void LoadLines(const Arguments& a, uint32_t shared, Parts<L::kMixed> 
     for (int32_t i = thread; i < kColumns; i += kScaleThreads) {
       StoreLine(a.rhs_scales, a.rhs_zeros, columns + 4 * i, 4 * kColumns, tile.batch,
                 tile.column + i, 0, bias, rest.bias_plane);
-    }
-    Arrive(shared + L::kChunkFullAt + 8 * ring.stage);
-    ring.Next();
-  }
-}
-
-// Stores the scale of a line. A line beyond the last counts as the last.
-__device__ __forceinline__ void StoreScale(const StepScales& s, uint32_t to, int32_t batch,
-                                           int32_t line) {
-  const int64_t at =
-      batch * s.batch_stride + s.tile_lines.Quotient(min(line, s.last_line)) * s.line_stride;
-  StoreShared(to, s.scale ? ScaleOf(s.form, LoadScale(s.scale, s.form, at)) : 1.0f);
-}
-
-// The scales of each tile, for `Scaling::kWeights`: of its rows, then of its columns.
-template <typename L>
-__device__ void LoadLineScales(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts,
-                               int32_t rank, int32_t thread) {
-  constexpr int kRows = L::kTileRows, kColumns = L::kTileColumns;
-  Ring<L::kChunks> ring;
-  Part part;
-#pragma unroll 1
-  while (parts.Next(a.schedule, part)) {
-    if (part.first > 0) continue;  // another block finishes the tile
-    const TileCoord tile = TileOf(a.schedule, part.unit, rank);
-    const uint32_t to = shared + L::kScalesAt + ring.stage * L::kChunkBytes;
-    WaitAsleep(shared + L::kChunkEmptyAt + 8 * ring.stage, ring.parity ^ 1);
-#pragma unroll 1
-    for (int32_t i = thread; i < kRows; i += kScaleThreads) {
-      StoreScale(a.lhs_scales, to + 4 * i, tile.batch, tile.row * kRows + i);
-    }
-#pragma unroll 1
-    for (int32_t i = thread; i < kColumns; i += kScaleThreads) {
-      StoreScale(a.rhs_scales, to + 4 * (kRows + i), tile.batch, tile.column * kColumns + i);
     }
     Arrive(shared + L::kChunkFullAt + 8 * ring.stage);
     ring.Next();

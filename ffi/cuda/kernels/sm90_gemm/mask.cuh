@@ -47,9 +47,7 @@ __device__ __forceinline__ void MaskLines(uint32_t lines, int32_t first, int32_t
 }
 
 template <typename L>
-__device__ void MaskTiles(const Arguments& a, uint32_t shared, Parts<L::kMixed> parts,
-                          int32_t rank) {
-  static_assert(L::kLhsLine == kStepDepth && L::kRhsLine == kStepDepth);
+__device__ void MaskTiles(const Arguments& a, uint32_t shared, Parts<false> parts, int32_t rank) {
   Ring<L::kStages> ring;
   uint32_t parities = 0;  // of the landed barriers, a bit each: few stages land
   GroupCursor cursor;

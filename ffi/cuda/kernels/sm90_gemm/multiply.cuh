@@ -12,8 +12,8 @@
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_MULTIPLY_CUH_
 
+#include "cuda/kernels/sm90/wgmma.cuh"
 #include "cuda/kernels/sm90_gemm/load.cuh"
-#include "cuda/kernels/sm90_gemm/wgmma.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 

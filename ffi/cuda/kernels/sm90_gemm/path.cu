@@ -6,11 +6,11 @@
 #include "cuda/kernels/epilogue/epilogue.h"
 #include "cuda/kernels/epilogue/row_batch.cuh"
 #include "cuda/kernels/pack/pack.h"
+#include "cuda/kernels/sm90/tensor_map.h"
 #include "cuda/kernels/sm90_gemm/arguments.h"
 #include "cuda/kernels/sm90_gemm/operands.h"
 #include "cuda/kernels/sm90_gemm/path.h"
 #include "cuda/kernels/sm90_gemm/schedule.h"
-#include "cuda/kernels/sm90_gemm/tensor_map.h"
 
 namespace jaxfp8::cuda {
 namespace sm90 {

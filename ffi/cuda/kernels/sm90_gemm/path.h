@@ -11,8 +11,9 @@
 
 namespace jaxfp8::cuda {
 
-// One launch (kernel.cuh), after copies of the operands that are not lines of K, or whose lines are
-// no multiple of 16 bytes, and sums of the lines for zero points (kernels/pack).
+// One launch (kernel.cuh; for 16-bit values sm90_w8a16/kernel.cuh), after copies of the operands
+// that are not lines of K, or whose lines are no multiple of 16 bytes, and sums of the lines for
+// zero points (kernels/pack).
 extern const Path kSm90Gemm;
 
 namespace sm90 {

@@ -17,8 +17,8 @@
 
 #include <type_traits>
 
+#include "cuda/kernels/sm90/wgmma.cuh"
 #include "cuda/kernels/sm90_gemm/load.cuh"
-#include "cuda/kernels/sm90_gemm/wgmma.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 

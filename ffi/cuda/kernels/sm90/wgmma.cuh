@@ -2,8 +2,8 @@
 // in shared memory; FP8 is summed in float32, int8 and uint8 in int32. Of two 16-bit ones lhs is in
 // registers.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_WGMMA_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_WGMMA_CUH_
+#ifndef JAXFP8_CUDA_KERNELS_SM90_WGMMA_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_WGMMA_CUH_
 
 #include <cstdint>
 
@@ -156,4 +156,4 @@ __device__ __forceinline__ void WgmmaFromRegisters(float (&acc)[kColumns / 2],
 
 }  // namespace jaxfp8::cuda::sm90
 
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_WGMMA_CUH_
+#endif  // JAXFP8_CUDA_KERNELS_SM90_WGMMA_CUH_

@@ -1,8 +1,8 @@
 // Barriers in shared memory (mbarrier), and copies of tiles by the tensor memory accelerator (TMA).
 // Everything here needs sm_90.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_BARRIER_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_BARRIER_CUH_
+#ifndef JAXFP8_CUDA_KERNELS_SM90_BARRIER_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_BARRIER_CUH_
 
 #include <cuda.h>
 
@@ -139,4 +139,4 @@ __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
 
 }  // namespace jaxfp8::cuda::sm90
 
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_BARRIER_CUH_
+#endif  // JAXFP8_CUDA_KERNELS_SM90_BARRIER_CUH_

@@ -11,8 +11,8 @@
 // code times a power exceeds bfloat16: from scales of 2^119 on. What is off is two roundings a
 // block. Those of the next block are fetched while one is multiplied.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_ROWS_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_ROWS_CUH_
+#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_ROWS_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_ROWS_CUH_
 
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/element.cuh"
@@ -160,4 +160,4 @@ __device__ __forceinline__ void ScaleRows(float (&acc)[kWaves][kCount],
 
 }  // namespace jaxfp8::cuda::sm90
 
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_ROWS_CUH_
+#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_ROWS_CUH_

@@ -8,13 +8,13 @@
 // A code of NaN makes its whole row NaN, wherever in K it is, so rows with one are remembered and
 // made NaN in the end.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_CODES_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_CODES_CUH_
+#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_CODES_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_CODES_CUH_
 
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/common/wgmma.cuh"
-#include "cuda/kernels/sm90_gemm/weight_rows.cuh"
+#include "cuda/kernels/sm90_w8a16/weight_rows.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -142,4 +142,4 @@ __device__ __forceinline__ void MakeRowsNaN(float (&acc)[L::kWaves][kColumns / 2
 
 }  // namespace jaxfp8::cuda::sm90
 
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHT_CODES_CUH_
+#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_WEIGHT_CODES_CUH_

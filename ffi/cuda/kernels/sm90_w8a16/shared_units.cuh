@@ -9,11 +9,11 @@
 // for smaller numbers alone, which start no later. Sums are added in one order, so the bits are the
 // same in every run.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_SHARED_UNITS_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_SHARED_UNITS_CUH_
+#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_SHARED_UNITS_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_W8A16_SHARED_UNITS_CUH_
 
+#include "cuda/kernels/sm90/barrier.cuh"
 #include "cuda/kernels/sm90_gemm/arguments.h"
-#include "cuda/kernels/sm90_gemm/barrier.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -85,4 +85,4 @@ __device__ __forceinline__ bool ShareSums(const Arguments& a, const Part& part,
 
 }  // namespace jaxfp8::cuda::sm90
 
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_SHARED_UNITS_CUH_
+#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_SHARED_UNITS_CUH_

@@ -1,10 +1,10 @@
-#include "cuda/kernels/sm90_gemm/tensor_map.h"
+#include "cuda/kernels/sm90/tensor_map.h"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 
-#include "cuda/kernels/sm90_gemm/layout.h"
+#include "cuda/kernels/sm90/block.h"
 #include "cuda/path.h"
 
 namespace jaxfp8::cuda::sm90 {

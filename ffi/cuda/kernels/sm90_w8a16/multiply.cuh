@@ -8,14 +8,14 @@
 //
 // While wgmma works on two fragments the next one is decoded (weight_codes.cuh).
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHTS_CUH_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHTS_CUH_
+#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_MULTIPLY_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_W8A16_MULTIPLY_CUH_
 
-#include "cuda/kernels/sm90_gemm/load.cuh"
-#include "cuda/kernels/sm90_gemm/shared_units.cuh"
-#include "cuda/kernels/sm90_gemm/weight_codes.cuh"
-#include "cuda/kernels/sm90_gemm/weight_rows.cuh"
-#include "cuda/kernels/sm90_gemm/wgmma.cuh"
+#include "cuda/kernels/sm90/wgmma.cuh"
+#include "cuda/kernels/sm90_w8a16/load.cuh"
+#include "cuda/kernels/sm90_w8a16/shared_units.cuh"
+#include "cuda/kernels/sm90_w8a16/weight_codes.cuh"
+#include "cuda/kernels/sm90_w8a16/weight_rows.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -257,4 +257,4 @@ __device__ __forceinline__ bool SumWeights(const Arguments& a, const Part& part,
 
 }  // namespace jaxfp8::cuda::sm90
 
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_WEIGHTS_CUH_
+#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_MULTIPLY_CUH_

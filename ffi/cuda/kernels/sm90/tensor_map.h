@@ -1,7 +1,7 @@
 // Tensor maps: how the tensor memory accelerator (TMA) finds an operand in memory.
 
-#ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_TENSOR_MAP_H_
-#define JAXFP8_CUDA_KERNELS_SM90_GEMM_TENSOR_MAP_H_
+#ifndef JAXFP8_CUDA_KERNELS_SM90_TENSOR_MAP_H_
+#define JAXFP8_CUDA_KERNELS_SM90_TENSOR_MAP_H_
 
 #include <cuda.h>
 
@@ -30,4 +30,4 @@ Status MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int6
 
 }  // namespace jaxfp8::cuda::sm90
 
-#endif  // JAXFP8_CUDA_KERNELS_SM90_GEMM_TENSOR_MAP_H_
+#endif  // JAXFP8_CUDA_KERNELS_SM90_TENSOR_MAP_H_

@@ -1,0 +1,129 @@
+// W8A16 on Hopper, persistent and warp-specialised: 8-bit weights times 16-bit values.
+//
+//   out^T [N, M] = epilogue(weights [N, K] * values [M, K]^T)     weights also as [K, N]
+//
+// The weights are lhs, whichever side they are of the problem, because wgmma takes lhs alone from
+// registers, where they are decoded. So a tile is of the transposed output.
+//
+//   CTA, one on each multiprocessor
+//     warpgroup 0    the producer: warp 0 loads tiles (TMA), warps 2 and 3 scales    load.cuh
+//     warpgroup 1    a consumer: it decodes the upper half of the tile's weights, weight_codes.cuh
+//                    multiplies them,                                                multiply.cuh
+//                    and stores the tile transposed store_transposed.cuh
+//     warpgroup 2    the same for the lower half
+//
+//   in registers of a consumer   accumulators of 64 x N a wave, fragments of weights, and power,
+//                                zero point and factor of each of its rows weight_rows.cuh
+//
+//   barriers in shared memory, one for each stage of the ring of tiles, and chunk of the scales
+//     full     completes when the data are there
+//     empty    completes when every consumer warp has read them; for tiles, those of the pair
+//
+// CTAs may share a tile, each with some of its steps (shared_units.cuh). The host side is that of
+// `sm90_gemm`: its schedule, arguments and plan.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_KERNEL_CUH_
+#define JAXFP8_CUDA_KERNELS_SM90_W8A16_KERNEL_CUH_
+
+#include <iterator>
+#include <utility>
+
+#include "cuda/kernels/sm90_w8a16/layout.h"
+#include "cuda/kernels/sm90_w8a16/load.cuh"
+#include "cuda/kernels/sm90_w8a16/multiply.cuh"
+#include "cuda/kernels/sm90_w8a16/store_transposed.cuh"
+
+namespace jaxfp8::cuda::sm90 {
+
+// Multiplies and stores the tiles of a consumer warpgroup.
+template <typename L, DType kWeight, DType kWide>
+__device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensorMap* out,
+                                              uint32_t shared, Parts<true> parts, uint32_t rank,
+                                              uint32_t blocks) {
+  constexpr int kColumns = L::kTileColumns;
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kGroupThreads / 32;
+  Ring<L::kStages> ring;
+  Ring<L::kChunks> chunk;
+  BlockTurns(a.weights, __shfl_sync(~0u, warp / 4, 0)).Begin();
+  Part part;
+#pragma unroll 1
+  while (parts.Next(a.schedule, part)) {
+    float total[L::kWaves][kColumns / 2];
+    const bool finishes =
+        SumWeights<L, kWeight, kWide, kColumns>(a, part, total, shared, blocks, ring, chunk);
+    if (!finishes) continue;
+    const TileCoord tile = TileOf(a.schedule, part.unit, static_cast<int32_t>(rank));
+    const int32_t group = warp / 4;
+    const int32_t row = tile.row * L::kTileRows + group * L::kWaves * kWaveRows;
+    const uint32_t staging = shared + L::kStagingAt + group * 4 * L::kStagingBytes;
+    StoreTransposed<L, kColumns>(a, out, {tile.batch, tile.column * kColumns, row}, staging, group,
+                                 total);
+  }
+  WaitForStores<0>();  // they read shared memory
+}
+
+// The kernel.
+//   kRows, kColumns  of a tile
+template <DType kWeight, DType kWide, int kRows, int kColumns>
+__global__ void __launch_bounds__(WeightsLayout<kRows, kColumns>::kThreads, 1)
+    Sm90W8A16(const __grid_constant__ Arguments a, const __grid_constant__ CUtensorMap lhs,
+              const __grid_constant__ CUtensorMap rhs, const __grid_constant__ CUtensorMap out) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using L = WeightsLayout<kRows, kColumns>;
+  extern __shared__ uint8_t shared_memory[];
+  const uint32_t shared =
+      (SharedAddress(shared_memory) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
+  const uint32_t blocks = BlocksInCluster(), rank = BlockInCluster();
+  InitBarriers<L>(shared, blocks);
+  SynchronizeCluster();
+  const Parts<true> parts(a.schedule, static_cast<int32_t>(blockIdx.x / blocks),
+                          static_cast<int32_t>(gridDim.x / blocks));
+  static_assert(L::kMathGroups == 2);
+  const int32_t warp = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / 32, 0);
+  if (warp < kGroupThreads / 32) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoadRegisters));
+    if (warp == 0 && IsElected()) {
+      PrefetchMap(&lhs), PrefetchMap(&rhs);
+      if (a.stores_boxes) PrefetchMap(&out);
+      LoadTiles<L>(a, &lhs, &rhs, shared, parts, rank);
+    }
+    if (warp >= 2) {
+      LoadLineScales<L>(a, shared, parts, rank, static_cast<int32_t>(threadIdx.x) - 64);
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMathRegisters));
+    MultiplyTiles<L, kWeight, kWide>(a, &out, shared, parts, rank, blocks);
+  }
+  // A CTA may be written to, and its barriers arrived at, until the other one is done.
+  __syncwarp();
+  SynchronizeCluster();
+#endif
+}
+
+template <DType kWeight, DType kWide, int... kShapes>
+Kernel WeightsKernelOfShape(TileShape tile, std::integer_sequence<int, kShapes...>) {
+  Kernel kernel;
+  const auto take = [&]<int kRows, int kColumns>(std::integer_sequence<int, kRows, kColumns>) {
+    using L = WeightsLayout<kRows, kColumns>;
+    kernel = {Sm90W8A16<kWeight, kWide, kRows, kColumns>, L::kThreads, L::kSharedBytes, true};
+    return true;
+  };
+  (void)((tile == kMixedTileShapes[kShapes] &&
+          take(std::integer_sequence<int, kMixedTileShapes[kShapes].rows,
+                                     kMixedTileShapes[kShapes].columns>{})) ||
+         ...);
+  return kernel;
+}
+
+// The kernel for a tile shape, or one without a function.
+//   wide  of the values: bfloat16 or float16
+template <DType kWeight>
+Kernel WeightsKernelFor(DType wide, TileShape tile) {
+  constexpr auto kAll = std::make_integer_sequence<int, std::size(kMixedTileShapes)>{};
+  return wide == DType::kBF16 ? WeightsKernelOfShape<kWeight, DType::kBF16>(tile, kAll)
+                              : WeightsKernelOfShape<kWeight, DType::kF16>(tile, kAll);
+}
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_KERNEL_CUH_

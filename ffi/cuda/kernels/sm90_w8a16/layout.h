@@ -1,0 +1,51 @@
+// The shape of a CTA of the W8A16 kernel: its threads, and what lies where in its shared memory.
+
+#ifndef JAXFP8_CUDA_KERNELS_SM90_W8A16_LAYOUT_H_
+#define JAXFP8_CUDA_KERNELS_SM90_W8A16_LAYOUT_H_
+
+#include <algorithm>
+
+#include "cuda/kernels/sm90/block.h"
+#include "cuda/kernels/sm90_gemm/schedule.h"
+
+namespace jaxfp8::cuda::sm90 {
+
+// A warpgroup has four boxes of a tile, and stages three of them without waiting.
+inline constexpr int kTransposedBuffers = 3;
+
+// What follows from the shape of a tile.
+template <int kRows, int kColumns>
+struct WeightsLayout {
+  static constexpr int kMathGroups = kRows >= 2 * kWaveRows ? 2 : 1;
+  static constexpr int kMathWarps = 4 * kMathGroups;
+  static constexpr int kWaves = kRows / kWaveRows / kMathGroups;  // of a warpgroup
+  static constexpr int kThreads = (1 + kMathGroups) * kGroupThreads;
+  static constexpr int kTileRows = kRows, kTileColumns = kColumns;
+
+  // Bytes of a line of a stage: 64 of K, in 8 and in 16 bits.
+  static constexpr int kLhsLine = kMixedDepth, kRhsLine = 2 * kMixedDepth;
+  static constexpr int kLhsBytes = kRows * kLhsLine, kRhsBytes = kColumns * kRhsLine;
+  static constexpr int kChunks = 2, kChunkBytes = 4 * (kRows + kColumns);
+  static constexpr int kStagingBytes = kTransposedBuffers * kBoxBytes / 4;  // of a warp
+  static constexpr int kFixedBytes = kTileAlignment + kMathWarps * kStagingBytes +
+                                     kChunks * kChunkBytes + 8 * 2 * (kMaxStages + kChunks);
+  static constexpr int kStages =
+      std::min(kMaxStages, (kMaxSharedBytes - kFixedBytes) / (kLhsBytes + kRhsBytes));
+  static_assert(kStages >= 3);
+
+  static constexpr int kLhsAt = 0;
+  static constexpr int kRhsAt = kLhsAt + kStages * kLhsBytes;
+  static constexpr int kStagingAt = kRhsAt + kStages * kRhsBytes;
+  static_assert(kStagingAt % kTileAlignment == 0);
+  static constexpr int kScalesAt = kStagingAt + kMathWarps * kStagingBytes;
+  static constexpr int kFullAt = kScalesAt + kChunks * kChunkBytes;
+  static_assert(kScalesAt % 16 == 0 && kFullAt % 8 == 0);
+  static constexpr int kEmptyAt = kFullAt + 8 * kStages;
+  static constexpr int kChunkFullAt = kEmptyAt + 8 * kStages;
+  static constexpr int kChunkEmptyAt = kChunkFullAt + 8 * kChunks;
+  static constexpr int kSharedBytes = kChunkEmptyAt + 8 * kChunks + kTileAlignment;
+};
+
+}  // namespace jaxfp8::cuda::sm90
+
+#endif  // JAXFP8_CUDA_KERNELS_SM90_W8A16_LAYOUT_H_
