@@ -56,7 +56,7 @@ __device__ __forceinline__ void Wait(uint32_t barrier, uint32_t parity) {
   }
 }
 // Waits as `Wait` does, but suspends the thread for up to 10 ms at a time. `Wait` wakes it dozens
-// of times a step, which takes issue slots from the math warps. For warps that mostly wait.
+// of times a step, which takes issue slots from the consumer warps. For warps that mostly wait.
 __device__ __forceinline__ void WaitAsleep(uint32_t barrier, uint32_t parity) {
   constexpr uint32_t kNanoseconds = 10'000'000;
   uint32_t done = 0;
@@ -83,10 +83,10 @@ __device__ __forceinline__ void Release(uint32_t empty, uint32_t blocks) {
   if (threadIdx.x % 32 < blocks) ArriveAt(empty, threadIdx.x % 32);
 }
 
-// Waits for the threads of a math warpgroup. Barriers are named by constants: a name in a register
-// takes all sixteen.
-__device__ __forceinline__ void SynchronizeGroup(int32_t group) {
-  if (group == 0) {
+// Waits for the threads of a consumer warpgroup. Barriers are named by constants: a name in a
+// register takes all sixteen.
+__device__ __forceinline__ void SynchronizeWarpgroup(int32_t warpgroup) {
+  if (warpgroup == 0) {
     asm volatile("barrier.sync.aligned 1, 128;" ::: "memory");
   } else {
     asm volatile("barrier.sync.aligned 2, 128;" ::: "memory");

@@ -5,9 +5,9 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-inline constexpr int kGroupThreads = 128;  // of a warpgroup, the threads that issue a wgmma
-inline constexpr int kWaveRows = 64;       // rows of one wgmma
-inline constexpr int kScaleThreads = 64;   // of the producer warpgroup
+inline constexpr int kWarpgroupThreads = 128;  // of a warpgroup, the threads that issue a wgmma
+inline constexpr int kWgmmaRows = 64;          // rows of one wgmma
+inline constexpr int kScaleThreads = 64;       // of the producer warpgroup
 // A warp's rows of a wave, and how many bytes of them it stages for the epilogue at a time.
 inline constexpr int kWarpRows = 16, kStagedBytes = 128;
 // From row to row, in bytes. The padding spreads rows over the banks: for stores of 16 bytes of
@@ -20,7 +20,7 @@ inline constexpr int kMaxStages = 16;
 inline constexpr int kTileAlignment = 1024;  // of swizzled tiles
 // Registers of a thread, which the warpgroups share out anew: 128 threads that load need few, so
 // that 256 threads can keep the accumulators of a tile.
-inline constexpr int kLoadRegisters = 40, kMathRegisters = 232;
+inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
 }  // namespace jaxfp8::cuda::sm90
 

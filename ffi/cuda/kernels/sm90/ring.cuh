@@ -30,12 +30,12 @@ __device__ __forceinline__ void InitBarriers(uint32_t shared, uint32_t blocks) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < L::kStages; ++i) {
       InitBarrier(shared + L::kFullAt + 8 * i, 1);
-      InitBarrier(shared + L::kEmptyAt + 8 * i, blocks * L::kMathWarps);
+      InitBarrier(shared + L::kEmptyAt + 8 * i, blocks * L::kConsumerWarps);
       if constexpr (requires { L::kLandedAt; }) InitBarrier(shared + L::kLandedAt + 8 * i, 1);
     }
     for (int i = 0; i < L::kChunks; ++i) {
       InitBarrier(shared + L::kChunkFullAt + 8 * i, kScaleThreads);
-      InitBarrier(shared + L::kChunkEmptyAt + 8 * i, L::kMathWarps);
+      InitBarrier(shared + L::kChunkEmptyAt + 8 * i, L::kConsumerWarps);
     }
     FenceBarrierInit();
   }

@@ -59,7 +59,7 @@ Status MapOutput(void* out, int64_t rows, int64_t columns, int64_t batches, int6
                   {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
                    static_cast<cuuint64_t>(batches)},
                   {static_cast<cuuint64_t>(row_pitch), static_cast<cuuint64_t>(batch_pitch)},
-                  {kBoxColumns, kWaveRows, 1}, kStagedBytes, map);
+                  {kBoxColumns, kWgmmaRows, 1}, kStagedBytes, map);
 }
 
 }  // namespace jaxfp8::cuda::sm90

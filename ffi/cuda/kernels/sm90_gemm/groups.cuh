@@ -57,8 +57,8 @@ __device__ __forceinline__ bool NextTile(const Arguments& a, Parts<false>& parts
   return false;
 }
 
-// What a math warp knows of its tile lies in kKeptBytes of shared memory while it multiplies: the
-// sums leave no registers.
+// What a consumer warp knows of its tile lies in kKeptBytes of shared memory while it multiplies:
+// the sums leave no registers.
 __device__ __forceinline__ void StoreShared4(uint32_t to, int32_t a, int32_t b, int32_t c,
                                              int32_t d) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)

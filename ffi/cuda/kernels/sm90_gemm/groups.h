@@ -55,8 +55,8 @@ JAXFP8_HD EntryRows RowsOfEntry(const Groups& g, const int32_t* sizes, int32_t e
     return {above, is_rest ? left : Clamp(sizes[entry], left)};
   }
   const int32_t group = is_rest ? entry - g.groups : entry;
-  const int32_t first = group * g.rows_of_group, count = Clamp(sizes[group], g.rows_of_group);
-  return is_rest ? EntryRows{first + count, g.rows_of_group - count} : EntryRows{first, count};
+  const int32_t first = group * g.rows_per_group, count = Clamp(sizes[group], g.rows_per_group);
+  return is_rest ? EntryRows{first + count, g.rows_per_group - count} : EntryRows{first, count};
 }
 
 // Positions [first, end) of the contracted axis.
@@ -112,9 +112,9 @@ struct GroupCursor {
   // As `TileOf` does: columns slowest in groups of rows.
   JAXFP8_HD void Place(const Schedule& s, TileShape tile, const EntryRows& rows, int32_t row_units,
                        int32_t in_entry, int32_t rank, TileBounds& bounds) const {
-    const int32_t first = s.units_per_group.Quotient(in_entry) * s.group_rows;
+    const int32_t first = s.units_per_band.Quotient(in_entry) * s.band_rows;
     const int32_t in_rows = in_entry - first * s.column_units;
-    const int32_t left = row_units - first, across = left < s.group_rows ? left : s.group_rows;
+    const int32_t left = row_units - first, across = left < s.band_rows ? left : s.band_rows;
     const int32_t column = in_rows / across, row = first + in_rows - column * across;
     const int32_t second_rows = s.pair == Pair::kSharesRhs ? rank * tile.rows : 0;
     bounds.sums = entry < s.grouped.groups;

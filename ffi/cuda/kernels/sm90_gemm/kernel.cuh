@@ -12,7 +12,7 @@
 //
 //   barriers in shared memory, one for each stage of the ring of tiles, and chunk of the scales
 //     full     completes when the data are there, of a stage its scales, too
-//     empty    completes when every math warp has read them; for tiles, those of the pair
+//     empty    completes when every consumer warp has read them; for tiles, those of the pair
 //     landed   completes when a tile is there that is masked before it is full
 //
 // Loading runs ahead through the ring, across the end of a tile, so the next tile's first stages
@@ -28,12 +28,12 @@
 
 namespace jaxfp8::cuda::sm90 {
 
-// Multiplies and stores the tiles of a math warpgroup.
+// Multiplies and stores the tiles of a consumer warpgroup.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensorMap* out,
                                               uint32_t shared, Parts<false> parts, uint32_t rank,
                                               uint32_t blocks) {
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kGroupThreads / 32;
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kWarpgroupThreads / 32;
   const uint32_t kept = shared + L::kKeptAt + warp * kKeptBytes;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
     // have no uniform registers for the main loop.
     if (!__any_sync(~0u, found)) break;
     const int32_t steps = __reduce_max_sync(~0u, tile.sums ? part.end - part.first : 0);
-    float total[L::kWaves][kColumns / 2];
+    float total[L::kWgmmas][kColumns / 2];
     if constexpr (L::kScalesAfter) {
       SumThenScale<L, kLhs, kRhs, kColumns>(a, total, shared, steps, blocks, ring, chunk);
     } else {
@@ -62,10 +62,10 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
     } else {
       tile = BoundsOf<L>(a, part.unit, static_cast<int32_t>(rank));
     }
-    const int32_t group = warp / 4, row = tile.row + group * L::kWaves * kWaveRows;
-    const uint32_t staging = shared + L::kStagingAt + group * 4 * L::kStagingBytes;
-    const WarpTile of_group{tile.batch, row, tile.column, tile.end};
-    StoreTile<L, kColumns>(a, out, of_group, staging, group, total);
+    const int32_t warpgroup = warp / 4, row = tile.row + warpgroup * L::kWgmmas * kWgmmaRows;
+    const uint32_t staging = shared + L::kStagingAt + warpgroup * 4 * L::kStagingBytes;
+    const WarpTile of_warpgroup{tile.batch, row, tile.column, tile.end};
+    StoreTile<L, kColumns>(a, out, of_warpgroup, staging, warpgroup, total);
   }
   WaitForStores<0>();  // they read shared memory
 }
@@ -86,11 +86,11 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
   SynchronizeCluster();
   const Parts<false> parts(a.schedule, static_cast<int32_t>(blockIdx.x / blocks),
                            static_cast<int32_t>(gridDim.x / blocks));
-  constexpr bool kMovesRegisters = L::kMathGroups == 2;
+  constexpr bool kMovesRegisters = L::kConsumerWarpgroups == 2;
   const int32_t warp = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / 32, 0);
-  if (warp < kGroupThreads / 32) {
+  if (warp < kWarpgroupThreads / 32) {
     if constexpr (kMovesRegisters) {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoadRegisters));
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
     }
     if (warp == 0 && IsElected()) {
       PrefetchMap(&lhs), PrefetchMap(&rhs);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
     }
   } else {
     if constexpr (kMovesRegisters) {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMathRegisters));
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
     }
     MultiplyTiles<L, kLhs, kRhs, kColumns>(a, &out, shared, parts, rank, blocks);
   }

@@ -1,4 +1,4 @@
-// The loading warpgroup of a block: it fills what has become empty.
+// The producer warpgroup of a block: it fills what has become empty.
 //
 //   global                                           shared memory
 //   lhs [M, K], lines of K --- warp 0, one thread -> stage: tile rows x 128 bytes, swizzled
@@ -8,8 +8,8 @@
 //     of all of K          --- warps 2, 3         -> chunk of a tile: scales [rows], zero points,
 //                                                    sums, bias; the same of [columns]
 //
-// With two math warpgroups a stage is full when its scales are there, too. One that has values of
-// other groups lands first, and is full when they are masked (mask.cuh).
+// With two consumer warpgroups a stage is full when its scales are there, too. One that has values
+// of other groups lands first, and is full when they are masked (mask.cuh).
 //
 // Stages and chunks are rings of their own. Both run ahead across the end of a tile.
 
@@ -115,7 +115,7 @@ __device__ __forceinline__ void ArriveAfterCopies(uint32_t barrier) {
 }
 
 // What does not change along K is found once for a tile. Loading warps share schedulers with math
-// warps: what they issue delays one math warp, and its warpgroup waits for it.
+// warps: what they issue delays one consumer warp, and its warpgroup waits for it.
 template <typename L>
 __device__ void LoadScales(const Arguments& a, uint32_t shared, Parts<false> parts, int32_t rank,
                            int32_t thread) {

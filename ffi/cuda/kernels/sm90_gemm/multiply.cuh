@@ -1,4 +1,4 @@
-// The main loop of a math warpgroup, where sums are scaled every 128 of K.
+// The main loop of a consumer warpgroup, where sums are scaled every 128 of K.
 //
 //   stage in shared memory                          registers of a warpgroup
 //   lhs  wave 0, 64 rows x 128 --+  4 x wgmma         acc     one wave: the sum of 128 of K
@@ -64,14 +64,14 @@ __device__ __forceinline__ void AddScaled(float (&total)[kColumns / 2],
 // The scales that a thread needs of a step: of its rows of each wave, and of the tile's parts.
 template <typename L>
 struct ThreadScales {
-  float rows[L::kWaves][2], parts[L::kParts];
+  float rows[L::kWgmmas][2], parts[L::kParts];
 
   //   first    the first row's in the chunk, at this step
   //   columns  the first column's
   __device__ __forceinline__ void Load(uint32_t first, uint32_t columns) {
 #pragma unroll
-    for (int i = 0; i < 2 * L::kWaves; ++i) {
-      rows[i / 2][i % 2] = LoadShared(first + kLineBytes * (i / 2 * kWaveRows + i % 2 * 8));
+    for (int i = 0; i < 2 * L::kWgmmas; ++i) {
+      rows[i / 2][i % 2] = LoadShared(first + kLineBytes * (i / 2 * kWgmmaRows + i % 2 * 8));
     }
 #pragma unroll
     for (int i = 0; i < L::kParts; ++i) parts[i] = LoadShared(columns + kLineBytes * i);
@@ -81,20 +81,21 @@ struct ThreadScales {
 // The scaled sums of one tile. The chain from one wgmma to the next limits a warpgroup, so what a
 // wave needs besides is computed while its wgmma run.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
-__device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWaves][kColumns / 2],
+__device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWgmmas][kColumns / 2],
                                                uint32_t shared, int32_t steps, uint32_t blocks,
                                                Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
-  constexpr int kRows = L::kTileRows, kWaveBytes = kWaveRows * kStepDepth;
-  const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
-  const int32_t group = math_thread / kGroupThreads;
+  constexpr int kRows = L::kTileRows, kWgmmaBytes = kWgmmaRows * kStepDepth;
+  const int32_t consumer_thread = static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads;
+  const int32_t warpgroup = consumer_thread / kWarpgroupThreads;
   // This thread's row of the first wave.
-  const int32_t row = group * L::kWaves * kWaveRows + math_thread % kGroupThreads / 32 * kWarpRows +
-                      math_thread % 32 / 4;
-  const uint32_t first_lhs =
-      __shfl_sync(~0u, DescriptorWord(shared + L::kLhsAt + group * L::kWaves * kWaveBytes), 0);
+  const int32_t row = warpgroup * L::kWgmmas * kWgmmaRows +
+                      consumer_thread % kWarpgroupThreads / 32 * kWarpRows +
+                      consumer_thread % 32 / 4;
+  const uint32_t first_lhs = __shfl_sync(
+      ~0u, DescriptorWord(shared + L::kLhsAt + warpgroup * L::kWgmmas * kWgmmaBytes), 0);
   const uint32_t first_rhs = __shfl_sync(~0u, DescriptorWord(shared + L::kRhsAt), 0);
 #pragma unroll
-  for (int w = 0; w < L::kWaves; ++w) {
+  for (int w = 0; w < L::kWgmmas; ++w) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) total[w][i] = 0.0f;
   }
@@ -113,10 +114,10 @@ __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWaves][kColumn
     ring.Next();
     ThreadScales<L> of_thread;
 #pragma unroll
-    for (int w = 0; w < L::kWaves; ++w) {
+    for (int w = 0; w < L::kWgmmas; ++w) {
       float acc[kColumns / 2];
       PinAccumulators(acc);
-      MultiplyStage<kLhs, kRhs, kColumns>(acc, lhs + w * (kWaveBytes >> 4), rhs);
+      MultiplyStage<kLhs, kRhs, kColumns>(acc, lhs + w * (kWgmmaBytes >> 4), rhs);
       PinAccumulators(acc);
       if (w == 0) {
         // Only one group is pending, so this returns at once. It keeps the assembler from loading
@@ -127,7 +128,7 @@ __device__ __forceinline__ void MultiplyScaled(float (&total)[L::kWaves][kColumn
       }
       WgmmaWait<0>();
       PinAccumulators(acc);
-      if (w == L::kWaves - 1) Release(empty, blocks);
+      if (w == L::kWgmmas - 1) Release(empty, blocks);
       AddScaled<L, kColumns>(total[w], acc, of_thread.rows[w], of_thread.parts, columns);
     }
     if (step % kChunkSteps == kChunkSteps - 1 || step == steps - 1) {

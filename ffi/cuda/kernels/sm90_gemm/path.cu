@@ -208,7 +208,7 @@ class GemmPlan final : public Plan {
     const int depth = mixed_ ? kMixedDepth : kStepDepth;
     if (operand.mn_major) {
       std::swap(mapped.depth, mapped.lines);
-      return MapOperand(mapped, kWaveRows, depth, map);
+      return MapOperand(mapped, kWgmmaRows, depth, map);
     }
     return MapOperand(mapped, depth * SizeOf(operand.side.dtype), box_lines, map);
   }

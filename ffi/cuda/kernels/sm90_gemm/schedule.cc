@@ -30,7 +30,7 @@ constexpr double kShareCycles = 12000, kShareCyclesPerOutput = 0.5;
 // Steps that are counted in 32 bits.
 constexpr int64_t kMaxSharedSteps = int64_t{1} << 30;
 // Rows of lhs that are finished before the next, so that a turn of the blocks is about square.
-constexpr int32_t kGroupLines = 2048;
+constexpr int32_t kBandRows = 2048;
 
 int64_t Divide(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
@@ -141,14 +141,14 @@ Schedule MakeSchedule(const Problem& problem, const Configuration& configuration
     s.units = s.row_units * s.column_units * static_cast<int32_t>(problem.batch);
   }
   if (s.units == 0) return s;
-  s.group_rows = std::min(s.row_units, std::max(1, kGroupLines / RowsOfUnit(configuration)));
+  s.band_rows = std::min(s.row_units, std::max(1, kBandRows / RowsOfUnit(configuration)));
   s.whole_units = s.units;
   s.steps_of_unit = Divisor(s.steps);
   s.units_per_batch = Divisor(s.row_units * s.column_units);
-  s.units_per_group = Divisor(s.group_rows * s.column_units);
-  s.rows_of_group = Divisor(s.group_rows);
-  const int32_t left = s.row_units % s.group_rows;
-  s.rows_of_last_group = Divisor(left == 0 ? s.group_rows : left);
+  s.units_per_band = Divisor(s.band_rows * s.column_units);
+  s.rows_of_band = Divisor(s.band_rows);
+  const int32_t left = s.row_units % s.band_rows;
+  s.rows_of_last_band = Divisor(left == 0 ? s.band_rows : left);
   return s;
 }
 

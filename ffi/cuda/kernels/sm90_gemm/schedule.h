@@ -1,8 +1,8 @@
 // Which tile shape a product gets in `sm90_gemm`, and which block computes which tiles. Pure.
 //
 //   rows of the output
-//     |   +------+------+------+--     Blocks, or pairs of them, take tiles in turn. A group of
-//     v   |  0   |  8   |  16  |       kGroupLines rows of lhs is finished first, columns slowest,
+//     |   +------+------+------+--     Blocks, or pairs of them, take tiles in turn. A band of
+//     v   |  0   |  8   |  16  |       kBandRows rows of lhs is finished first, columns slowest,
 //         |  1   |  9   |  17  |       so that the tiles of one turn form a rectangle: then both
 //         | ...  | ...  | ...  |       operands are read from L2.
 //         +======+======+======+==
@@ -57,7 +57,7 @@ struct Configuration {
 // Groups of rows of lhs, or of the contracted axis (groups.h).
 struct Groups {
   Grouping grouping = Grouping::kNone;
-  int32_t groups = 0, rows = 0, rows_of_group = 0;  // rows of lhs; where masked, for each group
+  int32_t groups = 0, rows = 0, rows_per_group = 0;  // rows of lhs; where masked, for each group
   int32_t unit_rows = 1;
   int32_t depth = 0;
 };
@@ -66,11 +66,11 @@ struct Groups {
 // and `row_units` are bounds: how many there are is known on the device alone.
 struct Schedule {
   int32_t units = 0, row_units = 0, column_units = 0;  // `units` of all batch indices
-  int32_t group_rows = 1;                              // units of a group
+  int32_t band_rows = 1;                               // row units of a band
   int32_t steps = 0;                                   // along K
   Pair pair = Pair::kNone;
-  Divisor units_per_batch, units_per_group;
-  Divisor rows_of_group, rows_of_last_group;
+  Divisor units_per_batch, units_per_band;
+  Divisor rows_of_band, rows_of_last_band;
   // Units from `whole_units` on are shared; a block has `share` of their steps.
   int32_t whole_units = 0, share = 0;
   Divisor steps_of_unit;
@@ -121,13 +121,13 @@ struct TileCoord {
 JAXFP8_HD TileCoord TileOf(const Schedule& s, int32_t unit, int32_t rank) {
   const int32_t batch = s.units_per_batch.Quotient(unit);
   const int32_t in_batch = unit - batch * s.row_units * s.column_units;
-  const int32_t group = s.units_per_group.Quotient(in_batch);
-  const int32_t first = group * s.group_rows;
-  const int32_t in_group = in_batch - first * s.column_units;
-  const bool is_last = first + s.group_rows > s.row_units;
-  const int32_t rows = is_last ? s.row_units - first : s.group_rows;
-  const int32_t column = (is_last ? s.rows_of_last_group : s.rows_of_group).Quotient(in_group);
-  const int32_t row = first + in_group - column * rows;
+  const int32_t band = s.units_per_band.Quotient(in_batch);
+  const int32_t first = band * s.band_rows;
+  const int32_t in_band = in_batch - first * s.column_units;
+  const bool is_last = first + s.band_rows > s.row_units;
+  const int32_t rows = is_last ? s.row_units - first : s.band_rows;
+  const int32_t column = (is_last ? s.rows_of_last_band : s.rows_of_band).Quotient(in_band);
+  const int32_t row = first + in_band - column * rows;
   return {batch, s.pair == Pair::kSharesRhs ? 2 * row + rank : row,
           s.pair == Pair::kSharesLhs ? 2 * column + rank : column};
 }
@@ -148,7 +148,8 @@ Schedule MakeSchedule(const Problem& problem, const Configuration& configuration
 void ShareUnits(const Problem& problem, const Configuration& configuration, int32_t blocks,
                 Schedule& schedule);
 
-// Of the counters of a block, one for each of its math warpgroups; aligned, as the sums after them.
+// Of the counters of a block, one for each of its consumer warpgroups; aligned, as the sums after
+// them.
 inline constexpr int32_t kCounterBytes = 16;
 
 // Bytes of the workspace that blocks with shared units need: a counter and the sums of a tile each.

@@ -1,4 +1,4 @@
-// The epilogue of a math warpgroup: from the sums in registers to the output.
+// The epilogue of a consumer warpgroup: from the sums in registers to the output.
 //
 // Sums go through shared memory, of each warp 16 rows x 128 bytes at a time:
 //
@@ -85,8 +85,8 @@ __device__ __forceinline__ void StoreDirectly(const Epilogue& e, const WarpTile&
 }
 
 // Calls `StageSums` for a part of 32 columns that is known at run time. Registers have no index.
-template <int kColumns, int kWaves, int... kParts>
-__device__ __forceinline__ void StagePart(int32_t part, const float (&total)[kWaves][kColumns / 2],
+template <int kColumns, int kWgmmas, int... kParts>
+__device__ __forceinline__ void StagePart(int32_t part, const float (&total)[kWgmmas][kColumns / 2],
                                           uint32_t staged, std::integer_sequence<int, kParts...>) {
   constexpr int kPerWave = kColumns / kStagedColumns;
   (void)((part == kParts &&
@@ -97,9 +97,9 @@ __device__ __forceinline__ void StagePart(int32_t part, const float (&total)[kWa
 
 template <DType kOut, typename L, int kColumns>
 __device__ __forceinline__ void StoreTileDirectly(const Epilogue& e, WarpTile tile, uint32_t staged,
-                                                  const float (&total)[L::kWaves][kColumns / 2]) {
+                                                  const float (&total)[L::kWgmmas][kColumns / 2]) {
 #pragma unroll
-  for (int w = 0; w < L::kWaves; ++w, tile.row += kWaveRows) {
+  for (int w = 0; w < L::kWgmmas; ++w, tile.row += kWgmmaRows) {
     StoreDirectly<kOut, kColumns>(e, tile, staged, total[w]);
   }
 }
@@ -122,8 +122,8 @@ __device__ __forceinline__ void StageBox(const float (&total)[kCount], uint32_t 
 // Casts and stores the tile of a warpgroup, without waiting for the copies.
 template <DType kOut, typename L, int kColumns>
 __device__ __forceinline__ void StoreBoxes(const CUtensorMap* out, const WarpTile& tile,
-                                           uint32_t staged, int32_t group,
-                                           const float (&total)[L::kWaves][kColumns / 2]) {
+                                           uint32_t staged, int32_t warpgroup,
+                                           const float (&total)[L::kWgmmas][kColumns / 2]) {
   constexpr int kOfWave = kColumns / kBoxColumns;
   [&]<int... kBox>(std::integer_sequence<int, kBox...>) {
     (StageBox<kOut, kBox % kOfWave*(kBoxColumns / 2)>(total[kBox / kOfWave],
@@ -131,45 +131,47 @@ __device__ __forceinline__ void StoreBoxes(const CUtensorMap* out, const WarpTil
      ...);
   }(std::make_integer_sequence<int, L::kBoxes>{});
   FenceAsyncProxy();
-  SynchronizeGroup(group);
-  if (threadIdx.x % kGroupThreads == 0) {
+  SynchronizeWarpgroup(warpgroup);
+  if (threadIdx.x % kWarpgroupThreads == 0) {
 #pragma unroll
     for (int i = 0; i < L::kBoxes; ++i) {
       StoreBox(out, staged + i * kBoxBytes, tile.column + i % kOfWave * kBoxColumns,
-               tile.row + i / kOfWave * kWaveRows, tile.batch);
+               tile.row + i / kOfWave * kWgmmaRows, tile.batch);
     }
     CommitStores();
   }
 }
 
 // The epilogue of a warpgroup's rows of a tile, whose sums are scaled already.
-//   of_group  its first rows
+//   of_warpgroup  its first rows
 //   staging   its shared memory
 template <typename L, int kColumns>
 __device__ __forceinline__ void StoreTile(const Arguments& a, const CUtensorMap* out,
-                                          const WarpTile& of_group, uint32_t staging, int32_t group,
-                                          const float (&total)[L::kWaves][kColumns / 2]) {
+                                          const WarpTile& of_warpgroup, uint32_t staging,
+                                          int32_t warpgroup,
+                                          const float (&total)[L::kWgmmas][kColumns / 2]) {
   const Epilogue& e = a.epilogue;
   if constexpr (L::kBoxes > 0) {
     if (a.stores_boxes) {  // the copies of the last tile may still read what it staged
-      if (threadIdx.x % kGroupThreads == 0) WaitForStores<0>();
-      SynchronizeGroup(group);
+      if (threadIdx.x % kWarpgroupThreads == 0) WaitForStores<0>();
+      SynchronizeWarpgroup(warpgroup);
     }
     // Boxes that reach beyond a group of rows would overwrite the next one. What reaches beyond the
     // output is not stored.
-    const bool fits = of_group.row + L::kWaves * kWaveRows <= of_group.end;
-    if (a.stores_boxes && (fits || of_group.end == e.rows)) {
-      const WarpTile at{a.out_batched ? of_group.batch : 0, of_group.row, of_group.column};
+    const bool fits = of_warpgroup.row + L::kWgmmas * kWgmmaRows <= of_warpgroup.end;
+    if (a.stores_boxes && (fits || of_warpgroup.end == e.rows)) {
+      const WarpTile at{a.out_batched ? of_warpgroup.batch : 0, of_warpgroup.row,
+                        of_warpgroup.column};
       if (e.elementwise.out_plane.dtype == DType::kBF16) {
-        return StoreBoxes<DType::kBF16, L, kColumns>(out, at, staging, group, total);
+        return StoreBoxes<DType::kBF16, L, kColumns>(out, at, staging, warpgroup, total);
       }
-      return StoreBoxes<DType::kF16, L, kColumns>(out, at, staging, group, total);
+      return StoreBoxes<DType::kF16, L, kColumns>(out, at, staging, warpgroup, total);
     }
   }
   const int32_t warp = threadIdx.x / 32 % 4;
   const uint32_t staged = staging + warp * L::kStagingBytes;
-  const WarpTile tile{of_group.batch, of_group.row + warp * kWarpRows, of_group.column,
-                      of_group.end};
+  const WarpTile tile{of_warpgroup.batch, of_warpgroup.row + warp * kWarpRows, of_warpgroup.column,
+                      of_warpgroup.end};
   if (a.stores_directly) {
     switch (e.elementwise.out_plane.dtype) {
       case DType::kBF16:
@@ -180,13 +182,13 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const CUtensorMap*
         return StoreTileDirectly<DType::kF32, L, kColumns>(e, tile, staged, total);
     }
   }
-  constexpr int kPerWave = kColumns / kStagedColumns, kAll = L::kWaves * kPerWave;
+  constexpr int kPerWave = kColumns / kStagedColumns, kAll = L::kWgmmas * kPerWave;
   uint32_t largest = 0;
 #pragma unroll 1
   for (int32_t part = 0; part < kAll; ++part) {
     StagePart<kColumns>(part, total, staged, std::make_integer_sequence<int, kAll>{});
     __syncwarp();
-    const WarpTile wave{tile.batch, tile.row + part / kPerWave * kWaveRows, tile.column, tile.end};
+    const WarpTile wave{tile.batch, tile.row + part / kPerWave * kWgmmaRows, tile.column, tile.end};
     const uint32_t seen = a.stores_fours
                               ? StoreStagedRows<>(e, wave, part % kPerWave, staged)
                               : StoreStaged<DType::kF32, false>(e, wave, part % kPerWave, staged);

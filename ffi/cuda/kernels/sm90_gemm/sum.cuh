@@ -1,4 +1,4 @@
-// The main loop of a math warpgroup, where sums are scaled after all of K: int8, whose sums are
+// The main loop of a consumer warpgroup, where sums are scaled after all of K: int8, whose sums are
 // exact, and FP8 in fast sums.
 //
 //   stage in shared memory                          registers of a warpgroup
@@ -27,17 +27,18 @@ using Sum = std::conditional_t<IsInt8(kLhs), int32_t, float>;
 
 // The sums of one tile over all of K.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
-__device__ __forceinline__ void MultiplySums(Sum<kLhs> (&acc)[L::kWaves][kColumns / 2],
+__device__ __forceinline__ void MultiplySums(Sum<kLhs> (&acc)[L::kWgmmas][kColumns / 2],
                                              uint32_t shared, int32_t steps, uint32_t blocks,
                                              Ring<L::kStages>& ring) {
-  constexpr int kWaveBytes = kWaveRows * kStepDepth, kDescriptorStep = 32 >> 4;
-  const int32_t group = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1, 0);
+  constexpr int kWgmmaBytes = kWgmmaRows * kStepDepth, kDescriptorStep = 32 >> 4;
+  const int32_t warpgroup =
+      __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads - 1, 0);
   const uint64_t first_lhs =
-      SwizzledMatrixDescriptor(shared + L::kLhsAt + group * L::kWaves * kWaveBytes);
+      SwizzledMatrixDescriptor(shared + L::kLhsAt + warpgroup * L::kWgmmas * kWgmmaBytes);
   const uint64_t first_rhs = SwizzledMatrixDescriptor(shared + L::kRhsAt);
   uint32_t previous = 0;  // the barrier of the stage before
 #pragma unroll
-  for (int w = 0; w < L::kWaves; ++w) {
+  for (int w = 0; w < L::kWgmmas; ++w) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) acc[w][i] = 0;
   }
@@ -50,8 +51,8 @@ __device__ __forceinline__ void MultiplySums(Sum<kLhs> (&acc)[L::kWaves][kColumn
 #pragma unroll
     for (int i = 0; i < kStepDepth / 32; ++i) {
 #pragma unroll
-      for (int w = 0; w < L::kWaves; ++w) {
-        Wgmma<kLhs, kRhs, kColumns>(acc[w], lhs + w * (kWaveBytes >> 4) + i * kDescriptorStep,
+      for (int w = 0; w < L::kWgmmas; ++w) {
+        Wgmma<kLhs, kRhs, kColumns>(acc[w], lhs + w * (kWgmmaBytes >> 4) + i * kDescriptorStep,
                                     rhs + i * kDescriptorStep, 1);
       }
     }
@@ -62,7 +63,7 @@ __device__ __forceinline__ void MultiplySums(Sum<kLhs> (&acc)[L::kWaves][kColumn
   }
   WgmmaWait<0>();
 #pragma unroll
-  for (int w = 0; w < L::kWaves; ++w) PinAccumulators(acc[w]);
+  for (int w = 0; w < L::kWgmmas; ++w) PinAccumulators(acc[w]);
   Release(previous, blocks);
 }
 
@@ -116,33 +117,34 @@ __device__ __forceinline__ void ScaleSums(const Sum (&acc)[kColumns / 2], uint32
 // total = the scaled sums of one tile, or zeros without steps.
 template <typename L, DType kLhs, DType kRhs, int kColumns>
 __device__ __forceinline__ void SumThenScale(const Arguments& a,
-                                             float (&total)[L::kWaves][kColumns / 2],
+                                             float (&total)[L::kWgmmas][kColumns / 2],
                                              uint32_t shared, int32_t steps, uint32_t blocks,
                                              Ring<L::kStages>& ring, Ring<L::kChunks>& chunk) {
   constexpr int kRows = L::kTileRows;
   if (steps == 0) {
 #pragma unroll
-    for (int w = 0; w < L::kWaves; ++w) {
+    for (int w = 0; w < L::kWgmmas; ++w) {
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) total[w][i] = 0.0f;
     }
     return;
   }
-  Sum<kLhs> acc[L::kWaves][kColumns / 2];
+  Sum<kLhs> acc[L::kWgmmas][kColumns / 2];
   MultiplySums<L, kLhs, kRhs, kColumns>(acc, shared, steps, blocks, ring);
-  const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
-  const int32_t row = math_thread / kGroupThreads * L::kWaves * kWaveRows +
-                      math_thread % kGroupThreads / 32 * kWarpRows + math_thread % 32 / 4;
+  const int32_t consumer_thread = static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads;
+  const int32_t row = consumer_thread / kWarpgroupThreads * L::kWgmmas * kWgmmaRows +
+                      consumer_thread % kWarpgroupThreads / 32 * kWarpRows +
+                      consumer_thread % 32 / 4;
   const uint32_t fields = shared + L::kScalesAt + chunk.stage * L::kChunkBytes;
   const uint32_t rows = fields + 4 * row;
-  const uint32_t columns = fields + 4 * kLineFields * kRows + 4 * (math_thread % 4 * 2);
+  const uint32_t columns = fields + 4 * kLineFields * kRows + 4 * (consumer_thread % 4 * 2);
   Wait(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
 #pragma unroll
-  for (int w = 0; w < L::kWaves; ++w) {
+  for (int w = 0; w < L::kWgmmas; ++w) {
     if (IsInt8(kLhs) && a.has_zeros) {
-      ScaleSums<true, 4 * kRows, kColumns>(acc[w], rows + 4 * kWaveRows * w, columns, total[w]);
+      ScaleSums<true, 4 * kRows, kColumns>(acc[w], rows + 4 * kWgmmaRows * w, columns, total[w]);
     } else {
-      ScaleSums<false, 4 * kRows, kColumns>(acc[w], rows + 4 * kWaveRows * w, columns, total[w]);
+      ScaleSums<false, 4 * kRows, kColumns>(acc[w], rows + 4 * kWgmmaRows * w, columns, total[w]);
     }
   }
   __syncwarp();

@@ -41,23 +41,23 @@ __device__ __forceinline__ void MultiplyTiles(const Arguments& a, const CUtensor
                                               uint32_t shared, Parts<true> parts, uint32_t rank,
                                               uint32_t blocks) {
   constexpr int kColumns = L::kTileColumns;
-  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kGroupThreads / 32;
+  const int32_t warp = static_cast<int32_t>(threadIdx.x) / 32 - kWarpgroupThreads / 32;
   Ring<L::kStages> ring;
   Ring<L::kChunks> chunk;
   BlockTurns(a.weights, __shfl_sync(~0u, warp / 4, 0)).Begin();
   Part part;
 #pragma unroll 1
   while (parts.Next(a.schedule, part)) {
-    float total[L::kWaves][kColumns / 2];
+    float total[L::kWgmmas][kColumns / 2];
     const bool finishes =
         SumWeights<L, kWeight, kWide, kColumns>(a, part, total, shared, blocks, ring, chunk);
     if (!finishes) continue;
     const TileCoord tile = TileOf(a.schedule, part.unit, static_cast<int32_t>(rank));
-    const int32_t group = warp / 4;
-    const int32_t row = tile.row * L::kTileRows + group * L::kWaves * kWaveRows;
-    const uint32_t staging = shared + L::kStagingAt + group * 4 * L::kStagingBytes;
-    StoreTransposed<L, kColumns>(a, out, {tile.batch, tile.column * kColumns, row}, staging, group,
-                                 total);
+    const int32_t warpgroup = warp / 4;
+    const int32_t row = tile.row * L::kTileRows + warpgroup * L::kWgmmas * kWgmmaRows;
+    const uint32_t staging = shared + L::kStagingAt + warpgroup * 4 * L::kStagingBytes;
+    StoreTransposed<L, kColumns>(a, out, {tile.batch, tile.column * kColumns, row}, staging,
+                                 warpgroup, total);
   }
   WaitForStores<0>();  // they read shared memory
 }
@@ -78,10 +78,10 @@ __global__ void __launch_bounds__(WeightsLayout<kRows, kColumns>::kThreads, 1)
   SynchronizeCluster();
   const Parts<true> parts(a.schedule, static_cast<int32_t>(blockIdx.x / blocks),
                           static_cast<int32_t>(gridDim.x / blocks));
-  static_assert(L::kMathGroups == 2);
+  static_assert(L::kConsumerWarpgroups == 2);
   const int32_t warp = __shfl_sync(~0u, static_cast<int32_t>(threadIdx.x) / 32, 0);
-  if (warp < kGroupThreads / 32) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoadRegisters));
+  if (warp < kWarpgroupThreads / 32) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kProducerRegisters));
     if (warp == 0 && IsElected()) {
       PrefetchMap(&lhs), PrefetchMap(&rhs);
       if (a.stores_boxes) PrefetchMap(&out);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(WeightsLayout<kRows, kColumns>::kThreads, 1)
       LoadLineScales<L>(a, shared, parts, rank, static_cast<int32_t>(threadIdx.x) - 64);
     }
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kMathRegisters));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kConsumerRegisters));
     MultiplyTiles<L, kWeight, kWide>(a, &out, shared, parts, rank, blocks);
   }
   // A CTA may be written to, and its barriers arrived at, until the other one is done.

@@ -16,10 +16,10 @@ inline constexpr int kTransposedBuffers = 3;
 // What follows from the shape of a tile.
 template <int kRows, int kColumns>
 struct WeightsLayout {
-  static constexpr int kMathGroups = kRows >= 2 * kWaveRows ? 2 : 1;
-  static constexpr int kMathWarps = 4 * kMathGroups;
-  static constexpr int kWaves = kRows / kWaveRows / kMathGroups;  // of a warpgroup
-  static constexpr int kThreads = (1 + kMathGroups) * kGroupThreads;
+  static constexpr int kConsumerWarpgroups = kRows >= 2 * kWgmmaRows ? 2 : 1;
+  static constexpr int kConsumerWarps = 4 * kConsumerWarpgroups;
+  static constexpr int kWgmmas = kRows / kWgmmaRows / kConsumerWarpgroups;  // of a warpgroup
+  static constexpr int kThreads = (1 + kConsumerWarpgroups) * kWarpgroupThreads;
   static constexpr int kTileRows = kRows, kTileColumns = kColumns;
 
   // Bytes of a line of a stage: 64 of K, in 8 and in 16 bits.
@@ -27,7 +27,7 @@ struct WeightsLayout {
   static constexpr int kLhsBytes = kRows * kLhsLine, kRhsBytes = kColumns * kRhsLine;
   static constexpr int kChunks = 2, kChunkBytes = 4 * (kRows + kColumns);
   static constexpr int kStagingBytes = kTransposedBuffers * kBoxBytes / 4;  // of a warp
-  static constexpr int kFixedBytes = kTileAlignment + kMathWarps * kStagingBytes +
+  static constexpr int kFixedBytes = kTileAlignment + kConsumerWarps * kStagingBytes +
                                      kChunks * kChunkBytes + 8 * 2 * (kMaxStages + kChunks);
   static constexpr int kStages =
       std::min(kMaxStages, (kMaxSharedBytes - kFixedBytes) / (kLhsBytes + kRhsBytes));
@@ -37,7 +37,7 @@ struct WeightsLayout {
   static constexpr int kRhsAt = kLhsAt + kStages * kLhsBytes;
   static constexpr int kStagingAt = kRhsAt + kStages * kRhsBytes;
   static_assert(kStagingAt % kTileAlignment == 0);
-  static constexpr int kScalesAt = kStagingAt + kMathWarps * kStagingBytes;
+  static constexpr int kScalesAt = kStagingAt + kConsumerWarps * kStagingBytes;
   static constexpr int kFullAt = kScalesAt + kChunks * kChunkBytes;
   static_assert(kScalesAt % 16 == 0 && kFullAt % 8 == 0);
   static constexpr int kEmptyAt = kFullAt + 8 * kStages;

@@ -26,14 +26,14 @@ template <typename L>
 __device__ __forceinline__ void CopyLinesOfN(Pair pair, uint32_t to, const CUtensorMap* lhs,
                                              uint32_t full, int32_t k, int32_t row, int32_t batch,
                                              int32_t rank) {
-  constexpr int kWaves = L::kTileRows / kWaveRows, kWaveBytes = kWaveRows * L::kLhsLine;
+  constexpr int kWgmmas = L::kTileRows / kWgmmaRows, kWgmmaBytes = kWgmmaRows * L::kLhsLine;
   const bool shares = pair == Pair::kSharesLhs;
 #pragma unroll
-  for (int i = 0; i < kWaves; ++i) {
+  for (int i = 0; i < kWgmmas; ++i) {
     if (!shares) {
-      CopyTile(to + i * kWaveBytes, lhs, full, row + i * kWaveRows, k, batch);
-    } else if (2 * i / kWaves == rank) {
-      CopyTileTo(3, to + i * kWaveBytes, lhs, full, row + i * kWaveRows, k, batch);
+      CopyTile(to + i * kWgmmaBytes, lhs, full, row + i * kWgmmaRows, k, batch);
+    } else if (2 * i / kWgmmas == rank) {
+      CopyTileTo(3, to + i * kWgmmaBytes, lhs, full, row + i * kWgmmaRows, k, batch);
     }
   }
 }

@@ -1,5 +1,5 @@
-// The main loop of a math warpgroup, where lhs is 8-bit weights and rhs 16-bit activations: weights
-// are decoded in registers, from which wgmma reads them.
+// The main loop of a consumer warpgroup, where lhs is 8-bit weights and rhs 16-bit activations:
+// weights are decoded in registers, from which wgmma reads them.
 //
 //   stage in shared memory                             registers of a warpgroup
 //   lhs  codes, 64 rows x 64    -- 2 bytes a load -->  codes --> fragments, 64 rows x 16 of K
@@ -22,20 +22,20 @@ namespace jaxfp8::cuda::sm90 {
 // The two warpgroups of a block take turns at the tensor cores, a block of scales each, where sums
 // are scaled in between. Else both would scale at the same time. Nothing else uses their barriers.
 struct BlockTurns {
-  int32_t group;
+  int32_t warpgroup;
   bool on;
 
   // A warpgroup may be ahead of the other one by the stages of a turn, not by more than the ring
   // has.
-  __device__ __forceinline__ BlockTurns(const Weights& weights, int32_t of_group)
-      : group(of_group),
+  __device__ __forceinline__ BlockTurns(const Weights& weights, int32_t of_warpgroup)
+      : warpgroup(of_warpgroup),
         on(weights.terms == RowTerms::kScales && weights.blocks.steps_per_scale.divisor <= 2) {}
   __device__ __forceinline__ void Begin() const {
-    if (group == 1) Pass();
+    if (warpgroup == 1) Pass();
   }
   __device__ __forceinline__ void Take() const {
     if (!on) return;
-    if (group == 0) {
+    if (warpgroup == 0) {
       asm volatile("barrier.sync.aligned 3, 256;" ::: "memory");
     } else {
       asm volatile("barrier.sync.aligned 4, 256;" ::: "memory");
@@ -43,7 +43,7 @@ struct BlockTurns {
   }
   __device__ __forceinline__ void Pass() const {
     if (!on) return;
-    if (group == 0) {
+    if (warpgroup == 0) {
       asm volatile("barrier.arrive.aligned 4, 256;" ::: "memory");
     } else {
       asm volatile("barrier.arrive.aligned 3, 256;" ::: "memory");
@@ -60,10 +60,10 @@ struct WeightsLoop {
   CodePlaces places;
   uint64_t first_rhs;
   Ring<L::kStages>& ring;
-  float (&acc)[L::kWaves][kColumns / 2];
+  float (&acc)[L::kWgmmas][kColumns / 2];
   const WeightRows<L, kWeight, kWide, kTerms>& rows;
   RowFlags<L> flags = {};
-  uint32_t fragments[3][L::kWaves][4];
+  uint32_t fragments[3][L::kWgmmas][4];
 
   // Waits for the ring's stage and decodes its first fragment.
   __device__ __forceinline__ void Begin(int place) {
@@ -100,7 +100,7 @@ struct WeightsLoop {
         WgmmaFence();
         const int at = step * kFragments + i, next = at + 1 == kAll ? 0 : (at + 1) % kPlaces;
 #pragma unroll
-        for (int w = 0; w < L::kWaves; ++w) {
+        for (int w = 0; w < L::kWgmmas; ++w) {
           WgmmaFromRegisters<kWide, kColumns>(acc[w], fragments[at % kPlaces][w],
                                               rhs + i * kDescriptorStep);
         }
@@ -130,26 +130,26 @@ struct WeightsLoop {
 // The sums of a part of a tile, with scales that change along K.
 template <typename L, DType kWeight, DType kWide, RowTerms kTerms, int kColumns>
 __device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& part,
-                                                float (&acc)[L::kWaves][kColumns / 2],
+                                                float (&acc)[L::kWgmmas][kColumns / 2],
                                                 uint32_t shared, uint32_t blocks,
                                                 Ring<L::kStages>& ring) {
   const Weights& weights = a.weights;
   const TileCoord tile = TileOf(a.schedule, part.unit, static_cast<int32_t>(BlockInCluster()));
-  const int32_t group = static_cast<int32_t>(threadIdx.x) / kGroupThreads - 1;
+  const int32_t warpgroup = static_cast<int32_t>(threadIdx.x) / kWarpgroupThreads - 1;
   WeightRows<L, kWeight, kWide, kTerms> rows(weights, tile.batch, tile.row * L::kTileRows);
   const auto of_block = static_cast<int32_t>(weights.blocks.steps_per_scale.divisor);
   int32_t block = weights.blocks.steps_per_scale.Quotient(part.first);
-  float change[2 * L::kWaves];
+  float change[2 * L::kWgmmas];
   rows.Fetch(block);
   bool exceeds = rows.Next(change);
 #pragma unroll
-  for (int w = 0; w < L::kWaves; ++w) {
+  for (int w = 0; w < L::kWgmmas; ++w) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) acc[w][i] = 0;
   }
   WeightsLoop<L, kWeight, kWide, kTerms> loop{shared,
                                               blocks,
-                                              BlockTurns(weights, __shfl_sync(~0u, group, 0)),
+                                              BlockTurns(weights, __shfl_sync(~0u, warpgroup, 0)),
                                               CodePlaces::Of<L>(shared, weights.mn_major),
                                               SwizzledMatrixDescriptor(shared + L::kRhsAt),
                                               ring,
@@ -168,7 +168,7 @@ __device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& 
     if (left > 0) loop.template Multiply<1>(false, true);
     if (exceeds) {
 #pragma unroll
-      for (int w = 0; w < L::kWaves; ++w) PinAccumulators(acc[w]);
+      for (int w = 0; w < L::kWgmmas; ++w) PinAccumulators(acc[w]);
       rows.template SubtractExcess<kColumns>(
           acc, block, tile.column * kColumns, a.rhs_scales.last_line + 1,
           int64_t{step} * kMixedDepth, min(int64_t{end} * kMixedDepth, a.epilogue.depth));
@@ -184,7 +184,7 @@ __device__ __forceinline__ void MultiplyWeights(const Arguments& a, const Part& 
     }
   }
 #pragma unroll
-  for (int w = 0; w < L::kWaves; ++w) PinAccumulators(acc[w]);
+  for (int w = 0; w < L::kWgmmas; ++w) PinAccumulators(acc[w]);
   if constexpr (kTerms == RowTerms::kScales) ScaleRows(acc, rows.factor);
   if constexpr (Decoder<kWeight, kWide>::kFlagsNaN) {
     MakeRowsNaN<L, kColumns>(acc, loop.flags, weights.mn_major);
@@ -230,19 +230,19 @@ __device__ __forceinline__ void ScaleWave(float (&acc)[kColumns / 2], const floa
 // total = the scaled sums of a tile. Returns false, and no sums, where another block finishes it.
 template <typename L, DType kWeight, DType kWide, int kColumns>
 __device__ __forceinline__ bool SumWeights(const Arguments& a, const Part& part,
-                                           float (&total)[L::kWaves][kColumns / 2], uint32_t shared,
-                                           uint32_t blocks, Ring<L::kStages>& ring,
+                                           float (&total)[L::kWgmmas][kColumns / 2],
+                                           uint32_t shared, uint32_t blocks, Ring<L::kStages>& ring,
                                            Ring<L::kChunks>& chunk) {
   MultiplyTerms<L, kWeight, kWide, kColumns>(a, part, total, shared, blocks, ring);
-  const int32_t math_thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
-  const int32_t group = __shfl_sync(~0u, math_thread / kGroupThreads, 0);
-  if (!ShareSums<L>(a, part, total, group)) return false;
+  const int32_t consumer_thread = static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads;
+  const int32_t warpgroup = __shfl_sync(~0u, consumer_thread / kWarpgroupThreads, 0);
+  if (!ShareSums<L>(a, part, total, warpgroup)) return false;
   const ThreadRows<L> of_thread(a.weights.mn_major);
   const uint32_t scales = shared + L::kScalesAt + chunk.stage * L::kChunkBytes;
-  const uint32_t columns = scales + 4 * L::kTileRows + 4 * (math_thread % 4 * 2);
+  const uint32_t columns = scales + 4 * L::kTileRows + 4 * (consumer_thread % 4 * 2);
   Wait(shared + L::kChunkFullAt + 8 * chunk.stage, chunk.parity);
 #pragma unroll
-  for (int w = 0; w < L::kWaves; ++w) {
+  for (int w = 0; w < L::kWgmmas; ++w) {
     float rows[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) rows[i] = LoadShared(scales + 4 * of_thread.At(2 * w + i));

@@ -1,6 +1,6 @@
 // The sums of tiles that several blocks have parts of (schedule.h).
 //
-//   workspace   counters [blocks][4]                  two for math warpgroups, 0 at first
+//   workspace   counters [blocks][4]                  two for consumer warpgroups, 0 at first
 //               sums     [blocks][2][registers][128]  what a thread of the warpgroup has, four
 //                                                     registers at a time
 //
@@ -20,45 +20,46 @@ namespace jaxfp8::cuda::sm90 {
 // The counter and the sums of a warpgroup.
 template <typename L>
 struct SharedSums {
-  static constexpr int kFours = L::kWaves * L::kTileColumns / 8;  // of a thread
+  static constexpr int kFours = L::kWgmmas * L::kTileColumns / 8;  // of a thread
 
   uint32_t* counter;
   float4* sums;  // of this thread
 
-  __device__ __forceinline__ SharedSums(const Arguments& a, int32_t block, int32_t group) {
+  __device__ __forceinline__ SharedSums(const Arguments& a, int32_t block, int32_t warpgroup) {
     auto* counters = static_cast<char*>(a.shared_units);
-    counter = reinterpret_cast<uint32_t*>(counters + block * kCounterBytes) + group;
+    counter = reinterpret_cast<uint32_t*>(counters + block * kCounterBytes) + warpgroup;
     sums = reinterpret_cast<float4*>(counters + gridDim.x * kCounterBytes) +
-           (int64_t{block} * 2 + group) * kFours * kGroupThreads + threadIdx.x % kGroupThreads;
+           (int64_t{block} * 2 + warpgroup) * kFours * kWarpgroupThreads +
+           threadIdx.x % kWarpgroupThreads;
   }
 
-  __device__ __forceinline__ void Store(const float (&acc)[L::kWaves][L::kTileColumns / 2],
-                                        int32_t group) const {
+  __device__ __forceinline__ void Store(const float (&acc)[L::kWgmmas][L::kTileColumns / 2],
+                                        int32_t warpgroup) const {
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const float* four = &acc[i / (kFours / L::kWaves)][i % (kFours / L::kWaves) * 4];
-      __stcg(sums + i * kGroupThreads, make_float4(four[0], four[1], four[2], four[3]));
+      const float* four = &acc[i / (kFours / L::kWgmmas)][i % (kFours / L::kWgmmas) * 4];
+      __stcg(sums + i * kWarpgroupThreads, make_float4(four[0], four[1], four[2], four[3]));
     }
-    SynchronizeGroup(group);
-    if (threadIdx.x % kGroupThreads == 0) {
+    SynchronizeWarpgroup(warpgroup);
+    if (threadIdx.x % kWarpgroupThreads == 0) {
       __threadfence();  // for what all of them have stored before the barrier
       asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(counter) : "memory");
     }
   }
 
-  __device__ __forceinline__ void Add(float (&acc)[L::kWaves][L::kTileColumns / 2],
-                                      int32_t group) const {
-    if (threadIdx.x % kGroupThreads == 0) {
+  __device__ __forceinline__ void Add(float (&acc)[L::kWgmmas][L::kTileColumns / 2],
+                                      int32_t warpgroup) const {
+    if (threadIdx.x % kWarpgroupThreads == 0) {
       uint32_t there = 0;
       while (there == 0) {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(there) : "l"(counter) : "memory");
       }
     }
-    SynchronizeGroup(group);
+    SynchronizeWarpgroup(warpgroup);
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const float4 four = __ldcg(sums + i * kGroupThreads);
-      float* to = &acc[i / (kFours / L::kWaves)][i % (kFours / L::kWaves) * 4];
+      const float4 four = __ldcg(sums + i * kWarpgroupThreads);
+      float* to = &acc[i / (kFours / L::kWgmmas)][i % (kFours / L::kWgmmas) * 4];
       to[0] += four.x, to[1] += four.y, to[2] += four.z, to[3] += four.w;
     }
   }
@@ -68,17 +69,17 @@ struct SharedSums {
 // Returns whether this block finishes it.
 template <typename L>
 __device__ __forceinline__ bool ShareSums(const Arguments& a, const Part& part,
-                                          float (&acc)[L::kWaves][L::kTileColumns / 2],
-                                          int32_t group) {
+                                          float (&acc)[L::kWgmmas][L::kTileColumns / 2],
+                                          int32_t warpgroup) {
   const auto block = static_cast<int32_t>(blockIdx.x);
   if (part.first > 0) {
-    SharedSums<L>(a, block, group).Store(acc, group);
+    SharedSums<L>(a, block, warpgroup).Store(acc, warpgroup);
     return false;
   }
   int32_t left = a.schedule.steps - part.end;
 #pragma unroll 1
   for (int32_t other = block - 1; left > 0; --other, left -= a.schedule.share) {
-    SharedSums<L>(a, other, group).Add(acc, group);
+    SharedSums<L>(a, other, warpgroup).Add(acc, warpgroup);
   }
   return true;
 }

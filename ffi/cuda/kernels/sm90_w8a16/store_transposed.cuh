@@ -1,5 +1,5 @@
-// The epilogue of a math warpgroup whose tile is the transposed output: rows of weights are columns
-// of the output.
+// The epilogue of a consumer warpgroup whose tile is the transposed output: rows of weights are
+// columns of the output.
 //
 // A warpgroup transposes a wave in shared memory, a part of its columns at a time:
 //
@@ -19,7 +19,7 @@ namespace jaxfp8::cuda::sm90 {
 inline constexpr int kSumsStaged = 32;
 // From row to row of staged sums, in bytes: then eight values of each of four pairs of rows are in
 // different banks.
-inline constexpr int kSumPitch = 4 * kWaveRows + 16;
+inline constexpr int kSumPitch = 4 * kWgmmaRows + 16;
 static_assert(kSumsStaged * kSumPitch <= kTransposedBuffers * kBoxBytes);
 
 __device__ __forceinline__ void StoreMatricesTransposed(uint32_t to, const uint32_t (&words)[4]) {
@@ -67,17 +67,17 @@ __device__ __forceinline__ void StageRowPairs(const float (&total)[kCount], uint
 //   tile  of the output: the first row, and the column of the warpgroup's first row of weights
 template <DType kOut, typename L, int kColumns>
 __device__ __forceinline__ void StoreTransposedDirectly(
-    const CUtensorMap* out, const WarpTile& tile, uint32_t staged, int32_t group, bool mn_major,
-    const float (&total)[L::kWaves][kColumns / 2]) {
+    const CUtensorMap* out, const WarpTile& tile, uint32_t staged, int32_t warpgroup, bool mn_major,
+    const float (&total)[L::kWgmmas][kColumns / 2]) {
   constexpr int kParts = kColumns / kBoxColumns;
-  const bool stores = threadIdx.x % kGroupThreads == 0;
+  const bool stores = threadIdx.x % kWarpgroupThreads == 0;
   [&]<int... kPart>(std::integer_sequence<int, kPart...>) {
     const auto store = [&]<int kIndex>(std::integral_constant<int, kIndex>) {
       constexpr int kWave = kIndex / kParts, kFirst = kIndex % kParts * kBoxColumns;
       const uint32_t buffer = staged + kIndex % kTransposedBuffers * kBoxBytes;
       if (kIndex == 0 || kIndex >= kTransposedBuffers) {
         if (stores) WaitForStores<kIndex == 0 ? 0 : kTransposedBuffers - 1>();
-        SynchronizeGroup(group);
+        SynchronizeWarpgroup(warpgroup);
       }
       if (mn_major) {
         StageRowPairs<kOut, kFirst / 2>(total[kWave], buffer);
@@ -85,14 +85,14 @@ __device__ __forceinline__ void StoreTransposedDirectly(
         StageTransposed<kOut, kFirst / 2>(total[kWave], buffer);
       }
       FenceAsyncProxy();
-      SynchronizeGroup(group);
+      SynchronizeWarpgroup(warpgroup);
       if (stores) {
-        StoreBox(out, buffer, tile.column + kWave * kWaveRows, tile.row + kFirst, tile.batch);
+        StoreBox(out, buffer, tile.column + kWave * kWgmmaRows, tile.row + kFirst, tile.batch);
         CommitStores();
       }
     };
     (store(std::integral_constant<int, kPart>{}), ...);
-  }(std::make_integer_sequence<int, kParts * L::kWaves>{});
+  }(std::make_integer_sequence<int, kParts * L::kWgmmas>{});
 }
 
 // Stages 32 columns of a warp's 16 rows, from register kFirst on, each pair of rows in reverse
@@ -112,9 +112,9 @@ __device__ __forceinline__ void StageSumsTransposed(bool mn_major, const float (
 }
 
 // Calls `StageSumsTransposed` for a part of 32 columns that is known at run time.
-template <int kColumns, int kWaves, int... kParts>
+template <int kColumns, int kWgmmas, int... kParts>
 __device__ __forceinline__ void StagePartTransposed(int32_t part, bool mn_major,
-                                                    const float (&total)[kWaves][kColumns / 2],
+                                                    const float (&total)[kWgmmas][kColumns / 2],
                                                     uint32_t staged,
                                                     std::integer_sequence<int, kParts...>) {
   constexpr int kPerWave = kColumns / kSumsStaged;
@@ -129,19 +129,21 @@ __device__ __forceinline__ void StagePartTransposed(int32_t part, bool mn_major,
 template <typename L, int kColumns>
 __device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtensorMap* out,
                                                 const WarpTile& tile, uint32_t staged,
-                                                int32_t group,
-                                                const float (&total)[L::kWaves][kColumns / 2]) {
+                                                int32_t warpgroup,
+                                                const float (&total)[L::kWgmmas][kColumns / 2]) {
   const Epilogue& e = a.epilogue;
   const bool mn_major = a.weights.mn_major;
   if (a.stores_directly) {
     if (e.elementwise.out_plane.dtype == DType::kBF16) {
-      StoreTransposedDirectly<DType::kBF16, L, kColumns>(out, tile, staged, group, mn_major, total);
+      StoreTransposedDirectly<DType::kBF16, L, kColumns>(out, tile, staged, warpgroup, mn_major,
+                                                         total);
     } else {
-      StoreTransposedDirectly<DType::kF16, L, kColumns>(out, tile, staged, group, mn_major, total);
+      StoreTransposedDirectly<DType::kF16, L, kColumns>(out, tile, staged, warpgroup, mn_major,
+                                                        total);
     }
     return;
   }
-  constexpr int kPerWave = kColumns / kSumsStaged, kAll = L::kWaves * kPerWave;
+  constexpr int kPerWave = kColumns / kSumsStaged, kAll = L::kWgmmas * kPerWave;
   // Two warps have the upper 16 of the staged rows, and each of them 32 columns.
   const int32_t warp = threadIdx.x / 32 % 4, half = warp / 2 * kWarpRows, across = warp % 2;
   const uint32_t from = staged + half * kSumPitch + across * kStagedBytes;
@@ -150,14 +152,14 @@ __device__ __forceinline__ void StoreTransposed(const Arguments& a, const CUtens
   for (int32_t part = 0; part < kAll; ++part) {
     StagePartTransposed<kColumns>(part, mn_major, total, staged,
                                   std::make_integer_sequence<int, kAll>{});
-    SynchronizeGroup(group);
+    SynchronizeWarpgroup(warpgroup);
     const WarpTile at{tile.batch, tile.row + part % kPerWave * kSumsStaged + half,
-                      tile.column + part / kPerWave * kWaveRows, static_cast<int32_t>(e.rows)};
+                      tile.column + part / kPerWave * kWgmmaRows, static_cast<int32_t>(e.rows)};
     const uint32_t seen = a.stores_fours
                               ? StoreStagedRows<kSumPitch>(e, at, across, from)
                               : StoreStaged<DType::kF32, false, kSumPitch>(e, at, across, from);
     largest = max(largest, seen);
-    SynchronizeGroup(group);
+    SynchronizeWarpgroup(warpgroup);
   }
   UpdateMatrixAmax(e.elementwise, tile.batch, largest);
 }

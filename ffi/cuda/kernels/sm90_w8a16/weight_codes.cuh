@@ -38,12 +38,13 @@ struct CodePlaces {
 
   template <typename L>
   __device__ __forceinline__ static CodePlaces Of(uint32_t shared, bool mn_major) {
-    const int32_t thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads, lane = thread % 32;
-    const int32_t warp = thread % kGroupThreads / 32, line = lane / 4, t = lane % 4;
-    const int32_t group = thread / kGroupThreads * L::kWaves * kWaveRows;
+    const int32_t thread = static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads,
+                  lane = thread % 32;
+    const int32_t warp = thread % kWarpgroupThreads / 32, line = lane / 4, t = lane % 4;
+    const int32_t warpgroup = thread / kWarpgroupThreads * L::kWgmmas * kWgmmaRows;
     const int32_t place = line / 2 % 4;
     CodePlaces places;
-    places.first = shared + L::kLhsAt + group * L::kLhsLine;
+    places.first = shared + L::kLhsAt + warpgroup * L::kLhsLine;
     if (mn_major) {
       places.first += 2 * t * L::kLhsLine + (warp ^ t) * 16 + 2 * line;
     } else {
@@ -61,13 +62,13 @@ struct CodePlaces {
 // The codes of a fragment.
 template <typename L>
 struct FragmentCodes {
-  uint32_t words[L::kWaves][2];
+  uint32_t words[L::kWgmmas][2];
 
   // first, second  of the half words
   __device__ __forceinline__ void Load(uint32_t first, uint32_t second) {
 #pragma unroll
-    for (int i = 0; i < 2 * L::kWaves; ++i) {
-      const uint32_t at = (i / 2 * kWaveRows + i % 2 * 8) * L::kLhsLine;
+    for (int i = 0; i < 2 * L::kWgmmas; ++i) {
+      const uint32_t at = (i / 2 * kWgmmaRows + i % 2 * 8) * L::kLhsLine;
       words[i / 2][i % 2] = LoadShared16(first + at) | LoadShared16(second + at) << 16;
     }
   }
@@ -95,17 +96,17 @@ __device__ __forceinline__ uint32_t DecodePair(uint32_t picked, uint32_t sign_fl
 
 // Bits that tell whether a row of a wave has had a NaN, as the codes lie in `FragmentCodes`.
 template <typename L>
-using RowFlags = uint32_t[L::kWaves][2];
+using RowFlags = uint32_t[L::kWgmmas][2];
 
 // The A operands of a wgmma of each wave.
 template <typename L, DType kWeight, DType kWide, RowTerms kTerms>
 __device__ __forceinline__ void DecodeFragment(const FragmentCodes<L>& codes,
                                                const WeightRows<L, kWeight, kWide, kTerms>& rows,
-                                               uint32_t (&fragment)[L::kWaves][4],
+                                               uint32_t (&fragment)[L::kWgmmas][4],
                                                RowFlags<L>& flags) {
   using D = Decoder<kWeight, kWide>;
 #pragma unroll
-  for (int w = 0; w < L::kWaves; ++w) {
+  for (int w = 0; w < L::kWgmmas; ++w) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t picked =
@@ -124,10 +125,10 @@ __device__ __forceinline__ void DecodeFragment(const FragmentCodes<L>& codes,
 
 // Makes the rows NaN that have had one. Four threads have a row.
 template <typename L, int kColumns>
-__device__ __forceinline__ void MakeRowsNaN(float (&acc)[L::kWaves][kColumns / 2],
+__device__ __forceinline__ void MakeRowsNaN(float (&acc)[L::kWgmmas][kColumns / 2],
                                             const RowFlags<L>& flags, bool mn_major) {
 #pragma unroll
-  for (int i = 0; i < 2 * L::kWaves; ++i) {
+  for (int i = 0; i < 2 * L::kWgmmas; ++i) {
     const uint32_t both = flags[i / 2][0] | flags[i / 2][1];
     uint32_t any =
         mn_major ? both & (i % 2 ? 0x80008000u : 0x00800080u) : flags[i / 2][i % 2] & 0x80808080u;

@@ -28,20 +28,20 @@ struct ThreadRows {
   int32_t first, apart;
 
   __device__ __forceinline__ explicit ThreadRows(bool mn_major) : apart(mn_major ? 1 : 8) {
-    const int32_t thread = static_cast<int32_t>(threadIdx.x) - kGroupThreads;
-    first = thread / kGroupThreads * L::kWaves * kWaveRows +
-            thread % kGroupThreads / 32 * kWarpRows + thread % 32 / 4 * (mn_major ? 2 : 1);
+    const int32_t thread = static_cast<int32_t>(threadIdx.x) - kWarpgroupThreads;
+    first = thread / kWarpgroupThreads * L::kWgmmas * kWgmmaRows +
+            thread % kWarpgroupThreads / 32 * kWarpRows + thread % 32 / 4 * (mn_major ? 2 : 1);
   }
-  // Row i of 2 * L::kWaves.
+  // Row i of 2 * L::kWgmmas.
   __device__ __forceinline__ int32_t At(int i) const {
-    return first + i / 2 * kWaveRows + i % 2 * apart;
+    return first + i / 2 * kWgmmaRows + i % 2 * apart;
   }
 };
 
 template <typename L, DType kWeight, DType kWide, RowTerms kTerms>
 struct WeightRows {
   using D = Decoder<kWeight, kWide>;
-  static constexpr int kRows = 2 * L::kWaves;
+  static constexpr int kRows = 2 * L::kWgmmas;
   static constexpr bool kScales = kTerms == RowTerms::kScales;
   static constexpr bool kSubtracts = D::kInteger && kTerms != RowTerms::kNone;
 
@@ -114,7 +114,7 @@ struct WeightRows {
   // end). Slow and rare.
   //   column  the tile's first line of values, of `lines`
   template <int kColumns>
-  __device__ __forceinline__ void SubtractExcess(float (&acc)[L::kWaves][kColumns / 2],
+  __device__ __forceinline__ void SubtractExcess(float (&acc)[L::kWgmmas][kColumns / 2],
                                                  int32_t block, int32_t column, int32_t lines,
                                                  int64_t first, int64_t end) const {
     const int32_t lane = threadIdx.x % 32;
@@ -139,7 +139,7 @@ struct WeightRows {
       const int place = j / 4 * 8 + j % 2;  // less this thread's
       const float sum = __shfl_sync(~0u, sums[place / 32], place % 32 + lane % 4 * 2);
 #pragma unroll
-      for (int w = 0; w < L::kWaves; ++w) {
+      for (int w = 0; w < L::kWgmmas; ++w) {
         const float of_row = excess[2 * w + j / 2 % 2];
         if (of_row != 0.0f) acc[w][j] -= of_row * sum;  // the sum may be infinite
       }
@@ -148,11 +148,11 @@ struct WeightRows {
 };
 
 // Multiplies the rows of a thread.
-template <int kWaves, int kCount>
-__device__ __forceinline__ void ScaleRows(float (&acc)[kWaves][kCount],
-                                          const float (&by)[2 * kWaves]) {
+template <int kWgmmas, int kCount>
+__device__ __forceinline__ void ScaleRows(float (&acc)[kWgmmas][kCount],
+                                          const float (&by)[2 * kWgmmas]) {
 #pragma unroll
-  for (int w = 0; w < kWaves; ++w) {
+  for (int w = 0; w < kWgmmas; ++w) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) acc[w][j] *= by[2 * w + j / 2 % 2];
   }
