@@ -14,15 +14,28 @@
 
 namespace jaxfp8 {
 
-enum class Activation : uint8_t { kUnknown, kNone, kRelu, kGeluTanh, kGeluErf, kSilu };
+// The activations but "none", each with its name in calls. `Relu` computes kRelu in float64 and
+// `ReluF32` in float32, and so on. tests/native/test_lists.py holds them against Python.
+#define JAXFP8_ACTIVATIONS(V) \
+  V(Relu, "relu")             \
+  V(GeluTanh, "gelu_tanh")    \
+  V(GeluErf, "gelu_erf")      \
+  V(Silu, "silu")
+
+#define JAXFP8_ENUMERATOR(Name, text) k##Name,
+enum class Activation : uint8_t { kUnknown, kNone, JAXFP8_ACTIVATIONS(JAXFP8_ENUMERATOR) };
+#undef JAXFP8_ENUMERATOR
+
+#define JAXFP8_TEXT(Name, text) ", " text
+inline constexpr char kActivationNames[] = "none" JAXFP8_ACTIVATIONS(JAXFP8_TEXT);
+#undef JAXFP8_TEXT
 
 inline Activation ParseActivation(std::string_view name) {
-  if (name == "none") return Activation::kNone;
-  if (name == "relu") return Activation::kRelu;
-  if (name == "gelu_tanh") return Activation::kGeluTanh;
-  if (name == "gelu_erf") return Activation::kGeluErf;
-  if (name == "silu") return Activation::kSilu;
-  return Activation::kUnknown;
+#define JAXFP8_PARSE(Name, text) \
+  if (name == text) return Activation::k##Name;
+  JAXFP8_ACTIVATIONS(JAXFP8_PARSE)
+#undef JAXFP8_PARSE
+  return name == "none" ? Activation::kNone : Activation::kUnknown;
 }
 
 // e^x, with x clamped to [-700, 700]; NaN stays NaN.
@@ -97,19 +110,16 @@ JAXFP8_HD double GeluErf(double x) {
 }
 
 JAXFP8_HD double Apply(Activation activation, double x) {
+#define JAXFP8_APPLY(Name, text) \
+  case Activation::k##Name:      \
+    return Name(x);
   switch (activation) {
-    case Activation::kRelu:
-      return Relu(x);
-    case Activation::kGeluTanh:
-      return GeluTanh(x);
-    case Activation::kGeluErf:
-      return GeluErf(x);
-    case Activation::kSilu:
-      return Silu(x);
+    JAXFP8_ACTIVATIONS(JAXFP8_APPLY)
     case Activation::kNone:
     case Activation::kUnknown:
       break;
   }
+#undef JAXFP8_APPLY
   return x;
 }
 

@@ -124,19 +124,16 @@ JAXFP8_HD float GeluErfF32(float x) {
 }
 
 JAXFP8_HD float ApplyF32(Activation activation, float x) {
+#define JAXFP8_APPLY(Name, text) \
+  case Activation::k##Name:      \
+    return Name##F32(x);
   switch (activation) {
-    case Activation::kRelu:
-      return ReluF32(x);
-    case Activation::kGeluTanh:
-      return GeluTanhF32(x);
-    case Activation::kGeluErf:
-      return GeluErfF32(x);
-    case Activation::kSilu:
-      return SiluF32(x);
+    JAXFP8_ACTIVATIONS(JAXFP8_APPLY)
     case Activation::kNone:
     case Activation::kUnknown:
       break;
   }
+#undef JAXFP8_APPLY
   return x;
 }
 

@@ -136,8 +136,7 @@ Status CheckOutType(const ScaledDotSpec& spec) {
   const DType out = ParseDType(epilogue.out_dtype);
   const std::string got = "is `" + std::string(epilogue.out_dtype) + "`";
   if (out == DType::kNone) {
-    return Say("attribute `out_dtype`", got,
-               "float32, bfloat16, float16, int32, int8, uint8, float8_e4m3fn or float8_e5m2");
+    return Say("attribute `out_dtype`", got, "one of " + std::string(kDTypeList));
   }
   if (epilogue.has_out_scale && !IsEightBit(out)) {
     return Say("attribute `has_out_scale`", "is set for " + std::string(epilogue.out_dtype),
@@ -156,7 +155,7 @@ Status CheckEpilogue(const ScaledDotSpec& spec, const Shape& out) {
   const EpilogueSpec& epilogue = spec.epilogue;
   if (ParseActivation(epilogue.activation) == Activation::kUnknown) {
     return Say("attribute `activation`", "is `" + std::string(epilogue.activation) + "`",
-               "none, relu, gelu_tanh, gelu_erf or silu");
+               "one of " + std::string(kActivationNames));
   }
   if (epilogue.has_residual && !IsWideFloat(ParseDType(epilogue.residual_dtype))) {
     return Say("attribute `residual_dtype`", "is `" + std::string(epilogue.residual_dtype) + "`",

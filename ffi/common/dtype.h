@@ -10,19 +10,35 @@
 
 namespace jaxfp8 {
 
-enum class DType : uint8_t { kNone, kF32, kBF16, kF16, kE4M3, kE5M2, kS8, kU8, kS32 };
+// The types that results are rounded to: V(type, name, type of XLA, type of CUDA). The names
+// are those of numpy and ml_dtypes. tests/native/test_lists.py holds them against Python.
+#define JAXFP8_ROUNDED_DTYPES(V)              \
+  V(F32, "float32", F32, 32F)                 \
+  V(BF16, "bfloat16", BF16, 16BF)             \
+  V(F16, "float16", F16, 16F)                 \
+  V(E4M3, "float8_e4m3fn", F8E4M3FN, 8F_E4M3) \
+  V(E5M2, "float8_e5m2", F8E5M2, 8F_E5M2)     \
+  V(S8, "int8", S8, 8I)                       \
+  V(U8, "uint8", U8, 8U)
+// All types: int32 holds sums.
+#define JAXFP8_DTYPES(V) JAXFP8_ROUNDED_DTYPES(V) V(S32, "int32", S32, 32I)
+
+#define JAXFP8_ENUMERATOR(type, ...) k##type,
+enum class DType : uint8_t { kNone, JAXFP8_DTYPES(JAXFP8_ENUMERATOR) };
+#undef JAXFP8_ENUMERATOR
 
 struct DTypeName {
   DType type;
   std::string_view name;
 };
 
-// The names are those of numpy and ml_dtypes.
-inline constexpr DTypeName kDTypeNames[] = {
-    {DType::kF32, "float32"},        {DType::kBF16, "bfloat16"},    {DType::kF16, "float16"},
-    {DType::kE4M3, "float8_e4m3fn"}, {DType::kE5M2, "float8_e5m2"}, {DType::kS8, "int8"},
-    {DType::kU8, "uint8"},           {DType::kS32, "int32"},        {DType::kNone, "none"},
-};
+#define JAXFP8_ENTRY(type, name, ...) {DType::k##type, name},
+inline constexpr DTypeName kDTypeNames[] = {JAXFP8_DTYPES(JAXFP8_ENTRY){DType::kNone, "none"}};
+#undef JAXFP8_ENTRY
+
+#define JAXFP8_TEXT(type, name, ...) name ", "
+inline constexpr char kDTypeList[] = JAXFP8_ROUNDED_DTYPES(JAXFP8_TEXT) "int32";
+#undef JAXFP8_TEXT
 
 inline DType ParseDType(std::string_view name) {
   for (const DTypeName& entry : kDTypeNames) {

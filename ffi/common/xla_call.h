@@ -23,26 +23,15 @@ namespace jaxfp8 {
 namespace ffi = xla::ffi;
 
 inline DType TypeOf(ffi::DataType type) {
+#define JAXFP8_TYPE(type, name, xla, ...) \
+  case ffi::DataType::xla:                \
+    return DType::k##type;
   switch (type) {
-    case ffi::DataType::F32:
-      return DType::kF32;
-    case ffi::DataType::BF16:
-      return DType::kBF16;
-    case ffi::DataType::F16:
-      return DType::kF16;
-    case ffi::DataType::F8E4M3FN:
-      return DType::kE4M3;
-    case ffi::DataType::F8E5M2:
-      return DType::kE5M2;
-    case ffi::DataType::S8:
-      return DType::kS8;
-    case ffi::DataType::U8:
-      return DType::kU8;
-    case ffi::DataType::S32:
-      return DType::kS32;
+    JAXFP8_DTYPES(JAXFP8_TYPE)
     default:
       return DType::kNone;
   }
+#undef JAXFP8_TYPE
 }
 
 inline Buffer Describe(ffi::AnyBuffer buffer) {

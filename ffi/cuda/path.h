@@ -10,8 +10,7 @@
 //      routes are tested without a GPU. Kernels include kernels/common/ and kernels/epilogue/ and
 //      neither XLA nor Python. Each .cuh begins with a picture of where its operands lie.
 //   2. cuda/CMakeLists.txt: the sources. ffi/tests/cuda/CMakeLists.txt: the .cc files (`host`).
-//   3. route.cc: a row in `AllPaths` (its index is that of the counter) and its place in
-//      `InOrder`.
+//   3. A row of `JAXFP8_CUDA_PATHS` below, and its place in `InOrder` of route.cc.
 //   4. workspace.cc, and jaxfp8/_call/gpu/workspace.py beside it: how much scratch it can use.
 //   5. Tests: ffi/tests/*_test.cc for the host side and a stand-in for the plan in
 //      ffi/tests/cuda/runtime_stand_ins.h, so that the fuzzer plans it; the kernels themselves in
@@ -59,6 +58,17 @@ struct Path {
   // Whether it reads 8-bit sides whose batch has jumps (problem.h). Others are not asked for them.
   bool reads_batch_jumps = false;
 };
+
+// Every path by symbol and name, in the order of their counters. tests/native/test_lists.py holds
+// definitions and documents against it.
+#define JAXFP8_CUDA_PATHS(V)        \
+  V(kCublasLtFp8, "cublaslt_fp8")   \
+  V(kSm90Gemm, "sm90_gemm")         \
+  V(kCublasLtInt8, "cublaslt_int8") \
+  V(kSm80W8A16, "sm80_w8a16")       \
+  V(kCublasLtWide, "cublaslt_wide") \
+  V(kGeneral, "general")            \
+  V(kSm80Imma, "sm80_imma")
 
 // "`what` failed: cudaErrorInvalidValue (invalid argument)", or success.
 Status CudaError(cudaError_t status, const char* what);

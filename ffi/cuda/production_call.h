@@ -41,8 +41,8 @@ inline Status ReadProduction(Reader& read, ProductionFlags& flags, Production& t
   to.producer = flags.norm ? norm : Producer::kElementwise;
   to.activation = ParseActivation(activation);
   if (to.activation != Activation::kUnknown) return {};
-  return "`activation` is \"" + std::string(activation) +
-         "\", but needs to be none, relu, gelu_tanh, gelu_erf or silu";
+  return "`activation` is \"" + std::string(activation) + "\", but needs to be one of " +
+         kActivationNames;
 }
 
 inline void TakeRows(BufferTaker& operand, const Production& p, ProductionBuffers& to) {

@@ -15,7 +15,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-constexpr Path kGeneral{"general", GeneralWhyNot, PlanGeneral, false, true};
+const Path kGeneral{"general", GeneralWhyNot, PlanGeneral, false, true};
 
 // FP8 with scales that change along K. There `sm90_gemm` is faster than cuBLASLt, which needs
 // copies of the scales and is slower with them; else cuBLASLt is.
@@ -100,9 +100,9 @@ Route Named(const Problem& problem, const Device& device, std::string_view name)
 }  // namespace
 
 const std::vector<const Path*>& AllPaths() {
-  static const std::vector<const Path*> paths = {&kCublasLtFp8, &kSm90Gemm,     &kCublasLtInt8,
-                                                 &kSm80W8A16,   &kCublasLtWide, &kGeneral,
-                                                 &kSm80Imma};
+#define JAXFP8_ADDRESS(symbol, name) &symbol,
+  static const std::vector<const Path*> paths = {JAXFP8_CUDA_PATHS(JAXFP8_ADDRESS)};
+#undef JAXFP8_ADDRESS
   return paths;
 }
 

@@ -4,22 +4,15 @@ namespace jaxfp8::cuda {
 namespace {
 
 cudaDataType_t LibraryType(DType type) {
+#define JAXFP8_TYPE(type, name, xla, cuda) \
+  case DType::k##type:                     \
+    return CUDA_R_##cuda;
   switch (type) {
-    case DType::kE4M3:
-      return CUDA_R_8F_E4M3;
-    case DType::kE5M2:
-      return CUDA_R_8F_E5M2;
-    case DType::kS8:
-      return CUDA_R_8I;
-    case DType::kBF16:
-      return CUDA_R_16BF;
-    case DType::kF16:
-      return CUDA_R_16F;
-    case DType::kS32:
-      return CUDA_R_32I;
+    JAXFP8_DTYPES(JAXFP8_TYPE)
     default:
       return CUDA_R_32F;
   }
+#undef JAXFP8_TYPE
 }
 
 cublasLtMatmulMatrixScale_t LibraryMode(Scaling scaling, const SideLayout& side) {

@@ -145,18 +145,10 @@ inline Values ActivatedBy(const Values& y) {
 }
 
 [[gnu::noinline]] inline Values Activated(Activation activation, const Values& y) {
-  switch (activation) {
-    case Activation::kGeluTanh:
-      return ActivatedBy<GeluTanhF32, GeluTanh>(y);
-    case Activation::kGeluErf:
-      return ActivatedBy<GeluErfF32, GeluErf>(y);
-    case Activation::kSilu:
-      return ActivatedBy<SiluF32, Silu>(y);
-    case Activation::kRelu:  // `Activate` has it in line
-    case Activation::kNone:
-    case Activation::kUnknown:
-      break;
-  }
+#define JAXFP8_APPLY(Name, text) \
+  if (activation == Activation::k##Name) return ActivatedBy<Name##F32, Name>(y);
+  JAXFP8_ACTIVATIONS(JAXFP8_APPLY)
+#undef JAXFP8_APPLY
   return y;
 }
 

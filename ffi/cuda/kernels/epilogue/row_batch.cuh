@@ -107,10 +107,10 @@ __device__ __forceinline__ void ApplyToRows(RowBatch& y) {
 }
 
 __device__ __forceinline__ void ApplyActivationRows(Activation activation, RowBatch& y) {
-  if (activation == Activation::kRelu) ApplyToRows<ReluF32>(y);
-  if (activation == Activation::kGeluTanh) ApplyToRows<GeluTanhF32>(y);
-  if (activation == Activation::kGeluErf) ApplyToRows<GeluErfF32>(y);
-  if (activation == Activation::kSilu) ApplyToRows<SiluF32>(y);
+#define JAXFP8_APPLY(Name, text) \
+  if (activation == Activation::k##Name) ApplyToRows<Name##F32>(y);
+  JAXFP8_ACTIVATIONS(JAXFP8_APPLY)
+#undef JAXFP8_APPLY
 }
 
 template <DType kOut>
