@@ -32,7 +32,7 @@ Status Explain(const jaxfp8_scaled_dot_spec* spec, int compute_capability, int c
   Problem problem;
   JAXFP8_RETURN_IF_ERROR(MakeProblem(request.spec, problem));
   const Device device = DeviceOf(compute_capability, cublaslt_version);
-  for (const Choice& choice : Choices(problem, device)) {
+  for (const Choice& choice : Choices(problem, device, request.kernel)) {
     text += (text.empty() ? "" : "\n") + std::string(choice.path->name);
     if (!choice.why_not.ok()) text += ": " + choice.why_not.message();
   }

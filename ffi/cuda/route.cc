@@ -53,9 +53,11 @@ bool SumsInRegisters(const Problem& problem, const Device& device) {
 }
 
 // The table of routes: a path stands before every path that it is faster than. `sm80_imma` computes
-// another number, and has to be named. For int8 `sm90_gemm` leaves no sums in memory: on an H100
-// 4096 x 8192 x 8192 takes 391 us, not 472, and 64 rows take 27, not 32.
-std::vector<const Path*> InOrder(const Problem& problem, const Device& device) {
+// another number, and has to be asked for. For int8 `sm90_gemm` leaves no sums in memory: on an
+// H100 4096 x 8192 x 8192 takes 391 us, not 472, and 64 rows take 27, not 32.
+std::vector<const Path*> InOrder(const Problem& problem, const Device& device,
+                                 std::string_view name) {
+  if (name == kInInt8) return {&kSm80Imma};
   std::vector<const Path*> order = {&kCublasLtFp8, &kSm90Gemm, &kCublasLtInt8};
   if (ScalesSteps(problem) || SumsInRegisters(problem, device)) std::swap(order[0], order[1]);
   if (IsInt8(problem.lhs.dtype) && DividesMany(problem)) std::swap(order[1], order[2]);
@@ -94,6 +96,7 @@ Route Named(const Problem& problem, const Device& device, std::string_view name)
     if (why_not.ok()) return {path, ""};
     return {nullptr, "kernel `" + std::string(name) + "` cannot: " + why_not.message()};
   }
+  known += ", " + std::string(kInInt8);
   return {nullptr, "attribute `kernel` is `" + std::string(name) + "`, but needs one of: " + known};
 }
 
@@ -120,18 +123,18 @@ bool FillsHopper(const Problem& problem) {
   return !IsSkinny(problem) || outputs > kFewOutputs;
 }
 
-std::vector<Choice> Choices(const Problem& problem, const Device& device) {
+std::vector<Choice> Choices(const Problem& problem, const Device& device, std::string_view name) {
   std::vector<Choice> choices;
-  for (const Path* path : InOrder(problem, device)) {
+  for (const Path* path : InOrder(problem, device, name)) {
     choices.push_back({path, WhyNot(*path, problem, device)});
   }
   return choices;
 }
 
 Route RouteTo(const Problem& problem, const Device& device, std::string_view name) {
-  if (!name.empty()) return Named(problem, device, name);
+  if (!name.empty() && name != kInInt8) return Named(problem, device, name);
   std::string reasons;
-  for (const Choice& choice : Choices(problem, device)) {
+  for (const Choice& choice : Choices(problem, device, name)) {
     if (choice.why_not.ok()) return {choice.path, ""};
     reasons += (reasons.empty() ? "" : "; ") + choice.why_not.In(choice.path->name).message();
   }

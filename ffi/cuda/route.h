@@ -41,20 +41,27 @@ inline constexpr int64_t kMinDepth = 1024;
 // Whether a product of 16-bit values and 8-bit weights has so many rows and outputs, and the depth.
 bool FillsHopper(const Problem& problem);
 
+// In place of a path's name: a product of FP8 that is computed in int8, as `compute="int8"` means
+// it. One path computes it, `sm80_imma`; what that cannot take is two roundings and a product of
+// int8.
+inline constexpr std::string_view kInInt8 = "int8";
+
 struct Choice {
   const Path* path;
   Status why_not;  // why it cannot compute the problem
 };
 
 // The paths that compute what the problem says, best first. The first that can compute it does.
-std::vector<Choice> Choices(const Problem& problem, const Device& device);
+//   name  kInInt8, or any other for a problem that is computed as it is stored
+std::vector<Choice> Choices(const Problem& problem, const Device& device,
+                            std::string_view name = "");
 
 struct Route {
   const Path* path = nullptr;
   std::string reason;  // why there is no path
 };
 
-// The best path for the problem on the device, or the one called `name`.
+// The best path for the problem on the device, or the one called `name`, or for kInInt8.
 Route RouteTo(const Problem& problem, const Device& device, std::string_view name);
 
 }  // namespace jaxfp8::cuda

@@ -80,9 +80,7 @@ double ForHopper(const Problem& problem) {
 double ForCodes(const Problem& problem) {
   const Problem oriented = imma::WithWeightsOnRight(problem);
   if (!imma::WhyNotForm(oriented).ok()) return 0;
-  const auto least = static_cast<double>(imma::LeastWorkspace(oriented));
-  const auto best = static_cast<double>(imma::BestWorkspace(oriented));
-  return std::min(best, std::max(least, kMaxSlabBytes));
+  return static_cast<double>(imma::ScratchOf(oriented).bytes);
 }
 
 double Bytes(const Problem& problem, std::string_view kernel) {
@@ -95,7 +93,7 @@ double Bytes(const Problem& problem, std::string_view kernel) {
     return library ? ForLibrary(problem) : 0;
   }
   if (kernel == kSm90Gemm.name) return ForHopper(problem);
-  if (kernel == kSm80Imma.name) return ForCodes(problem);
+  if (kernel == kSm80Imma.name || kernel == kInInt8) return ForCodes(problem);
   if (kernel == kSm80W8A16.name) return weights ? ForWeights(oriented) : 0;
   return library && kernel.starts_with("cublaslt") ? ForLibrary(problem) : 0;
 }

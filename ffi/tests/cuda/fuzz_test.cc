@@ -113,7 +113,7 @@ class Fuzz {
     for (int64_t changes = wilder_.Below(4); changes > 0; --changes) wilder_.Change(wild);
     if (wilder_.Below(8) == 0) {
       wild.kernel = wilder_.Pick<std::string>(
-          {"sm80_w8a16", "sm80_imma", "sm90_gemm", "cublaslt_wide", "general"});
+          {"sm80_w8a16", "sm80_imma", "int8", "sm90_gemm", "cublaslt_wide", "general"});
     }
     const jaxfp8_scaled_dot_spec spec = wild.Spec();
     const std::string name = TextOf(wild);

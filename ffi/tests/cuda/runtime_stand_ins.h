@@ -67,44 +67,36 @@ const Path kSm80W8A16 = {"sm80_w8a16", w8a16::WhyNotEither, w8a16::MakePartialsP
 namespace imma {
 namespace {
 
-// Writes the steps and the scales of lines, and the sums of every piece.
-class SumsPlan : public Plan {
+// Writes the codes and scales of activations.
+class CodesPlan : public Plan {
  public:
-  SumsPlan(const Problem& problem, size_t workspace) : problem_(problem), workspace_(workspace) {}
+  CodesPlan(const Problem& problem, size_t workspace) : problem_(problem), workspace_(workspace) {}
 
   Status Run(const Buffers& buffers, cudaStream_t) const override {
     if (buffers.workspace_bytes < workspace_) return "the workspace is smaller than planned for";
     if (problem_.batch * problem_.rows * problem_.columns == 0) return {};
-    const size_t before_sums = ScratchOf(problem_).sums;
-    auto* workspace = static_cast<uint8_t*>(buffers.workspace);
-    std::memset(workspace, 1, before_sums);
-    return ForEachPiece(problem_, workspace_, [&](const Piece& piece) {
-      const Schedule s = MakeSchedule(problem_, piece, kMultiprocessors[current_device]);
-      const int64_t sums = piece.batches * piece.rows * PitchOf(problem_);
-      std::memset(workspace + before_sums, 2, 4 * static_cast<size_t>(sums));
-      return s.splits * s.depth_tiles_per_split < s.depth_tiles ? "not all of K" : "";
-    });
+    std::memset(buffers.workspace, 1, ScratchOf(problem_).bytes);
+    return {};
   }
-
-  Status WhyNot() const { return WhyNotWorkspace(problem_, workspace_); }
 
  private:
   Problem problem_;
   size_t workspace_;
 };
 
-Status MakeSumsPlan(const Problem& problem, const Device&, size_t workspace,
-                    std::unique_ptr<Plan>& plan) {
-  auto made = std::make_unique<SumsPlan>(WithWeightsOnRight(problem), workspace);
-  JAXFP8_RETURN_IF_ERROR(made->WhyNot());
-  plan = std::move(made);
+Status MakeCodesPlan(const Problem& problem, const Device&, size_t workspace,
+                     std::unique_ptr<Plan>& plan) {
+  const Problem oriented = WithWeightsOnRight(problem);
+  const bool empty = problem.batch * problem.rows * problem.columns == 0;
+  if (!empty && workspace < ScratchOf(oriented).bytes) return "the workspace is too small";
+  plan = std::make_unique<CodesPlan>(oriented, workspace);
   return {};
 }
 
 }  // namespace
 }  // namespace imma
 
-const Path kSm80Imma = {"sm80_imma", imma::WhyNot, imma::MakeSumsPlan};
+const Path kSm80Imma = {"sm80_imma", imma::WhyNot, imma::MakeCodesPlan};
 
 namespace sm90 {
 namespace {

@@ -1,156 +1,131 @@
-// Activations of `sm80_imma`, from a stage in shared memory to A fragments of int8: one class for
-// each `Dataflow`, all with the same members.
+// Rounds activations to int8, once for all CTAs that multiply them:
 //
-//   kCodes      CodeTile --ldmatrix--> registers (FP8: Requantize) --> fragment
-//   kRegisters  WideTile --ld.shared.v2--> registers, Requantize --> fragment
-//   kShared     WideTile --ld.shared.v4--> Requantize --st.shared.v2--> one of two CodeTiles
-//               --ldmatrix--> fragment
+//   code  = saturate(round(value / step)),   step = max |line| / 127 over finite values
+//   scale = step * the scale that the values have already
 //
-// In kRegisters each warp rounds all rows. In kShared a block rounds the next stage's once, before
-// it multiplies this one: `Prepare` runs one stage ahead.
+//   global      a line for each CTA; a thread takes every 256th run of 8 values
+//      |  registers: the largest magnitude; shared memory: that of each warp
+//   global      codes, lines of a multiple of 16 bytes with zeros at the end; the scale of the line
 //
-//   a[0], a[1]  rows g and g + 8 of the fragment, K = 4t to 4t + 3
-//   a[2], a[3]  rows g and g + 8 of the fragment, K = 4t + 16 to 4t + 19
+// Lines of int8 are copied to that form.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_ACTIVATIONS_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_IMMA_ACTIVATIONS_CUH_
 
-#include "cuda/kernels/sm80_imma/lines.cuh"
-#include "cuda/kernels/sm80_imma/load.cuh"
+#include "cuda/kernels/common/vector.cuh"
+#include "cuda/kernels/quantize/quotient.cuh"
+#include "cuda/kernels/sm80_imma/schedule.h"
+#include "cuda/problem.h"
 
 namespace jaxfp8::cuda::imma {
 
-// Loads a fragment from a tile of codes.
-template <int kRows>
-JAXFP8_DEVICE void LoadCodes(uint32_t tile, int fragment, int step, uint32_t (&a)[4]) {
-  const int lane = ThreadIndex() % 32, row = 16 * fragment + lane % 16;
-  LoadMatrices(tile + CodeTile<kRows>::At(row, 2 * step + lane / 16), a);
+// Value (b, r, k) is at b * batch_stride + r * row_stride + k * depth_stride, in elements.
+struct RowArguments {
+  const void* values = nullptr;
+  int64_t batch_stride = 0, row_stride = 0, depth_stride = 0;
+  int32_t rows = 0, depth = 0;
+  int32_t alignment = 1;         // of runs of 8 values, in bytes
+  const float* given = nullptr;  // the scales of the values, or null
+  Tiles tiles;
+  int8_t* codes = nullptr;  // [batch, rows, pitch]
+  int64_t pitch = 0;
+  float* scale = nullptr;  // [batch, rows]
+};
+
+// Lets the next kernel of the stream start, as far as it does not wait for this one.
+__device__ __forceinline__ void StartDependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
-// The parameters of the rows whose sums a lane has: g and g + 8 of each fragment.
-template <int kRowFragments>
-struct RowsOfLane {
-  Divisor params[kRowFragments][2];
+// Waits for the kernel before, if it let this one start.
+__device__ __forceinline__ void WaitForRows() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
-  JAXFP8_DEVICE RowsOfLane(const Arguments& a, int64_t batch, int first_row) {
+template <DType kType>
+inline constexpr int kWordsOfRun = 8 / kPerWord<kType>;
+
+template <DType kType>
+__device__ __forceinline__ void LoadEight(const RowArguments& a, const Bits<kType>* line, int k,
+                                          uint32_t (&words)[kWordsOfRun<kType>]) {
+  if (a.depth_stride == 1) return LoadRun(line + k, a.depth - k, a.alignment, words);
+  Bits<kType> values[8] = {};
 #pragma unroll
-    for (int i = 0; i < 2 * kRowFragments; ++i) {
-      const int row = first_row + 8 * i + ThreadIndex() % 32 / 4;
-      params[i / 2][i % 2] = LoadLine(a.activations, batch, row, a.rows);
+  for (int i = 0; i < 8; ++i) {
+    if (k + i < a.depth) values[i] = line[(k + i) * a.depth_stride];
+  }
+  LoadSome(values, 8, words);
+}
+
+// The largest finite magnitude of a line, for all threads.
+template <DType kType>
+__device__ __forceinline__ float LargestOfLine(const RowArguments& a, const Bits<kType>* line) {
+  uint32_t largest = 0;  // as bits, which are ordered as magnitudes are
+  for (int k = 8 * threadIdx.x; k < a.depth; k += 8 * kThreads) {
+    uint32_t words[kWordsOfRun<kType>];
+    LoadEight<kType>(a, line, k, words);
+#pragma unroll
+    for (const uint32_t word : words) {
+      float values[kPerWord<kType>];
+      DecodeWord<kType>(word, values);
+#pragma unroll
+      for (const float value : values) {
+        const uint32_t bits = BitsOf(value) & 0x7fffffffu;
+        largest = bits < 0x7f800000u ? max(largest, bits) : largest;
+      }
     }
   }
-};
-
-// What each class below has.
-//   Layout          of a stage
-//   kStagesAhead    how many stages before it is multiplied a stage has to have arrived
-//   kPreparedBytes  of shared memory, behind the stages
-template <DType kType, Dataflow kFlow, int kRowFragments>
-class Activations;
-
-template <int kRowFragments>
-class Activations<DType::kS8, Dataflow::kCodes, kRowFragments> {
- public:
-  using Layout = CodeTile<16 * kRowFragments>;
-  static constexpr int kStagesAhead = 0, kPreparedBytes = 0;
-
-  JAXFP8_DEVICE Activations(const Arguments&, int64_t, int) {}
-  JAXFP8_DEVICE void Prepare(uint32_t, uint32_t) const {}
-  JAXFP8_DEVICE void Load(uint32_t stage, uint32_t, int fragment, int step,
-                          uint32_t (&a)[4]) const {
-    LoadCodes<Layout::kRows>(stage, fragment, step, a);
-  }
-};
-
-template <DType kType, int kRowFragments>
-class Activations<kType, Dataflow::kCodes, kRowFragments> {
- public:
-  static_assert(IsFloat8(kType));
-  using Layout = CodeTile<16 * kRowFragments>;
-  static constexpr int kStagesAhead = 0, kPreparedBytes = 0;
-
-  JAXFP8_DEVICE Activations(const Arguments& a, int64_t batch, int first_row)
-      : rows_(a, batch, first_row) {}
-  JAXFP8_DEVICE void Prepare(uint32_t, uint32_t) const {}
-  JAXFP8_DEVICE void Load(uint32_t stage, uint32_t, int fragment, int step,
-                          uint32_t (&a)[4]) const {
-    LoadCodes<Layout::kRows>(stage, fragment, step, a);
+  __shared__ uint32_t of_warps[kThreads / 32];
+  largest = __reduce_max_sync(~0u, largest);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
+  __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[i] = Requantize<kType>({a[i]}, rows_.params[fragment][i % 2]);
-  }
+  for (const uint32_t other : of_warps) largest = max(largest, other);
+  return FloatFromBits(largest);
+}
 
- private:
-  RowsOfLane<kRowFragments> rows_;
-};
-
-template <DType kType, int kRowFragments>
-class Activations<kType, Dataflow::kRegisters, kRowFragments> {
- public:
-  using Layout = WideTile<16 * kRowFragments>;
-  static constexpr int kStagesAhead = 0, kPreparedBytes = 0;
-
-  JAXFP8_DEVICE Activations(const Arguments& a, int64_t batch, int first_row)
-      : rows_(a, batch, first_row) {}
-  JAXFP8_DEVICE void Prepare(uint32_t, uint32_t) const {}
-  JAXFP8_DEVICE void Load(uint32_t stage, uint32_t, int fragment, int step,
-                          uint32_t (&a)[4]) const {
-    const int lane = ThreadIndex() % 32;
+// The codes of four values of a line.
+template <DType kType>
+__device__ __forceinline__ uint32_t RoundFour(const uint32_t* words, const Divisor& step) {
+  float values[4];
+  DecodeWord<kType>(words[0], values);
+  DecodeWord<kType>(words[1], values + 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = 16 * fragment + i % 2 * 8 + lane / 4;
-      const int chunk = 4 * step + i / 2 * 2 + lane % 4 / 2;
-      uint32_t values[2];
-      LoadShared(stage + Layout::At(row, chunk) + lane % 2 * 8, values);
-      a[i] = Requantize<kType>(values, rows_.params[fragment][i % 2]);
+  for (float& value : values) value = Quotient(value, step);
+  return EncodeWord<DType::kS8>(values);
+}
+
+template <DType kType>
+__global__ void __launch_bounds__(kThreads) RoundRows(const __grid_constant__ RowArguments a) {
+  StartDependents();
+  const int row = blockIdx.x;
+  const int64_t batch = blockIdx.y, at = batch * a.rows + row;
+  const auto* line =
+      static_cast<const Bits<kType>*>(a.values) + batch * a.batch_stride + row * a.row_stride;
+  [[maybe_unused]] Divisor divisor;
+  if constexpr (kType != DType::kS8) {
+    const float step = ScaleOf<DType::kS8>(LargestOfLine<kType>(a, line));
+    divisor = MakeDivisor(step);
+    if (threadIdx.x == 0) {
+      a.scale[at] = a.given ? step * a.given[a.tiles.At(batch, row, 0)] : step;
     }
   }
-
- private:
-  RowsOfLane<kRowFragments> rows_;
-};
-
-template <DType kType, int kRowFragments>
-class Activations<kType, Dataflow::kShared, kRowFragments> {
- public:
-  using Layout = WideTile<16 * kRowFragments>;
-  using Prepared = CodeTile<16 * kRowFragments>;
-  static constexpr int kStagesAhead = 1, kPreparedBytes = 2 * Prepared::kBytes;
-
-  JAXFP8_DEVICE Activations(const Arguments& a, int64_t batch, int first_row) {
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      rows_[i] = LoadLine(a.activations, batch, first_row + RowOf(i), a.rows);
+  for (int64_t k = 8 * threadIdx.x; k < a.pitch; k += 8 * kThreads) {
+    uint32_t words[kWordsOfRun<kType>];
+    LoadEight<kType>(a, line, static_cast<int>(k), words);
+    uint2 codes;
+    if constexpr (kType == DType::kS8) {
+      codes = make_uint2(words[0], words[1]);
+    } else {
+      codes = make_uint2(RoundFour<kType>(words, divisor), RoundFour<kType>(words + 2, divisor));
     }
+    *reinterpret_cast<uint2*>(a.codes + at * a.pitch + k) = codes;
   }
-
-  // A thread takes a chunk, eight values, of every sixteenth row: those that it copied itself, so
-  // it waits for no other.
-  JAXFP8_DEVICE void Prepare(uint32_t stage, uint32_t prepared) const {
-    const int chunk = ThreadIndex() % Layout::kChunks;
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-      uint32_t values[4];
-      LoadShared(stage + Layout::At(RowOf(i), chunk), values);
-      const uint32_t codes[2] = {Requantize<kType>({values[0], values[1]}, rows_[i]),
-                                 Requantize<kType>({values[2], values[3]}, rows_[i])};
-      StoreShared(prepared + Prepared::At(RowOf(i), chunk / 2) + chunk % 2 * 8, codes);
-    }
-  }
-
-  JAXFP8_DEVICE void Load(uint32_t, uint32_t prepared, int fragment, int step,
-                          uint32_t (&a)[4]) const {
-    LoadCodes<Layout::kRows>(prepared, fragment, step, a);
-  }
-
- private:
-  static constexpr int kRowsApart = kThreads / Layout::kChunks;
-  static constexpr int kPasses = Layout::kRows / kRowsApart;
-  JAXFP8_DEVICE static int RowOf(int pass) {
-    return ThreadIndex() / Layout::kChunks + pass * kRowsApart;
-  }
-
-  Divisor rows_[kPasses];
-};
+}
 
 }  // namespace jaxfp8::cuda::imma
 

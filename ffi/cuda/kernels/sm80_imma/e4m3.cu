@@ -2,8 +2,8 @@
 
 namespace jaxfp8::cuda::imma {
 
-KernelFunction E4M3Kernel(DType activation, bool mn_major, int row_fragments) {
-  return KernelFor<DType::kE4M3>(activation, mn_major, row_fragments);
+KernelFunction E4M3Kernel(bool mn_major, int row_tiles) {
+  return KernelFor<DType::kE4M3>(mn_major, row_tiles);
 }
 
 }  // namespace jaxfp8::cuda::imma

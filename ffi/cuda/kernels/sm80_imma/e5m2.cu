@@ -2,8 +2,8 @@
 
 namespace jaxfp8::cuda::imma {
 
-KernelFunction E5M2Kernel(DType activation, bool mn_major, int row_fragments) {
-  return KernelFor<DType::kE5M2>(activation, mn_major, row_fragments);
+KernelFunction E5M2Kernel(bool mn_major, int row_tiles) {
+  return KernelFor<DType::kE5M2>(mn_major, row_tiles);
 }
 
 }  // namespace jaxfp8::cuda::imma

@@ -1,173 +1,176 @@
+#include <algorithm>
+
 #include "cuda/kernels/common/vector.cuh"
 #include "cuda/kernels/epilogue/epilogue.h"
-#include "cuda/kernels/sm80_imma/line_scales.cuh"
+#include "cuda/kernels/sm80_imma/activations.cuh"
+#include "cuda/kernels/sm80_imma/arguments.h"
 #include "cuda/kernels/sm80_imma/path.h"
 #include "cuda/kernels/sm80_imma/schedule.h"
 
 namespace jaxfp8::cuda {
 namespace imma {
-
-template <DType kType, bool kMnMajor>
-__global__ void __launch_bounds__(kThreads)
-    FindScales(const __grid_constant__ LineScaleArguments a) {
-  FindLineScales<kType, kMnMajor>(a);
-}
-
 namespace {
 
-KernelFunction KernelOf(const Problem& problem) {
+KernelFunction KernelOf(const Problem& problem, int row_tiles) {
   const bool mn_major = problem.rhs.IsMnMajor();
-  const int row_fragments = RowFragmentsFor(problem);
-  return problem.rhs.dtype == DType::kE4M3 ? E4M3Kernel(problem.lhs.dtype, mn_major, row_fragments)
-                                           : E5M2Kernel(problem.lhs.dtype, mn_major, row_fragments);
+  return problem.rhs.dtype == DType::kE4M3 ? E4M3Kernel(mn_major, row_tiles)
+                                           : E5M2Kernel(mn_major, row_tiles);
 }
 
-LineScaleFunction ScalesOf(const Side& side) {
-  return Visit<DType::kE4M3, DType::kE5M2, DType::kBF16, DType::kF16>(
-      side.dtype, LineScaleFunction{nullptr}, [&]<DType kType>() {
-        return side.IsMnMajor() ? FindScales<kType, true> : FindScales<kType, false>;
-      });
+using RowFunction = void (*)(RowArguments);
+
+RowFunction RowKernelOf(DType type) {
+  return Visit<DType::kS8, DType::kBF16, DType::kF16>(
+      type, RowFunction{nullptr}, [&]<DType kType>() { return RowFunction{RoundRows<kType>}; });
 }
 
-Operand OperandOf(const Side& side, const void* values, int64_t lines, const float* step) {
-  Operand o;
-  o.values = values;
-  o.batch = side.batch_stride, o.line = side.free_stride, o.depth = side.depth_stride;
-  const int64_t size = SizeOf(side.dtype);
-  const int64_t pitch = side.IsMnMajor() ? side.depth_stride : side.free_stride;
-  o.aligned = AlignmentOf(values, {pitch * size, side.batch_stride * size}) == 16;
-  if (side.dtype == DType::kS8) return o;
-  o.step = step, o.step_batch = side.batch_stride == 0 ? 0 : lines;
-  return o;
+bool Empty(const Problem& problem) { return problem.batch * problem.rows * problem.columns == 0; }
+
+// From one value of a side to the next that is not beside it, in bytes.
+int64_t PitchBytes(const Side& side) {
+  return (side.IsMnMajor() ? side.depth_stride : side.free_stride) * SizeOf(side.dtype);
 }
 
-// A side as the epilogue sees it: int8 codes with a scale for each line.
-void MakeInt8(int64_t depth, int64_t lines, const float* line_scale, Side& side,
-              const float*& scale) {
-  if (side.dtype == DType::kS8) return;
-  side.dtype = DType::kS8, side.scale = true;
-  side.tiles = {1, std::max<int64_t>(depth, 1), side.batch_stride == 0 ? 0 : lines, 1, 0};
-  scale = line_scale;
+int AlignmentOfSide(const Side& side, const void* values) {
+  return AlignmentOf(values, {PitchBytes(side), side.batch_stride * SizeOf(side.dtype)});
 }
+
+// A launch with up to two attributes.
+struct Launch {
+  cudaLaunchConfig_t config = {};
+  cudaLaunchAttribute attributes[2] = {};
+
+  Launch(dim3 blocks, int shared, cudaStream_t stream) {
+    config.gridDim = blocks;
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = static_cast<size_t>(shared);
+    config.stream = stream;
+    config.attrs = attributes;
+  }
+  Launch(const Launch&) = delete;
+  cudaLaunchAttribute& Next(cudaLaunchAttributeID id) {
+    cudaLaunchAttribute& next = attributes[config.numAttrs++];
+    next.id = id;
+    return next;
+  }
+};
 
 class ImmaPlan final : public Plan {
  public:
   ImmaPlan(const Problem& problem, const Device& device, bool swapped, size_t workspace)
       : problem_(problem),
-        multiprocessors_(device.multiprocessors),
         swapped_(swapped),
         workspace_(workspace),
-        kernel_(KernelOf(problem)),
-        shared_bytes_(SharedBytes(SizeOf(problem.lhs.dtype), RowFragmentsFor(problem))) {}
+        schedule_(MakeSchedule(problem, device)),
+        kernel_(KernelOf(problem, schedule_.row_tiles)) {}
 
   // Fits the kernel to the device.
   Status Prepare() {
-    const cudaError_t status =
-        cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes_);
-    if (status != cudaSuccess) return CudaError(status, "cudaFuncSetAttribute");
-    return WhyNotWorkspace(problem_, workspace_);
+    const size_t needed = ScratchOf(problem_).bytes;
+    if (workspace_ < needed && !Empty(problem_)) {
+      return "`sm80_imma` needs a workspace of " + std::to_string(needed) + " bytes and got " +
+             std::to_string(workspace_);
+    }
+    cudaFuncAttributes attributes;
+    cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_);
+    if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
+    // The driver may have translated the kernel from PTX of an older architecture.
+    hopper_ = attributes.ptxVersion >= 90;
+    if (!hopper_ && schedule_.split > 1) {
+      return "`sm80_imma` splits this product over a cluster, but was not compiled for this GPU; "
+             "build the library for its compute capability";
+    }
+    status = cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, Shared());
+    return CudaError(status, "cudaFuncSetAttribute");
   }
 
   Status Run(const Buffers& given, cudaStream_t stream) const override {
     const Buffers buffers = swapped_ ? Swapped(given) : given;
     JAXFP8_RETURN_IF_ERROR(ClearAmax(problem_, buffers, stream));
-    if (problem_.batch * problem_.rows * problem_.columns == 0) return {};
+    if (Empty(problem_)) return {};
     if (buffers.workspace_bytes < workspace_) {
       return "`sm80_imma` was planned for a workspace of " + std::to_string(workspace_) +
              " bytes and got " + std::to_string(buffers.workspace_bytes);
     }
-    auto* workspace = static_cast<uint8_t*>(buffers.workspace);
-    const Scratch scratch = ScratchOf(problem_);
-    const auto floats = [&](size_t at) { return reinterpret_cast<float*>(workspace + at); };
-    Arguments a;
-    a.rows = static_cast<int32_t>(problem_.rows),
-    a.columns = static_cast<int32_t>(problem_.columns);
-    a.depth = static_cast<int32_t>(problem_.depth);
-    a.activations = OperandOf(problem_.lhs, buffers.lhs, a.rows, floats(scratch.lhs_steps));
-    if (problem_.lhs.IsMnMajor()) a.activations.aligned = false;  // a chunk is along K
-    a.weights = OperandOf(problem_.rhs, buffers.rhs, a.columns, floats(scratch.rhs_steps));
-    a.sums = reinterpret_cast<int32_t*>(workspace + scratch.sums);
-    a.pitch = static_cast<int32_t>(PitchOf(problem_));
-    const auto depth = static_cast<int32_t>(problem_.depth);
-    JAXFP8_RETURN_IF_ERROR(
-        LaunchScales(problem_.lhs,
-                     {a.activations, a.rows, depth, buffers.lhs_scale, problem_.lhs.tiles,
-                      floats(scratch.lhs_steps), floats(scratch.lhs_scales)},
-                     stream));
-    JAXFP8_RETURN_IF_ERROR(
-        LaunchScales(problem_.rhs,
-                     {a.weights, a.columns, depth, buffers.rhs_scale, problem_.rhs.tiles,
-                      floats(scratch.rhs_steps), floats(scratch.rhs_scales)},
-                     stream));
-    const InInt8 in_int8 =
-        WithCodes(buffers, floats(scratch.lhs_scales), floats(scratch.rhs_scales));
-    return ForEachPiece(problem_, workspace_, [&](const Piece& piece) -> Status {
-      JAXFP8_RETURN_IF_ERROR(LaunchSums(piece, a, stream));
-      return LaunchRest(piece, a, in_int8, stream);
-    });
+    Arguments a = ArgumentsFor(buffers);
+    const Side& side = problem_.lhs;
+    const bool in_place =
+        side.dtype == DType::kS8 && !side.IsMnMajor() && AlignmentOfSide(side, buffers.lhs) == 16;
+    if (!in_place) JAXFP8_RETURN_IF_ERROR(LaunchRows(buffers, a, stream));
+    return LaunchProduct(a, !in_place, stream);
   }
 
  private:
-  // The problem as the epilogue sees it, with int8 codes on both sides.
-  struct InInt8 {
-    Problem problem;
-    Buffers buffers;
-  };
+  int Shared() const { return SharedBytes(schedule_.row_tiles, schedule_.depth); }
 
-  InInt8 WithCodes(const Buffers& buffers, const float* lhs_scale, const float* rhs_scale) const {
-    InInt8 made{problem_, buffers};
-    Problem& p = made.problem;
-    MakeInt8(p.depth, p.rows, lhs_scale, p.lhs, made.buffers.lhs_scale);
-    MakeInt8(p.depth, p.columns, rhs_scale, p.rhs, made.buffers.rhs_scale);
-    return made;
+  // As if the activations were int8 in aligned lines.
+  Arguments ArgumentsFor(const Buffers& buffers) const {
+    const Side &lhs = problem_.lhs, &rhs = problem_.rhs;
+    Arguments a;
+    a.rows = static_cast<int32_t>(problem_.rows);
+    a.columns = static_cast<int32_t>(problem_.columns);
+    a.depth = static_cast<int32_t>(problem_.depth);
+    a.split_depth = schedule_.depth;
+    a.weights = static_cast<const uint8_t*>(buffers.rhs);
+    a.weight_batch = rhs.batch_stride, a.weight_pitch = PitchBytes(rhs);
+    a.weights_aligned = AlignmentOfSide(rhs, buffers.rhs) == 16;
+    a.codes = static_cast<const int8_t*>(buffers.lhs);
+    a.codes_batch = lhs.batch_stride, a.codes_pitch = lhs.free_stride;
+    if (lhs.scale) a.row_scale = buffers.lhs_scale, a.row_tiles = lhs.tiles;
+    if (rhs.scale) a.column_scale = buffers.rhs_scale, a.column_tiles = rhs.tiles;
+    a.elementwise = MakeElementwise(problem_, buffers);
+    return a;
   }
 
-  Status LaunchScales(const Side& side, LineScaleArguments a, cudaStream_t stream) const {
-    if (side.dtype == DType::kS8) return {};
-    if (!side.scale) a.given = nullptr;
-    const auto blocks = static_cast<unsigned>(
-        side.IsMnMajor() ? (a.lines + kLinesOfBlock - 1) / kLinesOfBlock : a.lines);
-    const auto batches = static_cast<unsigned>(side.batch_stride == 0 ? 1 : problem_.batch);
-    ScalesOf(side)<<<dim3(blocks, 1, batches), kThreads, kLineScaleSharedBytes, stream>>>(a);
-    return CudaError(cudaGetLastError(), "sm80_imma scales");
-  }
-
-  Status LaunchSums(const Piece& piece, Arguments a, cudaStream_t stream) const {
-    const Schedule s = MakeSchedule(problem_, piece, multiprocessors_);
-    a.first_batch = static_cast<int32_t>(piece.batch);
-    a.first_row = static_cast<int32_t>(piece.row);
-    a.rows = static_cast<int32_t>(piece.row + piece.rows);
-    a.sums_batch = piece.rows * a.pitch;
-    a.row_tiles = s.row_tiles, a.depth_tiles = s.depth_tiles;
-    a.depth_tiles_per_split = s.depth_tiles_per_split;
-    a.adds = s.splits > 1;
-    if (a.adds) {
-      const size_t bytes = 4 * static_cast<size_t>(piece.batches * a.sums_batch);
-      const cudaError_t status = cudaMemsetAsync(a.sums, 0, bytes, stream);
-      if (status != cudaSuccess) return CudaError(status, "clearing the sums of sm80_imma");
+  // Makes int8 codes in the workspace, and has `a` read them.
+  Status LaunchRows(const Buffers& buffers, Arguments& a, cudaStream_t stream) const {
+    const Side& side = problem_.lhs;
+    const Scratch scratch = ScratchOf(problem_);
+    auto* workspace = static_cast<uint8_t*>(buffers.workspace);
+    RowArguments r;
+    r.values = buffers.lhs;
+    r.batch_stride = side.batch_stride, r.row_stride = side.free_stride;
+    r.depth_stride = side.depth_stride;
+    r.rows = a.rows, r.depth = a.depth;
+    r.alignment = AlignmentOfSide(side, buffers.lhs);
+    r.given = a.row_scale, r.tiles = side.tiles;
+    r.codes = reinterpret_cast<int8_t*>(workspace), r.pitch = scratch.pitch;
+    r.scale = reinterpret_cast<float*>(workspace + scratch.scales);
+    const bool shared = side.batch_stride == 0;  // by the batch
+    a.codes = r.codes, a.codes_pitch = r.pitch;
+    a.codes_batch = shared ? 0 : r.rows * r.pitch;
+    if (side.dtype != DType::kS8) {
+      a.row_scale = r.scale;
+      a.row_tiles = {1, std::max<int64_t>(problem_.depth, 1), shared ? 0 : problem_.rows, 1, 0};
     }
-    const dim3 grid(static_cast<unsigned>(s.row_tiles) * static_cast<unsigned>(s.column_tiles),
-                    static_cast<unsigned>(s.splits), static_cast<unsigned>(piece.batches));
-    kernel_<<<grid, kThreads, static_cast<size_t>(shared_bytes_), stream>>>(a);
-    return CudaError(cudaGetLastError(), "sm80_imma");
+    const auto batches = static_cast<unsigned>(shared ? 1 : problem_.batch);
+    const Launch launch(dim3(static_cast<unsigned>(r.rows), batches), 0, stream);
+    const cudaError_t status = cudaLaunchKernelEx(&launch.config, RowKernelOf(side.dtype), r);
+    return CudaError(status, "sm80_imma rows");
   }
 
-  Status LaunchRest(const Piece& piece, const Arguments& a, const InInt8& in_int8,
-                    cudaStream_t stream) const {
-    const Problem& problem = in_int8.problem;
-    EpilogueRequest request;
-    request.slab = {DType::kS32, piece.batch,     piece.batches,        piece.row, piece.rows,
-                    0,           problem.columns, piece.rows * a.pitch, a.pitch};
-    request.lhs.scale = problem.lhs.scale, request.rhs.scale = problem.rhs.scale;
-    return LaunchEpilogue(problem, request, a.sums, in_int8.buffers, stream);
+  // after_rows: whether the stream's last kernel is `RoundRows`. The weights are read meanwhile.
+  Status LaunchProduct(const Arguments& a, bool after_rows, cudaStream_t stream) const {
+    const dim3 blocks(static_cast<unsigned>(schedule_.column_tiles),
+                      static_cast<unsigned>(schedule_.split),
+                      static_cast<unsigned>(problem_.batch));
+    Launch launch(blocks, Shared(), stream);
+    if (schedule_.split > 1) {
+      launch.Next(cudaLaunchAttributeClusterDimension).val.clusterDim = {1, blocks.y, 1};
+    }
+    if (after_rows && hopper_) {
+      launch.Next(cudaLaunchAttributeProgrammaticStreamSerialization)
+          .val.programmaticStreamSerializationAllowed = 1;
+    }
+    return CudaError(cudaLaunchKernelEx(&launch.config, kernel_, a), "sm80_imma");
   }
 
   Problem problem_;  // the weights are on the right
-  int multiprocessors_;
   bool swapped_;
   size_t workspace_;
+  Schedule schedule_;
   KernelFunction kernel_;
-  int shared_bytes_;
+  bool hopper_ = false;  // clusters, and kernels that start before the one in front ends
 };
 
 Status Make(const Problem& problem, const Device& device, size_t workspace,

@@ -1,4 +1,4 @@
-// Path "sm80_imma": FP8 weights times 8-bit or 16-bit activations, computed in int8.
+// Path "sm80_imma": up to 64 rows of int8 or 16 bits times FP8 weights, computed in int8.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_PATH_H_
 #define JAXFP8_CUDA_KERNELS_SM80_IMMA_PATH_H_
@@ -8,12 +8,10 @@
 namespace jaxfp8::cuda {
 
 // It rounds operands a second time, as `compute="int8"` does, so it computes another number than
-// other paths do: no problem is routed to it, only a call that names it. A call has these
-// launches, with those after the first for each piece of the output:
-//   FindScales   the step of each line of a side that is not int8 yet,    line_scales.cuh
-//                and the scale of its codes
-//   Sm80Imma     exact sums in int32                                      mainloop.cuh
-//   the epilogue of kernels/epilogue
+// other paths do. Only a call whose kernel is "int8" (route.h) or this one gets it. A call has
+// these launches:
+//   RoundRows    the activations as int8 codes in aligned lines, if they are not activations.cuh
+//   Sm80Imma     the product, from reading the weights to the whole epilogue         kernel.cuh
 extern const Path kSm80Imma;
 
 }  // namespace jaxfp8::cuda
