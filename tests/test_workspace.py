@@ -102,11 +102,11 @@ def test_many_rows_of_a_weight_have_room_for_tiles_that_blocks_share():
     assert of_weights(65, 4096, 4096, "nk", kernel="sm80_w8a16") < 1 << 20
 
 
-def test_the_path_in_int8_asks_for_steps_scales_and_sums():
-    assert of_weights(5, 130, 4096, kernel="sm80_imma") == 2 * (256 + 768) + 4 * 5 * 136
-    assert of_weights(4096, 1 << 16, 4096, kernel="sm80_imma") == 256 << 20
-    smallest_piece = 4 * 64 * (1 << 21)
-    assert of_weights(128, 1 << 21, 64, kernel="sm80_imma") > smallest_piece > 256 << 20
+@pytest.mark.parametrize("kernel", ["sm80_imma", "int8"])
+def test_the_path_in_int8_asks_for_codes_and_scales_of_the_rows(kernel):
+    assert of_weights(5, 130, 4090, kernel=kernel) == 5 * 4096 + 4 * 5
+    assert of_weights(64, 130, 10, kernel=kernel) == 64 * 16 + 4 * 64
+    assert of_weights(65, 130, 4096, kernel=kernel) == 256, "it takes no more than 64 rows"
 
 
 def test_a_product_that_no_other_kernel_takes_gets_next_to_nothing():

@@ -14,7 +14,8 @@ Rounding is that of `jaxfp8.quantize`: to nearest, ties to even, in float32. NaN
 infinities as the largest finite value of their line, and neither counts when a scale is chosen. A
 scale that is NaN or infinite follows the sum, unless it changes along it.
 
-The product is composed of operations that exist: two of `quantize`, and a scaled dot of int8. Its
+The product is composed of operations that exist: two of `quantize`, and a scaled dot of int8. With
+few rows a GPU computes it in one call (`_call/ops/int8_form`). Its
 derivative is that of the product as written, straight through the roundings to int8.
 """
 
@@ -26,18 +27,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from jaxfp8._call.ops.dot import scaled_dot
-from jaxfp8._call.ops.quantize_call import quantize_tiles
-from jaxfp8._call.reference import dot_reference
-from jaxfp8._ops.quantize import quantize
+from jaxfp8._call.ops.int8_form import (
+    IN_INT8,
+    in_one_call,
+    is_rounded,
+    narrowed,
+    requantised,
+    rounded,
+)
 from jaxfp8._value import dtypes
 from jaxfp8._value.errors import message, shown
-from jaxfp8._value.qarray import stored_factors
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape, is_known
-from jaxfp8._value.tiles import map_tiles
 
 INT8 = "int8"
 _LARGEST_SUM = 2**31 - 1
@@ -78,7 +81,7 @@ def why_not(spec: ScaledDotSpec) -> Objection | None:
     """Why a product cannot be computed in int8; None if it can."""
     sides = {"`lhs`": spec.lhs, "`rhs`": spec.rhs}
     for name, side in sides.items():
-        if _is_rounded(side) or not (side.scale or side.zero_point) or not side.scale_varies:
+        if is_rounded(side) or not (side.scale or side.zero_point) or not side.scale_varies:
             continue
         return Objection(
             operand=name,
@@ -96,11 +99,6 @@ def why_not(spec: ScaledDotSpec) -> Objection | None:
             remedy="leave `compute` out, or add up products of parts of it",
         )
     return None
-
-
-def narrowed(spec: ScaledDotSpec) -> ScaledDotSpec:
-    """The problem with both operands in int8, as it is computed."""
-    return dataclasses.replace(spec, lhs=_in_int8(spec.lhs), rhs=_in_int8(spec.rhs))
 
 
 def int8_dot(
@@ -127,45 +125,6 @@ def int8_dot(
     return _product(spec, out_sharding, named)
 
 
-def requantised(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The operands of `narrowed(spec)`, from those of `spec`."""
-    wide = dot_reference.widened(spec, {n: x for n, x in named.items() if n.endswith("_scale")})
-    made = dict(named)
-    for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs)):
-        if _is_rounded(side):
-            scale = wide.get(f"{name}_scale")
-            made[name], made[f"{name}_scale"] = _side_in_int8(side, named[name], scale)
-    return made
-
-
-def _side_in_int8(
-    side: OperandSpec, x: jax.Array, scale: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """The int8 codes of an operand and the scale of each line."""
-    if dtypes.is_float8(side.dtype) and x.dtype == np.uint8:
-        x = jax.lax.bitcast_convert_type(x, side.dtype)
-    if scale is not None and side.scale_varies:
-        wide = x.astype(jnp.bfloat16) if dtypes.is_float8(side.dtype) else x
-        x = map_tiles(lambda v, s: v.astype(jnp.float32) * s, wide, [scale], side.tiles)
-        scale = None
-    codes, of_line = rounded(x, side.contracting)
-    if scale is None:
-        return codes, of_line
-    tiles = (1 if axis in side.contracting else tile for axis, tile in enumerate(side.tiles))
-    return codes, map_tiles(jnp.multiply, of_line, [scale], tuple(tiles))
-
-
-def rounded(x: jax.Array, contracting: Shape) -> tuple[jax.Array, jax.Array]:
-    """An array of floats, FP8 among them, in int8, and the scale of each line."""
-    if dtypes.is_float8(x.dtype) and x.size:
-        tiles = (size if axis in contracting else 1 for axis, size in enumerate(x.shape))
-        return quantize_tiles(x, np.dtype(np.int8), tuple(tiles))
-    lines = [axis for axis in range(x.ndim) if axis not in contracting]
-    wide = x.astype(jnp.bfloat16) if dtypes.is_float8(x.dtype) else x
-    q = quantize(wide, np.int8, channelwise_axes=lines)
-    return q.qvalue, stored_factors(q)[0]
-
-
 def lost(x: jax.Array, contracting: Shape) -> jax.Array:
     """The share of each line's values that are not 0 but become 0 in int8.
 
@@ -184,6 +143,9 @@ def lost(x: jax.Array, contracting: Shape) -> jax.Array:
 def _product(
     spec: ScaledDotSpec, out_sharding: Any, named: dict[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array | None]:
+    if in_one_call(spec, list(named.values())):
+        stored: dict[str, Any] = named
+        return scaled_dot(spec, **stored, kernel=IN_INT8, out_sharding=out_sharding)
     made: dict[str, Any] = requantised(spec, named)
     return scaled_dot(narrowed(spec), **made, out_sharding=out_sharding)
 
@@ -209,21 +171,8 @@ def _product_jvp(
     return _product(spec, out_sharding, named), moved
 
 
-def _is_rounded(side: OperandSpec) -> bool:
-    return not dtypes.is_int8(side.dtype)
-
-
 def _largest(side: OperandSpec) -> int:
     """Bound on the magnitude of an operand's codes, zero point subtracted."""
-    if _is_rounded(side):
+    if is_rounded(side):
         return _LARGEST_CODE
     return 255 if side.zero_point or side.dtype == "uint8" else 128
-
-
-def _in_int8(side: OperandSpec) -> OperandSpec:
-    if not _is_rounded(side):
-        return side
-    tiles = (max(n, 1) if a in side.contracting else 1 for a, n in enumerate(side.shape))
-    return dataclasses.replace(
-        side, dtype=INT8, tiles=tuple(tiles), scale=True, scale_rounded=False
-    )

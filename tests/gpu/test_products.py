@@ -6,10 +6,12 @@ import jax
 import numpy as np
 import pytest
 from gpu import products
-from gpu.products import ACCUMULATION, FP8, INT8, check, draw, in_form, matrices, run
+from gpu.products import ACCUMULATION, FP8, HOPPER, INT8, check, draw, in_form, matrices, run
 
+import jaxfp8
 import oracle
 import specs
+from jaxfp8._call.library import ffi
 from jaxfp8._ops import int8_compute
 from jaxfp8._value import dtypes
 
@@ -236,10 +238,35 @@ def test_fast_accumulation_stays_near_the_exact_sum():
     assert np.linalg.norm(out - exact) < 2e-3 * np.linalg.norm(exact)
 
 
-@pytest.mark.parametrize("size", [(1, 130, 17), (16, 4096, 300), (67, 401, 131)], ids=str)
+def assert_int8_bits(spec, operands, kernel="sm80_imma"):
+    """That one call has the bits of two roundings and a product of int8."""
+    made = int8_compute.requantised(
+        spec, {name: jax.numpy.asarray(x) for name, x in operands.items()}
+    )
+    want, want_amax, _ = run(int8_compute.narrowed(spec), made)
+    got, got_amax, ran = run(spec, operands, kernel)
+    assert ran == ["sm80_imma"]
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(got_amax, want_amax)
+
+
+# M, K, N: aligned and not, of each number of row tiles, with K in a cluster of 1 to 8.
+ROWS_OF_INT8 = [
+    (1, 130, 17),
+    (1, 4096, 300),
+    (7, 28672, 48),
+    (16, 1024, 4096),
+    (17, 401, 131),
+    (32, 4100, 72),
+    (33, 64, 528),
+    (64, 14336, 96),
+]
+
+
+@pytest.mark.parametrize("size", ROWS_OF_INT8, ids=str)
 @pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
 @pytest.mark.parametrize("weights", FP8)
-@pytest.mark.parametrize("lhs", ["int8", "float8_e4m3fn", "bfloat16", "float16"])
+@pytest.mark.parametrize("lhs", ["int8", "bfloat16", "float16"])
 def test_the_path_in_int8_has_the_bits_of_the_operations_that_it_fuses(
     lhs, weights, rhs_first, size
 ):
@@ -247,11 +274,55 @@ def test_the_path_in_int8_has_the_bits_of_the_operations_that_it_fuses(
     epilogue = {"bias": (1, n), "activation": "relu", "out_dtype": "bfloat16"}
     scales = {"lhs_tiles": (1, k) if lhs == "int8" else None, "rhs_tiles": (1, k)}
     spec = matrices(lhs, weights, m, k, n, rhs_first=rhs_first, **scales, **epilogue)
-    operands = draw(23, spec)
-    made = int8_compute.requantised(
-        spec, {name: jax.numpy.asarray(x) for name, x in operands.items()}
+    assert_int8_bits(spec, draw(23, spec))
+
+
+@pytest.mark.parametrize("out_dtype", ["float32", "float16", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("amax", [(1, 1), (20, 1), (20, 72)], ids=str)
+def test_the_path_in_int8_has_the_whole_epilogue(amax, out_dtype):
+    out_scale = {"out_scale": (1, 1)} if dtypes.is_eight_bit(out_dtype) else {}
+    more = {"residual": (20, 72), "residual_dtype": "bfloat16", "activation": "silu", "amax": amax}
+    spec = matrices(
+        "bfloat16", "float8_e4m3fn", 20, 300, 72, out_dtype=out_dtype, **out_scale, **more
     )
-    want = run(int8_compute.narrowed(spec), made)[0]
-    got, _, ran = run(spec, operands, "sm80_imma")
-    assert ran == ["sm80_imma"]
-    np.testing.assert_array_equal(got, want)
+    assert_int8_bits(spec, draw(24, spec))
+
+
+@pytest.mark.parametrize("rhs_first", [True, False], ids=["KN", "NK"])
+@pytest.mark.parametrize("weights", FP8)
+def test_the_path_in_int8_rounds_infinity_and_nan_as_quantize_does(weights, rhs_first):
+    spec = matrices("bfloat16", weights, 9, 512, 256, rhs_first=rhs_first, rhs_tiles=(1, 512))
+    operands = draw(25, spec)
+    codes = np.arange(512 * 256, dtype=np.uint32).reshape(operands["rhs"].shape) % 257
+    operands["rhs"] = codes.astype(np.uint8).view(operands["rhs"].dtype)
+    operands["lhs"].flat[[3, 700, 1500]] = [np.nan, np.inf, -np.inf]
+    assert_int8_bits(spec, operands)
+
+
+@pytest.mark.parametrize("batch", ["both", "rows alone"])
+@pytest.mark.parametrize("lhs", ["int8", "bfloat16"])
+def test_the_path_in_int8_takes_a_batch(lhs, batch):
+    spec = matrices(lhs, "float8_e4m3fn", 5, 200, 40, batch=3)
+    if batch == "rows alone":
+        shared = dataclasses.replace(spec.rhs, shape=(1, *spec.rhs.shape[1:]))
+        spec = dataclasses.replace(spec, rhs=shared)
+    assert_int8_bits(spec, draw(26, spec))
+
+
+def test_the_path_in_int8_takes_rows_that_are_not_lines_of_the_depth():
+    for lhs in ("int8", "float16"):
+        spec = matrices(lhs, "float8_e4m3fn", 24, 96, 40, lhs_first=True)
+        assert_int8_bits(spec, draw(27, spec))
+
+
+@pytest.mark.parametrize(("rows", "path"), [(1, "sm80_imma"), (64, "sm80_imma"), (65, "sm90_gemm")])
+@HOPPER
+def test_few_rows_computed_in_int8_take_the_path_in_int8(rows, path):
+    key = jax.random.key(0)
+    x = jax.random.normal(key, (rows, 4096), "bfloat16")
+    w = jaxfp8.quantize(jax.random.normal(key, (4096, 4096), "bfloat16"), channelwise_axes=(1,))
+    before = ffi.kernel_calls("cuda")
+    got = jax.jit(lambda x, w: jaxfp8.matmul(x, w, compute="int8"))(x, w)
+    after = ffi.kernel_calls("cuda")
+    assert [name for name in after if after[name] > before[name]] == [path]
+    assert np.isfinite(np.asarray(got, np.float32)).all()

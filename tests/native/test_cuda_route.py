@@ -181,15 +181,48 @@ def test_a_path_that_rounds_operands_again_has_to_be_named():
     assert "sm80_imma" in ffi.kernels("cuda")
 
 
+def in_int8(spec, compute_capability=90) -> dict[str, str] | str:
+    """What the library says of a problem that is to be computed in int8."""
+    form = _canonical.canonical(spec, "int8").spec
+    return ffi.cuda_paths(form, compute_capability, CUBLASLT, "int8")
+
+
+@pytest.mark.parametrize("compute_capability", [80, 86, 90, 100])
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("lhs", ["int8", "bfloat16", "float16"])
+def test_few_rows_by_fp8_in_int8_are_one_call(lhs, rows, compute_capability):
+    tiles = (None, (1, 2048))
+    spec = product(lhs, E4M3, m=rows, k=2048, tiles=tiles)
+    assert in_int8(spec, compute_capability) == {"sm80_imma": ""}
+    left = product(E5M2, lhs, m=4096, n=rows, k=2048, tiles=tiles[::-1])
+    assert in_int8(left, compute_capability) == {"sm80_imma": ""}
+
+
+@pytest.mark.parametrize(
+    ("spec", "compute_capability", "reason"),
+    [
+        (product("bfloat16", E4M3, m=65, tiles=WEIGHTS), 90, "up to 64 rows, and these are 65"),
+        (product(E4M3, E4M3, m=1), 90, "it multiplies int8, bfloat16 or float16 by FP8"),
+        (product("bfloat16", E4M3, m=1, tiles=(None, (1, 128))), 90, "constant along"),
+        (product("int8", E4M3, m=1, k=16384, tiles=(None, None)), 80, "fit shared memory"),
+        (product("int8", E4M3, m=1, k=140000, tiles=(None, None)), 90, "holds the sum of 131071"),
+        (product("bfloat16", E4M3, m=1, tiles=WEIGHTS), 75, "compute capability 8.0"),
+    ],
+)
+def test_what_one_call_in_int8_does_not_take_has_a_reason(spec, compute_capability, reason):
+    found = in_int8(spec, compute_capability)
+    assert isinstance(found, str) and reason in found
+
+
 @pytest.mark.parametrize("lhs", ["int8", "bfloat16", "float16", E4M3])
 def test_the_path_in_int8_asks_for_as_much_scratch_on_both_sides(lhs):
-    weights = (1, 4096)
-    right = product(lhs, E5M2, m=17, n=130, tiles=((1, 4096), weights))
-    left = product(E5M2, lhs, m=130, n=17, tiles=(weights, (1, 4096)))
-    for spec in (right, left)[: 1 if lhs == E4M3 else 2]:
+    weights = (1, 4095)
+    right = product(lhs, E5M2, m=17, n=130, k=4095, tiles=((1, 4095), weights))
+    left = product(E5M2, lhs, m=130, n=17, k=4095, tiles=(weights, (1, 4095)))
+    for spec in (right, left):
         assert_alike(spec)
         scratch = workspace.workspace_bytes(_canonical.canonical(spec).spec, "sm80_imma")
-        assert scratch == 2 * (768 + (256 if lhs != "int8" else 0)) + 4 * 17 * 136
+        assert scratch == (256 if lhs == E4M3 else 17 * 4096 + 4 * 17)
 
 
 def test_the_library_in_use_is_named_or_what_is_missing():
@@ -209,7 +242,7 @@ def workspace_by_library(spec, kernel: str = "") -> int:
 def assert_alike(spec) -> None:
     """That both sides ask for as much scratch, whichever path is named."""
     canonical = _canonical.canonical(spec).spec
-    for kernel in ("", "nonesuch", *ffi.kernels("cuda")):
+    for kernel in ("", "int8", "nonesuch", *ffi.kernels("cuda")):
         asked = workspace.workspace_bytes(canonical, kernel)
         assert workspace_by_library(canonical, kernel) == asked, (str(canonical), kernel)
 

@@ -22,7 +22,7 @@ import math
 import numpy as np
 
 from jaxfp8._call.gpu import weight_only
-from jaxfp8._call.gpu.weight_only import FEW_ROWS, MOST, TILE, WeightOnly
+from jaxfp8._call.gpu.weight_only import FEW_ROWS, MOST, WeightOnly
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 
@@ -49,13 +49,11 @@ _FEW_OUTPUTS = 1 << 18
 _LEAST_DEPTH = 1024
 _SHARED_TILES = 132 * (16 + 4 * 128 * 256)
 
-# The path that computes FP8 in int8, as in ffi/cuda/kernels/sm80_imma/schedule.cc: the types of its
-# other side, the most rows of a piece's tile, the columns that a row of sums is padded to, and the
-# largest depth and batch.
-_IN_INT8 = "sm80_imma"
-_IN_INT8_LEFT = ("int8", "float8_e4m3fn", "bfloat16", "float16")
-_TILE_ROWS = 64
-_PADDED = 8
+# The path that computes FP8 in int8, and the name that leads to it (ffi/cuda/route.h). The rules
+# below are those of ffi/cuda/kernels/sm80_imma/schedule.cc.
+_IN_INT8 = ("sm80_imma", "int8")
+_IN_INT8_LEFT = ("int8", "bfloat16", "float16")
+_IN_INT8_ROWS = 64
 _LONGEST = (2**31 - 1) // 128**2
 _MOST_BATCHES = 65535
 
@@ -78,7 +76,7 @@ def _wanted(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) ->
         kernel == "" and compute_capability == 90 and _sums_in_registers(spec)
     ):
         return _for_hopper(spec)
-    if kernel == _IN_INT8:
+    if kernel in _IN_INT8:
         return _for_int8(spec)
     weights, library = WeightOnly.of(spec), _library_may_take(spec)
     if weights is not None:
@@ -175,7 +173,7 @@ def _lines_summed(side: OperandSpec, other: OperandSpec) -> int:
 
 
 def _for_int8(spec: ScaledDotSpec) -> int:
-    """A step and a scale for each line that becomes int8, and a sum for each output of a piece."""
+    """The int8 codes of the activations, and a scale for each row."""
     values, weights = sides = (spec.lhs, spec.rhs)
     if dtypes.is_float8(values.dtype) and not dtypes.is_float8(weights.dtype):
         values, weights = weights, values
@@ -183,18 +181,12 @@ def _for_int8(spec: ScaledDotSpec) -> int:
     scaled = any(side.zero_point or (side.scale and side.scale_varies) for side in sides)
     if not types or scaled or spec.epilogue.out_dtype == "int32" or weights.depth > _LONGEST:
         return 0
-    batch, rows, columns = math.prod(spec.out_shape[:-2]), _free(values), _free(weights)
-    tiles = -(-rows // 16) * max(1, -(-columns // TILE))
-    if max(rows, columns) > MOST - _PADDED or batch > _MOST_BATCHES or tiles > MOST:
+    batch, rows = math.prod(spec.out_shape[:-2]), _free(values)
+    if rows > _IN_INT8_ROWS or _free(weights) > MOST or batch > _MOST_BATCHES:
         return 0
-    scales = 2 * sum(
-        -(-4 * max(1, math.prod(side.sizes(side.batch))) * _free(side) // _LEAST) * _LEAST
-        for side in sides
-        if side.dtype != "int8"
-    )
-    row = 4 * -(-columns // _PADDED) * _PADDED
-    least, best = min(rows, _TILE_ROWS) * row, batch * rows * row
-    return scales + min(best, max(least, _SLABS - scales))
+    lines = rows * max(1, math.prod(values.sizes(values.batch)))
+    codes = lines * -(-values.depth // _ALIGNED) * _ALIGNED
+    return -(-codes // _LEAST) * _LEAST + 4 * lines
 
 
 def _free(side: OperandSpec) -> int:

@@ -281,7 +281,7 @@ def cpu_paths(spec: ScaledDotSpec) -> dict[str, str] | str:
 
 
 def cuda_paths(
-    spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int
+    spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int, kernel: str = ""
 ) -> dict[str, str] | str:
     """The paths of the CUDA library for a canonical problem, best first; needs no GPU.
 
@@ -289,6 +289,7 @@ def cuda_paths(
       spec: the canonical problem.
       compute_capability: 10 * major + minor.
       cublaslt_version: such as 130100; 0 for none.
+      kernel: "" for the best path; "int8" for those that compute FP8 in int8.
 
     Returns:
       For each path the reason why it cannot, or "" if it can; the first that can is taken. Or
@@ -297,7 +298,7 @@ def cuda_paths(
     library = _library_or_none("cuda")
     if library is None:
         return why_unavailable("cuda") or ""
-    asked = (abi.Spec.of(spec), compute_capability, cublaslt_version)
+    asked = (abi.Spec.of(spec, kernel), compute_capability, cublaslt_version)
     return _paths(*abi.call(library, "jaxfp8_cuda_route", *asked))
 
 

@@ -21,9 +21,10 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from jaxfp8._call.library import ffi
 from jaxfp8._call.mesh import cut_tiles, explicit, partitioning, sharded_dot
 from jaxfp8._call.mesh.shards import Parts
-from jaxfp8._call.ops import lowering, remat
+from jaxfp8._call.ops import int8_form, lowering, remat
 from jaxfp8._call.ops.batching import batch_scaled_dot
 from jaxfp8._call.ops.eager import run_compiled
 from jaxfp8._call.ops.loop_picks import lowered
@@ -65,7 +66,8 @@ def scaled_dot(
       lhs_sums, rhs_sums: int32, the sums of the values over the contracted axes, of size 1 there.
       residual, bias: any wide float, of the rank of the output, each axis 1 or full.
       out_scale: float32, likewise.
-      kernel: name of the kernel to force, for tests; "" lets the library choose.
+      kernel: name of the kernel to force, for tests; "" lets the library choose. "int8" computes
+        the product in int8 on every platform, as `_call/ops/int8_form` says.
       out_sharding: of the output along explicit mesh axes, as of `jax.lax.dot_general`.
 
     Returns:
@@ -436,6 +438,43 @@ def _bind_on_shards(
     return scaled_dot_p.bind(*operands, spec=spec, kernel=kernel, split=split, out_sharding=None)
 
 
+# In int8: one call, behind it what that does not round, or two roundings and a product
+
+
+def _in_int8(
+    *operands: jax.Array, spec: ScaledDotSpec, first: tuple[str, ...], out_sharding: Any
+) -> list[jax.Array]:
+    """The product in int8, whose operands called `first` are rounded before the call."""
+    named = dict(zip(spec.operand_names(), operands, strict=True))
+    made = int8_form.requantised(spec, named, first)
+    kernel = "" if first == int8_form.BOTH else int8_form.IN_INT8
+    return _bind(int8_form.narrowed(spec, first), kernel, made, out_sharding)
+
+
+def _lowering_in_int8(rule: Callable[..., Any], platform: str) -> Callable[..., Any]:
+    """The lowering rule, which asks what rounds the operands of a product in int8.
+
+    Shards take two roundings: a line may be cut there. So does a program for other machines.
+    """
+
+    def lower(ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: str, **params: Any) -> Any:
+        first: tuple[str, ...] = ()
+        if kernel == int8_form.IN_INT8:
+            split = params["split"] and compat.place_of(ctx) is not None
+            split = split or explicit.mesh_of((*ctx.avals_in, *ctx.avals_out)) is not None
+            exported = ctx.module_context.lowering_parameters.for_export
+            known = platform == "cuda" and not split and not exported
+            first = int8_form.rounded_first(spec, ffi.compute_capability() if known else None)
+        if not first:
+            return rule(ctx, *operands, spec=spec, kernel=kernel, **params)
+        compose = functools.partial(
+            _in_int8, spec=spec, first=first, out_sharding=params["out_sharding"]
+        )
+        return mlir.lower_fun(compose, multiple_results=True)(ctx, *operands)
+
+    return lower
+
+
 # Registration
 
 ad.primitive_jvps[scaled_dot_p] = jvp_rule
@@ -447,5 +486,5 @@ for _platform in ("cpu", "cuda", "rocm", "tpu"):
     _rule = partitioning.lowering(
         functools.partial(lowering.lower, _platform), _parts, _parts_of_cut_tiles
     )
-    _rule = explicit.lowering(_rule, _parts)
+    _rule = _lowering_in_int8(explicit.lowering(_rule, _parts), _platform)
     mlir.register_lowering(_lowered_p, _rule, platform=_platform)

@@ -77,11 +77,13 @@ class Captured:
 
     Attributes:
       spec: the problem, as it is computed.
+      stored: the same with its operands as they are stored; another one only in int8.
       sides: the operands as the function has them, in its order of axes.
       compute: "int8" if operands are rounded to int8 for the product, else None.
     """
 
     spec: ScaledDotSpec
+    stored: ScaledDotSpec
     sides: tuple[Side, Side]
     compute: str | None = None
 

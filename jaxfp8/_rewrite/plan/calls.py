@@ -26,6 +26,7 @@ class Call:
 
     Attributes:
       spec: the problem, as it is computed.
+      stored: the same with its operands as they are stored; another one only in int8.
       product: what the call computes.
       amax: the amax that the call gives beside its output, or None.
       value: the output, of the type of the value of `product`.
@@ -33,6 +34,7 @@ class Call:
     """
 
     spec: ScaledDotSpec
+    stored: ScaledDotSpec
     product: Product
     amax: Amax | None
     value: Value
@@ -100,7 +102,7 @@ def _of_fused(
         return refusal
     op = _op(spec, computed, {**lhs_operands, **rhs_operands, **others}, dot.op)
     value = graph.laid_out_like(_view(op.outputs[0], fused, product), product.value)
-    return Call(computed, product, amax, value, _amax(op, amax))
+    return Call(computed, spec, product, amax, value, _amax(op, amax))
 
 
 def _operand(name: str, side: Side, more: Factors) -> tuple[OperandSpec, dict[str, Value]]:

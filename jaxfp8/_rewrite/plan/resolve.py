@@ -73,7 +73,9 @@ class Resolver:
                 self.walk.seen.sites.remove(site)
             elif not site.reason and (call := self.chosen.get(site)) is not None:
                 dot = call.product.dot
-                site.captured = Captured(call.spec, (dot.lhs, dot.rhs), self.target.compute)
+                site.captured = Captured(
+                    call.spec, call.stored, (dot.lhs, dot.rhs), self.target.compute
+                )
 
     def _demand(
         self, roots: Iterable[Value]

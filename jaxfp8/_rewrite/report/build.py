@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxfp8._call.gpu import weight_only
-from jaxfp8._call.ops import lowering, routes
+from jaxfp8._call.ops import int8_form, lowering, routes
 from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Known, Scaled
@@ -109,7 +109,7 @@ def _row(site: DotSite, types: Types) -> Site:
         out_dtype=_out_dtype(site, spec),
         note=_notes(site),
         mesh="" if spec is None else split.told(spec, site.op.equation, types),
-        **_on_platforms(spec, joined=site.joined > 0),
+        **_on_platforms(spec, cuda=_certain_path(site)),
     )
 
 
@@ -212,17 +212,27 @@ def _end(site: DotSite, place: source.Place) -> tuple[str, str]:
     return site.blame.equation.primitive.name, f"{there.file}:{there.line}"
 
 
-def _on_platforms(spec: ScaledDotSpec | None, *, joined: bool = False) -> dict[str, Any]:
+def _certain_path(site: DotSite) -> str:
+    """The path on the GPU here where the spec does not say it; "" elsewhere."""
+    if site.joined > 0:
+        return weight_only.NAME
+    found = site.captured
+    if found is None or found.compute is None or not int8_form.in_one_call(found.stored):
+        return ""
+    return int8_form.PATH
+
+
+def _on_platforms(spec: ScaledDotSpec | None, *, cuda: str = "") -> dict[str, Any]:
     """For each platform why no kernel takes a call, and which kernel does.
 
-    `joined` says whether the GPU here computes others in the same launch.
+    `cuda` is the path on the GPU here, if that is known already.
     """
     if spec is None:
         return {"platforms": {}, "kernels": {}}
     backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     names = dict.fromkeys(["cpu", "cuda", backend])
     kernels = {name: routes.kernel_for(spec, name) for name in names}
-    kernels |= {"cuda": weight_only.NAME} if joined else {}
+    kernels |= {"cuda": cuda} if cuda else {}
     return {
         "platforms": {name: lowering.why_not(spec, name) for name in names},
         "kernels": {name: kernel for name, kernel in kernels.items() if kernel is not None},
