@@ -1,4 +1,4 @@
-"""The cases of FP8 weights that are multiplied in int8: whole products, and what parts cost."""
+"""The cases of FP8 weights that are multiplied in int8."""
 
 from __future__ import annotations
 
@@ -10,19 +10,10 @@ import jax
 import jax.numpy as jnp
 
 import jaxfp8
-from jaxfp8._bench import _problems as problems
 from jaxfp8._bench._case import Case
-from jaxfp8._bench._gpu_operands import (
-    copies,
-    dequantised,
-    in_bf16,
-    normal,
-    ours,
-    transposed,
-    weights,
-)
+from jaxfp8._bench._gpu_operands import copies, dequantised, in_bf16, normal, ours, weights
 from jaxfp8._bench._measure import over_copies
-from jaxfp8._bench._problems import E4M3
+from jaxfp8._call.ops import int8_form
 
 _SIZES = (4096, 4096), (4096, 14336)  # N and K
 _ROWS = 1, 16, 64, 512, 1024, 4096, 8192
@@ -33,8 +24,6 @@ def table() -> Iterator[tuple[str, Callable[[], Case]]]:
     for n, k in _SIZES:
         for m in _ROWS:
             yield f"imma {m}x{n}x{k}", functools.partial(product, m, n, k)
-    for m in (16, 1024):
-        yield f"probe {m}", functools.partial(probe, m)
 
 
 def product(m: int, n: int, k: int) -> Case:
@@ -46,7 +35,7 @@ def product(m: int, n: int, k: int) -> Case:
     wide = list(zip(xs, map(dequantised, held), strict=True))
     ways: dict[str, tuple[Callable[..., Any], list[tuple]]] = {
         "jaxfp8 compute int8": (functools.partial(ours, compute="int8"), pairs),
-        "jaxfp8 sm80_imma": (in_one_kernel, pairs),
+        "jaxfp8 rounded first": (rounded_first, pairs),
         "jaxfp8 W8A16": (ours, pairs),
         "decoded, then bf16": (_decoded_first, pairs),
         "bf16, weights resident": (in_bf16, wide),
@@ -60,32 +49,11 @@ def product(m: int, n: int, k: int) -> Case:
     )
 
 
-def probe(m: int, n: int = 4096, k: int = 4096) -> Case:
-    """`sm80_imma` with one of its parts more, or another, than in the first row."""
-    count = copies(n * k)
-    held = weights(n, k, count)
-    values = [normal(100 + i, m, k) for i in range(count)]
-    rows = functools.partial(jaxfp8.quantize, channelwise_axes=(0,))
-    codes, fp8 = ([rows(x, dtype) for x in values] for dtype in (jnp.int8, E4M3))
-    parts: dict[str, tuple[list[Any], list[jaxfp8.QArray], int]] = {
-        "jaxfp8 int8 activations": (codes, held, 1),
-        "jaxfp8 weights transposed": (codes, [*map(transposed, held)], 0),
-        "jaxfp8 FP8 activations decoded": (fp8, held, 1),
-        "jaxfp8 bf16 activations rounded": (values, held, 1),
-    }
-    contenders = {
-        name: over_copies(functools.partial(in_one_kernel, axis=axis), list(zip(x, w, strict=True)))
-        for name, (x, w, axis) in parts.items()
-    }
-    return Case(name=f"parts of sm80_imma M={m}", contenders=contenders, flops=2.0 * m * n * k)
-
-
-def in_one_kernel(x: Any, w: jaxfp8.QArray, axis: int = 1) -> jax.Array:
-    """The same product by `sm80_imma`, which no call gets that does not name it.
-
-    `axis` is that of the weight which is summed over.
-    """
-    return problems.on_kernel("sm80_imma", x, w, axis)
+def rounded_first(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:
+    """The same product in three calls: both sides rounded, and a product of int8."""
+    codes, scale = int8_form.rounded(w.qvalue, (1,))
+    rows = jaxfp8.quantize(x, jnp.int8, channelwise_axes=(0,))
+    return ours(rows, jaxfp8.QArray(codes, scale * w.scale))
 
 
 def _decoded_first(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:

@@ -87,8 +87,6 @@ NARROW = 4e-2
 def test_contenders_for_a_gpu_agree(name, monkeypatch):
     """They run on the CPU too, where the numbers are those of the definition."""
     monkeypatch.setattr(_gpu, "_torch_scaled_mm", lambda pairs: {})
-    on_this_device = functools.partial(_gpu_operands.ours, compute="int8")
-    monkeypatch.setattr(_gpu_imma, "in_one_kernel", on_this_device)
     monkeypatch.setattr(_gpu_operands, "_BEYOND_CACHES", 0)
     case = GPU_CASES[name]()
     results = {label: first_of(one.enqueue()) for label, one in case.contenders.items()}
