@@ -62,6 +62,7 @@ class ImmaPlan final : public Plan {
         swapped_(swapped),
         workspace_(workspace),
         schedule_(MakeSchedule(problem, device)),
+        most_shared_(static_cast<int>(device.shared_bytes)),
         kernel_(KernelOf(problem, schedule_.row_tiles)) {}
 
   // Fits the kernel to the device.
@@ -80,7 +81,9 @@ class ImmaPlan final : public Plan {
       return "`sm80_imma` splits this product over a cluster, but was not compiled for this GPU; "
              "build the library for its compute capability";
     }
-    status = cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, Shared());
+    // Plans of other depths share the kernel.
+    status =
+        cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared_);
     return CudaError(status, "cudaFuncSetAttribute");
   }
 
@@ -94,8 +97,9 @@ class ImmaPlan final : public Plan {
     }
     Arguments a = ArgumentsFor(buffers);
     const Side& side = problem_.lhs;
-    const bool in_place =
-        side.dtype == DType::kS8 && !side.IsMnMajor() && AlignmentOfSide(side, buffers.lhs) == 16;
+    // The kernel reads codes in runs of 16.
+    const bool in_place = side.dtype == DType::kS8 && !side.IsMnMajor() &&
+                          problem_.depth % 16 == 0 && AlignmentOfSide(side, buffers.lhs) == 16;
     if (!in_place) JAXFP8_RETURN_IF_ERROR(LaunchRows(buffers, a, stream));
     return LaunchProduct(a, !in_place, stream);
   }
@@ -169,6 +173,7 @@ class ImmaPlan final : public Plan {
   bool swapped_;
   size_t workspace_;
   Schedule schedule_;
+  int most_shared_;  // of a CTA, in bytes
   KernelFunction kernel_;
   bool hopper_ = false;  // clusters, and kernels that start before the one in front ends
 };
