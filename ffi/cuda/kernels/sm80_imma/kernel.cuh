@@ -49,8 +49,11 @@ struct Cta {
   static constexpr int kSumPitch = SumPitch(kRowTiles);
 
   int64_t batch;
-  int column, first_depth, depth;  // depth: of those from first_depth on that exist
-  uint32_t weights, pitch, sums, maxima, amax;
+  int column, first_depth, depth, pitch;  // depth: of those from first_depth on that exist
+  uint8_t* weights;                       // [kColumns, pitch]
+  int32_t* sums;                          // [8 * kRowTiles, kSumPitch]
+  uint32_t* maxima;                       // [kColumns], codes, of this CTA
+  float* amax;                            // [kColumns], of the cluster
 
   __device__ __forceinline__ explicit Cta(const Arguments& a) {
     extern __shared__ __align__(128) uint8_t imma_shared[];
@@ -58,40 +61,23 @@ struct Cta {
     column = blockIdx.x * kColumns;
     first_depth = blockIdx.y * a.split_depth;
     depth = max(0, min(a.split_depth, a.depth - first_depth));
-    weights = SharedAddress(imma_shared), pitch = WeightPitch(a.split_depth);
-    sums = weights + kColumns * pitch;
-    maxima = sums + 4 * 8 * kRowTiles * kSumPitch;
-    amax = maxima + 4 * kColumns;
+    weights = imma_shared, pitch = WeightPitch(a.split_depth);
+    sums = reinterpret_cast<int32_t*>(weights + kColumns * pitch);
+    maxima = reinterpret_cast<uint32_t*>(sums + 8 * kRowTiles * kSumPitch);
+    amax = reinterpret_cast<float*>(maxima + kColumns);
   }
 
   // K rounded up to blocks: what is past the end is stored as 0.
   __device__ __forceinline__ int Blocks() const { return (depth + kBlockDepth - 1) / kBlockDepth; }
 };
 
-__device__ __forceinline__ void LoadShared16(uint32_t from, uint32_t (&to)[4]) {
-  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from)
-               : "memory");
-}
-
-__device__ __forceinline__ void StoreShared4(uint32_t to, uint32_t value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void AddToShared(uint32_t to, int32_t value) {
-  asm volatile("red.shared.add.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
-}
-
 // Four words of the shared memory of a CTA of the cluster.
-__device__ __forceinline__ void LoadOfRank(uint32_t from, int rank, uint32_t (&to)[4]) {
-  if constexpr (kHasClusters) {
-    const float4 words = LoadFromRank(from, rank);
-    to[0] = BitsOf(words.x), to[1] = BitsOf(words.y);
-    to[2] = BitsOf(words.z), to[3] = BitsOf(words.w);
-  } else {
-    LoadShared16(from, to);
-  }
+//   from  their place in this CTA's
+__device__ __forceinline__ int4 LoadOfRank(const void* from, int rank) {
+  if constexpr (!kHasClusters) return *static_cast<const int4*>(from);
+  const float4 words = LoadFromRank(SharedAddress(from), rank);
+  return make_int4(__float_as_int(words.x), __float_as_int(words.y), __float_as_int(words.z),
+                   __float_as_int(words.w));
 }
 
 // All threads of the cluster, or of the only CTA.
@@ -123,14 +109,16 @@ struct Runs {
 template <int kRowTiles>
 __device__ __forceinline__ void CopyRun(const Arguments& a, const Cta<kRowTiles>& cta, int column,
                                         int k) {
-  const uint32_t to = cta.weights + column * cta.pitch + k;
+  uint8_t* to = cta.weights + column * cta.pitch + k;
   const int exist = cta.column + column < a.columns ? max(0, min(16, cta.depth - k)) : 0;
   const uint8_t* from = a.weights + cta.batch * a.weight_batch +
                         (cta.column + column) * a.weight_pitch + cta.first_depth + k;
-  if (a.weights_aligned) return CopyAsync16(to, exist > 0 ? from : a.weights, exist);
+  if (a.weights_aligned) {
+    return CopyAsync16(SharedAddress(to), exist > 0 ? from : a.weights, exist);
+  }
   uint32_t words[4];
   LoadSome(from, exist, words);
-  StoreShared16(to, words);
+  *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 // Weights [K, N]: 16 columns of four K, as four K of each column.
@@ -152,7 +140,8 @@ __device__ __forceinline__ void CopyTransposed(const Arguments& a, const Cta<kRo
     Transpose4x4Bytes(lines[0][j], lines[1][j], lines[2][j], lines[3][j], columns);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      StoreShared4(cta.weights + (column + 4 * j + i) * cta.pitch + k, columns[i]);
+      uint8_t* to = cta.weights + (column + 4 * j + i) * cta.pitch + k;
+      *reinterpret_cast<uint32_t*>(to) = columns[i];
     }
   }
 }
@@ -185,10 +174,12 @@ __device__ __forceinline__ uint32_t CopyWeights(const Arguments& a, const Cta<kR
       copy(i + kCopiesAhead);
       WaitForCopies<kCopiesAhead>();
     }
-    uint32_t words[4];
-    LoadShared16(cta.weights + runs.column * cta.pitch + runs.Depth(i), words);
+    const uint4 run =
+        *reinterpret_cast<const uint4*>(cta.weights + runs.column * cta.pitch + runs.Depth(i));
 #pragma unroll
-    for (const uint32_t word : words) largest = LargestCodes<kWeight>(word, largest);
+    for (const uint32_t word : {run.x, run.y, run.z, run.w}) {
+      largest = LargestCodes<kWeight>(word, largest);
+    }
   }
   return largest;
 }
@@ -202,31 +193,21 @@ __device__ __forceinline__ void FindAmax(const Cta<kRowTiles>& cta, uint32_t lar
     largest = LargerHalves(largest, __shfl_xor_sync(~0u, largest, apart));
   }
   if (threadIdx.x % kThreadsOfColumn == 0) {
-    StoreShared4(cta.maxima + 4 * (threadIdx.x / kThreadsOfColumn),
-                 max(largest & 0xffffu, largest >> 16));
+    cta.maxima[threadIdx.x / kThreadsOfColumn] = max(largest & 0xffffu, largest >> 16);
   }
   SyncCluster();
   if (4 * threadIdx.x < cta.kColumns) {
-    uint32_t codes[4] = {}, amax[4];
+    int4 codes = {};
     for (int rank = 0; rank < static_cast<int>(BlocksInCluster()); ++rank) {
-      uint32_t others[4];
-      LoadOfRank(cta.maxima + 16 * threadIdx.x, rank, others);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) codes[i] = max(codes[i], others[i]);
+      const int4 others = LoadOfRank(cta.maxima + 4 * threadIdx.x, rank);
+      codes = make_int4(max(codes.x, others.x), max(codes.y, others.y), max(codes.z, others.z),
+                        max(codes.w, others.w));
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      amax[i] = BitsOf(Decode<kWeight>(static_cast<uint8_t>(codes[i])));
-    }
-    StoreShared16(cta.amax + 16 * threadIdx.x, amax);
+    const auto amax_of = [](int code) { return Decode<kWeight>(static_cast<uint8_t>(code)); };
+    reinterpret_cast<float4*>(cta.amax)[threadIdx.x] =
+        make_float4(amax_of(codes.x), amax_of(codes.y), amax_of(codes.z), amax_of(codes.w));
   }
   __syncthreads();
-}
-
-__device__ __forceinline__ float LoadAmax(uint32_t amax, int column) {
-  uint32_t bits;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(bits) : "r"(amax + 4 * column) : "memory");
-  return FloatFromBits(bits);
 }
 
 // acc (16 x 8, int32) += a (16 x 32, int8) * b (32 x 8, int8). With g = lane / 4 and t = lane % 4,
@@ -270,7 +251,7 @@ __device__ __forceinline__ void Multiply(const Arguments& a, const Cta<kRowTiles
   Rounding roundings[2 * kColumnTiles];  // of columns g, g + 8, ...
 #pragma unroll
   for (int i = 0; i < 2 * kColumnTiles; ++i) {
-    roundings[i] = RoundingOf<kWeight>(LoadAmax(cta.amax, 8 * i + g));
+    roundings[i] = RoundingOf<kWeight>(cta.amax[8 * i + g]);
   }
   int32_t acc[kColumnTiles][kRowTiles][4] = {};
 #pragma unroll 1
@@ -283,12 +264,13 @@ __device__ __forceinline__ void Multiply(const Arguments& a, const Cta<kRowTiles
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int column = 16 * f + 8 * half + g;
-        LoadShared16(cta.weights + column * cta.pitch + block * kBlockDepth + 16 * t,
-                     rounded[half]);
-#pragma unroll
-        for (uint32_t& word : rounded[half]) {
-          word = Round<kWeight>(word, roundings[2 * f + half]);
-        }
+        const uint4 run = *reinterpret_cast<const uint4*>(cta.weights + column * cta.pitch +
+                                                          block * kBlockDepth + 16 * t);
+        const Rounding& rounding = roundings[2 * f + half];
+        rounded[half][0] = Round<kWeight>(run.x, rounding);
+        rounded[half][1] = Round<kWeight>(run.y, rounding);
+        rounded[half][2] = Round<kWeight>(run.z, rounding);
+        rounded[half][3] = Round<kWeight>(run.w, rounding);
       }
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
@@ -308,7 +290,7 @@ __device__ __forceinline__ void Multiply(const Arguments& a, const Cta<kRowTiles
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = 8 * j + 2 * t + i % 2, column = 16 * f + i / 2 * 8 + g;
-        AddToShared(cta.sums + 4 * (row * cta.kSumPitch + column), acc[f][j][i]);
+        atomicAdd(cta.sums + row * cta.kSumPitch + column, acc[f][j][i]);
       }
     }
   }
@@ -350,21 +332,13 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const Cta<kRowTile
   for (int i = first; i < a.rows * kQuads; i += ranks * kThreads) {
     const int row = i / kQuads, column = i % kQuads * 4;
     if (cta.column + column >= a.columns) continue;
-    uint32_t total[4] = {};
+    int4 total = {};
     for (int rank = 0; rank < ranks; ++rank) {
-      uint32_t sums[4];
-      LoadOfRank(cta.sums + 4 * (row * cta.kSumPitch + column), rank, sums);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) total[j] += sums[j];
+      const int4 sums = LoadOfRank(cta.sums + row * cta.kSumPitch + column, rank);
+      total.x += sums.x, total.y += sums.y, total.z += sums.z, total.w += sums.w;
     }
-    uint32_t amax[4];
-    LoadShared16(cta.amax + 4 * column, amax);
     const Quad q{cta.batch, row, cta.column + column, min(4, a.columns - cta.column - column)};
-    StoreOutputs(a, q,
-                 make_int4(static_cast<int>(total[0]), static_cast<int>(total[1]),
-                           static_cast<int>(total[2]), static_cast<int>(total[3])),
-                 make_float4(FloatFromBits(amax[0]), FloatFromBits(amax[1]), FloatFromBits(amax[2]),
-                             FloatFromBits(amax[3])));
+    StoreOutputs(a, q, total, *reinterpret_cast<const float4*>(cta.amax + column));
   }
 }
 
@@ -380,9 +354,7 @@ template <DType kWeight, bool kMnMajor, int kRowTiles>
 __global__ void __launch_bounds__(kThreads, kRowTiles <= 2 ? 3 : kCtasOfManyRows<kRowTiles>)
     Sm80Imma(const __grid_constant__ Arguments a) {
   const Cta<kRowTiles> cta(a);
-  for (int i = threadIdx.x; i < 8 * kRowTiles * cta.kSumPitch; i += kThreads) {
-    StoreShared4(cta.sums + 4 * i, 0);
-  }
+  for (int i = threadIdx.x; i < 8 * kRowTiles * cta.kSumPitch; i += kThreads) cta.sums[i] = 0;
   const uint32_t largest = CopyWeights<kWeight, kMnMajor>(a, cta);
   FindAmax<kWeight>(cta, largest);
   WaitForRows();

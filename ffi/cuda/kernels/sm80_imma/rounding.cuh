@@ -35,11 +35,12 @@ JAXFP8_HD uint32_t BothHalves(uint32_t half) { return half | half << 16; }
 // `factor` and `inverse` in float16, by the three mantissa bits f of the amax:
 // factor * inverse = 127 / (1 + f / 8) / 64, up to 2^-13.
 JAXFP8_HD uint32_t FactorsOf(uint32_t f) {
-  constexpr uint32_t kFactors[] = {0x39f04159, 0x3a90404d, 0x38a0417e, 0x381041af,
-                                   0x38d04066, 0x39b03edf, 0x39103f2b, 0x3be03c4d};
-  uint32_t factors = kFactors[0];
-  for (uint32_t i = 1; i < 8; ++i) factors = f == i ? kFactors[i] : factors;
-  return factors;
+  const auto pick = [f](uint32_t bit, uint32_t unset, uint32_t set) {
+    return f & bit ? set : unset;
+  };
+  const uint32_t low = pick(2, pick(1, 0x39f04159, 0x3a90404d), pick(1, 0x38a0417e, 0x381041af));
+  const uint32_t high = pick(2, pick(1, 0x38d04066, 0x39b03edf), pick(1, 0x39103f2b, 0x3be03c4d));
+  return pick(4, low, high);
 }
 
 // The rounding of a line of FP8 whose largest finite magnitude is `amax`.
