@@ -141,7 +141,7 @@ def _call_row(op: Op, types: Types) -> Site:
         widened_bytes=0,
         note=_notes_of(op),
         mesh=split.told(spec, op.equation, types),
-        **_on_platforms(spec),
+        **_platforms_of(op),
     )
 
 
@@ -210,6 +210,15 @@ def _end(site: DotSite, place: source.Place) -> tuple[str, str]:
         return site.op.name, f"{place.file}:{place.line}"
     there = source.place(site.blame)
     return site.blame.equation.primitive.name, f"{there.file}:{there.line}"
+
+
+def _platforms_of(op: Op) -> dict[str, Any]:
+    """The same as `_on_platforms` of a scaled dot that the function holds already."""
+    spec: ScaledDotSpec = op.params["spec"]
+    if op.params.get("kernel") != int8_form.IN_INT8:
+        return _on_platforms(spec)
+    path = int8_form.PATH if int8_form.in_one_call(spec) else ""
+    return _on_platforms(int8_form.narrowed(spec), cuda=path)
 
 
 def _certain_path(site: DotSite) -> str:

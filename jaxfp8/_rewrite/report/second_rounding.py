@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from jaxfp8._call.ops import int8_form
 from jaxfp8._ops import int8_compute
 from jaxfp8._rewrite.ir import emit
 from jaxfp8._rewrite.ir.graph import Op, Value
@@ -45,8 +46,20 @@ def of_call(op: Op) -> str:
     """The note on a scaled dot that the function holds already."""
     spec = op.params["spec"]
     sides: tuple[OperandSpec, OperandSpec] = (spec.lhs, spec.rhs)
+    if op.params.get("kernel") == int8_form.IN_INT8:
+        return _of_stored(op, sides)
     codes = zip(op.inputs[:2], sides, strict=True)
     return _of_codes([value if side.dtype == "int8" else None for value, side in codes])
+
+
+def _of_stored(op: Op, sides: tuple[OperandSpec, OperandSpec]) -> str:
+    """The note on FP8 operands of a scaled dot that rounds them itself."""
+    notes = []
+    for name, value, side in zip(_SIDES, op.inputs[:2], sides, strict=True):
+        if dtypes.is_float8(side.dtype):
+            lines = side.contracting if value.dtype in dtypes.FLOAT8 else ()
+            notes.append(_note(name, side.dtype, value, lines))
+    return "; ".join(notes)
 
 
 def _of_codes(codes: list[Value | None]) -> str:
