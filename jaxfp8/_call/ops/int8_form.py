@@ -1,8 +1,8 @@
-"""A scaled dot computed in int8: its operands rounded, and which of that one call does on a GPU.
+"""A scaled dot computed in int8: its operands rounded, by themselves or in one call on a GPU.
 
-`_ops/int8_compute` says what the product is. It is composed of operations that exist: two of
-`quantize` and a scaled dot of int8. With few rows `sm80_imma` computes it in one call, from FP8
-weights and from activations of int8 or 16 bits. Other activations are rounded before that call.
+`_ops/int8_compute` defines the product. It is composed of two operations `quantize` and a scaled
+dot of int8. With few rows `sm80_imma` computes it in one call, from FP8
+weights and from activations of int8 or 16 bits. Other activations are rounded first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape, is_known
 from jaxfp8._value.tiles import map_tiles
 
-# In place of a kernel's name, as in ffi/cuda/route.h; and the path that it leads to.
+# In place of a kernel's name, as in ffi/cuda/route.h; and the path behind it.
 IN_INT8 = "int8"
 PATH = "sm80_imma"
 BOTH = ("lhs", "rhs")
@@ -36,7 +36,7 @@ def is_rounded(side: OperandSpec) -> bool:
 
 
 def narrowed(spec: ScaledDotSpec, names: Sequence[str] = BOTH) -> ScaledDotSpec:
-    """The problem with some operands in int8; with both it is the one that is computed."""
+    """The problem with some operands in int8; by default both."""
     lhs, rhs = (
         _in_int8(side) if name in names else side
         for name, side in (("lhs", spec.lhs), ("rhs", spec.rhs))
@@ -94,11 +94,11 @@ def _in_int8(side: OperandSpec) -> OperandSpec:
 
 
 def rounded_first(spec: ScaledDotSpec, compute_capability: int | None) -> tuple[str, ...]:
-    """The operands that are rounded before the call; both where no call takes FP8.
+    """The operands to be rounded before the call; both if no call takes FP8.
 
     Args:
       spec: the product as written.
-      compute_capability: 10 * major + minor of the GPU; None where that is not known.
+      compute_capability: 10 * major + minor of the GPU; None if unknown.
     """
     if compute_capability is None or not _is_known(spec) or canonical.is_empty(spec):
         return BOTH
@@ -112,7 +112,7 @@ def rounded_first(spec: ScaledDotSpec, compute_capability: int | None) -> tuple[
 
 
 def why_not_one_call(spec: ScaledDotSpec, compute_capability: int) -> str | None:
-    """Why `sm80_imma` does not take a problem that is not empty; None if it does."""
+    """Why `sm80_imma` does not take a problem without empty axes; None if it does."""
     form = canonical.canonical(spec, IN_INT8).spec
     paths = ffi.cuda_paths(form, compute_capability, cublaslt_version=0, kernel=IN_INT8)
     return paths if isinstance(paths, str) else paths[PATH] or None
@@ -125,8 +125,8 @@ def _takes(spec: ScaledDotSpec, compute_capability: int) -> bool:
 def in_one_call(spec: ScaledDotSpec, operands: Sequence[Any] = ()) -> bool:
     """Whether the GPU at hand computes the product in one call, as far as is known while tracing.
 
-    Not on a mesh that XLA or JAX splits: a line is whole on one device. Lowering asks again, for
-    the device and the batch that it has.
+    Not on a mesh with automatic or explicit axes: a line may be cut there. Lowering asks again, for
+    its device and its batch.
     """
     meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(x).sharding.mesh for x in operands)]
     kinds = {kind for mesh in meshes for kind in mesh.axis_types}

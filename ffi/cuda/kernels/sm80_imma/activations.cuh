@@ -1,7 +1,7 @@
-// Rounds activations to int8, once for all CTAs that multiply them:
+// Rounds activations to int8, once for all CTAs of the product:
 //
 //   code  = saturate(round(value / step)),   step = max |line| / 127 over finite values
-//   scale = step * the scale that the values have already
+//   scale = step * the scale of the values
 //
 //   global      a line for each CTA; a thread takes every 256th run of 8 values
 //      |  registers: the largest magnitude; shared memory: that of each warp
@@ -64,7 +64,7 @@ __device__ __forceinline__ void LoadEight(const RowArguments& a, const Bits<kTyp
 // The largest finite magnitude of a line, for all threads.
 template <DType kType>
 __device__ __forceinline__ float LargestOfLine(const RowArguments& a, const Bits<kType>* line) {
-  uint32_t largest = 0;  // as bits, which are ordered as magnitudes are
+  uint32_t largest = 0;  // as bits, in the order of magnitudes
   for (int k = 8 * threadIdx.x; k < a.depth; k += 8 * kThreads) {
     uint32_t words[kWordsOfRun<kType>];
     LoadEight<kType>(a, line, k, words);

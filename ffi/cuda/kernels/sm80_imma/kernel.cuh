@@ -39,10 +39,10 @@
 namespace jaxfp8::cuda::imma {
 
 inline constexpr int kWarps = kThreads / 32;
-// Groups of copies that a thread has in flight.
+// Groups of copies in flight for each thread.
 inline constexpr int kCopiesAhead = 16;
 
-// The part of the product that a CTA computes, and its shared memory.
+// A CTA's part of the product, and its shared memory.
 template <int kRowTiles>
 struct Cta {
   static constexpr int kColumnTiles = ColumnTiles(kRowTiles), kColumns = 16 * kColumnTiles;
@@ -67,7 +67,7 @@ struct Cta {
     amax = reinterpret_cast<float*>(maxima + kColumns);
   }
 
-  // K rounded up to blocks: what is past the end is stored as 0.
+  // K rounded up to blocks: zeros follow the end.
   __device__ __forceinline__ int Blocks() const { return (depth + kBlockDepth - 1) / kBlockDepth; }
 };
 
@@ -90,7 +90,7 @@ __device__ __forceinline__ void SyncCluster() {
   }
 }
 
-// The runs of 16 K that a thread copies and takes the maximum of: a part of one column.
+// A thread's runs of 16 K, to copy and to take the maximum of: a part of one column.
 template <int kRowTiles>
 struct Runs {
   static constexpr int kThreadsOfColumn = kThreads / Cta<kRowTiles>::kColumns;
@@ -226,7 +226,7 @@ __device__ __forceinline__ void MultiplyCodes(int32_t (&acc)[4], const uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The lane's 16 K of a block of each row tile; 0 for a row that does not exist, or past the end.
+// The lane's 16 K of a block of each row tile; 0 for a missing row, or past the end.
 template <int kRowTiles>
 __device__ __forceinline__ void LoadCodes(const Arguments& a, const Cta<kRowTiles>& cta, int k,
                                           uint32_t (&codes)[kRowTiles][4]) {
@@ -296,8 +296,8 @@ __device__ __forceinline__ void Multiply(const Arguments& a, const Cta<kRowTiles
   }
 }
 
-// Scales four sums of a row, applies the rest of the epilogue and stores them. A function of its
-// own, which all instances of the kernel share.
+// Scales four sums of a row, applies the rest of the epilogue and stores them. All
+// instances of the kernel share this function.
 //   amax  of the columns
 inline __device__ __noinline__ void StoreOutputs(const Arguments& a, Quad q, int4 sum,
                                                  float4 amax) {

@@ -26,7 +26,7 @@ RowFunction RowKernelOf(DType type) {
 
 bool Empty(const Problem& problem) { return problem.batch * problem.rows * problem.columns == 0; }
 
-// From one value of a side to the next that is not beside it, in bytes.
+// From line to line of a side, in bytes.
 int64_t PitchBytes(const Side& side) {
   return (side.IsMnMajor() ? side.depth_stride : side.free_stride) * SizeOf(side.dtype);
 }
@@ -175,7 +175,7 @@ class ImmaPlan final : public Plan {
   Schedule schedule_;
   int most_shared_;  // of a CTA, in bytes
   KernelFunction kernel_;
-  bool hopper_ = false;  // clusters, and kernels that start before the one in front ends
+  bool hopper_ = false;  // clusters, and kernels may start before their predecessor ends
 };
 
 Status Make(const Problem& problem, const Device& device, size_t workspace,

@@ -1,4 +1,4 @@
-// Rounds FP8 codes to int8 in registers, to the codes that `jaxfp8.quantize` gives for them:
+// Rounds FP8 codes to int8 in registers, to the codes of `jaxfp8.quantize`:
 //
 //   code = saturate(round(value / step)),   step = amax / 127       float32, ties to even
 //
@@ -43,7 +43,8 @@ JAXFP8_HD uint32_t FactorsOf(uint32_t f) {
   return pick(4, low, high);
 }
 
-// The rounding of a line of FP8 whose largest finite magnitude is `amax`.
+// The rounding of a line of FP8.
+//   amax  its largest finite magnitude
 template <DType kType>
 JAXFP8_HD Rounding RoundingOf(float amax) {
   constexpr int kShift = kType == DType::kE4M3 ? 8 : 0;
@@ -93,7 +94,7 @@ JAXFP8_HD uint32_t Round(uint32_t codes, const Rounding& r) {
 // The larger of two numbers below 2^15 in each half of a word.
 JAXFP8_HD uint32_t LargerHalves(uint32_t a, uint32_t b) {
 #ifdef __CUDA_ARCH__
-  uint32_t larger;  // as float16, which is ordered as its bits are
+  uint32_t larger;  // as float16: its order is that of its bits
   asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
   return larger;
 #else

@@ -1,5 +1,4 @@
-// The problems that `sm80_imma` takes, and how a launch and its scratch memory are cut. Pure: needs
-// no GPU.
+// The problems of `sm80_imma`, the grid of a launch, and its scratch memory. Pure: needs no GPU.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_SCHEDULE_H_
 #define JAXFP8_CUDA_KERNELS_SM80_IMMA_SCHEDULE_H_
@@ -35,7 +34,7 @@ int RowTilesFor(int64_t rows);
 JAXFP8_HD constexpr int ColumnTiles(int row_tiles) { return row_tiles <= 2 ? 1 : 2; }
 
 // The shared memory of a CTA: its weights, a line for each column; sums, a line for each row; two
-// maxima for each column. In bytes, 16 of which are a bank group. Lines are an odd number of four
+// maxima for each column. In bytes; a bank group has 16. Lines are an odd number of four
 // groups, or of one, apart: neighbouring lines lie in other banks.
 JAXFP8_HD constexpr int WeightPitch(int depth) { return (depth / kBlockDepth | 1) * kBlockDepth; }
 JAXFP8_HD constexpr int SumPitch(int row_tiles) { return 16 * ColumnTiles(row_tiles) + 4; }
