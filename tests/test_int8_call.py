@@ -48,7 +48,7 @@ def calls(function, *arguments) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16], ids=np.dtype)
-@pytest.mark.parametrize("m", [1, 64])
+@pytest.mark.parametrize("m", [1, 32])
 def test_few_rows_are_one_call(m, dtype):
     assert calls(product, rows(m, dtype=dtype), weight()) == ["int8"]
 
@@ -153,4 +153,4 @@ def test_why_not_one_call_is_the_sentence_of_the_library():
         epilogue=EpilogueSpec(out_dtype="float32"),
     )
     reason = int8_form.why_not_one_call(spec, 90)
-    assert reason is not None and "up to 64 rows" in reason
+    assert reason is not None and "up to 32 rows" in reason

@@ -105,8 +105,8 @@ def test_many_rows_of_a_weight_have_room_for_tiles_that_blocks_share():
 @pytest.mark.parametrize("kernel", ["sm80_imma", "int8"])
 def test_the_path_in_int8_asks_for_codes_and_scales_of_the_rows(kernel):
     assert of_weights(5, 130, 4090, kernel=kernel) == 5 * 4096 + 4 * 5
-    assert of_weights(64, 130, 10, kernel=kernel) == 64 * 16 + 4 * 64
-    assert of_weights(65, 130, 4096, kernel=kernel) == 256, "it takes no more than 64 rows"
+    assert of_weights(32, 130, 10, kernel=kernel) == 32 * 16 + 4 * 32
+    assert of_weights(33, 130, 4096, kernel=kernel) == 256, "it takes no more than 32 rows"
 
 
 def test_a_product_that_no_other_kernel_takes_gets_next_to_nothing():

@@ -1,4 +1,4 @@
-// Up to 64 rows of int8 times FP8 weights, on the int8 tensor cores of sm_80 and later. Each weight
+// Up to 32 rows of int8 times FP8 weights, on the int8 tensor cores of sm_80 and later. Each weight
 // is read from memory once, though its column's amax has to be known before it is rounded.
 //
 //   sums[m, n] = sum_k activations[m, k] * round(weights[n, k] / step[n])      exact, int32
@@ -158,7 +158,7 @@ __device__ __forceinline__ uint32_t CopyWeights(const Arguments& a, const Cta<kR
   if constexpr (kMnMajor) {
     constexpr int kTiles = Cta<kRowTiles>::kColumnTiles;
     const int units = cta.Blocks() * (kBlockDepth / 4) * kTiles;
-#pragma unroll kRowTiles <= 4 ? 2 : 1  // as registers allow
+#pragma unroll 2  // as registers allow
     for (int i = threadIdx.x; i < units; i += kThreads) {
       CopyTransposed(a, cta, i % kTiles * 16, i / kTiles * 4);
     }
@@ -342,16 +342,11 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const Cta<kRowTile
   }
 }
 
-// CTAs of a multiprocessor. Without clusters shared memory holds one of 64 rows, and 128 registers
-// would spill.
-template <int kRowTiles>
-inline constexpr int kCtasOfManyRows = kRowTiles == 8 && !kHasClusters ? 1 : 2;
-
 //   kWeight    e4m3 or e5m2
 //   kMnMajor   weights are [K, N]; else [N, K]
-//   kRowTiles  rows in units of 8: 1, 2, 4 or 8
+//   kRowTiles  rows in units of 8: 1, 2 or 4
 template <DType kWeight, bool kMnMajor, int kRowTiles>
-__global__ void __launch_bounds__(kThreads, kRowTiles <= 2 ? 3 : kCtasOfManyRows<kRowTiles>)
+__global__ void __launch_bounds__(kThreads, kRowTiles <= 2 ? 3 : 2)
     Sm80Imma(const __grid_constant__ Arguments a) {
   const Cta<kRowTiles> cta(a);
   for (int i = threadIdx.x; i < 8 * kRowTiles * cta.kSumPitch; i += kThreads) cta.sums[i] = 0;
@@ -371,10 +366,8 @@ KernelFunction ForRows(int row_tiles) {
       return Sm80Imma<kWeight, kMnMajor, 1>;
     case 2:
       return Sm80Imma<kWeight, kMnMajor, 2>;
-    case 4:
-      return Sm80Imma<kWeight, kMnMajor, 4>;
     default:
-      return Sm80Imma<kWeight, kMnMajor, 8>;
+      return Sm80Imma<kWeight, kMnMajor, 4>;
   }
 }
 

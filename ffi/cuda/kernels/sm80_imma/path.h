@@ -1,4 +1,4 @@
-// Path "sm80_imma": up to 64 rows of int8 or 16 bits times FP8 weights, computed in int8.
+// Path "sm80_imma": up to 32 rows of int8 or 16 bits times FP8 weights, computed in int8.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_IMMA_PATH_H_
 #define JAXFP8_CUDA_KERNELS_SM80_IMMA_PATH_H_
