@@ -17,8 +17,8 @@ from jaxfp8._value.transposed import TransposedArray
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
     """Allows `jax.export` to export the custom calls of this package.
 
-    JAX exports only custom calls that it knows to be stable, and those that the caller allows. A
-    process that runs the exported program has to `import jaxfp8`, this version or a later one. On a
+    JAX exports only custom calls with a promise of stability, or with the caller's permission. A
+    process has to `import jaxfp8`, this version or a later one, to run the exported program. On a
     GPU it needs the libraries for products, too.
 
     Returns:

@@ -1,4 +1,4 @@
-"""For tests of code that relies on the rewrite and its kernels."""
+"""Assertions for tests of the rewrite and its kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["assert_rewritten", "kernel_calls"]
 def assert_rewritten(
     fun: Callable[..., Any], *args: Any, at_least: int = 1, **kwargs: Any
 ) -> Report:
-    """Asserts that `jaxfp8.rewrite(fun)` captures dots when called on these arguments.
+    """Asserts that `jaxfp8.rewrite(fun)` captures dots when called with these arguments.
 
     Args:
       fun: the function as it is, not rewritten.

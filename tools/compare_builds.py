@@ -8,8 +8,8 @@ of
 
     blocks=B      scales for B x B of the weight, rather than one for each column
     zp            zero points on both sides of an int8 product, else on the weight
-    kernel=NAME   that kernel rather than the one a call takes
-    cold          256 MiB of weights in rotation, so that they come from memory
+    kernel=NAME   a forced kernel rather than the library's choice
+    cold          256 MiB of weights in rotation, so they come from memory
 
 Rows are scaled one by one, scales are about 1e-3, and results are bfloat16. Prints the medians of
 both, their ratio, and whether all results have the same bits. Threads are started anew for each
@@ -118,7 +118,7 @@ def _values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that starts at a cache line, as XLA's arrays do."""
+    """A copy aligned to a cache line, as XLA's arrays are."""
     room = np.empty(array.nbytes + _CACHE_LINE, np.uint8)
     start = -room.ctypes.data % _CACHE_LINE
     copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -142,7 +142,7 @@ def _operands(rng: np.random.Generator, spec: ScaledDotSpec) -> dict[str, np.nda
 def _calls(
     library: ctypes.CDLL, case: Case, weights: list[np.ndarray], operands: dict, threads: int
 ) -> tuple[list[Callable[[], np.ndarray]], np.ndarray]:
-    """Calls on each of the weights, and where they all leave their result."""
+    """Calls on each of the weights, and their common output."""
     out = _aligned(np.zeros(case.spec.out_shape, _dtypes.storage("bfloat16")))
     given = ctypes.byref(abi.Spec.of(case.spec, case.kernel))
 

@@ -1,6 +1,6 @@
-"""`doctor`: what is installed, what runs, and the command that repairs the rest.
+"""`doctor`: the installation, its kernels, and commands to repair them.
 
-Each check returns findings. A finding with a remedy means that something is broken.
+Each check returns findings. A finding with a remedy means something is broken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec
 
 PACKAGES = ("jaxfp8", "jax", "jaxlib", "numpy", "ml_dtypes", "flax")
 
-# The simplest product: a platform that refuses it has no kernels.
+# The simplest product: a platform without it has no kernels.
 _SIDE = OperandSpec(
     dtype="int8",
     shape=(1, 1),
@@ -34,7 +34,7 @@ _SIDE = OperandSpec(
 )
 _SAMPLE = ScaledDotSpec(lhs=_SIDE, rhs=_SIDE, epilogue=EpilogueSpec(out_dtype="int32"))
 
-# The GPU that routes are reported for on a machine without one.
+# The GPU of the reported routes on a machine without one.
 _TYPICAL_GPU = 90
 
 
@@ -45,7 +45,7 @@ class Finding:
     Attributes:
       name: the subject of the check.
       text: the result.
-      remedy: the command or sentence that repairs it; None if nothing is broken.
+      remedy: the command or advice to repair it; None if nothing is broken.
     """
 
     name: str
@@ -70,7 +70,7 @@ def run() -> int:
 
 
 def versions() -> Iterable[Finding]:
-    """The interpreter and the packages that matter."""
+    """The interpreter and the relevant packages."""
     system = f"{platform.system()} {platform.machine()}"
     yield Finding(name="python", text=f"{platform.python_version()} on {system}, {sys.executable}")
     for name in PACKAGES:
@@ -81,7 +81,7 @@ def versions() -> Iterable[Finding]:
 
 
 def library() -> Iterable[Finding]:
-    """The kernel library: where it is, and whether it fits this jaxlib."""
+    """The kernel library: its path, and whether it fits this jaxlib."""
     path = ffi.library_path("cpu")
     yield Finding(name="library", text=str(path) if path else "not found")
     built, running = ffi.built_api_version("cpu"), ffi.running_api_version()
@@ -91,7 +91,7 @@ def library() -> Iterable[Finding]:
     if reason is not None:
         too_new = built is not None and running is not None and built > running
         remedy = _remedies.update_jax() if too_new else _remedies.reinstall("cpu")
-        # What follows the semicolon is advice for those who are not yet here.
+        # Behind the semicolon is advice to run the doctor.
         yield Finding(name="cpu kernels", text=reason.partition(";")[0], remedy=remedy)
 
 
@@ -131,7 +131,7 @@ def graphics() -> Iterable[Finding]:
 
 
 def _paths(capability: int, cublaslt_version: int) -> Iterable[Finding]:
-    """The path of each kind of product, with the sizes that were asked for."""
+    """The path of each kind of product, with its sizes."""
     taken: dict[str, list[str]] = {}
     for kind in _products.KINDS:
         problem = _products.problem(kind, "cuda", capability)
@@ -142,7 +142,7 @@ def _paths(capability: int, cublaslt_version: int) -> Iterable[Finding]:
 
 
 def devices() -> Iterable[Finding]:
-    """The devices JAX sees, and what computes a scaled dot on them."""
+    """JAX's devices, and the kernels for scaled dots on them."""
     try:
         found = jax.devices()
     except RuntimeError as error:
@@ -155,12 +155,12 @@ def devices() -> Iterable[Finding]:
 
 
 def smoke() -> Iterable[Finding]:
-    """Products on the kernels of the CPU, and of a GPU where there is one, against float64."""
+    """Products on the kernels of the CPU and of a GPU, if there is one, against float64."""
     for where in filter(ffi.has_backend, ffi.PLATFORMS):
         reason = lowering.why_not(_SAMPLE, where)
         if reason is None:
             yield from (_product(where, kind) for kind in _products.KINDS)
-        else:  # where it can be mended, a section above says how
+        else:  # a section above has the remedy, if there is one
             text = f"no kernel computes them: {reason.partition(';')[0]}"
             yield Finding(name=f"products on {where}", text=text)
 
@@ -208,7 +208,7 @@ SECTIONS: dict[str, Callable[[], Iterable[Finding]]] = {
 
 
 def version_of(name: str) -> str:
-    """The installed version of a package that can be imported."""
+    """The installed version of an importable package."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

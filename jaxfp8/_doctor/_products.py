@@ -1,6 +1,6 @@
-"""The products that `doctor` multiplies: one for each thing that a library has a path for.
+"""The products of `doctor`: one for each path of a library.
 
-On a GPU they are so large that XLA does not get them (`_call/gpu/xla_products`).
+On a GPU they are too large to be left to XLA (`_call/gpu/xla_products`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from jaxfp8._value.spec import ScaledDotSpec
 _FEW, _MANY = 16, 512
 # Columns and K. A GPU multiplies smaller weights by other paths, or leaves them to XLA.
 _LEAST = {"cpu": 256, "cuda": 4096}
-# Rows and columns of an output that are compared.
+# Compared rows and columns of an output.
 _ROWS, _COLUMNS = 16, 256
-# Beyond float32 sums, as a share of the magnitudes: tensor cores cut off what is far below the
-# largest term. FP8 keeps 13 bits there.
+# Beyond float32 sums, as a share of the magnitudes: tensor cores truncate terms far below the
+# largest one. FP8 keeps 13 bits there.
 _CUT_OFF, _CUT_OFF_FP8 = 2.0**-21, 2.0**-10
 # Scales of blocks hold for so many values of K.
 _BLOCK = 128
@@ -69,7 +69,7 @@ class Problem:
     """A kind of product in a size.
 
     Attributes:
-      kind: what it is.
+      kind: sides and rows.
       size: N and K.
       spec: as the library is asked for it.
     """
@@ -85,10 +85,10 @@ class Problem:
 
 
 def problem(kind: Kind, platform: str, compute_capability: int | None) -> Problem:
-    """A product of a kind that a library computes, and not XLA.
+    """A product of a kind, too large to be left to XLA.
 
     Args:
-      kind: what it is.
+      kind: sides and rows.
       platform: "cpu" or "cuda".
       compute_capability: of the GPU, as `ffi.compute_capability` has it.
     """
@@ -135,11 +135,11 @@ def _multiply(x: jax.Array | QArray, w: jax.Array | QArray) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a product.
+    """The result of a product.
 
     Attributes:
-      excess: by how much it exceeds the bound of docs/design.md; at most 0 if it is right.
-      ran: the kernels that computed it.
+      excess: error beyond the bound of docs/design.md; at most 0 if the product is right.
+      ran: the kernels called.
     """
 
     excess: float

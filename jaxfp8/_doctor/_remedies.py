@@ -1,4 +1,4 @@
-"""The commands that mend an installation."""
+"""The commands to repair an installation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def update_jax() -> str:
 
 
 def reinstall(platform: str) -> str:
-    """Builds and installs the library of a platform again, from where it was installed."""
+    """The command to rebuild the library of a platform from its original source."""
     compiler = (
         "" if any(map(shutil.which, ("c++", "g++", "clang++"))) else "apt-get install g++ && "
     )
@@ -41,7 +41,7 @@ def _pip() -> str:
 
 
 def _origin() -> tuple[str, str]:
-    """The argument of pip that installs this package again, and "" or what it needs and lacks."""
+    """The argument of pip to reinstall this package, and the deleted folder it needs or ""."""
     try:
         package = importlib.metadata.distribution("jaxfp8")
     except importlib.metadata.PackageNotFoundError:
@@ -53,7 +53,7 @@ def _origin() -> tuple[str, str]:
 
 
 def _of_url(came_from: dict[str, Any]) -> tuple[str, str]:
-    """The same for what pip notes of an installation that is not from an index."""
+    """The same from pip's record of an installation outside an index."""
     url = urllib.parse.urlsplit(came_from["url"])
     version_control = came_from.get("vcs_info")
     if version_control is not None:

@@ -1,1 +1,1 @@
-"""What a number is, and what a problem is: dtypes, arrays, tiles, the spec of a scaled dot."""
+"""Numbers and problems: dtypes, arrays, tiles, the spec of a scaled dot."""

@@ -17,7 +17,7 @@ class Error:
     """The error of an array, or of several together.
 
     Attributes:
-      name: what it is the error of.
+      name: the measured array or product.
       signal: sum of squares of the exact values.
       noise: sum of squares of the differences.
       max_abs: largest absolute difference.
@@ -30,14 +30,14 @@ class Error:
 
     @property
     def relative_l2(self) -> float:
-        """`|got - exact| / |exact|` in the Euclidean norm; 0 where they are equal."""
+        """`|got - exact| / |exact|` in the Euclidean norm; 0 if they are equal."""
         if self.noise == 0:
             return 0.0
         return math.sqrt(self.noise / self.signal) if self.signal else math.inf
 
     @property
     def sqnr(self) -> float:
-        """Signal to quantisation noise, `20 log10(1 / relative_l2)`, in dB; inf where equal."""
+        """Signal to quantisation noise, `20 log10(1 / relative_l2)`, in dB; inf if equal."""
         return decibels(self.signal, self.noise)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What was done to the weights of a model: a row for each, printed as a table."""
+"""The changes to a model's weights: one row per weight, printed as a table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SQNR = _HEAD.index("SQNR dB")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """What was done to one weight.
+    """The change to one weight.
 
     Attributes:
       path: path of its layer in the model, such as "layers/0/query"; the path of the parameter
         itself if its layer has no 8-bit twin.
-      kind: name of the class of that layer, or of the module that holds the parameter.
+      kind: name of the class of that layer, or of the parameter's module.
       shape: shape of the weight.
       before, after: dtypes of the weight.
       recipe: name of the recipe; "" if the weight stayed as it was.
@@ -42,10 +42,10 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What was done to a model; prints as a table in which equal rows are one.
+    """The changes to a model; prints as a table, equal rows merged.
 
     Attributes:
-      rows: one for each weight, also for those that stay wide, in the order of the model.
+      rows: one per weight, wide ones included, in the order of the model.
       others: number of parameters without a row: biases and scales of Flax's layers, and arrays
         with fewer than two axes.
       other_bytes: bytes of these.
@@ -57,17 +57,17 @@ class Changes:
 
     @property
     def changed(self) -> tuple[Change, ...]:
-        """The weights that were changed."""
+        """The changed weights."""
         return tuple(row for row in self.rows if not row.reason)
 
     @property
     def left(self) -> tuple[Change, ...]:
-        """The weights that were left as they are."""
+        """The unchanged weights."""
         return tuple(row for row in self.rows if row.reason)
 
     @property
     def bytes_saved(self) -> int:
-        """Bytes of weights that the model no longer holds; negative after `dequantize`."""
+        """Bytes saved on weights; negative after `dequantize`."""
         return sum(row.bytes_before - row.bytes_after for row in self.rows)
 
     def to_json(self, indent: int | None = None) -> str:
@@ -114,13 +114,13 @@ class Changes:
         return [f"{self.others} {what}, {tables.size(self.other_bytes)}"]
 
 
-# Where Flax's layers and ours are defined, and a module of Flax there that is no layer.
+# Modules of Flax's layers and ours. Flax also has a module there that is not a layer.
 _LAYERS = ("flax.nnx.nn.", "flax.linen.", "jaxfp8.nnx.", "jaxfp8.linen.")
 _BASE = "flax.linen.module"
 
 
 def _layer(kind: type) -> str:
-    """Name of the layer that a class is or derives from; "" if there is none."""
+    """Name of a layer class, or of its base layer; "" if there is none."""
     for base in kind.__mro__:
         if base.__module__.startswith(_LAYERS) and base.__module__ != _BASE:
             return base.__name__
@@ -131,15 +131,15 @@ def has_no_row(kind: type, name: str, axes: int) -> bool:
     """Whether a parameter is too small to be listed: a bias or scale, stacked or not, or a vector.
 
     Args:
-      kind: class of the module that holds it.
-      name: what it is called there.
+      kind: class of its module.
+      name: its name there.
       axes: how many it has.
     """
     return axes < 2 or (name in ("bias", "scale") and _layer(kind) != "")
 
 
 def why_wide(kind: type) -> str:
-    """Why a parameter that is not the weight of a layer with an 8-bit twin stays in floats."""
+    """Why a parameter stays in floats; not for weights of layers with an 8-bit twin."""
     layer = _layer(kind)
     if layer:
         return f"{layer} has no 8-bit twin"

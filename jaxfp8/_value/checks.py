@@ -1,4 +1,4 @@
-"""Checks of arguments as users give them, with errors that name the argument."""
+"""Checks of users' arguments; each error names the argument."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def narrow(array: jax.Array) -> jax.Array:
 
 
 def check_scale_number(operation: str, scale: float, dtype: np.dtype) -> None:
-    """A number given as the scale must be positive and finite in the `dtype` that stores it."""
+    """A number given as the scale must be positive and finite in its stored `dtype`."""
     info = jnp.finfo(dtype)
     least = max(float(info.smallest_subnormal), _LEAST_NORMAL)
     if not least <= scale <= float(info.max):
@@ -130,7 +130,7 @@ def check_zero_point_number(operation: str, zero_point: int, dtype: np.dtype) ->
 def named_tiles(
     operation: str, rank: int, channelwise: Collection[int], tiled: Mapping[int, int]
 ) -> dict[int, int]:
-    """Sizes of the tiles by axis of `x`, counted from the first, for each axis that is named."""
+    """Sizes of the tiles by axis of `x`, counted from the first, for each named axis."""
     named = {
         _axis(operation, "channelwise_axes", axis, rank): 1
         for axis in _axes(operation, channelwise)

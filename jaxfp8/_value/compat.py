@@ -1,4 +1,4 @@
-"""What differs between JAX 0.10, 0.11 and 0.12; no other module depends on the version."""
+"""The differences between JAX 0.10, 0.11 and 0.12; no other module depends on the version."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def open_jaxpr(jaxpr: Any) -> Any:
 
 
 def consts_of(jaxpr: Any) -> Sequence[Any]:
-    """The constants that a jaxpr holds; an open jaxpr of 0.10 holds none."""
+    """The constants of a jaxpr; an open jaxpr of 0.10 has none."""
     return getattr(jaxpr, "consts", ())
 
 
 class HoldsJaxpr:
-    """A parameter of an equation whose attribute `jaxpr` is a closed jaxpr, made on demand."""
+    """An equation's parameter with a closed jaxpr as its attribute `jaxpr`, made on demand."""
 
     jaxpr: Any
 
 
 def subjaxprs(eqn: Any) -> list[Any]:
-    """The open jaxprs that an equation holds.
+    """The open jaxprs inside an equation.
 
     A primitive of `jax.experimental.hijax`, as `custom_root` is from 0.12 on, has parameters of its
     own in one parameter of the equation.
@@ -56,7 +56,7 @@ def has_effects(eqn: Any) -> bool:
 
 
 def bind_params(eqn: Any) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Functions and parameters with which to bind an equation's primitive again."""
+    """Functions and parameters to bind an equation's primitive again."""
     params = eqn.primitive.get_bind_params(eqn.params)
     if isinstance(params, tuple):
         functions, named = params
@@ -67,7 +67,7 @@ def bind_params(eqn: Any) -> tuple[Sequence[Any], dict[str, Any]]:
 def types_of_outputs(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
     """The types of the outputs of an equation for operands of other shardings.
 
-    None where the rules of JAX want to be told more.
+    None if JAX's rules need more information.
     """
     functions, params = bind_params(eqn)
 
@@ -80,7 +80,7 @@ def types_of_outputs(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
 
 
 class _Untold:
-    """A context that ends where JAX cannot tell a sharding; what it raises then is not public."""
+    """A context that ends if JAX cannot tell a sharding; JAX's exception is not public."""
 
     def __enter__(self) -> None:
         pass
@@ -101,7 +101,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def composite_jaxpr(params: dict[str, Any]) -> Any:
-    """The function that a composite stands for."""
+    """The function behind a composite."""
     return params["call_jaxpr" if "call_jaxpr" in params else "jaxpr"]
 
 
@@ -111,7 +111,7 @@ def is_unspecified(sharding: Any) -> bool:
 
 
 def hoisted(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """The closed jaxpr of a function, its constants made arguments, which come first."""
+    """The closed jaxpr of a function; its constants become the first arguments."""
     jaxpr = jax.make_jaxpr(function)(*args)
     consts = consts_of(jaxpr)
     if not consts:
@@ -127,7 +127,7 @@ def hoisted(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Seq
 def bind_while(
     eqn: Any, condition: Callable[..., Any], body: Callable[..., Any], init: Sequence[Any]
 ) -> Sequence[Any]:
-    """A while loop whose condition may be an array of booleans, as in an equation under vmap.
+    """A while loop; its condition may be an array of booleans, as in an equation under vmap.
 
     `jax.lax.while_loop` takes a scalar condition only.
     """
@@ -152,19 +152,19 @@ def vary_alike(arrays: Sequence[Any]) -> list[Any]:
 
 
 def varying_axes(array: Any) -> frozenset[Any]:
-    """The manual mesh axes that an array varies along, inside shard_map."""
+    """The manual mesh axes an array varies along, inside shard_map."""
     return frozenset(jax.typeof(array).mat.varying)
 
 
 def output_aval(
     avals: Sequence[Any], shape: tuple[int, ...], dtype: Any, sharding: Any = None
 ) -> Any:
-    """The abstract output of an operation whose inputs vary alike, as `vary_alike` makes them.
+    """The abstract output of an operation; `vary_alike` has prepared its inputs.
 
     Args:
       avals: the inputs.
       shape, dtype: of the output.
-      sharding: of the output along explicit mesh axes; None where it has none.
+      sharding: of the output along explicit mesh axes, or None.
     """
     if sharding is not None:
         return avals[0].update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
@@ -181,14 +181,14 @@ def zeros(aval: Any) -> jax.Array:
 
 
 def of_type(x: Any, aval: Any) -> Any:
-    """`x` sharded as a type says, and varying along the mesh axes that the type varies along."""
+    """`x` with the sharding and the varying mesh axes of a type."""
     x = laid_out_like(x, aval)
     missing = tuple(aval.mat.varying - jax.typeof(x).mat.varying)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def is_laid_out(x: Any) -> bool:
-    """Whether the type of an array says that it is sharded, along mesh axes that are explicit."""
+    """Whether an array's type shards it along explicit mesh axes."""
     return any(names is not None for names in jax.typeof(x).sharding.spec)
 
 
@@ -210,7 +210,7 @@ def spec_of_output(eqn: Any) -> Any:
 
 
 def laid_along(x: Any, other: Any) -> Any:
-    """`x` split along explicit mesh axes as another array, with which it is to broadcast."""
+    """`x` split along explicit mesh axes like another array, to broadcast with it."""
     entries = jax.typeof(other).sharding.spec
     if not any(entries) and not any(jax.typeof(x).sharding.spec):
         return x
@@ -222,7 +222,7 @@ def laid_along(x: Any, other: Any) -> Any:
 def batch_alike(sides: Sequence[Any], batch: Sequence[tuple[int, ...]]) -> list[Any]:
     """Both sides of a product with their batch axes sharded alike along explicit mesh axes.
 
-    An axis that only one side shards is sharded so on both. Where both do, the left side decides.
+    If only one side shards an axis, the other side follows. If both do, the left side decides.
     """
     specs = [list(jax.typeof(side).sharding.spec) for side in sides]
     if not any(any(spec) for spec in specs):
@@ -236,7 +236,7 @@ def batch_alike(sides: Sequence[Any], batch: Sequence[tuple[int, ...]]) -> list[
 
 
 def explicit_spec(sharding: Any, rank: int) -> Any:
-    """An `out_sharding` as a spec of `rank` axes where mesh axes are explicit; None elsewhere."""
+    """An `out_sharding` as a spec of `rank` axes if mesh axes are explicit, else None."""
     if sharding is None:
         return None
     mesh = getattr(sharding, "mesh", None) or jax.sharding.get_abstract_mesh()
@@ -247,9 +247,10 @@ def explicit_spec(sharding: Any, rank: int) -> Any:
 
 
 def reordered(sharding: Any, order: Sequence[int]) -> Any:
-    """The spec of a dot whose axis `order[i]` is axis `i` of what has an `out_sharding`.
+    """The spec of a dot from the `out_sharding` of its permutation.
 
-    None where mesh axes are not explicit: there `sharded` follows the product.
+    Axis `order[i]` of the dot is axis `i` of the permutation. None if mesh axes are not explicit:
+    `sharded` follows the product then.
     """
     spec = explicit_spec(sharding, len(order))
     if spec is None:
@@ -269,9 +270,9 @@ def sharded(x: Any, sharding: Any) -> Any:
 
 @functools.cache
 def let_extended_dtypes_add() -> None:
-    """Gives JAX a rule to add two arrays of an extended dtype outside jit, which it lacks.
+    """Gives JAX the missing rule to add two arrays of an extended dtype outside jit.
 
-    Outside jit, gradients of an array that is used twice are added by the primitive's impl.
+    Outside jit, the primitive's impl adds the two gradients of an array used twice.
     """
     known, compiled = ad.add_jaxvals_p.impl, jax.jit(ad.add_jaxvals_p.bind)
 
@@ -284,13 +285,13 @@ def let_extended_dtypes_add() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where in a program XLA may split a call, and among which devices.
+    """The place of a call in a program: the devices and mesh axes among which XLA may split it.
 
     Attributes:
-      devices: as many as the program has, in place of those. JAX tells a lowering rule which these
-        are only if that confines the program to one mesh, and partitioning needs their number only.
-      axes: in a `shard_map` over a part of a mesh, the axes that are left to XLA; elsewhere none,
-        and XLA splits the call over all devices.
+      devices: as many stand-ins as the program has devices. JAX names the devices to a lowering
+        rule only if the program is confined to one mesh. Partitioning needs only their number.
+      axes: in a `shard_map` over a part of a mesh, the axes left to XLA; elsewhere none, and XLA
+        splits the call over all devices.
       mesh: that mesh.
     """
 
@@ -300,7 +301,7 @@ class Place:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes of the axes that are left to XLA."""
+        """The sizes of the axes left to XLA."""
         return tuple(self.mesh.shape[name] for name in self.axes)
 
     @property
@@ -311,11 +312,11 @@ class Place:
 
     @property
     def asked(self) -> tuple[Any, ...]:
-        """The devices among which XLA splits a call, as many as it numbers."""
+        """The devices of a split call, as many as XLA numbers."""
         return self.devices[: math.prod(self.sizes)] if self.axes else self.devices
 
     def given_to(self, ctx: Any) -> Any:
-        """The context of a lowering rule, for a call that needs to be told the devices."""
+        """A lowering rule's context that names the devices."""
         module, devices = ctx.module_context, self.asked
         if self.axes:
             mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
@@ -326,9 +327,9 @@ class Place:
 
 
 def place_of(ctx: Any) -> Place | str | None:
-    """Where a lowering rule is, if XLA decides there how a call is split, or why it cannot.
+    """The place of a lowering rule if XLA decides the split there, or why XLA cannot.
 
-    None where nothing is left to XLA: on one device, and where all axes of a mesh are manual.
+    None if nothing is left to XLA: on one device, or with all axes of a mesh manual.
     """
     module = ctx.module_context
     context = module.axis_context
@@ -379,7 +380,7 @@ def avals_on_one_device(arrays: Sequence[Any]) -> tuple[Any, ...] | None:
 
 
 def frames(eqn: Any) -> list[tuple[str, int, str]]:
-    """File, line and function of each Python frame that made an equation, innermost first."""
+    """File, line and function of an equation's Python frames, innermost first."""
     traceback = eqn.source_info.traceback
     if traceback is None:
         return []
@@ -409,7 +410,7 @@ def linearize(function: Callable[..., tuple[list[Any], Any]], *points: Any) -> t
 
 
 def is_mapped(x: Any) -> bool:
-    """Whether an array depends on what the innermost `vmap` maps; JAX has no other way to ask."""
+    """Whether an array depends on the innermost `vmap`'s operands; JAX has no other way to ask."""
     return getattr(x, "batch_dim", None) is not None
 
 
@@ -422,7 +423,7 @@ def is_inseparable(error: ValueError) -> bool:
 
 
 def mixed_cotangents(error: AssertionError) -> tuple[Any, Any] | None:
-    """The types of two cotangents that JAX did not add, if it raised because these differ."""
+    """The types of two cotangents, if JAX raised because they differ."""
     match error.args:
         case ((jax.core.ShapedArray() as first, jax.core.ShapedArray() as second),):
             return (first, second) if first.dtype != second.dtype else None
@@ -430,7 +431,7 @@ def mixed_cotangents(error: AssertionError) -> tuple[Any, Any] | None:
 
 
 def _moving(function: Callable[..., tuple[list[Any], Any]], points: Sequence[Any]) -> list[bool]:
-    """Which outputs have a tangent that depends on those of the inputs."""
+    """By output, whether its tangent depends on those of the inputs."""
 
     def tangents(points: Sequence[Any], directions: Sequence[Any]) -> list[Any]:
         return jax.jvp(function, tuple(points), tuple(directions), has_aux=True)[1]

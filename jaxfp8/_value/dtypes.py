@@ -1,4 +1,4 @@
-"""The dtypes of the project: which exist, what they hold, how they travel as bytes."""
+"""The dtypes of the project: their names, ranges, and bytes at the call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 FLOAT8 = (np.dtype(jnp.float8_e4m3fn), np.dtype(jnp.float8_e5m2))
-# FP8 dtypes of JAX that no kernel takes.
+# FP8 dtypes of JAX without a kernel.
 UNSERVED_FLOAT8 = (
     np.dtype(jnp.float8_e4m3fnuz),
     np.dtype(jnp.float8_e5m2fnuz),
@@ -26,7 +26,7 @@ INT32 = np.dtype(np.int32)
 
 
 def is_float8(dtype: DTypeLike) -> bool:
-    """Whether `dtype` is one of the FP8 types that hold values (e4m3fn, e5m2)."""
+    """Whether `dtype` is an FP8 type for values (e4m3fn, e5m2)."""
     return np.dtype(dtype) in FLOAT8
 
 
@@ -41,7 +41,7 @@ def is_eight_bit(dtype: DTypeLike) -> bool:
 
 
 def storage(dtype: DTypeLike) -> np.dtype:
-    """The dtype in which values of a logical `dtype` travel: FP8 as uint8, all else as itself."""
+    """The dtype of a logical `dtype` at the call: FP8 as uint8, all else as itself."""
     return np.dtype(np.uint8) if is_float8(dtype) else np.dtype(dtype)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-# Packages whose frames a warning skips: JAX calls the functions that it transforms.
+# A warning skips the frames of these packages: JAX itself calls transformed functions.
 _NOT_THE_USER = ("jaxfp8", "jax", "contextlib", "functools")
 
 _LONGEST = 100  # characters of a value in a message
@@ -18,14 +18,14 @@ _LONGEST = 100  # characters of a value in a message
 class UnsupportedError(NotImplementedError):
     """No kernel takes this scaled dot and `jaxfp8.strict()` forbids the reference.
 
-    The message says why, and what to change.
+    The message says why, and gives a remedy.
     """
 
 
 class LibraryError(RuntimeError):
     """The kernel library is missing, cannot be loaded, or does not fit this jaxlib.
 
-    `python -m jaxfp8 doctor` prints the command that mends it.
+    `python -m jaxfp8 doctor` prints the command to repair it.
     """
 
 
@@ -39,7 +39,7 @@ def message(operation: str, operand: str, got: str, needs: str, remedy: str) -> 
 
 
 def shown(value: Any) -> str:
-    """A value in a message: dtype and shape of an array; the type of what takes many words."""
+    """A value in a message: dtype and shape of an array; only the type of a long value."""
     if isinstance(value, jax.Array | np.ndarray):
         return f"an array {value.dtype}[{','.join(map(str, value.shape))}]"
     text = repr(value)
@@ -48,7 +48,7 @@ def shown(value: Any) -> str:
 
 
 def level_of_user() -> int:
-    """The `stacklevel` with which the caller's warning points at the user's line."""
+    """The `stacklevel` to make the caller's warning point at the user's line."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and _package(frame) in _NOT_THE_USER:
         level, frame = level + 1, frame.f_back

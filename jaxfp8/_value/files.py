@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or the next run, finds a whole one."""
+"""Atomic writes: a reader, or the next run, never finds half a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 
 
 def write_whole(path: str, content: str | bytes) -> None:
-    """Write a whole file or none: what stood there before stays until all of it is safe.
+    """Write a whole file or none: the old file stays until the new one is on disk.
 
     Raises:
       OSError: it cannot be written.
@@ -24,7 +24,7 @@ def write_whole(path: str, content: str | bytes) -> None:
         os.chmod(part, 0o666 & ~umask())
         os.replace(part, path)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # where all went well
+        with contextlib.suppress(FileNotFoundError):  # already renamed
             os.unlink(part)
 
 
@@ -39,7 +39,7 @@ def why_not_written(path: str) -> str | None:
 
 
 def umask() -> int:
-    """The rights that new files of this process do not get."""
+    """The permission bits masked from new files of this process."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -18,7 +18,7 @@ _REMEDY = "index along whole tiles, or dequantise it first"
 
 
 def part(q: Any, index: Any, tiles: Shape) -> Any:
-    """`q[index]`, as an array of JAX takes it where scales allow.
+    """`q[index]`, as for a JAX array if the scales allow it.
 
     Args:
       q: a `QArray`.
@@ -138,7 +138,7 @@ class _Along:
         raise IndexError(message(_OPERATION, "index", got, needs, _REMEDY))
 
     def tiles(self, given: list[int | None]) -> list[int | None]:
-        """What `QArray.tiles` says of the axes of the result."""
+        """The field `QArray.tiles` for the axes of the result."""
         if self.is_array:
             return [None] * self.index.ndim
         return [] if self.drops else [given[self.axis]]
@@ -147,7 +147,7 @@ class _Along:
         return self.index
 
     def of_scale(self, scale: Any) -> Any:
-        """The same along an axis of a scale, whose entries are tiles, or one that is shared."""
+        """The same along an axis of a scale: its entries are tiles, or one shared entry."""
         if not len(scale.shape) or scale.shape[self.axis] == 1:
             if self.is_array:
                 return jnp.zeros((1,) * self.index.ndim, jnp.int32)
@@ -160,7 +160,7 @@ class _Along:
 
 
 def _taken(leaf: Any, indices: list[Any]) -> Any:
-    """A part of an array; one byte wide, as bytes, for XLA:CPU widens float8 that it slices."""
+    """A part of an array. XLA:CPU widens float8 to slice it, so one-byte dtypes go as bytes."""
     if not leaf.ndim:
         return leaf
     if leaf.dtype.itemsize > 1 or jnp.issubdtype(leaf.dtype, jnp.integer):

@@ -31,18 +31,18 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> QArray | TransposedArra
     """8-bit arrays as one along an axis, as `jnp.concatenate` does it with arrays.
 
     `dequantize(concatenate(arrays)) == jnp.concatenate(map(dequantize, arrays))`, value by value.
-    Along `axis` tiles keep their size where all begin at a multiple of it. Scales per tensor become
+    Along `axis` tiles keep their size if all begin at a multiple of it. Scales per tensor become
     scales per channel of `axis`; other tiles become as small as needed. Along the other axes a
-    scale that all values share is repeated for the tiles of the others.
+    scale shared by all values is repeated to match finer tiles.
 
     Args:
-      arrays: `QArray`s, or views of them, of one 8-bit dtype, and of shapes that differ along
-        `axis` alone.
+      arrays: `QArray`s, or views of them, of one 8-bit dtype; their shapes may differ along `axis`
+        alone.
       axis: the axis that grows.
 
     Returns:
-      A `QArray`; a view where all arrays are views of one order. Scales of several dtypes become
-      what `jnp.promote_types` says.
+      A `QArray`; a view if all arrays are views of one order. `jnp.promote_types` decides the dtype
+      of mixed scales.
 
     Raises:
       TypeError: one of them is no 8-bit array.
@@ -64,7 +64,7 @@ def stack(arrays: Sequence[Any], axis: int = 0) -> QArray | TransposedArray:
 
     Args:
       arrays: as for `concatenate`, of one shape.
-      axis: the place of the new axis, along which each array has its own scales.
+      axis: the place of the new axis. Each array has its own scales along it.
 
     Returns:
       As `concatenate`.
@@ -84,7 +84,7 @@ def stack(arrays: Sequence[Any], axis: int = 0) -> QArray | TransposedArray:
 
 
 def joined(operation: str, operand: str, held: Sequence[Any], axis: int) -> Any:
-    """`concatenate` of arrays that are held in 8 bits; errors name the operation and operand."""
+    """`concatenate` of arrays held in 8 bits; errors name the operation and operand."""
     if len(held) == 1:
         return held[0]
     order = _order(held)
@@ -94,7 +94,7 @@ def joined(operation: str, operand: str, held: Sequence[Any], axis: int) -> Any:
 
 
 def stacked(operation: str, operand: str, held: Sequence[Any], axis: int) -> Any:
-    """`stack` of arrays that are held in 8 bits."""
+    """`stack` of arrays held in 8 bits."""
     order = _order(held)
     if order is None:
         new = (slice(None),) * axis + (None,)
@@ -134,7 +134,7 @@ def _place(operation: str, axis: Any, rank: int) -> int:
 
 
 def _order(held: Sequence[Any]) -> Shape | None:
-    """The axes of views that are all of one order; None of others."""
+    """The axes of views if they all have one order, else None."""
     orders = {q.axes if isinstance(q, TransposedArray) else None for q in held}
     return orders.pop() if len(orders) == 1 else None
 
@@ -170,7 +170,7 @@ def _joined(operation: str, operand: str, parts: Sequence[QArray], axis: int) ->
 
 
 def _check_alike(operation: str, operand: str, parts: Sequence[QArray], axis: int) -> None:
-    """Refuses codes of several dtypes, and shapes that differ along another axis."""
+    """Refuses codes of several dtypes, and shapes unequal along another axis."""
     dtypes = list(dict.fromkeys(np.dtype(q.qvalue.dtype).name for q in parts))
     if len(dtypes) > 1:
         got, needs = f"hold codes of {' and '.join(dtypes)}", "one dtype is needed"
@@ -183,7 +183,7 @@ def _check_alike(operation: str, operand: str, parts: Sequence[QArray], axis: in
 
 
 def _tiles(operation: str, operand: str, parts: Sequence[QArray], axis: int) -> Shape:
-    """The tiles of the result: along each axis one size, of which all others are multiples."""
+    """The tiles of the result: the pieces' own, except along `axis`."""
     shape = parts[0].shape
     tiles = [_shared(q) for q in parts]
     sizes: list[int] = []
@@ -210,10 +210,10 @@ def _shared(q: QArray) -> Shape:
 
 
 def _tile_along(pieces: Sequence[tuple[int, int]], is_shared: bool) -> int:
-    """The tile of the axis that grows, for pieces of a size and a tile.
+    """The tile of the joined axis, from each piece's size and tile.
 
-    Pieces with one scale each get one per index where values of another axis share it. That is the
-    granularity that kernels and servers know. Else the scale would be as large as the values.
+    Pieces with one scale each get one scale per index if another axis shares it. Kernels and
+    servers know this granularity. Otherwise the scale would be as large as the values.
     """
     pieces = [(size, tile) for size, tile in pieces if size]
     if is_shared and all(size == tile for size, tile in pieces):
@@ -239,7 +239,7 @@ def _spread(q: QArray, leaf: Any, tiles: Shape, counts: Shape, dtype: np.dtype) 
 
 
 def _scale_dtype(parts: Sequence[QArray]) -> np.dtype:
-    """The dtype of all scales, or the one that holds each."""
+    """The common dtype of the scales, or one able to hold each."""
     own = {np.dtype(q.scale.dtype) for q in parts}
     if len(own) == 1:
         return own.pop()
@@ -253,7 +253,7 @@ def _zero_dtype(parts: Sequence[QArray]) -> np.dtype:
 
 
 def concatenated(leaves: Sequence[Any], axis: int) -> jax.Array:
-    """Arrays of one dtype as one; float8 as bytes, for XLA:CPU widens float8 that it joins."""
+    """Arrays of one dtype as one. XLA:CPU widens float8 to join it, so float8 goes as bytes."""
     dtype = np.dtype(leaves[0].dtype)
     return _from_bytes(jnp.concatenate([_bytes(jnp.asarray(leaf)) for leaf in leaves], axis), dtype)
 

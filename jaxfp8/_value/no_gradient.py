@@ -1,4 +1,4 @@
-"""Values without a gradient: differentiating them is an error that says what to do instead."""
+"""Values without a gradient: differentiating them is an error with a remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def constant_codes(q: Any, operation: str, operand: str, remedy: str) -> Any:
 
     Args:
       q: a `QArray`, a view of one, or a prepared one; anything else is returned as it is.
-      operation, operand, remedy: what the error says.
+      operation, operand, remedy: words of the error.
 
     Raises:
       TypeError: when differentiated with respect to the codes.

@@ -20,9 +20,9 @@ def set_matmul(function: Callable[[Any, Any], Any]) -> None:
 
 
 class _NoArray:
-    """What JAX gets if it asks an 8-bit array for an array; it raises when JAX looks into it.
+    """The answer to JAX's request for an array; it raises when JAX looks into it.
 
-    `x @ q` asks too. There JAX finds a class that it does not know, and leaves the product to `q`.
+    `x @ q` requests one too. JAX then finds an unknown class and leaves the product to `q`.
     """
 
     def __init__(self, held: Any) -> None:
@@ -32,7 +32,7 @@ class _NoArray:
         _refuse("jax.numpy", self._held)
 
     def __str__(self) -> str:
-        """JAX asks for the text of what it refuses. The better error takes the place of its own."""
+        """JAX formats the refused value into its error. This better error replaces it."""
         _refuse("jax.numpy", self._held)
 
 
@@ -45,9 +45,9 @@ def _refuse(operation: str, held: Any) -> NoReturn:
 
 
 class MatmulOperator:
-    """`x @ q` and `q @ x`, which are `jaxfp8.matmul`."""
+    """`x @ q` and `q @ x` as `jaxfp8.matmul`."""
 
-    # numpy would make an array of objects of the other side; so it asks that side.
+    # Otherwise numpy makes an object array of the other side. With None it calls `__rmatmul__`.
     __array_ufunc__ = None
 
     def __jax_array__(self) -> Any:

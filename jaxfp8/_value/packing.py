@@ -1,4 +1,4 @@
-"""The order in which the kernels of the CPU read a weight, and the way there and back."""
+"""The packed weight layout of the CPU kernels, and conversions to and from it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 from jaxfp8._value.qarray import QArray, given_tiles
 from jaxfp8._value.spec import Shape, tile_counts
 
-# Columns side by side, and K values of each that are contiguous.
+# N columns per group, and contiguous K values of each.
 COLUMNS, QUAD = 64, 4
 
 
 def with_last(axes: tuple[Any, ...], contracting: int) -> tuple[Any, ...]:
-    """The entries of each axis, with that of the contracted axis last."""
+    """The entries of each axis, the contracted axis's last."""
     rest = list(axes)
     moved = rest.pop(contracting)
     return (*rest, moved)
 
 
 def logical_shape(packed: Shape, contracting: int) -> Shape:
-    """The shape of what was packed."""
+    """The shape of the array before packing."""
     *lead, groups, quads, _, _ = packed
     shape = [*lead, groups * COLUMNS]
     shape.insert(len(shape) + 1 + contracting, quads * QUAD)
@@ -35,7 +35,7 @@ def logical_shape(packed: Shape, contracting: int) -> Shape:
 def split_tile(tile: int, size: int, inner: int) -> tuple[int, int] | None:
     """The tile of an axis of `size` once it is two axes, the second of size `inner`.
 
-    None where no tile of two axes is the same.
+    None if no tile of two axes is the same.
     """
     if tile >= size:
         return size // inner, inner
@@ -45,7 +45,7 @@ def split_tile(tile: int, size: int, inner: int) -> tuple[int, int] | None:
 
 
 def _split_entries(entries: int, tile: int, size: int, inner: int) -> Shape:
-    """The two sizes of an axis of a scale once that axis is split in two."""
+    """The two sizes of an axis of a scale once the axis is split in two."""
     tiles = split_tile(tile, size, inner)
     assert tiles is not None
     return (1, 1) if entries == 1 else tile_counts((size // inner, inner), tiles)
@@ -79,7 +79,7 @@ def pack_columns(q: QArray, contracting: int) -> QArray:
 
 @functools.partial(jax.jit, static_argnums=1)
 def unpack_columns(packed: QArray, contracting: int) -> QArray:
-    """The inverse of `pack_columns`; `tiles` are given only where they cannot be derived."""
+    """The inverse of `pack_columns`; `tiles` are given only if they cannot be derived."""
 
     def unpack(array: jax.Array | None) -> jax.Array | None:
         if array is None or array.ndim == 0:
@@ -100,7 +100,7 @@ def unpack_columns(packed: QArray, contracting: int) -> QArray:
 
 
 def as_codes(x: jax.Array) -> jax.Array:
-    """The array; 8-bit values and float8_e8m0fnu scales as bytes, which XLA does not convert."""
+    """The array; 8-bit values and float8_e8m0fnu scales as bytes: XLA does not convert bytes."""
     if x.dtype.itemsize == 1:
         return jax.lax.bitcast_convert_type(x, jnp.uint8)
     return jnp.asarray(x)

@@ -1,4 +1,4 @@
-"""What the kernels of a device want of a weight, made once instead of at every product."""
+"""Weights in the form of a device's kernels, made once instead of at every product."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from jaxfp8._value.transposed import TransposedArray
 
 ON_GPU = "kernels of a GPU read it as it lies"
 ELSEWHERE = "only kernels of a CPU or a GPU read prepared weights"
-IN_PLACE = (ON_GPU, ELSEWHERE)  # reasons that ask for no warning
+IN_PLACE = (ON_GPU, ELSEWHERE)  # reasons without a warning
 _OPERATION = "jaxfp8.prepare"
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PreparedArray(MatmulOperator):
-    """A weight with what the kernels of a device want of it; `jaxfp8.prepare` makes it.
+    """A weight in the form of a device's kernels; `jaxfp8.prepare` makes it.
 
     It stands for the same values, and can be the right operand of `dot_general`, `matmul`, `einsum`
     and `recipe_dot_general`.
@@ -50,15 +50,15 @@ class PreparedArray(MatmulOperator):
     save `unprepare()`.
 
     Attributes:
-      packed: on a CPU a `QArray` in the order in which kernels read it,
-        `[..., N / 64, K / 4, 64, 4]` for K the contracted axis, N the last of the others. On a GPU
-        a view of a copy in which the contracted axis lies last, or, with `sums`, the array itself.
+      packed: on a CPU a `QArray` in the kernels' layout `[..., N / 64, K / 4, 64, 4]` for K the
+        contracted axis, N the last of the others. On a GPU a view of a K-contiguous copy or, with
+        `sums`, the array itself.
       contracting: the contracted axis, counted from the last one of `shape`.
-      sums: None, or the sums of the codes over the contracted axis, int32, which has size 1 there.
-        Their axes are those of the arrays as they lie.
+      sums: None, or the int32 sums of the codes over the contracted axis, of size 1 there. Their
+        axes follow the stored arrays.
       turned: whether `packed` is a view because `prepare` moved the contracted axis.
-      terms: how many codes each of the sums adds up. A part of the contracted axis has other sums,
-        and is refused.
+      terms: the number of codes in each sum. A slice of the contracted axis has other sums, and is
+        refused.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8
@@ -75,7 +75,7 @@ class PreparedArray(MatmulOperator):
 
     @property
     def is_whole(self) -> bool:
-        """Whether `packed` has the axes of the array that was prepared, as on a GPU."""
+        """Whether `packed` has the axes of the original array, as on a GPU."""
         return self.sums is not None or isinstance(self.packed, TransposedArray)
 
     @property
@@ -97,7 +97,7 @@ class PreparedArray(MatmulOperator):
 
     @property
     def dtype(self) -> np.dtype:
-        """The float dtype this array stands for, as that of a `QArray`."""
+        """The float dtype this array stands for, as for a `QArray`."""
         return self.packed.dtype
 
     @property
@@ -108,7 +108,7 @@ class PreparedArray(MatmulOperator):
     def unprepare(self) -> Any:
         """The array that was prepared, bit for bit, without `tiles` where they can be derived.
 
-        A view that was packed for a CPU is a `QArray` afterwards.
+        A view packed for a CPU becomes a `QArray`.
 
         Example:
           >>> import jax.numpy as jnp, jaxfp8
@@ -135,23 +135,23 @@ class PreparedArray(MatmulOperator):
 
 
 def prepare(q: Any, contracting: int = -2) -> Any:
-    """Makes what products make of a weight at every call, once and without loss.
+    """Converts a weight to the kernels' form once and without loss, instead of at every call.
 
-    Prepare once, after a model is loaded. What is made depends on where the weight lies.
+    Prepare once, after a model is loaded. The form depends on the weight's device.
 
-    - On a CPU, the layout that kernels read: groups of 64 columns by 4 values of K. A product
-      rearranges any other layout. With few rows a prepared weight is up to 2x faster. The gradient
-      with respect to the left operand is slower with it.
-    - On a GPU, a copy in which K lies last, as kernels of 8-bit activations read a weight. Products
-      transpose any other at each call. And the sums of an int8 or uint8 weight over K. A product
-      whose left operand has zero points needs them, `sum_k (l - z) w = sum_k l w - z sum_k w`, and
-      otherwise reads the weight once more. Views are not copied: of integers they get sums, and of
-      FP8 they stay as they are. Batch axes have to come first, or calls still move them.
+    - On a CPU, the packed layout: groups of 64 columns by 4 values of K. A product rearranges any
+      other layout. With few rows a prepared weight is up to 2x faster. The gradient with respect to
+      the left operand is slower with it.
+    - On a GPU, a K-contiguous copy for kernels of 8-bit activations. Products transpose any other
+      layout at each call. An int8 or uint8 weight also gets its sums over K. Zero points of the
+      left operand need them, `sum_k (l - z) w = sum_k l w - z sum_k w`. Without them the product
+      reads the weight once more. Views are not copied: of integers they get sums, and of FP8 they
+      stay as they are. Batch axes have to come first, or calls still move them.
 
     Args:
       q: a `QArray`, or a pytree; its `QArray`s are prepared.
-      contracting: the axis that products sum over; the last of the other axes are the columns.
-        Dense layers of Flax have it at -2.
+      contracting: the axis summed over; the last of the other axes is the columns. Dense layers of
+        Flax have it at -2.
 
     Returns:
       A `PreparedArray` for each `QArray`: on a CPU if its contracted axis is a multiple of 4, its
@@ -196,7 +196,7 @@ def is_held(leaf: Any) -> TypeGuard[EightBitArray]:
 
 
 def stored(q: QArray | TransposedArray) -> QArray:
-    """The `QArray` whose arrays lie in memory."""
+    """The `QArray` as it lies in memory."""
     return q.stored if isinstance(q, TransposedArray) else q
 
 
@@ -209,8 +209,8 @@ def check_prepared(p: PreparedArray, operation: str, operand: str) -> None:
     """Checks the invariants of a `PreparedArray`.
 
     Raises:
-      TypeError, ValueError: as `check_qarray`; or its axes are not those that `prepare` makes, as
-        after slicing one that has no axis to spare.
+      TypeError, ValueError: as `check_qarray`; or its axes are not those of `prepare`'s result, as
+        after slicing an axis it needs.
     """
     check_qarray(stored(p.packed), operation, operand)
     if p.is_whole:
@@ -266,12 +266,12 @@ def _prepare_leaf(axis: int, left: list[str], path: Any, leaf: Any) -> Any:
 
 
 def _stored_axis(q: QArray | TransposedArray, axis: int) -> int:
-    """The axis, counted from the last, of what is stored."""
+    """The axis of the stored array, counted from the last."""
     return q.axes[axis] - q.ndim if isinstance(q, TransposedArray) else axis
 
 
 def _platform(q: QArray) -> str:
-    """Where the values are, or where they will be."""
+    """The platform of the values, present or future."""
     if isinstance(q.qvalue, jax.Array) and not isinstance(q.qvalue, jax.core.Tracer):
         return next(iter(q.qvalue.devices())).platform
     return jax.default_backend()
@@ -286,7 +286,7 @@ def why_not(q: QArray | TransposedArray, contracting: int) -> str:
     if platform != "cpu":
         return ELSEWHERE
     if isinstance(q, TransposedArray):
-        # What is packed is columns by depths, whichever of both is stored last.
+        # Packing takes [N, K], whichever axis is stored last.
         if q.order != (-1, -2):
             return "more of its axes are permuted than the last two"
         return why_not(q.stored, _stored_axis(q, contracting))
@@ -313,8 +313,7 @@ def why_not_layer(
 
     Args:
       q: its weight.
-      contracting: the axes that its product sums over, of the weight of a layer that is not
-        stacked.
+      contracting: the contracted axes, as for the weight of an unstacked layer.
       rank: of that weight.
       meets_8_bits: whether activations are in 8 bits.
     """
@@ -342,7 +341,7 @@ def _prepared_for_gpu(q: QArray | TransposedArray, contracting: int) -> Prepared
 
 
 def _with_axis_last(q: QArray | TransposedArray, axis: int) -> TransposedArray:
-    """A view of the same values whose arrays lie with an axis last."""
+    """A view of the same values, stored with an axis last."""
     order = [*range(q.ndim)]
     order.append(order.pop(axis))
     moved = _contiguous(q.transpose(order))

@@ -1,4 +1,4 @@
-"""The value: 8-bit numbers and the scales that give them their meaning."""
+"""The value: 8-bit numbers and their scales."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ Tiles = tuple[int | None, ...]
 class QArray(MatmulOperator):
     """An array held in 8 bits: `value = (qvalue - zero_point) * scale`.
 
-    A scale multiplies to dequantise. The values of a tile share it: along each axis the scale has
-    size 1 (one tile), the size of `qvalue` (tiles of one), or one entry per tile. A `QArray` is a
-    pytree, and transformations may put anything in place of its leaves. So the constructor checks
-    nothing. Every function that takes a `QArray` checks these invariants:
+    A scale multiplies to dequantise. The values of a tile share one scale: along each axis the
+    scale has size 1 (one tile), the size of `qvalue` (tiles of one), or one entry per tile. A
+    `QArray` is a pytree, and transformations may put anything in place of its leaves. The
+    constructor therefore checks nothing. Every function of a `QArray` checks these invariants:
 
     - `qvalue` is float8_e4m3fn, float8_e5m2, int8 or uint8.
     - `scale` is float32, bfloat16, float16 or float8_e8m0fnu, and of shape () or the rank of
       `qvalue`, each axis having `ceil(size / tile)` entries.
-    - The size of a tile is `size // entries`, unless `tiles` states it. It must be stated where
-      the entries do not divide the size.
-    - `zero_point` is None, or `qvalue` is int8 or uint8 and the zero point has that dtype or
-      int32. Its shape is () or that of the scale, but each axis may be 1. Where the scale has 1,
-      the zero point may have more entries: its tiles then count.
+    - The size of a tile is `size // entries`, unless `tiles` states it. It must be stated if the
+      entries do not divide the size.
+    - `zero_point` is None, or `qvalue` is int8 or uint8 and the zero point has that dtype or int32.
+      Its shape is () or the scale's, but each axis may be 1. If the scale has 1, the zero point may
+      have more entries: its tiles then count.
 
     Attributes:
       qvalue: the 8-bit values.
-      scale: what they are multiplied by.
+      scale: their factors.
       zero_point: the code that means 0, or None.
-      tiles: sizes of the tiles along the last `len(tiles)` axes, None where they can be derived.
-        They count from the last axis, so `vmap` and `scan` over leading axes keep them; sizes
-        left without an axis are 1 or None.
+      tiles: sizes of the tiles along the last `len(tiles)` axes, None if derivable. They count from
+        the last axis, so `vmap` and `scan` over leading axes keep them; sizes left without an axis
+        are 1 or None.
 
     Example:
       >>> import jax.numpy as jnp
@@ -80,10 +80,10 @@ class QArray(MatmulOperator):
         """The same array from another library's class with these fields, such as `qwix.QArray`.
 
         Args:
-          other: anything with `qvalue`, `scale` and `zero_point`; tiles are those that divide.
+          other: anything with `qvalue`, `scale` and `zero_point`; its tiles divide their axes.
 
         Returns:
-          `other` itself if it is a `QArray`; else one that holds its arrays.
+          `other` itself if it is a `QArray`; else a `QArray` of its arrays.
 
         Raises:
           TypeError: `other` has no such fields.
@@ -110,10 +110,10 @@ class QArray(MatmulOperator):
           kind: called with `qvalue`, `scale` and `zero_point` by name.
 
         Returns:
-          What `kind` makes of them.
+          The result of `kind`.
 
         Raises:
-          ValueError: a tile is partial, which other classes cannot state.
+          ValueError: a tile is partial; other classes cannot state that.
 
         Example:
           >>> import jax.numpy as jnp
@@ -165,22 +165,22 @@ class QArray(MatmulOperator):
 
     @property
     def T(self) -> Any:
-        """The axes in reverse, as a view that products read as it lies; see `TransposedArray`."""
+        """The axes in reverse, as a view without a copy; see `TransposedArray`."""
         return self.transpose()
 
     @property
     def mT(self) -> Any:
-        """The last two axes exchanged, as such a view: that of each matrix of a stack."""
+        """The last two axes exchanged, as such a view: each matrix of a stack transposed."""
         return matrix_transposed(self)
 
     def transpose(self, axes: Sequence[int] | None = None) -> Any:
-        """The axes in another order, as a view; itself where the order is its own.
+        """The axes in another order, as a view; itself if the order is the same.
 
         Args:
           axes: by axis of the result, the axis of this array; by default in reverse.
 
         Returns:
-          A `TransposedArray`, in which nothing is moved.
+          A `TransposedArray`; no value is moved.
 
         Raises:
           ValueError: it is no order of the axes.
@@ -188,14 +188,14 @@ class QArray(MatmulOperator):
         return view(self, permutation("jaxfp8.QArray.transpose", axes, self.ndim))
 
     def __getitem__(self, index: Any) -> QArray:
-        """A part, as an array of JAX takes it where scales allow.
+        """A part, indexed as a JAX array if the scales allow it.
 
         Codes stay as they are. Along an axis of tiles an index takes one place or whole tiles.
         Along an axis with one scale, or with one for each index, it may be any of these.
 
         Args:
-          index: for each axis an int, which may be traced, a slice, `...`, None for a new axis, or
-            one array of ints.
+          index: for each axis an int (traced ones too), a slice, `...`, None for a new axis, or one
+            array of ints.
 
         Raises:
           IndexError: there is no such place, or it cuts a tile.
@@ -234,7 +234,7 @@ def as_bytes(qvalue: jax.Array) -> jax.Array:
 
 
 def from_bytes(values: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """The inverse of `as_bytes`: values of a logical `dtype` from the bytes that hold them."""
+    """The inverse of `as_bytes`: values of a logical `dtype` from their bytes."""
     if is_float8(dtype):
         return jax.lax.bitcast_convert_type(values, np.dtype(dtype))
     return jnp.asarray(values, dtype)
@@ -269,7 +269,7 @@ def stored_factors(q: QArray) -> tuple[jax.Array, jax.Array | None, Shape]:
 
 
 def check_qarray(q: Any, operation: str, operand: str) -> None:
-    """Checks that `q` is a `QArray` that holds data, and its invariants.
+    """Checks the type of `q`, a `QArray` of data, and its invariants.
 
     Args and errors are those of `check_shapes`.
     """
@@ -285,8 +285,8 @@ def check_shapes(q: Any, operation: str, operand: str) -> None:
     """Checks the invariants of `QArray` as far as shapes and dtypes show them.
 
     Args:
-      q: what the user gave.
-      operation: public name of the function that was called, such as "jaxfp8.matmul".
+      q: the user's argument.
+      operation: public name of the called function, such as "jaxfp8.matmul".
       operand: name of its argument, such as "rhs".
 
     Raises:
@@ -410,7 +410,7 @@ def _entries(q: QArray) -> Shape:
 
 
 def _common(sizes: list[int]) -> int:
-    """The size that all of `sizes` broadcast to."""
+    """The common size of `sizes` by broadcasting."""
     return next((size for size in sizes if size != 1), 1)
 
 
@@ -420,7 +420,7 @@ def _axis(leaf: Any, axis: int) -> int:
 
 
 def given_tiles(q: QArray) -> Tiles:
-    """The field `tiles` with an entry per axis; None where the tile follows from the shapes."""
+    """The field `tiles` with an entry per axis; None if the tile follows from the shapes."""
     given = (q.tiles or ())[-q.ndim :] if q.ndim else ()
     return (None,) * (q.ndim - len(given)) + tuple(tile and int(tile) for tile in given)
 
@@ -432,7 +432,7 @@ def _spread(values: jax.Array, entries: Shape) -> jax.Array:
 
 
 def _brief(leaf: Any) -> str:
-    """A leaf as `float32[1,8]`, or as itself where it is no array."""
+    """A leaf as `float32[1,8]`, or as itself if it is not an array."""
     if not is_array(leaf):
         return repr(leaf)
     return f"{np.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"

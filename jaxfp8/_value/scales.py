@@ -1,4 +1,4 @@
-"""Which values share a scale, and what that scale is."""
+"""Tiles of values that share a scale, and the choice of that scale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLACK = 1 - 2.0**-22
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Granularity:
-    """How an array of `shape` is cut into tiles that share a scale.
+    """The cut of an array of `shape` into tiles, one scale each.
 
     Attributes:
       shape: shape of the array.
@@ -36,7 +36,7 @@ class Granularity:
 
     @property
     def stated_tiles(self) -> Tiles | None:
-        """The field `QArray.tiles`: the sizes that do not follow from the shapes."""
+        """The field `QArray.tiles`: the sizes not derivable from the shapes."""
         axes = zip(self.shape, self.tiles, self.counts, strict=True)
         stated = tuple(
             tile if count * tile != size and count > 1 else None for size, tile, count in axes
@@ -60,11 +60,11 @@ def choose_scale(
     zero_point: jax.Array | None,
     choose_zero: bool,
 ) -> jax.Array:
-    """The least float32 scale with which no finite value of a tile saturates; 0 if all are 0.
+    """The least float32 scale without saturation of finite values in a tile; 0 if all are 0.
 
     Args:
       x: float32 values; NaN and infinities are ignored.
-      grain: which of them share a scale.
+      grain: the tiles that share a scale.
       dtype: the 8-bit dtype.
       zero_point: the integer code of zero, or None.
       choose_zero: whether the zero point will be chosen to suit the scale.
@@ -86,7 +86,7 @@ def choose_scale(
 def choose_zero_point(
     x: jax.Array, grain: Granularity, dtype: np.dtype, scale: jax.Array
 ) -> jax.Array:
-    """The code of 0, in `dtype`, with which the lowest value of a tile has the lowest code."""
+    """The code of 0, in `dtype`; it gives a tile's lowest value the lowest code."""
     lowest, highest = finite_range(dtype)
     below = extent(x, grain)[0]
     code = jnp.round(lowest + below / jnp.where(scale == 0, 1, scale))
@@ -103,9 +103,9 @@ def extent(x: jax.Array, grain: Granularity) -> tuple[jax.Array, jax.Array]:
 
 
 def store_scale(scale: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """A chosen float32 scale in the dtype that is stored, within its normal range; 0 becomes 1.
+    """A chosen float32 scale in the stored dtype, within its normal range; 0 becomes 1.
 
-    float8_e8m0fnu holds powers of two. The scale is rounded up, so that nothing saturates.
+    float8_e8m0fnu holds powers of two. The scale is rounded up, so nothing saturates.
     """
     dtype = np.dtype(dtype)
     if dtype not in WIDE_FLOAT:
@@ -133,5 +133,5 @@ def _finite(x: jax.Array) -> jax.Array:
 
 
 def _ratio(span: jax.Array, steps: jax.Array) -> jax.Array:
-    """`span / steps`, or 0 where there is no code on this side of 0."""
+    """`span / steps`, or 0 if there is no code on this side of 0."""
     return jnp.where(steps > 0, span / jnp.maximum(steps, 1), 0)

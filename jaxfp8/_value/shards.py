@@ -13,12 +13,12 @@ from jaxfp8._value.spec import Shape
 
 
 def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int]) -> None:
-    """Refuses a tile that a shard of `x` would cut, if the sharding of `x` is known.
+    """Refuses shards that cut a tile of `x`, if the sharding of `x` is known.
 
     It is known of a concrete array, and of a traced one on a mesh with explicit axes.
 
     Args:
-      operand: what the error calls `x`.
+      operand: the name of `x` in the error.
       x: an array, perhaps traced.
       tiles: size of the tile by axis.
 
@@ -31,10 +31,10 @@ def check_tiles_fit_shards(operand: str, x: jax.Array, tiles: Mapping[int, int])
 def check_tiles_fit(
     operation: str, operand: str, shape: Shape, sharding: Any, tiles: Mapping[int, int]
 ) -> None:
-    """Refuses a tile that a shard would cut, for an array that will have a sharding.
+    """Refuses shards that cut a tile of a future array.
 
     Args:
-      operation, operand: what the error calls them.
+      operation, operand: their names in the error.
       shape: shape of the array.
       sharding: only a `NamedSharding` is checked.
       tiles: size of the tile by axis.
@@ -52,7 +52,7 @@ def check_tiles_fit(
 
 
 def _parts(sharding: Any) -> dict[int, int]:
-    """Into how many shards each axis is cut; empty where that is unknown."""
+    """The number of shards by axis; empty if unknown."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return {}
     sizes = sharding.mesh.shape

@@ -1,7 +1,7 @@
-"""The problem: everything about a scaled dot that is known before its data is.
+"""The problem: all facts of a scaled dot except its data.
 
 The C++ twin of these classes is `ffi/common/spec.h`; both keep one field order, and
-`docs/custom_call.md` describes the call that carries them.
+`docs/custom_call.md` describes their call.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from jaxfp8._value import dtypes
 
 ACTIVATIONS = ("none", "relu", "gelu_tanh", "gelu_erf", "silu")
 
-# Dtypes of operands: the one that the call defines, and narrower ones. The CPU reads these as they
-# are stored, without a conversion in front of the call, a GPU the scales of weights that 16-bit
-# values multiply.
+# Dtypes of operands: the call's own, and narrower ones. The CPU reads the narrower ones as stored,
+# without a conversion before the call. A GPU does so for scales of weights with 16-bit activations.
 AS_STORED: dict[str, tuple[np.dtype, tuple[np.dtype, ...]]] = {
     "lhs_scale": (np.dtype(np.float32), dtypes.SIXTEEN_BIT_FLOATS),
     "lhs_zero_point": (dtypes.INT32, dtypes.EIGHT_BIT_INTS),
@@ -48,13 +47,13 @@ class OperandSpec:
 
     Attributes:
       dtype: logical dtype of the values; FP8 values travel as uint8.
-      shape: shape of the values. A batch axis may have size 1 where the other side has more:
-        the values are then shared by the whole batch, and are not copied.
+      shape: shape of the values. A batch axis may have size 1 if the other side has more: the whole
+        batch then shares the values without a copy.
       contracting: axes summed over, in the order of the other side's.
-      batch: axes that both sides share, in the order of the output's leading axes.
-      tiles: sizes, by axis, of the tile that shares one scale and zero point; at least 1.
+      batch: axes shared by both sides, in the order of the output's leading axes.
+      tiles: sizes, by axis, of a tile, the unit of one scale and zero point; at least 1.
       scale: whether a scale of shape `tile_counts(shape, tiles)` is given.
-      zero_point: whether a zero point of that shape is given (int8 and uint8 only).
+      zero_point: whether a zero point of the same shape is given (int8 and uint8 only).
       scale_rounded: whether the float32 scale is rounded to bfloat16 as it is read. A cast in
         front of the call would do the same, but can take longer than the product.
       sums: whether the sums of the values over the contracted axes are given: int32, of shape
@@ -74,18 +73,18 @@ class OperandSpec:
 
     @property
     def free(self) -> Shape:
-        """Axes that are neither contracted nor batch, in order."""
+        """Axes neither contracted nor batch, in order."""
         used = {*self.contracting, *self.batch}
         return tuple(axis for axis in range(len(self.shape)) if axis not in used)
 
     @property
     def scale_shape(self) -> Shape:
-        """Shape of the scale and of the zero point, where given."""
+        """Shape of the scale and of the zero point, if given."""
         return tile_counts(self.shape, self.tiles)
 
     @property
     def sums_shape(self) -> Shape:
-        """Shape of the sums, where given: that of the values, 1 along contracted axes."""
+        """Shape of the sums, if given: the values' shape with 1 along contracted axes."""
         return tuple(1 if i in self.contracting else size for i, size in enumerate(self.shape))
 
     @property
@@ -95,7 +94,7 @@ class OperandSpec:
 
     @property
     def scale_varies(self) -> bool:
-        """Whether scales and zero points, where given, change along the sum."""
+        """Whether scales and zero points, if given, change along the sum."""
         counts = {self.scale_shape[axis] for axis in self.contracting}
         return not counts <= {0, 1}  # symbolic sizes have no order
 
@@ -113,10 +112,10 @@ class OperandSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpilogueSpec:
-    """What happens to a sum before it is stored.
+    """Operations on the sum before it is stored.
 
-    `y = activation(sum + residual + bias)`; `amax = max |y|`; `out = cast(y / out_scale)`.
-    Shapes have the rank of the output, each axis 1 or full; `None` where not given.
+    `y = activation(sum + residual + bias)`; `amax = max |y|`; `out = cast(y / out_scale)`. Shapes
+    have the rank of the output, each axis 1 or full; `None` if not given.
 
     Attributes:
       residual: shape of the residual, or None.
@@ -124,7 +123,7 @@ class EpilogueSpec:
       bias: shape of the bias, or None.
       activation: one of `ACTIVATIONS`.
       out_dtype: logical dtype of the output; FP8 travels as uint8.
-      out_scale: shape of the float32 scale that dequantises an 8-bit output, or None.
+      out_scale: shape of the float32 scale of an 8-bit output (it dequantises), or None.
       amax: shape of the float32 amax: axes of size 1 are reduced, or None.
     """
 
@@ -137,7 +136,7 @@ class EpilogueSpec:
     amax: Shape | None = None
 
     def map_shapes(self, fun: Callable[[Shape], Shape]) -> EpilogueSpec:
-        """The spec with `fun` applied to each shape that is given."""
+        """The spec with `fun` applied to each given shape."""
         names = ("residual", "bias", "out_scale", "amax")
         given = {name: getattr(self, name) for name in names}
         new: dict[str, Any] = {n: fun(shape) for n, shape in given.items() if shape is not None}
@@ -162,7 +161,7 @@ class ScaledDotSpec:
 
     Attributes:
       lhs, rhs: the two sides.
-      epilogue: what follows the sum.
+      epilogue: operations after the sum.
       precision: "default" lets a device accumulate fast, "highest" asks for full float32.
     """
 
@@ -173,7 +172,7 @@ class ScaledDotSpec:
 
     @property
     def batch_shape(self) -> Shape:
-        """Sizes of the batch axes; size 1 broadcasts to that of the other side."""
+        """Sizes of the batch axes; size 1 broadcasts to the other side's."""
         pairs = zip(self.lhs.sizes(self.lhs.batch), self.rhs.sizes(self.rhs.batch), strict=True)
         return tuple(r if left == 1 else left for left, r in pairs)
 
@@ -195,7 +194,7 @@ class ScaledDotSpec:
         return (lhs.contracting, rhs.contracting), (lhs.batch, rhs.batch)
 
     def __str__(self) -> str:
-        """As a printed jaxpr shows it: sides, what is contracted, what follows."""
+        """The form in a printed jaxpr: sides, contracted axes, epilogue."""
         lhs, rhs = self.lhs, self.rhs
         batch = f" batch {_bracket(lhs.batch)}.{_bracket(rhs.batch)}" if lhs.batch else ""
         axes = f"{_bracket(lhs.contracting)}.{_bracket(rhs.contracting)}"
@@ -223,7 +222,7 @@ class ScaledDotSpec:
         return ("lhs", "rhs", *(name for name, given in optional.items() if given))
 
     def rounds(self, name: str) -> bool:
-        """Whether the operand of that name is a scale that is rounded to bfloat16 as it is read."""
+        """Whether the named operand is a scale, rounded to bfloat16 as it is read."""
         sides = {"lhs_scale": self.lhs, "rhs_scale": self.rhs}
         return name in sides and sides[name].scale_rounded
 
@@ -238,7 +237,7 @@ class ScaledDotSpec:
 
 
 def array(x: Any) -> str:
-    """Dtype and shape of what has both, such as `float8_e4m3fn[8,4]`."""
+    """Dtype and shape, such as `float8_e4m3fn[8,4]`."""
     return f"{x.dtype}{_bracket(x.shape)}"
 
 
@@ -249,7 +248,7 @@ def _bracket(shape: Shape) -> str:
 def _attributes(spec: OperandSpec | EpilogueSpec, prefix: str) -> dict[str, Any]:
     """The fields of a spec: shapes as int64 arrays, an optional one also as `has_NAME`.
 
-    They are not nested: `jax.ffi.ffi_call` takes no dictionary that holds arrays.
+    They are not nested: `jax.ffi.ffi_call` takes no dictionary of arrays.
     """
     out: dict[str, Any] = {}
     for field in dataclasses.fields(spec):

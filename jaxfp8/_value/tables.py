@@ -3,7 +3,7 @@
 On a terminal a table fits its width, by rich if it is installed. Elsewhere, in a file or a pipe, a
 row is one line, and nothing is cut. `COLUMNS` sets a width there too.
 
-Rows whose paths differ only in numbers, such as those of equal layers, print as one row.
+Rows of equal layers print as one row: their paths differ only in numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def text(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ())
 
 
 def width() -> int | None:
-    """The columns of the terminal, or `COLUMNS`; None where neither limits a line."""
+    """The columns of the terminal, or `COLUMNS`; None if neither limits a line."""
     return shutil.get_terminal_size((0, 0)).columns or None
 
 
@@ -61,7 +61,7 @@ def html(title: str, head: Row, rows: Sequence[Row], footer: Sequence[str] = ())
 
 
 def size(nbytes: int) -> str:
-    """Bytes in a unit that keeps them short."""
+    """Bytes in a short unit."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= factor:
             return f"{nbytes / factor:.1f} {unit}"
@@ -83,7 +83,7 @@ def numberless(path: str) -> str:
 
 
 def starred(paths: set[str]) -> str:
-    """Paths that differ in numbers as one, with a star for each number that differs."""
+    """Several paths as one, with a star for each different number."""
     parts = [re.split(r"(\d+)", path) for path in paths]
     columns = zip(*parts, strict=True)
     return "".join(c[0] if len(set(c)) == 1 else "*" for c in columns)

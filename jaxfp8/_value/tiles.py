@@ -1,4 +1,4 @@
-"""Arithmetic between an array and something that its tiles share."""
+"""Arithmetic between an array and values shared per tile."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def map_tiles(
     """`fun(x, *shared)` elementwise; each entry of a shared array goes with one tile of `x`.
 
     An axis of one tile, or of tiles of one, broadcasts. Tiles that divide their axis take a
-    reshape. Only for a partial tile the shared arrays are repeated to the size of the axis.
+    reshape. Only for a partial tile are the shared arrays repeated to the size of the axis.
 
     Args:
-      fun: elementwise function of arrays that broadcast together.
+      fun: elementwise function of broadcastable arrays.
       x: array of any shape.
       shared: arrays of rank 0 or of the rank of `x`, each axis 1 or one entry per tile.
       tiles: size of the tile on each axis.
@@ -37,7 +37,7 @@ def reduce_tiles(
     """`fun(tile, axis=...)` for each tile, as an array of shape `counts`.
 
     A partial tile is padded with zeros, and so is the one tile of an empty axis. `fun` must allow
-    that, as a largest magnitude does.
+    zeros, as a largest magnitude does.
     """
     edges = [(0, n * tile - size) for n, tile, size in zip(counts, tiles, x.shape, strict=True)]
     x = jnp.pad(x, edges) if any(high for _, high in edges) else x
@@ -55,7 +55,7 @@ def repeated(x: jax.Array, axis: int, times: int, size: int) -> jax.Array:
 
 
 def _repeat_partial(shared: jax.Array, shape: Shape, tiles: Shape) -> jax.Array:
-    """`shared` with the full size on each axis that its tiles do not divide."""
+    """`shared` at full size on each axis with a partial tile."""
     for axis, count in enumerate(shared.shape):
         if count not in (0, 1, shape[axis]) and count * tiles[axis] != shape[axis]:
             shared = repeated(shared, axis, tiles[axis], shape[axis])
@@ -63,7 +63,7 @@ def _repeat_partial(shared: jax.Array, shape: Shape, tiles: Shape) -> jax.Array:
 
 
 def _split(axis: int, shape: Shape, shared: Sequence[jax.Array]) -> Shape:
-    """An axis as (tiles, size of a tile), or as it is where it broadcasts already."""
+    """An axis as (tiles, size of a tile), or as it is if it broadcasts already."""
     size = shape[axis]
     counts = {s.shape[axis] for s in shared if s.ndim} - {1, size}
     count = next(iter(counts), size)
@@ -71,7 +71,7 @@ def _split(axis: int, shape: Shape, shared: Sequence[jax.Array]) -> Shape:
 
 
 def _shared_split(shared: jax.Array, split: Sequence[Shape]) -> Sequence[Shape]:
-    """The shape that lets `shared` broadcast against an array split by `split`."""
+    """The shape of `shared` to broadcast against an array split by `split`."""
     if shared.ndim == 0:
         return ()
     pairs = zip(shared.shape, split, strict=True)
@@ -79,13 +79,13 @@ def _shared_split(shared: jax.Array, split: Sequence[Shape]) -> Sequence[Shape]:
 
 
 def _shared_axis(size: int, parts: Shape) -> Shape:
-    """Sizes of a shared axis of `size` where the array's axis has these parts."""
+    """Sizes of a shared axis of `size` if the array's axis has these parts."""
     if len(parts) == 1:
         return (size,)
     return parts if size == math.prod(parts) else (size, 1)
 
 
 def _reshape(x: jax.Array, split: Sequence[Shape]) -> jax.Array:
-    """`x` with each axis replaced by its parts; `x` itself where the shape stays the same."""
+    """`x` with each axis replaced by its parts; `x` itself if the shape stays the same."""
     shape = tuple(n for parts in split for n in parts)
     return x if shape == x.shape else x.reshape(shape)

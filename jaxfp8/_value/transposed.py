@@ -1,4 +1,4 @@
-"""A view of a `QArray` with its axes in another order, of which no byte is moved."""
+"""A view of a `QArray` with its axes in another order, without a copy."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from jaxfp8._value.spec import Shape
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TransposedArray(MatmulOperator):
-    """A `QArray` whose axes are read in another order: `q.T`, `q.mT`, `q.transpose(axes)`.
+    """A `QArray` with its axes read in another order: `q.T`, `q.mT`, `q.transpose(axes)`.
 
-    Nothing is moved: products read the stored array through their dimension numbers. So a weight
-    that lies as [N, K], as torch stores it, multiplies as `x @ w.T`. It is an operand of
-    `dot_general`, `matmul`, `einsum` and `recipe_dot_general`, and the weight of a layer.
+    Nothing is moved: products read the stored array through their dimension numbers. An [N, K]
+    weight, as torch stores it, multiplies as `x @ w.T`. It is an operand of `dot_general`,
+    `matmul`, `einsum` and `recipe_dot_general`, and the weight of a layer.
 
-    It is a pytree whose arrays are those of `stored`. The order counts axes from the last, so
-    `vmap` and `scan` may take it apart along the axes in front of those that it names, and put it
-    together along them. `out_axes` behind them would put the new axis into `stored`.
+    It is a pytree of the arrays of `stored`. The order counts axes from the last, so `vmap` and
+    `scan` may split and stack it along the axes in front of the order. `out_axes` behind them would
+    put the new axis into `stored`.
 
     Attributes:
       stored: the `QArray` as it lies in memory.
@@ -49,7 +49,7 @@ class TransposedArray(MatmulOperator):
 
     @property
     def axes(self) -> Shape:
-        """By axis, the axis of `stored` that it is, counted from the first."""
+        """By axis, the same axis in `stored`, counted from the first."""
         rank = self.stored.ndim
         return (*range(rank - len(self.order)), *(rank + axis for axis in self.order))
 
@@ -70,7 +70,7 @@ class TransposedArray(MatmulOperator):
 
     @property
     def dtype(self) -> np.dtype:
-        """The float dtype this array stands for, as that of a `QArray`."""
+        """The float dtype this array stands for, as for a `QArray`."""
         return self.stored.dtype
 
     @property
@@ -85,7 +85,7 @@ class TransposedArray(MatmulOperator):
 
     @property
     def T(self) -> Any:
-        """The axes in reverse; of a transposed matrix, the `QArray` that is stored."""
+        """The axes in reverse; of a transposed matrix, the stored `QArray`."""
         return self.transpose()
 
     @property
@@ -103,7 +103,7 @@ class TransposedArray(MatmulOperator):
         return view(self.stored, tuple(self.axes[axis] for axis in found))
 
     def contiguous(self) -> Any:
-        """The `QArray` of the same values whose arrays lie in the order of the view: a copy.
+        """A copy as a `QArray`, stored in the order of the view.
 
         Example:
           >>> import jax.numpy as jnp, jaxfp8
@@ -142,7 +142,7 @@ class TransposedArray(MatmulOperator):
         return view(self.stored[tuple(by_stored)], tuple(order))
 
     def __repr__(self) -> str:
-        """What is stored, and the order in which it is read."""
+        """The stored array, and the order of its axes."""
         return f"TransposedArray({self.stored!r}, order={self.order})"
 
 
@@ -152,7 +152,7 @@ def is_view(leaf: Any) -> TypeGuard[TransposedArray]:
 
 
 def view(stored: Any, axes: Shape) -> Any:
-    """`stored` with its axes in an order, counted from the first; itself where that is its own."""
+    """`stored` with its axes in an order, counted from the first; itself if they are in order."""
     rank = len(axes)
     lead = 0
     while lead < rank and axes[lead] == lead:
@@ -172,7 +172,7 @@ def matrix_transposed(array: Any) -> Any:
 
 
 def permutation(operation: str, axes: Sequence[int] | None, rank: int) -> Shape:
-    """A checked order of axes, counted from the first; in reverse where none is given."""
+    """A checked order of axes, counted from the first; in reverse if none is given."""
     if axes is None:
         return tuple(reversed(range(rank)))
     given = tuple(axes) if isinstance(axes, Iterable) else (axes,)

@@ -1,1 +1,1 @@
-"""The compiled libraries: what they take, and how they are asked."""
+"""The compiled libraries: loading, supported problems and C calls."""

@@ -1,4 +1,4 @@
-"""ctypes for ffi/include/jaxfp8/jaxfp8.h: the C functions that Python calls without XLA.
+"""ctypes for ffi/include/jaxfp8/jaxfp8.h: the C functions called without XLA.
 
 `tests/native/test_spec_fields.py` compares the fields below with those of the header.
 """
@@ -20,7 +20,7 @@ class Dims(ctypes.Structure):
 
     @classmethod
     def of(cls, shape: Shape | None) -> Dims:
-        """Sizes or axes; none where a spec has none."""
+        """Sizes or axes; none if the spec has none."""
         values = shape or ()
         return cls(len(values), (ctypes.c_int64 * len(values))(*values))
 
@@ -57,7 +57,7 @@ class Epilogue(ctypes.Structure):
 
     @classmethod
     def of(cls, spec: EpilogueSpec) -> Epilogue:
-        """The twin of what follows the sum."""
+        """The twin of the epilogue."""
         planes = (spec.residual, spec.bias, spec.out_scale, spec.amax)
         names = (spec.residual_dtype, spec.activation, spec.out_dtype)
         given = (plane is not None for plane in planes)
@@ -101,7 +101,7 @@ class Buffers(ctypes.Structure):
 
     @classmethod
     def of(cls, workspace_bytes: int = 0, **addresses: int) -> Buffers:
-        """Addresses by name; null where there is none."""
+        """Addresses by name; null if absent."""
         return cls(struct_size=ctypes.sizeof(cls), workspace_bytes=workspace_bytes, **addresses)
 
 

@@ -1,9 +1,9 @@
 """Finds, loads and registers the kernel libraries.
 
 The rest of the package calls `why_unavailable(platform)` to ask whether a library can be used, and
-`ensure_registered(platform)` before it is used. A library that is missing or does not fit is a
-`LibraryError`, and JAX goes on working. Nothing is registered before its version is known to fit:
-a handler of a newer version makes XLA refuse the whole backend.
+`ensure_registered(platform)` before its use. A missing or unfit library is a `LibraryError`, and
+JAX goes on working. Nothing is registered before its version is known to fit: a handler of a newer
+version makes XLA refuse the whole backend.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _ELF_BYTES = 64  # of the header of a 64-bit ELF file
 
 
 def library_path(platform: str = "cpu") -> pathlib.Path | None:
-    """Where the library of `platform` is installed, or None where it is not."""
+    """The path of the installed library of `platform`, or None."""
     name = f"libjaxfp8_{platform}.so"
-    # The package may have two folders: the sources, and what was built from them.
+    # The package may have two folders: the sources, and their build.
     places = [pathlib.Path(str(importlib.resources.files("jaxfp8").joinpath("_lib", name)))]
-    # Python in a checkout imports the sources, and the library is where pip put it.
+    # In a checkout Python imports the sources, but the library is in pip's folder.
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         installed = importlib.metadata.distribution("jaxfp8")
         places.append(pathlib.Path(str(installed.locate_file(f"jaxfp8/_lib/{name}"))))
@@ -92,12 +92,12 @@ def ensure_registered(platform: str) -> None:
 
 
 def register_ahead() -> None:
-    """Registers the libraries that fit, before there is a backend; it starts none.
+    """Registers fitting libraries before there is a backend; it starts none.
 
     An exported program names its custom calls, and XLA looks for them before any code of this
     package runs. XLA keeps handlers for a backend that starts later, and the backend fails if it
-    refuses one. So a library that is not known to fit is left to its first use, where it is an
-    error.
+    refuses one. A library not known to fit is therefore left to its first use, and is an error
+    there.
     """
     if running_api_version() is None:
         return
@@ -146,7 +146,7 @@ def register_targets(platform: str = "cpu") -> None:
 
 
 def reset() -> None:
-    """Forgets which libraries were loaded, so that the next use looks for them again."""
+    """Forgets the loaded libraries; the next use looks for them again."""
     with _LOCK:
         _library.cache_clear()
 
@@ -154,8 +154,8 @@ def reset() -> None:
 def kernel_calls(platform: str = "cpu") -> dict[str, int]:
     """How many calls each kernel has computed in this process, by name; {} without a library.
 
-    A CUDA graph counts once, when it is captured. A product that a GPU leaves to XLA counts
-    nowhere; `explain` names its kernel "xla".
+    A CUDA graph counts once, when it is captured. A GPU's product left to XLA is not counted;
+    `explain` names its kernel "xla".
     """
     library = _library_or_none(platform)
     if library is None:
@@ -172,7 +172,7 @@ def reset_kernel_calls(platform: str = "cpu") -> None:
 
 
 def kernels(platform: str) -> tuple[str, ...]:
-    """The kernels that the library of a platform holds, by name; () without a library."""
+    """Names of the kernels in a platform's library; () without a library."""
     library = _library_or_none(platform)
     if library is None:
         return ()
@@ -193,7 +193,7 @@ def available_kernels() -> tuple[str, ...]:
 
 
 def cpu_features() -> str:
-    """The instruction sets that the library detected, separated by spaces."""
+    """The instruction sets detected by the library, separated by spaces."""
     library = _library_or_none("cpu")
     if library is None:
         return ""
@@ -203,7 +203,7 @@ def cpu_features() -> str:
 def peak_products(kind: str, rounds: int) -> int:
     """Runs a loop of products ("f32", "bf16", "int8" or "avx2") and returns its operations.
 
-    0 where the CPU has no instruction of that kind.
+    0 if the CPU has no instruction of this kind.
 
     Raises:
       LibraryError: there is no CPU library.
@@ -212,7 +212,7 @@ def peak_products(kind: str, rounds: int) -> int:
 
 
 def peak_read(address: int, size: int) -> int:
-    """Reads `size` bytes of memory and returns a value that depends on them.
+    """Reads `size` bytes of memory and returns a value made from them.
 
     Raises:
       LibraryError: there is no CPU library.
@@ -237,14 +237,14 @@ def cublaslt() -> tuple[str, int]:
 
 
 def keep_plans(path: str | pathlib.Path | None) -> None:
-    """Stores in a file which cuBLASLt algorithm was fastest for each product, and reads it there.
+    """Stores the fastest cuBLASLt algorithm of each product in a file, and reads it there.
 
-    The first call of a product on a device times the algorithms that the library proposes. That
-    takes some tens of milliseconds, and the choice may differ from run to run. A product in the
-    file is not timed: every process that names the file runs it with the same algorithm.
+    The first call of a product on a device times the algorithms proposed by the library. That takes
+    some tens of milliseconds, and the choice may differ from run to run. A product in the file is
+    not timed: every process with this file uses the same algorithm.
 
     Args:
-      path: the file, which need not exist; None ends it.
+      path: the file, existing or not; None stops storing.
 
     Raises:
       LibraryError: there is no CUDA library.
@@ -266,7 +266,7 @@ def allow_timing(allowed: bool) -> None:
 
 
 def compute_capability() -> int | None:
-    """10 * major + minor of the least capable NVIDIA GPU in use; None where there is none."""
+    """10 * major + minor of the least capable NVIDIA GPU in use; None without one."""
     if not has_backend("cuda"):
         return None
     return min(round(10 * float(device.compute_capability)) for device in jax.devices("cuda"))
@@ -292,8 +292,8 @@ def cuda_paths(
       kernel: "" for the best path; "int8" for those that compute FP8 in int8.
 
     Returns:
-      For each path the reason why it cannot, or "" if it can; the first that can is taken. Or
-      one sentence: why none can, or why there is no library.
+      For each path the reason why it cannot, or "" if it can; the first able path is taken. Or one
+      sentence: why none can, or why there is no library.
     """
     library = _library_or_none("cuda")
     if library is None:
@@ -322,7 +322,7 @@ def built_api_version(platform: str = "cpu") -> tuple[int, int] | None:
 def running_api_version() -> tuple[int, int] | None:
     """The version (major, minor) of the FFI of the jaxlib in use.
 
-    JAX has no function for it. It is read from the headers that jaxlib installs.
+    JAX has no function for it. It is read from jaxlib's headers.
     """
     header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h")
     if not header.is_file():
@@ -348,7 +348,7 @@ def _library_or_none(platform: str) -> ctypes.CDLL | None:
 
 
 def _is_cut_short(path: pathlib.Path) -> bool:
-    """Whether an ELF file ends before its section table, which linkers write last.
+    """Whether an ELF file ends before its section table; linkers write that last.
 
     The system's loader maps such a file, and the process ends at the first missing page.
     """
@@ -420,7 +420,7 @@ def _built_for(library: ctypes.CDLL) -> tuple[int, int]:
 
 
 def _check_version(library: ctypes.CDLL, platform: str) -> None:
-    """Refuses a library for another FFI; earlier minor versions than that of jaxlib are fine."""
+    """Refuses a library for another FFI; minor versions older than jaxlib's are fine."""
     built, running = _built_for(library), running_api_version()
     if running is None or (built[0] == running[0] and built[1] <= running[1]):
         return

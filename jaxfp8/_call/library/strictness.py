@@ -1,4 +1,4 @@
-"""What is allowed to be slow: `strict`, and the warning outside it that XLA gathers operands."""
+"""Slow calls: an error inside `strict`, a warning outside."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Hashable, Iterator
 from jaxfp8._value import errors
 
 _STRICT = contextvars.ContextVar("jaxfp8_strict", default=False)
-# What was warned of.
+# Reasons already warned of.
 _WARNED: set[Hashable] = set()
 
 
 @contextlib.contextmanager
 def strict() -> Iterator[None]:
-    """Within this context, a scaled dot that no kernel takes is an error.
+    """Within this context, a scaled dot without a kernel is an error.
 
     Outside it plain XLA computes such a dot, with a `FallbackWarning` once per reason. The same
-    holds for a call whose operands XLA would gather on a mesh where those of float code stay split.
-    The context covers calls without `jit`, and functions that are traced or compiled inside it. A
-    function that was compiled before stays as it is.
+    holds on a mesh if XLA would gather a call's operands, and would not gather those of float code.
+    The context covers calls without `jit`, and functions traced or compiled inside it. A function
+    compiled before stays as it is.
 
     Raises:
       UnsupportedError: from inside the context, with the reason and the remedy.
@@ -40,7 +40,7 @@ def strict() -> Iterator[None]:
 
 @contextlib.contextmanager
 def strict_if(wanted: bool) -> Iterator[None]:
-    """The same, or its opposite; for what XLA asks for on a thread of its own."""
+    """The same, or its opposite; for XLA's callbacks on a thread of its own."""
     token = _STRICT.set(wanted)
     try:
         yield
@@ -54,10 +54,10 @@ def is_strict() -> bool:
 
 
 def tell_gathered(what: str, reason: str) -> None:
-    """Says that XLA gathers the operands of a call on a mesh; once per reason.
+    """Warns of a call on a mesh with operands gathered by XLA; once per reason.
 
     Args:
-      what: the problem in words.
+      what: the problem in words
       reason: why, and what to change.
 
     Raises:
@@ -68,12 +68,12 @@ def tell_gathered(what: str, reason: str) -> None:
 
 
 def warn_once(text: str, remedy: str, about: Hashable) -> None:
-    """Warns of what is slow, once; inside `strict` it is an error.
+    """Warns of a slow call, once; inside `strict` it is an error.
 
     Args:
-      text: what is slow, and why.
-      remedy: what to do about the error.
-      about: what stands for the reason.
+      text: the slow call, and why.
+      remedy: advice for the error.
+      about: a key for the reason.
 
     Raises:
       UnsupportedError: inside `strict`.

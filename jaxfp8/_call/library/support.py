@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxfp8._value.spec import ScaledDotSpec, is_known
 
-# The platforms whose kernels exist. Others compute `_call/reference` through XLA.
+# The platforms with kernels. Others compute `_call/reference` through XLA.
 _WITHOUT_KERNELS = {
     "rocm": "there are no ROCm kernels",
     "tpu": "there are no TPU kernels",
@@ -21,7 +21,7 @@ def why_unsupported(spec: ScaledDotSpec, platform: str) -> str | None:
       platform: "cpu", "cuda", "rocm" or "tpu", as `jax.default_backend()` and lowering name them.
 
     Returns:
-      A clause that follows "because". Libraries that fail to load have their reason in
+      A clause to put behind "because". Libraries that fail to load have their reason in
       `jaxfp8._call.library.ffi.why_unavailable`.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)

@@ -1,7 +1,7 @@
-"""A scaled dot on shards that cut tiles of scales: each device takes its own part of the scales.
+"""A scaled dot on shards that cut tiles: each device takes its own part of the scales.
 
-It is for automatic mesh axes, whose shards are known only when XLA partitions a program. Each
-device has the scales of all tiles along an axis whose tiles are cut. They are small.
+It is for automatic mesh axes: their shards are known only when XLA partitions a program. Along a
+cut axis each device has the scales of all tiles. They are small.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SIDE_OF = {f"{side}_{part}": side for side in ("lhs", "rhs") for part in ("scal
 
 
 def factors(spec: ScaledDotSpec) -> Factors | None:
-    """The factors where shards may cut tiles; None if a scale has no tile that could be cut."""
+    """The factors with shards free to cut tiles; None if no tile can be cut."""
     tiled = {name: _tiled(getattr(spec, name)) for name in ("lhs", "rhs")}
     if not any(tiled.values()):
         return None
@@ -41,7 +41,7 @@ def factors(spec: ScaledDotSpec) -> Factors | None:
 
 
 def _tiled(side: OperandSpec) -> tuple[int, ...]:
-    """The axes of an operand along which a tile has several elements, but not all."""
+    """The axes of an operand with several tiles of several elements."""
     pairs = enumerate(zip(side.tiles, side.shape, strict=True))
     scaled = side.scale or side.zero_point
     return tuple(axis for axis, (tile, size) in pairs if scaled and 1 < tile < size)
@@ -50,7 +50,7 @@ def _tiled(side: OperandSpec) -> tuple[int, ...]:
 def on_shards(
     spec: ScaledDotSpec, bind: sharded_dot.Bind, shards: Shards
 ) -> Callable[..., list[jax.Array]]:
-    """The scaled dot that each device computes, with smaller tiles where its shard cuts one."""
+    """The scaled dot of each device, with smaller tiles if its shard cuts one."""
     names = sharded_dot.names_of(spec)
     lhs, rhs = _uncut(spec.lhs, names["lhs"], shards), _uncut(spec.rhs, names["rhs"], shards)
     finer = dataclasses.replace(spec, lhs=lhs, rhs=rhs)

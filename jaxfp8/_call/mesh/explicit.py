@@ -1,9 +1,9 @@
 """How a call is split along explicit mesh axes: by the types of its arrays.
 
 On explicit axes JAX knows the sharding of every array while it traces. The type of an output is
-decided there, as `jax.lax.dot_general` decides its own. Lowering then wraps the call in a
-`shard_map`. The factors are those of `shards`; an array that is split otherwise is resharded
-first, as it is stored: 8-bit values move as 8-bit values.
+decided then, as by `jax.lax.dot_general`. Lowering wraps the call in a `shard_map`, with the
+factors of `shards`. Arrays with another split are resharded first, as stored: 8-bit values move as
+8-bit values.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from jaxfp8._value.dtypes import FLOAT8
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
 from jaxfp8._value.tiles import repeated
 
-Axes = tuple[str, ...]  # mesh axes that split one axis of an array, outermost first
+Axes = tuple[str, ...]  # the mesh axes of one array axis, outermost first
 
 
 def splits(aval: Any) -> tuple[Axes, ...]:
-    """The explicit mesh axes that split each axis of an array, by its type."""
+    """The explicit mesh axes of each axis of an array, by its type."""
     spec = tuple(aval.sharding.spec) + (None,) * (len(aval.shape) - len(aval.sharding.spec))
     return tuple(_axes(entry) for entry in spec)
 
@@ -42,7 +42,7 @@ def _axes(entry: Any) -> Axes:
 
 
 def mesh_of(avals: Iterable[Any]) -> Any:
-    """The mesh whose explicit axes split one of these arrays; None where no type says so."""
+    """The mesh with explicit axes that split one of these arrays, or None."""
     for aval in avals:
         if any(splits(aval)):
             return aval.sharding.mesh
@@ -50,12 +50,12 @@ def mesh_of(avals: Iterable[Any]) -> Any:
 
 
 def lowering(rule: Callable[..., Any], parts: Callable[..., Parts]) -> Callable[..., Any]:
-    """The lowering rule of a primitive that becomes a `shard_map` over explicit mesh axes.
+    """The lowering rule of a primitive, as a `shard_map` over explicit mesh axes.
 
-    Where the types name no explicit axis, the call is lowered by `rule`.
+    If the types name no explicit axis, `rule` lowers the call.
 
     Args:
-      rule: lowers the call where no explicit axis splits it.
+      rule: lowers the call if no explicit axis splits it.
       parts: from the types of the operands and the parameters of the primitive, its factors and
         the call on shards.
     """
@@ -83,9 +83,9 @@ def _on_mesh(
     operands: Sequence[Any],
     avals_out: Sequence[Any],
 ) -> Sequence[Any]:
-    """The call on shards, its operands resharded before and its results after, where they have to.
+    """The call on shards. Operands are resharded before it and results after it, if needed.
 
-    All shards have equal sizes. JAX does not check again which value varies along which axis.
+    All shards have equal sizes. JAX does not check again along which axes a value varies.
     """
     placed = shards.placements(factors)
     specs = [tuple(sharding.spec for sharding in shardings) for shardings in placed]
@@ -123,10 +123,10 @@ def _explicit(mesh: Any) -> set[str]:
 def choose_shards(
     mesh: Any, factors: Factors, operands: Sequence[Any], results: Sequence[Any]
 ) -> Shards:
-    """Gives each explicit mesh axis to the factor with which the fewest bytes move.
+    """Gives each explicit mesh axis to the factor that moves the fewest bytes.
 
-    A contracted factor keeps a mesh axis that splits it in every operand that has it: a gradient
-    is summed over devices, as in float code.
+    A contracted factor keeps a mesh axis if the axis splits it in all its operands: a gradient is
+    summed over devices, as in float code.
 
     Args:
       mesh: an abstract mesh.
@@ -160,8 +160,8 @@ def bytes_sent(
       operands, results: types of the arrays.
 
     Returns:
-      Bytes by "operand 0", ..., "result 0", ... and "sums". A gather or an exchange counts once,
-      an all-reduce twice. Arrays that stay in place are not listed.
+      Bytes by "operand 0", ..., "result 0", ... and "sums". A gather or an exchange counts once, an
+      all-reduce twice. Unmoved arrays are not listed.
     """
     sent: collections.Counter[str] = collections.Counter()
     arrays = [
@@ -184,7 +184,7 @@ def bytes_sent(
 
 @dataclasses.dataclass(frozen=True)
 class _Array:
-    """An operand or result: the factor of each axis, the mesh axes that split it, its bytes."""
+    """An operand or result: the factor of each axis, its mesh axes, its bytes."""
 
     names: Names
     splits: tuple[Axes, ...]
@@ -197,13 +197,13 @@ class _Array:
         return cls(names, splits(aval), size * aval.dtype.itemsize, size)
 
     def factor_of(self, mesh_axis: str) -> str | None:
-        """The factor that a mesh axis splits, if it splits one."""
+        """The factor split by a mesh axis, or None."""
         pairs = zip(self.names, self.splits, strict=True)
         return next((name for name, axes in pairs if mesh_axis in axes), None)
 
 
 def _factors_of(axis: str, arrays: Iterable[_Array]) -> set[str]:
-    """The factors that a mesh axis splits in some arrays."""
+    """The factors split by a mesh axis in some arrays."""
     return {name for array in arrays if (name := array.factor_of(axis)) is not None}
 
 
@@ -226,17 +226,17 @@ def _bytes_moved(
 
 
 def _moved(array: _Array, have: str | None, want: str | None, devices: int) -> float:
-    """Bytes that move to split an array along another of its factors."""
+    """Bytes moved to split an array along another of its factors."""
     have, want = (name if name in array.names else None for name in (have, want))
     if have is None or have == want:
-        return 0  # each device cuts its part out of what it has
+        return 0  # each device slices its own copy
     return array.bytes if want is None else array.bytes / devices  # a gather, or an all-to-all
 
 
 def with_whole_tiles(
     spec: ScaledDotSpec, named: dict[str, Any]
 ) -> tuple[ScaledDotSpec, dict[str, Any]]:
-    """The problem with smaller tiles where a shard of an operand would cut a tile.
+    """The problem with smaller tiles if a shard of an operand would cut a tile.
 
     Args:
       spec: the problem.
@@ -260,7 +260,7 @@ def with_whole_tiles(
 
 
 def _uncut(aval: Any, side: OperandSpec) -> Shape:
-    """The tiles of an operand; those that a shard would cut are smaller."""
+    """The tiles of an operand, small enough for its shards."""
     if not (side.scale or side.zero_point) or mesh_of([aval]) is None:
         return side.tiles
     sizes = aval.sharding.mesh.shape
@@ -283,15 +283,15 @@ def _refined(x: Any, side: OperandSpec, tiles: Shape) -> Any:
 def dot_sharding(
     spec: ScaledDotSpec, avals: Sequence[Any], out_sharding: PartitionSpec | None
 ) -> NamedSharding | None:
-    """The sharding that JAX gives a product of these types; None off explicit axes.
+    """JAX's sharding for a product of these types; None off explicit axes.
 
     Args:
       spec: the problem.
       avals: types of its operands.
-      out_sharding: what the caller asks for, by axis of the output.
+      out_sharding: the caller's wish, by axis of the output.
 
     Raises:
-      ShardingTypeError: JAX's own, where the types do not say how the output is sharded.
+      ShardingTypeError: JAX's own, if the types do not determine the sharding of the output.
     """
     mesh = mesh_of(avals)
     if mesh is None:
@@ -310,7 +310,7 @@ def dot_sharding(
         return functools.reduce(jnp.add, addends, y)
 
     with jax.sharding.use_abstract_mesh(mesh):
-        # `jax.eval_shape` leaves shardings out on a mesh that has automatic axes too.
+        # `jax.eval_shape` leaves shardings out on a mesh with automatic axes too.
         return jax.make_jaxpr(dot)(*operands, *addends).out_avals[0].sharding
 
 
@@ -341,7 +341,7 @@ def _of_shared_batch(
 
 
 def cut_axes(aval: Any, factors: Factors) -> list[int]:
-    """The axes of the first operand that are split, but whose factors cannot be."""
+    """The split axes of the first operand with indivisible factors."""
     return [
         axis
         for axis, (name, axes) in enumerate(zip(factors.operands[0], splits(aval), strict=True))
@@ -355,11 +355,11 @@ def _fits(name: str | None, axes: Axes, factors: Factors, mesh: Any) -> bool:
 
 
 def inherited(aval: Any, factors: Factors) -> list[NamedSharding]:
-    """The shardings of results whose factors are split as those of the first operand are.
+    """The shardings of results, with factors split as in the first operand.
 
     Args:
       aval: the type of the first operand.
-      factors: a factor that cannot be cut so stays whole.
+      factors: a factor stays whole if it cannot be cut this way.
     """
     mesh = aval.sharding.mesh
     own = {}
@@ -401,7 +401,7 @@ def where_full(sharding: NamedSharding | None, shape: Shape) -> NamedSharding | 
 
 
 def splits_mapped(operands: Sequence[Any], axes: Sequence[int | None]) -> Axes:
-    """The explicit mesh axes that split an axis that vmap maps over."""
+    """The explicit mesh axes of a mapped axis of vmap."""
     mapped = (
         splits(jax.typeof(x))[axis]
         for x, axis in zip(operands, axes, strict=True)
@@ -411,12 +411,12 @@ def splits_mapped(operands: Sequence[Any], axes: Sequence[int | None]) -> Axes:
 
 
 def permuted(aval: Any, order: Shape, *others: Any) -> PartitionSpec | None:
-    """The sharding of an array whose axis `i` is axis `order[i]` of another; None without a mesh.
+    """The sharding of an array with another's axes in `order`; None without a mesh.
 
     Args:
-      aval: the type of that other array.
+      aval: the type of the other array.
       order: its axes.
-      *others: types of operands. If neither they nor `aval` are sharded, there is no mesh.
+      *others: types of operands. Without a sharding in them or `aval` there is no mesh.
     """
     if mesh_of((aval, *others)) is None:
         return None

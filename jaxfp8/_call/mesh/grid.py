@@ -1,6 +1,6 @@
-"""The devices among which XLA splits a call, and which of them split which factor.
+"""The devices of a call that XLA splits, and the mesh axes of each factor.
 
-The table follows the shardings that XLA chose for the arrays; XLA moves an array split otherwise.
+The table follows XLA's shardings of the arrays; XLA moves an array with another split.
 
 Inside a `shard_map` over some axes of a mesh, XLA splits a call over the other axes. It numbers the
 devices of those by the sharding of the result, and does not say how. `compass` shows the numbering.
@@ -22,24 +22,24 @@ from jax.sharding import Mesh, PartitionSpec, Sharding
 from jaxfp8._call.mesh.shards import Factors, Shards
 from jaxfp8._value import compat
 
-# How many operands are not scales or what follows a sum: those of a product.
+# The number of large operands: the two sides of a product.
 _LARGE = 2
 
 
 def choose_shards(mesh: Mesh, factors: Factors, arrays: Sequence[Any]) -> tuple[Shards, list[str]]:
-    """Gives each mesh axis to the factor by which it splits the most bytes already.
+    """Gives each mesh axis to the factor with the most bytes already split along it.
 
     Args:
       mesh: the devices.
-      factors: which axes are split together.
-      arrays: operands and results, with shape, dtype and the sharding in which XLA has them.
+      factors: the axes split together.
+      arrays: operands and results, with shape, dtype and XLA's sharding.
 
     Returns:
-      How the call is split, and the mesh axes that split its operands but can split no factor.
+      The shards, and those mesh axes of the operands that can split no factor.
     """
     votes: dict[str, collections.Counter[str]] = {}
-    wanted: dict[str, list[str]] = {}  # by mesh axis the factors of the results that it splits
-    operands: set[str] = set()  # the mesh axes that split what is multiplied or quantised
+    wanted: dict[str, list[str]] = {}  # by mesh axis, its factors in the results
+    operands: set[str] = set()  # mesh axes of the multiplied or quantised operands
     number = len(factors.operands)
     for i, (array, names) in enumerate(
         zip(arrays, factors.operands + factors.results, strict=True)
@@ -76,8 +76,8 @@ class Grid:
     """The devices by axes of prime size: XLA may split an array by part of a mesh axis.
 
     Attributes:
-      local: those among which XLA splits the call, as it numbers them.
-      whole: those of the program, for sums over devices. It has the axes of `local` and others.
+      local: the devices of the split call, in XLA's numbering.
+      whole: the program's devices, for sums over devices. It has the axes of `local` and others.
     """
 
     local: Mesh
@@ -85,9 +85,9 @@ class Grid:
 
 
 def grid_of(place: compat.Place, compass: Sequence[Any], arrays: Sequence[Any]) -> Grid:
-    """The grid by whose axes the most bytes are split.
+    """The grid with the most bytes split along its axes.
 
-    With axes of 2 and 3 devices it matters which of them comes first.
+    The order of axes matters: 2 x 3 devices are not 3 x 2.
     """
     number = len(place.asked)
     numbers = _numbers(place, compass[0].sharding) if compass else tuple(range(number))
@@ -117,7 +117,7 @@ def _of_order(place: compat.Place, numbers: tuple[int, ...], sizes: tuple[int, .
         return None
     axes = sorted(zip(strides, sizes, names, strict=True), reverse=True)
     whole: list[tuple[str, int]] = []
-    left = len(place.devices)  # consecutive devices that the axes so far do not tell apart
+    left = len(place.devices)  # consecutive devices, not yet told apart by an axis
     for stride, size, name in axes:
         whole += [(f"other{len(whole)}", left // (stride * size)), (name, size)]
         left = stride
@@ -143,7 +143,7 @@ def _strides(numbers: np.ndarray) -> tuple[int, ...] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _splits(sharding: Sharding, rank: int, mesh: Mesh) -> tuple[tuple[str, ...], ...] | None:
-    """The mesh axes that split each axis of an array, outermost first; None where others do."""
+    """The mesh axes of each array axis, outermost first; None if others split it."""
     # In an array of so many elements along each axis all shards are equal.
     indices = sharding.devices_indices_map((mesh.size,) * rank)
     result = []
@@ -165,10 +165,10 @@ def compass_type(place: compat.Place) -> list[jax.core.ShapedArray]:
 
 
 def compass(place: compat.Place) -> list[jax.Array]:
-    """An array of an element for each device among which XLA splits a call.
+    """An array with one element for each device of a split call.
 
-    Each automatic axis of the mesh splits one of its axes. So its sharding says which device of the
-    mesh has which of XLA's numbers.
+    Each automatic axis of the mesh splits one of its axes. Its sharding therefore gives XLA's
+    number of each device of the mesh.
     """
     if not place.axes:
         return []
@@ -178,7 +178,7 @@ def compass(place: compat.Place) -> list[jax.Array]:
 
 
 def _numbers(place: compat.Place, compass: Sharding) -> tuple[int, ...]:
-    """For each device that XLA numbers, how far in the program it is behind the first one."""
+    """By XLA's number of a device, its distance in the program from the first one."""
     indices = compass.devices_indices_map(place.sizes)
     return tuple(
         sum(

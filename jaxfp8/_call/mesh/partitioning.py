@@ -1,8 +1,8 @@
-"""How a custom call is split over automatic mesh axes: by XLA, which asks for the call on shards.
+"""Splitting custom calls over automatic mesh axes: XLA splits, and asks for the call on shards.
 
-It asks while it compiles, through `jax.experimental.custom_partitioning`. JAX hands that the
-devices only in a program on one mesh. A call needs only their number and order, so our lowering
-rule hands over as many others.
+It asks while it compiles, through `jax.experimental.custom_partitioning`. JAX gives it the devices
+only in a program on one mesh. A call needs only their number and order, so our lowering rule gives
+as many stand-ins.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _WHOLE = contextvars.ContextVar("jaxfp8_unpartitioned", default=False)
 
 @contextlib.contextmanager
 def unpartitioned() -> Iterator[None]:
-    """Within this context, products and quantisations are traced as calls that XLA cannot split.
+    """Within this context, products and quantisations are traced as unsplittable calls.
 
-    On automatic mesh axes XLA then gathers their operands. The program holds no pointer into this
-    process, so that JAX's persistent cache finds it in another one. What was traced before keeps
-    what was decided then.
+    On automatic mesh axes XLA gathers their operands. The program holds no pointer into this
+    process, so JAX's persistent cache finds it in another one. Functions traced before keep their
+    calls.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -58,7 +58,7 @@ def unpartitioned() -> Iterator[None]:
 
 
 def is_wanted(arrays: Sequence[Any]) -> bool:
-    """Whether a call on these arrays is to be traced as one that XLA may split.
+    """Whether to let XLA split a call on these arrays.
 
     On a mesh without automatic axes there is nothing for XLA to decide.
     """
@@ -77,13 +77,13 @@ Table = Callable[..., Parts | None]
 
 
 def lowering(rule: Callable[..., Any], *tables: Table) -> Callable[..., Any]:
-    """The lowering rule of a primitive whose parameter `split` says whether XLA may split it.
+    """The lowering rule of a primitive; its parameter `split` says whether XLA may split it.
 
     Args:
       rule: lowers the call on one device, from its other parameters.
       *tables: from the types of the operands and the parameters of the primitive, its factors and
-        the call on shards. Those behind the first one are asked where that cannot keep operands
-        split as XLA has them.
+        the call on shards. Later tables are used if the first one cannot keep XLA's split of the
+        operands.
     """
 
     def lower(
@@ -115,10 +115,10 @@ def _splittable(
     strict: bool,
     params: tuple[tuple[str, Any], ...],
 ) -> Any:
-    """The jaxpr of a call that XLA may split, whose last operand is the compass, if there is one.
+    """The jaxpr of a call for XLA to split. The last operand is the compass, if there is one.
 
     The key of JAX's persistent cache holds no Python function. The text of the program therefore
-    names all that is computed.
+    names the whole computation.
     """
     given = (table(types, split=True, out_sharding=None, **dict(params)) for table in tables)
     parts = [one for one in given if one is not None]
@@ -129,7 +129,7 @@ def _splittable(
         return on_shards(Shards(_NO_MESH, {}))(*operands[:number])
 
     def partition(mesh: Mesh, operands: Sequence[Any], results: Sequence[Any]) -> Any:
-        del mesh  # of the process, which may have several
+        del mesh  # of the process; it may have several
         arrays, compass = operands[:number], operands[number:]
         devices = grid.grid_of(place, compass, [*arrays, *results])
         chosen = [
@@ -162,8 +162,8 @@ def _off_mesh(function: Callable[..., Sequence[Any]], strict: bool) -> Callable[
     """The same function, traced and lowered as if no mesh were set.
 
     XLA asks for the call on shards while it compiles, maybe inside `jax.set_mesh`. The types of
-    arrays would then name that mesh, and JAX would put shardings into reductions over devices. It
-    asks on a thread of its own, which does not know whether the caller is inside `strict`.
+    arrays would name that mesh then, and JAX would put shardings into reductions over devices. It
+    asks on a thread of its own, without the caller's `strict`.
     """
 
     def bind(*operands: Any) -> Sequence[Any]:
@@ -197,7 +197,7 @@ mlir.register_lowering(_off_mesh_p, _lower_off_mesh)
 
 
 def _rule(factors: Factors, axes: int) -> str:
-    """The rule by which Shardy carries shardings across the call, as an einsum of factors.
+    """Shardy's rule to carry shardings across the call, as an einsum of factors.
 
     Contracted factors are no reduction factors of the rule: the call adds up the parts itself.
     """

@@ -1,10 +1,10 @@
-"""A scaled dot on the shards of a mesh: its factors, and the dot that each device computes.
+"""A scaled dot on the shards of a mesh: its factors, and each device's dot.
 
     b batch    m free axes of lhs    n free axes of rhs    k contracted
 
-Where a contracted axis is split, each device has a part of every sum. The parts are added up in
-float32 (in int32 for an int32 output), and what follows the sum is computed once, behind that. If
-the output is split along the same mesh axis, each device adds up its own part of the output only.
+If a contracted axis is split, each device has a part of every sum. The parts are added in float32
+(in int32 for an int32 output). The epilogue runs once, after that. If the output is split along the
+same mesh axis, each device adds up its own part of the output only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
 Bind = Callable[..., list[jax.Array]]
 
-_BEHIND = ("residual", "bias", "out_scale")  # operands that follow the sum; always the last ones
+_BEHIND = ("residual", "bias", "out_scale")  # operands of the epilogue; always the last ones
 
 
 def factors(spec: ScaledDotSpec) -> Factors:
-    """Which axes of the operands and results of a scaled dot are split together."""
+    """The axes of a scaled dot's operands and results that are split together."""
     named = names_of(spec)
     results = [named["out"]]
     if spec.epilogue.amax is not None:
@@ -96,7 +96,7 @@ def _has_tiles(side: OperandSpec) -> bool:
 
 
 def _ragged(spec: ScaledDotSpec) -> frozenset[str]:
-    """The factors that need not be cut into equal parts: no tile or amax is of several elements."""
+    """The factors with unequal parts allowed: no tile or amax is of several elements."""
     names: set[str] = set()
     cut: set[str] = set()
     for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):
@@ -112,7 +112,7 @@ def _ragged(spec: ScaledDotSpec) -> frozenset[str]:
 
 
 def on_shards(spec: ScaledDotSpec, bind: Bind, shards: Shards) -> Callable[..., list[jax.Array]]:
-    """The scaled dot that each device computes, and the collectives between devices."""
+    """The scaled dot of each device, and the collectives between devices."""
     local = _local(spec, shards)
     contracted = shards.axes(*(f"k{i}" for i in range(len(spec.lhs.contracting))))
 
@@ -147,7 +147,7 @@ def _local(spec: ScaledDotSpec, shards: Shards) -> ScaledDotSpec:
 def _without_padding(
     spec: ScaledDotSpec, shards: Shards, operands: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """The operands, with zeros where a contracted axis is padded."""
+    """The operands, with zeros in the padding of contracted axes."""
     names = names_of(spec)
     result = []
     for name, x in zip(spec.operand_names(), operands, strict=True):
@@ -181,7 +181,7 @@ def _sum_of_parts(
 
 
 def _over_devices(spec: ScaledDotSpec, shards: Shards, part: jax.Array) -> jax.Array:
-    """The sum of the parts that devices have; of the output, each device keeps its own part."""
+    """The sum of the devices' parts; each device keeps its own part of the output."""
     scattered = {axis for axes in shards.scattered.values() for axis in axes}
     summed = shards.axes(*(f"k{i}" for i in range(len(spec.lhs.contracting))))
     for axis, name in enumerate(names_of(spec)["out"]):
@@ -192,7 +192,7 @@ def _over_devices(spec: ScaledDotSpec, shards: Shards, part: jax.Array) -> jax.A
 
 
 def _amax(spec: ScaledDotSpec, shards: Shards, amax: jax.Array) -> jax.Array:
-    """The maximum over the shards of what an amax is reduced over.
+    """The maximum over the shards along an amax's reduced axes.
 
     It is gathered first: a collective maximum need not keep NaN.
     """

@@ -1,8 +1,8 @@
-"""Which axes of a call are split together, and how they are split over the devices of a mesh.
+"""Factors, the axes of a call that are split together, and their split over a mesh.
 
 The axes of operands and results belong to **factors**: the rows of a product are a factor of the
-left side, of the output and of the residual. A call on shards is right if every array is split
-along its factors alike, so one table says everything: which mesh axes split which factor.
+left side, of the output and of the residual. A call on shards is right if all arrays split a factor
+alike. One table therefore says everything: the mesh axes of each factor.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxfp8._value.dtypes import FLOAT8
 
-Names = tuple[str | None, ...]  # the factor of each axis of an array, None where it is never split
+Names = tuple[str | None, ...]  # the factor of each axis of an array, None if it is never split
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Factors:
-    """Which axes of a call are split together.
+    """The axes of a call that are split together.
 
     Attributes:
       operands, results: the factor of each axis of each array.
-      pieces: into how many equal parts each factor can be cut.
-      ragged: factors that can be cut into any number of parts. XLA pads arrays so that parts are
-        equal; what is computed of the padding is dropped with it, or is zero.
-      behind: how many operands, the last ones, follow the sum, as all results do.
+      pieces: the number of equal parts each factor can be cut into.
+      ragged: factors free to be cut into any number of parts. XLA pads arrays to equal parts.
+        Results of the padding are dropped with it, or are zero.
+      behind: the number of epilogue operands, the last ones. All results follow the sum too.
     """
 
     operands: tuple[Names, ...]
@@ -54,9 +54,9 @@ class Shards:
 
     Attributes:
       mesh: the devices.
-      mesh_axes: by factor, the mesh axes that split it.
-      scattered: by factor, the mesh axes that split it behind the sum only: a sum over devices
-        along such an axis is a reduce-scatter.
+      mesh_axes: by factor, its mesh axes.
+      scattered: by factor, its mesh axes after the sum only: a sum over devices along such an axis
+        is a reduce-scatter.
     """
 
     mesh: Mesh | AbstractMesh
@@ -65,26 +65,26 @@ class Shards:
 
     @property
     def behind(self) -> Shards:
-        """How what follows the sum is split."""
+        """The split of the epilogue."""
         merged = {name: self.axes(name) for name in self.mesh_axes}
         for name, axes in self.scattered.items():
             merged[name] = (*merged.get(name, ()), *axes)
         return Shards(self.mesh, merged)
 
     def placements(self, factors: Factors) -> tuple[list[NamedSharding], list[NamedSharding]]:
-        """Where the shards of operands and of results lie."""
+        """The shardings of operands and of results."""
         first = len(factors.operands) - factors.behind
         sides, others = factors.operands[:first], factors.operands[first:]
         operands = [*map(self.sharding, sides), *map(self.behind.sharding, others)]
         return operands, list(map(self.behind.sharding, factors.results))
 
     def give(self, name: str, axis: str) -> Shards:
-        """The same, and a mesh axis that splits a factor."""
+        """The same, and a mesh axis for a factor."""
         split = {**self.mesh_axes, name: (*self.axes(name), axis)}
         return dataclasses.replace(self, mesh_axes=split)
 
     def scatter(self, factors: Factors, axis: str, names: Iterable[str]) -> Shards:
-        """The same; if the axis splits a sum, it splits one of some factors behind that."""
+        """The same; if the axis splits a sum, it splits one of some factors after the sum."""
         owner = next((name for name, axes in self.mesh_axes.items() if axis in axes), "")
         if not owner or not factors.summed(owner):
             return self
@@ -96,7 +96,7 @@ class Shards:
         return self
 
     def axes(self, *names: str | None) -> tuple[str, ...]:
-        """The mesh axes that split some factors."""
+        """The mesh axes of some factors."""
         return tuple(axis for name in names if name for axis in self.mesh_axes.get(name, ()))
 
     def parts(self, name: str | None) -> int:
@@ -108,7 +108,7 @@ class Shards:
         return tuple(-(-size // self.parts(n)) for size, n in zip(shape, names, strict=True))
 
     def sharding(self, names: Names) -> NamedSharding:
-        """Where the shards of an array lie."""
+        """The sharding of an array."""
         return NamedSharding(self.mesh, PartitionSpec(*(self.axes(n) or None for n in names)))
 
 
@@ -117,13 +117,13 @@ Parts = tuple[Factors, Callable[[Shards], Callable[..., Sequence[Any]]]]
 
 
 def without_padding(x: jax.Array, axis: int, size: int, mesh_axes: tuple[str, ...]) -> jax.Array:
-    """A shard with zeros in the padding that it has where equal shards are longer than an array.
+    """A shard with zeros in its padding. Equal shards may be longer than an array.
 
     Args:
       x: the shard.
-      axis: the axis that is split.
+      axis: the split axis.
       size: of that axis in the whole array.
-      mesh_axes: what splits it.
+      mesh_axes: its mesh axes.
     """
     if mesh_axes == () or x.shape[axis] * jax.lax.axis_size(mesh_axes) == size:
         return x

@@ -1,6 +1,6 @@
 """How vmap reaches a scaled dot: every batched axis becomes a batch axis of the spec.
 
-An operand that is not batched gets a batch axis of size 1 and is shared, never copied.
+An unbatched operand gets a batch axis of size 1 and is shared, never copied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def batch_scaled_dot(spec: ScaledDotSpec, named: Named, axes: Axes) -> tuple[Sca
     Args:
       spec: the problem without the axis.
       named: operands by name, some with an additional axis.
-      axes: where that axis is, by name; None where there is none.
+      axes: the place of the axis, by name; None without one.
 
     Returns:
       The problem with the axis, leading in every output, and its operands.
@@ -54,10 +54,10 @@ def _lead(x: jax.Array, axis: int | None) -> jax.Array:
 
 
 def _share_at_most_one_side(lead: Named, axes: Axes, size: int) -> None:
-    """Gives the batch axis its full size on one side at least, and on a side whose scale has it.
+    """Gives the batch axis its full size on at least one side, and on a side with it in the scale.
 
-    Values without the axis are repeated if their scale or their sums have it. That is rare: a vmap
-    over scales alone.
+    Values without the axis are repeated if their scale or sums have it. It is rare: a vmap over
+    scales alone.
     """
     for side in ("lhs", "rhs"):
         parts = (f"{side}_scale", f"{side}_zero_point", f"{side}_sums")

@@ -57,10 +57,10 @@ def scaled_dot(
     """Binds one scaled dot; `docs/custom_call.md` defines it.
 
     Args:
-      spec: the problem; says which of the optional operands are given.
-      lhs, rhs: values; FP8 as itself or as uint8. Pass FP8 data as it is stored, and slice,
-        gather, pad or concatenate it as bytes: XLA:CPU copies a parameter to bitcast it, and
-        does those operations on FP8 in float16.
+      spec: the problem; names the given optional operands.
+      lhs, rhs: values; FP8 as itself or as uint8. Pass FP8 data as stored, and slice, gather, pad
+        or concatenate it as bytes: XLA:CPU copies a parameter to bitcast it, and does those
+        operations on FP8 in float16.
       lhs_scale, rhs_scale: any wide float, one per tile.
       lhs_zero_point, rhs_zero_point: int32, int8 or uint8, one per tile.
       lhs_sums, rhs_sums: int32, the sums of the values over the contracted axes, of size 1 there.
@@ -114,7 +114,7 @@ run_compiled(scaled_dot_p)
 
 
 def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
-    """Shape and dtype of each operand of the call, which may have others: `_dtypes_of`."""
+    """Shape and dtype of each operand of the call; `_dtypes_of` allows other dtypes."""
     epilogue = spec.epilogue
     table: dict[str, tuple[Shape | None, DTypeLike]] = {
         "lhs": (spec.lhs.shape, _dtypes.storage(spec.lhs.dtype)),
@@ -134,7 +134,7 @@ def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
 
 
 def _dtypes_of(spec: ScaledDotSpec, name: str, dtype: np.dtype) -> tuple[np.dtype, ...]:
-    """The dtypes that an operand may have: FP8 values as themselves too, others as stored."""
+    """The allowed dtypes of an operand: FP8 values as themselves too, others as stored."""
     if name in ("lhs", "rhs"):
         return tuple(dict.fromkeys((dtype, np.dtype(getattr(spec, name).dtype))))
     _, others = AS_STORED.get(name, (dtype, ()))
@@ -180,7 +180,7 @@ def batch_rule(
     split: bool,
     out_sharding: PartitionSpec | None,
 ) -> tuple[list[jax.Array], list[int]]:
-    del split  # `_bind` makes that of the new problem
+    del split  # `_bind` decides it for the new problem
     names = spec.operand_names()
     spec, named = batch_scaled_dot(
         spec, dict(zip(names, operands, strict=True)), dict(zip(names, axes, strict=True))
@@ -262,7 +262,7 @@ def _sum_tangent(
     moving: dict[str, Any],
     dtype: str,
 ) -> jax.Array | None:
-    """The tangent of the sum with residual and bias, None where it is zero."""
+    """The tangent of the sum with residual and bias; None if it is zero."""
     term_spec = _sum_only(spec, dtype)
     terms = [
         bind(term_spec, named={**named, name: moving[name]})[0]
@@ -292,7 +292,7 @@ def transpose_rule(
     split: bool,
     out_sharding: PartitionSpec | None,
 ) -> list[Any]:
-    """Transposes a sum that is linear in the undefined operands: one side, residual or bias."""
+    """Transposes a sum, linear in the undefined operands: one side, residual or bias."""
     del split, out_sharding  # the types of the operands say how their cotangents are sharded
     names = spec.operand_names()
     named = dict(zip(names, operands, strict=True))
@@ -319,7 +319,7 @@ def _transpose_in(
 
 
 def _addend(spec: ScaledDotSpec, x: jax.Array) -> jax.Array:
-    """A residual or bias as it is added; widened first, so that cotangents sum in float32."""
+    """A residual or bias as added; widened first, so cotangents sum in float32."""
     wide = jnp.broadcast_to(x.astype(jnp.float32), spec.out_shape)
     aval = compat.output_aval([], spec.out_shape, np.dtype(spec.epilogue.out_dtype))
     return compat.laid_out_like(wide.astype(aval.dtype), aval)
@@ -417,7 +417,7 @@ def _layout_of(
 def _parts(
     avals: Sequence[Any], *, spec: ScaledDotSpec, kernel: str, split: bool, out_sharding: Any
 ) -> Parts:
-    del avals, out_sharding  # what follows from them is in the spec, or in types of results
+    del avals, out_sharding  # the spec and the types of results follow from them
     bind = functools.partial(_bind_on_shards, kernel, split)
     return sharded_dot.factors(spec), functools.partial(sharded_dot.on_shards, spec, bind)
 

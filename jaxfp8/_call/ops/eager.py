@@ -1,4 +1,4 @@
-"""What a primitive does outside `jit`: a kernel runs compiled or not at all."""
+"""Primitives outside `jit`: a kernel runs compiled or not at all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from jaxfp8._call.library.strictness import is_strict
 
 
 def run_compiled(primitive: Primitive) -> None:
-    """Compiles a primitive that is bound outside `jit`, also where `jax.disable_jit` is on.
+    """Compiles a primitive bound outside `jit`, also under `jax.disable_jit`.
 
-    The programs are kept by its parameters, and by whether `jaxfp8.strict()` is on: that decides
-    what compiling does.
+    Programs are cached by its parameters and by `jaxfp8.strict()`, because both change compilation.
     """
 
     @functools.lru_cache(maxsize=1024)

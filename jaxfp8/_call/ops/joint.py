@@ -2,10 +2,10 @@
 
 A weight of few columns keeps few blocks at work, and each launch waits for the one in front of it.
 From compute capability 9.0 on `sm80_w8a16` computes several products of up to 64 rows at once, of
-FP8 values up to 16. On other platforms, on several devices, under vmap and in derivatives they are
-the scaled dots that they are made of.
+FP8 values up to 16. On other platforms, on several devices, under vmap and in derivatives they run
+as separate scaled dots.
 
-Order of this file: which products, primitive, its rules, lowering.
+Order of this file: choice of products, primitive, its rules, lowering.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST = 4
 _MOST_ROWS = 64
 _OLDEST_GPU = 90
 
-# Which products
+# Choice of products
 
 
 def runs_here() -> bool:
@@ -53,13 +53,13 @@ def runs_here() -> bool:
 
 
 def what_is_shared(spec: ScaledDotSpec) -> tuple[str, Hashable] | None:
-    """What products have in common that run as one launch; None for one that has its own.
+    """The common part of products in one launch; None if the product has a launch of its own.
 
     Args:
       spec: of the product.
 
     Returns:
-      The name of the operand that has to be the same array, and what else has to be equal.
+      The name of the shared operand, and other facts to compare.
     """
     if not is_known(spec.lhs.shape + spec.rhs.shape) or canonical.is_empty(spec):
         return None
@@ -77,7 +77,7 @@ def what_is_shared(spec: ScaledDotSpec) -> tuple[str, Hashable] | None:
 def pays(specs: Sequence[ScaledDotSpec]) -> bool:
     """Whether one launch computes products sooner than calls of their own.
 
-    Not where XLA would be given all their weights as one: its kernels for small ones are faster.
+    Not if XLA would get all their weights as one: its kernels for small ones are faster.
     """
     product = WeightOnly.of(canonical.canonical(specs[0]).spec)
     assert product is not None
@@ -99,7 +99,7 @@ joint_dots_p.multiple_results = True
 def joint_dots(
     specs: Sequence[ScaledDotSpec], operands: Sequence[dict[str, Any]]
 ) -> list[jax.Array]:
-    """The outputs of several scaled dots, as one launch where that is possible.
+    """The outputs of several scaled dots, as one launch if possible.
 
     Args:
       specs: the problems; `what_is_shared` is equal for all, and no more than `MOST` of them.
@@ -125,7 +125,7 @@ run_compiled(joint_dots_p)
 def _each(
     specs: tuple[ScaledDotSpec, ...], split: bool, *flat: Sequence[Any]
 ) -> Iterator[tuple[dict[str, Any], list[tuple[Any, ...]]]]:
-    """For each dot the parameters of its primitive, and what belongs to its operands."""
+    """For each dot the parameters of its primitive, and the values of its operands."""
     left = [iter(sequence) for sequence in flat]
     for spec in specs:
         number = len(spec.operand_names())

@@ -17,16 +17,16 @@ from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import ScaledDotSpec
 
-# Paths that read sums, and "" for the best.
+# Paths with a use for sums, and "" for the best.
 _READ_SUMS = ("", "sm90_gemm", "cublaslt_int8")
 
 
 def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
     """Says why `spec` would not run on a kernel of `platform` now, or None if it would.
 
-    Unlike `support.why_unsupported` this also asks whether the library is there. A program that is
-    lowered for GPUs on a machine without one runs elsewhere, and nothing is known of that machine:
-    XLA refuses the call there if the library is missing.
+    Unlike `support.why_unsupported` this also asks whether the library is there. A program lowered
+    for GPUs on a machine without one runs on an unknown machine. XLA refuses the call there if the
+    library is missing.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     reason = support.why_unsupported(spec, platform)
@@ -75,7 +75,7 @@ def _call_cuda(
 def _with_sums(
     spec: ScaledDotSpec, operands: tuple[jax.Array, ...]
 ) -> tuple[ScaledDotSpec, tuple[jax.Array, ...]]:
-    """The problem with the sums of lhs that zero points of rhs need, if they are not given.
+    """The problem with the sums of lhs, if zero points of rhs need them and they are not given.
 
     lhs are activations as a rule, and XLA sums codes as it makes them; others it sums as fast as
     the library does. Those of rhs are left to the library: XLA would fold the sums of a constant
@@ -97,7 +97,7 @@ def _with_sums(
 def in_canonical_form(
     *operands: jax.Array, spec: ScaledDotSpec, kernel: str = ""
 ) -> tuple[canonical.Canonical, list[jax.Array]]:
-    """The form in which a GPU gets a problem without empty axes, and its operands."""
+    """A problem without empty axes, and its operands, in canonical form for a GPU."""
     stored = _scale_as_stored(canonical.canonical(spec, kernel).spec, kernel)
     given = dict(zip(spec.operand_names(), operands, strict=True))
     wide = dot_reference.widened(spec, {n: x for n, x in given.items() if n != stored})
@@ -115,9 +115,9 @@ def result_types(form: ScaledDotSpec) -> list[jax.ShapeDtypeStruct]:
 
 
 def _scale_as_stored(form: ScaledDotSpec, kernel: str) -> str:
-    """The scale that the call reads as it is stored, and rounds; "" if there is none.
+    """The scale read as stored and rounded by the call; "" if there is none.
 
-    A conversion in front of a call is a kernel of its own: 1.4 us, where a product of one row takes
+    A conversion in front of a call is a kernel of its own: 1.4 us, while a product of one row takes
     10. `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths
     read float32.
     """
@@ -126,7 +126,7 @@ def _scale_as_stored(form: ScaledDotSpec, kernel: str) -> str:
 
 
 def _rounding_only(spec: ScaledDotSpec, name: str) -> ScaledDotSpec:
-    """The problem after its scales were rounded; the call rounds only the one of that name."""
+    """The problem after its scales were rounded; the call rounds only the named one."""
     lhs, rhs = (
         dataclasses.replace(side, scale_rounded=side.scale_rounded and name == scale)
         for side, scale in ((spec.lhs, "lhs_scale"), (spec.rhs, "rhs_scale"))

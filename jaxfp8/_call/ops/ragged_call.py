@@ -36,8 +36,8 @@ def ragged_dot(spec: RaggedSpec, named: dict[str, Any]) -> jax.Array:
 
     Args:
       spec: the problem.
-      named: its operands: FP8 values as themselves, factors in any dtype that a scaled dot takes,
-        int32 sizes.
+      named: its operands: FP8 values as themselves, factors in any dtype of a scaled dot's, int32
+        sizes.
     """
     operands = compat.vary_alike([named[name] for name in spec.operand_names()])
     if explicit.mesh_of(map(jax.typeof, operands)) is not None:
@@ -124,7 +124,7 @@ def _moves(tangent: Any) -> bool:
 
 
 def _why_not_in(ctx: Any, spec: RaggedSpec, platform: str, split: bool) -> str | None:
-    """Why no kernel computes it in a program, which may be exported or for several devices."""
+    """Why no kernel computes it in a program, exported and multi-device ones included."""
     if ctx.module_context.lowering_parameters.for_export:
         return "the program is exported, and no telling on which GPU it will run"
     if split and compat.place_of(ctx) is not None:
@@ -145,7 +145,7 @@ def _lower(platform: str, ctx: Any, *operands: Any, spec: RaggedSpec, split: boo
 
 
 def _tell_of_groups(spec: RaggedSpec, reason: str) -> None:
-    """Says that a ragged dot is computed by its definition; in `strict` it raises."""
+    """Warns of a ragged dot computed by its definition; in `strict` it raises."""
     whole = "all of K" if spec.grouping == "contracted" else "all rows"
     text = (
         f"`jaxfp8.ragged_dot`: {spec.told()} is computed group by group because {reason}; "

@@ -1,4 +1,4 @@
-"""What the kernel of ragged dots takes, and the call of it: `sm90_gemm` on Hopper.
+"""Limits and call of the kernel for ragged dots: `sm90_gemm` on Hopper.
 
 Order of this file: whether it takes a problem, whether it runs here, the call.
 """
@@ -47,7 +47,7 @@ def why_no_kernel(spec: RaggedSpec) -> str | None:
 
 
 def _counts(spec: RaggedSpec) -> int:
-    """The largest number that the kernel counts to, as in why_not.cc."""
+    """The kernel's largest counter, as in why_not.cc."""
     rows = spec.rows * (spec.groups if spec.grouping == "masked" else 1)
     down, across = -(-rows // _TILE[0]), -(-spec.columns // _TILE[1])
     contracted = spec.grouping == "contracted"
@@ -69,7 +69,7 @@ def _why_not_along_k(side: OperandSpec) -> str | None:
 
 
 def why_not(spec: RaggedSpec, platform: str) -> str | None:
-    """Why no kernel computes a ragged dot in a program for `platform` that runs here, or None."""
+    """Why no kernel computes a ragged dot on this machine's `platform`, or None."""
     if platform not in ("cuda", "gpu"):
         return f"there is no kernel for groups on {platform!r}"
     capability = ffi.compute_capability()
@@ -111,7 +111,7 @@ def call(*operands: jax.Array, spec: RaggedSpec, split: bool) -> list[jax.Array]
 
 
 def _sizes(sizes: jax.Array, spec: RaggedSpec) -> jax.Array:
-    """Sizes, so that no group gets padding of K: zero times a scale of NaN is NaN."""
+    """Sizes without the padding of K in any group: zero times a scale of NaN is NaN."""
     depth = spec.lhs.depth
     if spec.grouping != "contracted" or _padded(depth) == depth:
         return sizes
@@ -134,7 +134,7 @@ def _lines(x: jax.Array, side: OperandSpec) -> jax.Array:
 
 
 def _tiles(side: OperandSpec) -> Shape:
-    """Sizes of a tile along the free axis and along K; of one that spans K, with its padding."""
+    """Sizes of a tile along the free axis and along K; a tile of all K includes the padding."""
     free, depth = side.tiles[side.free[0]], side.tiles[side.contracting[0]]
     return free, depth if side.scale_varies else max(depth, _padded(side.depth))
 

@@ -43,9 +43,9 @@ class RaggedSpec:
 
     @property
     def grouping(self) -> Grouping:
-        """What the groups divide.
+        """The axis divided into groups.
 
-        "rows": the rows of lhs. "masked": lhs has rows for each group, of which the first count.
+        "rows": the rows of lhs. "masked": lhs has rows for each group; only the first ones count.
         "contracted": the contracted axis of both sides.
         """
         if not self.rhs.batch:
@@ -54,7 +54,7 @@ class RaggedSpec:
 
     @property
     def rows(self) -> int:
-        """Rows of lhs (M), of each group where it is masked."""
+        """Rows of lhs (M), per group if masked."""
         return self.lhs.shape[self.lhs.free[0]]
 
     @property
@@ -98,7 +98,7 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
 
 
 def dot_of_group(spec: RaggedSpec) -> ScaledDotSpec:
-    """The scaled dot of one group, with all rows or all of K; of all groups where masked."""
+    """The scaled dot of one group, with all rows or all of K; of all groups if masked."""
     rhs = _one_of(spec.rhs) if spec.grouping == "rows" else spec.rhs
     epilogue = EpilogueSpec(out_dtype=spec.out_dtype)
     return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=epilogue, precision=spec.precision)
@@ -152,8 +152,8 @@ def _within(
 ) -> dict[str, Any]:
     """Values and scales of a side from `start` to `end` along K; elsewhere zeros and ones.
 
-    Other groups may hold NaN, which times zero is NaN: so both sides are masked. The code of
-    zero is the zero point.
+    Other groups may hold NaN, and NaN times zero is NaN. Both sides are masked for that. The code
+    of zero is the zero point.
     """
     (axis,) = side.contracting
     others = tuple(i for i in range(len(side.shape)) if i != axis)
@@ -193,7 +193,7 @@ def _of_rows(named: dict[str, Any], inside: jax.Array, side: OperandSpec) -> dic
 
 
 def group_ends(sizes: jax.Array, rows: int) -> jax.Array:
-    """The row after the last of each group. Sizes below 0 count as 0; what exceeds is cut off."""
+    """The row after the last of each group. Sizes below 0 count as 0; excess is cut off."""
 
     def add(x: jax.Array, y: jax.Array) -> jax.Array:
         return x + jnp.minimum(y, rows - x)

@@ -1,8 +1,7 @@
 """The policies of `jax.checkpoint` see a product on 8-bit data as `jax.lax.dot_general`.
 
-JAX asks a policy about each equation, by its primitive. The policies that save products know
-`dot_general`, and no other primitive. So the rule of a product asks about the `dot_general` that
-it stands for.
+JAX asks a policy about each equation, by its primitive. Policies for products know `dot_general`,
+and no other primitive. The rule of our product therefore asks about the equivalent `dot_general`.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from jaxfp8._value.spec import DimensionNumbers, OperandSpec, ScaledDotSpec, Sha
 # The types of both sides, and the parameters of `dot_general`.
 Dot = tuple[tuple[Any, Any], dict[str, Any]]
 Policy = Callable[..., Any]
-# What JAX wants of a rule: the equation of the forward pass, that of the backward pass, which
-# outputs the forward pass does not know, which ones the backward pass has, and what is passed.
+# The result of a rule for JAX: the equations of the forward and the backward pass; by output,
+# whether the forward pass lacks it and whether the backward pass has it; the passed values.
 Split = tuple[Any, Any, list[bool], list[bool], list[Any]]
 
 
 def count_as_dots(primitive: Primitive, dots: Callable[..., Iterable[Dot]]) -> None:
-    """Has policies asked about the products that an equation of `primitive` computes.
+    """Makes policies decide on the products of an equation of `primitive`.
 
     Args:
       primitive: of the equation. Its outputs are kept if the policy keeps every product.
@@ -41,7 +40,7 @@ def count_as_dots(primitive: Primitive, dots: Callable[..., Iterable[Dot]]) -> N
 
 
 def dot(lhs: Any, rhs: Any, numbers: DimensionNumbers, out_dtype: Any) -> Dot:
-    """What a policy is told of a product, from the types of its sides."""
+    """A product for a policy, from the types of its sides."""
     return (lhs, rhs), {
         "dimension_numbers": numbers,
         "precision": None,
@@ -51,10 +50,10 @@ def dot(lhs: Any, rhs: Any, numbers: DimensionNumbers, out_dtype: Any) -> Dot:
 
 
 def scaled_dot(spec: ScaledDotSpec) -> Dot:
-    """What a policy is told of a scaled dot.
+    """A scaled dot for a policy.
 
-    A batch axis of size 1 is left out. Where the other side has more, the axis is a free axis of
-    that side, as `vmap` of `dot_general` makes it.
+    A batch axis of size 1 is left out. If the other side has more, it is a free axis there, as
+    after `vmap` of `dot_general`.
     """
     pairs = zip(spec.lhs.batch, spec.rhs.batch, strict=True)
     batch = [(i, j) for i, j in pairs if spec.lhs.shape[i] != 1 and spec.rhs.shape[j] != 1]
@@ -82,7 +81,7 @@ def _partial_eval(
     if any(unknown):
         return unsplit(eqn, present)
     if any(v.aval.dtype in dtypes.FLOAT8 for v in eqn.outvars):
-        # JAX rounds what it keeps by `reduce_precision`, and float8_e4m3fn above 240 becomes NaN.
+        # JAX rounds saved values by `reduce_precision`: float8_e4m3fn above 240 becomes NaN.
         return _again(eqn, present)
     number = len(eqn.outvars)
     case = _asked(policy, dots(*(v.aval for v in eqn.invars), **eqn.params))
@@ -94,19 +93,19 @@ def _partial_eval(
 
 
 def _again(eqn: Any, present: Sequence[bool]) -> Split:
-    """An equation that both passes compute."""
+    """An equation computed in both passes."""
     number = len(eqn.outvars)
     return eqn, eqn, [False] * number, [True] * number, _absent(eqn, present)
 
 
 def unsplit(eqn: Any, present: Sequence[bool]) -> Split:
-    """An equation that the forward pass cannot compute."""
+    """An equation for the backward pass alone."""
     number = len(eqn.outvars)
     return None, eqn, [True] * number, [True] * number, _absent(eqn, present)
 
 
 def _absent(eqn: Any, present: Sequence[bool]) -> list[Any]:
-    """The inputs that have to be passed to the backward pass."""
+    """The inputs to pass to the backward pass."""
     pairs = zip(eqn.invars, present, strict=True)
     return [v for v, there in pairs if not there and not compat.is_literal(v)]
 
@@ -118,7 +117,7 @@ def _asked(policy: Policy, dots: Iterable[Dot]) -> Any:
 
 
 def _offloaded(eqn: Any, case: Offloadable) -> Split:
-    """Outputs that are copied to the memory of `case.dst`, and back for the backward pass."""
+    """Outputs copied to the memory of `case.dst`, and back for the backward pass."""
     number = len(eqn.outvars)
 
     def run(*operands: Any) -> list[Any]:
@@ -142,6 +141,6 @@ def _copied(*arrays: Any, kind: str) -> list[Any]:
 
 
 def as_equation(function: Callable[..., Any], avals: Sequence[Any]) -> Any:
-    """One equation that calls a function of arrays."""
+    """One equation to call a function of arrays."""
     (eqn,) = compat.open_jaxpr(jax.make_jaxpr(jax.jit(function))(*avals)).eqns
     return eqn

@@ -38,12 +38,12 @@ def scaled_dot(
     Args:
       spec: the problem.
       *operands: as `spec.operand_names()` lists them, FP8 as itself or as bytes.
-      out_sharding: of the output, where an operand is sharded along explicit mesh axes.
-      multiplied_in: a type that holds the values of both sides, whose scales are constant along
-        the sum; None multiplies in float32, or in int32 where both sides are integers.
+      out_sharding: of the output, if an operand is sharded along explicit mesh axes.
+      multiplied_in: a type able to hold the values of both sides, for scales constant along the
+        sum; None multiplies in float32, or in int32 if both sides are integers.
 
     Returns:
-      `(out,)`, or `(out, amax)` where the epilogue asks for it.
+      `(out,)`, or `(out, amax)` if the epilogue asks for it.
     """
     named = widened(spec, dict(zip(spec.operand_names(), operands, strict=True)))
     total = _accumulate(spec, named, out_sharding, multiplied_in)
@@ -54,7 +54,7 @@ def scaled_dot(
 
 
 def widened(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """The operands of a call by name, in the dtypes that the call defines; scales are rounded."""
+    """The operands of a call by name, in the call's own dtypes; scales are rounded."""
     wide = {name: dtype for name, (dtype, _) in AS_STORED.items()}
     rounded = {n: x.astype(jnp.bfloat16) if spec.rounds(n) else x for n, x in named.items()}
     return {name: x.astype(wide[name]) if name in wide else x for name, x in rounded.items()}
@@ -63,7 +63,7 @@ def widened(spec: ScaledDotSpec, named: dict[str, jax.Array]) -> dict[str, jax.A
 def finish(
     epilogue: EpilogueSpec, total: jax.Array, out_scale: jax.Array | None = None
 ) -> tuple[jax.Array, ...]:
-    """Activation, amax and output cast of a sum that includes residual and bias."""
+    """Activation, amax and output cast of a sum with residual and bias."""
     y = ACTIVATIONS[epilogue.activation](total)
     out = cast_output(y if out_scale is None else y / out_scale, epilogue.out_dtype)
     if epilogue.amax is None:
@@ -89,7 +89,7 @@ def _accumulate(
     out_sharding: Any,
     multiplied_in: DTypeLike | None,
 ) -> jax.Array:
-    """The sum of products: exact in int32 where both sides are integers, else in float32."""
+    """The sum of products: exact in int32 if both sides are integers, else in float32."""
     sides = {"lhs": spec.lhs, "rhs": spec.rhs}
     exact = (
         multiplied_in is None
