@@ -1,14 +1,15 @@
-"""Make a virtual environment that holds the project, its extras and its built library.
+"""Make a virtual environment with the project, its extras and its built library.
 
     python3 tools/environment.py .venv --constraints tools/constraints-oldest.txt
     python3 tools/environment.py .venv-latest --headers .venv
 
-With JAXFP8_CUDA=1 the kernels for NVIDIA GPUs are built too, now and from now on; for fewer GPUs
-in less time while JAXFP8_CUDA_ARCHITECTURES is set, as in CMAKE_CUDA_ARCHITECTURES, and without
-source lines for profilers while JAXFP8_CUDA_LINEINFO is OFF.
-Three steps (interpreter, dependencies, library), each skipped when a stamp in the environment
-says that nothing it depends on has changed: a second run does nothing and needs no network.
-Uses the standard library only, and is run by the interpreter the environment is made from.
+With JAXFP8_CUDA=1 the kernels for NVIDIA GPUs are built too, now and from now on.
+JAXFP8_CUDA_ARCHITECTURES, like CMAKE_CUDA_ARCHITECTURES, limits the build to fewer GPUs and less
+time. JAXFP8_CUDA_LINEINFO=OFF leaves out source lines for profilers.
+
+There are three steps: interpreter, dependencies, library. A stamp in the environment skips a step
+with unchanged inputs, so a second run does nothing and needs no network. The script needs only the
+standard library. Its own interpreter becomes that of the environment.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / "tools"
 EXTRAS = ("flax", "demo", "bench", "test", "docs")
-# Where the wheels of NVIDIA's tools unpack.
+# The folder of NVIDIA's tools from wheels.
 CUDA_ROOT = "lib/python3*/site-packages/nvidia/cu13"
 # Shown of pip's output while it runs; the whole goes to a log next to the stamp.
 NEWS = re.compile(r"\s*(Collecting|Downloading|Building|Installing|Created|Successfully)\b")
 
 
 def main() -> None:
-    """Bring the environment up to date, or exit with a sentence that says what is missing."""
+    """Bring the environment up to date, or exit with a sentence on the missing part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("venv", type=Path, help="folder of the environment")
     parser.add_argument("--constraints", type=Path, help="pip constraints file")
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 class Environment:
-    """A virtual environment and the stamps that tell what it was made from."""
+    """A virtual environment and the stamps of its inputs."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -73,7 +74,7 @@ class Environment:
         self.stamp("interpreter", key)
 
     def ensure_dependencies(self, constraints: Path | None) -> None:
-        """Install what the project, its extras, its build and its checks need."""
+        """Install the requirements of the project, its extras, its build and its checks."""
         wanted = [*project_requirements(), *lines(TOOLS / "requirements-dev.txt")]
         bare = lines(TOOLS / "requirements-no-deps.txt")
         limits = lines(constraints) if constraints else []
@@ -87,7 +88,7 @@ class Environment:
         self.stamp("dependencies", key)
 
     def ensure_cuda(self) -> None:
-        """Install what the CUDA part needs: headers of cuBLAS, a compiler if there is none."""
+        """Install the needs of the CUDA part: headers of cuBLAS, a compiler if there is none."""
         wanted = cuda_requirements()
         if not self.cuda or self.is_current("cuda", digest(wanted)):
             return
@@ -96,7 +97,7 @@ class Environment:
         self.stamp("cuda", digest(wanted))
 
     def ensure_library(self, headers_from: Environment) -> None:
-        """Build the C++ libraries and install the package so that it is used in place."""
+        """Build the C++ libraries and install the package in editable form."""
         settings = self.build_settings(headers_from)
         key = digest([*settings.values(), *project_files()])
         if self.is_current("library", key):
@@ -111,7 +112,7 @@ class Environment:
         self.stamp("library", key)
 
     def build_settings(self, headers_from: Environment) -> dict[str, str]:
-        """What scikit-build-core is told, for the editable package and for the wheel alike."""
+        """Settings of scikit-build-core, for the editable package and the wheel."""
         settings = {
             "cmake.define.JAXFP8_FFI_INCLUDE": str(headers_from.ffi_include()),
             "cmake.define.JAXFP8_CUDA": "ON" if headers_from.cuda else "OFF",
@@ -125,15 +126,15 @@ class Environment:
         return settings
 
     def ffi_include(self) -> Path:
-        """The XLA FFI headers that come with the jaxlib of this environment."""
+        """The XLA FFI headers of this environment's jaxlib."""
         return self.only("lib/python3*/site-packages/jaxlib/include")
 
     def cublas_include(self) -> Path:
-        """The headers that come with the cuBLAS of this environment."""
+        """The headers of this environment's cuBLAS."""
         return self.only(f"{CUDA_ROOT}/include")
 
     def only(self, pattern: str) -> Path:
-        """The one folder in this environment that a pattern matches."""
+        """The one folder in this environment to match a pattern."""
         found = sorted(self.folder.glob(pattern))
         if not found:
             sys.exit(f"No {pattern} in {self.folder}; remove it and run this again.")
@@ -145,7 +146,7 @@ class Environment:
         return stamp.exists() and stamp.read_text() == key
 
     def stamp(self, step: str, key: str) -> None:
-        """Note that `step` is done."""
+        """Note the end of `step`."""
         self.stamps.mkdir(exist_ok=True)
         (self.stamps / step).write_text(key)
 
@@ -180,13 +181,13 @@ class Environment:
 
 
 def can_make_environments() -> bool:
-    """Whether this Python has the module that `venv` takes pip from; Debian packages it apart."""
+    """Whether this Python has `ensurepip`, needed by `venv`; Debian packages it apart."""
     ensurepip = importlib.util.find_spec("ensurepip")
     return ensurepip is not None and ensurepip.origin is not None
 
 
 def install_venv() -> None:
-    """Install Debian's python3-venv where that is ours to do; say so, or say how."""
+    """Install Debian's python3-venv as root, and say so; otherwise say how."""
     package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
     if os.geteuid() or not shutil.which("apt-get"):
         sys.exit(
@@ -202,7 +203,7 @@ def install_venv() -> None:
 
 
 def project_requirements() -> list[str]:
-    """What pyproject.toml asks for: dependencies, the extras used here, and the build's.
+    """Requirements in pyproject.toml: dependencies, the extras used here, and the build's.
 
     The build's pinned jaxlib is left out: it is there for its headers, and this environment
     may hold another; `--headers` names the one to build against.
@@ -216,7 +217,7 @@ def project_requirements() -> list[str]:
 
 
 def cuda_requirements() -> list[str]:
-    """What pyproject.toml adds to the build for CUDA; no compiler where the machine has one."""
+    """Requirements of the CUDA build in pyproject.toml; no compiler if the machine has one."""
     scikit_build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]
     wanted = [r for override in scikit_build["overrides"] for r in override["build"]["requires"]]
     if shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists():
@@ -225,7 +226,7 @@ def cuda_requirements() -> list[str]:
 
 
 def expand(wanted: Iterable[str], extras: dict[str, list[str]]) -> Iterable[str]:
-    """Replace `jaxfp8[a,b]` by what these extras hold: the project itself comes from here."""
+    """Replace `jaxfp8[a,b]` by the content of these extras: the project itself comes from here."""
     for requirement in wanted:
         own = re.fullmatch(r"jaxfp8\[(.*)\]", requirement.replace(" ", ""))
         if own is None:
@@ -236,7 +237,7 @@ def expand(wanted: Iterable[str], extras: dict[str, list[str]]) -> Iterable[str]
 
 
 def project_files() -> list[str]:
-    """What the installed package depends on: the build's files, and which modules there are."""
+    """Inputs of the installed package: the build's files, and the list of modules."""
     build = [ROOT / "pyproject.toml", *sorted((ROOT / "ffi").rglob("*"))]
     contents = [f"{path}\n{path.read_text()}" for path in build if path.is_file()]
     return contents + sorted(str(path) for path in (ROOT / "jaxfp8").rglob("*.py"))
@@ -264,13 +265,13 @@ def say(text: str) -> None:
 
 
 def show_news(line: str) -> None:
-    """Show what a long step is doing, on one line that is overwritten; on a terminal only."""
+    """Show the progress of a long step on one overwritten line; on a terminal only."""
     if sys.stdout.isatty() and NEWS.match(line):
         print(f"\r\033[K    {line.strip()[:76]}", end="", flush=True)
 
 
 def clear_news() -> None:
-    """Remove that line."""
+    """Remove the line of `show_news`."""
     if sys.stdout.isatty():
         print("\r\033[K", end="", flush=True)
 

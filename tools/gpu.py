@@ -4,8 +4,8 @@
     python3 tools/gpu.py bench [options]           `python -m jaxfp8 bench` on the GPU
     python3 tools/gpu.py sanitize                  compute-sanitizer over a reduced suite
 
-Needs jax[cuda13] and pytest in that Python. Where `jaxfp8/_lib` holds no CUDA library, it is built
-first, for this machine's GPU alone, which needs nvcc, cmake and ninja.
+Needs jax[cuda13] and pytest in this Python. A missing CUDA library in `jaxfp8/_lib` is built first,
+for this machine's GPU alone. The build needs nvcc, cmake and ninja.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def main() -> None:
-    """Build what is missing, then do what was asked; exits with its status."""
+    """Build a missing library, then run the command; exits with its status."""
     what, *options = sys.argv[1:]
     if not (LIBRARIES / "libjaxfp8_cuda.so").exists():
         build()
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def test(options: list[str]) -> list[list[str]]:
-    """The suite that needs a GPU."""
+    """The test suite for a GPU."""
     return [[sys.executable, "-m", "pytest", "-m", "gpu", "-q", "tests/gpu", *options]]
 
 
@@ -49,7 +49,7 @@ def sanitize(options: list[str]) -> list[list[str]]:
 
 
 def run(command: list[str]) -> int:
-    """The status of a command that sees this checkout and takes no more memory than it uses."""
+    """The status of a command run on this checkout, without preallocated GPU memory."""
     paths = {"PYTHONPATH": str(ROOT), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     # Compiled as users' programs are: tests/conftest.py compiles in less time otherwise.
     paths["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")

@@ -1,11 +1,11 @@
-"""What each CUDA kernel takes: registers, declared shared memory and spills, as a table.
+"""Resources of each CUDA kernel: registers, declared shared memory and spills, as a table.
 
     cmake -S ffi -B build/resources -DJAXFP8_CUDA=ON -DJAXFP8_CUDA_RESOURCES=ON
     cmake --build build/resources > build/resources.log 2>&1
     python tools/kernel_resources.py build/resources.log --only imma
 
-Reads what `ptxas -v` printed. Shared memory is what is declared; what a launch asks for is not in
-it. Exits with 1 if a kernel that is shown spills, or if there is none.
+Reads the output of `ptxas -v`. Shared memory is the declared part, without a launch's dynamic part.
+Exits with 1 if a shown kernel spills, or if there is none.
 """
 
 import argparse

@@ -1,13 +1,13 @@
 """The tables of docs/measurements.md, made from docs/measurements/*.json.
 
 python tools/measurement_tables.py            write them between their markers
-python tools/measurement_tables.py --check    say what differs, and exit with 1; writes nothing
+python tools/measurement_tables.py --check    print differences, and exit with 1; writes nothing
 
 A file is a record of `python -m jaxfp8 bench --json` (docs/benchmark.md lists the fields) with a
-`source` added: `commit`, `command` if there is one, and `date` where the machine has no `time`.
-`notes`, and of a case its `group`, `note` and `unit`, are used where they are there. A `title`, a
-`remark` of the source, and in `tried` what did not help, are for readers of the file. Figures are
-shown with the digits that it has, at most four: those with more are rounded to three.
+`source` added: `commit`, `command` if there is one, and `date` if the machine has no `time`.
+Optional are `notes`, and for a case `group`, `note` and `unit`. A `title`, a `remark` of the
+source, and failed attempts in `tried`, are for readers of the file. Figures keep their digits, at
+most four; longer ones are rounded to three.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ FOLDER = Path(__file__).parent.parent / "docs"
 PAGE = FOLDER / "measurements.md"
 MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end of measured -->)", re.DOTALL)
 _MOST_DIGITS, _DIGITS = 4, 3
-# A table is in microseconds where its shortest time is below this, else in milliseconds.
+# A table is in microseconds if its shortest time is below this, else in milliseconds.
 _MICROSECONDS_BELOW = Decimal("1e-4")
-# What a contender may have, in the order of columns, and the heading.
+# Fields of a contender in the order of columns, and their headings.
 _FIELDS = {
     "seconds": "{name}, {unit}",
     "times_ours": "speed, {name} = 1",
@@ -35,7 +35,7 @@ _FIELDS = {
     "share_of_peak": "{name}, of peak",
     "spread": "{name}, spread",
 }
-_RATES = {"read": "B/s", "int8": "OP/s", "tokens": "tokens/s"}  # by what limits the case
+_RATES = {"read": "B/s", "int8": "OP/s", "tokens": "tokens/s"}  # by the limit of the case
 Case = dict[str, Any]
 
 
@@ -64,7 +64,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def shown(record: dict[str, Any], link: str) -> str:
-    """What it was measured on, a table for each group of cases, and the notes."""
+    """The machine, a table for each group of cases, and the notes."""
     parts = [f"{origin(record)} ({link})"]
     for title, cases in groups(record["cases"]):
         parts += [f"**{title}**"] if title else []
@@ -99,7 +99,7 @@ def _listed(features: str | Sequence[str]) -> str:
 
 
 def groups(cases: Sequence[Case]) -> Iterator[tuple[str, list[Case]]]:
-    """Cases that make one table: those of a `group`, or whose first contender is the same."""
+    """Cases of one table: those of a `group`, or with the same first contender."""
     tables: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         group = case.get("group", "")
@@ -126,7 +126,7 @@ def table(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _columns(cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
-    """(field, contender) of the figures that a case has."""
+    """(field, contender) of the figures of a case."""
     names = list(dict.fromkeys(c["name"] for case in cases for c in case["contenders"]))
     there = {
         (field, contender["name"])
@@ -139,7 +139,7 @@ def _columns(cases: Sequence[Case]) -> Iterator[tuple[str, str]]:
 
 
 def _unit(cases: Sequence[Case]) -> str:
-    """The unit of the times of a table: that of the first case, if it names one."""
+    """The unit of a table's times: the first case's, if it names one."""
     if "unit" in cases[0]:
         return str(cases[0]["unit"])
     times = [c["seconds"] for case in cases for c in case["contenders"] if "seconds" in c]
@@ -162,7 +162,7 @@ _PREFIXES = ((12, "T"), (9, "G"), (0, ""))
 
 
 def digits(figure: Decimal) -> str:
-    """A figure as it is written, or rounded where it has more digits than were measured."""
+    """A figure as written, or rounded if it has more digits than were measured."""
     if len(figure.as_tuple().digits) > _MOST_DIGITS:
         figure = Context(prec=_DIGITS).plus(figure)
     return f"{figure:f}"

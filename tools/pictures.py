@@ -2,9 +2,9 @@
 
 python tools/pictures.py [NAME ...]    docs/pictures/NAME.svg: roofline, decode, timeline, way
 
-All but `way` are drawn from docs/measurements/, `way` from what `jaxfp8.explain` says on the
-machine that draws it. `errors.svg` is what `python -m jaxfp8 compare --plot` draws, from
-docs/pictures/errors.json. `bench --plot` draws a roofline or a timeline of the machine at hand.
+All but `way` are drawn from docs/measurements/, `way` from `jaxfp8.explain` on the drawing machine.
+`python -m jaxfp8 compare --plot` draws `errors.svg`, from docs/pictures/errors.json. `bench --plot`
+draws a roofline or a timeline of the machine at hand.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def record(name: str) -> dict[str, Any]:
 
 
 def roofline() -> Figure:
-    """Rates on an H200 below the rate of the copy, and below the best product that was measured."""
+    """Rates on an H200 below the rate of the copy, and below the best measured product."""
     run = record("h200")
     whole = Figure(figsize=(8, 5), layout="constrained")
     axes = whole.subplots()
@@ -60,7 +60,7 @@ def roofline() -> Figure:
 
 
 def _points(cases: Sequence[Any], kind: str, width: int) -> Iterator[tuple[float, float]]:
-    """Operations for each byte, and TFLOP/s, of the cases of one kind that have a time or rate."""
+    """Operations for each byte, and TFLOP/s, of the cases of one kind with a time or rate."""
     for case in cases:
         sizes, ours = _SIZES.search(case["name"]), case["contenders"][0]
         if not case["name"].startswith(kind) or not sizes:
@@ -151,7 +151,7 @@ def way() -> Figure:
 
 
 def _steps() -> Iterator[tuple[str, str]]:
-    """Titles and what stands there, as JAX and the report print it."""
+    """Titles and contents, as JAX and the report print them."""
     import jax  # noqa: PLC0415 (the pictures of measurements need none)
     import jax.numpy as jnp  # noqa: PLC0415
 

@@ -42,7 +42,7 @@ def c_prose(text: str) -> Iterator[str]:
 
 
 def joined(comments: Iterable[tuple[int, str]]) -> Iterator[str]:
-    """Comments of lines that follow each other, as one text."""
+    """Comments of consecutive lines, as one text."""
     block, last = "", -2
     for line, comment in comments:
         if line != last + 1:
@@ -53,7 +53,7 @@ def joined(comments: Iterable[tuple[int, str]]) -> Iterator[str]:
 
 
 def sentences(path: Path) -> Iterator[str]:
-    """The sentences of a file's prose that have at least three words."""
+    """The sentences of a file's prose, of at least three words."""
     text = path.read_text()
     for piece in python_prose(text) if path.suffix == ".py" else c_prose(text):
         yield from (" ".join(s.split()) for s in END.split(piece) if len(s.split()) >= 3)

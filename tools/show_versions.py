@@ -1,4 +1,4 @@
-"""One line that says what the tests are about to run on."""
+"""One line on the versions under test."""
 
 import platform
 

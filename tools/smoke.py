@@ -1,4 +1,4 @@
-"""What a user does first, on nothing but an installed wheel; exits non-zero if any of it fails."""
+"""A user's first steps, on nothing but an installed wheel; exits non-zero if one fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jaxfp8
 
 
 def main() -> None:
-    """An explicit product, a rewritten one, the doctor, and the CUDA lowering where it is built."""
+    """An explicit product, a rewritten one, the doctor, and the CUDA lowering if it is built."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(4, 64)), jnp.bfloat16)
     w = jaxfp8.quantize(jnp.asarray(rng.normal(size=(64, 32))), channelwise_axes=(1,))
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def lowered_for_a_gpu() -> str:
-    """A product that is too large to be left to XLA on any GPU."""
+    """A product too large to be left to XLA on any GPU."""
     wide = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
     w = jax.eval_shape(lambda x: jaxfp8.quantize(x, channelwise_axes=(1,)), wide)
     traced = jax.jit(jaxfp8.matmul).trace(jax.ShapeDtypeStruct((4, 4096), jnp.bfloat16), w)
@@ -41,7 +41,7 @@ def lowered_for_a_gpu() -> str:
 
 
 def check(what: str, worked: bool) -> None:
-    """Report one step; the first that fails ends the run."""
+    """Report one step; the first failure ends the run."""
     print(f"{what}: {'works' if worked else 'FAILS'}", flush=True)
     if not worked:
         sys.exit(1)

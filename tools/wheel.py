@@ -22,7 +22,7 @@ BARE = ROOT / "build" / "smoke"
 
 
 def build() -> None:
-    """Make the wheel with the settings of the environment that runs this."""
+    """Make the wheel with the settings of the running environment."""
     here = environment.Environment(Path(sys.prefix))
     for folder in (DIST, PLAIN):
         shutil.rmtree(folder, ignore_errors=True)
@@ -34,14 +34,14 @@ def build() -> None:
     flags = [f"--config-settings={name}={value}" for name, value in settings.items()]
     command = ["wheel", ".", "--no-deps", "--no-build-isolation", f"--wheel-dir={PLAIN}", *flags]
     here.run("wheel", [str(here.python), "-m", "pip", *command])
-    # Names the oldest C library that the wheel runs with. Drivers of GPUs come with the machine.
+    # Names the oldest C library able to run the wheel. Drivers of GPUs come with the machine.
     repair = ["-m", "auditwheel", "repair", "--exclude=libcu*", f"--wheel-dir={DIST}"]
     here.run("auditwheel", [str(here.python), *repair, *map(str, PLAIN.glob("*.whl"))])
     say(f"dist/{wheel().name}" + (f", not to be released: for {fewer} only" if fewer else ""))
 
 
 def try_out() -> None:
-    """Install the wheel where there is neither compiler nor checkout, and run what a user would."""
+    """Install the wheel without compiler or checkout, and run a user's first steps."""
     shutil.rmtree(BARE, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(BARE)], check=True)
     bare = environment.Environment(BARE)
@@ -54,7 +54,7 @@ def try_out() -> None:
 
 
 def wheel() -> Path:
-    """The wheel that was built."""
+    """The built wheel."""
     found = sorted(DIST.glob("*.whl"))
     if len(found) != 1:
         sys.exit(f"{len(found)} wheels in {DIST}; run `make wheel`.")

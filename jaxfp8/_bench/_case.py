@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from jaxfp8._bench._measure import Contender, Missing, Timing
 from jaxfp8._bench._profile import Profile
 
-OURS = "jaxfp8"  # what a contender's name starts with that is not a peer
+OURS = "jaxfp8"  # prefix of contenders' names, peers aside
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,17 +16,17 @@ class Case:
     """Contenders for one result.
 
     Attributes:
-      name: what is computed.
+      name: the computation.
       contenders: by name; ours first.
-      flops: operations of one unit, or 0 where memory is the limit.
-      bytes: bytes that one unit moves at least.
-      product: the kind of its products, a key of `peaks`; "" where no peak is known.
+      flops: operations of one unit, or 0 if memory is the limit.
+      bytes: the least bytes moved by one unit.
+      product: the kind of its products, a key of `peaks`; "" if no peak is known.
       peaks: loops at the limit of the machine, timed in the same rounds. A unit of "read" is a
         byte, a unit of a kind of products an operation.
       goals: the figures to reach.
-      moved: bytes by contender, where they differ from `bytes`.
-      held: bytes that one unit of a contender holds at a time, where that is compared.
-      against: the contender that speeds refer to; "" where times refer to ours.
+      moved: bytes by contender, if they differ from `bytes`.
+      held: bytes held by one unit of a contender at a time, if compared.
+      against: the base of speeds, a contender; "" if times refer to ours.
       profiled: whether one unit of each contender is broken down by kernel.
     """
 
@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def ours(self) -> str:
-        """The contender that others are compared with."""
+        """The base of comparisons."""
         return next(iter(self.timings))
 
     @property
@@ -71,7 +71,7 @@ class Measured:
 
     @property
     def limit(self) -> str:
-        """The limit that takes longest at its peak: "read", or the kind of products."""
+        """The limit with the longest time at its peak: "read", or the kind of products."""
         work = {"read": self.case.bytes, self.case.product: self.case.flops}
         least = {kind: work[kind] / peak for kind, peak in self.peaks.items() if work.get(kind)}
         if least:
@@ -79,7 +79,7 @@ class Measured:
         return self.case.product if self.case.flops else "read"
 
     def seconds(self, name: str) -> float | None:
-        """The median of a contender; None where it has none."""
+        """The median of a contender, or None."""
         timing = self.timings.get(name)
         return timing.median if isinstance(timing, Timing) else None
 
@@ -89,23 +89,23 @@ class Measured:
         return None if long is None or short is None else long / short
 
     def speed(self, name: str) -> float | None:
-        """How many times faster a contender is than what the case compares with."""
+        """Speed of a contender relative to the base of the case."""
         return self.ratio(self.case.against, name) if self.case.against else None
 
     def rate(self, name: str) -> float | None:
-        """The rate of a contender: bytes or operations per second, by what limits the case."""
+        """The rate of a contender: bytes or operations per second, by the limit of the case."""
         seconds = self.seconds(name)
         moved = self.case.moved.get(name, self.case.bytes)
         amount = moved if self.limit == "read" else self.case.flops
         return amount / seconds if seconds and amount else None
 
     def share(self, name: str = "") -> float | None:
-        """A contender's rate as a share of the peak that limits the case."""
+        """A contender's rate as a share of the case's limiting peak."""
         rate, peak = self.rate(name or self.ours), self.peaks.get(self.limit)
         return rate / peak if rate and peak else None
 
     def winners(self) -> dict[str, float]:
-        """Peers that were faster than ours, and how many times; empty without one of ours."""
+        """Peers faster than ours, and their speedup; empty without a contender of ours."""
         if not is_ours(self.ours):
             return {}
         ratios = {name: self.ratio(self.ours, name) for name in self.timings if not is_ours(name)}
@@ -123,10 +123,10 @@ def is_ours(name: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A figure that a case should reach.
+    """A figure for a case to reach.
 
     Attributes:
-      text: what is compared.
+      text: the comparison in words.
       value: computes the figure; None if a timing is missing.
       reach: the least or largest value allowed.
       at_least: whether `reach` is the least.
@@ -154,7 +154,7 @@ def faster_than(peer: str, reach: float, ours: str = OURS) -> Goal:
 
 
 def share_of_peak(reach: float) -> Goal:
-    """The share of the peak that limits the case."""
+    """The share of the case's limiting peak."""
     text = f"{OURS}: share of the measured peak"
     return Goal(text=text, value=Measured.share, reach=reach, percent=True)
 
@@ -182,7 +182,7 @@ def apart(one: str, other: str, share: float) -> Goal:
 
 
 def part_of_the_whole(without: str, share: float, whole: str = OURS) -> Goal:
-    """The share of the whole that is more than what the part without it takes."""
+    """The share of the whole's time beyond the time of a part."""
 
     def value(measured: Measured) -> float | None:
         ratio = measured.ratio(without, whole)

@@ -42,7 +42,7 @@ def _contender(measured: Measured, name: str) -> dict[str, Any]:
 
 
 def _compared(measured: Measured, name: str) -> dict[str, Any]:
-    """What a case of whole steps adds."""
+    """The additional fields of a case of whole steps."""
     case = measured.case
     if not case.against:
         return {}
@@ -50,7 +50,7 @@ def _compared(measured: Measured, name: str) -> dict[str, Any]:
 
 
 def _profiles(measured: Measured) -> dict[str, Any]:
-    """The breakdowns, where the case has them."""
+    """The breakdowns, if the case has them."""
     if not measured.case.profiled:
         return {}
     return {"profiles": [_profile(*item) for item in measured.profiles.items()]}

@@ -1,4 +1,4 @@
-"""The options of `python -m jaxfp8 bench`, and the plan that they make."""
+"""The options of `python -m jaxfp8 bench`, and the plan made from them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
     """The plan for the options.
 
     Raises:
-      ValueError: options are wrong; the message says what to give instead.
+      ValueError: options are wrong; the message has a remedy.
       LibraryError: the kernel library cannot be used.
     """
     platform = _options.platform_of(options)
@@ -92,7 +92,7 @@ def plan(options: argparse.Namespace) -> Plan[Measured]:
 
 
 def _settings(options: argparse.Namespace) -> tuple[str, ...]:
-    """The options that a record has."""
+    """The options in a record."""
     of_step = _step_options.NAMES if options.step else ()
     return ("shapes", "rows", "only", "quick", *of_step)
 

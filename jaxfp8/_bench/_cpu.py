@@ -1,4 +1,4 @@
-"""The cases for the CPU: the table that its kernels are judged by, or any shapes."""
+"""The cases for the CPU: the standard table for its kernels, or any shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def memory(footprint: float) -> dict[str, Contender]:
 
 
 def table(side: int = 4096) -> Named:
-    """The table that the kernels are judged by, N = K = `side` unless its name says more."""
+    """The standard table, N = K = `side` unless a case's name says more."""
     yield from _peaks.cases()
     for m, times in {1: 80.0, 16: 7.0, 64: 2.8, 256: 1.5, 1024: 1.0}.items():
         goals = [faster_than(SAME, times), apart("jaxfp8", "jaxfp8 [N,K]", 0.15)]
@@ -74,8 +74,8 @@ def shaped(shapes: Iterable[Shape]) -> Named:
 
 
 def _odd(side: int) -> Iterator[tuple[Shape, Shape]]:
-    """Sizes that are no multiple of a vector, each with the nearest one that is."""
-    words = side * 12 + 1105  # 50257, those of GPT-2, where side is 4096
+    """Sizes not a multiple of a vector, each with the nearest multiple."""
+    words = side * 12 + 1105  # 50257, as in GPT-2, if side is 4096
     yield (17, side, side), (16, side, side)
     yield (16, words, side), (16, words // 64 * 64, side)
     yield (16, side, side + 4), (16, side, side)

@@ -29,12 +29,12 @@ _ROUNDED, _NARROW, _FLOAT = 4e-3, 1.5e-2, 1e-5
 # So many bytes of operands together are larger than any cache.
 _FROM_MEMORY = 256 << 20
 _MOST_COPIES = 24
-# Of a peer's wide weight, of which some copies are needed.
+# Largest wide weight of a peer in bytes. Several copies of it are needed.
 _WIDEST = 1 << 30
 
 
 def _alone(*operands: Any) -> list[tuple]:
-    """One set of operands, which may stay in caches from call to call."""
+    """One set of operands; it may stay in caches from call to call."""
     return [operands]
 
 
@@ -158,7 +158,7 @@ def dynamic(name: str, shape: Shape, dtype: Any) -> Case:
 
 
 def odd_weight_only(name: str, shape: Shape, even: Shape) -> Case:
-    """Sizes that are no multiple of a vector, against the nearest one, per operation."""
+    """Sizes not a multiple of a vector, against the nearest multiple, per operation."""
     odd, aligned = problems.weight_only(*shape), problems.weight_only(*even)
     given, beside = (_alone(p.x, p.w.qvalue, p.w.scale) for p in (odd, aligned))
     share = _size(even) / _size(shape)
@@ -188,7 +188,7 @@ def odd_integers(name: str, shape: Shape, even: Shape) -> Case:
 
 
 def avx2(name: str, shape: Shape, goals: Sequence[Goal] = ()) -> Case:
-    """A weight-only product on the kernel for AVX2, also where there is a better one."""
+    """A weight-only product on the kernel for AVX2, even if there is a better one."""
     problem = problems.weight_only(*shape)
     given = _alone(problem.x, problem.w.qvalue, problem.w.scale)
     contenders: Contenders = {
@@ -219,7 +219,7 @@ def _case(
     goals: Sequence[Goal],
     copies: int = 1,
 ) -> Case:
-    """A product of activations and 8-bit weights, with what limits it."""
+    """A product of activations and 8-bit weights, with its limit."""
     m, n, k = shape
     moved = n * k + x_bytes * m * k + out_bytes * m * n
     kind = _peaks.available(product)
@@ -271,7 +271,7 @@ def _xla(function: Function, copies: list[tuple], problem: Problem, error: float
 
 
 def _copied(x: jax.Array, w: Any, *more: Any) -> list[tuple]:
-    """Enough sets of operands that weights are read from memory."""
+    """Enough sets of operands to have weights read from memory."""
     count = min(_MOST_COPIES, max(2, -(-_FROM_MEMORY // w.nbytes)))
     return [(x, jax.tree.map(jnp.copy, w), *more) for _ in range(count)]
 

@@ -27,7 +27,7 @@ class Sizes:
 
     Attributes:
       layers: of the whole model.
-      width, hidden: of what flows between layers, and inside the perceptron.
+      width, hidden: of activations between layers, and inside the perceptron.
       heads, kv_heads, head: number of heads of queries, of keys and values, and their size.
     """
 
@@ -98,7 +98,7 @@ def step(
 def _attention(
     x: jax.Array, position: jax.Array, layer: Layer, cache: Cache, sizes: Sizes, dot: Dot
 ) -> tuple[jax.Array, Cache]:
-    """Attention over the cache, in which the keys and values of `x` are put first."""
+    """Attention over the cache, after the keys and values of `x` are written into it."""
     batch, tokens, _ = x.shape
     places = position + jnp.arange(tokens)
 
@@ -121,7 +121,7 @@ def _attention(
 
 
 def _wide(x: jax.Array) -> Any:
-    """The dtype of what bfloat16 would round too much."""
+    """The dtype for values too sensitive for bfloat16."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 

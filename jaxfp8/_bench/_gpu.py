@@ -57,7 +57,7 @@ def _beside_a_copy(make: Callable[[], Case]) -> Case:
 
 
 def memory(footprint: float) -> dict[str, Contender]:
-    """The rate of memory, whatever the bytes that are read."""
+    """The rate of memory, for any footprint."""
     return {"read": _copy()}
 
 
@@ -65,16 +65,16 @@ def memory(footprint: float) -> dict[str, Contender]:
 def _copy() -> Contender:
     """A copy from device to device; its unit is one byte, read or written."""
     x = normal(0, _COPIED, dtype=jnp.bfloat16)
-    copy = jax.jit(jnp.copy)  # the driver's: a fused addition to bfloat16 moves 0.8 of that
+    copy = jax.jit(jnp.copy)  # the driver's: 1.25x faster than a fused addition to bfloat16
     return Contender(lambda: copy(x), units=2.0 * x.nbytes)
 
 
-# So many small products in one program that its dispatch does not matter.
+# Small products per program, enough to hide its dispatch.
 _MANY = 16
 
 
 def _pattern(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:
-    """The expression that people write, compiled by XLA."""
+    """The usual expression, compiled by XLA."""
     return in_bf16(x, q.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16))
 
 
@@ -141,16 +141,16 @@ def _no_scales(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _xla_fp8(x: jaxfp8.QArray, w: jaxfp8.QArray) -> jax.Array:
-    """The shape of graph that XLA's own rewriter takes."""
+    """The graph for XLA's own FP8 rewriter."""
     left = x.qvalue.astype(jnp.bfloat16) * x.scale.reshape(()).astype(jnp.bfloat16)
     right = w.qvalue.astype(jnp.bfloat16) * w.scale.reshape(()).astype(jnp.bfloat16)
     return in_bf16(left, right)
 
 
 def _torch_scaled_mm(pairs: list) -> dict[str, Contender]:
-    """PyTorch's FP8 product on the same bits, where PyTorch is installed."""
+    """PyTorch's FP8 product on the same bits, if PyTorch is installed."""
     try:
-        import torch  # noqa: PLC0415 (a peer, where there is one)
+        import torch  # noqa: PLC0415 (an optional peer)
     except ImportError:
         return {}
 
@@ -277,7 +277,7 @@ def outputs(m: int = 8192, n: int = 8192, k: int = 8192) -> Case:
 
 
 def chain(tokens: int = 8192, hidden: int = 4096, wide: int = 14336) -> Case:
-    """Two FP8 layers in a row: the first call writes what the second one reads."""
+    """Two FP8 layers in a row: the second call reads the first one's output."""
     x = jaxfp8.quantize(normal(1, tokens, hidden), E4M3)
     up, down = (
         jaxfp8.quantize(normal(2 + i, n, k) / np.sqrt(k), E4M3)

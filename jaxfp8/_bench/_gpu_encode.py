@@ -1,4 +1,4 @@
-"""The cases of FP8 training's encodings: with what makes their operand, and behind it."""
+"""The cases of FP8 training's encodings: alone, and fused behind the operation before."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _rms(m: int, scales: int) -> Case:
 
 
 def _residual(m: int, scales: int) -> Case:
-    """The same behind a sum that is kept, as in a decoder layer."""
+    """The same behind a residual sum, as in a decoder layer."""
     size = 1.0 * m * _WIDTH
     gain, given = 1 + normal(7, _WIDTH) / 8, _scales(scales)
     count = copies((6 + 2 * scales) * size)
@@ -114,7 +114,7 @@ def _gate(m: int) -> Case:
 
 
 def _weight(n: int) -> Case:
-    """A master weight in float32, which FP8 training rounds to bfloat16 first."""
+    """A master weight in float32; FP8 training rounds it to bfloat16 first."""
     size = 1.0 * n * _WIDTH
     given = _scales(1)
     operands = [(normal(i, _WIDTH, n).astype(jnp.float32), *given) for i in range(2)]

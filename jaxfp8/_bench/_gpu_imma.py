@@ -27,7 +27,7 @@ def table() -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def product(m: int, n: int, k: int) -> Case:
-    """16-bit activations times an FP8 weight, in int8, and in the ways that need no int8."""
+    """16-bit activations times an FP8 weight, in int8, and in ways without int8."""
     count = copies(n * k)
     held = weights(n, k, count)
     xs = [normal(100 + i, m, k) for i in range(count)]
@@ -62,7 +62,7 @@ def _decoded_first(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:
 
 
 def _peak_bytes(function: Callable[..., Any], operands: tuple) -> int:
-    """What one product holds at a time: operands, result and scratch."""
+    """Peak memory of one product: operands, result and scratch."""
     compiled = jax.jit(function).lower(*operands).compile()
     found = compiled.memory_analysis()
     parts = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")

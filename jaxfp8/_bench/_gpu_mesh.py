@@ -19,7 +19,7 @@ from jaxfp8._bench._measure import Contender
 
 _AXES = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
 _NN = (((1,), (0,)), ((), ()))
-_MANY = 8  # products in one program where one is short beside its dispatch
+_MANY = 8  # products in one program if one is short beside its dispatch
 _LARGE = 8192, 28672  # K and N of the weights
 # How a training step is split: activations, first and second weight, hidden activations.
 _SPLITS = {
@@ -43,7 +43,7 @@ def _mesh(axes: str) -> Mesh:
 
 
 def _draw(mesh: Mesh, spec: P, seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
-    """Random values, made where they lie."""
+    """Random values, made on their devices."""
     make = lambda: jax.random.normal(jax.random.key(seed), shape, jnp.float32)  # noqa: E731
     placed = NamedSharding(mesh, spec)
     scale = 1 / np.sqrt(shape[0]) if seed else 1

@@ -1,4 +1,4 @@
-"""Operands of the cases for an NVIDIA GPU, and the products that several of them time."""
+"""Operands of the cases for an NVIDIA GPU, and products shared by several cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import jaxfp8
 from jaxfp8._bench._problems import E4M3, NT
 
-# More than the L2 cache of any device, so that rotated operands are read from memory.
+# More than the L2 cache of any device, so rotated operands are read from memory.
 _BEYOND_CACHES = 256 << 20
 
 

@@ -83,7 +83,7 @@ def _case(
     theirs: Callable[..., jax.Array],
     flops: float,
 ) -> Case:
-    """Our product and that of XLA in bfloat16; the sizes stay on the device."""
+    """Our product and XLA's in bfloat16; the sizes stay on the device."""
     held = jnp.asarray(sizes, jnp.int32)
     multiply = functools.partial(
         jaxfp8.ragged_dot, precision="highest", preferred_element_type=jnp.bfloat16

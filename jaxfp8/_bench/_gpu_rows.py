@@ -1,4 +1,4 @@
-"""The cases of rows that a norm or a gate makes, and of their codes: alone, before a product."""
+"""The cases of rows from a norm or a gate, and of their codes: alone, before a product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxfp8._call.ops.rows_call import quantize_rows
 from jaxfp8._call.reference.rows_reference import Norm, RowScale, RowsSpec
 
 _WIDTH, _HIDDEN = 4096, 14336  # of Llama-3-8B
-_LAYERS = 8  # so many that the dispatch of a program does not matter
+_LAYERS = 8  # enough to hide the dispatch of a program
 _SCALE = RowScale(amax_floor=1e-12, of_zeros=float(np.float32(1e-12) / np.float32(448)))
 _RMS = Norm(epsilon=1e-5, has_gain=True, rounded_first=True)
 _LAYER_NORM = Norm(epsilon=1e-5, centred=True, has_gain=True, has_shift=True)

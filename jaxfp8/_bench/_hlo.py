@@ -1,7 +1,7 @@
 """How many bytes each instruction of a compiled program reads and writes, from its text.
 
-Counted are operands and results once each. Not counted are results that nothing reads, such as
-scratch memory. An update in place moves what is new, twice.
+Operands and results count once each. Results without a reader, such as scratch memory, do not
+count. An update in place counts its new values twice.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _instructions(text: str) -> Iterator[_Instruction]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """What stands in the parentheses that a text begins with, or its first word; and the rest."""
+    """The content of the leading parentheses of a text, or its first word; and the rest."""
     if not text.startswith("("):
         first, _, rest = text.partition(" ")
         return first, rest

@@ -16,7 +16,7 @@ import jax
 # A round shorter than this measures the dispatch rather than the work.
 _ROUND_SECONDS = 0.02
 _LONGEST_ROUND = 2000
-# XLA prefers Triton for graphs that its own FP8 products would take.
+# XLA prefers Triton to its own FP8 products for some graphs.
 NO_TRITON = {"xla_gpu_enable_triton_gemm": False}
 # Untimed calls before a turn, as a share of its calls. Other contenders evict the operands: with 16
 # MiB in an L3 of 32, the first 10 to 30 reads were up to 3x slower.
@@ -62,7 +62,7 @@ class Contender:
     program: Callable[[], str | None] = lambda: None
 
     def seconds(self, calls: int) -> float:
-        """Wall time of some calls that are started one after the other and waited for together."""
+        """Wall time of some calls, started one after the other and waited for together."""
         start = time.perf_counter()
         last = None
         for _ in range(calls):
@@ -82,7 +82,7 @@ def attempt(make: Callable[[], T]) -> T | Missing:
     """The result of `make`, or why there is none. An error in one does not stop the others."""
     try:
         return make()
-    except Exception as error:  # noqa: BLE001 (a row of the table says what it was)
+    except Exception as error:  # noqa: BLE001 (a row of the table shows it)
         first = next(iter(str(error).splitlines()), "")
         return Missing(f"{type(error).__name__}: {first}" if first else type(error).__name__)
 
@@ -110,14 +110,14 @@ def measure(
     rounds: int = 15,
     tick: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing | Missing]:
-    """Times contenders in turns; one that fails is left out from there on.
+    """Times contenders in turns; a failed one is left out from there on.
 
     Each round has an order of its own, since a contender can slow down the next one.
 
     Args:
       contenders: by name.
       rounds: how often each has its turn.
-      tick: called after each turn, and after each first call, which compiles and does not count.
+      tick: called after each turn, and after each first call; that one compiles and is not timed.
 
     Returns:
       For each name its timing, or why there is none.
@@ -146,7 +146,7 @@ def measure(
 
 
 def _turn(contender: Contender) -> Callable[[], float]:
-    """Compiles a contender and returns a function that times a unit of its work."""
+    """Compiles a contender and returns a function to time a unit of its work."""
     calls = _calls_per_round(contender)
 
     def turn() -> float:

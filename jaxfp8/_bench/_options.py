@@ -45,10 +45,10 @@ def add(parser: argparse.ArgumentParser, items: str, plot: str) -> None:
 
 
 def platform_of(options: argparse.Namespace) -> str:
-    """Where to run, "cpu" or "cuda"; limits the process to the processors of `--threads`.
+    """The platform, "cpu" or "cuda"; limits the process to the processors of `--threads`.
 
     Raises:
-      ValueError: options are wrong; the message says what to give instead.
+      ValueError: options are wrong; the message has a remedy.
     """
     _limit(options.threads)
     _check_files(options)

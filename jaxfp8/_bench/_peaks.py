@@ -15,8 +15,8 @@ from jaxfp8._bench._measure import Contender
 from jaxfp8._call.library import ffi
 
 PRODUCTS = ("f32", "bf16", "int8")
-# Iterations of the loop of products: about 0.3 ms (2 ms with tiles), so that other threads can take
-# over the share of a delayed one.
+# Iterations of the loop of products: about 0.3 ms (2 ms with tiles), enough for other threads to
+# take over a delayed one's share.
 _ROUNDS = 100_000
 _PIECES = 16
 _MOST_READ = 256 << 20
@@ -25,8 +25,8 @@ _LEAST_READ = 2 << 20
 
 
 def threads() -> int:
-    """How many threads XLA's CPU pool has, which all contenders are given."""
-    asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")  # of which XLA takes note
+    """The threads of XLA's CPU pool, for all contenders."""
+    asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC")  # XLA obeys both
     return int(asked) if asked else len(os.sched_getaffinity(0))
 
 
@@ -59,7 +59,7 @@ def _case(name: str, kind: str, size: int = 0) -> Case:
 
 @functools.cache
 def available(kind: str) -> str:
-    """A kind of product, or "f32" where the processor has no instruction for it."""
+    """A kind of product, or "f32" if the processor has no instruction for it."""
     return kind if ffi.peak_products(kind, 1) else "f32"
 
 
@@ -78,7 +78,7 @@ def products(kind: str, threads: int) -> Contender:
 def reads(size: int, threads: int) -> Contender:
     """Reads of memory of some size, again and again; its unit is one byte.
 
-    Each thread has a part of its own: what fits into its caches stays there.
+    Each thread has a part of its own, so a part the size of its caches stays there.
     """
     size = min(max(size, _LEAST_READ), _MOST_READ)
     data = np.ones(size, np.uint8)

@@ -1,4 +1,4 @@
-"""oneDNN through PyTorch, if that is installed, with weights packed ahead."""
+"""oneDNN through PyTorch, if installed, with weights packed ahead."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _contender(
 @functools.cache
 def _torch() -> Any:
     """PyTorch with as many threads as XLA has."""
-    import torch  # noqa: PLC0415 (a peer, where there is one; it takes seconds to import)
+    import torch  # noqa: PLC0415 (an optional peer; it takes seconds to import)
 
     torch.set_num_threads(_peaks.threads())
     torch.set_grad_enabled(False)

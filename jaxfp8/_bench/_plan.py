@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from jaxfp8._bench._screen import Screen
 
-Progress = Callable[[float], None]  # called with the share that is done
+Progress = Callable[[float], None]  # called with the completed share
 
 
 class Result(Protocol):
@@ -27,7 +27,7 @@ class Plan(Generic[R]):
     """The plan of a run.
 
     Attributes:
-      parts: functions that measure, by name.
+      parts: measuring functions, by name.
       names: the lines of `--list`.
       platform: "cpu" or "cuda".
       json, plot: files to write, or None.
@@ -36,7 +36,7 @@ class Plan(Generic[R]):
       key: the field of the JSON with the results.
       record: a result as JSON.
       show: shows a result as soon as it is there.
-      finish: shows a summary of all results, and returns whether it is a failure.
+      finish: shows a summary of all results, and returns whether the run failed.
       figure: draws all results under a title, with matplotlib.
     """
 

@@ -12,7 +12,7 @@ SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 
 def why_not(path: str) -> str | None:
-    """Why a plot cannot be drawn into a file of that name, or None if it can."""
+    """Why a plot cannot be drawn into a file of this name, or None if it can."""
     suffix = pathlib.Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         return f"--plot {path}: the name has to end with one of {', '.join(SUFFIXES)}"
@@ -22,7 +22,7 @@ def why_not(path: str) -> str | None:
 
 
 def drawn(path: str, title: str, figure: Any, body: str) -> bytes:
-    """A figure of matplotlib as a file of that name; a page has a text below it."""
+    """A figure of matplotlib as a file of this name; a page has a text below it."""
     suffix = pathlib.Path(path).suffix.lower()[1:]
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg" if suffix == "html" else suffix, dpi=120)

@@ -1,4 +1,4 @@
-"""The problems of the cases: operands, what people write for them, and the result in float64.
+"""The problems of the cases: operands, the usual expressions, and the result in float64.
 
 Tests compute every contender's result of a case from these, so nothing wrong is timed.
 """
@@ -38,7 +38,7 @@ class Problem:
     bias: Any = None
 
     def with_zero_points(self, change: Callable[[jax.Array], jax.Array | None]) -> Problem:
-        """The same codes in the same memory, with what `change` makes of the zero points."""
+        """The same codes in the same memory, with zero points from `change`."""
         x, w = (dataclasses.replace(q, zero_point=change(q.zero_point)) for q in (self.x, self.w))
         return dataclasses.replace(self, x=x, w=w)
 
@@ -49,7 +49,7 @@ class Problem:
 
 
 def float64(q: jax.Array | QArray) -> np.ndarray:
-    """The numbers that an array stands for."""
+    """The numbers behind the codes."""
     if not isinstance(q, QArray):
         return np.asarray(q, np.float64)
     values = np.asarray(q.qvalue, np.float64)
@@ -86,7 +86,7 @@ def weight_only(
 def integers(m: int, n: int, k: int, zero_points: bool = False) -> Problem:
     """int8 on both sides, a scale for x and one per channel of w, and a bias.
 
-    Zero points have the dtype of the codes, as those have that `jaxfp8.quantize` chooses.
+    Zero points have the dtype of the codes, as from `jaxfp8.quantize`.
     """
     rng = np.random.default_rng(0)
 
@@ -114,7 +114,7 @@ def normal(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
-# What people write.
+# The usual expressions.
 
 
 def multiply(x: jax.Array, q: jax.Array, scale: jax.Array) -> jax.Array:

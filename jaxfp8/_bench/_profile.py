@@ -16,7 +16,7 @@ import jax
 from jaxfp8._bench._hlo import moved
 from jaxfp8._bench._measure import Contender, Missing
 
-# Calls that are recorded; the one of median length is shown.
+# Recorded calls; the one of median length is shown.
 _CALLS = 5
 
 
@@ -26,9 +26,9 @@ class Kernel:
 
     Attributes:
       name: of the kernel.
-      start, seconds: when it started after the first launch of its call, and what it took.
-      op: the instruction of the program that it is of; "" where the trace does not say.
-      nbytes: what that reads and writes, for its longest kernel; None where that is unknown.
+      start, seconds: start after the first launch of its call, and duration.
+      op: its instruction in the program; "" if the trace does not say.
+      nbytes: bytes read and written by the instruction, for its longest kernel; None if unknown.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Group:
     """The launches of one kernel.
 
     Attributes:
-      name: of the kernel, without the number that XLA adds.
+      name: of the kernel, without XLA's number.
       launches: how many.
-      seconds: what they took together.
-      gaps: how long the device had nothing to do before them.
-      nbytes: what they read and write; None where that is unknown of one.
+      seconds: their total time.
+      gaps: idle time of the device before them.
+      nbytes: bytes read and written; None if unknown for one of them.
     """
 
     name: str
@@ -102,7 +102,7 @@ def _total(sizes: Sequence[int | None]) -> int | None:
 
 
 def stem(name: str) -> str:
-    """The name of a kernel without its parameters and the numbers that XLA adds.
+    """The name of a kernel without its parameters and XLA's numbers.
 
     >>> stem("loop_convert_fusion_12"), stem("void run<(Tile)8>(float*)"), stem("dot.3")
     ('loop_convert_fusion', 'run<(Tile)8>', 'dot')
@@ -114,7 +114,7 @@ def stem(name: str) -> str:
 
 
 def _opening(text: str) -> int:
-    """Where the parenthesis opens that the text ends with; -1 if it does not."""
+    """Index of the opening parenthesis for a closing one at the end of the text; -1 without one."""
     depth = 0
     for place in reversed(range(len(text))):
         depth += (text[place] == ")") - (text[place] == "(")
@@ -139,7 +139,7 @@ def profile(contender: Contender) -> Profile | Missing:
         if not files:
             return Missing("the profiler wrote no trace")
         with warnings.catch_warnings():
-            # Its types warn as they are made, and end the process where a warning is an error.
+            # Its types warn at creation. The warning ends the process if warnings are errors.
             warnings.simplefilter("ignore", DeprecationWarning)
             kernels = list(_kernels(reader.from_file(str(files[0])), on_cpu))
     found = of_calls(kernels, _CALLS)
@@ -150,7 +150,7 @@ def profile(contender: Contender) -> Profile | Missing:
 def with_bytes(profile: Profile, known: Mapping[str, int]) -> Profile:
     """The same with bytes: those of an instruction count for the longest of its kernels.
 
-    Where a trace names no instructions, XLA's own kernels have their names.
+    If a trace names no instructions, the names of XLA's own kernels are used.
     """
     by_name = {_as_symbol(name): nbytes for name, nbytes in known.items()}
     kernels: list[Kernel] = []
@@ -164,18 +164,18 @@ def with_bytes(profile: Profile, known: Mapping[str, int]) -> Profile:
 
 
 def _as_symbol(name: str) -> str:
-    """The name of an instruction as that of a kernel."""
+    """The name of an instruction as a kernel's name."""
     return re.sub(r"[.-]", "_", name)
 
 
 def _kernels(data: Any, on_cpu: bool) -> Iterator[Kernel]:
-    """Launches on the streams of GPUs; or the steps that programs name on the CPU."""
+    """Launches on the streams of GPUs; or the named steps of programs on the CPU."""
     for plane in data.planes:
         if plane.name.startswith("/device:GPU") == on_cpu:
             continue
         for line in plane.lines:
             if not on_cpu and not line.name.startswith("Stream"):
-                continue  # what is derived of the streams
+                continue  # lines derived from the streams
             for event in line.events:
                 op = next((str(value) for key, value in event.stats if key == "hlo_op"), "")
                 if not on_cpu or op:
@@ -184,7 +184,7 @@ def _kernels(data: Any, on_cpu: bool) -> Iterator[Kernel]:
 
 
 def of_calls(kernels: Sequence[Kernel], calls: int) -> Profile | Missing:
-    """The call of median length, of several that launched the same kernels."""
+    """The call of median length, among calls with the same kernels."""
     if not kernels:
         return Missing(
             "the profiler recorded no kernel; on an NVIDIA GPU it needs CUPTI "
@@ -198,7 +198,7 @@ def of_calls(kernels: Sequence[Kernel], calls: int) -> Profile | Missing:
 
 
 def _split(ordered: Sequence[Kernel], calls: int) -> Iterator[Sequence[Kernel]]:
-    """Each call's kernels: as many for each, or, where that is impossible, between long gaps.
+    """Each call's kernels: as many for each or, if impossible, between long gaps.
 
     A call is waited for before the next, so the longest gaps are between calls.
     """

@@ -1,4 +1,4 @@
-"""A run as JSON, and the machine that it was on."""
+"""A run as JSON, and its machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def text(machine: dict[str, Any], plan: Plan[R], done: Sequence[R]) -> str:
 
 
 def machine(platform_name: str) -> dict[str, Any]:
-    """What it was measured on."""
+    """The machine of the measurement."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "system": f"{platform.system()} {platform.machine()}",
@@ -47,7 +47,7 @@ def machine(platform_name: str) -> dict[str, Any]:
 
 def title(machine: dict[str, Any]) -> str:
     """One line about it."""
-    packages = machine["packages"]  # this one is not among them where a checkout is on the path
+    packages = machine["packages"]  # lacks this one if a checkout is on the path
     names = [f"{name} {packages[name]}" for name in ("jaxfp8", "jax") if name in packages]
     if machine["platform"] == "cpu":
         return ", ".join([*names, machine["processor"], f"{machine['threads']} threads"])

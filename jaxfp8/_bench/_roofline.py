@@ -29,7 +29,7 @@ def figure(title: str, done: Sequence[Measured]) -> Any:
 
 
 def roofline(axes: Any, done: Sequence[Measured]) -> None:
-    """Operations per second over operations per byte, below what the machine can do."""
+    """Operations per second over operations per byte, below the machine's peaks."""
     axes.set(xscale="log", yscale="log", title="Roofline")
     axes.set(xlabel="operations per byte moved", ylabel="operations per second")
     placed = [m for m in done if m.case.flops and m.case.bytes]

@@ -1,4 +1,4 @@
-"""Contenders that use one set of operands after the other and wait for each result."""
+"""Contenders on one set of operands after the other, each result waited for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def rotating(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
 
 
 def one_at_a_time(function: Callable[..., Any], copies: Sequence[tuple], **more: Any) -> Contender:
-    """A jitted function, each call of which is waited for.
+    """A jitted function; each call is waited for.
 
-    On the CPU, calls that were only started may run beside each other and share its cores.
+    On the CPU, calls started without a wait may run beside each other and share its cores.
     """
     jitted = jax.jit(function)
 

@@ -28,7 +28,7 @@ def show(screen: Screen, measured: Measured) -> None:
 
 
 def finish(screen: Screen, all_measured: Sequence[Measured]) -> bool:
-    """Shows the goals, and where peers were faster; none of it is a failure."""
+    """Shows the goals, and faster peers; none of it is a failure."""
     if rows := list(goals(all_measured)):
         screen.table("What was to be reached", GOALS, rows)
     for line in summary(all_measured):
@@ -37,7 +37,7 @@ def finish(screen: Screen, all_measured: Sequence[Measured]) -> bool:
 
 
 def contenders(measured: Measured) -> Iterator[Row]:
-    """A row for each contender that ran, then for each peak."""
+    """A row for each timed contender, then for each peak."""
     winners = measured.winners()
     for name in measured.timings:
         seconds = measured.seconds(name)
@@ -83,7 +83,7 @@ def missing(measured: Measured) -> list[str]:
 
 
 def profiles(measured: Measured) -> Iterator[tuple[str, list[Row]]]:
-    """For each contender that was broken down, a title and a row for each kernel."""
+    """For each profiled contender, a title and a row for each kernel."""
     for name, profile in measured.profiles.items():
         if isinstance(profile, Profile):
             title = f"{measured.case.name}: {name} by kernel"
@@ -133,7 +133,7 @@ def goals(all_measured: Sequence[Measured]) -> Iterator[Row]:
 
 
 def summary(all_measured: Sequence[Measured]) -> Iterator[str]:
-    """How many goals were reached, and which peers were faster."""
+    """The number of goals reached, and the faster peers."""
     reached = [goal.reached(measured) for measured in all_measured for goal in measured.case.goals]
     if reached:
         yield f"{reached.count(True)} of {len(reached)} reached."
@@ -156,7 +156,7 @@ def times(ratio: float) -> str:
 
 
 def time(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """A time in a suitable unit."""
     unit, size = next((u for u in _TIMES if seconds >= u[1]), _TIMES[-1])
     return f"{seconds / size:.3g} {unit}"
 
@@ -172,5 +172,5 @@ def rate(value: float, kind: str) -> str:
 
 
 def peak_name(kind: str) -> str:
-    """What a peak is."""
+    """The name of a peak."""
     return "reading memory" if kind == "read" else f"{kind} products"

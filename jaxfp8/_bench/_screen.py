@@ -1,4 +1,4 @@
-"""Tables and a progress bar where rich is installed, plain lines where it is not."""
+"""Tables and a progress bar if rich is installed, else plain lines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Screen(Protocol):
 
 
 def screen() -> Screen:
-    """With lines and colours on a terminal where rich is installed; else a row is one line."""
+    """With lines and colours on a terminal if rich is installed; else a row is one line."""
     return Plain() if rich_console is None or tables.width() is None else Rich()
 
 
@@ -88,7 +88,7 @@ class Rich:
 
     @contextlib.contextmanager
     def progress(self, count: int) -> Iterator[Show]:
-        """A bar, where there is a terminal to show it on; drawn between turns, not beside them."""
+        """A bar, if there is a terminal; drawn between turns, not beside them."""
         columns = (
             rich_progress.BarColumn(),
             rich_progress.TaskProgressColumn(),

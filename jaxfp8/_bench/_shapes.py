@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-# N x K of the weights of a layer, and of the last product where there is one.
+# N x K of the weights of a layer, and of the last product if there is one.
 MODELS = {
     "llama3-8b": ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)),
     "minilm": ((384, 384), (1536, 384), (384, 1536)),
@@ -17,11 +17,11 @@ FORM = f"{TABLE}, or models ({', '.join(MODELS)}) and sizes (NxK, MxNxK) with co
 
 
 def shapes(text: str, rows: Sequence[int] | None) -> list[tuple[int, int, int]]:
-    """M, N and K of the products that a user asks for.
+    """M, N and K of the requested products.
 
     Args:
       text: names of models and sizes, such as "minilm,4096x4096,1x14336x4096".
-      rows: M for each that has none; `ROWS` unless given.
+      rows: M for each without one; `ROWS` unless given.
 
     Raises:
       ValueError: the text is neither, or `rows` apply to none of it.
@@ -37,7 +37,7 @@ def rows_of(text: str) -> list[int]:
     """Numbers of rows such as "1,16,256".
 
     Raises:
-      ValueError: it is not that.
+      ValueError: the text is something else.
     """
     items = [item.strip() for item in text.split(",")]
     if not all(item.isdecimal() and int(item) > 0 for item in items):

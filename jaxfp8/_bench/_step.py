@@ -34,7 +34,7 @@ _TO_REACH: Mapping[str, Mapping[int, tuple[float | None, float | None]]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """What is asked for.
+    """The requested step.
 
     Attributes:
       kind: "decode", a token for each of `rows` texts; or "prefill", a text of `rows` tokens.
@@ -56,7 +56,7 @@ class Step:
 
     @property
     def name(self) -> str:
-        """What is computed."""
+        """The computation in words."""
         past = f", cache {self.cache}" if self.kind == "decode" else ""
         layout = "" if self.layout == LAYOUTS[0] else " [K,N]"
         return f"{self.kind} {self.model}{layout}, {self.layers} layers, M = {self.rows}{past}"
@@ -82,10 +82,10 @@ class Form:
 
     Attributes:
       dot: multiplies [..., K] by a weight [K, N].
-      change: what is compiled instead of the function.
+      change: makes the function to compile.
       narrow: whether weights have 8 bits.
-      weight: the weight for `dot` of what is held, an array or codes and scales; its second
-        argument is whether that is [N, K].
+      weight: makes the weight for `dot` from an array or codes and scales; its second argument says
+        whether it is [N, K].
     """
 
     dot: Dot
@@ -125,7 +125,7 @@ def forms(as_written: bool) -> dict[str, Form]:
 def cases(
     steps: Sequence[Step], peak: Callable[[float], Mapping[str, Contender]]
 ) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """A case for each step; `peak` makes what reads or copies so many bytes."""
+    """A case for each step; `peak` makes a contender to read or copy a number of bytes."""
     for one in steps:
         yield one.name, functools.partial(case, one, peak)
 
@@ -169,7 +169,7 @@ def _goals(one: Step) -> Iterator[Goal]:
 def _contender(
     one: Step, name: str, form: Form, weights: list[Layer], narrow: list[Layer]
 ) -> Contender:
-    """A step that updates its own cache in place."""
+    """A step with a cache of its own, updated in place."""
 
     def dot(x: jax.Array, w: Any) -> jax.Array:
         return form.dot(x, form.weight(w, one.layout == "nk"))

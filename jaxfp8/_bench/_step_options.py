@@ -42,14 +42,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def check_unused(options: argparse.Namespace) -> None:
-    """Refuses options that would change nothing without --step."""
+    """Refuses options without effect unless --step is given."""
     for name in NAMES[1:]:
         if getattr(options, name) not in (None, False):
             raise ValueError(f"--{name.replace('_', '-')} goes with --step {' or '.join(KINDS)}")
 
 
 def steps(options: argparse.Namespace, rows: Sequence[int] | None) -> list[Step]:
-    """The steps that are asked for.
+    """The requested steps.
 
     Raises:
       ValueError: a model is unknown, or a number is not positive.

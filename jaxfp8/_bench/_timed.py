@@ -18,7 +18,7 @@ def timed(
 ) -> Measured:
     """Makes a case and measures it, with its goals if they are asked for.
 
-    A case that cannot be made is one of ours that is missing.
+    A case impossible to make counts as a missing contender of ours.
     """
     made = attempt(make)
     case = Case(name=name, contenders={OURS: made}) if isinstance(made, Missing) else made
@@ -26,7 +26,7 @@ def timed(
 
 
 def measured(case: Case, rounds: int, progress: Progress = lambda part: None) -> Measured:
-    """Times the contenders of a case and what limits it, all in turns."""
+    """Times the contenders of a case and its peaks, all in turns."""
     peaks = {f"peak {kind}": peak for kind, peak in case.peaks.items()}
     contenders = {**case.contenders, **peaks}
     steps = len(contenders) * (rounds + 1)
@@ -38,7 +38,7 @@ def measured(case: Case, rounds: int, progress: Progress = lambda part: None) ->
         if isinstance(timing := timings[f"peak {kind}"], Timing)
     }
     return Measured(
-        case=dataclasses.replace(case, contenders={}, peaks={}),  # which hold the data
+        case=dataclasses.replace(case, contenders={}, peaks={}),  # both hold the data
         timings={name: timings[name] for name in case.contenders},
         peaks=rates,
         profiles=_profiles(case, timings) if case.profiled else {},
@@ -46,7 +46,10 @@ def measured(case: Case, rounds: int, progress: Progress = lambda part: None) ->
 
 
 def _profiles(case: Case, timings: Mapping[str, Timing | Missing]) -> dict[str, Profile | Missing]:
-    """The kernels of each contender that ran; after the timings, which a profiler would disturb."""
+    """The kernels of each timed contender.
+
+    Runs after the timings: a profiler would disturb them.
+    """
     return {
         name: attempt(functools.partial(profile, one))
         for name, one in case.contenders.items()

@@ -9,14 +9,14 @@ from jaxfp8._bench._case import Measured
 from jaxfp8._bench._profile import Profile, stem
 
 _INCH_PER_LANE, _WIDTH, _LEAST_HEIGHT = 0.55, 15.0, 4.0
-# Kernels with a colour of their own: those that take longest in all lanes together.
+# Kernels with a colour of their own: the longest in all lanes together.
 _COLOURS = 12
 _LONGEST_NAME = 48
 Lane = tuple[str, Profile]
 
 
 def lanes(done: Sequence[Measured]) -> list[tuple[str, list[Lane]]]:
-    """By case, the contenders that were broken down."""
+    """By case, the profiled contenders."""
     found = [
         (m.case.name, [(n, p) for n, p in m.profiles.items() if isinstance(p, Profile)])
         for m in done

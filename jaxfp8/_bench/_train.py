@@ -55,7 +55,7 @@ def step_of(block: Block) -> Callable[..., Any]:
 
 
 def contenders(tokens: int, hidden: int, wide: int) -> dict[str, Contender]:
-    """Steps on the same data; raises AssertionError where a gradient is far from bfloat16's."""
+    """Steps on the same data; raises AssertionError if a gradient is far from bfloat16's."""
     keys = jax.random.split(jax.random.key(0), 3)
     x, g = (jax.random.normal(k, (tokens, hidden)).astype(jnp.bfloat16) for k in keys[:2])
     kernels = Block(hidden, wide).init(keys[2], x[:1])

@@ -1,1 +1,1 @@
-"""`python -m jaxfp8 compare`: what each way to multiply costs in accuracy and in time."""
+"""`python -m jaxfp8 compare`: accuracy and time of each way to multiply."""

@@ -1,8 +1,8 @@
-"""The bounds that the documents state, for `--verify`: of roundings, and of sums.
+"""The documented bounds, for `--verify`: of roundings, and of sums.
 
-An operand has to lie within half a step of the float that it stands for (docs/quantization.md), and
-a product within the error of float32 sums of the exact product of its operands (docs/design.md).
-Together they bound the error of the whole. Roundings reach theirs; sums stay far below.
+An operand has to lie within half a step of its float (docs/quantization.md), and a product within
+the error of float32 sums of the exact product of its operands (docs/design.md). Together they bound
+the error of the whole. Roundings reach theirs; sums stay far below.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from jaxfp8._ops import int8_compute
 from jaxfp8._value import dtypes
 
 _UNIT = 2.0**-24  # of a float32 rounding
-# What the sums of a device add, as a share of the sum of magnitudes; `tests/gpu` has the same.
+# Error of a device's sums, as a share of the sum of magnitudes; `tests/gpu` has the same.
 _FAST_FP8, _TENSOR_CORES = 2.0**-10, 2.0**-21
 # Divisions in float32 move a value by so much of a step at most.
 _SLACK = 1e-4
-# Half a step of a float as a share of it, and of the scale where the float is a denormal.
+# Half a step of a float as a share of it, and of the scale if the float is a denormal.
 _STEPS = {
     np.dtype(jnp.float8_e4m3fn): (2.0**-4, 2.0**-10),
     np.dtype(jnp.float8_e5m2): (2.0**-3, 2.0**-17),
@@ -40,7 +40,7 @@ class Check:
 
     Attributes:
       share: the largest error, as a share of its bound.
-      what: where that is.
+      what: its place.
     """
 
     share: float
@@ -110,7 +110,7 @@ def _product_in_terms(way: Way, x: Any, w: Any, y: np.ndarray, platform: str) ->
 
 
 def _multiplied(way: Way, held: Any, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a product multiplies, and the int8 step of each value that lies on a tie, else 0."""
+    """The multiplied values, and by value the int8 step if it lies on a tie, else 0."""
     values = _values(held)
     is_int = isinstance(held, QArray) and dtypes.is_int8(held.qvalue.dtype)
     if way.recipe.compute is None or is_int:

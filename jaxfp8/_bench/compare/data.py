@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# One value in a thousand is 20 times as large: what layers of a language model look like.
+# One value in a thousand is 20 times as large, as in layers of a language model.
 _OUTLIERS, _FACTOR = 1e-3, 20.0
 # The logarithm of a magnitude has this deviation.
 _SPREAD = 1.0
@@ -40,7 +40,7 @@ class Data:
     """Two operands in float32.
 
     Attributes:
-      name: "MxNxK", and where they come from.
+      name: "MxNxK", and their source.
       x: [M, K].
       w: [K, N].
     """

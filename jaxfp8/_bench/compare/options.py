@@ -1,4 +1,4 @@
-"""The options of `python -m jaxfp8 compare`, and the plan that they make."""
+"""The options of `python -m jaxfp8 compare`, and the plan made from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxfp8._bench.compare.result import Compared, compared
 from jaxfp8._bench.compare.ways import WAYS
 
 ROUNDS, MANY_ROUNDS = 4, 15
-# N and K of what is compared if nothing else is asked for, and its rows.
+# Default rows, N and K of the comparison.
 _DEFAULT = (256, 1024, 1024)
 _SETTINGS = ("shape", "model", "rows", "data", "only", "verify", "time", "no_time", "threads")
 _SHAPE = re.compile(r"(\d+)[,x](\d+)[,x](\d+)")
@@ -72,7 +72,7 @@ def plan(options: argparse.Namespace) -> Plan[Compared]:
     """The plan for the options.
 
     Raises:
-      ValueError: options are wrong; the message says what to give instead.
+      ValueError: options are wrong; the message has a remedy.
       LibraryError: the kernel library cannot be used.
     """
     if options.time and options.no_time:
@@ -106,7 +106,7 @@ def plan(options: argparse.Namespace) -> Plan[Compared]:
 
 
 def _operands(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Data]]]:
-    """Functions that make the operands, by the names of these."""
+    """Functions to make the operands, by operand names."""
     shapes, counts = _shapes_of(options), _rows_of(options)
     for text in options.data or ["normal"]:
         if text in data.DISTRIBUTIONS:
@@ -115,7 +115,7 @@ def _operands(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], D
         elif options.shape or options.model:
             raise ValueError(f"--data {text}: a file has sizes of its own; leave --shape, --model")
         elif text.endswith(".npy"):
-            for m in counts:  # what is wrong with a file is said now
+            for m in counts:  # reports a broken file now
                 yield data.loaded(text, m).name, functools.partial(data.loaded, text, m)
         else:
             raise ValueError(f"--data {text}: that is none of {data.FORM}")

@@ -1,4 +1,4 @@
-"""Errors over times, with the front of those that no other way beats in both. Needs matplotlib."""
+"""Errors over times, with the Pareto front of both. Needs matplotlib."""
 
 from __future__ import annotations
 

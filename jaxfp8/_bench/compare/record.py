@@ -47,5 +47,5 @@ def _timing(timing: Timing | Missing, operations: float) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | str:
-    """A number as JSON has it; what is not finite becomes a string."""
+    """A number as JSON has it; a non-finite one becomes a string."""
     return value if math.isfinite(value) else str(value)

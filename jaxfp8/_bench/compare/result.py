@@ -29,10 +29,10 @@ class Result:
     """A way on one pair of operands.
 
     Attributes:
-      way: its name.
+      way: the name of the way.
       error: of the product, against float64.
       bytes: of the operands as they are held, and of the output in float32.
-      check: how it stays within its bounds; None if that was not asked for.
+      check: the check of its bounds; None if not requested.
       timings: by stage.
     """
 
@@ -43,7 +43,7 @@ class Result:
     timings: Mapping[str, Timing | Missing] = dataclasses.field(default_factory=dict)
 
     def seconds(self, stage: str) -> float | None:
-        """The median of a stage; None where it was not measured."""
+        """The median of a stage; None if not measured."""
         timing = self.timings.get(stage)
         return timing.median if isinstance(timing, Timing) else None
 
@@ -55,8 +55,8 @@ class Compared:
     Attributes:
       name: sizes and distribution.
       shape: M, N and K.
-      results: of the ways that ran.
-      missing: why others did not, by name.
+      results: of the ways that ran
+      missing: by name, the reason why a way did not run.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Compared:
 
     @property
     def front(self) -> frozenset[str]:
-        """The ways than which none is both more accurate and faster, as a layer."""
+        """The Pareto front in accuracy and speed, as a layer."""
         points = {
             r.way: (r.error.relative_l2, t)
             for r in self.results

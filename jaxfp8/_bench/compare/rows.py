@@ -21,7 +21,7 @@ def show(screen: Screen, compared: Compared, timed: bool, spread: bool, verify: 
 
 
 def finish(screen: Screen, all_compared: Sequence[Compared]) -> bool:
-    """Shows each bound that is left, after `--verify`; returns whether any is."""
+    """Shows each broken bound, after `--verify`; returns whether there is one."""
     checked = [(c.name, r, r.check) for c in all_compared for r in c.results if r.check]
     left = [row for row in checked if not row[2].passed]
     for name, result, check in left:

@@ -1,4 +1,4 @@
-"""The ways to multiply that are compared: how operands are held, and the product of these."""
+"""The compared ways to multiply: operands' formats, and their product."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Way:
     """One way to multiply `x` [M, K] by `w` [K, N], both float32.
 
     Attributes:
-      name: what tables call it.
-      recipe: how operands are held, and what the product computes in.
-      x_dtype, w_dtype: the floats that operands are converted to before that.
+      name: its name in tables.
+      recipe: formats of the operands, and compute type of the product.
+      x_dtype, w_dtype: floats to convert operands to before that.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Way:
         precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
         return jnp.matmul(x, w, precision=precision, preferred_element_type=jnp.float32)
 
-    # What is timed: the kernel alone; a layer, whose weight is held ahead; and all of it.
+    # The timed stages: the kernel alone; a layer, its weight quantised ahead; and all of it.
 
     def layer(self, x: jax.Array, w: Any) -> jax.Array:
         """The product of a float and a held weight."""

@@ -397,8 +397,9 @@ def _cotangent_side(spec: ScaledDotSpec, ct: jax.Array, for_lhs: bool) -> Operan
 def _layout_of(
     spec: ScaledDotSpec, side: OperandSpec, other: OperandSpec, is_lhs: bool
 ) -> tuple[Shape, Shape]:
-    """Of a cotangent of `side`, as a dot gives it: the axis of `side` that each axis is; and the
-    axes of a batch that `side` shares, over which it is summed.
+    """The axes of `side` in the order of its cotangent, and the shared batch axes.
+
+    The cotangent comes from a dot, and is summed over the batch axes of size 1 in `side`.
     """
     paired = dict(zip(other.contracting, side.contracting, strict=True))
     contracting = tuple(paired[axis] for axis in sorted(other.contracting))
