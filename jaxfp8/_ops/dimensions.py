@@ -48,19 +48,19 @@ def normalise(
 
 
 def free_axes(rank: int, contracting: Shape, batch: Shape) -> Shape:
-    """The axes of an operand that are neither contracted nor batch axes."""
+    """The axes of an operand, contracted and batch axes aside."""
     return tuple(axis for axis in range(rank) if axis not in {*contracting, *batch})
 
 
 def of_gradient(
     numbers: DimensionNumbers, ranks: tuple[int, int], side: int
 ) -> tuple[DimensionNumbers, Shape]:
-    """The product that is the gradient of an operand of a dot: `g . rhs^T` or `lhs^T . g`.
+    """The product for the gradient of an operand of a dot: `g . rhs^T` or `lhs^T . g`.
 
     Args:
       numbers: normalised dimension numbers of the dot.
       ranks: of its operands.
-      side: 0 for the gradient of lhs, 1 for that of rhs.
+      side: 0 for the gradient of lhs, 1 for rhs.
 
     Returns:
       The dimension numbers, and by axis of the product the axis of the operand.
@@ -79,7 +79,7 @@ def of_gradient(
 
 
 def in_order(x: jax.Array, axes: Shape) -> jax.Array:
-    """`x`, whose axis `i` is to become axis `axes[i]`."""
+    """`x` with its axis `i` moved to axis `axes[i]`."""
     return x.transpose([axes.index(axis) for axis in range(x.ndim)])
 
 

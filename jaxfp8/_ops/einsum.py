@@ -1,4 +1,4 @@
-"""Einsum of two operands as one dot: which axes are batch, contracted or free."""
+"""Einsum of two operands as one dot: its batch, contracted and free axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Einsum:
 
     Attributes:
       dimension_numbers: as `jax.lax.dot_general` takes them.
-      order: axis `i` of the result is axis `order[i]` of that dot.
+      order: axis `i` of the result is axis `order[i]` of the dot.
     """
 
     dimension_numbers: DimensionNumbers
@@ -26,7 +26,7 @@ def parse(operation: str, subscripts: str, lhs_ndim: int, rhs_ndim: int) -> Eins
 
     Args:
       operation: name for errors.
-      subscripts: letters by axis, `...` allowed; without `->` the letters that occur once, sorted.
+      subscripts: letters by axis, `...` allowed; without `->` the letters found once, sorted.
       lhs_ndim, rhs_ndim: ranks of the operands.
 
     Raises:
@@ -57,7 +57,7 @@ def _axes(term: str, letters: list[str]) -> Shape:
 
 
 def _expand(operation: str, subscripts: str, term: str, ndim: int) -> str:
-    """Replaces `...` by digits, counted from the last axis, so that operands align on the right."""
+    """Replaces `...` by digits, counted from the last axis, to align operands on the right."""
     head, dots, tail = term.partition("...")
     missing = ndim - len(head) - len(tail)
     if missing < 0 or (missing and not dots):

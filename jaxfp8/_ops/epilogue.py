@@ -21,7 +21,7 @@ _WIDE_OUT = (*_dtypes.WIDE_FLOAT, _dtypes.INT32)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Epilogue:
-    """The arguments of a product that concern the epilogue, as the user gave them."""
+    """The epilogue arguments of a product, as given by the user."""
 
     bias: ArrayLike | None = None
     residual: ArrayLike | None = None
@@ -32,7 +32,7 @@ class Epilogue:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """An epilogue whose arrays have the rank of the output."""
+    """An epilogue with its arrays at the rank of the output."""
 
     spec: EpilogueSpec
     operands: dict[str, jax.Array]
@@ -49,7 +49,7 @@ def prepare(
 
     Args:
       operation: name for errors.
-      epilogue: what the user asked for.
+      epilogue: the user's arguments.
       out_shape: shape of the user's output.
       order: `out_shape[i]` is axis `order[i]` of the dot's output.
       out_dtype: dtype of the output.

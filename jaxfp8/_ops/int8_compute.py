@@ -3,16 +3,15 @@
     l' = round(l / t_l),  r' = round(r / t_r)           int8; t = max |line| / 127
     y  = activation(t_l t_r s_l s_r sum_k l' r' + residual + bias)
 
-`l` and `r` are the operands as they are stored, and `s` their scales. A line is what one sum reads:
-a row of the left operand, a column of the right one. So each index that is not summed over has a
-`t` of its own. If an operand's scale changes along the sum, its values are multiplied by the scale
-first: `l` is then that product, and `s` is 1.
-FP8 data is rounded a second time. An operand of int8 or uint8 stays as it is, with its zero point.
-Sums are exact in int32.
+`l` and `r` are the operands as stored, and `s` their scales. A line holds the values of one sum: a
+row of the left operand, a column of the right one. Each index of a free axis therefore has a `t` of
+its own. If an operand's scale changes along the sum, its values are multiplied by the scale first:
+`l` is then the product, and `s` is 1. FP8 data is rounded a second time. An operand of int8 or
+uint8 stays as it is, with its zero point. Sums are exact in int32.
 
-Rounding is that of `jaxfp8.quantize`: to nearest, ties to even, in float32. NaN counts as 0,
-infinities as the largest finite value of their line, and neither counts when a scale is chosen. A
-scale that is NaN or infinite follows the sum, unless it changes along it.
+Rounding is as in `jaxfp8.quantize`: to nearest, ties to even, in float32. NaN counts as 0,
+infinities as the largest finite value of their line, and neither affects the choice of a scale. A
+NaN or infinite scale follows the sum, unless it changes along it.
 
 The product is composed of operations that exist: two of `quantize`, and a scaled dot of int8. With
 few rows a GPU computes it in one call (`_call/ops/int8_form`). Its
@@ -44,12 +43,12 @@ from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape, is_known
 
 INT8 = "int8"
 _LARGEST_SUM = 2**31 - 1
-# A rounded operand has no -128: a scale is chosen so that its largest value is 127.
+# A rounded operand has no -128: the scale maps its largest value to 127.
 _LARGEST_CODE = 127
 # An int32 holds the sum of so many products of two rounded operands.
 MOST_TERMS = _LARGEST_SUM // _LARGEST_CODE**2
-# Where more of a line's values than this become 0, a report says so. A line of 4096 normal values
-# loses 1 %; one that holds values 20 times larger loses 20 %.
+# A report warns if a larger share of a line's values becomes 0. A line of 4096 normal values loses
+# 1 %; with values 20 times larger in it, it loses 20 %.
 MANY_LOST = 0.1
 
 
@@ -64,7 +63,7 @@ def check_compute(operation: str, compute: Any) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objection:
-    """Why a product cannot be computed in int8: which operand, what it is, what is needed."""
+    """Why a product cannot be computed in int8: the operand, its form, the needed form."""
 
     operand: str
     got: str
@@ -126,11 +125,11 @@ def int8_dot(
 
 
 def lost(x: jax.Array, contracting: Shape) -> jax.Array:
-    """The share of each line's values that are not 0 but become 0 in int8.
+    """The share of each line's values rounded from nonzero to 0 in int8.
 
     Args:
       x: an operand in floats.
-      contracting: the axes along which a line lies.
+      contracting: the axes of a line.
     """
     x = x.astype(jnp.float32)
     codes, _ = rounded(x, contracting)

@@ -31,10 +31,9 @@ class Side:
       scale: a wide float, one per tile, or None.
       zero_point: int32, int8 or uint8, one per tile, or None.
       tiles: tile sizes by axis.
-      result_dtype: the output dtype for which this side stands if the user states none.
-      axes: by axis, as the user knows it, the axis of `values`; None where they are the same.
-      summed: the only axis that a product may sum over, counted from the end of the shape; None
-        for any.
+      result_dtype: the output dtype from this side if the user states none.
+      axes: by the user's axis, the axis of `values`; None if they are the same.
+      summed: the only axis a product may sum over, counted from the end of the shape; None for any.
       sums: the sums of the values over it, of size 1 there, or None.
     """
 
@@ -81,7 +80,7 @@ class Side:
         )
 
     def spec(self, contracting: Shape, batch: Shape) -> OperandSpec:
-        """The spec of this side, whose axes are those of `values`."""
+        """The spec of this side, by the axes of `values`."""
         axes = self._axes()
         return OperandSpec(
             dtype=self.dtype.name,
@@ -101,7 +100,7 @@ class Side:
         return tuple(sorted(free).index(axis) for axis in free)
 
     def operands(self, name: str) -> dict[str, jax.Array | None]:
-        """The arrays of this side by the names that `scaled_dot` gives them."""
+        """The arrays of this side by the names of `scaled_dot`."""
         return {
             name: self.values,
             f"{name}_scale": self.scale,
@@ -112,7 +111,7 @@ class Side:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedSide(Side):
-    """A side whose arrays and tiles are those of `PreparedArray.packed`, in the CPU's order."""
+    """A side with the arrays and tiles of `PreparedArray.packed`, in the CPU's order."""
 
     summed: int
 
@@ -129,7 +128,7 @@ class PreparedSide(Side):
         )
 
     def free_order(self, contracting: Shape, batch: Shape) -> Shape:
-        """The user's order, which `prepared_dot` keeps."""
+        """The user's order; `prepared_dot` keeps it."""
         return tuple(range(len(self.shape) - len(contracting) - len(batch)))
 
 
@@ -176,7 +175,7 @@ def as_side(operation: str, name: str, operand: Operand) -> Side:
 
 
 def with_needed_sums(lhs: OperandSpec, rhs: OperandSpec) -> tuple[OperandSpec, OperandSpec]:
-    """Both sides. The sums of one are given where integers meet zero points on the other."""
+    """Both sides. A side's sums are given if its integers meet zero points of the other."""
     integers = dtypes.is_int8(lhs.dtype) and dtypes.is_int8(rhs.dtype)
     return (
         dataclasses.replace(lhs, sums=lhs.sums and integers and rhs.zero_point),
@@ -192,7 +191,7 @@ def as_array(operation: str, name: str, value: Any) -> jax.Array:
 
 
 def _quantized(operation: str, name: str, q: QArray) -> dict[str, Any]:
-    """The fields of a side that a `QArray` has."""
+    """The fields of a side from a `QArray`."""
     check_qarray(q, operation, name)
     scale, zero_point, tiles = stored_factors(q)
     return {

@@ -1,4 +1,4 @@
-"""The product with a prepared weight: a scaled dot whose K and column axes are split in two."""
+"""The product with a prepared weight: a scaled dot with K and N each split into two axes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prepared_dot(
     values: dict[str, Any],
     out_sharding: PartitionSpec | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Binds a scaled dot whose right side is prepared.
+    """Binds a scaled dot with a prepared right side.
 
     K becomes quads x 4, and the columns become groups x 64. For the call below it is a scaled dot
     like any other.
@@ -35,7 +35,7 @@ def prepared_dot(
       out_sharding: of the output in the user's axes, along explicit mesh axes.
 
     Returns:
-      The output and the amax, of the shapes that `spec` says.
+      The output and the amax, of the shapes in `spec`.
 
     Raises:
       ValueError: the weight was prepared for another product, or tiles of lhs cut quads.
@@ -66,7 +66,7 @@ def prepared_dot(
 
 
 def check_summed(operation: str, rhs: Side, contracting: Shape) -> None:
-    """Refuses a product that sums over other axes than the one that a weight was prepared for."""
+    """Refuses a product over other axes than the weight's prepared one."""
     if rhs.summed is None or contracting == (len(rhs.shape) + rhs.summed,):
         return
     got = f"is summed over axes {contracting} of {len(rhs.shape)}"
@@ -82,7 +82,7 @@ def _check_columns(operation: str, rhs: PreparedSide, spec: ScaledDotSpec) -> No
 
 
 def _columns(rhs: PreparedSide) -> int:
-    """The axis of the columns: the last that is not summed over."""
+    """The axis of the columns: the last free one."""
     return len(rhs.shape) - (2 if rhs.summed == -1 else 1)
 
 

@@ -45,8 +45,7 @@ def dot_general(
     Sums are in float32, or exact in int32 if both sides are integers. Scales, residual and bias
     follow in float32 or better, and one rounding gives the output dtype. As scales multiply the
     sum, an infinite scale gives an infinity with the sign of the sum, and NaN only for a sum of 0.
-    The equation, and plain XLA where no kernel runs, give NaN if a code is 0 or terms differ in
-    sign.
+    The equation, and plain XLA without a kernel, give NaN if a code is 0 or terms differ in sign.
 
     Args:
       lhs, rhs: `QArray`s and transposed views of them (`q.T`), unscaled 8-bit arrays
@@ -59,20 +58,20 @@ def dot_general(
         sides without scales; or, together with `out_scale`, float8_e4m3fn, float8_e5m2, int8 or
         uint8. Default: the float side's dtype, else that of the scales.
       out_sharding: sharding of the output, as of `jax.lax.dot_general`.
-      bias: array that broadcasts over the last output axes.
-      residual: array of the output's shape, or one that broadcasts to it.
+      bias: array to broadcast over the last output axes.
+      residual: array of the output's shape, or one to broadcast to it.
       activation: None, "relu", "gelu_tanh", "gelu_erf" or "silu".
       out_scale: the scale of an 8-bit output, `q = saturate(y / out_scale)`: a scalar, or an
         array that broadcasts over the last output axes.
       return_amax: whether to return `(result, amax)`, amax the float32 maximum of `|y|` before
         `out_scale`.
-      compute: None multiplies operands as they are stored. "int8" rounds an FP8 or float operand
-        once more, to int8 with a scale for each line that is summed over, `round(x / s)` with
-        `s = max |x| / 127`, and sums exactly in int32: for devices that multiply int8 faster than
-        FP8. It costs accuracy. The relative error that normal FP8 weights cause grows from .026 to
-        .0275 at K = 4096 (.029 with the activations rounded), and with one weight in a thousand 20
-        times larger from .025 to .062. NaN counts as 0, an infinity as the largest finite value of
-        its line. Derivatives are those of the product without it.
+      compute: None multiplies operands as stored. "int8" rounds an FP8 or float operand once more,
+        to int8 with a scale for each line of a sum, `round(x / s)` with `s = max |x| / 127`, and
+        sums exactly in int32: for devices with int8 faster than FP8. It costs accuracy. The
+        relative error from normal FP8 weights grows from .026 to .0275 at K = 4096 (.029 with the
+        activations rounded), and with one weight in a thousand 20 times larger from .025 to .062.
+        NaN counts as 0, an infinity as the largest finite value of its line. Derivatives ignore
+        this rounding.
 
     Returns:
       The product, a `QArray` for an 8-bit output dtype; with `return_amax` a pair.
@@ -80,8 +79,8 @@ def dot_general(
     Raises:
       TypeError: an operand or the output dtype is not listed above.
       ValueError: shapes do not fit, the activation is unknown, an int32 sum may overflow, or
-        `compute` meets integers whose scale changes along a contracted axis.
-      UnsupportedError: inside `jaxfp8.strict()`, where no kernel takes the product.
+        `compute` meets integers with scales that change along a contracted axis.
+      UnsupportedError: inside `jaxfp8.strict()`, if no kernel takes the product.
 
     Example:
       >>> import jax.numpy as jnp, jaxfp8
@@ -203,7 +202,7 @@ def einsum(
         `dot_general`; arrays align with the output of the einsum.
 
     Returns:
-      As `dot_general`, with the axes that `subscripts` names.
+      As `dot_general`, with the axes named by `subscripts`.
 
     Raises:
       TypeError: as `dot_general`.
@@ -244,7 +243,7 @@ set_matmul(matmul)
 
 
 def _sides(operation: str, lhs: Operand, rhs: Operand, compute: str | None) -> tuple[Side, Side]:
-    """Both operands; one that was packed as it was, if it is to be rounded once more."""
+    """Both operands; a packed one is unpacked if `compute` rounds it once more."""
     if check_compute(operation, compute) is not None and isinstance(rhs, PreparedArray):
         check_prepared(rhs, operation, "rhs")
         rhs = rhs.packed if rhs.is_whole else rhs.unprepare()
@@ -263,7 +262,7 @@ def _product(
     *,
     compute: str | None = None,
 ) -> Product:
-    """Binds the scaled dot; `order[i]` is the axis of the dot that becomes output axis `i`."""
+    """Binds the scaled dot; axis `order[i]` of the dot becomes output axis `i`."""
     (contracting, batch) = numbers
     check_summed(operation, sides[1], tuple(contracting[1]))
     lhs, rhs = with_needed_sums(

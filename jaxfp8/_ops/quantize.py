@@ -54,11 +54,11 @@ def quantize(
 ) -> QArray:
     """Holds `x` in 8 bits: `qvalue = saturate(round(x / scale) + zero_point)`.
 
-    The values of a tile share a scale. Unless given, the scale is the least with which no finite
-    value of the tile saturates: `max|x| / 448` (57344, 127) for a signed dtype. A tile of zeros
-    has scale 1. Rounding is to nearest, ties to even, in float32, with the scale as it is stored.
-    NaN stays NaN in FP8 and becomes 0 in int8 and uint8. Infinities become the largest finite
-    value. Neither counts when a scale is chosen.
+    The values of a tile share a scale. Unless given, the scale is the least one without saturation
+    of finite values in the tile: `max|x| / 448` (57344, 127) for a signed dtype. A tile of zeros
+    has scale 1. Rounding is to nearest, ties to even, in float32, with the scale as stored. NaN
+    stays NaN in FP8 and becomes 0 in int8 and uint8. Infinities become the largest finite value.
+    Neither affects the choice of a scale.
 
     The codes have no gradient, since their derivative is 0 almost everywhere; the scale has one.
     `fake_quantize` is the straight-through alternative.
@@ -66,17 +66,16 @@ def quantize(
     Args:
       x: float32, bfloat16, float16 or float64 (rounded to float32 first), of any shape.
       dtype: float8_e4m3fn, float8_e5m2, int8 or uint8. Without a zero point, uint8 holds no
-        negative value: those become 0.
+        negative value: negative values become 0.
       channelwise_axes: axes along which each index has its own scale.
-      tiled_axes: size of the tile by axis; the last tile may be partial. An axis that neither
-        argument names is one tile. Axes may count from the end.
-      scale: used instead of choosing one. An array keeps its dtype, and its shape says the
-        tiles: () or the rank of `x`. A number becomes `scale_dtype`, in which it must be
-        positive and finite.
-      zero_point: the integer code that means 0, of shape () or that of the scale; or True to
-        choose the one that uses the whole range of int8 or uint8. It has to be a code of
-        `dtype`; only a Python number is checked. Here and in `scale`, 64-bit numbers become
-        32-bit, so that x64 changes nothing.
+      tiled_axes: size of the tile by axis; the last tile may be partial. An axis in neither
+        argument is one tile. Axes may count from the end.
+      scale: used instead of choosing one. An array keeps its dtype, and its shape says the tiles:
+        () or the rank of `x`. A number becomes `scale_dtype`, and must be positive and finite
+        there.
+      zero_point: the integer code of 0, of shape () or the scale's; or True to choose one for the
+        whole range of int8 or uint8. It has to be a code of `dtype`; only a Python number is
+        checked. Here and in `scale`, 64-bit numbers become 32-bit, so x64 changes nothing.
       scale_dtype: float32, bfloat16, float16, or float8_e8m0fnu (powers of two, rounded up).
 
     Returns:
@@ -111,7 +110,7 @@ def quantize(
 def dequantize(
     q: QArray | TransposedArray | PreparedArray, dtype: DTypeLike | None = None
 ) -> jax.Array:
-    """The values that `q` stands for: `(qvalue - zero_point) * scale`.
+    """The float values of `q`: `(qvalue - zero_point) * scale`.
 
     The product is rounded once to float32, then to `dtype`. The gradient with respect to the scale
     is the exact one, `sum(cotangent * (qvalue - zero_point))` over its tile. An FP8 `qvalue` and a
@@ -158,13 +157,13 @@ def fake_quantize(
 ) -> jax.Array:
     """`dequantize(quantize(x, ...))` in the dtype of `x`, with the straight-through gradient.
 
-    Rounding is differentiated as if it were the identity: the gradient of `x` is 1 where its code
-    is in range and 0 where it saturates. A chosen scale is a constant. A given scale has the
-    gradient `(code - zero_point) - x / scale` in range and `code - zero_point` where saturated
-    (learned step sizes).
+    Rounding is differentiated as if it were the identity: the gradient of `x` is 1 if its code is
+    in range and 0 if it saturates. A chosen scale is a constant. A given scale has the gradient
+    `(code - zero_point) - x / scale` in range and `code - zero_point` if saturated (learned step
+    sizes).
 
-    `quantize` itself has no straight-through gradient: the cotangent of an FP8 array is FP8, and
-    that of an integer array is empty. Neither can carry a gradient through a `QArray`.
+    `quantize` itself has no straight-through gradient: the cotangent of an FP8 array is FP8, and an
+    integer array has none. Neither can carry a gradient through a `QArray`.
 
     Args:
       x: as for `quantize`, like all other arguments.
@@ -172,7 +171,7 @@ def fake_quantize(
       channelwise_axes: axes along which each index has its own scale.
       tiled_axes: size of the tile by axis.
       scale: used instead of choosing one.
-      zero_point: the integer code that means 0, or True to choose one.
+      zero_point: the integer code of 0, or True to choose one.
       scale_dtype: dtype of a chosen scale.
 
     Returns:
@@ -223,7 +222,7 @@ def _grain(
     axes: tuple[Collection[int], Mapping[int, int]],
     operation: str,
 ) -> tuple[np.dtype, Granularity]:
-    """The dtype and the tiles that are asked for."""
+    """The requested dtype and tiles."""
     dtype = checks.as_dtype(operation, "dtype", dtype, EIGHT_BIT)
     return dtype, granularity(x.shape, checks.named_tiles(operation, x.ndim, *axes))
 
@@ -237,7 +236,7 @@ def _grid(
     scale_dtype: DTypeLike,
     operation: str,
 ) -> QArray:
-    """The scale and zero point of `x`, in a checked `QArray` that lacks its codes."""
+    """The scale and zero point of `x`, in a checked `QArray` without its codes."""
     dtype = checks.as_dtype(operation, "dtype", dtype, EIGHT_BIT)
     scale_dtype = checks.as_dtype(operation, "scale_dtype", scale_dtype, SCALE)
     named = checks.named_tiles(operation, x.ndim, *axes)
@@ -274,7 +273,7 @@ def _zero_point(
 
 
 def _unknown(shape: Shape, dtype: np.dtype) -> Any:
-    """In place of a leaf of which only shape and dtype are known."""
+    """In place of a leaf; only its shape and dtype are known."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
@@ -308,18 +307,18 @@ def _check_agreement(q: QArray, grain: Granularity, operation: str) -> None:
 
 
 def _grain_of(q: QArray) -> Granularity:
-    """The granularity that the scale of `q` has."""
+    """The granularity of the scale of `q`."""
     counts = q.scale.shape or (1,) * q.ndim
     return Granularity(shape=q.shape, tiles=q.tile_sizes, counts=counts)
 
 
 def _present(*shared: jax.Array | None) -> list[jax.Array]:
-    """Scale and, where there is one, zero point."""
+    """Scale and, if there is one, zero point."""
     return [s for s in shared if s is not None]
 
 
 def _values(codes: jax.Array, scale: jax.Array, zero_point: jax.Array | None = None) -> jax.Array:
-    """What codes stand for, in float32."""
+    """The values of codes, in float32."""
     if zero_point is not None:
         codes = codes.astype(jnp.int32) - zero_point
     return codes.astype(jnp.float32) * scale
@@ -337,9 +336,9 @@ def _nearest(
 def _nearest_jvp(
     dtype: np.dtype, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """The derivative of `scale * rounded`, with that of `x / scale` for `rounded` in range, else 0.
+    """The derivative of `scale * rounded`, as if `rounded` were `x / scale` in range, else 0.
 
-    The value calls `_nearest` again, so that second derivatives follow the same rule. `slope` is a
+    The value calls `_nearest` again, so second derivatives follow the same rule. `slope` is a
     constant to them.
     """
     dx, dscale, _ = tangents

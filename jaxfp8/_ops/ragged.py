@@ -29,7 +29,7 @@ def ragged_dot(
 ) -> jax.Array:
     """Products of groups, computed on the 8-bit data: of rows, or along the contracted axis.
 
-    The shapes say which:
+    The shapes decide:
 
         lhs [M, K],    rhs [G, K, N]:  y[m]    = lhs[m] @ rhs[g(m)]
         lhs [G, M, K], rhs [G, K, N]:  y[g, m] = lhs[g, m] @ rhs[g],  m < group_sizes[g]
@@ -37,25 +37,25 @@ def ragged_dot(
 
     In the first, rows are in groups: the first `group_sizes[0]` are of group 0, the next
     `group_sizes[1]` of group 1, and so on. Each group has a matrix of its own. In the second, each
-    group has rows of its own, of which the first count. Rows of no group are zeros.
-    In the third, the positions of K are in groups, likewise. It is the gradient of the weights of
-    the first: with tokens x [T, A] and cotangents dy [T, B], `ragged_dot(x.T, dy, sizes)` is
-    [G, A, B]. A group without positions gives zeros. What is at positions of other groups, or of
-    none, does not count, whatever it is.
+    group has rows of its own; only the first ones count. Rows of no group are zeros. In the third,
+    the positions of K are in groups, likewise. It is the gradient of the weights of the first: with
+    tokens x [T, A] and cotangents dy [T, B], `ragged_dot(x.T, dy, sizes)` is [G, A, B]. A group
+    without positions gives zeros. Values at positions of other groups, or of none, do not count,
+    NaN included.
 
     It is `jax.lax.ragged_dot`, or `ragged_dot_general`, of the dequantised operands, with sums and
     scales as in `dot_general`. Sizes need not be multiples of anything, stay on the device, and may
-    be 0; one below 0 counts as 0, and what exceeds `lhs` is cut off.
+    be 0; one below 0 counts as 0, and excess over `lhs` is cut off.
 
     On an NVIDIA GPU of compute capability 9.0 it is one launch of `sm90_gemm` without zero points:
-    of FP8, whose scales change every 128 of K or a multiple, or not at all; and of int8 and uint8,
-    whose scales do not change along K. Tiles of scales begin at multiples of their size along K,
-    wherever groups begin. The kernel reads lines of K. So hold weights as [G, N, K] and pass
-    `w.mT`, and what is multiplied along tokens as [A, T] and [B, T]; others are transposed first.
-    What it does not take is computed as one scaled dot of all rows, or of all of K, for each group,
-    with a `FallbackWarning` that says why. So it is on other platforms, on several devices, under
-    `vmap` and in derivatives, which are those of a float `lhs` or `rhs` and of scales. Along
-    explicit mesh axes operands are gathered first, which a `FallbackWarning` says too.
+    FP8 scales may change every 128 of K or a multiple, or not at all; int8 and uint8 scales may not
+    change along K. Tiles of scales begin at multiples of their size along K, for any start of a
+    group. The kernel reads K-contiguous operands: hold weights as [G, N, K] and pass `w.mT`, and
+    hold operands of a sum over tokens as [A, T] and [B, T]. Others are transposed first. All other
+    products are one scaled dot per group, of all rows or all of K, with the reason in a
+    `FallbackWarning`. The same holds on other platforms, on several devices, under `vmap` and in
+    derivatives. There are derivatives by a float `lhs` or `rhs` and by scales. Along explicit mesh
+    axes operands are gathered first, with a `FallbackWarning` too.
 
     Args:
       lhs: [M, K] or [G, M, K].
@@ -66,7 +66,7 @@ def ragged_dot(
       preferred_element_type: output dtype: float32, bfloat16 or float16. Default: the float
         side's dtype, else that of the scales, else float32.
 
-    Both operands may be what `dot_general` takes, but for a `PreparedArray`.
+    Both operands may be any of `dot_general`'s, except a `PreparedArray`.
 
     Returns:
       [M, N] for the first of these, else [G, M, N].
@@ -74,7 +74,7 @@ def ragged_dot(
     Raises:
       TypeError: an operand, the sizes or the output dtype is not listed above.
       ValueError: shapes do not fit, or `precision` is unknown.
-      UnsupportedError: inside `jaxfp8.strict()`, where no kernel takes it.
+      UnsupportedError: inside `jaxfp8.strict()`, if no kernel takes it.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -107,7 +107,7 @@ def ragged_dot(
 
 
 def _spec(side: Side, contracted: int) -> OperandSpec:
-    """Of a side whose last two axes are a matrix, of which that one is contracted."""
+    """The spec of a side of matrices, contracted along one of its last two axes."""
     batch = tuple(range(len(side.shape) - 2))
     return side.spec((len(batch) + contracted,), batch)
 

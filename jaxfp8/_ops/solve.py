@@ -5,10 +5,10 @@
     y = y + (LU)^-1 P^T (R b - A y)         until the correction is below the last bit of y
     x = C y
 
-All but a share of 1 / blocks of the operations of a factorisation are products of panels, so these
-decide its time and its accuracy. It only preconditions. The residual decides how accurate the
-solution becomes: it is computed in float64 where `a` is float64, and else by `split_dot` with four
-terms, as one product of [A b] and [-y 1], in whose integer sums the large terms cancel exactly.
+All but a share of 1 / blocks of the operations of a factorisation are products of panels. They
+decide its time and its accuracy. The factorisation only preconditions. The residual decides the
+accuracy of the solution: it is computed in float64 if `a` is float64, else by `split_dot` with four
+terms, as one product of [A b] and [-y 1]. Its large terms cancel exactly in integer sums.
 
 Source: J. Wilkinson, "Rounding errors in algebraic processes" (1963); E. Carson and N. Higham,
 "Accelerating the solution of linear systems by iterative refinement in three precisions" (2018).
@@ -38,11 +38,11 @@ OPERATION = "jaxfp8.solve"
 # Columns of a panel, and the most panels: each is a part of the compiled program.
 _BLOCK, _MOST_BLOCKS = 256, 16
 _FLOATS = (*WIDE_FLOAT, checks.FLOAT64)
-# A correction that is this much of the last one no longer improves a solution that is good already.
+# A good solution stops improving once a correction is this much of the last one.
 _STALLED = 0.9
-# A solution of which a correction changes more than this has no digits that are right.
+# A solution has no correct digits if a correction changes more than this share of it.
 _SETTLED = 0.01
-# Rows and columns are scaled by at most this power of two, which float32 holds.
+# Rows and columns are scaled by at most this power of two; float32 holds it.
 _MOST_EXPONENT = 120
 # 1 stands beside x in a line of the residual, and b / x beside a. Entries of b / x are larger than
 # those of a, so x is scaled to be this much smaller than 1.
@@ -54,10 +54,10 @@ class Solution(NamedTuple):
 
     Attributes:
       x: the solution, of the shape of `b`.
-      residual: `b - a x`, as it was computed.
+      residual: `b - a x`, as computed.
       backward_error: `|b - a x| / (|a| |x| + |b|)` in the maximum norm, of the worst column: the
-        relative change of `a` and `b` that makes `x` exact. Rows and columns are scaled first.
-      steps: how often `x` was corrected.
+        relative change of `a` and `b` to make `x` exact. Rows and columns are scaled first.
+      steps: the number of corrections.
       converged: whether the backward error is at most `tol`, and the last correction at most 1 % of
         `x`.
     """
@@ -81,7 +81,7 @@ def solve(
     """Solves `a x = b` by a factorisation in few bits and iterative refinement.
 
     `a` is factored with products of `terms` int8 terms, or in `dtype`, and the solution corrected
-    until its last bits settle. That converges where the condition number of `a` times the error of
+    until its last bits settle. This converges if the condition number of `a` times the error of
     these products is well below 1. With singular values in geometric progression it did up to
 
         rows   panels   1 term   bfloat16   2 terms   3 terms   float32
@@ -90,30 +90,29 @@ def solve(
 
     Panels have 256 columns, so a smaller matrix is factored in float32.
 
-    Where a correction leaves at most a quarter of the error, a float32 solution has at the end
+    If a correction leaves at most a quarter of the error, a float32 solution has at the end
 
         max |x - exact| / max |exact|  <=  2^-22 + 2^-28 (1 + (N + K) / 10) |a^-1| max(16, |a|)
 
-    in the norm of the largest row sum, with rows and columns scaled by powers of two so that their
-    largest values are near 1. That is the worst of all roundings. They average out: errors seen
-    were about `2^-25 + 2^-31 cond(a)`, those of direct float32 solutions several `2^-24 cond(a)`.
-    A float64 solution (`jax_enable_x64`) is as accurate as a
-    direct one in float64. The work is that of one factorisation in few bits, and for each step two
-    triangular solutions in float32 and a product with `a`. It pays where int8 or 16 bits are many
-    times faster than the dtype of `a`; on a CPU they are not.
+    in the norm of the largest row sum, with rows and columns scaled by powers of two to largest
+    values near 1. The bound holds for the worst roundings. They average out: measured errors were
+    about `2^-25 + 2^-31 cond(a)`, and for direct float32 solutions several `2^-24 cond(a)`. A
+    float64 solution (`jax_enable_x64`) is as accurate as a direct one in float64. The work is one
+    factorisation in few bits, and for each step two triangular solutions in float32 and a product
+    with `a`. It pays if int8 or 16 bits are many times faster than the dtype of `a`; on a CPU they
+    are not.
 
-    Inside `jit`, look at `converged`; outside, it is an error if it is False. For several
-    systems, use `jax.vmap`. It is differentiated as the solution of a linear system.
-    `converged` and the errors are about the solution; nothing tells of a gradient that did not
-    settle.
+    Inside `jit`, look at `converged`; outside, it is an error if it is False. For several systems,
+    use `jax.vmap`. It is differentiated as the solution of a linear system. `converged` and the
+    errors are about the solution. An unsettled gradient is not reported.
 
     Args:
       a: [N, N], float32 or float64; 16-bit floats become float32.
-      b: [N] or [N, K], likewise; both become what they promote to.
+      b: [N] or [N, K], likewise; both are promoted to one dtype.
       terms: number of int8 terms of the products of the factorisation, 1 to 4.
       dtype: float32, bfloat16 or float16: computes these products in it instead.
-      tol: the backward error that counts as converged; by default `sqrt(N)` times the unit
-        roundoff of the result, 2^-24 for float32.
+      tol: the backward error of a converged solution; by default `sqrt(N)` times the unit roundoff
+        of the result, 2^-24 for float32.
       max_steps: the most corrections.
 
     Returns:
@@ -174,7 +173,7 @@ def _operands(a: ArrayLike, b: ArrayLike) -> tuple[jax.Array, jax.Array]:
 
 
 def _products(terms: int, dtype: DTypeLike | None) -> int | np.dtype:
-    """What the products of the factorisation are computed in: a number of terms, or a dtype."""
+    """Compute type of the factorisation's products: a number of terms, or a dtype."""
     if dtype is None:
         return checked_terms(OPERATION, terms)
     return as_dtype(OPERATION, "dtype", dtype, WIDE_FLOAT)
@@ -247,7 +246,7 @@ def _refined(
 ) -> tuple[jax.Array, Solution]:
     """Corrects the solution 0 until its last bits settle, or corrections no longer shrink.
 
-    `a` is balanced: what is solved is the system of `2^-rows a 2^-columns`.
+    `a` is balanced: the solved system is `2^-rows a 2^-columns`.
     """
     eps = jnp.finfo(a.dtype).eps / 2
     norm = jnp.max(jnp.sum(jnp.abs(a), 1))
@@ -317,13 +316,13 @@ def _balance(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:
-    """The power of two at or below numbers; 1 for 0 and what is not finite."""
+    """The power of two at or below numbers; 1 for 0 and non-finite ones."""
     _, exponent = jnp.frexp(jnp.where((x > 0) & jnp.isfinite(x), x, 1))
     return jnp.ldexp(jnp.ones_like(x), exponent - 1)
 
 
 def _factored(a: jax.Array, products: int | np.dtype, block: int) -> tuple[jax.Array, jax.Array]:
-    """L and U of the rows of `a` in some order, in one matrix, and that order; all float32."""
+    """L and U of the permuted rows of `a`, in one float32 matrix, and the permutation."""
     width = min(block, a.shape[0])
     panel, _, order = lax.linalg.lu(a[:, :width])
     if width == a.shape[0]:

@@ -3,9 +3,9 @@
     x = 2^-p sum_t 256^(terms - 1 - t) x_t      x_t int8, p for each line of the contracted axes
     y = 2^-(p_x + p_y) sum_(s + t <= terms) 256^(2 terms - 2 - s - t) sum_k x_s y_t
 
-A line is scaled by a power of two and rounded to an integer of 8 * terms bits, whose balanced
-digits in base 256 are its terms. Products of terms are exact in int32. Those of equal weight are
-one product along (term, k), since one operand has its terms in reverse.
+A line is scaled by a power of two and rounded to integers of 8 * terms bits. Their balanced digits
+in base 256 are the terms. Products of terms are exact in int32. Those of equal weight are one
+product along (term, k), since one operand has its terms in reverse.
 
 Source: K. Ozaki, T. Ogita, S. Oishi and S. M. Rump, "Error-free transformations of matrix
 multiplication by using fast routines of matrix multiplication and its applications" (2012), with
@@ -62,21 +62,21 @@ def split_dot(
 
         2^(2.3 - 8 terms) K max_k |x_k| max_k |y_k| + 2^-21 sum_k |x_k y_k|
 
-    where neither operands nor results are below 2^-126, which float32 may flush to zero. The
-    second part is only 2^-22 of the sum itself, also where large products cancel, unless K times
+    if neither operands nor results are below 2^-126; float32 may flush smaller ones to zero. The
+    second part is only 2^-22 of the sum itself, even if large products cancel, unless K times
     `terms` exceeds 130 048: then the sum is cut in two.
 
-    1 to 4 terms cost as much as 1, 4, 8 or 13 products in int8. A line that has an infinity or NaN
+    1 to 4 terms cost as much as 1, 4, 8 or 13 products in int8. A line with an infinity or NaN
     gives NaN.
 
     Derivatives of any order, forward and backward, are computed in as many terms.
 
     Args:
       x, y: float32, bfloat16 or float16.
-      dimension_numbers: as in `jax.lax.dot_general`; by default the product is that of matrices,
-        (M, K) and (K, N), or of equally many matrices, (..., M, K) and (..., K, N).
+      dimension_numbers: as in `jax.lax.dot_general`; by default the product of matrices, (M, K) and
+        (K, N), or of equally many matrices, (..., M, K) and (..., K, N).
       terms: number of int8 terms of each operand, 1 to 4.
-      preferred_element_type: output dtype; by default that to which both promote.
+      preferred_element_type: output dtype; by default the promoted dtype of both.
       out_sharding: sharding of the output, as of `jax.lax.dot_general`.
 
     Returns:
@@ -109,7 +109,7 @@ def split_dot(
 
 
 def checked_terms(operation: str, terms: Any) -> int:
-    """A number of terms of which an operand can be made."""
+    """A number of terms allowed for an operand."""
     count = as_index(terms)
     if count is None or not 1 <= count <= MAX_TERMS:
         got, needs = f"is {shown(terms)}", f"1 to {MAX_TERMS} terms make an operand"
@@ -167,7 +167,7 @@ def _product(
 
 
 def _digit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The last balanced digit of integers in base 256, and what is left."""
+    """The last balanced digit of integers in base 256, and the rest."""
     digit = ((x + 128) & 255) - 128
     return digit, (x - digit) >> 8
 
@@ -175,8 +175,8 @@ def _digit(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _float_of(digits: Sequence[jax.Array]) -> jax.Array:
     """The sum of int32 `digits` in base 256, the most significant last.
 
-    All but the last are balanced, so a sum in which large terms cancel has no large digits. Its
-    error is then at most 2^-22 of itself.
+    All but the last are balanced, so a sum has no large digits if large terms cancel. Its error is
+    then at most 2^-22 of itself.
     """
     *small, large = digits
     fraction = jnp.float32(0)
@@ -210,11 +210,11 @@ def _split(
     """The int8 terms of a float32 operand, the most significant first.
 
     Returns:
-      The terms, the power of two by which each line is multiplied, and whether a line is finite.
+      The terms, each line's factor as a power of two, and whether a line is finite.
     """
     amax = jnp.max(jnp.abs(x), axis=contracting, keepdims=True)
     bits = lax.bitcast_convert_type(amax, jnp.int32)
-    # The largest value becomes at most 0.99 * 2^(8 * terms - 1), so that its first digit fits.
+    # The largest value becomes at most 0.99 * 2^(8 * terms - 1), so its first digit fits.
     near_two = (bits & 0x7FFFFF) > int(0.98 * 2**23)
     power = 8 * terms - 1 - ((bits >> 23) - 126 + near_two)
     whole = jnp.round(_times_power_of_two(x, power)).astype(jnp.int32)
@@ -237,7 +237,7 @@ def _times_power_of_two(x: jax.Array, power: jax.Array) -> jax.Array:
 
 
 def _numbers_with_terms(numbers: DimensionNumbers) -> DimensionNumbers:
-    """The dimension numbers of operands whose terms are stacked before a contracted axis."""
+    """The dimension numbers of operands with terms stacked before a contracted axis."""
     contracting, batch = numbers
     places = [axes[0] for axes in contracting]
 
@@ -256,7 +256,7 @@ def _lines(
 ) -> Callable[..., jax.Array]:
     """How a number of each line of `x` and one of each line of `y` meet in an output like `like`.
 
-    The output may be split along an axis by which an operand is split elsewhere.
+    The output and an operand may be split along different axes by one mesh axis.
     """
     contracting, batch = numbers
     ranks = (x_rank, y_rank)
@@ -280,7 +280,7 @@ def _lines(
 def _abstract_eval(
     x: Any, y: Any, *, numbers: DimensionNumbers, terms: int, out_sharding: Any
 ) -> Any:
-    """The type that JAX gives the product of floats."""
+    """JAX's type of the product of floats."""
     del terms
     mesh = explicit.mesh_of((x, y))
     asked = None if mesh is None or out_sharding is None else NamedSharding(mesh, out_sharding)
@@ -318,7 +318,7 @@ def _transpose_y(ct: jax.Array, x: jax.Array, y: Any, **params: Any) -> jax.Arra
 def _batch(
     operands: Sequence[jax.Array], axes: Sequence[int | None], **params: Any
 ) -> tuple[jax.Array, int]:
-    """A mapped axis of both operands becomes a batch axis, that of one operand a free axis."""
+    """A mapped axis of both operands becomes a batch axis, of one operand a free axis."""
     contracting, batch = params["numbers"]
     moved = [
         x if axis is None else jnp.moveaxis(x, axis, 0)

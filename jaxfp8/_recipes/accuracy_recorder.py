@@ -78,9 +78,9 @@ def operands(
 def _second_rounding(
     recipe: Recipe, weight: Any, contracting: Shape
 ) -> tuple[EightBitArray, Shape] | None:
-    """An FP8 weight that is rounded once more, to int8, and the axes that its product sums over.
+    """An FP8 weight rounded once more, to int8, and the contracted axes of its product.
 
-    None where the recipe multiplies it as it is stored.
+    None if the recipe multiplies it as stored.
     """
     if recipe.compute is None or not isinstance(weight, EightBitArray):
         return None
@@ -112,7 +112,7 @@ class Recorder:
         """Note one call of a layer.
 
         Args:
-          layer: which one.
+          layer: the recorded layer.
           exact, got: output of the float layer and of the 8-bit one, on one input.
           weight, activation: the float operand and what the product takes in its place; None, or
             a pair without an 8-bit array, where it is not in 8 bits.
@@ -123,10 +123,10 @@ class Recorder:
         self._tell(layer)
 
     def layer_of(self, layer: Layer, **operands: Any) -> jax.Array:
-        """As `layer`, noted when the value that this returns, `exact`, is computed.
+        """As `layer`, noted when the returned value, `exact`, is computed.
 
-        For places where a callback of its own is not allowed: the scan of linen checks that only
-        its outputs depend on its inputs.
+        For places without separate callbacks: linen's scan lets only its outputs depend on its
+        inputs.
         """
 
         def note(sums: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What 8 bits cost a model, layer by layer, worst first."""
+"""The error of a model from 8 bits, layer by layer, worst first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OperandError:
       amax: largest finite magnitude.
       scale: least and largest scale.
       saturated: share of values past the range of the 8 bits.
-      underflowed: share of values that are not 0 but become 0.
+      underflowed: share of values rounded from nonzero to 0.
     """
 
     error: Error
@@ -48,12 +48,12 @@ class OperandError:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SecondRounding:
-    """What `compute="int8"` adds to the error of an FP8 weight.
+    """Additional error of an FP8 weight from `compute="int8"`.
 
     Attributes:
       error: of the weight in int8, against the weight in FP8.
-      lines: how many lines it has, each with a scale in int8.
-      lossy_lines: in how many of them more than 10 % of the values become 0.
+      lines: the number of lines, each with a scale in int8.
+      lossy_lines: the number of lines with more than 10 % of the values becoming 0.
       worst: the largest share of values of a line that become 0.
     """
 
@@ -65,20 +65,19 @@ class SecondRounding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerError:
-    """The error of one layer in 8 bits, on the inputs that it had.
+    """The error of one layer in 8 bits, on its own inputs.
 
     Attributes:
       path: its place in the model.
       kind: name of its class.
       recipe: name of its recipe.
       shape: shape of its weight.
-      calls: how often it was called.
-      output: error of its output, against the float layer on the same input. It is the whole
-        error, of all that is rounded, unless the note of the report says otherwise.
+      calls: number of calls.
+      output: error of its output, against the float layer on the same input. It is the whole error,
+        of all roundings, unless the note of the report says otherwise.
       weight, activation: errors of its operands. None if the operand is not in 8 bits or its
         float values are unknown.
-      second: what computing in int8 adds to the error of the weight; None where it is multiplied
-        as it is stored.
+      second: additional error of the weight in int8; None if it is multiplied as stored.
     """
 
     path: str
@@ -101,17 +100,17 @@ class LayerError:
 class AccuracyReport:
     """The error of a model in 8 bits; prints as a table, worst layer first.
 
-    Layers whose paths differ only in numbers print as one row if they are alike in kind, recipe
-    and shape; it has the least and the largest figure. Those better kept wide stand apart.
+    Layers print as one row if their paths differ only in numbers, and kind, recipe and shape are
+    equal. The row has the least and the largest figure. Layers better kept wide stand apart.
 
     Attributes:
       rows: one for each layer.
-      total: error of the model's outputs, of all that is rounded.
+      total: error of the model's outputs, of all roundings.
       weights: the part of it from rounding weights: outputs of the model with dequantised weights,
-        against those of the float model. None unless both operands of a layer are in 8 bits.
-      activations: the part from rounding activations: outputs of the 8-bit model, against those of
-        the model with dequantised weights. None likewise.
-      note: what the errors do not contain; "" if they are whole.
+        against the float model's. None unless both operands of a layer are in 8 bits.
+      activations: the part from rounding activations: outputs of the 8-bit model, against the model
+        with dequantised weights. None likewise.
+      note: the part missing from the errors; "" if they are whole.
     """
 
     rows: tuple[LayerError, ...]
@@ -122,7 +121,7 @@ class AccuracyReport:
 
     @property
     def keep_wide(self) -> tuple[str, ...]:
-        """Paths of the layers that are better kept in floats: below 20 dB, or 10 under the median.
+        """Paths of the layers better kept in floats: below 20 dB, or 10 under the median.
 
         Pass `where=lambda path, layer: path not in report.keep_wide` to quantise the others.
         """
@@ -133,7 +132,7 @@ class AccuracyReport:
         return tuple(row.path for row in self.rows if not row.sqnr >= least)
 
     def to_json(self, indent: int | None = None) -> str:
-        """Rows, totals and the suggestion as JSON; what is no finite number becomes a string."""
+        """Rows, totals and the suggestion as JSON; a non-finite number becomes a string."""
         rows = [{**dataclasses.asdict(row), "sqnr": row.sqnr} for row in self.rows]
         parts = {"total": self.total, "weights": self.weights, "activations": self.activations}
         figures = {name: part and _figures(part) for name, part in parts.items()}
@@ -181,7 +180,7 @@ def _alike(rows: Sequence[LayerError], wide: Sequence[str]) -> list[list[LayerEr
 
 
 def _cells(rows: list[LayerError]) -> tuple[str, ...]:
-    """The cells of layers that are alike."""
+    """The cells of equal layers."""
     first, many = rows[0], f"{len(rows)} x " if len(rows) > 1 else ""
     weights, inputs = ([getattr(row, name) for row in rows] for name in ("weight", "activation"))
     shown = [operand for operand in (inputs if first.activation else weights) if operand]
@@ -210,7 +209,7 @@ def _span(values: Sequence[float], form: str, form_of_several: str = "") -> str:
 
 
 def _second_roundings(rows: tuple[LayerError, ...]) -> list[str]:
-    """What the second rounding to int8 costs, and where it sets many values to 0."""
+    """The error of the second rounding to int8, and the layers with many values set to 0."""
     found = [(row.path, row.second) for row in rows if row.second is not None]
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""Rows of an 8-bit table: an embedding lookup that widens only the rows it returns."""
+"""Rows of an 8-bit table: an embedding lookup, widening only the returned rows."""
 
 from __future__ import annotations
 

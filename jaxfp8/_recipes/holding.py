@@ -1,4 +1,4 @@
-"""The recipe that says how a weight is held, of a weight that is there already."""
+"""The recipe of a weight already quantised."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from jaxfp8._value.transposed import TransposedArray
 def recipe_for(
     q: QArray | TransposedArray, recipe: Recipe, contracting: Shape, batch: Shape
 ) -> Recipe:
-    """`recipe` with what it says of activations, and of weights what `q` shows.
+    """`recipe` for activations, with the weight's part derived from `q`.
 
     Args:
       q: the weight.
-      recipe: the recipe asked for; it is returned as it is where it says the same of weights.
-      contracting, batch: axes of the product that the weight is for.
+      recipe: the recipe asked for; it is returned as it is if it says the same of weights.
+      contracting, batch: axes of the weight's product.
     """
     found = quantization_of(q, contracting, batch)
     for known in (recipe, FP8_W8A16, INT8_W8A16):
@@ -33,7 +33,7 @@ def recipe_for(
 
 
 def quantization_of(q: QArray | TransposedArray, contracting: Shape, batch: Shape) -> Quantization:
-    """How a weight is held, as a recipe says it; the finest granularity where none says it."""
+    """The weight's part of a recipe, from a weight; the finest granularity if none fits."""
     codes = stored(q)
     common: dict[str, Any] = {
         "dtype": codes.qvalue.dtype,

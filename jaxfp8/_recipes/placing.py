@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint for the parameters of a model: which goes where, and how it lies there.
+"""Tensors of a checkpoint for the parameters of a model: their places and axis orders.
 
-A checkpoint of torch has the weight of a layer as [N, K], its free axes before those that are
-summed over. That order is read as it is: an 8-bit weight becomes a view, and no code is moved.
+A checkpoint of torch has the weight of a layer as [N, K], its free axes before the contracted ones.
+This order is read as it is: an 8-bit weight becomes a view, and no code is moved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxfp8._value.transposed import TransposedArray
 Names = str | Sequence[str]
 Naming = Mapping[str, Names] | Callable[[str], Names | None] | None
 
-# What torch calls the weight of a layer.
+# Flax's names for torch's `weight` of a layer.
 _WEIGHTS = ("kernel", "embedding", "scale")
 _LISTED = 8
 
@@ -40,9 +40,9 @@ class Place:
     Attributes:
       path: its path in the model.
       shape: its shape.
-      contracting: the axes of a layer's weight that its product sums over; None where it is no
-        such weight, and has the axes of its tensor.
-      batch: batch axes of that product, stacked layers among them.
+      contracting: the contracted axes of a layer's weight; None if it is something else, with the
+        axes of its tensor.
+      batch: batch axes of its product, stacked layers among them.
     """
 
     path: str
@@ -51,7 +51,7 @@ class Place:
     batch: Shape = ()
 
     def of_one(self) -> Place:
-        """The same for one of several that are stacked along the first axis."""
+        """The same for one of several parameters stacked along the first axis."""
 
         def less(axes: Shape) -> Shape:
             return tuple(axis - 1 for axis in axes if axis)
@@ -63,7 +63,7 @@ class Place:
 
 
 def torch_name(path: str) -> str:
-    """What torch calls the parameter at a path of a model.
+    """Torch's name of the parameter at a path of a model.
 
     Slashes are dots, and `kernel`, `embedding` and `scale` are `weight`.
 
@@ -83,7 +83,7 @@ def torch_name(path: str) -> str:
 
 
 def name_of(mapping: Naming, path: str) -> Names:
-    """The name, or the names, of what fills the parameter at a path."""
+    """The name, or the names, of tensors for the parameter at a path."""
     found = mapping(path) if callable(mapping) else (mapping or {}).get(path)
     return torch_name(path) if found is None else found
 
@@ -96,7 +96,7 @@ def assign(
     ignore: Where = None,
     keep: Where = None,
 ) -> dict[str, Names]:
-    """The names of what fills each parameter, by path.
+    """The names of the tensors for each parameter, by path.
 
     Warns:
       FallbackWarning: `keep` or a path in `mapping` selects nothing.
@@ -155,17 +155,17 @@ def all_names(names: Names) -> list[str]:
 
 
 def shape_of(tensors: Mapping[str, Any], name: str) -> Any:
-    """Shape and dtype of a tensor, which an open checkpoint tells without reading it."""
+    """Shape and dtype of a tensor; an open checkpoint tells them without reading it."""
     tell = getattr(tensors, "shape", None)
     return tell(name) if callable(tell) else tensors[name]
 
 
 def check(operation: str, place: Place, names: Names, tensors: Mapping[str, Any]) -> Any:
-    """What a parameter will hold, as shapes; no tensor of an open checkpoint is read.
+    """The future value of a parameter, as shapes; no tensor of an open checkpoint is read.
 
     Raises:
       ValueError: shapes do not fit.
-      TypeError: a tensor is no array, or in 8 bits where the parameter is no layer's weight.
+      TypeError: a tensor is not an array, or is in 8 bits but not a layer's weight.
     """
     shapes = {name: _struct(operation, name, tensors) for name in all_names(names)}
     return jax.eval_shape(lambda held: _filled(operation, place, names, held.__getitem__), shapes)
@@ -183,18 +183,18 @@ def check_dtype(operation: str, path: str, names: Names, found: Any, own: Any) -
 
 
 def fill(operation: str, place: Place, names: Names, tensors: Mapping[str, Any]) -> Any:
-    """What a parameter holds: an array, or an 8-bit one in the order of the parameter's axes."""
+    """The value of a parameter: an array, or an 8-bit one in the order of the parameter's axes."""
     return _filled(operation, place, names, lambda name: tensors[name])
 
 
 def input_scale(names: Names, tensors: Mapping[str, Any]) -> jax.Array:
-    """The static scale of the input of a layer: of parts that share the input, the largest."""
+    """The static scale of the input of a layer: the largest among parts with one input."""
     scales = [jnp.asarray(tensors[name]).reshape(()) for name in all_names(names)]
     return functools.reduce(jnp.maximum, scales)
 
 
 def _struct(operation: str, name: str, tensors: Mapping[str, Any]) -> Any:
-    """The shapes of a tensor, which has to be an array."""
+    """The shapes of a tensor; it has to be an array."""
     value = adopt(shape_of(tensors, name))
     if not all(is_array(leaf) for leaf in [value, *jax.tree.leaves(value)]):
         got, needs = f"is of type {type(value).__name__}", "an array or a QArray is needed"
@@ -232,12 +232,12 @@ def _check_kinds(operation: str, path: str, values: Sequence[Any]) -> None:
 
 
 def _fits(place: Place, value: Any) -> bool:
-    """Whether a tensor has the shape that a parameter needs."""
+    """Whether a tensor has a shape fit for a parameter."""
     return tuple(value.shape) in _sizes(place)
 
 
 def _sizes(place: Place) -> tuple[Shape, ...]:
-    """The shapes that a tensor may have: with all axes of the parameter, or as [N, K]."""
+    """The shapes allowed for a tensor: with all axes of the parameter, or as [N, K]."""
     if place.contracting is None:
         return (place.shape,)
     order = _torch_order(place)
@@ -276,7 +276,7 @@ def _joined(
 
 
 def _fitted(operation: str, place: Place, name: str, value: Any) -> Any:
-    """A tensor in the order of the parameter's axes; a view where it is in 8 bits."""
+    """A tensor in the order of the parameter's axes; a view if it is in 8 bits."""
     value = adopt(value)
     if place.contracting is None:
         if _in_8_bits(value):
@@ -314,7 +314,7 @@ def _misfit(operation: str, place: Place, name: str, value: Any, sizes: Shape) -
 
 
 def _split(operation: str, place: Place, name: str, value: Any, sizes: Shape, free: int) -> Any:
-    """[N, K] with N and K as the several axes that a layer has for them."""
+    """[N, K] with N and K split into the layer's own axes."""
     parts = (sizes[:free], sizes[free:])
 
     def reshaped(leaf: Any) -> Any:

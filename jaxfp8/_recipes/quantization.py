@@ -55,7 +55,7 @@ class Quantization:
     scale_dtype: DTypeLike = jnp.float32
 
     def __post_init__(self) -> None:
-        """Checks the fields, and normalises dtypes so that equal recipes compare equal."""
+        """Checks the fields, and normalises dtypes, to make equal recipes compare equal."""
         operation = "jaxfp8.Quantization"
         for name, allowed in (("dtype", EIGHT_BIT), ("scale_dtype", SCALE)):
             dtype = as_dtype(operation, name, getattr(self, name), allowed)
@@ -71,8 +71,8 @@ class Quantization:
 
         Args:
           shape: shape of the operand.
-          contracting: the axes that the product sums over.
-          batch: the axes that it shares with the other operand's batch.
+          contracting: the contracted axes.
+          batch: the axes shared with the other operand's batch.
         """
         if self.granularity == "tensor":
             return {}
@@ -102,12 +102,12 @@ class Quantization:
 
         Args:
           x: float32, bfloat16 or float16, of any shape.
-          contracting: axes of `x` that the product sums over; they may count from the end.
-          batch: axes of `x` that are batch axes of the product.
-          scale: the calibrated scale of a static recipe, of shape (), of the rank of `x`, or of
-            any shape that has one element where the recipe has one scale per tensor.
+          contracting: contracted axes of `x`; they may count from the end.
+          batch: batch axes of `x`.
+          scale: the calibrated scale of a static recipe, of shape (), of the rank of `x`, or of any
+            shape of one element if the recipe has one scale per tensor.
           zero_point: the calibrated zero point, of the shape of `scale`.
-          operand: what errors call `x`.
+          operand: the name of `x` in errors.
 
         Returns:
           A `QArray` of the shape of `x`.

@@ -47,10 +47,10 @@ def recipe_dot_general(
       w: weights, likewise, or a `QArray`, a transposed view of one, or a prepared one.
       dimension_numbers: as in `jax.lax.dot_general`.
       recipe: how both operands are held.
-      scale, zero_point: of the activations, where the recipe is static.
-      bias: array that broadcasts over the last output axes.
+      scale, zero_point: of the activations, if the recipe is static.
+      bias: array to broadcast over the last output axes.
       precision: as in `jaxfp8.dot_general`.
-      preferred_element_type: output dtype; by default that of `x`.
+      preferred_element_type: output dtype; by default the dtype of `x`.
       out_sharding: sharding of the output, as of `jax.lax.dot_general`.
 
     Returns:
@@ -159,7 +159,7 @@ def _forward(
 
 
 def _backward(problem: _Problem, residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
-    """Each gradient is that of a product in which the other operand is 8-bit, as it is stored."""
+    """Each gradient is a product with the other operand in 8 bits, as stored."""
     x_q, w_q, bias, scale, zero, x_like, w_like = residuals
     x, w = x_like.zeros(), w_q if w_like is None else w_like.zeros()
     _, of_x = jax.vjp(lambda x, bias: problem.dot(x, w_q, bias), x, bias)
@@ -175,12 +175,12 @@ _product.defvjp(_forward, _backward)
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Like:
-    """The type of an array that the backward pass does not keep."""
+    """The type of an array not kept for the backward pass."""
 
     type: jax.core.ShapedArray
 
     def zeros(self) -> jax.Array:
-        """Zeros of that type. Only their shape and sharding matter: the product is linear."""
+        """Zeros of this type. Only their shape and sharding matter: the product is linear."""
         zeros = jnp.zeros(self.type.shape, self.type.dtype)
         return compat.laid_out_like(zeros, self.type)
 

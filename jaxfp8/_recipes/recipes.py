@@ -33,19 +33,19 @@ class Recipe:
     """How weights and activations of a product are held in 8 bits, for inference.
 
     Attributes:
-      name: what reports call it.
+      name: its name in reports.
       weight: how weights are held; None leaves them as they are.
       activation: how activations are held; None leaves them as they are.
       rows: from how many rows M of a product activations are held so; with fewer rows they stay as
         they are. By default always.
-      terms: None, or the number of int8 terms of which both operands are made during the product,
-        as by `jaxfp8.split_dot`. They are held in floats then.
-      compute: None, or "int8": operands that are not integers are rounded once more, to int8, as
-        by `compute` of `jaxfp8.dot_general`. Gradients are those without it.
+      terms: None, or the number of int8 terms of each operand during the product, as by
+        `jaxfp8.split_dot`. Operands are held in floats then.
+      compute: None, or "int8": float and FP8 operands are rounded once more, to int8, as by
+        `compute` of `jaxfp8.dot_general`. Gradients ignore this rounding.
 
     Raises:
       ValueError: `terms` is out of range, or is given beside `weight` or `activation`; `rows` is no
-        number from 1, or is given without `activation`; `compute` is unknown, or is given where
+        number from 1, or is given without `activation`; `compute` is unknown, or is given while
         both operands are held in floats.
 
     Example:
@@ -64,7 +64,7 @@ class Recipe:
     compute: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses fields that contradict each other."""
+        """Refuses contradictory fields."""
         operation = "jaxfp8.Recipe"
         _check_rows(operation, self.rows)
         if self.rows > 1 and self.activation is None:
@@ -201,15 +201,15 @@ def check_recipe(operation: str, recipe: Any) -> None:
 class DelayedScaling:
     """FP8 training with one scale per tensor, from the amax of earlier steps.
 
-    `scale = amax / max(dtype) * 2^margin`, where `amax` is the largest, or the most recent, of the
-    last `amax_history_length` steps. So the scale is known before the tensor is. A tensor that
-    grows faster than the margin allows saturates for a step. The method and the layout of the
-    history are those of Transformer Engine and of Flax.
+    `scale = amax / max(dtype) * 2^margin`, with `amax` the largest, or the most recent, of the last
+    `amax_history_length` steps. The scale is therefore known before the tensor. A tensor saturates
+    for a step if it outgrows the margin. The method and the layout of the history follow
+    Transformer Engine and Flax.
 
     Attributes:
       amax_history_length: number of steps remembered.
       amax_compute: "max" or "most_recent".
-      margin: how many powers of two to stay below the largest code.
+      margin: powers of two to stay below the largest code.
       forward_dtype: dtype of activations and weights.
       gradient_dtype: dtype of the gradients that flow back.
       precision: accumulation of the forward product; DEFAULT lets a device be fast.

@@ -1,4 +1,4 @@
-"""Which part of a model gets which recipe: rules on paths, ours and those of qwix."""
+"""Recipes for parts of a model: rules on paths, ours and qwix's."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def as_rules(recipe: Any, operation: str = "jaxfp8.Rule") -> tuple[Rule, ...]:
 
     Raises:
       TypeError: `recipe` is none of these.
-      ValueError: a rule of qwix asks for something that no recipe can state.
+      ValueError: a rule of qwix has no equivalent recipe.
     """
     if isinstance(recipe, Recipe):
         return (Rule(recipe=recipe),)

@@ -1,6 +1,6 @@
 """Delayed scaling: the state of one product's three tensors, and how a step changes it.
 
-The names, shapes, order and arithmetic are those of Flax, so that one checkpoint serves both.
+The names, shapes, order and arithmetic are Flax's, so one checkpoint serves both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxfp8._value.scales import per, store_scale
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """The delayed scaling of one tensor: what `DelayedScaling` remembers of earlier steps.
+    """The delayed scaling of one tensor: the memory of `DelayedScaling` from earlier steps.
 
     Attributes:
       scale: float32 [1], the scale of the last step.
@@ -53,12 +53,12 @@ class Scaling:
 class ScalingState:
     """The delayed scaling of the three tensors of one product.
 
-    Its gradient is no derivative but the next state, which is to overwrite it.
+    Its gradient is not a derivative but the next state, to overwrite it.
 
     Attributes:
       input: of the left operand, the activations.
       kernel: of the right operand, the weights.
-      output_grad: of the gradient of the output; None scales that by its own amax in every step.
+      output_grad: of the gradient of the output; None scales it by its own amax in every step.
 
     Example:
       >>> import jaxfp8
@@ -74,7 +74,7 @@ class ScalingState:
     @classmethod
     def init(cls, recipe: DelayedScaling) -> ScalingState:
         """The state before the first step: scales of 1, histories of 0."""
-        # Each has buffers of its own, so that all of them can be donated.
+        # Each has buffers of its own, so all of them can be donated.
         return cls(
             input=Scaling.init(recipe),
             kernel=Scaling.init(recipe),
@@ -83,10 +83,10 @@ class ScalingState:
 
 
 def check_scalings(operation: str, scalings: Mapping[str, Scaling | None]) -> None:
-    """Refuses states that an optimiser trained, as far as they are known: tracers pass.
+    """Refuses states trained by an optimiser, as far as they are known: tracers pass.
 
     Args:
-      operation: what the messages name.
+      operation: name for messages.
       scalings: by the name of their operand.
 
     Raises:
@@ -128,8 +128,8 @@ def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
     """The state after a step: its scale, and the largest magnitude in the history.
 
     Args:
-      old: the state before; of float32, or of a dtype that converts to it and adds by maximum.
-      scale: what the tensor was divided by, a float32 scalar.
+      old: the state before; of float32, or of a convertible dtype with maximum as its addition.
+      scale: the divisor of the tensor, a float32 scalar.
       magnitudes: the finite magnitudes of the tensor, or the largest of them; float32.
 
     Returns:
@@ -146,9 +146,9 @@ def record(old: Scaling, scale: jax.Array, magnitudes: jax.Array) -> Scaling:
 def next_scale(recipe: DelayedScaling, dtype: DTypeLike, old: Scaling) -> jax.Array:
     """The scalar `amax / max(dtype) * 2^margin`; the last scale while there is no amax yet.
 
-    It is computed as the reciprocal of a reciprocal, so that it rounds as in Flax. Values that are
-    not finite are ignored: the state may come from another program. No program writes negative
-    ones: an optimiser changed the state. They give NaN, since a compiled step cannot raise.
+    It is computed as the reciprocal of a reciprocal, to round as in Flax. Non-finite values are
+    ignored: the state may come from another program. No program writes negative ones: an optimiser
+    changed the state. They give NaN, since a compiled step cannot raise.
     """
     scale, history = (
         jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
@@ -170,7 +170,7 @@ def scale_outside_training(
     """`next_scale`; while the state is untouched, a power of two from the amax of `x`.
 
     The first scale, 1, suits tensors of few sizes. In training the second step has a better one. A
-    power of two rounds as 1 does: results differ from Flax's only where 1 saturates or underflows.
+    power of two rounds as 1 does: results differ from Flax's only if 1 saturates or underflows.
     """
     scale, history = (
         jax.lax.convert_element_type(value, jnp.float32) for value in (old.scale, old.amax_history)
@@ -195,7 +195,7 @@ def _no_amax(x: jax.Array, history: jax.Array) -> jax.Array:
 
 
 def _amax_of_all(magnitudes: jax.Array, history: jax.Array) -> jax.Array:
-    """The largest magnitude over all shards and vmapped copies that share the history."""
+    """The largest magnitude over all shards and vmapped copies of one history."""
     amax = _largest(0)(magnitudes, history)
     axes = compat.varying_axes(amax) - compat.varying_axes(history)
     return jax.lax.pmax(amax, tuple(sorted(axes))) if axes else amax
@@ -203,10 +203,10 @@ def _amax_of_all(magnitudes: jax.Array, history: jax.Array) -> jax.Array:
 
 @functools.cache
 def _largest(kept: int) -> Any:
-    """The maximum of `x` over all axes but the first `kept`, which its history has too.
+    """The maximum of `x` over all axes but the first `kept`, also axes of its history.
 
-    Under vmap there is one maximum for each history. A mapped axis of `x` that the history lacks
-    is reduced as well.
+    Under vmap there is one maximum for each history. A mapped axis of `x` is reduced as well if the
+    history lacks it.
     """
 
     @custom_vmap

@@ -1,6 +1,6 @@
 """Selects layers, weights or tensors by pattern or function, and warns of an empty selection.
 
-A mistyped pattern changes nothing, and nobody notices. So every argument of that kind is a
+A mistyped pattern changes nothing, and nobody notices. Every pattern argument is therefore a
 `Selection`. Its caller asks it about all items, then calls `tell`.
 """
 

@@ -39,22 +39,22 @@ def fp8_dot_general(
 ) -> jax.Array:
     """A product for FP8 training: its value and its gradients come from 8-bit operands.
 
-    `y = q(lhs) . q(rhs)` with both operands in e4m3fn; for a gradient `g` of `y`, in e5m2,
-    `d_lhs = q(g) . q(rhs)^T` and `d_rhs = q(lhs)^T . q(g)`. Rounding is differentiated as if it
-    were the identity. The backward pass keeps 8-bit values, which cannot be differentiated again;
-    `CurrentScaling(second_derivatives=True)` keeps floats as well. Everything saturates: no
-    value becomes NaN or infinite by being quantised.
+    `y = q(lhs) . q(rhs)` with both operands in e4m3fn; for a gradient `g` of `y`, in e5m2, `d_lhs =
+    q(g) . q(rhs)^T` and `d_rhs = q(lhs)^T . q(g)`. Rounding is differentiated as if it were the
+    identity. The backward pass keeps 8-bit values, without second derivatives;
+    `CurrentScaling(second_derivatives=True)` keeps floats as well. Everything saturates: no value
+    becomes NaN or infinite by being quantised.
 
     Args:
       lhs: activations, float32, bfloat16 or float16.
       rhs: weights, likewise; master weights in float32 go with activations in bfloat16.
       dimension_numbers: as in `jax.lax.dot_general`.
-      state: the scales of `DelayedScaling`. The gradient with respect to it is the next state,
-        which is to overwrite it. Under vmap, scan and shard_map, a state that several products
-        share takes the maximum; where `jax.grad` adds up gradients of one state (a layer used
-        twice, a scan that closes over it), give it a dtype that adds by maximum, such as
+      state: the scales of `DelayedScaling`. The gradient with respect to it is the next state, to
+        overwrite it. Under vmap, scan and shard_map, a state of several products takes the maximum;
+        if `jax.grad` adds up gradients of one state (a layer used twice, a scan with it as a
+        constant), give it a dtype with maximum as its addition, such as
         `flax.linen.fp8_ops.fp32_max_grad`.
-      recipe: `DelayedScaling` (default) or `CurrentScaling`, which has no state.
+      recipe: `DelayedScaling` (default) or `CurrentScaling` (without a state).
       preferred_element_type: output dtype; by default the dtype both operands promote to.
       out_sharding: sharding of the output, as of `jax.lax.dot_general`.
 
@@ -63,7 +63,7 @@ def fp8_dot_general(
 
     Raises:
       TypeError: an operand has another dtype; the state does not fit the recipe; or a gradient is
-        differentiated and the recipe keeps no floats for that.
+        differentiated and the recipe keeps no floats for it.
       ValueError: shapes do not fit; or the state has negative values and is no tracer. Under `jit`
         these give NaN.
 
@@ -101,8 +101,8 @@ def dot_and_scalings(
 ) -> tuple[jax.Array, Scalings]:
     """The product of `fp8_dot_general`, and the next scalings of both operands.
 
-    They come from the amaxes that quantising finds, and have no gradient. None for
-    `CurrentScaling`. A product that `evaluates` is no training step, differentiated or not.
+    They come from the amaxes found while quantising, and have no gradient. None for
+    `CurrentScaling`. With `evaluates` the product is not a training step, differentiated or not.
     """
     operation = "jaxfp8.fp8_dot_general"
     recipe = DelayedScaling() if recipe is None else recipe
@@ -144,7 +144,7 @@ def _check_state(operation: str, recipe: Any, state: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Problem:
-    """What is known of a product before its data is.
+    """The facts of a product known before its data.
 
     Attributes:
       numbers: normalised dimension numbers.
@@ -180,7 +180,7 @@ def _forward(
     state: ScalingState | None,
     backward: bool = True,
 ) -> tuple[tuple[jax.Array, Scalings], Any]:
-    """The product with the next scalings, and what the backward pass needs: operands and those."""
+    """The product with the next scalings, and the residuals: operands and scalings."""
     recipe, ((lhs_axes, rhs_axes), (lhs_batch, rhs_batch)) = problem.recipe, problem.numbers
     if backward:
         lhs, rhs = _differentiated(recipe, "lhs", lhs), _differentiated(recipe, "rhs", rhs)
@@ -230,7 +230,7 @@ _product.defvjp(_forward, _backward)
 
 
 def _differentiated(recipe: TrainingRecipe, name: str, x: jax.Array) -> jax.Array:
-    """`x`, with an error where it is differentiated twice and only codes are kept."""
+    """`x`, with an error if it is differentiated twice and only codes are kept."""
     if is_twice_differentiable(recipe):
         return x
     operand = name if " " in name else f"`{name}`"
@@ -250,7 +250,7 @@ def _gradient(problem: _Problem, side: int, g: Codes, other: Codes) -> jax.Array
 
     Args:
       problem: the product.
-      side: 0 for the gradient of lhs, 1 for that of rhs.
+      side: 0 for the gradient of lhs, 1 for rhs.
       g: the gradient of the output.
       other: the other operand.
     """

@@ -46,18 +46,18 @@ def encode_for_products(
     both: bool = True,
     training: bool = True,
 ) -> tuple[tuple[Codes, Codes], Scaling | None]:
-    """A tensor in 8 bits for the two products that read it, and its next scaling.
+    """A tensor in 8 bits for its two products, and its next scaling.
 
     The products sum over different axes. With one scale for the whole tensor both have the same
-    codes. On a GPU each has them in the layout that it reads fastest. With a scale per row, scales
-    may not vary along the summed axes, so the tensor is quantised twice.
+    codes. On a GPU each has them in its fastest layout. With a scale per row, scales may not vary
+    along the summed axes, so the tensor is quantised twice.
 
     Args:
       recipe: how tensors are scaled.
       dtype: the 8-bit dtype.
       x: the tensor.
       old: its delayed scaling, if it has one.
-      summed: the axes that each product sums over.
+      summed: the contracted axes of each product.
       batch: the batch axes.
       both: whether the second product takes place. Otherwise only the first codes are of use.
       training: whether this is a training step. It pays for no amax in front of the codes.
@@ -108,11 +108,11 @@ def _as_codes(values: jax.Array, scale: jax.Array, tiles: Shape, order: Shape) -
 def _transpose_from(
     x: jax.Array, summed: tuple[Shape, Shape], batch: Shape, both: bool
 ) -> int | None:
-    """The first axis that the transposed copy has in front, or None for no such copy.
+    """The first axis of the transposed copy, or None without a copy.
 
-    There is a copy where one product sums over the last axes of `x` and the other over the ones
-    before. It is of no use where the only product sums over the last axes, or where the platform
-    multiplies any layout as fast.
+    There is a copy if one product sums over the last axes of `x` and the other over the ones
+    before. It is useless if the only product sums over the last axes, or if the platform multiplies
+    any layout equally fast.
     """
     if batch or not _layout_matters():
         return None
@@ -126,7 +126,7 @@ def _transpose_from(
 def _layout_matters() -> bool:
     """Whether products along contiguous axes are faster, as on tensor cores.
 
-    This is a guess: where the program will run is not known yet. Only its speed depends on it.
+    This is a guess: the program's platform is not known yet. Only its speed depends on it.
     """
     return ffi.has_backend("cuda")
 

@@ -1,7 +1,7 @@
 """Quantised operands of FP8 training, and their product: one scaled dot.
 
-Codes have no derivative. A product that is to be differentiated twice keeps its operands in floats
-as well, and rounding is differentiated as if it were the identity.
+Codes have no derivative. A product to be differentiated twice keeps its operands in floats as well,
+and rounding is differentiated as if it were the identity.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxfp8._value.spec import DimensionNumbers, EpilogueSpec, OperandSpec, Scal
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Codes:
-    """A quantised operand. FP8 as bytes: XLA:CPU widens float8 arrays that a scan stacks.
+    """A quantised operand. FP8 as bytes: XLA:CPU widens float8 arrays stacked by a scan.
 
     Attributes:
       values: the codes, as uint8.
@@ -32,7 +32,7 @@ class Codes:
         product does not depend on it.
       tiles: size of the tile by axis of the values.
       dtype: logical dtype of the values.
-      order: the axes of the operand in the order in which the values have them.
+      order: the axes of the operand in the order of the values.
     """
 
     values: jax.Array
@@ -90,7 +90,7 @@ def multiply(
 
 
 def _straight(codes: Codes, wide: jax.Array) -> jax.Array:
-    """What codes stand for, in float32 and the operand's order of axes, as if not rounded."""
+    """The values of codes, in float32 and the operand's order of axes, as if not rounded."""
     q = QArray(jax.lax.bitcast_convert_type(codes.values, jnp.dtype(codes.dtype)), codes.scale)
     axes = [codes.order.index(axis) for axis in range(q.ndim)]
     return straight_through(dequantize(q, jnp.float32).transpose(axes), wide)
