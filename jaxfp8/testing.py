@@ -19,13 +19,13 @@ def assert_rewritten(
     Args:
       fun: the function as it is, not rewritten.
       *args, **kwargs: its arguments, or `jax.ShapeDtypeStruct`s in place of arrays.
-      at_least: how many dots must be captured.
+      at_least: the least number of captured dots.
 
     Returns:
       The report, for further checks.
 
     Raises:
-      AssertionError: fewer were; the message is the report.
+      AssertionError: fewer dots were captured; the message is the report.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""How long kernels of two builds of libjaxfp8_cpu.so take, in turns, by the C interface.
+"""Times of kernels in two builds of libjaxfp8_cpu.so, interleaved, through the C interface.
 
     .venv/bin/python tools/compare_builds.py OLD.so NEW.so --threads 2 \
         "bf16*e4m3 16x4096x4096 kn" "int8*int8 1x4096x4096 prepared cold" < more-cases

@@ -59,7 +59,7 @@ def page_of(text: str, folder: Path) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A record, with the digits of its figures as they are written."""
+    """A record, with the digits of its figures as written."""
     return json.loads(path.read_text(), parse_float=Decimal, parse_int=Decimal)
 
 

@@ -1,4 +1,4 @@
-"""How many relative words a sentence of comments and docstrings has: `make check` prints it.
+"""Relative words per sentence of comments and docstrings: `make check` prints it.
 
     python tools/relative_words.py [--worst N] [PATH ...]      jaxfp8 and ffi, or files and folders
 

@@ -84,7 +84,7 @@ class Measured:
         return timing.median if isinstance(timing, Timing) else None
 
     def ratio(self, slow: str, fast: str = "") -> float | None:
-        """How many times longer `slow` takes than `fast`, by default ours."""
+        """The speed of `fast`, by default ours, relative to `slow`."""
         long, short = self.seconds(slow), self.seconds(fast or self.ours)
         return None if long is None or short is None else long / short
 
@@ -148,7 +148,7 @@ class Goal:
 
 
 def faster_than(peer: str, reach: float, ours: str = OURS) -> Goal:
-    """How many times longer a peer takes than ours."""
+    """Our speed relative to a peer."""
     text = f"{ours}: times faster than {peer}"
     return Goal(text=text, value=lambda m: m.ratio(peer, ours), reach=reach)
 
@@ -160,7 +160,7 @@ def share_of_peak(reach: float) -> Goal:
 
 
 def no_slower_than(other: str, share: float, ours: str = OURS) -> Goal:
-    """How much longer ours takes than another form of it, as a share."""
+    """The additional time of ours over another form of it, as a share."""
 
     def value(measured: Measured) -> float | None:
         ratio = measured.ratio(ours, other)
@@ -171,7 +171,7 @@ def no_slower_than(other: str, share: float, ours: str = OURS) -> Goal:
 
 
 def apart(one: str, other: str, share: float) -> Goal:
-    """How much longer the slower of two takes, as a share."""
+    """The additional time of the slower of two, as a share."""
 
     def value(measured: Measured) -> float | None:
         ratio = measured.ratio(one, other)

@@ -78,7 +78,7 @@ def step(
       position: of the first of them, int32.
       layers: weights.
       caches: keys and values before the step.
-      sizes, dot: of the decoder, and how it multiplies.
+      sizes, dot: of the decoder, and its dot.
 
     Returns:
       The tokens after the last layer [B, T, width], and the caches with theirs.

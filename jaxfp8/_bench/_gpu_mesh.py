@@ -21,7 +21,7 @@ _AXES = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
 _NN = (((1,), (0,)), ((), ()))
 _MANY = 8  # products in one program if one is short beside its dispatch
 _LARGE = 8192, 28672  # K and N of the weights
-# How a training step is split: activations, first and second weight, hidden activations.
+# The split of a training step: activations, first and second weight, hidden activations.
 _SPLITS = {
     "data": (P("d", None), P(None, None), P(None, None)),
     "tensor": (P(None, None), P(None, "d"), P("d", None)),

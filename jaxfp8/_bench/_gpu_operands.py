@@ -21,7 +21,7 @@ def normal(seed: int, *shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
 
 
 def copies(bytes_each: float, least: int = 2) -> int:
-    """How many sets of operands to rotate through."""
+    """The number of operand sets to rotate through."""
     return int(min(24, max(least, _BEYOND_CACHES // max(bytes_each, 1))))
 
 

@@ -1,4 +1,4 @@
-"""How many bytes each instruction of a compiled program reads and writes, from its text.
+"""Bytes read and written by each instruction of a compiled program, from its text.
 
 Operands and results count once each. Results without a reader, such as scratch memory, do not
 count. An update in place counts its new values twice.

@@ -112,11 +112,11 @@ def measure(
 ) -> dict[str, Timing | Missing]:
     """Times contenders in turns; a failed one is left out from there on.
 
-    Each round has an order of its own, since a contender can slow down the next one.
+    Each round has another order, since a contender can slow down the next one.
 
     Args:
       contenders: by name.
-      rounds: how often each has its turn.
+      rounds: turns of each contender.
       tick: called after each turn, and after each first call; that one compiles and is not timed.
 
     Returns:

@@ -35,7 +35,7 @@ class Plan(Generic[R]):
       schema: names the fields of the JSON.
       key: the field of the JSON with the results.
       record: a result as JSON.
-      show: shows a result as soon as it is there.
+      show: shows a result as soon as it is known.
       finish: shows a summary of all results, and returns whether the run failed.
       figure: draws all results under a title, with matplotlib.
     """

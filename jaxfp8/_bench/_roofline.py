@@ -1,4 +1,4 @@
-"""Plots of cases: a roofline, and how many times longer the peers take. Needs matplotlib."""
+"""Plots of cases: a roofline, and our speed relative to the peers. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _roofs(
 
 
 def times(axes: Any, done: Sequence[Measured]) -> None:
-    """For each case, how many times longer than ours the others take; with aims, those too."""
+    """For each case, our speed relative to the others; with aims, those too."""
     compared = [m for m in done if len(m.timings) > 1 and m.seconds(m.ours)]
     axes.set(xscale="log", title="Time, as a multiple of jaxfp8's; left of 1 is faster")
     axes.axvline(1, color="tab:blue", linewidth=1)

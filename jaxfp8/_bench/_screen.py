@@ -20,13 +20,13 @@ except ImportError:  # an extra
 _STYLES = {"ours": "bold", "better": "green", "worse": "red", "aside": "dim"}
 _LEFT = ("contender", "way", "", "case", "compared", "kernel")
 
-# Shows the current case, and how many cases are done, with fractions.
+# Shows the current case, and the number of finished cases, with fractions.
 Show = Callable[[str, float], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Cells of a table, and how they are meant: "ours", "better", "worse", "aside" or ""."""
+    """Cells of a table, and their meaning: "ours", "better", "worse", "aside" or ""."""
 
     cells: tuple[str, ...]
     meant: str = ""

@@ -180,7 +180,7 @@ def _product(where: str, kind: _products.Kind) -> Finding:
 
 
 def _judged(outcome: _products.Outcome) -> tuple[bool, str]:
-    """Whether a product is broken, and how it went."""
+    """Whether a product is broken, and its outcome in words."""
     if not outcome.ran:
         return True, "computed, but by no kernel"
     ran = ", ".join(outcome.ran)
@@ -190,7 +190,7 @@ def _judged(outcome: _products.Outcome) -> tuple[bool, str]:
 
 
 def counters() -> Iterable[Finding]:
-    """How often each kernel has run in this process."""
+    """The runs of each kernel in this process."""
     for where in ffi.PLATFORMS:
         for name, calls in ffi.kernel_calls(where).items():
             yield Finding(name=name, text=f"{calls} calls")

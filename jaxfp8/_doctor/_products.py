@@ -90,7 +90,7 @@ def problem(kind: Kind, platform: str, compute_capability: int | None) -> Proble
     Args:
       kind: sides and rows.
       platform: "cpu" or "cuda".
-      compute_capability: of the GPU, as `ffi.compute_capability` has it.
+      compute_capability: of the GPU, from `ffi.compute_capability`.
     """
     size = _LEAST[platform]
     while True:
@@ -173,7 +173,7 @@ def _excess(
 
 
 def _spread(size: int, number: int) -> np.ndarray:
-    """So many of the indices of an axis, or all, from the first to the last."""
+    """Evenly spaced indices of an axis, from the first to the last."""
     return np.unique(np.linspace(0, size - 1, min(size, number)).astype(int))
 
 

@@ -50,7 +50,7 @@ class Error:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The error of the outputs of a program against another's.
+    """The error of one program's outputs against another's.
 
     Attributes:
       total: over all float outputs.

@@ -133,7 +133,7 @@ def has_no_row(kind: type, name: str, axes: int) -> bool:
     Args:
       kind: class of its module.
       name: its name there.
-      axes: how many it has.
+      axes: the number of its axes.
     """
     return axes < 2 or (name in ("bias", "scale") and _layer(kind) != "")
 

@@ -103,7 +103,7 @@ def has_data(leaf: Any) -> bool:
 
 
 def narrow(array: jax.Array) -> jax.Array:
-    """A float64 or int64 array in 32 bits, as it is without x64."""
+    """A float64 or int64 array in 32 bits, as without x64."""
     dtype = _NARROW.get(array.dtype)
     return array if dtype is None else array.astype(dtype)
 
@@ -149,7 +149,7 @@ def named_tiles(
 
 
 def has_dtype(dtype: np.dtype) -> str:
-    """How an error names a wrong dtype."""
+    """The name of a wrong dtype in an error."""
     return f"has dtype {dtype.name}"
 
 

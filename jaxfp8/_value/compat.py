@@ -65,7 +65,7 @@ def bind_params(eqn: Any) -> tuple[Sequence[Any], dict[str, Any]]:
 
 
 def types_of_outputs(eqn: Any, operands: Sequence[Any]) -> Sequence[Any] | None:
-    """The types of the outputs of an equation for operands of other shardings.
+    """The output types of an equation for operands with other shardings.
 
     None if JAX's rules need more information.
     """
@@ -93,7 +93,7 @@ class _Untold:
 
 
 def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """How many constants and carried values a scan has."""
+    """The number of constants and of carried values of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
@@ -203,7 +203,7 @@ def laid_out_like(x: Any, aval: Any) -> Any:
 
 
 def spec_of_output(eqn: Any) -> Any:
-    """How the output of an equation is split along explicit mesh axes; None on other meshes."""
+    """The split of an equation's output along explicit mesh axes; None on other meshes."""
     sharding = eqn.outvars[0].aval.sharding
     explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
     return sharding.spec if explicit else None
@@ -220,7 +220,7 @@ def laid_along(x: Any, other: Any) -> Any:
 
 
 def batch_alike(sides: Sequence[Any], batch: Sequence[tuple[int, ...]]) -> list[Any]:
-    """Both sides of a product with their batch axes sharded alike along explicit mesh axes.
+    """Both sides of a product with equal shardings of their batch axes along explicit mesh axes.
 
     If only one side shards an axis, the other side follows. If both do, the left side decides.
     """

@@ -67,12 +67,12 @@ def entries(q: Any, index: Any) -> list[Any]:
 
 
 def axes_of(entry: Any) -> int:
-    """How many axes of the result an index has."""
+    """The number of result axes from an index."""
     return 1 if entry is None or isinstance(entry, slice) else getattr(entry, "ndim", 0)
 
 
 def _check_arrays(along: list[Any]) -> None:
-    """Arrays beside other arrays or ints would put their axes elsewhere."""
+    """Refuses an array with other arrays or ints: its axes would move elsewhere."""
     arrays = [one for one in along if one.is_array]
     if arrays and (len(arrays) > 1 or any(one.drops for one in along)):
         got, needs = "has an array beside other arrays or ints", "one array of ints is taken"

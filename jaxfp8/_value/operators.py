@@ -1,4 +1,4 @@
-"""8-bit arrays beside `@` and in functions of JAX and numpy.
+"""8-bit arrays as operands of `@` and in functions of JAX and numpy.
 
 `_ops` sets the function behind `@`, as `_value` may not import `_ops`. Functions of `jax.numpy`
 take arrays alone, and widening one silently would lose its 8 bits. So they get an error.

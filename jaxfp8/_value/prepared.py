@@ -145,8 +145,8 @@ def prepare(q: Any, contracting: int = -2) -> Any:
     - On a GPU, a K-contiguous copy for kernels of 8-bit activations. Products transpose any other
       layout at each call. An int8 or uint8 weight also gets its sums over K. Zero points of the
       left operand need them, `sum_k (l - z) w = sum_k l w - z sum_k w`. Without them the product
-      reads the weight once more. Views are not copied: of integers they get sums, and of FP8 they
-      stay as they are. Batch axes have to come first, or calls still move them.
+      reads the weight once more. Views are not copied: integer views get sums, and FP8 views stay
+      unchanged. Batch axes have to come first, or calls still move them.
 
     Args:
       q: a `QArray`, or a pytree; its `QArray`s are prepared.
@@ -156,7 +156,7 @@ def prepare(q: Any, contracting: int = -2) -> Any:
     Returns:
       A `PreparedArray` for each `QArray`: on a CPU if its contracted axis is a multiple of 4, its
       columns are a multiple of 64, and no tile cuts these groups. Any other `QArray` there stays
-      as it is, and a `FallbackWarning` says why.
+      unchanged, with the reason in a `FallbackWarning`.
 
     Raises:
       TypeError: `contracting` is no int, or `q` holds no `QArray`.

@@ -358,7 +358,7 @@ def _check_tiles(q: QArray, operation: str, operand: str) -> None:
     if any(tile is not None and (as_index(tile) or 0) < 1 for tile in tiles):
         needs, remedy = "a tile is an int of at least 1, or None", "give its size"
         value_error(operation, operand, "tiles", got, needs, remedy)
-    # vmap over an axis leaves its size in front: 1 or None, as every index had its own scale.
+    # vmap over an axis leaves its size at the start: 1 or None, as every index had its own scale.
     if any(tile not in (None, 1) for tile in tiles[: max(len(tiles) - q.ndim, 0)]):
         needs = f"qvalue of shape {q.shape} has {q.ndim} axes"
         value_error(operation, operand, "tiles", got, needs, "give no more sizes than axes")

@@ -60,7 +60,7 @@ def choose_scale(
     zero_point: jax.Array | None,
     choose_zero: bool,
 ) -> jax.Array:
-    """The least float32 scale without saturation of finite values in a tile; 0 if all are 0.
+    """The smallest float32 scale without saturation of finite values in a tile; 0 if all are 0.
 
     Args:
       x: float32 values; NaN and infinities are ignored.

@@ -37,7 +37,7 @@ def is_known(shape: Shape) -> bool:
 
 
 def tile_counts(shape: Shape, tiles: Shape) -> Shape:
-    """How many tiles of sizes `tiles` cover an array of `shape`; the last one may be partial."""
+    """By axis, the number of tiles in an array of `shape`; the last one may be partial."""
     return tuple(-(-size // tile) for size, tile in zip(shape, tiles, strict=True))
 
 
@@ -54,8 +54,8 @@ class OperandSpec:
       tiles: sizes, by axis, of a tile, the unit of one scale and zero point; at least 1.
       scale: whether a scale of shape `tile_counts(shape, tiles)` is given.
       zero_point: whether a zero point of the same shape is given (int8 and uint8 only).
-      scale_rounded: whether the float32 scale is rounded to bfloat16 as it is read. A cast in
-        front of the call would do the same, but can take longer than the product.
+      scale_rounded: whether the float32 scale is rounded to bfloat16 as it is read. A cast before
+        the call would do the same, but can take longer than the product.
       sums: whether the sums of the values over the contracted axes are given: int32, of shape
         `sums_shape` (int8 and uint8 only). A GPU needs them where the other side has a zero point,
         and makes them in each call otherwise.
@@ -89,7 +89,7 @@ class OperandSpec:
 
     @property
     def depth(self) -> int:
-        """How many values are summed over."""
+        """The number of values in a sum."""
         return math.prod(self.sizes(self.contracting))
 
     @property

@@ -29,8 +29,8 @@ class TransposedArray(MatmulOperator):
     `matmul`, `einsum` and `recipe_dot_general`, and the weight of a layer.
 
     It is a pytree of the arrays of `stored`. The order counts axes from the last, so `vmap` and
-    `scan` may split and stack it along the axes in front of the order. `out_axes` behind them would
-    put the new axis into `stored`.
+    `scan` may split and stack it along the leading axes. Later `out_axes` would put the new axis
+    into `stored`.
 
     Attributes:
       stored: the `QArray` as it lies in memory.
@@ -126,7 +126,7 @@ class TransposedArray(MatmulOperator):
         return jnp.transpose(leaf, self.axes) if leaf.ndim else leaf
 
     def __getitem__(self, index: Any) -> Any:
-        """As `QArray.__getitem__`, but for new axes.
+        """As `QArray.__getitem__`, without new axes.
 
         Raises:
           IndexError: it has a new axis, or as there.

@@ -58,7 +58,7 @@ def check(way: Way, data: Data, x: Any, w: Any, y: np.ndarray, platform: str) ->
     Args:
       way: the way to multiply.
       data: the float operands.
-      x, w: them as they are held.
+      x, w: them as stored.
       y: the product of these.
       platform: "cpu" or "cuda".
     """

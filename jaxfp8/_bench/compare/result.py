@@ -31,7 +31,7 @@ class Result:
     Attributes:
       way: the name of the way.
       error: of the product, against float64.
-      bytes: of the operands as they are held, and of the output in float32.
+      bytes: of the stored operands, and of the output in float32.
       check: the check of its bounds; None if not requested.
       timings: by stage.
     """
@@ -150,7 +150,7 @@ def _one(
     platform: str,
     verify: bool,
 ) -> tuple[Result, tuple[Any, Any]]:
-    """A way without its times, and its operands as they are held."""
+    """A way without its times, and its stored operands."""
     held = jax.jit(way.hold_x)(x), jax.jit(way.hold_w)(w)
     y = np.asarray(jax.jit(way.multiply)(*held), np.float64)
     result = Result(

@@ -39,11 +39,11 @@ class Way:
     w_dtype: DTypeLike = jnp.float32
 
     def hold_x(self, x: jax.Array) -> QArray | jax.Array:
-        """The left operand as it is held."""
+        """The left operand as stored."""
         return self.recipe.quantize_activation(x.astype(self.x_dtype), (1,))
 
     def hold_w(self, w: jax.Array) -> QArray | jax.Array:
-        """The right operand as it is held."""
+        """The right operand as stored."""
         return self.recipe.quantize_weight(w.astype(self.w_dtype), (0,))
 
     def multiply(self, x: Any, w: Any) -> jax.Array:

@@ -152,7 +152,7 @@ def reset() -> None:
 
 
 def kernel_calls(platform: str = "cpu") -> dict[str, int]:
-    """How many calls each kernel has computed in this process, by name; {} without a library.
+    """The calls of each kernel in this process, by name; {} without a library.
 
     A CUDA graph counts once, when it is captured. A GPU's product left to XLA is not counted;
     `explain` names its kernel "xla".

@@ -1,1 +1,1 @@
-"""How a mesh splits a call."""
+"""The split of a call over a mesh."""

@@ -1,4 +1,4 @@
-"""How a call is split along explicit mesh axes: by the types of its arrays.
+"""The split of a call along explicit mesh axes: by the types of its arrays.
 
 On explicit axes JAX knows the sharding of every array while it traces. The type of an output is
 decided then, as by `jax.lax.dot_general`. Lowering wraps the call in a `shard_map`, with the
@@ -155,7 +155,7 @@ def bytes_sent(
     """Bytes sent between devices, for each array; as if each mesh axis were the only one.
 
     Args:
-      shards: how the call is split.
+      shards: the split of the call.
       factors: which axes are split together.
       operands, results: types of the arrays.
 

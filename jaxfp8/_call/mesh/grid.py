@@ -132,7 +132,7 @@ def _of_order(place: compat.Place, numbers: tuple[int, ...], sizes: tuple[int, .
 
 
 def _strides(numbers: np.ndarray) -> tuple[int, ...] | None:
-    """By how much numbers grow along each axis of an array; None unless they do so steadily."""
+    """The stride of numbers along each axis of an array; None unless all are constant."""
     steps = [
         int(np.take(numbers, 1, axis).flat[0] - numbers.flat[0]) for axis in range(numbers.ndim)
     ]

@@ -80,7 +80,7 @@ def _where_full(shape: Shape, names: Names) -> Names:
 
 
 def _pieces(spec: ScaledDotSpec) -> dict[str, int]:
-    """Into how many parts each factor can be cut: no tile of a scale may be cut."""
+    """The number of parts each factor can be cut into: no tile of a scale may be cut."""
     sizes: dict[str, int] = {}
     tiles: dict[str, list[int]] = {}
     for side, free in ((spec.lhs, "m"), (spec.rhs, "n")):

@@ -2,7 +2,7 @@
 
 The axes of operands and results belong to **factors**: the rows of a product are a factor of the
 left side, of the output and of the residual. A call on shards is right if all arrays split a factor
-alike. One table therefore says everything: the mesh axes of each factor.
+the same way. One table therefore says everything: the mesh axes of each factor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Factors:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """How a call is split: each device has one part of each factor.
+    """The split of a call: each device has one part of each factor.
 
     Attributes:
       mesh: the devices.
@@ -100,7 +100,7 @@ class Shards:
         return tuple(axis for name in names if name for axis in self.mesh_axes.get(name, ()))
 
     def parts(self, name: str | None) -> int:
-        """Into how many parts a factor is split."""
+        """The number of parts of a factor."""
         return math.prod(self.mesh.shape[axis] for axis in self.axes(name))
 
     def shape(self, shape: tuple[int, ...], names: Names) -> tuple[int, ...]:

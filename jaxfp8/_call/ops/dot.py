@@ -397,10 +397,7 @@ def _cotangent_side(spec: ScaledDotSpec, ct: jax.Array, for_lhs: bool) -> Operan
 def _layout_of(
     spec: ScaledDotSpec, side: OperandSpec, other: OperandSpec, is_lhs: bool
 ) -> tuple[Shape, Shape]:
-    """The axes of `side` in the order of its cotangent, and the shared batch axes.
-
-    The cotangent comes from a dot, and is summed over the batch axes of size 1 in `side`.
-    """
+    """The axes of `side` in the order of its cotangent, and the batch axes to sum it over."""
     paired = dict(zip(other.contracting, side.contracting, strict=True))
     contracting = tuple(paired[axis] for axis in sorted(other.contracting))
     order = side.batch + (side.free + contracting if is_lhs else contracting + side.free)

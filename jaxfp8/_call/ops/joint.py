@@ -1,9 +1,9 @@
 """Products of one input as one call, `joint_dots_p`: one launch on a GPU.
 
-A weight of few columns keeps few blocks at work, and each launch waits for the one in front of it.
-From compute capability 9.0 on `sm80_w8a16` computes several products of up to 64 rows at once, of
-FP8 values up to 16. On other platforms, on several devices, under vmap and in derivatives they run
-as separate scaled dots.
+A weight of few columns keeps few blocks at work, and each launch waits for the one before. From
+compute capability 9.0 on `sm80_w8a16` computes several products of up to 64 rows at once, of FP8
+values up to 16. On other platforms, on several devices, under vmap and in derivatives they run as
+separate scaled dots.
 
 Order of this file: choice of products, primitive, its rules, lowering.
 """

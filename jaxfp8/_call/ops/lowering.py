@@ -107,7 +107,7 @@ def in_canonical_form(
 
 
 def result_types(form: ScaledDotSpec) -> list[jax.ShapeDtypeStruct]:
-    """Of the output of a canonical problem, and of its amax."""
+    """Types of the output of a canonical problem, and of its amax."""
     epilogue = form.epilogue
     out = jax.ShapeDtypeStruct(form.out_shape, dtypes.storage(epilogue.out_dtype))
     amax = epilogue.amax
@@ -117,9 +117,9 @@ def result_types(form: ScaledDotSpec) -> list[jax.ShapeDtypeStruct]:
 def _scale_as_stored(form: ScaledDotSpec, kernel: str) -> str:
     """The scale read as stored and rounded by the call; "" if there is none.
 
-    A conversion in front of a call is a kernel of its own: 1.4 us, while a product of one row takes
-    10. `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths
-    read float32.
+    A conversion before a call is a kernel of its own: 1.4 us, while a product of one row takes 10.
+    `sm80_w8a16`, and `sm90_gemm` in its place, read scales of weights in any form; other paths read
+    float32.
     """
     product = weight_only.WeightOnly.of(form)
     return f"{product.weights}_scale" if product and product.is_certain(kernel) else ""

@@ -18,9 +18,9 @@ from jaxfp8._value.spec import OperandSpec, Shape, is_known
 from jaxfp8._value.tiles import repeated
 
 _HOPPER, _ITS_CODE = 90, "90a"
-# As in ffi/cuda/kernels/sm90_gemm: K of a step, bytes that lines are aligned to, and how many
-# products of int8, or of uint8, an int32 sum holds, in whole 16 bytes, since K is padded to those;
-# its smallest tile, and how many it counts.
+# As in ffi/cuda/kernels/sm90_gemm: K of a step and the alignment of lines in bytes; the most
+# products of int8, or of uint8, in an int32 sum, in multiples of 16 as K is padded; its smallest
+# tile, and the most tiles it counts.
 _STEP, _ALIGNMENT = 128, 16
 _LONGEST_SUM = {
     name: (2**31 - 1) // largest**2 // _ALIGNMENT * _ALIGNMENT

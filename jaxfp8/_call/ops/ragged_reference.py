@@ -152,7 +152,7 @@ def _within(
 ) -> dict[str, Any]:
     """Values and scales of a side from `start` to `end` along K; elsewhere zeros and ones.
 
-    Other groups may hold NaN, and NaN times zero is NaN. Both sides are masked for that. The code
+    Other groups may hold NaN, and NaN times zero is NaN. Both sides are therefore masked. The code
     of zero is the zero point.
     """
     (axis,) = side.contracting
