@@ -34,7 +34,7 @@ examples:
 """
 
 
-# Functions say which of their arguments is wrong; here it is one of the options.
+# A function's error names an argument; here it becomes an option.
 _OPTIONS = {
     "`jaxfp8.typing.Report.predict`: ": "",
     "`device`": "--device",
@@ -43,7 +43,7 @@ _OPTIONS = {
 
 
 class _UsageError(Exception):
-    """Wrong arguments; the message says what to type instead."""
+    """Wrong arguments; the message has a remedy."""
 
 
 class _Failure(Exception):
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_command(arguments: Sequence[str] | None) -> int:
     try:
         options = _parser().parse_args(arguments)
-    except SystemExit:  # argparse has printed the help, or what is wrong
+    except SystemExit:  # argparse has printed the help, or the error
         sys.stdout.flush()
         raise
     try:
@@ -90,7 +90,7 @@ def _said(options: argparse.Namespace, error: object, code: int) -> int:
 
 @contextlib.contextmanager
 def _reader_may_leave() -> Iterator[None]:
-    """Printing ends without an error where the reader, `head` say, has seen enough."""
+    """Printing ends without an error if the reader, such as `head`, closes the pipe."""
     try:
         yield
     except BrokenPipeError:
@@ -164,7 +164,7 @@ def _add_explain(commands: Any) -> None:
 
 
 def _add_measurements(commands: Any) -> None:
-    """The commands that measure: `bench` and `compare`."""
+    """The measuring commands: `bench` and `compare`."""
     speed = "how fast the kernels are on this machine, beside XLA and oneDNN"
     cost = "what each way to multiply costs in accuracy and in time, on your sizes and data"
     for name, module, text in (("bench", _cli, speed), ("compare", _compare, cost)):
@@ -221,7 +221,7 @@ def _path(text: str) -> str:
 
 
 def _recipes() -> list[str]:
-    """The recipes that a checkpoint can be made with."""
+    """The recipes for making a checkpoint."""
     named = {name: getattr(jaxfp8, name) for name in jaxfp8.__all__}
     return sorted(
         name
@@ -251,7 +251,7 @@ def _quantize(options: argparse.Namespace) -> int:
         report = checkpoint.quantize(
             options.source, options.target, recipe, where=options.only, overwrite=overwrite
         )
-    except ValueError as error:  # a CheckpointError, or a weight that no format has words for
+    except ValueError as error:  # a CheckpointError, or a weight outside every format
         raise _Failure(str(error)) from error
     except OSError as error:
         reason = error.strerror or error
@@ -336,7 +336,7 @@ def _predicted(report: jaxfp8.typing.Report, device: str | None) -> Any:
 
 
 def _arguments(path: str | None) -> tuple[Any, ...]:
-    """What the function that `path` names returns."""
+    """The result of the function at `path`."""
     if path is None:
         return ()
     make = _load(path)
@@ -350,7 +350,7 @@ def _arguments(path: str | None) -> tuple[Any, ...]:
 
 
 def _why_not_called_with(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str | None:
-    """Why the function cannot take that many arguments; None if it can."""
+    """Why the function cannot take these arguments; None if it can."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built in C, for instance
@@ -363,7 +363,7 @@ def _why_not_called_with(function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 def _show(report: object) -> None:
-    """Prints a report; the exit code is what it is, whether or not somebody reads on."""
+    """Prints a report; a closed pipe does not change the exit code."""
     with _reader_may_leave():
         print(report, flush=True)
 
@@ -384,7 +384,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _load(path: str) -> Callable[..., Any]:
-    """The function that `MODULE:FUNCTION` names."""
+    """The function named by `MODULE:FUNCTION`."""
     module_name, colon, names = path.partition(":")
     if not (module_name and colon and names):
         raise _UsageError(f"{path!r} is not of the form MODULE:FUNCTION, as in my_model:forward")

@@ -1,17 +1,17 @@
-"""Lets XLA:CPU slice FP8 stacks as bytes where a loop slices them for a product.
+"""Lets XLA:CPU slice FP8 stacks as bytes if a loop slices them for a product.
 
 `jax.lax.scan` slices its stacks before its body sees them, so a product in the body gets FP8. XLA
-on the CPU slices FP8 in float16, and converts the whole stack in front of the loop. Slices of bytes
-have the same bits, and `_value/picking` has their figures. So the lowering rule of a product puts
-bytes into the module that JAX is writing, wherever a slice has the dtype and sizes of its operand:
+on the CPU slices FP8 in float16, and converts the whole stack before the loop. Slices of bytes have
+the same bits, and `_value/picking` has their figures. The lowering rule of a product therefore puts
+bytes into JAX's unfinished module, for every slice with the dtype and sizes of its operand:
 
     %1 = dynamic_slice %stack, %i            %b = bitcast_convert (barrier %stack, %i)  : u8
     %2 = reshape %1                    ──▶   %s = dynamic_slice %b, %i                  : u8
                                              %2 = reshape (bitcast_convert %s)          : f8
 
-These are enough. The product may stand in a function, as under remat, whose call is not written
-yet; and a slice for something else keeps its value. JAX 0.10 writes a body that two scans share
-only once, in front of the second scan's slices: these stay FP8.
+These are enough. The product may stand in a function without a call yet, as under remat; and a
+slice for something else keeps its value. JAX 0.10 writes a body shared by two scans only once,
+before the second scan's slices: these stay FP8.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def lowered(primitive: Primitive, abstract_eval: Callable[..., Any]) -> Primitiv
 
     Args:
       primitive: has several results; gets its lowering rule here.
-      abstract_eval: that of both.
+      abstract_eval: for both primitives.
 
     Returns:
       The second, of the same name and parameters, in want of its lowering rules.
@@ -53,7 +53,7 @@ def lowered(primitive: Primitive, abstract_eval: Callable[..., Any]) -> Primitiv
 
 
 def _slice_as_bytes(module: Any, operands: Sequence[Any]) -> None:
-    """Replaces the slices of FP8 stacks from which operands may come."""
+    """Replaces slices of FP8 stacks, the possible sources of operands."""
     kinds = [_kind(operand) for operand in operands if _may_be_slice(operand)]
     if not kinds:
         return
@@ -82,7 +82,7 @@ def _kind(value: Any) -> tuple[Any, list[int]]:
 
 
 def _operations(op: Any) -> Iterator[Any]:
-    """The operations inside another, from a list of them that does not grow meanwhile."""
+    """The operations inside another, from a copied list: the original grows meanwhile."""
     inner = [o.operation for region in op.regions for block in region for o in block]
     for one in inner:
         yield one

@@ -1,4 +1,4 @@
-"""Which kernel computes a scaled dot on a platform, as its library says, and whether it pays."""
+"""Routes: the library's kernel for a scaled dot on a platform, and whether it pays."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from jaxfp8._call.library import ffi
 from jaxfp8._call.ops import lowering
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 
-# The version of cuBLASLt that routes are asked for on a machine without a GPU.
+# The assumed version of cuBLASLt for routes on a machine without a GPU.
 CUBLASLT = 130000
 _GENERAL, _BY_CUBLASLT = "general", "cublaslt_"
 _CONSTANT_SCALES = "use scales that are constant along the contracted axis, or leave it to XLA here"
 
 
 def kernel_for(spec: ScaledDotSpec, platform: str) -> str | None:
-    """The name of the kernel that computes `spec` on `platform`.
+    """The name of the kernel for `spec` on `platform`.
 
     Args:
       spec: the scaled dot.
       platform: "cpu", "cuda", "rocm" or "tpu".
 
     Returns:
-      None if there is no kernel (`lowering.why_not` says why). "" if there is one, but which one
-      depends on a device that is not here. "xla" where the product is left to XLA's.
+      None if there is no kernel (`lowering.why_not` says why). "" if there is one, but the choice
+      depends on an absent device. "xla" if the product is left to XLA.
     """
     platform = {"gpu": "cuda"}.get(platform, platform)
     if lowering.why_not(spec, platform) is not None:
@@ -35,7 +35,7 @@ def kernel_for(spec: ScaledDotSpec, platform: str) -> str | None:
 
 
 class Slower(NamedTuple):
-    """Why XLA's program for a product is faster than the kernel, and what to change."""
+    """Why XLA's program for a product is faster than the kernel, and a remedy."""
 
     reason: str
     remedy: str
@@ -51,7 +51,7 @@ def slower_than_xla(spec: ScaledDotSpec, platform: str) -> Slower | None:
       platform: "cpu", "cuda", "rocm" or "tpu".
 
     Returns:
-      None where the kernel is no slower, where there is none, and where no GPU is at hand.
+      None if the kernel is at least as fast, without a kernel, and without a GPU.
     """
     if {"gpu": "cuda"}.get(platform, platform) != "cuda":
         return None
@@ -119,7 +119,7 @@ def _on_cuda(spec: ScaledDotSpec) -> str:
 
 
 def path_on(spec: ScaledDotSpec, compute_capability: int, cublaslt_version: int) -> str:
-    """The path of the CUDA library for a problem that is not empty; "" for none. Needs no GPU."""
+    """The path of the CUDA library for a nonempty problem; "" for none. Needs no GPU."""
     form = canonical.canonical(spec).spec
     return _first(ffi.cuda_paths(form, compute_capability, cublaslt_version))
 
