@@ -39,11 +39,11 @@ def fp8_dot_general(
 ) -> jax.Array:
     """A product for FP8 training: its value and its gradients come from 8-bit operands.
 
-    `y = q(lhs) . q(rhs)` with both operands in e4m3fn; for a gradient `g` of `y`, in e5m2, `d_lhs =
-    q(g) . q(rhs)^T` and `d_rhs = q(lhs)^T . q(g)`. Rounding is differentiated as if it were the
-    identity. The backward pass keeps 8-bit values, without second derivatives;
-    `CurrentScaling(second_derivatives=True)` keeps floats as well. Everything saturates: no value
-    becomes NaN or infinite by being quantised.
+    `y = q(lhs) . q(rhs)` with both operands in e4m3fn. A gradient `g` of `y` is in e5m2:
+    `d_lhs = q(g) . q(rhs)^T` and `d_rhs = q(lhs)^T . q(g)`. Rounding is differentiated as if it
+    were the identity. The backward pass keeps only 8-bit values, so there are no second
+    derivatives; `CurrentScaling(second_derivatives=True)` keeps floats as well. Everything
+    saturates: no value becomes NaN or infinite by being quantised.
 
     Args:
       lhs: activations, float32, bfloat16 or float16.
@@ -51,9 +51,8 @@ def fp8_dot_general(
       dimension_numbers: as in `jax.lax.dot_general`.
       state: the scales of `DelayedScaling`. The gradient with respect to it is the next state, to
         overwrite it. Under vmap, scan and shard_map, a state of several products takes the maximum;
-        if `jax.grad` adds up gradients of one state (a layer used twice, a scan with it as a
-        constant), give it a dtype with maximum as its addition, such as
-        `flax.linen.fp8_ops.fp32_max_grad`.
+        if `jax.grad` adds up gradients of one state (a layer used twice, a scan closing over it),
+        give it a dtype with maximum as its addition, such as `flax.linen.fp8_ops.fp32_max_grad`.
       recipe: `DelayedScaling` (default) or `CurrentScaling` (without a state).
       preferred_element_type: output dtype; by default the dtype both operands promote to.
       out_sharding: sharding of the output, as of `jax.lax.dot_general`.

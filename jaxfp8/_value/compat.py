@@ -306,7 +306,7 @@ class Place:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """How far apart in the program neighbours along each of these axes are."""
+        """The stride in the program along each of these axes."""
         names, sizes = self.mesh.axis_names, tuple(self.mesh.shape.values())
         return tuple(math.prod(sizes[names.index(name) + 1 :]) for name in self.axes)
 

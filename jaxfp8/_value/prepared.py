@@ -50,7 +50,7 @@ class PreparedArray(MatmulOperator):
     save `unprepare()`.
 
     Attributes:
-      packed: on a CPU a `QArray` in the kernels' layout `[..., N / 64, K / 4, 64, 4]` for K the
+      packed: on a CPU a `QArray` in the kernels' layout, `[..., N / 64, K / 4, 64, 4]`, for K the
         contracted axis, N the last of the others. On a GPU a view of a K-contiguous copy or, with
         `sums`, the array itself.
       contracting: the contracted axis, counted from the last one of `shape`.

@@ -55,7 +55,7 @@ class Compared:
     Attributes:
       name: sizes and distribution.
       shape: M, N and K.
-      results: of the ways that ran
+      results: of the completed ways.
       missing: by name, the reason why a way did not run.
     """
 

@@ -57,7 +57,7 @@ def tell_gathered(what: str, reason: str) -> None:
     """Warns of a call on a mesh with operands gathered by XLA; once per reason.
 
     Args:
-      what: the problem in words
+      what: the problem in words.
       reason: why, and what to change.
 
     Raises:

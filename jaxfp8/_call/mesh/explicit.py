@@ -288,7 +288,7 @@ def dot_sharding(
     Args:
       spec: the problem.
       avals: types of its operands.
-      out_sharding: the caller's wish, by axis of the output.
+      out_sharding: the requested sharding, by axis of the output.
 
     Raises:
       ShardingTypeError: JAX's own, if the types do not determine the sharding of the output.
@@ -376,13 +376,13 @@ def output_avals(
     dtypes: Sequence[Any],
     parts: Callable[..., Parts],
 ) -> list[Any]:
-    """The types of results: along explicit mesh axes they are split as the first operand is.
+    """The types of results: along explicit mesh axes they are split like the first operand.
 
     Args:
       avals: of the operands.
       shapes: of the results.
       dtypes: of the results.
-      parts: gives the factors of a call, and the call on shards, for such operands.
+      parts: gives the factors of a call, and the call on shards, for these operands.
     """
     shardings: Sequence[NamedSharding | None] = [None] * len(shapes)
     if mesh_of(avals) is not None:
