@@ -14,9 +14,10 @@
 //   4. workspace.cc, and jaxfp8/_call/gpu/workspace.py beside it: how much scratch it can use.
 //   5. Tests: ffi/tests/*_test.cc for the host side and a stand-in for the plan in
 //      ffi/tests/cuda/runtime_stand_ins.h, so that the fuzzer plans it;
-//      tests/native/test_cuda_route.py for its place among the routes; tests/gpu/test_products.py for the values, on a GPU, with how exactly it
-//      accumulates in `ACCUMULATION` of tests/gpu/products.py, and a row in tests/gpu/sanitized.py;
-//      its name in ffi/tests/cuda/fuzz_test.cc; its scratch in tests/test_workspace.py.
+//      tests/native/test_cuda_route.py for its place among the routes; tests/gpu/test_products.py
+//      for the values, on a GPU, with how exactly it accumulates in `ACCUMULATION` of
+//      tests/gpu/products.py, and a row in tests/gpu/sanitized.py; its name in
+//      ffi/tests/cuda/fuzz_test.cc; its scratch in tests/test_workspace.py.
 //   6. Rows of `python -m jaxfp8 bench --platform cuda`: jaxfp8/_bench/.
 //   7. README.md (what runs where), docs/hardware.md, docs/custom_call.md (names of kernels),
 //      CHANGELOG.md.
