@@ -15,8 +15,8 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// The numbers of jaxfp8/_call/gpu/workspace.py, where each has its reason: _CUBLASLT + _SMALL, _SLABS,
-// _SPARE and _LEAST.
+// The numbers of jaxfp8/_call/gpu/workspace.py, where each has its reason: _CUBLASLT + _SMALL,
+// _SLABS, _SPARE and _LEAST.
 constexpr double kMiB = 1 << 20;
 constexpr double kLibraryBytes = 33 * kMiB;
 constexpr double kMaxSlabBytes = 256 * kMiB;

@@ -11,7 +11,8 @@
 namespace jaxfp8::cuda {
 
 // Bytes of workspace with which the path of the problem, or the one called `kernel`, is as fast as
-// it can be on any device. Plans also work with less. jaxfp8/_call/gpu/workspace.py has the same rule.
+// it can be on any device. Plans also work with less. jaxfp8/_call/gpu/workspace.py has the same
+// rule.
 size_t WorkspaceFor(const Problem& problem, std::string_view kernel);
 
 }  // namespace jaxfp8::cuda
