@@ -35,7 +35,7 @@ from jaxfp8._recipes.recipes import (
 from jaxfp8._recipes.rules import Rule
 from jaxfp8._recipes.scaling import ScalingState
 from jaxfp8._recipes.training import fp8_dot_general
-from jaxfp8._rewrite import explain, quantize_dots, rewrite
+from jaxfp8._rewrite import Target, explain, quantize_dots, rewrite
 from jaxfp8._value.errors import FallbackWarning, LibraryError, UnsupportedError
 from jaxfp8._value.joining import concatenate, stack
 from jaxfp8._value.prepared import PreparedArray, prepare
@@ -84,6 +84,7 @@ __all__ = [
     "Recipe",
     "Rule",
     "ScalingState",
+    "Target",
     "TransposedArray",
     "UnsupportedError",
     "concatenate",

@@ -36,8 +36,9 @@ examples:
 
 # A function's error names an argument; here it becomes an option.
 _OPTIONS = {
-    "`jaxfp8.typing.Report.predict`: ": "",
-    "`device`": "--device",
+    "`jaxfp8.Target`: ": "",
+    "`platform`": "--target",
+    "`capability`": "--target",
     "`overwrite=True`": "--overwrite",
 }
 
@@ -150,10 +151,9 @@ def _add_explain(commands: Any) -> None:
     explain.add_argument("--json", metavar="FILE", help="write the report as JSON too")
     explain.add_argument("--html", metavar="FILE", help="write the report as a page too")
     explain.add_argument(
-        "--device",
-        metavar="NAME",
-        help="print what each product takes on a device, too, and where bfloat16 is faster (h100, "
-        "h200)",
+        "--target",
+        metavar="PLATFORM[:CAPABILITY]",
+        help="the machine to explain for, such as cuda:90 for an H100 (default: this one)",
     )
     explain.add_argument(
         "--strict",
@@ -312,25 +312,26 @@ def _explain(options: argparse.Namespace) -> int:
             else "give --args MODULE:MAKE_ARGS, a function that returns a tuple of them"
         )
         raise _UsageError(f"{options.function} takes other arguments: {reason}; {remedy}")
-    report = jaxfp8.explain(function, compute=options.compute)(*arguments)
-    predicted = _predicted(report, options.device)
+    target = _target(options.target)
+    report = jaxfp8.explain(function, compute=options.compute, target=target)(*arguments)
     if options.json:
         _write(options.json, report.to_json(indent=1) + "\n")
     if options.html:
         _write(options.html, report.to_html())
     with _reader_may_leave():
         show(report)
-        if predicted is not None:
-            print(predicted)
         sys.stdout.flush()
     return 1 if options.strict and report.missed else 0
 
 
-def _predicted(report: jaxfp8.typing.Report, device: str | None) -> Any:
-    if device is None:
+def _target(text: str | None) -> jaxfp8.Target | None:
+    if text is None:
         return None
+    platform, colon, capability = text.partition(":")
+    if colon and not capability.isdecimal():
+        raise _UsageError(f"--target is {text!r}; write a number after the colon, as in cuda:90")
     try:
-        return report.predict(device)
+        return jaxfp8.Target(platform, int(capability) if colon else None)
     except ValueError as error:
         raise _UsageError(str(error)) from error
 

@@ -113,11 +113,15 @@ def test_explain_says_what_was_mistyped(folder, monkeypatch, capsys, arguments, 
             "--json no/such/folder.json: there is no folder",
         ),
         (
-            ["my_model:forward", "--args", "my_model:arguments", "--device", "abacus"],
-            "--device is 'abacus', but numbers are known of",
+            ["my_model:forward", "--args", "my_model:arguments", "--target", "abacus"],
+            "--target is 'abacus', but needs to be one of cpu, cuda",
+        ),
+        (
+            ["my_model:forward", "--args", "my_model:arguments", "--target", "cuda:hopper"],
+            "--target is 'cuda:hopper'; write a number after the colon",
         ),
     ],
-    ids=["none", "too few", "wants some", "folder", "device"],
+    ids=["none", "too few", "wants some", "folder", "target", "capability"],
 )
 def test_explain_says_which_arguments_are_wrong(folder, monkeypatch, capsys, arguments, expected):
     monkeypatch.syspath_prepend(folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from jaxfp8._call.library.targets import Target, deciding_for
 from jaxfp8._ops.int8_compute import check_compute
 from jaxfp8._rewrite.derive import derivatives, halves
 from jaxfp8._rewrite.plan.arguments import Arguments, split
@@ -62,6 +63,7 @@ class Rewriter:
       warns: warn if no dot on 8-bit data is captured. The user did not ask for the halves of a
         derivative, so these do not warn.
       compute: in what products are computed, as by `compute` of `dot_general`.
+      target: the machine for which it is decided; None is the one at hand.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Rewriter:
         strict: bool = False,
         warns: bool = False,
         compute: str | None = None,
+        target: Target | None = None,
     ) -> None:
-        self.fun, self.strict, self.warns, self.compute = fun, strict, warns, compute
+        self.fun, self.strict, self.warns = fun, strict, warns
+        self.compute, self.target = compute, target
         self._told: set[str] = set()
         self._cache: collections.OrderedDict[Hashable, Rewritten] = collections.OrderedDict()
 
@@ -100,15 +104,20 @@ class Rewriter:
 
     def _build(self, arguments: Arguments) -> Rewritten:
         traced = trace(self.fun, arguments)
-        decision = decide(traced.jaxpr, self.compute)
+        with deciding_for(self.target):
+            decision = decide(traced.jaxpr, self.compute)
+            self._check_misses(decision)
+        if not decision.changed:
+            return Rewritten(traced)
+        return rewritten_of(self.fun, traced, decision, self.compute, self.target)
+
+    def _check_misses(self, decision: Decision) -> None:
+        """Raise or warn where dots are missed, as the user asked."""
         sites = decision.seen.sites
         if self.strict and any(not site.changed for site in sites):
             _refuse_misses(report_of(self.fun, decision.seen))
         if self.warns and sites and not decision.seen.is_captured and not decision.seen.calls:
             self._warn(report_of(self.fun, decision.seen))
-        if not decision.changed:
-            return Rewritten(traced)
-        return rewritten_of(self.fun, traced, decision, self.compute)
 
     def _warn(self, report: Report) -> None:
         """Warns that no dot was captured, once for each text."""
@@ -122,7 +131,11 @@ class Rewriter:
 
 
 def rewritten_of(
-    fun: Callable[..., Any], traced: Trace, decision: Decision, compute: str | None = None
+    fun: Callable[..., Any],
+    traced: Trace,
+    decision: Decision,
+    compute: str | None = None,
+    target: Target | None = None,
 ) -> Rewritten:
     """The rewritten function on flat arrays, with the derivatives of the original."""
     used = traced.used()
@@ -133,7 +146,7 @@ def rewritten_of(
 
     name = getattr(fun, "__name__", "rewritten")
     run.__name__ = run.__qualname__ = name
-    remake = halves.rewriting(Rewriter, compute)
+    remake = halves.rewriting(functools.partial(Rewriter, target=target), compute, target)
     of_used = derivatives.differentiable(run, traced.jaxpr, used, remake)
 
     def call(*arrays: Any) -> Sequence[Any]:
@@ -179,8 +192,20 @@ def _check_callable(operation: str, fun: Any) -> None:
         )
 
 
+def _check_target(operation: str, target: Any) -> None:
+    if target is not None and not isinstance(target, Target):
+        raise TypeError(
+            f"`jaxfp8.{operation}`: `target` is {shown(target)}, but needs to be a "
+            '`jaxfp8.Target`; use `jaxfp8.Target("cuda", 90)` for an H100.'
+        )
+
+
 def rewrite(
-    fun: Callable[..., Any], *, strict: bool = False, compute: str | None = None
+    fun: Callable[..., Any],
+    *,
+    strict: bool = False,
+    compute: str | None = None,
+    target: Target | None = None,
 ) -> Callable[..., Any]:
     """Makes the dequantise-matmul patterns of a function into products of the 8-bit data itself.
 
@@ -197,6 +222,9 @@ def rewrite(
       compute: None multiplies 8-bit data as it is stored. "int8" rounds FP8 and float operands of
         captured dots once more, as by `compute` of `jaxfp8.dot_general`; products of the backward
         pass are not. `explain` says what that costs.
+      target: the machine for which dots are chosen, such as `jaxfp8.Target("cuda", 90)`; None is
+        the one at hand. The program is right on every machine. Compiling it still asks for the
+        kernels of the machine that it is compiled on.
 
     Returns:
       A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`.
@@ -206,7 +234,7 @@ def rewrite(
         says why for the first. A function without 8-bit data is called without a warning.
 
     Raises:
-      TypeError: if `fun` is no function.
+      TypeError: if `fun` is no function, or `target` no `Target`.
       ValueError: `compute` is unknown. When called, if `strict` and a dot is missed: which one, and
         why.
 
@@ -220,7 +248,8 @@ def rewrite(
     """
     _check_callable("rewrite", fun)
     check_compute("jaxfp8.rewrite", compute)
-    rewriter = Rewriter(fun, strict=strict, warns=True, compute=compute)
+    _check_target("rewrite", target)
+    rewriter = Rewriter(fun, strict=strict, warns=True, compute=compute, target=target)
     direct = Direct(getattr(fun, "__name__", "rewritten"), rewriter.find, _MOST_TRACES)
 
     @functools.wraps(fun)
@@ -238,13 +267,18 @@ def rewrite(
     return rewritten
 
 
-def explain(fun: Callable[..., Any], *, compute: str | None = None) -> Callable[..., Report]:
+def explain(
+    fun: Callable[..., Any], *, compute: str | None = None, target: Target | None = None
+) -> Callable[..., Report]:
     """Says for every dot in a function whether `rewrite` captures it, and why not.
 
     Args:
       fun: the function, as given to `rewrite`.
       compute: as given to `rewrite`. With "int8", a row says what the second rounding costs, and
         which lines of an operand it sets to 0 in good part; for the latter, give arrays.
+      target: the machine to explain for, such as `jaxfp8.Target("cuda", 90)`; None is the one at
+        hand. Nothing of it is needed here, but the CUDA library names kernels and says where 8
+        bits lose. Without the library these are left open.
 
     Returns:
       A function of the same arguments (`jax.ShapeDtypeStruct` in place of arrays will do) that
@@ -259,14 +293,16 @@ def explain(fun: Callable[..., Any], *, compute: str | None = None) -> Callable[
     """
     _check_callable("explain", fun)
     check_compute("jaxfp8.explain", compute)
+    _check_target("explain", target)
 
     @functools.wraps(fun)
     def explained(*args: Any, **kwargs: Any) -> Report:
         arguments = split(args, kwargs)
         traced = trace(fun, arguments)
         types = types_of(traced.jaxpr, arguments.arrays)
-        decision = decide(traced.jaxpr, compute)
-        decision.learn([*traced.consts, *arguments.arrays])
-        return report_of(fun, decision.seen, types)
+        with deciding_for(target):
+            decision = decide(traced.jaxpr, compute)
+            decision.learn([*traced.consts, *arguments.arrays])
+            return report_of(fun, decision.seen, types)
 
     return explained

@@ -22,16 +22,11 @@ def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: int) -> None:
-    """Decide as on a machine with such a GPU."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(ffi, "compute_capability", lambda: capability)
+GPU = jaxfp8.Target("cuda", 89)  # leaves no small product to XLA
 
 
 def with_path(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """Decide as on a GPU without small products, whose library takes all problems to one path."""
-    on_gpu(monkeypatch, 89)
-    monkeypatch.setattr(ffi, "why_unavailable", lambda platform: None)
+    """Decide with a library that takes all problems to one path."""
     monkeypatch.setattr(ffi, "cuda_paths", lambda *_: {"other": "it cannot", path: ""})
 
 
@@ -101,10 +96,10 @@ def test_a_product_of_a_slow_path_stays_as_written(
     path, (fun, args), reason, remedy = SLOW[case]
     assert len(jaxfp8.explain(fun)(*args).matched) == 1  # on a CPU
     with_path(monkeypatch, path)
-    (site,) = jaxfp8.explain(fun)(*args).missed
+    (site,) = jaxfp8.explain(fun, target=GPU)(*args).missed
     assert f"`{path}`" in site.reason and reason in site.reason
     assert remedy in site.remedy
-    assert count(jaxfp8.rewrite(fun), *args) == 0
+    assert count(jaxfp8.rewrite(fun, target=GPU), *args) == 0
 
 
 FAST = {
@@ -119,7 +114,7 @@ FAST = {
 def test_a_product_of_another_path_is_a_call(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, (fun, args) = FAST[case]
     with_path(monkeypatch, path)
-    assert len(jaxfp8.explain(fun)(*args).matched) == 1
+    assert len(jaxfp8.explain(fun, target=GPU)(*args).matched) == 1
 
 
 def test_an_operation_is_computed_by_its_slow_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +130,6 @@ def test_products_of_the_backward_pass_are_asked_for_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The scale of a column lies along the sum of the gradient."""
-    on_gpu(monkeypatch, 89)
-    monkeypatch.setattr(ffi, "why_unavailable", lambda platform: None)
     slow = lambda spec, *_: {"general" if spec.rhs.scale_varies else "sm80_w8a16": ""}  # noqa: E731
     monkeypatch.setattr(ffi, "cuda_paths", slow)
 
@@ -144,8 +137,9 @@ def test_products_of_the_backward_pass_are_asked_for_one_by_one(
         return (x @ (q.astype(F16) * s)).astype(F32).sum()
 
     args = jnp.ones((4, 64), F16), jnp.ones((64, 32), E4M3), jnp.ones((1, 32), F16)
-    assert count(jaxfp8.rewrite(loss), *args) == 1
-    assert count(jax.grad(jaxfp8.rewrite(loss)), *args) == 1
+    rewritten = jaxfp8.rewrite(loss, target=GPU)
+    assert count(rewritten, *args) == 1
+    assert count(jax.grad(rewritten), *args) == 1
 
 
 ON_CARDS = [
@@ -175,9 +169,7 @@ ON_CARDS = [
         for capability, captured in by_card.items()
     ],
 )
-def test_the_library_says_which_path_it_is(
-    case: Case, capability: int, captured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_library_says_which_path_it_is(case: Case, capability: int, captured: bool) -> None:
     fun, args = case
-    on_gpu(monkeypatch, capability)
-    assert bool(jaxfp8.explain(fun)(*args).matched) == captured
+    target = jaxfp8.Target("cuda", capability)
+    assert bool(jaxfp8.explain(fun, target=target)(*args).matched) == captured

@@ -53,18 +53,8 @@ def takes(spec: ScaledDotSpec, kernel: str, compute_capability: int | None) -> b
     rows = min(math.prod(side.sizes(side.free)) for side in (spec.lhs, spec.rhs))
     if len(codes) == 2:
         return stored <= _MOST_IN_8_BITS and rows <= _MOST_ROWS
-    return takes_weights(stored, rows, last=len(codes[0].shape) - 1 in codes[0].contracting)
-
-
-def takes_weights(stored: int, rows: int, *, last: bool) -> bool:
-    """Whether XLA computes a product of floats and so many 8-bit values on a Hopper GPU.
-
-    Args:
-      stored: how many values.
-      rows: of floats.
-      last: whether the contracted axis of the weights is their last.
-    """
-    return stored <= (_MOST_WEIGHTS if last or rows > 1 else _MOST_BY_COLUMNS)
+    is_last = len(codes[0].shape) - 1 in codes[0].contracting
+    return stored <= (_MOST_WEIGHTS if is_last or rows > 1 else _MOST_BY_COLUMNS)
 
 
 def multiplied_in(spec: ScaledDotSpec) -> DTypeLike | None:

@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxfp8._call.gpu import canonical, xla_products
 from jaxfp8._call.gpu.weight_only import WeightOnly
-from jaxfp8._call.library import ffi
+from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.mesh import explicit, partitioning
 from jaxfp8._call.ops import lowering, remat
 from jaxfp8._call.ops.dot import (
@@ -48,7 +48,7 @@ _OLDEST_GPU = 90
 
 def runs_here() -> bool:
     """Whether the least capable GPU in use computes several products at once."""
-    capability = ffi.compute_capability()
+    capability = targets.compute_capability()
     return capability is not None and capability >= _OLDEST_GPU
 
 
@@ -87,7 +87,7 @@ def pays(specs: Sequence[ScaledDotSpec]) -> bool:
     shape = tuple(sizes.get(axis, size) for axis, size in enumerate(first.shape))
     whole = dataclasses.replace(first, shape=shape)
     as_one = dataclasses.replace(specs[0], **{product.weights: whole})
-    return not xla_products.takes(as_one, "", ffi.compute_capability())
+    return not xla_products.takes(as_one, "", targets.compute_capability())
 
 
 # The primitive

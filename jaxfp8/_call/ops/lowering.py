@@ -11,7 +11,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jaxfp8._call.gpu import canonical, weight_only, workspace, xla_products
-from jaxfp8._call.library import ffi, support
+from jaxfp8._call.library import ffi, support, targets
 from jaxfp8._call.library.strictness import warn_once
 from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import dtypes
@@ -32,10 +32,11 @@ def why_not(spec: ScaledDotSpec, platform: str) -> str | None:
     reason = support.why_unsupported(spec, platform)
     if reason is not None or platform != "cuda":
         return reason or ffi.why_unavailable(platform)
-    capability = ffi.compute_capability()
+    capability = targets.compute_capability()
     if capability is None:
         return None
-    return support.why_too_old(capability) or ffi.why_unavailable(platform)
+    reason = support.why_too_old(capability)
+    return reason if reason or targets.given() else ffi.why_unavailable(platform)
 
 
 def lower(platform: str, ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: str) -> Any:

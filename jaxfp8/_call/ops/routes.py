@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jaxfp8._call.gpu import canonical, weight_only, xla_products
-from jaxfp8._call.library import ffi
+from jaxfp8._call.library import ffi, targets
 from jaxfp8._call.ops import lowering
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec
 
@@ -44,14 +44,15 @@ class Slower(NamedTuple):
 def slower_than_xla(spec: ScaledDotSpec, platform: str) -> Slower | None:
     """Whether XLA multiplies dequantised values sooner than the kernel multiplies 8-bit data.
 
-    The answer is for the GPU at hand. It changes as soon as another path takes the problem.
+    The answer is for the target: the GPU at hand, unless another is named. It changes as soon as
+    another path takes the problem.
 
     Args:
       spec: the scaled dot.
       platform: "cpu", "cuda", "rocm" or "tpu".
 
     Returns:
-      None if the kernel is at least as fast, without a kernel, and without a GPU.
+      None if the kernel is at least as fast, without a kernel, and without a known GPU.
     """
     if {"gpu": "cuda"}.get(platform, platform) != "cuda":
         return None
@@ -110,7 +111,7 @@ def _on_cpu(spec: ScaledDotSpec) -> str:
 
 
 def _on_cuda(spec: ScaledDotSpec) -> str:
-    capability = ffi.compute_capability()
+    capability = targets.compute_capability()
     if capability is None or canonical.is_empty(spec):
         return ""
     if xla_products.takes(spec, "", capability):

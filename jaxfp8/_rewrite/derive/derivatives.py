@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jax.extend import core
 
+from jaxfp8._call.library.targets import Target
 from jaxfp8._rewrite.derive import ruled
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
@@ -49,10 +50,12 @@ class Remake:
         half; returns the halves to use.
       join: takes a function of primals and tangents that returns outputs and tangents, for what JAX
         cannot split; returns the one to use. With None, JAX raises its error.
+      target: the machine for which the functions are decided.
     """
 
     split: Callable[[Callable[..., Any], Callable[..., Any], Sequence[Any], bool], Halves]
     join: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
+    target: Target | None = None
 
 
 def differentiable(

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from jaxfp8._call.library.targets import Target, deciding_for
 from jaxfp8._rewrite.derive import derivatives
 from jaxfp8._rewrite.derive import parts as _parts
 from jaxfp8._rewrite.derive.derivatives import Flat, Halves, Remake, is_traced
@@ -35,16 +36,17 @@ from jaxfp8._value import compat
 Rewrite = Callable[..., Callable[..., Any]]
 
 
-def rewriting(rewrite: Rewrite, compute: str | None = None) -> Remake:
+def rewriting(rewrite: Rewrite, compute: str | None = None, target: Target | None = None) -> Remake:
     """Rewrites the functions of a derivative.
 
     Args:
-      rewrite: for functions of pytrees.
+      rewrite: for functions of pytrees, decided for `target`.
       compute: in what the products of the function are computed, as by `compute` of `dot_general`.
         Those of tangents and cotangents are computed as they are stored. Only where JAX cannot
         split a derivative are they computed like those of the function.
+      target: the machine for which the functions are decided.
     """
-    of_linear = None if compute is None else rewriting(rewrite)
+    of_linear = None if compute is None else rewriting(rewrite, target=target)
 
     def split(
         first: Callable[..., tuple[Any, Any]],
@@ -54,7 +56,8 @@ def rewriting(rewrite: Rewrite, compute: str | None = None) -> Remake:
     ) -> Halves:
         jaxpr, *form = _trace(first, primals)
         # Without tracers there is no further derivative, and no stand-in is needed.
-        half = _First(jaxpr, *form, stand_in=is_traced(primals), compute=compute)
+        with deciding_for(target):
+            half = _First(jaxpr, *form, stand_in=is_traced(primals), compute=compute)
         call = jax.jit(half.call(remake))
         consts = compat.consts_of(jaxpr)
 
@@ -68,7 +71,7 @@ def rewriting(rewrite: Rewrite, compute: str | None = None) -> Remake:
         return Halves(forward, linear)
 
     join = rewrite if compute is None else functools.partial(rewrite, compute=compute)
-    remake = Remake(split, join=join)
+    remake = Remake(split, join=join, target=target)
     return remake
 
 

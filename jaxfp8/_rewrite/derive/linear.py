@@ -16,6 +16,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxfp8._call.library.targets import deciding_for
 from jaxfp8._rewrite.derive import derivatives
 from jaxfp8._rewrite.derive.derivatives import Flat, Remake
 from jaxfp8._rewrite.plan.cotangents import cotangents_of_one_dtype
@@ -42,7 +43,8 @@ class Linear(compat.HoldsJaxpr):
     @functools.cached_property
     def decision(self) -> Decision:
         """What becomes of it."""
-        return decide(self.original)
+        with deciding_for(self.remake.target):
+            return decide(self.original)
 
     def evaluate(self, *arrays: Any) -> list[Any]:
         """The function as written."""

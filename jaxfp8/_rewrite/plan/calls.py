@@ -50,7 +50,7 @@ class Refusal:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
+class CallOptions:
     """What calls are made for.
 
     Attributes:
@@ -62,10 +62,10 @@ class Target:
     compute: str | None = None
 
 
-def make(product: Product, amax: Amax | None, target: Target) -> Call | Refusal:
+def make(product: Product, amax: Amax | None, options: CallOptions) -> Call | Refusal:
     """The call that computes a product (and an amax), or why there is none."""
     fused = _fused(product, amax)
-    return Refusal(fused) if isinstance(fused, str) else _of_fused(fused, product, amax, target)
+    return Refusal(fused) if isinstance(fused, str) else _of_fused(fused, product, amax, options)
 
 
 def _fused(product: Product, amax: Amax | None) -> FusedDot | str:
@@ -85,7 +85,7 @@ def _fused(product: Product, amax: Amax | None) -> FusedDot | str:
 
 
 def _of_fused(
-    fused: FusedDot, product: Product, amax: Amax | None, target: Target
+    fused: FusedDot, product: Product, amax: Amax | None, options: CallOptions
 ) -> Call | Refusal:
     of_lhs, of_rhs = fused.scales()
     lhs, lhs_operands = _operand("lhs", fused.dot.lhs, of_lhs)
@@ -94,11 +94,11 @@ def _of_fused(
     dot = fused.dot.site
     spec = ScaledDotSpec(lhs=lhs, rhs=rhs, epilogue=epilogue, precision=dot.precision)
     computed = spec
-    if target.compute is not None:
+    if options.compute is not None:
         if (objection := int8_compute.why_not(spec)) is not None:
             return Refusal(objection.reason, objection.remedy)
         computed = int8_compute.narrowed(spec)
-    if refusal := target.refusal(computed):
+    if refusal := options.refusal(computed):
         return refusal
     op = _op(spec, computed, {**lhs_operands, **rhs_operands, **others}, dot.op)
     value = graph.laid_out_like(_view(op.outputs[0], fused, product), product.value)

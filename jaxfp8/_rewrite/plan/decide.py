@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxfp8._call.library import targets
 from jaxfp8._call.ops import joint as call_joint
 from jaxfp8._call.ops import lowering, routes
 from jaxfp8._rewrite.ir import emit, graph, wholes
@@ -17,7 +18,7 @@ from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.sites import Seen
 from jaxfp8._rewrite.plan import encode_calls, encodings, joint, row_calls
-from jaxfp8._rewrite.plan.calls import Refusal, Target
+from jaxfp8._rewrite.plan.calls import CallOptions, Refusal
 from jaxfp8._rewrite.plan.pause import collector_paused
 from jaxfp8._rewrite.plan.resolve import Resolver
 from jaxfp8._rewrite.plan.walk import Settler, Walk
@@ -88,9 +89,9 @@ def settler(compute: str | None = None) -> Settler:
 def _resolve(
     compute: str | None, walk: Walk, outputs: Sequence[Value], inputs: Sequence[Value]
 ) -> Program:
-    refusal = functools.partial(_refusal, jax.default_backend())
-    target = Target(refusal=refusal, compute=compute)
-    replaced = Resolver(walk, target).resolve(outputs)
+    refusal = functools.partial(_refusal, targets.platform())
+    options = CallOptions(refusal=refusal, compute=compute)
+    replaced = Resolver(walk, options).resolve(outputs)
     order = functools.partial(_ordered, walk, outputs, inputs)
     if not row_calls.is_for_here():
         return encodings.schedule(walk, replaced, order)

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxfp8._call.library import targets
 from jaxfp8._call.ops.quantize_call import amax_rows, encode_rows
 from jaxfp8._call.ops.quantize_lowering import why_no_rows_here
 from jaxfp8._rewrite.ir import constants, graph
@@ -66,7 +67,7 @@ class EncodedOperand:
 
 def find(walk: Walk) -> list[EncodedOperand]:
     """The operands of captured dots that a program quantises itself."""
-    if jax.default_backend() != "cpu":
+    if targets.platform() != "cpu":
         return []
     known: dict[Value, Mapping[Value, Value]] = {}
     found = []

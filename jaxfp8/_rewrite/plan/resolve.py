@@ -17,7 +17,7 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Scaled
 from jaxfp8._rewrite.ir.sites import Captured, DotSite
 from jaxfp8._rewrite.plan import calls, guards
-from jaxfp8._rewrite.plan.calls import Call, Refusal, Target
+from jaxfp8._rewrite.plan.calls import Call, CallOptions, Refusal
 from jaxfp8._rewrite.plan.walk import Walk
 from jaxfp8._rewrite.rules import gathers
 from jaxfp8._value import dtypes
@@ -41,14 +41,14 @@ class Resolver:
 
     Attributes:
       walk: the walk.
-      target: what the calls are made for.
+      options: how calls are computed, and which of them are refused.
       chosen: for each dot the call, None where it stays as it is.
       refused: the maxima that no call gives.
       picked: FP8 arrays that are picked from others, each with itself as it is picked in bytes.
     """
 
-    def __init__(self, walk: Walk, target: Target) -> None:
-        self.walk, self.target = walk, target
+    def __init__(self, walk: Walk, options: CallOptions) -> None:
+        self.walk, self.options = walk, options
         self.chosen: dict[DotSite, Call | None] = {}
         self.refused: set[Amax] = set()
         self.picked: dict[Value, Value] = {}
@@ -74,7 +74,7 @@ class Resolver:
             elif not site.reason and (call := self.chosen.get(site)) is not None:
                 dot = call.product.dot
                 site.captured = Captured(
-                    call.spec, call.stored, (dot.lhs, dot.rhs), self.target.compute
+                    call.spec, call.stored, (dot.lhs, dot.rhs), self.options.compute
                 )
 
     def _demand(
@@ -180,7 +180,7 @@ class Resolver:
         """The call for a product, made once; or why there is none."""
         key = (product, amax)
         if key not in self._calls:
-            call = calls.make(product, amax, self.target)
+            call = calls.make(product, amax, self.options)
             if isinstance(call, Call) and amax is not None and _feeds_itself(call, amax):
                 call = Refusal("its amax is an input of what follows the product")
             if isinstance(call, Call):

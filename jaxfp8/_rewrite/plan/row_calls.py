@@ -15,9 +15,9 @@ import functools
 import math
 from collections.abc import Callable, Hashable, Mapping
 
-import jax
 import numpy as np
 
+from jaxfp8._call.library import targets
 from jaxfp8._call.ops.dot import scaled_dot_p
 from jaxfp8._call.ops.rows_call import quantize_rows, why_no_kernel
 from jaxfp8._call.reference.rows_reference import RowScale, RowsSpec
@@ -206,5 +206,5 @@ def _op(row: Row, dtype: np.dtype, rule: RowScale) -> Op:
 
 
 def is_for_here() -> bool:
-    """Whether programs run on a GPU here."""
-    return jax.default_backend() == "gpu"
+    """Whether programs are for a GPU."""
+    return targets.platform() == "cuda"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 
+from jaxfp8._call.library import targets
 from jaxfp8._call.ops.dot import scaled_dot_p
 from jaxfp8._call.ops.joint import joint_dots_p
 from jaxfp8._rewrite.ir import graph
@@ -92,7 +92,7 @@ class Walk:
     @property
     def picks_bytes(self) -> bool:
         """Whether parts of FP8 arrays are picked as bytes: XLA on the CPU does it in float16."""
-        return jax.default_backend() == "cpu"
+        return targets.platform() == "cpu"
 
     # What is known about a value
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxfp8._call.gpu import weight_only
+from jaxfp8._call.library import targets
 from jaxfp8._call.ops import int8_form, lowering, routes
 from jaxfp8._rewrite.ir import granularity, source
 from jaxfp8._rewrite.ir.graph import Op, Value
@@ -238,8 +238,7 @@ def _on_platforms(spec: ScaledDotSpec | None, *, cuda: str = "") -> dict[str, An
     """
     if spec is None:
         return {"platforms": {}, "kernels": {}}
-    backend = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    names = dict.fromkeys(["cpu", "cuda", backend])
+    names = dict.fromkeys(["cpu", "cuda", targets.platform()])
     kernels = {name: routes.kernel_for(spec, name) for name in names}
     kernels |= {"cuda": cuda} if cuda else {}
     return {

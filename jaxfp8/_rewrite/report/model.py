@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-from jaxfp8._rewrite.report import html, predict, text
+from jaxfp8._rewrite.report import html, text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,33 +234,6 @@ class Report:
             "widened_bytes": self.widened_bytes,
             "still_widened_bytes": sum(site.widened_bytes for site in self.missed),
         }
-
-    def predict(self, device: str) -> predict.Prediction:
-        """What the products take on a device, and in bfloat16 there; nothing runs.
-
-        For each product, `max(bytes / copy, 2 M N K / rate(kind, M)) + constant(kind)`, and a pass
-        before it where the function quantises an operand. The numbers were measured once on that
-        kind of device.
-
-        Args:
-          device: "h100" or "h200", or a name that holds one of these.
-
-        Returns:
-          A `Prediction`: rows with `nbytes`, `seconds`, `bf16_seconds`, `speed` and the `limit`;
-          `.losing` are the products that bfloat16 does faster.
-
-        Raises:
-          ValueError: no numbers of that device are known.
-
-        Example:
-          >>> import jax, jax.numpy as jnp, jaxfp8
-          >>> x, q = jnp.ones((1, 4096), jnp.bfloat16), jnp.ones((4096, 14336), jnp.float8_e4m3fn)
-          >>> found = jaxfp8.explain(lambda x, q: x @ (q.astype(x.dtype) * 0.5))(x, q)
-          >>> (row,) = found.predict("h200").products
-          >>> row.kind, row.limit, round(row.speed, 1)
-          ('W8A16', 'memory', 1.5)
-        """
-        return predict.predict(self, device)
 
     def to_json(self, indent: int | None = None) -> str:
         """The rows and totals as JSON; docs/rewrite.md describes the fields."""
