@@ -173,13 +173,13 @@ def prepare(q: Any, contracting: int = -2) -> Any:
         got = f"is {shown(contracting)}"
         remedy = "name the one axis that products sum over"
         raise TypeError(message(_OPERATION, "`contracting`", got, "an int is needed", remedy))
-    if not any(is_held(adopt(leaf)) for leaf in jax.tree.leaves(q, is_leaf=is_whole)):
+    if not any(is_held(adopt(leaf)) for leaf in jax.tree.leaves(q, is_leaf=is_held_or_qwix)):
         got, needs = f"is of type {type(q).__name__}", "a QArray, or a pytree with one, is needed"
         remedy = "make it with `jaxfp8.quantize`"
         raise TypeError(message(_OPERATION, "`q`", got, needs, remedy))
     left: list[str] = []
     prepared = jax.tree_util.tree_map_with_path(
-        functools.partial(_prepare_leaf, axis, left), q, is_leaf=is_whole
+        functools.partial(_prepare_leaf, axis, left), q, is_leaf=is_held_or_qwix
     )
     for text in left:
         warnings.warn(text, FallbackWarning, stacklevel=2)
@@ -200,7 +200,7 @@ def stored(q: QArray | TransposedArray) -> QArray:
     return q.stored if isinstance(q, TransposedArray) else q
 
 
-def is_whole(leaf: Any) -> bool:
+def is_held_or_qwix(leaf: Any) -> bool:
     """As `is_held`, for an array of qwix too."""
     return is_held(adopt(leaf))
 

@@ -24,11 +24,11 @@ from jaxfp8._rewrite.plan.arguments import Arguments, split
 from jaxfp8._rewrite.plan.decide import decide, why_left_alone
 from jaxfp8._rewrite.plan.trace import Trace, trace
 from jaxfp8._rewrite.report.build import report_of
-from jaxfp8._rewrite.report.model import Report
+from jaxfp8._rewrite.report.report import Report
 from jaxfp8._rewrite.rules import unserved
 from jaxfp8._value import accuracy, compat, dtypes
 from jaxfp8._value.errors import UnsupportedError, message, shown
-from jaxfp8._value.prepared import PreparedArray, is_whole
+from jaxfp8._value.prepared import PreparedArray, is_held_or_qwix
 from jaxfp8._value.qarray import QArray, adopt
 
 OPERATION = "jaxfp8.quantize_dots"
@@ -328,7 +328,7 @@ def _widened(fun: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fun)
     def of_wide(*args: Any, **kwargs: Any) -> Any:
-        wide_args, wide_kwargs = jax.tree.map(widen, (args, kwargs), is_leaf=is_whole)
+        wide_args, wide_kwargs = jax.tree.map(widen, (args, kwargs), is_leaf=is_held_or_qwix)
         return fun(*wide_args, **wide_kwargs)
 
     return of_wide

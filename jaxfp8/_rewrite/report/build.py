@@ -17,7 +17,8 @@ from jaxfp8._rewrite.ir.scaled import Known, Scaled
 from jaxfp8._rewrite.ir.sites import Arrays, Captured, DotSite, Seen
 from jaxfp8._rewrite.report import second_rounding, split
 from jaxfp8._rewrite.report.automatic import Types
-from jaxfp8._rewrite.report.model import Encoding, Operand, Report, Site, Stack
+from jaxfp8._rewrite.report.model import EncodedValue, Operand, Site, Stack
+from jaxfp8._rewrite.report.report import Report
 from jaxfp8._rewrite.rules import masks, unserved
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import OperandSpec, ScaledDotSpec, Shape
@@ -53,11 +54,11 @@ def report_of(fun: Callable[..., Any], seen: Seen, types: Types = _UNKNOWN) -> R
     )
 
 
-def _encodings(seen: Seen) -> Iterator[Encoding]:
+def _encodings(seen: Seen) -> Iterator[EncodedValue]:
     """The values that are made and encoded in one call."""
     for op, (producer, scales) in seen.encoded.items():
         place, codes = source.place(op), op.outputs[0]
-        yield Encoding(
+        yield EncodedValue(
             file=place.file,
             line=place.line,
             function=place.function,

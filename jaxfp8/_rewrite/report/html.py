@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
-from typing import TYPE_CHECKING
 
 from jaxfp8._rewrite.report import rows as _report_rows
+from jaxfp8._rewrite.report.model import Findings
 from jaxfp8._rewrite.report.rows import Row
-
-if TYPE_CHECKING:
-    from jaxfp8._rewrite.report.model import Report
 
 _STYLE = """
 .jaxfp8 { --ink: #1c2430; --dim: #667085; --line: #d9dee7; --card: #f5f7fa; --good: #067647;
@@ -46,7 +43,7 @@ main { padding: 24px; margin: 0 auto; max-width: 1200px; }
 _HEAD = ("", "where", "product", "becomes, or why not")
 
 
-def page(report: Report) -> str:
+def page(report: Findings) -> str:
     """The report as a page."""
     title = escape(f"jaxfp8: {report.name}")
     return (
@@ -57,7 +54,7 @@ def page(report: Report) -> str:
     )
 
 
-def fragment(report: Report) -> str:
+def fragment(report: Findings) -> str:
     """The report as one element with its own style."""
     rows = "\n".join(_row(row) for row in _report_rows.rows(report))
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in _HEAD)
@@ -71,7 +68,7 @@ def fragment(report: Report) -> str:
     )
 
 
-def _totals(report: Report) -> str:
+def _totals(report: Findings) -> str:
     tiles = {
         "dots on 8-bit data": str(len(report.sites)),
         "rewritten": str(len(report.matched)),

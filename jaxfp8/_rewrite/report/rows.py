@@ -7,12 +7,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from jaxfp8._rewrite.report.model import Findings, Operand, Site
 from jaxfp8._value import tables
-
-if TYPE_CHECKING:
-    from jaxfp8._rewrite.report.model import Operand, Report, Site
 
 _SHORT = {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "float64": "f64"}
 _SHORT |= {"float8_e4m3fn": "f8_e4m3fn", "float8_e5m2": "f8_e5m2"}
@@ -62,7 +59,7 @@ class Row:
     saved: str
 
 
-def rows(report: Report) -> list[Row]:
+def rows(report: Findings) -> list[Row]:
     """The rows of a report, equal ones together, in the order of their first ones."""
     groups: dict[object, list[Site]] = {}
     for site in (*report.sites, *report.calls):
@@ -155,7 +152,7 @@ def size(number: float) -> str:
     return f"{number:.1f} {_UNITS[power]}" if power else f"{number:.0f} {_UNITS[0]}"
 
 
-def headline(report: Report) -> str:
+def headline(report: Findings) -> str:
     """Totals in a sentence."""
     saved = size(report.widened_bytes)
     already = f"; {report.scaled} already scaled dots" if report.scaled else ""
@@ -165,7 +162,7 @@ def headline(report: Report) -> str:
     )
 
 
-def footer(report: Report) -> list[str]:
+def footer(report: Findings) -> list[str]:
     """FP8 stacks, encodings, and by platform and reason why scaled dots have no kernel."""
     counted = {**_stacks(report), **_encodings(report)}
     lines = [f"{count} x {line}" if count > 1 else line for line, count in counted.items()]
@@ -177,7 +174,7 @@ def footer(report: Report) -> list[str]:
     return lines
 
 
-def _encodings(report: Report) -> Counter[str]:
+def _encodings(report: Findings) -> Counter[str]:
     """What is made and encoded in one call, with the number of equal lines."""
     lines = []
     for one in report.encodings:
@@ -189,7 +186,7 @@ def _encodings(report: Report) -> Counter[str]:
     return Counter(lines)
 
 
-def _stacks(report: Report) -> Counter[str]:
+def _stacks(report: Findings) -> Counter[str]:
     """What becomes of each FP8 stack on the CPU, with the number of equal lines."""
     lines = []
     for stack in report.stacks:

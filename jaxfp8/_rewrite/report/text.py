@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxfp8._rewrite.report import rows
+from jaxfp8._rewrite.report.model import Findings
 from jaxfp8._rewrite.report.rows import Row
 from jaxfp8._value import tables
 
@@ -22,8 +23,6 @@ try:
 except ImportError:  # rich is an extra; without it the table has no colours
     rich_box = rich_console = rich_table = rich_text = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    from jaxfp8._rewrite.report.model import Report
 
 _HEAD = ("", "where", "product", "becomes, or why not")
 _GAP = 2  # spaces between columns
@@ -39,7 +38,7 @@ Line = tuple[str, str]  # text and style
 Cell = list[Line]
 
 
-def show(report: Report) -> None:
+def show(report: Findings) -> None:
     """Print the report, in colours where standard output is a terminal that has them."""
     if rich_table is not None and sys.stdout.isatty():
         rich_console.Console().print(report)
@@ -47,7 +46,7 @@ def show(report: Report) -> None:
         print(report)
 
 
-def text(report: Report) -> str:
+def text(report: Findings) -> str:
     """The report as text that fits the terminal, if there is one."""
     width = tables.width()
     if width is None or not (report.sites or report.calls):
@@ -60,7 +59,7 @@ def text(report: Report) -> str:
     return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 
-def _lines(report: Report) -> list[str]:
+def _lines(report: Findings) -> list[str]:
     """A head and a line for each row."""
     cells = [[_line(cell) for cell in _cells(row)] for row in rows.rows(report)]
     return tables.plain(_HEAD, cells)
@@ -72,7 +71,7 @@ def _line(cell: Cell) -> str:
     return text.replace(f"; .{_HELD}", " . ").replace(_HELD, " ")
 
 
-def renderable(report: Report, width: int) -> Any:
+def renderable(report: Findings, width: int) -> Any:
     """What rich prints of a report, in colours."""
     head = rich_text.Text(rows.headline(report), style="bold")
     lines = [rich_text.Text(line, style="yellow") for line in rows.footer(report)]
@@ -80,7 +79,7 @@ def renderable(report: Report, width: int) -> Any:
     return rich_console.Group(head, *table, *lines)
 
 
-def _table(report: Report, width: int) -> Any:
+def _table(report: Findings, width: int) -> Any:
     table = rich_table.Table(
         box=rich_box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0)
     )
@@ -99,7 +98,7 @@ def _styled(cell: Cell) -> Any:
     return rich_text.Text("\n").join(rich_text.Text(line, style) for line, style in cell)
 
 
-def _plain(report: Report, width: int) -> Iterator[str]:
+def _plain(report: Findings, width: int) -> Iterator[str]:
     """The same table without rich."""
     yield rows.headline(report)
     cells = [_cells(row) for row in rows.rows(report)]

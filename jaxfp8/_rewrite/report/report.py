@@ -1,0 +1,57 @@
+"""The report: its rows, and the ways to show them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from jaxfp8._rewrite.report import html, text
+from jaxfp8._rewrite.report.model import Findings
+
+# The version of the fields of `to_json`. A new field keeps it; a changed or missing one does not.
+SCHEMA = "jaxfp8.report/1"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report(Findings):
+    """What `rewrite` does to a function, dot by dot.
+
+    It prints as a table that fits the terminal, and shows itself in notebooks. In a file or a pipe
+    a row is one line; the variable `COLUMNS` sets a width there.
+
+    Attributes:
+      name: name of the function.
+      sites: one row for each dot that 8-bit data reached, in order.
+      others: how many dots 8-bit data never reached.
+      calls: a row for each scaled dot that the function holds already, such as `jaxfp8.matmul`.
+      stacks: the FP8 arrays that are sliced, picked from or updated, where XLA on the CPU would
+        widen them; () if JAX's default backend is not the CPU.
+      encodings: the values of FP8 training that are made and encoded in one call; () if JAX's
+        default backend is not a GPU.
+    """
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The rows and totals as JSON; docs/rewrite.md describes the fields."""
+        rows, calls = (
+            [{"status": s.status, **dataclasses.asdict(s)} for s in sites]
+            for sites in (self.sites, self.calls)
+        )
+        named = {"schema": SCHEMA, "name": self.name, "totals": self.totals}
+        stacks = [dataclasses.asdict(stack) for stack in self.stacks]
+        encodings = [dataclasses.asdict(one) for one in self.encodings]
+        whole = {**named, "sites": rows, "calls": calls, "stacks": stacks, "encodings": encodings}
+        return json.dumps(whole, indent=indent, allow_nan=False)
+
+    def to_html(self) -> str:
+        """The rows and totals as an HTML page, which loads nothing."""
+        return html.page(self)
+
+    def _repr_html_(self) -> str:
+        return html.fragment(self)
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        yield text.renderable(self, options.max_width)
+
+    def __str__(self) -> str:
+        return text.text(self)
