@@ -17,13 +17,17 @@ before the second scan's slices: these stay FP8.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
+
+_Kind = tuple[str, list[int]]  # dtype and sizes of an array
+_TERMINATORS = ("func.return", "stablehlo.return")
 
 
 def lowered(primitive: Primitive, abstract_eval: Callable[..., Any]) -> Primitive:
@@ -43,8 +47,9 @@ def lowered(primitive: Primitive, abstract_eval: Callable[..., Any]) -> Primitiv
     second.def_abstract_eval(abstract_eval)
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
-        if "cpu" in ctx.module_context.platforms:
-            _slice_as_bytes(ctx.module_context.module, operands)
+        if set(ctx.module_context.platforms) == {"cpu"}:
+            module = ctx.module_context.module
+            _MODULES.setdefault(module, _Module()).slice_as_bytes(module, operands)
         bind = functools.partial(second.bind, **params)
         return mlir.lower_fun(bind, multiple_results=True)(ctx, *operands)
 
@@ -52,16 +57,54 @@ def lowered(primitive: Primitive, abstract_eval: Callable[..., Any]) -> Primitiv
     return second
 
 
-def _slice_as_bytes(module: Any, operands: Sequence[Any]) -> None:
-    """Replaces slices of FP8 stacks, the possible sources of operands."""
-    kinds = [_kind(operand) for operand in operands if _may_be_slice(operand)]
-    if not kinds:
-        return
-    for op in _operations(module.operation):
-        if op.name == "stablehlo.reshape" and _kind(op.results[0]) in kinds:
+class _Module:
+    """What was read of a module that JAX is writing. It holds no part of the module.
+
+    JAX appends to blocks. So a later product reads what was appended since, and the last operation
+    of each block again, whose regions may have grown. A product of a new kind reads all.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: list[_Kind] = []  # of operands so far
+        self._read: dict[int, int] = {}  # operations of a block, by its hash
+
+    def slice_as_bytes(self, module: Any, operands: Sequence[Any]) -> None:
+        """Replaces the slices of FP8 stacks from which operands may come."""
+        kinds = [_kind(operand) for operand in operands if _may_be_slice(operand)]
+        if not kinds:
+            return
+        if new := [kind for kind in kinds if kind not in self._kinds]:
+            self._kinds += new
+            self._read.clear()
+        for function in module.body:
+            self._slice_in(function.operation)
+
+    def _slice_in(self, op: Any) -> None:
+        for region in op.regions:
+            for block in region:
+                for inner in self._appended(block):
+                    self._slice_in(inner)
+                    self._replace(inner)
+
+    def _appended(self, block: Any) -> list[Any]:
+        """The operations of a block that were not read, and the last one that was."""
+        operations, read = block.operations, self._read.get(hash(block), 0)
+        number = len(operations)
+        self._read[hash(block)] = number
+        if number == 0 or (read == number and operations[number - 1].name in _TERMINATORS):
+            return []
+        first = max(read - 1, 0)
+        new = operations if first == 0 else map(operations.__getitem__, range(first, number))
+        return [op.operation for op in new]
+
+    def _replace(self, op: Any) -> None:
+        if op.name == "stablehlo.reshape" and _kind(op.results[0]) in self._kinds:
             picked = op.operands[0].owner
             if not isinstance(picked, ir.Block) and picked.name == "stablehlo.dynamic_slice":
                 op.operands[0] = _slice_of_bytes(picked)
+
+
+_MODULES: weakref.WeakKeyDictionary[Any, _Module] = weakref.WeakKeyDictionary()
 
 
 def _may_be_slice(operand: Any) -> bool:
@@ -76,17 +119,9 @@ def _may_be_slice(operand: Any) -> bool:
     return name is not None and ir.StringAttr(name).value != "main"
 
 
-def _kind(value: Any) -> tuple[Any, list[int]]:
+def _kind(value: Any) -> _Kind:
     """Dtype and sizes of an array; axes may be permuted between a slice and a product."""
-    return value.type.element_type, sorted(value.type.shape)
-
-
-def _operations(op: Any) -> Iterator[Any]:
-    """The operations inside another, from a copied list: the original grows meanwhile."""
-    inner = [o.operation for region in op.regions for block in region for o in block]
-    for one in inner:
-        yield one
-        yield from _operations(one)
+    return str(value.type.element_type), sorted(value.type.shape)
 
 
 def _slice_of_bytes(picked: Any) -> Any:
