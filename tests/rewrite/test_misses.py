@@ -230,7 +230,7 @@ def scaled_integers(x: Any) -> Any:
     return lax.dot_general(codes, scaled, numbers, preferred_element_type=jnp.int32)  # here
 
 
-@miss("ragged_dot_general", "no kernel for `ragged_dot`", "`jaxfp8.ragged_dot`")
+@miss("ragged_dot_general", "leaves `ragged_dot` as it is written", "`jaxfp8.ragged_dot`")
 def ragged(x: Any) -> Any:
     w = jnp.stack([_wide(FP8)] * 2)
     return lax.ragged_dot(x, w, jnp.array([2, 3]))  # here

@@ -1,4 +1,4 @@
-"""Ragged dots and convolutions, for which there is no kernel: reported as missed."""
+"""Ragged dots and convolutions, which are not rewritten: reported as missed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from jaxfp8._value.spec import Shape
 
 Sizes = tuple[int, int, int, int]
 
-_REMEDIES = {
-    "ragged_dot_general": "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide",
-    "conv_general_dilated": "write a 1x1 convolution as `@`, or leave it wide",
+# Reason and remedy of each.
+NAMES = {
+    "ragged_dot_general": (
+        "`rewrite` leaves `ragged_dot` as it is written",
+        "give the 8-bit arrays to `jaxfp8.ragged_dot`, or leave it wide",
+    ),
+    "conv_general_dilated": (
+        "there is no kernel for convolutions yet",
+        "write a 1x1 convolution as `@`, or leave it wide",
+    ),
 }
-NAMES = {"ragged_dot_general": "`ragged_dot`", "conv_general_dilated": "convolutions"}
 
 
 @rule(*NAMES)
@@ -32,7 +38,7 @@ def unserved(walk: Context, op: Op) -> None:
     if ended is not None and len(known) == 1:
         site.miss(ended.reason, ended.remedy, ended.op)
     else:
-        site.miss(f"there is no kernel for {NAMES[op.name]} yet", _REMEDIES[op.name])
+        site.miss(*NAMES[op.name])
     walk.see(site)
 
 
