@@ -35,12 +35,6 @@ class Operand:
     contracted: tuple[int, ...] = ()
     tiles: tuple[int, ...] | None = None
 
-    @property
-    def is_scaled_inside(self) -> bool:
-        """Whether its scale changes along a contracted axis, and so inside the sum."""
-        tiles = self.tiles or ()
-        return any(tiles[axis] < int(self.shape[axis]) for axis in self.contracted if tiles)
-
     def __str__(self) -> str:
         zero = ", zero point" if self.zero_point else ""
         beside = f" with {self.producer}" if self.producer else ""
