@@ -82,25 +82,25 @@ class Rewriter:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = split(args, kwargs)
-        found = self.find(arguments)
-        return self.fun(*args, **kwargs) if found.call is None else found(arguments)
+        version = self.find(arguments)
+        return self.fun(*args, **kwargs) if version.call is None else version(arguments)
 
     def find(self, arguments: Arguments) -> Rewritten:
         """The rewrite for these arguments, made at the first call of their kind."""
         try:
             key = arguments.key()
-            found = self._cache.get(key)
+            version = self._cache.get(key)
         except TypeError:  # a leaf that is neither an array nor hashable: traced at each call
             return self._build(arguments)
-        if found is None:
-            found = self._build(arguments)
-            if found.trace.is_cacheable:
-                self._cache[key] = found
+        if version is None:
+            version = self._build(arguments)
+            if version.trace.is_cacheable:
+                self._cache[key] = version
                 if len(self._cache) > _MOST_TRACES:
                     self._cache.popitem(last=False)
         elif len(self._cache) > 1:
             self._cache.move_to_end(key)
-        return found
+        return version
 
     def _build(self, arguments: Arguments) -> Rewritten:
         traced = trace(self.fun, arguments)
@@ -259,10 +259,12 @@ def rewrite(
         except Refused:
             pass  # an error below must not be chained to this one
         arguments = split(args, kwargs)
-        found = rewriter.find(arguments)
-        if found.call is None:
+        version = rewriter.find(arguments)
+        if version.call is None:
             return fun(*args, **kwargs)
-        return direct.call(args, kwargs) if direct.learn(args, kwargs, found) else found(arguments)
+        return (
+            direct.call(args, kwargs) if direct.learn(args, kwargs, version) else version(arguments)
+        )
 
     return rewritten
 

@@ -94,8 +94,8 @@ def _transpose(cotangents: Sequence[Any], *args: Any, call_jaxpr: Any, rule: Rul
         return [outputs[i] for i in given]
 
     transposed = jax.linear_transpose(of_undefined, *(args[i].aval for i in places))
-    found = transposed([cotangents[i] for i in given])
-    return _merged([None] * len(args), places, found)
+    outputs = transposed([cotangents[i] for i in given])
+    return _merged([None] * len(args), places, outputs)
 
 
 def _merged(items: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:

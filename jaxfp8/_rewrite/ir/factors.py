@@ -153,5 +153,5 @@ def all_moved(factors: Factors, move: Callable[[Factor], Factor | None]) -> Fact
 
 def all_found(factors: Sequence[Factor | None]) -> Factors | None:
     """The factors, or None if one is missing."""
-    found = tuple(f for f in factors if f is not None)
-    return found if len(found) == len(factors) else None
+    held = tuple(f for f in factors if f is not None)
+    return held if len(held) == len(factors) else None

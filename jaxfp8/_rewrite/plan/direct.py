@@ -51,12 +51,12 @@ class Direct:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The output of the rewritten function; raises `Refused` where Python has to dispatch."""
         statics, rest = _statics(args, kwargs)
-        found = self._functions.get(statics)
-        if found is None:
+        kept = self._functions.get(statics)
+        if kept is None:
             raise Refused
         if len(self._functions) > 1:
             self._functions.move_to_end(statics)
-        function, consts = found
+        function, consts = kept
         try:
             return function(consts, *rest)
         except Refused:
@@ -69,15 +69,15 @@ class Direct:
                 raise Refused from None
             raise
 
-    def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], found: Any) -> bool:
-        """Take calls like this one, whose rewrite is `found`, from now on; False if not suited."""
-        if self._refusals > _MOST_REFUSALS or found.bare is None:
+    def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], version: Any) -> bool:
+        """Take calls like this one, rewritten as `version`, from now on; False if not suited."""
+        if self._refusals > _MOST_REFUSALS or version.bare is None:
             return False
         statics, rest = _statics(args, kwargs)
         if _is_mixed(split(*rest)):
             return False
-        given = tuple(map(_on_device, found.consts))
-        self._functions[statics] = (self._jitted(statics, found.consts), given)
+        given = tuple(map(_on_device, version.consts))
+        self._functions[statics] = (self._jitted(statics, version.consts), given)
         if len(self._functions) > self._most:
             self._functions.popitem(last=False)
         return True
@@ -87,10 +87,10 @@ class Direct:
             if _is_mixed(split(tuple(args), kwargs)):
                 raise Refused
             arguments = split(*_merged(statics, args, kwargs))
-            found = self._lookup(arguments)
-            if found.bare is None or not _same(found.consts, consts):
+            version = self._lookup(arguments)
+            if version.bare is None or not _same(version.consts, consts):
                 raise Refused
-            return found.bare(*given, *arguments.arrays)
+            return version.bare(*given, *arguments.arrays)
 
         whole.__name__ = whole.__qualname__ = self._name
         return jax.jit(whole)

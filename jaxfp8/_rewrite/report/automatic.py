@@ -34,15 +34,15 @@ def types_of(jaxpr: Any, arrays: Sequence[Any]) -> Types:
         return {}
     ((names, sizes),) = meshes
     mesh = AbstractMesh(sizes, names, axis_types=(AxisType.Explicit,) * len(names))
-    found: dict[Any, jax.ShapeDtypeStruct] = {}
+    types: dict[Any, jax.ShapeDtypeStruct] = {}
     opened = compat.open_jaxpr(jaxpr)
     with jax.sharding.use_abstract_mesh(mesh):
         for var, x in zip(opened.invars, arrays, strict=True):
             sharding = _on_automatic_axes(x)
             spec = PartitionSpec() if sharding is None else sharding.spec
-            found[var] = _typed(var.aval, mesh, spec)
-        _walk(opened, mesh, found)
-    return found
+            types[var] = _typed(var.aval, mesh, spec)
+        _walk(opened, mesh, types)
+    return types
 
 
 def _on_automatic_axes(x: Any) -> NamedSharding | None:
@@ -58,11 +58,11 @@ def _typed(aval: Any, mesh: AbstractMesh, spec: PartitionSpec) -> jax.ShapeDtype
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=NamedSharding(mesh, spec))
 
 
-def _walk(jaxpr: Any, mesh: AbstractMesh, found: dict[Any, jax.ShapeDtypeStruct]) -> None:
+def _walk(jaxpr: Any, mesh: AbstractMesh, types: dict[Any, jax.ShapeDtypeStruct]) -> None:
     """Adds the types of what the equations compute."""
 
     def given(atom: Any) -> jax.ShapeDtypeStruct:
-        known = None if compat.is_literal(atom) else found.get(atom)
+        known = None if compat.is_literal(atom) else types.get(atom)
         return _typed(atom.aval, mesh, PartitionSpec()) if known is None else known
 
     for eqn in jaxpr.eqns:
@@ -70,13 +70,13 @@ def _walk(jaxpr: Any, mesh: AbstractMesh, found: dict[Any, jax.ShapeDtypeStruct]
         inner = compat.subjaxprs(eqn)
         if len(inner) == 1 and len(inner[0].invars) == len(operands):
             for var, x in zip(inner[0].invars, operands, strict=True):
-                found[var] = _like(var.aval, x)
-            _walk(inner[0], mesh, found)
+                types[var] = _like(var.aval, x)
+            _walk(inner[0], mesh, types)
             results = list(map(given, inner[0].outvars))
         else:
             results = _results(eqn, operands, mesh)
         for var, y in zip(eqn.outvars, results, strict=True):
-            found[var] = _like(var.aval, y)
+            types[var] = _like(var.aval, y)
 
 
 def _like(aval: Any, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

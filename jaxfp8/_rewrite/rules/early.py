@@ -82,14 +82,14 @@ def _again(walk: Context, op: Op, value: Value) -> Value | None:
     if made is None or made.name not in _BY_ELEMENT or made.eqn is None:
         return None
     inputs = [_input(walk, op, v, value) for v in made.inputs]
-    found = [v for v in inputs if v is not None]
-    if len(found) < len(inputs):
+    values = [v for v in inputs if v is not None]
+    if len(values) < len(inputs):
         return None
 
     def run(*arrays: Array) -> Array:
         return graph.bind(made.equation, compat.vary_alike(arrays), made.callers)[0]
 
-    return graph.derived(made.name, run, found, shape, value.dtype)
+    return graph.derived(made.name, run, values, shape, value.dtype)
 
 
 def _input(walk: Context, op: Op, source: Value, value: Value) -> Value | None:

@@ -34,17 +34,17 @@ from jaxfp8._value.spec import Shape, tile_counts
 @rule("concatenate")
 def concatenate(walk: Context, op: Op) -> Fact | None:
     """Pieces of one 8-bit dtype: bytes are joined, and scales along the same axis."""
-    found = [walk.scaled(v) for v in op.inputs]
-    return _joined(walk, op, found, [v.shape for v in op.inputs], op.params["dimension"])
+    parts = [walk.scaled(v) for v in op.inputs]
+    return _joined(walk, op, parts, [v.shape for v in op.inputs], op.params["dimension"])
 
 
 @rule("stack")
 def stack(walk: Context, op: Op) -> Fact | None:
     """Arrays side by side along a new axis, which has size 1 in each of them."""
     axis = op.params["axis"]
-    found = [_with_axis(walk.scaled(v), axis) for v in op.inputs]
+    parts = [_with_axis(walk.scaled(v), axis) for v in op.inputs]
     shapes = [(*v.shape[:axis], 1, *v.shape[axis:]) for v in op.inputs]
-    return _joined(walk, op, found, shapes, axis)
+    return _joined(walk, op, parts, shapes, axis)
 
 
 def _with_axis(fact: Scaled | None, axis: int) -> Scaled | None:
@@ -62,16 +62,16 @@ def _with_axis(fact: Scaled | None, axis: int) -> Scaled | None:
 
 
 def _joined(
-    walk: Context, op: Op, found: list[Scaled | None], shapes: list[Shape], axis: int
+    walk: Context, op: Op, parts: list[Scaled | None], shapes: list[Shape], axis: int
 ) -> Fact | None:
     """The fact about pieces of the given shapes, joined along an axis."""
-    facts, out = [f for f in found if f is not None], op.outputs[0]
-    if not any(walk.dequantised(v) for v in op.inputs) and len(facts) < len(found):
+    facts, out = [f for f in parts if f is not None], op.outputs[0]
+    if not any(walk.dequantised(v) for v in op.inputs) and len(facts) < len(parts):
         return None
     earlier = next((walk.lost(v) for v in op.inputs if walk.lost(v) is not None), None)
     if earlier is not None:
         return earlier
-    if len(facts) < len(found) or len({f.dtype for f in facts}) > 1:
+    if len(facts) < len(parts) or len({f.dtype for f in facts}) > 1:
         return lost(op, "joins 8-bit data with other data", "join arrays of one 8-bit dtype")
     if any(f.zero_point is not None for f in facts):
         return lost(op, "joins arrays with zero points", "join the 8-bit arrays before")

@@ -68,8 +68,8 @@ def sizes_of(site: DotSite) -> Sizes:
     """Batch, M, N and K of a row of the report; a symbolic size is -1."""
     lhs, rhs = (value.shape for value, _ in site.given)
     if site.op.name in NAMES:
-        found = sizes(site.op.params, lhs, rhs)
+        dims = sizes(site.op.params, lhs, rhs)
     else:
-        found = dot_sizes(site.numbers, lhs, rhs)
-    b, m, n, k = (size if isinstance(size, int) else -1 for size in found)
+        dims = dot_sizes(site.numbers, lhs, rhs)
+    b, m, n, k = (size if isinstance(size, int) else -1 for size in dims)
     return b, m, n, k
