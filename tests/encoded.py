@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import produced_rows as rows
 
-from jaxfp8._call.reference.encode_reference import EncodeSpec, encoded
-from jaxfp8._call.reference.rows_reference import NormForm
+from jaxfp8._call.reference.produce_reference import NormForm, ProduceSpec, quantized_values
 
 NORMS = {
     "rms": NormForm(),
@@ -21,13 +20,13 @@ NORMS = {
 }
 
 
-def spec(dtype="float8_e4m3fn", narrow="bfloat16", **more) -> EncodeSpec:
+def spec(dtype="float8_e4m3fn", narrow="bfloat16", **more) -> ProduceSpec:
     """In both layouts, with two scales."""
     fields = {"transpose_from": 1, "scales": 2, **more}
-    return EncodeSpec(dtype=np.dtype(dtype), row_dtype=np.dtype(jnp.dtype(narrow)), **fields)
+    return ProduceSpec(dtype=np.dtype(dtype), row_dtype=np.dtype(jnp.dtype(narrow)), **fields)
 
 
-def operands(spec: EncodeSpec, shape: tuple[int, int], vector="float32", seed: int = 0) -> list:
+def operands(spec: ProduceSpec, shape: tuple[int, int], vector="float32", seed: int = 0) -> list:
     """With NaN, infinities and values that saturate."""
     wide = spec.norm is None and not spec.has_factor and spec.activation == "none"
     x = rows.matrix(*shape, np.float32 if wide else spec.row_dtype, seed)
@@ -43,13 +42,13 @@ def operands(spec: EncodeSpec, shape: tuple[int, int], vector="float32", seed: i
     return [jnp.asarray(v) for v in (x, *others, *scales)]
 
 
-def defined(spec: EncodeSpec, arrays: list) -> list[np.ndarray]:
+def defined(spec: ProduceSpec, arrays: list) -> list[np.ndarray]:
     """The results by definition, op by op: XLA fuses nothing."""
     with jax.disable_jit():
-        return [np.asarray(y) for y in encoded(*arrays, spec=spec)]
+        return [np.asarray(y) for y in quantized_values(*arrays, spec=spec)]
 
 
-def assert_encoded(spec: EncodeSpec, arrays: list, found: list, most: float = 0.0) -> None:
+def assert_encoded(spec: ProduceSpec, arrays: list, found: list, most: float = 0.0) -> None:
     """Codes and amaxes are those of the definition; of codes up to a part are their neighbours."""
     wanted = defined(spec, arrays)
     *codes, amax = map(np.asarray, found)

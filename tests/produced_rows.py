@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._call.reference.rows_reference import Norm, RowScale, RowsSpec
+from jaxfp8._call.reference.produce_reference import Norm, ProduceSpec, RowScale
 from jaxfp8._value.dtypes import finite_range, is_float8
 
 FLOOR = 1e-12
@@ -39,11 +39,11 @@ NORMS = {
 }
 
 
-def spec(dtype: str, norm: Norm | None = None, **others) -> RowsSpec:
+def spec(dtype: str, norm: Norm | None = None, **others) -> ProduceSpec:
     """With the scale `maximum(amax, FLOOR) / highest`."""
     zeros = float(np.float32(FLOOR) * (np.float32(1) / np.float32(finite_range(dtype)[1])))
     scale = RowScale(amax_floor=FLOOR, of_zeros=zeros)
-    return RowsSpec(dtype=np.dtype(dtype), scale=scale, norm=norm, **others)
+    return ProduceSpec(dtype=np.dtype(dtype), rule=scale, norm=norm, **others)
 
 
 def matrix(rows: int, columns: int, dtype=jnp.bfloat16, seed: int = 0) -> np.ndarray:
@@ -61,7 +61,7 @@ def vectors(norm: Norm, columns: int, dtype) -> list[np.ndarray]:
     return [v.astype(np.dtype(dtype)) for v, has in zip(both, wanted, strict=True) if has]
 
 
-def expected(x: np.ndarray, others: list[np.ndarray], spec: RowsSpec) -> np.ndarray:
+def expected(x: np.ndarray, others: list[np.ndarray], spec: ProduceSpec) -> np.ndarray:
     """The rows that are quantised, rounded where the program rounds."""
     narrow = x.dtype
     y = x.astype(np.float64)
@@ -78,7 +78,7 @@ def expected(x: np.ndarray, others: list[np.ndarray], spec: RowsSpec) -> np.ndar
     return (y + wide.pop(0) if norm.has_shift else y).astype(narrow)
 
 
-def assert_rows(codes, scale, y: np.ndarray, spec: RowsSpec, *, most: float = 2e-3) -> None:
+def assert_rows(codes, scale, y: np.ndarray, spec: ProduceSpec, *, most: float = 2e-3) -> None:
     """Codes and scales are those of `y`, but for roundings of float32 that go the other way.
 
     Args:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxfp8._call.ops.encode_call import encode_produced, why_no_kernel
+from jaxfp8._call.ops.produce_call import quantize_produced, why_no_given_kernel
 
 CALL = "custom_call @jaxfp8_encode"
 SHAPE = (6, 200)
@@ -19,7 +19,7 @@ SPECS = {
 
 
 def call(spec):
-    return jax.jit(lambda *operands: encode_produced(*operands, spec=spec))
+    return jax.jit(lambda *operands: quantize_produced(*operands, spec=spec))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -57,7 +57,7 @@ def test_for_a_gpu_it_is_one_call_and_on_a_cpu_none(name):
     ],
 )
 def test_what_the_kernel_does_not_take_has_a_reason(shape, narrow, dtype, first, why):
-    found = why_no_kernel(shape, np.dtype(narrow), np.dtype(dtype), first)
+    found = why_no_given_kernel(shape, np.dtype(narrow), np.dtype(dtype), first)
     assert found is None if why is None else why in found
 
 

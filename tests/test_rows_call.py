@@ -6,8 +6,8 @@ import numpy as np
 import produced_rows as rows
 import pytest
 
-from jaxfp8._call.ops.rows_call import quantize_rows, why_no_kernel
-from jaxfp8._call.reference.rows_reference import RowScale, RowsSpec
+from jaxfp8._call.ops.produce_call import quantize_produced, why_no_rows_kernel
+from jaxfp8._call.reference.produce_reference import ProduceSpec, RowScale
 
 CALL = "custom_call @jaxfp8_quantize_rows"
 NORM = rows.NORMS["layer, rounded"]
@@ -17,7 +17,7 @@ VECTORS = rows.vectors(NORM, 200, jnp.bfloat16)
 
 
 def call(spec=SPEC):
-    return jax.jit(lambda *operands: quantize_rows(*operands, spec=spec))
+    return jax.jit(lambda *operands: quantize_produced(*operands, spec=spec))
 
 
 def assert_equal(found, wanted):
@@ -51,7 +51,7 @@ def test_activations_and_factors_are_those_of_float64(activation, narrow):
 
 def test_zeros_and_nan_have_the_scales_of_the_rule():
     rule = RowScale(amax_floor=1e-3, of_zeros=2.0, of_nan=3.0)
-    spec = RowsSpec(dtype=np.dtype("int8"), scale=rule)
+    spec = ProduceSpec(dtype=np.dtype("int8"), rule=rule)
     x = X.copy()
     x[0], x[1, 3], x[2], x[3, 5] = 0, np.nan, 1e-6, np.inf
     codes, scale, amax = call(spec)(x)
@@ -62,7 +62,7 @@ def test_zeros_and_nan_have_the_scales_of_the_rule():
 
 
 def test_a_scale_of_zero_makes_nan_in_fp8():
-    spec = RowsSpec(dtype=np.dtype("float8_e4m3fn"), scale=RowScale())
+    spec = ProduceSpec(dtype=np.dtype("float8_e4m3fn"), rule=RowScale())
     codes, scale, _ = call(spec)(np.zeros_like(X))
     assert np.all(np.isnan(np.asarray(codes, np.float32)))
     assert not np.any(scale)
@@ -85,7 +85,7 @@ def test_for_a_gpu_it_is_one_call_and_on_a_cpu_none():
     ],
 )
 def test_what_the_kernel_does_not_take_has_a_reason(shape, dtype, why):
-    found = why_no_kernel(shape, np.dtype(dtype))
+    found = why_no_rows_kernel(shape, np.dtype(dtype))
     assert found is None if why is None else why in found
 
 

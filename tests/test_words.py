@@ -6,7 +6,7 @@ import pytest
 
 import jaxfp8
 from jaxfp8._call.library import strictness
-from jaxfp8._call.reference import quantize_reference, rows_reference
+from jaxfp8._call.reference import produce_reference, quantize_reference
 from jaxfp8._value import tables
 from jaxfp8._value.errors import shown
 
@@ -63,7 +63,7 @@ def test_a_product_without_a_kernel_is_told_by_its_arrays(monkeypatch):
     "spec",
     [
         quantize_reference.QuantizeSpec(dtype=jnp.dtype(jnp.int8), tiles=(1, 8)),
-        rows_reference.RowsSpec(dtype=jnp.dtype(jnp.int8), scale=rows_reference.RowScale()),
+        produce_reference.ProduceSpec(dtype=jnp.dtype(jnp.int8), rule=produce_reference.RowScale()),
     ],
     ids=["tiles", "rows"],
 )

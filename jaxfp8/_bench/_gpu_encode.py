@@ -16,10 +16,9 @@ from jaxfp8._bench._case import Case
 from jaxfp8._bench._gpu_operands import copies, normal
 from jaxfp8._bench._measure import Contender, over_copies
 from jaxfp8._bench._problems import E4M3
-from jaxfp8._call.ops.encode_call import encode_produced
+from jaxfp8._call.ops.produce_call import quantize_produced
 from jaxfp8._call.ops.quantize_call import encode
-from jaxfp8._call.reference.encode_reference import EncodeSpec
-from jaxfp8._call.reference.rows_reference import NormForm
+from jaxfp8._call.reference.produce_reference import NormForm, ProduceSpec
 
 _WIDTH, _HIDDEN = 4096, 14336  # of Llama-3-8B
 _BF16 = np.dtype(jnp.bfloat16)
@@ -36,8 +35,10 @@ def table() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "encode training step 8192", functools.partial(_step, 8192)
 
 
-def _spec(**more: Any) -> EncodeSpec:
-    return EncodeSpec(dtype=np.dtype(E4M3), row_dtype=_BF16, transpose_from=1, **more)
+def _spec(scales: int = 1, **more: Any) -> ProduceSpec:
+    return ProduceSpec(
+        dtype=np.dtype(E4M3), row_dtype=_BF16, scales=scales, transpose_from=1, **more
+    )
 
 
 def _scales(count: int) -> list[jax.Array]:
@@ -54,7 +55,7 @@ def _normed(x: jax.Array, gain: jax.Array, *scales: jax.Array) -> list[jax.Array
     wide = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-5)
     spec = _spec(norm=_FORM, scales=len(scales))
-    return encode_produced(x, inverse, gain, *scales, spec=spec)
+    return quantize_produced(x, inverse, gain, *scales, spec=spec)
 
 
 def _case(name: str, ours: Any, xla: Any, operands: list[tuple], nbytes: float) -> Case:
@@ -106,7 +107,7 @@ def _gate(m: int) -> Case:
     ]
     return _case(
         f"silu(a) b, FP8 codes in both layouts {m} x {_HIDDEN}",
-        functools.partial(encode_produced, spec=spec),
+        functools.partial(quantize_produced, spec=spec),
         lambda a, b, scale: _encoded(jax.nn.silu(a) * b, scale),
         operands,
         6 * size,
@@ -120,7 +121,7 @@ def _weight(n: int) -> Case:
     operands = [(normal(i, _WIDTH, n).astype(jnp.float32), *given) for i in range(2)]
     return _case(
         f"float32 weight, FP8 codes in both layouts {_WIDTH} x {n}",
-        functools.partial(encode_produced, spec=_spec()),
+        functools.partial(quantize_produced, spec=_spec()),
         lambda w, scale: _encoded(w.astype(jnp.bfloat16), scale),
         operands,
         6 * size,

@@ -17,8 +17,8 @@ from jaxfp8._bench._case import Case
 from jaxfp8._bench._gpu_operands import copies, dequantised, in_bf16, normal, ours, weights
 from jaxfp8._bench._measure import Contender, over_copies
 from jaxfp8._bench._problems import E4M3
-from jaxfp8._call.ops.rows_call import quantize_rows
-from jaxfp8._call.reference.rows_reference import Norm, RowScale, RowsSpec
+from jaxfp8._call.ops.produce_call import quantize_produced
+from jaxfp8._call.reference.produce_reference import Norm, ProduceSpec, RowScale
 
 _WIDTH, _HIDDEN = 4096, 14336  # of Llama-3-8B
 _LAYERS = 8  # enough to hide the dispatch of a program
@@ -57,13 +57,13 @@ _WAYS: dict[str, tuple[Callable[..., jax.Array], dict[str, Any]]] = {
 def alone(way: str, m: int, k: int) -> Case:
     """Rows and their FP8 codes with a scale for each, nothing else."""
     written, more = _WAYS[way]
-    spec = RowsSpec(dtype=np.dtype(E4M3), scale=_SCALE, **more)
+    spec = ProduceSpec(dtype=np.dtype(E4M3), rule=_SCALE, **more)
     count = copies(3.0 * m * k)
     vectors = [1 + normal(7 + i, k) / 8 for i in range(spec.vectors)]
     rows = 1 + spec.has_factor
     operands = [(*(normal(10 * i + j, m, k) for j in range(rows)), *vectors) for i in range(count)]
     contenders = {
-        "jaxfp8": over_copies(functools.partial(quantize_rows, spec=spec), operands),
+        "jaxfp8": over_copies(functools.partial(quantize_produced, spec=spec), operands),
         "xla": over_copies(lambda *xs: problems.quantize_rows(written(*xs), E4M3), operands),
     }
     return Case(
@@ -77,10 +77,10 @@ def in_front_of_products(m: int) -> Case:
     held = weights(_WIDTH, _WIDTH, count)
     gain, x = 1 + normal(7, _WIDTH) / 8, normal(8, m, _WIDTH)
 
-    spec = RowsSpec(dtype=np.dtype(E4M3), scale=_SCALE, norm=_RMS)
+    spec = ProduceSpec(dtype=np.dtype(E4M3), rule=_SCALE, norm=_RMS)
 
     def in_one_call(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:
-        codes, scale, _ = quantize_rows(x, gain, spec=spec)
+        codes, scale, _ = quantize_produced(x, gain, spec=spec)
         return ours(jaxfp8.QArray(codes, scale), w)
 
     def by_xla(x: jax.Array, w: jaxfp8.QArray) -> jax.Array:

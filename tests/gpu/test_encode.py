@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxfp8
-from jaxfp8._call.ops.encode_call import encode_produced
+from jaxfp8._call.ops.produce_call import quantize_produced
 
 CALL = "custom_call @jaxfp8_encode"
 # A chunk, part of a tile, one more row than a tile, rows of 16 and not, and many tiles.
@@ -15,7 +15,7 @@ SHAPES = [(1, 8), (3, 200), (129, 136), (144, 256), (1000, 1032)]
 
 
 def run(spec, arrays):
-    call = jax.jit(lambda *xs: encode_produced(*xs, spec=spec))
+    call = jax.jit(lambda *xs: quantize_produced(*xs, spec=spec))
     assert call.lower(*arrays).as_text().count(CALL) == 1
     found, again = call(*arrays), call(*arrays)
     for one, other in zip(found, again, strict=True):

@@ -7,7 +7,7 @@ import produced_rows as rows
 import pytest
 
 import jaxfp8
-from jaxfp8._call.ops.rows_call import quantize_rows
+from jaxfp8._call.ops.produce_call import quantize_produced
 from jaxfp8._value.dtypes import finite_range
 
 CALL = "custom_call @jaxfp8_quantize_rows"
@@ -16,7 +16,7 @@ SHAPES = [(1, 8), (3, 200), (5, 1024), (1100, 256), (3, 4096), (2, 14336), (2, 3
 
 
 def run(spec, *operands):
-    call = jax.jit(lambda *xs: quantize_rows(*xs, spec=spec))
+    call = jax.jit(lambda *xs: quantize_produced(*xs, spec=spec))
     arrays = [jnp.asarray(v) for v in operands]
     assert call.lower(*arrays).as_text().count(CALL) == 1
     first, again = call(*arrays), call(*arrays)

@@ -10,7 +10,7 @@ from flax import nnx
 
 import jaxfp8
 import jaxfp8.nnx
-from jaxfp8._call.ops.encode_call import encode_produced_p
+from jaxfp8._call.ops.produce_call import quantize_produced_p
 from jaxfp8._call.ops.quantize_call import quantize_p
 from jaxfp8._recipes import training_codes
 from jaxfp8._rewrite.plan import row_calls
@@ -70,7 +70,7 @@ def found_in(function, *args):
 
     def walk(jaxpr):
         for eqn in jaxpr.eqns:
-            if eqn.primitive is encode_produced_p:
+            if eqn.primitive is quantize_produced_p:
                 specs.append(eqn.params["spec"])
             elif eqn.primitive is quantize_p:
                 left.append(eqn)

@@ -132,7 +132,7 @@ def test_products_of_rows_that_one_call_quantises_are_one_call(
         return _decoder.step(x, jnp.int32(7), layers, caches, sizes=sizes, dot=dynamic)
 
     args = _decoder.random_tokens(sizes, 1, 1), layers, _decoder.random_caches(sizes, 2, 1, 8)
-    assert count(jaxfp8.rewrite(step), *args, name="quantize_rows") > 0
+    assert count(jaxfp8.rewrite(step), *args, name="quantize_produced") > 0
     assert launches(step, *args)[0] == 4
 
 

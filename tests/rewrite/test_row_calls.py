@@ -9,8 +9,8 @@ import pytest
 import quantized
 
 import jaxfp8
-from jaxfp8._call.ops.rows_call import quantize_rows_p
-from jaxfp8._call.reference.rows_reference import RowScale
+from jaxfp8._call.ops.produce_call import quantize_produced_p
+from jaxfp8._call.reference.produce_reference import RowScale
 from jaxfp8._rewrite.plan import row_calls
 from jaxfp8._value import compat
 
@@ -130,7 +130,7 @@ def specs_of(function, *args):
 
     def walk(jaxpr):
         for eqn in jaxpr.eqns:
-            if eqn.primitive is quantize_rows_p:
+            if eqn.primitive is quantize_produced_p:
                 found.append(eqn.params["spec"])
             for inner in map(compat.open_jaxpr, compat.subjaxprs(eqn)):
                 walk(inner)
@@ -249,7 +249,7 @@ def test_zeros_and_nan_have_the_scale_of_the_program(name):
     x = X.at[0].set(0).at[1, 3].set(jnp.nan).at[2, 4].set(jnp.inf)
     run = lambda x: with_codes(x, function)  # noqa: E731
     (spec,) = specs_of(run, x)
-    assert spec.scale == rule
+    assert spec.rule == rule
     _, codes, scale = jax.jit(jaxfp8.rewrite(run))(x)
     same, exact = jax.jit(lambda x: quantise(x, function))(x)
     np.testing.assert_array_equal(scale, exact)

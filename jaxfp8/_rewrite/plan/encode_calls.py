@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from jaxfp8._call.ops.dot import scaled_dot_p
-from jaxfp8._call.ops.encode_call import MOST_SCALES, encode_produced, why_no_kernel
+from jaxfp8._call.ops.produce_call import MOST_SCALES, quantize_produced, why_no_given_kernel
 from jaxfp8._call.ops.quantize_call import quantize_p
-from jaxfp8._call.reference.encode_reference import EncodeSpec
+from jaxfp8._call.reference.produce_reference import NormForm, ProduceSpec
 from jaxfp8._call.reference.quantize_reference import QuantizeSpec
-from jaxfp8._call.reference.rows_reference import NormForm
 from jaxfp8._rewrite.ir import graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Op, Value
@@ -84,7 +83,7 @@ def _find(ops: Iterator[Op]) -> Iterator[EncodeCall]:
             groups.setdefault(key, []).append(op)
     norms = row_programs.Norms(Numbering())
     for (y, dtype, first), group in groups.items():
-        if why_no_kernel(y.shape, y.dtype, dtype, first) is not None:
+        if why_no_given_kernel(y.shape, y.dtype, dtype, first) is not None:
             continue
         if (row := _row(norms, y, first)) is not None:
             for i in range(0, len(group), MOST_SCALES):
@@ -117,7 +116,7 @@ def _outputs(call: EncodeCall) -> dict[Value, Value]:
     like: QuantizeSpec = call.ops[0].params["spec"]
     row, norm = call.row, call.row.norm
     assert like.dtype is not None
-    spec = EncodeSpec(
+    spec = ProduceSpec(
         dtype=like.dtype,
         row_dtype=call.y.dtype,
         norm=None if norm is None else _form(norm),
@@ -128,7 +127,7 @@ def _outputs(call: EncodeCall) -> dict[Value, Value]:
     )
     scales = tuple(op.inputs[1] for op in call.ops)
     inputs = (row.x, *row.of_rows, *row.others, *scales)
-    op = Op("encode_produced", inputs, functools.partial(encode_produced, spec=spec), {})
+    op = Op("quantize_produced", inputs, functools.partial(quantize_produced, spec=spec), {})
     old = [value for one in call.ops for value in one.outputs[:-1]]
     op.outputs = tuple(
         Value(like.shape, like.dtype, op, i)

@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxfp8._call.library import targets
 from jaxfp8._call.ops.dot import scaled_dot_p
-from jaxfp8._call.ops.rows_call import quantize_rows, why_no_kernel
-from jaxfp8._call.reference.rows_reference import RowScale, RowsSpec
+from jaxfp8._call.ops.produce_call import quantize_produced, why_no_rows_kernel
+from jaxfp8._call.reference.produce_reference import ProduceSpec, RowScale
 from jaxfp8._rewrite.ir import casts, graph
 from jaxfp8._rewrite.ir.emit import Program
 from jaxfp8._rewrite.ir.graph import Op, Value
@@ -122,7 +122,7 @@ class _Maker:
         if encoding is None or encoding.multiplies:
             return _OTHER_FORM
         encoding = dataclasses.replace(encoding, x=_narrow(encoding.x))
-        why = why_no_kernel(encoding.x.shape, encoding.x.dtype)
+        why = why_no_rows_kernel(encoding.x.shape, encoding.x.dtype)
         if why is not None:
             return why
         made = row_scales.read(encoding.scale, codes.dtype, self._amax_of(encoding))
@@ -188,15 +188,15 @@ def _narrow(x: Value) -> Value:
 
 
 def _op(row: Row, dtype: np.dtype, rule: RowScale) -> Op:
-    spec = RowsSpec(
+    spec = ProduceSpec(
         dtype=dtype,
-        scale=rule,
+        rule=rule,
         norm=row.norm,
         activation=row.activation,
         has_factor=row.has_factor,
     )
-    run = functools.partial(quantize_rows, spec=spec)
-    op = Op("quantize_rows", (row.x, *row.others), run, {})
+    run = functools.partial(quantize_produced, spec=spec)
+    op = Op("quantize_produced", (row.x, *row.others), run, {})
     of_rows = (*row.x.shape[:-1], 1)
     op.outputs = (
         Value(row.x.shape, dtype, op),

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfp8._call.reference.rows_reference import Norm
+from jaxfp8._call.reference.produce_reference import Norm
 from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.graph import Value
 from jaxfp8._rewrite.ir.numbering import Numbering

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxfp8._call.reference.rows_reference import RowScale
+from jaxfp8._call.reference.produce_reference import RowScale
 from jaxfp8._rewrite.ir import constants, graph
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._value import dtypes

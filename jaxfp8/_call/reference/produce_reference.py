@@ -1,0 +1,259 @@
+"""What it means to produce and quantise values: the problem as a spec, and its definition in jnp.
+
+    y = activation(x) * factor, or norm(x) * gain + shift, or x; rounded to 16 bits
+
+A norm divides `x`, or `x` without its mean, by its root mean square, in float32. It finds its means
+or is given them. A scale is found for each row, or some are given for the whole array:
+
+    amax  = max|y| of a row; NaN and infinities count
+    scale = max(max(amax, amax_floor) / highest, scale_floor)
+    code  = saturate(round(y / scale))
+
+    codes = saturate(round(y / scale)), for each of the given scales; a scale of 0 counts as 1
+    amax  = max|y|; NaN and infinities do not count
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfp8._call.reference.dot_reference import ACTIVATIONS
+from jaxfp8._call.reference.quantize_reference import (
+    codes_of,
+    finite_amax,
+    plain_amax,
+    plain_codes,
+    with_transpose,
+)
+from jaxfp8._value.dtypes import finite_range
+from jaxfp8._value.scales import per
+from jaxfp8._value.spec import array
+
+Axis = TypeVar("Axis")  # stands for an axis: its size, or its factor on a mesh
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowScale:
+    """How the scale of a row follows from its amax.
+
+    Attributes:
+      amax_floor: the least amax that counts as itself.
+      scale_floor: the least scale.
+      of_zeros: the scale of a row of zeros, where 0 / 0 is NaN in FP8.
+      of_nan: the scale of a row that holds NaN.
+    """
+
+    amax_floor: float = 0.0
+    scale_floor: float = 0.0
+    of_zeros: float = 0.0
+    of_nan: float = float("nan")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RowScale) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[str, ...]:
+        return tuple(repr(value) for value in dataclasses.astuple(self))  # NaN equals itself
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormForm:
+    """What a norm does beside its means: RMSNorm, or LayerNorm where the mean is taken away.
+
+    Attributes:
+      centred: whether the mean is taken away first.
+      has_gain, has_shift: whether there is a vector to multiply by, and one to add.
+      rounded_first: whether what the gain multiplies is rounded to the dtype of `x`.
+      rounded_second: whether what the shift is added to is.
+    """
+
+    centred: bool = False
+    has_gain: bool = False
+    has_shift: bool = False
+    rounded_first: bool = False
+    rounded_second: bool = False
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors there are."""
+        return self.has_gain + self.has_shift
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Norm(NormForm):
+    """A norm that finds its means.
+
+    Attributes:
+      epsilon: what is added to the mean square.
+    """
+
+    epsilon: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProduceSpec:
+    """Everything that is known before the data is.
+
+    The operands are `x` [..., K]; the factor, of the same shape; the inverse of each row's root
+    mean square and, if `centred`, its mean, both float32 [..., 1], of a norm without epsilon; gain
+    and shift [K], of the 16-bit dtype or float32; the given scales, float32 with axes of size 1;
+    each where there is one.
+
+    The results of a found scale are the codes; in float32 the scale and the amax, [..., 1]. Those
+    of given scales are the codes of each and, if wanted, their transposed copy; then the amax,
+    float32 with axes of size 1.
+
+    Attributes:
+      dtype: of the codes.
+      rule: how the scale of a row is found; None where scales are given.
+      scales: how many scales are given.
+      row_dtype: of the values that are quantised; None for the dtype of `x`, narrower where `x` is
+        rounded.
+      norm: the norm, with an epsilon where it finds its means; None for an activation and a factor,
+        or a rounding.
+      activation: of `x`, as `ScaledDotSpec` has it. Its value is rounded to the 16-bit dtype.
+      has_factor: whether there is an array to multiply by.
+      transpose_from: the first of the axes that transposed copies have in front; None for none.
+    """
+
+    dtype: np.dtype
+    rule: RowScale | None = None
+    scales: int = 0
+    row_dtype: np.dtype | None = None
+    norm: NormForm | None = None
+    activation: str = "none"
+    has_factor: bool = False
+    transpose_from: int | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.rule is None) == (self.scales > 0), "a scale is found or given"
+        assert self.rule is None or self.transpose_from is None
+
+    def told(self, x: Any) -> str:
+        """The quantisation of an array of the type of `x` in words, for messages."""
+        if self.rule is None:
+            return f"the encoding of {array(x)} for training"
+        return f"the quantisation of rows of {array(x)}"
+
+    @property
+    def of_rows(self) -> int:
+        """How many operands have one number for each row."""
+        return 0 if self.norm is None or isinstance(self.norm, Norm) else 1 + self.norm.centred
+
+    @property
+    def vectors(self) -> int:
+        """How many operands are vectors."""
+        return 0 if self.norm is None else self.norm.vectors
+
+    def layouts(self, axes: tuple[Axis, ...]) -> list[tuple[Axis, ...]]:
+        """The axes of the codes of one scale, and of their transposed copy."""
+        first = self.transpose_from
+        return [axes] if first is None else [axes, axes[first:] + axes[:first]]
+
+    def operands(self, whole: Axis, row: Axis, vector: Axis, one: Axis) -> list[Axis]:
+        """For each operand what stands for its kind: an array of all values, or of fewer."""
+        made = [*[whole] * (1 + self.has_factor), *[row] * self.of_rows, *[vector] * self.vectors]
+        return [*made, *[one] * self.scales]
+
+    def results(self, axes: tuple[Axis, ...], one: Axis) -> list[tuple[Axis, ...]]:
+        """The axes of each result; `one` stands for an axis of size 1."""
+        if self.rule is not None:
+            of_row = (*axes[:-1], one)
+            return [axes, of_row, of_row]
+        return [*self.layouts(axes) * self.scales, (one,) * len(axes)]
+
+
+def quantized_values(
+    x: jax.Array, *others: jax.Array, spec: ProduceSpec, mesh_axes: tuple[str, ...] = ()
+) -> list[jax.Array]:
+    """The results by definition, as `ProduceSpec` lists them.
+
+    Args:
+      x: bfloat16 or float16, or float32 where it is rounded.
+      *others: as `spec` has them.
+      spec: what is computed.
+      mesh_axes: the mesh axes over which rows are spread in equal parts, for a scale that is found.
+    """
+    made = len(others) - spec.scales
+    dtype = x.dtype if spec.row_dtype is None else spec.row_dtype
+    y = rounded_to(_produced(x, *others[:made], spec=spec, mesh_axes=mesh_axes), dtype)
+    if spec.rule is None:
+        codes = [codes_of(spec.dtype, y, scale) for scale in others[made:]]
+        copies = [copy for one in codes for copy in with_transpose(one, spec.transpose_from)]
+        return [*copies, finite_amax(y)]
+    amax = plain_amax(y)
+    amax = jax.lax.pmax(amax, mesh_axes) if mesh_axes else amax
+    scale = _scale(amax, spec.rule, spec.dtype)
+    return [plain_codes(y, scale, dtype=spec.dtype, lowest=None), scale, amax]
+
+
+def _produced(
+    x: jax.Array, *others: jax.Array, spec: ProduceSpec, mesh_axes: tuple[str, ...]
+) -> jax.Array:
+    """The values that are quantised, before their last rounding."""
+    dtype = x.dtype if spec.row_dtype is None else spec.row_dtype
+    if spec.norm is not None:
+        return _normed(x, list(others), spec.norm, dtype, mesh_axes)
+    if x.dtype != dtype:
+        return x
+    return activated(x, *others, activation=spec.activation)
+
+
+def activated(x: jax.Array, *factor: jax.Array, activation: str) -> jax.Array:
+    """An activation times a factor, if there is one, in float32 before the last rounding."""
+    y = rounded_to(ACTIVATIONS[activation](x.astype(jnp.float32)), x.dtype)
+    return y * factor[0].astype(jnp.float32) if factor else y
+
+
+def _normed(
+    x: jax.Array,
+    others: list[jax.Array],
+    norm: NormForm,
+    dtype: np.dtype,
+    mesh_axes: tuple[str, ...],
+) -> jax.Array:
+    def mean(y: jax.Array) -> jax.Array:
+        own = y.mean(-1, keepdims=True)
+        return jax.lax.pmean(own, mesh_axes) if mesh_axes else own
+
+    y = x.astype(jnp.float32)
+    if isinstance(norm, Norm):
+        y = y - mean(y) if norm.centred else y
+        inverse = jax.lax.rsqrt(mean(jnp.square(y)) + np.float32(norm.epsilon))
+    else:
+        inverse = others.pop(0)
+        y = y - others.pop(0) if norm.centred else y
+    return scaled_rows(y * inverse, *others, form=norm, dtype=dtype)
+
+
+def scaled_rows(y: jax.Array, *vectors: jax.Array, form: NormForm, dtype: np.dtype) -> jax.Array:
+    """Normalised rows times the gain and plus the shift, before the last rounding to `dtype`."""
+    left = list(vectors)
+    if form.rounded_first:
+        y = rounded_to(y, dtype)
+    if form.has_gain:
+        y = y * left.pop(0).astype(jnp.float32)
+    if form.rounded_second:
+        y = rounded_to(y, dtype)
+    if form.has_shift:
+        y = y + left.pop(0).astype(jnp.float32)
+    return y
+
+
+def rounded_to(y: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Float32 values as a 16-bit dtype has them. XLA drops pairs of conversions that it can see."""
+    return jax.lax.optimization_barrier(y.astype(dtype)).astype(jnp.float32)
+
+
+def _scale(amax: jax.Array, rule: RowScale, dtype: np.dtype) -> jax.Array:
+    scale = jnp.maximum(amax, np.float32(rule.amax_floor)) * per(finite_range(dtype)[1])
+    scale = jnp.maximum(scale, np.float32(rule.scale_floor))
+    scale = jnp.where(amax == 0, np.float32(rule.of_zeros), scale)
+    return jnp.where(jnp.isnan(amax), np.float32(rule.of_nan), scale)
