@@ -1,4 +1,4 @@
-"""What a rule may ask of a walk, and tell it."""
+"""The interface between a rule and the walk of a program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Context(Protocol):
     """The walk of one program (a function, or the body of a region), as rules see it.
 
     Attributes:
-      facts: what is known of each value.
-      seen: the dots seen so far, regions included.
-      wholes: the calls that were inlined and may stay one operation.
+      facts: the fact about each value.
+      seen: the dots seen so far, including those in regions.
+      wholes: inlined calls; an unchanged one stays one operation.
     """
 
     facts: dict[Value, Fact]
@@ -35,7 +35,7 @@ class Context(Protocol):
         """The fact about a value."""
 
     def product(self, value: Value) -> Product | None:
-        """The fact about a value that is a product."""
+        """The fact about a value, if it is a product."""
 
     def scaled(self, value: Value) -> Scaled | None:
         """The 8-bit data behind a value; an 8-bit array is its own."""
@@ -44,16 +44,16 @@ class Context(Protocol):
         """The 8-bit data behind a value of a wider dtype."""
 
     def lost(self, value: Value) -> Lost | None:
-        """Where the 8-bit data behind a value was lost."""
+        """The op that ended the 8-bit fact behind a value, if any did."""
 
     def factors(self, value: Value) -> Factors:
-        """The value as a product of factors; where nothing is known, of itself."""
+        """The value as a product of factors; an unknown value is its own factor."""
 
     def see(self, site: DotSite) -> None:
         """Note a dot."""
 
     def note(self, op: Op) -> None:
-        """Note that there is a new op."""
+        """Note a new op."""
 
     def nested(self) -> Context:
         """The context of the inside of a region."""
@@ -64,4 +64,4 @@ class Context(Protocol):
         """Walk an open jaxpr on given values, and return its outputs."""
 
     def settle(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> Program:
-        """Settle which dots become calls, and order what is left to evaluate."""
+        """Choose the dots to replace by calls, and order the remaining ops."""

@@ -1,8 +1,8 @@
-"""Casts in the program: added, undone, and the roundings that they leave.
+"""Casts in the program: how to add one, undo one, and keep its rounding.
 
-A call takes arrays of 8 and 16 bits as they are stored, so a cast that only widened one is undone.
-A cast that widens the result of bfloat16 arithmetic is not: XLA may leave out the rounding of that
-arithmetic, and must do so for all readers or for none.
+A call reads 8-bit and 16-bit arrays as stored, so the rewrite undoes a cast that widens one. It
+keeps a cast of the result of bfloat16 arithmetic. XLA may skip the rounding of that arithmetic, but
+only for all readers at once.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def cast(value: Value, dtype: DTypeLike) -> Value:
 
 
 def _widened(x: Array, dtype: np.dtype) -> Array:
-    """bfloat16 numbers in a wider dtype, rounded to bfloat16 whatever XLA fuses."""
+    """bfloat16 numbers in a wider dtype, rounded to bfloat16 even if XLA fuses the arithmetic."""
     return lax.reduce_precision(lax.convert_element_type(x, dtype), 8, 7)
 
 
 def rounded(value: Value) -> Value:
-    """The value with the rounding of the bfloat16 arithmetic that made it, whatever reads it."""
+    """The value after the rounding of its bfloat16 arithmetic, for every reader."""
     if value.dtype != _dtypes.BFLOAT16 or _is_stored(value):
         return value
 
@@ -61,8 +61,8 @@ def rounded(value: Value) -> Value:
 def was_spread(value: Value) -> bool:
     """Whether the value repeats or picks results of bfloat16 arithmetic.
 
-    XLA rounds what a repeat or a pick reads, as written. Facts look through them, so the rewrite
-    has to round.
+    XLA rounds the operand of a repeat or a pick. Facts look through these ops, so the rewrite adds
+    the rounding.
     """
     seen: set[Value] = set()
     todo = [value]
@@ -100,7 +100,7 @@ def bitcast(value: Value, dtype: DTypeLike) -> Value:
     )
 
 
-# What XLA on the CPU does to FP8 data without converting it to float16 in between.
+# XLA on the CPU runs these on FP8 bytes, with no detour through float16.
 _BYTE_EXACT = (
     "reshape",
     "transpose",
@@ -114,7 +114,7 @@ _BYTE_EXACT = (
 
 
 def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
-    """The FP8 array whose bytes the value is, if only reshapes and transposes lie between.
+    """The FP8 array with the bytes of the value, if only reshapes and transposes lie between.
 
     A custom call takes FP8 as it is. XLA on the CPU copies a whole parameter to bitcast it.
     """
@@ -136,7 +136,7 @@ def as_another(x: Array, dtype: np.dtype) -> Array:
 
 
 def float8_behind(value: Value) -> Value | None:
-    """The FP8 array whose bytes the value is, as `undo_bitcast` finds it; None if there is none."""
+    """The FP8 array with the bytes of the value, as `undo_bitcast` finds it; None without one."""
     if value.dtype != np.uint8:
         return None
     sources = (undo_bitcast(value, dtype) for dtype in _dtypes.FLOAT8)
@@ -144,7 +144,7 @@ def float8_behind(value: Value) -> Value | None:
 
 
 def to_pick(value: Value, places: Sequence[Value]) -> Value:
-    """The value, for an operation that picks from it at some places; see `_value/picking`."""
+    """The value as the operand of a gather or a slice at `places`; see `_value/picking`."""
     source = float8_behind(value)
     traced = [place for place in places if place.literal is None]
     if source is None or not traced:
@@ -157,12 +157,12 @@ def to_pick(value: Value, places: Sequence[Value]) -> Value:
 
 
 def _moved(op: Op, source: Value) -> Value:
-    """What `op`, which moves elements, makes of an array of another dtype."""
+    """The data movement `op`, applied to an array of another dtype."""
     shape = op.outputs[0].shape
     return derived(op.name, lambda x: op.evaluate(x)[0], [source], shape, source.dtype)
 
 
-# Wider dtypes that hold all numbers of narrower ones.
+# Wider dtypes for each set of narrower ones. They represent every number exactly.
 _HOLD: dict[tuple[np.dtype, ...], tuple[np.dtype, ...]] = {
     _dtypes.EIGHT_BIT_INTS: (
         *_dtypes.WIDE_FLOAT,
@@ -170,12 +170,12 @@ _HOLD: dict[tuple[np.dtype, ...], tuple[np.dtype, ...]] = {
     ),
     _dtypes.SIXTEEN_BIT_FLOATS: (np.dtype(np.float32), np.dtype(np.float64)),
 }
-# Operations that move elements without looking at them.
+# Data movement only.
 _MOVES = (*_BYTE_EXACT, "broadcast_in_dim", "slice", "rev", "stop_gradient")
 _PICKS = ("gather", "dynamic_slice", "concatenate", "split", "stack")
-# XLA does not look through these for arithmetic whose result is widened.
+# XLA does not look through these for arithmetic with a widened result.
 _OPAQUE = (*_PICKS, "slice", "rev", "optimization_barrier")
-# Operations that round nothing.
+# These round nothing.
 _EXACT = (
     *_MOVES,
     *_PICKS,
@@ -185,10 +185,10 @@ _EXACT = (
 
 
 def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
-    """The narrow array that casts widened to the value, moved as the value is; else the value.
+    """The narrow array before widening casts, moved as the value is; else the value.
 
-    The result of 16-bit arithmetic is not narrowed. XLA may leave out the rounding of that
-    arithmetic, and must do so for all readers or for none.
+    The result of 16-bit arithmetic is not narrowed. XLA may skip the rounding of that arithmetic,
+    but only for all readers at once.
 
     Args:
       value: an array that may have been cast.
@@ -199,7 +199,7 @@ def undo_casts(value: Value, dtypes: tuple[np.dtype, ...]) -> Value:
 
 
 def _is_stored(value: Value) -> bool:
-    """Whether the value is an input or a cast, only moved since: no result of 16-bit arithmetic."""
+    """Whether the value is an input or a cast, moved at most: no result of 16-bit arithmetic."""
     seen: set[Value] = set()
     todo = [value]
     while todo:
@@ -224,7 +224,7 @@ def undo_rounding(value: Value) -> Value:
 def _before_casts(
     value: Value, wanted: tuple[np.dtype, ...], through: tuple[np.dtype, ...]
 ) -> Value:
-    """The array of a wanted dtype that was only moved and cast, to dtypes of `through`, since."""
+    """The array of a wanted dtype before moves, and casts to dtypes of `through`; or the value."""
     moves: list[Op] = []
     source = value
     while source.dtype not in wanted:

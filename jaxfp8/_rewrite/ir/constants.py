@@ -1,4 +1,4 @@
-"""What is known of a value before the program runs: a number, or all its entries."""
+"""Values known before the program runs, as one number or as all their entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PASS_CONSTANT = ("convert_element_type", "broadcast_in_dim", "reshape", "copy",
 
 
 def number(value: Value) -> float | None:
-    """The number that every entry of the value is known to be, or None."""
+    """The number in every entry of the value, if it is known; else None."""
     dtypes = []
     while value.literal is None and value.number is None:
         if value.op is None or value.op.name not in _PASS_CONSTANT:
@@ -30,12 +30,12 @@ def number(value: Value) -> float | None:
     return float(scalar)
 
 
-# Most entries of an index that are evaluated while a function is traced.
+# The largest index, in entries, to evaluate while a function is traced.
 _MOST_KNOWN = 2**22
 
 
 def known(value: Value) -> np.ndarray | None:
-    """The entries of an array that depends on no input. None if it does, or if it is large."""
+    """The entries of a constant array. None if it depends on an input or is large."""
     order: dict[Op, None] = {}
     stack = [(value, False)]
     while stack:
@@ -61,7 +61,7 @@ def _evaluated(value: Value, ops: list[Op]) -> np.ndarray:
         assert array is not None, "`known` looked"
         return array
 
-    # The user's transfer guard and NaN check are meant for the function, not for this.
+    # The user's transfer guard and NaN check concern the function, not this evaluation.
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"), jax.debug_nans(False):
         for op in ops:
             env.update(zip(op.outputs, op.evaluate(*map(read, op.inputs)), strict=True))
@@ -69,10 +69,10 @@ def _evaluated(value: Value, ops: list[Op]) -> np.ndarray:
 
 
 def _given(value: Value) -> Array | None:
-    """The array that an input of a program is known to be, if it is."""
+    """The array of an input of a program, if it is known."""
     return value.concrete if value.literal is None else value.literal
 
 
 def _holds(dtype: np.dtype, number: float) -> bool:
-    """Whether an integer dtype holds a number, its fraction cut off."""
+    """Whether an integer dtype holds a number after truncation."""
     return bool(np.iinfo(dtype).min <= number <= np.iinfo(dtype).max)

@@ -1,7 +1,7 @@
-"""The emit pass: evaluates what is wanted of a graph, with JAX operations.
+"""The emit pass: evaluates outputs of a graph with JAX operations.
 
-Ops with effects run first and in order, each after what it reads. Another op runs if an output
-needs it.
+Ops with effects run first and in order, each after its inputs. Another op runs if an output needs
+it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Program:
     """Ops in the order to run them, with their inputs and outputs.
 
     Attributes:
-      ops: each op once, with the values that it really reads.
-      inputs: the values that the arguments of a run are, in order.
-      outputs: the values that a run returns, in order.
+      ops: each op once, with its inputs after replacements.
+      inputs: the values of the arguments of a run, in order.
+      outputs: the values of the results of a run, in order.
     """
 
     ops: tuple[tuple[Op, tuple[Value, ...]], ...]
@@ -41,7 +41,7 @@ class Program:
         return [read(value) for value in self.outputs]
 
     def used(self) -> set[Value]:
-        """The inputs that are read."""
+        """The inputs with a reader."""
         read = {value for _, inputs in self.ops for value in inputs} | set(self.outputs)
         return read & set(self.inputs)
 
@@ -52,7 +52,7 @@ def schedule(
     replaced: Mapping[Value, Value],
     inputs: Sequence[Value],
 ) -> Program:
-    """Order the ops that outputs and effects need."""
+    """Order the ops needed by outputs and effects."""
     order: dict[Op, tuple[Value, ...]] = {}
 
     def source(value: Value) -> Value:
@@ -70,7 +70,7 @@ def schedule(
 
 
 def _visit(root: Op, source: Callable[[Value], Value], order: dict[Op, tuple[Value, ...]]) -> None:
-    """Add `root` to `order`, after the ops that it reads from."""
+    """Add `root` to `order`, after the producers of its inputs."""
     stack = [root]
     while stack:
         op = stack[-1]

@@ -1,4 +1,4 @@
-"""Factors: small arrays that stand for large ones, as scales and zero points do."""
+"""Factors: small arrays in place of large ones, such as scales and zero points."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from jaxfp8._value.spec import Shape, tile_counts
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factor:
-    """A small array that stands for a large one: each entry of `small` fills a tile.
+    """A large array in compact form: each entry of `small` fills a tile.
 
-    Invariant: `small.shape == tile_counts(shape, tiles)`, where `shape` is that of the large array.
+    Invariant: `small.shape == tile_counts(shape, tiles)`, for the `shape` of the large array.
     """
 
     small: Value
@@ -50,7 +50,7 @@ Factors = tuple[Factor, ...]
 
 
 def full_tiles(shape: Shape) -> Shape:
-    """The tiles of a factor that is constant over `shape`."""
+    """The tiles of a constant factor over `shape`."""
     return tuple(max(size, 1) for size in shape)
 
 
@@ -73,9 +73,9 @@ def combine(factors: Factors, shape: Shape, dtype: DTypeLike = np.float32) -> Fa
 
 
 def each(op: Op, inputs: Sequence[Factors]) -> Factors | None:
-    """An elementwise op on products of factors, as one factor that is rounded as the op rounds.
+    """An elementwise op on products of factors, as one factor with the rounding of the op.
 
-    None where the result has more entries than the largest factor.
+    None if the result has more entries than the largest factor.
     """
     out = op.outputs[0]
     factors = [f for product in inputs for f in product]
@@ -94,12 +94,12 @@ def each(op: Op, inputs: Sequence[Factors]) -> Factors | None:
 
 
 def _as_read(small: Value, value: Value) -> Value:
-    """The entries of `value` in its dtype, rounded where the function rounds them."""
+    """The entries of `value` in its dtype, with the roundings of the function."""
     small = casts.cast(small, value.dtype)
     return casts.rounded(small) if casts.was_spread(value) else small
 
 
-# The operations of `each` on numbers. Tracing a function must not run anything on a device.
+# The operations of `each` in NumPy. Tracing a function must not run anything on a device.
 _IN_NUMPY: dict[str, Callable[..., np.ndarray]] = {
     "convert_element_type": np.asarray,
     "mul": np.multiply,
@@ -108,7 +108,7 @@ _IN_NUMPY: dict[str, Callable[..., np.ndarray]] = {
 
 
 def _known(factors: Factors, dtype: np.dtype) -> np.ndarray | None:
-    """The number that a product of factors is known to be, computed in float32; or None."""
+    """The product of factors computed in float32, if all are known numbers; else None."""
     numbers = [constants.number(f.small) for f in factors]
     known = [np.float32(number) for number in numbers if number is not None]
     if len(known) < len(numbers):
@@ -124,7 +124,7 @@ def as_one(factors: Factors, shape: Shape) -> Factor:
 
 
 def refine(factor: Factor, shape: Shape, tiles: Shape) -> Value:
-    """The small array of a factor for finer tiles; axes where it is constant stay 1."""
+    """The small array of a factor for finer tiles; its constant axes keep size 1."""
     counts = tuple(
         1 if count == 1 else -(-size // tile)
         for size, tile, count in zip(shape, tiles, factor.small.shape, strict=True)

@@ -1,4 +1,4 @@
-"""Facts about dots: what is known about a value that a scaled dot and its epilogue compute."""
+"""Facts about values computed by a scaled dot and its epilogue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxfp8._value.spec import Shape
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledDot:
-    """A dot that can be a scaled dot: where it stands, and its two sides."""
+    """A candidate for a scaled dot: its site and its two sides."""
 
     site: DotSite
     lhs: Side
@@ -33,17 +33,17 @@ class ScaledDot:
         return self.out.shape
 
     def side_of(self, factor: Factor) -> Literal["lhs", "rhs"] | None:
-        """The side that has all axes along which a factor of the output varies; None if neither."""
+        """The side with all varying axes of an output factor; None if neither has them."""
         varying = set(factor.varying())
         if varying <= set(self.rhs.output):
             return "rhs"
         return "lhs" if varying <= set(self.lhs.output) else None
 
     def side_of_numbers(self, lhs: Factors, rhs: Factors) -> Literal["lhs", "rhs"]:
-        """The 8-bit side that scales which are numbers go to, beside scales `lhs` and `rhs`.
+        """The 8-bit side to give scalar scales to, next to scales `lhs` and `rhs`.
 
-        The right side. If only the right side has a vector of scales already, the left one: to
-        multiply that vector by a number would be an operation of its own.
+        The default is the right side. It is the left side if only the right one has a vector of
+        scales: a vector times a number would be one more operation.
         """
         if self.lhs.scaled is None or self.rhs.scaled is None:
             return "lhs" if self.rhs.scaled is None else "rhs"
@@ -60,11 +60,11 @@ class ScaledDot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product:
-    """This value is the scaled dot `dot`, followed by steps.
+    """This value is the scaled dot `dot` followed by steps.
 
     Attributes:
       dot: the dot and its operands.
-      value: the value that this fact is about.
+      value: the subject of this fact.
       parent: the product before the last step, or None at the dot itself.
       step: the last step.
       ready: whether a kernel can stop here. After a clip without its conversion it cannot.

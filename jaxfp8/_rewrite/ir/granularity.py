@@ -1,7 +1,7 @@
-"""Where a scale varies, in words, and what it costs along a contracting axis.
+"""The granularity of a scale in words, and its cost along a contracting axis.
 
-A scale that is constant over a sum is applied once, to the sum. One that changes along a
-contracting axis cannot be taken out of the sum.
+A scale constant over a sum is applied once, to the sum. If it changes along a contracting axis, it
+cannot be taken out of the sum.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def words(tiles: Shape | None, shape: Shape, contracting: Shape) -> str:
 def note(
     side: str, tiles: Shape | None, shape: Shape, contracting: Shape, *, eight_bit: bool
 ) -> str:
-    """What the scale of the left or right operand of a call costs; "" if it is outside the sum."""
+    """The cost of the scale of the left or right operand of a call; "" if it is outside the sum."""
     if tiles is None:
         return ""
     fine = _fine(tiles, shape)
@@ -54,7 +54,7 @@ def note(
 
 
 def note_of_multiplied(side: str) -> str:
-    """What became of a scale that is no scale of the call."""
+    """The note about a scale multiplied into the other operand."""
     other = {"left": "right", "right": "left"}[side]
     return (
         f"the {other} operand's scale changes along the sum; the {side} operand is multiplied by "
@@ -63,9 +63,9 @@ def note_of_multiplied(side: str) -> str:
 
 
 def _elsewhere(shape: Shape, contracting: Shape) -> str:
-    """A hint: the shape of a scale along a free axis, which may have been meant.
+    """A hint: the shape of a scale along a free axis. The user may have meant that one.
 
-    "" where there is no free axis.
+    "" without a free axis.
     """
     free = [axis for axis, size in enumerate(shape) if axis not in contracting and size > 1]
     if not free:

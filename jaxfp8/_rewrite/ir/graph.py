@@ -1,8 +1,8 @@
-"""The program as a graph: what the decide pass builds and the emit pass evaluates.
+"""The program as a graph: the decide pass builds it and the emit pass evaluates it.
 
-Each equation of the function becomes an `Op` whose inputs and outputs are `Value`s. The rewrite
-adds ops of its own: bytes of an array, arithmetic on scales, scaled dots. It never removes an op.
-An op whose outputs nobody reads is not emitted.
+Each equation of the function becomes an `Op`. Its inputs and outputs are `Value`s. The rewrite adds
+ops of its own: bytes of an array, arithmetic on scales, scaled dots. It never removes an op. An op
+without a reader is not emitted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Jaxpr = core.Jaxpr
 ClosedJaxpr = core.ClosedJaxpr
 Var = core.Var
 Literal = core.Literal
-# The equations of the calls that something was inlined from, outermost first.
+# The equations of inlined calls, outermost first.
 Callers = tuple[Equation, ...]
 # An array, or a tracer of one.
 Array = jax.Array | np.ndarray
@@ -45,11 +45,11 @@ class Value:
 
     Attributes:
       shape, dtype, weak_type: its type.
-      op, index: the op that makes it, and which output of it; None for an input of the program.
-      literal: the number, where it is written in the program.
-      concrete: the array, where the function closes over one.
-      outer: inside a region, the value around the region that enters as this one, or as slices.
-      number: inside a region, the number that every entry is known to be.
+      op, index: its op and its position among the outputs; None for an input of the program.
+      literal: the number, if it is written in the program.
+      concrete: the array, if the function closes over one.
+      outer: inside a region, the value outside it that enters as this one, or as slices.
+      number: inside a region, the known number in every entry.
     """
 
     shape: Shape
@@ -73,12 +73,12 @@ class Op:
     """Something to evaluate.
 
     Attributes:
-      name: the primitive's name, or that of the synthesised operation.
+      name: the name of the primitive or of the synthesised operation.
       inputs: the values it reads.
       run: evaluates it with JAX operations: `run(*inputs) -> outputs`. None evaluates `eqn`.
-      params: parameters of the equation, where it is one.
-      eqn: the equation that it stands for; None for an op that the rewrite added.
-      callers: the equations of the calls that it was inlined from, outermost first.
+      params: parameters of the equation, if it has one.
+      eqn: its equation; None for an op added by the rewrite.
+      callers: the equations of the inlined calls around it, outermost first.
       effectful: whether it must run, in order, even if nobody reads its outputs.
     """
 
@@ -93,13 +93,13 @@ class Op:
 
     @property
     def equation(self) -> Equation:
-        """The equation of an op that has one."""
+        """The equation of an op, not None."""
         assert self.eqn is not None, self.name
         return self.eqn
 
     @property
     def inside(self) -> Callers:
-        """The callers of what is inside the equation."""
+        """The callers for ops inside the equation."""
         return (*self.callers, self.equation)
 
     def evaluate(self, *arrays: Array) -> Sequence[Array]:
@@ -148,7 +148,7 @@ def array_of(value: Value) -> Array:
 
 
 def constant(array: Array) -> Value:
-    """An array that an inner jaxpr holds."""
+    """An array held by an inner jaxpr."""
     aval = jax.typeof(array)
     op = Op("constant", (), lambda: [array], {})
     op.outputs = (Value(aval.shape, aval.dtype, op, weak_type=aval.weak_type),)
@@ -163,7 +163,7 @@ def derived(
     dtype: DTypeLike,
     params: Params | None = None,
 ) -> Value:
-    """The output of an operation that the rewrite adds."""
+    """The output of an operation added by the rewrite."""
     op = Op(name, tuple(inputs), lambda *arrays: [run(*arrays)], params or {})
     op.outputs = (Value(tuple(shape), np.dtype(dtype), op),)
     return op.outputs[0]
@@ -177,7 +177,7 @@ def equation_op(eqn: Equation, inputs: Sequence[Value], callers: Callers = ()) -
     return op
 
 
-_NO_ARRAY = np.dtype(bool)  # stands for the type of a token, which nothing reads
+_NO_ARRAY = np.dtype(bool)  # placeholder for the type of a token; nothing reads it
 
 
 def _output(aval: Any, op: Op, index: int) -> Value:
@@ -188,7 +188,7 @@ def _output(aval: Any, op: Op, index: int) -> Value:
 
 
 def bind(eqn: Equation, arrays: Sequence[Array], callers: Callers = ()) -> Sequence[Array]:
-    """Evaluate an equation on arrays, in the context that it was traced in."""
+    """Evaluate an equation on arrays, in the context of its tracing."""
     functions, params = compat.bind_params(eqn)
     with eqn.ctx.manager, context_of(eqn, callers):
         out = eqn.primitive.bind(*functions, *arrays, **params)
@@ -196,7 +196,7 @@ def bind(eqn: Equation, arrays: Sequence[Array], callers: Callers = ()) -> Seque
 
 
 def context_of(eqn: Equation, callers: Callers = ()) -> contextlib.AbstractContextManager[object]:
-    """Gives what is traced inside it the source line and the name stack of an equation."""
+    """Gives ops traced inside it the source line and the name stack of an equation."""
     stack = source_info_util.current_name_stack()
     for outer in (*callers[_ENTERED.get() :], eqn):
         if (own := outer.source_info.name_stack).stack:
@@ -204,14 +204,14 @@ def context_of(eqn: Equation, callers: Callers = ()) -> contextlib.AbstractConte
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
 
 
-# JAX begins a new name stack in each region, and knows the names around it. So inside a region that
-# is being rebuilt, this many callers are not to be named again.
+# JAX begins a new name stack in each region, and adds the names around it. While a region is
+# rebuilt, this many outer callers are therefore not named again.
 _ENTERED: contextvars.ContextVar[int] = contextvars.ContextVar("jaxfp8_entered", default=0)
 
 
 @contextlib.contextmanager
 def context_inside(op: Op) -> Iterator[None]:
-    """The context of a region's equation, for what is traced inside the region."""
+    """The context of a region's equation, for tracing inside the region."""
     with op.equation.ctx.manager, context_of(op.equation, op.callers):
         token = _ENTERED.set(len(op.callers) + 1)
         try:
@@ -256,7 +256,7 @@ def transpose(value: Value, permutation: Shape) -> Value:
 
 
 def laid_out_like(value: Value, original: Value) -> Value:
-    """The value sharded as the one that it replaces, on a mesh with explicit axes."""
+    """The value with the sharding of the one it replaces, on a mesh with explicit axes."""
     op = original.op
     if op is None or op.eqn is None:
         return value
@@ -295,7 +295,7 @@ def reciprocal(value: Value) -> Value:
 
 
 def repeat(value: Value, repeats: Shape, counts: Shape) -> Value:
-    """Each entry `repeats[axis]` times along each axis, the result cut to `counts`."""
+    """Each entry `repeats[axis]` times along each axis, with the result cut to `counts`."""
 
     def run(x: Array) -> Array:
         for axis, (times, count) in enumerate(zip(repeats, counts, strict=True)):
@@ -307,12 +307,12 @@ def repeat(value: Value, repeats: Shape, counts: Shape) -> Value:
     return value if value.shape == counts else derived("repeat", run, [value], counts, value.dtype)
 
 
-# Operations that give the same numbers in the same order another shape, or repeat them.
+# These change the shape or repeat entries, and keep their order.
 _RESHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy")
 
 
 def is_reshape(op: Op) -> bool:
-    """Whether an op gives the same numbers another shape, or repeats them; not in another order."""
+    """Whether an op changes the shape or repeats entries, and keeps their order."""
     turns = op.name == "reshape" and op.params.get("dimensions") is not None
     return op.name in _RESHAPES and not turns
 

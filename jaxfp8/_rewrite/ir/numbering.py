@@ -1,7 +1,7 @@
-"""Which values are equal because they are computed alike: value numbering.
+"""Value numbering: finds values equal by the same computation.
 
-A program may quantise its input once for each product. JAX traces each time anew, so what is one
-array has several values.
+A program may quantise its input once for each product. JAX traces each one anew, so one array has
+several values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._value import compat
 
-# How many operations back values are compared. Values further back are compared by identity.
+# Values this many operations back are compared by computation, and older ones by identity.
 _FARTHEST = 16
 
 
@@ -20,7 +20,7 @@ _DRAWS = ("rng_uniform", "pure_callback")
 
 
 class Numbering:
-    """Gives values numbers, which two share only if they are equal in every run."""
+    """Numbers values. Two share a number only if they are equal in every run."""
 
     def __init__(self) -> None:
         self._of_values: dict[Value, int] = {}
@@ -45,7 +45,7 @@ class Numbering:
 
 
 def _comparable(op: Op) -> Hashable | None:
-    """The parameters of a pure equation; None for any other op, or where they do not compare."""
+    """The parameters of a pure equation; None for any other op, or if they are not hashable."""
     if op.eqn is None or op.effectful or op.name in _DRAWS or compat.subjaxprs(op.eqn):
         return None
     params = tuple(sorted(op.params.items()))

@@ -1,7 +1,7 @@
-"""The precision that a dot asks for, and whether a scaled dot has it.
+"""The requested precision of a dot, and whether a scaled dot has it.
 
-A scaled dot rounds no operand and accumulates in float32. So it is at least as precise as an
-algorithm that rounds operands first, or accumulates in float32 or less.
+A scaled dot rounds no operand and accumulates in float32. It is at least as precise as any
+algorithm with rounded operands or with sums in float32 or less.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from jax import lax
 from jaxfp8._value import dtypes
 
 _Preset = lax.DotAlgorithmPreset
-# What `dot_general` has as `precision`.
+# The types of `precision` in `dot_general`.
 Asked = (
     None
     | lax.Precision
@@ -26,12 +26,12 @@ _FAST = (
     _Preset.ANY_F8_ANY_F8_F32_FAST_ACCUM,
     _Preset.ANY_F8_ANY_F8_ANY_FAST_ACCUM,
 )
-# float32 accumulators, and int32 ones for 8-bit integers, are as good as accumulators of these.
+# A float32 accumulator (int32 for 8-bit integers) is as precise as one of these.
 _SUMS = (*dtypes.WIDE_FLOAT, *dtypes.FLOAT8, dtypes.INT32)
 
 
 def asked(precision: Asked) -> str:
-    """The precision of a scaled dot, `default` or `highest`, for that of a dot."""
+    """The precision of a scaled dot, `default` or `highest`, for the precision of a dot."""
     if isinstance(precision, lax.DotAlgorithmPreset):
         return "default" if precision in _FAST else "highest"
     if isinstance(precision, lax.DotAlgorithm):
@@ -41,7 +41,7 @@ def asked(precision: Asked) -> str:
 
 
 def why_not(precision: Asked) -> str | None:
-    """Why a scaled dot is less precise than that; None if it is not."""
+    """Why a scaled dot is less precise than requested; None if it is not."""
     if not isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
         return None
     sums = precision.accumulation_type

@@ -1,7 +1,7 @@
 """Facts about 8-bit data on its way to a dot: dequantised, scales, or lost.
 
-A fact never replaces a value. It says what else the value equals. The decide pass takes facts from
-equation to equation, and a fact is used only where that saves widening 8-bit data.
+A fact never replaces a value. It states an equal expression. The decide pass carries facts from
+equation to equation, and uses a fact only to avoid widening 8-bit data.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Scaled:
       q: the 8-bit data in its storage dtype, of the value's shape.
       dtype: the logical dtype of `q`.
       zero_point: an int32 factor to subtract, or None.
-      factors: scales to multiply by, and masks (dtype bool). Where a mask is False the value is
-        zero, whatever the factors before it.
-      origin: the value of dtype `dtype` that the data was first seen as; None if unknown.
+      factors: scales to multiply by, and masks (dtype bool). A False entry of a mask makes the
+        value zero, whatever the factors before it.
+      origin: the first value of dtype `dtype` with this data; None if unknown.
       guards: scalars of dtype bool. The fact holds if all of them are true when the program runs.
         A fact with guards stays in its region.
     """
@@ -49,7 +49,7 @@ class Scaled:
 
     @property
     def smalls(self) -> Factors:
-        """The zero point, where there is one, and the factors."""
+        """The zero point, if any, and the factors."""
         return self.factors if self.zero_point is None else (self.zero_point, *self.factors)
 
     def scaled(self, factors: Factors) -> Scaled:
@@ -70,11 +70,11 @@ class Scaled:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lost:
-    """This value was dequantised 8-bit data, until an op ended that fact.
+    """This value was dequantised 8-bit data, until an op ended the fact.
 
     Attributes:
-      op: the op; None where a dot itself, or the whole function, is why it is left as it is.
-      reason, remedy: why, and what to change.
+      op: the op; None if the reason lies in the dot itself or in the whole function.
+      reason, remedy: why the fact ended, and how to keep it.
     """
 
     op: Op | None
@@ -82,7 +82,7 @@ class Lost:
     remedy: str
 
 
-# What is known of the data of an operand.
+# The fact about the data of an operand.
 Known = Scaled | Lost | None
 
 

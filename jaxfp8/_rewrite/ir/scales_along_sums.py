@@ -1,16 +1,16 @@
-"""Scales of 8-bit data that change along the sum, multiplied into the other operand instead.
+"""Moves scales along the sum from 8-bit data into the other operand.
 
     sum_k x[m, k] (q[k, n] s[k])  =  sum_k (x[m, k] s[k]) q[k, n]
 
-A kernel that meets such a scale multiplies each value by it as it decodes, and sums in float32.
-Multiplied into x beforehand, it costs the kernel nothing. An example is a cache of values with a
-scale for each token.
+With such a scale a kernel multiplies each value as it decodes, and sums in float32. Multiplied into
+x beforehand, the scale costs the kernel nothing. An example is a cache of values with a scale for
+each token.
 
-This is done where x and the scaled values are bfloat16: the function rounds `q s`, the rewrite
-rounds `x s` in its place. Where x was rounded just before, that rounding is left out. Float16 stays
-as it is, because `x s` might leave its range; float32, because there is no faster sum to gain.
-bfloat16 has the range of float32. Where `x s` leaves that and `q s` does not, the result is
-infinite, NaN or 0 where the function's is finite.
+This needs bfloat16 for x and for the scaled values: the function rounds `q s`, and the rewrite
+rounds `x s` in its place. A rounding of x just before is left out. Float16 stays as it is, because
+`x s` might leave its range. Float32 stays too, because its sums get no faster. bfloat16 has the
+range of float32. If `x s` leaves that range and `q s` does not, the result is infinite, NaN or 0,
+although the function's is finite.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def multiplied_in(giver: Side, taker: Side, is_plain: Callable[[Value], bool]) -
     Args:
       giver: 8-bit data; the function rounds its scaled values to bfloat16.
       taker: a float operand.
-      is_plain: whether a value is no product, nor anything else that the rewrite may replace.
+      is_plain: whether the rewrite cannot replace a value: it is no product, for example.
     """
     moving = tuple(f for f in giver.factors if _changes(f, giver))
     own = tuple(f for f in taker.factors if _changes(f, taker))
@@ -51,13 +51,13 @@ def multiplied_in(giver: Side, taker: Side, is_plain: Callable[[Value], bool]) -
 
 
 def _changes(factor: Factor, side: Side) -> bool:
-    """Whether a factor changes along the sum, more often than sums are cut."""
+    """Whether a factor changes along the sum in blocks shorter than `SHORT`."""
     varying = [axis for axis in factor.varying() if axis in side.contracting]
     return any(factor.tiles[axis] < SHORT for axis in varying)
 
 
 def _may_move(moving: Factors, giver: Side) -> bool:
-    """Whether nothing is left along the sum, and what moves is constant along the free axes."""
+    """Whether moving leaves nothing along the sum, and `moving` is constant along free axes."""
     if giver.zero_point is not None and _changes(giver.zero_point, giver):
         return False
     shared = {*giver.contracting, *giver.batch}

@@ -17,7 +17,7 @@ from jaxfp8._value.spec import Shape, tile_counts
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Side:
-    """One operand of a scaled dot, with the axes of the array that is stored.
+    """One operand of a scaled dot, with the axes of its stored array.
 
     Attributes:
       value: the data: bytes, or an array of float32, bfloat16 or float16.
@@ -53,15 +53,15 @@ class Side:
 
 
 def _only(small: Value, axes: list[int]) -> Value:
-    """The array without the axes (all of size 1) that are not among `axes`."""
+    """The array without its axes outside `axes`; all of those have size 1."""
     return graph.reshape(small, tuple(small.shape[axis] for axis in sorted(axes)))
 
 
 def shared(lhs: Side, rhs: Side) -> tuple[Side, Side]:
-    """The sides, with scales along contracting axes moved to the other side where that helps.
+    """The sides, with scales along contracting axes moved to the other side if that helps.
 
-    An operand with a scale by row and a scale by column needs one number for each element. But a
-    scale that varies along contracting axes only may scale the other operand just as well.
+    An operand with a scale by row and a scale by column needs one number for each element. A scale
+    along contracting axes only can scale the other operand instead.
     """
     if is_elementwise(rhs):
         rhs, lhs = _hand_over(rhs, lhs)
@@ -96,9 +96,9 @@ def across(factor: Factor, giver: Side, taker: Side) -> Factor:
 
 
 def is_elementwise(side: Side, more: Factors = ()) -> bool:
-    """Whether the product of the scales has one number for each element, or nearly.
+    """Whether the product of the scales has about one number for each element.
 
-    That is: it varies element by element along every contracting axis and along some free axis.
+    It then varies element by element along every contracting axis and along some free axis.
     """
     tiles = _common_tiles(side, more)
     fine = [axis for axis, size in enumerate(side.value.shape) if size > 1 == tiles[axis]]
@@ -114,7 +114,7 @@ def saves_nothing(side: Side, more: Factors = ()) -> bool:
 
 
 def grows_too_fine(side: Side, more: Factors) -> bool:
-    """Whether further scales make those of a side elementwise."""
+    """Whether further scales make the scales of a side elementwise."""
     return saves_nothing(side, more) or is_elementwise(side, more) > is_elementwise(side)
 
 
@@ -123,9 +123,9 @@ def _common_tiles(side: Side, more: Factors) -> Shape:
 
 
 def peel(side: Side) -> Side:
-    """The side before its transposes, which become another choice of axes.
+    """The side before its transposes; its axes are renumbered instead.
 
-    A transpose that changes the order of the free axes stays.
+    A transpose stays if it changes the order of the free axes.
     """
     while (op := graph.producer(side.value, "transpose")) is not None:
         moved = _transposed(side, op.inputs[0], tuple(int(a) for a in op.params["permutation"]))
@@ -162,7 +162,7 @@ def _in_order(side: Side) -> bool:
 
 
 def tiles_of(side: Side, factors: Factors) -> Shape:
-    """The tiles that the scales and the zero point of a side share."""
+    """The common tiles of the scales and the zero point of a side."""
     parts = [f.tiles for f in factors]
     if side.zero_point is not None:
         parts.append(side.zero_point.tiles)

@@ -1,4 +1,4 @@
-"""The dots of a function, as the report tells of them."""
+"""The dots of a function, as the report lists them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxfp8._value.spec import ScaledDotSpec, Shape
 
 # ((contracting axes of lhs, of rhs), (batch axes of lhs, of rhs)), as `dot_general` has them.
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
-# `jax.nn.scaled_matmul` takes [B, M, K] and [B, N, K], and has no parameter that says so.
+# `jax.nn.scaled_matmul` takes [B, M, K] and [B, N, K], but no parameter says so.
 _OF_SCALED_MATMUL: DimensionNumbers = (((2,), (2,)), ((0,), (0,)))
 
 
@@ -31,14 +31,14 @@ class Seen:
     """The dots of a function, regions included.
 
     Attributes:
-      sites: those that 8-bit data reached, in order.
-      others: how many it never reached.
-      calls: the scaled dots that the function holds already.
-      picks: the ops that pick from FP8 arrays or stack them, and do so with bytes instead. For
-        each, the dtype and the shape of those arrays.
-      widened: likewise the ops in loops that pick from FP8 arrays, or update them, as written.
-      encoded: the encodings that are one call with what makes their operand. For the first of each
-        call what that is, and how many there are.
+      sites: the dots reached by 8-bit data, in order.
+      others: the number of all other dots.
+      calls: the scaled dots already in the function.
+      picks: gathers, slices and stacks of FP8 arrays done on bytes instead, each with the dtypes
+        and the shapes of those arrays.
+      widened: likewise gathers, slices and updates of FP8 arrays in loops, kept as written.
+      encoded: encodings fused into one call with their operand's producer. The first of each call
+        has the name of the producer and the number of encodings.
     """
 
     sites: list[DotSite] = dataclasses.field(default_factory=list)
@@ -50,21 +50,21 @@ class Seen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many dots, picks and encodings it has, as `changed_since` takes it."""
+        """The numbers of dots, and of picks and encodings, as `changed_since` takes them."""
         return len(self.sites), len(self.picks) + len(self.encoded)
 
     @property
     def is_captured(self) -> bool:
-        """Whether any dot is another one now."""
+        """Whether any dot was changed."""
         return any(site.changed for site in self.sites)
 
     def changed_since(self, size: tuple[int, int] = (0, 0)) -> bool:
-        """Whether anything that came after another `size` is another one now."""
+        """Whether anything added since another `size` was changed."""
         sites, others = size
         return any(site.changed for site in self.sites[sites:]) or self.size[1] > others
 
     def see(self, site: DotSite) -> None:
-        """Note a dot, or count it if it has nothing to do with 8-bit data."""
+        """Note a dot, or only count it if no 8-bit data reaches it."""
         if site.concerned:
             self.sites.append(site)
         else:
@@ -73,13 +73,13 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Captured:
-    """The scaled dot that a dot became.
+    """The scaled dot in place of a dot.
 
     Attributes:
       spec: the problem, as it is computed.
       stored: the same with its operands as they are stored; another one only in int8.
       sides: the operands as the function has them, in its order of axes.
-      compute: "int8" if operands are rounded to int8 for the product, else None.
+      compute: "int8" if the product rounds operands to int8, else None.
     """
 
     spec: ScaledDotSpec
@@ -90,22 +90,22 @@ class Captured:
 
 @dataclasses.dataclass(eq=False)
 class DotSite:
-    """One dot of the function: what was found out about it.
+    """One dot of the function, and the findings about it.
 
     Attributes:
       op: the dot as the function has it.
-      given: the two operands as the dot has them, each with what is known of its data.
-      scales: for each operand, what the dot itself scales it by; where there is a fact, it contains
-        these scales.
-      captured: the scaled dot that it became, set when the program is resolved.
+      given: the two operands as the dot has them, each with the fact about its data.
+      scales: for each operand, its scales given by the dot itself. A fact about the operand
+        contains them.
+      captured: the scaled dot in its place, set when the program is resolved.
       rounded: whether `quantize_dots` rounds its operands.
       terms: the number of int8 terms of each operand if `quantize_dots` splits them, else 0.
-      reason, remedy: why it is not captured, and what to change; "" before that is known.
-      blame: the op that ended the fact; None where it was the dot itself.
-      joined: how many products one launch computes with it, itself included; 0 without others.
-      quantized: for each operand that the function quantises itself, "one call" or "as written".
-      producers: for each such operand what its call computes beside the codes, or why there is no
-        call; "" where nothing is to be said.
+      reason, remedy: why it is not captured, and the change to make; "" before that is known.
+      blame: the op that ended the fact; None if it was the dot itself.
+      joined: the number of products in its launch, itself included; 0 without others.
+      quantized: "one call" or "as written" for each operand quantised by the function.
+      producers: for each such operand the other results of its call, or why there is no call; "" if
+        there is nothing to say.
     """
 
     op: Op
@@ -144,15 +144,15 @@ class DotSite:
 
     @property
     def changed(self) -> bool:
-        """Whether the dot became another one."""
+        """Whether the rewrite changed the dot."""
         return self.rounded or self.terms > 0 or self.captured is not None
 
     @property
     def concerned(self) -> bool:
-        """Whether 8-bit data ever reached one of the operands, and neither is empty."""
+        """Whether 8-bit data reached one of the operands, and neither is empty."""
         is_empty = any(value.size == 0 for value, _ in self.given)
         return not is_empty and any(fact is not None for _, fact in self.given)
 
     def miss(self, reason: str, remedy: str, blame: Op | None = None) -> None:
-        """Record why this dot stays as it is."""
+        """Record the reason to keep this dot."""
         self.reason, self.remedy, self.blame = reason, remedy, blame

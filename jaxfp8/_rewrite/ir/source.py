@@ -1,4 +1,4 @@
-"""Where an op comes from in the user's code."""
+"""The place of an op in the user's code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Frame = tuple[str, int, str]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A line of the user's code, and the frame of a library inside it, if there is one."""
+    """A line of the user's code, and the library frame inside it, if any."""
 
     file: str
     line: int
@@ -33,8 +33,8 @@ class Place:
 def place(op: Op) -> Place:
     """The innermost frame of an op outside JAX, installed libraries and this package.
 
-    The stack of an equation in a jitted function begins at that function. If it has only frames of
-    libraries, the place is where the function was called.
+    The stack of an equation in a jitted function begins at that function. If it has only library
+    frames, the place is the call of the function.
     """
     inner: Frame | None = None
     for call in reversed(op.inside):
@@ -51,7 +51,7 @@ def _named(frame: Frame | None) -> str:
 
 
 def _is_plumbing(file: str) -> bool:
-    """Whether a frame of this file says nothing about where a dot was written."""
+    """Whether a file is part of Python, JAX or this package, not of the user's code."""
     standard = file.startswith(_STANDARD) and not _is_installed(file)
     return standard or file.startswith((_JAX, _HERE, "<frozen"))
 

@@ -1,4 +1,4 @@
-"""What may follow a dot and still be part of its call: one class for each kind of step."""
+"""The steps of a call after its dot: one class for each kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bias:
-    """Add an array of the output's rank, whose axes may have size 1."""
+    """Add an array of the output's rank; axes of size 1 broadcast."""
 
     value: Value
 
@@ -33,7 +33,7 @@ class Residual:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Activation:
-    """Apply an activation, whose result has `dtype`."""
+    """Apply an activation with a result of `dtype`."""
 
     name: str
     dtype: np.dtype

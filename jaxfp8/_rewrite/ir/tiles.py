@@ -1,9 +1,9 @@
-"""Tiles: how a small array stands for a large one, and what each view does to them.
+"""Tiles: the compact form of a large array, and the effect of each view on it.
 
 An array of `shape` with `tiles` is constant over each tile, so a small array with one entry per
-tile holds all of it. Along an axis, a tile of size 1 means that every element has its own entry.
-A tile of the axis' size means that the array is constant. These functions know shapes only.
-They return None where the result of a view has no tiles.
+tile holds all of it. A tile of size 1 gives every element along the axis its own entry. A tile of
+the axis' size makes the array constant along it. These functions know shapes only. They return None
+if the result of a view has no tiles.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def reshape(shape: Shape, tiles: Shape, new_shape: Shape) -> Tiled | None:
 
 
 def axis_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]] | None:
-    """The smallest runs of axes of `old` that a reshape turns into runs of axes of `new`."""
+    """The smallest groups of axes of `old` and of `new` with equal products of sizes."""
     if math.prod(old) != math.prod(new) or 0 in old:
         return None
     groups: list[tuple[list[int], list[int]]] = []
@@ -73,7 +73,7 @@ def _reshape_group(old: list[tuple[int, int]], new: list[int]) -> list[int] | No
 
 
 def _append(runs: list[tuple[bool, int]], varying: bool, size: int) -> None:
-    """Add a run of `size` entries that vary or are constant, joining it to one of its kind."""
+    """Add a run of `size` varying or constant entries, joined to a last run of its kind."""
     if size == 1:
         return
     if runs and runs[-1][0] == varying:
@@ -131,7 +131,7 @@ def slice_bounds(
 
 
 def common(shape: Shape, many: list[Shape]) -> Shape:
-    """The coarsest tiles that refine each of `many`: what their product needs."""
+    """The coarsest common refinement of `many`: the tiles of their product."""
     out = []
     for axis, size in enumerate(shape):
         finer = [tiles[axis] for tiles in many if tiles[axis] < size]

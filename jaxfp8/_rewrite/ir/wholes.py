@@ -1,8 +1,8 @@
-"""Calls that were inlined and may stay one operation, if nothing in them changes.
+"""Inlined calls: each stays one operation if nothing in it changes.
 
 `jax.lax.composite` names a part of a program for other compilers. The walk inlines it, so facts
-cross it as they cross any code. Where the rewrite replaces nothing in it, the program keeps the
-operation with its name.
+pass through it. If the rewrite replaces nothing in it, the program keeps the operation with its
+name.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Whole:
-    """A call that was inlined.
+    """An inlined call.
 
     Attributes:
       op: the call as the function has it.
-      outputs: for each output of `op` the value inside that it is.
+      outputs: for each output of `op` the same value inside the call.
     """
 
     op: Op
@@ -27,11 +27,11 @@ class Whole:
 
 
 def replacements(wholes: Sequence[Whole], replaced: Mapping[Value, Value]) -> dict[Value, Value]:
-    """For each output inside a call without a change, the output of the call.
+    """For each output inside an unchanged call, the output of the call.
 
     Args:
       wholes: the calls of a program; one inside another comes first.
-      replaced: what the rewrite replaces.
+      replaced: the replacements by the rewrite.
     """
     kept: dict[Value, Value] = {}
     for whole in reversed(wholes):
@@ -43,10 +43,10 @@ def replacements(wholes: Sequence[Whole], replaced: Mapping[Value, Value]) -> di
 
 
 def _is_changed(whole: Whole, replaced: Mapping[Value, Value]) -> bool:
-    """Whether anything between the inputs and the outputs of a call is not as the function has it.
+    """Whether the rewrite changed anything between the inputs and the outputs of a call.
 
-    A rebuilt region has an equation and a `run` of its own. Other ops that the rewrite adds have no
-    equation, and a constant is none of these.
+    A rebuilt region has an equation and a `run` of its own. Other added ops have no equation. A
+    constant has none either, but is unchanged.
     """
     stack, seen = list(whole.outputs), set(whole.op.inputs)
     while stack:
