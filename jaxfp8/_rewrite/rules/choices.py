@@ -1,4 +1,4 @@
-"""A select between dequantised arrays: it selects bytes, and scales with them."""
+"""A select between dequantised arrays, done on their bytes and their scales."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def between(walk: Context, op: Op, first: Scaled, second: Scaled) -> Fact | None
 
 
 def zeros(value: Value, dtype: np.dtype) -> Scaled:
-    """A value that is zero everywhere, as 8-bit data."""
+    """An all-zero value as 8-bit data."""
     storage = dtypes.storage(dtype)
 
     def run(x: Array) -> Array:
-        return (x != 0).astype(storage)  # computed, to vary along the mesh axes that `x` does
+        return (x != 0).astype(storage)  # computed, to vary along the mesh axes of `x`
 
     return Scaled(graph.derived("zeros", run, [value], value.shape, storage), dtype, origin=value)
 

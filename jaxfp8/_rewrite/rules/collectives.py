@@ -1,7 +1,7 @@
 """Collectives on dequantised values, inside shard_map: devices send bytes, and their scales.
 
-The scales that arrive from several devices stand side by side. A scale that is constant on each
-device has one tile per device then. A number in the code is the same on all devices.
+Scales from several devices are concatenated. A scale constant on each device then has one tile per
+device. A number in the code is the same on all devices.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ NAMES = ("all_gather", "ppermute", "all_to_all")
 
 
 def _sent(walk: Context, op: Op, move: MoveFactor) -> Fact | None:
-    """The fact about what arrives: bytes by the same collective, factors by `move`.
+    """The fact about the result: bytes by the same collective, factors by `move`.
 
-    A fact with guards is lost. Devices may disagree about a guard. Then some would run the call and
-    others the function as written, and they would wait for each other for ever.
+    A fact with guards is lost. Devices may disagree about a guard. Some would then run the call and
+    others the function as written, and the collective would deadlock.
     """
     fact = walk.dequantised(op.inputs[0])
     if fact is not None and any(guard.literal is None for guard in fact.guards):
@@ -41,7 +41,7 @@ def _sent(walk: Context, op: Op, move: MoveFactor) -> Fact | None:
 
 
 def _number(op: Op, factor: Factor) -> Factor:
-    """A number in the code, as a factor of what arrives."""
+    """A number in the code, as a factor of the result."""
     shape = op.outputs[0].shape
     return Factor(graph.reshape(factor.small, (1,) * len(shape)), full_tiles(shape))
 
@@ -70,7 +70,7 @@ def _all_gather_factor(op: Op, factor: Factor) -> Factor | None:
 
 @rule("ppermute")
 def permute(walk: Context, op: Op) -> Fact | None:
-    """The shard of another device; a device that is sent nothing gets zeros, bytes and scales."""
+    """The shard of another device; a device without a sender gets zero bytes and zero scales."""
     fact = walk.dequantised(op.inputs[0])
     zero = fact.zero_point if fact is not None else None
     if zero is not None and zero.small.literal is not None:
@@ -107,7 +107,7 @@ def _devices(op: Op) -> int:
 
 
 def _all_to_all_factor(op: Op, factor: Factor) -> Factor | None:
-    """The scales are sent with one entry, or more, for each piece."""
+    """The scales are sent with at least one entry for each piece."""
     if factor.small.literal is not None and factor.small.size == 1:
         return _number(op, factor)
     split, joined, devices = op.params["split_axis"], op.params["concat_axis"], _devices(op)

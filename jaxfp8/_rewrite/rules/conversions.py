@@ -19,7 +19,7 @@ from jaxfp8._value.picking import bytes_to_pick_p
 
 @rule("convert_element_type")
 def convert(walk: Context, op: Op) -> Fact | None:
-    """A cast from 8 bits to float or int32, or between floats, whose rounding is dropped."""
+    """A cast from 8 bits to float or int32, or between floats; its rounding is dropped."""
     source, out = op.inputs[0], op.outputs[0]
     product = walk.product(source)
     if product is not None and source.dtype not in dtypes.EIGHT_BIT:
@@ -62,7 +62,7 @@ _SERVED = (
     "store the values in float8_e4m3fn or float8_e5m2, with scales that keep them in their range "
     "(`jaxfp8.quantize`)"
 )
-# Dtypes without kernels that a value is converted to without a loss, and what to use instead.
+# Lossless dtypes without kernels, and the dtype to use instead.
 _WIDER = {"int64": "int32", "float64": "float32", "complex64": "float32", "complex128": "float32"}
 
 

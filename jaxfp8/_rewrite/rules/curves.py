@@ -1,16 +1,15 @@
-"""Which activation an elementwise expression is, whatever way it is written.
+"""Recognises the activation in an elementwise expression, however it is written.
 
-A value that scalar functions compute from one product has a curve: its float64 samples on a fixed
-grid. The grid holds both signs of every magnitude of float32, zeros, infinities and NaN. Where the
-samples agree with those of an activation to 1e-9 of their size, all along the grid, the expression
-is that activation: both are made of smooth functions.
+A value computed from one product by scalar functions has a curve: its float64 samples on a fixed
+grid. The grid holds both signs of every magnitude of float32, zeros, infinities and NaN. If the
+samples agree with an activation's to 1e-9 of their size all along the grid, the expression is this
+activation: both consist of smooth functions.
 
-relu has a kink, which a grid cannot place. So only the maximum of zero and a product itself is relu
+relu has a kink, and a grid cannot place it. Only the maximum of zero and a product itself is relu
 (`rules/epilogue`). Comparisons and selects have no curves, because they treat NaN differently.
 
-To add an activation, add its smooth function to `_SMOOTH` under the name that the call has for it,
-the primitives that programs write it with to `_UNARY` and `_BINARY`, and the last of them to
-`_ENDINGS`.
+To add an activation, add its smooth function to `_SMOOTH` under its name in the call, the
+primitives of its expressions to `_UNARY` and `_BINARY`, and the last of them to `_ENDINGS`.
 """
 
 from __future__ import annotations
@@ -71,15 +70,15 @@ _SMOOTH: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 with np.errstate(all="ignore"):
     _ACTIVATIONS = {name: function(GRID) for name, function in _SMOOTH.items()}
-# What an expression such as 1 + erf(x) loses to cancellation in float64.
+# The cancellation error in float64 of an expression such as 1 + erf(x).
 _TOLERANCE = 1e-14 * np.abs(GRID)
 _ENDINGS = ("mul", "div")
-# A point of the grid where the activations differ much from each other.
+# A point of the grid with well separated activations.
 _PROBE = int(np.nonzero(GRID > 1.0)[0][0])
 
 
 def _constant(value: Value) -> float | None:
-    """The number that a value is known to be; for a known constant, its exact value."""
+    """The known number of a value; for a known constant, its exact value."""
     number = constants.number(value)
     if number is None or value.dtype.kind not in "fV":
         return number
@@ -127,7 +126,7 @@ def _binary(function: _Binary, op: Op, left: Curves, right: Curves) -> Curves:
 
 
 def identify(op: Op, curves: Curves) -> tuple[Value, str] | None:
-    """The base and the name of its activation, if the op's output is one."""
+    """The base and the name of its activation, if the op's output is an activation."""
     if op.name not in _ENDINGS:
         return None
     for base, samples in curves.items():
@@ -138,7 +137,7 @@ def identify(op: Op, curves: Curves) -> tuple[Value, str] | None:
 
 
 def _may_agree(samples: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether samples agree at one point: a quick test that nearly all curves fail."""
+    """Whether samples agree at one point: a quick test to reject nearly all curves."""
     return abs(samples[_PROBE] - expected[_PROBE]) <= _TOLERANCE[_PROBE] + 1e-9 * abs(
         expected[_PROBE]
     )

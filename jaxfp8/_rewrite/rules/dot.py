@@ -1,4 +1,4 @@
-"""The dot: when it becomes a scaled dot, and why not when it does not."""
+"""The dot: the conditions for a scaled dot, and the reason if one fails."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from jaxfp8._value.spec import Shape
 
 @rule("dot_general")
 def dot_general(walk: Context, op: Op) -> Product | None:
-    """A product, if an operand is dequantised 8-bit data and nothing stands against it."""
+    """A product, if an operand is dequantised 8-bit data and no objection applies."""
     lhs, rhs = [(value, walk.scaled(value) or walk.lost(value)) for value in op.inputs]
     return product_of(walk, DotSite(op, (lhs, rhs)))
 
 
 def product_of(walk: Context, site: DotSite) -> Product | None:
-    """The product that a dot is; or None, and the site says why."""
+    """The product of a dot; or None, with the reason in its site."""
     walk.see(site)
     if not site.concerned:
         return None
@@ -41,7 +41,7 @@ def product_of(walk: Context, site: DotSite) -> Product | None:
 
 
 def _lost(site: DotSite) -> Lost | None:
-    """Where 8-bit data was lost, if none of the operands is 8-bit data any more."""
+    """The loss of 8-bit data, if neither operand is 8-bit data any more."""
     facts = [fact for _, fact in site.given]
     if any(isinstance(fact, Scaled) for fact in facts):
         return None
@@ -49,12 +49,12 @@ def _lost(site: DotSite) -> Lost | None:
 
 
 def _objection(reason: str, remedy: str) -> Lost:
-    """The dot itself is why it is no scaled dot."""
+    """A loss with its reason in the dot itself."""
     return Lost(None, reason, remedy)
 
 
 def _arranged(walk: Context, site: DotSite) -> ScaledDot | Lost:
-    """The dot with its two sides: 8-bit data where that helps, else float values."""
+    """The dot with its two sides: 8-bit data if that helps, else float values."""
     lhs, rhs = [_scaled_side(site, i) or _float_side(site, i) for i in (0, 1)]
     if lhs is None or rhs is None:
         value, _ = site.given[0 if lhs is None else 1]
@@ -94,7 +94,7 @@ def _outside_sums(walk: Context, site: DotSite, lhs: Side, rhs: Side) -> tuple[S
 
 
 def _finest(lhs: Side, rhs: Side) -> str:
-    """The operand whose scales are as fine as its data, in words."""
+    """The operand with scales as fine as its data, in words."""
     name, side = ("left", lhs) if saves_nothing(lhs) else ("right", rhs)
     return f"the {name} operand, {side.dtype}{list(side.value.shape)},"
 
@@ -152,7 +152,7 @@ def _output_axes(site: DotSite, index: int) -> Shape:
 
 
 def _exact_source(value: Value) -> Value:
-    """The 16-bit array that a float32 operand was converted from, which holds the same numbers."""
+    """The 16-bit source of a converted float32 operand, with the same numbers."""
     op = graph.producer(value, "convert_element_type")
     if op is None or value.dtype != np.float32:
         return value
@@ -161,7 +161,7 @@ def _exact_source(value: Value) -> Value:
 
 
 def _against(dot: ScaledDot) -> Lost | None:
-    """Why a dot is no scaled dot, whatever its sides are; None if it is one."""
+    """Why a dot cannot be a scaled dot whatever its sides; None if it can."""
     out, params = dot.out, dot.site.op.params
     if (reason := _precision.why_not(params.get("precision"))) is not None:
         return _objection(reason, "use an algorithm that sums in float32, DEFAULT or HIGHEST")

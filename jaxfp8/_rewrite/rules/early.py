@@ -1,8 +1,8 @@
 """Rows of a dequantised array, picked from the 8-bit array first and dequantised afterwards.
 
 A gather and a dot may read one table: an embedding that is also the output projection. The dot
-reads its bytes. The gather moves before the operations that dequantise, so that nobody reads the
-wide table. These operations work element by element and give the same bits on fewer elements.
+reads its bytes. The gather moves before the dequantisation, so nobody reads the wide table.
+Dequantisation is elementwise, and gives the same bits on fewer elements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BY_ELEMENT = ("convert_element_type", "mul", "div", "sub", "add", "neg", "reduc
 
 
 def picked(walk: Context, op: Op) -> Value | None:
-    """The output of an op that picks from a dequantised array, picked before dequantising."""
+    """The output of a gather or slice of a dequantised array, picked before dequantising."""
     if op.name not in _PICKS or walk.dequantised(op.inputs[0]) is None:
         return None
     if op.outputs[0].size >= op.inputs[0].size:
@@ -45,7 +45,7 @@ def picked(walk: Context, op: Op) -> Value | None:
 
 
 def _with_nan_outside(walk: Context, op: Op) -> Value | None:
-    """Rows within bounds times 1; rows out of bounds, which have any bytes, times NaN."""
+    """Rows within bounds times 1; rows out of bounds have arbitrary bytes, times NaN."""
     rows, inside, out = _pick(walk, op, op.inputs[0]), rows_inside(op), op.outputs[0]
     if rows is None or inside is None or out.dtype not in dtypes.WIDE_FLOAT:
         return None
@@ -54,7 +54,7 @@ def _with_nan_outside(walk: Context, op: Op) -> Value | None:
 
 
 def _pick(walk: Context, op: Op, value: Value) -> Value | None:
-    """What the op picks from another array of its operand's shape."""
+    """The op applied to another array of its operand's shape."""
     shape = op.outputs[0].shape
     if value.dtype in dtypes.EIGHT_BIT:
         q = walk.scaled(value)
@@ -77,7 +77,7 @@ def _moved(op: Op, value: Value) -> Value:
 
 
 def _again(walk: Context, op: Op, value: Value) -> Value | None:
-    """The elementwise op that made the value, on what is picked from its inputs."""
+    """The elementwise op behind the value, on picked elements of its inputs."""
     made, shape = value.op, op.outputs[0].shape
     if made is None or made.name not in _BY_ELEMENT or made.eqn is None:
         return None
@@ -93,7 +93,7 @@ def _again(walk: Context, op: Op, value: Value) -> Value | None:
 
 
 def _input(walk: Context, op: Op, source: Value, value: Value) -> Value | None:
-    """What is picked from one input of an elementwise op, which may broadcast."""
+    """The picked elements of one input of an elementwise op; the input may broadcast."""
     if not source.shape:
         return source
     if source.shape == value.shape:
@@ -103,7 +103,7 @@ def _input(walk: Context, op: Op, source: Value, value: Value) -> Value | None:
 
 
 def _stretch(factor: Factor, shape: tuple[int, ...]) -> Value:
-    """The large array that a factor stands for."""
+    """The large array of a factor."""
 
     def run(small: Array) -> Array:
         for axis, (tile, size) in enumerate(zip(factor.tiles, shape, strict=True)):

@@ -1,4 +1,4 @@
-"""What may follow a product and still be part of its call: rules that add steps to it."""
+"""The epilogue of a call: rules to add steps to a product."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from jaxfp8._value import dtypes
 
 
 def extend(product: Product, op: Op, *steps: Step) -> Product | None:
-    """The product with further steps, or None where they do not fit."""
+    """The product with further steps, or None if they do not fit."""
     for step in steps:
         product = Product(product.dot, op.outputs[0], product, step, ready=False)
     fused = fuse(product)
@@ -68,7 +68,7 @@ def scale(product: Product, op: Op, factors: Factors) -> Product | None:
 def add(
     walk: Context, product: Product, op: Op, other: Value, sign: tuple[int, int]
 ) -> Product | None:
-    """Addition of a bias (an array that broadcasts) or of a residual (one that does not).
+    """Addition of a bias (broadcast to the output) or of a residual (of the output's shape).
 
     `sign` holds the signs of the product and of the other value.
     """
@@ -86,7 +86,7 @@ def add(
 
 
 def _bias(walk: Context, product: Product, other: Value) -> Bias | None:
-    """The addend as an array of the output's rank with axes of size 1, if it is constant there."""
+    """The addend at the output's rank, with size 1 for its constant axes, if it has any."""
     factors = walk.factors(other)
     factor = factors[0].at(product.value.shape)
     if len(factors) != 1 or factor.small.size == product.value.size > 1:
@@ -127,18 +127,18 @@ def bound(product: Product, op: Op, source: Value) -> Product | None:
 
 
 def _limit(value: Value) -> float | None:
-    """The number to clip at; None where it is unknown or NaN."""
+    """The number to clip at; None if it is unknown or NaN."""
     number = constants.number(value)
     return None if number is None or math.isnan(number) else number
 
 
 def activate(product: Product, op: Op, name: str) -> Product | None:
-    """An activation of the product, which the op completes."""
+    """An activation of the product, completed by the op."""
     return extend(product, op, Activation(name, op.outputs[0].dtype))
 
 
 def magnitude(product: Product) -> Magnitude | None:
-    """|product|, where a kernel holds the product in float."""
+    """|product|, if a kernel holds the product in float."""
     # A product in 8 bits was rounded or clipped, and a kernel's amax is of the values before.
     is_float = product.value.dtype in dtypes.WIDE_FLOAT
     return Magnitude(product) if product.ready and is_float else None

@@ -1,4 +1,4 @@
-"""Fusing steps into one scaled dot, or saying which step does not fit.
+"""Fuses steps into one scaled dot, or names the step that does not fit.
 
 A kernel works in one order: `activation(sum * scales + residual + bias) / out_scale`, then clip,
 round and convert. `fuse` takes the steps after a dot one by one, and no step may overtake another.
@@ -35,7 +35,7 @@ _STAGES = ("sum", "activation", "amax", "out scale", "clip or rounding", "quanti
 _ORDER = {stage: i for i, stage in enumerate(_STAGES)}
 # At these stages a call cannot stop.
 _PENDING = ("out scale", "clip or rounding")
-# For each step the last stage that it may follow, and its verb.
+# For each step the latest stage allowed before it, and its verb.
 _FOLLOWS: dict[type[Step], tuple[str, str]] = {
     Bias: ("sum", "adds a bias"),
     Residual: ("sum", "adds a residual"),
@@ -57,10 +57,10 @@ class FusedDot:
     Attributes:
       dot: the dot.
       dtype: the dtype of the value after the last step.
-      lhs, rhs: scales that followed the sum, as those of a side.
-      numbers: those that are constant, as factors of the output.
-      residual, bias, activation: what follows the sum.
-      out: scales that follow the activation.
+      lhs, rhs: scales after the sum, as scales of a side.
+      numbers: constant scales after the sum, as factors of the output.
+      residual, bias, activation: the steps after the sum.
+      out: scales after the activation.
       low, high, is_rounded: the clip and the rounding on the way to an 8-bit output.
       quantized: the dtype of an 8-bit output.
       gives_amax: whether the call gives the amax of the values before `out`.
@@ -87,7 +87,7 @@ class FusedDot:
 
     @property
     def stage(self) -> str:
-        """The last stage of `_STAGES` that the steps reached."""
+        """The last stage of `_STAGES` among the steps."""
         if self.quantized is not None:
             return "quantised output"
         if self.low is not None or self.high is not None or self.is_rounded:
@@ -104,7 +104,7 @@ class FusedDot:
         return self.stage not in _PENDING
 
     def apply(self, step: Step) -> str | None:
-        """Fuse one more step; a sentence where it does not fit."""
+        """Fuse one more step; returns a sentence if it does not fit."""
         last, verb = _FOLLOWS[type(step)]
         if _ORDER[self.stage] > _ORDER[last]:
             return f"{verb} after the {self.stage}"
@@ -141,7 +141,7 @@ class FusedDot:
         return None
 
     def _scale(self, factors: Factors) -> str | None:
-        """Scale the sides, where only a bias came before; else the output."""
+        """Scale the sides if only a bias came before, else the output."""
         if self.stage != "sum" or self.residual is not None:
             self.out += factors
             return None
@@ -155,7 +155,7 @@ class FusedDot:
         return None
 
     def _scale_side(self, factor: Factor) -> str | None:
-        """Give a factor of the output to the side along whose axes it varies."""
+        """Give a factor of the output to the side with its varying axes."""
         if not factor.varying():
             self.numbers += (factor,)
             return None
@@ -174,7 +174,7 @@ class FusedDot:
         return None
 
     def scales(self) -> tuple[Factors, Factors]:
-        """The scales of both sides that followed the sum."""
+        """The scales after the sum, of both sides."""
         side = self.dot.side_of_numbers(self.lhs, self.rhs)
         if side == "lhs":
             return (*self.lhs, *map(self.dot.lhs.from_output, self.numbers)), self.rhs
@@ -192,7 +192,7 @@ class FusedDot:
         return None
 
     def _clip(self, low: float | None, high: float | None) -> None:
-        """Clip to the bounds that all clips share."""
+        """Clip to the intersection of all clips."""
         self.low = max((b for b in (self.low, low) if b is not None), default=None)
         self.high = min((b for b in (self.high, high) if b is not None), default=None)
 
@@ -228,9 +228,9 @@ class FusedDot:
         return self.low is None and self.activation == "relu" and positive
 
     def out_scale(self) -> Value | None:
-        """The array that dequantises the output, of the output's rank.
+        """The scale to dequantise the output, of the output's rank.
 
-        None where there is none, or where it varies by blocks.
+        None if there is none, or if it varies by blocks.
         """
         if not self.out:
             return None
@@ -242,7 +242,7 @@ class FusedDot:
 
 
 def _scaled_bias(bias: Value, factor: Factor, out_shape: Shape) -> Value | None:
-    """The bias times a factor that follows it; None where that varies by blocks."""
+    """The bias times a later factor; None if the factor varies by blocks."""
     for tile, size in zip(factor.tiles, out_shape, strict=True):
         if tile not in (1, max(size, 1)):
             return None
@@ -250,11 +250,11 @@ def _scaled_bias(bias: Value, factor: Factor, out_shape: Shape) -> Value | None:
 
 
 def fuse(product: Product, amax_of: Product | None = None) -> FusedDot | str:
-    """The scaled dot that a product amounts to, or which step does not fit.
+    """The scaled dot of a product, or a sentence about the step that does not fit.
 
     Args:
       product: the dot and its steps.
-      amax_of: the step whose amax the call is to give as well.
+      amax_of: the step after which the call also gives the amax.
     """
     fused = FusedDot(product.dot, product.dot.out.dtype)
     for part in reversed(product.ancestry()):

@@ -1,7 +1,7 @@
-"""Gathers of rows, experts and layers: they gather bytes, and scales with them.
+"""Gathers of rows, experts and layers, done on bytes and scales.
 
-A gather whose index is known when the function is traced, and counts `0 0 0 1 1 1 ..`, repeats its
-operand. Functions stretch scales of blocks so.
+A gather by an index `0 0 0 1 1 1 ..`, known at trace time, repeats its operand. Functions stretch
+block scales this way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAN = 0x7F
 
 
 def is_in_bounds(op: Op) -> bool:
-    """Whether an op picks only elements that exist."""
+    """Whether every index of an op is within bounds."""
     return op.name not in NAMES or op.params["mode"] in _IN_BOUNDS
 
 
@@ -53,9 +53,9 @@ def gather(walk: Context, op: Op) -> Fact | None:
 
 
 def _looked_up(walk: Context, op: Op) -> Lost | None:
-    """The loss where 8-bit data is the index: its codes stand for entries of a table.
+    """The loss if 8-bit data is the index: its codes stand for entries of a table.
 
-    Rows of a larger table are an embedding, and their index is no data of a product.
+    Rows of a larger table are an embedding. Their index is no operand of a product.
     """
     table, index = op.inputs
     is_row = op.outputs[0].size > index.size // max(index.shape[-1], 1)
@@ -106,7 +106,7 @@ def _picked(
 
 
 def _with_nan_outside(walk: Context, op: Op) -> Fact | None:
-    """Rows out of bounds are NaN: any row with a scale of NaN."""
+    """Rows out of bounds become NaN: arbitrary bytes with a scale of NaN."""
     if not fills_with_nan(op):
         return lost(op, "fills rows out of bounds", 'index with mode="clip"')
     clip = lax.GatherScatterMode.CLIP
@@ -146,7 +146,7 @@ def _ones(op: Op) -> Factor:
 
 
 def gather_factor(op: Op, factor: Factor) -> Factor | None:
-    """The factor, gathered: along axes where it is constant, slices have size 1."""
+    """The factor, gathered: slices have size 1 along its constant axes."""
     numbers, shape = op.params["dimension_numbers"], op.inputs[0].shape
     indexed = set(numbers.start_index_map) | set(numbers.operand_batching_dims)
     at = _sources(op)
@@ -198,7 +198,7 @@ def _repeated(walk: Context, op: Op) -> Scales | None:
 
 
 def _ramps(op: Op, index: np.ndarray) -> dict[int, tuple[int, int]] | None:
-    """For each indexed axis of the operand the axis of the output that it becomes, and the tile.
+    """For each indexed axis of the operand its axis in the output, and the tile.
 
     None if the index is not `i // tile` along an axis of its own.
     """
@@ -235,7 +235,7 @@ def _stretched(
 
 
 def _ramp(index: np.ndarray) -> tuple[int, int] | None:
-    """The one axis along which an index varies, as `i // tile`, and the tile."""
+    """The only varying axis of an index `i // tile`, and the tile."""
     for axis, size in enumerate(index.shape):
         line = np.moveaxis(index, axis, -1).reshape(-1, size)
         tile = int(np.count_nonzero(line[0] == 0)) if line.size else 0
@@ -245,7 +245,7 @@ def _ramp(index: np.ndarray) -> tuple[int, int] | None:
 
 
 def _small(source: Value, tiles: Shape, axes: dict[int, int], shape: Shape) -> Factor:
-    """The entries that the index uses, as a factor with the axes of the output."""
+    """The indexed entries, as a factor with the axes of the output."""
     counts = tile_counts(shape, tiles)
     order = [axes[j] for j in sorted(axes)]
     limits = [1] * len(source.shape)

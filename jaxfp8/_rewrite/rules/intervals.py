@@ -1,7 +1,7 @@
-"""Interval analysis: which values are known to be whole numbers within bounds, as zero points are.
+"""Interval analysis: finds whole numbers within bounds, such as zero points.
 
-It goes back along the operations that made a value. A float that may be NaN is told apart, because
-a NaN zero point can become a NaN scale.
+It goes back along the producers of a value. It tracks possible NaNs separately, because a NaN zero
+point can become a NaN scale.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PICKING = (
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Every entry that is not NaN lies in [low, high].
+    """Every entry lies in [low, high], or is NaN.
 
     Attributes:
       low, high: the bounds.
@@ -59,7 +59,7 @@ class Range:
 
 
 def bounds(value: Value) -> Range:
-    """What is known of the entries of an array."""
+    """The known bounds of the entries of an array."""
     return _bounds(value, {}, 0)
 
 
@@ -70,7 +70,7 @@ def _bounds(value: Value, seen: dict[Value, Range], depth: int) -> Range:
 
 
 def _of_dtype(value: Value, known: Range) -> Range:
-    """The range in the dtype: an integer that may have wrapped is any number of its dtype."""
+    """The range in the dtype: after a possible wrap, an integer is any number of its dtype."""
     if value.dtype.kind not in "iu":
         return _of_float(value, known)
     info = np.iinfo(value.dtype)
@@ -189,13 +189,13 @@ def _negative(op: Op, inputs: list[Range]) -> Range:
 
 
 def _and(op: Op, inputs: list[Range]) -> Range:
-    """A bitwise and is at most as large as an operand that is never negative."""
+    """A bitwise and is at most as large as any non-negative operand."""
     highs = [r.high for r in inputs if r.low >= 0]
     return Range(0.0, min(highs), True, False) if highs else Range()
 
 
 def _shift(op: Op, inputs: list[Range]) -> Range:
-    """A shift to the right by a known number leaves that many bits less."""
+    """A logical right shift by n leaves n fewer bits, for a known n."""
     number = constants.number(op.inputs[1])
     bits = op.outputs[0].dtype.itemsize * 8
     if number is None or not 0 < number < bits:

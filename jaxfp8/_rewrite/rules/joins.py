@@ -40,7 +40,7 @@ def concatenate(walk: Context, op: Op) -> Fact | None:
 
 @rule("stack")
 def stack(walk: Context, op: Op) -> Fact | None:
-    """Arrays side by side along a new axis, which has size 1 in each of them."""
+    """Arrays concatenated along a new axis; each of them has size 1 along it."""
     axis = op.params["axis"]
     parts = [_with_axis(walk.scaled(v), axis) for v in op.inputs]
     shapes = [(*v.shape[:axis], 1, *v.shape[axis:]) for v in op.inputs]
@@ -88,7 +88,7 @@ def _joined(
 def _join_all(
     facts: list[Scaled], shapes: list[Shape], axis: int, out_shape: Shape
 ) -> Factors | None:
-    """The factors of the joined pieces, one by one; where their numbers differ, their products."""
+    """The factors of the joined pieces, one by one; their products if the counts differ."""
     rows = [f.factors for f in facts]
     if len({len(row) for row in rows}) > 1:
         rows = [
@@ -130,7 +130,7 @@ def _at(values: Shape, axis: int, value: int) -> Shape:
 
 
 def _joined_tile(factors: list[Factor], shapes: list[Shape], axis: int) -> int | None:
-    """The tile along the joined axis that divides every piece but the last; None if none does."""
+    """A tile along the joined axis to divide every piece but the last; None without one."""
     pairs = zip(factors, shapes, strict=True)
     tile = math.gcd(*(min(f.tiles[axis], s[axis]) for f, s in pairs))
     return None if any(s[axis] % tile for s in shapes[:-1]) else tile

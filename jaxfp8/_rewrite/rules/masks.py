@@ -1,15 +1,15 @@
-"""Masks: where zeros were put over dequantised values, by a select or as padding.
+"""Masks: the positions of zeros in dequantised values, from a select or padding.
 
 Such zeros are bytes of zero. But a product multiplies them by their scale, and 0 times an infinite
-scale is NaN. (The scale of a column of zeros may be infinite, and the zeros may be meant for it.)
-So a mask remembers them: a factor of dtype bool among the scales. Where it is False, the scales
-before it do not count.
+scale is NaN. (The scale of a column of zeros may be infinite, and the zeros may be meant for it.) A
+mask therefore records them: a factor of dtype bool among the scales. A False entry cancels the
+scales before it.
 
-At the dot it is known which elements share a sum, and masks are settled. A scale becomes 1 where a
-mask leaves nothing of its tile. A tile is cut where it holds zeros and other values of different
-sums. Along a contracting axis it is not cut: what is left of it makes the same sums infinite or NaN
-as before. Where the cut tiles would be nearly as many as the elements, the scales stay. A guard
-then asks whether they are all finite when the program runs.
+Masks are settled at the dot, because the dot decides the elements of each sum. The scale of a fully
+masked tile becomes 1. A tile with zeros and other values in different sums is cut. Along a
+contracting axis it is not cut: its remaining values make the same sums infinite or NaN as before.
+If there would be nearly as many cut tiles as elements, the scales stay. A guard then checks at run
+time that they are all finite.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def masked(fact: Scaled, masks: Sequence[Factor]) -> Scaled:
 
 
 def where(which: Factor, case: int) -> Factor:
-    """The mask of a select that keeps the data where `which` is `case`."""
+    """The mask of a select: True for data, at entries of `which` equal to `case`."""
     small = which.small
     kept = graph.derived(
         "kept", lambda x: (x != 0) if case else (x == 0), [small], small.shape, _BOOL
@@ -71,7 +71,7 @@ _LEAST_OF_A_TILE = 16
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settled:
-    """The scales of an operand without its masks, and the guards that this needs."""
+    """The scales of an operand without its masks, and the guards needed for that."""
 
     scales: Factors
     guards: tuple[Value, ...] = ()
@@ -93,7 +93,7 @@ def settle(factors: Factors, shape: Shape, contracting: Shape) -> Settled:
 
 
 def _cover(scale: Factor, mask: Factor, shape: Shape, contracting: Shape) -> Factor | None:
-    """A scale that is 1 where the mask leaves nothing of its tile; None if tiles are too small."""
+    """The scale with 1 for each fully masked tile; None if tiles are too small."""
     number = constants.number(scale.small)
     if number is not None and math.isfinite(number):
         return scale
@@ -122,13 +122,13 @@ def _cover(scale: Factor, mask: Factor, shape: Shape, contracting: Shape) -> Fac
 
 
 def _cut(scale: Factor, mask: Factor, axis: int, size: int) -> int:
-    """The largest tile along an axis that divides those of the scale and of the mask."""
+    """The largest common divisor of the scale's and the mask's tile along an axis."""
     finer = [f.tiles[axis] for f in (scale, mask) if f.small.shape[axis] > 1]
     return math.gcd(*finer) if finer else max(size, 1)
 
 
 def _per_tile(mask: Factor, axis: int, tile: int, shape: Shape) -> Factor:
-    """The mask with one entry for each tile along an axis: whether it keeps any element of it."""
+    """The mask reduced along an axis to one entry per tile: whether it keeps any element."""
     if mask.small.shape[axis] == 1 or mask.tiles[axis] % tile == 0:
         return mask
     finer = list(mask.tiles)

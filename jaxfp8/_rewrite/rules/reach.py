@@ -1,7 +1,7 @@
-"""Which dots 8-bit data reaches inside equations that are not entered: a data-flow analysis.
+"""A data-flow analysis: finds dots on 8-bit data inside equations not entered by the walk.
 
-All that is known of a variable here is whether it is *hot*: 8-bit data, or made of 8-bit data. The
-result of a comparison is not hot. Memory that a user's kernel writes to is hot once it holds some.
+Here a variable is only *hot* or not: 8-bit data, or computed from 8-bit data. The result of a
+comparison is not hot. Memory written by a user's kernel is hot once it holds hot data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxfp8._rewrite.ir.graph import Callers, Equation, Jaxpr, Literal, Var
 from jaxfp8._rewrite.rules import scaled_products, unserved
 from jaxfp8._value import compat, dtypes
 
-# Outputs of a body, each with the input that it becomes.
+# Outputs of a body, each with the input fed by it in the next turn.
 Carried = Sequence[tuple[Var | Literal, Var]]
 _EIGHT_BIT = (*dtypes.EIGHT_BIT, *dtypes.UNSERVED_FLOAT8, dtypes.E8M0)
 _DOTS = ("dot_general", *unserved.NAMES)
@@ -34,7 +34,7 @@ _CALLS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inside:
-    """The dots inside an equation, and which of its outputs are hot because it returns them so."""
+    """The dots inside an equation, and whether each output is returned hot."""
 
     dots: list[InnerDot]
     made: Set[Var]
@@ -50,7 +50,7 @@ class InnerDot:
 
 
 def remembered(predicate: Callable[[Jaxpr], bool]) -> Callable[[Jaxpr], bool]:
-    """The predicate, which remembers its answer for each jaxpr as long as that lives."""
+    """The predicate with a cache of answers; an entry lives as long as its jaxpr."""
     known: weakref.WeakKeyDictionary[Jaxpr, bool] = weakref.WeakKeyDictionary()
 
     @functools.wraps(predicate)
@@ -72,7 +72,7 @@ def holds_eight_bit(jaxpr: Jaxpr) -> bool:
 
 
 def products(jaxpr: Jaxpr, hot: Iterable[Var], callers: Callers = ()) -> list[InnerDot]:
-    """The dots in an open jaxpr whose inputs in `hot` are hot."""
+    """The dots in an open jaxpr, for the hot inputs in `hot`."""
     found: list[InnerDot] = []
     _flow(jaxpr, _settled(jaxpr, set(hot)), callers, found)
     return found
@@ -84,14 +84,14 @@ def inside(
     callers: Callers = (),
     jaxprs: Sequence[Jaxpr] | None = None,
 ) -> Inside:
-    """What the jaxprs of an equation hold, or some of them; `hot` says which operands are."""
+    """The contents of all or some jaxprs of an equation; `hot` marks its hot operands."""
     found: list[InnerDot] = []
     inner = compat.subjaxprs(eqn) if jaxprs is None else jaxprs
     return Inside(found, _enter(eqn, hot, callers, found, inner))
 
 
 def _flow(jaxpr: Jaxpr, hot: Set[Var], callers: Callers, found: list[InnerDot] | None) -> set[Var]:
-    """The variables of a jaxpr that are hot, from those of its inputs that are.
+    """The hot variables of a jaxpr, from its hot inputs.
 
     Dots are added to `found`.
     """
@@ -113,7 +113,7 @@ def _flow(jaxpr: Jaxpr, hot: Set[Var], callers: Callers, found: list[InnerDot] |
 
 
 def _settled(jaxpr: Jaxpr, hot: set[Var], carried: Carried = ()) -> set[Var]:
-    """The inputs that become hot, with memory that the jaxpr writes to and values it carries."""
+    """All hot inputs: those given, memory written by the jaxpr, and carried values."""
     changes = carried or any(map(_is_ref, jaxpr.invars))
     while changes and (hot or holds_eight_bit(jaxpr)):
         known = _flow(jaxpr, hot, (), None)
@@ -132,7 +132,7 @@ def is_product(eqn: Equation) -> bool:
 
 
 def _passed_on(eqn: Equation) -> Iterator[Var]:
-    """What is hot after an operation on hot operands: its outputs, and memory that it writes."""
+    """The hot results of an operation on hot operands: its outputs and the memory it writes."""
     yield from (v for v in eqn.outvars if _dtype(v) != np.dtype(bool))
     if eqn.primitive.name not in _READS:
         yield from (v for v in eqn.invars if not isinstance(v, Literal) and _is_ref(v))
@@ -145,7 +145,7 @@ def _enter(
     found: list[InnerDot] | None,
     jaxprs: Sequence[Jaxpr],
 ) -> set[Var]:
-    """The outputs and the memory of an equation that are hot, by its inner jaxprs."""
+    """The hot outputs and memory of an equation, by its inner jaxprs."""
     made: set[Var] = set()
     for jaxpr in jaxprs:
         places = _places(eqn, jaxpr)
@@ -163,7 +163,7 @@ def _enter(
 
 
 def _left(eqn: Equation, jaxpr: Jaxpr, known: Set[Var]) -> Iterator[Var]:
-    """The outputs of an equation that are hot because an inner jaxpr returns them hot."""
+    """The outputs of an equation returned hot by an inner jaxpr."""
     hot = [not isinstance(v, Literal) and v in known for v in jaxpr.outvars]
     if eqn.primitive.name == KERNEL:  # it returns nothing, and writes to memory behind its inputs
         first = len(eqn.invars)
@@ -176,7 +176,7 @@ def _left(eqn: Equation, jaxpr: Jaxpr, known: Set[Var]) -> Iterator[Var]:
 
 
 def _places(eqn: Equation, jaxpr: Jaxpr) -> Sequence[int]:
-    """For the first inputs of an inner jaxpr the operand that each is; () if unknown."""
+    """The operand of each of the first inputs of an inner jaxpr; () if unknown."""
     name, own, given = eqn.primitive.name, len(jaxpr.invars), len(eqn.invars)
     if name == KERNEL:
         return range(min(given, own))
@@ -189,7 +189,7 @@ def _places(eqn: Equation, jaxpr: Jaxpr) -> Sequence[int]:
 
 
 def _carried(eqn: Equation, jaxpr: Jaxpr) -> Carried:
-    """The outputs of the body of a loop, each with the input that it is in the next turn."""
+    """The outputs of the body of a loop, each with the input fed by it in the next turn."""
     if eqn.primitive.name == "scan":
         first, number = compat.scan_counts(eqn.params)
     elif eqn.primitive.name == "while" and len(jaxpr.outvars) <= len(jaxpr.invars):

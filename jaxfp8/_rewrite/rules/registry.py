@@ -1,4 +1,4 @@
-"""The tables of rules, and what rules say of a fact that ends."""
+"""The tables of rules, and the reasons and remedies for ended facts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jaxfp8._rewrite.ir.graph import Op, Value
 from jaxfp8._rewrite.ir.scaled import Lost
 from jaxfp8._value import dtypes
 
-# From the walk and an op to the fact about its output: None where nothing is known, `Lost` where
-# the op ends a fact that another operation would have kept.
+# From the walk and an op to the fact about its output. None if nothing is known, `Lost` if the op
+# ends a fact and another operation would have kept it.
 Rule = Callable[[Context, Op], Fact | None]
 # The same for an op with several outputs: a fact, or None, for each.
 OutputsRule = Callable[[Context, Op], Sequence[Fact | None]]
@@ -45,11 +45,11 @@ def lost(op: Op, reason: str, remedy: str) -> Lost:
     return Lost(op, f"`{op.name}` {reason}", remedy)
 
 
-# Remedies that several rules give.
+# Remedies shared by several rules.
 STAYS_WIDE = "the product needs the dequantised values themselves, so this dot stays wide"
 BEFORE = "apply it to the 8-bit array and to the scales, before dequantising"
 
-# Where they bind, the product needs the bounded values. Where they cannot, nothing is lost.
+# If the bounds bind, the product needs the bounded values. If they cannot bind, nothing is lost.
 _BOUNDS = ("max", "min", "clamp")
 _UNBOUND = f"drop it if it never binds; else {STAYS_WIDE.replace('dequantised', 'bounded')}"
 _BEFORE_DEQUANTISING = (

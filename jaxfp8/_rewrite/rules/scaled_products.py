@@ -1,8 +1,8 @@
-"""Products with scales of their own: `jax.nn.scaled_matmul`, what JAX makes of it, and
+"""Products with scales of their own: `jax.nn.scaled_matmul`, its primitive in JAX, and
 `lax.scaled_dot`.
 
-They have one scale for each block along the contracting axis. Its dtype is often float8_e8m0fnu,
-whose powers of two are exact in bfloat16. A call takes them as bfloat16.
+They have one scale for each block along the contracting axis. Its dtype is often float8_e8m0fnu.
+These powers of two are exact in bfloat16, so a call takes them as bfloat16.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def scaled_product(walk: Context, op: Op) -> Product | None:
 
 
 def _given(walk: Context, op: Op, index: int, scales: Factors) -> tuple[Value, Known]:
-    """An operand with what is known of its data."""
+    """An operand with the fact about its data."""
     value = op.inputs[index]
     fact = walk.scaled(value)
     if fact is not None:
@@ -56,7 +56,7 @@ def _given(walk: Context, op: Op, index: int, scales: Factors) -> tuple[Value, K
 
 
 def _scales(op: Op, index: int) -> Factors:
-    """The scale of an operand, rounded as the op rounds it; () where it is 1."""
+    """The scale of an operand, rounded as the op rounds it; () if it is 1."""
     data, scale = op.inputs[index], op.inputs[index + 2]
     if constants.number(scale) == 1:
         return ()
@@ -73,7 +73,7 @@ def is_call(eqn: Equation) -> bool:
 
 
 def calls_of(op: Op) -> list[Op]:
-    """The scaled dots that an op is; each one where several are one call."""
+    """The scaled dots of an op: one, or each one of a joined call."""
     if op.equation.primitive is joint_dots_p:
         name, dots = scaled_dot_p.name, dots_of(op.inputs, op.params)
         return [Op(name, own, None, {"spec": spec}, op.eqn, op.callers) for spec, own in dots]

@@ -1,4 +1,4 @@
-"""Scales multiplied by and divided by, before a dot and after it."""
+"""Multiplication and division by scales, before a dot and after it."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def _scale(walk: Context, op: Op, *, invert: bool) -> Fact | None:
 
 
 def broadcasts_too_far(op: Op, main: Value, factors: Factors) -> Lost | None:
-    """The loss where dequantised values are broadcast, with a number for each element; else None.
+    """The loss if a broadcast of dequantised values has a scale for each element; else None.
 
-    Under vmap, one 8-bit array may meet many scales. Then it is copied for each of them: that many
-    bytes are less than as many wide values.
+    Under vmap, one 8-bit array may meet many scales. It is then copied for each of them, because
+    8-bit copies take less memory than wide ones.
     """
     out = op.outputs[0]
     if main.shape == out.shape or all(f.small.size < out.size for f in factors):
@@ -79,10 +79,10 @@ def broadcasts_too_far(op: Op, main: Value, factors: Factors) -> Lost | None:
 
 
 def rounded_as_written(op: Op, inputs: Sequence[Factors]) -> Factors | None:
-    """What `op` makes of scales in 16 bits, rounded as it rounds.
+    """The result of `op` on 16-bit scales, with the rounding of `op`.
 
-    The 8-bit data may have been made with the rounded scale. None where the op is in float32, or
-    where none of the factors has tiles as fine as those of the result.
+    The 8-bit data may have been made with the rounded scale. None if the op is in float32, or if no
+    factor has tiles as fine as the result's.
     """
     is_narrow = any(v.dtype in dtypes.SIXTEEN_BIT_FLOATS for v in (*op.inputs, *op.outputs))
     return each(op, inputs) if is_narrow else None
@@ -96,7 +96,7 @@ def _in_integers(walk: Context, op: Op) -> Fact | None:
 
 
 def _broadcasts(op: Op) -> bool:
-    """Whether the op broadcasts an input that is no scalar."""
+    """Whether the op broadcasts an input other than a scalar."""
     return any(v.shape != op.outputs[0].shape and v.shape for v in op.inputs)
 
 

@@ -43,7 +43,7 @@ def unserved(walk: Context, op: Op) -> None:
 
 
 def sizes(params: Params, lhs: Shape, rhs: Shape) -> Sizes:
-    """Batch, M, N and K of the matrix product that a ragged dot or a convolution amounts to."""
+    """Batch, M, N and K of a ragged dot or a convolution as a matrix product."""
     ragged = params.get("ragged_dot_dimension_numbers")
     if ragged is not None:
         return dot_sizes(ragged.dot_dimension_numbers, lhs, rhs, ragged.rhs_group_dimensions)

@@ -1,7 +1,7 @@
 """Views: data movement on dequantised values, done on the bytes and on the scales instead.
 
 A view moves elements and changes none. The bytes move with the same primitive and parameters. A
-scale moves as a small array, or stays where it is constant along the axes of the view.
+scale moves as a small array, or stays if it is constant along the axes of the view.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxfp8._rewrite.rules.registry import BEFORE, lost, rule
 from jaxfp8._value.spec import Shape, tile_counts
 
 MoveFactor = Callable[[Op, Factor], Factor | None]
-# Operations that return their operand.
+# The output is the operand.
 SAME = ("copy", "copy_p", "name", "stop_gradient")
 
 
@@ -34,7 +34,7 @@ def moved(walk: Context, op: Op, data: Callable[[Value], Value], move: MoveFacto
     Args:
       walk, op: as for every rule.
       data: makes the bytes of the output from those of the operand.
-      move: makes a factor of the output from one of the operand; None where tiles do not allow it.
+      move: makes a factor of the output from one of the operand; None if tiles do not allow it.
     """
     fact = walk.scaled(op.inputs[0]) or walk.fact(op.inputs[0])
     if not isinstance(fact, Scaled | Scales):
@@ -89,7 +89,7 @@ def _reshape_factor(op: Op, factor: Factor) -> Factor | None:
 
 
 def reshape_data(q: Value, shape: Shape) -> Value:
-    """Bytes reshaped. A transpose before it is moved behind it where its axes stay whole."""
+    """Bytes reshaped. An earlier transpose moves after the reshape if its axes stay whole."""
     op = graph.producer(q, "transpose")
     groups = _tiles.axis_groups(q.shape, shape) if op is not None else None
     if op is None or groups is None or any(len(old) > 1 for old, _ in groups):
@@ -135,7 +135,7 @@ def _broadcast_factor(op: Op, factor: Factor) -> Factor:
 
 @rule("slice")
 def slice_(walk: Context, op: Op) -> Fact | None:
-    """A static slice of whole tiles, or along axes where scales are constant."""
+    """A static slice of whole tiles, or along constant axes of the scales."""
 
     def data(q: Value) -> Value:
         return graph.replay(op, [q], op.outputs[0].shape, q.dtype)
@@ -168,7 +168,7 @@ def slice_factor(op: Op, factor: Factor) -> Factor | None:
 
 @rule("dynamic_slice")
 def dynamic_slice(walk: Context, op: Op) -> Fact | None:
-    """A slice at a traced position, along axes where scales are constant or vary by element."""
+    """A slice at a traced position, along axes with scales constant or varying by element."""
 
     def data(q: Value) -> Value:
         source = casts.to_pick(q, op.inputs[1:])
@@ -209,7 +209,7 @@ def dynamic_slice_factor(op: Op, factor: Factor) -> Factor | None:
 
 @rule("pvary", "pcast")
 def vary(walk: Context, op: Op) -> Fact | None:
-    """A value that is the same on several devices, marked as one that varies along a mesh axis."""
+    """A value equal on several devices, marked as varying along a mesh axis."""
 
     def data(q: Value) -> Value:
         return graph.replay(op, [q], q.shape, q.dtype)
@@ -245,7 +245,7 @@ def _reverse_factor(op: Op, factor: Factor) -> Factor | None:
 
 @rule("sharding_constraint")
 def constrained(walk: Context, op: Op) -> Fact | None:
-    """The layout of dequantised values, which are not made; that of a product is kept."""
+    """A layout constraint: dropped for dequantised values (never made), kept for a product."""
     fact = walk.dequantised(op.inputs[0]) or walk.fact(op.inputs[0])
     return fact if isinstance(fact, Scaled | Scales) else None
 

@@ -62,7 +62,7 @@ def _straight_through(walk: Context, op: Op) -> Scaled | None:
 
 
 def _unnamed(value: Value) -> Value:
-    """The value before operations that only rename it."""
+    """The value before renaming operations."""
     while value.op is not None and value.op.name in SAME:
         value = value.op.inputs[0]
     return value
@@ -78,7 +78,7 @@ _SHIFT_FIRST = "subtract the zero point first, in integers: `(q - z) * scale`"
 def _zero_point(
     walk: Context, scaled: Scaled, op: Op, main: Value, other: Value, subtract: bool
 ) -> Fact | None:
-    """The fact about `q - z` or `q + z`, where `z` is a zero point."""
+    """The fact about `q - z` or `q + z` for a zero point `z`."""
     factors = walk.factors(other)
     if (why := _not_first(scaled, op, main, factors, subtract)) is not None:
         return why
@@ -96,7 +96,7 @@ def _zero_point(
 def _not_first(
     scaled: Scaled, op: Op, main: Value, factors: Factors, subtract: bool
 ) -> Lost | None:
-    """The loss where the data has no zero point, or was scaled or shifted before."""
+    """The loss if the data takes no zero point, or was scaled or shifted before."""
     beside = _APART if subtract else _TOGETHER
     if scaled.dtype not in dtypes.EIGHT_BIT_INTS:
         return lost(op, f"shifts {scaled.dtype} values, which have no zero point", beside)
@@ -108,7 +108,7 @@ def _not_first(
 
 
 def _not_whole(op: Op, other: Value, factors: Factors, known: Range) -> Lost | None:
-    """The loss where the array is not known to be one factor of whole numbers of 16 bits."""
+    """The loss if the array is not known to be one factor of whole 16-bit numbers."""
     if len(factors) != 1 or other.dtype.kind not in "iufV":
         return lost(op, "shifts by a product of scales", "subtract a zero point of its own")
     if op.outputs[0].dtype == np.int16 and not known.within(2**14):
@@ -127,7 +127,7 @@ def _not_whole(op: Op, other: Value, factors: Factors, known: Range) -> Lost | N
 def _shifted(
     scaled: Scaled, factor: Factor, may_be_nan: bool, guards: tuple[Value, ...], subtract: bool
 ) -> Scaled:
-    """8-bit data minus or plus a zero point; where that is NaN, a scale of NaN says so."""
+    """8-bit data minus or plus a zero point; a NaN zero point becomes a NaN scale."""
     small = factor.small
     scales = (factor.map_small(_one_or_nan),) if may_be_nan else ()
     if may_be_nan:
@@ -146,7 +146,7 @@ def _without_nan(x: Array) -> Array:
 
 
 def _one_or_nan(small: Value) -> Value:
-    """A scale of NaN where the zero point is NaN, and of 1 elsewhere."""
+    """A scale: NaN for a NaN zero point, else 1."""
 
     def run(x: Array) -> Array:
         return jnp.where(jnp.isnan(x), jnp.float32(jnp.nan), jnp.float32(1.0))

@@ -22,7 +22,7 @@ from jaxfp8._value.spec import tile_counts
 
 @rule("pad")
 def pad(walk: Context, op: Op) -> Fact | None:
-    """Pads the bytes with 0; a mask marks the padding, so that scales do not matter there."""
+    """Pads the bytes with 0; a mask marks the padding, so scales do not matter there."""
     source, filler = op.inputs
     fact = walk.scaled(source)
     if fact is None:
@@ -40,9 +40,9 @@ def pad(walk: Context, op: Op) -> Fact | None:
 
 
 def _pad_factor(op: Op, factor: Factor) -> Factor | None:
-    """The factor, padded with its edge entries along the axes that it varies along.
+    """The factor, padded with its edge entries along its varying axes.
 
-    None where the padding is in between or negative, or shifts tiles of several elements.
+    None if the padding is interior or negative, or shifts tiles of several elements.
     """
     rows = list(
         zip(
@@ -79,7 +79,7 @@ _SELECT_BYTES = (
 
 @rule("select_n")
 def select(walk: Context, op: Op) -> Fact | None:
-    """A select of data or zero, which selects bytes; or of two dequantised arrays."""
+    """A select of data or zero, or of two dequantised arrays, done on bytes."""
     if len(op.inputs) != 3:
         return None
     which, *cases = op.inputs
@@ -110,7 +110,7 @@ def select(walk: Context, op: Op) -> Fact | None:
 
 
 def _mask(walk: Context, op: Op, case: int) -> Factor:
-    """The mask of a select of data, which is case `case`, or zero."""
+    """The mask of a select between data (case `case`) and zero."""
     which = op.inputs[0]
     small, *more = walk.factors(which)
     return _masks.where((factor_of(which) if more else small).at(op.outputs[0].shape), case)
