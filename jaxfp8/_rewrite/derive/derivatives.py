@@ -1,9 +1,9 @@
-"""Derivatives of a rewritten function: those of the function as written.
+"""Derivatives of a rewritten function are the derivatives of the function as written.
 
 JAX never differentiates the rewritten program: custom rules are inlined in it, and bytes have no
 gradient. Its rule is the derivative of the function as written, in two halves (`derive/halves`).
-Each half is rewritten and has such a rule in turn. So straight-through estimators and custom
-gradients keep their meaning to any order, and backward products are captured too.
+Each half is rewritten and has such a rule in turn. Straight-through estimators and custom gradients
+keep their meaning to any order, and backward products are captured too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Halves:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Remake:
-    """How the functions that a derivative consists of are rewritten.
+    """The rewrite of the functions in a derivative.
 
     Attributes:
       split: takes the two halves as written, the primals, and whether JAX will transpose the second
@@ -66,16 +66,16 @@ def differentiable(
     stand_ins: Set[int] = frozenset(),
     extra: int = 0,
 ) -> Flat:
-    """`run` with the derivatives of `jaxpr`, as a function of the inputs that are used.
+    """`run` with the derivatives of `jaxpr`, as a function of the used inputs.
 
     Args:
       run: the function of the inputs at `used`.
       jaxpr: the function as written. Its inputs are its constants, then its arguments.
-      used: the inputs that are read.
-      remake: how the functions of the derivative are rewritten.
-      stand_ins: outputs, all floats, in place of which `run` returns zeros. These zeros have the
-        derivatives of the outputs.
-      extra: how many outputs `run` returns behind those of `jaxpr`; they have no derivatives.
+      used: the positions of the inputs read by `run`.
+      remake: rewrites the functions of the derivative.
+      stand_ins: float outputs replaced by zeros in `run`. These zeros have the derivatives of the
+        outputs.
+      extra: the number of outputs of `run` after those of `jaxpr`; they have no derivatives.
     """
     rules = _Rules(jaxpr, used, remake, run, stand_ins, extra)
 
@@ -93,7 +93,7 @@ def _holds(jaxpr: graph.Jaxpr, name: str) -> bool:
 
 
 def _reaches(jaxpr: graph.Jaxpr, active: Iterable[Any], name: str) -> bool:
-    """Whether an equation that is, or holds, one of this primitive depends on active variables."""
+    """Whether an equation of this primitive, at any depth, depends on active variables."""
     moving = set(active)
     for eqn in jaxpr.eqns:
         if any(not compat.is_literal(v) and v in moving for v in eqn.invars):
@@ -106,7 +106,7 @@ def _reaches(jaxpr: graph.Jaxpr, active: Iterable[Any], name: str) -> bool:
 
 
 class _Rules:
-    """The derivative rules of one jaxpr. `active` inputs are those that are differentiated."""
+    """The derivative rules of one jaxpr. `active` inputs are differentiated."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Rules:
         self._joined: dict[Hashable, Callable[..., Any]] = {}
 
     def jvp(self, call: Flat, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        """Forward mode: a linear second half, which reverse mode transposes."""
+        """Forward mode: a linear second half, to be transposed in reverse mode."""
         active = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
         if not active:
             outputs = call(*primals)
@@ -146,13 +146,13 @@ class _Rules:
         return [*outputs, *others], [*self._tangents(floats, outputs), *map(_zero_tangent, others)]
 
     def _others(self, primals: Sequence[Any]) -> Sequence[Any]:
-        """The outputs that have no derivative."""
+        """The outputs without a derivative."""
         return self.run(*primals)[len(self.inexact) :] if self.extra else ()
 
     def _split(self, active: tuple[int, ...], primals: Sequence[Any]) -> Halves | None:
-        """The halves of forward mode; None where JAX cannot compute the value without the tangent.
+        """The halves of forward mode; None if JAX cannot compute the value without the tangent.
 
-        That is so for functions with their own batching rule (`custom_vmap`) and Pallas kernels.
+        It cannot for functions with their own batching rule (`custom_vmap`) and for Pallas kernels.
         """
         key = _key("jvp", active, primals)
         if key in self._joined:
@@ -248,7 +248,7 @@ class _Rules:
 
 
 def _key(kind: str, active: tuple[int, ...], primals: Sequence[Any]) -> Key:
-    """What a derivative depends on when it is traced."""
+    """The cache key of a traced derivative."""
     return kind, active, tuple(jax.typeof(p) for p in primals), is_traced(primals)
 
 
@@ -262,7 +262,7 @@ def _pull_back(linear: Callable[..., Any], *moving: Any) -> Any:
 
 
 def is_traced(arrays: Sequence[Any]) -> bool:
-    """Whether any of the arrays is a tracer, and so may be differentiated again."""
+    """Whether any of the arrays is a tracer, and might be differentiated again."""
     return any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 
@@ -306,7 +306,7 @@ def _instantiate(cotangent: Any) -> Any:
 
 @jax.tree_util.register_static
 class _Static:
-    """A hashable value that is part of a pytree's structure."""
+    """A hashable value as part of a pytree's structure."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -4,12 +4,12 @@ The first half computes outputs and residuals. The second half reads the residua
 tangents or cotangents. Each half is rewritten by itself.
 
 A residual may be dequantised 8-bit data. Passed as it is, it takes memory at full width, and the
-second half does not see the 8-bit data. So the 8-bit data and the scales are passed instead. The
-second half begins by dequantising them, and its rewrite captures that.
+second half does not see the 8-bit data. The 8-bit data and the scales are passed instead. The
+second half begins by dequantising them, and its rewrite captures this.
 
-A stand-in is passed too: an array of zeros that nothing reads. Its tangent is that of the residual.
-So a second derivative follows the function as written, with every `stop_gradient` and custom rule,
-and nothing is differentiated through 8-bit data.
+A stand-in is passed too: an array of zeros without a reader. Its tangent is the tangent of the
+residual. A second derivative then follows the function as written, with every `stop_gradient` and
+custom rule, and nothing is differentiated through 8-bit data.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ def rewriting(rewrite: Rewrite, compute: str | None = None, target: Target | Non
 class _First:
     """The first half as one program.
 
-    Its outputs are those of the function, then the residuals, then the 8-bit data and the scales of
-    residuals that are passed so. In place of such a residual is a stand-in, or None if none is
-    needed.
+    Its outputs are the function's, then the residuals, then the 8-bit data and the scales of
+    dequantised residuals. In place of such a residual is a stand-in, or None if none is needed.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class _First:
 
     @collector_paused()
     def _decided(self, jaxpr: Any) -> Program | None:
-        """The rewritten program; None where nothing changed."""
+        """The rewritten program; None if nothing changed."""
         walk = Walk(settler(self.compute))
         inputs = graph.inputs_of(jaxpr)
         outputs = walk.program(jaxpr, inputs)
@@ -142,12 +141,12 @@ class _First:
         return compat.zeros(variable.aval) if self.stand_in else None
 
     def divided(self, arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """The outputs of the function, and what passes to the second half."""
+        """The outputs of the function, and the inputs of the second half."""
         outputs, passed = arrays[: self.number], list(arrays[self.number :])
         return jax.tree.unflatten(self.out_tree, outputs), passed
 
     def residuals(self, passed: Sequence[Any]) -> Any:
-        """The residuals, made again from what was passed."""
+        """The residuals, made again from the inputs of the second half."""
         outvars = self.jaxpr.outvars[self.number :]
         leaves, rest = list(passed[: len(outvars)]), iter(passed[len(outvars) :])
         for i, parts in self.parts.items():
@@ -159,7 +158,7 @@ class _First:
 
 @jax.custom_jvp
 def _moving_like(x: Any, stand_in: Any) -> Any:
-    """`x`, with the tangent of its stand-in. That of `x` itself is zero."""
+    """`x` with the tangent of its stand-in. The tangent of `x` itself is zero."""
     del stand_in
     return x
 

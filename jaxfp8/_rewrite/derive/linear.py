@@ -1,9 +1,9 @@
-"""A function that is linear in its last arguments, as one primitive with a transpose of its own.
+"""A function linear in its last arguments, as one primitive with a transpose of its own.
 
 JAX transposes the second half of a derivative, equation by equation. It must not do so with a
-rewritten program: 8-bit values have no cotangent, and custom rules were inlined. So the half is one
-primitive. Its transpose is that of the function as written, rewritten in turn. Its derivative in
-the other arguments is that of the function as written, too.
+rewritten program: 8-bit values have no cotangent, and custom rules were inlined. The half is
+therefore one primitive. Its transpose is the transpose of the function as written, rewritten in
+turn. Its derivative in the other arguments also comes from the function as written.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ linear_p.multiple_results = True
 
 
 class Linear(compat.HoldsJaxpr):
-    """A function of flat arrays, linear in those that follow the first `residuals`.
+    """A function of flat arrays, linear in all after the first `residuals`.
 
     Args:
       jaxpr: the function as written, an open jaxpr without constants.
-      residuals: how many arguments come first, in which it need not be linear.
+      residuals: the number of leading arguments. It need not be linear in these.
       remake: makes the functions of its derivative.
     """
 
@@ -81,7 +81,7 @@ class Linear(compat.HoldsJaxpr):
     def derived(
         self, key: Hashable, fun: Flat, residuals: Sequence[Any], moving: Sequence[Any]
     ) -> list[Any]:
-        """Another function made from this one, on these arrays; it is traced once for each key."""
+        """Another function made from this one, on these arrays, traced once for each key."""
         if key not in self._derived:
             self._derived[key] = Bound(fun, residuals, moving, self.remake)
         return self._derived[key](residuals, moving)

@@ -28,11 +28,11 @@ class Parts:
 
     @property
     def values(self) -> list[Value]:
-        """The 8-bit data, the zero point where there is one, and each scale."""
+        """The 8-bit data, the zero point if there is one, and each scale."""
         return [self.fact.q, *(factor.small for factor in self.fact.smalls)]
 
     def dequantised(self, arrays: Iterator[Array]) -> Array:
-        """The array, from the next arrays, which are those of `values`."""
+        """The array from the next arrays of the iterator, in the order of `values`."""
         fact, shape = self.fact, self.fact.q.shape
         q, *smalls = itertools.islice(arrays, len(self.values))
         codes = lax.bitcast_convert_type(q, fact.dtype) if dtypes.is_float8(fact.dtype) else q
@@ -47,7 +47,7 @@ class Parts:
 
 
 def of(walk: Walk, value: Value) -> Parts | None:
-    """The parts of a value that is dequantised 8-bit data, if they are smaller than it is."""
+    """The parts of dequantised 8-bit data, if they are smaller than the value."""
     fact = walk.dequantised(value)
     if fact is None or fact.guards or value.dtype not in dtypes.WIDE_FLOAT:
         return None

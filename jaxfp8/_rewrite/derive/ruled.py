@@ -1,8 +1,8 @@
-"""A function with a derivative rule, as one primitive that remat policies look into.
+"""A function with a derivative rule, as one primitive open to remat policies.
 
-`jax.custom_jvp` has such rules, too. But to a policy of `jax.checkpoint` its call is one equation,
-so products inside are computed again, whatever the policy saves. And JAX 0.10 drops the rule where
-it splits a scan. Here JAX splits the equations inside, and both parts keep the rule.
+`jax.custom_jvp` has such rules, too. But a policy of `jax.checkpoint` sees its call as one
+equation, and products inside are computed again despite the policy. JAX 0.10 also drops the rule
+when it splits a scan. Here JAX splits the equations inside, and both parts keep the rule.
 
 Order of this file: bind, primitive, differentiation, batching, remat, dead code, lowering.
 """
@@ -33,7 +33,7 @@ def call(value: Callable[..., Sequence[Any]], rule: Rule, arrays: Sequence[Any])
     """`value` of arrays, with a derivative rule.
 
     Args:
-      value: the function. It closes over nothing that is differentiated.
+      value: the function. It closes over no differentiated value.
       rule: its derivative.
       arrays: its arguments. Outside a trace nothing is differentiated.
     """
@@ -84,7 +84,7 @@ def _jvp(
 
 
 def _transpose(cotangents: Sequence[Any], *args: Any, call_jaxpr: Any, rule: Rule) -> list[Any]:
-    """Of a function that is linear in the undefined arguments."""
+    """The transpose of a function linear in the undefined arguments."""
     places = [i for i, x in enumerate(args) if ad.is_undefined_primal(x)]
     given = [i for i, ct in enumerate(cotangents) if not isinstance(ct, ad.Zero)]
 
@@ -106,7 +106,7 @@ def _merged(items: Sequence[Any], places: Sequence[int], others: Sequence[Any]) 
     return merged
 
 
-# Batching. An output that depends on no mapped input is not mapped.
+# Batching. An output independent of all mapped inputs is not mapped.
 
 
 def _batch(
@@ -143,7 +143,7 @@ def _batch(
 
 
 def _still(x: Any) -> Any:
-    """The tangent of an array that does not depend on what is differentiated."""
+    """The tangent of an array independent of the differentiated inputs."""
     return zero_from_primal(x, symbolic_zeros=True)
 
 
@@ -153,7 +153,7 @@ def _still(x: Any) -> Any:
 def _partial_eval(
     policy: Policy, unknown: Sequence[bool], present: Sequence[bool], eqn: Any
 ) -> Split:
-    """The split that JAX makes of the equations inside, as by a jit."""
+    """The split of the equations inside by JAX, as for a jit."""
     if any(unknown):
         return unsplit(eqn, present)
     inside = functools.partial(_run, **eqn.params)
@@ -170,7 +170,7 @@ def _partial_eval(
 
 
 def _with_more_outputs(eqn: Any, known: Any) -> Any:
-    """The equation with the values that are saved as more outputs, which have no derivative."""
+    """The equation with the saved values as further outputs, without derivatives."""
     jaxpr, own = compat.open_jaxpr(known.params["jaxpr"]), eqn.params["rule"]
     number = len(eqn.outvars)
 
@@ -183,7 +183,7 @@ def _with_more_outputs(eqn: Any, known: Any) -> Any:
 
 
 def _from_saved(eqn: Any, staged: Any, present: Sequence[bool]) -> Any:
-    """The equation from saved values, whose derivative is in the inputs of the equation alone."""
+    """The equation from saved values, with a derivative in the equation's inputs alone."""
     inside, number = compat.open_jaxpr(staged.params["jaxpr"]), len(staged.invars)
     invars = [*staged.invars, *eqn.invars]
 
@@ -204,7 +204,7 @@ def _chosen(items: Sequence[Any], which: Sequence[bool]) -> list[Any]:
     return [item for item, chosen in zip(items, which, strict=True) if chosen]
 
 
-# Dead code. Inputs stay: the rule may need those that no used output depends on.
+# Dead code. Inputs stay: the rule may need all of them.
 
 
 def _without_dead(used: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:

@@ -1,4 +1,4 @@
-"""What becomes of each float dot: the recipe by its path, what `where` selects, and why not."""
+"""Chooses each float dot's roundings: by the recipe for its path, and by `where`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from jaxfp8._value.errors import message
 
 
 class Chooser:
-    """What becomes of each dot of `fun`, by the rules and by what `where` selects.
+    """The decision about each dot of `fun`, by the rules and by `where`.
 
     Args:
       operation: name for warnings.
       fun: the function.
       rules: its recipes by path.
-      where: which dots, as `quantize_dots` takes it.
+      where: the selected dots, as `quantize_dots` takes it.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Chooser:
         self._paths: set[str] = set()
 
     def __call__(self, dot: FloatDot) -> Rounded | Split | tuple[str, str]:
-        """The roundings of a dot, or why it stays as it is and what to do."""
+        """The roundings of a dot, or the reason to leave it and a remedy."""
         objection = _objection(dot)
         if objection is not None:
             return objection
@@ -58,7 +58,7 @@ class Chooser:
         return _by_recipe(dot, recipe)
 
     def unmatched(self) -> list[str]:
-        """A sentence on `where` and on each rule that chose none of the dots so far, if any."""
+        """A sentence on `where` and on each rule without a chosen dot so far."""
         if not self._paths:
             return []
         rules = unmatched_rules(self._operation, self._rules, self._paths)
@@ -70,7 +70,7 @@ def _texts(path: str, row: Site) -> tuple[str, ...]:
 
 
 def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, str]:
-    """What becomes of a dot by its recipe, or why it stays as it is."""
+    """The roundings of a dot by its recipe, or the reason to leave it."""
     if recipe.terms is not None:
         if any(role.kind == "held" for role in dot.roles):
             return "an operand is 8-bit data", "terms are made of floats; use another recipe"
@@ -95,7 +95,7 @@ def _by_recipe(dot: FloatDot, recipe: Recipe) -> Rounded | Split | tuple[str, st
 
 
 def _not_in_int8(dot: FloatDot) -> tuple[str, str] | None:
-    """Why the product cannot be computed in int8, and what to do; None if it can."""
+    """Why the product cannot be computed in int8, and a remedy; None if it can."""
     if any(value.dtype in dtypes.FLOAT8 for value in dot.op.inputs):
         return "an operand is bare FP8 codes", "convert it to float32 or bfloat16 before the dot"
     size = math.prod(dot.op.inputs[0].shape[axis] for axis in dot.axes(0)[0])
@@ -106,7 +106,7 @@ def _not_in_int8(dot: FloatDot) -> tuple[str, str] | None:
 
 
 def _objection(dot: FloatDot) -> tuple[str, str] | None:
-    """Why a dot cannot be in 8 bits, and what to do; None if it can."""
+    """Why a dot cannot be in 8 bits, and a remedy; None if it can."""
     for value, role in zip(dot.op.inputs, dot.roles, strict=True):
         if value.dtype not in dtypes.WIDE_FLOAT and role.kind != "held":
             return f"an operand is {value.dtype}", "convert it to float32, bfloat16 or float16"
@@ -121,7 +121,7 @@ def _objection(dot: FloatDot) -> tuple[str, str] | None:
 
 
 def checked_rules(recipe: object, operation: str) -> tuple[Rule, ...]:
-    """The rules of a recipe, whose scales must all be chosen from the data."""
+    """The rules of a recipe; its activation scales must be dynamic."""
     if hasattr(recipe, "gradient_dtype"):
         got, needs = "is for training", "a recipe such as jaxfp8.FP8_DYNAMIC is needed"
         remedy = "train with the layers of `jaxfp8.linen` or `jaxfp8.nnx`"

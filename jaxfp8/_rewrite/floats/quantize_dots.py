@@ -47,17 +47,16 @@ def quantize_dots(
     bias and activation in the same call. `fun` is not changed; dots are found inside jit, scan,
     while, cond, remat, custom rules and shard_map, and after vmap.
 
-    A weight is an operand that `fun` is given or closes over, through casts, views and scales. It
-    may be 8-bit data. Of two such operands the right one is the weight, unless `weights` tells them
-    apart. A dot without a weight, as in attention, stays as it is unless `where` chooses it. Then
-    both operands are held as activations.
+    A weight is an argument of `fun` or an array it closes over, reached through casts, views and
+    scales. It may be 8-bit data. Of two such operands the right one is the weight, unless `weights`
+    tells them apart. A dot without a weight, as in attention, stays as it is unless `where` chooses
+    it. Then both operands are held as activations.
 
-    Weights in floats are rounded in every call, which for few rows takes longer than the float
-    product. `quantize_weights` rounds them once, ahead: call the function with its result where
-    speed counts.
+    Float weights are rounded in every call. With few rows this takes longer than the float product.
+    `quantize_weights` rounds them once, ahead: call the function with its result for speed.
 
-    The gradient is straight-through: that of `fun` with the operands of each dot rounded, and each
-    rounding taken as the identity. So `dx = dy @ Q(w).T` and `dw = Q(x).T @ dy`, with the rounded
+    The gradient is straight-through: it differentiates `fun` with rounded operands, and takes each
+    rounding as the identity. Hence `dx = dy @ Q(w).T` and `dw = Q(x).T @ dy`, with the rounded
     operands of the forward pass. The true derivative of rounding is 0 almost everywhere, and the
     gradient of the float program belongs to other values than those returned. Custom rules keep
     their meaning.
@@ -73,17 +72,17 @@ def quantize_dots(
 
     Returns:
       A function with the signature of `fun`, for use inside and outside `jit`, `grad`, `vmap`. Its
-      `explain` says what became of the dots, its `compare` what that costs in accuracy, and its
+      `explain` reports on each dot, its `compare` measures the loss of accuracy, and its
       `quantize_weights` quantises weights once ahead instead of in every call.
 
     Warns:
       FallbackWarning: it has dots, and none is in 8 bits; inside `jaxfp8.strict()` an error. Or
-        `where` or a rule chooses no dot; the warning says which dots there are.
+      `where` or a rule chooses no dot; the warning lists the dots.
 
     Raises:
       TypeError: `fun` is no function, or `recipe` is no recipe for inference.
-      ValueError: the recipe has static scales of activations, which an ordinary program has no
-        place for; `where` is no regular expression.
+      ValueError: the recipe has static scales of activations, and an ordinary program has no place
+        for them; `where` is no regular expression.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxfp8
@@ -102,7 +101,7 @@ def quantize_dots(
 
 
 class QuantizedDots:
-    """A function whose dots are in 8 bits; made by `jaxfp8.quantize_dots`."""
+    """A function with its dots in 8 bits; made by `jaxfp8.quantize_dots`."""
 
     def __init__(
         self, fun: Callable[..., Any], choose: Chooser, weights: tuple[int, ...] | None
@@ -112,17 +111,18 @@ class QuantizedDots:
         self._rewriter = _Rewriter(_widened(fun), choose, weights)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function; a `QArray` among the arguments stands for the array it was made of."""
+        """The function; a `QArray` among the arguments stands for its original array."""
         return self._rewriter(*args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Report:
-        """What becomes of each dot; nothing is executed.
+        """A report on each dot; nothing is executed.
 
         Args:
           *args, **kwargs: as for the function; `jax.ShapeDtypeStruct`s will do.
 
         Returns:
-          A report as that of `jaxfp8.explain`: dots in 8 bits first, then those left and why.
+          A report like the one of `jaxfp8.explain`: dots in 8 bits first, then the others and the
+          reasons.
         """
         arguments = split(args, kwargs)
         rounded, dots = self._rewriter.rounded(arguments)
@@ -134,11 +134,11 @@ class QuantizedDots:
         return report_of(self._fun, both)
 
     def compare(self, *args: Any, **kwargs: Any) -> accuracy.Comparison:
-        """The error of the outputs against the original program, which is run as well.
+        """The error of the outputs against the original program; runs both.
 
         Args:
-          *args, **kwargs: as for the function. If they hold `QArray`s, the original is given what
-            these dequantise to, and the error does not contain that of the weights.
+          *args, **kwargs: as for the function. If they hold `QArray`s, the original gets the
+            dequantised arrays, and the error does not contain the error of the weights.
 
         Returns:
           A `Comparison`: `sqnr` in dB, `relative_l2` and `max_abs` over all float outputs, and the
@@ -150,11 +150,11 @@ class QuantizedDots:
     def quantize_weights(self, *args: Any, argnum: int = 0, **kwargs: Any) -> Any:
         """One of the arguments with its weights in 8 bits, to be passed in its place.
 
-        Each array in it that is the weight of a chosen dot becomes a `QArray` with the scales that
-        the dot needs, of the array's dtype. Everything else is left as it is.
+        Each weight of a chosen dot in it becomes a `QArray` with the scales for that dot, of the
+        array's dtype. Everything else is left as it is.
 
         Args:
-          *args, **kwargs: as for the function, of which shapes and dtypes count.
+          *args, **kwargs: as for the function; only shapes and dtypes count.
           argnum: the positional argument.
 
         Returns:
@@ -210,7 +210,7 @@ class _Rewriter(Rewriter):
         return Trace(jaxpr, consts, traced.out_tree, traced.labels), dots
 
     def original(self, arguments: Arguments) -> Any:
-        """What the original function returns."""
+        """The outputs of the original function."""
         traced = trace(self.fun, arguments)
         run = functools.partial(jax.core.eval_jaxpr, compat.open_jaxpr(traced.jaxpr))
         return traced.restore(jax.jit(run)(traced.consts, *arguments.arrays))
@@ -233,7 +233,7 @@ class _Rewriter(Rewriter):
         return chosen
 
     def _given(self, traced: Trace, arguments: Arguments) -> Collection[int] | None:
-        """Which inputs of the trace may be weights; None for all."""
+        """The inputs of the trace to take as possible weights; None for all."""
         if self.argnums is None:
             return None
         first = len(traced.consts)
@@ -256,7 +256,7 @@ class _Rewriter(Rewriter):
         return rewritten_of(self.fun, rounded, decision)
 
     def _in_floats(self, why: tuple[str, str] | None) -> list[str]:
-        """A sentence on a function with dots that stays in floats."""
+        """A sentence on a function with dots, none of them in 8 bits."""
         name = getattr(self.fun, "__name__", type(self.fun).__name__)
         return [message(OPERATION, f"`{name}`", "is to be in 8 bits", *why)] if why else []
 
@@ -269,7 +269,7 @@ class _Rewriter(Rewriter):
 
 
 def _why_in_floats(dots: FloatDots) -> tuple[str, str] | None:
-    """Why no dot is in 8 bits, and where to read more; None if there is no float dot."""
+    """Why no dot is in 8 bits, with a pointer to more; None if there is no float dot."""
     remedy = "`explain` says why of each"
     if dots.rounded:
         return f"no kernel takes its {len(dots.rounded)} rounded dots", remedy
@@ -307,7 +307,7 @@ def _quantized(leaf: Any, positions: Any, chosen: dict[int, Any]) -> Any:
 
 
 def _scale_dtype(quantization: Any, leaf: Any) -> Any:
-    """The dtype of a scale, which is that of the dequantised array; powers of two mean float32."""
+    """The dtype of a scale and of its dequantised array; powers of two dequantise to float32."""
     wide = quantization.scale_dtype in dtypes.WIDE_FLOAT
     return leaf.dtype if wide else quantization.scale_dtype
 
@@ -317,7 +317,7 @@ def _is_qarray(leaf: Any) -> bool:
 
 
 def _widened(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of arguments that may hold `QArray`s."""
+    """The function with `QArray`s allowed in its arguments."""
 
     def widen(leaf: Any) -> Any:
         if isinstance(leaf, PreparedArray):

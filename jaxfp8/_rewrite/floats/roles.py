@@ -1,9 +1,9 @@
-"""Which operand of a dot is a weight: where values come from, kept as facts.
+"""Finds the weight among the operands of a dot, from facts about the origin of values.
 
-A weight is data that existed before the function ran. So each float array that the function is
-given (or closes over) gets a fact, as if it were 8-bit data with scales along its axes. The rules
-of the rewrite carry that fact through casts, views, scales and into regions. At a dot it names the
-array, and which of its axes became which axis of the operand. Nothing is computed from these facts.
+A weight is data from before the run of the function. Each float array among its arguments and
+closures gets a fact, as if it were 8-bit data with scales along its axes. The rules of the rewrite
+carry that fact through casts, views, scales and into regions. At a dot the fact names the array,
+and maps its axes to those of the operand. Nothing is computed from these facts.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Kind = Literal["held", "given", "computed"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Role:
-    """Where an operand of a dot comes from.
+    """The origin of an operand of a dot.
 
     Attributes:
       kind: "held" in 8 bits already, "given" to the function, or "computed" in it.
-      source: the array that was given; None for another kind.
-      axes: for each axis of the source, the axes of the operand along which it varies.
+      source: the given array; None for another kind.
+      axes: for each axis of the source, its axes in the operand.
     """
 
     kind: Kind
@@ -70,15 +70,15 @@ def role_of(walk: Walk, value: Value) -> Role:
 
 
 def _is_all_of(value: Value, source: Value) -> bool:
-    """Whether a value has all elements of a source, or those at one index of its first axis.
+    """Whether a value has all elements of a source, or all at one index of its first axis.
 
-    A parameter broadcast over activations is no weight, and neither is a row that was looked up.
+    A parameter broadcast over activations is no weight, and neither is a looked-up row.
     """
     return value.size in (source.size, source.size // max(source.shape[0], 1))
 
 
 def weight_index(roles: tuple[Role, Role]) -> int | None:
-    """Which operand is the weight: 8-bit data before what was given, and the right one at a tie."""
+    """The index of the weight: 8-bit data before a given array, and the right one at a tie."""
     left, right = (_RANKS[role.kind] for role in roles)
     if left == right == 0:
         return None
@@ -86,7 +86,7 @@ def weight_index(roles: tuple[Role, Role]) -> int | None:
 
 
 def _up_to(value: Value, last: int) -> Factor:
-    """A factor that varies along the axes up to `last`. A reshape that merges axes keeps it."""
+    """A factor varying along the axes up to `last`. It survives a reshape that merges axes."""
     shape, rank = value.shape, len(value.shape)
     counts = tuple(shape[i] if i <= last else 1 for i in range(rank))
     tiles = tuple(1 if i <= last else shape[i] for i in range(rank))
@@ -94,10 +94,10 @@ def _up_to(value: Value, last: int) -> Factor:
 
 
 def _images(factors: Factors) -> tuple[Shape, ...]:
-    """For each axis of a source the axes of the operand that it became.
+    """For each axis of a source its axes in the operand.
 
-    Factor i varies along the axes up to axis i of the source. Where it varies along no new axis,
-    axis i was merged with the one before it.
+    Factor i varies along the axes up to axis i of the source. If it varies along no new axis, axis
+    i was merged with the one before it.
     """
     images: list[Shape] = []
     before: set[int] = set()
@@ -109,9 +109,9 @@ def _images(factors: Factors) -> tuple[Shape, ...]:
 
 
 def source_axes(role: Role, contracting: Shape, batch: Shape) -> tuple[Shape, Shape]:
-    """The axes of the source that a dot contracts, and those along its batch.
+    """The contracted axes and the batch axes of the source.
 
-    An axis that a view split into contracting and other axes counts as contracting, since the
+    An axis split by a view into contracting and other axes counts as contracting, since the
     elements of a sum share a scale.
     """
     contracted = [i for i, axes in enumerate(role.axes) if set(axes) & set(contracting)]

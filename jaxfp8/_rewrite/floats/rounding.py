@@ -1,7 +1,7 @@
 """The program with 8-bit roundings before its dots, and everything else as it was.
 
-A walk with another rule for dots: it does not look for 8-bit data, but rounds the operands of a dot
-to what 8 bits can hold. The result is an ordinary differentiable program. The rewrite then captures
+This walk has another rule for dots: it does not look for 8-bit data, but rounds the operands of a
+dot to values of 8 bits. The result is an ordinary differentiable program. The rewrite then captures
 its dots.
 """
 
@@ -48,8 +48,8 @@ class FloatDot:
 
     Attributes:
       op: the dot.
-      roles: where its operands come from.
-      weight: which operand is the weight, or None where neither is.
+      roles: the origins of its operands.
+      weight: the index of the weight among the operands, or None if neither is one.
     """
 
     op: Op
@@ -58,7 +58,7 @@ class FloatDot:
 
     @property
     def rows(self) -> Any:
-        """The rows M: the free axes of the activation, of the left one where both are."""
+        """The rows M: the free axes of the activation, or of the left one of two."""
         index = 1 if self.weight == 0 else 0
         return rows_of(self.op.inputs[index].shape, *self.axes(index))
 
@@ -73,10 +73,10 @@ class Rounded:
     """How each operand of a dot is rounded.
 
     Attributes:
-      operands: how an operand is held; None leaves it as it is.
-      compute: None, or "int8": what is not in integers is rounded once more, as by `compute` of
+      operands: the 8-bit form of each operand; None leaves it as it is.
+      compute: None, or "int8": float operands are rounded once more, as by `compute` of
         `jaxfp8.dot_general`.
-      scope: is in the path of the dot in reports, where it is not "".
+      scope: a part of the dot's path in reports, unless "".
     """
 
     operands: tuple[Quantization | None, Quantization | None]
@@ -86,18 +86,18 @@ class Rounded:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split:
-    """A dot that is computed as products of so many int8 terms, as by `split_dot`."""
+    """A dot computed as products of so many int8 terms, as by `split_dot`."""
 
     terms: int
 
 
-# What becomes of a dot, or a reason why it stays as it is and a remedy.
+# The decision about a dot, or a reason to leave it and a remedy.
 Choose = Callable[[FloatDot], Rounded | Split | tuple[str, str]]
 
 
 @dataclasses.dataclass(eq=False)
 class FloatDots:
-    """The dots of a walk, regions included: those rounded, split in terms, and left as they are."""
+    """The dots of a walk, regions included: rounded, split in terms, or left as they are."""
 
     rounded: list[tuple[FloatDot, Rounded]] = dataclasses.field(default_factory=list)
     split: list[DotSite] = dataclasses.field(default_factory=list)
@@ -108,7 +108,7 @@ class Rounding(Walk):
     """Facts and roundings of one program.
 
     Attributes:
-      choose: what becomes of a dot.
+      choose: the decision about a dot.
       dots: the dots so far, shared with the walks of regions.
     """
 
@@ -146,7 +146,7 @@ class Rounding(Walk):
         return super().equation(eqn, inputs, callers)
 
     def region_rule(self, op: Op) -> Region | None:
-        """The rule of a region that holds a dot; None for any other op."""
+        """The rule of a region with a dot; None for any other op."""
         rule = super().region_rule(op)
         return None if rule is None or op.name in _LEFT else _REGIONS.get(op.name, rule)
 
@@ -175,7 +175,7 @@ class Rounding(Walk):
         return new.outputs
 
     def _operand(self, dot: FloatDot, index: int, chosen: Rounded) -> Value:
-        """An operand, rounded as asked; all dots that round it alike share one rounding."""
+        """An operand, rounded as asked; dots with equal roundings of it share one."""
         value, steps = dot.op.inputs[index], self._steps(dot, index, chosen)
         if not steps:
             return value
@@ -200,8 +200,8 @@ class Rounding(Walk):
 def _jit(walk: Context, op: Op) -> Sequence[Value] | None:
     """A jitted function: inlined, or rebuilt with its own parameters if it has any.
 
-    The rewrite takes no facts into a function that donates or shards, since its arguments stay as
-    they are. The facts here are never computed, so they go in.
+    The rewrite takes no facts into a function with donation or sharding, because its arguments must
+    not change. The facts here are never computed, so they go in.
     """
     if functions.asks_for_nothing(op.params):
         return functions.jit(walk, op)
@@ -220,8 +220,8 @@ def _jit(walk: Context, op: Op) -> Sequence[Value] | None:
 def _custom_rule(walk: Context, op: Op) -> Sequence[Value] | None:
     """A function with a derivative rule: its dots are rounded, and its rule is kept.
 
-    In the rule, dots of primal values are rounded like those of the function. So the value is the
-    same with and without derivatives. What is linear is left as written.
+    In the rule, dots of primal values are rounded like the function's. The value is therefore the
+    same with and without derivatives. The linear part is left as written.
     """
     assert isinstance(walk, Rounding)
     border = Border(walk, op.inputs)
@@ -241,7 +241,7 @@ def _custom_rule(walk: Context, op: Op) -> Sequence[Value] | None:
 
 # A rule for vmap computes the function's value again, and its dots would not be rounded.
 _LEFT = ("custom_vmap_call",)
-# Regions with other rules than those of the rewrite.
+# Regions with other rules here than in the rewrite.
 _REGIONS: dict[str, Region] = {
     "custom_jvp_call": _custom_rule,
     "custom_vjp_call": _custom_rule,
@@ -251,7 +251,7 @@ _REGIONS: dict[str, Region] = {
 
 
 def _run_at(program: Program, places: Sequence[int], *arrays: Array) -> list[Array]:
-    """Run a program on the arrays that it reads among those given."""
+    """Run a program on its inputs among the given arrays."""
     return program.run([arrays[i] for i in places])
 
 
@@ -344,13 +344,13 @@ def round_dots(
 
     Args:
       jaxpr: the program.
-      choose: what becomes of each dot.
-      given: which of the program's inputs (constants, then arguments) may be weights; by default
-        all of them.
+      choose: the decision about each dot.
+      given: the program's inputs (constants, then arguments) that may be weights; by default all of
+        them.
 
     Returns:
-      The program with roundings, whose inputs are the constants and arguments of the jaxpr, and
-      the dots.
+      The program with roundings, and the dots. Its inputs are the constants and arguments of the
+      jaxpr.
     """
     walk = Rounding(choose)
     inputs = graph.inputs_of(jaxpr)
@@ -364,7 +364,7 @@ def round_dots(
 
 
 def _as_written(site: DotSite) -> DotSite:
-    """A dot that stays as it is, without the facts about its operands, which are none of 8 bits."""
+    """A dot to leave as it is, without the facts about its operands: they are no 8-bit data."""
     (lhs, _), (rhs, _) = site.given
     plain = DotSite(site.op, ((lhs, None), (rhs, None)))
     plain.miss(site.reason, site.remedy)

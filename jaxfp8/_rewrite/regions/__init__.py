@@ -1,4 +1,4 @@
-"""Regions: loops, branches and calls. Facts cross into them, and out of them.
+"""Regions: loops, branches and calls. Facts pass into them and out of them.
 
 The rule of a region takes the walk and the op, as every rule does. It returns the outputs, or None
 to leave the op as it is. `@region("primitive_name")` registers it.

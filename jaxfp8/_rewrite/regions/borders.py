@@ -1,8 +1,8 @@
-"""Facts that enter a region: 8-bit data and scales go in instead of the wide value.
+"""Facts at the entry of a region: 8-bit data and scales go in instead of the wide value.
 
-A region (a scan, a branch, a rematerialised function) is a program of its own. Each value that
-enters it gets an inner value. Where the outer value is dequantised 8-bit data, its bytes and scales
-get inner values too, and the same fact. Once the inside is settled, only what it reads is passed.
+A region (a scan, a branch, a rematerialised function) is a program of its own. Each entering value
+gets an inner value. If the outer value is dequantised 8-bit data, its bytes and scales get inner
+values too, with the same fact. The settled region is passed only the inputs it reads.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from jaxfp8._rewrite.ir.scaled import Lost, Scaled, Scales
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape, tile_counts
 
-# How a value enters: whole, as slices along its first axis (which the loop makes, or its body picks
-# as bytes), as a carried value, or as shards.
+# How a value enters: whole, as slices along its first axis (made by the loop, or picked as bytes by
+# its body), as a carried value, or as shards.
 How = Literal["whole", "slice", "pick", "carry"] | PartitionSpec
 
 
@@ -32,9 +32,9 @@ class Inside:
     """A settled region.
 
     Attributes:
-      program: evaluates the inside from what it reads.
+      program: evaluates the inside from its inputs.
       sources: for each input of `program`, the outer value and how it enters.
-      changed: whether a dot inside became another one, or something is picked as bytes instead.
+      changed: whether a dot inside was changed, or an FP8 array is picked from as bytes instead.
     """
 
     program: emit.Program
@@ -57,7 +57,7 @@ class Border:
         self._before = outer.seen.size
 
     def enter(self, value: Value, *, facts: bool = True) -> Value:
-        """The inner value of one that enters whole, with what is known of it."""
+        """The inner value of one entering whole, with its facts."""
         if value.literal is not None:
             return value
         fact = self._fact(value)
@@ -68,7 +68,7 @@ class Border:
         return inner
 
     def enter_slices(self, value: Value) -> Value:
-        """The inner value of one that enters slice by slice along its first axis."""
+        """The inner value of one entering slice by slice along its first axis."""
         inner = self._link(value, value.shape[1:], "slice")
         fact = self._fact(value)
         if fact is not None:
@@ -76,7 +76,7 @@ class Border:
         return inner
 
     def enter_plain(self, value: Value, ended: Lost) -> Value:
-        """The inner value of one that changes inside: where it was 8-bit data, `ended` is known."""
+        """The inner value of one changed inside: if it was 8-bit data, its fact is now `ended`."""
         inner = self._link(value, value.shape, "carry")
         if (before := self.outer.lost(value)) is not None:
             self.inner.facts[inner] = before
@@ -85,7 +85,7 @@ class Border:
         return inner
 
     def enter_shards(self, value: Value, shape: Shape, spec: PartitionSpec) -> Value:
-        """The inner value of one that is split by `spec` into a shard of `shape` per device."""
+        """The inner value of one split by `spec` into a shard of `shape` per device."""
         inner = self._link(value, shape, spec)
         fact = self._fact(value)
         if fact is not None:
@@ -93,9 +93,9 @@ class Border:
         return inner
 
     def _shard_factor(self, shape: Shape, spec: PartitionSpec, factor: Factor) -> Factor | None:
-        """A factor of the whole value as one of a shard, split along the axes that it varies along.
+        """A factor of the whole value as one of a shard, split along its varying axes.
 
-        None where a shard would end inside a tile.
+        None if a shard would end inside a tile.
         """
         parts = [*spec, *[None] * (len(shape) - len(spec))]
         rows = list(zip(shape, parts, factor.tiles, factor.small.shape, strict=True))
@@ -117,7 +117,7 @@ class Border:
         return inner
 
     def _fact(self, value: Value) -> Scaled | Scales | Lost | None:
-        """The outer fact, if it is one that enters. An FP8 array is known by its bytes."""
+        """The outer fact, if it can enter. An FP8 array is known by its bytes."""
         fact = self.outer.fact(value)
         if isinstance(fact, Scaled | Scales | Lost):
             return fact

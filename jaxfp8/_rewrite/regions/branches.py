@@ -24,7 +24,7 @@ Branch = Callable[..., list[Array]]
 
 @region("cond")
 def cond(walk: Context, op: Op) -> Sequence[Value] | None:
-    """Each branch is settled alone; all are given what any of them reads."""
+    """Each branch is settled alone; every branch gets the inputs of all."""
     index, *operands = op.inputs
     borders = [Border(walk, op.inputs) for _ in op.params["branches"]]
     results = [
@@ -51,20 +51,20 @@ def cond(walk: Context, op: Op) -> Sequence[Value] | None:
 
 
 def _branch(inside: Inside, reads: Sequence[Value]) -> Branch:
-    """A branch as a function of all values that any branch reads."""
+    """A branch as a function of the inputs of all branches."""
     places = [reads.index(value) for value, _ in inside.sources]
     return lambda *arrays: inside.program.run([arrays[i] for i in places])
 
 
 def _by_index(branches: Sequence[Branch]) -> Callable[..., list[Array]]:
-    """The branch that the first array chooses."""
+    """The branch chosen by the first array."""
     return lambda which, *arrays: lax.switch(which, branches, *arrays)
 
 
 def _by_platform(
     platforms: Sequence[Sequence[str] | None], branches: Sequence[Branch]
 ) -> Callable[..., list[Array]]:
-    """The branch of the platform that the program is lowered for; None is any other platform."""
+    """The branch for the platform of the lowering; None stands for any other platform."""
     pairs = list(zip(platforms, branches, strict=True))
     named = {name: branch for names, branch in pairs for name in names or ()}
     default = next((branch for names, branch in pairs if names is None), None)

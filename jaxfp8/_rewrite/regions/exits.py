@@ -1,9 +1,9 @@
-"""Facts that leave a region: 8-bit data and scales come out beside the wide value.
+"""Facts at the exit of a region: 8-bit data and scales come out next to the wide value.
 
 A scan keeps residuals for its backward pass, and a branch may pick a weight. Inside, these are
-known as bytes and scales. Where the fact leaves too, a dot outside reads the bytes, and nobody
-reads the wide output. A part that the region was given does not come out: the fact outside names
-the outer value.
+known as bytes and scales. If the fact leaves too, a dot outside reads the bytes, and nobody reads
+the wide output. An input of the region does not come out as a part: the fact outside names the
+outer value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jaxfp8._rewrite.rules import choices
 from jaxfp8._value import dtypes
 from jaxfp8._value.spec import Shape
 
-# Primitives of JAX 0.12 and later that leave memory uninitialised.
+# Primitives of JAX 0.12 and later with uninitialised memory as their output.
 _UNSET = ("empty", "empty2")
 
 # From an extra output inside to the value outside.
@@ -38,7 +38,7 @@ class Exit:
     Attributes:
       border: the border of the region.
       fact: the fact inside; None if there is none.
-      length: the length of the stack that the output is a slice of; None if it leaves whole.
+      length: for a slice of a stack the length of the stack; None if the output leaves whole.
       spec: for an output of a shard_map, how its shards are put together.
     """
 
@@ -49,13 +49,13 @@ class Exit:
 
     @property
     def extra(self) -> list[Value]:
-        """The parts of the fact that the region has to return as well."""
+        """The parts of the fact for the region to return as well."""
         if self.fact is None:
             return []
         return [part for part in _parts(self.fact) if self._outer(part) is None]
 
     def shape(self, part: Value) -> Shape:
-        """The shape that an extra output has outside."""
+        """The shape of an extra output outside."""
         return part.shape if self.length is None else (self.length, *part.shape)
 
     def outside(self, given: Given) -> Scaled | None:
@@ -72,7 +72,7 @@ class Exit:
         )
 
     def _outer(self, part: Value) -> Value | None:
-        """The value outside that is this part, where the region was given it."""
+        """The same value outside, if this part is an input of the region."""
         if part.literal is not None:
             return part
         bitcast = graph.producer(part, "bitcast_convert_type")
@@ -102,12 +102,12 @@ def _parts(fact: Scaled) -> list[Value]:
 
 
 def exits(border: Border, outputs: Sequence[Value], length: int | None = None) -> list[Exit]:
-    """What is known about the outputs of a region with one body."""
+    """The facts about the outputs of a region with one body."""
     return [Exit(border, _known(border.inner, value), length) for value in outputs]
 
 
 def branch_exits(borders: Sequence[Border], outputs: Sequence[Sequence[Value]]) -> list[list[Exit]]:
-    """What is known about the outputs of each branch, in one form if all know something."""
+    """The facts about the outputs of each branch, in one form if all branches have one."""
     rows = []
     for column in zip(*outputs, strict=True):
         facts = [_known(b.inner, v) for b, v in zip(borders, column, strict=True)]
@@ -152,7 +152,7 @@ class ShardExit(Exit):
 def shard_exits(
     border: Border, outputs: Sequence[Value], specs: Sequence[PartitionSpec], mesh: Mesh
 ) -> list[Exit]:
-    """What is known about the outputs of a shard_map."""
+    """The facts about the outputs of a shard_map."""
     leaving: list[Exit] = []
     for value, spec in zip(outputs, specs, strict=True):
         exit_ = ShardExit(border, _known(border.inner, value), None, spec, mesh)
@@ -185,7 +185,7 @@ def _known(walk: Context, value: Value) -> Scaled | None:
 def _agreed(facts: Sequence[Scaled | None], values: Sequence[Value]) -> Sequence[Scaled | None]:
     """The facts of branches in one form, if all return 8-bit data of one dtype, or zeros.
 
-    A branch returns zeros for a residual that only another branch keeps.
+    A branch returns zeros for a residual of another branch.
     """
     scaled = [fact for fact in facts if fact is not None]
     if scaled:

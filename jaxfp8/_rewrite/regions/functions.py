@@ -1,4 +1,4 @@
-"""Functions that are called: jit, composite, custom rules, remat, shard_map."""
+"""Called functions: jit, composite, custom rules, remat, shard_map."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def asks_for_nothing(params: Params) -> bool:
 
 
 def bind_jit(op: Op, run: Callable[..., list[Array]], arrays: Sequence[Array]) -> Sequence[Array]:
-    """Bind a jit with its own parameters and another function, which takes a list of arrays."""
+    """Bind a jit with its own parameters and another function of a list of arrays."""
     jaxpr = jax.make_jaxpr(lambda *xs: run(xs))(*arrays)
     return op.equation.primitive.bind(*arrays, **{**op.params, "jaxpr": jaxpr})
 
@@ -71,7 +71,7 @@ def call(walk: Context, op: Op) -> Sequence[Value] | None:
 def composite(walk: Context, op: Op) -> Sequence[Value] | None:
     """A function with a name for other compilers is inlined; it stays whole if nothing changes.
 
-    JAX knows no effects of a composite, so one that holds any is left as it is.
+    JAX knows no effects of a composite, so one with effects is left as it is.
     """
     jaxpr = compat.composite_jaxpr(op.params)
     if compat.has_effects(compat.open_jaxpr(jaxpr)):
@@ -85,7 +85,7 @@ def composite(walk: Context, op: Op) -> Sequence[Value] | None:
 def custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
     """A function with a rule for vmap is rebuilt; its rule takes the inputs as written.
 
-    So those are inputs of the rebuilt function, too. XLA drops them where nothing reads them.
+    Those are therefore inputs of the rebuilt function, too. XLA drops unread ones.
     """
     border = Border(walk, op.inputs)
     args = [border.enter(value) for value in op.inputs]
@@ -107,13 +107,13 @@ def custom_batching(walk: Context, op: Op) -> Sequence[Value] | None:
 def _vmap_as_written(
     op: Op, given: Sequence[int], size: int, batched: Sequence[bool], *arrays: Array
 ) -> tuple[Any, Any]:
-    """The outputs of a function by its own rule for vmap, and which of them are batched.
+    """The outputs of a function by its own rule for vmap, and whether each is batched.
 
     Args:
       op: the function as written.
-      given: where its inputs are among `arrays`.
+      given: the positions of its inputs in `arrays`.
       size: of the mapped axis.
-      batched: which arrays have it.
+      batched: whether each array has it.
       arrays: the inputs of the rebuilt function.
     """
     tree = op.params["in_tree"]
@@ -126,7 +126,7 @@ def _vmap_as_written(
 
 @region("rewritten_linear")
 def rewritten(walk: Context, op: Op) -> Sequence[Value]:
-    """The second half of a derivative that was rewritten before is inlined."""
+    """The second half of a rewritten derivative is inlined."""
     return walk_inside(walk, op, op.params["linear"].jaxpr, op.inputs)
 
 
@@ -149,7 +149,7 @@ def remat(walk: Context, op: Op) -> Sequence[Value] | None:
 
 @region("shard_map")
 def shard_map(walk: Context, op: Op) -> Sequence[Value] | None:
-    """8-bit data is sharded like the wide value, and scales along the axes they vary along."""
+    """8-bit data is sharded like the wide value, and scales along their varying axes."""
     params, jaxpr = op.params, op.params["jaxpr"]
     border = Border(walk, op.inputs)
     rows = zip(op.inputs, compat.open_jaxpr(jaxpr).invars, params["in_specs"], strict=True)

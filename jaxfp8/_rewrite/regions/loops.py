@@ -33,12 +33,11 @@ from jaxfp8._value import compat, dtypes, picking
 class Carry:
     """The carried values of a loop, before it and inside it.
 
-    A value that the body returns as it was given is a constant of the loop: what is known of it
-    stays known.
+    A value returned unchanged by the body is a constant of the loop, and its facts stay true.
 
     Attributes:
       outer, inner: the values before the loop, and inside.
-      changing: which of them change.
+      changing: whether each of them changes.
     """
 
     outer: Sequence[Value]
@@ -46,16 +45,16 @@ class Carry:
     changing: Sequence[int]
 
     def those_that_change(self, values: Sequence[Value]) -> list[Value]:
-        """The values, one for each carried one, without those of constants."""
+        """The items of `values` for the changing carried values."""
         return [values[i] for i in self.changing]
 
     def constants(self) -> list[Value]:
-        """The inner values that never change."""
+        """The inner values of the constants."""
         return [value for i, value in enumerate(self.inner) if i not in self.changing]
 
 
 def _carry(border: Border, op: Op, jaxpr: object, first: int, outer: Sequence[Value]) -> Carry:
-    """The carried values of a loop, which are arguments of its body from `first` on."""
+    """The carried values of a loop: the arguments of its body from `first` on."""
     opened = compat.open_jaxpr(jaxpr)
     arguments, results = opened.invars[first : first + len(outer)], opened.outvars[: len(outer)]
     pairs = enumerate(zip(arguments, results, strict=True))
@@ -93,14 +92,14 @@ def scan(walk: Context, op: Op) -> Sequence[Value] | None:
     return _rebuilt_loop(walk, op, inside, run, carry, leaving)
 
 
-# What the body of a scan is given in one turn: its number, where that is needed, and its slices.
+# The inputs of a scan's body in one turn: the turn's number, if needed, and the slices.
 Turn = tuple[Array | None, list[Array]]
 
 
 def _in_bytes(walk: Context, op: Op, inside: Inside, n_state: int) -> Inside:
-    """The body, given whole FP8 stacks to pick its slices from as bytes.
+    """The body with whole FP8 stacks as inputs; it picks its slices as bytes.
 
-    Results that are stacked leave as bytes, too (`_run_scan`).
+    Stacked results leave as bytes, too (`_run_scan`).
     """
     length = op.params["length"]
     sources = tuple(
@@ -117,7 +116,7 @@ def _in_bytes(walk: Context, op: Op, inside: Inside, n_state: int) -> Inside:
 
 
 def _run_scan(op: Op, inside: Inside, n_state: int, *, in_bytes: bool) -> Run:
-    """Runs a rebuilt scan on the arrays that it reads; `in_bytes` stacks FP8 results as bytes."""
+    """Runs a rebuilt scan on its inputs; `in_bytes` stacks FP8 results as bytes."""
     names = ("reverse", "length", "unroll", "_split_transpose")
     options = {name: op.params[name] for name in names if name in op.params}
     given = [value.dtype for value in inside.program.outputs[n_state:]]
@@ -171,13 +170,13 @@ def while_(walk: Context, op: Op) -> Sequence[Value] | None:
 def _run_while(
     op: Op, inside: Inside, of_condition: Sequence[Value], states: Sequence[Value]
 ) -> Run:
-    """Runs a rebuilt while loop on the arrays that it reads.
+    """Runs a rebuilt while loop on its inputs.
 
     Args:
       op: the loop.
       inside: its body.
-      of_condition: the inner values that the condition is given.
-      states: the inner values that change.
+      of_condition: the inner values passed to the condition.
+      states: the changing inner values.
     """
     condition_jaxpr = op.params["cond_jaxpr"]
 
@@ -203,7 +202,7 @@ def _run_while(
 def _rebuilt_loop(
     walk: Context, op: Op, inside: Inside, run: Run, carry: Carry, leaving: Sequence[Exit] = ()
 ) -> Sequence[Value] | None:
-    """The outputs of a rebuilt loop: carried values that never change are their inputs."""
+    """The outputs of a rebuilt loop: an unchanged carried value is its input."""
     if not inside.changed and not is_known(leaving):
         return None
     new = new_op(walk, op, [value for value, _ in inside.sources], run)

@@ -1,7 +1,7 @@
-"""Equations that are not entered: the dots inside them, and the 8-bit data that goes in.
+"""Equations not entered by the walk: the dots inside them, and their 8-bit inputs.
 
-Dots inside are counted, or reported as missed. Where an equation gives floats that it makes of
-8-bit data, the trail ends there, and a dot that reads them is reported.
+Dots inside are counted, or reported as missed. If an equation makes floats of 8-bit data, the trail
+ends there, and a dot on these floats is reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def holds_ref(jaxpr: Jaxpr) -> bool:
 
 
 def left_alone(jaxpr: Jaxpr, reason: str, remedy: str) -> Seen:
-    """The dots of a jaxpr that is not walked: missed, if 8-bit data reaches them."""
+    """The dots of a jaxpr without a walk: missed, if 8-bit data reaches them."""
     seen = Seen()
     _tell(seen, products(jaxpr, ()), Lost(None, reason, remedy))
     return seen
@@ -48,7 +48,7 @@ _DEQUANTISE_OUTSIDE = (
 
 
 def look_into(walk: Context, op: Op) -> None:
-    """Count the dots inside an op, and report where 8-bit data reaches them or ends."""
+    """Count the dots inside an op, and report 8-bit data at a dot or at its end."""
     if scaled_products.is_call(op.equation):
         return
     hot, inner = _hot(walk, op), compat.subjaxprs(op.equation)
@@ -67,7 +67,7 @@ def look_into(walk: Context, op: Op) -> None:
 
 
 def _end(walk: Context, op: Op, hot: Sequence[bool], made: Sequence[Value]) -> None:
-    """Say of floats that an op makes of 8-bit data that the trail ends there, or ended before."""
+    """State the end of the trail, here or earlier, for floats made of 8-bit data by an op."""
     data = [value for value, is_hot in zip(op.inputs, hot, strict=True) if is_hot]
     largest = max((value.size for value in data), default=0)
     for value in made:
@@ -78,12 +78,12 @@ def _end(walk: Context, op: Op, hot: Sequence[bool], made: Sequence[Value]) -> N
 
 
 def _is_of_scalars(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr only combines two elements, as that of a scatter or a reduction does."""
+    """Whether a jaxpr only combines two elements, as in a scatter or a reduction."""
     return all(getattr(v.aval, "shape", None) == () for v in jaxpr.invars)
 
 
 def _is_decoded(op: Op, hot: Sequence[bool], value: Value) -> bool:
-    """Whether an output of a function that cannot be looked into may be its 8-bit data as floats.
+    """Whether an output of an opaque function may be its 8-bit data as floats.
 
     It has as many values as there are bytes, or two for each, and is no operand in another order.
     """
@@ -94,7 +94,7 @@ def _is_decoded(op: Op, hot: Sequence[bool], value: Value) -> bool:
 
 
 def look_into_condition(walk: Context, op: Op) -> None:
-    """Count the dots in the condition of a while loop, and report those that 8-bit data reaches."""
+    """Count the dots in the condition of a while loop, and report those with 8-bit data."""
     lost = Lost(
         op,
         "it is in the condition of a `while`, which is left as it is",
@@ -106,7 +106,7 @@ def look_into_condition(walk: Context, op: Op) -> None:
 
 
 def _hot(walk: Context, op: Op) -> list[bool]:
-    """Which inputs of an op are or were 8-bit data."""
+    """Whether each input of an op is or was 8-bit data."""
     return [
         v.dtype in dtypes.EIGHT_BIT or isinstance(walk.fact(v), Scaled | Lost) for v in op.inputs
     ]

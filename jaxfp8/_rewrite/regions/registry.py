@@ -1,4 +1,4 @@
-"""The table of regions, and what their rules share: walking the inside, and rebuilding the op."""
+"""The table of regions, and the common steps of their rules: walk the inside, rebuild the op."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxfp8._rewrite.regions.exits import Exit
 from jaxfp8._value import compat
 
 Region = Callable[[Context, Op], Sequence[Value] | None]
-# Evaluates a rebuilt region on the arrays that it reads.
+# Evaluates a rebuilt region on its inputs.
 Run = Callable[..., Sequence[Array]]
 REGIONS: dict[str, Region] = {}
 
@@ -28,7 +28,7 @@ def region(*names: str) -> Callable[[Region], Region]:
 
 
 def walk_inside(walk: Context, op: Op, jaxpr: object, inputs: Sequence[Value]) -> list[Value]:
-    """Walk a jaxpr that an op holds, on given values."""
+    """Walk an inner jaxpr of an op on given values."""
     consts = [graph.constant(c) for c in compat.consts_of(jaxpr)]
     return walk.jaxpr(compat.open_jaxpr(jaxpr), consts, inputs, op.inside)
 
@@ -59,7 +59,7 @@ def new_op(walk: Context, op: Op, reads: Sequence[Value], run: Run) -> Op:
 
 
 def extra_outputs(leaving: Sequence[Exit]) -> list[Value]:
-    """What a region returns beside its outputs: parts of the facts about them."""
+    """The further outputs of a region: parts of the facts about its outputs."""
     return [value for exit_ in leaving for value in exit_.extra]
 
 
