@@ -1,4 +1,4 @@
-"""Checkpoints in 8 bits: read as they are, written, made from floats, and looked into.
+"""Checkpoints in 8 bits: load them, save them, make them from floats, and inspect them.
 
 Weights go from the disk to the devices in their 8 bits; docs/checkpoint.md is the guide.
 """

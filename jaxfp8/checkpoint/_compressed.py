@@ -1,4 +1,4 @@
-"""The configuration of compressed-tensors, which vLLM and transformers read, from `QArray`s."""
+"""Makes the compressed-tensors configuration for vLLM and transformers from `QArray`s."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SAVE = "jaxfp8.checkpoint.save"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Held:
-    """How a weight is held, as compressed-tensors has words for it.
+    """The 8-bit form of a weight, in the terms of compressed-tensors.
 
     Attributes:
       kind: "float" or "int".
       strategy: "tensor", "channel", "block" or "group".
-      block: of a block, its sizes; of a group, (1, values).
+      block: the sizes of a block; for a group, (1, values).
       symmetric: whether it has no zero point.
       is_mx: whether scales are exponents.
     """
@@ -37,7 +37,7 @@ class Held:
 
 
 def held(name: str, q: QArray) -> Held:
-    """How a weight is held.
+    """The 8-bit form of a weight.
 
     Raises:
       ValueError: the format has no words for it.
@@ -61,7 +61,7 @@ def held(name: str, q: QArray) -> Held:
 
 
 def _strategy(name: str, q: QArray) -> tuple[str, tuple[int, int] | None]:
-    """Which values share a scale; all strategies are of [N, K]."""
+    """The granularity of the scale; all strategies are for [N, K]."""
     tiles, shape = q.tile_sizes, q.shape
     whole = tuple(max(size, 1) for size in shape)
     if tiles == whole:
@@ -88,15 +88,15 @@ def config(
     """The quantization_config.
 
     Args:
-      weights: how each 8-bit weight is held, by name.
-      wide: names of the modules that stay in floats.
-      activation: how a server is to hold activations; None as floats.
-      static: modules that have a static scale of their input.
+      weights: the form of each 8-bit weight, by name.
+      wide: names of the modules kept in floats.
+      activation: the form of activations in a server; None keeps floats.
+      static: modules with a static scale of their input.
     """
     kinds: dict[Held, list[str]] = {}
     for name, how in weights.items():
         kinds.setdefault(how, []).append(_names.module_of(name))
-    # One kind is for all layers that are not ignored; of several, each names its own.
+    # A single form applies to all layers not ignored; with several forms, each lists its layers.
     inputs = _activations(activation, bool(list(static)))
     groups = {
         f"group_{place}": {
@@ -153,7 +153,7 @@ def _activations(activation: Quantization | None, static: bool) -> dict[str, Any
         "symmetric": activation.symmetric,
         "strategy": strategy,
         "group_size": size,
-        # A static recipe without calibrated scales has the server choose them.
+        # A static recipe without calibrated scales lets the server choose them.
         "dynamic": not (activation.static and static),
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-# In the order in which a file is laid out: wide ones first, so that each tensor is aligned.
+# In the order of a file's layout: wide ones first, to align each tensor.
 BY_CODE: dict[str, np.dtype] = {
     "C64": np.dtype(np.complex64),
     "F64": np.dtype(np.float64),
@@ -28,13 +28,13 @@ BY_CODE: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
 }
 CODES = {dtype: code for code, dtype in BY_CODE.items()}
-# Several values in a byte, or in three: their size is known, so a file that has them is read, but
-# no array of JAX or numpy holds them.
+# Several values share one byte or three. Their size is known, so a file with them can be read. No
+# array of JAX or numpy holds them.
 BITS_OF_PACKED = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 def bits(code: str) -> int | None:
-    """Size of one value, or None where the code is unknown."""
+    """Size of one value, or None if the code is unknown."""
     if code in BITS_OF_PACKED:
         return BITS_OF_PACKED[code]
     return 8 * BY_CODE[code].itemsize if code in BY_CODE else None

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint, in one sentence that names the file and the tensor."""
+"""The error of a bad checkpoint: one sentence with the file and the tensor."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is not what it says it is, or says what this package cannot hold.
+    """A checkpoint contradicts itself, or needs a format this package cannot hold.
 
     Attributes:
       file: the file or folder at fault.
-      tensor: name of the tensor at fault, or "" where the file as a whole is.
-      found: what is there.
-      needs: what is needed instead.
-      remedy: what to do about it.
+      tensor: name of the tensor at fault, or "" for the file as a whole.
+      found: the content found.
+      needs: the content needed instead.
+      remedy: advice to the user.
 
     Example:
       >>> raise CheckpointError(

@@ -1,7 +1,7 @@
 """One safetensors file: its header, and the bytes of a slice of a tensor.
 
-Slices are read, not mapped. A mapped file that is cut short while it is read ends the process, and
-its pages count as the process's memory; a read that comes up short is an error that can be told.
+Slices are read, not mapped. If a mapped file is truncated during a read, the process dies, and
+mapped pages count as its memory. A short read is an ordinary error with a message.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._header import LENGTH_BYTES, Entry, Header, header_length, parse
 
 Index = tuple[slice, ...]
-# Runs of fewer bytes are cut out of whole rows: the disk reads pages of 4096 bytes anyway.
+# Shorter runs are cut out of whole rows: the disk reads pages of 4096 bytes anyway.
 _SHORTEST_RUN = 4096
-# Rows that are read at once to be cut.
+# Rows to read at once before cutting.
 _MOST_ROWS_BYTES = 8 << 20
-# A run is read in parts of so many bytes, by several threads: from the page cache to memory
-# that was in use eight copied 44 GB/s on 16 cores, and one 7.
+# Several threads read a run in parts of this many bytes. From the page cache to memory already in
+# use, eight threads copied 44 GB/s on 16 cores, and one copied 7.
 _PART_BYTES = 4 << 20
 _READERS = min(8, os.cpu_count() or 1)
 # A buffer at such an address can become an array of the CPU without a copy.
@@ -69,11 +69,11 @@ class File:
         """A slice of a tensor, in memory of its own; no other bytes are read.
 
         Args:
-          entry: one of the header's, of a dtype that arrays can have.
+          entry: an entry of the header, with a dtype of JAX or numpy.
           index: a slice of step 1 for each axis; () for all of it.
 
         Raises:
-          CheckpointError: the file no longer holds the bytes that it had when it was opened.
+          CheckpointError: the file lost bytes since it was opened.
         """
         dtype = _dtypes.BY_CODE[entry.code]
         bounds = _bounds(entry.shape, index)
@@ -161,7 +161,7 @@ def _readers_of(process: int) -> concurrent.futures.Executor:
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """An array that is not filled, at an address that XLA can take as it is."""
+    """An uninitialised array at an address XLA can take without a copy."""
     nbytes = math.prod(shape) * dtype.itemsize
     room = np.empty(nbytes + _ALIGNMENT, np.uint8)
     skip = -room.ctypes.data % _ALIGNMENT
@@ -169,7 +169,7 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 
 def _bounds(shape: tuple[int, ...], index: Index) -> list[tuple[int, int]]:
-    """First and last index on each axis, axes that the index does not name taken whole."""
+    """First and last index on each axis; an axis missing from the index is taken whole."""
     whole = (slice(None),) * (len(shape) - len(index))
     pairs = zip(shape, index + whole, strict=True)
     return [part.indices(size)[:2] for size, part in pairs]
@@ -181,8 +181,8 @@ def _runs(
     """The reads that gather a slice.
 
     Yields:
-      For each read: its start in the file; the bytes of a row; the bytes of each row that are
-      wanted, or None where all that is read is wanted; and the bytes of the result that it fills.
+      For each read: its start in the file; the bytes of a row; the wanted bytes of each row, or
+      None for all; and the bytes of the result to fill.
     """
     split = _last_cut(entry.shape, bounds)
     row = math.prod(entry.shape[split:]) * itemsize
@@ -209,13 +209,13 @@ def _runs(
 
 
 def _last_cut(shape: tuple[int, ...], bounds: list[tuple[int, int]]) -> int:
-    """The last axis that is not taken whole; the number of axes where all are."""
+    """The last axis not taken whole; the number of axes if all are."""
     cut = [axis for axis, size in enumerate(shape) if bounds[axis] != (0, size)]
     return cut[-1] if cut else len(shape)
 
 
 def _starts(shape: tuple[int, ...], leading: list[tuple[int, int]]) -> Iterator[int]:
-    """Flat places, counted in rows, of all indices of the leading axes."""
+    """Flat positions, counted in rows, of all indices of the leading axes."""
     for index in itertools.product(*(range(*bound) for bound in leading)):
         place = 0
         for size, i in zip(shape, index, strict=False):

@@ -1,4 +1,4 @@
-"""Which files make up a checkpoint, and the configuration beside them."""
+"""The files of a checkpoint, and the configuration next to them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from jaxfp8.checkpoint._header import Entry
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
-# ModelOpt writes it where config.json has no quantization_config.
+# ModelOpt writes this file if config.json has no quantization_config.
 MODELOPT_CONFIG = "hf_quant_config.json"
 QUANTIZATION = "quantization_config"
-# What is read at once to see whether all is 0. Few tensors of other numbers begin with as many 0.
+# Bytes to read at once in the search for a value other than 0. Few tensors of other numbers begin
+# with this many zeros.
 _LOOK_BYTES = 1 << 16
 
 
@@ -26,10 +27,10 @@ class Folder:
     """The open files of a checkpoint; `close` it, or use it as a context.
 
     Attributes:
-      path: what was opened.
+      path: the opened file or folder.
       files: the open files, by path.
       entries: all tensors by name, in the order of the files and of their data.
-      quantization: what the checkpoint says about its 8-bit weights; None if it says nothing.
+      quantization: the checkpoint's configuration of 8-bit weights; None without one.
       metadata: metadata of all files.
     """
 
@@ -55,7 +56,7 @@ class Folder:
         self._stack.close()
 
     def is_zero(self, entry: Entry) -> bool:
-        """Whether all values of a tensor are 0; it reads as far as the first that is not."""
+        """Whether all values of a tensor are 0; it stops reading soon after another value."""
         file = self.files[entry.file]
         return entry.code in _dtypes.BY_CODE and not any(
             part.any() for part in file.chunks(entry, _LOOK_BYTES)
@@ -80,7 +81,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _paths(place: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, str] | None]:
-    """The files of a checkpoint, and which of them has each tensor, where an index says."""
+    """The files of a checkpoint, and the file of each tensor by the index, if there is one."""
     try:
         return _paths_of(place)
     except OSError as error:
@@ -120,7 +121,7 @@ def _index(path: pathlib.Path) -> dict[str, str]:
 
 
 def _member(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """A file that an index names, which has to lie in its folder."""
+    """A file named by an index. It must lie in the index's folder."""
     if name in ("", ".", "..") or pathlib.PurePath(name).name != name:
         needs = "the files lie beside it"
         raise CheckpointError(folder / INDEX, "", f"the index names {name!r}", needs, "rename it")
@@ -160,10 +161,10 @@ def _check_index(path: pathlib.Path, index: dict[str, str], entries: dict[str, E
 def _quantization(
     folder: pathlib.Path, metadata: dict[str, str], path: str
 ) -> dict[str, Any] | None:
-    """What is said about 8-bit weights: in config.json, ModelOpt's file or the metadata."""
+    """The configuration of 8-bit weights, from config.json, ModelOpt's file or the metadata."""
     if (folder / CONFIG).is_file():
         config = read_json(folder / CONFIG)
-        # Models of several parts say it in the part that has the text; old ones by another name.
+        # Models of several parts have it in the text part; old models use another name.
         parts = [config, *(part for part in config.values() if isinstance(part, dict))]
         for part in parts:
             for key in (QUANTIZATION, "compression_config"):

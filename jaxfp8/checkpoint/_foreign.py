@@ -1,4 +1,4 @@
-"""Files of other kinds, known by their first bytes, and the way from each to safetensors.
+"""Files of other kinds, recognised by their first bytes, and the way from each to safetensors.
 
 Nothing is unpacked or unpickled: a pickle can run any program.
 """
@@ -15,7 +15,7 @@ import re
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._header import LENGTH_BYTES, MOST_BYTES
 
-# A tar says what it is at byte 257.
+# A tar has its magic number at byte 257.
 HEAD_BYTES = 512
 
 
@@ -25,7 +25,7 @@ class Kind:
 
     Attributes:
       words: its name, with an article.
-      remedy: the way to a file that can be read.
+      remedy: the way to a readable file.
       weights: whether it may hold the weights of a model. Texts beside a model do not.
     """
 
@@ -80,7 +80,7 @@ _JSON = Kind(words="a JSON text", remedy=f"name a safetensors file, or {_AGAIN}"
 _TEXT = Kind(words="a text", remedy=f"name a safetensors file, or {_AGAIN}", weights=False)
 _ZEROS = Kind(words="made of zeros", remedy=f"{_AGAIN}: its download did not end")
 
-# Of these names orbax has at least one in each folder that it writes.
+# orbax writes at least one of these names in each folder.
 _ORBAX = {"_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "array_metadatas"}
 _RESTORE = f"restore it with orbax {_FROM_ARRAYS}"
 # A folder may be a whole disk.
@@ -126,7 +126,7 @@ def check(path: str, head: bytes) -> None:
       head: its first `HEAD_BYTES` bytes, or all.
 
     Raises:
-      CheckpointError: it is one of those that are known.
+      CheckpointError: the file is of a known other kind.
     """
     found = kind(os.path.basename(path), head)
     if found is not None:
@@ -135,7 +135,7 @@ def check(path: str, head: bytes) -> None:
 
 
 def without(folder: pathlib.Path) -> CheckpointError:
-    """The error of a folder that has no safetensors file: it tells what is there instead."""
+    """The error for a folder without a safetensors file: it names the files found instead."""
     names = sorted(path.name for path in folder.iterdir())
     below = sorted(
         {
@@ -178,10 +178,10 @@ def _listed(names: list[str]) -> str:
 
 
 def kind(name: str, head: bytes) -> Kind | None:
-    """The kind of a file that is no safetensors; None of a safetensors file and of unknown ones.
+    """The kind of a file other than safetensors; None for safetensors and for unknown files.
 
     Args:
-      name: its name, which decides where many kinds begin alike.
+      name: its name. It decides between kinds with equal first bytes.
       head: its first `HEAD_BYTES` bytes, or all.
     """
     length = int.from_bytes(head[:LENGTH_BYTES], "little")

@@ -1,4 +1,4 @@
-"""What a checkpoint says about its 8-bit weights: a row for each format that people publish."""
+"""Reads the configuration of 8-bit weights: one table row for each published format."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _PUBLISHED = "load a version of the model in 8 bits, or `jaxfp8.checkpoint.quant
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How some weights are held.
+    """The 8-bit form of some weights.
 
     Attributes:
-      kind: "float" or "int"; "" where the dtype of the tensor decides.
-      granularity: "tensor", "channel" or "block"; "" where the shape of the scale decides.
+      kind: "float" or "int"; "" if the dtype of the tensor decides.
+      granularity: "tensor", "channel" or "block"; "" if the shape of the scale decides.
       block: sizes of a block of [N, K]; None without blocks.
       zero_point: whether there may be zero points.
-      activations: what a server does with activations, in words.
-      static: whether a static scale of the activations has to be there.
-      targets: modules that this is for, as patterns; () for all.
+      activations: the treatment of activations in a server, in words.
+      static: whether a static scale of the activations is required.
+      targets: modules with this form, as patterns; () for all.
     """
 
     kind: str = ""
@@ -37,13 +37,13 @@ class Scheme:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Format:
-    """What a checkpoint says about its weights.
+    """The configuration of a checkpoint's weights.
 
     Attributes:
-      name: what the format is called.
-      schemes: how weights are held; the first whose targets name a module counts.
-      skipped: modules that stay in floats, as patterns.
-      skip_key: what the list of these is called in the configuration.
+      name: the name of the format.
+      schemes: forms of weights; the first one with the module among its targets counts.
+      skipped: modules kept in floats, as patterns.
+      skip_key: the key of this list in the configuration.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Format:
     skip_key: str = "ignore"
 
     def scheme(self, module: str) -> Scheme | None:
-        """How the weight of a module is held; None if no scheme is for it."""
+        """The form of a module's weight; None if no scheme applies."""
         ordered = sorted(self.schemes, key=lambda scheme: not scheme.targets)
         for scheme in ordered:
             named = [t for t in scheme.targets if _names.matches(t, module)]
@@ -61,7 +61,7 @@ class Format:
         return None
 
     def skips(self, module: str) -> str | None:
-        """The entry of the skip list that names a module, or None."""
+        """The entry of the skip list for a module, or None."""
         found = (pattern for pattern in self.skipped if _names.matches(pattern, module))
         return next(found, None)
 
@@ -71,7 +71,7 @@ _SKIP_KEYS = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_mod
 
 
 def read(config: Mapping[str, Any] | None, path: str) -> Format:
-    """What a `quantization_config` says; without one, the tensors decide.
+    """The format in a `quantization_config`; without one, the tensors decide.
 
     Raises:
       CheckpointError: the format is none of the table's, or packs several weights in a byte.
@@ -149,7 +149,7 @@ def _group(name: str, group: Mapping[str, Any], path: str) -> Scheme:
 
 
 def _targets(targets: Any, path: str) -> tuple[str, ...]:
-    """Patterns of modules; names of classes, which tensors do not tell, stand for all."""
+    """Patterns of modules; a class name stands for all, because tensors do not tell their class."""
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         needs = "names are needed"
         raise CheckpointError(path, "", f"targets is {targets!r}", needs, "fetch config.json again")
@@ -196,7 +196,7 @@ def _mxfp8(config: Mapping[str, Any], path: str) -> Format:
 
 
 def _block(size: Any, path: str) -> tuple[int, int]:
-    if isinstance(size, str):  # "128x128", as old configurations have it
+    if isinstance(size, str):  # "128x128", in old configurations
         parts = size.lower().split("x")
         size = [int(part) for part in parts] if all(p.isdigit() for p in parts) else size
     is_pair = isinstance(size, list | tuple) and len(size) == 2

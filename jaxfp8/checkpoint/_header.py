@@ -2,8 +2,8 @@
 
 A file is a little-endian length, a JSON header of that many bytes, and the data. The header maps
 each name to a dtype, a shape and a range of the data; the ranges follow each other without gaps.
-The `safetensors` package checks the same, but reads a whole tensor at a time, knows no FP8 in numpy
-or JAX, and does not say which tensor is wrong; so the header is parsed here.
+The header is parsed here, because the `safetensors` package reads a whole tensor at a time, knows
+no FP8 in numpy or JAX, and does not name the wrong tensor. It makes the same checks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from jaxfp8.checkpoint import _dtypes
 from jaxfp8.checkpoint._errors import CheckpointError
 
 LENGTH_BYTES = 8
-# The limit of the `safetensors` package. A length past it is taken for one that was damaged.
+# The limit of the `safetensors` package. A length past it counts as damaged.
 MOST_BYTES = 100_000_000
 METADATA = "__metadata__"
-# Metadata of files written here: a digest of the header, which holds each name, dtype and shape.
+# Metadata of files written here: a digest of the header with each name, dtype and shape.
 DIGEST = "jaxfp8.header"
-# It is known by its form too, so that damage to its name does not hide damage to a tensor.
+# The form identifies it too, so damage to its name does not hide damage to a tensor.
 _DIGEST_FORM = "sha256:"
 _FETCH = "fetch the file again"
 _OTHER = "fetch the file again, or name one that is safetensors"
@@ -39,7 +39,7 @@ class Entry:
       file: path of its file.
       code: its dtype as safetensors spells it, such as "F8_E4M3".
       shape: its shape.
-      start, stop: where its bytes lie in the file.
+      start, stop: the range of its bytes in the file.
     """
 
     name: str
@@ -169,7 +169,7 @@ def _entry(file: str, name: str, fields: Any, begin: int, size: int) -> Entry:
 
 
 def _are_sizes(values: Any) -> bool:
-    """Whether this is a list of integers that are not negative; True and False are none."""
+    """Whether this is a list of non-negative integers; True and False do not count."""
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
@@ -188,7 +188,7 @@ def _check_filled(file: str, entries: list[Entry], begin: int, size: int) -> Non
 
 
 def _check_digest(file: str, entries: list[Entry], metadata: dict[str, str], begin: int) -> None:
-    """A file written here says what its header was; another one says nothing."""
+    """Compares the header with its digest, if the file has one; only files written here do."""
     if DIGEST not in metadata and not any(v.startswith(_DIGEST_FORM) for v in metadata.values()):
         return
     tensors = {entry.name: as_json(entry, begin) for entry in entries}

@@ -1,4 +1,4 @@
-"""What a checkpoint holds and how it would load, without its weights."""
+"""The contents of a checkpoint and the form they would load in, without reading weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoredTensor:
       shape: its shape.
       loads: "QArray", or the dtype of an array.
       scale: of an 8-bit weight, its granularity and dtype; else "".
-      note: what the configuration says about activations, or why it is no 8-bit weight.
+      note: the configuration of activations, or why it is no 8-bit weight.
       nbytes: bytes in the files, its scale included.
     """
 
@@ -44,10 +44,10 @@ class StoredTensor:
 class CheckpointSummary:
     """What a checkpoint holds; prints as a table, in which rows that are alike are one.
 
-    Weights in 8 bits come first; what has fewer than two axes is summed up below.
+    Weights in 8 bits come first; arrays of fewer than two axes are summed up below.
 
     Attributes:
-      path: where it is.
+      path: its path.
       format: name of its format.
       files: how many files it has.
       rows: one for each array.
@@ -96,7 +96,7 @@ class CheckpointSummary:
 def inspect(path: str | os.PathLike[str]) -> CheckpointSummary:
     """What a checkpoint holds and how it would load.
 
-    It reads headers, the configuration and zero points, which are left out where all are 0.
+    It reads headers, the configuration and zero points. All-zero zero points are left out.
 
     Args:
       path: as for `load`.

@@ -23,12 +23,12 @@ from jaxfp8.checkpoint._read import Shardings, Transfers, read
 
 
 class Checkpoint(Mapping[str, "jax.Array | QArray"]):
-    """An open checkpoint: a mapping from names to arrays that are read when they are asked for.
+    """An open checkpoint: a mapping from names to arrays, each read at look-up.
 
     Each look-up reads the file again; nothing is kept. Close it, or use it as a context.
 
     Attributes:
-      path: what was opened.
+      path: the opened file or folder.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
             opened.pop_all()  # all is well: `close` closes it
         self._items = planned.items
         tell(*unknown_names("jaxfp8.checkpoint", "sharding", sharding, planned.items, "arrays"))
-        # So the host never holds more than the largest tensor.
+        # The host never holds more than the largest tensor.
         self._transfers = Transfers(max((item.nbytes for item in self._items.values()), default=0))
 
     def close(self) -> None:
@@ -80,11 +80,11 @@ class Checkpoint(Mapping[str, "jax.Array | QArray"]):
         return f"Checkpoint({self.path!r}, {self._format.name}, {len(self)} arrays)"
 
     def shape(self, name: str) -> jax.ShapeDtypeStruct | QArray:
-        """Shape and dtype of what stands under a name in the file; nothing is read."""
+        """Shape and dtype of the entry under a name; no values are read."""
         return self._items[name].struct()
 
     def nbytes(self, name: str) -> int:
-        """Bytes in the files of what stands under a name, its scale included."""
+        """Bytes in the files of the entry under a name, its scale included."""
         return self._items[name].nbytes
 
     def raw(self, name: str) -> np.ndarray:
@@ -105,10 +105,11 @@ def load(
 ) -> dict[str, jax.Array | QArray]:
     """Reads a checkpoint; weights in 8 bits become `QArray`s and are never widened.
 
-    Everything is checked before the first tensor is read: headers, the index, the configuration
-    and how weights and scales fit. So nothing is half loaded. A weight is [N, K], as the file has
-    it: `jaxfp8.einsum("mk,nk->mn", x, w)` multiplies by it. Static scales of activations are
-    arrays of their own, named `....input_scale`. Zero points that are all 0 are left out.
+    Everything is checked before the first tensor is read: headers, the index, the configuration and
+    the shapes of weights and scales. A bad checkpoint is never loaded in part. A weight is [N, K],
+    as the file has it: `jaxfp8.einsum("mk,nk->mn", x, w)` multiplies by it. Static scales of
+    activations are arrays of their own, named `....input_scale`. Zero points that are all 0 are
+    left out.
 
     Args:
       path: a safetensors file, or a folder with one, or with several and an index.
@@ -156,13 +157,13 @@ def open(
     sharding: Shardings = None,
     dtype: DTypeLike | None = None,
 ) -> Checkpoint:
-    """Opens a checkpoint as a mapping whose arrays are read when they are asked for.
+    """Opens a checkpoint as a mapping; each array is read at look-up.
 
     Args:
       path, sharding, dtype: as for `load`.
 
     Returns:
-      A `Checkpoint`; all that `load` checks has been checked.
+      A `Checkpoint`, after all checks of `load`.
 
     Raises:
       CheckpointError: as for `load`.
@@ -189,7 +190,7 @@ def _wanted(checkpoint: Checkpoint, where: Where) -> list[str]:
 
 
 def _all(problems: tuple[CheckpointError, ...]) -> CheckpointError:
-    """The first problem, which says how many others there are."""
+    """The first problem, with the number of the others."""
     first, others = problems[0], len(problems) - 1
     if not others:
         return first

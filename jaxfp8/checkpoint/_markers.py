@@ -1,7 +1,7 @@
-"""What files say about their weights beside a configuration: ComfyUI's marks, torchao's metadata.
+"""Marks of weights outside the configuration: ComfyUI's tensors and torchao's metadata.
 
-Both may name layouts whose tensors look like those that are read and mean something else, such as
-rotated weights or scales in the order of a kernel. So what is unknown is refused.
+Both may name layouts with familiar tensors and another meaning, such as rotated weights or scales
+in the order of a kernel. Unknown layouts are therefore refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxfp8.checkpoint._file import File
 from jaxfp8.checkpoint._header import Entry
 
 _COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
-# It chooses a kernel, and changes no number that is stored.
+# These choose a kernel, and change no stored number.
 _HARMLESS = ("format", "full_precision_matrix_mult")
 _COMFY_METADATA = "_quantization_metadata"
 _TORCHAO = ("Tensor", "Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
@@ -25,10 +25,10 @@ _REMEDY = "load a version of the model whose weights are float8_e4m3fn with plai
 
 
 def check(files: Mapping[str, File], entries: Mapping[str, Entry]) -> None:
-    """Refuses layouts that are unknown.
+    """Refuses unknown layouts.
 
     Raises:
-      CheckpointError: a mark cannot be read, or names such a layout.
+      CheckpointError: a mark cannot be read, or names an unknown layout.
     """
     for file in files.values():
         for layer, said in _comfy(file, entries):
@@ -46,7 +46,7 @@ def check(files: Mapping[str, File], entries: Mapping[str, Entry]) -> None:
 
 
 def _comfy(file: File, entries: Mapping[str, Entry]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is said about layers, in tensors of their own or in the metadata."""
+    """The marks of layers, in tensors of their own or in the metadata."""
     for entry in file.header.entries:
         if _names.last(entry.name) == "comfy_quant" and entries[entry.name].file == file.path:
             text = file.read(entry).tobytes() if entry.nbytes <= _MOST_BYTES else b""
@@ -70,7 +70,7 @@ def _object(path: str, name: str, text: str | bytes) -> dict[str, Any]:
 
 
 def _torchao_type(text: str) -> str | None:
-    """The class that torchao says a tensor is of; None of other metadata."""
+    """The class of a tensor in torchao's metadata; None for other metadata."""
     if not text.startswith('{"_type"'):
         return None
     try:

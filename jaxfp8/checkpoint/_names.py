@@ -1,4 +1,4 @@
-"""How tensors that belong to a weight are named, and how lists of modules name what they skip."""
+"""The names of a weight's tensors, and the patterns in lists of skipped modules."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import fnmatch
 import re
 from collections.abc import Container, Iterable
 
-# Of a weight "layer.weight": the other spellings of what stands for each part.
+# Spellings of the last part of a name next to "layer.weight".
 _SCALES = ("weight_scale", "weight_scale_inv", "scale_weight", "qscale_weight")
 _ZERO_POINTS = ("weight_zero_point",)
 _INPUT_SCALES = ("input_scale", "scale_input", "qscale_act", "activation_scale")
 # torchao writes "layer._weight_qdata" for "layer.weight".
 _TORCHAO = re.compile(r"(.*\.)?_([^.]+)_(qdata|scale|zero_point)")
-# What says how to read a checkpoint, and is no part of a model.
+# Marks of how to read a checkpoint, not parts of a model.
 _MARKERS = ("scaled_fp8", "comfy_quant")
-# Parts of formats of fewer bits; a file that has them is refused by their names.
+# Parts of formats of fewer bits; a file with one is refused, by these names.
 _PACKED = ("weight_packed", "qweight", "weight_scale_2", "weight_blocks", "bitmask")
 
 
 def module_of(name: str) -> str:
-    """The module that a tensor belongs to."""
+    """The module of a tensor."""
     return name.rpartition(".")[0]
 
 
@@ -29,23 +29,23 @@ def last(name: str) -> str:
 
 
 def weight_name(name: str) -> str:
-    """The name of a weight from that of its codes."""
+    """The name of a weight, from the name of its codes."""
     match = _TORCHAO.fullmatch(name)
     return f"{match[1] or ''}{match[2]}" if match and match[3] == "qdata" else name
 
 
 def scales(weight: str) -> list[str]:
-    """The names that the scale of a weight may have."""
+    """The possible names of the scale of a weight."""
     return _parts(weight, _SCALES, ("_scale", "_scale_inv"), "scale")
 
 
 def zero_points(weight: str) -> list[str]:
-    """The names that the zero point of a weight may have."""
+    """The possible names of the zero point of a weight."""
     return _parts(weight, _ZERO_POINTS, ("_zero_point",), "zero_point")
 
 
 def input_scales(weight: str) -> list[str]:
-    """The names that the static scale of a layer's input may have."""
+    """The possible names of the static scale of a layer's input."""
     module = module_of(weight)
     if last(weight) == "weight":
         return [_join(module, part) for part in _INPUT_SCALES]
@@ -53,12 +53,12 @@ def input_scales(weight: str) -> list[str]:
 
 
 def canonical(name: str) -> str:
-    """One name for a static scale of activations, whatever the format calls it."""
+    """One name for a static scale of activations in all formats."""
     return _join(module_of(name), "input_scale") if last(name) in _INPUT_SCALES else name
 
 
 def is_for_a_weight(name: str) -> bool:
-    """Whether this can be nothing else than the scale or zero point of a weight."""
+    """Whether the name can only mean the scale or zero point of a weight."""
     torchao = _TORCHAO.fullmatch(name)
     is_torchao = torchao is not None and torchao[3] != "qdata"
     return last(name) in (*_SCALES, *_ZERO_POINTS) or is_torchao
@@ -86,7 +86,7 @@ def _join(module: str, name: str) -> str:
 
 
 def first(names: Iterable[str], there: Container[str]) -> list[str]:
-    """Those of the names that are there."""
+    """The names present in `there`."""
     return [name for name in names if name in there]
 
 
@@ -94,7 +94,7 @@ def matches(pattern: str, module: str) -> bool:
     """Whether an entry of a skip list, or a target, names a module.
 
     `re:` begins a regular expression, a star makes a pattern of the shell; anything else names a
-    module, all that is below it, or the last parts of its name.
+    module, all modules below it, or the last parts of its name.
     """
     if pattern.startswith("re:"):
         try:

@@ -1,4 +1,4 @@
-"""From tensors to arrays: which belong together, how they are read, and what does not fit."""
+"""From tensors to arrays: groups the tensors of each weight, and finds contradictions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _MX_GROUP = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """One array: a tensor of a file, seen as another dtype or in another shape of as many values.
+    """One array: a tensor of a file, maybe seen with another dtype or shape of equal size.
 
     Attributes:
       entry: the tensor.
-      dtype: what its values are.
+      dtype: the dtype of its values.
       shape: the shape of the array.
     """
 
@@ -48,16 +48,16 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Item:
-    """What a checkpoint holds under one name: an array, or a weight with its scale.
+    """The entry of a checkpoint under one name: an array, or a weight with its scale.
 
     Attributes:
       name: its name.
       value: the values.
-      scale, zero_point: of a weight in 8 bits; else None.
+      scale, zero_point: for a weight in 8 bits; else None.
       tiles: as a `QArray` states them.
-      granularity: which values share a scale, in words; "" of an array.
-      activations: what the checkpoint says about the input of the layer, in words.
-      reason: why an array is no 8-bit weight; "" of one.
+      granularity: of the scale, in words; "" for an array.
+      activations: the checkpoint's treatment of the layer's input, in words.
+      reason: why an array is no 8-bit weight; "" for an 8-bit weight.
     """
 
     name: str
@@ -93,8 +93,8 @@ class Plan:
     """How a checkpoint becomes arrays.
 
     Attributes:
-      items: what there is, by name.
-      problems: what does not fit; a checkpoint with any is not loaded.
+      items: all entries by name.
+      problems: contradictions; a checkpoint with any is not loaded.
     """
 
     items: dict[str, Item]
@@ -106,10 +106,10 @@ def plan(entries: dict[str, Entry], form: Format, is_zero: Callable[[Entry], boo
 
     Args:
       entries: all tensors by name.
-      form: what the configuration says about them.
-      is_zero: whether all values of a tensor are 0. Such zero points change no value, and each
-        product would subtract them. So they are left out. The files alone decide, and every host
-        of a cluster does the same.
+      form: their configuration.
+      is_zero: whether all values of a tensor are 0. Such zero points are left out: they change no
+        value, and each product would subtract them. The files alone decide, so every host of a
+        cluster decides alike.
     """
     items: dict[str, Item] = {}
     problems: list[CheckpointError] = []
@@ -155,7 +155,7 @@ def _is_weight(entry: Entry, entries: dict[str, Entry], form: Format) -> bool:
     name = _names.weight_name(entry.name)
     if _names.first(_names.scales(name), entries):
         return True
-    # A table of bytes or a mask needs no scale; the weight of a layer that the config names does.
+    # A table of bytes or a mask needs no scale; the weight of a layer named in the config does.
     module = _names.module_of(name)
     scheme = form.scheme(module) if _names.last(name) == "weight" else None
     return scheme is not None and scheme.kind != "" and form.skips(module) is None
@@ -198,7 +198,7 @@ def _weight(
 
 
 def _scheme(entry: Entry, name: str, form: Format) -> Scheme:
-    """How the config says that a weight is held."""
+    """The scheme of a weight in the config."""
     module = _names.module_of(name)
     skipped = form.skips(module)
     if skipped is not None:
@@ -218,7 +218,7 @@ def _scheme(entry: Entry, name: str, form: Format) -> Scheme:
 
 
 def _one(entry: Entry, names: list[str], entries: dict[str, Entry], what: str) -> Entry | None:
-    """The scale or zero point of a weight, which has one at most."""
+    """The scale or zero point of a weight; there is one at most."""
     found = _names.first(names, entries)
     if len(found) > 1:
         got = f"has the {what}s {' and '.join(map(repr, found))}"
@@ -265,7 +265,7 @@ def _tiles(
 
 
 def _candidates(shape: Shape, scale: Entry, scheme: Scheme) -> Iterator[tuple[str, Shape, Shape]]:
-    """The granularities that a scale may have: in words, tiles, and shape of the scale."""
+    """The possible granularities of a scale: in words, tiles, and shape of the scale."""
     whole = tuple(max(n, 1) for n in shape)
     if scheme.granularity in ("", "tensor"):
         yield "tensor", whole, (1,) * len(shape)
@@ -285,7 +285,7 @@ def _candidates(shape: Shape, scale: Entry, scheme: Scheme) -> Iterator[tuple[st
 
 
 def _blocks(shape: Shape, scale: Entry, scheme: Scheme) -> list[tuple[int, int]]:
-    """Sizes of blocks that a scale may have; unless the config says one, those that are in use."""
+    """Possible block sizes of a scale: the config's, else the common ones."""
     if scheme.block is not None:
         return [scheme.block]
     if scheme.granularity:
@@ -305,7 +305,7 @@ def _blocks(shape: Shape, scale: Entry, scheme: Scheme) -> list[tuple[int, int]]
 
 
 def _squeezed(counts: Shape) -> Shape:
-    """A scale per channel that has no axis for the values that share it."""
+    """The shape of a scale per channel, without its last axis of size 1."""
     return counts[:-1] if counts[-1:] == (1,) else counts
 
 
@@ -336,7 +336,7 @@ def _zero_point(
 
 
 def _array(entry: Entry, entries: dict[str, Entry], form: Format) -> Item:
-    """A tensor that is no 8-bit weight, and why."""
+    """A tensor other than an 8-bit weight, and the reason."""
     if _names.is_packed(entry.name):
         needs = "weights of 8 bits are read"
         remedy = "load a version of the model in 8 bits"

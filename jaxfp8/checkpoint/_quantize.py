@@ -1,8 +1,8 @@
-"""A float checkpoint becomes one in 8 bits: a few rows of a tensor at a time, and resumable.
+"""Makes an 8-bit checkpoint from a float one: a few rows of a tensor at a time, and resumable.
 
-What the headers of the new files say depends on the source and the recipe alone, so they are
-written first, and each tensor goes to its place when it is done. A journal names the tensors that
-are safe on the disk; a second run with the same source and recipe goes on behind the last.
+The headers of the new files depend on the source and the recipe alone, so they are written first,
+and each finished tensor goes to its place. A journal lists the tensors safe on the disk. A second
+run with the same source and recipe continues after the last of them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _OPERATION = "jaxfp8.checkpoint.quantize"
 # Bytes of floats that are in work at once. Their errors, in float64, take eight times as many.
 _CHUNK_BYTES = 4 << 20
 _FLOATS = ("F32", "F16", "BF16")
-# Layers that people keep in floats: tables that are looked up, the head, routers of experts, norms.
+# Layers usually kept in floats: look-up tables, the head, routers of experts, norms.
 _KEPT = ("embed", "wte", "wpe", "lm_head", "norm", "router", "ln_")
 _KEPT_WHOLE = ("gate", "head", "output")
-# Weights in other forms, which would be the float model beside the new one.
+# Weights in other forms. A copy would put the float model next to the new one.
 _OTHER_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ot"}
 _ONLY = "model.safetensors"
 _JOB, _JOURNAL = "job.json", "journal.jsonl"
@@ -61,8 +61,8 @@ def quantize(
     """Makes an 8-bit checkpoint of one in floats, in the memory of a few rows of a tensor.
 
     Codes and scales are those of `jaxfp8.quantize`. All other tensors and files are copied. The
-    work lies in a folder beside `dst`, which is renamed when all of it is safe on the disk; after
-    a cut, the same call goes on where it stopped.
+    work lies in a folder next to `dst`, renamed to `dst` once all of it is safe on the disk. After
+    an interruption, the same call continues from there.
 
     Args:
       src: a file or folder of safetensors in floats.
@@ -82,9 +82,9 @@ def quantize(
 
     Raises:
       CheckpointError: the source is damaged or in 8 bits already, `dst` is taken or has the source
-        in it, or the work beside it is of another source or recipe.
+        in it, or the work next to it is of another source or recipe.
       TypeError: `recipe` is none.
-      ValueError: the recipe leaves weights in floats, or no format says how it holds them.
+      ValueError: the recipe leaves weights in floats, or no format can describe its weights.
 
     Example:
       >>> import tempfile, jax.numpy as jnp, jaxfp8
@@ -113,7 +113,7 @@ def quantize(
 
 
 def reasons(src: str | os.PathLike[str], where: Where) -> dict[str, str]:
-    """By tensor, why `quantize` would leave it; "" of those that it would quantise.
+    """By tensor, why `quantize` would leave it; "" for one to quantise.
 
     Raises:
       CheckpointError: as `quantize` does for the source.
@@ -132,14 +132,14 @@ def _selection(where: Where) -> Selection:
 
 @dataclasses.dataclass(frozen=True)
 class _Weight:
-    """A weight to be quantised: its tensor, and how it will be held."""
+    """A weight to quantise: its tensor and its 8-bit form."""
 
     entry: Entry
     struct: QArray
 
 
 class _Job:
-    """One run: the plan, the folder of the work, and what is done."""
+    """One run: the plan, the folder of the work, and the finished tensors."""
 
     def __init__(self, folder: Folder, place: pathlib.Path, recipe: Recipe, where: Where) -> None:
         assert recipe.weight is not None
@@ -189,7 +189,7 @@ class _Job:
             _write.write_index(self._work, self._files)
         rows = [self._rows[name] for name in self._folder.entries]
         _write.put_in_place(self._work, self._place)
-        for name in (_JOB, _JOURNAL):  # only now: a run that is cut off before can still go on
+        for name in (_JOB, _JOURNAL):  # last: a run interrupted before this can still continue
             (self._place / name).unlink()
         return _changes(rows)
 
@@ -214,7 +214,7 @@ class _Job:
             raise CheckpointError(self._work, "", found, needs, remedy)
         journal = self._work / _JOURNAL
         lines = journal.read_text().split("\n") if journal.exists() else [""]
-        # A last line that was cut short has no end; its tensor is made again.
+        # A truncated last line has no end; its tensor is made again.
         journal.write_text("".join(f"{line}\n" for line in lines[:-1]))
         rows = [Change(**json.loads(line)) for line in lines[:-1]]
         return {row.path: dataclasses.replace(row, shape=tuple(row.shape)) for row in rows}
@@ -240,7 +240,7 @@ class _Job:
         return entries
 
     def _tensors(self, entry: Entry) -> Iterator[tuple[str, str, Shape]]:
-        """The tensors that one of the source becomes."""
+        """The new tensors for one of the source."""
         if entry.name not in self._weights:
             yield entry.name, entry.code, entry.shape
             return
@@ -291,10 +291,10 @@ class _Job:
 
 
 def _quantize_rows(values: np.ndarray, how: Quantization, extremes: np.ndarray | None) -> QArray:
-    """Some rows in 8 bits, with the scale that all rows have.
+    """Some rows in 8 bits, with the scale of the whole weight.
 
-    One scale for all is chosen from the largest values of all: rows of these stand behind the
-    others, and are dropped again, so that codes are made as they are of the whole weight.
+    A common scale depends on the extreme values of all rows. Rows of these extremes are appended
+    and dropped again, so the codes equal those of the whole weight.
     """
     if extremes is None:
         return how.quantize(jnp.asarray(values), contracting=(1,))
@@ -314,14 +314,14 @@ def _extremes(file: File, entry: Entry) -> np.ndarray:
 
 
 def _rows_of_tile(how: Quantization) -> int:
-    """Rows of [N, K] that share a scale, where not all do."""
+    """Rows of [N, K] with a common scale, unless all rows share one."""
     if isinstance(how.granularity, tuple):
         return how.granularity[1] or 1 << 62
     return 1
 
 
 def _struct(entry: Entry, how: Quantization) -> QArray:
-    """Shapes and dtypes that a weight will have, which depend on its shape alone."""
+    """Shapes and dtypes of a quantised weight; they depend on its shape alone."""
     sizes = how.tiles(entry.shape, contracting=(1,))
     tiles = tuple(sizes.get(axis, max(n, 1)) for axis, n in enumerate(entry.shape))
     counts = tile_counts(entry.shape, tiles)
@@ -331,7 +331,7 @@ def _struct(entry: Entry, how: Quantization) -> QArray:
 
 
 def _check_apart(source: pathlib.Path, place: pathlib.Path) -> None:
-    """Refuses to replace the source, or a folder that it lies in."""
+    """Refuses to replace the source, or a folder around it."""
     inner, outer = (pathlib.Path(os.path.realpath(path)) for path in (source, place))
     if inner == outer or outer in inner.parents:
         needs, remedy = "the source lies there", "name another path"
@@ -341,7 +341,7 @@ def _check_apart(source: pathlib.Path, place: pathlib.Path) -> None:
 
 
 def _checked(folder: Folder) -> dict[str, Entry]:
-    """The tensors of a source, which has none in 8 bits yet."""
+    """The tensors of a source; refuses 8-bit ones."""
     planned = plan(folder.entries, _formats.read(folder.quantization, folder.path), folder.is_zero)
     if planned.problems:
         raise planned.problems[0]
@@ -354,7 +354,7 @@ def _checked(folder: Folder) -> dict[str, Entry]:
 
 
 def _why_left(entry: Entry, selects: Selection) -> str:
-    """Why a tensor is not quantised; "" of one that is."""
+    """Why a tensor is not quantised; "" if it is."""
     if entry.code not in _FLOATS:
         return f"its dtype is {entry.code}"
     if _names.last(entry.name) != "weight":
@@ -403,7 +403,7 @@ def _note(journal: Any, row: Change) -> None:
 
 
 def _copy_others(source: pathlib.Path, to: pathlib.Path) -> None:
-    """Copies tokenizers and the like: files that hold no weights."""
+    """Copies tokenizers and other files without weights."""
     for path in source.iterdir():
         is_ours = path.name in (_folder.INDEX, _folder.CONFIG, _JOB, _JOURNAL)
         if path.is_file() and not is_ours and path.suffix not in _OTHER_WEIGHTS:

@@ -1,4 +1,4 @@
-"""From the bytes of a file to arrays on devices, of which each reads only its own slice."""
+"""From the bytes of a file to arrays on devices. Each device reads only its own slice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NARROW = {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype
 
 
 class Transfers:
-    """Arrays whose bytes are on their way to devices; until they are there the host holds them too.
+    """Arrays in transfer to devices; until they arrive, the host holds their bytes too.
 
     Threads may share one. It keeps no array alive.
 
@@ -49,12 +49,12 @@ class Transfers:
             jax.block_until_ready(_not_there(oldest))
 
     def add(self, value: jax.Array | QArray, nbytes: int) -> None:
-        """An array that was made of bytes of the host just now."""
+        """Note an array just made from bytes of the host."""
         with self._lock:
             self._under_way.append(([weakref.ref(x) for x in jax.tree.leaves(value)], nbytes))
 
     def _oldest_in_the_way(self, nbytes: int) -> list[weakref.ref[Any]] | None:
-        """Takes out what is there, and the oldest if there is no room."""
+        """Drops finished transfers; takes out and returns the oldest one if there is no room."""
         with self._lock:
             left = [entry for entry in self._under_way if _not_there(entry[0])]
             self._under_way = collections.deque(left)
@@ -64,7 +64,7 @@ class Transfers:
 
 
 def _not_there(leaves: Sequence[weakref.ref[Any]]) -> list[jax.Array]:
-    """Those that are still wanted, and whose bytes are under way."""
+    """The arrays still alive and in transfer."""
     kept = [leaf for ref in leaves if (leaf := ref()) is not None and not leaf.is_deleted()]
     return [leaf for leaf in kept if not leaf.is_ready()]
 
@@ -80,10 +80,10 @@ def read(
 
     Args:
       files: the open files by path.
-      item: what to read.
+      item: the array or weight to read.
       shardings: as `load` takes them.
-      dtype: of floats that are no part of an 8-bit weight; None as the file has them.
-      transfers: what was read before.
+      dtype: of floats outside 8-bit weights; None keeps the dtype of the file.
+      transfers: the arrays read before.
 
     Raises:
       CheckpointError: the file was cut short, a scale is not finite, or integers do not fit.
@@ -109,7 +109,7 @@ def _made(
 
 
 def check_scale(part: Part, values: np.ndarray) -> None:
-    """Refuses a scale that makes numbers of nothing: NaN or infinite."""
+    """Refuses a NaN or infinite scale."""
     wide = values.astype(np.float32)
     if not np.isfinite(wide).all():
         bad = int(wide.size - np.isfinite(wide).sum())
@@ -119,7 +119,7 @@ def check_scale(part: Part, values: np.ndarray) -> None:
 
 
 def sharding_of(shardings: Shardings, item: Item) -> Sharding:
-    """Where the values of an item go; the default device where nothing is said."""
+    """The sharding of an item's values; by default the default device."""
     found: Any = shardings
     if isinstance(shardings, Mapping):
         found = shardings.get(item.name)
@@ -135,7 +135,7 @@ def sharding_of(shardings: Shardings, item: Item) -> Sharding:
 
 
 def _target(item: Item, dtype: DTypeLike | None) -> np.dtype:
-    """The dtype that an array gets: its own, another float, or what JAX has without x64."""
+    """The dtype of the loaded array: its own, another float, or JAX's without x64."""
     own = item.value.dtype
     if dtype is not None and item.scale is None and own in _FLOATS:
         return as_dtype("jaxfp8.checkpoint.load", "dtype", dtype, dtypes.WIDE_FLOAT)
@@ -157,14 +157,14 @@ def _array(
 
     def slice_of(index: Any) -> np.ndarray:
         key = tuple(part.indices(n)[:2] for part, n in zip(index, shape, strict=True))
-        if key not in seen:  # devices that hold the same slice read it once
+        if key not in seen:  # devices with the same slice share one read
             seen[key] = convert(index)
         return seen[key]
 
     def convert(index: tuple[slice, ...]) -> np.ndarray:
         if entry.shape == part.shape:
             values = file.read(entry, index)
-        else:  # a scale in another shape, which is small
+        else:  # a scale in another shape: it is small
             values = file.read(entry).reshape(part.shape)[index]
         values = values.view(part.dtype) if values.dtype != part.dtype else values
         if is_scale:
@@ -187,7 +187,7 @@ def _cast(part: Part, values: np.ndarray, target: np.dtype) -> np.ndarray:
 
 
 def _follow(sharding: Sharding, shape: Shape, part: Part) -> Sharding:
-    """The sharding of a scale: split as the values are where its entries divide, else whole."""
+    """The sharding of a scale: split like the values if its entries divide, else whole."""
     if not isinstance(sharding, NamedSharding):
         return sharding
     spec = tuple(sharding.spec) + (None,) * (len(shape) - len(sharding.spec))

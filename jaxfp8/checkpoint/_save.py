@@ -1,4 +1,4 @@
-"""Writing a checkpoint that vLLM and transformers read."""
+"""Writes a checkpoint for vLLM and transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from jaxfp8.checkpoint import _compressed, _dtypes, _folder, _names, _write
 
 _SAVE = "jaxfp8.checkpoint.save"
 FORMATS = ("compressed-tensors",)
-# What Hugging Face's tools take for the size of a file.
+# The file size of Hugging Face's tools.
 SHARD_BYTES = 5_000_000_000
 
 
@@ -39,26 +39,26 @@ def save(
     shard_bytes: int = SHARD_BYTES,
     overwrite: bool = False,
 ) -> None:
-    """Writes arrays and `QArray`s as safetensors, with the configuration that servers read.
+    """Writes arrays and `QArray`s as safetensors, with the configuration for servers.
 
-    All is written under a temporary name and renamed once it is safe on the disk: a process that
-    is cut short leaves what was there. Arrays come to the host one at a time.
+    All is written under a temporary name and renamed once it is safe on the disk: an interrupted
+    process leaves the old files in place. Arrays come to the host one at a time.
 
     Args:
-      path: the folder to make; with the suffix `.safetensors`, a single file that carries its
-        configuration in its metadata.
+      path: the folder to make; with the suffix `.safetensors`, a single file with its configuration
+        in its metadata.
       tree: arrays and `QArray`s by name, of torch's orientation [N, K]; names of nested mappings
-        are joined with dots. A weight "layer.weight" is stored with "layer.weight_scale" and, where
-        it has one, "layer.weight_zero_point".
+        are joined with dots. A weight "layer.weight" is stored with "layer.weight_scale" and with
+        "layer.weight_zero_point", if it has one.
       format: "compressed-tensors".
-      config: the model's config.json, as a mapping, a file or a folder that has it; a
+      config: the model's config.json, as a mapping, a file or a folder with it; a
         `quantization_config` is put into it.
-      recipe: what a server is to do with activations; None leaves them in floats.
-      shard_bytes: size at which another file begins.
-      overwrite: whether to replace what is at `path`.
+      recipe: the treatment of activations in a server; None leaves them in floats.
+      shard_bytes: size limit of a file, before another begins.
+      overwrite: whether to replace an existing `path`.
 
     Raises:
-      ValueError: the format cannot say how a weight is held, or the names clash.
+      ValueError: the format cannot describe a weight, or the names clash.
       TypeError: a leaf is no array.
       CheckpointError: the path is taken, or `config` cannot be read.
 
@@ -84,7 +84,7 @@ def save(
 
 
 def read_config(config: Mapping[str, Any] | str | os.PathLike[str] | None) -> dict[str, Any]:
-    """The content of config.json, however it is given."""
+    """The content of config.json, from any of its forms."""
     if config is None or isinstance(config, Mapping):
         return dict(config or {})
     path = pathlib.Path(config)
@@ -156,7 +156,7 @@ def _tensors(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _oriented(q: QArray) -> QArray:
-    """A scale per tensor has no axes, whatever it was made with."""
+    """The weight, with a scale per tensor of shape [1] whatever its number of axes."""
     if q.scale.size == 1 and (q.zero_point is None or q.zero_point.size == 1):
         zero = None if q.zero_point is None else q.zero_point.reshape(1)
         return QArray(q.qvalue, q.scale.reshape(1), zero)
@@ -177,7 +177,7 @@ def _config(leaves: Mapping[str, Any], recipe: Recipe | None) -> dict[str, Any] 
 
 
 def activation_of(recipe: Recipe | None) -> Quantization | None:
-    """How a server is to hold activations; in what a device computes is no property of a file."""
+    """The form of activations in a server; the arithmetic of a device is no property of a file."""
     return None if recipe is None or recipe.compute is not None else recipe.activation
 
 
@@ -244,7 +244,7 @@ def _write_file(
 
 
 def _shards(tensors: dict[str, Any], most: int) -> list[list[str]]:
-    """Names for each file; a tensor larger than a file has one of its own."""
+    """The names in each file; a tensor above the limit has a file of its own."""
     shards: list[list[str]] = [[]]
     size = 0
     for name, array in tensors.items():
@@ -262,7 +262,7 @@ def _nbytes(array: Any) -> int:
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """What is left of a folder that was not renamed."""
+    """Removes a folder that was not renamed."""
     if folder.exists():
         for path in folder.iterdir():
             path.unlink()

@@ -1,4 +1,4 @@
-"""Writing safetensors files: the header first, then each tensor at its place."""
+"""Writes safetensors files: the header first, then each tensor at its place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxfp8.checkpoint import _dtypes, _folder, _header
 from jaxfp8.checkpoint._errors import CheckpointError
 from jaxfp8.checkpoint._header import LENGTH_BYTES, Entry
 
-# Readers in torch look for it.
+# Torch readers need it.
 METADATA = {"format": "pt"}
 _ALIGNMENT = 8
 
@@ -27,12 +27,12 @@ def layout(
     tensors: Iterable[tuple[str, str, tuple[int, ...]]],
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, dict[str, Entry]]:
-    """The first bytes of a file, and where its tensors will lie: wide dtypes first, all aligned.
+    """The first bytes of a file, and the places of its tensors: wide dtypes first, all aligned.
 
     Args:
-      file: path that entries carry.
+      file: path to store in the entries.
       tensors: name, code of the dtype and shape of each.
-      metadata: to be written beside what readers look for.
+      metadata: added to the metadata needed by readers.
     """
     order = {code: place for place, code in enumerate(_dtypes.BY_CODE)}
     ordered = sorted(tensors, key=lambda tensor: order[tensor[1]])
@@ -100,10 +100,10 @@ def temporary_folder(path: pathlib.Path) -> pathlib.Path:
 
 
 def check_free(path: pathlib.Path, overwrite: bool) -> None:
-    """Refuses to write where something is, unless that is asked for.
+    """Refuses to replace existing files, unless the caller asked for that.
 
     Raises:
-      CheckpointError: there is a file, or a folder that is not empty.
+      CheckpointError: there is a file, or a folder with content.
     """
     is_taken = path.is_file() or (path.is_dir() and any(path.iterdir()))
     if is_taken and not overwrite:
@@ -113,7 +113,7 @@ def check_free(path: pathlib.Path, overwrite: bool) -> None:
 
 
 def put_in_place(made: pathlib.Path, path: pathlib.Path) -> None:
-    """Renames a finished folder; what was there stays, under another name, until then."""
+    """Renames a finished folder to `path`; an old one is moved aside first and removed last."""
     sync_folder(made)
     made.chmod(0o777 & ~umask())  # a temporary folder is its owner's alone
     old = None
@@ -127,7 +127,7 @@ def put_in_place(made: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def sync_folder(path: pathlib.Path) -> None:
-    """Makes sure that names of files are on the disk, not only their bytes."""
+    """Flushes the names of files to the disk, not only their bytes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

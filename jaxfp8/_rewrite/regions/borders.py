@@ -147,7 +147,7 @@ class Border:
         self.inner.facts[inner] = Scaled(q, fact.dtype, inner_zero, factors, fact.origin, guards)
 
     def _data(self, q: Value, inner: Value, how: How) -> Value:
-        """The bytes inside. Those of an FP8 array are taken there, so that no stack is copied."""
+        """The bytes inside. An FP8 array becomes bytes inside, to avoid a copy of the stack."""
         source = None
         if self.outer.picks_bytes and isinstance(how, str):
             source = casts.float8_behind(q)
