@@ -67,7 +67,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
-      CheckpointError: it cannot be read, or is none.
+      CheckpointError: the file cannot be read, or holds no JSON object.
     """
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))

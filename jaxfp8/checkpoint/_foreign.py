@@ -26,7 +26,7 @@ class Kind:
     Attributes:
       words: its name, with an article.
       remedy: the way to a readable file.
-      weights: whether it may hold the weights of a model. Texts beside a model do not.
+      weights: whether it may hold the weights of a model. Text files next to a model do not.
     """
 
     words: str

@@ -74,7 +74,7 @@ def read(config: Mapping[str, Any] | None, path: str) -> Format:
     """The format in a `quantization_config`; without one, the tensors decide.
 
     Raises:
-      CheckpointError: the format is none of the table's, or packs several weights in a byte.
+      CheckpointError: the format is unknown, or packs several weights in a byte.
     """
     if config is None:
         return _UNSTATED

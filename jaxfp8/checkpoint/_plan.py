@@ -109,7 +109,7 @@ def plan(entries: dict[str, Entry], form: Format, is_zero: Callable[[Entry], boo
       form: their configuration.
       is_zero: whether all values of a tensor are 0. Such zero points are left out: they change no
         value, and each product would subtract them. The files alone decide, so every host of a
-        cluster decides alike.
+        cluster does the same.
     """
     items: dict[str, Item] = {}
     problems: list[CheckpointError] = []

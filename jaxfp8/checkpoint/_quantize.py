@@ -83,7 +83,7 @@ def quantize(
     Raises:
       CheckpointError: the source is damaged or in 8 bits already, `dst` is taken or has the source
         in it, or the work next to it is of another source or recipe.
-      TypeError: `recipe` is none.
+      TypeError: `recipe` is not a recipe.
       ValueError: the recipe leaves weights in floats, or no format can describe its weights.
 
     Example:

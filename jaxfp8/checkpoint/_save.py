@@ -97,7 +97,7 @@ def is_linear(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def stored(name: str, q: QArray) -> dict[str, Any]:
-    """The tensors of a weight by their names."""
+    """The tensors of a weight by name."""
     parts = {name: q.qvalue, f"{name}_scale": q.scale}
     if q.zero_point is not None:
         parts[f"{name}_zero_point"] = q.zero_point
@@ -105,10 +105,10 @@ def stored(name: str, q: QArray) -> dict[str, Any]:
 
 
 def code_of(name: str, dtype: np.dtype) -> str:
-    """The code of a dtype in a file; exponents are bytes there.
+    """The safetensors code of a dtype; exponents are stored as bytes.
 
     Raises:
-      TypeError: safetensors has none.
+      TypeError: safetensors has no code for it.
     """
     if dtype == dtypes.E8M0:
         return "U8"

@@ -94,7 +94,7 @@ def write_index(folder: pathlib.Path, files: Mapping[str, Iterable[Entry]]) -> N
 
 
 def temporary_folder(path: pathlib.Path) -> pathlib.Path:
-    """An empty folder beside `path`, to be renamed to it."""
+    """An empty folder next to `path`, to be renamed to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return pathlib.Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
 

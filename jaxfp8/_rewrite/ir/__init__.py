@@ -1,1 +1,1 @@
-"""The program as a graph, and the facts beside its values."""
+"""The program as a graph, and the facts about its values."""

@@ -131,7 +131,7 @@ def undo_bitcast(value: Value, dtype: np.dtype) -> Value:
 
 
 def as_another(x: Array, dtype: np.dtype) -> Array:
-    """The bits of an array as another dtype of the same width; as it is, if that is its own."""
+    """The bits of an array as another dtype of the same width; unchanged if it has that dtype."""
     return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 

@@ -268,13 +268,13 @@ def laid_out_like(value: Value, original: Value) -> Value:
 
 
 def multiply(left: Value, right: Value) -> Value:
-    """The product of two float32 arrays of one rank, size-1 axes stretched."""
+    """The product of two float32 arrays of equal rank; axes of size 1 broadcast."""
     shape = np.broadcast_shapes(left.shape, right.shape)
     return derived("mul", jnp.multiply, [left, right], shape, left.dtype)
 
 
 def add(left: Value, right: Value) -> Value:
-    """The sum of two arrays of one rank and dtype, size-1 axes stretched."""
+    """The sum of two arrays of equal rank and dtype; axes of size 1 broadcast."""
     shape = np.broadcast_shapes(left.shape, right.shape)
     return derived("add", jnp.add, [left, right], shape, left.dtype)
 

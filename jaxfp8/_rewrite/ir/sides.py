@@ -83,7 +83,7 @@ def _hand_over(giver: Side, taker: Side) -> tuple[Side, Side]:
 
 
 def across(factor: Factor, giver: Side, taker: Side) -> Factor:
-    """A factor along contracting and batch axes of one side as one along those of the other."""
+    """A factor along contracting and batch axes, moved to the paired axes of the other side."""
     theirs, ours = taker.contracting + taker.batch, giver.contracting + giver.batch
     shape = taker.value.shape
     axes = [ours[i] for i in np.argsort(theirs)]

@@ -34,7 +34,7 @@ _CALLS = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inside:
-    """The dots inside an equation, and whether each output is returned hot."""
+    """The dots inside an equation, and its outputs returned hot."""
 
     dots: list[InnerDot]
     made: Set[Var]
