@@ -19,19 +19,19 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
-from jax.typing import DTypeLike
 
 from jaxfp8._call.library import ffi
 from jaxfp8._call.mesh import cut_tiles, explicit, partitioning, sharded_dot
 from jaxfp8._call.mesh.shards import Parts
 from jaxfp8._call.ops import int8_form, lowering, remat
 from jaxfp8._call.ops.batching import batch_scaled_dot
+from jaxfp8._call.ops.dot_operands import check_operands
 from jaxfp8._call.ops.eager import run_compiled
 from jaxfp8._call.ops.loop_picks import lowered
 from jaxfp8._call.reference import dot_reference
 from jaxfp8._value import compat
 from jaxfp8._value import dtypes as _dtypes
-from jaxfp8._value.spec import AS_STORED, EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
+from jaxfp8._value.spec import EpilogueSpec, OperandSpec, ScaledDotSpec, Shape
 
 scaled_dot_p = Primitive("scaled_dot")
 scaled_dot_p.multiple_results = True
@@ -113,34 +113,6 @@ run_compiled(scaled_dot_p)
 # Abstract evaluation
 
 
-def _expected(spec: ScaledDotSpec) -> list[tuple[Shape, np.dtype]]:
-    """Shape and dtype of each operand of the call; `_dtypes_of` allows other dtypes."""
-    epilogue = spec.epilogue
-    table: dict[str, tuple[Shape | None, DTypeLike]] = {
-        "lhs": (spec.lhs.shape, _dtypes.storage(spec.lhs.dtype)),
-        "rhs": (spec.rhs.shape, _dtypes.storage(spec.rhs.dtype)),
-        "lhs_scale": (spec.lhs.scale_shape, np.float32),
-        "lhs_zero_point": (spec.lhs.scale_shape, np.int32),
-        "rhs_scale": (spec.rhs.scale_shape, np.float32),
-        "rhs_zero_point": (spec.rhs.scale_shape, np.int32),
-        "lhs_sums": (spec.lhs.sums_shape, np.int32),
-        "rhs_sums": (spec.rhs.sums_shape, np.int32),
-        "residual": (epilogue.residual, epilogue.residual_dtype or np.float32),
-        "bias": (epilogue.bias, np.float32),
-        "out_scale": (epilogue.out_scale, np.float32),
-    }
-    given = (table[name] for name in spec.operand_names())
-    return [(shape or (), np.dtype(dtype)) for shape, dtype in given]
-
-
-def _dtypes_of(spec: ScaledDotSpec, name: str, dtype: np.dtype) -> tuple[np.dtype, ...]:
-    """The allowed dtypes of an operand: FP8 values as themselves too, others as stored."""
-    if name in ("lhs", "rhs"):
-        return tuple(dict.fromkeys((dtype, np.dtype(getattr(spec, name).dtype))))
-    _, others = AS_STORED.get(name, (dtype, ()))
-    return (dtype,) if spec.rounds(name) else (dtype, *others)
-
-
 @scaled_dot_p.def_abstract_eval
 def _abstract_eval(
     *avals: jax.core.ShapedArray,
@@ -150,15 +122,7 @@ def _abstract_eval(
     out_sharding: PartitionSpec | None,
 ) -> list[jax.core.ShapedArray]:
     del kernel, split
-    for name, aval, (shape, dtype) in zip(
-        spec.operand_names(), avals, _expected(spec), strict=True
-    ):
-        dtypes = _dtypes_of(spec, name, dtype)
-        if aval.shape != shape or aval.dtype not in dtypes:
-            raise TypeError(
-                f"`scaled_dot`: {name} is {aval.dtype}{list(aval.shape)}, but its spec says "
-                f"{_dtypes.names(dtypes)} of shape {list(shape)}; make the spec from the operands."
-            )
+    check_operands(spec, avals)
     stored = _dtypes.storage(spec.epilogue.out_dtype)
     sharding = explicit.dot_sharding(spec, avals, out_sharding)
     out = [compat.output_aval(avals, spec.out_shape, stored, sharding)]
