@@ -1,8 +1,7 @@
 """The scaled dot as a primitive, `scaled_dot_p`: one FFI call on a platform with kernels.
 
-Order of this file: bind, primitive, abstract evaluation, batching, differentiation, registration.
-Sharding: lowering splits the call over a mesh (`mesh/sharded_dot`), along explicit axes by itself,
-along automatic ones as XLA asks for. Along the manual axes of shard_map a product is local.
+Lowering splits the call over a mesh (`mesh/sharded_dot`), along explicit axes by itself, along
+automatic ones as XLA asks for. Along the manual axes of shard_map a product is local.
 """
 
 from __future__ import annotations
@@ -414,16 +413,13 @@ def _in_int8(
 
 
 def _lowering_in_int8(rule: Callable[..., Any], platform: str) -> Callable[..., Any]:
-    """The lowering rule, which asks what rounds the operands of a product in int8.
-
-    Shards take two roundings: a line may be cut there. So does a program for other machines.
-    """
+    """The rule for a product in int8: shards, which may cut a line, and exports round first."""
 
     def lower(ctx: Any, *operands: Any, spec: ScaledDotSpec, kernel: str, **params: Any) -> Any:
         first: tuple[str, ...] = ()
         if kernel == int8_form.IN_INT8:
-            split = params["split"] and compat.place_of(ctx) is not None
-            split = split or explicit.mesh_of((*ctx.avals_in, *ctx.avals_out)) is not None
+            automatic = params["split"] and compat.place_of(ctx) is not None
+            split = automatic or explicit.mesh_of((*ctx.avals_in, *ctx.avals_out)) is not None
             exported = ctx.module_context.lowering_parameters.for_export
             known = platform == "cuda" and not split and not exported
             first = int8_form.rounded_first(spec, ffi.compute_capability() if known else None)
