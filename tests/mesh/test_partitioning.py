@@ -278,7 +278,7 @@ TRAINING = {
 }
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "row"])
+@pytest.mark.parametrize("granularity", ["tensor", "channel"])
 @pytest.mark.parametrize(("lhs", "rhs"), TRAINING.values(), ids=TRAINING)
 def test_training_gathers_nothing(granularity, lhs, rhs) -> None:
     recipe = jaxfp8.CurrentScaling(granularity=granularity)

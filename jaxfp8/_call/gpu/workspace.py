@@ -53,7 +53,7 @@ _SHARED_TILES = 132 * (16 + 4 * 128 * 256)
 # below are those of ffi/cuda/kernels/sm80_imma/schedule.cc.
 _IN_INT8 = ("sm80_imma", "int8")
 _IN_INT8_LEFT = ("int8", "bfloat16", "float16")
-_IN_INT8_ROWS = 64
+_IN_INT8_ROWS = 32
 _LONGEST = (2**31 - 1) // 128**2
 _MOST_BATCHES = 65535
 
