@@ -8,7 +8,7 @@
 namespace jaxfp8::cuda::w8a16 {
 namespace {
 
-// Whether a pointer, and every sum of it and multiples of the steps, is a multiple of `to`.
+// Whether a pointer is a multiple of `to`, with any multiples of the steps added.
 bool Aligned(const void* pointer, int64_t to, std::initializer_list<int64_t> steps) {
   bool aligned = reinterpret_cast<uintptr_t>(pointer) % to == 0;
   for (int64_t step : steps) aligned = aligned && step % to == 0;

@@ -12,7 +12,7 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// What turns the sums of an output tile into outputs.
+// Turns the sums of an output tile into outputs.
 struct EpilogueArguments {
   Elementwise elementwise;
   bool plain = true;                  // no zero points, amax, out_scale or 8-bit output
@@ -22,8 +22,8 @@ struct EpilogueArguments {
   Side wide, weight;
 };
 
-// What the kernel reads first comes first: each further cache line of constants is a miss. Strides
-// are in elements.
+// The order is that of first use: each further cache line of constants is a miss. Strides are in
+// elements.
 struct Arguments {
   Schedule schedule;
   int32_t rows = 0, columns = 0, depth = 0;
@@ -39,12 +39,12 @@ struct Arguments {
   const int32_t* zero_points = nullptr;  // or null
   int64_t scale_batch = 0, scale_depth = 0;
   int32_t scale_column = 0;
-  int32_t depth_tiles_per_scale = 1;  // depth tiles that share a scale
-  int32_t tile_columns = 1;           // columns that share a scale
+  int32_t depth_tiles_per_scale = 1;  // depth tiles per scale
+  int32_t tile_columns = 1;           // columns per scale
   uint32_t sign_flip = 0;             // from `Decoder::SignFlip`
   ScaleForm scale_form = ScaleForm::kF32;
   DType weight = DType::kNone;
-  bool has_zero_points = false;  // or codes that need one: uint8 is int8 plus 128
+  bool has_zero_points = false;  // or uint8 codes: uint8 is int8 plus 128
   EpilogueArguments epilogue;
   int64_t weight_jump = 0, scale_jump = 0;  // along the outer batch axis (batch.cuh)
   int32_t inner_batch = 1;

@@ -11,7 +11,7 @@
 //                v
 //             fragments[2][4], the A operands of two m16n8k16
 //
-// Runs on the host too, where a test multiplies a tile by it.
+// The code also runs on the host: a test multiplies a tile with it.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_FRAGMENTS_H_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_FRAGMENTS_H_
@@ -110,7 +110,7 @@ JAXFP8_HD void DecodeStep(const uint32_t (&codes)[4], const ColumnParams& params
 }
 
 #ifdef __CUDACC__
-// Whether some lane of the warp holds an infinity or NaN that the plain decoding gets wrong.
+// Whether some lane of the warp holds an infinity or NaN. The plain decoding gets those wrong.
 template <class D>
 __device__ __forceinline__ bool WarpHasSpecials(const Codes& codes) {
   if constexpr (!D::kFlagsNaN && !D::kRestoresSpecials) return false;
@@ -121,7 +121,7 @@ __device__ __forceinline__ bool WarpHasSpecials(const Codes& codes) {
 }
 #endif
 
-// Fragments that are NaN in each column in which the lane holds a NaN code, and 0 elsewhere.
+// NaN fragments for each column with a NaN code in this lane; 0 elsewhere.
 template <class D, bool kMnMajor>
 JAXFP8_HD void NaNFragments(const Codes& codes, uint32_t (&fragments)[2][4]) {
   for (int i = 0; i < 4; ++i) {

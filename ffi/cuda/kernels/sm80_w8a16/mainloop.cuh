@@ -1,9 +1,9 @@
 // 16-bit activations, or few rows of e4m3, times 8-bit weights, on the tensor cores of sm_80 and
 // later.
 //
-// With few rows the time goes to reading the weights. So the weights are the 16-row operand of the
-// instruction and the activations the 8-column one, and a product of one row wastes only idle
-// arithmetic:
+// Skinny products are bound by reading the weights. The weights are therefore the 16-row operand of
+// the instruction and the activations the 8-column one: a product of one row wastes only idle
+// arithmetic.
 //
 //     out^T [N, M] = weights [N, K] * activations^T [K, M]
 //
@@ -27,7 +27,7 @@
 //                                    |  epilogue
 //   global     out
 //
-// Devices without clusters add up in a second kernel, where blocks share a tile.
+// Devices without clusters add the blocks' sums in a second kernel.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_MAINLOOP_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_MAINLOOP_CUH_
@@ -44,8 +44,8 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Stores the scaled accumulators of an output tile in the rows that exist.
-//   to, pitch  the first sum of the tile; from row to row in floats
+// Stores the scaled accumulators of an output tile, up to the last row of the output.
+//   to, pitch  the first sum of the tile; stride of rows in floats
 template <int kRowFragments>
 __device__ __forceinline__ void StoreSums(const Accumulators<kRowFragments>& scaled_acc,
                                           int rows_left, float* to, int pitch) {
@@ -99,14 +99,15 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
 
 // The kernel.
 //   blockIdx.x     the output tile, of all products
-//   blockIdx.y     the rank, which part of K
+//   blockIdx.y     the rank: its part of K
 //   blockIdx.z     the outer index of a batch with jumps (batch.cuh)
 //   kWeight        e4m3, e5m2 or int8; uint8 is int8 with the sign bit flipped
-//   kActivation    bfloat16, float16, or e4m3 with up to 16 rows, which becomes float16
-//   kMnMajor       weights are [K, N]; else [N, K], which is K-contiguous
+//   kActivation    bfloat16, float16, or e4m3 (up to 16 rows, decoded to float16)
+//   kMnMajor       weights are [K, N]; else [N, K], K-contiguous
 //   kRowFragments  rows of an output tile in units of 8: 1, 2, 4 or 8
 //   kJoint         whether there may be several products; else it reads the first one's arguments,
-//                  whose place is a constant
+//   at
+//                  a constant place
 template <DType kWeight, DType kActivation, bool kMnMajor, int kRowFragments, bool kJoint>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     Sm80W8A16(const __grid_constant__ Parts parts) {

@@ -18,7 +18,7 @@
 namespace jaxfp8::cuda::w8a16 {
 
 // acc += the products of half a stage.
-//   half           which half of the stage's K, 0 or 1
+//   half           a half of the stage's K, 0 or 1
 //   kActivation    type of the activations
 //   kFullDecode    see `Decoder::Decode`
 //   kRowFragments  rows of the tile in units of 8
@@ -52,7 +52,7 @@ __device__ __forceinline__ void MultiplyCodes(const Codes& codes, const uint8_t*
   }
 }
 
-// Makes the accumulators NaN in each column in which the warp holds a code that is NaN.
+// Makes the accumulators NaN in each column with a NaN code in this warp.
 template <class D, DType kActivation, bool kMnMajor, int kRowFragments>
 __device__ __forceinline__ void AddNaN(const Codes& codes, float (&acc)[2][kRowFragments][4]) {
   uint32_t fragments[2][4];
@@ -70,8 +70,8 @@ __device__ __forceinline__ void MultiplyStage(const Arguments& a, const uint8_t*
                                               const uint8_t* activations,
                                               const ColumnParams& params,
                                               Accumulators<kRowFragments>& acc) {
-  // Unrolled, both halves are in registers at once, for which wider tiles have no room. With 16
-  // rows on an H200, one half at a time is 1.03x faster for [N, K] and 1.06x slower for [K, N].
+  // Unrolled, both halves are in registers at once. Wider tiles have no room for this. With 16 rows
+  // on an H200, one half at a time is 1.03x faster for [N, K] and 1.06x slower for [K, N].
 #pragma unroll(kRowFragments == 1 || (kRowFragments == 2 && kMnMajor) ? 2 : 1)
   for (int half = 0; half < 2; ++half) {
     const Codes codes = LoadCodes<kMnMajor, false>(weights, threadIdx.x, half);

@@ -55,8 +55,8 @@ Status W8A16Plan::Prepare() {
   cudaFuncAttributes attributes;
   cudaError_t status = cudaFuncGetAttributes(&attributes, kernel_);
   if (status != cudaSuccess) return CudaError(status, "cudaFuncGetAttributes");
-  // What the code that runs on the device was compiled for: the driver may have translated it from
-  // PTX of an older architecture.
+  // The target of the device's code: the driver may have translated it from PTX of an older
+  // architecture.
   clusters_ = attributes.ptxVersion >= 90;
   status = cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize, Shared());
   if (status != cudaSuccess) return CudaError(status, "cudaFuncSetAttribute");
@@ -111,7 +111,7 @@ Status W8A16Plan::CountClusters(Capacity& capacity) const {
   return {};
 }
 
-// attribute: of the launch, which has to live as long
+// attribute: belongs to the launch and must live as long
 cudaLaunchConfig_t W8A16Plan::LaunchOfClusters(int64_t tiles, int split, cudaStream_t stream,
                                                cudaLaunchAttribute& attribute) const {
   const auto outer = static_cast<unsigned>(OuterBatch(joint_));

@@ -28,8 +28,8 @@ class Pipeline {
   __device__ __forceinline__ Pipeline(const Arguments& a, const TileCoord& coord,
                                       int32_t depth_tile, uint8_t* stages)
       : a_(a),
-        // Weights that other row tiles read again should stay in L2. Weights that are read once
-        // should not evict the activations.
+        // Weights for several row tiles should stay in L2. Weights for one row tile should not
+        // evict the activations.
         policy_(a.schedule.row_tiles == 1 ? ReadOncePolicy() : ReadAgainPolicy()),
         depth_tile_(depth_tile),
         stages_(stages),
@@ -43,7 +43,7 @@ class Pipeline {
     WaitForCopies<kStages - 2>();
     if constexpr (kWgmma) FenceAsyncProxy();
     // After this, all threads' copies of this stage have arrived, and no thread still reads the
-    // stage that is filled next.
+    // stage to be filled next.
     __syncthreads();
     Fill(stage_ == 0 ? kStages - 1 : stage_ - 1);
     const uint8_t* ready = stages_ + stage_ * kStageBytes;
@@ -55,8 +55,8 @@ class Pipeline {
   static constexpr int kStages = StagesFor(kRowFragments);
   static constexpr int kStageBytes = StageBytes(kRowFragments);
 
-  // Starts the copies of the next tile of K, if there is one. Commits a group even if it is empty,
-  // so that `Next` can count groups.
+  // Starts the copies of the next tile of K, if there is one. Commits a group even if it is empty:
+  // `Next` counts groups.
   __device__ __forceinline__ void Fill(int stage) {
     if (depth_tile_ < a_.schedule.depth_tiles) {
       const uint32_t to = SharedAddress(stages_) + stage * kStageBytes;

@@ -20,8 +20,8 @@ namespace jaxfp8::cuda::w8a16 {
 
 class W8A16Plan final : public Plan {
  public:
-  // Problems that one launch can compute (`WhyNotJoint`), or one of any kind; either side may be
-  // the 8-bit one.
+  // Either several problems for one launch (`WhyNotJoint`), or one problem of any kind. Either side
+  // may be the 8-bit one.
   W8A16Plan(std::span<const Problem> problems, const Device& device, size_t workspace);
 
   // Fits the kernel to the device.
@@ -49,7 +49,7 @@ class W8A16Plan final : public Plan {
   size_t workspace_;
   KernelFunction kernel_ = nullptr;
   Schedule schedule_;
-  bool clusters_ = false;  // blocks that share an output tile are a cluster
+  bool clusters_ = false;  // the blocks of an output tile are a cluster
 };
 
 // Makes a plan for problems in one launch.

@@ -1,6 +1,5 @@
-// The second kernel of `sm80_w8a16` on devices without clusters, where blocks share output tiles:
-// adds up the sums that the ranks of each tile left in the workspace, and applies the epilogue
-// (split_k.cuh).
+// The second kernel of `sm80_w8a16` on devices without clusters, for a split K. It adds the sums of
+// all ranks of a tile from the workspace, and applies the epilogue (split_k.cuh).
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_REDUCE_PARTIALS_CUH_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_REDUCE_PARTIALS_CUH_
@@ -25,7 +24,7 @@ inline constexpr int kReduceThreads = 128;
 
 // A block adds up 128 quads of an output tile.
 //   blockIdx.x   the output tile
-//   blockIdx.y   which quads
+//   blockIdx.y   the block's quads
 //   blockIdx.z   the outer batch index
 __global__ void __launch_bounds__(kReduceThreads)
     ReducePartials(const __grid_constant__ Arguments a, int tile_rows) {

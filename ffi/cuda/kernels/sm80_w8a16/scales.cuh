@@ -17,7 +17,7 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Where the scales of a lane's four columns begin. Each takes a division, so they are computed
+// The offsets of the scales of a lane's four columns. Each takes a division: they are computed
 // once.
 struct ScaleOffsets {
   int64_t batch;
@@ -34,8 +34,8 @@ struct ScaleOffsets {
   }
 };
 
-// Loads the scales and zero points of a lane's columns for one block of K. A float is made of a
-// scale (`ScaleOf`) where the sums are scaled: so nothing waits for the load before.
+// Loads the scales and zero points of a lane's columns for one block of K. `ScaleOf` turns a scale
+// into a float only when the accumulators are scaled: nothing waits for the load before.
 //   D            the `Decoder`
 //   scale_block  index of the block along K
 template <class D>
@@ -60,8 +60,8 @@ __device__ __forceinline__ void LoadColumnParams(const Arguments& a, const Scale
 }
 
 // At the end of a scale block: scaled_acc += acc * scales, and acc = 0. Tiles too wide for two sets
-// of accumulators have scales that are constant along K: there scaled_acc = acc * scales.
-//   factor  what `Decoder::kFactor` left to the scale
+// of accumulators have scales constant along K: there scaled_acc = acc * scales.
+//   factor  the scale's share of the decoding (`Decoder::kFactor`)
 template <int kRowFragments>
 __device__ __forceinline__ void ScaleAccumulators(const ColumnParams& params, ScaleForm form,
                                                   float factor, Accumulators<kRowFragments>& acc,

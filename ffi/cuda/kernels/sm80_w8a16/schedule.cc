@@ -20,12 +20,12 @@ int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t DepthTiles(const Problem& problem) { return Ceil(problem.depth, kTileDepth); }
 
-// Blocks that share a tile, at most, where the tiles do not all run at a time. On an H100 three of
-// them, 1344 blocks, took 1.09x the time of two.
+// The most blocks for one tile if the tiles do not all run at a time. On an H100 two are 1.09x
+// faster than three (1344 blocks).
 constexpr int kMaxSplitInWaves = 2;
 
-// By what factor a third block on a multiprocessor changes its time. One row waits longer for
-// memory; with 64 rows more of the arithmetic overlaps.
+// The factor of a third block on a multiprocessor's time. One row waits longer for memory; with 64
+// rows more of the arithmetic overlaps.
 double ThirdBlock(int row_fragments) {
   return row_fragments == 1 ? 1.1 : row_fragments == 8 ? 0.93 : 1.0;
 }
@@ -39,7 +39,7 @@ double LoadOf(int64_t blocks, double third) {
 }
 
 // The same if the blocks of all tiles run at once. Larger clusters are spread unevenly: above 0.85
-// blocks for each multiprocessor, some get one more. Pairs are spread evenly.
+// blocks per multiprocessor, some get one more. Pairs are spread evenly.
 double LoadAtOnce(int64_t blocks, int64_t multiprocessors, int split, double third) {
   const auto spread = static_cast<int64_t>(
       std::ceil(static_cast<double>(blocks) / (0.85 * static_cast<double>(multiprocessors))));
@@ -48,8 +48,8 @@ double LoadAtOnce(int64_t blocks, int64_t multiprocessors, int split, double thi
                                 : static_cast<double>(std::max<int64_t>(spread, 2));
 }
 
-// The time that an output tile split so takes, in tiles of K. Fitted to measurements on an H100.
-// Adding up a rank's sums takes 0.7 of a tile.
+// The time of an output tile split this way, in tiles of K. Fitted to measurements on an H100.
+// Adding a rank's sums takes 0.7 of a tile.
 double CostOf(const Problem& problem, const Capacity& capacity, int split) {
   const int64_t tiles = OutputTiles(problem), sms = capacity.multiprocessors;
   const double third = ThirdBlock(RowFragmentsFor(problem));
@@ -73,13 +73,13 @@ bool ScalesVaryAlongDepth(const Problem& problem) {
   return (problem.rhs.scale || problem.rhs.zero_point) && !problem.rhs.tiles.ConstantAlongDepth();
 }
 
-// Whether something that the kernel counts in 32 bits does not fit.
+// Whether one of the kernel's 32-bit counts would overflow.
 bool TooLarge(const Problem& problem) {
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max() / 2;
   for (int64_t size : {problem.rows, problem.columns, problem.batch, problem.depth}) {
     if (size > kMaxCount) return true;
   }
-  // How far the scale of a column lies from that of the first.
+  // The distance of a column's scale from the first column's.
   constexpr int64_t kMaxScales = std::numeric_limits<int32_t>::max();
   if (problem.rhs.tiles.free_stride > kMaxScales / std::max<int64_t>(1, problem.columns)) {
     return true;

@@ -1,19 +1,19 @@
-// Which block of `sm80_w8a16` computes which part of the product: a split-K decomposition.
+// The split-K decomposition of `sm80_w8a16`: each block's part of the product.
 //
-// Each output tile is shared by `split` blocks, which take its tiles of K in turns. With split = 3
-// and 8 tiles of K:
+// Each output tile has `split` blocks. They take its tiles of K in turns. With split = 3 and 8
+// tiles of K:
 //
 //   output tile   0                 1                 ...     blockIdx.x
 //   tile of K     0 1 2 3 4 5 6 7   0 1 2 3 4 5 6 7
 //   rank          0 1 2 0 1 2 0 1   0 1 2 0 1 2 0 1           blockIdx.y
 //
-// So ranks read neighbouring bytes of [N, K] weights at about the same time, which DRAM reads
-// faster: 1.03x to 1.07x for up to 16 rows on an H100.
+// Ranks read neighbouring bytes of [N, K] weights at about the same time. DRAM reads these 1.03x to
+// 1.07x faster, for up to 16 rows on an H100.
 //
-// The sums of all ranks are added up in the order of ranks, so the bits are the same in every run.
-// From sm_90 on the ranks of an output tile are a thread block cluster, which adds up in shared
-// memory. Before, ranks store partial tiles in the workspace, which a second kernel adds up
-// (reduce_partials.cuh). A tile that one block has to itself takes neither.
+// The sums of all ranks are added in the order of ranks: the bits are the same in every run. From
+// sm_90 on the ranks of an output tile are a thread block cluster and add in shared memory. Before,
+// ranks store partial tiles in the workspace and a second kernel adds them (reduce_partials.cuh). A
+// tile with one block needs neither.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_SCHEDULE_H_
 #define JAXFP8_CUDA_KERNELS_SM80_W8A16_SCHEDULE_H_
@@ -32,12 +32,12 @@ namespace jaxfp8::cuda::w8a16 {
 
 // Limits of a tile of 8 * row_fragments rows.
 
-// Whether scales may change along K, which takes a second set of accumulators (scales.cuh). The
+// Whether scales may change along K. This takes a second set of accumulators (scales.cuh), and the
 // widest tile has no registers left for it.
 JAXFP8_HD constexpr bool KeepsScaledAccumulators(int row_fragments) { return row_fragments <= 4; }
-// Blocks on a multiprocessor at a time, which limits the registers of each.
+// Blocks on a multiprocessor at a time. This limits the registers of each.
 inline constexpr int kBlocksPerSm = 3;
-// Stages in shared memory that still let those blocks run on an H100.
+// As many stages as shared memory has for those blocks on an H100.
 JAXFP8_HD constexpr int StagesFor(int row_fragments) { return row_fragments <= 4 ? 3 : 2; }
 
 // Whether sm_90a uses wgmma. On an H200 and 14336 x 4096 weights it is 1.22x faster than mma.sync
@@ -47,9 +47,9 @@ JAXFP8_HD constexpr bool UsesWgmma(int row_fragments) { return row_fragments >= 
 // Activations of e4m3 have at most so many rows, and are multiplied as float16.
 inline constexpr int64_t kMaxFloat8Rows = 16;
 
-// Whether one product alone has an instance of the kernel. To find arguments by an index costs
-// registers. With 32 rows and more, which leave none, products took 1.03x to 1.07x the time on an
-// H100; with up to 16 rows they are as fast.
+// Whether one product alone has an instance of the kernel. Arguments found by an index cost
+// registers. Tiles of 32 rows and more have none left: an own instance is 1.03x to 1.07x faster on
+// an H100. With up to 16 rows both are as fast.
 JAXFP8_HD constexpr bool HasOwnInstance(int row_fragments) { return row_fragments >= 4; }
 
 JAXFP8_HD constexpr int ActivationBytes(int row_fragments) {
@@ -58,7 +58,7 @@ JAXFP8_HD constexpr int ActivationBytes(int row_fragments) {
 JAXFP8_HD constexpr int StageBytes(int row_fragments) {
   return kWeightBytes + ActivationBytes(row_fragments);
 }
-// Stages, and at the end the sums of the tile in their place.
+// Room for the stages. At the end the sums of the tile overwrite them.
 JAXFP8_HD constexpr int SharedBytes(int row_fragments) {
   return StagesFor(row_fragments) * StageBytes(row_fragments);
 }
@@ -68,7 +68,7 @@ struct TileCoord {
   int32_t batch, column_tile, row_tile;
 };
 
-// Products that one launch computes, at most: as many as arguments fit 4 KiB.
+// The most products in one launch: their arguments must fit 4 KiB.
 inline constexpr int kMaxParts = 4;
 
 // The output tiles of the products of a launch follow each other.
@@ -89,10 +89,10 @@ struct PartTiles {
 struct Schedule {
   int32_t column_tiles = 1, row_tiles = 1, depth_tiles = 1;
   int32_t output_tiles = 1;
-  int32_t split = 1;  // blocks that share an output tile
+  int32_t split = 1;  // blocks for one output tile
 
-  // Row tiles are numbered fastest: the output tiles that read the same weights run together, and
-  // find them in L2.
+  // Row tiles are numbered fastest: output tiles of the same weights run together and find them in
+  // L2.
   JAXFP8_HD TileCoord CoordOf(int32_t output_tile) const {
     if (row_tiles == 1 && output_tile < column_tiles) return {0, output_tile, 0};
     const int32_t columns = output_tile / row_tiles, batches = columns / column_tiles;
@@ -100,11 +100,11 @@ struct Schedule {
   }
 };
 
-// The rows of the smallest tile that holds all rows of the problem, or of the largest tile; in
+// The rows of the smallest tile with room for all rows of the problem, or of the largest tile; in
 // units of 8: 1, 2, 4 or 8.
 int RowFragmentsFor(const Problem& problem);
 
-// How many output tiles the whole problem has.
+// The output tiles of the whole problem.
 int64_t OutputTiles(const Problem& problem);
 
 // The outer axis of a batch with jumps (problem.h), 1 without.
@@ -113,20 +113,20 @@ int64_t OuterBatch(const Problem& problem);
 // Bytes of one rank's sums of an output tile in the workspace.
 size_t PartialTileBytes(const Problem& problem);
 
-// Blocks that share an output tile at most: the size of a cluster on every device that has them.
+// The most blocks for one output tile: the size of a cluster on every device with clusters.
 inline constexpr int kMaxSplit = 8;
 
-// How many output tiles a device computes at a time, by how many blocks share one; 0 where so many
-// cannot.
+// The output tiles computed at a time, by the number of blocks for each; 0 if the device cannot run
+// that many.
 struct Capacity {
   int64_t multiprocessors = 1;
   int64_t tiles[kMaxSplit + 1] = {};  // the first is not used
-  bool in_waves = false;              // whether more tiles than that may follow
+  bool in_waves = false;              // whether further tiles may follow
 };
 
 Schedule MakeSchedule(const Problem& problem, const Capacity& capacity);
 
-// The capacity without clusters, where sums go through a workspace of so many bytes.
+// The capacity without clusters. `workspace` is the room for sums in bytes.
 //   blocks_per_sm  blocks on a multiprocessor at a time
 Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blocks_per_sm,
                     size_t workspace);
@@ -136,7 +136,7 @@ Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blo
 Problem JointProblem(std::span<const Problem> problems);
 // The output tiles of each problem, and their place among all.
 PartTiles PartTilesOf(std::span<const Problem> problems);
-// The schedule of one of the problems, given that of all.
+// The schedule of one of the problems, given the joint one.
 Schedule PartSchedule(const Problem& problem, const Schedule& joint);
 
 // Why one launch cannot compute the problems, each with the weights as rhs.
@@ -147,8 +147,8 @@ Status WhyNotJoint(std::span<const Problem> problems, const Device& device);
 Status WhyNotForm(const Problem& problem);
 Status WhyNotProblem(const Problem& problem, const Device& device);
 
-// Bytes of workspace that the kernel is given: for devices without clusters, and for up to 64 rows
-// at most a tenth of the weights' bytes.
+// Bytes of workspace, for devices without clusters. For up to 64 rows it is at most a tenth of the
+// weights' bytes.
 size_t BestWorkspace(const Problem& problem);
 
 // Whether the weights are the left side, and the problem with them on the right. Of two 8-bit sides

@@ -7,7 +7,7 @@
 //        |  excess of zero points, row scale, elementwise epilogue
 //   global              out
 //
-// The ranks of a cluster share the quads of their tile. They load what the epilogue needs while
+// The ranks of a cluster share the quads of their tile. They load the epilogue's operands while
 // they wait for each other.
 
 #ifndef JAXFP8_CUDA_KERNELS_SM80_W8A16_SPLIT_K_CUH_
@@ -21,13 +21,13 @@
 
 namespace jaxfp8::cuda::w8a16 {
 
-// Where the scale and zero point of a weight of the block's outer batch index lie.
+// The offset of a weight's scale and zero point, in the block's outer batch index.
 __device__ __forceinline__ int64_t WeightTile(const Arguments& a, int64_t b, int64_t column,
                                               int64_t k) {
   return a.epilogue.weight.tiles.At(b, column, k) + PastScales(a);
 }
 
-// What the excess of zero points outside their type's range (`ZeroPoint`) adds to an output. Slow
+// The excess of zero points outside their type's range (`ZeroPoint`), as a term of an output. Slow
 // and rare.
 inline __device__ __noinline__ float ExcessTerm(const Arguments& a, const Quad& q, int64_t column) {
   const Side &wide = a.epilogue.wide, &weight = a.epilogue.weight;
@@ -72,8 +72,8 @@ __device__ __forceinline__ void UpdateRowAmax(const Elementwise& ew, const Quad&
   if (threadIdx.x % 32 == 0) atomicMax(ew.amax + ew.amax_plane.At(q.b, q.r, 0), largest);
 }
 
-// Applies any epilogue to four sums and stores them. A function of its own, which all instances of
-// the kernel share.
+// Applies any epilogue to four sums and stores them. Not inlined: all instances of the kernel share
+// it.
 inline __device__ __noinline__ void StoreAnyOutputs(const Arguments& a, Quad q, float row_scale,
                                                     float4 sum) {
   const Elementwise& ew = a.epilogue.elementwise;
@@ -91,18 +91,18 @@ inline __device__ __noinline__ void StoreAnyOutputs(const Arguments& a, Quad q, 
   UpdateRowAmax(ew, q, q.count > 0 ? ApplyElementwise(ew, q, bias, out_scale, y) : 0);
 }
 
-// A function of its own, too, whose arguments are in registers. It is called where the rest of the
-// epilogue is plain: `StoreAnyOutputs` loads all its arguments anew for each quad.
+// Not inlined either, with its arguments in registers. It serves epilogues that are otherwise
+// plain: `StoreAnyOutputs` loads all its arguments anew for each quad.
 inline __device__ __noinline__ float4 Activated(Activation activation, float4 y) {
   return make_float4(ApplyF32(activation, y.x), ApplyF32(activation, y.y),
                      ApplyF32(activation, y.z), ApplyF32(activation, y.w));
 }
 
-// A quad of the output, and what the epilogue adds to it.
+// A quad of the output, and the epilogue's operands for it.
 struct QuadOutputs {
   Quad q;
   float row_scale;
-  float bias[4] = {}, residual[4] = {};  // where the epilogue is plain
+  float bias[4] = {}, residual[4] = {};  // for plain epilogues
 
   __device__ __forceinline__ QuadOutputs(const Arguments& a, const TileCoord& coord, int32_t row,
                                          int32_t column)
@@ -193,7 +193,7 @@ __device__ __forceinline__ void StoreTile(const Arguments& a, const TileCoord& c
     return QuadOutputs(a, coord, i < end ? row + i / kQuads : a.rows, column + i % kQuads * 4);
   };
   QuadOutputs outputs = outputs_at(first);
-  __syncwarp();  // before a barrier that a warp reaches as one
+  __syncwarp();  // the warp reaches the next barrier as one
   sums.Wait();
 #pragma unroll 1
   for (int i = first; i < end; i += step) {

@@ -28,7 +28,7 @@ __device__ __forceinline__ void DecodeTwoSteps(const Codes& codes, int pair,
   }
 }
 
-// Makes the fragments NaN in each column in which the lane holds a NaN code.
+// Makes the fragments NaN in each column with a NaN code in this lane.
 template <class D, bool kMnMajor>
 __device__ __forceinline__ void InsertNaN(const Codes& codes, uint32_t (&fragments)[2][4]) {
   uint32_t nan[2][4];
@@ -61,8 +61,8 @@ __device__ __forceinline__ void MultiplyStageWgmma(const Arguments& a, const uin
       if constexpr (D::kFlagsNaN) {
         if (special) InsertNaN<D, kMnMajor>(codes, fragments[0]);
       }
-      // The fragments are complete here. Computed between the wgmma instructions that read them,
-      // they would make each instruction wait.
+      // The fragments must be complete here. Computed between the wgmma instructions, they would
+      // make each instruction wait.
 #pragma unroll
       for (int i = 0; i < 16; ++i) PinRegister(fragments[i / 8][i / 4 % 2][i % 4]);
       WgmmaFence();
