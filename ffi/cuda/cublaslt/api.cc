@@ -13,7 +13,7 @@ constexpr char kLibrary[] = "libcublasLt.so.13";
 constexpr char kLibraryBefore[] = "libcublasLt.so.12";
 constexpr int kVersionNeeded = 130000;
 
-// Never destroyed: handles, and kernels that are still running at exit, use the library.
+// Never destroyed: handles, and kernels still running at exit, use the library.
 struct Library {
   std::mutex mutex;
   std::string given_path;
@@ -47,7 +47,7 @@ Status Open(const std::string& given_path, void*& library) {
          (older ? ": this process runs on CUDA 12, and the kernels need CUDA 13" : "");
 }
 
-// Looks functions up and remembers the first that is missing.
+// Looks functions up and remembers the first missing one.
 class Loader {
  public:
   explicit Loader(void* library) : library_(library) {}

@@ -1,4 +1,4 @@
-// cuBLASLt, opened at run time. It is not linked, so that our library loads without it.
+// cuBLASLt, opened at run time. We do not link it: our library must load without it.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_API_H_
 #define JAXFP8_CUDA_CUBLASLT_API_H_
@@ -37,7 +37,7 @@ struct CublasLt {
 // that is loaded already is used even if it is older; `path` and `version` say which it is.
 Status OpenCublasLt(const CublasLt*& library);
 
-// Sets where to look first; "" for nowhere. Has no effect once the library is open.
+// Sets the first place to look; "" for none. Has no effect once the library is open.
 void SetCublasLtPath(const std::string& path);
 
 // The handle of the current device, created on first use and kept.

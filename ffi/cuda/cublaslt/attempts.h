@@ -1,4 +1,4 @@
-// What cuBLASLt can do by itself for a problem, and the order in which its ways are tried. Pure.
+// The attempts of cuBLASLt at a problem, and their order. Pure.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_ATTEMPTS_H_
 #define JAXFP8_CUDA_CUBLASLT_ATTEMPTS_H_
@@ -21,11 +21,11 @@ struct Attempt {
   bool padded = false;  // both sides packed, every size a multiple of 16
 };
 
-// The attempts that suit the problem, best first.
+// The attempts for the problem, best first.
 std::vector<Attempt> Attempts(const Problem& problem, const Device& device);
 
-// Whether the library rounds to FP8 itself where it can. 1.1x faster than a bfloat16 output and a
-// cast (8192^3 on an H200).
+// Whether the library rounds to FP8 itself if it can. This is 1.1x faster than a bfloat16 output
+// and a cast (8192^3 on an H200).
 inline constexpr bool kLibraryQuantizesOutput = true;
 
 // K of one block of the library's block scales.
@@ -34,14 +34,14 @@ inline constexpr int64_t kScaleBlock = 128;
 // Whether scales or zero points of a side change along K.
 bool VariesAlongDepth(const Side& side);
 
-// Whether everything after the scaled sum is something that the library does as exactly. Its bias
-// has 16 bits. Its ReLU keeps NaN: all algorithms for FP8 with scales of whole tensors, on an H100,
-// cuBLASLt 13.1. Others were not tried. Its GELU of -infinity is not JAX's.
+// Whether the library does everything after the scaled sum as exactly as our epilogue. Its bias has
+// 16 bits. Its ReLU keeps NaN: tried for all FP8 algorithms with scales of whole tensors on an
+// H100, cuBLASLt 13.1, and for no others. Its GELU of -infinity is not JAX's.
 bool LibraryCanFinish(const Problem& problem);
 
-// Whether the library can round to FP8 itself. It multiplies by the reciprocal of one scale, which
-// moves a value to the neighbouring code at most. It takes the amax before that scale, and gives
-// NaN where there is one.
+// Whether the library can round to FP8 itself. It multiplies by the reciprocal of one scale: a
+// value moves to the neighbouring code at most. It takes the amax before the scale, and an amax of
+// NaN stays NaN.
 bool LibraryCanQuantize(const Problem& problem);
 
 // Whether the output is the bare sum of integers.

@@ -6,17 +6,17 @@
 namespace jaxfp8::cuda {
 namespace {
 
-constexpr int64_t kBytesAligned = 16;  // of pointers and pitches that the library reads
+constexpr int64_t kBytesAligned = 16;  // the library's requirement for pointers and pitches
 constexpr size_t kOffsetAlignment = 256;
 // NVIDIA's recommendation for Hopper. More changes nothing; with less the library cannot split K.
 constexpr size_t kLibraryWorkspaceBytes = size_t{32} << 20;
-// The accumulators of a piece. On an H200, pieces of 32 MiB, which would stay in L2 until the
-// epilogue, are 1.02x to 1.14x slower.
+// The accumulators of a piece. Pieces of 32 MiB would stay in L2 until the epilogue, but are 1.02x
+// to 1.14x slower on an H200.
 constexpr int64_t kMaxAccumulatorBytes = int64_t{128} << 20;
 // Smaller pieces leave a large GPU idle, so they are the last resort.
 constexpr int64_t kEfficientPiece = 1024;
 constexpr int64_t kMinPiece = 256;
-// With shorter pieces of K, adding them up takes so long that the general kernel is faster.
+// With shorter pieces of K the general kernel is faster, because adding the pieces takes too long.
 constexpr int64_t kMinPieceDepth = 32;
 // The library counts them in 32 bits.
 constexpr int64_t kMaxBatches = int64_t{1} << 30;
@@ -42,8 +42,8 @@ SideLayout MakeSide(const Side& side, DType type, const Layout& layout) {
   return out;
 }
 
-// The K of a piece: that of a scale tile where scales vary. 0 if neither side's tile is a multiple
-// of the other's, or if a scale tile is too deep for an exact sum.
+// The K of a piece: the scale tile's K if scales vary along K. 0 if neither side's tile is a
+// multiple of the other's, or if a scale tile is too deep for an exact sum.
 int64_t PieceDepth(const Problem& problem, const Layout& layout) {
   int64_t step = problem.depth;
   const bool blocks = layout.attempt.scaling == Scaling::kBlocks;
@@ -228,7 +228,7 @@ void LayOutSides(const Problem& problem, Layout& layout) {
   layout.rhs.needs_line_sums = NeedsLineSums(problem.lhs, types.lhs);
 }
 
-// Reads sums that are given, where they are those of the codes as multiplied, over all of K.
+// Reads the caller's sums, if they are sums of the codes as multiplied, over all of K.
 void TakeSums(const Problem& problem, Layout& layout) {
   if (layout.splits_depth) return;
   for (auto [side, type, to] : {std::tuple(&problem.lhs, layout.types.lhs, &layout.lhs),

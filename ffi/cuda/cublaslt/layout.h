@@ -1,5 +1,5 @@
-// How a product is handed to cuBLASLt: types and layouts, the size of its pieces, and where in the
-// workspace the intermediate arrays lie. Pure.
+// A product as cuBLASLt receives it: types and layouts, the size of its pieces, and the offsets of
+// the intermediate arrays in the workspace. Pure.
 //
 //   lhs [M, K] --- in place, or packed (kernels/pack) ---+
 //                                                        +-- cuBLASLt --> output, or accumulators
@@ -21,7 +21,7 @@
 
 namespace jaxfp8::cuda {
 
-// The types that the library multiplies and accumulates in.
+// The library's types for operands and accumulators.
 struct ProductTypes {
   DType lhs = DType::kNone, rhs = DType::kNone;  // FP8, int8, bfloat16 or float16
   DType accumulator = DType::kF32;               // or int32

@@ -10,9 +10,9 @@ namespace jaxfp8::cuda {
 namespace {
 
 // The library lists algorithms by estimated speed, never more than 8. Later ones are up to 1.1x
-// faster than the first (INT8, bfloat16); for most FP8 modes there is only one. Algorithms listed
-// for another size or mode must not be tried: `cublasLtMatmulAlgoCheck` accepts tiles that then
-// read wrong block scales (cuBLAS 13.1, H200).
+// faster than the first (INT8, bfloat16); most FP8 modes have only one. Never try an algorithm
+// listed for another size or mode: `cublasLtMatmulAlgoCheck` accepts tiles with wrong reads of
+// block scales (cuBLAS 13.1, H200).
 constexpr int kCandidates = 8;
 
 bool Integer(const MatmulShape& shape) { return shape.d == CUDA_R_32I; }
@@ -80,7 +80,7 @@ Status MakePreference(const CublasLt& api, size_t workspace_bytes,
   return status;
 }
 
-// The key of an algorithm in the plan file: all that it depends on, in one word.
+// The key of an algorithm in the plan file: everything it depends on, in one word.
 std::string NameOf(const MatmulShape& s, const Device& device, size_t workspace_bytes) {
   std::string name = "sm" + std::to_string(device.compute_capability);
   const int64_t numbers[] = {device.multiprocessors,
@@ -155,7 +155,7 @@ Status Matmul::Describe(const MatmulBuffers* buffers, cublasLtMatmulDescOpaque_t
   if (s.relu) {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(CUBLASLT_EPILOGUE_RELU));
   }
-  // The heuristic needs pointers too: without one it assumes that the scale is 1, in any mode.
+  // The heuristic needs pointers too: without one it assumes a scale of 1, in any mode.
   alignas(kMatmulAlignment) static float stand_in = 1;
   if (s.scale_a) {
     set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, static_cast<int32_t>(s.mode_a));

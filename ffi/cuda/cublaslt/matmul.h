@@ -19,8 +19,8 @@ namespace jaxfp8::cuda {
 
 struct CublasLt;
 
-// D (m x n) = scale_a scale_b A^T B (+ C, of D's type and layout) with A (k x m) and B (k x n), or
-// A (m x k) where `plain_a`, or B (n x k) where `transposed_b`.
+// D (m x n) = scale_a scale_b A^T B (+ C, of D's type and layout) with A (k x m) and B (k x n).
+// With `plain_a` A is (m x k); with `transposed_b` B is (n x k).
 struct MatmulShape {
   cudaDataType_t a = CUDA_R_32F, b = CUDA_R_32F, d = CUDA_R_32F;
   int64_t m = 0, n = 0, k = 0;

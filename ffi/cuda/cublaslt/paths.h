@@ -1,4 +1,4 @@
-// The paths that use cuBLASLt. Each is a row of the table in cuda/route.cc.
+// The cuBLASLt paths. Each is a row of the table in cuda/route.cc.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_PATHS_H_
 #define JAXFP8_CUDA_CUBLASLT_PATHS_H_
@@ -11,8 +11,8 @@ namespace jaxfp8::cuda {
 extern const Path kCublasLtFp8;
 // int8 and uint8 on INT8 tensor cores, accumulated exactly.
 extern const Path kCublasLtInt8;
-// Everything that 16 bits hold exactly. 8-bit sides are decoded piece by piece and multiplied on
-// 16-bit tensor cores.
+// Every problem with operands exact in 16 bits. 8-bit sides are decoded piece by piece and
+// multiplied on 16-bit tensor cores.
 extern const Path kCublasLtWide;
 
 // Whether one of them takes the operands' types on some device.

@@ -3,7 +3,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// The sizes of the pieces along one axis: `step`, and that of the last one, which reaches `end`.
+// The sizes of the pieces along one axis: `step`, and a last one up to `end`.
 std::vector<int64_t> SizesAlong(int64_t size, int64_t step, int64_t end) {
   if (size == 0) return {};
   const int64_t before = (size - 1) / step * step;

@@ -1,4 +1,4 @@
-// The pieces of a product that cuBLASLt multiplies one after the other. Pure.
+// The pieces of a product, multiplied by cuBLASLt one after the other. Pure.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_PIECES_H_
 #define JAXFP8_CUDA_CUBLASLT_PIECES_H_
@@ -13,7 +13,7 @@
 
 namespace jaxfp8::cuda {
 
-// A range along each axis, which one library call multiplies.
+// A range along each axis, for one library call.
 struct Piece {
   int64_t batch, batches, row, rows, column, columns;
   int64_t start, depth;  // along K; the last piece includes the padding
@@ -47,7 +47,7 @@ inline PieceSizes SizesOf(const Piece& piece) {
   return {piece.batches, piece.rows, piece.columns, piece.depth};
 }
 
-// The different sizes of the pieces that `ForEachPiece` visits.
+// The different sizes of the pieces of `ForEachPiece`.
 std::vector<PieceSizes> DifferentSizes(const Problem& problem, const Layout& layout);
 
 }  // namespace jaxfp8::cuda

@@ -36,7 +36,7 @@ Status Read(std::ifstream& from, const std::string& path,
   while (std::getline(from, line)) {
     const size_t space = line.rfind(' ');
     cublasLtMatmulAlgo_t algorithm;
-    // Skips lines that another process has not finished writing.
+    // Skips lines not yet finished by another process.
     if (space == std::string::npos || !ReadAlgorithm(line.substr(space + 1), algorithm)) continue;
     known[line.substr(0, space)] = algorithm;
   }
@@ -80,7 +80,7 @@ void KeepAlgorithm(const std::string& product, const cublasLtMatmulAlgo_t& algor
   const std::lock_guard lock(file.mutex);
   if (file.path.empty()) return;
   file.known[product] = algorithm;
-  // One write, so that lines of several processes do not mix.
+  // One write: lines of several processes must not mix.
   const std::string line = product + " " + WriteAlgorithm(algorithm) + "\n";
   std::ofstream to(file.path, std::ios::app);
   to.write(line.data(), static_cast<std::streamsize>(line.size()));

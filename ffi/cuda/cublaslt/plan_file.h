@@ -1,4 +1,4 @@
-// A file of the fastest algorithms, so that later processes need not time them again.
+// A file of the fastest algorithms, to spare later processes the timing.
 //
 // A line holds the product, the device, the version of cuBLASLt, and the library's own bytes for
 // the algorithm. Lines of other versions and devices are ignored. Several processes may append to

@@ -17,7 +17,7 @@ const char* Bytes(const void* from, int64_t elements, DType type) {
   return static_cast<const char*>(from) + elements * SizeOf(type);
 }
 
-// A side with its buffers, so that both sides share their code.
+// A side with its buffers: both sides share their code.
 struct BoundSide {
   const Side& side;
   const SideLayout& layout;
@@ -74,7 +74,7 @@ char* At(const Buffers& buffers, size_t offset) {
   return static_cast<char*>(buffers.workspace) + offset;
 }
 
-// Where the reciprocal of out_scale is kept.
+// The place of the reciprocal of out_scale.
 float* ProductPlan::OutScaleReciprocal(const Buffers& buffers) const {
   return reinterpret_cast<float*>(At(buffers, layout_.offsets.reciprocal));
 }
@@ -245,7 +245,7 @@ Slab ProductPlan::SlabOf(const Piece& piece) const {
           pitch};
 }
 
-// Sums of a piece are those that were made for it, or its part of those that are given.
+// The line sums of a piece: computed for it, or its part of the caller's.
 void ProductPlan::SetLineSums(const BoundSide& bound, const Piece& piece, const Buffers& buffers,
                               Correction& to) const {
   const bool left = &bound.side == &problem_.lhs;
@@ -304,7 +304,8 @@ Status ProductPlan::ScaleAndAccumulate(const Piece& piece, const EpilogueRequest
   piece_problem.out = {DType::kF32, slab.batch_stride, slab.row_stride, 1};
   if (piece.start > 0) piece_problem.residual = piece_problem.out;
   Buffers to = buffers;
-  // Planes are addressed from the beginning of the output, the accumulators from that of the piece.
+  // Planes are addressed from the beginning of the output, the accumulators from the piece's
+  // beginning.
   const auto totals = reinterpret_cast<uintptr_t>(At(buffers, layout_.offsets.scaled_accumulators));
   const int64_t origin = piece_problem.out.At(piece.batch, piece.row, piece.column);
   to.out = reinterpret_cast<void*>(totals - sizeof(float) * origin);

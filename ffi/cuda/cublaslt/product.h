@@ -1,4 +1,4 @@
-// A plan that multiplies with cuBLASLt and applies our epilogue.
+// A plan for a cuBLASLt product with our epilogue.
 
 #ifndef JAXFP8_CUDA_CUBLASLT_PRODUCT_H_
 #define JAXFP8_CUDA_CUBLASLT_PRODUCT_H_

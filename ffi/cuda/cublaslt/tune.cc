@@ -53,7 +53,7 @@ class Bench {
     if (begin_) cudaEventDestroy(begin_);
     if (end_) cudaEventDestroy(end_);
     if (stream_) cudaStreamDestroy(stream_);
-    cudaGetLastError();  // clears errors of timing, which do not affect the caller
+    cudaGetLastError();  // clears errors of timing: they do not affect the caller
   }
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;

@@ -22,7 +22,7 @@ using RunAlgorithm =
 bool WorthTiming(const MatmulShape& shape);
 
 // The index of the fastest algorithm, -1 if there is no memory for timing. It uses buffers of its
-// own, because the program's hold data that is still needed and whose values affect the time.
+// own: the program still needs the data in its buffers, and data affects the time.
 int Fastest(const MatmulShape& shape, size_t workspace_bytes,
             const std::vector<cublasLtMatmulAlgo_t>& algorithms, const RunAlgorithm& run);
 

@@ -11,7 +11,7 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// L2 cache policies for data that is read once, and for data that other blocks read again.
+// L2 cache policies: for data read once, and for data read again by other blocks.
 __device__ __forceinline__ uint64_t ReadOncePolicy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -42,8 +42,8 @@ __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from) {
 }
 
 // Copies the first `bytes` of 16 bytes and clears the rest. With 0 bytes, `from` is not read. There
-// is no form with a cache policy: for a policy that is uniform across threads, ptxas 13.0 emits an
-// instruction that the H200 refuses as illegal.
+// is no form with a cache policy: if the policy is uniform across threads, ptxas 13.0 emits an
+// illegal instruction for the H200.
 __device__ __forceinline__ void CopyAsync16(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");

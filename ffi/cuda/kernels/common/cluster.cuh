@@ -1,5 +1,5 @@
-// Thread block clusters (sm_90 and later): blocks that run at a time and read each other's shared
-// memory. A kernel launched without a cluster is a cluster of one block.
+// Thread block clusters (sm_90 and later): blocks running at a time, with access to each other's
+// shared memory. A kernel launched without a cluster is a cluster of one block.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_CLUSTER_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_CLUSTER_CUH_

@@ -4,21 +4,21 @@
 //       PickBytes          | s1.. | c1 | s0.. | c0 |      two codes, sign-extended to 16 bits
 //       Decode             |  bf16/f16 |  bf16/f16 |      two values
 //
-// FP8: a shift puts exponent and mantissa into the wide type's fields, whose exponent bias is
-// larger, so the pair is the value times a power of two.
+// FP8: a shift puts exponent and mantissa into the wide type's fields. Its exponent bias is larger:
+// the pair is the value times a power of two.
 //   float16   The power of two is left to the scale (kFactor). Products of subnormals are exact.
 //   bfloat16  It would be 2^-120, and accumulators would underflow in float32. An exact
 //             multiplication takes it away.
-// Only infinity and NaN come out wrong. They are rare, so `SpecialBits` finds them four at a time
-// and only then is work done for them:
-//   e4m3              NaN makes its whole column NaN, wherever in K it is (`IsNaN`).
+// Only infinity and NaN come out wrong. They are rare: `SpecialBits` finds them four at a time, and
+// only then is work done for them:
+//   e4m3              NaN makes its whole column NaN, anywhere in K (`IsNaN`).
 //   e5m2 to bfloat16  The codes are decoded again with `RestoreSpecials`.
 //   e5m2 to float16   Nothing is wrong: e5m2 is the upper byte of float16.
-// Integers: the bits enter the mantissa of a power of two, which an exact subtraction takes away.
-// The code minus its zero point is within [-255, 255], which both types hold exactly, as long as
-// the zero point is a value of the code's type (`ZeroPoint`).
+// Integers: the bits enter the mantissa of a power of two. An exact subtraction takes the power
+// away. The code minus its zero point is within [-255, 255], exact in both types, if the zero point
+// is a value of the code's type (`ZeroPoint`).
 //
-// Everything runs on the host too, where a test checks all codes.
+// Everything runs on the host too: a test checks all codes there.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_DECODE16_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_DECODE16_CUH_
@@ -86,9 +86,9 @@ JAXFP8_HD uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t selector) {
 #endif
 }
 
-// A zero point as the kernel uses it. One outside the code's type is clamped to the type's range,
+// The kernel's form of a zero point. One outside the code's type is clamped to the type's range,
 // and the rest, `excess`, multiplies the sum of the activations afterwards. Both parts then have
-// the same sign for every code, so that splitting loses no precision: |q - z| = |q - clamped| +
+// the same sign for every code, and splitting loses no precision: |q - z| = |q - clamped| +
 // |excess|.
 struct ZeroPoint {
   int32_t clamped;
@@ -103,9 +103,9 @@ JAXFP8_HD ZeroPoint SplitZeroPoint(DType weight, int32_t zero_point) {
   return {clamped, static_cast<float>(static_cast<int64_t>(zero_point) - clamped)};
 }
 
-// A scale as a factor, and a power of two that bfloat16 holds in both halves of a word. Codes times
-// the power are exact in bfloat16, but for products below 2^-126. The factor is within [1, 2); that
-// of a subnormal scale is smaller. The power of 0, infinity and NaN is the scale itself.
+// A scale as a factor and a power of two. A word holds the power in both halves, as bfloat16. Codes
+// times the power are exact in bfloat16, except products below 2^-126. The factor is within [1, 2);
+// for a subnormal scale it is smaller. The power of 0, infinity and NaN is the scale itself.
 struct SplitScale {
   uint32_t power;
   float factor;
@@ -140,12 +140,12 @@ struct Decoder {
   // The value is the decoded value times this.
   static constexpr float kFactor = kWeight == DType::kE4M3 && !kBrain ? 256.0f : 1.0f;
 
-  // XORed with the codes of one integer type, gives those of the other type, which is decoded.
+  // XORed with the codes of one integer type, gives codes of the other, decodable type.
   JAXFP8_HD static uint32_t SignFlip(DType weight) {
     return kInteger && (weight == DType::kU8) == kBrain ? 0x00800080u : 0;
   }
 
-  // What `Decode` adds to both codes of a pair to subtract their zero point.
+  // Added by `Decode` to both codes of a pair to subtract their zero point.
   JAXFP8_HD static uint32_t ZeroPointAddend(DType weight, int32_t zero_point) {
     const int32_t centred = weight == DType::kU8 ? zero_point - 128 : zero_point;
     return BothLanes<kWide>(static_cast<float>(kBrain ? -centred : -1152 - centred));
@@ -191,8 +191,8 @@ struct Decoder {
     return FusedPair<kWide>(moved, kPower, 0x80008000u);
   }
 
-  // Signed codes: 128 + (low 7 bits), less 128 or 256 by the sign bit, which is the lowest bit of
-  // the exponent.
+  // Signed codes: 128 + (low 7 bits), less 128 or 256 by the sign bit, the lowest bit of the
+  // exponent.
   JAXFP8_HD static uint32_t IntegerToBrain(uint32_t codes, uint32_t sign_flip) {
     return FusedPair<kWide>((codes & 0x007f007fu) | 0x43004300u, 0x3f803f80u,
                             (codes & 0x00800080u) ^ (0xc300c300u ^ sign_flip));
@@ -205,7 +205,7 @@ struct Decoder {
                             zero_addend);
   }
 
-  // Replaces the numbers that infinity and NaN were decoded to by infinity and NaN.
+  // Puts infinity and NaN in place of the finite numbers they were decoded to.
   JAXFP8_HD static uint32_t RestoreSpecials(uint32_t pair) {
     return RestoreSpecialsLane(pair & 0xffffu) | RestoreSpecialsLane(pair >> 16) << 16;
   }

@@ -1,4 +1,4 @@
-// Division by a number that is known before a launch, as a multiplication and a shift.
+// Division by a number known before the launch, as a multiplication and a shift.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_DIVISOR_H_
 #define JAXFP8_CUDA_KERNELS_COMMON_DIVISOR_H_
@@ -9,10 +9,10 @@
 
 namespace jaxfp8::cuda {
 
-// Divides numbers below 2^31 by `divisor`, from 1 to 2^31 - 1, rounding down. With a shift s for
-// which 2^s >= divisor and the multiplier m = ceil(2^(32 + s) / divisor), n m / 2^(32 + s) exceeds
-// n / divisor by less than n / 2^32, so by less than 1 / divisor (Granlund and Montgomery, 1994).
-// m has 33 bits; `multiplier` is without the highest.
+// Divides numbers below 2^31 by `divisor`, from 1 to 2^31 - 1, rounding down. Take a shift s with
+// 2^s >= divisor and the multiplier m = ceil(2^(32 + s) / divisor). Then n m / 2^(32 + s) exceeds n
+// / divisor by less than n / 2^32, and thus by less than 1 / divisor (Granlund and Montgomery,
+// 1994). m has 33 bits; `multiplier` is without the highest.
 struct Divisor {
   uint32_t divisor = 1, multiplier = 0, shift = 0;
 

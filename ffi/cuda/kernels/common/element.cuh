@@ -1,7 +1,7 @@
 // Converts single elements and words of elements to float32 and back, with the GPU's own
-// conversions where it has them.
+// conversions if it has them.
 //
-// Host and device give the same bits, but for the sign of NaN. So the host tests of
+// Host and device give the same bits, except for the sign of NaN: the host tests of
 // ffi/common/{decode,encode}.h hold for both.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_ELEMENT_CUH_
@@ -17,7 +17,7 @@
 
 namespace jaxfp8::cuda {
 
-// The unsigned integer that holds the bits of one element.
+// The unsigned integer for the bits of one element.
 template <DType kType>
 using Bits = std::conditional_t<SizeOf(kType) == 4, uint32_t,
                                 std::conditional_t<SizeOf(kType) == 2, uint16_t, uint8_t>>;
@@ -113,7 +113,7 @@ JAXFP8_HD uint32_t EncodeWord(const float* values) {
   }
 }
 
-// The two codes in the low 16 bits as float16, which holds every FP8 value.
+// The two codes in the low 16 bits as float16. Every FP8 value is exact in it.
 template <DType kType>
 JAXFP8_HD uint32_t HalvesOfFloat8Pair(uint32_t codes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
@@ -174,7 +174,7 @@ JAXFP8_HD void DecodeWord(uint32_t word, float* values) {
 }
 
 // Calls `f.template operator()<type>()` for a dtype known at run time, and returns its result, or
-// `otherwise` for a dtype that is not listed.
+// `otherwise` for an unlisted dtype.
 template <DType... kTypes, typename Result, typename F>
 Result Visit(DType type, Result otherwise, F&& f) {
   Result result = otherwise;

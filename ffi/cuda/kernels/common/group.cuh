@@ -1,4 +1,4 @@
-// Sums and maxima over the threads of a block that share a row.
+// Sums and maxima over the threads of a row.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_GROUP_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_GROUP_CUH_
@@ -7,9 +7,9 @@
 
 namespace jaxfp8::cuda {
 
-// Reduces a value over the `group` threads, 32 to 1024, that share threadIdx.x / group. Every
-// thread of the block must call it.
-//   shared         a word per warp, which nobody reads any more
+// Reduces a value over the `group` threads, 32 to 1024, of one threadIdx.x / group. Every thread of
+// the block must call it.
+//   shared         a word per warp, no longer read by anyone
 //   reduce_warp    reduces over a warp, for all its lanes; 0 is neutral
 template <typename T, typename ReduceWarp>
 __device__ __forceinline__ T ReduceGroup(T value, int group, T* shared, ReduceWarp reduce_warp) {

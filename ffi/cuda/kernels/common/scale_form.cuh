@@ -1,5 +1,4 @@
-// The forms in which scales are stored: a kernel reads one as bits, and makes a float of it where
-// it is used.
+// The stored forms of scales: a kernel loads a scale as bits, and makes a float of it at its use.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_SCALE_FORM_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_SCALE_FORM_CUH_
@@ -11,7 +10,7 @@
 
 namespace jaxfp8::cuda {
 
-// float32, float32 that counts as rounded to bfloat16, or 16 bits.
+// float32, float32 to be read as rounded to bfloat16, or 16 bits.
 enum class ScaleForm : uint8_t { kF32, kRounded, kBF16, kF16 };
 
 inline ScaleForm ScaleFormOf(const Side& side) {

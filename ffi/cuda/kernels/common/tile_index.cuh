@@ -1,5 +1,5 @@
-// The index of a value's scale and zero point, without the 64-bit divisions of `Tiles::At`, each of
-// which takes a hundred instructions.
+// The index of a value's scale and zero point. It avoids the 64-bit divisions of `Tiles::At`: each
+// takes a hundred instructions.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_TILE_INDEX_CUH_

@@ -4,9 +4,9 @@
 //   four consecutive source      ----------------->      number that depends on the line; a word
 //   rows                                                 is four consecutive source rows
 //
-// Readers take 8 runs of 16 bytes on each of 4 consecutive lines, so the rotation must grow by 1
-// from line to line. Writers differ in how many neighbouring lines a thread holds, so each has a
-// rotation of its own.
+// Readers take 8 runs of 16 bytes on each of 4 consecutive lines: the rotation must grow by 1 from
+// line to line. Writers differ in the number of neighbouring lines of a thread: each writer has its
+// own rotation.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_TRANSPOSE_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_TRANSPOSE_CUH_
@@ -20,8 +20,8 @@ namespace jaxfp8::cuda {
 
 inline constexpr int kTransposeTile = 128;
 
-// The word of a line, for writers (pack) of which a warp writes lines 16 * (0..7) + i, and 4
-// neighbouring words of each.
+// The word of a line, for `pack`: a warp writes lines 16 * (0..7) + i, and 4 neighbouring words of
+// each.
 JAXFP8_HD int PackSharedWord(int line, int word) {
   return line * (kTransposeTile / 4) + ((word + 4 * (line / 16) + line % 16) & 31);
 }
@@ -32,8 +32,8 @@ JAXFP8_HD int CodesSharedWord(int line, int word) {
   return line * (kTransposeTile / 4) + ((word + 4 * (line / 8 % 8) + line / 64 + line % 8) & 31);
 }
 
-// Four bytes of (low, high) by the nibbles of `selector`, as `PickBytes`. The compiler knows what
-// the intrinsic does.
+// Four bytes of (low, high) by the nibbles of `selector`, as `PickBytes`. The compiler understands
+// the intrinsic.
 JAXFP8_HD uint32_t PermuteBytes(uint32_t low, uint32_t high, uint32_t selector) {
 #ifdef __CUDA_ARCH__
   return __byte_perm(low, high, selector);

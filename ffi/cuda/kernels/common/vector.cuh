@@ -1,4 +1,4 @@
-// Loads and stores short runs of elements with the widest accesses that their alignment allows.
+// Loads and stores short runs of elements with the widest aligned accesses.
 
 #ifndef JAXFP8_CUDA_KERNELS_COMMON_VECTOR_CUH_
 #define JAXFP8_CUDA_KERNELS_COMMON_VECTOR_CUH_
@@ -10,8 +10,8 @@
 
 namespace jaxfp8::cuda {
 
-// The widest access that a pointer, and every offset from it that is a sum of multiples of `steps`
-// (in bytes), allows: 16, 8, 4, 2 or 1.
+// The widest access aligned at a pointer and at every offset of multiples of `steps` (in bytes):
+// 16, 8, 4, 2 or 1.
 inline int AlignmentOf(const void* pointer, std::initializer_list<int64_t> steps) {
   uint64_t bits = 16 | reinterpret_cast<uint64_t>(pointer);
   for (int64_t step : steps) bits |= static_cast<uint64_t>(step);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void LoadSome(const Element* from, int64_t count,
   }
 }
 
-// Loads a run of which the first `count` elements exist, and zeros after them.
+// Loads the first `count` elements of a run, with zeros after them.
 template <typename Element, int kWords>
 __device__ __forceinline__ void LoadRun(const Element* from, int64_t count, int alignment,
                                         uint32_t (&to)[kWords]) {

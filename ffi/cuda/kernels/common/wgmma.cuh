@@ -21,12 +21,12 @@ inline constexpr bool kHasWgmma = true;
 inline constexpr bool kHasWgmma = false;
 #endif
 
-// The descriptor of a matrix in shared memory: rows of 128 bytes, groups of eight rows of 1024
-// bytes that lie at multiples of 1024. In row r, chunk c of 16 bytes is at place c ^ r % 8.
-//   address  of the first byte along K, which may be any multiple of 32 in the first row
+// The descriptor of a matrix in shared memory: rows of 128 bytes, in groups of eight rows (1024
+// bytes), aligned to 1024. In row r, chunk c of 16 bytes is at place c ^ r % 8.
+//   address  of the first byte along K: any multiple of 32 in the first row
 //
-// The low word of it has the address, in sixteens. Steps may be added to that word alone: 2 for 32
-// bytes along K.
+// Its low word has the address, in units of 16 bytes. Steps may be added to this word alone: 2 for
+// 32 bytes along K.
 __device__ __forceinline__ uint32_t DescriptorWord(uint32_t address) {
   return (address & 0x3ffffu) >> 4 | 1u << 16;
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint64_t SwizzledMatrixDescriptor(uint32_t address) {
   return DescriptorOf(DescriptorWord(address));
 }
 
-// Makes what this thread copied into shared memory visible to wgmma.
+// Makes this thread's copies into shared memory visible to wgmma.
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -46,7 +46,7 @@ __device__ __forceinline__ void FenceAsyncProxy() {
 __device__ __forceinline__ void PinRegister(uint32_t& value) {
   asm volatile("" : "+r"(value)::"memory");
 }
-// Needed between writing registers and the first wgmma that reads them.
+// Needed between writing registers and the first wgmma with these registers as operands.
 __device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -64,7 +64,7 @@ __device__ __forceinline__ void WgmmaWait() {
 #define JAXFP8_REGISTERS_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define JAXFP8_REGISTERS_64 \
   JAXFP8_REGISTERS_32 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-// a and b are the operands after the accumulators, which are the variadic arguments.
+// a and b are the operands after the accumulators. The accumulators are the variadic arguments.
 #define JAXFP8_WGMMA(shape, type, registers, a_and_b, ...)                                     \
   asm volatile(                                                                                \
       "{.reg .pred p; setp.ne.b32 p, 1, 0; "                                                   \

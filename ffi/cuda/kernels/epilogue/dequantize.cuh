@@ -9,7 +9,7 @@
 
 namespace jaxfp8::cuda {
 
-// Scales, zero points and line sums of one side, by free index. Null where they are not applied.
+// Scales, zero points and line sums of one side, by free index. Null if not applied.
 struct SideParams {
   const float* scale;         // from the accumulators' depth on
   const int32_t* zero_point;  // likewise
@@ -60,8 +60,8 @@ struct ColumnParams {
   int32_t zero[4], line_sum[4];
 };
 
-// The indices of the tiles of four columns. Without a division where a tile has size 1 or spans the
-// axis, as most do.
+// The indices of the tiles of four columns. Most tiles have size 1 or span the axis, and need no
+// division.
 __device__ __forceinline__ void TileIndices(const Tiles& t, const Quad& q, int64_t (&at)[4]) {
   const int64_t start = q.b * t.batch_stride;
 #pragma unroll
@@ -105,7 +105,7 @@ __device__ __forceinline__ int64_t ZeroPointCorrected(uint32_t sum, const RowPar
          columns.zero[i] * row_term;
 }
 
-// Most values fit 32 bits, which convert 4x faster.
+// Most values fit 32 bits: these convert 4x faster.
 __device__ __forceinline__ float ToFloat(int64_t total) {
   const int32_t low = static_cast<int32_t>(total);
   return low == total ? static_cast<float>(low) : static_cast<float>(total);

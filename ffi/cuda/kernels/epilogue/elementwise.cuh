@@ -1,4 +1,4 @@
-// The elementwise part of the epilogue, shared by every kernel that writes an output:
+// The elementwise part of the epilogue, common to every kernel with an output:
 //
 //   y = activation(x + residual + bias);  amax = max |y|;  out = cast(y / out_scale)
 //
@@ -14,7 +14,7 @@
 
 namespace jaxfp8::cuda {
 
-// Which outputs share a cell of the amax: none, all of a matrix, a row, or others.
+// The outputs of one amax cell: none, all of a matrix, a row, or others.
 enum class AmaxKind : uint8_t { kNone, kOne, kPerRow, kOther };
 
 // The arguments: planes with their data, and how wide their accesses may be, in bytes.
@@ -57,7 +57,7 @@ inline Elementwise MakeElementwise(const Problem& problem, const Buffers& buffer
 
 #ifdef __CUDACC__
 
-// Four consecutive columns of a row, of which the first `count` exist.
+// Four consecutive columns of a row. Only the first `count` exist.
 struct Quad {
   int64_t b, r, c;
   int count;

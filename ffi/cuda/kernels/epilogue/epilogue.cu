@@ -1,5 +1,5 @@
-// The epilogue of products whose accumulators lie in memory: `VectorizedEpilogue` (vectorized.cuh)
-// for the common layout, `GeneralEpilogue` here for every other.
+// The epilogue of products with accumulators in memory: `VectorizedEpilogue` (vectorized.cuh) for
+// the common layout, `GeneralEpilogue` here for every other.
 //
 //   GeneralEpilogue: a block of 8 warps takes 32 rows x 128 columns of the accumulators
 //     warp w      rows w, w + 8, ...; a lane takes four columns
@@ -119,7 +119,7 @@ Epilogue MakeEpilogue(const Problem& problem, const EpilogueRequest& r, const vo
 
 int64_t CeilDivide(int64_t size, int64_t part) { return (size + part - 1) / part; }
 
-// Sets the tiles of the grid and returns how many blocks it has, 0 if that is too many.
+// Sets the tiles of the grid and returns its number of blocks, 0 if there are too many.
 unsigned SetGrid(Epilogue& e, int64_t batches, int64_t rows, int64_t columns) {
   const int64_t across = CeilDivide(e.columns, columns), down = CeilDivide(e.rows, rows);
   if (across >> 31 || down >> 31 || (across * down) >> 31 || batches * across * down >> 31) {

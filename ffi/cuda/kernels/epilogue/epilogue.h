@@ -1,4 +1,4 @@
-// The epilogue of products whose accumulators lie in memory, as cuBLASLt leaves them.
+// The epilogue of products with accumulators in memory, as after cuBLASLt.
 //
 //   x = acc - za * colsum - zb * rowsum + depth * za * zb        exact, in integers
 //   y = activation(x * lhs_scale * rhs_scale + residual + bias)  float32
@@ -27,14 +27,14 @@ struct Slab {
   int64_t batch_stride = 0, row_stride = 0;
 };
 
-// What has to be applied to the accumulators for one side.
+// The corrections of the accumulators for one side.
 struct Correction {
   bool scale = false;       // multiply by the scale
-  int64_t depth = 0;        // the K index of that scale; 0 where it is constant along K
+  int64_t depth = 0;        // the K index of the scale; 0 if it is constant along K
   bool zero_point = false;  // subtract the zero point; int32 accumulators only
   int32_t shift = 0;        // added to the zero point: -128 for uint8 packed as int8
-  // Sums over K of the values as multiplied: that of (b, f) is at (b - batch) * line_sums_batch +
-  // (f - row or column). Needed if the OTHER side has a zero point or a shift; null otherwise.
+  // Sums over K of the values as multiplied. The sum of (b, f) is at (b - batch) * line_sums_batch
+  // + (f - row or column). Needed if the OTHER side has a zero point or a shift; null otherwise.
   const int32_t* line_sums = nullptr;
   int64_t line_sums_batch = 0;
 };

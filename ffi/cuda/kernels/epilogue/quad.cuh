@@ -13,7 +13,7 @@ namespace jaxfp8::cuda {
 // largest |y| as bits.
 //   kAcc     type of the accumulators: int32, float32 or bfloat16
 //   kZero    there are zero points
-//   columns  its bias is overwritten where that varies along the rows
+//   columns  its bias is overwritten if the bias varies along the rows
 //   acc      bits of int32 or float32
 template <DType kAcc, bool kZero>
 __device__ __forceinline__ uint32_t DequantizeAndStore(const Epilogue& e, const Quad& q,

@@ -1,4 +1,4 @@
-// 1 / x on the device: cuBLASLt multiplies by a scale where our definition divides.
+// 1 / x on the device: cuBLASLt multiplies by a scale, our definition divides.
 
 #ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_RECIPROCAL_H_
 #define JAXFP8_CUDA_KERNELS_EPILOGUE_RECIPROCAL_H_

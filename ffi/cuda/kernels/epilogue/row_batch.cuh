@@ -27,7 +27,7 @@ inline bool IsVectorizable(const Plane& plane, int alignment) {
          alignment >= 4 * SizeOf(plane.dtype);
 }
 
-// Whether `ApplyToBatch` can do what follows the scaled sums, where columns come in fours.
+// Whether `ApplyToBatch` can do the rest of the epilogue, if columns come in fours.
 inline bool FitsRowBatch(const Elementwise& ew) {
   return ew.out_plane.dtype != DType::kS32 && IsVectorizable(ew.out_plane, ew.out_alignment) &&
          (!ew.residual_plane || IsVectorizable(ew.residual_plane, ew.residual_alignment)) &&
@@ -41,7 +41,7 @@ inline bool FitsRowBatch(const Elementwise& ew) {
 // Four columns of kRowsInFlight rows.
 using RowBatch = float[kRowsInFlight][4];
 
-// Where a batch lies in the output. Rows past the last are read as the last, and not written.
+// The place of a batch in the output. Rows past the last are read as the last, and not written.
 struct RowCursor {
   int64_t b, first_row, c;  // of the output
   int row, step, last;      // row of the batch, from row to row, last of the block: from first_row
@@ -161,9 +161,9 @@ __device__ __forceinline__ uint32_t MaxOfLanes(uint32_t value) {
   }
 }
 
-// Returns the largest |y| of the first `valid_rows` rows, as bits. Raises the amax itself where
-// that has a cell per row.
-//   kLanes  lanes of a warp that have the same rows
+// Returns the largest |y| of the first `valid_rows` rows, as bits. Raises the amax itself if it has
+// a cell per row.
+//   kLanes  lanes of a warp with the same rows
 template <int kLanes>
 __device__ __forceinline__ uint32_t AmaxOfRows(const Elementwise& ew, const RowCursor& cursor,
                                                int valid_rows, const RowBatch& y) {

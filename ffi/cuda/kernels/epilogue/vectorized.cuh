@@ -8,8 +8,8 @@
 //     row s  |      row s  |                shared memory: RowParams of the block's rows
 //     row 2s v      row 2s v                kRowsInFlight rows are loaded at once (row_batch.cuh)
 //
-// There is one code path from load to load without branches, so that the loads of a batch are in
-// flight together. Threads outside the slab read inside it and write nothing.
+// There is one code path from load to load without branches: the loads of a batch are in flight
+// together. Threads outside the slab read inside it and write nothing.
 
 #ifndef JAXFP8_CUDA_KERNELS_EPILOGUE_VECTORIZED_CUH_
 #define JAXFP8_CUDA_KERNELS_EPILOGUE_VECTORIZED_CUH_
@@ -79,7 +79,7 @@ __device__ __forceinline__ void DequantizeRows(const uint4 (&acc)[kRowsInFlight]
   }
 }
 
-// |value|, or 2^31 if that is larger.
+// The magnitude |value|, or 2^31 if it is larger.
 __device__ __forceinline__ uint32_t Magnitude(int64_t value) {
   const uint64_t magnitude = static_cast<uint64_t>(value < 0 ? -value : value);
   return magnitude >> 31 ? 1u << 31 : static_cast<uint32_t>(magnitude);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kVectorThreads, kBlocksPerSm<kZero>)
   if (kZero && threadIdx.x == 0) maxima = RowMaxima{0, 0};
   const Elementwise& ew = e.elementwise;
   const int64_t local_b = blockIdx.z, b = e.batch + local_b;
-  const int step = kVectorThreads >> log_group;  // rows that a block takes per pass
+  const int step = kVectorThreads >> log_group;  // rows per pass of a block
   const int line = static_cast<int>(threadIdx.x) >> log_group;
   const int64_t first_row = int64_t{blockIdx.y} * (step * deep);
   const int64_t unclamped =

@@ -22,7 +22,7 @@
 namespace jaxfp8::cuda {
 namespace {
 
-// The longest K for which int32 holds every sum of products of two 8-bit values.
+// The longest K with an exact int32 sum of products of two 8-bit values.
 constexpr int64_t kExactDepth = 32768;
 
 struct GeneralArguments {

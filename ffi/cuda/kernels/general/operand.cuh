@@ -18,7 +18,7 @@ namespace jaxfp8::cuda {
 inline constexpr int kGeneralThreads = 128;
 inline constexpr int kTile = kGeneralTile;
 inline constexpr int kStep = 32;          // K per pass
-inline constexpr int kRun = 16;           // consecutive values that a thread loads
+inline constexpr int kRun = 16;           // consecutive values loaded by a thread
 inline constexpr int kPitch = kTile + 4;  // rows stay 16-byte aligned and start 4 banks apart
 
 // A side with its arrays.
@@ -29,7 +29,7 @@ struct Operand {
   const int32_t* zero_point;
   int64_t lines;
   int64_t inner_batch;  // of the problem
-  int alignment;        // in bytes, of runs that start at a multiple of kRun
+  int alignment;        // in bytes, of runs starting at a multiple of kRun
 
   // The index along the outer batch axis, for jumps.
   __device__ __forceinline__ int64_t Outer(int64_t b) const { return TileOf(b, inner_batch); }
