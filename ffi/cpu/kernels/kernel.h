@@ -1,4 +1,4 @@
-// What a kernel is: a row of a table, of constants and functions.
+// A kernel: a row of a table, of constants and functions.
 //
 // The driver (cpu/gemm.cc) knows no instruction set. The functions here know no thread and no XLA.
 
@@ -40,7 +40,7 @@ struct Panel {
   double* scale;
   double* zero;
   double* sum;
-  uint8_t* raw;  // scratch for a block that has to be transposed
+  uint8_t* raw;  // scratch for transposing a block
 };
 
 // Consecutive chunks of K for the same columns, and the packed rows of each. The scaled sums are
@@ -58,8 +58,8 @@ struct F32Factors {
   const float *scale, *zero, *sum;
 };
 
-// Where a tile adds its scaled accumulators in float32. `rows.sum` is that of the row less its zero
-// points, as in RowFactors.
+// A tile's destination for scaled accumulators in float32. `rows.sum` is the sum of the row less
+// its zero points, as in RowFactors.
 struct F32Sums {
   F32Factors rows, columns;
   float* sums;  // or null
@@ -81,21 +81,21 @@ struct OutputSpan {
 
 // Rows of one pass of the GEMV kernels.
 inline constexpr int kGemvRows = 4;
-// Columns that a GEMV over [K, N] takes in one pass, at most: two pages of bytes. Longer passes
-// read memory faster (1.1 to 1.2x for one row times 14336 x 4096), but their accumulators leave L1.
+// The most columns of a GEMV pass over [K, N]: two pages of bytes. Longer passes read memory faster
+// (1.1 to 1.2x for one row times 14336 x 4096), but their accumulators leave L1.
 inline constexpr int kGemvColumns = 8192;
 // Longest chunk of a GEMV: its sums stay within int32.
 inline constexpr int64_t kGemvDepth = 4096;
-// Rows packed in one call, at most; bounds the scratch of operands that have to be transposed.
+// The most rows packed in one call. This bounds the scratch for transposing operands.
 inline constexpr int64_t kPackRows = 48;
 
-// How packed values lie: `group` consecutive K values of a row or column share a 32-bit lane.
+// The packed format: `group` consecutive K values of a row or column share a 32-bit lane.
 struct PackedFormat {
-  int group, size;  // and the bytes of a value
-  int pad;          // packed rows are padded with zeros to a multiple of so many K values
-  // Types whose packed values are shifted by 128, so that the sums of the other side are needed.
+  int group, size;  // size: the bytes of a value
+  int pad;          // packed rows are zero-padded to a multiple of this many K values
+  // Types shifted by 128 in packed values. A shift needs the sums of the other side.
   DType shifted_rows, shifted_columns;
-  bool subtracts_row_zeros;  // where they are within kNearZero
+  bool subtracts_row_zeros;  // for zero points within kNearZero
 };
 
 // C[M, N] by packed rows and packed micro-panels of `nr` columns.
@@ -104,8 +104,8 @@ struct GemmKernel {
   int tile_rows;       // rows of one hardware tile; 1 if there is none
   int64_t max_chunk;   // longest chunk: bounds the rounding of its sums, or keeps int32 exact
   int panel_depth;     // K values of a micro-panel: packed, then multiplied by all rows
-  int64_t row_bytes;   // of packed rows that are kept together
-  int64_t sums_bytes;  // of sums that are kept while rows are packed again
+  int64_t row_bytes;   // of packed rows kept together
+  int64_t sums_bytes;  // of sums kept while rows are packed again
 
   // Around the calls of a thread, for tiles of so many rows; or null.
   void (*enter)(int tile_rows);
@@ -120,7 +120,7 @@ struct GemmKernel {
   const uint8_t* (*pack_and_multiply)(const Side&, const Block&, const Panel&, bool keep,
                                       const PackedRows&, void* acc, int64_t pitch, bool first,
                                       const F32Sums*);
-  // Multiplies another tile of rows by that micro-panel.
+  // Multiplies another tile of rows by the same micro-panel.
   void (*multiply)(const PackedRows&, const uint8_t* panel, int64_t depth, void* acc, int64_t pitch,
                    bool first, const F32Sums*);
   // Adds the scaled accumulators of one row to its float64 sums, or stores them if `first`.
@@ -128,25 +128,24 @@ struct GemmKernel {
                      int64_t depth, int64_t width, double* sums, bool first);
 };
 
-// C[M, N] for few rows by columns that are not packed.
+// C[M, N] for GEMV and skinny M, by unpacked columns.
 struct GemvKernel {
-  int kn_rows;           // the most rows that it takes where B is [K, N]
-  int nk_rows;           // the most where B is [N, K] and chunks are deep; see nk_depth_per_row
-  int nk_short_rows;     // the most where B is [N, K] and chunks have any depth
-  int nk_depth_per_row;  // K values for each row that chunks need in the mean to be deep
-  int prepared_rows;     // the most where B is prepared
-  int nk_pass_rows;      // the most rows of one call of `multiply` where B is [N, K]
-  int pass_rows;         // the most of one call elsewhere
-  int spare_rows;        // rows for which the packed rows need room beyond their number
-  // Whether it adds scaled sums in float32 (ChunkRun::float32), by the layout of B.
+  int kn_rows;           // the most rows for [K, N]
+  int nk_rows;           // the most rows for [N, K] with deep chunks; see nk_depth_per_row
+  int nk_short_rows;     // the most rows for [N, K] with chunks of any depth
+  int nk_depth_per_row;  // chunks are deep from this mean number of K values per row on
+  int prepared_rows;     // the most rows for a prepared B
+  int nk_pass_rows;      // the most rows of one call of `multiply` for [N, K]
+  int pass_rows;         // the most rows of one call otherwise
+  int spare_rows;        // extra rows of room in the packed rows
+  // Whether the kernel adds scaled sums in float32 (ChunkRun::float32), by the layout of B.
   bool kn_float32, nk_float32;
-  int64_t run_bytes;  // of packed rows that are kept together
+  int64_t run_bytes;  // of packed rows kept together
 
   void (*pack_rows_nk)(const Side&, const Block&, const Panel&);
   // Adds the scaled products of the rows and the columns of the run, or stores them. `columns` has
-  // room for their factors, `acc` for the accumulators of whole tiles of rows: of kGemvColumns
-  // columns, and as many float32 sums behind them; or of `nr` columns for each chunk of the run
-  // where B is [N, K].
+  // room for their factors, `acc` for the accumulators of whole tiles of rows. [K, N]: kGemvColumns
+  // columns, with as many float32 sums behind them. [N, K]: `nr` columns for each chunk of the run.
   void (*multiply)(const Side&, const ChunkRun&, int rows, const Panel& columns, void* acc,
                    double* sums, int64_t pitch);
 };
@@ -154,13 +153,13 @@ struct GemvKernel {
 // From sums to the output: residual, bias, activation, amax, output scale, one rounding.
 struct EpilogueKernel {
   void (*store)(const double* sums, const Epilogue&, const OutputSpan&);
-  // Of the accumulators of one row in the last chunk, added to `sums` unless that is null.
+  // The same for one row's accumulators of the last chunk, plus `sums` unless it is null.
   void (*store_scaled)(const void* acc, const Panel& rows, int row, const Panel& columns,
                        int64_t depth, const double* sums, const Epilogue&, const OutputSpan&);
 };
 
-// Rows from which the kernel is worth choosing, by the layout of B. For [N, K] only if there are
-// kDepthPerRow K values for each row; else as for [K, N].
+// The fewest rows for choosing this kernel, by the layout of B. `nk` holds only with kDepthPerRow K
+// values for each row; with fewer, `kn` holds.
 struct MinRows {
   int kn, nk, prepared;
 };

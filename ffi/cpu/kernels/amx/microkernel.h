@@ -40,8 +40,8 @@ inline void EnterTransposedTiles(int rows) { _tile_loadconfig(&kTileConfigs.tran
 
 inline void LeaveTiles() { _tile_release(); }
 
-// Between stores and what loads them as tiles, and the other way round: GCC does not know that it
-// reads memory.
+// Needed between stores and tile loads of the same memory, in either order: GCC does not know the
+// intrinsics' memory accesses.
 inline void TileFence() { asm volatile("" ::: "memory"); }
 
 // Tiles 0 and 1 are the accumulators from `one` and `one + kTile` on, 2 and 3 those from `other`.
@@ -160,8 +160,8 @@ void MultiplyTileRow(const uint8_t* rows, int64_t row_pitch, const uint8_t* pane
   StoreAccs(acc, acc + 2 * kTile, bytes);
 }
 
-// Where tiles store accumulators: those that are scaled at once stay in L1 rather than in L2, where
-// the accumulators of all rows lie.
+// The destination of the tiles' accumulators. Accumulators scaled at once stay in L1; those of all
+// rows would lie in L2.
 template <class Policy>
 class TileAccs {
  public:
@@ -211,7 +211,7 @@ void MultiplyTiles(const PackedRows& rows, const uint8_t* panel, int64_t depth, 
   acc.AddScaledRows(rows.count);
 }
 
-// Clears what a tile has beyond `depth`, for `count` rows or micro-panels of packed groups.
+// Clears a tile beyond `depth`, for `count` rows or micro-panels of packed groups.
 template <class Policy>
 void PadGroups(uint8_t* data, int64_t pitch, int64_t count, int64_t depth, int64_t group_bytes) {
   const int64_t groups = (depth + Policy::kGroup - 1) / Policy::kGroup;
@@ -241,12 +241,12 @@ bool IsInPlace(const Side& side, const Block& block) {
          block.depth % (kTile * Policy::kGroup) == 0;
 }
 
-// Packs a micro-panel in pieces, which the first tile of rows multiplies before they leave L1.
+// Packs a micro-panel in pieces. The first tile of rows multiplies each piece while it is in L1.
 // `keep`: the pieces are needed again.
 template <class Policy>
 void PackAndMultiplyPieces(const Side& side, const Block& block, const Panel& panel, bool keep,
                            const PackedRows& rows, Acc<Policy>* acc, int64_t pitch, bool first) {
-  // Columns along K are transposed, which short pieces do not pay for.
+  // Columns along K are transposed. Short pieces do not pay for this.
   const int64_t depth = side.Along() ? block.depth : kTile * Policy::kGroup;
   const int64_t bytes = pitch * sizeof *acc;
   LoadAccs(acc, acc + 2 * kTile, bytes, first);

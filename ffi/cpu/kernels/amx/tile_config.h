@@ -1,4 +1,4 @@
-// The state of a thread that works with the tiles of AMX.
+// The tile state of a thread in an AMX kernel.
 
 #ifndef JAXFP8_CPU_KERNELS_AMX_TILE_CONFIG_H_
 #define JAXFP8_CPU_KERNELS_AMX_TILE_CONFIG_H_
@@ -11,11 +11,11 @@ namespace jaxfp8 {
 inline constexpr int kTileRows = 16;
 inline constexpr int kTileBytes = 64;  // of a row
 
-// Tiles 0 to 3 are accumulators. Usually rows are tiles 4 and 5, and `height` is that of 0 to 5;
-// columns are 6 and 7. For transposed rows, columns are 4 and 5, rows 6 and 7, and accumulators and
-// rows are `width` lanes wide.
+// Tiles 0 to 3 are accumulators. Usually rows are tiles 4 and 5, columns 6 and 7, and `height` is
+// the height of tiles 0 to 5. For transposed rows, columns are 4 and 5, rows 6 and 7, and
+// accumulators and rows are `width` lanes wide.
 //
-// Only ever a constant: GCC 12 assumes that loading one reads its first eight bytes only.
+// Always a constant: GCC 12 assumes a load of one to read its first eight bytes only.
 struct alignas(64) TileConfig {
   constexpr explicit TileConfig(int height = kTileRows) {
     for (int tile = 0; tile < 8; ++tile) {

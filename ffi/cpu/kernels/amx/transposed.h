@@ -26,7 +26,7 @@ namespace jaxfp8::JAXFP8_ISA {
 // K values of a piece of the columns: a cache line of each.
 inline constexpr int64_t kTilePieceDepth = 64;
 
-// Tiles that the packed values of a piece fill.
+// The number of tiles for the packed values of a piece.
 template <class Policy>
 inline constexpr int kTilesPerPiece = kQuad / Policy::kGroup;
 
@@ -57,8 +57,8 @@ void TransposeRows(const uint8_t* from, int64_t pitch, int rows, int32_t* to) {
   TransposeLanes(lines, to, rows, kTile);
 }
 
-// Packs rows a tile at a time, each behind the last one, from where it is transposed. The first go
-// first: a transposed tile ends in a whole vector, which reaches beyond a narrow one.
+// Packs transposed rows a tile at a time, each behind the last one. The order is ascending: a
+// transposed tile ends in a whole vector, and this reaches beyond a narrow tile.
 template <class Policy>
 void PackTransposedRows(const Side& side, const Block& block, const Panel& panel) {
   constexpr int64_t kSize = 4 / Policy::kGroup;
@@ -138,7 +138,7 @@ class TransposedGemv {
   static constexpr int64_t kPiecesDepth = kPieces * kTilePieceDepth;
   static_assert(std::has_single_bit(uint64_t{kPieces}));
 
-  // A tile of transposed rows; that of the next piece lies a step further.
+  // A tile of transposed rows; the next piece's tile lies a step further.
   struct Rows {
     const uint8_t* at;
     int64_t step;
@@ -202,7 +202,7 @@ class TransposedGemv {
   void AddF32(int64_t first, double* sums, int64_t pitch) {
     F32 sums_f32[kMaxTiles][kColumnsPerPass];
     std::memset(sums_f32, 0, tiles_ * sizeof *sums_f32);
-    // Lanes that no tile fills stay 0.
+    // Lanes outside every tile stay 0.
     Accs acc[kMaxTiles];
     std::memset(acc, 0, tiles_ * sizeof *acc);
     for (int64_t c = 0; c < run_.count; ++c) {

@@ -1,4 +1,4 @@
-// From a type that is known when a call runs to one that the compiler knows.
+// From a type known at run time to a template argument.
 
 #ifndef JAXFP8_CPU_KERNELS_DECODE_DISPATCH_H_
 #define JAXFP8_CPU_KERNELS_DECODE_DISPATCH_H_
@@ -28,7 +28,7 @@ void WithType(DType type, const F& f) {
   }
 }
 
-// The same for the 8-bit types that `Policy` takes as they are.
+// The same for the 8-bit types used by `Policy` without conversion.
 template <class Policy, typename F>
 void WithByteType(DType type, const F& f) {
   if constexpr (!Policy::kExact) {
@@ -39,7 +39,7 @@ void WithByteType(DType type, const F& f) {
   return f.template operator()<DType::kU8>();
 }
 
-// The same for the types that `Policy` packs.
+// The same for the types packed by `Policy`.
 template <class Policy, typename F>
 void WithPackedType(DType type, const F& f) {
   if constexpr (Policy::kExact) {

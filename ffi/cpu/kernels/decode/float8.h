@@ -2,10 +2,11 @@
 //
 //   code -> byte shuffles -> upper and lower byte of its bfloat16 -> interleave -> shift -> float32
 //
-// A shuffle looks up one byte per code, by half a code or, with VBMI, by the whole, so a vector
-// decodes as many values as it has bytes. That is 1.4x faster for one row times 4096 x 4096 than to
-// convert from float16, a quarter as many at a time (Cascade Lake, one thread), and 1.2x to 1.3x
-// with AVX2 (AMD Zen 3). Only e5m2 with AVX2 goes through float16, whose upper byte it is.
+// A shuffle looks up one byte per code, by half a code or, with VBMI, by the whole code. A vector
+// thus decodes as many values as it has bytes; a conversion from float16 decodes a quarter as many.
+// The shuffles are 1.4x faster for one row times 4096 x 4096 (Cascade Lake, one thread), and 1.2x
+// to 1.3x with AVX2 (AMD Zen 3). Only e5m2 with AVX2 goes through float16: the code is its upper
+// byte.
 
 #ifndef JAXFP8_CPU_KERNELS_DECODE_FLOAT8_H_
 #define JAXFP8_CPU_KERNELS_DECODE_FLOAT8_H_
@@ -32,9 +33,8 @@ inline constexpr bool kDecodedByLanes = IsFloat8(kType);
 
 #if defined(JAXFP8_AMX)
 // On processors with AMX a shuffle of two registers is 2x slower than of one. For normal codes and
-// infinity the lower byte depends on the last four bits alone; that of a NaN needs a bit of the
-// mantissa, no certain one. So 64 entries, one register, serve all codes: codes from 64 on use
-// entries 32 to 63.
+// infinity the lower byte depends on the last four bits alone. A NaN needs any one bit of the
+// mantissa. Hence 64 entries, one register, serve all codes: codes from 64 on use entries 32 to 63.
 template <DType kType>
 inline constexpr int kLowerEntries = IsFloat8(kType) ? 64 : 128;
 #else
@@ -76,8 +76,8 @@ template <DType kType>
   lower = Entries(table.lower, codes);
 }
 
-// -128 has a magnitude of 128, which would find the entries of 0. Its lower byte is that of 0, and
-// its upper byte is added.
+// -128 has a magnitude of 128 and would find the entries of 0. Its lower byte is the same as 0's,
+// and its upper byte is added.
 template <>
 [[gnu::always_inline]] inline void Halves<DType::kS8>(__m512i codes, __m512i& upper,
                                                       __m512i& lower) {
@@ -95,12 +95,12 @@ template <>
 #else
 
 // The bytes of the bfloat16 of a code h * 16 + n. `upper` includes the sign. Codes with h = 0,
-// which include the subnormals, have entries of their own (`first`). For others the lower byte
-// depends on n alone, and the upper one is upper[h] + carry[n], save for NaN and infinity.
+// among them the subnormals, have entries of their own (`first`). For others the lower byte depends
+// on n alone, and the upper one is upper[h] + carry[n], except for NaN and infinity.
 struct HalvesTable {
   uint8_t upper[16] = {}, carry[16] = {}, lower[16] = {};
   uint8_t first_upper[16] = {}, first_lower[16] = {};
-  uint8_t special = 0;  // the smallest code that is NaN or infinite
+  uint8_t special = 0;  // the smallest NaN or infinite code
 };
 
 template <DType kType>
@@ -162,7 +162,7 @@ template <DType kType>
   to[3] = (F32)_mm512_and_si512(second, odd);
 }
 
-// 64 codes as float32, in the order in which 128-bit lanes are decoded cheapest.
+// 64 codes as float32, in the cheapest order of 128-bit lanes.
 template <DType kType>
 [[gnu::always_inline]] inline void DecodeByLanes(__m512i bytes, F32 (&to)[kVectors]) {
   // Interleaving bytes and splitting even from odd words moves byte 4d + e of a 128-bit lane to
@@ -202,7 +202,7 @@ template <DType kType>
 inline constexpr bool kDecodedByLanes = kType == DType::kE4M3;
 
 // The bytes of the bfloat16 of an e4m3 code h * 16 + n: the upper one, sign included, depends on h
-// alone, and the lower one is n * 16. Codes with h = 0, which include the subnormals, add
+// alone, and the lower one is n * 16. Codes with h = 0, among them the subnormals, add
 // first_upper[n] to the upper byte, and correct the lower one by first_lower[n].
 struct HalvesTable {
   uint8_t upper[16] = {}, first_upper[16] = {}, first_lower[16] = {};
@@ -249,7 +249,7 @@ inline __m256i InEveryLane(const uint8_t (&table)[16]) {
   to[3] = (F32)_mm256_and_si256(high, odd);
 }
 
-// 32 codes as float32, in the order in which lanes are decoded cheapest.
+// 32 codes as float32, in the cheapest order of lanes.
 template <DType kType>
   requires(kDecodedByLanes<kType>)
 [[gnu::always_inline]] inline void DecodeByLanes(__m256i bytes, F32 (&to)[kVectors]) {
@@ -257,7 +257,7 @@ template <DType kType>
   DecodePairs((__m256i)ShuffleLanes((S32)bytes, in_lane), to);
 }
 
-// 16 codes of e5m2 as float32. Each is the upper byte of a 16-bit word, which then is a float16.
+// 16 codes of e5m2 as float32. Each is the upper byte of a 16-bit word: the word is a float16.
 [[gnu::always_inline]] inline void DecodeWords(__m256i half, F32& low, F32& high) {
   low = (F32)_mm256_cvtph_ps(_mm256_castsi256_si128(half));
   high = (F32)_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));

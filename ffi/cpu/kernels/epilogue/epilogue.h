@@ -27,7 +27,7 @@ inline int64_t StartOf(const Plane& plane, const OutputSpan& at) {
   return plane.batch[at.batch] + plane.rows[at.row];
 }
 
-// kNR columns of a row, which stay in registers on the common path.
+// kNR columns of a row, in registers on the common path.
 struct Values {
   static constexpr int kParts = kNR / kWide;
   F64 part[kParts];
@@ -58,8 +58,8 @@ inline void StoreValues(double* to, const Values& values) {
   }
 }
 
-// Copies a plane's values along a span that is not contiguous, or shorter than kNR: a broadcast
-// value, or one by one, with the last repeated to fill `to`.
+// Copies a plane's values along a strided span, or one shorter than kNR: a broadcast value, or one
+// by one, with the last repeated to fill `to`.
 template <typename T>
 [[gnu::noinline]] void Gather(const Plane& plane, const OutputSpan& at, T* to) {
   const T* base = static_cast<const T*>(plane.data) + StartOf(plane, at);
@@ -117,8 +117,8 @@ template <typename T, Values (*kDecoded)(const T*)>
   EachPart([&](int i) { y.part[i] /= values.part[i]; });
 }
 
-// Where there is a fused multiply-add, the activation is computed in float32: accurate to the last
-// bits, and 2x faster than float64. Values beyond float32 are computed in float64.
+// With a fused multiply-add, the activation is computed in float32: accurate to the last bits, and
+// 2x faster than float64. Values beyond float32 are computed in float64.
 template <float (*kInFloat)(float), double (*kInDouble)(double)>
 inline Values ActivatedBy(const Values& y) {
   double wide[kNR];
@@ -209,7 +209,7 @@ class RowAmax {
 };
 
 #if defined(__AVX512F__)
-// Eight values as float32, rounded towards 0; `inexact` has a bit for each that was rounded.
+// Eight values as float32, rounded towards 0; `inexact` has a bit for each rounded value.
 inline __m256i Truncate(__m512d values, __mmask8& inexact) {
   const __m256 truncated = _mm512_cvt_roundpd_ps(values, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
   inexact = _mm512_cmp_pd_mask(_mm512_cvtps_pd(truncated), values, _CMP_NEQ_UQ);
@@ -235,8 +235,8 @@ inline void RoundToOdd(const Values& y, float (&odd)[kNR]) {
 #endif
 }
 
-// Calls `fill` on the output where the span is whole and contiguous; otherwise on a copy, of which
-// it stores the columns that exist.
+// Calls `fill` on the output if the span is whole and contiguous; otherwise on a copy, and stores
+// the copy's existing columns.
 template <typename T, typename Fill>
 [[gnu::always_inline]] inline void Put(const Plane& out, const OutputSpan& at, Fill fill) {
   T* base = static_cast<T*>(out.data) + StartOf(out, at);
@@ -288,9 +288,9 @@ inline void PutIntegers(const Plane& out, const OutputSpan& at, const Values& y)
   Put<float>(out, at, [&](float* to) { StoreFloats(to, y); });
 }
 
-// Applies the epilogue to `values(i)`, which gives kNR columns from the i-th on, and stores them.
-// Lanes beyond the last column hold garbage that is never stored. Functions that are not inlined
-// get a copy: a reference would force the values out of registers.
+// Applies the epilogue to `values(i)`, kNR columns from the i-th on, and stores them. Lanes beyond
+// the last column hold garbage and are never stored. Functions not inlined get a copy: a reference
+// would force the values out of registers.
 template <typename Source>
 [[gnu::always_inline]] inline void StoreFrom(Source values, const Epilogue& epilogue,
                                              const OutputSpan& all) {

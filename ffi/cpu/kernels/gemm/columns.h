@@ -34,11 +34,11 @@ class ZeroPoints {
   F32 zero_[kSubtract ? kVectors : 1];
 };
 
-// Past the first byte of the next micro-panel, or cache line: its last byte. Lines need not start
-// at a cache line, so its first byte may be in the line that is read already.
+// The last byte of the next micro-panel, or cache line. Lines need not start at a cache line: its
+// first byte may be in a line already read.
 inline constexpr int kNextPanel = std::max(kNR, 64) + 63;
 
-// Lines across K, at equal distances. Packs the columns to `to` unless that is null, and prefetches
+// Lines across K, at equal distances. Packs the columns to `to` unless it is null, and prefetches
 // the next micro-panel into L2.
 template <class Policy, DType kType, bool kSubtract>
 class LineColumns {

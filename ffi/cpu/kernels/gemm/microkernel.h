@@ -9,9 +9,9 @@
 //     r0  a a a a ...          b0 b1 ... b63   k = 0..group-1
 //     r1  a a a a ...          b0 b1 ... b63   k = group..
 //
-// The source is a packed micro-panel, or B as it lies in memory (gemm/columns.h); then Next decodes
-// it, and can store what it decoded. GEMM and GEMV over [K, N] share this loop. A policy says what
-// a lane holds and how it is multiplied (policy/lane_policy.h).
+// The source is a packed micro-panel, or B as stored (gemm/columns.h). In the second case Next
+// decodes B, and can store the decoded values. GEMM and GEMV over [K, N] share this loop. A policy
+// defines a lane's contents and its multiplication (policy/lane_policy.h).
 
 #ifndef JAXFP8_CPU_KERNELS_GEMM_MICROKERNEL_H_
 #define JAXFP8_CPU_KERNELS_GEMM_MICROKERNEL_H_
@@ -99,7 +99,7 @@ class RegisterTile {
   Vector acc_[kCount][kVectors];
 };
 
-// Not inlined, so that no register is kept for the caller.
+// Not inlined: no register is kept for the caller.
 template <class Policy, int kCount, bool kToF32, class Columns>
 [[gnu::noinline]] void MultiplyTile(const PackedRows& rows, Columns columns, int64_t groups,
                                     Acc<Policy>* acc, int64_t pitch, bool first,

@@ -126,8 +126,8 @@ void TransposeQuads(const Side& side, const Block& block, uint8_t* to) {
   }
 }
 
-// How much of a block of columns a source can read as it lies: whole groups, and only lines that
-// can be read kNR wide (beyond the block there may be others).
+// The part of a block of columns readable in place by a source: whole groups, and only lines
+// readable kNR wide (there may be other lines beyond the block).
 template <class Policy>
 int64_t DirectDepth(const Side& side, const Block& block) {
   if (side.prepared || side.depth.Contiguous()) return block.depth / kQuad * kQuad;
@@ -137,7 +137,7 @@ int64_t DirectDepth(const Side& side, const Block& block) {
   return std::min(readable, block.depth) / Policy::kGroup * Policy::kGroup;
 }
 
-// Calls `function` with the source of a block of columns, of which it packs them if `pack`.
+// Calls `function` with the source of a block of columns. The source packs them if `pack`.
 template <class Policy, DType kType, bool kSubtract, class Function>
 void WithColumns(const Side& side, const Block& block, const Panel& panel, bool pack,
                  const Function& function) {
@@ -159,7 +159,7 @@ void WithColumns(const Side& side, const Block& block, const Panel& panel, bool 
   function(Columns(AcrossDepth(side, block), panel.zero, pack ? panel.data : nullptr));
 }
 
-// Packs columns of any layout, line by line, padded with what decodes to 0.
+// Packs columns of any layout, line by line, padded with codes of 0.
 template <class Policy, DType kType>
 void PackPadded(const Lines& lines, const Block& block, uint8_t* to) {
   constexpr int kSize = SizeOf(kType);

@@ -20,7 +20,7 @@ using AccVector = std::conditional_t<Policy::kExact, S32, F32>;
 template <class Policy>
 using HalfAccVector = std::conditional_t<Policy::kExact, HalfS32, HalfF32>;
 
-// What one row brings to its scaled sums; see Panel for the equation.
+// The factors of one row in its scaled sums; see Panel for the equation.
 struct RowFactors {
   double scale, zero, sum;
 
@@ -65,8 +65,8 @@ inline void AddF32Row(const float* f32_sums, int64_t width, double* sums, bool f
   for (int64_t i = 0; i < width; ++i) sums[i] = f32_sums[i] + (first ? 0 : sums[i]);
 }
 
-// Accumulators of row `r` less zero points, in float32, which holds the exact sums of a short
-// chunk.
+// Accumulators of row `r` less zero points, in float32. The sums of a short chunk are exact in
+// float32.
 inline F32 LessZeros(S32 acc, const F32Sums& to, int r, int64_t i) {
   return __builtin_convertvector(acc, F32) - to.rows.zero[r] * Load<F32>(to.columns.sum + i) -
          to.rows.sum[r] * Load<F32>(to.columns.zero + i);
@@ -74,8 +74,8 @@ inline F32 LessZeros(S32 acc, const F32Sums& to, int r, int64_t i) {
 
 inline F32 LessZeros(F32 acc, const F32Sums&, int, int64_t) { return acc; }
 
-// The same for one row of a register tile in float32. All is read before anything is stored: the
-// compiler does not know that the arrays are apart.
+// The same for one row of a register tile in float32. It reads everything before the first store:
+// the compiler does not know the arrays to be disjoint.
 template <typename Vector>
 [[gnu::always_inline]] inline void AddScaled(const Vector (&acc)[kVectors], const F32Sums& to,
                                              int r) {

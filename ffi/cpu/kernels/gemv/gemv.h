@@ -1,4 +1,4 @@
-// Few rows by columns that are not packed, for any policy: by the layout of B.
+// GEMV and skinny M by unpacked columns, for any policy: by the layout of B.
 
 #ifndef JAXFP8_CPU_KERNELS_GEMV_GEMV_H_
 #define JAXFP8_CPU_KERNELS_GEMV_GEMV_H_

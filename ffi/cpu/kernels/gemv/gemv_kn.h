@@ -99,7 +99,7 @@ class GemvKn {
       const int64_t count = std::min<int64_t>(kLinesTogether, block_.depth - k);
       LinesTogether together(lines, block_, k);
       for (int64_t i = count; i < kLinesTogether; ++i) together.line[i] = Zeros();
-      // The last columns are copied where a whole micro-panel would reach beyond the array.
+      // The last columns are copied if a whole micro-panel would reach beyond the array.
       const bool copies = whole < width_ && k + count > readable;
       MultiplyLines(together, k, count, copies ? whole : width_);
       if (copies) MultiplyRest(together, k, count, whole);
@@ -170,7 +170,7 @@ class GemvKn {
     MultiplyPanel(line, 0, k, count, column);
   }
 
-  // The micro-kernel for `count` lines from byte `at` on, which hold columns from `column` on.
+  // The micro-kernel for `count` lines from byte `at` on, for columns from `column` on.
   [[gnu::always_inline]] void MultiplyPanel(const uint8_t* const* lines, int64_t at, int64_t k,
                                             int64_t count, int64_t column) {
     const uint8_t* rows = rows_.data + k * (4 / Policy::kGroup);

@@ -50,8 +50,8 @@ template <int kCount, typename Vector>
   return sums;
 }
 
-// Copies `count` bytes and fills the rest of kRoom. Masked, since every column of every chunk that
-// is no multiple of kNR deep needs it.
+// Copies `count` bytes and fills the rest of kRoom. Masked for speed: every column needs it in
+// every chunk, unless the chunk's depth is a multiple of kNR.
 template <int kRoom>
 inline void CopyPadded(const uint8_t* from, int64_t count, int fill, uint8_t* to) {
 #if defined(__AVX512F__)
@@ -93,7 +93,7 @@ class DotTile {
     }
   }
 
-  // Prefetches what lies `ahead` bytes further: the next columns.
+  // Prefetches `ahead` bytes further: the next columns.
   void Multiply(const uint8_t* rows, int64_t pitch, int64_t depth, int64_t ahead) {
     int64_t k = 0;
     for (; k + kNR <= depth; k += kNR, rows += kRowBytes) {
@@ -160,7 +160,7 @@ class DotTile {
     }
   }
 
-  // The end of the columns that fills no step, padded with what decodes to 0.
+  // The end of the columns, less than a step, padded with codes of 0.
   void Rest(const uint8_t* rows, int64_t pitch, int64_t count) {
     constexpr int kSize = 4 / Policy::kGroup;
     uint8_t columns[kColumnCount][kNR], padded[kRowCount][kRowBytes];
@@ -255,7 +255,7 @@ class GemvNk {
     bytes_ += depth * (4 / Policy::kGroup) * CachedRows();
   }
 
-  // Float32 sums are rounded when pieces are multiplied, which must not depend on the rows.
+  // Multiplying a piece rounds float32 sums. The pieces must therefore not depend on the rows.
   int64_t CachedRows() const { return float32_ ? kGemvRows : rows_; }
 
   // Even passes: 6 rows are 3 + 3, not 4 + 2.
@@ -344,7 +344,7 @@ class GemvNk {
     return tile;
   }
 
-  static constexpr int64_t kStep = kTileColumns<1>;  // columns that all rows take in turn
+  static constexpr int64_t kStep = kTileColumns<1>;  // columns taken by all rows in turn
 
   const ChunkRun& run_;
   const int64_t rows_, passes_;

@@ -1,4 +1,4 @@
-// The kernels for x86 with AMX, whose instructions multiply tiles.
+// The kernels for x86 with AMX: tile instructions.
 
 #define JAXFP8_ISA amx
 #define JAXFP8_VBMI

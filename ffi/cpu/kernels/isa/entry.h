@@ -1,4 +1,4 @@
-// The rows of the kernel table that share one shape.
+// The kernel table's rows of one shape.
 
 #ifndef JAXFP8_CPU_KERNELS_ISA_ENTRY_H_
 #define JAXFP8_CPU_KERNELS_ISA_ENTRY_H_

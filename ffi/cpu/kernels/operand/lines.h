@@ -1,8 +1,8 @@
 // The lines of a block, each a contiguous run of values, whatever the layout of the operand.
 //
-// Where a line is contiguous in memory, nothing is copied. Where lines are columns of contiguous
-// bytes, the block is transposed into scratch, 16 x 16 or 16 x 64 bytes at a time in registers. Any
-// other layout is copied value by value.
+// Contiguous lines are used in place. If lines are columns of contiguous bytes, the block is
+// transposed into scratch, 16 x 16 or 16 x 64 bytes at a time in registers. Any other layout is
+// copied value by value.
 
 #ifndef JAXFP8_CPU_KERNELS_OPERAND_LINES_H_
 #define JAXFP8_CPU_KERNELS_OPERAND_LINES_H_
@@ -96,8 +96,8 @@ class Lines {
     return start_ + (table_ ? table_[i] * size_ : i * pitch_);
   }
 
-  // How many of `count` lines can be read `width` values wide, of which `length` are theirs: beyond
-  // the end of one lies another, or the array ends.
+  // How many of `count` lines are readable `width` values wide. Only `length` values belong to a
+  // line: beyond its end lies another line, or the array ends.
   int64_t Readable(int64_t count, int64_t length, int64_t width) const {
     if (length == width) return count;
     if (table_ || pitch_ <= 0) return 0;
@@ -168,7 +168,7 @@ inline Lines AcrossDepth(const Side& side, const Block& block) {
                block.first);
 }
 
-// The starts of the lines across K that a GEMV reads together, and of those that it reads next.
+// The starts of the lines across K read together by a GEMV, and of the next ones.
 struct LinesTogether {
   LinesTogether(const Lines& lines, const Block& block, int64_t k) {
     const int64_t end = block.depth + block.ahead;
@@ -178,8 +178,8 @@ struct LinesTogether {
     }
   }
 
-  // Prefetches byte `at + ahead` of line i. Only `bytes` of a line are read: from there on, it
-  // prefetches the start of the line that takes the place of line i.
+  // Prefetches byte `at + ahead` of line i. Only `bytes` of a line are read: beyond them, it
+  // prefetches the start of line i's successor.
   [[gnu::always_inline]] void Prefetch(int i, int64_t at, int64_t ahead, int64_t bytes) const {
     const int64_t beyond = at + ahead - bytes;
     __builtin_prefetch(beyond < 0 ? line[i] + at + ahead : next[i] + beyond);

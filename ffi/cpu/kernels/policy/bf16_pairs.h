@@ -13,7 +13,7 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Types whose bfloat16 is looked up.
+// Types with a lookup table for their bfloat16.
 template <DType kType>
 inline constexpr bool kLookedUp = IsFloat8(kType) || kType == DType::kS8;
 
@@ -72,7 +72,7 @@ struct Bf16Pairs {
     }
   }
 
-  // Of bfloat16, from values that it holds.
+  // Pairs of bfloat16, from values exact in bfloat16.
   static Vector Pairs(F32 even, F32 odd) {
     const __m512i high =
         _mm512_and_si512((__m512i)odd, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000)));

@@ -11,7 +11,7 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Subtracts zero points and applies scales that change from value to value (Side::fine).
+// Subtracts zero points and applies scales varying from value to value (Side::fine).
 class ValueFactors {
  public:
   ValueFactors(const Side& side, const Block& block) : side_(side), block_(block) {}
@@ -27,7 +27,7 @@ class ValueFactors {
   }
 
  private:
-  // To values whose tiles are `tile` + `tiles[first + i]`. The compiler vectorises the loops.
+  // For values with the tiles `tile` + `tiles[first + i]`. The compiler vectorises the loops.
   void Apply(int64_t tile, const Offsets& tiles, int64_t first, int64_t count, float* line) const {
     tile += side_.tile_batch[block_.batch];
     if (tiles.table) {

@@ -78,7 +78,7 @@ struct Int16Pairs {
   template <DType kType>
   [[gnu::always_inline]] static Vector PairOfQuads(S32 quads, int first) {
 #if defined(__AVX2__)
-    // Signed ones come to the upper halves of words, from where they are shifted; the rest is 0.
+    // Signed ones come to the upper halves of words and are shifted down; the rest is 0.
     constexpr char k0 = static_cast<char>(0x80);
     const __m128i upper = _mm_setr_epi8(k0, 0, k0, 1, k0, 4, k0, 5, k0, 8, k0, 9, k0, 12, k0, 13);
     const __m128i lower = _mm_setr_epi8(0, k0, 1, k0, 4, k0, 5, k0, 8, k0, 9, k0, 12, k0, 13, k0);

@@ -2,10 +2,10 @@
 //
 //     lane:  | a[k] a[k+1] a[k+2] a[k+3] |     acc[lane] += sum of a[k+i] * b[k+i][lane]
 //
-// `vpdpbusd` multiplies unsigned by signed bytes. So signed columns are shifted up by 128 and
-// unsigned rows down by 128. AMX multiplies signed bytes, for which unsigned ones are shifted down.
-// A shift counts as part of the zero point. Sums of rows are computed once, as they are packed;
-// sums of columns only if rows have a zero point or a shift.
+// `vpdpbusd` multiplies unsigned by signed bytes: signed columns are shifted up by 128 and unsigned
+// rows down by 128. AMX multiplies signed bytes: unsigned ones are shifted down. A shift counts as
+// part of the zero point. Sums of rows are computed once, during packing; sums of columns only if
+// rows have a zero point or a shift.
 
 #ifndef JAXFP8_CPU_KERNELS_POLICY_INT8_QUADS_H_
 #define JAXFP8_CPU_KERNELS_POLICY_INT8_QUADS_H_
@@ -57,7 +57,7 @@ struct Int8QuadsOf {
     LoadQuads<kType>(Load<S32>(from), to);
   }
 
-  // 64 values of a line, which tiles take in any order.
+  // 64 values of a line. Tiles take them in any order.
   template <DType kType>
   static void LoadTileRow(__m512i codes, Vector (&to)[1]) {
     LoadQuads<kType>((S32)codes, to);
@@ -82,7 +82,7 @@ struct Int8QuadsOf {
     for (int v = 0; v < kVectors; ++v) column[v] = (S32)group[v];
   }
 
-  // The stored byte that the shift takes to 0.
+  // The stored byte of 0 after the shift.
   template <DType kType>
   static constexpr int kZeroCode = kType == kShiftedColumns ? 128 : 0;
 

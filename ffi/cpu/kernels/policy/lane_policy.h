@@ -1,5 +1,5 @@
-// What a policy is: what a 32-bit lane of packed values holds, how values get there, and how lanes
-// are multiplied. All loops are written once, for any policy.
+// A policy defines a 32-bit lane of packed values: its contents, its packing and its
+// multiplication. All loops are written once, for any policy.
 //
 //     policy          lane                  accumulator   instructions
 //     Float32         1 float32             float32       portable, AVX2, AVX-512
@@ -31,10 +31,10 @@ concept LanePolicy = requires(
   // Whether packed values are less their zero points. Otherwise sums of rows and columns correct
   // the products.
   { P::kSubtractsZeros } -> std::convertible_to<bool>;
-  // Types whose values are shifted by 128, in rows and in columns, or kNone.
+  // The types shifted by 128, in rows and in columns, or kNone.
   { P::kShiftedRows } -> std::convertible_to<DType>;
   { P::kShiftedColumns } -> std::convertible_to<DType>;
-  // The code that stands for 0 in columns of a type.
+  // The code of 0 in columns of a type.
   { P::template kZeroCode<DType::kU8> } -> std::convertible_to<int>;
   // acc + one lane of a row, broadcast, times kLanes columns; and lane by lane.
   { P::MultiplyAdd(acc, lane, packed) } -> std::same_as<typename P::Vector>;
@@ -44,11 +44,11 @@ concept LanePolicy = requires(
   P::template LoadLines<DType::kU8>(lines, columns);
   P::template LoadAlong<DType::kU8>(from, along);
   P::template LoadQuads<DType::kU8>(S32{}, quads);
-  // Packs row `i` of a block, whose values lie from `from` on.
+  // Packs row `i` of a block, with values from `from` on.
   P::PackRow(side, block, int64_t{}, from, to, panel);
 };
 
-// What is added to values of a type for the instruction to take them.
+// The shift of a type's values for the instruction.
 constexpr int ShiftOf(DType type, DType shifted) {
   if (type != shifted || type == DType::kNone) return 0;
   return type == DType::kU8 ? -128 : 128;

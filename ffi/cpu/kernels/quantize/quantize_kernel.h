@@ -1,4 +1,4 @@
-// What quantising asks of an instruction set: three functions on a run of values in a row.
+// The quantising functions of an instruction set: three, each on a run of values in a row.
 
 #ifndef JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_KERNEL_H_
 #define JAXFP8_CPU_KERNELS_QUANTIZE_QUANTIZE_KERNEL_H_
@@ -19,7 +19,7 @@ struct QuantizeKernel {
                  uint8_t* codes);
 };
 
-// The functions for a pair of types that `QuantizeWhyNot` lets through, by instruction set.
+// The functions for a pair of types accepted by `QuantizeWhyNot`, by instruction set.
 namespace scalar {
 QuantizeKernel QuantizeKernelOf(DType in, DType out);
 }

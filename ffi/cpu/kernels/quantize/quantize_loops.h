@@ -55,7 +55,7 @@ inline typename Wide<kIn>::Bits LargestBits(const uint8_t* x, int64_t count) {
   return result;
 }
 
-// The same of finite values alone. Read again only where a run has others, which is rare.
+// The same of finite values alone. Reads a run again only if it has other values, a rare case.
 template <DType kIn>
 inline typename Wide<kIn>::Bits LargestFiniteBits(const uint8_t* x, int64_t count) {
   using Bits = typename Wide<kIn>::Bits;

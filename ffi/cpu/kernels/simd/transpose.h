@@ -23,7 +23,7 @@ inline constexpr int kTransposeRounds = 2;
 #endif
 static_assert(1 << kTransposeRounds == kLanes);
 
-// to[g][i] = a[i][g] for kLanes lines of kLanes lanes, of which the first `count` g are stored. The
+// to[g][i] = a[i][g] for kLanes lines of kLanes lanes. Only the first `count` g are stored. The
 // pitch is in lanes.
 [[gnu::always_inline]] inline void TransposeLanes(S32 (&a)[kLanes], int32_t* to, int64_t to_pitch,
                                                   int64_t count) {

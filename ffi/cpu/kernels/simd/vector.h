@@ -1,7 +1,7 @@
 // The vectors of the instruction set this file is compiled for.
 //
-// Kernels are written once in terms of these; a file for each instruction set includes them with
-// JAXFP8_ISA naming the namespace, so that copies for different machines never meet in the linker.
+// Kernels are written once, on these vectors. A file for each instruction set includes them with
+// JAXFP8_ISA naming the namespace: copies for different machines never meet in the linker.
 
 #ifndef JAXFP8_CPU_KERNELS_SIMD_VECTOR_H_
 #define JAXFP8_CPU_KERNELS_SIMD_VECTOR_H_
@@ -30,17 +30,17 @@ inline constexpr int kVectors = 2, kMR = 6;
 
 inline constexpr int kLanes = kBytes / 4;
 inline constexpr int kNR = kVectors * kLanes;  // columns of a micro-panel
-// Lines of B as [K, N] that a GEMV reads side by side. Each may be in a page of its own, and a core
-// prefetches few pages at a time. An L1 also holds few cache lines whose distance is a power of
-// two. With 32, packing was 1.2x slower (AMD Zen 5).
+// Lines of [K, N] read together by a GEMV. Each may be in a page of its own, and a core prefetches
+// few pages at a time. An L1 also holds few cache lines at a distance of a power of two. With 32
+// lines, packing was 1.2x slower (AMD Zen 5).
 inline constexpr int kLinesTogether = 8;
 // Each of them is prefetched so many bytes ahead. With 2048 one row was 1.2x slower (AMD Zen 5).
 inline constexpr int64_t kLineAhead = 1024;
-// Prepared columns are prefetched so many bytes ahead: the core's own prefetcher falls behind in
-// the single stream that they are.
+// The prefetch distance of prepared columns in bytes: they are a single stream, and the core's own
+// prefetcher falls behind.
 inline constexpr int64_t kStreamAhead = 4096;
-// Columns along K are prefetched so many bytes ahead while they are transposed; 0 for not at all.
-// Without prefetching, 16 rows were 1.4x slower (AMD Zen 5), but 1.05x faster where AMX multiplies.
+// The prefetch distance of columns along K while they are transposed, in bytes; 0 for none. Without
+// prefetching, 16 rows were 1.4x slower (AMD Zen 5), but 1.05x faster with AMX.
 #if defined(__AMX_TILE__)
 inline constexpr int64_t kTransposeAhead = 0;
 #else
@@ -52,7 +52,7 @@ typedef int32_t S32 __attribute__((vector_size(kBytes)));
 typedef double F64 __attribute__((vector_size(kBytes)));
 typedef uint8_t U8x16 __attribute__((vector_size(16)));
 
-// Half a vector of 32-bit lanes: what one vector of doubles is converted from.
+// Half a vector of 32-bit lanes: converts to one vector of doubles.
 typedef float HalfF32 __attribute__((vector_size(kBytes / 2)));
 typedef int32_t HalfS32 __attribute__((vector_size(kBytes / 2)));
 
@@ -70,8 +70,8 @@ inline void Store(void* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-// a * b + c, rounded once; in portable code that is the compiler's choice. By itself GCC fuses some
-// products and sums and not others, and bits would depend on a row's place in the tile.
+// a * b + c, rounded once; in portable code the compiler decides. GCC by itself fuses some products
+// and sums and not others: bits would depend on a row's place in the tile.
 inline F32 FusedMultiplyAdd(F32 a, F32 b, F32 c) {
 #if defined(__AVX512F__)
   return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -114,8 +114,8 @@ inline F32 ToFloats(F64 low, F64 high) {
 }
 
 // A line of bytes is widened by interleaving within 128-bit lanes. Moving its dwords first
-// (`DwordsToLanes`) leaves the columns in order. `ShuffleLanes` has the bytes of each 128-bit lane
-// in the order of `place`, and 0 where that is negative.
+// (`DwordsToLanes`) leaves the columns in order. `ShuffleLanes` permutes the bytes of each 128-bit
+// lane by `place`; negative places give 0.
 #if defined(__AVX512F__)
 
 inline S32 ShuffleLanes(S32 bytes, __m128i place) {
