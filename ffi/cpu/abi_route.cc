@@ -1,4 +1,4 @@
-// The C function of include/jaxfp8_cpu.h that says which kernel takes a spec, without any data.
+// The C function of include/jaxfp8_cpu.h to name the kernel of a spec, without any data.
 
 #include <string>
 
@@ -11,7 +11,7 @@
 namespace jaxfp8 {
 namespace {
 
-// A line for each kernel: its name, and why it is not taken unless it is.
+// A line for each kernel: its name and, except for the chosen one, the reason against it.
 std::string Lines(const Form& form, const Kernel& taken) {
   std::string lines;
   for (const Kernel* kernel : AllKernels()) {

@@ -17,7 +17,7 @@ void AddBatchAxes(const ScaledDotSpec& spec, Groups& groups) {
   }
 }
 
-// Appends a digit: merges it with the last where one stride serves both, drops it if it is
+// Appends a digit: merges it with the last one if one stride serves both, drops it if it is
 // constant.
 void Append(Digit digit, std::vector<Digit>& to) {
   if (digit.size == 1) return;
@@ -73,7 +73,7 @@ int64_t Size(const std::vector<Axis>& group) {
 }
 
 // An offset equals the one before unless some digit enters its next tile. When a digit steps, all
-// those inside it restart, so one that has several tiles changes the offset as well.
+// those inside it restart: one with several tiles changes the offset as well.
 int64_t CountSegments(const std::vector<Digit>& digits) {
   int64_t segments = 1, outer = 1;
   bool moves = false;

@@ -11,7 +11,7 @@
 
 namespace jaxfp8 {
 
-// One axis of the dot, and its place in the shape of each array: -1 where the array lacks it.
+// One axis of the dot, and its place in the shape of each array: -1 if the array lacks it.
 struct Axis {
   int64_t size;
   int lhs;
@@ -19,7 +19,7 @@ struct Axis {
   int out;
 };
 
-// A batch axis along which one operand is broadcast counts as a free axis of the other.
+// If one operand is broadcast along a batch axis, the axis counts as a free axis of the other.
 struct Groups {
   std::vector<Axis> batch, rows, columns, depth;
 };
@@ -33,16 +33,16 @@ struct Digit {
   int64_t tile;
 };
 
-// The number of runs of equal offsets along a group of axes, outermost first.
+// The number of segments with equal offsets along a group of axes, outermost first.
 int64_t CountSegments(const std::vector<Digit>& digits);
 
-// The shape of an array, and which axis of the dot each of its axes is.
+// The shape of an array, and the dot's axis for each of its axes.
 class Array {
  public:
-  // An array of one element per tile; of single values where `tiles` is empty.
+  // An array with one element per tile; with single values if `tiles` is empty.
   Array(Dims shape, Dims tiles, int Axis::* place);
 
-  // The strides along a group, with axes merged where one stride serves both, and broadcast axes
+  // The strides along a group. Axes are merged if one stride serves both, and broadcast axes are
   // dropped.
   std::vector<Digit> Digits(const std::vector<Axis>& group) const;
 

@@ -1,4 +1,4 @@
-// How often each kernel ran, so that a reference in disguise is seen.
+// The calls of each kernel: they reveal a reference kernel in a fast one's place.
 
 #ifndef JAXFP8_CPU_COUNTERS_H_
 #define JAXFP8_CPU_COUNTERS_H_

@@ -25,7 +25,7 @@ constexpr FeatureName kNames[] = {{kAvx2, "avx2"},
                                   {kAmx, "amx"}};
 
 #ifdef JAXFP8_X86
-// Tiles are 8 KB of state for each thread, for which Linux wants to be asked once.
+// Tiles are 8 KB of state for each thread. Linux gives them only after one request.
 bool AllowsTiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;

@@ -1,14 +1,14 @@
-// What the CPU at hand can do.
+// The abilities of the CPU at run time.
 
 #ifndef JAXFP8_CPU_FEATURES_H_
 #define JAXFP8_CPU_FEATURES_H_
 
 namespace jaxfp8 {
 
-// Bits of `Feature`, as the processor and the operating system both allow.
+// Bits of `Feature`, each allowed by both the processor and the operating system.
 unsigned CpuFeatures();
 
-// Their names, for people: "avx2 avx512 avx512_vnni"; "" where there are none.
+// Their names, for people: "avx2 avx512 avx512_vnni"; "" for none.
 const char* CpuFeatureNames();
 
 }  // namespace jaxfp8

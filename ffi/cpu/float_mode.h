@@ -1,7 +1,7 @@
 // The floating-point mode of the kernels: subnormals kept, round to nearest even.
 //
-// XLA runs its own threads with subnormals flushed and lends others where they are not. Bits must
-// not depend on which thread computed them.
+// XLA flushes subnormals in its own threads, but not in all threads it lends. Bits must not depend
+// on the thread.
 
 #ifndef JAXFP8_CPU_FLOAT_MODE_H_
 #define JAXFP8_CPU_FLOAT_MODE_H_
@@ -14,7 +14,7 @@
 
 namespace jaxfp8 {
 
-// Sets the mode for as long as it lives.
+// Sets the mode during its lifetime.
 class FloatMode {
  public:
 #ifdef JAXFP8_X86

@@ -10,18 +10,18 @@
 namespace jaxfp8 {
 namespace {
 
-// With fewer K values per segment, scaling each value beats scaling each sum; up to this K the sums
-// win again, because they are scaled in float64.
+// With fewer K values per segment, scaling each value beats scaling each sum. Up to a K of kShallow
+// the sums win again, because they are scaled in float64.
 constexpr int64_t kShortSegment = 16;
 constexpr int64_t kShallow = 64;
-// From so many rows on, which share the scaled values, segments of 32 values are short, too, as MX
-// formats have them; but only of 16 for kernels of bfloat16, which are twice as fast. (256 rows are
-// 1.3 to 2x faster.)
+// From this many rows on segments of 32 values are short, too (MX formats have these): the rows
+// share the scaled values. Kernels of bfloat16 are twice as fast, and only segments of 16 are short
+// for them. (256 rows are 1.3 to 2x faster.)
 constexpr int64_t kSharedScalesRows = 128;
 constexpr int64_t kShortOfFloats = 33, kShortOfHalves = 24;
 
-// So few columns, fewer than rows, change places with the rows: kernels stream the right side, and
-// a register tile has up to 64 columns.
+// With this few columns, and more rows, the sides are swapped: kernels stream the right side, and a
+// register tile has up to 64 columns.
 constexpr int64_t kSwapColumns = 64;
 
 bool IsContiguous(const std::vector<Digit>& digits) {
@@ -82,7 +82,7 @@ bool AsksForScales(const Form& form) {
          ChangesOften(form, std::max(kShortOfFloats, kShortOfHalves));
 }
 
-// Longer ones only if float32 holds the scaled values.
+// Segments above kShortSegment count as short only if float32 holds the scaled values.
 int64_t ShortSegment(const Form& form, ComputeType compute) {
   if (form.rows < kSharedScalesRows || compute == ComputeType::kInt32) return kShortSegment;
   const int64_t longer = compute == ComputeType::kFloat32 ? kShortOfFloats : kShortOfHalves;

@@ -1,7 +1,7 @@
-// The canonical problem before there is data: all that a route may look at.
+// The canonical problem without data: the input of a route.
 //
-// It holds no pointer, so a kernel can be chosen, and named to the user, for arrays that do not
-// exist; and nothing in it takes longer, or more memory, the larger they are.
+// It holds no pointer: a kernel can be chosen, and named to the user, for arrays not yet allocated.
+// Its time and memory do not grow with the arrays.
 
 #ifndef JAXFP8_CPU_FORM_H_
 #define JAXFP8_CPU_FORM_H_
@@ -15,21 +15,21 @@ namespace jaxfp8 {
 
 struct Axes;  // cpu/axes.h
 
-// What a kernel computes in: float32 products in float32, bfloat16 products in float32, or 8-bit
+// A kernel's arithmetic: float32 products in float32, bfloat16 products in float32, or 8-bit
 // products exactly in int32.
 enum class ComputeType : uint8_t { kFloat32, kBFloat16, kInt32 };
 
-// Of prepared columns: how many lie side by side, and how many depths of each.
+// The blocks of prepared columns: neighbouring columns, and depths of each.
 inline constexpr int64_t kPreparedColumns = 64, kQuad = 4;
 
 struct SideForm {
   DType dtype = DType::kNone;
   bool zero_point = false;
-  bool contiguous = false;  // whether lines lie along the depth, one value after the other
-  // Whether columns, of the right side, lie as `jaxfp8.prepare` lays them: [..., columns / 64,
+  bool contiguous = false;  // whether lines are contiguous along K
+  // Whether columns of the right side have the layout of `jaxfp8.prepare`: [..., columns / 64,
   // depth / 4, 64, 4] bytes.
   bool prepared = false;
-  int64_t segments = 1;  // of the depth, along each of which scale and zero point are constant
+  int64_t segments = 1;  // of K, each with a constant scale and zero point
 };
 
 struct Form {
@@ -37,26 +37,26 @@ struct Form {
   SideForm lhs, rhs;
   DType out = DType::kNone;
   bool swapped = false;  // whether lhs is the right side of the spec
-  // Whether scales are moderate (HasModerateScales): so they are taken to be until there is data.
+  // Whether scales are moderate (HasModerateScales). Without data they are taken to be.
   bool moderate_scales = true;
 };
 
-// The form of a spec that `CheckSpec` accepted. Sides change places where the right one has few
-// columns, and the left one more rows: kernels stream the right side.
+// The form of a spec accepted by `CheckSpec`. The sides are swapped if the right one has few
+// columns and the left one more rows: kernels stream the right side.
 Form FormOf(const ScaledDotSpec& spec, const Axes& axes);
 
-// Whether scales or zero points of a side change along the depth so often that they hold for less
-// of it than `shortest`, on average.
+// Whether a side's scales or zero points hold for less than `shortest` of K, on average.
 bool ChangesOften(const SideForm& side, int64_t depth, int64_t shortest);
 bool ChangesOften(const Form& form, int64_t shortest);
 
-// Whether it matters if scales are moderate.
+// Whether moderate scales make a difference.
 bool AsksForScales(const Form& form);
 
-// Values between two changes of scale below which a kernel with such sums had better scale each.
+// The shortest segment of K for scaling the accumulators. With shorter ones a kernel had better
+// scale each value.
 int64_t ShortSegment(const Form& form, ComputeType compute);
 
-// Whether scales change too often to scale such sums by them.
+// Whether scales change too often for scaling the accumulators.
 bool HasShortSegments(const Form& form, ComputeType compute);
 
 }  // namespace jaxfp8

@@ -39,8 +39,8 @@ F32Sums From(const F32Sums& sums, int64_t row, int64_t column) {
           sums.pitch, sums.first};
 }
 
-// The same factors in float32, again one after the other from `at`. Only exact accumulators need
-// zero points and sums.
+// The same factors in float32, again one array after the other from `at`. Only exact accumulators
+// need zero points and sums.
 F32Factors InFloat32(const Panel& panel, int64_t count, bool exact, float* at) {
   float* zero = std::copy_n(panel.scale, count, at);
   float* sum = zero + count;
@@ -62,7 +62,7 @@ struct Tile {
   int height;
 };
 
-// The state of a thread that multiplies by hardware tiles.
+// A thread's state in a kernel with hardware tiles.
 class Entered {
  public:
   Entered(const GemmKernel& gemm, int tile_rows) : gemm_(gemm) {
@@ -128,7 +128,7 @@ class Share {
     return WithFactors(data, chunk.pitch, factors, plan_.block.rows, raw_);
   }
 
-  // Whether the packed values of a side are off by a constant, which the sums of the other correct.
+  // Whether a side's packed values are off by a constant. The sums of the other side correct this.
   static bool IsShifted(const Side& side, DType shifted) {
     return side.zero_point || side.dtype == shifted;
   }
@@ -155,7 +155,7 @@ class Share {
     packed_ = &round;
     const bool nk = plan_.gemv && problem_.rhs.Along();
     const auto pack = nk ? kernel_.gemv.pack_rows_nk : gemm_.pack_rows;
-    // Transposed rows are packed in one call, from as many as a pass of the GEMV takes.
+    // Transposed rows are packed in one call, if one GEMV pass takes them all.
     const int64_t step = nk && rows_ <= kernel_.gemv.nk_pass_rows ? rows_ : kPackRows;
     for (size_t i = round.begin; i < round.end; ++i) {
       const Chunk& chunk = plan_.depth.chunks[i];
@@ -214,7 +214,7 @@ class Share {
                           plan_.scratch.sums_pitch);
   }
 
-  // All rows times the columns of a block. `column` counts from the first whose sums are kept.
+  // All rows times the columns of a block. `column` counts from the first column with sums kept.
   void Gemm(const Chunk& chunk, const Block& block, Ends ends, int64_t column) {
     gemm_.load_factors(problem_.rhs, block, columns_panel_);
     const Panel rows = RowsPanel(chunk);
@@ -257,7 +257,7 @@ class Share {
     }
   }
 
-  // Where the scaled sums of a block are added in float32. Called when the sums of rows are known;
+  // The destination for a block's scaled sums in float32. Called when the sums of rows are known;
   // those of columns are not needed (see HoldsExactSums in plan.cc).
   F32Sums F32SumsOf(const Panel& rows, const Block& block, bool first, int64_t column) const {
     const int64_t columns = RoundUp(block.count, gemm_.nr);
@@ -309,7 +309,7 @@ class Share {
     return {batch_, row_ + row, block.first, block.count};
   }
 
-  // The results of sums without terms.
+  // The results of empty sums.
   void StoreEmpty(int64_t column, int64_t count) {
     const Block block{batch_, column, count, 0, 0, false, 0};
     std::fill_n(sums_, plan_.block.columns, 0.0);
@@ -325,7 +325,7 @@ class Share {
   int64_t batch_, row_, rows_, column_, columns_;
   int64_t tiles_;
   Tile tile_of_[kMaxTiles];
-  int tile_rows_;  // of the hardware's tiles: even heights, and as low as there are rows
+  int tile_rows_;  // of a hardware tile: even heights, and no higher than the rows
   const Round* packed_ = nullptr;
   uint8_t* packed_rows_;
   uint8_t* raw_;

@@ -1,5 +1,5 @@
-// The driver: cuts a problem into output tiles, tiles into blocks that fit the caches, and lets a
-// kernel pack and multiply them.
+// The driver: cuts a problem into output tiles and these into cache-sized blocks. A kernel packs
+// and multiplies the blocks.
 
 #ifndef JAXFP8_CPU_GEMM_H_
 #define JAXFP8_CPU_GEMM_H_
@@ -10,8 +10,8 @@
 
 namespace jaxfp8 {
 
-// Computes the problem with the kernel. Memory beyond the output is a few panels per thread,
-// beside the tables of the problem.
+// Computes the problem with the kernel. Besides the output and the tables of the problem, it needs
+// a few panels of memory per thread.
 void RunGemm(const Problem& problem, const Kernel& kernel, Pool& pool);
 
 }  // namespace jaxfp8

@@ -1,4 +1,4 @@
-// The XLA FFI handler `jaxfp8_scaled_dot`, and what the library says of itself and its kernels.
+// The XLA FFI handler `jaxfp8_scaled_dot`, and the library's account of itself and its kernels.
 
 #include <cstdint>
 

@@ -1,7 +1,7 @@
-// The XLA FFI handler `jaxfp8_quantize`, which common/quantize_call.h describes.
+// The XLA FFI handler `jaxfp8_quantize`; see common/quantize_call.h.
 //
-// More attributes, none of which need be given: `kernel`, a string, the instruction set to use;
-// `plain` and `multiplies`, bools, and `lowest`, an i64, as in common/quantize.h.
+// More attributes, all optional: `kernel`, a string, the instruction set to use; `plain` and
+// `multiplies`, bools, and `lowest`, an i64, as in common/quantize.h.
 //
 // And `jaxfp8_amax`, from x [rows, columns] to the largest magnitude of each row, float32 [rows].
 

@@ -1,4 +1,4 @@
-// Threads for one call, where there is no pool of the caller's to borrow from.
+// Threads for one call, if the caller has no pool to lend.
 
 #ifndef JAXFP8_CPU_OWN_THREADS_H_
 #define JAXFP8_CPU_OWN_THREADS_H_

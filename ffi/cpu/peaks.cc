@@ -16,11 +16,11 @@
 namespace jaxfp8 {
 namespace {
 
-// Independent accumulators: more than latency times ports of any processor so far, and few enough
-// for its registers.
+// Independent accumulators: more than latency times ports of any processor until now, and few
+// enough for its registers.
 constexpr int kSums = 12;
 
-// Vectors of 4 lanes, which the compiler maps to the baseline instructions of the architecture.
+// Vectors of 4 lanes. The compiler maps them to the baseline instructions of the architecture.
 int64_t PortableF32(int64_t rounds) {
   typedef float F32 __attribute__((vector_size(16)));
   static volatile float source = 0.25f;  // each read may differ, so accumulators are not merged
@@ -36,7 +36,7 @@ int64_t PortableF32(int64_t rounds) {
 
 #ifdef JAXFP8_X86
 
-// In assembly: compilers would move the accumulators about, or find that they are equal.
+// In assembly: compilers would move the accumulators about, or see their equality.
 
 __attribute__((target("avx2,fma"))) int64_t Avx2F32(int64_t rounds) {
   const __m256 x = _mm256_setzero_ps();
@@ -77,7 +77,7 @@ __attribute__((target("avx512f"))) int64_t Avx512Int8(int64_t rounds) {
 // AMX: tiles of 16 x 64 bytes, and four accumulators as in the kernels.
 #define JAXFP8_WITH_TILES __attribute__((target("amx-tile,amx-int8,amx-bf16")))
 
-// Configures the tiles, which also sets them to zero.
+// Configures the tiles. This also sets them to zero.
 JAXFP8_WITH_TILES void EnterTiles() {
   static constexpr TileConfig kConfig;
   _tile_loadconfig(&kConfig);
@@ -117,8 +117,8 @@ struct Entry {
   Loop loop;
 };
 
-// The first row of a kind that the processor can run is used. "avx2" is the peak of AVX2 kernels on
-// any processor.
+// The first row of a kind with a loop for this processor is used. "avx2" is the peak of AVX2
+// kernels on any processor.
 constexpr Entry kLoops[] = {
 #ifdef JAXFP8_X86
     {"int8", kAmx, AmxInt8},           {"bf16", kAmx, AmxBf16},

@@ -9,20 +9,20 @@ namespace {
 
 constexpr int64_t kCacheLine = 64;
 
-// Columns of a pass. The longer the part of a line that is read at once, the faster memory is; but
-// the accumulators of a pass stay in this much of L2.
+// Columns of a pass. Memory is faster if a longer part of a line is read at once; but the
+// accumulators of a pass stay in kAccumulatorBytes of L2.
 constexpr int64_t kLongPass = 2048, kShortPass = 256;
 constexpr int64_t kAccumulatorBytes = 256 << 10;
 constexpr int64_t kShortPassRows = 192;
-// A GEMV reads lines longer, if K is large enough to pay for accumulators that leave L1.
+// A GEMV reads lines longer, if K is large enough to pay for accumulators outside L1.
 constexpr int64_t kGemvLongDepth = 768;
-// Columns of a share, at least: the rows are packed again for each.
+// The fewest columns of a share: the rows are packed again for each share.
 constexpr int64_t kShareColumns = 256;
 constexpr int64_t kSharesPerThread = 2;
 
-// An estimate of time on one core with AVX-512, between an AMD Zen 5 and a busy Xeon. Per product
-// of float32, of which narrower types take their share; per value of B, multiplied by many rows or
-// by few, and then for each row.
+// An estimate of time on one core with AVX-512, between an AMD Zen 5 and a busy Xeon. The first is
+// per product of float32; narrower types take their share of it. The others are per value of B:
+// multiplied by many rows, by few, and then for each row.
 constexpr double kMultiplyNanoseconds = 0.01, kPackNanoseconds = 0.03;
 constexpr double kReadNanoseconds = 0.025, kRowNanoseconds = 0.006;
 // Per output, for its epilogue and for each further chunk; per batch element and block of rows.
@@ -30,22 +30,22 @@ constexpr double kFinishNanoseconds = 0.4, kChunkNanoseconds = 0.5, kShareNanose
 // To hand work to a sleeping thread and wait for it: 10 to 60 us.
 constexpr double kHandNanoseconds = 40e3;
 
-// Chunks that a float32 sum of scaled products pays for: it is rounded once for each.
+// The fewest chunks for float32 sums of scaled products. The sum is rounded once for each chunk.
 constexpr int64_t kF32Chunks = 3;
-// Float accumulators stay within the bound, K * 2^-24, if chunks have so much of K in the mean.
+// Float32 accumulators keep the bound, K * 2^-24, if chunks have this much of K in the mean.
 constexpr int64_t kF32ChunkDepth = 96;
-// float32 holds the exact sums of a chunk no longer than this, shifted or not, and chunks of at
-// least this much keep the bound.
+// float32 holds the exact sums of a chunk no longer than this, shifted or not. Chunks of at least
+// kF32ExactLeastDepth keep the bound.
 constexpr int64_t kF32ExactDepth = 256, kF32ExactLeastDepth = 2;
 
 bool IsExact(const Kernel& kernel) { return kernel.compute == ComputeType::kInt32; }
 
-// Of a chunk of a GEMV, in the mean.
+// The mean depth of a GEMV's chunks.
 int64_t MeanDepth(const Problem& problem) {
   return problem.depth / std::max<int64_t>(problem.segments.size(), 1);
 }
 
-// Lane sums of [N, K] are added up for each row and chunk, for which short chunks do not pay.
+// Lane sums of [N, K] are added up for each row and chunk. Short chunks do not pay for this.
 bool IsGemv(const Problem& problem, const Kernel& kernel) {
   const Side& right = problem.rhs;
   const GemvKernel& gemv = kernel.gemv;
@@ -57,7 +57,7 @@ bool IsGemv(const Problem& problem, const Kernel& kernel) {
   return rows <= gemv.nk_rows && MeanDepth(problem) >= rows * gemv.nk_depth_per_row;
 }
 
-// K values that chunks are multiples of, but for the last of a segment.
+// Chunks are multiples of this many K values, except the last of a segment.
 int64_t ChunkUnit(const Problem& problem, const Kernel& kernel, bool gemv) {
   if (gemv && problem.rhs.depth.Contiguous()) return std::max(kernel.packed.pad, kernel.gemm.nr);
   return std::max<int64_t>(kernel.packed.pad, problem.rhs.prepared ? kQuad : 1);
@@ -81,8 +81,8 @@ std::vector<Chunk> CutChunks(const Problem& problem, const Kernel& kernel, bool 
   return chunks;
 }
 
-// Sums of values less zero points are longer, and an int32 result is to be exact. Unsigned rows
-// need the sums of columns, which are known only once a chunk is packed.
+// Sums of values less zero points are longer, and an int32 result must be exact. Unsigned rows need
+// the sums of columns, known only after a chunk is packed.
 bool HoldsExactSums(const Problem& problem, const Kernel& kernel, int64_t longest) {
   return longest <= kF32ExactDepth && !problem.lhs.zero_point && !problem.rhs.zero_point &&
          problem.epilogue.out.dtype != DType::kS32 &&
@@ -113,7 +113,7 @@ int64_t PackedRowsBytes(const Plan& plan, const Chunk& chunk) {
          3 * Scratch::Padded(plan.block.rows * sizeof(double));
 }
 
-// A GEMV takes many chunks in one call where columns are read from end to end ([N, K]), or sums are
+// A GEMV takes many chunks in one call if columns are read from end to end ([N, K]), or sums are
 // float32. Then no round ends within a run: the bits of a row would depend on the others.
 void CutRounds(const Problem& problem, const Kernel& kernel, Plan& plan) {
   DepthPlan& depth = plan.depth;
@@ -162,7 +162,7 @@ int64_t PassColumns(const Problem& problem, const Kernel& kernel, bool gemv) {
   return std::min(kLongPass, RoundUp(fitting, kernel.gemm.nr));
 }
 
-// Of the whole problem on one core.
+// The time of the whole problem on one core.
 double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const double product = kMultiplyNanoseconds * kernel.packed.size / sizeof(float);
   const auto rows = static_cast<double>(problem.rows);
@@ -176,7 +176,7 @@ double Nanoseconds(const Problem& problem, const Kernel& kernel, const Plan& pla
          batch * rows * problem.columns * output + batch * plan.share.down * kShareNanoseconds;
 }
 
-// All threads, if they save more than it takes to hand them work.
+// All threads, if they save more time than handing them work takes.
 void CutShares(const Problem& problem, const Kernel& kernel, int64_t threads, Plan& plan) {
   SharePlan& share = plan.share;
   const double alone = Nanoseconds(problem, kernel, plan);
@@ -200,7 +200,7 @@ void CutColumns(const Problem& problem, const Kernel& kernel, int64_t threads, P
   block.pass = std::min(PassColumns(problem, kernel, plan.gemv),
                         RoundUp(std::max<int64_t>(problem.columns, 1), nr));
   CutShares(problem, kernel, threads, plan);
-  // Even passes over [K, N]: the rest of a line is read as slowly as it is short.
+  // Even passes over [K, N]: a short rest of a line would be read slowly.
   if (problem.rhs.free.Contiguous() && !plan.gemv && problem.rows <= kShortPassRows) {
     const int64_t passes = Blocks(plan.share.columns, block.pass + block.pass / 8);
     block.pass = RoundUp(Blocks(plan.share.columns, passes), nr);
@@ -213,7 +213,7 @@ void CutColumns(const Problem& problem, const Kernel& kernel, int64_t threads, P
   block.columns *= std::max<int64_t>(passes, 1);
 }
 
-// Accumulators of a GEMV, of rows that fill whole tiles. Float32 sums of [K, N] lie behind them.
+// Accumulators of a GEMV, for whole tiles of rows. Float32 sums of [K, N] lie behind them.
 int64_t GemvAccs(const Problem& problem, const Kernel& kernel, const Plan& plan) {
   const int64_t rows = RoundUp(plan.block.gemv_rows, kernel.gemm.tile_rows);
   if (problem.rhs.Along()) return rows * plan.depth.run_chunks * kernel.gemm.nr;
@@ -233,7 +233,7 @@ void SizeScratch(const Problem& problem, const Kernel& kernel, Plan& plan) {
   scratch.acc_pitch = block.pass + kCacheLine / sizeof(float);
   const int64_t accs = plan.gemv ? GemvAccs(problem, kernel, plan) : block.rows * scratch.acc_pitch;
   scratch.acc = accs * sizeof(float);
-  // Rows of a single chunk are finished one by one, and so are those of float32 sums.
+  // Rows of a single chunk are finished one by one. Rows of float32 sums are, too.
   const bool float32 = plan.depth.float32 && !plan.gemv;
   scratch.f32_pitch = block.columns + kCacheLine / sizeof(float);
   scratch.f32_sums = float32 ? block.rows * scratch.f32_pitch * sizeof(float) : 0;

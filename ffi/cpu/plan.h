@@ -1,4 +1,4 @@
-// How a problem is cut: K into chunks and rounds, M and N into blocks, the output into shares.
+// The cuts of a problem: K into chunks and rounds, M and N into blocks, the output into shares.
 //
 //             N: columns                      share: the work of one thread at a time
 //        +---------+---------+                block of rows:  packed once for a round
@@ -9,8 +9,8 @@
 //                                             round:          chunks whose packed rows stay in
 //                                             cache run:            chunks of one call of a GEMV
 //
-// Cuts of K depend on the problem and the kernel only, so that a result has the same bits on any
-// number of threads.
+// Cuts of K depend on the problem and the kernel only: a result has the same bits on any number of
+// threads.
 
 #ifndef JAXFP8_CPU_PLAN_H_
 #define JAXFP8_CPU_PLAN_H_
@@ -26,7 +26,7 @@ namespace jaxfp8 {
 struct Chunk {
   int64_t start, depth;
   int64_t pitch;   // bytes of a packed row
-  int64_t offset;  // of its packed rows within those of the round
+  int64_t offset;  // of its packed rows within the round's
 };
 
 // Chunks [begin, end).
@@ -41,18 +41,18 @@ struct DepthPlan {
   int64_t run_depth;   // most K values of a run
   bool float32;        // whether scaled sums are added in float32 up to the last chunk
 
-  // Where the run of chunks ends, of those before `end`, that begins with the first.
+  // The end of the run of chunks from `first` on, at most `end`.
   size_t EndOfRun(size_t first, size_t end) const;
 };
 
 struct BlockPlan {
-  int64_t rows;       // whose packed values are kept at once
+  int64_t rows;       // with packed values kept at once
   int64_t gemv_rows;  // of one call of a GEMV
   int64_t pass;       // columns of a pass
-  int64_t columns;    // whose sums are kept at once
+  int64_t columns;    // with sums kept at once
 };
 
-// Shares lie `down` rows of shares by `across` columns of shares for each batch element.
+// Each batch element has `down` x `across` shares.
 struct SharePlan {
   int64_t threads;
   int64_t rows, columns;  // of a share
@@ -61,8 +61,8 @@ struct SharePlan {
 
 // Sizes of scratch: pitches in elements, sizes in bytes.
 struct ScratchPlan {
-  int64_t factors;                           // columns whose factors are kept
-  int64_t acc_pitch, f32_pitch, sums_pitch;  // from row to row; 0 if only one row is kept
+  int64_t factors;                           // columns with factors kept
+  int64_t acc_pitch, f32_pitch, sums_pitch;  // row strides; 0 if only one row is kept
   int64_t rows, columns, raw, acc, f32_sums, sums;
 };
 
@@ -77,7 +77,7 @@ struct Plan {
 inline int64_t Blocks(int64_t value, int64_t unit) { return (value + unit - 1) / unit; }
 inline int64_t RoundUp(int64_t value, int64_t unit) { return Blocks(value, unit) * unit; }
 
-// Rows packed together, at most: a multiple of every kernel's tile, whose least height is 3.
+// The most rows packed together: a multiple of every kernel's tile. The lowest tile has 3 rows.
 inline constexpr int64_t kRowBlock = 288, kMaxTiles = kRowBlock / 3;
 
 Plan MakePlan(const Problem& problem, const Kernel& kernel, int64_t threads);

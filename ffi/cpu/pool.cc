@@ -31,7 +31,7 @@ void Take(Shares& shares, int64_t first) {
     if (failure) continue;
     try {
       (*shares.body)(i);
-    } catch (...) {  // carried to the caller, whatever it is
+    } catch (...) {  // of any type, carried to the caller
       failure = std::current_exception();
     }
   }
@@ -47,7 +47,7 @@ void Invite(Pool& pool, int64_t helpers, const std::shared_ptr<Shares>& shares) 
     for (int64_t i = 0; i < helpers; ++i)
       pool.Schedule([shares] { Take(*shares, shares->next.fetch_add(1)); });
   } catch (const std::exception&) {
-    // Fewer helpers then; the caller does what they do not.
+    // Fewer helpers then; the caller does their part.
   }
 }
 

@@ -1,4 +1,4 @@
-// Work shared between the calling thread and whatever threads a pool lends.
+// Work for the calling thread and the threads lent by a pool.
 
 #ifndef JAXFP8_CPU_POOL_H_
 #define JAXFP8_CPU_POOL_H_
@@ -11,14 +11,14 @@ namespace jaxfp8 {
 class Pool {
  public:
   virtual ~Pool() = default;
-  virtual int64_t threads() const = 0;  // that may work on a call, the caller's included
+  virtual int64_t threads() const = 0;  // available to a call, with the caller's
   virtual void Schedule(std::function<void()> task) = 0;
 };
 
 // Calls `body(i)` once for each i in [0, count), on at most `threads` threads. The caller takes its
-// share and waits only for work that has begun elsewhere: a pool that is busy, has no thread at all
-// or cannot start one costs speed and nothing else. An exception in any share is thrown to the
-// caller once all shares are at rest.
+// share and waits only for work begun elsewhere. A busy pool, an empty one or one unable to start a
+// thread costs speed and nothing else. An exception in any share is thrown to the caller once all
+// shares are at rest.
 void ParallelFor(Pool& pool, int64_t threads, int64_t count,
                  const std::function<void(int64_t)>& body);
 

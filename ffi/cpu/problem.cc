@@ -31,7 +31,7 @@ int64_t RunOf(const std::vector<Digit>& digits) {
   return digits.size() == 1 || last.size % run == 0 ? run : 1;
 }
 
-// An empty group has no offsets, and gets no table, however large its other axes are.
+// An empty group has no offsets and no table, however large its other axes are.
 Offsets MakeOffsets(const std::vector<Digit>& digits, Tables& tables) {
   if (digits.empty()) return {};
   if (digits.size() == 1 && digits[0].tile == 1) return {nullptr, digits[0].stride};
@@ -95,7 +95,7 @@ void Swap(Problem& problem) {
 
 bool Scaled(const Side& side) { return side.scale || side.zero_point; }
 
-// Where the next tile of `side` starts after depth k, or the end.
+// The start of `side`'s next tile after depth k, or the end.
 int64_t NextTile(const Side& side, int64_t k, int64_t depth) {
   if (!Scaled(side) || side.fine || side.tile_depth.Constant()) return depth;
   const int64_t* table = side.tile_depth.table;
@@ -107,8 +107,8 @@ int64_t NextTile(const Side& side, int64_t k, int64_t depth) {
 float Same(float scale) { return scale; }
 float Rounded(float scale) { return DecodeBF16(EncodeBF16(scale)); }
 
-// A weight can have millions of scales: the loop has no branch, and only comparisons that every
-// instruction set has as vectors.
+// A weight can have millions of scales: the loop has no branch, and only comparisons with a vector
+// form in every instruction set.
 template <typename T, float (*kDecode)(T)>
 bool AllWithin(const Side& side, float lowest, float highest) {
   const T* scale = static_cast<const T*>(side.scale);
@@ -122,7 +122,7 @@ bool AllWithin(const Side& side, float lowest, float highest) {
   return beyond == 0;
 }
 
-// Whether all scales are 0 or within [lowest, highest]. NaN is not.
+// Whether all scales are 0 or within [lowest, highest]. NaN counts as outside.
 bool Within(const Side& side, float lowest, float highest) {
   if (!side.scale || side.fine) return true;
   switch (side.scale_type) {

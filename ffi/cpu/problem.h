@@ -1,12 +1,12 @@
 // The canonical problem: every scaled dot as a batched product of rows and columns.
 //
 // Each axis of the dot belongs to one of four groups: batch, rows (free axes of lhs), columns (free
-// axes of rhs), depth (the contracted axes, K). Every operand is dense and row-major, so the offset
-// of an element is the sum of one contribution per group. Transposed, permuted and broadcast
-// operands thus need no case of their own, and no operand is ever copied as a whole.
+// axes of rhs), depth (the contracted axes, K). Every operand is dense and row-major: the offset of
+// an element is the sum of one contribution per group. Transposed, permuted and broadcast operands
+// need no case of their own, and no operand is ever copied as a whole.
 //
-// A batch axis along which rhs is broadcast counts as rows, and one of lhs as columns: a weight
-// that a whole batch shares is read once.
+// A batch axis counts as rows if rhs is broadcast along it, and as columns if lhs is. A weight
+// common to a whole batch is thus read once.
 
 #ifndef JAXFP8_CPU_PROBLEM_H_
 #define JAXFP8_CPU_PROBLEM_H_
@@ -24,8 +24,8 @@
 
 namespace jaxfp8 {
 
-// The contribution of one group to an offset, in elements: index * stride, or a table where no
-// stride describes it. The table is constant over each aligned run of `run` entries.
+// The contribution of one group to an offset, in elements: index * stride, or a table if no stride
+// describes it. The table is constant over each aligned run of `run` entries.
 struct Offsets {
   const int64_t* table = nullptr;
   int64_t stride = 0;
@@ -53,19 +53,18 @@ struct Side {
   bool near_zeros = false;
   Offsets tile_batch, tile_free, tile_depth;
 
-  // Scales and zero points change so often along K that values are scaled one by one as they are
-  // packed.
+  // Scales and zero points change very often along K: packing scales the values one by one.
   bool fine = false;
 
   // Whether K is the contiguous axis.
   JAXFP8_HD bool Along() const { return depth.Contiguous() && !prepared; }
 };
 
-// The largest zero point that Int16Pairs takes: value - zero_point fits 16 bits, and pairs of
-// products fit 32.
+// The largest zero point of Int16Pairs: value - zero_point fits 16 bits, and pairs of products fit
+// 32.
 inline constexpr int32_t kNearZero = 255;
 
-// The address of a prepared column at `depth`, which is a multiple of kQuad.
+// The address of a prepared column at `depth`, a multiple of kQuad.
 inline const uint8_t* PreparedAt(const Side& side, int64_t batch, int64_t column, int64_t depth) {
   return side.values + side.batch[batch] + side.free[column] + depth * kPreparedColumns;
 }
@@ -86,25 +85,25 @@ struct Problem {
   int64_t batch = 1, rows = 1, columns = 1, depth = 1;
   Side lhs, rhs;
   Epilogue epilogue;
-  // The ends of the segments of K along which all scales and zero points are constant, save those
-  // of a `fine` operand.
+  // The ends of the segments of K with constant scales and zero points. `fine` operands do not
+  // count.
   std::vector<int64_t> segments;
 };
 
-// Owns the tables that a Problem points into.
+// Owns the tables of a Problem.
 using Tables = std::vector<std::unique_ptr<int64_t[]>>;
 
-// The problem of a spec that `CheckSpec` accepted, with its buffers.
+// The problem of a spec accepted by `CheckSpec`, with its buffers.
 Problem Canonical(const ScaledDotSpec& spec, const Axes& axes, const Form& form,
                   const Buffers& buffers, Tables& tables);
 
 // Whether scaling a float32 accumulator can neither overflow nor underflow: all scales are 0 or
-// within [2^-30, 1], or within [2^-30, 2^30] where both operands are 8-bit.
+// within [2^-30, 1], or within [2^-30, 2^30] if both operands are 8-bit.
 bool HasModerateScales(const Problem& problem);
 
-// Cuts K into segments where scales or zero points change. For float32 accumulators, an operand
-// whose segments would be too short to pay is marked `fine` instead. For integer ones, it sets
-// `near_zeros` of the rows.
+// Cuts K into segments at changes of scales or zero points. With float32 accumulators, an operand
+// with segments too short to pay is marked `fine` instead. With integer ones, it sets `near_zeros`
+// of the rows.
 void CutDepth(Problem& problem, const Form& form, ComputeType compute);
 
 }  // namespace jaxfp8

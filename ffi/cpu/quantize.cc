@@ -16,7 +16,7 @@ namespace {
 // The least values of a share, about 20 us of work: waking a thread for less does not pay.
 constexpr int64_t kMinShare = 64 << 10;
 constexpr int64_t kQuantizeSharesPerThread = 3;
-// A tile of at most so many values is read twice by one thread: 256 KB of float32 stay in L2.
+// The largest tile read twice by one thread: 256 KB of float32 stay in L2.
 constexpr int64_t kSmallTile = 64 << 10;
 
 struct InstructionSet {
@@ -53,7 +53,7 @@ float ChosenScale(DType out, float amax) {
   }
 }
 
-// Tiles as wide as the matrix are contiguous, so the matrix becomes one row of tiles.
+// Tiles as wide as the matrix are contiguous: the matrix becomes one row of tiles.
 QuantizeProblem Flat(QuantizeProblem problem) {
   if (problem.tile_columns < problem.columns) return problem;
   problem.tile_columns = std::min(problem.tile_rows, problem.rows) * problem.columns;

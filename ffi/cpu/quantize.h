@@ -1,4 +1,4 @@
-// From wide floats to 8 bits, as `jaxfp8.quantize` has it.
+// From wide floats to 8 bits, as in `jaxfp8.quantize`.
 //
 //   scale = max|x| * float32(1 / highest), clipped to normal numbers; 1 for a tile of zeros
 //   code  = saturate(round(x / scale))
@@ -21,11 +21,11 @@ namespace jaxfp8 {
 // No name lets the library choose.
 Status QuantizeWhyNot(const QuantizeProblem& problem, std::string_view name);
 
-// Computes what `QuantizeWhyNot` let through.
+// Computes a problem accepted by `QuantizeWhyNot`.
 void Quantize(const QuantizeProblem& problem, const QuantizeBuffers& buffers, std::string_view name,
               Pool& pool);
 
-// The largest magnitude of each row of x, row-major and dense; NaN if there is any in it.
+// The largest magnitude of each row of x, row-major and dense; NaN if the row has one.
 void FindRowAmax(const void* x, DType type, int64_t rows, int64_t columns, float* amax, Pool& pool);
 
 }  // namespace jaxfp8

@@ -33,7 +33,7 @@ Status WhyNotComputeType(const Kernel& kernel, const Form& form) {
   }
 }
 
-// Rows from which the kernel is a good choice.
+// The fewest rows for the kernel.
 int MinRowsOf(const Kernel& kernel, const Form& form) {
   const MinRows& min = kernel.min_rows;
   if (form.rhs.prepared) return min.prepared;
@@ -48,8 +48,8 @@ bool IsSlow(const Kernel& kernel, unsigned features) {
   return kernel.compute == ComputeType::kBFloat16 && !(kernel.needs & kAmx) && features & kAmx;
 }
 
-// Whether the kernel is a good choice: integers are summed exactly, but where scales change every
-// few values of the depth, only a kernel that scales single values is, if it may.
+// Whether the kernel is a good choice. Integers are summed exactly. If scales change every few
+// values of K, the kernel must scale single values, unless the output must be exact.
 bool Suits(const Kernel& kernel, const Form& form, unsigned features) {
   if (!WhyNotComputeType(kernel, form).ok() || IsSlow(kernel, features)) return false;
   if (form.rows < MinRowsOf(kernel, form)) return false;

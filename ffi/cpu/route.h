@@ -1,5 +1,5 @@
-// Which kernel computes a problem of some form, or why a given one cannot. Pure: a form has no
-// data, and no device is asked.
+// The kernel for a problem's form, or why a given one cannot compute it. Pure: a form has no data,
+// and no device is asked.
 
 #ifndef JAXFP8_CPU_ROUTE_H_
 #define JAXFP8_CPU_ROUTE_H_
@@ -13,12 +13,12 @@
 
 namespace jaxfp8 {
 
-// Every kernel compiled in, best first within what it sums.
+// Every kernel compiled in, best first within its type of sums.
 const std::vector<const Kernel*>& AllKernels();
 
 struct Route {
   const Kernel* kernel = nullptr;
-  std::string reason;  // why there is none
+  std::string reason;  // why there is no kernel
 };
 
 // The best kernel for the form on a CPU with `features`, or the one called `name`.

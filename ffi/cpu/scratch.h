@@ -25,7 +25,7 @@ class Scratch {
     return scratch;
   }
 
-  // Makes room for `size` bytes; what was there is lost.
+  // Makes room for `size` bytes; the previous contents are lost.
   void Reserve(size_t size) {
     ASAN_POISON_MEMORY_REGION(memory_.get(), used_);
     used_ = 0;
@@ -43,7 +43,7 @@ class Scratch {
   static constexpr size_t Padded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
  private:
-  // Behind each piece where AddressSanitizer looks: it sees who goes past the end.
+  // A gap behind each piece for AddressSanitizer: it reports accesses past the end.
 #if defined(__SANITIZE_ADDRESS__)
   static constexpr size_t kGap = 256;
 #else

@@ -1,9 +1,9 @@
 /* The C functions of libjaxfp8_cuda, besides its XLA FFI handlers.
- * jaxfp8/jaxfp8.h has those that compute.
+ * jaxfp8/jaxfp8.h has the functions for products.
  *
- * Returned strings belong to the library and live as long as it. A text is truncated to the size of
- * the caller's buffer and ended by a 0. All functions may be called from any thread, and none needs
- * a GPU or a driver unless it says so.
+ * Returned strings belong to the library and live as long as the library. A text is truncated to
+ * the size of the caller's buffer and ended by a 0. All functions may be called from any thread,
+ * and none needs a GPU or a driver unless it says so.
  */
 
 #ifndef JAXFP8_CUDA_H_
@@ -25,8 +25,8 @@ void jaxfp8_ffi_api_version(int* major, int* minor);
 /* The architectures compiled in, as CMake names them, such as "80-real 90a-real 80-virtual". */
 const char* jaxfp8_cuda_architectures(void);
 
-/* The paths (ways to compute a product): their number, their names, and how many calls each has
- * computed. An index out of range gives "" or 0. */
+/* The paths (ways to compute a product): their number, their names, and the number of calls
+ * computed by each. An index out of range gives "" or 0. */
 int jaxfp8_cuda_kernel_count(void);
 const char* jaxfp8_cuda_kernel_name(int kernel);
 uint64_t jaxfp8_cuda_kernel_calls(int kernel);
@@ -34,12 +34,12 @@ uint64_t jaxfp8_cuda_kernel_calls(int kernel);
 /* Sets every count of calls to 0. */
 void jaxfp8_cuda_reset_counters(void);
 
-/* Sets a path at which to look for libcublasLt.so.13 first; "" for none. Has no effect once it is
+/* Sets the first path to look for libcublasLt.so.13; "" for none. Has no effect once the library is
  * open, or if the process has loaded it already. */
 void jaxfp8_cuda_set_cublaslt(const char* path);
 
-/* Opens libcublasLt.so.13, writes its path and returns its version, such as 130100. If there is
- * none that is recent enough, writes why and what to do, and returns 0. */
+/* Opens libcublasLt.so.13, writes its path and returns its version, such as 130100. If none is
+ * recent enough, writes the reason and the remedy, and returns 0. */
 int jaxfp8_cuda_cublaslt(char* text, size_t size);
 
 /* Sets whether the first call of a product on a device may time candidates to find the fastest. It
@@ -47,12 +47,12 @@ int jaxfp8_cuda_cublaslt(char* text, size_t size);
 void jaxfp8_cuda_allow_timing(int allowed);
 
 /* Keeps the results of timing in a file. From then on, in this process and in others, a product in
- * the file runs with the same algorithm and is not timed. "" or null ends that. Returns 1, or 0 and
- * writes what is wrong. */
+ * the file runs with the same algorithm and is not timed. "" or null ends this. Returns 1, or 0
+ * after writing the error. */
 int jaxfp8_cuda_set_plan_file(const char* path, char* text, size_t size);
 
-/* Gets properties of the current device; compute_capability is 10 * major + minor. Returns 1, or 0
- * and writes why if there is no GPU. */
+/* Gets properties of the current device; compute_capability is 10 * major + minor. Returns 1;
+ * without a GPU writes the reason and returns 0. */
 int jaxfp8_cuda_device(int* ordinal, int* compute_capability, int* multiprocessors, char* text,
                        size_t size);
 

@@ -40,8 +40,8 @@ bool VariesAlongDepth(const Side& side);
 bool LibraryCanFinish(const Problem& problem);
 
 // Whether the library can round to FP8 itself. It multiplies by the reciprocal of one scale: a
-// value moves to the neighbouring code at most. It takes the amax before the scale, and an amax of
-// NaN stays NaN.
+// value moves to the neighbouring code at most. It takes the amax before the scale, and gives NaN
+// if any value is NaN.
 bool LibraryCanQuantize(const Problem& problem);
 
 // Whether the output is the bare sum of integers.

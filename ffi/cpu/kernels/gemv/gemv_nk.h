@@ -289,7 +289,7 @@ class GemvNk {
     count_ = bytes_ = 0;
   }
 
-  // Of the columns from `column` on. Where they end, the last one again.
+  // For the columns from `column` on. Past the end, the last column repeats.
   template <int kRowCount, bool kSumsToo>
   void MultiplyTile(int64_t row, int64_t column) {
     using Tile = DotTile<Policy, kType, kRowCount, kSubtract, kSumsToo>;

@@ -13,7 +13,7 @@
 namespace jaxfp8::cuda {
 
 inline constexpr int kPackThreads = 256;
-inline constexpr int kChunkBytes = 16;      // what a thread stores at once
+inline constexpr int kChunkBytes = 16;      // one store of a thread
 inline constexpr int kChunksPerThread = 4;  // loads in flight
 inline constexpr uint32_t kSignBits = 0x80808080u;
 
@@ -27,7 +27,7 @@ struct PackArguments {
   int64_t side_batch, side_free, side_depth;
   int64_t batch, batches, first, count, depth, count_padded, depth_padded;
   uint32_t sign_flip;  // XORed with every word of codes
-  int alignment;       // in bytes, of runs that start at a multiple of a chunk
+  int alignment;       // in bytes, of runs starting at a multiple of a chunk
 };
 
 // Converts a chunk: copies codes if kOut has one byte, else decodes them to kOut.
@@ -37,7 +37,7 @@ struct Converter {
   static constexpr int kWordsIn = kValues * SizeOf(kIn) / 4;
   static constexpr int kWordsOut = kChunkBytes / 4;
 
-  // Converts the chunk of line f that starts at depth k. Values from `valid` on become 0.
+  // Converts the chunk of line f from depth k on. Values from `valid` on become 0.
   static __device__ __forceinline__ void Convert(const PackArguments& p, int64_t b, int64_t f,
                                                  int64_t k, int64_t valid,
                                                  const uint32_t (&in)[kWordsIn],

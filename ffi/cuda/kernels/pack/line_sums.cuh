@@ -69,7 +69,7 @@ static __global__ void __launch_bounds__(kSumThreads)
   if (lane == 0) p.sums[blockIdx.y * p.count + line] = sum;
 }
 
-// Bytes, biased so that they are 0 to 255, are added two to a word: 16 bits hold the sum of 257.
+// Bytes, biased to 0 to 255, are added two to a word: 16 bits hold the sum of 257.
 inline constexpr int kSumLines = 512, kSumWarps = kSumThreads / 32;
 inline constexpr int kSumRowsInFlight = 8, kSumRows = 32;  // a warp's
 inline constexpr int kSumDepth = kSumWarps * kSumRows;

@@ -1,5 +1,5 @@
-// Packs a side of the product: from the layout it is stored in to the dense, K-contiguous matrix
-// that cuBLASLt reads.
+// Packs a side of the product: from its stored layout to the dense, K-contiguous matrix for
+// cuBLASLt.
 //
 // A line is a row of lhs or a column of rhs: the values of one free index. Every request covers the
 // lines [first, first + count) of `batches` consecutive batch indices. Sources are the side's own
@@ -53,7 +53,7 @@ Status LaunchPack(const PackRequest& request, const void* values, const float* s
 Status LaunchLineSums(const Side& side, const Lines& lines, bool as_signed, const void* values,
                       int32_t* sums, cudaStream_t stream);
 
-// Copies scales into the order that cuBLASLt reads. For i < free_count and j < depth_count, the
+// Copies scales into cuBLASLt's order. For i < free_count and j < depth_count, the
 // scale at free index first + i * free_step and depth index j * depth_step goes to b * batch_stride
 // + i * free_stride + j * depth_stride. Rows free_count to free_padded get 0.
 struct ScaleRequest {

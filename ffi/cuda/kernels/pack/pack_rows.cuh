@@ -1,4 +1,4 @@
-// Packs a side whose lines are K-contiguous.
+// Packs a side with K-contiguous lines.
 //
 //   source [lines, K]   -- a thread: kChunksPerThread runs, all loads first -->  registers
 //   registers           -- Converter, 16 bytes a chunk                      -->  matrix [lines, K]

@@ -1,4 +1,4 @@
-// Packs a side that is MN-major: transposes it through shared memory, so that both global accesses
+// Packs an MN-major side: transposes it through shared memory, so that both global accesses
 // are runs of at least 64 bytes.
 //
 //   source [K, lines]      shared tile, rows = lines         matrix [lines, K]
