@@ -1,4 +1,4 @@
-// Few rows by tiles, without packed columns.
+// Skinny M by tiles, without packed columns.
 //
 //     B as [N, K]: amx/transposed.h
 //     B as [K, N], up to kTile rows:

@@ -22,7 +22,7 @@ namespace jaxfp8::JAXFP8_ISA {
 inline constexpr int kTile = kTileRows;  // groups of depth and columns, too
 static_assert(kBytes == kTileBytes);
 
-// Configurations by how many rows tiles have.
+// Tile configurations by the number of rows.
 struct TileConfigs {
   constexpr TileConfigs() {
     for (int rows = 1; rows <= kTile; ++rows) {
@@ -44,7 +44,7 @@ inline void LeaveTiles() { _tile_release(); }
 // intrinsics' memory accesses.
 inline void TileFence() { asm volatile("" ::: "memory"); }
 
-// Tiles 0 and 1 are the accumulators from `one` and `one + kTile` on, 2 and 3 those from `other`.
+// Tiles 0 and 1 are the accumulators at `one` and `one + kTile`, 2 and 3 those at `other`.
 template <typename T>
 inline void LoadAccs(const T* one, const T* other, int64_t bytes, bool first) {
   if (first) {
@@ -119,8 +119,8 @@ void MultiplyTileSquare(const uint8_t* rows, int64_t row_pitch, int height, cons
   StoreAccs(acc, acc_lower, bytes);
 }
 
-// Adds two tiles of columns along K, a cache line of codes deep, times `rows` transposed rows to
-// tiles 0 and 1, and with `kBoth` times as many others to 2 and 3.
+// Adds to tiles 0 and 1: two tiles of K-contiguous columns, a cache line of codes deep, times
+// `rows` transposed rows. With `kBoth`, adds as many other rows to tiles 2 and 3.
 template <class Policy, bool kBoth>
 void AddTransposedTiles(const uint8_t* columns, int64_t pitch, const uint8_t* transposed,
                         const uint8_t* other, int rows) {
@@ -144,7 +144,7 @@ void AddTransposedTiles(const uint8_t* columns, int64_t pitch, const uint8_t* tr
 
 #undef JAXFP8_DOT
 
-// How many tiles deep so many values are, once padded.
+// The depth in tiles of `depth` values, once padded.
 template <class Policy>
 constexpr int64_t Steps(int64_t depth) {
   return (depth + kTile * Policy::kGroup - 1) / (kTile * Policy::kGroup);
@@ -171,7 +171,7 @@ class TileAccs {
     this->pitch = here ? kNR : pitch;
   }
 
-  // Scales and adds the accumulators of so many rows, if there are float32 sums.
+  // Scales and adds the accumulators of `rows` rows, if there are float32 sums.
   void AddScaledRows(int rows) const {
     for (int r = 0; f32_sums_ && r < rows; ++r) {
       AccVector<Policy> row[kVectors];
@@ -234,7 +234,7 @@ void PackTilePanel(const Side& side, const Block& block, const Panel& panel) {
   AddColumnSums<Policy>(block, panel);
 }
 
-// Whether prepared columns are tiles as they lie.
+// Whether prepared columns are usable as tiles in place.
 template <class Policy>
 bool IsInPlace(const Side& side, const Block& block) {
   return Policy::kExact && side.prepared && side.dtype != Policy::kShiftedColumns &&

@@ -1,4 +1,4 @@
-// Up to 128 rows by columns along K (B as [N, K]), by tiles. The weight is not transposed.
+// Skinny M with [N, K] (K-contiguous B), up to 128 rows, by tiles. The weight is not transposed.
 //
 //     A, transposed once when packed: 16 groups of K x up to 16 rows are a tile  (At)
 //     B [N][K], 64 K values of 32 columns, decoded into lines: two tiles of 16 columns  (B0, B1)
@@ -7,7 +7,7 @@
 //         B0      t0    t2       the next piece of B is decoded while this one is multiplied
 //         B1      t1    t3       more rows: the pieces stay in L1 until all have multiplied them
 //
-// At the end the accumulators are transposed back, or scaled and added in float32 as they lie.
+// At the end the accumulators are transposed back, or scaled and added in float32 untransposed.
 
 #ifndef JAXFP8_CPU_KERNELS_AMX_TRANSPOSED_H_
 #define JAXFP8_CPU_KERNELS_AMX_TRANSPOSED_H_
@@ -30,7 +30,7 @@ inline constexpr int64_t kTilePieceDepth = 64;
 template <class Policy>
 inline constexpr int kTilesPerPiece = kQuad / Policy::kGroup;
 
-// Rows of one call, at most. Tiles are equally wide: one, or pairs of them.
+// The most rows of one call. Tiles are equally wide: one, or pairs of them.
 inline constexpr int kTransposedRows = 128;
 inline constexpr int kMaxTiles = kTransposedRows / kTile;
 inline int TransposedTiles(int rows) {
@@ -119,7 +119,7 @@ class TransposedGemv {
   }
 
  private:
-  // Two tiles: rows are read half as often, and a core can prefetch so many lines.
+  // Two tiles: rows are read half as often, and a core can prefetch this many lines.
   static constexpr int kColumnsPerPass = 2 * kTile;
   static constexpr int64_t kPitch = kTilesPerPiece<Policy> * kBytes;
   // Accumulators of a tile of rows: a vector for each column, a lane for each row.
@@ -198,7 +198,7 @@ class TransposedGemv {
     }
   }
 
-  // The same, added in float32 before they are transposed back.
+  // The same in float32: the sums are added before they are transposed back.
   void AddF32(int64_t first, double* sums, int64_t pitch) {
     F32 sums_f32[kMaxTiles][kColumnsPerPass];
     std::memset(sums_f32, 0, tiles_ * sizeof *sums_f32);

@@ -1,4 +1,4 @@
-// Sources of columns for the micro-kernel: B as it lies in memory, decoded in registers.
+// Sources of columns for the micro-kernel: B in place, decoded in registers.
 //
 //     LineColumns    B as [K, N]: kNR values of each of `group` lines, interleaved
 //     QuadColumns    prepared B, or [N, K] transposed by quads: 4 K values of a column side by side
@@ -77,7 +77,7 @@ class LineColumns {
   uint8_t* to_;
 };
 
-// Quads of kNR columns side by side, `pitch` bytes from quad to quad. With `kPack` each is packed
+// Quads of kNR columns, interleaved, `pitch` bytes from quad to quad. With `kPack` each is packed
 // to `to` and read again from there, for lack of registers.
 template <class Policy, DType kType, bool kSubtract, bool kPack>
 class QuadColumns {

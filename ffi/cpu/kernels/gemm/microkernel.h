@@ -43,7 +43,7 @@ class PackedColumns {
   const uint8_t* panel_;
 };
 
-// The accumulators of kCount rows and one micro-panel. All indices are known to the compiler.
+// The accumulators of kCount rows and one micro-panel. All indices are compile-time constants.
 template <class Policy, int kCount>
 class RegisterTile {
  public:

@@ -26,7 +26,7 @@ int64_t GroupsOf(const Block& block) {
   return (block.depth + Policy::kGroup - 1) / Policy::kGroup;
 }
 
-// Bytes of a packed micro-panel so deep.
+// Bytes of a packed micro-panel of `depth` K values.
 template <class Policy>
 constexpr int64_t PanelBytes(int64_t depth) {
   return depth * kNR * (4 / Policy::kGroup);
@@ -100,8 +100,8 @@ void TransposePackedRows(const Side& side, const Block& block, int first, const 
   }
 }
 
-// Columns of bytes along K become quads of kNR columns side by side. Bytes are transposed before
-// they are widened: they are fewer. 1.4x faster with the next lines prefetched, but not with AMX.
+// [N, K] bytes become quads of kNR columns, interleaved. Bytes are transposed before they are
+// widened: there are fewer of them. Prefetching the next lines is 1.4x faster, but not with AMX.
 template <class Policy, DType kType>
 void TransposeQuads(const Side& side, const Block& block, uint8_t* to) {
   constexpr int64_t kDepth = kLanes * kQuad;

@@ -15,7 +15,7 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// Calls `function` with whether the zero points of a type are subtracted from its values.
+// Calls `function` with a constant: whether packing subtracts the type's zero points.
 template <class Policy, DType kType, class Function>
 void WithZeroPoints(const Side& side, const Function& function) {
   if constexpr (IsInt8(kType) && Policy::kSubtractsZeros) {
@@ -28,7 +28,7 @@ template <class Policy>
 const uint8_t* PackAndMultiply(const Side& side, const Block& block, const Panel& panel, bool keep,
                                const PackedRows& rows, void* acc, int64_t pitch, bool first,
                                const F32Sums* f32_sums) {
-  // Scales of single values, and wide types, are for PackPanel.
+  // Scales of single values, and wide types, go to PackPanel.
   const bool fuses = IsEightBit(side.dtype) && !side.fine;
   const int64_t depth = fuses ? DirectDepth<Policy>(side, block) : 0;
   const int64_t rest = block.depth - depth;

@@ -1,6 +1,6 @@
-// From accumulators to scaled sums: acc -> scale_a * scale_b * (acc - zero points), for one row of
-// accumulators and the columns beside each other. In float64, or in float32 straight from
-// registers.
+// From accumulators to scaled sums, for one row of accumulators:
+//
+//     acc (L1, or registers)   - zero points   * scale_a * scale_b   --> sums, float64 or float32
 
 #ifndef JAXFP8_CPU_KERNELS_GEMM_SCALED_SUMS_H_
 #define JAXFP8_CPU_KERNELS_GEMM_SCALED_SUMS_H_
@@ -60,7 +60,7 @@ void AddScaledAcc(const void* acc, const Panel& rows, int row, const Panel& colu
                        first);
 }
 
-// Adds float32 sums of scaled accumulators to those of a row, or stores them if `first`.
+// Adds float32 sums of scaled accumulators to a row's float64 sums, or stores them if `first`.
 inline void AddF32Row(const float* f32_sums, int64_t width, double* sums, bool first) {
   for (int64_t i = 0; i < width; ++i) sums[i] = f32_sums[i] + (first ? 0 : sums[i]);
 }

@@ -1,4 +1,4 @@
-// GEMV by columns side by side (B as [K, N]). Nothing is packed but the rows.
+// GEMV with [K, N]. Only the rows are packed.
 //
 //     A packed [M][K]  (M <= kGemvRows)      B [K][N]
 //     r0  a a a a ...                        k0  b b b b b b ...  --> read from end to end,
@@ -89,7 +89,7 @@ class GemvKn {
   }
 
  private:
-  static constexpr int64_t kFactorColumns = 1024;  // the factors of so many stay in L1
+  static constexpr int64_t kFactorColumns = 1024;  // their factors stay in L1
 
   void Multiply() {
     const Lines lines = AcrossDepth(side_, block_);
@@ -149,7 +149,7 @@ class GemvKn {
     return kLine.code;
   }
 
-  // Memory has to be prefetched: without, one row from memory was 1.4 to 1.7x slower (AMD Zen 5).
+  // Memory must be prefetched: without, one row from memory was 1.4 to 1.7x slower (AMD Zen 5).
   [[gnu::noinline]] void MultiplyLines(const LinesTogether& lines, int64_t k, int64_t count,
                                        int64_t columns) {
     const int64_t ahead = std::min(kLineAhead, columns);

@@ -1,4 +1,4 @@
-// GEMV, and skinny GEMM, by columns along K (B as [N, K]). Nothing is packed but the rows.
+// GEMV and skinny M with [N, K] (K-contiguous B). Only the rows are packed.
 //
 //     A packed [M][K]        L1               B [N][K]     read once, in the order of memory
 //     r0  a a a a a ...                       c0  b b b b b ...
@@ -7,7 +7,7 @@
 //     for each step of kNR values of K:
 //       b = decode(c)                         in registers
 //       acc[r][c] += a * b                    lane by lane: up to 16 vectors of accumulators
-//     at the end of a piece of K: the lanes of each acc[r][c] are added up, all of a tile at once
+//     at the end of a piece of K: the lanes of each acc[r][c] are added up, a whole tile per pass
 //
 // More than kGemvRows rows take the columns of a tile again, out of L1.
 
@@ -24,7 +24,7 @@
 
 namespace jaxfp8::JAXFP8_ISA {
 
-// The lanes of a vector, those from `first` on before those before it.
+// The lanes of a vector, rotated: from `first` on, then those before it.
 template <int kFirst, int... kLane>
 constexpr S32 Rotated(std::integer_sequence<int, kLane...>) {
   return S32{(kLane + kFirst) % kLanes...};
@@ -70,7 +70,7 @@ inline void CopyPadded(const uint8_t* from, int64_t count, int fill, uint8_t* to
 #endif
 }
 
-// Columns of a tile: as many as the lanes of one vector hold the sums of, at most 4.
+// Columns of a tile: at most 4, and their sums for all rows fit the lanes of one vector.
 template <int kRowCount>
 inline constexpr int kTileColumns = std::min<int>(4, kLanes / std::bit_ceil(unsigned{kRowCount}));
 

@@ -19,7 +19,7 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, ComputeType compute
       .name = name,
       .needs = needs,
       .compute = compute,
-      // With fewer rows other kernels wait for memory or for decoding as long as tiles do.
+      // With fewer rows other kernels are as fast: memory or decoding is the limit.
       .min_rows = kBytesAsTheyLie ? MinRows{5, 5, 5} : MinRows{3, 2, 2},
       .packed = {.group = Policy::kGroup,
                  .size = 4 / Policy::kGroup,
@@ -27,8 +27,8 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, ComputeType compute
                  .shifted_rows = Policy::kShiftedRows,
                  .shifted_columns = Policy::kShiftedColumns,
                  .subtracts_row_zeros = false},
-      // A tile's products are summed before they are added: few roundings. Deeper panels leave L1:
-      // 12 to 48 rows of bfloat16 were 1.1 to 1.3x slower with 512.
+      // The products of a tile are added up before they join the accumulators: few roundings.
+      // Deeper panels leave L1: 12 to 48 rows of bfloat16 were 1.1 to 1.3x slower with 512.
       .gemm = {.mr = 2 * kTile,
                .nr = kNR,
                .tile_rows = kTile,
@@ -45,7 +45,7 @@ constexpr Kernel TileEntry(const char* name, unsigned needs, ComputeType compute
                .add_scaled = AddScaledAcc<Policy>},
       // [K, N]: 3 to 8 rows of bfloat16 are 1.3 to 1.6x faster than with packed columns.
       // [N, K]: 48 to 128 rows are 1.4 to 1.6x faster. Rows are read again for every two tiles of
-      // columns, so they have to stay in an L2 of 2 MB.
+      // columns: they have to stay in an L2 of 2 MB.
       .gemv = {.kn_rows = kBytesAsTheyLie ? 0 : kTile / 2,
                .nk_rows = kTransposedRows,
                .nk_short_rows = 2 * kTile,

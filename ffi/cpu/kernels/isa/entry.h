@@ -1,4 +1,4 @@
-// The kernel table's rows of one shape.
+// Rows of the kernel table for one shape of kernel.
 
 #ifndef JAXFP8_CPU_KERNELS_ISA_ENTRY_H_
 #define JAXFP8_CPU_KERNELS_ISA_ENTRY_H_
@@ -46,8 +46,8 @@ constexpr GemmKernel GemmOf() {
   };
 }
 
-// Bytes need no decoding: 16 rows along K are 1.5x faster as they lie than packed, 48 as fast. What
-// has to be decoded is so again for every kGemvRows rows.
+// Bytes need no decoding: with [N, K], 16 rows are 1.5x faster in place than packed, and 48 rows as
+// fast. Other types are decoded again for every kGemvRows rows.
 template <class Policy>
 constexpr GemvKernel GemvOf() {
   constexpr bool kBytesAsTheyLie = Policy::kGroup == kQuad;

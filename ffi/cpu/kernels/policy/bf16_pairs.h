@@ -107,7 +107,7 @@ struct Bf16Pairs {
   }
 
  private:
-  // The two bytes of a value are looked up apart and interleaved.
+  // The two bytes of a value are looked up separately and interleaved.
   template <DType kType>
   static void LoadAlongLookedUp(const uint8_t* from, Vector (&to)[kVectors / kGroup]) {
     const __m512i in_turn = _mm512_setr_epi32(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);

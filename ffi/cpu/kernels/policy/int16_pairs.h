@@ -43,8 +43,8 @@ struct Int16Pairs {
   static constexpr bool kExact = true;
   static constexpr DType kShiftedRows = DType::kNone, kShiftedColumns = DType::kNone;
   static constexpr bool kSubtractsZeros = false;
-  // From rows as they are packed: sums of columns, the other way, made one row 1.7x slower (AVX2,
-  // AMD Zen 3).
+  // Zero points are subtracted from rows during packing. Sums of columns instead made one row 1.7x
+  // slower (AVX2, AMD Zen 3).
   static constexpr bool kSubtractsRowZeros = true;
   static_assert(kGemvDepth * (255 + kNearZero) * 255 <= std::numeric_limits<int32_t>::max());
 

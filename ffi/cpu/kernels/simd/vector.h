@@ -20,7 +20,7 @@ namespace jaxfp8::JAXFP8_ISA {
 inline constexpr int kBytes = 64;
 inline constexpr int kVectors = 4, kMR = 6;  // 24 accumulators, 4 columns, 1 row: 32 registers
 #elif defined(__AVX2__)
-// 12 accumulators, 1 column, 3 rows: 16 registers. 6 x 2 would decode half as many codes at once.
+// 12 accumulators, 1 column, 3 rows: 16 registers. 6 x 2 would decode half as many codes per pass.
 inline constexpr int kBytes = 32;
 inline constexpr int kVectors = 4, kMR = 3;
 #else
@@ -34,7 +34,7 @@ inline constexpr int kNR = kVectors * kLanes;  // columns of a micro-panel
 // few pages at a time. An L1 also holds few cache lines at a distance of a power of two. With 32
 // lines, packing was 1.2x slower (AMD Zen 5).
 inline constexpr int kLinesTogether = 8;
-// Each of them is prefetched so many bytes ahead. With 2048 one row was 1.2x slower (AMD Zen 5).
+// The prefetch distance of each line in bytes. With 2048 one row was 1.2x slower (AMD Zen 5).
 inline constexpr int64_t kLineAhead = 1024;
 // The prefetch distance of prepared columns in bytes: they are a single stream, and the core's own
 // prefetcher falls behind.

@@ -134,7 +134,7 @@ struct Decoder {
   // How infinity and NaN are corrected.
   static constexpr bool kFlagsNaN = kWeight == DType::kE4M3;
   static constexpr bool kRestoresSpecials = kWeight == DType::kE5M2 && kBrain;
-  // Whether subtracting a zero point takes an instruction of its own.
+  // Whether subtracting a zero point takes an extra instruction.
   static constexpr bool kSubtractsZeroPoint = kInteger && kBrain;
 
   // The value is the decoded value times this.

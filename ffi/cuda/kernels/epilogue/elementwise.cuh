@@ -17,7 +17,7 @@ namespace jaxfp8::cuda {
 // The outputs of one amax cell: none, all of a matrix, a row, or others.
 enum class AmaxKind : uint8_t { kNone, kOne, kPerRow, kOther };
 
-// The arguments: planes with their data, and how wide their accesses may be, in bytes.
+// The arguments: planes with their data, and the widths of their accesses in bytes.
 struct Elementwise {
   Plane residual_plane, bias_plane, out_scale_plane, amax_plane, out_plane;
   const void* residual;
@@ -107,7 +107,8 @@ __device__ __forceinline__ void LoadPlane(const Plane& plane, const float* data,
   }
 }
 
-// |y| as bits. Bits of magnitudes compare as the magnitudes do, and NaN is above them all.
+// The magnitude |y| as bits. Bits of magnitudes compare like the magnitudes, and NaN is above them
+// all.
 __device__ __forceinline__ uint32_t MagnitudeBits(float y) { return BitsOf(y) & 0x7fffffffu; }
 
 // A maximum as it is stored: every NaN becomes the same NaN.

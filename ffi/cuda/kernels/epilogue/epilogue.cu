@@ -129,7 +129,7 @@ unsigned SetGrid(Epilogue& e, int64_t batches, int64_t rows, int64_t columns) {
   return static_cast<unsigned>(batches * across * down);
 }
 
-// How many blocks the current device runs at a time.
+// The number of blocks running at a time on the current device.
 int64_t BlocksAtOnce(int blocks_per_sm) {
   int device = 0, multiprocessors = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
@@ -145,7 +145,7 @@ int64_t BlocksAtOnce(int blocks_per_sm) {
 constexpr int kRowsPerThread = 16;
 constexpr int64_t kMaxGridY = 65535;
 
-// Launches `VectorizedEpilogue` if it can compute the request; returns whether it can.
+// Launches `VectorizedEpilogue` if it can compute the request; returns whether it did.
 template <DType kAcc, bool kZero>
 bool LaunchVectorized(const Epilogue& e, int64_t batches, cudaStream_t stream,
                       cudaError_t& status) {

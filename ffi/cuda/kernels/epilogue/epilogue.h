@@ -17,8 +17,8 @@
 namespace jaxfp8::cuda {
 
 // A part of the accumulators: rows [row, row + rows) and columns [column, column + columns) of
-// `batches` batch indices from `batch` on. That of (b, r, c) is at
-// (b - batch) * batch_stride + (r - row) * row_stride + (c - column), in elements.
+// `batches` batch indices from `batch` on. The accumulator of (b, r, c) is at (b - batch) *
+// batch_stride + (r - row) * row_stride + (c - column), in elements.
 struct Slab {
   DType dtype = DType::kNone;  // int32, float32 or bfloat16
   int64_t batch = 0, batches = 1;

@@ -6,7 +6,7 @@
 //     4 columns     4 columns               registers of a thread: scale, bias, zero point of its
 //     row 0  |      row 0  |                four columns (ColumnParams)
 //     row s  |      row s  |                shared memory: RowParams of the block's rows
-//     row 2s v      row 2s v                kRowsInFlight rows are loaded at once (row_batch.cuh)
+//     row 2s v      row 2s v                kRowsInFlight rows are loaded per pass (row_batch.cuh)
 //
 // There is one code path from load to load without branches: the loads of a batch are in flight
 // together. Threads outside the slab read inside it and write nothing.
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint4 LoadAccumulators4(const void* acc, int64_t at) 
   }
 }
 
-// How zero points are subtracted from int32 accumulators: there are none, or in 32 or 64 bits.
+// The subtraction of zero points from int32 accumulators: there are none, or in 32 or 64 bits.
 enum class ZeroPointMath { kNone, kInt32, kInt64 };
 
 template <DType kAcc, ZeroPointMath kMath>

@@ -1,12 +1,12 @@
 // Path "general", the fallback: every canonical problem, any pair of dtypes, no tensor cores.
 //
 //   global      lhs, 64 rows x 32 K            rhs, 64 columns x 32 K
-//                  |  StageOperand (operand.cuh): decode, - zero point, * scales that vary along K
+//                  |  StageOperand (operand.cuh): decode, - zero point, * scales varying along K
 //                  v                              v
 //   shared      [32 K][64 + 4]                 [32 K][64 + 4]      float32 or int32
 //                  |                              |
 //   registers   4 rows x 8 columns a thread: acc += lhs * rhs      128 threads, 64 x 64 outputs
-//                  |  * scales that are constant along K, elementwise epilogue
+//                  |  * scales constant along K, elementwise epilogue
 //   global      out
 //
 // Accumulators are float32, or integers if both sides are integers and no scale varies along K.

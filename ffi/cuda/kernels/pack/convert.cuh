@@ -2,7 +2,7 @@
 //
 //   in, registers    8-bit codes or floats of one line, consecutive along K
 //   Converter        copy (and flip signs), or decode - zero_point, * scale, encode
-//   out, registers   16 bytes; what is past the line's end is 0
+//   out, registers   16 bytes; zeros past the line's end
 
 #ifndef JAXFP8_CUDA_KERNELS_PACK_CONVERT_CUH_
 #define JAXFP8_CUDA_KERNELS_PACK_CONVERT_CUH_

@@ -28,7 +28,7 @@ __device__ __forceinline__ int32_t SumOfBytes(uint32_t word, int32_t sum, bool i
   return static_cast<int32_t>(__dp4a(word, 0x01010101u, static_cast<uint32_t>(sum)));
 }
 
-// Bytes past the end are zeros and must not be flipped, since a flipped zero is -128.
+// Bytes past the end are zeros and must not be flipped: a flipped zero is -128.
 static __global__ void __launch_bounds__(kSumThreads)
     SumLinesKContiguous(const LineSumsArguments p) {
   const int64_t line = int64_t{blockIdx.x} * (kSumThreads / 32) + threadIdx.x / 32;

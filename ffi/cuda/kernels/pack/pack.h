@@ -42,7 +42,7 @@ struct PackRequest {
   int64_t depth_padded = 0;  // row pitch in elements, >= depth; in bytes a multiple of 16
 };
 
-//   values, scale, zero_point  the side's arrays from their beginning; null where not used
+//   values, scale, zero_point  the side's arrays from their beginning; null if not used
 //   matrix                     16-byte aligned
 Status LaunchPack(const PackRequest& request, const void* values, const float* scale,
                   const int32_t* zero_point, void* matrix, cudaStream_t stream);

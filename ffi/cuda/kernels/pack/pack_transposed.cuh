@@ -1,5 +1,5 @@
-// Packs an MN-major side: transposes it through shared memory, so that both global accesses
-// are runs of at least 64 bytes.
+// Packs an MN-major side: transposes it through shared memory. Both global accesses are runs of at
+// least 64 bytes.
 //
 //   source [K, lines]      shared tile, rows = lines         matrix [lines, K]
 //     k   | 16 lines |       line  | word of 4 k | ...         line | 16 bytes along K |
@@ -23,7 +23,7 @@ struct TileOrigin {
   int64_t b, f, k;  // b counts from `batch`, f from `first`
 };
 
-// Tiles are numbered along the lines first, so that neighbouring blocks read neighbouring memory.
+// Tiles are numbered along the lines first: neighbouring blocks read neighbouring memory.
 __device__ __forceinline__ TileOrigin OriginOf(const PackArguments& p, int tile) {
   const int64_t across = (p.count_padded + tile - 1) / tile;
   const int64_t down = (p.depth_padded + tile - 1) / tile;

@@ -47,7 +47,7 @@ EpilogueArguments EpilogueArgumentsFor(const Problem& problem, const Buffers& bu
   EpilogueArguments e;
   e.elementwise = MakeElementwise(problem, buffers);
   e.plain = IsPlain(problem);
-  // With K = 0 there are no tiles along K, and so no scales.
+  // With K = 0 there are no tiles along K and no scales.
   if (problem.lhs.scale && problem.depth > 0) e.row_scales = buffers.lhs_scale;
   e.row_tiles = problem.lhs.tiles;
   e.wide = problem.lhs, e.weight = problem.rhs;

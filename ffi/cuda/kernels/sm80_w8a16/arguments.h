@@ -50,7 +50,7 @@ struct Arguments {
   int32_t inner_batch = 1;
 };
 
-// The products of one launch. Each has arguments of its own, with the same split.
+// The products of one launch. Each has its own arguments, with the same split.
 struct Parts {
   PartTiles tiles;
   Arguments of[kMaxParts];
@@ -65,7 +65,7 @@ Arguments ArgumentsFor(const Problem& problem, const Buffers& buffers);
 KernelFunction KernelOf(const Problem& problem, bool joint);
 
 // The kernel for weights of one type, or null. uint8 weights use the kernel for int8.
-//   activation     bfloat16, float16, or e4m3 beside FP8
+//   activation     bfloat16, float16, or e4m3 with FP8 weights
 //   mn_major       weights are [K, N]; else [N, K]
 //   row_fragments  rows of an output tile in units of 8
 //   joint          whether a launch computes several products

@@ -30,7 +30,7 @@ double ThirdBlock(int row_fragments) {
   return row_fragments == 1 ? 1.1 : row_fragments == 8 ? 0.93 : 1.0;
 }
 
-// The time of so many blocks on a multiprocessor, in units of one block's. Three run together. Two
+// The time of `blocks` blocks on a multiprocessor, in units of one block's. Three run together. Two
 // take as long as one, because one alone waits for memory half of its time.
 double LoadOf(int64_t blocks, double third) {
   const int64_t rest = blocks % kBlocksPerSm, whole = blocks - rest;
@@ -91,7 +91,7 @@ bool TooLarge(const Problem& problem) {
          DepthTiles(problem) > kMaxCount / std::max<int64_t>(1, output_tiles * problem.batch);
 }
 
-// Whether one kernel, with one split of K, computes both problems.
+// Whether one kernel, with one split of K, can compute both problems.
 bool RunsAlike(const Problem& a, const Problem& b) {
   return a.batch == b.batch && a.rows == b.rows && a.depth == b.depth &&
          a.lhs.dtype == b.lhs.dtype && a.rhs.dtype == b.rhs.dtype &&

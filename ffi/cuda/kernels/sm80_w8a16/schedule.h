@@ -131,7 +131,7 @@ Schedule MakeSchedule(const Problem& problem, const Capacity& capacity);
 Capacity CapacityOf(const Problem& problem, int64_t multiprocessors, int64_t blocks_per_sm,
                     size_t workspace);
 
-// The problems of one launch as one with all their output tiles. They need one batch, rows, depth
+// The joint problem of one launch, with all output tiles. The problems need one batch, rows, depth
 // and tile size (`WhyNotJoint`).
 Problem JointProblem(std::span<const Problem> problems);
 // The output tiles of each problem, and their place among all.

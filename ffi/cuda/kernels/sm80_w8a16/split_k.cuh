@@ -159,7 +159,7 @@ struct BlockSums {
   __device__ __forceinline__ void Wait() const { __syncthreads(); }
 };
 
-// Ranks whose loads are in flight at once.
+// The number of ranks with loads in flight.
 inline constexpr int kRanksInFlight = 8;
 
 template <class Sums>
