@@ -34,7 +34,7 @@ extern "C" {
 
 enum {
   JAXFP8_OK = 0,
-  JAXFP8_INVALID_ARGUMENT = 1, /* the message names it, its value and the need */
+  JAXFP8_INVALID_ARGUMENT = 1, /* the message names the argument, its value and the need */
   JAXFP8_OUT_OF_MEMORY = 2,
   JAXFP8_FAILED = 3 /* the device or a library failed */
 };

@@ -14,8 +14,8 @@ inline constexpr bool kHasClusters = true;
 inline constexpr bool kHasClusters = false;
 #endif
 
-// A barrier of all threads of the cluster, in two halves. What a thread wrote to shared memory
-// before it arrived, all threads can read after they have waited.
+// A barrier of all threads of the cluster, in two halves. After the wait, all threads can read each
+// thread's writes to shared memory from before its arrival.
 __device__ __forceinline__ void ClusterArrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");

@@ -9,8 +9,8 @@
 
 namespace jaxfp8::cuda {
 
-// On the host, code compiled for compute capability 9.0 counts as code with wgmma. So code for
-// sm_90 without it must not be built.
+// On the host, code compiled for compute capability 9.0 counts as code with wgmma. Code for sm_90
+// without wgmma must therefore not be built.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "compile for sm_90a (JAXFP8_CUDA_ARCHITECTURES=90a-real), not for sm_90"
 #endif

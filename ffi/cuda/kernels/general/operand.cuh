@@ -2,7 +2,7 @@
 //
 //   global, any dtype and layout     a thread loads 16 consecutive values of a line (K-contiguous)
 //                                    or of a depth (MN-major)
-//   registers                        decoded, - zero_point, * scale where that varies along K
+//   registers                        decoded, - zero_point, * scale if it varies along K
 //   shared [32 K][64 lines + 4]      padded rows, zeros past the end
 
 #ifndef JAXFP8_CUDA_KERNELS_GENERAL_OPERAND_CUH_
@@ -33,7 +33,7 @@ struct Operand {
 
   // The index along the outer batch axis, for jumps.
   __device__ __forceinline__ int64_t Outer(int64_t b) const { return TileOf(b, inner_batch); }
-  // Where the scale and zero point of a value lie.
+  // The index of a value's scale and zero point.
   __device__ __forceinline__ int64_t TileAt(int64_t b, int64_t f, int64_t k) const {
     return cuda::TileAt(side.tiles, b, f, k) + Outer(b) * side.tiles.batch_jump;
   }
