@@ -105,9 +105,7 @@ __device__ __forceinline__ void Accumulate(const Arguments& a, const TileCoord& 
 //   kActivation    bfloat16, float16, or e4m3 (up to 16 rows, decoded to float16)
 //   kMnMajor       weights are [K, N]; else [N, K], K-contiguous
 //   kRowFragments  rows of an output tile in units of 8: 1, 2, 4 or 8
-//   kJoint         whether there may be several products; else it reads the first one's arguments,
-//   at
-//                  a constant place
+//   kJoint         whether there may be several products; else the arguments have a constant place
 template <DType kWeight, DType kActivation, bool kMnMajor, int kRowFragments, bool kJoint>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     Sm80W8A16(const __grid_constant__ Parts parts) {
