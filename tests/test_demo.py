@@ -45,7 +45,7 @@ def params(loaded):
 
 @pytest.fixture(scope="module")
 def result(loaded):
-    return job.do(loaded, ["A cat sat.", "<b>A dog & a cat</b>"], ["W8A16"], 1, silent)
+    return job.do(loaded, ["A cat sat.", "<b>A dog & a cat</b>"], ["FP8_W8A16"], 1, silent)
 
 
 # The model
@@ -83,19 +83,27 @@ def test_every_weight_product_is_rewritten_and_runs_on_a_kernel(loaded, params, 
     assert sum(calls.values()) == WEIGHT_MATRICES
 
 
-@pytest.mark.parametrize("recipe", ["FP8_DYNAMIC", "INT8"])
+@pytest.mark.parametrize("recipe", ["FP8_DYNAMIC", "INT8_DYNAMIC"])
 def test_numpy_model_follows_ties_and_nothing_else(recipe):
     # With 127 or 448 in the row the scale is 1; 4.5 and 34 lie between two codes, 4.3 does not.
-    x = np.array([[127.0 if recipe == "INT8" else 448.0, 4.5 if recipe == "INT8" else 34.0, 4.3]])
-    down = {"INT8": [[127, 4, 4]], "FP8_DYNAMIC": [[448, 32, 4.5]]}[recipe]
-    up = {"INT8": [[127, 5, 5]], "FP8_DYNAMIC": [[448, 36, 5]]}[recipe]
-    own = {"INT8": 4, "FP8_DYNAMIC": 4.5}[recipe]
+    x = np.array(
+        [
+            [
+                127.0 if recipe == "INT8_DYNAMIC" else 448.0,
+                4.5 if recipe == "INT8_DYNAMIC" else 34.0,
+                4.3,
+            ]
+        ]
+    )
+    down = {"INT8_DYNAMIC": [[127, 4, 4]], "FP8_DYNAMIC": [[448, 32, 4.5]]}[recipe]
+    up = {"INT8_DYNAMIC": [[127, 5, 5]], "FP8_DYNAMIC": [[448, 36, 5]]}[recipe]
+    own = {"INT8_DYNAMIC": 4, "FP8_DYNAMIC": 4.5}[recipe]
     for run in (np.array(down), np.array(up)):
         np.testing.assert_array_equal(to_8_bit(x, 1, recipe, run)[0], [x[0, 0], run[0, 1], own])
 
 
 def test_weight_bytes_are_those_of_matrices_and_tables(params):
-    narrow = quantise(params, "W8A16")
+    narrow = quantise(params, "FP8_W8A16")
     assert matrix_bytes(narrow) == 6 * (4 * 384 * 384 + 2 * 384 * 1536 + 2 * (5 * 384 + 1536))
     assert table_bytes(narrow) == table_bytes(params) == (30522 + 512 + 2) * 384 * 4
 
@@ -118,15 +126,17 @@ def measured(**milliseconds):
 
 
 def test_the_recipe_is_the_one_that_was_measured_as_fastest():
-    race = measured(f32=(1.0, ""), W8A16=(3.0, "avx2_f32"), INT8=(2.0, "avx2_int8"))
-    assert job.fastest(race).recipe == "INT8"
+    race = measured(f32=(1.0, ""), FP8_W8A16=(3.0, "avx2_f32"), INT8_DYNAMIC=(2.0, "avx2_int8"))
+    assert job.fastest(race).recipe == "INT8_DYNAMIC"
 
 
 def test_recipes_that_do_not_pay_are_named_with_the_reason():
     slow = (2.0, "avx2_f32")
-    race = measured(f32=(1.0, ""), W8A16=slow, FP8_DYNAMIC=slow, INT8=(0.9, "avx2_int8"))
+    race = measured(
+        f32=(1.0, ""), FP8_W8A16=slow, FP8_DYNAMIC=slow, INT8_DYNAMIC=(0.9, "avx2_int8")
+    )
     (line,) = words.slower(race)
-    assert line.startswith("no faster here: W8A16, FP8_DYNAMIC: ")
+    assert line.startswith("no faster here: FP8_W8A16, FP8_DYNAMIC: ")
     assert "no 16-bit or FP8 multiply on this CPU" in line
     assert "only memory is saved" in line
 
@@ -137,13 +147,13 @@ def test_recipes_that_do_not_pay_are_named_with_the_reason():
     ids=["kernel", "none"],
 )
 def test_reason_follows_what_ran(kernel, why):
-    (line,) = words.slower(measured(f32=(1.0, ""), W8A16=(2.0, kernel)))
+    (line,) = words.slower(measured(f32=(1.0, ""), FP8_W8A16=(2.0, kernel)))
     assert why in line
 
 
 def test_programs_are_shown_the_fastest_first(result):
     rows = words.programs(result)
-    assert {row[0] for row in rows} == {"float32, XLA", "W8A16, XLA", "W8A16, jaxfp8"}
+    assert {row[0] for row in rows} == {"float32, XLA", "FP8_W8A16, XLA", "FP8_W8A16, jaxfp8"}
     assert [float(row[1]) for row in rows] == sorted(float(row[1]) for row in rows)
 
 
@@ -240,7 +250,9 @@ def test_absent_file_is_reported(tmp_path):
 def test_demo_fails_where_no_kernel_runs(loaded, monkeypatch):
     # As if the library were not installed: then XLA computes, and the counters stand still.
     monkeypatch.setattr(measure.testing, "kernel_calls", lambda platform: {})
-    failed = [c for c in job.do(loaded, ["A cat."], ["INT8"], 1, silent).checks if not c.passed]
+    failed = [
+        c for c in job.do(loaded, ["A cat."], ["INT8_DYNAMIC"], 1, silent).checks if not c.passed
+    ]
     assert [c.claim for c in failed] == ["kernel calls in one pass over the sentences"]
     assert "jaxfp8 doctor" in words.verdict(failed[0])
 
@@ -321,6 +333,6 @@ def test_demo_shows_all_recipes_beside_float32_and_xla():
 
 
 def test_demo_measures_one_recipe_alone():
-    shown = run_demo("--recipe", "W8A16", "A cat.")
-    assert "W8A16, jaxfp8" in shown
-    assert "INT8" not in shown
+    shown = run_demo("--recipe", "FP8_W8A16", "A cat.")
+    assert "FP8_W8A16, jaxfp8" in shown
+    assert "INT8_DYNAMIC" not in shown

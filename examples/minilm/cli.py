@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--recipe",
         choices=RECIPES,
-        help="measure this one alone; W8A16: FP8 weights, bfloat16 activations; FP8_DYNAMIC: also "
-        "FP8 activations, a scale per token; INT8: int8 weights and activations",
+        help="measure this one alone; FP8_W8A16: FP8 weights, bfloat16 activations; FP8_DYNAMIC: "
+        "FP8 activations too, a scale per token; INT8_DYNAMIC: int8 weights and activations",
     )
     parser.add_argument(
         "--repeat", type=_positive, default=7, metavar="N", help="timed passes (default 7)"

@@ -39,7 +39,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """As `INT8, jaxfp8`."""
+        """As `INT8_DYNAMIC, jaxfp8`."""
         return f"{'float32' if self.recipe == 'f32' else self.recipe}, {self.by}"
 
     def __call__(self, batch: Batch) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -135,7 +135,7 @@ def row_max(x: jax.Array) -> jax.Array:
 
 DOTS: dict[str, Callable[..., jax.Array]] = {
     "f32": dot_f32,
-    "W8A16": dot_w8a16,
+    "FP8_W8A16": dot_w8a16,
     "FP8_DYNAMIC": dot_fp8_dynamic,
-    "INT8": dot_int8,
+    "INT8_DYNAMIC": dot_int8,
 }

@@ -13,12 +13,12 @@ import numpy as np
 import jaxfp8
 from minilm.model import LAYERS, Params
 
-# By recipe: the dtypes of a kernel and of its scale, which multiplies a bfloat16 kernel in W8A16
-# and a float32 sum in the others.
+# By recipe: the dtypes of a kernel and of its scale. The scale multiplies a bfloat16 kernel in
+# FP8_W8A16, and a float32 sum in the others.
 DTYPES = {
-    "W8A16": (jnp.float8_e4m3fn, jnp.bfloat16),
+    "FP8_W8A16": (jnp.float8_e4m3fn, jnp.bfloat16),
     "FP8_DYNAMIC": (jnp.float8_e4m3fn, jnp.float32),
-    "INT8": (jnp.int8, jnp.float32),
+    "INT8_DYNAMIC": (jnp.int8, jnp.float32),
 }
 RECIPES = tuple(DTYPES)
 

@@ -30,16 +30,16 @@ def to_8_bit(x: np.ndarray, axis: int, recipe: str, run: np.ndarray | None = Non
 
     `run`: the 8-bit values of the run that is checked; ties are rounded as they were there.
     """
-    largest = 127 if recipe == "INT8" else 448
+    largest = 127 if recipe == "INT8_DYNAMIC" else 448
     scale = np.maximum(np.abs(x).max(axis, keepdims=True), 1e-12) / largest
-    scale = to_bfloat16(scale) if recipe == "W8A16" else scale
+    scale = to_bfloat16(scale) if recipe == "FP8_W8A16" else scale
     scaled = np.clip(x / scale, -largest, largest)
     rounded = _round(scaled, recipe)
     return scale * (rounded if run is None else _follow_ties(scaled, rounded, run, recipe))
 
 
 def _round(scaled: np.ndarray, recipe: str) -> np.ndarray:
-    if recipe == "INT8":
+    if recipe == "INT8_DYNAMIC":
         return np.rint(scaled)
     return scaled.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
@@ -55,7 +55,7 @@ def _follow_ties(
     value that is off by more is rounded here by itself, and tells in the embedding.
     """
     run = run.astype(np.float64)
-    step = 1 if recipe == "INT8" else np.maximum(np.abs(scaled) / 8, 2.0**-9)
+    step = 1 if recipe == "INT8_DYNAMIC" else np.maximum(np.abs(scaled) / 8, 2.0**-9)
     worse_by = np.abs(scaled - run) - np.abs(scaled - rounded)
     return np.where(worse_by <= TIE * step, run, rounded)
 
@@ -90,7 +90,7 @@ class Reference:
     def _activation(self, x: np.ndarray) -> np.ndarray:
         if self._recipe == "f32":
             return x
-        if self._recipe == "W8A16":
+        if self._recipe == "FP8_W8A16":
             return to_bfloat16(x)
         return to_8_bit(x, 1, self._recipe, next(self._codes, None))
 
