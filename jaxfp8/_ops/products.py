@@ -198,7 +198,7 @@ def einsum(
         over an axis of one operand alone; `...` stands for equal or broadcast leading axes.
       lhs, rhs: as in `dot_general`.
       precision, preferred_element_type: as in `dot_general`.
-      bias, residual, activation, out_scale, out_dtype, return_amax, out_sharding, compute: as in
+      bias, residual, activation, out_scale, return_amax, out_sharding, compute: as in
         `dot_general`; arrays align with the output of the einsum.
 
     Returns:
