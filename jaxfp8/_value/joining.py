@@ -118,6 +118,8 @@ def _held(operation: str, operand: str, arrays: Any) -> list[Any]:
         if not isinstance(array, QArray | TransposedArray):
             got, needs = f"is of type {type(array).__name__}", "a QArray or a view is needed"
             remedy = "quantise it, or join what `jaxfp8.dequantize` gives of the others"
+            if hasattr(array, "unprepare"):  # no import: joined arrays are below prepared ones
+                remedy = "join what `unprepare()` gives of each, and prepare the result"
             raise TypeError(message(operation, f"`{name}`", got, needs, remedy))
         check_qarray(getattr(array, "stored", array), operation, name)
     return held

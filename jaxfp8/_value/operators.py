@@ -41,6 +41,8 @@ def _refuse(operation: str, held: Any) -> NoReturn:
         "join with `jaxfp8.concatenate` or `jaxfp8.stack`, cut with an index, multiply with `@` or "
         "`jaxfp8.einsum`, or widen with `jaxfp8.dequantize`"
     )
+    if hasattr(held, "unprepare"):
+        remedy = "multiply by it with `@`, or take `unprepare()` of it"
     raise TypeError(message(operation, "an argument", f"is {held!r}", "it takes arrays", remedy))
 
 

@@ -17,6 +17,7 @@ from jaxfp8._recipes.recipes import Recipe
 from jaxfp8._value import dtypes
 from jaxfp8._value.checks import is_array
 from jaxfp8._value.errors import message
+from jaxfp8._value.prepared import PreparedArray
 from jaxfp8._value.progress import progress
 from jaxfp8._value.qarray import QArray, check_qarray
 from jaxfp8._value.tables import size
@@ -132,6 +133,9 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             continue
         if isinstance(leaf, TransposedArray):
             leaf = leaf.contiguous()
+        if isinstance(leaf, PreparedArray):
+            needs, remedy = "files hold arrays as they were before", "save `unprepare()` of it"
+            raise TypeError(message(_SAVE, f"`{path}`", f"is {leaf!r}", needs, remedy))
         if isinstance(leaf, QArray):
             check_qarray(leaf, _SAVE, path)
         elif not is_array(leaf):
