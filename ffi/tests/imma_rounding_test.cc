@@ -14,7 +14,7 @@ namespace {
 
 using tests::Expect;
 
-// By division and in the order of jaxfp8/_call/quantize_reference.py.
+// By division and in the order of jaxfp8/_call/reference/quantize_reference.py.
 int CodeOf(float value, float step) {
   const float steps = value / step;
   if (std::isnan(steps)) return 0;
