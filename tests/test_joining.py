@@ -182,3 +182,19 @@ def test_functions_of_arrays_say_the_way(call, held):
 
 def test_iteration_gives_the_parts():
     np.testing.assert_array_equal([values(part) for part in A[:3]], values(A)[:3])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda p: jaxfp8.concatenate([p, p]),
+        lambda p: jaxfp8.stack([p, p]),
+        lambda p: jnp.concatenate([p, p]),
+        lambda p: jaxfp8.checkpoint.save("unused", {"weight": p}),
+    ],
+    ids=["concatenate", "stack", "jnp.concatenate", "save"],
+)
+def test_what_takes_no_prepared_array_names_the_way_back(call):
+    prepared = jaxfp8.prepare(jaxfp8.quantize(jnp.ones((64, 64)), channelwise_axes=(1,)))
+    with pytest.raises(TypeError, match=r"unprepare\(\)"):
+        call(prepared)

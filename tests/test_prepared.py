@@ -436,19 +436,3 @@ def test_what_was_taken_apart_wrongly_is_refused():
 def test_it_dequantises_to_what_it_was():
     q = jaxfp8.quantize(normal(8, 64), E4M3, channelwise_axes=(1,))
     assert_same(jaxfp8.dequantize(jaxfp8.prepare(q)), jaxfp8.dequantize(q))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda p: jaxfp8.concatenate([p, p]),
-        lambda p: jaxfp8.stack([p, p]),
-        lambda p: jnp.concatenate([p, p]),
-        lambda p: jaxfp8.checkpoint.save("unused", {"weight": p}),
-    ],
-    ids=["concatenate", "stack", "jnp.concatenate", "save"],
-)
-def test_what_takes_no_prepared_array_names_the_way_back(call):
-    prepared = jaxfp8.prepare(jaxfp8.quantize(jnp.ones((64, 64)), channelwise_axes=(1,)))
-    with pytest.raises(TypeError, match=r"unprepare\(\)"):
-        call(prepared)
