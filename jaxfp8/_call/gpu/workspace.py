@@ -3,9 +3,9 @@
 The call has no allocator of its own: memory from one would be part of a captured CUDA graph after
 it has been freed. So the scratch is a result that nobody reads, and its size is chosen before the
 device is known. It is what the path can use on the largest device that the kernels are compiled
-for. It is a budget as well: with less, a path works in smaller pieces. Integers on both sides, and
-FP8 of up to 256 rows, get less where all devices at hand are Hopper, which keeps their sums in
-registers, and where the program is not exported to run on others.
+for. It is a budget as well: with less, a path works in smaller pieces. Hopper keeps the sums of
+integers, and of FP8 with up to 256 rows, in registers. These products get less if all devices at
+hand are Hopper and the program is not exported.
 
 For a few rows times a weight it is for GPUs without thread block clusters (compute capability below
 9.0), where the blocks that share outputs leave partial sums in it: at most a tenth of the weight's

@@ -80,7 +80,7 @@ class Resolver:
     def _demand(
         self, roots: Iterable[Value]
     ) -> tuple[dict[DotSite, Wants], dict[Value, Value], set[Value]]:
-        """Walk back from the roots: what is read of each dot, what replaces what, what is live."""
+        """Walk back from the roots: reads of each dot, replacements by value, and live values."""
         wants: dict[DotSite, Wants] = {}
         replaced: dict[Value, Value] = {}
         stack, live = list(roots), set()

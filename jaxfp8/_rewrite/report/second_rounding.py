@@ -1,7 +1,7 @@
 """What a row says of FP8 data that is rounded once more, to int8.
 
-The cost in general is known beforehand. Which values become 0 depends on the data, so that is said
-only of an operand that a few operations make of arrays that are given.
+The cost in general is known beforehand. The values rounded to 0 depend on the data. A row counts
+them for an operand made by a few operations from given arrays.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@
 #include "cuda/kernels/epilogue/quad.cuh"
 #include "cuda/kernels/epilogue/row_batch.cuh"
 #include "cuda/kernels/sm90/block.h"
+#include "cuda/kernels/sm90/shared.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
@@ -17,19 +18,6 @@ namespace jaxfp8::cuda::sm90 {
 struct WarpTile {
   int32_t batch, row, column, end = 0;
 };
-
-__device__ __forceinline__ void StoreShared2(uint32_t to, uint32_t a, uint32_t b) {
-  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
-}
-
-__device__ __forceinline__ uint4 LoadShared4(uint32_t from) {
-  uint4 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(from)
-               : "memory");
-  return v;
-}
 
 // Stores four matrices of 8 x 8 16-bit values; lane l has the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void StoreMatrices(uint32_t to, const uint32_t (&words)[4]) {

@@ -3,6 +3,7 @@
 #ifndef JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_CUH_
 #define JAXFP8_CUDA_KERNELS_SM90_GEMM_GROUPS_CUH_
 
+#include "cuda/kernels/sm90/shared.cuh"
 #include "cuda/kernels/sm90_gemm/arguments.h"
 #include "cuda/kernels/sm90_gemm/groups.h"
 
@@ -59,19 +60,6 @@ __device__ __forceinline__ bool NextTile(const Arguments& a, Parts<false>& parts
 
 // What a consumer warp knows of its tile lies in kKeptBytes of shared memory while it multiplies:
 // the sums leave no registers.
-__device__ __forceinline__ void StoreShared4(uint32_t to, int32_t a, int32_t b, int32_t c,
-                                             int32_t d) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
-__device__ __forceinline__ int4 LoadInts(uint32_t from) {
-  int4 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(from)
-               : "memory");
-  return v;
-}
 __device__ __forceinline__ void KeepTile(uint32_t to, const TileBounds& b, const GroupCursor& c) {
   StoreShared4(to, b.batch, b.row, b.end, b.column);
   StoreShared4(to + 16, c.entry, c.first_unit, c.above, 0);

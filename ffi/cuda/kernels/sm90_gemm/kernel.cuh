@@ -79,8 +79,7 @@ __global__ void __launch_bounds__(BlockLayout<kRows, kColumns, kScaling>::kThrea
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using L = BlockLayout<kRows, kColumns, kScaling>;
   extern __shared__ uint8_t shared_memory[];
-  const uint32_t shared =
-      (SharedAddress(shared_memory) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
+  const uint32_t shared = FirstTile(shared_memory);
   const uint32_t blocks = BlocksInCluster(), rank = BlockInCluster();
   InitBarriers<L>(shared, blocks);
   SynchronizeCluster();

@@ -71,8 +71,7 @@ __global__ void __launch_bounds__(WeightsLayout<kRows, kColumns>::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using L = WeightsLayout<kRows, kColumns>;
   extern __shared__ uint8_t shared_memory[];
-  const uint32_t shared =
-      (SharedAddress(shared_memory) + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
+  const uint32_t shared = FirstTile(shared_memory);
   const uint32_t blocks = BlocksInCluster(), rank = BlockInCluster();
   InitBarriers<L>(shared, blocks);
   SynchronizeCluster();

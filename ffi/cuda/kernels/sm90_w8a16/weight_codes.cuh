@@ -14,18 +14,13 @@
 #include "cuda/kernels/common/decode16.cuh"
 #include "cuda/kernels/common/element.cuh"
 #include "cuda/kernels/common/wgmma.cuh"
+#include "cuda/kernels/sm90/shared.cuh"
 #include "cuda/kernels/sm90_w8a16/weight_rows.cuh"
 
 namespace jaxfp8::cuda::sm90 {
 
 // K of a wgmma of 16-bit operands, and how many a stage has.
 inline constexpr int kFragmentDepth = 16, kFragments = kMixedDepth / kFragmentDepth;
-
-__device__ __forceinline__ uint32_t LoadShared16(uint32_t from) {
-  uint16_t value;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(from) : "memory");
-  return value;
-}
 
 // Where a thread finds its codes in a stage of the ring: two rows of each wave, at depths 2t, 2t +
 // 1, 2t + 8, 2t + 9 of each fragment, where t = thread % 4. Half a word is
