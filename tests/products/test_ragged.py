@@ -1,4 +1,4 @@
-"""Rows in groups, each times a matrix of its own, on the CPU: by scaled dots.
+"""Rows in groups, each times a matrix of its own, on the CPU.
 
 `test_ragged_contracted` has groups along the contracted axis.
 """
@@ -12,7 +12,7 @@ import pytest
 from ragged_case import Ragged
 
 import jaxfp8
-from jaxfp8._call.library import strictness
+from jaxfp8._call.library import ffi, strictness
 from jaxfp8._call.ops import ragged_lowering, ragged_reference
 from jaxfp8._call.ops.ragged_reference import RaggedSpec, group_ends
 from jaxfp8._value.spec import OperandSpec
@@ -106,7 +106,7 @@ def test_vmap_computes_each():
     sizes = jnp.array([[1, 2, 1], [4, 0, 0]], jnp.int32)
     dot = functools.partial(jaxfp8.ragged_dot, lhs, rhs.mT)
     found = jax.vmap(dot)(sizes)
-    np.testing.assert_array_equal(found, np.stack([dot(s) for s in sizes]))
+    np.testing.assert_allclose(found, np.stack([dot(s) for s in sizes]), rtol=1e-6)
 
 
 def test_gradients_are_those_of_the_dequantised_operands():
@@ -137,11 +137,27 @@ def test_strict_names_the_reason(monkeypatch):
     monkeypatch.setattr(strictness, "_WARNED", set())
     case = CASES["tensor"]
     lhs, rhs, _ = case.draw()
-    with (
-        jaxfp8.strict(),
-        pytest.raises(jaxfp8.UnsupportedError, match="because there is no kernel for groups on"),
-    ):
-        jaxfp8.ragged_dot(lhs, rhs.mT, jnp.array([1]))
+    dot = functools.partial(jaxfp8.ragged_dot, lhs, rhs.mT)
+    reason = "group by group because it is under `vmap`; each group multiplies all rows"
+    with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match=reason):
+        jax.vmap(dot)(jnp.array([[1]]))
+
+
+@pytest.mark.filterwarnings("error::jaxfp8.FallbackWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_the_library_multiplies_groups(name):
+    """On the CPU no group is multiplied by the rows of others."""
+    case = CASES[name]
+    lhs, rhs, _ = case.draw()
+    ffi.reset_kernel_calls()
+    with jaxfp8.strict():
+        run(case, lhs, rhs).block_until_ready()
+    rows, groups_with_rows = case.rows, 0
+    for size in case.sizes:
+        size = min(max(size, 0), rows)
+        groups_with_rows += size > 0
+        rows -= 0 if case.grouping == "masked" else size
+    assert sum(ffi.kernel_calls().values()) == groups_with_rows
 
 
 @pytest.mark.parametrize("transform", [jax.vmap, lambda f: jax.grad(lambda x: jnp.sum(f(x)))])

@@ -171,8 +171,13 @@ def test_strict_says_that_groups_multiply_all_of_k(monkeypatch):
     monkeypatch.setattr(strictness, "_WARNED", set())
     case = CASES["tensor"]
     lhs, rhs, _ = case.draw()
-    with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match="each group multiplies all"):
-        run(case, lhs, rhs)
+
+    def dot(sizes):
+        return jaxfp8.ragged_dot(lhs, rhs.mT, sizes)
+
+    reason = "each group multiplies all of K"
+    with jaxfp8.strict(), pytest.raises(jaxfp8.UnsupportedError, match=reason):
+        jax.vmap(dot)(jnp.asarray([case.sizes], jnp.int32))
 
 
 Q = jaxfp8.QArray(jnp.ones((4, 8), jnp.int8), jnp.ones((4, 1)))

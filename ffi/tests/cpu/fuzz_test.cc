@@ -10,9 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "common/shapes.h"
 #include "cpu/counters.h"
 #include "cpu/own_threads.h"
 #include "cpu/quantize.h"
+#include "cpu/ragged.h"
 #include "cpu/route.h"
 #include "include/jaxfp8_cpu.h"
 #include "tests/cpu/draw.h"
@@ -69,6 +71,7 @@ class Fuzz {
     accepted_ += taken;
     RunWithoutData(spec, name, taken);
     if (taken && WildData::IsSmall(wild)) RunWithData(wild, spec, name);
+    if (wilder_.Below(4) == 0) RunGroups();
   }
 
   void RunQuantize() {
@@ -106,10 +109,61 @@ class Fuzz {
     FindRowAmax(x.data(), problem.in, problem.rows, problem.columns, rows.as<float>(), pool);
   }
 
+  // Groups of any sizes, of arrays in any order and tiles.
+  void RunGroups() {
+    const int64_t groups = wilder_.Below(4), positions = wilder_.Below(20),
+                  depth = wilder_.Below(40);
+    RaggedCall call;
+    call.grouping =
+        wilder_.Pick<Grouping>({Grouping::kRows, Grouping::kMasked, Grouping::kContracted});
+    const bool contracted = call.grouping == Grouping::kContracted;
+    const bool masked = call.grouping == Grouping::kMasked;
+    const int64_t contracting = wilder_.Below(6) ? !contracted : wilder_.Below(2);
+    const Shape lhs = {positions, depth}, axis = {contracting}, none;
+    const Shape rhs = {contracted ? positions : depth, wilder_.Below(40)}, first = {0};
+    const Shape tiles = {wilder_.Pick<int64_t>({1, 3, 64}), wilder_.Pick<int64_t>({8, 64})};
+    call.spec.lhs = {"float8_e4m3fn", lhs, axis, none, tiles, true};
+    call.spec.rhs = {"float8_e4m3fn", rhs, first, none, tiles, true};
+    call.spec.epilogue.out_dtype = "bfloat16", call.spec.epilogue.activation = "none";
+    call.spec.precision = "default";
+    if (!CheckSpec(call.spec).ok()) return;
+    const auto with_groups = [&](bool has, Shape shape) {
+      if (has) shape.insert(shape.begin(), groups);
+      return shape;
+    };
+    const auto array = [&](DType dtype, const Shape& shape) {
+      Array made(dtype, shape);
+      for (int64_t i = 0; i < made.bytes(); ++i) made.data()[i] = static_cast<uint8_t>(random_());
+      return made;
+    };
+    const Shape shapes[] = {with_groups(masked, lhs),
+                            with_groups(!contracted, rhs),
+                            with_groups(masked, TileCounts(call.spec.lhs)),
+                            with_groups(!contracted, TileCounts(call.spec.rhs)),
+                            {groups},
+                            with_groups(contracted || masked, OutShape(call.spec))};
+    const DType types[] = {DType::kE4M3, DType::kE4M3, DType::kF32,
+                           DType::kF32,  DType::kS32,  DType::kBF16};
+    std::vector<Array> arrays;
+    for (int i = 0; i < 6; ++i) arrays.push_back(array(types[i], shapes[i]));
+    std::vector<Buffer> operands;
+    for (int i = 0; i < 6; ++i) operands.push_back({types[i], shapes[i], arrays[i].data()});
+    for (int64_t g = 0; g < groups; ++g) {
+      if (wilder_.Below(3)) arrays[4].as<int32_t>()[g] = static_cast<int32_t>(wilder_.Below(9));
+    }
+    const std::vector<Buffer> results = {operands.back()};
+    operands.pop_back();
+    OwnThreads pool(Threads());
+    grouped_ += RunRagged(call, operands, results, pool).ok();
+  }
+
   int Report() const {
-    std::printf("  fuzz: %d specs accepted, %d computed, %d matrices quantized, %d failures\n",
-                accepted_, computed_, quantized_, failures);
-    Expect(accepted_ > 100 && computed_ > 100 && quantized_ > 10, "hardly anything is accepted");
+    std::printf(
+        "  fuzz: %d specs accepted, %d computed, %d in groups, %d matrices quantized, %d "
+        "failures\n",
+        accepted_, computed_, grouped_, quantized_, failures);
+    Expect(accepted_ > 100 && computed_ > 100 && quantized_ > 10 && grouped_ > 10,
+           "hardly anything is accepted");
     return failures != 0;
   }
 
@@ -159,7 +213,7 @@ class Fuzz {
 
   Random random_;
   Wilder wilder_;
-  int accepted_ = 0, computed_ = 0, quantized_ = 0;
+  int accepted_ = 0, computed_ = 0, grouped_ = 0, quantized_ = 0;
 };
 
 // Found by hand: sizes whose product is a multiple of 2^64, or that a loop would never end over.

@@ -34,7 +34,7 @@ ENCODE_TARGET = "jaxfp8_encode"
 
 # The custom calls of each platform. A handler in C has the name of its call.
 TARGETS: dict[str, tuple[str, ...]] = {
-    "cpu": (TARGET, QUANTIZE_TARGET, AMAX_TARGET),
+    "cpu": (TARGET, QUANTIZE_TARGET, AMAX_TARGET, RAGGED_TARGET),
     "cuda": (
         TARGET,
         JOINT_TARGET,

@@ -1,4 +1,4 @@
-"""The ragged dot as a primitive, `ragged_dot_p`: one launch of `sm90_gemm` on Hopper.
+"""The ragged dot as a primitive, `ragged_dot_p`: one call on the CPU, one launch on Hopper.
 
 Group sizes stay on the device. Elsewhere, on several devices, under vmap and in derivatives it is
 the scaled dots of `_call/ops/ragged_reference`.
@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxfp8._call.library.strictness import tell_gathered, warn_once
 from jaxfp8._call.mesh import explicit, partitioning
-from jaxfp8._call.ops import ragged_lowering, ragged_reference, remat
+from jaxfp8._call.ops import ragged_cpu, ragged_lowering, ragged_reference, remat
 from jaxfp8._call.ops.eager import run_compiled
 from jaxfp8._call.ops.ragged_reference import RaggedSpec
 from jaxfp8._value import compat, dtypes
@@ -125,21 +125,25 @@ def _moves(tangent: Any) -> bool:
 
 def _why_not_in(ctx: Any, spec: RaggedSpec, platform: str, split: bool) -> str | None:
     """Why no kernel computes it in a program, exported and multi-device ones included."""
+    if split and compat.place_of(ctx) is not None:
+        return "the program is for several devices, and the call cannot be split"
+    if platform == "cpu":
+        return ragged_cpu.why_not(spec)
     if ctx.module_context.lowering_parameters.for_export:
         return "the program is exported, and no telling on which GPU it will run"
-    if split and compat.place_of(ctx) is not None:
-        return "the program is for several devices, and the kernel cannot be split"
     return ragged_lowering.why_not(spec, platform)
 
 
 _lower_dots = mlir.lower_fun(_define, multiple_results=True)
-_lower_call = mlir.lower_fun(ragged_lowering.call, multiple_results=True)
+_lower_on_cpu = mlir.lower_fun(ragged_cpu.call, multiple_results=True)
+_lower_on_gpu = mlir.lower_fun(ragged_lowering.call, multiple_results=True)
 
 
 def _lower(platform: str, ctx: Any, *operands: Any, spec: RaggedSpec, split: bool) -> Any:
     reason = _why_not_in(ctx, spec, platform, split)
     if reason is None:
-        return _lower_call(ctx, *operands, spec=spec, split=split)
+        lower_call = _lower_on_cpu if platform == "cpu" else _lower_on_gpu
+        return lower_call(ctx, *operands, spec=spec, split=split)
     _tell_of_groups(spec, reason)
     return _lower_dots(ctx, *operands, spec=spec, split=split)
 

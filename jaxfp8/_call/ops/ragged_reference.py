@@ -99,7 +99,7 @@ def ragged_dot(*operands: jax.Array, spec: RaggedSpec) -> jax.Array:
 
 def dot_of_group(spec: RaggedSpec) -> ScaledDotSpec:
     """The scaled dot of one group, with all rows or all of K; of all groups if masked."""
-    rhs = _one_of(spec.rhs) if spec.grouping == "rows" else spec.rhs
+    rhs = one_of(spec.rhs) if spec.grouping == "rows" else spec.rhs
     epilogue = EpilogueSpec(out_dtype=spec.out_dtype)
     return ScaledDotSpec(lhs=spec.lhs, rhs=rhs, epilogue=epilogue, precision=spec.precision)
 
@@ -117,7 +117,7 @@ def _group_by_group(named: dict[str, Any], sizes: jax.Array, spec: RaggedSpec) -
     if dtypes.is_float8(of_rhs["rhs"].dtype):  # XLA:CPU slices FP8 in float16
         of_rhs["rhs"] = lax.bitcast_convert_type(of_rhs["rhs"], np.uint8)
     (axis,) = spec.rhs.batch
-    stacked = {n: jnp.moveaxis(_for_each(x, spec.rhs), axis, 0) for n, x in of_rhs.items()}
+    stacked = {n: jnp.moveaxis(for_each(x, spec.rhs), axis, 0) for n, x in of_rhs.items()}
     dot = dot_of_group(spec)
 
     def add(out: jax.Array, group: tuple[jax.Array, dict[str, Any]]) -> tuple[Any, None]:
@@ -202,7 +202,7 @@ def group_ends(sizes: jax.Array, rows: int) -> jax.Array:
     return lax.associative_scan(add, clipped) if clipped.size else clipped
 
 
-def _for_each(x: jax.Array, side: OperandSpec) -> jax.Array:
+def for_each(x: jax.Array, side: OperandSpec) -> jax.Array:
     """Values, or a factor of them, with an entry for each group."""
     (axis,) = side.batch
     size = side.shape[axis]
@@ -213,7 +213,7 @@ def _for_each(x: jax.Array, side: OperandSpec) -> jax.Array:
     return repeated(x, axis, side.tiles[axis], size)
 
 
-def _one_of(side: OperandSpec) -> OperandSpec:
+def one_of(side: OperandSpec) -> OperandSpec:
     """A side without its axis of groups."""
     (axis,) = side.batch
 
