@@ -35,6 +35,7 @@ from jaxfp8._recipes.recipes import (
 from jaxfp8._recipes.rules import Rule
 from jaxfp8._recipes.scaling import ScalingState
 from jaxfp8._recipes.training import fp8_dot_general
+from jaxfp8._recipes.training_ragged import fp8_ragged_dot
 from jaxfp8._rewrite import Target, explain, quantize_dots, rewrite
 from jaxfp8._value.errors import FallbackWarning, LibraryError, UnsupportedError
 from jaxfp8._value.joining import concatenate, stack
@@ -94,6 +95,7 @@ __all__ = [
     "explain",
     "fake_quantize",
     "fp8_dot_general",
+    "fp8_ragged_dot",
     "matmul",
     "prepare",
     "quantize",

@@ -15,7 +15,7 @@ from jaxfp8._ops.operands import Operand, Side, as_sides
 from jaxfp8._value import checks, dtypes
 from jaxfp8._value.errors import message
 from jaxfp8._value.prepared import PreparedArray
-from jaxfp8._value.spec import OperandSpec
+from jaxfp8._value.spec import OperandSpec, Shape
 
 _OPERATION = "jaxfp8.ragged_dot"
 
@@ -96,8 +96,8 @@ def ragged_dot(
             needs, remedy = "groups take none", "pass `unprepare()` of it"
             raise TypeError(message(_OPERATION, f"`{name}`", "is prepared", needs, remedy))
     sides = as_sides(_OPERATION, lhs, rhs)
-    sizes = _as_sizes(group_sizes)
-    _check_shapes(*sides, sizes)
+    sizes = as_sizes(_OPERATION, group_sizes)
+    check_shapes(_OPERATION, sides[0].shape, sides[1].shape, sizes)
     spec = RaggedSpec(
         lhs=_spec(sides[0], 1),
         rhs=_spec(sides[1], 0),
@@ -115,42 +115,44 @@ def _spec(side: Side, contracted: int) -> OperandSpec:
     return side.spec((len(batch) + contracted,), batch)
 
 
-def _as_sizes(group_sizes: ArrayLike) -> jax.Array:
+def as_sizes(operation: str, group_sizes: ArrayLike) -> jax.Array:
+    """Sizes of groups in int32; an error for what are no integers."""
     if isinstance(group_sizes, np.ndarray) and np.issubdtype(group_sizes.dtype, np.integer):
         limits = np.iinfo(np.int32)  # JAX would cut 64 bits off
         group_sizes = np.clip(group_sizes, limits.min, limits.max).astype(np.int32)
     elif isinstance(group_sizes, list | tuple) and not group_sizes:
         group_sizes = np.zeros(0, np.int32)
-    sizes = checks.as_array(_OPERATION, "group_sizes", group_sizes)
+    sizes = checks.as_array(operation, "group_sizes", group_sizes)
     if not jnp.issubdtype(sizes.dtype, np.integer):
         got, needs = f"has dtype {sizes.dtype}", "integers are needed"
         remedy = "count what each group has, as `jnp.bincount` does"
-        raise TypeError(message(_OPERATION, "`group_sizes`", got, needs, remedy))
+        raise TypeError(message(operation, "`group_sizes`", got, needs, remedy))
     own, limits = jnp.iinfo(sizes.dtype), np.iinfo(np.int32)
     least, most = max(own.min, limits.min), min(own.max, limits.max)
     return jnp.clip(sizes, least, most).astype(jnp.int32)
 
 
-def _check_shapes(lhs: Side, rhs: Side, sizes: jax.Array) -> None:
-    got = f"are {list(lhs.shape)} and {list(rhs.shape)}"
+def check_shapes(operation: str, lhs: Shape, rhs: Shape, sizes: jax.Array) -> None:
+    """Refuses operands that are no groups of matrices."""
+    got = f"are {list(lhs)} and {list(rhs)}"
     remedy = "pass what is stored as [G, N, K] or [N, K] as `w.mT`"
-    if (len(lhs.shape), len(rhs.shape)) not in ((2, 3), (3, 3), (2, 2)):
+    if (len(lhs), len(rhs)) not in ((2, 3), (3, 3), (2, 2)):
         needs = "[M, K] and [G, K, N], [G, M, K] and [G, K, N], or [M, K] and [K, N] are needed"
-    elif lhs.shape[-1] != rhs.shape[-2]:
+    elif lhs[-1] != rhs[-2]:
         needs = "the last axis of `lhs` and the last but one of `rhs` are summed over, and"
         needs += " have to agree"
-    elif len(lhs.shape) == 3 and lhs.shape[0] != rhs.shape[0]:
+    elif len(lhs) == 3 and lhs[0] != rhs[0]:
         needs, remedy = "both need the same number of groups", "give `lhs` rows for each group"
-    elif sizes.ndim != 1 or (len(rhs.shape) == 3 and sizes.shape != rhs.shape[:1]):
-        got = f"has shape {list(sizes.shape)}, and `rhs` has shape {list(rhs.shape)}"
+    elif sizes.ndim != 1 or (len(rhs) == 3 and sizes.shape != rhs[:1]):
+        got = f"has shape {list(sizes.shape)}, and `rhs` has shape {list(rhs)}"
         needs, remedy = (
             "one size for each group is needed",
             "pass integers [G], 0 for an empty group",
         )
-        raise ValueError(message(_OPERATION, "`group_sizes`", got, needs, remedy))
+        raise ValueError(message(operation, "`group_sizes`", got, needs, remedy))
     else:
         return
-    raise ValueError(message(_OPERATION, "shapes of `lhs` and `rhs`", got, needs, remedy))
+    raise ValueError(message(operation, "shapes of `lhs` and `rhs`", got, needs, remedy))
 
 
 def _out_dtype(asked: DTypeLike | None, sides: tuple[Side, Side]) -> np.dtype:

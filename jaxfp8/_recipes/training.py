@@ -105,7 +105,7 @@ def dot_and_scalings(
     """
     operation = "jaxfp8.fp8_dot_general"
     recipe = DelayedScaling() if recipe is None else recipe
-    _check_state(operation, recipe, state)
+    check_state(operation, recipe, state)
     lhs, rhs = as_floats(operation, "lhs", lhs), as_floats(operation, "rhs", rhs)
     promoted = jnp.promote_types(lhs.dtype, rhs.dtype)
     dtype = promoted if preferred_element_type is None else preferred_element_type
@@ -122,7 +122,8 @@ def dot_and_scalings(
     return compat.sharded(y, out_sharding), jax.lax.stop_gradient(scalings)
 
 
-def _check_state(operation: str, recipe: Any, state: Any) -> None:
+def check_state(operation: str, recipe: Any, state: Any) -> None:
+    """Refuses a recipe that is not one of training, and a state that does not fit it."""
     remedy = "recipes of inference, such as FP8_DYNAMIC, have no rule for gradients"
     check_training_recipe(operation, recipe, remedy)
     if isinstance(state, ScalingState):
@@ -162,6 +163,27 @@ class _Problem:
     evaluates: bool
 
 
+def refuse_second_derivative(
+    operation: str, recipe: TrainingRecipe, name: str, x: jax.Array
+) -> jax.Array:
+    """`x`, with an error if it is differentiated twice and only codes are kept."""
+    if is_twice_differentiable(recipe):
+        return x
+    operand = name if " " in name else f"`{name}`"
+    got = "is differentiated twice"
+    needs = (
+        f"{type(recipe).__name__} keeps only codes for the backward pass, which have no gradient"
+    )
+    remedy = (
+        "take `jaxfp8.CurrentScaling(second_derivatives=True)`, which keeps floats as well, or "
+        "multiply in floats here"
+    )
+    return undifferentiated(message(operation, operand, got, needs, remedy), x)
+
+
+_once = functools.partial(refuse_second_derivative, "jaxfp8.fp8_dot_general")
+
+
 # The product and its rule
 
 
@@ -182,7 +204,7 @@ def _forward(
     """The product with the next scalings, and the residuals: operands and scalings."""
     recipe, ((lhs_axes, rhs_axes), (lhs_batch, rhs_batch)) = problem.recipe, problem.numbers
     if backward:
-        lhs, rhs = _differentiated(recipe, "lhs", lhs), _differentiated(recipe, "rhs", rhs)
+        lhs, rhs = _once(recipe, "lhs", lhs), _once(recipe, "rhs", rhs)
     old = (None, None) if state is None else (state.input, state.kernel)
     code = functools.partial(
         encode_for_products,
@@ -216,7 +238,7 @@ def _backward(
     batch = tuple(range(len(lhs_batch)))
     border = g.ndim - len(free_axes(rhs.values.ndim, problem.numbers[0][1], problem.numbers[1][1]))
     of_lhs, of_rhs = tuple(range(len(batch), border)), tuple(range(border, g.ndim))
-    g = _differentiated(recipe, "the gradient of the output", g)
+    g = _once(recipe, "the gradient of the output", g)
     codes, new = encode_for_products(recipe, recipe.gradient_dtype, g, old, (of_rhs, of_lhs), batch)
     d_lhs = _gradient(problem, 0, codes[0], rhs)
     d_rhs = _gradient(problem, 1, codes[1], lhs)
@@ -226,22 +248,6 @@ def _backward(
 
 
 _product.defvjp(_forward, _backward)
-
-
-def _differentiated(recipe: TrainingRecipe, name: str, x: jax.Array) -> jax.Array:
-    """`x`, with an error if it is differentiated twice and only codes are kept."""
-    if is_twice_differentiable(recipe):
-        return x
-    operand = name if " " in name else f"`{name}`"
-    got = "is differentiated twice"
-    needs = (
-        f"{type(recipe).__name__} keeps only codes for the backward pass, which have no gradient"
-    )
-    remedy = (
-        "take `jaxfp8.CurrentScaling(second_derivatives=True)`, which keeps floats as well, or "
-        "multiply in floats here"
-    )
-    return undifferentiated(message("jaxfp8.fp8_dot_general", operand, got, needs, remedy), x)
 
 
 def _gradient(problem: _Problem, side: int, g: Codes, other: Codes) -> jax.Array:

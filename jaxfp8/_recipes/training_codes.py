@@ -110,9 +110,9 @@ def _transpose_from(
 ) -> int | None:
     """The first axis of the transposed copy, or None without a copy.
 
-    There is a copy if one product sums over the last axes of `x` and the other over the ones
-    before. It is useless if the only product sums over the last axes, or if the platform multiplies
-    any layout equally fast.
+    There is a copy if one product sums over the last axes of `x` and the other over earlier ones.
+    It is useless if the only product sums over the last axes, or if the platform multiplies any
+    layout equally fast.
     """
     if batch or not _layout_matters():
         return None
@@ -144,7 +144,7 @@ def _layouts(x: Encoded, summed: tuple[Shape, Shape]) -> tuple[Codes, Codes]:
     plain = _whole(x.codes, x.scale, axes)
     if x.transposed is None:
         return plain, plain
-    split = len(summed[0]) if axes[-1] in summed[1] else len(summed[1])
-    order = axes[split:] + axes[:split]
-    transposed = _whole(x.transposed, x.scale, order)
-    return (transposed, plain) if axes[-1] in summed[1] else (plain, transposed)
+    second_sums_last = axes[-1] in summed[1]
+    split = len(axes) - len(summed[second_sums_last])
+    transposed = _whole(x.transposed, x.scale, axes[split:] + axes[:split])
+    return (transposed, plain) if second_sums_last else (plain, transposed)
